@@ -1,0 +1,189 @@
+package core
+
+import "container/list"
+
+type podPhase int
+
+const (
+	podPending podPhase = iota
+	podWarm
+	podBinding
+	podClaimed
+	podReleased
+	podDeleting
+	podPhases int = iota
+)
+
+type pod struct {
+	pool     *pool
+	seen     Pod // the latest observation
+	phase    podPhase
+	outdated bool          // made from an older template
+	elem     *list.Element // in the pool's queue, while warm
+	sandbox  *sandbox      // from claimed on
+	claim    *claim        // while binding
+}
+
+// claim is a caller waiting for its binding to be written.
+type claim struct {
+	token     uint64
+	binding   Binding
+	abandoned bool
+}
+
+func (c *Core) enter(q *pod, phase podPhase) {
+	if q.elem != nil {
+		q.pool.queue.Remove(q.elem)
+		q.elem = nil
+	}
+	q.pool.count(q, -1, true)
+	q.phase = phase
+	q.pool.count(q, +1, true)
+	if phase == podWarm {
+		q.elem = q.pool.queue.PushBack(q)
+	}
+}
+
+// discard takes an idle pod out of use for good.
+func (c *Core) discard(q *pod) {
+	c.enter(q, podDeleting)
+	if !q.seen.Deleting {
+		// On condition that it has not changed: a claim that a deposed leader
+		// wrote late must not be deleted with it.
+		c.emit(DeletePod{Pod: q.seen.Key, IfVersion: q.seen.Version})
+	}
+}
+
+// usable reports whether the pod can be handed out.
+func (p Pod) usable() bool {
+	return p.Ready && p.Free && p.Binding == nil && p.IP.IsValid()
+}
+
+func (c *Core) podSeen(seen Pod) {
+	q := c.pods[seen.Key]
+	if q == nil {
+		p := c.poolOf(PoolKey{seen.Key.Namespace, seen.Pool})
+		delete(p.creating, seen.Key.Name)
+		p.backOff = 0
+		q = &pod{pool: p, seen: seen, outdated: p.known && seen.Template != p.Template}
+		c.pods[seen.Key] = q
+		p.pods[q] = struct{}{}
+		p.count(q, +1, true)
+	}
+	q.seen = seen
+	switch q.phase {
+	case podPending, podWarm, podBinding, podDeleting:
+		if seen.Binding != nil && q.ours(seen.Binding.ID) {
+			break // our own write, whose answer is on its way
+		}
+		if seen.Binding != nil && (q.phase != podDeleting || q.sandbox == nil) {
+			c.adopt(q)
+		}
+	}
+	switch q.phase {
+	case podPending:
+		switch {
+		case seen.Deleting || seen.Finished:
+			c.discard(q)
+		case seen.usable():
+			c.enter(q, podWarm)
+		}
+	case podWarm:
+		switch {
+		case seen.Deleting || seen.Finished:
+			c.discard(q)
+		case !seen.usable():
+			c.enter(q, podPending)
+		}
+	case podClaimed:
+		switch s := q.sandbox; {
+		case seen.Deleting:
+			c.lost(s, ReasonPodDeleted)
+		case seen.Finished:
+			c.lost(s, ReasonPodFailed)
+		case seen.IP.IsValid() && seen.IP != s.IP:
+			// The address the routers know may belong to another pod already.
+			c.startRelease(s, ReasonPodMoved)
+		}
+	}
+	c.reconcile(q.pool)
+}
+
+// ours reports whether id is that of the claim being written to the pod.
+func (q *pod) ours(id string) bool { return q.claim != nil && q.claim.binding.ID == id }
+
+// adopt takes over a claim that was written by an earlier term: found at
+// recovery, or written late by a leader that was deposed.
+func (c *Core) adopt(q *pod) {
+	b := *q.seen.Binding
+	s := c.sandboxes[b.ID]
+	if s == nil {
+		s = &sandbox{
+			Sandbox:   Sandbox{Pool: q.pool.Key, Pod: q.seen.Key, IP: q.seen.IP},
+			inherited: true,
+		}
+		c.sandboxes[b.ID] = s
+	}
+	if s.Pod != q.seen.Key {
+		return // two pods with one ID: the recorded one holds it, this one is never used
+	}
+	s.Binding = b
+	c.hold(q, s)
+}
+
+// hold ties a pod to the sandbox that an earlier term gave it.
+func (c *Core) hold(q *pod, s *sandbox) {
+	if q.claim != nil {
+		c.rebind(q) // our own write will fail; its caller gets another pod
+	}
+	q.sandbox = s
+	s.DefaultPort = q.pool.DefaultPort
+	switch {
+	case s.Phase == Ended || s.Phase == Released:
+		if s.elem != nil {
+			c.ended.Remove(s.elem)
+			s.elem = nil
+		}
+		c.enter(q, podReleased)
+		s.Phase = Released
+		c.startFence(s)
+	case q.seen.Released:
+		c.enter(q, podClaimed)
+		s.Reason = q.seen.ReleaseReason
+		c.released(s)
+	default:
+		c.enter(q, podClaimed)
+		c.running(s)
+	}
+}
+
+func (c *Core) podGone(key PodKey) {
+	q := c.pods[key]
+	if q == nil {
+		return
+	}
+	if q.claim != nil {
+		c.rebind(q)
+	}
+	if s := q.sandbox; s != nil {
+		c.lost(s, ReasonPodGone)
+	}
+	c.enter(q, podDeleting) // out of the queue
+	q.pool.count(q, -1, true)
+	delete(q.pool.pods, q)
+	delete(c.pods, key)
+	if s := q.sandbox; s != nil {
+		c.end(s)
+	}
+	c.reconcile(q.pool)
+}
+
+func (c *Core) deleteFailed(key PodKey) {
+	q := c.pods[key]
+	if q == nil || q.phase != podDeleting || q.sandbox != nil {
+		return
+	}
+	// What changed is on its way as an observation; until then it is not handed
+	// out. Try again with what was seen last.
+	c.discard(q)
+}

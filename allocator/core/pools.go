@@ -1,0 +1,195 @@
+package core
+
+import (
+	"container/list"
+	"time"
+)
+
+// Back-off of pod creation after a failure.
+const (
+	retryFirst = time.Second
+	retryMost  = 30 * time.Second
+)
+
+// pool is a pool and its pods. A pool that was deleted, or not seen yet, but
+// still has pods is kept without a spec.
+type pool struct {
+	Pool
+	known    bool // its object exists
+	drained  bool // PoolDrained was emitted
+	pods     map[*pod]struct{}
+	queue    *list.List // of *pod: warm, oldest first
+	creating map[string]struct{}
+	n        [podPhases]int
+	// outdated counts pending and warm pods of an older template.
+	outdatedPending, outdatedWarm int
+
+	backOff time.Duration
+	retryAt time.Duration // boot clock; 0: no retry pending
+}
+
+func (p *pool) counts() Counts {
+	return Counts{
+		Pending:   p.n[podPending] + len(p.creating),
+		Warm:      p.n[podWarm],
+		Claimed:   p.n[podBinding] + p.n[podClaimed],
+		Releasing: p.n[podReleased] + p.n[podDeleting],
+	}
+}
+
+// poolOf returns the pool of that name, making a place for one whose object was
+// not seen: its pods must not be forgotten.
+func (c *Core) poolOf(key PoolKey) *pool {
+	p := c.pools[key]
+	if p == nil {
+		p = &pool{
+			Pool: Pool{Key: key}, pods: map[*pod]struct{}{}, queue: list.New(),
+			creating: map[string]struct{}{},
+		}
+		c.pools[key] = p
+	}
+	return p
+}
+
+func (c *Core) poolSeen(spec Pool) {
+	p := c.poolOf(spec.Key)
+	changed := p.Template != spec.Template
+	p.Pool, p.known = spec, true
+	if !spec.Deleting {
+		p.drained = false
+	}
+	if changed {
+		p.outdatedPending, p.outdatedWarm = 0, 0
+		for q := range p.pods {
+			q.outdated = q.seen.Template != p.Template
+			p.count(q, +1, false)
+		}
+	}
+	c.reconcile(p)
+}
+
+func (c *Core) poolGone(key PoolKey) {
+	p := c.pools[key]
+	if p == nil {
+		return
+	}
+	p.known, p.Deleting = false, true
+	c.reconcile(p)
+}
+
+// count adds d for a pod in its present state, to both kinds of counters or
+// only to those of outdated pods.
+func (p *pool) count(q *pod, d int, phase bool) {
+	if phase {
+		p.n[q.phase] += d
+	}
+	if q.outdated {
+		switch q.phase {
+		case podPending:
+			p.outdatedPending += d
+		case podWarm:
+			p.outdatedWarm += d
+		}
+	}
+}
+
+// reconcile brings the number of warm pods to what the pool asks for.
+func (c *Core) reconcile(p *pool) {
+	if p.Deleting {
+		c.drain(p)
+		return
+	}
+	if !p.known {
+		return // pods of a pool not seen yet: nothing is decided about them
+	}
+	idle := len(p.creating) + p.n[podPending] - p.outdatedPending + p.n[podWarm] - p.outdatedWarm
+	if p.retryAt == 0 {
+		missing := p.Warm - idle
+		if p.MaxPods > 0 {
+			missing = min(missing, p.MaxPods-len(p.pods)-len(p.creating))
+		}
+		for range missing {
+			name := p.Key.Name + "-" + c.cfg.NewSuffix()
+			if _, taken := p.creating[name]; taken {
+				continue // as good as never; the next event makes up for it
+			}
+			p.creating[name] = struct{}{}
+			c.emit(CreatePod{Pool: p.Key, Name: name})
+		}
+	}
+	c.shrink(p, idle)
+}
+
+// shrink deletes idle pods that are too many: outdated ones that are not ready,
+// then outdated warm ones as far as current warm ones stand in, then the
+// youngest.
+func (c *Core) shrink(p *pool, idle int) {
+	if p.outdatedPending > 0 {
+		for q := range p.pods {
+			if q.phase == podPending && q.outdated {
+				c.discard(q)
+			}
+		}
+	}
+	surplus := min(p.n[podWarm]-p.Warm, p.outdatedWarm)
+	for e := p.queue.Front(); e != nil && surplus > 0; {
+		q := e.Value.(*pod)
+		e = e.Next()
+		if q.outdated {
+			c.discard(q)
+			surplus--
+		}
+	}
+	surplus = idle - p.Warm
+	if surplus <= 0 {
+		return
+	}
+	for q := range p.pods {
+		if surplus > 0 && q.phase == podPending && !q.outdated {
+			c.discard(q)
+			surplus--
+		}
+	}
+	for e := p.queue.Back(); e != nil && surplus > 0; {
+		q := e.Value.(*pod)
+		e = e.Prev()
+		if !q.outdated {
+			c.discard(q)
+			surplus--
+		}
+	}
+}
+
+// drain releases and deletes everything of a pool that is going away.
+func (c *Core) drain(p *pool) {
+	for q := range p.pods {
+		switch q.phase {
+		case podPending, podWarm:
+			c.discard(q)
+		case podClaimed:
+			c.startRelease(q.sandbox, ReasonPoolDeleted)
+		}
+	}
+	if len(p.pods)+len(p.creating) > 0 || p.drained {
+		return
+	}
+	if p.known {
+		p.drained = true
+		c.emit(PoolDrained{p.Key})
+		return
+	}
+	delete(c.pools, p.Key)
+}
+
+func (c *Core) createFailed(key PoolKey, name string) {
+	p := c.pools[key]
+	if p == nil {
+		return
+	}
+	delete(p.creating, name)
+	p.backOff = min(max(2*p.backOff, retryFirst), retryMost)
+	p.retryAt = c.now.Boot + p.backOff
+	if p.Deleting {
+		c.reconcile(p)
+	}
+}

@@ -1,0 +1,230 @@
+package core
+
+import "time"
+
+// session is one router process.
+type session struct {
+	id       string
+	stream   uint64 // 0: not connected
+	lastPing time.Duration
+	sequence uint64 // of the last message sent on the stream
+	// pending are the messages that fences wait for, in order of sequence.
+	pending []pending
+}
+
+type pending struct {
+	sequence uint64
+	sandbox  *sandbox
+}
+
+// fence is what must happen before a released sandbox's pod may be deleted.
+type fence struct {
+	waiting map[*session]struct{}
+	started time.Duration
+	// notBefore is when the routers of earlier terms have gone stale.
+	notBefore time.Duration
+	// clearedAt is when nobody was waited for any more; 0: not yet.
+	clearedAt time.Duration
+	done      bool
+}
+
+// waiter is a caller of Release.
+type waiter struct{ token uint64 }
+
+// expiry is how long after the receipt of its last ping a session may still
+// serve what it knew: max-stale, and 1 % for clocks that run at other speeds.
+func (c *Core) expiry() time.Duration { return c.cfg.MaxStale + c.cfg.MaxStale/100 }
+
+func (c *Core) sessionJoined(ev SessionJoined) {
+	s := c.sessions[ev.Session]
+	if s == nil {
+		s = &session{id: ev.Session}
+		c.sessions[ev.Session] = s
+	}
+	if s.stream != 0 {
+		delete(c.streams, s.stream)
+		c.emit(CloseStream{s.stream})
+	}
+	s.stream, s.lastPing, s.sequence = ev.Stream, c.now.Boot, 1
+	c.streams[ev.Stream] = s
+	// The snapshot replaces what this router had, so its acknowledgement counts
+	// for every sandbox that is not in it.
+	s.pending = nil
+	for sb := range c.fences {
+		if _, waits := sb.fence.waiting[s]; waits {
+			s.pending = append(s.pending, pending{1, sb})
+		}
+	}
+	c.emit(SendSnapshot{Stream: s.stream, Sequence: s.sequence, Routes: c.Running()})
+}
+
+func (c *Core) sessionLeft(ev SessionLeft) {
+	s := c.streams[ev.Stream]
+	if s == nil || s.id != ev.Session {
+		return
+	}
+	delete(c.streams, ev.Stream)
+	s.stream, s.pending = 0, nil
+	// It may serve what it knows until it expires; callers of Release wait only
+	// for those that are connected.
+	for sb := range c.fences {
+		c.answerReleases(sb)
+	}
+}
+
+func (c *Core) sessionGoodbye(id string) {
+	if s := c.sessions[id]; s != nil {
+		c.removeSession(s)
+	}
+}
+
+func (c *Core) sessionPing(ev SessionPing) {
+	s := c.streams[ev.Stream]
+	if s == nil {
+		return
+	}
+	s.lastPing = c.now.Boot
+	c.emit(SendPong{Stream: ev.Stream, Nonce: ev.Nonce})
+}
+
+func (c *Core) sessionAck(ev SessionAck) {
+	s := c.streams[ev.Stream]
+	if s == nil {
+		return
+	}
+	n := 0
+	for n < len(s.pending) && s.pending[n].sequence <= ev.Sequence {
+		n++
+	}
+	acknowledged := s.pending[:n]
+	s.pending = s.pending[n:]
+	for _, p := range acknowledged {
+		c.cleared(p.sandbox, s)
+	}
+}
+
+func (c *Core) removeSession(s *session) {
+	delete(c.sessions, s.id)
+	if s.stream != 0 {
+		delete(c.streams, s.stream)
+		c.emit(CloseStream{s.stream})
+	}
+	for sb := range c.fences {
+		c.cleared(sb, s)
+	}
+}
+
+func (c *Core) expireSessions() {
+	for _, s := range c.sessions {
+		if c.now.Boot-s.lastPing > c.expiry() {
+			c.removeSession(s)
+		}
+	}
+}
+
+// pushRoute tells all connected routers where a sandbox is.
+func (c *Core) pushRoute(sb *sandbox) {
+	if !sb.routable() {
+		return
+	}
+	for _, s := range c.streams {
+		s.sequence++
+		c.emit(SendRoute{Stream: s.stream, Sequence: s.sequence, Sandbox: sb.Sandbox})
+	}
+}
+
+// startFence tells all routers that a sandbox is gone and begins to wait for
+// them.
+func (c *Core) startFence(sb *sandbox) {
+	if sb.fence != nil {
+		return
+	}
+	f := &fence{started: c.now.Boot, waiting: make(map[*session]struct{}, len(c.sessions))}
+	if sb.inherited {
+		f.notBefore = c.started.Boot + c.expiry()
+	}
+	sb.fence = f
+	c.fences[sb] = struct{}{}
+	for _, s := range c.sessions {
+		f.waiting[s] = struct{}{}
+		if s.stream != 0 {
+			s.sequence++
+			s.pending = append(s.pending, pending{s.sequence, sb})
+			c.emit(SendRelease{Stream: s.stream, Sequence: s.sequence, ID: sb.ID})
+		}
+	}
+	c.answerReleases(sb)
+	c.advanceFence(sb)
+}
+
+// cleared notes that s can not route to sb any more.
+func (c *Core) cleared(sb *sandbox, s *session) {
+	if sb.fence == nil {
+		return
+	}
+	delete(sb.fence.waiting, s)
+	c.answerReleases(sb)
+	c.advanceFence(sb)
+}
+
+// answerReleases answers the callers of Release once all connected routers have
+// acknowledged, or after Config.AckWait.
+func (c *Core) answerReleases(sb *sandbox) {
+	if len(sb.waiters) == 0 || sb.fence == nil {
+		return
+	}
+	if c.now.Boot-sb.fence.started < c.cfg.AckWait {
+		for s := range sb.fence.waiting {
+			if s.stream != 0 {
+				return
+			}
+		}
+	}
+	for _, w := range sb.waiters {
+		c.emit(ReleaseAnswered{Token: w.token, Status: ReleaseOK, Outstanding: len(sb.fence.waiting)})
+	}
+	sb.waiters = nil
+}
+
+// advanceFence deletes the pod when nothing stands in the way any more.
+func (c *Core) advanceFence(sb *sandbox) {
+	f := sb.fence
+	if f.done || len(f.waiting) > 0 || c.now.Boot < f.notBefore {
+		return
+	}
+	if f.clearedAt == 0 {
+		f.clearedAt = c.now.Boot
+	}
+	if c.now.Boot < f.clearedAt+c.cfg.Window {
+		return
+	}
+	q := c.pods[sb.Pod]
+	if q != nil && sb.recorded.Less(sb.Revision) {
+		return // the record comes first: it says "gone" when the pod is not there to say it
+	}
+	f.done = true
+	delete(c.fences, sb)
+	if q != nil {
+		c.enter(q, podDeleting)
+		if !q.seen.Deleting {
+			c.emit(DeletePod{Pod: q.seen.Key})
+		}
+		c.reconcile(q.pool)
+	}
+}
+
+func (c *Core) resolve(ev Resolve) {
+	if c.streams[ev.Stream] == nil {
+		return
+	}
+	e := SendResolved{Stream: ev.Stream, ID: ev.ID}
+	if s := c.sandboxes[ev.ID]; s != nil {
+		if s.routable() {
+			found := s.Sandbox
+			e.Sandbox = &found
+		} else {
+			e.Gone = true
+		}
+	}
+	c.emit(e)
+}

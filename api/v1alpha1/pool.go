@@ -1,0 +1,116 @@
+package v1alpha1
+
+import (
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// SandboxPool keeps pods warm, so that a claim is answered from a queue and not
+// by starting a pod.
+//
+// +kubebuilder:object:root=true
+// +kubebuilder:subresource:status
+// +kubebuilder:resource:path=sandboxpools,singular=sandboxpool,shortName=sbp,categories=berth
+// +kubebuilder:printcolumn:name="Target",type=integer,JSONPath=`.spec.warm`,description="Pods the pool tries to keep warm"
+// +kubebuilder:printcolumn:name="Warm",type=integer,JSONPath=`.status.warm`
+// +kubebuilder:printcolumn:name="Starting",type=integer,JSONPath=`.status.pending`,description="Pods that are not ready yet"
+// +kubebuilder:printcolumn:name="Claimed",type=integer,JSONPath=`.status.claimed`
+// +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+// +kubebuilder:validation:XValidation:rule="size(self.metadata.name) <= 40",message="metadata.name: at most 40 characters, because pod names are made from it"
+type SandboxPool struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	Spec SandboxPoolSpec `json:"spec"`
+	// +optional
+	Status SandboxPoolStatus `json:"status,omitempty"`
+}
+
+// SandboxPoolSpec is what the pool's owner asks for.
+//
+// +kubebuilder:validation:XValidation:rule="!has(self.maxPods) || self.maxPods >= self.warm",message="spec.maxPods: must be at least spec.warm"
+type SandboxPoolSpec struct {
+	// Warm is how many ready, unclaimed pods to keep. 0 drains the pool:
+	// claims are then answered "pool empty".
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=10000
+	Warm int32 `json:"warm"`
+
+	// MaxPods bounds all pods of the pool: starting, warm, claimed and those
+	// released but not yet deleted. Absent: no bound.
+	// +optional
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=100000
+	MaxPods *int32 `json:"maxPods,omitempty"`
+
+	// DefaultPort is the port that a host without one, <sandbox id>.<domain>, means.
+	// +kubebuilder:default=8080
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=65535
+	DefaultPort int32 `json:"defaultPort,omitempty"`
+
+	// Template is the pod to run. Its labels and annotations are copied to the
+	// pods; keys below berth.sh/ are the allocator's own and are overwritten.
+	// A pod is handed out once it is Ready, so containers should have a
+	// readiness probe.
+	Template PodTemplate `json:"template"`
+}
+
+// PodTemplate is a pod to be made: labels, annotations, spec.
+type PodTemplate struct {
+	// +optional
+	Metadata PodTemplateMetadata `json:"metadata,omitempty"`
+	// +kubebuilder:validation:XValidation:rule="!has(self.hostNetwork) || !self.hostNetwork",message="spec.template.spec.hostNetwork: must be false, because a sandbox needs an address of its own",fieldPath=".hostNetwork"
+	Spec corev1.PodSpec `json:"spec"`
+}
+
+// PodTemplateMetadata is the part of a pod's metadata that a template can set.
+type PodTemplateMetadata struct {
+	// +optional
+	Labels map[string]string `json:"labels,omitempty"`
+	// +optional
+	Annotations map[string]string `json:"annotations,omitempty"`
+}
+
+// Condition types of a SandboxPool.
+const (
+	// PoolReady is True while the pool has as many warm pods as it asks for.
+	PoolReady = "Ready"
+	// PoolPodsCreatable is False when the API server refused the last pod made
+	// from the template; the message is the server's and names the field.
+	PoolPodsCreatable = "PodsCreatable"
+)
+
+// SandboxPoolStatus is what the allocator last saw.
+type SandboxPoolStatus struct {
+	// ObservedGeneration is the generation of the spec these counts belong to.
+	// +optional
+	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
+	// Warm is the number of pods that can be handed out now.
+	// +optional
+	Warm int32 `json:"warm"`
+	// Pending is the number of pods that are not ready yet.
+	// +optional
+	Pending int32 `json:"pending"`
+	// Claimed is the number of live sandboxes.
+	// +optional
+	Claimed int32 `json:"claimed"`
+	// Releasing is the number of pods that were released and wait until no
+	// router can route to them any more.
+	// +optional
+	Releasing int32 `json:"releasing"`
+	// +optional
+	// +listType=map
+	// +listMapKey=type
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+}
+
+// SandboxPoolList is a list of SandboxPool.
+//
+// +kubebuilder:object:root=true
+type SandboxPoolList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+	Items           []SandboxPool `json:"items"`
+}

@@ -1,0 +1,91 @@
+package v1alpha1
+
+import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+// Sandbox is the record of one sandbox. Its name is the sandbox ID. The
+// allocator writes it after the fact; it outlives the pod, so that an ended
+// sandbox is answered "gone" and not "unknown".
+//
+// +kubebuilder:object:root=true
+// +kubebuilder:subresource:status
+// +kubebuilder:resource:path=sandboxes,singular=sandbox,shortName=sb,categories=berth
+// +kubebuilder:printcolumn:name="Pool",type=string,JSONPath=`.spec.pool`
+// +kubebuilder:printcolumn:name="Pod",type=string,JSONPath=`.spec.podName`
+// +kubebuilder:printcolumn:name="Phase",type=string,JSONPath=`.status.phase`
+// +kubebuilder:printcolumn:name="Reason",type=string,JSONPath=`.status.reason`
+// +kubebuilder:printcolumn:name="Claimed",type=date,JSONPath=`.spec.claimedAt`
+// +kubebuilder:printcolumn:name="Ended",type=date,JSONPath=`.status.endedAt`
+type Sandbox struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	Spec SandboxSpec `json:"spec"`
+	// +optional
+	Status SandboxStatus `json:"status,omitempty"`
+}
+
+// SandboxSpec is what was fixed by the claim.
+//
+// +kubebuilder:validation:XValidation:rule="self.podUID == oldSelf.podUID",message="spec.podUID: a sandbox never moves to another pod"
+type SandboxSpec struct {
+	// Pool the pod was taken from, in the same namespace.
+	// +kubebuilder:validation:MinLength=1
+	Pool string `json:"pool"`
+	// PodName and PodUID name the pod that holds, or held, the sandbox.
+	// +kubebuilder:validation:MinLength=1
+	PodName string `json:"podName"`
+	// +kubebuilder:validation:MinLength=1
+	PodUID string `json:"podUID"`
+	// PodIP is the address requests were routed to.
+	// +optional
+	PodIP string `json:"podIP,omitempty"`
+	// ClaimedAt is when the claim was committed, by the allocator's clock.
+	ClaimedAt metav1.MicroTime `json:"claimedAt"`
+	// EndAt is when the sandbox is released at the latest. Absent: never.
+	// +optional
+	EndAt *metav1.MicroTime `json:"endAt,omitempty"`
+	// Metadata is the caller's, at most 2 KB, and not interpreted.
+	// +optional
+	Metadata map[string]string `json:"metadata,omitempty"`
+}
+
+// SandboxPhase is where a sandbox is in its life.
+//
+// +kubebuilder:validation:Enum=running;stopping;ended
+type SandboxPhase string
+
+// The phases a Sandbox object can show.
+const (
+	// SandboxRunning: requests are routed to the pod.
+	SandboxRunning SandboxPhase = "running"
+	// SandboxStopping: released; no new request is admitted, the pod still stands.
+	SandboxStopping SandboxPhase = "stopping"
+	// SandboxEnded: released and the pod is gone.
+	SandboxEnded SandboxPhase = "ended"
+)
+
+// SandboxStatus is where the sandbox is in its life.
+type SandboxStatus struct {
+	// +optional
+	Phase SandboxPhase `json:"phase,omitempty"`
+	// Reason the sandbox was released: Killed, Timeout, PodDeleted, PodGone,
+	// PodFailed, PoolDeleted.
+	// +optional
+	Reason string `json:"reason,omitempty"`
+	// EndedAt is when the release was committed.
+	// +optional
+	EndedAt *metav1.MicroTime `json:"endedAt,omitempty"`
+	// Revision orders the allocator's writes: term, then a counter in the term.
+	// A lower one never overwrites a higher one.
+	// +optional
+	Revision string `json:"revision,omitempty"`
+}
+
+// SandboxList is a list of Sandbox.
+//
+// +kubebuilder:object:root=true
+type SandboxList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+	Items           []Sandbox `json:"items"`
+}

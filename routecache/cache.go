@@ -1,0 +1,356 @@
+package routecache
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/golang-lru/v2/simplelru"
+)
+
+// Route says which pod holds a sandbox.
+type Route struct {
+	// Addr is the pod's IP address.
+	Addr netip.Addr
+	// DefaultPort is the port that a host without one means.
+	DefaultPort uint16
+}
+
+// Status is what is known about a sandbox ID.
+type Status int
+
+// The answers to a Lookup.
+const (
+	// Unknown: the allocator knows no such sandbox.
+	Unknown Status = iota
+	// Routable: the route is valid.
+	Routable
+	// Gone: there was such a sandbox; it has been released.
+	Gone
+)
+
+func (s Status) String() string {
+	switch s {
+	case Unknown:
+		return "unknown"
+	case Routable:
+		return "routable"
+	case Gone:
+		return "gone"
+	}
+	return fmt.Sprintf("Status(%d)", int(s))
+}
+
+// Answer is the result of a Lookup. Route is set when Status is Routable.
+type Answer struct {
+	Status Status
+	Route  Route
+}
+
+// Options configure a Cache.
+type Options struct {
+	// Size is the most routes to keep, 1 or more; the least recently used goes
+	// first. Default 100,000.
+	Size int
+	// NegativeTTL is how long an "unknown" is believed. Default 1 s.
+	NegativeTTL time.Duration
+	// Questions bounds the IDs being asked about at one time. Default 10,000.
+	Questions int
+	// Now is a monotonic clock that counts suspended time (CLOCK_BOOTTIME).
+	// Required.
+	Now func() time.Duration
+	// Ask sends the question about an ID to the allocator and reports whether
+	// it could be sent. It is called with no lock held and must not block; the
+	// answer comes through Resolve. Required.
+	Ask func(id string) bool
+}
+
+// Cache holds routes. See the package comment for what it guarantees.
+type Cache struct {
+	now         func() time.Duration
+	ask         func(string) bool
+	negativeTTL time.Duration
+	questionMax int
+
+	mu         sync.Mutex
+	routes     *simplelru.LRU[string, Route]
+	negative   *simplelru.LRU[string, time.Duration] // ID -> when it stops to count
+	tombstones *simplelru.LRU[string, struct{}]
+	questions  map[string]*question
+	freshUntil time.Duration
+	stats      Stats
+}
+
+// question is one flight: everybody who waits for the answer about one ID.
+type question struct {
+	done   chan struct{} // closed once answer and err are set
+	answer Answer
+	err    error
+}
+
+// Stats counts since the start.
+type Stats struct {
+	// Hits were answered from the cache (route, negative entry or tombstone).
+	Hits uint64
+	// Misses had to wait for the allocator.
+	Misses uint64
+	// Questions were put to the allocator: misses less those that shared one.
+	Questions uint64
+	// Evictions are routes dropped for want of room.
+	Evictions uint64
+	// Routes, Tombstones and Open are how many there are now.
+	Routes, Tombstones, Open int
+}
+
+// New returns an empty cache that is not fresh.
+func New(o Options) (*Cache, error) {
+	var errs []error
+	if o.Now == nil {
+		errs = append(errs, errors.New("routecache: Options.Now is required"))
+	}
+	if o.Ask == nil {
+		errs = append(errs, errors.New("routecache: Options.Ask is required"))
+	}
+	if o.Size < 0 || o.Questions < 0 || o.NegativeTTL < 0 {
+		errs = append(errs, errors.New("routecache: Options.Size, Questions and NegativeTTL must not be negative"))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, err
+	}
+	if o.Size == 0 {
+		o.Size = 100_000
+	}
+	if o.Questions == 0 {
+		o.Questions = 10_000
+	}
+	if o.NegativeTTL == 0 {
+		o.NegativeTTL = time.Second
+	}
+	c := &Cache{
+		now: o.Now, ask: o.Ask, negativeTTL: o.NegativeTTL, questionMax: o.Questions,
+		questions: map[string]*question{},
+	}
+	var err error
+	if c.routes, err = simplelru.NewLRU[string, Route](o.Size, nil); err == nil {
+		if c.negative, err = simplelru.NewLRU[string, time.Duration](o.Size, nil); err == nil {
+			c.tombstones, err = simplelru.NewLRU[string, struct{}](o.Size, nil)
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("routecache: Options.Size %d: %w", o.Size, err)
+	}
+	return c, nil
+}
+
+// Lookup answers where id is, asking the allocator when the cache does not
+// know. It waits until the answer arrives or ctx ends. Errors are ErrNotFresh,
+// ErrDisconnected, ErrTooManyQuestions or ctx's cause.
+//
+// The route is valid at the moment of the return. A caller that waits before
+// it uses the route must look it up again.
+func (c *Cache) Lookup(ctx context.Context, id string) (Answer, error) {
+	for {
+		c.mu.Lock()
+		if a, known, err := c.lookup(id); known || err != nil {
+			c.mu.Unlock()
+			return a, err
+		}
+		q, err := c.join(id)
+		c.mu.Unlock()
+		if err != nil {
+			return Answer{}, err
+		}
+		if q.mine && !c.ask(id) {
+			c.mu.Lock()
+			// A reconnect may have replaced the question meanwhile; it is then
+			// not ours to fail.
+			if c.questions[id] == q.question {
+				c.fail(id, q.question, ErrDisconnected)
+			}
+			c.mu.Unlock()
+		}
+		select {
+		case <-q.done:
+		case <-ctx.Done():
+			return Answer{}, context.Cause(ctx)
+		}
+		if q.err != nil {
+			return Answer{}, q.err
+		}
+		if q.answer.Status != Routable {
+			return q.answer, nil
+		}
+		// Until this goroutine got its turn the sandbox may have been released,
+		// the cache replaced or gone stale: what counts is now, so look again.
+	}
+}
+
+// joined is a question and whether this caller is the one to ask it.
+type joined struct {
+	*question
+	mine bool
+}
+
+// join returns the open question about id, opening it if need be. c.mu is held.
+func (c *Cache) join(id string) (joined, error) {
+	c.stats.Misses++
+	if q, ok := c.questions[id]; ok {
+		return joined{q, false}, nil
+	}
+	if len(c.questions) >= c.questionMax {
+		return joined{}, ErrTooManyQuestions
+	}
+	q := &question{done: make(chan struct{})}
+	c.questions[id] = q
+	c.stats.Questions++
+	return joined{q, true}, nil
+}
+
+// lookup answers from what is held. c.mu is held.
+func (c *Cache) lookup(id string) (a Answer, known bool, err error) {
+	// A tombstone is final, so it needs no freshness.
+	if c.tombstones.Contains(id) {
+		c.tombstones.Get(id) // moves it to the young end
+		c.stats.Hits++
+		return Answer{Status: Gone}, true, nil
+	}
+	now := c.now()
+	if now >= c.freshUntil {
+		return Answer{}, false, ErrNotFresh
+	}
+	if r, ok := c.routes.Get(id); ok {
+		c.stats.Hits++
+		return Answer{Status: Routable, Route: r}, true, nil
+	}
+	if until, ok := c.negative.Peek(id); ok {
+		if now < until {
+			c.stats.Hits++
+			return Answer{Status: Unknown}, true, nil
+		}
+		c.negative.Remove(id)
+	}
+	return Answer{}, false, nil
+}
+
+// SetFreshUntil says until when, on the cache's clock, what the stream has
+// told is good enough to serve. It never shortens: freshness that was granted
+// stands.
+func (c *Cache) SetFreshUntil(at time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.freshUntil = max(c.freshUntil, at)
+}
+
+// Fresh reports whether routes may be served now.
+func (c *Cache) Fresh() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.now() < c.freshUntil
+}
+
+// Put stores a route that the allocator pushed.
+func (c *Cache) Put(id string, r Route) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.set(id, Answer{Status: Routable, Route: r})
+}
+
+// Resolve stores the answer to the question about id.
+func (c *Cache) Resolve(id string, a Answer) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.set(id, a)
+}
+
+// Release forgets the route of id for good.
+func (c *Cache) Release(id string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.set(id, Answer{Status: Gone})
+}
+
+// Replace forgets every route and stores these instead. What was routable and
+// is not in routes becomes unknown, not gone: the caller cannot tell which.
+// Questions stay open; those about an ID in routes are answered.
+func (c *Cache) Replace(routes map[string]Route) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.routes.Purge()
+	c.negative.Purge()
+	for id, r := range routes {
+		c.set(id, Answer{Status: Routable, Route: r})
+	}
+}
+
+// Disconnected fails every open question: nobody will answer it.
+func (c *Cache) Disconnected() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for id, q := range c.questions {
+		c.fail(id, q, ErrDisconnected)
+	}
+}
+
+// set stores what is now true of id and answers who waits for it. c.mu is held.
+func (c *Cache) set(id string, a Answer) {
+	if c.tombstones.Contains(id) {
+		a = Answer{Status: Gone} // gone stays gone, whatever arrives late
+	}
+	switch a.Status {
+	case Routable:
+		c.negative.Remove(id)
+		if c.routes.Add(id, a.Route) {
+			c.stats.Evictions++
+		}
+	case Gone:
+		c.negative.Remove(id)
+		c.routes.Remove(id)
+		c.tombstones.Add(id, struct{}{})
+	case Unknown:
+		c.routes.Remove(id)
+		c.negative.Add(id, c.now()+c.negativeTTL)
+	}
+	if q, ok := c.questions[id]; ok {
+		q.answer = a
+		delete(c.questions, id)
+		close(q.done)
+	}
+}
+
+// fail ends a question without an answer. c.mu is held.
+func (c *Cache) fail(id string, q *question, err error) {
+	q.err = err
+	delete(c.questions, id)
+	close(q.done)
+}
+
+// Entry is one line of Dump.
+type Entry struct {
+	ID    string
+	Route Route
+}
+
+// Dump lists the routes, most recently used last.
+func (c *Cache) Dump() []Entry {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	entries := make([]Entry, 0, c.routes.Len())
+	for _, id := range c.routes.Keys() {
+		if r, ok := c.routes.Peek(id); ok {
+			entries = append(entries, Entry{ID: id, Route: r})
+		}
+	}
+	return entries
+}
+
+// Stats returns the counters.
+func (c *Cache) Stats() Stats {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s := c.stats
+	s.Routes, s.Tombstones, s.Open = c.routes.Len(), c.tombstones.Len(), len(c.questions)
+	return s
+}
