@@ -1,0 +1,73 @@
+package envoy
+
+import (
+	"fmt"
+	"time"
+
+	bootstrapv3 "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"sigs.k8s.io/yaml"
+)
+
+// Bootstrap returns Envoy's configuration.
+func Bootstrap(s Settings) (*bootstrapv3.Bootstrap, error) {
+	s, err := s.withDefaults()
+	if err != nil {
+		return nil, fmt.Errorf("envoy settings: %w", err)
+	}
+	b := builder{Settings: s}
+	config := &bootstrapv3.Bootstrap{
+		Admin: &bootstrapv3.Admin{Address: pipe(s.AdminSocket)},
+		StaticResources: &bootstrapv3.Bootstrap_StaticResources{
+			Listeners: b.listeners(),
+			Clusters:  b.clusters(),
+		},
+	}
+	if b.err != nil {
+		return nil, fmt.Errorf("envoy settings: %w", b.err)
+	}
+	if err := config.ValidateAll(); err != nil {
+		return nil, fmt.Errorf("envoy settings: %w", err)
+	}
+	return config, nil
+}
+
+// YAML renders Envoy's configuration, the same bytes for the same settings.
+func YAML(s Settings) ([]byte, error) {
+	config, err := Bootstrap(s)
+	if err != nil {
+		return nil, err
+	}
+	raw, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(config)
+	if err != nil {
+		return nil, fmt.Errorf("render envoy bootstrap: %w", err)
+	}
+	// JSONToYAML sorts the keys, which also takes out protojson's deliberately
+	// unstable spacing.
+	return yaml.JSONToYAML(raw)
+}
+
+// builder collects the first error of packing messages into Any, so that the
+// configuration can be written as one expression.
+type builder struct {
+	Settings
+	err error
+}
+
+func (b *builder) any(m proto.Message) *anypb.Any {
+	a, err := anypb.New(m)
+	if err != nil && b.err == nil {
+		b.err = err
+	}
+	return a
+}
+
+func pipe(path string) *corev3.Address {
+	return &corev3.Address{Address: &corev3.Address_Pipe{Pipe: &corev3.Pipe{Path: path}}}
+}
+
+func seconds(d time.Duration) *durationpb.Duration { return durationpb.New(d) }

@@ -1,0 +1,106 @@
+package envoy
+
+import (
+	"time"
+
+	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
+	httpv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/upstreams/http/v3"
+	metadatav3 "github.com/envoyproxy/go-control-plane/envoy/type/metadata/v3"
+	"google.golang.org/protobuf/types/known/anypb"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+)
+
+const (
+	clusterPodsHTTP1 = "pods_h1"
+	clusterPodsHTTP2 = "pods_h2" // gRPC needs HTTP/2 to the pod; most servers in sandboxes speak 1.1
+	clusterRouter    = "router"
+	clusterRouterLog = "router_als"
+
+	httpOptions = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
+)
+
+func (b *builder) clusters() []*clusterv3.Cluster {
+	return []*clusterv3.Cluster{
+		b.pods(clusterPodsHTTP1, &httpv3.HttpProtocolOptions_ExplicitHttpConfig{
+			ProtocolConfig: &httpv3.HttpProtocolOptions_ExplicitHttpConfig_HttpProtocolOptions{
+				HttpProtocolOptions: &corev3.Http1ProtocolOptions{EnableTrailers: true},
+			},
+		}),
+		b.pods(clusterPodsHTTP2, &httpv3.HttpProtocolOptions_ExplicitHttpConfig{
+			ProtocolConfig: &httpv3.HttpProtocolOptions_ExplicitHttpConfig_Http2ProtocolOptions{
+				Http2ProtocolOptions: &corev3.Http2ProtocolOptions{
+					InitialStreamWindowSize:     wrapperspb.UInt32(64 << 10),
+					InitialConnectionWindowSize: wrapperspb.UInt32(1 << 20),
+				},
+			},
+		}),
+		b.router(clusterRouter),
+		b.router(clusterRouterLog),
+	}
+}
+
+// pods goes where the metadata says. use_http_header stays off.
+func (b *builder) pods(name string, protocol *httpv3.HttpProtocolOptions_ExplicitHttpConfig) *clusterv3.Cluster {
+	return &clusterv3.Cluster{
+		Name:                 name,
+		ClusterDiscoveryType: &clusterv3.Cluster_Type{Type: clusterv3.Cluster_ORIGINAL_DST},
+		LbPolicy:             clusterv3.Cluster_CLUSTER_PROVIDED,
+		LbConfig: &clusterv3.Cluster_OriginalDstLbConfig_{OriginalDstLbConfig: &clusterv3.Cluster_OriginalDstLbConfig{
+			MetadataKey: &metadatav3.MetadataKey{
+				Key: MetadataNamespace,
+				Path: []*metadatav3.MetadataKey_PathSegment{
+					{Segment: &metadatav3.MetadataKey_PathSegment_Key{Key: MetadataDst}},
+				},
+			},
+		}},
+		ConnectTimeout:                seconds(ConnectTimeout),
+		CleanupInterval:               seconds(5 * time.Second),
+		PerConnectionBufferLimitBytes: wrapperspb.UInt32(connectionBuffer),
+		CircuitBreakers:               b.breakers(1000),
+		TypedExtensionProtocolOptions: b.protocol(&httpv3.HttpProtocolOptions{
+			CommonHttpProtocolOptions: &corev3.HttpProtocolOptions{IdleTimeout: seconds(30 * time.Second)},
+			UpstreamProtocolOptions:   &httpv3.HttpProtocolOptions_ExplicitHttpConfig_{ExplicitHttpConfig: protocol},
+		}),
+	}
+}
+
+func (b *builder) router(name string) *clusterv3.Cluster {
+	return &clusterv3.Cluster{
+		Name:                 name,
+		ClusterDiscoveryType: &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STATIC},
+		ConnectTimeout:       seconds(250 * time.Millisecond),
+		// max_retries is the budget of retries running at once; its default of 3
+		// would undo ext_proc's retry policy while a router restarts.
+		CircuitBreakers: b.breakers(b.MaxConnections),
+		TypedExtensionProtocolOptions: b.protocol(&httpv3.HttpProtocolOptions{
+			UpstreamProtocolOptions: &httpv3.HttpProtocolOptions_ExplicitHttpConfig_{
+				ExplicitHttpConfig: &httpv3.HttpProtocolOptions_ExplicitHttpConfig{
+					ProtocolConfig: &httpv3.HttpProtocolOptions_ExplicitHttpConfig_Http2ProtocolOptions{
+						Http2ProtocolOptions: &corev3.Http2ProtocolOptions{MaxConcurrentStreams: wrapperspb.UInt32(b.MaxConnections)},
+					},
+				},
+			},
+		}),
+		LoadAssignment: &endpointv3.ClusterLoadAssignment{
+			ClusterName: name,
+			Endpoints: []*endpointv3.LocalityLbEndpoints{{LbEndpoints: []*endpointv3.LbEndpoint{{
+				HostIdentifier: &endpointv3.LbEndpoint_Endpoint{Endpoint: &endpointv3.Endpoint{Address: pipe(b.RouterSocket)}},
+			}}}},
+		},
+	}
+}
+
+func (b *builder) breakers(retries uint32) *clusterv3.CircuitBreakers {
+	return &clusterv3.CircuitBreakers{Thresholds: []*clusterv3.CircuitBreakers_Thresholds{{
+		MaxConnections:     wrapperspb.UInt32(b.MaxConnections),
+		MaxPendingRequests: wrapperspb.UInt32(b.MaxConnections),
+		MaxRequests:        wrapperspb.UInt32(b.MaxConnections),
+		MaxRetries:         wrapperspb.UInt32(retries),
+	}}}
+}
+
+func (b *builder) protocol(o *httpv3.HttpProtocolOptions) map[string]*anypb.Any {
+	return map[string]*anypb.Any{httpOptions: b.any(o)}
+}

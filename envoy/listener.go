@@ -1,0 +1,267 @@
+package envoy
+
+import (
+	"time"
+
+	accesslogv3 "github.com/envoyproxy/go-control-plane/envoy/config/accesslog/v3"
+	mutationv3 "github.com/envoyproxy/go-control-plane/envoy/config/common/mutation_rules/v3"
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
+	rbacconfigv3 "github.com/envoyproxy/go-control-plane/envoy/config/rbac/v3"
+	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
+	grpclogv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/access_loggers/grpc/v3"
+	statev3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/common/set_filter_state/v3"
+	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
+	rbacv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/rbac/v3"
+	routerv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/router/v3"
+	setstatev3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/set_filter_state/v3"
+	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
+	earlyv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/http/early_header_mutation/header_mutation/v3"
+	matcherv3 "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
+	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+)
+
+// Buffers are small, because a gateway holds very many connections and streams.
+const connectionBuffer = 32 << 10
+
+// statusRouterError is what Envoy answers on an ext_proc error, before the
+// local reply mapping. It is used for nothing else, which is the only way to
+// tell those errors apart: they set no response flag.
+const statusRouterError = 511
+
+func (b *builder) listeners() []*listenerv3.Listener {
+	return []*listenerv3.Listener{{
+		Name: "ingress",
+		Address: &corev3.Address{Address: &corev3.Address_SocketAddress{SocketAddress: &corev3.SocketAddress{
+			Address:       b.Listen.Addr().String(),
+			PortSpecifier: &corev3.SocketAddress_PortValue{PortValue: uint32(b.Listen.Port())},
+		}}},
+		PerConnectionBufferLimitBytes: wrapperspb.UInt32(connectionBuffer),
+		FilterChains: []*listenerv3.FilterChain{{Filters: []*listenerv3.Filter{{
+			Name:       "envoy.filters.network.http_connection_manager",
+			ConfigType: &listenerv3.Filter_TypedConfig{TypedConfig: b.any(b.httpConnectionManager())},
+		}}}},
+	}}
+}
+
+func (b *builder) httpConnectionManager() *hcmv3.HttpConnectionManager {
+	return &hcmv3.HttpConnectionManager{
+		StatPrefix: "ingress",
+		CodecType:  hcmv3.HttpConnectionManager_AUTO,
+
+		// Nobody is an internal client, whose x-envoy-* headers would be obeyed.
+		// The list names an address that is reserved for documentation
+		// (RFC 5737); an empty list would make loopback internal.
+		UseRemoteAddress: wrapperspb.Bool(true),
+		InternalAddressConfig: &hcmv3.HttpConnectionManager_InternalAddressConfig{CidrRanges: []*corev3.CidrRange{
+			{AddressPrefix: "192.0.2.255", PrefixLen: wrapperspb.UInt32(32)},
+		}},
+		// Runs before anything reads the headers.
+		EarlyHeaderMutationExtensions: []*corev3.TypedExtensionConfig{{
+			Name:        "envoy.http.early_header_mutation.header_mutation",
+			TypedConfig: b.any(&earlyv3.HeaderMutation{Mutations: []*mutationv3.HeaderMutation{removePrefix("x-envoy-"), removePrefix("x-berth-")}}),
+		}},
+
+		// On sandbox hosts the path's bytes belong to the sandbox.
+		NormalizePath:              wrapperspb.Bool(false),
+		GenerateRequestId:          wrapperspb.Bool(true), // also fills stream_id in the access log
+		ServerHeaderTransformation: hcmv3.HttpConnectionManager_PASS_THROUGH,
+
+		// An idle WebSocket is not an error; the reaper decides.
+		StreamIdleTimeout:     seconds(0),
+		RequestTimeout:        seconds(0),
+		RequestHeadersTimeout: seconds(10 * time.Second),
+		DrainTimeout:          seconds(5 * time.Second),
+		DelayedCloseTimeout:   seconds(time.Second),
+
+		MaxRequestHeadersKb: wrapperspb.UInt32(64),
+		CommonHttpProtocolOptions: &corev3.HttpProtocolOptions{
+			IdleTimeout:                  seconds(300 * time.Second),
+			HeadersWithUnderscoresAction: corev3.HttpProtocolOptions_ALLOW,
+		},
+		HttpProtocolOptions: &corev3.Http1ProtocolOptions{EnableTrailers: true}, // HTTP/1.0 stays refused
+		Http2ProtocolOptions: &corev3.Http2ProtocolOptions{
+			AllowConnect:                true, // WebSocket over HTTP/2 (RFC 8441)
+			MaxConcurrentStreams:        wrapperspb.UInt32(1024),
+			InitialStreamWindowSize:     wrapperspb.UInt32(64 << 10),
+			InitialConnectionWindowSize: wrapperspb.UInt32(1 << 20),
+		},
+		UpgradeConfigs: []*hcmv3.HttpConnectionManager_UpgradeConfig{{UpgradeType: "websocket"}},
+
+		AccessLogOptions: &hcmv3.HttpConnectionManager_HcmAccessLogOptions{AccessLogFlushInterval: seconds(b.AccessLogFlush)},
+		AccessLog:        []*accesslogv3.AccessLog{b.accessLog()},
+		LocalReplyConfig: b.localReplies(),
+		HttpFilters: []*hcmv3.HttpFilter{
+			b.httpFilter("envoy.filters.http.ext_proc", b.extProc()),
+			b.httpFilter("envoy.filters.http.rbac", guard()),
+			b.httpFilter("envoy.filters.http.set_filter_state", poolPerSandbox()),
+			b.httpFilter("envoy.filters.http.router", &routerv3.Router{SuppressEnvoyHeaders: true}),
+		},
+		RouteSpecifier: &hcmv3.HttpConnectionManager_RouteConfig{RouteConfig: routes()},
+	}
+}
+
+// removePrefix drops every request header whose name starts with prefix.
+func removePrefix(prefix string) *mutationv3.HeaderMutation {
+	return &mutationv3.HeaderMutation{Action: &mutationv3.HeaderMutation_RemoveOnMatch_{
+		RemoveOnMatch: &mutationv3.HeaderMutation_RemoveOnMatch{KeyMatcher: &matcherv3.StringMatcher{
+			MatchPattern: &matcherv3.StringMatcher_Prefix{Prefix: prefix}, IgnoreCase: true,
+		}},
+	}}
+}
+
+// accessLog reports requests that are open for a second and more, and their
+// end. The router counts the short ones itself, when it admits them.
+func (b *builder) accessLog() *accesslogv3.AccessLog {
+	return &accesslogv3.AccessLog{
+		Name: "envoy.access_loggers.http_grpc",
+		Filter: &accesslogv3.AccessLogFilter{FilterSpecifier: &accesslogv3.AccessLogFilter_DurationFilter{
+			DurationFilter: &accesslogv3.DurationFilter{Comparison: atLeast(1000)},
+		}},
+		ConfigType: &accesslogv3.AccessLog_TypedConfig{TypedConfig: b.any(&grpclogv3.HttpGrpcAccessLogConfig{
+			CommonConfig: &grpclogv3.CommonGrpcAccessLogConfig{
+				LogName:             "berth",
+				TransportApiVersion: corev3.ApiVersion_V3,
+				GrpcService:         grpcService(clusterRouterLog, nil),
+				BufferFlushInterval: seconds(time.Second),
+				BufferSizeBytes:     wrapperspb.UInt32(16 << 10),
+			},
+		})},
+	}
+}
+
+func (b *builder) httpFilter(name string, config proto.Message) *hcmv3.HttpFilter {
+	return &hcmv3.HttpFilter{Name: name, ConfigType: &hcmv3.HttpFilter_TypedConfig{TypedConfig: b.any(config)}}
+}
+
+func (b *builder) extProc() *extprocv3.ExternalProcessor {
+	return &extprocv3.ExternalProcessor{
+		FailureModeAllow: false,
+		// Also bounds the retries below: a router that crashed must be back by then.
+		MessageTimeout: seconds(5 * time.Second),
+		// Lets the router ask once for a longer hold.
+		MaxMessageTimeout: seconds(35 * time.Second),
+		StatusOnError:     &typev3.HttpStatus{Code: statusRouterError},
+		ProcessingMode: &extprocv3.ProcessingMode{
+			RequestHeaderMode:   extprocv3.ProcessingMode_SEND,
+			ResponseHeaderMode:  extprocv3.ProcessingMode_SKIP,
+			RequestBodyMode:     extprocv3.ProcessingMode_NONE,
+			ResponseBodyMode:    extprocv3.ProcessingMode_NONE,
+			RequestTrailerMode:  extprocv3.ProcessingMode_SKIP,
+			ResponseTrailerMode: extprocv3.ProcessingMode_SKIP,
+		},
+		AllowModeOverride: false,
+		RouteCacheAction:  extprocv3.ExternalProcessor_RETAIN,
+		MetadataOptions: &extprocv3.MetadataOptions{ReceivingNamespaces: &extprocv3.MetadataOptions_MetadataNamespaces{
+			Untyped: []string{MetadataNamespace},
+		}},
+		// Only what the router reads is sent to it: nothing secret, and the cost
+		// does not grow with the client's headers.
+		ForwardRules: &extprocv3.HeaderForwardingRules{AllowedHeaders: &matcherv3.ListStringMatcher{Patterns: []*matcherv3.StringMatcher{
+			exact(":authority"), exact(":method"), exact("x-request-id"),
+		}}},
+		MutationRules: &mutationv3.HeaderMutationRules{
+			AllowAllRouting: wrapperspb.Bool(false),
+			AllowEnvoy:      wrapperspb.Bool(false),
+			DisallowAll:     wrapperspb.Bool(true),
+			DisallowIsError: wrapperspb.Bool(false),
+		},
+		GrpcService: grpcService(clusterRouter, &corev3.RetryPolicy{
+			RetryOn:    "connect-failure,refused-stream,reset,unavailable,cancelled",
+			NumRetries: wrapperspb.UInt32(30),
+			RetryBackOff: &corev3.BackoffStrategy{
+				BaseInterval: seconds(20 * time.Millisecond), MaxInterval: seconds(250 * time.Millisecond),
+			},
+		}),
+	}
+}
+
+// guard refuses what the router did not admit in so many words.
+func guard() *rbacv3.RBAC {
+	has := func(key, regex string) *rbacconfigv3.Principal {
+		return &rbacconfigv3.Principal{Identifier: &rbacconfigv3.Principal_SourcedMetadata{SourcedMetadata: &rbacconfigv3.SourcedMetadata{
+			MetadataSource: rbacconfigv3.MetadataSource_DYNAMIC,
+			MetadataMatcher: &matcherv3.MetadataMatcher{
+				Filter: MetadataNamespace,
+				Path:   []*matcherv3.MetadataMatcher_PathSegment{{Segment: &matcherv3.MetadataMatcher_PathSegment_Key{Key: key}}},
+				Value: &matcherv3.ValueMatcher{MatchPattern: &matcherv3.ValueMatcher_StringMatch{StringMatch: &matcherv3.StringMatcher{
+					MatchPattern: &matcherv3.StringMatcher_SafeRegex{SafeRegex: &matcherv3.RegexMatcher{Regex: regex}},
+				}}},
+			},
+		}}}
+	}
+	return &rbacv3.RBAC{Rules: &rbacconfigv3.RBAC{
+		Action: rbacconfigv3.RBAC_ALLOW,
+		Policies: map[string]*rbacconfigv3.Policy{"admitted": {
+			Permissions: []*rbacconfigv3.Permission{{Rule: &rbacconfigv3.Permission_Any{Any: true}}},
+			Principals: []*rbacconfigv3.Principal{{Identifier: &rbacconfigv3.Principal_AndIds{AndIds: &rbacconfigv3.Principal_Set{
+				Ids: []*rbacconfigv3.Principal{
+					has(MetadataDst, `[0-9]{1,3}(\.[0-9]{1,3}){3}:[1-9][0-9]{0,4}|\[[0-9a-f:]+\]:[1-9][0-9]{0,4}`),
+					has(MetadataID, `[a-z0-9]+`), // the length is the router's to check: RE2 bounds the size of a regex
+				},
+			}}}},
+		}},
+	}}
+}
+
+// poolPerSandbox makes the sandbox ID part of the key of the upstream
+// connection pools: two sandboxes that had one address after another never
+// share a connection. Envoy hashes only this kind of filter state.
+func poolPerSandbox() *setstatev3.Config {
+	return &setstatev3.Config{OnRequestHeaders: []*statev3.FilterStateValue{{
+		Key:        &statev3.FilterStateValue_ObjectKey{ObjectKey: "berth.sandbox"},
+		FactoryKey: "envoy.hashable_string",
+		Value: &statev3.FilterStateValue_FormatString{FormatString: &corev3.SubstitutionFormatString{
+			Format: &corev3.SubstitutionFormatString_TextFormatSource{TextFormatSource: &corev3.DataSource{
+				Specifier: &corev3.DataSource_InlineString{InlineString: "%DYNAMIC_METADATA(" + MetadataNamespace + ":" + MetadataID + ")%"},
+			}},
+		}},
+		SharedWithUpstream: statev3.FilterStateValue_ONCE,
+	}}}
+}
+
+func routes() *routev3.RouteConfiguration {
+	to := func(cluster string) *routev3.Route_Route {
+		return &routev3.Route_Route{Route: &routev3.RouteAction{
+			ClusterSpecifier: &routev3.RouteAction_Cluster{Cluster: cluster},
+			Timeout:          seconds(0),
+			IdleTimeout:      seconds(0),
+			// Sent again only while nothing of it has been sent: "reset" would
+			// send it to whatever listens on that address by then.
+			RetryPolicy: &routev3.RetryPolicy{
+				RetryOn:    "connect-failure,reset-before-request",
+				NumRetries: wrapperspb.UInt32(Retries),
+				RetryBackOff: &routev3.RetryPolicy_RetryBackOff{
+					BaseInterval: seconds(retryBackOffBase), MaxInterval: seconds(retryBackOffMax),
+				},
+			},
+		}}
+	}
+	all := &routev3.RouteMatch_Prefix{Prefix: "/"}
+	grpc := &routev3.HeaderMatcher{Name: "content-type", HeaderMatchSpecifier: &routev3.HeaderMatcher_StringMatch{
+		StringMatch: &matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_Prefix{Prefix: "application/grpc"}},
+	}}
+	return &routev3.RouteConfiguration{
+		Name: "all",
+		VirtualHosts: []*routev3.VirtualHost{{
+			Name: "all", Domains: []string{"*"},
+			RequestHeadersToRemove: []string{"x-envoy-external-address"},
+			Routes: []*routev3.Route{
+				{Match: &routev3.RouteMatch{PathSpecifier: all, Headers: []*routev3.HeaderMatcher{grpc}}, Action: to(clusterPodsHTTP2)},
+				{Match: &routev3.RouteMatch{PathSpecifier: all}, Action: to(clusterPodsHTTP1)},
+			},
+		}},
+	}
+}
+
+func grpcService(cluster string, retry *corev3.RetryPolicy) *corev3.GrpcService {
+	return &corev3.GrpcService{TargetSpecifier: &corev3.GrpcService_EnvoyGrpc_{
+		EnvoyGrpc: &corev3.GrpcService_EnvoyGrpc{ClusterName: cluster, RetryPolicy: retry},
+	}}
+}
+
+func exact(s string) *matcherv3.StringMatcher {
+	return &matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_Exact{Exact: s}}
+}

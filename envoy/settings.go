@@ -1,0 +1,98 @@
+// Package envoy writes the configuration of the Envoy that stands in front of
+// the sandboxes. It is one static bootstrap: nothing in it changes while Envoy
+// runs, because every request asks the router where to go.
+//
+// What must stay true of it:
+//
+//   - The destination comes from dynamic metadata that only the router can set.
+//     No header, no listener filter and no default chooses an upstream: a guard
+//     behind ext_proc refuses a request without a valid destination and ID,
+//     because a cleanly closed ext_proc stream is not an error to Envoy.
+//   - Everything fails closed.
+//   - An upstream request is sent again only while none of it has been sent
+//     (never on "reset"), and only within Settings.Window: after that time an
+//     admitted request can open no connection any more. The fence before a pod
+//     is deleted uses the same number.
+//   - Connections to pods are pooled per sandbox ID, not only per address.
+package envoy
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"path/filepath"
+	"time"
+)
+
+// Names that the router and the bootstrap share.
+const (
+	// MetadataNamespace is the dynamic metadata namespace the router answers in.
+	MetadataNamespace = "berth"
+	// MetadataDst is the destination, "ip:port".
+	MetadataDst = "dst"
+	// MetadataID is the sandbox ID.
+	MetadataID = "id"
+	// MetadataReply is present on answers that the router gives itself, so that
+	// they pass the local reply mapping unchanged.
+	MetadataReply = "reply"
+	// ReasonHeader says in one word why Berth, and not a sandbox, answered.
+	ReasonHeader = "x-berth-reason"
+)
+
+// How long an admitted request may go on opening connections.
+const (
+	// ConnectTimeout bounds one attempt to connect to a pod.
+	ConnectTimeout = time.Second
+	// Retries is how often Envoy tries again to reach the same pod.
+	Retries = 1
+	// retryBackOffBase and retryBackOffMax bound the pause before a retry.
+	retryBackOffBase = 25 * time.Millisecond
+	retryBackOffMax  = 100 * time.Millisecond
+	// StallBudget is how long router and Envoy together may be paused between
+	// the router's decision and Envoy's dialling, without harm.
+	StallBudget = 2900 * time.Millisecond
+)
+
+// Window is the time after which a request that was admitted before can open no
+// connection any more.
+const Window = (1+Retries)*ConnectTimeout + Retries*retryBackOffMax + StallBudget
+
+// Settings are what differs between installations.
+type Settings struct {
+	// Listen is where clients connect. Port 0 lets the kernel choose.
+	Listen netip.AddrPort
+	// RouterSocket is the unix socket of the router. AdminSocket is Envoy's own
+	// admin socket. Both absolute, at most 107 bytes (sockaddr_un).
+	RouterSocket, AdminSocket string
+	// AccessLogFlush is how often an open request is reported to the router,
+	// 1 s or more. Default 5 s.
+	AccessLogFlush time.Duration
+	// MaxConnections bounds connections, requests and pending requests of each
+	// cluster, 1 or more. Default 100,000.
+	MaxConnections uint32
+}
+
+// withDefaults fills in defaults and checks the rest.
+func (s Settings) withDefaults() (Settings, error) {
+	if s.AccessLogFlush == 0 {
+		s.AccessLogFlush = 5 * time.Second
+	}
+	if s.MaxConnections == 0 {
+		s.MaxConnections = 100_000
+	}
+	var errs []error
+	if !s.Listen.IsValid() {
+		errs = append(errs, errors.New("listen address: required, as ip:port"))
+	}
+	for _, socket := range []struct{ name, path string }{
+		{"router socket", s.RouterSocket}, {"admin socket", s.AdminSocket},
+	} {
+		if !filepath.IsAbs(socket.path) || len(socket.path) > 107 {
+			errs = append(errs, fmt.Errorf("%s %q: must be an absolute path of at most 107 bytes", socket.name, socket.path))
+		}
+	}
+	if s.AccessLogFlush < time.Second {
+		errs = append(errs, fmt.Errorf("access log flush %v: must be at least 1s", s.AccessLogFlush))
+	}
+	return s, errors.Join(errs...)
+}
