@@ -5,6 +5,7 @@ import (
 	"container/list"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 )
 
@@ -181,6 +182,7 @@ func (c *Core) forgetEnded() {
 // Recover tells a new Core what is there, read after its term began: the pools,
 // the pods, and the sandboxes recorded so far. It is called once, first.
 func (c *Core) Recover(pools []Pool, pods []Pod, records []Sandbox) []Effect {
+	records = slices.SortedFunc(slices.Values(records), func(a, b Sandbox) int { return a.EndedAt.Compare(b.EndedAt) })
 	for _, r := range records {
 		s := &sandbox{Sandbox: r, inherited: true, recorded: r.Revision}
 		c.sandboxes[r.ID] = s
@@ -230,6 +232,15 @@ func (c *Core) Sandbox(id string) (Sandbox, bool) {
 		return Sandbox{}, false
 	}
 	return s.Sandbox, true
+}
+
+// PodKeys lists all pods that are known.
+func (c *Core) PodKeys() []PodKey {
+	keys := make([]PodKey, 0, len(c.pods))
+	for key := range c.pods {
+		keys = append(keys, key)
+	}
+	return keys
 }
 
 // Running returns all running sandboxes, in no order.

@@ -13,8 +13,8 @@ const (
 	LabelTemplate = "berth.sh/template"
 	// AnnotationBinding is the claim, as JSON: who holds the pod and until when.
 	AnnotationBinding = "berth.sh/binding"
-	// AnnotationReason says why the sandbox was released.
-	AnnotationReason = "berth.sh/release-reason"
+	// AnnotationRelease is the release, as JSON: why and when.
+	AnnotationRelease = "berth.sh/release"
 	// PoolFinalizer keeps a deleted pool until its pods are gone.
 	PoolFinalizer = "berth.sh/pool"
 )

@@ -1,0 +1,199 @@
+package allocator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/zap"
+	"k8s.io/apimachinery/pkg/util/rand"
+	"k8s.io/client-go/tools/leaderelection"
+
+	"github.com/berth-sandbox/berth/allocator/control"
+	"github.com/berth-sandbox/berth/allocator/kube"
+	"github.com/berth-sandbox/berth/allocator/rest"
+)
+
+// Options configure an Allocator. All are required unless they say otherwise.
+type Options struct {
+	Clients *kube.Clients
+	// Namespace holds the pools, their pods, the Sandbox objects and the lease.
+	Namespace string
+	// ControlAddress is where routers reach this replica's control server,
+	// host:port.
+	ControlAddress string
+	// LeaseDuration, RenewDeadline and RetryPeriod are the election's timings.
+	// Defaults 15 s, 10 s and 0.5 s.
+	LeaseDuration, RenewDeadline, RetryPeriod time.Duration
+	// MaxStale must be what the routers use. Window is envoy.Window, or more.
+	MaxStale, Window time.Duration
+	// PublicScheme and PublicHost make the URLs of sandboxes.
+	PublicScheme, PublicHost string
+	// OnSandboxReleased, if set, is called once for each sandbox that has been
+	// released, before its pod is deleted. It may be called concurrently; ctx
+	// ends with the term.
+	OnSandboxReleased func(ctx context.Context, sandboxID string)
+	Metrics           prometheus.Registerer
+	Log               *zap.Logger
+}
+
+// Allocator is one replica.
+type Allocator struct {
+	o       Options
+	lock    *timedLock
+	control *control.Server
+	api     http.Handler
+	metrics *metrics
+
+	mu     sync.Mutex
+	leader string // control address of the replica that leads, "" if not known
+	term   *term  // set while this replica leads and has recovered
+}
+
+// New checks the options and returns a replica that does nothing yet.
+func New(o Options) (*Allocator, error) {
+	var errs []error
+	for _, required := range []struct {
+		name    string
+		missing bool
+	}{
+		{"Clients", o.Clients == nil}, {"Namespace", o.Namespace == ""}, {"ControlAddress", o.ControlAddress == ""},
+		{"MaxStale", o.MaxStale <= 0}, {"Window", o.Window <= 0}, {"Metrics", o.Metrics == nil}, {"Log", o.Log == nil},
+	} {
+		if required.missing {
+			errs = append(errs, fmt.Errorf("allocator: Options.%s is required", required.name))
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, err
+	}
+	if o.LeaseDuration == 0 {
+		o.LeaseDuration = 15 * time.Second
+	}
+	if o.RenewDeadline == 0 {
+		o.RenewDeadline = 10 * time.Second
+	}
+	if o.RetryPeriod == 0 {
+		o.RetryPeriod = 500 * time.Millisecond
+	}
+	a := &Allocator{o: o}
+	a.lock = newTimedLock(o.Clients.Kubernetes.CoordinationV1(), o.Namespace, "berth-allocator",
+		identity(o.ControlAddress, rand.String(10)), o.LeaseDuration)
+	a.control = control.New(a.leaderAddress, o.Log.Named("control"))
+	var err error
+	if a.api, err = rest.New(rest.Options{
+		Allocator: a, PublicScheme: o.PublicScheme, PublicHost: o.PublicHost, Now: time.Now, Log: o.Log.Named("api"),
+	}); err != nil {
+		return nil, err
+	}
+	if a.metrics, err = newMetrics(o.Metrics, a); err != nil {
+		return nil, fmt.Errorf("allocator: register metrics: %w", err)
+	}
+	return a, nil
+}
+
+// API is the HTTP API. It answers "not the leader" while this replica does not lead.
+func (a *Allocator) API() http.Handler { return a.api }
+
+// Control is the control server, to be registered with a gRPC server.
+func (a *Allocator) Control() *control.Server { return a.control }
+
+// Run stands for election and leads when elected, until ctx ends; it then gives
+// the lease back and returns nil. It returns ErrLeaseLost when the lease was
+// lost: the process must end.
+func (a *Allocator) Run(ctx context.Context) error {
+	// The election outlives ctx: the lease is given back only when everything
+	// this replica does as the leader has come to an end.
+	electing, stopElecting := context.WithCancel(context.WithoutCancel(ctx))
+	defer stopElecting()
+	leading, stopLeading := context.WithCancel(ctx)
+	defer stopLeading()
+
+	var leadErr error
+	started := make(chan struct{})
+	led := make(chan struct{})
+	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
+		Lock: a.lock, Name: "berth-allocator", ReleaseOnCancel: true,
+		LeaseDuration: a.o.LeaseDuration, RenewDeadline: a.o.RenewDeadline, RetryPeriod: a.o.RetryPeriod,
+		Callbacks: leaderelection.LeaderCallbacks{
+			OnStartedLeading: func(context.Context) {
+				close(started)
+				defer close(led)
+				leadErr = a.lead(leading)
+			},
+			OnStoppedLeading: stopLeading,
+			OnNewLeader: func(identity string) {
+				a.mu.Lock()
+				defer a.mu.Unlock()
+				a.leader = addressOf(identity)
+			},
+		},
+	})
+	if err != nil {
+		return fmt.Errorf("leader election: %w", err)
+	}
+	elected := make(chan struct{})
+	go func() {
+		defer close(elected)
+		elector.Run(electing)
+	}()
+
+	select {
+	case <-ctx.Done():
+	case <-elected: // the lease was lost
+	case <-led: // leading failed
+	}
+	stopLeading()
+	select {
+	case <-started:
+		<-led
+	default: // never led
+	}
+	lost := ctx.Err() == nil && leadErr == nil
+	stopElecting()
+	<-elected
+	if leadErr != nil {
+		return leadErr
+	}
+	if lost {
+		return ErrLeaseLost
+	}
+	return nil
+}
+
+func (a *Allocator) leaderAddress() string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.leader
+}
+
+// Ready returns nil when this replica leads and has recovered, or why not.
+func (a *Allocator) Ready() error {
+	if _, err := a.leadingTerm(); err != nil {
+		return err
+	}
+	return nil
+}
+
+// leadingTerm returns the term this replica leads, or why it does not.
+func (a *Allocator) leadingTerm() (*term, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	switch {
+	case a.term == nil:
+		return nil, errors.New("this replica does not lead")
+	case !a.lock.valid():
+		return nil, errors.New("this replica cannot tell that it still leads")
+	}
+	return a.term, nil
+}
+
+func (a *Allocator) setTerm(t *term) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.term = t
+}

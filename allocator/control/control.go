@@ -1,0 +1,308 @@
+// Package control is the allocator's side of the control stream: it turns what
+// routers say into events for the core, and the core's effects into messages.
+//
+// Each stream has one bounded queue, in which everything for that router keeps
+// the core's order. A router that does not keep up is cut off; it joins again
+// and gets a snapshot. A replica that does not lead answers NotLeader.
+package control
+
+import (
+	"context"
+	"regexp"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/berth-sandbox/berth/allocator/core"
+	controlv1 "github.com/berth-sandbox/berth/api/control/v1"
+)
+
+const (
+	// queueSize bounds the messages waiting for one router. A burst of a
+	// thousand claims and as many releases fits several times over.
+	queueSize = 8 << 10
+	// snapshotPart is how many routes go into one message: well below gRPC's
+	// default limit of 4 MiB at about 80 bytes each.
+	snapshotPart = 5_000
+	// joinWait is how long a new stream may take to say Join.
+	joinWait = 5 * time.Second
+)
+
+// Leader is what a leading replica offers the server.
+type Leader interface {
+	Submit(core.Event)
+	// Valid reports whether the lease is certainly still held.
+	Valid() bool
+	// Term is the leader's term.
+	Term() uint64
+}
+
+// Server serves the control protocol. All methods may be called concurrently.
+type Server struct {
+	controlv1.UnimplementedControlServer
+	log *zap.Logger
+	// leaderAddress returns the control address of the replica that leads, "" if
+	// none is known.
+	leaderAddress func() string
+
+	mu       sync.Mutex
+	leader   Leader // nil: this replica does not lead
+	streams  map[uint64]*stream
+	lastID   uint64
+	stopping chan struct{}
+}
+
+type stream struct {
+	id    uint64
+	queue chan []*controlv1.AllocatorMessage
+	// cut is closed when the stream must end; err says why.
+	cut  chan struct{}
+	once sync.Once
+	err  error
+}
+
+func (s *stream) end(err error) {
+	s.once.Do(func() {
+		s.err = err
+		close(s.cut)
+	})
+}
+
+// New returns a Server that does not lead.
+func New(leaderAddress func() string, log *zap.Logger) *Server {
+	return &Server{
+		log: log, leaderAddress: leaderAddress,
+		streams: map[uint64]*stream{}, stopping: make(chan struct{}),
+	}
+}
+
+// Lead makes this replica serve sessions. There is no way back: a replica that
+// loses the lease ends its process.
+func (s *Server) Lead(l Leader) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.leader = l
+}
+
+// Stop ends all streams.
+func (s *Server) Stop() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	close(s.stopping)
+}
+
+var instanceID = regexp.MustCompile(`^[a-z0-9-]{16,64}$`)
+
+// Session implements the control protocol.
+func (s *Server) Session(rpc grpc.BidiStreamingServer[controlv1.RouterMessage, controlv1.AllocatorMessage]) error {
+	s.mu.Lock()
+	leader := s.leader
+	s.mu.Unlock()
+	if leader == nil {
+		return rpc.Send(&controlv1.AllocatorMessage{Message: &controlv1.AllocatorMessage_NotLeader{
+			NotLeader: &controlv1.NotLeader{LeaderAddress: s.leaderAddress()},
+		}})
+	}
+	// Recv cannot be given a deadline of its own, so all of it runs beside this
+	// function, which ends the stream by returning.
+	incoming := make(chan *controlv1.RouterMessage)
+	failed := make(chan error, 1)
+	readCtx, stopReading := context.WithCancel(rpc.Context())
+	go func() {
+		for {
+			m, err := rpc.Recv()
+			if err != nil {
+				failed <- err
+				return
+			}
+			select {
+			case incoming <- m:
+			case <-readCtx.Done():
+				return
+			}
+		}
+	}()
+	// The reader is not waited for: grpc cancels the stream, and with it Recv,
+	// when this function has returned.
+	defer stopReading()
+
+	var join *controlv1.Join
+	select {
+	case m := <-incoming:
+		join = m.GetJoin()
+	case err := <-failed:
+		return err
+	case <-s.stopping:
+		return status.Error(codes.FailedPrecondition, "this replica is stopping")
+	case <-time.After(joinWait):
+	}
+	switch {
+	case join == nil:
+		return status.Error(codes.InvalidArgument, "the first message must be Join")
+	case !instanceID.MatchString(join.GetInstanceId()):
+		return status.Errorf(codes.InvalidArgument, "join.instance_id %q: must be 16 to 64 characters of a-z, 0-9 and -", join.GetInstanceId())
+	case join.GetHighestTerm() > leader.Term():
+		return status.Errorf(codes.FailedPrecondition, "this leader is of term %d and deposed: the router has seen term %d", leader.Term(), join.GetHighestTerm())
+	}
+
+	st := s.add()
+	defer s.remove(st)
+	session := join.GetInstanceId()
+	leader.Submit(core.SessionJoined{Session: session, Stream: st.id})
+	defer leader.Submit(core.SessionLeft{Session: session, Stream: st.id})
+	s.log.Info("router joined", zap.String("session", session))
+	err := s.serve(rpc, leader, st, session, incoming, failed)
+	s.log.Info("router left", zap.String("session", session), zap.Error(err))
+	return err
+}
+
+func (s *Server) serve(rpc grpc.BidiStreamingServer[controlv1.RouterMessage, controlv1.AllocatorMessage], leader Leader, st *stream, session string, incoming <-chan *controlv1.RouterMessage, failed <-chan error) error {
+	// Sending may block on a slow router; a message from it must not wait for that.
+	sending := make(chan error, 1)
+	go func() { sending <- s.send(rpc, leader, st) }()
+	defer st.end(nil) // a Send that blocks ends, like Recv, after the return
+	for {
+		select {
+		case m := <-incoming:
+			switch m := m.GetMessage().(type) {
+			case *controlv1.RouterMessage_Ack:
+				leader.Submit(core.SessionAck{Session: session, Stream: st.id, Sequence: m.Ack.GetSequence()})
+			case *controlv1.RouterMessage_Resolve:
+				leader.Submit(core.Resolve{Session: session, Stream: st.id, ID: m.Resolve.GetSandboxId()})
+			case *controlv1.RouterMessage_Ping:
+				leader.Submit(core.SessionPing{Session: session, Stream: st.id, Nonce: m.Ping.GetNonce()})
+			case *controlv1.RouterMessage_Goodbye:
+				leader.Submit(core.SessionGoodbye{Session: session})
+				return nil
+			case *controlv1.RouterMessage_Join:
+				return status.Error(codes.InvalidArgument, "a second Join on one stream")
+			}
+		case err := <-failed:
+			return err
+		case err := <-sending:
+			return err
+		case <-st.cut:
+			return st.err
+		case <-s.stopping:
+			return status.Error(codes.FailedPrecondition, "this replica is stopping")
+		}
+	}
+}
+
+// send writes the stream's queue to the router.
+func (s *Server) send(rpc grpc.BidiStreamingServer[controlv1.RouterMessage, controlv1.AllocatorMessage], leader Leader, st *stream) error {
+	for {
+		select {
+		case <-st.cut:
+			return st.err
+		case messages := <-st.queue:
+			for _, m := range messages {
+				// The last moment: a pong from a leader that is not one any more
+				// would let a router serve what has changed since.
+				if m.GetPong() != nil && !leader.Valid() {
+					return status.Error(codes.FailedPrecondition, "this replica cannot tell that it still leads")
+				}
+				if err := rpc.Send(m); err != nil {
+					return err
+				}
+			}
+		}
+	}
+}
+
+func (s *Server) add() *stream {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.lastID++
+	st := &stream{id: s.lastID, queue: make(chan []*controlv1.AllocatorMessage, queueSize), cut: make(chan struct{})}
+	s.streams[st.id] = st
+	return st
+}
+
+func (s *Server) remove(st *stream) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.streams, st.id)
+}
+
+// Deliver sends the core's effects that are meant for routers and reports
+// whether e is one. It never blocks, and is called from one goroutine.
+func (s *Server) Deliver(term uint64, e core.Effect) bool {
+	switch e := e.(type) {
+	case core.SendSnapshot:
+		s.push(e.Stream, snapshot(term, e)...)
+	case core.SendRoute:
+		s.push(e.Stream, &controlv1.AllocatorMessage{Term: term, Sequence: e.Sequence, Message: &controlv1.AllocatorMessage_Route{Route: route(&e.Sandbox)}})
+	case core.SendRelease:
+		s.push(e.Stream, &controlv1.AllocatorMessage{Term: term, Sequence: e.Sequence, Message: &controlv1.AllocatorMessage_Release{
+			Release: &controlv1.Release{SandboxIds: []string{e.ID}},
+		}})
+	case core.SendResolved:
+		r := &controlv1.Resolved{SandboxId: e.ID}
+		switch {
+		case e.Sandbox != nil:
+			r.Answer = &controlv1.Resolved_Route{Route: route(e.Sandbox)}
+		case e.Gone:
+			r.Answer = &controlv1.Resolved_Gone{Gone: &controlv1.Gone{}}
+		default:
+			r.Answer = &controlv1.Resolved_Unknown{Unknown: &controlv1.Unknown{}}
+		}
+		s.push(e.Stream, &controlv1.AllocatorMessage{Term: term, Message: &controlv1.AllocatorMessage_Resolved{Resolved: r}})
+	case core.SendPong:
+		s.push(e.Stream, &controlv1.AllocatorMessage{Term: term, Message: &controlv1.AllocatorMessage_Pong{Pong: &controlv1.Pong{Nonce: e.Nonce}}})
+	case core.CloseStream:
+		s.cut(e.Stream, status.Error(codes.Aborted, "another stream joined under the same instance ID, or the session expired"))
+	default:
+		return false
+	}
+	return true
+}
+
+func (s *Server) push(id uint64, messages ...*controlv1.AllocatorMessage) {
+	s.mu.Lock()
+	st := s.streams[id]
+	s.mu.Unlock()
+	if st == nil {
+		return // it has ended; the core will hear of it
+	}
+	select {
+	case st.queue <- messages:
+	default:
+		st.end(status.Error(codes.ResourceExhausted, "more messages wait for this router than its queue holds; join again"))
+	}
+}
+
+func (s *Server) cut(id uint64, err error) {
+	s.mu.Lock()
+	st := s.streams[id]
+	s.mu.Unlock()
+	if st != nil {
+		st.end(err)
+	}
+}
+
+func snapshot(term uint64, e core.SendSnapshot) []*controlv1.AllocatorMessage {
+	var parts []*controlv1.AllocatorMessage
+	rest := e.Routes
+	for {
+		n := min(len(rest), snapshotPart)
+		part := &controlv1.Snapshot{Routes: make([]*controlv1.Route, 0, n), Last: n == len(rest)}
+		for i := range rest[:n] {
+			part.Routes = append(part.Routes, route(&rest[i]))
+		}
+		m := &controlv1.AllocatorMessage{Term: term, Message: &controlv1.AllocatorMessage_Snapshot{Snapshot: part}}
+		parts = append(parts, m)
+		if rest = rest[n:]; len(rest) == 0 {
+			m.Sequence = e.Sequence // what is acknowledged is the whole
+			return parts
+		}
+	}
+}
+
+func route(s *core.Sandbox) *controlv1.Route {
+	return &controlv1.Route{SandboxId: s.ID, PodIp: s.IP.String(), DefaultPort: uint32(s.DefaultPort)}
+}

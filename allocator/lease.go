@@ -1,0 +1,89 @@
+package allocator
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	coordinationv1 "k8s.io/client-go/kubernetes/typed/coordination/v1"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
+
+	"github.com/berth-sandbox/berth/internal/bootclock"
+)
+
+// timedLock is a Lease that remembers when the last renewal that succeeded was
+// sent, on the clock that counts suspended time. The election library measures
+// from the answer and on a clock that stands still in a suspended machine.
+type timedLock struct {
+	*resourcelock.LeaseLock
+	duration time.Duration
+	renewed  atomic.Int64 // bootclock; 0: never
+}
+
+func newTimedLock(client coordinationv1.LeasesGetter, namespace, name, identity string, duration time.Duration) *timedLock {
+	return &timedLock{
+		LeaseLock: &resourcelock.LeaseLock{
+			LeaseMeta:  metav1.ObjectMeta{Namespace: namespace, Name: name},
+			Client:     client,
+			LockConfig: resourcelock.ResourceLockConfig{Identity: identity},
+		},
+		duration: duration,
+	}
+}
+
+// Create implements resourcelock.Interface.
+func (l *timedLock) Create(ctx context.Context, r resourcelock.LeaderElectionRecord) error {
+	return l.timed(r, func() error { return l.LeaseLock.Create(ctx, r) })
+}
+
+// Update implements resourcelock.Interface.
+func (l *timedLock) Update(ctx context.Context, r resourcelock.LeaderElectionRecord) error {
+	return l.timed(r, func() error { return l.LeaseLock.Update(ctx, r) })
+}
+
+func (l *timedLock) timed(r resourcelock.LeaderElectionRecord, write func() error) error {
+	sent := bootclock.Now()
+	if err := write(); err != nil {
+		return err
+	}
+	if r.HolderIdentity == l.Identity() {
+		l.renewed.Store(int64(sent))
+	} else {
+		l.renewed.Store(0) // given up
+	}
+	return nil
+}
+
+// valid reports whether nobody else can hold the lease yet.
+func (l *timedLock) valid() bool {
+	renewed := l.renewed.Load()
+	return renewed != 0 && bootclock.Now()-time.Duration(renewed) < l.duration
+}
+
+// term reads the number of the term that this holder has begun: how often the
+// lease has changed hands.
+func (l *timedLock) term(ctx context.Context) (uint64, error) {
+	r, _, err := l.Get(ctx)
+	if err != nil {
+		return 0, fmt.Errorf("read the lease: %w", err)
+	}
+	if r.HolderIdentity != l.Identity() {
+		return 0, fmt.Errorf("%w: it is held by %s", ErrLeaseLost, r.HolderIdentity)
+	}
+	return uint64(r.LeaderTransitions) + 1, nil
+}
+
+// A holder's identity is its control address and something random, so that
+// whoever reads the lease can find the leader.
+func identity(controlAddress, random string) string { return controlAddress + "_" + random }
+
+func addressOf(identity string) string {
+	i := strings.LastIndexByte(identity, '_')
+	if i < 0 {
+		return ""
+	}
+	return identity[:i]
+}

@@ -1,0 +1,160 @@
+package allocator
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/resourceversion"
+
+	"github.com/berth-sandbox/berth/allocator/core"
+	"github.com/berth-sandbox/berth/internal/bootclock"
+)
+
+const (
+	// eventQueue bounds the events waiting for the core. Who submits one waits
+	// when it is full: watches, callers and routers are slowed down together.
+	eventQueue = 4 << 10
+	// tickEvery is how late a deadline may be noticed.
+	tickEvery = 50 * time.Millisecond
+)
+
+// loop owns the core.
+type loop struct {
+	core *core.Core
+	in   chan any // core.Event, or func(*core.Core) to look at it
+	do   func(core.Effect)
+	done chan struct{} // closed when run has returned: nothing is taken any more
+	// versions are the resource versions of the last observation of each pod.
+	// Older ones, from a watch that lags behind our own reads, are dropped.
+	versions map[core.PodKey]string
+}
+
+func newLoop(c *core.Core, do func(core.Effect)) *loop {
+	return &loop{core: c, in: make(chan any, eventQueue), do: do, done: make(chan struct{}), versions: map[core.PodKey]string{}}
+}
+
+func now() core.Instant { return core.Instant{Boot: bootclock.Now(), Wall: time.Now()} }
+
+// run feeds the core until ctx ends.
+func (l *loop) run(ctx context.Context) {
+	defer close(l.done)
+	ticker := time.NewTicker(tickEvery)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+			l.step(core.Tick{})
+		case in := <-l.in:
+			switch in := in.(type) {
+			case func(*core.Core):
+				in(l.core)
+			case core.Event:
+				l.step(in)
+			}
+		}
+	}
+}
+
+func (l *loop) step(ev core.Event) {
+	switch ev := ev.(type) {
+	case core.PodSeen:
+		if last, known := l.versions[ev.Pod.Key]; known {
+			if order, err := resourceversion.CompareResourceVersion(ev.Pod.Version, last); err == nil && order < 0 {
+				return
+			}
+		}
+		l.versions[ev.Pod.Key] = ev.Pod.Version
+	case core.PodGone:
+		// A UID never comes back, so its late observations must not bring a pod
+		// back either; but memory is bounded, and a watch tells of a deletion
+		// last. What a slow read may still bring is found by the audit.
+		delete(l.versions, ev.Key)
+	}
+	for _, e := range l.core.Step(now(), ev) {
+		l.do(e)
+	}
+}
+
+// Submit hands an event to the core. It waits while the queue is full, and
+// drops the event when the loop has ended.
+func (l *loop) Submit(ev core.Event) { l.put(ev) }
+
+func (l *loop) put(in any) bool {
+	select {
+	case l.in <- in:
+		return true
+	case <-l.done:
+		return false
+	}
+}
+
+// look calls f with the core, from the loop, and waits for it.
+func (l *loop) look(ctx context.Context, f func(*core.Core)) error {
+	looked := make(chan struct{})
+	call := func(c *core.Core) {
+		f(c)
+		close(looked)
+	}
+	select {
+	case l.in <- call:
+	case <-l.done:
+		return errStepDown
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	select {
+	case <-looked:
+		return nil
+	case <-l.done:
+		return errStepDown
+	case <-ctx.Done():
+		// f may still run: what it writes to must not be read by the caller now.
+		return ctx.Err()
+	}
+}
+
+// answers hands the core's answers to the callers that wait for them.
+type answers struct {
+	mu   sync.Mutex
+	last uint64
+	wait map[uint64]chan core.Effect // each has room for its one answer
+}
+
+func newAnswers() *answers { return &answers{wait: map[uint64]chan core.Effect{}} }
+
+func (a *answers) expect() (uint64, <-chan core.Effect) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.last++
+	ch := make(chan core.Effect, 1)
+	a.wait[a.last] = ch
+	return a.last, ch
+}
+
+// forget stops to wait. The answer is returned if it has come already.
+func (a *answers) forget(token uint64) core.Effect {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	ch := a.wait[token]
+	delete(a.wait, token)
+	select {
+	case e := <-ch:
+		return e
+	default:
+		return nil
+	}
+}
+
+// deliver reports whether somebody still waits for the answer.
+func (a *answers) deliver(token uint64, e core.Effect) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	ch, ok := a.wait[token]
+	if ok {
+		ch <- e
+	}
+	return ok
+}

@@ -1,0 +1,121 @@
+// Package pods turns pods into what the core knows of them, and the core's
+// effects into writes to pods. It decides nothing.
+package pods
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/berth-sandbox/berth/allocator/core"
+	"github.com/berth-sandbox/berth/api/v1alpha1"
+)
+
+// binding is the JSON of the binding annotation. Fields are only ever added.
+type binding struct {
+	ID        string            `json:"id"`
+	ClaimedAt time.Time         `json:"claimedAt"`
+	EndAt     *time.Time        `json:"endAt,omitempty"`
+	Metadata  map[string]string `json:"metadata,omitempty"`
+}
+
+// release is the JSON of the release annotation. Fields are only ever added.
+type release struct {
+	Reason string    `json:"reason"`
+	At     time.Time `json:"at"`
+}
+
+// keyOf names a pod.
+func keyOf(p *corev1.Pod) core.PodKey {
+	return core.PodKey{Namespace: p.Namespace, Name: p.Name, UID: string(p.UID)}
+}
+
+// observe turns a pod into an observation. An error means that the pod's
+// annotations are not ours; such a pod must never be handed out.
+func observe(p *corev1.Pod) (core.Pod, error) {
+	seen := core.Pod{
+		Key:      keyOf(p),
+		Pool:     p.Labels[v1alpha1.LabelPool],
+		Template: p.Labels[v1alpha1.LabelTemplate],
+		Version:  p.ResourceVersion,
+		Deleting: p.DeletionTimestamp != nil,
+		Finished: p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed,
+		Free:     p.Labels[v1alpha1.LabelPhase] == v1alpha1.PhaseWarm && !p.Spec.HostNetwork,
+		Released: p.Labels[v1alpha1.LabelPhase] == v1alpha1.PhaseReleased,
+	}
+	for _, c := range p.Status.Conditions {
+		if c.Type == corev1.PodReady {
+			seen.Ready = c.Status == corev1.ConditionTrue
+		}
+	}
+	if p.Status.PodIP != "" && !p.Spec.HostNetwork {
+		ip, err := netip.ParseAddr(p.Status.PodIP)
+		if err != nil {
+			return seen, fmt.Errorf("pod %s: status.podIP: %w", p.Name, err)
+		}
+		seen.IP = ip.Unmap()
+	}
+	if text := p.Annotations[v1alpha1.AnnotationBinding]; text != "" {
+		var b binding
+		if err := json.Unmarshal([]byte(text), &b); err != nil || b.ID == "" {
+			seen.Free = false
+			return seen, fmt.Errorf("pod %s: annotation %s is not a binding: %w", p.Name, v1alpha1.AnnotationBinding, err)
+		}
+		seen.Binding = &core.Binding{ID: b.ID, ClaimedAt: b.ClaimedAt, Metadata: b.Metadata}
+		if b.EndAt != nil {
+			seen.Binding.EndAt = *b.EndAt
+		}
+	}
+	if text := p.Annotations[v1alpha1.AnnotationRelease]; seen.Released && text != "" {
+		var r release
+		if err := json.Unmarshal([]byte(text), &r); err != nil {
+			return seen, fmt.Errorf("pod %s: annotation %s is not a release: %w", p.Name, v1alpha1.AnnotationRelease, err)
+		}
+		seen.ReleaseReason, seen.ReleasedAt = r.Reason, r.At
+	}
+	return seen, nil
+}
+
+// TemplateHash identifies a pool's pod template.
+func TemplateHash(pool *v1alpha1.SandboxPool) string {
+	raw, err := json.Marshal(pool.Spec.Template)
+	if err != nil {
+		panic(fmt.Sprintf("encode pod template: %v", err)) // it was decoded from JSON
+	}
+	sum := sha256.Sum256(raw)
+	return hex.EncodeToString(sum[:6])
+}
+
+// build makes a pod from the pool's template.
+func build(pool *v1alpha1.SandboxPool, name string) *corev1.Pod {
+	labels := map[string]string{}
+	for k, v := range pool.Spec.Template.Metadata.Labels {
+		labels[k] = v
+	}
+	labels[v1alpha1.LabelPool] = pool.Name
+	labels[v1alpha1.LabelPhase] = v1alpha1.PhaseWarm
+	labels[v1alpha1.LabelTemplate] = TemplateHash(pool)
+	annotations := map[string]string{}
+	for k, v := range pool.Spec.Template.Metadata.Annotations {
+		annotations[k] = v
+	}
+	annotations[v1alpha1.AnnotationBinding] = "" // makes sure that there is a map to write to
+	p := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{
+			Name: name, Namespace: pool.Namespace, Labels: labels, Annotations: annotations,
+			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(pool, v1alpha1.GroupVersion().WithKind("SandboxPool"))},
+		},
+		Spec: *pool.Spec.Template.Spec.DeepCopy(),
+	}
+	if p.Spec.AutomountServiceAccountToken == nil {
+		no := false // strangers' code gets no credentials unless the pool says so
+		p.Spec.AutomountServiceAccountToken = &no
+	}
+	return p
+}

@@ -1,0 +1,239 @@
+// Package pools watches SandboxPool objects for the core and writes their
+// status, conditions and finalizer.
+package pools
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/berth-sandbox/berth/allocator/core"
+	"github.com/berth-sandbox/berth/allocator/kube"
+	"github.com/berth-sandbox/berth/allocator/pods"
+	"github.com/berth-sandbox/berth/api/v1alpha1"
+)
+
+const resource = "sandboxpools"
+
+// statusEvery is the pause between writes of changed statuses.
+const statusEvery = time.Second
+
+// Sink is told what is seen.
+type Sink interface {
+	Submit(core.Event)
+	// Counts returns the pool's pods by state.
+	Counts(core.PoolKey) (core.Counts, bool)
+}
+
+// Pools holds the pools of one namespace.
+type Pools struct {
+	Client    rest.Interface
+	Namespace string
+	Sink      Sink
+	Log       *zap.Logger
+
+	mu        sync.Mutex
+	pools     map[core.PoolKey]*v1alpha1.SandboxPool
+	createErr map[core.PoolKey]error // of the last pod creation
+}
+
+func keyOf(p *v1alpha1.SandboxPool) core.PoolKey {
+	return core.PoolKey{Namespace: p.Namespace, Name: p.Name}
+}
+
+// List reads the pools from the API server's store.
+func (p *Pools) List(ctx context.Context) ([]core.Pool, error) {
+	var list v1alpha1.SandboxPoolList
+	if err := p.Client.Get().Namespace(p.Namespace).Resource(resource).Do(ctx).Into(&list); err != nil {
+		return nil, fmt.Errorf("list sandbox pools: %w", err)
+	}
+	all := make([]core.Pool, 0, len(list.Items))
+	for i := range list.Items {
+		all = append(all, p.keep(&list.Items[i]))
+	}
+	return all, nil
+}
+
+// Get returns a pool as it was last seen. The caller must not change it.
+func (p *Pools) Get(key core.PoolKey) (*v1alpha1.SandboxPool, bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	pool, ok := p.pools[key]
+	return pool, ok
+}
+
+// CreateResult notes how the last creation of a pod went, for the condition.
+func (p *Pools) CreateResult(key core.PoolKey, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err == nil {
+		delete(p.createErr, key)
+	} else {
+		p.createErr[key] = err
+	}
+}
+
+// keep remembers a pool and returns what the core needs of it.
+func (p *Pools) keep(pool *v1alpha1.SandboxPool) core.Pool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.pools == nil {
+		p.pools, p.createErr = map[core.PoolKey]*v1alpha1.SandboxPool{}, map[core.PoolKey]error{}
+	}
+	p.pools[keyOf(pool)] = pool
+	spec := core.Pool{
+		Key: keyOf(pool), Warm: int(pool.Spec.Warm), DefaultPort: uint16(pool.Spec.DefaultPort),
+		Template: pods.TemplateHash(pool), Deleting: pool.DeletionTimestamp != nil,
+	}
+	if pool.Spec.MaxPods != nil {
+		spec.MaxPods = int(*pool.Spec.MaxPods)
+	}
+	return spec
+}
+
+// Run watches until ctx ends. List has been called before.
+func (p *Pools) Run(ctx context.Context) error {
+	informer := cache.NewSharedIndexInformer(
+		cache.NewListWatchFromClient(p.Client, resource, p.Namespace, fields.Everything()),
+		&v1alpha1.SandboxPool{}, 0, nil)
+	seen := func(o any) { p.Sink.Submit(core.PoolSeen{Pool: p.keep(o.(*v1alpha1.SandboxPool))}) }
+	registration, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    seen,
+		UpdateFunc: func(_, o any) { seen(o) },
+		DeleteFunc: func(o any) {
+			if unknown, ok := o.(cache.DeletedFinalStateUnknown); ok {
+				o = unknown.Obj
+			}
+			if pool, ok := o.(*v1alpha1.SandboxPool); ok {
+				p.Sink.Submit(core.PoolGone{Key: keyOf(pool)})
+			}
+		},
+	})
+	if err != nil {
+		return fmt.Errorf("watch sandbox pools: %w", err)
+	}
+	var watching sync.WaitGroup
+	watching.Go(func() { informer.RunWithContext(ctx) })
+	defer watching.Wait()
+	if !cache.WaitForCacheSync(ctx.Done(), registration.HasSynced) {
+		return nil // ctx has ended
+	}
+	ticker := time.NewTicker(statusEvery)
+	defer ticker.Stop()
+	for {
+		for _, o := range informer.GetStore().List() {
+			p.maintain(ctx, o.(*v1alpha1.SandboxPool))
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C:
+		}
+	}
+}
+
+// maintain adds the finalizer to a new pool and brings its status up to date.
+// What fails is tried again at the next turn.
+func (p *Pools) maintain(ctx context.Context, pool *v1alpha1.SandboxPool) {
+	var err error
+	if pool.DeletionTimestamp == nil && !slices.Contains(pool.Finalizers, v1alpha1.PoolFinalizer) {
+		err = p.setFinalizers(ctx, pool, append(slices.Clone(pool.Finalizers), v1alpha1.PoolFinalizer))
+	} else if status := p.status(pool); !sameStatus(status, pool.Status) {
+		err = p.patch(ctx, pool, map[string]any{"status": status}, "status")
+	}
+	if err != nil && ctx.Err() == nil {
+		p.Log.Warn("will try again: update pool", zap.String("pool", pool.Name), zap.Error(err))
+	}
+}
+
+// Drained removes the finalizer of a pool whose pods are gone.
+func (p *Pools) Drained(ctx context.Context, key core.PoolKey) {
+	_ = kube.Retry(ctx, func(ctx context.Context) error { // it only fails when ctx has ended
+		var pool v1alpha1.SandboxPool
+		err := p.Client.Get().Namespace(key.Namespace).Resource(resource).Name(key.Name).Do(ctx).Into(&pool)
+		switch {
+		case apierrors.IsNotFound(err):
+			return nil
+		case err != nil:
+			return err
+		case pool.DeletionTimestamp == nil || !slices.Contains(pool.Finalizers, v1alpha1.PoolFinalizer):
+			return nil // another object of that name, or done already
+		}
+		return p.setFinalizers(ctx, &pool, slices.DeleteFunc(pool.Finalizers, func(f string) bool { return f == v1alpha1.PoolFinalizer }))
+	}, func(err error) {
+		p.Log.Warn("will try again: remove pool finalizer", zap.String("pool", key.Name), zap.Error(err))
+	})
+}
+
+func (p *Pools) setFinalizers(ctx context.Context, pool *v1alpha1.SandboxPool, finalizers []string) error {
+	return p.patch(ctx, pool, map[string]any{"metadata": map[string]any{"finalizers": finalizers}})
+}
+
+// patch writes on condition that the pool has not changed since it was read.
+func (p *Pools) patch(ctx context.Context, pool *v1alpha1.SandboxPool, patch map[string]any, subresource ...string) error {
+	m, _ := patch["metadata"].(map[string]any)
+	if m == nil {
+		m = map[string]any{}
+	}
+	m["uid"], m["resourceVersion"] = pool.UID, pool.ResourceVersion
+	patch["metadata"] = m
+	raw, err := json.Marshal(patch)
+	if err != nil {
+		return fmt.Errorf("encode patch: %w", err)
+	}
+	call, cancel := context.WithTimeout(ctx, kube.CallTimeout)
+	defer cancel()
+	err = p.Client.Patch(types.MergePatchType).Namespace(pool.Namespace).Resource(resource).Name(pool.Name).
+		SubResource(subresource...).Body(raw).Do(call).Error()
+	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
+		return nil // it has changed; the watch brings it, and the next turn looks again
+	}
+	return err
+}
+
+// status is what the pool's status should be.
+func (p *Pools) status(pool *v1alpha1.SandboxPool) v1alpha1.SandboxPoolStatus {
+	counts, _ := p.Sink.Counts(keyOf(pool))
+	s := v1alpha1.SandboxPoolStatus{
+		ObservedGeneration: pool.Generation,
+		Warm:               int32(counts.Warm), Pending: int32(counts.Pending),
+		Claimed: int32(counts.Claimed), Releasing: int32(counts.Releasing),
+		Conditions: slices.Clone(pool.Status.Conditions),
+	}
+	ready := metav1.Condition{Type: v1alpha1.PoolReady, Status: metav1.ConditionTrue, Reason: "Warm", ObservedGeneration: pool.Generation}
+	if counts.Warm < int(pool.Spec.Warm) {
+		ready.Status, ready.Reason = metav1.ConditionFalse, "Filling"
+		ready.Message = fmt.Sprintf("%d of %d pods are warm", counts.Warm, pool.Spec.Warm)
+	}
+	meta.SetStatusCondition(&s.Conditions, ready)
+	p.mu.Lock()
+	createErr := p.createErr[keyOf(pool)]
+	p.mu.Unlock()
+	creatable := metav1.Condition{Type: v1alpha1.PoolPodsCreatable, Status: metav1.ConditionTrue, Reason: "Accepted", ObservedGeneration: pool.Generation}
+	if createErr != nil {
+		creatable.Status, creatable.Reason, creatable.Message = metav1.ConditionFalse, "Refused", createErr.Error()
+	}
+	meta.SetStatusCondition(&s.Conditions, creatable)
+	return s
+}
+
+func sameStatus(a, b v1alpha1.SandboxPoolStatus) bool {
+	return a.ObservedGeneration == b.ObservedGeneration && a.Warm == b.Warm && a.Pending == b.Pending &&
+		a.Claimed == b.Claimed && a.Releasing == b.Releasing &&
+		slices.EqualFunc(a.Conditions, b.Conditions, func(x, y metav1.Condition) bool {
+			return x.Type == y.Type && x.Status == y.Status && x.Reason == y.Reason && x.Message == y.Message &&
+				x.ObservedGeneration == y.ObservedGeneration
+		})
+}

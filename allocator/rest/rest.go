@@ -1,0 +1,332 @@
+// Package rest is the allocator's HTTP API. Create, get, list and kill have the
+// shapes of the E2B API, under / and /v2; what is accepted is carried out, and
+// what is not carried out is refused by name, never dropped in silence.
+//
+//	POST   /sandboxes        claim a sandbox: 201
+//	GET    /sandboxes        live sandboxes, oldest first: 200
+//	GET    /sandboxes/{id}   one live sandbox: 200, or 404
+//	DELETE /sandboxes/{id}   release: 204, or 404
+//
+// 204 means that the release is durable and that every connected router has
+// acknowledged it, or that one second has passed: the header
+// Berth-Routers-Outstanding then says how many have not.
+package rest
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"sort"
+	"strconv"
+	"strings"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/berth-sandbox/berth/allocator/core"
+	"github.com/berth-sandbox/berth/api/apierror"
+)
+
+// OutstandingHeader is on the answer of a release: how many routers may still
+// know the route.
+const OutstandingHeader = "Berth-Routers-Outstanding"
+
+// Bounds of what a client may send.
+const (
+	maxBody     = 64 << 10
+	maxMetadata = 2 << 10
+	// defaultTimeout is what an absent timeout means, as E2B documents it.
+	defaultTimeout = 300 * time.Second
+	maxTimeout     = 365 * 24 * time.Hour
+	// answerWait bounds how long a claim or a release may take.
+	answerWait = 10 * time.Second
+	// inFlight bounds the requests being served at one time.
+	inFlight = 5_000
+)
+
+// agentVersion is what is reported as envdVersion. The SDKs refuse sandboxes
+// below 0.1.0, and a higher one would claim features of an agent in the pod.
+const agentVersion = "0.1.0"
+
+// Allocator is what the API stands on.
+type Allocator interface {
+	// Leading reports whether this replica can act, and if not, who can.
+	Leading() (ok bool, leader string)
+	// Claim takes a sandbox from the pool. The Binding's ID and ClaimedAt are
+	// filled in. The error is an *apierror.Error or ctx's.
+	Claim(ctx context.Context, pool string, b core.Binding) (core.Sandbox, error)
+	// Release ends a sandbox and returns how many routers have not acknowledged.
+	Release(ctx context.Context, id, reason string) (core.ReleaseStatus, int, error)
+	Sandbox(ctx context.Context, id string) (core.Sandbox, bool, error)
+	Running(ctx context.Context) ([]core.Sandbox, error)
+}
+
+// Options configure the handler. All are required.
+type Options struct {
+	Allocator Allocator
+	// PublicScheme and PublicHost make the URLs of sandboxes:
+	// <scheme>://<port>-<id>.<host>/. PublicHost may carry a port.
+	PublicScheme, PublicHost string
+	Now                      func() time.Time
+	Log                      *zap.Logger
+}
+
+type api struct {
+	Options
+	slots chan struct{} // one for each request being served
+}
+
+// New returns the handler.
+func New(o Options) (http.Handler, error) {
+	if o.Allocator == nil || o.PublicScheme == "" || o.PublicHost == "" || o.Now == nil || o.Log == nil {
+		return nil, errors.New("rest: all options are required")
+	}
+	a := &api{Options: o, slots: make(chan struct{}, inFlight)}
+	mux := http.NewServeMux()
+	for _, prefix := range []string{"", "/v2"} {
+		mux.HandleFunc("POST "+prefix+"/sandboxes", a.handle(a.create))
+		mux.HandleFunc("GET "+prefix+"/sandboxes", a.handle(a.list))
+		mux.HandleFunc("GET "+prefix+"/sandboxes/{id}", a.handle(a.get))
+		mux.HandleFunc("DELETE "+prefix+"/sandboxes/{id}", a.handle(a.kill))
+	}
+	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+		code, message := http.StatusNotFound, "no such resource; this version serves /sandboxes and /sandboxes/{id}"
+		if strings.HasPrefix(strings.TrimPrefix(r.URL.Path, "/v2"), "/sandboxes") {
+			code, message = http.StatusNotImplemented, r.Method+" "+r.URL.Path+" is not implemented"
+		}
+		reason := apierror.NotFound
+		if code == http.StatusNotImplemented {
+			reason = apierror.NotImplemented
+		}
+		(&apierror.Error{Code: code, Reason: reason, Message: message}).Write(w)
+	})
+	return mux, nil
+}
+
+// handle turns a function that may fail into a handler, on the leader only.
+func (a *api) handle(f func(http.ResponseWriter, *http.Request) error) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		select {
+		case a.slots <- struct{}{}:
+			defer func() { <-a.slots }()
+		default:
+			(&apierror.Error{Code: 503, Reason: apierror.Timeout, Message: "too many requests are being served; try again", RetryAfter: 1}).Write(w)
+			return
+		}
+		if ok, leader := a.Allocator.Leading(); !ok {
+			message := "this replica does not lead, and no leader is known yet; try again"
+			if leader != "" {
+				message = "this replica does not lead; the leader's control address is " + leader
+			}
+			(&apierror.Error{Code: 503, Reason: apierror.NotLeader, Message: message, RetryAfter: 1}).Write(w)
+			return
+		}
+		ctx, cancel := context.WithTimeout(r.Context(), answerWait)
+		defer cancel()
+		err := f(w, r.WithContext(ctx))
+		if err == nil {
+			return
+		}
+		var e *apierror.Error
+		switch {
+		case errors.As(err, &e):
+		case errors.Is(err, context.DeadlineExceeded):
+			e = &apierror.Error{Code: 503, Reason: apierror.Timeout, Message: "the API server did not confirm in time; what was not answered is undone", RetryAfter: 1}
+		case errors.Is(err, context.Canceled):
+			return // the client has gone
+		default:
+			a.Log.Error("request failed", zap.String("path", r.URL.Path), zap.Error(err))
+			e = &apierror.Error{Code: 500, Reason: apierror.Internal, Message: "the allocator failed; its log says more"}
+		}
+		e.RequestID = r.Header.Get("X-Request-Id")
+		e.Write(w)
+	}
+}
+
+// Sandbox is a sandbox as the API shows it.
+type Sandbox struct {
+	SandboxID   string            `json:"sandboxID"`
+	TemplateID  string            `json:"templateID"`
+	ClientID    string            `json:"clientID"`
+	EnvdVersion string            `json:"envdVersion"`
+	Domain      string            `json:"domain"`
+	URL         string            `json:"url"`
+	State       string            `json:"state"`
+	StartedAt   time.Time         `json:"startedAt"`
+	EndAt       *time.Time        `json:"endAt,omitempty"`
+	Metadata    map[string]string `json:"metadata,omitempty"`
+	PodName     string            `json:"podName"`
+}
+
+func (a *api) show(s core.Sandbox) Sandbox {
+	shown := Sandbox{
+		SandboxID: s.ID, TemplateID: s.Pool.Name, ClientID: "berth", EnvdVersion: agentVersion,
+		Domain: a.PublicHost, URL: fmt.Sprintf("%s://%d-%s.%s/", a.PublicScheme, s.DefaultPort, s.ID, a.PublicHost),
+		State: "running", StartedAt: s.ClaimedAt, Metadata: s.Metadata, PodName: s.Pod.Name,
+	}
+	if !s.EndAt.IsZero() {
+		shown.EndAt = &s.EndAt
+	}
+	return shown
+}
+
+func (a *api) create(w http.ResponseWriter, r *http.Request) error {
+	request, err := decodeCreate(r.Body)
+	if err != nil {
+		return err
+	}
+	s, err := a.Allocator.Claim(r.Context(), request.TemplateID, core.Binding{
+		EndAt: a.Now().Add(request.timeout).UTC(), Metadata: request.Metadata,
+	})
+	if err != nil {
+		return err
+	}
+	return writeJSON(w, http.StatusCreated, a.show(s))
+}
+
+// createRequest is the body of a create.
+type createRequest struct {
+	TemplateID string            `json:"templateID"`
+	Timeout    *int64            `json:"timeout"`
+	Metadata   map[string]string `json:"metadata"`
+	timeout    time.Duration
+}
+
+func decodeCreate(body io.Reader) (*createRequest, error) {
+	raw, err := io.ReadAll(io.LimitReader(body, maxBody+1))
+	if err != nil {
+		return nil, invalid("body: %v", err)
+	}
+	if len(raw) > maxBody {
+		return nil, &apierror.Error{Code: http.StatusRequestEntityTooLarge, Reason: apierror.BadRequest, Message: fmt.Sprintf("body: at most %d bytes", maxBody)}
+	}
+	var fields map[string]json.RawMessage
+	if err := json.Unmarshal(raw, &fields); err != nil {
+		return nil, invalid("body: must be a JSON object: %v", err)
+	}
+	var request createRequest
+	for _, known := range []struct {
+		name string
+		into any
+	}{{"templateID", &request.TemplateID}, {"timeout", &request.Timeout}, {"metadata", &request.Metadata}} {
+		if value, ok := fields[known.name]; ok {
+			if err := json.Unmarshal(value, known.into); err != nil {
+				return nil, invalid("%s: %v", known.name, err)
+			}
+			delete(fields, known.name)
+		}
+	}
+	var refused []string
+	for name, value := range fields {
+		if !empty(value) {
+			refused = append(refused, name)
+		}
+	}
+	if len(refused) > 0 {
+		sort.Strings(refused)
+		return nil, &apierror.Error{Code: http.StatusNotImplemented, Reason: apierror.NotImplemented, Message: strings.Join(refused, ", ") + ": not supported by this version; leave it out"}
+	}
+	if request.TemplateID == "" {
+		return nil, invalid("templateID: required: the name of a SandboxPool")
+	}
+	request.timeout = defaultTimeout
+	if t := request.Timeout; t != nil {
+		if *t < 1 || *t > int64(maxTimeout/time.Second) {
+			return nil, invalid("timeout: %d: must be 1 to %d seconds", *t, int64(maxTimeout/time.Second))
+		}
+		request.timeout = time.Duration(*t) * time.Second
+	}
+	size := 0
+	for k, v := range request.Metadata {
+		size += len(k) + len(v)
+	}
+	if size > maxMetadata {
+		return nil, invalid("metadata: %d bytes: at most %d in all", size, maxMetadata)
+	}
+	return &request, nil
+}
+
+// empty reports whether a JSON value asks for nothing: SDKs send fields that
+// the caller has not set.
+func empty(value json.RawMessage) bool {
+	switch strings.TrimSpace(string(value)) {
+	case "null", "false", `""`, "{}", "[]":
+		return true
+	}
+	return false
+}
+
+func (a *api) get(w http.ResponseWriter, r *http.Request) error {
+	id := r.PathValue("id")
+	s, known, err := a.Allocator.Sandbox(r.Context(), id)
+	switch {
+	case err != nil:
+		return err
+	case !known:
+		return missing(id, apierror.SandboxNotFound, "there is no such sandbox")
+	case s.Phase == core.Released || s.Phase == core.Ended:
+		return missing(id, apierror.SandboxGone, fmt.Sprintf("this sandbox was released at %s: %s", s.EndedAt.UTC().Format(time.RFC3339), s.Reason))
+	}
+	return writeJSON(w, http.StatusOK, a.show(s))
+}
+
+func (a *api) list(w http.ResponseWriter, r *http.Request) error {
+	for name := range r.URL.Query() {
+		return &apierror.Error{Code: http.StatusNotImplemented, Reason: apierror.NotImplemented, Message: fmt.Sprintf("parameter %q: not supported by this version", name)}
+	}
+	running, err := a.Allocator.Running(r.Context())
+	if err != nil {
+		return err
+	}
+	sort.Slice(running, func(i, j int) bool {
+		if !running[i].ClaimedAt.Equal(running[j].ClaimedAt) {
+			return running[i].ClaimedAt.Before(running[j].ClaimedAt)
+		}
+		return running[i].ID < running[j].ID
+	})
+	all := make([]Sandbox, 0, len(running))
+	for _, s := range running {
+		all = append(all, a.show(s))
+	}
+	return writeJSON(w, http.StatusOK, all)
+}
+
+func (a *api) kill(w http.ResponseWriter, r *http.Request) error {
+	id := r.PathValue("id")
+	status, outstanding, err := a.Allocator.Release(r.Context(), id, core.ReasonKilled)
+	if err != nil {
+		return err
+	}
+	switch status {
+	case core.ReleaseUnknown:
+		return missing(id, apierror.SandboxNotFound, "there is no such sandbox")
+	case core.ReleaseGone:
+		return missing(id, apierror.SandboxGone, "this sandbox has been released before")
+	case core.ReleaseOK:
+	}
+	w.Header().Set(OutstandingHeader, strconv.Itoa(outstanding))
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+func invalid(format string, args ...any) *apierror.Error {
+	return &apierror.Error{Code: http.StatusBadRequest, Reason: apierror.BadRequest, Message: fmt.Sprintf(format, args...)}
+}
+
+func missing(id string, reason apierror.Reason, message string) *apierror.Error {
+	return &apierror.Error{Code: http.StatusNotFound, Reason: reason, Message: message, SandboxID: id}
+}
+
+func writeJSON(w http.ResponseWriter, code int, v any) error {
+	raw, err := json.Marshal(v)
+	if err != nil {
+		return fmt.Errorf("encode answer: %w", err)
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(code)
+	_, _ = w.Write(raw) // the client may have gone; there is nobody else to tell
+	return nil
+}

@@ -1,0 +1,65 @@
+// Package apierror is the shape of every error that Berth answers, from the
+// router and from the HTTP API alike.
+package apierror
+
+import (
+	"encoding/json"
+	"net/http"
+	"strconv"
+)
+
+// Reason is a stable word that programs can compare.
+type Reason string
+
+// The reasons.
+const (
+	BadRequest      Reason = "bad_request"
+	BadHost         Reason = "bad_host"
+	BadPort         Reason = "bad_port"
+	MethodRefused   Reason = "method_refused"
+	NotFound        Reason = "not_found"
+	PoolNotFound    Reason = "pool_not_found"
+	SandboxNotFound Reason = "sandbox_not_found"
+	SandboxGone     Reason = "sandbox_gone"
+	PoolEmpty       Reason = "pool_empty"
+	NotImplemented  Reason = "not_implemented"
+	RouterNotReady  Reason = "router_not_ready"
+	NoRoute         Reason = "no_route"
+	NotLeader       Reason = "not_leader"
+	Timeout         Reason = "timeout"
+	Internal        Reason = "internal"
+)
+
+// Error is an answer that says what went wrong and what to do.
+type Error struct {
+	// Code is the HTTP status.
+	Code      int    `json:"code"`
+	Reason    Reason `json:"reason"`
+	Message   string `json:"message"`
+	SandboxID string `json:"sandboxId,omitempty"`
+	RequestID string `json:"requestId,omitempty"`
+	// RetryAfter, in seconds, goes into the header of that name if it is not 0.
+	RetryAfter int `json:"-"`
+}
+
+// Error implements error.
+func (e *Error) Error() string { return string(e.Reason) + ": " + e.Message }
+
+// JSON returns the body.
+func (e *Error) JSON() []byte {
+	body, err := json.Marshal(e)
+	if err != nil { // strings and integers always encode
+		return []byte(`{"code":500,"reason":"internal","message":"the error could not be encoded"}`)
+	}
+	return body
+}
+
+// Write answers an HTTP request with the error.
+func (e *Error) Write(w http.ResponseWriter) {
+	w.Header().Set("Content-Type", "application/json")
+	if e.RetryAfter > 0 {
+		w.Header().Set("Retry-After", strconv.Itoa(e.RetryAfter))
+	}
+	w.WriteHeader(e.Code)
+	_, _ = w.Write(e.JSON()) // the client may have gone; there is nobody else to tell
+}

@@ -1,0 +1,54 @@
+// Package sandboxid knows what a sandbox ID is: the name of a sandbox, random
+// and never used twice. Whoever knows it can reach the sandbox, so it is a
+// credential.
+package sandboxid
+
+import "crypto/rand"
+
+const (
+	// Len is the length of the IDs that Berth makes: 103 bits.
+	Len = 20
+	// MaxLen is the longest ID accepted: with "65535-" before it, it fills a DNS
+	// label of 63 octets (RFC 1035, section 2.3.4).
+	MaxLen = 57
+
+	alphabet = "abcdefghijklmnopqrstuvwxyz0123456789"
+)
+
+// New makes an ID.
+func New() string {
+	id := make([]byte, 0, Len)
+	var buffer [2 * Len]byte
+	for len(id) < Len {
+		_, _ = rand.Read(buffer[:]) // never fails, see crypto/rand
+		for _, b := range buffer {
+			// 252 is the largest multiple of 36 in a byte: no character is likelier.
+			if b < 252 && len(id) < Len {
+				id = append(id, alphabet[int(b)%len(alphabet)])
+			}
+		}
+	}
+	return string(id)
+}
+
+// Valid reports whether id can be a sandbox ID: 1 to MaxLen characters of a-z
+// and 0-9.
+func Valid(id string) bool {
+	if id == "" || len(id) > MaxLen {
+		return false
+	}
+	for _, c := range []byte(id) {
+		if (c < 'a' || c > 'z') && (c < '0' || c > '9') {
+			return false
+		}
+	}
+	return true
+}
+
+// Short is an ID as it may appear in logs.
+func Short(id string) string {
+	if len(id) <= 5 {
+		return id
+	}
+	return id[:5] + "..."
+}

@@ -1,0 +1,202 @@
+// Command extproc is the router: the ExtProc server that stands beside one Envoy.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"go.uber.org/zap"
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/keepalive"
+	"k8s.io/apimachinery/pkg/util/rand"
+
+	"github.com/berth-sandbox/berth/cmd/internal/cli"
+	"github.com/berth-sandbox/berth/extproc"
+	"github.com/berth-sandbox/berth/extproc/admin"
+	"github.com/berth-sandbox/berth/extproc/link"
+	"github.com/berth-sandbox/berth/internal/bootclock"
+	"github.com/berth-sandbox/berth/lastactive"
+	"github.com/berth-sandbox/berth/routecache"
+)
+
+type flags struct {
+	Domain        string        `required:"" help:"Domain of the sandboxes: hosts are <port>-<id>.<domain>."`
+	Allocator     string        `required:"" help:"Control address of the allocator, host:port. Any replica will do."`
+	PodCIDRs      []string      `name:"pod-cidrs" required:"" help:"Ranges that destinations may lie in, as 10.0.0.0/8; several with commas."`
+	Socket        string        `default:"/run/berth/router.sock" help:"Unix socket for Envoy."`
+	AdminListen   string        `default:"127.0.0.1:9901" help:"Address of the admin listener. It shows sandbox IDs: keep it on loopback."`
+	CacheSize     int           `default:"100000" help:"Routes to keep, 1 or more."`
+	NegativeTTL   time.Duration `name:"negative-ttl" default:"1s" help:"How long an unknown sandbox ID is remembered as unknown."`
+	MaxStale      time.Duration `default:"15m" help:"How long known routes are served without the allocator. Must be the allocator's."`
+	LookupTimeout time.Duration `default:"2s" help:"How long a request waits for the allocator's answer, at most 4s."`
+	ShutdownAfter time.Duration `default:"10s" help:"How long requests in progress may take at shutdown."`
+	LogLevel      string        `default:"info" help:"debug, info, warn or error."`
+	Version       bool          `help:"Print the version."`
+}
+
+func main() { cli.Main(run) }
+
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	var f flags
+	if _, err := cli.Parse(&f, "extproc", "The router: answers Envoy where each request goes.", "BERTH_ROUTER", args, stdout, stderr); err != nil {
+		return err
+	}
+	if f.Version {
+		fmt.Fprintln(stdout, cli.Version())
+		return nil
+	}
+	cidrs, err := f.check()
+	if err != nil {
+		return err
+	}
+	log, err := cli.Logger(f.LogLevel, stderr)
+	if err != nil {
+		return err
+	}
+	defer log.Sync() //nolint:errcheck // stderr has nothing to sync
+
+	metrics := prometheus.NewRegistry()
+	metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	tracker, err := lastactive.New(lastactive.Options{Size: 2 * f.CacheSize, Now: time.Now})
+	if err != nil {
+		return err
+	}
+	var l *link.Link
+	cache, err := routecache.New(routecache.Options{
+		Size: f.CacheSize, NegativeTTL: f.NegativeTTL, Now: bootclock.Now,
+		Ask: func(id string) bool { return l.Ask(id) },
+	})
+	if err != nil {
+		return err
+	}
+	l, err = link.New(link.Options{
+		Allocator: f.Allocator, InstanceID: "router-" + rand.String(20), MaxStale: f.MaxStale,
+		Cache: cache, Forget: tracker.Forget, Now: bootclock.Now, Log: log.Named("link"),
+		Dial: []grpc.DialOption{
+			grpc.WithTransportCredentials(insecure.NewCredentials()),
+			grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 5 * time.Second}),
+		},
+	})
+	if err != nil {
+		return err
+	}
+	if err := registerCacheMetrics(metrics, cache, tracker); err != nil {
+		return err
+	}
+	server, err := extproc.New(extproc.Options{
+		Socket: f.Socket, Domain: f.Domain, PodCIDRs: cidrs, LookupTimeout: f.LookupTimeout,
+		Routes: cache, Activity: tracker, Metrics: metrics, Log: log.Named("request"),
+	})
+	if err != nil {
+		return err
+	}
+	handler, err := admin.New(admin.Options{
+		Cache: cache, Tracker: tracker, Metrics: metrics, Now: time.Now,
+		Ready: func() error {
+			switch {
+			case ctx.Err() != nil:
+				return errors.New("stopping")
+			case !cache.Fresh():
+				return errors.New("routes are not fresh: the allocator has not been reached for too long, or not yet")
+			}
+			return nil
+		},
+	})
+	if err != nil {
+		return err
+	}
+	adminServer, err := cli.Listen("--admin-listen", f.AdminListen, handler)
+	if err != nil {
+		return err
+	}
+	socket, err := server.Listen()
+	if err != nil {
+		return err
+	}
+	log.Info("listening", zap.String("socket", f.Socket), zap.Stringer("admin", adminServer.Addr()), zap.String("domain", f.Domain))
+
+	// The session ends after the server: its Goodbye says that this process
+	// admits nothing any more.
+	linked, endLink := context.WithCancel(context.WithoutCancel(ctx))
+	defer endLink()
+	all, failed := errgroup.WithContext(ctx)
+	all.Go(func() error { return l.Run(linked) })
+	all.Go(func() error { return server.Serve(socket) })
+	all.Go(adminServer.Serve)
+	all.Go(func() error {
+		<-failed.Done() // a signal, or one of the others failed
+		log.Info("stopping")
+		limit, cancel := context.WithTimeout(context.WithoutCancel(ctx), f.ShutdownAfter)
+		defer cancel()
+		server.Stop(limit)
+		endLink()
+		adminServer.Stop(limit)
+		return nil
+	})
+	return all.Wait()
+}
+
+// check returns the pod ranges, or everything that is wrong with the flags.
+func (f *flags) check() ([]netip.Prefix, error) {
+	var errs []error
+	var cidrs []netip.Prefix
+	for _, text := range f.PodCIDRs {
+		prefix, err := netip.ParsePrefix(text)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("--pod-cidrs %q: must be a range such as 10.0.0.0/8", text))
+			continue
+		}
+		cidrs = append(cidrs, prefix.Masked())
+	}
+	if !extproc.ValidDomain(f.Domain) {
+		errs = append(errs, fmt.Errorf("--domain %q: must be a DNS name in lower case, without a trailing dot", f.Domain))
+	}
+	if f.CacheSize < 1 {
+		errs = append(errs, fmt.Errorf("--cache-size %d: must be at least 1", f.CacheSize))
+	}
+	if f.NegativeTTL <= 0 {
+		errs = append(errs, fmt.Errorf("--negative-ttl %v: must be positive", f.NegativeTTL))
+	}
+	if f.MaxStale < time.Second {
+		errs = append(errs, fmt.Errorf("--max-stale %v: must be at least 1s", f.MaxStale))
+	}
+	if f.LookupTimeout <= 0 || f.LookupTimeout > 4*time.Second {
+		errs = append(errs, fmt.Errorf("--lookup-timeout %v: must be above 0 and at most 4s, because Envoy waits 5s", f.LookupTimeout))
+	}
+	if f.ShutdownAfter <= 0 {
+		errs = append(errs, fmt.Errorf("--shutdown-after %v: must be positive", f.ShutdownAfter))
+	}
+	return cidrs, errors.Join(errs...)
+}
+
+func registerCacheMetrics(reg prometheus.Registerer, cache *routecache.Cache, tracker *lastactive.Tracker) error {
+	var errs []error
+	counter := func(name, help string, value func(routecache.Stats) uint64) {
+		errs = append(errs, reg.Register(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help},
+			func() float64 { return float64(value(cache.Stats())) })))
+	}
+	gauge := func(name, help string, value func() float64) {
+		errs = append(errs, reg.Register(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, value)))
+	}
+	counter("berth_routecache_hits_total", "Lookups answered from the cache.", func(s routecache.Stats) uint64 { return s.Hits })
+	counter("berth_routecache_misses_total", "Lookups that waited for the allocator.", func(s routecache.Stats) uint64 { return s.Misses })
+	counter("berth_routecache_questions_total", "Questions put to the allocator.", func(s routecache.Stats) uint64 { return s.Questions })
+	counter("berth_routecache_evictions_total", "Routes dropped for want of room.", func(s routecache.Stats) uint64 { return s.Evictions })
+	gauge("berth_routecache_routes", "Routes held.", func() float64 { return float64(cache.Stats().Routes) })
+	gauge("berth_routecache_fresh", "1 while routes may be served.", func() float64 {
+		if cache.Fresh() {
+			return 1
+		}
+		return 0
+	})
+	gauge("berth_lastactive_sandboxes", "Sandboxes whose last activity is remembered.", func() float64 { return float64(tracker.Len()) })
+	return errors.Join(errs...)
+}

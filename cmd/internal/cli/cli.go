@@ -1,0 +1,143 @@
+// Package cli is what Berth's commands have in common: flags with environment
+// fallbacks, logs, HTTP listeners, signals.
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"runtime/debug"
+	"syscall"
+	"time"
+
+	"github.com/alecthomas/kong"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+	"golang.org/x/term"
+)
+
+// ErrHelp is returned by Parse when help or the version was printed.
+var ErrHelp = errors.New("help was printed")
+
+// Parse reads args into into, a pointer to a struct with kong's tags. Each flag
+// can also be set in the environment, as prefix and the flag's name in upper
+// case. Errors name the flag.
+func Parse(into any, name, description, prefix string, args []string, stdout, stderr io.Writer) (*kong.Context, error) {
+	exited := false
+	parser, err := kong.New(into,
+		kong.Name(name), kong.Description(description),
+		kong.DefaultEnvars(prefix), kong.Writers(stdout, stderr),
+		kong.Vars{"version": Version()},
+		kong.Exit(func(int) { exited = true }),
+		kong.ConfigureHelp(kong.HelpOptions{Compact: true}),
+	)
+	if err != nil {
+		return nil, fmt.Errorf("flags: %w", err)
+	}
+	k, err := parser.Parse(args)
+	if exited {
+		return nil, ErrHelp
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%w; see %s --help", err, name)
+	}
+	return k, nil
+}
+
+// Version is the version this binary was built from.
+func Version() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return "unknown"
+	}
+	for _, s := range info.Settings {
+		if s.Key == "vcs.revision" && len(s.Value) >= 12 {
+			return info.Main.Version + " " + s.Value[:12]
+		}
+	}
+	return info.Main.Version
+}
+
+// Main runs a command until SIGTERM or SIGINT, and ends the process with 1 and
+// one line on stderr if it fails.
+func Main(run func(ctx context.Context, args []string, stdout, stderr io.Writer) error) {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	err := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	stop()
+	if err != nil && !errors.Is(err, ErrHelp) {
+		fmt.Fprintln(os.Stderr, "error:", err)
+		os.Exit(1)
+	}
+}
+
+// Logger writes JSON lines, or readable lines when w is a terminal.
+func Logger(level string, w io.Writer) (*zap.Logger, error) {
+	l, err := zapcore.ParseLevel(level)
+	if err != nil {
+		return nil, fmt.Errorf("--log-level %q: must be debug, info, warn or error", level)
+	}
+	config := zap.NewProductionEncoderConfig()
+	config.EncodeTime = zapcore.RFC3339NanoTimeEncoder
+	config.TimeKey = "time"
+	encoder := zapcore.NewJSONEncoder(config)
+	if f, ok := w.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
+		config.EncodeTime = zapcore.TimeEncoderOfLayout("15:04:05.000")
+		config.EncodeLevel = zapcore.CapitalColorLevelEncoder
+		encoder = zapcore.NewConsoleEncoder(config)
+	}
+	return zap.New(zapcore.NewCore(encoder, zapcore.Lock(zapcore.AddSync(w)), l)), nil
+}
+
+// HTTPServer is an HTTP server bound to its address.
+type HTTPServer struct {
+	name     string
+	server   *http.Server
+	listener net.Listener
+}
+
+// Listen binds an address; Serve answers on it.
+func Listen(name, address string, h http.Handler) (*HTTPServer, error) {
+	l, err := net.Listen("tcp", address)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	return &HTTPServer{name: name, listener: l, server: &http.Server{
+		Handler: h, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
+	}}, nil
+}
+
+// Addr is the address it is bound to.
+func (s *HTTPServer) Addr() net.Addr { return s.listener.Addr() }
+
+// Serve answers until Stop and then returns nil.
+func (s *HTTPServer) Serve() error {
+	if err := s.server.Serve(s.listener); !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("%s: %w", s.name, err)
+	}
+	return nil
+}
+
+// Stop answers what is in progress, until ctx ends.
+func (s *HTTPServer) Stop(ctx context.Context) {
+	if s.server.Shutdown(ctx) != nil {
+		_ = s.server.Close() // what is left is cut off; there is nothing more to do
+	}
+}
+
+// Loopback reports whether only this machine can reach the address.
+func Loopback(address string) bool {
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		return false
+	}
+	if host == "localhost" {
+		return true
+	}
+	ip := net.ParseIP(host)
+	return ip != nil && ip.IsLoopback()
+}

@@ -1,0 +1,183 @@
+// Package admin is the router's HTTP listener for operators. It shows sandbox
+// IDs, which are credentials, and belongs on loopback.
+//
+//	GET /admin/last-active   when each sandbox was last used; ?id= or ?prefix= filter, ?format=text
+//	GET /admin/routes        the route cache; same parameters
+//	GET /healthz             200 while the process works; never depends on the allocator
+//	GET /readyz              200 while routes may be served; else 503 and why
+//	GET /metrics             Prometheus
+//	GET /debug/pprof/        profiles
+package admin
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/pprof"
+	"sort"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/berth-sandbox/berth/api/apierror"
+	"github.com/berth-sandbox/berth/lastactive"
+	"github.com/berth-sandbox/berth/routecache"
+)
+
+// Options configure the handler. All are required.
+type Options struct {
+	Cache   *routecache.Cache
+	Tracker *lastactive.Tracker
+	// Ready returns nil, or why the router is not ready.
+	Ready   func() error
+	Metrics prometheus.Gatherer
+	Now     func() time.Time
+}
+
+// New returns the handler.
+func New(o Options) (http.Handler, error) {
+	if o.Cache == nil || o.Tracker == nil || o.Ready == nil || o.Metrics == nil || o.Now == nil {
+		return nil, errors.New("admin: all options are required")
+	}
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /admin/last-active", o.lastActive)
+	mux.HandleFunc("GET /admin/routes", o.routes)
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
+		if err := o.Ready(); err != nil {
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+			return
+		}
+		fmt.Fprintln(w, "ok")
+	})
+	mux.Handle("GET /metrics", promhttp.HandlerFor(o.Metrics, promhttp.HandlerOpts{}))
+	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
+	mux.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)
+	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
+	mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
+	mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
+	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+		(&apierror.Error{Code: 404, Reason: apierror.NotFound, Message: "no such page; try /admin/last-active, /admin/routes, /healthz, /readyz, /metrics or /debug/pprof/"}).Write(w)
+	})
+	return mux, nil
+}
+
+// LastActive is the answer of /admin/last-active.
+type LastActive struct {
+	// Now is the router's clock at the time of the dump.
+	Now time.Time `json:"now"`
+	// Sandboxes are sorted by ID.
+	Sandboxes []LastActiveSandbox `json:"sandboxes"`
+}
+
+// LastActiveSandbox says when one sandbox was last used, through this router.
+type LastActiveSandbox struct {
+	SandboxID  string    `json:"sandboxId"`
+	LastActive time.Time `json:"lastActive"`
+	// AgeSeconds is the time since then.
+	AgeSeconds float64 `json:"ageSeconds"`
+}
+
+func (o Options) lastActive(w http.ResponseWriter, r *http.Request) {
+	q, ok := parseQuery(w, r)
+	if !ok {
+		return
+	}
+	now := o.Now()
+	dump := LastActive{Now: now, Sandboxes: []LastActiveSandbox{}}
+	for _, a := range o.Tracker.Dump(q.keep) {
+		dump.Sandboxes = append(dump.Sandboxes, LastActiveSandbox{
+			SandboxID: a.ID, LastActive: a.LastActive, AgeSeconds: max(0, now.Sub(a.LastActive).Seconds()),
+		})
+	}
+	if q.text {
+		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+		for _, s := range dump.Sandboxes {
+			fmt.Fprintf(w, "%s  %s  %.3fs ago\n", s.SandboxID, s.LastActive.UTC().Format(time.RFC3339Nano), s.AgeSeconds)
+		}
+		return
+	}
+	writeJSON(w, dump)
+}
+
+// Routes is the answer of /admin/routes.
+type Routes struct {
+	// Fresh is false when routes are not served, because the allocator has been
+	// out of reach for too long.
+	Fresh bool `json:"fresh"`
+	// Routes are sorted by ID.
+	Routes []Route `json:"routes"`
+}
+
+// Route is where one sandbox is.
+type Route struct {
+	SandboxID   string `json:"sandboxId"`
+	PodIP       string `json:"podIP"`
+	DefaultPort uint16 `json:"defaultPort"`
+}
+
+func (o Options) routes(w http.ResponseWriter, r *http.Request) {
+	q, ok := parseQuery(w, r)
+	if !ok {
+		return
+	}
+	dump := Routes{Fresh: o.Cache.Fresh(), Routes: []Route{}}
+	for _, e := range o.Cache.Dump() {
+		if q.keep(e.ID) {
+			dump.Routes = append(dump.Routes, Route{SandboxID: e.ID, PodIP: e.Route.Addr.String(), DefaultPort: e.Route.DefaultPort})
+		}
+	}
+	sort.Slice(dump.Routes, func(i, j int) bool { return dump.Routes[i].SandboxID < dump.Routes[j].SandboxID })
+	if q.text {
+		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+		for _, e := range dump.Routes {
+			fmt.Fprintf(w, "%s  %s  default port %d\n", e.SandboxID, e.PodIP, e.DefaultPort)
+		}
+		return
+	}
+	writeJSON(w, dump)
+}
+
+// query is the parameters that both dumps take.
+type query struct {
+	keep func(id string) bool
+	text bool
+}
+
+func parseQuery(w http.ResponseWriter, r *http.Request) (query, bool) {
+	bad := func(message string) (query, bool) {
+		(&apierror.Error{Code: http.StatusBadRequest, Reason: apierror.BadRequest, Message: message}).Write(w)
+		return query{}, false
+	}
+	values := r.URL.Query()
+	for name := range values {
+		switch name {
+		case "id", "prefix", "format":
+		default:
+			return bad(fmt.Sprintf("parameter %q: unknown; id, prefix and format are known", name))
+		}
+	}
+	var q query
+	switch format := values.Get("format"); format {
+	case "", "json":
+	case "text":
+		q.text = true
+	default:
+		return bad(fmt.Sprintf("parameter format=%q: must be json or text", format))
+	}
+	id, prefix := values.Get("id"), values.Get("prefix")
+	q.keep = func(candidate string) bool {
+		return (id == "" || candidate == id) && strings.HasPrefix(candidate, prefix)
+	}
+	return q, true
+}
+
+func writeJSON(w http.ResponseWriter, v any) {
+	w.Header().Set("Content-Type", "application/json")
+	encoder := json.NewEncoder(w)
+	encoder.SetIndent("", "  ")
+	_ = encoder.Encode(v) // the client may have gone; there is nobody else to tell
+}

@@ -1,0 +1,105 @@
+package extproc
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"net/netip"
+	"time"
+
+	"github.com/berth-sandbox/berth/api/apierror"
+	"github.com/berth-sandbox/berth/routecache"
+)
+
+// Routes knows where sandboxes are.
+type Routes interface {
+	Lookup(ctx context.Context, id string) (routecache.Answer, error)
+}
+
+// Activity remembers when sandboxes were used.
+type Activity interface {
+	// Touch records that a request for id was admitted now.
+	Touch(id string)
+	// TouchKnown records that a request for id is still open, unless id has
+	// been forgotten since.
+	TouchKnown(id string)
+}
+
+// request is what a decision is made from.
+type request struct {
+	authority, method, requestID string
+}
+
+// admission is a decision to let a request through.
+type admission struct {
+	id  string
+	dst netip.AddrPort
+}
+
+type decider struct {
+	domain   string
+	podCIDRs []netip.Prefix
+	wait     time.Duration
+	routes   Routes
+	activity Activity
+}
+
+// decide admits the request or says why not. Exactly one of the results is set.
+func (d *decider) decide(ctx context.Context, r request) (*admission, *apierror.Error) {
+	if r.method == http.MethodConnect {
+		return nil, refuse(http.StatusMethodNotAllowed, apierror.MethodRefused, "CONNECT is not supported; connect to the sandbox's host name directly")
+	}
+	target, err := parseHost(r.authority, d.domain)
+	if err != nil {
+		reason := apierror.BadHost
+		if he := (*hostError)(nil); errors.As(err, &he) && he.port {
+			reason = apierror.BadPort
+		}
+		return nil, refuse(http.StatusBadRequest, reason, err.Error())
+	}
+	refused := func(code int, reason apierror.Reason, message string) (*admission, *apierror.Error) {
+		e := refuse(code, reason, message)
+		e.SandboxID = target.ID
+		return nil, e
+	}
+
+	ctx, cancel := context.WithTimeout(ctx, d.wait)
+	defer cancel()
+	answer, err := d.routes.Lookup(ctx, target.ID)
+	if err != nil {
+		return refused(http.StatusServiceUnavailable, apierror.RouterNotReady, "the router cannot tell at the moment where this sandbox is; try again")
+	}
+	switch answer.Status {
+	case routecache.Gone:
+		return refused(http.StatusGone, apierror.SandboxGone, "this sandbox has been released")
+	case routecache.Unknown:
+		return refused(http.StatusNotFound, apierror.SandboxNotFound, "there is no such sandbox")
+	case routecache.Routable:
+	}
+	port := target.Port
+	if port == 0 {
+		port = answer.Route.DefaultPort
+	}
+	if port == 0 || !d.inPodRange(answer.Route.Addr) {
+		return refused(http.StatusServiceUnavailable, apierror.NoRoute, "the sandbox's address is outside the configured pod address ranges; tell the operator")
+	}
+	d.activity.Touch(target.ID)
+	return &admission{id: target.ID, dst: netip.AddrPortFrom(answer.Route.Addr, port)}, nil
+}
+
+func (d *decider) inPodRange(addr netip.Addr) bool {
+	for _, p := range d.podCIDRs {
+		if p.Contains(addr) {
+			return true
+		}
+	}
+	return false
+}
+
+func refuse(code int, reason apierror.Reason, message string) *apierror.Error {
+	e := &apierror.Error{Code: code, Reason: reason, Message: message}
+	if code == http.StatusServiceUnavailable {
+		e.RetryAfter = 1
+	}
+	return e
+}

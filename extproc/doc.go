@@ -1,0 +1,18 @@
+// Package extproc is the router: Envoy asks it about every request, and it
+// answers where the request goes or why it goes nowhere.
+//
+// # Guarantees
+//
+//   - A request is admitted only by an answer that names a destination and a
+//     sandbox ID. Whatever goes wrong, no destination is named.
+//   - Only the host decides. No header overrides it, and a host with anything
+//     left over after parsing is refused.
+//   - A destination lies in Options.PodCIDRs.
+//   - The activity of an admitted request is recorded before Envoy is answered.
+//
+// One ext_proc stream carries one request-headers message and one answer. The
+// server returns right after the answer; Envoy resets the stream as soon as it
+// has read it, so Canceled is the normal end of a stream and not an error.
+// The server never answers gRPC status Unavailable for a failure of its own:
+// Envoy would ask again, thirty times.
+package extproc

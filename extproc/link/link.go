@@ -1,0 +1,190 @@
+// Package link is the router's side of the control stream. It keeps one session
+// with the allocator's leader and tells the route cache what arrives on it, in
+// the order in which it arrives.
+//
+// # Guarantees
+//
+//   - The cache is told by one goroutine, from one stream at a time. A new
+//     stream begins only after the last message of the old one was applied.
+//   - A message of a lower term than this router has seen is refused, with the
+//     stream it came on.
+//   - A message is acknowledged after it took effect in the cache.
+//   - The cache is fresh until the send time of the last answered ping plus
+//     max-stale, on a clock that counts suspended time.
+//   - Queues are bounded. A router that cannot send drops the stream.
+package link
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+	"google.golang.org/grpc"
+
+	controlv1 "github.com/berth-sandbox/berth/api/control/v1"
+	"github.com/berth-sandbox/berth/routecache"
+)
+
+// Cache is what the link feeds. *routecache.Cache is one.
+type Cache interface {
+	Put(id string, r routecache.Route)
+	Resolve(id string, a routecache.Answer)
+	Release(id string)
+	Replace(routes map[string]routecache.Route)
+	SetFreshUntil(at time.Duration)
+	Disconnected()
+}
+
+// Options configure a Link. All are required unless they say otherwise.
+type Options struct {
+	// Allocator is the control address, host:port. Any replica will do: those
+	// that do not lead name the leader.
+	Allocator string
+	// InstanceID names this process: random, 16 to 64 characters of [a-z0-9-].
+	InstanceID string
+	// MaxStale is how long the cache may be served after the last answered
+	// ping. The allocator must be told the same.
+	MaxStale time.Duration
+	// PingEvery is the pause between pings. A stream on which no ping was
+	// answered for 5 of them is dropped. Default 1 s.
+	PingEvery time.Duration
+	Cache     Cache
+	// Forget is told each released ID, after the cache.
+	Forget func(id string)
+	// Dial are options for the connection, credentials among them.
+	Dial []grpc.DialOption
+	// Now is a monotonic clock that counts suspended time.
+	Now func() time.Duration
+	Log *zap.Logger
+}
+
+// Link keeps a session.
+type Link struct {
+	o Options
+
+	mu      sync.Mutex
+	current *session // nil: not connected
+	term    uint64   // highest seen
+}
+
+// How many messages may wait to be sent to the allocator. More open questions
+// than this fail at once.
+const outQueue = 16 << 10
+
+// Pauses between attempts to connect.
+const (
+	reconnectFirst = 50 * time.Millisecond
+	reconnectMost  = 2 * time.Second
+)
+
+// New checks the options.
+func New(o Options) (*Link, error) {
+	var errs []error
+	for _, required := range []struct {
+		name    string
+		missing bool
+	}{
+		{"Allocator", o.Allocator == ""}, {"InstanceID", o.InstanceID == ""}, {"Cache", o.Cache == nil},
+		{"Forget", o.Forget == nil}, {"Dial", len(o.Dial) == 0}, {"Now", o.Now == nil}, {"Log", o.Log == nil},
+		{"MaxStale", o.MaxStale <= 0},
+	} {
+		if required.missing {
+			errs = append(errs, fmt.Errorf("link: Options.%s is required", required.name))
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, err
+	}
+	if o.PingEvery == 0 {
+		o.PingEvery = time.Second
+	}
+	return &Link{o: o}, nil
+}
+
+// Run keeps a session until ctx ends, and then says Goodbye: the caller must
+// have stopped admitting requests before it ends ctx. It always returns nil or
+// an error that more attempts cannot mend.
+func (l *Link) Run(ctx context.Context) error {
+	address, pause := l.o.Allocator, reconnectFirst
+	for {
+		began := l.o.Now()
+		redirect, err := l.session(ctx, address)
+		l.o.Cache.Disconnected()
+		if ctx.Err() != nil {
+			return nil
+		}
+		if redirect != "" && redirect != address {
+			address = redirect
+			continue
+		}
+		l.o.Log.Warn("no session with the allocator", zap.String("address", address), zap.Error(err))
+		address = l.o.Allocator
+		if l.o.Now()-began > reconnectMost {
+			pause = reconnectFirst // it had worked for a while
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(pause/2 + rand.N(pause)):
+		}
+		pause = min(2*pause, reconnectMost)
+	}
+}
+
+// Ask puts the question about an ID to the allocator. It reports false when
+// there is no session or it cannot take any more.
+func (l *Link) Ask(id string) bool {
+	l.mu.Lock()
+	s := l.current
+	l.mu.Unlock()
+	return s != nil && s.send(&controlv1.RouterMessage{Message: &controlv1.RouterMessage_Resolve{
+		Resolve: &controlv1.Resolve{SandboxId: id},
+	}})
+}
+
+// Connected reports whether there is a session whose snapshot was applied.
+func (l *Link) Connected() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.current != nil
+}
+
+// Term is the highest term seen, 0 before the first.
+func (l *Link) Term() uint64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.term
+}
+
+// acceptTerm reports whether a message of this term may be believed.
+func (l *Link) acceptTerm(term uint64) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if term < l.term {
+		return false
+	}
+	l.term = term
+	return true
+}
+
+func (l *Link) setCurrent(s *session) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.current = s
+}
+
+func toRoute(r *controlv1.Route) (routecache.Route, error) {
+	addr, err := netip.ParseAddr(r.GetPodIp())
+	if err != nil {
+		return routecache.Route{}, fmt.Errorf("route: pod_ip: %w", err)
+	}
+	if r.GetDefaultPort() > 65535 {
+		return routecache.Route{}, fmt.Errorf("route: default_port %d is above 65535", r.GetDefaultPort())
+	}
+	return routecache.Route{Addr: addr.Unmap(), DefaultPort: uint16(r.GetDefaultPort())}, nil
+}

@@ -1,0 +1,32 @@
+package extproc
+
+import "github.com/prometheus/client_golang/prometheus"
+
+type metrics struct {
+	requests   *prometheus.CounterVec
+	logEntries prometheus.Counter
+	logStreams prometheus.Gauge
+}
+
+func newMetrics(reg prometheus.Registerer) (*metrics, error) {
+	m := &metrics{
+		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "berth_router_requests_total",
+			Help: "Requests Envoy asked about, by outcome: admitted, or the reason of the refusal.",
+		}, []string{"outcome"}),
+		logEntries: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "berth_router_access_log_entries_total",
+			Help: "Access log entries received from Envoy: open requests and the end of long ones.",
+		}),
+		logStreams: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "berth_router_access_log_streams",
+			Help: "Access log streams that Envoy has open.",
+		}),
+	}
+	for _, c := range []prometheus.Collector{m.requests, m.logEntries, m.logStreams} {
+		if err := reg.Register(c); err != nil {
+			return nil, err
+		}
+	}
+	return m, nil
+}

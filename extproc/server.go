@@ -1,0 +1,181 @@
+package extproc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"time"
+
+	logv3 "github.com/envoyproxy/go-control-plane/envoy/service/accesslog/v3"
+	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/zap"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/health"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/status"
+
+	"github.com/berth-sandbox/berth/api/apierror"
+	"github.com/berth-sandbox/berth/api/sandboxid"
+)
+
+// Options configure a Server. All are required unless they say otherwise.
+type Options struct {
+	// Socket is the path of the unix socket Envoy connects to.
+	Socket string
+	// Domain is what follows the sandbox's label in a host name, in lower case.
+	Domain string
+	// PodCIDRs are the ranges a destination may lie in.
+	PodCIDRs []netip.Prefix
+	// LookupTimeout bounds how long a request waits for the allocator's answer.
+	// Less than Envoy's message timeout of 5 s. Default 2 s.
+	LookupTimeout time.Duration
+	Routes        Routes
+	Activity      Activity
+	Metrics       prometheus.Registerer
+	Log           *zap.Logger
+}
+
+// Server answers Envoy: ext_proc, the access log service and grpc.health.v1 on
+// one unix socket.
+type Server struct {
+	extprocv3.UnimplementedExternalProcessorServer
+	logv3.UnimplementedAccessLogServiceServer
+
+	decider decider
+	metrics *metrics
+	log     *zap.Logger
+	grpc    *grpc.Server
+	health  *health.Server
+	socket  string
+	// stopping is closed when the access log streams must end. They never end
+	// by themselves, and a graceful stop waits for every stream.
+	stopping chan struct{}
+}
+
+// New checks the options and returns a Server that does not listen yet.
+func New(o Options) (*Server, error) {
+	var errs []error
+	if o.Socket == "" {
+		errs = append(errs, errors.New("extproc: Options.Socket is required"))
+	}
+	if !ValidDomain(o.Domain) {
+		errs = append(errs, fmt.Errorf("extproc: Options.Domain %q: must be a DNS name in lower case without a trailing dot", o.Domain))
+	}
+	if len(o.PodCIDRs) == 0 {
+		errs = append(errs, errors.New("extproc: Options.PodCIDRs is required: the address ranges pods get their addresses from"))
+	}
+	if o.Routes == nil || o.Activity == nil || o.Metrics == nil || o.Log == nil {
+		errs = append(errs, errors.New("extproc: Options.Routes, Activity, Metrics and Log are required"))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, err
+	}
+	if o.LookupTimeout == 0 {
+		o.LookupTimeout = 2 * time.Second
+	}
+	m, err := newMetrics(o.Metrics)
+	if err != nil {
+		return nil, fmt.Errorf("extproc: register metrics: %w", err)
+	}
+	s := &Server{
+		decider: decider{domain: o.Domain, podCIDRs: o.PodCIDRs, wait: o.LookupTimeout, routes: o.Routes, activity: o.Activity},
+		metrics: m, log: o.Log, socket: o.Socket,
+		grpc: grpc.NewServer(), health: health.NewServer(), stopping: make(chan struct{}),
+	}
+	extprocv3.RegisterExternalProcessorServer(s.grpc, s)
+	logv3.RegisterAccessLogServiceServer(s.grpc, s)
+	healthv1.RegisterHealthServer(s.grpc, s.health)
+	return s, nil
+}
+
+// Listen binds the socket. It puts it in place by renaming it over the path, so
+// that Envoy goes over from a predecessor to this process without a gap.
+func (s *Server) Listen() (net.Listener, error) {
+	temporary := fmt.Sprintf("%s.%d", s.socket, os.Getpid())
+	if err := os.Remove(temporary); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("router socket: %w", err)
+	}
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: temporary, Net: "unix"})
+	if err != nil {
+		return nil, fmt.Errorf("router socket: %w", err)
+	}
+	l.SetUnlinkOnClose(false) // it may be a successor's by then
+	if err := os.Rename(temporary, s.socket); err != nil {
+		return nil, errors.Join(fmt.Errorf("router socket: %w", err), l.Close())
+	}
+	return l, nil
+}
+
+// Serve answers on l until Stop. It returns nil after a Stop.
+func (s *Server) Serve(l net.Listener) error { return s.grpc.Serve(l) }
+
+// Stop ends the server: Envoy is told to take new requests elsewhere, those in
+// progress are answered, until ctx ends. It must be called once.
+func (s *Server) Stop(ctx context.Context) {
+	s.health.Shutdown()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		s.grpc.GracefulStop() // GOAWAY first, or Envoy opens the log stream again
+	}()
+	close(s.stopping)
+	select {
+	case <-done:
+	case <-ctx.Done():
+		s.grpc.Stop()
+		<-done
+	}
+}
+
+// Process implements ext_proc: one request-headers message, one answer.
+func (s *Server) Process(stream extprocv3.ExternalProcessor_ProcessServer) error {
+	message, err := stream.Recv()
+	if err != nil {
+		return nil // Envoy went away before it asked
+	}
+	headers, ok := message.Request.(*extprocv3.ProcessingRequest_RequestHeaders)
+	if !ok {
+		return status.Errorf(codes.InvalidArgument, "expected request headers, got %T: check the processing mode in Envoy's configuration", message.Request)
+	}
+	r := readHeaders(headers.RequestHeaders)
+	admission, refusal := s.decider.decide(stream.Context(), r)
+	if refusal != nil {
+		refusal.RequestID = r.requestID
+		s.metrics.requests.WithLabelValues(string(refusal.Reason)).Inc()
+		s.logRefusal(refusal)
+		return stream.Send(refused(refusal))
+	}
+	s.metrics.requests.WithLabelValues("admitted").Inc()
+	return stream.Send(admitted(admission))
+}
+
+func readHeaders(h *extprocv3.HttpHeaders) request {
+	var r request
+	for _, header := range h.GetHeaders().GetHeaders() {
+		// Envoy fills in one of the two, depending on its version and settings.
+		value := string(header.GetRawValue())
+		if value == "" {
+			value = header.GetValue()
+		}
+		switch header.GetKey() {
+		case ":authority":
+			r.authority = value
+		case ":method":
+			r.method = value
+		case "x-request-id":
+			r.requestID = value
+		}
+	}
+	return r
+}
+
+func (s *Server) logRefusal(e *apierror.Error) {
+	s.log.Info("refused",
+		zap.String("reason", string(e.Reason)), zap.Int("code", e.Code),
+		zap.String("requestId", e.RequestID), zap.String("sandbox", sandboxid.Short(e.SandboxID)))
+}
