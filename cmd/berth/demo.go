@@ -1,0 +1,194 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+
+	"github.com/berth-sandbox/berth/allocator/rest"
+)
+
+type demoCommand struct {
+	Once bool `help:"End after the demonstration instead of staying up."`
+}
+
+// callTimeout bounds each request of the demonstration.
+const callTimeout = 15 * time.Second
+
+// demo shows what Berth does, step by step.
+type demo struct {
+	out   io.Writer
+	began time.Time
+	step  string
+	env   *environment
+	// client connects to Envoy whatever the host is, so that the demonstration
+	// does not depend on this machine's resolver.
+	client *http.Client
+}
+
+// Run implements the command.
+func (c *demoCommand) Run(ctx context.Context, o *output) (err error) {
+	d := &demo{out: o.out, began: time.Now()}
+	defer func() {
+		if d.env != nil {
+			d.printf("\nstopping\n")
+			err = errors.Join(err, d.env.stop())
+		}
+		if ctx.Err() != nil && errors.Is(err, context.Canceled) {
+			err = nil // Ctrl-C is how a demo ends
+			if c.Once {
+				err = errors.New("interrupted")
+			}
+		}
+		if err != nil {
+			err = fmt.Errorf("step %q failed: %w", d.step, err)
+		}
+	}()
+	if d.env, err = startEnvironment(ctx, "", o.err, d.begin); err != nil {
+		return err
+	}
+	envoyAddr := d.env.stack.Gateways[0].Addr.String()
+	d.client = &http.Client{Timeout: callTimeout, Transport: &http.Transport{
+		DialContext: func(ctx context.Context, network, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, network, envoyAddr)
+		},
+	}}
+	defer d.client.CloseIdleConnections()
+	if err := d.show(ctx); err != nil || c.Once {
+		return err
+	}
+	return d.stay(ctx)
+}
+
+func (d *demo) printf(format string, args ...any) {
+	fmt.Fprintf(d.out, format, args...) //nolint:errcheck // a terminal that has gone is nothing to act on
+}
+
+// begin notes and prints the step that is being done.
+func (d *demo) begin(step string) {
+	d.step = step
+	d.printf("[%5.1fs] %s\n", time.Since(d.began).Seconds(), step)
+}
+
+// show claims a sandbox, uses it, and releases it.
+func (d *demo) show(ctx context.Context) error {
+	d.begin("claim a sandbox")
+	s, took, err := d.claim(ctx)
+	if err != nil {
+		return err
+	}
+	d.printf("\n  claimed in   %v\n  URL          %s\n  try it       %s\n\n", took.Round(100*time.Microsecond), s.URL, d.curl(s.URL))
+
+	d.begin("send a request to it, through Envoy")
+	code, body, err := d.get(ctx, s.URL+"hello")
+	if err != nil {
+		return err
+	}
+	d.printf("\n  answer       %d %s\n\n", code, body)
+	var answer struct {
+		Pod string `json:"pod"`
+	}
+	if err := json.Unmarshal([]byte(body), &answer); err != nil || code != http.StatusOK || answer.Pod != s.PodName {
+		return fmt.Errorf("expected an answer of pod %s, got %d %s", s.PodName, code, body)
+	}
+
+	d.begin("read the last-active dump of the router")
+	_, dump, err := d.call(ctx, http.MethodGet, d.env.stack.Gateways[0].Admin+"/admin/last-active?format=text", "", http.DefaultClient)
+	if err != nil {
+		return err
+	}
+	d.printf("\n  last active  %s\n\n", dump)
+	if !strings.Contains(dump, s.SandboxID) {
+		return fmt.Errorf("the dump does not name the sandbox %s", s.SandboxID)
+	}
+
+	d.begin("release the sandbox")
+	code, body, err = d.call(ctx, http.MethodDelete, d.env.stack.Allocators[0].API+"/sandboxes/"+s.SandboxID, "", http.DefaultClient)
+	if err != nil {
+		return err
+	}
+	d.printf("\n  released     %d\n\n", code)
+	if code != http.StatusNoContent {
+		return fmt.Errorf("expected 204, got %d %s", code, body)
+	}
+
+	d.begin("send the same request again")
+	if code, body, err = d.get(ctx, s.URL+"hello"); err != nil {
+		return err
+	}
+	d.printf("\n  answer       %d %s\n\n", code, body)
+	if code != http.StatusGone {
+		return fmt.Errorf("expected 410, got %d %s", code, body)
+	}
+	return nil
+}
+
+// stay leaves a sandbox to play with until ctx ends.
+func (d *demo) stay(ctx context.Context) error {
+	d.begin("claim another sandbox, which is yours until Ctrl-C")
+	s, _, err := d.claim(ctx)
+	if err != nil {
+		return err
+	}
+	d.printf("\n  %s\n\n", d.curl(s.URL))
+	d.printf("  claim another   curl -X POST -d '{\"templateID\":%q}' %s/sandboxes\n", demoPool, d.env.stack.Allocators[0].API)
+	d.printf("  release         curl -X DELETE %s/sandboxes/%s\n", d.env.stack.Allocators[0].API, s.SandboxID)
+	d.printf("  last active     curl '%s/admin/last-active?format=text'\n", d.env.stack.Gateways[0].Admin)
+	d.printf("  kubectl         export KUBECONFIG=%s\n", d.env.cluster.Kubeconfig())
+	d.printf("  logs            %s\n\n", d.env.cluster.Dir())
+	d.begin("up; Ctrl-C ends it")
+	<-ctx.Done()
+	return nil
+}
+
+func (d *demo) claim(ctx context.Context) (rest.Sandbox, time.Duration, error) {
+	body := fmt.Sprintf(`{"templateID":%q,"timeout":%d}`, demoPool, int((24 * time.Hour).Seconds()))
+	began := time.Now()
+	code, answer, err := d.call(ctx, http.MethodPost, d.env.stack.Allocators[0].API+"/sandboxes", body, http.DefaultClient)
+	took := time.Since(began)
+	if err != nil {
+		return rest.Sandbox{}, 0, err
+	}
+	if code != http.StatusCreated {
+		return rest.Sandbox{}, 0, fmt.Errorf("expected 201, got %d %s", code, answer)
+	}
+	var s rest.Sandbox
+	return s, took, json.Unmarshal([]byte(answer), &s)
+}
+
+func (d *demo) get(ctx context.Context, url string) (int, string, error) {
+	return d.call(ctx, http.MethodGet, url, "", d.client)
+}
+
+func (d *demo) call(ctx context.Context, method, url, body string, client *http.Client) (int, string, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	r, err := http.NewRequestWithContext(ctx, method, url, strings.NewReader(body))
+	if err != nil {
+		return 0, "", err
+	}
+	response, err := client.Do(r)
+	if err != nil {
+		return 0, "", err
+	}
+	defer response.Body.Close()
+	raw, err := io.ReadAll(io.LimitReader(response.Body, 1<<20))
+	return response.StatusCode, string(bytes.TrimSpace(raw)), err
+}
+
+// curl is a command line that works without this machine's resolver.
+func (d *demo) curl(target string) string {
+	u, err := url.Parse(target)
+	if err != nil {
+		return "curl " + target
+	}
+	return fmt.Sprintf("curl --resolve %s:%s %s", u.Host, d.env.stack.Gateways[0].Addr.Addr(), target)
+}

@@ -1,0 +1,163 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sort"
+	"syscall"
+	"time"
+
+	"github.com/berth-sandbox/berth/devcluster"
+)
+
+type devCommand struct {
+	Up     devUpCommand     `cmd:"" help:"Start a cluster with Berth in the background."`
+	Down   devDownCommand   `cmd:"" help:"Stop it."`
+	Status devStatusCommand `cmd:"" help:"List the clusters that are running."`
+	Serve  devServeCommand  `cmd:"" hidden:"" help:"Be the background process of a cluster."`
+	Build  devBuildCommand  `cmd:"" help:"Build or fetch etcd, kube-apiserver and Envoy into the cache, if they are not there."`
+}
+
+type named struct {
+	Name string `default:"dev" help:"Name of the cluster."`
+}
+
+type devUpCommand struct{ named }
+
+// Run implements the command.
+func (c *devUpCommand) Run(ctx context.Context, o *output) error {
+	switch _, err := devcluster.Lookup(c.Name); {
+	case err == nil:
+		return fmt.Errorf("--name %s: %w", c.Name, devcluster.ErrRunning)
+	case !errors.Is(err, devcluster.ErrNotRunning):
+		return err
+	}
+	// In the foreground, where the progress of a first build can be seen.
+	if err := (&devBuildCommand{}).Run(ctx, o); err != nil {
+		return err
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	output, err := os.CreateTemp("", "berth-up-")
+	if err != nil {
+		return err
+	}
+	defer os.Remove(output.Name())
+	defer output.Close()
+	cmd := exec.Command(self, "dev", "serve", "--name", c.Name)
+	cmd.Stdout, cmd.Stderr = output, output
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // a Ctrl-C here is not meant for it
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	ticker := time.NewTicker(50 * time.Millisecond)
+	defer ticker.Stop()
+	for {
+		if s, err := devcluster.Lookup(c.Name); err == nil && s.Ready {
+			return show(o, s)
+		}
+		select {
+		case <-ctx.Done():
+			_ = cmd.Process.Signal(syscall.SIGTERM) // it may have ended just now
+			<-ended
+			return errors.New("interrupted; the cluster was stopped")
+		case <-ended:
+			log, _ := os.ReadFile(output.Name())
+			return fmt.Errorf("--name %s: the cluster did not start:\n%s", c.Name, log)
+		case <-ticker.C:
+		}
+	}
+}
+
+type devServeCommand struct{ named }
+
+// Run implements the command: it owns the cluster until it is told to end.
+func (c *devServeCommand) Run(ctx context.Context, o *output) (err error) {
+	registration, err := devcluster.Acquire(c.Name)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, registration.Close()) }()
+	e, err := startEnvironment(ctx, registration.Dir(), o.err, func(step string) { fmt.Fprintln(o.out, step) })
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, e.stop()) }()
+	if err := registration.Publish(devcluster.State{Kubeconfig: e.cluster.Kubeconfig(), URLs: e.urls()}); err != nil {
+		return err
+	}
+	<-ctx.Done()
+	return nil
+}
+
+type devDownCommand struct{ named }
+
+// Run implements the command.
+func (c *devDownCommand) Run(ctx context.Context, o *output) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	if err := devcluster.RequestStop(ctx, c.Name); err != nil {
+		return fmt.Errorf("--name %s: %w", c.Name, err)
+	}
+	_, err := fmt.Fprintf(o.out, "%s is down\n", c.Name)
+	return err
+}
+
+type devStatusCommand struct{}
+
+// Run implements the command.
+func (devStatusCommand) Run(o *output) error {
+	all, err := devcluster.List()
+	if err != nil {
+		return err
+	}
+	if len(all) == 0 {
+		_, err := fmt.Fprintln(o.out, "no cluster is running; start one with: berth dev up")
+		return err
+	}
+	for _, s := range all {
+		if err := show(o, s); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func show(o *output, s devcluster.State) error {
+	state := "starting"
+	if s.Ready {
+		state = "up"
+	}
+	fmt.Fprintf(o.out, "%s is %s (process %d, since %s)\n", s.Name, state, s.PID, s.Started.Format(time.DateTime))
+	names := make([]string, 0, len(s.URLs))
+	for name := range s.URLs {
+		names = append(names, name)
+	}
+	sort.Strings(names)
+	for _, name := range names {
+		fmt.Fprintf(o.out, "  %-18s %s\n", name, s.URLs[name])
+	}
+	if s.Kubeconfig != "" {
+		fmt.Fprintf(o.out, "  %-18s export KUBECONFIG=%s\n  %-18s %s\n", "kubectl", s.Kubeconfig, "logs", filepath.Dir(s.Kubeconfig))
+	}
+	return nil
+}
+
+type devBuildCommand struct{}
+
+// Run implements the command.
+func (devBuildCommand) Run(ctx context.Context, o *output) error {
+	if _, _, err := devcluster.ControlPlaneBinaries(ctx, o.err); err != nil {
+		return err
+	}
+	_, err := devcluster.EnvoyBinary(ctx, o.err)
+	return err
+}

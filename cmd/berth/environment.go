@@ -1,0 +1,128 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/berth-sandbox/berth/allocator/kube"
+	"github.com/berth-sandbox/berth/api/crd"
+	"github.com/berth-sandbox/berth/api/v1alpha1"
+	"github.com/berth-sandbox/berth/devcluster"
+	"github.com/berth-sandbox/berth/devcluster/stack"
+)
+
+const (
+	namespace = "default"
+	demoPool  = "demo"
+	demoWarm  = 3
+)
+
+// environment is a cluster with Berth and a pool of demo sandboxes.
+type environment struct {
+	cluster *devcluster.Cluster
+	stack   *stack.Stack
+}
+
+// binDir is where this program's siblings are.
+func binDir() (string, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return "", err
+	}
+	dir := filepath.Dir(self)
+	for _, name := range []string{"allocator", "extproc", "demo-sandbox"} {
+		if _, err := os.Stat(filepath.Join(dir, name)); err != nil {
+			return "", fmt.Errorf("%s: not found beside %s; build all programs with \"make build\"", name, self)
+		}
+	}
+	return dir, nil
+}
+
+// startEnvironment starts everything. step is told what begins.
+func startEnvironment(ctx context.Context, dir string, progress io.Writer, step func(string)) (_ *environment, err error) {
+	e := &environment{}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, e.stop())
+		}
+	}()
+	bin, err := binDir()
+	if err != nil {
+		return nil, err
+	}
+	step("programs: etcd, kube-apiserver, Envoy")
+	if _, _, err := devcluster.ControlPlaneBinaries(ctx, progress); err != nil {
+		return nil, err
+	}
+	if _, err := devcluster.EnvoyBinary(ctx, progress); err != nil {
+		return nil, err
+	}
+	step("cluster: etcd, kube-apiserver, one process node")
+	if e.cluster, err = devcluster.Up(ctx, devcluster.Options{
+		Dir: dir, Progress: progress, Nodes: 1, NodePath: []string{bin}, CRDs: crd.All(),
+	}); err != nil {
+		return nil, err
+	}
+	step("Berth: Envoy, allocator, router")
+	if e.stack, err = stack.Start(ctx, e.cluster, stack.Options{BinDir: bin, Namespace: namespace}); err != nil {
+		return nil, err
+	}
+	step(fmt.Sprintf("pool %q with %d warm pods", demoPool, demoWarm))
+	return e, e.createPool(ctx)
+}
+
+// createPool makes the demo pool and waits until it is full.
+func (e *environment) createPool(ctx context.Context) error {
+	clients, err := kube.NewClients(e.cluster.RestConfig(), 0, 0)
+	if err != nil {
+		return err
+	}
+	pool := stack.DemoPool(namespace, demoPool, demoWarm)
+	if err := clients.Berth.Post().Namespace(namespace).Resource("sandboxpools").Body(pool).Do(ctx).Error(); err != nil {
+		return fmt.Errorf("create pool: %w", err)
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, time.Minute, errors.New("the pool was not filled within a minute"))
+	defer cancel()
+	ticker := time.NewTicker(50 * time.Millisecond)
+	defer ticker.Stop()
+	for {
+		var p v1alpha1.SandboxPool
+		if err := clients.Berth.Get().Namespace(namespace).Resource("sandboxpools").Name(demoPool).Do(ctx).Into(&p); err == nil && p.Status.Warm >= demoWarm {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%w; its status: %+v", context.Cause(ctx), p.Status)
+		case <-ticker.C:
+		}
+	}
+}
+
+// stop ends everything, in order. It may be called on a half-started environment.
+func (e *environment) stop() error {
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	var errs []error
+	if e.stack != nil {
+		errs = append(errs, e.stack.Stop(ctx))
+	}
+	if e.cluster != nil {
+		errs = append(errs, e.cluster.Down(ctx))
+	}
+	return errors.Join(errs...)
+}
+
+// urls are what a person needs to look around.
+func (e *environment) urls() map[string]string {
+	return map[string]string{
+		"api":               e.stack.Allocators[0].API,
+		"envoy":             fmt.Sprintf("http://*.%s:%d", e.stack.Domain, e.stack.Gateways[0].Addr.Port()),
+		"allocator metrics": e.stack.Allocators[0].Admin + "/metrics",
+		"router admin":      e.stack.Gateways[0].Admin + "/admin/last-active",
+	}
+}

@@ -1,0 +1,41 @@
+// Command berth is for people who run or develop Berth: a demo, development
+// clusters, and Envoy's configuration.
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+
+	"github.com/berth-sandbox/berth/cmd/internal/cli"
+)
+
+type commands struct {
+	Demo        demoCommand        `cmd:"" help:"Start everything on this machine, claim a sandbox and show a request reach it."`
+	Dev         devCommand         `cmd:"" help:"Development clusters in the background."`
+	EnvoyConfig envoyConfigCommand `cmd:"" help:"Print Envoy's bootstrap configuration."`
+	Version     versionCommand     `cmd:"" help:"Print the version."`
+}
+
+// output is where commands write.
+type output struct{ out, err io.Writer }
+
+func main() { cli.Main(run) }
+
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	var c commands
+	k, err := cli.Parse(&c, "berth", "Agent sandboxes behind one Envoy.", "BERTH", args, stdout, stderr)
+	if err != nil {
+		return err
+	}
+	k.BindTo(ctx, (*context.Context)(nil))
+	return k.Run(&output{stdout, stderr})
+}
+
+type versionCommand struct{}
+
+// Run implements the command.
+func (versionCommand) Run(o *output) error {
+	_, err := fmt.Fprintln(o.out, cli.Version())
+	return err
+}

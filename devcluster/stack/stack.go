@@ -1,0 +1,311 @@
+// Package stack runs Berth itself on a devcluster: allocators, and gateways of
+// one Envoy and one router each, every one a process of its own that can be
+// killed, paused and started again.
+package stack
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/berth-sandbox/berth/devcluster"
+	"github.com/berth-sandbox/berth/envoy"
+)
+
+// Options say what to run. Only BinDir is required.
+type Options struct {
+	// BinDir holds the programs allocator and extproc.
+	BinDir string
+	// Allocators and Gateways are how many to run. Default 1 each.
+	Allocators, Gateways int
+	// Domain of the sandboxes. Default localhost: browsers and curl resolve any
+	// name below it to this machine (RFC 6761, section 6.3).
+	Domain string
+	// Namespace of pools and pods. Default default.
+	Namespace string
+	// MaxStale is that of routers and allocators. Default 15 min.
+	MaxStale time.Duration
+	// LeaseDuration of the allocators; renewal and retry follow from it.
+	// Default 3 s, so that a killed allocator is replaced soon.
+	LeaseDuration time.Duration
+	// AccessLogFlush is Envoy's. Default 1 s.
+	AccessLogFlush time.Duration
+}
+
+// Stack is a running Berth.
+type Stack struct {
+	Allocators []*Allocator
+	Gateways   []*Gateway
+	// Domain of the sandboxes.
+	Domain string
+}
+
+// Allocator is one replica.
+type Allocator struct {
+	*Process
+	// API is the URL of its HTTP API, Admin that of its admin listener.
+	API, Admin string
+	control    netip.AddrPort
+}
+
+// Gateway is one Envoy with its router.
+type Gateway struct {
+	Envoy, Router *Process
+	// Addr is where Envoy takes requests: 127.0.0.1 and a free port.
+	Addr netip.AddrPort
+	// Admin is the URL of the router's admin listener.
+	Admin string
+	// EnvoyAdmin asks Envoy's admin socket; the URL's host does not matter.
+	EnvoyAdmin *http.Client
+}
+
+// Start runs Berth and waits until it can hand out and reach sandboxes. What it
+// starts ends with the cluster's supervisor at the latest.
+func Start(ctx context.Context, c *devcluster.Cluster, o Options) (_ *Stack, err error) {
+	o = o.withDefaults()
+	s := &Stack{Domain: o.Domain}
+	defer func() {
+		if err != nil {
+			limit, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+			defer cancel()
+			err = errors.Join(err, s.Stop(limit))
+		}
+	}()
+	envoyBin, err := c.EnvoyBin(ctx)
+	if err != nil {
+		return nil, err
+	}
+	// Unix socket paths are limited to 107 bytes, so they get a short directory.
+	sockets, err := os.MkdirTemp("", "berth-")
+	if err != nil {
+		return nil, err
+	}
+	if err := c.Supervisor().RemoveAtDeath(sockets); err != nil {
+		return nil, err
+	}
+	// Envoy first: the kernel chooses its port, which is part of every URL.
+	for i := range o.Gateways {
+		g, err := newGateway(ctx, c, i, sockets, envoyBin, o)
+		if err != nil {
+			return nil, err
+		}
+		s.Gateways = append(s.Gateways, g)
+	}
+	for i := range o.Allocators {
+		a, err := newAllocator(c, i, s.Gateways[0].Addr.Port(), o)
+		if err != nil {
+			return nil, err
+		}
+		s.Allocators = append(s.Allocators, a)
+		if err := a.Start(ctx); err != nil {
+			return nil, err
+		}
+	}
+	if _, err := s.Leader(ctx); err != nil {
+		return nil, err
+	}
+	for i, g := range s.Gateways {
+		if err := g.addRouter(c, i, sockets, s.Allocators, o); err != nil {
+			return nil, err
+		}
+		if err := g.Router.Start(ctx); err != nil {
+			return nil, err
+		}
+	}
+	return s, nil
+}
+
+func (o Options) withDefaults() Options {
+	if o.Allocators == 0 {
+		o.Allocators = 1
+	}
+	if o.Gateways == 0 {
+		o.Gateways = 1
+	}
+	if o.Domain == "" {
+		o.Domain = "localhost"
+	}
+	if o.Namespace == "" {
+		o.Namespace = "default"
+	}
+	if o.MaxStale == 0 {
+		o.MaxStale = 15 * time.Minute
+	}
+	if o.LeaseDuration == 0 {
+		o.LeaseDuration = 3 * time.Second
+	}
+	if o.AccessLogFlush == 0 {
+		o.AccessLogFlush = time.Second
+	}
+	return o
+}
+
+func newAllocator(c *devcluster.Cluster, i int, publicPort uint16, o Options) (*Allocator, error) {
+	var addresses [3]netip.AddrPort
+	for j := range addresses {
+		var err error
+		if addresses[j], err = c.FreeAddr(); err != nil {
+			return nil, err
+		}
+	}
+	name := fmt.Sprintf("allocator-%d", i)
+	a := &Allocator{
+		API: "http://" + addresses[0].String(), control: addresses[1], Admin: "http://" + addresses[2].String(),
+	}
+	a.Process = &Process{
+		Name: name, supervisor: c.Supervisor(), logFile: filepath.Join(c.Dir(), name+".log"),
+		argv: []string{
+			filepath.Join(o.BinDir, "allocator"),
+			"--kubeconfig=" + c.Kubeconfig(), "--namespace=" + o.Namespace,
+			fmt.Sprintf("--public-url=http://%s:%d", o.Domain, publicPort),
+			"--api-listen=" + addresses[0].String(), "--control-listen=" + addresses[1].String(), "--admin-listen=" + addresses[2].String(),
+			"--max-stale=" + o.MaxStale.String(),
+			"--lease-duration=" + o.LeaseDuration.String(), "--lease-renew=" + (o.LeaseDuration * 2 / 3).String(), "--lease-retry=" + (o.LeaseDuration / 10).String(),
+		},
+		ready: func(ctx context.Context) error { return getOK(ctx, http.DefaultClient, a.Admin+"/healthz") },
+	}
+	return a, nil
+}
+
+// Leader waits for an allocator that leads and returns it.
+func (s *Stack) Leader(ctx context.Context) (*Allocator, error) {
+	ctx, cancel := context.WithTimeout(ctx, startWait)
+	defer cancel()
+	ticker := time.NewTicker(20 * time.Millisecond)
+	defer ticker.Stop()
+	for {
+		for _, a := range s.Allocators {
+			if a.Running() && getOK(ctx, http.DefaultClient, a.Admin+"/readyz") == nil {
+				return a, nil
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return nil, fmt.Errorf("no allocator leads: %w\n%s", context.Cause(ctx), s.Allocators[0].logTail())
+		case <-ticker.C:
+		}
+	}
+}
+
+func newGateway(ctx context.Context, c *devcluster.Cluster, i int, sockets, envoyBin string, o Options) (*Gateway, error) {
+	name := fmt.Sprintf("envoy-%d", i)
+	settings := envoy.Settings{
+		Listen:       netip.MustParseAddrPort("127.0.0.1:0"),
+		RouterSocket: filepath.Join(sockets, fmt.Sprintf("router-%d.sock", i)),
+		AdminSocket:  filepath.Join(sockets, fmt.Sprintf("envoy-%d.sock", i)),
+		// Short, so that an open request shows as activity soon.
+		AccessLogFlush: o.AccessLogFlush,
+	}
+	config := filepath.Join(c.Dir(), name+".yaml")
+	write := func() error {
+		raw, err := envoy.YAML(settings)
+		if err != nil {
+			return err
+		}
+		return os.WriteFile(config, raw, 0o644)
+	}
+	if err := write(); err != nil {
+		return nil, err
+	}
+	g := &Gateway{EnvoyAdmin: unixClient(settings.AdminSocket)}
+	g.Envoy = &Process{
+		Name: name, supervisor: c.Supervisor(), logFile: filepath.Join(c.Dir(), name+".log"),
+		argv:  []string{envoyBin, "-c", config, "--disable-hot-restart", "--concurrency", "2", "--log-level", "warn"},
+		ready: func(ctx context.Context) error { return getOK(ctx, g.EnvoyAdmin, "http://envoy/ready") },
+	}
+	if err := g.Envoy.Start(ctx); err != nil {
+		return nil, err
+	}
+	addr, err := listenAddress(ctx, g.EnvoyAdmin)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	// From now on it has that port, also when it is started again.
+	g.Addr, settings.Listen = addr, addr
+	return g, write()
+}
+
+// listenAddress asks Envoy which address its listener got.
+func listenAddress(ctx context.Context, admin *http.Client) (netip.AddrPort, error) {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://envoy/listeners?format=json", http.NoBody)
+	if err != nil {
+		return netip.AddrPort{}, err
+	}
+	response, err := admin.Do(r)
+	if err != nil {
+		return netip.AddrPort{}, err
+	}
+	defer response.Body.Close()
+	var listeners struct {
+		Statuses []struct {
+			Address struct {
+				Socket struct {
+					Address string `json:"address"`
+					Port    uint16 `json:"port_value"`
+				} `json:"socket_address"`
+			} `json:"local_address"`
+		} `json:"listener_statuses"`
+	}
+	if err := json.NewDecoder(response.Body).Decode(&listeners); err != nil {
+		return netip.AddrPort{}, err
+	}
+	if len(listeners.Statuses) != 1 {
+		return netip.AddrPort{}, fmt.Errorf("%d listeners, expected one", len(listeners.Statuses))
+	}
+	socket := listeners.Statuses[0].Address.Socket
+	ip, err := netip.ParseAddr(socket.Address)
+	return netip.AddrPortFrom(ip, socket.Port), err
+}
+
+func (g *Gateway) addRouter(c *devcluster.Cluster, i int, sockets string, allocators []*Allocator, o Options) error {
+	admin, err := c.FreeAddr()
+	if err != nil {
+		return err
+	}
+	var control, cidrs []string
+	for _, a := range allocators {
+		control = append(control, a.control.String())
+	}
+	for _, p := range c.PodCIDRs() {
+		cidrs = append(cidrs, p.String())
+	}
+	name := fmt.Sprintf("router-%d", i)
+	g.Admin = "http://" + admin.String()
+	g.Router = &Process{
+		Name: name, supervisor: c.Supervisor(), logFile: filepath.Join(c.Dir(), name+".log"),
+		argv: []string{
+			filepath.Join(o.BinDir, "extproc"),
+			"--domain=" + o.Domain, "--allocator=" + strings.Join(control, ","), "--pod-cidrs=" + strings.Join(cidrs, ","),
+			"--socket=" + filepath.Join(sockets, fmt.Sprintf("router-%d.sock", i)), "--admin-listen=" + admin.String(),
+			"--max-stale=" + o.MaxStale.String(),
+		},
+		ready: func(ctx context.Context) error { return getOK(ctx, http.DefaultClient, g.Admin+"/readyz") },
+	}
+	return nil
+}
+
+// Stop ends everything in an orderly way: Envoys first, so that nothing is
+// admitted any more, allocators last. When ctx ends, what is left is killed.
+func (s *Stack) Stop(ctx context.Context) error {
+	const grace = 5 * time.Second
+	var errs []error
+	for _, g := range s.Gateways {
+		errs = append(errs, g.Envoy.Stop(ctx, grace))
+		if g.Router != nil {
+			errs = append(errs, g.Router.Stop(ctx, grace))
+		}
+	}
+	for _, a := range s.Allocators {
+		errs = append(errs, a.Stop(ctx, grace))
+	}
+	return errors.Join(errs...)
+}
