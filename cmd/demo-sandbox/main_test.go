@@ -1,0 +1,201 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/coder/websocket"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const guard = time.Minute
+
+// started is a running demo-sandbox on free ports.
+type started struct {
+	t     *testing.T
+	lines *bufio.Scanner
+	ended chan error // capacity 1, what run returned
+	addrs []string
+	http  http.Client
+}
+
+// start runs demo-sandbox until the test ends and waits for its listeners.
+func start(t *testing.T, listeners int, args ...string) *started {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	r, w := io.Pipe()
+	s := &started{t: t, lines: bufio.NewScanner(r), ended: make(chan error, 1), http: http.Client{Transport: &http.Transport{DisableKeepAlives: true}}}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		s.ended <- run(ctx, args, w, io.Discard)
+		w.Close()
+	}()
+	t.Cleanup(func() {
+		cancel()
+		r.Close() // a write meanwhile fails, which nobody minds
+		<-done
+	})
+	for range listeners {
+		s.addrs = append(s.addrs, strings.TrimPrefix(s.line(), "listening on "))
+	}
+	return s
+}
+
+func (s *started) line() string {
+	s.t.Helper()
+	require.True(s.t, s.lines.Scan(), "a line of output: %v", s.lines.Err())
+	return s.lines.Text()
+}
+
+func (s *started) do(method, path string, body io.Reader) (int, string) {
+	s.t.Helper()
+	ctx, cancel := context.WithTimeout(s.t.Context(), guard)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, method, "http://"+s.addrs[0]+path, body)
+	require.NoError(s.t, err)
+	resp, err := s.http.Do(req)
+	require.NoError(s.t, err)
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	require.NoError(s.t, err)
+	return resp.StatusCode, strings.TrimSpace(string(text))
+}
+
+func (s *started) get(path string) (int, string) {
+	s.t.Helper()
+	return s.do(http.MethodGet, path, nil)
+}
+
+func TestEveryPathSaysWhoAnswered(t *testing.T) {
+	s := start(t, 2, "--ip", "127.0.0.1", "--ports", "0,0", "--pod", "p", "--pod-uid", "u")
+	code, body := s.do(http.MethodPut, "/a/b?c=d", strings.NewReader("x"))
+	require.Equal(t, http.StatusOK, code)
+	var who identity
+	require.NoError(t, json.Unmarshal([]byte(body), &who))
+	require.Equal(t, "p", who.Pod)
+	require.Equal(t, "u", who.PodUID)
+	require.Equal(t, "127.0.0.1", who.IP)
+	require.Equal(t, http.MethodPut, who.Method)
+	require.Equal(t, "/a/b?c=d", who.Path)
+	require.Equal(t, s.addrs[0], who.Host)
+	require.True(t, strings.HasSuffix(s.addrs[0], fmt.Sprintf(":%d", who.Port)))
+	require.NotEmpty(t, who.Headers.Get("User-Agent"))
+}
+
+func TestHitsAreCountedPerPortWithoutHealthChecks(t *testing.T) {
+	s := start(t, 2, "--ip", "127.0.0.1", "--ports", "0,0")
+	s.get("/healthz")
+	s.get("/readyz")
+	s.get("/one")
+	s.get("/two")
+	_, body := s.get("/hits")
+	require.JSONEq(t, `{"hits":2}`, body)
+	s.addrs = s.addrs[1:]
+	_, body = s.get("/hits")
+	require.JSONEq(t, `{"hits":0}`, body)
+}
+
+func TestReadinessIsWhatWasAskedFor(t *testing.T) {
+	s := start(t, 1, "--ip", "127.0.0.1", "--ports", "0", "--ready-after", "1h")
+	for _, step := range []struct {
+		set  string
+		want int
+	}{{"", http.StatusServiceUnavailable}, {"true", http.StatusOK}, {"false", http.StatusServiceUnavailable}} {
+		if step.set != "" {
+			code, _ := s.do(http.MethodPost, "/ready?value="+step.set, nil)
+			require.Equal(t, http.StatusOK, code)
+		}
+		code, _ := s.get("/readyz")
+		require.Equal(t, step.want, code)
+	}
+	code, _ := s.get("/healthz")
+	require.Equal(t, http.StatusOK, code, "health is another matter")
+}
+
+func TestEndpointsForTraffic(t *testing.T) {
+	s := start(t, 1, "--ip", "127.0.0.1", "--ports", "0")
+	_, body := s.do(http.MethodPost, "/upload", strings.NewReader(strings.Repeat("x", 100_000)))
+	require.JSONEq(t, `{"bytes":100000}`, body)
+	_, body = s.get("/sse?interval=1ms&count=3")
+	require.Equal(t, "id: 1\ndata: 1\n\nid: 2\ndata: 2\n\nid: 3\ndata: 3", body)
+	code, _ := s.get("/sleep?ms=1")
+	require.Equal(t, http.StatusOK, code)
+	for _, wrong := range []string{"/sleep", "/sse?interval=x", "/exit?code=256"} {
+		code, _ := s.get(wrong)
+		require.Equal(t, http.StatusBadRequest, code, wrong)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), guard)
+	defer cancel()
+	c, _, err := websocket.Dial(ctx, "ws://"+s.addrs[0]+"/ws", nil)
+	require.NoError(t, err)
+	require.NoError(t, c.Write(ctx, websocket.MessageText, []byte("hello")))
+	kind, message, err := c.Read(ctx)
+	require.NoError(t, err)
+	require.Equal(t, websocket.MessageText, kind)
+	require.Equal(t, "hello", string(message))
+	require.NoError(t, c.Close(websocket.StatusNormalClosure, ""))
+}
+
+func TestHowItEnds(t *testing.T) {
+	t.Run("asked for a code", func(t *testing.T) {
+		s := start(t, 1, "--ip", "127.0.0.1", "--ports", "0")
+		s.get("/exit?code=7")
+		var code exit
+		require.ErrorAs(t, <-s.ended, &code)
+		require.EqualValues(t, 7, code)
+	})
+	t.Run("by itself", func(t *testing.T) {
+		s := start(t, 1, "--ip", "127.0.0.1", "--ports", "0", "--exit-after", "1ms", "--exit-code", "3")
+		require.Equal(t, exit(3), <-s.ended)
+	})
+	t.Run("at once", func(t *testing.T) {
+		s := start(t, 0, "--exit-now")
+		require.NoError(t, <-s.ended)
+	})
+	t.Run("SIGTERM ends open requests", func(t *testing.T) {
+		s := start(t, 1, "--ip", "127.0.0.1", "--ports", "0")
+		slept := make(chan error, 1)
+		go func() {
+			resp, err := s.http.Get("http://" + s.addrs[0] + "/sleep?ms=3600000")
+			if err == nil {
+				err = resp.Body.Close()
+			}
+			slept <- err
+		}()
+		require.Eventually(t, func() bool { _, hits := s.get("/hits"); return hits == `{"hits":1}` }, guard, time.Millisecond)
+		require.NoError(t, syscall.Kill(syscall.Getpid(), syscall.SIGTERM))
+		require.Equal(t, "SIGTERM", s.line())
+		require.NoError(t, <-s.ended)
+		require.NoError(t, <-slept)
+	})
+	t.Run("SIGTERM ignored", func(t *testing.T) {
+		s := start(t, 1, "--ip", "127.0.0.1", "--ports", "0", "--ignore-sigterm", "--unready-on-term")
+		require.NoError(t, syscall.Kill(syscall.Getpid(), syscall.SIGTERM))
+		require.Equal(t, "SIGTERM", s.line())
+		code, _ := s.get("/readyz")
+		require.Equal(t, http.StatusServiceUnavailable, code)
+		code, _ = s.get("/healthz")
+		require.Equal(t, http.StatusOK, code)
+	})
+}
+
+func TestWrongFlagsAreReported(t *testing.T) {
+	err := run(t.Context(), []string{"--no-such-flag"}, io.Discard, io.Discard)
+	require.ErrorContains(t, err, "no-such-flag")
+	var code exit
+	require.False(t, errors.As(err, &code))
+	require.NoError(t, run(t.Context(), []string{"--help"}, io.Discard, io.Discard))
+}

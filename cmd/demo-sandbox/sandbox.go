@@ -1,0 +1,187 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"strconv"
+	"sync/atomic"
+	"time"
+
+	"github.com/coder/websocket"
+)
+
+// identity is what every path without a meaning of its own answers with.
+type identity struct {
+	Pod       string      `json:"pod"`
+	PodUID    string      `json:"podUID"`
+	Namespace string      `json:"namespace,omitempty"`
+	IP        string      `json:"ip"`
+	Port      int         `json:"port"`
+	Method    string      `json:"method"`
+	Path      string      `json:"path"`
+	Host      string      `json:"host"`
+	Headers   http.Header `json:"headers"`
+}
+
+// sandbox is what all listeners share.
+type sandbox struct {
+	f           *flags
+	begun       time.Time
+	ready       atomic.Pointer[bool] // what was asked for; nil: nothing, so ReadyAfter decides
+	terminating atomic.Bool
+	exits       chan int // capacity 1; exit codes asked for, the first counts
+}
+
+func newSandbox(f *flags, begun time.Time) *sandbox {
+	return &sandbox{f: f, begun: begun, exits: make(chan int, 1)}
+}
+
+// handler answers on one port. Hits are counted per port and without health
+// checks, so that a test can prove that nobody reached it.
+func (s *sandbox) handler(port int) http.Handler {
+	var hits atomic.Int64
+	mux := http.NewServeMux()
+	mux.HandleFunc("/healthz", s.healthz)
+	mux.HandleFunc("/readyz", s.readyz)
+	mux.HandleFunc("POST /ready", s.setReady)
+	mux.HandleFunc("/hits", func(w http.ResponseWriter, _ *http.Request) { reply(w, map[string]int64{"hits": hits.Load()}) })
+	counted := func(pattern string, h http.HandlerFunc) {
+		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
+			hits.Add(1)
+			h(w, r)
+		})
+	}
+	counted("/ws", echo)
+	counted("/sse", events)
+	counted("/sleep", sleep)
+	counted("/exit", s.exit)
+	counted("/upload", upload)
+	counted("/", func(w http.ResponseWriter, r *http.Request) { s.identify(w, r, port) })
+	return mux
+}
+
+func (s *sandbox) identify(w http.ResponseWriter, r *http.Request, port int) {
+	reply(w, identity{
+		Pod: s.f.Pod, PodUID: s.f.PodUID, Namespace: s.f.Namespace, IP: s.f.IP, Port: port,
+		Method: r.Method, Path: r.URL.RequestURI(), Host: r.Host, Headers: r.Header,
+	})
+}
+
+func reply(w http.ResponseWriter, v any) {
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(v) // the reader is gone
+}
+
+func (s *sandbox) healthz(w http.ResponseWriter, _ *http.Request) {
+	status(w, s.f.HealthyFor == 0 || time.Since(s.begun) < s.f.HealthyFor)
+}
+
+func (s *sandbox) readyz(w http.ResponseWriter, _ *http.Request) {
+	if asked := s.ready.Load(); asked != nil {
+		status(w, *asked)
+		return
+	}
+	age := time.Since(s.begun)
+	unready := s.f.UnreadyFrom > 0 && age >= s.f.UnreadyFrom && age < s.f.UnreadyUntil
+	status(w, age >= s.f.ReadyAfter && !unready && !(s.f.UnreadyOnTerm && s.terminating.Load()))
+}
+
+func status(w http.ResponseWriter, ok bool) {
+	if !ok {
+		w.WriteHeader(http.StatusServiceUnavailable)
+	}
+	fmt.Fprintln(w, ok)
+}
+
+func (s *sandbox) setReady(w http.ResponseWriter, r *http.Request) {
+	value, err := strconv.ParseBool(r.URL.Query().Get("value"))
+	if err != nil {
+		http.Error(w, "value must be true or false", http.StatusBadRequest)
+		return
+	}
+	s.ready.Store(&value)
+	fmt.Fprintln(w, value)
+}
+
+func (s *sandbox) exit(w http.ResponseWriter, r *http.Request) {
+	code, err := strconv.Atoi(r.URL.Query().Get("code"))
+	if err != nil || code < 0 || code > 255 {
+		http.Error(w, "code must be 0 to 255", http.StatusBadRequest)
+		return
+	}
+	fmt.Fprintln(w, "exit", code)
+	select {
+	case s.exits <- code:
+	default:
+	}
+}
+
+func sleep(w http.ResponseWriter, r *http.Request) {
+	ms, err := strconv.Atoi(r.URL.Query().Get("ms"))
+	if err != nil || ms < 0 {
+		http.Error(w, "ms must be a number of milliseconds", http.StatusBadRequest)
+		return
+	}
+	pause(r.Context(), nil, time.Duration(ms)*time.Millisecond)
+	fmt.Fprintln(w, "slept", ms, "ms")
+}
+
+// events sends numbered server-sent events: count of them (0: without end), one
+// per interval.
+func events(w http.ResponseWriter, r *http.Request) {
+	interval, count := time.Second, 0
+	var err error
+	if q := r.URL.Query().Get("interval"); q != "" {
+		if interval, err = time.ParseDuration(q); err != nil || interval <= 0 {
+			http.Error(w, "interval must be a duration such as 100ms", http.StatusBadRequest)
+			return
+		}
+	}
+	if q := r.URL.Query().Get("count"); q != "" {
+		if count, err = strconv.Atoi(q); err != nil {
+			http.Error(w, "count must be a number", http.StatusBadRequest)
+			return
+		}
+	}
+	w.Header().Set("Content-Type", "text/event-stream")
+	w.Header().Set("Cache-Control", "no-store")
+	out := http.NewResponseController(w)
+	for n := 1; count == 0 || n <= count; n++ {
+		if _, err := fmt.Fprintf(w, "id: %d\ndata: %d\n\n", n, n); err != nil || out.Flush() != nil {
+			return
+		}
+		if n != count && !pause(r.Context(), nil, interval) {
+			return
+		}
+	}
+}
+
+// echo sends each WebSocket message back as it came, until either side closes.
+func echo(w http.ResponseWriter, r *http.Request) {
+	c, err := websocket.Accept(w, r, &websocket.AcceptOptions{InsecureSkipVerify: true}) // any Origin may talk to a demo
+	if err != nil {
+		return // Accept has answered
+	}
+	defer c.CloseNow()
+	c.SetReadLimit(16 << 20)
+	for {
+		kind, message, err := c.Read(r.Context())
+		if err != nil {
+			return
+		}
+		if err := c.Write(r.Context(), kind, message); err != nil {
+			return
+		}
+	}
+}
+
+func upload(w http.ResponseWriter, r *http.Request) {
+	n, err := io.Copy(io.Discard, r.Body)
+	if err != nil {
+		http.Error(w, fmt.Sprintf("after %d bytes: %v", n, err), http.StatusBadRequest)
+		return
+	}
+	reply(w, map[string]int64{"bytes": n})
+}

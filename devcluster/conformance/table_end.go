@@ -1,0 +1,130 @@
+package conformance
+
+import (
+	"time"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+)
+
+// endsDeleted deletes the pod once it is ready and returns its last version,
+// which names how the main container ended and, with it, how long it was given.
+func endsDeleted(s *subject) (end *corev1.ContainerStateTerminated, after time.Duration, last *corev1.Pod) {
+	s.t.Helper()
+	s.until("ready", ready)
+	s.delete(nil)
+	last = s.until("gone", gone)
+	end = mainOf(observation{pod: last}).State.Terminated
+	require.NotNil(s.t, end, "the last version says how the container ended")
+	return end, end.FinishedAt.Sub(asked(s.first(deleting))), last
+}
+
+// first returns the first version of all that has the property.
+func (s *subject) first(holds func(observation) bool) *corev1.Pod {
+	s.t.Helper()
+	for _, o := range s.seen.all(s.name) {
+		if o.pod.UID == s.made.UID && holds(o) {
+			return o.pod
+		}
+	}
+	require.Fail(s.t, "no such version")
+	return nil
+}
+
+func endTable() []behaviour {
+	probe := get("/healthz", 3)
+	two, zero := int64(2), int64(0)
+	slowGet := &corev1.LifecycleHandler{HTTPGet: &corev1.HTTPGetAction{Path: "/sleep?ms=3000", Port: intstr.FromInt32(mainPort)}}
+	return []behaviour{
+		{name: "SIGTERM honoured", pod: podSpec{readiness: probe}, judge: func(s *subject) {
+			end, _, last := endsDeleted(s)
+			require.Zero(s.t, end.ExitCode)
+			require.Equal(s.t, "Completed", end.Reason)
+			require.Equal(s.t, corev1.PodSucceeded, last.Status.Phase)
+		}},
+		{name: "SIGTERM ignored", pod: podSpec{readiness: probe, args: []string{"--ignore-sigterm"}, grace: 4}, judge: func(s *subject) {
+			end, after, last := endsDeleted(s)
+			require.EqualValues(s.t, 137, end.ExitCode)
+			require.Equal(s.t, "Error", end.Reason)
+			require.Equal(s.t, corev1.PodFailed, last.Status.Phase)
+			require.GreaterOrEqual(s.t, after, 3*time.Second, "the whole grace period, by whole seconds")
+		}},
+		{name: "ready stays until the end", pod: podSpec{args: []string{"--term-delay", "3s"}}, judge: func(s *subject) {
+			s.until("ready", ready)
+			s.delete(nil)
+			pod := s.until("deleting and ready", both(deleting, ready))
+			require.EqualValues(s.t, 30, *pod.DeletionGracePeriodSeconds)
+			s.until("gone", gone)
+			s.never("terminated and ready", both(terminated, ready))
+		}},
+		{name: "preStop sleep delays SIGTERM", pod: podSpec{readiness: probe, preStop: sleepHook(4)}, judge: func(s *subject) {
+			end, after, _ := endsDeleted(s)
+			require.Zero(s.t, end.ExitCode)
+			require.GreaterOrEqual(s.t, after, 3*time.Second)
+		}},
+		{name: "preStop httpGet delays SIGTERM", pod: podSpec{readiness: probe, preStop: slowGet}, judge: func(s *subject) {
+			end, after, _ := endsDeleted(s)
+			require.Zero(s.t, end.ExitCode)
+			require.GreaterOrEqual(s.t, after, 2*time.Second)
+		}},
+		{name: "grace counts preStop", pod: podSpec{readiness: probe, preStop: sleepHook(12), args: []string{"--ignore-sigterm"}, grace: 16}, judge: func(s *subject) {
+			end, after, _ := endsDeleted(s)
+			require.EqualValues(s.t, 137, end.ExitCode)
+			require.GreaterOrEqual(s.t, after, 15*time.Second)
+			require.Less(s.t, after, 27*time.Second, "12 s of preStop and 16 s of grace, one after the other, would be 28 s")
+		}},
+		{name: "preStop longer than the grace period is cut", pod: podSpec{readiness: probe, preStop: &corev1.LifecycleHandler{
+			HTTPGet: &corev1.HTTPGetAction{Path: "/sleep?ms=3600000", Port: intstr.FromInt32(mainPort)}}, grace: 3}, judge: func(s *subject) {
+			end, after, _ := endsDeleted(s)
+			require.Zero(s.t, end.ExitCode)
+			require.GreaterOrEqual(s.t, after, 2*time.Second)
+		}},
+		{name: "deletion before the first start", pod: podSpec{init: []string{}}, judge: func(s *subject) {
+			s.until("init runs", func(o observation) bool {
+				return len(o.pod.Status.InitContainerStatuses) == 1 && o.pod.Status.InitContainerStatuses[0].State.Running != nil
+			})
+			s.delete(&two)
+			last := s.until("gone", gone)
+			require.Equal(s.t, corev1.PodFailed, last.Status.Phase)
+			s.never("main container running", running)
+		}},
+		{name: "deletion in CrashLoopBackOff", pod: podSpec{args: []string{"--exit-now", "--exit-code", "1"}}, judge: func(s *subject) {
+			s.until("CrashLoopBackOff", waitingFor("CrashLoopBackOff"))
+			s.delete(nil)
+			s.until("gone", gone)
+		}},
+		{name: "forced deletion", judge: func(s *subject) {
+			s.until("ready", ready)
+			s.delete(&zero)
+			s.until("gone", gone)
+		}},
+		{name: "eviction through the API", pod: podSpec{readiness: probe}, judge: func(s *subject) {
+			s.until("ready", ready)
+			ctx, cancel := s.limit()
+			defer cancel()
+			require.NoError(s.t, s.client.PolicyV1().Evictions(s.o.Namespace).Evict(ctx, &policyv1.Eviction{
+				ObjectMeta: metav1.ObjectMeta{Namespace: s.o.Namespace, Name: s.name}}))
+			s.until("deleting", deleting)
+			last := s.until("gone", gone)
+			require.Zero(s.t, mainOf(observation{pod: last}).State.Terminated.ExitCode)
+			require.Equal(s.t, corev1.ConditionTrue, condition(last, corev1.DisruptionTarget).Status)
+		}},
+		{name: "same name again is another pod", judge: func(s *subject) {
+			s.until("ready", ready)
+			s.delete(&zero)
+			s.until("gone", gone)
+			again := s.createNamed(s.name, s.spec)
+			pod := again.until("ready", ready)
+			require.NotEqual(s.t, s.made.UID, pod.UID)
+			require.Zero(s.t, mainOf(observation{pod: pod}).RestartCount)
+		}},
+		{name: "active deadline", pod: podSpec{deadline: &two}, judge: func(s *subject) {
+			s.until("running", running)
+			pod := s.until("failed", inPhase(corev1.PodFailed))
+			require.Equal(s.t, "DeadlineExceeded", pod.Status.Reason)
+		}},
+	}
+}

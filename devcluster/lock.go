@@ -1,0 +1,78 @@
+package devcluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+var errLocked = errors.New("locked by another")
+
+// lockPoll is how often a lock that is held is tried again.
+const lockPoll = 50 * time.Millisecond
+
+// tryLock takes the lock of the file at path, or returns errLocked. Closing the
+// file frees the lock, and so does the holder's death. The file itself must
+// never be removed: two holders could then lock two files of one name.
+//
+// The lock belongs to the open file description, not to the process: it works
+// between goroutines, and asking for it (isLocked) does not take it.
+func tryLock(path string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("open lock file: %w", err)
+	}
+	err = unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK, Whence: io.SeekStart})
+	switch {
+	case err == nil:
+		return f, nil
+	case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EACCES):
+		err = errLocked
+	default:
+		err = fmt.Errorf("lock %s: %w", path, err)
+	}
+	return nil, errors.Join(err, f.Close())
+}
+
+// isLocked reports whether somebody holds the lock of the file at path.
+func isLocked(path string) (bool, error) {
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if errors.Is(err, os.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("open lock file: %w", err)
+	}
+	defer f.Close()
+	l := unix.Flock_t{Type: unix.F_WRLCK, Whence: io.SeekStart}
+	if err := unix.FcntlFlock(f.Fd(), unix.F_OFD_GETLK, &l); err != nil {
+		return false, fmt.Errorf("ask for the lock of %s: %w", path, err)
+	}
+	return l.Type != unix.F_UNLCK, nil
+}
+
+// awaitLock takes the lock of the file at path; it calls waiting once if it has
+// to wait.
+func awaitLock(ctx context.Context, path string, waiting func()) (*os.File, error) {
+	tick := time.NewTicker(lockPoll)
+	defer tick.Stop()
+	for first := true; ; first = false {
+		f, err := tryLock(path)
+		if !errors.Is(err, errLocked) {
+			return f, err
+		}
+		if first {
+			waiting()
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return nil, fmt.Errorf("wait for the lock of %s: %w", path, context.Cause(ctx))
+		}
+	}
+}

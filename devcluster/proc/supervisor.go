@@ -1,0 +1,177 @@
+package proc
+
+import (
+	"errors"
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// ErrClosed is returned by a [Supervisor] that was closed.
+var ErrClosed = errors.New("proc: supervisor is closed")
+
+// outputDelay bounds the wait for the end of a dead child's output when a
+// process that escaped its group still holds the pipe.
+const outputDelay = 2 * time.Second
+
+// Supervisor starts processes and answers for their end. All methods may be
+// called concurrently.
+type Supervisor struct {
+	forks chan fork     // never closed
+	quit  chan struct{} // closed by Close, when no process is left
+	ended chan struct{} // closed by the forking goroutine as it returns
+	once  sync.Once
+	err   error          // what Close found; written once
+	live  sync.WaitGroup // one per process; grows only under mu while not closed
+
+	mu     sync.Mutex
+	closed bool
+	guard  *guard
+	procs  map[*Process]struct{}
+}
+
+type fork struct {
+	cmd   *exec.Cmd
+	reply chan<- forked // buffered
+}
+
+type forked struct {
+	p   *Process
+	err error
+}
+
+// New starts the guard. The caller must Close the supervisor.
+func New() (*Supervisor, error) {
+	g, err := startGuard()
+	if err != nil {
+		return nil, err
+	}
+	s := &Supervisor{
+		forks: make(chan fork),
+		quit:  make(chan struct{}),
+		ended: make(chan struct{}),
+		guard: g,
+		procs: make(map[*Process]struct{}),
+	}
+	go s.forkLoop()
+	return s, nil
+}
+
+// forkLoop owns the one thread that forks. The kernel ties a child's parent
+// death signal to the thread that forked it, so this thread must live as long
+// as the children do (golang.org/issue/27505).
+func (s *Supervisor) forkLoop() {
+	defer close(s.ended)
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	for {
+		select {
+		case f := <-s.forks:
+			p, err := s.fork(f.cmd)
+			f.reply <- forked{p, err}
+		case <-s.quit:
+			return
+		}
+	}
+}
+
+// Start starts cmd as the leader of a new process group. It sets
+// cmd.SysProcAttr.Setpgid and Pdeathsig and, when zero, cmd.WaitDelay; Setsid
+// and Pgid must not be set. The caller must not call cmd.Wait.
+func (s *Supervisor) Start(cmd *exec.Cmd) (*Process, error) {
+	reply := make(chan forked, 1)
+	select {
+	case s.forks <- fork{cmd, reply}:
+		f := <-reply
+		return f.p, f.err
+	case <-s.ended:
+		return nil, ErrClosed
+	}
+}
+
+func (s *Supervisor) fork(cmd *exec.Cmd) (*Process, error) {
+	attr := syscall.SysProcAttr{}
+	if cmd.SysProcAttr != nil {
+		attr = *cmd.SysProcAttr
+	}
+	if attr.Setsid || attr.Pgid != 0 {
+		return nil, fmt.Errorf("start %s: a supervised process leads its own group, Setsid and Pgid must not be set", cmd.Path)
+	}
+	attr.Setpgid = true
+	attr.Pdeathsig = syscall.SIGKILL
+	cmd.SysProcAttr = &attr
+	if cmd.WaitDelay == 0 {
+		cmd.WaitDelay = outputDelay
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return nil, ErrClosed
+	}
+	if err := cmd.Start(); err != nil {
+		return nil, fmt.Errorf("start %s: %w", cmd.Path, err)
+	}
+	p := &Process{cmd: cmd, pid: cmd.Process.Pid, done: make(chan struct{})}
+	err := s.guard.addGroup(p.pid)
+	s.procs[p] = struct{}{}
+	s.live.Add(1)
+	go s.own(p)
+	if err != nil {
+		_ = p.Signal(syscall.SIGKILL)
+		return nil, fmt.Errorf("start %s: %w", cmd.Path, err)
+	}
+	return p, nil
+}
+
+// own waits for the leader's death and ends what is left of its group.
+func (s *Supervisor) own(p *Process) {
+	defer s.live.Done()
+	p.awaitExit()
+	p.bury()
+	s.mu.Lock()
+	delete(s.procs, p)
+	// The leader is not reaped yet, so the number is still ours as the guard
+	// forgets it. A guard that is gone was reported by addGroup or will be by
+	// Close.
+	_ = s.guard.removeGroup(p.pid)
+	s.mu.Unlock()
+	_ = p.cmd.Wait() // the outcome is in State
+	close(p.done)
+}
+
+// RemoveAtDeath has dir, an absolute path, removed with all it holds after the
+// last process is killed: by Close, or when this process dies.
+func (s *Supervisor) RemoveAtDeath(dir string) error {
+	if !filepath.IsAbs(dir) || filepath.Clean(dir) == "/" || strings.ContainsRune(dir, '\n') {
+		return fmt.Errorf("remove %q at death: want an absolute path of one line", dir)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return ErrClosed
+	}
+	return s.guard.addDir(filepath.Clean(dir))
+}
+
+// Close kills every process left, has the registered directories removed and
+// waits for all of it. Later calls return what the first one did.
+func (s *Supervisor) Close() error {
+	s.once.Do(func() {
+		s.mu.Lock()
+		s.closed = true
+		for p := range s.procs {
+			_ = p.Signal(syscall.SIGKILL)
+		}
+		s.mu.Unlock()
+		s.live.Wait()
+		close(s.quit)
+		<-s.ended
+		s.err = s.guard.end()
+	})
+	return s.err
+}

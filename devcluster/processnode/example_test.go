@@ -1,0 +1,52 @@
+package processnode_test
+
+import (
+	"context"
+	"log"
+	"net/netip"
+	"os/signal"
+	"syscall"
+
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/berth-sandbox/berth/devcluster/proc"
+	"github.com/berth-sandbox/berth/devcluster/processnode"
+)
+
+// A node and the scheduler that binds pods to it, until Ctrl-C.
+func ExampleNode_Run() {
+	config, err := clientcmd.BuildConfigFromFlags("", "kubeconfig")
+	if err != nil {
+		log.Fatal(err)
+	}
+	supervisor, err := proc.New()
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer supervisor.Close() // after the node: kills what is left
+	node, err := processnode.New(processnode.Options{
+		RestConfig: config,
+		Name:       "node-0",
+		Supervisor: supervisor,
+		Addresses:  netip.MustParsePrefix("127.20.0.0/24"),
+		Path:       []string{"bin"},
+		Dir:        "node-0",
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT)
+	defer stop()
+	scheduled := make(chan error, 1)
+	go func() {
+		scheduled <- processnode.RunScheduler(ctx, kubernetes.NewForConfigOrDie(config), nil)
+	}()
+	if err := node.Run(ctx); err != nil {
+		log.Print(err)
+	}
+	stop()
+	if err := <-scheduled; err != nil {
+		log.Print(err)
+	}
+}

@@ -1,0 +1,328 @@
+package processnode_test
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/berth-sandbox/berth/devcluster"
+	"github.com/berth-sandbox/berth/devcluster/conformance"
+	"github.com/berth-sandbox/berth/devcluster/processnode"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const guard = time.Minute
+
+// world is a real API server and the nodes that a test runs on it.
+type world struct {
+	t       *testing.T
+	cluster *devcluster.Cluster
+	client  kubernetes.Interface
+}
+
+// TestNode judges what a real kubelet cannot be asked for, or does not do the
+// same way; the rest is the conformance package's.
+func TestNode(t *testing.T) {
+	if testing.Short() {
+		t.Skip("needs a real kube-apiserver and etcd: run without -short")
+	}
+	cluster := devcluster.Start(t, devcluster.Options{NodePath: []string{conformance.BuildSandbox(t)}})
+	client, err := kubernetes.NewForConfig(cluster.RestConfig())
+	require.NoError(t, err)
+	for _, test := range []struct {
+		name  string
+		judge func(w *world)
+	}{
+		{"RestartedNodeStartsItsPodsAgain", restartedNodeStartsItsPodsAgain},
+		{"EvictedPodKeepsItsObjectAndLosesItsAddress", evictedPodKeepsItsObjectAndLosesItsAddress},
+		{"EndedPodLosesItsAddress", endedPodLosesItsAddress},
+		{"ShortenedGraceIsHonoured", shortenedGraceIsHonoured},
+		{"WithoutCommandNothingRuns", withoutCommandNothingRuns},
+		{"UnsupportedPodFails", unsupportedPodFails},
+		{"ForcedDeletionHoldsTheAddress", forcedDeletionHoldsTheAddress},
+		{"SchedulerFindsTheNode", schedulerFindsTheNode},
+		{"StatusCatchesUpAfterAnOutage", statusCatchesUpAfterAnOutage},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			test.judge(&world{t: t, cluster: cluster, client: client})
+		})
+	}
+}
+
+// run runs node i until the returned function is called.
+func (w *world) run(i int) (n *processnode.Node, stop func()) {
+	w.t.Helper()
+	o := w.cluster.NodeOptions(i)
+	n, err := processnode.New(o)
+	require.NoError(w.t, err)
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	running.Go(func() {
+		if err := n.Run(ctx); err != nil {
+			w.t.Errorf("run node: %v", err)
+		}
+	})
+	var once sync.Once
+	stop = func() { once.Do(func() { cancel(); running.Wait() }) }
+	w.t.Cleanup(stop)
+	return n, stop
+}
+
+func (w *world) ctx() context.Context {
+	ctx, cancel := context.WithTimeout(w.t.Context(), guard)
+	w.t.Cleanup(cancel)
+	return ctx
+}
+
+func (w *world) name(i int) string { return w.cluster.NodeOptions(i).Name }
+
+// create makes a pod that runs demo-sandbox with these arguments on node i; i < 0
+// leaves the node to a scheduler.
+func (w *world) create(name string, i int, args []string, change func(*corev1.PodSpec)) {
+	w.t.Helper()
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: corev1.PodSpec{Containers: []corev1.Container{{
+			Name: "main", Image: "demo-sandbox", Command: []string{"demo-sandbox"}, Args: args,
+			Env: []corev1.EnvVar{{Name: "POD_IP", ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: "status.podIP"}}}},
+			ReadinessProbe: &corev1.Probe{PeriodSeconds: 1, ProbeHandler: corev1.ProbeHandler{
+				HTTPGet: &corev1.HTTPGetAction{Path: "/healthz", Port: intstr.FromInt32(8080)}}},
+		}}},
+	}
+	if i >= 0 {
+		pod.Spec.NodeName = w.name(i)
+	}
+	if change != nil {
+		change(&pod.Spec)
+	}
+	_, err := w.client.CoreV1().Pods("default").Create(w.ctx(), pod, metav1.CreateOptions{})
+	require.NoError(w.t, err)
+	w.t.Cleanup(func() { // the next test's node has the same name
+		ctx, cancel := context.WithTimeout(context.Background(), guard)
+		defer cancel()
+		_ = w.client.CoreV1().Pods("default").Delete(ctx, name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)}) // gone in most cases
+	})
+}
+
+// until waits until the pod is as wanted; nil is a pod that does not exist.
+func (w *world) until(name, what string, holds func(*corev1.Pod) bool) *corev1.Pod {
+	w.t.Helper()
+	var pod *corev1.Pod
+	require.Eventually(w.t, func() bool {
+		ctx, cancel := context.WithTimeout(w.t.Context(), 5*time.Second)
+		defer cancel()
+		var err error
+		pod, err = w.client.CoreV1().Pods("default").Get(ctx, name, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			pod = nil
+			return holds(nil)
+		}
+		return err == nil && holds(pod)
+	}, guard, 20*time.Millisecond, "pod %s: expected in vain: %s", name, what)
+	return pod
+}
+
+func (w *world) ready(name string) *corev1.Pod {
+	w.t.Helper()
+	return w.until(name, "ready", func(p *corev1.Pod) bool { return p != nil && has(p, corev1.PodReady) })
+}
+
+func (w *world) delete(name string, grace int64) {
+	w.t.Helper()
+	require.NoError(w.t, w.client.CoreV1().Pods("default").Delete(w.ctx(), name, metav1.DeleteOptions{GracePeriodSeconds: &grace}))
+}
+
+func (w *world) gone(name string) {
+	w.t.Helper()
+	w.until(name, "gone", func(p *corev1.Pod) bool { return p == nil })
+}
+
+func has(p *corev1.Pod, t corev1.PodConditionType) bool {
+	for _, c := range p.Status.Conditions {
+		if c.Type == t {
+			return c.Status == corev1.ConditionTrue
+		}
+	}
+	return false
+}
+
+func restartedNodeStartsItsPodsAgain(w *world) {
+	_, stop := w.run(0)
+	never := func(s *corev1.PodSpec) { s.RestartPolicy = corev1.RestartPolicyNever }
+	w.create("lives", 0, nil, nil)
+	w.create("dies", 0, nil, never)
+	before := w.ready("lives")
+	w.ready("dies")
+	stop()
+	w.run(0)
+	after := w.until("lives", "restarted", func(p *corev1.Pod) bool {
+		return has(p, corev1.PodReady) && p.Status.ContainerStatuses[0].RestartCount == 1
+	})
+	last := after.Status.ContainerStatuses[0].LastTerminationState.Terminated
+	require.EqualValues(w.t, 255, last.ExitCode)
+	require.Equal(w.t, "Unknown", last.Reason)
+	require.Equal(w.t, before.Status.ContainerStatuses[0].ContainerID, last.ContainerID)
+	require.Equal(w.t, before.Status.StartTime.Unix(), after.Status.StartTime.Unix())
+	w.until("dies", "failed", func(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodFailed })
+}
+
+func evictedPodKeepsItsObjectAndLosesItsAddress(w *world) {
+	n, _ := w.run(0)
+	w.create("evicted", 0, nil, nil)
+	address := w.ready("evicted").Status.PodIP
+	require.NoError(w.t, n.Evict(w.ctx(), "default", "evicted", "The node was low on resource: memory."))
+	pod := w.until("evicted", "failed", func(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodFailed })
+	require.Equal(w.t, "Evicted", pod.Status.Reason)
+	require.Equal(w.t, "The node was low on resource: memory.", pod.Status.Message)
+	require.True(w.t, has(pod, corev1.DisruptionTarget))
+	require.False(w.t, has(pod, corev1.PodReady))
+	require.Equal(w.t, address, pod.Status.PodIP)
+	w.create("heir", 0, nil, nil)
+	require.Equal(w.t, address, w.ready("heir").Status.PodIP)
+	require.ErrorIs(w.t, n.Evict(w.ctx(), "default", "evicted", "again"), processnode.ErrNoPod)
+	w.delete("evicted", 30)
+	w.gone("evicted")
+}
+
+func endedPodLosesItsAddress(w *world) {
+	w.run(0)
+	w.create("ended", 0, []string{"--exit-now"}, func(s *corev1.PodSpec) { s.RestartPolicy = corev1.RestartPolicyNever })
+	ended := w.until("ended", "succeeded", func(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodSucceeded })
+	require.NotEmpty(w.t, ended.Status.PodIP)
+	w.create("next", 0, nil, nil)
+	require.Equal(w.t, ended.Status.PodIP, w.ready("next").Status.PodIP)
+}
+
+func shortenedGraceIsHonoured(w *world) {
+	w.run(0)
+	w.create("stubborn", 0, []string{"--ignore-sigterm"}, nil)
+	w.ready("stubborn")
+	w.delete("stubborn", 3600)
+	w.until("stubborn", "deleting", func(p *corev1.Pod) bool { return p.DeletionTimestamp != nil })
+	w.delete("stubborn", 1)
+	w.gone("stubborn")
+}
+
+func withoutCommandNothingRuns(w *world) {
+	w.run(0)
+	w.create("bare", 0, nil, func(s *corev1.PodSpec) { s.Containers[0].Command = nil })
+	pod := w.until("bare", "waiting", func(p *corev1.Pod) bool {
+		s := p.Status.ContainerStatuses
+		return len(s) == 1 && s[0].State.Waiting != nil && s[0].State.Waiting.Reason == "CreateContainerConfigError"
+	})
+	require.Contains(w.t, pod.Status.ContainerStatuses[0].State.Waiting.Message, "command")
+	require.Equal(w.t, corev1.PodPending, pod.Status.Phase)
+	w.delete("bare", 30)
+	w.gone("bare")
+}
+
+func unsupportedPodFails(w *world) {
+	w.run(0)
+	w.create("unsupported", 0, nil, func(s *corev1.PodSpec) { s.HostNetwork = true })
+	pod := w.until("unsupported", "failed", func(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodFailed })
+	require.Equal(w.t, "ProcessNodeUnsupported", pod.Status.Reason)
+	require.Contains(w.t, pod.Status.Message, "spec.hostNetwork")
+	require.Empty(w.t, pod.Status.PodIP)
+	w.delete("unsupported", 30)
+	w.gone("unsupported")
+}
+
+func forcedDeletionHoldsTheAddress(w *world) {
+	w.run(0)
+	w.create("forced", 0, []string{"--ignore-sigterm"}, nil)
+	address := w.ready("forced").Status.PodIP
+	w.delete("forced", 0)
+	w.gone("forced")
+	w.create("other", 0, nil, nil)
+	other := w.until("other", "an address", func(p *corev1.Pod) bool { return p.Status.PodIP != "" })
+	require.NotEqual(w.t, address, other.Status.PodIP, "the old process still listens there")
+	require.Eventually(w.t, func() bool {
+		c, err := net.DialTimeout("tcp", net.JoinHostPort(address, "8080"), time.Second)
+		if err == nil {
+			c.Close()
+		}
+		return err != nil
+	}, guard, 20*time.Millisecond, "the process must end")
+	w.create("heir-of-forced", 0, nil, nil)
+	require.Equal(w.t, address, w.ready("heir-of-forced").Status.PodIP)
+}
+
+func schedulerFindsTheNode(w *world) {
+	w.run(0)
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	running.Go(func() {
+		if err := processnode.RunScheduler(ctx, w.client, nil); err != nil {
+			w.t.Errorf("scheduler: %v", err)
+		}
+	})
+	defer func() { cancel(); running.Wait() }()
+	cordon := func(value bool) {
+		patch := fmt.Sprintf(`{"spec":{"unschedulable":%v}}`, value)
+		_, err := w.client.CoreV1().Nodes().Patch(w.ctx(), w.name(0), types.MergePatchType, []byte(patch), metav1.PatchOptions{})
+		require.NoError(w.t, err)
+	}
+	here := func(s *corev1.PodSpec) { s.NodeSelector = map[string]string{corev1.LabelHostname: w.name(0)} }
+	require.Eventually(w.t, func() bool {
+		_, err := w.client.CoreV1().Nodes().Get(w.ctx(), w.name(0), metav1.GetOptions{})
+		return err == nil
+	}, guard, 20*time.Millisecond)
+	cordon(true)
+	w.create("scheduled", -1, nil, here)
+	w.create("nowhere", -1, nil, func(s *corev1.PodSpec) { s.NodeSelector = map[string]string{"no": "such"} })
+	unschedulable := func(p *corev1.Pod) bool {
+		for _, c := range p.Status.Conditions {
+			if c.Type == corev1.PodScheduled {
+				return c.Status == corev1.ConditionFalse && c.Reason == corev1.PodReasonUnschedulable
+			}
+		}
+		return false
+	}
+	w.until("scheduled", "unschedulable while the node is cordoned", unschedulable)
+	w.until("nowhere", "unschedulable", unschedulable)
+	cordon(false)
+	require.Equal(w.t, w.name(0), w.ready("scheduled").Spec.NodeName)
+
+	cordon(true)
+	w.run(1)
+	w.create("second", -1, nil, nil)
+	require.Equal(w.t, w.name(1), w.ready("second").Spec.NodeName)
+	cordon(false)
+	w.create("first-again", -1, nil, here)
+	w.ready("first-again") // so the scheduler knows that both nodes take pods
+	w.create("fewest", -1, nil, nil)
+	require.Equal(w.t, w.name(1), w.ready("fewest").Spec.NodeName, "two pods there, one here")
+	nowhere := w.until("nowhere", "there", func(p *corev1.Pod) bool { return p != nil })
+	require.Equal(w.t, corev1.PodPending, nowhere.Status.Phase)
+	require.Empty(w.t, nowhere.Spec.NodeName)
+}
+
+func statusCatchesUpAfterAnOutage(w *world) {
+	w.run(0)
+	w.create("mortal", 0, []string{"--exit-after", "2s", "--exit-code", "7"}, func(s *corev1.PodSpec) { s.RestartPolicy = corev1.RestartPolicyNever })
+	address := w.ready("mortal").Status.PodIP
+	require.NoError(w.t, w.cluster.KillAPIServer(w.ctx()))
+	require.Eventually(w.t, func() bool {
+		c, err := net.DialTimeout("tcp", net.JoinHostPort(address, "8080"), time.Second)
+		if err == nil {
+			c.Close()
+		}
+		return err != nil
+	}, guard, 20*time.Millisecond, "it ends while nobody can be told")
+	require.NoError(w.t, w.cluster.StartAPIServer(w.ctx()))
+	pod := w.until("mortal", "failed", func(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodFailed })
+	require.EqualValues(w.t, 7, pod.Status.ContainerStatuses[0].State.Terminated.ExitCode)
+}

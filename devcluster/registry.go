@@ -1,0 +1,250 @@
+package devcluster
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// Named clusters live in a background process each, its owner, and are found
+// by others through a directory per name in the cache:
+//
+//	dev/<name>/lock        locked by the owner: the proof that it lives
+//	dev/<name>/state.json  what the owner says about itself
+//	dev/<name>/cluster/    for Options.Dir; emptied by the next owner
+var (
+	// ErrRunning is returned by Acquire for a name whose owner lives.
+	ErrRunning = errors.New("a cluster of this name is running")
+	// ErrNotRunning is returned by Lookup and RequestStop for a name without a
+	// living owner.
+	ErrNotRunning = errors.New("no cluster of this name is running")
+)
+
+var clusterName = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$`)
+
+// State is what is known about a named cluster. The registry sets Name, PID,
+// Process and Started.
+type State struct {
+	Name    string    `json:"name"`
+	PID     int       `json:"pid"`
+	Started time.Time `json:"started"`
+	// Process tells the owner from a later process with the same PID.
+	Process string `json:"process"`
+	// Ready is true from the first Publish on.
+	Ready      bool              `json:"ready"`
+	Kubeconfig string            `json:"kubeconfig,omitempty"`
+	URLs       map[string]string `json:"urls,omitempty"`
+}
+
+// Registration is the ownership of a name. It ends with Close or with the
+// process.
+type Registration struct {
+	lock  *os.File
+	dir   string
+	state State
+}
+
+// Acquire makes this process the owner of a name. The error is ErrRunning when
+// the name has one.
+func Acquire(name string) (_ *Registration, err error) {
+	dir, err := registryDir(name)
+	if err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("cluster %s: %w", name, err)
+	}
+	lock, err := tryLock(filepath.Join(dir, "lock"))
+	if errors.Is(err, errLocked) {
+		return nil, fmt.Errorf("cluster %s: %w; stop it first or choose another name", name, ErrRunning)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("cluster %s: %w", name, err)
+	}
+	process, err := processIdentity(os.Getpid())
+	r := &Registration{lock: lock, dir: dir, state: State{Name: name, PID: os.Getpid(), Process: process, Started: time.Now().Round(0)}}
+	if err == nil {
+		err = r.write(r.state)
+	}
+	if err == nil {
+		err = os.RemoveAll(r.Dir())
+	}
+	if err != nil {
+		return nil, fmt.Errorf("cluster %s: %w", name, errors.Join(err, lock.Close()))
+	}
+	return r, nil
+}
+
+// Dir is the directory for the cluster's own files; it does not exist yet.
+func (r *Registration) Dir() string { return filepath.Join(r.dir, "cluster") }
+
+// LogFile is where the owner's output belongs.
+func (r *Registration) LogFile() string { return filepath.Join(r.dir, "owner.log") }
+
+// Publish replaces what others see. It may not be called concurrently.
+func (r *Registration) Publish(s State) error {
+	s.Name, s.PID, s.Process, s.Started, s.Ready = r.state.Name, r.state.PID, r.state.Process, r.state.Started, true
+	return r.write(s)
+}
+
+// write replaces the state file as a whole: a reader never sees half of it.
+func (r *Registration) write(s State) error {
+	b, err := json.MarshalIndent(s, "", "  ")
+	if err != nil {
+		return fmt.Errorf("publish the state of cluster %s: %w", s.Name, err)
+	}
+	next := filepath.Join(r.dir, "state.json.next")
+	if err := os.WriteFile(next, append(b, '\n'), 0o600); err != nil {
+		return fmt.Errorf("publish the state of cluster %s: %w", s.Name, err)
+	}
+	if err := os.Rename(next, filepath.Join(r.dir, "state.json")); err != nil {
+		return fmt.Errorf("publish the state of cluster %s: %w", s.Name, err)
+	}
+	return nil
+}
+
+// Close gives the name up. Whoever waits in RequestStop goes on.
+func (r *Registration) Close() error { return r.lock.Close() }
+
+// Lookup returns the state of a running cluster, or ErrNotRunning.
+func Lookup(name string) (State, error) {
+	dir, err := registryDir(name)
+	if err != nil {
+		return State{}, err
+	}
+	locked, err := isLocked(filepath.Join(dir, "lock"))
+	if err != nil {
+		return State{}, fmt.Errorf("cluster %s: %w", name, err)
+	}
+	if !locked {
+		return State{}, fmt.Errorf("cluster %s: %w", name, ErrNotRunning)
+	}
+	b, err := os.ReadFile(filepath.Join(dir, "state.json"))
+	if errors.Is(err, os.ErrNotExist) {
+		return State{Name: name}, nil // the owner has only just locked
+	}
+	if err != nil {
+		return State{}, fmt.Errorf("cluster %s: %w", name, err)
+	}
+	var s State
+	if err := json.Unmarshal(b, &s); err != nil {
+		return State{}, fmt.Errorf("cluster %s: read its state: %w", name, err)
+	}
+	if process, err := processIdentity(s.PID); err != nil || process != s.Process {
+		return State{Name: name}, nil // a former owner's; the present one has only just locked
+	}
+	return s, nil
+}
+
+// List returns the states of all running clusters, by name.
+func List() ([]State, error) {
+	cache, err := CacheDir()
+	if err != nil {
+		return nil, err
+	}
+	entries, err := os.ReadDir(filepath.Join(cache, "dev"))
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("list the clusters: %w", err)
+	}
+	var states []State
+	for _, e := range entries {
+		s, err := Lookup(e.Name())
+		if errors.Is(err, ErrNotRunning) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		states = append(states, s)
+	}
+	return states, nil
+}
+
+// RequestStop sends SIGTERM to the owner of a name and waits until the name is
+// free. It never signals a process that is not the owner.
+func RequestStop(ctx context.Context, name string) error {
+	dir, err := registryDir(name)
+	if err != nil {
+		return err
+	}
+	tick := time.NewTicker(lockPoll)
+	defer tick.Stop()
+	// One owner only: one that follows it within a poll is not ours to stop, and
+	// its presence means that the one we meant has gone.
+	var asked string
+	for {
+		s, err := Lookup(name)
+		switch {
+		case errors.Is(err, ErrNotRunning) && asked != "":
+			return nil
+		case err != nil:
+			return err
+		case asked == "" && s.PID != 0:
+			if err := terminate(s); err != nil {
+				return fmt.Errorf("stop cluster %s: %w", name, err)
+			}
+			asked = s.Process
+		case asked != "" && s.PID != 0 && s.Process != asked:
+			return nil
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return fmt.Errorf("stop cluster %s: %w; its process is %d, its log is in %s", name, context.Cause(ctx), s.PID, dir)
+		}
+	}
+}
+
+// terminate signals the process that wrote s and no later one: the handle is
+// taken before the identity is compared, and a handle keeps to its process.
+func terminate(s State) error {
+	p, err := os.FindProcess(s.PID)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = p.Release() }()
+	if process, err := processIdentity(s.PID); err != nil || process != s.Process {
+		return nil // it has ended
+	}
+	if err := p.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return fmt.Errorf("signal process %d: %w", s.PID, err)
+	}
+	return nil
+}
+
+// processIdentity returns what no two processes of one PID share: the time of
+// the start (proc_pid_stat(5), field 22) and the boot that it counts from.
+func processIdentity(pid int) (string, error) {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return "", fmt.Errorf("identify process %d: %w", pid, err)
+	}
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return "", fmt.Errorf("identify process %d: %w", pid, err)
+	}
+	// The name, field 2, may hold blanks and parentheses.
+	fields := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))
+	if len(fields) < 20 {
+		return "", fmt.Errorf("identify process %d: unexpected %q", pid, stat)
+	}
+	return strings.TrimSpace(string(boot)) + "/" + fields[22-3], nil
+}
+
+func registryDir(name string) (string, error) {
+	if !clusterName.MatchString(name) {
+		return "", fmt.Errorf("cluster name %q: up to 40 of a-z, 0-9 and -, not - at the ends", name)
+	}
+	cache, err := CacheDir()
+	if err != nil {
+		return "", err
+	}
+	return filepath.Join(cache, "dev", name), nil
+}
