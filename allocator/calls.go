@@ -2,6 +2,7 @@ package allocator
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 
@@ -111,7 +112,10 @@ func look[T any](ctx context.Context, a *Allocator, f func(*core.Core) T) (T, er
 		return none, notLeading(err)
 	}
 	found := make(chan T, 1)
-	if err := t.loop.look(ctx, func(c *core.Core) { found <- f(c) }); err != nil {
+	switch err := t.loop.look(ctx, func(c *core.Core) { found <- f(c) }); {
+	case errors.Is(err, errStepDown):
+		return none, notLeading(err)
+	case err != nil:
 		return none, err
 	}
 	return <-found, nil

@@ -182,7 +182,7 @@ func (t *term) do(e core.Effect) {
 func (t *term) create(ctx context.Context, e core.CreatePod) {
 	pool, ok := t.pools.Get(e.Pool)
 	if !ok { // its object went meanwhile
-		t.Submit(core.CreateFailed{Pool: e.Pool, Name: e.Name})
+		t.Submit(core.CreateFailed(e))
 		return
 	}
 	err := t.writer.Create(ctx, pool, e)

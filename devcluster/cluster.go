@@ -234,7 +234,7 @@ func (c *Cluster) awaitNode(ctx context.Context, client kubernetes.Interface, na
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			return fmt.Errorf("%w (last answer: %v)", context.Cause(ctx), err)
+			return fmt.Errorf("%w (last answer: %w)", context.Cause(ctx), err)
 		}
 	}
 }

@@ -59,7 +59,7 @@ func (c *component) awaitReady(ctx context.Context, check func(context.Context) 
 		case <-c.Done():
 			return fmt.Errorf("%s ended before it was ready (%s); the end of its log:\n%s", c.name, c.State(), tailOf(c.log))
 		case <-ctx.Done():
-			return fmt.Errorf("%s is not ready: %w (last check: %v); the end of its log:\n%s", c.name, context.Cause(ctx), err, tailOf(c.log))
+			return fmt.Errorf("%s is not ready: %w (last check: %w); the end of its log:\n%s", c.name, context.Cause(ctx), err, tailOf(c.log))
 		}
 	}
 }

@@ -111,7 +111,7 @@ func awaitServed(ctx context.Context, client dynamic.Interface, gvr schema.Group
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			return fmt.Errorf("%w (last answer: %v)", context.Cause(ctx), err)
+			return fmt.Errorf("%w (last answer: %w)", context.Cause(ctx), err)
 		}
 	}
 }

@@ -165,7 +165,10 @@ func (b *builder) extProc() *extprocv3.ExternalProcessor {
 		MutationRules: &mutationv3.HeaderMutationRules{
 			AllowAllRouting: wrapperspb.Bool(false),
 			AllowEnvoy:      wrapperspb.Bool(false),
+			// The router changes nothing of a request. These rules bind its own
+			// answers as well, so the headers of those are named.
 			DisallowAll:     wrapperspb.Bool(true),
+			AllowExpression: &matcherv3.RegexMatcher{Regex: "content-type|retry-after|" + ReasonHeader},
 			DisallowIsError: wrapperspb.Bool(false),
 		},
 		GrpcService: grpcService(clusterRouter, &corev3.RetryPolicy{

@@ -51,12 +51,13 @@ func pointer(fields ...string) string {
 func label(name string) string      { return pointer("metadata", "labels", name) }
 func annotation(name string) string { return pointer("metadata", "annotations", name) }
 
-func (w *Writer) patch(ctx context.Context, key core.PodKey, ops ...patchOp) (*corev1.Pod, error) {
+func (w *Writer) patch(ctx context.Context, key core.PodKey, ops ...patchOp) error {
 	raw, err := json.Marshal(append([]patchOp{{"test", "/metadata/uid", key.UID}}, ops...))
 	if err != nil {
-		return nil, fmt.Errorf("encode patch: %w", err)
+		return fmt.Errorf("encode patch: %w", err)
 	}
-	return w.Client.CoreV1().Pods(key.Namespace).Patch(ctx, key.Name, types.JSONPatchType, raw, metav1.PatchOptions{})
+	_, err = w.Client.CoreV1().Pods(key.Namespace).Patch(ctx, key.Name, types.JSONPatchType, raw, metav1.PatchOptions{})
+	return err
 }
 
 // errTryAgain is for an outcome that was read and is still open.
@@ -77,7 +78,7 @@ func (w *Writer) Bind(ctx context.Context, e core.BindPod) {
 	}
 	bound := false
 	err = kube.Retry(ctx, func(ctx context.Context) error {
-		_, err := w.patch(ctx, e.Pod,
+		err := w.patch(ctx, e.Pod,
 			patchOp{"test", label(v1alpha1.LabelPhase), v1alpha1.PhaseWarm},
 			patchOp{"replace", label(v1alpha1.LabelPhase), v1alpha1.PhaseClaimed},
 			patchOp{"add", label(v1alpha1.LabelSandbox), e.Binding.ID},
@@ -121,7 +122,7 @@ func (w *Writer) MarkReleased(ctx context.Context, e core.MarkReleased) {
 		return
 	}
 	err = kube.Retry(ctx, func(ctx context.Context) error {
-		_, err := w.patch(ctx, e.Pod,
+		err := w.patch(ctx, e.Pod,
 			patchOp{"add", label(v1alpha1.LabelPhase), v1alpha1.PhaseReleased},
 			patchOp{"add", annotation(v1alpha1.AnnotationRelease), string(text)},
 		)
@@ -180,7 +181,7 @@ func (w *Writer) Create(ctx context.Context, pool *v1alpha1.SandboxPool, e core.
 	p, err := w.Client.CoreV1().Pods(pool.Namespace).Create(call, build(pool, e.Name), metav1.CreateOptions{})
 	if err != nil {
 		// If it was made all the same, the watch will tell.
-		w.Submit(core.CreateFailed{Pool: e.Pool, Name: e.Name})
+		w.Submit(core.CreateFailed(e))
 		return fmt.Errorf("create pod %s: %w", e.Name, err)
 	}
 	seen, err := observe(p)

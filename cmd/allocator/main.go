@@ -11,6 +11,7 @@ import (
 	"net/url"
 	"time"
 
+	"github.com/alecthomas/kong"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
@@ -45,7 +46,8 @@ type flags struct {
 	LeaseRetry       time.Duration `default:"500ms" help:"Pause between attempts at the lease."`
 	ShutdownAfter    time.Duration `default:"10s" help:"How long calls in progress may take at shutdown."`
 	LogLevel         string        `default:"info" help:"debug, info, warn or error."`
-	Version          bool          `help:"Print the version."`
+
+	Version kong.VersionFlag `env:"-" help:"Print the version."`
 }
 
 func main() { cli.Main(run) }
@@ -54,10 +56,6 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	var f flags
 	if _, err := cli.Parse(&f, "allocator", "The control plane: keeps pools warm, hands out sandboxes, tells the routers.", "BERTH_ALLOCATOR", args, stdout, stderr); err != nil {
 		return err
-	}
-	if f.Version {
-		fmt.Fprintln(stdout, cli.Version())
-		return nil
 	}
 	public, err := f.check()
 	if err != nil {
@@ -116,7 +114,12 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	defer stopRunning()
 	all, failed := errgroup.WithContext(ctx)
 	all.Go(func() error { return a.Run(running) })
-	all.Go(func() error { return control.Serve(controlListener) })
+	all.Go(func() error {
+		if err := control.Serve(controlListener); !errors.Is(err, grpc.ErrServerStopped) { // stopped before it began
+			return err
+		}
+		return nil
+	})
 	all.Go(api.Serve)
 	all.Go(admin.Serve)
 	all.Go(func() error {
@@ -138,7 +141,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 func (f *flags) check() (*url.URL, error) {
 	var errs []error
 	public, err := url.Parse(f.PublicURL)
-	if err != nil || public.Scheme != "http" && public.Scheme != "https" || public.Host == "" || public.Path != "" && public.Path != "/" {
+	if err != nil || public.Scheme != "http" && public.Scheme != "https" || public.Host == "" || public.Path != "" && public.Path != "/" || public.User != nil || public.RawQuery != "" || public.Fragment != "" {
 		errs = append(errs, fmt.Errorf("--public-url %q: must be http(s)://<domain>[:port]", f.PublicURL))
 	}
 	for _, listen := range []struct{ flag, address string }{{"--api-listen", f.APIListen}, {"--control-listen", f.ControlListen}} {
@@ -157,6 +160,9 @@ func (f *flags) check() (*url.URL, error) {
 	}
 	if f.ShutdownAfter <= 0 {
 		errs = append(errs, fmt.Errorf("--shutdown-after %v: must be positive", f.ShutdownAfter))
+	}
+	if _, err := cli.Logger(f.LogLevel, io.Discard); err != nil {
+		errs = append(errs, err)
 	}
 	return public, errors.Join(errs...)
 }

@@ -69,7 +69,7 @@ func (c *demoCommand) Run(ctx context.Context, o *output) (err error) {
 }
 
 func (d *demo) printf(format string, args ...any) {
-	fmt.Fprintf(d.out, format, args...) //nolint:errcheck // a terminal that has gone is nothing to act on
+	fmt.Fprintf(d.out, format, args...)
 }
 
 // begin notes and prints the step that is being done.

@@ -67,11 +67,13 @@ func (c *devUpCommand) Run(ctx context.Context, o *output) error {
 		select {
 		case <-ctx.Done():
 			_ = cmd.Process.Signal(syscall.SIGTERM) // it may have ended just now
-			<-ended
+			if err := <-ended; err != nil {
+				return fmt.Errorf("interrupted, and the cluster did not end well: %w", err)
+			}
 			return errors.New("interrupted; the cluster was stopped")
-		case <-ended:
+		case err := <-ended:
 			log, _ := os.ReadFile(output.Name())
-			return fmt.Errorf("--name %s: the cluster did not start:\n%s", c.Name, log)
+			return fmt.Errorf("--name %s: the cluster did not start: %w\n%s", c.Name, err, log)
 		case <-ticker.C:
 		}
 	}

@@ -85,7 +85,7 @@ func (s *sandbox) readyz(w http.ResponseWriter, _ *http.Request) {
 	}
 	age := time.Since(s.begun)
 	unready := s.f.UnreadyFrom > 0 && age >= s.f.UnreadyFrom && age < s.f.UnreadyUntil
-	status(w, age >= s.f.ReadyAfter && !unready && !(s.f.UnreadyOnTerm && s.terminating.Load()))
+	status(w, age >= s.f.ReadyAfter && !unready && (!s.f.UnreadyOnTerm || !s.terminating.Load()))
 }
 
 func status(w http.ResponseWriter, ok bool) {
@@ -164,7 +164,7 @@ func echo(w http.ResponseWriter, r *http.Request) {
 	if err != nil {
 		return // Accept has answered
 	}
-	defer c.CloseNow()
+	defer func() { _ = c.CloseNow() }() // it has been closed in good order by then, or cannot be
 	c.SetReadLimit(16 << 20)
 	for {
 		kind, message, err := c.Read(r.Context())

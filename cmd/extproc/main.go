@@ -6,9 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/netip"
 	"time"
 
+	"github.com/alecthomas/kong"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"go.uber.org/zap"
@@ -29,7 +31,7 @@ import (
 
 type flags struct {
 	Domain        string        `required:"" help:"Domain of the sandboxes: hosts are <port>-<id>.<domain>."`
-	Allocator     string        `required:"" help:"Control address of the allocator, host:port. Any replica will do."`
+	Allocator     []string      `required:"" help:"Control addresses of the allocator's replicas, host:port, tried in turn; several with commas."`
 	PodCIDRs      []string      `name:"pod-cidrs" required:"" help:"Ranges that destinations may lie in, as 10.0.0.0/8; several with commas."`
 	Socket        string        `default:"/run/berth/router.sock" help:"Unix socket for Envoy."`
 	AdminListen   string        `default:"127.0.0.1:9901" help:"Address of the admin listener. It shows sandbox IDs: keep it on loopback."`
@@ -39,7 +41,8 @@ type flags struct {
 	LookupTimeout time.Duration `default:"2s" help:"How long a request waits for the allocator's answer, at most 4s."`
 	ShutdownAfter time.Duration `default:"10s" help:"How long requests in progress may take at shutdown."`
 	LogLevel      string        `default:"info" help:"debug, info, warn or error."`
-	Version       bool          `help:"Print the version."`
+
+	Version kong.VersionFlag `env:"-" help:"Print the version."`
 }
 
 func main() { cli.Main(run) }
@@ -48,10 +51,6 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	var f flags
 	if _, err := cli.Parse(&f, "extproc", "The router: answers Envoy where each request goes.", "BERTH_ROUTER", args, stdout, stderr); err != nil {
 		return err
-	}
-	if f.Version {
-		fmt.Fprintln(stdout, cli.Version())
-		return nil
 	}
 	cidrs, err := f.check()
 	if err != nil {
@@ -78,8 +77,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		return err
 	}
 	l, err = link.New(link.Options{
-		Allocator: f.Allocator, InstanceID: "router-" + rand.String(20), MaxStale: f.MaxStale,
-		Cache: cache, Forget: tracker.Forget, Now: bootclock.Now, Log: log.Named("link"),
+		Allocators: f.Allocator, InstanceID: "router-" + rand.String(20), MaxStale: f.MaxStale,
+		Cache: cache, Activity: tracker, Now: bootclock.Now, Log: log.Named("link"),
 		Dial: []grpc.DialOption{
 			grpc.WithTransportCredentials(insecure.NewCredentials()),
 			grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 5 * time.Second}),
@@ -159,6 +158,11 @@ func (f *flags) check() ([]netip.Prefix, error) {
 	if !extproc.ValidDomain(f.Domain) {
 		errs = append(errs, fmt.Errorf("--domain %q: must be a DNS name in lower case, without a trailing dot", f.Domain))
 	}
+	for _, address := range f.Allocator {
+		if _, port, err := net.SplitHostPort(address); err != nil || port == "" {
+			errs = append(errs, fmt.Errorf("--allocator %q: must be host:port", address))
+		}
+	}
 	if f.CacheSize < 1 {
 		errs = append(errs, fmt.Errorf("--cache-size %d: must be at least 1", f.CacheSize))
 	}
@@ -173,6 +177,9 @@ func (f *flags) check() ([]netip.Prefix, error) {
 	}
 	if f.ShutdownAfter <= 0 {
 		errs = append(errs, fmt.Errorf("--shutdown-after %v: must be positive", f.ShutdownAfter))
+	}
+	if _, err := cli.Logger(f.LogLevel, io.Discard); err != nil {
+		errs = append(errs, err)
 	}
 	return cidrs, errors.Join(errs...)
 }

@@ -120,10 +120,10 @@ func inPhase(p corev1.PodPhase) func(observation) bool {
 	return func(o observation) bool { return o.pod.Status.Phase == p }
 }
 
-func waitingFor(reason string) func(observation) bool {
+func backingOff() func(observation) bool {
 	return func(o observation) bool {
 		w := mainOf(o).State.Waiting
-		return w != nil && w.Reason == reason
+		return w != nil && w.Reason == "CrashLoopBackOff"
 	}
 }
 

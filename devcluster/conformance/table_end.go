@@ -92,7 +92,7 @@ func endTable() []behaviour {
 			s.never("main container running", running)
 		}},
 		{name: "deletion in CrashLoopBackOff", pod: podSpec{args: []string{"--exit-now", "--exit-code", "1"}}, judge: func(s *subject) {
-			s.until("CrashLoopBackOff", waitingFor("CrashLoopBackOff"))
+			s.until("CrashLoopBackOff", backingOff())
 			s.delete(nil)
 			s.until("gone", gone)
 		}},

@@ -38,7 +38,7 @@ func restartTable() []behaviour {
 		}},
 		{name: "CrashLoopBackOff after the second crash", pod: podSpec{args: ends("3")}, judge: func(s *subject) {
 			s.until("restarted", restarted)
-			pod := s.until("CrashLoopBackOff", waitingFor("CrashLoopBackOff"))
+			pod := s.until("CrashLoopBackOff", backingOff())
 			now := mainOf(observation{pod: pod})
 			require.EqualValues(s.t, 1, now.RestartCount)
 			require.EqualValues(s.t, 3, now.LastTerminationState.Terminated.ExitCode)
@@ -46,7 +46,7 @@ func restartTable() []behaviour {
 			require.Equal(s.t, corev1.PodRunning, pod.Status.Phase)
 			require.Contains(s.t, now.State.Waiting.Message, "back-off 10s restarting failed container="+mainName)
 			s.until("restarted after the back-off", both(running, func(o observation) bool { return mainOf(o).RestartCount == 2 }))
-			s.never("CrashLoopBackOff before any restart", both(waitingFor("CrashLoopBackOff"), func(o observation) bool { return mainOf(o).RestartCount == 0 }))
+			s.never("CrashLoopBackOff before any restart", both(backingOff(), func(o observation) bool { return mainOf(o).RestartCount == 0 }))
 		}},
 		{name: "OnFailure restarts a failure", pod: podSpec{restart: corev1.RestartPolicyOnFailure, args: ends("4")}, judge: func(s *subject) {
 			pod := s.until("restarted", restarted)
@@ -70,7 +70,7 @@ func startTable() []behaviour {
 	missing := []string{"no-such-command-anywhere"}
 	return []behaviour{
 		{name: "missing command", pod: podSpec{command: missing}, judge: func(s *subject) {
-			pod := s.until("CrashLoopBackOff", waitingFor("CrashLoopBackOff"))
+			pod := s.until("CrashLoopBackOff", backingOff())
 			require.True(s.t, startError(mainOf(observation{pod: pod}).LastTerminationState.Terminated))
 			s.never("running", running)
 			s.never("ready", ready)

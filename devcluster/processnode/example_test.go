@@ -2,6 +2,7 @@ package processnode_test
 
 import (
 	"context"
+	"errors"
 	"log"
 	"net/netip"
 	"os/signal"
@@ -16,13 +17,19 @@ import (
 
 // A node and the scheduler that binds pods to it, until Ctrl-C.
 func ExampleNode_Run() {
+	if err := runNode(); err != nil {
+		log.Fatal(err)
+	}
+}
+
+func runNode() error {
 	config, err := clientcmd.BuildConfigFromFlags("", "kubeconfig")
 	if err != nil {
-		log.Fatal(err)
+		return err
 	}
 	supervisor, err := proc.New()
 	if err != nil {
-		log.Fatal(err)
+		return err
 	}
 	defer supervisor.Close() // after the node: kills what is left
 	node, err := processnode.New(processnode.Options{
@@ -34,7 +41,7 @@ func ExampleNode_Run() {
 		Dir:        "node-0",
 	})
 	if err != nil {
-		log.Fatal(err)
+		return err
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT)
 	defer stop()
@@ -42,11 +49,7 @@ func ExampleNode_Run() {
 	go func() {
 		scheduled <- processnode.RunScheduler(ctx, kubernetes.NewForConfigOrDie(config), nil)
 	}()
-	if err := node.Run(ctx); err != nil {
-		log.Print(err)
-	}
+	ran := node.Run(ctx)
 	stop()
-	if err := <-scheduled; err != nil {
-		log.Print(err)
-	}
+	return errors.Join(ran, <-scheduled)
 }

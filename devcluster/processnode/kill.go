@@ -66,7 +66,7 @@ func (k *killer) wait(ctx context.Context, done <-chan struct{}) bool {
 
 // kill follows kuberuntime_container.go, killContainer: the hook runs inside the
 // grace period, and is not cut short when the container ends by itself.
-func (w *worker) kill(pod *corev1.Pod, c *container, r *run, k *killer) {
+func (w *worker) kill(c *container, r *run, k *killer) {
 	if l := c.spec.Lifecycle; l != nil && l.PreStop != nil && time.Until(k.deadline) > 0 {
 		ctx, cancel := context.WithCancel(w.ctx)
 		done := make(chan struct{})

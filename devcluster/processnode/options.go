@@ -61,16 +61,16 @@ type Node struct {
 func New(o Options) (*Node, error) {
 	var errs []error
 	if o.RestConfig == nil {
-		errs = append(errs, errors.New("RestConfig is required"))
+		errs = append(errs, errors.New("processnode: Options.RestConfig is required"))
 	}
 	if o.Name == "" {
-		errs = append(errs, errors.New("Name is required"))
+		errs = append(errs, errors.New("processnode: Options.Name is required"))
 	}
 	if o.Supervisor == nil {
-		errs = append(errs, errors.New("Supervisor is required"))
+		errs = append(errs, errors.New("processnode: Options.Supervisor is required"))
 	}
 	if o.Dir == "" {
-		errs = append(errs, errors.New("Dir is required"))
+		errs = append(errs, errors.New("processnode: Options.Dir is required"))
 	}
 	if !netip.MustParsePrefix("127.0.0.0/8").Overlaps(o.Addresses) || o.Addresses.Bits() < 8 {
 		errs = append(errs, fmt.Errorf("Addresses is %v: a range inside 127.0.0.0/8 is required", o.Addresses))

@@ -170,11 +170,11 @@ func (w *worker) checkProbes(c *container) {
 }
 
 func (w *worker) startKill(c *container, grace time.Duration) {
-	r, pod := c.run, w.pod
+	r := c.run
 	k := newKiller(grace)
 	r.killer = k
 	w.children.Go(func() {
-		w.kill(pod, c, r, k)
+		w.kill(c, r, k)
 		w.post(func() { k.done = true; w.fold(c, r) })
 	})
 }

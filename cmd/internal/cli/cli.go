@@ -26,7 +26,8 @@ var ErrHelp = errors.New("help was printed")
 
 // Parse reads args into into, a pointer to a struct with kong's tags. Each flag
 // can also be set in the environment, as prefix and the flag's name in upper
-// case. Errors name the flag.
+// case. Errors name the flag. A field of type kong.VersionFlag prints Version,
+// and like --help needs no other flag to be given.
 func Parse(into any, name, description, prefix string, args []string, stdout, stderr io.Writer) (*kong.Context, error) {
 	exited := false
 	parser, err := kong.New(into,
@@ -64,7 +65,7 @@ func Version() string {
 }
 
 // Main runs a command until SIGTERM or SIGINT, and ends the process with 1 and
-// one line on stderr if it fails.
+// the error on stderr if it fails.
 func Main(run func(ctx context.Context, args []string, stdout, stderr io.Writer) error) {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	err := run(ctx, os.Args[1:], os.Stdout, os.Stderr)

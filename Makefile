@@ -1,0 +1,82 @@
+# Everything a person does with this repository. "make help" lists it.
+# Needs Go, Python 3 with pip, make and git; with a C compiler the tests also
+# look for data races.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
+# The race detector needs cgo.
+RACE := $(shell command -v "$$(go env CC)" >/dev/null 2>&1 && echo -race)
+TEST_FLAGS ?= -timeout 20m
+tool = go tool -modfile=tools/$(1).mod
+
+## help: list the targets
+.PHONY: help
+help:
+	@sed -n 's/^## \([a-z-]*\): /\1|/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+## build: build all programs into bin/
+.PHONY: build
+build:
+	@echo "building Berth's programs"
+	@CGO_ENABLED=0 go build -trimpath -o bin/ ./cmd/...
+
+## demo: start everything, claim a sandbox, show a request reach it; ONCE=1 ends after that
+.PHONY: demo
+demo: build
+	@exec bin/berth demo $(if $(ONCE),--once)
+
+## ground: build or fetch etcd, kube-apiserver and Envoy into the cache (minutes, the first time only)
+.PHONY: ground
+ground: build
+	@bin/berth dev build
+
+## test: every test, on the real parts
+.PHONY: test
+test: ground
+	@[ -n "$(RACE)" ] || echo "no C compiler: the race detector is off"
+	go test $(RACE) $(TEST_FLAGS) ./...
+
+## test-short: the tests that need no real parts, in seconds
+.PHONY: test-short
+test-short:
+	go test -short ./...
+
+## test-long: fuzz the parser and run the model tests for longer; not part of CI
+.PHONY: test-long
+test-long: ground
+	go test ./extproc -run '^$$' -fuzz FuzzParseHost -fuzztime 5m
+	go test ./allocator/core ./routecache -count=1 -timeout 30m -rapid.checks=20000
+	go test $(RACE) -timeout 60m -count=5 ./e2e ./devcluster/...
+
+## bench: what a request costs: direct, through Envoy, through Berth
+.PHONY: bench
+bench: ground
+	go test ./bench -run '^$$' -bench . -benchtime 1x -timeout 20m -v
+
+## lint: formatting, vet and golangci-lint
+.PHONY: lint
+lint:
+	@files=$$(gofmt -l $$(git ls-files '*.go')); [ -z "$$files" ] || { echo "not gofmt-ed: $$files"; exit 1; }
+	@echo "building golangci-lint, if it is not in Go's build cache"
+	$(call tool,lint) golangci-lint run ./...
+
+## generate: write the generated code: deepcopy, CRDs, the control protocol
+.PHONY: generate
+generate:
+	tools/generate
+
+## check-generated: fail if the generated code is not what make generate writes
+.PHONY: check-generated
+check-generated: generate
+	@git diff --exit-code -- api || { echo "generated code is out of date: run make generate and commit"; exit 1; }
+
+## golden: write the golden files anew
+.PHONY: golden
+golden:
+	go test ./envoy -run GoldenFile -update
+
+## clean: remove bin/; the cache outside the tree stays
+.PHONY: clean
+clean:
+	rm -rf bin

@@ -1,0 +1,185 @@
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/coder/websocket"
+	"github.com/stretchr/testify/require"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/berth-sandbox/berth/allocator/rest"
+	"github.com/berth-sandbox/berth/api/v1alpha1"
+	"github.com/berth-sandbox/berth/devcluster/stack"
+	"github.com/berth-sandbox/berth/extproc/admin"
+)
+
+// reaches requires that a sandbox answers, as soon as it can be reached at all.
+func (e *env) reaches(client *http.Client, s rest.Sandbox) {
+	e.t.Helper()
+	e.eventually(func() error {
+		a := e.get(client, e.host(8080, s.SandboxID), "/")
+		if a.code == http.StatusServiceUnavailable {
+			return fmt.Errorf("%d %s", a.code, a.body)
+		}
+		require.Equal(e.t, http.StatusOK, a.code, a.body)
+		require.Equal(e.t, s.PodName, a.identity(e.t).Pod)
+		return nil
+	})
+}
+
+func (e *env) gone(client *http.Client, s rest.Sandbox) {
+	e.t.Helper()
+	a := e.get(client, e.host(8080, s.SandboxID), "/")
+	require.Equal(e.t, http.StatusGone, a.code, a.body)
+}
+
+func TestStateComesBackAfterACrashOfEachProcess(t *testing.T) {
+	e := start(t, 3, stack.Options{})
+	client := e.client(0)
+	live, dead := e.claim("pool"), e.claim("pool")
+	e.reaches(client, live)
+	e.release(dead.SandboxID)
+	e.gone(client, dead)
+
+	gateway := e.stack.Gateways[0]
+	for _, p := range []*stack.Process{gateway.Router, gateway.Envoy, e.stack.Allocators[0].Process} {
+		t.Run(p.Name, func(t *testing.T) {
+			require.NoError(t, p.Kill())
+			require.NoError(t, p.Start(t.Context()))
+			_, err := e.stack.Leader(t.Context())
+			require.NoError(t, err)
+			e.reaches(client, live)
+			e.gone(client, dead)
+			// It goes on: another sandbox can be claimed, used and released.
+			e.waitWarm("pool", 3)
+			another := e.claim("pool")
+			require.NotEqual(t, live.PodName, another.PodName)
+			e.reaches(client, another)
+			e.release(another.SandboxID)
+			e.gone(client, another)
+		})
+	}
+	var all []rest.Sandbox
+	require.NoError(t, json.Unmarshal([]byte(e.api(http.MethodGet, "/sandboxes", "").body), &all))
+	require.Len(t, all, 1, "the only live sandbox")
+	require.Equal(t, live.SandboxID, all[0].SandboxID)
+}
+
+func TestAnotherAllocatorTakesOver(t *testing.T) {
+	e := start(t, 3, stack.Options{Allocators: 2})
+	client := e.client(0)
+	live, dead := e.claim("pool"), e.claim("pool")
+	e.release(dead.SandboxID)
+
+	first, err := e.stack.Leader(t.Context())
+	require.NoError(t, err)
+	require.NoError(t, first.Kill())
+	second, err := e.stack.Leader(t.Context())
+	require.NoError(t, err)
+	require.NotEqual(t, first.Name, second.Name)
+	e.reaches(client, live)
+	e.gone(client, dead)
+	another := e.claim("pool")
+	e.reaches(client, another)
+	e.release(live.SandboxID)
+	e.gone(client, live)
+}
+
+func TestAPodDeletedByHandIsGoneAndReplaced(t *testing.T) {
+	e := start(t, 1, stack.Options{})
+	client := e.client(0)
+	s := e.claim("pool")
+	e.reaches(client, s)
+	zero := int64(0)
+	require.NoError(t, e.clients.Kubernetes.CoreV1().Pods(namespace).Delete(t.Context(), s.PodName, metav1.DeleteOptions{GracePeriodSeconds: &zero}))
+	e.eventually(func() error {
+		if a := e.get(client, e.host(8080, s.SandboxID), "/"); a.code != http.StatusGone {
+			return fmt.Errorf("%d %s", a.code, a.body)
+		}
+		return nil
+	})
+	e.waitWarm("pool", 1)
+	e.eventually(func() error {
+		var record v1alpha1.Sandbox
+		if err := e.clients.Berth.Get().Namespace(namespace).Resource("sandboxes").Name(s.SandboxID).Do(t.Context()).Into(&record); err != nil {
+			return err
+		}
+		if record.Status.Phase != v1alpha1.SandboxEnded {
+			return fmt.Errorf("%+v", record.Status)
+		}
+		require.Contains(t, []string{"PodGone", "PodDeleted"}, record.Status.Reason)
+		return nil
+	})
+}
+
+func TestAnOpenWebSocketCountsAsActivity(t *testing.T) {
+	e := start(t, 1, stack.Options{})
+	s := e.claim("pool")
+	conn, response, err := websocket.Dial(t.Context(), "ws://"+e.host(8080, s.SandboxID)+"/ws", &websocket.DialOptions{HTTPClient: e.client(0)})
+	require.NoError(t, err)
+	defer conn.CloseNow()
+	require.Equal(t, http.StatusSwitchingProtocols, response.StatusCode)
+	require.NoError(t, conn.Write(t.Context(), websocket.MessageText, []byte("ahoy")))
+	_, message, err := conn.Read(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, "ahoy", string(message))
+
+	// Nothing is sent any more, and still the time moves on.
+	first := e.lastActive(s.SandboxID)
+	e.eventually(func() error {
+		if now := e.lastActive(s.SandboxID); !now.After(first) {
+			return fmt.Errorf("last active at %v, as before", now)
+		}
+		return nil
+	})
+	require.NoError(t, conn.Close(websocket.StatusNormalClosure, ""))
+
+	e.release(s.SandboxID)
+	require.Empty(t, e.activity("?id="+s.SandboxID).Sandboxes, "a released sandbox leaves the dump")
+}
+
+func (e *env) activity(query string) admin.LastActive {
+	e.t.Helper()
+	a, err := do(e.t.Context(), apiClient(e.t), http.MethodGet, e.stack.Gateways[0].Admin+"/admin/last-active"+query, "", "")
+	require.NoError(e.t, err)
+	require.Equal(e.t, http.StatusOK, a.code, a.body)
+	var dump admin.LastActive
+	require.NoError(e.t, json.Unmarshal([]byte(a.body), &dump))
+	return dump
+}
+
+func (e *env) lastActive(id string) time.Time {
+	e.t.Helper()
+	dump := e.activity("?id=" + id)
+	require.Len(e.t, dump.Sandboxes, 1)
+	return dump.Sandboxes[0].LastActive
+}
+
+func TestWithoutARouterNothingIsServed(t *testing.T) {
+	e := start(t, 1, stack.Options{})
+	client := e.client(0)
+	s := e.claim("pool")
+	before := e.hits(client, s)
+	router := e.stack.Gateways[0].Router
+
+	require.NoError(t, router.Kill())
+	a := e.get(client, e.host(8080, s.SandboxID), "/")
+	require.Equal(t, http.StatusServiceUnavailable, a.code, a.body)
+	require.Equal(t, "router_unavailable", string(a.refusal(t).Reason))
+	require.Equal(t, "1", a.header.Get("Retry-After"))
+
+	require.NoError(t, router.Start(t.Context()))
+	require.NoError(t, router.Pause()) // hangs instead of being gone
+	a = e.get(client, e.host(8080, s.SandboxID), "/")
+	require.NoError(t, router.Resume())
+	require.Equal(t, http.StatusServiceUnavailable, a.code, a.body)
+	require.Equal(t, "router_unavailable", string(a.refusal(t).Reason))
+
+	e.reaches(client, s) // the only request that reaches the pod
+	after := e.hits(client, s)
+	require.Equal(t, before+1, after)
+}

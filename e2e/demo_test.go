@@ -1,0 +1,193 @@
+package e2e
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// demoRun is a "berth demo" under way.
+type demoRun struct {
+	cmd *exec.Cmd
+	// dir is its temporary directory: every process it starts has it in its
+	// command line or works in it.
+	dir    string
+	lines  *bufio.Scanner
+	output bytes.Buffer
+}
+
+func startDemo(t *testing.T, args ...string) *demoRun {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("needs real etcd, kube-apiserver and Envoy; not under -short")
+	}
+	dir, err := os.MkdirTemp("", "bd-") // short: unix sockets lie in it
+	require.NoError(t, err)
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	d := &demoRun{cmd: exec.Command(filepath.Join(binDir, "berth"), append([]string{"demo"}, args...)...), dir: dir}
+	d.cmd.Env = append(os.Environ(), "TMPDIR="+dir)
+	d.cmd.Stderr = os.Stderr
+	d.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	out, err := d.cmd.StdoutPipe()
+	require.NoError(t, err)
+	d.lines = bufio.NewScanner(io.TeeReader(out, &d.output))
+	require.NoError(t, d.cmd.Start())
+	return d
+}
+
+// until reads the output up to a line that contains text.
+func (d *demoRun) until(t *testing.T, text string) {
+	t.Helper()
+	for d.lines.Scan() {
+		if strings.Contains(d.lines.Text(), text) {
+			return
+		}
+	}
+	t.Fatalf("the demo ended before it said %q:\n%s", text, d.output.String())
+}
+
+// wait reads the rest of the output and returns how the demo ended.
+func (d *demoRun) wait() error {
+	for d.lines.Scan() {
+		continue // keeps the pipe from filling up
+	}
+	return d.cmd.Wait()
+}
+
+// left lists the processes that the demo started and that still run.
+func (d *demoRun) left() []string {
+	var left []string
+	entries, _ := filepath.Glob("/proc/[0-9]*")
+	for _, p := range entries {
+		cmdline, _ := os.ReadFile(filepath.Join(p, "cmdline"))
+		cwd, _ := os.Readlink(filepath.Join(p, "cwd"))
+		if bytes.Contains(cmdline, []byte(d.dir)) || strings.HasPrefix(cwd, d.dir) {
+			left = append(left, fmt.Sprintf("%s: %q in %s", p, cmdline, cwd))
+		}
+	}
+	return left
+}
+
+func (d *demoRun) requireNothingLeft(t *testing.T) {
+	t.Helper()
+	e := &env{t: t}
+	e.eventually(func() error { // after SIGKILL the guard needs a moment
+		if left := d.left(); len(left) > 0 {
+			return fmt.Errorf("still running: %s", strings.Join(left, "\n"))
+		}
+		files, err := os.ReadDir(d.dir)
+		if err != nil {
+			return err
+		}
+		if len(files) > 0 {
+			return fmt.Errorf("left behind: %v", files)
+		}
+		return nil
+	})
+}
+
+func TestDemoOnceShowsEveryStepAndLeavesNothing(t *testing.T) {
+	t.Parallel()
+	d := startDemo(t, "--once")
+	require.NoError(t, d.wait(), d.output.String())
+	out := d.output.String()
+	for _, want := range []string{"URL          http://8080-", "curl --resolve", "answer       200", "last active", "released     204", "answer       410", "sandbox_gone"} {
+		require.Contains(t, out, want)
+	}
+	d.requireNothingLeft(t)
+}
+
+func TestDemoStaysUpAndItsCurlLineWorks(t *testing.T) {
+	t.Parallel()
+	d := startDemo(t)
+	d.until(t, "up; Ctrl-C ends it")
+	lines := regexp.MustCompile(`curl --resolve (\S+):(\d+):(\S+) (\S+)`).FindAllStringSubmatch(d.output.String(), -1)
+	require.NotEmpty(t, lines, d.output.String())
+	line := lines[len(lines)-1]
+	// What curl makes of these arguments: connect to that address, ask for that URL.
+	transport := &http.Transport{DialContext: func(ctx context.Context, network, addr string) (net.Conn, error) {
+		require.Equal(t, line[1]+":"+line[2], addr, "the name that is resolved is the URL's")
+		return (&net.Dialer{}).DialContext(ctx, network, net.JoinHostPort(line[3], line[2]))
+	}}
+	defer transport.CloseIdleConnections()
+	a, err := do(t.Context(), &http.Client{Transport: transport, Timeout: 30 * time.Second}, http.MethodGet, line[4], "", "")
+	require.NoError(t, err)
+	require.Equal(t, http.StatusOK, a.code, a.body)
+	require.NotEmpty(t, a.identity(t).Pod)
+
+	require.NoError(t, d.cmd.Process.Signal(os.Interrupt))
+	require.NoError(t, d.wait(), "Ctrl-C is how a demo ends")
+	d.requireNothingLeft(t)
+}
+
+func TestDemoLeavesNothingWheneverItEnds(t *testing.T) {
+	for _, signal := range []syscall.Signal{syscall.SIGKILL, syscall.SIGINT} {
+		for _, step := range []string{"cluster: etcd", "Berth: Envoy", "pool ", "claim a sandbox", "send the same request"} {
+			t.Run(fmt.Sprintf("%v at %s", signal, step), func(t *testing.T) {
+				t.Parallel()
+				d := startDemo(t)
+				d.until(t, step)
+				require.NoError(t, d.cmd.Process.Signal(signal))
+				_ = d.wait() // how it ends depends on the signal; what it leaves must not
+				d.requireNothingLeft(t)
+			})
+		}
+	}
+}
+
+func TestDemoNamesTheStepThatFailed(t *testing.T) {
+	t.Parallel()
+	if testing.Short() {
+		t.Skip("needs the built programs; not under -short")
+	}
+	cmd := exec.Command(filepath.Join(binDir, "berth"), "demo", "--once")
+	cmd.Env = append(os.Environ(), "ENVOY_BIN=/nonexistent/envoy")
+	out, err := cmd.CombinedOutput()
+	require.Error(t, err)
+	var exit *exec.ExitError
+	require.ErrorAs(t, err, &exit)
+	require.Equal(t, 1, exit.ExitCode())
+	require.Contains(t, string(out), `step "programs: etcd, kube-apiserver, Envoy" failed`)
+	require.Contains(t, string(out), "ENVOY_BIN")
+}
+
+func TestDevClustersAreFoundAndEnded(t *testing.T) {
+	t.Parallel()
+	if testing.Short() {
+		t.Skip("needs real etcd, kube-apiserver and Envoy; not under -short")
+	}
+	name := fmt.Sprintf("e2e-%d", os.Getpid())
+	berth := func(args ...string) (string, error) {
+		out, err := exec.Command(filepath.Join(binDir, "berth"), args...).CombinedOutput()
+		return string(out), err
+	}
+	out, err := berth("dev", "up", "--name", name)
+	require.NoError(t, err, out)
+	t.Cleanup(func() { _, _ = berth("dev", "down", "--name", name) }) // ended already, if all went well
+	require.Contains(t, out, "export KUBECONFIG=")
+	out, err = berth("dev", "up", "--name", name)
+	require.Error(t, err)
+	require.Contains(t, out, "is running")
+	out, err = berth("dev", "status")
+	require.NoError(t, err, out)
+	require.Contains(t, out, name+" is up")
+	out, err = berth("dev", "down", "--name", name)
+	require.NoError(t, err, out)
+	out, err = berth("dev", "down", "--name", name)
+	require.Error(t, err)
+	require.Contains(t, out, "no cluster of this name is running")
+}
