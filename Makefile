@@ -18,7 +18,7 @@ help:
 ## build: build all programs into bin/
 .PHONY: build
 build:
-	@echo "building Berth's programs"
+	@echo "building Berth's programs (two or three minutes the first time)"
 	@CGO_ENABLED=0 go build -trimpath -o bin/ ./cmd/...
 
 ## demo: start everything, claim a sandbox, show a request reach it; ONCE=1 ends after that

@@ -3,6 +3,7 @@
 package apierror
 
 import (
+	"bytes"
 	"encoding/json"
 	"net/http"
 	"strconv"
@@ -27,6 +28,7 @@ const (
 	NoRoute         Reason = "no_route"
 	NotLeader       Reason = "not_leader"
 	Timeout         Reason = "timeout"
+	Overloaded      Reason = "overloaded"
 	Internal        Reason = "internal"
 )
 
@@ -47,11 +49,13 @@ func (e *Error) Error() string { return string(e.Reason) + ": " + e.Message }
 
 // JSON returns the body.
 func (e *Error) JSON() []byte {
-	body, err := json.Marshal(e)
-	if err != nil { // strings and integers always encode
+	var body bytes.Buffer
+	encoder := json.NewEncoder(&body)
+	encoder.SetEscapeHTML(false)              // messages say <port>-<id>; nobody renders them as HTML
+	if err := encoder.Encode(e); err != nil { // strings and integers always encode
 		return []byte(`{"code":500,"reason":"internal","message":"the error could not be encoded"}`)
 	}
-	return body
+	return bytes.TrimSuffix(body.Bytes(), []byte("\n"))
 }
 
 // Write answers an HTTP request with the error.

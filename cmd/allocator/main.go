@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/alecthomas/kong"
+	"github.com/go-logr/zapr"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
@@ -21,6 +22,7 @@ import (
 	"google.golang.org/grpc/keepalive"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/klog/v2"
 
 	"github.com/berth-sandbox/berth/allocator"
 	"github.com/berth-sandbox/berth/allocator/kube"
@@ -66,6 +68,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		return err
 	}
 	defer log.Sync() //nolint:errcheck // stderr has nothing to sync
+
+	// What client-go has to say, about the election for example, in the same form.
+	klog.SetLogger(zapr.NewLogger(log.Named("kubernetes")))
 
 	config, err := f.restConfig()
 	if err != nil {
