@@ -60,6 +60,7 @@ func (w *workers) run(ctx context.Context, n int) {
 					return
 				}
 				job := w.jobs[0]
+				w.jobs[0] = nil // the array lives on; what the job holds must not
 				w.jobs = w.jobs[1:]
 				w.mu.Unlock()
 				job(ctx)

@@ -27,7 +27,8 @@ func (s *Server) StreamAccessLogs(stream logv3.AccessLogService_StreamAccessLogs
 	case <-ended:
 	case <-s.stopping:
 	}
-	return nil // Envoy opens another one when it has something to say
+	// The end is no error: Envoy opens another stream when it has something to say.
+	return stream.SendAndClose(&logv3.StreamAccessLogsResponse{})
 }
 
 func (s *Server) logged(m *logv3.StreamAccessLogsMessage) {

@@ -14,6 +14,8 @@ import (
 // Routes knows where sandboxes are.
 type Routes interface {
 	Lookup(ctx context.Context, id string) (routecache.Answer, error)
+	// Holds reports whether that route is still the answer.
+	Holds(id string, r routecache.Route) bool
 }
 
 // Activity remembers when sandboxes were used.
@@ -23,6 +25,8 @@ type Activity interface {
 	// TouchKnown records that a request for id is still open, unless id has
 	// been forgotten since.
 	TouchKnown(id string)
+	// Forget drops a sandbox that does not exist or has been released.
+	Forget(id string)
 }
 
 // request is what a decision is made from.
@@ -65,26 +69,36 @@ func (d *decider) decide(ctx context.Context, r request) (*admission, *apierror.
 
 	ctx, cancel := context.WithTimeout(ctx, d.wait)
 	defer cancel()
-	answer, err := d.routes.Lookup(ctx, target.ID)
-	if err != nil {
-		return refused(http.StatusServiceUnavailable, apierror.RouterNotReady, "the router cannot tell at the moment where this sandbox is; try again")
+	for {
+		answer, err := d.routes.Lookup(ctx, target.ID)
+		if err != nil {
+			return refused(http.StatusServiceUnavailable, apierror.RouterNotReady, "the router cannot tell at the moment where this sandbox is; try again")
+		}
+		switch answer.Status {
+		case routecache.Gone:
+			d.activity.Forget(target.ID) // what a Touch that came after the release has brought back
+			return refused(http.StatusGone, apierror.SandboxGone, "this sandbox has been released")
+		case routecache.Unknown:
+			d.activity.Forget(target.ID)
+			return refused(http.StatusNotFound, apierror.SandboxNotFound, "there is no such sandbox")
+		case routecache.Routable:
+		}
+		port := target.Port
+		if port == 0 {
+			port = answer.Route.DefaultPort
+		}
+		if port == 0 {
+			return refused(http.StatusServiceUnavailable, apierror.NoRoute, "this sandbox's default port is not known; name the port in the host")
+		}
+		if !d.inPodRange(answer.Route.Addr) {
+			return refused(http.StatusServiceUnavailable, apierror.NoRoute, "the sandbox's address is outside the configured pod address ranges; tell the operator")
+		}
+		d.activity.Touch(target.ID)
+		if d.routes.Holds(target.ID, answer.Route) {
+			return &admission{id: target.ID, dst: netip.AddrPortFrom(answer.Route.Addr, port)}, nil
+		}
+		// Released, replaced or only dropped for want of room since the look-up.
 	}
-	switch answer.Status {
-	case routecache.Gone:
-		return refused(http.StatusGone, apierror.SandboxGone, "this sandbox has been released")
-	case routecache.Unknown:
-		return refused(http.StatusNotFound, apierror.SandboxNotFound, "there is no such sandbox")
-	case routecache.Routable:
-	}
-	port := target.Port
-	if port == 0 {
-		port = answer.Route.DefaultPort
-	}
-	if port == 0 || !d.inPodRange(answer.Route.Addr) {
-		return refused(http.StatusServiceUnavailable, apierror.NoRoute, "the sandbox's address is outside the configured pod address ranges; tell the operator")
-	}
-	d.activity.Touch(target.ID)
-	return &admission{id: target.ID, dst: netip.AddrPortFrom(answer.Route.Addr, port)}, nil
 }
 
 func (d *decider) inPodRange(addr netip.Addr) bool {

@@ -26,11 +26,12 @@ func (e *hostError) Error() string { return e.text }
 // parseHost reads <port>-<id>.<domain> or <id>.<domain>, in any case, with an
 // optional trailing dot and an optional :port. domain is in lower case without
 // either. Nothing else is accepted: in particular no comma, which is what two
-// Host lines become.
+// Host lines become, and nothing beyond ASCII, some of which turns into a-z in
+// lower case.
 func parseHost(authority, domain string) (Target, error) {
-	host := strings.ToLower(authority)
+	host := lower(authority)
 	if i := strings.LastIndexByte(host, ':'); i >= 0 {
-		if !portNumber(host[i+1:], 0) {
+		if !portNumber(host[i+1:]) {
 			return Target{}, &hostError{text: fmt.Sprintf("host %q: what follows the colon is not a port", clip(authority))}
 		}
 		host = host[:i]
@@ -43,7 +44,7 @@ func parseHost(authority, domain string) (Target, error) {
 	var t Target
 	id := label
 	if port, rest, found := strings.Cut(label, "-"); found {
-		if !portNumber(port, 1) {
+		if !portNumber(port) {
 			return Target{}, &hostError{port: true, text: fmt.Sprintf("port %q in host %q: must be 1 to 65535, in digits, without leading zeros", clip(port), clip(authority))}
 		}
 		n, _ := strconv.ParseUint(port, 10, 16) // portNumber has checked it
@@ -56,10 +57,20 @@ func parseHost(authority, domain string) (Target, error) {
 	return t, nil
 }
 
-// portNumber reports whether s is a port from low to 65535, in digits only and
-// without leading zeros.
-func portNumber(s string, low uint64) bool {
-	if s == "" || len(s) > 5 || len(s) > 1 && s[0] == '0' {
+// lower is s with A-Z in lower case and every other byte as it is.
+func lower(s string) string {
+	return strings.Map(func(r rune) rune {
+		if 'A' <= r && r <= 'Z' {
+			r += 'a' - 'A'
+		}
+		return r
+	}, s)
+}
+
+// portNumber reports whether s is a port, 1 to 65535, in digits only and without
+// leading zeros.
+func portNumber(s string) bool {
+	if s == "" || len(s) > 5 || s[0] == '0' {
 		return false
 	}
 	for _, c := range []byte(s) {
@@ -67,8 +78,8 @@ func portNumber(s string, low uint64) bool {
 			return false
 		}
 	}
-	n, err := strconv.ParseUint(s, 10, 16)
-	return err == nil && n >= low
+	_, err := strconv.ParseUint(s, 10, 16)
+	return err == nil
 }
 
 // ValidDomain reports whether domain can be served: DNS labels in lower case,

@@ -57,6 +57,9 @@ type Server struct {
 	stopping chan struct{}
 }
 
+// socketPathMax is what fits into a unix socket's address (sockaddr_un).
+const socketPathMax = 107
+
 // New checks the options and returns a Server that does not listen yet.
 func New(o Options) (*Server, error) {
 	var errs []error
@@ -96,7 +99,10 @@ func New(o Options) (*Server, error) {
 // Listen binds the socket. It puts it in place by renaming it over the path, so
 // that Envoy goes over from a predecessor to this process without a gap.
 func (s *Server) Listen() (net.Listener, error) {
-	temporary := fmt.Sprintf("%s.%d", s.socket, os.Getpid())
+	temporary := temporaryName(s.socket)
+	if len(temporary) > socketPathMax {
+		return nil, fmt.Errorf("router socket: %q is bound first and may have %d bytes, not %d: choose a shorter path", temporary, socketPathMax, len(temporary))
+	}
 	if err := os.Remove(temporary); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("router socket: %w", err)
 	}
@@ -106,13 +112,21 @@ func (s *Server) Listen() (net.Listener, error) {
 	}
 	l.SetUnlinkOnClose(false) // it may be a successor's by then
 	if err := os.Rename(temporary, s.socket); err != nil {
-		return nil, errors.Join(fmt.Errorf("router socket: %w", err), l.Close())
+		return nil, errors.Join(fmt.Errorf("router socket: %w", err), l.Close(), os.Remove(temporary))
 	}
 	return l, nil
 }
 
+// temporaryName is where a process binds its socket before it renames it.
+func temporaryName(socket string) string { return fmt.Sprintf("%s.%d", socket, os.Getpid()) }
+
 // Serve answers on l until Stop. It returns nil after a Stop.
-func (s *Server) Serve(l net.Listener) error { return s.grpc.Serve(l) }
+func (s *Server) Serve(l net.Listener) error {
+	if err := s.grpc.Serve(l); !errors.Is(err, grpc.ErrServerStopped) { // stopped before it began
+		return err
+	}
+	return nil
+}
 
 // Stop ends the server: Envoy is told to take new requests elsewhere, those in
 // progress are answered, until ctx ends. It must be called once.

@@ -2,7 +2,9 @@
 // traffic for it to be in progress.
 //
 // An entry belongs to the ID and not to a cached route: it stays when the route
-// falls out of the LRU, and leaves when the sandbox is released. The tracker is
+// falls out of the LRU, and leaves when the sandbox is released. A Touch that
+// comes after Forget brings an entry back, so who calls Touch must make sure
+// afterwards that the sandbox has not been released meanwhile. The tracker is
 // bounded; when it is full, the ID that has been silent longest goes first.
 //
 // All methods may be called concurrently. Times are wall-clock times of this
@@ -23,7 +25,7 @@ type Options struct {
 	// Size is the most IDs to remember, 1 or more. Default 200,000: twice the
 	// route cache, so that an ID outlives its route's place there.
 	Size int
-	// Now is the clock. Required.
+	// Now is the clock. It is called with a lock held. Required.
 	Now func() time.Time
 }
 
@@ -56,10 +58,11 @@ func New(o Options) (*Tracker, error) {
 
 // Touch records that id is active now.
 func (t *Tracker) Touch(id string) {
-	now := t.now()
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.last.Add(id, now) {
+	// The clock is read under the lock, so that an entry never goes back in time
+	// and the LRU's order is the order of the times.
+	if t.last.Add(id, t.now()) {
 		t.evicted++
 	}
 }
@@ -67,11 +70,10 @@ func (t *Tracker) Touch(id string) {
 // TouchKnown records that id is active now if it is remembered. What is said
 // about a sandbox after its release must not bring it back.
 func (t *Tracker) TouchKnown(id string) {
-	now := t.now()
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.last.Contains(id) {
-		t.last.Add(id, now)
+		t.last.Add(id, t.now())
 	}
 }
 
@@ -82,6 +84,18 @@ func (t *Tracker) Forget(id string) {
 	t.last.Remove(id)
 }
 
+// Retain drops every ID for which keep returns false. keep is called with a lock
+// held.
+func (t *Tracker) Retain(keep func(id string) bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, id := range t.last.Keys() {
+		if !keep(id) {
+			t.last.Remove(id)
+		}
+	}
+}
+
 // Activity is one ID and when it was last active.
 type Activity struct {
 	ID         string
@@ -89,7 +103,7 @@ type Activity struct {
 }
 
 // Dump lists the IDs for which keep returns true, sorted by ID. A nil keep
-// keeps all.
+// keeps all. keep is called with a lock held.
 func (t *Tracker) Dump(keep func(id string) bool) []Activity {
 	t.mu.Lock()
 	all := make([]Activity, 0, t.last.Len())
@@ -106,8 +120,7 @@ func (t *Tracker) Dump(keep func(id string) bool) []Activity {
 	return all
 }
 
-// Len is the number of IDs remembered, Evicted how many were dropped because
-// the tracker was full.
+// Len is the number of IDs remembered.
 func (t *Tracker) Len() int {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -93,11 +93,11 @@ type question struct {
 
 // Stats counts since the start.
 type Stats struct {
-	// Hits were answered from the cache (route, negative entry or tombstone).
+	// Hits are Lookups answered from the cache (route, negative entry or tombstone).
 	Hits uint64
-	// Misses had to wait for the allocator.
+	// Misses are Lookups that needed the allocator.
 	Misses uint64
-	// Questions were put to the allocator: misses less those that shared one.
+	// Questions were opened: about the misses less those that shared one.
 	Questions uint64
 	// Evictions are routes dropped for want of room.
 	Evictions uint64
@@ -149,26 +149,39 @@ func New(o Options) (*Cache, error) {
 // know. It waits until the answer arrives or ctx ends. Errors are ErrNotFresh,
 // ErrDisconnected, ErrTooManyQuestions or ctx's cause.
 //
-// The route is valid at the moment of the return. A caller that waits before
-// it uses the route must look it up again.
+// The route was valid at a moment within the call. A caller that does anything
+// before it uses the route asks Holds when it is about to.
 func (c *Cache) Lookup(ctx context.Context, id string) (Answer, error) {
+	var waited *question // the last one this call waited for
 	for {
 		c.mu.Lock()
-		if a, known, err := c.lookup(id); known || err != nil {
+		a, known, err := c.lookup(id)
+		if waited == nil {
+			if known {
+				c.stats.Hits++
+			} else if err == nil {
+				c.stats.Misses++
+			}
+		}
+		if known || err != nil {
 			c.mu.Unlock()
 			return a, err
 		}
-		q, err := c.join(id)
+		if waited != nil && waited.answer.Status != Routable {
+			c.mu.Unlock()
+			return waited.answer, nil // its negative entry or tombstone has gone already
+		}
+		q, mine, err := c.join(id)
 		c.mu.Unlock()
 		if err != nil {
 			return Answer{}, err
 		}
-		if q.mine && !c.ask(id) {
+		if mine && !c.ask(id) {
 			c.mu.Lock()
 			// A reconnect may have replaced the question meanwhile; it is then
 			// not ours to fail.
-			if c.questions[id] == q.question {
-				c.fail(id, q.question, ErrDisconnected)
+			if c.questions[id] == q {
+				c.fail(id, q, ErrDisconnected)
 			}
 			c.mu.Unlock()
 		}
@@ -180,33 +193,35 @@ func (c *Cache) Lookup(ctx context.Context, id string) (Answer, error) {
 		if q.err != nil {
 			return Answer{}, q.err
 		}
-		if q.answer.Status != Routable {
-			return q.answer, nil
-		}
-		// Until this goroutine got its turn the sandbox may have been released,
-		// the cache replaced or gone stale: what counts is now, so look again.
+		// Until this goroutine got its turn the sandbox may have been released or
+		// pushed, the cache replaced or gone stale: what counts is now, so look
+		// again.
+		waited = q
 	}
 }
 
-// joined is a question and whether this caller is the one to ask it.
-type joined struct {
-	*question
-	mine bool
+// Holds reports whether a Lookup of id would be answered with r now, without
+// asking the allocator.
+func (c *Cache) Holds(id string, r Route) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	held, ok := c.routes.Peek(id)
+	return ok && held == r && c.now() < c.freshUntil
 }
 
-// join returns the open question about id, opening it if need be. c.mu is held.
-func (c *Cache) join(id string) (joined, error) {
-	c.stats.Misses++
+// join returns the open question about id, opening it if need be; mine: the
+// caller is the one to ask it. c.mu is held.
+func (c *Cache) join(id string) (q *question, mine bool, err error) {
 	if q, ok := c.questions[id]; ok {
-		return joined{q, false}, nil
+		return q, false, nil
 	}
 	if len(c.questions) >= c.questionMax {
-		return joined{}, ErrTooManyQuestions
+		return nil, false, ErrTooManyQuestions
 	}
-	q := &question{done: make(chan struct{})}
+	q = &question{done: make(chan struct{})}
 	c.questions[id] = q
 	c.stats.Questions++
-	return joined{q, true}, nil
+	return q, true, nil
 }
 
 // lookup answers from what is held. c.mu is held.
@@ -214,7 +229,6 @@ func (c *Cache) lookup(id string) (a Answer, known bool, err error) {
 	// A tombstone is final, so it needs no freshness.
 	if c.tombstones.Contains(id) {
 		c.tombstones.Get(id) // moves it to the young end
-		c.stats.Hits++
 		return Answer{Status: Gone}, true, nil
 	}
 	now := c.now()
@@ -222,12 +236,10 @@ func (c *Cache) lookup(id string) (a Answer, known bool, err error) {
 		return Answer{}, false, ErrNotFresh
 	}
 	if r, ok := c.routes.Get(id); ok {
-		c.stats.Hits++
 		return Answer{Status: Routable, Route: r}, true, nil
 	}
 	if until, ok := c.negative.Peek(id); ok {
 		if now < until {
-			c.stats.Hits++
 			return Answer{Status: Unknown}, true, nil
 		}
 		c.negative.Remove(id)

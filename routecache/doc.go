@@ -2,13 +2,14 @@
 //
 // # Guarantees
 //
-//   - Gone stays gone. Once Release(id) has returned, no Lookup of id returns a
-//     route again, whatever answers and pushes for id are still under way. IDs
-//     are never used twice, so a tombstone needs no end; the tombstones are
-//     bounded, and one that was dropped makes the answer "unknown" or a new
-//     question, never a route that was learned before.
-//   - Nothing old is served. A Lookup returns a route only while the cache is
-//     fresh: until the moment last given to SetFreshUntil, judged on a clock
+//   - Gone stays gone. Once Release(id) has returned, no Lookup of id finds a
+//     route again, whatever answers and pushes for id are still under way; one
+//     that found it before may be on its way back to its caller. IDs are never
+//     used twice, so a tombstone needs no end; the tombstones are bounded, and
+//     one that was dropped makes the answer "unknown" or a new question, never a
+//     route that was learned before.
+//   - Nothing old is served. A Lookup finds a route only while the cache is
+//     fresh: until the latest moment given to SetFreshUntil, judged on a clock
 //     that counts suspended time.
 //   - One question per ID. While a question for an ID is open, every Lookup of
 //     that ID waits for the same answer. A caller that gives up leaves the

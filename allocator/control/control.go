@@ -8,6 +8,8 @@ package control
 
 import (
 	"context"
+	"errors"
+	"io"
 	"regexp"
 	"sync"
 	"time"
@@ -88,7 +90,7 @@ func (s *Server) Lead(l Leader) {
 	s.leader = l
 }
 
-// Stop ends all streams.
+// Stop ends all streams, also those that begin later. It must be called once.
 func (s *Server) Stop() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -182,6 +184,9 @@ func (s *Server) serve(rpc grpc.BidiStreamingServer[controlv1.RouterMessage, con
 				return status.Error(codes.InvalidArgument, "a second Join on one stream")
 			}
 		case err := <-failed:
+			if errors.Is(err, io.EOF) {
+				return nil // the router has nothing more to say
+			}
 			return err
 		case err := <-sending:
 			return err

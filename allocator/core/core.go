@@ -37,10 +37,14 @@ type Core struct {
 	started Instant
 	counter uint64 // of revisions in this term
 	out     []Effect
+	// recovering: not everything that is there has been told yet, so nothing is
+	// decided about pools.
+	recovering bool
 
 	pools     map[PoolKey]*pool
 	pods      map[PodKey]*pod
 	sandboxes map[string]*sandbox
+	holds     map[PodKey]*sandbox // of sandboxes, by the pod that is or was theirs
 	sessions  map[string]*session
 	streams   map[uint64]*session
 	claims    map[uint64]*pod // token -> the pod its claim is being written to
@@ -75,7 +79,7 @@ func New(cfg Config, now Instant) (*Core, error) {
 	}
 	return &Core{
 		cfg: cfg, now: now, started: now,
-		pools: map[PoolKey]*pool{}, pods: map[PodKey]*pod{}, sandboxes: map[string]*sandbox{},
+		pools: map[PoolKey]*pool{}, pods: map[PodKey]*pod{}, sandboxes: map[string]*sandbox{}, holds: map[PodKey]*sandbox{},
 		sessions: map[string]*session{}, streams: map[uint64]*session{}, claims: map[uint64]*pod{},
 		ended: list.New(), fences: map[*sandbox]struct{}{},
 	}, nil
@@ -166,15 +170,26 @@ func (c *Core) tick() {
 	c.forgetEnded()
 }
 
-// forgetEnded drops the records that are too old or too many.
+// add makes a sandbox known.
+func (c *Core) add(s *sandbox) {
+	c.sandboxes[s.ID] = s
+	c.holds[s.Pod] = s
+}
+
+// forgetEnded drops the records that are too old or too many. Those whose fence
+// is under way stay, and those still to be written: that would bring them back.
 func (c *Core) forgetEnded() {
 	for c.ended.Len() > 0 {
 		s := c.ended.Front().Value.(*sandbox)
 		if c.ended.Len() <= c.cfg.KeepEnded && c.now.Wall.Sub(s.EndedAt) < c.cfg.KeepEndedFor {
 			return
 		}
+		if s.recorded.Less(s.Revision) || s.fence != nil && !s.fence.done {
+			return
+		}
 		c.ended.Remove(c.ended.Front())
 		delete(c.sandboxes, s.ID)
+		delete(c.holds, s.Pod)
 		c.emit(ForgetRecord{Pool: s.Pool, ID: s.ID})
 	}
 }
@@ -182,10 +197,11 @@ func (c *Core) forgetEnded() {
 // Recover tells a new Core what is there, read after its term began: the pools,
 // the pods, and the sandboxes recorded so far. It is called once, first.
 func (c *Core) Recover(pools []Pool, pods []Pod, records []Sandbox) []Effect {
+	c.recovering = true
 	records = slices.SortedFunc(slices.Values(records), func(a, b Sandbox) int { return a.EndedAt.Compare(b.EndedAt) })
 	for _, r := range records {
 		s := &sandbox{Sandbox: r, inherited: true, recorded: r.Revision}
-		c.sandboxes[r.ID] = s
+		c.add(s)
 		if s.Phase == Ended {
 			s.elem = c.ended.PushBack(s)
 		}
@@ -196,22 +212,17 @@ func (c *Core) Recover(pools []Pool, pods []Pod, records []Sandbox) []Effect {
 	for _, p := range pods {
 		c.podSeen(p)
 	}
-	for _, s := range c.sandboxes {
-		if s.Phase == Ended {
-			continue
-		}
-		switch q := c.pods[s.Pod]; {
-		case q == nil:
+	for _, r := range records {
+		if s := c.sandboxes[r.ID]; s.Phase != Ended && c.pods[s.Pod] == nil {
 			c.lost(s, ReasonPodGone)
-		case q.sandbox == nil:
-			c.hold(q, s) // the pod's own mark was removed; the record stands
 		}
 	}
+	c.recovering = false
 	for _, p := range c.pools {
 		if !p.known { // its object is gone, only its pods are left
 			p.Deleting = true
-			c.reconcile(p)
 		}
+		c.reconcile(p)
 	}
 	return c.take()
 }

@@ -22,6 +22,10 @@ type pod struct {
 	elem     *list.Element // in the pool's queue, while warm
 	sandbox  *sandbox      // from claimed on
 	claim    *claim        // while binding
+	// condition is the version on which the last conditional DeletePod depends;
+	// changed: it was not that any more.
+	condition string
+	changed   bool
 }
 
 // claim is a caller waiting for its binding to be written.
@@ -50,6 +54,7 @@ func (c *Core) discard(q *pod) {
 	if !q.seen.Deleting {
 		// On condition that it has not changed: a claim that a deposed leader
 		// wrote late must not be deleted with it.
+		q.condition, q.changed = q.seen.Version, false
 		c.emit(DeletePod{Pod: q.seen.Key, IfVersion: q.seen.Version})
 	}
 }
@@ -63,12 +68,16 @@ func (c *Core) podSeen(seen Pod) {
 	q := c.pods[seen.Key]
 	if q == nil {
 		p := c.poolOf(PoolKey{seen.Key.Namespace, seen.Pool})
-		delete(p.creating, seen.Key.Name)
-		p.backOff = 0
+		p.made(seen.Key.Name)
 		q = &pod{pool: p, seen: seen, outdated: p.known && seen.Template != p.Template}
 		c.pods[seen.Key] = q
 		p.pods[q] = struct{}{}
 		p.count(q, +1, true)
+		// Used before, whatever this observation shows: it may be older than
+		// the use, or its mark was removed.
+		if s := c.holds[seen.Key]; s != nil {
+			c.hold(q, s)
+		}
 	}
 	q.seen = seen
 	switch q.phase {
@@ -97,14 +106,27 @@ func (c *Core) podSeen(seen Pod) {
 		}
 	case podClaimed:
 		switch s := q.sandbox; {
+		case seen.Released:
+			// Ours, seen before its answer, or that of a leader that was deposed.
+			if s.Phase == Running {
+				s.Reason = seen.ReleaseReason
+			}
+			c.released(s)
 		case seen.Deleting:
 			c.lost(s, ReasonPodDeleted)
 		case seen.Finished:
 			c.lost(s, ReasonPodFailed)
+		case seen.IP.IsValid() && !s.IP.IsValid():
+			s.IP = seen.IP
+			c.revise(s)
+			c.pushRoute(s)
 		case seen.IP.IsValid() && seen.IP != s.IP:
 			// The address the routers know may belong to another pod already.
+			s.moved = true
 			c.startRelease(s, ReasonPodMoved)
 		}
+	case podDeleting:
+		c.deleteAgain(q)
 	}
 	c.reconcile(q.pool)
 }
@@ -112,26 +134,22 @@ func (c *Core) podSeen(seen Pod) {
 // ours reports whether id is that of the claim being written to the pod.
 func (q *pod) ours(id string) bool { return q.claim != nil && q.claim.binding.ID == id }
 
-// adopt takes over a claim that was written by an earlier term: found at
-// recovery, or written late by a leader that was deposed.
+// adopt takes over a claim that was written by an earlier term and is not on
+// record: found at recovery, or written late by a leader that was deposed.
 func (c *Core) adopt(q *pod) {
 	b := *q.seen.Binding
-	s := c.sandboxes[b.ID]
-	if s == nil {
-		s = &sandbox{
-			Sandbox:   Sandbox{Pool: q.pool.Key, Pod: q.seen.Key, IP: q.seen.IP},
-			inherited: true,
-		}
-		c.sandboxes[b.ID] = s
-	}
-	if s.Pod != q.seen.Key {
+	if c.sandboxes[b.ID] != nil {
 		return // two pods with one ID: the recorded one holds it, this one is never used
 	}
-	s.Binding = b
+	s := &sandbox{
+		Sandbox:   Sandbox{Binding: b, Pool: q.pool.Key, Pod: q.seen.Key, IP: q.seen.IP},
+		inherited: true,
+	}
+	c.add(s)
 	c.hold(q, s)
 }
 
-// hold ties a pod to the sandbox that an earlier term gave it.
+// hold ties a pod to the sandbox that it was given earlier.
 func (c *Core) hold(q *pod, s *sandbox) {
 	if q.claim != nil {
 		c.rebind(q) // our own write will fail; its caller gets another pod
@@ -146,6 +164,7 @@ func (c *Core) hold(q *pod, s *sandbox) {
 		}
 		c.enter(q, podReleased)
 		s.Phase = Released
+		c.revise(s) // so that no late write of an earlier term takes it back
 		c.startFence(s)
 	case q.seen.Released:
 		c.enter(q, podClaimed)
@@ -153,6 +172,7 @@ func (c *Core) hold(q *pod, s *sandbox) {
 		c.released(s)
 	default:
 		c.enter(q, podClaimed)
+		s.moved = s.IP.IsValid() && q.seen.IP.IsValid() && s.IP != q.seen.IP
 		c.running(s)
 	}
 }
@@ -183,7 +203,15 @@ func (c *Core) deleteFailed(key PodKey) {
 	if q == nil || q.phase != podDeleting || q.sandbox != nil {
 		return
 	}
-	// What changed is on its way as an observation; until then it is not handed
-	// out. Try again with what was seen last.
-	c.discard(q)
+	q.changed = true
+	c.deleteAgain(q)
+}
+
+// deleteAgain deletes an idle pod that had changed when it was to be deleted,
+// once it is known what it is now. Before that the same condition would only
+// fail again.
+func (c *Core) deleteAgain(q *pod) {
+	if q.sandbox == nil && q.changed && q.seen.Version != q.condition {
+		c.discard(q)
+	}
 }

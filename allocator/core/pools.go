@@ -2,6 +2,8 @@ package core
 
 import (
 	"container/list"
+	"slices"
+	"strings"
 	"time"
 )
 
@@ -20,7 +22,10 @@ type pool struct {
 	pods     map[*pod]struct{}
 	queue    *list.List // of *pod: warm, oldest first
 	creating map[string]struct{}
-	n        [podPhases]int
+	// again are the names of pods whose creation failed. They are asked for
+	// again before new ones: one that was made all the same is not made twice.
+	again []string
+	n     [podPhases]int
 	// outdated counts pending and warm pods of an older template.
 	outdatedPending, outdatedWarm int
 
@@ -95,12 +100,17 @@ func (p *pool) count(q *pod, d int, phase bool) {
 
 // reconcile brings the number of warm pods to what the pool asks for.
 func (c *Core) reconcile(p *pool) {
-	if p.Deleting {
+	switch {
+	case c.recovering:
+		return
+	case p.Deleting:
 		c.drain(p)
 		return
-	}
-	if !p.known {
-		return // pods of a pool not seen yet: nothing is decided about them
+	case !p.known: // a pool not seen yet: nothing is decided about its pods
+		if len(p.pods) == 0 {
+			delete(c.pools, p.Key)
+		}
+		return
 	}
 	idle := len(p.creating) + p.n[podPending] - p.outdatedPending + p.n[podWarm] - p.outdatedWarm
 	if p.retryAt == 0 {
@@ -110,6 +120,9 @@ func (c *Core) reconcile(p *pool) {
 		}
 		for range missing {
 			name := p.Key.Name + "-" + c.cfg.NewSuffix()
+			if len(p.again) > 0 {
+				name, p.again = p.again[0], p.again[1:]
+			}
 			if _, taken := p.creating[name]; taken {
 				continue // as good as never; the next event makes up for it
 			}
@@ -121,17 +134,24 @@ func (c *Core) reconcile(p *pool) {
 }
 
 // shrink deletes idle pods that are too many: outdated ones that are not ready,
-// then outdated warm ones as far as current warm ones stand in, then the
-// youngest.
+// then outdated warm ones as far as current warm ones stand in, then current
+// ones that are not ready, then the youngest.
 func (c *Core) shrink(p *pool, idle int) {
 	if p.outdatedPending > 0 {
-		for q := range p.pods {
-			if q.phase == podPending && q.outdated {
+		for _, q := range p.pending() {
+			if q.outdated {
 				c.discard(q)
 			}
 		}
 	}
-	surplus := min(p.n[podWarm]-p.Warm, p.outdatedWarm)
+	want := p.Warm
+	if p.MaxPods > 0 {
+		want = max(0, min(want, p.MaxPods-p.n[podBinding]-p.n[podClaimed]))
+	}
+	surplus := min(p.n[podWarm]-want, p.outdatedWarm)
+	if surplus <= 0 && p.outdatedWarm > 0 && p.full() && p.n[podWarm]-p.outdatedWarm == idle && p.n[podDeleting] == 0 {
+		surplus = 1 // no room for a current one to stand in: one makes room at a time
+	}
 	for e := p.queue.Front(); e != nil && surplus > 0; {
 		q := e.Value.(*pod)
 		e = e.Next()
@@ -140,16 +160,18 @@ func (c *Core) shrink(p *pool, idle int) {
 			surplus--
 		}
 	}
-	surplus = idle - p.Warm
+	surplus = idle - want
 	if surplus <= 0 {
 		return
 	}
-	for q := range p.pods {
-		if surplus > 0 && q.phase == podPending && !q.outdated {
+	for _, q := range p.pending() {
+		if surplus > 0 {
 			c.discard(q)
 			surplus--
 		}
 	}
+	// Not more than there are, less those that are still being created.
+	surplus = min(surplus, p.n[podWarm]-p.outdatedWarm-want)
 	for e := p.queue.Back(); e != nil && surplus > 0; {
 		q := e.Value.(*pod)
 		e = e.Prev()
@@ -158,6 +180,19 @@ func (c *Core) shrink(p *pool, idle int) {
 			surplus--
 		}
 	}
+}
+
+// pending lists the pods that are not ready, in an order of their own: the same
+// events choose the same pods.
+func (p *pool) pending() []*pod {
+	var all []*pod
+	for q := range p.pods {
+		if q.phase == podPending {
+			all = append(all, q)
+		}
+	}
+	slices.SortFunc(all, func(a, b *pod) int { return strings.Compare(a.seen.Key.Name, b.seen.Key.Name) })
+	return all
 }
 
 // drain releases and deletes everything of a pool that is going away.
@@ -170,15 +205,25 @@ func (c *Core) drain(p *pool) {
 			c.startRelease(q.sandbox, ReasonPoolDeleted)
 		}
 	}
-	if len(p.pods)+len(p.creating) > 0 || p.drained {
-		return
-	}
-	if p.known {
+	p.again = nil
+	switch {
+	case len(p.pods)+len(p.creating) > 0:
+	case !p.known:
+		delete(c.pools, p.Key)
+	case !p.drained:
 		p.drained = true
 		c.emit(PoolDrained{p.Key})
-		return
 	}
-	delete(c.pools, p.Key)
+}
+
+// full reports whether MaxPods allows no more pods.
+func (p *pool) full() bool { return p.MaxPods > 0 && len(p.pods)+len(p.creating) >= p.MaxPods }
+
+// made notes that a pod of that name exists.
+func (p *pool) made(name string) {
+	delete(p.creating, name)
+	p.again = slices.DeleteFunc(p.again, func(n string) bool { return n == name })
+	p.backOff = 0
 }
 
 func (c *Core) createFailed(key PoolKey, name string) {
@@ -186,9 +231,15 @@ func (c *Core) createFailed(key PoolKey, name string) {
 	if p == nil {
 		return
 	}
+	if _, asked := p.creating[name]; !asked {
+		return // it was made all the same, and has been seen
+	}
 	delete(p.creating, name)
-	p.backOff = min(max(2*p.backOff, retryFirst), retryMost)
-	p.retryAt = c.now.Boot + p.backOff
+	p.again = append(p.again, name)
+	if p.retryAt == 0 { // failures side by side count once
+		p.backOff = min(max(2*p.backOff, retryFirst), retryMost)
+		p.retryAt = c.now.Boot + p.backOff
+	}
 	if p.Deleting {
 		c.reconcile(p)
 	}

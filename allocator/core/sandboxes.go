@@ -9,17 +9,19 @@ type sandbox struct {
 	Sandbox
 	// inherited: routers of an earlier term may know its route.
 	inherited bool
-	index     int // in the deadline heap, -1 or 0 when not in it
-	queued    bool
-	recorded  Revision // what the Sandbox object is known to show
-	waiters   []waiter // callers of Release
-	fence     *fence
-	elem      *list.Element // in Core.ended
+	// moved: its pod has another address than the routers were told.
+	moved    bool
+	index    int // in the deadline heap, -1 or 0 when not in it
+	queued   bool
+	recorded Revision // what the Sandbox object is known to show
+	waiters  []waiter // callers of Release
+	fence    *fence
+	elem     *list.Element // in Core.ended
 }
 
 // routable reports whether routers may be told where it is.
 func (s *sandbox) routable() bool {
-	return (s.Phase == Running || s.Phase == Releasing) && s.IP.IsValid()
+	return (s.Phase == Running || s.Phase == Releasing) && s.IP.IsValid() && !s.moved
 }
 
 func (c *Core) claim(ev Claim) {
@@ -87,7 +89,7 @@ func (c *Core) bindDone(ev BindDone) {
 	s := &sandbox{Sandbox: Sandbox{
 		Binding: cl.binding, Pool: q.pool.Key, Pod: q.seen.Key, IP: q.seen.IP, DefaultPort: q.pool.DefaultPort,
 	}}
-	c.sandboxes[s.ID] = s
+	c.add(s)
 	q.sandbox = s
 	c.enter(q, podClaimed)
 	c.running(s)

@@ -89,8 +89,8 @@ func (c *Core) sessionPing(ev SessionPing) {
 
 func (c *Core) sessionAck(ev SessionAck) {
 	s := c.streams[ev.Stream]
-	if s == nil {
-		return
+	if s == nil || ev.Sequence > s.sequence {
+		return // what was never sent has not taken effect
 	}
 	n := 0
 	for n < len(s.pending) && s.pending[n].sequence <= ev.Sequence {
@@ -136,7 +136,11 @@ func (c *Core) pushRoute(sb *sandbox) {
 // startFence tells all routers that a sandbox is gone and begins to wait for
 // them.
 func (c *Core) startFence(sb *sandbox) {
-	if sb.fence != nil {
+	if f := sb.fence; f != nil {
+		// Its pod was gone and is there again. Nobody was told of it since.
+		f.done = false
+		c.fences[sb] = struct{}{}
+		c.advanceFence(sb)
 		return
 	}
 	f := &fence{started: c.now.Boot, waiting: make(map[*session]struct{}, len(c.sessions))}

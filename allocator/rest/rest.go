@@ -18,11 +18,15 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
+	"net/url"
+	"slices"
 	"sort"
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"go.uber.org/zap"
 
@@ -43,6 +47,8 @@ const (
 	maxTimeout     = 365 * 24 * time.Hour
 	// answerWait bounds how long a claim or a release may take.
 	answerWait = 10 * time.Second
+	// bodyWait bounds how long a client may take to send its request.
+	bodyWait = 5 * time.Second
 	// inFlight bounds the requests being served at one time.
 	inFlight = 5_000
 )
@@ -93,15 +99,11 @@ func New(o Options) (http.Handler, error) {
 		mux.HandleFunc("DELETE "+prefix+"/sandboxes/{id}", a.handle(a.kill))
 	}
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-		code, message := http.StatusNotFound, "no such resource; this version serves /sandboxes and /sandboxes/{id}"
-		if strings.HasPrefix(strings.TrimPrefix(r.URL.Path, "/v2"), "/sandboxes") {
-			code, message = http.StatusNotImplemented, r.Method+" "+r.URL.Path+" is not implemented"
+		e := &apierror.Error{Code: http.StatusNotFound, Reason: apierror.NotFound, Message: "no such resource; this version serves /sandboxes and /sandboxes/{id}"}
+		if strings.HasPrefix(strings.TrimPrefix(r.URL.Path, "/v2")+"/", "/sandboxes/") {
+			e = notImplemented("%s %s is not implemented", r.Method, r.URL.Path)
 		}
-		reason := apierror.NotFound
-		if code == http.StatusNotImplemented {
-			reason = apierror.NotImplemented
-		}
-		(&apierror.Error{Code: code, Reason: reason, Message: message}).Write(w)
+		answer(w, r, e)
 	})
 	return mux, nil
 }
@@ -113,7 +115,7 @@ func (a *api) handle(f func(http.ResponseWriter, *http.Request) error) http.Hand
 		case a.slots <- struct{}{}:
 			defer func() { <-a.slots }()
 		default:
-			(&apierror.Error{Code: 503, Reason: apierror.Timeout, Message: "too many requests are being served; try again", RetryAfter: 1}).Write(w)
+			answer(w, r, &apierror.Error{Code: 503, Reason: apierror.Overloaded, Message: "too many requests are being served; try again", RetryAfter: 1})
 			return
 		}
 		if ok, leader := a.Allocator.Leading(); !ok {
@@ -121,12 +123,15 @@ func (a *api) handle(f func(http.ResponseWriter, *http.Request) error) http.Hand
 			if leader != "" {
 				message = "this replica does not lead; the leader's control address is " + leader
 			}
-			(&apierror.Error{Code: 503, Reason: apierror.NotLeader, Message: message, RetryAfter: 1}).Write(w)
+			answer(w, r, &apierror.Error{Code: 503, Reason: apierror.NotLeader, Message: message, RetryAfter: 1})
 			return
 		}
 		ctx, cancel := context.WithTimeout(r.Context(), answerWait)
 		defer cancel()
-		err := f(w, r.WithContext(ctx))
+		err := noParameters(r)
+		if err == nil {
+			err = f(w, r.WithContext(ctx))
+		}
 		if err == nil {
 			return
 		}
@@ -134,16 +139,33 @@ func (a *api) handle(f func(http.ResponseWriter, *http.Request) error) http.Hand
 		switch {
 		case errors.As(err, &e):
 		case errors.Is(err, context.DeadlineExceeded):
-			e = &apierror.Error{Code: 503, Reason: apierror.Timeout, Message: "the API server did not confirm in time; what was not answered is undone", RetryAfter: 1}
+			e = &apierror.Error{Code: 503, Reason: apierror.Timeout, Message: "the API server did not confirm in time; a claim that was not answered is given back, a release goes on", RetryAfter: 1}
 		case errors.Is(err, context.Canceled):
 			return // the client has gone
 		default:
 			a.Log.Error("request failed", zap.String("path", r.URL.Path), zap.Error(err))
 			e = &apierror.Error{Code: 500, Reason: apierror.Internal, Message: "the allocator failed; its log says more"}
 		}
-		e.RequestID = r.Header.Get("X-Request-Id")
-		e.Write(w)
+		answer(w, r, e)
 	}
+}
+
+// answer answers r with the error.
+func answer(w http.ResponseWriter, r *http.Request, e *apierror.Error) {
+	e.RequestID = r.Header.Get("X-Request-Id")
+	e.Write(w)
+}
+
+// noParameters refuses query parameters: no call has any yet.
+func noParameters(r *http.Request) error {
+	values, err := url.ParseQuery(r.URL.RawQuery)
+	if err != nil {
+		return invalid("query: %v", err)
+	}
+	if len(values) > 0 {
+		return notImplemented("parameter %s: not supported by this version; leave it out", strings.Join(slices.Sorted(maps.Keys(values)), ", "))
+	}
+	return nil
 }
 
 // Sandbox is a sandbox as the API shows it.
@@ -174,12 +196,15 @@ func (a *api) show(s core.Sandbox) Sandbox {
 }
 
 func (a *api) create(w http.ResponseWriter, r *http.Request) error {
+	reading := http.NewResponseController(w)
+	_ = reading.SetReadDeadline(time.Now().Add(bodyWait)) // errors where there is no connection
 	request, err := decodeCreate(r.Body)
 	if err != nil {
-		return err
+		return err // what is left of the body is still to be read, within the deadline
 	}
+	_ = reading.SetReadDeadline(time.Time{}) // it would end the request's context
 	s, err := a.Allocator.Claim(r.Context(), request.TemplateID, core.Binding{
-		EndAt: a.Now().Add(request.timeout).UTC(), Metadata: request.Metadata,
+		EndAt: a.Now().Add(request.Timeout).UTC(), Metadata: request.Metadata,
 	})
 	if err != nil {
 		return err
@@ -189,10 +214,9 @@ func (a *api) create(w http.ResponseWriter, r *http.Request) error {
 
 // createRequest is the body of a create.
 type createRequest struct {
-	TemplateID string            `json:"templateID"`
-	Timeout    *int64            `json:"timeout"`
-	Metadata   map[string]string `json:"metadata"`
-	timeout    time.Duration
+	TemplateID string
+	Timeout    time.Duration
+	Metadata   map[string]string
 }
 
 func decodeCreate(body io.Reader) (*createRequest, error) {
@@ -203,15 +227,20 @@ func decodeCreate(body io.Reader) (*createRequest, error) {
 	if len(raw) > maxBody {
 		return nil, &apierror.Error{Code: http.StatusRequestEntityTooLarge, Reason: apierror.BadRequest, Message: fmt.Sprintf("body: at most %d bytes", maxBody)}
 	}
+	if !utf8.Valid(raw) { // the decoder would put something else in its place
+		return nil, invalid("body: must be UTF-8")
+	}
 	var fields map[string]json.RawMessage
 	if err := json.Unmarshal(raw, &fields); err != nil {
 		return nil, invalid("body: must be a JSON object: %v", err)
 	}
 	var request createRequest
+	var timeout *int64              // in seconds
+	var metadata map[string]*string // nil: a null, which is not a string
 	for _, known := range []struct {
 		name string
 		into any
-	}{{"templateID", &request.TemplateID}, {"timeout", &request.Timeout}, {"metadata", &request.Metadata}} {
+	}{{"templateID", &request.TemplateID}, {"timeout", &timeout}, {"metadata", &metadata}} {
 		if value, ok := fields[known.name]; ok {
 			if err := json.Unmarshal(value, known.into); err != nil {
 				return nil, invalid("%s: %v", known.name, err)
@@ -227,21 +256,28 @@ func decodeCreate(body io.Reader) (*createRequest, error) {
 	}
 	if len(refused) > 0 {
 		sort.Strings(refused)
-		return nil, &apierror.Error{Code: http.StatusNotImplemented, Reason: apierror.NotImplemented, Message: strings.Join(refused, ", ") + ": not supported by this version; leave it out"}
+		return nil, notImplemented("%s: not supported by this version; leave it out", strings.Join(refused, ", "))
 	}
 	if request.TemplateID == "" {
 		return nil, invalid("templateID: required: the name of a SandboxPool")
 	}
-	request.timeout = defaultTimeout
-	if t := request.Timeout; t != nil {
-		if *t < 1 || *t > int64(maxTimeout/time.Second) {
-			return nil, invalid("timeout: %d: must be 1 to %d seconds", *t, int64(maxTimeout/time.Second))
+	request.Timeout = defaultTimeout
+	if timeout != nil {
+		if *timeout < 1 || *timeout > int64(maxTimeout/time.Second) {
+			return nil, invalid("timeout: %d: must be 1 to %d seconds", *timeout, int64(maxTimeout/time.Second))
 		}
-		request.timeout = time.Duration(*t) * time.Second
+		request.Timeout = time.Duration(*timeout) * time.Second
 	}
 	size := 0
-	for k, v := range request.Metadata {
-		size += len(k) + len(v)
+	if len(metadata) > 0 {
+		request.Metadata = make(map[string]string, len(metadata))
+	}
+	for k, v := range metadata {
+		if v == nil {
+			return nil, invalid("metadata: %q: must be a string", k)
+		}
+		request.Metadata[k] = *v
+		size += len(k) + len(*v)
 	}
 	if size > maxMetadata {
 		return nil, invalid("metadata: %d bytes: at most %d in all", size, maxMetadata)
@@ -274,9 +310,6 @@ func (a *api) get(w http.ResponseWriter, r *http.Request) error {
 }
 
 func (a *api) list(w http.ResponseWriter, r *http.Request) error {
-	for name := range r.URL.Query() {
-		return &apierror.Error{Code: http.StatusNotImplemented, Reason: apierror.NotImplemented, Message: fmt.Sprintf("parameter %q: not supported by this version", name)}
-	}
 	running, err := a.Allocator.Running(r.Context())
 	if err != nil {
 		return err
@@ -314,6 +347,10 @@ func (a *api) kill(w http.ResponseWriter, r *http.Request) error {
 
 func invalid(format string, args ...any) *apierror.Error {
 	return &apierror.Error{Code: http.StatusBadRequest, Reason: apierror.BadRequest, Message: fmt.Sprintf(format, args...)}
+}
+
+func notImplemented(format string, args ...any) *apierror.Error {
+	return &apierror.Error{Code: http.StatusNotImplemented, Reason: apierror.NotImplemented, Message: fmt.Sprintf(format, args...)}
 }
 
 func missing(id string, reason apierror.Reason, message string) *apierror.Error {

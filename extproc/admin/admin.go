@@ -13,8 +13,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/http/pprof"
+	"net/url"
+	"slices"
 	"sort"
 	"strings"
 	"time"
@@ -152,13 +155,22 @@ func parseQuery(w http.ResponseWriter, r *http.Request) (query, bool) {
 		(&apierror.Error{Code: http.StatusBadRequest, Reason: apierror.BadRequest, Message: message}).Write(w)
 		return query{}, false
 	}
-	values := r.URL.Query()
-	for name := range values {
+	values, err := url.ParseQuery(r.URL.RawQuery)
+	if err != nil {
+		return bad("query: " + err.Error())
+	}
+	for _, name := range slices.Sorted(maps.Keys(values)) {
 		switch name {
 		case "id", "prefix", "format":
 		default:
 			return bad(fmt.Sprintf("parameter %q: unknown; id, prefix and format are known", name))
 		}
+		if len(values[name]) > 1 {
+			return bad(fmt.Sprintf("parameter %q: given %d times", name, len(values[name])))
+		}
+	}
+	if values.Has("id") && values.Get("id") == "" {
+		return bad(`parameter "id": must not be empty; leave it out to see all`)
 	}
 	var q query
 	switch format := values.Get("format"); format {

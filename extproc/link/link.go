@@ -8,10 +8,13 @@
 //     stream begins only after the last message of the old one was applied.
 //   - A message of a lower term than this router has seen is refused, with the
 //     stream it came on.
-//   - A message is acknowledged after it took effect in the cache.
+//   - A message is acknowledged after it took effect in the cache. One that is
+//     missing from the stream, or makes no sense, ends the session before
+//     anything that comes after it is acknowledged.
 //   - The cache is fresh until the send time of the last answered ping plus
 //     max-stale, on a clock that counts suspended time.
-//   - Queues are bounded. A router that cannot send drops the stream.
+//   - Queues are bounded. A stream on which nothing comes back, because it cannot
+//     be opened, cannot be written to or is not answered, is dropped.
 package link
 
 import (
@@ -20,6 +23,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -40,11 +44,20 @@ type Cache interface {
 	Disconnected()
 }
 
+// Activity is what remembers sandboxes by ID and must forget those that are
+// gone. *lastactive.Tracker is one.
+type Activity interface {
+	// Forget drops a sandbox that has been released.
+	Forget(id string)
+	// Retain drops all but the sandboxes for which keep returns true.
+	Retain(keep func(id string) bool)
+}
+
 // Options configure a Link. All are required unless they say otherwise.
 type Options struct {
-	// Allocator is the control address, host:port. Any replica will do: those
-	// that do not lead name the leader.
-	Allocator string
+	// Allocators are control addresses, host:port, tried in turn. One is enough
+	// while it answers, because a replica that does not lead names the leader.
+	Allocators []string
 	// InstanceID names this process: random, 16 to 64 characters of [a-z0-9-].
 	InstanceID string
 	// MaxStale is how long the cache may be served after the last answered
@@ -54,8 +67,8 @@ type Options struct {
 	// answered for 5 of them is dropped. Default 1 s.
 	PingEvery time.Duration
 	Cache     Cache
-	// Forget is told each released ID, after the cache.
-	Forget func(id string)
+	// Activity is told what the cache was told, after the cache.
+	Activity Activity
 	// Dial are options for the connection, credentials among them.
 	Dial []grpc.DialOption
 	// Now is a monotonic clock that counts suspended time.
@@ -82,6 +95,11 @@ const (
 	reconnectMost  = 2 * time.Second
 )
 
+// redirectsMost bounds how often in a row the name of a leader is followed
+// without a pause: two replicas that each take the other for the leader must not
+// make a router busy.
+const redirectsMost = 3
+
 // New checks the options.
 func New(o Options) (*Link, error) {
 	var errs []error
@@ -89,8 +107,8 @@ func New(o Options) (*Link, error) {
 		name    string
 		missing bool
 	}{
-		{"Allocator", o.Allocator == ""}, {"InstanceID", o.InstanceID == ""}, {"Cache", o.Cache == nil},
-		{"Forget", o.Forget == nil}, {"Dial", len(o.Dial) == 0}, {"Now", o.Now == nil}, {"Log", o.Log == nil},
+		{"Allocators", len(o.Allocators) == 0 || slices.Contains(o.Allocators, "")}, {"InstanceID", o.InstanceID == ""}, {"Cache", o.Cache == nil},
+		{"Activity", o.Activity == nil}, {"Dial", len(o.Dial) == 0}, {"Now", o.Now == nil}, {"Log", o.Log == nil},
 		{"MaxStale", o.MaxStale <= 0},
 	} {
 		if required.missing {
@@ -107,23 +125,29 @@ func New(o Options) (*Link, error) {
 }
 
 // Run keeps a session until ctx ends, and then says Goodbye: the caller must
-// have stopped admitting requests before it ends ctx. It always returns nil or
-// an error that more attempts cannot mend.
+// have stopped admitting requests before it ends ctx. It always returns nil.
 func (l *Link) Run(ctx context.Context) error {
-	address, pause := l.o.Allocator, reconnectFirst
+	next, redirects, pause := 0, 0, reconnectFirst
+	address := l.o.Allocators[next]
 	for {
 		began := l.o.Now()
-		redirect, err := l.session(ctx, address)
+		leader, err := l.session(ctx, address)
 		l.o.Cache.Disconnected()
 		if ctx.Err() != nil {
 			return nil
 		}
-		if redirect != "" && redirect != address {
-			address = redirect
-			continue
+		if leader != "" {
+			if leader != address && redirects < redirectsMost {
+				address = leader
+				redirects++
+				continue
+			}
+			err = fmt.Errorf("it does not lead, and names %s as the leader", leader)
 		}
 		l.o.Log.Warn("no session with the allocator", zap.String("address", address), zap.Error(err))
-		address = l.o.Allocator
+		redirects = 0
+		next = (next + 1) % len(l.o.Allocators)
+		address = l.o.Allocators[next]
 		if l.o.Now()-began > reconnectMost {
 			pause = reconnectFirst // it had worked for a while
 		}
@@ -183,6 +207,8 @@ func toRoute(r *controlv1.Route) (routecache.Route, error) {
 	if err != nil {
 		return routecache.Route{}, fmt.Errorf("route: pod_ip: %w", err)
 	}
+	// 0 is let through: of a sandbox whose pool is gone nobody knows the default
+	// port, and its other ports must go on working.
 	if r.GetDefaultPort() > 65535 {
 		return routecache.Route{}, fmt.Errorf("route: default_port %d is above 65535", r.GetDefaultPort())
 	}

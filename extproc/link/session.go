@@ -37,53 +37,58 @@ type session struct {
 	nonce    uint64
 	lastPong time.Duration
 
-	snapshot map[string]routecache.Route // being received; nil once complete
-	joined   bool
+	// The reader's own:
+	snapshot map[string]routecache.Route // parts received so far
+	joined   bool                        // a snapshot was complete and is in effect
+	sequence uint64                      // of the last message that had one
 }
 
-// session runs one stream to its end. A redirect is the leader's address, as
-// told by a replica that does not lead.
-func (l *Link) session(ctx context.Context, address string) (redirect string, err error) {
+// session runs one stream to its end. leader is the leader's address, as told
+// by a replica that does not lead.
+func (l *Link) session(ctx context.Context, address string) (leader string, err error) {
 	conn, err := grpc.NewClient(address, l.o.Dial...)
 	if err != nil {
 		return "", fmt.Errorf("connect to the allocator: %w", err)
 	}
 	defer conn.Close()
-	// The stream outlives ctx by the Goodbye.
-	streamCtx, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	defer cancel()
-	st, err := controlv1.NewControlClient(conn).Session(streamCtx)
-	if err != nil {
-		return "", fmt.Errorf("open the control stream: %w", err)
-	}
 	s := &session{
-		link: l, stream: st,
+		link:     l,
 		out:      make(chan *controlv1.RouterMessage, outQueue),
 		acked:    make(chan struct{}, 1),
 		pings:    map[uint64]time.Duration{},
 		lastPong: l.o.Now(),
 		snapshot: map[string]routecache.Route{},
 	}
-	s.send(&controlv1.RouterMessage{Message: &controlv1.RouterMessage_Join{
-		Join: &controlv1.Join{InstanceId: l.o.InstanceID, HighestTerm: l.Term()},
-	}})
-	var writer sync.WaitGroup
-	writer.Go(func() {
-		if err := s.write(ctx, streamCtx); err != nil {
-			l.o.Log.Debug("control stream: write", zap.Error(err))
-			cancel() // ends the reader too
+	// The stream outlives ctx by the Goodbye.
+	streamCtx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	var helpers sync.WaitGroup
+	defer helpers.Wait()
+	defer cancel(nil)
+	helpers.Go(func() { cancel(s.watch(ctx, streamCtx)) })
+	// What ended the stream from this side says more than "canceled".
+	failed := func(what string, err error) error {
+		if cause := context.Cause(streamCtx); cause != nil {
+			err = cause
+		}
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	if s.stream, err = controlv1.NewControlClient(conn).Session(streamCtx); err != nil {
+		return "", failed("open the control stream", err)
+	}
+	helpers.Go(func() {
+		// io.EOF: the stream has ended, and the reader is about to learn why.
+		if err := s.write(ctx, streamCtx); err != nil && !errors.Is(err, io.EOF) {
+			cancel(err)
 		}
 	})
-	defer writer.Wait()
-	defer cancel()
 	defer l.setCurrent(nil)
 	for {
-		m, err := st.Recv()
+		m, err := s.stream.Recv()
 		if errors.Is(err, io.EOF) {
 			return "", errors.New("the allocator ended the control stream")
 		}
 		if err != nil {
-			return "", fmt.Errorf("control stream: %w", err)
+			return "", failed("control stream", err)
 		}
 		if to := m.GetNotLeader(); to != nil {
 			if to.GetLeaderAddress() == "" {
@@ -93,6 +98,33 @@ func (l *Link) session(ctx context.Context, address string) (redirect string, er
 		}
 		if err := s.apply(m); err != nil {
 			return "", err
+		}
+	}
+}
+
+// watch returns why the stream must end, or nil once streamCtx has ended. It
+// stands beside the reader and the writer because either of them may be stuck in
+// a stream that does not move.
+func (s *session) watch(ctx, streamCtx context.Context) error {
+	ticker := time.NewTicker(s.link.o.PingEvery)
+	defer ticker.Stop()
+	stopping := ctx.Done()
+	var deadline <-chan time.Time
+	for {
+		select {
+		case <-streamCtx.Done():
+			return nil
+		case <-stopping:
+			stopping, deadline = nil, time.After(goodbyeWait)
+		case <-deadline:
+			return errors.New("the allocator did not end the stream after Goodbye")
+		case <-ticker.C:
+			s.mu.Lock()
+			silent := s.link.o.Now() - s.lastPong
+			s.mu.Unlock()
+			if silent > pingsMissed*s.link.o.PingEvery {
+				return fmt.Errorf("the allocator has answered no ping for %v", silent)
+			}
 		}
 	}
 }
@@ -107,52 +139,39 @@ func (s *session) send(m *controlv1.RouterMessage) bool {
 	}
 }
 
-// write sends what is queued, acknowledgements and pings, until streamCtx ends.
-// When ctx ends it says Goodbye.
+// write says Join and asks for freshness, and then sends what is queued,
+// acknowledgements and pings, until streamCtx ends. When ctx ends it says
+// Goodbye, which nothing may follow.
 func (s *session) write(ctx, streamCtx context.Context) error {
+	err := s.stream.Send(&controlv1.RouterMessage{Message: &controlv1.RouterMessage_Join{
+		Join: &controlv1.Join{InstanceId: s.link.o.InstanceID, HighestTerm: s.link.Term()},
+	}})
+	if err != nil {
+		return err
+	}
+	if err := s.stream.Send(s.ping()); err != nil {
+		return err
+	}
 	ticker := time.NewTicker(s.link.o.PingEvery)
 	defer ticker.Stop()
-	goodbye := ctx.Done()
-	var deadline <-chan time.Time
 	for {
 		var m *controlv1.RouterMessage
 		select {
 		case <-streamCtx.Done():
 			return nil
-		case <-deadline:
-			return errors.New("the allocator did not end the stream after Goodbye")
-		case <-goodbye:
-			goodbye, deadline = nil, time.After(goodbyeWait)
+		case <-ctx.Done():
 			if err := s.stream.Send(&controlv1.RouterMessage{Message: &controlv1.RouterMessage_Goodbye{Goodbye: &controlv1.Goodbye{}}}); err != nil {
 				return err
 			}
-			if err := s.stream.CloseSend(); err != nil {
-				return err
-			}
-			continue
+			return s.stream.CloseSend()
 		case m = <-s.out:
 		case <-s.acked:
 			m = s.ack()
 		case <-ticker.C:
-			var err error
-			if m, err = s.ping(); err != nil {
-				return err
-			}
-		}
-		if deadline != nil {
-			continue // nothing may follow a Goodbye
+			m = s.ping()
 		}
 		if err := s.stream.Send(m); err != nil {
 			return err
-		}
-		if m.GetJoin() != nil { // ask for freshness at once
-			m, err := s.ping()
-			if err == nil {
-				err = s.stream.Send(m)
-			}
-			if err != nil {
-				return err
-			}
 		}
 	}
 }
@@ -163,16 +182,14 @@ func (s *session) ack() *controlv1.RouterMessage {
 	return &controlv1.RouterMessage{Message: &controlv1.RouterMessage_Ack{Ack: &controlv1.Ack{Sequence: s.applied}}}
 }
 
-func (s *session) ping() (*controlv1.RouterMessage, error) {
+// ping makes the next ping. What is noted is a moment before it is sent, because
+// freshness is counted from there.
+func (s *session) ping() *controlv1.RouterMessage {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	now := s.link.o.Now()
-	if now-s.lastPong > pingsMissed*s.link.o.PingEvery {
-		return nil, errors.New("the allocator has stopped to answer pings")
-	}
 	s.nonce++
-	s.pings[s.nonce] = now
-	return &controlv1.RouterMessage{Message: &controlv1.RouterMessage_Ping{Ping: &controlv1.Ping{Nonce: s.nonce}}}, nil
+	s.pings[s.nonce] = s.link.o.Now()
+	return &controlv1.RouterMessage{Message: &controlv1.RouterMessage_Ping{Ping: &controlv1.Ping{Nonce: s.nonce}}}
 }
 
 // pong returns the send time of the ping that was answered.
@@ -199,6 +216,11 @@ func (s *session) apply(m *controlv1.AllocatorMessage) error {
 	if !s.joined && m.GetSnapshot() == nil {
 		return fmt.Errorf("control stream: expected a snapshot first, got %T", m.GetMessage())
 	}
+	// An acknowledgement counts for everything before it, so nothing may be missing.
+	sequence := m.GetSequence()
+	if sequence != 0 && sequence != s.sequence+1 {
+		return fmt.Errorf("control stream: message %d follows message %d", sequence, s.sequence)
+	}
 	switch m := m.GetMessage().(type) {
 	case *controlv1.AllocatorMessage_Snapshot:
 		for _, r := range m.Snapshot.GetRoutes() {
@@ -209,8 +231,10 @@ func (s *session) apply(m *controlv1.AllocatorMessage) error {
 			s.snapshot[r.GetSandboxId()] = route
 		}
 		if m.Snapshot.GetLast() {
-			l.o.Cache.Replace(s.snapshot)
-			l.o.Log.Info("joined", zap.Uint64("term", l.Term()), zap.Int("routes", len(s.snapshot)))
+			routes := s.snapshot
+			l.o.Cache.Replace(routes)
+			l.o.Activity.Retain(func(id string) bool { _, ok := routes[id]; return ok })
+			l.o.Log.Info("joined", zap.Uint64("term", l.Term()), zap.Int("routes", len(routes)))
 			s.snapshot, s.joined = map[string]routecache.Route{}, true
 			l.setCurrent(s)
 		}
@@ -223,9 +247,10 @@ func (s *session) apply(m *controlv1.AllocatorMessage) error {
 	case *controlv1.AllocatorMessage_Release:
 		for _, id := range m.Release.GetSandboxIds() {
 			l.o.Cache.Release(id)
-			l.o.Forget(id)
+			l.o.Activity.Forget(id)
 		}
 	case *controlv1.AllocatorMessage_Resolved:
+		// Also what an answer of a kind not known here comes down to: no route.
 		answer := routecache.Answer{Status: routecache.Unknown}
 		switch a := m.Resolved.GetAnswer().(type) {
 		case *controlv1.Resolved_Route:
@@ -244,9 +269,10 @@ func (s *session) apply(m *controlv1.AllocatorMessage) error {
 			l.o.Cache.SetFreshUntil(sent + l.o.MaxStale)
 		}
 	}
-	if m.GetSequence() > 0 {
+	if sequence != 0 {
+		s.sequence = sequence
 		s.mu.Lock()
-		s.applied = m.GetSequence()
+		s.applied = sequence
 		s.mu.Unlock()
 		select {
 		case s.acked <- struct{}{}:

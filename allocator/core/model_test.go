@@ -1,0 +1,1445 @@
+package core
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strconv"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+)
+
+// The model is everything around the core: an API server whose writes may be
+// delayed or answered in doubt, watches that lag, routers that lag, break off
+// and die, callers, people who delete pods, and leaders that follow each other
+// while the writes of the last one are still under way. It drives the
+// production core with random histories and judges every effect and, after
+// every step, the core's tables.
+//
+// A failure prints the seed; -rapid.seed runs it again, -rapid.checks runs more.
+
+// profiles weigh what happens. Each is a world in which one kind of trouble is
+// frequent.
+var profiles = []struct {
+	name  string
+	often []string
+}{
+	{"everything", nil},
+	{"calm leader, busy routers", []string{"router joins", "router breaks off", "to router", "to router", "from router", "from router", "router acks", "router pings", "time passes"}},
+	{"leaders come and go", []string{"leader changes", "write", "write", "time passes", "router joins"}},
+	{"pods come and go", []string{"pod deleted", "pod removed", "pod ends", "pod moves", "pod changes", "pod terminates"}},
+	{"pools change", []string{"pool changes", "pool changes", "pod ready", "write", "write", "pod terminates"}},
+	{"claims and releases", []string{"claim", "claim", "release", "release", "pod ready", "write", "write", "abandon", "long time passes"}},
+}
+
+func TestCoreKeepsItsGuaranteesInAnyHistory(t *testing.T) {
+	for _, p := range profiles {
+		t.Run(p.name, func(t *testing.T) {
+			rapid.Check(t, func(t *rapid.T) {
+				w := newWorld(t)
+				table := w.table(p.often)
+				// Several to a round, so that histories are long. An index of 0 does
+				// nothing: that is what failures are shrunk towards.
+				t.Repeat(map[string]func(*rapid.T){"round": func(t *rapid.T) {
+					w.t = t
+					for range 8 {
+						if i := rapid.IntRange(0, len(table)).Draw(t, "action"); i > 0 {
+							w.log("- %s", table[i-1].name)
+							table[i-1].do()
+						}
+						w.check()
+					}
+				}})
+				w.settle()
+			})
+		})
+	}
+}
+
+const (
+	maxStale = time.Minute
+	window   = 5 * time.Second
+)
+
+type world struct {
+	t    *rapid.T
+	now  Instant
+	term uint64
+	core *Core
+
+	ids, names, versions, addresses, tokens int
+
+	pools   []*simPool
+	pods    []*simPod // all that there ever were
+	records map[string]Sandbox
+	jobs    []*job
+	known   map[PodKey]int // as allocator.loop: the version last observed
+
+	routers    []*router
+	lastStream uint64
+	strays     []Event // from streams that have broken off
+
+	claims   map[uint64]bool // token -> abandoned
+	releases map[uint64]string
+	asked    map[string]bool // a caller wanted it released
+	answered map[string]bool // a caller was given it
+	fired    map[string]bool // SandboxReleased in this term
+	// lastUse is the last moment at which some router could admit a request.
+	lastUse map[string]time.Duration
+	doomed  map[string]bool // its pod was to be deleted without condition
+	ended   map[string]PodKey
+	// forgotten are those whose records were to be dropped.
+	forgotten map[string]bool
+	extra     int // pods that may exceed a pool's bound
+}
+
+type simPool struct {
+	Pool
+	exists, everDeleting bool
+	watch                []Event
+	shown                string // the template last seen: pods are made from it
+}
+
+type simPod struct {
+	Pod
+	exists, moved, ours bool
+	watch               []Event
+	bound               []string
+}
+
+// job is a write under way.
+type job struct {
+	term   uint64
+	effect Effect
+	done   bool // the outcome is known but not reported
+	report []Event
+}
+
+type router struct {
+	id         string
+	dead       bool
+	stream     uint64 // 0: not connected
+	cut        bool   // the allocator's side has ended
+	in         []message
+	out        []Event
+	term       uint64
+	joined     bool
+	routes     map[string]netip.Addr
+	gone       map[string]bool
+	applied    uint64
+	freshUntil time.Duration
+	nonce      uint64
+	pings      map[uint64]time.Duration
+}
+
+type message struct {
+	term   uint64
+	effect Effect
+}
+
+func newWorld(t *rapid.T) *world {
+	w := &world{
+		t:       t,
+		now:     Instant{Boot: time.Hour, Wall: time.Date(2024, 1, 1, 0, 0, 0, 0, time.UTC)},
+		records: map[string]Sandbox{}, known: map[PodKey]int{},
+		claims: map[uint64]bool{}, releases: map[uint64]string{}, asked: map[string]bool{}, answered: map[string]bool{},
+		fired: map[string]bool{}, lastUse: map[string]time.Duration{}, doomed: map[string]bool{}, ended: map[string]PodKey{}, forgotten: map[string]bool{},
+	}
+	for _, name := range []string{"a", "b"} {
+		warm := rapid.IntRange(0, 3).Draw(t, "warm")
+		most := rapid.SampledFrom([]int{0, 1, 3, 5}).Draw(t, "max pods")
+		w.pools = append(w.pools, &simPool{exists: true, Pool: Pool{Key: PoolKey{"ns", name}, Warm: warm, MaxPods: most, Template: "t1", DefaultPort: 80}})
+	}
+	for range 2 {
+		w.addRouter()
+	}
+	w.lead()
+	return w
+}
+
+type action struct {
+	name string
+	do   func()
+}
+
+func (w *world) table(often []string) []action {
+	all := []action{
+		{"write", func() { w.run(w.pickJob(), w.draw(8)) }},
+		{"write well", func() { w.run(w.pickJob(), 0) }},
+		{"write well", func() { w.run(w.pickJob(), 0) }},
+		{"watch", func() { w.watch(pick(w, w.pods, func(p *simPod) bool { return len(p.watch) > 0 })) }},
+		{"watch", func() { w.watch(pick(w, w.pods, func(p *simPod) bool { return len(p.watch) > 0 })) }},
+		{"watch pool", func() { w.watchPool(pick(w, w.pools, func(p *simPool) bool { return len(p.watch) > 0 })) }},
+		{"audit", w.audit},
+		{"pod ready", func() { w.ready(pick(w, w.pods, func(p *simPod) bool { return p.exists && !p.Ready && !p.Finished })) }},
+		{"pod ready", func() { w.ready(pick(w, w.pods, func(p *simPod) bool { return p.exists && !p.Ready && !p.Finished })) }},
+		{"pod terminates", func() { w.remove(pick(w, w.pods, func(p *simPod) bool { return p.exists && p.Deleting })) }},
+		{"pod changes", func() { w.write(pick(w, w.pods, exists), func(*Pod) {}) }},
+		{"pod unready", func() { w.write(pick(w, w.pods, exists), func(p *Pod) { p.Ready = false }) }},
+		{"pod ends", func() { w.write(pick(w, w.pods, exists), func(p *Pod) { p.Ready, p.Finished = false, true }) }},
+		{"pod deleted", func() { w.write(pick(w, w.pods, exists), func(p *Pod) { p.Deleting = true }) }},
+		{"pod removed", func() { w.remove(pick(w, w.pods, exists)) }},
+		{"pod moves", w.move},
+		{"pool changes", w.changePool},
+		{"claim", w.claim},
+		{"claim", w.claim},
+		{"abandon", w.abandon},
+		{"release", w.release},
+		{"router joins", func() {
+			w.join(pick(w, w.routers, func(r *router) bool { return !r.dead && (r.stream == 0 || r.cut) }))
+		}},
+		{"router breaks off", func() { w.breakOff(pick(w, w.routers, func(r *router) bool { return r.stream != 0 })) }},
+		{"router rejoins at once", func() {
+			if r := pick(w, w.routers, func(r *router) bool { return !r.dead && r.stream != 0 }); r != nil {
+				w.join(r)
+			}
+		}},
+		{"to router", func() { w.toRouter(pick(w, w.routers, func(r *router) bool { return len(r.in) > 0 })) }},
+		{"to router", func() { w.toRouter(pick(w, w.routers, func(r *router) bool { return len(r.in) > 0 })) }},
+		{"from router", func() { w.fromRouter(pick(w, w.routers, func(r *router) bool { return len(r.out) > 0 })) }},
+		{"from router", func() { w.fromRouter(pick(w, w.routers, func(r *router) bool { return len(r.out) > 0 })) }},
+		{"router acks", func() { w.ack(pick(w, w.routers, connected)) }},
+		{"router pings", func() { w.ping(pick(w, w.routers, connected)) }},
+		{"router asks", w.ask},
+		{"router dies", func() { w.die(pick(w, w.routers, alive), false) }},
+		{"router says goodbye", func() { w.die(pick(w, w.routers, connected), true) }},
+		{"stray", func() {
+			if len(w.strays) > 0 {
+				ev := w.strays[0]
+				w.strays = w.strays[1:]
+				w.step(ev)
+			}
+		}},
+		{"time passes", func() { w.advance(time.Duration(1+w.draw(30)) * 100 * time.Millisecond) }},
+		{"long time passes", func() { w.advance(time.Duration(1+w.draw(8)) * 10 * time.Second) }},
+		{"leader changes", w.changeLeader},
+	}
+	for _, name := range often {
+		i := slices.IndexFunc(all, func(a action) bool { return a.name == name })
+		if i < 0 {
+			w.t.Fatalf("no action %q", name)
+		}
+		all = append(all, all[i], all[i])
+	}
+	return all
+}
+
+func exists(p *simPod) bool    { return p.exists }
+func alive(r *router) bool     { return !r.dead }
+func connected(r *router) bool { return !r.dead && r.stream != 0 && !r.cut }
+
+func (w *world) draw(n int) int { return rapid.IntRange(0, n-1).Draw(w.t, "n") }
+
+func (w *world) log(format string, args ...any) { w.t.Logf(format, args...) }
+
+// pick draws one of those that fit, nil if there is none.
+func pick[T any](w *world, all []*T, fits func(*T) bool) *T {
+	var fitting []*T
+	for _, x := range all {
+		if fits(x) {
+			fitting = append(fitting, x)
+		}
+	}
+	if len(fitting) == 0 {
+		return nil
+	}
+	return fitting[w.draw(len(fitting))]
+}
+
+func sorted[K cmp.Ordered, V any](m map[K]V) []K { return slices.Sorted(maps.Keys(m)) }
+
+// ---- the core and its effects
+
+func (w *world) lead() {
+	w.term++
+	var err error
+	w.core, err = New(Config{
+		Term: w.term, MaxStale: maxStale, Window: window, KeepEnded: 4, KeepEndedFor: 20 * time.Minute,
+		NewID:     func() string { w.ids++; return "id" + strconv.Itoa(w.ids) },
+		NewSuffix: func() string { w.names++; return strconv.Itoa(w.names) },
+	}, w.now)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	// The order in which the shell reads, with late writes in between.
+	var records []Sandbox
+	for _, id := range sorted(w.records) {
+		records = append(records, w.records[id])
+	}
+	w.lateWrites()
+	var pools []Pool
+	for _, p := range w.pools {
+		p.watch = nil
+		if p.exists {
+			pools = append(pools, p.Pool)
+			p.shown = p.Template
+		}
+	}
+	w.lateWrites()
+	var pods []Pod
+	clear(w.known)
+	for _, p := range w.pods {
+		p.watch = nil
+		if p.exists {
+			pods = append(pods, p.Pod)
+			w.known[p.Key] = version(p.Version)
+			p.watch = append(p.watch, PodSeen{p.Pod}) // the watch begins with a list of its own
+		}
+	}
+	w.log("  recover %d pools, %d pods, %d records", len(pools), len(pods), len(records))
+	w.do(w.core.Recover(pools, pods, records))
+	for _, p := range w.pools {
+		if p.exists {
+			p.watch = append(p.watch, PoolSeen{p.Pool})
+		}
+	}
+}
+
+func (w *world) lateWrites() {
+	if len(w.jobs) > 0 {
+		for range w.draw(3) {
+			w.run(w.pickJob(), 0)
+		}
+	}
+}
+
+func (w *world) changeLeader() {
+	for _, r := range w.routers {
+		if r.stream != 0 {
+			r.cut, r.out = true, nil
+		}
+	}
+	w.strays = nil
+	clear(w.claims) // their callers were told to try again
+	clear(w.releases)
+	clear(w.fired)
+	for _, j := range w.jobs {
+		if _, ok := j.effect.(CreatePod); ok {
+			w.extra++
+		}
+	}
+	// What was released by something that vanished with its pod, and was not
+	// recorded in time, is not known to anyone any more.
+	for id := range w.ended {
+		if _, recorded := w.records[id]; !recorded {
+			delete(w.ended, id)
+		}
+	}
+	for id := range w.answered {
+		if p := w.podOf(id); p == nil || !p.exists {
+			delete(w.answered, id)
+		}
+	}
+	w.lead()
+}
+
+func (w *world) step(ev Event) {
+	w.log("  %T%+v", ev, ev)
+	w.do(w.core.Step(w.now, ev))
+}
+
+// observe drops what is older than known, as allocator.loop does.
+func (w *world) observe(p Pod) {
+	if last, ok := w.known[p.Key]; ok && version(p.Version) < last {
+		return
+	}
+	w.known[p.Key] = version(p.Version)
+	w.step(PodSeen{p})
+}
+
+func (w *world) submit(ev Event) {
+	switch ev := ev.(type) {
+	case PodSeen:
+		w.observe(ev.Pod)
+	case PodGone:
+		delete(w.known, ev.Key)
+		w.step(ev)
+	default:
+		w.step(ev)
+	}
+}
+
+func version(s string) int {
+	n, err := strconv.Atoi(s)
+	if err != nil {
+		panic(err)
+	}
+	return n
+}
+
+// do judges the effects of one step and puts them where they belong.
+func (w *world) do(effects []Effect) {
+	t := w.t
+	most := 20 + 4*(len(w.core.pods)+len(w.core.sandboxes)+8)*(1+len(w.core.sessions))
+	if len(effects) > most {
+		t.Fatalf("%d effects of one step, expected at most %d", len(effects), most)
+	}
+	var writes []*job
+	for _, e := range effects {
+		w.log("    => %T%+v", e, e)
+		switch e := e.(type) {
+		case BindPod:
+			p := w.pod(e.Pod)
+			if p.Binding != nil && slices.Contains(p.bound, e.Binding.ID) {
+				t.Fatalf("id %s is written a second time", e.Binding.ID)
+			}
+		case DeletePod:
+			w.judgeDelete(e)
+		case PoolDrained:
+			for _, p := range w.pods {
+				if p.exists && p.Binding != nil && p.pool() == e.Key {
+					t.Fatalf("pool %s is said to be drained, but pod %s holds a sandbox", e.Key.Name, p.Key.Name)
+				}
+			}
+		case ForgetRecord:
+			// A deposed leader may have written or forgotten it late.
+			if r, ok := w.records[e.ID]; ok && r.Phase != Ended && r.Revision.Term == w.term || !ok && !w.forgotten[e.ID] {
+				t.Fatalf("record of %s to be forgotten while it says %+v", e.ID, r)
+			}
+			delete(w.ended, e.ID)
+			w.forgotten[e.ID] = true
+			// No observation lags behind for as long as records are kept.
+			if p := w.podOf(e.ID); !p.exists {
+				p.watch = nil
+			}
+		case Claimed:
+			w.answerClaim(e.Token)
+			if p := w.pod(e.Sandbox.Pod); !slices.Contains(p.bound, e.Sandbox.ID) {
+				t.Fatalf("claim answered with %s, which was never written to pod %s", e.Sandbox.ID, e.Sandbox.Pod.Name)
+			}
+			w.answered[e.Sandbox.ID] = true
+			continue
+		case ClaimRefused:
+			w.answerClaim(e.Token)
+			continue
+		case ReleaseAnswered:
+			id, waits := w.releases[e.Token]
+			if !waits {
+				t.Fatalf("release %d answered twice", e.Token)
+			}
+			delete(w.releases, e.Token)
+			if e.Status == ReleaseOK && !w.irrevocable(id) {
+				t.Fatalf("release of %s answered before it was written", id)
+			}
+			continue
+		case SandboxReleased:
+			w.judgeRelease(e.Sandbox)
+			continue
+		case CloseStream:
+			for _, r := range w.routers {
+				if r.stream == e.Stream {
+					r.cut, r.out = true, nil
+				}
+			}
+			continue
+		case SendSnapshot:
+			w.send(e.Stream, e)
+			continue
+		case SendRoute:
+			w.send(e.Stream, e)
+			continue
+		case SendRelease:
+			if !w.irrevocable(e.ID) {
+				t.Fatalf("routers are told that %s is gone before it was written", e.ID)
+			}
+			w.send(e.Stream, e)
+			continue
+		case SendResolved:
+			w.send(e.Stream, e)
+			continue
+		case SendPong:
+			w.send(e.Stream, e)
+			continue
+		case Record:
+			if i := slices.IndexFunc(w.jobs, func(j *job) bool {
+				r, ok := j.effect.(Record)
+				return ok && j.term == w.term && !j.done && r.Sandbox.ID == e.Sandbox.ID
+			}); i >= 0 {
+				w.jobs[i].effect = e // as the projector: only the latest is written
+				continue
+			}
+		}
+		writes = append(writes, &job{term: w.term, effect: e})
+	}
+	// Writes run side by side, and the core may list them in any order.
+	slices.SortStableFunc(writes, func(a, b *job) int { return cmp.Compare(a.String(), b.String()) })
+	w.jobs = append(w.jobs, writes...)
+}
+
+func (j *job) String() string {
+	switch e := j.effect.(type) {
+	case CreatePod:
+		return "create " + e.Name
+	case BindPod:
+		return "bind " + e.Pod.Name
+	case MarkReleased:
+		return "mark " + e.Pod.Name
+	case DeletePod:
+		return "delete " + e.Pod.Name
+	case Record:
+		return "record " + e.Sandbox.ID
+	case ForgetRecord:
+		return "forget " + e.ID
+	case PoolDrained:
+		return "drained " + e.Key.Name
+	}
+	return fmt.Sprintf("%T", j.effect)
+}
+
+func (w *world) answerClaim(token uint64) {
+	abandoned, waits := w.claims[token]
+	if !waits || abandoned {
+		w.t.Fatalf("claim %d answered, but waits=%v abandoned=%v", token, waits, abandoned)
+	}
+	delete(w.claims, token)
+}
+
+// irrevocable reports whether the API server holds what ends a sandbox.
+func (w *world) irrevocable(id string) bool {
+	p := w.podOf(id)
+	return p == nil || !p.exists || p.Deleting || p.Finished || p.Released
+}
+
+// judgeDelete: a pod that held a sandbox is deleted only when no router can
+// have sent a request to it for a window, and "gone" is on record; any other
+// only on condition.
+func (w *world) judgeDelete(e DeletePod) {
+	p := w.pod(e.Pod)
+	if e.IfVersion != "" {
+		return // judged when it lands
+	}
+	if len(p.bound) != 1 {
+		w.t.Fatalf("pod %s deleted without condition, it holds %v", p.Key.Name, p.bound)
+	}
+	id := p.bound[0]
+	if r := w.records[id]; r.Phase != Released && r.Phase != Ended {
+		w.t.Fatalf("pod of %s deleted before its release was recorded: %+v", id, r)
+	}
+	for _, r := range w.routers {
+		if r.routable(id, w.now.Boot) {
+			w.t.Fatalf("pod of %s deleted while router %s can route to it", id, r.id)
+		}
+	}
+	if last, ok := w.lastUse[id]; ok && w.now.Boot < last+window {
+		w.t.Fatalf("pod of %s deleted %v after a router could route to it", id, w.now.Boot-last)
+	}
+	w.doomed[id] = true
+}
+
+func (w *world) judgeRelease(s Sandbox) {
+	if w.fired[s.ID] {
+		w.t.Fatalf("%s released twice", s.ID)
+	}
+	w.fired[s.ID] = true
+	w.ended[s.ID] = s.Pod
+	p := w.pod(s.Pod)
+	ok := false
+	switch s.Reason {
+	case ReasonKilled:
+		ok = w.asked[s.ID]
+	case ReasonTimeout:
+		ok = !s.EndAt.IsZero() && !s.EndAt.After(w.now.Wall)
+	case ReasonAbandoned:
+		ok = !w.answered[s.ID]
+	case ReasonPodDeleted:
+		ok = p.Deleting || !p.exists
+	case ReasonPodGone:
+		ok = !p.exists
+	case ReasonPodFailed:
+		ok = p.Finished
+	case ReasonPodMoved:
+		ok = p.moved
+	case ReasonPoolDeleted:
+		ok = w.pool(p.pool()).everDeleting
+	}
+	if !ok {
+		w.t.Fatalf("%s released for no good reason: %q", s.ID, s.Reason)
+	}
+}
+
+// ---- the API server
+
+func (p *simPod) pool() PoolKey { return PoolKey{p.Key.Namespace, p.Pool} }
+
+func (w *world) pod(key PodKey) *simPod {
+	for _, p := range w.pods {
+		if p.Key == key {
+			return p
+		}
+	}
+	w.t.Fatalf("no such pod: %v", key)
+	return nil
+}
+
+func (w *world) podOf(id string) *simPod {
+	for _, p := range w.pods {
+		if slices.Contains(p.bound, id) {
+			return p
+		}
+	}
+	return nil
+}
+
+func (w *world) pool(key PoolKey) *simPool {
+	for _, p := range w.pools {
+		if p.Key == key {
+			return p
+		}
+	}
+	w.t.Fatalf("no such pool: %v", key)
+	return nil
+}
+
+// write changes a pod, which the watch will tell of.
+func (w *world) write(p *simPod, change func(*Pod)) {
+	if p == nil {
+		return
+	}
+	change(&p.Pod)
+	w.versions++
+	p.Version = strconv.Itoa(w.versions)
+	p.watch = append(p.watch, PodSeen{p.Pod})
+}
+
+func (w *world) remove(p *simPod) {
+	if p != nil {
+		p.exists = false
+		p.watch = append(p.watch, PodGone{p.Key})
+	}
+}
+
+func (w *world) ready(p *simPod) {
+	w.write(p, func(pod *Pod) {
+		pod.Ready = true
+		if !pod.IP.IsValid() {
+			pod.IP = w.address()
+		}
+	})
+}
+
+func (w *world) address() netip.Addr {
+	w.addresses++
+	return netip.AddrFrom4([4]byte{10, 0, byte(w.addresses >> 8), byte(w.addresses)})
+}
+
+func (w *world) move() {
+	p := pick(w, w.pods, func(p *simPod) bool { return p.exists && p.IP.IsValid() })
+	if p != nil {
+		p.moved = true
+		w.write(p, func(pod *Pod) { pod.IP = w.address() })
+	}
+}
+
+func (w *world) watch(p *simPod) {
+	if p != nil {
+		ev := p.watch[0]
+		p.watch = p.watch[1:]
+		w.submit(ev)
+	}
+}
+
+func (w *world) watchPool(p *simPool) {
+	if p != nil {
+		ev := p.watch[0]
+		p.watch = p.watch[1:]
+		if seen, ok := ev.(PoolSeen); ok {
+			p.shown = seen.Pool.Template
+		}
+		w.step(ev)
+	}
+}
+
+func (w *world) audit() {
+	keys := w.core.PodKeys()
+	slices.SortFunc(keys, func(a, b PodKey) int { return cmp.Compare(a.UID, b.UID) })
+	for _, key := range keys {
+		if p := w.pod(key); !p.exists {
+			w.submit(PodGone{key})
+		}
+	}
+}
+
+func (w *world) changePool() {
+	p := pick(w, w.pools, func(*simPool) bool { return true })
+	switch n := w.draw(8); {
+	case !p.exists: // another of the same name
+		p.exists, p.Deleting, p.Template = true, false, "t1"
+	case p.Deleting:
+		return
+	case n < 4:
+		p.Warm = n
+	case n < 7:
+		p.Template = "t" + strconv.Itoa(n-3)
+	default:
+		p.Deleting, p.everDeleting = true, true
+	}
+	p.watch = append(p.watch, PoolSeen{p.Pool})
+}
+
+func (w *world) pickJob() *job {
+	if len(w.jobs) == 0 {
+		return nil
+	}
+	return w.jobs[w.draw(len(w.jobs))]
+}
+
+func (w *world) finish(j *job) {
+	w.jobs = slices.DeleteFunc(w.jobs, func(o *job) bool { return o == j })
+}
+
+// What may become of an attempt to write.
+const (
+	lands = iota
+	landsReportedLate
+	answerLost      // it took place; what follows is a read
+	answerLostTwice // it took place; the read fails too
+	lost            // it did not take place
+	refused         // by something that has nothing to do with its condition
+	notUnderstood   // what is read is not told on
+)
+
+// run makes an attempt at a write, as allocator/pods.Writer and
+// allocator/project.Projector do.
+func (w *world) run(j *job, luck int) {
+	switch {
+	case j == nil:
+		return
+	case j.done:
+		w.finish(j)
+		if j.term == w.term {
+			for _, ev := range j.report {
+				w.submit(ev)
+			}
+		}
+		return
+	}
+	w.log("  %s (%d)", j, luck)
+	done := w.attempt(j, luck)
+	if j.term != w.term { // nobody waits for it, and nobody tries again
+		w.finish(j)
+		return
+	}
+	if j.done = done; done && luck != landsReportedLate {
+		w.run(j, lands)
+	}
+}
+
+// attempt reports whether the outcome is known; j.report is then what is told.
+func (w *world) attempt(j *job, luck int) bool {
+	takesPlace := luck != lost && luck != refused
+	switch e := j.effect.(type) {
+	case BindPod:
+		p := w.pod(e.Pod)
+		if takesPlace && p.exists && p.Free {
+			b := e.Binding
+			w.write(p, func(p *Pod) { p.Free, p.Binding = false, &b })
+			p.bound = append(p.bound, b.ID)
+			if luck == lands || luck == landsReportedLate {
+				j.report = []Event{BindDone{p.Key, b.ID, true}}
+				return true
+			}
+		}
+		switch {
+		case luck == answerLostTwice:
+			return false
+		case !p.exists:
+			j.report = []Event{PodGone{p.Key}, BindDone{p.Key, e.Binding.ID, false}}
+		case p.Binding != nil && p.Binding.ID == e.Binding.ID:
+			j.report = []Event{BindDone{p.Key, e.Binding.ID, true}}
+		case p.Free && luck != refused:
+			return false
+		default:
+			seen := p.Pod
+			seen.Free = false
+			j.report = []Event{PodSeen{seen}, BindDone{p.Key, e.Binding.ID, false}}
+		}
+	case MarkReleased:
+		p := w.pod(e.Pod)
+		if !p.exists {
+			j.report = []Event{PodGone{p.Key}, ReleaseDone{e.ID}}
+			return true
+		}
+		if takesPlace {
+			w.write(p, func(p *Pod) { p.Free, p.Released, p.ReleaseReason, p.ReleasedAt = false, true, e.Reason, w.now.Wall })
+		}
+		if luck > landsReportedLate {
+			return false
+		}
+		j.report = []Event{ReleaseDone{e.ID}}
+	case DeletePod:
+		p := w.pod(e.Pod)
+		conflict := p.exists && e.IfVersion != "" && e.IfVersion != p.Version
+		if takesPlace && p.exists && !conflict && !p.Deleting {
+			if e.IfVersion != "" && p.Binding != nil {
+				w.t.Fatalf("pod %s deleted with %s on it", p.Key.Name, p.Binding.ID)
+			}
+			p.ours = true
+			w.write(p, func(p *Pod) { p.Deleting = true })
+		}
+		switch {
+		case luck > answerLost && luck != notUnderstood:
+			return false
+		case !p.exists:
+			j.report = []Event{PodGone{p.Key}}
+		case p.Deleting:
+		case conflict && luck == notUnderstood:
+			j.report = []Event{DeleteFailed{p.Key}}
+		case conflict:
+			j.report = []Event{PodSeen{p.Pod}, DeleteFailed{p.Key}}
+		}
+	case CreatePod:
+		p := w.pool(e.Pool)
+		taken := slices.ContainsFunc(w.pods, func(o *simPod) bool { return o.exists && o.Key.Name == e.Name })
+		if !takesPlace || !p.exists || taken {
+			j.report = []Event{CreateFailed{e.Pool, e.Name}}
+			return true
+		}
+		again := slices.ContainsFunc(w.pods, func(o *simPod) bool { return o.Key.Name == e.Name })
+		if again {
+			w.extra++ // made twice, removed in between: too rare to be worth a rule
+		}
+		uid := fmt.Sprintf("uid%02d", len(w.pods))
+		made := &simPod{exists: true, Pod: Pod{Key: PodKey{e.Pool.Namespace, e.Name, uid}, Pool: e.Pool.Name, Template: p.shown, Free: true}}
+		w.pods = append(w.pods, made)
+		w.write(made, func(*Pod) {})
+		if luck > landsReportedLate {
+			j.report = []Event{CreateFailed{e.Pool, e.Name}}
+		} else {
+			j.report = []Event{PodSeen{made.Pod}}
+		}
+	case Record:
+		s := e.Sandbox
+		if s.Phase == Releasing {
+			s.Phase = Running
+		}
+		if s.Phase == Running {
+			s.Reason = ""
+		}
+		if stored, ok := w.records[s.ID]; takesPlace && (!ok || stored.Revision.Less(s.Revision)) {
+			w.records[s.ID] = s
+		}
+		if luck > landsReportedLate {
+			return false
+		}
+		j.report = []Event{Recorded{s.ID, s.Revision}}
+	case ForgetRecord:
+		delete(w.records, e.ID)
+	case PoolDrained:
+		if p := w.pool(e.Key); p.exists && p.Deleting {
+			p.exists = false
+			p.watch = append(p.watch, PoolGone{p.Key})
+			for _, q := range w.pods {
+				if q.exists && q.pool() == p.Key { // made after all, and garbage now
+					w.write(q, func(q *Pod) { q.Deleting = true })
+					w.extra++
+				}
+			}
+		}
+	default:
+		w.t.Fatalf("unknown effect %T", e)
+	}
+	return true
+}
+
+// ---- callers
+
+func (w *world) token() uint64 { w.tokens++; return uint64(w.tokens) }
+
+func (w *world) claim() {
+	var b Binding
+	if n := w.draw(3); n > 0 {
+		b.EndAt = w.now.Wall.Add(time.Duration(n) * 30 * time.Second)
+	}
+	token := w.token()
+	w.claims[token] = false
+	w.step(Claim{Token: token, Pool: w.pools[w.draw(len(w.pools))].Key, Binding: b})
+}
+
+func (w *world) abandon() {
+	if waiting := sorted(w.claims); len(waiting) > 0 {
+		token := waiting[w.draw(len(waiting))]
+		w.claims[token] = true
+		w.step(ClaimAbandoned{token})
+	}
+}
+
+func (w *world) anyID() string { return "id" + strconv.Itoa(1+w.draw(w.ids+1)) }
+
+func (w *world) release() {
+	id := w.anyID()
+	token := w.token()
+	w.releases[token], w.asked[id] = id, true
+	w.step(Release{Token: token, ID: id, Reason: ReasonKilled})
+}
+
+// ---- routers
+
+func (w *world) addRouter() {
+	w.routers = append(w.routers, &router{
+		id: "router" + strconv.Itoa(len(w.routers)), routes: map[string]netip.Addr{}, gone: map[string]bool{},
+	})
+}
+
+// routable reports whether the router would admit a request for id.
+func (r *router) routable(id string, now time.Duration) bool {
+	_, ok := r.routes[id]
+	return ok && !r.dead && now < r.freshUntil
+}
+
+// used notes, until then, what is in use. It comes before whatever may end a
+// use.
+func (w *world) used(until time.Duration) {
+	for _, r := range w.routers {
+		for id := range r.routes {
+			if r.routable(id, w.now.Boot) {
+				w.lastUse[id] = max(w.lastUse[id], min(until, r.freshUntil))
+			}
+		}
+	}
+}
+
+func (w *world) send(stream uint64, e Effect) {
+	for _, r := range w.routers {
+		if r.stream == stream {
+			r.in = append(r.in, message{w.term, e})
+		}
+	}
+}
+
+func (w *world) join(r *router) {
+	if r == nil {
+		return
+	}
+	if r.stream != 0 {
+		w.leave(r)
+	}
+	w.lastStream++
+	r.stream, r.cut, r.joined, r.applied, r.in, r.out, r.pings = w.lastStream, false, false, 0, nil, nil, map[uint64]time.Duration{}
+	w.step(SessionJoined{Session: r.id, Stream: r.stream})
+	w.ping(r)
+}
+
+// leave ends the stream. What it carried may reach the core later, and in any
+// order with what comes from another stream.
+func (w *world) leave(r *router) {
+	if !r.cut && w.draw(2) == 0 {
+		w.strays = append(w.strays, r.out...)
+	}
+	w.strays = append(w.strays, SessionLeft{Session: r.id, Stream: r.stream})
+	r.stream, r.cut, r.in, r.out = 0, false, nil, nil
+}
+
+func (w *world) breakOff(r *router) {
+	if r != nil {
+		w.leave(r)
+	}
+}
+
+func (w *world) ping(r *router) {
+	if r != nil {
+		r.nonce++
+		r.pings[r.nonce] = w.now.Boot
+		r.out = append(r.out, SessionPing{Session: r.id, Stream: r.stream, Nonce: r.nonce})
+	}
+}
+
+func (w *world) ack(r *router) {
+	if r != nil && r.applied > 0 {
+		r.out = append(r.out, SessionAck{Session: r.id, Stream: r.stream, Sequence: r.applied})
+	}
+}
+
+func (w *world) ask() {
+	if r := pick(w, w.routers, func(r *router) bool { return connected(r) && r.joined }); r != nil {
+		r.out = append(r.out, Resolve{Session: r.id, Stream: r.stream, ID: w.anyID()})
+	}
+}
+
+// die ends a router's process; a clean end comes with a Goodbye.
+func (w *world) die(r *router, clean bool) {
+	if r == nil {
+		return
+	}
+	w.used(w.now.Boot)
+	r.dead = true
+	switch {
+	case clean:
+		r.out = append(r.out, SessionGoodbye{r.id})
+		w.strays = append(w.strays, r.out...)
+		w.strays = append(w.strays, SessionLeft{Session: r.id, Stream: r.stream})
+		r.stream, r.in, r.out = 0, nil, nil
+	case r.stream != 0:
+		w.leave(r)
+	}
+	living := 0
+	for _, r := range w.routers {
+		if !r.dead {
+			living++
+		}
+	}
+	if living < 2 {
+		w.addRouter()
+	}
+}
+
+func (w *world) fromRouter(r *router) {
+	if r != nil {
+		ev := r.out[0]
+		r.out = r.out[1:]
+		w.step(ev)
+	}
+}
+
+// toRouter puts one message into effect, as extproc/link and routecache do, but
+// without tombstones: the core must not need them.
+func (w *world) toRouter(r *router) {
+	if r == nil {
+		return
+	}
+	w.used(w.now.Boot)
+	m := r.in[0]
+	r.in = r.in[1:]
+	if m.term < r.term {
+		w.leave(r)
+		return
+	}
+	r.term = m.term
+	if _, ok := m.effect.(SendSnapshot); !ok && !r.joined {
+		w.t.Fatalf("%s got %T before the snapshot", r.id, m.effect)
+	}
+	put := func(s Sandbox) {
+		if r.gone[s.ID] {
+			w.t.Fatalf("%s is told a route to %s after it was told that it is gone", r.id, s.ID)
+		}
+		if p := w.pod(s.Pod); !slices.Contains(p.bound, s.ID) {
+			w.t.Fatalf("%s is told that %s is on pod %s, which holds %v", r.id, s.ID, s.Pod.Name, p.bound)
+		}
+		r.routes[s.ID] = s.IP
+	}
+	sequence := uint64(0)
+	switch e := m.effect.(type) {
+	case SendSnapshot:
+		r.routes = map[string]netip.Addr{}
+		for _, s := range e.Routes {
+			put(s)
+		}
+		r.joined, sequence = true, e.Sequence
+	case SendRoute:
+		put(e.Sandbox)
+		sequence = e.Sequence
+	case SendRelease:
+		delete(r.routes, e.ID)
+		r.gone[e.ID] = true
+		sequence = e.Sequence
+	case SendResolved:
+		switch {
+		case e.Sandbox != nil:
+			put(*e.Sandbox)
+		case e.Gone:
+			delete(r.routes, e.ID)
+			r.gone[e.ID] = true
+		default:
+			delete(r.routes, e.ID)
+		}
+	case SendPong:
+		if sent, ok := r.pings[e.Nonce]; ok {
+			// Its clock may be slow by as much as is allowed for.
+			r.freshUntil = max(r.freshUntil, sent+maxStale+maxStale/100)
+		}
+	}
+	if sequence > 0 {
+		if sequence != r.applied+1 {
+			w.t.Fatalf("%s got message %d after message %d", r.id, sequence, r.applied)
+		}
+		r.applied = sequence
+	}
+}
+
+func (w *world) advance(d time.Duration) {
+	w.used(w.now.Boot + d)
+	w.now.Boot += d
+	w.now.Wall = w.now.Wall.Add(d)
+	w.step(Tick{})
+}
+
+// ---- what must always hold
+
+func (w *world) check() {
+	w.checkTruth()
+	checkTables(w.t, w.core)
+	w.checkUnderWay()
+}
+
+// checkTruth compares the core and the routers with the API server.
+func (w *world) checkTruth() {
+	inPool := map[PoolKey]int{}
+	for _, p := range w.pods {
+		if len(p.bound) > 1 {
+			w.t.Fatalf("pod %s was bound to %v", p.Key.Name, p.bound)
+		}
+		if !p.exists {
+			continue
+		}
+		inPool[p.pool()]++
+		if p.Binding == nil || !w.answered[p.Binding.ID] {
+			continue
+		}
+		s := w.core.sandboxes[p.Binding.ID]
+		if s == nil || s.Pod != p.Key {
+			w.t.Fatalf("%s was answered and is on pod %s; the core knows %+v", p.Binding.ID, p.Key.Name, s)
+		}
+	}
+	for _, p := range w.pools {
+		if p.MaxPods > 0 && inPool[p.Key] > p.MaxPods+w.extra {
+			w.t.Fatalf("pool %s has %d pods, at most %d are allowed", p.Key.Name, inPool[p.Key], p.MaxPods+w.extra)
+		}
+	}
+	for _, r := range w.routers {
+		for id := range r.routes {
+			if w.doomed[id] && r.routable(id, w.now.Boot) {
+				w.t.Fatalf("router %s can route to %s, whose pod is being deleted", r.id, id)
+			}
+		}
+	}
+}
+
+// checkUnderWay: whatever the core waits for is under way.
+func (w *world) checkUnderWay() {
+	under := map[string]bool{}
+	for _, j := range w.jobs {
+		if j.term == w.term {
+			under[j.String()] = true
+		}
+	}
+	must := func(what string, args ...any) {
+		if s := fmt.Sprintf(what, args...); !under[s] {
+			w.t.Fatalf("the core waits for %q, which is not under way", s)
+		}
+	}
+	for _, p := range w.core.pools {
+		for name := range p.creating {
+			must("create %s", name)
+		}
+	}
+	for key, q := range w.core.pods {
+		p := w.pod(key)
+		if !p.exists || len(p.watch) > 0 { // it will be heard of
+			continue
+		}
+		switch q.phase {
+		case podBinding:
+			must("bind %s", key.Name)
+		case podClaimed:
+			if q.sandbox.Phase == Releasing {
+				must("mark %s", key.Name)
+			}
+		case podDeleting:
+			if !p.Deleting {
+				must("delete %s", key.Name)
+			}
+		}
+	}
+	for _, s := range w.core.sandboxes {
+		if s.recorded.Less(s.Revision) {
+			must("record %s", s.ID)
+		}
+	}
+	for token, abandoned := range w.claims {
+		if w.core.claims[token] == nil && !abandoned {
+			w.t.Fatalf("claim %d has no answer and is not under way", token)
+		}
+	}
+	for token, id := range w.releases {
+		if !slices.ContainsFunc(w.core.sandboxes[id].waiters, func(x waiter) bool { return x.token == token }) {
+			w.t.Fatalf("release %d of %s has no answer and does not wait for one", token, id)
+		}
+	}
+}
+
+// checkTables counts again what the core keeps count of.
+func checkTables(t interface{ Fatalf(string, ...any) }, c *Core) {
+	binding := 0
+	for key, p := range c.pools {
+		if p.Key != key {
+			t.Fatalf("pool %v is kept as %v", p.Key, key)
+		}
+		var n [podPhases]int
+		outdatedPending, outdatedWarm := 0, 0
+		for q := range p.pods {
+			n[q.phase]++
+			if c.pods[q.seen.Key] != q || q.pool != p {
+				t.Fatalf("pool %s holds a pod %s that is not its own", key.Name, q.seen.Key.Name)
+			}
+			if q.outdated && q.phase == podPending {
+				outdatedPending++
+			}
+			if q.outdated && q.phase == podWarm {
+				outdatedWarm++
+			}
+			if (q.elem != nil) != (q.phase == podWarm) {
+				t.Fatalf("pod %s is in the queue: %v, phase %d", q.seen.Key.Name, q.elem != nil, q.phase)
+			}
+			if (q.claim != nil) != (q.phase == podBinding) {
+				t.Fatalf("pod %s has a claim: %v, phase %d", q.seen.Key.Name, q.claim != nil, q.phase)
+			}
+			if q.claim != nil {
+				binding++
+				if c.claims[q.claim.token] != q {
+					t.Fatalf("claim %d is not kept with its pod", q.claim.token)
+				}
+			}
+			if held := q.phase == podClaimed || q.phase == podReleased; held && q.sandbox == nil {
+				t.Fatalf("pod %s holds no sandbox, phase %d", q.seen.Key.Name, q.phase)
+			}
+			if s := q.sandbox; s != nil && (s.Pod != q.seen.Key || c.sandboxes[s.ID] != s) {
+				t.Fatalf("pod %s holds %s, which is on %s", q.seen.Key.Name, s.ID, s.Pod.Name)
+			}
+			if q.phase == podWarm && (q.sandbox != nil || !q.seen.usable() || q.seen.Deleting || q.seen.Finished) {
+				t.Fatalf("pod %s is warm: %+v", q.seen.Key.Name, q.seen)
+			}
+		}
+		if n != p.n || outdatedPending != p.outdatedPending || outdatedWarm != p.outdatedWarm || p.queue.Len() != n[podWarm] {
+			t.Fatalf("pool %s counts %v, outdated %d and %d, queue %d; there are %v, outdated %d and %d",
+				key.Name, p.n, p.outdatedPending, p.outdatedWarm, p.queue.Len(), n, outdatedPending, outdatedWarm)
+		}
+	}
+	if binding != len(c.claims) {
+		t.Fatalf("%d claims, %d pods being bound", len(c.claims), binding)
+	}
+	all := 0
+	for _, p := range c.pools {
+		all += len(p.pods)
+	}
+	if all != len(c.pods) {
+		t.Fatalf("%d pods, %d in pools", len(c.pods), all)
+	}
+	holds := map[PodKey]string{}
+	ended, queued := 0, 0
+	for id, s := range c.sandboxes {
+		q := c.pods[s.Pod]
+		if s.ID != id {
+			t.Fatalf("%s is kept as %s", s.ID, id)
+		}
+		if s.Phase != Ended && (q == nil || q.sandbox != s) {
+			t.Fatalf("%s is in phase %d, but its pod does not hold it", id, s.Phase)
+		}
+		if s.Phase != Ended && holds[s.Pod] != "" {
+			t.Fatalf("pod %s holds %s and %s", s.Pod.Name, id, holds[s.Pod])
+		}
+		holds[s.Pod] = id
+		switch s.Phase {
+		case Running, Releasing:
+			if q.phase != podClaimed {
+				t.Fatalf("%s is in phase %d, its pod in %d", id, s.Phase, q.phase)
+			}
+		case Released:
+			if q.phase != podReleased && q.phase != podDeleting {
+				t.Fatalf("%s is released, its pod in phase %d", id, q.phase)
+			}
+		case Ended:
+			ended++
+		}
+		if s.queued {
+			queued++
+			if s.index >= len(c.deadlines) || c.deadlines[s.index] != s {
+				t.Fatalf("%s is not at its place among the deadlines", id)
+			}
+		}
+		if due := s.Phase == Running && !s.EndAt.IsZero(); due && !s.queued {
+			t.Fatalf("%s has no deadline", id)
+		}
+	}
+	if ended != c.ended.Len() || queued != len(c.deadlines) {
+		t.Fatalf("%d ended and %d deadlines, kept are %d and %d", ended, queued, c.ended.Len(), len(c.deadlines))
+	}
+	streams := 0
+	for id, s := range c.sessions {
+		if s.id != id {
+			t.Fatalf("session %s is kept as %s", s.id, id)
+		}
+		if s.stream == 0 {
+			continue
+		}
+		streams++
+		if c.streams[s.stream] != s {
+			t.Fatalf("session %s is not kept with its stream", id)
+		}
+		for sb := range c.fences {
+			_, waits := sb.fence.waiting[s]
+			if pends := slices.ContainsFunc(s.pending, func(p pending) bool { return p.sandbox == sb }); waits != pends {
+				t.Fatalf("the fence of %s waits for session %s: %v, which owes an acknowledgement: %v", sb.ID, id, waits, pends)
+			}
+		}
+	}
+	if streams != len(c.streams) {
+		t.Fatalf("%d streams, %d sessions with one", len(c.streams), streams)
+	}
+	for sb := range c.fences {
+		for s := range sb.fence.waiting {
+			if c.sessions[s.id] != s {
+				t.Fatalf("the fence of %s waits for session %s, which has ended", sb.ID, s.id)
+			}
+		}
+	}
+}
+
+// ---- what must hold in the end
+
+// settle lets everything work and expects rest: nothing endless, nothing left
+// over, everybody answered.
+func (w *world) settle() {
+	w.log("- settle")
+	for _, p := range w.pods {
+		if p.exists {
+			w.write(p, func(*Pod) {}) // whatever was refused is looked at again
+		}
+	}
+	for range 30 {
+		w.quiesce()
+		for _, r := range w.routers {
+			if connected(r) {
+				w.ping(r)
+			}
+		}
+		w.advance(10 * time.Second)
+		w.check()
+	}
+	w.quiesce()
+	t := w.t
+	for token, abandoned := range w.claims {
+		if !abandoned {
+			t.Fatalf("claim %d was never answered", token)
+		}
+	}
+	if len(w.releases) > 0 {
+		t.Fatalf("releases never answered: %v", w.releases)
+	}
+	if len(w.core.fences) > 0 {
+		t.Fatalf("%d fences never completed", len(w.core.fences))
+	}
+	used := map[PoolKey]int{}
+	warm := map[PoolKey]int{}
+	for _, p := range w.pods {
+		switch {
+		case !p.exists:
+			continue
+		case p.Binding == nil && !p.Free || p.Finished || p.Deleting || p.Released:
+			t.Fatalf("pod %s was left over: %+v", p.Key.Name, p.Pod)
+		case p.Binding != nil:
+			used[p.pool()]++
+			if s := w.core.sandboxes[p.Binding.ID]; s.Phase != Running {
+				t.Fatalf("pod %s is left with %s in phase %d", p.Key.Name, s.ID, s.Phase)
+			}
+			if r, ok := w.records[p.Binding.ID]; !ok || r.Phase != Running {
+				t.Fatalf("%s runs, its record says %+v", p.Binding.ID, r)
+			}
+		default:
+			warm[p.pool()]++
+			if p.Template != w.pool(p.pool()).Template {
+				t.Fatalf("pod %s is of an older template", p.Key.Name)
+			}
+		}
+	}
+	for _, p := range w.pools {
+		switch known := w.core.pools[p.Key]; {
+		case p.Deleting && (p.exists || known != nil):
+			t.Fatalf("pool %s is being deleted and still there, known: %v", p.Key.Name, known != nil)
+		case p.Deleting:
+			continue
+		}
+		want := p.Warm
+		if p.MaxPods > 0 {
+			want = max(0, min(want, p.MaxPods-used[p.Key]))
+		}
+		counts, _ := w.core.Counts(p.Key)
+		if warm[p.Key] != want || counts != (Counts{Warm: want, Claimed: used[p.Key]}) {
+			t.Fatalf("pool %s: %d warm pods, expected %d; counts %+v", p.Key.Name, warm[p.Key], want, counts)
+		}
+	}
+	for id, r := range w.records {
+		if w.core.sandboxes[id] == nil {
+			continue // written late by a deposed leader: the next one will find it
+		}
+		if p := w.podOf(id); r.Phase == Running && (p == nil || !p.exists) {
+			t.Fatalf("%s has no pod, its record says that it runs", id)
+		}
+	}
+	for _, id := range sorted(w.ended) {
+		r, ok := w.records[id]
+		if s := w.core.sandboxes[id]; s != nil && s.Revision.Less(r.Revision) {
+			continue // the same
+		}
+		if !ok || r.Phase != Ended {
+			t.Fatalf("%s has ended, its record says %+v", id, r)
+		}
+	}
+}
+
+// quiesce does all that can be done without time passing.
+func (w *world) quiesce() {
+	for range 2000 {
+		switch {
+		case len(w.jobs) > 0:
+			w.run(w.jobs[0], lands)
+		case w.first(func(p *simPod) bool { return len(p.watch) > 0 }, w.watch):
+		case w.first(func(p *simPod) bool { return p.exists && p.Deleting }, w.remove):
+		case w.first(func(p *simPod) bool { return p.exists && !p.Ready && !p.Finished }, w.ready):
+		case len(w.strays) > 0:
+			ev := w.strays[0]
+			w.strays = w.strays[1:]
+			w.step(ev)
+		case w.firstPool():
+		case w.firstRouter():
+		default:
+			w.audit()
+			if len(w.jobs) == 0 {
+				return
+			}
+		}
+		w.check()
+	}
+	w.t.Fatal("no end: something is done over and over")
+}
+
+func (w *world) first(fits func(*simPod) bool, do func(*simPod)) bool {
+	i := slices.IndexFunc(w.pods, fits)
+	if i < 0 {
+		return false
+	}
+	do(w.pods[i])
+	return true
+}
+
+func (w *world) firstPool() bool {
+	for _, p := range w.pools {
+		if len(p.watch) > 0 {
+			w.watchPool(p)
+			return true
+		}
+	}
+	return false
+}
+
+func (w *world) firstRouter() bool {
+	for _, r := range w.routers {
+		switch {
+		case r.dead:
+			continue
+		case r.stream == 0 || r.cut:
+			w.join(r)
+		case len(r.out) > 0:
+			w.fromRouter(r)
+		case len(r.in) > 0:
+			w.toRouter(r)
+			w.ack(r)
+		default:
+			continue
+		}
+		return true
+	}
+	return false
+}

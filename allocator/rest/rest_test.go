@@ -1,0 +1,441 @@
+package rest
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
+
+	"github.com/berth-sandbox/berth/allocator/core"
+	"github.com/berth-sandbox/berth/api/apierror"
+)
+
+var noon = time.Date(2030, 1, 1, 12, 0, 0, 0, time.UTC)
+
+// fake is an allocator that answers what the test says and notes what it was
+// asked.
+type fake struct {
+	leader      string // "": this replica leads
+	followers   bool   // this replica does not lead, and the leader is not known
+	err         error
+	block       bool // until the caller gives up
+	sandboxes   map[string]core.Sandbox
+	status      core.ReleaseStatus
+	outstanding int
+
+	mu       sync.Mutex
+	pool     string
+	binding  core.Binding
+	released []string
+}
+
+func (f *fake) Leading() (bool, string) { return f.leader == "" && !f.followers, f.leader }
+
+func (f *fake) wait(ctx context.Context) error {
+	if f.block {
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	return f.err
+}
+
+func (f *fake) Claim(ctx context.Context, pool string, b core.Binding) (core.Sandbox, error) {
+	f.mu.Lock()
+	f.pool, f.binding = pool, b
+	f.mu.Unlock()
+	if err := f.wait(ctx); err != nil {
+		return core.Sandbox{}, err
+	}
+	b.ID, b.ClaimedAt = "k3x9", noon
+	return core.Sandbox{
+		Binding: b, Pool: core.PoolKey{Namespace: "default", Name: pool}, Pod: core.PodKey{Name: "python-abcdef"},
+		IP: netip.MustParseAddr("10.0.0.1"), DefaultPort: 8080,
+	}, nil
+}
+
+func (f *fake) Release(ctx context.Context, id, reason string) (core.ReleaseStatus, int, error) {
+	f.mu.Lock()
+	f.released = append(f.released, id+" "+reason)
+	f.mu.Unlock()
+	return f.status, f.outstanding, f.wait(ctx)
+}
+
+func (f *fake) Sandbox(ctx context.Context, id string) (core.Sandbox, bool, error) {
+	s, known := f.sandboxes[id]
+	return s, known, f.wait(ctx)
+}
+
+func (f *fake) Running(ctx context.Context) ([]core.Sandbox, error) {
+	var all []core.Sandbox
+	for _, s := range f.sandboxes {
+		all = append(all, s)
+	}
+	return all, f.wait(ctx)
+}
+
+func handler(t require.TestingT, f *fake) http.Handler {
+	h, err := New(Options{
+		Allocator: f, PublicScheme: "https", PublicHost: "sandbox.example.com:8443",
+		Now: func() time.Time { return noon }, Log: zap.NewNop(),
+	})
+	require.NoError(t, err)
+	return h
+}
+
+func call(h http.Handler, method, target, body string) *httptest.ResponseRecorder {
+	w := httptest.NewRecorder()
+	r := httptest.NewRequest(method, target, strings.NewReader(body))
+	r.Header.Set("X-Request-Id", "req-1")
+	h.ServeHTTP(w, r)
+	return w
+}
+
+// refusal checks that w is an error of the documented shape, and returns it.
+func refusal(t *testing.T, w *httptest.ResponseRecorder, code int, reason apierror.Reason) *apierror.Error {
+	t.Helper()
+	require.Equal(t, code, w.Code, w.Body)
+	require.Equal(t, "application/json", w.Header().Get("Content-Type"))
+	decoder := json.NewDecoder(w.Body)
+	decoder.DisallowUnknownFields()
+	var e apierror.Error
+	require.NoError(t, decoder.Decode(&e))
+	require.Equal(t, code, e.Code)
+	require.Equal(t, reason, e.Reason)
+	require.Equal(t, "req-1", e.RequestID)
+	require.NotEmpty(t, e.Message)
+	return &e
+}
+
+func TestCreateAnswersTheSandboxAsE2BShowsIt(t *testing.T) {
+	for _, path := range []string{"/sandboxes", "/v2/sandboxes"} {
+		f := &fake{}
+		w := call(handler(t, f), "POST", path, `{"templateID":"python","timeout":60,"metadata":{"user":"ada","":""}}`)
+		require.Equal(t, http.StatusCreated, w.Code, w.Body)
+		require.JSONEq(t, `{
+			"sandboxID": "k3x9", "templateID": "python", "clientID": "berth", "envdVersion": "0.1.0",
+			"domain": "sandbox.example.com:8443", "url": "https://8080-k3x9.sandbox.example.com:8443/",
+			"state": "running", "startedAt": "2030-01-01T12:00:00Z", "endAt": "2030-01-01T12:01:00Z",
+			"metadata": {"user": "ada", "": ""}, "podName": "python-abcdef"
+		}`, w.Body.String())
+		require.Equal(t, "python", f.pool)
+		require.Equal(t, core.Binding{EndAt: noon.Add(time.Minute), Metadata: map[string]string{"user": "ada", "": ""}}, f.binding)
+	}
+}
+
+func TestCreateFillsInWhatIsNotAskedFor(t *testing.T) {
+	for _, body := range []string{
+		`{"templateID":"python"}`,
+		`{"templateID":"python","timeout":null,"metadata":null}`,
+		// What SDKs send for what their caller has not set.
+		`{"templateID":"python","secure":false,"envVars":{},"mcp":null,"volumeMounts":[],"alias":"", "metadata":{}}`,
+		" \n{ \"templateID\" : \"python\" , \"envVars\" : { } }\n",
+	} {
+		f := &fake{}
+		w := call(handler(t, f), "POST", "/sandboxes", body)
+		if strings.Contains(body, "{ }") {
+			refusal(t, w, 501, apierror.NotImplemented) // a value we do not take for empty is refused, not dropped
+			continue
+		}
+		require.Equal(t, http.StatusCreated, w.Code, body)
+		require.Equal(t, core.Binding{EndAt: noon.Add(300 * time.Second)}, f.binding, body)
+	}
+}
+
+func TestTimeoutBounds(t *testing.T) {
+	for timeout, ok := range map[string]bool{
+		"1": true, "300": true, "31536000": true,
+		"0": false, "-1": false, "31536001": false, "9223372036854775807": false, "9223372036854775808": false,
+		"1.5": false, `"60"`: false, "true": false, "[60]": false, "1e2": false,
+	} {
+		f := &fake{}
+		w := call(handler(t, f), "POST", "/sandboxes", `{"templateID":"python","timeout":`+timeout+`}`)
+		if ok {
+			require.Equal(t, http.StatusCreated, w.Code, timeout)
+			continue
+		}
+		require.Contains(t, refusal(t, w, 400, apierror.BadRequest).Message, "timeout", timeout)
+		require.Empty(t, f.pool, "a refused request claimed a pod")
+	}
+}
+
+func TestCreateRefusesWhatItDoesNotUnderstand(t *testing.T) {
+	for body, says := range map[string]string{
+		"":                                       "body",
+		"null":                                   "templateID",
+		"[]":                                     "body",
+		`"python"`:                               "body",
+		"{":                                      "body",
+		`{"templateID":"python"}{}`:              "body",
+		`{"templateID":"python",}`:               "body",
+		"{}":                                     "templateID",
+		`{"templateID":""}`:                      "templateID",
+		`{"templateID":null}`:                    "templateID",
+		`{"templateID":7}`:                       "templateID",
+		`{"templateID":["python"]}`:              "templateID",
+		"{\"templateID\":\"pyth\xffon\"}":        "UTF-8",
+		`{"templateID":"python","metadata":"x"}`: "metadata",
+		`{"templateID":"python","metadata":["x"]}`:                                                                             "metadata",
+		`{"templateID":"python","metadata":{"a":1}}`:                                                                           "metadata",
+		`{"templateID":"python","metadata":{"a":null}}`:                                                                        "metadata",
+		`{"templateID":"python","metadata":{"a":{}}}`:                                                                          "metadata",
+		`{"templateID":"python","metadata":{"a":"` + strings.Repeat("x", 2048) + `"}}`:                                         "metadata",
+		`{"templateID":"python","metadata":{"` + strings.Repeat("k", 2049) + `":""}}`:                                          "metadata",
+		`{"templateID":"python","metadata":{"a":"` + strings.Repeat("x", 1024) + `","b":"` + strings.Repeat("x", 1023) + `"}}`: "metadata",
+	} {
+		f := &fake{}
+		w := call(handler(t, f), "POST", "/sandboxes", body)
+		require.Contains(t, refusal(t, w, 400, apierror.BadRequest).Message, says, body)
+		require.Empty(t, f.pool, "a refused request claimed a pod")
+	}
+}
+
+func TestMetadataAndBodyMayBeAsLargeAsPromised(t *testing.T) {
+	metadata := `{"templateID":"python","metadata":{"a":"` + strings.Repeat("x", 2047) + `"}}`
+	require.Equal(t, 201, call(handler(t, &fake{}), "POST", "/sandboxes", metadata).Code)
+	full := `{"templateID":"python"}`
+	full += strings.Repeat(" ", maxBody-len(full))
+	require.Equal(t, 201, call(handler(t, &fake{}), "POST", "/sandboxes", full).Code)
+	refusal(t, call(handler(t, &fake{}), "POST", "/sandboxes", full+" "), 413, apierror.BadRequest)
+}
+
+func TestUnsupportedFieldsAreNamed(t *testing.T) {
+	f := &fake{}
+	w := call(handler(t, f), "POST", "/sandboxes", `{"templateID":"python","secure":true,"envVars":{"A":"1"},"autoPause":false,"templateid":"x","Timeout":5}`)
+	e := refusal(t, w, 501, apierror.NotImplemented)
+	require.Equal(t, "Timeout, envVars, secure, templateid: not supported by this version; leave it out", e.Message)
+	require.Empty(t, f.pool)
+}
+
+func TestParametersAreNeverIgnored(t *testing.T) {
+	f := &fake{sandboxes: map[string]core.Sandbox{"k3x9": {}}}
+	for _, c := range [][2]string{{"POST", "/sandboxes"}, {"GET", "/sandboxes"}, {"GET", "/v2/sandboxes"}, {"GET", "/sandboxes/k3x9"}, {"DELETE", "/sandboxes/k3x9"}} {
+		e := refusal(t, call(handler(t, f), c[0], c[1]+"?state=paused&limit=5", `{"templateID":"python"}`), 501, apierror.NotImplemented)
+		require.Contains(t, e.Message, "limit, state")
+		refusal(t, call(handler(t, f), c[0], c[1]+"?state=%zz", `{"templateID":"python"}`), 400, apierror.BadRequest)
+		refusal(t, call(handler(t, f), c[0], c[1]+"?a;b", `{"templateID":"python"}`), 400, apierror.BadRequest)
+	}
+	require.Empty(t, f.pool)
+	require.Empty(t, f.released)
+}
+
+func TestClaimRefusalsReachTheClient(t *testing.T) {
+	f := &fake{err: fmt.Errorf("claim: %w", &apierror.Error{Code: 429, Reason: apierror.PoolEmpty, Message: "no warm pod", RetryAfter: 1})}
+	w := call(handler(t, f), "POST", "/sandboxes", `{"templateID":"python"}`)
+	refusal(t, w, 429, apierror.PoolEmpty)
+	require.Equal(t, "1", w.Header().Get("Retry-After"))
+
+	f.err = &apierror.Error{Code: 404, Reason: apierror.PoolNotFound, Message: "no such pool"}
+	w = call(handler(t, f), "POST", "/sandboxes", `{"templateID":"python"}`)
+	refusal(t, w, 404, apierror.PoolNotFound)
+	require.Empty(t, w.Header().Get("Retry-After"))
+
+	f.err = errors.New("secret")
+	e := refusal(t, call(handler(t, f), "POST", "/sandboxes", `{"templateID":"python"}`), 500, apierror.Internal)
+	require.NotContains(t, e.Message, "secret")
+}
+
+func TestReplicaThatDoesNotLeadSaysWhoDoes(t *testing.T) {
+	for _, c := range []struct {
+		f    *fake
+		says string
+	}{{&fake{leader: "10.0.0.9:9090"}, "10.0.0.9:9090"}, {&fake{followers: true}, "no leader is known"}} {
+		for _, m := range [][2]string{{"POST", "/sandboxes"}, {"GET", "/sandboxes"}, {"GET", "/sandboxes/x"}, {"DELETE", "/v2/sandboxes/x"}} {
+			w := call(handler(t, c.f), m[0], m[1], `{"templateID":"python"}`)
+			require.Contains(t, refusal(t, w, 503, apierror.NotLeader).Message, c.says)
+			require.Equal(t, "1", w.Header().Get("Retry-After"))
+		}
+		require.Empty(t, c.f.pool)
+		require.Empty(t, c.f.released)
+	}
+}
+
+func TestReleaseSaysHowManyRoutersAreOutstanding(t *testing.T) {
+	for _, outstanding := range []int{0, 3} {
+		f := &fake{status: core.ReleaseOK, outstanding: outstanding}
+		w := call(handler(t, f), "DELETE", "/sandboxes/k3x9", "")
+		require.Equal(t, http.StatusNoContent, w.Code)
+		require.Equal(t, fmt.Sprint(outstanding), w.Header().Get("Berth-Routers-Outstanding"))
+		require.Empty(t, w.Body.String())
+		require.Equal(t, []string{"k3x9 Killed"}, f.released)
+	}
+}
+
+func TestReleaseOfWhatIsNotThere(t *testing.T) {
+	for status, reason := range map[core.ReleaseStatus]apierror.Reason{
+		core.ReleaseUnknown: apierror.SandboxNotFound, core.ReleaseGone: apierror.SandboxGone,
+	} {
+		w := call(handler(t, &fake{status: status}), "DELETE", "/sandboxes/k3x9", "")
+		require.Equal(t, "k3x9", refusal(t, w, 404, reason).SandboxID)
+		require.NotContains(t, w.Header(), OutstandingHeader)
+	}
+}
+
+func TestGetShowsLiveSandboxesOnly(t *testing.T) {
+	live := core.Sandbox{Binding: core.Binding{ID: "k3x9", ClaimedAt: noon}, DefaultPort: 80}
+	ended := live
+	ended.Phase, ended.Reason, ended.EndedAt = core.Ended, "Timeout", noon.Add(time.Hour)
+	released := ended
+	released.Phase = core.Released
+	releasing := live
+	releasing.Phase = core.Releasing
+	h := handler(t, &fake{sandboxes: map[string]core.Sandbox{"live": live, "releasing": releasing, "ended": ended, "released": released}})
+	for _, id := range []string{"live", "releasing"} {
+		w := call(h, "GET", "/sandboxes/"+id, "")
+		require.Equal(t, 200, w.Code)
+		require.NotContains(t, w.Body.String(), "endAt", "a sandbox without an end was given one")
+	}
+	for _, id := range []string{"ended", "released"} {
+		e := refusal(t, call(h, "GET", "/v2/sandboxes/"+id, ""), 404, apierror.SandboxGone)
+		require.Equal(t, "this sandbox was released at 2030-01-01T13:00:00Z: Timeout", e.Message)
+		require.Equal(t, id, e.SandboxID)
+	}
+	require.Equal(t, "nobody", refusal(t, call(h, "GET", "/sandboxes/nobody", ""), 404, apierror.SandboxNotFound).SandboxID)
+}
+
+func TestListIsOldestFirstAndNeverNull(t *testing.T) {
+	require.Equal(t, "[]", call(handler(t, &fake{}), "GET", "/sandboxes", "").Body.String())
+	f := &fake{sandboxes: map[string]core.Sandbox{}}
+	for id, age := range map[string]time.Duration{"a": time.Second, "b": time.Hour, "c": time.Minute, "d": time.Minute} {
+		f.sandboxes[id] = core.Sandbox{Binding: core.Binding{ID: id, ClaimedAt: noon.Add(-age)}}
+	}
+	for range 10 {
+		var list []Sandbox
+		require.NoError(t, json.Unmarshal(call(handler(t, f), "GET", "/v2/sandboxes", "").Body.Bytes(), &list))
+		var ids string
+		for _, s := range list {
+			ids += s.SandboxID
+		}
+		require.Equal(t, "bcda", ids)
+	}
+}
+
+func TestWhatIsNotServedIsRefusedByName(t *testing.T) {
+	h := handler(t, &fake{})
+	for _, c := range [][2]string{
+		{"PUT", "/sandboxes"}, {"POST", "/sandboxes/k3x9/pause"}, {"POST", "/v2/sandboxes/k3x9/connect"}, {"PATCH", "/sandboxes/k3x9"}, {"GET", "/sandboxes/"},
+	} {
+		require.Contains(t, refusal(t, call(h, c[0], c[1], ""), 501, apierror.NotImplemented).Message, c[0]+" "+c[1])
+	}
+	for _, path := range []string{"/", "/templates", "/v1/sandboxes", "/sandboxesx", "/v2sandboxes", "/v2"} {
+		refusal(t, call(h, "GET", path, ""), 404, apierror.NotFound)
+	}
+}
+
+func TestCallThatIsNotAnsweredInTimeIsA503(t *testing.T) {
+	for _, c := range [][2]string{{"POST", "/sandboxes"}, {"GET", "/sandboxes"}, {"GET", "/sandboxes/x"}, {"DELETE", "/sandboxes/x"}} {
+		synctest.Test(t, func(t *testing.T) {
+			began := time.Now()
+			w := call(handler(t, &fake{block: true}), c[0], c[1], `{"templateID":"python"}`)
+			refusal(t, w, 503, apierror.Timeout)
+			require.Equal(t, "1", w.Header().Get("Retry-After"))
+			require.Equal(t, answerWait, time.Since(began))
+		})
+	}
+}
+
+func TestClientThatLeftIsNotAnswered(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	w := httptest.NewRecorder()
+	r := httptest.NewRequestWithContext(ctx, "DELETE", "/sandboxes/x", nil)
+	handler(t, &fake{block: true}).ServeHTTP(w, r)
+	require.Empty(t, w.Body.String())
+}
+
+func TestRequestsBeingServedAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fake{block: true}
+		h := handler(t, f)
+		ctx, cancel := context.WithCancel(t.Context())
+		var serving sync.WaitGroup
+		for range inFlight {
+			serving.Go(func() {
+				h.ServeHTTP(httptest.NewRecorder(), httptest.NewRequestWithContext(ctx, "DELETE", "/sandboxes/x", nil))
+			})
+		}
+		synctest.Wait()
+		w := call(h, "GET", "/sandboxes", "")
+		refusal(t, w, 503, apierror.Overloaded)
+		require.Equal(t, "1", w.Header().Get("Retry-After"))
+		cancel()
+		serving.Wait()
+		f.block = false
+		require.Equal(t, 200, call(h, "GET", "/sandboxes", "").Code, "places were not given back")
+	})
+}
+
+// A client that sends its request a byte at a time must not hold a place for
+// ever. The connection is real enough to have deadlines.
+func TestClientThatDoesNotSendItsBodyIsGivenUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client, server := net.Pipe()
+		listener := &oneConn{conn: server, closed: make(chan struct{})}
+		s := &http.Server{Handler: handler(t, &fake{}), ReadHeaderTimeout: time.Second}
+		served := make(chan error, 1)
+		go func() { served <- s.Serve(listener) }()
+		began := time.Now()
+		_, err := io.WriteString(client, "POST /sandboxes HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{")
+		require.NoError(t, err)
+		answer, err := io.ReadAll(client)
+		require.NoError(t, err)
+		require.Contains(t, string(answer), "HTTP/1.1 400")
+		require.Equal(t, bodyWait, time.Since(began))
+		require.NoError(t, s.Close())
+		<-served
+		client.Close()
+	})
+}
+
+// oneConn is a listener of one connection.
+type oneConn struct {
+	conn   net.Conn
+	closed chan struct{}
+	once   sync.Once
+}
+
+func (l *oneConn) Accept() (net.Conn, error) {
+	if c := l.conn; c != nil {
+		l.conn = nil
+		return c, nil
+	}
+	<-l.closed
+	return nil, net.ErrClosed
+}
+func (l *oneConn) Close() error   { l.once.Do(func() { close(l.closed) }); return nil }
+func (l *oneConn) Addr() net.Addr { return &net.UnixAddr{Name: "pipe"} }
+
+func TestOptionsAreRequired(t *testing.T) {
+	_, err := New(Options{})
+	require.Error(t, err)
+}
+
+type silent struct{}
+
+func (silent) Errorf(string, ...any) {}
+func (silent) FailNow()              {}
+
+func Example() {
+	h := handler(silent{}, &fake{})
+	w := call(h, "POST", "/sandboxes", `{"templateID": "python", "timeout": 300}`)
+	var s Sandbox
+	_ = json.Unmarshal(w.Body.Bytes(), &s)
+	fmt.Println(w.Code, s.URL)
+	w = call(h, "DELETE", "/sandboxes/k3x9?force=true", "")
+	fmt.Println(w.Body)
+	// Output:
+	// 201 https://8080-k3x9.sandbox.example.com:8443/
+	// {"code":501,"reason":"not_implemented","message":"parameter force: not supported by this version; leave it out","requestId":"req-1"}
+}

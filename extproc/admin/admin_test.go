@@ -1,0 +1,213 @@
+package admin_test
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/stretchr/testify/require"
+
+	"github.com/berth-sandbox/berth/extproc/admin"
+	"github.com/berth-sandbox/berth/lastactive"
+	"github.com/berth-sandbox/berth/routecache"
+)
+
+var noon = time.Date(2030, 1, 1, 12, 0, 0, 0, time.UTC)
+
+// router is what the listener shows: two sandboxes, and a third that is only
+// routable.
+type router struct {
+	http.Handler
+	cache *routecache.Cache
+	ready error
+}
+
+func newRouter(t require.TestingT) *router {
+	r := &router{}
+	var err error
+	r.cache, err = routecache.New(routecache.Options{Now: func() time.Duration { return 0 }, Ask: func(string) bool { return false }})
+	require.NoError(t, err)
+	now := noon
+	tracker, err := lastactive.New(lastactive.Options{Now: func() time.Time { return now }})
+	require.NoError(t, err)
+	now = noon.Add(-90 * time.Second)
+	tracker.Touch("aa2")
+	now = noon.Add(-1500 * time.Millisecond)
+	tracker.Touch("aa1")
+	now = noon.Add(time.Second) // a clock that was put back
+	tracker.Touch("bb1")
+	for i, id := range []string{"bb1", "aa2", "aa1"} {
+		r.cache.Put(id, routecache.Route{Addr: netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}), DefaultPort: 8080})
+	}
+	metrics := prometheus.NewRegistry()
+	metrics.MustRegister(prometheus.NewGauge(prometheus.GaugeOpts{Name: "berth_test", Help: "help"}))
+	r.Handler, err = admin.New(admin.Options{
+		Cache: r.cache, Tracker: tracker, Metrics: metrics, Now: func() time.Time { return noon },
+		Ready: func() error { return r.ready },
+	})
+	require.NoError(t, err)
+	return r
+}
+
+func (r *router) get(target string) *httptest.ResponseRecorder {
+	w := httptest.NewRecorder()
+	r.ServeHTTP(w, httptest.NewRequest(http.MethodGet, target, nil))
+	return w
+}
+
+func TestLastActiveIsTheDocumentedJSON(t *testing.T) {
+	w := newRouter(t).get("/admin/last-active?prefix=aa")
+	require.Equal(t, 200, w.Code)
+	require.Equal(t, "application/json", w.Header().Get("Content-Type"))
+	require.JSONEq(t, `{"now": "2030-01-01T12:00:00Z", "sandboxes": [
+		{"sandboxId": "aa1", "lastActive": "2030-01-01T11:59:58.5Z", "ageSeconds": 1.5},
+		{"sandboxId": "aa2", "lastActive": "2030-01-01T11:58:30Z", "ageSeconds": 90}
+	]}`, w.Body.String())
+}
+
+func TestAgesAreNeverNegative(t *testing.T) {
+	var dump admin.LastActive
+	require.NoError(t, json.Unmarshal(newRouter(t).get("/admin/last-active?id=bb1").Body.Bytes(), &dump))
+	require.Len(t, dump.Sandboxes, 1)
+	require.Zero(t, dump.Sandboxes[0].AgeSeconds)
+}
+
+func TestRoutesIsTheDocumentedJSON(t *testing.T) {
+	r := newRouter(t)
+	const routes = `"routes": [{"sandboxId": "aa1", "podIP": "10.0.0.2", "defaultPort": 8080}]`
+	require.JSONEq(t, `{"fresh": false, `+routes+`}`, r.get("/admin/routes?id=aa1").Body.String())
+	r.cache.SetFreshUntil(time.Hour)
+	require.JSONEq(t, `{"fresh": true, `+routes+`}`, r.get("/admin/routes?id=aa1").Body.String())
+}
+
+func TestTextForms(t *testing.T) {
+	r := newRouter(t)
+	w := r.get("/admin/last-active?format=text")
+	require.Equal(t, "text/plain; charset=utf-8", w.Header().Get("Content-Type"))
+	require.Equal(t, `aa1  2030-01-01T11:59:58.5Z  1.500s ago
+aa2  2030-01-01T11:58:30Z  90.000s ago
+bb1  2030-01-01T12:00:01Z  0.000s ago
+`, w.Body.String())
+	require.Equal(t, `aa1  10.0.0.2  default port 8080
+aa2  10.0.0.1  default port 8080
+bb1  10.0.0.0  default port 8080
+`, r.get("/admin/routes?format=text").Body.String())
+}
+
+func TestFiltersSelectAndNothingMatchingIsAnEmptyList(t *testing.T) {
+	r := newRouter(t)
+	for query, want := range map[string]string{
+		"":                      "aa1 aa2 bb1",
+		"?format=json":          "aa1 aa2 bb1",
+		"?id=aa1":               "aa1",
+		"?prefix=aa":            "aa1 aa2",
+		"?prefix=":              "aa1 aa2 bb1",
+		"?id=aa1&prefix=aa":     "aa1",
+		"?id=aa1&prefix=bb":     "",
+		"?id=aa":                "",
+		"?prefix=a1":            "",
+		"?prefix=b&format=json": "bb1",
+	} {
+		var active admin.LastActive
+		require.NoError(t, json.Unmarshal(r.get("/admin/last-active"+query).Body.Bytes(), &active))
+		require.NotNil(t, active.Sandboxes, "null instead of an empty list")
+		var got []string
+		for _, s := range active.Sandboxes {
+			got = append(got, s.SandboxID)
+		}
+		require.Equal(t, want, strings.Join(got, " "), query)
+
+		var routes admin.Routes
+		require.NoError(t, json.Unmarshal(r.get("/admin/routes"+query).Body.Bytes(), &routes))
+		require.NotNil(t, routes.Routes)
+		got = nil
+		for _, s := range routes.Routes {
+			got = append(got, s.SandboxID)
+		}
+		require.Equal(t, want, strings.Join(got, " "), query)
+	}
+}
+
+// A parameter that is not understood must not turn into "all".
+func TestParametersAreNeverIgnored(t *testing.T) {
+	r := newRouter(t)
+	for query, says := range map[string]string{
+		"?sandbox=aa1":        `parameter "sandbox"`,
+		"?ID=aa1":             `parameter "ID"`,
+		"?id=aa1&x":           `parameter "x"`,
+		"?format=yaml":        `format="yaml"`,
+		"?format=TEXT":        `format="TEXT"`,
+		"?id=":                "must not be empty",
+		"?id":                 "must not be empty",
+		"?id=aa1&id=aa2":      "2 times",
+		"?id=%zz":             "query",
+		"?id=aa1;format=text": "query",
+	} {
+		for _, path := range []string{"/admin/last-active", "/admin/routes"} {
+			w := r.get(path + query)
+			require.Equal(t, 400, w.Code, query)
+			var e struct {
+				Code            int
+				Reason, Message string
+			}
+			require.NoError(t, json.Unmarshal(w.Body.Bytes(), &e))
+			require.Equal(t, 400, e.Code)
+			require.Equal(t, "bad_request", e.Reason)
+			require.Contains(t, e.Message, says, query)
+		}
+	}
+}
+
+func TestReadyzSaysWhyNotAndHealthzDoesNotCare(t *testing.T) {
+	r := newRouter(t)
+	require.Equal(t, 200, r.get("/readyz").Code)
+	r.ready = errors.New("routes are not fresh")
+	w := r.get("/readyz")
+	require.Equal(t, 503, w.Code)
+	require.Equal(t, "routes are not fresh\n", w.Body.String())
+	w = r.get("/healthz")
+	require.Equal(t, 200, w.Code)
+	require.Equal(t, "ok\n", w.Body.String())
+}
+
+func TestMetricsAndProfilesAreServed(t *testing.T) {
+	r := newRouter(t)
+	require.Contains(t, r.get("/metrics").Body.String(), "berth_test 0")
+	require.Contains(t, r.get("/debug/pprof/").Body.String(), "goroutine")
+	require.Equal(t, 200, r.get("/debug/pprof/goroutine?debug=1").Code)
+	require.Equal(t, 200, r.get("/debug/pprof/cmdline").Code)
+}
+
+func TestAnythingElseIsA404ThatSaysWhatThereIs(t *testing.T) {
+	r := newRouter(t)
+	for _, path := range []string{"/", "/admin", "/admin/last-active/", "/healthz/x"} {
+		w := r.get(path)
+		require.Equal(t, 404, w.Code, path)
+		require.Contains(t, w.Body.String(), "/admin/last-active")
+	}
+}
+
+func TestOptionsAreRequired(t *testing.T) {
+	_, err := admin.New(admin.Options{})
+	require.Error(t, err)
+}
+
+type silent struct{}
+
+func (silent) Errorf(string, ...any) {}
+func (silent) FailNow()              {}
+
+func Example() {
+	w := newRouter(silent{}).get("/admin/last-active?prefix=aa&format=text")
+	fmt.Print(w.Body)
+	// Output:
+	// aa1  2030-01-01T11:59:58.5Z  1.500s ago
+	// aa2  2030-01-01T11:58:30Z  90.000s ago
+}

@@ -1,0 +1,214 @@
+package extproc
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"net/netip"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/berth-sandbox/berth/api/apierror"
+	"github.com/berth-sandbox/berth/routecache"
+)
+
+var podRoute = routecache.Route{Addr: netip.MustParseAddr("10.1.2.3"), DefaultPort: 8080}
+
+// history is what a decision did, in order.
+type history struct {
+	events []string
+	answer func(ctx context.Context, id string) (routecache.Answer, error)
+	holds  func() bool
+}
+
+func (h *history) Lookup(ctx context.Context, id string) (routecache.Answer, error) {
+	h.events = append(h.events, "lookup "+id)
+	return h.answer(ctx, id)
+}
+
+func (h *history) Holds(id string, _ routecache.Route) bool {
+	h.events = append(h.events, "holds "+id)
+	return h.holds == nil || h.holds()
+}
+func (h *history) Touch(id string)      { h.events = append(h.events, "touch "+id) }
+func (h *history) TouchKnown(id string) { h.events = append(h.events, "touch known "+id) }
+func (h *history) Forget(id string)     { h.events = append(h.events, "forget "+id) }
+
+func always(a routecache.Answer, err error) *history {
+	return &history{answer: func(context.Context, string) (routecache.Answer, error) { return a, err }}
+}
+
+func (h *history) decider() *decider {
+	return &decider{
+		domain: domain, podCIDRs: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16"), netip.MustParsePrefix("fd00::/8")},
+		wait: time.Second, routes: h, activity: h,
+	}
+}
+
+func routeTo(addr string, defaultPort uint16) routecache.Answer {
+	return routecache.Answer{Status: routecache.Routable, Route: routecache.Route{Addr: netip.MustParseAddr(addr), DefaultPort: defaultPort}}
+}
+
+func TestAdmittedRequestGoesToTheSandboxsPodAndIsTouchedFirst(t *testing.T) {
+	for host, c := range map[string]struct {
+		answer routecache.Answer
+		dst    string
+	}{
+		"9000-abc.sandbox.example.com":  {routeTo("10.1.2.3", 8080), "10.1.2.3:9000"},
+		"abc.sandbox.example.com":       {routeTo("10.1.2.3", 8080), "10.1.2.3:8080"},
+		"9000-abc.sandbox.example.com.": {routeTo("fd00::7", 0), "[fd00::7]:9000"},
+	} {
+		h := always(c.answer, nil)
+		a, refusal := h.decider().decide(t.Context(), request{authority: host, method: "GET"})
+		require.Nil(t, refusal)
+		require.Equal(t, &admission{id: "abc", dst: netip.MustParseAddrPort(c.dst)}, a)
+		require.Equal(t, []string{"lookup abc", "touch abc", "holds abc"}, h.events, "what is checked last must be the route")
+	}
+}
+
+func TestEveryRefusalNamesItsReasonAndNoDestination(t *testing.T) {
+	const host = "8080-abc.sandbox.example.com"
+	for name, c := range map[string]struct {
+		request request
+		answer  routecache.Answer
+		err     error
+		code    int
+		reason  apierror.Reason
+		id      string
+		retry   bool
+		asks    bool
+	}{
+		"connect":            {request: request{method: "CONNECT", authority: host}, code: 405, reason: apierror.MethodRefused},
+		"no host":            {request: request{method: "GET"}, code: 400, reason: apierror.BadHost},
+		"two hosts":          {request: request{method: "GET", authority: host + "," + host}, code: 400, reason: apierror.BadHost},
+		"foreign domain":     {request: request{method: "GET", authority: "8080-abc.example.org"}, code: 400, reason: apierror.BadHost},
+		"bare domain":        {request: request{method: "GET", authority: domain}, code: 400, reason: apierror.BadHost},
+		"port 0":             {request: request{method: "GET", authority: "0-abc." + domain}, code: 400, reason: apierror.BadPort},
+		"gone":               {answer: routecache.Answer{Status: routecache.Gone}, code: 410, reason: apierror.SandboxGone, id: "abc", asks: true},
+		"unknown":            {answer: routecache.Answer{Status: routecache.Unknown}, code: 404, reason: apierror.SandboxNotFound, id: "abc", asks: true},
+		"not fresh":          {err: routecache.ErrNotFresh, code: 503, reason: apierror.RouterNotReady, id: "abc", retry: true, asks: true},
+		"disconnected":       {err: routecache.ErrDisconnected, code: 503, reason: apierror.RouterNotReady, id: "abc", retry: true, asks: true},
+		"too many questions": {err: routecache.ErrTooManyQuestions, code: 503, reason: apierror.RouterNotReady, id: "abc", retry: true, asks: true},
+		"address of another": {answer: routeTo("10.2.0.1", 80), code: 503, reason: apierror.NoRoute, id: "abc", retry: true, asks: true},
+		"loopback":           {answer: routeTo("127.0.0.1", 80), code: 503, reason: apierror.NoRoute, id: "abc", retry: true, asks: true},
+		"zoned address":      {answer: routeTo("fd00::1%eth0", 80), code: 503, reason: apierror.NoRoute, id: "abc", retry: true, asks: true},
+		"mapped address":     {answer: routeTo("::ffff:10.1.2.3", 80), code: 503, reason: apierror.NoRoute, id: "abc", retry: true, asks: true},
+		"no address":         {answer: routecache.Answer{Status: routecache.Routable}, code: 503, reason: apierror.NoRoute, id: "abc", retry: true, asks: true},
+		"no default port": {
+			request: request{method: "GET", authority: "abc." + domain}, answer: routeTo("10.1.2.3", 0),
+			code: 503, reason: apierror.NoRoute, id: "abc", retry: true, asks: true,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if c.request == (request{}) {
+				c.request = request{method: "GET", authority: host}
+			}
+			h := always(c.answer, c.err)
+			a, refusal := h.decider().decide(t.Context(), c.request)
+			require.Nil(t, a)
+			require.Equal(t, c.code, refusal.Code)
+			require.Equal(t, c.reason, refusal.Reason)
+			require.Equal(t, c.id, refusal.SandboxID)
+			require.NotEmpty(t, refusal.Message)
+			require.Equal(t, c.retry, refusal.RetryAfter > 0)
+			require.Equal(t, c.asks, slices.Contains(h.events, "lookup abc"))
+			require.NotContains(t, h.events, "touch abc", "a refused request is no activity")
+			for _, e := range h.events {
+				require.NotContains(t, e, "holds", "the decision was made on what a refused route said")
+			}
+			reply := refused(refusal)
+			require.NotContains(t, reply.GetDynamicMetadata().GetFields()["berth"].GetStructValue().GetFields(), "dst")
+			require.NotContains(t, reply.GetDynamicMetadata().GetFields()["berth"].GetStructValue().GetFields(), "id")
+			require.EqualValues(t, c.code, reply.GetImmediateResponse().GetStatus().GetCode())
+		})
+	}
+}
+
+func TestNoHeaderButTheHostNamesASandbox(t *testing.T) {
+	h := always(routecache.Answer{Status: routecache.Routable, Route: podRoute}, nil)
+	r := readHeaders(headersOf(":authority", domain, ":method", "GET",
+		"host", "8080-abc."+domain, "e2b-sandbox-id", "abc", "e2b-sandbox-port", "8080", "x-sandbox-id", "abc", "x-sandbox-port", "8080",
+		"x-forwarded-host", "8080-abc."+domain, "x-envoy-original-dst-host", "10.1.2.3:80").GetRequestHeaders())
+	_, refusal := h.decider().decide(t.Context(), r)
+	require.Equal(t, apierror.BadHost, refusal.Reason)
+	require.Empty(t, h.events)
+}
+
+// What a release has made the tracker forget must not be brought back by a
+// request that was looked up before it.
+func TestReleaseDuringADecisionLeavesNoActivity(t *testing.T) {
+	answers := []routecache.Answer{{Status: routecache.Routable, Route: podRoute}, {Status: routecache.Gone}}
+	h := &history{holds: func() bool { return false }}
+	h.answer = func(context.Context, string) (routecache.Answer, error) {
+		a := answers[0]
+		answers = answers[1:]
+		return a, nil
+	}
+	_, refusal := h.decider().decide(t.Context(), request{authority: "8080-abc." + domain, method: "GET"})
+	require.Equal(t, apierror.SandboxGone, refusal.Reason)
+	require.Equal(t, []string{"lookup abc", "touch abc", "holds abc", "lookup abc", "forget abc"}, h.events)
+}
+
+func TestRouteThatOnlyFellOutOfTheCacheIsLookedUpAgain(t *testing.T) {
+	moved := routeTo("10.1.9.9", 80)
+	answers := []routecache.Answer{{Status: routecache.Routable, Route: podRoute}, moved}
+	holds := []bool{false, true}
+	h := &history{}
+	h.holds = func() bool { held := holds[0]; holds = holds[1:]; return held }
+	h.answer = func(context.Context, string) (routecache.Answer, error) {
+		a := answers[0]
+		answers = answers[1:]
+		return a, nil
+	}
+	a, refusal := h.decider().decide(t.Context(), request{authority: "8080-abc." + domain, method: "GET"})
+	require.Nil(t, refusal)
+	require.Equal(t, netip.MustParseAddrPort("10.1.9.9:8080"), a.dst)
+	require.NotContains(t, h.events, "forget abc", "the activity of a sandbox that lives was lost")
+}
+
+func TestLookupIsGivenUpAfterTheTimeout(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := &history{answer: func(ctx context.Context, _ string) (routecache.Answer, error) {
+			<-ctx.Done()
+			return routecache.Answer{}, context.Cause(ctx)
+		}}
+		began := time.Now()
+		_, refusal := h.decider().decide(t.Context(), request{authority: "8080-abc." + domain, method: "GET"})
+		require.Equal(t, apierror.RouterNotReady, refusal.Reason)
+		require.Equal(t, time.Second, time.Since(began))
+
+		gone, cancel := context.WithCancel(t.Context())
+		cancel() // the client has left
+		_, refusal = h.decider().decide(gone, request{authority: "8080-abc." + domain, method: "GET"})
+		require.Equal(t, apierror.RouterNotReady, refusal.Reason)
+		require.Equal(t, time.Second, time.Since(began))
+	})
+}
+
+// Whatever the cache fails with, the client learns only that it should try again.
+func TestInternalErrorsAreNotShownToClients(t *testing.T) {
+	h := always(routecache.Answer{}, errors.New("secret"))
+	_, refusal := h.decider().decide(t.Context(), request{authority: "8080-abc." + domain, method: "GET"})
+	require.NotContains(t, string(refusal.JSON()), "secret")
+}
+
+func TestRefusalIsTheDocumentedJSON(t *testing.T) {
+	e := refuse(http.StatusServiceUnavailable, apierror.RouterNotReady, `say "please"`)
+	e.SandboxID, e.RequestID = "abc", "req\xff-1"
+	reply := refused(e).GetImmediateResponse()
+	var body map[string]any
+	require.NoError(t, json.Unmarshal(reply.GetBody(), &body))
+	require.Equal(t, map[string]any{
+		"code": 503.0, "reason": "router_not_ready", "message": `say "please"`, "sandboxId": "abc", "requestId": "req\ufffd-1",
+	}, body)
+	headers := map[string]string{}
+	for _, h := range reply.GetHeaders().GetSetHeaders() {
+		headers[h.GetHeader().GetKey()] = string(h.GetHeader().GetRawValue())
+	}
+	require.Equal(t, map[string]string{"content-type": "application/json", "x-berth-reason": "router_not_ready", "retry-after": "1"}, headers)
+}

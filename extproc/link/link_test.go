@@ -1,0 +1,521 @@
+package link_test
+
+import (
+	"context"
+	"io"
+	"net/netip"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	controlv1 "github.com/berth-sandbox/berth/api/control/v1"
+	"github.com/berth-sandbox/berth/extproc/link"
+	"github.com/berth-sandbox/berth/routecache"
+)
+
+func TestSnapshotReplacesAllAtOnce(t *testing.T) {
+	run(t, []string{"a"}, func(w *world) {
+		w.serve("a", nil)
+		w.cache.Put("old", routecache.Route{})
+		w.tracker.Touch("old")
+		w.tracker.Touch("two")
+		p, join, _ := w.accept()
+		require.Equal(t, instance, join.GetInstanceId())
+		require.Zero(t, join.GetHighestTerm())
+		require.False(t, w.link.Connected())
+		p.send(0, snapshot(false, route("one", "10.0.0.1")))
+		require.Equal(t, []string{"old"}, w.ids(), "half a snapshot was applied")
+		require.False(t, w.link.Connected())
+		p.send(1, snapshot(true, route("two", "10.0.0.2")))
+		require.EqualValues(t, 1, p.ack())
+		require.Equal(t, []string{"one", "two"}, w.ids())
+		require.True(t, w.link.Connected())
+		require.Equal(t, 1, w.tracker.Len(), "the activity of a sandbox that went unseen was kept")
+
+		p.send(2, push(route("three", "10.0.0.3")))
+		require.EqualValues(t, 2, p.ack())
+		require.Equal(t, []string{"one", "three", "two"}, w.ids())
+	})
+}
+
+func TestAddressOfARouteIsNeverAMappedOne(t *testing.T) {
+	run(t, []string{"a"}, func(w *world) {
+		w.serve("a", nil)
+		w.joined(route("one", "::ffff:10.0.0.2"))
+		require.Equal(t, netip.MustParseAddr("10.0.0.2"), w.cache.Dump()[0].Route.Addr)
+	})
+}
+
+func TestAcknowledgementFollowsTheEffectAndIsCumulative(t *testing.T) {
+	run(t, []string{"a"}, func(w *world) {
+		w.serve("a", nil)
+		p := w.joined(route("one", "10.0.0.1"), route("two", "10.0.0.2"))
+		w.tracker.Touch("one")
+		w.cache.events()
+		p.send(2, release("one", "two"))
+		p.send(3, push(route("three", "10.0.0.3")))
+		p.send(4, release("three"))
+		var acked uint64
+		for acked < 4 {
+			ack := p.ack()
+			require.Greater(t, ack, acked)
+			acked = ack
+			if acked >= 2 { // what is acknowledged is in effect already
+				a, err := w.cache.Lookup(w.t.Context(), "one")
+				require.NoError(t, err)
+				require.Equal(t, routecache.Gone, a.Status)
+			}
+		}
+		require.Equal(t, []string{"release one", "forget one", "release two", "forget two", "put three", "release three", "forget three"}, w.cache.events())
+		require.Zero(t, w.tracker.Len())
+	})
+}
+
+func TestNothingIsAcknowledgedBeforeItTookEffect(t *testing.T) {
+	run(t, []string{"a"}, func(w *world) {
+		w.serve("a", nil)
+		p := w.joined()
+		unhold := w.cache.holdReleases()
+		p.send(2, release("one"))
+		for range 3 { // pings go on meanwhile
+			m, err := p.Recv()
+			require.NoError(t, err)
+			require.NotNil(t, m.GetPing(), "acknowledged before the effect: %v", m)
+		}
+		unhold()
+		require.EqualValues(t, 2, p.ack())
+	})
+}
+
+func TestFreshnessCountsFromTheSendTimeOfTheAnsweredPing(t *testing.T) {
+	run(t, []string{"a"}, func(w *world) {
+		w.serve("a", nil)
+		p, _, nonce := w.accept()
+		sent := w.now()
+		p.snapshot(route("one", "10.0.0.1"))
+		require.EqualValues(t, 1, p.ack())
+		require.False(t, w.cache.Fresh(), "a snapshot alone makes fresh")
+		time.Sleep(3*time.Second - time.Millisecond) // the answer takes its time
+		p.pong(nonce)
+		synctest.Wait()
+		require.True(t, w.cache.Fresh())
+		p.end <- status.Error(codes.Unavailable, "gone")
+		w.grpc[0].Stop() // and stays away
+		time.Sleep(sent + maxStale - w.now() - 1)
+		require.True(t, w.cache.Fresh())
+		time.Sleep(1)
+		require.False(t, w.cache.Fresh(), "freshness was counted from the answer and not from the ping")
+	})
+}
+
+func TestPongToAPingThatWasNotSentIsWorthNothing(t *testing.T) {
+	run(t, []string{"a"}, func(w *world) {
+		w.serve("a", nil)
+		p, _, nonce := w.accept()
+		p.snapshot()
+		p.pong(nonce + 1000)
+		synctest.Wait()
+		require.False(t, w.cache.Fresh())
+		p.pong(nonce)
+		synctest.Wait()
+		require.True(t, w.cache.Fresh())
+	})
+}
+
+func TestPongOfAnEarlierStreamIsWorthNothing(t *testing.T) {
+	run(t, []string{"a"}, func(w *world) {
+		w.serve("a", nil)
+		p, _, nonce := w.accept()
+		p.snapshot()
+		nonce = max(nonce, p.ping()) // of the first stream, sent after 1 s
+		p.end <- nil
+		second, _, secondNonce := w.accept()
+		require.Less(t, secondNonce, nonce)
+		second.snapshot()
+		second.pong(nonce)
+		synctest.Wait()
+		require.False(t, w.cache.Fresh())
+	})
+}
+
+func TestOnlyTheNewestAnsweredPingCounts(t *testing.T) {
+	run(t, []string{"a"}, func(w *world) {
+		w.serve("a", nil)
+		p, _, first := w.accept()
+		p.snapshot()
+		second := p.ping()
+		sent := w.now()
+		p.pong(second)
+		p.pong(first) // an older answer takes nothing back
+		synctest.Wait()
+		p.end <- nil
+		w.grpc[0].Stop()
+		time.Sleep(sent + maxStale - w.now() - 1)
+		require.True(t, w.cache.Fresh())
+		time.Sleep(1)
+		require.False(t, w.cache.Fresh())
+	})
+}
+
+func TestUnansweredPingsDropTheStream(t *testing.T) {
+	run(t, []string{"a"}, func(w *world) {
+		w.serve("a", nil)
+		p := w.joined()
+		began := w.now()
+		<-p.Context().Done()
+		require.InDelta(t, 5, (w.now() - began).Seconds(), 1.1)
+		require.Greater(t, w.now()-began, 5*pingEvery-1)
+		w.joined() // it is back
+	})
+}
+
+// An allocator that does not read must not keep the router from noticing.
+func TestStreamThatCannotBeWrittenToIsDropped(t *testing.T) {
+	run(t, []string{"a"}, func(w *world) {
+		w.serve("a", nil)
+		p := w.joined()
+		began := w.now()
+		var asked int
+		for w.link.Ask(strings.Repeat("x", 57)) && asked < 100_000 {
+			asked++
+			if asked%100 == 0 {
+				synctest.Wait()
+			}
+		}
+		require.Less(t, asked, 100_000, "questions are not bounded")
+		require.Equal(t, began, w.now())
+		<-p.Context().Done()
+		require.LessOrEqual(t, w.now()-began, 7*pingEvery)
+		w.joined()
+	})
+}
+
+func TestRedirectIsFollowedAtOnce(t *testing.T) {
+	run(t, []string{"follower"}, func(w *world) {
+		w.serve("follower", names("leader"))
+		w.serve("leader", nil)
+		p := w.joined(route("one", "10.0.0.1"))
+		require.Equal(t, "leader", p.name)
+		require.Zero(t, w.now(), "the redirect was not followed at once")
+		require.Equal(t, "follower leader", w.dials())
+
+		p.end <- nil // after that, the configured address again
+		second, _, _ := w.accept()
+		require.Equal(t, "leader", second.name)
+		require.Equal(t, "follower leader", w.dials())
+	})
+}
+
+func TestRedirectsInACircleAreFollowedOnlyAFewTimes(t *testing.T) {
+	run(t, []string{"a", "b"}, func(w *world) {
+		w.serve("a", names("b"))
+		w.serve("b", names("a"))
+		require.Equal(t, "a b a b", w.dials())
+		time.Sleep(4 * time.Second)
+		require.Less(t, strings.Count(w.dials(), " "), 40)
+	})
+}
+
+func TestReplicaThatNamesItselfOrNobodyIsNotFollowed(t *testing.T) {
+	for _, leader := range []string{"a", ""} {
+		run(t, []string{"a", "b"}, func(w *world) {
+			w.serve("a", names(leader))
+			require.Equal(t, "a", w.dials())
+			w.serve("b", nil)
+			w.joined()
+			require.Equal(t, "b", w.dials())
+		})
+	}
+}
+
+func TestAllocatorsAreTriedInTurn(t *testing.T) {
+	run(t, []string{"a", "b", "c"}, func(w *world) {
+		time.Sleep(time.Minute)
+		require.True(t, strings.HasPrefix(strings.Repeat("a b c ", 40), w.dials()))
+		w.serve("b", nil)
+		require.Equal(t, "b", w.joined().name)
+	})
+}
+
+func TestPausesBetweenAttemptsGrowAndAreBounded(t *testing.T) {
+	run(t, []string{"a"}, func(w *world) {
+		require.Equal(t, "a", w.dials())
+		time.Sleep(time.Second)
+		soon := strings.Count(w.dials(), "a")
+		require.GreaterOrEqual(t, soon, 3)
+		require.LessOrEqual(t, soon, 10)
+		time.Sleep(time.Minute)
+		require.InDelta(t, 30, strings.Count(w.dials(), "a"), 12)
+	})
+}
+
+func TestAddressThatDoesNotAnswerIsGivenUp(t *testing.T) {
+	run(t, []string{"hole", "b"}, func(w *world) {
+		w.blackHole("hole")
+		w.serve("b", nil)
+		w.joined()
+		require.LessOrEqual(t, w.now(), 7*pingEvery)
+	})
+}
+
+func TestLowerTermIsRefusedWithItsStream(t *testing.T) {
+	run(t, []string{"a"}, func(w *world) {
+		w.serve("a", nil)
+		p, _, nonce := w.accept()
+		p.term = 7
+		p.snapshot(route("one", "10.0.0.1"))
+		p.pong(nonce)
+		require.EqualValues(t, 1, p.ack())
+		require.EqualValues(t, 7, w.link.Term())
+		p.end <- nil
+
+		deposed, join, nonce := w.accept()
+		require.EqualValues(t, 7, join.GetHighestTerm())
+		deposed.term = 6
+		require.NoError(t, deposed.Send(&controlv1.AllocatorMessage{Term: 6, Sequence: 1, Message: snapshot(true, route("two", "10.0.0.2")).GetMessage()}))
+		<-deposed.Context().Done()
+		require.Equal(t, []string{"one"}, w.ids(), "the snapshot of a deposed leader was applied")
+		require.EqualValues(t, 7, w.link.Term())
+		require.False(t, w.link.Connected())
+		_ = nonce
+
+		next, _, _ := w.accept()
+		next.term = 8
+		next.snapshot(route("three", "10.0.0.3"))
+		require.EqualValues(t, 1, next.ack())
+		require.Equal(t, []string{"three"}, w.ids())
+		// A message in the middle of a stream counts as well.
+		require.NoError(t, next.Send(&controlv1.AllocatorMessage{Term: 7, Sequence: 2, Message: push(route("four", "10.0.0.4")).GetMessage()}))
+		<-next.Context().Done()
+		require.Equal(t, []string{"three"}, w.ids())
+	})
+}
+
+func TestReconnectKeepsTheRoutesUntilTheNextSnapshot(t *testing.T) {
+	run(t, []string{"a"}, func(w *world) {
+		w.serve("a", nil)
+		p := w.joined(route("one", "10.0.0.1"))
+		p.end <- status.Error(codes.ResourceExhausted, "too slow")
+		second, _, _ := w.accept()
+		a, err := w.cache.Lookup(w.t.Context(), "one")
+		require.NoError(t, err)
+		require.Equal(t, routecache.Routable, a.Status)
+		_, err = w.cache.Lookup(w.t.Context(), "two")
+		require.ErrorIs(t, err, routecache.ErrDisconnected)
+		second.snapshot(route("two", "10.0.0.2"))
+		require.EqualValues(t, 1, second.ack(), "the position starts anew with the stream")
+		require.Equal(t, []string{"two"}, w.ids())
+	})
+}
+
+func TestQuestionsGoToTheAllocatorAndBack(t *testing.T) {
+	run(t, []string{"a"}, func(w *world) {
+		require.False(t, w.link.Ask("early"), "asked without a session")
+		w.serve("a", nil)
+		p := w.joined()
+		for id, c := range map[string]struct {
+			resolved *controlv1.Resolved
+			want     routecache.Status
+		}{
+			"route":   {&controlv1.Resolved{Answer: &controlv1.Resolved_Route{Route: route("route", "10.0.0.1")}}, routecache.Routable},
+			"gone":    {&controlv1.Resolved{Answer: &controlv1.Resolved_Gone{Gone: &controlv1.Gone{}}}, routecache.Gone},
+			"unknown": {&controlv1.Resolved{Answer: &controlv1.Resolved_Unknown{Unknown: &controlv1.Unknown{}}}, routecache.Unknown},
+			"newkind": {&controlv1.Resolved{}, routecache.Unknown},
+		} {
+			found := make(chan routecache.Answer, 1)
+			go func() {
+				a, err := w.cache.Lookup(context.Background(), id)
+				if err == nil {
+					found <- a
+				}
+			}()
+			require.Equal(t, id, p.next().GetResolve().GetSandboxId())
+			c.resolved.SandboxId = id
+			p.send(0, &controlv1.AllocatorMessage{Message: &controlv1.AllocatorMessage_Resolved{Resolved: c.resolved}})
+			require.Equal(t, c.want, (<-found).Status, id)
+		}
+	})
+}
+
+func TestQuestionFailsWithTheStreamItWasAskedOn(t *testing.T) {
+	run(t, []string{"a"}, func(w *world) {
+		w.serve("a", nil)
+		p := w.joined()
+		failed := make(chan error, 1)
+		go func() {
+			_, err := w.cache.Lookup(context.Background(), "one")
+			failed <- err
+		}()
+		require.Equal(t, "one", p.next().GetResolve().GetSandboxId())
+		p.end <- nil
+		require.ErrorIs(t, <-failed, routecache.ErrDisconnected)
+		require.False(t, w.link.Connected())
+		require.False(t, w.link.Ask("two"))
+	})
+}
+
+func TestGoodbyeIsTheLastWord(t *testing.T) {
+	run(t, []string{"a"}, func(w *world) {
+		w.serve("a", nil)
+		p := w.joined(route("one", "10.0.0.1"))
+		began := w.now()
+		w.stop()
+		require.NotNil(t, p.next().GetGoodbye())
+		p.send(2, release("one")) // too late to be acknowledged
+		_, err := p.Recv()
+		require.ErrorIs(t, err, io.EOF, "something followed Goodbye")
+		require.Empty(t, w.ended, "the allocator had not heard Goodbye yet")
+		p.end <- nil
+		require.NoError(t, <-w.ended)
+		w.ended <- nil
+		require.Equal(t, began, w.now())
+		require.False(t, w.link.Connected())
+	})
+}
+
+func TestGoodbyeComesAfterJoinAlsoWhenItIsEarly(t *testing.T) {
+	run(t, []string{"a"}, func(w *world) {
+		w.stop()
+		w.serve("a", nil)
+		time.Sleep(time.Minute)
+		require.NoError(t, <-w.ended)
+		w.ended <- nil
+		for range len(w.streams) {
+			p := <-w.streams
+			m, err := p.Recv()
+			if err == nil {
+				require.NotNil(t, m.GetJoin())
+			}
+		}
+	})
+}
+
+func TestStopDoesNotWaitForAnAllocatorThatDoesNotAnswer(t *testing.T) {
+	for name, prepare := range map[string]func(*world){
+		"connecting": func(w *world) { w.blackHole("a") },
+		"pausing":    func(*world) {},
+		"joining":    func(w *world) { w.serve("a", nil); w.accept() },
+		"joined":     func(w *world) { w.serve("a", nil); w.joined() },
+		"not reading": func(w *world) {
+			w.serve("a", nil)
+			w.joined()
+			for w.link.Ask(strings.Repeat("x", 57)) {
+				synctest.Wait()
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			run(t, []string{"a"}, func(w *world) {
+				prepare(w)
+				synctest.Wait()
+				began := w.now()
+				w.stop()
+				require.NoError(t, <-w.ended)
+				w.ended <- nil
+				require.LessOrEqual(t, w.now()-began, time.Second)
+			})
+		})
+	}
+}
+
+func TestMessagesThatMakeNoSenseEndTheSessionOnly(t *testing.T) {
+	bad := func(r *controlv1.Route) []*controlv1.AllocatorMessage {
+		return []*controlv1.AllocatorMessage{push(r), snapshot(true, r), {Message: &controlv1.AllocatorMessage_Resolved{
+			Resolved: &controlv1.Resolved{SandboxId: "bad", Answer: &controlv1.Resolved_Route{Route: r}},
+		}}}
+	}
+	messages := map[string][]*controlv1.AllocatorMessage{
+		"no route":      bad(nil),
+		"no address":    bad(route("bad", "")),
+		"a host name":   bad(route("bad", "pod.example.com")),
+		"with a port":   bad(route("bad", "10.0.0.1:80")),
+		"port too high": bad(&controlv1.Route{SandboxId: "bad", PodIp: "10.0.0.1", DefaultPort: 65536}),
+		"port wrapping": bad(&controlv1.Route{SandboxId: "bad", PodIp: "10.0.0.1", DefaultPort: 65536 + 80}),
+	}
+	for name, all := range messages {
+		for _, m := range all {
+			t.Run(name, func(t *testing.T) {
+				run(t, []string{"a"}, func(w *world) {
+					w.serve("a", nil)
+					p := w.joined(route("one", "10.0.0.1"))
+					m.Term, m.Sequence = 1, 0
+					if m.GetResolved() == nil {
+						m.Sequence = 2
+					}
+					require.NoError(t, p.Send(m))
+					<-p.Context().Done()
+					require.Equal(t, []string{"one"}, w.ids())
+					w.joined(route("two", "10.0.0.2")) // and it goes on
+				})
+			})
+		}
+	}
+}
+
+func TestNothingButASnapshotComesFirst(t *testing.T) {
+	for name, m := range map[string]*controlv1.AllocatorMessage{
+		"route":   push(route("bad", "10.0.0.1")),
+		"release": release("one"),
+		"pong":    {Message: &controlv1.AllocatorMessage_Pong{Pong: &controlv1.Pong{Nonce: 1}}},
+		"nothing": {},
+	} {
+		t.Run(name, func(t *testing.T) {
+			run(t, []string{"a"}, func(w *world) {
+				w.serve("a", nil)
+				p, _, _ := w.accept()
+				p.send(0, m)
+				<-p.Context().Done()
+				require.Empty(t, w.ids())
+				require.False(t, w.cache.Fresh())
+			})
+		})
+	}
+}
+
+func TestMissingMessageEndsTheSessionUnacknowledged(t *testing.T) {
+	for _, sequence := range []uint64{1, 3, 4} {
+		run(t, []string{"a"}, func(w *world) {
+			w.serve("a", nil)
+			p := w.joined(route("one", "10.0.0.1"))
+			p.send(sequence, release("one"))
+			for {
+				m, err := p.Recv()
+				if err != nil {
+					break
+				}
+				require.Nil(t, m.GetAck(), "message %d was acknowledged after message 1", sequence)
+			}
+			w.joined()
+		})
+	}
+}
+
+func TestUnknownKindsOfMessagesAreIgnored(t *testing.T) {
+	run(t, []string{"a"}, func(w *world) {
+		w.serve("a", nil)
+		p := w.joined(route("one", "10.0.0.1"))
+		p.send(0, &controlv1.AllocatorMessage{})
+		p.send(2, push(route("two", "10.0.0.2")))
+		require.EqualValues(t, 2, p.ack())
+	})
+}
+
+func TestRouteWithoutADefaultPortIsTaken(t *testing.T) {
+	run(t, []string{"a"}, func(w *world) {
+		w.serve("a", nil)
+		w.joined(&controlv1.Route{SandboxId: "one", PodIp: "10.0.0.1"})
+		require.Equal(t, []string{"one"}, w.ids())
+	})
+}
+
+func TestOptionsNameWhatIsMissing(t *testing.T) {
+	_, err := link.New(link.Options{Allocators: []string{"a:1", ""}})
+	for _, name := range []string{"Allocators", "InstanceID", "Cache", "Activity", "Dial", "Now", "Log", "MaxStale"} {
+		require.ErrorContains(t, err, "Options."+name)
+	}
+}

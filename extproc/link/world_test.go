@@ -1,0 +1,354 @@
+package link_test
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/test/bufconn"
+
+	controlv1 "github.com/berth-sandbox/berth/api/control/v1"
+	"github.com/berth-sandbox/berth/extproc/link"
+	"github.com/berth-sandbox/berth/lastactive"
+	"github.com/berth-sandbox/berth/routecache"
+)
+
+const (
+	instance  = "router-0123456789abcdef"
+	maxStale  = 15 * time.Minute
+	pingEvery = time.Second
+)
+
+// world is a link in a synctest bubble, and the allocators that it may reach.
+// Its time is the bubble's: it passes when everybody waits.
+type world struct {
+	t       *testing.T
+	began   time.Time
+	link    *link.Link
+	cache   *recorder
+	tracker *lastactive.Tracker
+	stop    context.CancelFunc // ends the context of Run
+	ended   chan error         // the result of Run
+
+	mu      sync.Mutex
+	servers map[string]*bufconn.Listener // nil: a black hole
+	dialled []string
+
+	grpc    []*grpc.Server
+	streams chan *peer // opened by the link
+}
+
+// recorder is a route cache that notes what it is told, and when.
+type recorder struct {
+	*routecache.Cache
+	mu   sync.Mutex
+	told []string
+	hold chan struct{} // if it is there, a release takes until it is closed
+}
+
+func (r *recorder) holdReleases() (unhold func()) {
+	hold := make(chan struct{})
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.hold = hold
+	return func() { close(hold) }
+}
+
+func (r *recorder) note(format string, args ...any) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.told = append(r.told, fmt.Sprintf(format, args...))
+}
+
+// events are what was told since the last call.
+func (r *recorder) events() []string {
+	synctest.Wait()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	told := r.told
+	r.told = nil
+	return told
+}
+
+func (r *recorder) Put(id string, route routecache.Route) {
+	r.Cache.Put(id, route)
+	r.note("put %s", id)
+}
+
+func (r *recorder) Resolve(id string, a routecache.Answer) {
+	r.Cache.Resolve(id, a)
+	r.note("resolve %s %v", id, a.Status)
+}
+
+func (r *recorder) Release(id string) {
+	r.mu.Lock()
+	hold := r.hold
+	r.mu.Unlock()
+	if hold != nil {
+		<-hold
+	}
+	r.Cache.Release(id)
+	r.note("release %s", id)
+}
+
+func (r *recorder) Replace(routes map[string]routecache.Route) {
+	r.Cache.Replace(routes)
+	r.note("replace with %d", len(routes))
+}
+
+func (r *recorder) Disconnected() {
+	r.Cache.Disconnected()
+	r.note("disconnected")
+}
+
+// activity notes what it is told between what the cache is told.
+type activity struct {
+	*lastactive.Tracker
+	r *recorder
+}
+
+func (a activity) Forget(id string) {
+	a.Tracker.Forget(id)
+	a.r.note("forget %s", id)
+}
+
+func address(name string) string { return "passthrough:///" + name }
+
+// run runs f in a bubble with a link to these allocators, none of which is there
+// yet.
+func run(t *testing.T, allocators []string, f func(*world)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		w := &world{
+			t: t, began: time.Now(), ended: make(chan error, 1),
+			servers: map[string]*bufconn.Listener{}, streams: make(chan *peer, 1000),
+		}
+		cache, err := routecache.New(routecache.Options{Now: w.now, Ask: func(id string) bool { return w.link.Ask(id) }})
+		require.NoError(t, err)
+		w.cache = &recorder{Cache: cache}
+		w.tracker, err = lastactive.New(lastactive.Options{Now: time.Now})
+		require.NoError(t, err)
+		o := link.Options{
+			InstanceID: instance, MaxStale: maxStale, PingEvery: pingEvery,
+			Cache: w.cache, Activity: activity{w.tracker, w.cache}, Now: w.now, Log: zap.NewNop(),
+			Dial: []grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithContextDialer(w.dial)},
+		}
+		for _, name := range allocators {
+			o.Allocators = append(o.Allocators, address(name))
+		}
+		w.link, err = link.New(o)
+		require.NoError(t, err)
+		ctx, cancel := context.WithCancel(context.Background())
+		w.stop = cancel
+		defer func() { // also when f fails
+			cancel()
+			for _, s := range w.grpc {
+				s.Stop()
+			}
+			require.NoError(t, <-w.ended)
+		}()
+		go func() { w.ended <- w.link.Run(ctx) }()
+		f(w)
+	})
+}
+
+func (w *world) now() time.Duration { return time.Since(w.began) }
+
+func (w *world) dial(ctx context.Context, name string) (net.Conn, error) {
+	w.mu.Lock()
+	w.dialled = append(w.dialled, name)
+	l, listens := w.servers[name]
+	w.mu.Unlock()
+	switch {
+	case !listens:
+		return nil, fmt.Errorf("connection to %s refused", name)
+	case l == nil:
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
+	return l.DialContext(ctx)
+}
+
+// dials are the allocators that were dialled since the last call.
+func (w *world) dials() string {
+	synctest.Wait()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	dialled := strings.Join(w.dialled, " ")
+	w.dialled = nil
+	return dialled
+}
+
+// serve starts an allocator. Its streams are handled by handle, or played by the
+// test if that is nil.
+func (w *world) serve(name string, handle func(*peer) error) {
+	l := bufconn.Listen(1 << 16)
+	s := grpc.NewServer()
+	controlv1.RegisterControlServer(s, &scripted{w: w, name: name, handle: handle})
+	w.grpc = append(w.grpc, s)
+	w.mu.Lock()
+	w.servers[name] = l
+	w.mu.Unlock()
+	go func() { _ = s.Serve(l) }()
+}
+
+// blackHole makes an address at which connecting takes for ever.
+func (w *world) blackHole(name string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.servers[name] = nil
+}
+
+// names answers NotLeader with the address of another allocator.
+func names(leader string) func(*peer) error {
+	if leader != "" {
+		leader = address(leader)
+	}
+	return func(p *peer) error {
+		return p.Send(&controlv1.AllocatorMessage{Message: &controlv1.AllocatorMessage_NotLeader{
+			NotLeader: &controlv1.NotLeader{LeaderAddress: leader},
+		}})
+	}
+}
+
+type scripted struct {
+	controlv1.UnimplementedControlServer
+	w      *world
+	name   string
+	handle func(*peer) error
+}
+
+// peer is the allocator's end of one stream.
+type peer struct {
+	grpc.BidiStreamingServer[controlv1.RouterMessage, controlv1.AllocatorMessage]
+	w    *world
+	name string
+	end  chan error // ends the stream
+	term uint64
+}
+
+func (s *scripted) Session(stream grpc.BidiStreamingServer[controlv1.RouterMessage, controlv1.AllocatorMessage]) error {
+	p := &peer{BidiStreamingServer: stream, w: s.w, name: s.name, end: make(chan error, 1), term: 1}
+	if s.handle != nil {
+		return s.handle(p)
+	}
+	s.w.streams <- p
+	select {
+	case err := <-p.end:
+		return err
+	case <-stream.Context().Done():
+		return nil
+	}
+}
+
+// accept waits for the link to open a stream and to say Join and Ping on it.
+func (w *world) accept() (p *peer, join *controlv1.Join, nonce uint64) {
+	w.t.Helper()
+	p = <-w.streams
+	m, err := p.Recv()
+	require.NoError(w.t, err)
+	require.NotNil(w.t, m.GetJoin(), "the first message must be Join")
+	ping, err := p.Recv()
+	require.NoError(w.t, err)
+	require.NotNil(w.t, ping.GetPing(), "freshness must be asked for at once")
+	return p, m.GetJoin(), ping.GetPing().GetNonce()
+}
+
+// joined accepts a stream, sends a snapshot and grants freshness.
+func (w *world) joined(routes ...*controlv1.Route) *peer {
+	w.t.Helper()
+	p, _, nonce := w.accept()
+	p.snapshot(routes...)
+	require.EqualValues(w.t, 1, p.ack())
+	p.pong(nonce)
+	synctest.Wait()
+	return p
+}
+
+func (p *peer) send(sequence uint64, m *controlv1.AllocatorMessage) {
+	p.w.t.Helper()
+	m.Sequence = sequence
+	if m.Term == 0 {
+		m.Term = p.term
+	}
+	require.NoError(p.w.t, p.Send(m))
+}
+
+func (p *peer) snapshot(routes ...*controlv1.Route) {
+	p.w.t.Helper()
+	p.send(1, snapshot(true, routes...))
+}
+
+func (p *peer) pong(nonce uint64) {
+	p.w.t.Helper()
+	p.send(0, &controlv1.AllocatorMessage{Message: &controlv1.AllocatorMessage_Pong{Pong: &controlv1.Pong{Nonce: nonce}}})
+}
+
+// next is the next message that is not a Ping.
+func (p *peer) next() *controlv1.RouterMessage {
+	p.w.t.Helper()
+	for {
+		m, err := p.Recv()
+		require.NoError(p.w.t, err)
+		if m.GetPing() == nil {
+			return m
+		}
+	}
+}
+
+// ping is the nonce of the next Ping.
+func (p *peer) ping() uint64 {
+	p.w.t.Helper()
+	for {
+		m, err := p.Recv()
+		require.NoError(p.w.t, err)
+		if m.GetPing() != nil {
+			return m.GetPing().GetNonce()
+		}
+	}
+}
+
+// ack is the sequence of the next message, which is an Ack.
+func (p *peer) ack() uint64 {
+	p.w.t.Helper()
+	m := p.next()
+	require.NotNil(p.w.t, m.GetAck(), "got %v", m)
+	return m.GetAck().GetSequence()
+}
+
+func snapshot(last bool, routes ...*controlv1.Route) *controlv1.AllocatorMessage {
+	return &controlv1.AllocatorMessage{Message: &controlv1.AllocatorMessage_Snapshot{Snapshot: &controlv1.Snapshot{Routes: routes, Last: last}}}
+}
+
+func route(id, ip string) *controlv1.Route {
+	return &controlv1.Route{SandboxId: id, PodIp: ip, DefaultPort: 8080}
+}
+
+func push(r *controlv1.Route) *controlv1.AllocatorMessage {
+	return &controlv1.AllocatorMessage{Message: &controlv1.AllocatorMessage_Route{Route: r}}
+}
+
+func release(ids ...string) *controlv1.AllocatorMessage {
+	return &controlv1.AllocatorMessage{Message: &controlv1.AllocatorMessage_Release{Release: &controlv1.Release{SandboxIds: ids}}}
+}
+
+// ids are those of the routes that the cache holds.
+func (w *world) ids() []string {
+	synctest.Wait()
+	all := []string{}
+	for _, e := range w.cache.Dump() {
+		all = append(all, e.ID)
+	}
+	slices.Sort(all)
+	return all
+}

@@ -1,0 +1,432 @@
+package extproc
+
+import (
+	"context"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	datav3 "github.com/envoyproxy/go-control-plane/envoy/data/accesslog/v3"
+	logv3 "github.com/envoyproxy/go-control-plane/envoy/service/accesslog/v3"
+	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/berth-sandbox/berth/lastactive"
+	"github.com/berth-sandbox/berth/routecache"
+)
+
+// soon is how long a test waits for what must happen.
+const soon = 10 * time.Second
+
+// options are those of a router whose cache knows what the test puts there.
+func options(t *testing.T, socket string) (Options, *routecache.Cache, *lastactive.Tracker) {
+	cache, err := routecache.New(routecache.Options{
+		Now: func() time.Duration { return 0 },
+		Ask: func(string) bool { return false },
+	})
+	require.NoError(t, err)
+	cache.SetFreshUntil(time.Hour)
+	tracker, err := lastactive.New(lastactive.Options{Now: time.Now})
+	require.NoError(t, err)
+	return Options{
+		Socket: socket, Domain: domain, PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")},
+		Routes: cache, Activity: tracker, Metrics: prometheus.NewRegistry(), Log: zap.NewNop(),
+	}, cache, tracker
+}
+
+// running is a server on its socket.
+type running struct {
+	*Server
+	t      *testing.T
+	served chan error
+}
+
+func serve(t *testing.T, o Options) *running {
+	server, err := New(o)
+	require.NoError(t, err)
+	r := &running{Server: server, t: t, served: make(chan error, 1)}
+	l, err := server.Listen()
+	require.NoError(t, err)
+	go func() { r.served <- server.Serve(l) }()
+	return r
+}
+
+// stop stops the server and returns how long that took.
+func (r *running) stop(limit time.Duration) time.Duration {
+	r.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	began := time.Now()
+	r.Stop(ctx)
+	require.NoError(r.t, <-r.served)
+	return time.Since(began)
+}
+
+// dial is Envoy's connection.
+func dial(t *testing.T, socket string) *grpc.ClientConn {
+	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	require.NoError(t, err)
+	t.Cleanup(func() { conn.Close() })
+	return conn
+}
+
+// within is a context that ends with the test, and fails it rather than hang.
+func within(t *testing.T) context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), soon)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// headersOf is what Envoy sends about a request.
+func headersOf(keysAndValues ...string) *extprocv3.ProcessingRequest {
+	headers := &corev3.HeaderMap{}
+	for i := 0; i < len(keysAndValues); i += 2 {
+		headers.Headers = append(headers.Headers, &corev3.HeaderValue{Key: keysAndValues[i], RawValue: []byte(keysAndValues[i+1])})
+	}
+	return &extprocv3.ProcessingRequest{Request: &extprocv3.ProcessingRequest_RequestHeaders{
+		RequestHeaders: &extprocv3.HttpHeaders{Headers: headers},
+	}}
+}
+
+func get(host string) *extprocv3.ProcessingRequest {
+	return headersOf(":method", "GET", ":authority", host, "x-request-id", "req-1")
+}
+
+// ask does what Envoy does for one request.
+func ask(t *testing.T, conn *grpc.ClientConn, message *extprocv3.ProcessingRequest) (*extprocv3.ProcessingResponse, error) {
+	stream, err := extprocv3.NewExternalProcessorClient(conn).Process(within(t))
+	require.NoError(t, err)
+	require.NoError(t, stream.Send(message))
+	response, err := stream.Recv()
+	if err != nil {
+		return nil, err
+	}
+	_, err = stream.Recv()
+	require.ErrorIs(t, err, io.EOF, "one answer, and then the end of the stream")
+	return response, nil
+}
+
+func TestAdmittedReplyNamesPodAndSandboxAndNothingElse(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "s")
+	o, cache, tracker := options(t, socket)
+	metrics := o.Metrics.(*prometheus.Registry)
+	server := serve(t, o)
+	cache.Put("abc", podRoute)
+	conn := dial(t, socket)
+	for _, message := range []*extprocv3.ProcessingRequest{
+		get("9000-ABC." + domain + ":8443"),
+		{Request: &extprocv3.ProcessingRequest_RequestHeaders{RequestHeaders: &extprocv3.HttpHeaders{Headers: &corev3.HeaderMap{
+			Headers: []*corev3.HeaderValue{{Key: ":authority", Value: "9000-abc." + domain}}, // as text, not raw
+		}}}},
+	} {
+		response, err := ask(t, conn, message)
+		require.NoError(t, err)
+		require.NotNil(t, response.GetRequestHeaders())
+		require.Nil(t, response.GetRequestHeaders().GetResponse(), "the request was changed")
+		require.Equal(t, map[string]any{"berth": map[string]any{"dst": "10.1.2.3:9000", "id": "abc"}}, response.GetDynamicMetadata().AsMap())
+	}
+	require.Equal(t, 1, tracker.Len())
+	require.NoError(t, testutil.GatherAndCompare(metrics, strings.NewReader(`
+# HELP berth_router_requests_total Requests Envoy asked about, by outcome: admitted, or the reason of the refusal.
+# TYPE berth_router_requests_total counter
+berth_router_requests_total{outcome="admitted"} 2
+`), "berth_router_requests_total"))
+	server.stop(soon)
+}
+
+func TestRefusalIsAnsweredInTheSandboxsPlace(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "s")
+	o, cache, tracker := options(t, socket)
+	server := serve(t, o)
+	cache.Release("gone")
+	conn := dial(t, socket)
+	for host, c := range map[string]struct {
+		code int
+		grpc codes.Code
+		word string
+		body string
+	}{
+		"8080-gone." + domain: {410, codes.NotFound, "sandbox_gone", `{"code":410,"reason":"sandbox_gone","message":"this sandbox has been released","sandboxId":"gone","requestId":"req-1"}`},
+		// Nobody to ask: an answer, and never gRPC's Unavailable, which Envoy would retry.
+		"8080-other." + domain:            {503, codes.Unavailable, "router_not_ready", ""},
+		"8080-a." + domain + "," + domain: {400, codes.InvalidArgument, "bad_host", ""},
+	} {
+		response, err := ask(t, conn, get(host))
+		require.NoError(t, err, host)
+		reply := response.GetImmediateResponse()
+		require.EqualValues(t, c.code, reply.GetStatus().GetCode(), host)
+		require.EqualValues(t, c.grpc, reply.GetGrpcStatus().GetStatus(), host)
+		require.Equal(t, "berth_"+c.word, reply.GetDetails())
+		if c.body != "" {
+			require.JSONEq(t, c.body, string(reply.GetBody()))
+		}
+		require.Equal(t, map[string]any{"berth": map[string]any{"reply": c.word}}, response.GetDynamicMetadata().AsMap(), "a refusal must name no destination")
+	}
+	require.Zero(t, tracker.Len())
+	server.stop(soon)
+}
+
+func TestWrongMessageIsAnErrorThatEnvoyDoesNotRetry(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "s")
+	o, cache, _ := options(t, socket)
+	server := serve(t, o)
+	cache.Put("abc", podRoute)
+	conn := dial(t, socket)
+	for name, message := range map[string]*extprocv3.ProcessingRequest{
+		"nothing":          {},
+		"response headers": {Request: &extprocv3.ProcessingRequest_ResponseHeaders{ResponseHeaders: get("8080-abc." + domain).GetRequestHeaders()}},
+		"request body":     {Request: &extprocv3.ProcessingRequest_RequestBody{RequestBody: &extprocv3.HttpBody{}}},
+		"request trailers": {Request: &extprocv3.ProcessingRequest_RequestTrailers{RequestTrailers: &extprocv3.HttpTrailers{}}},
+	} {
+		_, err := ask(t, conn, message)
+		require.Equal(t, codes.InvalidArgument, status.Code(err), name)
+	}
+	// No headers at all is a request without a host.
+	response, err := ask(t, conn, &extprocv3.ProcessingRequest{Request: &extprocv3.ProcessingRequest_RequestHeaders{}})
+	require.NoError(t, err)
+	require.EqualValues(t, 400, response.GetImmediateResponse().GetStatus().GetCode())
+
+	stream, err := extprocv3.NewExternalProcessorClient(conn).Process(within(t))
+	require.NoError(t, err)
+	require.NoError(t, stream.CloseSend()) // the client left before Envoy asked
+	_, err = stream.Recv()
+	require.ErrorIs(t, err, io.EOF)
+	server.stop(soon)
+}
+
+// logs is a message of Envoy's access log service about open requests.
+func logs(ids ...string) *logv3.StreamAccessLogsMessage {
+	entries := &logv3.StreamAccessLogsMessage_HTTPAccessLogEntries{}
+	for _, id := range ids {
+		properties := &datav3.AccessLogCommon{}
+		if id != "" {
+			properties.Metadata = &corev3.Metadata{FilterMetadata: map[string]*structpb.Struct{
+				"berth": {Fields: map[string]*structpb.Value{"id": structpb.NewStringValue(id)}},
+			}}
+		}
+		entries.LogEntry = append(entries.LogEntry, &datav3.HTTPAccessLogEntry{CommonProperties: properties})
+	}
+	return &logv3.StreamAccessLogsMessage{LogEntries: &logv3.StreamAccessLogsMessage_HttpLogs{HttpLogs: entries}}
+}
+
+func TestAccessLogKeepsOnlyKnownSandboxesActive(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "s")
+	o, _, _ := options(t, socket)
+	first := time.Unix(1000, 0)
+	var now atomic.Pointer[time.Time]
+	now.Store(&first)
+	tracker, err := lastactive.New(lastactive.Options{Now: func() time.Time { return *now.Load() }})
+	require.NoError(t, err)
+	o.Activity = tracker
+	server := serve(t, o)
+	tracker.Touch("open")
+	tracker.Touch("quiet")
+	tracker.Touch("released")
+	tracker.Forget("released")
+
+	stream, err := logv3.NewAccessLogServiceClient(dial(t, socket)).StreamAccessLogs(within(t))
+	require.NoError(t, err)
+	later := first.Add(5 * time.Second)
+	now.Store(&later)
+	require.NoError(t, stream.Send(logs("", "open", "released", "stranger")))
+	require.NoError(t, stream.Send(&logv3.StreamAccessLogsMessage{}))
+	require.Eventually(t, func() bool { return testutil.ToFloat64(server.metrics.logEntries) == 4 }, soon, time.Millisecond)
+	require.Equal(t, []lastactive.Activity{{ID: "open", LastActive: later}, {ID: "quiet", LastActive: first}}, tracker.Dump(nil))
+	require.EqualValues(t, 1, testutil.ToFloat64(server.metrics.logStreams))
+	_, err = stream.CloseAndRecv()
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { return testutil.ToFloat64(server.metrics.logStreams) == 0 }, soon, time.Millisecond)
+	server.stop(soon)
+}
+
+func TestStopDoesNotWaitForTheAccessLog(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "s")
+	o, _, tracker := options(t, socket)
+	server := serve(t, o)
+	tracker.Touch("open")
+	conn := dial(t, socket)
+	stream, err := logv3.NewAccessLogServiceClient(conn).StreamAccessLogs(within(t))
+	require.NoError(t, err)
+	require.NoError(t, stream.Send(logs("open")))
+	require.Eventually(t, func() bool { return testutil.ToFloat64(server.metrics.logStreams) == 1 }, soon, time.Millisecond)
+	require.Less(t, server.stop(2*soon), soon/2)
+	require.NoError(t, stream.RecvMsg(&logv3.StreamAccessLogsResponse{}), "Envoy was told of an error")
+}
+
+// held is a cache in which a look-up waits until it is let go.
+type held struct {
+	*routecache.Cache
+	began chan struct{}
+	let   chan struct{}
+}
+
+func (h held) Lookup(ctx context.Context, id string) (routecache.Answer, error) {
+	close(h.began)
+	select {
+	case <-h.let:
+	case <-ctx.Done():
+	}
+	return h.Cache.Lookup(ctx, id)
+}
+
+func TestStopAnswersWhatIsInProgress(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "s")
+	o, cache, _ := options(t, socket)
+	cache.Put("abc", podRoute)
+	h := held{cache, make(chan struct{}), make(chan struct{})}
+	o.Routes, o.LookupTimeout = h, soon
+	server := serve(t, o)
+	stream, err := extprocv3.NewExternalProcessorClient(dial(t, socket)).Process(within(t))
+	require.NoError(t, err)
+	require.NoError(t, stream.Send(get("8080-abc."+domain)))
+	<-h.began
+	stopped := make(chan struct{})
+	go func() {
+		defer close(stopped)
+		server.stop(soon)
+	}()
+	<-server.stopping
+	close(h.let)
+	response, err := stream.Recv()
+	require.NoError(t, err)
+	require.NotNil(t, response.GetRequestHeaders())
+	<-stopped
+}
+
+func TestStopCutsOffWhatTakesTooLong(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "s")
+	o, cache, _ := options(t, socket)
+	h := held{cache, make(chan struct{}), make(chan struct{})}
+	o.Routes, o.LookupTimeout = h, 2*soon
+	server := serve(t, o)
+	stream, err := extprocv3.NewExternalProcessorClient(dial(t, socket)).Process(within(t))
+	require.NoError(t, err)
+	require.NoError(t, stream.Send(get("8080-abc."+domain)))
+	<-h.began
+	require.Less(t, server.stop(time.Millisecond), soon)
+	_, err = stream.Recv()
+	require.Error(t, err)
+}
+
+func TestServeAfterStopReturnsNil(t *testing.T) {
+	o, _, _ := options(t, filepath.Join(t.TempDir(), "s"))
+	server, err := New(o)
+	require.NoError(t, err)
+	l, err := server.Listen()
+	require.NoError(t, err)
+	server.Stop(within(t))
+	require.NoError(t, server.Serve(l))
+}
+
+func TestHealthTurnsNotServingAtTheEnd(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "s")
+	o, _, _ := options(t, socket)
+	server := serve(t, o)
+	r, err := healthv1.NewHealthClient(dial(t, socket)).Check(within(t), &healthv1.HealthCheckRequest{})
+	require.NoError(t, err)
+	require.Equal(t, healthv1.HealthCheckResponse_SERVING, r.GetStatus())
+	server.stop(soon)
+	r, err = server.health.Check(t.Context(), &healthv1.HealthCheckRequest{})
+	require.NoError(t, err)
+	require.Equal(t, healthv1.HealthCheckResponse_NOT_SERVING, r.GetStatus())
+}
+
+// A successor takes the path over; the predecessor goes on with the connections
+// it has and leaves the path alone when it ends.
+func TestSuccessorTakesTheSocketAndKeepsIt(t *testing.T) {
+	dir := t.TempDir()
+	socket := filepath.Join(dir, "s")
+	old, oldCache, _ := options(t, socket)
+	oldCache.Put("abc", routeTo("10.1.0.1", 80).Route)
+	first := serve(t, old)
+	before := dial(t, socket)
+	_, err := ask(t, before, get("80-abc."+domain))
+	require.NoError(t, err)
+
+	next, nextCache, _ := options(t, socket)
+	nextCache.Put("abc", routeTo("10.1.0.2", 80).Route)
+	second := serve(t, next)
+	destination := func(conn *grpc.ClientConn) string {
+		response, err := ask(t, conn, get("80-abc."+domain))
+		require.NoError(t, err)
+		return response.GetDynamicMetadata().GetFields()["berth"].GetStructValue().GetFields()["dst"].GetStringValue()
+	}
+	require.Equal(t, "10.1.0.1:80", destination(before))
+	require.Equal(t, "10.1.0.2:80", destination(dial(t, socket)))
+
+	first.stop(soon)
+	require.Equal(t, "10.1.0.2:80", destination(dial(t, socket)), "the predecessor took the successor's socket with it")
+	entries, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	require.Len(t, entries, 1, "something but the socket was left behind")
+	second.stop(soon)
+}
+
+func TestListenReplacesWhatACrashLeftBehind(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "s")
+	o, cache, _ := options(t, socket)
+	server, err := New(o)
+	require.NoError(t, err)
+	cache.Put("abc", podRoute)
+	l, err := server.Listen()
+	require.NoError(t, err)
+	require.NoError(t, l.Close()) // the process died: the path is there, nobody listens
+	require.FileExists(t, socket)
+	leftover, err := net.ListenUnix("unix", &net.UnixAddr{Name: temporaryName(socket), Net: "unix"}) // died before the rename
+	require.NoError(t, err)
+	leftover.SetUnlinkOnClose(false)
+	require.NoError(t, leftover.Close())
+
+	o.Metrics = prometheus.NewRegistry()
+	running := serve(t, o)
+	_, err = ask(t, dial(t, socket), get("80-abc."+domain))
+	require.NoError(t, err)
+	running.stop(soon)
+}
+
+func TestListenSaysWhatIsWrongAndLeavesNothing(t *testing.T) {
+	dir := t.TempDir()
+	require.NoError(t, os.Mkdir(filepath.Join(dir, "taken"), 0o700))
+	for name, c := range map[string]struct{ socket, says string }{
+		"no such folder": {filepath.Join(dir, "missing", "s"), "no such file or directory"},
+		"a folder":       {filepath.Join(dir, "taken"), "file exists"},
+		"too long":       {filepath.Join(dir, strings.Repeat("x", 107)), "shorter"},
+	} {
+		o, _, _ := options(t, c.socket)
+		server, err := New(o)
+		require.NoError(t, err)
+		_, err = server.Listen()
+		require.ErrorContains(t, err, c.says, name)
+	}
+	entries, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	require.Len(t, entries, 1)
+}
+
+func TestOptionsNameWhatIsMissing(t *testing.T) {
+	_, err := New(Options{Domain: "Upper.example"})
+	for _, name := range []string{"Socket", "Domain", "PodCIDRs", "Routes", "Activity", "Metrics", "Log"} {
+		require.ErrorContains(t, err, name)
+	}
+	o, _, _ := options(t, "s")
+	_, err = New(o)
+	require.NoError(t, err)
+	_, err = New(o) // the same registry
+	require.ErrorContains(t, err, "register metrics")
+}

@@ -1,0 +1,534 @@
+package routecache_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/berth-sandbox/berth/routecache"
+)
+
+var (
+	routeA = routecache.Route{Addr: netip.MustParseAddr("10.1.0.1"), DefaultPort: 8080}
+	routeB = routecache.Route{Addr: netip.MustParseAddr("10.1.0.2"), DefaultPort: 9090}
+)
+
+func routable(r routecache.Route) routecache.Answer {
+	return routecache.Answer{Status: routecache.Routable, Route: r}
+}
+
+// world is a cache, its clock and the allocator that it asks.
+type world struct {
+	*routecache.Cache
+	t *testing.T
+
+	mu    sync.Mutex
+	now   time.Duration
+	asked []string
+	deaf  bool            // questions cannot be sent
+	onAsk func(id string) // called for each question that is sent
+}
+
+func newWorld(t *testing.T, o routecache.Options) *world {
+	w := &world{t: t}
+	o.Now = func() time.Duration { w.mu.Lock(); defer w.mu.Unlock(); return w.now }
+	o.Ask = func(id string) bool {
+		w.mu.Lock()
+		if w.deaf {
+			w.mu.Unlock()
+			return false
+		}
+		w.asked = append(w.asked, id)
+		f := w.onAsk
+		w.mu.Unlock()
+		if f != nil {
+			f(id)
+		}
+		return true
+	}
+	var err error
+	w.Cache, err = routecache.New(o)
+	require.NoError(t, err)
+	w.SetFreshUntil(time.Hour)
+	return w
+}
+
+func (w *world) pass(d time.Duration) { w.mu.Lock(); defer w.mu.Unlock(); w.now += d }
+
+func (w *world) setDeaf(deaf bool) { w.mu.Lock(); defer w.mu.Unlock(); w.deaf = deaf }
+
+func (w *world) questions() []string { w.mu.Lock(); defer w.mu.Unlock(); return w.asked }
+
+// lookupNow looks id up in the expectation that nobody needs to be waited for.
+func (w *world) lookupNow(id string) (routecache.Answer, error) {
+	w.t.Helper()
+	ctx, cancel := context.WithTimeout(w.t.Context(), 10*time.Second)
+	defer cancel()
+	return w.Lookup(ctx, id)
+}
+
+// knows asserts what the cache answers by itself about id, without a question.
+func (w *world) knows(id string, want routecache.Answer) {
+	w.t.Helper()
+	before := len(w.questions())
+	got, err := w.lookupNow(id)
+	require.NoError(w.t, err)
+	require.Equal(w.t, want, got)
+	require.Len(w.t, w.questions(), before, "the allocator was asked about %s", id)
+}
+
+// asks asserts that the cache holds nothing about id.
+func (w *world) asks(id string) {
+	w.t.Helper()
+	w.setDeaf(true)
+	defer w.setDeaf(false)
+	_, err := w.lookupNow(id)
+	require.ErrorIs(w.t, err, routecache.ErrDisconnected, "something is held about %s", id)
+}
+
+// result is what a Lookup in the background returned.
+type result struct {
+	answer routecache.Answer
+	err    error
+}
+
+// lookup looks id up in the background and returns, within a synctest bubble,
+// once it waits.
+func (w *world) lookup(ctx context.Context, id string) <-chan result {
+	done := make(chan result, 1)
+	go func() {
+		a, err := w.Lookup(ctx, id)
+		done <- result{a, err}
+	}()
+	synctest.Wait()
+	return done
+}
+
+func TestReleaseIsNeverResurrectedByLateLookup(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, routecache.Options{})
+		var lookups []<-chan result
+		for range 10 {
+			lookups = append(lookups, w.lookup(t.Context(), "a"))
+		}
+		// The answer wakes them; before one of them gets its turn comes the release.
+		w.Resolve("a", routable(routeA))
+		w.Release("a")
+		for _, done := range lookups {
+			require.Equal(t, result{answer: routecache.Answer{Status: routecache.Gone}}, <-done)
+		}
+	})
+}
+
+func TestReleaseIsFinalWhateverComesLater(t *testing.T) {
+	gone := routecache.Answer{Status: routecache.Gone}
+	for name, later := range map[string]func(*world){
+		"nothing":            func(*world) {},
+		"push":               func(w *world) { w.Put("a", routeA) },
+		"answer with route":  func(w *world) { w.Resolve("a", routable(routeA)) },
+		"answer unknown":     func(w *world) { w.Resolve("a", routecache.Answer{}) },
+		"snapshot with it":   func(w *world) { w.Replace(map[string]routecache.Route{"a": routeA}) },
+		"snapshot without":   func(w *world) { w.Replace(nil) },
+		"reconnect":          func(w *world) { w.Disconnected() },
+		"freshness lost":     func(w *world) { w.pass(24 * time.Hour) },
+		"release once more":  func(w *world) { w.Release("a") },
+		"answer gone":        func(w *world) { w.Resolve("a", gone) },
+		"push, then unknown": func(w *world) { w.Put("a", routeB); w.Resolve("a", routecache.Answer{}) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, routecache.Options{})
+			w.Put("a", routeA)
+			w.Release("a")
+			later(w)
+			w.knows("a", gone)
+			require.False(t, w.Holds("a", routeA))
+			require.False(t, w.Holds("a", routeB))
+			require.Empty(t, w.Dump())
+		})
+	}
+}
+
+func TestGoneAnswerIsFinalLikeARelease(t *testing.T) {
+	w := newWorld(t, routecache.Options{})
+	w.Resolve("a", routecache.Answer{Status: routecache.Gone})
+	w.Put("a", routeA)
+	w.knows("a", routecache.Answer{Status: routecache.Gone})
+}
+
+func TestDroppedTombstoneNeverBringsTheRouteBack(t *testing.T) {
+	w := newWorld(t, routecache.Options{Size: 1})
+	w.Put("a", routeA)
+	w.Release("a")
+	w.Release("b") // takes the only place
+	w.asks("a")
+}
+
+func TestOneQuestionPerIDServesEveryLookup(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, routecache.Options{})
+		var a, b []<-chan result
+		for range 20 {
+			a = append(a, w.lookup(t.Context(), "a"))
+			b = append(b, w.lookup(t.Context(), "b"))
+		}
+		require.Equal(t, []string{"a", "b"}, w.questions())
+		w.Resolve("a", routable(routeA))
+		for _, done := range a {
+			require.Equal(t, result{answer: routable(routeA)}, <-done)
+		}
+		synctest.Wait()
+		for _, done := range b {
+			require.Empty(t, done, "the answer about one ID answered another")
+		}
+		w.Resolve("b", routecache.Answer{})
+		for _, done := range b {
+			require.Equal(t, result{}, <-done)
+		}
+		s := w.Stats()
+		require.Equal(t, routecache.Stats{Misses: 40, Questions: 2, Routes: 1}, s)
+	})
+}
+
+func TestCallersCancelDoesNotFailTheOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, routecache.Options{})
+		first, cancel := context.WithCancelCause(t.Context())
+		asker := w.lookup(first, "a") // it asked for all
+		other := w.lookup(t.Context(), "a")
+		gone := errors.New("the client has gone")
+		cancel(gone)
+		require.Equal(t, result{err: gone}, <-asker)
+		late := w.lookup(t.Context(), "a")
+		require.Equal(t, []string{"a"}, w.questions(), "the question was dropped with its asker")
+		w.Resolve("a", routable(routeA))
+		require.Equal(t, result{answer: routable(routeA)}, <-other)
+		require.Equal(t, result{answer: routable(routeA)}, <-late)
+	})
+}
+
+func TestNegativeEntry(t *testing.T) {
+	const ttl = 3 * time.Second
+	setup := func(t *testing.T) *world {
+		w := newWorld(t, routecache.Options{NegativeTTL: ttl})
+		w.Resolve("a", routecache.Answer{})
+		w.knows("a", routecache.Answer{Status: routecache.Unknown})
+		return w
+	}
+	t.Run("IsClearedByAPush", func(t *testing.T) {
+		w := setup(t)
+		w.Put("a", routeA)
+		w.knows("a", routable(routeA))
+	})
+	t.Run("IsClearedByASnapshot", func(t *testing.T) {
+		w := setup(t)
+		w.Replace(nil)
+		w.asks("a")
+	})
+	t.Run("BecomesGoneByARelease", func(t *testing.T) {
+		w := setup(t)
+		w.Release("a")
+		w.knows("a", routecache.Answer{Status: routecache.Gone})
+	})
+	t.Run("EndsAfterItsTime", func(t *testing.T) {
+		w := setup(t)
+		w.pass(ttl - 1)
+		w.knows("a", routecache.Answer{Status: routecache.Unknown})
+		w.pass(1)
+		w.asks("a")
+	})
+	t.Run("IsNotProlongedByBeingUsed", func(t *testing.T) {
+		w := setup(t)
+		for range 2 {
+			w.pass(ttl / 3)
+			w.knows("a", routecache.Answer{Status: routecache.Unknown})
+		}
+		w.pass(ttl / 3)
+		w.asks("a")
+	})
+}
+
+func TestUnknownNeverHidesTheNewerPush(t *testing.T) {
+	t.Run("ForALookupThatComesLater", func(t *testing.T) {
+		w := newWorld(t, routecache.Options{})
+		w.Resolve("a", routecache.Answer{})
+		w.Put("a", routeA)
+		w.knows("a", routable(routeA))
+	})
+	t.Run("ForALookupThatWaits", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld(t, routecache.Options{})
+			done := w.lookup(t.Context(), "a")
+			w.Resolve("a", routecache.Answer{}) // wakes it; before its turn comes the push
+			w.Put("a", routeA)
+			require.Equal(t, result{answer: routable(routeA)}, <-done)
+		})
+	})
+}
+
+func TestPushAnswersTheOpenQuestion(t *testing.T) {
+	for name, c := range map[string]struct {
+		push func(*world)
+		want routecache.Answer
+	}{
+		"route":    {func(w *world) { w.Put("a", routeA) }, routable(routeA)},
+		"release":  {func(w *world) { w.Release("a") }, routecache.Answer{Status: routecache.Gone}},
+		"snapshot": {func(w *world) { w.Replace(map[string]routecache.Route{"a": routeA}) }, routable(routeA)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, routecache.Options{})
+				done := w.lookup(t.Context(), "a")
+				c.push(w)
+				require.Equal(t, result{answer: c.want}, <-done)
+				require.Zero(t, w.Stats().Open)
+			})
+		})
+	}
+}
+
+func TestNothingButTombstonesIsServedUnlessFresh(t *testing.T) {
+	w := newWorld(t, routecache.Options{NegativeTTL: 100 * time.Hour})
+	w.Put("route", routeA)
+	w.Resolve("unknown", routecache.Answer{})
+	w.Release("gone")
+	require.True(t, w.Fresh())
+
+	w.pass(time.Hour - 1) // the last moment of it
+	w.knows("route", routable(routeA))
+	require.True(t, w.Holds("route", routeA))
+
+	w.pass(1)
+	require.False(t, w.Fresh())
+	require.False(t, w.Holds("route", routeA))
+	for _, id := range []string{"route", "unknown", "never heard of"} {
+		_, err := w.lookupNow(id)
+		require.ErrorIs(t, err, routecache.ErrNotFresh, id)
+	}
+	require.Empty(t, w.questions(), "an answer that may not be served was asked for")
+	w.knows("gone", routecache.Answer{Status: routecache.Gone})
+
+	w.SetFreshUntil(2 * time.Hour)
+	w.knows("route", routable(routeA))
+	w.knows("unknown", routecache.Answer{})
+}
+
+func TestNewCacheIsNotFresh(t *testing.T) {
+	c, err := routecache.New(routecache.Options{Now: func() time.Duration { return 0 }, Ask: func(string) bool { return true }})
+	require.NoError(t, err)
+	require.False(t, c.Fresh())
+	_, err = c.Lookup(t.Context(), "a")
+	require.ErrorIs(t, err, routecache.ErrNotFresh)
+}
+
+func TestFreshnessOnceGrantedIsNotShortened(t *testing.T) {
+	w := newWorld(t, routecache.Options{})
+	w.SetFreshUntil(time.Minute) // the answer to an older ping, which came late
+	w.pass(30 * time.Minute)
+	require.True(t, w.Fresh())
+}
+
+func TestRouteThatCameTooLateForFreshnessIsNotServed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, routecache.Options{})
+		done := w.lookup(t.Context(), "a")
+		w.pass(time.Hour)
+		w.Resolve("a", routable(routeA))
+		require.Equal(t, result{err: routecache.ErrNotFresh}, <-done)
+	})
+}
+
+func TestOpenQuestionsAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, routecache.Options{Questions: 2})
+		a, b := w.lookup(t.Context(), "a"), w.lookup(t.Context(), "b")
+		_, err := w.Lookup(t.Context(), "c")
+		require.ErrorIs(t, err, routecache.ErrTooManyQuestions)
+		again := w.lookup(t.Context(), "a") // shares a question, so it needs no room
+
+		w.Resolve("b", routecache.Answer{})
+		<-b
+		c := w.lookup(t.Context(), "c")
+		require.Equal(t, []string{"a", "b", "c"}, w.questions())
+		w.Disconnected()
+		for _, done := range []<-chan result{a, again, c} {
+			require.ErrorIs(t, (<-done).err, routecache.ErrDisconnected)
+		}
+		require.Zero(t, w.Stats().Open)
+	})
+}
+
+func TestLookupFailsAtOnceWhenNobodyCanBeAsked(t *testing.T) {
+	w := newWorld(t, routecache.Options{})
+	w.Put("b", routeB)
+	w.setDeaf(true)
+	_, err := w.lookupNow("a")
+	require.ErrorIs(t, err, routecache.ErrDisconnected)
+	require.Zero(t, w.Stats().Open)
+	w.knows("b", routable(routeB)) // what is known goes on being served
+}
+
+// A question that failed to be sent must fail those who wait for it, and not
+// another one about the same ID that was opened after a reconnect.
+func TestFailedQuestionDoesNotFailItsSuccessor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var c *routecache.Cache
+		var second <-chan result
+		asked := 0
+		o := routecache.Options{Now: func() time.Duration { return 0 }}
+		o.Ask = func(string) bool {
+			if asked++; asked > 1 {
+				return true
+			}
+			c.Disconnected() // the stream breaks in this very moment, and a new one stands
+			done := make(chan result, 1)
+			second = done
+			go func() {
+				a, err := c.Lookup(t.Context(), "a")
+				done <- result{a, err}
+			}()
+			synctest.Wait()
+			return false
+		}
+		var err error
+		c, err = routecache.New(o)
+		require.NoError(t, err)
+		c.SetFreshUntil(time.Hour)
+		_, err = c.Lookup(t.Context(), "a")
+		require.ErrorIs(t, err, routecache.ErrDisconnected)
+		require.Empty(t, second)
+		c.Resolve("a", routable(routeA))
+		require.Equal(t, result{answer: routable(routeA)}, <-second)
+	})
+}
+
+func TestReplaceIsAllThereIs(t *testing.T) {
+	w := newWorld(t, routecache.Options{})
+	w.Put("moved", routeA)
+	w.Put("left", routeA)
+	w.Resolve("unknown", routecache.Answer{})
+	w.Replace(map[string]routecache.Route{"moved": routeB, "new": routeA})
+	w.knows("moved", routable(routeB))
+	w.knows("new", routable(routeA))
+	w.asks("left") // unknown, not gone
+	w.asks("unknown")
+	require.False(t, w.Holds("left", routeA))
+	require.False(t, w.Holds("moved", routeA))
+}
+
+func TestReplaceDropsARouteOnItsWayToALookup(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, routecache.Options{})
+		done := w.lookup(t.Context(), "a")
+		w.Resolve("a", routable(routeA)) // wakes it; before its turn comes the snapshot
+		w.Replace(nil)
+		synctest.Wait()
+		require.Empty(t, done, "a route that the snapshot dropped was returned")
+		require.Equal(t, []string{"a", "a"}, w.questions())
+		w.Resolve("a", routecache.Answer{})
+		require.Equal(t, result{}, <-done)
+	})
+}
+
+func TestReplaceKeepsQuestionsOpen(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, routecache.Options{})
+		done := w.lookup(t.Context(), "a")
+		w.Replace(map[string]routecache.Route{"b": routeB})
+		synctest.Wait()
+		require.Empty(t, done)
+		w.Resolve("a", routable(routeA))
+		require.Equal(t, result{answer: routable(routeA)}, <-done)
+	})
+}
+
+func TestLeastRecentlyUsedRouteGoesFirst(t *testing.T) {
+	w := newWorld(t, routecache.Options{Size: 3})
+	for _, id := range []string{"a", "b", "c"} {
+		w.Put(id, routeA)
+	}
+	w.knows("a", routable(routeA)) // used, so that b is the oldest
+	w.Holds("b", routeA)           // not a use
+	w.Put("d", routeA)
+	w.asks("b")
+	require.Equal(t, []routecache.Entry{{ID: "c", Route: routeA}, {ID: "a", Route: routeA}, {ID: "d", Route: routeA}}, w.Dump())
+	require.EqualValues(t, 1, w.Stats().Evictions)
+}
+
+func TestEverythingHeldIsBounded(t *testing.T) {
+	const size = 10
+	w := newWorld(t, routecache.Options{Size: size, NegativeTTL: time.Hour})
+	snapshot := map[string]routecache.Route{}
+	for i := range 5 * size {
+		w.Put(fmt.Sprint("route", i), routeA)
+		w.Release(fmt.Sprint("gone", i))
+		w.Resolve(fmt.Sprint("unknown", i), routecache.Answer{})
+		snapshot[fmt.Sprint("snapshot", i)] = routeA
+	}
+	require.Equal(t, routecache.Stats{Routes: size, Tombstones: size, Evictions: 4 * size}, w.Stats())
+	w.asks("unknown0")
+	w.knows(fmt.Sprint("unknown", 5*size-1), routecache.Answer{})
+	w.Replace(snapshot)
+	require.Equal(t, size, w.Stats().Routes)
+}
+
+func TestLookupAnsweredByASynchronousAllocator(t *testing.T) {
+	w := newWorld(t, routecache.Options{})
+	w.onAsk = func(id string) { w.Resolve(id, routable(routeA)) } // Ask must hold no lock
+	a, err := w.lookupNow("a")
+	require.NoError(t, err)
+	require.Equal(t, routable(routeA), a)
+}
+
+// Lookups on many threads against a stream that pushes and releases: one that
+// begins after Release has returned never finds the route.
+func TestReleaseHoldsForLookupsOnEveryThread(t *testing.T) {
+	const sandboxes, readers = 200, 4
+	w := newWorld(t, routecache.Options{Size: sandboxes})
+	w.onAsk = func(id string) { w.Resolve(id, routable(routeA)) }
+	var released [sandboxes]atomic.Bool
+	var stop atomic.Bool
+	var reading sync.WaitGroup
+	for r := range readers {
+		reading.Go(func() {
+			for i := r; !stop.Load(); i++ {
+				n := i % sandboxes
+				before := released[n].Load()
+				a, err := w.lookupNow(fmt.Sprint(n))
+				if err != nil || before && a.Status != routecache.Gone {
+					t.Errorf("sandbox %d, released before the lookup: %v, got %v %v", n, before, a.Status, err)
+					return
+				}
+			}
+		})
+	}
+	for n := range sandboxes {
+		id := fmt.Sprint(n)
+		w.Put(id, routeA)
+		w.Release(id)
+		released[n].Store(true)
+		w.Put(id, routeB)
+		w.Resolve(id, routable(routeB))
+	}
+	stop.Store(true)
+	reading.Wait()
+}
+
+func TestOptionsNameWhatIsWrong(t *testing.T) {
+	_, err := routecache.New(routecache.Options{Size: -1})
+	require.ErrorContains(t, err, "Options.Now")
+	require.ErrorContains(t, err, "Options.Ask")
+	require.ErrorContains(t, err, "Options.Size")
+}
+
+func TestStatusHasAName(t *testing.T) {
+	require.Equal(t, "unknown routable gone Status(7)",
+		fmt.Sprint(routecache.Unknown, routecache.Routable, routecache.Gone, routecache.Status(7)))
+}

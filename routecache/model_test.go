@@ -1,0 +1,223 @@
+package routecache_test
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"github.com/berth-sandbox/berth/routecache"
+)
+
+// model is the cache as it reads in its documentation, without bounds and
+// without concurrency.
+type model struct {
+	now, fresh time.Duration
+	routes     map[string]routecache.Route
+	negative   map[string]time.Duration
+	gone       map[string]bool
+	waiting    map[string][]<-chan result // for the answer about an ID
+	deaf       bool
+}
+
+const modelTTL = 2 * time.Second
+
+// peek is what a lookup is answered without a question.
+func (m *model) peek(id string) (a routecache.Answer, known bool, err error) {
+	if m.gone[id] {
+		return routecache.Answer{Status: routecache.Gone}, true, nil
+	}
+	if m.now >= m.fresh {
+		return a, false, routecache.ErrNotFresh
+	}
+	if r, ok := m.routes[id]; ok {
+		return routable(r), true, nil
+	}
+	if until, ok := m.negative[id]; ok && m.now < until {
+		return routecache.Answer{Status: routecache.Unknown}, true, nil
+	}
+	return a, false, nil
+}
+
+// set is what is true of id from now on.
+func (m *model) set(id string, a routecache.Answer) {
+	switch {
+	case m.gone[id]:
+	case a.Status == routecache.Routable:
+		delete(m.negative, id)
+		m.routes[id] = a.Route
+	case a.Status == routecache.Gone:
+		delete(m.negative, id)
+		delete(m.routes, id)
+		m.gone[id] = true
+	default:
+		delete(m.routes, id)
+		m.negative[id] = m.now + modelTTL
+	}
+}
+
+// Every step of any sequence of stream messages, passing time, look-ups that
+// wait and callers that give up leaves the cache answering what the model
+// answers, and each look-up gets what is true when it gets its turn.
+func TestCacheBehavesAsTheModel(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		// rapid shrinks a failure that panics in the goroutine it called.
+		var failure any
+		synctest.Test(t, func(t *testing.T) {
+			defer func() { failure = recover() }()
+			runModel(rt, t)
+		})
+		if failure != nil {
+			panic(failure)
+		}
+	})
+}
+
+func runModel(rt *rapid.T, t *testing.T) {
+	m := &model{
+		routes: map[string]routecache.Route{}, negative: map[string]time.Duration{},
+		gone: map[string]bool{}, waiting: map[string][]<-chan result{},
+	}
+	var asked []string
+	c, err := routecache.New(routecache.Options{
+		NegativeTTL: modelTTL,
+		Now:         func() time.Duration { return m.now },
+		Ask: func(id string) bool {
+			if m.deaf {
+				return false
+			}
+			asked = append(asked, id)
+			return true
+		},
+	})
+	require.NoError(rt, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	left := 0 // lookups that wait
+	defer func() { cancel(); synctest.Wait() }()
+
+	ids := rapid.SampledFrom([]string{"a", "b", "c"})
+	routes := rapid.Custom(func(rt *rapid.T) routecache.Route {
+		return routecache.Route{Addr: netip.AddrFrom4([4]byte{10, 0, 0, rapid.Byte().Draw(rt, "octet")}), DefaultPort: 80}
+	})
+	// arrives is one message of the stream about one ID: what waits for that ID is
+	// answered with what is true then.
+	arrives := func(id string, a routecache.Answer) {
+		m.set(id, a)
+		waiting := m.waiting[id]
+		delete(m.waiting, id)
+		for _, done := range waiting {
+			synctest.Wait()
+			want, _, err := m.peek(id)
+			require.Equal(rt, result{want, err}, <-done)
+			left--
+		}
+	}
+	actions := map[string]func(*rapid.T){
+		"put": func(rt *rapid.T) {
+			id, r := ids.Draw(rt, "id"), routes.Draw(rt, "route")
+			c.Put(id, r)
+			arrives(id, routable(r))
+		},
+		"resolve": func(rt *rapid.T) {
+			id := ids.Draw(rt, "id")
+			a := routecache.Answer{Status: rapid.SampledFrom([]routecache.Status{routecache.Unknown, routecache.Routable, routecache.Gone}).Draw(rt, "status")}
+			if a.Status == routecache.Routable {
+				a.Route = routes.Draw(rt, "route")
+			}
+			c.Resolve(id, a)
+			arrives(id, a)
+		},
+		"release": func(rt *rapid.T) {
+			id := ids.Draw(rt, "id")
+			c.Release(id)
+			arrives(id, routecache.Answer{Status: routecache.Gone})
+		},
+		"replace": func(rt *rapid.T) {
+			snapshot := rapid.MapOf(ids, routes).Draw(rt, "snapshot")
+			c.Replace(snapshot)
+			m.routes, m.negative = map[string]routecache.Route{}, map[string]time.Duration{}
+			for id, r := range snapshot {
+				arrives(id, routable(r))
+			}
+		},
+		"disconnected": func(rt *rapid.T) {
+			c.Disconnected()
+			for id, waiting := range m.waiting {
+				for _, done := range waiting {
+					require.ErrorIs(rt, (<-done).err, routecache.ErrDisconnected)
+					left--
+				}
+				delete(m.waiting, id)
+			}
+		},
+		"fresh": func(rt *rapid.T) {
+			until := m.now + time.Duration(rapid.Int64Range(-5, 10).Draw(rt, "seconds"))*time.Second
+			c.SetFreshUntil(until)
+			m.fresh = max(m.fresh, until)
+		},
+		"pass":  func(rt *rapid.T) { m.now += time.Duration(rapid.Int64Range(0, 4).Draw(rt, "seconds")) * time.Second },
+		"deaf":  func(rt *rapid.T) { m.deaf = rapid.Bool().Draw(rt, "deaf") },
+		"clear": func(*rapid.T) { asked = nil },
+		"lookup": func(rt *rapid.T) {
+			id := ids.Draw(rt, "id")
+			want, known, wantErr := m.peek(id)
+			open := len(m.waiting[id]) > 0
+			before := len(asked)
+			done := make(chan result, 1)
+			go func() {
+				a, err := c.Lookup(ctx, id)
+				done <- result{a, err}
+			}()
+			synctest.Wait()
+			switch {
+			case known || wantErr != nil:
+				require.Equal(rt, result{want, wantErr}, <-done)
+				require.Len(rt, asked, before)
+			case open:
+				require.Empty(rt, done)
+				require.Len(rt, asked, before, "a second question about one ID")
+				m.waiting[id] = append(m.waiting[id], done)
+				left++
+			case m.deaf:
+				require.ErrorIs(rt, (<-done).err, routecache.ErrDisconnected)
+			default:
+				require.Empty(rt, done)
+				require.Len(rt, asked, before+1)
+				m.waiting[id] = append(m.waiting[id], done)
+				left++
+			}
+		},
+		"": func(rt *rapid.T) {
+			held := map[string]routecache.Route{}
+			for _, e := range c.Dump() {
+				held[e.ID] = e.Route
+			}
+			require.Equal(rt, m.routes, held)
+			require.Equal(rt, m.now < m.fresh, c.Fresh())
+			for _, id := range []string{"a", "b", "c"} {
+				r, ok := m.routes[id]
+				require.Equal(rt, ok && m.now < m.fresh, c.Holds(id, r))
+			}
+			s := c.Stats()
+			require.Equal(rt, len(m.gone), s.Tombstones)
+			require.Equal(rt, len(m.waiting), s.Open)
+		},
+	}
+	rt.Repeat(actions)
+
+	cancel()
+	for _, waiting := range m.waiting {
+		for _, done := range waiting {
+			if r := <-done; !errors.Is(r.err, context.Canceled) {
+				rt.Fatalf("a caller that gave up got %v", r)
+			}
+			left--
+		}
+	}
+	require.Zero(rt, left)
+}
