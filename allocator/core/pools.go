@@ -149,7 +149,7 @@ func (c *Core) shrink(p *pool, idle int) {
 		want = max(0, min(want, p.MaxPods-p.n[podBinding]-p.n[podClaimed]))
 	}
 	surplus := min(p.n[podWarm]-want, p.outdatedWarm)
-	if surplus <= 0 && p.outdatedWarm > 0 && p.full() && p.n[podWarm]-p.outdatedWarm == idle && p.n[podDeleting] == 0 {
+	if underWay := len(p.creating) + p.n[podPending] + p.n[podDeleting]; surplus <= 0 && p.outdatedWarm > 0 && p.full() && underWay == 0 {
 		surplus = 1 // no room for a current one to stand in: one makes room at a time
 	}
 	for e := p.queue.Front(); e != nil && surplus > 0; {

@@ -3,9 +3,7 @@ package pods_test
 import (
 	"context"
 	"errors"
-	"flag"
 	"net/http"
-	"os"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -25,17 +23,7 @@ import (
 	"github.com/berth-sandbox/berth/devcluster"
 )
 
-func TestMain(m *testing.M) {
-	flag.Parse()
-	code := m.Run()
-	if code == 0 {
-		if err := goleak.Find(); err != nil {
-			os.Stderr.WriteString(err.Error() + "\n")
-			code = 1
-		}
-	}
-	os.Exit(code)
-}
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // faults stands between the writer and the API server.
 type faults struct {

@@ -3,7 +3,6 @@ package project_test
 import (
 	"context"
 	"net/netip"
-	"os"
 	"sync"
 	"testing"
 	"time"
@@ -21,16 +20,7 @@ import (
 	"github.com/berth-sandbox/berth/devcluster"
 )
 
-func TestMain(m *testing.M) {
-	code := m.Run()
-	if code == 0 {
-		if err := goleak.Find(); err != nil {
-			os.Stderr.WriteString(err.Error() + "\n")
-			code = 1
-		}
-	}
-	os.Exit(code)
-}
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func sandbox(phase core.Phase, term, counter uint64) core.Sandbox {
 	s := core.Sandbox{

@@ -1,0 +1,132 @@
+package allocator
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/berth-sandbox/berth/allocator/core"
+	"github.com/berth-sandbox/berth/api/apierror"
+	"github.com/berth-sandbox/berth/internal/bootclock"
+)
+
+// leading is a replica that leads, whose loop the test plays.
+func leading(t *testing.T) (*Allocator, *term) {
+	a := &Allocator{lock: &timedLock{duration: time.Hour}}
+	a.o.Namespace = poolKey.Namespace
+	a.lock.renewed.Store(int64(bootclock.Now()))
+	tm := &term{number: 1, a: a, answers: newAnswers(), loop: newTestLoop(t, nil)}
+	a.setTerm(tm)
+	return a, tm
+}
+
+// claiming claims in the background and returns the claim that reached the loop.
+func claiming(ctx context.Context, a *Allocator, tm *term) (core.Claim, <-chan error) {
+	done := make(chan error, 1)
+	go func() {
+		_, err := a.Claim(ctx, poolKey.Name, core.Binding{})
+		done <- err
+	}()
+	return (<-tm.loop.in).(core.Claim), done
+}
+
+func TestClaimWhoseCallerLeavesIsAbandoned(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, tm := leading(t)
+		ctx, cancel := context.WithCancel(t.Context())
+		claim, done := claiming(ctx, a, tm)
+		require.Equal(t, poolKey, claim.Pool)
+		cancel()
+		require.ErrorIs(t, <-done, context.Canceled)
+		require.Equal(t, core.ClaimAbandoned{Token: claim.Token}, <-tm.loop.in)
+		require.False(t, tm.answers.deliver(claim.Token, core.Claimed{}))
+	})
+}
+
+// The answer and the caller's end may come together: whichever is seen, the
+// sandbox is not left to nobody.
+func TestClaimAnsweredInTheMomentItsCallerLeavesIsReleased(t *testing.T) {
+	for range 20 {
+		synctest.Test(t, func(t *testing.T) {
+			a, tm := leading(t)
+			ctx, cancel := context.WithCancel(t.Context())
+			claim, done := claiming(ctx, a, tm)
+			cancel()
+			delivered := tm.answers.deliver(claim.Token, core.Claimed{Token: claim.Token, Sandbox: core.Sandbox{Binding: core.Binding{ID: "k3x9"}}})
+			err := <-done
+			synctest.Wait()
+			switch {
+			case err == nil:
+				require.True(t, delivered)
+				require.Empty(t, tm.loop.in)
+			case delivered:
+				require.Equal(t, core.Release{ID: "k3x9", Reason: core.ReasonAbandoned}, <-tm.loop.in)
+			default: // the loop releases it
+				require.Equal(t, core.ClaimAbandoned{Token: claim.Token}, <-tm.loop.in)
+			}
+		})
+	}
+}
+
+func TestCallsOfAReplicaThatStopsToLeadSayNotLeader(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, tm := leading(t)
+		calls := map[string]func() error{
+			"claim":   func() error { _, err := a.Claim(t.Context(), "python", core.Binding{}); return err },
+			"release": func() error { _, _, err := a.Release(t.Context(), "k3x9", core.ReasonKilled); return err },
+			"sandbox": func() error { _, _, err := a.Sandbox(t.Context(), "k3x9"); return err },
+			"running": func() error { _, err := a.Running(t.Context()); return err },
+		}
+		errs := make(chan error, 2*len(calls))
+		for _, call := range calls {
+			go func() { errs <- call() }()
+		}
+		synctest.Wait()
+		close(tm.loop.done) // while they wait
+		for range calls {
+			var e *apierror.Error
+			require.ErrorAs(t, <-errs, &e)
+			require.Equal(t, apierror.NotLeader, e.Reason)
+			require.Equal(t, 503, e.Code)
+		}
+		for name, call := range calls { // and after that
+			var e *apierror.Error
+			require.ErrorAs(t, call(), &e, name)
+			require.Equal(t, apierror.NotLeader, e.Reason)
+		}
+		require.Empty(t, tm.answers.wait, "who waited is still waited for")
+	})
+}
+
+func TestReplicaWhoseLeaseMayHaveRunOutDoesNotLead(t *testing.T) {
+	a, _ := leading(t)
+	ok, _ := a.Leading()
+	require.True(t, ok)
+	a.lock.renewed.Store(int64(bootclock.Now() - time.Hour))
+	ok, _ = a.Leading()
+	require.False(t, ok)
+	require.Error(t, a.Ready())
+	_, err := a.Claim(t.Context(), "python", core.Binding{})
+	var e *apierror.Error
+	require.ErrorAs(t, err, &e)
+	require.Equal(t, apierror.NotLeader, e.Reason)
+}
+
+func TestRefusedClaimsSayWhatToDo(t *testing.T) {
+	_, err := claimed("python", core.ClaimRefused{NoPool: true})
+	var e *apierror.Error
+	require.ErrorAs(t, err, &e)
+	require.Equal(t, 404, e.Code)
+	require.Equal(t, apierror.PoolNotFound, e.Reason)
+	require.Contains(t, e.Message, `"python"`)
+
+	_, err = claimed("python", core.ClaimRefused{Counts: core.Counts{Pending: 2, Claimed: 3, Releasing: 4}})
+	require.ErrorAs(t, err, &e)
+	require.Equal(t, 429, e.Code)
+	require.Equal(t, apierror.PoolEmpty, e.Reason)
+	require.Equal(t, 1, e.RetryAfter)
+	require.Contains(t, e.Message, "2 starting, 3 claimed, 4 being released")
+}

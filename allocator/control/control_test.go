@@ -1,0 +1,479 @@
+package control
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/test/bufconn"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/berth-sandbox/berth/allocator/core"
+	controlv1 "github.com/berth-sandbox/berth/api/control/v1"
+)
+
+const instance = "router-0123456789abcdef"
+
+// fakeLeader notes the events, and plays the core with react.
+type fakeLeader struct {
+	deposed atomic.Bool
+	react   func(core.Event)
+
+	mu     sync.Mutex
+	events []core.Event
+}
+
+func (l *fakeLeader) Submit(ev core.Event) {
+	l.mu.Lock()
+	l.events = append(l.events, ev)
+	l.mu.Unlock()
+	if l.react != nil {
+		l.react(ev)
+	}
+}
+
+func (l *fakeLeader) Valid() bool { return !l.deposed.Load() }
+
+func (l *fakeLeader) Term() uint64 { return 7 }
+
+// seen are the events since the last call.
+func (l *fakeLeader) seen() []core.Event {
+	synctest.Wait()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	events := l.events
+	l.events = nil
+	return events
+}
+
+// world is a control server in a synctest bubble, and routers that connect to it.
+type world struct {
+	*Server
+	t      *testing.T
+	leader *fakeLeader
+	client controlv1.ControlClient
+}
+
+type router = grpc.BidiStreamingClient[controlv1.RouterMessage, controlv1.AllocatorMessage]
+
+func run(t *testing.T, f func(*world)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		w := &world{t: t, leader: &fakeLeader{}, Server: New(func() string { return "10.0.0.9:9090" }, zap.NewNop())}
+		w.Lead(w.leader)
+		listener := bufconn.Listen(1 << 16)
+		server := grpc.NewServer()
+		controlv1.RegisterControlServer(server, w.Server)
+		served := make(chan error, 1)
+		go func() { served <- server.Serve(listener) }()
+		conn, err := grpc.NewClient("passthrough:///allocator", grpc.WithTransportCredentials(insecure.NewCredentials()),
+			grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }))
+		require.NoError(t, err)
+		w.client = controlv1.NewControlClient(conn)
+		defer func() {
+			server.Stop()
+			conn.Close()
+			require.NoError(t, <-served)
+		}()
+		f(w)
+	})
+}
+
+// open opens a stream.
+func (w *world) open() router {
+	w.t.Helper()
+	stream, err := w.client.Session(w.t.Context())
+	require.NoError(w.t, err)
+	return stream
+}
+
+func join(id string, term uint64) *controlv1.RouterMessage {
+	return &controlv1.RouterMessage{Message: &controlv1.RouterMessage_Join{Join: &controlv1.Join{InstanceId: id, HighestTerm: term}}}
+}
+
+func ping(nonce uint64) *controlv1.RouterMessage {
+	return &controlv1.RouterMessage{Message: &controlv1.RouterMessage_Ping{Ping: &controlv1.Ping{Nonce: nonce}}}
+}
+
+// joined opens a stream that has joined, and returns its number.
+func (w *world) joined() (router, uint64) {
+	w.t.Helper()
+	stream := w.open()
+	require.NoError(w.t, stream.Send(join(instance, 0)))
+	events := w.leader.seen()
+	require.NotEmpty(w.t, events)
+	joined, ok := events[len(events)-1].(core.SessionJoined)
+	require.True(w.t, ok, "%#v", events)
+	require.Equal(w.t, instance, joined.Session)
+	return stream, joined.Stream
+}
+
+// fails reads up to the end of the stream and requires its status.
+func fails(t *testing.T, stream router, code codes.Code, says string) {
+	t.Helper()
+	for {
+		if _, err := stream.Recv(); err != nil {
+			require.Equal(t, code, status.Code(err), err)
+			require.Contains(t, err.Error(), says)
+			return
+		}
+	}
+}
+
+func sandbox(id string) core.Sandbox {
+	return core.Sandbox{Binding: core.Binding{ID: id}, IP: netip.MustParseAddr("10.0.0.1"), DefaultPort: 8080}
+}
+
+func TestJoinIsChecked(t *testing.T) {
+	for name, c := range map[string]struct {
+		first *controlv1.RouterMessage
+		code  codes.Code
+		says  string
+	}{
+		"not a Join":       {ping(1), codes.InvalidArgument, "Join"},
+		"nothing":          {&controlv1.RouterMessage{}, codes.InvalidArgument, "Join"},
+		"no instance":      {join("", 0), codes.InvalidArgument, "instance_id"},
+		"short instance":   {join("router-01234567", 0), codes.InvalidArgument, "instance_id"},
+		"long instance":    {join(strings.Repeat("a", 65), 0), codes.InvalidArgument, "instance_id"},
+		"strange instance": {join("router_0123456789", 0), codes.InvalidArgument, "instance_id"},
+		"line feed":        {join(instance+"\n", 0), codes.InvalidArgument, "instance_id"},
+		"newer term seen":  {join(instance, 8), codes.FailedPrecondition, "deposed"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			run(t, func(w *world) {
+				stream := w.open()
+				require.NoError(t, stream.Send(c.first))
+				fails(t, stream, c.code, c.says)
+				require.Empty(t, w.leader.seen(), "a session that was refused became known")
+			})
+		})
+	}
+	for _, id := range []string{strings.Repeat("a", 16), strings.Repeat("0", 64)} {
+		run(t, func(w *world) {
+			stream := w.open()
+			require.NoError(t, stream.Send(join(id, 7)))
+			require.Equal(t, []core.Event{core.SessionJoined{Session: id, Stream: 1}}, w.leader.seen())
+		})
+	}
+}
+
+func TestStreamThatDoesNotJoinIsEnded(t *testing.T) {
+	run(t, func(w *world) {
+		began := time.Now()
+		fails(t, w.open(), codes.InvalidArgument, "Join")
+		require.Equal(t, joinWait, time.Since(began))
+	})
+}
+
+func TestReplicaThatDoesNotLeadNamesTheLeader(t *testing.T) {
+	run(t, func(w *world) {
+		w.Lead(nil)
+		stream := w.open()
+		require.NoError(t, stream.Send(join(instance, 0)))
+		m, err := stream.Recv()
+		require.NoError(t, err)
+		require.Equal(t, "10.0.0.9:9090", m.GetNotLeader().GetLeaderAddress())
+		_, err = stream.Recv()
+		require.ErrorIs(t, err, io.EOF)
+		require.Empty(t, w.leader.seen())
+	})
+}
+
+func TestWhatARouterSaysBecomesEventsInOrder(t *testing.T) {
+	run(t, func(w *world) {
+		stream, n := w.joined()
+		for _, m := range []*controlv1.RouterMessage{
+			ping(11),
+			{Message: &controlv1.RouterMessage_Ack{Ack: &controlv1.Ack{Sequence: 1}}},
+			{Message: &controlv1.RouterMessage_Resolve{Resolve: &controlv1.Resolve{SandboxId: "k3x9"}}},
+			{}, // of a kind that is not known yet
+			{Message: &controlv1.RouterMessage_Goodbye{Goodbye: &controlv1.Goodbye{}}},
+		} {
+			require.NoError(t, stream.Send(m))
+		}
+		_, err := stream.Recv()
+		require.ErrorIs(t, err, io.EOF, "Goodbye ends the stream without an error")
+		require.Equal(t, []core.Event{
+			core.SessionPing{Session: instance, Stream: n, Nonce: 11},
+			core.SessionAck{Session: instance, Stream: n, Sequence: 1},
+			core.Resolve{Session: instance, Stream: n, ID: "k3x9"},
+			core.SessionGoodbye{Session: instance},
+			core.SessionLeft{Session: instance, Stream: n},
+		}, w.leader.seen())
+	})
+}
+
+func TestEveryStreamThatJoinedIsSaidToHaveLeft(t *testing.T) {
+	for name, leave := range map[string]func(*world, router, context.CancelFunc){
+		"half closed":  func(_ *world, r router, _ context.CancelFunc) { _ = r.CloseSend() },
+		"cancelled":    func(_ *world, _ router, cancel context.CancelFunc) { cancel() },
+		"joined twice": func(_ *world, r router, _ context.CancelFunc) { _ = r.Send(join(instance, 0)) },
+		"stopped":      func(w *world, _ router, _ context.CancelFunc) { w.Stop() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			run(t, func(w *world) {
+				ctx, cancel := context.WithCancel(w.t.Context())
+				defer cancel()
+				stream, err := w.client.Session(ctx)
+				require.NoError(t, err)
+				require.NoError(t, stream.Send(join(instance, 0)))
+				require.Equal(t, []core.Event{core.SessionJoined{Session: instance, Stream: 1}}, w.leader.seen())
+				leave(w, stream, cancel)
+				require.Equal(t, []core.Event{core.SessionLeft{Session: instance, Stream: 1}}, w.leader.seen())
+				require.Empty(t, w.streams)
+				require.True(t, w.Deliver(7, core.SendRelease{Stream: 1, ID: "late"})) // to nobody
+			})
+		})
+	}
+}
+
+func TestEffectsReachTheRouterInOrder(t *testing.T) {
+	run(t, func(w *world) {
+		stream, n := w.joined()
+		k3x9 := sandbox("k3x9")
+		for _, e := range []core.Effect{
+			core.SendSnapshot{Stream: n, Sequence: 1, Routes: []core.Sandbox{k3x9}},
+			core.SendPong{Stream: n, Nonce: 5},
+			core.SendRoute{Stream: n, Sequence: 2, Sandbox: sandbox("new")},
+			core.SendRelease{Stream: n, Sequence: 3, ID: "k3x9"},
+			core.SendResolved{Stream: n, ID: "k3x9", Sandbox: &k3x9},
+			core.SendResolved{Stream: n, ID: "gone", Gone: true},
+			core.SendResolved{Stream: n, ID: "nobody"},
+		} {
+			require.True(t, w.Deliver(7, e))
+		}
+		route := func(id string) *controlv1.Route {
+			return &controlv1.Route{SandboxId: id, PodIp: "10.0.0.1", DefaultPort: 8080}
+		}
+		for _, want := range []*controlv1.AllocatorMessage{
+			{Term: 7, Sequence: 1, Message: &controlv1.AllocatorMessage_Snapshot{Snapshot: &controlv1.Snapshot{Last: true, Routes: []*controlv1.Route{route("k3x9")}}}},
+			{Term: 7, Message: &controlv1.AllocatorMessage_Pong{Pong: &controlv1.Pong{Nonce: 5}}},
+			{Term: 7, Sequence: 2, Message: &controlv1.AllocatorMessage_Route{Route: route("new")}},
+			{Term: 7, Sequence: 3, Message: &controlv1.AllocatorMessage_Release{Release: &controlv1.Release{SandboxIds: []string{"k3x9"}}}},
+			{Term: 7, Message: &controlv1.AllocatorMessage_Resolved{Resolved: &controlv1.Resolved{SandboxId: "k3x9", Answer: &controlv1.Resolved_Route{Route: route("k3x9")}}}},
+			{Term: 7, Message: &controlv1.AllocatorMessage_Resolved{Resolved: &controlv1.Resolved{SandboxId: "gone", Answer: &controlv1.Resolved_Gone{Gone: &controlv1.Gone{}}}}},
+			{Term: 7, Message: &controlv1.AllocatorMessage_Resolved{Resolved: &controlv1.Resolved{SandboxId: "nobody", Answer: &controlv1.Resolved_Unknown{Unknown: &controlv1.Unknown{}}}}},
+		} {
+			got, err := stream.Recv()
+			require.NoError(t, err)
+			require.True(t, proto.Equal(want, got), "want %v, got %v", want, got)
+		}
+	})
+}
+
+func TestEffectsThatAreNotForRoutersAreLeftToOthers(t *testing.T) {
+	s := New(func() string { return "" }, zap.NewNop())
+	require.False(t, s.Deliver(7, core.CreatePod{}))
+	require.False(t, s.Deliver(7, core.Claimed{}))
+}
+
+func TestSnapshotComesInPartsOfWhichTheLastIsAcknowledged(t *testing.T) {
+	for size, parts := range map[int]int{0: 1, 1: 1, snapshotPart: 1, snapshotPart + 1: 2, 3 * snapshotPart: 3} {
+		e := core.SendSnapshot{Sequence: 9, Routes: make([]core.Sandbox, size)}
+		for i := range e.Routes {
+			e.Routes[i] = sandbox(fmt.Sprint(i))
+		}
+		messages := snapshot(7, e)
+		require.Len(t, messages, parts, "%d routes", size)
+		sent := 0
+		for i, m := range messages {
+			last := i == parts-1
+			require.Equal(t, last, m.GetSnapshot().GetLast())
+			require.Equal(t, last, m.GetSequence() == 9)
+			require.EqualValues(t, 7, m.GetTerm())
+			for _, r := range m.GetSnapshot().GetRoutes() {
+				require.Equal(t, fmt.Sprint(sent), r.GetSandboxId())
+				sent++
+			}
+		}
+		require.Equal(t, size, sent)
+	}
+}
+
+func TestFullSnapshotPartIsBelowGRPCsLimit(t *testing.T) {
+	longest := core.Sandbox{Binding: core.Binding{ID: strings.Repeat("x", 57)}, IP: netip.MustParseAddr("fd00:1111:2222:3333:4444:5555:6666:7777"), DefaultPort: 65535}
+	e := core.SendSnapshot{Routes: make([]core.Sandbox, snapshotPart)}
+	for i := range e.Routes {
+		e.Routes[i] = longest
+	}
+	require.Less(t, proto.Size(snapshot(1, e)[0]), 1<<20)
+}
+
+func TestNoPongWithoutAValidLease(t *testing.T) {
+	run(t, func(w *world) {
+		stream, n := w.joined()
+		w.Deliver(7, core.SendSnapshot{Stream: n, Sequence: 1})
+		w.Deliver(7, core.SendPong{Stream: n, Nonce: 1})
+		for range 2 {
+			_, err := stream.Recv()
+			require.NoError(t, err)
+		}
+		w.leader.deposed.Store(true)
+		w.Deliver(7, core.SendPong{Stream: n, Nonce: 2})
+		m, err := stream.Recv()
+		require.Equal(t, codes.FailedPrecondition, status.Code(err), "got %v", m)
+		require.Equal(t, []core.Event{core.SessionLeft{Session: instance, Stream: n}}, w.leader.seen())
+	})
+}
+
+// The lease is looked at when the pong is sent, not when the core decided on it.
+func TestPongThatWaitedInTheQueueIsJudgedWhenItIsSent(t *testing.T) {
+	run(t, func(w *world) {
+		stream, n := w.joined()
+		big := make([]core.Sandbox, 2*snapshotPart) // more than the stream takes while nobody reads
+		for i := range big {
+			big[i] = sandbox(strings.Repeat("x", 57))
+		}
+		w.Deliver(7, core.SendSnapshot{Stream: n, Sequence: 1, Routes: big})
+		w.Deliver(7, core.SendPong{Stream: n, Nonce: 1})
+		synctest.Wait()
+		w.leader.deposed.Store(true)
+		for {
+			m, err := stream.Recv()
+			if err != nil {
+				require.Equal(t, codes.FailedPrecondition, status.Code(err))
+				return
+			}
+			require.Nil(t, m.GetPong())
+		}
+	})
+}
+
+func TestSlowRouterIsCutOffAndOthersAreNot(t *testing.T) {
+	run(t, func(w *world) {
+		slow, n := w.joined()
+		other := w.open()
+		require.NoError(t, other.Send(join("router-of-another-envoy", 0)))
+		require.Len(t, w.leader.seen(), 1)
+		received := make(chan int, 1)
+		go func() {
+			count := 0
+			for {
+				if _, err := other.Recv(); err != nil {
+					received <- count
+					return
+				}
+				count++
+			}
+		}()
+		sent := 0
+		for ; sent < 10*queueSize; sent++ { // far more than the queue and the stream's window hold
+			require.True(t, w.Deliver(7, core.SendRelease{Stream: n, Sequence: uint64(sent), ID: strings.Repeat("x", 57)}))
+			w.Deliver(7, core.SendRelease{Stream: n + 1, Sequence: uint64(sent), ID: "x"})
+			synctest.Wait()
+			if left := w.leader.seen(); len(left) > 0 {
+				require.Equal(t, []core.Event{core.SessionLeft{Session: instance, Stream: n}}, left)
+				break
+			}
+		}
+		require.GreaterOrEqual(t, sent, queueSize)
+		require.Less(t, sent, 3*queueSize, "what waits for a router is not bounded")
+		fails(t, slow, codes.ResourceExhausted, "join again")
+		w.Stop()
+		require.Equal(t, sent+1, <-received)
+	})
+}
+
+func TestSecondJoinOfAnInstanceClosesTheOldStreamOnly(t *testing.T) {
+	run(t, func(w *world) {
+		first, n := w.joined()
+		second, m := w.joined()
+		require.NotEqual(t, n, m)
+		w.Deliver(7, core.CloseStream{Stream: n}) // what the core makes of it
+		fails(t, first, codes.Aborted, "another stream")
+		require.Equal(t, []core.Event{core.SessionLeft{Session: instance, Stream: n}}, w.leader.seen())
+		w.Deliver(7, core.SendRelease{Stream: m, Sequence: 2, ID: "k3x9"})
+		got, err := second.Recv()
+		require.NoError(t, err)
+		require.Equal(t, []string{"k3x9"}, got.GetRelease().GetSandboxIds())
+	})
+}
+
+// With the real core behind it: the second stream gets a snapshot, the first ends.
+func TestSecondJoinWithTheRealCore(t *testing.T) {
+	run(t, func(w *world) {
+		c, err := core.New(core.Config{Term: 7, MaxStale: time.Minute, Window: time.Second, NewID: func() string { return "x" }, NewSuffix: func() string { return "x" }}, core.Instant{})
+		require.NoError(t, err)
+		c.Recover(nil, nil, nil)
+		var mu sync.Mutex
+		w.leader.react = func(ev core.Event) {
+			mu.Lock()
+			defer mu.Unlock()
+			for _, e := range c.Step(core.Instant{Boot: time.Second}, ev) {
+				w.Deliver(7, e)
+			}
+		}
+		first, _ := w.joined()
+		m, err := first.Recv()
+		require.NoError(t, err)
+		require.True(t, m.GetSnapshot().GetLast())
+		second, _ := w.joinedAfter()
+		m, err = second.Recv()
+		require.NoError(t, err)
+		require.EqualValues(t, 1, m.GetSequence())
+		fails(t, first, codes.Aborted, "another stream")
+		require.NoError(t, second.Send(ping(3)))
+		m, err = second.Recv()
+		require.NoError(t, err)
+		require.EqualValues(t, 3, m.GetPong().GetNonce(), "the end of the old stream took the session with it")
+	})
+}
+
+// joinedAfter is joined when the old stream's end may be among the events.
+func (w *world) joinedAfter() (router, uint64) {
+	w.t.Helper()
+	stream := w.open()
+	require.NoError(w.t, stream.Send(join(instance, 0)))
+	for _, ev := range w.leader.seen() {
+		if joined, ok := ev.(core.SessionJoined); ok {
+			return stream, joined.Stream
+		}
+	}
+	w.t.Fatal("the stream did not join")
+	return nil, 0
+}
+
+func TestStopEndsStreamsAlsoThoseThatBeginLater(t *testing.T) {
+	run(t, func(w *world) {
+		stream, _ := w.joined()
+		waiting := w.open()
+		synctest.Wait()
+		began := time.Now()
+		w.Stop()
+		fails(t, stream, codes.FailedPrecondition, "stopping")
+		fails(t, waiting, codes.FailedPrecondition, "stopping")
+		fails(t, w.open(), codes.FailedPrecondition, "stopping")
+		require.Equal(t, began, time.Now())
+	})
+}
+
+// A router whose stream takes nothing must still be heard and be let go.
+func TestBlockedSendHoldsNobody(t *testing.T) {
+	run(t, func(w *world) {
+		stream, n := w.joined()
+		big := make([]core.Sandbox, 5*snapshotPart)
+		for i := range big {
+			big[i] = sandbox(strings.Repeat("x", 57))
+		}
+		w.Deliver(7, core.SendSnapshot{Stream: n, Sequence: 1, Routes: big})
+		synctest.Wait()
+		require.NoError(t, stream.Send(ping(1)))
+		require.Equal(t, []core.Event{core.SessionPing{Session: instance, Stream: n, Nonce: 1}}, w.leader.seen())
+		w.Deliver(7, core.CloseStream{Stream: n})
+		require.Equal(t, []core.Event{core.SessionLeft{Session: instance, Stream: n}}, w.leader.seen())
+	})
+}

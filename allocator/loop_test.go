@@ -1,0 +1,206 @@
+package allocator
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/berth-sandbox/berth/allocator/core"
+)
+
+var (
+	poolKey = core.PoolKey{Namespace: "default", Name: "python"}
+	podKey  = core.PodKey{Namespace: "default", Name: "python-1", UID: "u1"}
+)
+
+// pod is a warm pod, as it was seen at this resource version.
+func pod(version string) core.Pod {
+	return core.Pod{Key: podKey, Pool: poolKey.Name, Version: version, IP: netip.MustParseAddr("10.0.0.1"), Ready: true, Free: true}
+}
+
+func newTestLoop(t *testing.T, do func(core.Effect)) *loop {
+	n := 0
+	c, err := core.New(core.Config{
+		Term: 1, MaxStale: time.Minute, Window: time.Second, NewID: func() string { return "k3x9" },
+		NewSuffix: func() string { n++; return fmt.Sprint(n) },
+	}, now())
+	require.NoError(t, err)
+	c.Recover(nil, nil, nil)
+	if do == nil {
+		do = func(core.Effect) {}
+	}
+	return newLoop(c, do)
+}
+
+// running runs the loop until the test has ended.
+func (l *loop) running(t *testing.T) (stop func()) {
+	ctx, cancel := context.WithCancel(t.Context())
+	go l.run(ctx)
+	stop = func() { cancel(); <-l.done }
+	t.Cleanup(stop)
+	return stop
+}
+
+func known(t *testing.T, l *loop) (keys []core.PodKey) {
+	t.Helper()
+	require.NoError(t, l.look(t.Context(), func(c *core.Core) { keys = c.PodKeys() }))
+	return keys
+}
+
+func TestStaleObservationIsDropped(t *testing.T) {
+	for name, c := range map[string]struct {
+		version string
+		taken   bool
+	}{
+		"newer":             {"11", true},
+		"the same again":    {"10", true},
+		"older":             {"9", false}, // a comparison of texts would take it for newer
+		"much older":        {"1", false},
+		"not comparable":    {"x", true},
+		"beyond 64 bits":    {"123456789012345678901234567890", true},
+		"older by a length": {"2", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := newTestLoop(t, nil)
+			l.step(core.PoolSeen{Pool: core.Pool{Key: poolKey, Warm: 1}})
+			l.step(core.PodSeen{Pod: pod("10")})
+			counts, _ := l.core.Counts(poolKey)
+			require.Equal(t, 1, counts.Warm)
+			going := pod(c.version)
+			going.Deleting = true
+			l.step(core.PodSeen{Pod: going})
+			counts, _ = l.core.Counts(poolKey)
+			require.Equal(t, c.taken, counts.Warm == 0)
+		})
+	}
+}
+
+func TestDroppedObservationDoesNotCountAsTheLast(t *testing.T) {
+	l := newTestLoop(t, nil)
+	l.step(core.PodSeen{Pod: pod("10")})
+	l.step(core.PodSeen{Pod: pod("5")})
+	l.step(core.PodSeen{Pod: pod("7")})
+	require.Equal(t, map[core.PodKey]string{podKey: "10"}, l.versions)
+}
+
+func TestVersionsOfPodsThatAreGoneAreNotKept(t *testing.T) {
+	l := newTestLoop(t, nil)
+	for i := range 100 {
+		p := pod(fmt.Sprint(i))
+		p.Key.UID = fmt.Sprint(i)
+		l.step(core.PodSeen{Pod: p})
+		l.step(core.PodGone{Key: p.Key})
+	}
+	require.Empty(t, l.versions)
+}
+
+func TestEffectsAreDoneInOrderBeforeTheNextEvent(t *testing.T) {
+	var done []string
+	l := newTestLoop(t, func(e core.Effect) { done = append(done, fmt.Sprintf("%T", e)) })
+	stop := l.running(t)
+	l.Submit(core.PoolSeen{Pool: core.Pool{Key: poolKey, Warm: 1}})
+	l.Submit(core.SessionJoined{Session: "s", Stream: 1})
+	l.Submit(core.SessionPing{Session: "s", Stream: 1, Nonce: 1})
+	require.Empty(t, known(t, l)) // all of them were taken before this
+	stop()
+	require.Equal(t, []string{"core.CreatePod", "core.SendSnapshot", "core.SendPong"}, done)
+}
+
+// A bare loop has nothing but its ticks to notice a deadline by.
+func TestDeadlinesAreNoticedWithoutEvents(t *testing.T) {
+	closed := make(chan core.Effect, 1)
+	l := newTestLoop(t, func(e core.Effect) {
+		if _, ok := e.(core.CloseStream); ok {
+			closed <- e
+		}
+	})
+	c, err := core.New(core.Config{
+		Term: 1, MaxStale: time.Nanosecond, Window: time.Second, NewID: func() string { return "" }, NewSuffix: func() string { return "" },
+	}, now())
+	require.NoError(t, err)
+	l.core = c
+	l.running(t)
+	l.Submit(core.SessionJoined{Session: "s", Stream: 1}) // and is never heard of again
+	require.Equal(t, core.CloseStream{Stream: 1}, <-closed)
+}
+
+func TestSubmitWaitsWhileTheQueueIsFull(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newTestLoop(t, nil)
+		for range eventQueue {
+			l.Submit(core.Tick{})
+		}
+		submitted := make(chan bool, 1)
+		go func() { submitted <- l.put(core.PodSeen{Pod: pod("1")}) }()
+		synctest.Wait()
+		require.Empty(t, submitted, "the queue is not bounded")
+		ctx, cancel := context.WithCancel(t.Context())
+		go l.run(ctx)
+		require.True(t, <-submitted)
+		require.Equal(t, []core.PodKey{podKey}, known(t, l), "an event that waited was lost")
+		cancel()
+		<-l.done
+	})
+}
+
+func TestWhoWaitsForTheLoopIsLetGoWhenItEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newTestLoop(t, nil)
+		for range eventQueue {
+			l.Submit(core.Tick{})
+		}
+		put, looked := make(chan bool, 1), make(chan error, 1)
+		go func() { put <- l.put(core.Tick{}) }()
+		go func() { looked <- l.look(context.Background(), func(*core.Core) {}) }()
+		synctest.Wait()
+		close(l.done) // as run does; nothing is taken any more
+		require.False(t, <-put)
+		require.ErrorIs(t, <-looked, errStepDown)
+	})
+}
+
+func TestNothingIsTakenAfterTheEnd(t *testing.T) {
+	l := newTestLoop(t, nil)
+	l.running(t)()
+	for range 2 * eventQueue {
+		l.Submit(core.Tick{}) // must not block
+	}
+	require.ErrorIs(t, l.look(t.Context(), func(*core.Core) { t.Error("looked") }), errStepDown)
+}
+
+func TestLookIsGivenUpWithItsContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newTestLoop(t, nil)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		require.ErrorIs(t, l.look(ctx, func(*core.Core) {}), context.DeadlineExceeded, "nobody runs the loop")
+		for len(l.in) < eventQueue {
+			l.Submit(core.Tick{})
+		}
+		ctx, cancel = context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		require.ErrorIs(t, l.look(ctx, func(*core.Core) {}), context.DeadlineExceeded, "the queue is full")
+	})
+}
+
+func TestAnswerGoesToItsCallerOrToNobody(t *testing.T) {
+	a := newAnswers()
+	first, firstAnswer := a.expect()
+	second, secondAnswer := a.expect()
+	require.NotEqual(t, first, second)
+	require.True(t, a.deliver(second, core.ClaimRefused{Token: second}))
+	require.Empty(t, firstAnswer)
+	require.Equal(t, core.ClaimRefused{Token: second}, <-secondAnswer)
+	require.Nil(t, a.forget(second))
+	require.False(t, a.deliver(second, core.Claimed{}), "an answer was taken for a caller that has gone")
+
+	require.True(t, a.deliver(first, core.Claimed{Token: first}))
+	require.Equal(t, core.Claimed{Token: first}, a.forget(first), "an answer that came in the last moment was lost")
+	require.Nil(t, a.forget(first))
+	require.Empty(t, a.wait)
+}
