@@ -378,6 +378,18 @@ func TestSuccessorTakesTheSocketAndKeepsIt(t *testing.T) {
 	second.stop(soon)
 }
 
+// In containers a successor often has the same process ID, and so binds under the
+// same name before it renames.
+func TestEndLeavesASuccessorsTemporaryNameAlone(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "s")
+	o, _, _ := options(t, socket)
+	server := serve(t, o)
+	require.NoError(t, os.WriteFile(temporaryName(socket), nil, 0o600))
+	server.stop(soon)
+	require.FileExists(t, temporaryName(socket))
+	require.FileExists(t, socket)
+}
+
 func TestListenReplacesWhatACrashLeftBehind(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
 	o, cache, _ := options(t, socket)

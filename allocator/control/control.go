@@ -277,13 +277,16 @@ func (s *Server) push(id uint64, messages ...*controlv1.AllocatorMessage) {
 	select {
 	case st.queue <- messages:
 	default:
-		st.end(status.Error(codes.ResourceExhausted, "more messages wait for this router than its queue holds; join again"))
+		s.cut(id, status.Error(codes.ResourceExhausted, "more messages wait for this router than its queue holds; join again"))
 	}
 }
 
+// cut ends a stream. Nothing is queued for it any more: what came after a gap
+// would be acknowledged as if there were none.
 func (s *Server) cut(id uint64, err error) {
 	s.mu.Lock()
 	st := s.streams[id]
+	delete(s.streams, id)
 	s.mu.Unlock()
 	if st != nil {
 		st.end(err)

@@ -49,10 +49,9 @@ type (
 	}
 	// ClaimRefused answers a Claim: there is no such pool, or no warm pod in it.
 	ClaimRefused struct {
-		Token   uint64
-		NoPool  bool
-		Deleted bool
-		Counts  Counts
+		Token  uint64
+		NoPool bool
+		Counts Counts
 	}
 	// ReleaseAnswered answers a Release.
 	ReleaseAnswered struct {

@@ -12,13 +12,14 @@ type (
 	PodSeen struct{ Pod Pod }
 	// PodGone: the pod's object is gone.
 	PodGone struct{ Key PodKey }
-	// CreateFailed: the pod that a CreatePod asked for was not made.
+	// CreateFailed: the pod that a CreatePod asked for was not made, as far as
+	// is known. It is asked for again under the same name.
 	CreateFailed struct {
 		Pool PoolKey
 		Name string
 	}
 	// DeleteFailed: the pod of a DeletePod has changed since it was observed,
-	// and stands.
+	// and stands. It is tried again once the change is seen.
 	DeleteFailed struct{ Key PodKey }
 
 	// Claim asks for a pod. Token comes back in Claimed or ClaimRefused.

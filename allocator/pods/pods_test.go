@@ -135,6 +135,16 @@ func binding(id string) core.Binding {
 	return core.Binding{ID: id, ClaimedAt: time.Unix(1_700_000_000, 0).UTC(), EndAt: time.Unix(1_700_000_300, 0).UTC(), Metadata: map[string]string{"k": "v"}}
 }
 
+// requireBound requires that the core was told of the pod as it is now, and then
+// that it is bound, once.
+func (f *fixture) requireBound(key core.PodKey, id string) {
+	f.Helper()
+	events := f.sink.take()
+	require.Len(f, events, 2)
+	require.Equal(f, id, events[0].(core.PodSeen).Pod.Binding.ID)
+	require.Equal(f, core.BindDone{Pod: key, ID: id, Bound: true}, events[1])
+}
+
 func TestWriter(t *testing.T) {
 	f := setUp(t)
 
@@ -142,7 +152,7 @@ func TestWriter(t *testing.T) {
 		key := f.create("lost-answer")
 		f.faults.lose.Store(1)
 		f.writer.Bind(t.Context(), core.BindPod{Pod: key, Binding: binding("id1")})
-		require.Equal(t, []core.Event{core.BindDone{Pod: key, ID: "id1", Bound: true}}, f.sink.take())
+		f.requireBound(key, "id1")
 		require.Equal(t, "id1", f.get(key.Name).Labels[v1alpha1.LabelSandbox])
 	})
 
@@ -150,7 +160,7 @@ func TestWriter(t *testing.T) {
 		key := f.create("not-sent")
 		f.faults.drop.Store(3)
 		f.writer.Bind(t.Context(), core.BindPod{Pod: key, Binding: binding("id2")})
-		require.Equal(t, []core.Event{core.BindDone{Pod: key, ID: "id2", Bound: true}}, f.sink.take())
+		f.requireBound(key, "id2")
 	})
 
 	t.Run("a pod that is taken is never bound a second time", func(t *testing.T) {

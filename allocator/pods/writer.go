@@ -51,13 +51,13 @@ func pointer(fields ...string) string {
 func label(name string) string      { return pointer("metadata", "labels", name) }
 func annotation(name string) string { return pointer("metadata", "annotations", name) }
 
-func (w *Writer) patch(ctx context.Context, key core.PodKey, ops ...patchOp) error {
+func (w *Writer) patch(ctx context.Context, key core.PodKey, ops ...patchOp) (*corev1.Pod, error) {
 	raw, err := json.Marshal(append([]patchOp{{"test", "/metadata/uid", key.UID}}, ops...))
 	if err != nil {
-		return fmt.Errorf("encode patch: %w", err)
+		return nil, fmt.Errorf("encode patch: %w", err)
 	}
-	_, err = w.Client.CoreV1().Pods(key.Namespace).Patch(ctx, key.Name, types.JSONPatchType, raw, metav1.PatchOptions{})
-	return err
+	p, err := w.Client.CoreV1().Pods(key.Namespace).Patch(ctx, key.Name, types.JSONPatchType, raw, metav1.PatchOptions{})
+	return p, err
 }
 
 // errTryAgain is for an outcome that was read and is still open.
@@ -78,7 +78,7 @@ func (w *Writer) Bind(ctx context.Context, e core.BindPod) {
 	}
 	bound := false
 	err = kube.Retry(ctx, func(ctx context.Context) error {
-		err := w.patch(ctx, e.Pod,
+		p, err := w.patch(ctx, e.Pod,
 			patchOp{"test", label(v1alpha1.LabelPhase), v1alpha1.PhaseWarm},
 			patchOp{"replace", label(v1alpha1.LabelPhase), v1alpha1.PhaseClaimed},
 			patchOp{"add", label(v1alpha1.LabelSandbox), e.Binding.ID},
@@ -86,6 +86,7 @@ func (w *Writer) Bind(ctx context.Context, e core.BindPod) {
 		)
 		if err == nil {
 			bound = true
+			w.observed(p) // its address may be newer than the one the core knows
 			return nil
 		}
 		p, gone, readErr := w.read(ctx, e.Pod)
@@ -99,6 +100,7 @@ func (w *Writer) Bind(ctx context.Context, e core.BindPod) {
 		seen, _ := observe(p) // what cannot be understood is not free either
 		if seen.Binding != nil && seen.Binding.ID == e.Binding.ID {
 			bound = true // the answer was lost, not the write
+			w.Submit(core.PodSeen{Pod: seen})
 			return nil
 		}
 		if seen.Free && seen.Binding == nil && !kube.Refused(err) {
@@ -122,7 +124,7 @@ func (w *Writer) MarkReleased(ctx context.Context, e core.MarkReleased) {
 		return
 	}
 	err = kube.Retry(ctx, func(ctx context.Context) error {
-		err := w.patch(ctx, e.Pod,
+		_, err := w.patch(ctx, e.Pod,
 			patchOp{"add", label(v1alpha1.LabelPhase), v1alpha1.PhaseReleased},
 			patchOp{"add", annotation(v1alpha1.AnnotationRelease), string(text)},
 		)
@@ -163,9 +165,7 @@ func (w *Writer) Delete(ctx context.Context, e core.DeletePod) {
 		case p.DeletionTimestamp != nil:
 			return nil
 		case apierrors.IsConflict(err) && e.IfVersion != "":
-			if seen, err := observe(p); err == nil {
-				w.Submit(core.PodSeen{Pod: seen})
-			}
+			w.observed(p)
 			w.Submit(core.DeleteFailed{Key: e.Pod})
 			return nil
 		}
@@ -184,12 +184,17 @@ func (w *Writer) Create(ctx context.Context, pool *v1alpha1.SandboxPool, e core.
 		w.Submit(core.CreateFailed(e))
 		return fmt.Errorf("create pod %s: %w", e.Name, err)
 	}
+	w.observed(p)
+	return nil
+}
+
+// observed tells the core what a read or a write has shown.
+func (w *Writer) observed(p *corev1.Pod) {
 	seen, err := observe(p)
 	if err != nil {
-		w.Log.Error("a pod just made is not understood", zap.Error(err))
+		w.Log.Warn("pod not understood, it will not be handed out", zap.Error(err))
 	}
 	w.Submit(core.PodSeen{Pod: seen})
-	return nil
 }
 
 // read reads a pod from the API server's store. gone is true when that pod,

@@ -208,9 +208,12 @@ func toObject(s core.Sandbox, namespace string) v1alpha1.Sandbox {
 		TypeMeta:   metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion().String(), Kind: "Sandbox"},
 		ObjectMeta: metav1.ObjectMeta{Name: s.ID, Namespace: namespace, Labels: map[string]string{v1alpha1.LabelPool: s.Pool.Name}},
 		Spec: v1alpha1.SandboxSpec{
-			Pool: s.Pool.Name, PodName: s.Pod.Name, PodUID: s.Pod.UID, PodIP: s.IP.String(),
+			Pool: s.Pool.Name, PodName: s.Pod.Name, PodUID: s.Pod.UID,
 			ClaimedAt: metav1.NewMicroTime(s.ClaimedAt), Metadata: s.Metadata,
 		},
+	}
+	if s.IP.IsValid() {
+		o.Spec.PodIP = s.IP.String()
 	}
 	if !s.EndAt.IsZero() {
 		at := metav1.NewMicroTime(s.EndAt)

@@ -91,14 +91,23 @@ func TestRecordsGoForwardsOnlyAndCanBeReadBack(t *testing.T) {
 	write(released)
 	require.Equal(t, ended, read())
 
+	// One that never had an address can be read back too.
+	bare := sandbox(core.Ended, 3, 2)
+	bare.ID, bare.IP = "noaddressnoaddress00", netip.Addr{}
+	write(bare)
+	all, err := p.List(t.Context())
+	require.NoError(t, err)
+	require.Len(t, all, 2)
+	p.Forget(t.Context(), bare.ID)
+
 	// Of many states that come at once, the last one is there in the end.
-	for counter := uint64(2); counter <= 50; counter++ {
+	for counter := uint64(3); counter <= 50; counter++ {
 		p.Record(sandbox(core.Ended, 3, counter))
 	}
 	require.Eventually(t, func() bool { return read().Revision == core.Revision{Term: 3, Counter: 50} }, time.Minute, 10*time.Millisecond)
 
 	p.Forget(t.Context(), ended.ID)
-	all, err := p.List(t.Context())
+	all, err = p.List(t.Context())
 	require.NoError(t, err)
 	require.Empty(t, all)
 	p.Forget(t.Context(), ended.ID) // once more is no error
