@@ -73,6 +73,9 @@ type router = grpc.BidiStreamingClient[controlv1.RouterMessage, controlv1.Alloca
 func run(t *testing.T, f func(*world)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
+		// The connection's timers keep the bubble's time going also when everybody
+		// waits in vain.
+		defer time.AfterFunc(time.Hour, func() { panic("what the test waits for does not happen") }).Stop()
 		w := &world{t: t, leader: &fakeLeader{}, Server: New(func() string { return "10.0.0.9:9090" }, zap.NewNop())}
 		w.Lead(w.leader)
 		listener := bufconn.Listen(1 << 16)

@@ -129,6 +129,8 @@ func address(name string) string { return "passthrough:///" + name }
 func run(t *testing.T, allocators []string, f func(*world)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
+		// Pings keep the bubble's time going also when everybody waits in vain.
+		defer time.AfterFunc(24*time.Hour, func() { panic("what the test waits for does not happen") }).Stop()
 		w := &world{
 			t: t, began: time.Now(), ended: make(chan error, 1),
 			servers: map[string]*bufconn.Listener{}, streams: make(chan *peer, 1000),
