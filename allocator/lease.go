@@ -2,7 +2,6 @@ package allocator
 
 import (
 	"context"
-	"fmt"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -20,7 +19,8 @@ import (
 type timedLock struct {
 	*resourcelock.LeaseLock
 	duration time.Duration
-	renewed  atomic.Int64 // bootclock; 0: never
+	renewed  atomic.Int64  // bootclock; 0: never
+	begun    atomic.Uint64 // term
 }
 
 func newTimedLock(client coordinationv1.LeasesGetter, namespace, name, identity string, duration time.Duration) *timedLock {
@@ -49,11 +49,12 @@ func (l *timedLock) timed(r resourcelock.LeaderElectionRecord, write func() erro
 	if err := write(); err != nil {
 		return err
 	}
-	if r.HolderIdentity == l.Identity() {
-		l.renewed.Store(int64(sent))
-	} else {
+	if r.HolderIdentity != l.Identity() {
 		l.renewed.Store(0) // given up
+		return nil
 	}
+	l.begun.Store(uint64(r.LeaderTransitions) + 1)
+	l.renewed.Store(int64(sent))
 	return nil
 }
 
@@ -63,18 +64,10 @@ func (l *timedLock) valid() bool {
 	return renewed != 0 && bootclock.Now()-time.Duration(renewed) < l.duration
 }
 
-// term reads the number of the term that this holder has begun: how often the
-// lease has changed hands.
-func (l *timedLock) term(ctx context.Context) (uint64, error) {
-	r, _, err := l.Get(ctx)
-	if err != nil {
-		return 0, fmt.Errorf("read the lease: %w", err)
-	}
-	if r.HolderIdentity != l.Identity() {
-		return 0, fmt.Errorf("%w: it is held by %s", ErrLeaseLost, r.HolderIdentity)
-	}
-	return uint64(r.LeaderTransitions) + 1, nil
-}
+// term is the number of the term that this holder has begun: how often the lease
+// has changed hands, as its own last write says. 0: it holds no lease. The lease
+// is not read for it: the lock underneath belongs to the election's goroutine.
+func (l *timedLock) term() uint64 { return l.begun.Load() }
 
 // A holder's identity is its control address and something random, so that
 // whoever reads the lease can find the leader.

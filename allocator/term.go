@@ -42,13 +42,7 @@ type term struct {
 
 // lead acts as the leader until ctx ends or something cannot go on.
 func (a *Allocator) lead(ctx context.Context) error {
-	number := uint64(0)
-	if err := kube.Retry(ctx, func(ctx context.Context) (err error) {
-		number, err = a.lock.term(ctx)
-		return err
-	}, func(err error) { a.o.Log.Warn("will try again", zap.Error(err)) }); err != nil {
-		return nil // ctx has ended
-	}
+	number := a.lock.term()
 	log := a.o.Log.With(zap.Uint64("term", number))
 	log.Info("elected; reading what is there")
 	t, err := a.newTerm(number, log)

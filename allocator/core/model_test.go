@@ -39,7 +39,7 @@ var profiles = []struct {
 func TestCoreKeepsItsGuaranteesInAnyHistory(t *testing.T) {
 	for _, p := range profiles {
 		t.Run(p.name, func(t *testing.T) {
-			for range 20 { // each of rapid.checks histories; they are short work
+			for range repeats { // each of rapid.checks histories
 				rapid.Check(t, func(t *rapid.T) { history(t, p.often) })
 			}
 		})

@@ -1,0 +1,65 @@
+package allocator
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
+
+	"github.com/berth-sandbox/berth/allocator/kube"
+	"github.com/berth-sandbox/berth/devcluster"
+)
+
+func TestTermCountsHowOftenTheLeaseChangedHandsAndEndsWithTheLease(t *testing.T) {
+	cluster := devcluster.Start(t, devcluster.Options{})
+	clients, err := kube.NewClients(cluster.RestConfig(), 0, 0)
+	require.NoError(t, err)
+	replica := func(name string, duration time.Duration) *timedLock {
+		return newTimedLock(clients.Kubernetes.CoordinationV1(), "default", "berth-allocator", identity(name+":9090", name), duration)
+	}
+	a, b := replica("a", time.Hour), replica("b", time.Hour)
+	require.False(t, a.valid(), "never held")
+
+	record := resourcelock.LeaderElectionRecord{HolderIdentity: a.Identity(), LeaseDurationSeconds: 3600}
+	require.NoError(t, a.Create(t.Context(), record))
+	require.True(t, a.valid())
+	require.Equal(t, uint64(1), a.term())
+
+	// b reads the lease, and a renews it before b writes: b's write must fail
+	// and count for nothing.
+	_, _, err = b.Get(t.Context())
+	require.NoError(t, err)
+	_, _, err = a.Get(t.Context())
+	require.NoError(t, err)
+	record.RenewTime = metav1.NewTime(time.Unix(1_700_000_000, 0))
+	require.NoError(t, a.Update(t.Context(), record))
+	record.HolderIdentity, record.LeaderTransitions = b.Identity(), 1
+	require.Error(t, b.Update(t.Context(), record))
+	require.False(t, b.valid())
+
+	// a gives it up, b takes it.
+	record.HolderIdentity, record.LeaderTransitions = "", 0
+	require.NoError(t, a.Update(t.Context(), record))
+	require.False(t, a.valid())
+	_, _, err = b.Get(t.Context())
+	require.NoError(t, err)
+	record.HolderIdentity, record.LeaderTransitions = b.Identity(), 1
+	require.NoError(t, b.Update(t.Context(), record))
+	require.True(t, b.valid())
+	require.Equal(t, uint64(2), b.term())
+
+	// A renewal that was sent too long ago is worth nothing.
+	short := replica("b", 0)
+	_, _, err = short.Get(t.Context())
+	require.NoError(t, err)
+	require.NoError(t, short.Update(t.Context(), record))
+	require.False(t, short.valid())
+}
+
+func TestLeaderIsFoundByItsIdentity(t *testing.T) {
+	require.Equal(t, "10.0.0.1:9090", addressOf(identity("10.0.0.1:9090", "x7k2")))
+	require.Equal(t, "[fd00::1]:9090", addressOf(identity("[fd00::1]:9090", "x7k2")))
+	require.Empty(t, addressOf("somebody else"))
+}
