@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -113,15 +114,19 @@ func (a *Allocator) Run(ctx context.Context) error {
 	leading, stopLeading := context.WithCancel(ctx)
 	defer stopLeading()
 
-	var leadErr error
-	started := make(chan struct{})
+	var leadErr error // of lead; read after led is closed
 	led := make(chan struct{})
+	// Whoever sets it first: leading has begun, or never will. The election
+	// starts its callback in a goroutine of its own, which may come late.
+	var decided atomic.Bool
 	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
 		Lock: a.lock, Name: "berth-allocator", ReleaseOnCancel: true,
 		LeaseDuration: a.o.LeaseDuration, RenewDeadline: a.o.RenewDeadline, RetryPeriod: a.o.RetryPeriod,
 		Callbacks: leaderelection.LeaderCallbacks{
 			OnStartedLeading: func(context.Context) {
-				close(started)
+				if !decided.CompareAndSwap(false, true) {
+					return
+				}
 				defer close(led)
 				leadErr = a.lead(leading)
 			},
@@ -148,10 +153,8 @@ func (a *Allocator) Run(ctx context.Context) error {
 	case <-led: // leading failed
 	}
 	stopLeading()
-	select {
-	case <-started:
+	if !decided.CompareAndSwap(false, true) {
 		<-led
-	default: // never led
 	}
 	lost := ctx.Err() == nil && leadErr == nil
 	stopElecting()

@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"errors"
 	"fmt"
 	"net/http"
 	"strings"
@@ -66,10 +67,13 @@ func TestAPoolFollowsItsSpec(t *testing.T) {
 	require.NoError(t, e.clients.Berth.Delete().Namespace(namespace).Resource("sandboxpools").Name("pool").Do(t.Context()).Error())
 	e.eventually(func() error {
 		err := e.clients.Berth.Get().Namespace(namespace).Resource("sandboxpools").Name("pool").Do(t.Context()).Error()
-		if !apierrors.IsNotFound(err) {
-			return fmt.Errorf("the pool is still there: %v", err)
+		switch {
+		case apierrors.IsNotFound(err):
+			return nil
+		case err != nil:
+			return err
 		}
-		return nil
+		return errors.New("the pool is still there")
 	})
 	require.Empty(t, e.pods(v1alpha1.LabelPool+"=pool"))
 	e.gone(e.client(0), s)

@@ -195,7 +195,7 @@ func TestWhateverTheRouterDoesWrongNothingIsServed(t *testing.T) {
 			<-stream.Context().Done()
 			return nil
 		},
-		"answers with another kind of message, and valid metadata": func(stream extprocv3.ExternalProcessor_ProcessServer, m *extprocv3.ProcessingRequest) error {
+		"answers with another kind of message, and valid metadata": func(stream extprocv3.ExternalProcessor_ProcessServer, _ *extprocv3.ProcessingRequest) error {
 			return stream.Send(&extprocv3.ProcessingResponse{
 				Response:        &extprocv3.ProcessingResponse_ResponseHeaders{ResponseHeaders: &extprocv3.HeadersResponse{}},
 				DynamicMetadata: &structpb.Struct{Fields: map[string]*structpb.Value{envoy.MetadataNamespace: structpb.NewStructValue(&structpb.Struct{Fields: g.admitted("abc")})}},

@@ -12,12 +12,12 @@ import (
 func (s *Server) StreamAccessLogs(stream logv3.AccessLogService_StreamAccessLogsServer) error {
 	s.metrics.logStreams.Inc()
 	defer s.metrics.logStreams.Dec()
-	ended := make(chan error, 1)
+	ended := make(chan struct{})
 	go func() { // ends with the stream, at the latest when this handler has returned
+		defer close(ended)
 		for {
 			m, err := stream.Recv()
 			if err != nil {
-				ended <- err
 				return
 			}
 			s.logged(m)

@@ -823,7 +823,7 @@ func (w *world) attempt(j *job, luck int) bool {
 		p := w.pool(e.Pool)
 		taken := slices.ContainsFunc(w.pods, func(o *simPod) bool { return o.exists && o.Key.Name == e.Name })
 		if !takesPlace || !p.exists || taken {
-			j.report = []Event{CreateFailed{e.Pool, e.Name}}
+			j.report = []Event{CreateFailed(e)}
 			return true
 		}
 		again := slices.ContainsFunc(w.pods, func(o *simPod) bool { return o.Key.Name == e.Name })
@@ -835,7 +835,7 @@ func (w *world) attempt(j *job, luck int) bool {
 		w.pods = append(w.pods, made)
 		w.write(made, func(*Pod) {})
 		if luck > landsReportedLate {
-			j.report = []Event{CreateFailed{e.Pool, e.Name}}
+			j.report = []Event{CreateFailed(e)}
 		} else {
 			j.report = []Event{PodSeen{made.Pod}}
 		}

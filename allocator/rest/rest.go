@@ -105,7 +105,13 @@ func New(o Options) (http.Handler, error) {
 		}
 		answer(w, r, e)
 	})
-	return mux, nil
+	// A page in somebody's browser must not claim or release through a listener
+	// that only loopback protects.
+	origin := http.NewCrossOriginProtection()
+	origin.SetDenyHandler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		answer(w, r, &apierror.Error{Code: http.StatusForbidden, Reason: apierror.CrossOrigin, Message: "a web page of another origin may not call this API from a browser"})
+	}))
+	return origin.Handler(mux), nil
 }
 
 // handle turns a function that may fail into a handler, on the leader only.

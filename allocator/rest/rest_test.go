@@ -439,3 +439,19 @@ func Example() {
 	// 201 https://8080-k3x9.sandbox.example.com:8443/
 	// {"code":501,"reason":"not_implemented","message":"parameter force: not supported by this version; leave it out","requestId":"req-1"}
 }
+
+func TestAPageInABrowserCannotClaimOrRelease(t *testing.T) {
+	for _, c := range []struct{ method, target string }{{"POST", "/sandboxes"}, {"DELETE", "/v2/sandboxes/x"}} {
+		f := &fake{status: core.ReleaseOK}
+		for name, value := range map[string]string{"Origin": "https://evil.example", "Sec-Fetch-Site": "cross-site"} {
+			w := httptest.NewRecorder()
+			r := httptest.NewRequest(c.method, c.target, strings.NewReader(`{"templateID":"python"}`))
+			r.Header.Set("X-Request-Id", "req-1")
+			r.Header.Set(name, value)
+			handler(t, f).ServeHTTP(w, r)
+			refusal(t, w, http.StatusForbidden, apierror.CrossOrigin)
+		}
+		require.Empty(t, f.pool, "nothing was claimed")
+		require.Empty(t, f.released)
+	}
+}

@@ -73,7 +73,7 @@ func New(o Options) (*Node, error) {
 		errs = append(errs, errors.New("processnode: Options.Dir is required"))
 	}
 	if !netip.MustParsePrefix("127.0.0.0/8").Overlaps(o.Addresses) || o.Addresses.Bits() < 8 {
-		errs = append(errs, fmt.Errorf("Addresses is %v: a range inside 127.0.0.0/8 is required", o.Addresses))
+		errs = append(errs, fmt.Errorf("processnode: Options.Addresses is %v: a range inside 127.0.0.0/8 is required", o.Addresses))
 	}
 	if o.Log == nil {
 		o.Log = zap.NewNop()

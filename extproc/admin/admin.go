@@ -62,7 +62,7 @@ func New(o Options) (http.Handler, error) {
 	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
 	mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
 	mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
-	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
 		(&apierror.Error{Code: 404, Reason: apierror.NotFound, Message: "no such page; try /admin/last-active, /admin/routes, /healthz, /readyz, /metrics or /debug/pprof/"}).Write(w)
 	})
 	return mux, nil
