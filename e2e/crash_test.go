@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"testing"
@@ -182,4 +183,35 @@ func TestWithoutARouterNothingIsServed(t *testing.T) {
 	e.reaches(client, s) // the only request that reaches the pod
 	after := e.hits(client, s)
 	require.Equal(t, before+1, after)
+}
+
+func TestKnownSandboxesKeepTheirTrafficWithoutTheAPIServer(t *testing.T) {
+	e := start(t, 2, stack.Options{})
+	client := e.client(0)
+	s := e.claim("pool")
+	e.reaches(client, s)
+
+	// The API server hangs. The leader cannot renew its lease, and a process
+	// that may not be the leader any more ends.
+	require.NoError(t, e.cluster.PauseAPIServer())
+	leader := e.stack.Allocators[0]
+	e.eventually(func() error {
+		if leader.Running() {
+			return errors.New("the allocator still runs, without a lease")
+		}
+		return nil
+	})
+	for range 100 {
+		a := e.get(client, e.host(8080, s.SandboxID), "/")
+		require.Equal(t, http.StatusOK, a.code, a.body)
+		require.Equal(t, s.PodName, a.identity(t).Pod)
+	}
+
+	require.NoError(t, e.cluster.ResumeAPIServer())
+	require.NoError(t, leader.Start(t.Context()))
+	another := e.claim("pool")
+	e.reaches(client, another)
+	e.reaches(client, s)
+	e.release(s.SandboxID)
+	e.gone(client, s)
 }
