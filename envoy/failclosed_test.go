@@ -1,9 +1,7 @@
 package envoy_test
 
 import (
-	"context"
 	"encoding/json"
-	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -28,6 +26,7 @@ import (
 	"github.com/berth-sandbox/berth/api/apierror"
 	"github.com/berth-sandbox/berth/devcluster"
 	"github.com/berth-sandbox/berth/devcluster/proc"
+	"github.com/berth-sandbox/berth/devcluster/stack"
 	"github.com/berth-sandbox/berth/envoy"
 )
 
@@ -120,29 +119,11 @@ func startGateway(t *testing.T) *gateway {
 	cmd.Stderr = os.Stderr
 	_, err = supervisor.Start(cmd)
 	require.NoError(t, err)
-	admin := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, "unix", settings.AdminSocket)
-	}}}
+	admin := stack.EnvoyAdmin(settings.AdminSocket)
 	require.Eventually(t, func() bool {
-		response, err := admin.Get("http://envoy/listeners?format=json")
-		if err != nil {
-			return false
-		}
-		defer response.Body.Close()
-		var listeners struct {
-			Statuses []struct {
-				Address struct {
-					Socket struct {
-						Port int `json:"port_value"`
-					} `json:"socket_address"`
-				} `json:"local_address"`
-			} `json:"listener_statuses"`
-		}
-		if json.NewDecoder(response.Body).Decode(&listeners) != nil || len(listeners.Statuses) == 0 {
-			return false
-		}
-		g.addr = fmt.Sprintf("127.0.0.1:%d", listeners.Statuses[0].Address.Socket.Port)
-		return true
+		addr, err := stack.EnvoyAddress(t.Context(), admin)
+		g.addr = addr.String()
+		return err == nil && addr.Port() != 0
 	}, time.Minute, 20*time.Millisecond)
 	return g
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -171,14 +170,4 @@ func getOK(ctx context.Context, client *http.Client, url string) error {
 		return fmt.Errorf("%s answers %s", url, response.Status)
 	}
 	return nil
-}
-
-// unixClient speaks HTTP over a unix socket.
-func unixClient(socket string) *http.Client {
-	return &http.Client{Transport: &http.Transport{
-		DisableKeepAlives: true,
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return (&net.Dialer{}).DialContext(ctx, "unix", socket)
-		},
-	}}
 }

@@ -5,7 +5,6 @@ package stack
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -214,7 +213,7 @@ func newGateway(ctx context.Context, c *devcluster.Cluster, i int, sockets, envo
 	if err := write(); err != nil {
 		return nil, err
 	}
-	g := &Gateway{EnvoyAdmin: unixClient(settings.AdminSocket)}
+	g := &Gateway{EnvoyAdmin: EnvoyAdmin(settings.AdminSocket)}
 	g.Envoy = &Process{
 		Name: name, supervisor: c.Supervisor(), logFile: filepath.Join(c.Dir(), name+".log"),
 		argv:  []string{envoyBin, "-c", config, "--disable-hot-restart", "--concurrency", "2", "--log-level", "warn"},
@@ -223,47 +222,13 @@ func newGateway(ctx context.Context, c *devcluster.Cluster, i int, sockets, envo
 	if err := g.Envoy.Start(ctx); err != nil {
 		return nil, err
 	}
-	addr, err := listenAddress(ctx, g.EnvoyAdmin)
+	addr, err := EnvoyAddress(ctx, g.EnvoyAdmin)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
 	// From now on it has that port, also when it is started again.
 	g.Addr, settings.Listen = addr, addr
 	return g, write()
-}
-
-// listenAddress asks Envoy which address its listener got.
-func listenAddress(ctx context.Context, admin *http.Client) (netip.AddrPort, error) {
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
-	defer cancel()
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://envoy/listeners?format=json", http.NoBody)
-	if err != nil {
-		return netip.AddrPort{}, err
-	}
-	response, err := admin.Do(r)
-	if err != nil {
-		return netip.AddrPort{}, err
-	}
-	defer response.Body.Close()
-	var listeners struct {
-		Statuses []struct {
-			Address struct {
-				Socket struct {
-					Address string `json:"address"`
-					Port    uint16 `json:"port_value"`
-				} `json:"socket_address"`
-			} `json:"local_address"`
-		} `json:"listener_statuses"`
-	}
-	if err := json.NewDecoder(response.Body).Decode(&listeners); err != nil {
-		return netip.AddrPort{}, err
-	}
-	if len(listeners.Statuses) != 1 {
-		return netip.AddrPort{}, fmt.Errorf("%d listeners, expected one", len(listeners.Statuses))
-	}
-	socket := listeners.Statuses[0].Address.Socket
-	ip, err := netip.ParseAddr(socket.Address)
-	return netip.AddrPortFrom(ip, socket.Port), err
 }
 
 func (g *Gateway) addRouter(c *devcluster.Cluster, i int, sockets string, allocators []*Allocator, o Options) error {
