@@ -1,6 +1,8 @@
 package envoy
 
 import (
+	"strconv"
+
 	accesslogv3 "github.com/envoyproxy/go-control-plane/envoy/config/accesslog/v3"
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
@@ -50,7 +52,7 @@ func (b *builder) reply(when *accesslogv3.AccessLogFilter, code uint32, reason, 
 		}),
 	}
 	if retryAfter > 0 {
-		m.HeadersToAdd = append(m.HeadersToAdd, header("retry-after", "1"))
+		m.HeadersToAdd = append(m.HeadersToAdd, header("retry-after", strconv.Itoa(retryAfter)))
 	}
 	return m
 }

@@ -204,6 +204,9 @@ func registerCacheMetrics(reg prometheus.Registerer, cache *routecache.Cache, tr
 		}
 		return 0
 	})
+	errs = append(errs, reg.Register(prometheus.NewCounterFunc(prometheus.CounterOpts{
+		Name: "berth_lastactive_evictions_total", Help: "Sandboxes whose last activity was forgotten for want of room.",
+	}, func() float64 { return float64(tracker.Evicted()) })))
 	gauge("berth_lastactive_sandboxes", "Sandboxes whose last activity is remembered.", func() float64 { return float64(tracker.Len()) })
 	return errors.Join(errs...)
 }
