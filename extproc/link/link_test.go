@@ -63,7 +63,7 @@ func TestAcknowledgementFollowsTheEffectAndIsCumulative(t *testing.T) {
 		var acked uint64
 		for acked < 4 {
 			ack := p.ack()
-			require.Greater(t, ack, acked)
+			require.GreaterOrEqual(t, ack, acked, "an acknowledgement was taken back") // the same one may come twice
 			acked = ack
 			if acked >= 2 { // what is acknowledged is in effect already
 				a, err := w.cache.Lookup(w.t.Context(), "one")
@@ -235,6 +235,7 @@ func TestReplicaThatNamesItselfOrNobodyIsNotFollowed(t *testing.T) {
 
 func TestAllocatorsAreTriedInTurn(t *testing.T) {
 	run(t, []string{"a", "b", "c"}, func(w *world) {
+		w.begin()
 		time.Sleep(time.Minute)
 		require.True(t, strings.HasPrefix(strings.Repeat("a b c ", 40), w.dials()))
 		w.serve("b", nil)
@@ -382,6 +383,7 @@ func TestGoodbyeComesAfterJoinAlsoWhenItIsEarly(t *testing.T) {
 	run(t, []string{"a"}, func(w *world) {
 		w.stop()
 		w.serve("a", nil)
+		w.begin()
 		time.Sleep(time.Minute)
 		require.NoError(t, <-w.ended)
 		w.ended <- nil
@@ -412,6 +414,7 @@ func TestStopDoesNotWaitForAnAllocatorThatDoesNotAnswer(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			run(t, []string{"a"}, func(w *world) {
 				prepare(w)
+				w.begin()
 				synctest.Wait()
 				began := w.now()
 				w.stop()

@@ -37,6 +37,7 @@ type world struct {
 	link    *link.Link
 	cache   *recorder
 	tracker *lastactive.Tracker
+	begin   func()             // starts Run, unless it has been started
 	stop    context.CancelFunc // ends the context of Run
 	ended   chan error         // the result of Run
 
@@ -125,7 +126,8 @@ func (a activity) Forget(id string) {
 func address(name string) string { return "passthrough:///" + name }
 
 // run runs f in a bubble with a link to these allocators, none of which is there
-// yet.
+// yet. The link begins when f waits for it, not before: what f makes ahead of that
+// is there for the first attempt.
 func run(t *testing.T, allocators []string, f func(*world)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -152,14 +154,17 @@ func run(t *testing.T, allocators []string, f func(*world)) {
 		require.NoError(t, err)
 		ctx, cancel := context.WithCancel(context.Background())
 		w.stop = cancel
+		w.begin = sync.OnceFunc(func() {
+			go func() { w.ended <- w.link.Run(ctx) }()
+		})
 		defer func() { // also when f fails
 			cancel()
+			w.begin()
 			for _, s := range w.grpc {
 				s.Stop()
 			}
 			require.NoError(t, <-w.ended)
 		}()
-		go func() { w.ended <- w.link.Run(ctx) }()
 		f(w)
 	})
 }
@@ -183,6 +188,7 @@ func (w *world) dial(ctx context.Context, name string) (net.Conn, error) {
 
 // dials are the allocators that were dialled since the last call.
 func (w *world) dials() string {
+	w.begin()
 	synctest.Wait()
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -256,6 +262,7 @@ func (s *scripted) Session(stream grpc.BidiStreamingServer[controlv1.RouterMessa
 // accept waits for the link to open a stream and to say Join and Ping on it.
 func (w *world) accept() (p *peer, join *controlv1.Join, nonce uint64) {
 	w.t.Helper()
+	w.begin()
 	p = <-w.streams
 	m, err := p.Recv()
 	require.NoError(w.t, err)
