@@ -13,7 +13,7 @@ tool = go tool -modfile=tools/$(1).mod
 ## help: list the targets
 .PHONY: help
 help:
-	@sed -n 's/^## \([a-z-]*\): /\1|/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "  make %-12s %s\n", $$1, $$2}'
+	@sed -n 's/^## \([a-z-]*\): /\1|/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "  make %-15s %s\n", $$1, $$2}'
 
 ## build: build all programs into bin/
 .PHONY: build
@@ -49,10 +49,26 @@ test-long: ground
 	go test ./allocator/core ./routecache -count=1 -timeout 30m -rapid.checks=20000
 	go test $(RACE) -timeout 60m -count=5 ./e2e ./devcluster/...
 
+## kind-e2e: the end-to-end suite and the chart on a kind cluster of its own; KIND_NODE_IMAGE names the node's image
+.PHONY: kind-e2e
+kind-e2e: image-archives
+	BERTH_E2E_PROVIDER=kind go test ./e2e -count=1 -timeout 30m -v
+
 ## bench: what a request costs: direct, through Envoy, through Berth
 .PHONY: bench
 bench: ground
 	go test ./bench -run '^$$' -bench . -benchtime 1x -timeout 20m -v
+
+## image-archives: build the container images as archives in bin/images, as VERSION (default dev); needs no Docker
+.PHONY: image-archives
+image-archives:
+	@CGO_ENABLED=0 go run -trimpath ./tools/images --version='$(or $(VERSION),dev)' --output=bin/images
+
+## images: build the container images and load them into Docker
+.PHONY: images
+images: image-archives
+	@docker version >/dev/null 2>&1 || { echo "not loaded: there is no Docker here, or it does not run. The images are in bin/images, for docker load or kind load image-archive" >&2; exit 1; }
+	@for image in allocator router demo-sandbox envoy; do docker load --input "bin/images/$$image.tar" || exit 1; done
 
 ## lint: formatting, vet and golangci-lint
 .PHONY: lint

@@ -16,6 +16,7 @@ import (
 
 	"github.com/berth-sandbox/berth/allocator/control"
 	"github.com/berth-sandbox/berth/allocator/kube"
+	"github.com/berth-sandbox/berth/allocator/pools"
 	"github.com/berth-sandbox/berth/allocator/rest"
 )
 
@@ -27,6 +28,12 @@ type Options struct {
 	// ControlAddress is where routers reach this replica's control server,
 	// host:port.
 	ControlAddress string
+	// APIAddress is where other replicas reach this replica's HTTP API,
+	// host:port: they pass calls on to the leader's.
+	APIAddress string
+	// Keys open the HTTP API. Optional: without them everybody who can connect
+	// may call it.
+	Keys *rest.Keys
 	// LeaseDuration, RenewDeadline and RetryPeriod are the election's timings.
 	// Defaults 15 s, 10 s and 0.5 s.
 	LeaseDuration, RenewDeadline, RetryPeriod time.Duration
@@ -34,6 +41,8 @@ type Options struct {
 	MaxStale, Window time.Duration
 	// PublicScheme and PublicHost make the URLs of sandboxes.
 	PublicScheme, PublicHost string
+	// Policy says what pools may ask for.
+	Policy pools.Policy
 	// OnSandboxReleased, if set, is called once for each sandbox that has been
 	// released, before its pod is deleted. It may be called concurrently; ctx
 	// ends with the term.
@@ -51,8 +60,8 @@ type Allocator struct {
 	metrics *metrics
 
 	mu     sync.Mutex
-	leader string // control address of the replica that leads, "" if not known
-	term   *term  // set while this replica leads and has recovered
+	leader replica // the one that leads, empty if that is not known
+	term   *term   // set while this replica leads and has recovered
 }
 
 // New checks the options and returns a replica that does nothing yet.
@@ -62,8 +71,8 @@ func New(o Options) (*Allocator, error) {
 		name    string
 		missing bool
 	}{
-		{"Clients", o.Clients == nil}, {"Namespace", o.Namespace == ""}, {"ControlAddress", o.ControlAddress == ""},
-		{"MaxStale", o.MaxStale <= 0}, {"Window", o.Window <= 0}, {"Metrics", o.Metrics == nil}, {"Log", o.Log == nil},
+		{"Clients", o.Clients == nil}, {"Namespace", o.Namespace == ""}, {"ControlAddress", o.ControlAddress == ""}, {"APIAddress", o.APIAddress == ""},
+		{"MaxStale", o.MaxStale <= 0}, {"Window", o.Window <= 0}, {"Policy", o.Policy == pools.Policy{}}, {"Metrics", o.Metrics == nil}, {"Log", o.Log == nil},
 	} {
 		if required.missing {
 			errs = append(errs, fmt.Errorf("allocator: Options.%s is required", required.name))
@@ -83,11 +92,11 @@ func New(o Options) (*Allocator, error) {
 	}
 	a := &Allocator{o: o}
 	a.lock = newTimedLock(o.Clients.Kubernetes.CoordinationV1(), o.Namespace, "berth-allocator",
-		identity(o.ControlAddress, rand.String(10)), o.LeaseDuration)
-	a.control = control.New(a.leaderAddress, o.Log.Named("control"))
+		a.self().identity(rand.String(10)), o.LeaseDuration)
+	a.control = control.New(func() string { return a.leading().control }, o.Log.Named("control"))
 	var err error
 	if a.api, err = rest.New(rest.Options{
-		Allocator: a, PublicScheme: o.PublicScheme, PublicHost: o.PublicHost, Now: time.Now, Log: o.Log.Named("api"),
+		Allocator: a, Keys: o.Keys, PublicScheme: o.PublicScheme, PublicHost: o.PublicHost, Now: time.Now, Log: o.Log.Named("api"),
 	}); err != nil {
 		return nil, err
 	}
@@ -134,7 +143,7 @@ func (a *Allocator) Run(ctx context.Context) error {
 			OnNewLeader: func(identity string) {
 				a.mu.Lock()
 				defer a.mu.Unlock()
-				a.leader = addressOf(identity)
+				a.leader = replicaOf(identity)
 			},
 		},
 	})
@@ -168,18 +177,31 @@ func (a *Allocator) Run(ctx context.Context) error {
 	return nil
 }
 
-func (a *Allocator) leaderAddress() string {
+func (a *Allocator) self() replica {
+	return replica{control: a.o.ControlAddress, api: a.o.APIAddress}
+}
+
+// leading returns the replica that leads, as far as is known here.
+func (a *Allocator) leading() replica {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.leader
 }
 
-// Ready returns nil when this replica leads and has recovered, or why not.
+// Ready returns nil when calls to this replica are answered, by itself or by the
+// leader that it knows, or why they are not.
 func (a *Allocator) Ready() error {
-	if _, err := a.leadingTerm(); err != nil {
-		return err
+	leads, leader := a.Leading()
+	if !leads && leader == "" {
+		return errors.New("no replica is known to lead, or this one does and has not yet read what is there")
 	}
 	return nil
+}
+
+// Leads returns nil when this replica leads and has recovered, or why not.
+func (a *Allocator) Leads() error {
+	_, err := a.leadingTerm()
+	return err
 }
 
 // leadingTerm returns the term this replica leads, or why it does not.

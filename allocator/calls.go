@@ -13,7 +13,11 @@ import (
 // Leading implements rest.Allocator.
 func (a *Allocator) Leading() (bool, string) {
 	_, err := a.leadingTerm()
-	return err == nil, a.leaderAddress()
+	leader := a.leading()
+	if leader == a.self() {
+		leader = replica{} // it has not recovered yet, or has just lost the lease
+	}
+	return err == nil, leader.api
 }
 
 // Claim implements rest.Allocator: it takes a sandbox from a pool. When ctx ends

@@ -109,10 +109,42 @@ func TestReplicaWhoseLeaseMayHaveRunOutDoesNotLead(t *testing.T) {
 	ok, _ = a.Leading()
 	require.False(t, ok)
 	require.Error(t, a.Ready())
+	require.Error(t, a.Leads())
 	_, err := a.Claim(t.Context(), "python", core.Binding{})
 	var e *apierror.Error
 	require.ErrorAs(t, err, &e)
 	require.Equal(t, apierror.NotLeader, e.Reason)
+}
+
+func TestReplicaIsReadyWhenItsCallsAreAnsweredByItselfOrByTheLeaderItKnows(t *testing.T) {
+	self, other := replica{"10.0.0.1:9090", "10.0.0.1:8081"}, replica{"10.0.0.2:9090", "10.0.0.2:8081"}
+	for name, c := range map[string]struct {
+		holder       replica // of the lease
+		term         bool    // this one leads and has recovered
+		ready, leads bool
+		passOnTo     string
+	}{
+		"nobody leads":          {},
+		"another one leads":     {holder: other, ready: true, passOnTo: "10.0.0.2:8081"},
+		"leads":                 {holder: self, term: true, ready: true, leads: true},
+		"has not yet recovered": {holder: self},
+		"another one leads that does not say where its API is": {holder: replicaOf("10.0.0.2:9090_x7k2")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a, tm := leading(t)
+			a.o.ControlAddress, a.o.APIAddress = self.control, self.api
+			a.leader = c.holder
+			if !c.term {
+				tm = nil
+			}
+			a.setTerm(tm)
+			leads, passOnTo := a.Leading()
+			require.Equal(t, c.leads, leads)
+			require.Equal(t, c.passOnTo, passOnTo, "a replica must not pass calls on to itself")
+			require.Equal(t, c.ready, a.Ready() == nil, "%v", a.Ready())
+			require.Equal(t, c.leads, a.Leads() == nil, "%v", a.Leads())
+		})
+	}
 }
 
 func TestRefusedClaimsSayWhatToDo(t *testing.T) {

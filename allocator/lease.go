@@ -69,14 +69,18 @@ func (l *timedLock) valid() bool {
 // is not read for it: the lock underneath belongs to the election's goroutine.
 func (l *timedLock) term() uint64 { return l.begun.Load() }
 
-// A holder's identity is its control address and something random, so that
-// whoever reads the lease can find the leader.
-func identity(controlAddress, random string) string { return controlAddress + "_" + random }
+// replica is where one replica can be reached, host:port each.
+type replica struct{ control, api string }
 
-func addressOf(identity string) string {
-	i := strings.LastIndexByte(identity, '_')
-	if i < 0 {
-		return ""
+// identity names a holder of the lease: its addresses and something random, so
+// that whoever reads the lease can find the leader.
+func (r replica) identity(random string) string { return r.control + "_" + r.api + "_" + random }
+
+// replicaOf reads an identity. What it does not say is empty.
+func replicaOf(identity string) replica {
+	parts := strings.Split(identity, "_")
+	if len(parts) != 3 {
+		return replica{}
 	}
-	return identity[:i]
+	return replica{control: parts[0], api: parts[1]}
 }

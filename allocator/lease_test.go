@@ -17,7 +17,7 @@ func TestTermCountsHowOftenTheLeaseChangedHandsAndEndsWithTheLease(t *testing.T)
 	clients, err := kube.NewClients(cluster.RestConfig(), 0, 0)
 	require.NoError(t, err)
 	replica := func(name string, duration time.Duration) *timedLock {
-		return newTimedLock(clients.Kubernetes.CoordinationV1(), "default", "berth-allocator", identity(name+":9090", name), duration)
+		return newTimedLock(clients.Kubernetes.CoordinationV1(), "default", "berth-allocator", replica{control: name + ":9090", api: name + ":8081"}.identity(name), duration)
 	}
 	a, b := replica("a", time.Hour), replica("b", time.Hour)
 	require.False(t, a.valid(), "never held")
@@ -59,7 +59,10 @@ func TestTermCountsHowOftenTheLeaseChangedHandsAndEndsWithTheLease(t *testing.T)
 }
 
 func TestLeaderIsFoundByItsIdentity(t *testing.T) {
-	require.Equal(t, "10.0.0.1:9090", addressOf(identity("10.0.0.1:9090", "x7k2")))
-	require.Equal(t, "[fd00::1]:9090", addressOf(identity("[fd00::1]:9090", "x7k2")))
-	require.Empty(t, addressOf("somebody else"))
+	for _, r := range []replica{{"10.0.0.1:9090", "10.0.0.1:8081"}, {"[fd00::1]:9090", "[fd00::1]:8081"}} {
+		require.Equal(t, r, replicaOf(r.identity("x7k2")))
+	}
+	for _, other := range []string{"", "somebody else", "10.0.0.1:9090_x7k2", "a_b_c_d"} {
+		require.Empty(t, replicaOf(other), other)
+	}
 }

@@ -94,7 +94,7 @@ func (a *Allocator) newTerm(number uint64, log *zap.Logger) (*term, error) {
 	t := &term{number: number, a: a, answers: newAnswers(), claims: newWorkers(), other: newWorkers(), log: log}
 	t.loop = newLoop(c, t.do)
 	k := a.o.Clients
-	t.pools = &pools.Pools{Client: k.Berth, Namespace: a.o.Namespace, Sink: t, Log: log.Named("pools")}
+	t.pools = &pools.Pools{Client: k.Berth, Namespace: a.o.Namespace, Policy: a.o.Policy, Sink: t, Log: log.Named("pools")}
 	t.watcher = &pods.Watcher{Client: k.Kubernetes, Namespace: a.o.Namespace, Sink: t, Log: log.Named("pods")}
 	t.writer = &pods.Writer{Client: k.Kubernetes, Submit: t.Submit, Log: log.Named("pods")}
 	t.projector = project.New(k.Berth, a.o.Namespace, t.Submit, log.Named("project"))
@@ -175,7 +175,7 @@ func (t *term) do(e core.Effect) {
 
 func (t *term) create(ctx context.Context, e core.CreatePod) {
 	pool, ok := t.pools.Get(e.Pool)
-	if !ok { // its object went meanwhile
+	if !ok { // its object went meanwhile, or its template is refused now
 		t.Submit(core.CreateFailed(e))
 		return
 	}

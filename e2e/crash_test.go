@@ -39,9 +39,9 @@ func (e *env) gone(client *http.Client, s rest.Sandbox) {
 }
 
 func TestStateComesBackAfterACrashOfEachProcess(t *testing.T) {
-	e := start(t, 3, stack.Options{})
-	client := e.client(0)
-	live, dead := e.claim("pool"), e.claim("pool")
+	e := startAlone(t, 3, stack.Options{})
+	client := e.client()
+	live, dead := e.claim(), e.claim()
 	e.reaches(client, live)
 	e.release(dead.SandboxID)
 	e.gone(client, dead)
@@ -56,8 +56,8 @@ func TestStateComesBackAfterACrashOfEachProcess(t *testing.T) {
 			e.reaches(client, live)
 			e.gone(client, dead)
 			// It goes on: another sandbox can be claimed, used and released.
-			e.waitWarm("pool", 3)
-			another := e.claim("pool")
+			e.waitWarm(3)
+			another := e.claim()
 			require.NotEqual(t, live.PodName, another.PodName)
 			e.reaches(client, another)
 			e.release(another.SandboxID)
@@ -71,42 +71,38 @@ func TestStateComesBackAfterACrashOfEachProcess(t *testing.T) {
 }
 
 func TestAnotherAllocatorTakesOver(t *testing.T) {
-	e := start(t, 3, stack.Options{Allocators: 2})
-	client := e.client(0)
-	live, dead := e.claim("pool"), e.claim("pool")
+	e := start(t, 3, 2)
+	client := e.client()
+	live, dead := e.claim(), e.claim()
 	e.release(dead.SandboxID)
 
-	first, err := e.stack.Leader(t.Context())
-	require.NoError(t, err)
-	require.NoError(t, first.Kill())
-	second, err := e.stack.Leader(t.Context())
-	require.NoError(t, err)
-	require.NotEqual(t, first.Name, second.Name)
+	require.NoError(t, e.site.killLeader(t.Context()))
+	require.NoError(t, e.site.waitLeader(t.Context()))
 	e.reaches(client, live)
 	e.gone(client, dead)
-	another := e.claim("pool")
+	another := e.claim()
 	e.reaches(client, another)
 	e.release(live.SandboxID)
 	e.gone(client, live)
 }
 
 func TestAPodDeletedByHandIsGoneAndReplaced(t *testing.T) {
-	e := start(t, 1, stack.Options{})
-	client := e.client(0)
-	s := e.claim("pool")
+	e := start(t, 1, 1)
+	client := e.client()
+	s := e.claim()
 	e.reaches(client, s)
 	zero := int64(0)
-	require.NoError(t, e.clients.Kubernetes.CoreV1().Pods(namespace).Delete(t.Context(), s.PodName, metav1.DeleteOptions{GracePeriodSeconds: &zero}))
+	require.NoError(t, e.clients.Kubernetes.CoreV1().Pods(e.site.namespace()).Delete(t.Context(), s.PodName, metav1.DeleteOptions{GracePeriodSeconds: &zero}))
 	e.eventually(func() error {
 		if a := e.get(client, e.host(8080, s.SandboxID), "/"); a.code != http.StatusGone {
 			return fmt.Errorf("%d %s", a.code, a.body)
 		}
 		return nil
 	})
-	e.waitWarm("pool", 1)
+	e.waitWarm(1)
 	e.eventually(func() error {
 		var record v1alpha1.Sandbox
-		if err := e.clients.Berth.Get().Namespace(namespace).Resource("sandboxes").Name(s.SandboxID).Do(t.Context()).Into(&record); err != nil {
+		if err := e.clients.Berth.Get().Namespace(e.site.namespace()).Resource("sandboxes").Name(s.SandboxID).Do(t.Context()).Into(&record); err != nil {
 			return err
 		}
 		if record.Status.Phase != v1alpha1.SandboxEnded {
@@ -118,9 +114,9 @@ func TestAPodDeletedByHandIsGoneAndReplaced(t *testing.T) {
 }
 
 func TestAnOpenWebSocketCountsAsActivity(t *testing.T) {
-	e := start(t, 1, stack.Options{})
-	s := e.claim("pool")
-	conn, response, err := websocket.Dial(t.Context(), "ws://"+e.host(8080, s.SandboxID)+"/ws", &websocket.DialOptions{HTTPClient: e.client(0)})
+	e := start(t, 1, 1)
+	s := e.claim()
+	conn, response, err := websocket.Dial(t.Context(), "ws://"+e.host(8080, s.SandboxID)+"/ws", &websocket.DialOptions{HTTPClient: e.client()})
 	require.NoError(t, err)
 	defer conn.CloseNow()
 	require.Equal(t, http.StatusSwitchingProtocols, response.StatusCode)
@@ -140,30 +136,44 @@ func TestAnOpenWebSocketCountsAsActivity(t *testing.T) {
 	require.NoError(t, conn.Close(websocket.StatusNormalClosure, ""))
 
 	e.release(s.SandboxID)
-	require.Empty(t, e.activity("?id="+s.SandboxID).Sandboxes, "a released sandbox leaves the dump")
+	require.Empty(t, e.activity("?id="+s.SandboxID), "a released sandbox leaves the dump")
 }
 
-func (e *env) activity(query string) admin.LastActive {
+// activity reads the last-active dumps of all routers.
+func (e *env) activity(query string) []admin.LastActiveSandbox {
 	e.t.Helper()
-	a, err := do(e.t.Context(), apiClient(e.t), http.MethodGet, e.stack.Gateways[0].Admin+"/admin/last-active"+query, "", "")
+	listeners, err := e.site.admins(e.t.Context())
 	require.NoError(e.t, err)
-	require.Equal(e.t, http.StatusOK, a.code, a.body)
-	var dump admin.LastActive
-	require.NoError(e.t, json.Unmarshal([]byte(a.body), &dump))
-	return dump
+	require.NotEmpty(e.t, listeners)
+	var all []admin.LastActiveSandbox
+	for _, dial := range listeners {
+		a, err := do(e.t.Context(), e.clientOf(dial, 0), http.MethodGet, "http://router/admin/last-active"+query, "", "")
+		require.NoError(e.t, err)
+		require.Equal(e.t, http.StatusOK, a.code, a.body)
+		var dump admin.LastActive
+		require.NoError(e.t, json.Unmarshal([]byte(a.body), &dump))
+		all = append(all, dump.Sandboxes...)
+	}
+	return all
 }
 
-func (e *env) lastActive(id string) time.Time {
+// lastActive is when a sandbox was last used, through any router.
+func (e *env) lastActive(id string) (last time.Time) {
 	e.t.Helper()
-	dump := e.activity("?id=" + id)
-	require.Len(e.t, dump.Sandboxes, 1)
-	return dump.Sandboxes[0].LastActive
+	all := e.activity("?id=" + id)
+	require.NotEmpty(e.t, all)
+	for _, s := range all {
+		if s.LastActive.After(last) {
+			last = s.LastActive
+		}
+	}
+	return last
 }
 
 func TestWithoutARouterNothingIsServed(t *testing.T) {
-	e := start(t, 1, stack.Options{})
-	client := e.client(0)
-	s := e.claim("pool")
+	e := startAlone(t, 1, stack.Options{})
+	client := e.client()
+	s := e.claim()
 	before := e.hits(client, s)
 	router := e.stack.Gateways[0].Router
 
@@ -186,9 +196,9 @@ func TestWithoutARouterNothingIsServed(t *testing.T) {
 }
 
 func TestKnownSandboxesKeepTheirTrafficWithoutTheAPIServer(t *testing.T) {
-	e := start(t, 2, stack.Options{})
-	client := e.client(0)
-	s := e.claim("pool")
+	e := startAlone(t, 2, stack.Options{})
+	client := e.client()
+	s := e.claim()
 	e.reaches(client, s)
 
 	// The API server hangs. The leader cannot renew its lease, and a process
@@ -209,7 +219,7 @@ func TestKnownSandboxesKeepTheirTrafficWithoutTheAPIServer(t *testing.T) {
 
 	require.NoError(t, e.cluster.ResumeAPIServer())
 	require.NoError(t, leader.Start(t.Context()))
-	another := e.claim("pool")
+	another := e.claim()
 	e.reaches(client, another)
 	e.reaches(client, s)
 	e.release(s.SandboxID)

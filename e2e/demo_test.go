@@ -32,9 +32,7 @@ type demoRun struct {
 
 func startDemo(t *testing.T, args ...string) *demoRun {
 	t.Helper()
-	if testing.Short() {
-		t.Skip("needs real etcd, kube-apiserver and Envoy; not under -short")
-	}
+	onThisMachine(t, "runs berth's own commands")
 	dir, err := os.MkdirTemp("", "bd-") // short: unix sockets lie in it
 	require.NoError(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
@@ -151,9 +149,7 @@ func TestDemoLeavesNothingWheneverItEnds(t *testing.T) {
 
 func TestDemoNamesTheStepThatFailed(t *testing.T) {
 	t.Parallel()
-	if testing.Short() {
-		t.Skip("needs the built programs; not under -short")
-	}
+	onThisMachine(t, "runs berth's own commands")
 	cmd := exec.Command(filepath.Join(binDir, "berth"), "demo", "--once")
 	cmd.Env = append(os.Environ(), "ENVOY_BIN=/nonexistent/envoy")
 	out, err := cmd.CombinedOutput()
@@ -167,9 +163,7 @@ func TestDemoNamesTheStepThatFailed(t *testing.T) {
 
 func TestDevClustersAreFoundAndEnded(t *testing.T) {
 	t.Parallel()
-	if testing.Short() {
-		t.Skip("needs real etcd, kube-apiserver and Envoy; not under -short")
-	}
+	onThisMachine(t, "runs berth's own commands")
 	name := fmt.Sprintf("e2e-%d", os.Getpid())
 	berth := func(args ...string) (string, error) {
 		out, err := exec.Command(filepath.Join(binDir, "berth"), args...).CombinedOutput()

@@ -6,11 +6,11 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -19,21 +19,26 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/rand"
 
 	"github.com/berth-sandbox/berth/allocator/kube"
 	"github.com/berth-sandbox/berth/allocator/rest"
 	"github.com/berth-sandbox/berth/api/apierror"
-	"github.com/berth-sandbox/berth/api/crd"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
-	"github.com/berth-sandbox/berth/devcluster"
 	"github.com/berth-sandbox/berth/devcluster/stack"
 )
 
-const namespace = "default"
-
-// binDir holds the programs under test. Set by TestMain, read-only after that.
-var binDir string
+// Set by TestMain, read-only after that.
+var (
+	// binDir holds the programs under test, for devclusters.
+	binDir string
+	// shared is the Berth on a real cluster, which all tests use one after
+	// another; nil where each test starts its own.
+	shared *release
+)
 
 // clusters is how many tests run at one time: most of their time is waiting,
 // but each has an API server and an Envoy.
@@ -47,24 +52,50 @@ func TestMain(m *testing.M) {
 	os.Exit(testMain(m))
 }
 
-func testMain(m *testing.M) int {
-	if !testing.Short() {
+func testMain(m *testing.M) (code int) {
+	fail := func(err error) int {
+		fmt.Fprintln(os.Stderr, "e2e:", err)
+		return 1
+	}
+	where, err := provider()
+	if err != nil {
+		return fail(err)
+	}
+	switch {
+	case testing.Short():
+	case where == onDevcluster:
 		dir, err := os.MkdirTemp("", "berth-e2e-")
 		if err == nil {
 			defer os.RemoveAll(dir)
 			err = build(dir)
 		}
 		if err != nil {
-			fmt.Fprintln(os.Stderr, "e2e: build the programs under test:", err)
-			return 1
+			return fail(fmt.Errorf("build the programs under test: %w", err))
 		}
 		binDir = dir
+	default:
+		// As long as go test has given the whole suite; what is made is removed
+		// in any case.
+		r, remove, err := install(context.Background(), where)
+		defer func() {
+			if err := remove(); err != nil {
+				code = fail(err)
+			}
+		}()
+		if err != nil {
+			return fail(err)
+		}
+		shared = r
 	}
-	code := m.Run()
+	code = m.Run()
+	if shared != nil {
+		if err := shared.closeConnections(); err != nil {
+			return fail(err)
+		}
+	}
 	if code == 0 {
 		if err := goleak.Find(); err != nil {
-			fmt.Fprintln(os.Stderr, "e2e:", err)
-			return 1
+			return fail(err)
 		}
 	}
 	return code
@@ -87,87 +118,132 @@ func build(dir string) error {
 	return nil
 }
 
-// env is a cluster with Berth.
+// env is a Berth with a pool of the test's own.
 type env struct {
 	t       *testing.T
-	cluster *devcluster.Cluster
-	stack   *stack.Stack
+	site    site
 	clients *kube.Clients
+	pool    string
+
+	// processes is the site, where Berth's programs are processes that can be
+	// killed and paused one by one; else nil.
+	*processes
 }
 
-// start starts a cluster with Berth and a pool named "pool".
-func start(t *testing.T, warm int32, o stack.Options) *env {
+// start starts a Berth with a pool, or makes a pool on the Berth of the real
+// cluster. replicas is how many allocators and gateways there must be.
+func start(t *testing.T, warm int32, replicas int) *env {
 	t.Helper()
-	t.Parallel()
-	cluster := devcluster.Start(t, devcluster.Options{Nodes: 1, NodePath: []string{binDir}, CRDs: crd.All()})
-	o.BinDir = binDir
-	s, err := stack.Start(t.Context(), cluster, o)
-	require.NoError(t, err)
+	skipShort(t)
+	if shared == nil {
+		return startOn(t, startProcesses(t, stack.Options{Allocators: replicas, Gateways: replicas}), warm)
+	}
+	require.LessOrEqual(t, replicas, releaseReplicas)
+	require.NoError(t, shared.waitComplete(t.Context())) // after what the test before has broken
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
-		defer cancel()
-		if err := s.Stop(ctx); err != nil {
-			t.Errorf("stop Berth: %v", err)
-		}
 		if t.Failed() {
-			logs(t, cluster.Dir())
+			shared.logs(t)
 		}
-		checkRaces(t, cluster.Dir())
 	})
-	clients, err := kube.NewClients(cluster.RestConfig(), 0, 0)
+	return startOn(t, shared, warm)
+}
+
+// startAlone is start for tests that kill and pause processes one by one. On a
+// real cluster they are skipped.
+func startAlone(t *testing.T, warm int32, o stack.Options) *env {
+	t.Helper()
+	onThisMachine(t, "kills or pauses single processes, of Berth or of the control plane")
+	return startOn(t, startProcesses(t, o), warm)
+}
+
+// onThisMachine skips a test that a real cluster is nothing for.
+func onThisMachine(t *testing.T, why string) {
+	t.Helper()
+	skipShort(t)
+	if shared != nil {
+		t.Skipf("%s: only on the provider %s", why, onDevcluster)
+	}
+}
+
+// onACluster skips a test that needs a real cluster.
+func onACluster(t *testing.T, why string) {
+	t.Helper()
+	skipShort(t)
+	if shared == nil {
+		t.Skipf("%s: only on the providers %s and %s", why, onKubeconfig, onKind)
+	}
+}
+
+func skipShort(t *testing.T) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("needs a cluster and Envoy; not under -short")
+	}
+}
+
+func startOn(t *testing.T, s site, warm int32) *env {
+	t.Helper()
+	clients, err := kube.NewClients(s.restConfig(), 0, 0)
 	require.NoError(t, err)
-	e := &env{t: t, cluster: cluster, stack: s, clients: clients}
-	e.createPool(stack.DemoPool(namespace, "pool", warm))
-	e.waitWarm("pool", warm)
+	e := &env{t: t, site: s, clients: clients, pool: "pool-" + rand.String(5)}
+	e.processes, _ = s.(*processes)
+	e.createPool(e.newPool(e.pool, warm))
+	e.waitWarm(warm)
 	return e
 }
 
-// logs shows the end of Berth's logs.
-func logs(t *testing.T, dir string) {
-	files, _ := filepath.Glob(filepath.Join(dir, "*.log"))
-	for _, f := range files {
-		raw, err := os.ReadFile(f)
-		if err == nil && !strings.Contains(f, "apiserver") && !strings.Contains(f, "etcd") {
-			t.Logf("%s:\n%s", filepath.Base(f), raw[max(0, len(raw)-3000):])
-		}
+// newPool returns a pool that has not been created.
+func (e *env) newPool(name string, warm int32) *v1alpha1.SandboxPool {
+	p := stack.DemoPool(e.site.namespace(), name, warm)
+	if image := e.site.sandboxImage(); image != "" {
+		p.Spec.Template.Spec.Containers[0].Image = image
 	}
+	return p
 }
 
-// checkRaces fails the test when one of the programs reported a data race.
-func checkRaces(t *testing.T, dir string) {
-	files, _ := filepath.Glob(filepath.Join(dir, "*.log"))
-	for _, f := range files {
-		if raw, err := os.ReadFile(f); err == nil && strings.Contains(string(raw), "WARNING: DATA RACE") {
-			t.Errorf("%s reports a data race:\n%s", filepath.Base(f), raw)
-		}
-	}
-}
-
+// createPool creates a pool, which ends with the test.
 func (e *env) createPool(p *v1alpha1.SandboxPool) {
 	e.t.Helper()
-	require.NoError(e.t, e.clients.Berth.Post().Namespace(namespace).Resource("sandboxpools").Body(p).Do(e.t.Context()).Error())
+	require.NoError(e.t, e.clients.Berth.Post().Namespace(e.site.namespace()).Resource("sandboxpools").Body(p).Do(e.t.Context()).Error())
+	if e.processes == nil { // else the cluster ends with the test
+		e.t.Cleanup(func() {
+			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+			defer cancel()
+			if err := e.deletePool(ctx, p.Name); err != nil && !apierrors.IsNotFound(err) {
+				e.t.Errorf("delete pool %s: %v", p.Name, err)
+			}
+		})
+	}
 }
 
-func (e *env) pool(name string) *v1alpha1.SandboxPool {
+func (e *env) deletePool(ctx context.Context, name string) error {
+	return e.clients.Berth.Delete().Namespace(e.site.namespace()).Resource("sandboxpools").Name(name).Do(ctx).Error()
+}
+
+func (e *env) readPool(name string) *v1alpha1.SandboxPool {
 	e.t.Helper()
 	var p v1alpha1.SandboxPool
-	require.NoError(e.t, e.clients.Berth.Get().Namespace(namespace).Resource("sandboxpools").Name(name).Do(e.t.Context()).Into(&p))
+	require.NoError(e.t, e.clients.Berth.Get().Namespace(e.site.namespace()).Resource("sandboxpools").Name(name).Do(e.t.Context()).Into(&p))
 	return &p
 }
 
-func (e *env) waitWarm(pool string, n int32) {
+// waitWarm waits until the pool has n warm pods.
+func (e *env) waitWarm(n int32) {
 	e.t.Helper()
 	e.eventually(func() error {
-		if s := e.pool(pool).Status; s.Warm < n {
+		if s := e.readPool(e.pool).Status; s.Warm < n {
 			return fmt.Errorf("%d of %d pods are warm: %+v", s.Warm, n, s)
 		}
 		return nil
 	})
 }
 
-func (e *env) pods(selector string) []corev1.Pod {
+// pods lists the pods of the pool that have these labels as well.
+func (e *env) pods(also map[string]string) []corev1.Pod {
 	e.t.Helper()
-	list, err := e.clients.Kubernetes.CoreV1().Pods(namespace).List(e.t.Context(), metav1.ListOptions{LabelSelector: selector})
+	selector := labels.Set{v1alpha1.LabelPool: e.pool}
+	maps.Copy(selector, also)
+	list, err := e.clients.Kubernetes.CoreV1().Pods(e.site.namespace()).List(e.t.Context(), metav1.ListOptions{LabelSelector: selector.String()})
 	require.NoError(e.t, err)
 	return list.Items
 }
@@ -176,7 +252,8 @@ func (e *env) pods(selector string) []corev1.Pod {
 // is tested.
 func (e *env) eventually(check func() error) {
 	e.t.Helper()
-	deadline := time.Now().Add(60 * time.Second)
+	const limit = 2 * time.Minute
+	deadline := time.Now().Add(limit)
 	ticker := time.NewTicker(25 * time.Millisecond)
 	defer ticker.Stop()
 	for {
@@ -185,20 +262,21 @@ func (e *env) eventually(check func() error) {
 			return
 		}
 		if time.Now().After(deadline) {
-			e.t.Fatalf("still not after a minute: %v", err)
+			e.t.Fatalf("still not after %v: %v", limit, err)
 		}
 		<-ticker.C
 	}
 }
 
-// client returns an HTTP client that connects to a gateway, whatever the host.
-func (e *env) client(gateway int) *http.Client {
-	addr := e.stack.Gateways[gateway].Addr.String()
+// client returns an HTTP client that connects to the gateways, whatever the host.
+func (e *env) client() *http.Client { return e.clientOf(e.site.front, 8) }
+
+// clientOf returns an HTTP client with that many idle connections at most, 0 for
+// a new connection for each request.
+func (e *env) clientOf(dial dialer, idle int) *http.Client {
 	transport := &http.Transport{
-		MaxIdleConnsPerHost: 8,
-		DialContext: func(ctx context.Context, network, _ string) (net.Conn, error) {
-			return (&net.Dialer{}).DialContext(ctx, network, addr)
-		},
+		MaxIdleConnsPerHost: idle, DisableKeepAlives: idle == 0,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx) },
 	}
 	e.t.Cleanup(transport.CloseIdleConnections)
 	return &http.Client{Transport: transport, Timeout: 30 * time.Second}
@@ -237,13 +315,16 @@ func (a answer) refusal(t *testing.T) apierror.Error {
 	return e
 }
 
-func do(ctx context.Context, client *http.Client, method, url, host, body string) (answer, error) {
+func do(ctx context.Context, client *http.Client, method, url, host, body string, headers ...string) (answer, error) {
 	r, err := http.NewRequestWithContext(ctx, method, url, strings.NewReader(body))
 	if err != nil {
 		return answer{}, err
 	}
 	if host != "" {
 		r.Host = host
+	}
+	for i := 0; i+1 < len(headers); i += 2 {
+		r.Header.Set(headers[i], headers[i+1])
 	}
 	response, err := client.Do(r)
 	if err != nil {
@@ -254,7 +335,7 @@ func do(ctx context.Context, client *http.Client, method, url, host, body string
 	return answer{response.StatusCode, response.Header, string(raw)}, err
 }
 
-// get sends a request to a host through a gateway.
+// get sends a request to a host through the gateways.
 func (e *env) get(client *http.Client, host, path string) answer {
 	e.t.Helper()
 	a, err := do(e.t.Context(), client, http.MethodGet, "http://gateway"+path, host, "")
@@ -263,31 +344,41 @@ func (e *env) get(client *http.Client, host, path string) answer {
 }
 
 func (e *env) host(port int, id string) string {
-	return fmt.Sprintf("%d-%s.%s", port, id, e.stack.Domain)
+	return fmt.Sprintf("%d-%s.%s", port, id, e.site.domain())
 }
 
-// api calls the leader's HTTP API.
+// api calls the HTTP API, as soon as there is a leader. Which replica takes the
+// call does not matter. A call whose outcome is not known, because the leader
+// went away under it, is made again.
 func (e *env) api(method, path, body string) answer {
 	e.t.Helper()
-	leader, err := e.stack.Leader(e.t.Context())
-	require.NoError(e.t, err)
-	a, err := do(e.t.Context(), apiClient(e.t), method, leader.API+path, "", body)
-	require.NoError(e.t, err)
+	var a answer
+	again := false
+	e.eventually(func() (err error) {
+		a, err = e.callAPI(method, path, body, e.site.key())
+		if err == nil && a.code == http.StatusServiceUnavailable && a.refusal(e.t).Reason == apierror.NotLeader {
+			err = fmt.Errorf("%d %s", a.code, a.body)
+		}
+		again = again || err != nil
+		return err
+	})
+	if again && method == http.MethodDelete && a.code == http.StatusNotFound && a.refusal(e.t).Reason == apierror.SandboxGone {
+		a.code = http.StatusNoContent
+	}
 	return a
 }
 
-func apiClient(t *testing.T) *http.Client {
-	transport := &http.Transport{DisableKeepAlives: true}
-	t.Cleanup(transport.CloseIdleConnections)
-	return &http.Client{Transport: transport, Timeout: 30 * time.Second}
+func (e *env) callAPI(method, path, body, key string) (answer, error) {
+	client := e.clientOf(e.site.api, 0)
+	return do(e.t.Context(), client, method, "http://api"+path, "", body, "X-API-Key", key)
 }
 
-// claim takes a sandbox from a pool, once it has a warm pod.
-func (e *env) claim(pool string) rest.Sandbox {
+// claim takes a sandbox from the pool, once it has a warm pod.
+func (e *env) claim() rest.Sandbox {
 	e.t.Helper()
 	var a answer
 	e.eventually(func() error {
-		if a = e.api(http.MethodPost, "/sandboxes", fmt.Sprintf(`{"templateID":%q,"timeout":3600}`, pool)); a.code == http.StatusTooManyRequests {
+		if a = e.api(http.MethodPost, "/sandboxes", fmt.Sprintf(`{"templateID":%q,"timeout":3600}`, e.pool)); a.code == http.StatusTooManyRequests {
 			return fmt.Errorf("%d %s", a.code, a.body)
 		}
 		return nil
@@ -298,7 +389,7 @@ func (e *env) claim(pool string) rest.Sandbox {
 	return s
 }
 
-// release ends a sandbox and requires that all routers acknowledged it.
+// release ends a sandbox.
 func (e *env) release(id string) {
 	e.t.Helper()
 	a := e.api(http.MethodDelete, "/sandboxes/"+id, "")

@@ -94,13 +94,13 @@ func (e *env) send(ctx context.Context, client *http.Client, h *history, sandbox
 
 func TestEveryRequestReachesThePodThatHoldsItsSandboxAndNoneAfterTheRelease(t *testing.T) {
 	const sandboxes, requests, senders = 50, 2000, 8
-	e := start(t, sandboxes, stack.Options{})
-	client := e.client(0)
+	e := start(t, sandboxes, 1)
+	client := e.client()
 
 	claimed := make([]rest.Sandbox, 0, sandboxes)
 	pods := map[string]string{}
 	for range sandboxes {
-		s := e.claim("pool")
+		s := e.claim()
 		require.Empty(t, pods[s.PodName], "pod %s was handed out twice", s.PodName)
 		pods[s.PodName] = s.SandboxID
 		claimed = append(claimed, s)
@@ -138,9 +138,9 @@ func TestEveryRequestReachesThePodThatHoldsItsSandboxAndNoneAfterTheRelease(t *t
 	}
 	// Beyond the fence: the pods have been deleted and replaced on their
 	// addresses, and still nobody else answers for the released IDs.
-	e.waitWarm("pool", sandboxes)
+	e.waitWarm(sandboxes)
 	e.eventually(func() error {
-		if n := e.pool("pool").Status.Releasing; n > 0 {
+		if n := e.readPool(e.pool).Status.Releasing; n > 0 {
 			return fmt.Errorf("%d pods are still being released", n)
 		}
 		return nil
@@ -162,9 +162,9 @@ func TestEveryRequestReachesThePodThatHoldsItsSandboxAndNoneAfterTheRelease(t *t
 }
 
 func TestBadRequestsAreRefusedClearlyAndReachNoPod(t *testing.T) {
-	e := start(t, 1, stack.Options{})
-	client := e.client(0)
-	s := e.claim("pool")
+	e := start(t, 1, 1)
+	client := e.client()
+	s := e.claim()
 	before := e.hits(client, s)
 
 	for _, c := range []struct {
@@ -172,15 +172,15 @@ func TestBadRequestsAreRefusedClearlyAndReachNoPod(t *testing.T) {
 		code       int
 		reason     string
 	}{
-		{"bare domain", "localhost", 400, "bad_host"},
+		{"bare domain", e.site.domain(), 400, "bad_host"},
 		{"another domain", "8080-" + s.SandboxID + ".example.com", 400, "bad_host"},
 		{"something before the sandbox", "x." + e.host(8080, s.SandboxID), 400, "bad_port"},
 		{"two hosts", e.host(8080, s.SandboxID) + "," + e.host(8080, s.SandboxID), 400, "bad_host"},
-		{"port 0", "0-" + s.SandboxID + ".localhost", 400, "bad_port"},
-		{"port above 65535", "65536-" + s.SandboxID + ".localhost", 400, "bad_port"},
-		{"port with a leading zero", "08080-" + s.SandboxID + ".localhost", 400, "bad_port"},
-		{"no port number", "http-" + s.SandboxID + ".localhost", 400, "bad_port"},
-		{"unknown sandbox", "8080-aaaaaaaaaaaaaaaaaaaa.localhost", 404, "sandbox_not_found"},
+		{"port 0", e.host(0, s.SandboxID), 400, "bad_port"},
+		{"port above 65535", e.host(65536, s.SandboxID), 400, "bad_port"},
+		{"port with a leading zero", "0" + e.host(8080, s.SandboxID), 400, "bad_port"},
+		{"no port number", "http-" + s.SandboxID + "." + e.site.domain(), 400, "bad_port"},
+		{"unknown sandbox", e.host(8080, "aaaaaaaaaaaaaaaaaaaa"), 404, "sandbox_not_found"},
 	} {
 		a := e.get(client, c.host, "/")
 		refusal := a.refusal(t)
@@ -193,8 +193,8 @@ func TestBadRequestsAreRefusedClearlyAndReachNoPod(t *testing.T) {
 
 	// Upper case, a trailing dot and a port in the Host are all the same name.
 	for _, host := range []string{
-		e.host(8080, s.SandboxID), "8080-" + upper(s.SandboxID) + ".LOCALHOST", e.host(8080, s.SandboxID) + ".",
-		e.host(8080, s.SandboxID) + ":8080", s.SandboxID + ".localhost",
+		e.host(8080, s.SandboxID), upper(e.host(8080, s.SandboxID)), e.host(8080, s.SandboxID) + ".",
+		e.host(8080, s.SandboxID) + ":8080", s.SandboxID + "." + e.site.domain(),
 	} {
 		a := e.get(client, host, "/")
 		require.Equal(t, http.StatusOK, a.code, "%s: %s", host, a.body)
@@ -210,15 +210,16 @@ func TestBadRequestsAreRefusedClearlyAndReachNoPod(t *testing.T) {
 	a = e.get(client, e.host(8080, s.SandboxID), "/")
 	require.Equal(t, http.StatusGone, a.code, a.body)
 	require.Equal(t, "sandbox_gone", string(a.refusal(t).Reason))
+}
 
-	// The allocator is away: what the router knows is still answered, what it
-	// does not know is not guessed.
-	e.waitWarm("pool", 1)
-	s = e.claim("pool")
+func TestWithoutTheAllocatorOnlyWhatIsKnownIsServed(t *testing.T) {
+	e := startAlone(t, 1, stack.Options{})
+	client := e.client()
+	s := e.claim()
 	require.Equal(t, http.StatusOK, e.get(client, e.host(8080, s.SandboxID), "/").code)
 	require.NoError(t, e.stack.Allocators[0].Kill())
 	e.eventually(func() error {
-		a := e.get(client, "8080-bbbbbbbbbbbbbbbbbbbb.localhost", "/")
+		a := e.get(client, e.host(8080, "bbbbbbbbbbbbbbbbbbbb"), "/")
 		if a.code != http.StatusServiceUnavailable {
 			return fmt.Errorf("the router has not noticed: %d %s", a.code, a.body)
 		}

@@ -22,7 +22,7 @@ const (
 )
 
 func (b *builder) clusters() []*clusterv3.Cluster {
-	return []*clusterv3.Cluster{
+	all := []*clusterv3.Cluster{
 		b.pods(clusterPodsHTTP1, &httpv3.HttpProtocolOptions_ExplicitHttpConfig{
 			ProtocolConfig: &httpv3.HttpProtocolOptions_ExplicitHttpConfig_HttpProtocolOptions{
 				HttpProtocolOptions: &corev3.Http1ProtocolOptions{EnableTrailers: true},
@@ -39,6 +39,10 @@ func (b *builder) clusters() []*clusterv3.Cluster {
 		b.router(clusterRouter),
 		b.router(clusterRouterLog),
 	}
+	if b.HealthListen.IsValid() {
+		all = append(all, b.admin())
+	}
+	return all
 }
 
 // pods goes where the metadata says. use_http_header stays off.

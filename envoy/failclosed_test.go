@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -60,9 +61,12 @@ func (s *script) Process(stream extprocv3.ExternalProcessor_ProcessServer) error
 // server that stands for a pod and counts.
 type gateway struct {
 	*testing.T
-	router  *script
-	addr    string
-	podAddr netip.AddrPort
+	router *script
+	// addr and health are the addresses of the listeners.
+	addr, health string
+	admin        *http.Client
+	adminSocket  string
+	podAddr      netip.AddrPort
 	// hits are requests that reached the pod, connections those it accepted.
 	hits, connections atomic.Int64
 }
@@ -78,7 +82,7 @@ func startGateway(t *testing.T) *gateway {
 	require.NoError(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	settings := envoy.Settings{
-		Listen:       netip.MustParseAddrPort("127.0.0.1:0"),
+		Listen: netip.MustParseAddrPort("127.0.0.1:0"), HealthListen: netip.MustParseAddrPort("127.0.0.1:0"),
 		RouterSocket: filepath.Join(dir, "router.sock"), AdminSocket: filepath.Join(dir, "admin.sock"),
 	}
 	raw, err := envoy.YAML(settings)
@@ -119,13 +123,32 @@ func startGateway(t *testing.T) *gateway {
 	cmd.Stderr = os.Stderr
 	_, err = supervisor.Start(cmd)
 	require.NoError(t, err)
-	admin := stack.EnvoyAdmin(settings.AdminSocket)
+	g.adminSocket, g.admin = settings.AdminSocket, stack.EnvoyAdmin(settings.AdminSocket)
 	require.Eventually(t, func() bool {
-		addr, err := stack.EnvoyAddress(t.Context(), admin)
-		g.addr = addr.String()
-		return err == nil && addr.Port() != 0
+		listeners := g.listeners()
+		g.addr, g.health = listeners["ingress"], listeners["health"]
+		return g.addr != "" && g.health != ""
 	}, time.Minute, 20*time.Millisecond)
 	return g
+}
+
+// listeners asks Envoy which addresses its listeners got. There is none as long
+// as it does not answer.
+func (g *gateway) listeners() map[string]string {
+	response, err := g.admin.Get("http://envoy/listeners")
+	if err != nil {
+		return nil
+	}
+	defer response.Body.Close()
+	body, err := io.ReadAll(response.Body)
+	require.NoError(g, err)
+	all := map[string]string{}
+	for line := range strings.Lines(string(body)) {
+		if name, addr, ok := strings.Cut(strings.TrimSpace(line), "::"); ok && !strings.HasSuffix(addr, ":0") {
+			all[name] = addr
+		}
+	}
+	return all
 }
 
 func (g *gateway) get(header http.Header) (int, string) {
@@ -187,6 +210,8 @@ func TestWhateverTheRouterDoesWrongNothingIsServed(t *testing.T) {
 		"no destination":                     admit(map[string]*structpb.Value{envoy.MetadataID: text("abc")}),
 		"an empty ID":                        admit(map[string]*structpb.Value{envoy.MetadataDst: text(dst), envoy.MetadataID: text("")}),
 		"a destination that is no address":   admit(map[string]*structpb.Value{envoy.MetadataDst: text("localhost:80"), envoy.MetadataID: text("abc")}),
+		"Envoy's own admin socket":           admit(map[string]*structpb.Value{envoy.MetadataDst: text(g.adminSocket), envoy.MetadataID: text("abc")}),
+		"that socket as a URL":               admit(map[string]*structpb.Value{envoy.MetadataDst: text("unix://" + g.adminSocket), envoy.MetadataID: text("abc")}),
 		"port 0":                             admit(map[string]*structpb.Value{envoy.MetadataDst: text("127.0.0.1:0"), envoy.MetadataID: text("abc")}),
 		"something behind the destination":   admit(map[string]*structpb.Value{envoy.MetadataDst: text(dst + ","), envoy.MetadataID: text("abc")}),
 		"a list that begins with a good one": admit(map[string]*structpb.Value{envoy.MetadataDst: structpb.NewListValue(&structpb.ListValue{Values: []*structpb.Value{text(dst)}}), envoy.MetadataID: text("abc")}),

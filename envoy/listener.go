@@ -1,6 +1,7 @@
 package envoy
 
 import (
+	"net/netip"
 	"time"
 
 	accesslogv3 "github.com/envoyproxy/go-control-plane/envoy/config/accesslog/v3"
@@ -32,18 +33,26 @@ const connectionBuffer = 32 << 10
 const statusRouterError = 511
 
 func (b *builder) listeners() []*listenerv3.Listener {
-	return []*listenerv3.Listener{{
-		Name: "ingress",
-		Address: &corev3.Address{Address: &corev3.Address_SocketAddress{SocketAddress: &corev3.SocketAddress{
-			Address:       b.Listen.Addr().String(),
-			PortSpecifier: &corev3.SocketAddress_PortValue{PortValue: uint32(b.Listen.Port())},
-		}}},
+	all := []*listenerv3.Listener{{
+		Name:                          "ingress",
+		Address:                       socketAddress(b.Listen),
 		PerConnectionBufferLimitBytes: wrapperspb.UInt32(connectionBuffer),
 		FilterChains: []*listenerv3.FilterChain{{Filters: []*listenerv3.Filter{{
 			Name:       "envoy.filters.network.http_connection_manager",
 			ConfigType: &listenerv3.Filter_TypedConfig{TypedConfig: b.any(b.httpConnectionManager())},
 		}}}},
 	}}
+	if b.HealthListen.IsValid() {
+		all = append(all, b.healthListener())
+	}
+	return all
+}
+
+func socketAddress(a netip.AddrPort) *corev3.Address {
+	return &corev3.Address{Address: &corev3.Address_SocketAddress{SocketAddress: &corev3.SocketAddress{
+		Address:       a.Addr().String(),
+		PortSpecifier: &corev3.SocketAddress_PortValue{PortValue: uint32(a.Port())},
+	}}}
 }
 
 func (b *builder) httpConnectionManager() *hcmv3.HttpConnectionManager {

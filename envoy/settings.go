@@ -61,6 +61,10 @@ const Window = (1+Retries)*ConnectTimeout + Retries*retryBackOffMax + StallBudge
 type Settings struct {
 	// Listen is where clients connect. Port 0 lets the kernel choose.
 	Listen netip.AddrPort
+	// HealthListen, if set, is where /ready and /stats/prometheus of Envoy's
+	// admin interface can be asked for, and nothing else of it. Port 0 lets the
+	// kernel choose.
+	HealthListen netip.AddrPort
 	// RouterSocket is the unix socket of the router. AdminSocket is Envoy's own
 	// admin socket. Both absolute, at most 107 bytes (sockaddr_un).
 	RouterSocket, AdminSocket string
@@ -83,6 +87,9 @@ func (s Settings) withDefaults() (Settings, error) {
 	var errs []error
 	if !s.Listen.IsValid() {
 		errs = append(errs, errors.New("listen address: required, as ip:port"))
+	}
+	if s.HealthListen.IsValid() && s.HealthListen.Port() != 0 && s.HealthListen == s.Listen {
+		errs = append(errs, fmt.Errorf("health listen address %v: must be another one than the listen address", s.HealthListen))
 	}
 	for _, socket := range []struct{ name, path string }{
 		{"router socket", s.RouterSocket}, {"admin socket", s.AdminSocket},

@@ -19,19 +19,23 @@ func TestRealEnvoyAcceptsTheBootstrap(t *testing.T) {
 	}
 	bin, err := devcluster.EnvoyBinary(t.Context(), nil)
 	require.NoError(t, err)
-	dir, err := os.MkdirTemp("", "berth-")
-	require.NoError(t, err)
-	t.Cleanup(func() { os.RemoveAll(dir) })
-	// The golden file's settings, but for sockets in a directory that exists:
-	// Envoy binds its admin socket even to validate.
-	raw, err := envoy.YAML(envoy.Settings{
-		Listen:       netip.MustParseAddrPort("0.0.0.0:8080"),
-		RouterSocket: filepath.Join(dir, "router.sock"), AdminSocket: filepath.Join(dir, "admin.sock"),
-	})
-	require.NoError(t, err)
-	file := filepath.Join(dir, "envoy.yaml")
-	require.NoError(t, os.WriteFile(file, raw, 0o600))
-	out, err := exec.Command(bin, "--mode", "validate", "-c", file).CombinedOutput()
-	require.NoError(t, err, string(out))
-	require.Contains(t, string(out), "OK")
+	for name, health := range map[string]netip.AddrPort{"alone": {}, "with a health listener": netip.MustParseAddrPort("[::]:8082")} {
+		t.Run(name, func(t *testing.T) {
+			dir, err := os.MkdirTemp("", "berth-")
+			require.NoError(t, err)
+			t.Cleanup(func() { os.RemoveAll(dir) })
+			// The golden files' settings, but for sockets in a directory that exists:
+			// Envoy binds its admin socket even to validate.
+			raw, err := envoy.YAML(envoy.Settings{
+				Listen: netip.MustParseAddrPort("0.0.0.0:8080"), HealthListen: health,
+				RouterSocket: filepath.Join(dir, "router.sock"), AdminSocket: filepath.Join(dir, "admin.sock"),
+			})
+			require.NoError(t, err)
+			file := filepath.Join(dir, "envoy.yaml")
+			require.NoError(t, os.WriteFile(file, raw, 0o600))
+			out, err := exec.Command(bin, "--mode", "validate", "-c", file).CombinedOutput()
+			require.NoError(t, err, string(out))
+			require.Contains(t, string(out), "OK")
+		})
+	}
 }

@@ -933,6 +933,98 @@ func TestTemplateChangeReplacesWarmPodsWithoutEmptyingThePool(t *testing.T) {
 	}
 }
 
+func notAllowed(p *Pool) { p.Refused = true }
+
+func TestRefusedTemplateIsWithheld(t *testing.T) {
+	unready := func(p *Pod) { p.Ready = false }
+	for _, tt := range []struct {
+		name       string
+		warm, most int
+		pods       []Pod
+		deleted    []string
+	}{
+		{"none are made", 3, 0, nil, nil},
+		{"warm ones made from it", 2, 0, []Pod{warmPod("a-1"), warmPod("a-2")}, []string{"a-1", "a-2"}},
+		{"ones made from it that are not ready", 2, 0, []Pod{with(warmPod("a-1"), unready)}, []string{"a-1"}},
+		{"warm ones of an earlier template stay", 2, 0, []Pod{with(warmPod("a-1"), old), warmPod("a-2"), with(warmPod("a-3"), old)}, []string{"a-2"}},
+		{"none of an earlier template becomes ready", 2, 0, []Pod{with(warmPod("a-1"), func(p *Pod) { old(p); unready(p) })}, []string{"a-1"}},
+		{"too many of an earlier template", 1, 0, []Pod{with(warmPod("a-1"), old), with(warmPod("a-2"), old), with(warmPod("a-3"), old)}, []string{"a-1", "a-2"}},
+		{"bound lowered", 3, 2, []Pod{claimedPod("a-1", "x"), with(warmPod("a-2"), old), with(warmPod("a-3"), old)}, []string{"a-2"}},
+		{"claimed and released ones are untouched", 1, 0, []Pod{claimedPod("a-1", "x"), with(claimedPod("a-2", "y"), old), releasedPod("a-3", "z")}, nil},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := newSim(t)
+			p := changed(specA(tt.warm), notAllowed)
+			p.MaxPods = tt.most
+			s.recover([]Pool{p}, tt.pods)
+			none[CreatePod](s)
+			none[MarkReleased](s)
+			var deleted []string
+			for _, d := range of[DeletePod](s.effects) {
+				if deleted = append(deleted, d.Pod.Name); d.IfVersion == "" {
+					t.Errorf("%s is deleted without condition", d.Pod.Name)
+				}
+			}
+			if !slices.Equal(deleted, tt.deleted) {
+				t.Errorf("deleted %v, expected %v", deleted, tt.deleted)
+			}
+		})
+	}
+}
+
+func TestPoolWhoseTemplateIsRefusedHandsOutWhatItHasAndIsFilledOnceItIsMended(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{specA(2)}, []Pod{warmPod("a-1"), warmPod("a-2")})
+	bad := changed(specA(2), func(p *Pool) { p.Template, p.Refused = "t2", true })
+	s.step(PoolSeen{bad})
+	if len(s.effects) > 0 {
+		t.Errorf("unexpected %+v", s.effects)
+	}
+	s.claim()
+	s.step(PodSeen{with(warmPod("a-3"), func(p *Pod) { p.Template = "t2" })}) // was being made meanwhile
+	if d := one[DeletePod](s); d.Pod != key("a-3") {
+		t.Errorf("deleted %+v", d)
+	}
+	s.pass(time.Minute)
+	none[CreatePod](s)
+	s.step(Claim{Token: 5, Pool: poolA})
+	one[BindPod](s)
+	s.step(Claim{Token: 6, Pool: poolA})
+	one[ClaimRefused](s)
+	none[CreatePod](s)
+
+	s.step(PoolSeen{changed(bad, func(p *Pool) { p.Template, p.Refused = "t3", false })})
+	if made := of[CreatePod](s.effects); len(made) != 2 {
+		t.Errorf("made %+v", made)
+	}
+}
+
+// The shell refuses as well: it may have seen the template before the core has.
+func TestCreationThatFailedBecauseTheTemplateIsRefusedIsNotTriedAgainUntilItIsMended(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{specA(1)}, nil)
+	name := one[CreatePod](s).Name
+	s.step(CreateFailed{poolA, name})
+	bad := changed(specA(1), notAllowed)
+	s.step(PoolSeen{bad})
+	s.pass(retryMost)
+	none[CreatePod](s)
+	s.step(PoolSeen{specA(1)})
+	if again := one[CreatePod](s); again.Name != name {
+		t.Errorf("made %+v, expected %s", again, name)
+	}
+}
+
+func TestPoolWhoseTemplateIsRefusedIsDrainedLikeAnother(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{changed(specA(1), notAllowed)}, []Pod{with(warmPod("a-1"), old)})
+	none[DeletePod](s)
+	s.step(PoolSeen{changed(specA(1), func(p *Pool) { p.Refused, p.Deleting = true, true })})
+	one[DeletePod](s)
+	s.step(PodGone{key("a-1")})
+	one[PoolDrained](s)
+}
+
 func TestScalingDownDoesNotCountOnPodsThatAreNotMadeYet(t *testing.T) {
 	s := newSim(t)
 	s.recover([]Pool{specA(4)}, []Pod{warmPod("a-1"), warmPod("a-2")})

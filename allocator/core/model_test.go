@@ -95,7 +95,9 @@ type world struct {
 	// lastUse is the last moment at which some router could admit a request.
 	lastUse map[string]time.Duration
 	doomed  map[string]bool // its pod was to be deleted without condition
-	ended   map[string]PodKey
+	// discarded are the pods that the core has asked to delete in this term.
+	discarded map[PodKey]bool
+	ended     map[string]PodKey
 	// forgotten are those whose records were to be dropped.
 	forgotten map[string]bool
 	written   map[string]bool // IDs
@@ -106,7 +108,8 @@ type simPool struct {
 	Pool
 	exists, everDeleting bool
 	watch                []Event
-	shown                string // the template last seen: pods are made from it
+	shown                Pool // as the shell last saw it: pods are made from its template
+	told                 Pool // as the core was last told of it
 }
 
 type simPod struct {
@@ -152,12 +155,13 @@ func newWorld(t *rapid.T) *world {
 		now:     Instant{Boot: time.Hour, Wall: time.Date(2024, 1, 1, 0, 0, 0, 0, time.UTC)},
 		records: map[string]Sandbox{}, known: map[PodKey]int{},
 		claims: map[uint64]bool{}, releases: map[uint64]string{}, asked: map[string]bool{}, answered: map[string]bool{},
-		fired: map[string]bool{}, lastUse: map[string]time.Duration{}, doomed: map[string]bool{}, ended: map[string]PodKey{}, forgotten: map[string]bool{}, written: map[string]bool{},
+		fired: map[string]bool{}, lastUse: map[string]time.Duration{}, doomed: map[string]bool{}, discarded: map[PodKey]bool{}, ended: map[string]PodKey{}, forgotten: map[string]bool{}, written: map[string]bool{},
 	}
 	for _, name := range []string{"a", "b"} {
 		warm := rapid.IntRange(0, 3).Draw(t, "warm")
 		most := rapid.SampledFrom([]int{0, 1, 3, 5}).Draw(t, "max pods")
-		w.pools = append(w.pools, &simPool{exists: true, Pool: Pool{Key: PoolKey{"ns", name}, Warm: warm, MaxPods: most, Template: "t1", DefaultPort: 80}})
+		refused := rapid.IntRange(0, 3).Draw(t, "refused") == 3
+		w.pools = append(w.pools, &simPool{exists: true, Pool: Pool{Key: PoolKey{"ns", name}, Warm: warm, MaxPods: most, Template: "t1", Refused: refused, DefaultPort: 80}})
 	}
 	for range 2 {
 		w.addRouter()
@@ -181,6 +185,12 @@ func (w *world) table(often []string) []action {
 		{"write well", func() { w.run(w.pickJob(), 0) }},
 		{"watch", func() { w.watch(pick(w, w.pods, func(p *simPod) bool { return len(p.watch) > 0 })) }},
 		{"watch", func() { w.watch(pick(w, w.pods, func(p *simPod) bool { return len(p.watch) > 0 })) }},
+		{"shell sees pool", func() {
+			// The loop is told a little later.
+			if p := pick(w, w.pools, func(p *simPool) bool { return len(p.watch) > 0 }); p != nil {
+				p.show(p.watch[0])
+			}
+		}},
 		{"watch pool", func() { w.watchPool(pick(w, w.pools, func(p *simPool) bool { return len(p.watch) > 0 })) }},
 		{"audit", w.audit},
 		{"pod ready", func() { w.ready(pick(w, w.pods, func(p *simPod) bool { return p.exists && !p.Ready && !p.Finished })) }},
@@ -285,7 +295,7 @@ func (w *world) lead() {
 		p.watch = nil
 		if p.exists {
 			pools = append(pools, p.Pool)
-			p.shown = p.Template
+			p.shown, p.told = p.Pool, p.Pool
 		}
 	}
 	w.lateWrites()
@@ -326,6 +336,7 @@ func (w *world) changeLeader() {
 	clear(w.claims) // their callers were told to try again
 	clear(w.releases)
 	clear(w.fired)
+	clear(w.discarded)
 	for _, j := range w.jobs {
 		if _, ok := j.effect.(CreatePod); ok {
 			w.extra++
@@ -397,6 +408,10 @@ func (w *world) do(effects []Effect) {
 				t.Fatalf("%s is written a second time, to pod %s", e.Binding.ID, p.Key.Name)
 			}
 			w.written[e.Binding.ID] = true
+		case CreatePod:
+			if p := w.pool(e.Pool); p.told.Refused {
+				t.Fatalf("pod %s is to be made from a template that is refused", e.Name)
+			}
 		case DeletePod:
 			w.judgeDelete(e)
 		case PoolDrained:
@@ -526,8 +541,9 @@ func (w *world) irrevocable(id string) bool {
 // only on condition.
 func (w *world) judgeDelete(e DeletePod) {
 	p := w.pod(e.Pod)
-	if e.IfVersion != "" {
-		return // judged when it lands
+	if e.IfVersion != "" { // whether it is idle is judged when it lands
+		w.judgeDiscard(p)
+		return
 	}
 	if len(p.bound) != 1 {
 		w.t.Fatalf("pod %s deleted without condition, it holds %v", p.Key.Name, p.bound)
@@ -545,6 +561,40 @@ func (w *world) judgeDelete(e DeletePod) {
 		w.t.Fatalf("pod of %s deleted %v after a router could route to it", id, w.now.Boot-last)
 	}
 	w.doomed[id] = true
+}
+
+// judgeDiscard: a pool whose template is refused loses warm pods of an earlier
+// template only as far as it has more of them than it asks for.
+func (w *world) judgeDiscard(p *simPod) {
+	known, pool := w.core.pools[p.pool()], w.pool(p.pool())
+	seen := w.core.pods[p.Key].seen
+	again := w.discarded[p.Key]
+	w.discarded[p.Key] = true
+	if again || !known.known || !known.Refused || known.Deleting || !seen.usable() || seen.Deleting || seen.Finished || seen.Template == pool.told.Template {
+		return
+	}
+	if want := wanted(pool.told, inUse(known)); known.n[podWarm] < want {
+		w.t.Fatalf("pod %s of an earlier template deleted, %d are left, %d are asked for, and the present one is refused", p.Key.Name, known.n[podWarm], want)
+	}
+}
+
+// inUse counts the pods that hold a sandbox, or are being given one, as far as
+// the core knows.
+func inUse(p *pool) (n int) {
+	for q := range p.pods {
+		if q.phase == podBinding || q.phase == podClaimed {
+			n++
+		}
+	}
+	return n
+}
+
+// wanted is how many pods are to be warm beside those in use.
+func wanted(p Pool, inUse int) int {
+	if p.MaxPods == 0 {
+		return p.Warm
+	}
+	return max(0, min(p.Warm, p.MaxPods-inUse))
 }
 
 // judgeRoute: what routers are told was written, and is true as far as is known.
@@ -674,10 +724,18 @@ func (w *world) watchPool(p *simPool) {
 	if p != nil {
 		ev := p.watch[0]
 		p.watch = p.watch[1:]
+		p.show(ev)
 		if seen, ok := ev.(PoolSeen); ok {
-			p.shown = seen.Pool.Template
+			p.told = seen.Pool
 		}
 		w.step(ev)
+	}
+}
+
+// show lets the shell see what the watch tells of a pool.
+func (p *simPool) show(ev Event) {
+	if seen, ok := ev.(PoolSeen); ok {
+		p.shown = seen.Pool
 	}
 }
 
@@ -693,15 +751,19 @@ func (w *world) audit() {
 
 func (w *world) changePool() {
 	p := pick(w, w.pools, func(*simPool) bool { return true })
-	switch n := w.draw(8); {
+	switch n := w.draw(12); {
 	case !p.exists: // another of the same name
-		p.exists, p.Deleting, p.Template = true, false, "t1"
+		p.exists, p.Deleting, p.Template, p.Refused = true, false, "t1", false
 	case p.Deleting:
 		return
 	case n < 4:
 		p.Warm = n
 	case n < 7:
 		p.Template = "t" + strconv.Itoa(n-3)
+	case n < 9:
+		p.Template, p.Refused = "t"+strconv.Itoa(n-6), true
+	case n < 11: // the same template under another policy, or one that was mended
+		p.Refused = !p.Refused
 	default:
 		p.Deleting, p.everDeleting = true, true
 	}
@@ -822,7 +884,7 @@ func (w *world) attempt(j *job, luck int) bool {
 	case CreatePod:
 		p := w.pool(e.Pool)
 		taken := slices.ContainsFunc(w.pods, func(o *simPod) bool { return o.exists && o.Key.Name == e.Name })
-		if !takesPlace || !p.exists || taken {
+		if !takesPlace || !p.exists || taken || p.shown.Refused { // the last is allocator/pools.Pools.Get
 			j.report = []Event{CreateFailed(e)}
 			return true
 		}
@@ -831,7 +893,7 @@ func (w *world) attempt(j *job, luck int) bool {
 			w.extra++ // made twice, removed in between: too rare to be worth a rule
 		}
 		uid := fmt.Sprintf("uid%02d", len(w.pods))
-		made := &simPod{exists: true, Pod: Pod{Key: PodKey{e.Pool.Namespace, e.Name, uid}, Pool: e.Pool.Name, Template: p.shown, Free: true}}
+		made := &simPod{exists: true, Pod: Pod{Key: PodKey{e.Pool.Namespace, e.Name, uid}, Pool: e.Pool.Name, Template: p.shown.Template, Free: true}}
 		w.pods = append(w.pods, made)
 		w.write(made, func(*Pod) {})
 		if luck > landsReportedLate {
@@ -1205,6 +1267,9 @@ func checkTables(t interface{ Fatalf(string, ...any) }, c *Core) {
 			if q.outdated && q.phase == podWarm {
 				outdatedWarm++
 			}
+			if withheld := p.known && p.Refused && !p.Deleting; withheld && (q.phase == podPending || q.phase == podWarm && !q.outdated) {
+				t.Fatalf("pod %s is kept in phase %d, outdated %v, though the template is refused", q.seen.Key.Name, q.phase, q.outdated)
+			}
 			if (q.elem != nil) != (q.phase == podWarm) {
 				t.Fatalf("pod %s is in the queue: %v, phase %d", q.seen.Key.Name, q.elem != nil, q.phase)
 			}
@@ -1367,8 +1432,11 @@ func (w *world) settle() {
 			}
 		default:
 			warm[p.pool()]++
-			if p.Template != w.pool(p.pool()).Template {
+			switch pool := w.pool(p.pool()); {
+			case !pool.Refused && p.Template != pool.Template:
 				t.Fatalf("pod %s is of an older template", p.Key.Name)
+			case pool.Refused && p.Template == pool.Template:
+				t.Fatalf("pod %s is of a template that is refused", p.Key.Name)
 			}
 		}
 	}
@@ -1379,9 +1447,9 @@ func (w *world) settle() {
 		case p.Deleting:
 			continue
 		}
-		want := p.Warm
-		if p.MaxPods > 0 {
-			want = max(0, min(want, p.MaxPods-used[p.Key]))
+		want := wanted(p.Pool, used[p.Key])
+		if p.Refused {
+			want = min(want, warm[p.Key]) // none are made
 		}
 		counts, _ := w.core.Counts(p.Key)
 		if warm[p.Key] != want || counts != (Counts{Warm: want, Claimed: used[p.Key]}) {
@@ -1423,6 +1491,7 @@ func (w *world) catchUp() {
 func (w *world) quiesce() {
 	for range 2000 {
 		switch {
+		case w.tellShown(): // not far behind: pods of a template that the core does not know yet are replaced over and over
 		case len(w.jobs) > 0:
 			luck := lands
 			if _, ok := w.jobs[0].effect.(DeletePod); ok {
@@ -1456,6 +1525,17 @@ func (w *world) first(fits func(*simPod) bool, do func(*simPod)) bool {
 	}
 	do(w.pods[i])
 	return true
+}
+
+// tellShown tells the core of a pool that the shell has seen already.
+func (w *world) tellShown() bool {
+	for _, p := range w.pools {
+		if p.shown != p.told && len(p.watch) > 0 {
+			w.watchPool(p)
+			return true
+		}
+	}
+	return false
 }
 
 func (w *world) firstPool() bool {

@@ -111,6 +111,9 @@ func (c *Core) reconcile(p *pool) {
 			delete(c.pools, p.Key)
 		}
 		return
+	case p.Refused:
+		c.withhold(p)
+		return
 	}
 	idle := len(p.creating) + p.n[podPending] - p.outdatedPending + p.n[podWarm] - p.outdatedWarm
 	if p.retryAt == 0 {
@@ -144,10 +147,7 @@ func (c *Core) shrink(p *pool, idle int) {
 			}
 		}
 	}
-	want := p.Warm
-	if p.MaxPods > 0 {
-		want = max(0, min(want, p.MaxPods-p.n[podBinding]-p.n[podClaimed]))
-	}
+	want := p.want()
 	surplus := min(p.n[podWarm]-want, p.outdatedWarm)
 	if underWay := len(p.creating) + p.n[podPending] + p.n[podDeleting]; surplus <= 0 && p.outdatedWarm > 0 && p.full() && underWay == 0 {
 		surplus = 1 // no room for a current one to stand in: one makes room at a time
@@ -176,6 +176,26 @@ func (c *Core) shrink(p *pool, idle int) {
 		q := e.Value.(*pod)
 		e = e.Prev()
 		if !q.outdated {
+			c.discard(q)
+			surplus--
+		}
+	}
+}
+
+// withhold deletes the idle pods of a pool whose template is refused, but for
+// warm ones that were made from an earlier template.
+func (c *Core) withhold(p *pool) {
+	for _, q := range p.pending() {
+		c.discard(q)
+	}
+	surplus := p.outdatedWarm - p.want()
+	for e := p.queue.Front(); e != nil; {
+		q := e.Value.(*pod)
+		e = e.Next()
+		switch {
+		case !q.outdated:
+			c.discard(q)
+		case surplus > 0:
 			c.discard(q)
 			surplus--
 		}
@@ -214,6 +234,15 @@ func (c *Core) drain(p *pool) {
 		p.drained = true
 		c.emit(PoolDrained{p.Key})
 	}
+}
+
+// want is how many warm pods the pool is to have, as far as MaxPods leaves room
+// beside those that are in use.
+func (p *pool) want() int {
+	if p.MaxPods == 0 {
+		return p.Warm
+	}
+	return max(0, min(p.Warm, p.MaxPods-p.n[podBinding]-p.n[podClaimed]))
 }
 
 // full reports whether MaxPods allows no more pods.

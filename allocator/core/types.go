@@ -28,6 +28,9 @@ type Pool struct {
 	// Template identifies the pod template. Pods made from another one are
 	// replaced while they are warm.
 	Template string
+	// Refused: its template may not be used. No pod is made from it, and idle
+	// ones that were are deleted; warm ones of an earlier template are kept.
+	Refused bool
 	// Deleting: release its sandboxes and delete its pods.
 	Deleting bool
 }

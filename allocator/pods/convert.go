@@ -82,18 +82,25 @@ func observe(p *corev1.Pod) (core.Pod, error) {
 	return seen, nil
 }
 
-// TemplateHash identifies a pool's pod template.
+// buildVersion is changed when Build makes another pod of the same template, so
+// that the pods made before are replaced.
+const buildVersion = "2\n"
+
+// TemplateHash identifies a pool's pod template and what is made of it.
 func TemplateHash(pool *v1alpha1.SandboxPool) string {
 	raw, err := json.Marshal(pool.Spec.Template)
 	if err != nil {
 		panic(fmt.Sprintf("encode pod template: %v", err)) // it was decoded from JSON
 	}
-	sum := sha256.Sum256(raw)
+	sum := sha256.Sum256(append([]byte(buildVersion), raw...))
 	return hex.EncodeToString(sum[:6])
 }
 
-// build makes a pod from the pool's template.
-func build(pool *v1alpha1.SandboxPool, name string) *corev1.Pod {
+// Build makes a pod from the pool's template. What the template leaves open is
+// filled in with what suits strangers' code: no service account token, the
+// runtime's default seccomp profile, no environment variables that list the
+// namespace's services.
+func Build(pool *v1alpha1.SandboxPool, name string) *corev1.Pod {
 	labels := map[string]string{}
 	for k, v := range pool.Spec.Template.Metadata.Labels {
 		labels[k] = v
@@ -113,9 +120,20 @@ func build(pool *v1alpha1.SandboxPool, name string) *corev1.Pod {
 		},
 		Spec: *pool.Spec.Template.Spec.DeepCopy(),
 	}
+	no := false
 	if p.Spec.AutomountServiceAccountToken == nil {
-		no := false // strangers' code gets no credentials unless the pool says so
 		p.Spec.AutomountServiceAccountToken = &no
+	}
+	if p.Spec.EnableServiceLinks == nil {
+		p.Spec.EnableServiceLinks = &no
+	}
+	if windows := p.Spec.OS != nil && p.Spec.OS.Name == corev1.Windows; !windows { // which has no seccomp
+		if p.Spec.SecurityContext == nil {
+			p.Spec.SecurityContext = &corev1.PodSecurityContext{}
+		}
+		if p.Spec.SecurityContext.SeccompProfile == nil {
+			p.Spec.SecurityContext.SeccompProfile = &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault}
+		}
 	}
 	return p
 }

@@ -163,6 +163,32 @@ func TestWriter(t *testing.T) {
 		f.requireBound(key, "id2")
 	})
 
+	t.Run("a node is not removed under a pod that is or was in use, whatever the template says", func(t *testing.T) {
+		const safe, disrupt = "cluster-autoscaler.kubernetes.io/safe-to-evict", "karpenter.sh/do-not-disrupt"
+		pool := f.pool
+		defer func() { f.pool = pool }()
+		for name, annotations := range map[string]map[string]string{"plain": nil, "says-otherwise": {safe: "true", disrupt: "false", "note": "x"}} {
+			f.pool = pool.DeepCopy()
+			f.pool.Spec.Template.Metadata.Annotations = annotations
+			key := f.create(name)
+			for id, want := range annotations {
+				require.Equal(t, want, f.get(name).Annotations[id], "a warm pod is the template's")
+			}
+			require.Len(t, f.get(name).Annotations, 1+len(annotations))
+			f.writer.Bind(t.Context(), core.BindPod{Pod: key, Binding: binding(name)})
+			f.requireBound(key, name)
+			claimed := f.get(name).Annotations
+			require.Equal(t, "false", claimed[safe])
+			require.Equal(t, "true", claimed[disrupt])
+			require.Equal(t, annotations["note"], claimed["note"])
+			f.writer.MarkReleased(t.Context(), core.MarkReleased{Pod: key, ID: name, Reason: core.ReasonKilled})
+			f.sink.take()
+			released := f.get(name).Annotations // its address is not free yet
+			require.Equal(t, "false", released[safe])
+			require.Equal(t, "true", released[disrupt])
+		}
+	})
+
 	t.Run("a pod that is taken is never bound a second time", func(t *testing.T) {
 		key := f.create("taken")
 		f.writer.Bind(t.Context(), core.BindPod{Pod: key, Binding: binding("first")})

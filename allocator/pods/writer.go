@@ -24,6 +24,14 @@ import (
 // deletes it: by then nobody uses it any more.
 const deleteGrace = 2 * time.Second
 
+// Annotations that keep the cluster autoscaler and Karpenter from removing a
+// node under a claimed pod. They stay until the pod goes: also a released one
+// keeps its address from being used until no router routes to it.
+const (
+	annotationSafeToEvict  = "cluster-autoscaler.kubernetes.io/safe-to-evict"
+	annotationDoNotDisrupt = "karpenter.sh/do-not-disrupt"
+)
+
 // Writer carries out the core's effects on pods. Every write has a condition.
 // Methods return when the outcome is known or ctx has ended; they may be called
 // concurrently.
@@ -83,6 +91,9 @@ func (w *Writer) Bind(ctx context.Context, e core.BindPod) {
 			patchOp{"replace", label(v1alpha1.LabelPhase), v1alpha1.PhaseClaimed},
 			patchOp{"add", label(v1alpha1.LabelSandbox), e.Binding.ID},
 			patchOp{"add", annotation(v1alpha1.AnnotationBinding), string(text)},
+			// Somebody uses it now: those who tidy up nodes must not.
+			patchOp{"add", annotation(annotationSafeToEvict), "false"},
+			patchOp{"add", annotation(annotationDoNotDisrupt), "true"},
 		)
 		if err == nil {
 			bound = true
@@ -178,7 +189,7 @@ func (w *Writer) Delete(ctx context.Context, e core.DeletePod) {
 func (w *Writer) Create(ctx context.Context, pool *v1alpha1.SandboxPool, e core.CreatePod) error {
 	call, cancel := context.WithTimeout(ctx, kube.CallTimeout)
 	defer cancel()
-	p, err := w.Client.CoreV1().Pods(pool.Namespace).Create(call, build(pool, e.Name), metav1.CreateOptions{})
+	p, err := w.Client.CoreV1().Pods(pool.Namespace).Create(call, Build(pool, e.Name), metav1.CreateOptions{})
 	if err != nil {
 		// If it was made all the same, the watch will tell.
 		w.Submit(core.CreateFailed(e))

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -41,12 +42,19 @@ type Sink interface {
 type Pools struct {
 	Client    rest.Interface
 	Namespace string
+	Policy    Policy
 	Sink      Sink
 	Log       *zap.Logger
 
 	mu        sync.Mutex
-	pools     map[core.PoolKey]*v1alpha1.SandboxPool
+	pools     map[core.PoolKey]seen
 	createErr map[core.PoolKey]error // of the last pod creation
+}
+
+// seen is a pool as it was last seen.
+type seen struct {
+	pool    *v1alpha1.SandboxPool
+	refused bool // by the policy
 }
 
 func keyOf(p *v1alpha1.SandboxPool) core.PoolKey {
@@ -66,12 +74,15 @@ func (p *Pools) List(ctx context.Context) ([]core.Pool, error) {
 	return all, nil
 }
 
-// Get returns a pool as it was last seen. The caller must not change it.
+// Get returns a pool as it was last seen, for pods to be made from it. It is
+// false when none can be: its object is gone, or its template is refused. The
+// core may not know that yet when it asks for a pod. The caller must not change
+// the pool.
 func (p *Pools) Get(key core.PoolKey) (*v1alpha1.SandboxPool, bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	pool, ok := p.pools[key]
-	return pool, ok
+	s, ok := p.pools[key]
+	return s.pool, ok && !s.refused
 }
 
 // CreateResult notes how the last creation of a pod went, for the condition.
@@ -87,20 +98,31 @@ func (p *Pools) CreateResult(key core.PoolKey, err error) {
 
 // keep remembers a pool and returns what the core needs of it.
 func (p *Pools) keep(pool *v1alpha1.SandboxPool) core.Pool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.pools == nil {
-		p.pools, p.createErr = map[core.PoolKey]*v1alpha1.SandboxPool{}, map[core.PoolKey]error{}
-	}
-	p.pools[keyOf(pool)] = pool
 	spec := core.Pool{
 		Key: keyOf(pool), Warm: int(pool.Spec.Warm), DefaultPort: uint16(pool.Spec.DefaultPort),
-		Template: pods.TemplateHash(pool), Deleting: pool.DeletionTimestamp != nil,
+		Template: pods.TemplateHash(pool), Refused: p.Policy.Check(pool) != nil, Deleting: pool.DeletionTimestamp != nil,
 	}
 	if pool.Spec.MaxPods != nil {
 		spec.MaxPods = int(*pool.Spec.MaxPods)
 	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.pools == nil {
+		p.pools, p.createErr = map[core.PoolKey]seen{}, map[core.PoolKey]error{}
+	}
+	p.pools[spec.Key] = seen{pool, spec.Refused}
 	return spec
+}
+
+// forget drops a pool whose object is gone.
+func (p *Pools) forget(pool *v1alpha1.SandboxPool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	key := keyOf(pool)
+	if s, ok := p.pools[key]; ok && s.pool.UID == pool.UID { // not another of its name
+		delete(p.pools, key)
+		delete(p.createErr, key)
+	}
 }
 
 // Run watches until ctx ends. List has been called before.
@@ -108,15 +130,16 @@ func (p *Pools) Run(ctx context.Context) error {
 	informer := cache.NewSharedIndexInformer(
 		cache.NewListWatchFromClient(p.Client, resource, p.Namespace, fields.Everything()),
 		&v1alpha1.SandboxPool{}, 0, nil)
-	seen := func(o any) { p.Sink.Submit(core.PoolSeen{Pool: p.keep(o.(*v1alpha1.SandboxPool))}) }
+	changed := func(o any) { p.Sink.Submit(core.PoolSeen{Pool: p.keep(o.(*v1alpha1.SandboxPool))}) }
 	registration, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    seen,
-		UpdateFunc: func(_, o any) { seen(o) },
+		AddFunc:    changed,
+		UpdateFunc: func(_, o any) { changed(o) },
 		DeleteFunc: func(o any) {
 			if unknown, ok := o.(cache.DeletedFinalStateUnknown); ok {
 				o = unknown.Obj
 			}
 			if pool, ok := o.(*v1alpha1.SandboxPool); ok {
+				p.forget(pool)
 				p.Sink.Submit(core.PoolGone{Key: keyOf(pool)})
 			}
 		},
@@ -218,15 +241,33 @@ func (p *Pools) status(pool *v1alpha1.SandboxPool) v1alpha1.SandboxPoolStatus {
 		ready.Message = fmt.Sprintf("%d of %d pods are warm", counts.Warm, pool.Spec.Warm)
 	}
 	meta.SetStatusCondition(&s.Conditions, ready)
+	accepted := metav1.Condition{Type: v1alpha1.PoolAccepted, Status: metav1.ConditionTrue, Reason: "Accepted", ObservedGeneration: pool.Generation}
+	if err := p.Policy.Check(pool); err != nil {
+		accepted.Status, accepted.Reason, accepted.Message = metav1.ConditionFalse, "PodSecurity", message(err)
+	}
+	meta.SetStatusCondition(&s.Conditions, accepted)
 	p.mu.Lock()
 	createErr := p.createErr[keyOf(pool)]
 	p.mu.Unlock()
 	creatable := metav1.Condition{Type: v1alpha1.PoolPodsCreatable, Status: metav1.ConditionTrue, Reason: "Accepted", ObservedGeneration: pool.Generation}
 	if createErr != nil {
-		creatable.Status, creatable.Reason, creatable.Message = metav1.ConditionFalse, "Refused", createErr.Error()
+		creatable.Status, creatable.Reason, creatable.Message = metav1.ConditionFalse, "Refused", message(createErr)
 	}
 	meta.SetStatusCondition(&s.Conditions, creatable)
 	return s
+}
+
+// messageMost is the length of a condition's message, in bytes. What names every
+// container of a template may be longer than the API server takes, and no status
+// would be written at all.
+const messageMost = 4 << 10
+
+func message(err error) string {
+	m := err.Error()
+	if len(m) <= messageMost {
+		return m
+	}
+	return strings.ToValidUTF8(m[:messageMost], "") + "..."
 }
 
 func sameStatus(a, b v1alpha1.SandboxPoolStatus) bool {

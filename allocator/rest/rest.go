@@ -7,6 +7,10 @@
 //	GET    /sandboxes/{id}   one live sandbox: 200, or 404
 //	DELETE /sandboxes/{id}   release: 204, or 404
 //
+// A call needs a key, in X-API-Key or as a bearer token, unless the API has no
+// keys, which is for a listener on loopback only. A replica that does not lead
+// passes calls on to the one that does.
+//
 // 204 means that the release is durable and that every connected router has
 // acknowledged it, or that one second has passed: the header
 // Berth-Routers-Outstanding then says how many have not.
@@ -20,6 +24,7 @@ import (
 	"io"
 	"maps"
 	"net/http"
+	"net/http/httputil"
 	"net/url"
 	"slices"
 	"sort"
@@ -59,7 +64,8 @@ const agentVersion = "0.1.0"
 
 // Allocator is what the API stands on.
 type Allocator interface {
-	// Leading reports whether this replica can act, and if not, who can.
+	// Leading reports whether this replica can act, and if not, the address of
+	// the API of the replica that can, "" if that is not known.
 	Leading() (ok bool, leader string)
 	// Claim takes a sandbox from the pool. The Binding's ID and ClaimedAt are
 	// filled in. The error is an *apierror.Error or ctx's.
@@ -70,9 +76,12 @@ type Allocator interface {
 	Running(ctx context.Context) ([]core.Sandbox, error)
 }
 
-// Options configure the handler. All are required.
+// Options configure the handler. All are required unless they say otherwise.
 type Options struct {
 	Allocator Allocator
+	// Keys open the API. Optional: without them it is open to everybody who can
+	// connect to it.
+	Keys *Keys
 	// PublicScheme and PublicHost make the URLs of sandboxes:
 	// <scheme>://<port>-<id>.<host>/. PublicHost may carry a port.
 	PublicScheme, PublicHost string
@@ -82,15 +91,16 @@ type Options struct {
 
 type api struct {
 	Options
-	slots chan struct{} // one for each request being served
+	forwarder *httputil.ReverseProxy
+	slots     chan struct{} // one for each request being served
 }
 
 // New returns the handler.
 func New(o Options) (http.Handler, error) {
 	if o.Allocator == nil || o.PublicScheme == "" || o.PublicHost == "" || o.Now == nil || o.Log == nil {
-		return nil, errors.New("rest: all options are required")
+		return nil, errors.New("rest: all options but Keys are required")
 	}
-	a := &api{Options: o, slots: make(chan struct{}, inFlight)}
+	a := &api{Options: o, forwarder: newForwarder(o.Log), slots: make(chan struct{}, inFlight)}
 	mux := http.NewServeMux()
 	for _, prefix := range []string{"", "/v2"} {
 		mux.HandleFunc("POST "+prefix+"/sandboxes", a.handle(a.create))
@@ -111,10 +121,31 @@ func New(o Options) (http.Handler, error) {
 	origin.SetDenyHandler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		answer(w, r, &apierror.Error{Code: http.StatusForbidden, Reason: apierror.CrossOrigin, Message: "a web page of another origin may not call this API from a browser"})
 	}))
-	return origin.Handler(mux), nil
+	return origin.Handler(a.authenticated(mux)), nil
 }
 
-// handle turns a function that may fail into a handler, on the leader only.
+// authenticated lets through calls that show a key.
+func (a *api) authenticated(next http.Handler) http.Handler {
+	if a.Keys == nil {
+		return next
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		key := presented(r)
+		if _, ok := a.Keys.Name(key); !ok {
+			message := "this key is not known"
+			if key == "" {
+				message = "a key is needed, in the header X-API-Key or as Authorization: Bearer <key>"
+			}
+			w.Header().Set("WWW-Authenticate", "Bearer") // RFC 9110, section 11.6.1
+			answer(w, r, &apierror.Error{Code: http.StatusUnauthorized, Reason: apierror.Unauthorized, Message: message})
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// handle turns a function that may fail into a handler. Where this replica does
+// not lead, the leader answers.
 func (a *api) handle(f func(http.ResponseWriter, *http.Request) error) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		select {
@@ -125,11 +156,7 @@ func (a *api) handle(f func(http.ResponseWriter, *http.Request) error) http.Hand
 			return
 		}
 		if ok, leader := a.Allocator.Leading(); !ok {
-			message := "this replica does not lead, and no leader is known yet; try again"
-			if leader != "" {
-				message = "this replica does not lead; the leader's control address is " + leader
-			}
-			answer(w, r, &apierror.Error{Code: 503, Reason: apierror.NotLeader, Message: message, RetryAfter: 1})
+			a.forward(w, r, leader)
 			return
 		}
 		ctx, cancel := context.WithTimeout(r.Context(), answerWait)

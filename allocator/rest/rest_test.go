@@ -86,9 +86,11 @@ func (f *fake) Running(ctx context.Context) ([]core.Sandbox, error) {
 	return all, f.wait(ctx)
 }
 
-func handler(t require.TestingT, f *fake) http.Handler {
+func handler(t require.TestingT, f *fake) http.Handler { return handlerWithKeys(t, f, nil) }
+
+func handlerWithKeys(t require.TestingT, f *fake, keys *Keys) http.Handler {
 	h, err := New(Options{
-		Allocator: f, PublicScheme: "https", PublicHost: "sandbox.example.com:8443",
+		Allocator: f, Keys: keys, PublicScheme: "https", PublicHost: "sandbox.example.com:8443",
 		Now: func() time.Time { return noon }, Log: zap.NewNop(),
 	})
 	require.NoError(t, err)
@@ -245,21 +247,6 @@ func TestClaimRefusalsReachTheClient(t *testing.T) {
 	f.err = errors.New("secret")
 	e := refusal(t, call(handler(t, f), "POST", "/sandboxes", `{"templateID":"python"}`), 500, apierror.Internal)
 	require.NotContains(t, e.Message, "secret")
-}
-
-func TestReplicaThatDoesNotLeadSaysWhoDoes(t *testing.T) {
-	for _, c := range []struct {
-		f    *fake
-		says string
-	}{{&fake{leader: "10.0.0.9:9090"}, "10.0.0.9:9090"}, {&fake{followers: true}, "no leader is known"}} {
-		for _, m := range [][2]string{{"POST", "/sandboxes"}, {"GET", "/sandboxes"}, {"GET", "/sandboxes/x"}, {"DELETE", "/v2/sandboxes/x"}} {
-			w := call(handler(t, c.f), m[0], m[1], `{"templateID":"python"}`)
-			require.Contains(t, refusal(t, w, 503, apierror.NotLeader).Message, c.says)
-			require.Equal(t, "1", w.Header().Get("Retry-After"))
-		}
-		require.Empty(t, c.f.pool)
-		require.Empty(t, c.f.released)
-	}
 }
 
 func TestReleaseSaysHowManyRoutersAreOutstanding(t *testing.T) {

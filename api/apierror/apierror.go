@@ -17,6 +17,7 @@ const (
 	BadRequest      Reason = "bad_request"
 	BadHost         Reason = "bad_host"
 	BadPort         Reason = "bad_port"
+	Unauthorized    Reason = "unauthorized"
 	CrossOrigin     Reason = "cross_origin"
 	MethodRefused   Reason = "method_refused"
 	NotFound        Reason = "not_found"

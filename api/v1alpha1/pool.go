@@ -77,6 +77,10 @@ type PodTemplateMetadata struct {
 const (
 	// PoolReady is True while the pool has as many warm pods as it asks for.
 	PoolReady = "Ready"
+	// PoolAccepted is False when the template asks for more than the allocator's
+	// --pod-security allows. No pod is made from it then; the message names what
+	// is refused.
+	PoolAccepted = "Accepted"
 	// PoolPodsCreatable is False when the API server refused the last pod made
 	// from the template; the message is the server's and names the field.
 	PoolPodsCreatable = "PodsCreatable"

@@ -19,6 +19,7 @@ import (
 	"go.uber.org/zap"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/keepalive"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -26,22 +27,29 @@ import (
 
 	"github.com/berth-sandbox/berth/allocator"
 	"github.com/berth-sandbox/berth/allocator/kube"
+	"github.com/berth-sandbox/berth/allocator/pools"
+	apirest "github.com/berth-sandbox/berth/allocator/rest"
 	controlv1 "github.com/berth-sandbox/berth/api/control/v1"
 	"github.com/berth-sandbox/berth/cmd/internal/cli"
 	"github.com/berth-sandbox/berth/envoy"
+	"github.com/berth-sandbox/berth/internal/controltls"
 )
 
 type flags struct {
 	PublicURL        string        `name:"public-url" required:"" help:"Where clients reach Envoy: http(s)://<domain>[:port]. Sandboxes are at <port>-<id>. before the domain."`
 	Namespace        string        `default:"default" help:"Namespace of the pools, their pods, the Sandbox objects and the lease."`
 	Kubeconfig       string        `help:"Kubeconfig file. Empty: the service account of the pod this runs in."`
-	APIListen        string        `name:"api-listen" default:"127.0.0.1:8081" help:"Address of the HTTP API. It has no access control yet, so it must be on loopback."`
-	ControlListen    string        `default:"127.0.0.1:9090" help:"Address of the control server for routers. It is not encrypted yet, so it must be on loopback."`
+	APIListen        string        `name:"api-listen" default:"127.0.0.1:8081" help:"Address of the HTTP API. Outside loopback it needs --api-keys-dir."`
+	APIAdvertise     string        `name:"api-advertise" help:"Address at which other replicas reach this replica's API, to pass calls on to the leader. Empty: the one it listens on."`
+	APIKeysDir       string        `name:"api-keys-dir" help:"Directory of API keys, one file each, as a mounted Secret has them; read again when it changes. Empty: no key is needed."`
+	ControlListen    string        `default:"127.0.0.1:9090" help:"Address of the control server for routers. Outside loopback it needs --control-tls-dir."`
 	ControlAdvertise string        `help:"Address at which routers reach this replica's control server. Empty: the one it listens on."`
-	AdminListen      string        `default:"127.0.0.1:9902" help:"Address for /healthz, /readyz and /metrics."`
+	ControlTLSDir    string        `name:"control-tls-dir" help:"Directory with tls.crt, tls.key and ca.crt for mutual TLS with routers; read again when they change. Empty: no TLS."`
+	AdminListen      string        `default:"127.0.0.1:9902" help:"Address for /healthz, /readyz, /leaderz and /metrics."`
 	KubeQPS          float32       `name:"kube-qps" default:"0" help:"Requests per second to the API server. 0: no limit of our own; the API server's priority and fairness is the limit."`
 	KubeBurst        int           `default:"100" help:"Burst for --kube-qps."`
 	MaxStale         time.Duration `default:"15m" help:"How long routers serve known routes without the allocator. Must be the routers'."`
+	PodSecurity      string        `default:"baseline" help:"What a pool's pods may ask for: baseline (the Pod Security Standard of that name, and no service account token) or privileged (anything)."`
 	Window           time.Duration `default:"5s" help:"Time after which an admitted request opens no connection any more; at least what Envoy's retries need."`
 	LeaseDuration    time.Duration `default:"15s" help:"How long a leader that is not heard from keeps the lease."`
 	LeaseRenew       time.Duration `default:"10s" help:"How long a leader tries to renew the lease before it gives up; less than --lease-duration."`
@@ -80,38 +88,60 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
+	policy, err := pools.NewPolicy(f.PodSecurity)
+	if err != nil {
+		return fmt.Errorf("--pod-security: %w", err)
+	}
+	var keys *apirest.Keys // none: the API is open
+	if f.APIKeysDir != "" {
+		if keys, err = apirest.NewKeys(f.APIKeysDir, time.Now, log.Named("api")); err != nil {
+			return fmt.Errorf("--api-keys-dir: %w", err)
+		}
+	}
+	security := insecure.NewCredentials()
+	if f.ControlTLSDir != "" {
+		var stop func()
+		if security, stop, err = controltls.Server(f.ControlTLSDir); err != nil {
+			return fmt.Errorf("--control-tls-dir: %w", err)
+		}
+		defer stop()
+	}
 	controlListener, err := net.Listen("tcp", f.ControlListen)
 	if err != nil {
 		return fmt.Errorf("--control-listen: %w", err)
 	}
+	api, err := cli.Listen("--api-listen", f.APIListen)
+	if err != nil {
+		return err
+	}
+	admin, err := cli.Listen("--admin-listen", f.AdminListen)
+	if err != nil {
+		return err
+	}
 	if f.ControlAdvertise == "" {
 		f.ControlAdvertise = controlListener.Addr().String()
+	}
+	if f.APIAdvertise == "" {
+		f.APIAdvertise = api.Addr().String()
 	}
 	metrics := prometheus.NewRegistry()
 	metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	a, err := allocator.New(allocator.Options{
-		Clients: clients, Namespace: f.Namespace, ControlAddress: f.ControlAdvertise,
+		Clients: clients, Namespace: f.Namespace, ControlAddress: f.ControlAdvertise, APIAddress: f.APIAdvertise, Keys: keys,
 		LeaseDuration: f.LeaseDuration, RenewDeadline: f.LeaseRenew, RetryPeriod: f.LeaseRetry,
-		MaxStale: f.MaxStale, Window: f.Window, PublicScheme: public.Scheme, PublicHost: public.Host,
+		MaxStale: f.MaxStale, Window: f.Window, Policy: policy, PublicScheme: public.Scheme, PublicHost: public.Host,
 		Metrics: metrics, Log: log,
 	})
 	if err != nil {
 		return err
 	}
 	control := grpc.NewServer(
+		grpc.Creds(security),
 		// A router that stands still must not hold a stream for ever.
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 10 * time.Second, Timeout: 5 * time.Second}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second}),
 	)
 	controlv1.RegisterControlServer(control, a.Control())
-	api, err := cli.Listen("--api-listen", f.APIListen, a.API())
-	if err != nil {
-		return err
-	}
-	admin, err := cli.Listen("--admin-listen", f.AdminListen, adminHandler(a, metrics))
-	if err != nil {
-		return err
-	}
 	log.Info("listening", zap.Stringer("api", api.Addr()), zap.Stringer("control", controlListener.Addr()), zap.Stringer("admin", admin.Addr()))
 
 	// The leader's work ends after the calls it is in the middle of.
@@ -125,8 +155,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		}
 		return nil
 	})
-	all.Go(api.Serve)
-	all.Go(admin.Serve)
+	all.Go(func() error { return api.Serve(a.API()) })
+	all.Go(func() error { return admin.Serve(adminHandler(a, metrics)) })
 	all.Go(func() error {
 		<-failed.Done() // a signal, or one of the others failed
 		log.Info("stopping")
@@ -149,10 +179,21 @@ func (f *flags) check() (*url.URL, error) {
 	if err != nil || public.Scheme != "http" && public.Scheme != "https" || public.Host == "" || public.Path != "" && public.Path != "/" || public.User != nil || public.RawQuery != "" || public.Fragment != "" {
 		errs = append(errs, fmt.Errorf("--public-url %q: must be http(s)://<domain>[:port]", f.PublicURL))
 	}
-	for _, listen := range []struct{ flag, address string }{{"--api-listen", f.APIListen}, {"--control-listen", f.ControlListen}} {
-		if !cli.Loopback(listen.address) {
-			errs = append(errs, fmt.Errorf("%s %q: must be a loopback address such as 127.0.0.1:8081, because it has no access control yet", listen.flag, listen.address))
+	for _, listen := range []struct{ name, address, advertised, protection, dir, risk string }{
+		{"api", f.APIListen, f.APIAdvertise, "--api-keys-dir", f.APIKeysDir, "everybody could claim and release sandboxes"},
+		{"control", f.ControlListen, f.ControlAdvertise, "--control-tls-dir", f.ControlTLSDir, "everybody could be a router"},
+	} {
+		if listen.dir == "" && !cli.Loopback(listen.address) {
+			errs = append(errs, fmt.Errorf("--%s-listen %q: outside loopback it needs %s, or %s; otherwise use an address such as 127.0.0.1:8081", listen.name, listen.address, listen.protection, listen.risk))
 		}
+		if listen.advertised == "" && !cli.Advertisable(listen.address) {
+			errs = append(errs, fmt.Errorf("--%s-advertise: needed, because nobody elsewhere can connect to %q", listen.name, listen.address))
+		} else if listen.advertised != "" && !cli.Advertisable(listen.advertised) {
+			errs = append(errs, fmt.Errorf("--%s-advertise %q: must be host:port at which others reach this replica", listen.name, listen.advertised))
+		}
+	}
+	if f.PodSecurity != pools.PolicyBaseline && f.PodSecurity != pools.PolicyPrivileged {
+		errs = append(errs, fmt.Errorf("--pod-security %q: must be %s or %s", f.PodSecurity, pools.PolicyBaseline, pools.PolicyPrivileged))
 	}
 	if f.MaxStale < time.Second {
 		errs = append(errs, fmt.Errorf("--max-stale %v: must be at least 1s", f.MaxStale))
@@ -189,14 +230,18 @@ func (f *flags) restConfig() (*rest.Config, error) {
 
 func adminHandler(a *allocator.Allocator, metrics *prometheus.Registry) http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
-	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
-		if err := a.Ready(); err != nil {
-			http.Error(w, err.Error(), http.StatusServiceUnavailable)
-			return
+	check := func(failure func() error) http.HandlerFunc {
+		return func(w http.ResponseWriter, _ *http.Request) {
+			if err := failure(); err != nil {
+				http.Error(w, err.Error(), http.StatusServiceUnavailable)
+				return
+			}
+			fmt.Fprintln(w, "ok")
 		}
-		fmt.Fprintln(w, "ok")
-	})
+	}
+	mux.HandleFunc("GET /healthz", check(func() error { return nil }))
+	mux.HandleFunc("GET /readyz", check(a.Ready))
+	mux.HandleFunc("GET /leaderz", check(a.Leads))
 	mux.Handle("GET /metrics", promhttp.HandlerFor(metrics, promhttp.HandlerOpts{}))
 	return mux
 }

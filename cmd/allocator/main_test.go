@@ -1,10 +1,16 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"context"
+	"crypto/tls"
+	"encoding/json"
+	"fmt"
 	"io"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -13,8 +19,16 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/berth-sandbox/berth/allocator/pools"
+	controlv1 "github.com/berth-sandbox/berth/api/control/v1"
 	"github.com/berth-sandbox/berth/cmd/internal/cli"
+	"github.com/berth-sandbox/berth/internal/controltls"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -46,14 +60,54 @@ func TestMissingFlagsAreNamed(t *testing.T) {
 }
 
 func TestWrongFlagsAreAllNamedInOneError(t *testing.T) {
-	_, err := try(t, "--public-url=ftp://x", "--api-listen=0.0.0.0:8081", "--control-listen=:9090", "--max-stale=0s", "--window=1s",
-		"--lease-duration=5s", "--shutdown-after=0s", "--log-level=loud")
+	_, err := try(t, "--public-url=ftp://x", "--api-listen=0.0.0.0:8081", "--control-listen=:9090", "--control-advertise=$(POD_IP):9090",
+		"--pod-security=restricted", "--max-stale=0s", "--window=1s", "--lease-duration=5s", "--shutdown-after=0s", "--log-level=loud")
 	for _, wrong := range []string{
-		`--public-url "ftp://x"`, `--api-listen "0.0.0.0:8081"`, `--control-listen ":9090"`, "--max-stale 0s", "--window 1s", "--lease-duration 5s", "--shutdown-after 0s", `--log-level "loud"`,
+		`--public-url "ftp://x"`, `--api-listen "0.0.0.0:8081"`, `--api-advertise: needed`, `--control-listen ":9090"`, `--control-advertise "$(POD_IP):9090"`,
+		`--pod-security "restricted"`, "--max-stale 0s", "--window 1s", "--lease-duration 5s", "--shutdown-after 0s", `--log-level "loud"`,
 	} {
 		require.ErrorContains(t, err, wrong)
 	}
-	require.Equal(t, 7, strings.Count(err.Error(), "\n"), "each wrong flag has one line")
+	require.Equal(t, 10, strings.Count(err.Error(), "\n"), "each wrong flag has one line")
+}
+
+func TestNothingIsOpenOutsideLoopback(t *testing.T) {
+	for name, c := range map[string]struct {
+		args []string
+		want []string // nothing: it may start
+	}{
+		"loopback needs nothing":                {nil, nil},
+		"API without keys":                      {[]string{"--api-listen=10.0.0.1:8081"}, []string{"--api-listen", "--api-keys-dir"}},
+		"API without keys on every address":     {[]string{"--api-listen=:8081", "--api-advertise=10.0.0.1:8081"}, []string{"--api-listen", "--api-keys-dir"}},
+		"API with what belongs to the control":  {[]string{"--api-listen=10.0.0.1:8081", "--control-tls-dir=/x"}, []string{"--api-listen", "--api-keys-dir"}},
+		"API with keys":                         {[]string{"--api-listen=10.0.0.1:8081", "--api-keys-dir=/x"}, nil},
+		"control without TLS":                   {[]string{"--control-listen=10.0.0.1:9090"}, []string{"--control-listen", "--control-tls-dir"}},
+		"control without TLS, advertised well":  {[]string{"--control-listen=[::]:9090", "--control-advertise=[fd00::1]:9090"}, []string{"--control-listen", "--control-tls-dir"}},
+		"control with what belongs to the API":  {[]string{"--control-listen=10.0.0.1:9090", "--api-keys-dir=/x"}, []string{"--control-listen", "--control-tls-dir"}},
+		"control with TLS":                      {[]string{"--control-listen=10.0.0.1:9090", "--control-tls-dir=/x"}, nil},
+		"a wildcard nobody can connect to":      {[]string{"--api-listen=:8081", "--api-keys-dir=/x"}, []string{"--api-advertise"}},
+		"a wildcard by name":                    {[]string{"--control-listen=0.0.0.0:9090", "--control-tls-dir=/x"}, []string{"--control-advertise"}},
+		"an advertised wildcard":                {[]string{"--control-listen=[::]:9090", "--control-tls-dir=/x", "--control-advertise=[::]:9090"}, []string{"--control-advertise"}},
+		"a variable that was not expanded":      {[]string{"--api-listen=:8081", "--api-keys-dir=/x", "--api-advertise=$(POD_IP):8081"}, []string{"--api-advertise"}},
+		"a variable that was empty":             {[]string{"--api-listen=:8081", "--api-keys-dir=/x", "--api-advertise=:8081"}, []string{"--api-advertise"}},
+		"wildcards, secured and advertised":     {[]string{"--api-listen=:8081", "--api-keys-dir=/x", "--api-advertise=10.0.0.1:8081", "--control-listen=[::]:9090", "--control-tls-dir=/x", "--control-advertise=[fd00::1]:9090"}, nil},
+		"an address in brackets may be an IPv4": {[]string{"--api-advertise=[10.0.0.1]:8081"}, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var f flags
+			_, err := cli.Parse(&f, "allocator", "", "BERTH_ALLOCATOR", append(c.args, "--public-url=http://a"), io.Discard, io.Discard)
+			require.NoError(t, err)
+			_, err = f.check()
+			if c.want == nil {
+				require.NoError(t, err)
+				return
+			}
+			for _, want := range c.want {
+				require.ErrorContains(t, err, want)
+			}
+			require.NotContains(t, err.Error(), "\n", "one mistake, one line")
+		})
+	}
 }
 
 func TestPublicURLIsASchemeAndAHostAndNothingElse(t *testing.T) {
@@ -69,10 +123,17 @@ func TestPublicURLIsASchemeAndAHostAndNothingElse(t *testing.T) {
 	}
 }
 
+func TestPoolsMayNotAskForMuchUnlessToldOtherwise(t *testing.T) {
+	var f flags
+	_, err := cli.Parse(&f, "allocator", "", "BERTH_ALLOCATOR", []string{"--public-url=http://a"}, io.Discard, io.Discard)
+	require.NoError(t, err)
+	require.Equal(t, pools.PolicyBaseline, f.PodSecurity)
+}
+
 func TestEveryFlagCanComeFromTheEnvironment(t *testing.T) {
 	for name, value := range map[string]string{
-		"PUBLIC_URL": "http://a", "NAMESPACE": "n", "KUBECONFIG": "/k", "API_LISTEN": "127.0.0.1:1", "CONTROL_LISTEN": "127.0.0.1:2",
-		"CONTROL_ADVERTISE": "a:3", "ADMIN_LISTEN": "127.0.0.1:4", "KUBE_QPS": "5", "KUBE_BURST": "6", "MAX_STALE": "7m", "WINDOW": "8s",
+		"PUBLIC_URL": "http://a", "NAMESPACE": "n", "KUBECONFIG": "/k", "API_LISTEN": "127.0.0.1:1", "API_ADVERTISE": "b:5", "API_KEYS_DIR": "/keys",
+		"CONTROL_LISTEN": "127.0.0.1:2", "CONTROL_ADVERTISE": "a:3", "CONTROL_TLS_DIR": "/tls", "POD_SECURITY": "privileged", "ADMIN_LISTEN": "127.0.0.1:4", "KUBE_QPS": "5", "KUBE_BURST": "6", "MAX_STALE": "7m", "WINDOW": "8s",
 		"LEASE_DURATION": "30s", "LEASE_RENEW": "20s", "LEASE_RETRY": "1s", "SHUTDOWN_AFTER": "9s", "LOG_LEVEL": "debug",
 	} {
 		t.Setenv("BERTH_ALLOCATOR_"+name, value)
@@ -81,7 +142,8 @@ func TestEveryFlagCanComeFromTheEnvironment(t *testing.T) {
 	_, err := cli.Parse(&f, "allocator", "", "BERTH_ALLOCATOR", nil, io.Discard, io.Discard)
 	require.NoError(t, err)
 	require.Equal(t, flags{
-		PublicURL: "http://a", Namespace: "n", Kubeconfig: "/k", APIListen: "127.0.0.1:1", ControlListen: "127.0.0.1:2", ControlAdvertise: "a:3",
+		PublicURL: "http://a", Namespace: "n", Kubeconfig: "/k", APIListen: "127.0.0.1:1", APIAdvertise: "b:5", APIKeysDir: "/keys",
+		ControlListen: "127.0.0.1:2", ControlAdvertise: "a:3", ControlTLSDir: "/tls", PodSecurity: "privileged",
 		AdminListen: "127.0.0.1:4", KubeQPS: 5, KubeBurst: 6, MaxStale: 7 * time.Minute, Window: 8 * time.Second,
 		LeaseDuration: 30 * time.Second, LeaseRenew: 20 * time.Second, LeaseRetry: time.Second, ShutdownAfter: 9 * time.Second, LogLevel: "debug",
 	}, f)
@@ -97,16 +159,251 @@ func TestKubeconfigIsNamedWhenItCannotBeUsed(t *testing.T) {
 	require.ErrorContains(t, err, "--kubeconfig")
 }
 
+func kubeconfig(t *testing.T, server string) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "kubeconfig")
+	require.NoError(t, os.WriteFile(file, fmt.Appendf(nil, `{"apiVersion":"v1","kind":"Config","current-context":"c",
+		"contexts":[{"name":"c","context":{"cluster":"c"}}],"clusters":[{"name":"c","cluster":{"server":%q}}]}`, server), 0o600))
+	return file
+}
+
+// enough are flags for a replica on addresses that are free, without an API
+// server.
+func enough(t *testing.T, more ...string) []string {
+	t.Helper()
+	return append([]string{"--public-url=http://a", "--kubeconfig=" + kubeconfig(t, "http://127.0.0.1:1"), "--control-listen=127.0.0.1:0", "--api-listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0"}, more...)
+}
+
 func TestAddressThatIsTakenIsNamed(t *testing.T) {
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	defer taken.Close()
-	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
-	require.NoError(t, os.WriteFile(kubeconfig, []byte(`{"apiVersion":"v1","kind":"Config","current-context":"c",
-		"contexts":[{"name":"c","context":{"cluster":"c"}}],"clusters":[{"name":"c","cluster":{"server":"http://127.0.0.1:1"}}]}`), 0o600))
 	for _, flag := range []string{"--control-listen", "--api-listen", "--admin-listen"} {
-		args := []string{"--public-url=http://a", "--kubeconfig=" + kubeconfig, "--control-listen=127.0.0.1:0", "--api-listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0"}
-		_, err := try(t, append(args, flag+"="+taken.Addr().String())...)
+		_, err := try(t, enough(t, flag+"="+taken.Addr().String())...)
 		require.ErrorContains(t, err, flag+": ")
+	}
+}
+
+const key = "one-0123456789abcdef"
+
+// dir writes files.
+func dir(t *testing.T, files map[string]string) string {
+	t.Helper()
+	d := t.TempDir()
+	for name, content := range files {
+		require.NoError(t, os.WriteFile(filepath.Join(d, name), []byte(content), 0o600))
+	}
+	return d
+}
+
+// tlsDir is a certificate of the authority for the role.
+func tlsDir(t *testing.T, a *controltls.Authority, role string) string {
+	t.Helper()
+	f, err := a.Issue(role, time.Now())
+	require.NoError(t, err)
+	return dir(t, map[string]string{controltls.CertFile: string(f.Cert), controltls.KeyFile: string(f.Key), controltls.CAFile: string(f.CA)})
+}
+
+func authority(t *testing.T) *controltls.Authority {
+	t.Helper()
+	a, err := controltls.NewAuthority(time.Now())
+	require.NoError(t, err)
+	return a
+}
+
+func TestDirectoryThatCannotBeUsedIsNamedBeforeAnythingIsServed(t *testing.T) {
+	a := authority(t)
+	for name, c := range map[string]struct{ flag, dir, want string }{
+		"no keys":               {"--api-keys-dir", t.TempDir(), "put one file"},
+		"no directory of keys":  {"--api-keys-dir", filepath.Join(t.TempDir(), "none"), "none"},
+		"a key that is weak":    {"--api-keys-dir", dir(t, map[string]string{"team": "short"}), "team"},
+		"no certificate":        {"--control-tls-dir", t.TempDir(), controltls.CertFile},
+		"a router's":            {"--control-tls-dir", tlsDir(t, a, controltls.RouterName), controltls.AllocatorName},
+		"a key of another pair": {"--control-tls-dir", dir(t, map[string]string{controltls.CertFile: "x", controltls.KeyFile: "y"}), controltls.KeyFile},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := try(t, enough(t, c.flag+"="+c.dir)...)
+			require.ErrorContains(t, err, c.flag+": ")
+			require.ErrorContains(t, err, c.want)
+		})
+	}
+}
+
+// addresses are where a replica listens.
+type addresses struct{ API, Control, Admin string }
+
+// running runs a replica.
+func running(t *testing.T, args ...string) (listening addresses) {
+	t.Helper()
+	ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
+	logs, stderr := io.Pipe()
+	args = enough(t, args...)
+	ended := make(chan error, 1)
+	go func() {
+		ended <- run(ctx, args, io.Discard, stderr)
+		stderr.Close()
+	}()
+	lines := bufio.NewScanner(logs)
+	var line struct{ Msg string }
+	for line.Msg != "listening" {
+		require.True(t, lines.Scan(), "it ended")
+		require.NoError(t, json.Unmarshal(lines.Bytes(), &line))
+	}
+	require.NoError(t, json.Unmarshal(lines.Bytes(), &listening))
+	drained := make(chan struct{})
+	go func() {
+		defer close(drained)
+		for lines.Scan() {
+		}
+	}()
+	t.Cleanup(func() {
+		http.DefaultClient.CloseIdleConnections()
+		stop()
+		require.NoError(t, <-ended)
+		<-drained
+	})
+	return listening
+}
+
+func get(t *testing.T, address, path string, header http.Header) (int, string) {
+	t.Helper()
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+address+path, http.NoBody)
+	require.NoError(t, err)
+	r.Header = header
+	response, err := http.DefaultClient.Do(r)
+	require.NoError(t, err)
+	defer response.Body.Close()
+	body, err := io.ReadAll(response.Body)
+	require.NoError(t, err)
+	return response.StatusCode, string(body)
+}
+
+func TestAReplicaWithoutAnAPIServerIsHealthyAndNotReady(t *testing.T) {
+	at := running(t)
+	for path, code := range map[string]int{"/healthz": 200, "/readyz": 503, "/leaderz": 503, "/metrics": 200, "/": 404, "/debug/pprof/": 404} {
+		got, body := get(t, at.Admin, path, nil)
+		require.Equal(t, code, got, "%s: %s", path, body)
+	}
+	code, body := get(t, at.API, "/sandboxes", nil)
+	require.Equal(t, 503, code, "without a leader")
+	require.Contains(t, body, "not_leader")
+}
+
+func TestTheAPIAsksForAKeyOfTheDirectory(t *testing.T) {
+	at := running(t, "--api-keys-dir="+dir(t, map[string]string{"team": key}))
+	for _, header := range []http.Header{nil, {"X-Api-Key": {"another-0123456789"}}} {
+		code, body := get(t, at.API, "/sandboxes", header)
+		require.Equal(t, 401, code, body)
+	}
+	code, body := get(t, at.API, "/sandboxes", http.Header{"X-Api-Key": {key}})
+	require.Equal(t, 503, code, "let through, and nobody leads: %s", body)
+	code, _ = get(t, at.Admin, "/healthz", nil)
+	require.Equal(t, 200, code, "probes have no key")
+}
+
+func TestTheControlServerTalksToRoutersOfItsAuthorityAlone(t *testing.T) {
+	ours := authority(t)
+	at := running(t, "--control-tls-dir="+tlsDir(t, ours, controltls.AllocatorName))
+	open := func(c credentials.TransportCredentials) (*controlv1.AllocatorMessage, error) {
+		conn, err := grpc.NewClient("passthrough:///"+at.Control, grpc.WithTransportCredentials(c))
+		require.NoError(t, err)
+		defer conn.Close()
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		stream, err := controlv1.NewControlClient(conn).Session(ctx)
+		if err != nil {
+			return nil, err
+		}
+		return stream.Recv()
+	}
+	router := func(a *controltls.Authority) credentials.TransportCredentials {
+		c, stop, err := controltls.Client(tlsDir(t, a, controltls.RouterName))
+		require.NoError(t, err)
+		t.Cleanup(stop)
+		return c
+	}
+	m, err := open(router(ours))
+	require.NoError(t, err)
+	require.NotNil(t, m.GetNotLeader())
+	for name, c := range map[string]credentials.TransportCredentials{
+		"without TLS": insecure.NewCredentials(), "without a certificate": credentials.NewTLS(&tls.Config{InsecureSkipVerify: true}), "of another authority": router(authority(t)),
+	} {
+		_, err := open(c)
+		require.Error(t, err, name)
+	}
+}
+
+// leases is an API server that has nothing but the lease.
+func leases(t *testing.T, h http.HandlerFunc) (flag string) {
+	t.Helper()
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !strings.HasPrefix(r.URL.Path, "/apis/coordination.k8s.io/v1/namespaces/default/leases") {
+			http.NotFound(w, r)
+			return
+		}
+		h(w, r)
+	}))
+	t.Cleanup(s.Close)
+	return "--kubeconfig=" + kubeconfig(t, s.URL)
+}
+
+func TestAFollowerIsReadyAndPassesCallsOnToWhereTheLeaseSays(t *testing.T) {
+	leader := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		fmt.Fprint(w, "the leader saw ", r.Header.Get("X-Api-Key"))
+	}))
+	t.Cleanup(leader.Close)
+	holder, seconds := "10.0.0.9:9090_"+leader.Listener.Addr().String()+"_x7k2", int32(60)
+	at := running(t, leases(t, func(w http.ResponseWriter, r *http.Request) {
+		now := metav1.NowMicro()
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(&coordinationv1.Lease{
+			TypeMeta:   metav1.TypeMeta{APIVersion: "coordination.k8s.io/v1", Kind: "Lease"},
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "berth-allocator", ResourceVersion: "1"},
+			Spec:       coordinationv1.LeaseSpec{HolderIdentity: &holder, LeaseDurationSeconds: &seconds, AcquireTime: &now, RenewTime: &now},
+		})
+	}), "--api-keys-dir="+dir(t, map[string]string{"team": key}))
+	require.Eventually(t, func() bool {
+		code, _ := get(t, at.Admin, "/readyz", nil)
+		return code == 200
+	}, time.Minute, 10*time.Millisecond)
+	code, _ := get(t, at.Admin, "/leaderz", nil)
+	require.Equal(t, 503, code)
+	code, body := get(t, at.API, "/sandboxes", http.Header{"X-Api-Key": {key}})
+	require.Equal(t, 200, code)
+	require.Equal(t, "the leader saw "+key, body)
+	code, _ = get(t, at.API, "/sandboxes", nil)
+	require.Equal(t, 401, code)
+}
+
+func TestAReplicaStandsForElectionWithTheAddressesItAdvertises(t *testing.T) {
+	for name, c := range map[string]struct {
+		args []string
+		want func(addresses) string
+	}{
+		"advertised": {
+			[]string{"--api-advertise=10.0.0.1:8081", "--control-advertise=[fd00::1]:9090"},
+			func(addresses) string { return "[fd00::1]:9090_10.0.0.1:8081_" },
+		},
+		"those it listens on": {nil, func(at addresses) string { return at.Control + "_" + at.API + "_" }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			written := make(chan string, 1)
+			at := running(t, append(c.args, leases(t, func(w http.ResponseWriter, r *http.Request) {
+				if r.Method == http.MethodPost {
+					body, _ := io.ReadAll(r.Body)
+					select {
+					case written <- string(body):
+					default:
+					}
+				}
+				http.NotFound(w, r) // there is no lease yet
+			}))...)
+			select {
+			case lease := <-written:
+				require.Contains(t, lease, c.want(at))
+			case <-time.After(time.Minute):
+				t.Fatal("it does not stand for election")
+			}
+		})
 	}
 }

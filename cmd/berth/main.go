@@ -14,6 +14,7 @@ type commands struct {
 	Demo        demoCommand        `cmd:"" help:"Start everything on this machine, claim a sandbox and show a request reach it."`
 	Dev         devCommand         `cmd:"" help:"Development clusters in the background."`
 	EnvoyConfig envoyConfigCommand `cmd:"" help:"Print Envoy's bootstrap configuration."`
+	Certs       certsCommand       `cmd:"" help:"Certificates for the control stream."`
 	Version     versionCommand     `cmd:"" help:"Print the version."`
 }
 

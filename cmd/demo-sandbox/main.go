@@ -42,6 +42,7 @@ type flags struct {
 	IgnoreSigterm bool          `env:"IGNORE_SIGTERM" help:"Go on after SIGTERM."`
 	TermDelay     time.Duration `env:"TERM_DELAY" help:"Serve on for this long after SIGTERM."`
 	SpawnChild    int           `env:"SPAWN_CHILD" help:"Start a copy in this process group that ignores SIGTERM and listens on this port; 0: none."`
+	Relay         bool          `env:"RELAY" help:"Answer CONNECT by connecting to any address. For tests that reach a cluster only through its API server."`
 }
 
 // exit is an end with an exit code that was asked for.
@@ -117,7 +118,11 @@ func (f *flags) serve(ctx context.Context, term <-chan os.Signal, stdout io.Writ
 			}
 			return fmt.Errorf("listen: %w", err)
 		}
-		server := &http.Server{Handler: s.handler(l.Addr().(*net.TCPAddr).Port), ReadHeaderTimeout: time.Minute, BaseContext: func(net.Listener) context.Context { return ctx }}
+		handler := s.handler(l.Addr().(*net.TCPAddr).Port)
+		if f.Relay {
+			handler = relay(handler)
+		}
+		server := &http.Server{Handler: handler, ReadHeaderTimeout: time.Minute, BaseContext: func(net.Listener) context.Context { return ctx }}
 		servers = append(servers, server)
 		serving.Go(func() {
 			if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {

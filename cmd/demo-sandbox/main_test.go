@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"strings"
 	"syscall"
@@ -24,11 +25,12 @@ const guard = time.Minute
 
 // started is a running demo-sandbox on free ports.
 type started struct {
-	t     *testing.T
-	lines *bufio.Scanner
-	ended chan error // capacity 1, what run returned
-	addrs []string
-	http  http.Client
+	t      *testing.T
+	lines  *bufio.Scanner
+	ended  chan error // capacity 1, what run returned
+	cancel context.CancelFunc
+	addrs  []string
+	http   http.Client
 }
 
 // start runs demo-sandbox until the test ends and waits for its listeners.
@@ -36,7 +38,7 @@ func start(t *testing.T, listeners int, args ...string) *started {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	r, w := io.Pipe()
-	s := &started{t: t, lines: bufio.NewScanner(r), ended: make(chan error, 1), http: http.Client{Transport: &http.Transport{DisableKeepAlives: true}}}
+	s := &started{t: t, cancel: cancel, lines: bufio.NewScanner(r), ended: make(chan error, 1), http: http.Client{Transport: &http.Transport{DisableKeepAlives: true}}}
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -190,6 +192,41 @@ func TestHowItEnds(t *testing.T) {
 		code, _ = s.get("/healthz")
 		require.Equal(t, http.StatusOK, code)
 	})
+}
+
+func TestOnlyARelayConnects(t *testing.T) {
+	target := start(t, 1, "--ip", "127.0.0.1", "--ports", "0", "--pod", "target")
+	connect := func(through *started, to string) (*http.Response, net.Conn, *bufio.Reader) {
+		t.Helper()
+		c, err := net.DialTimeout("tcp", through.addrs[0], guard)
+		require.NoError(t, err)
+		t.Cleanup(func() { c.Close() })
+		require.NoError(t, c.SetDeadline(time.Now().Add(guard)))
+		fmt.Fprintf(c, "CONNECT %s HTTP/1.1\r\nHost: %s\r\n\r\n", to, to)
+		from := bufio.NewReader(c)
+		response, err := http.ReadResponse(from, nil)
+		require.NoError(t, err)
+		return response, c, from
+	}
+	relay := start(t, 1, "--ip", "127.0.0.1", "--ports", "0", "--pod", "relay", "--relay")
+	response, c, from := connect(relay, target.addrs[0])
+	require.Equal(t, http.StatusOK, response.StatusCode)
+	fmt.Fprintf(c, "GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+	body, err := io.ReadAll(from)
+	require.NoError(t, err)
+	require.Contains(t, string(body), `"pod":"target"`)
+
+	response, c, _ = connect(relay, target.addrs[0]) // one that stays open does not keep it from ending
+	require.Equal(t, http.StatusOK, response.StatusCode)
+	response, _, _ = connect(relay, "127.0.0.1:1")
+	require.Equal(t, http.StatusBadGateway, response.StatusCode)
+	relay.cancel()
+	require.NoError(t, <-relay.ended)
+	_, err = c.Read(make([]byte, 1))
+	require.ErrorIs(t, err, io.EOF)
+
+	response, _, _ = connect(target, target.addrs[0])
+	require.Equal(t, http.StatusNotFound, response.StatusCode)
 }
 
 func TestWrongFlagsAreReported(t *testing.T) {

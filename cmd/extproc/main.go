@@ -25,6 +25,7 @@ import (
 	"github.com/berth-sandbox/berth/extproc/admin"
 	"github.com/berth-sandbox/berth/extproc/link"
 	"github.com/berth-sandbox/berth/internal/bootclock"
+	"github.com/berth-sandbox/berth/internal/controltls"
 	"github.com/berth-sandbox/berth/lastactive"
 	"github.com/berth-sandbox/berth/routecache"
 )
@@ -35,6 +36,8 @@ type flags struct {
 	PodCIDRs      []string      `name:"pod-cidrs" required:"" help:"Ranges that destinations may lie in, as 10.0.0.0/8; several with commas."`
 	Socket        string        `default:"/run/berth/router.sock" help:"Unix socket for Envoy."`
 	AdminListen   string        `default:"127.0.0.1:9901" help:"Address of the admin listener. It shows sandbox IDs: keep it on loopback."`
+	HealthListen  string        `help:"Address that answers only /healthz, /readyz and /metrics, for probes from outside the pod. Empty: only the admin listener answers them."`
+	ControlTLSDir string        `name:"control-tls-dir" help:"Directory with tls.crt, tls.key and ca.crt for mutual TLS with allocators; read again when they change. Empty: no TLS, allocators must be on loopback."`
 	CacheSize     int           `default:"100000" help:"Routes to keep, 1 or more."`
 	NegativeTTL   time.Duration `name:"negative-ttl" default:"1s" help:"How long an unknown sandbox ID is remembered as unknown."`
 	MaxStale      time.Duration `default:"15m" help:"How long known routes are served without the allocator. Must be the allocator's."`
@@ -62,6 +65,14 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	}
 	defer log.Sync() //nolint:errcheck // stderr has nothing to sync
 
+	security := insecure.NewCredentials()
+	if f.ControlTLSDir != "" {
+		var stop func()
+		if security, stop, err = controltls.Client(f.ControlTLSDir); err != nil {
+			return fmt.Errorf("--control-tls-dir: %w", err)
+		}
+		defer stop()
+	}
 	metrics := prometheus.NewRegistry()
 	metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	tracker, err := lastactive.New(lastactive.Options{Size: 2 * f.CacheSize, Now: time.Now})
@@ -80,7 +91,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		Allocators: f.Allocator, InstanceID: "router-" + rand.String(20), MaxStale: f.MaxStale,
 		Cache: cache, Activity: tracker, Now: bootclock.Now, Log: log.Named("link"),
 		Dial: []grpc.DialOption{
-			grpc.WithTransportCredentials(insecure.NewCredentials()),
+			grpc.WithTransportCredentials(security),
 			grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 5 * time.Second}),
 		},
 	})
@@ -97,7 +108,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	handler, err := admin.New(admin.Options{
+	pages, err := admin.New(admin.Options{
 		Cache: cache, Tracker: tracker, Metrics: metrics, Now: time.Now,
 		Ready: func() error {
 			switch {
@@ -112,15 +123,23 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	adminServer, err := cli.Listen("--admin-listen", f.AdminListen, handler)
+	adminServer, err := cli.Listen("--admin-listen", f.AdminListen)
 	if err != nil {
 		return err
+	}
+	listening := []zap.Field{zap.String("socket", f.Socket), zap.Stringer("admin", adminServer.Addr()), zap.String("domain", f.Domain)}
+	var healthServer *cli.HTTPServer
+	if f.HealthListen != "" {
+		if healthServer, err = cli.Listen("--health-listen", f.HealthListen); err != nil {
+			return err
+		}
+		listening = append(listening, zap.Stringer("health", healthServer.Addr()))
 	}
 	socket, err := server.Listen()
 	if err != nil {
 		return err
 	}
-	log.Info("listening", zap.String("socket", f.Socket), zap.Stringer("admin", adminServer.Addr()), zap.String("domain", f.Domain))
+	log.Info("listening", listening...)
 
 	// The session ends after the server: its Goodbye says that this process
 	// admits nothing any more.
@@ -129,7 +148,10 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	all, failed := errgroup.WithContext(ctx)
 	all.Go(func() error { return l.Run(linked) })
 	all.Go(func() error { return server.Serve(socket) })
-	all.Go(adminServer.Serve)
+	all.Go(func() error { return adminServer.Serve(pages.Admin()) })
+	if healthServer != nil {
+		all.Go(func() error { return healthServer.Serve(pages.Health()) })
+	}
 	all.Go(func() error {
 		<-failed.Done() // a signal, or one of the others failed
 		log.Info("stopping")
@@ -138,6 +160,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		server.Stop(limit)
 		endLink()
 		adminServer.Stop(limit)
+		if healthServer != nil {
+			healthServer.Stop(limit)
+		}
 		return nil
 	})
 	return all.Wait()
@@ -161,6 +186,8 @@ func (f *flags) check() ([]netip.Prefix, error) {
 	for _, address := range f.Allocator {
 		if _, port, err := net.SplitHostPort(address); err != nil || port == "" {
 			errs = append(errs, fmt.Errorf("--allocator %q: must be host:port", address))
+		} else if f.ControlTLSDir == "" && !cli.Loopback(address) {
+			errs = append(errs, fmt.Errorf("--allocator %q: outside loopback it needs --control-tls-dir, or anybody on the way could say where requests go", address))
 		}
 	}
 	if f.CacheSize < 1 {

@@ -6,19 +6,28 @@ import (
 	"context"
 	"encoding/json"
 	"io"
+	"net"
 	"net/http"
+	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
+	"go.uber.org/zap"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 
+	"github.com/berth-sandbox/berth/allocator/control"
+	"github.com/berth-sandbox/berth/allocator/core"
+	controlv1 "github.com/berth-sandbox/berth/api/control/v1"
 	"github.com/berth-sandbox/berth/cmd/internal/cli"
+	"github.com/berth-sandbox/berth/internal/controltls"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -58,23 +67,52 @@ func TestMissingFlagsAreAllNamed(t *testing.T) {
 }
 
 func TestWrongFlagsAreAllNamedInOneError(t *testing.T) {
-	_, err := try(t, "--domain=Sandbox.Example.com", "--allocator=127.0.0.1:9090,allocator,b:", "--pod-cidrs=10.0.0.0/8,10.0.0.1,x",
+	_, err := try(t, "--domain=Sandbox.Example.com", "--allocator=127.0.0.1:9090,allocator,b:,allocator:9090", "--pod-cidrs=10.0.0.0/8,10.0.0.1,x",
 		"--cache-size=0", "--negative-ttl=0s", "--max-stale=999ms", "--lookup-timeout=5s", "--shutdown-after=-1s", "--log-level=loud")
 	for _, wrong := range []string{
-		`--domain "Sandbox.Example.com"`, `--allocator "allocator"`, `--allocator "b:"`, `--pod-cidrs "10.0.0.1"`, `--pod-cidrs "x"`,
+		`--domain "Sandbox.Example.com"`, `--allocator "allocator"`, `--allocator "b:"`, `--allocator "allocator:9090"`, `--pod-cidrs "10.0.0.1"`, `--pod-cidrs "x"`,
 		"--cache-size 0", "--negative-ttl 0s", "--max-stale 999ms", "--lookup-timeout 5s", "--shutdown-after -1s", `--log-level "loud"`,
 	} {
 		require.ErrorContains(t, err, wrong)
 	}
 	require.NotContains(t, err.Error(), "127.0.0.1:9090")
 	require.NotContains(t, err.Error(), `"10.0.0.0/8"`)
-	require.Equal(t, 10, strings.Count(err.Error(), "\n"), "each wrong flag has one line")
+	require.Equal(t, 11, strings.Count(err.Error(), "\n"), "each wrong flag has one line")
+}
+
+func TestAllocatorsOutsideLoopbackNeedTLS(t *testing.T) {
+	for allocators, loopback := range map[string]bool{
+		"127.0.0.1:9090": true, "[::1]:9090,localhost:9090": true,
+		"10.0.0.1:9090": false, "allocator.berth.svc:9090": false, "127.0.0.1:9090,10.0.0.1:9090": false, "0.0.0.0:9090": false,
+	} {
+		for _, tlsDir := range []string{"", "/tls"} {
+			var f flags
+			_, err := cli.Parse(&f, "extproc", "", "BERTH_ROUTER", enough("--allocator="+allocators, "--control-tls-dir="+tlsDir), io.Discard, io.Discard)
+			require.NoError(t, err)
+			if _, err = f.check(); loopback || tlsDir != "" {
+				require.NoError(t, err, "%s %s", allocators, tlsDir)
+			} else {
+				require.ErrorContains(t, err, "--control-tls-dir", allocators)
+			}
+		}
+	}
+}
+
+func TestTLSDirectoryThatCannotBeUsedIsNamed(t *testing.T) {
+	a := authority(t)
+	for dir, want := range map[string]string{t.TempDir(): controltls.CertFile, tlsDir(t, a, controltls.AllocatorName): controltls.RouterName} {
+		_, err := try(t, enough("--control-tls-dir="+dir, "--socket="+filepath.Join(t.TempDir(), "s"), "--admin-listen=127.0.0.1:0")...)
+		require.ErrorContains(t, err, "--control-tls-dir: ")
+		require.ErrorContains(t, err, want)
+	}
 }
 
 func TestAddressesThatCannotBeListenedOnAreNamed(t *testing.T) {
 	socket := "--socket=" + filepath.Join(t.TempDir(), "s")
 	_, err := try(t, enough(socket, "--admin-listen=256.0.0.1:1")...)
 	require.ErrorContains(t, err, "--admin-listen")
+	_, err = try(t, enough(socket, "--admin-listen=127.0.0.1:0", "--health-listen=256.0.0.1:1")...)
+	require.ErrorContains(t, err, "--health-listen")
 	_, err = try(t, enough("--socket=/nonexistent/s", "--admin-listen=127.0.0.1:0")...)
 	require.ErrorContains(t, err, "router socket")
 }
@@ -82,6 +120,7 @@ func TestAddressesThatCannotBeListenedOnAreNamed(t *testing.T) {
 func TestEveryFlagCanComeFromTheEnvironment(t *testing.T) {
 	for name, value := range map[string]string{
 		"DOMAIN": "sandbox.example.com", "ALLOCATOR": "a:1,b:2", "POD_CIDRS": "10.0.0.0/8,fd00::/8", "SOCKET": "/s", "ADMIN_LISTEN": "127.0.0.1:1",
+		"HEALTH_LISTEN": ":2", "CONTROL_TLS_DIR": "/tls",
 		"CACHE_SIZE": "5", "NEGATIVE_TTL": "2s", "MAX_STALE": "1m", "LOOKUP_TIMEOUT": "3s", "SHUTDOWN_AFTER": "4s", "LOG_LEVEL": "warn",
 	} {
 		t.Setenv("BERTH_ROUTER_"+name, value)
@@ -92,7 +131,7 @@ func TestEveryFlagCanComeFromTheEnvironment(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, flags{
 		Domain: "sandbox.example.com", Allocator: []string{"a:1", "b:2"}, PodCIDRs: []string{"10.0.0.0/8", "fd00::/8"}, Socket: "/s",
-		AdminListen: "127.0.0.1:1", CacheSize: 5, NegativeTTL: 2 * time.Second, MaxStale: time.Minute, LookupTimeout: 3 * time.Second,
+		AdminListen: "127.0.0.1:1", HealthListen: ":2", ControlTLSDir: "/tls", CacheSize: 5, NegativeTTL: 2 * time.Second, MaxStale: time.Minute, LookupTimeout: 3 * time.Second,
 		ShutdownAfter: 4 * time.Second, LogLevel: "warn",
 	}, f)
 	_, err = f.check()
@@ -106,53 +145,214 @@ func TestEmptyEnvironmentIsNotAValue(t *testing.T) {
 	require.Error(t, err)
 }
 
-// A router without an allocator: healthy, not ready, and gone without an error
-// when it is told to stop.
-func TestRouterRunsWithoutAnAllocatorAndStops(t *testing.T) {
+// process is a router that runs.
+type process struct {
+	listening struct{ Socket, Admin, Health string }
+	// failed gets the addresses of the allocators with which it had no session.
+	failed chan string
+	stop   func() error
+}
+
+func start(t *testing.T, args ...string) *process {
+	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
-	defer cancel()
 	logs, stderr := io.Pipe()
-	socket := filepath.Join(t.TempDir(), "s")
+	p := &process{failed: make(chan string, 100)}
+	args = enough(append([]string{"--socket=" + filepath.Join(t.TempDir(), "s"), "--admin-listen=127.0.0.1:0"}, args...)...)
 	ended := make(chan error, 1)
 	go func() {
-		ended <- run(ctx, enough("--allocator=127.0.0.1:1", "--socket="+socket, "--admin-listen=127.0.0.1:0"), io.Discard, stderr)
+		ended <- run(ctx, args, io.Discard, stderr)
 		stderr.Close()
 	}()
 	lines := bufio.NewScanner(logs)
-	var listening struct{ Msg, Admin string }
-	for listening.Msg != "listening" {
+	var line struct{ Msg, Address string }
+	for line.Msg != "listening" {
 		require.True(t, lines.Scan(), "it ended")
-		require.NoError(t, json.Unmarshal(lines.Bytes(), &listening))
+		require.NoError(t, json.Unmarshal(lines.Bytes(), &line))
 	}
+	require.NoError(t, json.Unmarshal(lines.Bytes(), &p.listening))
 	drained := make(chan struct{})
 	go func() {
 		defer close(drained)
 		for lines.Scan() {
+			if json.Unmarshal(lines.Bytes(), &line) == nil && strings.HasPrefix(line.Msg, "no session") {
+				select {
+				case p.failed <- line.Address:
+				default:
+				}
+			}
 		}
 	}()
+	p.stop = sync.OnceValue(func() error {
+		http.DefaultClient.CloseIdleConnections()
+		cancel()
+		err := <-ended
+		<-drained
+		return err
+	})
+	t.Cleanup(func() { require.NoError(t, p.stop()) })
+	return p
+}
+
+// soon is what comes next.
+func soon(t *testing.T, c <-chan string) string {
+	t.Helper()
+	select {
+	case s := <-c:
+		return s
+	case <-time.After(time.Minute):
+		t.Fatal("nothing within a minute")
+		return ""
+	}
+}
+
+func get(t *testing.T, address, path string) (int, string) {
+	t.Helper()
+	r, err := http.Get("http://" + address + path)
+	require.NoError(t, err)
+	defer r.Body.Close()
+	body, err := io.ReadAll(r.Body)
+	require.NoError(t, err)
+	return r.StatusCode, string(body)
+}
+
+// A router without an allocator: healthy, not ready, and gone without an error
+// when it is told to stop.
+func TestRouterRunsWithoutAnAllocatorAndStops(t *testing.T) {
+	p := start(t, "--allocator=127.0.0.1:1")
+	require.Empty(t, p.listening.Health, "nobody asked for it")
 	for path, code := range map[string]int{"/healthz": 200, "/readyz": 503, "/metrics": 200, "/admin/last-active": 200} {
-		r, err := http.Get("http://" + listening.Admin + path)
-		require.NoError(t, err)
-		body, err := io.ReadAll(r.Body)
-		require.NoError(t, err)
-		r.Body.Close()
-		require.Equal(t, code, r.StatusCode, path)
+		got, body := get(t, p.listening.Admin, path)
+		require.Equal(t, code, got, path)
 		if path == "/metrics" {
-			require.Contains(t, string(body), "berth_routecache_fresh 0")
+			require.Contains(t, body, "berth_routecache_fresh 0")
 		}
 	}
-	http.DefaultClient.CloseIdleConnections()
-	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient("unix:"+p.listening.Socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	require.NoError(t, err)
-	_, err = healthv1.NewHealthClient(conn).Check(ctx, &healthv1.HealthCheckRequest{})
+	_, err = healthv1.NewHealthClient(conn).Check(t.Context(), &healthv1.HealthCheckRequest{})
 	require.NoError(t, err)
 	conn.Close()
 
 	began := time.Now()
-	cancel()
-	require.NoError(t, <-ended)
+	require.NoError(t, p.stop())
 	require.Less(t, time.Since(began), 5*time.Second)
-	<-drained
+}
+
+func TestTheHealthListenerShowsNothingSecret(t *testing.T) {
+	p := start(t, "--allocator=127.0.0.1:1", "--health-listen=127.0.0.1:0")
+	for path, code := range map[string]int{
+		"/healthz": 200, "/readyz": 503, "/metrics": 200,
+		"/": 404, "/admin/last-active": 404, "/admin/routes": 404, "/admin/": 404, "/debug/pprof/": 404, "/debug/pprof/cmdline": 404, "/debug/pprof/heap": 404,
+	} {
+		got, body := get(t, p.listening.Health, path)
+		require.Equal(t, code, got, "%s: %s", path, body)
+	}
+	code, _ := get(t, p.listening.Admin, "/admin/routes")
+	require.Equal(t, 200, code, "the admin listener is still there")
+}
+
+func authority(t *testing.T) *controltls.Authority {
+	t.Helper()
+	a, err := controltls.NewAuthority(time.Now())
+	require.NoError(t, err)
+	return a
+}
+
+// tlsDir is a certificate of the authority for the role.
+func tlsDir(t *testing.T, a *controltls.Authority, role string) string {
+	t.Helper()
+	f, err := a.Issue(role, time.Now())
+	require.NoError(t, err)
+	d := t.TempDir()
+	for name, content := range map[string][]byte{controltls.CertFile: f.Cert, controltls.KeyFile: f.Key, controltls.CAFile: f.CA} {
+		require.NoError(t, os.WriteFile(filepath.Join(d, name), content, 0o600))
+	}
+	return d
+}
+
+// leader is the allocator's core: it has no sandboxes and keeps everybody fresh.
+type leader struct {
+	server *control.Server
+	joined chan string
+}
+
+func (l *leader) Submit(ev core.Event) {
+	switch ev := ev.(type) {
+	case core.SessionJoined:
+		l.server.Deliver(1, core.SendSnapshot{Stream: ev.Stream, Sequence: 1})
+		l.joined <- ev.Session
+	case core.SessionPing:
+		l.server.Deliver(1, core.SendPong{Stream: ev.Stream, Nonce: ev.Nonce})
+	}
+}
+
+func (l *leader) Valid() bool  { return true }
+func (l *leader) Term() uint64 { return 1 }
+
+// lead runs the allocator's own control server.
+func lead(t *testing.T, c credentials.TransportCredentials) (*leader, string) {
+	t.Helper()
+	l := &leader{server: control.New(func() string { return "" }, zap.NewNop()), joined: make(chan string, 100)}
+	l.server.Lead(l)
+	s := grpc.NewServer(grpc.Creds(c))
+	controlv1.RegisterControlServer(s, l.server)
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	served := make(chan error, 1)
+	go func() { served <- s.Serve(listener) }()
+	t.Cleanup(func() {
+		s.Stop()
+		require.NoError(t, <-served)
+	})
+	return l, listener.Addr().String()
+}
+
+func TestARouterTakesRoutesOverMutualTLSFromAnAllocatorOfItsAuthority(t *testing.T) {
+	ours := authority(t)
+	c, stop, err := controltls.Server(tlsDir(t, ours, controltls.AllocatorName))
+	require.NoError(t, err)
+	t.Cleanup(stop)
+	l, address := lead(t, c)
+	p := start(t, "--allocator="+address, "--control-tls-dir="+tlsDir(t, ours, controltls.RouterName), "--health-listen=127.0.0.1:0")
+	require.NotEmpty(t, soon(t, l.joined))
+	require.Eventually(t, func() bool {
+		code, _ := get(t, p.listening.Health, "/readyz")
+		return code == 200
+	}, time.Minute, 10*time.Millisecond)
+}
+
+func TestARouterTakesNothingFromWhoeverIsNotAnAllocatorOfItsAuthority(t *testing.T) {
+	ours, others := authority(t), authority(t)
+	credentialsOf := func(dir string) credentials.TransportCredentials {
+		c, stop, err := controltls.Server(dir)
+		require.NoError(t, err)
+		t.Cleanup(stop)
+		return c
+	}
+	routers := "--control-tls-dir=" + tlsDir(t, ours, controltls.RouterName)
+	for name, c := range map[string]struct {
+		server credentials.TransportCredentials
+		router []string
+	}{
+		"an allocator of another authority": {credentialsOf(tlsDir(t, others, controltls.AllocatorName)), []string{routers}},
+		"an allocator without TLS":          {insecure.NewCredentials(), []string{routers}},
+		"a router without TLS":              {credentialsOf(tlsDir(t, ours, controltls.AllocatorName)), nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l, address := lead(t, c.server)
+			p := start(t, append(c.router, "--allocator="+address, "--health-listen=127.0.0.1:0")...)
+			for range 2 { // it tries again
+				for soon(t, p.failed) != address { // another one that is not there
+				}
+			}
+			require.Empty(t, l.joined)
+			code, _ := get(t, p.listening.Health, "/readyz")
+			require.Equal(t, 503, code)
+			code, _ = get(t, p.listening.Health, "/healthz")
+			require.Equal(t, 200, code)
+		})
+	}
 }
 
 func TestRouterToldToStopBeforeItBeganStops(t *testing.T) {

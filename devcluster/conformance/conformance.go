@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/rand"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -155,4 +156,13 @@ func (s *subject) delete(grace *int64) {
 	require.NoError(s.t, s.client.CoreV1().Pods(s.o.Namespace).Delete(ctx, s.name, metav1.DeleteOptions{
 		GracePeriodSeconds: grace, Preconditions: metav1.NewUIDPreconditions(string(s.made.UID)),
 	}), "delete pod")
+}
+
+// patch merges a change into the object.
+func (s *subject) patch(change string, subresources ...string) {
+	s.t.Helper()
+	ctx, cancel := s.limit()
+	defer cancel()
+	_, err := s.client.CoreV1().Pods(s.o.Namespace).Patch(ctx, s.name, types.MergePatchType, []byte(change), metav1.PatchOptions{}, subresources...)
+	require.NoError(s.t, err, "patch pod")
 }

@@ -9,9 +9,13 @@ import (
 )
 
 const (
-	mainName  = "main"
-	mainPort  = 8080
-	childPort = 8099
+	mainName   = "main"
+	besideName = "beside" // sorts before main
+	mainPort   = 8080
+	// Ports of one behaviour each: the next pod at an address answers elsewhere.
+	childPort       = 8099
+	forcedChildPort = 8100
+	ownPort         = 8101
 )
 
 // podSpec is what a behaviour says of its pod; the rest is the same for all.
@@ -27,6 +31,8 @@ type podSpec struct {
 	liveness  *corev1.Probe
 	startup   *corev1.Probe
 	preStop   *corev1.LifecycleHandler
+	gate      corev1.PodConditionType // a readiness gate; empty: none
+	finalizer string                  // empty: none
 }
 
 func (p podSpec) build(s *subject) *corev1.Pod {
@@ -65,11 +71,17 @@ func (p podSpec) build(s *subject) *corev1.Pod {
 			AutomountServiceAccountToken: new(bool), Containers: []corev1.Container{first},
 		},
 	}
+	if p.gate != "" {
+		pod.Spec.ReadinessGates = []corev1.PodReadinessGate{{ConditionType: p.gate}}
+	}
+	if p.finalizer != "" {
+		pod.Finalizers = []string{p.finalizer}
+	}
 	if p.init != nil {
 		pod.Spec.InitContainers = []corev1.Container{container("init", sandbox, p.init)}
 	}
 	if p.beside != nil {
-		pod.Spec.Containers = append(pod.Spec.Containers, container("beside", sandbox, append([]string{"--ports", "8081"}, p.beside...)))
+		pod.Spec.Containers = append(pod.Spec.Containers, container(besideName, sandbox, append([]string{"--ports", "8081"}, p.beside...)))
 	}
 	return pod
 }
@@ -88,9 +100,12 @@ func sleepHook(seconds int64) *corev1.LifecycleHandler {
 
 // What versions can be asked for.
 
-func mainOf(o observation) corev1.ContainerStatus {
+func mainOf(o observation) corev1.ContainerStatus   { return containerOf(o, mainName) }
+func besideOf(o observation) corev1.ContainerStatus { return containerOf(o, besideName) }
+
+func containerOf(o observation, name string) corev1.ContainerStatus {
 	for _, c := range o.pod.Status.ContainerStatuses {
-		if c.Name == mainName {
+		if c.Name == name {
 			return c
 		}
 	}
@@ -109,9 +124,17 @@ func condition(pod *corev1.Pod, t corev1.PodConditionType) corev1.PodCondition {
 func ready(o observation) bool {
 	return condition(o.pod, corev1.PodReady).Status == corev1.ConditionTrue
 }
-func notReady(o observation) bool   { return !ready(o) }
-func gone(o observation) bool       { return o.gone }
-func deleting(o observation) bool   { return o.pod.DeletionTimestamp != nil }
+func notReady(o observation) bool { return !ready(o) }
+func gone(o observation) bool     { return o.gone }
+func deleting(o observation) bool { return o.pod.DeletionTimestamp != nil }
+
+// stopping: the node has begun to end it.
+func stopping(o observation) bool {
+	return deleting(o) && o.pod.Status.ObservedGeneration == o.pod.Generation
+}
+func initRunning(o observation) bool {
+	return len(o.pod.Status.InitContainerStatuses) == 1 && o.pod.Status.InitContainerStatuses[0].State.Running != nil
+}
 func running(o observation) bool    { return mainOf(o).State.Running != nil }
 func terminated(o observation) bool { return mainOf(o).State.Terminated != nil }
 func restarted(o observation) bool  { return running(o) && mainOf(o).RestartCount > 0 }
@@ -134,4 +157,12 @@ func both(a, b func(observation) bool) func(observation) bool {
 // asked is the moment at which the deletion was asked for.
 func asked(pod *corev1.Pod) time.Time {
 	return pod.DeletionTimestamp.Add(-time.Duration(*pod.DeletionGracePeriodSeconds) * time.Second)
+}
+
+// startOf is when the current or else the latest run began.
+func startOf(c corev1.ContainerStatus) time.Time {
+	if c.State.Running != nil {
+		return c.State.Running.StartedAt.Time
+	}
+	return c.State.Terminated.StartedAt.Time
 }

@@ -48,7 +48,7 @@ func addressTable() []behaviour {
 				Pod, PodUID, Namespace, IP, Path string
 				Port                             int
 			}
-			require.NoError(s.t, s.fetch(pod.Status.PodIP, mainPort, "/some/path?q=1", &who))
+			require.NoError(s.t, s.do(http.MethodGet, pod.Status.PodIP, mainPort, "/some/path?q=1", &who))
 			require.Equal(s.t, s.name, who.Pod)
 			require.Equal(s.t, string(pod.UID), who.PodUID)
 			require.Equal(s.t, pod.Status.PodIP, who.IP)
@@ -67,29 +67,34 @@ func addressTable() []behaviour {
 		{name: "forced deletion ends the processes", dials: true, pod: podSpec{readiness: probe,
 			args: []string{"--ignore-sigterm", "--spawn-child", fmt.Sprint(childPort + 1)}}, judge: func(s *subject) {
 			pod := s.until("ready", ready)
-			s.reachable(pod.Status.PodIP, childPort+1, true)
+			s.reachable(pod.Status.PodIP, forcedChildPort, true)
 			s.delete(new(int64))
 			s.until("gone", gone)
-			s.reachable(pod.Status.PodIP, childPort+1, false)
+			s.reachable(pod.Status.PodIP, forcedChildPort, false)
 		}},
 	}
 }
 
-// reachable waits until a port of an address answers, or does not.
+// reachable waits until a port of an address answers, or does not. That nothing
+// answers counts only while another pod does.
 func (s *subject) reachable(ip string, port int, want bool) {
 	s.t.Helper()
-	require.Eventually(s.t, func() bool {
-		return (s.fetch(ip, port, "/", nil) == nil) == want
-	}, s.o.Guard, 50*time.Millisecond, "%s:%d answers: expected %v", ip, port, want)
+	answers := func(ip string, port int) bool { return s.do(http.MethodGet, ip, port, "/", nil) == nil }
+	require.Eventually(s.t, func() bool { return answers(ip, port) == want }, s.o.Guard, 50*time.Millisecond,
+		"%s:%d answers: expected %v", ip, port, want)
+	if !want {
+		witness := s.create(podSpec{readiness: get("/healthz", 3)})
+		require.True(s.t, answers(witness.until("ready", ready).Status.PodIP, mainPort), "no pod can be reached any more")
+	}
 }
 
-// fetch is a GET over Options.Dial; into may be nil.
-func (s *subject) fetch(ip string, port int, path string, into any) error {
+// do sends a request over Options.Dial and expects it to succeed; into may be nil.
+func (s *subject) do(method, ip string, port int, path string, into any) error {
 	ctx, cancel := s.limit()
 	defer cancel()
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return s.o.Dial(ctx, ip, port) }}}
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, fmt.Sprintf("http://%s:%d%s", ip, port, path), nil)
+	req, err := http.NewRequestWithContext(ctx, method, fmt.Sprintf("http://%s:%d%s", ip, port, path), nil)
 	if err != nil {
 		return err
 	}
@@ -99,8 +104,13 @@ func (s *subject) fetch(ip string, port int, path string, into any) error {
 	}
 	defer resp.Body.Close()
 	body, err := io.ReadAll(resp.Body)
-	if err != nil || into == nil {
+	switch {
+	case err != nil:
 		return err
+	case resp.StatusCode != http.StatusOK:
+		return fmt.Errorf("%s %s answers %s", method, path, resp.Status)
+	case into == nil:
+		return nil
 	}
 	return json.Unmarshal(body, into)
 }

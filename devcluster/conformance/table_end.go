@@ -1,6 +1,8 @@
 package conformance
 
 import (
+	"fmt"
+	"net/http"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -36,7 +38,7 @@ func (s *subject) first(holds func(observation) bool) *corev1.Pod {
 
 func endTable() []behaviour {
 	probe := get("/healthz", 3)
-	two, zero := int64(2), int64(0)
+	one, two, zero := int64(1), int64(2), int64(0)
 	slowGet := &corev1.LifecycleHandler{HTTPGet: &corev1.HTTPGetAction{Path: "/sleep?ms=3000", Port: intstr.FromInt32(mainPort)}}
 	return []behaviour{
 		{name: "SIGTERM honoured", pod: podSpec{readiness: probe}, judge: func(s *subject) {
@@ -82,13 +84,87 @@ func endTable() []behaviour {
 			require.Zero(s.t, end.ExitCode)
 			require.GreaterOrEqual(s.t, after, 2*time.Second)
 		}},
-		{name: "deletion before the first start", pod: podSpec{init: []string{}}, judge: func(s *subject) {
-			s.until("init runs", func(o observation) bool {
-				return len(o.pod.Status.InitContainerStatuses) == 1 && o.pod.Status.InitContainerStatuses[0].State.Running != nil
+		{name: "preStop that fails does not delay SIGTERM", pod: podSpec{readiness: probe, grace: 60, preStop: &corev1.LifecycleHandler{
+			Exec: &corev1.ExecAction{Command: []string{"demo-sandbox", "--exit-now", "--exit-code", "1"}}}}, judge: func(s *subject) {
+			end, after, _ := endsDeleted(s)
+			require.Zero(s.t, end.ExitCode)
+			require.Less(s.t, after, 50*time.Second)
+		}},
+		{name: "the deletion's grace counts, not the pod's", pod: podSpec{readiness: probe, args: []string{"--ignore-sigterm"}, grace: 3600}, judge: func(s *subject) {
+			s.until("ready", ready)
+			s.delete(&two)
+			end := mainOf(observation{pod: s.until("gone", gone)}).State.Terminated
+			require.EqualValues(s.t, 137, end.ExitCode)
+			require.GreaterOrEqual(s.t, end.FinishedAt.Sub(asked(s.first(deleting))), time.Second)
+		}},
+		{name: "a shortened grace does not cut the stop under way", pod: podSpec{readiness: probe, args: []string{"--ignore-sigterm"}, grace: 8}, judge: func(s *subject) {
+			s.until("ready", ready)
+			s.delete(nil)
+			s.until("stopping", stopping)
+			s.delete(&one)
+			end := mainOf(observation{pod: s.until("gone", gone)}).State.Terminated
+			require.EqualValues(s.t, 137, end.ExitCode)
+			require.GreaterOrEqual(s.t, end.FinishedAt.Sub(asked(s.first(deleting))), 7*time.Second)
+		}},
+		{name: "a liveness kill under way is finished before the deletion", pod: podSpec{liveness: get("/healthz", 2), readiness: get("/readyz", 1),
+			args: []string{"--healthy-for", "3s", "--unready-on-term", "--ignore-sigterm"}, grace: 12}, judge: func(s *subject) {
+			s.until("ready", ready)
+			s.until("told to end", both(running, notReady))
+			s.delete(&one)
+			end := mainOf(observation{pod: s.until("gone", gone)})
+			require.EqualValues(s.t, 1, end.RestartCount, "what a probe ended is started once more, deleted or not")
+			require.NotNil(s.t, end.State.Terminated, "and ended at once, perhaps before it could ignore anything")
+			first := end.LastTerminationState.Terminated
+			require.EqualValues(s.t, 137, first.ExitCode)
+			require.GreaterOrEqual(s.t, first.FinishedAt.Sub(first.StartedAt.Time), 14*time.Second, "3 s of health and 12 s of grace, by whole seconds")
+		}},
+		{name: "containers of one pod end apart and are told together", pod: podSpec{init: []string{"--exit-now"}, beside: []string{"--ignore-sigterm"}, grace: 8}, judge: func(s *subject) {
+			end, _, last := endsDeleted(s)
+			require.Zero(s.t, end.ExitCode)
+			other := besideOf(observation{pod: last}).State.Terminated
+			require.NotNil(s.t, other)
+			require.EqualValues(s.t, 137, other.ExitCode)
+			require.GreaterOrEqual(s.t, other.FinishedAt.Sub(end.FinishedAt.Time), 2*time.Second)
+			require.NotNil(s.t, last.Status.InitContainerStatuses[0].State.Terminated)
+			require.Equal(s.t, corev1.PodFailed, last.Status.Phase, "one of the two failed")
+			require.NotEmpty(s.t, last.Status.PodIP)
+			s.never("one told before the other", func(o observation) bool {
+				return terminated(o) != (besideOf(o).State.Terminated != nil)
 			})
+		}},
+		{name: "a finalizer keeps the ended pod", pod: podSpec{readiness: probe, finalizer: "conformance.berth.sh/stay"}, judge: func(s *subject) {
+			s.until("ready", ready)
+			s.delete(nil)
+			pod := s.until("ended", inPhase(corev1.PodSucceeded))
+			require.NotNil(s.t, mainOf(observation{pod: pod}).State.Terminated)
+			require.Equal(s.t, corev1.ConditionFalse, condition(pod, corev1.PodReady).Status)
+			require.NotEmpty(s.t, pod.Status.PodIP)
+			pod = s.until("to be removed", func(o observation) bool { return deleting(o) && *o.pod.DeletionGracePeriodSeconds == 0 })
+			require.Equal(s.t, corev1.PodSucceeded, pod.Status.Phase)
+			s.patch(`{"metadata":{"finalizers":null}}`)
+			s.until("gone", gone)
+		}},
+		{name: "deletion before anything is told", judge: func(s *subject) {
+			s.until("bound", func(o observation) bool { return o.pod.Spec.NodeName != "" })
+			s.delete(nil)
+			last := s.until("gone", gone) // it may have run, and been ready, after its deletion was asked for
+			require.Contains(s.t, []corev1.PodPhase{corev1.PodSucceeded, corev1.PodFailed}, last.Status.Phase)
+			require.NotNil(s.t, mainOf(observation{pod: last}).State.Terminated)
+		}},
+		{name: "ready although deleting", pod: podSpec{readiness: get("/readyz", 1), args: []string{"--ready-after", "6s", "--term-delay", "15s"}}, judge: func(s *subject) {
+			s.until("running", running)
+			s.delete(nil)
+			s.until("deleting and ready", both(deleting, ready))
+			s.until("gone", gone)
+		}},
+		{name: "deletion before the first start", pod: podSpec{init: []string{"--ignore-sigterm"}}, judge: func(s *subject) {
+			s.until("init runs", initRunning)
 			s.delete(&two)
 			last := s.until("gone", gone)
 			require.Equal(s.t, corev1.PodFailed, last.Status.Phase)
+			require.EqualValues(s.t, 137, last.Status.InitContainerStatuses[0].State.Terminated.ExitCode)
+			require.NotNil(s.t, mainOf(observation{pod: last}).State.Waiting, "what never ran has no end, so not all containers are terminated in the last version")
+			require.Equal(s.t, "ContainersNotReady", condition(last, corev1.PodReady).Reason)
 			s.never("main container running", running)
 		}},
 		{name: "deletion in CrashLoopBackOff", pod: podSpec{args: []string{"--exit-now", "--exit-code", "1"}}, judge: func(s *subject) {
@@ -100,6 +176,16 @@ func endTable() []behaviour {
 			s.until("ready", ready)
 			s.delete(&zero)
 			s.until("gone", gone)
+		}},
+		{name: "forced deletion does not cut the stop under way", dials: true, pod: podSpec{readiness: probe,
+			args: []string{"--ignore-sigterm", "--ports", fmt.Sprintf("%d,%d", mainPort, ownPort)}, grace: 15}, judge: func(s *subject) {
+			pod := s.until("ready", ready)
+			s.delete(nil)
+			s.until("stopping", stopping)
+			s.delete(&zero)
+			s.until("gone", gone)
+			require.NoError(s.t, s.do(http.MethodGet, pod.Status.PodIP, ownPort, "/", nil), "without an object, and at work")
+			s.reachable(pod.Status.PodIP, ownPort, false)
 		}},
 		{name: "eviction through the API", pod: podSpec{readiness: probe}, judge: func(s *subject) {
 			s.until("ready", ready)

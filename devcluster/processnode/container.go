@@ -36,6 +36,7 @@ type container struct {
 	again    bool       // an init container that must run again although it ended well
 	since    *time.Time // end of the run that back-off counts from; nil: none
 	results  [probeKinds]outcome
+	fresh    bool // its run is to be asked out of turn whether it is ready
 
 	mu      sync.Mutex
 	target  target // what the probes may know

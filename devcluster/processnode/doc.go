@@ -22,9 +22,16 @@
 // back-off; readiness, liveness and startup probes (httpGet, tcpSocket, exec);
 // preStop hooks (sleep, exec, httpGet) inside the grace period; SIGTERM, rest of
 // the grace period, SIGKILL; graceful and forced deletion; eviction through the
-// API and, by Node.Evict, under node pressure; activeDeadlineSeconds; the
-// environment with $(VAR) and fieldRef; a restarted node, which finds its pods'
-// containers dead, starts them again and gives them new addresses.
+// API and, by Node.Evict, under node pressure; activeDeadlineSeconds; readiness
+// gates; the environment with $(VAR) and fieldRef; a restarted node, which finds
+// its pods' containers dead, starts them again and gives them new addresses; by
+// Node.LoseSandbox, a pod that moves to another address while it lives.
+//
+// A kubelet is deaf while it stops containers of a pod, and so is a process node:
+// a stop under way is never cut short, neither by a shorter grace period nor by a
+// forced deletion, which takes the object away and leaves the containers at work;
+// and a deletion waits for a liveness kill, after which the killed container is
+// started once more.
 //
 // RunScheduler binds pods where no kube-scheduler runs.
 //
@@ -33,6 +40,9 @@
 //   - No image is run. A container must name its command; a command without a
 //     slash is looked up in Options.Path and then in this process's PATH.
 //     Containers without one wait with CreateContainerConfigError.
+//   - A command is not process 1 of anything, so SIGTERM ends it unless it takes
+//     care of the signal (exit code 143). In a container it would live on to the
+//     end of its grace period (137).
 //   - No isolation. Processes share this machine's files, users, process table
 //     and network; they reach each other's addresses and could bind them. A
 //     server that listens on all addresses takes the port from every other pod.
@@ -45,11 +55,12 @@
 //     ConfigMaps: refused.
 //   - No events, no logs through the API, no exec, no port-forward, no
 //     termination messages, no image pulls and their states.
-//   - Liveness kills hold up only their own container here, not its neighbours'
-//     restarts too.
-//   - A deletion grace period that is shortened later is honoured at once. A
-//     kubelet 1.36 finishes the stop that is under way first, so there a
-//     container may run on long after a forced deletion removed its pod.
+//   - Nobody watches the nodes: a cluster's node controller calls the pods of a
+//     silent node not ready after some 40 s (Ready alone, not ContainersReady),
+//     and deletes them after some minutes. Here they stay as they are.
+//   - Starts take milliseconds, not tenths of a second, and never fail for the
+//     machine's sake. A runtime under load fails one now and then (StartError,
+//     exit code 128), and the container is started again.
 //
 // # What breaks it
 //

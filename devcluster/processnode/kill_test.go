@@ -2,60 +2,46 @@ package processnode
 
 import (
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-func TestGracePeriodOnlyGetsShorter(t *testing.T) {
+func TestShortestGraceThatWasAskedForCounts(t *testing.T) {
 	for _, c := range []struct {
-		name  string
-		asked []time.Duration // one per second, from the first second on
-		want  time.Duration
+		name                    string
+		own, deletion, eviction *int64
+		want                    time.Duration
 	}{
-		{name: "never changed", want: 30 * time.Second},
-		{name: "shorter", asked: []time.Duration{5 * time.Second}, want: 6 * time.Second},
-		{name: "longer is ignored", asked: []time.Duration{time.Hour}, want: 30 * time.Second},
-		{name: "the shortest wish counts", asked: []time.Duration{3 * time.Second, time.Hour, 10 * time.Second}, want: 4 * time.Second},
+		{"the pod's own when nobody asks", new(int64(30)), nil, nil, 30 * time.Second},
+		{"the deletion's, shorter", new(int64(30)), new(int64(5)), nil, 5 * time.Second},
+		{"the deletion's, longer", new(int64(30)), new(int64(60)), nil, time.Minute},
+		{"the shorter of deletion and eviction", new(int64(30)), new(int64(60)), new(int64(1)), time.Second},
+		{"never less than a second", new(int64(30)), new(int64(0)), nil, time.Second},
+		{"nobody says anything", nil, nil, nil, time.Second},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				begun := time.Now()
-				k := newKiller(30 * time.Second)
-				go func() {
-					for _, d := range c.asked {
-						time.Sleep(time.Second)
-						k.within(d)
-					}
-				}()
-				require.False(t, k.wait(t.Context(), nil))
-				require.Equal(t, c.want, time.Since(begun))
-				synctest.Wait()
-				time.Sleep(time.Hour) // the asking goroutine ends
-			})
+			w := worker{pod: &corev1.Pod{ObjectMeta: metav1.ObjectMeta{DeletionGracePeriodSeconds: c.deletion}}}
+			w.pod.Spec.TerminationGracePeriodSeconds = c.own
+			if c.eviction != nil {
+				w.verdict = &verdict{grace: c.eviction}
+			}
+			require.Equal(t, c.want, w.gracePeriod())
 		})
 	}
 }
 
-func TestWishesMadeBeforeTheWaitCount(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		begun := time.Now()
-		k := newKiller(30 * time.Second)
-		k.within(2 * time.Second)
-		k.within(20 * time.Second)
-		require.False(t, k.wait(t.Context(), nil))
-		require.Equal(t, 2*time.Second, time.Since(begun))
-	})
-}
-
-func TestNoWishTakesTheMinimumAway(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		begun := time.Now()
-		k := newKiller(30 * time.Second)
-		k.least = begun.Add(minimumGrace)
-		k.within(time.Second)
-		require.False(t, k.wait(t.Context(), nil))
-		require.Equal(t, minimumGrace, time.Since(begun))
-	})
+func TestADeafWorkerNeitherLooksNorActs(t *testing.T) {
+	stopped := &run{killer: &killer{}}
+	w := worker{pod: &corev1.Pod{}, containers: []*container{{run: stopped}, {run: &run{exit: &corev1.ContainerStateTerminated{}}}}}
+	w.inbox.pod = &corev1.Pod{ObjectMeta: metav1.ObjectMeta{DeletionTimestamp: &metav1.Time{}}}
+	w.sync()
+	require.Nil(t, w.pod.DeletionTimestamp, "the deletion waits in the inbox")
+	require.NotNil(t, w.containers[1].run, "the neighbour's end is not told yet")
+	stopped.killer.done = true
+	require.True(t, w.stopping(), "the hook is over, the process is not")
+	stopped.exit = &corev1.ContainerStateTerminated{}
+	require.False(t, w.stopping())
 }

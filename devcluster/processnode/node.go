@@ -109,6 +109,20 @@ func (n *Node) Evict(ctx context.Context, namespace, name, message string) error
 	}
 }
 
+// LoseSandbox has a pod's sandbox die, as when its pause process is killed: all
+// its containers end and are started again at another address, and the old one
+// is free for the next pod. As on a kubelet, the pod's status names the old
+// address, and calls the pod ready, until containers run at the new one. It
+// returns at once; a pod that ends, or has no address yet, loses nothing.
+func (n *Node) LoseSandbox(namespace, name string) error {
+	w := n.worker(namespace, name)
+	if w == nil {
+		return fmt.Errorf("lose the sandbox of %s/%s: %w", namespace, name, ErrNoPod)
+	}
+	w.tell(func(in *inbox) { in.lost = true })
+	return nil
+}
+
 // worker finds the pod of that name that still runs.
 func (n *Node) worker(namespace, name string) *worker {
 	n.mu.Lock()

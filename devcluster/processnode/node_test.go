@@ -47,9 +47,9 @@ func TestNode(t *testing.T) {
 		judge func(w *world)
 	}{
 		{"RestartedNodeStartsItsPodsAgain", restartedNodeStartsItsPodsAgain},
+		{"PodWithoutItsSandboxMoves", podWithoutItsSandboxMoves},
 		{"EvictedPodKeepsItsObjectAndLosesItsAddress", evictedPodKeepsItsObjectAndLosesItsAddress},
 		{"EndedPodLosesItsAddress", endedPodLosesItsAddress},
-		{"ShortenedGraceIsHonoured", shortenedGraceIsHonoured},
 		{"WithoutCommandNothingRuns", withoutCommandNothingRuns},
 		{"UnsupportedPodFails", unsupportedPodFails},
 		{"ForcedDeletionHoldsTheAddress", forcedDeletionHoldsTheAddress},
@@ -159,24 +159,92 @@ func has(p *corev1.Pod, t corev1.PodConditionType) bool {
 	return false
 }
 
+// versions collects what a watch shows of a pod from now on, until the returned
+// function is called.
+func (w *world) versions(name string) (stop func() []*corev1.Pod) {
+	w.t.Helper()
+	ctx, cancel := context.WithTimeout(w.t.Context(), guard)
+	watch, err := w.client.CoreV1().Pods("default").Watch(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + name})
+	require.NoError(w.t, err)
+	var seen []*corev1.Pod
+	var collecting sync.WaitGroup
+	collecting.Go(func() {
+		for e := range watch.ResultChan() {
+			if pod, ok := e.Object.(*corev1.Pod); ok {
+				seen = append(seen, pod)
+			}
+		}
+	})
+	return func() []*corev1.Pod {
+		cancel()
+		watch.Stop()
+		collecting.Wait()
+		return seen
+	}
+}
+
+func mainOf(p *corev1.Pod) corev1.ContainerStatus { return p.Status.ContainerStatuses[0] }
+
 func restartedNodeStartsItsPodsAgain(w *world) {
 	_, stop := w.run(0)
 	never := func(s *corev1.PodSpec) { s.RestartPolicy = corev1.RestartPolicyNever }
 	w.create("lives", 0, nil, nil)
 	w.create("dies", 0, nil, never)
+	w.create("ended", 0, []string{"--exit-now"}, never)
 	before := w.ready("lives")
 	w.ready("dies")
+	w.until("ended", "succeeded", func(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodSucceeded })
 	stop()
+	lives := w.versions("lives")
 	w.run(0)
-	after := w.until("lives", "restarted", func(p *corev1.Pod) bool {
-		return has(p, corev1.PodReady) && p.Status.ContainerStatuses[0].RestartCount == 1
-	})
-	last := after.Status.ContainerStatuses[0].LastTerminationState.Terminated
+	after := w.until("lives", "restarted", func(p *corev1.Pod) bool { return has(p, corev1.PodReady) && mainOf(p).RestartCount == 1 })
+	last := mainOf(after).LastTerminationState.Terminated
 	require.EqualValues(w.t, 255, last.ExitCode)
 	require.Equal(w.t, "Unknown", last.Reason)
-	require.Equal(w.t, before.Status.ContainerStatuses[0].ContainerID, last.ContainerID)
+	require.Equal(w.t, mainOf(before).ContainerID, last.ContainerID)
 	require.Equal(w.t, before.Status.StartTime.Unix(), after.Status.StartTime.Unix())
-	w.until("dies", "failed", func(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodFailed })
+	between := 0
+	for _, p := range lives() {
+		if mainOf(p).State.Terminated != nil {
+			between++
+			require.Empty(w.t, p.Status.PodIP, "the address went down with the machine")
+			require.False(w.t, has(p, corev1.PodReady))
+			require.Equal(w.t, corev1.PodRunning, p.Status.Phase)
+		}
+	}
+	require.Positive(w.t, between, "the end is told before the restart")
+	dead := w.until("dies", "failed", func(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodFailed })
+	require.Empty(w.t, dead.Status.PodIP)
+	w.until("ended", "no address any more", func(p *corev1.Pod) bool { return p.Status.PodIP == "" })
+}
+
+func podWithoutItsSandboxMoves(w *world) {
+	n, _ := w.run(0)
+	w.create("moved", 0, []string{"--term-delay", "1s"}, nil)
+	before := w.ready("moved")
+	moved := w.versions("moved")
+	require.NoError(w.t, n.LoseSandbox("default", "moved"))
+	after := w.until("moved", "ready again", func(p *corev1.Pod) bool { return has(p, corev1.PodReady) && mainOf(p).RestartCount == 1 })
+	require.Equal(w.t, before.UID, after.UID)
+	require.NotEqual(w.t, before.Status.PodIP, after.Status.PodIP)
+	require.Zero(w.t, mainOf(after).LastTerminationState.Terminated.ExitCode)
+	var told []string
+	for _, p := range moved() {
+		if mainOf(p).RestartCount == 0 {
+			require.True(w.t, has(p, corev1.PodReady), "said to be ready to the end")
+			require.Equal(w.t, before.Status.PodIP, p.Status.PodIP)
+			told = append(told, fmt.Sprint(has(p, corev1.PodReadyToStartContainers)))
+		}
+	}
+	require.Equal(w.t, []string{"true", "false", "true"}, told[len(told)-3:])
+	w.create("heir", 0, nil, nil)
+	require.Equal(w.t, before.Status.PodIP, w.ready("heir").Status.PodIP)
+
+	w.create("moved-never", 0, nil, func(s *corev1.PodSpec) { s.RestartPolicy = corev1.RestartPolicyNever })
+	w.ready("moved-never")
+	require.NoError(w.t, n.LoseSandbox("default", "moved-never"))
+	w.until("moved-never", "succeeded", func(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodSucceeded })
+	require.ErrorIs(w.t, n.LoseSandbox("default", "moved-never"), processnode.ErrNoPod)
 }
 
 func evictedPodKeepsItsObjectAndLosesItsAddress(w *world) {
@@ -204,16 +272,6 @@ func endedPodLosesItsAddress(w *world) {
 	require.NotEmpty(w.t, ended.Status.PodIP)
 	w.create("next", 0, nil, nil)
 	require.Equal(w.t, ended.Status.PodIP, w.ready("next").Status.PodIP)
-}
-
-func shortenedGraceIsHonoured(w *world) {
-	w.run(0)
-	w.create("stubborn", 0, []string{"--ignore-sigterm"}, nil)
-	w.ready("stubborn")
-	w.delete("stubborn", 3600)
-	w.until("stubborn", "deleting", func(p *corev1.Pod) bool { return p.DeletionTimestamp != nil })
-	w.delete("stubborn", 1)
-	w.gone("stubborn")
 }
 
 func withoutCommandNothingRuns(w *world) {

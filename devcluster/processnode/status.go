@@ -2,6 +2,8 @@ package processnode
 
 import (
 	"fmt"
+	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -12,8 +14,22 @@ const hostIP = "127.0.0.1"
 
 // makeStatus says what holds, as the kubelet's generateAPIPodStatus does.
 func (w *worker) makeStatus() corev1.PodStatus {
-	if w.past {
-		return *w.pod.Status.DeepCopy()
+	if w.past { // its sandbox is gone, and with it what a kubelet knows of its address
+		s := *w.pod.Status.DeepCopy()
+		s.PodIP, s.PodIPs = "", nil
+		return s
+	}
+	if w.sandboxIs != sandboxUp { // nothing else is told until containers run in a new one
+		s := *w.status.DeepCopy()
+		for i := range s.Conditions {
+			if s.Conditions[i].Type == corev1.PodReadyToStartContainers {
+				s.Conditions[i].Status = corev1.ConditionFalse
+				if w.sandboxIs == sandboxAgain {
+					s.Conditions[i].Status = corev1.ConditionTrue
+				}
+			}
+		}
+		return s
 	}
 	s := corev1.PodStatus{
 		ObservedGeneration: w.pod.Generation,
@@ -21,35 +37,38 @@ func (w *worker) makeStatus() corev1.PodStatus {
 		HostIP:             hostIP,
 		HostIPs:            []corev1.HostIP{{IP: hostIP}},
 	}
-	if w.address.IsValid() { // an ended pod keeps naming an address that may be another's by now
+	if w.known { // an ended pod keeps naming an address that may be another's by now
 		s.PodIP = w.address.String()
 		s.PodIPs = []corev1.PodIP{{IP: s.PodIP}}
 	}
 	all := w.containerStatuses()
 	s.Phase = phase(&w.pod.Spec, all, w.finished)
-	if w.finished && !terminal(s.Phase) {
-		lost(all) // status_manager.go, TerminatePod: what never ran counts as failed
-		s.Phase = corev1.PodFailed
-	}
-	inits, natural := len(w.pod.Spec.InitContainers), s.Phase
 	if w.verdict != nil {
 		s.Phase, s.Reason, s.Message = corev1.PodFailed, w.verdict.reason, w.verdict.message
 	}
-	if w.verdict == nil || !w.verdict.rejected {
-		s.InitContainerStatuses, s.ContainerStatuses = all[:inits:inits], all[inits:]
-	}
 	s.Conditions = conditions(&w.pod.Spec, all, s.Phase, w.holds, w.pod.Status.Conditions)
-	if w.verdict != nil && w.verdict.disruption {
+	switch {
+	case w.finished:
+		lost(all, len(w.pod.Spec.InitContainers), w.initialized)
+		if !terminal(s.Phase) { // status_manager.go, TerminatePod: after the conditions, so they do not say so
+			s.Phase = corev1.PodFailed
+		}
+	case terminal(s.Phase):
+		// status_manager.go, mergePodStatus: not ready at once, but terminal only
+		// when nothing can be running any more.
+		s.Phase, s.Reason, s.Message = w.status.Phase, w.status.Reason, w.status.Message
+	}
+	if w.verdict == nil || !w.verdict.rejected {
+		inits := len(w.pod.Spec.InitContainers)
+		s.InitContainerStatuses, s.ContainerStatuses = all[:inits:inits], all[inits:]
+		slices.SortFunc(s.ContainerStatuses, func(a, b corev1.ContainerStatus) int { return strings.Compare(a.Name, b.Name) })
+	}
+	if w.verdict != nil && w.verdict.disruption && w.finished {
 		s.Conditions = append(s.Conditions, corev1.PodCondition{Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue,
 			Reason: corev1.PodReasonTerminationByKubelet, Message: w.verdict.message})
 	}
 	for i := range s.Conditions {
 		s.Conditions[i].ObservedGeneration = w.pod.Generation
-	}
-	if terminal(s.Phase) && !w.finished {
-		// status_manager.go, mergePodStatus: not ready at once, but terminal only
-		// when nothing can be running any more.
-		s.Phase, s.Reason, s.Message = natural, "", ""
 	}
 	return s
 }
@@ -64,7 +83,7 @@ func (w *worker) containerStatuses() []corev1.ContainerStatus {
 }
 
 func (w *worker) containerStatus(c *container) corev1.ContainerStatus {
-	started := c.started() && !c.init
+	started := c.started()
 	s := corev1.ContainerStatus{
 		Name: c.spec.Name, Image: c.spec.Image, RestartCount: c.restarts,
 		Started: &started, Ready: c.ready() && !c.init,
@@ -77,7 +96,7 @@ func (w *worker) containerStatus(c *container) corev1.ContainerStatus {
 	case c.waiting != nil && !w.ending() && w.restarts(c):
 		s.State.Waiting = c.waiting
 		s.LastTerminationState.Terminated = c.exited
-	case c.exited != nil && !c.again:
+	case c.exited != nil:
 		s.State.Terminated = c.exited
 		s.LastTerminationState.Terminated = c.earlier
 		s.Ready = c.init && c.exited.ExitCode == 0
@@ -111,13 +130,40 @@ func inSeconds(in corev1.ContainerState) corev1.ContainerState {
 	return out
 }
 
-func lost(all []corev1.ContainerStatus) {
-	for i := range all {
-		if all[i].State.Terminated == nil {
-			all[i].State = corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: 137,
-				Reason: "ContainerStatusUnknown", Message: "The container could not be located when the pod was terminated"}}
+// lost gives what never ran an end, as TerminatePod does: all containers of a pod
+// that was initialized, and of its init containers, which come first in all,
+// only those whose turn had come.
+func lost(all []corev1.ContainerStatus, inits int, initialized bool) {
+	turns := min(inits, 1)
+	for i, s := range all[:inits] {
+		if s.State.Waiting == nil || s.LastTerminationState.Terminated != nil {
+			turns = i + 1
 		}
 	}
+	for i := range all {
+		if all[i].State.Terminated != nil || (i < inits && i >= turns) || (i >= inits && !initialized) {
+			continue
+		}
+		all[i].State = corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: 137,
+			Reason: "ContainerStatusUnknown", Message: "The container could not be located when the pod was terminated"}}
+	}
+}
+
+// initialized is status_manager.go, hasPodInitialized. Like it, it goes by what the
+// API server showed last: whether an init container's end in the pod's last
+// moments counts is a matter of luck.
+func initialized(pod *corev1.Pod) bool {
+	if len(pod.Spec.InitContainers) == 0 {
+		return true
+	}
+	for _, s := range pod.Status.ContainerStatuses {
+		if s.LastTerminationState.Terminated != nil || s.State.Waiting == nil {
+			return true
+		}
+	}
+	endedWell := func(s corev1.ContainerState) bool { return s.Terminated != nil && s.Terminated.ExitCode == 0 }
+	inits := pod.Status.InitContainerStatuses
+	return len(inits) > 0 && (endedWell(inits[len(inits)-1].State) || endedWell(inits[len(inits)-1].LastTerminationState))
 }
 
 func terminal(p corev1.PodPhase) bool {

@@ -49,6 +49,31 @@ func TestPhaseFollowsContainersAndPolicy(t *testing.T) {
 	}
 }
 
+func TestWhatNeverRanEndsOnlyInAnInitializedPod(t *testing.T) {
+	waiting := corev1.ContainerStatus{State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{}}}
+	over := func(code int32) corev1.ContainerStatus { return corev1.ContainerStatus{State: ended(code)} }
+	for _, c := range []struct {
+		name        string
+		inits       int
+		initialized bool
+		all         []corev1.ContainerStatus
+		ends        []bool
+	}{
+		{"no init containers", 0, true, []corev1.ContainerStatus{waiting, over(0)}, []bool{true, true}},
+		{"init killed", 1, false, []corev1.ContainerStatus{over(137), waiting}, []bool{true, false}},
+		{"init done", 1, true, []corev1.ContainerStatus{over(0), waiting}, []bool{true, true}},
+		{"second init's turn had not come", 2, false, []corev1.ContainerStatus{over(1), waiting, waiting}, []bool{true, false, false}},
+		{"none had begun", 2, false, []corev1.ContainerStatus{waiting, waiting, waiting}, []bool{true, false, false}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			lost(c.all, c.inits, c.initialized)
+			for i, s := range c.all {
+				require.Equal(t, c.ends[i], s.State.Terminated != nil, "container %d", i)
+			}
+		})
+	}
+}
+
 func TestMergeKeepsWhatOthersSayAndWhenItBegan(t *testing.T) {
 	live := corev1.PodStatus{QOSClass: corev1.PodQOSBurstable, Conditions: []corev1.PodCondition{
 		{Type: "example.com/gate", Status: corev1.ConditionTrue},

@@ -12,21 +12,74 @@ func (w *worker) ending() bool {
 	return w.pod.DeletionTimestamp != nil || w.gone || w.verdict != nil || w.completed
 }
 
+// sync is one pass of the kubelet's pod worker: look, report, act. While it stops
+// containers the pass goes on: a kubelet is deaf to the pod until all of them
+// are over, be it a failed probe or the pod's end that stops them, and of what
+// changes meanwhile it reports readiness only.
 func (w *worker) sync() {
-	w.take()
 	w.wake = time.Time{}
+	if w.stopping() {
+		return
+	}
+	w.reported = false
+	w.fold()
+	w.take()
 	if w.finished {
 		return
 	}
 	if !w.ending() {
 		w.checkDeadline()
 	}
+	if w.ending() {
+		w.lost = false
+	}
+	if w.lost && !w.replaceSandbox() {
+		return
+	}
 	if !w.ending() {
 		w.advance()
 		w.completed = terminal(phase(&w.pod.Spec, w.containerStatuses(), false))
 	}
+	w.sandboxIs = sandboxUp
 	if w.ending() {
 		w.terminate()
+	}
+}
+
+func (w *worker) stopping() bool {
+	for _, c := range w.containers {
+		if r := c.run; r != nil && r.killer != nil && (!r.killer.done || r.exit == nil) {
+			return true
+		}
+	}
+	return false
+}
+
+// fold turns runs that are over into past ones. What a failed probe ended is
+// started again in the pass that ended it, whatever came in meanwhile: also when
+// that was the pod's deletion.
+func (w *worker) fold() {
+	var again []*container
+	for _, c := range w.containers {
+		r := c.run
+		if r == nil || r.exit == nil {
+			continue
+		}
+		c.since = &r.exit.FinishedAt.Time
+		if r.killer != nil && r.killer.probe {
+			c.since = nil // that pass knew only of ends before this one
+			if c.exited != nil {
+				c.since = &c.exited.FinishedAt.Time
+			}
+			again = append(again, c)
+		}
+		c.run.end()
+		c.earlier, c.exited, c.run, c.waiting = c.exited, r.exit, nil, nil
+	}
+	for _, c := range again {
+		if w.restarts(c) {
+			w.launch(c)
+		}
 	}
 }
 
@@ -49,17 +102,29 @@ func (w *worker) wakeAt(at time.Time) {
 	}
 }
 
-// advance starts what should run and ends what failed a probe: the kubelet's
+// advance ends what failed a probe and then starts what should run: the kubelet's
 // computePodActions. Init containers come first, one after the other.
 func (w *worker) advance() {
+	for _, c := range w.containers {
+		if c.run != nil {
+			w.checkProbes(c)
+		}
+	}
+	if w.stopping() {
+		return
+	}
+	defer func() { w.known = w.holds }()
 	for _, c := range w.containers {
 		switch {
 		case c.run != nil && c.init:
 			return
 		case c.run != nil:
-			w.checkProbes(c)
 		case c.init && c.exited != nil && c.exited.ExitCode == 0 && !c.again:
 		case w.restarts(c):
+			w.report()
+			if !w.ensureSandbox() {
+				return
+			}
 			w.launch(c)
 			if c.init {
 				return
@@ -82,15 +147,80 @@ func (w *worker) restarts(c *container) bool {
 	}
 }
 
-func (w *worker) launch(c *container) {
-	if !w.holds {
-		if w.address, w.holds = w.node.addresses.take(); !w.holds {
-			w.log.Warn("no pod address is free")
-			w.wakeAt(time.Now().Add(time.Second))
-			return
-		}
-		w.startProbes()
+// report brings what holds to the API server before it is changed. A kubelet does
+// not wait for that write; but what it does next takes a runtime longer than a
+// write takes the API server, so watchers see it. Where the API server is slower
+// than that, they may not.
+func (w *worker) report() {
+	const limit = time.Second
+	if w.reported || w.gone {
+		return
 	}
+	w.reported = true
+	w.publish()
+	timer := time.NewTimer(limit)
+	defer timer.Stop()
+	select {
+	case <-w.written:
+	case <-timer.C:
+	case <-w.ctx.Done():
+	}
+}
+
+// ensureSandbox makes sure that the pod has an address. Who watches learns that
+// there is one before learning which (kubelet.go, OnPodSandboxReady).
+func (w *worker) ensureSandbox() bool {
+	if w.holds {
+		return true
+	}
+	if w.address, w.holds = w.node.addresses.take(); !w.holds {
+		w.log.Warn("no pod address is free")
+		w.wakeAt(time.Now().Add(time.Second))
+		return false
+	}
+	w.startProbes()
+	w.reported = false
+	w.report()
+	return true
+}
+
+// replaceSandbox gives the pod a new sandbox, and with it another address, after
+// the end of all that ran in the old one; false: not yet, or nothing more runs.
+// The new address is taken before the old one is given back, so that the pod
+// surely moves.
+func (w *worker) replaceSandbox() bool {
+	if w.sandboxIs == sandboxUp {
+		w.sandboxIs = sandboxDown
+		w.report()
+		for _, c := range w.containers {
+			if c.run != nil {
+				w.startKill(c, &killer{}, w.gracePeriod())
+			}
+		}
+		if w.stopping() {
+			return false
+		}
+	}
+	if w.pod.Spec.RestartPolicy == corev1.RestartPolicyNever {
+		w.lost = false
+		return true // for the pass to find that all has ended
+	}
+	next, ok := w.node.addresses.take()
+	if !ok {
+		w.wakeAt(time.Now().Add(time.Second))
+		return false
+	}
+	w.node.addresses.release(w.address)
+	w.address, w.lost, w.sandboxIs = next, false, sandboxAgain
+	for _, c := range w.containers {
+		c.again = c.init
+	}
+	w.reported = false
+	w.report()
+	return true
+}
+
+func (w *worker) launch(c *container) {
 	if c.exited != nil && c.since != nil {
 		wait, ok := w.backOff.restart(c.spec.Name, *c.since)
 		if !ok {
@@ -115,7 +245,7 @@ func (w *worker) launch(c *container) {
 		c.waiting = &corev1.ContainerStateWaiting{Reason: "RunContainerError", Message: c.exited.Message}
 		w.wakeAt(time.Now())
 	default:
-		c.run, c.waiting, c.again = r, nil, false
+		c.run, c.waiting, c.again, c.fresh = r, nil, false, true
 		for k := range probeKinds {
 			c.results[k] = k.initial()
 		}
@@ -127,7 +257,7 @@ func (w *worker) launch(c *container) {
 			}
 			at := time.Now()
 			groupGone(r.proc.Pid())
-			w.post(func() { r.exit = r.ended(at); w.fold(c, r) })
+			w.post(func() { r.exit = r.ended(at) })
 		})
 	}
 }
@@ -151,9 +281,6 @@ func (w *worker) probed(c *container, id string, k probeKind, o outcome) {
 
 // checkProbes ends a run that failed its liveness or startup probe.
 func (w *worker) checkProbes(c *container) {
-	if c.run.killer != nil {
-		return
-	}
 	for _, k := range []probeKind{liveness, startup} {
 		if c.results[k] != failure {
 			continue
@@ -164,94 +291,63 @@ func (w *worker) checkProbes(c *container) {
 		} else if pods := w.pod.Spec.TerminationGracePeriodSeconds; pods != nil {
 			grace = *pods
 		}
-		w.startKill(c, time.Duration(grace)*time.Second)
+		w.startKill(c, &killer{probe: true}, time.Duration(grace)*time.Second)
 		return
 	}
 }
 
-func (w *worker) startKill(c *container, grace time.Duration) {
+func (w *worker) startKill(c *container, k *killer, grace time.Duration) {
 	r := c.run
-	k := newKiller(grace)
 	r.killer = k
 	w.children.Go(func() {
-		w.kill(c, r, k)
-		w.post(func() { k.done = true; w.fold(c, r) })
+		w.kill(c, r, grace)
+		w.post(func() { k.done = true })
 	})
-}
-
-// fold turns a run that is over into a past one. A run whose end was asked for
-// is over when its hook is, too. While the pod ends, runs stay as they are until
-// all of them are over: a kubelet is busy stopping then and reports nothing but
-// readiness.
-func (w *worker) fold(c *container, r *run) {
-	if c.run != r || r.exit == nil || (r.killer != nil && (!r.killer.done || w.ending())) {
-		return
-	}
-	c.since = &r.exit.FinishedAt.Time
-	if r.killer != nil {
-		// A kubelet starts the next run in the pass that killed this one, and in
-		// that pass knows only of ends before it.
-		c.since = nil
-		if c.exited != nil {
-			c.since = &c.exited.FinishedAt.Time
-		}
-	}
-	w.bury(c)
-}
-
-func (w *worker) bury(c *container) {
-	c.run.end()
-	c.earlier, c.exited, c.run, c.waiting = c.exited, c.run.exit, nil, nil
 }
 
 // terminate ends all runs and, when they are over, the pod.
 func (w *worker) terminate() {
-	grace := w.gracePeriod()
-	left := false
+	if !w.terminating {
+		w.terminating, w.reported = true, false
+		w.report()
+	}
+	grace, left := w.gracePeriod(), false
 	for _, c := range w.containers {
-		switch {
-		case c.run == nil:
-			continue
-		case c.run.killer == nil:
-			w.startKill(c, grace)
-		default:
-			c.run.killer.within(grace)
+		if c.run != nil {
+			left = true
+			w.startKill(c, &killer{}, grace)
 		}
-		left = left || !c.run.killer.done || c.run.exit == nil
 	}
 	if left {
 		return
 	}
 	for _, c := range w.containers {
 		c.waiting = nil
-		if c.run != nil {
-			w.bury(c)
-		}
 	}
 	if w.holds {
 		w.node.addresses.release(w.address)
 		w.holds = false
 	}
-	w.finished = true
+	w.finished, w.initialized = true, initialized(w.pod)
 	close(w.over)
 }
 
-// gracePeriod follows pod_workers.go, calculateEffectiveGracePeriod: it may only
-// decrease and is at least a second.
+// gracePeriod follows pod_workers.go, calculateEffectiveGracePeriod: the shortest
+// that was asked for, and at least a second.
 func (w *worker) gracePeriod() time.Duration {
+	var grace int64
 	asked := false
 	lower := func(seconds *int64) {
-		if seconds != nil && (w.grace == 0 || *seconds < w.grace) {
-			w.grace, asked = *seconds, true
+		if seconds != nil && (grace == 0 || *seconds < grace) {
+			grace, asked = *seconds, true
 		}
 	}
 	lower(w.pod.DeletionGracePeriodSeconds)
 	if w.verdict != nil {
 		lower(w.verdict.grace)
 	}
-	if own := w.pod.Spec.TerminationGracePeriodSeconds; !asked && w.grace == 0 && own != nil {
-		w.grace = *own
+	if own := w.pod.Spec.TerminationGracePeriodSeconds; !asked && own != nil {
+		grace = *own
 	}
-	w.grace = max(w.grace, 1)
-	return time.Duration(w.grace) * time.Second
+	return time.Duration(max(grace, 1)) * time.Second
 }

@@ -33,20 +33,26 @@ type worker struct {
 	inbox inbox
 
 	// All below belongs to the goroutine of run.
-	pod        *corev1.Pod
-	gone       bool     // the object is
-	verdict    *verdict // why the pod must fail
-	completed  bool     // all its containers ended and stay so
-	finished   bool     // nothing runs or ever will; over is closed
-	past       bool     // the pod was terminal when first seen: its status is not ours to write
-	containers []*container
-	address    netip.Addr // valid from the first start on
-	holds      bool       // the address is ours
-	grace      int64      // seconds, 0: no end was asked for
-	backOff    crashBackOff
-	startTime  metav1.Time
-	status     corev1.PodStatus // as offered last
-	wake       time.Time        // zero: nothing to wait for
+	pod         *corev1.Pod
+	gone        bool     // the object is
+	verdict     *verdict // why the pod must fail
+	completed   bool     // all its containers ended and stay so
+	finished    bool     // nothing runs or ever will; over is closed
+	initialized bool     // its init containers had ended when it finished
+	past        bool     // the pod was terminal when first seen: its status is not ours to write
+	containers  []*container
+	address     netip.Addr // valid from the first start on
+	holds       bool       // the address is ours
+	lost        bool       // the sandbox that has the address is to be replaced
+	sandboxIs   sandbox    // what is told of it
+	known       bool       // and is told
+	backOff     crashBackOff
+	startTime   metav1.Time
+	status      corev1.PodStatus // as offered last
+	written     <-chan struct{}  // closed when that, or what overtook it, was written
+	reported    bool             // in this pass
+	terminating bool             // the end has begun
+	wake        time.Time        // zero: nothing to wait for
 }
 
 // inbox holds the latest that others want a worker to know.
@@ -54,7 +60,17 @@ type inbox struct {
 	pod   *corev1.Pod
 	gone  bool
 	evict *verdict
+	lost  bool
 }
+
+// sandbox is what is told of the pod's sandbox while it is replaced.
+type sandbox int
+
+const (
+	sandboxUp sandbox = iota
+	sandboxDown
+	sandboxAgain
+)
 
 // verdict ends a pod against its will.
 type verdict struct {
@@ -74,6 +90,7 @@ func newWorker(ctx context.Context, n *Node, pod *corev1.Pod) *worker {
 		writer:    newStatusWriter(n.client, log, pod),
 		backOff:   newCrashBackOff(n.o.RestartBackOff),
 		startTime: metav1.Now().Rfc3339Copy(),
+		status:    pod.Status,
 	}
 	w.ctx, w.cancel = context.WithCancel(ctx)
 	if pod.Status.StartTime != nil {
@@ -208,6 +225,7 @@ func (w *worker) take() {
 	if w.verdict == nil && !w.finished {
 		w.verdict = w.inbox.evict
 	}
+	w.lost = w.lost || (w.inbox.lost && w.holds)
 	w.inbox = inbox{}
 }
 
@@ -215,7 +233,8 @@ func (w *worker) take() {
 func (w *worker) publish() {
 	for _, c := range w.containers {
 		c.see(w.targetOf(c), c.run)
-		if c.started() && c.spec.ReadinessProbe != nil && c.results[readiness] != success {
+		if c.fresh && c.started() && c.spec.ReadinessProbe != nil {
+			c.fresh = false
 			select { // prober_manager.go, UpdatePodStatus: ask now rather than at the next period
 			case c.triggers[readiness] <- struct{}{}:
 			default:
@@ -229,7 +248,7 @@ func (w *worker) publish() {
 	d := desired{status: s, delete: w.finished && w.pod.DeletionTimestamp != nil}
 	if !apiequality.Semantic.DeepEqual(s, w.status) || d.delete {
 		w.status = s
-		w.writer.offer(d)
+		w.written = w.writer.offer(d)
 	}
 }
 

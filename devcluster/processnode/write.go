@@ -36,22 +36,28 @@ type statusWriter struct {
 	uid             types.UID
 	poke            chan struct{} // capacity 1
 
-	mu   sync.Mutex
-	next *desired // nil: nothing to do
+	mu      sync.Mutex
+	next    *desired        // nil: nothing to do
+	waiting []chan struct{} // of what was offered and not written; closed by the writer
 }
 
 func newStatusWriter(client kubernetes.Interface, log *zap.Logger, pod *corev1.Pod) *statusWriter {
 	return &statusWriter{client: client, log: log, namespace: pod.Namespace, name: pod.Name, uid: pod.UID, poke: make(chan struct{}, 1)}
 }
 
-func (s *statusWriter) offer(d desired) {
+// offer never blocks. What it returns is closed when this, or what overtook it,
+// was written.
+func (s *statusWriter) offer(d desired) <-chan struct{} {
+	written := make(chan struct{})
 	s.mu.Lock()
 	s.next = &d
+	s.waiting = append(s.waiting, written)
 	s.mu.Unlock()
 	select {
 	case s.poke <- struct{}{}:
 	default:
 	}
+	return written
 }
 
 // run writes until ctx ends. What cannot be written now is tried again, in the
@@ -66,14 +72,17 @@ func (s *statusWriter) run(ctx context.Context) {
 			return
 		}
 		s.mu.Lock()
-		d := s.next
-		s.next = nil
+		d, waiting := s.next, s.waiting
+		s.next, s.waiting = nil, nil
 		s.mu.Unlock()
 		if d == nil {
 			continue
 		}
 		err := s.write(ctx, *d)
 		if err == nil || ctx.Err() != nil {
+			for _, w := range waiting {
+				close(w)
+			}
 			pause = first
 			continue
 		}
@@ -82,6 +91,7 @@ func (s *statusWriter) run(ctx context.Context) {
 		if s.next == nil {
 			s.next = d
 		}
+		s.waiting = append(waiting, s.waiting...)
 		s.mu.Unlock()
 		timer := time.NewTimer(pause)
 		select {

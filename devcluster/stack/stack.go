@@ -36,6 +36,8 @@ type Options struct {
 	LeaseDuration time.Duration
 	// AccessLogFlush is Envoy's. Default 1 s.
 	AccessLogFlush time.Duration
+	// AllocatorArgs and RouterArgs are further flags.
+	AllocatorArgs, RouterArgs []string
 }
 
 // Stack is a running Berth.
@@ -160,14 +162,14 @@ func newAllocator(c *devcluster.Cluster, i int, publicPort uint16, o Options) (*
 	}
 	a.Process = &Process{
 		Name: name, supervisor: c.Supervisor(), logFile: filepath.Join(c.Dir(), name+".log"),
-		argv: []string{
+		argv: append([]string{
 			filepath.Join(o.BinDir, "allocator"),
 			"--kubeconfig=" + c.Kubeconfig(), "--namespace=" + o.Namespace,
 			fmt.Sprintf("--public-url=http://%s:%d", o.Domain, publicPort),
 			"--api-listen=" + addresses[0].String(), "--control-listen=" + addresses[1].String(), "--admin-listen=" + addresses[2].String(),
 			"--max-stale=" + o.MaxStale.String(),
 			"--lease-duration=" + o.LeaseDuration.String(), "--lease-renew=" + (o.LeaseDuration * 2 / 3).String(), "--lease-retry=" + (o.LeaseDuration / 10).String(),
-		},
+		}, o.AllocatorArgs...),
 		ready: func(ctx context.Context) error { return getOK(ctx, http.DefaultClient, a.Admin+"/healthz") },
 	}
 	return a, nil
@@ -181,7 +183,7 @@ func (s *Stack) Leader(ctx context.Context) (*Allocator, error) {
 	defer ticker.Stop()
 	for {
 		for _, a := range s.Allocators {
-			if a.Running() && getOK(ctx, http.DefaultClient, a.Admin+"/readyz") == nil {
+			if a.Running() && getOK(ctx, http.DefaultClient, a.Admin+"/leaderz") == nil {
 				return a, nil
 			}
 		}
@@ -247,12 +249,12 @@ func (g *Gateway) addRouter(c *devcluster.Cluster, i int, sockets string, alloca
 	g.Admin = "http://" + admin.String()
 	g.Router = &Process{
 		Name: name, supervisor: c.Supervisor(), logFile: filepath.Join(c.Dir(), name+".log"),
-		argv: []string{
+		argv: append([]string{
 			filepath.Join(o.BinDir, "extproc"),
 			"--domain=" + o.Domain, "--allocator=" + strings.Join(control, ","), "--pod-cidrs=" + strings.Join(cidrs, ","),
 			"--socket=" + filepath.Join(sockets, fmt.Sprintf("router-%d.sock", i)), "--admin-listen=" + admin.String(),
 			"--max-stale=" + o.MaxStale.String(),
-		},
+		}, o.RouterArgs...),
 		ready: func(ctx context.Context) error { return getOK(ctx, http.DefaultClient, g.Admin+"/readyz") },
 	}
 	return nil

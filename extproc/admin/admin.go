@@ -1,5 +1,6 @@
-// Package admin is the router's HTTP listener for operators. It shows sandbox
-// IDs, which are credentials, and belongs on loopback.
+// Package admin is what the router answers to operators and to probes. The whole
+// of it shows sandbox IDs, which are credentials, and belongs on loopback; health
+// and metrics show none, and can also be had alone.
 //
 //	GET /admin/last-active   when each sandbox was last used; ?id= or ?prefix= filter, ?format=text
 //	GET /admin/routes        the route cache; same parameters
@@ -30,7 +31,7 @@ import (
 	"github.com/berth-sandbox/berth/routecache"
 )
 
-// Options configure the handler. All are required.
+// Options configure the pages. All are required.
 type Options struct {
 	Cache   *routecache.Cache
 	Tracker *lastactive.Tracker
@@ -40,14 +41,35 @@ type Options struct {
 	Now     func() time.Time
 }
 
-// New returns the handler.
-func New(o Options) (http.Handler, error) {
+// Pages are what can be asked for.
+type Pages struct{ o Options }
+
+// New checks the options.
+func New(o Options) (*Pages, error) {
 	if o.Cache == nil || o.Tracker == nil || o.Ready == nil || o.Metrics == nil || o.Now == nil {
 		return nil, errors.New("admin: all options are required")
 	}
+	return &Pages{o}, nil
+}
+
+// Admin answers everything.
+func (p *Pages) Admin() http.Handler {
+	mux := p.o.health("/admin/last-active, /admin/routes, /healthz, /readyz, /metrics or /debug/pprof/")
+	mux.HandleFunc("GET /admin/last-active", p.o.lastActive)
+	mux.HandleFunc("GET /admin/routes", p.o.routes)
+	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
+	mux.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)
+	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
+	mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
+	mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
+	return mux
+}
+
+// Health answers /healthz, /readyz and /metrics, and nothing else.
+func (p *Pages) Health() http.Handler { return p.o.health("/healthz, /readyz or /metrics") }
+
+func (o Options) health(pages string) *http.ServeMux {
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /admin/last-active", o.lastActive)
-	mux.HandleFunc("GET /admin/routes", o.routes)
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
 		if err := o.Ready(); err != nil {
@@ -57,15 +79,10 @@ func New(o Options) (http.Handler, error) {
 		fmt.Fprintln(w, "ok")
 	})
 	mux.Handle("GET /metrics", promhttp.HandlerFor(o.Metrics, promhttp.HandlerOpts{}))
-	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
-	mux.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)
-	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
-	mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
-	mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
 	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
-		(&apierror.Error{Code: 404, Reason: apierror.NotFound, Message: "no such page; try /admin/last-active, /admin/routes, /healthz, /readyz, /metrics or /debug/pprof/"}).Write(w)
+		(&apierror.Error{Code: 404, Reason: apierror.NotFound, Message: "no such page; try " + pages}).Write(w)
 	})
-	return mux, nil
+	return mux
 }
 
 // LastActive is the answer of /admin/last-active.

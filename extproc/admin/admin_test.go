@@ -25,8 +25,9 @@ var noon = time.Date(2030, 1, 1, 12, 0, 0, 0, time.UTC)
 // routable.
 type router struct {
 	http.Handler
-	cache *routecache.Cache
-	ready error
+	health http.Handler
+	cache  *routecache.Cache
+	ready  error
 }
 
 func newRouter(t require.TestingT) *router {
@@ -48,11 +49,12 @@ func newRouter(t require.TestingT) *router {
 	}
 	metrics := prometheus.NewRegistry()
 	metrics.MustRegister(prometheus.NewGauge(prometheus.GaugeOpts{Name: "berth_test", Help: "help"}))
-	r.Handler, err = admin.New(admin.Options{
+	pages, err := admin.New(admin.Options{
 		Cache: r.cache, Tracker: tracker, Metrics: metrics, Now: func() time.Time { return noon },
 		Ready: func() error { return r.ready },
 	})
 	require.NoError(t, err)
+	r.Handler, r.health = pages.Admin(), pages.Health()
 	return r
 }
 
@@ -192,6 +194,36 @@ func TestAnythingElseIsA404ThatSaysWhatThereIs(t *testing.T) {
 		require.Equal(t, 404, w.Code, path)
 		require.Contains(t, w.Body.String(), "/admin/last-active")
 	}
+}
+
+func TestHealthAloneShowsNoSandboxAndNothingOfTheProcess(t *testing.T) {
+	r := newRouter(t)
+	health := func(method, target string) *httptest.ResponseRecorder {
+		w := httptest.NewRecorder()
+		r.health.ServeHTTP(w, httptest.NewRequest(method, target, nil))
+		return w
+	}
+	require.Equal(t, "ok\n", health("GET", "/healthz").Body.String())
+	require.Equal(t, "ok\n", health("GET", "/readyz").Body.String())
+	require.Contains(t, health("GET", "/metrics").Body.String(), "berth_test 0")
+	r.ready = errors.New("routes are not fresh")
+	require.Equal(t, 503, health("GET", "/readyz").Code)
+	require.Equal(t, 200, health("GET", "/healthz").Code)
+
+	for _, method := range []string{"GET", "POST"} {
+		for _, path := range []string{
+			"/", "/admin", "/admin/last-active", "/admin/routes", "/admin/routes?format=text", "/debug/pprof/", "/debug/pprof/heap", "/debug/pprof/cmdline",
+			"/debug/pprof/profile", "/debug/pprof/symbol", "/debug/pprof/trace", "/metrics/", "/healthz/../debug/pprof/cmdline", "//admin/routes",
+		} {
+			w := health(method, path)
+			if to := w.Header().Get("Location"); to != "" { // ServeMux sends clients to the clean path
+				w = health(method, to)
+			}
+			require.Equal(t, 404, w.Code, "%s %s", method, path)
+			require.NotContains(t, w.Body.String(), "/admin", "it tells of pages that are not here")
+		}
+	}
+	require.Contains(t, health("GET", "/").Body.String(), "/healthz, /readyz or /metrics")
 }
 
 func TestOptionsAreRequired(t *testing.T) {

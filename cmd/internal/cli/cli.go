@@ -9,9 +9,12 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"os/signal"
 	"runtime/debug"
+	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -19,6 +22,7 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 	"golang.org/x/term"
+	"k8s.io/apimachinery/pkg/util/validation"
 )
 
 // ErrHelp is returned by Parse when help or the version was printed.
@@ -50,8 +54,15 @@ func Parse(into any, name, description, prefix string, args []string, stdout, st
 	return k, nil
 }
 
+// release is the version that an image's programs were built as: the linker sets
+// it, see tools/images.
+var release string
+
 // Version is the version this binary was built from.
 func Version() string {
+	if release != "" {
+		return release
+	}
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
 		return "unknown"
@@ -101,14 +112,15 @@ type HTTPServer struct {
 	listener net.Listener
 }
 
-// Listen binds an address; Serve answers on it.
-func Listen(name, address string, h http.Handler) (*HTTPServer, error) {
+// Listen binds an address; Serve answers on it. name is the flag that the
+// address comes from.
+func Listen(name, address string) (*HTTPServer, error) {
 	l, err := net.Listen("tcp", address)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
 	return &HTTPServer{name: name, listener: l, server: &http.Server{
-		Handler: h, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
+		ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
 	}}, nil
 }
 
@@ -116,7 +128,8 @@ func Listen(name, address string, h http.Handler) (*HTTPServer, error) {
 func (s *HTTPServer) Addr() net.Addr { return s.listener.Addr() }
 
 // Serve answers until Stop and then returns nil.
-func (s *HTTPServer) Serve() error {
+func (s *HTTPServer) Serve(h http.Handler) error {
+	s.server.Handler = h
 	if err := s.server.Serve(s.listener); !errors.Is(err, http.ErrServerClosed) {
 		return fmt.Errorf("%s: %w", s.name, err)
 	}
@@ -141,4 +154,21 @@ func Loopback(address string) bool {
 	}
 	ip := net.ParseIP(host)
 	return ip != nil && ip.IsLoopback()
+}
+
+// Advertisable reports whether an address means something to somebody elsewhere:
+// a port, and a host that is a DNS name or an IP address other than a wildcard.
+// What a variable left behind that was not expanded, as $(POD_IP), is none.
+func Advertisable(address string) bool {
+	host, port, err := net.SplitHostPort(address)
+	if err != nil {
+		return false
+	}
+	if _, err := strconv.ParseUint(port, 10, 16); err != nil {
+		return false
+	}
+	if ip, err := netip.ParseAddr(host); err == nil {
+		return !ip.Unmap().IsUnspecified() && ip.Zone() == ""
+	}
+	return len(validation.IsDNS1123Subdomain(strings.ToLower(strings.TrimSuffix(host, ".")))) == 0
 }

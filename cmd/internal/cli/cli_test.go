@@ -106,16 +106,32 @@ func TestLoopback(t *testing.T) {
 	}
 }
 
+func TestAdvertisable(t *testing.T) {
+	for _, address := range []string{
+		"127.0.0.1:80", "127.0.0.1:0", "[fd00::1]:80", "[10.0.0.1]:80", "localhost:80", "allocator-0.allocator:80", "Allocator.berth.svc.cluster.local.:65535",
+	} {
+		require.True(t, cli.Advertisable(address), address)
+	}
+	for _, address := range []string{
+		"", ":80", "0.0.0.0:80", "[::]:80", "[::ffff:0.0.0.0]:80", "10.0.0.1", "10.0.0.1:", "10.0.0.1:http", "10.0.0.1:65536", "fd00::1:80", "[fe80::1%eth0]:80",
+		"$(POD_IP):80", "a_b:80", "a b:80", "a/b:80", ".:80", "http://a:80",
+	} {
+		require.False(t, cli.Advertisable(address), address)
+	}
+}
+
 func TestServerAnswersWhatIsInProgressAtStop(t *testing.T) {
 	began, finish := make(chan struct{}), make(chan struct{})
-	s, err := cli.Listen("--listen", "127.0.0.1:0", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		close(began)
-		<-finish
-		_, _ = io.WriteString(w, "done")
-	}))
+	s, err := cli.Listen("--listen", "127.0.0.1:0")
 	require.NoError(t, err)
 	served := make(chan error, 1)
-	go func() { served <- s.Serve() }()
+	go func() {
+		served <- s.Serve(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			close(began)
+			<-finish
+			_, _ = io.WriteString(w, "done")
+		}))
+	}()
 	body := make(chan string, 1)
 	go func() {
 		r, err := http.Get("http://" + s.Addr().String())
@@ -139,13 +155,15 @@ func TestServerAnswersWhatIsInProgressAtStop(t *testing.T) {
 
 func TestServerCutsOffWhatIsNotDoneInTime(t *testing.T) {
 	began := make(chan struct{})
-	s, err := cli.Listen("--listen", "127.0.0.1:0", http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
-		close(began)
-		<-r.Context().Done()
-	}))
+	s, err := cli.Listen("--listen", "127.0.0.1:0")
 	require.NoError(t, err)
 	served := make(chan error, 1)
-	go func() { served <- s.Serve() }()
+	go func() {
+		served <- s.Serve(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+			close(began)
+			<-r.Context().Done()
+		}))
+	}()
 	failed := make(chan error, 1)
 	go func() {
 		r, err := http.Get("http://" + s.Addr().String())
@@ -164,17 +182,17 @@ func TestServerCutsOffWhatIsNotDoneInTime(t *testing.T) {
 }
 
 func TestServeAfterStopReturnsNil(t *testing.T) {
-	s, err := cli.Listen("--listen", "127.0.0.1:0", http.NotFoundHandler())
+	s, err := cli.Listen("--listen", "127.0.0.1:0")
 	require.NoError(t, err)
 	s.Stop(context.Background())
-	require.NoError(t, s.Serve())
+	require.NoError(t, s.Serve(http.NotFoundHandler()))
 }
 
 func TestListenNamesTheFlag(t *testing.T) {
-	s, err := cli.Listen("--listen", "127.0.0.1:0", http.NotFoundHandler())
+	s, err := cli.Listen("--listen", "127.0.0.1:0")
 	require.NoError(t, err)
 	defer s.Stop(context.Background())
-	_, err = cli.Listen("--other", s.Addr().String(), http.NotFoundHandler())
+	_, err = cli.Listen("--other", s.Addr().String())
 	require.ErrorContains(t, err, "--other: ")
 	require.False(t, errors.Is(err, http.ErrServerClosed))
 }

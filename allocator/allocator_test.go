@@ -1,0 +1,82 @@
+package allocator
+
+import (
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/rest"
+
+	"github.com/berth-sandbox/berth/allocator/core"
+	"github.com/berth-sandbox/berth/allocator/kube"
+	"github.com/berth-sandbox/berth/allocator/pods"
+	"github.com/berth-sandbox/berth/allocator/pools"
+	"github.com/berth-sandbox/berth/api/v1alpha1"
+	"github.com/berth-sandbox/berth/devcluster/stack"
+)
+
+func baseline(t *testing.T) pools.Policy {
+	t.Helper()
+	p, err := pools.NewPolicy(pools.PolicyBaseline)
+	require.NoError(t, err)
+	return p
+}
+
+func TestOptionsThatAreMissingAreAllNamed(t *testing.T) {
+	_, err := New(Options{})
+	for _, name := range []string{"Clients", "Namespace", "ControlAddress", "APIAddress", "MaxStale", "Window", "Policy", "Metrics", "Log"} {
+		require.ErrorContains(t, err, "Options."+name+" is required")
+	}
+	require.NotContains(t, err.Error(), "Keys", "on loopback there need not be any")
+
+	_, err = New(Options{
+		Clients: &kube.Clients{}, Namespace: "default", ControlAddress: "127.0.0.1:1", APIAddress: "127.0.0.1:2",
+		MaxStale: time.Minute, Window: time.Second, Metrics: prometheus.NewRegistry(), Log: zap.NewNop(),
+	})
+	require.EqualError(t, err, "allocator: Options.Policy is required", "a forgotten policy is not the one that allows everything")
+}
+
+// The shell may see a pool's new template before the core does, which still asks
+// for pods.
+func TestNoPodIsMadeFromARefusedTemplateAlsoWhenTheCoreAsksForOne(t *testing.T) {
+	pool := stack.DemoPool(poolKey.Namespace, poolKey.Name, 1)
+	made := make(chan string, 10)
+	apiServer := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		switch {
+		case r.Method == http.MethodPost:
+			made <- r.URL.Path
+			_ = json.NewEncoder(w).Encode(corev1.Pod{})
+		case strings.HasSuffix(r.URL.Path, "/sandboxpools"):
+			_ = json.NewEncoder(w).Encode(v1alpha1.SandboxPoolList{Items: []v1alpha1.SandboxPool{*pool}})
+		}
+	}))
+	defer apiServer.Close()
+	clients, err := kube.NewClients(&rest.Config{Host: apiServer.URL, Transport: &http.Transport{DisableKeepAlives: true}}, 0, 0)
+	require.NoError(t, err)
+	tm := &term{loop: newTestLoop(t, nil), log: zap.NewNop()}
+	tm.pools = &pools.Pools{Client: clients.Berth, Namespace: poolKey.Namespace, Policy: baseline(t), Sink: tm, Log: zap.NewNop()}
+	tm.writer = &pods.Writer{Client: clients.Kubernetes, Submit: tm.Submit, Log: zap.NewNop()}
+	asked := core.CreatePod{Pool: poolKey, Name: "python-1"}
+
+	_, err = tm.pools.List(t.Context())
+	require.NoError(t, err)
+	tm.create(t.Context(), asked)
+	require.Equal(t, "/api/v1/namespaces/default/pods", <-made)
+	require.IsType(t, core.PodSeen{}, <-tm.loop.in)
+
+	pool.Spec.Template.Spec.Containers[0].SecurityContext = &corev1.SecurityContext{Privileged: new(bool)}
+	*pool.Spec.Template.Spec.Containers[0].SecurityContext.Privileged = true
+	_, err = tm.pools.List(t.Context())
+	require.NoError(t, err)
+	tm.create(t.Context(), asked)
+	require.Equal(t, core.CreateFailed(asked), <-tm.loop.in)
+	require.Empty(t, made)
+}

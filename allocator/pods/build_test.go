@@ -1,0 +1,114 @@
+package pods_test
+
+import (
+	"encoding/json"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/berth-sandbox/berth/allocator/pods"
+	"github.com/berth-sandbox/berth/api/v1alpha1"
+)
+
+// poolOf is a pool with a template.
+func poolOf(spec corev1.PodSpec) *v1alpha1.SandboxPool {
+	spec.Containers = []corev1.Container{{Name: "sandbox", Image: "none"}}
+	return &v1alpha1.SandboxPool{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "sandboxes", Name: "pool", UID: "pool-uid"},
+		Spec:       v1alpha1.SandboxPoolSpec{Template: v1alpha1.PodTemplate{Spec: spec}},
+	}
+}
+
+func TestWhatATemplateLeavesOpenIsFilledInForStrangersCode(t *testing.T) {
+	no := false
+	for name, c := range map[string]struct{ template, want corev1.PodSpec }{
+		"nothing is said": {
+			corev1.PodSpec{},
+			corev1.PodSpec{
+				AutomountServiceAccountToken: &no, EnableServiceLinks: &no,
+				SecurityContext: &corev1.PodSecurityContext{SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault}},
+			},
+		},
+		"a security context without a profile": {
+			corev1.PodSpec{SecurityContext: &corev1.PodSecurityContext{RunAsUser: new(int64)}},
+			corev1.PodSpec{
+				AutomountServiceAccountToken: &no, EnableServiceLinks: &no,
+				SecurityContext: &corev1.PodSecurityContext{RunAsUser: new(int64), SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault}},
+			},
+		},
+		"Linux": {
+			corev1.PodSpec{OS: &corev1.PodOS{Name: corev1.Linux}},
+			corev1.PodSpec{
+				OS: &corev1.PodOS{Name: corev1.Linux}, AutomountServiceAccountToken: &no, EnableServiceLinks: &no,
+				SecurityContext: &corev1.PodSecurityContext{SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault}},
+			},
+		},
+		"Windows has no seccomp, and the API server refuses a profile": {
+			corev1.PodSpec{OS: &corev1.PodOS{Name: corev1.Windows}},
+			corev1.PodSpec{OS: &corev1.PodOS{Name: corev1.Windows}, AutomountServiceAccountToken: &no, EnableServiceLinks: &no},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			pool := poolOf(c.template)
+			before := pool.DeepCopy()
+			c.want.Containers = before.Spec.Template.Spec.Containers
+			require.Equal(t, c.want, pods.Build(pool, "pool-1").Spec)
+			require.Equal(t, before, pool, "the pool was changed")
+		})
+	}
+}
+
+func TestWhatATemplateSaysIsKept(t *testing.T) {
+	yes, class, profile := true, "gvisor", "profiles/sandbox.json"
+	pool := poolOf(corev1.PodSpec{
+		AutomountServiceAccountToken: &yes, EnableServiceLinks: &yes, RuntimeClassName: &class, ServiceAccountName: "somebody",
+		SecurityContext: &corev1.PodSecurityContext{SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeLocalhost, LocalhostProfile: &profile}},
+	})
+	require.Equal(t, pool.Spec.Template.Spec, pods.Build(pool, "pool-1").Spec)
+}
+
+func TestAPodIsWhatTheTemplateSaysAndTheAllocatorsOwn(t *testing.T) {
+	pool := poolOf(corev1.PodSpec{})
+	pool.Spec.Template.Metadata = v1alpha1.PodTemplateMetadata{
+		Labels:      map[string]string{"app": "x", v1alpha1.LabelPhase: v1alpha1.PhaseClaimed, v1alpha1.LabelPool: "other"},
+		Annotations: map[string]string{"note": "y", v1alpha1.AnnotationBinding: `{"id":"x"}`},
+	}
+	before := pool.DeepCopy()
+	p := pods.Build(pool, "pool-1")
+	require.Equal(t, before, pool, "the pool was changed")
+	require.Equal(t, "sandboxes", p.Namespace)
+	require.Equal(t, "pool-1", p.Name)
+	require.Equal(t, map[string]string{
+		"app": "x", v1alpha1.LabelPool: "pool", v1alpha1.LabelPhase: v1alpha1.PhaseWarm, v1alpha1.LabelTemplate: pods.TemplateHash(pool),
+	}, p.Labels)
+	require.Equal(t, map[string]string{"note": "y", v1alpha1.AnnotationBinding: ""}, p.Annotations)
+	require.Len(t, p.OwnerReferences, 1)
+	require.EqualValues(t, "pool-uid", p.OwnerReferences[0].UID)
+}
+
+func TestTemplateHashFollowsTheTemplateAndNothingElse(t *testing.T) {
+	pool := poolOf(corev1.PodSpec{})
+	hash := pods.TemplateHash(pool)
+	pool.Spec.Warm, pool.Generation, pool.Name = 7, 3, "other"
+	require.Equal(t, hash, pods.TemplateHash(pool))
+	pool.Spec.Template.Metadata.Labels = map[string]string{"app": "x"}
+	require.NotEqual(t, hash, pods.TemplateHash(pool))
+	pool = poolOf(corev1.PodSpec{HostPID: true})
+	require.NotEqual(t, hash, pods.TemplateHash(pool))
+	require.LessOrEqual(t, len(hash), 63, "it is a label's value")
+}
+
+// Pods made by an earlier version are replaced because the hash counts what Build
+// makes: whoever changes that also counts buildVersion up, and both lines here.
+func TestTheHashChangesWithWhatBuildMakes(t *testing.T) {
+	pool := poolOf(corev1.PodSpec{})
+	made, err := json.Marshal(pods.Build(pool, "pool-1").Spec)
+	require.NoError(t, err)
+	require.JSONEq(t, `{
+		"automountServiceAccountToken": false, "enableServiceLinks": false, "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
+		"containers": [{"name": "sandbox", "image": "none", "resources": {}}]
+	}`, string(made))
+	require.Equal(t, "5f20b5431376", pods.TemplateHash(pool))
+}

@@ -1,0 +1,90 @@
+package pools
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/pod-security-admission/api"
+	"k8s.io/pod-security-admission/policy"
+
+	"github.com/berth-sandbox/berth/allocator/pods"
+	"github.com/berth-sandbox/berth/api/v1alpha1"
+)
+
+// The policies, by the names that the Pod Security Standards have for them.
+const (
+	PolicyBaseline   = "baseline"
+	PolicyPrivileged = "privileged"
+)
+
+// Policy says what the pods of a pool may ask for. The zero Policy refuses every
+// pool.
+type Policy struct {
+	level     api.Level
+	evaluator policy.Evaluator
+}
+
+// NewPolicy returns the policy of that name: "baseline" refuses what the Pod
+// Security Standard of that name refuses (host namespaces, host ports, host
+// paths, privileged containers and a few more,
+// https://kubernetes.io/docs/concepts/security/pod-security-standards/), and
+// credentials of the pod's own: service account tokens and pod certificates;
+// "privileged" refuses nothing.
+func NewPolicy(name string) (Policy, error) {
+	if name != PolicyBaseline && name != PolicyPrivileged {
+		return Policy{}, fmt.Errorf("pod security %q: must be %s or %s", name, PolicyBaseline, PolicyPrivileged)
+	}
+	evaluator, err := policy.NewEvaluator(policy.DefaultChecks(), nil)
+	if err != nil {
+		return Policy{}, fmt.Errorf("pod security: %w", err)
+	}
+	return Policy{level: api.Level(name), evaluator: evaluator}, nil
+}
+
+// Check returns nil, or everything that the pool's template asks for and may
+// not have.
+func (p Policy) Check(pool *v1alpha1.SandboxPool) error {
+	switch {
+	case p.evaluator == nil:
+		return errors.New("there is no policy")
+	case p.level == api.LevelPrivileged:
+		return nil
+	}
+	pod := pods.Build(pool, "")
+	var refused []string
+	result := policy.AggregateCheckResults(p.evaluator.EvaluatePod(api.LevelVersion{Level: p.level, Version: api.LatestVersion()}, &pod.ObjectMeta, &pod.Spec))
+	if !result.Allowed {
+		refused = append(refused, result.ForbiddenDetail())
+	}
+	if *pod.Spec.AutomountServiceAccountToken {
+		refused = append(refused, "service account token (automountServiceAccountToken must be false or absent)")
+	}
+	for _, v := range pod.Spec.Volumes {
+		if credential := projects(v); credential != "" {
+			refused = append(refused, fmt.Sprintf("%s (volume %q must not project one)", credential, v.Name))
+		}
+	}
+	if len(refused) == 0 {
+		return nil
+	}
+	return fmt.Errorf("spec.template: not allowed for sandboxes: %s; change the template, or run the allocator with --pod-security=%s", strings.Join(refused, ", "), PolicyPrivileged)
+}
+
+// projects names the credential of the pod's own that a volume contains, "" if
+// there is none.
+func projects(v corev1.Volume) string {
+	if v.Projected == nil {
+		return ""
+	}
+	for _, source := range v.Projected.Sources {
+		switch {
+		case source.ServiceAccountToken != nil:
+			return "service account token"
+		case source.PodCertificate != nil: // the API server takes some of them for a login
+			return "pod certificate"
+		}
+	}
+	return ""
+}

@@ -1,0 +1,207 @@
+package pools_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+	"go.uber.org/zap/zaptest"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/berth-sandbox/berth/allocator/core"
+	"github.com/berth-sandbox/berth/allocator/kube"
+	"github.com/berth-sandbox/berth/allocator/pools"
+	"github.com/berth-sandbox/berth/api/crd"
+	"github.com/berth-sandbox/berth/api/v1alpha1"
+	"github.com/berth-sandbox/berth/devcluster"
+	"github.com/berth-sandbox/berth/devcluster/stack"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// sink is a core that remembers what it is told and has no pods.
+type sink struct {
+	mu     sync.Mutex
+	events []core.Event
+}
+
+func (s *sink) Submit(ev core.Event) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.events = append(s.events, ev)
+}
+
+func (s *sink) Counts(core.PoolKey) (core.Counts, bool) { return core.Counts{}, true }
+
+// last is the latest event about a pool, nil before the first.
+func (s *sink) last(name string) (last core.Event) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, ev := range s.events {
+		switch e := ev.(type) {
+		case core.PoolSeen:
+			if e.Pool.Key.Name == name {
+				last = ev
+			}
+		case core.PoolGone:
+			if e.Key.Name == name {
+				last = ev
+			}
+		}
+	}
+	return last
+}
+
+// watched is an API server with the pools of its namespace default being watched.
+type watched struct {
+	*testing.T
+	clients *kube.Clients
+	pools   *pools.Pools
+	sink    *sink
+}
+
+func watch(t *testing.T) *watched {
+	cluster := devcluster.Start(t, devcluster.Options{CRDs: crd.All()})
+	clients, err := kube.NewClients(cluster.RestConfig(), 0, 0)
+	require.NoError(t, err)
+	w := &watched{T: t, clients: clients, sink: &sink{}}
+	w.pools = &pools.Pools{Client: clients.Berth, Namespace: "default", Policy: policy(t, pools.PolicyBaseline), Sink: w.sink, Log: zaptest.NewLogger(t)}
+	_, err = w.pools.List(t.Context())
+	require.NoError(t, err)
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- w.pools.Run(ctx) }()
+	t.Cleanup(func() { stop(); require.NoError(t, <-ended) })
+	return w
+}
+
+// in is the same for a subtest.
+func (w *watched) in(t *testing.T) *watched {
+	return &watched{T: t, clients: w.clients, pools: w.pools, sink: w.sink}
+}
+
+func (w *watched) create(pool *v1alpha1.SandboxPool) {
+	w.Helper()
+	require.NoError(w, w.clients.Berth.Post().Namespace("default").Resource("sandboxpools").Body(pool).Do(w.Context()).Error())
+}
+
+// change replaces a part of the template's spec.
+func (w *watched) change(name string, spec map[string]any) {
+	w.Helper()
+	raw, err := json.Marshal(map[string]any{"spec": map[string]any{"template": map[string]any{"spec": spec}}})
+	require.NoError(w, err)
+	require.NoError(w, w.clients.Berth.Patch(types.MergePatchType).Namespace("default").Resource("sandboxpools").Name(name).Body(raw).Do(w.Context()).Error())
+}
+
+// until waits for a status, which is written once a second.
+func (w *watched) until(name, what string, is func(v1alpha1.SandboxPoolStatus) bool) v1alpha1.SandboxPoolStatus {
+	w.Helper()
+	var pool v1alpha1.SandboxPool
+	require.Eventually(w, func() bool {
+		err := w.clients.Berth.Get().Namespace("default").Resource("sandboxpools").Name(name).Do(w.Context()).Into(&pool)
+		return err == nil && pool.Status.ObservedGeneration == pool.Generation && is(pool.Status)
+	}, time.Minute, 20*time.Millisecond, what)
+	return pool.Status
+}
+
+// told waits until the core knows whether the pool is refused.
+func (w *watched) told(name string, refused bool) core.Pool {
+	w.Helper()
+	var pool core.Pool
+	require.Eventually(w, func() bool {
+		seen, ok := w.sink.last(name).(core.PoolSeen)
+		pool = seen.Pool
+		return ok && pool.Refused == refused
+	}, time.Minute, 10*time.Millisecond)
+	return pool
+}
+
+func condition(kind string, status metav1.ConditionStatus) func(v1alpha1.SandboxPoolStatus) bool {
+	return func(s v1alpha1.SandboxPoolStatus) bool {
+		return meta.IsStatusConditionPresentAndEqual(s.Conditions, kind, status)
+	}
+}
+
+func TestPools(t *testing.T) {
+	w := watch(t)
+
+	t.Run("a refused template is told to the core and to the pool's owner, and so is its mend", func(t *testing.T) {
+		w := w.in(t)
+		pool := stack.DemoPool("default", "refused", 2)
+		pool.Spec.Template.Spec.HostPID = true
+		w.create(pool)
+		key := core.PoolKey{Namespace: "default", Name: "refused"}
+		refused := w.told("refused", true)
+		require.Equal(t, key, refused.Key)
+		require.Equal(t, 2, refused.Warm)
+		status := w.until("refused", "the owner is not told", condition(v1alpha1.PoolAccepted, metav1.ConditionFalse))
+		accepted := meta.FindStatusCondition(status.Conditions, v1alpha1.PoolAccepted)
+		require.Equal(t, "PodSecurity", accepted.Reason)
+		require.Contains(t, accepted.Message, "hostPID=true")
+		require.Contains(t, accepted.Message, "--pod-security")
+		_, ok := w.pools.Get(key)
+		require.False(t, ok, "a pod can be made from it")
+		listed, err := w.pools.List(t.Context()) // as the next leader does
+		require.NoError(t, err)
+		require.Len(t, listed, 1)
+		require.True(t, listed[0].Refused)
+
+		w.change("refused", map[string]any{"hostPID": nil})
+		require.NotEqual(t, refused.Template, w.told("refused", false).Template)
+		status = w.until("refused", "the mend is not seen", condition(v1alpha1.PoolAccepted, metav1.ConditionTrue))
+		accepted = meta.FindStatusCondition(status.Conditions, v1alpha1.PoolAccepted)
+		require.Empty(t, accepted.Message)
+		got, ok := w.pools.Get(key)
+		require.True(t, ok)
+		require.False(t, got.Spec.Template.Spec.HostPID)
+
+		w.change("refused", map[string]any{"automountServiceAccountToken": true})
+		w.told("refused", true)
+		w.until("refused", "the owner is not told again", condition(v1alpha1.PoolAccepted, metav1.ConditionFalse))
+		_, ok = w.pools.Get(key)
+		require.False(t, ok, "a pod can be made from it")
+	})
+
+	t.Run("whatever there is to say, the status is written", func(t *testing.T) {
+		w := w.in(t)
+		pool := stack.DemoPool("default", "verbose", 1)
+		for i := range 700 {
+			pool.Spec.Template.Spec.Containers = append(pool.Spec.Template.Spec.Containers, container(
+				fmt.Sprintf("%s-%d", strings.Repeat("c", 50), i), corev1.Container{SecurityContext: privileged()}))
+		}
+		w.create(pool)
+		w.until("verbose", "no status is written", condition(v1alpha1.PoolAccepted, metav1.ConditionFalse))
+		w.pools.CreateResult(core.PoolKey{Namespace: "default", Name: "verbose"}, fmt.Errorf("%s", strings.Repeat("\u00e9", 40<<10)))
+		w.until("verbose", "no status is written", condition(v1alpha1.PoolPodsCreatable, metav1.ConditionFalse))
+	})
+
+	t.Run("nothing is kept of a pool that is gone", func(t *testing.T) {
+		w := w.in(t)
+		key := core.PoolKey{Namespace: "default", Name: "again"}
+		w.create(stack.DemoPool("default", "again", 1))
+		w.until("again", "no status is written", condition(v1alpha1.PoolAccepted, metav1.ConditionTrue))
+		w.pools.CreateResult(key, apierrors.NewBadRequest("of the first one"))
+		w.until("again", "the error is not told", condition(v1alpha1.PoolPodsCreatable, metav1.ConditionFalse))
+		require.NoError(t, w.clients.Berth.Delete().Namespace("default").Resource("sandboxpools").Name("again").Do(t.Context()).Error())
+		_, ok := w.pools.Get(key)
+		require.True(t, ok, "it is there until it is drained")
+		w.pools.Drained(t.Context(), key)
+		require.Eventually(t, func() bool { return w.sink.last("again") == core.Event(core.PoolGone{Key: key}) }, time.Minute, 10*time.Millisecond)
+		_, ok = w.pools.Get(key)
+		require.False(t, ok, "a pod can be made from it")
+
+		w.create(stack.DemoPool("default", "again", 1))
+		status := w.until("again", "no status is written", condition(v1alpha1.PoolAccepted, metav1.ConditionTrue))
+		require.True(t, condition(v1alpha1.PoolPodsCreatable, metav1.ConditionTrue)(status), "the error of another pool of that name: %+v", status.Conditions)
+	})
+}

@@ -1,0 +1,77 @@
+package rest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"net/url"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/berth-sandbox/berth/api/apierror"
+)
+
+// forwardedHeader is on calls that a replica has passed on, so that two which
+// take each other for the leader do not pass them on for ever.
+const forwardedHeader = "Berth-Forwarded"
+
+// How a replica reaches the leader's API.
+const (
+	leaderDialWait = time.Second
+	leaderConns    = 256 // more calls than this wait for one another
+	// forwardWait is longer than what the leader takes to say that it cannot.
+	forwardWait = answerWait + 2*time.Second
+)
+
+type leaderKey struct{}
+
+// newForwarder returns a proxy to the leader that the request's context names.
+// A call is sent once: whether one that failed has taken place is not known.
+func newForwarder(log *zap.Logger) *httputil.ReverseProxy {
+	return &httputil.ReverseProxy{
+		Rewrite: func(p *httputil.ProxyRequest) {
+			leader, _ := p.In.Context().Value(leaderKey{}).(string)
+			p.SetURL(&url.URL{Scheme: "http", Host: leader})
+			p.Out.Host = p.In.Host // what a browser's Origin is compared with
+			p.Out.Header.Set(forwardedHeader, "1")
+		},
+		Transport: &http.Transport{
+			DialContext:     (&net.Dialer{Timeout: leaderDialWait}).DialContext,
+			MaxConnsPerHost: leaderConns, MaxIdleConnsPerHost: leaderConns, IdleConnTimeout: time.Minute,
+			// The client's own wishes go through as they are.
+			DisableCompression: true,
+		},
+		ErrorLog: zap.NewStdLog(log),
+		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) {
+			if errors.Is(err, context.Canceled) {
+				return // the client has gone
+			}
+			answer(w, r, &apierror.Error{
+				Code: http.StatusServiceUnavailable, Reason: apierror.NotLeader, RetryAfter: 1,
+				Message: fmt.Sprintf("this replica does not lead, and the leader did not answer it: %v; a claim that was not answered is given back, a release may have taken place", err),
+			})
+		},
+	}
+}
+
+// forward passes a call on to the leader.
+func (a *api) forward(w http.ResponseWriter, r *http.Request, leader string) {
+	refuse := func(message string) {
+		answer(w, r, &apierror.Error{Code: http.StatusServiceUnavailable, Reason: apierror.NotLeader, Message: message, RetryAfter: 1})
+	}
+	switch {
+	case leader == "":
+		refuse("this replica does not lead, and no leader is known yet; try again")
+		return
+	case r.Header.Get(forwardedHeader) != "":
+		refuse("the replica that this call was passed on to does not lead any more; try again")
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithValue(r.Context(), leaderKey{}, leader), forwardWait)
+	defer cancel()
+	a.forwarder.ServeHTTP(w, r.WithContext(ctx))
+}

@@ -1,0 +1,113 @@
+package rest
+
+import (
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/berth-sandbox/berth/allocator/core"
+	"github.com/berth-sandbox/berth/api/apierror"
+)
+
+// calls are one of each kind.
+var calls = [][2]string{{"POST", "/sandboxes"}, {"GET", "/sandboxes"}, {"GET", "/sandboxes/x"}, {"DELETE", "/v2/sandboxes/x"}}
+
+// listen serves a replica's API on loopback.
+func listen(t *testing.T, h http.Handler) string {
+	t.Helper()
+	s := httptest.NewServer(h)
+	t.Cleanup(s.Close)
+	return s.Listener.Addr().String()
+}
+
+func TestAFollowerPassesCallsOnToTheLeader(t *testing.T) {
+	leader := &fake{status: core.ReleaseOK, outstanding: 2, sandboxes: map[string]core.Sandbox{"x": {Binding: core.Binding{ID: "x"}}}}
+	follower := handler(t, &fake{leader: listen(t, handler(t, leader))})
+	for _, m := range calls {
+		direct := call(handler(t, leader), m[0], m[1], `{"templateID":"python"}`)
+		passedOn := call(follower, m[0], m[1], `{"templateID":"python"}`)
+		require.Equal(t, direct.Code, passedOn.Code)
+		require.Equal(t, direct.Body.String(), passedOn.Body.String())
+		for name := range direct.Header() {
+			require.Equal(t, direct.Header().Get(name), passedOn.Header().Get(name), name)
+		}
+	}
+	require.Equal(t, "python", leader.pool)
+	require.Equal(t, []string{"x Killed", "x Killed"}, leader.released)
+
+	// An error is the leader's as well, with the caller's request ID.
+	require.Equal(t, "req-1", refusal(t, call(follower, "POST", "/sandboxes", `{}`), 400, apierror.BadRequest).RequestID)
+}
+
+func TestAFollowerShowsTheLeaderTheCallersKey(t *testing.T) {
+	keys := keysIn(t, map[string]string{"team": keyOne})
+	leader := &fake{}
+	follower := handlerWithKeys(t, &fake{leader: listen(t, handlerWithKeys(t, leader, keys))}, keys)
+	require.Equal(t, http.StatusOK, callWith(follower, "GET", "/sandboxes", http.Header{"X-Api-Key": {keyOne}}).Code)
+	refusal(t, callWith(follower, "GET", "/sandboxes", nil), http.StatusUnauthorized, apierror.Unauthorized)
+}
+
+func TestABrowsersOwnPageMayCallThroughAFollower(t *testing.T) {
+	leader := &fake{status: core.ReleaseOK}
+	follower := handler(t, &fake{leader: listen(t, handler(t, leader))})
+	// httptest's requests are for example.com
+	require.Equal(t, http.StatusNoContent, callWith(follower, "DELETE", "/sandboxes/x", http.Header{"Origin": {"http://example.com"}}).Code)
+	refusal(t, callWith(follower, "DELETE", "/sandboxes/x", http.Header{"Origin": {"http://evil.example"}}), http.StatusForbidden, apierror.CrossOrigin)
+}
+
+func TestTwoReplicasThatTakeEachOtherForTheLeaderGiveUp(t *testing.T) {
+	one, two := &fake{}, &fake{}
+	one.leader, two.leader = listen(t, handler(t, two)), listen(t, handler(t, one))
+	for _, m := range calls {
+		w := call(handler(t, one), m[0], m[1], `{"templateID":"python"}`)
+		require.Contains(t, refusal(t, w, 503, apierror.NotLeader).Message, "does not lead any more")
+		require.Equal(t, "1", w.Header().Get("Retry-After"))
+	}
+}
+
+func TestWithoutALeaderNothingIsDone(t *testing.T) {
+	closed, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	require.NoError(t, closed.Close())
+	for says, f := range map[string]*fake{"no leader is known": {followers: true}, "did not answer": {leader: closed.Addr().String()}} {
+		for _, m := range calls {
+			w := call(handler(t, f), m[0], m[1], `{"templateID":"python"}`)
+			require.Contains(t, refusal(t, w, 503, apierror.NotLeader).Message, says)
+			require.Equal(t, "1", w.Header().Get("Retry-After"))
+		}
+		require.Empty(t, f.pool)
+		require.Empty(t, f.released)
+	}
+}
+
+func TestTheLeaderLearnsThatTheCallerOfAFollowerHasGone(t *testing.T) {
+	arrived, gone := make(chan struct{}), make(chan struct{})
+	leader := listen(t, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		_, _ = io.ReadAll(r.Body)
+		close(arrived)
+		<-r.Context().Done()
+		close(gone)
+	}))
+	ctx, leave := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		r := httptest.NewRequestWithContext(ctx, "POST", "/sandboxes", strings.NewReader(`{"templateID":"python"}`))
+		handler(t, &fake{leader: leader}).ServeHTTP(httptest.NewRecorder(), r)
+	}()
+	<-arrived
+	leave()
+	<-done
+	select {
+	case <-gone:
+	case <-time.After(10 * time.Second):
+		t.Error("the leader goes on")
+	}
+}

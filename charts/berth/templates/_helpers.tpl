@@ -1,0 +1,156 @@
+{{/* Names. Everything is named after the release alone: <release>-allocator and so on. */}}
+
+{{- define "berth.sandboxesNamespace" -}}
+{{ default .Release.Namespace .Values.sandboxes.namespace }}
+{{- end }}
+
+{{- define "berth.keysSecret" -}}
+{{ default (printf "%s-api-keys" .Release.Name) .Values.api.keysSecret }}
+{{- end }}
+
+{{- define "berth.allocatorTLSSecret" -}}
+{{ if eq .Values.controlTLS.mode "secret" }}{{ .Values.controlTLS.secret.allocator }}{{ else }}{{ .Release.Name }}-control-allocator{{ end }}
+{{- end }}
+
+{{- define "berth.routerTLSSecret" -}}
+{{ if eq .Values.controlTLS.mode "secret" }}{{ .Values.controlTLS.secret.router }}{{ else }}{{ .Release.Name }}-control-router{{ end }}
+{{- end }}
+
+{{/* For the chart's own authority, where it has one. No pod mounts it. */}}
+{{- define "berth.authoritySecret" -}}
+{{ .Release.Name }}-control-ca
+{{- end }}
+
+{{/*
+Labels. A Deployment's selector can never be changed, so that it holds nothing
+but these three.
+*/}}
+{{- define "berth.selectorLabels" -}}
+app.kubernetes.io/name: berth
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .component }}
+{{- end }}
+
+{{- define "berth.labels" -}}
+{{ include "berth.selectorLabels" . }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
+{{- end }}
+
+{{/* An image, and when to pull it. Arguments: root, repository, tag. */}}
+{{- define "berth.image" -}}
+{{- $image := .root.Values.image -}}
+image: {{ printf "%s%s:%s" (ternary (printf "%s/" $image.registry) "" (ne $image.registry "")) .repository .tag | quote }}
+imagePullPolicy: {{ $image.pullPolicy }}
+{{- end }}
+
+{{/* One of Berth's own programs. Arguments: root, repository. */}}
+{{- define "berth.programImage" -}}
+{{ include "berth.image" (dict "root" .root "repository" .repository "tag" (default .root.Chart.AppVersion .root.Values.image.tag)) }}
+{{- end }}
+
+{{/*
+What a pod may do: nothing special (Pod Security Standard "restricted"). The user
+is the images' own; the group lets it read mounted Secrets, which nobody else
+may, and two containers of one pod share a socket only as the same user.
+*/}}
+{{- define "berth.podSecurityContext" -}}
+runAsNonRoot: true
+runAsUser: 65532
+runAsGroup: 65532
+fsGroup: 65532
+seccompProfile:
+  type: RuntimeDefault
+{{- end }}
+
+{{- define "berth.containerSecurityContext" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities:
+  drop: [ALL]
+{{- end }}
+
+{{/* Where pods run. Arguments: root, component, values. */}}
+{{- define "berth.placement" -}}
+# Over zones and nodes as evenly as possible; rather two on one node than one alone.
+topologySpreadConstraints:
+  {{- range list "topology.kubernetes.io/zone" "kubernetes.io/hostname" }}
+  - maxSkew: 1
+    topologyKey: {{ . }}
+    whenUnsatisfiable: ScheduleAnyway
+    labelSelector:
+      matchLabels:
+        {{- include "berth.selectorLabels" (dict "root" $.root "component" $.component) | nindent 8 }}
+    matchLabelKeys: [pod-template-hash]
+  {{- end }}
+{{- with .values.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .values.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .values.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- end }}
+
+{{/*
+The pods' main address family, as text that is empty or not: all listeners and
+advertised addresses are of that family.
+*/}}
+{{- define "berth.ipv6" -}}
+{{ if contains ":" (default "" (first .Values.podCIDRs)) }}yes{{ end }}
+{{- end }}
+
+{{- define "berth.podIP" -}}
+{{ if include "berth.ipv6" . }}[$(POD_IP)]{{ else }}$(POD_IP){{ end }}
+{{- end }}
+
+{{- define "berth.anyIP" -}}
+{{ if include "berth.ipv6" . }}[::]{{ else }}0.0.0.0{{ end }}
+{{- end }}
+
+{{/*
+What values.schema.json cannot say. All mistakes at once, each with what to do.
+*/}}
+{{- define "berth.validate" -}}
+{{- $errors := list }}
+{{- if not .Values.publicURL }}
+{{- $errors = append $errors "publicURL: required: where clients reach the gateway, for example --set publicURL=https://sandbox.example.com" }}
+{{- end }}
+{{- if not .Values.podCIDRs }}
+{{- $errors = append $errors "podCIDRs: required: the ranges of the cluster's pod addresses, for example --set 'podCIDRs={10.244.0.0/16}'" }}
+{{- end }}
+{{- if gt (len .Release.Name) 40 }}
+{{- $errors = append $errors (printf "release name %s: at most 40 characters, because the names of Services are made from it" .Release.Name) }}
+{{- end }}
+{{- if contains "." .Release.Name }}
+{{- $errors = append $errors (printf "release name %s: no dots, because the names of Services are made from it" .Release.Name) }}
+{{- end }}
+{{- range $path, $service := dict "api.service" .Values.api.service "gateway.service" .Values.gateway.service }}
+{{- if eq $service.type "ClusterIP" }}
+{{- if $service.nodePort }}
+{{- $errors = append $errors (printf "%s.nodePort: %v has no meaning with %s.type ClusterIP: set the type to NodePort or LoadBalancer, or the port to 0" $path $service.nodePort $path) }}
+{{- end }}
+{{- if eq (default "Cluster" $service.externalTrafficPolicy) "Local" }}
+{{- $errors = append $errors (printf "%s.externalTrafficPolicy: Local has no meaning with %s.type ClusterIP" $path $path) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- $own := .Values.controlTLS.secret }}
+{{- if eq .Values.controlTLS.mode "secret" }}
+{{- range $name := list "allocator" "router" }}
+{{- if not (index $own $name) }}
+{{- $errors = append $errors (printf "controlTLS.secret.%s: required with controlTLS.mode secret: the name of a Secret with tls.crt, tls.key and ca.crt" $name) }}
+{{- end }}
+{{- end }}
+{{- else if or $own.allocator $own.router }}
+{{- $errors = append $errors (printf "controlTLS.secret: not used with controlTLS.mode %s: set controlTLS.mode to secret, or leave the names empty" .Values.controlTLS.mode) }}
+{{- end }}
+{{- if $errors }}
+{{- fail (printf "\n\n%s\n" (join "\n" $errors)) }}
+{{- end }}
+{{- end }}

@@ -1,0 +1,47 @@
+package charts
+
+import (
+	"maps"
+	"os"
+	"os/exec"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// help returns what a program says about its flags.
+func help(t *testing.T, command ...string) string {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), "go", slices.Concat([]string{"run", "-trimpath", "../cmd/" + command[0]}, command[1:], []string{"--help"})...)
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0") // as make build does: then nothing is compiled twice
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	return string(out)
+}
+
+func TestProgramsKnowTheFlagsTheyAreGiven(t *testing.T) {
+	// used are the flags in any rendering, by program.
+	used := map[string]map[string]string{"allocator": {}, "extproc": {}, "berth envoy-config": {}, "berth certs ensure": {}}
+	for _, values := range valueFiles() {
+		all := render(t, values)
+		gateway := findWorkload(t, all, "berth-gateway")
+		maps.Copy(used["allocator"], flagsOf(findWorkload(t, all, "berth-allocator").container(t, "allocator")))
+		maps.Copy(used["extproc"], flagsOf(gateway.container(t, "router")))
+		maps.Copy(used["berth envoy-config"], flagsOf(gateway.container(t, "config")))
+		for _, w := range workloads(all) {
+			if w.selector == nil {
+				maps.Copy(used["berth certs ensure"], flagsOf(w.container(t, "certs")))
+			}
+		}
+	}
+	for program, flags := range used {
+		require.NotEmpty(t, flags, program)
+		known := help(t, strings.Fields(program)...)
+		for name := range flags {
+			require.Regexp(t, `--`+regexp.QuoteMeta(name)+`[ =,\n]`, known, "%s does not know --%s", program, name)
+		}
+	}
+}

@@ -1,0 +1,178 @@
+package charts
+
+import (
+	"net/netip"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+)
+
+// end is one end of a connection: a pod, or an address outside the cluster.
+type end struct {
+	namespace string
+	labels    map[string]string
+	address   netip.Addr
+}
+
+// network says what NetworkPolicies let through, by the rules of
+// https://kubernetes.io/docs/concepts/services-networking/network-policies/, as
+// far as the chart needs them. The test cluster's network plugin may enforce
+// none.
+type network struct {
+	t        *testing.T
+	policies []*networkingv1.NetworkPolicy
+}
+
+// allows reports whether a connection passes both its ends' policies.
+func (n network) allows(from, to end, protocol corev1.Protocol, port int32) bool {
+	in, out := true, true
+	for _, p := range n.policies {
+		for _, kind := range p.Spec.PolicyTypes {
+			if kind == networkingv1.PolicyTypeIngress && n.applies(p, to) {
+				in = false
+			}
+			if kind == networkingv1.PolicyTypeEgress && n.applies(p, from) {
+				out = false
+			}
+		}
+	}
+	for _, p := range n.policies {
+		if n.applies(p, to) {
+			for _, rule := range p.Spec.Ingress {
+				in = in || n.port(rule.Ports, protocol, port) && n.peer(p, rule.From, from)
+			}
+		}
+		if n.applies(p, from) {
+			for _, rule := range p.Spec.Egress {
+				out = out || n.port(rule.Ports, protocol, port) && n.peer(p, rule.To, to)
+			}
+		}
+	}
+	return in && out
+}
+
+func (n network) applies(p *networkingv1.NetworkPolicy, e end) bool {
+	return e.namespace == p.Namespace && n.matches(&p.Spec.PodSelector, e.labels)
+}
+
+func (n network) matches(s *metav1.LabelSelector, of map[string]string) bool {
+	selector, err := metav1.LabelSelectorAsSelector(s)
+	require.NoError(n.t, err)
+	return selector.Matches(labels.Set(of))
+}
+
+func (n network) port(ports []networkingv1.NetworkPolicyPort, protocol corev1.Protocol, port int32) bool {
+	for _, p := range ports {
+		want := corev1.ProtocolTCP
+		if p.Protocol != nil {
+			want = *p.Protocol
+		}
+		require.Zero(n.t, p.Port.StrVal, "a port by name, which not every network plugin finds in a sidecar")
+		if want == protocol && p.Port.IntVal == port {
+			return true
+		}
+	}
+	return len(ports) == 0
+}
+
+func (n network) peer(p *networkingv1.NetworkPolicy, peers []networkingv1.NetworkPolicyPeer, e end) bool {
+	for _, peer := range peers {
+		if block := peer.IPBlock; block != nil {
+			inside := netip.MustParsePrefix(block.CIDR).Contains(e.address)
+			for _, except := range block.Except {
+				inside = inside && !netip.MustParsePrefix(except).Contains(e.address)
+			}
+			if inside {
+				return true
+			}
+			continue
+		}
+		if e.namespace == "" {
+			continue // not a pod
+		}
+		there := e.namespace == p.Namespace
+		if peer.NamespaceSelector != nil {
+			there = n.matches(peer.NamespaceSelector, map[string]string{corev1.LabelMetadataName: e.namespace})
+		}
+		if there && (peer.PodSelector == nil || n.matches(peer.PodSelector, e.labels)) {
+			return true
+		}
+	}
+	return len(peers) == 0
+}
+
+func TestWhoMayConnectToWhom(t *testing.T) {
+	outside := func(address string) end { return end{address: netip.MustParseAddr(address)} }
+	for _, values := range []struct {
+		file, sandboxes string
+		podIP           string
+	}{{"minimal", namespace, "10.244.3.4"}, {"ipv6", "sandboxes", "fd00:10:244::7"}, {"kind", namespace, "10.244.3.4"}, {"full", "sandboxes", "198.18.0.9"}} {
+		t.Run(values.file, func(t *testing.T) {
+			all := render(t, values.file)
+			n := network{t: t, policies: objectsOf[*networkingv1.NetworkPolicy](all)}
+			require.Len(t, n.policies, 3)
+			ip := netip.MustParseAddr(values.podIP)
+			gateway := end{namespace, findWorkload(t, all, "berth-gateway").pod.Labels, ip}
+			allocator := end{namespace, findWorkload(t, all, "berth-allocator").pod.Labels, ip}
+			sandbox := end{values.sandboxes, map[string]string{"berth.sh/pool": "python", "berth.sh/phase": "warm"}, ip}
+			neighbour := end{values.sandboxes, map[string]string{"app": "other"}, ip}
+			stranger := end{"apps", map[string]string{"app.kubernetes.io/name": "berth", "app.kubernetes.io/instance": "berth", "app.kubernetes.io/component": "gateway"}, ip}
+			prometheus := end{"monitoring", map[string]string{"app": "prometheus"}, ip}
+			dns := end{"kube-system", map[string]string{"k8s-app": "kube-dns"}, ip}
+			// Where the values say so.
+			open, internet := values.file != "full", values.file != "kind"
+
+			for _, c := range []struct {
+				name     string
+				from, to end
+				port     int32
+				want     bool
+			}{
+				{"gateway to sandbox", gateway, sandbox, 8080, true},
+				{"gateway to sandbox, any port", gateway, sandbox, 49983, true},
+				{"sandbox to sandbox", sandbox, sandbox, 8080, false},
+				{"allocator to sandbox", allocator, sandbox, 8080, false},
+				{"pod in the same namespace to sandbox", neighbour, sandbox, 8080, false},
+				{"pod elsewhere with the gateway's labels to sandbox", stranger, sandbox, 8080, false},
+				{"internet to sandbox", outside("198.51.100.1"), sandbox, 8080, false},
+
+				{"sandbox to DNS", sandbox, dns, 53, true},
+				{"sandbox to another port of DNS", sandbox, dns, 9153, false},
+				{"sandbox to internet", sandbox, outside("198.51.100.1"), 443, internet},
+				{"sandbox to internet, IPv6", sandbox, outside("2606:4700::1"), 443, internet},
+				{"sandbox to metadata", sandbox, outside("169.254.169.254"), 80, false},
+				{"sandbox to metadata, IPv6", sandbox, outside("fd00:ec2::254"), 80, false},
+				{"sandbox to the API server's Service", sandbox, outside("10.96.0.1"), 443, false},
+				{"sandbox to a public API server that the values name", sandbox, outside("203.0.113.7"), 6443, values.file == "minimal" || values.file == "ipv6"},
+				{"sandbox to what the values allow", sandbox, outside("10.9.0.1"), 443, values.file == "full"},
+				{"sandbox to a node", sandbox, outside("10.0.0.7"), 10250, false},
+				{"sandbox to the API", sandbox, allocator, 8081, false},
+				{"sandbox to the control stream", sandbox, allocator, 9090, false},
+				{"sandbox to another pod", sandbox, stranger, 80, false},
+
+				{"gateway to the control stream", gateway, allocator, 9090, true},
+				{"pod elsewhere with the gateway's labels to the control stream", stranger, allocator, 9090, false},
+				{"pod elsewhere to the API", stranger, allocator, 8081, true},
+				{"internet to the API", outside("198.51.100.1"), allocator, 8081, open},
+				{"follower to leader", allocator, allocator, 8081, true},
+				{"prometheus to the allocator", prometheus, allocator, 9902, true},
+				{"pod elsewhere to the allocator's metrics", stranger, allocator, 9902, open},
+
+				{"internet to gateway", outside("198.51.100.1"), gateway, 8080, open},
+				{"load balancer to gateway", outside("192.0.2.9"), gateway, 8080, true},
+				{"prometheus to Envoy", prometheus, gateway, 8082, true},
+				{"prometheus to router", prometheus, gateway, 9903, true},
+				{"internet to the router's metrics", outside("198.51.100.1"), gateway, 9903, open},
+				{"gateway to the router's admin port of another pod", gateway, gateway, 9901, false},
+			} {
+				require.Equal(t, c.want, n.allows(c.from, c.to, corev1.ProtocolTCP, c.port), c.name)
+			}
+			require.True(t, n.allows(sandbox, dns, corev1.ProtocolUDP, 53))
+			require.False(t, n.allows(sandbox, outside("198.51.100.1"), corev1.ProtocolUDP, 53) && !internet)
+		})
+	}
+}

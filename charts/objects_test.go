@@ -1,0 +1,399 @@
+package charts
+
+import (
+	"net"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	podsecurity "k8s.io/pod-security-admission/api"
+	"k8s.io/pod-security-admission/policy"
+	"sigs.k8s.io/yaml"
+
+	"github.com/berth-sandbox/berth/internal/controltls"
+)
+
+// forEachValues runs a check on what each file of values renders.
+func forEachValues(t *testing.T, check func(t *testing.T, all []object)) {
+	t.Helper()
+	for _, values := range valueFiles() {
+		t.Run(values, func(t *testing.T) { check(t, render(t, values)) })
+	}
+}
+
+func TestPodsAskForNothingSpecial(t *testing.T) {
+	evaluator, err := policy.NewEvaluator(policy.DefaultChecks(), nil)
+	require.NoError(t, err)
+	restricted := podsecurity.LevelVersion{Level: podsecurity.LevelRestricted, Version: podsecurity.LatestVersion()}
+	forEachValues(t, func(t *testing.T, all []object) {
+		for _, w := range workloads(all) {
+			result := policy.AggregateCheckResults(evaluator.EvaluatePod(restricted, &w.pod.ObjectMeta, &w.pod.Spec))
+			require.True(t, result.Allowed, "%s: %s", w.name, result.ForbiddenDetail())
+			for _, c := range w.containers() {
+				require.NotNil(t, c.SecurityContext.ReadOnlyRootFilesystem, "%s/%s", w.name, c.Name)
+				require.True(t, *c.SecurityContext.ReadOnlyRootFilesystem, "%s/%s", w.name, c.Name)
+				require.Empty(t, c.SecurityContext.Capabilities.Add, "%s/%s", w.name, c.Name)
+				require.Contains(t, c.Resources.Requests, corev1.ResourceCPU, "%s/%s", w.name, c.Name)
+				require.Contains(t, c.Resources.Requests, corev1.ResourceMemory, "%s/%s", w.name, c.Name)
+				require.Contains(t, c.Resources.Limits, corev1.ResourceMemory, "%s/%s", w.name, c.Name)
+				for _, mount := range c.VolumeMounts {
+					require.Empty(t, mount.SubPath, "%s/%s %s: a changed Secret would not arrive", w.name, c.Name, mount.Name)
+				}
+			}
+			for _, v := range w.pod.Spec.Volumes {
+				if v.EmptyDir != nil {
+					require.NotNil(t, v.EmptyDir.SizeLimit, "%s %s", w.name, v.Name)
+				}
+			}
+		}
+	})
+}
+
+func TestOnlyTheAllocatorAndTheCertificatesJobHaveTokens(t *testing.T) {
+	forEachValues(t, func(t *testing.T, all []object) {
+		for _, w := range workloads(all) {
+			token := w.pod.Spec.AutomountServiceAccountToken
+			require.NotNil(t, token, w.name)
+			require.Equal(t, w.name == "berth-allocator" || w.name == "berth-control-tls", *token, w.name)
+		}
+		for _, a := range objectsOf[*corev1.ServiceAccount](all) {
+			require.NotNil(t, a.AutomountServiceAccountToken, a.Name)
+			require.False(t, *a.AutomountServiceAccountToken, a.Name)
+		}
+	})
+}
+
+func TestAccountsOfPodsExist(t *testing.T) {
+	forEachValues(t, func(t *testing.T, all []object) {
+		var accounts []string
+		for _, a := range objectsOf[*corev1.ServiceAccount](all) {
+			accounts = append(accounts, a.Namespace+"/"+a.Name)
+		}
+		for _, w := range workloads(all) {
+			require.Contains(t, accounts, namespace+"/"+w.pod.Spec.ServiceAccountName, w.name)
+		}
+	})
+}
+
+// A selector cannot be changed, so that what may change with an upgrade has no
+// place in it.
+func TestSelectorsSelectTheirOwnPodsAndStayTheSame(t *testing.T) {
+	components := map[string]string{}
+	forEachValues(t, func(t *testing.T, all []object) {
+		selects := func(selector map[string]string) (names []string) {
+			for _, w := range workloads(all) {
+				if labels.SelectorFromSet(selector).Matches(labels.Set(w.pod.Labels)) {
+					names = append(names, w.name)
+				}
+			}
+			return names
+		}
+		for _, w := range workloads(all) {
+			if w.selector == nil {
+				continue
+			}
+			require.Empty(t, w.selector.MatchExpressions, w.name)
+			require.Equal(t, []string{w.name}, selects(w.selector.MatchLabels))
+			require.Len(t, w.selector.MatchLabels, 3, w.name)
+			component := w.selector.MatchLabels["app.kubernetes.io/component"]
+			if before, ok := components[w.name]; ok {
+				require.Equal(t, before, component)
+			}
+			components[w.name] = component
+			for _, spread := range w.pod.Spec.TopologySpreadConstraints {
+				require.Equal(t, corev1.ScheduleAnyway, spread.WhenUnsatisfiable, w.name)
+				require.Equal(t, w.selector.MatchLabels, spread.LabelSelector.MatchLabels, w.name)
+			}
+			require.NotEmpty(t, w.pod.Spec.TopologySpreadConstraints, w.name)
+		}
+		require.Len(t, objectsOf[*policyv1.PodDisruptionBudget](all), 2)
+		for _, b := range objectsOf[*policyv1.PodDisruptionBudget](all) {
+			require.Equal(t, []string{b.Name}, selects(b.Spec.Selector.MatchLabels))
+		}
+		for service, want := range map[string]string{
+			"berth-gateway": "berth-gateway", "berth-allocator-api": "berth-allocator", "berth-allocator-control": "berth-allocator",
+		} {
+			require.Equal(t, []string{want}, selects(findService(t, all, service).Spec.Selector), service)
+		}
+	})
+}
+
+func findService(t *testing.T, all []object, name string) *corev1.Service {
+	t.Helper()
+	for _, s := range objectsOf[*corev1.Service](all) {
+		if s.Name == name {
+			return s
+		}
+	}
+	require.Failf(t, "no such Service", "%s", name)
+	return nil
+}
+
+func TestPortsLeadToListeners(t *testing.T) {
+	forEachValues(t, func(t *testing.T, all []object) {
+		// What each program is told to listen on must be a port of its container,
+		// unless nobody but the pod itself can connect.
+		listens := func(w workload, c corev1.Container, in corev1.Container) {
+			for name, address := range flagsOf(c) {
+				if !strings.HasSuffix(name, "listen") {
+					continue
+				}
+				host, port, err := net.SplitHostPort(address)
+				require.NoError(t, err, name)
+				if ip := net.ParseIP(host); ip != nil && ip.IsLoopback() {
+					continue
+				}
+				require.True(t, slices.ContainsFunc(in.Ports, func(p corev1.ContainerPort) bool {
+					return strconv.Itoa(int(p.ContainerPort)) == port
+				}), "%s: --%s=%s is no port of container %s", w.name, name, address, in.Name)
+			}
+		}
+		gateway, allocator := findWorkload(t, all, "berth-gateway"), findWorkload(t, all, "berth-allocator")
+		listens(gateway, gateway.container(t, "config"), gateway.container(t, "envoy"))
+		listens(gateway, gateway.container(t, "router"), gateway.container(t, "router"))
+		listens(allocator, allocator.container(t, "allocator"), allocator.container(t, "allocator"))
+
+		ports := map[string]bool{}
+		for _, w := range workloads(all) {
+			for _, c := range w.containers() {
+				own := map[string]bool{}
+				for _, p := range c.Ports {
+					own[p.Name], ports[w.name+"/"+p.Name] = true, true
+				}
+				for _, probe := range []*corev1.Probe{c.StartupProbe, c.ReadinessProbe, c.LivenessProbe} {
+					if probe != nil {
+						require.True(t, own[probe.HTTPGet.Port.StrVal], "%s/%s: %v", w.name, c.Name, probe.HTTPGet.Port)
+					}
+				}
+			}
+		}
+		for service, want := range map[string]string{
+			"berth-gateway": "berth-gateway/http", "berth-allocator-api": "berth-allocator/api", "berth-allocator-control": "berth-allocator/control",
+		} {
+			require.True(t, ports[want], want)
+			s := findService(t, all, service)
+			require.Len(t, s.Spec.Ports, 1, service)
+			require.Equal(t, path.Base(want), s.Spec.Ports[0].TargetPort.StrVal, service)
+		}
+		control := findService(t, all, "berth-allocator-control")
+		require.Equal(t, control.Name+"."+control.Namespace+".svc:9090", flagsOf(gateway.container(t, "router"))["allocator"])
+		require.EqualValues(t, 9090, control.Spec.Ports[0].Port)
+	})
+}
+
+func TestGatewayPodHoldsTogether(t *testing.T) {
+	forEachValues(t, func(t *testing.T, all []object) {
+		gateway := findWorkload(t, all, "berth-gateway")
+		var order []string
+		for _, c := range gateway.containers() {
+			order = append(order, c.Name)
+		}
+		require.Equal(t, []string{"config", "router", "envoy"}, order)
+		config, router, envoy := gateway.container(t, "config"), gateway.container(t, "router"), gateway.container(t, "envoy")
+		require.Equal(t, router.Image, config.Image, "bootstrap and router must be of one version")
+		require.NotNil(t, router.RestartPolicy, "a sidecar ends after Envoy")
+		require.Equal(t, corev1.ContainerRestartPolicyAlways, *router.RestartPolicy)
+		require.Equal(t, flagsOf(router)["socket"], flagsOf(config)["router-socket"])
+		require.Contains(t, envoy.Args, flagsOf(config)["output"])
+		for _, c := range []corev1.Container{config, router, envoy} {
+			require.True(t, slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool {
+				return m.MountPath == path.Dir(flagsOf(router)["socket"]) && !m.ReadOnly
+			}), c.Name)
+		}
+		require.NotContains(t, router.LivenessProbe.HTTPGet.Path, "ready", "an allocator that is away must not restart routers")
+		sleep := envoy.Lifecycle.PreStop.Sleep.Seconds
+		require.Greater(t, *gateway.pod.Spec.TerminationGracePeriodSeconds, sleep+20, "Envoy and the router have to end too")
+		// Both ends must agree on it.
+		require.Equal(t, flagsOf(router)["max-stale"], flagsOf(findWorkload(t, all, "berth-allocator").container(t, "allocator"))["max-stale"])
+	})
+}
+
+func TestAddressesAreOfThePodsMainFamily(t *testing.T) {
+	for values, want := range map[string]struct{ any, pod string }{
+		"minimal": {"0.0.0.0", "$(POD_IP)"},
+		"ipv6":    {"[::]", "[$(POD_IP)]"},
+	} {
+		all := render(t, values)
+		config := flagsOf(findWorkload(t, all, "berth-gateway").container(t, "config"))
+		require.Equal(t, want.any+":8080", config["listen"])
+		require.Equal(t, want.any+":8082", config["health-listen"])
+		allocator := flagsOf(findWorkload(t, all, "berth-allocator").container(t, "allocator"))
+		require.Equal(t, want.pod+":9090", allocator["control-advertise"])
+		require.Equal(t, want.pod+":8081", allocator["api-advertise"])
+	}
+}
+
+func TestDomainIsThatOfThePublicURL(t *testing.T) {
+	for values, want := range map[string]string{"minimal": "sandbox.example.com", "full": "sandbox.example.com", "kind": "sandbox.example.test"} {
+		require.Equal(t, want, flagsOf(findWorkload(t, render(t, values), "berth-gateway").container(t, "router"))["domain"], values)
+	}
+}
+
+// Every Secret that a pod mounts is one that the chart makes, that its Job or
+// cert-manager makes, or that the values name.
+func TestSecretsOfPodsHaveAMaker(t *testing.T) {
+	forEachValues(t, func(t *testing.T, all []object) {
+		makers := map[string]bool{"my-keys": true, "my-allocator": true, "my-router": true}
+		for _, s := range objectsOf[*corev1.Secret](all) {
+			makers[s.Name] = true
+		}
+		for _, w := range workloads(all) {
+			if w.selector == nil {
+				flags := flagsOf(w.container(t, "certs"))
+				makers[flags["allocator-secret"]], makers[flags["router-secret"]] = true, true
+				require.Equal(t, namespace, flags["namespace"])
+			}
+		}
+		for _, c := range certificates(t, all) {
+			makers[c.Spec.SecretName] = true
+		}
+		mounted := map[string]string{}
+		for _, w := range workloads(all) {
+			for _, v := range w.pod.Spec.Volumes {
+				if v.Secret != nil {
+					require.True(t, makers[v.Secret.SecretName], "%s: %s", w.name, v.Secret.SecretName)
+					require.Nil(t, v.Secret.Optional, "a pod waits for its Secrets")
+					mounted[w.name+"/"+v.Name] = v.Secret.SecretName
+				}
+			}
+		}
+		require.Len(t, mounted, 3)
+		require.NotEqual(t, mounted["berth-gateway/control-tls"], mounted["berth-allocator/control-tls"])
+	})
+}
+
+// The hook's account and rights are there before its Job, and gone after it.
+func TestHooksRunInTheRightOrderAndLeaveNoRightsBehind(t *testing.T) {
+	weights := map[string]string{}
+	for _, o := range render(t, "minimal") {
+		if !o.hook() {
+			continue
+		}
+		require.Equal(t, "pre-install,pre-upgrade", o.GetAnnotations()["helm.sh/hook"], o)
+		require.Equal(t, "before-hook-creation,hook-succeeded", o.GetAnnotations()["helm.sh/hook-delete-policy"], o)
+		weights[o.GetKind()] = o.GetAnnotations()["helm.sh/hook-weight"]
+	}
+	require.Equal(t, map[string]string{"ServiceAccount": "-10", "Role": "-10", "RoleBinding": "-9", "Job": "0"}, weights)
+	for _, values := range []string{"full", "closed"} {
+		for _, o := range render(t, values) {
+			require.False(t, o.hook(), "%s: %s", values, o)
+		}
+	}
+}
+
+// certificate is the part of a cert-manager Certificate that the chart uses.
+type certificate struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata"`
+	Spec              struct {
+		SecretName string   `json:"secretName"`
+		CommonName string   `json:"commonName"`
+		DNSNames   []string `json:"dnsNames"`
+		IsCA       bool     `json:"isCA"`
+		Duration   string   `json:"duration"`
+		PrivateKey struct {
+			Algorithm, RotationPolicy string
+			Size                      int
+		} `json:"privateKey"`
+		Usages    []string `json:"usages"`
+		IssuerRef struct{ Name, Kind, Group string }
+	} `json:"spec"`
+}
+
+// issuer is the part of a cert-manager Issuer that the chart uses.
+type issuer struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata"`
+	Spec              struct {
+		SelfSigned *struct{} `json:"selfSigned"`
+		CA         *struct {
+			SecretName string `json:"secretName"`
+		} `json:"ca"`
+	} `json:"spec"`
+}
+
+func decodeAs[T any](t *testing.T, all []object, kind string) []T {
+	t.Helper()
+	var found []T
+	for _, o := range all {
+		if o.GetAPIVersion() != "cert-manager.io/v1" || o.GetKind() != kind {
+			continue
+		}
+		raw, err := o.MarshalJSON()
+		require.NoError(t, err)
+		var decoded T
+		require.NoError(t, yaml.UnmarshalStrict(raw, &decoded))
+		found = append(found, decoded)
+	}
+	return found
+}
+
+func certificates(t *testing.T, all []object) []certificate {
+	t.Helper()
+	return decodeAs[certificate](t, all, "Certificate")
+}
+
+// No API server of these tests knows cert-manager's kinds, so that they are only
+// looked at here: fields that are known, and references that lead somewhere.
+func TestCertManagerMakesWhatTheProgramsBelieve(t *testing.T) {
+	all := render(t, "full")
+	issuers := map[string]issuer{}
+	for _, i := range decodeAs[issuer](t, all, "Issuer") {
+		issuers[i.Name] = i
+	}
+	require.Len(t, issuers, 2)
+	found := map[string]certificate{}
+	for _, c := range certificates(t, all) {
+		require.Equal(t, "Issuer", c.Spec.IssuerRef.Kind, c.Name)
+		require.Equal(t, "cert-manager.io", c.Spec.IssuerRef.Group, c.Name)
+		require.Contains(t, issuers, c.Spec.IssuerRef.Name, c.Name)
+		found[c.Spec.SecretName] = c
+	}
+	require.Len(t, found, 3)
+	secret := func(name string) string {
+		for _, v := range findWorkload(t, all, name).pod.Spec.Volumes {
+			if v.Name == "control-tls" {
+				return v.Secret.SecretName
+			}
+		}
+		return ""
+	}
+	for pod, want := range map[string]struct{ dns, usage string }{
+		"berth-allocator": {controltls.AllocatorName, "server auth"},
+		"berth-gateway":   {controltls.RouterName, "client auth"},
+	} {
+		c, ok := found[secret(pod)]
+		require.True(t, ok, pod)
+		require.Equal(t, []string{want.dns}, c.Spec.DNSNames)
+		require.Equal(t, []string{"digital signature", want.usage}, c.Spec.Usages)
+		require.False(t, c.Spec.IsCA)
+		ca := issuers[c.Spec.IssuerRef.Name].Spec.CA
+		require.NotNil(t, ca)
+		authority, ok := found[ca.SecretName]
+		require.True(t, ok)
+		require.True(t, authority.Spec.IsCA)
+		require.Equal(t, "Never", authority.Spec.PrivateKey.RotationPolicy, "what it signed must stay good under its next certificate")
+		require.NotNil(t, issuers[authority.Spec.IssuerRef.Name].Spec.SelfSigned)
+	}
+}
+
+func TestDeploymentsNeverHaveLessThanTheirReplicasReadyInARollout(t *testing.T) {
+	forEachValues(t, func(t *testing.T, all []object) {
+		for _, d := range objectsOf[*appsv1.Deployment](all) {
+			require.GreaterOrEqual(t, *d.Spec.Replicas, int32(2), d.Name)
+			require.Equal(t, "0", d.Spec.Strategy.RollingUpdate.MaxUnavailable.String(), d.Name)
+			for _, c := range d.Spec.Template.Spec.Containers {
+				require.NotNil(t, c.ReadinessProbe, "%s/%s", d.Name, c.Name)
+				require.NotNil(t, c.Lifecycle.PreStop.Sleep, "%s/%s", d.Name, c.Name)
+			}
+		}
+	})
+}

@@ -1,0 +1,391 @@
+package charts
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/discovery/cached/memory"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/restmapper"
+	"k8s.io/pod-security-admission/api"
+	"k8s.io/pod-security-admission/policy"
+	"sigs.k8s.io/yaml"
+
+	"github.com/berth-sandbox/berth/allocator/pods"
+	"github.com/berth-sandbox/berth/allocator/pools"
+	"github.com/berth-sandbox/berth/api/v1alpha1"
+	"github.com/berth-sandbox/berth/devcluster"
+)
+
+// Where the release of these tests has its sandboxes.
+const sandboxes = "sandboxes"
+
+// server is a real API server with a release of the chart. It has no
+// controllers: objects are there, and nothing comes of them. For the same reason
+// hooks are left out, whose Job would never end.
+type server struct {
+	kubeconfig string
+	config     *rest.Config
+	client     kubernetes.Interface
+	dynamic    dynamic.Interface
+	mapper     *restmapper.DeferredDiscoveryRESTMapper
+	notes      string // of the installation
+}
+
+// TestOnAnAPIServer installs the chart once and looks at it from all sides.
+func TestOnAnAPIServer(t *testing.T) {
+	helm(t, "version") // it may have to be built, or this skipped
+	c := devcluster.Start(t, devcluster.Options{})
+	s := &server{kubeconfig: c.Kubeconfig(), config: c.RestConfig()}
+	var err error
+	s.client, err = kubernetes.NewForConfig(s.config)
+	require.NoError(t, err)
+	s.dynamic, err = dynamic.NewForConfig(s.config)
+	require.NoError(t, err)
+	s.mapper = restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(s.client.Discovery()))
+	for _, name := range []string{sandboxes, namespace} {
+		_, err := s.client.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+		require.NoError(t, err)
+	}
+	t.Run("dry run", s.testDryRun) // first: what is there would be changed by it, and not made
+	s.notes = s.helm(t, "install", release, "berth", "--values", valueFile("minimal"), "--set", "sandboxes.namespace="+sandboxes)
+	require.Eventually(t, func() bool { // until the CRDs are served
+		s.mapper.Reset()
+		_, err := s.mapper.RESTMapping(v1alpha1.GroupVersion().WithKind("SandboxPool").GroupKind(), v1alpha1.GroupVersion().Version)
+		return err == nil
+	}, 10*time.Second, 50*time.Millisecond)
+
+	t.Run("rights", s.testRights)
+	t.Run("nothing but these rights", s.testNothingElse)
+	t.Run("pools", s.testPools)
+	t.Run("key", s.testKey)
+	t.Run("uninstall", s.testUninstall)
+}
+
+func (s *server) helm(t *testing.T, args ...string) string {
+	t.Helper()
+	return helm(t, append(args, "--kubeconfig", s.kubeconfig, "--namespace", namespace, "--no-hooks")...)
+}
+
+// apply is kubectl apply --server-side, by default with --validate=strict.
+func (s *server) apply(ctx context.Context, o *unstructured.Unstructured, dryRun bool) error {
+	gvk := o.GroupVersionKind()
+	mapping, err := s.mapper.RESTMapping(gvk.GroupKind(), gvk.Version)
+	if err != nil {
+		return err
+	}
+	var client dynamic.ResourceInterface = s.dynamic.Resource(mapping.Resource)
+	if mapping.Scope.Name() == meta.RESTScopeNameNamespace {
+		client = s.dynamic.Resource(mapping.Resource).Namespace(o.GetNamespace())
+	}
+	raw, err := json.Marshal(o)
+	if err != nil {
+		return err
+	}
+	force := true
+	options := metav1.PatchOptions{FieldManager: "test", Force: &force, FieldValidation: metav1.FieldValidationStrict}
+	if dryRun {
+		options.DryRun = []string{metav1.DryRunAll}
+	}
+	_, err = client.Patch(ctx, o.GetName(), types.ApplyPatchType, raw, options)
+	return err
+}
+
+func (s *server) testDryRun(t *testing.T) {
+	for _, values := range valueFiles() {
+		for _, o := range render(t, values) {
+			// TestCertManagerMakesWhatTheProgramsBelieve looks at these.
+			if o.GroupVersionKind().Group == "cert-manager.io" {
+				continue
+			}
+			require.NoError(t, s.apply(t.Context(), &o.Unstructured, true), "%s: %s", values, o)
+		}
+	}
+	bad := &unstructured.Unstructured{}
+	require.NoError(t, yaml.Unmarshal([]byte("apiVersion: v1\nkind: Service\nmetadata: {name: x, namespace: "+namespace+"}\nspec: {prots: []}"), &bad.Object))
+	require.ErrorContains(t, s.apply(t.Context(), bad, true), "prots", "else this test would show nothing")
+}
+
+// The accounts of the release.
+func user(namespace, account string) string {
+	return "system:serviceaccount:" + namespace + ":" + account
+}
+
+// startHookRights applies the account and the rights of the hook's Job, as helm
+// does before it starts the Job.
+func (s *server) startHookRights(t *testing.T) {
+	t.Helper()
+	for _, o := range render(t, "minimal") {
+		if o.hook() && o.GetKind() != "Job" {
+			require.NoError(t, s.apply(t.Context(), &o.Unstructured, false), o)
+		}
+	}
+}
+
+func (s *server) testRights(t *testing.T) {
+	s.startHookRights(t)
+	const (
+		yes, no = true, false
+		here    = namespace
+		other   = "kube-system"
+		cluster = ""
+	)
+	var (
+		allocator = user(namespace, "berth-allocator")
+		gateway   = user(namespace, "berth-gateway")
+		certs     = user(namespace, "berth-control-tls")
+		sandbox   = user(sandboxes, "berth-sandbox")
+	)
+	for _, c := range []struct {
+		who       string
+		may       bool
+		verbs     string
+		resource  string // resource[.group][/subresource]
+		namespace string
+		name      string
+	}{
+		{allocator, yes, "get list watch create patch delete", "pods", sandboxes, ""},
+		{allocator, no, "update deletecollection", "pods", sandboxes, ""},
+		{allocator, no, "get create", "pods/exec", sandboxes, "x"},
+		{allocator, no, "get create", "pods/attach", sandboxes, "x"},
+		{allocator, no, "get create", "pods/portforward", sandboxes, "x"},
+		{allocator, no, "get", "pods/log", sandboxes, "x"},
+		{allocator, no, "update patch", "pods/status", sandboxes, "x"},
+		{allocator, no, "update patch", "pods/ephemeralcontainers", sandboxes, "x"},
+		{allocator, no, "create", "pods/eviction", sandboxes, "x"},
+		{allocator, no, "get list watch create delete", "pods", here, ""},
+		{allocator, no, "get list watch create delete", "pods", other, ""},
+		{allocator, no, "list watch", "pods", cluster, ""},
+		{allocator, yes, "get list watch patch", "sandboxpools.berth.sh", sandboxes, ""},
+		{allocator, no, "create update delete deletecollection", "sandboxpools.berth.sh", sandboxes, "x"},
+		{allocator, yes, "patch", "sandboxpools.berth.sh/status", sandboxes, "x"},
+		{allocator, yes, "update", "sandboxpools.berth.sh/finalizers", sandboxes, "x"},
+		{allocator, no, "get list", "sandboxpools.berth.sh", other, ""},
+		{allocator, yes, "get list create delete", "sandboxes.berth.sh", sandboxes, ""},
+		{allocator, no, "update patch deletecollection", "sandboxes.berth.sh", sandboxes, "x"},
+		{allocator, yes, "patch", "sandboxes.berth.sh/status", sandboxes, "x"},
+		{allocator, yes, "create", "leases.coordination.k8s.io", sandboxes, ""},
+		{allocator, yes, "get update", "leases.coordination.k8s.io", sandboxes, "berth-allocator"},
+		{allocator, no, "delete patch", "leases.coordination.k8s.io", sandboxes, "berth-allocator"},
+		{allocator, no, "get update", "leases.coordination.k8s.io", sandboxes, "other"},
+		{allocator, no, "get update", "leases.coordination.k8s.io", other, "berth-allocator"},
+		{allocator, no, "get list watch create update patch delete", "secrets", sandboxes, "x"},
+		{allocator, no, "get list watch create update patch delete", "secrets", here, "berth-api-keys"},
+		{allocator, no, "get list watch create update", "configmaps", sandboxes, "x"},
+		{allocator, no, "get list watch create update", "configmaps", here, "x"},
+		{allocator, no, "create patch update delete", "nodes", cluster, "x"},
+		{allocator, no, "update patch", "nodes/status", cluster, "x"},
+		{allocator, no, "get", "nodes/proxy", cluster, "x"},
+		{allocator, no, "create", "serviceaccounts/token", sandboxes, "x"},
+		{allocator, no, "get impersonate", "serviceaccounts", here, "berth-gateway"},
+		{allocator, no, "create update bind escalate", "roles.rbac.authorization.k8s.io", sandboxes, "x"},
+		{allocator, no, "create", "rolebindings.rbac.authorization.k8s.io", sandboxes, "x"},
+		{allocator, no, "update patch", "customresourcedefinitions.apiextensions.k8s.io", cluster, "sandboxpools.berth.sh"},
+		{allocator, no, "get create delete", "namespaces", cluster, "x"},
+		{allocator, no, "create", "deployments.apps", here, "x"},
+
+		{certs, yes, "create", "secrets", here, ""},
+		{certs, yes, "get update", "secrets", here, "berth-control-ca"},
+		{certs, yes, "get update", "secrets", here, "berth-control-allocator"},
+		{certs, yes, "get update", "secrets", here, "berth-control-router"},
+		{certs, no, "list watch deletecollection", "secrets", here, ""},
+		{certs, no, "list watch delete patch", "secrets", here, "berth-control-ca"},
+		{certs, no, "get update patch delete", "secrets", here, "berth-api-keys"},
+		{certs, no, "get create", "secrets", sandboxes, "berth-control-ca"},
+		{certs, no, "get create", "secrets", other, "berth-control-ca"},
+		{certs, no, "get list create", "pods", here, ""},
+		{certs, no, "get create", "configmaps", here, "x"},
+
+		{gateway, no, "get list watch create patch delete", "pods", sandboxes, ""},
+		{gateway, no, "get list watch create patch delete", "pods", here, ""},
+		{gateway, no, "get list watch", "secrets", here, "berth-control-router"},
+		{gateway, no, "get list", "sandboxes.berth.sh", sandboxes, ""},
+		{gateway, no, "get update", "leases.coordination.k8s.io", sandboxes, "berth-allocator"},
+		{gateway, no, "get list", "configmaps", here, ""},
+
+		{sandbox, no, "get list watch create patch delete", "pods", sandboxes, ""},
+		{sandbox, no, "get list watch", "secrets", sandboxes, ""},
+		{sandbox, no, "get list", "configmaps", sandboxes, ""},
+		{sandbox, no, "get list create patch", "sandboxes.berth.sh", sandboxes, ""},
+		{sandbox, no, "get list patch", "sandboxpools.berth.sh", sandboxes, ""},
+		{sandbox, no, "list", "nodes", cluster, ""},
+	} {
+		for verb := range strings.FieldsSeq(c.verbs) {
+			s.requireAccess(t, c.who, c.may, verb, c.resource, c.namespace, c.name)
+		}
+	}
+}
+
+func (s *server) requireAccess(t *testing.T, who string, want bool, verb, resource, namespace, name string) {
+	t.Helper()
+	resource, subresource, _ := strings.Cut(resource, "/")
+	parsed := schema.ParseGroupResource(resource)
+	_, account, _ := strings.Cut(strings.TrimPrefix(who, "system:serviceaccount:"), ":")
+	review := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
+		User: who, Groups: groups(who),
+		ResourceAttributes: &authorizationv1.ResourceAttributes{
+			Verb: verb, Group: parsed.Group, Resource: parsed.Resource, Subresource: subresource, Namespace: namespace, Name: name,
+		},
+	}}
+	allowed := func() bool {
+		answer, err := s.client.AuthorizationV1().SubjectAccessReviews().Create(t.Context(), review, metav1.CreateOptions{})
+		require.NoError(t, err)
+		return answer.Status.Allowed
+	}
+	if want { // the server learns of new rights by a watch
+		require.Eventually(t, allowed, 10*time.Second, 20*time.Millisecond, "%s cannot %s %s %s/%s", account, verb, resource, namespace, name)
+	} else {
+		require.False(t, allowed(), "%s can %s %s/%s %s/%s", account, verb, resource, subresource, namespace, name)
+	}
+}
+
+// groups are those of a service account, https://kubernetes.io/docs/reference/access-authn-authz/service-accounts-admin/.
+func groups(user string) []string {
+	namespace, _, _ := strings.Cut(strings.TrimPrefix(user, "system:serviceaccount:"), ":")
+	return []string{"system:serviceaccounts", "system:serviceaccounts:" + namespace, "system:authenticated"}
+}
+
+// testNothingElse asks the server for all rights of each account, and compares
+// them with those of an account that nobody gave any.
+func (s *server) testNothingElse(t *testing.T) {
+	s.startHookRights(t)
+	roles := map[string][]rbacv1.PolicyRule{}
+	for _, o := range render(t, "minimal", "--set", "sandboxes.namespace="+sandboxes) {
+		if role, ok := o.typed.(*rbacv1.Role); ok {
+			roles[role.Namespace+"/"+role.Name] = role.Rules
+		}
+		require.NotContains(t, []string{"ClusterRole", "ClusterRoleBinding"}, o.GetKind())
+	}
+	given := map[string]bool{}
+	for _, account := range []struct{ namespace, name string }{
+		{namespace, "berth-allocator"}, {namespace, "berth-control-tls"}, {namespace, "berth-gateway"}, {sandboxes, "berth-sandbox"},
+	} {
+		for _, in := range []string{namespace, sandboxes, "default", "kube-system"} {
+			want := s.rules(t, user(account.namespace, "nobody"), in)
+			for _, rule := range roles[in+"/"+account.name] {
+				given[in+"/"+account.name] = true
+				want = append(want, authorizationv1.ResourceRule{Verbs: rule.Verbs, APIGroups: rule.APIGroups, Resources: rule.Resources, ResourceNames: rule.ResourceNames})
+			}
+			require.EventuallyWithT(t, func(c *assert.CollectT) {
+				require.ElementsMatch(c, want, s.rules(t, user(account.namespace, account.name), in), "%s in %s", account.name, in)
+			}, 10*time.Second, 50*time.Millisecond)
+		}
+	}
+	require.Equal(t, map[string]bool{sandboxes + "/berth-allocator": true, namespace + "/berth-control-tls": true}, given)
+}
+
+func (s *server) rules(t *testing.T, user, namespace string) []authorizationv1.ResourceRule {
+	t.Helper()
+	config := rest.CopyConfig(s.config)
+	config.Impersonate = rest.ImpersonationConfig{UserName: user, Groups: groups(user)}
+	client, err := kubernetes.NewForConfig(config)
+	require.NoError(t, err)
+	answer, err := client.AuthorizationV1().SelfSubjectRulesReviews().Create(t.Context(), &authorizationv1.SelfSubjectRulesReview{
+		Spec: authorizationv1.SelfSubjectRulesReviewSpec{Namespace: namespace},
+	}, metav1.CreateOptions{})
+	require.NoError(t, err)
+	require.False(t, answer.Status.Incomplete)
+	return answer.Status.ResourceRules
+}
+
+// testPools offers the pools that the chart shows people to the API server, and
+// to the allocator's own rules.
+func (s *server) testPools(t *testing.T) {
+	example, err := os.ReadFile("berth/examples/pool.yaml")
+	require.NoError(t, err)
+	inNotes := regexp.MustCompile(`(?s)kubectl apply -f - <<'END'\n(.*?)\n  END\n`).FindStringSubmatch(s.notes)
+	require.NotNil(t, inNotes, s.notes)
+	evaluator, err := policy.NewEvaluator(policy.DefaultChecks(), nil)
+	require.NoError(t, err)
+	for name, c := range map[string]struct {
+		text  string
+		level api.Level
+	}{
+		"example": {string(example), api.LevelRestricted},
+		"notes":   {inNotes[1], api.LevelBaseline},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := &unstructured.Unstructured{}
+			require.NoError(t, yaml.Unmarshal([]byte(c.text), &o.Object), c.text)
+			if o.GetNamespace() == "" {
+				o.SetNamespace(sandboxes)
+			}
+			require.Equal(t, sandboxes, o.GetNamespace())
+			require.NoError(t, s.apply(t.Context(), o, true))
+
+			var pool v1alpha1.SandboxPool
+			require.NoError(t, yaml.UnmarshalStrict([]byte(c.text), &pool))
+			rules, err := pools.NewPolicy(pools.PolicyBaseline)
+			require.NoError(t, err)
+			require.NoError(t, rules.Check(&pool))
+			pod := pods.Build(&pool, "x")
+			result := policy.AggregateCheckResults(evaluator.EvaluatePod(api.LevelVersion{Level: c.level, Version: api.LatestVersion()}, &pod.ObjectMeta, &pod.Spec))
+			require.True(t, result.Allowed, result.ForbiddenDetail())
+			require.Equal(t, "berth-sandbox", pod.Spec.ServiceAccountName)
+			_, err = s.client.CoreV1().ServiceAccounts(sandboxes).Get(t.Context(), pod.Spec.ServiceAccountName, metav1.GetOptions{})
+			require.NoError(t, err)
+		})
+	}
+}
+
+// testKey checks that the key is made once and then left to its owner.
+func (s *server) testKey(t *testing.T) {
+	secrets := s.client.CoreV1().Secrets(namespace)
+	keys := func() map[string][]byte {
+		secret, err := secrets.Get(t.Context(), "berth-api-keys", metav1.GetOptions{})
+		require.NoError(t, err)
+		return secret.Data
+	}
+	upgrade := func(args ...string) {
+		s.helm(t, append([]string{"upgrade", release, "berth", "--values", valueFile("minimal"), "--set", "sandboxes.namespace=" + sandboxes}, args...)...)
+	}
+	first := keys()
+	require.Len(t, first, 1)
+	require.Regexp(t, `^e2b_[0-9a-f]{40}$`, string(first["default"]), "what stock E2B SDKs accept")
+	require.Contains(t, s.notes, "get secret berth-api-keys -o jsonpath='{.data.default}'")
+
+	upgrade("--set", "allocator.replicas=3")
+	require.Equal(t, first, keys())
+
+	// Somebody replaces it: that stands.
+	mine := map[string][]byte{"mine": []byte("e2b_0123456789abcdef")}
+	secret, err := secrets.Get(t.Context(), "berth-api-keys", metav1.GetOptions{})
+	require.NoError(t, err)
+	secret.Data = mine
+	_, err = secrets.Update(t.Context(), secret, metav1.UpdateOptions{})
+	require.NoError(t, err)
+	upgrade()
+	require.Equal(t, mine, keys())
+}
+
+// testUninstall comes last.
+func (s *server) testUninstall(t *testing.T) {
+	s.helm(t, "uninstall", release)
+	for _, name := range []string{"sandboxpools.berth.sh", "sandboxes.berth.sh"} {
+		crds := s.dynamic.Resource(schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"})
+		_, err := crds.Get(t.Context(), name, metav1.GetOptions{})
+		require.NoError(t, err, "all pools would have gone with it")
+	}
+	_, err := s.client.AppsV1().Deployments(namespace).Get(t.Context(), "berth-allocator", metav1.GetOptions{})
+	require.True(t, apierrors.IsNotFound(err), "%v", err)
+	// As any release of that name would find its CRDs again.
+	s.helm(t, "install", release, "berth", "--values", valueFile("minimal"))
+}

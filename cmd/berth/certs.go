@@ -1,0 +1,147 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/berth-sandbox/berth/internal/controltls"
+)
+
+type certsCommand struct {
+	Ensure certsEnsureCommand `cmd:"" help:"Make the Secrets for mutual TLS between routers and allocators, or renew them when half of their ten years is over."`
+}
+
+type certsEnsureCommand struct {
+	Namespace       string        `required:"" help:"Namespace of the Secrets."`
+	CASecret        string        `name:"ca-secret" required:"" help:"Secret that keeps the certificate authority. No pod needs it."`
+	AllocatorSecret string        `required:"" help:"Secret for the allocators: tls.crt, tls.key, ca.crt."`
+	RouterSecret    string        `required:"" help:"Secret for the routers: tls.crt, tls.key, ca.crt."`
+	Kubeconfig      string        `help:"Kubeconfig file. Empty: the service account of the pod this runs in."`
+	Timeout         time.Duration `default:"1m" help:"How long all of it may take."`
+}
+
+// Run implements the command. Running it again, also twice at a time, changes
+// nothing that is good.
+func (c *certsEnsureCommand) Run(ctx context.Context, o *output) error {
+	if c.CASecret == c.AllocatorSecret || c.CASecret == c.RouterSecret || c.AllocatorSecret == c.RouterSecret {
+		return errors.New("--ca-secret, --allocator-secret and --router-secret: must be three different Secrets")
+	}
+	var config *rest.Config
+	var err error
+	if c.Kubeconfig == "" {
+		if config, err = rest.InClusterConfig(); err != nil {
+			return fmt.Errorf("--kubeconfig: not set, and not in a cluster: %w", err)
+		}
+	} else if config, err = clientcmd.BuildConfigFromFlags("", c.Kubeconfig); err != nil {
+		return fmt.Errorf("--kubeconfig: %w", err)
+	}
+	clients, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return fmt.Errorf("--kubeconfig: %w", err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
+	defer cancel()
+	k := keeper{secrets: clients.CoreV1().Secrets(c.Namespace), o: o, now: time.Now()}
+	return k.all(ctx, c.CASecret, c.AllocatorSecret, c.RouterSecret)
+}
+
+// keeper keeps certificates in Secrets.
+type keeper struct {
+	secrets typedcorev1.SecretInterface
+	o       *output
+	now     time.Time
+}
+
+// conflictsMost bounds how often somebody else may be faster.
+const conflictsMost = 10
+
+func (k keeper) all(ctx context.Context, ca, allocator, router string) error {
+	a, err := k.authority(ctx, ca)
+	if err != nil {
+		return err
+	}
+	if err := k.certificate(ctx, a, allocator, controltls.AllocatorName); err != nil {
+		return err
+	}
+	return k.certificate(ctx, a, router, controltls.RouterName)
+}
+
+func (k keeper) authority(ctx context.Context, secret string) (a *controltls.Authority, err error) {
+	err = k.ensure(ctx, secret, func(f controltls.Files) (bool, error) {
+		a, err = controltls.ParseAuthority(f.Cert, f.Key)
+		if err != nil {
+			return false, err
+		}
+		return a.Fresh(k.now), nil
+	}, func() (controltls.Files, error) {
+		if a, err = controltls.NewAuthority(k.now); err != nil {
+			return controltls.Files{}, err
+		}
+		return a.Files()
+	})
+	return a, err
+}
+
+func (k keeper) certificate(ctx context.Context, a *controltls.Authority, secret, name string) error {
+	return k.ensure(ctx, secret, func(f controltls.Files) (bool, error) {
+		return a.Good(f, name, k.now), nil
+	}, func() (controltls.Files, error) { return a.Issue(name, k.now) })
+}
+
+// managed marks the Secrets that may be written again.
+const managed = "berth-certs"
+
+// ensure creates a Secret, or writes it again if good says that it must be. A
+// Secret that somebody else made is not touched.
+func (k keeper) ensure(ctx context.Context, name string, good func(controltls.Files) (bool, error), issue func() (controltls.Files, error)) error {
+	for range conflictsMost {
+		present, err := k.secrets.Get(ctx, name, metav1.GetOptions{})
+		missing := apierrors.IsNotFound(err)
+		switch {
+		case missing:
+			present = &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"app.kubernetes.io/managed-by": managed}}, Type: corev1.SecretTypeTLS}
+		case err != nil:
+			return fmt.Errorf("read Secret %s: %w", name, err)
+		case present.Labels["app.kubernetes.io/managed-by"] != managed:
+			return fmt.Errorf("the Secret %s was not made by this command: delete it, or let the installation use it as it is", name)
+		default:
+			ok, err := good(controltls.Files{Cert: present.Data[controltls.CertFile], Key: present.Data[controltls.KeyFile], CA: present.Data[controltls.CAFile]})
+			if err != nil {
+				return fmt.Errorf("the Secret %s cannot be used: %w; delete it to have it made again", name, err)
+			}
+			if ok {
+				_, err := fmt.Fprintf(k.o.out, "Secret %s is good\n", name)
+				return err
+			}
+		}
+		f, err := issue()
+		if err != nil {
+			return fmt.Errorf("make certificate for Secret %s: %w", name, err)
+		}
+		present.Data = map[string][]byte{controltls.CertFile: f.Cert, controltls.KeyFile: f.Key, controltls.CAFile: f.CA}
+		if missing {
+			_, err = k.secrets.Create(ctx, present, metav1.CreateOptions{})
+		} else {
+			_, err = k.secrets.Update(ctx, present, metav1.UpdateOptions{}) // under the version that was read
+		}
+		switch {
+		case apierrors.IsAlreadyExists(err) || apierrors.IsConflict(err):
+			continue // somebody was faster: see what is there now
+		case err != nil:
+			return fmt.Errorf("write Secret %s: %w", name, err)
+		}
+		_, err = fmt.Fprintf(k.o.out, "Secret %s is written\n", name)
+		return err
+	}
+	return fmt.Errorf("write Secret %s: it is changed by others again and again", name)
+}

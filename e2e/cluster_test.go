@@ -1,0 +1,137 @@
+package e2e
+
+import (
+	"context"
+	"net/http"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/berth-sandbox/berth/allocator/rest"
+	"github.com/berth-sandbox/berth/api/apierror"
+	"github.com/berth-sandbox/berth/devcluster/conformance"
+	"github.com/berth-sandbox/berth/devcluster/podnet"
+)
+
+func TestTrafficGoesOnThroughTheOtherGateway(t *testing.T) {
+	e := start(t, 2, 2)
+	client := e.clientOf(e.site.front, 0) // each request may take another gateway
+	s := e.claim()
+	e.reaches(client, s)
+	require.NoError(t, e.site.killGateway(t.Context()))
+	// Until the Service has noticed, a connection may end nowhere. Then all is
+	// well again, for the sandbox that was there and for a new one.
+	e.steady(client, s)
+	another := e.claim()
+	e.steady(client, another)
+	e.release(s.SandboxID)
+	e.gone(client, s)
+}
+
+// steady waits until many requests in a row reach the sandbox. What answers
+// must be the right pod at any time.
+func (e *env) steady(client *http.Client, s rest.Sandbox) {
+	e.t.Helper()
+	const enough = 50
+	row := 0
+	e.eventually(func() error {
+		for row < enough {
+			a, err := do(e.t.Context(), client, http.MethodGet, "http://gateway/", e.host(8080, s.SandboxID), "")
+			if err != nil {
+				row = 0
+				return err
+			}
+			require.Equal(e.t, http.StatusOK, a.code, a.body)
+			require.Equal(e.t, s.PodName, a.identity(e.t).Pod)
+			row++
+		}
+		return nil
+	})
+}
+
+// Only on a real cluster: it is the kubelet's preStop hook, its order of ending
+// containers and the Service that make it true.
+func TestAGatewayThatIsReplacedDropsNoRequest(t *testing.T) {
+	onACluster(t, "needs a kubelet and Services")
+	e := start(t, 2, 2)
+	r := shared
+	if r.gatewayAddress == "" {
+		t.Skip("needs a way to the gateway's Service: set " + envGateway)
+	}
+	client := e.clientOf(e.site.front, 0)
+	s := e.claim()
+	e.reaches(client, s)
+
+	ctx, stop := context.WithCancel(t.Context())
+	h := &history{released: map[string]time.Time{}}
+	var all sync.WaitGroup
+	for range 4 {
+		all.Go(func() {
+			for ctx.Err() == nil {
+				e.send(t.Context(), client, h, []rest.Sandbox{s})
+			}
+		})
+	}
+	pods, err := r.ready(t.Context(), "gateway")
+	require.NoError(t, err)
+	require.Len(t, pods, releaseReplicas)
+	require.NoError(t, r.clients.Kubernetes.CoreV1().Pods(releaseNamespace).Delete(t.Context(), pods[0].Name, metav1.DeleteOptions{}))
+	require.NoError(t, r.waitGone(t.Context(), &pods[0]))
+	require.NoError(t, r.waitComplete(t.Context()))
+	stop()
+	all.Wait()
+	served, refused := h.check(t)
+	require.Positive(t, served)
+	require.Zero(t, refused)
+	t.Logf("%d requests while a gateway was replaced", served)
+}
+
+// The process node of devcluster stands in for a kubelet in all other tests, so
+// it is judged by the same table as a real one.
+func TestARealKubeletBehavesAsTheProcessNodeDoes(t *testing.T) {
+	onACluster(t, "needs a kubelet (the process node is judged in devcluster/conformance)")
+	relay, err := podnet.StartRelay(t.Context(), shared.config, shared.namespace(), shared.image)
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		if err := relay.Close(ctx); err != nil {
+			t.Errorf("end the relay: %v", err)
+		}
+	})
+	conformance.Run(t, conformance.Options{
+		RestConfig: shared.config, Namespace: shared.namespace(), Image: shared.image, Dial: relay.Dial, Guard: 3 * time.Minute,
+	})
+}
+
+func TestTheAPINeedsAKey(t *testing.T) {
+	e := start(t, 0, 1)
+	for _, key := range []string{"", "0123456789abcdef"} {
+		a, err := e.callAPI(http.MethodGet, "/sandboxes", "", key)
+		require.NoError(t, err)
+		require.Equal(t, http.StatusUnauthorized, a.code, a.body)
+		require.Equal(t, apierror.Unauthorized, a.refusal(t).Reason)
+	}
+	require.Equal(t, http.StatusOK, e.api(http.MethodGet, "/sandboxes", "").code)
+}
+
+func TestSandboxPodsHaveNoCredentialsAndStayWhereTheyAre(t *testing.T) {
+	e := start(t, 1, 1)
+	s := e.claim()
+	e.waitWarm(1)
+	for _, p := range e.pods(nil) {
+		for _, v := range p.Spec.Volumes {
+			require.Nil(t, v.Projected, "volume %s of pod %s", v.Name, p.Name)
+			require.Nil(t, v.Secret, "volume %s of pod %s", v.Name, p.Name)
+		}
+		require.Equal(t, corev1.SeccompProfileTypeRuntimeDefault, p.Spec.SecurityContext.SeccompProfile.Type)
+		require.False(t, *p.Spec.EnableServiceLinks)
+		claimed := p.Name == s.PodName
+		require.Equal(t, claimed, p.Annotations["cluster-autoscaler.kubernetes.io/safe-to-evict"] == "false", p.Name)
+		require.Equal(t, claimed, p.Annotations["karpenter.sh/do-not-disrupt"] == "true", p.Name)
+	}
+}

@@ -1,0 +1,146 @@
+package controltls
+
+import (
+	"bytes"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"math/big"
+	"time"
+)
+
+// Validity is how long certificates of an Authority are good for, its own among
+// them. Whoever wants shorter ones uses an issuer that renews them by itself.
+const Validity = 10 * 365 * 24 * time.Hour
+
+// Files are the contents of a directory, or of a Secret.
+type Files struct{ Cert, Key, CA []byte }
+
+// Authority signs certificates for the two roles. It is for installations that
+// have no other.
+type Authority struct {
+	cert *x509.Certificate
+	key  *ecdsa.PrivateKey
+}
+
+// NewAuthority makes an authority.
+func NewAuthority(now time.Time) (*Authority, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, fmt.Errorf("make key: %w", err)
+	}
+	template, err := certificate("berth control authority", now)
+	if err != nil {
+		return nil, err
+	}
+	template.IsCA, template.BasicConstraintsValid, template.MaxPathLenZero = true, true, true
+	template.KeyUsage = x509.KeyUsageCertSign
+	raw, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		return nil, fmt.Errorf("sign authority: %w", err)
+	}
+	cert, err := x509.ParseCertificate(raw)
+	if err != nil {
+		return nil, fmt.Errorf("parse authority: %w", err)
+	}
+	return &Authority{cert: cert, key: key}, nil
+}
+
+// ParseAuthority reads what Files returned before.
+func ParseAuthority(cert, key []byte) (*Authority, error) {
+	pair, err := tls.X509KeyPair(cert, key)
+	if err != nil {
+		return nil, err
+	}
+	signer, ok := pair.PrivateKey.(*ecdsa.PrivateKey)
+	if !ok || !pair.Leaf.IsCA {
+		return nil, errors.New("not an authority made by Berth")
+	}
+	return &Authority{cert: pair.Leaf, key: signer}, nil
+}
+
+// Files returns the authority itself, in the form that ParseAuthority reads.
+func (a *Authority) Files() (Files, error) {
+	return encode(a.cert.Raw, a.key, a.cert.Raw)
+}
+
+// Issue returns a certificate with the DNS name of a role, AllocatorName or
+// RouterName, and its key.
+func (a *Authority) Issue(name string, now time.Time) (Files, error) {
+	template, err := certificate(name, now)
+	if err != nil {
+		return Files{}, err
+	}
+	template.DNSNames = []string{name}
+	switch name {
+	case AllocatorName:
+		template.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}
+	case RouterName:
+		template.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}
+	default:
+		return Files{}, fmt.Errorf("no role is called %q", name)
+	}
+	return a.sign(template)
+}
+
+// sign makes a key and signs its certificate.
+func (a *Authority) sign(template *x509.Certificate) (Files, error) {
+	template.KeyUsage = x509.KeyUsageDigitalSignature
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return Files{}, fmt.Errorf("make key: %w", err)
+	}
+	raw, err := x509.CreateCertificate(rand.Reader, template, a.cert, key.Public(), a.key)
+	if err != nil {
+		return Files{}, fmt.Errorf("sign %s: %w", template.Subject.CommonName, err)
+	}
+	return encode(raw, key, a.cert.Raw)
+}
+
+// Good reports whether the files hold a certificate of this authority for the
+// name that is valid for more than half of Validity from now on, with its key.
+func (a *Authority) Good(f Files, name string, now time.Time) bool {
+	pair, err := tls.X509KeyPair(f.Cert, f.Key)
+	if err != nil || !bytes.Equal(f.CA, pemBlock("CERTIFICATE", a.cert.Raw)) {
+		return false
+	}
+	return pair.Leaf.CheckSignatureFrom(a.cert) == nil && pair.Leaf.VerifyHostname(name) == nil && fresh(pair.Leaf, now)
+}
+
+// Fresh reports whether the authority itself is valid for more than half of
+// Validity from now on.
+func (a *Authority) Fresh(now time.Time) bool { return fresh(a.cert, now) }
+
+func fresh(c *x509.Certificate, now time.Time) bool {
+	return now.After(c.NotBefore) && c.NotAfter.Sub(now) > Validity/2
+}
+
+func certificate(name string, now time.Time) (*x509.Certificate, error) {
+	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127)) // RFC 5280, section 4.1.2.2: at most 20 octets
+	if err != nil {
+		return nil, fmt.Errorf("make serial number: %w", err)
+	}
+	return &x509.Certificate{
+		SerialNumber: serial, Subject: pkix.Name{CommonName: name},
+		NotBefore: now.Add(-time.Hour), // clocks differ a little
+		NotAfter:  now.Add(Validity),
+	}, nil
+}
+
+func encode(cert []byte, key *ecdsa.PrivateKey, ca []byte) (Files, error) {
+	raw, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		return Files{}, fmt.Errorf("encode key: %w", err)
+	}
+	return Files{Cert: pemBlock("CERTIFICATE", cert), Key: pemBlock("PRIVATE KEY", raw), CA: pemBlock("CERTIFICATE", ca)}, nil
+}
+
+func pemBlock(kind string, raw []byte) []byte {
+	return pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: raw})
+}

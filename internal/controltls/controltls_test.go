@@ -1,0 +1,204 @@
+package controltls
+
+import (
+	"context"
+	"crypto/x509"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/health"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func authority(t *testing.T) *Authority {
+	t.Helper()
+	a, err := NewAuthority(time.Now())
+	require.NoError(t, err)
+	return a
+}
+
+// dir writes a certificate of the authority for the name.
+func dir(t *testing.T, a *Authority, name string) string {
+	t.Helper()
+	d := t.TempDir()
+	write(t, d, a, name)
+	return d
+}
+
+func write(t *testing.T, d string, a *Authority, name string) {
+	t.Helper()
+	f, err := a.Issue(name, time.Now())
+	require.NoError(t, err)
+	for file, content := range map[string][]byte{CertFile: f.Cert, KeyFile: f.Key, CAFile: f.CA} {
+		// Replaced in one step, as a Secret's volume does it.
+		temporary := filepath.Join(d, "."+file)
+		require.NoError(t, os.WriteFile(temporary, content, 0o600))
+		require.NoError(t, os.Rename(temporary, filepath.Join(d, file)))
+	}
+}
+
+// serve runs a gRPC server with the credentials of a directory.
+func serve(t *testing.T, d string) string { return serveAs(t, d, AllocatorName) }
+
+func serveAs(t *testing.T, d, name string) string {
+	t.Helper()
+	c, stop, err := open(d, 10*time.Millisecond, name, server)
+	require.NoError(t, err)
+	s := grpc.NewServer(grpc.Creds(c))
+	healthv1.RegisterHealthServer(s, health.NewServer())
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	served := make(chan error, 1)
+	go func() { served <- s.Serve(l) }()
+	t.Cleanup(func() {
+		s.Stop()
+		require.NoError(t, <-served)
+		stop()
+	})
+	return l.Addr().String()
+}
+
+// ask makes a call over a new connection.
+func ask(t *testing.T, address string, c credentials.TransportCredentials) error {
+	t.Helper()
+	conn, err := grpc.NewClient("passthrough:///"+address, grpc.WithTransportCredentials(c))
+	require.NoError(t, err)
+	defer conn.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	_, err = healthv1.NewHealthClient(conn).Check(ctx, &healthv1.HealthCheckRequest{})
+	return err
+}
+
+func router(t *testing.T, d string) credentials.TransportCredentials {
+	t.Helper()
+	c, stop, err := open(d, 10*time.Millisecond, RouterName, client)
+	require.NoError(t, err)
+	t.Cleanup(stop)
+	return c
+}
+
+func TestOnlyTheTwoRolesOfOneAuthorityTalkToEachOther(t *testing.T) {
+	ours, others := authority(t), authority(t)
+	address := serve(t, dir(t, ours, AllocatorName))
+	require.NoError(t, ask(t, address, router(t, dir(t, ours, RouterName))))
+
+	require.Error(t, ask(t, address, insecure.NewCredentials()), "without TLS")
+	require.Error(t, ask(t, address, credentials.NewTLS(nil)), "without a certificate")
+	require.Error(t, ask(t, address, router(t, dir(t, others, RouterName))), "a router of another authority")
+	mixed := dir(t, others, RouterName) // trusts the allocator, and is not trusted by it
+	f, err := ours.Files()
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(filepath.Join(mixed, CAFile), f.CA, 0o600))
+	require.Error(t, ask(t, address, router(t, mixed)), "a certificate of another authority")
+
+	// An allocator's certificate does not make a router, nor the other way round.
+	d := dir(t, ours, AllocatorName)
+	c, stop, err := open(d, time.Hour, AllocatorName, client)
+	require.NoError(t, err)
+	t.Cleanup(stop)
+	require.Error(t, ask(t, address, c), "an allocator as a client")
+	require.ErrorContains(t, ask(t, serveAs(t, dir(t, ours, RouterName), RouterName), router(t, dir(t, ours, RouterName))), "certificate", "a router as a server")
+}
+
+// The same authority may serve other workloads, with certificates for both uses.
+func TestACertificateForBothUsesAndAnotherNameIsRefused(t *testing.T) {
+	a := authority(t)
+	template, err := certificate("somebody.berth.sh", time.Now())
+	require.NoError(t, err)
+	template.DNSNames = []string{"somebody.berth.sh"}
+	template.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}
+	f, err := a.sign(template)
+	require.NoError(t, err)
+	d := t.TempDir()
+	for file, content := range map[string][]byte{CertFile: f.Cert, KeyFile: f.Key, CAFile: f.CA} {
+		require.NoError(t, os.WriteFile(filepath.Join(d, file), content, 0o600))
+	}
+	c, stop, err := open(d, time.Hour, "somebody.berth.sh", client)
+	require.NoError(t, err)
+	t.Cleanup(stop)
+	require.Error(t, ask(t, serve(t, dir(t, a, AllocatorName)), c), "somebody as a router")
+	require.ErrorContains(t, ask(t, serveAs(t, d, "somebody.berth.sh"), router(t, dir(t, a, RouterName))), "somebody.berth.sh", "somebody as an allocator")
+	_, _, err = Client(d)
+	require.ErrorContains(t, err, RouterName)
+	_, _, err = Server(d)
+	require.ErrorContains(t, err, AllocatorName)
+}
+
+func TestAReplacedCertificateIsUsedFromTheNextConnectionOn(t *testing.T) {
+	before, after := authority(t), authority(t)
+	allocator, routers := dir(t, before, AllocatorName), dir(t, before, RouterName)
+	address := serve(t, allocator)
+	c := router(t, routers)
+	require.NoError(t, ask(t, address, c))
+	write(t, allocator, after, AllocatorName)
+	require.Eventually(t, func() bool { return ask(t, address, c) != nil }, 10*time.Second, time.Millisecond, "the allocator goes on with the old certificate")
+	write(t, routers, after, RouterName)
+	require.Eventually(t, func() bool { return ask(t, address, c) == nil }, 10*time.Second, time.Millisecond, "the router goes on with the old certificate")
+
+	// Files that cannot be used change nothing.
+	require.NoError(t, os.WriteFile(filepath.Join(allocator, CertFile), []byte("no certificate"), 0o600))
+	for range 30 { // for longer than the refresh
+		require.NoError(t, ask(t, address, c))
+	}
+}
+
+func TestFilesThatCannotBeUsedAreNamed(t *testing.T) {
+	for name, c := range map[string]struct {
+		spoil func(d string) error
+		want  string
+	}{
+		"no directory":       {os.RemoveAll, CertFile},
+		"no key":             {func(d string) error { return os.Remove(filepath.Join(d, KeyFile)) }, KeyFile},
+		"no authority":       {func(d string) error { return os.Remove(filepath.Join(d, CAFile)) }, CAFile},
+		"an empty authority": {func(d string) error { return os.WriteFile(filepath.Join(d, CAFile), nil, 0o600) }, CAFile},
+		"another name's":     {func(d string) error { write(t, d, authority(t), AllocatorName); return nil }, RouterName},
+		"a key of another": {func(d string) error {
+			return os.Rename(filepath.Join(dir(t, authority(t), RouterName), KeyFile), filepath.Join(d, KeyFile))
+		}, KeyFile},
+		"not a PEM file":      {func(d string) error { return os.WriteFile(filepath.Join(d, CertFile), []byte("x"), 0o600) }, CertFile},
+		"an unreadable chain": {func(d string) error { return os.WriteFile(filepath.Join(d, KeyFile), []byte("x"), 0o600) }, KeyFile},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := dir(t, authority(t), RouterName)
+			require.NoError(t, c.spoil(d))
+			_, _, err := Client(d)
+			require.ErrorContains(t, err, c.want)
+		})
+	}
+}
+
+func TestCertificatesAreKeptUntilHalfOfTheirTimeIsOver(t *testing.T) {
+	now := time.Now()
+	a, err := NewAuthority(now)
+	require.NoError(t, err)
+	own, err := a.Files()
+	require.NoError(t, err)
+	again, err := ParseAuthority(own.Cert, own.Key)
+	require.NoError(t, err)
+	f, err := again.Issue(RouterName, now)
+	require.NoError(t, err)
+
+	require.True(t, a.Good(f, RouterName, now))
+	require.True(t, a.Good(f, RouterName, now.Add(Validity/2-time.Hour)))
+	require.False(t, a.Good(f, RouterName, now.Add(Validity/2+time.Hour)))
+	require.True(t, a.Fresh(now.Add(Validity/2-time.Hour)))
+	require.False(t, a.Fresh(now.Add(Validity/2+time.Hour)))
+	require.False(t, a.Good(f, AllocatorName, now))
+	require.False(t, authority(t).Good(f, RouterName, now), "of another authority")
+	require.False(t, a.Good(Files{}, RouterName, now))
+	_, err = ParseAuthority(f.Cert, f.Key)
+	require.Error(t, err, "a router's certificate is no authority")
+	_, err = a.Issue("somebody", now)
+	require.ErrorContains(t, err, "somebody")
+}

@@ -1,0 +1,154 @@
+// Command images builds Berth's container images as Docker archives, without a
+// container runtime and without a base image. `docker load` and `kind load
+// image-archive` take them. Run it from the top of the source tree:
+//
+//	go run ./tools/images [--version=dev] [--arch=amd64] [--output=bin/images] [name...]
+//
+// What it promises, each with a test:
+//
+//   - The same inputs make the same archive, to the last byte. Inputs are the
+//     source, the Go toolchain, the version, and for Envoy its binary and the
+//     machine's libraries; not the time, nor where the tree lies, nor who builds.
+//   - An image holds its programs in /usr/local/bin, the libraries they need, a
+//     passwd and a group file, and the directories above those; nothing can be
+//     written by the user that the programs run as.
+//   - The user is 65532:65532. The root file system may be read-only. There is no
+//     shell and no /tmp.
+//   - No image holds certificates of public authorities: the API server's and the
+//     control stream's are checked against files that are mounted, and Envoy
+//     speaks to nothing outside of the cluster.
+//
+// Berth's own programs are static. Envoy is not: its libraries are copied from
+// this machine, so the envoy image is for tests. In production use Envoy's own
+// image, and to publish Berth's, the Dockerfile beside this file.
+//
+// For each archive a line on stdout says its file, the image's name, its ID (the
+// digest of its configuration, which covers all of its content; what `docker
+// images --no-trunc` shows) and its size. Layers are not compressed: that is
+// faster here, and whatever pushes an image compresses it.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/alecthomas/kong"
+)
+
+type flags struct {
+	Version string   `default:"dev" help:"Version of Berth: the images' tag, and what the programs print. Envoy's image has Envoy's."`
+	Arch    string   `default:"${arch}" enum:"amd64,arm64" help:"Architecture of the images. An Envoy there is for this machine's only."`
+	Output  string   `default:"bin/images" help:"Where the archives go."`
+	Source  string   `default:"." help:"Top of the source tree."`
+	Images  []string `arg:"" optional:"" name:"image" help:"Images to build, all if none is named: ${images}."`
+}
+
+// versionTag is what the distribution specification allows as a tag.
+var versionTag = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$`)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
+	err := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "images:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	f, err := parse(args, stdout, stderr)
+	if err != nil || f == nil {
+		return err
+	}
+	scratch, err := os.MkdirTemp("", "berth-images-")
+	if err != nil {
+		return fmt.Errorf("scratch directory: %w", err)
+	}
+	defer os.RemoveAll(scratch)
+	if err := os.MkdirAll(f.Output, 0o755); err != nil {
+		return fmt.Errorf("--output: %w", err)
+	}
+	files, programs := make(map[string]string), []string(nil)
+	for _, name := range f.Images {
+		for _, program := range recipes()[name].programs {
+			if _, known := files[program]; !known && name != envoyImage {
+				files[program] = filepath.Join(scratch, program)
+				programs = append(programs, program)
+			}
+		}
+	}
+	if len(programs) > 0 {
+		fmt.Fprintln(stderr, "images: building Berth's programs (two or three minutes the first time)")
+		if err := buildPrograms(ctx, f, programs, scratch, stderr); err != nil {
+			return err
+		}
+	}
+	for _, name := range f.Images {
+		s := spec{recipe: recipes()[name], name: name, version: f.Version, arch: f.Arch, files: files}
+		if name == envoyImage {
+			if files["envoy"], s.version, err = findEnvoy(ctx, stderr); err != nil {
+				return err
+			}
+		}
+		built, err := s.build()
+		if err != nil {
+			return fmt.Errorf("image %s: %w", name, err)
+		}
+		file := filepath.Join(f.Output, name+".tar")
+		size, err := writeArchive(file, s.reference(), built)
+		if err != nil {
+			return fmt.Errorf("write %s: %w", file, err)
+		}
+		id, err := built.ConfigName()
+		if err != nil {
+			return fmt.Errorf("image %s: %w", name, err)
+		}
+		fmt.Fprintf(stdout, "%s  %s  %s  %.1f MB\n", file, s.reference(), id, float64(size)/1e6)
+	}
+	return nil
+}
+
+// parse returns nil flags when help was printed.
+func parse(args []string, stdout, stderr io.Writer) (*flags, error) {
+	var f flags
+	helped := false
+	parser, err := kong.New(&f, kong.Name("images"), kong.Writers(stdout, stderr),
+		kong.Description("Builds Berth's container images as Docker archives."),
+		kong.Vars{"arch": runtime.GOARCH, "images": strings.Join(imageNames(), ", ")},
+		kong.Exit(func(int) { helped = true }))
+	if err != nil {
+		return nil, fmt.Errorf("flags: %w", err)
+	}
+	if _, err := parser.Parse(args); helped {
+		return nil, nil
+	} else if err != nil {
+		return nil, err
+	}
+	var errs []error
+	if !versionTag.MatchString(f.Version) {
+		errs = append(errs, fmt.Errorf("--version %q: must be a valid tag of an image: letters, digits, '_', '.' and '-', at most 128", f.Version))
+	}
+	if len(f.Images) == 0 {
+		f.Images = imageNames()
+	}
+	for _, name := range f.Images {
+		if !slices.Contains(imageNames(), name) {
+			errs = append(errs, fmt.Errorf("there is no image %q; there are: %s", name, strings.Join(imageNames(), ", ")))
+		}
+	}
+	if slices.Contains(f.Images, envoyImage) && f.Arch != runtime.GOARCH {
+		errs = append(errs, fmt.Errorf("--arch %s: the Envoy of this machine is for %s; name the other images", f.Arch, runtime.GOARCH))
+	}
+	return &f, errors.Join(errs...)
+}
