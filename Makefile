@@ -85,12 +85,12 @@ generate:
 ## check-generated: fail if the generated code is not what make generate writes
 .PHONY: check-generated
 check-generated: generate
-	@git diff --exit-code -- api || { echo "generated code is out of date: run make generate and commit"; exit 1; }
+	@git diff --exit-code -- api charts/berth/files || { echo "generated code is out of date: run make generate and commit"; exit 1; }
 
 ## golden: write the golden files anew
 .PHONY: golden
 golden:
-	go test ./envoy -run GoldenFile -update
+	go test ./envoy ./charts -run GoldenFile -update
 
 ## clean: remove bin/; the cache outside the tree stays
 .PHONY: clean
