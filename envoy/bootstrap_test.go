@@ -62,11 +62,11 @@ func TestSettingsNameTheFieldThatIsWrong(t *testing.T) {
 		change func(*Settings)
 		want   string
 	}{
-		"no listen address":      {func(s *Settings) { s.Listen = netip.AddrPort{} }, "listen address"},
+		"no listen address":            {func(s *Settings) { s.Listen = netip.AddrPort{} }, "listen address"},
 		"health where clients connect": {func(s *Settings) { s.HealthListen = s.Listen }, "health listen address 0.0.0.0:8080"},
-		"relative router socket": {func(s *Settings) { s.RouterSocket = "router.sock" }, "router socket"},
-		"no admin socket":        {func(s *Settings) { s.AdminSocket = "" }, "admin socket"},
-		"flush too short":        {func(s *Settings) { s.AccessLogFlush = time.Millisecond }, "access log flush"},
+		"relative router socket":       {func(s *Settings) { s.RouterSocket = "router.sock" }, "router socket"},
+		"no admin socket":              {func(s *Settings) { s.AdminSocket = "" }, "admin socket"},
+		"flush too short":              {func(s *Settings) { s.AccessLogFlush = time.Millisecond }, "access log flush"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := defaults()

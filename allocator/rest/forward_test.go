@@ -87,6 +87,20 @@ func TestWithoutALeaderNothingIsDone(t *testing.T) {
 	}
 }
 
+func TestALeaderThatTakesACallAndDoesNotAnswerIsNotWaitedForForEver(t *testing.T) {
+	leader := listen(t, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		_, _ = io.ReadAll(r.Body)
+		<-r.Context().Done()
+	}))
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond) // earlier than forwardWait
+	defer cancel()
+	r := httptest.NewRequestWithContext(ctx, "DELETE", "/sandboxes/x", nil)
+	r.Header.Set("X-Request-Id", "req-1")
+	w := httptest.NewRecorder()
+	handler(t, &fake{leader: leader}).ServeHTTP(w, r)
+	require.Contains(t, refusal(t, w, 503, apierror.NotLeader).Message, "a release may have taken place")
+}
+
 func TestTheLeaderLearnsThatTheCallerOfAFollowerHasGone(t *testing.T) {
 	arrived, gone := make(chan struct{}), make(chan struct{})
 	leader := listen(t, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
@@ -102,7 +116,11 @@ func TestTheLeaderLearnsThatTheCallerOfAFollowerHasGone(t *testing.T) {
 		r := httptest.NewRequestWithContext(ctx, "POST", "/sandboxes", strings.NewReader(`{"templateID":"python"}`))
 		handler(t, &fake{leader: leader}).ServeHTTP(httptest.NewRecorder(), r)
 	}()
-	<-arrived
+	select {
+	case <-arrived:
+	case <-time.After(10 * time.Second):
+		t.Error("the call does not reach the leader")
+	}
 	leave()
 	<-done
 	select {

@@ -353,7 +353,7 @@ func TestAFollowerIsReadyAndPassesCallsOnToWhereTheLeaseSays(t *testing.T) {
 	}))
 	t.Cleanup(leader.Close)
 	holder, seconds := "10.0.0.9:9090_"+leader.Listener.Addr().String()+"_x7k2", int32(60)
-	at := running(t, leases(t, func(w http.ResponseWriter, r *http.Request) {
+	at := running(t, leases(t, func(w http.ResponseWriter, _ *http.Request) {
 		now := metav1.NowMicro()
 		w.Header().Set("Content-Type", "application/json")
 		_ = json.NewEncoder(w).Encode(&coordinationv1.Lease{

@@ -33,18 +33,18 @@ func connect(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, err.Error(), http.StatusBadGateway)
 		return
 	}
-	defer there.Close()
+	defer func() { _ = there.Close() }()
 	here, buffered, err := http.NewResponseController(w).Hijack()
 	if err != nil {
 		return // the server closes the connection
 	}
-	defer here.Close()
+	defer func() { _ = here.Close() }()
 	if _, err := io.WriteString(here, "HTTP/1.1 200 OK\r\n\r\n"); err != nil {
 		return
 	}
 	defer context.AfterFunc(r.Context(), func() {
-		here.Close()
-		there.Close()
+		_ = here.Close()
+		_ = there.Close()
 	})()
 	var carried sync.WaitGroup
 	carry := func(to net.Conn, from io.Reader) {

@@ -184,7 +184,14 @@ func endTable() []behaviour {
 			s.until("stopping", stopping)
 			s.delete(&zero)
 			s.until("gone", gone)
-			require.NoError(s.t, s.do(http.MethodGet, pod.Status.PodIP, ownPort, "/", nil), "without an object, and at work")
+			ticker := time.NewTicker(500 * time.Millisecond)
+			defer ticker.Stop()
+			for now, end := time.Now(), asked(s.first(deleting)).Add(8*time.Second); ; now = <-ticker.C {
+				require.NoError(s.t, s.do(http.MethodGet, pod.Status.PodIP, ownPort, "/", nil), "without an object, and at work")
+				if now.After(end) {
+					break
+				}
+			}
 			s.reachable(pod.Status.PodIP, ownPort, false)
 		}},
 		{name: "eviction through the API", pod: podSpec{readiness: probe}, judge: func(s *subject) {

@@ -141,7 +141,7 @@ func newConn(wire httpstream.Connection, remote addr, port int) (*conn, error) {
 		c.mu.Lock()
 		c.fail = err
 		c.mu.Unlock()
-		far.Close()
+		_ = far.Close()
 	})
 	c.carried.Go(func() { // towards the pod
 		_, _ = io.Copy(data, far) // a broken stream shows when reading
@@ -164,7 +164,7 @@ func (c *conn) Read(b []byte) (int, error) {
 
 func (c *conn) Close() error {
 	c.once.Do(func() {
-		c.Conn.Close()
+		_ = c.Conn.Close()
 		closeWire(c.wire)
 		c.carried.Wait()
 	})

@@ -103,8 +103,8 @@ func (r *Relay) answers(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer c.Close()
-	defer context.AfterFunc(ctx, func() { c.Close() })()
+	defer func() { _ = c.Close() }()
+	defer context.AfterFunc(ctx, func() { _ = c.Close() })()
 	if _, err := io.WriteString(c, "GET /healthz HTTP/1.1\r\nHost: relay\r\nConnection: close\r\n\r\n"); err != nil {
 		return err
 	}
@@ -123,14 +123,14 @@ func (r *Relay) Dial(ctx context.Context, ip string, port int) (net.Conn, error)
 	if err != nil {
 		return nil, fmt.Errorf("relay to %s: %w", to, err)
 	}
-	stop := context.AfterFunc(ctx, func() { c.Close() })
+	stop := context.AfterFunc(ctx, func() { _ = c.Close() })
 	from, err := ask(c, to)
 	if err == nil && !stop() {
 		err = context.Cause(ctx)
 	}
 	if err != nil {
 		stop()
-		c.Close()
+		_ = c.Close()
 		return nil, fmt.Errorf("relay to %s: %w", to, err)
 	}
 	return &relayed{Conn: c, from: from}, nil

@@ -2,6 +2,7 @@ package controltls
 
 import (
 	"context"
+	"crypto/tls"
 	"crypto/x509"
 	"net"
 	"os"
@@ -109,6 +110,21 @@ func TestOnlyTheTwoRolesOfOneAuthorityTalkToEachOther(t *testing.T) {
 	t.Cleanup(stop)
 	require.Error(t, ask(t, address, c), "an allocator as a client")
 	require.ErrorContains(t, ask(t, serveAs(t, dir(t, ours, RouterName), RouterName), router(t, dir(t, ours, RouterName))), "certificate", "a router as a server")
+}
+
+func TestOlderVersionsOfTLSAreRefused(t *testing.T) {
+	a := authority(t)
+	f, err := a.Issue(RouterName, time.Now())
+	require.NoError(t, err)
+	pair, err := tls.X509KeyPair(f.Cert, f.Key)
+	require.NoError(t, err)
+	roots := x509.NewCertPool()
+	require.True(t, roots.AppendCertsFromPEM(f.CA))
+	address := serve(t, dir(t, a, AllocatorName))
+	config := &tls.Config{Certificates: []tls.Certificate{pair}, RootCAs: roots, ServerName: AllocatorName}
+	require.NoError(t, ask(t, address, credentials.NewTLS(config)))
+	config.MaxVersion = tls.VersionTLS12
+	require.ErrorContains(t, ask(t, address, credentials.NewTLS(config)), "protocol version")
 }
 
 // The same authority may serve other workloads, with certificates for both uses.
