@@ -87,7 +87,7 @@ func install(ctx context.Context, where string) (r *release, remove func() error
 	if where == onKind {
 		return r, undo, err // all of it goes with the cluster
 	}
-	return r, func() error { return in.uninstall() }, err
+	return r, in.uninstall, err
 }
 
 // fromEnvironment describes the installation that the environment asks for.
