@@ -14,7 +14,6 @@ import (
 	"github.com/berth-sandbox/berth/allocator/rest"
 	"github.com/berth-sandbox/berth/api/apierror"
 	"github.com/berth-sandbox/berth/devcluster/conformance"
-	"github.com/berth-sandbox/berth/devcluster/podnet"
 )
 
 func TestTrafficGoesOnThroughTheOtherGateway(t *testing.T) {
@@ -94,18 +93,7 @@ func TestAGatewayThatIsReplacedDropsNoRequest(t *testing.T) {
 // it is judged by the same table as a real one.
 func TestARealKubeletBehavesAsTheProcessNodeDoes(t *testing.T) {
 	onACluster(t, "needs a kubelet (the process node is judged in devcluster/conformance)")
-	relay, err := podnet.StartRelay(t.Context(), shared.config, shared.namespace(), shared.image)
-	require.NoError(t, err)
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-		defer cancel()
-		if err := relay.Close(ctx); err != nil {
-			t.Errorf("end the relay: %v", err)
-		}
-	})
-	conformance.Run(t, conformance.Options{
-		RestConfig: shared.config, Namespace: shared.namespace(), Image: shared.image, Dial: relay.Dial, Guard: 3 * time.Minute,
-	})
+	conformance.RunInCluster(t, shared.config, shared.image)
 }
 
 func TestTheAPINeedsAKey(t *testing.T) {

@@ -20,6 +20,9 @@ import (
 // setUpLimit bounds what is made before the table and removed after it.
 const setUpLimit = 2 * time.Minute
 
+// inClusterGuard is long because nodes may be busy and runtimes slow.
+const inClusterGuard = 3 * time.Minute
+
 // RunInCluster runs the whole table in a cluster of which nothing but the API
 // server can be reached, in a namespace of its own that it deletes afterwards.
 // image has demo-sandbox on its PATH, and the nodes have it or can pull it.
@@ -33,7 +36,7 @@ func RunInCluster(t *testing.T, config *rest.Config, image string) {
 	namespace := makeNamespace(ctx, t, client)
 	relay, err := podnet.StartRelay(ctx, config, namespace, image)
 	require.NoError(t, err)
-	Run(t, Options{RestConfig: config, Namespace: namespace, Image: image, Dial: relay.Dial})
+	Run(t, Options{RestConfig: config, Namespace: namespace, Image: image, Dial: relay.Dial, Guard: inClusterGuard})
 }
 
 func makeNamespace(ctx context.Context, t *testing.T, client kubernetes.Interface) string {
