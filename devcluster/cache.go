@@ -78,12 +78,9 @@ func (a artifact) get(ctx context.Context, progress io.Writer) (_ string, err er
 		return "", err
 	}
 	defer func() { err = errors.Join(err, sup.Close()) }()
-	partial, err := os.MkdirTemp(filepath.Dir(dir), filepath.Base(dir)+".partial-")
+	partial, err := sup.TempDir(filepath.Dir(dir), filepath.Base(dir)+".partial-")
 	if err != nil {
-		return "", fmt.Errorf("make a directory in the cache: %w", err)
-	}
-	if err := sup.RemoveAtDeath(partial); err != nil {
-		return "", errors.Join(err, os.RemoveAll(partial))
+		return "", err
 	}
 	out, scratch := filepath.Join(partial, "out"), filepath.Join(partial, "scratch")
 	for _, d := range []string{out, scratch} {

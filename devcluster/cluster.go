@@ -152,14 +152,7 @@ func Up(ctx context.Context, o Options) (_ *Cluster, err error) {
 
 func (c *Cluster) makeDir() (string, error) {
 	if c.o.Dir == "" {
-		dir, err := os.MkdirTemp("", "berth-cluster-")
-		if err != nil {
-			return "", fmt.Errorf("make the cluster's directory: %w", err)
-		}
-		if err := c.sup.RemoveAtDeath(dir); err != nil {
-			return "", errors.Join(err, os.RemoveAll(dir))
-		}
-		return dir, nil
+		return c.sup.TempDir("", "berth-cluster-")
 	}
 	dir, err := filepath.Abs(c.o.Dir)
 	if err != nil {

@@ -171,9 +171,12 @@ func TestSignalReachesTheGroupAndIsHarmlessAfterItsEnd(t *testing.T) {
 func TestCloseKillsWhatIsLeftAndRemovesDirectories(t *testing.T) {
 	s, err := proc.New()
 	require.NoError(t, err)
-	dir := filepath.Join(t.TempDir(), "a dir * with 'signs")
-	require.NoError(t, os.MkdirAll(filepath.Join(dir, "sub"), 0o755))
-	require.NoError(t, s.RemoveAtDeath(dir))
+	around := t.TempDir()
+	dir, err := s.TempDir(around, "a dir * with 'signs")
+	require.NoError(t, err)
+	require.NoError(t, os.Mkdir(filepath.Join(dir, "sub"), 0o755))
+	beside := filepath.Join(around, "a dir of another")
+	require.NoError(t, os.Mkdir(beside, 0o755))
 	p, out := start(t, s, `trap '' TERM; sleep 1000 & echo $!; wait`)
 	sleeper := readInt(t, out)
 	require.NoError(t, s.Close())
@@ -181,9 +184,11 @@ func TestCloseKillsWhatIsLeftAndRemovesDirectories(t *testing.T) {
 	require.NotNil(t, p.State())
 	requireDead(t, sleeper)
 	require.NoDirExists(t, dir)
+	require.DirExists(t, beside)
 	_, err = s.Start(exec.Command("/bin/true"))
 	require.ErrorIs(t, err, proc.ErrClosed)
-	require.ErrorIs(t, s.RemoveAtDeath(dir), proc.ErrClosed)
+	_, err = s.TempDir(around, "x")
+	require.ErrorIs(t, err, proc.ErrClosed)
 }
 
 func TestOutputHeldByAnEscapedProcessDoesNotHoldTheOwner(t *testing.T) {
@@ -210,9 +215,10 @@ func TestStartRefuses(t *testing.T) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	_, err = s.Start(cmd)
 	require.ErrorContains(t, err, "Setsid")
-	for _, dir := range []string{"relative", "/", "//", "/a\nb"} {
-		require.Error(t, s.RemoveAtDeath(dir), dir)
-	}
+	_, err = s.TempDir(t.TempDir(), "two\nlines")
+	require.ErrorContains(t, err, "one line")
+	_, err = s.TempDir("/nonexistent", "x")
+	require.ErrorIs(t, err, os.ErrNotExist)
 }
 
 // TestNothingOutlivesAKilledParent is the reason for this package.
@@ -226,12 +232,11 @@ func TestNothingOutlivesAKilledParent(t *testing.T) {
 		{"interrupted with its process group", func(pid int) error { return syscall.Kill(-pid, syscall.SIGINT) }},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			dir := filepath.Join(t.TempDir(), "work")
-			require.NoError(t, os.Mkdir(dir, 0o755))
+			around := t.TempDir()
 			exe, err := os.Executable()
 			require.NoError(t, err)
 			cmd := exec.Command(exe)
-			cmd.Env = append(os.Environ(), parentEnv+"="+dir)
+			cmd.Env = append(os.Environ(), parentEnv+"="+around)
 			cmd.Stderr = os.Stderr
 			cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 			stdout, err := cmd.StdoutPipe()
@@ -250,8 +255,8 @@ func TestNothingOutlivesAKilledParent(t *testing.T) {
 				require.Eventuallyf(t, func() bool { return len(groupAlive(g)) == 0 }, 20*time.Second, 5*time.Millisecond, "group %d", g)
 			}
 			require.Eventually(t, func() bool {
-				_, err := os.Stat(dir)
-				return os.IsNotExist(err)
+				left, err := os.ReadDir(around)
+				return err == nil && len(left) == 0
 			}, 20*time.Second, 5*time.Millisecond)
 			// Nothing of ours holds the parent's output open.
 			_, err = io.Copy(io.Discard, out)
@@ -262,12 +267,13 @@ func TestNothingOutlivesAKilledParent(t *testing.T) {
 
 // parent starts groups of a shell and a sleeper, prints the IDs of one that has
 // ended and two that run, and waits to be killed.
-func parent(dir string, out io.Writer) error {
+func parent(around string, out io.Writer) error {
 	s, err := proc.New()
 	if err != nil {
 		return err
 	}
-	if err := s.RemoveAtDeath(dir); err != nil {
+	dir, err := s.TempDir(around, "work-")
+	if err != nil {
 		return err
 	}
 	ended, stdout, err := startScript(s, `exit 0`)

@@ -1,8 +1,11 @@
 package proc
 
 import (
+	"crypto/rand"
+	"encoding/hex"
 	"errors"
 	"fmt"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
@@ -144,18 +147,39 @@ func (s *Supervisor) own(p *Process) {
 	close(p.done)
 }
 
-// RemoveAtDeath has dir, an absolute path, removed with all it holds after the
-// last process is killed: by Close, or when this process dies.
-func (s *Supervisor) RemoveAtDeath(dir string) error {
-	if !filepath.IsAbs(dir) || filepath.Clean(dir) == "/" || strings.ContainsRune(dir, '\n') {
-		return fmt.Errorf("remove %q at death: want an absolute path of one line", dir)
+// TempDir makes a directory in parent, "" for the default one for temporary
+// files, with a random name that begins with prefix. It is removed with all it
+// holds after the last process is killed: by Close, or when this process dies.
+func (s *Supervisor) TempDir(parent, prefix string) (string, error) {
+	if parent == "" {
+		parent = os.TempDir()
+	}
+	parent, err := filepath.Abs(parent)
+	if err != nil {
+		return "", fmt.Errorf("make a directory: %w", err)
+	}
+	var random [8]byte
+	_, _ = rand.Read(random[:]) // never fails, see crypto/rand
+	dir := filepath.Join(parent, prefix+hex.EncodeToString(random[:]))
+	if strings.ContainsRune(dir, '\n') {
+		return "", fmt.Errorf("make a directory %q: the name must be of one line", dir)
+	}
+	if _, err := os.Lstat(dir); err == nil {
+		return "", fmt.Errorf("make directory %s: %w", dir, os.ErrExist)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
-		return ErrClosed
+		return "", ErrClosed
 	}
-	return s.guard.addDir(filepath.Clean(dir))
+	// The guard first: this process may die at any moment.
+	if err := s.guard.addDir(dir); err != nil {
+		return "", err
+	}
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return "", fmt.Errorf("make a directory: %w", err)
+	}
+	return dir, nil
 }
 
 // Close kills every process left, has the registered directories removed and

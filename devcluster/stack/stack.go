@@ -84,11 +84,8 @@ func Start(ctx context.Context, c *devcluster.Cluster, o Options) (_ *Stack, err
 		return nil, err
 	}
 	// Unix socket paths are limited to 107 bytes, so they get a short directory.
-	sockets, err := os.MkdirTemp("", "berth-")
+	sockets, err := c.Supervisor().TempDir("", "berth-")
 	if err != nil {
-		return nil, err
-	}
-	if err := c.Supervisor().RemoveAtDeath(sockets); err != nil {
 		return nil, err
 	}
 	// Envoy first: the kernel chooses its port, which is part of every URL.
