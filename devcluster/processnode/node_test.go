@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/apimachinery/pkg/util/rand"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/berth-sandbox/berth/devcluster"
@@ -333,14 +334,6 @@ func schedulerFindsTheNode(w *world) {
 		_, err := w.client.CoreV1().Nodes().Patch(w.ctx(), w.name(0), types.MergePatchType, []byte(patch), metav1.PatchOptions{})
 		require.NoError(w.t, err)
 	}
-	here := func(s *corev1.PodSpec) { s.NodeSelector = map[string]string{corev1.LabelHostname: w.name(0)} }
-	require.Eventually(w.t, func() bool {
-		_, err := w.client.CoreV1().Nodes().Get(w.ctx(), w.name(0), metav1.GetOptions{})
-		return err == nil
-	}, guard, 20*time.Millisecond)
-	cordon(true)
-	w.create("scheduled", -1, nil, here)
-	w.create("nowhere", -1, nil, func(s *corev1.PodSpec) { s.NodeSelector = map[string]string{"no": "such"} })
 	unschedulable := func(p *corev1.Pod) bool {
 		for _, c := range p.Status.Conditions {
 			if c.Type == corev1.PodScheduled {
@@ -349,12 +342,32 @@ func schedulerFindsTheNode(w *world) {
 		}
 		return false
 	}
+	here := func(s *corev1.PodSpec) { s.NodeSelector = map[string]string{corev1.LabelHostname: w.name(0)} }
+	require.Eventually(w.t, func() bool {
+		_, err := w.client.CoreV1().Nodes().Get(w.ctx(), w.name(0), metav1.GetOptions{})
+		return err == nil
+	}, guard, 20*time.Millisecond)
+	// closeNode cordons the node and returns when the scheduler, which sees nodes and
+	// pods by two watches, has seen that.
+	closeNode := func() {
+		cordon(true)
+		for i, placed := 0, true; placed; i++ {
+			name := fmt.Sprintf("probe-%d-%s", i, rand.String(5))
+			w.create(name, -1, nil, here)
+			placed = w.until(name, "placed or not", func(p *corev1.Pod) bool { return p != nil && (p.Spec.NodeName != "" || unschedulable(p)) }).Spec.NodeName != ""
+			w.delete(name, 0)
+			w.gone(name)
+		}
+	}
+	closeNode()
+	w.create("scheduled", -1, nil, here)
+	w.create("nowhere", -1, nil, func(s *corev1.PodSpec) { s.NodeSelector = map[string]string{"no": "such"} })
 	w.until("scheduled", "unschedulable while the node is cordoned", unschedulable)
 	w.until("nowhere", "unschedulable", unschedulable)
 	cordon(false)
 	require.Equal(w.t, w.name(0), w.ready("scheduled").Spec.NodeName)
 
-	cordon(true)
+	closeNode()
 	w.run(1)
 	w.create("second", -1, nil, nil)
 	require.Equal(w.t, w.name(1), w.ready("second").Spec.NodeName)
