@@ -172,7 +172,7 @@ func TestBadRequestsAreRefusedClearlyAndReachNoPod(t *testing.T) {
 		code       int
 		reason     string
 	}{
-		{"bare domain", e.site.domain(), 400, "bad_host"},
+		{"bare domain", e.site.domain(), 400, "bad_target"},
 		{"another domain", "8080-" + s.SandboxID + ".example.com", 400, "bad_host"},
 		{"something before the sandbox", "x." + e.host(8080, s.SandboxID), 400, "bad_port"},
 		{"two hosts", e.host(8080, s.SandboxID) + "," + e.host(8080, s.SandboxID), 400, "bad_host"},

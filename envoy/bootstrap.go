@@ -21,11 +21,14 @@ func Bootstrap(s Settings) (*bootstrapv3.Bootstrap, error) {
 	}
 	b := builder{Settings: s}
 	config := &bootstrapv3.Bootstrap{
+		// Envoy reads no file again without a name of its own.
+		Node:  &corev3.Node{Id: "gateway", Cluster: "berth"},
 		Admin: &bootstrapv3.Admin{Address: pipe(s.AdminSocket)},
 		StaticResources: &bootstrapv3.Bootstrap_StaticResources{
 			Listeners: b.listeners(),
 			Clusters:  b.clusters(),
 		},
+		OverloadManager: b.overload(),
 	}
 	if b.err != nil {
 		return nil, fmt.Errorf("envoy settings: %w", b.err)
@@ -42,9 +45,13 @@ func YAML(s Settings) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
+	return render(config)
+}
+
+func render(config proto.Message) ([]byte, error) {
 	raw, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(config)
 	if err != nil {
-		return nil, fmt.Errorf("render envoy bootstrap: %w", err)
+		return nil, fmt.Errorf("render envoy configuration: %w", err)
 	}
 	// JSONToYAML sorts the keys, which also takes out protojson's deliberately
 	// unstable spacing.

@@ -4,6 +4,7 @@ import (
 	"flag"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -27,17 +28,47 @@ func withHealth() Settings {
 	return s
 }
 
-func TestBootstrapIsTheGoldenFile(t *testing.T) {
-	for golden, settings := range map[string]Settings{"testdata/default.yaml": defaults(), "testdata/health.yaml": withHealth()} {
-		got, err := YAML(settings)
-		require.NoError(t, err)
-		if *update {
-			require.NoError(t, os.WriteFile(golden, got, 0o644))
-		}
-		want, err := os.ReadFile(golden)
-		require.NoError(t, err)
-		require.Equal(t, string(want), string(got), "run go test ./envoy -update and read the difference")
+func with(change func(*Settings)) Settings {
+	s := defaults()
+	change(&s)
+	return s
+}
+
+// golden are the settings that people run Envoy with, and what is rendered.
+func golden() map[string]Settings {
+	return map[string]Settings{
+		// One node; a gateway host, at which headers name the sandbox, needs
+		// nothing more.
+		"default.yaml": defaults(),
+		"health.yaml":  withHealth(),
+		"tls.yaml": with(func(s *Settings) {
+			s.Listen = netip.MustParseAddrPort("[::]:8443")
+			s.TLS = &TLS{CertFile: "/etc/berth/tls/tls.crt", KeyFile: "/etc/berth/tls/tls.key", SecretFile: "/run/berth/envoy-tls.yaml"}
+		}),
+		"load-balancer.yaml": with(func(s *Settings) {
+			s.TrustedHops, s.ProxyProtocol, s.MaxHeap = 1, true, 1<<30
+		}),
+		"paths.yaml": with(func(s *Settings) { s.Paths = true }),
 	}
+}
+
+func TestBootstrapIsTheGoldenFile(t *testing.T) {
+	check := func(name string, got []byte, err error) {
+		require.NoError(t, err)
+		file := filepath.Join("testdata", name)
+		if *update {
+			require.NoError(t, os.WriteFile(file, got, 0o644))
+		}
+		want, err := os.ReadFile(file)
+		require.NoError(t, err)
+		require.Equal(t, string(want), string(got), "run make golden and read the difference")
+	}
+	for name, settings := range golden() {
+		got, err := YAML(settings)
+		check(name, got, err)
+	}
+	secret, err := TLSSecret(golden()["tls.yaml"])
+	check("tls-secret.yaml", secret, err)
 }
 
 // Nothing else may differ: the sandboxes' traffic has nothing to do with it.
@@ -62,11 +93,16 @@ func TestSettingsNameTheFieldThatIsWrong(t *testing.T) {
 		change func(*Settings)
 		want   string
 	}{
-		"no listen address":            {func(s *Settings) { s.Listen = netip.AddrPort{} }, "listen address"},
-		"health where clients connect": {func(s *Settings) { s.HealthListen = s.Listen }, "health listen address 0.0.0.0:8080"},
-		"relative router socket":       {func(s *Settings) { s.RouterSocket = "router.sock" }, "router socket"},
-		"no admin socket":              {func(s *Settings) { s.AdminSocket = "" }, "admin socket"},
-		"flush too short":              {func(s *Settings) { s.AccessLogFlush = time.Millisecond }, "access log flush"},
+		"no listen address":             {func(s *Settings) { s.Listen = netip.AddrPort{} }, "listen address"},
+		"health where clients connect":  {func(s *Settings) { s.HealthListen = s.Listen }, "health listen address 0.0.0.0:8080"},
+		"relative router socket":        {func(s *Settings) { s.RouterSocket = "router.sock" }, "router socket"},
+		"no admin socket":               {func(s *Settings) { s.AdminSocket = "" }, "admin socket"},
+		"certificate at no fixed place": {func(s *Settings) { s.TLS = &TLS{CertFile: "c", KeyFile: "/k", SecretFile: "/s"} }, "certificate file \"c\""},
+		"key elsewhere":                 {func(s *Settings) { s.TLS = &TLS{CertFile: "/a/c", KeyFile: "/b/k", SecretFile: "/s"} }, "must be in one directory"},
+		"no TLS secret file":            {func(s *Settings) { s.TLS = &TLS{CertFile: "/a/c", KeyFile: "/a/k"} }, "TLS secret file"},
+		"too many hops":                 {func(s *Settings) { s.TrustedHops = 101 }, "trusted hops 101"},
+		"too little memory":             {func(s *Settings) { s.MaxHeap = 1 << 20 }, "max heap 1048576"},
+		"flush too short":               {func(s *Settings) { s.AccessLogFlush = time.Millisecond }, "access log flush"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := defaults()

@@ -2,244 +2,136 @@ package envoy_test
 
 import (
 	"encoding/json"
-	"io"
 	"net"
 	"net/http"
 	"net/netip"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"testing"
-	"time"
 
+	bootstrapv3 "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
+	originaldstv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/listener/original_dst/v3"
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"github.com/stretchr/testify/require"
-	"go.uber.org/goleak"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/berth-sandbox/berth/api/apierror"
-	"github.com/berth-sandbox/berth/devcluster"
-	"github.com/berth-sandbox/berth/devcluster/proc"
-	"github.com/berth-sandbox/berth/devcluster/stack"
 	"github.com/berth-sandbox/berth/envoy"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
-
-// script is an ext_proc server that does what a test wants, well or badly.
-type script struct {
-	extprocv3.UnimplementedExternalProcessorServer
-	mu   sync.Mutex
-	play func(extprocv3.ExternalProcessor_ProcessServer, *extprocv3.ProcessingRequest) error
-}
-
-func (s *script) set(play func(extprocv3.ExternalProcessor_ProcessServer, *extprocv3.ProcessingRequest) error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.play = play
-}
-
-func (s *script) Process(stream extprocv3.ExternalProcessor_ProcessServer) error {
-	s.mu.Lock()
-	play := s.play
-	s.mu.Unlock()
-	m, err := stream.Recv()
-	if err != nil {
-		return nil // Envoy went away
-	}
-	return play(stream, m)
-}
-
-// gateway is a real Envoy with the real bootstrap, a scripted router, and a
-// server that stands for a pod and counts.
-type gateway struct {
-	*testing.T
-	router *script
-	// addr and health are the addresses of the listeners.
-	addr, health string
-	admin        *http.Client
-	adminSocket  string
-	podAddr      netip.AddrPort
-	// hits are requests that reached the pod, connections those it accepted.
-	hits, connections atomic.Int64
-}
-
-func startGateway(t *testing.T) *gateway {
-	if testing.Short() {
-		t.Skip("needs real Envoy; not under -short")
-	}
-	g := &gateway{T: t, router: &script{}}
-	bin, err := devcluster.EnvoyBinary(t.Context(), nil)
-	require.NoError(t, err)
-	dir, err := os.MkdirTemp("", "berth-")
-	require.NoError(t, err)
-	t.Cleanup(func() { os.RemoveAll(dir) })
-	settings := envoy.Settings{
-		Listen: netip.MustParseAddrPort("127.0.0.1:0"), HealthListen: netip.MustParseAddrPort("127.0.0.1:0"),
-		RouterSocket: filepath.Join(dir, "router.sock"), AdminSocket: filepath.Join(dir, "admin.sock"),
-	}
-	raw, err := envoy.YAML(settings)
-	require.NoError(t, err)
-	config := filepath.Join(dir, "envoy.yaml")
-	require.NoError(t, os.WriteFile(config, raw, 0o600))
-
-	socket, err := net.Listen("unix", settings.RouterSocket)
-	require.NoError(t, err)
-	server := grpc.NewServer()
-	extprocv3.RegisterExternalProcessorServer(server, g.router)
-	var serving sync.WaitGroup
-	serving.Go(func() { _ = server.Serve(socket) }) // ends with Stop
-	t.Cleanup(serving.Wait)
-	t.Cleanup(server.Stop)
-
-	pod, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	g.podAddr = netip.MustParseAddrPort(pod.Addr().String())
-	podServer := &http.Server{
-		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			g.hits.Add(1)
-			_ = json.NewEncoder(w).Encode(r.Header)
-		}),
-		ConnState: func(_ net.Conn, s http.ConnState) {
-			if s == http.StateNew {
-				g.connections.Add(1)
-			}
-		},
-	}
-	serving.Go(func() { _ = podServer.Serve(pod) }) // ends with Close
-	t.Cleanup(func() { podServer.Close() })
-
-	supervisor, err := proc.New()
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, supervisor.Close()) })
-	cmd := exec.Command(bin, "-c", config, "--disable-hot-restart", "--concurrency", "1", "--log-level", "error")
-	cmd.Stderr = os.Stderr
-	_, err = supervisor.Start(cmd)
-	require.NoError(t, err)
-	g.adminSocket, g.admin = settings.AdminSocket, stack.EnvoyAdmin(settings.AdminSocket)
-	require.Eventually(t, func() bool {
-		listeners := g.listeners()
-		g.addr, g.health = listeners["ingress"], listeners["health"]
-		return g.addr != "" && g.health != ""
-	}, time.Minute, 20*time.Millisecond)
-	return g
-}
-
-// listeners asks Envoy which addresses its listeners got. There is none as long
-// as it does not answer.
-func (g *gateway) listeners() map[string]string {
-	response, err := g.admin.Get("http://envoy/listeners")
-	if err != nil {
-		return nil
-	}
-	defer response.Body.Close()
-	body, err := io.ReadAll(response.Body)
-	require.NoError(g, err)
-	all := map[string]string{}
-	for line := range strings.Lines(string(body)) {
-		if name, addr, ok := strings.Cut(strings.TrimSpace(line), "::"); ok && !strings.HasSuffix(addr, ":0") {
-			all[name] = addr
-		}
-	}
-	return all
-}
-
-func (g *gateway) get(header http.Header) (int, string) {
-	g.Helper()
-	r, err := http.NewRequestWithContext(g.Context(), http.MethodGet, "http://"+g.addr+"/", http.NoBody)
-	require.NoError(g, err)
-	r.Host = "8080-abc.sandbox.example.com"
-	for name, values := range header {
-		r.Header[name] = values
-	}
-	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: time.Minute}
-	response, err := client.Do(r)
-	require.NoError(g, err)
-	defer response.Body.Close()
-	body, err := io.ReadAll(response.Body)
-	require.NoError(g, err)
-	return response.StatusCode, string(body)
-}
-
-// admit answers with this metadata; a nil value is left out.
-func admit(fields map[string]*structpb.Value) func(extprocv3.ExternalProcessor_ProcessServer, *extprocv3.ProcessingRequest) error {
-	return func(stream extprocv3.ExternalProcessor_ProcessServer, _ *extprocv3.ProcessingRequest) error {
-		return stream.Send(&extprocv3.ProcessingResponse{
-			Response: &extprocv3.ProcessingResponse_RequestHeaders{RequestHeaders: &extprocv3.HeadersResponse{}},
-			DynamicMetadata: &structpb.Struct{Fields: map[string]*structpb.Value{
-				envoy.MetadataNamespace: structpb.NewStructValue(&structpb.Struct{Fields: fields}),
-			}},
-		})
-	}
-}
-
-func text(s string) *structpb.Value { return structpb.NewStringValue(s) }
-
-func (g *gateway) admitted(id string) map[string]*structpb.Value {
-	return map[string]*structpb.Value{envoy.MetadataDst: text(g.podAddr.String()), envoy.MetadataID: text(id)}
-}
-
-func TestWhateverTheRouterDoesWrongNothingIsServed(t *testing.T) {
-	g := startGateway(t)
+// wrongs is everything a router can do wrong, by what it does.
+func (g *gateway) wrongs() map[string]play {
 	dst := g.podAddr.String()
-	type play = func(extprocv3.ExternalProcessor_ProcessServer, *extprocv3.ProcessingRequest) error
-	for name, p := range map[string]play{
+	to := func(dst, id *structpb.Value) play {
+		return admit(map[string]*structpb.Value{envoy.MetadataDst: dst, envoy.MetadataID: id})
+	}
+	return map[string]play{
 		"closes the stream without an answer": func(extprocv3.ExternalProcessor_ProcessServer, *extprocv3.ProcessingRequest) error { return nil },
 		"ends the stream with an error": func(extprocv3.ExternalProcessor_ProcessServer, *extprocv3.ProcessingRequest) error {
 			return status.Error(codes.Internal, "boom")
+		},
+		"says that it is not there, again and again": func(extprocv3.ExternalProcessor_ProcessServer, *extprocv3.ProcessingRequest) error {
+			return status.Error(codes.Unavailable, "boom")
 		},
 		"never answers": func(stream extprocv3.ExternalProcessor_ProcessServer, _ *extprocv3.ProcessingRequest) error {
 			<-stream.Context().Done()
 			return nil
 		},
+		"answers with nothing in it": func(stream extprocv3.ExternalProcessor_ProcessServer, _ *extprocv3.ProcessingRequest) error {
+			return stream.Send(&extprocv3.ProcessingResponse{DynamicMetadata: metadata(g.admitted("abc"))})
+		},
 		"answers with another kind of message, and valid metadata": func(stream extprocv3.ExternalProcessor_ProcessServer, _ *extprocv3.ProcessingRequest) error {
 			return stream.Send(&extprocv3.ProcessingResponse{
 				Response:        &extprocv3.ProcessingResponse_ResponseHeaders{ResponseHeaders: &extprocv3.HeadersResponse{}},
-				DynamicMetadata: &structpb.Struct{Fields: map[string]*structpb.Value{envoy.MetadataNamespace: structpb.NewStructValue(&structpb.Struct{Fields: g.admitted("abc")})}},
+				DynamicMetadata: metadata(g.admitted("abc")),
 			})
 		},
-		"no metadata":                        admit(nil),
-		"no ID":                              admit(map[string]*structpb.Value{envoy.MetadataDst: text(dst)}),
-		"no destination":                     admit(map[string]*structpb.Value{envoy.MetadataID: text("abc")}),
-		"an empty ID":                        admit(map[string]*structpb.Value{envoy.MetadataDst: text(dst), envoy.MetadataID: text("")}),
-		"a destination that is no address":   admit(map[string]*structpb.Value{envoy.MetadataDst: text("localhost:80"), envoy.MetadataID: text("abc")}),
-		"Envoy's own admin socket":           admit(map[string]*structpb.Value{envoy.MetadataDst: text(g.adminSocket), envoy.MetadataID: text("abc")}),
-		"that socket as a URL":               admit(map[string]*structpb.Value{envoy.MetadataDst: text("unix://" + g.adminSocket), envoy.MetadataID: text("abc")}),
-		"port 0":                             admit(map[string]*structpb.Value{envoy.MetadataDst: text("127.0.0.1:0"), envoy.MetadataID: text("abc")}),
-		"something behind the destination":   admit(map[string]*structpb.Value{envoy.MetadataDst: text(dst + ","), envoy.MetadataID: text("abc")}),
-		"a list that begins with a good one": admit(map[string]*structpb.Value{envoy.MetadataDst: structpb.NewListValue(&structpb.ListValue{Values: []*structpb.Value{text(dst)}}), envoy.MetadataID: text("abc")}),
-		"a number":                           admit(map[string]*structpb.Value{envoy.MetadataDst: structpb.NewNumberValue(80), envoy.MetadataID: text("abc")}),
+		"answers for the body, and valid metadata": func(stream extprocv3.ExternalProcessor_ProcessServer, _ *extprocv3.ProcessingRequest) error {
+			return stream.Send(&extprocv3.ProcessingResponse{
+				Response:        &extprocv3.ProcessingResponse_RequestBody{RequestBody: &extprocv3.BodyResponse{}},
+				DynamicMetadata: metadata(g.admitted("abc")),
+			})
+		},
 		"the answer in another namespace": func(stream extprocv3.ExternalProcessor_ProcessServer, _ *extprocv3.ProcessingRequest) error {
 			return stream.Send(&extprocv3.ProcessingResponse{
 				Response:        &extprocv3.ProcessingResponse_RequestHeaders{RequestHeaders: &extprocv3.HeadersResponse{}},
 				DynamicMetadata: &structpb.Struct{Fields: map[string]*structpb.Value{"other": structpb.NewStructValue(&structpb.Struct{Fields: g.admitted("abc")})}},
 			})
 		},
-	} {
+		"metadata without a namespace": func(stream extprocv3.ExternalProcessor_ProcessServer, _ *extprocv3.ProcessingRequest) error {
+			return stream.Send(&extprocv3.ProcessingResponse{
+				Response:        &extprocv3.ProcessingResponse_RequestHeaders{RequestHeaders: &extprocv3.HeadersResponse{}},
+				DynamicMetadata: &structpb.Struct{Fields: g.admitted("abc")},
+			})
+		},
+		"no metadata":                        admit(nil),
+		"no ID":                              admit(map[string]*structpb.Value{envoy.MetadataDst: text(dst)}),
+		"no destination":                     admit(map[string]*structpb.Value{envoy.MetadataID: text("abc")}),
+		"an empty ID":                        to(text(dst), text("")),
+		"an ID of other characters":          to(text(dst), text("a/b")),
+		"an ID that is no text":              to(text(dst), structpb.NewBoolValue(true)),
+		"an empty destination":               to(text(""), text("abc")),
+		"a destination that is no address":   to(text("localhost:80"), text("abc")),
+		"an address without a port":          to(text(g.podAddr.Addr().String()), text("abc")),
+		"Envoy's own admin socket":           to(text(g.settings.AdminSocket), text("abc")),
+		"that socket as a URL":               to(text("unix://"+g.settings.AdminSocket), text("abc")),
+		"octets above 255":                   to(text("127.0.0.256:80"), text("abc")),
+		"octets with leading zeros":          to(text("127.0.0.01:80"), text("abc")),
+		"three octets":                       to(text("127.0.1:80"), text("abc")),
+		"no IPv6 address":                    to(text("[:::1]:80"), text("abc")),
+		"nine groups":                        to(text("[0000:0000:0000:0000:0000:0000:0000:0000:0001]:80"), text("abc")),
+		"IPv6 with a zone":                   to(text("[fe80:0000:0000:0000:0000:0000:0000:0001%lo]:80"), text("abc")),
+		"port 0":                             to(text("127.0.0.1:0"), text("abc")),
+		"a port above 65535":                 to(text("127.0.0.1:70000"), text("abc")),
+		"something behind the destination":   to(text(dst+","), text("abc")),
+		"something before the destination":   to(text(" "+dst), text("abc")),
+		"a list that begins with a good one": to(structpb.NewListValue(&structpb.ListValue{Values: []*structpb.Value{text(dst)}}), text("abc")),
+		"a number":                           to(structpb.NewNumberValue(80), text("abc")),
+	}
+}
+
+// unavailable requires the answer that is given for a router that is not there,
+// and that no request reached the pod.
+func (g *gateway) unavailable(t *testing.T, header http.Header) {
+	t.Helper()
+	before := g.hits.Load()
+	code, body := g.get(header)
+	require.Equal(t, http.StatusServiceUnavailable, code, body)
+	var e struct {
+		Code      int
+		Reason    apierror.Reason
+		RequestID string
+	}
+	require.NoError(t, json.Unmarshal([]byte(body), &e), body)
+	require.Equal(t, http.StatusServiceUnavailable, e.Code)
+	require.Equal(t, apierror.RouterUnavailable, e.Reason)
+	require.NotEmpty(t, e.RequestID)
+	require.Equal(t, before, g.hits.Load(), "the request reached the pod")
+}
+
+func TestWhateverTheRouterDoesWrongNothingIsServed(t *testing.T) {
+	g := startGateway(t)
+	dst := g.podAddr.String()
+	for name, play := range g.wrongs() {
 		t.Run(name, func(t *testing.T) {
-			g.router.set(p)
-			before := g.hits.Load()
+			g.router.set(play)
 			// A client that tries to name the destination itself changes nothing.
-			code, body := g.get(http.Header{
+			g.unavailable(t, http.Header{
 				"X-Envoy-Original-Dst-Host": {dst}, "x-ENVOY-original-DST-host": {dst}, "X-Berth-Dst": {dst}, "Berth": {dst},
 			})
-			require.Equal(t, http.StatusServiceUnavailable, code, body)
-			var e apierror.Error
-			require.NoError(t, json.Unmarshal([]byte(body), &e), body)
-			require.Equal(t, http.StatusServiceUnavailable, e.Code)
-			require.Equal(t, "router_unavailable", string(e.Reason))
-			require.NotEmpty(t, e.RequestID)
-			require.Equal(t, before, g.hits.Load(), "the request reached the pod")
 		})
 	}
-	// And the same gateway serves what is admitted: the counter counts.
+	g.serves(t)
+}
+
+// serves requires that the same gateway serves what is admitted: the counter
+// counts.
+func (g *gateway) serves(t *testing.T) {
+	t.Helper()
 	g.router.set(admit(g.admitted("abc")))
 	before := g.hits.Load()
 	code, body := g.get(nil)
@@ -247,48 +139,183 @@ func TestWhateverTheRouterDoesWrongNothingIsServed(t *testing.T) {
 	require.Equal(t, before+1, g.hits.Load())
 }
 
+// With these listener filters a connection has an "original destination", which
+// the pods' cluster would use for want of a better one.
+func TestNoListenerFilterGivesARequestADestination(t *testing.T) {
+	for name, c := range map[string]struct {
+		config config
+		// preamble is what a peer sends to choose the destination.
+		preamble func(*gateway) string
+	}{
+		"PROXY protocol": {
+			config{settings: func(s *envoy.Settings) { s.ProxyProtocol = true }},
+			func(g *gateway) string { // the pod is the destination that the peer claims
+				return "PROXY TCP4 192.0.2.1 " + g.podAddr.Addr().String() + " 1024 " + portOf(g.podAddr) + "\r\n"
+			},
+		},
+		"original_dst": {
+			config{patch: func(b *bootstrapv3.Bootstrap) {
+				filter, err := anypb.New(&originaldstv3.OriginalDst{})
+				if err != nil {
+					panic(err)
+				}
+				b.StaticResources.Listeners[0].ListenerFilters = []*listenerv3.ListenerFilter{{
+					Name: "envoy.filters.listener.original_dst", ConfigType: &listenerv3.ListenerFilter_TypedConfig{TypedConfig: filter},
+				}}
+			}},
+			func(*gateway) string { return "" },
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := startGatewayWith(t, c.config)
+			for wrong, play := range g.wrongs() {
+				g.router.set(play)
+				a := g.answer(c.preamble(g) + "GET / HTTP/1.1\r\nHost: " + host + "\r\nX-Envoy-Original-Dst-Host: " + g.podAddr.String() + "\r\nConnection: close\r\n\r\n")
+				require.Equal(t, http.StatusServiceUnavailable, a.code, "%s: %s", wrong, a.body)
+				require.Zero(t, g.hits.Load(), wrong)
+			}
+			// Envoy has not been sent round in circles either.
+			require.LessOrEqual(t, g.counter(`http\.ingress\.downstream_rq_total`), len(g.wrongs()))
+			g.router.set(admit(g.admitted("abc")))
+			a := g.answer(c.preamble(g) + "GET / HTTP/1.1\r\nHost: " + host + "\r\nConnection: close\r\n\r\n")
+			require.Equal(t, http.StatusOK, a.code, a.body)
+			require.EqualValues(t, 1, g.hits.Load())
+		})
+	}
+}
+
+func portOf(a netip.AddrPort) string {
+	_, port, _ := net.SplitHostPort(a.String())
+	return port
+}
+
+func TestWithoutARouterNothingIsServed(t *testing.T) {
+	t.Run("never started", func(t *testing.T) {
+		startGatewayWith(t, config{noRouter: true}).unavailable(t, nil)
+	})
+	t.Run("its cluster is missing", func(t *testing.T) {
+		g := startGatewayWith(t, config{patch: func(b *bootstrapv3.Bootstrap) {
+			for i, c := range b.StaticResources.Clusters {
+				if c.Name == "router" {
+					b.StaticResources.Clusters = append(b.StaticResources.Clusters[:i:i], b.StaticResources.Clusters[i+1:]...)
+					return
+				}
+			}
+			panic("there is no such cluster")
+		}})
+		g.router.set(admit(g.admitted("abc")))
+		g.unavailable(t, nil)
+	})
+	t.Run("killed while it decides", func(t *testing.T) {
+		g := startGateway(t)
+		asked := make(chan struct{})
+		g.router.set(func(stream extprocv3.ExternalProcessor_ProcessServer, _ *extprocv3.ProcessingRequest) error {
+			close(asked)
+			<-stream.Context().Done()
+			return nil
+		})
+		stopped := make(chan struct{})
+		go func() {
+			defer close(stopped)
+			<-asked
+			g.routerServer.Stop()
+		}()
+		g.unavailable(t, nil)
+		<-stopped
+	})
+}
+
 func TestInternalHeadersOfAClientNeverReachAPod(t *testing.T) {
 	g := startGateway(t)
 	g.router.set(admit(g.admitted("abc")))
-	code, body := g.get(http.Header{"X-Envoy-Attempt-Count": {"9"}, "x-eNvOy-Anything": {"1"}, "X-Berth-Reason": {"1"}, "X-Own": {"kept"}})
+	code, body := g.get(http.Header{
+		"X-Envoy-Attempt-Count": {"9"}, "x-eNvOy-Anything": {"1"}, "X-Berth-Reason": {"1"}, "X_envoy_original_dst_host": {"1"}, "x-BERTH_dst": {"1"},
+		"X-Forwarded-For": {"198.51.100.7"}, "X-Forwarded-Host": {"x"}, "x_forwarded_proto": {"x"}, "X-Forwarded-Proto": {"https"}, "Forwarded": {"for=x"}, "X-Real-Ip": {"198.51.100.7"},
+		"X-Request-Id": {"mine"}, "X-Own": {"kept"}, "X-Envoyish": {"kept"},
+	})
 	require.Equal(t, http.StatusOK, code, body)
 	var seen http.Header
 	require.NoError(t, json.Unmarshal([]byte(body), &seen))
 	require.Equal(t, "kept", seen.Get("X-Own"))
+	require.Equal(t, "kept", seen.Get("X-Envoyish"))
 	for name := range seen {
-		require.NotRegexp(t, `(?i)^x-(envoy|berth)-`, name)
+		require.NotRegexp(t, `(?i)^x[-_](envoy|berth)[-_]`, name)
+	}
+	peer := seen.Get("X-Forwarded-For") // of a peer on loopback, Envoy writes an address of this machine
+	_, err := netip.ParseAddr(peer)
+	require.NoError(t, err, "one entry")
+	require.NotEqual(t, "198.51.100.7", peer)
+	require.Equal(t, []string{"http"}, seen["X-Forwarded-Proto"])
+	for _, name := range []string{"X-Forwarded-Host", "X_forwarded_proto", "Forwarded", "X-Real-Ip"} {
+		require.NotContains(t, seen, name)
+	}
+	require.NotEqual(t, "mine", seen.Get("X-Request-Id"), "the router and the log tell requests apart by it")
+	require.Len(t, seen["X-Request-Id"], 1)
+}
+
+func TestBehindATrustedProxyItsWordCounts(t *testing.T) {
+	g := startGatewayWith(t, config{settings: func(s *envoy.Settings) { s.TrustedHops = 1 }})
+	g.router.set(admit(g.admitted("abc")))
+	code, body := g.get(http.Header{
+		"X-Forwarded-For": {"198.51.100.7"}, "X-Forwarded-Proto": {"https"}, "X-Forwarded-Host": {"x"}, "X-Envoy-Attempt-Count": {"9"}, "X-Request-Id": {"mine"},
+	})
+	require.Equal(t, http.StatusOK, code, body)
+	var seen http.Header
+	require.NoError(t, json.Unmarshal([]byte(body), &seen))
+	require.Regexp(t, `^198\.51\.100\.7,[0-9.]+$`, seen.Get("X-Forwarded-For"))
+	require.Equal(t, "https", seen.Get("X-Forwarded-Proto"))
+	require.Equal(t, "x", seen.Get("X-Forwarded-Host"))
+	require.NotContains(t, seen, "X-Envoy-Attempt-Count")
+	require.NotEqual(t, "mine", seen.Get("X-Request-Id"))
+}
+
+func set(name, value string) *corev3.HeaderValueOption {
+	return &corev3.HeaderValueOption{
+		Header:       &corev3.HeaderValue{Key: name, RawValue: []byte(value)},
+		AppendAction: corev3.HeaderValueOption_OVERWRITE_IF_EXISTS_OR_ADD,
+	}
+}
+
+// change admits the request and tries to change it.
+func (g *gateway) change(m *extprocv3.HeaderMutation) play {
+	return func(stream extprocv3.ExternalProcessor_ProcessServer, _ *extprocv3.ProcessingRequest) error {
+		return stream.Send(&extprocv3.ProcessingResponse{
+			Response: &extprocv3.ProcessingResponse_RequestHeaders{RequestHeaders: &extprocv3.HeadersResponse{
+				Response: &extprocv3.CommonResponse{HeaderMutation: m},
+			}},
+			DynamicMetadata: metadata(g.admitted("abc")),
+		})
 	}
 }
 
 func TestTheRouterCannotChangeARequest(t *testing.T) {
-	g := startGateway(t)
-	set := func(name, value string) *corev3.HeaderValueOption {
-		return &corev3.HeaderValueOption{
-			Header:       &corev3.HeaderValue{Key: name, RawValue: []byte(value)},
-			AppendAction: corev3.HeaderValueOption_OVERWRITE_IF_EXISTS_OR_ADD,
-		}
-	}
-	g.router.set(func(stream extprocv3.ExternalProcessor_ProcessServer, _ *extprocv3.ProcessingRequest) error {
-		return stream.Send(&extprocv3.ProcessingResponse{
-			Response: &extprocv3.ProcessingResponse_RequestHeaders{RequestHeaders: &extprocv3.HeadersResponse{
-				Response: &extprocv3.CommonResponse{HeaderMutation: &extprocv3.HeaderMutation{
-					SetHeaders:    []*corev3.HeaderValueOption{set("x-added", "1"), set("x-own", "changed"), set("authorization", "other")},
-					RemoveHeaders: []string{"x-removed"},
-				}},
-			}},
-			DynamicMetadata: &structpb.Struct{Fields: map[string]*structpb.Value{
-				envoy.MetadataNamespace: structpb.NewStructValue(&structpb.Struct{Fields: g.admitted("abc")}),
-			}},
+	for name, paths := range map[string]bool{"the path neither": false, "but for the path, in path mode": true} {
+		t.Run(name, func(t *testing.T) {
+			var path string
+			g := startGatewayWith(t, config{settings: func(s *envoy.Settings) { s.Paths = paths }})
+			pod := listen(t, "127.0.0.1:0", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				path = r.URL.Path
+				require.Equal(t, host, r.Host)
+				_ = json.NewEncoder(w).Encode(r.Header)
+			}))
+			g.podAddr = pod.addr
+			g.router.set(g.change(&extprocv3.HeaderMutation{
+				SetHeaders: []*corev3.HeaderValueOption{
+					set("x-added", "1"), set("x-own", "changed"), set("authorization", "other"), set(":path", "/changed"), set(":authority", "other"), set("host", "other"), set(":method", "PUT"),
+				},
+				RemoveHeaders: []string{"x-removed"},
+			}))
+			code, body := g.get(http.Header{"X-Own": {"kept"}, "X-Removed": {"not"}, "Authorization": {"mine"}})
+			require.Equal(t, http.StatusOK, code, body)
+			var seen http.Header
+			require.NoError(t, json.Unmarshal([]byte(body), &seen))
+			require.Equal(t, "kept", seen.Get("X-Own"))
+			require.Equal(t, "not", seen.Get("X-Removed"))
+			require.Equal(t, "mine", seen.Get("Authorization"))
+			require.Empty(t, seen.Get("X-Added"))
+			require.Equal(t, paths, path == "/changed", path)
 		})
-	})
-	code, body := g.get(http.Header{"X-Own": {"kept"}, "X-Removed": {"not"}, "Authorization": {"mine"}})
-	require.Equal(t, http.StatusOK, code, body)
-	var seen http.Header
-	require.NoError(t, json.Unmarshal([]byte(body), &seen))
-	require.Equal(t, "kept", seen.Get("X-Own"))
-	require.Equal(t, "not", seen.Get("X-Removed"))
-	require.Equal(t, "mine", seen.Get("Authorization"))
-	require.Empty(t, seen.Get("X-Added"))
+	}
 }
 
 func TestSandboxesNeverShareAConnection(t *testing.T) {
@@ -302,4 +329,10 @@ func TestSandboxesNeverShareAConnection(t *testing.T) {
 	}
 	require.Equal(t, int64(15), g.hits.Load())
 	require.Equal(t, int64(3), g.connections.Load(), "one connection for each ID, though the address is one")
+}
+
+func TestPodsWithIPv6AddressesAreReached(t *testing.T) {
+	g := startGatewayWith(t, config{podAddress: "[::1]:0"})
+	g.serves(t)
+	require.True(t, strings.HasPrefix(g.podAddr.String(), "[::1]:"))
 }

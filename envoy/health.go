@@ -42,8 +42,9 @@ func (b *builder) healthListener() *listenerv3.Listener {
 	return &listenerv3.Listener{
 		Name:    "health",
 		Address: socketAddress(b.HealthListen),
-		// A page more must not stand in the way of the sandboxes' traffic.
+		// Whatever happens to the sandboxes' traffic, this is answered.
 		IgnoreGlobalConnLimit: true,
+		BypassOverloadManager: true,
 		FilterChains: []*listenerv3.FilterChain{{Filters: []*listenerv3.Filter{{
 			Name: "envoy.filters.network.http_connection_manager",
 			ConfigType: &listenerv3.Filter_TypedConfig{TypedConfig: b.any(&hcmv3.HttpConnectionManager{

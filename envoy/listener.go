@@ -1,7 +1,9 @@
 package envoy
 
 import (
+	"net"
 	"net/netip"
+	"strconv"
 	"time"
 
 	accesslogv3 "github.com/envoyproxy/go-control-plane/envoy/config/accesslog/v3"
@@ -16,6 +18,7 @@ import (
 	rbacv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/rbac/v3"
 	routerv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/router/v3"
 	setstatev3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/set_filter_state/v3"
+	proxyv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/listener/proxy_protocol/v3"
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
 	earlyv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/http/early_header_mutation/header_mutation/v3"
 	matcherv3 "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
@@ -33,15 +36,28 @@ const connectionBuffer = 32 << 10
 const statusRouterError = 511
 
 func (b *builder) listeners() []*listenerv3.Listener {
-	all := []*listenerv3.Listener{{
+	chain := &listenerv3.FilterChain{Filters: []*listenerv3.Filter{{
+		Name:       "envoy.filters.network.http_connection_manager",
+		ConfigType: &listenerv3.Filter_TypedConfig{TypedConfig: b.any(b.httpConnectionManager())},
+	}}}
+	if b.TLS != nil {
+		chain.TransportSocket, chain.TransportSocketConnectTimeout = b.tls(), seconds(tlsHandshakeTimeout)
+	}
+	ingress := &listenerv3.Listener{
 		Name:                          "ingress",
 		Address:                       socketAddress(b.Listen),
 		PerConnectionBufferLimitBytes: wrapperspb.UInt32(connectionBuffer),
-		FilterChains: []*listenerv3.FilterChain{{Filters: []*listenerv3.Filter{{
-			Name:       "envoy.filters.network.http_connection_manager",
-			ConfigType: &listenerv3.Filter_TypedConfig{TypedConfig: b.any(b.httpConnectionManager())},
-		}}}},
-	}}
+		FilterChains:                  []*listenerv3.FilterChain{chain},
+	}
+	if b.ProxyProtocol {
+		// It also makes up the address that ORIGINAL_DST falls back to: the guard
+		// stands between.
+		ingress.ListenerFilters = []*listenerv3.ListenerFilter{{
+			Name:       "envoy.filters.listener.proxy_protocol",
+			ConfigType: &listenerv3.ListenerFilter_TypedConfig{TypedConfig: b.any(&proxyv3.ProxyProtocol{})},
+		}}
+	}
+	all := []*listenerv3.Listener{ingress}
 	if b.HealthListen.IsValid() {
 		all = append(all, b.healthListener())
 	}
@@ -52,6 +68,7 @@ func socketAddress(a netip.AddrPort) *corev3.Address {
 	return &corev3.Address{Address: &corev3.Address_SocketAddress{SocketAddress: &corev3.SocketAddress{
 		Address:       a.Addr().String(),
 		PortSpecifier: &corev3.SocketAddress_PortValue{PortValue: uint32(a.Port())},
+		Ipv4Compat:    a.Addr() == netip.IPv6Unspecified(), // all addresses of both kinds
 	}}}
 }
 
@@ -67,10 +84,11 @@ func (b *builder) httpConnectionManager() *hcmv3.HttpConnectionManager {
 		InternalAddressConfig: &hcmv3.HttpConnectionManager_InternalAddressConfig{CidrRanges: []*corev3.CidrRange{
 			{AddressPrefix: "192.0.2.255", PrefixLen: wrapperspb.UInt32(32)},
 		}},
+		XffNumTrustedHops: b.TrustedHops,
 		// Runs before anything reads the headers.
 		EarlyHeaderMutationExtensions: []*corev3.TypedExtensionConfig{{
 			Name:        "envoy.http.early_header_mutation.header_mutation",
-			TypedConfig: b.any(&earlyv3.HeaderMutation{Mutations: []*mutationv3.HeaderMutation{removePrefix("x-envoy-"), removePrefix("x-berth-")}}),
+			TypedConfig: b.any(&earlyv3.HeaderMutation{Mutations: []*mutationv3.HeaderMutation{remove(b.internalHeaders())}}),
 		}},
 
 		// On sandbox hosts the path's bytes belong to the sandbox.
@@ -112,11 +130,22 @@ func (b *builder) httpConnectionManager() *hcmv3.HttpConnectionManager {
 	}
 }
 
-// removePrefix drops every request header whose name starts with prefix.
-func removePrefix(prefix string) *mutationv3.HeaderMutation {
+// internalHeaders matches what only Berth's own parts and proxies may say of a
+// request. Programs that take "_" in a name for "-" (CGI, WSGI) must not be
+// deceived either.
+func (b *builder) internalHeaders() string {
+	names := `x[-_](envoy|berth)[-_].*`
+	if b.TrustedHops == 0 {
+		names += `|x[-_]forwarded[-_].*|forwarded|x[-_]real[-_]ip`
+	}
+	return names
+}
+
+// remove drops every request header whose name matches.
+func remove(regex string) *mutationv3.HeaderMutation {
 	return &mutationv3.HeaderMutation{Action: &mutationv3.HeaderMutation_RemoveOnMatch_{
 		RemoveOnMatch: &mutationv3.HeaderMutation_RemoveOnMatch{KeyMatcher: &matcherv3.StringMatcher{
-			MatchPattern: &matcherv3.StringMatcher_Prefix{Prefix: prefix}, IgnoreCase: true,
+			MatchPattern: &matcherv3.StringMatcher_SafeRegex{SafeRegex: &matcherv3.RegexMatcher{Regex: regex}},
 		}},
 	}}
 }
@@ -168,16 +197,14 @@ func (b *builder) extProc() *extprocv3.ExternalProcessor {
 		}},
 		// Only what the router reads is sent to it: nothing secret, and the cost
 		// does not grow with the client's headers.
-		ForwardRules: &extprocv3.HeaderForwardingRules{AllowedHeaders: &matcherv3.ListStringMatcher{Patterns: []*matcherv3.StringMatcher{
-			exact(":authority"), exact(":method"), exact("x-request-id"),
-		}}},
+		ForwardRules: &extprocv3.HeaderForwardingRules{AllowedHeaders: b.routerHeaders()},
 		MutationRules: &mutationv3.HeaderMutationRules{
 			AllowAllRouting: wrapperspb.Bool(false),
 			AllowEnvoy:      wrapperspb.Bool(false),
-			// The router changes nothing of a request. These rules bind its own
-			// answers as well, so the headers of those are named.
+			// These rules bind the router's own answers as well, so the headers of
+			// those are named.
 			DisallowAll:     wrapperspb.Bool(true),
-			AllowExpression: &matcherv3.RegexMatcher{Regex: "content-type|retry-after|" + ReasonHeader},
+			AllowExpression: &matcherv3.RegexMatcher{Regex: b.routerMayChange()},
 			DisallowIsError: wrapperspb.Bool(false),
 		},
 		GrpcService: grpcService(clusterRouter, &corev3.RetryPolicy{
@@ -190,32 +217,86 @@ func (b *builder) extProc() *extprocv3.ExternalProcessor {
 	}
 }
 
+// routerHeaders are those that the router is sent: what may name a sandbox, and
+// what says how a refusal is to look.
+func (b *builder) routerHeaders() *matcherv3.ListStringMatcher {
+	names := []string{
+		":authority", ":method", "x-request-id",
+		"e2b-sandbox-id", "e2b-sandbox-port", "x-sandbox-id", "x-sandbox-port",
+		"accept", "sec-fetch-mode", "content-type",
+	}
+	if b.Paths {
+		names = append(names, ":path")
+	}
+	var all matcherv3.ListStringMatcher
+	for _, name := range names {
+		all.Patterns = append(all.Patterns, exact(name))
+	}
+	return &all
+}
+
+// routerMayChange matches the headers that the router may set: of its answers,
+// and of a request the path at most.
+func (b *builder) routerMayChange() string {
+	names := "content-type|retry-after|cache-control|content-security-policy|" + ReasonHeader
+	if b.Paths {
+		names += "|:path"
+	}
+	return names
+}
+
+// Patterns of a valid destination. They let nothing through that Envoy could not
+// use: it would go to the connection's original destination instead, which a
+// peer may choose. Each is small, because Envoy bounds the size of a regex.
+const (
+	shapeIPv4  = `[0-9]+(\.[0-9]+){3}:[0-9]+`
+	octetsIPv4 = `((25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])[.:])+[0-9]+`
+	shapeIPv6  = `\[([0-9a-f]{4}:){7}[0-9a-f]{4}\]:[0-9]+` // written out, see Destination
+	validPort  = `.*:([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])`
+)
+
+// Destination writes an address as the guard wants it in MetadataDst: IPv6
+// without abbreviation, so that a simple pattern matches valid ones only.
+func Destination(a netip.AddrPort) string {
+	host := a.Addr().String()
+	if a.Addr().Is6() {
+		host = a.Addr().StringExpanded()
+	}
+	return net.JoinHostPort(host, strconv.Itoa(int(a.Port())))
+}
+
 // guard refuses what the router did not admit in so many words.
 func guard() *rbacv3.RBAC {
-	has := func(key, regex string) *rbacconfigv3.Principal {
-		return &rbacconfigv3.Principal{Identifier: &rbacconfigv3.Principal_SourcedMetadata{SourcedMetadata: &rbacconfigv3.SourcedMetadata{
-			MetadataSource: rbacconfigv3.MetadataSource_DYNAMIC,
-			MetadataMatcher: &matcherv3.MetadataMatcher{
-				Filter: MetadataNamespace,
-				Path:   []*matcherv3.MetadataMatcher_PathSegment{{Segment: &matcherv3.MetadataMatcher_PathSegment_Key{Key: key}}},
-				Value: &matcherv3.ValueMatcher{MatchPattern: &matcherv3.ValueMatcher_StringMatch{StringMatch: &matcherv3.StringMatcher{
-					MatchPattern: &matcherv3.StringMatcher_SafeRegex{SafeRegex: &matcherv3.RegexMatcher{Regex: regex}},
-				}}},
-			},
-		}}}
+	all := func(ids ...*rbacconfigv3.Principal) *rbacconfigv3.Principal {
+		return &rbacconfigv3.Principal{Identifier: &rbacconfigv3.Principal_AndIds{AndIds: &rbacconfigv3.Principal_Set{Ids: ids}}}
 	}
+	// The length of the ID is the router's to check.
+	id, port := metadataMatches(MetadataID, `[a-z0-9]+`), metadataMatches(MetadataDst, validPort)
 	return &rbacv3.RBAC{Rules: &rbacconfigv3.RBAC{
 		Action: rbacconfigv3.RBAC_ALLOW,
 		Policies: map[string]*rbacconfigv3.Policy{"admitted": {
 			Permissions: []*rbacconfigv3.Permission{{Rule: &rbacconfigv3.Permission_Any{Any: true}}},
-			Principals: []*rbacconfigv3.Principal{{Identifier: &rbacconfigv3.Principal_AndIds{AndIds: &rbacconfigv3.Principal_Set{
-				Ids: []*rbacconfigv3.Principal{
-					has(MetadataDst, `[0-9]{1,3}(\.[0-9]{1,3}){3}:[1-9][0-9]{0,4}|\[[0-9a-f:]+\]:[1-9][0-9]{0,4}`),
-					has(MetadataID, `[a-z0-9]+`), // the length is the router's to check: RE2 bounds the size of a regex
-				},
-			}}}},
+			Principals: []*rbacconfigv3.Principal{
+				all(id, port, metadataMatches(MetadataDst, shapeIPv4), metadataMatches(MetadataDst, octetsIPv4)),
+				all(id, port, metadataMatches(MetadataDst, shapeIPv6)),
+			},
 		}},
 	}}
+}
+
+// metadataMatches is true of a request for which the router has set key to text
+// that matches from its beginning to its end.
+func metadataMatches(key, regex string) *rbacconfigv3.Principal {
+	return &rbacconfigv3.Principal{Identifier: &rbacconfigv3.Principal_SourcedMetadata{SourcedMetadata: &rbacconfigv3.SourcedMetadata{
+		MetadataSource: rbacconfigv3.MetadataSource_DYNAMIC,
+		MetadataMatcher: &matcherv3.MetadataMatcher{
+			Filter: MetadataNamespace,
+			Path:   []*matcherv3.MetadataMatcher_PathSegment{{Segment: &matcherv3.MetadataMatcher_PathSegment_Key{Key: key}}},
+			Value: &matcherv3.ValueMatcher{MatchPattern: &matcherv3.ValueMatcher_StringMatch{StringMatch: &matcherv3.StringMatcher{
+				MatchPattern: &matcherv3.StringMatcher_SafeRegex{SafeRegex: &matcherv3.RegexMatcher{Regex: regex}},
+			}}},
+		},
+	}}}
 }
 
 // poolPerSandbox makes the sandbox ID part of the key of the upstream
@@ -253,19 +334,26 @@ func routes() *routev3.RouteConfiguration {
 	}
 	all := &routev3.RouteMatch_Prefix{Prefix: "/"}
 	grpc := &routev3.HeaderMatcher{Name: "content-type", HeaderMatchSpecifier: &routev3.HeaderMatcher_StringMatch{
-		StringMatch: &matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_Prefix{Prefix: "application/grpc"}},
+		StringMatch: grpcContentType(),
 	}}
 	return &routev3.RouteConfiguration{
 		Name: "all",
 		VirtualHosts: []*routev3.VirtualHost{{
 			Name: "all", Domains: []string{"*"},
-			RequestHeadersToRemove: []string{"x-envoy-external-address"},
+			RequestHeadersToRemove:  []string{"x-envoy-external-address"},
+			ResponseHeadersToRemove: []string{ReasonHeader}, // a sandbox does not speak for Berth
 			Routes: []*routev3.Route{
 				{Match: &routev3.RouteMatch{PathSpecifier: all, Headers: []*routev3.HeaderMatcher{grpc}}, Action: to(clusterPodsHTTP2)},
 				{Match: &routev3.RouteMatch{PathSpecifier: all}, Action: to(clusterPodsHTTP1)},
 			},
 		}},
 	}
+}
+
+// grpcContentType is what Envoy itself takes for gRPC. gRPC-Web is not: it goes
+// over HTTP/1.1.
+func grpcContentType() *matcherv3.StringMatcher {
+	return &matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_SafeRegex{SafeRegex: &matcherv3.RegexMatcher{Regex: `application/grpc(\+.*)?`}}}
 }
 
 func grpcService(cluster string, retry *corev3.RetryPolicy) *corev3.GrpcService {

@@ -5,64 +5,151 @@ import (
 
 	accesslogv3 "github.com/envoyproxy/go-control-plane/envoy/config/accesslog/v3"
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
+	celv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/access_loggers/filters/cel/v3"
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
 	matcherv3 "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
+	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/structpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/berth-sandbox/berth/api/apierror"
 )
 
-// localReplies gives what Envoy answers by itself the shape of every answer
-// that is Berth's. The first mapper that matches wins; there is no global
-// format, because that would also rewrite the router's own answers.
-func (b *builder) localReplies() *hcmv3.LocalReplyConfig {
-	return &hcmv3.LocalReplyConfig{Mappers: []*hcmv3.ResponseMapper{
-		// The router's own answers pass unchanged.
-		{Filter: metadataPresent(MetadataReply)},
-		// The pod refused the connection, reset it, or did not accept it in time.
-		b.reply(flags("UF", "UC", "UR", "LR", "UPE"), 502, "sandbox_unreachable",
-			"the sandbox did not accept or broke the connection; is the program in it listening on that port?", 0),
-		// No host, no route, a circuit breaker.
-		b.reply(flags("UH", "NR", "NC", "UO"), 503, "no_route", "there is no way to the sandbox at the moment; try again", 1),
-		// ext_proc failed, did not answer in time (always 504), or the guard
-		// refused what it let pass (403).
-		b.reply(anyOf(status(accesslogv3.ComparisonFilter_EQ, statusRouterError), status(accesslogv3.ComparisonFilter_EQ, 504), status(accesslogv3.ComparisonFilter_EQ, 403)),
-			503, "router_unavailable", "the router is not ready; try again", 1),
-		// Whatever else Envoy says by itself: 400, 426, 431.
-		{
-			Filter: status(accesslogv3.ComparisonFilter_GE, 400),
-			BodyFormatOverride: b.json(map[string]*structpb.Value{
-				"code":    structpb.NewStringValue("%RESPONSE_CODE%"),
-				"reason":  structpb.NewStringValue("bad_request"),
-				"message": structpb.NewStringValue("%LOCAL_REPLY_BODY%"),
-			}),
-			HeadersToAdd: []*corev3.HeaderValueOption{header(ReasonHeader, "bad_request")},
-		},
-	}}
+// failure is something that Envoy answers by itself.
+type failure struct {
+	when    *accesslogv3.AccessLogFilter
+	reason  apierror.Reason
+	message string // without a percent sign, but for Envoy's commands
 }
 
-func (b *builder) reply(when *accesslogv3.AccessLogFilter, code uint32, reason, message string, retryAfter int) *hcmv3.ResponseMapper {
-	m := &hcmv3.ResponseMapper{
-		Filter:       when,
-		StatusCode:   wrapperspb.UInt32(code),
-		HeadersToAdd: []*corev3.HeaderValueOption{header(ReasonHeader, reason)},
-		BodyFormatOverride: b.json(map[string]*structpb.Value{
-			"code":    structpb.NewNumberValue(float64(code)),
-			"reason":  structpb.NewStringValue(reason),
-			"message": structpb.NewStringValue(message),
-		}),
+// failures lists what Envoy answers by itself. The first that matches counts.
+func failures() []failure {
+	equal := func(code uint32) *accesslogv3.AccessLogFilter { return status(accesslogv3.ComparisonFilter_EQ, code) }
+	const details = ": %RESPONSE_CODE_DETAILS%"
+	return []failure{
+		{flags("UF"), apierror.SandboxUnreachable, "nothing in the sandbox took the connection; does the program listen on that port, on all addresses?"},
+		{flags("UC", "UR", "LR", "UPE"), apierror.SandboxReset, "the sandbox broke the connection before it answered, or what it answered is not HTTP"},
+		{flags("UH", "NR", "NC", "UO"), apierror.NoRoute, "there is no way to the sandbox at the moment; try again"},
+		{flags("OM"), apierror.Overloaded, "the gateway is overloaded; try again"},
+		// ext_proc failed, or did not answer in time (always 504: there is no
+		// other time limit), or the guard refused what it let pass.
+		{anyOf(equal(statusRouterError), equal(504), refusedByGuard()), apierror.RouterUnavailable, "the router is not ready; try again"},
+		{equal(403), apierror.Forbidden, "only plain HTTP and upgrades to WebSocket are served here, under the scheme of this listener"},
+		{equal(408), apierror.RequestTimeout, "the request did not arrive in time"},
+		{equal(426), apierror.HTTPVersion, "use HTTP/1.1 or HTTP/2"},
+		{equal(431), apierror.HeadersTooLarge, "the headers of the request are too large"},
+		{equal(501), apierror.NotImplemented, "this transfer encoding is not supported"},
+		{status(accesslogv3.ComparisonFilter_GE, 500), apierror.Internal, "the gateway failed" + details},
+		{status(accesslogv3.ComparisonFilter_GE, 400), apierror.BadRequest, "this is not a valid HTTP request" + details},
 	}
-	if retryAfter > 0 {
-		m.HeadersToAdd = append(m.HeadersToAdd, header("retry-after", strconv.Itoa(retryAfter)))
+}
+
+// localReplies gives what Envoy answers by itself the shape of every answer
+// that is Berth's, for each kind of client. The first mapper that matches wins;
+// there is no global format, because that would also rewrite the router's own
+// answers.
+func (b *builder) localReplies() *hcmv3.LocalReplyConfig {
+	// The router's own answers pass unchanged.
+	mappers := []*hcmv3.ResponseMapper{{Filter: metadataPresent(MetadataReply)}}
+	for _, f := range failures() {
+		mappers = append(mappers, f.mapper(requestIsGRPC(), text("text/plain", f.message))) // becomes grpc-message
+		if f.reason == apierror.SandboxUnreachable {
+			mappers = append(mappers, f.mapper(headerPresent(headerE2BID), f.json(apierror.E2BPortClosed)))
+		}
+		page := f.mapper(requestIsFromBrowser(), text("text/html; charset=utf-8", f.page()))
+		page.HeadersToAdd = append(page.HeadersToAdd, header("content-security-policy", apierror.PageCSP))
+		mappers = append(mappers, page, f.mapper(nil, f.json(f.message)))
+	}
+	return &hcmv3.LocalReplyConfig{Mappers: mappers}
+}
+
+// mapper answers the failure in a format, to the clients that a filter selects;
+// nil: to all.
+func (f failure) mapper(who *accesslogv3.AccessLogFilter, format *corev3.SubstitutionFormatString) *hcmv3.ResponseMapper {
+	kind := apierror.KindOf(f.reason)
+	m := &hcmv3.ResponseMapper{
+		Filter:             f.when,
+		StatusCode:         wrapperspb.UInt32(uint32(kind.Code)),
+		HeadersToAdd:       []*corev3.HeaderValueOption{header(ReasonHeader, string(f.reason)), header("cache-control", "no-store")},
+		BodyFormatOverride: format,
+	}
+	if who != nil {
+		m.Filter = allOf(f.when, who)
+	}
+	if kind.RetryAfter > 0 {
+		m.HeadersToAdd = append(m.HeadersToAdd, header("retry-after", strconv.Itoa(kind.RetryAfter)))
 	}
 	return m
 }
 
-func (b *builder) json(fields map[string]*structpb.Value) *corev3.SubstitutionFormatString {
-	fields["requestId"] = structpb.NewStringValue("%REQ(X-REQUEST-ID)%")
+func (f failure) json(message string) *corev3.SubstitutionFormatString {
 	return &corev3.SubstitutionFormatString{
-		Format:      &corev3.SubstitutionFormatString_JsonFormat{JsonFormat: &structpb.Struct{Fields: fields}},
-		ContentType: "application/json",
+		Format: &corev3.SubstitutionFormatString_JsonFormat{JsonFormat: &structpb.Struct{Fields: map[string]*structpb.Value{
+			"code":      structpb.NewNumberValue(float64(apierror.KindOf(f.reason).Code)),
+			"reason":    structpb.NewStringValue(string(f.reason)),
+			"message":   structpb.NewStringValue(message),
+			"sandboxId": structpb.NewStringValue("%DYNAMIC_METADATA(" + MetadataNamespace + ":" + MetadataID + ")%"),
+			"requestId": structpb.NewStringValue("%REQ(X-REQUEST-ID)%"),
+		}}},
+		OmitEmptyValues: true,
+		ContentType:     "application/json",
 	}
+}
+
+// page has no request ID: what was refused early may carry one that the client
+// made up, and Envoy's formats know no escaping for HTML.
+func (f failure) page() string { return string(apierror.New(f.reason, "%s", f.message).Page()) }
+
+func text(contentType, format string) *corev3.SubstitutionFormatString {
+	return &corev3.SubstitutionFormatString{
+		Format: &corev3.SubstitutionFormatString_TextFormatSource{TextFormatSource: &corev3.DataSource{
+			Specifier: &corev3.DataSource_InlineString{InlineString: format},
+		}},
+		ContentType: contentType,
+	}
+}
+
+// headerE2BID is in every request of an E2B SDK.
+const headerE2BID = "e2b-sandbox-id"
+
+// Who reads the answer: the rule of extproc's request.client, which words the
+// router's own answers.
+
+func requestIsGRPC() *accesslogv3.AccessLogFilter {
+	return headerMatches(&routev3.HeaderMatcher{Name: "content-type", HeaderMatchSpecifier: &routev3.HeaderMatcher_StringMatch{StringMatch: grpcContentType()}})
+}
+
+func requestIsFromBrowser() *accesslogv3.AccessLogFilter {
+	page := &matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_Contains{Contains: "text/html"}}
+	const mode = "sec-fetch-mode"
+	return allOf(
+		headerMatches(&routev3.HeaderMatcher{Name: headerE2BID, HeaderMatchSpecifier: &routev3.HeaderMatcher_PresentMatch{PresentMatch: false}}),
+		headerMatches(&routev3.HeaderMatcher{Name: "accept", HeaderMatchSpecifier: &routev3.HeaderMatcher_StringMatch{StringMatch: page}}),
+		anyOf(
+			headerMatches(&routev3.HeaderMatcher{Name: mode, HeaderMatchSpecifier: &routev3.HeaderMatcher_PresentMatch{PresentMatch: false}}),
+			headerMatches(&routev3.HeaderMatcher{Name: mode, HeaderMatchSpecifier: &routev3.HeaderMatcher_StringMatch{StringMatch: exact("navigate")}}),
+		),
+	)
+}
+
+func headerPresent(name string) *accesslogv3.AccessLogFilter {
+	return headerMatches(&routev3.HeaderMatcher{Name: name, HeaderMatchSpecifier: &routev3.HeaderMatcher_PresentMatch{PresentMatch: true}})
+}
+
+func headerMatches(m *routev3.HeaderMatcher) *accesslogv3.AccessLogFilter {
+	return &accesslogv3.AccessLogFilter{FilterSpecifier: &accesslogv3.AccessLogFilter_HeaderFilter{HeaderFilter: &accesslogv3.HeaderFilter{Header: m}}}
+}
+
+// refusedByGuard tells the guard's 403 from Envoy's own.
+func refusedByGuard() *accesslogv3.AccessLogFilter {
+	expression, err := anypb.New(&celv3.ExpressionFilter{Expression: `response.code_details.startsWith("rbac_access_denied")`})
+	if err != nil {
+		panic(err) // a constant
+	}
+	return &accesslogv3.AccessLogFilter{FilterSpecifier: &accesslogv3.AccessLogFilter_ExtensionFilter{ExtensionFilter: &accesslogv3.ExtensionFilter{
+		Name: "envoy.access_loggers.extension_filters.cel", ConfigType: &accesslogv3.ExtensionFilter_TypedConfig{TypedConfig: expression},
+	}}}
 }
 
 func header(name, value string) *corev3.HeaderValueOption {
@@ -87,6 +174,12 @@ func status(op accesslogv3.ComparisonFilter_Op, code uint32) *accesslogv3.Access
 func anyOf(filters ...*accesslogv3.AccessLogFilter) *accesslogv3.AccessLogFilter {
 	return &accesslogv3.AccessLogFilter{FilterSpecifier: &accesslogv3.AccessLogFilter_OrFilter{
 		OrFilter: &accesslogv3.OrFilter{Filters: filters},
+	}}
+}
+
+func allOf(filters ...*accesslogv3.AccessLogFilter) *accesslogv3.AccessLogFilter {
+	return &accesslogv3.AccessLogFilter{FilterSpecifier: &accesslogv3.AccessLogFilter_AndFilter{
+		AndFilter: &accesslogv3.AndFilter{Filters: filters},
 	}}
 }
 

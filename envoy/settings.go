@@ -14,6 +14,11 @@
 //     admitted request can open no connection any more. The fence before a pod
 //     is deleted uses the same number.
 //   - Connections to pods are pooled per sandbox ID, not only per address.
+//   - What a client sends is a client's word. Headers by which Envoy, the router or
+//     proxies talk to one another are removed before anything reads them, and
+//     nobody is an internal client.
+//   - A sandbox cannot answer in Berth's name: ReasonHeader of its answers is
+//     removed.
 package envoy
 
 import (
@@ -28,7 +33,7 @@ import (
 const (
 	// MetadataNamespace is the dynamic metadata namespace the router answers in.
 	MetadataNamespace = "berth"
-	// MetadataDst is the destination, "ip:port".
+	// MetadataDst is the destination, as Destination writes it.
 	MetadataDst = "dst"
 	// MetadataID is the sandbox ID.
 	MetadataID = "id"
@@ -68,12 +73,40 @@ type Settings struct {
 	// RouterSocket is the unix socket of the router. AdminSocket is Envoy's own
 	// admin socket. Both absolute, at most 107 bytes (sockaddr_un).
 	RouterSocket, AdminSocket string
+	// TLS, if set, is what the listener serves with; else it speaks plain HTTP.
+	TLS *TLS
+	// TrustedHops is how many proxies in front of Envoy set X-Forwarded-For, 0 to
+	// 100: the client is that many entries from its right end. With 0, clients
+	// connect to Envoy itself and every X-Forwarded-* that one sends is removed;
+	// otherwise what the proxies sent is passed on, and they must remove what a
+	// client made up.
+	TrustedHops uint32
+	// ProxyProtocol expects each connection to begin with a PROXY protocol header,
+	// version 1 or 2, and takes the client's address from it. Who can connect can
+	// then name any client address: only the load balancer may.
+	ProxyProtocol bool
+	// Paths lets the path name the sandbox: the router is sent the path and may
+	// change it.
+	Paths bool
+	// MaxHeap is how much memory Envoy may use, in bytes, 64 MiB or more. Near to
+	// it Envoy first gives memory back, then refuses requests. 0: no limit.
+	MaxHeap uint64
 	// AccessLogFlush is how often an open request is reported to the router,
 	// 1 s or more. Default 5 s.
 	AccessLogFlush time.Duration
-	// MaxConnections bounds connections, requests and pending requests of each
-	// cluster, 1 or more. Default 100,000.
+	// MaxConnections bounds the clients' connections, and connections, requests
+	// and pending requests of each cluster, 1 or more. Default 100,000.
 	MaxConnections uint32
+}
+
+// TLS is a certificate that Envoy serves with, and reads again when it changes.
+type TLS struct {
+	// CertFile and KeyFile are in PEM form, in one directory: that of a mounted
+	// Secret of type kubernetes.io/tls. They are read again when a file is moved
+	// into that directory, which is how the kubelet updates a Secret's.
+	CertFile, KeyFile string
+	// SecretFile is where TLSSecret's result is found by Envoy.
+	SecretFile string
 }
 
 // withDefaults fills in defaults and checks the rest.
@@ -97,6 +130,24 @@ func (s Settings) withDefaults() (Settings, error) {
 		if !filepath.IsAbs(socket.path) || len(socket.path) > 107 {
 			errs = append(errs, fmt.Errorf("%s %q: must be an absolute path of at most 107 bytes", socket.name, socket.path))
 		}
+	}
+	if t := s.TLS; t != nil {
+		for _, file := range []struct{ name, path string }{
+			{"certificate file", t.CertFile}, {"key file", t.KeyFile}, {"TLS secret file", t.SecretFile},
+		} {
+			if !filepath.IsAbs(file.path) {
+				errs = append(errs, fmt.Errorf("%s %q: must be an absolute path", file.name, file.path))
+			}
+		}
+		if filepath.Dir(t.CertFile) != filepath.Dir(t.KeyFile) {
+			errs = append(errs, fmt.Errorf("certificate file %q and key file %q: must be in one directory", t.CertFile, t.KeyFile))
+		}
+	}
+	if s.TrustedHops > 100 {
+		errs = append(errs, fmt.Errorf("trusted hops %d: must be 0 to 100", s.TrustedHops))
+	}
+	if s.MaxHeap != 0 && s.MaxHeap < 64<<20 {
+		errs = append(errs, fmt.Errorf("max heap %d: must be at least 64 MiB (%d), or 0 for no limit", s.MaxHeap, 64<<20))
 	}
 	if s.AccessLogFlush < time.Second {
 		errs = append(errs, fmt.Errorf("access log flush %v: must be at least 1s", s.AccessLogFlush))

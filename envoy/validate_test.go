@@ -1,7 +1,6 @@
-package envoy_test
+package envoy
 
 import (
-	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -10,7 +9,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/berth-sandbox/berth/devcluster"
-	"github.com/berth-sandbox/berth/envoy"
 )
 
 func TestRealEnvoyAcceptsTheBootstrap(t *testing.T) {
@@ -19,17 +17,21 @@ func TestRealEnvoyAcceptsTheBootstrap(t *testing.T) {
 	}
 	bin, err := devcluster.EnvoyBinary(t.Context(), nil)
 	require.NoError(t, err)
-	for name, health := range map[string]netip.AddrPort{"alone": {}, "with a health listener": netip.MustParseAddrPort("[::]:8082")} {
+	for name, settings := range golden() {
 		t.Run(name, func(t *testing.T) {
 			dir, err := os.MkdirTemp("", "berth-")
 			require.NoError(t, err)
 			t.Cleanup(func() { os.RemoveAll(dir) })
-			// The golden files' settings, but for sockets in a directory that exists:
-			// Envoy binds its admin socket even to validate.
-			raw, err := envoy.YAML(envoy.Settings{
-				Listen: netip.MustParseAddrPort("0.0.0.0:8080"), HealthListen: health,
-				RouterSocket: filepath.Join(dir, "router.sock"), AdminSocket: filepath.Join(dir, "admin.sock"),
-			})
+			// But for files in a directory that exists: Envoy binds its admin socket,
+			// and reads the TLS secret file, even to validate.
+			settings.RouterSocket, settings.AdminSocket = filepath.Join(dir, "router.sock"), filepath.Join(dir, "admin.sock")
+			if settings.TLS != nil {
+				settings.TLS.SecretFile = filepath.Join(dir, "tls.yaml")
+				secret, err := TLSSecret(settings)
+				require.NoError(t, err)
+				require.NoError(t, os.WriteFile(settings.TLS.SecretFile, secret, 0o600))
+			}
+			raw, err := YAML(settings)
 			require.NoError(t, err)
 			file := filepath.Join(dir, "envoy.yaml")
 			require.NoError(t, os.WriteFile(file, raw, 0o600))

@@ -2,7 +2,6 @@ package extproc
 
 import (
 	"context"
-	"errors"
 	"net/http"
 	"net/netip"
 	"time"
@@ -29,19 +28,16 @@ type Activity interface {
 	Forget(id string)
 }
 
-// request is what a decision is made from.
-type request struct {
-	authority, method, requestID string
-}
-
 // admission is a decision to let a request through.
 type admission struct {
 	id  string
 	dst netip.AddrPort
+	// path replaces the request's path. Empty: it stays.
+	path string
 }
 
 type decider struct {
-	domain   string
+	hosts    Hosts
 	podCIDRs []netip.Prefix
 	wait     time.Duration
 	routes   Routes
@@ -49,20 +45,16 @@ type decider struct {
 }
 
 // decide admits the request or says why not. Exactly one of the results is set.
-func (d *decider) decide(ctx context.Context, r request) (*admission, *apierror.Error) {
+func (d *decider) decide(ctx context.Context, r *request) (*admission, *apierror.Error) {
 	if r.method == http.MethodConnect {
-		return nil, refuse(http.StatusMethodNotAllowed, apierror.MethodRefused, "CONNECT is not supported; connect to the sandbox's host name directly")
+		return nil, apierror.New(apierror.MethodRefused, "CONNECT is not supported; connect to the sandbox's host name directly")
 	}
-	target, err := parseHost(r.authority, d.domain)
-	if err != nil {
-		reason := apierror.BadHost
-		if he := (*hostError)(nil); errors.As(err, &he) && he.port {
-			reason = apierror.BadPort
-		}
-		return nil, refuse(http.StatusBadRequest, reason, err.Error())
+	target, refusal := d.hosts.target(r)
+	if refusal != nil {
+		return nil, refusal
 	}
-	refused := func(code int, reason apierror.Reason, message string) (*admission, *apierror.Error) {
-		e := refuse(code, reason, message)
+	refused := func(reason apierror.Reason, message string) (*admission, *apierror.Error) {
+		e := apierror.New(reason, "%s", message)
 		e.SandboxID = target.ID
 		return nil, e
 	}
@@ -72,15 +64,15 @@ func (d *decider) decide(ctx context.Context, r request) (*admission, *apierror.
 	for {
 		answer, err := d.routes.Lookup(ctx, target.ID)
 		if err != nil {
-			return refused(http.StatusServiceUnavailable, apierror.RouterNotReady, "the router cannot tell at the moment where this sandbox is; try again")
+			return refused(apierror.RouterNotReady, "the router cannot tell at the moment where this sandbox is; try again")
 		}
 		switch answer.Status {
 		case routecache.Gone:
 			d.activity.Forget(target.ID) // what a Touch that came after the release has brought back
-			return refused(http.StatusGone, apierror.SandboxGone, "this sandbox has been released")
+			return refused(apierror.SandboxGone, "this sandbox has been released")
 		case routecache.Unknown:
 			d.activity.Forget(target.ID)
-			return refused(http.StatusNotFound, apierror.SandboxNotFound, "there is no such sandbox")
+			return refused(apierror.SandboxNotFound, "there is no such sandbox")
 		case routecache.Routable:
 		}
 		port := target.Port
@@ -88,14 +80,14 @@ func (d *decider) decide(ctx context.Context, r request) (*admission, *apierror.
 			port = answer.Route.DefaultPort
 		}
 		if port == 0 {
-			return refused(http.StatusServiceUnavailable, apierror.NoRoute, "this sandbox's default port is not known; name the port in the host")
+			return refused(apierror.NoRoute, "this sandbox's default port is not known; name the port")
 		}
 		if !d.inPodRange(answer.Route.Addr) {
-			return refused(http.StatusServiceUnavailable, apierror.NoRoute, "the sandbox's address is outside the configured pod address ranges; tell the operator")
+			return refused(apierror.NoRoute, "the sandbox's address is outside the configured pod address ranges; tell the operator")
 		}
 		d.activity.Touch(target.ID)
 		if d.routes.Holds(target.ID, answer.Route) {
-			return &admission{id: target.ID, dst: netip.AddrPortFrom(answer.Route.Addr, port)}, nil
+			return &admission{id: target.ID, dst: netip.AddrPortFrom(answer.Route.Addr, port), path: target.Path}, nil
 		}
 		// Released, replaced or only dropped for want of room since the look-up.
 	}
@@ -108,12 +100,4 @@ func (d *decider) inPodRange(addr netip.Addr) bool {
 		}
 	}
 	return false
-}
-
-func refuse(code int, reason apierror.Reason, message string) *apierror.Error {
-	e := &apierror.Error{Code: code, Reason: reason, Message: message}
-	if code == http.StatusServiceUnavailable {
-		e.RetryAfter = 1
-	}
-	return e
 }

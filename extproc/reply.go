@@ -1,64 +1,86 @@
 package extproc
 
 import (
+	"net/http"
 	"strconv"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
-	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/berth-sandbox/berth/api/apierror"
 	"github.com/berth-sandbox/berth/envoy"
 )
 
-// admitted tells Envoy where the request goes. Nothing else of it is changed.
+// admitted tells Envoy where the request goes. Of the request itself it changes
+// the path at most.
 func admitted(a *admission) *extprocv3.ProcessingResponse {
+	headers := &extprocv3.HeadersResponse{}
+	if a.path != "" {
+		headers.Response = &extprocv3.CommonResponse{HeaderMutation: &extprocv3.HeaderMutation{
+			SetHeaders: []*corev3.HeaderValueOption{setHeader(":path", a.path)},
+		}}
+	}
 	return &extprocv3.ProcessingResponse{
-		Response: &extprocv3.ProcessingResponse_RequestHeaders{RequestHeaders: &extprocv3.HeadersResponse{}},
+		Response: &extprocv3.ProcessingResponse_RequestHeaders{RequestHeaders: headers},
 		DynamicMetadata: metadata(map[string]*structpb.Value{
-			envoy.MetadataDst: structpb.NewStringValue(a.dst.String()),
+			envoy.MetadataDst: structpb.NewStringValue(envoy.Destination(a.dst)),
 			envoy.MetadataID:  structpb.NewStringValue(a.id),
 		}),
 	}
 }
 
-// refused answers the client in the sandbox's place.
-func refused(e *apierror.Error) *extprocv3.ProcessingResponse {
-	headers := []*corev3.HeaderValueOption{
-		setHeader("content-type", "application/json"),
-		setHeader(envoy.ReasonHeader, string(e.Reason)),
+// refused answers the client in the sandbox's place, in a form that it reads.
+func refused(e *apierror.Error, to client) *extprocv3.ProcessingResponse {
+	answer, contentType, body := *e, "application/json", []byte(nil)
+	switch to {
+	case program:
+		body = answer.JSON()
+	case grpcClient: // becomes grpc-message; Envoy sets the content type
+		contentType, body = "", []byte(answer.Message)
+	case e2bSDK:
+		forE2B(&answer)
+		body = answer.JSON()
+	case browser:
+		contentType, body = "text/html; charset=utf-8", answer.Page()
 	}
-	if e.RetryAfter > 0 {
-		headers = append(headers, setHeader("retry-after", strconv.Itoa(e.RetryAfter)))
+	headers := []*corev3.HeaderValueOption{
+		setHeader(envoy.ReasonHeader, string(answer.Reason)),
+		setHeader("cache-control", "no-store"), // 404, 405 and 410 may be kept otherwise (RFC 9110, section 15.1)
+	}
+	if contentType != "" {
+		headers = append(headers, setHeader("content-type", contentType))
+	}
+	if to == browser {
+		headers = append(headers, setHeader("content-security-policy", apierror.PageCSP))
+	}
+	if answer.RetryAfter > 0 {
+		headers = append(headers, setHeader("retry-after", strconv.Itoa(answer.RetryAfter)))
 	}
 	return &extprocv3.ProcessingResponse{
 		Response: &extprocv3.ProcessingResponse_ImmediateResponse{ImmediateResponse: &extprocv3.ImmediateResponse{
-			Status:     &typev3.HttpStatus{Code: typev3.StatusCode(e.Code)},
+			Status:     &typev3.HttpStatus{Code: typev3.StatusCode(answer.Code)},
 			Headers:    &extprocv3.HeaderMutation{SetHeaders: headers},
-			Body:       e.JSON(),
-			GrpcStatus: &extprocv3.GrpcStatus{Status: uint32(grpcStatus(e.Code))},
-			Details:    "berth_" + string(e.Reason),
+			Body:       body,
+			GrpcStatus: &extprocv3.GrpcStatus{Status: uint32(apierror.KindOf(answer.Reason).GRPC)},
+			Details:    "berth_" + string(answer.Reason),
 		}},
 		DynamicMetadata: metadata(map[string]*structpb.Value{
-			envoy.MetadataReply: structpb.NewStringValue(string(e.Reason)),
+			envoy.MetadataReply: structpb.NewStringValue(string(answer.Reason)),
 		}),
 	}
 }
 
-// grpcStatus is what a gRPC client is told: Envoy's own table would make
-// "unimplemented" of a 404.
-func grpcStatus(code int) codes.Code {
-	switch code {
-	case 400, 405:
-		return codes.InvalidArgument
-	case 404, 410:
-		return codes.NotFound
-	case 503:
-		return codes.Unavailable
+// forE2B words an answer as the E2B SDKs read it: a sandbox that is not there is
+// 502 and "was not found", one that does not listen "port is not open".
+func forE2B(e *apierror.Error) {
+	switch e.Reason {
+	case apierror.SandboxNotFound, apierror.SandboxGone:
+		e.Code, e.Message = http.StatusBadGateway, apierror.E2BNotFound
+	case apierror.PortPrivate:
+		e.Code, e.Message = http.StatusBadGateway, apierror.E2BPortClosed
 	}
-	return codes.Internal
 }
 
 func metadata(fields map[string]*structpb.Value) *structpb.Struct {

@@ -27,8 +27,8 @@ import (
 type Options struct {
 	// Socket is the path of the unix socket Envoy connects to.
 	Socket string
-	// Domain is what follows the sandbox's label in a host name, in lower case.
-	Domain string
+	// Hosts says which host names mean what.
+	Hosts Hosts
 	// PodCIDRs are the ranges a destination may lie in.
 	PodCIDRs []netip.Prefix
 	// LookupTimeout bounds how long a request waits for the allocator's answer.
@@ -66,8 +66,8 @@ func New(o Options) (*Server, error) {
 	if o.Socket == "" {
 		errs = append(errs, errors.New("extproc: Options.Socket is required"))
 	}
-	if !ValidDomain(o.Domain) {
-		errs = append(errs, fmt.Errorf("extproc: Options.Domain %q: must be a DNS name in lower case without a trailing dot", o.Domain))
+	if err := o.Hosts.Check(); err != nil {
+		errs = append(errs, fmt.Errorf("extproc: Options.Hosts: %w", err))
 	}
 	if len(o.PodCIDRs) == 0 {
 		errs = append(errs, errors.New("extproc: Options.PodCIDRs is required: the address ranges pods get their addresses from"))
@@ -86,7 +86,7 @@ func New(o Options) (*Server, error) {
 		return nil, fmt.Errorf("extproc: register metrics: %w", err)
 	}
 	s := &Server{
-		decider: decider{domain: o.Domain, podCIDRs: o.PodCIDRs, wait: o.LookupTimeout, routes: o.Routes, activity: o.Activity},
+		decider: decider{hosts: o.Hosts, podCIDRs: o.PodCIDRs, wait: o.LookupTimeout, routes: o.Routes, activity: o.Activity},
 		metrics: m, log: o.Log, socket: o.Socket,
 		grpc: grpc.NewServer(), health: health.NewServer(), stopping: make(chan struct{}),
 	}
@@ -157,35 +157,15 @@ func (s *Server) Process(stream extprocv3.ExternalProcessor_ProcessServer) error
 		return status.Errorf(codes.InvalidArgument, "expected request headers, got %T: check the processing mode in Envoy's configuration", message.Request)
 	}
 	r := readHeaders(headers.RequestHeaders)
-	admission, refusal := s.decider.decide(stream.Context(), r)
+	admission, refusal := s.decider.decide(stream.Context(), &r)
 	if refusal != nil {
 		refusal.RequestID = r.requestID
 		s.metrics.requests.WithLabelValues(string(refusal.Reason)).Inc()
 		s.logRefusal(refusal)
-		return stream.Send(refused(refusal))
+		return stream.Send(refused(refusal, r.client()))
 	}
 	s.metrics.requests.WithLabelValues("admitted").Inc()
 	return stream.Send(admitted(admission))
-}
-
-func readHeaders(h *extprocv3.HttpHeaders) request {
-	var r request
-	for _, header := range h.GetHeaders().GetHeaders() {
-		// Envoy fills in one of the two, depending on its version and settings.
-		value := string(header.GetRawValue())
-		if value == "" {
-			value = header.GetValue()
-		}
-		switch header.GetKey() {
-		case ":authority":
-			r.authority = value
-		case ":method":
-			r.method = value
-		case "x-request-id":
-			r.requestID = value
-		}
-	}
-	return r
 }
 
 func (s *Server) logRefusal(e *apierror.Error) {

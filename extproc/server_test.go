@@ -45,7 +45,7 @@ func options(t *testing.T, socket string) (Options, *routecache.Cache, *lastacti
 	tracker, err := lastactive.New(lastactive.Options{Now: time.Now})
 	require.NoError(t, err)
 	return Options{
-		Socket: socket, Domain: domain, PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")},
+		Socket: socket, Hosts: Hosts{Domain: domain}, PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")},
 		Routes: cache, Activity: tracker, Metrics: prometheus.NewRegistry(), Log: zap.NewNop(),
 	}, cache, tracker
 }
@@ -432,8 +432,8 @@ func TestListenSaysWhatIsWrongAndLeavesNothing(t *testing.T) {
 }
 
 func TestOptionsNameWhatIsMissing(t *testing.T) {
-	_, err := New(Options{Domain: "Upper.example"})
-	for _, name := range []string{"Socket", "Domain", "PodCIDRs", "Routes", "Activity", "Metrics", "Log"} {
+	_, err := New(Options{Hosts: Hosts{Domain: "Upper.example"}})
+	for _, name := range []string{"Socket", "domain", "PodCIDRs", "Routes", "Activity", "Metrics", "Log"} {
 		require.ErrorContains(t, err, name)
 	}
 	o, _, _ := options(t, "s")

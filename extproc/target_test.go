@@ -1,17 +1,26 @@
 package extproc
 
 import (
-	"errors"
 	"fmt"
+	"net/http"
+	"net/url"
+	"path"
+	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/berth-sandbox/berth/api/apierror"
 	"github.com/berth-sandbox/berth/api/sandboxid"
 )
 
 const domain = "sandbox.example.com"
+
+// byHost is what a request names that says nothing but its host.
+func byHost(host, domain string) (Target, *apierror.Error) {
+	return (&Hosts{Domain: domain}).target(&request{authority: host})
+}
 
 func TestHostNamesExactlyOneTarget(t *testing.T) {
 	longest := strings.Repeat("z", sandboxid.MaxLen)
@@ -30,8 +39,8 @@ func TestHostNamesExactlyOneTarget(t *testing.T) {
 		"8080-abc.sandbox.example.com.:8443":        {ID: "abc", Port: 8080},
 		"65535-" + longest + ".sandbox.example.com": {ID: longest, Port: 65535},
 	} {
-		got, err := parseHost(host, domain)
-		require.NoError(t, err, host)
+		got, err := byHost(host, domain)
+		require.Nil(t, err, host)
 		require.Equal(t, want, got, host)
 	}
 }
@@ -74,28 +83,155 @@ func TestHostWithAnythingElseIsRefused(t *testing.T) {
 		" 8080-abc.sandbox.example.com", "8080-abc.sandbox.example.com\r\n", "8080-abc.sandbox.example.com\x00", "8080-abc.sandbox.example.com;x",
 		strings.Repeat("a.", 4000) + domain, strings.Repeat("9", 8000),
 	} {
-		target, err := parseHost(host, domain)
-		require.Error(t, err, "%q", host)
+		target, err := byHost(host, domain)
+		require.NotNil(t, err, "%q", host)
+		require.Equal(t, http.StatusBadRequest, err.Code)
 		require.Zero(t, target, "%q", host)
 		require.LessOrEqual(t, len(err.Error()), 1000, "a client chooses how long the answer is")
 	}
 }
 
-func TestWrongPortIsToldFromAWrongHost(t *testing.T) {
-	for host, port := range map[string]bool{
-		"0-abc.sandbox.example.com":        true,
-		"65536-abc.sandbox.example.com":    true,
-		"08-abc.sandbox.example.com":       true,
-		"8080-ab_c.sandbox.example.com":    false,
-		"8080-abc.example.org":             false,
-		"8080-abc.sandbox.example.com:0":   false, // the port of the listener, not of a sandbox
-		"8080-abc.sandbox.example.com,x":   false,
-		"0-abc.sandbox.example.com,0-x.io": false,
+func TestARefusalSaysWhatIsWrong(t *testing.T) {
+	for host, want := range map[string]apierror.Reason{
+		"0-abc.sandbox.example.com":        apierror.BadPort,
+		"65536-abc.sandbox.example.com":    apierror.BadPort,
+		"08-abc.sandbox.example.com":       apierror.BadPort,
+		"8080-ab_c.sandbox.example.com":    apierror.BadHost,
+		"8080-abc.example.org":             apierror.BadHost,
+		"8080-abc.sandbox.example.com:0":   apierror.BadHost, // the port of the listener, not of a sandbox
+		"8080-abc.sandbox.example.com,x":   apierror.BadHost,
+		"0-abc.sandbox.example.com,0-x.io": apierror.BadHost,
+		"sandbox.example.com":              apierror.BadTarget,
 	} {
-		_, err := parseHost(host, domain)
-		var he *hostError
-		require.ErrorAs(t, err, &he, host)
-		require.Equal(t, port, he.port, host)
+		_, err := byHost(host, domain)
+		require.NotNil(t, err, host)
+		require.Equal(t, want, err.Reason, host)
+	}
+}
+
+func one(s string) []string { return []string{s} }
+
+func TestHeadersNameTheSandboxAtAGateway(t *testing.T) {
+	hosts := Hosts{Domain: domain, Gateways: []string{"gateway.example.com", "api." + domain}}
+	require.NoError(t, hosts.Check())
+	for _, authority := range []string{domain, "SANDBOX.example.com.:8443", "gateway.example.com", "api." + domain + ":80"} {
+		for name, c := range map[string]struct {
+			r    request
+			want Target
+		}{
+			"of the E2B SDKs":        {request{e2bID: one("abc"), e2bPort: one("49983")}, Target{ID: "abc", Port: 49983}},
+			"without the brand":      {request{id: one("abc"), port: one("80")}, Target{ID: "abc", Port: 80}},
+			"no port":                {request{e2bID: one("abc")}, Target{ID: "abc"}},
+			"both, the same":         {request{e2bID: one("abc"), id: one("abc"), e2bPort: one("80"), port: one("80")}, Target{ID: "abc", Port: 80}},
+			"ID of one, port of one": {request{e2bID: one("abc"), port: one("80")}, Target{ID: "abc", Port: 80}},
+			"upper case":             {request{id: one("ABC")}, Target{ID: "abc"}},
+		} {
+			for _, paths := range []bool{false, true} { // where a header speaks, the path is the sandbox's
+				h, r := hosts, c.r
+				h.Paths, r.authority, r.path = paths, authority, "/sandboxes/other/81/x"
+				got, err := h.target(&r)
+				require.Nil(t, err, "%s at %s", name, authority)
+				require.Equal(t, c.want, got, "%s at %s", name, authority)
+			}
+		}
+		for name, c := range map[string]struct {
+			r    request
+			want apierror.Reason
+		}{
+			"none":               {request{}, apierror.BadTarget},
+			"port alone":         {request{e2bPort: one("80")}, apierror.BadTarget},
+			"twice":              {request{e2bID: []string{"abc", "abc"}}, apierror.BadTarget},
+			"twice, unbranded":   {request{id: []string{"abc", "def"}}, apierror.BadTarget},
+			"port twice":         {request{id: one("abc"), port: []string{"80", "80"}}, apierror.BadTarget},
+			"two IDs":            {request{e2bID: one("abc"), id: one("def")}, apierror.BadTarget},
+			"two ports":          {request{e2bID: one("abc"), e2bPort: one("80"), port: one("81")}, apierror.BadTarget},
+			"empty":              {request{id: one("")}, apierror.BadTarget},
+			"comma":              {request{id: one("abc,def")}, apierror.BadTarget},
+			"space":              {request{id: one("abc ")}, apierror.BadTarget},
+			"Kelvin sign":        {request{id: one("\u212aabc")}, apierror.BadTarget},
+			"a host":             {request{id: one("abc." + domain)}, apierror.BadTarget},
+			"empty port":         {request{id: one("abc"), port: one("")}, apierror.BadPort},
+			"port 0":             {request{id: one("abc"), port: one("0")}, apierror.BadPort},
+			"leading zero":       {request{id: one("abc"), port: one("080")}, apierror.BadPort},
+			"above 65535":        {request{id: one("abc"), port: one("65536")}, apierror.BadPort},
+			"port with a sign":   {request{id: one("abc"), port: one("+80")}, apierror.BadPort},
+			"port with an ID in": {request{id: one("abc"), port: one("80-def")}, apierror.BadPort},
+		} {
+			r := c.r
+			r.authority = authority
+			got, err := hosts.target(&r)
+			require.NotNil(t, err, "%s at %s: %+v", name, authority, got)
+			require.Equal(t, c.want, err.Reason, "%s at %s", name, authority)
+			require.Zero(t, got)
+		}
+	}
+}
+
+func TestAHeaderNeverOverridesTheHostOfASandbox(t *testing.T) {
+	h := Hosts{Domain: domain, Gateways: []string{"gateway.example.com"}, Paths: true}
+	for _, r := range []request{
+		{e2bID: one("def"), e2bPort: one("81")}, {id: one("def"), port: one("81")}, {id: []string{"def", "ghi"}}, {port: one("0")}, {path: "/sandboxes/def/81/x"},
+	} {
+		r.authority = "80-abc." + domain
+		got, err := h.target(&r)
+		require.Nil(t, err)
+		require.Equal(t, Target{ID: "abc", Port: 80}, got)
+		// Nor does it make a sandbox's host of one that is none.
+		for _, authority := range []string{"example.com", "gateway.example.com,80-abc." + domain, "x.gateway.example.com", "80-abc_." + domain, ""} {
+			r.authority = authority
+			_, err := h.target(&r)
+			require.NotNil(t, err, authority)
+			require.Contains(t, []apierror.Reason{apierror.BadHost, apierror.BadPort}, err.Reason, authority)
+		}
+	}
+}
+
+func TestThePathNamesTheSandboxWhereThatIsOn(t *testing.T) {
+	h := Hosts{Domain: domain, Paths: true}
+	for path, want := range map[string]Target{
+		"/sandboxes/abc/8080/":                {ID: "abc", Port: 8080, Path: "/"},
+		"/sandboxes/abc/8080":                 {ID: "abc", Port: 8080, Path: "/"},
+		"/sandboxes/abc/8080?x=/../":          {ID: "abc", Port: 8080, Path: "/?x=/../"},
+		"/sandboxes/ABC/80/a/b?c=d?e":         {ID: "abc", Port: 80, Path: "/a/b?c=d?e"},
+		"/sandboxes/abc/80//a//b/":            {ID: "abc", Port: 80, Path: "//a//b/"},
+		"/sandboxes/abc/80/%2F%zz;x/.../..a":  {ID: "abc", Port: 80, Path: "/%2F%zz;x/.../..a"},
+		"/sandboxes/abc/80/sandboxes/def/81/": {ID: "abc", Port: 80, Path: "/sandboxes/def/81/"},
+		"/sandboxes/abc/80/?":                 {ID: "abc", Port: 80, Path: "/?"},
+	} {
+		got, err := h.target(&request{authority: domain, path: path})
+		require.Nil(t, err, path)
+		require.Equal(t, want, got, path)
+	}
+	for path, want := range map[string]apierror.Reason{
+		"": apierror.BadPath, "*": apierror.BadPath, "/": apierror.BadPath, "/sandboxes": apierror.BadPath, "/sandboxes/": apierror.BadPath,
+		"/sandboxes/abc": apierror.BadPath, "/sandboxes?/abc/80/": apierror.BadPath, "/Sandboxes/abc/80/": apierror.BadPath, "//sandboxes/abc/80/": apierror.BadPath,
+		"/sandboxes//80/": apierror.BadPath, "/sandboxes/a_b/80/": apierror.BadPath, "/sandboxes/%61bc/80/": apierror.BadPath,
+		"/sandboxes/abc%2F80/x": apierror.BadPath, "sandboxes/abc/80/": apierror.BadPath, "/x/sandboxes/abc/80/": apierror.BadPath,
+		"/sandboxes/abc/": apierror.BadPort, "/sandboxes/abc/0/": apierror.BadPort, "/sandboxes/abc/080/": apierror.BadPort, "/sandboxes/abc/65536/": apierror.BadPort,
+		"/sandboxes/abc/http/": apierror.BadPort, "/sandboxes/abc/80%2f": apierror.BadPort, "/sandboxes/abc/80;x/": apierror.BadPort,
+		"/sandboxes/abc/80/..": apierror.BadPath, "/sandboxes/abc/80/.": apierror.BadPath, "/sandboxes/abc/80/../../def/81/": apierror.BadPath,
+		"/sandboxes/abc/80/x/%2e%2e/y": apierror.BadPath, "/sandboxes/abc/80/.%2E": apierror.BadPath, "/sandboxes/abc/80/..;a=b/": apierror.BadPath, "/sandboxes/abc/80/..%3Ba/": apierror.BadPath,
+		"/sandboxes/abc/80/a%2f..%2fb": apierror.BadPath, "/sandboxes/abc/80/a\\..\\b": apierror.BadPath, "/sandboxes/abc/80/a%5C%2e.%5cb": apierror.BadPath,
+		"/sandboxes/../abc/80/": apierror.BadPath, "/sandboxes/./abc/80/": apierror.BadPath, "/../sandboxes/abc/80/": apierror.BadPath,
+	} {
+		got, err := h.target(&request{authority: domain, path: path})
+		require.NotNil(t, err, "%q: %+v", path, got)
+		require.Equal(t, want, err.Reason, path)
+		require.Zero(t, got)
+	}
+	// Off by default.
+	_, err := (&Hosts{Domain: domain}).target(&request{authority: domain, path: "/sandboxes/abc/80/"})
+	require.NotNil(t, err)
+	require.Equal(t, apierror.BadTarget, err.Reason)
+}
+
+func TestHostsThatCannotBeToldApartAreRefused(t *testing.T) {
+	for gateway, ok := range map[string]bool{
+		"gateway.example.com": true, "api." + domain: true, "a-b." + domain: true, "a.b." + domain: true,
+		"80-api." + domain: false, strings.Repeat("a", sandboxid.Len) + "." + domain: false,
+		"Gateway.example.com": false, "gateway.example.com.": false, "gateway.example.com:80": false, "": false, "*.example.com": false,
+	} {
+		require.Equal(t, ok, (&Hosts{Domain: domain, Gateways: []string{gateway}}).Check() == nil, gateway)
 	}
 }
 
@@ -118,53 +254,101 @@ func TestLongestDomainAndLabelMakeADNSName(t *testing.T) {
 	longest := label + "." + label + "." + label[:61]
 	host := "65535-" + strings.Repeat("z", sandboxid.MaxLen) + "." + longest
 	require.Len(t, host, 253) // RFC 1035, section 2.3.4, less the length octets
-	_, err := parseHost(host, longest)
-	require.NoError(t, err)
+	_, err := byHost(host, longest)
+	require.Nil(t, err)
 }
 
-func FuzzParseHost(f *testing.F) {
+func FuzzHost(f *testing.F) {
 	for _, seed := range []string{
 		"8080-abc.sandbox.example.com", "abc.sandbox.example.com.:443", "8080-ABC.SANDBOX.example.com", "80-a.sandbox.example.com,b",
-		"0-a.sandbox.example.com", "65536-a.sandbox.example.com", "\u212a.sandbox.example.com", "a.sandbox.example.com:0", "[::1]:80", "",
+		"0-a.sandbox.example.com", "65536-a.sandbox.example.com", "\u212a.sandbox.example.com", "a.sandbox.example.com:0", "[::1]:80", "", domain,
 	} {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, host string) {
-		target, err := parseHost(host, domain)
-		if err != nil {
-			if target != (Target{}) {
-				t.Fatalf("%q was refused and yet names %+v", host, target)
-			}
-			if he := (*hostError)(nil); !errors.As(err, &he) || len(err.Error()) > 1000 {
-				t.Fatalf("%q: %v", host, err)
+		target, refusal := byHost(host, domain)
+		if refusal != nil {
+			if target != (Target{}) || len(refusal.Message) > 1000 || refusal.Code != http.StatusBadRequest {
+				t.Fatalf("%q was refused with %v and yet names %+v", host, refusal, target)
 			}
 			return
 		}
-		if !sandboxid.Valid(target.ID) {
-			t.Fatalf("%q was accepted with ID %q", host, target.ID)
+		if !sandboxid.Valid(target.ID) || target.Path != "" {
+			t.Fatalf("%q was accepted as %+v", host, target)
 		}
 		// The host is exactly what its target is written as, but for the case, a
 		// trailing dot and the listener's port.
-		composed := target.ID + "." + domain
-		if target.Port != 0 {
-			composed = fmt.Sprintf("%d-%s", target.Port, composed)
-		}
-		again, err := parseHost(composed, domain)
-		if err != nil || again != target {
-			t.Fatalf("%q names %+v, but %q names %+v, %v", host, target, composed, again, err)
+		composed := e2bHost(target)
+		again, refusal := byHost(composed, domain)
+		if refusal != nil || again != target {
+			t.Fatalf("%q names %+v, but %q names %+v, %v", host, target, composed, again, refusal)
 		}
 		if len(host) < len(composed) || !asciiEqualFold(host[:len(composed)], composed) {
 			t.Fatalf("%q was accepted as %q", host, composed)
 		}
-		rest := strings.TrimPrefix(host[len(composed):], ".")
-		if rest != "" {
-			var port uint16
-			if n, err := fmt.Sscanf(rest, ":%d", &port); n != 1 || err != nil || fmt.Sprintf(":%d", port) != rest || port == 0 {
-				t.Fatalf("%q was accepted with %q left over", host, rest)
+		// A URL with this host is understood in the same way by net/url.
+		u, err := url.Parse("http://" + host + "/")
+		if err != nil || u.User != nil || u.Path != "/" || u.RawQuery != "" || !asciiEqualFold(strings.TrimSuffix(u.Hostname(), "."), composed) {
+			t.Fatalf("%q was accepted as %q, but net/url reads %+v, %v", host, composed, u, err)
+		}
+		if port := u.Port(); port != "" {
+			if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 || strconv.FormatUint(n, 10) != port {
+				t.Fatalf("%q was accepted with port %q", host, port)
 			}
 		}
-		if strings.Contains(host, ",") {
-			t.Fatalf("%q was accepted with a comma", host)
+	})
+}
+
+// e2bHost is getHost of the E2B SDKs: <port>-<sandbox ID>.<domain>.
+func e2bHost(t Target) string {
+	if t.Port == 0 {
+		return t.ID + "." + domain
+	}
+	return fmt.Sprintf("%d-%s.%s", t.Port, t.ID, domain)
+}
+
+func FuzzPath(f *testing.F) {
+	for _, seed := range []string{
+		"/sandboxes/abc/8080/", "/sandboxes/abc/8080?x", "/sandboxes/ABC/80/a/b?c=d", "/sandboxes/abc/80/%2e%2e/x", "/sandboxes/abc/80/a%2f../b",
+		"/sandboxes/abc/80/a\\..\\b", "/sandboxes/abc/80/..;x/", "/sandboxes/abc/080/", "/sandboxes//80/", "/sandboxes/../abc/80/", "*", "",
+	} {
+		f.Add(seed)
+	}
+	h := Hosts{Domain: domain, Paths: true}
+	f.Fuzz(func(t *testing.T, raw string) {
+		target, refusal := h.target(&request{authority: domain, path: raw})
+		if refusal != nil {
+			if target != (Target{}) || len(refusal.Message) > 1000 || refusal.Code != http.StatusBadRequest {
+				t.Fatalf("%q was refused with %v and yet names %+v", raw, refusal, target)
+			}
+			return
+		}
+		if !sandboxid.Valid(target.ID) || target.Port == 0 || !strings.HasPrefix(target.Path, "/") {
+			t.Fatalf("%q was accepted as %+v", raw, target)
+		}
+		// Nothing of the rest is lost or changed.
+		named := fmt.Sprintf("/sandboxes/%s/%d", target.ID, target.Port)
+		if len(raw) < len(named) || !asciiEqualFold(raw[:len(named)], named) {
+			t.Fatalf("%q was accepted as %q", raw, named)
+		}
+		if rest := raw[len(named):]; rest != target.Path && "/"+rest != target.Path {
+			t.Fatalf("%q became %q", raw, target.Path)
+		}
+		// Whoever decodes and cleans the path, as net/url and path do, still finds
+		// the same sandbox in it, and still what the sandbox is sent.
+		u, err := url.ParseRequestURI(raw)
+		if err != nil {
+			return // what net/url does not take, such a party refuses
+		}
+		for _, p := range []string{u.Path, strings.ReplaceAll(u.Path, `\`, "/")} {
+			clean := path.Clean(p)
+			if len(clean) < len(named) || !asciiEqualFold(clean[:len(named)], named) || (len(clean) > len(named) && clean[len(named)] != '/') {
+				t.Fatalf("%q was accepted as %q, and is cleaned to %q", raw, named, clean)
+			}
+		}
+		sent, err := url.ParseRequestURI(target.Path)
+		if err == nil && (sent.RawQuery != u.RawQuery || path.Clean("/"+strings.TrimLeft(u.Path[len(named):], "/")) != path.Clean("/"+strings.TrimLeft(sent.Path, "/"))) {
+			t.Fatalf("%q became %q", raw, target.Path)
 		}
 	})
 }

@@ -1,5 +1,6 @@
-// Package apierror is the shape of every error that Berth answers, from the
-// router and from the HTTP API alike.
+// Package apierror is every error that Berth answers, from Envoy, from the router
+// and from the HTTP API alike: which there are (Kinds), and their shape for
+// programs (JSON) and for people in front of a browser (Page).
 package apierror
 
 import (
@@ -9,32 +10,7 @@ import (
 	"strconv"
 )
 
-// Reason is a stable word that programs can compare.
-type Reason string
-
-// The reasons.
-const (
-	BadRequest      Reason = "bad_request"
-	BadHost         Reason = "bad_host"
-	BadPort         Reason = "bad_port"
-	Unauthorized    Reason = "unauthorized"
-	CrossOrigin     Reason = "cross_origin"
-	MethodRefused   Reason = "method_refused"
-	NotFound        Reason = "not_found"
-	PoolNotFound    Reason = "pool_not_found"
-	SandboxNotFound Reason = "sandbox_not_found"
-	SandboxGone     Reason = "sandbox_gone"
-	PoolEmpty       Reason = "pool_empty"
-	NotImplemented  Reason = "not_implemented"
-	RouterNotReady  Reason = "router_not_ready"
-	NoRoute         Reason = "no_route"
-	NotLeader       Reason = "not_leader"
-	Timeout         Reason = "timeout"
-	Overloaded      Reason = "overloaded"
-	Internal        Reason = "internal"
-)
-
-// Error is an answer that says what went wrong and what to do.
+// Error is an answer that says what went wrong and what to do. New makes one.
 type Error struct {
 	// Code is the HTTP status.
 	Code      int    `json:"code"`

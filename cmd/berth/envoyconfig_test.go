@@ -23,6 +23,10 @@ func TestEnvoyConfigIsTheBootstrapOfItsFlags(t *testing.T) {
 		"defaults":          {nil, func(*envoy.Settings) {}},
 		"a health listener": {[]string{"--health-listen=0.0.0.0:8082"}, func(s *envoy.Settings) { s.HealthListen = netip.MustParseAddrPort("0.0.0.0:8082") }},
 		"an empty one":      {[]string{"--health-listen="}, func(*envoy.Settings) {}},
+		"behind a load balancer": {[]string{"--trusted-hops=2", "--proxy-protocol", "--max-heap=67108864"}, func(s *envoy.Settings) {
+			s.TrustedHops, s.ProxyProtocol, s.MaxHeap = 2, true, 64<<20
+		}},
+		"path mode": {[]string{"--paths"}, func(s *envoy.Settings) { s.Paths = true }},
 		"IPv6": {[]string{"--listen=[::]:80", "--health-listen=[::1]:81"}, func(s *envoy.Settings) {
 			s.Listen, s.HealthListen = netip.MustParseAddrPort("[::]:80"), netip.MustParseAddrPort("[::1]:81")
 		}},
@@ -56,10 +60,32 @@ func TestEnvoyConfigNamesTheFlagThatIsWrong(t *testing.T) {
 		"--health-listen=0.0.0.0:8080": "health listen address",
 		"--router-socket=r":            "router socket",
 		"--output=/nonexistent/x":      "--output",
+		"--trusted-hops=101":           "trusted hops 101",
+		"--max-heap=1000":              "max heap 1000",
+		"--tls-dir=/tls":               "--tls-dir: needs --output",
 	} {
 		stdout, err := berth(t, "envoy-config", arg)
 		require.ErrorContains(t, err, says, arg)
 		require.Empty(t, stdout)
+	}
+}
+
+func TestEnvoyConfigWithTLSIsTwoFiles(t *testing.T) {
+	dir := t.TempDir()
+	_, err := berth(t, "envoy-config", "--tls-dir=/tls", "--output="+filepath.Join(dir, "envoy.yaml"))
+	require.NoError(t, err)
+	settings := envoy.Settings{
+		Listen: netip.MustParseAddrPort("0.0.0.0:8080"), RouterSocket: "/run/berth/router.sock", AdminSocket: "/run/berth/envoy-admin.sock",
+		TLS: &envoy.TLS{CertFile: "/tls/tls.crt", KeyFile: "/tls/tls.key", SecretFile: filepath.Join(dir, "envoy-tls.yaml")},
+	}
+	bootstrap, err := envoy.YAML(settings)
+	require.NoError(t, err)
+	secret, err := envoy.TLSSecret(settings)
+	require.NoError(t, err)
+	for name, want := range map[string][]byte{"envoy.yaml": bootstrap, "envoy-tls.yaml": secret} {
+		got, err := os.ReadFile(filepath.Join(dir, name))
+		require.NoError(t, err)
+		require.Equal(t, string(want), string(got))
 	}
 }
 

@@ -32,6 +32,8 @@ import (
 
 type flags struct {
 	Domain        string        `required:"" help:"Domain of the sandboxes: hosts are <port>-<id>.<domain>."`
+	GatewayHosts  []string      `help:"Hosts beside the domain itself at which the headers E2b-Sandbox-Id or X-Sandbox-Id (and -Port) name the sandbox; several with commas."`
+	Paths         bool          `help:"At those hosts /sandboxes/<id>/<port>/rest names the sandbox, which gets /rest. Envoy must be told, too."`
 	Allocator     []string      `required:"" help:"Control addresses of the allocator's replicas, host:port, tried in turn; several with commas."`
 	PodCIDRs      []string      `name:"pod-cidrs" required:"" help:"Ranges that destinations may lie in, as 10.0.0.0/8; several with commas."`
 	Socket        string        `default:"/run/berth/router.sock" help:"Unix socket for Envoy."`
@@ -102,7 +104,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		return err
 	}
 	server, err := extproc.New(extproc.Options{
-		Socket: f.Socket, Domain: f.Domain, PodCIDRs: cidrs, LookupTimeout: f.LookupTimeout,
+		Socket: f.Socket, Hosts: f.hosts(), PodCIDRs: cidrs, LookupTimeout: f.LookupTimeout,
 		Routes: cache, Activity: tracker, Metrics: metrics, Log: log.Named("request"),
 	})
 	if err != nil {
@@ -168,6 +170,10 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	return all.Wait()
 }
 
+func (f *flags) hosts() extproc.Hosts {
+	return extproc.Hosts{Domain: f.Domain, Gateways: f.GatewayHosts, Paths: f.Paths}
+}
+
 // check returns the pod ranges, or everything that is wrong with the flags.
 func (f *flags) check() ([]netip.Prefix, error) {
 	var errs []error
@@ -180,8 +186,9 @@ func (f *flags) check() ([]netip.Prefix, error) {
 		}
 		cidrs = append(cidrs, prefix.Masked())
 	}
-	if !extproc.ValidDomain(f.Domain) {
-		errs = append(errs, fmt.Errorf("--domain %q: must be a DNS name in lower case, without a trailing dot", f.Domain))
+	hosts := f.hosts()
+	if err := hosts.Check(); err != nil {
+		errs = append(errs, fmt.Errorf("--domain, --gateway-hosts: %w", err))
 	}
 	for _, address := range f.Allocator {
 		if _, port, err := net.SplitHostPort(address); err != nil || port == "" {

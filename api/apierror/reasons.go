@@ -1,0 +1,187 @@
+package apierror
+
+import (
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+
+	"google.golang.org/grpc/codes"
+)
+
+// Reason is a stable word that programs can compare.
+type Reason string
+
+// The reasons. Kinds says of each what it means.
+const (
+	BadRequest         Reason = "bad_request"
+	BadHost            Reason = "bad_host"
+	BadPort            Reason = "bad_port"
+	BadTarget          Reason = "bad_target"
+	BadPath            Reason = "bad_path"
+	BodyTooLarge       Reason = "body_too_large"
+	HeadersTooLarge    Reason = "headers_too_large"
+	HTTPVersion        Reason = "http_version"
+	RequestTimeout     Reason = "request_timeout"
+	Unauthorized       Reason = "unauthorized"
+	CrossOrigin        Reason = "cross_origin"
+	Forbidden          Reason = "forbidden"
+	PortPrivate        Reason = "port_private"
+	MethodRefused      Reason = "method_refused"
+	NotFound           Reason = "not_found"
+	PoolNotFound       Reason = "pool_not_found"
+	SandboxNotFound    Reason = "sandbox_not_found"
+	SandboxGone        Reason = "sandbox_gone"
+	PoolEmpty          Reason = "pool_empty"
+	NotImplemented     Reason = "not_implemented"
+	SandboxUnreachable Reason = "sandbox_unreachable"
+	SandboxReset       Reason = "sandbox_reset"
+	RouterNotReady     Reason = "router_not_ready"
+	RouterUnavailable  Reason = "router_unavailable"
+	NoRoute            Reason = "no_route"
+	NotLeader          Reason = "not_leader"
+	Timeout            Reason = "timeout"
+	Overloaded         Reason = "overloaded"
+	Internal           Reason = "internal"
+)
+
+// E2BNotFound and E2BPortClosed are the messages that the E2B SDKs look for, under
+// status 502.
+const (
+	E2BNotFound   = "The sandbox was not found"
+	E2BPortClosed = "The sandbox is running but port is not open"
+)
+
+// Sender is a part of Berth that answers.
+type Sender string
+
+// The senders. Envoy and the router answer under the hosts of sandboxes, the API
+// under its own address, an admin listener on its own.
+const (
+	Envoy  Sender = "Envoy"
+	Router Sender = "router"
+	API    Sender = "API"
+	Admin  Sender = "admin listener"
+)
+
+// Kind is what is fixed for a reason.
+type Kind struct {
+	Reason Reason
+	// Code is the HTTP status.
+	Code int
+	// GRPC is the status that a gRPC client gets. Where Envoy answers by itself
+	// this is Envoy's own translation of Code.
+	GRPC codes.Code
+	// RetryAfter, in seconds, is told where trying again may help; else 0.
+	RetryAfter int
+	// Reload: it passes by itself, so a browser's page reloads.
+	Reload bool
+	// By is who sends it.
+	By []Sender
+	// When says what happened, and Do what the caller can do.
+	When, Do string
+}
+
+// kinds is never changed.
+var kinds = []Kind{
+	{Reason: BadRequest, Code: http.StatusBadRequest, GRPC: codes.Internal, By: []Sender{Envoy, API, Admin},
+		When: "the request is not valid HTTP, or a body or parameter is wrong; the message names it", Do: "mend the request"},
+	{Reason: BadHost, Code: http.StatusBadRequest, GRPC: codes.InvalidArgument, By: []Sender{Router},
+		When: "the host is neither a sandbox's nor one that takes sandboxes by header or path", Do: "use `<port>-<sandbox id>.<domain>`"},
+	{Reason: BadPort, Code: http.StatusBadRequest, GRPC: codes.InvalidArgument, By: []Sender{Router},
+		When: "the port is not 1 to 65535 in digits without leading zeros", Do: "mend the port"},
+	{Reason: BadTarget, Code: http.StatusBadRequest, GRPC: codes.InvalidArgument, By: []Sender{Router},
+		When: "the headers that name a sandbox are missing, repeated, contradict each other or hold no sandbox ID", Do: "send one sandbox ID and at most one port"},
+	{Reason: BadPath, Code: http.StatusBadRequest, GRPC: codes.InvalidArgument, By: []Sender{Router},
+		When: "the path is not `/sandboxes/<id>/<port>/...`, or has dot segments", Do: "mend the path"},
+	{Reason: Unauthorized, Code: http.StatusUnauthorized, GRPC: codes.Unauthenticated, By: []Sender{API},
+		When: "the key is missing or not known", Do: "send it as `X-API-Key` or as a bearer token"},
+	{Reason: CrossOrigin, Code: http.StatusForbidden, GRPC: codes.PermissionDenied, By: []Sender{API},
+		When: "a web page of another origin calls the API from a browser", Do: "call it from a program"},
+	{Reason: Forbidden, Code: http.StatusForbidden, GRPC: codes.PermissionDenied, By: []Sender{Envoy},
+		When: "an upgrade other than to WebSocket, or a URL scheme that the listener does not speak", Do: "use HTTP or WebSocket, under the listener's scheme"},
+	{Reason: PortPrivate, Code: http.StatusForbidden, GRPC: codes.PermissionDenied, By: []Sender{Router},
+		When: "the sandbox's pool does not open this port", Do: "use a port that the message names, or add it to the pool's `spec.ports`"},
+	{Reason: NotFound, Code: http.StatusNotFound, GRPC: codes.Unimplemented, By: []Sender{API, Admin},
+		When: "there is no such page", Do: "see the message"},
+	{Reason: PoolNotFound, Code: http.StatusNotFound, GRPC: codes.NotFound, By: []Sender{API},
+		When: "there is no pool of the name in `templateID`", Do: "create the pool or mend the name"},
+	{Reason: SandboxNotFound, Code: http.StatusNotFound, GRPC: codes.NotFound, By: []Sender{Router, API},
+		When: "there is no such sandbox", Do: "check the ID; claim a sandbox"},
+	{Reason: MethodRefused, Code: http.StatusMethodNotAllowed, GRPC: codes.InvalidArgument, By: []Sender{Router},
+		When: "the method is CONNECT", Do: "connect to the sandbox's host directly"},
+	{Reason: RequestTimeout, Code: http.StatusRequestTimeout, GRPC: codes.DeadlineExceeded, By: []Sender{Envoy},
+		When: "the request's headers did not arrive in time", Do: "send them faster"},
+	{Reason: SandboxGone, Code: http.StatusGone, GRPC: codes.NotFound, By: []Sender{Router, API},
+		When: "the sandbox has been released", Do: "claim another one"},
+	{Reason: BodyTooLarge, Code: http.StatusRequestEntityTooLarge, GRPC: codes.ResourceExhausted, By: []Sender{API},
+		When: "the body is larger than the message says", Do: "send a smaller one"},
+	{Reason: HTTPVersion, Code: http.StatusUpgradeRequired, GRPC: codes.Internal, By: []Sender{Envoy},
+		When: "the request is HTTP/1.0 or older", Do: "use HTTP/1.1 or HTTP/2"},
+	{Reason: PoolEmpty, Code: http.StatusTooManyRequests, GRPC: codes.ResourceExhausted, RetryAfter: 1, Reload: true, By: []Sender{API},
+		When: "the pool has no warm pod", Do: "try again, or raise the pool's `spec.warm`"},
+	{Reason: HeadersTooLarge, Code: http.StatusRequestHeaderFieldsTooLarge, GRPC: codes.Unknown, By: []Sender{Envoy},
+		When: "the request's headers are larger than 64 KiB", Do: "send fewer"},
+	{Reason: Internal, Code: http.StatusInternalServerError, GRPC: codes.Internal, By: []Sender{Envoy, API},
+		When: "Berth failed", Do: "read its log; report it"},
+	{Reason: NotImplemented, Code: http.StatusNotImplemented, GRPC: codes.Unimplemented, By: []Sender{Envoy, API},
+		When: "this version does not do what was asked for; from Envoy: an unknown transfer encoding", Do: "leave it out"},
+	{Reason: SandboxUnreachable, Code: http.StatusBadGateway, GRPC: codes.Unavailable, By: []Sender{Envoy},
+		When: "the sandbox refused the connection, or did not take it in time", Do: "see whether the program in it listens on that port, on all addresses"},
+	{Reason: SandboxReset, Code: http.StatusBadGateway, GRPC: codes.Unavailable, By: []Sender{Envoy},
+		When: "the sandbox broke the connection before it answered, or answered something that is not HTTP", Do: "look at the program in the sandbox"},
+	{Reason: RouterNotReady, Code: http.StatusServiceUnavailable, GRPC: codes.Unavailable, RetryAfter: 1, Reload: true, By: []Sender{Router},
+		When: "the router cannot tell at the moment where the sandbox is: it has just started, or the allocator is away", Do: "try again"},
+	{Reason: RouterUnavailable, Code: http.StatusServiceUnavailable, GRPC: codes.Unavailable, RetryAfter: 1, Reload: true, By: []Sender{Envoy},
+		When: "the router did not answer Envoy", Do: "try again; operators: is the router running?"},
+	{Reason: NoRoute, Code: http.StatusServiceUnavailable, GRPC: codes.Unavailable, RetryAfter: 1, Reload: true, By: []Sender{Envoy, Router},
+		When: "a connection limit is reached, or the sandbox's address may not be used", Do: "try again; operators: see the message"},
+	{Reason: NotLeader, Code: http.StatusServiceUnavailable, GRPC: codes.Unavailable, RetryAfter: 1, Reload: true, By: []Sender{API},
+		When: "no replica of the allocator leads at the moment", Do: "try again"},
+	{Reason: Timeout, Code: http.StatusServiceUnavailable, GRPC: codes.Unavailable, RetryAfter: 1, Reload: true, By: []Sender{API},
+		When: "the Kubernetes API server did not confirm in time; a claim that was not answered is given back, a release goes on", Do: "try again"},
+	{Reason: Overloaded, Code: http.StatusServiceUnavailable, GRPC: codes.Unavailable, RetryAfter: 1, Reload: true, By: []Sender{Envoy, API},
+		When: "too many requests at one time, or too little memory", Do: "try again, more slowly"},
+}
+
+// Kinds lists every reason, by status.
+func Kinds() []Kind {
+	all := slices.Clone(kinds)
+	slices.SortStableFunc(all, func(a, b Kind) int { return a.Code - b.Code })
+	return all
+}
+
+// KindOf returns what is fixed for a reason. A reason that is not in the list is
+// a mistake in Berth: it is told as Internal.
+func KindOf(r Reason) Kind {
+	for _, k := range kinds {
+		if k.Reason == r {
+			return k
+		}
+	}
+	return Kind{Reason: Internal, Code: http.StatusInternalServerError, GRPC: codes.Internal}
+}
+
+// New returns an error with what is fixed for the reason.
+func New(r Reason, format string, args ...any) *Error {
+	k := KindOf(r)
+	return &Error{Code: k.Code, Reason: k.Reason, RetryAfter: k.RetryAfter, Message: fmt.Sprintf(format, args...)}
+}
+
+// Table is Kinds as the table of the documentation, in Markdown.
+func Table() string {
+	var b strings.Builder
+	b.WriteString("| status | `reason` | sent by | when | what to do | gRPC |\n|---|---|---|---|---|---|\n")
+	for _, k := range Kinds() {
+		var by []string
+		for _, s := range k.By {
+			by = append(by, string(s))
+		}
+		retry := ""
+		if k.RetryAfter > 0 {
+			retry = " (`Retry-After`)"
+		}
+		fmt.Fprintf(&b, "| %d%s | `%s` | %s | %s | %s | %s |\n", k.Code, retry, k.Reason, strings.Join(by, ", "), k.When, k.Do, k.GRPC)
+	}
+	return b.String()
+}

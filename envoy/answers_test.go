@@ -1,0 +1,186 @@
+package envoy_test
+
+import (
+	"encoding/json"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+
+	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/emptypb"
+	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/berth-sandbox/berth/api/apierror"
+	"github.com/berth-sandbox/berth/envoy"
+)
+
+// browserAccept is what browsers send when a person opens a page.
+const browserAccept = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
+
+// breaking listens and closes every connection as soon as something arrives.
+func breaking(t *testing.T, answer string) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	var serving sync.WaitGroup
+	serving.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			serving.Go(func() {
+				defer c.Close()
+				_, _ = c.Read(make([]byte, 1))
+				_, _ = io.WriteString(c, answer)
+				_ = c.(*net.TCPConn).SetLinger(0)
+			})
+		}
+	})
+	t.Cleanup(func() { l.Close(); serving.Wait() })
+	return l.Addr().String()
+}
+
+// closed is an address where nothing listens.
+func closed(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer l.Close()
+	return l.Addr().String()
+}
+
+func (g *gateway) to(dst string) play {
+	return admit(map[string]*structpb.Value{envoy.MetadataDst: text(dst), envoy.MetadataID: text("abc")})
+}
+
+func unavailable(extprocv3.ExternalProcessor_ProcessServer, *extprocv3.ProcessingRequest) error {
+	return status.Error(codes.Internal, "boom")
+}
+
+func TestEnvoysOwnAnswersAreBerths(t *testing.T) {
+	g := startGateway(t)
+	for name, c := range map[string]struct {
+		play    play
+		request string // the first line and headers; empty: GET /
+		reason  apierror.Reason
+		// admitted: the answer names the sandbox.
+		admitted bool
+		// early: before the request got an ID. unread: before its headers were, so
+		// that nobody knows who asks.
+		early, unread bool
+	}{
+		"the sandbox refuses the connection":  {play: g.to(closed(t)), reason: apierror.SandboxUnreachable, admitted: true},
+		"the sandbox breaks the connection":   {play: g.to(breaking(t, "")), reason: apierror.SandboxReset, admitted: true},
+		"the sandbox does not speak HTTP":     {play: g.to(breaking(t, "220 smtp ready\r\n")), reason: apierror.SandboxReset, admitted: true},
+		"the router fails":                    {play: unavailable, reason: apierror.RouterUnavailable},
+		"the router lets pass without a word": {play: admit(nil), reason: apierror.RouterUnavailable},
+		"an unknown upgrade":                  {play: admit(g.admitted("abc")), request: "GET / HTTP/1.1\r\nHost: " + host + "\r\nConnection: upgrade, close\r\nUpgrade: foo\r\n", reason: apierror.Forbidden},
+		"a scheme that is not spoken here":    {play: admit(g.admitted("abc")), request: "GET https://" + host + "/ HTTP/1.1\r\nHost: " + host + "\r\nConnection: close\r\n", reason: apierror.Forbidden, early: true, unread: true},
+		"HTTP/1.0":                            {play: admit(g.admitted("abc")), request: "GET / HTTP/1.0\r\nHost: " + host + "\r\n", reason: apierror.HTTPVersion, early: true, unread: true},
+		"no host":                             {play: admit(g.admitted("abc")), request: "GET / HTTP/1.1\r\nConnection: close\r\n", reason: apierror.BadRequest, early: true},
+		"headers of 80 kB":                    {play: admit(g.admitted("abc")), request: "GET / HTTP/1.1\r\nHost: " + host + "\r\nConnection: close\r\nX-Long: " + strings.Repeat("x", 80<<10) + "\r\n", reason: apierror.HeadersTooLarge, early: true, unread: true},
+		"an unknown transfer encoding":        {play: admit(g.admitted("abc")), request: "POST / HTTP/1.1\r\nHost: " + host + "\r\nConnection: close\r\nTransfer-Encoding: gzip, chunked\r\n", reason: apierror.NotImplemented, early: true, unread: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g.router.set(c.play)
+			before := g.hits.Load()
+			if c.request == "" {
+				c.request = "GET / HTTP/1.1\r\nHost: " + host + "\r\nConnection: close\r\n"
+			}
+			kind := apierror.KindOf(c.reason)
+			ask := func(headers string) answer {
+				a := g.answer(c.request + headers + "\r\n")
+				require.Equal(t, kind.Code, a.code, a.body)
+				require.Equal(t, string(c.reason), a.header.Get(envoy.ReasonHeader))
+				require.Equal(t, "no-store", a.header.Get("Cache-Control"))
+				require.Equal(t, kind.RetryAfter > 0, a.header.Get("Retry-After") != "")
+				return a
+			}
+			program := func(headers, message string) {
+				a := ask(headers)
+				require.Equal(t, "application/json", a.header.Get("Content-Type"))
+				var e apierror.Error
+				require.NoError(t, json.Unmarshal([]byte(a.body), &e), a.body)
+				require.Equal(t, kind.Code, e.Code)
+				require.Equal(t, c.reason, e.Reason)
+				require.Contains(t, e.Message, message)
+				require.Equal(t, c.admitted, e.SandboxID == "abc")
+				if !c.early {
+					require.NotEmpty(t, e.RequestID)
+				}
+			}
+			program("", "")
+			program("Accept: application/json\r\n", "")
+			program("Accept: "+browserAccept+"\r\nSec-Fetch-Mode: cors\r\n", "")
+			e2b := ""
+			if c.reason == apierror.SandboxUnreachable {
+				e2b = "port is not open"
+			}
+			program("E2b-Sandbox-Id: abc\r\nAccept: "+browserAccept+"\r\n", e2b)
+			for _, headers := range []string{"Accept: " + browserAccept + "\r\nSec-Fetch-Mode: navigate\r\nX-Request-Id: <i>\r\n", "Accept: " + browserAccept + "\r\n"} {
+				if c.unread {
+					program(headers, "")
+					continue
+				}
+				a := ask(headers)
+				require.Equal(t, "text/html; charset=utf-8", a.header.Get("Content-Type"))
+				require.Equal(t, apierror.PageCSP, a.header.Get("Content-Security-Policy"))
+				require.Contains(t, a.body, "<!doctype html>")
+				require.Contains(t, a.body, string(c.reason))
+				require.Equal(t, kind.Reload, strings.Contains(a.body, `http-equiv="refresh"`))
+				require.NotContains(t, a.body, "%")
+				require.NotContains(t, a.body, "<i>", "a page shows nothing of the client's")
+			}
+			require.Equal(t, before, g.hits.Load())
+		})
+	}
+}
+
+func TestAnswersToGRPCClientsAreGRPC(t *testing.T) {
+	g := startGateway(t)
+	conn, err := grpc.NewClient("passthrough:///"+g.addr, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority(host))
+	require.NoError(t, err)
+	defer conn.Close()
+	for name, c := range map[string]struct {
+		play    play
+		want    codes.Code
+		message string
+	}{
+		"refused by the sandbox":    {g.to(closed(t)), codes.Unavailable, "listen on that port"},
+		"the router fails":          {unavailable, codes.Unavailable, "try again"},
+		"the router has no mercy":   {admit(nil), codes.Unavailable, "try again"},
+		"the sandbox is not HTTP/2": {admit(g.admitted("abc")), codes.Unavailable, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g.router.set(c.play)
+			err := conn.Invoke(t.Context(), "/test.Test/Call", &emptypb.Empty{}, &emptypb.Empty{})
+			require.Equal(t, c.want, status.Code(err), "%v", err)
+			require.Contains(t, status.Convert(err).Message(), c.message)
+			require.NotContains(t, status.Convert(err).Message(), "{", "the message is for people")
+		})
+	}
+}
+
+// A sandbox cannot make its answers look like Berth's.
+func TestASandboxDoesNotSpeakForBerth(t *testing.T) {
+	g := startGateway(t)
+	p := listen(t, "127.0.0.1:0", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("X-Berth-Reason", "sandbox_gone")
+		w.Header().Set("X-Own", "kept")
+		w.WriteHeader(http.StatusGone)
+	}))
+	g.router.set(g.to(p.addr.String()))
+	a := g.do(g.request(host, "/", nil))
+	require.Equal(t, http.StatusGone, a.code)
+	require.Equal(t, "kept", a.header.Get("X-Own"))
+	require.Empty(t, a.header.Get("X-Berth-Reason"))
+}

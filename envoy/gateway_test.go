@@ -1,0 +1,340 @@
+package envoy_test
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	bootstrapv3 "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
+	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/berth-sandbox/berth/devcluster"
+	"github.com/berth-sandbox/berth/devcluster/proc"
+	"github.com/berth-sandbox/berth/devcluster/stack"
+	"github.com/berth-sandbox/berth/envoy"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// play is what a router does with one stream and its first message.
+type play = func(extprocv3.ExternalProcessor_ProcessServer, *extprocv3.ProcessingRequest) error
+
+// script is an ext_proc server that does what a test wants, well or badly.
+type script struct {
+	extprocv3.UnimplementedExternalProcessorServer
+	mu   sync.Mutex
+	play play
+}
+
+func (s *script) set(play play) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.play = play
+}
+
+func (s *script) Process(stream extprocv3.ExternalProcessor_ProcessServer) error {
+	s.mu.Lock()
+	play := s.play
+	s.mu.Unlock()
+	m, err := stream.Recv()
+	if err != nil {
+		return nil // Envoy went away
+	}
+	return play(stream, m)
+}
+
+// gateway is a real Envoy with the real bootstrap, a scripted router, and a
+// server that stands for a pod and counts.
+type gateway struct {
+	*testing.T
+	router *script
+	// routerServer is what Envoy talks to; stop ends it at once.
+	routerServer *grpc.Server
+	settings     envoy.Settings
+	// addr and health are the addresses of the listeners.
+	addr, health string
+	envoy        *proc.Process
+	admin        *http.Client
+	podAddr      netip.AddrPort
+	// hits are requests that reached the pod, connections those it accepted.
+	hits, connections atomic.Int64
+}
+
+// config is how a test wants its gateway.
+type config struct {
+	// settings changes the settings, patch what is rendered from them.
+	settings func(*envoy.Settings)
+	patch    func(*bootstrapv3.Bootstrap)
+	// register adds the services of the router; default: the script.
+	register func(*grpc.Server)
+	// podAddress is where the pod listens. Default 127.0.0.1:0.
+	podAddress string
+	// noRouter: nothing listens on the router's socket.
+	noRouter bool
+}
+
+func startGateway(t *testing.T) *gateway { return startGatewayWith(t, config{}) }
+
+func startGatewayWith(t *testing.T, c config) *gateway {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("needs real Envoy; not under -short")
+	}
+	bin, err := devcluster.EnvoyBinary(t.Context(), nil)
+	require.NoError(t, err)
+	dir, err := os.MkdirTemp("", "berth-")
+	require.NoError(t, err)
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	g := &gateway{T: t, router: &script{}, settings: envoy.Settings{
+		Listen: netip.MustParseAddrPort("127.0.0.1:0"), HealthListen: netip.MustParseAddrPort("127.0.0.1:0"),
+		RouterSocket: filepath.Join(dir, "router.sock"), AdminSocket: filepath.Join(dir, "admin.sock"),
+	}}
+	if c.settings != nil {
+		c.settings(&g.settings)
+	}
+	file := filepath.Join(dir, "envoy.yaml")
+	require.NoError(t, os.WriteFile(file, g.render(c.patch), 0o600))
+	var serving sync.WaitGroup
+	t.Cleanup(serving.Wait)
+	if !c.noRouter {
+		g.routerServer = grpc.NewServer()
+		if c.register == nil {
+			extprocv3.RegisterExternalProcessorServer(g.routerServer, g.router)
+		} else {
+			c.register(g.routerServer)
+		}
+		socket, err := net.Listen("unix", g.settings.RouterSocket)
+		require.NoError(t, err)
+		serving.Go(func() { _ = g.routerServer.Serve(socket) }) // ends with Stop
+		t.Cleanup(g.routerServer.Stop)
+	}
+
+	if c.podAddress == "" {
+		c.podAddress = "127.0.0.1:0"
+	}
+	pod, err := net.Listen("tcp", c.podAddress)
+	require.NoError(t, err)
+	g.podAddr = netip.MustParseAddrPort(pod.Addr().String())
+	podServer := &http.Server{
+		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			g.hits.Add(1)
+			_ = json.NewEncoder(w).Encode(r.Header)
+		}),
+		ConnState: func(_ net.Conn, s http.ConnState) {
+			if s == http.StateNew {
+				g.connections.Add(1)
+			}
+		},
+	}
+	serving.Go(func() { _ = podServer.Serve(pod) }) // ends with Close
+	t.Cleanup(func() { podServer.Close() })
+
+	supervisor, err := proc.New()
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, supervisor.Close()) })
+	cmd := exec.Command(bin, "-c", file, "--disable-hot-restart", "--concurrency", "1", "--log-level", "error")
+	var log output
+	cmd.Stderr = &log
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("Envoy: %s", log.String())
+		}
+	})
+	g.envoy, err = supervisor.Start(cmd)
+	require.NoError(t, err)
+	g.admin = stack.EnvoyAdmin(g.settings.AdminSocket)
+	t.Cleanup(g.admin.CloseIdleConnections)
+	require.Eventually(t, func() bool {
+		listeners := g.listeners()
+		g.addr, g.health = listeners["ingress"], listeners["health"]
+		return g.addr != "" && g.health != ""
+	}, time.Minute, 20*time.Millisecond)
+	return g
+}
+
+// render is the bootstrap as Envoy reads it.
+func (g *gateway) render(patch func(*bootstrapv3.Bootstrap)) []byte {
+	if patch == nil {
+		raw, err := envoy.YAML(g.settings)
+		require.NoError(g, err)
+		return raw
+	}
+	bootstrap, err := envoy.Bootstrap(g.settings)
+	require.NoError(g, err)
+	patch(bootstrap)
+	raw, err := protojson.Marshal(bootstrap)
+	require.NoError(g, err)
+	return raw // JSON is YAML
+}
+
+// output keeps the end of what a process says.
+type output struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (o *output) Write(b []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	const most = 64 << 10
+	if o.buf.Len() > most {
+		o.buf.Reset()
+	}
+	return o.buf.Write(b)
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.buf.String()
+}
+
+// listeners asks Envoy which addresses its listeners got. There is none as long
+// as it does not answer.
+func (g *gateway) listeners() map[string]string {
+	response, err := g.admin.Get("http://envoy/listeners")
+	if err != nil {
+		return nil
+	}
+	defer response.Body.Close()
+	body, err := io.ReadAll(response.Body)
+	require.NoError(g, err)
+	all := map[string]string{}
+	for line := range strings.Lines(string(body)) {
+		if name, addr, ok := strings.Cut(strings.TrimSpace(line), "::"); ok && !strings.HasSuffix(addr, ":0") {
+			all[name] = addr
+		}
+	}
+	return all
+}
+
+// counter is one of Envoy's statistics, 0 if it has none of that name.
+func (g *gateway) counter(name string) int {
+	g.Helper()
+	response, err := g.admin.Get("http://envoy/stats?format=json&filter=^" + name + "$")
+	require.NoError(g, err)
+	defer response.Body.Close()
+	var stats struct{ Stats []struct{ Value int } }
+	require.NoError(g, json.NewDecoder(response.Body).Decode(&stats))
+	total := 0
+	for _, s := range stats.Stats {
+		total += s.Value
+	}
+	return total
+}
+
+// rss is the memory that Envoy has, in bytes.
+func (g *gateway) rss() int64 { return rss(g.T, g.envoy.Pid()) }
+
+func rss(t *testing.T, pid int) int64 {
+	t.Helper()
+	raw, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "statm"))
+	require.NoError(t, err)
+	fields := strings.Fields(string(raw))
+	pages, err := strconv.ParseInt(fields[1], 10, 64)
+	require.NoError(t, err)
+	return pages * int64(syscall.Getpagesize())
+}
+
+// answer is what a client got.
+type answer struct {
+	code   int
+	header http.Header
+	body   string
+}
+
+const host = "8080-abc.sandbox.example.com"
+
+// do sends a request over a connection of its own.
+func (g *gateway) do(r *http.Request) answer {
+	g.Helper()
+	client := &http.Client{
+		Transport: &http.Transport{DisableKeepAlives: true, DisableCompression: true}, Timeout: time.Minute,
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}
+	response, err := client.Do(r)
+	require.NoError(g, err)
+	defer response.Body.Close()
+	body, err := io.ReadAll(response.Body)
+	require.NoError(g, err)
+	return answer{response.StatusCode, response.Header, string(body)}
+}
+
+// answer sends bytes over a connection of their own. A connection that is closed
+// without an answer has code 0.
+func (g *gateway) answer(request string) answer {
+	g.Helper()
+	c, err := net.Dial("tcp", g.addr)
+	require.NoError(g, err)
+	defer c.Close()
+	require.NoError(g, c.SetDeadline(time.Now().Add(time.Minute)))
+	_, err = io.WriteString(c, request)
+	require.NoError(g, err)
+	method, _, _ := strings.Cut(request, " ")
+	response, err := http.ReadResponse(bufio.NewReader(c), &http.Request{Method: method})
+	if err != nil {
+		require.NotErrorIs(g, err, os.ErrDeadlineExceeded, request)
+		return answer{body: err.Error()}
+	}
+	defer response.Body.Close()
+	body, _ := io.ReadAll(response.Body) // what is cut off shows
+	return answer{response.StatusCode, response.Header, string(body)}
+}
+
+func (g *gateway) request(host, path string, header http.Header) *http.Request {
+	g.Helper()
+	r, err := http.NewRequestWithContext(g.Context(), http.MethodGet, "http://"+g.addr+path, http.NoBody)
+	require.NoError(g, err)
+	r.Host = host
+	for name, values := range header {
+		r.Header[name] = values
+	}
+	return r
+}
+
+func (g *gateway) get(header http.Header) (int, string) {
+	g.Helper()
+	a := g.do(g.request(host, "/", header))
+	return a.code, a.body
+}
+
+// admit answers with this metadata; a nil value is left out.
+func admit(fields map[string]*structpb.Value) play {
+	return func(stream extprocv3.ExternalProcessor_ProcessServer, _ *extprocv3.ProcessingRequest) error {
+		return stream.Send(&extprocv3.ProcessingResponse{
+			Response:        &extprocv3.ProcessingResponse_RequestHeaders{RequestHeaders: &extprocv3.HeadersResponse{}},
+			DynamicMetadata: metadata(fields),
+		})
+	}
+}
+
+func metadata(fields map[string]*structpb.Value) *structpb.Struct {
+	return &structpb.Struct{Fields: map[string]*structpb.Value{
+		envoy.MetadataNamespace: structpb.NewStructValue(&structpb.Struct{Fields: fields}),
+	}}
+}
+
+func text(s string) *structpb.Value { return structpb.NewStringValue(s) }
+
+func (g *gateway) admitted(id string) map[string]*structpb.Value {
+	return map[string]*structpb.Value{envoy.MetadataDst: text(envoy.Destination(g.podAddr)), envoy.MetadataID: text(id)}
+}

@@ -1,0 +1,114 @@
+package extproc
+
+import (
+	"encoding/json"
+	"net/netip"
+	"testing"
+
+	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc/codes"
+
+	"github.com/berth-sandbox/berth/api/apierror"
+)
+
+func headersSet(r *extprocv3.ImmediateResponse) map[string]string {
+	headers := map[string]string{}
+	for _, h := range r.GetHeaders().GetSetHeaders() {
+		headers[h.GetHeader().GetKey()] = string(h.GetHeader().GetRawValue())
+	}
+	return headers
+}
+
+func TestRefusalIsTheDocumentedJSON(t *testing.T) {
+	e := apierror.New(apierror.RouterNotReady, `say "please"`)
+	e.SandboxID, e.RequestID = "abc", "req\xff-1"
+	reply := refused(e, program).GetImmediateResponse()
+	var body map[string]any
+	require.NoError(t, json.Unmarshal(reply.GetBody(), &body))
+	require.Equal(t, map[string]any{
+		"code": 503.0, "reason": "router_not_ready", "message": `say "please"`, "sandboxId": "abc", "requestId": "req\ufffd-1",
+	}, body)
+	require.Equal(t, map[string]string{
+		"content-type": "application/json", "x-berth-reason": "router_not_ready", "retry-after": "1", "cache-control": "no-store",
+	}, headersSet(reply))
+}
+
+func TestRefusalIsWordedForWhoReadsIt(t *testing.T) {
+	refusal := func(reason apierror.Reason) *apierror.Error {
+		e := apierror.New(reason, "<b>&</b>")
+		e.SandboxID, e.RequestID = "abc", "r"
+		return e
+	}
+	answer := func(reason apierror.Reason, to client) (*extprocv3.ImmediateResponse, apierror.Error) {
+		var e apierror.Error
+		r := refused(refusal(reason), to).GetImmediateResponse()
+		_ = json.Unmarshal(r.GetBody(), &e)
+		return r, e
+	}
+	for _, k := range apierror.Kinds() {
+		r, e := answer(k.Reason, program)
+		require.EqualValues(t, k.Code, r.GetStatus().GetCode())
+		require.Equal(t, k.Code, e.Code)
+
+		r, e = answer(k.Reason, e2bSDK)
+		require.EqualValues(t, e.Code, r.GetStatus().GetCode())
+		require.Equal(t, k.Reason, e.Reason)
+		require.Equal(t, "abc", e.SandboxID)
+		switch k.Reason {
+		case apierror.SandboxNotFound, apierror.SandboxGone:
+			require.Equal(t, 502, e.Code)
+			require.Contains(t, e.Message, "was not found")
+		case apierror.PortPrivate:
+			require.Equal(t, 502, e.Code)
+			require.Contains(t, e.Message, "port is not open")
+		default:
+			require.Equal(t, k.Code, e.Code)
+		}
+
+		r, _ = answer(k.Reason, grpcClient)
+		require.Equal(t, "<b>&</b>", string(r.GetBody()), "becomes grpc-message")
+		require.Equal(t, uint32(k.GRPC), r.GetGrpcStatus().GetStatus())
+		require.NotEqual(t, uint32(codes.OK), r.GetGrpcStatus().GetStatus())
+		require.NotContains(t, headersSet(r), "content-type")
+
+		r, _ = answer(k.Reason, browser)
+		require.EqualValues(t, k.Code, r.GetStatus().GetCode())
+		require.Equal(t, "text/html; charset=utf-8", headersSet(r)["content-type"])
+		require.Equal(t, apierror.PageCSP, headersSet(r)["content-security-policy"])
+		require.Contains(t, string(r.GetBody()), "&lt;b&gt;&amp;&lt;/b&gt;", "a client's bytes are no markup")
+		require.NotContains(t, string(r.GetBody()), "abc", "whoever sees the page over a shoulder does not get the sandbox")
+	}
+}
+
+func TestWhoReadsARefusal(t *testing.T) {
+	const page = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
+	for name, c := range map[string]struct {
+		r    request
+		want client
+	}{
+		"nothing said":                {request{}, program},
+		"curl":                        {request{accept: "*/*,"}, program},
+		"a browser navigates":         {request{accept: page, fetchMode: "navigate"}, browser},
+		"an old browser":              {request{accept: page}, browser},
+		"a script of a page":          {request{accept: page, fetchMode: "cors"}, program},
+		"a WebSocket":                 {request{accept: page, fetchMode: "websocket"}, program},
+		"navigates, but not to pages": {request{accept: "image/png", fetchMode: "navigate"}, program},
+		"gRPC":                        {request{contentType: "application/grpc"}, grpcClient},
+		"gRPC with a codec":           {request{contentType: "application/grpc+proto", accept: page, e2bID: one("abc")}, grpcClient},
+		"gRPC-Web":                    {request{contentType: "application/grpc-web"}, program},
+		"an E2B SDK":                  {request{e2bID: one("abc"), accept: page, fetchMode: "navigate"}, e2bSDK},
+		"the other headers":           {request{id: one("abc")}, program},
+	} {
+		require.Equal(t, c.want, c.r.client(), name)
+	}
+}
+
+func TestOnlyThePathOfARequestIsChangedAndOnlyWhereItNamedTheSandbox(t *testing.T) {
+	dst := netip.MustParseAddrPort("10.1.2.3:80")
+	require.Empty(t, admitted(&admission{id: "abc", dst: dst}).GetRequestHeaders().GetResponse().GetHeaderMutation().GetSetHeaders())
+	set := admitted(&admission{id: "abc", dst: dst, path: "/x?y"}).GetRequestHeaders().GetResponse().GetHeaderMutation().GetSetHeaders()
+	require.Len(t, set, 1)
+	require.Equal(t, ":path", set[0].GetHeader().GetKey())
+	require.Equal(t, "/x?y", string(set[0].GetHeader().GetRawValue()))
+}

@@ -1,0 +1,93 @@
+package extproc
+
+import (
+	"strings"
+
+	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+)
+
+// request is what is read of a request. Envoy sends nothing else, see
+// envoy.RouterHeaders.
+type request struct {
+	authority, method, path, requestID string
+	// Headers that may name a sandbox, each as often as it was sent.
+	e2bID, e2bPort, id, port []string
+	// Headers that say how a refusal is to look.
+	accept, fetchMode, contentType string
+}
+
+func readHeaders(h *extprocv3.HttpHeaders) request {
+	var r request
+	for _, header := range h.GetHeaders().GetHeaders() {
+		// Envoy fills in one of the two, depending on its version and settings.
+		value := string(header.GetRawValue())
+		if value == "" {
+			value = header.GetValue()
+		}
+		switch header.GetKey() {
+		case ":authority":
+			r.authority = value
+		case ":method":
+			r.method = value
+		case ":path":
+			r.path = value
+		case "x-request-id":
+			r.requestID = value
+		case headerE2BID:
+			r.e2bID = append(r.e2bID, value)
+		case headerE2BPort:
+			r.e2bPort = append(r.e2bPort, value)
+		case headerID:
+			r.id = append(r.id, value)
+		case headerPort:
+			r.port = append(r.port, value)
+		case "accept":
+			r.accept += value + ","
+		case "sec-fetch-mode":
+			r.fetchMode = value
+		case "content-type":
+			r.contentType = value
+		}
+	}
+	return r
+}
+
+// namesTarget reports whether a header names a sandbox or its port.
+func (r *request) namesTarget() bool {
+	return len(r.e2bID)+len(r.e2bPort)+len(r.id)+len(r.port) > 0
+}
+
+// client is who reads a refusal.
+type client int
+
+const (
+	program client = iota
+	// grpcClient reads grpc-status and grpc-message.
+	grpcClient
+	// e2bSDK reads words in the message, under status 502.
+	e2bSDK
+	// browser shows a page to a person.
+	browser
+)
+
+// client says who reads a refusal. Envoy's own answers are told apart by the same
+// rule, see package envoy.
+func (r *request) client() client {
+	switch {
+	case isGRPC(r.contentType):
+		return grpcClient
+	case len(r.e2bID) > 0:
+		return e2bSDK
+	case r.fetchMode != "" && r.fetchMode != "navigate": // a script, a picture, a WebSocket
+		return program
+	case strings.Contains(r.accept, "text/html"):
+		return browser
+	}
+	return program
+}
+
+// isGRPC is what Envoy takes for gRPC. gRPC-Web is something else.
+func isGRPC(contentType string) bool {
+	rest, ok := strings.CutPrefix(contentType, "application/grpc")
+	return ok && (rest == "" || rest[0] == '+')
+}
