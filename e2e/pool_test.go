@@ -95,6 +95,18 @@ func TestABadPoolIsRefusedByTheNameOfItsField(t *testing.T) {
 			one := int32(1)
 			p.Spec.Warm, p.Spec.MaxPods = 2, &one
 		}, "spec.maxPods"},
+		"open port 0":           {func(p *v1alpha1.SandboxPool) { p.Spec.Ports = []int32{8080, 0} }, "spec.ports[1]"},
+		"open port above 65535": {func(p *v1alpha1.SandboxPool) { p.Spec.Ports = []int32{65536, 8080} }, "spec.ports[0]"},
+		"open port twice":       {func(p *v1alpha1.SandboxPool) { p.Spec.Ports = []int32{8080, 22, 8080} }, "spec.ports[2]"},
+		"too many open ports": {func(p *v1alpha1.SandboxPool) {
+			for port := range int32(65) {
+				p.Spec.Ports = append(p.Spec.Ports, 8080+port)
+			}
+		}, "spec.ports"},
+		"default port not open": {func(p *v1alpha1.SandboxPool) { p.Spec.Ports = []int32{22, 443} }, "spec.ports: must contain spec.defaultPort"},
+		"default port of nobody's choice not open": {func(p *v1alpha1.SandboxPool) {
+			p.Spec.DefaultPort, p.Spec.Ports = 0, []int32{22}
+		}, "spec.ports: must contain spec.defaultPort"},
 		"host network":  {func(p *v1alpha1.SandboxPool) { p.Spec.Template.Spec.HostNetwork = true }, "hostNetwork"},
 		"name too long": {func(p *v1alpha1.SandboxPool) { p.Name = strings.Repeat("x", 41) }, "metadata.name"},
 	} {

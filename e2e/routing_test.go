@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/berth-sandbox/berth/allocator/rest"
+	"github.com/berth-sandbox/berth/api/v1alpha1"
 	"github.com/berth-sandbox/berth/devcluster/stack"
 )
 
@@ -210,6 +211,56 @@ func TestBadRequestsAreRefusedClearlyAndReachNoPod(t *testing.T) {
 	a = e.get(client, e.host(8080, s.SandboxID), "/")
 	require.Equal(t, http.StatusGone, a.code, a.body)
 	require.Equal(t, "sandbox_gone", string(a.refusal(t).Reason))
+}
+
+func TestOnlyThePortsThatThePoolOpensAreReached(t *testing.T) {
+	e := start(t, 0, 1)
+	p := e.newPool(e.pool+"-ports", 1)
+	p.Spec.Ports = []int32{8080}
+	e.createPool(p)
+	e.pool = p.Name
+	e.waitWarm(1)
+	client := e.client()
+	s := e.claim()
+	reached := func(host string, port int) {
+		t.Helper()
+		a := e.get(client, host, "/")
+		require.Equal(t, http.StatusOK, a.code, a.body)
+		i := a.identity(t)
+		require.Equal(t, s.PodName, i.Pod)
+		require.Equal(t, port, i.Port)
+	}
+	reached(e.host(8080, s.SandboxID), 8080)
+	reached(s.SandboxID+"."+e.site.domain(), 8080)
+	for _, port := range []int{8081, 22} { // something listens on the first
+		a := e.get(client, e.host(port, s.SandboxID), "/")
+		require.Equal(t, http.StatusForbidden, a.code, a.body)
+		refusal := a.refusal(t)
+		require.Equal(t, "port_private", string(refusal.Reason))
+		require.Equal(t, s.SandboxID, refusal.SandboxID)
+		require.Equal(t, fmt.Sprintf("port %d of this sandbox is not open to the outside; its pool opens 8080", port), refusal.Message)
+	}
+
+	// What the pool's owner opens and closes counts for the sandbox that is there.
+	becomes := func(port, code int) (a answer) {
+		t.Helper()
+		e.eventually(func() error {
+			if a = e.get(client, e.host(port, s.SandboxID), "/hits"); a.code != code {
+				return fmt.Errorf("port %d: %d %s", port, a.code, a.body)
+			}
+			return nil
+		})
+		return a
+	}
+	e.patchPool(e.pool, `{"spec":{"ports":[8081,8080]}}`)
+	require.JSONEq(t, `{"hits":0}`, becomes(8081, http.StatusOK).body, "a request for a private port had reached the pod")
+	reached(e.host(8081, s.SandboxID), 8081)
+	e.patchPool(e.pool, `{"spec":{"defaultPort":8081,"ports":[8081]}}`)
+	becomes(8080, http.StatusForbidden)
+	reached(s.SandboxID+"."+e.site.domain(), 8081)
+	e.patchPool(e.pool, `{"spec":{"ports":null}}`)
+	becomes(8080, http.StatusOK)
+	require.Len(t, e.pods(map[string]string{v1alpha1.LabelPhase: v1alpha1.PhaseClaimed}), 1)
 }
 
 func TestWithoutTheAllocatorOnlyWhatIsKnownIsServed(t *testing.T) {

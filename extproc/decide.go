@@ -2,8 +2,11 @@ package extproc
 
 import (
 	"context"
+	"fmt"
 	"net/http"
 	"net/netip"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/berth-sandbox/berth/api/apierror"
@@ -82,6 +85,9 @@ func (d *decider) decide(ctx context.Context, r *request) (*admission, *apierror
 		if port == 0 {
 			return refused(apierror.NoRoute, "this sandbox's default port is not known; name the port")
 		}
+		if !answer.Route.Ports.Allows(port) {
+			return refused(apierror.PortPrivate, portPrivate(port, answer.Route.Ports))
+		}
 		if !d.inPodRange(answer.Route.Addr) {
 			return refused(apierror.NoRoute, "the sandbox's address is outside the configured pod address ranges; tell the operator")
 		}
@@ -91,6 +97,28 @@ func (d *decider) decide(ctx context.Context, r *request) (*admission, *apierror
 		}
 		// Released, replaced or only dropped for want of room since the look-up.
 	}
+}
+
+// portsNamed is how many of the open ports a refusal names.
+const portsNamed = 8
+
+// portPrivate says that port is not open, and which ports are.
+func portPrivate(port uint16, open routecache.Ports) string {
+	var names []string
+	for _, p := range open.List() {
+		names = append(names, strconv.Itoa(int(p)))
+	}
+	last := len(names) - 1
+	var list string
+	switch {
+	case last >= portsNamed:
+		list = fmt.Sprintf("%s and %d more", strings.Join(names[:portsNamed], ", "), len(names)-portsNamed)
+	case last > 0:
+		list = strings.Join(names[:last], ", ") + " and " + names[last]
+	default:
+		list = strings.Join(names, "")
+	}
+	return fmt.Sprintf("port %d of this sandbox is not open to the outside; its pool opens %s", port, list)
 }
 
 func (d *decider) inPodRange(addr netip.Addr) bool {

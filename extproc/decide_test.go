@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc/codes"
 
 	"github.com/berth-sandbox/berth/api/apierror"
 	"github.com/berth-sandbox/berth/routecache"
@@ -52,6 +53,12 @@ func routeTo(addr string, defaultPort uint16) routecache.Answer {
 	return routecache.Answer{Status: routecache.Routable, Route: routecache.Route{Addr: netip.MustParseAddr(addr), DefaultPort: defaultPort}}
 }
 
+// opening is a route that opens these ports only.
+func opening(a routecache.Answer, ports ...uint16) routecache.Answer {
+	a.Route.Ports = routecache.NewPorts(ports)
+	return a
+}
+
 func TestAdmittedRequestGoesToTheSandboxsPodAndIsTouchedFirst(t *testing.T) {
 	for host, c := range map[string]struct {
 		answer routecache.Answer
@@ -60,6 +67,8 @@ func TestAdmittedRequestGoesToTheSandboxsPodAndIsTouchedFirst(t *testing.T) {
 		"9000-abc.sandbox.example.com":  {routeTo("10.1.2.3", 8080), "10.1.2.3:9000"},
 		"abc.sandbox.example.com":       {routeTo("10.1.2.3", 8080), "10.1.2.3:8080"},
 		"9000-abc.sandbox.example.com.": {routeTo("fd00::7", 0), "[fd00::7]:9000"},
+		"9001-abc.sandbox.example.com":  {opening(routeTo("10.1.2.3", 8080), 8080, 9001), "10.1.2.3:9001"},
+		"abc.sandbox.example.com.":      {opening(routeTo("10.1.2.3", 8080), 8080, 9001), "10.1.2.3:8080"},
 	} {
 		h := always(c.answer, nil)
 		a, refusal := h.decider().decide(t.Context(), &request{authority: host, method: "GET"})
@@ -97,6 +106,16 @@ func TestEveryRefusalNamesItsReasonAndNoDestination(t *testing.T) {
 		"zoned address":      {answer: routeTo("fd00::1%eth0", 80), code: 503, reason: apierror.NoRoute, id: "abc", retry: true, asks: true},
 		"mapped address":     {answer: routeTo("::ffff:10.1.2.3", 80), code: 503, reason: apierror.NoRoute, id: "abc", retry: true, asks: true},
 		"no address":         {answer: routecache.Answer{Status: routecache.Routable}, code: 503, reason: apierror.NoRoute, id: "abc", retry: true, asks: true},
+		"private port":       {answer: opening(routeTo("10.1.2.3", 80), 80, 9000), code: 403, reason: apierror.PortPrivate, id: "abc", asks: true},
+		"private default port": {
+			request: request{method: "GET", authority: "abc." + domain}, answer: opening(routeTo("10.1.2.3", 80), 9000),
+			code: 403, reason: apierror.PortPrivate, id: "abc", asks: true,
+		},
+		"private port of no address": {answer: opening(routeTo("10.2.0.1", 80), 80), code: 403, reason: apierror.PortPrivate, id: "abc", asks: true},
+		"no default port, some ports open": {
+			request: request{method: "GET", authority: "abc." + domain}, answer: opening(routeTo("10.1.2.3", 0), 80),
+			code: 503, reason: apierror.NoRoute, id: "abc", retry: true, asks: true,
+		},
 		"no default port": {
 			request: request{method: "GET", authority: "abc." + domain}, answer: routeTo("10.1.2.3", 0),
 			code: 503, reason: apierror.NoRoute, id: "abc", retry: true, asks: true,
@@ -125,6 +144,38 @@ func TestEveryRefusalNamesItsReasonAndNoDestination(t *testing.T) {
 			require.EqualValues(t, c.code, reply.GetImmediateResponse().GetStatus().GetCode())
 		})
 	}
+}
+
+func TestRefusalOfAPrivatePortNamesTheOpenOnes(t *testing.T) {
+	const begin = "port 22 of this sandbox is not open to the outside; its pool opens "
+	for want, open := range map[string][]uint16{
+		"8080":                              {8080},
+		"8080 and 49983":                    {49983, 8080},
+		"80, 443 and 8080":                  {80, 443, 8080},
+		"1, 2, 3, 4, 5, 6, 7 and 8":         {1, 2, 3, 4, 5, 6, 7, 8},
+		"1, 2, 3, 4, 5, 6, 7, 8 and 1 more": {1, 2, 3, 4, 5, 6, 7, 8, 9},
+		"1, 2, 3, 4, 5, 6, 7, 8 and 3 more": {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11},
+	} {
+		h := always(opening(routeTo("10.1.2.3", 8080), open...), nil)
+		_, refusal := h.decider().decide(t.Context(), &request{authority: "22-abc." + domain, method: "GET"})
+		require.Equal(t, begin+want, refusal.Message)
+		reply := refused(refusal, grpcClient).GetImmediateResponse()
+		require.EqualValues(t, codes.PermissionDenied, reply.GetGrpcStatus().GetStatus())
+	}
+}
+
+// A port that the pool's owner closes is closed for a request whose route was
+// looked up before that.
+func TestPortThatIsClosedDuringADecisionIsRefused(t *testing.T) {
+	answers := []routecache.Answer{routeTo("10.1.2.3", 8080), opening(routeTo("10.1.2.3", 8080), 8080)}
+	h := &history{holds: func() bool { return false }}
+	h.answer = func(context.Context, string) (routecache.Answer, error) {
+		a := answers[0]
+		answers = answers[1:]
+		return a, nil
+	}
+	_, refusal := h.decider().decide(t.Context(), &request{authority: "22-abc." + domain, method: "GET"})
+	require.Equal(t, apierror.PortPrivate, refusal.Reason)
 }
 
 func TestHeadersAreReadAsOftenAsTheyWereSent(t *testing.T) {

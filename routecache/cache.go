@@ -17,6 +17,8 @@ type Route struct {
 	Addr netip.Addr
 	// DefaultPort is the port that a host without one means.
 	DefaultPort uint16
+	// Ports are those that may be reached.
+	Ports Ports
 }
 
 // Status is what is known about a sandbox ID.

@@ -88,7 +88,7 @@ func ExampleCache_Put() {
 	c := example(nil)
 	c.Put("k3x9", pod)
 	fmt.Println(c.Dump())
-	// Output: [{k3x9 {10.0.0.7 8080}}]
+	// Output: [{k3x9 {10.0.0.7 8080 all}}]
 }
 
 func ExampleCache_Resolve() {
@@ -113,7 +113,7 @@ func ExampleCache_Replace() {
 	c.Put("old", pod)
 	c.Replace(map[string]routecache.Route{"new": pod})
 	fmt.Println(c.Dump())
-	// Output: [{new {10.0.0.7 8080}}]
+	// Output: [{new {10.0.0.7 8080 all}}]
 }
 
 func ExampleCache_SetFreshUntil() {
@@ -165,6 +165,34 @@ func ExampleCache_Stats() {
 	s := c.Stats()
 	fmt.Println(s.Hits, "hit,", s.Misses, "miss,", s.Routes, "route")
 	// Output: 1 hit, 1 miss, 1 route
+}
+
+func ExampleNewPorts() {
+	ports := routecache.NewPorts([]uint16{49983, 8080})
+	fmt.Println(ports, ports == routecache.NewPorts([]uint16{8080, 49983}))
+	fmt.Println(routecache.NewPorts(nil))
+	// Output:
+	// 8080,49983 true
+	// all
+}
+
+func ExamplePorts_Allows() {
+	ports := routecache.NewPorts([]uint16{8080})
+	fmt.Println(ports.Allows(8080), ports.Allows(22))
+	fmt.Println(routecache.Ports{}.Allows(22)) // the zero value is all
+	// Output:
+	// true false
+	// true
+}
+
+func ExamplePorts_List() {
+	fmt.Println(routecache.NewPorts([]uint16{49983, 8080}).List())
+	// Output: [8080 49983]
+}
+
+func ExamplePorts_String() {
+	fmt.Println(routecache.NewPorts([]uint16{8080}).String(), routecache.Ports{}.String())
+	// Output: 8080 all
 }
 
 func ExampleStatus_String() {

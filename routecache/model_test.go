@@ -102,7 +102,7 @@ func runModel(rt *rapid.T, t *testing.T) {
 
 	ids := rapid.SampledFrom([]string{"a", "b", "c"})
 	routes := rapid.Custom(func(rt *rapid.T) routecache.Route {
-		return routecache.Route{Addr: netip.AddrFrom4([4]byte{10, 0, 0, rapid.Byte().Draw(rt, "octet")}), DefaultPort: 80}
+		return routecache.Route{Addr: netip.AddrFrom4([4]byte{10, 0, 0, rapid.Byte().Draw(rt, "octet")}), DefaultPort: 80, Ports: routecache.NewPorts(rapid.SampledFrom([][]uint16{nil, {80}, {80, 443}}).Draw(rt, "ports"))}
 	})
 	// arrives is one message of the stream about one ID: what waits for that ID is
 	// answered with what is true then.

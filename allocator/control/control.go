@@ -25,10 +25,14 @@ import (
 
 const (
 	// queueSize bounds the messages waiting for one router. A burst of a
-	// thousand claims and as many releases fits several times over.
+	// thousand claims and as many releases fits several times over. A change of
+	// the ports of a pool that has more sandboxes than this may cut off every
+	// router at once. They join again within moments, know their sandboxes all the
+	// while, and get the new ports with the snapshot.
 	queueSize = 8 << 10
 	// snapshotPart is how many routes go into one message: well below gRPC's
-	// default limit of 4 MiB at about 80 bytes each.
+	// default limit of 4 MiB at about 80 bytes each, 280 with as many ports as a
+	// pool can name.
 	snapshotPart = 5_000
 	// joinWait is how long a new stream may take to say Join.
 	joinWait = 5 * time.Second
@@ -312,5 +316,9 @@ func snapshot(term uint64, e core.SendSnapshot) []*controlv1.AllocatorMessage {
 }
 
 func route(s *core.Sandbox) *controlv1.Route {
-	return &controlv1.Route{SandboxId: s.ID, PodIp: s.IP.String(), DefaultPort: uint32(s.DefaultPort)}
+	r := &controlv1.Route{SandboxId: s.ID, PodIp: s.IP.String(), DefaultPort: uint32(s.DefaultPort)}
+	for _, port := range s.Ports {
+		r.Ports = append(r.Ports, uint32(port))
+	}
+	return r
 }

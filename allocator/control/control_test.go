@@ -248,26 +248,31 @@ func TestEffectsReachTheRouterInOrder(t *testing.T) {
 	run(t, func(w *world) {
 		stream, n := w.joined()
 		k3x9 := sandbox("k3x9")
+		k3x9.Ports = []uint16{8080, 49983}
+		narrowed := sandbox("new")
+		narrowed.Ports = []uint16{65535}
 		for _, e := range []core.Effect{
 			core.SendSnapshot{Stream: n, Sequence: 1, Routes: []core.Sandbox{k3x9}},
 			core.SendPong{Stream: n, Nonce: 5},
 			core.SendRoute{Stream: n, Sequence: 2, Sandbox: sandbox("new")},
-			core.SendRelease{Stream: n, Sequence: 3, ID: "k3x9"},
+			core.SendRoute{Stream: n, Sequence: 3, Sandbox: narrowed},
+			core.SendRelease{Stream: n, Sequence: 4, ID: "k3x9"},
 			core.SendResolved{Stream: n, ID: "k3x9", Sandbox: &k3x9},
 			core.SendResolved{Stream: n, ID: "gone", Gone: true},
 			core.SendResolved{Stream: n, ID: "nobody"},
 		} {
 			require.True(t, w.Deliver(7, e))
 		}
-		route := func(id string) *controlv1.Route {
-			return &controlv1.Route{SandboxId: id, PodIp: "10.0.0.1", DefaultPort: 8080}
+		route := func(id string, ports ...uint32) *controlv1.Route {
+			return &controlv1.Route{SandboxId: id, PodIp: "10.0.0.1", DefaultPort: 8080, Ports: ports}
 		}
 		for _, want := range []*controlv1.AllocatorMessage{
-			{Term: 7, Sequence: 1, Message: &controlv1.AllocatorMessage_Snapshot{Snapshot: &controlv1.Snapshot{Last: true, Routes: []*controlv1.Route{route("k3x9")}}}},
+			{Term: 7, Sequence: 1, Message: &controlv1.AllocatorMessage_Snapshot{Snapshot: &controlv1.Snapshot{Last: true, Routes: []*controlv1.Route{route("k3x9", 8080, 49983)}}}},
 			{Term: 7, Message: &controlv1.AllocatorMessage_Pong{Pong: &controlv1.Pong{Nonce: 5}}},
 			{Term: 7, Sequence: 2, Message: &controlv1.AllocatorMessage_Route{Route: route("new")}},
-			{Term: 7, Sequence: 3, Message: &controlv1.AllocatorMessage_Release{Release: &controlv1.Release{SandboxIds: []string{"k3x9"}}}},
-			{Term: 7, Message: &controlv1.AllocatorMessage_Resolved{Resolved: &controlv1.Resolved{SandboxId: "k3x9", Answer: &controlv1.Resolved_Route{Route: route("k3x9")}}}},
+			{Term: 7, Sequence: 3, Message: &controlv1.AllocatorMessage_Route{Route: route("new", 65535)}},
+			{Term: 7, Sequence: 4, Message: &controlv1.AllocatorMessage_Release{Release: &controlv1.Release{SandboxIds: []string{"k3x9"}}}},
+			{Term: 7, Message: &controlv1.AllocatorMessage_Resolved{Resolved: &controlv1.Resolved{SandboxId: "k3x9", Answer: &controlv1.Resolved_Route{Route: route("k3x9", 8080, 49983)}}}},
 			{Term: 7, Message: &controlv1.AllocatorMessage_Resolved{Resolved: &controlv1.Resolved{SandboxId: "gone", Answer: &controlv1.Resolved_Gone{Gone: &controlv1.Gone{}}}}},
 			{Term: 7, Message: &controlv1.AllocatorMessage_Resolved{Resolved: &controlv1.Resolved{SandboxId: "nobody", Answer: &controlv1.Resolved_Unknown{Unknown: &controlv1.Unknown{}}}}},
 		} {
@@ -309,11 +314,14 @@ func TestSnapshotComesInPartsOfWhichTheLastIsAcknowledged(t *testing.T) {
 
 func TestFullSnapshotPartIsBelowGRPCsLimit(t *testing.T) {
 	longest := core.Sandbox{Binding: core.Binding{ID: strings.Repeat("x", 57)}, IP: netip.MustParseAddr("fd00:1111:2222:3333:4444:5555:6666:7777"), DefaultPort: 65535}
+	for port := range uint16(64) { // as many as a pool can name
+		longest.Ports = append(longest.Ports, 65535-64+port)
+	}
 	e := core.SendSnapshot{Routes: make([]core.Sandbox, snapshotPart)}
 	for i := range e.Routes {
 		e.Routes[i] = longest
 	}
-	require.Less(t, proto.Size(snapshot(1, e)[0]), 1<<20)
+	require.Less(t, proto.Size(snapshot(1, e)[0]), 2<<20)
 }
 
 func TestNoPongWithoutAValidLease(t *testing.T) {

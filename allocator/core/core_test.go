@@ -1,6 +1,7 @@
 package core
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"reflect"
@@ -635,6 +636,122 @@ func TestNobodyIsToldAnAddressThatItsPodHasLeft(t *testing.T) {
 	if routes := one[SendSnapshot](s).Routes; len(routes) > 0 {
 		t.Errorf("snapshot with %+v", routes)
 	}
+}
+
+// ---- ports
+
+// opens is the spec with other ports.
+func opens(p Pool, defaultPort uint16, ports ...uint16) Pool {
+	p.DefaultPort, p.Ports = defaultPort, ports
+	return p
+}
+
+// ported requires that s has these ports.
+func ported(t *testing.T, s Sandbox, defaultPort uint16, ports ...uint16) {
+	t.Helper()
+	if s.DefaultPort != defaultPort || !slices.Equal(s.Ports, ports) {
+		t.Errorf("%s has default port %d and ports %v, expected %d and %v", s.ID, s.DefaultPort, s.Ports, defaultPort, ports)
+	}
+}
+
+func TestChangedPortsOfAPoolCountForItsSandboxesAndAreToldToEveryRouter(t *testing.T) {
+	s := newSim(t)
+	b := Pool{Key: PoolKey{"ns", "b"}, Template: "t1", DefaultPort: 1}
+	inB := with(claimedPod("b-9", "in-b"), func(p *Pod) { p.Pool = "b" })
+	noAddress := with(claimedPod("a-8", "no-address"), func(p *Pod) { p.IP = netip.Addr{} })
+	s.recover([]Pool{opens(specA(5), 80, 80), b}, []Pod{warmPod("a-1"), warmPod("a-2"), warmPod("a-3"), warmPod("a-4"), inB, noAddress})
+	s.join("r1", 1)
+	running, releasing, released := s.claim(), s.claim(), s.claim()
+	ported(t, running, 80, 80)
+	s.release(released.ID)
+	s.step(Release{ID: releasing.ID, Reason: ReasonKilled})
+	s.step(Claim{Token: 7, Pool: poolA})
+	underWay := one[BindPod](s)
+	s.join("r2", 2)
+	s.join("left", 3)
+	s.step(SessionLeft{Session: "left", Stream: 3})
+
+	spec := opens(specA(5), 8080, 22, 8080)
+	s.step(PoolSeen{spec})
+	type told struct {
+		stream, sequence uint64
+		id               string
+	}
+	var got []told
+	for _, r := range of[SendRoute](s.effects) {
+		ported(t, r.Sandbox, 8080, 22, 8080)
+		got = append(got, told{r.Stream, r.Sequence, r.Sandbox.ID})
+	}
+	slices.SortFunc(got, func(a, b told) int {
+		return cmp.Or(cmp.Compare(a.stream, b.stream), cmp.Compare(a.sequence, b.sequence))
+	})
+	if want := []told{{1, 6, running.ID}, {1, 7, releasing.ID}, {2, 2, running.ID}, {2, 3, releasing.ID}}; !slices.Equal(got, want) {
+		t.Errorf("told %+v, expected %+v", got, want)
+	}
+	none[Record](s) // ports are the pool's, and not on record
+	none[SendSnapshot](s)
+
+	// Whatever is told later says the same.
+	s.step(Resolve{Session: "r1", Stream: 1, ID: running.ID})
+	ported(t, *one[SendResolved](s).Sandbox, 8080, 22, 8080)
+	s.step(BindDone{Pod: underWay.Pod, ID: underWay.Binding.ID, Bound: true})
+	ported(t, one[Claimed](s).Sandbox, 8080, 22, 8080)
+	s.step(PodSeen{claimedPod("a-8", "no-address")})
+	for _, r := range of[SendRoute](s.effects) {
+		ported(t, r.Sandbox, 8080, 22, 8080)
+	}
+	s.join("r3", 4)
+	s.step(SessionJoined{Session: "r3", Stream: 5})
+	for _, r := range one[SendSnapshot](s).Routes {
+		if r.ID == "in-b" {
+			ported(t, r, 1)
+		} else {
+			ported(t, r, 8080, 22, 8080)
+		}
+	}
+
+	// Pools are seen whenever their status is written: that says nothing new.
+	for range 2 {
+		s.step(PoolSeen{changed(spec, func(p *Pool) { p.Warm, p.Ports = 4, slices.Clone(p.Ports) })})
+		none[SendRoute](s)
+	}
+	// Each of the two alone is a change, to all ports too.
+	for _, ports := range [][]uint16{{8080}, {443, 8080}, nil} {
+		if s.step(PoolSeen{opens(spec, 8080, ports...)}); len(of[SendRoute](s.effects)) == 0 {
+			t.Errorf("a change to ports %v was not told", ports)
+		}
+	}
+	if s.step(PoolSeen{opens(spec, 443)}); len(of[SendRoute](s.effects)) == 0 {
+		t.Error("a change of the default port was not told")
+	}
+}
+
+func TestRecoveredSandboxHasThePortsThatItsPoolAsksForNow(t *testing.T) {
+	s := newSimAt(t, 2, start)
+	s.recover([]Pool{opens(specA(0), 443, 443, 8080)}, []Pod{claimedPod("a-1", "x")},
+		Sandbox{Binding: Binding{ID: "x"}, Pool: poolA, Pod: key("a-1"), IP: warmPod("a-1").IP, Revision: Revision{1, 1}})
+	s.step(SessionJoined{Session: "r", Stream: 1})
+	ported(t, one[SendSnapshot](s).Routes[0], 443, 443, 8080)
+}
+
+func TestPoolThatIsSeenAfterItsSandboxGivesItItsPorts(t *testing.T) {
+	s := newSimAt(t, 2, start)
+	s.recover(nil, nil)
+	s.join("r", 1)
+	s.step(PodSeen{claimedPod("a-1", "x")}) // by a leader that was deposed, from a pool that was made since the pools were read
+	one[SendRoute](s)
+	s.step(PoolSeen{opens(specA(0), 443, 443)})
+	if r := one[SendRoute](s); r.Stream != 1 || r.Sequence != 3 {
+		t.Errorf("route %+v", r)
+	}
+	ported(t, one[SendRoute](s).Sandbox, 443, 443)
+	sb, _ := s.core.Sandbox("x")
+	ported(t, sb, 443, 443)
+	// While the pool goes, what it said last stands.
+	s.step(PoolGone{poolA})
+	none[SendRoute](s)
+	s.step(Resolve{Session: "r", Stream: 1, ID: "x"})
+	ported(t, *one[SendResolved](s).Sandbox, 443, 443)
 }
 
 // ---- leaders that follow each other

@@ -39,6 +39,8 @@
 //   - A Claim is answered once, unless it was abandoned; a Release once.
 //   - Nothing is decided about a pool before Recover was told all of its pods,
 //     and nothing that failed is repeated without time or news in between.
+//   - The ports of a live sandbox are those that its pool names now: when they
+//     change, every connected session is sent its route again.
 //   - Observations never move a fact backwards: watches lag behind writes.
 //
 // # What breaks them

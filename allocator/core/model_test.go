@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strconv"
 	"testing"
@@ -110,6 +111,7 @@ type simPool struct {
 	watch                []Event
 	shown                Pool // as the shell last saw it: pods are made from its template
 	told                 Pool // as the core was last told of it
+	seen                 bool // the core was told of it last, and not of its end
 }
 
 type simPod struct {
@@ -137,6 +139,7 @@ type router struct {
 	term       uint64
 	joined     bool
 	routes     map[string]netip.Addr
+	told       map[string]Sandbox // what was last said on the stream of each sandbox
 	gone       map[string]bool
 	applied    uint64
 	freshUntil time.Duration
@@ -292,7 +295,7 @@ func (w *world) lead() {
 	w.lateWrites()
 	var pools []Pool
 	for _, p := range w.pools {
-		p.watch = nil
+		p.watch, p.seen = nil, p.exists
 		if p.exists {
 			pools = append(pools, p.Pool)
 			p.shown, p.told = p.Pool, p.Pool
@@ -725,7 +728,8 @@ func (w *world) watchPool(p *simPool) {
 		ev := p.watch[0]
 		p.watch = p.watch[1:]
 		p.show(ev)
-		if seen, ok := ev.(PoolSeen); ok {
+		seen, ok := ev.(PoolSeen)
+		if p.seen = ok; ok {
 			p.told = seen.Pool
 		}
 		w.step(ev)
@@ -751,9 +755,9 @@ func (w *world) audit() {
 
 func (w *world) changePool() {
 	p := pick(w, w.pools, func(*simPool) bool { return true })
-	switch n := w.draw(12); {
+	switch n := w.draw(16); {
 	case !p.exists: // another of the same name
-		p.exists, p.Deleting, p.Template, p.Refused = true, false, "t1", false
+		p.exists, p.Deleting, p.Template, p.Refused, p.Ports = true, false, "t1", false, nil
 	case p.Deleting:
 		return
 	case n < 4:
@@ -764,10 +768,20 @@ func (w *world) changePool() {
 		p.Template, p.Refused = "t"+strconv.Itoa(n-6), true
 	case n < 11: // the same template under another policy, or one that was mended
 		p.Refused = !p.Refused
+	case n < 13:
+		p.Ports = w.ports(p.Ports)
+	case n < 15:
+		p.DefaultPort = []uint16{80, 8080}[n-13]
 	default:
 		p.Deleting, p.everDeleting = true, true
 	}
 	p.watch = append(p.watch, PoolSeen{p.Pool})
+}
+
+// ports are others than these.
+func (w *world) ports(not []uint16) []uint16 {
+	others := slices.DeleteFunc([][]uint16{nil, {80}, {80, 8080}, {8080}}, func(p []uint16) bool { return slices.Equal(p, not) })
+	return others[w.draw(len(others))]
 }
 
 func (w *world) pickJob() *job {
@@ -996,6 +1010,27 @@ func (w *world) send(stream uint64, e Effect) {
 	for _, r := range w.routers {
 		if r.stream == stream {
 			r.in = append(r.in, message{w.term, e})
+			r.hear(e)
+		}
+	}
+}
+
+// hear notes what the stream has said, whether it has arrived or not.
+func (r *router) hear(e Effect) {
+	switch e := e.(type) {
+	case SendSnapshot:
+		r.told = map[string]Sandbox{}
+		for _, s := range e.Routes {
+			r.told[s.ID] = s
+		}
+	case SendRoute:
+		r.told[e.Sandbox.ID] = e.Sandbox
+	case SendRelease:
+		delete(r.told, e.ID)
+	case SendResolved:
+		delete(r.told, e.ID)
+		if e.Sandbox != nil {
+			r.told[e.ID] = *e.Sandbox
 		}
 	}
 }
@@ -1009,6 +1044,7 @@ func (w *world) join(r *router) {
 	}
 	w.lastStream++
 	r.stream, r.cut, r.joined, r.applied, r.in, r.out, r.pings = w.lastStream, false, false, 0, nil, nil, map[uint64]time.Duration{}
+	r.told = map[string]Sandbox{}
 	w.step(SessionJoined{Session: r.id, Stream: r.stream})
 	w.ping(r)
 }
@@ -1157,6 +1193,7 @@ func (w *world) advance(d time.Duration) {
 
 func (w *world) check() {
 	w.checkTruth()
+	w.checkTold()
 	checkTables(w.t, w.core)
 	w.checkUnderWay()
 }
@@ -1189,6 +1226,27 @@ func (w *world) checkTruth() {
 		for id := range r.routes {
 			if w.doomed[id] && r.routable(id, w.now.Boot) {
 				w.t.Fatalf("router %s can route to %s, whose pod is being deleted", r.id, id)
+			}
+		}
+	}
+}
+
+// checkTold: every connected router was last told, of each sandbox that may be
+// routed to, where it is and the ports that its pool asks for now.
+func (w *world) checkTold() {
+	for _, s := range w.core.Running() {
+		pool := w.pool(s.Pool)
+		if !pool.seen {
+			continue // nothing is asked for; its sandboxes are being released
+		}
+		for _, r := range w.routers {
+			if !connected(r) {
+				continue
+			}
+			told, ok := r.told[s.ID]
+			if !ok || told.IP != s.IP || told.DefaultPort != pool.told.DefaultPort || !slices.Equal(told.Ports, pool.told.Ports) {
+				w.t.Fatalf("%s was last told of %s: %v, at %v with default port %d and ports %v; it is at %v, and pool %s asks for %d and %v",
+					r.id, s.ID, ok, told.IP, told.DefaultPort, told.Ports, s.IP, s.Pool.Name, pool.told.DefaultPort, pool.told.Ports)
 			}
 		}
 	}
@@ -1530,7 +1588,7 @@ func (w *world) first(fits func(*simPod) bool, do func(*simPod)) bool {
 // tellShown tells the core of a pool that the shell has seen already.
 func (w *world) tellShown() bool {
 	for _, p := range w.pools {
-		if p.shown != p.told && len(p.watch) > 0 {
+		if !reflect.DeepEqual(p.shown, p.told) && len(p.watch) > 0 {
 			w.watchPool(p)
 			return true
 		}

@@ -155,7 +155,9 @@ func (c *Core) hold(q *pod, s *sandbox) {
 		c.rebind(q) // our own write will fail; its caller gets another pod
 	}
 	q.sandbox = s
-	s.DefaultPort = q.pool.DefaultPort
+	// Those of a pool that was not seen are not known: no default port, and none
+	// closed. It either follows or is gone, and then its sandboxes are released.
+	s.takePorts(q.pool)
 	switch {
 	case s.Phase == Ended || s.Phase == Released:
 		if s.elem != nil {

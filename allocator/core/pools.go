@@ -59,6 +59,7 @@ func (c *Core) poolOf(key PoolKey) *pool {
 func (c *Core) poolSeen(spec Pool) {
 	p := c.poolOf(spec.Key)
 	changed := p.Template != spec.Template
+	otherPorts := p.DefaultPort != spec.DefaultPort || !slices.Equal(p.Ports, spec.Ports)
 	p.Pool, p.known = spec, true
 	if !spec.Deleting {
 		p.drained = false
@@ -70,7 +71,27 @@ func (c *Core) poolSeen(spec Pool) {
 			p.count(q, +1, false)
 		}
 	}
+	if otherPorts {
+		c.pushPorts(p)
+	}
 	c.reconcile(p)
+}
+
+// pushPorts gives the pool's live sandboxes the ports that it asks for now and
+// tells all connected routers, one route for each sandbox.
+func (c *Core) pushPorts(p *pool) {
+	var live []*sandbox
+	for q := range p.pods {
+		if q.phase == podClaimed {
+			live = append(live, q.sandbox)
+		}
+	}
+	// In an order of their own, like pending: the same events say the same.
+	slices.SortFunc(live, func(a, b *sandbox) int { return strings.Compare(a.ID, b.ID) })
+	for _, s := range live {
+		s.takePorts(p)
+		c.pushRoute(s)
+	}
 }
 
 func (c *Core) poolGone(key PoolKey) {

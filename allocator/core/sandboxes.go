@@ -24,6 +24,9 @@ func (s *sandbox) routable() bool {
 	return (s.Phase == Running || s.Phase == Releasing) && s.IP.IsValid() && !s.moved
 }
 
+// takePorts gives s what its pool says of ports.
+func (s *sandbox) takePorts(p *pool) { s.DefaultPort, s.Ports = p.DefaultPort, p.Ports }
+
 func (c *Core) claim(ev Claim) {
 	p := c.pools[ev.Pool]
 	if p == nil || !p.known || p.Deleting {
@@ -86,9 +89,8 @@ func (c *Core) bindDone(ev BindDone) {
 	cl := q.claim
 	q.claim = nil
 	delete(c.claims, cl.token)
-	s := &sandbox{Sandbox: Sandbox{
-		Binding: cl.binding, Pool: q.pool.Key, Pod: q.seen.Key, IP: q.seen.IP, DefaultPort: q.pool.DefaultPort,
-	}}
+	s := &sandbox{Sandbox: Sandbox{Binding: cl.binding, Pool: q.pool.Key, Pod: q.seen.Key, IP: q.seen.IP}}
+	s.takePorts(q.pool)
 	c.add(s)
 	q.sandbox = s
 	c.enter(q, podClaimed)

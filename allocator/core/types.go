@@ -25,6 +25,9 @@ type Pool struct {
 	Warm        int
 	MaxPods     int // 0: no bound
 	DefaultPort uint16
+	// Ports may be reached from outside: ascending, empty means all. Like those
+	// of a Sandbox they are shared and must not be changed.
+	Ports []uint16
 	// Template identifies the pod template. Pods made from another one are
 	// replaced while they are warm.
 	Template string
@@ -81,10 +84,13 @@ const (
 // Sandbox is what is known of one sandbox.
 type Sandbox struct {
 	Binding
-	Pool        PoolKey
-	Pod         PodKey
-	IP          netip.Addr
+	Pool PoolKey
+	Pod  PodKey
+	IP   netip.Addr
+	// DefaultPort and Ports are what its pool says, of a live sandbox what it
+	// says now.
 	DefaultPort uint16
+	Ports       []uint16
 	Phase       Phase
 	Reason      string
 	EndedAt     time.Time

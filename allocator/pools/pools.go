@@ -102,6 +102,10 @@ func (p *Pools) keep(pool *v1alpha1.SandboxPool) core.Pool {
 		Key: keyOf(pool), Warm: int(pool.Spec.Warm), DefaultPort: uint16(pool.Spec.DefaultPort),
 		Template: pods.TemplateHash(pool), Refused: p.Policy.Check(pool) != nil, Deleting: pool.DeletionTimestamp != nil,
 	}
+	for _, port := range pool.Spec.Ports {
+		spec.Ports = append(spec.Ports, uint16(port))
+	}
+	slices.Sort(spec.Ports)
 	if pool.Spec.MaxPods != nil {
 		spec.MaxPods = int(*pool.Spec.MaxPods)
 	}

@@ -4,6 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"strings"
 	"sync"
 	"testing"
@@ -17,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
 
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/allocator/kube"
@@ -60,6 +63,29 @@ func (s *sink) last(name string) (last core.Event) {
 		}
 	}
 	return last
+}
+
+func TestPortsReachTheCoreInOrder(t *testing.T) {
+	var list v1alpha1.SandboxPoolList
+	for _, ports := range [][]int32{{65535, 80, 8080}, nil} {
+		pool := stack.DemoPool("default", fmt.Sprintf("opens-%d", len(ports)), 1)
+		pool.Spec.Ports = ports
+		list.Items = append(list.Items, *pool)
+	}
+	apiServer := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(list)
+	}))
+	defer apiServer.Close()
+	clients, err := kube.NewClients(&rest.Config{Host: apiServer.URL, Transport: &http.Transport{DisableKeepAlives: true}}, 0, 0)
+	require.NoError(t, err)
+	p := &pools.Pools{Client: clients.Berth, Namespace: "default", Policy: policy(t, pools.PolicyBaseline)}
+	seen, err := p.List(t.Context())
+	require.NoError(t, err)
+	require.Len(t, seen, 2)
+	require.Equal(t, []uint16{80, 8080, 65535}, seen[0].Ports)
+	require.Empty(t, seen[1].Ports)
+	require.EqualValues(t, 8080, seen[1].DefaultPort)
 }
 
 // watched is an API server with the pools of its namespace default being watched.

@@ -30,6 +30,7 @@ type SandboxPool struct {
 // SandboxPoolSpec is what the pool's owner asks for.
 //
 // +kubebuilder:validation:XValidation:rule="!has(self.maxPods) || self.maxPods >= self.warm",message="spec.maxPods: must be at least spec.warm"
+// +kubebuilder:validation:XValidation:rule="!has(self.ports) || size(self.ports) == 0 || self.defaultPort in self.ports",message="spec.ports: must contain spec.defaultPort, which is 8080 if it is not set; add it, or set spec.defaultPort to one of them"
 type SandboxPoolSpec struct {
 	// Warm is how many ready, unclaimed pods to keep. 0 drains the pool:
 	// claims are then answered "pool empty".
@@ -49,6 +50,17 @@ type SandboxPoolSpec struct {
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=65535
 	DefaultPort int32 `json:"defaultPort,omitempty"`
+
+	// Ports are the ports of sandboxes that can be reached through the gateway,
+	// DefaultPort among them; absent or empty: all. A request for another one is
+	// answered 403 and does not reach the pod. A change counts for the sandboxes
+	// that the pool has already; requests that are open go on.
+	// +optional
+	// +listType=set
+	// +kubebuilder:validation:MaxItems=64
+	// +kubebuilder:validation:items:Minimum=1
+	// +kubebuilder:validation:items:Maximum=65535
+	Ports []int32 `json:"ports,omitempty"`
 
 	// Template is the pod to run. Its labels and annotations are copied to the
 	// pods; keys below berth.sh/ are the allocator's own and are overwritten.

@@ -181,6 +181,11 @@ func (in *SandboxPoolSpec) DeepCopyInto(out *SandboxPoolSpec) {
 		*out = new(int32)
 		**out = **in
 	}
+	if in.Ports != nil {
+		in, out := &in.Ports, &out.Ports
+		*out = make([]int32, len(*in))
+		copy(*out, *in)
+	}
 	in.Template.DeepCopyInto(&out.Template)
 }
 

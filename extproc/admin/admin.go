@@ -137,6 +137,8 @@ type Route struct {
 	SandboxID   string `json:"sandboxId"`
 	PodIP       string `json:"podIP"`
 	DefaultPort uint16 `json:"defaultPort"`
+	// Ports are those that may be reached, ascending; absent: all.
+	Ports []uint16 `json:"ports,omitempty"`
 }
 
 func (o Options) routes(w http.ResponseWriter, r *http.Request) {
@@ -147,14 +149,14 @@ func (o Options) routes(w http.ResponseWriter, r *http.Request) {
 	dump := Routes{Fresh: o.Cache.Fresh(), Routes: []Route{}}
 	for _, e := range o.Cache.Dump() {
 		if q.keep(e.ID) {
-			dump.Routes = append(dump.Routes, Route{SandboxID: e.ID, PodIP: e.Route.Addr.String(), DefaultPort: e.Route.DefaultPort})
+			dump.Routes = append(dump.Routes, Route{SandboxID: e.ID, PodIP: e.Route.Addr.String(), DefaultPort: e.Route.DefaultPort, Ports: e.Route.Ports.List()})
 		}
 	}
 	sort.Slice(dump.Routes, func(i, j int) bool { return dump.Routes[i].SandboxID < dump.Routes[j].SandboxID })
 	if q.text {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 		for _, e := range dump.Routes {
-			fmt.Fprintf(w, "%s  %s  default port %d\n", e.SandboxID, e.PodIP, e.DefaultPort)
+			fmt.Fprintf(w, "%s  %s  default port %d  ports %v\n", e.SandboxID, e.PodIP, e.DefaultPort, routecache.NewPorts(e.Ports))
 		}
 		return
 	}

@@ -58,6 +58,16 @@ func newRouter(t require.TestingT) *router {
 	return r
 }
 
+// openOnly tells the cache that only these ports of a sandbox may be reached.
+func (r *router) openOnly(id string, ports ...uint16) {
+	for _, e := range r.cache.Dump() {
+		if e.ID == id {
+			e.Route.Ports = routecache.NewPorts(ports)
+			r.cache.Put(id, e.Route)
+		}
+	}
+}
+
 func (r *router) get(target string) *httptest.ResponseRecorder {
 	w := httptest.NewRecorder()
 	r.ServeHTTP(w, httptest.NewRequest(http.MethodGet, target, nil))
@@ -87,6 +97,9 @@ func TestRoutesIsTheDocumentedJSON(t *testing.T) {
 	require.JSONEq(t, `{"fresh": false, `+routes+`}`, r.get("/admin/routes?id=aa1").Body.String())
 	r.cache.SetFreshUntil(time.Hour)
 	require.JSONEq(t, `{"fresh": true, `+routes+`}`, r.get("/admin/routes?id=aa1").Body.String())
+	r.openOnly("aa1", 8080, 49983)
+	require.JSONEq(t, `{"fresh": true, "routes": [{"sandboxId": "aa1", "podIP": "10.0.0.2", "defaultPort": 8080, "ports": [8080, 49983]}]}`,
+		r.get("/admin/routes?id=aa1").Body.String())
 }
 
 func TestTextForms(t *testing.T) {
@@ -97,9 +110,10 @@ func TestTextForms(t *testing.T) {
 aa2  2030-01-01T11:58:30Z  90.000s ago
 bb1  2030-01-01T12:00:01Z  0.000s ago
 `, w.Body.String())
-	require.Equal(t, `aa1  10.0.0.2  default port 8080
-aa2  10.0.0.1  default port 8080
-bb1  10.0.0.0  default port 8080
+	r.openOnly("aa2", 8080, 49983)
+	require.Equal(t, `aa1  10.0.0.2  default port 8080  ports all
+aa2  10.0.0.1  default port 8080  ports 8080,49983
+bb1  10.0.0.0  default port 8080  ports all
 `, r.get("/admin/routes?format=text").Body.String())
 }
 

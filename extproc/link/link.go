@@ -212,5 +212,12 @@ func toRoute(r *controlv1.Route) (routecache.Route, error) {
 	if r.GetDefaultPort() > 65535 {
 		return routecache.Route{}, fmt.Errorf("route: default_port %d is above 65535", r.GetDefaultPort())
 	}
-	return routecache.Route{Addr: addr.Unmap(), DefaultPort: uint16(r.GetDefaultPort())}, nil
+	ports := make([]uint16, 0, len(r.GetPorts()))
+	for _, port := range r.GetPorts() {
+		if port == 0 || port > 65535 {
+			return routecache.Route{}, fmt.Errorf("route: ports: %d is not in 1 to 65535", port)
+		}
+		ports = append(ports, uint16(port))
+	}
+	return routecache.Route{Addr: addr.Unmap(), DefaultPort: uint16(r.GetDefaultPort()), Ports: routecache.NewPorts(ports)}, nil
 }

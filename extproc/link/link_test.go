@@ -439,6 +439,10 @@ func TestMessagesThatMakeNoSenseEndTheSessionOnly(t *testing.T) {
 		"with a port":   bad(route("bad", "10.0.0.1:80")),
 		"port too high": bad(&controlv1.Route{SandboxId: "bad", PodIp: "10.0.0.1", DefaultPort: 65536}),
 		"port wrapping": bad(&controlv1.Route{SandboxId: "bad", PodIp: "10.0.0.1", DefaultPort: 65536 + 80}),
+
+		"no port among ports":       bad(&controlv1.Route{SandboxId: "bad", PodIp: "10.0.0.1", Ports: []uint32{0, 80}}),
+		"port too high among ports": bad(&controlv1.Route{SandboxId: "bad", PodIp: "10.0.0.1", Ports: []uint32{80, 65536}}),
+		"port wrapping among ports": bad(&controlv1.Route{SandboxId: "bad", PodIp: "10.0.0.1", Ports: []uint32{80, 65536 + 22}}),
 	}
 	for name, all := range messages {
 		for _, m := range all {
@@ -513,6 +517,33 @@ func TestRouteWithoutADefaultPortIsTaken(t *testing.T) {
 		w.serve("a", nil)
 		w.joined(&controlv1.Route{SandboxId: "one", PodIp: "10.0.0.1"})
 		require.Equal(t, []string{"one"}, w.ids())
+	})
+}
+
+// However a route is told, it is told with the ports that it opens.
+func TestPortsOfARouteReachTheCache(t *testing.T) {
+	with := func(id string, ports ...uint32) *controlv1.Route {
+		r := route(id, "10.0.0.1")
+		r.Ports = ports
+		return r
+	}
+	run(t, []string{"a"}, func(w *world) {
+		w.serve("a", nil)
+		p := w.joined(with("in-snapshot", 80, 65535), with("narrowed"), with("opened", 80))
+		p.send(2, push(with("pushed", 8080, 443))) // in whatever order
+		p.send(3, push(with("narrowed", 1)))
+		p.send(4, push(with("opened")))
+		p.send(0, &controlv1.AllocatorMessage{Message: &controlv1.AllocatorMessage_Resolved{
+			Resolved: &controlv1.Resolved{SandboxId: "asked", Answer: &controlv1.Resolved_Route{Route: with("asked", 22)}},
+		}})
+		synctest.Wait()
+		got := map[string]string{}
+		for _, e := range w.cache.Dump() {
+			got[e.ID] = e.Route.Ports.String()
+		}
+		require.Equal(t, map[string]string{
+			"in-snapshot": "80,65535", "pushed": "443,8080", "narrowed": "1", "opened": "all", "asked": "22",
+		}, got)
 	})
 }
 

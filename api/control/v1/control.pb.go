@@ -661,7 +661,9 @@ type Route struct {
 	// IP address of the pod, without a port.
 	PodIp string `protobuf:"bytes,2,opt,name=pod_ip,json=podIp,proto3" json:"pod_ip,omitempty"`
 	// The port that a host without one means, 1 to 65535.
-	DefaultPort   uint32 `protobuf:"varint,3,opt,name=default_port,json=defaultPort,proto3" json:"default_port,omitempty"`
+	DefaultPort uint32 `protobuf:"varint,3,opt,name=default_port,json=defaultPort,proto3" json:"default_port,omitempty"`
+	// Ports that may be reached, 1 to 65535, ascending; empty: all.
+	Ports         []uint32 `protobuf:"varint,4,rep,packed,name=ports,proto3" json:"ports,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -715,6 +717,13 @@ func (x *Route) GetDefaultPort() uint32 {
 		return x.DefaultPort
 	}
 	return 0
+}
+
+func (x *Route) GetPorts() []uint32 {
+	if x != nil {
+		return x.Ports
+	}
+	return nil
 }
 
 // Release says that these sandboxes are gone for good.
@@ -1026,12 +1035,13 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\x0eleader_address\x18\x01 \x01(\tR\rleaderAddress\"O\n" +
 	"\bSnapshot\x12/\n" +
 	"\x06routes\x18\x01 \x03(\v2\x17.berth.control.v1.RouteR\x06routes\x12\x12\n" +
-	"\x04last\x18\x02 \x01(\bR\x04last\"`\n" +
+	"\x04last\x18\x02 \x01(\bR\x04last\"v\n" +
 	"\x05Route\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x15\n" +
 	"\x06pod_ip\x18\x02 \x01(\tR\x05podIp\x12!\n" +
-	"\fdefault_port\x18\x03 \x01(\rR\vdefaultPort\"*\n" +
+	"\fdefault_port\x18\x03 \x01(\rR\vdefaultPort\x12\x14\n" +
+	"\x05ports\x18\x04 \x03(\rR\x05ports\"*\n" +
 	"\aRelease\x12\x1f\n" +
 	"\vsandbox_ids\x18\x01 \x03(\tR\n" +
 	"sandboxIds\"\xc9\x01\n" +
