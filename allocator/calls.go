@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
 
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/api/apierror"
@@ -56,12 +55,10 @@ func claimed(pool string, e core.Effect) (core.Sandbox, error) {
 		return e.Sandbox, nil
 	case core.ClaimRefused:
 		if e.NoPool {
-			return core.Sandbox{}, &apierror.Error{Code: http.StatusNotFound, Reason: apierror.PoolNotFound, Message: fmt.Sprintf("templateID %q: there is no such SandboxPool", pool)}
+			return core.Sandbox{}, apierror.New(apierror.PoolNotFound, "templateID %q: there is no such SandboxPool", pool)
 		}
-		return core.Sandbox{}, &apierror.Error{
-			Code: http.StatusTooManyRequests, Reason: apierror.PoolEmpty, RetryAfter: 1,
-			Message: fmt.Sprintf("pool %q has no warm pod: %d starting, %d claimed, %d being released; try again", pool, e.Counts.Pending, e.Counts.Claimed, e.Counts.Releasing),
-		}
+		return core.Sandbox{}, apierror.New(apierror.PoolEmpty,
+			"pool %q has no warm pod: %d starting, %d claimed, %d being released; try again", pool, e.Counts.Pending, e.Counts.Claimed, e.Counts.Releasing)
 	}
 	return core.Sandbox{}, fmt.Errorf("allocator: unexpected answer %T to a claim", e)
 }
@@ -126,5 +123,5 @@ func look[T any](ctx context.Context, a *Allocator, f func(*core.Core) T) (T, er
 }
 
 func notLeading(err error) error {
-	return &apierror.Error{Code: http.StatusServiceUnavailable, Reason: apierror.NotLeader, Message: err.Error() + "; try again", RetryAfter: 1}
+	return apierror.New(apierror.NotLeader, "%v; try again", err)
 }

@@ -184,3 +184,52 @@ func TestASandboxDoesNotSpeakForBerth(t *testing.T) {
 	require.Equal(t, "kept", a.header.Get("X-Own"))
 	require.Empty(t, a.header.Get("X-Berth-Reason"))
 }
+
+// The router's own answers pass Envoy as they are, for each kind of client.
+func TestTheRoutersAnswersPassUnchanged(t *testing.T) {
+	e := startEdge(t, echoing)
+	page := http.Header{"Accept": {browserAccept}, "Sec-Fetch-Mode": {"navigate"}}
+	for name, c := range map[string]struct {
+		host   string
+		header http.Header
+		code   int
+		reason apierror.Reason
+		html   bool
+		body   string
+	}{
+		"gone":                       {e.host("gone"), nil, 410, apierror.SandboxGone, false, `"sandboxId":"gone"`},
+		"gone, in a browser":         {e.host("gone"), page, 410, apierror.SandboxGone, true, "This sandbox has ended"},
+		"gone, for an E2B SDK":       {e.host("gone"), http.Header{"E2b-Sandbox-Id": {"gone"}}, 502, apierror.SandboxGone, false, "was not found"},
+		"unknown":                    {e.host("none"), nil, 404, apierror.SandboxNotFound, false, "no such sandbox"},
+		"unknown, for an E2B SDK":    {gatewayHost, http.Header{"E2b-Sandbox-Id": {"none"}, "E2b-Sandbox-Port": {"49983"}}, 502, apierror.SandboxNotFound, false, "was not found"},
+		"private":                    {e.host("private"), nil, 403, apierror.PortPrivate, false, "opens 1"},
+		"private, in a browser":      {e.host("private"), page, 403, apierror.PortPrivate, true, "This port is private"},
+		"private, for an E2B SDK":    {e.host("private"), http.Header{"E2b-Sandbox-Id": {"private"}}, 502, apierror.PortPrivate, false, "port is not open"},
+		"outside the pod ranges":     {e.host("out"), nil, 503, apierror.NoRoute, false, "pod address ranges"},
+		"no sandbox's host":          {"a&b." + sandboxDomain, page, 400, apierror.BadHost, true, "a&amp;b"},
+		"no sandbox at the gateway":  {gatewayHost, nil, 400, apierror.BadPath, false, "sandboxes"},
+		"two sandboxes in headers":   {gatewayHost, http.Header{"E2b-Sandbox-Id": {"a"}, "X-Sandbox-Id": {"b"}}, 400, apierror.BadTarget, false, "contradict"},
+		"a script of a page, not it": {e.host("gone"), http.Header{"Accept": {browserAccept}, "Sec-Fetch-Mode": {"cors"}}, 410, apierror.SandboxGone, false, "released"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a := e.do(e.request(c.host, "/", c.header))
+			require.Equal(t, c.code, a.code, a.body)
+			require.Equal(t, string(c.reason), a.header.Get(envoy.ReasonHeader))
+			require.Equal(t, "no-store", a.header.Get("Cache-Control"))
+			require.Contains(t, a.body, c.body)
+			require.Equal(t, apierror.KindOf(c.reason).RetryAfter > 0, a.header.Get("Retry-After") != "")
+			if c.html {
+				require.Equal(t, "text/html; charset=utf-8", a.header.Get("Content-Type"))
+				require.Equal(t, apierror.PageCSP, a.header.Get("Content-Security-Policy"))
+				require.Contains(t, a.body, "<!doctype html>")
+				return
+			}
+			require.Equal(t, "application/json", a.header.Get("Content-Type"))
+			var answered apierror.Error
+			require.NoError(t, json.Unmarshal([]byte(a.body), &answered), a.body)
+			require.Equal(t, c.code, answered.Code)
+			require.Equal(t, c.reason, answered.Reason)
+			require.NotEmpty(t, answered.RequestID)
+		})
+	}
+}

@@ -1,6 +1,7 @@
 package envoy
 
 import (
+	"math"
 	"time"
 
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
@@ -62,7 +63,7 @@ func (b *builder) pods(name string, protocol *httpv3.HttpProtocolOptions_Explici
 		ConnectTimeout:                seconds(ConnectTimeout),
 		CleanupInterval:               seconds(5 * time.Second),
 		PerConnectionBufferLimitBytes: wrapperspb.UInt32(connectionBuffer),
-		CircuitBreakers:               b.breakers(1000),
+		CircuitBreakers:               b.breakers(math.MaxUint32, 1000),
 		TypedExtensionProtocolOptions: b.protocol(&httpv3.HttpProtocolOptions{
 			CommonHttpProtocolOptions: &corev3.HttpProtocolOptions{IdleTimeout: seconds(30 * time.Second)},
 			UpstreamProtocolOptions:   &httpv3.HttpProtocolOptions_ExplicitHttpConfig_{ExplicitHttpConfig: protocol},
@@ -77,7 +78,7 @@ func (b *builder) router(name string) *clusterv3.Cluster {
 		ConnectTimeout:       seconds(250 * time.Millisecond),
 		// max_retries is the budget of retries running at once; its default of 3
 		// would undo ext_proc's retry policy while a router restarts.
-		CircuitBreakers: b.breakers(b.MaxConnections),
+		CircuitBreakers: b.breakers(b.MaxConnections, b.MaxConnections),
 		TypedExtensionProtocolOptions: b.protocol(&httpv3.HttpProtocolOptions{
 			UpstreamProtocolOptions: &httpv3.HttpProtocolOptions_ExplicitHttpConfig_{
 				ExplicitHttpConfig: &httpv3.HttpProtocolOptions_ExplicitHttpConfig{
@@ -96,9 +97,11 @@ func (b *builder) router(name string) *clusterv3.Cluster {
 	}
 }
 
-func (b *builder) breakers(retries uint32) *clusterv3.CircuitBreakers {
+// breakers refuse what is above the bound. A bound on connections makes requests
+// wait instead, and what was admitted must not wait: the pods' clusters have none.
+func (b *builder) breakers(connections, retries uint32) *clusterv3.CircuitBreakers {
 	return &clusterv3.CircuitBreakers{Thresholds: []*clusterv3.CircuitBreakers_Thresholds{{
-		MaxConnections:     wrapperspb.UInt32(b.MaxConnections),
+		MaxConnections:     wrapperspb.UInt32(connections),
 		MaxPendingRequests: wrapperspb.UInt32(b.MaxConnections),
 		MaxRequests:        wrapperspb.UInt32(b.MaxConnections),
 		MaxRetries:         wrapperspb.UInt32(retries),

@@ -343,10 +343,34 @@ func routes() *routev3.RouteConfiguration {
 			RequestHeadersToRemove:  []string{"x-envoy-external-address"},
 			ResponseHeadersToRemove: []string{ReasonHeader}, // a sandbox does not speak for Berth
 			Routes: []*routev3.Route{
+				webSocketWithoutKey(to(clusterPodsHTTP1)),
 				{Match: &routev3.RouteMatch{PathSpecifier: all, Headers: []*routev3.HeaderMatcher{grpc}}, Action: to(clusterPodsHTTP2)},
 				{Match: &routev3.RouteMatch{PathSpecifier: all}, Action: to(clusterPodsHTTP1)},
 			},
 		}},
+	}
+}
+
+// webSocketKey stands for the key that a WebSocket over HTTP/2 does not have.
+const webSocketKey = "YmVydGgtb3Zlci1odHRwMg==" // 16 bytes (RFC 6455, section 4.1)
+
+// webSocketWithoutKey completes the handshake of WebSockets over HTTP/2, in which
+// key and accept are not used (RFC 8441, section 5): Envoy makes an HTTP/1.1
+// upgrade of it and forgets them, and servers then refuse
+// (https://github.com/envoyproxy/envoy/issues/8547).
+func webSocketWithoutKey(action *routev3.Route_Route) *routev3.Route {
+	websocket := &matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_Exact{Exact: "websocket"}, IgnoreCase: true}
+	add := func(name, value string) *corev3.HeaderValueOption {
+		return &corev3.HeaderValueOption{Header: &corev3.HeaderValue{Key: name, Value: value}, AppendAction: corev3.HeaderValueOption_ADD_IF_ABSENT}
+	}
+	return &routev3.Route{
+		Match: &routev3.RouteMatch{PathSpecifier: &routev3.RouteMatch_Prefix{Prefix: "/"}, Headers: []*routev3.HeaderMatcher{
+			{Name: "upgrade", HeaderMatchSpecifier: &routev3.HeaderMatcher_StringMatch{StringMatch: websocket}},
+			{Name: "sec-websocket-key", HeaderMatchSpecifier: &routev3.HeaderMatcher_PresentMatch{PresentMatch: false}},
+		}},
+		Action:                  action,
+		RequestHeadersToAdd:     []*corev3.HeaderValueOption{add("sec-websocket-key", webSocketKey), add("sec-websocket-version", "13")},
+		ResponseHeadersToRemove: []string{"sec-websocket-accept"},
 	}
 }
 

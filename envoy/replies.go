@@ -26,22 +26,22 @@ type failure struct {
 // failures lists what Envoy answers by itself. The first that matches counts.
 func failures() []failure {
 	equal := func(code uint32) *accesslogv3.AccessLogFilter { return status(accesslogv3.ComparisonFilter_EQ, code) }
-	const details = ": %RESPONSE_CODE_DETAILS%"
+	const why = ": %RESPONSE_CODE_DETAILS%"
 	return []failure{
 		{flags("UF"), apierror.SandboxUnreachable, "nothing in the sandbox took the connection; does the program listen on that port, on all addresses?"},
 		{flags("UC", "UR", "LR", "UPE"), apierror.SandboxReset, "the sandbox broke the connection before it answered, or what it answered is not HTTP"},
 		{flags("UH", "NR", "NC", "UO"), apierror.NoRoute, "there is no way to the sandbox at the moment; try again"},
-		{flags("OM"), apierror.Overloaded, "the gateway is overloaded; try again"},
+		{anyOf(flags("OM"), details(`response.code_details == "overload"`)), apierror.Overloaded, "the gateway is overloaded; try again"},
 		// ext_proc failed, or did not answer in time (always 504: there is no
 		// other time limit), or the guard refused what it let pass.
-		{anyOf(equal(statusRouterError), equal(504), refusedByGuard()), apierror.RouterUnavailable, "the router is not ready; try again"},
+		{anyOf(equal(statusRouterError), equal(504), details(`response.code_details.startsWith("rbac_access_denied")`)), apierror.RouterUnavailable, "the router is not ready; try again"},
 		{equal(403), apierror.Forbidden, "only plain HTTP and upgrades to WebSocket are served here, under the scheme of this listener"},
 		{equal(408), apierror.RequestTimeout, "the request did not arrive in time"},
 		{equal(426), apierror.HTTPVersion, "use HTTP/1.1 or HTTP/2"},
 		{equal(431), apierror.HeadersTooLarge, "the headers of the request are too large"},
 		{equal(501), apierror.NotImplemented, "this transfer encoding is not supported"},
-		{status(accesslogv3.ComparisonFilter_GE, 500), apierror.Internal, "the gateway failed" + details},
-		{status(accesslogv3.ComparisonFilter_GE, 400), apierror.BadRequest, "this is not a valid HTTP request" + details},
+		{status(accesslogv3.ComparisonFilter_GE, 500), apierror.Internal, "the gateway failed" + why},
+		{status(accesslogv3.ComparisonFilter_GE, 400), apierror.BadRequest, "this is not a valid HTTP request" + why},
 	}
 }
 
@@ -141,14 +141,16 @@ func headerMatches(m *routev3.HeaderMatcher) *accesslogv3.AccessLogFilter {
 	return &accesslogv3.AccessLogFilter{FilterSpecifier: &accesslogv3.AccessLogFilter_HeaderFilter{HeaderFilter: &accesslogv3.HeaderFilter{Header: m}}}
 }
 
-// refusedByGuard tells the guard's 403 from Envoy's own.
-func refusedByGuard() *accesslogv3.AccessLogFilter {
-	expression, err := anypb.New(&celv3.ExpressionFilter{Expression: `response.code_details.startsWith("rbac_access_denied")`})
+// details tells apart what has neither a response flag nor a status of its own:
+// the guard's 403 from another one of Envoy's, say. The expression is in the
+// Common Expression Language.
+func details(expression string) *accesslogv3.AccessLogFilter {
+	filter, err := anypb.New(&celv3.ExpressionFilter{Expression: expression})
 	if err != nil {
-		panic(err) // a constant
+		panic(err) // nothing in it can fail
 	}
 	return &accesslogv3.AccessLogFilter{FilterSpecifier: &accesslogv3.AccessLogFilter_ExtensionFilter{ExtensionFilter: &accesslogv3.ExtensionFilter{
-		Name: "envoy.access_loggers.extension_filters.cel", ConfigType: &accesslogv3.ExtensionFilter_TypedConfig{TypedConfig: expression},
+		Name: "envoy.access_loggers.extension_filters.cel", ConfigType: &accesslogv3.ExtensionFilter_TypedConfig{TypedConfig: filter},
 	}}}
 }
 

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc/codes"
 
 	"github.com/berth-sandbox/berth/api/apierror"
 )
@@ -16,6 +17,7 @@ func TestEnvoyAnswersWithTheReasonsThatAreDocumented(t *testing.T) {
 	for _, k := range apierror.Kinds() {
 		if slices.Contains(k.By, apierror.Envoy) {
 			documented = append(documented, k.Reason)
+			require.Equal(t, translated(k.Code), k.GRPC, k.Reason)
 		}
 	}
 	for _, f := range failures() {
@@ -24,4 +26,22 @@ func TestEnvoyAnswersWithTheReasonsThatAreDocumented(t *testing.T) {
 		require.NotContains(t, strings.ReplaceAll(f.page(), "%RESPONSE_CODE_DETAILS%", ""), "%")
 	}
 	require.ElementsMatch(t, documented, configured)
+}
+
+// translated is the gRPC status that Envoy makes of an HTTP status
+// (source/common/grpc/status.cc).
+func translated(code int) codes.Code {
+	switch code {
+	case 400:
+		return codes.Internal
+	case 401:
+		return codes.Unauthenticated
+	case 403:
+		return codes.PermissionDenied
+	case 404:
+		return codes.Unimplemented
+	case 429, 502, 503, 504:
+		return codes.Unavailable
+	}
+	return codes.Unknown
 }

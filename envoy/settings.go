@@ -94,8 +94,9 @@ type Settings struct {
 	// AccessLogFlush is how often an open request is reported to the router,
 	// 1 s or more. Default 5 s.
 	AccessLogFlush time.Duration
-	// MaxConnections bounds the clients' connections, and connections, requests
-	// and pending requests of each cluster, 1 or more. Default 100,000.
+	// MaxConnections bounds the clients' connections, and the requests in progress
+	// at the sandboxes (HTTP/1.1 and gRPC each) and at the router, 1 or more. What
+	// is above is refused. Default 100,000.
 	MaxConnections uint32
 }
 

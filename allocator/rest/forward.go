@@ -3,7 +3,6 @@ package rest
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net"
 	"net/http"
 	"net/http/httputil"
@@ -50,10 +49,8 @@ func newForwarder(log *zap.Logger) *httputil.ReverseProxy {
 			if errors.Is(err, context.Canceled) {
 				return // the client has gone
 			}
-			answer(w, r, &apierror.Error{
-				Code: http.StatusServiceUnavailable, Reason: apierror.NotLeader, RetryAfter: 1,
-				Message: fmt.Sprintf("this replica does not lead, and the leader did not answer it: %v; a claim that was not answered is given back, a release may have taken place", err),
-			})
+			answer(w, r, apierror.New(apierror.NotLeader,
+				"this replica does not lead, and the leader did not answer it: %v; a claim that was not answered is given back, a release may have taken place", err))
 		},
 	}
 }
@@ -61,7 +58,7 @@ func newForwarder(log *zap.Logger) *httputil.ReverseProxy {
 // forward passes a call on to the leader.
 func (a *api) forward(w http.ResponseWriter, r *http.Request, leader string) {
 	refuse := func(message string) {
-		answer(w, r, &apierror.Error{Code: http.StatusServiceUnavailable, Reason: apierror.NotLeader, Message: message, RetryAfter: 1})
+		answer(w, r, apierror.New(apierror.NotLeader, "%s", message))
 	}
 	switch {
 	case leader == "":

@@ -109,7 +109,7 @@ func New(o Options) (http.Handler, error) {
 		mux.HandleFunc("DELETE "+prefix+"/sandboxes/{id}", a.handle(a.kill))
 	}
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-		e := &apierror.Error{Code: http.StatusNotFound, Reason: apierror.NotFound, Message: "no such resource; this version serves /sandboxes and /sandboxes/{id}"}
+		e := apierror.New(apierror.NotFound, "no such resource; this version serves /sandboxes and /sandboxes/{id}")
 		if strings.HasPrefix(strings.TrimPrefix(r.URL.Path, "/v2")+"/", "/sandboxes/") {
 			e = notImplemented("%s %s is not implemented", r.Method, r.URL.Path)
 		}
@@ -119,7 +119,7 @@ func New(o Options) (http.Handler, error) {
 	// that only loopback protects.
 	origin := http.NewCrossOriginProtection()
 	origin.SetDenyHandler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		answer(w, r, &apierror.Error{Code: http.StatusForbidden, Reason: apierror.CrossOrigin, Message: "a web page of another origin may not call this API from a browser"})
+		answer(w, r, apierror.New(apierror.CrossOrigin, "a web page of another origin may not call this API from a browser"))
 	}))
 	return origin.Handler(a.authenticated(mux)), nil
 }
@@ -137,7 +137,7 @@ func (a *api) authenticated(next http.Handler) http.Handler {
 				message = "a key is needed, in the header X-API-Key or as Authorization: Bearer <key>"
 			}
 			w.Header().Set("WWW-Authenticate", "Bearer") // RFC 9110, section 11.6.1
-			answer(w, r, &apierror.Error{Code: http.StatusUnauthorized, Reason: apierror.Unauthorized, Message: message})
+			answer(w, r, apierror.New(apierror.Unauthorized, "%s", message))
 			return
 		}
 		next.ServeHTTP(w, r)
@@ -152,7 +152,7 @@ func (a *api) handle(f func(http.ResponseWriter, *http.Request) error) http.Hand
 		case a.slots <- struct{}{}:
 			defer func() { <-a.slots }()
 		default:
-			answer(w, r, &apierror.Error{Code: 503, Reason: apierror.Overloaded, Message: "too many requests are being served; try again", RetryAfter: 1})
+			answer(w, r, apierror.New(apierror.Overloaded, "too many requests are being served; try again"))
 			return
 		}
 		if ok, leader := a.Allocator.Leading(); !ok {
@@ -172,12 +172,12 @@ func (a *api) handle(f func(http.ResponseWriter, *http.Request) error) http.Hand
 		switch {
 		case errors.As(err, &e):
 		case errors.Is(err, context.DeadlineExceeded):
-			e = &apierror.Error{Code: 503, Reason: apierror.Timeout, Message: "the API server did not confirm in time; a claim that was not answered is given back, a release goes on", RetryAfter: 1}
+			e = apierror.New(apierror.Timeout, "the API server did not confirm in time; a claim that was not answered is given back, a release goes on")
 		case errors.Is(err, context.Canceled):
 			return // the client has gone
 		default:
 			a.Log.Error("request failed", zap.String("path", r.URL.Path), zap.Error(err))
-			e = &apierror.Error{Code: 500, Reason: apierror.Internal, Message: "the allocator failed; its log says more"}
+			e = apierror.New(apierror.Internal, "the allocator failed; its log says more")
 		}
 		answer(w, r, e)
 	}
@@ -258,7 +258,7 @@ func decodeCreate(body io.Reader) (*createRequest, error) {
 		return nil, invalid("body: %v", err)
 	}
 	if len(raw) > maxBody {
-		return nil, &apierror.Error{Code: http.StatusRequestEntityTooLarge, Reason: apierror.BadRequest, Message: fmt.Sprintf("body: at most %d bytes", maxBody)}
+		return nil, apierror.New(apierror.BodyTooLarge, "body: at most %d bytes", maxBody)
 	}
 	if !utf8.Valid(raw) { // the decoder would put something else in its place
 		return nil, invalid("body: must be UTF-8")
@@ -379,15 +379,18 @@ func (a *api) kill(w http.ResponseWriter, r *http.Request) error {
 }
 
 func invalid(format string, args ...any) *apierror.Error {
-	return &apierror.Error{Code: http.StatusBadRequest, Reason: apierror.BadRequest, Message: fmt.Sprintf(format, args...)}
+	return apierror.New(apierror.BadRequest, format, args...)
 }
 
 func notImplemented(format string, args ...any) *apierror.Error {
-	return &apierror.Error{Code: http.StatusNotImplemented, Reason: apierror.NotImplemented, Message: fmt.Sprintf(format, args...)}
+	return apierror.New(apierror.NotImplemented, format, args...)
 }
 
 func missing(id string, reason apierror.Reason, message string) *apierror.Error {
-	return &apierror.Error{Code: http.StatusNotFound, Reason: reason, Message: message, SandboxID: id}
+	e := apierror.New(reason, "%s", message)
+	e.SandboxID = id
+	e.Code = http.StatusNotFound // also for one that is gone: the E2B SDKs know no 410
+	return e
 }
 
 func writeJSON(w http.ResponseWriter, code int, v any) error {

@@ -210,7 +210,7 @@ func TestMetadataAndBodyMayBeAsLargeAsPromised(t *testing.T) {
 	full := `{"templateID":"python"}`
 	full += strings.Repeat(" ", maxBody-len(full))
 	require.Equal(t, 201, call(handler(t, &fake{}), "POST", "/sandboxes", full).Code)
-	refusal(t, call(handler(t, &fake{}), "POST", "/sandboxes", full+" "), 413, apierror.BadRequest)
+	refusal(t, call(handler(t, &fake{}), "POST", "/sandboxes", full+" "), 413, apierror.BodyTooLarge)
 }
 
 func TestUnsupportedFieldsAreNamed(t *testing.T) {

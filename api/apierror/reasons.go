@@ -110,21 +110,21 @@ var kinds = []Kind{
 		When: "there is no such sandbox", Do: "check the ID; claim a sandbox"},
 	{Reason: MethodRefused, Code: http.StatusMethodNotAllowed, GRPC: codes.InvalidArgument, By: []Sender{Router},
 		When: "the method is CONNECT", Do: "connect to the sandbox's host directly"},
-	{Reason: RequestTimeout, Code: http.StatusRequestTimeout, GRPC: codes.DeadlineExceeded, By: []Sender{Envoy},
+	{Reason: RequestTimeout, Code: http.StatusRequestTimeout, GRPC: codes.Unknown, By: []Sender{Envoy},
 		When: "the request's headers did not arrive in time", Do: "send them faster"},
 	{Reason: SandboxGone, Code: http.StatusGone, GRPC: codes.NotFound, By: []Sender{Router, API},
-		When: "the sandbox has been released", Do: "claim another one"},
+		When: "the sandbox has been released; the API says so with status 404", Do: "claim another one"},
 	{Reason: BodyTooLarge, Code: http.StatusRequestEntityTooLarge, GRPC: codes.ResourceExhausted, By: []Sender{API},
 		When: "the body is larger than the message says", Do: "send a smaller one"},
-	{Reason: HTTPVersion, Code: http.StatusUpgradeRequired, GRPC: codes.Internal, By: []Sender{Envoy},
-		When: "the request is HTTP/1.0 or older", Do: "use HTTP/1.1 or HTTP/2"},
+	{Reason: HTTPVersion, Code: http.StatusUpgradeRequired, GRPC: codes.Unknown, By: []Sender{Envoy},
+		When: "the request is HTTP/1.0, or of a version that does not exist", Do: "use HTTP/1.1 or HTTP/2"},
 	{Reason: PoolEmpty, Code: http.StatusTooManyRequests, GRPC: codes.ResourceExhausted, RetryAfter: 1, Reload: true, By: []Sender{API},
 		When: "the pool has no warm pod", Do: "try again, or raise the pool's `spec.warm`"},
 	{Reason: HeadersTooLarge, Code: http.StatusRequestHeaderFieldsTooLarge, GRPC: codes.Unknown, By: []Sender{Envoy},
 		When: "the request's headers are larger than 64 KiB", Do: "send fewer"},
-	{Reason: Internal, Code: http.StatusInternalServerError, GRPC: codes.Internal, By: []Sender{Envoy, API},
+	{Reason: Internal, Code: http.StatusInternalServerError, GRPC: codes.Unknown, By: []Sender{Envoy, API},
 		When: "Berth failed", Do: "read its log; report it"},
-	{Reason: NotImplemented, Code: http.StatusNotImplemented, GRPC: codes.Unimplemented, By: []Sender{Envoy, API},
+	{Reason: NotImplemented, Code: http.StatusNotImplemented, GRPC: codes.Unknown, By: []Sender{Envoy, API},
 		When: "this version does not do what was asked for; from Envoy: an unknown transfer encoding", Do: "leave it out"},
 	{Reason: SandboxUnreachable, Code: http.StatusBadGateway, GRPC: codes.Unavailable, By: []Sender{Envoy},
 		When: "the sandbox refused the connection, or did not take it in time", Do: "see whether the program in it listens on that port, on all addresses"},
@@ -159,7 +159,7 @@ func KindOf(r Reason) Kind {
 			return k
 		}
 	}
-	return Kind{Reason: Internal, Code: http.StatusInternalServerError, GRPC: codes.Internal}
+	return Kind{Reason: Internal, Code: http.StatusInternalServerError, GRPC: codes.Unknown}
 }
 
 // New returns an error with what is fixed for the reason.
@@ -181,7 +181,11 @@ func Table() string {
 		if k.RetryAfter > 0 {
 			retry = " (`Retry-After`)"
 		}
-		fmt.Fprintf(&b, "| %d%s | `%s` | %s | %s | %s | %s |\n", k.Code, retry, k.Reason, strings.Join(by, ", "), k.When, k.Do, k.GRPC)
+		grpc := "" // at the hosts of sandboxes only
+		if slices.Contains(k.By, Envoy) || slices.Contains(k.By, Router) {
+			grpc = k.GRPC.String()
+		}
+		fmt.Fprintf(&b, "| %d%s | `%s` | %s | %s | %s | %s |\n", k.Code, retry, k.Reason, strings.Join(by, ", "), k.When, k.Do, grpc)
 	}
 	return b.String()
 }

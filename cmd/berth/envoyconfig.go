@@ -23,7 +23,7 @@ type envoyConfigCommand struct {
 	RouterSocket   string        `default:"/run/berth/router.sock" help:"The router's unix socket."`
 	AdminSocket    string        `default:"/run/berth/envoy-admin.sock" help:"Envoy's own admin socket."`
 	AccessLogFlush time.Duration `default:"5s" help:"How often an open request is reported to the router, at least 1s."`
-	MaxConnections uint32        `default:"100000" help:"Bound on clients' connections, and on connections and requests of each cluster, at least 1."`
+	MaxConnections uint32        `default:"100000" help:"Bound on clients' connections and on requests in progress, at least 1."`
 	Output         string        `short:"o" help:"File to write. Empty: standard output."`
 }
 

@@ -80,7 +80,7 @@ func (o Options) health(pages string) *http.ServeMux {
 	})
 	mux.Handle("GET /metrics", promhttp.HandlerFor(o.Metrics, promhttp.HandlerOpts{}))
 	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
-		(&apierror.Error{Code: 404, Reason: apierror.NotFound, Message: "no such page; try " + pages}).Write(w)
+		apierror.New(apierror.NotFound, "no such page; try %s", pages).Write(w)
 	})
 	return mux
 }
@@ -171,7 +171,7 @@ type query struct {
 
 func parseQuery(w http.ResponseWriter, r *http.Request) (query, bool) {
 	bad := func(message string) (query, bool) {
-		(&apierror.Error{Code: http.StatusBadRequest, Reason: apierror.BadRequest, Message: message}).Write(w)
+		apierror.New(apierror.BadRequest, "%s", message).Write(w)
 		return query{}, false
 	}
 	values, err := url.ParseQuery(r.URL.RawQuery)

@@ -1,0 +1,94 @@
+package envoy_test
+
+import (
+	"encoding/json"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"testing"
+	"time"
+
+	bootstrapv3 "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
+	overloadv3 "github.com/envoyproxy/go-control-plane/envoy/config/overload/v3"
+	"github.com/stretchr/testify/require"
+
+	"github.com/berth-sandbox/berth/api/apierror"
+	"github.com/berth-sandbox/berth/envoy"
+)
+
+// Connections above the bound are closed; those below it, and the health
+// listener, go on.
+func TestConnectionsAboveTheBoundAreClosedAtOnce(t *testing.T) {
+	g := startGatewayWith(t, config{settings: func(s *envoy.Settings) { s.MaxConnections = 2 }})
+	g.router.set(admit(g.admitted("abc")))
+	dial := func() net.Conn {
+		c, err := net.Dial("tcp", g.addr)
+		require.NoError(t, err)
+		t.Cleanup(func() { c.Close() })
+		require.NoError(t, c.SetDeadline(time.Now().Add(time.Minute)))
+		return c
+	}
+	first, second := dial(), dial()
+	require.Eventually(t, func() bool { return g.counter(`http\.ingress\.downstream_cx_active`) == 2 }, time.Minute, 10*time.Millisecond)
+	_, err := dial().Read(make([]byte, 1))
+	require.Error(t, err)
+	require.NotErrorIs(t, err, os.ErrDeadlineExceeded, "it is told at once")
+	for _, c := range []net.Conn{first, second} {
+		_, err := io.WriteString(c, "GET / HTTP/1.1\r\nHost: "+host+"\r\nConnection: close\r\n\r\n")
+		require.NoError(t, err)
+		answer, err := io.ReadAll(c)
+		require.NoError(t, err)
+		require.Contains(t, string(answer), "HTTP/1.1 200 OK")
+	}
+	code, _ := g.raw(g.health, http.MethodGet, "/ready", "health", "")
+	require.Equal(t, http.StatusOK, code)
+}
+
+// What cannot be sent on is refused: it never waits in a queue, where it would
+// outlive the window.
+func TestRequestsAboveTheBoundAreRefusedAndDoNotWait(t *testing.T) {
+	g := startGatewayWith(t, config{settings: func(s *envoy.Settings) { s.MaxConnections = 2 }, patch: func(b *bootstrapv3.Bootstrap) {
+		b.OverloadManager = nil // which counts the clients' connections
+	}})
+	arrived, release := make(chan struct{}, 10), make(chan struct{})
+	p := listen(t, "127.0.0.1:0", http.HandlerFunc(func(http.ResponseWriter, *http.Request) { arrived <- struct{}{}; <-release }))
+	g.router.set(g.to(p.addr.String()))
+	held := make(chan answer, 2)
+	for range 2 {
+		go func() { held <- g.do(g.request(host, "/", nil)) }()
+		<-arrived
+	}
+	a := g.do(g.request(host, "/", nil))
+	var e apierror.Error
+	require.NoError(t, json.Unmarshal([]byte(a.body), &e), a.body)
+	require.Equal(t, apierror.NoRoute, e.Reason)
+	require.Equal(t, http.StatusServiceUnavailable, a.code)
+	require.Equal(t, "1", a.header.Get("Retry-After"))
+	close(release)
+	for range 2 {
+		require.Equal(t, http.StatusOK, (<-held).code)
+	}
+	require.Empty(t, arrived)
+	require.Zero(t, g.counter(`cluster\.pods_h1\.upstream_cx_overflow`), "a request would have waited for a connection")
+}
+
+func TestRequestsAreRefusedWhenMemoryIsShort(t *testing.T) {
+	g := startGatewayWith(t, config{settings: func(s *envoy.Settings) { s.MaxHeap = 64 << 20 }, patch: func(b *bootstrapv3.Bootstrap) {
+		for _, action := range b.OverloadManager.Actions {
+			action.Triggers[0].TriggerOneof = &overloadv3.Trigger_Threshold{Threshold: &overloadv3.ThresholdTrigger{Value: 0.001}} // what Envoy has at rest is more
+		}
+	}})
+	g.router.set(admit(g.admitted("abc")))
+	var a answer
+	require.Eventually(t, func() bool {
+		a = g.do(g.request(host, "/", nil))
+		return a.code != http.StatusOK
+	}, time.Minute, 50*time.Millisecond, "the heap is not looked at")
+	var e apierror.Error
+	require.NoError(t, json.Unmarshal([]byte(a.body), &e), a.body)
+	require.Equal(t, apierror.Overloaded, e.Reason, a.body)
+	require.Equal(t, http.StatusServiceUnavailable, a.code)
+	code, _ := g.raw(g.health, http.MethodGet, "/ready", "health", "")
+	require.Equal(t, http.StatusOK, code, "a pod must not be taken for dead because it is busy")
+}

@@ -1,0 +1,169 @@
+package envoy_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"sync"
+	"testing"
+
+	logv3 "github.com/envoyproxy/go-control-plane/envoy/service/accesslog/v3"
+	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
+	"google.golang.org/grpc"
+
+	"github.com/berth-sandbox/berth/envoy"
+	"github.com/berth-sandbox/berth/extproc"
+	"github.com/berth-sandbox/berth/routecache"
+)
+
+const (
+	sandboxDomain = "sandbox.example.com"
+	gatewayHost   = "gateway.example.com"
+)
+
+// edge is a real Envoy with the real router before three pods: those of the
+// sandboxes abc and def, and a stranger outside the pod ranges, to which the
+// sandbox "out" would lead. All listen on one port.
+type edge struct {
+	*gateway
+	port               int
+	abc, def, stranger *pod
+	router             *recorder
+}
+
+// routes knows where sandboxes are, and when each was last used.
+type routes struct {
+	mu sync.Mutex
+	at map[string]routecache.Route
+}
+
+func (r *routes) Lookup(_ context.Context, id string) (routecache.Answer, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if id == "gone" {
+		return routecache.Answer{Status: routecache.Gone}, nil
+	}
+	route, ok := r.at[id]
+	if !ok {
+		return routecache.Answer{Status: routecache.Unknown}, nil
+	}
+	return routecache.Answer{Status: routecache.Routable, Route: route}, nil
+}
+
+func (*routes) Holds(string, routecache.Route) bool { return true }
+func (*routes) Touch(string)                        {}
+func (*routes) TouchKnown(string)                   {}
+func (*routes) Forget(string)                       {}
+
+// recorder is the router, and remembers what it was sent.
+type recorder struct {
+	*extproc.Server
+	mu   sync.Mutex
+	seen http.Header // of all requests since it was emptied
+}
+
+func (r *recorder) Process(stream extprocv3.ExternalProcessor_ProcessServer) error {
+	return r.Server.Process(recordedStream{stream, r})
+}
+
+type recordedStream struct {
+	extprocv3.ExternalProcessor_ProcessServer
+	to *recorder
+}
+
+func (s recordedStream) Recv() (*extprocv3.ProcessingRequest, error) {
+	m, err := s.ExternalProcessor_ProcessServer.Recv()
+	s.to.mu.Lock()
+	defer s.to.mu.Unlock()
+	for _, h := range m.GetRequestHeaders().GetHeaders().GetHeaders() {
+		s.to.seen[h.GetKey()] = append(s.to.seen[h.GetKey()], string(h.GetRawValue()))
+	}
+	return m, err
+}
+
+// take returns what the router was sent since the last call.
+func (r *recorder) take() http.Header {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	seen := r.seen
+	r.seen = http.Header{}
+	return seen
+}
+
+// echo is what the pods answer.
+type echo struct {
+	Pod, Host, Path string
+	Header          http.Header
+}
+
+func echoing(name string) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_ = json.NewEncoder(w).Encode(echo{name, r.Host, r.RequestURI, r.Header})
+	})
+}
+
+func startEdge(t *testing.T, handler func(name string) http.Handler) *edge {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("needs real Envoy; not under -short")
+	}
+	e := &edge{port: commonPort(t, "127.1.0.1", "127.1.0.2", "127.2.0.1")}
+	at := func(ip string) string { return fmt.Sprintf("%s:%d", ip, e.port) }
+	e.abc, e.def, e.stranger = listen(t, at("127.1.0.1"), handler("abc")), listen(t, at("127.1.0.2"), handler("def")), listen(t, at("127.2.0.1"), handler("stranger"))
+	route := func(ip string, ports ...uint16) routecache.Route {
+		return routecache.Route{Addr: netip.MustParseAddr(ip), DefaultPort: uint16(e.port), Ports: routecache.NewPorts(ports)}
+	}
+	server, err := extproc.New(extproc.Options{
+		Socket:   "unused", // the test's own server has the socket
+		Hosts:    extproc.Hosts{Domain: sandboxDomain, Gateways: []string{gatewayHost}, Paths: true},
+		PodCIDRs: []netip.Prefix{netip.MustParsePrefix("127.1.0.0/16")},
+		Routes: &routes{at: map[string]routecache.Route{
+			"abc": route("127.1.0.1"), "def": route("127.1.0.2"), "out": route("127.2.0.1"), "private": route("127.1.0.2", 1),
+		}},
+		Activity: &routes{}, Metrics: prometheus.NewRegistry(), Log: zap.NewNop(),
+	})
+	require.NoError(t, err)
+	e.router = &recorder{Server: server, seen: http.Header{}}
+	e.gateway = startGatewayWith(t, config{
+		settings: func(s *envoy.Settings) { s.Paths = true },
+		register: func(s *grpc.Server) {
+			extprocv3.RegisterExternalProcessorServer(s, e.router)
+			logv3.RegisterAccessLogServiceServer(s, e.router)
+		},
+	})
+	return e
+}
+
+// commonPort finds a port that is free at all addresses.
+func commonPort(t *testing.T, ips ...string) int {
+	t.Helper()
+	for range 100 {
+		var all []net.Listener
+		port := 0
+		for _, ip := range ips {
+			l, err := net.Listen("tcp", fmt.Sprintf("%s:%d", ip, port))
+			if err != nil {
+				break
+			}
+			all = append(all, l)
+			port = l.Addr().(*net.TCPAddr).Port
+		}
+		for _, l := range all {
+			l.Close()
+		}
+		if len(all) == len(ips) {
+			return port
+		}
+	}
+	t.Fatal("no port is free at all addresses")
+	return 0
+}
+
+// host is the name of a sandbox's port at which its pod listens.
+func (e *edge) host(id string) string { return fmt.Sprintf("%d-%s.%s", e.port, id, sandboxDomain) }
