@@ -42,10 +42,11 @@ test: ground
 test-short:
 	go test -short ./...
 
-## test-long: fuzz the parser and run the model tests for longer; not part of CI
+## test-long: fuzz the parsers and run the model tests for longer; not part of CI
 .PHONY: test-long
 test-long: ground
-	go test ./extproc -run '^$$' -fuzz FuzzParseHost -fuzztime 5m
+	go test ./extproc -run '^$$' -fuzz FuzzHost -fuzztime 5m
+	go test ./extproc -run '^$$' -fuzz FuzzPath -fuzztime 5m
 	go test ./allocator/core ./routecache -count=1 -timeout 30m -rapid.checks=20000
 	go test $(RACE) -timeout 60m -count=5 ./e2e ./devcluster/...
 

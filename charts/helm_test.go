@@ -209,7 +209,8 @@ func findWorkload(t *testing.T, all []object, name string) workload {
 func flagsOf(c corev1.Container) map[string]string {
 	flags := map[string]string{}
 	for _, arg := range c.Args {
-		if name, value, ok := strings.Cut(strings.TrimPrefix(arg, "--"), "="); ok {
+		if arg, ok := strings.CutPrefix(arg, "--"); ok { // one without a value is on
+			name, value, _ := strings.Cut(arg, "=")
 			flags[name] = value
 		}
 	}

@@ -241,7 +241,7 @@ func TestDomainIsThatOfThePublicURL(t *testing.T) {
 // cert-manager makes, or that the values name.
 func TestSecretsOfPodsHaveAMaker(t *testing.T) {
 	forEachValues(t, func(t *testing.T, all []object) {
-		makers := map[string]bool{"my-keys": true, "my-allocator": true, "my-router": true}
+		makers := map[string]bool{"my-keys": true, "my-allocator": true, "my-router": true, "wildcard": true}
 		for _, s := range objectsOf[*corev1.Secret](all) {
 			makers[s.Name] = true
 		}
@@ -265,9 +265,37 @@ func TestSecretsOfPodsHaveAMaker(t *testing.T) {
 				}
 			}
 		}
-		require.Len(t, mounted, 3)
+		_, tls := mounted["berth-gateway/tls"]
+		require.Len(t, mounted, map[bool]int{false: 3, true: 4}[tls])
 		require.NotEqual(t, mounted["berth-gateway/control-tls"], mounted["berth-allocator/control-tls"])
 	})
+}
+
+// What the router and Envoy are told of the edge must be the same, and Envoy must
+// find its certificate where its configuration says.
+func TestRouterAndEnvoyAreToldTheSame(t *testing.T) {
+	for values, full := range map[string]bool{"minimal": false, "full": true} {
+		gateway := findWorkload(t, render(t, values), "berth-gateway")
+		router, config := flagsOf(gateway.container(t, "router")), flagsOf(gateway.container(t, "config"))
+		for _, flags := range []map[string]string{router, config} {
+			_, paths := flags["paths"]
+			require.Equal(t, full, paths)
+		}
+		_, proxy := config["proxy-protocol"]
+		require.Equal(t, full, proxy)
+		require.Equal(t, map[bool]string{true: "gateway.example.com,api.example.com"}[full], router["gateway-hosts"])
+		require.Equal(t, map[bool]string{true: "1"}[full], config["trusted-hops"])
+		require.Equal(t, map[bool]string{true: "6442450944", false: "805306368"}[full], config["max-heap"])
+		at := ""
+		for _, m := range gateway.container(t, "envoy").VolumeMounts {
+			if m.Name == "tls" {
+				at = m.MountPath
+				require.Empty(t, m.SubPath, "a changed Secret would never arrive")
+			}
+		}
+		require.Equal(t, at, config["tls-dir"])
+		require.Equal(t, full, at != "")
+	}
 }
 
 // The hook's account and rights are there before its Job, and gone after it.

@@ -375,7 +375,7 @@ func TestThousandsOfWebSocketsEchoForAMinute(t *testing.T) {
 	dialing.SetLimit(64)
 	for i := range all {
 		dialing.Go(func() error {
-			c, _, err := websocket.Dial(ctx, "ws://"+e.host("abc")+"/ws", &websocket.DialOptions{HTTPClient: client}) //nolint:bodyclose // the library closes it
+			c, _, err := websocket.Dial(ctx, "ws://"+e.host("abc")+"/ws", &websocket.DialOptions{HTTPClient: client})
 			all[i] = c
 			return err
 		})
@@ -410,8 +410,11 @@ func TestThousandsOfWebSocketsEchoForAMinute(t *testing.T) {
 					return fmt.Errorf("%s: %w", word, err)
 				}
 				_, got, err := c.Read(ctx)
-				if err != nil || string(got) != word {
-					return fmt.Errorf("%s: got %q, %v", word, got, err)
+				switch {
+				case err != nil:
+					return fmt.Errorf("%s: %w", word, err)
+				case string(got) != word:
+					return fmt.Errorf("%s: got %q", word, got)
 				}
 				echoes.Add(1)
 				if time.Now().After(end) { // each has spoken after a minute, too
