@@ -202,6 +202,19 @@ func TestBadRequestsAreRefusedClearlyAndReachNoPod(t *testing.T) {
 		require.Equal(t, s.PodName, a.identity(t).Pod)
 	}
 
+	// At the bare domain the headers of the E2B SDKs name the sandbox; at another
+	// sandbox's host they name nothing.
+	for host, want := range map[string]int{e.site.domain(): http.StatusOK, e.host(8080, "aaaaaaaaaaaaaaaaaaaa"): http.StatusBadGateway} {
+		a, err := do(t.Context(), client, http.MethodGet, "http://gateway/", host, "", "E2b-Sandbox-Id", s.SandboxID, "E2b-Sandbox-Port", "8080")
+		require.NoError(t, err)
+		require.Equal(t, want, a.code, a.body)
+		if want == http.StatusOK {
+			require.Equal(t, s.PodName, a.identity(t).Pod)
+		} else {
+			require.Contains(t, a.refusal(t).Message, "was not found", "what the SDKs look for")
+		}
+	}
+
 	// A port on which nothing listens: the sandbox's own failure, said as such.
 	a := e.get(client, e.host(9, s.SandboxID), "/")
 	require.Equal(t, http.StatusBadGateway, a.code, a.body)
