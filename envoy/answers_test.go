@@ -1,13 +1,16 @@
 package envoy_test
 
 import (
+	"bufio"
 	"encoding/json"
 	"io"
 	"net"
 	"net/http"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"github.com/stretchr/testify/require"
@@ -41,7 +44,9 @@ func breaking(t *testing.T, answer string) string {
 				defer c.Close()
 				_, _ = c.Read(make([]byte, 1))
 				_, _ = io.WriteString(c, answer)
-				_ = c.(*net.TCPConn).SetLinger(0)
+				if answer == "" {
+					_ = c.(*net.TCPConn).SetLinger(0) // with RST
+				}
 			})
 		}
 	})
@@ -173,16 +178,93 @@ func TestAnswersToGRPCClientsAreGRPC(t *testing.T) {
 // A sandbox cannot make its answers look like Berth's.
 func TestASandboxDoesNotSpeakForBerth(t *testing.T) {
 	g := startGateway(t)
-	p := listen(t, "127.0.0.1:0", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("X-Berth-Reason", "sandbox_gone")
-		w.Header().Set("X-Own", "kept")
-		w.WriteHeader(http.StatusGone)
+	const upgrade = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+	const key = "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+	for name, headers := range map[string]string{"plain": "Connection: close\r\n", "WebSocket": upgrade + key, "WebSocket without a key": upgrade} {
+		t.Run(name, func(t *testing.T) {
+			for _, status := range []string{"200 OK", "201 Created", "302 Found", "304 Not Modified", "404 Not Found", "410 Gone", "503 Service Unavailable"} {
+				g.router.set(g.to(breaking(t, "HTTP/1.1 "+status+"\r\nX-Berth-Reason: sandbox_gone\r\nX-Berth-Kept: sandbox_gone\r\nX-Own: kept\r\nContent-Length: 0\r\n\r\n")))
+				a := g.answer("GET / HTTP/1.1\r\nHost: " + host + "\r\n" + headers + "\r\n")
+				require.Equal(t, status[:3], strconv.Itoa(a.code), a.body)
+				require.Equal(t, "kept", a.header.Get("X-Own"))
+				require.Empty(t, a.header.Values("X-Berth-Reason"), status)
+			}
+			// And what is Berth's stays.
+			g.router.set(g.to(closed(t)))
+			a := g.answer("GET / HTTP/1.1\r\nHost: " + host + "\r\n" + headers + "\r\n")
+			require.Equal(t, http.StatusBadGateway, a.code)
+			require.Equal(t, []string{"sandbox_unreachable"}, a.header.Values("X-Berth-Reason"))
+		})
+	}
+	t.Run("in trailers", func(t *testing.T) {
+		p := listen(t, "127.0.0.1:0", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			_, _ = io.WriteString(w, "body")
+			_ = http.NewResponseController(w).Flush() // of unknown length
+			w.Header().Set(http.TrailerPrefix+"X-Berth-Reason", "sandbox_gone")
+			w.Header().Set(http.TrailerPrefix+"X-Own", "kept")
+		}))
+		g.router.set(g.to(p.addr.String()))
+		response, err := http.DefaultClient.Do(g.request(host, "/", nil))
+		require.NoError(t, err)
+		defer http.DefaultClient.CloseIdleConnections()
+		defer response.Body.Close()
+		_, err = io.Copy(io.Discard, response.Body)
+		require.NoError(t, err)
+		require.Equal(t, http.Header{"X-Own": {"kept"}}, response.Trailer)
+	})
+}
+
+// The trailers of a request are as little believed as its headers.
+func TestTrailersOfAClientAreNotTakenForHeaders(t *testing.T) {
+	g := startGateway(t)
+	got := make(chan http.Header, 1)
+	p := listen(t, "127.0.0.1:0", http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		got <- r.Trailer
 	}))
 	g.router.set(g.to(p.addr.String()))
-	a := g.do(g.request(host, "/", nil))
-	require.Equal(t, http.StatusGone, a.code)
-	require.Equal(t, "kept", a.header.Get("X-Own"))
-	require.Empty(t, a.header.Get("X-Berth-Reason"))
+	trailers := "X-Own: kept\r\nContext: kept\r\n"
+	for _, name := range []string{
+		"X-Envoy-Original-Dst-Host", "x_envoy_attempt_count", "X-Berth-Dst", "X-Forwarded-For", "X-Forwarded-Host", "Forwarded", "X-Real-Ip", "X-Request-Id",
+		"Host", "Content-Length", "Content-Type", "Transfer-Encoding", "Trailer", "Connection", "Upgrade", "Authorization", "Cookie", "Proxy-Authorization", "Sec-WebSocket-Key", "Expect",
+	} {
+		trailers += name + ": 7\r\n"
+	}
+	a := g.answer("POST / HTTP/1.1\r\nHost: " + host + "\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n" + trailers + "\r\n")
+	require.Equal(t, http.StatusOK, a.code, a.body)
+	require.Equal(t, http.Header{"X-Own": {"kept"}, "Context": {"kept"}}, <-got)
+}
+
+// While Envoy tries a second time to connect it keeps little of a body; what comes
+// then must not change the answer.
+func TestAnUploadToAClosedPortIsAnsweredLikeAnyRequest(t *testing.T) {
+	g := startGateway(t)
+	g.router.set(g.to(closed(t)))
+	for range 12 {
+		c, err := net.Dial("tcp", g.addr)
+		require.NoError(t, err)
+		require.NoError(t, c.SetDeadline(time.Now().Add(time.Minute)))
+		var sending sync.WaitGroup
+		sending.Go(func() {
+			_, _ = io.WriteString(c, "POST / HTTP/1.1\r\nHost: "+host+"\r\nE2b-Sandbox-Id: abc\r\nContent-Length: 1000000\r\n\r\n")
+			for range 200 {
+				if _, err := c.Write(make([]byte, 5000)); err != nil {
+					return // it was answered
+				}
+				time.Sleep(200 * time.Microsecond) // as a network would
+			}
+		})
+		response, err := http.ReadResponse(bufio.NewReader(c), nil)
+		require.NoError(t, err)
+		var e apierror.Error
+		require.NoError(t, json.NewDecoder(response.Body).Decode(&e))
+		response.Body.Close()
+		c.Close()
+		sending.Wait()
+		require.Equal(t, apierror.SandboxUnreachable, e.Reason)
+		require.Equal(t, http.StatusBadGateway, response.StatusCode)
+		require.Contains(t, e.Message, "port is not open")
+	}
 }
 
 // The router's own answers pass Envoy as they are, for each kind of client.

@@ -32,8 +32,9 @@ func (b *builder) clusters() []*clusterv3.Cluster {
 		b.pods(clusterPodsHTTP2, &httpv3.HttpProtocolOptions_ExplicitHttpConfig{
 			ProtocolConfig: &httpv3.HttpProtocolOptions_ExplicitHttpConfig_Http2ProtocolOptions{
 				Http2ProtocolOptions: &corev3.Http2ProtocolOptions{
-					InitialStreamWindowSize:     wrapperspb.UInt32(64 << 10),
-					InitialConnectionWindowSize: wrapperspb.UInt32(1 << 20),
+					InitialStreamWindowSize:                 wrapperspb.UInt32(64 << 10),
+					InitialConnectionWindowSize:             wrapperspb.UInt32(1 << 20),
+					OverrideStreamErrorOnInvalidHttpMessage: wrapperspb.Bool(true),
 				},
 			},
 		}),
@@ -65,7 +66,7 @@ func (b *builder) pods(name string, protocol *httpv3.HttpProtocolOptions_Explici
 		PerConnectionBufferLimitBytes: wrapperspb.UInt32(connectionBuffer),
 		CircuitBreakers:               b.breakers(math.MaxUint32, 1000),
 		TypedExtensionProtocolOptions: b.protocol(&httpv3.HttpProtocolOptions{
-			CommonHttpProtocolOptions: &corev3.HttpProtocolOptions{IdleTimeout: seconds(30 * time.Second)},
+			CommonHttpProtocolOptions: &corev3.HttpProtocolOptions{IdleTimeout: seconds(30 * time.Second), MaxHeadersCount: wrapperspb.UInt32(maxHeaders)},
 			UpstreamProtocolOptions:   &httpv3.HttpProtocolOptions_ExplicitHttpConfig_{ExplicitHttpConfig: protocol},
 		}),
 	}

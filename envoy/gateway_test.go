@@ -164,10 +164,17 @@ func startGatewayWith(t *testing.T, c config) *gateway {
 	g.admin = stack.EnvoyAdmin(g.settings.AdminSocket)
 	t.Cleanup(g.admin.CloseIdleConnections)
 	require.Eventually(t, func() bool {
+		select {
+		case <-g.envoy.Done():
+			t.Errorf("Envoy ended: %s", log.String())
+			return true
+		default:
+		}
 		listeners := g.listeners()
 		g.addr, g.health = listeners["ingress"], listeners["health"]
 		return g.addr != "" && g.health != ""
 	}, time.Minute, 20*time.Millisecond)
+	require.False(t, t.Failed())
 	return g
 }
 

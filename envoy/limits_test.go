@@ -2,6 +2,7 @@ package envoy_test
 
 import (
 	"encoding/json"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -91,4 +92,55 @@ func TestRequestsAreRefusedWhenMemoryIsShort(t *testing.T) {
 	require.Equal(t, http.StatusServiceUnavailable, a.code)
 	code, _ := g.raw(g.health, http.MethodGet, "/ready", "health", "")
 	require.Equal(t, http.StatusOK, code, "a pod must not be taken for dead because it is busy")
+}
+
+func TestManyHeadersPassAndTooManyAreSaidToBe(t *testing.T) {
+	g := startGateway(t)
+	p := listen(t, "127.0.0.1:0", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		for i := range 150 {
+			w.Header().Set(fmt.Sprintf("X-Answer-%d", i), "x")
+		}
+	}))
+	g.router.set(g.to(p.addr.String()))
+	ask := func(headers int) answer {
+		h := http.Header{}
+		for i := range headers {
+			h.Set(fmt.Sprintf("X-Many-%d", i), "x")
+		}
+		return g.do(g.request(host, "/", h))
+	}
+	a := ask(150)
+	require.Equal(t, http.StatusOK, a.code, a.body)
+	require.Equal(t, "x", a.header.Get("X-Answer-149"))
+	a = ask(250)
+	require.Equal(t, http.StatusRequestHeaderFieldsTooLarge, a.code)
+	require.Equal(t, string(apierror.HeadersTooLarge), a.header.Get(envoy.ReasonHeader))
+}
+
+// Many users may share a connection of a proxy in front.
+func TestAStreamThatIsNotValidLeavesItsNeighboursAlone(t *testing.T) {
+	e, v := startVersatile(t)
+	for name, headers := range map[string][]string{
+		"te":                    {":method", "GET", ":scheme", "http", ":path", "/", ":authority", e.host("abc"), "te", "gzip"},
+		"two methods":           {":method", "GET", ":method", "GET", ":scheme", "http", ":path", "/", ":authority", e.host("abc")},
+		"a space in the path":   {":method", "GET", ":scheme", "http", ":path", "/a b", ":authority", e.host("abc")},
+		"unknown pseudo-header": {":method", "GET", ":scheme", "http", ":path", "/", ":authority", e.host("abc"), ":dst", "x"},
+		"upper case":            {":method", "GET", ":scheme", "http", ":path", "/", ":authority", e.host("abc"), "X-Upper", "x"},
+		"no authority":          {":method", "GET", ":scheme", "http", ":path", "/"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := dialH2(t, e.addr)
+			neighbour := c.open(true, ":method", "GET", ":scheme", "http", ":path", "/wait", ":authority", e.host("abc"))
+			<-v.arrived
+			bad := c.open(true, headers...)
+			p := c.read()
+			require.Equal(t, bad, p.stream, "%+v", p)
+			require.True(t, p.end)
+			require.Zero(t, p.code)
+			v.release <- struct{}{}
+			p = c.read()
+			require.Equal(t, neighbour, p.stream, "%+v", p)
+			require.Equal(t, http.StatusOK, p.code)
+		})
+	}
 }

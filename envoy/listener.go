@@ -20,7 +20,6 @@ import (
 	setstatev3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/set_filter_state/v3"
 	proxyv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/listener/proxy_protocol/v3"
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
-	earlyv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/http/early_header_mutation/header_mutation/v3"
 	matcherv3 "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
 	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
 	"google.golang.org/protobuf/proto"
@@ -29,6 +28,9 @@ import (
 
 // Buffers are small, because a gateway holds very many connections and streams.
 const connectionBuffer = 32 << 10
+
+// maxHeaders bounds the number of headers of a request and of an answer.
+const maxHeaders = 200
 
 // statusRouterError is what Envoy answers on an ext_proc error, before the
 // local reply mapping. It is used for nothing else, which is the only way to
@@ -84,12 +86,8 @@ func (b *builder) httpConnectionManager() *hcmv3.HttpConnectionManager {
 		InternalAddressConfig: &hcmv3.HttpConnectionManager_InternalAddressConfig{CidrRanges: []*corev3.CidrRange{
 			{AddressPrefix: "192.0.2.255", PrefixLen: wrapperspb.UInt32(32)},
 		}},
-		XffNumTrustedHops: b.TrustedHops,
-		// Runs before anything reads the headers.
-		EarlyHeaderMutationExtensions: []*corev3.TypedExtensionConfig{{
-			Name:        "envoy.http.early_header_mutation.header_mutation",
-			TypedConfig: b.any(&earlyv3.HeaderMutation{Mutations: []*mutationv3.HeaderMutation{remove(b.internalHeaders())}}),
-		}},
+		XffNumTrustedHops:             b.TrustedHops,
+		EarlyHeaderMutationExtensions: []*corev3.TypedExtensionConfig{b.mutateEarly()},
 
 		// On sandbox hosts the path's bytes belong to the sandbox.
 		NormalizePath:              wrapperspb.Bool(false),
@@ -107,13 +105,16 @@ func (b *builder) httpConnectionManager() *hcmv3.HttpConnectionManager {
 		CommonHttpProtocolOptions: &corev3.HttpProtocolOptions{
 			IdleTimeout:                  seconds(300 * time.Second),
 			HeadersWithUnderscoresAction: corev3.HttpProtocolOptions_ALLOW,
+			MaxHeadersCount:              wrapperspb.UInt32(maxHeaders),
 		},
 		HttpProtocolOptions: &corev3.Http1ProtocolOptions{EnableTrailers: true}, // HTTP/1.0 stays refused
 		Http2ProtocolOptions: &corev3.Http2ProtocolOptions{
-			AllowConnect:                true, // WebSocket over HTTP/2 (RFC 8441)
-			MaxConcurrentStreams:        wrapperspb.UInt32(1024),
-			InitialStreamWindowSize:     wrapperspb.UInt32(64 << 10),
-			InitialConnectionWindowSize: wrapperspb.UInt32(1 << 20),
+			AllowConnect: true, // WebSocket over HTTP/2 (RFC 8441)
+			// A request that is not valid ends itself and not its neighbours.
+			OverrideStreamErrorOnInvalidHttpMessage: wrapperspb.Bool(true),
+			MaxConcurrentStreams:                    wrapperspb.UInt32(1024),
+			InitialStreamWindowSize:                 wrapperspb.UInt32(64 << 10),
+			InitialConnectionWindowSize:             wrapperspb.UInt32(1 << 20),
 		},
 		UpgradeConfigs: []*hcmv3.HttpConnectionManager_UpgradeConfig{{UpgradeType: "websocket"}},
 
@@ -121,33 +122,14 @@ func (b *builder) httpConnectionManager() *hcmv3.HttpConnectionManager {
 		AccessLog:        []*accesslogv3.AccessLog{b.accessLog()},
 		LocalReplyConfig: b.localReplies(),
 		HttpFilters: []*hcmv3.HttpFilter{
+			b.mutateTrailers(),
 			b.httpFilter("envoy.filters.http.ext_proc", b.extProc()),
 			b.httpFilter("envoy.filters.http.rbac", guard()),
 			b.httpFilter("envoy.filters.http.set_filter_state", poolPerSandbox()),
 			b.httpFilter("envoy.filters.http.router", &routerv3.Router{SuppressEnvoyHeaders: true}),
 		},
-		RouteSpecifier: &hcmv3.HttpConnectionManager_RouteConfig{RouteConfig: routes()},
+		RouteSpecifier: &hcmv3.HttpConnectionManager_RouteConfig{RouteConfig: b.routes()},
 	}
-}
-
-// internalHeaders matches what only Berth's own parts and proxies may say of a
-// request. Programs that take "_" in a name for "-" (CGI, WSGI) must not be
-// deceived either.
-func (b *builder) internalHeaders() string {
-	names := `x[-_](envoy|berth)[-_].*`
-	if b.TrustedHops == 0 {
-		names += `|x[-_]forwarded[-_].*|forwarded|x[-_]real[-_]ip`
-	}
-	return names
-}
-
-// remove drops every request header whose name matches.
-func remove(regex string) *mutationv3.HeaderMutation {
-	return &mutationv3.HeaderMutation{Action: &mutationv3.HeaderMutation_RemoveOnMatch_{
-		RemoveOnMatch: &mutationv3.HeaderMutation_RemoveOnMatch{KeyMatcher: &matcherv3.StringMatcher{
-			MatchPattern: &matcherv3.StringMatcher_SafeRegex{SafeRegex: &matcherv3.RegexMatcher{Regex: regex}},
-		}},
-	}}
 }
 
 // accessLog reports requests that are open for a second and more, and their
@@ -315,7 +297,7 @@ func poolPerSandbox() *setstatev3.Config {
 	}}}
 }
 
-func routes() *routev3.RouteConfiguration {
+func (b *builder) routes() *routev3.RouteConfiguration {
 	to := func(cluster string) *routev3.Route_Route {
 		return &routev3.Route_Route{Route: &routev3.RouteAction{
 			ClusterSpecifier: &routev3.RouteAction_Cluster{Cluster: cluster},
@@ -342,35 +324,11 @@ func routes() *routev3.RouteConfiguration {
 			Name: "all", Domains: []string{"*"},
 			RequestHeadersToRemove:  []string{"x-envoy-external-address"},
 			ResponseHeadersToRemove: []string{ReasonHeader}, // a sandbox does not speak for Berth
-			Routes: []*routev3.Route{
-				webSocketWithoutKey(to(clusterPodsHTTP1)),
+			Routes: append(b.webSockets(to(clusterPodsHTTP1)), []*routev3.Route{
 				{Match: &routev3.RouteMatch{PathSpecifier: all, Headers: []*routev3.HeaderMatcher{grpc}}, Action: to(clusterPodsHTTP2)},
 				{Match: &routev3.RouteMatch{PathSpecifier: all}, Action: to(clusterPodsHTTP1)},
-			},
+			}...),
 		}},
-	}
-}
-
-// webSocketKey stands for the key that a WebSocket over HTTP/2 does not have.
-const webSocketKey = "YmVydGgtb3Zlci1odHRwMg==" // 16 bytes (RFC 6455, section 4.1)
-
-// webSocketWithoutKey completes the handshake of WebSockets over HTTP/2, in which
-// key and accept are not used (RFC 8441, section 5): Envoy makes an HTTP/1.1
-// upgrade of it and forgets them, and servers then refuse
-// (https://github.com/envoyproxy/envoy/issues/8547).
-func webSocketWithoutKey(action *routev3.Route_Route) *routev3.Route {
-	websocket := &matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_Exact{Exact: "websocket"}, IgnoreCase: true}
-	add := func(name, value string) *corev3.HeaderValueOption {
-		return &corev3.HeaderValueOption{Header: &corev3.HeaderValue{Key: name, Value: value}, AppendAction: corev3.HeaderValueOption_ADD_IF_ABSENT}
-	}
-	return &routev3.Route{
-		Match: &routev3.RouteMatch{PathSpecifier: &routev3.RouteMatch_Prefix{Prefix: "/"}, Headers: []*routev3.HeaderMatcher{
-			{Name: "upgrade", HeaderMatchSpecifier: &routev3.HeaderMatcher_StringMatch{StringMatch: websocket}},
-			{Name: "sec-websocket-key", HeaderMatchSpecifier: &routev3.HeaderMatcher_PresentMatch{PresentMatch: false}},
-		}},
-		Action:                  action,
-		RequestHeadersToAdd:     []*corev3.HeaderValueOption{add("sec-websocket-key", webSocketKey), add("sec-websocket-version", "13")},
-		ResponseHeadersToRemove: []string{"sec-websocket-accept"},
 	}
 }
 

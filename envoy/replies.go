@@ -28,8 +28,9 @@ func failures() []failure {
 	equal := func(code uint32) *accesslogv3.AccessLogFilter { return status(accesslogv3.ComparisonFilter_EQ, code) }
 	const why = ": %RESPONSE_CODE_DETAILS%"
 	return []failure{
-		{flags("UF"), apierror.SandboxUnreachable, "nothing in the sandbox took the connection; does the program listen on that port, on all addresses?"},
-		{flags("UC", "UR", "LR", "UPE"), apierror.SandboxReset, "the sandbox broke the connection before it answered, or what it answered is not HTTP"},
+		// 507: more of a body has come than is kept for the second attempt to connect.
+		{anyOf(flags("UF"), equal(507)), apierror.SandboxUnreachable, "nothing in the sandbox took the connection; does the program listen on that port, on all addresses?"},
+		{flags("UC", "UR", "LR", "UPE"), apierror.SandboxReset, "the sandbox broke the connection before it answered, or what it answered is not HTTP or has too many headers"},
 		{flags("UH", "NR", "NC", "UO"), apierror.NoRoute, "there is no way to the sandbox at the moment; try again"},
 		{anyOf(flags("OM"), details(`response.code_details == "overload"`)), apierror.Overloaded, "the gateway is overloaded; try again"},
 		// ext_proc failed, or did not answer in time (always 504: there is no
@@ -38,7 +39,7 @@ func failures() []failure {
 		{equal(403), apierror.Forbidden, "only plain HTTP and upgrades to WebSocket are served here, under the scheme of this listener"},
 		{equal(408), apierror.RequestTimeout, "the request did not arrive in time"},
 		{equal(426), apierror.HTTPVersion, "use HTTP/1.1 or HTTP/2"},
-		{equal(431), apierror.HeadersTooLarge, "the headers of the request are too large"},
+		{equal(431), apierror.HeadersTooLarge, "the headers of the request are too large or too many"},
 		{equal(501), apierror.NotImplemented, "this transfer encoding is not supported"},
 		{status(accesslogv3.ComparisonFilter_GE, 500), apierror.Internal, "the gateway failed" + why},
 		{status(accesslogv3.ComparisonFilter_GE, 400), apierror.BadRequest, "this is not a valid HTTP request" + why},
@@ -50,8 +51,8 @@ func failures() []failure {
 // there is no global format, because that would also rewrite the router's own
 // answers.
 func (b *builder) localReplies() *hcmv3.LocalReplyConfig {
-	// The router's own answers pass unchanged.
-	mappers := []*hcmv3.ResponseMapper{{Filter: metadataPresent(MetadataReply)}}
+	// The router's own answers pass unchanged. With a destination it has not answered.
+	mappers := []*hcmv3.ResponseMapper{{Filter: allOf(metadataPresent(MetadataReply, true), metadataPresent(MetadataDst, false))}}
 	for _, f := range failures() {
 		mappers = append(mappers, f.mapper(requestIsGRPC(), text("text/plain", f.message))) // becomes grpc-message
 		if f.reason == apierror.SandboxUnreachable {
@@ -185,15 +186,16 @@ func allOf(filters ...*accesslogv3.AccessLogFilter) *accesslogv3.AccessLogFilter
 	}}
 }
 
-func metadataPresent(key string) *accesslogv3.AccessLogFilter {
+func metadataPresent(key string, present bool) *accesslogv3.AccessLogFilter {
 	return &accesslogv3.AccessLogFilter{FilterSpecifier: &accesslogv3.AccessLogFilter_MetadataFilter{
 		MetadataFilter: &accesslogv3.MetadataFilter{
 			Matcher: &matcherv3.MetadataMatcher{
 				Filter: MetadataNamespace,
 				Path:   []*matcherv3.MetadataMatcher_PathSegment{{Segment: &matcherv3.MetadataMatcher_PathSegment_Key{Key: key}}},
 				Value:  &matcherv3.ValueMatcher{MatchPattern: &matcherv3.ValueMatcher_PresentMatch{PresentMatch: true}},
+				Invert: !present,
 			},
-			MatchIfKeyNotFound: wrapperspb.Bool(false),
+			MatchIfKeyNotFound: wrapperspb.Bool(!present),
 		},
 	}}
 }

@@ -121,7 +121,7 @@ var kinds = []Kind{
 	{Reason: PoolEmpty, Code: http.StatusTooManyRequests, GRPC: codes.ResourceExhausted, RetryAfter: 1, Reload: true, By: []Sender{API},
 		When: "the pool has no warm pod", Do: "try again, or raise the pool's `spec.warm`"},
 	{Reason: HeadersTooLarge, Code: http.StatusRequestHeaderFieldsTooLarge, GRPC: codes.Unknown, By: []Sender{Envoy},
-		When: "the request's headers are larger than 64 KiB", Do: "send fewer"},
+		When: "the request's headers are larger than 64 KiB or more than 200", Do: "send fewer"},
 	{Reason: Internal, Code: http.StatusInternalServerError, GRPC: codes.Unknown, By: []Sender{Envoy, API},
 		When: "Berth failed", Do: "read its log; report it"},
 	{Reason: NotImplemented, Code: http.StatusNotImplemented, GRPC: codes.Unknown, By: []Sender{Envoy, API},
