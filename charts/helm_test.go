@@ -65,12 +65,13 @@ func tryHelm(t *testing.T, args ...string) (string, error) {
 	path, err := findHelm()
 	require.NoError(t, err)
 	cmd := exec.CommandContext(t.Context(), path, args...)
-	// Nothing of the person's own: neither settings nor a cluster.
+	// Nothing of the person's own is read or left behind: settings, a cluster, what
+	// was discovered of one.
 	cmd.Env = slices.DeleteFunc(os.Environ(), func(v string) bool {
 		return strings.HasPrefix(v, "HELM_") || strings.HasPrefix(v, "KUBECONFIG=")
 	})
 	home := t.TempDir()
-	cmd.Env = append(cmd.Env, "HELM_CACHE_HOME="+home, "HELM_CONFIG_HOME="+home, "HELM_DATA_HOME="+home, "KUBECONFIG="+os.DevNull)
+	cmd.Env = append(cmd.Env, "HELM_CACHE_HOME="+home, "HELM_CONFIG_HOME="+home, "HELM_DATA_HOME="+home, "KUBECACHEDIR="+home, "KUBECONFIG="+os.DevNull)
 	var out, problems bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &problems
 	if err := cmd.Run(); err != nil {

@@ -133,6 +133,7 @@ func TestDemoStaysUpAndItsCurlLineWorks(t *testing.T) {
 }
 
 func TestDemoLeavesNothingWheneverItEnds(t *testing.T) {
+	onThisMachine(t, "runs berth's own commands") // else it passes with nothing but skipped parts
 	for _, signal := range []syscall.Signal{syscall.SIGKILL, syscall.SIGINT} {
 		for _, step := range []string{"cluster: etcd", "Berth: Envoy", "pool ", "claim a sandbox", "send the same request"} {
 			t.Run(fmt.Sprintf("%v at %s", signal, step), func(t *testing.T) {

@@ -202,12 +202,20 @@ func (in installation) uninstall() error {
 	return errors.Join(errs...)
 }
 
-// helm runs helm: the one on PATH, or the one that is pinned in tools.
+// helm runs helm: the one on PATH, or the one that is pinned in tools. What it
+// discovers of the cluster does not outlive the call: the next one may be another
+// cluster at the same address.
 func (r *release) helm(ctx context.Context, args ...string) error {
+	cache, err := os.MkdirTemp("", "berth-helm-")
+	if err != nil {
+		return fmt.Errorf("helm: %w", err)
+	}
+	defer os.RemoveAll(cache)
 	argv := []string{"helm"}
 	if _, err := exec.LookPath("helm"); err != nil {
 		argv = []string{"go", "tool", "-modfile=" + filepath.Join("..", "tools", "helm.mod"), "helm"}
 	}
+	argv = append([]string{"env", "KUBECACHEDIR=" + cache}, argv...)
 	return command(ctx, append(append(argv, args...), "--kubeconfig", r.kubeconfig)...)
 }
 

@@ -235,6 +235,19 @@ func TestTrailersOfAClientAreNotTakenForHeaders(t *testing.T) {
 	require.Equal(t, http.Header{"X-Own": {"kept"}, "Context": {"kept"}}, <-got)
 }
 
+// The address may be another sandbox's by the time of a second attempt.
+func TestARequestThatASandboxHasReadIsNotSentAgain(t *testing.T) {
+	g := startGateway(t)
+	p := listen(t, "127.0.0.1:0", http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }))
+	g.router.set(g.to(p.addr.String()))
+	for _, method := range []string{"GET", "HEAD", "PUT", "POST"} {
+		before := p.hits.Load()
+		a := g.answer(method + " / HTTP/1.1\r\nHost: " + host + "\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
+		require.Equal(t, string(apierror.SandboxReset), a.header.Get(envoy.ReasonHeader))
+		require.EqualValues(t, 1, p.hits.Load()-before, method)
+	}
+}
+
 // While Envoy tries a second time to connect it keeps little of a body; what comes
 // then must not change the answer.
 func TestAnUploadToAClosedPortIsAnsweredLikeAnyRequest(t *testing.T) {
@@ -251,7 +264,7 @@ func TestAnUploadToAClosedPortIsAnsweredLikeAnyRequest(t *testing.T) {
 				if _, err := c.Write(make([]byte, 5000)); err != nil {
 					return // it was answered
 				}
-				time.Sleep(200 * time.Microsecond) // as a network would
+				time.Sleep(200 * time.Microsecond) // so that some of it comes between the two attempts
 			}
 		})
 		response, err := http.ReadResponse(bufio.NewReader(c), nil)

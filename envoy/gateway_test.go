@@ -97,7 +97,7 @@ func startGateway(t *testing.T) *gateway { return startGatewayWith(t, config{}) 
 func startGatewayWith(t *testing.T, c config) *gateway {
 	t.Helper()
 	if testing.Short() {
-		t.Skip("needs real Envoy; not under -short")
+		t.Skip("needs real Envoy: run without -short")
 	}
 	bin, err := devcluster.EnvoyBinary(t.Context(), nil)
 	require.NoError(t, err)

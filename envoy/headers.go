@@ -69,13 +69,13 @@ func (b *builder) webSockets(action *routev3.Route_Route) []*routev3.Route {
 		return &routev3.Route{
 			Match: &routev3.RouteMatch{
 				PathSpecifier: &routev3.RouteMatch_Prefix{Prefix: "/"},
-				Headers:       append([]*routev3.HeaderMatcher{{Name: "upgrade", HeaderMatchSpecifier: &routev3.HeaderMatcher_StringMatch{StringMatch: websocket}}}, headers...),
+				Headers:       append([]*routev3.HeaderMatcher{headerMatches("upgrade", websocket)}, headers...),
 			},
 			Action:               action,
 			TypedPerFilterConfig: map[string]*anypb.Any{mutationFilter: b.any(ownReasonOnly())},
 		}
 	}
-	without := route(&routev3.HeaderMatcher{Name: "sec-websocket-key", HeaderMatchSpecifier: &routev3.HeaderMatcher_PresentMatch{PresentMatch: false}})
+	without := route(headerPresent("sec-websocket-key", false))
 	without.RequestHeadersToAdd = []*corev3.HeaderValueOption{add("sec-websocket-key", webSocketKey), add("sec-websocket-version", "13")}
 	without.ResponseHeadersToRemove = []string{"sec-websocket-accept"}
 	return []*routev3.Route{without, route()}
@@ -112,4 +112,20 @@ func remove(regexes ...string) []*mutationv3.HeaderMutation {
 		}})
 	}
 	return all
+}
+
+func headerMatches(name string, value *matcherv3.StringMatcher) *routev3.HeaderMatcher {
+	return &routev3.HeaderMatcher{Name: name, HeaderMatchSpecifier: &routev3.HeaderMatcher_StringMatch{StringMatch: value}}
+}
+
+func headerPresent(name string, present bool) *routev3.HeaderMatcher {
+	return &routev3.HeaderMatcher{Name: name, HeaderMatchSpecifier: &routev3.HeaderMatcher_PresentMatch{PresentMatch: present}}
+}
+
+// isGRPC is what Envoy itself takes for gRPC. gRPC-Web is not: it goes over
+// HTTP/1.1.
+func isGRPC() *routev3.HeaderMatcher {
+	return headerMatches("content-type", &matcherv3.StringMatcher{
+		MatchPattern: &matcherv3.StringMatcher_SafeRegex{SafeRegex: &matcherv3.RegexMatcher{Regex: `application/grpc(\+.*)?`}},
+	})
 }

@@ -315,9 +315,6 @@ func (b *builder) routes() *routev3.RouteConfiguration {
 		}}
 	}
 	all := &routev3.RouteMatch_Prefix{Prefix: "/"}
-	grpc := &routev3.HeaderMatcher{Name: "content-type", HeaderMatchSpecifier: &routev3.HeaderMatcher_StringMatch{
-		StringMatch: grpcContentType(),
-	}}
 	return &routev3.RouteConfiguration{
 		Name: "all",
 		VirtualHosts: []*routev3.VirtualHost{{
@@ -325,17 +322,11 @@ func (b *builder) routes() *routev3.RouteConfiguration {
 			RequestHeadersToRemove:  []string{"x-envoy-external-address"},
 			ResponseHeadersToRemove: []string{ReasonHeader}, // a sandbox does not speak for Berth
 			Routes: append(b.webSockets(to(clusterPodsHTTP1)), []*routev3.Route{
-				{Match: &routev3.RouteMatch{PathSpecifier: all, Headers: []*routev3.HeaderMatcher{grpc}}, Action: to(clusterPodsHTTP2)},
+				{Match: &routev3.RouteMatch{PathSpecifier: all, Headers: []*routev3.HeaderMatcher{isGRPC()}}, Action: to(clusterPodsHTTP2)},
 				{Match: &routev3.RouteMatch{PathSpecifier: all}, Action: to(clusterPodsHTTP1)},
 			}...),
 		}},
 	}
-}
-
-// grpcContentType is what Envoy itself takes for gRPC. gRPC-Web is not: it goes
-// over HTTP/1.1.
-func grpcContentType() *matcherv3.StringMatcher {
-	return &matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_SafeRegex{SafeRegex: &matcherv3.RegexMatcher{Regex: `application/grpc(\+.*)?`}}}
 }
 
 func grpcService(cluster string, retry *corev3.RetryPolicy) *corev3.GrpcService {

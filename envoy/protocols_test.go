@@ -36,6 +36,15 @@ type versatile struct {
 	events  chan struct{}
 	arrived chan struct{}
 	release chan struct{}
+	sent    counter // bytes of the last download
+}
+
+// counter counts what is written to it.
+type counter struct{ atomic.Int64 }
+
+func (c *counter) Write(b []byte) (int, error) {
+	c.Add(int64(len(b)))
+	return len(b), nil
 }
 
 func newVersatile() *versatile {
@@ -53,7 +62,8 @@ func (v *versatile) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		fmt.Fprint(w, n)
 	case "/download":
 		n, _ := strconv.ParseInt(r.FormValue("n"), 10, 64)
-		_, _ = io.CopyN(w, zeros{}, n)
+		v.sent.Store(0)
+		_, _ = io.CopyN(io.MultiWriter(w, &v.sent), zeros{}, n)
 	case "/events":
 		w.Header().Set("Content-Type", "text/event-stream")
 		for i := range 3 {
@@ -164,8 +174,25 @@ func (e *edge) flat(f func()) {
 	require.Less(e, highest-before, int64(most))
 }
 
+// stalls waits until the sandbox sends no more, because the client does not
+// read, and requires that most of it is still to be sent.
+func (e *edge) stalls(sent *counter, size int64) {
+	e.Helper()
+	last, still := int64(-1), 0
+	require.Eventually(e, func() bool {
+		if now := sent.Load(); now != last {
+			last, still = now, 0
+		} else {
+			still++
+		}
+		return still == 10
+	}, time.Minute, 50*time.Millisecond)
+	e.Logf("the sandbox has sent %d MiB to a client that does not read", last>>20)
+	require.Less(e, last, size/2, "what is not read must wait at the sandbox")
+}
+
 func TestLargeBodiesPassWithFlatMemory(t *testing.T) {
-	e, _ := startVersatile(t)
+	e, v := startVersatile(t)
 	const size = 100 << 20
 	for name, client := range e.clients() {
 		t.Run(name, func(t *testing.T) {
@@ -188,7 +215,7 @@ func TestLargeBodiesPassWithFlatMemory(t *testing.T) {
 				defer response.Body.Close()
 				n, err := io.CopyN(io.Discard, response.Body, 1<<20)
 				require.NoError(t, err)
-				time.Sleep(2 * time.Second) // a reader that stalls: what it does not take must wait at the sandbox
+				e.stalls(&v.sent, size)
 				m, err := io.Copy(io.Discard, response.Body)
 				require.NoError(t, err)
 				require.EqualValues(t, size, n+m)

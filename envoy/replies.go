@@ -54,11 +54,11 @@ func (b *builder) localReplies() *hcmv3.LocalReplyConfig {
 	// The router's own answers pass unchanged. With a destination it has not answered.
 	mappers := []*hcmv3.ResponseMapper{{Filter: allOf(metadataPresent(MetadataReply, true), metadataPresent(MetadataDst, false))}}
 	for _, f := range failures() {
-		mappers = append(mappers, f.mapper(requestIsGRPC(), text("text/plain", f.message))) // becomes grpc-message
+		mappers = append(mappers, f.mapper(request(isGRPC()), text("text/plain", f.message))) // becomes grpc-message
 		if f.reason == apierror.SandboxUnreachable {
-			mappers = append(mappers, f.mapper(headerPresent(headerE2BID), f.json(apierror.E2BPortClosed)))
+			mappers = append(mappers, f.mapper(request(headerPresent(headerE2BID, true)), f.json(apierror.E2BPortClosed)))
 		}
-		page := f.mapper(requestIsFromBrowser(), text("text/html; charset=utf-8", f.page()))
+		page := f.mapper(requestFromBrowser(), text("text/html; charset=utf-8", f.page()))
 		page.HeadersToAdd = append(page.HeadersToAdd, header("content-security-policy", apierror.PageCSP))
 		mappers = append(mappers, page, f.mapper(nil, f.json(f.message)))
 	}
@@ -117,28 +117,17 @@ const headerE2BID = "e2b-sandbox-id"
 // Who reads the answer: the rule of extproc's request.client, which words the
 // router's own answers.
 
-func requestIsGRPC() *accesslogv3.AccessLogFilter {
-	return headerMatches(&routev3.HeaderMatcher{Name: "content-type", HeaderMatchSpecifier: &routev3.HeaderMatcher_StringMatch{StringMatch: grpcContentType()}})
-}
-
-func requestIsFromBrowser() *accesslogv3.AccessLogFilter {
+func requestFromBrowser() *accesslogv3.AccessLogFilter {
 	page := &matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_Contains{Contains: "text/html"}}
 	const mode = "sec-fetch-mode"
 	return allOf(
-		headerMatches(&routev3.HeaderMatcher{Name: headerE2BID, HeaderMatchSpecifier: &routev3.HeaderMatcher_PresentMatch{PresentMatch: false}}),
-		headerMatches(&routev3.HeaderMatcher{Name: "accept", HeaderMatchSpecifier: &routev3.HeaderMatcher_StringMatch{StringMatch: page}}),
-		anyOf(
-			headerMatches(&routev3.HeaderMatcher{Name: mode, HeaderMatchSpecifier: &routev3.HeaderMatcher_PresentMatch{PresentMatch: false}}),
-			headerMatches(&routev3.HeaderMatcher{Name: mode, HeaderMatchSpecifier: &routev3.HeaderMatcher_StringMatch{StringMatch: exact("navigate")}}),
-		),
+		request(headerPresent(headerE2BID, false)),
+		request(headerMatches("accept", page)),
+		anyOf(request(headerPresent(mode, false)), request(headerMatches(mode, exact("navigate")))),
 	)
 }
 
-func headerPresent(name string) *accesslogv3.AccessLogFilter {
-	return headerMatches(&routev3.HeaderMatcher{Name: name, HeaderMatchSpecifier: &routev3.HeaderMatcher_PresentMatch{PresentMatch: true}})
-}
-
-func headerMatches(m *routev3.HeaderMatcher) *accesslogv3.AccessLogFilter {
+func request(m *routev3.HeaderMatcher) *accesslogv3.AccessLogFilter {
 	return &accesslogv3.AccessLogFilter{FilterSpecifier: &accesslogv3.AccessLogFilter_HeaderFilter{HeaderFilter: &accesslogv3.HeaderFilter{Header: m}}}
 }
 

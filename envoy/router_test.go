@@ -110,9 +110,6 @@ func echoing(name string) http.Handler {
 
 func startEdge(t *testing.T, handler func(name string) http.Handler) *edge {
 	t.Helper()
-	if testing.Short() {
-		t.Skip("needs real Envoy; not under -short")
-	}
 	e := &edge{port: commonPort(t, "127.1.0.1", "127.1.0.2", "127.2.0.1")}
 	at := func(ip string) string { return fmt.Sprintf("%s:%d", ip, e.port) }
 	e.abc, e.def, e.stranger = listen(t, at("127.1.0.1"), handler("abc")), listen(t, at("127.1.0.2"), handler("def")), listen(t, at("127.2.0.1"), handler("stranger"))

@@ -13,7 +13,7 @@ import (
 
 func TestRealEnvoyAcceptsTheBootstrap(t *testing.T) {
 	if testing.Short() {
-		t.Skip("needs real Envoy; not under -short")
+		t.Skip("needs real Envoy: run without -short")
 	}
 	bin, err := devcluster.EnvoyBinary(t.Context(), nil)
 	require.NoError(t, err)

@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"net/http"
 	"net/netip"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/berth-sandbox/berth/api/apierror"
@@ -104,21 +102,11 @@ const portsNamed = 8
 
 // portPrivate says that port is not open, and which ports are.
 func portPrivate(port uint16, open routecache.Ports) string {
-	var names []string
-	for _, p := range open.List() {
-		names = append(names, strconv.Itoa(int(p)))
+	named, more := open.List(), ""
+	if n := len(named) - portsNamed; n > 0 {
+		named, more = named[:portsNamed], fmt.Sprintf(" and %d more", n)
 	}
-	last := len(names) - 1
-	var list string
-	switch {
-	case last >= portsNamed:
-		list = fmt.Sprintf("%s and %d more", strings.Join(names[:portsNamed], ", "), len(names)-portsNamed)
-	case last > 0:
-		list = strings.Join(names[:last], ", ") + " and " + names[last]
-	default:
-		list = strings.Join(names, "")
-	}
-	return fmt.Sprintf("port %d of this sandbox is not open to the outside; its pool opens %s", port, list)
+	return fmt.Sprintf("port %d of this sandbox is not open to the outside; its pool opens %v%s", port, routecache.NewPorts(named), more)
 }
 
 func (d *decider) inPodRange(addr netip.Addr) bool {

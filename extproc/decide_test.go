@@ -150,9 +150,9 @@ func TestRefusalOfAPrivatePortNamesTheOpenOnes(t *testing.T) {
 	const begin = "port 22 of this sandbox is not open to the outside; its pool opens "
 	for want, open := range map[string][]uint16{
 		"8080":                              {8080},
-		"8080 and 49983":                    {49983, 8080},
-		"80, 443 and 8080":                  {80, 443, 8080},
-		"1, 2, 3, 4, 5, 6, 7 and 8":         {1, 2, 3, 4, 5, 6, 7, 8},
+		"8080, 49983":                       {49983, 8080},
+		"80, 443, 8080":                     {80, 443, 8080},
+		"1, 2, 3, 4, 5, 6, 7, 8":            {1, 2, 3, 4, 5, 6, 7, 8},
 		"1, 2, 3, 4, 5, 6, 7, 8 and 1 more": {1, 2, 3, 4, 5, 6, 7, 8, 9},
 		"1, 2, 3, 4, 5, 6, 7, 8 and 3 more": {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11},
 	} {

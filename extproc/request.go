@@ -6,8 +6,7 @@ import (
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 )
 
-// request is what is read of a request. Envoy sends nothing else, see
-// envoy.RouterHeaders.
+// request is what is read of a request. Package envoy lets Envoy send nothing else.
 type request struct {
 	authority, method, path, requestID string
 	// Headers that may name a sandbox, each as often as it was sent.

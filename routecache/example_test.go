@@ -172,7 +172,7 @@ func ExampleNewPorts() {
 	fmt.Println(ports, ports == routecache.NewPorts([]uint16{8080, 49983}))
 	fmt.Println(routecache.NewPorts(nil))
 	// Output:
-	// 8080,49983 true
+	// 8080, 49983 true
 	// all
 }
 

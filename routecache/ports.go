@@ -53,7 +53,7 @@ func (p Ports) List() []uint16 {
 // at returns the port that begins at the byte i.
 func (p Ports) at(i int) uint16 { return uint16(p.packed[i])<<8 | uint16(p.packed[i+1]) }
 
-// String returns "all", or the ports with commas.
+// String returns "all", or the ports as in "80, 8080".
 func (p Ports) String() string {
 	if p.packed == "" {
 		return "all"
@@ -62,5 +62,5 @@ func (p Ports) String() string {
 	for _, port := range p.List() {
 		names = append(names, strconv.Itoa(int(port)))
 	}
-	return strings.Join(names, ",")
+	return strings.Join(names, ", ")
 }

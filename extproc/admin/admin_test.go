@@ -112,7 +112,7 @@ bb1  2030-01-01T12:00:01Z  0.000s ago
 `, w.Body.String())
 	r.openOnly("aa2", 8080, 49983)
 	require.Equal(t, `aa1  10.0.0.2  default port 8080  ports all
-aa2  10.0.0.1  default port 8080  ports 8080,49983
+aa2  10.0.0.1  default port 8080  ports 8080, 49983
 bb1  10.0.0.0  default port 8080  ports all
 `, r.get("/admin/routes?format=text").Body.String())
 }

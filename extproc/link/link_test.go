@@ -542,7 +542,7 @@ func TestPortsOfARouteReachTheCache(t *testing.T) {
 			got[e.ID] = e.Route.Ports.String()
 		}
 		require.Equal(t, map[string]string{
-			"in-snapshot": "80,65535", "pushed": "443,8080", "narrowed": "1", "opened": "all", "asked": "22",
+			"in-snapshot": "80, 65535", "pushed": "443, 8080", "narrowed": "1", "opened": "all", "asked": "22",
 		}, got)
 	})
 }
