@@ -1,0 +1,200 @@
+package journal
+
+import (
+	"context"
+	"errors"
+	"strconv"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
+)
+
+// whole is a log of four slots that ends at position 6, as a leader left it.
+func whole(t *testing.T) []Slot {
+	codec, err := newCodec()
+	require.NoError(t, err)
+	slots := make([]Slot, 4)
+	for p := uint64(3); p <= 6; p++ {
+		slots[p%4] = Slot{
+			Index: int(p % 4), Version: "1", Slots: 4, Format: format, Position: p, Term: 1 + p/5, Nonce: "n",
+			Data: codec.encode([]Record{record("k"+strconv.Itoa(int(p)), 1, p)}),
+		}
+	}
+	return slots
+}
+
+func TestLogThatIsNotWholeIsRefusedWithTheReason(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		change  func(s []Slot) []Slot
+		is      error
+		message string
+	}{
+		{"a slot is missing", func(s []Slot) []Slot { return append(s[:2], s[3]) }, ErrMissing, "slot 2 of 4"},
+		{"the first is missing", func(s []Slot) []Slot { return s[1:] }, ErrMissing, "slot 0 of 4"},
+		{"the last is missing", func(s []Slot) []Slot { return s[:3] }, ErrMissing, "slot 3 of 4"},
+		{"there is one too many", func(s []Slot) []Slot { return append(s, Slot{Index: 4, Slots: 4, Format: 1}) }, ErrDamaged, "4"},
+		{"another number of slots", func(s []Slot) []Slot { s[1].Slots = 8; return s }, ErrDamaged, "slot 1 says that there are 8 slots"},
+		{"a later format", func(s []Slot) []Slot { s[1].Format = 2; return s }, ErrFormat, "slot 1 is of format 2"},
+		{"a slot from an older backup", func(s []Slot) []Slot { s[1].Position = 1; return s }, ErrDamaged, "slot 1 holds position 1"},
+		{"a slot that was emptied", func(s []Slot) []Slot { s[3].Position = 0; return s }, ErrDamaged, "slot 3 holds position 0"},
+		{"a position of another slot", func(s []Slot) []Slot { s[1].Position = 6; return s }, ErrDamaged, "slot 1 holds position 6"},
+		{"terms that go back", func(s []Slot) []Slot { s[2].Term = 1; s[1].Term = 2; return s }, ErrDamaged, "position 6"},
+		{"data that is none", func(s []Slot) []Slot { s[0].Data = []byte("x"); return s }, ErrDamaged, "slot 0"},
+		{"data that decompresses to something else", func(s []Slot) []Slot {
+			codec, _ := newCodec()
+			s[0].Data = codec.encoder.EncodeAll([]byte("not a batch"), nil)
+			return s
+		}, ErrDamaged, "slot 0"},
+		{"data that decompresses to too much", func(s []Slot) []Slot {
+			codec, _ := newCodec()
+			s[0].Data = codec.encoder.EncodeAll(make([]byte, decodedMost+1), nil)
+			return s
+		}, ErrDamaged, "slot 0"},
+		{"a record without a key", func(s []Slot) []Slot {
+			codec, _ := newCodec()
+			s[0].Data = codec.encode([]Record{{Raw: record("", 1, 1).Raw}})
+			return s
+		}, ErrDamaged, "no key"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			codec, err := newCodec()
+			require.NoError(t, err)
+			_, err = fold(codec, c.change(whole(t)))
+			require.ErrorIs(t, err, c.is)
+			require.ErrorContains(t, err, c.message)
+			require.True(t, final(err), "reading again does not help")
+		})
+	}
+	codec, err := newCodec()
+	require.NoError(t, err)
+	c, err := fold(codec, whole(t))
+	require.NoError(t, err)
+	require.Equal(t, uint64(6), c.position)
+	require.Len(t, c.ring.newest, 4)
+}
+
+// memory is a Store in which nothing goes wrong.
+type memory struct {
+	slots  map[int]Slot
+	writes int
+	most   int // bytes of the largest
+}
+
+func (m *memory) List(context.Context) (all []Slot, err error) {
+	for _, s := range m.slots {
+		all = append(all, s)
+	}
+	return all, nil
+}
+
+func (m *memory) Read(_ context.Context, index int) (Slot, error) {
+	s, ok := m.slots[index]
+	if !ok {
+		return Slot{}, ErrMissing
+	}
+	return s, nil
+}
+
+func (m *memory) Write(_ context.Context, s Slot) (string, error) {
+	if old, ok := m.slots[s.Index]; !ok || old.Version != s.Version {
+		return "", errors.New("conflict")
+	}
+	m.writes++
+	m.most = max(m.most, len(s.Data))
+	s.Version = strconv.Itoa(m.writes)
+	m.slots[s.Index] = s
+	return s.Version, nil
+}
+
+func (m *memory) Create(_ context.Context, s Slot) error {
+	s.Version = "0"
+	m.slots[s.Index] = s
+	return nil
+}
+
+func open(t *testing.T, m *memory) (*Log, []Record) {
+	t.Helper()
+	n := 0
+	l, records, err := Open(t.Context(), Options{
+		Store: m, Valid: func() bool { return true }, Begin: func(context.Context) error { return nil },
+		Nonce: func() string { n++; return strconv.Itoa(n) }, Log: zap.NewNop(),
+	})
+	require.NoError(t, err)
+	return l, records
+}
+
+func TestNewJournalHasAllItsSlotsAndALaterOneKeepsThem(t *testing.T) {
+	m := &memory{slots: map[int]Slot{}}
+	l, records := open(t, m)
+	require.Empty(t, records)
+	require.Equal(t, uint64(1), l.Term())
+	require.Len(t, m.slots, Slots)
+	require.NoError(t, l.Commit(t.Context(), []Record{record("a", 1, 1), record("b", 1, 2), record("a", 1, 3)}))
+	l, records = open(t, m)
+	require.Equal(t, uint64(2), l.Term())
+	require.Equal(t, []Record{record("b", 1, 2), record("a", 1, 3)}, records)
+}
+
+func TestJournalIsNotBegunWhereThereMustHaveBeenOne(t *testing.T) {
+	refusal := errors.New("there are sandboxes")
+	m := &memory{slots: map[int]Slot{}}
+	_, _, err := Open(t.Context(), Options{
+		Store: m, Valid: func() bool { return true }, Begin: func(context.Context) error { return Refuse(refusal) },
+		Nonce: func() string { return "n" }, Log: zap.NewNop(),
+	})
+	require.ErrorIs(t, err, refusal)
+	require.Empty(t, m.slots)
+}
+
+func TestLargeCommitIsSplitIntoBatchesThatTheStoreTakes(t *testing.T) {
+	m := &memory{slots: map[int]Slot{}}
+	l, _ := open(t, m)
+	var all []Record
+	for i := range uint64(3000) {
+		r := record("key"+strconv.Itoa(int(i)), 1, i+1)
+		r.Raw = append(r.Raw, incompressible(i, 1000)...) // an unknown field would do the same
+		all = append(all, r)
+	}
+	before := m.writes
+	require.NoError(t, l.Commit(t.Context(), all))
+	require.Equal(t, 6, m.writes-before, "3 MB in batches of at most 512 KiB")
+	require.LessOrEqual(t, m.most, batchMost+batchMost/16)
+	require.Equal(t, 3000, l.Stats().Unsettled)
+	// All of it rides along once around the ring, and is still there.
+	for i := range uint64(Slots) {
+		require.NoError(t, l.Commit(t.Context(), []Record{record("other", 1, 3001+i)}))
+	}
+	require.LessOrEqual(t, m.most, batchMost+batchMost/16)
+	_, found := open(t, m)
+	require.Len(t, found, 3001)
+}
+
+// incompressible is the same for the same seed.
+func incompressible(seed uint64, n int) []byte {
+	b := []byte{0xfa, 0x01, byte(n - 4), byte((n - 4) >> 7)} // field 31, length-delimited
+	b[2] |= 0x80
+	x := seed*2862933555777941757 + 3037000493
+	for len(b) < n {
+		x ^= x << 13
+		x ^= x >> 7
+		x ^= x << 17
+		b = append(b, byte(x))
+	}
+	return b
+}
+
+func TestWhatIsSettledDoesNotRideAlong(t *testing.T) {
+	m := &memory{slots: map[int]Slot{}}
+	l, _ := open(t, m)
+	require.NoError(t, l.Commit(t.Context(), []Record{record("a", 1, 1), record("b", 1, 2)}))
+	l.Settle("a", 1, 1)
+	l.Settle("b", 1, 1) // an earlier state of it
+	for i := range uint64(2 * Slots) {
+		require.NoError(t, l.Commit(t.Context(), []Record{record("other", 1, 3+i)}))
+	}
+	require.Equal(t, uint64(2), l.Stats().Carried, "b, twice around")
+	_, found := open(t, m)
+	require.Equal(t, []Record{record("b", 1, 2), record("other", 1, 2+2*Slots)}, found)
+}
