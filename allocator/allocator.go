@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"sync"
 	"sync/atomic"
@@ -43,6 +44,21 @@ type Options struct {
 	PublicScheme, PublicHost string
 	// Policy says what pools may ask for.
 	Policy pools.Policy
+	// ClaimWait is how long a claim waits for a pod when its pool has none and it
+	// does not say. 0: not at all.
+	ClaimWait time.Duration
+	// MaxWaiting bounds the claims that wait, by pool. Default 1,000.
+	MaxWaiting int
+	// JournalBytesPerSecond bounds what is written to the journal: etcd keeps all
+	// of it until it is compacted, every five minutes. Default 1 MiB.
+	JournalBytesPerSecond int
+	// DialPod connects to a pod, for postStart hooks. Optional: the default is the
+	// machine's own network.
+	DialPod func(ctx context.Context, network, address string) (net.Conn, error)
+	// OnSandboxReady, if set, is called once for each sandbox when requests reach
+	// it, or never if this process ends in that moment. It may be called
+	// concurrently; ctx ends with the term.
+	OnSandboxReady func(ctx context.Context, sandboxID string)
 	// OnSandboxReleased, if set, is called once for each sandbox that has been
 	// released, before its pod is deleted. It may be called concurrently; ctx
 	// ends with the term.
@@ -58,6 +74,7 @@ type Allocator struct {
 	control *control.Server
 	api     http.Handler
 	metrics *metrics
+	watches *watches
 
 	mu     sync.Mutex
 	leader replica // the one that leads, empty if that is not known
@@ -90,16 +107,23 @@ func New(o Options) (*Allocator, error) {
 	if o.RetryPeriod == 0 {
 		o.RetryPeriod = 500 * time.Millisecond
 	}
+	if o.MaxWaiting == 0 {
+		o.MaxWaiting = 1000
+	}
+	if o.JournalBytesPerSecond == 0 {
+		o.JournalBytesPerSecond = 1 << 20
+	}
 	a := &Allocator{o: o}
 	a.lock = newTimedLock(o.Clients.Kubernetes.CoordinationV1(), o.Namespace, "berth-allocator",
 		a.self().identity(rand.String(10)), o.LeaseDuration)
 	a.control = control.New(func() string { return a.leading().control }, o.Log.Named("control"))
 	var err error
 	if a.api, err = rest.New(rest.Options{
-		Allocator: a, Keys: o.Keys, PublicScheme: o.PublicScheme, PublicHost: o.PublicHost, Now: time.Now, Log: o.Log.Named("api"),
+		Allocator: a, Keys: o.Keys, PublicScheme: o.PublicScheme, PublicHost: o.PublicHost, Log: o.Log.Named("api"),
 	}); err != nil {
 		return nil, err
 	}
+	a.watches = newWatches(&a.o)
 	if a.metrics, err = newMetrics(o.Metrics, a); err != nil {
 		return nil, fmt.Errorf("allocator: register metrics: %w", err)
 	}
@@ -155,11 +179,22 @@ func (a *Allocator) Run(ctx context.Context) error {
 		defer close(elected)
 		elector.Run(electing)
 	}()
+	// The watches end last: until then they may have something for the term.
+	watching, stopWatching := context.WithCancel(context.WithoutCancel(ctx))
+	watched := make(chan error, 1)
+	go func() { watched <- a.watches.run(watching) }()
+	defer func() {
+		stopWatching()
+		<-watched
+	}()
 
 	select {
 	case <-ctx.Done():
 	case <-elected: // the lease was lost
 	case <-led: // leading failed
+	case err := <-watched: // which it does before it begins only
+		watched <- err
+		leadErr = err
 	}
 	stopLeading()
 	if !decided.CompareAndSwap(false, true) {

@@ -61,12 +61,13 @@ func TestNoPodIsMadeFromARefusedTemplateAlsoWhenTheCoreAsksForOne(t *testing.T) 
 	defer apiServer.Close()
 	clients, err := kube.NewClients(&rest.Config{Host: apiServer.URL, Transport: &http.Transport{DisableKeepAlives: true}}, 0, 0)
 	require.NoError(t, err)
-	tm := &term{loop: newTestLoop(t, nil), log: zap.NewNop()}
-	tm.pools = &pools.Pools{Client: clients.Berth, Namespace: poolKey.Namespace, Policy: baseline(t), Sink: tm, Log: zap.NewNop()}
+	a := &Allocator{watches: &watches{}}
+	tm := &term{a: a, loop: newTestLoop(t, nil), log: zap.NewNop()}
+	a.watches.pools = pools.New(clients.Berth, poolKey.Namespace, baseline(t), tm.Submit, zap.NewNop())
 	tm.writer = &pods.Writer{Client: clients.Kubernetes, Submit: tm.Submit, Log: zap.NewNop()}
 	asked := core.CreatePod{Pool: poolKey, Name: "python-1"}
 
-	_, err = tm.pools.List(t.Context())
+	_, err = a.watches.pools.List(t.Context())
 	require.NoError(t, err)
 	tm.create(t.Context(), asked)
 	require.Equal(t, "/api/v1/namespaces/default/pods", <-made)
@@ -74,7 +75,7 @@ func TestNoPodIsMadeFromARefusedTemplateAlsoWhenTheCoreAsksForOne(t *testing.T) 
 
 	pool.Spec.Template.Spec.Containers[0].SecurityContext = &corev1.SecurityContext{Privileged: new(bool)}
 	*pool.Spec.Template.Spec.Containers[0].SecurityContext.Privileged = true
-	_, err = tm.pools.List(t.Context())
+	_, err = a.watches.pools.List(t.Context())
 	require.NoError(t, err)
 	tm.create(t.Context(), asked)
 	require.Equal(t, core.CreateFailed(asked), <-tm.loop.in)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/api/apierror"
@@ -19,15 +20,19 @@ func (a *Allocator) Leading() (bool, string) {
 	return err == nil, leader.api
 }
 
+// ClaimWait implements rest.Allocator.
+func (a *Allocator) ClaimWait() time.Duration { return a.o.ClaimWait }
+
 // Claim implements rest.Allocator: it takes a sandbox from a pool. When ctx ends
-// first, the sandbox, if there is one, is released.
-func (a *Allocator) Claim(ctx context.Context, pool string, b core.Binding) (core.Sandbox, error) {
+// first, the sandbox, if there is one and it has no idempotency key, is released.
+func (a *Allocator) Claim(ctx context.Context, pool string, ev core.Claim) (core.Sandbox, error) {
 	t, err := a.leadingTerm()
 	if err != nil {
 		return core.Sandbox{}, notLeading(err)
 	}
 	token, answer := t.answers.expect()
-	if !t.loop.put(core.Claim{Token: token, Pool: core.PoolKey{Namespace: a.o.Namespace, Name: pool}, Binding: b}) {
+	ev.Token, ev.Pool = token, core.PoolKey{Namespace: a.o.Namespace, Name: pool}
+	if !t.loop.put(ev) {
 		t.answers.forget(token)
 		return core.Sandbox{}, notLeading(errStepDown)
 	}
@@ -37,11 +42,11 @@ func (a *Allocator) Claim(ctx context.Context, pool string, b core.Binding) (cor
 		return claimed(pool, e)
 	case <-t.loop.done:
 		t.answers.forget(token)
-		// It may be written all the same; the next leader finds it on the pod.
+		// It may be written all the same; the next leader finds it in the journal.
 		return core.Sandbox{}, notLeading(errStepDown)
 	case <-ctx.Done():
 		if e, ok := t.answers.forget(token).(core.Claimed); ok {
-			t.Submit(core.Release{ID: e.Sandbox.ID, Reason: core.ReasonAbandoned})
+			t.abandoned(e.Sandbox)
 		} else {
 			t.Submit(core.ClaimAbandoned{Token: token})
 		}
@@ -54,13 +59,40 @@ func claimed(pool string, e core.Effect) (core.Sandbox, error) {
 	case core.Claimed:
 		return e.Sandbox, nil
 	case core.ClaimRefused:
-		if e.NoPool {
-			return core.Sandbox{}, apierror.New(apierror.PoolNotFound, "templateID %q: there is no such SandboxPool", pool)
-		}
-		return core.Sandbox{}, apierror.New(apierror.PoolEmpty,
-			"pool %q has no warm pod: %d starting, %d claimed, %d being released; try again", pool, e.Counts.Pending, e.Counts.Claimed, e.Counts.Releasing)
+		return core.Sandbox{}, refused(pool, e)
 	}
 	return core.Sandbox{}, fmt.Errorf("allocator: unexpected answer %T to a claim", e)
+}
+
+func refused(pool string, e core.ClaimRefused) *apierror.Error {
+	switch e.Why {
+	case core.NoPool:
+		return apierror.New(apierror.PoolNotFound, "templateID %q: there is no such SandboxPool", pool)
+	case core.PoolEmpty:
+		return apierror.New(apierror.PoolEmpty, "pool %q has no warm pod: %d starting, %d claimed, %d being released, %d claims waiting; try again",
+			pool, e.Counts.Pending, e.Counts.Claimed, e.Counts.Releasing, e.Counts.Waiting)
+	case core.KeyReused:
+		return apierror.New(apierror.KeyReused, "Idempotency-Key: it was used for a claim with another body; use a new key for a new claim")
+	case core.KeyEnded:
+		err := apierror.New(apierror.SandboxGone, "Idempotency-Key: the sandbox that was claimed with it has been released (%s); use a new key for a new claim", e.Sandbox.Reason)
+		err.SandboxID = e.Sandbox.ID
+		return err
+	case core.Overloaded:
+		return apierror.New(apierror.Overloaded, "the allocator does not keep up with what it has to record; try again")
+	case core.StartFailed:
+		err := apierror.New(apierror.StartFailed, "the sandbox was released before it was running: %s", e.Sandbox.Reason)
+		err.SandboxID = e.Sandbox.ID
+		return err
+	}
+	return apierror.New(apierror.Internal, "the claim was refused")
+}
+
+// NotifyIdleAvailable wakes the claims that wait for a pod of the pool. The
+// allocator does so by itself when it sees that a pod has become warm.
+func (a *Allocator) NotifyIdleAvailable(namespace, pool string) {
+	if t, err := a.leadingTerm(); err == nil {
+		t.Submit(core.IdleAvailable{Pool: core.PoolKey{Namespace: namespace, Name: pool}})
+	}
 }
 
 // Release implements rest.Allocator: it ends a sandbox.
@@ -100,9 +132,9 @@ func (a *Allocator) Sandbox(ctx context.Context, id string) (core.Sandbox, bool,
 	return r.sandbox, r.known, err
 }
 
-// Running implements rest.Allocator.
-func (a *Allocator) Running(ctx context.Context) ([]core.Sandbox, error) {
-	return look(ctx, a, (*core.Core).Running)
+// Live implements rest.Allocator.
+func (a *Allocator) Live(ctx context.Context) ([]core.Sandbox, error) {
+	return look(ctx, a, (*core.Core).Live)
 }
 
 // look reads something from the core of the present term.

@@ -27,7 +27,7 @@ func leading(t *testing.T) (*Allocator, *term) {
 func claiming(ctx context.Context, a *Allocator, tm *term) (core.Claim, <-chan error) {
 	done := make(chan error, 1)
 	go func() {
-		_, err := a.Claim(ctx, poolKey.Name, core.Binding{})
+		_, err := a.Claim(ctx, poolKey.Name, core.Claim{})
 		done <- err
 	}()
 	return (<-tm.loop.in).(core.Claim), done
@@ -75,10 +75,10 @@ func TestCallsOfAReplicaThatStopsToLeadSayNotLeader(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, tm := leading(t)
 		calls := map[string]func() error{
-			"claim":   func() error { _, err := a.Claim(t.Context(), "python", core.Binding{}); return err },
+			"claim":   func() error { _, err := a.Claim(t.Context(), "python", core.Claim{}); return err },
 			"release": func() error { _, _, err := a.Release(t.Context(), "k3x9", core.ReasonKilled); return err },
 			"sandbox": func() error { _, _, err := a.Sandbox(t.Context(), "k3x9"); return err },
-			"running": func() error { _, err := a.Running(t.Context()); return err },
+			"live":    func() error { _, err := a.Live(t.Context()); return err },
 		}
 		errs := make(chan error, 2*len(calls))
 		for _, call := range calls {
@@ -110,7 +110,7 @@ func TestReplicaWhoseLeaseMayHaveRunOutDoesNotLead(t *testing.T) {
 	require.False(t, ok)
 	require.Error(t, a.Ready())
 	require.Error(t, a.Leads())
-	_, err := a.Claim(t.Context(), "python", core.Binding{})
+	_, err := a.Claim(t.Context(), "python", core.Claim{})
 	var e *apierror.Error
 	require.ErrorAs(t, err, &e)
 	require.Equal(t, apierror.NotLeader, e.Reason)
@@ -147,18 +147,40 @@ func TestReplicaIsReadyWhenItsCallsAreAnsweredByItselfOrByTheLeaderItKnows(t *te
 	}
 }
 
-func TestRefusedClaimsSayWhatToDo(t *testing.T) {
-	_, err := claimed("python", core.ClaimRefused{NoPool: true})
-	var e *apierror.Error
-	require.ErrorAs(t, err, &e)
-	require.Equal(t, 404, e.Code)
-	require.Equal(t, apierror.PoolNotFound, e.Reason)
-	require.Contains(t, e.Message, `"python"`)
+func TestClaimWithAnIdempotencyKeyIsKeptWhenItsCallerLeaves(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, tm := leading(t)
+		tm.abandoned(core.Sandbox{Binding: core.Binding{ID: "k3x9", IdempotencyKey: "k"}})
+		require.Empty(t, tm.loop.in)
+		tm.abandoned(core.Sandbox{Binding: core.Binding{ID: "k3x9"}})
+		require.Equal(t, core.Release{ID: "k3x9", Reason: core.ReasonAbandoned}, <-tm.loop.in)
+	})
+}
 
-	_, err = claimed("python", core.ClaimRefused{Counts: core.Counts{Pending: 2, Claimed: 3, Releasing: 4}})
-	require.ErrorAs(t, err, &e)
-	require.Equal(t, 429, e.Code)
-	require.Equal(t, apierror.PoolEmpty, e.Reason)
-	require.Equal(t, 1, e.RetryAfter)
-	require.Contains(t, e.Message, "2 starting, 3 claimed, 4 being released")
+func TestRefusedClaimsSayWhy(t *testing.T) {
+	gone := core.Sandbox{Binding: core.Binding{ID: "k3x9"}, Reason: core.ReasonTimeout}
+	for _, c := range []struct {
+		refused core.ClaimRefused
+		code    int
+		reason  apierror.Reason
+		says    string
+		sandbox string
+		retry   int
+	}{
+		{core.ClaimRefused{Why: core.NoPool}, 404, apierror.PoolNotFound, `"python"`, "", 0},
+		{core.ClaimRefused{Why: core.PoolEmpty, Counts: core.Counts{Pending: 2, Claimed: 3, Releasing: 4, Waiting: 5}}, 429, apierror.PoolEmpty, "2 starting, 3 claimed, 4 being released, 5 claims waiting", "", 1},
+		{core.ClaimRefused{Why: core.KeyReused}, 409, apierror.KeyReused, "Idempotency-Key", "", 0},
+		{core.ClaimRefused{Why: core.KeyEnded, Sandbox: gone}, 410, apierror.SandboxGone, "Timeout", "k3x9", 0},
+		{core.ClaimRefused{Why: core.Overloaded}, 503, apierror.Overloaded, "try again", "", 1},
+		{core.ClaimRefused{Why: core.StartFailed, Sandbox: gone}, 502, apierror.StartFailed, "Timeout", "k3x9", 0},
+	} {
+		_, err := claimed("python", c.refused)
+		var e *apierror.Error
+		require.ErrorAs(t, err, &e)
+		require.Equal(t, c.code, e.Code)
+		require.Equal(t, c.reason, e.Reason)
+		require.Equal(t, c.sandbox, e.SandboxID)
+		require.Equal(t, c.retry, e.RetryAfter)
+		require.Contains(t, e.Message, c.says)
+	}
 }

@@ -19,8 +19,7 @@ import (
 type timedLock struct {
 	*resourcelock.LeaseLock
 	duration time.Duration
-	renewed  atomic.Int64  // bootclock; 0: never
-	begun    atomic.Uint64 // term
+	renewed  atomic.Int64 // bootclock; 0: never
 }
 
 func newTimedLock(client coordinationv1.LeasesGetter, namespace, name, identity string, duration time.Duration) *timedLock {
@@ -53,7 +52,6 @@ func (l *timedLock) timed(r resourcelock.LeaderElectionRecord, write func() erro
 		l.renewed.Store(0) // given up
 		return nil
 	}
-	l.begun.Store(uint64(r.LeaderTransitions) + 1)
 	l.renewed.Store(int64(sent))
 	return nil
 }
@@ -63,11 +61,6 @@ func (l *timedLock) valid() bool {
 	renewed := l.renewed.Load()
 	return renewed != 0 && bootclock.Now()-time.Duration(renewed) < l.duration
 }
-
-// term is the number of the term that this holder has begun: how often the lease
-// has changed hands, as its own last write says. 0: it holds no lease. The lease
-// is not read for it: the lock underneath belongs to the election's goroutine.
-func (l *timedLock) term() uint64 { return l.begun.Load() }
 
 // replica is where one replica can be reached, host:port each.
 type replica struct{ control, api string }

@@ -12,7 +12,7 @@ import (
 	"github.com/berth-sandbox/berth/devcluster"
 )
 
-func TestTermCountsHowOftenTheLeaseChangedHandsAndEndsWithTheLease(t *testing.T) {
+func TestLeaseIsValidFromTheSendingOfTheLastRenewalThatSucceeded(t *testing.T) {
 	cluster := devcluster.Start(t, devcluster.Options{})
 	clients, err := kube.NewClients(cluster.RestConfig(), 0, 0)
 	require.NoError(t, err)
@@ -25,7 +25,6 @@ func TestTermCountsHowOftenTheLeaseChangedHandsAndEndsWithTheLease(t *testing.T)
 	record := resourcelock.LeaderElectionRecord{HolderIdentity: a.Identity(), LeaseDurationSeconds: 3600}
 	require.NoError(t, a.Create(t.Context(), record))
 	require.True(t, a.valid())
-	require.Equal(t, uint64(1), a.term())
 
 	// b reads the lease, and a renews it before b writes: b's write must fail
 	// and count for nothing.
@@ -48,7 +47,6 @@ func TestTermCountsHowOftenTheLeaseChangedHandsAndEndsWithTheLease(t *testing.T)
 	record.HolderIdentity, record.LeaderTransitions = b.Identity(), 1
 	require.NoError(t, b.Update(t.Context(), record))
 	require.True(t, b.valid())
-	require.Equal(t, uint64(2), b.term())
 
 	// A renewal that was sent too long ago is worth nothing.
 	short := replica("b", 0)

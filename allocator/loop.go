@@ -28,10 +28,22 @@ type loop struct {
 	// versions are the resource versions of the last observation of each pod.
 	// Older ones, from a watch that lags behind our own reads, are dropped.
 	versions map[core.PodKey]string
+	// listed is the resource version of the list that the term began with: pods
+	// that were not in it and were seen before it are gone.
+	listed string
+	// pools are the resource versions of the last observation of each pool.
+	pools map[core.PoolKey]string
+	// gone are the pods that are not there any more, and goneBefore those of some
+	// time ago: a UID never comes back, so observations that lag behind must not
+	// bring one back. No watch lags for longer than goneFor.
+	gone, goneBefore map[core.PodKey]struct{}
+	goneSince        time.Duration // boot clock
 }
 
+const goneFor = time.Minute
+
 func newLoop(c *core.Core, do func(core.Effect)) *loop {
-	return &loop{core: c, in: make(chan any, eventQueue), do: do, done: make(chan struct{}), versions: map[core.PodKey]string{}}
+	return &loop{core: c, in: make(chan any, eventQueue), do: do, done: make(chan struct{}), versions: map[core.PodKey]string{}, pools: map[core.PoolKey]string{}, gone: map[core.PodKey]struct{}{}}
 }
 
 func now() core.Instant { return core.Instant{Boot: bootclock.Now(), Wall: time.Now()} }
@@ -61,21 +73,54 @@ func (l *loop) run(ctx context.Context) {
 func (l *loop) step(ev core.Event) {
 	switch ev := ev.(type) {
 	case core.PodSeen:
-		if last, known := l.versions[ev.Pod.Key]; known {
-			if order, err := resourceversion.CompareResourceVersion(ev.Pod.Version, last); err == nil && order < 0 {
-				return
-			}
+		if l.isGone(ev.Pod.Key) {
+			return
+		}
+		last, known := l.versions[ev.Pod.Key]
+		if !known {
+			last = l.listed
+		}
+		if older(ev.Pod.Version, last) {
+			return
 		}
 		l.versions[ev.Pod.Key] = ev.Pod.Version
+	case core.PoolSeen:
+		if older(ev.Pool.Version, l.pools[ev.Pool.Key]) {
+			return
+		}
+		l.pools[ev.Pool.Key] = ev.Pool.Version
 	case core.PodGone:
-		// A UID never comes back, so its late observations must not bring a pod
-		// back either; but memory is bounded, and a watch tells of a deletion
-		// last. What a slow read may still bring is found by the audit.
 		delete(l.versions, ev.Key)
+		if now := bootclock.Now(); now-l.goneSince > goneFor {
+			l.goneBefore, l.gone, l.goneSince = l.gone, map[core.PodKey]struct{}{}, now
+		}
+		l.gone[ev.Key] = struct{}{}
 	}
 	for _, e := range l.core.Step(now(), ev) {
 		l.do(e)
 	}
+}
+
+// older reports whether one resource version is known to be older than another.
+func older(version, than string) bool {
+	order, err := resourceversion.CompareResourceVersion(version, than)
+	return err == nil && order < 0
+}
+
+// knows notes what the term begins with.
+func (l *loop) knows(st core.State) {
+	for _, p := range st.Pods {
+		l.versions[p.Key] = p.Version
+	}
+	for _, p := range st.Pools {
+		l.pools[p.Key] = p.Version
+	}
+}
+
+func (l *loop) isGone(key core.PodKey) bool {
+	_, gone := l.gone[key]
+	_, before := l.goneBefore[key]
+	return gone || before
 }
 
 // Submit hands an event to the core. It waits while the queue is full, and

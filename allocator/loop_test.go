@@ -20,7 +20,7 @@ var (
 
 // pod is a warm pod, as it was seen at this resource version.
 func pod(version string) core.Pod {
-	return core.Pod{Key: podKey, Pool: poolKey.Name, Version: version, IP: netip.MustParseAddr("10.0.0.1"), Ready: true, Free: true}
+	return core.Pod{Key: podKey, Pool: poolKey.Name, Node: "n1", Version: version, IP: netip.MustParseAddr("10.0.0.1"), Ready: true}
 }
 
 func newTestLoop(t *testing.T, do func(core.Effect)) *loop {
@@ -30,7 +30,8 @@ func newTestLoop(t *testing.T, do func(core.Effect)) *loop {
 		NewSuffix: func() string { n++; return fmt.Sprint(n) },
 	}, now())
 	require.NoError(t, err)
-	c.Recover(nil, nil, nil)
+	_, err = c.Recover(core.State{Nodes: []string{"n1"}})
+	require.NoError(t, err)
 	if do == nil {
 		do = func(core.Effect) {}
 	}
@@ -97,6 +98,46 @@ func TestVersionsOfPodsThatAreGoneAreNotKept(t *testing.T) {
 		l.step(core.PodGone{Key: p.Key})
 	}
 	require.Empty(t, l.versions)
+}
+
+func TestPodThatIsGoneIsNotBroughtBackByAnObservationThatLagsBehind(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newTestLoop(t, nil)
+		l.step(core.PodSeen{Pod: pod("10")})
+		l.step(core.PodGone{Key: podKey})
+		for i := range 5 { // pods that come and go later do not push it out at once
+			p := pod("20")
+			p.Key.UID = fmt.Sprint(i)
+			l.step(core.PodSeen{Pod: p})
+			l.step(core.PodGone{Key: p.Key})
+		}
+		l.step(core.PodSeen{Pod: pod("11")})
+		require.Empty(t, l.core.PodKeys())
+	})
+}
+
+func TestPodsThatAreGoneAreForgottenInTheEnd(t *testing.T) {
+	l := newTestLoop(t, nil)
+	l.step(core.PodGone{Key: podKey})
+	for range 2 {
+		l.goneSince -= goneFor + time.Second
+		l.step(core.PodGone{Key: core.PodKey{Name: "another"}})
+	}
+	require.False(t, l.isGone(podKey))
+}
+
+func TestWhatIsOlderThanTheListATermBeganWithIsDropped(t *testing.T) {
+	l := newTestLoop(t, nil)
+	l.listed = "10"
+	l.knows(core.State{Pools: []core.Pool{{Key: poolKey, Version: "9"}}})
+	l.step(core.PodSeen{Pod: pod("8")}) // deleted before the list was made
+	require.Empty(t, l.core.PodKeys())
+	l.step(core.PoolSeen{Pool: core.Pool{Key: poolKey, Version: "8"}})
+	_, known := l.core.Counts(poolKey)
+	require.False(t, known)
+	l.step(core.PoolSeen{Pool: core.Pool{Key: poolKey, Version: "11"}})
+	l.step(core.PodSeen{Pod: pod("11")})
+	require.Len(t, l.core.PodKeys(), 1)
 }
 
 func TestEffectsAreDoneInOrderBeforeTheNextEvent(t *testing.T) {

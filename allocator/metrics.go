@@ -1,10 +1,16 @@
 package allocator
 
-import "github.com/prometheus/client_golang/prometheus"
+import (
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/berth-sandbox/berth/allocator/journal"
+)
 
 type metrics struct {
 	claims   *prometheus.CounterVec
 	releases *prometheus.CounterVec
+	repairs  prometheus.Counter
+	commits  prometheus.Histogram
 }
 
 func newMetrics(reg prometheus.Registerer, a *Allocator) (*metrics, error) {
@@ -16,6 +22,22 @@ func newMetrics(reg prometheus.Registerer, a *Allocator) (*metrics, error) {
 			Name: "berth_allocator_releases_total", Help: "Sandboxes released, by reason.",
 		}, []string{"reason"}),
 	}
+	m.repairs = prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "berth_allocator_repairs_total", Help: "Pods found in a state that nothing on record explains.",
+	})
+	m.commits = prometheus.NewHistogram(prometheus.HistogramOpts{
+		Name: "berth_allocator_journal_commit_seconds", Help: "Time to write what waited to the journal.",
+		Buckets: []float64{.001, .002, .003, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5},
+	})
+	counter := func(name, help string, value func(journal.Stats) uint64) prometheus.Collector {
+		return prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help}, func() float64 {
+			t, err := a.leadingTerm()
+			if err != nil {
+				return 0
+			}
+			return float64(value(t.journal.log.Stats()))
+		})
+	}
 	gauge := func(name, help string, value func(*term) float64) prometheus.Collector {
 		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, func() float64 {
 			t, err := a.leadingTerm()
@@ -26,11 +48,20 @@ func newMetrics(reg prometheus.Registerer, a *Allocator) (*metrics, error) {
 		})
 	}
 	for _, c := range []prometheus.Collector{
-		m.claims, m.releases,
+		m.claims, m.releases, m.repairs, m.commits,
+		counter("berth_allocator_journal_batches_total", "Batches written to the journal.", func(s journal.Stats) uint64 { return s.Batches }),
+		counter("berth_allocator_journal_records_total", "Records written to the journal, without those that rode along.", func(s journal.Stats) uint64 { return s.Records }),
+		counter("berth_allocator_journal_carried_total", "Records that were written again because nothing else held them yet.", func(s journal.Stats) uint64 { return s.Carried }),
+		counter("berth_allocator_journal_bytes_total", "Bytes of batches, compressed.", func(s journal.Stats) uint64 { return s.Bytes }),
+		counter("berth_allocator_journal_unknown_total", "Writes whose outcome had to be read.", func(s journal.Stats) uint64 { return s.Unknown }),
+		gauge("berth_allocator_journal_unsettled_bytes", "What has to ride along, because no Sandbox object shows it yet. New claims are refused above 32 MiB.", func(t *term) float64 { return float64(t.journal.log.Stats().UnsettledBytes) }),
 		gauge("berth_allocator_leading", "1 while this replica leads.", func(*term) float64 { return 1 }),
 		gauge("berth_allocator_events_waiting", "Events waiting for the core.", func(t *term) float64 { return float64(len(t.loop.in)) }),
-		gauge("berth_allocator_writes_waiting", "Writes to pods waiting for a worker.", func(t *term) float64 { return float64(t.claims.waiting() + t.other.waiting()) }),
-		gauge("berth_allocator_records_waiting", "Sandbox objects waiting to be written.", func(t *term) float64 { return float64(t.projector.Lag()) }),
+		gauge("berth_allocator_writes_waiting", "Writes to pods waiting for a worker.", func(t *term) float64 { return float64(t.other.waiting()) }),
+		gauge("berth_allocator_labels_waiting", "Pods whose labels wait to be written.", func(t *term) float64 { return float64(t.labeler.Waiting()) }),
+		gauge("berth_allocator_hooks_waiting", "postStart hooks waiting for a worker.", func(t *term) float64 { return float64(t.hooks.waiting()) }),
+		gauge("berth_allocator_projection_waiting", "Sandbox objects waiting to be written.", func(t *term) float64 { n, _ := t.projector.Waiting(); return float64(n) }),
+		gauge("berth_allocator_projection_lag_seconds", "For how long the first of them has been waiting. New claims are refused above 30 s.", func(t *term) float64 { _, lag := t.projector.Waiting(); return lag.Seconds() }),
 	} {
 		if err := reg.Register(c); err != nil {
 			return nil, err

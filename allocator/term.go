@@ -7,72 +7,88 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/rand"
 
 	"github.com/berth-sandbox/berth/allocator/core"
+	"github.com/berth-sandbox/berth/allocator/journal"
 	"github.com/berth-sandbox/berth/allocator/kube"
 	"github.com/berth-sandbox/berth/allocator/pods"
-	"github.com/berth-sandbox/berth/allocator/pools"
+	"github.com/berth-sandbox/berth/allocator/poststart"
 	"github.com/berth-sandbox/berth/allocator/project"
 	"github.com/berth-sandbox/berth/api/sandboxid"
+	"github.com/berth-sandbox/berth/api/v1alpha1"
 )
 
-// How many writes run side by side. Claims have workers of their own, so that
-// filling a pool does not delay them.
+// How many writes run side by side.
 const (
-	claimWorkers      = 64
 	backgroundWorkers = 16
-	projectWorkers    = 8
+	projectWorkers    = 16
+	labelWorkers      = 4
+	hookWorkers       = 256
 )
 
 // term is what a leader has, from its election to its end.
 type term struct {
 	number    uint64
 	a         *Allocator
+	journal   *journalWriter
 	loop      *loop
 	answers   *answers
-	pools     *pools.Pools
-	watcher   *pods.Watcher
 	writer    *pods.Writer
+	labeler   *pods.Labeler
 	projector *project.Projector
-	claims    *workers
+	hooks     *workers
 	other     *workers
+	caller    *poststart.Caller
 	log       *zap.Logger
 }
 
 // lead acts as the leader until ctx ends or something cannot go on.
 func (a *Allocator) lead(ctx context.Context) error {
-	number := a.lock.term()
-	log := a.o.Log.With(zap.Uint64("term", number))
-	log.Info("elected; reading what is there")
-	t, err := a.newTerm(number, log)
+	a.o.Log.Info("elected; reading the journal")
+	log, facts, err := a.openJournal(ctx)
+	switch {
+	case ctx.Err() != nil:
+		return nil
+	case err != nil:
+		return err
+	}
+	t, err := a.newTerm(log)
 	if err != nil {
 		return err
 	}
+	// From here on, so that nothing is missed between what is read and what is
+	// watched.
+	a.watches.attach(t)
+	defer a.watches.attach(nil)
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	if err := t.recover(ctx); err != nil {
-		return nil // ctx has ended
+	if err := t.recover(ctx, facts); err != nil {
+		if ctx.Err() != nil {
+			return nil
+		}
+		return err
 	}
 	var all sync.WaitGroup
-	failed := make(chan error, 2)
-	watch := func(what string, run func(context.Context) error) {
-		all.Go(func() {
-			if err := run(ctx); err != nil {
-				failed <- fmt.Errorf("%s: %w", what, err)
-			}
-		})
-	}
+	failed := make(chan error, 1)
+	all.Go(func() {
+		if err := t.journal.run(ctx); err != nil {
+			failed <- err
+		}
+	})
 	all.Go(func() { t.loop.run(ctx) })
-	all.Go(func() { t.claims.run(ctx, claimWorkers) })
 	all.Go(func() { t.other.run(ctx, backgroundWorkers) })
+	all.Go(func() { t.hooks.run(ctx, hookWorkers) })
+	all.Go(func() { t.labeler.Run(ctx, labelWorkers) })
 	all.Go(func() { t.projector.Run(ctx, projectWorkers) })
-	watch("pools", t.pools.Run)
-	watch("pods", t.watcher.Run)
+	all.Go(func() { t.watchPressure(ctx) })
+	all.Go(func() { a.watches.pods.Audit(ctx, t.podKeys) })
+	all.Go(func() { a.watches.pools.Maintain(ctx, t.counts) })
 
 	a.setTerm(t)
 	a.control.Lead(t)
-	log.Info("leading")
+	t.log.Info("leading")
 	select {
 	case <-ctx.Done():
 	case err = <-failed:
@@ -83,51 +99,109 @@ func (a *Allocator) lead(ctx context.Context) error {
 	return err
 }
 
-func (a *Allocator) newTerm(number uint64, log *zap.Logger) (*term, error) {
+// openJournal takes the journal over. Nothing of an earlier term is committed
+// after that.
+func (a *Allocator) openJournal(ctx context.Context) (*journal.Log, []core.Fact, error) {
+	log, records, err := journal.Open(ctx, journal.Options{
+		Store: &journal.Objects{Client: a.o.Clients.Berth, Namespace: a.o.Namespace},
+		Valid: a.lock.valid, Begin: a.mayBeginJournal,
+		Nonce: func() string { return rand.String(12) },
+		Log:   a.o.Log.Named("journal"),
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	var facts []core.Fact
+	for _, r := range records {
+		f, known, err := fromRecord(r, a.o.Namespace)
+		switch {
+		case err != nil:
+			return nil, nil, fmt.Errorf("%w: %w", journal.ErrDamaged, err)
+		case !known:
+			a.o.Log.Warn("a later version has journaled something that this one does not know; it is kept", zap.String("key", r.Key))
+			continue
+		}
+		facts = append(facts, f)
+	}
+	return log, facts, nil
+}
+
+// mayBeginJournal refuses to begin a journal where an allocator has been at work:
+// what it had promised would be forgotten.
+func (a *Allocator) mayBeginJournal(ctx context.Context) error {
+	var records v1alpha1.SandboxList
+	err := a.o.Clients.Berth.Get().Namespace(a.o.Namespace).Resource("sandboxes").Param("limit", "1").Do(ctx).Into(&records)
+	if err != nil {
+		return fmt.Errorf("list sandboxes: %w", err)
+	}
+	found, err := a.o.Clients.Kubernetes.CoreV1().Pods(a.o.Namespace).List(ctx, metav1.ListOptions{LabelSelector: v1alpha1.LabelPool, Limit: 1})
+	if err != nil {
+		return fmt.Errorf("list pods: %w", err)
+	}
+	if len(records.Items)+len(found.Items) == 0 {
+		return nil
+	}
+	return journal.Refuse(fmt.Errorf("%w: namespace %s has no journal (JournalSlot objects), but Sandbox objects or pods of pools; restore the journal from a backup of etcd, or, if nothing of it is left, delete all Sandbox objects and all pods that have the label %s, and a new one is begun",
+		journal.ErrMissing, a.o.Namespace, v1alpha1.LabelPool))
+}
+
+func (a *Allocator) newTerm(log *journal.Log) (*term, error) {
 	c, err := core.New(core.Config{
-		Term: number, MaxStale: a.o.MaxStale, Window: a.o.Window,
+		Term: log.Term(), MaxStale: a.o.MaxStale, Window: a.o.Window, MaxWaiting: a.o.MaxWaiting,
 		NewID: sandboxid.New, NewSuffix: func() string { return rand.String(6) },
 	}, now())
 	if err != nil {
 		return nil, err
 	}
-	t := &term{number: number, a: a, answers: newAnswers(), claims: newWorkers(), other: newWorkers(), log: log}
+	t := &term{
+		number: log.Term(), a: a, answers: newAnswers(), hooks: newWorkers(), other: newWorkers(),
+		caller: poststart.New(a.o.DialPod), log: a.o.Log.With(zap.Uint64("term", log.Term())),
+	}
 	t.loop = newLoop(c, t.do)
 	k := a.o.Clients
-	t.pools = &pools.Pools{Client: k.Berth, Namespace: a.o.Namespace, Policy: a.o.Policy, Sink: t, Log: log.Named("pools")}
-	t.watcher = &pods.Watcher{Client: k.Kubernetes, Namespace: a.o.Namespace, Sink: t, Log: log.Named("pods")}
-	t.writer = &pods.Writer{Client: k.Kubernetes, Submit: t.Submit, Log: log.Named("pods")}
-	t.projector = project.New(k.Berth, a.o.Namespace, t.Submit, log.Named("project"))
+	t.journal = newJournalWriter(log, a.o.JournalBytesPerSecond, t.Submit, a.metrics)
+	t.writer = &pods.Writer{Client: k.Kubernetes, Submit: t.Submit, Log: t.log.Named("pods")}
+	t.labeler = pods.NewLabeler(k.Kubernetes, t.log.Named("pods"))
+	t.projector = project.New(k.Berth, a.o.Namespace, t.Submit, t.log.Named("project"))
 	return t, nil
 }
 
 // recover reads what is there and tells the core. Nothing is answered before.
-func (t *term) recover(ctx context.Context) error {
-	failed := func(err error) { t.log.Warn("not ready, will read again", zap.Error(err)) }
-	return kube.Retry(ctx, func(ctx context.Context) error {
-		// Records first: a sandbox that is claimed or released while this reads
-		// is then seen on its pod.
-		records, err := t.projector.List(ctx)
-		if err != nil {
+func (t *term) recover(ctx context.Context, facts []core.Fact) error {
+	st := core.State{Facts: facts}
+	var deleting []core.RecordSeen
+	w := t.a.watches
+	err := kube.Retry(ctx, func(ctx context.Context) (err error) {
+		// The objects after the journal: what is in neither was settled in an object
+		// that is read here.
+		if st.Records, deleting, err = w.records.List(ctx); err != nil {
 			return err
 		}
-		specs, err := t.pools.List(ctx)
-		if err != nil {
+		if st.Pools, err = w.pools.List(ctx); err != nil {
 			return err
 		}
-		seen, err := t.watcher.List(ctx)
-		if err != nil {
+		if st.Nodes, err = w.nodes.List(ctx); err != nil {
 			return err
 		}
-		for _, p := range seen {
-			t.loop.versions[p.Key] = p.Version
-		}
-		for _, e := range t.loop.core.Recover(specs, seen, records) {
-			t.do(e)
-		}
-		t.log.Info("recovered", zap.Int("pools", len(specs)), zap.Int("pods", len(seen)), zap.Int("records", len(records)))
-		return nil
-	}, failed)
+		st.Pods, t.loop.listed, err = w.pods.List(ctx)
+		return err
+	}, func(err error) { t.log.Warn("not ready, will read again", zap.Error(err)) })
+	if err != nil {
+		return err
+	}
+	t.loop.knows(st)
+	effects, err := t.loop.core.Recover(st)
+	if err != nil {
+		return err
+	}
+	for _, e := range effects {
+		t.do(e)
+	}
+	for _, ev := range deleting {
+		t.loop.step(ev)
+	}
+	t.log.Info("recovered", zap.Int("facts", len(facts)), zap.Int("pools", len(st.Pools)), zap.Int("pods", len(st.Pods)), zap.Int("records", len(st.Records)))
+	return nil
 }
 
 // do carries out an effect. It is called from the loop and never blocks.
@@ -136,31 +210,39 @@ func (t *term) do(e core.Effect) {
 		return
 	}
 	switch e := e.(type) {
-	case core.BindPod:
-		t.claims.add(func(ctx context.Context) { t.writer.Bind(ctx, e) })
-	case core.MarkReleased:
-		t.claims.add(func(ctx context.Context) { t.writer.MarkReleased(ctx, e) })
+	case core.Write:
+		t.journal.facts <- e.Facts // there is room: one is under way at a time
+	case core.Settle:
+		t.journal.log.Settle(settledKey(e), e.Revision.Term, e.Revision.Counter)
 	case core.DeletePod:
 		t.other.add(func(ctx context.Context) { t.writer.Delete(ctx, e) })
 	case core.CreatePod:
 		t.other.add(func(ctx context.Context) { t.create(ctx, e) })
 	case core.PoolDrained:
-		t.other.add(func(ctx context.Context) { t.pools.Drained(ctx, e.Key) })
+		t.other.add(func(ctx context.Context) { t.a.watches.pools.Drained(ctx, e.Key) })
 	case core.ForgetRecord:
 		t.other.add(func(ctx context.Context) { t.projector.Forget(ctx, e.ID) })
 	case core.Record:
 		t.projector.Record(e.Sandbox)
+	case core.LabelPod:
+		t.labeler.Label(e)
+	case core.StartSandbox:
+		t.hooks.add(func(ctx context.Context) { t.start(ctx, e.Sandbox) })
 	case core.Claimed:
 		t.a.metrics.claims.WithLabelValues("claimed").Inc()
 		if !t.answers.deliver(e.Token, e) {
 			// The caller has gone in this very moment.
-			t.other.add(func(context.Context) { t.Submit(core.Release{ID: e.Sandbox.ID, Reason: core.ReasonAbandoned}) })
+			t.other.add(func(context.Context) { t.abandoned(e.Sandbox) })
 		}
 	case core.ClaimRefused:
 		t.a.metrics.claims.WithLabelValues("refused").Inc()
 		t.answers.deliver(e.Token, e)
 	case core.ReleaseAnswered:
 		t.answers.deliver(e.Token, e)
+	case core.SandboxReady:
+		if hook := t.a.o.OnSandboxReady; hook != nil {
+			t.other.add(func(ctx context.Context) { hook(ctx, e.Sandbox.ID) })
+		}
 	case core.SandboxReleased:
 		t.a.metrics.releases.WithLabelValues(e.Sandbox.Reason).Inc()
 		t.log.Info("sandbox released", zap.String("sandbox", sandboxid.Short(e.Sandbox.ID)),
@@ -168,25 +250,54 @@ func (t *term) do(e core.Effect) {
 		if hook := t.a.o.OnSandboxReleased; hook != nil {
 			t.other.add(func(ctx context.Context) { hook(ctx, e.Sandbox.ID) })
 		}
+	case core.Repaired:
+		t.a.metrics.repairs.Inc()
+		t.log.Warn("repaired: "+e.What, zap.String("pod", e.Pod.Name))
 	default:
 		panic(fmt.Sprintf("allocator: unknown effect %T", e))
 	}
 }
 
+// abandoned releases a sandbox whose caller did not wait for it. One that was
+// claimed with an idempotency key is kept: the retry must find it.
+func (t *term) abandoned(s core.Sandbox) {
+	if s.IdempotencyKey == "" {
+		t.Submit(core.Release{ID: s.ID, Reason: core.ReasonAbandoned})
+	}
+}
+
 func (t *term) create(ctx context.Context, e core.CreatePod) {
-	pool, ok := t.pools.Get(e.Pool)
+	pool, ok := t.a.watches.pools.Get(e.Pool)
 	if !ok { // its object went meanwhile, or its template is refused now
 		t.Submit(core.CreateFailed(e))
 		return
 	}
 	err := t.writer.Create(ctx, pool, e)
-	t.pools.CreateResult(e.Pool, err)
+	t.a.watches.pools.CreateResult(e.Pool, err)
 	if err != nil && ctx.Err() == nil {
 		t.log.Warn("pod not created", zap.String("pool", e.Pool.Name), zap.Error(err))
 	}
 }
 
-// Submit implements the sinks of the watches and of the control server.
+// start calls the hook of the sandbox's pool.
+func (t *term) start(ctx context.Context, s core.Sandbox) {
+	pool, ok := t.a.watches.pools.Get(s.Pool)
+	if !ok || pool.Spec.PostStart == nil { // it is called no more
+		t.Submit(core.Started{ID: s.ID, OK: true})
+		return
+	}
+	err := t.caller.Call(ctx, *pool.Spec.PostStart, s.DefaultPort, s)
+	if ctx.Err() != nil {
+		return // the next leader calls it again
+	}
+	if err != nil {
+		t.log.Warn("a postStart hook has failed", zap.String("pool", s.Pool.Name), zap.String("sandbox", sandboxid.Short(s.ID)),
+			zap.String("failurePolicy", string(pool.Spec.PostStart.FailurePolicy)), zap.Error(err))
+	}
+	t.Submit(core.Started{ID: s.ID, OK: err == nil || pool.Spec.PostStart.FailurePolicy == v1alpha1.Ignore})
+}
+
+// Submit hands an event to the core.
 func (t *term) Submit(ev core.Event) { t.loop.Submit(ev) }
 
 // Valid implements control.Leader.
@@ -198,8 +309,7 @@ func (t *term) Term() uint64 { return t.number }
 // lookWait bounds the questions that have no caller's context.
 const lookWait = 5 * time.Second
 
-// PodKeys implements pods.Sink.
-func (t *term) PodKeys() []core.PodKey {
+func (t *term) podKeys() []core.PodKey {
 	ctx, cancel := context.WithTimeout(context.Background(), lookWait)
 	defer cancel()
 	found := make(chan []core.PodKey, 1)
@@ -209,8 +319,7 @@ func (t *term) PodKeys() []core.PodKey {
 	return <-found
 }
 
-// Counts implements pools.Sink.
-func (t *term) Counts(key core.PoolKey) (core.Counts, bool) {
+func (t *term) counts(key core.PoolKey) (core.Counts, bool) {
 	ctx, cancel := context.WithTimeout(context.Background(), lookWait)
 	defer cancel()
 	type result struct {

@@ -419,7 +419,8 @@ func TestSecondJoinWithTheRealCore(t *testing.T) {
 	run(t, func(w *world) {
 		c, err := core.New(core.Config{Term: 7, MaxStale: time.Minute, Window: time.Second, NewID: func() string { return "x" }, NewSuffix: func() string { return "x" }}, core.Instant{})
 		require.NoError(t, err)
-		c.Recover(nil, nil, nil)
+		_, err = c.Recover(core.State{})
+		require.NoError(t, err)
 		var mu sync.Mutex
 		w.leader.react = func(ev core.Event) {
 			mu.Lock()

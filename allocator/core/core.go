@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -25,6 +26,14 @@ type Config struct {
 	// Defaults 10,000 and 24 h.
 	KeepEnded    int
 	KeepEndedFor time.Duration
+	// KeepKeys is how long after the end of its sandbox an idempotency key holds.
+	// Default 10 min.
+	KeepKeys time.Duration
+	// MaxWaiting bounds the claims that wait for a pod, by pool. Default 1,000.
+	MaxWaiting int
+	// Linger is how long facts that nobody waits for are kept back for others to
+	// be written with them. Default 25 ms.
+	Linger time.Duration
 	// NewID makes a sandbox ID, never the same twice. NewSuffix makes the end
 	// of a pod's name.
 	NewID, NewSuffix func() string
@@ -40,17 +49,25 @@ type Core struct {
 	// recovering: not everything that is there has been told yet, so nothing is
 	// decided about pools.
 	recovering bool
+	pressure   bool
 
-	pools     map[PoolKey]*pool
-	pods      map[PodKey]*pod
-	sandboxes map[string]*sandbox
-	holds     map[PodKey]*sandbox // of sandboxes, by the pod that is or was theirs
-	sessions  map[string]*session
-	streams   map[uint64]*session
-	claims    map[uint64]*pod // token -> the pod its claim is being written to
-	deadlines deadlineHeap
-	ended     *list.List // of *sandbox, in the order they ended
-	fences    map[*sandbox]struct{}
+	pools       map[PoolKey]*pool
+	pods        map[PodKey]*pod
+	nodes       map[string]*node
+	sandboxes   map[string]*sandbox
+	holds       map[PodKey]*sandbox // of sandboxes, by the pod that is or was theirs
+	discards    map[PodKey]*discard // of idle pods that are there, or whose fact is not durable yet
+	sessions    map[string]*session
+	streams     map[uint64]*session
+	claims      map[uint64]*claim // by token
+	keys        map[claimKey]*keyed
+	keysEnded   *list.List            // of *sandbox with a key, in the order they were released
+	starting    map[*sandbox]struct{} // those with callers
+	deadlines   deadlineHeap
+	ended       *list.List // of *sandbox, in the order they ended
+	fences      *list.List // of *sandbox, those that are under way, in the order they began
+	outbox      outbox
+	claimNumber uint64
 }
 
 // New returns a Core that knows nothing. Tell it what is there by Recover.
@@ -77,11 +94,22 @@ func New(cfg Config, now Instant) (*Core, error) {
 	if cfg.KeepEndedFor == 0 {
 		cfg.KeepEndedFor = 24 * time.Hour
 	}
+	if cfg.KeepKeys == 0 {
+		cfg.KeepKeys = 10 * time.Minute
+	}
+	if cfg.MaxWaiting == 0 {
+		cfg.MaxWaiting = 1000
+	}
+	if cfg.Linger == 0 {
+		cfg.Linger = 25 * time.Millisecond
+	}
 	return &Core{
 		cfg: cfg, now: now, started: now,
-		pools: map[PoolKey]*pool{}, pods: map[PodKey]*pod{}, sandboxes: map[string]*sandbox{}, holds: map[PodKey]*sandbox{},
-		sessions: map[string]*session{}, streams: map[uint64]*session{}, claims: map[uint64]*pod{},
-		ended: list.New(), fences: map[*sandbox]struct{}{},
+		pools: map[PoolKey]*pool{}, pods: map[PodKey]*pod{}, nodes: map[string]*node{},
+		sandboxes: map[string]*sandbox{}, holds: map[PodKey]*sandbox{}, discards: map[PodKey]*discard{},
+		sessions: map[string]*session{}, streams: map[uint64]*session{},
+		claims: map[uint64]*claim{}, keys: map[claimKey]*keyed{}, keysEnded: list.New(), starting: map[*sandbox]struct{}{},
+		ended: list.New(), fences: list.New(), outbox: outbox{ready: true},
 	}, nil
 }
 
@@ -98,24 +126,36 @@ func (c *Core) Step(now Instant, ev Event) []Effect {
 		c.podSeen(ev.Pod)
 	case PodGone:
 		c.podGone(ev.Key)
+	case NodeSeen:
+		c.nodeSeen(ev.Name, ev.Usable)
+	case NodeGone:
+		c.nodeSeen(ev.Name, false)
 	case CreateFailed:
 		c.createFailed(ev.Pool, ev.Name)
-	case DeleteFailed:
-		c.deleteFailed(ev.Key)
 	case Claim:
 		c.claim(ev)
 	case ClaimAbandoned:
 		c.claimAbandoned(ev.Token)
-	case BindDone:
-		c.bindDone(ev)
+	case IdleAvailable:
+		if p := c.pools[ev.Pool]; p != nil {
+			c.serve(p)
+		}
+	case Started:
+		c.startDone(ev)
+	case Pressure:
+		c.pressure = ev.On
+	case Written:
+		c.written()
+	case WriterReady:
+		c.outbox.ready = true
 	case Release:
 		c.release(ev)
-	case ReleaseDone:
-		if s := c.sandboxes[ev.ID]; s != nil && s.Phase == Releasing {
-			c.released(s)
-		}
 	case Recorded:
 		c.recorded(ev)
+	case RecordSeen:
+		c.recordSeen(ev)
+	case RecordGone:
+		c.recordGone(ev.ID)
 	case SessionJoined:
 		c.sessionJoined(ev)
 	case SessionLeft:
@@ -139,15 +179,10 @@ func (c *Core) Step(now Instant, ev Event) []Effect {
 func (c *Core) emit(e Effect) { c.out = append(c.out, e) }
 
 func (c *Core) take() []Effect {
+	c.flush()
 	out := c.out
 	c.out = nil
 	return out
-}
-
-func (c *Core) revise(s *sandbox) {
-	c.counter++
-	s.Revision = Revision{c.cfg.Term, c.counter}
-	c.emit(Record{s.Sandbox})
 }
 
 // tick acts on what is due.
@@ -157,16 +192,19 @@ func (c *Core) tick() {
 		c.startRelease(s, ReasonTimeout)
 	}
 	c.expireSessions()
-	for s := range c.fences {
+	c.eachFence(func(s *sandbox) {
 		c.answerReleases(s)
 		c.advanceFence(s)
-	}
-	for _, p := range c.pools {
+	})
+	for _, p := range c.sortedPools() {
+		c.expireWaiting(p)
 		if p.retryAt != 0 && c.now.Boot >= p.retryAt {
 			p.retryAt = 0
 			c.reconcile(p)
 		}
 	}
+	c.answerStarting()
+	c.forgetKeys()
 	c.forgetEnded()
 }
 
@@ -176,55 +214,147 @@ func (c *Core) add(s *sandbox) {
 	c.holds[s.Pod] = s
 }
 
-// forgetEnded drops the records that are too old or too many. Those whose fence
-// is under way stay, and those still to be written: that would bring them back.
+// forgetEnded drops the records that are too old or too many. Those whose
+// idempotency key holds stay, and those still to be written: that would bring
+// them back.
 func (c *Core) forgetEnded() {
 	for c.ended.Len() > 0 {
 		s := c.ended.Front().Value.(*sandbox)
 		if c.ended.Len() <= c.cfg.KeepEnded && c.now.Wall.Sub(s.EndedAt) < c.cfg.KeepEndedFor {
 			return
 		}
-		if s.recorded.Less(s.Revision) || s.fence != nil && !s.fence.done {
+		if s.recorded.Less(s.Revision) || s.keyElem != nil {
 			return
 		}
-		c.ended.Remove(c.ended.Front())
+		c.ended.Remove(s.elem)
 		delete(c.sandboxes, s.ID)
 		delete(c.holds, s.Pod)
 		c.emit(ForgetRecord{Pool: s.Pool, ID: s.ID})
 	}
 }
 
-// Recover tells a new Core what is there, read after its term began: the pools,
-// the pods, and the sandboxes recorded so far. It is called once, first.
-func (c *Core) Recover(pools []Pool, pods []Pod, records []Sandbox) []Effect {
+// State is what is there when a term begins, read after the log was taken over:
+// first the journal, then the rest.
+type State struct {
+	// Facts are the latest of the journal, of each thing.
+	Facts []Fact
+	// Records are the Sandbox objects.
+	Records []Sandbox
+	Pools   []Pool
+	// Nodes are those that are usable.
+	Nodes []string
+	Pods  []Pod
+}
+
+// Recover tells a new Core what is there. It is called once, first. An error
+// means that what is on record contradicts itself, and nothing can be done
+// before somebody has looked at it.
+func (c *Core) Recover(st State) ([]Effect, error) {
 	c.recovering = true
-	records = slices.SortedFunc(slices.Values(records), func(a, b Sandbox) int { return a.EndedAt.Compare(b.EndedAt) })
-	for _, r := range records {
-		s := &sandbox{Sandbox: r, inherited: true, recorded: r.Revision}
-		c.add(s)
-		if s.Phase == Ended {
-			s.elem = c.ended.PushBack(s)
-		}
+	if err := c.recoverSandboxes(st); err != nil {
+		return nil, err
 	}
-	for _, p := range pools {
+	for _, n := range st.Nodes {
+		c.nodeSeen(n, true)
+	}
+	for _, p := range st.Pools {
 		c.poolSeen(p)
 	}
-	for _, p := range pods {
+	for _, p := range st.Pods {
 		c.podSeen(p)
 	}
-	for _, r := range records {
-		if s := c.sandboxes[r.ID]; s.Phase != Ended && c.pods[s.Pod] == nil {
+	for _, s := range c.sorted() {
+		if s.recorded.Less(s.Revision) {
+			c.emit(Record{s.Sandbox})
+		}
+		switch gone := c.pods[s.Pod] == nil; {
+		case s.Phase == Ended:
+		case s.Phase == Released && gone:
+			c.startFence(s)
+		case gone:
 			c.lost(s, ReasonPodGone)
+		case s.Phase == Starting:
+			c.emit(StartSandbox{s.Sandbox})
+		}
+	}
+	for key := range c.discards {
+		if c.pods[key] == nil {
+			c.discardSettled(key)
 		}
 	}
 	c.recovering = false
-	for _, p := range c.pools {
+	for _, p := range c.sortedPools() {
 		if !p.known { // its object is gone, only its pods are left
 			p.Deleting = true
 		}
 		c.reconcile(p)
 	}
-	return c.take()
+	return c.take(), nil
+}
+
+// recoverSandboxes folds the journal and the objects: of each sandbox the higher
+// revision counts.
+func (c *Core) recoverSandboxes(st State) error {
+	for _, r := range st.Records {
+		c.sandboxes[r.ID] = &sandbox{Sandbox: r, inherited: true, recorded: r.Revision}
+	}
+	for _, f := range st.Facts {
+		if f.Sandbox == nil {
+			c.discards[f.Discard] = &discard{f.Revision, true}
+			continue
+		}
+		s := c.sandboxes[f.Sandbox.ID]
+		if s == nil {
+			s = &sandbox{inherited: true}
+			c.sandboxes[f.Sandbox.ID] = s
+		}
+		if s.Revision.Less(f.Revision) {
+			s.Sandbox = *f.Sandbox
+		} else {
+			c.emit(Settle{ID: s.ID, Revision: f.Revision})
+		}
+	}
+	for _, s := range c.sorted() {
+		if other := c.holds[s.Pod]; other != nil {
+			return fmt.Errorf("core: sandboxes %s and %s are both on record with pod %s (UID %s): this is not of our making; delete the Sandbox object that is wrong", other.ID, s.ID, s.Pod.Name, s.Pod.UID)
+		}
+		c.add(s)
+		if s.IdempotencyKey != "" {
+			c.keys[s.claimKey()] = &keyed{hash: s.RequestHash, sandbox: s}
+		}
+		switch s.Phase {
+		case Released, Ended:
+			c.keyEnds(s)
+			if s.Phase == Ended {
+				s.elem = c.ended.PushBack(s)
+			}
+		case Starting, Running, Releasing:
+			s.Phase = max(s.Phase, Starting)
+			c.schedule(s)
+		}
+	}
+	return nil
+}
+
+// sorted lists the sandboxes in the order they ended, those that have not last.
+func (c *Core) sorted() []*sandbox {
+	all := make([]*sandbox, 0, len(c.sandboxes))
+	for _, s := range c.sandboxes {
+		all = append(all, s)
+	}
+	slices.SortFunc(all, func(a, b *sandbox) int {
+		if a.EndedAt.IsZero() != b.EndedAt.IsZero() {
+			if b.EndedAt.IsZero() {
+				return -1
+			}
+			return 1
+		}
+		if order := a.EndedAt.Compare(b.EndedAt); order != 0 {
+			return order
+		}
+		return strings.Compare(a.ID, b.ID)
+	})
+	return all
 }
 
 // Counts returns the pods of a pool by state.
@@ -254,7 +384,18 @@ func (c *Core) PodKeys() []PodKey {
 	return keys
 }
 
-// Running returns all running sandboxes, in no order.
+// Live returns all sandboxes that are starting or running, in no order.
+func (c *Core) Live() []Sandbox {
+	all := make([]Sandbox, 0, len(c.sandboxes))
+	for _, s := range c.sandboxes {
+		if s.routable() || s.Phase == Starting && !s.lost {
+			all = append(all, s.Sandbox)
+		}
+	}
+	return all
+}
+
+// Running returns all sandboxes that routers may be told of, in no order.
 func (c *Core) Running() []Sandbox {
 	all := make([]Sandbox, 0, len(c.sandboxes))
 	for _, s := range c.sandboxes {

@@ -12,25 +12,27 @@ type (
 		Pool PoolKey
 		Name string
 	}
-	// BindPod writes the claim to the pod, on condition that the pod is warm.
-	// It is answered by one BindDone, once the outcome is known.
-	BindPod struct {
-		Pod     PodKey
-		Binding Binding
+	// Write commits facts to the journal, all of them or none. It is answered by
+	// Written, later by WriterReady. No other Write is made before.
+	Write struct{ Facts []Fact }
+	// Settle: the journal need not keep this state of a sandbox, or the intent to
+	// delete a pod, any longer.
+	Settle struct {
+		ID       string // "" for an intent
+		Pod      PodKey
+		Revision Revision
 	}
-	// MarkReleased writes the release to the pod. It is repeated until it is
-	// answered by ReleaseDone.
-	MarkReleased struct {
-		Pod    PodKey
-		ID     string
-		Reason string
+	// DeletePod deletes the pod. Success shows as PodGone.
+	DeletePod struct{ Pod PodKey }
+	// LabelPod shows on a pod, for people, that it holds a sandbox, or that this
+	// was released. Nothing depends on it.
+	LabelPod struct {
+		Pod      PodKey
+		ID       string
+		Released bool
 	}
-	// DeletePod deletes the pod. With IfVersion, only if it has not changed
-	// since; a change is answered by DeleteFailed. Success shows as PodGone.
-	DeletePod struct {
-		Pod       PodKey
-		IfVersion string
-	}
+	// StartSandbox calls the pool's postStart hook. It is answered by Started.
+	StartSandbox struct{ Sandbox Sandbox }
 	// Record writes the Sandbox object. Answered by Recorded. Only the latest
 	// of several for one ID matters.
 	Record struct{ Sandbox Sandbox }
@@ -47,11 +49,15 @@ type (
 		Token   uint64
 		Sandbox Sandbox
 	}
-	// ClaimRefused answers a Claim: there is no such pool, or no warm pod in it.
+	// ClaimRefused answers a Claim.
 	ClaimRefused struct {
-		Token  uint64
-		NoPool bool
+		Token uint64
+		Why   Refusal
+		// Counts are the pool's, for PoolEmpty.
 		Counts Counts
+		// Sandbox is the one that the idempotency key stands for, for KeyEnded, or
+		// that did not start, for StartFailed.
+		Sandbox Sandbox
 	}
 	// ReleaseAnswered answers a Release.
 	ReleaseAnswered struct {
@@ -86,6 +92,8 @@ type (
 		// Sandbox is set when it is running; Gone when there was one.
 		Sandbox *Sandbox
 		Gone    bool
+		// Starting: it was claimed, and nobody may be sent to it yet.
+		Starting bool
 	}
 	// SendPong answers a SessionPing.
 	SendPong struct {
@@ -95,9 +103,36 @@ type (
 	// CloseStream ends a stream that was replaced by a newer one.
 	CloseStream struct{ Stream uint64 }
 
+	// SandboxReady fires OnSandboxReady: requests reach the sandbox from now on.
+	// It comes once for each sandbox, or never if the leader ends in that moment.
+	SandboxReady struct{ Sandbox Sandbox }
 	// SandboxReleased fires OnSandboxReleased: the sandbox has been released, and its pod is not
 	// reused or deleted yet. It comes once for each sandbox.
 	SandboxReleased struct{ Sandbox Sandbox }
+	// Repaired: something was found that must not be, and what was done about it.
+	Repaired struct {
+		Pod  PodKey
+		What string
+	}
+)
+
+// Refusal is why a claim was refused.
+type Refusal int
+
+// The refusals of a claim.
+const (
+	// NoPool: there is no such pool, or it is being deleted.
+	NoPool Refusal = iota + 1
+	// PoolEmpty: no pod came in time, none will come, or too many wait already.
+	PoolEmpty
+	// KeyReused: the idempotency key stands for a claim with another body.
+	KeyReused
+	// KeyEnded: the idempotency key stands for a sandbox that was released.
+	KeyEnded
+	// Overloaded: the journal, or what is written from it, does not keep up.
+	Overloaded
+	// StartFailed: the sandbox was released before it was running.
+	StartFailed
 )
 
 // ReleaseStatus is the outcome of a Release.
@@ -111,8 +146,12 @@ const (
 )
 
 func (CreatePod) effect()       {}
-func (BindPod) effect()         {}
-func (MarkReleased) effect()    {}
+func (Write) effect()           {}
+func (Settle) effect()          {}
+func (LabelPod) effect()        {}
+func (StartSandbox) effect()    {}
+func (SandboxReady) effect()    {}
+func (Repaired) effect()        {}
 func (DeletePod) effect()       {}
 func (Record) effect()          {}
 func (ForgetRecord) effect()    {}

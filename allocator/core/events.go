@@ -1,5 +1,7 @@
 package core
 
+import "time"
+
 // Event is something that happened. Each type below is one.
 type Event interface{ event() }
 
@@ -12,31 +14,48 @@ type (
 	PodSeen struct{ Pod Pod }
 	// PodGone: the pod's object is gone.
 	PodGone struct{ Key PodKey }
+	// NodeSeen is an observation of a node. Usable: it is ready and not cordoned.
+	NodeSeen struct {
+		Name   string
+		Usable bool
+	}
+	// NodeGone: the node's object is gone.
+	NodeGone struct{ Name string }
 	// CreateFailed: the pod that a CreatePod asked for was not made, as far as
 	// is known. It is asked for again under the same name.
 	CreateFailed struct {
 		Pool PoolKey
 		Name string
 	}
-	// DeleteFailed: the pod of a DeletePod has changed since it was observed,
-	// and stands. It is tried again once the change is seen.
-	DeleteFailed struct{ Key PodKey }
 
 	// Claim asks for a pod. Token comes back in Claimed or ClaimRefused.
 	Claim struct {
 		Token   uint64
 		Pool    PoolKey
-		Binding Binding // ID and ClaimedAt are filled in by the core
+		Binding Binding // ID, ClaimedAt and EndAt are filled in by the core
+		// Lifetime is how long the sandbox may live. 0: for ever.
+		Lifetime time.Duration
+		// Wait is how long the claim may wait for a pod, and its caller for the
+		// pool's hook.
+		Wait time.Duration
 	}
-	// ClaimAbandoned: nobody waits for the answer to this claim any more.
+	// ClaimAbandoned: the caller behind this token has gone.
 	ClaimAbandoned struct{ Token uint64 }
-	// BindDone is the known outcome of a BindPod: written, or the pod was not
-	// free any more.
-	BindDone struct {
-		Pod   PodKey
-		ID    string
-		Bound bool
+	// IdleAvailable: a pod may be there for those who wait for one.
+	IdleAvailable struct{ Pool PoolKey }
+	// Started is the outcome of a StartSandbox: whether the sandbox may run.
+	Started struct {
+		ID string
+		OK bool
 	}
+	// Pressure: what was journaled reaches the Sandbox objects too slowly, or does
+	// no longer. While it is on, new claims are refused.
+	Pressure struct{ On bool }
+
+	// Written: all facts of the last Write are durable.
+	Written struct{}
+	// WriterReady: the next Write may be made.
+	WriterReady struct{}
 
 	// Release asks to end a sandbox. A Token other than 0 comes back in
 	// ReleaseAnswered.
@@ -45,13 +64,20 @@ type (
 		ID     string
 		Reason string
 	}
-	// ReleaseDone: the release is written, or the pod is gone.
-	ReleaseDone struct{ ID string }
 	// Recorded: the Sandbox object shows at least this revision.
 	Recorded struct {
 		ID       string
 		Revision Revision
 	}
+	// RecordSeen is an observation of a Sandbox object.
+	RecordSeen struct {
+		ID       string
+		Pool     PoolKey
+		Revision Revision // zero: it is not of an allocator
+		Deleting bool
+	}
+	// RecordGone: the Sandbox object is gone.
+	RecordGone struct{ ID string }
 
 	// SessionJoined: a router opened a stream. Stream numbers are never reused
 	// within a term.
@@ -93,14 +119,20 @@ func (PoolSeen) event()       {}
 func (PoolGone) event()       {}
 func (PodSeen) event()        {}
 func (PodGone) event()        {}
+func (NodeSeen) event()       {}
+func (NodeGone) event()       {}
 func (CreateFailed) event()   {}
-func (DeleteFailed) event()   {}
 func (Claim) event()          {}
 func (ClaimAbandoned) event() {}
-func (BindDone) event()       {}
+func (IdleAvailable) event()  {}
+func (Started) event()        {}
+func (Pressure) event()       {}
+func (Written) event()        {}
+func (WriterReady) event()    {}
 func (Release) event()        {}
-func (ReleaseDone) event()    {}
 func (Recorded) event()       {}
+func (RecordSeen) event()     {}
+func (RecordGone) event()     {}
 func (SessionJoined) event()  {}
 func (SessionLeft) event()    {}
 func (SessionGoodbye) event() {}

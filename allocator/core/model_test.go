@@ -14,12 +14,14 @@ import (
 	"pgregory.net/rapid"
 )
 
-// The model is everything around the core: an API server whose writes may be
-// delayed or answered in doubt, watches that lag, routers that lag, break off
-// and die, callers, people who delete pods, and leaders that follow each other
-// while the writes of the last one are still under way. It drives the
-// production core with random histories and judges every effect and, after
-// every step, the core's tables.
+// The model is everything around the core and the journal: an API server whose
+// writes may be delayed or answered in doubt, watches that lag, routers that lag,
+// break off and die, callers, people who delete things, and leaders that follow
+// each other while the writes of the last one are still under way, and while it
+// may still be at work itself: it stood still and does not know. It drives the
+// production core and the production journal with random histories and judges
+// every effect, every write that takes place and, after every step, the core's
+// tables.
 //
 // A failure prints the seed; -rapid.seed runs it again, -rapid.checks runs more.
 
@@ -30,14 +32,15 @@ var profiles = []struct {
 	often []string
 }{
 	{"everything", nil},
-	{"routers come and go", []string{"all catch up", "claim", "release", "write well", "long time passes", "router joins", "router breaks off", "router rejoins at once", "to router", "to router", "from router", "from router", "router acks", "router pings", "time passes"}},
-	{"leaders come and go", []string{"leader changes", "all catch up", "claim", "release", "write well", "time passes", "long time passes"}},
+	{"routers come and go", []string{"all catch up", "claim", "release", "write well", "journal well", "long time passes", "router joins", "router breaks off", "router rejoins at once", "to router", "to router", "from router", "from router", "router acks", "router pings", "time passes"}},
+	{"leaders come and go", []string{"leader changes", "old leader works", "old leader works", "old leader works", "all catch up", "claim", "release", "write well", "journal well", "time passes", "long time passes"}},
 	{"pods come and go", []string{"pod deleted", "pod removed", "pod ends", "pod moves", "pod changes", "pod terminates"}},
 	{"pools change", []string{"pool changes", "pool changes", "pod ready", "write", "write", "pod terminates"}},
-	{"claims and releases", []string{"claim", "claim", "release", "release", "pod ready", "write", "write", "abandon", "long time passes"}},
+	{"claims and releases", []string{"claim", "claim", "release", "release", "pod ready", "write", "journal", "journal well", "abandon", "long time passes"}},
+	{"the journal is slow", []string{"journal", "journal", "journal", "claim", "claim", "release", "abandon", "pod ready", "leader changes", "pod removed", "all catch up"}},
 }
 
-func TestCoreKeepsItsGuaranteesInAnyHistory(t *testing.T) {
+func TestCoreAndJournalKeepTheirGuaranteesInAnyHistory(t *testing.T) {
 	for _, p := range profiles {
 		t.Run(p.name, func(t *testing.T) {
 			for range repeats { // each of rapid.checks histories
@@ -49,6 +52,7 @@ func TestCoreKeepsItsGuaranteesInAnyHistory(t *testing.T) {
 
 func history(t *rapid.T, often []string) {
 	w := newWorld(t)
+	defer w.endAll()
 	table := w.table(often)
 	// Several to a round, so that histories are long. An index of 0 does
 	// nothing: that is what failures are shrunk towards.
@@ -75,34 +79,55 @@ type world struct {
 	now  Instant
 	term uint64
 	core *Core
+	// leader is the process that has been elected last, old are those before it
+	// that have not ended.
+	leader *process
+	old    []*process
+	disk   *disk
 
 	ids, names, versions, addresses, tokens int
 
 	pools   []*simPool
 	pods    []*simPod // all that there ever were
-	records map[string]Sandbox
-	jobs    []*job
-	known   map[PodKey]int // as allocator.loop: the version last observed
+	nodes   map[string]bool
+	records map[string]*simRecord
+	// recordWatch is what the watch of Sandbox objects has yet to tell, nodeWatch
+	// that of nodes.
+	recordWatch, nodeWatch []Event
+	jobs                   []*job
+	known                  map[PodKey]int // as allocator.loop: the version last observed
 
 	routers    []*router
 	lastStream uint64
 	strays     []Event // from streams that have broken off
 
-	claims   map[uint64]bool // token -> abandoned
+	claims   map[uint64]*simClaim // token -> not answered yet
 	releases map[uint64]string
 	asked    map[string]bool // a caller wanted it released
 	answered map[string]bool // a caller was given it
+	unwanted map[string]bool // its Sandbox object was deleted by somebody
 	fired    map[string]bool // SandboxReleased in this term
+	ready    map[string]bool // SandboxReady, ever
+	failed   map[string]bool // its hook failed
 	// lastUse is the last moment at which some router could admit a request.
 	lastUse map[string]time.Duration
-	doomed  map[string]bool // its pod was to be deleted without condition
-	// discarded are the pods that the core has asked to delete in this term.
-	discarded map[PodKey]bool
-	ended     map[string]PodKey
+	doomed  map[string]bool // its pod was to be deleted
+	ended   map[string]PodKey
 	// forgotten are those whose records were to be dropped.
 	forgotten map[string]bool
-	written   map[string]bool // IDs
-	extra     int             // pods that may exceed a pool's bound
+	extra     int // pods that may exceed a pool's bound
+}
+
+// simClaim is a caller.
+type simClaim struct {
+	abandoned bool
+	key       claimKey
+}
+
+// simRecord is a Sandbox object.
+type simRecord struct {
+	Sandbox
+	deleting bool
 }
 
 type simPool struct {
@@ -116,9 +141,12 @@ type simPool struct {
 
 type simPod struct {
 	Pod
-	exists, moved, ours bool
-	watch               []Event
-	bound               []string
+	exists, moved, marked bool
+	watch                 []Event
+	// bound are the sandboxes that were durably on it, discarded that it is
+	// durably to be deleted.
+	bound     []string
+	discarded bool
 }
 
 // job is a write under way.
@@ -156,15 +184,19 @@ func newWorld(t *rapid.T) *world {
 	w := &world{
 		t:       t,
 		now:     Instant{Boot: time.Hour, Wall: time.Date(2024, 1, 1, 0, 0, 0, 0, time.UTC)},
-		records: map[string]Sandbox{}, known: map[PodKey]int{},
-		claims: map[uint64]bool{}, releases: map[uint64]string{}, asked: map[string]bool{}, answered: map[string]bool{},
-		fired: map[string]bool{}, lastUse: map[string]time.Duration{}, doomed: map[string]bool{}, discarded: map[PodKey]bool{}, ended: map[string]PodKey{}, forgotten: map[string]bool{}, written: map[string]bool{},
+		disk:    newDisk(),
+		nodes:   map[string]bool{"n1": true, "n2": true},
+		records: map[string]*simRecord{}, known: map[PodKey]int{},
+		claims: map[uint64]*simClaim{}, releases: map[uint64]string{}, asked: map[string]bool{}, answered: map[string]bool{}, unwanted: map[string]bool{},
+		fired: map[string]bool{}, ready: map[string]bool{}, failed: map[string]bool{},
+		lastUse: map[string]time.Duration{}, doomed: map[string]bool{}, ended: map[string]PodKey{}, forgotten: map[string]bool{},
 	}
 	for _, name := range []string{"a", "b"} {
 		warm := rapid.IntRange(0, 3).Draw(t, "warm")
 		most := rapid.SampledFrom([]int{0, 1, 3, 5}).Draw(t, "max pods")
 		refused := rapid.IntRange(0, 3).Draw(t, "refused") == 3
-		w.pools = append(w.pools, &simPool{exists: true, Pool: Pool{Key: PoolKey{"ns", name}, Warm: warm, MaxPods: most, Template: "t1", Refused: refused, DefaultPort: 80}})
+		hook := rapid.IntRange(0, 2).Draw(t, "hook") == 2
+		w.pools = append(w.pools, &simPool{exists: true, Pool: Pool{Key: PoolKey{"ns", name}, Warm: warm, MaxPods: most, Template: "t1", Refused: refused, PostStart: hook, DefaultPort: 80}})
 	}
 	for range 2 {
 		w.addRouter()
@@ -183,7 +215,18 @@ type action struct {
 
 func (w *world) table(often []string) []action {
 	all := []action{
-		{"write", func() { w.run(w.pickJob(), w.draw(8)) }},
+		{"journal", func() { w.journal(w.leader, w.draw(4)) }},
+		{"journal well", func() { w.journal(w.leader, 0) }},
+		{"journal well", func() { w.journal(w.leader, 0) }},
+		{"journal well", func() { w.journal(w.leader, 0) }},
+		{"late journal write", func() { w.disk.landLate(w) }},
+		{"old leader works", w.oldWorks},
+		{"old leader ends", func() {
+			if len(w.old) > 0 {
+				w.end(w.old[w.draw(len(w.old))])
+			}
+		}},
+		{"write", func() { w.run(w.pickJob(), w.draw(6)) }},
 		{"write well", func() { w.run(w.pickJob(), 0) }},
 		{"write well", func() { w.run(w.pickJob(), 0) }},
 		{"watch", func() { w.watch(pick(w, w.pods, func(p *simPod) bool { return len(p.watch) > 0 })) }},
@@ -194,10 +237,33 @@ func (w *world) table(often []string) []action {
 				p.show(p.watch[0])
 			}
 		}},
+		{"watch records", w.watchRecords},
+		{"watch nodes", w.watchNodes},
+		{"node changes", func() {
+			name := []string{"n1", "n2"}[w.draw(2)]
+			w.nodes[name] = !w.nodes[name]
+			w.nodeWatch = append(w.nodeWatch, NodeSeen{Name: name, Usable: w.nodes[name]})
+		}},
+		{"object deleted", func() {
+			if ids := sorted(w.records); len(ids) > 0 {
+				w.deleteObject(ids[w.draw(len(ids))])
+			}
+		}},
+		{"idle said to be available", func() { w.step(IdleAvailable{w.pools[w.draw(len(w.pools))].Key}) }},
+		{"pod marked", func() {
+			if p := pick(w, w.pods, func(p *simPod) bool { return p.exists && len(p.bound) == 0 }); p != nil && w.draw(4) == 0 {
+				p.marked = true
+				w.write(p, func(p *Pod) { p.Used = true })
+			}
+		}},
 		{"watch pool", func() { w.watchPool(pick(w, w.pools, func(p *simPool) bool { return len(p.watch) > 0 })) }},
 		{"audit", w.audit},
-		{"pod ready", func() { w.ready(pick(w, w.pods, func(p *simPod) bool { return p.exists && !p.Ready && !p.Finished })) }},
-		{"pod ready", func() { w.ready(pick(w, w.pods, func(p *simPod) bool { return p.exists && !p.Ready && !p.Finished })) }},
+		{"pod ready", func() {
+			w.becomesReady(pick(w, w.pods, func(p *simPod) bool { return p.exists && !p.Ready && !p.Finished }))
+		}},
+		{"pod ready", func() {
+			w.becomesReady(pick(w, w.pods, func(p *simPod) bool { return p.exists && !p.Ready && !p.Finished }))
+		}},
 		{"pod terminates", func() { w.remove(pick(w, w.pods, func(p *simPod) bool { return p.exists && p.Deleting })) }},
 		{"pod changes", func() { w.write(pick(w, w.pods, exists), func(*Pod) {}) }},
 		{"pod unready", func() { w.write(pick(w, w.pods, exists), func(p *Pod) { p.Ready = false }) }},
@@ -276,47 +342,103 @@ func sorted[K cmp.Ordered, V any](m map[K]V) []K { return slices.Sorted(maps.Key
 
 // ---- the core and its effects
 
+// lead elects a leader and lets it take over the journal and read what is there,
+// with late writes of those before it in between.
 func (w *world) lead() {
-	w.term++
+	p := w.newProcess()
+	for p.log == nil {
+		if len(w.old) > 0 && w.draw(3) == 0 {
+			w.oldWorks()
+		}
+		w.journal(p, max(0, w.draw(8)-4))
+	}
+	w.leader, w.term = p, p.log.Term()
 	var err error
-	w.core, err = New(Config{
-		Term: w.term, MaxStale: maxStale, Window: window, KeepEnded: 4, KeepEndedFor: 20 * time.Minute,
+	p.core, err = New(Config{
+		Term: w.term, MaxStale: maxStale, Window: window, KeepEnded: 4, KeepEndedFor: 20 * time.Minute, MaxWaiting: 3, KeepKeys: time.Minute,
 		NewID:     func() string { w.ids++; return "id" + strconv.Itoa(w.ids) },
 		NewSuffix: func() string { w.names++; return strconv.Itoa(w.names) },
 	}, w.now)
 	if err != nil {
 		w.t.Fatal(err)
 	}
+	w.core = p.core
 	// The order in which the shell reads, with late writes in between.
-	var records []Sandbox
-	for _, id := range sorted(w.records) {
-		records = append(records, w.records[id])
+	var st State
+	for _, r := range p.opened {
+		st.Facts = append(st.Facts, w.disk.facts[r.Key][Revision{r.Term, r.Counter}])
 	}
 	w.lateWrites()
-	var pools []Pool
+	for _, id := range sorted(w.records) {
+		st.Records = append(st.Records, w.records[id].Sandbox)
+	}
+	w.recordWatch = nil
+	for _, id := range sorted(w.records) {
+		w.recordWatch = append(w.recordWatch, w.seenRecord(id))
+	}
+	w.lateWrites()
 	for _, p := range w.pools {
 		p.watch, p.seen = nil, p.exists
 		if p.exists {
-			pools = append(pools, p.Pool)
+			st.Pools = append(st.Pools, p.Pool)
 			p.shown, p.told = p.Pool, p.Pool
 		}
 	}
+	w.nodeWatch = nil
+	for _, name := range sorted(w.nodes) {
+		if w.nodes[name] {
+			st.Nodes = append(st.Nodes, name)
+		}
+	}
 	w.lateWrites()
-	var pods []Pod
 	clear(w.known)
 	for _, p := range w.pods {
 		p.watch = nil
 		if p.exists {
-			pods = append(pods, p.Pod)
+			st.Pods = append(st.Pods, p.Pod)
 			w.known[p.Key] = version(p.Version)
 			p.watch = append(p.watch, PodSeen{p.Pod}) // the watch begins with a list of its own
 		}
 	}
-	w.log("  recover %d pools, %d pods, %d records", len(pools), len(pods), len(records))
-	w.do(w.core.Recover(pools, pods, records))
+	w.log("  recover %d facts, %d pools, %d pods, %d records", len(st.Facts), len(st.Pools), len(st.Pods), len(st.Records))
+	effects, err := w.core.Recover(st)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.checkRecovered()
+	w.do(effects)
 	for _, p := range w.pools {
 		if p.exists {
 			p.watch = append(p.watch, PoolSeen{p.Pool})
+		}
+	}
+}
+
+// checkRecovered compares what a new leader knows with what is durable.
+func (w *world) checkRecovered() {
+	for id, durable := range w.disk.sandboxes {
+		if w.forgotten[id] {
+			continue
+		}
+		s := w.core.sandboxes[id]
+		if s == nil {
+			w.t.Fatalf("%s is durable as %+v, the new leader does not know it", id, durable)
+		}
+		if !reflect.DeepEqual(s.Binding, durable.Binding) || s.Pod != durable.Pod || s.IP != durable.IP {
+			w.t.Fatalf("%s is durable as %+v, the new leader has %+v", id, durable, s.Sandbox)
+		}
+		if gone := s.Phase == Released || s.Phase == Ended; gone != (durable.Phase == Released) {
+			w.t.Fatalf("%s is durable in phase %d, the new leader has it in phase %d", id, durable.Phase, s.Phase)
+		}
+	}
+	for id := range w.answered {
+		if w.core.sandboxes[id] == nil && !w.forgotten[id] {
+			w.t.Fatalf("%s was answered, the new leader does not know it", id)
+		}
+	}
+	for key, q := range w.core.pods {
+		if p := w.pod(key); p.discarded && q.phase != podDeleting {
+			w.t.Fatalf("pod %s is durably to be deleted, the new leader has it in phase %d", key.Name, q.phase)
 		}
 	}
 }
@@ -329,6 +451,8 @@ func (w *world) lateWrites() {
 	}
 }
 
+// changeLeader elects another leader. The one before stood still, or is cut off,
+// and may go on.
 func (w *world) changeLeader() {
 	for _, r := range w.routers {
 		if r.stream != 0 {
@@ -339,23 +463,14 @@ func (w *world) changeLeader() {
 	clear(w.claims) // their callers were told to try again
 	clear(w.releases)
 	clear(w.fired)
-	clear(w.discarded)
 	for _, j := range w.jobs {
 		if _, ok := j.effect.(CreatePod); ok {
 			w.extra++
 		}
 	}
-	// What was released by something that vanished with its pod, and was not
-	// recorded in time, is not known to anyone any more.
-	for id := range w.ended {
-		if _, recorded := w.records[id]; !recorded {
-			delete(w.ended, id)
-		}
-	}
-	for id := range w.answered {
-		if p := w.podOf(id); p == nil || !p.exists {
-			delete(w.answered, id)
-		}
+	w.old = append(w.old, w.leader)
+	if len(w.old) > 2 {
+		w.end(w.old[0])
 	}
 	w.lead()
 }
@@ -367,7 +482,7 @@ func (w *world) step(ev Event) {
 
 // observe drops what is older than known, as allocator.loop does.
 func (w *world) observe(p Pod) {
-	if last, ok := w.known[p.Key]; ok && version(p.Version) < last {
+	if last, ok := w.known[p.Key]; ok && (last == gone || version(p.Version) < last) {
 		return
 	}
 	w.known[p.Key] = version(p.Version)
@@ -379,12 +494,15 @@ func (w *world) submit(ev Event) {
 	case PodSeen:
 		w.observe(ev.Pod)
 	case PodGone:
-		delete(w.known, ev.Key)
+		w.known[ev.Key] = gone
 		w.step(ev)
 	default:
 		w.step(ev)
 	}
 }
+
+// gone is the version of a pod that is not there any more.
+const gone = -1
 
 func version(s string) int {
 	n, err := strconv.Atoi(s)
@@ -405,12 +523,23 @@ func (w *world) do(effects []Effect) {
 	for _, e := range effects {
 		w.log("    => %T%+v", e, e)
 		switch e := e.(type) {
-		case BindPod:
-			p := w.pod(e.Pod)
-			if w.written[e.Binding.ID] {
-				t.Fatalf("%s is written a second time, to pod %s", e.Binding.ID, p.Key.Name)
+		case Write:
+			w.leader.commit(e.Facts)
+			continue
+		case Settle:
+			w.settleFact(w.leader, e)
+			continue
+		case Repaired:
+			if p := w.pod(e.Pod); !p.marked {
+				t.Fatalf("pod %s repaired: %s", e.Pod.Name, e.What)
 			}
-			w.written[e.Binding.ID] = true
+			continue
+		case SandboxReady:
+			if w.ready[e.Sandbox.ID] || w.disk.sandboxes[e.Sandbox.ID].Phase != Running {
+				t.Fatalf("%s is said to be ready, before: %v; durable is %+v", e.Sandbox.ID, w.ready[e.Sandbox.ID], w.disk.sandboxes[e.Sandbox.ID])
+			}
+			w.ready[e.Sandbox.ID] = true
+			continue
 		case CreatePod:
 			if p := w.pool(e.Pool); p.told.Refused {
 				t.Fatalf("pod %s is to be made from a template that is refused", e.Name)
@@ -419,29 +548,26 @@ func (w *world) do(effects []Effect) {
 			w.judgeDelete(e)
 		case PoolDrained:
 			for _, p := range w.pods {
-				if p.exists && p.Binding != nil && p.pool() == e.Key {
+				if p.exists && len(p.bound) > 0 && p.pool() == e.Key {
 					t.Fatalf("pool %s is said to be drained, but pod %s holds a sandbox", e.Key.Name, p.Key.Name)
 				}
 			}
 		case ForgetRecord:
-			// A deposed leader may have written or forgotten it late.
-			if r, ok := w.records[e.ID]; ok && r.Phase != Ended && r.Revision.Term == w.term || !ok && !w.forgotten[e.ID] {
+			if r, ok := w.records[e.ID]; ok && r.Phase != Ended && r.Revision.Term == w.term {
 				t.Fatalf("record of %s to be forgotten while it says %+v", e.ID, r)
 			}
 			delete(w.ended, e.ID)
 			w.forgotten[e.ID] = true
 			// No observation lags behind for as long as records are kept.
-			if p := w.podOf(e.ID); !p.exists {
+			if p := w.podOf(e.ID); p != nil && !p.exists {
 				p.watch = nil
 			}
 		case Claimed:
 			w.answerClaim(e.Token)
-			if p := w.pod(e.Sandbox.Pod); !slices.Contains(p.bound, e.Sandbox.ID) {
-				t.Fatalf("claim answered with %s, which was never written to pod %s", e.Sandbox.ID, e.Sandbox.Pod.Name)
-			}
-			w.answered[e.Sandbox.ID] = true
+			w.judgeClaimed(e.Sandbox)
 			continue
 		case ClaimRefused:
+			w.judgeRefused(e)
 			w.answerClaim(e.Token)
 			continue
 		case ReleaseAnswered:
@@ -450,8 +576,8 @@ func (w *world) do(effects []Effect) {
 				t.Fatalf("release %d answered twice", e.Token)
 			}
 			delete(w.releases, e.Token)
-			if e.Status == ReleaseOK && !w.irrevocable(id) {
-				t.Fatalf("release of %s answered before it was written", id)
+			if e.Status == ReleaseOK && !w.released(id) {
+				t.Fatalf("release of %s answered before it was durable", id)
 			}
 			continue
 		case SandboxReleased:
@@ -475,8 +601,8 @@ func (w *world) do(effects []Effect) {
 			w.send(e.Stream, e)
 			continue
 		case SendRelease:
-			if !w.irrevocable(e.ID) {
-				t.Fatalf("routers are told that %s is gone before it was written", e.ID)
+			if !w.released(e.ID) {
+				t.Fatalf("routers are told that %s is gone before that is durable", e.ID)
 			}
 			w.send(e.Stream, e)
 			continue
@@ -490,6 +616,9 @@ func (w *world) do(effects []Effect) {
 			w.send(e.Stream, e)
 			continue
 		case Record:
+			if durable, ok := w.disk.sandboxes[e.Sandbox.ID]; !ok || e.Sandbox.Phase != Ended && durable.Revision.Less(e.Sandbox.Revision) && durable.Phase != Released {
+				t.Fatalf("%s is to be recorded as %+v, durable is %+v", e.Sandbox.ID, e.Sandbox, durable)
+			}
 			if i := slices.IndexFunc(w.jobs, func(j *job) bool {
 				r, ok := j.effect.(Record)
 				return ok && j.term == w.term && !j.done && r.Sandbox.ID == e.Sandbox.ID
@@ -509,10 +638,10 @@ func (j *job) String() string {
 	switch e := j.effect.(type) {
 	case CreatePod:
 		return "create " + e.Name
-	case BindPod:
-		return "bind " + e.Pod.Name
-	case MarkReleased:
-		return "mark " + e.Pod.Name
+	case LabelPod:
+		return "label " + e.Pod.Name
+	case StartSandbox:
+		return "start " + e.Sandbox.ID
 	case DeletePod:
 		return "delete " + e.Pod.Name
 	case Record:
@@ -526,34 +655,53 @@ func (j *job) String() string {
 }
 
 func (w *world) answerClaim(token uint64) {
-	abandoned, waits := w.claims[token]
-	if !waits || abandoned {
-		w.t.Fatalf("claim %d answered, but waits=%v abandoned=%v", token, waits, abandoned)
+	c, waits := w.claims[token]
+	if !waits || c.abandoned {
+		w.t.Fatalf("claim %d answered, but waits=%v, %+v", token, waits, c)
 	}
 	delete(w.claims, token)
 }
 
-// irrevocable reports whether the API server holds what ends a sandbox.
-func (w *world) irrevocable(id string) bool {
-	p := w.podOf(id)
-	return p == nil || !p.exists || p.Deleting || p.Finished || p.Released
+// judgeClaimed: what callers are given is durable, and has not been released.
+func (w *world) judgeClaimed(s Sandbox) {
+	if durable, ok := w.disk.sandboxes[s.ID]; !ok || durable.Phase == Released && !s.EndedAt.IsZero() {
+		w.t.Fatalf("claim answered with %+v, durable is %+v", s, durable)
+	}
+	if s.Phase == Running && !w.ready[s.ID] && !w.inherited(s.ID) {
+		w.t.Fatalf("%s is answered as running, and OnSandboxReady was not called", s.ID)
+	}
+	w.answered[s.ID] = true
 }
 
-// judgeDelete: a pod that held a sandbox is deleted only when no router can
-// have sent a request to it for a window, and "gone" is on record; any other
-// only on condition.
+func (w *world) inherited(id string) bool {
+	s := w.core.sandboxes[id]
+	return s != nil && s.inherited
+}
+
+// judgeRefused: nobody is refused for want of a pod while one is warm.
+func (w *world) judgeRefused(e ClaimRefused) {
+	if e.Why == PoolEmpty && e.Counts.Warm > 0 {
+		w.t.Fatalf("claim %d refused with %+v", e.Token, e.Counts)
+	}
+}
+
+// released reports whether the release of a sandbox is durable.
+func (w *world) released(id string) bool { return w.disk.sandboxes[id].Phase == Released }
+
+// judgeDelete: a pod that held a sandbox is deleted only when that was durably
+// released and no router can have sent a request to it for a window; any other
+// only when that is durable.
 func (w *world) judgeDelete(e DeletePod) {
 	p := w.pod(e.Pod)
-	if e.IfVersion != "" { // whether it is idle is judged when it lands
-		w.judgeDiscard(p)
+	if len(p.bound) == 0 {
+		if !p.discarded {
+			w.t.Fatalf("pod %s is to be deleted before that is durable", p.Key.Name)
+		}
 		return
 	}
-	if len(p.bound) != 1 {
-		w.t.Fatalf("pod %s deleted without condition, it holds %v", p.Key.Name, p.bound)
-	}
 	id := p.bound[0]
-	if r := w.records[id]; r.Phase != Released && r.Phase != Ended {
-		w.t.Fatalf("pod of %s deleted before its release was recorded: %+v", id, r)
+	if !w.released(id) {
+		w.t.Fatalf("pod of %s deleted before its release is durable", id)
 	}
 	for _, r := range w.routers {
 		if r.routable(id, w.now.Boot) {
@@ -566,26 +714,11 @@ func (w *world) judgeDelete(e DeletePod) {
 	w.doomed[id] = true
 }
 
-// judgeDiscard: a pool whose template is refused loses warm pods of an earlier
-// template only as far as it has more of them than it asks for.
-func (w *world) judgeDiscard(p *simPod) {
-	known, pool := w.core.pools[p.pool()], w.pool(p.pool())
-	seen := w.core.pods[p.Key].seen
-	again := w.discarded[p.Key]
-	w.discarded[p.Key] = true
-	if again || !known.known || !known.Refused || known.Deleting || !seen.usable() || seen.Deleting || seen.Finished || seen.Template == pool.told.Template {
-		return
-	}
-	if want := wanted(pool.told, inUse(known)); known.n[podWarm] < want {
-		w.t.Fatalf("pod %s of an earlier template deleted, %d are left, %d are asked for, and the present one is refused", p.Key.Name, known.n[podWarm], want)
-	}
-}
-
 // inUse counts the pods that hold a sandbox, or are being given one, as far as
 // the core knows.
 func inUse(p *pool) (n int) {
 	for q := range p.pods {
-		if q.phase == podBinding || q.phase == podClaimed {
+		if q.phase == podClaiming || q.phase == podClaimed {
 			n++
 		}
 	}
@@ -606,8 +739,11 @@ func (w *world) judgeRoute(s Sandbox) {
 	if !slices.Contains(p.bound, s.ID) {
 		w.t.Fatalf("%s is said to be on pod %s, which holds %v", s.ID, s.Pod.Name, p.bound)
 	}
-	if q := w.core.pods[s.Pod]; q.seen.IP != s.IP && q.phase != podBinding {
+	if q := w.core.pods[s.Pod]; q.seen.IP != s.IP {
 		w.t.Fatalf("%s is said to be at %v, its pod is at %v", s.ID, s.IP, q.seen.IP)
+	}
+	if w.disk.sandboxes[s.ID].Phase == Starting {
+		w.t.Fatalf("%s is told to routers and is starting", s.ID)
 	}
 }
 
@@ -634,6 +770,10 @@ func (w *world) judgeRelease(s Sandbox) {
 		ok = p.Finished
 	case ReasonPodMoved:
 		ok = p.moved
+	case ReasonDeleted:
+		ok = w.unwanted[s.ID]
+	case ReasonStartFailed:
+		ok = w.failed[s.ID]
 	case ReasonPoolDeleted:
 		ok = w.pool(p.pool()).everDeleting
 	}
@@ -693,9 +833,16 @@ func (w *world) remove(p *simPod) {
 	}
 }
 
-func (w *world) ready(p *simPod) {
+func (w *world) becomesReady(p *simPod) {
 	w.write(p, func(pod *Pod) {
 		pod.Ready = true
+		if pod.Node == "" {
+			// The scheduler knows of cordons.
+			pod.Node = "n1"
+			if !w.nodes["n1"] || w.nodes["n2"] && w.draw(2) == 0 {
+				pod.Node = "n2"
+			}
+		}
 		if !pod.IP.IsValid() {
 			pod.IP = w.address()
 		}
@@ -803,7 +950,6 @@ const (
 	answerLostTwice // it took place; the read fails too
 	lost            // it did not take place
 	refused         // by something that has nothing to do with its condition
-	notUnderstood   // what is read is not told on
 )
 
 // run makes an attempt at a write, as allocator/pods.Writer and
@@ -836,64 +982,35 @@ func (w *world) run(j *job, luck int) {
 func (w *world) attempt(j *job, luck int) bool {
 	takesPlace := luck != lost && luck != refused
 	switch e := j.effect.(type) {
-	case BindPod:
-		p := w.pod(e.Pod)
-		if takesPlace && p.exists && p.Free {
-			b := e.Binding
-			w.write(p, func(p *Pod) { p.Free, p.Binding = false, &b })
-			p.bound = append(p.bound, b.ID)
-			if luck == lands || luck == landsReportedLate {
-				j.report = []Event{BindDone{p.Key, b.ID, true}}
-				return true
-			}
-		}
-		switch {
-		case luck == answerLostTwice:
-			return false
-		case !p.exists:
-			j.report = []Event{PodGone{p.Key}, BindDone{p.Key, e.Binding.ID, false}}
-		case p.Binding != nil && p.Binding.ID == e.Binding.ID:
-			j.report = []Event{BindDone{p.Key, e.Binding.ID, true}}
-		case p.Free && luck != refused:
-			return false
-		default:
-			seen := p.Pod
-			seen.Free = false
-			j.report = []Event{PodSeen{seen}, BindDone{p.Key, e.Binding.ID, false}}
-		}
-	case MarkReleased:
-		p := w.pod(e.Pod)
-		if !p.exists {
-			j.report = []Event{PodGone{p.Key}, ReleaseDone{e.ID}}
-			return true
-		}
-		if takesPlace {
-			w.write(p, func(p *Pod) { p.Free, p.Released, p.ReleaseReason, p.ReleasedAt = false, true, e.Reason, w.now.Wall })
+	case LabelPod:
+		if p := w.pod(e.Pod); takesPlace && p.exists {
+			w.write(p, func(p *Pod) { p.Used = true })
 		}
 		if luck > landsReportedLate {
 			return false
 		}
-		j.report = []Event{ReleaseDone{e.ID}}
+	case StartSandbox:
+		// The hook may be called any number of times.
+		switch luck {
+		case refused:
+			w.failed[e.Sandbox.ID] = true
+			j.report = []Event{Started{ID: e.Sandbox.ID}}
+		case lands, landsReportedLate:
+			j.report = []Event{Started{ID: e.Sandbox.ID, OK: true}}
+		default:
+			return false
+		}
 	case DeletePod:
 		p := w.pod(e.Pod)
-		conflict := p.exists && e.IfVersion != "" && e.IfVersion != p.Version
-		if takesPlace && p.exists && !conflict && !p.Deleting {
-			if e.IfVersion != "" && p.Binding != nil {
-				w.t.Fatalf("pod %s deleted with %s on it", p.Key.Name, p.Binding.ID)
-			}
-			p.ours = true
+		if takesPlace && p.exists && !p.Deleting {
+			w.judgeDeleted(p)
 			w.write(p, func(p *Pod) { p.Deleting = true })
 		}
 		switch {
-		case luck > answerLost && luck != notUnderstood:
+		case luck > answerLost:
 			return false
 		case !p.exists:
 			j.report = []Event{PodGone{p.Key}}
-		case p.Deleting:
-		case conflict && luck == notUnderstood:
-			j.report = []Event{DeleteFailed{p.Key}}
-		case conflict:
-			j.report = []Event{PodSeen{p.Pod}, DeleteFailed{p.Key}}
 		}
 	case CreatePod:
 		p := w.pool(e.Pool)
@@ -907,7 +1024,7 @@ func (w *world) attempt(j *job, luck int) bool {
 			w.extra++ // made twice, removed in between: too rare to be worth a rule
 		}
 		uid := fmt.Sprintf("uid%02d", len(w.pods))
-		made := &simPod{exists: true, Pod: Pod{Key: PodKey{e.Pool.Namespace, e.Name, uid}, Pool: e.Pool.Name, Template: p.shown.Template, Free: true}}
+		made := &simPod{exists: true, Pod: Pod{Key: PodKey{e.Pool.Namespace, e.Name, uid}, Pool: e.Pool.Name, Template: p.shown.Template, CreatedAt: w.now.Wall}}
 		w.pods = append(w.pods, made)
 		w.write(made, func(*Pod) {})
 		if luck > landsReportedLate {
@@ -920,18 +1037,30 @@ func (w *world) attempt(j *job, luck int) bool {
 		if s.Phase == Releasing {
 			s.Phase = Running
 		}
-		if s.Phase == Running {
-			s.Reason = ""
-		}
-		if stored, ok := w.records[s.ID]; takesPlace && (!ok || stored.Revision.Less(s.Revision)) {
-			w.records[s.ID] = s
+		stored, ok := w.records[s.ID]
+		if takesPlace && (!ok || stored.Revision.Less(s.Revision)) {
+			if !ok {
+				stored = &simRecord{}
+			}
+			stored.Sandbox = s
+			if w.records[s.ID] = stored; s.Phase == Ended && stored.deleting { // its finalizer goes
+				w.forgotten[s.ID] = true
+				w.dropObject(s.ID)
+			} else {
+				w.recordWatch = append(w.recordWatch, w.seenRecord(s.ID))
+			}
 		}
 		if luck > landsReportedLate {
 			return false
 		}
 		j.report = []Event{Recorded{s.ID, s.Revision}}
 	case ForgetRecord:
-		delete(w.records, e.ID)
+		if takesPlace {
+			w.dropObject(e.ID)
+		}
+		if luck > landsReportedLate {
+			return false
+		}
 	case PoolDrained:
 		if p := w.pool(e.Key); p.exists && p.Deleting {
 			p.exists = false
@@ -954,19 +1083,20 @@ func (w *world) attempt(j *job, luck int) bool {
 func (w *world) token() uint64 { w.tokens++; return uint64(w.tokens) }
 
 func (w *world) claim() {
-	var b Binding
-	if n := w.draw(3); n > 0 {
-		b.EndAt = w.now.Wall.Add(time.Duration(n) * 30 * time.Second)
-	}
 	token := w.token()
-	w.claims[token] = false
-	w.step(Claim{Token: token, Pool: w.pools[w.draw(len(w.pools))].Key, Binding: b})
+	ev := Claim{Token: token, Pool: w.pools[w.draw(len(w.pools))].Key, Lifetime: time.Duration(w.draw(3)) * 30 * time.Second, Wait: time.Duration(w.draw(3)) * 10 * time.Second}
+	if n := w.draw(4); n > 1 {
+		ev.Binding.IdempotencyKey = "k" + strconv.Itoa(n)
+		ev.Binding.RequestHash[0] = byte(w.draw(2))
+	}
+	w.claims[token] = &simClaim{key: ev.Binding.claimKey()}
+	w.step(ev)
 }
 
 func (w *world) abandon() {
 	if waiting := sorted(w.claims); len(waiting) > 0 {
 		token := waiting[w.draw(len(waiting))]
-		w.claims[token] = true
+		w.claims[token].abandoned = true
 		w.step(ClaimAbandoned{token})
 	}
 }
@@ -1209,12 +1339,10 @@ func (w *world) checkTruth() {
 			continue
 		}
 		inPool[p.pool()]++
-		if p.Binding == nil || !w.answered[p.Binding.ID] {
-			continue
-		}
-		s := w.core.sandboxes[p.Binding.ID]
-		if s == nil || s.Pod != p.Key {
-			w.t.Fatalf("%s was answered and is on pod %s; the core knows %+v", p.Binding.ID, p.Key.Name, s)
+	}
+	for id := range w.answered {
+		if s := w.core.sandboxes[id]; s == nil && !w.forgotten[id] && !w.unwanted[id] {
+			w.t.Fatalf("%s was answered, and the core does not know it", id)
 		}
 	}
 	for _, p := range w.pools {
@@ -1276,14 +1404,8 @@ func (w *world) checkUnderWay() {
 			continue
 		}
 		switch q.phase {
-		case podBinding:
-			must("bind %s", key.Name)
-		case podClaimed:
-			if q.sandbox.Phase == Releasing {
-				must("mark %s", key.Name)
-			}
 		case podDeleting:
-			if !p.Deleting {
+			if d := w.core.discards[key]; d != nil && d.durable && !p.Deleting {
 				must("delete %s", key.Name)
 			}
 		}
@@ -1292,10 +1414,25 @@ func (w *world) checkUnderWay() {
 		if s.recorded.Less(s.Revision) {
 			must("record %s", s.ID)
 		}
+		if s.Phase == Starting && !s.readying && !s.lost {
+			must("start %s", s.ID)
+		}
 	}
-	for token, abandoned := range w.claims {
-		if w.core.claims[token] == nil && !abandoned {
+	o := &w.core.outbox
+	if writing := w.leader.committing != nil || w.leader.written; writing != (len(o.writing) > 0) || writing && o.ready {
+		w.t.Fatalf("the core is writing %d facts, ready: %v; under way: %v", len(o.writing), o.ready, writing)
+	}
+	if o.ready && o.urgent && slices.ContainsFunc(o.pending, func(ch *change) bool { return !ch.dropped }) {
+		w.t.Fatalf("%d facts wait, though the writer is free", len(o.pending))
+	}
+	for token, c := range w.claims {
+		if w.core.claims[token] == nil && !w.core.waitsForStart(token) && !c.abandoned {
 			w.t.Fatalf("claim %d has no answer and is not under way", token)
+		}
+	}
+	for _, p := range w.core.pools {
+		if p.waiting.Len() > 0 && p.queue.n > 0 {
+			w.t.Fatalf("%d claims wait while %d pods are warm", p.waiting.Len(), p.queue.n)
 		}
 	}
 	for token, id := range w.releases {
@@ -1305,25 +1442,40 @@ func (w *world) checkUnderWay() {
 	}
 }
 
+func (c *Core) waitsForStart(token uint64) bool {
+	for s := range c.starting {
+		if slices.ContainsFunc(s.callers, func(x caller) bool { return x.token == token }) {
+			return true
+		}
+	}
+	return false
+}
+
 // checkTables counts again what the core keeps count of.
 func checkTables(t interface{ Fatalf(string, ...any) }, c *Core) {
-	binding := 0
+	waiting := map[*claim]bool{}
 	for key, p := range c.pools {
 		if p.Key != key {
 			t.Fatalf("pool %v is kept as %v", p.Key, key)
 		}
-		var n [podPhases]int
-		outdatedPending, outdatedWarm := 0, 0
+		var n [podPhases][2][2]int
 		for q := range p.pods {
-			n[q.phase]++
+			outdated, stranded := 0, 0
+			if q.outdated {
+				outdated = 1
+			}
+			if q.phase == podPending && q.away {
+				stranded = 1
+			}
+			if q.away && q.node.usable {
+				t.Fatalf("pod %s is away from a node that is usable", q.seen.Key.Name)
+			}
+			n[q.phase][outdated][stranded]++
 			if c.pods[q.seen.Key] != q || q.pool != p {
 				t.Fatalf("pool %s holds a pod %s that is not its own", key.Name, q.seen.Key.Name)
 			}
-			if q.outdated && q.phase == podPending {
-				outdatedPending++
-			}
-			if q.outdated && q.phase == podWarm {
-				outdatedWarm++
+			if c.nodes[q.seen.Node] != q.node || q.node.name != q.seen.Node {
+				t.Fatalf("pod %s is kept with node %q, it is on %q", q.seen.Key.Name, q.node.name, q.seen.Node)
 			}
 			if withheld := p.known && p.Refused && !p.Deleting; withheld && (q.phase == podPending || q.phase == podWarm && !q.outdated) {
 				t.Fatalf("pod %s is kept in phase %d, outdated %v, though the template is refused", q.seen.Key.Name, q.phase, q.outdated)
@@ -1331,14 +1483,11 @@ func checkTables(t interface{ Fatalf(string, ...any) }, c *Core) {
 			if (q.elem != nil) != (q.phase == podWarm) {
 				t.Fatalf("pod %s is in the queue: %v, phase %d", q.seen.Key.Name, q.elem != nil, q.phase)
 			}
-			if (q.claim != nil) != (q.phase == podBinding) {
+			if (q.claim != nil) != (q.phase == podClaiming) {
 				t.Fatalf("pod %s has a claim: %v, phase %d", q.seen.Key.Name, q.claim != nil, q.phase)
 			}
-			if q.claim != nil {
-				binding++
-				if c.claims[q.claim.token] != q {
-					t.Fatalf("claim %d is not kept with its pod", q.claim.token)
-				}
+			if q.claim != nil && (q.claim.pod != q || q.claim.elem != nil || !q.claim.change.handed && !q.usable()) {
+				t.Fatalf("pod %s is given to a claim that does not have it: %+v", q.seen.Key.Name, q.claim)
 			}
 			if held := q.phase == podClaimed || q.phase == podReleased; held && q.sandbox == nil {
 				t.Fatalf("pod %s holds no sandbox, phase %d", q.seen.Key.Name, q.phase)
@@ -1346,17 +1495,50 @@ func checkTables(t interface{ Fatalf(string, ...any) }, c *Core) {
 			if s := q.sandbox; s != nil && (s.Pod != q.seen.Key || c.sandboxes[s.ID] != s) {
 				t.Fatalf("pod %s holds %s, which is on %s", q.seen.Key.Name, s.ID, s.Pod.Name)
 			}
-			if q.phase == podWarm && (q.sandbox != nil || !q.seen.usable() || q.seen.Deleting || q.seen.Finished) {
+			if q.phase == podWarm && (q.sandbox != nil || !q.usable() || q.seen.Used) {
 				t.Fatalf("pod %s is warm: %+v", q.seen.Key.Name, q.seen)
 			}
 		}
-		if n != p.n || outdatedPending != p.outdatedPending || outdatedWarm != p.outdatedWarm || p.queue.Len() != n[podWarm] {
-			t.Fatalf("pool %s counts %v, outdated %d and %d, queue %d; there are %v, outdated %d and %d",
-				key.Name, p.n, p.outdatedPending, p.outdatedWarm, p.queue.Len(), n, outdatedPending, outdatedWarm)
+		if n != p.n || p.queue.n != p.sum(podWarm) {
+			t.Fatalf("pool %s counts %v, queue %d; there are %v", key.Name, p.n, p.queue.n, n)
+		}
+		queued := 0
+		for name, s := range p.queue.shelves {
+			if s.node != name || s.pods.Len() == 0 {
+				t.Fatalf("pool %s: shelf %q of node %q with %d pods", key.Name, name, s.node, s.pods.Len())
+			}
+			queued += s.pods.Len()
+			for e := s.pods.Front(); e != nil && e.Next() != nil; e = e.Next() {
+				if byAge(e.Value.(*pod), e.Next().Value.(*pod)) > 0 {
+					t.Fatalf("pool %s: the queue of node %q is not in order", key.Name, name)
+				}
+			}
+		}
+		if queued != p.queue.n || len(p.queue.shelves) != p.queue.turn.Len() {
+			t.Fatalf("pool %s: %d pods in the queue, counted %d; %d nodes, %d have their turn", key.Name, queued, p.queue.n, len(p.queue.shelves), p.queue.turn.Len())
+		}
+		last := uint64(0)
+		for e := p.waiting.Front(); e != nil; e = e.Next() {
+			cl := e.Value.(*claim)
+			waiting[cl] = true
+			if cl.elem != e || cl.pod != nil || cl.number <= last || len(cl.tokens) == 0 {
+				t.Fatalf("pool %s: claim %+v waits after %d", key.Name, cl, last)
+			}
+			last = cl.number
 		}
 	}
-	if binding != len(c.claims) {
-		t.Fatalf("%d claims, %d pods being bound", len(c.claims), binding)
+	for token, cl := range c.claims {
+		if !slices.Contains(cl.tokens, token) || waiting[cl] == (cl.pod != nil) {
+			t.Fatalf("claim %d: %+v, waits: %v", token, cl, waiting[cl])
+		}
+	}
+	for key, k := range c.keys {
+		if (k.claim != nil) == (k.sandbox != nil) {
+			t.Fatalf("key %v stands for %+v", key, k)
+		}
+		if s := k.sandbox; s != nil && (c.sandboxes[s.ID] != s || s.claimKey() != key || (s.keyElem != nil) != (s.Phase == Released || s.Phase == Ended)) {
+			t.Fatalf("key %v stands for %+v", key, s)
+		}
 	}
 	all := 0
 	for _, p := range c.pools {
@@ -1372,20 +1554,23 @@ func checkTables(t interface{ Fatalf(string, ...any) }, c *Core) {
 		if s.ID != id {
 			t.Fatalf("%s is kept as %s", s.ID, id)
 		}
-		if s.Phase != Ended && (q == nil || q.sandbox != s) {
+		if s.Phase != Ended && q != nil && q.sandbox != s {
 			t.Fatalf("%s is in phase %d, but its pod does not hold it", id, s.Phase)
+		}
+		if q == nil && (s.Phase == Starting || s.Phase == Running || s.Phase == Released && s.fence.done) {
+			t.Fatalf("%s is in phase %d, and its pod is gone", id, s.Phase)
 		}
 		if s.Phase != Ended && holds[s.Pod] != "" {
 			t.Fatalf("pod %s holds %s and %s", s.Pod.Name, id, holds[s.Pod])
 		}
 		holds[s.Pod] = id
 		switch s.Phase {
-		case Running, Releasing:
-			if q.phase != podClaimed {
+		case Starting, Running, Releasing:
+			if q != nil && q.phase != podClaimed {
 				t.Fatalf("%s is in phase %d, its pod in %d", id, s.Phase, q.phase)
 			}
 		case Released:
-			if q.phase != podReleased && q.phase != podDeleting {
+			if q != nil && q.phase != podReleased && q.phase != podDeleting {
 				t.Fatalf("%s is released, its pod in phase %d", id, q.phase)
 			}
 		case Ended:
@@ -1393,14 +1578,14 @@ func checkTables(t interface{ Fatalf(string, ...any) }, c *Core) {
 		}
 		if s.queued {
 			queued++
-			if s.Phase != Running && s.Phase != Releasing {
+			if s.Phase != Starting && s.Phase != Running && s.Phase != Releasing {
 				t.Fatalf("%s still has a deadline in phase %d", id, s.Phase)
 			}
 			if s.index >= len(c.deadlines) || c.deadlines[s.index] != s {
 				t.Fatalf("%s is not at its place among the deadlines", id)
 			}
 		}
-		if due := s.Phase == Running && !s.EndAt.IsZero(); due && !s.queued {
+		if due := (s.Phase == Running || s.Phase == Starting) && !s.EndAt.IsZero(); due && !s.queued {
 			t.Fatalf("%s has no deadline", id)
 		}
 	}
@@ -1419,7 +1604,8 @@ func checkTables(t interface{ Fatalf(string, ...any) }, c *Core) {
 		if c.streams[s.stream] != s {
 			t.Fatalf("session %s is not kept with its stream", id)
 		}
-		for sb := range c.fences {
+		for e := c.fences.Front(); e != nil; e = e.Next() {
+			sb := e.Value.(*sandbox)
 			_, waits := sb.fence.waiting[s]
 			if pends := slices.ContainsFunc(s.pending, func(p pending) bool { return p.sandbox == sb }); waits != pends {
 				t.Fatalf("the fence of %s waits for session %s: %v, which owes an acknowledgement: %v", sb.ID, id, waits, pends)
@@ -1429,7 +1615,8 @@ func checkTables(t interface{ Fatalf(string, ...any) }, c *Core) {
 	if streams != len(c.streams) {
 		t.Fatalf("%d streams, %d sessions with one", len(c.streams), streams)
 	}
-	for sb := range c.fences {
+	for e := c.fences.Front(); e != nil; e = e.Next() {
+		sb := e.Value.(*sandbox)
 		for s := range sb.fence.waiting {
 			if c.sessions[s.id] != s {
 				t.Fatalf("the fence of %s waits for session %s, which has ended", sb.ID, s.id)
@@ -1444,6 +1631,12 @@ func checkTables(t interface{ Fatalf(string, ...any) }, c *Core) {
 // over, everybody answered.
 func (w *world) settle() {
 	w.log("- settle")
+	for name := range w.nodes {
+		if !w.nodes[name] {
+			w.nodes[name] = true
+			w.nodeWatch = append(w.nodeWatch, NodeSeen{Name: name, Usable: true})
+		}
+	}
 	for _, p := range w.pods {
 		if p.exists {
 			w.write(p, func(*Pod) {}) // whatever was refused is looked at again
@@ -1461,16 +1654,16 @@ func (w *world) settle() {
 	}
 	w.quiesce()
 	t := w.t
-	for token, abandoned := range w.claims {
-		if !abandoned {
+	for token, c := range w.claims {
+		if !c.abandoned {
 			t.Fatalf("claim %d was never answered", token)
 		}
 	}
 	if len(w.releases) > 0 {
 		t.Fatalf("releases never answered: %v", w.releases)
 	}
-	if len(w.core.fences) > 0 {
-		t.Fatalf("%d fences never completed", len(w.core.fences))
+	if w.core.fences.Len() > 0 {
+		t.Fatalf("%d fences never completed", w.core.fences.Len())
 	}
 	used := map[PoolKey]int{}
 	warm := map[PoolKey]int{}
@@ -1478,15 +1671,16 @@ func (w *world) settle() {
 		switch {
 		case !p.exists:
 			continue
-		case p.Binding == nil && !p.Free || p.Finished || p.Deleting || p.Released:
+		case p.Finished || p.Deleting || p.discarded || len(p.bound) == 0 && p.Used:
 			t.Fatalf("pod %s was left over: %+v", p.Key.Name, p.Pod)
-		case p.Binding != nil:
+		case len(p.bound) > 0:
+			id := p.bound[0]
 			used[p.pool()]++
-			if s := w.core.sandboxes[p.Binding.ID]; s.Phase != Running {
-				t.Fatalf("pod %s is left with %s in phase %d", p.Key.Name, s.ID, s.Phase)
+			if s := w.core.sandboxes[id]; s == nil || s.Phase != Running {
+				t.Fatalf("pod %s is left with %s: %+v", p.Key.Name, id, s)
 			}
-			if r, ok := w.records[p.Binding.ID]; !ok || r.Phase != Running {
-				t.Fatalf("%s runs, its record says %+v", p.Binding.ID, r)
+			if r, ok := w.records[id]; !ok || r.Phase != Running {
+				t.Fatalf("%s runs, its record says %+v", id, r)
 			}
 		default:
 			warm[p.pool()]++
@@ -1524,8 +1718,8 @@ func (w *world) settle() {
 	}
 	for _, id := range sorted(w.ended) {
 		r, ok := w.records[id]
-		if s := w.core.sandboxes[id]; s != nil && s.Revision.Less(r.Revision) {
-			continue // the same
+		if w.unwanted[id] {
+			continue
 		}
 		if !ok || r.Phase != Ended {
 			t.Fatalf("%s has ended, its record says %+v", id, r)
@@ -1550,15 +1744,17 @@ func (w *world) quiesce() {
 	for range 2000 {
 		switch {
 		case w.tellShown(): // not far behind: pods of a template that the core does not know yet are replaced over and over
+		case len(w.nodeWatch) > 0:
+			w.watchNodes()
+		case w.leader.pending != nil || w.leader.paced:
+			w.journal(w.leader, 0)
 		case len(w.jobs) > 0:
-			luck := lands
-			if _, ok := w.jobs[0].effect.(DeletePod); ok {
-				luck = notUnderstood // what has changed is heard from the watch alone
-			}
-			w.run(w.jobs[0], luck)
+			w.run(w.jobs[0], lands)
+		case len(w.recordWatch) > 0:
+			w.watchRecords()
 		case w.first(func(p *simPod) bool { return len(p.watch) > 0 }, w.watch):
 		case w.first(func(p *simPod) bool { return p.exists && p.Deleting }, w.remove):
-		case w.first(func(p *simPod) bool { return p.exists && !p.Ready && !p.Finished }, w.ready):
+		case w.first(func(p *simPod) bool { return p.exists && !p.Ready && !p.Finished }, w.becomesReady):
 		case len(w.strays) > 0:
 			ev := w.strays[0]
 			w.strays = w.strays[1:]

@@ -1,13 +1,17 @@
 package core
 
-import "container/list"
+import (
+	"container/list"
+	"slices"
+	"strings"
+)
 
 type podPhase int
 
 const (
 	podPending podPhase = iota
 	podWarm
-	podBinding
+	podClaiming
 	podClaimed
 	podReleased
 	podDeleting
@@ -17,51 +21,133 @@ const (
 type pod struct {
 	pool     *pool
 	seen     Pod // the latest observation
+	node     *node
 	phase    podPhase
-	outdated bool          // made from an older template
-	elem     *list.Element // in the pool's queue, while warm
-	sandbox  *sandbox      // from claimed on
-	claim    *claim        // while binding
-	// condition is the version on which the last conditional DeletePod depends;
-	// changed: it was not that any more.
-	condition string
-	changed   bool
+	outdated bool // made from an older template
+	// away: its node became unusable under it. Such a pod is not counted on, so
+	// the pool makes another one; but not for one that lands on such a node,
+	// because the next might land there too.
+	away    bool
+	shelf   *shelf        // while warm
+	elem    *list.Element // on it
+	claim   *claim        // while claiming
+	sandbox *sandbox      // from claimed on
 }
 
-// claim is a caller waiting for its binding to be written.
-type claim struct {
-	token     uint64
-	binding   Binding
-	abandoned bool
+// node is a node, or the name of one that was not seen.
+type node struct {
+	name   string
+	usable bool
+	pods   map[*pod]struct{}
+}
+
+// stranded: it is idle and away.
+func (q *pod) stranded() bool { return q.phase == podPending && q.away }
+
+// usable reports whether the pod can be handed out.
+func (q *pod) usable() bool {
+	return q.seen.Ready && !q.seen.Deleting && !q.seen.Finished && q.seen.IP.IsValid() && q.node.usable
+}
+
+// change changes what a pod is counted by.
+func (q *pod) change(f func()) {
+	q.pool.count(q, -1)
+	f()
+	q.pool.count(q, +1)
 }
 
 func (c *Core) enter(q *pod, phase podPhase) {
 	if q.elem != nil {
-		q.pool.queue.Remove(q.elem)
-		q.elem = nil
+		q.pool.queue.remove(q)
 	}
-	q.pool.count(q, -1, true)
-	q.phase = phase
-	q.pool.count(q, +1, true)
+	q.change(func() { q.phase = phase })
 	if phase == podWarm {
-		q.elem = q.pool.queue.PushBack(q)
+		q.pool.queue.put(q)
 	}
 }
 
-// discard takes an idle pod out of use for good.
+func (c *Core) nodeOf(name string) *node {
+	n := c.nodes[name]
+	if n == nil {
+		n = &node{name: name, pods: map[*pod]struct{}{}}
+		c.nodes[name] = n
+	}
+	return n
+}
+
+// leaveNode takes a pod off its node.
+func (c *Core) leaveNode(q *pod) {
+	delete(q.node.pods, q)
+	if len(q.node.pods) == 0 && !q.node.usable {
+		delete(c.nodes, q.node.name)
+	}
+}
+
+func (c *Core) nodeSeen(name string, usable bool) {
+	n := c.nodeOf(name)
+	if n.usable != usable {
+		there := sortedPods(n.pods)
+		n.usable = usable
+		for _, q := range there {
+			q.change(func() { q.away = !usable })
+		}
+		for _, q := range there { // all of them, before anything is decided
+			c.consider(q)
+		}
+		for _, q := range there {
+			c.serve(q.pool)
+			c.reconcile(q.pool)
+		}
+	}
+	if len(n.pods) == 0 && !n.usable {
+		delete(c.nodes, name)
+	}
+}
+
+// sortedPods lists pods in an order of their own: the same events do the same.
+func sortedPods(set map[*pod]struct{}) []*pod {
+	all := make([]*pod, 0, len(set))
+	for q := range set {
+		all = append(all, q)
+	}
+	slices.SortFunc(all, func(a, b *pod) int { return strings.Compare(a.seen.Key.UID, b.seen.Key.UID) })
+	return all
+}
+
+// discard takes an idle pod out of use for good. It is deleted once that is in
+// the journal: a leader that comes after must not hand it out while our deletion
+// is still on its way.
 func (c *Core) discard(q *pod) {
 	c.enter(q, podDeleting)
 	if !q.seen.Deleting {
-		// On condition that it has not changed: a claim that a deposed leader
-		// wrote late must not be deleted with it.
-		q.condition, q.changed = q.seen.Version, false
-		c.emit(DeletePod{Pod: q.seen.Key, IfVersion: q.seen.Version})
+		ch := &change{fact: Fact{Discard: q.seen.Key}}
+		c.append(ch, false)
+		c.discards[q.seen.Key] = &discard{revision: ch.fact.Revision}
 	}
 }
 
-// usable reports whether the pod can be handed out.
-func (p Pod) usable() bool {
-	return p.Ready && p.Free && p.Binding == nil && p.IP.IsValid()
+// discard is the intent to delete an idle pod. It is final.
+type discard struct {
+	revision Revision
+	durable  bool
+}
+
+// discarded acts on a committed intent.
+func (c *Core) discarded(key PodKey) {
+	c.discards[key].durable = true
+	if c.pods[key] == nil {
+		c.discardSettled(key)
+		return
+	}
+	c.emit(DeletePod{Pod: key})
+}
+
+// discardSettled drops a durable intent whose pod is gone.
+func (c *Core) discardSettled(key PodKey) {
+	if d := c.discards[key]; d != nil && d.durable {
+		delete(c.discards, key)
+		c.emit(Settle{Pod: key, Revision: d.revision})
+	}
 }
 
 func (c *Core) podSeen(seen Pod) {
@@ -69,114 +155,91 @@ func (c *Core) podSeen(seen Pod) {
 	if q == nil {
 		p := c.poolOf(PoolKey{seen.Key.Namespace, seen.Pool})
 		p.made(seen.Key.Name)
-		q = &pod{pool: p, seen: seen, outdated: p.known && seen.Template != p.Template}
+		q = &pod{pool: p, seen: seen, node: c.nodeOf(seen.Node), outdated: p.known && seen.Template != p.Template}
+		q.away = c.recovering && seen.Node != "" && !q.node.usable
+		q.node.pods[q] = struct{}{}
 		c.pods[seen.Key] = q
 		p.pods[q] = struct{}{}
-		p.count(q, +1, true)
-		// Used before, whatever this observation shows: it may be older than
-		// the use, or its mark was removed.
-		if s := c.holds[seen.Key]; s != nil {
+		p.count(q, +1)
+		d := c.discards[seen.Key]
+		switch s := c.holds[seen.Key]; {
+		case s != nil:
+			// Used before, whatever this observation shows: it may be older than
+			// the use.
 			c.hold(q, s)
+		case d != nil:
+			c.enter(q, podDeleting)
+			if d.durable && !seen.Deleting {
+				c.emit(DeletePod{Pod: seen.Key})
+			}
 		}
+	}
+	if q.seen.Node != seen.Node { // it was scheduled
+		c.leaveNode(q)
+		q.node = c.nodeOf(seen.Node)
+		q.node.pods[q] = struct{}{}
 	}
 	q.seen = seen
+	c.consider(q)
+	c.serve(q.pool)
+	c.reconcile(q.pool)
+}
+
+// consider acts on what a pod was last seen as.
+func (c *Core) consider(q *pod) {
+	seen := q.seen
 	switch q.phase {
-	case podPending, podWarm, podBinding, podDeleting:
-		if seen.Binding != nil && q.ours(seen.Binding.ID) {
-			break // our own write, whose answer is on its way
-		}
-		if seen.Binding != nil && (q.phase != podDeleting || q.sandbox == nil) {
-			c.adopt(q)
-		}
-	}
-	switch q.phase {
-	case podPending:
+	case podPending, podWarm:
 		switch {
 		case seen.Deleting || seen.Finished:
 			c.discard(q)
-		case seen.usable():
+		case seen.Used:
+			c.emit(Repaired{Pod: seen.Key, What: "a pod of this pool is marked as used, and no record says by whom: it is deleted"})
+			c.discard(q)
+		case q.usable() && q.phase == podPending:
 			c.enter(q, podWarm)
-		}
-	case podWarm:
-		switch {
-		case seen.Deleting || seen.Finished:
-			c.discard(q)
-		case !seen.usable():
+		case !q.usable() && q.phase == podWarm:
 			c.enter(q, podPending)
+		}
+	case podClaiming:
+		if ch := q.claim.change; !ch.handed && !q.usable() {
+			c.takeBack(q.claim)
+			c.enter(q, podPending)
+			c.consider(q)
 		}
 	case podClaimed:
 		switch s := q.sandbox; {
-		case seen.Released:
-			// Ours, seen before its answer, or that of a leader that was deposed.
-			if s.Phase == Running {
-				s.Reason = seen.ReleaseReason
-			}
-			c.released(s)
 		case seen.Deleting:
 			c.lost(s, ReasonPodDeleted)
 		case seen.Finished:
 			c.lost(s, ReasonPodFailed)
-		case seen.IP.IsValid() && !s.IP.IsValid():
-			s.IP = seen.IP
-			c.revise(s)
-			c.pushRoute(s)
 		case seen.IP.IsValid() && seen.IP != s.IP:
 			// The address the routers know may belong to another pod already.
-			s.moved = true
-			c.startRelease(s, ReasonPodMoved)
+			c.lost(s, ReasonPodMoved)
 		}
-	case podDeleting:
-		c.deleteAgain(q)
+	case podReleased, podDeleting:
 	}
-	c.reconcile(q.pool)
-}
-
-// ours reports whether id is that of the claim being written to the pod.
-func (q *pod) ours(id string) bool { return q.claim != nil && q.claim.binding.ID == id }
-
-// adopt takes over a claim that was written by an earlier term and is not on
-// record: found at recovery, or written late by a leader that was deposed.
-func (c *Core) adopt(q *pod) {
-	b := *q.seen.Binding
-	if c.sandboxes[b.ID] != nil {
-		return // two pods with one ID: the recorded one holds it, this one is never used
-	}
-	s := &sandbox{
-		Sandbox:   Sandbox{Binding: b, Pool: q.pool.Key, Pod: q.seen.Key, IP: q.seen.IP},
-		inherited: true,
-	}
-	c.add(s)
-	c.hold(q, s)
 }
 
 // hold ties a pod to the sandbox that it was given earlier.
 func (c *Core) hold(q *pod, s *sandbox) {
-	if q.claim != nil {
-		c.rebind(q) // our own write will fail; its caller gets another pod
-	}
 	q.sandbox = s
-	// Those of a pool that was not seen are not known: no default port, and none
-	// closed. It either follows or is gone, and then its sandboxes are released.
-	s.takePorts(q.pool)
-	switch {
-	case s.Phase == Ended || s.Phase == Released:
-		if s.elem != nil {
-			c.ended.Remove(s.elem)
-			s.elem = nil
-		}
-		c.enter(q, podReleased)
-		s.Phase = Released
-		c.revise(s) // so that no late write of an earlier term takes it back
-		c.startFence(s)
-	case q.seen.Released:
-		c.enter(q, podClaimed)
-		s.Reason = q.seen.ReleaseReason
-		c.released(s)
-	default:
-		c.enter(q, podClaimed)
-		s.moved = s.IP.IsValid() && q.seen.IP.IsValid() && s.IP != q.seen.IP
-		c.running(s)
+	if q.pool.known {
+		s.takePorts(q.pool)
 	}
+	if s.Phase != Released && s.Phase != Ended {
+		c.enter(q, podClaimed)
+		c.pushRoute(s)
+		return
+	}
+	c.enter(q, podReleased)
+	if s.elem != nil { // it is not gone after all
+		c.ended.Remove(s.elem)
+		s.elem = nil
+		s.Phase = Released
+		c.revise(s)
+	}
+	c.startFence(s)
 }
 
 func (c *Core) podGone(key PodKey) {
@@ -185,35 +248,21 @@ func (c *Core) podGone(key PodKey) {
 		return
 	}
 	if q.claim != nil {
-		c.rebind(q)
+		q.seen.Ready = false // so that it is not answered, when it is being written
+		if !q.claim.change.handed {
+			c.takeBack(q.claim)
+		}
 	}
-	if s := q.sandbox; s != nil {
-		c.lost(s, ReasonPodGone)
-	}
+	s := q.sandbox
 	c.enter(q, podDeleting) // out of the queue
-	q.pool.count(q, -1, true)
+	q.pool.count(q, -1)
 	delete(q.pool.pods, q)
 	delete(c.pods, key)
-	if s := q.sandbox; s != nil {
-		c.end(s)
+	c.leaveNode(q)
+	if s != nil {
+		c.lost(s, ReasonPodGone)
 	}
+	c.discardSettled(key)
+	c.serve(q.pool)
 	c.reconcile(q.pool)
-}
-
-func (c *Core) deleteFailed(key PodKey) {
-	q := c.pods[key]
-	if q == nil || q.phase != podDeleting || q.sandbox != nil {
-		return
-	}
-	q.changed = true
-	c.deleteAgain(q)
-}
-
-// deleteAgain deletes an idle pod that had changed when it was to be deleted,
-// once it is known what it is now. Before that the same condition would only
-// fail again.
-func (c *Core) deleteAgain(q *pod) {
-	if q.sandbox == nil && q.changed && q.seen.Version != q.condition {
-		c.discard(q)
-	}
 }

@@ -1,9 +1,9 @@
 package core
 
 import (
+	"cmp"
 	"container/list"
 	"slices"
-	"strings"
 	"time"
 )
 
@@ -20,14 +20,14 @@ type pool struct {
 	known    bool // its object exists
 	drained  bool // PoolDrained was emitted
 	pods     map[*pod]struct{}
-	queue    *list.List // of *pod: warm, oldest first
+	queue    queue      // of warm pods
+	waiting  *list.List // of *claim without a pod, in the order they came
 	creating map[string]struct{}
 	// again are the names of pods whose creation failed. They are asked for
 	// again before new ones: one that was made all the same is not made twice.
 	again []string
-	n     [podPhases]int
-	// outdated counts pending and warm pods of an older template.
-	outdatedPending, outdatedWarm int
+	// n counts pods by phase, by whether they are outdated, and stranded.
+	n [podPhases][2][2]int
 
 	backOff time.Duration
 	retryAt time.Duration // boot clock; 0: no retry pending
@@ -35,11 +35,32 @@ type pool struct {
 
 func (p *pool) counts() Counts {
 	return Counts{
-		Pending:   p.n[podPending] + len(p.creating),
-		Warm:      p.n[podWarm],
-		Claimed:   p.n[podBinding] + p.n[podClaimed],
-		Releasing: p.n[podReleased] + p.n[podDeleting],
+		Pending:   p.sum(podPending) + len(p.creating),
+		Warm:      p.sum(podWarm),
+		Claimed:   p.sum(podClaiming) + p.sum(podClaimed),
+		Releasing: p.sum(podReleased) + p.sum(podDeleting),
+		Waiting:   p.waiting.Len(),
 	}
+}
+
+// sum is how many pods are in a phase.
+func (p *pool) sum(phase podPhase) int { return p.outdated(phase) + p.current(phase) }
+
+// outdated and current are how many of them are made from an older template, and
+// from the present one.
+func (p *pool) outdated(phase podPhase) int { return p.n[phase][1][0] + p.n[phase][1][1] }
+func (p *pool) current(phase podPhase) int  { return p.n[phase][0][0] + p.n[phase][0][1] }
+
+// count adds d for a pod as it is now.
+func (p *pool) count(q *pod, d int) {
+	outdated, stranded := 0, 0
+	if q.outdated {
+		outdated = 1
+	}
+	if q.stranded() {
+		stranded = 1
+	}
+	p.n[q.phase][outdated][stranded] += d
 }
 
 // poolOf returns the pool of that name, making a place for one whose object was
@@ -48,12 +69,24 @@ func (c *Core) poolOf(key PoolKey) *pool {
 	p := c.pools[key]
 	if p == nil {
 		p = &pool{
-			Pool: Pool{Key: key}, pods: map[*pod]struct{}{}, queue: list.New(),
+			Pool: Pool{Key: key}, pods: map[*pod]struct{}{}, queue: newQueue(), waiting: list.New(),
 			creating: map[string]struct{}{},
 		}
 		c.pools[key] = p
 	}
 	return p
+}
+
+// sortedPools lists the pools in an order of their own.
+func (c *Core) sortedPools() []*pool {
+	all := make([]*pool, 0, len(c.pools))
+	for _, p := range c.pools {
+		all = append(all, p)
+	}
+	slices.SortFunc(all, func(a, b *pool) int {
+		return cmp.Or(cmp.Compare(a.Key.Namespace, b.Key.Namespace), cmp.Compare(a.Key.Name, b.Key.Name))
+	})
+	return all
 }
 
 func (c *Core) poolSeen(spec Pool) {
@@ -65,10 +98,8 @@ func (c *Core) poolSeen(spec Pool) {
 		p.drained = false
 	}
 	if changed {
-		p.outdatedPending, p.outdatedWarm = 0, 0
 		for q := range p.pods {
-			q.outdated = q.seen.Template != p.Template
-			p.count(q, +1, false)
+			q.change(func() { q.outdated = q.seen.Template != p.Template })
 		}
 	}
 	if otherPorts {
@@ -80,17 +111,9 @@ func (c *Core) poolSeen(spec Pool) {
 // pushPorts gives the pool's live sandboxes the ports that it asks for now and
 // tells all connected routers, one route for each sandbox.
 func (c *Core) pushPorts(p *pool) {
-	var live []*sandbox
-	for q := range p.pods {
-		if q.phase == podClaimed {
-			live = append(live, q.sandbox)
-		}
-	}
-	// In an order of their own, like pending: the same events say the same.
-	slices.SortFunc(live, func(a, b *sandbox) int { return strings.Compare(a.ID, b.ID) })
-	for _, s := range live {
-		s.takePorts(p)
-		c.pushRoute(s)
+	for _, q := range p.sorted(podClaimed) {
+		q.sandbox.takePorts(p)
+		c.pushRoute(q.sandbox)
 	}
 }
 
@@ -101,22 +124,6 @@ func (c *Core) poolGone(key PoolKey) {
 	}
 	p.known, p.Deleting = false, true
 	c.reconcile(p)
-}
-
-// count adds d for a pod in its present state, to both kinds of counters or
-// only to those of outdated pods.
-func (p *pool) count(q *pod, d int, phase bool) {
-	if phase {
-		p.n[q.phase] += d
-	}
-	if q.outdated {
-		switch q.phase {
-		case podPending:
-			p.outdatedPending += d
-		case podWarm:
-			p.outdatedWarm += d
-		}
-	}
 }
 
 // reconcile brings the number of warm pods to what the pool asks for.
@@ -136,7 +143,9 @@ func (c *Core) reconcile(p *pool) {
 		c.withhold(p)
 		return
 	}
-	idle := len(p.creating) + p.n[podPending] - p.outdatedPending + p.n[podWarm] - p.outdatedWarm
+	// Those that are stranded are not counted on. They come back with their node,
+	// and are then too many.
+	idle := len(p.creating) + p.n[podPending][0][0] + p.current(podWarm)
 	if p.retryAt == 0 {
 		missing := p.Warm - idle
 		if p.MaxPods > 0 {
@@ -161,44 +170,39 @@ func (c *Core) reconcile(p *pool) {
 // then outdated warm ones as far as current warm ones stand in, then current
 // ones that are not ready, then the youngest.
 func (c *Core) shrink(p *pool, idle int) {
-	if p.outdatedPending > 0 {
-		for _, q := range p.pending() {
+	if p.outdated(podPending) > 0 {
+		for _, q := range p.sorted(podPending) {
 			if q.outdated {
 				c.discard(q)
 			}
 		}
 	}
 	want := p.want()
-	surplus := min(p.n[podWarm]-want, p.outdatedWarm)
-	if underWay := len(p.creating) + p.n[podPending] + p.n[podDeleting]; surplus <= 0 && p.outdatedWarm > 0 && p.full() && underWay == 0 {
+	surplus := min(p.sum(podWarm)-want, p.outdated(podWarm))
+	if underWay := len(p.creating) + p.sum(podPending) + p.sum(podDeleting); surplus <= 0 && p.outdated(podWarm) > 0 && p.full() && underWay == 0 {
 		surplus = 1 // no room for a current one to stand in: one makes room at a time
 	}
-	for e := p.queue.Front(); e != nil && surplus > 0; {
-		q := e.Value.(*pod)
-		e = e.Next()
-		if q.outdated {
+	if surplus > 0 {
+		for _, q := range p.queue.all(func(q *pod) bool { return q.outdated })[:surplus] {
 			c.discard(q)
-			surplus--
 		}
 	}
 	surplus = idle - want
 	if surplus <= 0 {
 		return
 	}
-	for _, q := range p.pending() {
-		if surplus > 0 {
+	for _, q := range p.sorted(podPending) {
+		if surplus > 0 && !q.stranded() {
 			c.discard(q)
 			surplus--
 		}
 	}
 	// Not more than there are, less those that are still being created.
-	surplus = min(surplus, p.n[podWarm]-p.outdatedWarm-want)
-	for e := p.queue.Back(); e != nil && surplus > 0; {
-		q := e.Value.(*pod)
-		e = e.Prev()
-		if !q.outdated {
+	surplus = min(surplus, p.current(podWarm)-want)
+	if surplus > 0 {
+		young := p.queue.all(func(q *pod) bool { return !q.outdated })
+		for _, q := range young[len(young)-surplus:] {
 			c.discard(q)
-			surplus--
 		}
 	}
 }
@@ -206,13 +210,11 @@ func (c *Core) shrink(p *pool, idle int) {
 // withhold deletes the idle pods of a pool whose template is refused, but for
 // warm ones that were made from an earlier template.
 func (c *Core) withhold(p *pool) {
-	for _, q := range p.pending() {
+	for _, q := range p.sorted(podPending) {
 		c.discard(q)
 	}
-	surplus := p.outdatedWarm - p.want()
-	for e := p.queue.Front(); e != nil; {
-		q := e.Value.(*pod)
-		e = e.Next()
+	surplus := p.outdated(podWarm) - p.want()
+	for _, q := range p.queue.all(func(*pod) bool { return true }) {
 		switch {
 		case !q.outdated:
 			c.discard(q)
@@ -223,27 +225,30 @@ func (c *Core) withhold(p *pool) {
 	}
 }
 
-// pending lists the pods that are not ready, in an order of their own: the same
+// sorted lists the pods in these phases, in an order of their own: the same
 // events choose the same pods.
-func (p *pool) pending() []*pod {
-	var all []*pod
+func (p *pool) sorted(phases ...podPhase) []*pod {
+	found := map[*pod]struct{}{}
 	for q := range p.pods {
-		if q.phase == podPending {
-			all = append(all, q)
+		if slices.Contains(phases, q.phase) {
+			found[q] = struct{}{}
 		}
 	}
-	slices.SortFunc(all, func(a, b *pod) int { return strings.Compare(a.seen.Key.Name, b.seen.Key.Name) })
-	return all
+	return sortedPods(found)
 }
 
 // drain releases and deletes everything of a pool that is going away.
 func (c *Core) drain(p *pool) {
-	for q := range p.pods {
-		switch q.phase {
-		case podPending, podWarm:
-			c.discard(q)
-		case podClaimed:
-			c.startRelease(q.sandbox, ReasonPoolDeleted)
+	for p.waiting.Len() > 0 {
+		c.refuse(p.waiting.Front().Value.(*claim), NoPool)
+	}
+	if p.sum(podPending)+p.sum(podWarm)+p.sum(podClaimed) > 0 {
+		for _, q := range p.sorted(podPending, podWarm, podClaimed) {
+			if q.phase == podClaimed {
+				c.startRelease(q.sandbox, ReasonPoolDeleted)
+			} else {
+				c.discard(q)
+			}
 		}
 	}
 	p.again = nil
@@ -263,7 +268,7 @@ func (p *pool) want() int {
 	if p.MaxPods == 0 {
 		return p.Warm
 	}
-	return max(0, min(p.Warm, p.MaxPods-p.n[podBinding]-p.n[podClaimed]))
+	return max(0, min(p.Warm, p.MaxPods-p.sum(podClaiming)-p.sum(podClaimed)))
 }
 
 // full reports whether MaxPods allows no more pods.

@@ -9,110 +9,37 @@ type sandbox struct {
 	Sandbox
 	// inherited: routers of an earlier term may know its route.
 	inherited bool
-	// moved: its pod has another address than the routers were told.
-	moved    bool
-	index    int // in the deadline heap, -1 or 0 when not in it
+	// lost: its pod cannot serve it any more, or has another address than the
+	// routers were told. Its release is on its way.
+	lost     bool
+	readying bool // that it runs is on its way into the journal
+	ran      bool // routers were told of it before its release began
+	index    int  // in the deadline heap, -1 or 0 when not in it
 	queued   bool
 	recorded Revision // what the Sandbox object is known to show
-	waiters  []waiter // callers of Release
-	fence    *fence
-	elem     *list.Element // in Core.ended
+	// dropped: somebody has deleted the object of what has ended. It must not
+	// come back.
+	dropped bool
+	callers []caller // of Claim, until it runs
+	waiters []waiter // callers of Release
+	fence   *fence
+	elem    *list.Element // in Core.ended
+	keyElem *list.Element // in Core.keysEnded
 }
 
 // routable reports whether routers may be told where it is.
 func (s *sandbox) routable() bool {
-	return (s.Phase == Running || s.Phase == Releasing) && s.IP.IsValid() && !s.moved
+	return (s.Phase == Running || s.Phase == Releasing && s.ran) && !s.lost
 }
 
 // takePorts gives s what its pool says of ports.
 func (s *sandbox) takePorts(p *pool) { s.DefaultPort, s.Ports = p.DefaultPort, p.Ports }
 
-func (c *Core) claim(ev Claim) {
-	p := c.pools[ev.Pool]
-	if p == nil || !p.known || p.Deleting {
-		c.emit(ClaimRefused{Token: ev.Token, NoPool: true})
-		return
-	}
-	b := ev.Binding
-	b.ID, b.ClaimedAt = c.cfg.NewID(), c.now.Wall
-	c.bind(p, &claim{token: ev.Token, binding: b})
-	c.reconcile(p)
-}
-
-// bind writes the claim to the oldest warm pod.
-func (c *Core) bind(p *pool, cl *claim) {
-	e := p.queue.Front()
-	if e == nil {
-		delete(c.claims, cl.token)
-		if !cl.abandoned {
-			c.emit(ClaimRefused{Token: cl.token, NoPool: !p.known || p.Deleting, Counts: p.counts()})
-		}
-		return
-	}
-	q := e.Value.(*pod)
-	c.enter(q, podBinding)
-	q.claim = cl
-	c.claims[cl.token] = q
-	c.emit(BindPod{Pod: q.seen.Key, Binding: cl.binding})
-}
-
-// rebind moves the claim of a pod that turned out not to be free to another
-// one, under an ID that was never written anywhere.
-func (c *Core) rebind(q *pod) {
-	cl := q.claim
-	q.claim = nil
-	if cl.abandoned {
-		delete(c.claims, cl.token)
-		return
-	}
-	cl.binding.ID = c.cfg.NewID()
-	c.bind(q.pool, cl)
-}
-
-func (c *Core) claimAbandoned(token uint64) {
-	if q := c.claims[token]; q != nil {
-		q.claim.abandoned = true // what is being written is awaited, then released
-	}
-}
-
-func (c *Core) bindDone(ev BindDone) {
-	q := c.pods[ev.Pod]
-	if q == nil || !q.ours(ev.ID) {
-		return // it vanished or was adopted meanwhile; its caller was served
-	}
-	if !ev.Bound {
-		c.rebind(q)
-		c.enter(q, podPending) // until an observation says what it is
-		c.podSeen(q.seen)
-		return
-	}
-	cl := q.claim
-	q.claim = nil
-	delete(c.claims, cl.token)
-	s := &sandbox{Sandbox: Sandbox{Binding: cl.binding, Pool: q.pool.Key, Pod: q.seen.Key, IP: q.seen.IP}}
-	s.takePorts(q.pool)
-	c.add(s)
-	q.sandbox = s
-	c.enter(q, podClaimed)
-	c.running(s)
-	if cl.abandoned {
-		c.startRelease(s, ReasonAbandoned)
-	} else {
-		c.emit(Claimed{Token: cl.token, Sandbox: s.Sandbox})
-	}
-	c.podSeen(q.seen) // it may have been going already
-}
-
-// running makes a committed claim known.
-func (c *Core) running(s *sandbox) {
-	s.Phase = Running
+// schedule sees to it that the sandbox is released at its end.
+func (c *Core) schedule(s *sandbox) {
 	if !s.EndAt.IsZero() && !s.queued {
 		heap.Push(&c.deadlines, s)
 	}
-	if s.recorded == (Revision{}) {
-		c.revise(s)
-	}
-	c.pushRoute(s)
 }
 
 func (c *Core) release(ev Release) {
@@ -136,51 +63,53 @@ func (c *Core) release(ev Release) {
 	c.startRelease(s, ev.Reason)
 }
 
-// startRelease writes the release of a running sandbox.
+// startRelease has the release of a live sandbox journaled.
 func (c *Core) startRelease(s *sandbox, reason string) {
-	if s.Phase != Running {
+	if s.Phase != Starting && s.Phase != Running {
 		return
 	}
-	s.Phase, s.Reason = Releasing, reason
-	c.emit(MarkReleased{Pod: s.Pod, ID: s.ID, Reason: reason})
+	s.ran = s.Phase == Running
+	s.Phase = Releasing
+	released := s.Sandbox
+	released.Phase, released.Reason, released.EndedAt = Released, reason, c.now.Wall
+	c.append(&change{sandbox: s, fact: Fact{Sandbox: &released}}, true)
 }
 
-// lost releases a sandbox whose pod cannot come back: that needs no write.
+// lost releases a sandbox whose pod cannot serve it any more. Routers that ask are
+// not told of it from now on.
 func (c *Core) lost(s *sandbox, reason string) {
-	switch s.Phase {
-	case Running:
-		s.Reason = reason
-		c.released(s)
-	case Releasing:
-		c.released(s)
+	if s.Phase == Released {
+		c.tryEnd(s)
+		return
 	}
-	if c.pods[s.Pod] == nil {
-		c.end(s)
-	}
+	s.lost = true
+	c.startRelease(s, reason)
 }
 
 // released acts on a committed release.
-func (c *Core) released(s *sandbox) {
+func (c *Core) released(ch *change) {
+	s := ch.sandbox
 	if s.queued {
 		heap.Remove(&c.deadlines, s.index)
 	}
-	s.Phase = Released
-	s.EndedAt = c.now.Wall
+	fact := ch.fact.Sandbox
+	s.Phase, s.Reason, s.EndedAt, s.Revision = Released, fact.Reason, fact.EndedAt, ch.fact.Revision
 	q := c.pods[s.Pod]
 	if q != nil {
-		if q.seen.Released && !q.seen.ReleasedAt.IsZero() {
-			s.EndedAt = q.seen.ReleasedAt
-		}
 		c.enter(q, podReleased)
+		c.emit(LabelPod{Pod: s.Pod, ID: s.ID, Released: true})
 	}
-	c.revise(s)
+	c.emit(Record{s.Sandbox})
 	c.emit(SandboxReleased{s.Sandbox})
+	c.keyEnds(s)
+	c.answerCallers(s, ClaimRefused{Why: StartFailed, Sandbox: s.Sandbox})
 	c.startFence(s)
 }
 
-// end notes that the sandbox's pod is gone.
-func (c *Core) end(s *sandbox) {
-	if s.Phase != Released {
+// tryEnd notes, if that is so, that nothing is left of a released sandbox: its
+// pod is gone, and no router can send anything to where it was.
+func (c *Core) tryEnd(s *sandbox) {
+	if s.Phase != Released || c.pods[s.Pod] != nil || s.fence == nil || !s.fence.done {
 		return
 	}
 	s.Phase = Ended
@@ -194,9 +123,37 @@ func (c *Core) recorded(ev Recorded) {
 		return
 	}
 	s.recorded = ev.Revision
-	if s.fence != nil {
-		c.advanceFence(s)
+	c.emit(Settle{ID: s.ID, Revision: ev.Revision})
+}
+
+// recordSeen acts on a Sandbox object: deleting one releases the sandbox. One that
+// nobody knows, or that was gone, was written late by a leader that was deposed.
+func (c *Core) recordSeen(ev RecordSeen) {
+	switch s := c.sandboxes[ev.ID]; {
+	case s != nil && s.dropped:
+		c.emit(ForgetRecord{Pool: ev.Pool, ID: ev.ID})
+	case s != nil && ev.Deleting:
+		c.startRelease(s, ReasonDeleted)
+	case s == nil && ev.Revision != (Revision{}) && ev.Revision.Term < c.cfg.Term:
+		c.emit(ForgetRecord{Pool: ev.Pool, ID: ev.ID})
 	}
+}
+
+// recordGone acts on a Sandbox object that is not there any more, although nobody
+// here has deleted it.
+func (c *Core) recordGone(id string) {
+	s := c.sandboxes[id]
+	switch {
+	case s == nil || s.recorded == (Revision{}):
+		return // it is about to be written
+	case s.Phase == Ended:
+		s.dropped = true
+		return
+	}
+	// What it said is in nobody's keeping now.
+	s.recorded = Revision{}
+	c.startRelease(s, ReasonDeleted)
+	c.emit(Record{s.Sandbox})
 }
 
 // deadlineHeap orders sandboxes by their end time.

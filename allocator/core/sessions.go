@@ -1,6 +1,9 @@
 package core
 
-import "time"
+import (
+	"container/list"
+	"time"
+)
 
 // session is one router process.
 type session struct {
@@ -26,6 +29,16 @@ type fence struct {
 	// clearedAt is when nobody was waited for any more; 0: not yet.
 	clearedAt time.Duration
 	done      bool
+	elem      *list.Element // in Core.fences, until it is done
+}
+
+// eachFence calls f for every fence that is under way. f may end it.
+func (c *Core) eachFence(f func(*sandbox)) {
+	for e := c.fences.Front(); e != nil; {
+		sb := e.Value.(*sandbox)
+		e = e.Next()
+		f(sb)
+	}
 }
 
 // waiter is a caller of Release.
@@ -50,11 +63,11 @@ func (c *Core) sessionJoined(ev SessionJoined) {
 	// The snapshot replaces what this router had, so its acknowledgement counts
 	// for every sandbox that is not in it.
 	s.pending = nil
-	for sb := range c.fences {
+	c.eachFence(func(sb *sandbox) {
 		if _, waits := sb.fence.waiting[s]; waits {
 			s.pending = append(s.pending, pending{1, sb})
 		}
-	}
+	})
 	c.emit(SendSnapshot{Stream: s.stream, Sequence: s.sequence, Routes: c.Running()})
 }
 
@@ -67,9 +80,7 @@ func (c *Core) sessionLeft(ev SessionLeft) {
 	s.stream, s.pending = 0, nil
 	// It may serve what it knows until it expires; callers of Release wait only
 	// for those that are connected.
-	for sb := range c.fences {
-		c.answerReleases(sb)
-	}
+	c.eachFence(c.answerReleases)
 }
 
 func (c *Core) sessionGoodbye(id string) {
@@ -109,9 +120,7 @@ func (c *Core) removeSession(s *session) {
 		delete(c.streams, s.stream)
 		c.emit(CloseStream{s.stream})
 	}
-	for sb := range c.fences {
-		c.cleared(sb, s)
-	}
+	c.eachFence(func(sb *sandbox) { c.cleared(sb, s) })
 }
 
 func (c *Core) expireSessions() {
@@ -137,9 +146,11 @@ func (c *Core) pushRoute(sb *sandbox) {
 // them.
 func (c *Core) startFence(sb *sandbox) {
 	if f := sb.fence; f != nil {
-		// Its pod was gone and is there again. Nobody was told of it since.
-		f.done = false
-		c.fences[sb] = struct{}{}
+		// Its pod was gone and is there again, or was found at last. Nobody was told
+		// of it since.
+		if f.done {
+			f.done, f.elem = false, c.fences.PushBack(sb)
+		}
 		c.advanceFence(sb)
 		return
 	}
@@ -147,8 +158,7 @@ func (c *Core) startFence(sb *sandbox) {
 	if sb.inherited {
 		f.notBefore = c.started.Boot + c.expiry()
 	}
-	sb.fence = f
-	c.fences[sb] = struct{}{}
+	sb.fence, f.elem = f, c.fences.PushBack(sb)
 	for _, s := range c.sessions {
 		f.waiting[s] = struct{}{}
 		if s.stream != 0 {
@@ -202,19 +212,16 @@ func (c *Core) advanceFence(sb *sandbox) {
 	if c.now.Boot < f.clearedAt+c.cfg.Window {
 		return
 	}
-	q := c.pods[sb.Pod]
-	if q != nil && sb.recorded.Less(sb.Revision) {
-		return // the record comes first: it says "gone" when the pod is not there to say it
-	}
 	f.done = true
-	delete(c.fences, sb)
-	if q != nil {
+	c.fences.Remove(f.elem)
+	if q := c.pods[sb.Pod]; q != nil {
 		c.enter(q, podDeleting)
 		if !q.seen.Deleting {
 			c.emit(DeletePod{Pod: q.seen.Key})
 		}
 		c.reconcile(q.pool)
 	}
+	c.tryEnd(sb)
 }
 
 func (c *Core) resolve(ev Resolve) {
@@ -223,10 +230,13 @@ func (c *Core) resolve(ev Resolve) {
 	}
 	e := SendResolved{Stream: ev.Stream, ID: ev.ID}
 	if s := c.sandboxes[ev.ID]; s != nil {
-		if s.routable() {
+		switch {
+		case s.routable():
 			found := s.Sandbox
 			e.Sandbox = &found
-		} else {
+		case s.Phase == Starting:
+			e.Starting = true
+		default:
 			e.Gone = true
 		}
 	}

@@ -1,6 +1,7 @@
 package core
 
 import (
+	"crypto/sha256"
 	"net/netip"
 	"time"
 )
@@ -31,6 +32,10 @@ type Pool struct {
 	// Template identifies the pod template. Pods made from another one are
 	// replaced while they are warm.
 	Template string
+	// Version is the resource version of this observation, opaque.
+	Version string
+	// PostStart: sandboxes are starting until StartSandbox has been answered.
+	PostStart bool
 	// Refused: its template may not be used. No pod is made from it, and idle
 	// ones that were are deleted; warm ones of an earlier template are kept.
 	Refused bool
@@ -42,32 +47,36 @@ type Pool struct {
 type Pod struct {
 	Key      PodKey
 	Pool     string
+	Node     string // "" until it is scheduled
 	IP       netip.Addr
 	Template string
+	// CreatedAt orders the pods of a pool by age. It is the API server's clock.
+	CreatedAt time.Time
 	// Version is the resource version of this observation, opaque.
 	Version string
 	Ready   bool
-	// Free: its phase label says warm, so a claim can be written to it.
-	Free bool
+	// Used: its labels say that it is not warm, or it cannot be understood. A pod
+	// that is not on record as a sandbox's is then nobody's, and never handed out.
+	Used bool
 	// Deleting: it has a deletion timestamp.
 	Deleting bool
 	// Finished: it succeeded or failed and will not run again.
 	Finished bool
-	// Binding is the claim written to the pod, nil if there is none.
-	Binding *Binding
-	// Released: the release was written to the pod, with this reason.
-	Released      bool
-	ReleaseReason string
-	ReleasedAt    time.Time
 }
 
-// Binding is a claim.
+// Binding is what a claim asks for and gets.
 type Binding struct {
 	ID        string
 	ClaimedAt time.Time
 	// EndAt is when the sandbox is released at the latest. Zero: never.
 	EndAt    time.Time
 	Metadata map[string]string
+	// Team is who claimed it, User whom for, as far as the caller said.
+	Team, User string
+	// IdempotencyKey, if not "", makes every claim of the team with this key and
+	// a body of this hash the same claim.
+	IdempotencyKey string
+	RequestHash    [sha256.Size]byte
 }
 
 // Phase is where a sandbox is in its life.
@@ -75,7 +84,10 @@ type Phase int
 
 // The phases of a sandbox.
 const (
-	Running Phase = iota
+	// Starting: claimed, and its pool's hook has not been answered yet.
+	Starting Phase = iota + 1
+	Running
+	// Releasing: as before, but its release is on its way into the journal.
 	Releasing
 	Released
 	Ended
@@ -107,11 +119,23 @@ func (r Revision) Less(o Revision) bool {
 	return r.Term < o.Term || r.Term == o.Term && r.Counter < o.Counter
 }
 
+// Fact is the whole state of one thing, as it is journaled: a sandbox, which is
+// Starting, Running or Released, or the intent to delete an idle pod.
+type Fact struct {
+	Revision Revision
+	// Sandbox is nil for an intent. Its Revision is this one.
+	Sandbox *Sandbox
+	// Discard is the pod that will not be handed out any more.
+	Discard PodKey
+}
+
 // Reasons a sandbox is released.
 const (
 	ReasonKilled      = "Killed"
 	ReasonTimeout     = "Timeout"
-	ReasonAbandoned   = "Abandoned" // the caller had gone before the claim was answered
+	ReasonDeleted     = "Deleted"     // its Sandbox object was
+	ReasonAbandoned   = "Abandoned"   // the caller had gone before the claim was answered
+	ReasonStartFailed = "StartFailed" // by its pool's postStart hook
 	ReasonPodDeleted  = "PodDeleted"
 	ReasonPodGone     = "PodGone"
 	ReasonPodFailed   = "PodFailed"
@@ -119,5 +143,5 @@ const (
 	ReasonPoolDeleted = "PoolDeleted"
 )
 
-// Counts are a pool's pods by state.
-type Counts struct{ Pending, Warm, Claimed, Releasing int }
+// Counts are a pool's pods by state, and the claims that wait for one.
+type Counts struct{ Pending, Warm, Claimed, Releasing, Waiting int }

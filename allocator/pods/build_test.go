@@ -72,8 +72,8 @@ func TestWhatATemplateSaysIsKept(t *testing.T) {
 func TestAPodIsWhatTheTemplateSaysAndTheAllocatorsOwn(t *testing.T) {
 	pool := poolOf(corev1.PodSpec{})
 	pool.Spec.Template.Metadata = v1alpha1.PodTemplateMetadata{
-		Labels:      map[string]string{"app": "x", v1alpha1.LabelPhase: v1alpha1.PhaseClaimed, v1alpha1.LabelPool: "other"},
-		Annotations: map[string]string{"note": "y", v1alpha1.AnnotationBinding: `{"id":"x"}`},
+		Labels:      map[string]string{"app": "x", v1alpha1.LabelPhase: v1alpha1.PhaseClaimed, v1alpha1.LabelPool: "other", v1alpha1.LabelSandbox: "x"},
+		Annotations: map[string]string{"note": "y", "berth.sh/anything": "x"},
 	}
 	before := pool.DeepCopy()
 	p := pods.Build(pool, "pool-1")
@@ -83,7 +83,7 @@ func TestAPodIsWhatTheTemplateSaysAndTheAllocatorsOwn(t *testing.T) {
 	require.Equal(t, map[string]string{
 		"app": "x", v1alpha1.LabelPool: "pool", v1alpha1.LabelPhase: v1alpha1.PhaseWarm, v1alpha1.LabelTemplate: pods.TemplateHash(pool),
 	}, p.Labels)
-	require.Equal(t, map[string]string{"note": "y", v1alpha1.AnnotationBinding: ""}, p.Annotations)
+	require.Equal(t, map[string]string{"note": "y"}, p.Annotations)
 	require.Len(t, p.OwnerReferences, 1)
 	require.EqualValues(t, "pool-uid", p.OwnerReferences[0].UID)
 }
@@ -110,5 +110,5 @@ func TestTheHashChangesWithWhatBuildMakes(t *testing.T) {
 		"automountServiceAccountToken": false, "enableServiceLinks": false, "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
 		"containers": [{"name": "sandbox", "image": "none", "resources": {}}]
 	}`, string(made))
-	require.Equal(t, "5f20b5431376", pods.TemplateHash(pool))
+	require.Equal(t, "690485970a73", pods.TemplateHash(pool))
 }

@@ -8,7 +8,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/netip"
-	"time"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -17,37 +17,24 @@ import (
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 )
 
-// binding is the JSON of the binding annotation. Fields are only ever added.
-type binding struct {
-	ID        string            `json:"id"`
-	ClaimedAt time.Time         `json:"claimedAt"`
-	EndAt     *time.Time        `json:"endAt,omitempty"`
-	Metadata  map[string]string `json:"metadata,omitempty"`
-}
-
-// release is the JSON of the release annotation. Fields are only ever added.
-type release struct {
-	Reason string    `json:"reason"`
-	At     time.Time `json:"at"`
-}
-
 // keyOf names a pod.
 func keyOf(p *corev1.Pod) core.PodKey {
 	return core.PodKey{Namespace: p.Namespace, Name: p.Name, UID: string(p.UID)}
 }
 
-// observe turns a pod into an observation. An error means that the pod's
-// annotations are not ours; such a pod must never be handed out.
+// observe turns a pod into an observation. An error means that something about it
+// cannot be understood; it is then not one that can be handed out.
 func observe(p *corev1.Pod) (core.Pod, error) {
 	seen := core.Pod{
-		Key:      keyOf(p),
-		Pool:     p.Labels[v1alpha1.LabelPool],
-		Template: p.Labels[v1alpha1.LabelTemplate],
-		Version:  p.ResourceVersion,
-		Deleting: p.DeletionTimestamp != nil,
-		Finished: p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed,
-		Free:     p.Labels[v1alpha1.LabelPhase] == v1alpha1.PhaseWarm && !p.Spec.HostNetwork,
-		Released: p.Labels[v1alpha1.LabelPhase] == v1alpha1.PhaseReleased,
+		Key:       keyOf(p),
+		Pool:      p.Labels[v1alpha1.LabelPool],
+		Node:      p.Spec.NodeName,
+		Template:  p.Labels[v1alpha1.LabelTemplate],
+		CreatedAt: p.CreationTimestamp.Time,
+		Version:   p.ResourceVersion,
+		Deleting:  p.DeletionTimestamp != nil,
+		Finished:  p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed,
+		Used:      p.Labels[v1alpha1.LabelPhase] != v1alpha1.PhaseWarm || p.Spec.HostNetwork,
 	}
 	for _, c := range p.Status.Conditions {
 		if c.Type == corev1.PodReady {
@@ -61,30 +48,12 @@ func observe(p *corev1.Pod) (core.Pod, error) {
 		}
 		seen.IP = ip.Unmap()
 	}
-	if text := p.Annotations[v1alpha1.AnnotationBinding]; text != "" {
-		var b binding
-		if err := json.Unmarshal([]byte(text), &b); err != nil || b.ID == "" {
-			seen.Free = false
-			return seen, fmt.Errorf("pod %s: annotation %s is not a binding: %w", p.Name, v1alpha1.AnnotationBinding, err)
-		}
-		seen.Binding = &core.Binding{ID: b.ID, ClaimedAt: b.ClaimedAt, Metadata: b.Metadata}
-		if b.EndAt != nil {
-			seen.Binding.EndAt = *b.EndAt
-		}
-	}
-	if text := p.Annotations[v1alpha1.AnnotationRelease]; seen.Released && text != "" {
-		var r release
-		if err := json.Unmarshal([]byte(text), &r); err != nil {
-			return seen, fmt.Errorf("pod %s: annotation %s is not a release: %w", p.Name, v1alpha1.AnnotationRelease, err)
-		}
-		seen.ReleaseReason, seen.ReleasedAt = r.Reason, r.At
-	}
 	return seen, nil
 }
 
 // buildVersion is changed when Build makes another pod of the same template, so
 // that the pods made before are replaced.
-const buildVersion = "2\n"
+const buildVersion = "3\n"
 
 // TemplateHash identifies a pool's pod template and what is made of it.
 func TemplateHash(pool *v1alpha1.SandboxPool) string {
@@ -101,21 +70,13 @@ func TemplateHash(pool *v1alpha1.SandboxPool) string {
 // runtime's default seccomp profile, no environment variables that list the
 // namespace's services.
 func Build(pool *v1alpha1.SandboxPool, name string) *corev1.Pod {
-	labels := map[string]string{}
-	for k, v := range pool.Spec.Template.Metadata.Labels {
-		labels[k] = v
-	}
+	labels := notOurs(pool.Spec.Template.Metadata.Labels)
 	labels[v1alpha1.LabelPool] = pool.Name
 	labels[v1alpha1.LabelPhase] = v1alpha1.PhaseWarm
 	labels[v1alpha1.LabelTemplate] = TemplateHash(pool)
-	annotations := map[string]string{}
-	for k, v := range pool.Spec.Template.Metadata.Annotations {
-		annotations[k] = v
-	}
-	annotations[v1alpha1.AnnotationBinding] = "" // makes sure that there is a map to write to
 	p := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
-			Name: name, Namespace: pool.Namespace, Labels: labels, Annotations: annotations,
+			Name: name, Namespace: pool.Namespace, Labels: labels, Annotations: notOurs(pool.Spec.Template.Metadata.Annotations),
 			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(pool, v1alpha1.GroupVersion().WithKind("SandboxPool"))},
 		},
 		Spec: *pool.Spec.Template.Spec.DeepCopy(),
@@ -136,4 +97,16 @@ func Build(pool *v1alpha1.SandboxPool, name string) *corev1.Pod {
 		}
 	}
 	return p
+}
+
+// notOurs copies labels or annotations of a template, but for those that are the
+// allocator's own.
+func notOurs(all map[string]string) map[string]string {
+	kept := map[string]string{}
+	for k, v := range all {
+		if !strings.HasPrefix(k, v1alpha1.Group+"/") {
+			kept[k] = v
+		}
+	}
+	return kept
 }

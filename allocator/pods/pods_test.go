@@ -71,8 +71,6 @@ func (s *sink) take() []core.Event {
 	return events
 }
 
-func (s *sink) PodKeys() []core.PodKey { return nil }
-
 type fixture struct {
 	*testing.T
 	clients *kube.Clients
@@ -110,8 +108,7 @@ func (f *fixture) create(name string) core.PodKey {
 	seen := f.sink.take()
 	require.Len(f, seen, 1)
 	pod := seen[0].(core.PodSeen).Pod
-	require.True(f, pod.Free)
-	require.Nil(f, pod.Binding)
+	require.False(f, pod.Used)
 	require.Equal(f, pods.TemplateHash(f.pool), pod.Template)
 	return pod.Key
 }
@@ -131,36 +128,91 @@ func (f *fixture) remove(name string) {
 	require.NoError(f, f.clients.Kubernetes.CoreV1().Pods("default").Delete(f.Context(), name, metav1.DeleteOptions{GracePeriodSeconds: &zero}))
 }
 
-func binding(id string) core.Binding {
-	return core.Binding{ID: id, ClaimedAt: time.Unix(1_700_000_000, 0).UTC(), EndAt: time.Unix(1_700_000_300, 0).UTC(), Metadata: map[string]string{"k": "v"}}
-}
-
-// requireBound requires that the core was told of the pod as it is now, and then
-// that it is bound, once.
-func (f *fixture) requireBound(key core.PodKey, id string) {
-	f.Helper()
-	events := f.sink.take()
-	require.Len(f, events, 2)
-	require.Equal(f, id, events[0].(core.PodSeen).Pod.Binding.ID)
-	require.Equal(f, core.BindDone{Pod: key, ID: id, Bound: true}, events[1])
-}
-
 func TestWriter(t *testing.T) {
 	f := setUp(t)
 
-	t.Run("a claim whose answer was lost is known to be written", func(t *testing.T) {
-		key := f.create("lost-answer")
-		f.faults.lose.Store(1)
-		f.writer.Bind(t.Context(), core.BindPod{Pod: key, Binding: binding("id1")})
-		f.requireBound(key, "id1")
-		require.Equal(t, "id1", f.get(key.Name).Labels[v1alpha1.LabelSandbox])
+	t.Run("a pod is deleted although the answer was lost, or the request", func(t *testing.T) {
+		for name, fault := range map[string]*atomic.Int32{"lost": &f.faults.lose, "dropped": &f.faults.drop} {
+			key := f.create(name)
+			fault.Store(2)
+			f.writer.Delete(t.Context(), core.DeletePod{Pod: key})
+			_, err := f.clients.Kubernetes.CoreV1().Pods("default").Get(t.Context(), key.Name, metav1.GetOptions{})
+			require.True(t, apierrors.IsNotFound(err), "a pod without a node goes at once: %v", err)
+			f.sink.take()
+		}
 	})
 
-	t.Run("a claim that did not reach the API server is written again", func(t *testing.T) {
-		key := f.create("not-sent")
-		f.faults.drop.Store(3)
-		f.writer.Bind(t.Context(), core.BindPod{Pod: key, Binding: binding("id2")})
-		f.requireBound(key, "id2")
+	t.Run("a pod made again under the same name is another pod", func(t *testing.T) {
+		old := f.create("again")
+		f.remove("again")
+		again := f.create("again")
+		require.NotEqual(t, old.UID, again.UID)
+		f.writer.Delete(t.Context(), core.DeletePod{Pod: old})
+		require.Equal(t, []core.Event{core.PodGone{Key: old}}, f.sink.take())
+		p := f.get("again")
+		require.Equal(t, again.UID, string(p.UID))
+		require.Nil(t, p.DeletionTimestamp)
+	})
+
+	t.Run("a refused pod says why, and the core is told", func(t *testing.T) {
+		bad := f.pool.DeepCopy()
+		bad.Spec.Template.Spec.Containers[0].Name = "Not A Name"
+		pool := core.PoolKey{Namespace: "default", Name: "pool"}
+		err := f.writer.Create(t.Context(), bad, core.CreatePod{Pool: pool, Name: "bad"})
+		require.ErrorContains(t, err, "spec.containers[0].name")
+		require.Equal(t, []core.Event{core.CreateFailed{Pool: pool, Name: "bad"}}, f.sink.take())
+	})
+}
+
+func TestLabeler(t *testing.T) {
+	f := setUp(t)
+	l := pods.NewLabeler(f.clients.Kubernetes, zaptest.NewLogger(t))
+	ctx, stop := context.WithCancel(t.Context())
+	var working sync.WaitGroup
+	working.Go(func() { l.Run(ctx, 4) })
+	defer working.Wait()
+	defer stop()
+	shown := func(name, phase, id string) {
+		t.Helper()
+		require.Eventually(t, func() bool {
+			p := f.get(name)
+			return p.Labels[v1alpha1.LabelPhase] == phase && p.Labels[v1alpha1.LabelSandbox] == id
+		}, time.Minute, 10*time.Millisecond)
+	}
+
+	t.Run("a pod shows what holds it, whatever happens on the way", func(t *testing.T) {
+		key := f.create("shown")
+		f.faults.drop.Store(2)
+		f.faults.lose.Store(3)
+		l.Label(core.LabelPod{Pod: key, ID: "id1"})
+		shown("shown", v1alpha1.PhaseClaimed, "id1")
+		l.Label(core.LabelPod{Pod: key, ID: "id1", Released: true})
+		shown("shown", v1alpha1.PhaseReleased, "id1")
+		f.faults.lose.Store(0)
+	})
+
+	t.Run("the last of many stands", func(t *testing.T) {
+		key := f.create("many")
+		for range 50 {
+			l.Label(core.LabelPod{Pod: key, ID: "id2"})
+		}
+		l.Label(core.LabelPod{Pod: key, ID: "id2", Released: true})
+		require.Eventually(t, func() bool { return l.Waiting() == 0 }, time.Minute, time.Millisecond)
+		shown("many", v1alpha1.PhaseReleased, "id2")
+	})
+
+	t.Run("another pod of the name, or none, is left alone", func(t *testing.T) {
+		old := f.create("again")
+		f.remove("again")
+		f.create("again")
+		f.sink.take()
+		l.Label(core.LabelPod{Pod: old, ID: "id3"})
+		l.Label(core.LabelPod{Pod: core.PodKey{Namespace: "default", Name: "nobody", UID: "x"}, ID: "id4"})
+		require.Eventually(t, func() bool { return l.Waiting() == 0 }, time.Minute, time.Millisecond)
+		marker := f.create("marker")
+		l.Label(core.LabelPod{Pod: marker, ID: "id5"})
+		shown("marker", v1alpha1.PhaseClaimed, "id5")
+		require.Equal(t, v1alpha1.PhaseWarm, f.get("again").Labels[v1alpha1.LabelPhase])
 	})
 
 	t.Run("a node is not removed under a pod that is or was in use, whatever the template says", func(t *testing.T) {
@@ -174,105 +226,21 @@ func TestWriter(t *testing.T) {
 			for id, want := range annotations {
 				require.Equal(t, want, f.get(name).Annotations[id], "a warm pod is the template's")
 			}
-			require.Len(t, f.get(name).Annotations, 1+len(annotations))
-			f.writer.Bind(t.Context(), core.BindPod{Pod: key, Binding: binding(name)})
-			f.requireBound(key, name)
-			claimed := f.get(name).Annotations
-			require.Equal(t, "false", claimed[safe])
-			require.Equal(t, "true", claimed[disrupt])
-			require.Equal(t, annotations["note"], claimed["note"])
-			f.writer.MarkReleased(t.Context(), core.MarkReleased{Pod: key, ID: name, Reason: core.ReasonKilled})
-			f.sink.take()
-			released := f.get(name).Annotations // its address is not free yet
-			require.Equal(t, "false", released[safe])
-			require.Equal(t, "true", released[disrupt])
-		}
-	})
-
-	t.Run("a pod that is taken is never bound a second time", func(t *testing.T) {
-		key := f.create("taken")
-		f.writer.Bind(t.Context(), core.BindPod{Pod: key, Binding: binding("first")})
-		f.sink.take()
-		f.writer.Bind(t.Context(), core.BindPod{Pod: key, Binding: binding("second")})
-		events := f.sink.take()
-		require.Len(t, events, 2)
-		seen := events[0].(core.PodSeen).Pod
-		require.Equal(t, binding("first"), *seen.Binding, "the core is told who has it, all of it")
-		require.False(t, seen.Free)
-		require.Equal(t, core.BindDone{Pod: key, ID: "second", Bound: false}, events[1])
-		require.Equal(t, "first", f.get(key.Name).Labels[v1alpha1.LabelSandbox])
-	})
-
-	t.Run("a pod made again under the same name is another pod", func(t *testing.T) {
-		old := f.create("again")
-		f.remove("again")
-		again := f.create("again")
-		require.NotEqual(t, old.UID, again.UID)
-		f.writer.Bind(t.Context(), core.BindPod{Pod: old, Binding: binding("id3")})
-		require.Equal(t, []core.Event{core.PodGone{Key: old}, core.BindDone{Pod: old, ID: "id3", Bound: false}}, f.sink.take())
-		f.writer.MarkReleased(t.Context(), core.MarkReleased{Pod: old, ID: "id3", Reason: core.ReasonKilled})
-		require.Equal(t, []core.Event{core.PodGone{Key: old}, core.ReleaseDone{ID: "id3"}}, f.sink.take())
-		f.writer.Delete(t.Context(), core.DeletePod{Pod: old})
-		require.Equal(t, []core.Event{core.PodGone{Key: old}}, f.sink.take())
-		p := f.get("again")
-		require.Equal(t, again.UID, string(p.UID))
-		require.Equal(t, v1alpha1.PhaseWarm, p.Labels[v1alpha1.LabelPhase])
-		require.Nil(t, p.DeletionTimestamp)
-	})
-
-	t.Run("a release is repeated until it is written, and can be read back", func(t *testing.T) {
-		key := f.create("release")
-		f.writer.Bind(t.Context(), core.BindPod{Pod: key, Binding: binding("id4")})
-		f.sink.take()
-		f.faults.drop.Store(2)
-		f.faults.lose.Store(1)
-		f.writer.MarkReleased(t.Context(), core.MarkReleased{Pod: key, ID: "id4", Reason: core.ReasonTimeout})
-		require.Equal(t, []core.Event{core.ReleaseDone{ID: "id4"}}, f.sink.take())
-		w := &pods.Watcher{Client: f.clients.Kubernetes, Namespace: "default", Sink: f.sink, Log: zaptest.NewLogger(t)}
-		all, err := w.List(t.Context())
-		require.NoError(t, err)
-		for _, p := range all {
-			if p.Key == key {
-				require.True(t, p.Released)
-				require.Equal(t, core.ReasonTimeout, p.ReleaseReason)
-				require.Equal(t, "id4", p.Binding.ID)
-				require.False(t, p.Free)
-				return
+			for _, released := range []bool{false, true} { // until its address is free
+				l.Label(core.LabelPod{Pod: key, ID: name, Released: released})
+				shown(name, map[bool]string{false: v1alpha1.PhaseClaimed, true: v1alpha1.PhaseReleased}[released], name)
+				now := f.get(name).Annotations
+				require.Equal(t, "false", now[safe])
+				require.Equal(t, "true", now[disrupt])
+				require.Equal(t, annotations["note"], now["note"])
 			}
 		}
-		t.Fatal("the pod is not in the list")
-	})
-
-	t.Run("a pod that changed since it was judged idle is not deleted", func(t *testing.T) {
-		key := f.create("changed")
-		version := f.get(key.Name).ResourceVersion
-		f.writer.Bind(t.Context(), core.BindPod{Pod: key, Binding: binding("id5")})
-		f.sink.take()
-		f.writer.Delete(t.Context(), core.DeletePod{Pod: key, IfVersion: version})
-		events := f.sink.take()
-		require.Len(t, events, 2)
-		require.Equal(t, "id5", events[0].(core.PodSeen).Pod.Binding.ID)
-		require.Equal(t, core.DeleteFailed{Key: key}, events[1])
-		require.Nil(t, f.get(key.Name).DeletionTimestamp)
-
-		f.writer.Delete(t.Context(), core.DeletePod{Pod: key, IfVersion: f.get(key.Name).ResourceVersion})
-		_, err := f.clients.Kubernetes.CoreV1().Pods("default").Get(t.Context(), key.Name, metav1.GetOptions{})
-		require.True(t, apierrors.IsNotFound(err), "a pod without a node goes at once")
-	})
-
-	t.Run("a refused pod says why, and the core is told", func(t *testing.T) {
-		bad := f.pool.DeepCopy()
-		bad.Spec.Template.Spec.Containers[0].Name = "Not A Name"
-		pool := core.PoolKey{Namespace: "default", Name: "pool"}
-		err := f.writer.Create(t.Context(), bad, core.CreatePod{Pool: pool, Name: "bad"})
-		require.ErrorContains(t, err, "spec.containers[0].name")
-		require.Equal(t, []core.Event{core.CreateFailed{Pool: pool, Name: "bad"}}, f.sink.take())
 	})
 }
 
 func TestWatcherTellsDeletionAndReplacementByUID(t *testing.T) {
 	f := setUp(t)
-	w := &pods.Watcher{Client: f.clients.Kubernetes, Namespace: "default", Sink: f.sink, Log: zaptest.NewLogger(t)}
+	w := pods.NewWatcher(f.clients.Kubernetes, "default", f.sink.Submit, zaptest.NewLogger(t))
 	var watching sync.WaitGroup
 	ctx, stop := context.WithCancel(t.Context())
 	watching.Go(func() {
@@ -327,4 +295,19 @@ func TestWatcherTellsDeletionAndReplacementByUID(t *testing.T) {
 	until("the new pod is seen", seen(second))
 	until("the old pod is gone", gone(first))
 	require.False(t, gone(second)(), "the new pod is there")
+
+	// What is listed is as it was at the version that is returned.
+	listed, version, err := w.List(t.Context())
+	require.NoError(t, err)
+	require.Len(t, listed, 1)
+	require.Equal(t, second, listed[0].Key)
+	require.NotEmpty(t, version)
+
+	// A pod that the core knows and the watch does not is asked about.
+	phantom := core.PodKey{Namespace: "default", Name: "phantom", UID: "x"}
+	auditing, stopAudit := context.WithCancel(t.Context())
+	watching.Go(func() { w.Audit(auditing, func() []core.PodKey { return []core.PodKey{second, phantom} }) })
+	until("the pod that is not there is found out", gone(phantom))
+	stopAudit()
+	require.False(t, gone(second)())
 }

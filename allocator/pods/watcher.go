@@ -23,63 +23,65 @@ import (
 // watch cache.
 const auditEvery = time.Minute
 
-// Sink is told what is seen. Its methods block until it has taken the event or
-// its owner has ended.
-type Sink interface {
-	// Submit hands an event to the core.
-	Submit(core.Event)
-	// PodKeys lists the pods the core knows.
-	PodKeys() []core.PodKey
-}
-
 // Watcher watches the pods of all pools.
 type Watcher struct {
-	Client    kubernetes.Interface
-	Namespace string
-	Sink      Sink
-	Log       *zap.Logger
+	client    kubernetes.Interface
+	namespace string
+	submit    func(core.Event)
+	log       *zap.Logger
 
-	lister listersv1.PodLister
+	factory informers.SharedInformerFactory
+	lister  listersv1.PodLister
+	synced  cache.InformerSynced
+}
+
+// NewWatcher returns a Watcher that tells submit what it sees. submit may block.
+func NewWatcher(client kubernetes.Interface, namespace string, submit func(core.Event), log *zap.Logger) *Watcher {
+	w := &Watcher{client: client, namespace: namespace, submit: submit, log: log}
+	w.factory = informers.NewSharedInformerFactoryWithOptions(client, 0,
+		informers.WithNamespace(namespace), informers.WithTweakListOptions(selector), informers.WithTransform(slim))
+	w.lister = w.factory.Core().V1().Pods().Lister()
+	w.synced = w.factory.Core().V1().Pods().Informer().HasSynced
+	return w
 }
 
 func selector(o *metav1.ListOptions) { o.LabelSelector = v1alpha1.LabelPool }
 
-// List reads the pods from the API server's store, not from a cache of it.
-func (w *Watcher) List(ctx context.Context) ([]core.Pod, error) {
-	var all []core.Pod
+// List reads the pods from the API server's store, not from a cache of it, and
+// returns the resource version at which they were so.
+func (w *Watcher) List(ctx context.Context) (all []core.Pod, version string, err error) {
 	o := metav1.ListOptions{Limit: 1000}
 	selector(&o)
 	for {
-		page, err := w.Client.CoreV1().Pods(w.Namespace).List(ctx, o)
+		page, err := w.client.CoreV1().Pods(w.namespace).List(ctx, o)
 		if err != nil {
-			return nil, fmt.Errorf("list pods: %w", err)
+			return nil, "", fmt.Errorf("list pods: %w", err)
+		}
+		if version == "" {
+			version = page.ResourceVersion
 		}
 		for i := range page.Items {
 			seen, err := observe(&page.Items[i])
 			if err != nil {
-				w.Log.Warn("pod not understood, it will not be handed out", zap.Error(err))
+				w.log.Warn("pod not understood, it will not be handed out", zap.Error(err))
 			}
 			all = append(all, seen)
 		}
 		if o.Continue = page.Continue; o.Continue == "" {
-			return all, nil
+			return all, version, nil
 		}
 	}
 }
 
-// Run watches until ctx ends. The core has been told the result of List before.
+// Run watches until ctx ends. It is called once.
 func (w *Watcher) Run(ctx context.Context) error {
-	factory := informers.NewSharedInformerFactoryWithOptions(w.Client, 0,
-		informers.WithNamespace(w.Namespace), informers.WithTweakListOptions(selector), informers.WithTransform(slim))
-	pods := factory.Core().V1().Pods()
-	w.lister = pods.Lister()
 	// Registered before the start: nothing is missed in between.
-	registration, err := pods.Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
+	_, err := w.factory.Core().V1().Pods().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc: func(o any) { w.seen(o.(*corev1.Pod)) },
 		UpdateFunc: func(old, o any) {
 			before, now := old.(*corev1.Pod), o.(*corev1.Pod)
 			if before.UID != now.UID { // deleted and made again between two events
-				w.Sink.Submit(core.PodGone{Key: keyOf(before)})
+				w.submit(core.PodGone{Key: keyOf(before)})
 			}
 			w.seen(now)
 		},
@@ -88,25 +90,34 @@ func (w *Watcher) Run(ctx context.Context) error {
 				o = unknown.Obj // its last state was missed; its identity is what counts
 			}
 			if p, ok := o.(*corev1.Pod); ok {
-				w.Sink.Submit(core.PodGone{Key: keyOf(p)})
+				w.submit(core.PodGone{Key: keyOf(p)})
 			}
 		},
 	})
 	if err != nil {
 		return fmt.Errorf("watch pods: %w", err)
 	}
-	factory.Start(ctx.Done())
-	defer factory.Shutdown()
-	if !cache.WaitForCacheSync(ctx.Done(), registration.HasSynced) {
-		return nil // ctx has ended
+	w.factory.Start(ctx.Done())
+	<-ctx.Done()
+	w.factory.Shutdown()
+	return nil
+}
+
+// Audit finds, now and then until ctx ends, pods that the core knows and the
+// watch does not: those that went between a list and the start of the watch. The
+// API server is asked about each, because a watch may also lag behind. known
+// lists the pods the core knows.
+func (w *Watcher) Audit(ctx context.Context, known func() []core.PodKey) {
+	if !cache.WaitForCacheSync(ctx.Done(), w.synced) {
+		return // ctx has ended
 	}
 	ticker := time.NewTicker(auditEvery)
 	defer ticker.Stop()
 	for {
-		w.audit(ctx)
+		w.audit(ctx, known())
 		select {
 		case <-ctx.Done():
-			return nil
+			return
 		case <-ticker.C:
 		}
 	}
@@ -115,40 +126,53 @@ func (w *Watcher) Run(ctx context.Context) error {
 func (w *Watcher) seen(p *corev1.Pod) {
 	seen, err := observe(p)
 	if err != nil {
-		w.Log.Warn("pod not understood, it will not be handed out", zap.Error(err))
+		w.log.Warn("pod not understood, it will not be handed out", zap.Error(err))
 	}
-	w.Sink.Submit(core.PodSeen{Pod: seen})
+	w.submit(core.PodSeen{Pod: seen})
 }
 
-// audit finds pods that the core knows and the watch does not: those that went
-// between the list and the start of the watch. The API server is asked about
-// each, because a watch may also lag behind.
-func (w *Watcher) audit(ctx context.Context) {
-	for _, key := range w.Sink.PodKeys() {
+func (w *Watcher) audit(ctx context.Context, known []core.PodKey) {
+	for _, key := range known {
 		if p, err := w.lister.Pods(key.Namespace).Get(key.Name); err == nil && string(p.UID) == key.UID {
 			continue
 		}
 		call, cancel := context.WithTimeout(ctx, kube.CallTimeout)
-		p, err := w.Client.CoreV1().Pods(key.Namespace).Get(call, key.Name, metav1.GetOptions{})
+		p, err := w.client.CoreV1().Pods(key.Namespace).Get(call, key.Name, metav1.GetOptions{})
 		cancel()
 		switch {
 		case apierrors.IsNotFound(err) || err == nil && string(p.UID) != key.UID:
-			w.Log.Warn("repaired: a pod was gone without the watch having said so", zap.String("pod", key.Name))
-			w.Sink.Submit(core.PodGone{Key: key})
+			w.log.Warn("repaired: a pod was gone without the watch having said so", zap.String("pod", key.Name))
+			w.submit(core.PodGone{Key: key})
 		case err != nil:
 			if ctx.Err() == nil {
-				w.Log.Warn("pod not found in the watch, and the API server cannot be asked", zap.String("pod", key.Name), zap.Error(err))
+				w.log.Warn("pod not found in the watch, and the API server cannot be asked", zap.String("pod", key.Name), zap.Error(err))
 			}
 		}
 	}
 }
 
-// slim drops what is never read, to keep the cache small.
+// slim keeps what is read, to keep the cache small.
 func slim(o any) (any, error) {
-	if p, ok := o.(*corev1.Pod); ok {
-		p.ManagedFields = nil
-		p.Spec = corev1.PodSpec{NodeName: p.Spec.NodeName, HostNetwork: p.Spec.HostNetwork}
-		p.Status.ContainerStatuses, p.Status.InitContainerStatuses = nil, nil
+	p, ok := o.(*corev1.Pod)
+	if !ok {
+		return o, nil
 	}
-	return o, nil
+	slim := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{
+			Name: p.Name, Namespace: p.Namespace, UID: p.UID, ResourceVersion: p.ResourceVersion,
+			CreationTimestamp: p.CreationTimestamp, DeletionTimestamp: p.DeletionTimestamp,
+			Labels: map[string]string{},
+		},
+		Spec:   corev1.PodSpec{NodeName: p.Spec.NodeName, HostNetwork: p.Spec.HostNetwork},
+		Status: corev1.PodStatus{Phase: p.Status.Phase, PodIP: p.Status.PodIP},
+	}
+	for _, name := range []string{v1alpha1.LabelPool, v1alpha1.LabelTemplate, v1alpha1.LabelPhase} {
+		slim.Labels[name] = p.Labels[name]
+	}
+	for _, c := range p.Status.Conditions {
+		if c.Type == corev1.PodReady {
+			slim.Status.Conditions = []corev1.PodCondition{{Type: c.Type, Status: c.Status}}
+		}
+	}
+	return slim, nil
 }

@@ -31,24 +31,28 @@ const resource = "sandboxpools"
 // statusEvery is the pause between writes of changed statuses.
 const statusEvery = time.Second
 
-// Sink is told what is seen.
-type Sink interface {
-	Submit(core.Event)
-	// Counts returns the pool's pods by state.
-	Counts(core.PoolKey) (core.Counts, bool)
-}
-
 // Pools holds the pools of one namespace.
 type Pools struct {
-	Client    rest.Interface
-	Namespace string
-	Policy    Policy
-	Sink      Sink
-	Log       *zap.Logger
+	client    rest.Interface
+	namespace string
+	policy    Policy
+	submit    func(core.Event)
+	log       *zap.Logger
+	informer  cache.SharedIndexInformer
 
 	mu        sync.Mutex
 	pools     map[core.PoolKey]seen
 	createErr map[core.PoolKey]error // of the last pod creation
+}
+
+// New returns Pools that tell submit what they see. submit may block.
+func New(client rest.Interface, namespace string, policy Policy, submit func(core.Event), log *zap.Logger) *Pools {
+	return &Pools{
+		client: client, namespace: namespace, policy: policy, submit: submit, log: log,
+		informer: cache.NewSharedIndexInformer(
+			cache.NewListWatchFromClient(client, resource, namespace, fields.Everything()), &v1alpha1.SandboxPool{}, 0, nil),
+		pools: map[core.PoolKey]seen{}, createErr: map[core.PoolKey]error{},
+	}
 }
 
 // seen is a pool as it was last seen.
@@ -64,7 +68,7 @@ func keyOf(p *v1alpha1.SandboxPool) core.PoolKey {
 // List reads the pools from the API server's store.
 func (p *Pools) List(ctx context.Context) ([]core.Pool, error) {
 	var list v1alpha1.SandboxPoolList
-	if err := p.Client.Get().Namespace(p.Namespace).Resource(resource).Do(ctx).Into(&list); err != nil {
+	if err := p.client.Get().Namespace(p.namespace).Resource(resource).Do(ctx).Into(&list); err != nil {
 		return nil, fmt.Errorf("list sandbox pools: %w", err)
 	}
 	all := make([]core.Pool, 0, len(list.Items))
@@ -100,7 +104,8 @@ func (p *Pools) CreateResult(key core.PoolKey, err error) {
 func (p *Pools) keep(pool *v1alpha1.SandboxPool) core.Pool {
 	spec := core.Pool{
 		Key: keyOf(pool), Warm: int(pool.Spec.Warm), DefaultPort: uint16(pool.Spec.DefaultPort),
-		Template: pods.TemplateHash(pool), Refused: p.Policy.Check(pool) != nil, Deleting: pool.DeletionTimestamp != nil,
+		Template: pods.TemplateHash(pool), PostStart: pool.Spec.PostStart != nil, Version: pool.ResourceVersion,
+		Refused: p.policy.Check(pool) != nil, Deleting: pool.DeletionTimestamp != nil,
 	}
 	for _, port := range pool.Spec.Ports {
 		spec.Ports = append(spec.Ports, uint16(port))
@@ -111,9 +116,6 @@ func (p *Pools) keep(pool *v1alpha1.SandboxPool) core.Pool {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.pools == nil {
-		p.pools, p.createErr = map[core.PoolKey]seen{}, map[core.PoolKey]error{}
-	}
 	p.pools[spec.Key] = seen{pool, spec.Refused}
 	return spec
 }
@@ -129,13 +131,10 @@ func (p *Pools) forget(pool *v1alpha1.SandboxPool) {
 	}
 }
 
-// Run watches until ctx ends. List has been called before.
+// Run watches until ctx ends. It is called once.
 func (p *Pools) Run(ctx context.Context) error {
-	informer := cache.NewSharedIndexInformer(
-		cache.NewListWatchFromClient(p.Client, resource, p.Namespace, fields.Everything()),
-		&v1alpha1.SandboxPool{}, 0, nil)
-	changed := func(o any) { p.Sink.Submit(core.PoolSeen{Pool: p.keep(o.(*v1alpha1.SandboxPool))}) }
-	registration, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+	changed := func(o any) { p.submit(core.PoolSeen{Pool: p.keep(o.(*v1alpha1.SandboxPool))}) }
+	_, err := p.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc:    changed,
 		UpdateFunc: func(_, o any) { changed(o) },
 		DeleteFunc: func(o any) {
@@ -144,28 +143,34 @@ func (p *Pools) Run(ctx context.Context) error {
 			}
 			if pool, ok := o.(*v1alpha1.SandboxPool); ok {
 				p.forget(pool)
-				p.Sink.Submit(core.PoolGone{Key: keyOf(pool)})
+				p.submit(core.PoolGone{Key: keyOf(pool)})
 			}
 		},
 	})
 	if err != nil {
 		return fmt.Errorf("watch sandbox pools: %w", err)
 	}
-	var watching sync.WaitGroup
-	watching.Go(func() { informer.RunWithContext(ctx) })
-	defer watching.Wait()
-	if !cache.WaitForCacheSync(ctx.Done(), registration.HasSynced) {
-		return nil // ctx has ended
+	p.informer.RunWithContext(ctx)
+	return nil
+}
+
+// Maintain keeps the finalizers and statuses of all pools up to date until ctx
+// ends. counts returns a pool's pods by state.
+func (p *Pools) Maintain(ctx context.Context, counts func(core.PoolKey) (core.Counts, bool)) {
+	if !cache.WaitForCacheSync(ctx.Done(), p.informer.HasSynced) {
+		return // ctx has ended
 	}
 	ticker := time.NewTicker(statusEvery)
 	defer ticker.Stop()
 	for {
-		for _, o := range informer.GetStore().List() {
-			p.maintain(ctx, o.(*v1alpha1.SandboxPool))
+		for _, o := range p.informer.GetStore().List() {
+			pool := o.(*v1alpha1.SandboxPool)
+			counted, _ := counts(keyOf(pool))
+			p.maintain(ctx, pool, counted)
 		}
 		select {
 		case <-ctx.Done():
-			return nil
+			return
 		case <-ticker.C:
 		}
 	}
@@ -173,15 +178,15 @@ func (p *Pools) Run(ctx context.Context) error {
 
 // maintain adds the finalizer to a new pool and brings its status up to date.
 // What fails is tried again at the next turn.
-func (p *Pools) maintain(ctx context.Context, pool *v1alpha1.SandboxPool) {
+func (p *Pools) maintain(ctx context.Context, pool *v1alpha1.SandboxPool, counts core.Counts) {
 	var err error
 	if pool.DeletionTimestamp == nil && !slices.Contains(pool.Finalizers, v1alpha1.PoolFinalizer) {
 		err = p.setFinalizers(ctx, pool, append(slices.Clone(pool.Finalizers), v1alpha1.PoolFinalizer))
-	} else if status := p.status(pool); !sameStatus(status, pool.Status) {
+	} else if status := p.status(pool, counts); !sameStatus(status, pool.Status) {
 		err = p.patch(ctx, pool, map[string]any{"status": status}, "status")
 	}
 	if err != nil && ctx.Err() == nil {
-		p.Log.Warn("will try again: update pool", zap.String("pool", pool.Name), zap.Error(err))
+		p.log.Warn("will try again: update pool", zap.String("pool", pool.Name), zap.Error(err))
 	}
 }
 
@@ -189,7 +194,7 @@ func (p *Pools) maintain(ctx context.Context, pool *v1alpha1.SandboxPool) {
 func (p *Pools) Drained(ctx context.Context, key core.PoolKey) {
 	_ = kube.Retry(ctx, func(ctx context.Context) error { // it only fails when ctx has ended
 		var pool v1alpha1.SandboxPool
-		err := p.Client.Get().Namespace(key.Namespace).Resource(resource).Name(key.Name).Do(ctx).Into(&pool)
+		err := p.client.Get().Namespace(key.Namespace).Resource(resource).Name(key.Name).Do(ctx).Into(&pool)
 		switch {
 		case apierrors.IsNotFound(err):
 			return nil
@@ -200,7 +205,7 @@ func (p *Pools) Drained(ctx context.Context, key core.PoolKey) {
 		}
 		return p.setFinalizers(ctx, &pool, slices.DeleteFunc(pool.Finalizers, func(f string) bool { return f == v1alpha1.PoolFinalizer }))
 	}, func(err error) {
-		p.Log.Warn("will try again: remove pool finalizer", zap.String("pool", key.Name), zap.Error(err))
+		p.log.Warn("will try again: remove pool finalizer", zap.String("pool", key.Name), zap.Error(err))
 	})
 }
 
@@ -222,7 +227,7 @@ func (p *Pools) patch(ctx context.Context, pool *v1alpha1.SandboxPool, patch map
 	}
 	call, cancel := context.WithTimeout(ctx, kube.CallTimeout)
 	defer cancel()
-	err = p.Client.Patch(types.MergePatchType).Namespace(pool.Namespace).Resource(resource).Name(pool.Name).
+	err = p.client.Patch(types.MergePatchType).Namespace(pool.Namespace).Resource(resource).Name(pool.Name).
 		SubResource(subresource...).Body(raw).Do(call).Error()
 	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
 		return nil // it has changed; the watch brings it, and the next turn looks again
@@ -231,8 +236,7 @@ func (p *Pools) patch(ctx context.Context, pool *v1alpha1.SandboxPool, patch map
 }
 
 // status is what the pool's status should be.
-func (p *Pools) status(pool *v1alpha1.SandboxPool) v1alpha1.SandboxPoolStatus {
-	counts, _ := p.Sink.Counts(keyOf(pool))
+func (p *Pools) status(pool *v1alpha1.SandboxPool, counts core.Counts) v1alpha1.SandboxPoolStatus {
 	s := v1alpha1.SandboxPoolStatus{
 		ObservedGeneration: pool.Generation,
 		Warm:               int32(counts.Warm), Pending: int32(counts.Pending),
@@ -246,7 +250,7 @@ func (p *Pools) status(pool *v1alpha1.SandboxPool) v1alpha1.SandboxPoolStatus {
 	}
 	meta.SetStatusCondition(&s.Conditions, ready)
 	accepted := metav1.Condition{Type: v1alpha1.PoolAccepted, Status: metav1.ConditionTrue, Reason: "Accepted", ObservedGeneration: pool.Generation}
-	if err := p.Policy.Check(pool); err != nil {
+	if err := p.policy.Check(pool); err != nil {
 		accepted.Status, accepted.Reason, accepted.Message = metav1.ConditionFalse, "PodSecurity", message(err)
 	}
 	meta.SetStatusCondition(&s.Conditions, accepted)

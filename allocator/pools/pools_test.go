@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 	"go.uber.org/zap/zaptest"
+	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -43,8 +44,6 @@ func (s *sink) Submit(ev core.Event) {
 	defer s.mu.Unlock()
 	s.events = append(s.events, ev)
 }
-
-func (s *sink) Counts(core.PoolKey) (core.Counts, bool) { return core.Counts{}, true }
 
 // last is the latest event about a pool, nil before the first.
 func (s *sink) last(name string) (last core.Event) {
@@ -79,7 +78,7 @@ func TestPortsReachTheCoreInOrder(t *testing.T) {
 	defer apiServer.Close()
 	clients, err := kube.NewClients(&rest.Config{Host: apiServer.URL, Transport: &http.Transport{DisableKeepAlives: true}}, 0, 0)
 	require.NoError(t, err)
-	p := &pools.Pools{Client: clients.Berth, Namespace: "default", Policy: policy(t, pools.PolicyBaseline)}
+	p := pools.New(clients.Berth, "default", policy(t, pools.PolicyBaseline), nil, zaptest.NewLogger(t))
 	seen, err := p.List(t.Context())
 	require.NoError(t, err)
 	require.Len(t, seen, 2)
@@ -101,13 +100,17 @@ func watch(t *testing.T) *watched {
 	clients, err := kube.NewClients(cluster.RestConfig(), 0, 0)
 	require.NoError(t, err)
 	w := &watched{T: t, clients: clients, sink: &sink{}}
-	w.pools = &pools.Pools{Client: clients.Berth, Namespace: "default", Policy: policy(t, pools.PolicyBaseline), Sink: w.sink, Log: zaptest.NewLogger(t)}
+	w.pools = pools.New(clients.Berth, "default", policy(t, pools.PolicyBaseline), w.sink.Submit, zaptest.NewLogger(t))
 	_, err = w.pools.List(t.Context())
 	require.NoError(t, err)
 	ctx, stop := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- w.pools.Run(ctx) }()
-	t.Cleanup(func() { stop(); require.NoError(t, <-ended) })
+	var running errgroup.Group
+	running.Go(func() error { return w.pools.Run(ctx) })
+	running.Go(func() error {
+		w.pools.Maintain(ctx, func(core.PoolKey) (core.Counts, bool) { return core.Counts{}, true })
+		return nil
+	})
+	t.Cleanup(func() { stop(); require.NoError(t, running.Wait()) })
 	return w
 }
 

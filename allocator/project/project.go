@@ -6,285 +6,255 @@ package project
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
-	"net/netip"
-	"strconv"
-	"strings"
+	"slices"
 	"sync"
+	"time"
 
 	"go.uber.org/zap"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/util/workqueue"
 
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/allocator/kube"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
+	"github.com/berth-sandbox/berth/internal/bootclock"
 )
 
 const resource = "sandboxes"
+
+// Pauses before an object is written again after a failure.
+const (
+	retryFirst = 50 * time.Millisecond
+	retryMost  = 5 * time.Second
+)
 
 // Projector writes Sandbox objects. Only the latest state of a sandbox is
 // written: what came in between, while a write was under way, is skipped. So
 // what waits is bounded by the number of sandboxes.
 type Projector struct {
-	Client    rest.Interface
-	Namespace string
-	Submit    func(core.Event)
-	Log       *zap.Logger
+	client    rest.Interface
+	namespace string
+	submit    func(core.Event)
+	log       *zap.Logger
+	queue     workqueue.TypedRateLimitingInterface[string]
 
-	mu      sync.Mutex
-	latest  map[string]core.Sandbox
-	writing map[string]bool
-	queue   []string
-	wake    chan struct{} // has room for one: queue has grown
+	mu sync.Mutex
+	// latest is what has yet to be written of each sandbox.
+	latest map[string]waiting
+	// written is what the API server answered to the last write.
+	written map[string]version
 }
 
-// New returns a Projector.
+type waiting struct {
+	sandbox core.Sandbox
+	since   time.Duration // boot clock
+}
+
+type version struct {
+	uid        types.UID
+	version    string
+	finalizers []string
+	revision   core.Revision
+}
+
+// New returns a Projector that tells submit what it has written.
 func New(client rest.Interface, namespace string, submit func(core.Event), log *zap.Logger) *Projector {
 	return &Projector{
-		Client: client, Namespace: namespace, Submit: submit, Log: log,
-		latest: map[string]core.Sandbox{}, writing: map[string]bool{}, wake: make(chan struct{}, 1),
+		client: client, namespace: namespace, submit: submit, log: log,
+		queue:  workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[string](retryFirst, retryMost)),
+		latest: map[string]waiting{}, written: map[string]version{},
 	}
 }
 
 // Record queues a state to be written.
 func (p *Projector) Record(s core.Sandbox) {
 	p.mu.Lock()
-	_, waits := p.latest[s.ID]
-	p.latest[s.ID] = s
-	if !waits && !p.writing[s.ID] {
-		p.queue = append(p.queue, s.ID)
+	w, waits := p.latest[s.ID]
+	if !waits {
+		w.since = bootclock.Now()
 	}
+	w.sandbox = s
+	p.latest[s.ID] = w
 	p.mu.Unlock()
-	p.signal()
+	p.queue.Add(s.ID)
 }
 
-func (p *Projector) signal() {
-	select {
-	case p.wake <- struct{}{}:
-	default: // a worker has been woken already
-	}
-}
-
-// Lag is how many sandboxes wait to be written.
-func (p *Projector) Lag() int {
+// Waiting is how many sandboxes have yet to be written, and Lag for how long the
+// first of them has been waiting.
+func (p *Projector) Waiting() (n int, lag time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return len(p.latest)
+	now := bootclock.Now()
+	for _, w := range p.latest {
+		lag = max(lag, now-w.since)
+	}
+	return len(p.latest), lag
 }
 
 // Run writes with so many workers until ctx ends.
 func (p *Projector) Run(ctx context.Context, workers int) {
+	stop := context.AfterFunc(ctx, p.queue.ShutDown)
+	defer stop()
 	var all sync.WaitGroup
 	for range workers {
-		all.Go(func() { p.work(ctx) })
+		all.Go(func() {
+			for p.next(ctx) {
+			}
+		})
 	}
 	all.Wait()
 }
 
-func (p *Projector) work(ctx context.Context) {
-	for {
-		s, ok := p.next()
-		if !ok {
-			select {
-			case <-ctx.Done():
-				return
-			case <-p.wake:
-				continue
-			}
-		}
-		err := kube.Retry(ctx, func(ctx context.Context) error { return p.write(ctx, s) }, func(err error) {
-			p.Log.Warn("will try again: write Sandbox object", zap.Error(err))
-		})
-		p.done(s.ID)
-		if err == nil {
-			p.Submit(core.Recorded{ID: s.ID, Revision: s.Revision})
-		}
-		if ctx.Err() != nil {
-			return
-		}
+// next writes what is next in the queue. It is false after the end.
+func (p *Projector) next(ctx context.Context) bool {
+	id, ended := p.queue.Get()
+	if ended {
+		return false
 	}
-}
-
-func (p *Projector) next() (core.Sandbox, bool) {
+	defer p.queue.Done(id)
 	p.mu.Lock()
-	defer p.mu.Unlock()
-	if len(p.queue) == 0 {
-		return core.Sandbox{}, false
+	w, waits := p.latest[id]
+	p.mu.Unlock()
+	if !waits {
+		return true // it was written meanwhile, with what came before
 	}
-	id := p.queue[0]
-	p.queue = p.queue[1:]
-	if len(p.queue) > 0 {
-		p.signal()
+	call, cancel := context.WithTimeout(ctx, kube.CallTimeout)
+	err := p.write(call, w.sandbox)
+	cancel()
+	if err != nil {
+		if ctx.Err() == nil {
+			p.log.Warn("will try again: write Sandbox object", zap.Error(err))
+		}
+		p.queue.AddRateLimited(id)
+		return true
 	}
-	s := p.latest[id]
-	delete(p.latest, id)
-	p.writing[id] = true
-	return s, true
-}
-
-func (p *Projector) done(id string) {
+	p.queue.Forget(id)
 	p.mu.Lock()
-	defer p.mu.Unlock()
-	delete(p.writing, id)
-	if _, again := p.latest[id]; again {
-		p.queue = append(p.queue, id)
-		p.signal()
+	now := p.latest[id]
+	if now.sandbox.Revision == w.sandbox.Revision {
+		delete(p.latest, id)
+	} else {
+		now.since = bootclock.Now()
+		p.latest[id] = now
 	}
+	p.mu.Unlock()
+	p.submit(core.Recorded{ID: id, Revision: w.sandbox.Revision})
+	return true
 }
 
 // write brings the object to the state of s, unless it shows a newer one.
 func (p *Projector) write(ctx context.Context, s core.Sandbox) error {
-	var object v1alpha1.Sandbox
-	err := p.Client.Get().Namespace(p.Namespace).Resource(resource).Name(s.ID).Do(ctx).Into(&object)
-	if apierrors.IsNotFound(err) {
-		object = toObject(s, p.Namespace)
-		err = p.Client.Post().Namespace(p.Namespace).Resource(resource).Body(&object).Do(ctx).Into(&object)
-	}
-	if err != nil {
-		return fmt.Errorf("sandbox object: %w", err)
-	}
-	if stored, err := parseRevision(object.Status.Revision); err != nil {
-		return err
-	} else if !stored.Less(s.Revision) {
+	p.mu.Lock()
+	at, known := p.written[s.ID]
+	p.mu.Unlock()
+	if known && s.Revision.Less(at.revision) {
 		return nil
 	}
-	raw, err := json.Marshal(map[string]any{
-		"metadata": map[string]any{"uid": object.UID, "resourceVersion": object.ResourceVersion},
-		"status":   toStatus(s),
-	})
+	if !known {
+		object := toObject(s, p.namespace)
+		err := p.client.Post().Namespace(p.namespace).Resource(resource).Body(object).Do(ctx).Into(object)
+		if err == nil {
+			p.remember(s, object)
+			return nil
+		}
+		if !apierrors.IsAlreadyExists(err) {
+			return fmt.Errorf("create sandbox object: %w", err)
+		}
+		newer, found, err := p.read(ctx, s)
+		if newer || err != nil {
+			return err
+		}
+		at = found
+	}
+	var object v1alpha1.Sandbox
+	raw, err := json.Marshal(patchOf(s, at))
 	if err != nil {
 		return fmt.Errorf("encode patch: %w", err)
 	}
-	err = p.Client.Patch(types.MergePatchType).Namespace(p.Namespace).Resource(resource).Name(s.ID).
-		SubResource("status").Body(raw).Do(ctx).Error()
+	err = p.client.Patch(types.MergePatchType).Namespace(p.namespace).Resource(resource).Name(s.ID).Body(raw).Do(ctx).Into(&object)
 	if err != nil {
-		return fmt.Errorf("sandbox object: status: %w", err)
+		p.forget(s.ID) // whatever it was, what is there is read, or made, the next time
+		return fmt.Errorf("update sandbox object: %w", err)
 	}
+	p.remember(s, &object)
 	return nil
 }
 
-// Forget deletes the object of a sandbox that ended long ago.
+// patchOf moves the object from what it is known to be. Its version is a
+// precondition.
+func patchOf(s core.Sandbox, at version) any {
+	metadata := map[string]any{"uid": at.uid, "resourceVersion": at.version}
+	if s.Phase == core.Ended && slices.Contains(at.finalizers, v1alpha1.SandboxFinalizer) {
+		metadata["finalizers"] = slices.DeleteFunc(slices.Clone(at.finalizers), func(f string) bool { return f == v1alpha1.SandboxFinalizer })
+	}
+	return map[string]any{"metadata": metadata, "status": toStatus(s)}
+}
+
+// read finds out what the object shows. newer: that state, or a later one.
+func (p *Projector) read(ctx context.Context, s core.Sandbox) (newer bool, at version, err error) {
+	var object v1alpha1.Sandbox
+	if err := p.client.Get().Namespace(p.namespace).Resource(resource).Name(s.ID).Do(ctx).Into(&object); err != nil {
+		return false, version{}, fmt.Errorf("read sandbox object: %w", err)
+	}
+	stored, err := parseRevision(object.Status.Revision)
+	if err != nil {
+		return false, version{}, err
+	}
+	return !stored.Less(s.Revision), versionOf(&object, stored), nil
+}
+
+func versionOf(o *v1alpha1.Sandbox, revision core.Revision) version {
+	return version{o.UID, o.ResourceVersion, o.Finalizers, revision}
+}
+
+func (p *Projector) remember(s core.Sandbox, o *v1alpha1.Sandbox) {
+	if s.Phase == core.Ended { // nothing will be written to it any more
+		p.forget(s.ID)
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.written[s.ID] = versionOf(o, s.Revision)
+}
+
+func (p *Projector) forget(id string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.written, id)
+}
+
+// Forget deletes the object of a sandbox that ended long ago, or one that was
+// written by a leader that was deposed.
 func (p *Projector) Forget(ctx context.Context, id string) {
 	_ = kube.Retry(ctx, func(ctx context.Context) error { // it only fails when ctx has ended
-		err := p.Client.Delete().Namespace(p.Namespace).Resource(resource).Name(id).Do(ctx).Error()
+		err := p.client.Delete().Namespace(p.namespace).Resource(resource).Name(id).Do(ctx).Error()
+		if err == nil {
+			err = p.release(ctx, id)
+		}
 		if apierrors.IsNotFound(err) {
 			return nil
 		}
 		return err
-	}, func(err error) { p.Log.Warn("will try again: delete Sandbox object", zap.Error(err)) })
+	}, func(err error) { p.log.Warn("will try again: delete Sandbox object", zap.Error(err)) })
 }
 
-// List reads the recorded sandboxes from the API server's store.
-func (p *Projector) List(ctx context.Context) ([]core.Sandbox, error) {
-	var all []core.Sandbox
-	o := metav1.ListOptions{Limit: 1000}
-	for {
-		var page v1alpha1.SandboxList
-		r := p.Client.Get().Namespace(p.Namespace).Resource(resource).Param("limit", strconv.FormatInt(o.Limit, 10))
-		if o.Continue != "" {
-			r = r.Param("continue", o.Continue)
-		}
-		if err := r.Do(ctx).Into(&page); err != nil {
-			return nil, fmt.Errorf("list sandboxes: %w", err)
-		}
-		for i := range page.Items {
-			s, err := fromObject(&page.Items[i])
-			if err != nil {
-				return nil, err
-			}
-			all = append(all, s)
-		}
-		if o.Continue = page.Continue; o.Continue == "" {
-			return all, nil
-		}
+// release removes the finalizer of a deleted object, if it still has one.
+func (p *Projector) release(ctx context.Context, id string) error {
+	var object v1alpha1.Sandbox
+	if err := p.client.Get().Namespace(p.namespace).Resource(resource).Name(id).Do(ctx).Into(&object); err != nil {
+		return err
 	}
-}
-
-func toObject(s core.Sandbox, namespace string) v1alpha1.Sandbox {
-	o := v1alpha1.Sandbox{
-		TypeMeta:   metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion().String(), Kind: "Sandbox"},
-		ObjectMeta: metav1.ObjectMeta{Name: s.ID, Namespace: namespace, Labels: map[string]string{v1alpha1.LabelPool: s.Pool.Name}},
-		Spec: v1alpha1.SandboxSpec{
-			Pool: s.Pool.Name, PodName: s.Pod.Name, PodUID: s.Pod.UID,
-			ClaimedAt: metav1.NewMicroTime(s.ClaimedAt), Metadata: s.Metadata,
-		},
+	if object.DeletionTimestamp == nil {
+		return errors.New("it was made again")
 	}
-	if s.IP.IsValid() {
-		o.Spec.PodIP = s.IP.String()
-	}
-	if !s.EndAt.IsZero() {
-		at := metav1.NewMicroTime(s.EndAt)
-		o.Spec.EndAt = &at
-	}
-	return o
-}
-
-func toStatus(s core.Sandbox) v1alpha1.SandboxStatus {
-	status := v1alpha1.SandboxStatus{
-		Reason:   s.Reason,
-		Revision: fmt.Sprintf("%d.%d", s.Revision.Term, s.Revision.Counter),
-	}
-	switch s.Phase {
-	case core.Running, core.Releasing:
-		status.Phase, status.Reason = v1alpha1.SandboxRunning, ""
-	case core.Released:
-		status.Phase = v1alpha1.SandboxStopping
-	case core.Ended:
-		status.Phase = v1alpha1.SandboxEnded
-	}
-	if !s.EndedAt.IsZero() {
-		at := metav1.NewMicroTime(s.EndedAt)
-		status.EndedAt = &at
-	}
-	return status
-}
-
-func fromObject(o *v1alpha1.Sandbox) (core.Sandbox, error) {
-	revision, err := parseRevision(o.Status.Revision)
+	at := versionOf(&object, core.Revision{})
+	raw, err := json.Marshal(patchOf(core.Sandbox{Phase: core.Ended}, at).(map[string]any)["metadata"])
 	if err != nil {
-		return core.Sandbox{}, fmt.Errorf("sandbox object %.5s...: %w", o.Name, err)
+		return fmt.Errorf("encode patch: %w", err)
 	}
-	s := core.Sandbox{
-		Binding:  core.Binding{ID: o.Name, ClaimedAt: o.Spec.ClaimedAt.Time, Metadata: o.Spec.Metadata},
-		Pool:     core.PoolKey{Namespace: o.Namespace, Name: o.Spec.Pool},
-		Pod:      core.PodKey{Namespace: o.Namespace, Name: o.Spec.PodName, UID: o.Spec.PodUID},
-		Reason:   o.Status.Reason,
-		Revision: revision,
-	}
-	if o.Spec.PodIP != "" {
-		if s.IP, err = netip.ParseAddr(o.Spec.PodIP); err != nil {
-			return core.Sandbox{}, fmt.Errorf("sandbox object %.5s...: spec.podIP: %w", o.Name, err)
-		}
-	}
-	if o.Spec.EndAt != nil {
-		s.EndAt = o.Spec.EndAt.Time
-	}
-	if o.Status.EndedAt != nil {
-		s.EndedAt = o.Status.EndedAt.Time
-	}
-	switch o.Status.Phase {
-	case v1alpha1.SandboxRunning, "":
-		s.Phase = core.Running
-	case v1alpha1.SandboxStopping:
-		s.Phase = core.Released
-	case v1alpha1.SandboxEnded:
-		s.Phase = core.Ended
-	}
-	return s, nil
-}
-
-func parseRevision(text string) (core.Revision, error) {
-	if text == "" {
-		return core.Revision{}, nil
-	}
-	term, counter, _ := strings.Cut(text, ".")
-	t, err1 := strconv.ParseUint(term, 10, 64)
-	c, err2 := strconv.ParseUint(counter, 10, 64)
-	if err1 != nil || err2 != nil {
-		return core.Revision{}, fmt.Errorf("status.revision %q is not <term>.<counter>", text)
-	}
-	return core.Revision{Term: t, Counter: c}, nil
+	return p.client.Patch(types.MergePatchType).Namespace(p.namespace).Resource(resource).Name(id).Body([]byte(`{"metadata":` + string(raw) + `}`)).Do(ctx).Error()
 }

@@ -23,7 +23,7 @@ const (
 	leaderDialWait = time.Second
 	leaderConns    = 256 // more calls than this wait for one another
 	// forwardWait is longer than what the leader takes to say that it cannot.
-	forwardWait = answerWait + 2*time.Second
+	forwardWait = MaxWait + answerWait + 2*time.Second
 )
 
 type leaderKey struct{}
@@ -50,7 +50,7 @@ func newForwarder(log *zap.Logger) *httputil.ReverseProxy {
 				return // the client has gone
 			}
 			answer(w, r, apierror.New(apierror.NotLeader,
-				"this replica does not lead, and the leader did not answer it: %v; a claim that was not answered is given back, a release may have taken place", err))
+				"this replica does not lead, and the leader did not answer it: %v; a claim that was not answered is given back, unless it had an Idempotency-Key; a release may have taken place", err))
 		},
 	}
 }

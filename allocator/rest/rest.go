@@ -2,7 +2,7 @@
 // shapes of the E2B API, under / and /v2; what is accepted is carried out, and
 // what is not carried out is refused by name, never dropped in silence.
 //
-//	POST   /sandboxes        claim a sandbox: 201
+//	POST   /sandboxes        claim a sandbox: 201, at the latest after the claim's wait
 //	GET    /sandboxes        live sandboxes, oldest first: 200
 //	GET    /sandboxes/{id}   one live sandbox: 200, or 404
 //	DELETE /sandboxes/{id}   release: 204, or 404
@@ -11,6 +11,10 @@
 // keys, which is for a listener on loopback only. A replica that does not lead
 // passes calls on to the one that does.
 //
+// A claim waits for a pod when its pool has none. With an Idempotency-Key header
+// it can be repeated safely: while its sandbox lives, and ten minutes after, the
+// same key with the same body is answered with the same sandbox.
+//
 // 204 means that the release is durable and that every connected router has
 // acknowledged it, or that one second has passed: the header
 // Berth-Routers-Outstanding then says how many have not.
@@ -18,6 +22,7 @@ package rest
 
 import (
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -48,15 +53,20 @@ const (
 	maxBody     = 64 << 10
 	maxMetadata = 2 << 10
 	// defaultTimeout is what an absent timeout means, as E2B documents it.
-	defaultTimeout = 300 * time.Second
-	maxTimeout     = 365 * 24 * time.Hour
-	// answerWait bounds how long a claim or a release may take.
+	defaultTimeout    = 300 * time.Second
+	maxTimeout        = 365 * 24 * time.Hour
+	maxUser           = 256
+	maxIdempotencyKey = 255
+	// answerWait bounds how long a call may take beside the wait for a pod.
 	answerWait = 10 * time.Second
 	// bodyWait bounds how long a client may take to send its request.
 	bodyWait = 5 * time.Second
 	// inFlight bounds the requests being served at one time.
 	inFlight = 5_000
 )
+
+// MaxWait is the longest that a claim may wait for a pod.
+const MaxWait = 5 * time.Minute
 
 // agentVersion is what is reported as envdVersion. The SDKs refuse sandboxes
 // below 0.1.0, and a higher one would claim features of an agent in the pod.
@@ -67,13 +77,16 @@ type Allocator interface {
 	// Leading reports whether this replica can act, and if not, the address of
 	// the API of the replica that can, "" if that is not known.
 	Leading() (ok bool, leader string)
-	// Claim takes a sandbox from the pool. The Binding's ID and ClaimedAt are
-	// filled in. The error is an *apierror.Error or ctx's.
-	Claim(ctx context.Context, pool string, b core.Binding) (core.Sandbox, error)
+	// ClaimWait is how long a claim waits for a pod if it does not say.
+	ClaimWait() time.Duration
+	// Claim takes a sandbox from the pool. What the claim leaves open is filled in.
+	// The error is an *apierror.Error or ctx's.
+	Claim(ctx context.Context, pool string, c core.Claim) (core.Sandbox, error)
 	// Release ends a sandbox and returns how many routers have not acknowledged.
 	Release(ctx context.Context, id, reason string) (core.ReleaseStatus, int, error)
 	Sandbox(ctx context.Context, id string) (core.Sandbox, bool, error)
-	Running(ctx context.Context) ([]core.Sandbox, error)
+	// Live returns the sandboxes that are starting or running.
+	Live(ctx context.Context) ([]core.Sandbox, error)
 }
 
 // Options configure the handler. All are required unless they say otherwise.
@@ -85,7 +98,6 @@ type Options struct {
 	// PublicScheme and PublicHost make the URLs of sandboxes:
 	// <scheme>://<port>-<id>.<host>/. PublicHost may carry a port.
 	PublicScheme, PublicHost string
-	Now                      func() time.Time
 	Log                      *zap.Logger
 }
 
@@ -97,7 +109,7 @@ type api struct {
 
 // New returns the handler.
 func New(o Options) (http.Handler, error) {
-	if o.Allocator == nil || o.PublicScheme == "" || o.PublicHost == "" || o.Now == nil || o.Log == nil {
+	if o.Allocator == nil || o.PublicScheme == "" || o.PublicHost == "" || o.Log == nil {
 		return nil, errors.New("rest: all options but Keys are required")
 	}
 	a := &api{Options: o, forwarder: newForwarder(o.Log), slots: make(chan struct{}, inFlight)}
@@ -131,7 +143,8 @@ func (a *api) authenticated(next http.Handler) http.Handler {
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		key := presented(r)
-		if _, ok := a.Keys.Name(key); !ok {
+		team, ok := a.Keys.Name(key)
+		if !ok {
 			message := "this key is not known"
 			if key == "" {
 				message = "a key is needed, in the header X-API-Key or as Authorization: Bearer <key>"
@@ -140,8 +153,16 @@ func (a *api) authenticated(next http.Handler) http.Handler {
 			answer(w, r, apierror.New(apierror.Unauthorized, "%s", message))
 			return
 		}
-		next.ServeHTTP(w, r)
+		next.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), teamKey{}, team)))
 	})
+}
+
+type teamKey struct{}
+
+// teamOf is the name of the key that the call has shown, "" when none is needed.
+func teamOf(ctx context.Context) string {
+	team, _ := ctx.Value(teamKey{}).(string)
+	return team
 }
 
 // handle turns a function that may fail into a handler. Where this replica does
@@ -159,11 +180,9 @@ func (a *api) handle(f func(http.ResponseWriter, *http.Request) error) http.Hand
 			a.forward(w, r, leader)
 			return
 		}
-		ctx, cancel := context.WithTimeout(r.Context(), answerWait)
-		defer cancel()
 		err := noParameters(r)
 		if err == nil {
-			err = f(w, r.WithContext(ctx))
+			err = f(w, r)
 		}
 		if err == nil {
 			return
@@ -172,7 +191,7 @@ func (a *api) handle(f func(http.ResponseWriter, *http.Request) error) http.Hand
 		switch {
 		case errors.As(err, &e):
 		case errors.Is(err, context.DeadlineExceeded):
-			e = apierror.New(apierror.Timeout, "the API server did not confirm in time; a claim that was not answered is given back, a release goes on")
+			e = apierror.New(apierror.Timeout, "the API server did not confirm in time; a claim that was not answered is given back, unless it had an Idempotency-Key; a release goes on")
 		case errors.Is(err, context.Canceled):
 			return // the client has gone
 		default:
@@ -213,6 +232,7 @@ type Sandbox struct {
 	StartedAt   time.Time         `json:"startedAt"`
 	EndAt       *time.Time        `json:"endAt,omitempty"`
 	Metadata    map[string]string `json:"metadata,omitempty"`
+	User        string            `json:"user,omitempty"`
 	PodName     string            `json:"podName"`
 }
 
@@ -220,7 +240,10 @@ func (a *api) show(s core.Sandbox) Sandbox {
 	shown := Sandbox{
 		SandboxID: s.ID, TemplateID: s.Pool.Name, ClientID: "berth", EnvdVersion: agentVersion,
 		Domain: a.PublicHost, URL: fmt.Sprintf("%s://%d-%s.%s/", a.PublicScheme, s.DefaultPort, s.ID, a.PublicHost),
-		State: "running", StartedAt: s.ClaimedAt, Metadata: s.Metadata, PodName: s.Pod.Name,
+		State: "running", StartedAt: s.ClaimedAt, Metadata: s.Metadata, User: s.User, PodName: s.Pod.Name,
+	}
+	if s.Phase == core.Starting {
+		shown.State = "starting"
 	}
 	if !s.EndAt.IsZero() {
 		shown.EndAt = &s.EndAt
@@ -235,9 +258,23 @@ func (a *api) create(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err // what is left of the body is still to be read, within the deadline
 	}
+	key, err := idempotencyKey(r.Header)
+	if err != nil {
+		return err
+	}
 	_ = reading.SetReadDeadline(time.Time{}) // it would end the request's context
-	s, err := a.Allocator.Claim(r.Context(), request.TemplateID, core.Binding{
-		EndAt: a.Now().Add(request.Timeout).UTC(), Metadata: request.Metadata,
+	wait := a.Allocator.ClaimWait()
+	if request.Wait != nil {
+		wait = *request.Wait
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), wait+answerWait)
+	defer cancel()
+	s, err := a.Allocator.Claim(ctx, request.TemplateID, core.Claim{
+		Binding: core.Binding{
+			Metadata: request.Metadata, Team: teamOf(ctx), User: request.User,
+			IdempotencyKey: key, RequestHash: request.Hash,
+		},
+		Lifetime: request.Timeout, Wait: wait,
 	})
 	if err != nil {
 		return err
@@ -245,11 +282,29 @@ func (a *api) create(w http.ResponseWriter, r *http.Request) error {
 	return writeJSON(w, http.StatusCreated, a.show(s))
 }
 
+// idempotencyKey reads the header that makes a claim safe to repeat.
+func idempotencyKey(h http.Header) (string, error) {
+	values := h.Values("Idempotency-Key")
+	if len(values) == 0 {
+		return "", nil
+	}
+	key := values[0]
+	if len(values) > 1 || len(key) < 1 || len(key) > maxIdempotencyKey || strings.ContainsFunc(key, func(r rune) bool { return r < ' ' || r > '~' }) {
+		return "", invalid("Idempotency-Key: must be one header of 1 to %d printable ASCII characters", maxIdempotencyKey)
+	}
+	return key, nil
+}
+
 // createRequest is the body of a create.
 type createRequest struct {
 	TemplateID string
 	Timeout    time.Duration
 	Metadata   map[string]string
+	User       string
+	// Wait is nil when the request does not say.
+	Wait *time.Duration
+	// Hash is that of the body, as it was sent.
+	Hash [sha256.Size]byte
 }
 
 func decodeCreate(body io.Reader) (*createRequest, error) {
@@ -267,13 +322,13 @@ func decodeCreate(body io.Reader) (*createRequest, error) {
 	if err := json.Unmarshal(raw, &fields); err != nil {
 		return nil, invalid("body: must be a JSON object: %v", err)
 	}
-	var request createRequest
-	var timeout *int64              // in seconds
+	request := createRequest{Hash: sha256.Sum256(raw)}
+	var timeout, wait *int64        // in seconds
 	var metadata map[string]*string // nil: a null, which is not a string
 	for _, known := range []struct {
 		name string
 		into any
-	}{{"templateID", &request.TemplateID}, {"timeout", &timeout}, {"metadata", &metadata}} {
+	}{{"templateID", &request.TemplateID}, {"timeout", &timeout}, {"metadata", &metadata}, {"user", &request.User}, {"waitTimeout", &wait}} {
 		if value, ok := fields[known.name]; ok {
 			if err := json.Unmarshal(value, known.into); err != nil {
 				return nil, invalid("%s: %v", known.name, err)
@@ -300,6 +355,16 @@ func decodeCreate(body io.Reader) (*createRequest, error) {
 			return nil, invalid("timeout: %d: must be 1 to %d seconds", *timeout, int64(maxTimeout/time.Second))
 		}
 		request.Timeout = time.Duration(*timeout) * time.Second
+	}
+	if wait != nil {
+		if *wait < 0 || *wait > int64(MaxWait/time.Second) {
+			return nil, invalid("waitTimeout: %d: must be 0 to %d seconds", *wait, int64(MaxWait/time.Second))
+		}
+		d := time.Duration(*wait) * time.Second
+		request.Wait = &d
+	}
+	if len(request.User) > maxUser {
+		return nil, invalid("user: %d bytes: at most %d", len(request.User), maxUser)
 	}
 	size := 0
 	if len(metadata) > 0 {
@@ -329,8 +394,10 @@ func empty(value json.RawMessage) bool {
 }
 
 func (a *api) get(w http.ResponseWriter, r *http.Request) error {
+	ctx, cancel := context.WithTimeout(r.Context(), answerWait)
+	defer cancel()
 	id := r.PathValue("id")
-	s, known, err := a.Allocator.Sandbox(r.Context(), id)
+	s, known, err := a.Allocator.Sandbox(ctx, id)
 	switch {
 	case err != nil:
 		return err
@@ -343,7 +410,9 @@ func (a *api) get(w http.ResponseWriter, r *http.Request) error {
 }
 
 func (a *api) list(w http.ResponseWriter, r *http.Request) error {
-	running, err := a.Allocator.Running(r.Context())
+	ctx, cancel := context.WithTimeout(r.Context(), answerWait)
+	defer cancel()
+	running, err := a.Allocator.Live(ctx)
 	if err != nil {
 		return err
 	}
@@ -361,8 +430,10 @@ func (a *api) list(w http.ResponseWriter, r *http.Request) error {
 }
 
 func (a *api) kill(w http.ResponseWriter, r *http.Request) error {
+	ctx, cancel := context.WithTimeout(r.Context(), answerWait)
+	defer cancel()
 	id := r.PathValue("id")
-	status, outstanding, err := a.Allocator.Release(r.Context(), id, core.ReasonKilled)
+	status, outstanding, err := a.Allocator.Release(ctx, id, core.ReasonKilled)
 	if err != nil {
 		return err
 	}

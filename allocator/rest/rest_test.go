@@ -2,6 +2,7 @@ package rest
 
 import (
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -33,12 +34,13 @@ type fake struct {
 	err         error
 	block       bool // until the caller gives up
 	sandboxes   map[string]core.Sandbox
+	phase       core.Phase // of what is claimed
 	status      core.ReleaseStatus
 	outstanding int
 
 	mu       sync.Mutex
 	pool     string
-	binding  core.Binding
+	claim    core.Claim
 	released []string
 }
 
@@ -52,16 +54,22 @@ func (f *fake) wait(ctx context.Context) error {
 	return f.err
 }
 
-func (f *fake) Claim(ctx context.Context, pool string, b core.Binding) (core.Sandbox, error) {
+// claimWait is how long claims wait that do not say.
+const claimWait = 3 * time.Second
+
+func (f *fake) ClaimWait() time.Duration { return claimWait }
+
+func (f *fake) Claim(ctx context.Context, pool string, c core.Claim) (core.Sandbox, error) {
 	f.mu.Lock()
-	f.pool, f.binding = pool, b
+	f.pool, f.claim = pool, c
 	f.mu.Unlock()
 	if err := f.wait(ctx); err != nil {
 		return core.Sandbox{}, err
 	}
-	b.ID, b.ClaimedAt = "k3x9", noon
+	b := c.Binding
+	b.ID, b.ClaimedAt, b.EndAt = "k3x9", noon, noon.Add(c.Lifetime)
 	return core.Sandbox{
-		Binding: b, Pool: core.PoolKey{Namespace: "default", Name: pool}, Pod: core.PodKey{Name: "python-abcdef"},
+		Binding: b, Phase: f.phase, Pool: core.PoolKey{Namespace: "default", Name: pool}, Pod: core.PodKey{Name: "python-abcdef"},
 		IP: netip.MustParseAddr("10.0.0.1"), DefaultPort: 8080,
 	}, nil
 }
@@ -78,7 +86,7 @@ func (f *fake) Sandbox(ctx context.Context, id string) (core.Sandbox, bool, erro
 	return s, known, f.wait(ctx)
 }
 
-func (f *fake) Running(ctx context.Context) ([]core.Sandbox, error) {
+func (f *fake) Live(ctx context.Context) ([]core.Sandbox, error) {
 	var all []core.Sandbox
 	for _, s := range f.sandboxes {
 		all = append(all, s)
@@ -91,7 +99,7 @@ func handler(t require.TestingT, f *fake) http.Handler { return handlerWithKeys(
 func handlerWithKeys(t require.TestingT, f *fake, keys *Keys) http.Handler {
 	h, err := New(Options{
 		Allocator: f, Keys: keys, PublicScheme: "https", PublicHost: "sandbox.example.com:8443",
-		Now: func() time.Time { return noon }, Log: zap.NewNop(),
+		Log: zap.NewNop(),
 	})
 	require.NoError(t, err)
 	return h
@@ -133,7 +141,8 @@ func TestCreateAnswersTheSandboxAsE2BShowsIt(t *testing.T) {
 			"metadata": {"user": "ada", "": ""}, "podName": "python-abcdef"
 		}`, w.Body.String())
 		require.Equal(t, "python", f.pool)
-		require.Equal(t, core.Binding{EndAt: noon.Add(time.Minute), Metadata: map[string]string{"user": "ada", "": ""}}, f.binding)
+		require.Equal(t, map[string]string{"user": "ada", "": ""}, f.claim.Binding.Metadata)
+		require.Equal(t, time.Minute, f.claim.Lifetime)
 	}
 }
 
@@ -152,7 +161,9 @@ func TestCreateFillsInWhatIsNotAskedFor(t *testing.T) {
 			continue
 		}
 		require.Equal(t, http.StatusCreated, w.Code, body)
-		require.Equal(t, core.Binding{EndAt: noon.Add(300 * time.Second)}, f.binding, body)
+		require.Equal(t, core.Claim{
+			Binding: core.Binding{RequestHash: sha256.Sum256([]byte(body))}, Lifetime: 300 * time.Second, Wait: claimWait,
+		}, f.claim, body)
 	}
 }
 
@@ -171,6 +182,72 @@ func TestTimeoutBounds(t *testing.T) {
 		require.Contains(t, refusal(t, w, 400, apierror.BadRequest).Message, "timeout", timeout)
 		require.Empty(t, f.pool, "a refused request claimed a pod")
 	}
+}
+
+func TestWaitTimeoutBounds(t *testing.T) {
+	for wait, want := range map[string]time.Duration{
+		"0": 0, "1": time.Second, "300": MaxWait, "null": claimWait, "-1": -1, "301": -1, "9223372036854775807": -1, "1.5": -1, `"1"`: -1,
+	} {
+		f := &fake{}
+		w := call(handler(t, f), "POST", "/sandboxes", `{"templateID":"python","waitTimeout":`+wait+`}`)
+		if want >= 0 {
+			require.Equal(t, http.StatusCreated, w.Code, wait)
+			require.Equal(t, want, f.claim.Wait, wait)
+			continue
+		}
+		require.Contains(t, refusal(t, w, 400, apierror.BadRequest).Message, "waitTimeout", wait)
+		require.Empty(t, f.pool, "a refused request claimed a pod")
+	}
+}
+
+func TestClaimIsOfTheTeamWhoseKeyWasShownAndForItsUser(t *testing.T) {
+	f := &fake{}
+	h := handlerWithKeys(t, f, keysIn(t, map[string]string{"ada-team": "0123456789abcdef"}))
+	r := httptest.NewRequest("POST", "/sandboxes", strings.NewReader(`{"templateID":"python","user":"ada"}`))
+	r.Header.Set("X-API-Key", "0123456789abcdef")
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, r)
+	require.Equal(t, http.StatusCreated, w.Code, w.Body)
+	require.Equal(t, "ada-team", f.claim.Binding.Team)
+	require.Equal(t, "ada", f.claim.Binding.User)
+	require.Contains(t, w.Body.String(), `"user":"ada"`)
+	w = call(handler(t, &fake{}), "POST", "/sandboxes", `{"templateID":"python","user":"`+strings.Repeat("u", 257)+`"}`)
+	require.Contains(t, refusal(t, w, 400, apierror.BadRequest).Message, "user")
+}
+
+func TestIdempotencyKeyIsTakenOrRefused(t *testing.T) {
+	const body = `{"templateID":"python"}`
+	for key, ok := range map[string]bool{
+		"k": true, "8e03978e-40d5-43e8-bc93-6894a57f9324": true, "with space": true, strings.Repeat("k", 255): true,
+		"": false, strings.Repeat("k", 256): false, "caf\xc3\xa9": false, "tab\t": false,
+	} {
+		f := &fake{}
+		r := httptest.NewRequest("POST", "/sandboxes", strings.NewReader(body))
+		r.Header.Set("X-Request-Id", "req-1")
+		r.Header["Idempotency-Key"] = []string{key}
+		w := httptest.NewRecorder()
+		handler(t, f).ServeHTTP(w, r)
+		if !ok {
+			require.Contains(t, refusal(t, w, 400, apierror.BadRequest).Message, "Idempotency-Key", key)
+			require.Empty(t, f.pool)
+			continue
+		}
+		require.Equal(t, http.StatusCreated, w.Code, key)
+		require.Equal(t, key, f.claim.Binding.IdempotencyKey)
+		require.Equal(t, sha256.Sum256([]byte(body)), f.claim.Binding.RequestHash)
+	}
+	r := httptest.NewRequest("POST", "/sandboxes", strings.NewReader(body))
+	r.Header.Set("X-Request-Id", "req-1")
+	r.Header["Idempotency-Key"] = []string{"a", "b"}
+	w := httptest.NewRecorder()
+	handler(t, &fake{}).ServeHTTP(w, r)
+	refusal(t, w, 400, apierror.BadRequest)
+}
+
+func TestSandboxThatIsStartingIsShownSo(t *testing.T) {
+	w := call(handler(t, &fake{phase: core.Starting}), "POST", "/sandboxes", `{"templateID":"python"}`)
+	require.Equal(t, http.StatusCreated, w.Code)
+	require.Contains(t, w.Body.String(), `"state":"starting"`)
 }
 
 func TestCreateRefusesWhatItDoesNotUnderstand(t *testing.T) {
@@ -328,7 +405,11 @@ func TestCallThatIsNotAnsweredInTimeIsA503(t *testing.T) {
 			w := call(handler(t, &fake{block: true}), c[0], c[1], `{"templateID":"python"}`)
 			refusal(t, w, 503, apierror.Timeout)
 			require.Equal(t, "1", w.Header().Get("Retry-After"))
-			require.Equal(t, answerWait, time.Since(began))
+			want := answerWait
+			if c[0] == "POST" {
+				want += claimWait
+			}
+			require.Equal(t, want, time.Since(began))
 		})
 	}
 }

@@ -33,6 +33,8 @@ const (
 	SandboxNotFound    Reason = "sandbox_not_found"
 	SandboxGone        Reason = "sandbox_gone"
 	PoolEmpty          Reason = "pool_empty"
+	KeyReused          Reason = "idempotency_key_reused"
+	StartFailed        Reason = "start_failed"
 	NotImplemented     Reason = "not_implemented"
 	SandboxUnreachable Reason = "sandbox_unreachable"
 	SandboxReset       Reason = "sandbox_reset"
@@ -112,14 +114,16 @@ var kinds = []Kind{
 		When: "the method is CONNECT", Do: "connect to the sandbox's host directly"},
 	{Reason: RequestTimeout, Code: http.StatusRequestTimeout, GRPC: codes.Unknown, By: []Sender{Envoy},
 		When: "the request's headers did not arrive in time", Do: "send them faster"},
+	{Reason: KeyReused, Code: http.StatusConflict, GRPC: codes.AlreadyExists, By: []Sender{API},
+		When: "the `Idempotency-Key` was used for a claim with another body", Do: "use a new key for a new claim"},
 	{Reason: SandboxGone, Code: http.StatusGone, GRPC: codes.NotFound, By: []Sender{Router, API},
-		When: "the sandbox has been released; the API says so with status 404", Do: "claim another one"},
+		When: "the sandbox has been released; the API says so with status 404, but for one that was claimed with the same `Idempotency-Key`", Do: "claim another one"},
 	{Reason: BodyTooLarge, Code: http.StatusRequestEntityTooLarge, GRPC: codes.ResourceExhausted, By: []Sender{API},
 		When: "the body is larger than the message says", Do: "send a smaller one"},
 	{Reason: HTTPVersion, Code: http.StatusUpgradeRequired, GRPC: codes.Unknown, By: []Sender{Envoy},
 		When: "the request is HTTP/1.0, or of a version that does not exist", Do: "use HTTP/1.1 or HTTP/2"},
 	{Reason: PoolEmpty, Code: http.StatusTooManyRequests, GRPC: codes.ResourceExhausted, RetryAfter: 1, Reload: true, By: []Sender{API},
-		When: "the pool has no warm pod", Do: "try again, or raise the pool's `spec.warm`"},
+		When: "the pool had no warm pod for as long as a claim waits for one, or too many claims wait", Do: "try again, or raise the pool's `spec.warm`"},
 	{Reason: HeadersTooLarge, Code: http.StatusRequestHeaderFieldsTooLarge, GRPC: codes.Unknown, By: []Sender{Envoy},
 		When: "the request's headers are larger than 64 KiB or more than 200", Do: "send fewer"},
 	{Reason: Internal, Code: http.StatusInternalServerError, GRPC: codes.Unknown, By: []Sender{Envoy, API},
@@ -128,6 +132,8 @@ var kinds = []Kind{
 		When: "this version does not do what was asked for; from Envoy: an unknown transfer encoding", Do: "leave it out"},
 	{Reason: SandboxUnreachable, Code: http.StatusBadGateway, GRPC: codes.Unavailable, By: []Sender{Envoy},
 		When: "the sandbox refused the connection, or did not take it in time", Do: "see whether the program in it listens on that port, on all addresses"},
+	{Reason: StartFailed, Code: http.StatusBadGateway, GRPC: codes.Unavailable, By: []Sender{API},
+		When: "the pool's `postStart` hook failed, or the sandbox ended before it ran", Do: "look at the program in the sandbox that answers the hook"},
 	{Reason: SandboxReset, Code: http.StatusBadGateway, GRPC: codes.Unavailable, By: []Sender{Envoy},
 		When: "the sandbox broke the connection before it answered, or answered something that is not HTTP", Do: "look at the program in the sandbox"},
 	{Reason: RouterNotReady, Code: http.StatusServiceUnavailable, GRPC: codes.Unavailable, RetryAfter: 1, Reload: true, By: []Sender{Router},
@@ -139,9 +145,9 @@ var kinds = []Kind{
 	{Reason: NotLeader, Code: http.StatusServiceUnavailable, GRPC: codes.Unavailable, RetryAfter: 1, Reload: true, By: []Sender{API},
 		When: "no replica of the allocator leads at the moment", Do: "try again"},
 	{Reason: Timeout, Code: http.StatusServiceUnavailable, GRPC: codes.Unavailable, RetryAfter: 1, Reload: true, By: []Sender{API},
-		When: "the Kubernetes API server did not confirm in time; a claim that was not answered is given back, a release goes on", Do: "try again"},
+		When: "the Kubernetes API server did not confirm in time; a claim that was not answered is given back, unless it had an `Idempotency-Key`, a release goes on", Do: "try again"},
 	{Reason: Overloaded, Code: http.StatusServiceUnavailable, GRPC: codes.Unavailable, RetryAfter: 1, Reload: true, By: []Sender{Envoy, API},
-		When: "too many requests at one time, or too little memory", Do: "try again, more slowly"},
+		When: "too many requests at one time, too little memory, or the allocator does not keep up with what it has to record", Do: "try again, more slowly"},
 }
 
 // Kinds lists every reason, by status.

@@ -1,22 +1,25 @@
 package v1alpha1
 
-// Labels and annotations on the pods of a pool. The allocator's conditional
-// writes test them, so nobody else may change them.
+// Labels on the pods of a pool.
 const (
-	// LabelPool is the pool's name.
+	// LabelPool is the pool's name. A pod without it is none of the pool's.
 	LabelPool = "berth.sh/pool"
-	// LabelPhase is one of the Phase constants.
-	LabelPhase = "berth.sh/phase"
-	// LabelSandbox is the sandbox ID, from the claim on.
-	LabelSandbox = "berth.sh/sandbox"
 	// LabelTemplate is a hash of the template the pod was made from.
 	LabelTemplate = "berth.sh/template"
-	// AnnotationBinding is the claim, as JSON: who holds the pod and until when.
-	AnnotationBinding = "berth.sh/binding"
-	// AnnotationRelease is the release, as JSON: why and when.
-	AnnotationRelease = "berth.sh/release"
+	// LabelPhase is one of the Phase constants. It follows what the allocator has
+	// on record and is for people: nothing depends on it, but that a pod which is
+	// not marked as warm and on no record is never handed out.
+	LabelPhase = "berth.sh/phase"
+	// LabelSandbox is the sandbox ID, from the claim on, for people.
+	LabelSandbox = "berth.sh/sandbox"
+)
+
+// Finalizers of the allocator.
+const (
 	// PoolFinalizer keeps a deleted pool until its pods are gone.
 	PoolFinalizer = "berth.sh/pool"
+	// SandboxFinalizer keeps a deleted Sandbox object until the sandbox has ended.
+	SandboxFinalizer = "berth.sh/sandbox"
 )
 
 // Values of LabelPhase.

@@ -62,12 +62,56 @@ type SandboxPoolSpec struct {
 	// +kubebuilder:validation:items:Maximum=65535
 	Ports []int32 `json:"ports,omitempty"`
 
+	// PostStart, if set, is called for every sandbox, in its pod, before anybody
+	// else can reach it. The claim is answered when it has succeeded, or with a
+	// sandbox that is still starting when its caller has waited for long enough.
+	// +optional
+	PostStart *PostStartHook `json:"postStart,omitempty"`
+
 	// Template is the pod to run. Its labels and annotations are copied to the
-	// pods; keys below berth.sh/ are the allocator's own and are overwritten.
+	// pods; keys below berth.sh/ are the allocator's own and are left out.
 	// A pod is handed out once it is Ready, so containers should have a
 	// readiness probe.
 	Template PodTemplate `json:"template"`
 }
+
+// PostStartHook is an HTTP request to a pod that has become a sandbox: POST, with
+// a JSON object that has sandboxID, pool, metadata and user. Any 2xx answer is
+// success, any other failure. It is sent again, until TimeoutSeconds have passed,
+// while the pod cannot be connected to, and again by the next leader if this one
+// ends meanwhile: so it may come more than once for a sandbox.
+type PostStartHook struct {
+	// Port of the pod. Absent: spec.defaultPort.
+	// +optional
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=65535
+	Port int32 `json:"port,omitempty"`
+	// Path of the request, beginning with a slash.
+	// +kubebuilder:default=/
+	// +kubebuilder:validation:Pattern=`^/[!-~]*$`
+	// +kubebuilder:validation:MaxLength=1024
+	Path string `json:"path,omitempty"`
+	// TimeoutSeconds is how long the hook may take in all.
+	// +kubebuilder:default=10
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=120
+	TimeoutSeconds int32 `json:"timeoutSeconds,omitempty"`
+	// FailurePolicy is what a failure means. Fail: the sandbox is released, and the
+	// claim is answered with an error. Ignore: it runs all the same.
+	// +kubebuilder:default=Fail
+	FailurePolicy FailurePolicy `json:"failurePolicy,omitempty"`
+}
+
+// FailurePolicy is what the failure of a hook means.
+//
+// +kubebuilder:validation:Enum=Fail;Ignore
+type FailurePolicy string
+
+// The failure policies.
+const (
+	Fail   FailurePolicy = "Fail"
+	Ignore FailurePolicy = "Ignore"
+)
 
 // PodTemplate is a pod to be made: labels, annotations, spec.
 type PodTemplate struct {

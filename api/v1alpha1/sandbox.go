@@ -4,17 +4,23 @@ import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 // Sandbox is the record of one sandbox. Its name is the sandbox ID. The
 // allocator writes it after the fact; it outlives the pod, so that an ended
-// sandbox is answered "gone" and not "unknown".
+// sandbox is answered "gone" and not "unknown". Deleting it releases the sandbox:
+// a finalizer keeps the object until the sandbox has ended.
+//
+// The whole object is the allocator's, its status too, and one conditional write
+// moves it from one state to the next. So it has no status subresource.
 //
 // +kubebuilder:object:root=true
-// +kubebuilder:subresource:status
 // +kubebuilder:resource:path=sandboxes,singular=sandbox,shortName=sb,categories=berth
 // +kubebuilder:printcolumn:name="Pool",type=string,JSONPath=`.spec.pool`
 // +kubebuilder:printcolumn:name="Pod",type=string,JSONPath=`.spec.podName`
 // +kubebuilder:printcolumn:name="Phase",type=string,JSONPath=`.status.phase`
 // +kubebuilder:printcolumn:name="Reason",type=string,JSONPath=`.status.reason`
-// +kubebuilder:printcolumn:name="Claimed",type=date,JSONPath=`.spec.claimedAt`
+// +kubebuilder:printcolumn:name="Team",type=string,JSONPath=`.spec.team`,priority=1
+// +kubebuilder:printcolumn:name="User",type=string,JSONPath=`.spec.user`,priority=1
+// +kubebuilder:printcolumn:name="Ends",type=string,JSONPath=`.spec.endAt`,priority=1
 // +kubebuilder:printcolumn:name="Ended",type=date,JSONPath=`.status.endedAt`
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.spec.claimedAt`
 type Sandbox struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
@@ -44,23 +50,46 @@ type SandboxSpec struct {
 	// EndAt is when the sandbox is released at the latest. Absent: never.
 	// +optional
 	EndAt *metav1.MicroTime `json:"endAt,omitempty"`
+	// DefaultPort and Ports are what the pool said when it was claimed. What
+	// counts is what the pool says now.
+	// +optional
+	DefaultPort int32 `json:"defaultPort,omitempty"`
+	// +optional
+	// +listType=set
+	Ports []int32 `json:"ports,omitempty"`
 	// Metadata is the caller's, at most 2 KB, and not interpreted.
 	// +optional
 	Metadata map[string]string `json:"metadata,omitempty"`
+	// Team is the name of the API key that claimed it.
+	// +optional
+	Team string `json:"team,omitempty"`
+	// User is whom it was claimed for, as the caller said.
+	// +optional
+	User string `json:"user,omitempty"`
+	// IdempotencyKey is that of the claim, and RequestHash the SHA-256 of its
+	// body, in hexadecimal: a claim of the team with both is this claim again.
+	// +optional
+	IdempotencyKey string `json:"idempotencyKey,omitempty"`
+	// +optional
+	RequestHash string `json:"requestHash,omitempty"`
 }
 
 // SandboxPhase is where a sandbox is in its life.
 //
-// +kubebuilder:validation:Enum=running;stopping;ended
+// +kubebuilder:validation:Enum=starting;running;stopping;ended
 type SandboxPhase string
 
 // The phases a Sandbox object can show.
 const (
+	// SandboxStarting: claimed, and the pool's postStart hook has not been
+	// answered yet.
+	SandboxStarting SandboxPhase = "starting"
 	// SandboxRunning: requests are routed to the pod.
 	SandboxRunning SandboxPhase = "running"
 	// SandboxStopping: released; no new request is admitted, the pod still stands.
 	SandboxStopping SandboxPhase = "stopping"
-	// SandboxEnded: released and the pod is gone.
+	// SandboxEnded: released, the pod is gone, and no router can send anything to
+	// where it was.
 	SandboxEnded SandboxPhase = "ended"
 )
 
@@ -68,8 +97,9 @@ const (
 type SandboxStatus struct {
 	// +optional
 	Phase SandboxPhase `json:"phase,omitempty"`
-	// Reason the sandbox was released: Killed, Timeout, PodDeleted, PodGone,
-	// PodFailed, PoolDeleted.
+	// Reason the sandbox was released: Killed, Timeout, Deleted (this object was),
+	// Abandoned (the caller had gone), StartFailed, PodDeleted, PodGone, PodFailed,
+	// PodMoved, PoolDeleted.
 	// +optional
 	Reason string `json:"reason,omitempty"`
 	// EndedAt is when the release was committed.

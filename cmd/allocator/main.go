@@ -51,6 +51,9 @@ type flags struct {
 	MaxStale         time.Duration `default:"15m" help:"How long routers serve known routes without the allocator. Must be the routers'."`
 	PodSecurity      string        `default:"baseline" help:"What a pool's pods may ask for: baseline (the Pod Security Standard of that name, and no service account token) or privileged (anything)."`
 	Window           time.Duration `default:"5s" help:"Time after which an admitted request opens no connection any more; at least what Envoy's retries need."`
+	ClaimWait        time.Duration `default:"10s" help:"How long a claim waits for a pod when its pool has none, unless it says; 0: not at all."`
+	ClaimQueue       int           `default:"1000" help:"How many claims may wait, by pool."`
+	JournalBytes     int           `name:"journal-bytes-per-second" default:"1048576" help:"Bound of what is written to the journal; etcd keeps all of it until it is compacted, every 5 minutes by default."`
 	LeaseDuration    time.Duration `default:"15s" help:"How long a leader that is not heard from keeps the lease."`
 	LeaseRenew       time.Duration `default:"10s" help:"How long a leader tries to renew the lease before it gives up; less than --lease-duration."`
 	LeaseRetry       time.Duration `default:"500ms" help:"Pause between attempts at the lease."`
@@ -129,6 +132,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	a, err := allocator.New(allocator.Options{
 		Clients: clients, Namespace: f.Namespace, ControlAddress: f.ControlAdvertise, APIAddress: f.APIAdvertise, Keys: keys,
 		LeaseDuration: f.LeaseDuration, RenewDeadline: f.LeaseRenew, RetryPeriod: f.LeaseRetry,
+		ClaimWait: f.ClaimWait, MaxWaiting: f.ClaimQueue, JournalBytesPerSecond: f.JournalBytes,
 		MaxStale: f.MaxStale, Window: f.Window, Policy: policy, PublicScheme: public.Scheme, PublicHost: public.Host,
 		Metrics: metrics, Log: log,
 	})
@@ -200,6 +204,15 @@ func (f *flags) check() (*url.URL, error) {
 	}
 	if f.Window < envoy.Window {
 		errs = append(errs, fmt.Errorf("--window %v: must be at least %v, which is what Envoy's retries and a stall may take", f.Window, envoy.Window))
+	}
+	if f.ClaimWait < 0 || f.ClaimWait > apirest.MaxWait {
+		errs = append(errs, fmt.Errorf("--claim-wait %v: must be 0s to %v", f.ClaimWait, apirest.MaxWait))
+	}
+	if f.ClaimQueue < 1 {
+		errs = append(errs, fmt.Errorf("--claim-queue %d: must be at least 1", f.ClaimQueue))
+	}
+	if f.JournalBytes < 64<<10 {
+		errs = append(errs, fmt.Errorf("--journal-bytes-per-second %d: must be at least %d", f.JournalBytes, 64<<10))
 	}
 	if f.LeaseRetry <= 0 || f.LeaseRenew <= 2*f.LeaseRetry || f.LeaseDuration <= f.LeaseRenew {
 		errs = append(errs, fmt.Errorf("--lease-duration %v, --lease-renew %v, --lease-retry %v: each must be larger than the next, and --lease-renew more than twice --lease-retry", f.LeaseDuration, f.LeaseRenew, f.LeaseRetry))

@@ -1,0 +1,387 @@
+package core
+
+import (
+	"container/list"
+	"crypto/sha256"
+	"slices"
+	"time"
+)
+
+// claim is what callers wait for: one, or several with one idempotency key.
+type claim struct {
+	number   uint64 // in the order of arrival
+	tokens   []uint64
+	pool     *pool
+	binding  Binding
+	lifetime time.Duration
+	deadline time.Duration // boot clock
+	elem     *list.Element // in the pool's waiting, while it has no pod
+	pod      *pod          // from then on
+	change   *change
+}
+
+// claimKey is an idempotency key of a team.
+type claimKey struct{ team, key string }
+
+// keyed is what an idempotency key stands for: a claim, then its sandbox.
+type keyed struct {
+	hash    [sha256.Size]byte
+	claim   *claim
+	sandbox *sandbox
+}
+
+// caller waits for a sandbox to be running, until its deadline on the boot clock.
+type caller struct {
+	token    uint64
+	deadline time.Duration
+}
+
+func (b Binding) claimKey() claimKey { return claimKey{b.Team, b.IdempotencyKey} }
+
+func (c *Core) claim(ev Claim) {
+	if ev.Binding.IdempotencyKey != "" {
+		if k := c.keys[ev.Binding.claimKey()]; k != nil {
+			c.claimAgain(ev, k)
+			return
+		}
+	}
+	p := c.pools[ev.Pool]
+	switch {
+	case p == nil || !p.known || p.Deleting:
+		c.emit(ClaimRefused{Token: ev.Token, Why: NoPool})
+		return
+	case c.pressure || len(c.outbox.pending) >= pendingMost:
+		c.emit(ClaimRefused{Token: ev.Token, Why: Overloaded})
+		return
+	case p.queue.n == 0 && (p.waiting.Len() >= c.cfg.MaxWaiting || p.hopeless() || ev.Wait <= 0):
+		c.emit(ClaimRefused{Token: ev.Token, Why: PoolEmpty, Counts: p.counts()})
+		return
+	}
+	c.claimNumber++
+	cl := &claim{
+		number: c.claimNumber, tokens: []uint64{ev.Token}, pool: p,
+		binding: ev.Binding, lifetime: ev.Lifetime, deadline: c.now.Boot + ev.Wait,
+	}
+	c.claims[ev.Token] = cl
+	if cl.binding.IdempotencyKey != "" {
+		c.keys[cl.binding.claimKey()] = &keyed{hash: cl.binding.RequestHash, claim: cl}
+	}
+	cl.elem = p.waiting.PushBack(cl)
+	c.serve(p)
+	c.reconcile(p)
+}
+
+// claimAgain answers a claim whose idempotency key was used before.
+func (c *Core) claimAgain(ev Claim, k *keyed) {
+	switch s := k.sandbox; {
+	case k.hash != ev.Binding.RequestHash:
+		c.emit(ClaimRefused{Token: ev.Token, Why: KeyReused})
+	case k.claim != nil:
+		k.claim.tokens = append(k.claim.tokens, ev.Token)
+		c.claims[ev.Token] = k.claim
+	case s.Phase == Running:
+		c.emit(Claimed{Token: ev.Token, Sandbox: s.Sandbox})
+	case s.Phase == Starting:
+		s.callers = append(s.callers, caller{ev.Token, c.now.Boot + ev.Wait})
+		c.starting[s] = struct{}{}
+	default:
+		c.emit(ClaimRefused{Token: ev.Token, Why: KeyEnded, Sandbox: s.Sandbox})
+	}
+}
+
+// hopeless reports whether no pod will become warm as things are.
+func (p *pool) hopeless() bool {
+	return p.want() == 0 && p.sum(podPending) == 0 && len(p.creating) == 0 && p.queue.n == 0
+}
+
+// serve gives pods to those who wait, in the order in which they came.
+func (c *Core) serve(p *pool) {
+	for !c.recovering && p.waiting.Len() > 0 {
+		q := p.queue.next()
+		if q == nil {
+			return
+		}
+		cl := p.waiting.Remove(p.waiting.Front()).(*claim)
+		cl.elem = nil
+		c.bind(cl, q)
+	}
+}
+
+// bind gives a pod to a claim, under an ID that was never used, and has it
+// journaled.
+func (c *Core) bind(cl *claim, q *pod) {
+	q.pool.queue.passed(q)
+	c.enter(q, podClaiming)
+	cl.binding.ID, cl.binding.ClaimedAt = c.cfg.NewID(), c.now.Wall
+	if cl.lifetime > 0 {
+		cl.binding.EndAt = c.now.Wall.Add(cl.lifetime)
+	}
+	s := &Sandbox{
+		Binding: cl.binding, Pool: q.pool.Key, Pod: q.seen.Key, IP: q.seen.IP,
+		DefaultPort: q.pool.DefaultPort, Ports: q.pool.Ports, Phase: Running,
+	}
+	if q.pool.PostStart {
+		s.Phase = Starting
+	}
+	cl.pod, cl.change = q, &change{claim: cl, fact: Fact{Sandbox: s}}
+	q.claim = cl
+	c.append(cl.change, true)
+}
+
+// takeBack calls off a binding that was not handed to a Write. The claim waits
+// again, at its place.
+func (c *Core) takeBack(cl *claim) {
+	c.callOff(cl)
+	c.waitAgain(cl)
+}
+
+// callOff takes a claim off its pod, before it was handed to a Write.
+func (c *Core) callOff(cl *claim) {
+	cl.change.dropped = true
+	cl.pod.claim = nil
+	cl.pod, cl.change = nil, nil
+}
+
+// waitAgain puts a claim that has lost its pod back to its place, before those
+// that came after it.
+func (c *Core) waitAgain(cl *claim) {
+	at := cl.pool.waiting.Front()
+	for at != nil && at.Value.(*claim).number < cl.number {
+		at = at.Next()
+	}
+	if at == nil {
+		cl.elem = cl.pool.waiting.PushBack(cl)
+	} else {
+		cl.elem = cl.pool.waiting.InsertBefore(cl, at)
+	}
+}
+
+func (c *Core) claimAbandoned(token uint64) {
+	if cl := c.claims[token]; cl != nil {
+		delete(c.claims, token)
+		cl.tokens = slices.DeleteFunc(cl.tokens, func(t uint64) bool { return t == token })
+		switch {
+		case len(cl.tokens) > 0:
+		case cl.elem != nil: // it waits
+			cl.pool.waiting.Remove(cl.elem)
+			c.dropClaim(cl)
+		case !cl.change.handed:
+			q := cl.pod
+			c.callOff(cl)
+			c.dropClaim(cl)
+			c.enter(q, podPending)
+			c.consider(q) // back to its place in the queue
+			c.serve(q.pool)
+			c.reconcile(q.pool)
+		}
+		return // from here on the outcome is awaited
+	}
+	for s := range c.starting {
+		n := len(s.callers)
+		s.callers = slices.DeleteFunc(s.callers, func(x caller) bool { return x.token == token })
+		if len(s.callers) == n {
+			continue
+		}
+		if len(s.callers) == 0 {
+			delete(c.starting, s)
+			if s.IdempotencyKey == "" {
+				c.startRelease(s, ReasonAbandoned)
+			}
+		}
+		return
+	}
+}
+
+// dropClaim forgets a claim that came to nothing.
+func (c *Core) dropClaim(cl *claim) {
+	for _, token := range cl.tokens {
+		delete(c.claims, token)
+	}
+	if cl.binding.IdempotencyKey != "" {
+		delete(c.keys, cl.binding.claimKey())
+	}
+}
+
+// refuse answers all callers of a claim that waits.
+func (c *Core) refuse(cl *claim, why Refusal) {
+	cl.pool.waiting.Remove(cl.elem)
+	for _, token := range cl.tokens {
+		c.emit(ClaimRefused{Token: token, Why: why, Counts: cl.pool.counts()})
+	}
+	c.dropClaim(cl)
+}
+
+// expireWaiting refuses those who have waited for long enough.
+func (c *Core) expireWaiting(p *pool) {
+	for e := p.waiting.Front(); e != nil; {
+		cl := e.Value.(*claim)
+		e = e.Next()
+		if c.now.Boot >= cl.deadline {
+			c.refuse(cl, PoolEmpty)
+		}
+	}
+}
+
+// claimed acts on a committed claim.
+func (c *Core) claimed(ch *change) {
+	cl := ch.claim
+	s := &sandbox{Sandbox: *ch.fact.Sandbox}
+	if cl.pool.known {
+		s.takePorts(cl.pool) // they may have changed meanwhile
+	}
+	c.add(s)
+	q := c.pods[s.Pod]
+	if q != nil {
+		q.claim, q.sandbox = nil, s
+		c.enter(q, podClaimed)
+	}
+	c.schedule(s)
+	if q == nil || q.seen.Deleting || q.seen.Finished || q.seen.IP != s.IP {
+		// Its pod went while this was being written. The callers get another one,
+		// at their place, under another ID, which is what their key stands for.
+		c.emit(Record{s.Sandbox})
+		s.IdempotencyKey = ""
+		if q == nil {
+			c.lost(s, ReasonPodGone)
+		} else {
+			c.consider(q)
+		}
+		cl.pod, cl.change = nil, nil
+		if len(cl.tokens) == 0 {
+			c.dropClaim(cl)
+			return
+		}
+		c.waitAgain(cl)
+		if p := cl.pool; !p.known || p.Deleting {
+			c.refuse(cl, NoPool)
+		} else {
+			c.serve(p)
+		}
+		return
+	}
+	for _, token := range cl.tokens {
+		delete(c.claims, token)
+		s.callers = append(s.callers, caller{token, cl.deadline})
+	}
+	keyed := s.IdempotencyKey != ""
+	if keyed {
+		k := c.keys[s.claimKey()]
+		k.claim, k.sandbox = nil, s
+	}
+	c.emit(LabelPod{Pod: s.Pod, ID: s.ID})
+	abandoned := len(s.callers) == 0 && !keyed
+	if s.Phase == Starting {
+		c.emit(Record{s.Sandbox})
+		if len(s.callers) > 0 {
+			c.starting[s] = struct{}{}
+		}
+		if !abandoned {
+			c.emit(StartSandbox{s.Sandbox})
+		}
+	} else {
+		c.running(s)
+	}
+	if abandoned {
+		c.startRelease(s, ReasonAbandoned)
+	}
+	c.reconcile(q.pool)
+}
+
+// running makes it known that requests may reach the sandbox, and answers its
+// callers.
+func (c *Core) running(s *sandbox) {
+	c.emit(Record{s.Sandbox})
+	c.pushRoute(s)
+	c.emit(SandboxReady{s.Sandbox})
+	c.answerCallers(s, Claimed{Sandbox: s.Sandbox})
+}
+
+func (c *Core) answerCallers(s *sandbox, with Effect) {
+	for _, x := range s.callers {
+		switch e := with.(type) {
+		case Claimed:
+			e.Token = x.token
+			c.emit(e)
+		case ClaimRefused:
+			e.Token = x.token
+			c.emit(e)
+		}
+	}
+	s.callers = nil
+	delete(c.starting, s)
+}
+
+// answerStarting answers the callers who have waited for long enough with a
+// sandbox that is still starting.
+func (c *Core) answerStarting() {
+	for s := range c.starting {
+		s.callers = slices.DeleteFunc(s.callers, func(x caller) bool {
+			if c.now.Boot < x.deadline {
+				return false
+			}
+			c.emit(Claimed{Token: x.token, Sandbox: s.Sandbox})
+			return true
+		})
+		if len(s.callers) == 0 {
+			delete(c.starting, s)
+		}
+	}
+}
+
+// startDone acts on the answer of a pool's hook.
+func (c *Core) startDone(ev Started) {
+	s := c.sandboxes[ev.ID]
+	if s == nil || s.Phase != Starting || s.readying {
+		return
+	}
+	if !ev.OK {
+		c.startRelease(s, ReasonStartFailed)
+		return
+	}
+	s.readying = true
+	ready := s.Sandbox
+	ready.Phase = Running
+	c.append(&change{sandbox: s, fact: Fact{Sandbox: &ready}}, true)
+}
+
+// ready acts on a committed start.
+func (c *Core) ready(ch *change) {
+	s := ch.sandbox
+	s.readying = false
+	s.Revision = ch.fact.Revision
+	if s.Phase != Starting { // it is being released
+		c.emit(Record{s.Sandbox})
+		return
+	}
+	s.Phase = Running
+	c.running(s)
+}
+
+// keyEnds lets the time run for which an ended sandbox's idempotency key holds.
+func (c *Core) keyEnds(s *sandbox) {
+	if s.IdempotencyKey != "" && s.keyElem == nil {
+		s.keyElem = c.keysEnded.PushBack(s)
+	}
+}
+
+// forgetKeys drops the idempotency keys that hold no longer.
+func (c *Core) forgetKeys() {
+	for e := c.keysEnded.Front(); e != nil; e = c.keysEnded.Front() {
+		s := e.Value.(*sandbox)
+		if c.now.Wall.Sub(s.EndedAt) < c.cfg.KeepKeys {
+			return
+		}
+		c.dropKey(s)
+	}
+}
+
+func (c *Core) dropKey(s *sandbox) {
+	if s.keyElem == nil {
+		return
+	}
+	c.keysEnded.Remove(s.keyElem)
+	s.keyElem = nil
+	if k := c.keys[s.claimKey()]; k != nil && k.sandbox == s {
+		delete(c.keys, s.claimKey())
+	}
+}

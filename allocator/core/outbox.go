@@ -1,0 +1,105 @@
+package core
+
+import "time"
+
+// writeMost bounds the facts of one Write. A burst of claims fits.
+const writeMost = 4000
+
+// pendingMost bounds the facts that wait to be written. Beyond it no new claim is
+// taken; releases and deletions are bounded by what there is to release.
+const pendingMost = 4 * writeMost
+
+// outbox is what is on its way into the journal.
+type outbox struct {
+	ready   bool // a Write may be made
+	pending []*change
+	writing []*change
+	// since is when the first of pending came; urgent: somebody waits for one.
+	since  time.Duration
+	urgent bool
+}
+
+// change is a fact that is not durable yet, and what becomes true with it: with
+// neither claim nor sandbox, that a pod may be deleted.
+type change struct {
+	fact Fact
+	// claim: a claim that was given a pod.
+	claim *claim
+	// sandbox becomes what the fact says: running, or released.
+	sandbox *sandbox
+	// dropped: it was called off before it was handed to a Write.
+	dropped bool
+	// handed: it was handed to a Write.
+	handed bool
+}
+
+// append puts a change at the end of those that wait, and stamps its revision.
+func (c *Core) append(ch *change, urgent bool) {
+	c.counter++
+	ch.fact.Revision = Revision{c.cfg.Term, c.counter}
+	if ch.fact.Sandbox != nil {
+		ch.fact.Sandbox.Revision = ch.fact.Revision
+	}
+	if len(c.outbox.pending) == 0 {
+		c.outbox.since = c.now.Boot
+	}
+	c.outbox.pending = append(c.outbox.pending, ch)
+	c.outbox.urgent = c.outbox.urgent || urgent
+}
+
+// flush hands what waits to the writer, if that is free.
+func (c *Core) flush() {
+	o := &c.outbox
+	if !o.ready || len(o.pending) == 0 || !o.urgent && c.now.Boot-o.since < c.cfg.Linger {
+		return
+	}
+	taken := 0
+	var facts []Fact
+	for _, ch := range o.pending {
+		if len(facts) == writeMost {
+			break
+		}
+		taken++
+		if !ch.dropped {
+			ch.handed = true
+			facts = append(facts, ch.fact)
+			o.writing = append(o.writing, ch)
+		}
+	}
+	rest := copy(o.pending, o.pending[taken:])
+	clear(o.pending[rest:])
+	o.pending = o.pending[:rest]
+	if rest == 0 {
+		o.urgent = false
+	}
+	if len(facts) > 0 {
+		o.ready = false
+		c.emit(Write{facts})
+	}
+}
+
+// written makes true what has become durable, in its order.
+func (c *Core) written() {
+	done := c.outbox.writing
+	c.outbox.writing = nil
+	for _, ch := range done {
+		switch {
+		case ch.claim != nil:
+			c.claimed(ch)
+		case ch.sandbox != nil && ch.fact.Sandbox.Phase == Running:
+			c.ready(ch)
+		case ch.sandbox != nil:
+			c.released(ch)
+		default:
+			c.discarded(ch.fact.Discard)
+		}
+	}
+}
+
+// revise notes that what is shown of a sandbox has changed by something that
+// needs no fact: it is seen again at every recovery.
+func (c *Core) revise(s *sandbox) {
+	c.counter++
+	s.Revision = Revision{c.cfg.Term, c.counter}
+	c.emit(Record{s.Sandbox})
+}

@@ -1,0 +1,133 @@
+package allocator
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/berth-sandbox/berth/allocator/core"
+	"github.com/berth-sandbox/berth/allocator/journal"
+	journalv1 "github.com/berth-sandbox/berth/api/journal/v1"
+)
+
+// The first part of a record's key says what it is about.
+const (
+	sandboxPrefix = "sandbox/"
+	podPrefix     = "pod/"
+)
+
+// toRecord encodes a fact for the journal. The namespace is not in it: it is the
+// one that the journal is in.
+func toRecord(f core.Fact) (journal.Record, error) {
+	r := &journalv1.Record{Term: f.Revision.Term, Counter: f.Revision.Counter}
+	if s := f.Sandbox; s != nil {
+		r.Key = sandboxPrefix + s.ID
+		r.State = &journalv1.Record_Sandbox{Sandbox: &journalv1.Sandbox{
+			Pool: s.Pool.Name, PodName: s.Pod.Name, PodUid: s.Pod.UID, PodIp: s.IP.AsSlice(),
+			ClaimedAt: micros(s.ClaimedAt), EndAt: micros(s.EndAt), EndedAt: micros(s.EndedAt),
+			Metadata: s.Metadata, Team: s.Team, User: s.User, IdempotencyKey: s.IdempotencyKey, RequestHash: hashOf(s.Binding),
+			Phase: phases[s.Phase], Reason: s.Reason, DefaultPort: uint32(s.DefaultPort), Ports: ports(s.Ports),
+		}}
+	} else {
+		r.Key = podPrefix + f.Discard.UID
+		r.State = &journalv1.Record_Discard{Discard: &journalv1.Discard{PodName: f.Discard.Name}}
+	}
+	raw, err := proto.Marshal(r)
+	if err != nil {
+		return journal.Record{}, fmt.Errorf("encode %s: %w", r.GetKey(), err) // a string that is not UTF-8
+	}
+	return journal.Record{Key: r.GetKey(), Term: r.GetTerm(), Counter: r.GetCounter(), Raw: raw}, nil
+}
+
+// fromRecord decodes what toRecord has made. It returns false for a record of a
+// kind that this version does not know: such records ride along as they are.
+func fromRecord(r journal.Record, namespace string) (core.Fact, bool, error) {
+	var m journalv1.Record
+	if err := proto.Unmarshal(r.Raw, &m); err != nil {
+		return core.Fact{}, false, fmt.Errorf("journal record %s: %w", r.Key, err)
+	}
+	f := core.Fact{Revision: core.Revision{Term: r.Term, Counter: r.Counter}}
+	switch state := m.GetState().(type) {
+	case *journalv1.Record_Sandbox:
+		s := state.Sandbox
+		sandbox := &core.Sandbox{
+			Binding: core.Binding{
+				ID:        strings.TrimPrefix(r.Key, sandboxPrefix),
+				ClaimedAt: moment(s.GetClaimedAt()), EndAt: moment(s.GetEndAt()), Metadata: s.GetMetadata(),
+				Team: s.GetTeam(), User: s.GetUser(), IdempotencyKey: s.GetIdempotencyKey(),
+			},
+			Pool:        core.PoolKey{Namespace: namespace, Name: s.GetPool()},
+			Pod:         core.PodKey{Namespace: namespace, Name: s.GetPodName(), UID: s.GetPodUid()},
+			DefaultPort: uint16(s.GetDefaultPort()), Reason: s.GetReason(), EndedAt: moment(s.GetEndedAt()), Revision: f.Revision,
+		}
+		copy(sandbox.RequestHash[:], s.GetRequestHash())
+		for _, p := range s.GetPorts() {
+			sandbox.Ports = append(sandbox.Ports, uint16(p))
+		}
+		ip, ok := netip.AddrFromSlice(s.GetPodIp())
+		if !ok {
+			return core.Fact{}, false, fmt.Errorf("journal record %s: %d bytes are no address", r.Key, len(s.GetPodIp()))
+		}
+		sandbox.IP = ip
+		for phase, encoded := range phases {
+			if encoded == s.GetPhase() {
+				sandbox.Phase = phase
+			}
+		}
+		if sandbox.Phase == 0 {
+			return core.Fact{}, false, fmt.Errorf("journal record %s: phase %v is not known", r.Key, s.GetPhase())
+		}
+		f.Sandbox = sandbox
+	case *journalv1.Record_Discard:
+		f.Discard = core.PodKey{Namespace: namespace, Name: state.Discard.GetPodName(), UID: strings.TrimPrefix(r.Key, podPrefix)}
+	default:
+		return core.Fact{}, false, nil
+	}
+	return f, true, nil
+}
+
+// settledKey is the key of what need not be kept any longer.
+func settledKey(e core.Settle) string {
+	if e.ID != "" {
+		return sandboxPrefix + e.ID
+	}
+	return podPrefix + e.Pod.UID
+}
+
+var phases = map[core.Phase]journalv1.Phase{
+	core.Starting: journalv1.Phase_PHASE_STARTING,
+	core.Running:  journalv1.Phase_PHASE_RUNNING,
+	core.Released: journalv1.Phase_PHASE_RELEASED,
+}
+
+func hashOf(b core.Binding) []byte {
+	if b.IdempotencyKey == "" {
+		return nil
+	}
+	return b.RequestHash[:]
+}
+
+func ports(all []uint16) []uint32 {
+	var encoded []uint32
+	for _, p := range all {
+		encoded = append(encoded, uint32(p))
+	}
+	return encoded
+}
+
+func micros(t time.Time) int64 {
+	if t.IsZero() {
+		return 0
+	}
+	return t.UnixMicro()
+}
+
+func moment(micros int64) time.Time {
+	if micros == 0 {
+		return time.Time{}
+	}
+	return time.UnixMicro(micros).UTC()
+}

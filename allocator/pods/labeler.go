@@ -1,0 +1,134 @@
+package pods
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/util/workqueue"
+
+	"github.com/berth-sandbox/berth/allocator/core"
+	"github.com/berth-sandbox/berth/allocator/kube"
+	"github.com/berth-sandbox/berth/api/v1alpha1"
+)
+
+// Annotations that keep the cluster autoscaler and Karpenter from removing a
+// node under a claimed pod. They stay until the pod goes: also a released one
+// keeps its address from being used until no router routes to it.
+const (
+	annotationSafeToEvict  = "cluster-autoscaler.kubernetes.io/safe-to-evict"
+	annotationDoNotDisrupt = "karpenter.sh/do-not-disrupt"
+)
+
+// Pauses before a label is written again after a failure.
+const (
+	labelRetryFirst = 100 * time.Millisecond
+	labelRetryMost  = 10 * time.Second
+)
+
+// Labeler shows on the pods themselves what they are used for: in labels, for
+// people, and in annotations, for those who tidy up nodes. Nothing of Berth
+// depends on it. Only the latest of several for one pod is written.
+type Labeler struct {
+	client kubernetes.Interface
+	log    *zap.Logger
+	queue  workqueue.TypedRateLimitingInterface[core.PodKey]
+
+	mu     sync.Mutex
+	latest map[core.PodKey]core.LabelPod
+}
+
+// NewLabeler returns a Labeler.
+func NewLabeler(client kubernetes.Interface, log *zap.Logger) *Labeler {
+	limiter := workqueue.NewTypedItemExponentialFailureRateLimiter[core.PodKey](labelRetryFirst, labelRetryMost)
+	return &Labeler{client: client, log: log, queue: workqueue.NewTypedRateLimitingQueue(limiter), latest: map[core.PodKey]core.LabelPod{}}
+}
+
+// Label queues what is to be shown on a pod.
+func (l *Labeler) Label(e core.LabelPod) {
+	l.mu.Lock()
+	l.latest[e.Pod] = e
+	l.mu.Unlock()
+	l.queue.Add(e.Pod)
+}
+
+// Waiting is how many pods have yet to be written.
+func (l *Labeler) Waiting() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.latest)
+}
+
+// Run writes with so many workers until ctx ends.
+func (l *Labeler) Run(ctx context.Context, workers int) {
+	stop := context.AfterFunc(ctx, l.queue.ShutDown)
+	defer stop()
+	var all sync.WaitGroup
+	for range workers {
+		all.Go(func() {
+			for l.next(ctx) {
+			}
+		})
+	}
+	all.Wait()
+}
+
+func (l *Labeler) next(ctx context.Context) bool {
+	key, ended := l.queue.Get()
+	if ended {
+		return false
+	}
+	defer l.queue.Done(key)
+	l.mu.Lock()
+	e, ok := l.latest[key]
+	delete(l.latest, key)
+	l.mu.Unlock()
+	if !ok {
+		return true
+	}
+	call, cancel := context.WithTimeout(ctx, kube.CallTimeout)
+	defer cancel()
+	err := l.write(call, e)
+	if err == nil {
+		l.queue.Forget(key)
+		return true
+	}
+	if ctx.Err() == nil {
+		l.log.Warn("will try again: label pod", zap.String("pod", key.Name), zap.Error(err))
+	}
+	l.mu.Lock()
+	if _, newer := l.latest[key]; !newer {
+		l.latest[key] = e
+	}
+	l.mu.Unlock()
+	l.queue.AddRateLimited(key)
+	return true
+}
+
+// write labels the pod, if it is still there.
+func (l *Labeler) write(ctx context.Context, e core.LabelPod) error {
+	phase := v1alpha1.PhaseClaimed
+	if e.Released {
+		phase = v1alpha1.PhaseReleased
+	}
+	raw, err := json.Marshal(map[string]any{"metadata": map[string]any{
+		"uid":         e.Pod.UID,
+		"labels":      map[string]string{v1alpha1.LabelPhase: phase, v1alpha1.LabelSandbox: e.ID},
+		"annotations": map[string]string{annotationSafeToEvict: "false", annotationDoNotDisrupt: "true"},
+	}})
+	if err != nil {
+		return fmt.Errorf("encode patch: %w", err)
+	}
+	_, err = l.client.CoreV1().Pods(e.Pod.Namespace).Patch(ctx, e.Pod.Name, types.MergePatchType, raw, metav1.PatchOptions{})
+	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) { // it is gone, or another one has its name
+		return nil
+	}
+	return err
+}

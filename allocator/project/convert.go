@@ -1,0 +1,132 @@
+package project
+
+import (
+	"encoding/hex"
+	"fmt"
+	"net/netip"
+	"strconv"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/berth-sandbox/berth/allocator/core"
+	"github.com/berth-sandbox/berth/api/v1alpha1"
+)
+
+func toObject(s core.Sandbox, namespace string) *v1alpha1.Sandbox {
+	o := &v1alpha1.Sandbox{
+		TypeMeta: metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion().String(), Kind: "Sandbox"},
+		ObjectMeta: metav1.ObjectMeta{
+			Name: s.ID, Namespace: namespace, Labels: map[string]string{v1alpha1.LabelPool: s.Pool.Name},
+		},
+		Spec: v1alpha1.SandboxSpec{
+			Pool: s.Pool.Name, PodName: s.Pod.Name, PodUID: s.Pod.UID, PodIP: s.IP.String(), DefaultPort: int32(s.DefaultPort),
+			ClaimedAt: metav1.NewMicroTime(s.ClaimedAt), Metadata: s.Metadata,
+			Team: s.Team, User: s.User, IdempotencyKey: s.IdempotencyKey,
+		},
+		Status: toStatus(s),
+	}
+	if s.Phase != core.Ended {
+		o.Finalizers = []string{v1alpha1.SandboxFinalizer}
+	}
+	for _, port := range s.Ports {
+		o.Spec.Ports = append(o.Spec.Ports, int32(port))
+	}
+	if s.IdempotencyKey != "" {
+		o.Spec.RequestHash = hex.EncodeToString(s.RequestHash[:])
+	}
+	if !s.EndAt.IsZero() {
+		at := metav1.NewMicroTime(s.EndAt)
+		o.Spec.EndAt = &at
+	}
+	return o
+}
+
+func toStatus(s core.Sandbox) v1alpha1.SandboxStatus {
+	status := v1alpha1.SandboxStatus{
+		Reason:   s.Reason,
+		Revision: fmt.Sprintf("%d.%d", s.Revision.Term, s.Revision.Counter),
+	}
+	switch s.Phase {
+	case core.Starting:
+		status.Phase = v1alpha1.SandboxStarting
+	case core.Running, core.Releasing:
+		status.Phase = v1alpha1.SandboxRunning
+	case core.Released:
+		status.Phase = v1alpha1.SandboxStopping
+	case core.Ended:
+		status.Phase = v1alpha1.SandboxEnded
+	}
+	if !s.EndedAt.IsZero() {
+		at := metav1.NewMicroTime(s.EndedAt)
+		status.EndedAt = &at
+	}
+	return status
+}
+
+// fromObject reads an object of an allocator.
+func fromObject(o *v1alpha1.Sandbox) (core.Sandbox, error) {
+	failed := func(err error) (core.Sandbox, error) {
+		return core.Sandbox{}, fmt.Errorf("sandbox object %.5s...: %w", o.Name, err)
+	}
+	revision, err := parseRevision(o.Status.Revision)
+	if err != nil {
+		return failed(err)
+	}
+	s := core.Sandbox{
+		Binding: core.Binding{
+			ID: o.Name, ClaimedAt: o.Spec.ClaimedAt.UTC(), Metadata: o.Spec.Metadata,
+			Team: o.Spec.Team, User: o.Spec.User, IdempotencyKey: o.Spec.IdempotencyKey,
+		},
+		Pool:        core.PoolKey{Namespace: o.Namespace, Name: o.Spec.Pool},
+		Pod:         core.PodKey{Namespace: o.Namespace, Name: o.Spec.PodName, UID: o.Spec.PodUID},
+		DefaultPort: uint16(o.Spec.DefaultPort),
+		Reason:      o.Status.Reason,
+		Revision:    revision,
+	}
+	if s.IP, err = netip.ParseAddr(o.Spec.PodIP); err != nil {
+		return failed(fmt.Errorf("spec.podIP: %w", err))
+	}
+	for _, port := range o.Spec.Ports {
+		s.Ports = append(s.Ports, uint16(port))
+	}
+	if hash, err := hex.DecodeString(o.Spec.RequestHash); err != nil || len(hash) != 0 && len(hash) != len(s.RequestHash) {
+		return failed(fmt.Errorf("spec.requestHash: not a SHA-256 in hexadecimal"))
+	} else {
+		copy(s.RequestHash[:], hash)
+	}
+	if o.Spec.EndAt != nil {
+		s.EndAt = o.Spec.EndAt.UTC()
+	}
+	if o.Status.EndedAt != nil {
+		s.EndedAt = o.Status.EndedAt.UTC()
+	}
+	switch o.Status.Phase {
+	case v1alpha1.SandboxStarting:
+		s.Phase = core.Starting
+	case v1alpha1.SandboxRunning:
+		s.Phase = core.Running
+	case v1alpha1.SandboxStopping:
+		s.Phase = core.Released
+	case v1alpha1.SandboxEnded:
+		s.Phase = core.Ended
+	default:
+		return failed(fmt.Errorf("status.phase %q is not known", o.Status.Phase))
+	}
+	return s, nil
+}
+
+// parseRevision reads status.revision. Empty is the zero revision: the object was
+// not made by an allocator.
+func parseRevision(text string) (core.Revision, error) {
+	if text == "" {
+		return core.Revision{}, nil
+	}
+	term, counter, _ := strings.Cut(text, ".")
+	t, err1 := strconv.ParseUint(term, 10, 64)
+	c, err2 := strconv.ParseUint(counter, 10, 64)
+	if err1 != nil || err2 != nil {
+		return core.Revision{}, fmt.Errorf("status.revision %q is not <term>.<counter>", text)
+	}
+	return core.Revision{Term: t, Counter: c}, nil
+}

@@ -1,0 +1,130 @@
+package allocator
+
+import (
+	"context"
+	"time"
+
+	"go.uber.org/zap"
+	"golang.org/x/time/rate"
+
+	"github.com/berth-sandbox/berth/allocator/core"
+	"github.com/berth-sandbox/berth/allocator/journal"
+)
+
+const (
+	// paceRecord and paceMost space the writes of batches, by how many records were
+	// in the last one. A claim alone is not kept waiting for the one before it;
+	// under load batches grow, and the API server has less to do.
+	paceRecord = 250 * time.Microsecond
+	paceMost   = 10 * time.Millisecond
+	// slotOverhead is what a slot object takes in etcd beside its data, in bytes.
+	slotOverhead = 1 << 10
+	// burstSeconds is for how long more may be written than the bound says.
+	burstSeconds = 10
+)
+
+// journalWriter commits what the core hands over, one Write at a time.
+type journalWriter struct {
+	log    *journal.Log
+	facts  chan []core.Fact // has room for the one that is under way
+	submit func(core.Event)
+	// bytes bounds what is written: etcd keeps every version of a slot until it is
+	// compacted.
+	bytes   *rate.Limiter
+	metrics *metrics
+}
+
+func newJournalWriter(log *journal.Log, bytesPerSecond int, submit func(core.Event), m *metrics) *journalWriter {
+	return &journalWriter{
+		log: log, facts: make(chan []core.Fact, 1), submit: submit, metrics: m,
+		bytes: rate.NewLimiter(rate.Limit(bytesPerSecond), burstSeconds*bytesPerSecond),
+	}
+}
+
+// run commits until ctx ends, and returns nil then. Any other end means that this
+// replica is deposed, or that the journal is damaged.
+func (w *journalWriter) run(ctx context.Context) error {
+	for {
+		var facts []core.Fact
+		select {
+		case <-ctx.Done():
+			return nil
+		case facts = <-w.facts:
+		}
+		records := make([]journal.Record, 0, len(facts))
+		for _, f := range facts {
+			r, err := toRecord(f)
+			if err != nil {
+				return err
+			}
+			records = append(records, r)
+		}
+		began, before := time.Now(), w.log.Stats()
+		if err := w.log.Commit(ctx, records); err != nil {
+			if ctx.Err() != nil {
+				return nil
+			}
+			return err
+		}
+		w.metrics.commits.Observe(time.Since(began).Seconds())
+		w.submit(core.Written{})
+		after := w.log.Stats()
+		if !w.pause(ctx, began, len(records), int(after.Bytes-before.Bytes)+slotOverhead*int(after.Batches-before.Batches)) {
+			return nil
+		}
+		w.submit(core.WriterReady{})
+	}
+}
+
+// pause waits until the next batch may be written. It is false when ctx ended.
+func (w *journalWriter) pause(ctx context.Context, began time.Time, records, bytes int) bool {
+	wait := min(time.Duration(records-1)*paceRecord, paceMost) - time.Since(began)
+	reservation := w.bytes.ReserveN(time.Now(), min(bytes, w.bytes.Burst()))
+	wait = max(wait, reservation.Delay())
+	if wait <= 0 {
+		return true
+	}
+	t := time.NewTimer(wait)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-t.C:
+		return true
+	}
+}
+
+// When new claims are refused because what was journaled is not settled, and when
+// they are taken again.
+const (
+	lagMost, lagLow             = 30 * time.Second, 10 * time.Second
+	unsettledMost, unsettledLow = 32 << 20, 8 << 20 // bytes
+	pressureEvery               = 250 * time.Millisecond
+)
+
+// watchPressure tells the core when to refuse new claims, until ctx ends.
+func (t *term) watchPressure(ctx context.Context) {
+	ticker := time.NewTicker(pressureEvery)
+	defer ticker.Stop()
+	on := false
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		_, lag := t.projector.Waiting()
+		unsettled := t.journal.log.Stats().UnsettledBytes
+		switch {
+		case !on && (lag > lagMost || unsettled > unsettledMost):
+			on = true
+		case on && lag < lagLow && unsettled < unsettledLow:
+			on = false
+		default:
+			continue
+		}
+		t.log.Warn("new claims are refused: what is journaled reaches the Sandbox objects too slowly",
+			zap.Bool("refused", on), zap.Duration("lag", lag), zap.Int("unsettledBytes", unsettled))
+		t.Submit(core.Pressure{On: on})
+	}
+}
