@@ -9,7 +9,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"runtime"
 	"strconv"
 	"strings"
 	"time"
@@ -93,48 +92,23 @@ func kubeVersionServes(line string) bool {
 func kubeArtifact(progress io.Writer) artifact {
 	const pkg = "k8s.io/component-base/version."
 	v := strings.SplitN(strings.TrimPrefix(kubeVersion, "v"), ".", 3)
-	// Unstamped, the API server would call itself v0.0.0-master, and clients
-	// that look at its version would refuse it.
-	args := []string{
-		"build", "-mod=readonly", "-trimpath", "-buildvcs=false", "-tags=grpcnotrace",
-		"-ldflags=-s -w -X " + pkg + "gitVersion=" + kubeVersion + " -X " + pkg + "gitMajor=" + v[0] +
+	b := goBuild{
+		what: "kube-apiserver " + kubeVersion + " and etcd " + etcdVersion,
+		took: "3 to 6 minutes",
+		mod:  tools.KubeMod, sum: tools.KubeSum,
+		// Unstamped, the API server would call itself v0.0.0-master, and clients
+		// that look at its version would refuse it.
+		ldflags: "-s -w -X " + pkg + "gitVersion=" + kubeVersion + " -X " + pkg + "gitMajor=" + v[0] +
 			" -X " + pkg + "gitMinor=" + v[1] + " -X " + pkg + "gitTreeState=clean",
+		packages: []string{"k8s.io/kubernetes/cmd/kube-apiserver", "go.etcd.io/etcd/server/v3"},
 	}
-	packages := []string{"k8s.io/kubernetes/cmd/kube-apiserver", "go.etcd.io/etcd/server/v3"}
-	env := []string{
-		// A caller's settings for its own module must not reach this build. GOFLAGS
-		// is not empty since an empty one would fall back to `go env -w`.
-		"GOFLAGS=-mod=readonly", "GOWORK=off", "CGO_ENABLED=0",
-		"GOOS=" + runtime.GOOS, "GOARCH=" + runtime.GOARCH,
-	}
-	recipe := append([]string{string(tools.KubeMod), string(tools.KubeSum)}, env...)
-	recipe = append(append(recipe, args...), packages...)
 	return artifact{
 		name:   "kubernetes-" + kubeVersion,
-		recipe: recipe,
+		recipe: b.recipe(),
 		make: func(ctx context.Context, sup *proc.Supervisor, out, scratch string) error {
-			goBin, err := exec.LookPath("go")
-			if err != nil {
-				return fmt.Errorf("the go command is needed: %w", err)
-			}
-			what := "kube-apiserver " + kubeVersion + " and etcd " + etcdVersion
-			fmt.Fprintf(progress, "devcluster: building %s from source, first time only, 3 to 6 minutes\n", what)
-			for name, content := range map[string][]byte{"go.mod": tools.KubeMod, "go.sum": tools.KubeSum} {
-				if err := os.WriteFile(filepath.Join(scratch, name), content, 0o644); err != nil {
-					return err
-				}
-			}
-			begin := time.Now()
-			cmd := exec.Command(goBin, append(append(args, "-o", out+"/"), packages...)...)
-			cmd.Dir = scratch
-			// An interrupted build leaves nothing outside scratch.
-			cmd.Env = append(append(os.Environ(), env...), "GOTMPDIR="+scratch, "PWD="+scratch)
-			if err := run(ctx, sup, cmd, func(elapsed time.Duration) {
-				fmt.Fprintf(progress, "devcluster: building %s, %v\n", what, elapsed)
-			}); err != nil {
+			if err := b.run(ctx, sup, progress, out, scratch); err != nil {
 				return err
 			}
-			fmt.Fprintf(progress, "devcluster: built %s in %v\n", what, time.Since(begin).Round(time.Second))
 			return os.Rename(filepath.Join(out, "server"), filepath.Join(out, "etcd"))
 		},
 	}

@@ -20,14 +20,17 @@ const (
 )
 
 // run runs cmd to its end and calls tick, which may be nil, about every 15 s.
-// The error holds the end of what cmd wrote.
+// The error holds the end of what cmd wrote, but for a Stdout that is set.
 func run(ctx context.Context, sup *proc.Supervisor, cmd *exec.Cmd, tick func(elapsed time.Duration)) error {
 	what := strings.Join(append([]string{filepath.Base(cmd.Path)}, cmd.Args[1:]...), " ")
 	if len(what) > commandChars {
 		what = what[:commandChars] + "..."
 	}
 	var out tail
-	cmd.Stdout, cmd.Stderr = &out, &out
+	cmd.Stderr = &out
+	if cmd.Stdout == nil {
+		cmd.Stdout = &out
+	}
 	begin := time.Now()
 	p, err := sup.Start(cmd)
 	if err != nil {
