@@ -291,6 +291,11 @@ func (c *Cluster) EnvoyBin(ctx context.Context) (string, error) {
 	return EnvoyBinary(ctx, c.o.Progress)
 }
 
+// KWOKBinary returns the paths of KWOK and its stages, see the function.
+func (c *Cluster) KWOKBinary(ctx context.Context) (kwok string, stages []string, err error) {
+	return KWOKBinary(ctx, c.o.Progress)
+}
+
 // Nodes returns the process nodes.
 func (c *Cluster) Nodes() []*processnode.Node { return c.nodes }
 

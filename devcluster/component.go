@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"time"
 
 	"github.com/berth-sandbox/berth/devcluster/proc"
@@ -17,32 +18,42 @@ const (
 	checkLimit = 5 * time.Second
 )
 
-// component is a running server with its log in a file.
-type component struct {
+// Component is a running server with its log in a file.
+type Component struct {
 	name, log string
 	*proc.Process
 }
 
-// startComponent starts bin in dir; its log is appended to.
-func startComponent(sup *proc.Supervisor, name, log, dir, bin string, args ...string) (*component, error) {
+// StartComponent starts a server beside the control plane. Its output is
+// appended to the log <name>.log in Dir; it works in Dir. It ends by Stop, with the
+// cluster, or with this process. Of cmd only the path, the arguments and the
+// environment may be set.
+func (c *Cluster) StartComponent(name string, cmd *exec.Cmd) (*Component, error) {
+	return startComponent(c.sup, name, filepath.Join(c.Dir(), name+".log"), c.Dir(), cmd)
+}
+
+// startComponent starts cmd in dir; its log is appended to.
+func startComponent(sup *proc.Supervisor, name, log, dir string, cmd *exec.Cmd) (*Component, error) {
 	f, err := os.OpenFile(log, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("log of %s: %w", name, err)
 	}
 	defer f.Close()
-	cmd := exec.Command(bin, args...)
 	cmd.Dir = dir
 	cmd.Stdout, cmd.Stderr = f, f
 	p, err := sup.Start(cmd)
 	if err != nil {
 		return nil, err
 	}
-	return &component{name, log, p}, nil
+	return &Component{name, log, p}, nil
 }
 
-// awaitReady polls check until it succeeds. It gives up when the component
+// LogTail is the end of the log.
+func (c *Component) LogTail() string { return tailOf(c.log) }
+
+// AwaitReady polls check until it succeeds. It gives up when the component
 // dies, when ctx ends, or after startLimit.
-func (c *component) awaitReady(ctx context.Context, check func(context.Context) error) error {
+func (c *Component) AwaitReady(ctx context.Context, check func(context.Context) error) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, startLimit, fmt.Errorf("it took longer than %v", startLimit))
 	defer cancel()
 	tick := time.NewTicker(readyPoll)
@@ -57,9 +68,9 @@ func (c *component) awaitReady(ctx context.Context, check func(context.Context) 
 		select {
 		case <-tick.C:
 		case <-c.Done():
-			return fmt.Errorf("%s ended before it was ready (%s); the end of its log:\n%s", c.name, c.State(), tailOf(c.log))
+			return fmt.Errorf("%s ended before it was ready (%s); the end of its log:\n%s", c.name, c.State(), c.LogTail())
 		case <-ctx.Done():
-			return fmt.Errorf("%s is not ready: %w (last check: %w); the end of its log:\n%s", c.name, context.Cause(ctx), err, tailOf(c.log))
+			return fmt.Errorf("%s is not ready: %w (last check: %w); the end of its log:\n%s", c.name, context.Cause(ctx), err, c.LogTail())
 		}
 	}
 }

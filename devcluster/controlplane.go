@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"sync"
 	"syscall"
@@ -53,8 +54,8 @@ type controlPlane struct {
 	check              *http.Client
 
 	mu   sync.Mutex
-	etcd *component
-	api  *component // nil while killed
+	etcd *Component
+	api  *Component // nil while killed
 }
 
 // prepare chooses addresses and writes keys, tokens and the kubeconfig.
@@ -127,19 +128,19 @@ func (c *controlPlane) restConfig() *rest.Config {
 
 func (c *controlPlane) startEtcd(ctx context.Context) error {
 	client, peer := "http://"+c.etcdAddr.String(), "http://"+c.etcdPeer.String()
-	etcd, err := startComponent(c.sup, "etcd", c.path("etcd.log"), c.dir, c.etcdBin,
+	etcd, err := startComponent(c.sup, "etcd", c.path("etcd.log"), c.dir, exec.Command(c.etcdBin,
 		"--name=d", "--data-dir="+c.path("etcd"),
 		"--listen-client-urls="+client, "--advertise-client-urls="+client,
 		"--listen-peer-urls="+peer, "--initial-advertise-peer-urls="+peer, "--initial-cluster=d="+peer,
 		// The data need not outlive a power failure.
-		"--unsafe-no-fsync", "--log-level=warn")
+		"--unsafe-no-fsync", "--log-level=warn"))
 	if err != nil {
 		return err
 	}
 	c.mu.Lock()
 	c.etcd = etcd
 	c.mu.Unlock()
-	return etcd.awaitReady(ctx, func(ctx context.Context) error { return c.get(ctx, client+"/health", "") })
+	return etcd.AwaitReady(ctx, func(ctx context.Context) error { return c.get(ctx, client+"/health", "") })
 }
 
 // startAPIServer starts kube-apiserver, at the same address every time, and
@@ -149,19 +150,19 @@ func (c *controlPlane) startAPIServer(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return api.awaitReady(ctx, func(ctx context.Context) error {
+	return api.AwaitReady(ctx, func(ctx context.Context) error {
 		return c.get(ctx, "https://"+c.apiAddr.String()+"/readyz", c.token)
 	})
 }
 
-func (c *controlPlane) ensureAPIServer() (*component, error) {
+func (c *controlPlane) ensureAPIServer() (*Component, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.api != nil {
 		return c.api, nil
 	}
 	host, port := c.apiAddr.Addr().String(), c.apiAddr.Port()
-	api, err := startComponent(c.sup, "kube-apiserver", c.path("kube-apiserver.log"), c.dir, c.apiBin,
+	api, err := startComponent(c.sup, "kube-apiserver", c.path("kube-apiserver.log"), c.dir, exec.Command(c.apiBin,
 		"--etcd-servers=http://"+c.etcdAddr.String(),
 		"--bind-address="+host, "--advertise-address="+host, fmt.Sprintf("--secure-port=%d", port),
 		// A loopback address may not stand in the endpoints of a Service.
@@ -173,7 +174,7 @@ func (c *controlPlane) ensureAPIServer() (*component, error) {
 		"--service-cluster-ip-range="+serviceCIDR, "--allow-privileged",
 		// These wait for objects that only absent controllers make, or would
 		// change pods and nodes in ways only those undo.
-		"--disable-admission-plugins=ServiceAccount,DefaultTolerationSeconds,TaintNodesByCondition,Priority,StorageObjectInUseProtection,DefaultStorageClass")
+		"--disable-admission-plugins=ServiceAccount,DefaultTolerationSeconds,TaintNodesByCondition,Priority,StorageObjectInUseProtection,DefaultStorageClass"))
 	if err != nil {
 		return nil, err
 	}
