@@ -1,0 +1,233 @@
+package scheduler_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/berth-sandbox/berth/devcluster"
+	"github.com/berth-sandbox/berth/devcluster/scheduler"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const (
+	limit    = time.Minute
+	ofType   = "wanted"
+	perNode  = 20
+	atOnce   = 8
+	creators = 8
+)
+
+// TestScheduler has nodes and pods that are objects only. What the scheduler of
+// process nodes does is judged there, too.
+func TestScheduler(t *testing.T) {
+	c := devcluster.Start(t, devcluster.Options{})
+	client, err := kubernetes.NewForConfig(c.RestConfig())
+	require.NoError(t, err)
+	w := &world{t, client}
+	for _, name := range []string{"a", "b", "c"} {
+		w.node(name, ofType, true)
+	}
+	w.node("unready", ofType, false)
+	w.node("foreign", "other", true)
+	for _, test := range []struct {
+		name  string
+		judge func(*world, *rest.Config)
+	}{
+		{"NodesFillEvenlyToTheirLimit", nodesFillEvenlyToTheirLimit},
+		{"BindingThatFailedTakesNoRoom", bindingThatFailedTakesNoRoom},
+		{"PodWithAnUnknownRuleSaysSo", podWithAnUnknownRuleSaysSo},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			w := &world{t, client}
+			t.Cleanup(func() { w.clear() })
+			test.judge(w, c.RestConfig())
+		})
+	}
+}
+
+func TestRequiredOptions(t *testing.T) {
+	require.ErrorContains(t, scheduler.Run(t.Context(), scheduler.Options{}), "required")
+}
+
+type world struct {
+	t      *testing.T
+	client kubernetes.Interface
+}
+
+func (w *world) ctx() context.Context {
+	ctx, cancel := context.WithTimeout(w.t.Context(), limit)
+	w.t.Cleanup(cancel)
+	return ctx
+}
+
+func (w *world) node(name, instanceType string, ready bool) {
+	w.t.Helper()
+	status := corev1.ConditionFalse
+	if ready {
+		status = corev1.ConditionTrue
+	}
+	_, err := w.client.CoreV1().Nodes().Create(w.ctx(), &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{corev1.LabelInstanceTypeStable: instanceType}},
+		Status:     corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: status}}},
+	}, metav1.CreateOptions{})
+	require.NoError(w.t, err)
+}
+
+func (w *world) run(config *rest.Config) {
+	w.t.Helper()
+	client, err := kubernetes.NewForConfig(config)
+	require.NoError(w.t, err)
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	running.Go(func() {
+		if err := scheduler.Run(ctx, scheduler.Options{Client: client, InstanceType: ofType, MaxPods: perNode, Workers: atOnce}); err != nil {
+			w.t.Errorf("scheduler: %v", err)
+		}
+	})
+	w.t.Cleanup(func() { cancel(); running.Wait() })
+}
+
+func (w *world) create(prefix string, from, to int, change func(*corev1.PodSpec)) {
+	w.t.Helper()
+	ctx := w.ctx()
+	var next atomic.Int32
+	next.Store(int32(from))
+	var all sync.WaitGroup
+	for range creators {
+		all.Go(func() {
+			for i := next.Add(1) - 1; i < int32(to); i = next.Add(1) - 1 {
+				pod := &corev1.Pod{
+					ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint(prefix, i)},
+					Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "main", Image: "none"}}},
+				}
+				if change != nil {
+					change(&pod.Spec)
+				}
+				if _, err := w.client.CoreV1().Pods("default").Create(ctx, pod, metav1.CreateOptions{}); err != nil {
+					w.t.Errorf("create a pod: %v", err)
+				}
+			}
+		})
+	}
+	all.Wait()
+}
+
+func (w *world) clear() {
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	require.NoError(w.t, w.client.CoreV1().Pods("default").DeleteCollection(ctx, metav1.DeleteOptions{GracePeriodSeconds: new(int64)}, metav1.ListOptions{}))
+}
+
+// pods lists them by their node; those without one and with the reason
+// Unschedulable are at "none".
+func (w *world) pods() map[string][]corev1.Pod {
+	list, err := w.client.CoreV1().Pods("default").List(w.ctx(), metav1.ListOptions{})
+	require.NoError(w.t, err)
+	at := map[string][]corev1.Pod{}
+	for _, p := range list.Items {
+		node := p.Spec.NodeName
+		for _, c := range p.Status.Conditions {
+			if node == "" && c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse && c.Reason == corev1.PodReasonUnschedulable {
+				node = "none"
+			}
+		}
+		at[node] = append(at[node], p)
+	}
+	return at
+}
+
+func (w *world) await(want map[string]int) {
+	w.t.Helper()
+	var last map[string]int
+	require.Eventually(w.t, func() bool {
+		last = map[string]int{}
+		for node, pods := range w.pods() {
+			last[node] = len(pods)
+		}
+		return fmt.Sprint(last) == fmt.Sprint(want)
+	}, limit, 50*time.Millisecond, "pods by node, expected %v", want)
+}
+
+func nodesFillEvenlyToTheirLimit(w *world, config *rest.Config) {
+	w.run(config)
+	w.create("pod-", 0, 30, nil)
+	w.await(map[string]int{"a": 10, "b": 10, "c": 10})
+	w.create("pod-", 30, 3*perNode+10, nil)
+	w.await(map[string]int{"a": perNode, "b": perNode, "c": perNode, "none": 10})
+	at := w.pods()
+	require.Contains(w.t, at["none"][0].Status.Conditions[0].Message, "0/5 nodes are available")
+
+	pods := w.client.CoreV1().Pods("default")
+	require.NoError(w.t, pods.Delete(w.ctx(), at["b"][0].Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)}))
+	w.await(map[string]int{"a": perNode, "b": perNode, "c": perNode, "none": 9})
+	ended := at["c"][0]
+	ended.Status.Phase = corev1.PodSucceeded
+	_, err := pods.UpdateStatus(w.ctx(), &ended, metav1.UpdateOptions{})
+	require.NoError(w.t, err)
+	w.await(map[string]int{"a": perNode, "b": perNode, "c": perNode + 1, "none": 8}) // one of them has ended
+	w.node("d", ofType, true)
+	w.await(map[string]int{"a": perNode, "b": perNode, "c": perNode + 1, "d": 8})
+	require.NoError(w.t, w.client.CoreV1().Nodes().Delete(w.ctx(), "d", metav1.DeleteOptions{}))
+}
+
+// lossy fails two of three bindings: one before the API server sees it, one after
+// that did it.
+type lossy struct {
+	http.RoundTripper
+	bindings *atomic.Int32
+}
+
+func (l lossy) RoundTrip(r *http.Request) (*http.Response, error) {
+	if !strings.HasSuffix(r.URL.Path, "/binding") {
+		return l.RoundTripper.RoundTrip(r)
+	}
+	n := l.bindings.Add(1)
+	if n%3 == 1 {
+		if r.Body != nil {
+			r.Body.Close()
+		}
+		return nil, errors.New("lost on the way")
+	}
+	resp, err := l.RoundTripper.RoundTrip(r)
+	if n%3 == 2 && err == nil {
+		resp.Body.Close()
+		return nil, errors.New("lost on the way back")
+	}
+	return resp, err
+}
+
+func bindingThatFailedTakesNoRoom(w *world, config *rest.Config) {
+	config.WrapTransport = func(rt http.RoundTripper) http.RoundTripper { return lossy{rt, new(atomic.Int32)} }
+	w.run(config)
+	for i := range 3 { // what one round took for good would be missing in the next
+		w.create(fmt.Sprintf("round-%d-", i), 0, 3*perNode, nil)
+		w.await(map[string]int{"a": perNode, "b": perNode, "c": perNode})
+		w.clear()
+	}
+}
+
+func podWithAnUnknownRuleSaysSo(w *world, config *rest.Config) {
+	w.run(config)
+	w.create("apart-", 0, 1, func(s *corev1.PodSpec) {
+		s.Affinity = &corev1.Affinity{PodAntiAffinity: &corev1.PodAntiAffinity{
+			RequiredDuringSchedulingIgnoredDuringExecution: []corev1.PodAffinityTerm{{TopologyKey: corev1.LabelHostname}},
+		}}
+	})
+	w.await(map[string]int{"none": 1})
+	require.Contains(w.t, w.pods()["none"][0].Status.Conditions[0].Message, "spec.affinity.podAntiAffinity is not known")
+}
