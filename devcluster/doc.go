@@ -1,5 +1,6 @@
 // Package devcluster runs a real kube-apiserver and etcd on loopback, and
-// process nodes that run pods as local processes, for tests and the demo.
+// process nodes that run pods as local processes, for tests and the demo. Package
+// kwok adds the other kind of node: pods by the thousands that are no processes.
 //
 // # What holds
 //
@@ -17,7 +18,8 @@
 //
 // No controller manager: nothing collects garbage by owner references, makes
 // endpoints or service accounts, or finishes the deletion of a namespace. No
-// kube-scheduler; with process nodes a small one binds pods to them.
+// kube-scheduler; with process nodes a small one binds pods to them (package
+// scheduler).
 //
 // Programs come from the machine when it has them (KUBEBUILDER_ASSETS,
 // ENVOY_BIN, PATH); else they are built or downloaded into the cache

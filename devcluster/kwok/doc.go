@@ -26,12 +26,12 @@
 //
 // # What breaks it
 //
-//   - KWOK reads a pod, and writes its status a moment later. A pod that somebody
-//     else changes between its binding and Ready may get a second address, after
-//     Ready with the first; a pod that is deleted and made anew by the same name
-//     may be deleted again.
+//   - KWOK deletes a pod that is being deleted by its name, twice within
+//     milliseconds: one that is made anew by that name at once may go too.
+//   - KWOK takes an address for each try to write a pod's status. One that it could
+//     not write is lost, because the pod had gone, or because somebody else had
+//     changed it before it was Ready and KWOK writes it again. PodCIDR must have
+//     room for more pods than there are.
 //   - KWOK does not know the addresses of pods from before its start, so it can be
 //     started once on a cluster.
-//   - An address that KWOK took for a pod and could not write is lost. PodCIDR
-//     must be larger than the number of pods by more than a few.
 package kwok

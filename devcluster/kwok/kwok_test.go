@@ -281,8 +281,10 @@ func closedNodesLeaveNothingRunning(w *world) {
 	require.Less(w.t, time.Since(began), stopGrace, "nothing had to be killed")
 	require.NoError(w.t, w.nodes.Close(w.ctx()))
 	require.False(w.t, running(pid))
+	require.NoError(w.t, idle.SetReadDeadline(time.Now().Add(limit)))
 	_, err = idle.Read(make([]byte, 1))
-	require.Error(w.t, err, "a connection without a request is closed too")
+	require.Error(w.t, err)
+	require.NotErrorIs(w.t, err, os.ErrDeadlineExceeded, "a connection without a request is closed too")
 	l, err := net.Listen("tcp4", fmt.Sprint(":", w.nodes.Port()))
 	require.NoError(w.t, err, "the port is free")
 	require.NoError(w.t, l.Close())
@@ -321,6 +323,33 @@ func TestKWOKEndsWithAKilledOwner(t *testing.T) {
 	require.True(t, running(pid))
 	require.NoError(t, syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL))
 	require.Eventually(t, func() bool { return !running(pid) }, limit, 5*time.Millisecond)
+}
+
+func TestRangeAndPortAreThoseAskedForAndCloseTellsOfADeath(t *testing.T) {
+	c := cluster(t, devcluster.Options{})
+	w := &world{t: t}
+	var err error
+	w.client, err = kubernetes.NewForConfig(c.RestConfig())
+	require.NoError(t, err)
+	free, err := net.Listen("tcp4", ":0")
+	require.NoError(t, err)
+	port := netip.MustParseAddrPort(free.Addr().String()).Port()
+	require.NoError(t, free.Close())
+	asked := netip.MustParsePrefix("127.16.0.0/16")
+	w.nodes, err = Start(w.ctx(), c, Options{Nodes: []string{"alone"}, PodCIDR: asked, Port: port})
+	require.NoError(t, err)
+	defer w.nodes.Close(w.ctx())
+	require.Equal(t, asked, w.nodes.PodCIDR())
+	require.Equal(t, port, w.nodes.Port())
+	w.create("pod", 2, 1, nil)
+	for address := range w.addresses(w.ready("pod", 2)) {
+		_, body, err := w.get("http://"+netip.AddrPortFrom(address, port).String(), nil)
+		require.NoError(t, err)
+		require.Equal(t, address.String(), body)
+	}
+	require.NoError(t, w.nodes.kwok.Signal(syscall.SIGKILL))
+	<-w.nodes.kwok.Done()
+	require.ErrorContains(t, w.nodes.Close(w.ctx()), "kwok ended by itself (signal: killed)")
 }
 
 func TestAFailedStartSaysWhyAndLeavesNothing(t *testing.T) {
