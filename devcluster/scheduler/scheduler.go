@@ -200,7 +200,7 @@ func (s *scheduler) schedule(ctx context.Context, key cache.ObjectName) error {
 		return node
 	})
 	if !placed {
-		return nil // bound, the watch has not shown it yet
+		return s.resolve(ctx, pod)
 	}
 	if node == "" {
 		return s.unschedulable(ctx, pod, fmt.Sprintf(
@@ -213,17 +213,30 @@ func (s *scheduler) schedule(ctx context.Context, key cache.ObjectName) error {
 	if err == nil {
 		return nil
 	}
-	// It may be bound all the same, and the watch may have said so already; if it
-	// says so later, the pod is counted again then.
-	if now, gone := s.pods.Pods(key.Namespace).Get(key.Name); gone != nil || now.UID != pod.UID || now.Spec.NodeName == "" {
-		if s.ledger.forget(pod.UID) {
-			s.wake()
-		}
+	if unresolved := s.resolve(ctx, pod); unresolved != nil {
+		return fmt.Errorf("bind to %s: %w; %w", node, err, unresolved)
 	}
-	if apierrors.IsNotFound(err) {
+	return nil
+}
+
+// resolve asks whether a pod that has its place in the ledger is bound: a binding
+// may have failed for us and taken place all the same. Until that is known, the
+// place is nobody else's.
+func (s *scheduler) resolve(ctx context.Context, pod *corev1.Pod) error {
+	now, err := s.o.Client.CoreV1().Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("ask for the pod's node: %w", err)
+	}
+	if err == nil && now.UID == pod.UID && now.Spec.NodeName != "" {
 		return nil
 	}
-	return fmt.Errorf("bind to %s: %w", node, err)
+	if s.ledger.forget(pod.UID) {
+		s.wake()
+	}
+	if err == nil && now.UID == pod.UID {
+		return errors.New("it is not bound")
+	}
+	return nil // gone
 }
 
 // choose returns the node for a pod, or none, and how many nodes there are.

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 	corev1 "k8s.io/api/core/v1"
@@ -153,14 +154,13 @@ func (w *world) pods() map[string][]corev1.Pod {
 
 func (w *world) await(want map[string]int) {
 	w.t.Helper()
-	var last map[string]int
-	require.Eventually(w.t, func() bool {
-		last = map[string]int{}
+	require.EventuallyWithT(w.t, func(t *assert.CollectT) {
+		last := map[string]int{}
 		for node, pods := range w.pods() {
 			last[node] = len(pods)
 		}
-		return fmt.Sprint(last) == fmt.Sprint(want)
-	}, limit, 50*time.Millisecond, "pods by node, expected %v", want)
+		assert.Equal(t, want, last, "pods by node")
+	}, limit, 50*time.Millisecond)
 }
 
 func nodesFillEvenlyToTheirLimit(w *world, config *rest.Config) {
