@@ -68,7 +68,7 @@ type within struct {
 
 func (l within) Accept() (net.Conn, error) {
 	for {
-		conn, err := l.TCPListener.AcceptTCP()
+		conn, err := l.AcceptTCP()
 		if err != nil {
 			return nil, err
 		}
@@ -76,7 +76,7 @@ func (l within) Accept() (net.Conn, error) {
 			return conn, nil
 		}
 		_ = conn.SetLinger(0) // a reset, as from a machine on which nothing listens
-		conn.Close()
+		_ = conn.Close()
 	}
 }
 
