@@ -185,7 +185,7 @@ func (a *Allocator) Run(ctx context.Context) error {
 	go func() { watched <- a.watches.run(watching) }()
 	defer func() {
 		stopWatching()
-		<-watched
+		_ = <-watched // it was told to end
 	}()
 
 	select {

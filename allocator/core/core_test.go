@@ -75,10 +75,11 @@ func (s *sim) writeAll() {
 // written says that the last write is done, and that there may be another.
 func (s *sim) written() []Effect {
 	s.t.Helper()
-	all := s.core.Step(s.now, Written{})
-	checkTables(s.t, s.core)
-	s.effects = append(all, s.core.Step(s.now, WriterReady{})...)
-	checkTables(s.t, s.core)
+	s.effects = nil
+	for _, ev := range []Event{Written{}, WriterReady{}} {
+		s.effects = append(s.effects, s.core.Step(s.now, ev)...)
+		checkTables(s.t, s.core)
+	}
 	return s.effects
 }
 

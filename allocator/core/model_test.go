@@ -112,6 +112,7 @@ type world struct {
 	// lastUse is the last moment at which some router could admit a request.
 	lastUse map[string]time.Duration
 	doomed  map[string]bool // its pod was to be deleted
+	judged  map[PodKey]bool // intents
 	ended   map[string]PodKey
 	// forgotten are those whose records were to be dropped.
 	forgotten map[string]bool
@@ -189,7 +190,7 @@ func newWorld(t *rapid.T) *world {
 		records: map[string]*simRecord{}, known: map[PodKey]int{},
 		claims: map[uint64]*simClaim{}, releases: map[uint64]string{}, asked: map[string]bool{}, answered: map[string]bool{}, unwanted: map[string]bool{},
 		fired: map[string]bool{}, ready: map[string]bool{}, failed: map[string]bool{},
-		lastUse: map[string]time.Duration{}, doomed: map[string]bool{}, ended: map[string]PodKey{}, forgotten: map[string]bool{},
+		lastUse: map[string]time.Duration{}, doomed: map[string]bool{}, judged: map[PodKey]bool{}, ended: map[string]PodKey{}, forgotten: map[string]bool{},
 	}
 	for _, name := range []string{"a", "b"} {
 		warm := rapid.IntRange(0, 3).Draw(t, "warm")
@@ -519,6 +520,7 @@ func (w *world) do(effects []Effect) {
 	if len(effects) > most {
 		t.Fatalf("%d effects of one step, expected at most %d", len(effects), most)
 	}
+	w.judgeDiscards()
 	var writes []*job
 	for _, e := range effects {
 		w.log("    => %T%+v", e, e)
@@ -712,6 +714,25 @@ func (w *world) judgeDelete(e DeletePod) {
 		w.t.Fatalf("pod of %s deleted %v after a router could route to it", id, w.now.Boot-last)
 	}
 	w.doomed[id] = true
+}
+
+// judgeDiscards: a pool whose template is refused loses warm pods of an earlier
+// template only as far as it has more of them than it asks for.
+func (w *world) judgeDiscards() {
+	for key := range w.core.discards {
+		q := w.core.pods[key]
+		if w.judged[key] || q == nil {
+			continue
+		}
+		w.judged[key] = true
+		known, pool := q.pool, w.pool(q.pool.Key)
+		if !known.known || !known.Refused || known.Deleting || !q.usable() || q.seen.Used || q.seen.Template == pool.told.Template {
+			continue
+		}
+		if want := wanted(pool.told, inUse(known)); known.sum(podWarm) < want {
+			w.t.Fatalf("pod %s of an earlier template deleted, %d are left, %d are asked for, and the present one is refused", key.Name, known.sum(podWarm), want)
+		}
+	}
 }
 
 // inUse counts the pods that hold a sandbox, or are being given one, as far as
@@ -1398,16 +1419,13 @@ func (w *world) checkUnderWay() {
 			must("create %s", name)
 		}
 	}
-	for key, q := range w.core.pods {
+	for key := range w.core.pods {
 		p := w.pod(key)
 		if !p.exists || len(p.watch) > 0 { // it will be heard of
 			continue
 		}
-		switch q.phase {
-		case podDeleting:
-			if d := w.core.discards[key]; d != nil && d.durable && !p.Deleting {
-				must("delete %s", key.Name)
-			}
+		if d := w.core.discards[key]; d != nil && d.durable && !p.Deleting {
+			must("delete %s", key.Name)
 		}
 	}
 	for _, s := range w.core.sandboxes {

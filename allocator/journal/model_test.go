@@ -96,33 +96,33 @@ type storeOf struct {
 	yield func(*call) bool
 }
 
-func (s storeOf) ask(ctx context.Context, c *call) *call {
+func (s storeOf) ask(c *call) *call {
 	if !s.yield(c) {
 		c.err = context.Canceled
 	}
 	return c
 }
 
-func (s storeOf) List(ctx context.Context) ([]Slot, error) {
-	c := s.ask(ctx, &call{list: true})
+func (s storeOf) List(context.Context) ([]Slot, error) {
+	c := s.ask(&call{list: true})
 	return c.slots, c.err
 }
 
-func (s storeOf) Read(ctx context.Context, index int) (Slot, error) {
-	c := s.ask(ctx, &call{read: index})
+func (s storeOf) Read(_ context.Context, index int) (Slot, error) {
+	c := s.ask(&call{read: index})
 	return c.slot, c.err
 }
 
-func (s storeOf) Write(ctx context.Context, slot Slot) (string, error) {
+func (s storeOf) Write(_ context.Context, slot Slot) (string, error) {
 	if s.log == nil && s.id != s.w.elected {
 		s.w.t.Fatalf("leader %d takes over although it has lost the lease", s.id)
 	}
-	c := s.ask(ctx, &call{write: &slot})
+	c := s.ask(&call{write: &slot})
 	return c.slot.Version, c.err
 }
 
-func (s storeOf) Create(ctx context.Context, slot Slot) error {
-	return s.ask(ctx, &call{make: &slot}).err
+func (s storeOf) Create(_ context.Context, slot Slot) error {
+	return s.ask(&call{make: &slot}).err
 }
 
 const modelSlots = 4

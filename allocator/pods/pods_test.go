@@ -180,7 +180,7 @@ func TestLabeler(t *testing.T) {
 		}, time.Minute, 10*time.Millisecond)
 	}
 
-	t.Run("a pod shows what holds it, whatever happens on the way", func(t *testing.T) {
+	t.Run("a pod shows what holds it, whatever happens on the way", func(*testing.T) {
 		key := f.create("shown")
 		f.faults.drop.Store(2)
 		f.faults.lose.Store(3)

@@ -90,11 +90,11 @@ func fromObject(o *v1alpha1.Sandbox) (core.Sandbox, error) {
 	for _, port := range o.Spec.Ports {
 		s.Ports = append(s.Ports, uint16(port))
 	}
-	if hash, err := hex.DecodeString(o.Spec.RequestHash); err != nil || len(hash) != 0 && len(hash) != len(s.RequestHash) {
+	hash, err := hex.DecodeString(o.Spec.RequestHash)
+	if err != nil || len(hash) != 0 && len(hash) != len(s.RequestHash) {
 		return failed(fmt.Errorf("spec.requestHash: not a SHA-256 in hexadecimal"))
-	} else {
-		copy(s.RequestHash[:], hash)
 	}
+	copy(s.RequestHash[:], hash)
 	if o.Spec.EndAt != nil {
 		s.EndAt = o.Spec.EndAt.UTC()
 	}

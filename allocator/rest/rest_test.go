@@ -203,7 +203,7 @@ func TestWaitTimeoutBounds(t *testing.T) {
 func TestClaimIsOfTheTeamWhoseKeyWasShownAndForItsUser(t *testing.T) {
 	f := &fake{}
 	h := handlerWithKeys(t, f, keysIn(t, map[string]string{"ada-team": "0123456789abcdef"}))
-	r := httptest.NewRequest("POST", "/sandboxes", strings.NewReader(`{"templateID":"python","user":"ada"}`))
+	r := httptest.NewRequest(http.MethodPost, "/sandboxes", strings.NewReader(`{"templateID":"python","user":"ada"}`))
 	r.Header.Set("X-API-Key", "0123456789abcdef")
 	w := httptest.NewRecorder()
 	h.ServeHTTP(w, r)
@@ -222,7 +222,7 @@ func TestIdempotencyKeyIsTakenOrRefused(t *testing.T) {
 		"": false, strings.Repeat("k", 256): false, "caf\xc3\xa9": false, "tab\t": false,
 	} {
 		f := &fake{}
-		r := httptest.NewRequest("POST", "/sandboxes", strings.NewReader(body))
+		r := httptest.NewRequest(http.MethodPost, "/sandboxes", strings.NewReader(body))
 		r.Header.Set("X-Request-Id", "req-1")
 		r.Header["Idempotency-Key"] = []string{key}
 		w := httptest.NewRecorder()
@@ -236,7 +236,7 @@ func TestIdempotencyKeyIsTakenOrRefused(t *testing.T) {
 		require.Equal(t, key, f.claim.Binding.IdempotencyKey)
 		require.Equal(t, sha256.Sum256([]byte(body)), f.claim.Binding.RequestHash)
 	}
-	r := httptest.NewRequest("POST", "/sandboxes", strings.NewReader(body))
+	r := httptest.NewRequest(http.MethodPost, "/sandboxes", strings.NewReader(body))
 	r.Header.Set("X-Request-Id", "req-1")
 	r.Header["Idempotency-Key"] = []string{"a", "b"}
 	w := httptest.NewRecorder()
