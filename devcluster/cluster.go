@@ -286,6 +286,9 @@ func (c *Cluster) Dir() string { return c.plane.dir }
 // this process dies.
 func (c *Cluster) Supervisor() *proc.Supervisor { return c.sup }
 
+// EtcdMetrics is the URL at which etcd says what it does, in Prometheus' format.
+func (c *Cluster) EtcdMetrics() string { return "http://" + c.plane.etcdAddr.String() + "/metrics" }
+
 // EnvoyBin returns the path of Envoy 1.40, see EnvoyBinary.
 func (c *Cluster) EnvoyBin(ctx context.Context) (string, error) {
 	return EnvoyBinary(ctx, c.o.Progress)
