@@ -30,6 +30,7 @@ func (a *Allocator) Claim(ctx context.Context, pool string, ev core.Claim) (core
 	if err != nil {
 		return core.Sandbox{}, notLeading(err)
 	}
+	t.headStart.claim()
 	token, answer := t.answers.expect()
 	ev.Token, ev.Pool = token, core.PoolKey{Namespace: a.o.Namespace, Name: pool}
 	if !t.loop.put(ev) {

@@ -20,10 +20,11 @@ import (
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 )
 
-// How many writes run side by side.
+// How many writes run side by side. Sandbox objects come before pods, because what
+// they do not show yet has to ride along in the journal, and both before labels.
 const (
-	backgroundWorkers = 16
-	projectWorkers    = 16
+	backgroundWorkers = 8
+	projectWorkers    = 24
 	labelWorkers      = 4
 	hookWorkers       = 256
 )
@@ -38,6 +39,7 @@ type term struct {
 	writer    *pods.Writer
 	labeler   *pods.Labeler
 	projector *project.Projector
+	headStart headStart
 	hooks     *workers
 	other     *workers
 	caller    *poststart.Caller
@@ -161,8 +163,8 @@ func (a *Allocator) newTerm(log *journal.Log) (*term, error) {
 	k := a.o.Clients
 	t.journal = newJournalWriter(log, a.o.JournalBytesPerSecond, t.Submit, a.metrics)
 	t.writer = &pods.Writer{Client: k.Kubernetes, Submit: t.Submit, Log: t.log.Named("pods")}
-	t.labeler = pods.NewLabeler(k.Kubernetes, t.log.Named("pods"))
-	t.projector = project.New(k.Berth, a.o.Namespace, t.Submit, t.log.Named("project"))
+	t.projector = project.New(k.Berth, a.o.Namespace, t.Submit, t.headStart.wait, t.log.Named("project"))
+	t.labeler = pods.NewLabeler(k.Kubernetes, t.afterObjects, t.log.Named("pods"))
 	return t, nil
 }
 
@@ -215,9 +217,15 @@ func (t *term) do(e core.Effect) {
 	case core.Settle:
 		t.journal.log.Settle(settledKey(e), e.Revision.Term, e.Revision.Counter)
 	case core.DeletePod:
-		t.other.add(func(ctx context.Context) { t.writer.Delete(ctx, e) })
+		t.other.add(func(ctx context.Context) {
+			t.headStart.wait(ctx)
+			t.writer.Delete(ctx, e)
+		})
 	case core.CreatePod:
-		t.other.add(func(ctx context.Context) { t.create(ctx, e) })
+		t.other.add(func(ctx context.Context) {
+			t.headStart.wait(ctx)
+			t.create(ctx, e)
+		})
 	case core.PoolDrained:
 		t.other.add(func(ctx context.Context) { t.a.watches.pools.Drained(ctx, e.Key) })
 	case core.ForgetRecord:
@@ -255,6 +263,21 @@ func (t *term) do(e core.Effect) {
 		t.log.Warn("repaired: "+e.What, zap.String("pod", e.Pod.Name))
 	default:
 		panic(fmt.Sprintf("allocator: unknown effect %T", e))
+	}
+}
+
+// How long labels wait for Sandbox objects at the most, and how often they look.
+const (
+	labelsWait = 10 * time.Second
+	labelsLook = 100 * time.Millisecond
+)
+
+// afterObjects waits while Sandbox objects are to be written, for some time.
+func (t *term) afterObjects(ctx context.Context) {
+	for range labelsWait / labelsLook {
+		if n, _ := t.projector.Waiting(); n == 0 || !sleep(ctx, labelsLook) {
+			return
+		}
 	}
 }
 

@@ -81,17 +81,7 @@ func (w *journalWriter) pause(ctx context.Context, began time.Time, records, byt
 	wait := min(time.Duration(records-1)*paceRecord, paceMost) - time.Since(began)
 	reservation := w.bytes.ReserveN(time.Now(), min(bytes, w.bytes.Burst()))
 	wait = max(wait, reservation.Delay())
-	if wait <= 0 {
-		return true
-	}
-	t := time.NewTimer(wait)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-t.C:
-		return true
-	}
+	return wait <= 0 || sleep(ctx, wait)
 }
 
 // When new claims are refused because what was journaled is not settled, and when

@@ -38,6 +38,7 @@ const (
 // depends on it. Only the latest of several for one pod is written.
 type Labeler struct {
 	client kubernetes.Interface
+	yield  func(context.Context)
 	log    *zap.Logger
 	queue  workqueue.TypedRateLimitingInterface[core.PodKey]
 
@@ -45,10 +46,10 @@ type Labeler struct {
 	latest map[core.PodKey]core.LabelPod
 }
 
-// NewLabeler returns a Labeler.
-func NewLabeler(client kubernetes.Interface, log *zap.Logger) *Labeler {
+// NewLabeler returns a Labeler. Before each write it calls yield, which may wait.
+func NewLabeler(client kubernetes.Interface, yield func(context.Context), log *zap.Logger) *Labeler {
 	limiter := workqueue.NewTypedItemExponentialFailureRateLimiter[core.PodKey](labelRetryFirst, labelRetryMost)
-	return &Labeler{client: client, log: log, queue: workqueue.NewTypedRateLimitingQueue(limiter), latest: map[core.PodKey]core.LabelPod{}}
+	return &Labeler{client: client, yield: yield, log: log, queue: workqueue.NewTypedRateLimitingQueue(limiter), latest: map[core.PodKey]core.LabelPod{}}
 }
 
 // Label queues what is to be shown on a pod.
@@ -86,6 +87,7 @@ func (l *Labeler) next(ctx context.Context) bool {
 		return false
 	}
 	defer l.queue.Done(key)
+	l.yield(ctx)
 	l.mu.Lock()
 	e, ok := l.latest[key]
 	delete(l.latest, key)

@@ -166,7 +166,7 @@ func TestWriter(t *testing.T) {
 
 func TestLabeler(t *testing.T) {
 	f := setUp(t)
-	l := pods.NewLabeler(f.clients.Kubernetes, zaptest.NewLogger(t))
+	l := pods.NewLabeler(f.clients.Kubernetes, func(context.Context) {}, zaptest.NewLogger(t))
 	ctx, stop := context.WithCancel(t.Context())
 	var working sync.WaitGroup
 	working.Go(func() { l.Run(ctx, 4) })

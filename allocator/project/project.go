@@ -40,6 +40,7 @@ type Projector struct {
 	namespace string
 	submit    func(core.Event)
 	log       *zap.Logger
+	yield     func(context.Context)
 	queue     workqueue.TypedRateLimitingInterface[string]
 
 	mu sync.Mutex
@@ -61,10 +62,11 @@ type version struct {
 	revision   core.Revision
 }
 
-// New returns a Projector that tells submit what it has written.
-func New(client rest.Interface, namespace string, submit func(core.Event), log *zap.Logger) *Projector {
+// New returns a Projector that tells submit what it has written. Before each
+// write it calls yield, which may wait.
+func New(client rest.Interface, namespace string, submit func(core.Event), yield func(context.Context), log *zap.Logger) *Projector {
 	return &Projector{
-		client: client, namespace: namespace, submit: submit, log: log,
+		client: client, namespace: namespace, submit: submit, log: log, yield: yield,
 		queue:  workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[string](retryFirst, retryMost)),
 		latest: map[string]waiting{}, written: map[string]version{},
 	}
@@ -116,6 +118,7 @@ func (p *Projector) next(ctx context.Context) bool {
 		return false
 	}
 	defer p.queue.Done(id)
+	p.yield(ctx)
 	p.mu.Lock()
 	w, waits := p.latest[id]
 	p.mu.Unlock()

@@ -44,7 +44,7 @@ func TestRecordsGoForwardsOnlyAndCanBeReadBack(t *testing.T) {
 	clients, err := kube.NewClients(cluster.RestConfig(), 0, 0)
 	require.NoError(t, err)
 	recorded := make(chan core.Recorded, 16)
-	p := project.New(clients.Berth, "default", func(ev core.Event) { recorded <- ev.(core.Recorded) }, zaptest.NewLogger(t))
+	p := project.New(clients.Berth, "default", func(ev core.Event) { recorded <- ev.(core.Recorded) }, func(context.Context) {}, zaptest.NewLogger(t))
 	w := &project.Watcher{Client: clients.Berth, Namespace: "default", Log: zaptest.NewLogger(t)}
 	ctx, stop := context.WithCancel(t.Context())
 	var working sync.WaitGroup
