@@ -58,7 +58,12 @@ kind-e2e: image-archives
 ## bench: what a request costs: direct, through Envoy, through Berth
 .PHONY: bench
 bench: ground
-	go test ./bench -run '^$$' -bench . -benchtime 1x -timeout 20m -v
+	go test ./bench -run '^$$' -bench Latency -benchtime 1x -timeout 20m -v
+
+## bench-claims: what claims, bursts of them and whole lives cost, against raw patches; on KWOK pods
+.PHONY: bench-claims
+bench-claims: ground
+	go test ./bench -run '^$$' -bench 'Claim|Drain|Lives|Handover|Memory' -benchtime 1x -timeout 60m -v
 
 ## image-archives: build the container images as archives in bin/images, as VERSION (default dev); needs no Docker
 .PHONY: image-archives

@@ -398,3 +398,183 @@ func BenchmarkDrain(b *testing.B) {
 		g.drop("drain")
 	}
 }
+
+// BenchmarkLives: whole lives, claimed and released, for a minute at 50 a second
+// and for a minute as fast as it goes. What the API server is asked to write for
+// them, by all who write, is compared with how fast it takes raw patches.
+func BenchmarkLives(b *testing.B) {
+	const warm, minute = 400, time.Minute
+	g := newGround(b)
+	raw := g.rawPods("raw", 1000)
+	g.pool("lives", warm, 0)
+	g.warmUp(256)
+	for range b.N {
+		floor := g.rawRate(raw)
+		paced := g.live("lives", 50, minute)
+		g.full("lives", warm)
+		full := g.live("lives", 0, minute)
+		g.full("lives", warm)
+		floor = (floor + g.rawRate(raw)) / 2
+
+		for name, l := range map[string]lives{"paced": paced, "full": full} {
+			b.ReportMetric(float64(l.n)/minute.Seconds(), name+"_lives/s")
+			b.ReportMetric(ms(quantile(l.claims, 0.5)), name+"_claim_p50_ms")
+			b.ReportMetric(ms(quantile(l.claims, 0.99)), name+"_claim_p99_ms")
+			b.ReportMetric(l.lag, name+"_projection_lag_max_s")
+			b.ReportMetric(l.bytes/float64(l.n), name+"_etcd_bytes/life")
+			b.ReportMetric(l.bytes/minute.Minutes()*5/(1<<20), name+"_etcd_MiB/5min")
+			b.ReportMetric(l.journal/float64(l.n), name+"_journal_bytes/life")
+			b.ReportMetric(l.journalLast/l.journalFirst, name+"_journal_growth")
+			b.ReportMetric(float64(l.last)/float64(l.first), name+"_latency_growth")
+			b.ReportMetric(l.heapLast/l.heapFirst, name+"_heap_growth")
+			b.ReportMetric(l.writes/float64(l.n), name+"_writes/life")
+		}
+		b.ReportMetric(floor, "raw_patches/s")
+		b.ReportMetric(full.writes/minute.Seconds()/floor, "full_writes_ratio")
+	}
+}
+
+// rawRate is how many patches a second the API server takes from 64 callers.
+func (g *ground) rawRate(raw []*corev1.Pod) float64 {
+	const n = 5000
+	began := time.Now()
+	g.parallel(n, 64, func(i int) error { return g.patch(raw[i%len(raw)], int(began.Unix())+i) })
+	return n / time.Since(began).Seconds()
+}
+
+// lives are what a minute of them has shown: growth is of the last third over the
+// second.
+type lives struct {
+	n                         int
+	claims                    []time.Duration
+	first, last               time.Duration // median claim
+	lag, bytes, writes        float64
+	journal                   float64
+	journalFirst, journalLast float64 // bytes per life
+	heapFirst, heapLast       float64 // bytes after a collection, the least seen
+}
+
+// live claims and releases for so long: perSecond lives, or as many as 64 callers
+// manage when that is 0.
+func (g *ground) live(pool string, perSecond int, d time.Duration) lives {
+	ctx, cancel := context.WithTimeout(g.Context(), d)
+	defer cancel()
+	type life struct {
+		at, took time.Duration
+	}
+	var mu sync.Mutex
+	var all []life
+	began := time.Now()
+	one := func(hold time.Duration) error {
+		at := time.Now()
+		id, err := g.claim(pool)
+		if err != nil {
+			return err
+		}
+		took := time.Since(at)
+		mu.Lock()
+		all = append(all, life{at.Sub(began), took})
+		mu.Unlock()
+		time.Sleep(hold)
+		return g.release(id)
+	}
+	bytes, writes := g.written(), g.writes()
+	journal := g.metrics(g.admin + "/metrics")["berth_allocator_journal_bytes_total"]
+	var working sync.WaitGroup
+	errs := make(chan error, 1)
+	fail := func(err error) {
+		select {
+		case errs <- err:
+		default:
+		}
+	}
+	if perSecond == 0 {
+		for range 64 {
+			working.Go(func() {
+				for ctx.Err() == nil {
+					if err := one(0); err != nil {
+						fail(err)
+						return
+					}
+				}
+			})
+		}
+	} else {
+		working.Go(func() {
+			tick := time.NewTicker(time.Second / time.Duration(perSecond))
+			defer tick.Stop()
+			for {
+				select {
+				case <-ctx.Done():
+					return
+				case <-tick.C:
+					working.Go(func() {
+						if err := one(time.Second); err != nil {
+							fail(err)
+						}
+					})
+				}
+			}
+		})
+	}
+	var l lives
+	third := func() (n int, journal float64) { // until the next third is over
+		least := 0.0
+		for until := time.Now().Add(d / 3); time.Now().Before(until); time.Sleep(200 * time.Millisecond) {
+			m := g.metrics(g.admin + "/metrics")
+			l.lag = max(l.lag, m["berth_allocator_projection_lag_seconds"])
+			if heap := m["go_memstats_heap_alloc_bytes"]; least == 0 || heap < least {
+				least = heap
+			}
+		}
+		l.heapFirst, l.heapLast = l.heapLast, least
+		mu.Lock()
+		defer mu.Unlock()
+		return len(all), g.metrics(g.admin + "/metrics")["berth_allocator_journal_bytes_total"]
+	}
+	n1, journal1 := third()
+	n2, journal2 := third()
+	n3, journal3 := third()
+	l.journalFirst, l.journalLast = (journal2-journal1)/float64(n2-n1), (journal3-journal2)/float64(n3-n2)
+	working.Wait()
+	select {
+	case err := <-errs:
+		g.Fatal(err)
+	default:
+	}
+	l.lag = max(l.lag, g.projectionLag())
+	l.n, l.bytes, l.writes = len(all), g.written()-bytes, g.writes()-writes
+	l.journal = g.metrics(g.admin + "/metrics")["berth_allocator_journal_bytes_total"] - journal
+	var second, last []time.Duration
+	for _, x := range all {
+		l.claims = append(l.claims, x.took)
+		switch int(3 * x.at / d) {
+		case 1:
+			second = append(second, x.took)
+		case 2:
+			last = append(last, x.took)
+		}
+	}
+	l.first, l.last = quantile(second, 0.5), quantile(last, 0.5)
+	return l
+}
+
+// writes is how many writes the API server has served.
+func (g *ground) writes() float64 {
+	raw, err := g.clients.Kubernetes.Discovery().RESTClient().Get().AbsPath("/metrics").DoRaw(g.Context())
+	require.NoError(g, err)
+	total := 0.0
+	for line := range strings.Lines(string(raw)) {
+		if !strings.HasPrefix(line, "apiserver_request_total{") || !strings.Contains(line, `code="20`) {
+			continue
+		}
+		for _, verb := range []string{"POST", "PUT", "PATCH", "DELETE"} {
+			if strings.Contains(line, `verb="`+verb+`"`) {
+				v, err := strconv.ParseFloat(strings.TrimSpace(line[strings.LastIndexByte(line, ' ')+1:]), 64)
+				require.NoError(g, err)
+				total += v
+			}
+		}
+	}
+	return total
+}
