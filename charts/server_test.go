@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"maps"
+	"net/http"
 	"os"
 	"regexp"
 	"slices"
@@ -15,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
+	flowcontrolv1 "k8s.io/api/flowcontrol/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -77,6 +79,7 @@ func TestOnAnAPIServer(t *testing.T) {
 
 	t.Run("rights", s.testRights)
 	t.Run("nothing but these rights", s.testNothingElse)
+	t.Run("flows", s.testFlows)
 	t.Run("pools", s.testPools)
 	t.Run("key", s.testKey)
 	t.Run("uninstall", s.testUninstall)
@@ -240,6 +243,43 @@ func (s *server) testRights(t *testing.T) {
 		for verb := range strings.FieldsSeq(c.verbs) {
 			s.requireAccess(t, c.who, c.may, verb, c.resource, c.namespace, c.name)
 		}
+	}
+}
+
+// testFlows asks as the allocator and looks at which flow the API server says it
+// was: it answers with the UID of the FlowSchema that a request has matched.
+func (s *server) testFlows(t *testing.T) {
+	flows := s.client.FlowcontrolV1().FlowSchemas()
+	uid := func(name string) string {
+		f, err := flows.Get(t.Context(), name, metav1.GetOptions{})
+		require.NoError(t, err)
+		return string(f.UID)
+	}
+	allocator := user(namespace, release+"-allocator")
+	ask := func(who, path string) string {
+		config := rest.CopyConfig(s.config)
+		config.Impersonate = rest.ImpersonationConfig{UserName: who, Groups: groups(who)}
+		client, err := rest.HTTPClientFor(config)
+		require.NoError(t, err)
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, s.config.Host+path, http.NoBody)
+		require.NoError(t, err)
+		answer, err := client.Do(r)
+		require.NoError(t, err)
+		require.NoError(t, answer.Body.Close())
+		client.CloseIdleConnections()
+		return answer.Header.Get(flowcontrolv1.ResponseHeaderMatchedFlowSchemaUID)
+	}
+	name := namespace + "-" + release + "-allocator"
+	for path, flow := range map[string]string{
+		"/apis/berth.sh/v1alpha1/namespaces/" + sandboxes + "/journalslots":                name + "-journal",
+		"/apis/coordination.k8s.io/v1/namespaces/" + sandboxes + "/leases/berth-allocator": name + "-journal",
+		"/apis/berth.sh/v1alpha1/namespaces/" + sandboxes + "/sandboxes":                   name,
+		"/api/v1/namespaces/" + sandboxes + "/pods":                                        name,
+		"/api/v1/nodes": name,
+	} {
+		// The API server learns of new flows by a watch.
+		require.Eventually(t, func() bool { return ask(allocator, path) == uid(flow) }, 30*time.Second, 50*time.Millisecond, path)
+		require.NotEqual(t, uid(flow), ask(user(namespace, release+"-gateway"), path), "others have no part of it")
 	}
 }
 

@@ -74,6 +74,8 @@ func (d *decider) decide(ctx context.Context, r *request) (*admission, *apierror
 		case routecache.Unknown:
 			d.activity.Forget(target.ID)
 			return refused(apierror.SandboxNotFound, "there is no such sandbox")
+		case routecache.Starting:
+			return refused(apierror.SandboxStarting, "this sandbox is starting; try again")
 		case routecache.Routable:
 		}
 		port := target.Port

@@ -97,6 +97,7 @@ func TestEveryRefusalNamesItsReasonAndNoDestination(t *testing.T) {
 		"bare domain":        {request: request{method: "GET", authority: domain}, code: 400, reason: apierror.BadTarget},
 		"port 0":             {request: request{method: "GET", authority: "0-abc." + domain}, code: 400, reason: apierror.BadPort},
 		"gone":               {answer: routecache.Answer{Status: routecache.Gone}, code: 410, reason: apierror.SandboxGone, id: "abc", asks: true},
+		"starting":           {answer: routecache.Answer{Status: routecache.Starting}, code: 503, reason: apierror.SandboxStarting, id: "abc", retry: true, asks: true},
 		"unknown":            {answer: routecache.Answer{Status: routecache.Unknown}, code: 404, reason: apierror.SandboxNotFound, id: "abc", asks: true},
 		"not fresh":          {err: routecache.ErrNotFresh, code: 503, reason: apierror.RouterNotReady, id: "abc", retry: true, asks: true},
 		"disconnected":       {err: routecache.ErrDisconnected, code: 503, reason: apierror.RouterNotReady, id: "abc", retry: true, asks: true},

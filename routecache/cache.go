@@ -32,6 +32,8 @@ const (
 	Routable
 	// Gone: there was such a sandbox; it has been released.
 	Gone
+	// Starting: there is such a sandbox, and nobody may be sent to it yet.
+	Starting
 )
 
 func (s Status) String() string {
@@ -42,6 +44,8 @@ func (s Status) String() string {
 		return "routable"
 	case Gone:
 		return "gone"
+	case Starting:
+		return "starting"
 	}
 	return fmt.Sprintf("Status(%d)", int(s))
 }
@@ -57,7 +61,8 @@ type Options struct {
 	// Size is the most routes to keep, 1 or more; the least recently used goes
 	// first. Default 100,000.
 	Size int
-	// NegativeTTL is how long an "unknown" is believed. Default 1 s.
+	// NegativeTTL is how long an "unknown", or a "starting", is believed. A route
+	// that is pushed ends it. Default 1 s.
 	NegativeTTL time.Duration
 	// Questions bounds the IDs being asked about at one time. Default 10,000.
 	Questions int
@@ -79,7 +84,7 @@ type Cache struct {
 
 	mu         sync.Mutex
 	routes     *simplelru.LRU[string, Route]
-	negative   *simplelru.LRU[string, time.Duration] // ID -> when it stops to count
+	negative   *simplelru.LRU[string, negative]
 	tombstones *simplelru.LRU[string, struct{}]
 	questions  map[string]*question
 	freshUntil time.Duration
@@ -137,7 +142,7 @@ func New(o Options) (*Cache, error) {
 	}
 	var err error
 	if c.routes, err = simplelru.NewLRU[string, Route](o.Size, nil); err == nil {
-		if c.negative, err = simplelru.NewLRU[string, time.Duration](o.Size, nil); err == nil {
+		if c.negative, err = simplelru.NewLRU[string, negative](o.Size, nil); err == nil {
 			c.tombstones, err = simplelru.NewLRU[string, struct{}](o.Size, nil)
 		}
 	}
@@ -202,6 +207,12 @@ func (c *Cache) Lookup(ctx context.Context, id string) (Answer, error) {
 	}
 }
 
+// negative is an answer other than a route, and when it stops to count.
+type negative struct {
+	status Status
+	until  time.Duration
+}
+
 // Holds reports whether a Lookup of id would be answered with r now, without
 // asking the allocator.
 func (c *Cache) Holds(id string, r Route) bool {
@@ -240,9 +251,9 @@ func (c *Cache) lookup(id string) (a Answer, known bool, err error) {
 	if r, ok := c.routes.Get(id); ok {
 		return Answer{Status: Routable, Route: r}, true, nil
 	}
-	if until, ok := c.negative.Peek(id); ok {
-		if now < until {
-			return Answer{Status: Unknown}, true, nil
+	if n, ok := c.negative.Peek(id); ok {
+		if now < n.until {
+			return Answer{Status: n.status}, true, nil
 		}
 		c.negative.Remove(id)
 	}
@@ -323,9 +334,9 @@ func (c *Cache) set(id string, a Answer) {
 		c.negative.Remove(id)
 		c.routes.Remove(id)
 		c.tombstones.Add(id, struct{}{})
-	case Unknown:
+	case Unknown, Starting:
 		c.routes.Remove(id)
-		c.negative.Add(id, c.now()+c.negativeTTL)
+		c.negative.Add(id, negative{a.Status, c.now() + c.negativeTTL})
 	}
 	if q, ok := c.questions[id]; ok {
 		q.answer = a

@@ -19,10 +19,15 @@ import (
 type model struct {
 	now, fresh time.Duration
 	routes     map[string]routecache.Route
-	negative   map[string]time.Duration
+	negative   map[string]negative
 	gone       map[string]bool
 	waiting    map[string][]<-chan result // for the answer about an ID
 	deaf       bool
+}
+
+type negative struct {
+	status routecache.Status
+	until  time.Duration
 }
 
 const modelTTL = 2 * time.Second
@@ -38,8 +43,8 @@ func (m *model) peek(id string) (a routecache.Answer, known bool, err error) {
 	if r, ok := m.routes[id]; ok {
 		return routable(r), true, nil
 	}
-	if until, ok := m.negative[id]; ok && m.now < until {
-		return routecache.Answer{Status: routecache.Unknown}, true, nil
+	if n, ok := m.negative[id]; ok && m.now < n.until {
+		return routecache.Answer{Status: n.status}, true, nil
 	}
 	return a, false, nil
 }
@@ -57,7 +62,7 @@ func (m *model) set(id string, a routecache.Answer) {
 		m.gone[id] = true
 	default:
 		delete(m.routes, id)
-		m.negative[id] = m.now + modelTTL
+		m.negative[id] = negative{a.Status, m.now + modelTTL}
 	}
 }
 
@@ -80,7 +85,7 @@ func TestCacheBehavesAsTheModel(t *testing.T) {
 
 func runModel(rt *rapid.T, t *testing.T) {
 	m := &model{
-		routes: map[string]routecache.Route{}, negative: map[string]time.Duration{},
+		routes: map[string]routecache.Route{}, negative: map[string]negative{},
 		gone: map[string]bool{}, waiting: map[string][]<-chan result{},
 	}
 	var asked []string
@@ -125,7 +130,7 @@ func runModel(rt *rapid.T, t *testing.T) {
 		},
 		"resolve": func(rt *rapid.T) {
 			id := ids.Draw(rt, "id")
-			a := routecache.Answer{Status: rapid.SampledFrom([]routecache.Status{routecache.Unknown, routecache.Routable, routecache.Gone}).Draw(rt, "status")}
+			a := routecache.Answer{Status: rapid.SampledFrom([]routecache.Status{routecache.Unknown, routecache.Routable, routecache.Gone, routecache.Starting}).Draw(rt, "status")}
 			if a.Status == routecache.Routable {
 				a.Route = routes.Draw(rt, "route")
 			}
@@ -140,7 +145,7 @@ func runModel(rt *rapid.T, t *testing.T) {
 		"replace": func(rt *rapid.T) {
 			snapshot := rapid.MapOf(ids, routes).Draw(rt, "snapshot")
 			c.Replace(snapshot)
-			m.routes, m.negative = map[string]routecache.Route{}, map[string]time.Duration{}
+			m.routes, m.negative = map[string]routecache.Route{}, map[string]negative{}
 			for id, r := range snapshot {
 				arrives(id, routable(r))
 			}

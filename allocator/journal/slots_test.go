@@ -53,6 +53,15 @@ func TestJournalInARealAPIServer(t *testing.T) {
 	require.ErrorIs(t, err, journal.ErrDeposed)
 	require.NoError(t, second.Commit(ctx, []journal.Record{record(2, 1)}))
 
+	batches, err := journal.Dump(ctx, store)
+	require.NoError(t, err)
+	require.Len(t, batches, journal.Slots)
+	last := batches[len(batches)-1]
+	require.Equal(t, uint64(2), last.Term)
+	require.Equal(t, uint64(5), last.Position, "two term records, three batches")
+	require.Len(t, last.Records, 1)
+	require.Equal(t, "k", last.Records[0].GetKey())
+
 	stale := slots[0]
 	stale.Nonce = "another"
 	_, err = store.Write(ctx, stale)
@@ -69,4 +78,7 @@ func TestJournalInARealAPIServer(t *testing.T) {
 	})
 	require.ErrorIs(t, err, journal.ErrMissing)
 	require.ErrorContains(t, err, "slot 100 of 256")
+	batches, err = journal.Dump(ctx, store)
+	require.ErrorIs(t, err, journal.ErrMissing)
+	require.Len(t, batches, journal.Slots-1, "what is there is shown all the same")
 }

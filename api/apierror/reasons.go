@@ -38,6 +38,7 @@ const (
 	NotImplemented     Reason = "not_implemented"
 	SandboxUnreachable Reason = "sandbox_unreachable"
 	SandboxReset       Reason = "sandbox_reset"
+	SandboxStarting    Reason = "sandbox_starting"
 	RouterNotReady     Reason = "router_not_ready"
 	RouterUnavailable  Reason = "router_unavailable"
 	NoRoute            Reason = "no_route"
@@ -136,6 +137,8 @@ var kinds = []Kind{
 		When: "the pool's `postStart` hook failed, or the sandbox ended before it ran", Do: "look at the program in the sandbox that answers the hook"},
 	{Reason: SandboxReset, Code: http.StatusBadGateway, GRPC: codes.Unavailable, By: []Sender{Envoy},
 		When: "the sandbox broke the connection before it answered, or answered something that is not HTTP", Do: "look at the program in the sandbox"},
+	{Reason: SandboxStarting, Code: http.StatusServiceUnavailable, GRPC: codes.Unavailable, RetryAfter: 1, Reload: true, By: []Sender{Router},
+		When: "the sandbox was claimed, and its pool's `postStart` hook has not been answered yet", Do: "try again"},
 	{Reason: RouterNotReady, Code: http.StatusServiceUnavailable, GRPC: codes.Unavailable, RetryAfter: 1, Reload: true, By: []Sender{Router},
 		When: "the router cannot tell at the moment where the sandbox is: it has just started, or the allocator is away", Do: "try again"},
 	{Reason: RouterUnavailable, Code: http.StatusServiceUnavailable, GRPC: codes.Unavailable, RetryAfter: 1, Reload: true, By: []Sender{Envoy},

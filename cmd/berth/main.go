@@ -1,5 +1,5 @@
 // Command berth is for people who run or develop Berth: a demo, development
-// clusters, and Envoy's configuration.
+// clusters, Envoy's configuration, and a look into the journal.
 package main
 
 import (
@@ -15,6 +15,7 @@ type commands struct {
 	Dev         devCommand         `cmd:"" help:"Development clusters in the background."`
 	EnvoyConfig envoyConfigCommand `cmd:"" help:"Print Envoy's bootstrap configuration."`
 	Certs       certsCommand       `cmd:"" help:"Certificates for the control stream."`
+	Journal     journalCommand     `cmd:"" help:"The allocator's journal."`
 	Version     versionCommand     `cmd:"" help:"Print the version."`
 }
 

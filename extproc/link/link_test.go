@@ -323,10 +323,11 @@ func TestQuestionsGoToTheAllocatorAndBack(t *testing.T) {
 			resolved *controlv1.Resolved
 			want     routecache.Status
 		}{
-			"route":   {&controlv1.Resolved{Answer: &controlv1.Resolved_Route{Route: route("route", "10.0.0.1")}}, routecache.Routable},
-			"gone":    {&controlv1.Resolved{Answer: &controlv1.Resolved_Gone{Gone: &controlv1.Gone{}}}, routecache.Gone},
-			"unknown": {&controlv1.Resolved{Answer: &controlv1.Resolved_Unknown{Unknown: &controlv1.Unknown{}}}, routecache.Unknown},
-			"newkind": {&controlv1.Resolved{}, routecache.Unknown},
+			"route":    {&controlv1.Resolved{Answer: &controlv1.Resolved_Route{Route: route("route", "10.0.0.1")}}, routecache.Routable},
+			"gone":     {&controlv1.Resolved{Answer: &controlv1.Resolved_Gone{Gone: &controlv1.Gone{}}}, routecache.Gone},
+			"unknown":  {&controlv1.Resolved{Answer: &controlv1.Resolved_Unknown{Unknown: &controlv1.Unknown{}}}, routecache.Unknown},
+			"starting": {&controlv1.Resolved{Answer: &controlv1.Resolved_Starting{Starting: &controlv1.Starting{}}}, routecache.Starting},
+			"newkind":  {&controlv1.Resolved{}, routecache.Unknown},
 		} {
 			found := make(chan routecache.Answer, 1)
 			go func() {

@@ -261,6 +261,8 @@ func (s *session) apply(m *controlv1.AllocatorMessage) error {
 			answer = routecache.Answer{Status: routecache.Routable, Route: route}
 		case *controlv1.Resolved_Gone:
 			answer.Status = routecache.Gone
+		case *controlv1.Resolved_Starting:
+			answer.Status = routecache.Starting
 		case *controlv1.Resolved_Unknown:
 		}
 		l.o.Cache.Resolve(m.Resolved.GetSandboxId(), answer)

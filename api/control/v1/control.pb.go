@@ -780,6 +780,7 @@ type Resolved struct {
 	//	*Resolved_Route
 	//	*Resolved_Gone
 	//	*Resolved_Unknown
+	//	*Resolved_Starting
 	Answer        isResolved_Answer `protobuf_oneof:"answer"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -856,6 +857,15 @@ func (x *Resolved) GetUnknown() *Unknown {
 	return nil
 }
 
+func (x *Resolved) GetStarting() *Starting {
+	if x != nil {
+		if x, ok := x.Answer.(*Resolved_Starting); ok {
+			return x.Starting
+		}
+	}
+	return nil
+}
+
 type isResolved_Answer interface {
 	isResolved_Answer()
 }
@@ -874,11 +884,19 @@ type Resolved_Unknown struct {
 	Unknown *Unknown `protobuf:"bytes,4,opt,name=unknown,proto3,oneof"`
 }
 
+type Resolved_Starting struct {
+	// There is such a sandbox, and nobody may be sent to it yet. A router that
+	// does not know this answer takes it for unknown.
+	Starting *Starting `protobuf:"bytes,5,opt,name=starting,proto3,oneof"`
+}
+
 func (*Resolved_Route) isResolved_Answer() {}
 
 func (*Resolved_Gone) isResolved_Answer() {}
 
 func (*Resolved_Unknown) isResolved_Answer() {}
+
+func (*Resolved_Starting) isResolved_Answer() {}
 
 type Gone struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -952,6 +970,42 @@ func (*Unknown) Descriptor() ([]byte, []int) {
 	return file_api_control_v1_control_proto_rawDescGZIP(), []int{13}
 }
 
+type Starting struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Starting) Reset() {
+	*x = Starting{}
+	mi := &file_api_control_v1_control_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Starting) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Starting) ProtoMessage() {}
+
+func (x *Starting) ProtoReflect() protoreflect.Message {
+	mi := &file_api_control_v1_control_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Starting.ProtoReflect.Descriptor instead.
+func (*Starting) Descriptor() ([]byte, []int) {
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{14}
+}
+
 type Pong struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Nonce         uint64                 `protobuf:"varint,1,opt,name=nonce,proto3" json:"nonce,omitempty"`
@@ -961,7 +1015,7 @@ type Pong struct {
 
 func (x *Pong) Reset() {
 	*x = Pong{}
-	mi := &file_api_control_v1_control_proto_msgTypes[14]
+	mi := &file_api_control_v1_control_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -973,7 +1027,7 @@ func (x *Pong) String() string {
 func (*Pong) ProtoMessage() {}
 
 func (x *Pong) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[14]
+	mi := &file_api_control_v1_control_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -986,7 +1040,7 @@ func (x *Pong) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pong.ProtoReflect.Descriptor instead.
 func (*Pong) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{14}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Pong) GetNonce() uint64 {
@@ -1044,16 +1098,19 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\x05ports\x18\x04 \x03(\rR\x05ports\"*\n" +
 	"\aRelease\x12\x1f\n" +
 	"\vsandbox_ids\x18\x01 \x03(\tR\n" +
-	"sandboxIds\"\xc9\x01\n" +
+	"sandboxIds\"\x83\x02\n" +
 	"\bResolved\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12/\n" +
 	"\x05route\x18\x02 \x01(\v2\x17.berth.control.v1.RouteH\x00R\x05route\x12,\n" +
 	"\x04gone\x18\x03 \x01(\v2\x16.berth.control.v1.GoneH\x00R\x04gone\x125\n" +
-	"\aunknown\x18\x04 \x01(\v2\x19.berth.control.v1.UnknownH\x00R\aunknownB\b\n" +
+	"\aunknown\x18\x04 \x01(\v2\x19.berth.control.v1.UnknownH\x00R\aunknown\x128\n" +
+	"\bstarting\x18\x05 \x01(\v2\x1a.berth.control.v1.StartingH\x00R\bstartingB\b\n" +
 	"\x06answer\"\x06\n" +
 	"\x04Gone\"\t\n" +
-	"\aUnknown\"\x1c\n" +
+	"\aUnknown\"\n" +
+	"\n" +
+	"\bStarting\"\x1c\n" +
 	"\x04Pong\x12\x14\n" +
 	"\x05nonce\x18\x01 \x01(\x04R\x05nonce2]\n" +
 	"\aControl\x12R\n" +
@@ -1071,7 +1128,7 @@ func file_api_control_v1_control_proto_rawDescGZIP() []byte {
 	return file_api_control_v1_control_proto_rawDescData
 }
 
-var file_api_control_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
+var file_api_control_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
 var file_api_control_v1_control_proto_goTypes = []any{
 	(*RouterMessage)(nil),    // 0: berth.control.v1.RouterMessage
 	(*Join)(nil),             // 1: berth.control.v1.Join
@@ -1087,7 +1144,8 @@ var file_api_control_v1_control_proto_goTypes = []any{
 	(*Resolved)(nil),         // 11: berth.control.v1.Resolved
 	(*Gone)(nil),             // 12: berth.control.v1.Gone
 	(*Unknown)(nil),          // 13: berth.control.v1.Unknown
-	(*Pong)(nil),             // 14: berth.control.v1.Pong
+	(*Starting)(nil),         // 14: berth.control.v1.Starting
+	(*Pong)(nil),             // 15: berth.control.v1.Pong
 }
 var file_api_control_v1_control_proto_depIdxs = []int32{
 	1,  // 0: berth.control.v1.RouterMessage.join:type_name -> berth.control.v1.Join
@@ -1100,18 +1158,19 @@ var file_api_control_v1_control_proto_depIdxs = []int32{
 	9,  // 7: berth.control.v1.AllocatorMessage.route:type_name -> berth.control.v1.Route
 	10, // 8: berth.control.v1.AllocatorMessage.release:type_name -> berth.control.v1.Release
 	11, // 9: berth.control.v1.AllocatorMessage.resolved:type_name -> berth.control.v1.Resolved
-	14, // 10: berth.control.v1.AllocatorMessage.pong:type_name -> berth.control.v1.Pong
+	15, // 10: berth.control.v1.AllocatorMessage.pong:type_name -> berth.control.v1.Pong
 	9,  // 11: berth.control.v1.Snapshot.routes:type_name -> berth.control.v1.Route
 	9,  // 12: berth.control.v1.Resolved.route:type_name -> berth.control.v1.Route
 	12, // 13: berth.control.v1.Resolved.gone:type_name -> berth.control.v1.Gone
 	13, // 14: berth.control.v1.Resolved.unknown:type_name -> berth.control.v1.Unknown
-	0,  // 15: berth.control.v1.Control.Session:input_type -> berth.control.v1.RouterMessage
-	6,  // 16: berth.control.v1.Control.Session:output_type -> berth.control.v1.AllocatorMessage
-	16, // [16:17] is the sub-list for method output_type
-	15, // [15:16] is the sub-list for method input_type
-	15, // [15:15] is the sub-list for extension type_name
-	15, // [15:15] is the sub-list for extension extendee
-	0,  // [0:15] is the sub-list for field type_name
+	14, // 15: berth.control.v1.Resolved.starting:type_name -> berth.control.v1.Starting
+	0,  // 16: berth.control.v1.Control.Session:input_type -> berth.control.v1.RouterMessage
+	6,  // 17: berth.control.v1.Control.Session:output_type -> berth.control.v1.AllocatorMessage
+	17, // [17:18] is the sub-list for method output_type
+	16, // [16:17] is the sub-list for method input_type
+	16, // [16:16] is the sub-list for extension type_name
+	16, // [16:16] is the sub-list for extension extendee
+	0,  // [0:16] is the sub-list for field type_name
 }
 
 func init() { file_api_control_v1_control_proto_init() }
@@ -1138,6 +1197,7 @@ func file_api_control_v1_control_proto_init() {
 		(*Resolved_Route)(nil),
 		(*Resolved_Gone)(nil),
 		(*Resolved_Unknown)(nil),
+		(*Resolved_Starting)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -1145,7 +1205,7 @@ func file_api_control_v1_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_control_v1_control_proto_rawDesc), len(file_api_control_v1_control_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   15,
+			NumMessages:   16,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

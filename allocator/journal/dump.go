@@ -1,0 +1,57 @@
+package journal
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"google.golang.org/protobuf/proto"
+
+	journalv1 "github.com/berth-sandbox/berth/api/journal/v1"
+)
+
+// Batch is the content of a slot, decoded for people.
+type Batch struct {
+	Slot
+	Records []*journalv1.Record
+	// Err is why the data could not be decoded, or not all of it.
+	Err error
+}
+
+// Dump reads all slots and decodes what can be decoded, in the order of the log.
+// It changes nothing and may be called while a leader writes. The error, if any
+// slots were read, is what is wrong with them as a whole.
+func Dump(ctx context.Context, store Store) ([]Batch, error) {
+	slots, err := store.List(ctx)
+	if err != nil {
+		return nil, err
+	}
+	codec, err := newCodec()
+	if err != nil {
+		return nil, err
+	}
+	var batches []Batch
+	for _, s := range slots {
+		b := Batch{Slot: s}
+		records, err := codec.decode(s.Data)
+		if b.Err = err; s.Format > format {
+			b.Err = fmt.Errorf("%w: format %d", ErrFormat, s.Format)
+		}
+		for _, r := range records {
+			var m journalv1.Record
+			b.Err = errors.Join(b.Err, proto.Unmarshal(r.Raw, &m))
+			b.Records = append(b.Records, &m)
+		}
+		batches = append(batches, b)
+	}
+	slices.SortFunc(batches, func(a, b Batch) int {
+		return cmp.Or(cmp.Compare(a.Position, b.Position), cmp.Compare(a.Index, b.Index))
+	})
+	if len(slots) == 0 {
+		return nil, nil
+	}
+	_, err = fold(codec, slots)
+	return batches, err
+}
