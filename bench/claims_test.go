@@ -45,13 +45,18 @@ type ground struct {
 const callers = 1024
 
 func newGround(b *testing.B) *ground {
+	return newGroundOf(b, stack.Options{LeaseDuration: 15 * time.Second})
+}
+
+func newGroundOf(b *testing.B, o stack.Options) *ground {
 	bin := b.TempDir()
 	build(b, bin)
 	g := &ground{B: b, cluster: devcluster.Start(b, devcluster.Options{CRDs: crd.All()})}
 	nodes, err := kwok.Start(b.Context(), g.cluster, kwok.Options{Nodes: kwok.Names("node", 10)})
 	require.NoError(b, err)
 	b.Cleanup(func() { stop(b, nodes.Close) })
-	g.berth, err = stack.Start(b.Context(), g.cluster, stack.Options{BinDir: bin, LeaseDuration: 15 * time.Second})
+	o.BinDir = bin
+	g.berth, err = stack.Start(b.Context(), g.cluster, o)
 	require.NoError(b, err)
 	b.Cleanup(func() { stop(b, g.berth.Stop) })
 	g.clients, err = kube.NewClients(g.cluster.RestConfig(), 0, 0)
