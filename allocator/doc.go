@@ -6,18 +6,21 @@
 // One loop owns the core and is the only goroutine that calls it. Events come
 // to it through one bounded queue: observations from the watches, calls from
 // the HTTP API, messages from routers, outcomes of writes. What the core wants
-// done goes out as effects: messages to routers in order, writes to workers.
+// done goes out as effects: facts to the journal, one write of them at a time,
+// messages to routers in order, everything else to workers.
 //
-//	watches, API, routers, write outcomes --> loop(core) --> routers, writers, callers
+//	watches, API, routers, outcomes --> loop(core) --> journal, routers, callers, workers
 //
 // # Replicas
 //
-// All replicas serve; one, the holder of the Lease, acts. It runs in a numbered
-// term. A replica that loses the Lease, or cannot tell any more that it holds
-// it, ends its process: nothing of a term is carried over in memory. The next
-// leader reads pools, pods and Sandbox objects from the API server and knows
-// everything again. Until it has, it answers "not ready", never "unknown".
+// All replicas watch and answer; one, the holder of the Lease, acts. Its term
+// begins when it has taken the journal over, and is numbered by it. A replica
+// that loses the Lease, or cannot tell any more that it holds it, or finds that
+// somebody else has written to the journal, ends its process: nothing of a term is
+// carried over in memory. The next leader reads the journal, Sandbox objects,
+// pools, nodes and pods from the API server's store and knows everything again.
+// Until it has, it answers "not ready", never "unknown".
 //
-// The record of a claim is the conditional write to its pod; the record of what
-// ended is the Sandbox object.
+// The record of a claim or a release is its fact in the journal. Sandbox objects
+// are made from the journal and outlive it.
 package allocator
