@@ -50,6 +50,16 @@ test-long: ground
 	go test ./allocator/core ./routecache -count=1 -timeout 30m -rapid.checks=20000
 	go test $(RACE) -timeout 60m -count=5 ./e2e ./devcluster/...
 
+## mutate: break one promise after the other and see the test that is to notice fail; minutes
+.PHONY: mutate
+mutate: ground
+	go run ./tools/mutate
+
+## check-mutations: fail if a patch of make mutate does not apply or compile any more
+.PHONY: check-mutations
+check-mutations:
+	go run ./tools/mutate --check
+
 ## kind-e2e: the end-to-end suite and the chart on a kind cluster of its own; KIND_NODE_IMAGE names the node's image
 .PHONY: kind-e2e
 kind-e2e: image-archives

@@ -1,0 +1,200 @@
+// Command mutate proves that tests fail when what they test is broken. Each file
+// in patches breaks one promise and names the test that must notice:
+//
+//	Breaks: what is promised, and does not hold with this patch
+//	Test: ./package TestName [further flags of go test]
+//
+//	--- a/...   a unified diff
+//
+// The patches are applied one after the other to a copy of the tree. Without
+// flags each test must then fail; with --check the patch only has to apply and the
+// package's tests to compile, which takes seconds and is part of CI. Names of
+// patches choose some.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx, os.Args[1:], os.Stdout); err != nil {
+		fmt.Fprintln(os.Stderr, "mutate:", err)
+		os.Exit(1)
+	}
+}
+
+// mutation is one patch.
+type mutation struct {
+	name, file string
+	breaks     string
+	pkg, test  string
+	flags      []string
+}
+
+// testLimit bounds one run of one test.
+const testLimit = 5 * time.Minute
+
+func run(ctx context.Context, args []string, out io.Writer) error {
+	flags := flag.NewFlagSet("mutate", flag.ContinueOnError)
+	check := flags.Bool("check", false, "only apply and compile")
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	mutations, err := read("tools/mutate/patches", flags.Args())
+	if err != nil {
+		return err
+	}
+	copied, err := copyTree(ctx)
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(copied)
+	var failed []string
+	for _, m := range mutations {
+		began := time.Now()
+		verdict, err := m.try(ctx, copied, *check)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if err != nil {
+			failed = append(failed, m.name)
+			verdict = err.Error()
+		}
+		fmt.Fprintf(out, "%-32s %5.1fs  %s\n", m.name, time.Since(began).Seconds(), verdict)
+	}
+	if len(failed) > 0 {
+		return fmt.Errorf("%d of %d: %s", len(failed), len(mutations), strings.Join(failed, ", "))
+	}
+	return nil
+}
+
+// read reads the patches, those of these names if there are any.
+func read(dir string, names []string) ([]mutation, error) {
+	files, err := filepath.Glob(filepath.Join(dir, "*.patch"))
+	if err != nil {
+		return nil, err
+	}
+	var all []mutation
+	for _, file := range files {
+		m := mutation{name: strings.TrimSuffix(filepath.Base(file), ".patch")}
+		if len(names) > 0 && !slices.Contains(names, m.name) {
+			continue
+		}
+		raw, err := os.ReadFile(file)
+		if err != nil {
+			return nil, err
+		}
+		if m.file, err = filepath.Abs(file); err != nil {
+			return nil, err
+		}
+		for line := range strings.Lines(string(raw)) {
+			if strings.HasPrefix(line, "---") {
+				break
+			}
+			key, value, _ := strings.Cut(strings.TrimSpace(line), ": ")
+			switch key {
+			case "Breaks":
+				m.breaks = value
+			case "Test":
+				fields := strings.Fields(value)
+				if len(fields) < 2 {
+					return nil, fmt.Errorf("%s: Test: must be a package and a test", file)
+				}
+				m.pkg, m.test, m.flags = fields[0], fields[1], fields[2:]
+			}
+		}
+		if m.breaks == "" || m.test == "" {
+			return nil, fmt.Errorf("%s: must begin with the lines Breaks: and Test:", file)
+		}
+		all = append(all, m)
+	}
+	if len(all) == 0 || len(names) > 0 && len(all) != len(names) {
+		return nil, fmt.Errorf("%d patches in %s are called %q", len(all), dir, names)
+	}
+	return all, nil
+}
+
+// copyTree copies what git knows of, as it is in the working tree.
+func copyTree(ctx context.Context) (string, error) {
+	list, err := exec.CommandContext(ctx, "git", "ls-files", "-z", "--cached", "--others", "--exclude-standard").Output()
+	if err != nil {
+		return "", fmt.Errorf("git ls-files: %w", err)
+	}
+	dir, err := os.MkdirTemp("", "mutate-")
+	if err != nil {
+		return "", err
+	}
+	for name := range strings.SplitSeq(strings.TrimSuffix(string(list), "\x00"), "\x00") {
+		content, err := os.ReadFile(name)
+		if errors.Is(err, os.ErrNotExist) { // deleted, and not yet committed
+			continue
+		}
+		target := filepath.Join(dir, name)
+		if err == nil {
+			err = os.MkdirAll(filepath.Dir(target), 0o755)
+		}
+		if err == nil {
+			err = os.WriteFile(target, content, 0o644)
+		}
+		if err != nil {
+			os.RemoveAll(dir)
+			return "", err
+		}
+	}
+	return dir, nil
+}
+
+// try applies the mutation and takes it back. The error says what is wrong with it.
+func (m *mutation) try(ctx context.Context, dir string, check bool) (verdict string, err error) {
+	apply := func(reverse ...string) error {
+		cmd := exec.CommandContext(ctx, "git", append(append([]string{"apply"}, reverse...), m.file)...)
+		cmd.Dir = dir
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return fmt.Errorf("does not apply: %s", strings.TrimSpace(string(out)))
+		}
+		return nil
+	}
+	if err := apply(); err != nil {
+		return "", err
+	}
+	defer func() { err = errors.Join(err, apply("--reverse")) }()
+	goTest := func(args ...string) (string, error) {
+		limit, cancel := context.WithTimeout(ctx, testLimit)
+		defer cancel()
+		cmd := exec.CommandContext(limit, "go", append([]string{"test", "-vet=off"}, args...)...)
+		cmd.Dir = dir
+		out, err := cmd.CombinedOutput()
+		return string(out), err
+	}
+	// Compiled alone first: a test that does not compile fails too.
+	if out, err := goTest("-c", "-o", os.DevNull, m.pkg); err != nil {
+		return "", fmt.Errorf("does not compile:\n%s", out)
+	}
+	if check {
+		return "applies and compiles", nil
+	}
+	out, err := goTest(append([]string{m.pkg, "-count=1", "-run", "^" + m.test + "$", "-args"}, m.flags...)...)
+	switch {
+	case err == nil && strings.Contains(out, "no tests to run"):
+		return "", fmt.Errorf("there is no test %s in %s", m.test, m.pkg)
+	case err == nil:
+		return "", fmt.Errorf("%s did not notice: %s", m.test, m.breaks)
+	case !strings.Contains(out, "--- FAIL: "):
+		return "", fmt.Errorf("%s did not fail, but ended otherwise:\n%s", m.test, out)
+	}
+	return "noticed by " + m.test, nil
+}
