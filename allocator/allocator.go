@@ -185,7 +185,9 @@ func (a *Allocator) Run(ctx context.Context) error {
 	go func() { watched <- a.watches.run(watching) }()
 	defer func() {
 		stopWatching()
-		_ = <-watched // it was told to end
+		if err := <-watched; err != nil {
+			a.o.Log.Warn("a watch has ended", zap.Error(err))
+		}
 	}()
 
 	select {

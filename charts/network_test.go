@@ -135,7 +135,7 @@ func TestWhoMayConnectToWhom(t *testing.T) {
 				{"gateway to sandbox", gateway, sandbox, 8080, true},
 				{"gateway to sandbox, any port", gateway, sandbox, 49983, true},
 				{"sandbox to sandbox", sandbox, sandbox, 8080, false},
-				{"allocator to sandbox", allocator, sandbox, 8080, false},
+				{"allocator to sandbox, for a postStart hook", allocator, sandbox, 8080, true},
 				{"pod in the same namespace to sandbox", neighbour, sandbox, 8080, false},
 				{"pod elsewhere with the gateway's labels to sandbox", stranger, sandbox, 8080, false},
 				{"internet to sandbox", outside("198.51.100.1"), sandbox, 8080, false},

@@ -368,9 +368,9 @@ func (e *env) api(method, path, body string) answer {
 	return a
 }
 
-func (e *env) callAPI(method, path, body, key string) (answer, error) {
+func (e *env) callAPI(method, path, body, key string, headers ...string) (answer, error) {
 	client := e.clientOf(e.site.api, 0)
-	return do(e.t.Context(), client, method, "http://api"+path, "", body, "X-API-Key", key)
+	return do(e.t.Context(), client, method, "http://api"+path, "", body, append([]string{"X-API-Key", key}, headers...)...)
 }
 
 // claim takes a sandbox from the pool, once it has a warm pod.

@@ -30,8 +30,9 @@ import (
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	if err := run(ctx, os.Args[1:], os.Stdout); err != nil {
+	err := run(ctx, os.Args[1:], os.Stdout)
+	stop()
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "mutate:", err)
 		os.Exit(1)
 	}
@@ -118,7 +119,7 @@ func read(dir string, names []string) ([]mutation, error) {
 			}
 		}
 		if m.breaks == "" || m.test == "" {
-			return nil, fmt.Errorf("%s: must begin with the lines Breaks: and Test:", file)
+			return nil, fmt.Errorf("%s: the lines Breaks: and Test: must come first", file)
 		}
 		all = append(all, m)
 	}

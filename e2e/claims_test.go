@@ -1,0 +1,149 @@
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/berth-sandbox/berth/allocator/rest"
+	"github.com/berth-sandbox/berth/api/apierror"
+	"github.com/berth-sandbox/berth/api/v1alpha1"
+)
+
+// sandboxOf reads the answer to a claim.
+func sandboxOf(t *testing.T, a answer) (s rest.Sandbox) {
+	t.Helper()
+	require.Equal(t, http.StatusCreated, a.code, a.body)
+	require.NoError(t, json.Unmarshal([]byte(a.body), &s))
+	return s
+}
+
+// record reads the Sandbox object, which follows in the background.
+func (e *env) record(id string) (r v1alpha1.Sandbox, err error) {
+	err = e.clients.Berth.Get().Namespace(e.site.namespace()).Resource("sandboxes").Name(id).Do(e.t.Context()).Into(&r)
+	return r, err
+}
+
+func TestAClaimWaitsForAPodWhenItsPoolHasNone(t *testing.T) {
+	e := start(t, 1, 1)
+	e.waitWarm(1)
+	first := e.claim() // its pod is being replaced
+	second := sandboxOf(t, e.api(http.MethodPost, "/sandboxes", `{"templateID":"`+e.pool+`","waitTimeout":60}`))
+	require.NotEqual(t, first.PodName, second.PodName)
+	e.reaches(e.client(), second)
+
+	e.patchPool(e.pool, `{"spec":{"maxPods":2}}`) // nothing more will come
+	e.eventually(func() error {
+		if n := len(e.pods(nil)); n != 2 {
+			return fmt.Errorf("%d pods", n)
+		}
+		return nil
+	})
+	refused := e.api(http.MethodPost, "/sandboxes", `{"templateID":"`+e.pool+`","waitTimeout":1}`).refusal(t)
+	require.Equal(t, apierror.PoolEmpty, refused.Reason)
+	require.Contains(t, refused.Message, "2 claimed")
+}
+
+func TestAClaimWithItsKeyIsTheSameClaimWhoeverLeads(t *testing.T) {
+	e := start(t, 2, 2)
+	e.waitWarm(2)
+	claim := func(key, body string) answer {
+		var a answer
+		e.eventually(func() (err error) {
+			a, err = e.callAPI(http.MethodPost, "/sandboxes", body, e.site.key(), "Idempotency-Key", key)
+			if err == nil && a.code == http.StatusServiceUnavailable {
+				err = fmt.Errorf("%d %s", a.code, a.body)
+			}
+			return err
+		})
+		return a
+	}
+	body := `{"templateID":"` + e.pool + `","timeout":3600,"user":"ada","metadata":{"k":"v"}}`
+	s := sandboxOf(t, claim("one", body))
+	require.Equal(t, s.SandboxID, sandboxOf(t, claim("one", body)).SandboxID)
+	require.Equal(t, apierror.KeyReused, claim("one", `{"templateID":"`+e.pool+`"}`).refusal(t).Reason)
+
+	require.NoError(t, e.site.killLeader(t.Context()))
+	again := sandboxOf(t, claim("one", body))
+	require.Equal(t, s.SandboxID, again.SandboxID)
+	require.Equal(t, "ada", again.User)
+	require.Equal(t, map[string]string{"k": "v"}, again.Metadata)
+	other := sandboxOf(t, claim("two", body))
+	require.NotEqual(t, s.SandboxID, other.SandboxID)
+	e.reaches(e.client(), again)
+
+	e.release(s.SandboxID)
+	gone := claim("one", body).refusal(t)
+	require.Equal(t, apierror.SandboxGone, gone.Reason)
+	require.Equal(t, s.SandboxID, gone.SandboxID)
+}
+
+func TestDeletingTheSandboxObjectReleasesTheSandbox(t *testing.T) {
+	e := start(t, 1, 1)
+	s := e.claim()
+	e.reaches(e.client(), s)
+	var record v1alpha1.Sandbox
+	e.eventually(func() (err error) {
+		if record, err = e.record(s.SandboxID); err == nil && record.Status.Phase != v1alpha1.SandboxRunning {
+			err = fmt.Errorf("phase %q", record.Status.Phase)
+		}
+		return err
+	})
+	require.Equal(t, e.pool, record.Spec.Pool)
+	require.Equal(t, s.PodName, record.Spec.PodName)
+	require.Equal(t, []string{v1alpha1.SandboxFinalizer}, record.Finalizers)
+	require.NoError(t, e.clients.Berth.Delete().Namespace(e.site.namespace()).Resource("sandboxes").Name(s.SandboxID).
+		Body(&metav1.DeleteOptions{}).Do(t.Context()).Error())
+	client := e.client()
+	e.eventually(func() error {
+		if a := e.get(client, e.host(8080, s.SandboxID), "/"); a.code == http.StatusOK {
+			return fmt.Errorf("it is still there: %d", a.code)
+		}
+		return nil
+	})
+	e.gone(client, s)
+	e.eventually(func() error {
+		r, err := e.record(s.SandboxID)
+		if err == nil && r.Status.Reason != "Deleted" {
+			return fmt.Errorf("reason %q, phase %q", r.Status.Reason, r.Status.Phase)
+		}
+		return nil // it says why it was released, or is gone already
+	})
+	e.eventually(func() error {
+		if r, err := e.record(s.SandboxID); err == nil {
+			return fmt.Errorf("the object is still there: %+v", r.Status)
+		}
+		return nil
+	})
+}
+
+func TestASandboxIsHandedOutWhenItsPoolsHookHasSucceeded(t *testing.T) {
+	e := start(t, 0, 1)
+	hooked := func(name, path string, policy v1alpha1.FailurePolicy) string {
+		p := e.newPool(name, 1)
+		p.Spec.PostStart = &v1alpha1.PostStartHook{Path: path, TimeoutSeconds: 30, FailurePolicy: policy}
+		e.createPool(p)
+		return p.Name
+	}
+	claim := func(pool string) answer {
+		return e.api(http.MethodPost, "/sandboxes", `{"templateID":"`+pool+`","waitTimeout":60}`)
+	}
+	client := e.client()
+	s := sandboxOf(t, claim(hooked("hooked", "/any/path?hook=1", v1alpha1.Fail)))
+	require.Equal(t, "running", s.State)
+	require.JSONEq(t, `{"hits":1}`, e.get(client, e.host(8080, s.SandboxID), "/hits").body, "the hook, and nobody before it")
+
+	const refuses = "/ready?value=neither" // 400
+	failed := claim(hooked("fails", refuses, v1alpha1.Fail)).refusal(t)
+	require.Equal(t, apierror.StartFailed, failed.Reason)
+	require.Contains(t, failed.Message, "StartFailed")
+	require.NotEmpty(t, failed.SandboxID)
+	gone := e.api(http.MethodGet, "/sandboxes/"+failed.SandboxID, "").refusal(t)
+	require.Equal(t, apierror.SandboxGone, gone.Reason)
+
+	e.reaches(client, sandboxOf(t, claim(hooked("ignored", refuses, v1alpha1.Ignore))))
+}
