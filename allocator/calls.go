@@ -80,12 +80,22 @@ func refused(pool string, e core.ClaimRefused) *apierror.Error {
 		return err
 	case core.Overloaded:
 		return apierror.New(apierror.Overloaded, "the allocator does not keep up with what it has to record; try again")
+	case core.Ending:
+		return apierror.New(apierror.NotLeader, "the pool has no warm pod, and this replica is about to end; try again")
 	case core.StartFailed:
 		err := apierror.New(apierror.StartFailed, "the sandbox was released before it was running: %s", e.Sandbox.Reason)
 		err.SandboxID = e.Sandbox.ID
 		return err
 	}
 	return apierror.New(apierror.Internal, "the claim was refused")
+}
+
+// Close lets no claim wait any longer: this replica is about to end, and whoever
+// comes next can serve them. Calls in progress go on.
+func (a *Allocator) Close() {
+	if t, err := a.leadingTerm(); err == nil {
+		t.Submit(core.Closing{})
+	}
 }
 
 // NotifyIdleAvailable wakes the claims that wait for a pod of the pool. The

@@ -172,6 +172,7 @@ func TestRefusedClaimsSayWhy(t *testing.T) {
 		{core.ClaimRefused{Why: core.KeyReused}, 409, apierror.KeyReused, "Idempotency-Key", "", 0},
 		{core.ClaimRefused{Why: core.KeyEnded, Sandbox: gone}, 410, apierror.SandboxGone, "Timeout", "k3x9", 0},
 		{core.ClaimRefused{Why: core.Overloaded}, 503, apierror.Overloaded, "try again", "", 1},
+		{core.ClaimRefused{Why: core.Ending}, 503, apierror.NotLeader, "about to end", "", 1},
 		{core.ClaimRefused{Why: core.StartFailed, Sandbox: gone}, 502, apierror.StartFailed, "Timeout", "k3x9", 0},
 	} {
 		_, err := claimed("python", c.refused)

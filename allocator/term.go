@@ -173,7 +173,7 @@ func (t *term) recover(ctx context.Context, facts []core.Fact) error {
 	st := core.State{Facts: facts}
 	var deleting []core.RecordSeen
 	w := t.a.watches
-	err := kube.Retry(ctx, func(ctx context.Context) (err error) {
+	err := kube.RetryWithin(ctx, kube.ListTimeout, func(ctx context.Context) (err error) {
 		// The objects after the journal: what is in neither was settled in an object
 		// that is read here.
 		if st.Records, deleting, err = w.records.List(ctx); err != nil {

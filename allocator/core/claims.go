@@ -81,6 +81,8 @@ func (c *Core) claimAgain(ev Claim, k *keyed) {
 		c.claims[ev.Token] = k.claim
 	case s.Phase == Running:
 		c.emit(Claimed{Token: ev.Token, Sandbox: s.Sandbox})
+	case s.Phase == Starting && c.closing:
+		c.emit(Claimed{Token: ev.Token, Sandbox: s.Sandbox})
 	case s.Phase == Starting:
 		s.callers = append(s.callers, caller{ev.Token, c.now.Boot + ev.Wait})
 		c.starting[s] = struct{}{}
@@ -97,13 +99,17 @@ func (p *pool) hopeless() bool {
 // serve gives pods to those who wait, in the order in which they came.
 func (c *Core) serve(p *pool) {
 	for !c.recovering && p.waiting.Len() > 0 {
-		q := p.queue.next()
-		if q == nil {
+		cl := p.waiting.Front().Value.(*claim)
+		switch q := p.queue.next(); {
+		case q != nil:
+			p.waiting.Remove(cl.elem)
+			cl.elem = nil
+			c.bind(cl, q)
+		case c.closing:
+			c.refuse(cl, Ending)
+		default:
 			return
 		}
-		cl := p.waiting.Remove(p.waiting.Front()).(*claim)
-		cl.elem = nil
-		c.bind(cl, q)
 	}
 }
 
@@ -264,14 +270,17 @@ func (c *Core) claimed(ch *change) {
 		s.callers = append(s.callers, caller{token, cl.deadline})
 	}
 	keyed := s.IdempotencyKey != ""
+	abandoned := len(s.callers) == 0 && !keyed
 	if keyed {
 		k := c.keys[s.claimKey()]
 		k.claim, k.sandbox = nil, s
 	}
 	c.emit(LabelPod{Pod: s.Pod, ID: s.ID})
-	abandoned := len(s.callers) == 0 && !keyed
 	if s.Phase == Starting {
 		c.emit(Record{s.Sandbox})
+		if c.closing {
+			c.answerCallers(s, Claimed{Sandbox: s.Sandbox})
+		}
 		if len(s.callers) > 0 {
 			c.starting[s] = struct{}{}
 		}
@@ -309,6 +318,17 @@ func (c *Core) answerCallers(s *sandbox, with Effect) {
 	}
 	s.callers = nil
 	delete(c.starting, s)
+}
+
+// close lets nobody wait any longer.
+func (c *Core) close() {
+	c.closing = true
+	for _, p := range c.sortedPools() {
+		c.serve(p)
+	}
+	for s := range c.starting {
+		c.answerCallers(s, Claimed{Sandbox: s.Sandbox})
+	}
 }
 
 // answerStarting answers the callers who have waited for long enough with a

@@ -50,6 +50,7 @@ type Core struct {
 	// decided about pools.
 	recovering bool
 	pressure   bool
+	closing    bool
 
 	pools       map[PoolKey]*pool
 	pods        map[PodKey]*pod
@@ -144,6 +145,8 @@ func (c *Core) Step(now Instant, ev Event) []Effect {
 		c.startDone(ev)
 	case Pressure:
 		c.pressure = ev.On
+	case Closing:
+		c.close()
 	case Written:
 		c.written()
 	case WriterReady:

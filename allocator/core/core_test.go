@@ -517,6 +517,41 @@ func TestNotifyThatAPodIsAvailableWakesThoseWhoWait(t *testing.T) {
 	one[Claimed](s)
 }
 
+func TestNobodyWaitsForALeaderThatIsAboutToEnd(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{specA(2)}, nil)
+	s.step(Claim{Token: 1, Pool: poolA, Wait: wait})
+	s.step(Closing{})
+	if r := one[ClaimRefused](s); r.Token != 1 || r.Why != Ending {
+		t.Errorf("refused %+v", r)
+	}
+	s.step(Claim{Token: 2, Pool: poolA, Wait: wait})
+	if r := one[ClaimRefused](s); r.Why != Ending {
+		t.Errorf("refused %+v", r)
+	}
+	s.step(PodSeen{warmPod("a-1")})
+	s.step(Claim{Token: 3, Pool: poolA, Wait: wait})
+	one[Claimed](s) // what can be done at once is done
+	s.step(PodSeen{warmPod("a-2")})
+	s.slow = true
+	s.step(Claim{Token: 4, Pool: poolA, Wait: wait})
+	s.step(PodGone{key("a-2")})
+	s.written()
+	if r := one[ClaimRefused](s); r.Token != 4 || r.Why != Ending {
+		t.Errorf("refused %+v", r)
+	}
+
+	s, sb := startingSim(t)
+	s.step(Closing{})
+	if c := one[Claimed](s); c.Sandbox.ID != sb.ID || c.Sandbox.Phase != Starting {
+		t.Errorf("answer %+v", c)
+	}
+	s.step(Claim{Token: 2, Pool: poolA, Wait: wait, Binding: Binding{IdempotencyKey: "k"}})
+	one[Claimed](s)
+	s.step(Claim{Token: 3, Pool: poolA, Wait: wait})
+	one[Claimed](s)
+}
+
 func TestNewClaimsAreRefusedUnderPressure(t *testing.T) {
 	s := newSim(t)
 	s.recover([]Pool{specA(2)}, []Pod{warmPod("a-1"), warmPod("a-2")})

@@ -133,6 +133,8 @@ const (
 	Overloaded
 	// StartFailed: the sandbox was released before it was running.
 	StartFailed
+	// Ending: no pod was there at once, and this leader is about to end.
+	Ending
 )
 
 // ReleaseStatus is the outcome of a Release.

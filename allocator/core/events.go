@@ -52,6 +52,10 @@ type (
 	// no longer. While it is on, new claims are refused.
 	Pressure struct{ On bool }
 
+	// Closing: this leader is about to end. Those who wait for a pod are refused,
+	// and nobody waits any more.
+	Closing struct{}
+
 	// Written: all facts of the last Write are durable.
 	Written struct{}
 	// WriterReady: the next Write may be made.
@@ -127,6 +131,7 @@ func (ClaimAbandoned) event() {}
 func (IdleAvailable) event()  {}
 func (Started) event()        {}
 func (Pressure) event()       {}
+func (Closing) event()        {}
 func (Written) event()        {}
 func (WriterReady) event()    {}
 func (Release) event()        {}

@@ -250,6 +250,11 @@ func (w *world) table(often []string) []action {
 				w.deleteObject(ids[w.draw(len(ids))])
 			}
 		}},
+		{"leader is about to end", func() {
+			if w.draw(4) == 0 {
+				w.step(Closing{})
+			}
+		}},
 		{"idle said to be available", func() { w.step(IdleAvailable{w.pools[w.draw(len(w.pools))].Key}) }},
 		{"pod marked", func() {
 			if p := pick(w, w.pods, func(p *simPod) bool { return p.exists && len(p.bound) == 0 }); p != nil && w.draw(4) == 0 {
@@ -1449,7 +1454,7 @@ func (w *world) checkUnderWay() {
 		}
 	}
 	for _, p := range w.core.pools {
-		if p.waiting.Len() > 0 && p.queue.n > 0 {
+		if p.waiting.Len() > 0 && (p.queue.n > 0 || w.core.closing) {
 			w.t.Fatalf("%d claims wait while %d pods are warm", p.waiting.Len(), p.queue.n)
 		}
 	}

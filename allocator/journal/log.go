@@ -361,7 +361,9 @@ func (l *Log) Term() uint64 { return l.term }
 // not commit again after it.
 func (l *Log) Commit(ctx context.Context, records []Record) error {
 	for len(records) > 0 {
-		s, carried, fresh := l.next(records)
+		slot, position, carried, fresh := l.next(records)
+		// Not under the lock, which Settle's callers wait for.
+		s := l.batch(slot, position, slot.Slots, slices.Concat(carried, fresh))
 		version, err := l.replace(ctx, s, nil)
 		if err != nil {
 			return err
@@ -372,12 +374,12 @@ func (l *Log) Commit(ctx context.Context, records []Record) error {
 	return nil
 }
 
-// next makes the next batch: what has to ride along, then of the records as many
-// as fit beside it.
-func (l *Log) next(records []Record) (s Slot, carried, fresh []Record) {
+// next says what goes into the next batch, and in which slot: what has to ride
+// along, then of the records as many as fit beside it.
+func (l *Log) next(records []Record) (slot Slot, position uint64, carried, fresh []Record) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	position := l.position + 1
+	position = l.position + 1
 	carried = l.ring.carried(position)
 	size, n := 0, 0
 	for _, r := range carried {
@@ -387,8 +389,7 @@ func (l *Log) next(records []Record) (s Slot, carried, fresh []Record) {
 		size += len(records[n].Raw)
 		n++
 	}
-	fresh = records[:n]
-	return l.batch(l.slots[l.ring.slot(position)], position, len(l.slots), slices.Concat(carried, fresh)), carried, fresh
+	return l.slots[l.ring.slot(position)], position, carried, records[:n]
 }
 
 func (l *Log) committed(s Slot, version string, carried, fresh []Record) {

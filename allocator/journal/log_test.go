@@ -2,6 +2,7 @@ package journal
 
 import (
 	"context"
+	"encoding/base64"
 	"errors"
 	"strconv"
 	"testing"
@@ -197,4 +198,15 @@ func TestWhatIsSettledDoesNotRideAlong(t *testing.T) {
 	require.Equal(t, uint64(2), l.Stats().Carried, "b, twice around")
 	_, found := open(t, m)
 	require.Equal(t, []Record{record("b", 1, 2), record("other", 1, 2+2*Slots)}, found)
+}
+
+// A batch that an earlier version has written: it is never changed.
+func TestBatchOfAnEarlierVersionIsRead(t *testing.T) {
+	data, err := base64.StdEncoding.DecodeString("KLUv/QQAeQEACg8KCXNhbmRib3gvYRABGAIKCwoFcG9kL2IQAxgECg8KCXNhbmRib3gvYRADGAX6Av+v")
+	require.NoError(t, err)
+	codec, err := newCodec()
+	require.NoError(t, err)
+	records, err := codec.decode(data)
+	require.NoError(t, err)
+	require.Equal(t, []Record{record("sandbox/a", 1, 2), record("pod/b", 3, 4), record("sandbox/a", 3, 5)}, records)
 }

@@ -18,7 +18,7 @@ import (
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 )
 
-// CallTimeout bounds every single call to the API server but watches.
+// CallTimeout bounds every single call to the API server but lists and watches.
 const CallTimeout = 5 * time.Second
 
 // Clients are the clients the allocator uses.
@@ -80,13 +80,22 @@ func Refused(err error) bool {
 	return false
 }
 
+// ListTimeout bounds the reading of everything that there is of some kinds, page
+// by page.
+const ListTimeout = time.Minute
+
 // Retry calls f until it returns nil or ctx ends, pausing longer and longer
 // between the calls. Each call's context ends after CallTimeout. failed is told
 // every error but the last.
 func Retry(ctx context.Context, f func(context.Context) error, failed func(error)) error {
+	return RetryWithin(ctx, CallTimeout, f, failed)
+}
+
+// RetryWithin is Retry with another bound of each call.
+func RetryWithin(ctx context.Context, timeout time.Duration, f func(context.Context) error, failed func(error)) error {
 	const first, most = 50 * time.Millisecond, 5 * time.Second
 	for pause := first; ; pause = min(2*pause, most) {
-		call, cancel := context.WithTimeout(ctx, CallTimeout)
+		call, cancel := context.WithTimeout(ctx, timeout)
 		err := f(call)
 		cancel()
 		if err == nil {

@@ -61,8 +61,10 @@ const (
 	answerWait = 10 * time.Second
 	// bodyWait bounds how long a client may take to send its request.
 	bodyWait = 5 * time.Second
-	// inFlight bounds the requests being served at one time.
-	inFlight = 5_000
+	// claimsInFlight and inFlight bound the claims, and the other requests, that are
+	// served at one time: claims may wait, and must not keep releases waiting.
+	claimsInFlight = 4_000
+	inFlight       = 1_000
 )
 
 // MaxWait is the longest that a claim may wait for a pod.
@@ -104,7 +106,8 @@ type Options struct {
 type api struct {
 	Options
 	forwarder *httputil.ReverseProxy
-	slots     chan struct{} // one for each request being served
+	// One for each request that is being served.
+	claimSlots, slots chan struct{}
 }
 
 // New returns the handler.
@@ -112,13 +115,13 @@ func New(o Options) (http.Handler, error) {
 	if o.Allocator == nil || o.PublicScheme == "" || o.PublicHost == "" || o.Log == nil {
 		return nil, errors.New("rest: all options but Keys are required")
 	}
-	a := &api{Options: o, forwarder: newForwarder(o.Log), slots: make(chan struct{}, inFlight)}
+	a := &api{Options: o, forwarder: newForwarder(o.Log), claimSlots: make(chan struct{}, claimsInFlight), slots: make(chan struct{}, inFlight)}
 	mux := http.NewServeMux()
 	for _, prefix := range []string{"", "/v2"} {
-		mux.HandleFunc("POST "+prefix+"/sandboxes", a.handle(a.create))
-		mux.HandleFunc("GET "+prefix+"/sandboxes", a.handle(a.list))
-		mux.HandleFunc("GET "+prefix+"/sandboxes/{id}", a.handle(a.get))
-		mux.HandleFunc("DELETE "+prefix+"/sandboxes/{id}", a.handle(a.kill))
+		mux.HandleFunc("POST "+prefix+"/sandboxes", a.handle(a.claimSlots, a.create))
+		mux.HandleFunc("GET "+prefix+"/sandboxes", a.handle(a.slots, a.list))
+		mux.HandleFunc("GET "+prefix+"/sandboxes/{id}", a.handle(a.slots, a.get))
+		mux.HandleFunc("DELETE "+prefix+"/sandboxes/{id}", a.handle(a.slots, a.kill))
 	}
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		e := apierror.New(apierror.NotFound, "no such resource; this version serves /sandboxes and /sandboxes/{id}")
@@ -167,11 +170,11 @@ func teamOf(ctx context.Context) string {
 
 // handle turns a function that may fail into a handler. Where this replica does
 // not lead, the leader answers.
-func (a *api) handle(f func(http.ResponseWriter, *http.Request) error) http.HandlerFunc {
+func (a *api) handle(slots chan struct{}, f func(http.ResponseWriter, *http.Request) error) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		select {
-		case a.slots <- struct{}{}:
-			defer func() { <-a.slots }()
+		case slots <- struct{}{}:
+			defer func() { <-slots }()
 		default:
 			answer(w, r, apierror.New(apierror.Overloaded, "too many requests are being served; try again"))
 			return

@@ -166,6 +166,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		log.Info("stopping")
 		limit, cancel := context.WithTimeout(context.WithoutCancel(ctx), f.ShutdownAfter)
 		defer cancel()
+		a.Close() // else the claims that wait would keep the next leader waiting
 		api.Stop(limit)
 		a.Control().Stop()
 		control.Stop()
