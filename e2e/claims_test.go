@@ -129,8 +129,14 @@ func TestASandboxIsHandedOutWhenItsPoolsHookHasSucceeded(t *testing.T) {
 		e.createPool(p)
 		return p.Name
 	}
-	claim := func(pool string) answer {
-		return e.api(http.MethodPost, "/sandboxes", `{"templateID":"`+pool+`","waitTimeout":60}`)
+	claim := func(pool string) (a answer) {
+		e.eventually(func() error { // the allocator learns of pools by a watch
+			if a = e.api(http.MethodPost, "/sandboxes", `{"templateID":"`+pool+`","waitTimeout":60}`); a.code == http.StatusNotFound {
+				return fmt.Errorf("%d %s", a.code, a.body)
+			}
+			return nil
+		})
+		return a
 	}
 	client := e.client()
 	s := sandboxOf(t, claim(hooked("hooked", "/any/path?hook=1", v1alpha1.Fail)))
