@@ -67,7 +67,7 @@ func TestNoPodIsMadeFromARefusedTemplateAlsoWhenTheCoreAsksForOne(t *testing.T) 
 	tm.writer = &pods.Writer{Client: clients.Kubernetes, Submit: tm.Submit, Log: zap.NewNop()}
 	asked := core.CreatePod{Pool: poolKey, Name: "python-1"}
 
-	_, err = a.watches.pools.List(t.Context())
+	_, _, err = a.watches.pools.List(t.Context())
 	require.NoError(t, err)
 	tm.create(t.Context(), asked)
 	require.Equal(t, "/api/v1/namespaces/default/pods", <-made)
@@ -75,7 +75,7 @@ func TestNoPodIsMadeFromARefusedTemplateAlsoWhenTheCoreAsksForOne(t *testing.T) 
 
 	pool.Spec.Template.Spec.Containers[0].SecurityContext = &corev1.SecurityContext{Privileged: new(bool)}
 	*pool.Spec.Template.Spec.Containers[0].SecurityContext.Privileged = true
-	_, err = a.watches.pools.List(t.Context())
+	_, _, err = a.watches.pools.List(t.Context())
 	require.NoError(t, err)
 	tm.create(t.Context(), asked)
 	require.Equal(t, core.CreateFailed(asked), <-tm.loop.in)

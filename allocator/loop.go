@@ -31,8 +31,10 @@ type loop struct {
 	// listed is the resource version of the list that the term began with: pods
 	// that were not in it and were seen before it are gone.
 	listed string
-	// pools are the resource versions of the last observation of each pool.
-	pools map[core.PoolKey]string
+	// pools are the resource versions of the last observation of each pool, also of
+	// those that are gone; poolsListed is that of the list the term began with.
+	pools       map[core.PoolKey]string
+	poolsListed string
 	// gone are the pods that are not there any more, and goneBefore those of some
 	// time ago: a UID never comes back, so observations that lag behind must not
 	// bring one back. No watch lags for longer than goneFor.
@@ -85,10 +87,15 @@ func (l *loop) step(ev core.Event) {
 		}
 		l.versions[ev.Pod.Key] = ev.Pod.Version
 	case core.PoolSeen:
-		if older(ev.Pool.Version, l.pools[ev.Pool.Key]) {
+		if l.poolIsOlder(ev.Pool.Key, ev.Pool.Version) {
 			return
 		}
 		l.pools[ev.Pool.Key] = ev.Pool.Version
+	case core.PoolGone:
+		if l.poolIsOlder(ev.Key, ev.Version) {
+			return // another one has its name
+		}
+		l.pools[ev.Key] = ev.Version
 	case core.PodGone:
 		delete(l.versions, ev.Key)
 		if now := bootclock.Now(); now-l.goneSince > goneFor {
@@ -105,6 +112,14 @@ func (l *loop) step(ev core.Event) {
 func older(version, than string) bool {
 	order, err := resourceversion.CompareResourceVersion(version, than)
 	return err == nil && order < 0
+}
+
+func (l *loop) poolIsOlder(key core.PoolKey, version string) bool {
+	last, known := l.pools[key]
+	if !known {
+		last = l.poolsListed
+	}
+	return older(version, last)
 }
 
 // knows notes what the term begins with.

@@ -135,7 +135,15 @@ func TestWhatIsOlderThanTheListATermBeganWithIsDropped(t *testing.T) {
 	l.step(core.PoolSeen{Pool: core.Pool{Key: poolKey, Version: "8"}})
 	_, known := l.core.Counts(poolKey)
 	require.False(t, known)
+	l.poolsListed = "9"
+	other := core.PoolKey{Namespace: "default", Name: "gone before the list"}
+	l.step(core.PoolSeen{Pool: core.Pool{Key: other, Version: "7"}})
+	_, known = l.core.Counts(other)
+	require.False(t, known)
 	l.step(core.PoolSeen{Pool: core.Pool{Key: poolKey, Version: "11"}})
+	l.step(core.PoolGone{Key: poolKey, Version: "10"}) // of the one before
+	_, known = l.core.Counts(poolKey)
+	require.True(t, known)
 	l.step(core.PodSeen{Pod: pod("11")})
 	require.Len(t, l.core.PodKeys(), 1)
 }

@@ -57,7 +57,7 @@ func newMetrics(reg prometheus.Registerer, a *Allocator) (*metrics, error) {
 		gauge("berth_allocator_journal_unsettled_bytes", "What has to ride along, because no Sandbox object shows it yet. New claims are refused above 32 MiB.", func(t *term) float64 { return float64(t.journal.log.Stats().UnsettledBytes) }),
 		gauge("berth_allocator_leading", "1 while this replica leads.", func(*term) float64 { return 1 }),
 		gauge("berth_allocator_events_waiting", "Events waiting for the core.", func(t *term) float64 { return float64(len(t.loop.in)) }),
-		gauge("berth_allocator_writes_waiting", "Writes to pods waiting for a worker.", func(t *term) float64 { return float64(t.other.waiting()) }),
+		gauge("berth_allocator_writes_waiting", "Writes to pods waiting for a worker.", func(t *term) float64 { return float64(t.creates.waiting() + t.deletes.waiting() + t.other.waiting()) }),
 		gauge("berth_allocator_labels_waiting", "Pods whose labels wait to be written.", func(t *term) float64 { return float64(t.labeler.Waiting()) }),
 		gauge("berth_allocator_hooks_waiting", "postStart hooks waiting for a worker.", func(t *term) float64 { return float64(t.hooks.waiting()) }),
 		gauge("berth_allocator_projection_waiting", "Sandbox objects waiting to be written.", func(t *term) float64 { n, _ := t.projector.Waiting(); return float64(n) }),

@@ -23,6 +23,8 @@ import (
 // How many writes run side by side. Sandbox objects come before pods, because what
 // they do not show yet has to ride along in the journal, and both before labels.
 const (
+	createWorkers     = 8
+	deleteWorkers     = 8
 	backgroundWorkers = 8
 	projectWorkers    = 24
 	labelWorkers      = 4
@@ -41,6 +43,8 @@ type term struct {
 	projector *project.Projector
 	headStart headStart
 	hooks     *workers
+	creates   *workers
+	deletes   *workers
 	other     *workers
 	caller    *poststart.Caller
 	log       *zap.Logger
@@ -67,6 +71,7 @@ func (a *Allocator) lead(ctx context.Context) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	if err := t.recover(ctx, facts); err != nil {
+		close(t.loop.done) // it will never run: the watches must not wait for it
 		if ctx.Err() != nil {
 			return nil
 		}
@@ -80,6 +85,8 @@ func (a *Allocator) lead(ctx context.Context) error {
 		}
 	})
 	all.Go(func() { t.loop.run(ctx) })
+	all.Go(func() { t.creates.run(ctx, createWorkers) })
+	all.Go(func() { t.deletes.run(ctx, deleteWorkers) })
 	all.Go(func() { t.other.run(ctx, backgroundWorkers) })
 	all.Go(func() { t.hooks.run(ctx, hookWorkers) })
 	all.Go(func() { t.labeler.Run(ctx, labelWorkers) })
@@ -156,7 +163,7 @@ func (a *Allocator) newTerm(log *journal.Log) (*term, error) {
 		return nil, err
 	}
 	t := &term{
-		number: log.Term(), a: a, answers: newAnswers(), hooks: newWorkers(), other: newWorkers(),
+		number: log.Term(), a: a, answers: newAnswers(), hooks: newWorkers(), creates: newWorkers(), deletes: newWorkers(), other: newWorkers(),
 		caller: poststart.New(a.o.DialPod), log: a.o.Log.With(zap.Uint64("term", log.Term())),
 	}
 	t.loop = newLoop(c, t.do)
@@ -179,7 +186,7 @@ func (t *term) recover(ctx context.Context, facts []core.Fact) error {
 		if st.Records, deleting, err = w.records.List(ctx); err != nil {
 			return err
 		}
-		if st.Pools, err = w.pools.List(ctx); err != nil {
+		if st.Pools, t.loop.poolsListed, err = w.pools.List(ctx); err != nil {
 			return err
 		}
 		if st.Nodes, err = w.nodes.List(ctx); err != nil {
@@ -217,12 +224,12 @@ func (t *term) do(e core.Effect) {
 	case core.Settle:
 		t.journal.log.Settle(settledKey(e), e.Revision.Term, e.Revision.Counter)
 	case core.DeletePod:
-		t.other.add(func(ctx context.Context) {
+		t.deletes.add(func(ctx context.Context) {
 			t.headStart.wait(ctx)
 			t.writer.Delete(ctx, e)
 		})
 	case core.CreatePod:
-		t.other.add(func(ctx context.Context) {
+		t.creates.add(func(ctx context.Context) {
 			t.headStart.wait(ctx)
 			t.create(ctx, e)
 		})
@@ -266,18 +273,18 @@ func (t *term) do(e core.Effect) {
 	}
 }
 
-// How long labels wait for Sandbox objects at the most, and how often they look.
+// Labels wait while this many Sandbox objects are to be written, but not for long
+// each: they must not wait for ever.
 const (
-	labelsWait = 10 * time.Second
-	labelsLook = 100 * time.Millisecond
+	labelsWaitAbove = 2 * projectWorkers
+	labelsWait      = 200 * time.Millisecond
 )
 
-// afterObjects waits while Sandbox objects are to be written, for some time.
+// afterObjects lets Sandbox objects go before labels.
 func (t *term) afterObjects(ctx context.Context) {
-	for range labelsWait / labelsLook {
-		if n, _ := t.projector.Waiting(); n == 0 || !sleep(ctx, labelsLook) {
-			return
-		}
+	t.headStart.wait(ctx)
+	if n, _ := t.projector.Waiting(); n > labelsWaitAbove {
+		sleep(ctx, labelsWait)
 	}
 }
 

@@ -273,7 +273,12 @@ func TestOnlyThePortsThatThePoolOpensAreReached(t *testing.T) {
 	reached(s.SandboxID+"."+e.site.domain(), 8081)
 	e.patchPool(e.pool, `{"spec":{"ports":null}}`)
 	becomes(8080, http.StatusOK)
-	require.Len(t, e.pods(map[string]string{v1alpha1.LabelPhase: v1alpha1.PhaseClaimed}), 1)
+	e.eventually(func() error { // labels follow in the background
+		if n := len(e.pods(map[string]string{v1alpha1.LabelPhase: v1alpha1.PhaseClaimed})); n != 1 {
+			return fmt.Errorf("%d claimed pods", n)
+		}
+		return nil
+	})
 }
 
 func TestWithoutTheAllocatorOnlyWhatIsKnownIsServed(t *testing.T) {

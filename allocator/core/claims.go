@@ -83,7 +83,7 @@ func (c *Core) claimAgain(ev Claim, k *keyed) {
 		c.emit(Claimed{Token: ev.Token, Sandbox: s.Sandbox})
 	case s.Phase == Starting && c.closing:
 		c.emit(Claimed{Token: ev.Token, Sandbox: s.Sandbox})
-	case s.Phase == Starting:
+	case s.Phase == Starting || s.Phase == Releasing: // until it is durable that it runs, or was released
 		s.callers = append(s.callers, caller{ev.Token, c.now.Boot + ev.Wait})
 		c.starting[s] = struct{}{}
 	default:
@@ -190,7 +190,7 @@ func (c *Core) claimAbandoned(token uint64) {
 		}
 		if len(s.callers) == 0 {
 			delete(c.starting, s)
-			if s.IdempotencyKey == "" {
+			if s.IdempotencyKey == "" && s.Phase == Starting {
 				c.startRelease(s, ReasonAbandoned)
 			}
 		}
@@ -244,13 +244,18 @@ func (c *Core) claimed(ch *change) {
 	c.schedule(s)
 	if q == nil || q.seen.Deleting || q.seen.Finished || q.seen.IP != s.IP {
 		// Its pod went while this was being written. The callers get another one,
-		// at their place, under another ID, which is what their key stands for.
-		c.emit(Record{s.Sandbox})
+		// at their place, under another ID, which is what their key stands for. So
+		// this one is shown only with its release, which has no key.
 		s.IdempotencyKey = ""
-		if q == nil {
+		switch {
+		case q == nil:
 			c.lost(s, ReasonPodGone)
-		} else {
-			c.consider(q)
+		case q.seen.Deleting:
+			c.lost(s, ReasonPodDeleted)
+		case q.seen.Finished:
+			c.lost(s, ReasonPodFailed)
+		default:
+			c.lost(s, ReasonPodMoved)
 		}
 		cl.pod, cl.change = nil, nil
 		if len(cl.tokens) == 0 {
@@ -327,7 +332,9 @@ func (c *Core) close() {
 		c.serve(p)
 	}
 	for s := range c.starting {
-		c.answerCallers(s, Claimed{Sandbox: s.Sandbox})
+		if s.Phase == Starting {
+			c.answerCallers(s, Claimed{Sandbox: s.Sandbox})
+		}
 	}
 }
 
@@ -336,7 +343,7 @@ func (c *Core) close() {
 func (c *Core) answerStarting() {
 	for s := range c.starting {
 		s.callers = slices.DeleteFunc(s.callers, func(x caller) bool {
-			if c.now.Boot < x.deadline {
+			if c.now.Boot < x.deadline || s.Phase != Starting {
 				return false
 			}
 			c.emit(Claimed{Token: x.token, Sandbox: s.Sandbox})
@@ -388,7 +395,7 @@ func (c *Core) keyEnds(s *sandbox) {
 func (c *Core) forgetKeys() {
 	for e := c.keysEnded.Front(); e != nil; e = c.keysEnded.Front() {
 		s := e.Value.(*sandbox)
-		if c.now.Wall.Sub(s.EndedAt) < c.cfg.KeepKeys {
+		if c.now.Boot-s.endedAt < c.cfg.KeepKeys {
 			return
 		}
 		c.dropKey(s)

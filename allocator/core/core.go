@@ -58,6 +58,7 @@ type Core struct {
 	sandboxes   map[string]*sandbox
 	holds       map[PodKey]*sandbox // of sandboxes, by the pod that is or was theirs
 	discards    map[PodKey]*discard // of idle pods that are there, or whose fact is not durable yet
+	strays      []*pod              // pods marked as used and on no record, to be deleted
 	sessions    map[string]*session
 	streams     map[uint64]*session
 	claims      map[uint64]*claim // by token
@@ -190,7 +191,7 @@ func (c *Core) take() []Effect {
 
 // tick acts on what is due.
 func (c *Core) tick() {
-	for len(c.deadlines) > 0 && !c.deadlines[0].EndAt.After(c.now.Wall) {
+	for len(c.deadlines) > 0 && c.deadlines[0].endAt <= c.now.Boot {
 		s := heap.Pop(&c.deadlines).(*sandbox)
 		c.startRelease(s, ReasonTimeout)
 	}
@@ -206,6 +207,7 @@ func (c *Core) tick() {
 			c.reconcile(p)
 		}
 	}
+	c.discardStrays()
 	c.answerStarting()
 	c.forgetKeys()
 	c.forgetEnded()
@@ -217,17 +219,23 @@ func (c *Core) add(s *sandbox) {
 	c.holds[s.Pod] = s
 }
 
+// passedMost bounds how many records that must stay are passed over at a time.
+const passedMost = 1000
+
 // forgetEnded drops the records that are too old or too many. Those whose
 // idempotency key holds stay, and those still to be written: that would bring
 // them back.
 func (c *Core) forgetEnded() {
-	for c.ended.Len() > 0 {
-		s := c.ended.Front().Value.(*sandbox)
-		if c.ended.Len() <= c.cfg.KeepEnded && c.now.Wall.Sub(s.EndedAt) < c.cfg.KeepEndedFor {
+	passed := 0
+	for e := c.ended.Front(); e != nil && passed < passedMost; {
+		s := e.Value.(*sandbox)
+		e = e.Next()
+		if c.ended.Len() <= c.cfg.KeepEnded && c.now.Boot-s.endedAt < c.cfg.KeepEndedFor {
 			return
 		}
 		if s.recorded.Less(s.Revision) || s.keyElem != nil {
-			return
+			passed++ // those behind it need not wait for it
+			continue
 		}
 		c.ended.Remove(s.elem)
 		delete(c.sandboxes, s.ID)
@@ -301,12 +309,21 @@ func (c *Core) recoverSandboxes(st State) error {
 	for _, r := range st.Records {
 		c.sandboxes[r.ID] = &sandbox{Sandbox: r, inherited: true, recorded: r.Revision}
 	}
+	there := make(map[PodKey]bool, len(st.Pods))
+	for _, p := range st.Pods {
+		there[p.Key] = true
+	}
 	for _, f := range st.Facts {
 		if f.Sandbox == nil {
 			c.discards[f.Discard] = &discard{f.Revision, true}
 			continue
 		}
 		s := c.sandboxes[f.Sandbox.ID]
+		if s == nil && f.Sandbox.Phase == Released && !there[f.Sandbox.Pod] && c.now.Wall.Sub(f.Sandbox.EndedAt) > c.cfg.KeepEndedFor {
+			// It was forgotten, and nothing has overwritten its slot since.
+			c.emit(Settle{ID: f.Sandbox.ID, Revision: f.Revision})
+			continue
+		}
 		if s == nil {
 			s = &sandbox{inherited: true}
 			c.sandboxes[f.Sandbox.ID] = s
@@ -327,6 +344,7 @@ func (c *Core) recoverSandboxes(st State) error {
 		}
 		switch s.Phase {
 		case Released, Ended:
+			s.endedAt = c.now.Boot - c.now.Wall.Sub(s.EndedAt)
 			c.keyEnds(s)
 			if s.Phase == Ended {
 				s.elem = c.ended.PushBack(s)

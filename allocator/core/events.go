@@ -8,8 +8,12 @@ type Event interface{ event() }
 type (
 	// PoolSeen is an observation of a pool.
 	PoolSeen struct{ Pool Pool }
-	// PoolGone: the pool's object is gone.
-	PoolGone struct{ Key PoolKey }
+	// PoolGone: the pool's object is gone. Version is that of its last observation,
+	// opaque.
+	PoolGone struct {
+		Key     PoolKey
+		Version string
+	}
 	// PodSeen is an observation of a pod, from a watch or as the answer to a write.
 	PodSeen struct{ Pod Pod }
 	// PodGone: the pod's object is gone.

@@ -1090,7 +1090,7 @@ func (w *world) attempt(j *job, luck int) bool {
 	case PoolDrained:
 		if p := w.pool(e.Key); p.exists && p.Deleting {
 			p.exists = false
-			p.watch = append(p.watch, PoolGone{p.Key})
+			p.watch = append(p.watch, PoolGone{Key: p.Key})
 			for _, q := range w.pods {
 				if q.exists && q.pool() == p.Key { // made after all, and garbage now
 					w.write(q, func(q *Pod) { q.Deleting = true })
@@ -1434,7 +1434,7 @@ func (w *world) checkUnderWay() {
 		}
 	}
 	for _, s := range w.core.sandboxes {
-		if s.recorded.Less(s.Revision) {
+		if neverShown := s.lost && s.Phase == Releasing && s.recorded == (Revision{}); s.recorded.Less(s.Revision) && !neverShown {
 			must("record %s", s.ID)
 		}
 		if s.Phase == Starting && !s.readying && !s.lost {

@@ -126,6 +126,20 @@ func (c *Core) discard(q *pod) {
 	}
 }
 
+// discardStrays has the pods deleted that are marked as used and on no record,
+// once no router of an earlier term can know a route to them.
+func (c *Core) discardStrays() {
+	if len(c.strays) == 0 || c.now.Boot < c.started.Boot+c.expiry()+c.cfg.Window {
+		return
+	}
+	for _, q := range c.strays {
+		if c.pods[q.seen.Key] == q {
+			c.discard(q)
+		}
+	}
+	c.strays = nil
+}
+
 // discard is the intent to delete an idle pod. It is final.
 type discard struct {
 	revision Revision
@@ -194,8 +208,9 @@ func (c *Core) consider(q *pod) {
 		case seen.Deleting || seen.Finished:
 			c.discard(q)
 		case seen.Used:
-			c.emit(Repaired{Pod: seen.Key, What: "a pod of this pool is marked as used, and no record says by whom: it is deleted"})
-			c.discard(q)
+			c.emit(Repaired{Pod: seen.Key, What: "a pod of this pool is marked as used, and no record says by whom: it will be deleted"})
+			c.enter(q, podDeleting)
+			c.strays = append(c.strays, q)
 		case q.usable() && q.phase == podPending:
 			c.enter(q, podWarm)
 		case !q.usable() && q.phase == podWarm:

@@ -148,8 +148,9 @@ func (c *Core) reconcile(p *pool) {
 	idle := len(p.creating) + p.n[podPending][0][0] + p.current(podWarm)
 	if p.retryAt == 0 {
 		missing := p.Warm - idle
-		if p.MaxPods > 0 {
-			missing = min(missing, p.MaxPods-len(p.pods)-len(p.creating))
+		if room := p.MaxPods - len(p.pods) - len(p.creating); p.MaxPods > 0 && missing > room {
+			c.discardStranded(p, missing-room)
+			missing = room
 		}
 		for range missing {
 			name := p.Key.Name + "-" + c.cfg.NewSuffix()
@@ -164,6 +165,21 @@ func (c *Core) reconcile(p *pool) {
 		}
 	}
 	c.shrink(p, idle)
+}
+
+// discardStranded makes room for others, where it is wanted: as many pods go as
+// are missing, but not more than are on their way already.
+func (c *Core) discardStranded(p *pool, most int) {
+	most -= p.sum(podDeleting)
+	if most <= 0 || p.n[podPending][0][1]+p.n[podPending][1][1] == 0 {
+		return
+	}
+	for _, q := range p.sorted(podPending) {
+		if q.stranded() && most > 0 && p.want() > p.sum(podWarm) {
+			c.discard(q)
+			most--
+		}
+	}
 }
 
 // shrink deletes idle pods that are too many: outdated ones that are not ready,

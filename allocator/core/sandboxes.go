@@ -3,6 +3,7 @@ package core
 import (
 	"container/heap"
 	"container/list"
+	"time"
 )
 
 type sandbox struct {
@@ -14,9 +15,12 @@ type sandbox struct {
 	lost     bool
 	readying bool // that it runs is on its way into the journal
 	ran      bool // routers were told of it before its release began
-	index    int  // in the deadline heap, -1 or 0 when not in it
-	queued   bool
-	recorded Revision // what the Sandbox object is known to show
+	// endAt and endedAt are EndAt and EndedAt on the boot clock: a step of the wall
+	// clock must not end anything, or keep it for ever.
+	endAt, endedAt time.Duration
+	index          int // in the deadline heap, -1 or 0 when not in it
+	queued         bool
+	recorded       Revision // what the Sandbox object is known to show
 	// dropped: somebody has deleted the object of what has ended. It must not
 	// come back.
 	dropped bool
@@ -38,6 +42,7 @@ func (s *sandbox) takePorts(p *pool) { s.DefaultPort, s.Ports = p.DefaultPort, p
 // schedule sees to it that the sandbox is released at its end.
 func (c *Core) schedule(s *sandbox) {
 	if !s.EndAt.IsZero() && !s.queued {
+		s.endAt = c.now.Boot + s.EndAt.Sub(c.now.Wall)
 		heap.Push(&c.deadlines, s)
 	}
 }
@@ -93,7 +98,7 @@ func (c *Core) released(ch *change) {
 		heap.Remove(&c.deadlines, s.index)
 	}
 	fact := ch.fact.Sandbox
-	s.Phase, s.Reason, s.EndedAt, s.Revision = Released, fact.Reason, fact.EndedAt, ch.fact.Revision
+	s.Phase, s.Reason, s.EndedAt, s.endedAt, s.Revision = Released, fact.Reason, fact.EndedAt, c.now.Boot, ch.fact.Revision
 	q := c.pods[s.Pod]
 	if q != nil {
 		c.enter(q, podReleased)
@@ -102,7 +107,11 @@ func (c *Core) released(ch *change) {
 	c.emit(Record{s.Sandbox})
 	c.emit(SandboxReleased{s.Sandbox})
 	c.keyEnds(s)
-	c.answerCallers(s, ClaimRefused{Why: StartFailed, Sandbox: s.Sandbox})
+	why := StartFailed
+	if s.ran {
+		why = KeyEnded
+	}
+	c.answerCallers(s, ClaimRefused{Why: why, Sandbox: s.Sandbox})
 	c.startFence(s)
 }
 
@@ -134,6 +143,9 @@ func (c *Core) recordSeen(ev RecordSeen) {
 		c.emit(ForgetRecord{Pool: ev.Pool, ID: ev.ID})
 	case s != nil && ev.Deleting:
 		c.startRelease(s, ReasonDeleted)
+	case s != nil && ev.Revision == (Revision{}): // somebody has replaced it
+		s.recorded = Revision{}
+		c.emit(Record{s.Sandbox})
 	case s == nil && ev.Revision != (Revision{}) && ev.Revision.Term < c.cfg.Term:
 		c.emit(ForgetRecord{Pool: ev.Pool, ID: ev.ID})
 	}
@@ -144,8 +156,8 @@ func (c *Core) recordSeen(ev RecordSeen) {
 func (c *Core) recordGone(id string) {
 	s := c.sandboxes[id]
 	switch {
-	case s == nil || s.recorded == (Revision{}):
-		return // it is about to be written
+	case s == nil:
+		return
 	case s.Phase == Ended:
 		s.dropped = true
 		return
@@ -160,7 +172,7 @@ func (c *Core) recordGone(id string) {
 type deadlineHeap []*sandbox
 
 func (h deadlineHeap) Len() int           { return len(h) }
-func (h deadlineHeap) Less(i, j int) bool { return h[i].EndAt.Before(h[j].EndAt) }
+func (h deadlineHeap) Less(i, j int) bool { return h[i].endAt < h[j].endAt }
 func (h deadlineHeap) Swap(i, j int) {
 	h[i], h[j] = h[j], h[i]
 	h[i].index, h[j].index = i, j

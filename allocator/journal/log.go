@@ -153,7 +153,7 @@ func (l *Log) takeOver(ctx context.Context) ([]Record, error) {
 	// What the slot still holds is not known to be safe elsewhere.
 	carried := before.ring.carried(position)
 	own := l.batch(before.slots[index], position, len(before.slots), carried)
-	if _, err := l.replace(ctx, own, l.o.Valid); errors.Is(err, ErrDeposed) && l.o.Valid() {
+	if _, err := l.replace(ctx, own, before.slots[index], l.o.Valid); errors.Is(err, ErrDeposed) && l.o.Valid() {
 		return nil, errOvertaken
 	} else if err != nil {
 		return nil, err
@@ -315,9 +315,10 @@ func (l *Log) batch(slot Slot, position uint64, slots int, records []Record) Slo
 	}
 }
 
-// replace writes a slot and returns its new version, or ErrDeposed when somebody
-// else has written to it. valid, if not nil, is asked before every attempt.
-func (l *Log) replace(ctx context.Context, s Slot, valid func() bool) (version string, err error) {
+// replace writes a slot, which was as before says, and returns its new version, or
+// ErrDeposed when somebody else has written to it. valid, if not nil, is asked
+// before every attempt.
+func (l *Log) replace(ctx context.Context, s, before Slot, valid func() bool) (version string, err error) {
 	for attempt := 0; ; attempt++ {
 		if valid != nil && !valid() {
 			return "", fmt.Errorf("%w: the lease is not held any more", ErrDeposed)
@@ -344,6 +345,10 @@ func (l *Log) replace(ctx context.Context, s Slot, valid func() bool) (version s
 			l.o.Log.Warn("journal: outcome of a write not known, will ask again", zap.Uint64("position", s.Position), zap.NamedError("write", err), zap.Error(readErr))
 		case found.Position == s.Position && found.Term == s.Term && found.Nonce == s.Nonce:
 			return found.Version, nil
+		case found.Version != s.Version && found.Position == before.Position && found.Term == before.Term && found.Nonce == before.Nonce:
+			// The same batch in another version of the object: something was noted on
+			// it, or it was stored anew. No leader has written.
+			s.Version = found.Version
 		case found.Version != s.Version:
 			return "", fmt.Errorf("%w: slot %d holds position %d of term %d, and not position %d of term %d", ErrDeposed, s.Index, found.Position, found.Term, s.Position, s.Term)
 		default:
@@ -364,7 +369,7 @@ func (l *Log) Commit(ctx context.Context, records []Record) error {
 		slot, position, carried, fresh := l.next(records)
 		// Not under the lock, which Settle's callers wait for.
 		s := l.batch(slot, position, slot.Slots, slices.Concat(carried, fresh))
-		version, err := l.replace(ctx, s, nil)
+		version, err := l.replace(ctx, s, slot, nil)
 		if err != nil {
 			return err
 		}
@@ -397,7 +402,8 @@ func (l *Log) committed(s Slot, version string, carried, fresh []Record) {
 	defer l.mu.Unlock()
 	l.ring.put(s.Position, carried, fresh)
 	l.position = s.Position
-	l.slots[s.Index].Version = version
+	s.Version, s.Data = version, nil
+	l.slots[s.Index] = s
 	l.stats.Batches++
 	l.stats.Records += uint64(len(fresh))
 	l.stats.Carried += uint64(len(carried))

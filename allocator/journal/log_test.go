@@ -210,3 +210,16 @@ func TestBatchOfAnEarlierVersionIsRead(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, []Record{record("sandbox/a", 1, 2), record("pod/b", 3, 4), record("sandbox/a", 3, 5)}, records)
 }
+
+// An annotation, or a store that is written anew, changes an object's version and
+// not what leaders have written.
+func TestASlotThatWasOnlyTouchedDoesNotDeposeTheLeader(t *testing.T) {
+	m := &memory{slots: map[int]Slot{}}
+	l, _ := open(t, m)
+	for range 2 * Slots {
+		next := m.slots[l.ring.slot(l.position+1)]
+		next.Version = "touched"
+		m.slots[next.Index] = next
+		require.NoError(t, l.Commit(t.Context(), []Record{record("k", l.Term(), l.position)}))
+	}
+}

@@ -65,17 +65,18 @@ func keyOf(p *v1alpha1.SandboxPool) core.PoolKey {
 	return core.PoolKey{Namespace: p.Namespace, Name: p.Name}
 }
 
-// List reads the pools from the API server's store.
-func (p *Pools) List(ctx context.Context) ([]core.Pool, error) {
+// List reads the pools from the API server's store, and returns the resource
+// version at which they were so.
+func (p *Pools) List(ctx context.Context) ([]core.Pool, string, error) {
 	var list v1alpha1.SandboxPoolList
 	if err := p.client.Get().Namespace(p.namespace).Resource(resource).Do(ctx).Into(&list); err != nil {
-		return nil, fmt.Errorf("list sandbox pools: %w", err)
+		return nil, "", fmt.Errorf("list sandbox pools: %w", err)
 	}
 	all := make([]core.Pool, 0, len(list.Items))
 	for i := range list.Items {
 		all = append(all, p.keep(&list.Items[i]))
 	}
-	return all, nil
+	return all, list.ResourceVersion, nil
 }
 
 // Get returns a pool as it was last seen, for pods to be made from it. It is
@@ -143,7 +144,7 @@ func (p *Pools) Run(ctx context.Context) error {
 			}
 			if pool, ok := o.(*v1alpha1.SandboxPool); ok {
 				p.forget(pool)
-				p.submit(core.PoolGone{Key: keyOf(pool)})
+				p.submit(core.PoolGone{Key: keyOf(pool), Version: pool.ResourceVersion})
 			}
 		},
 	})
@@ -184,6 +185,9 @@ func (p *Pools) maintain(ctx context.Context, pool *v1alpha1.SandboxPool, counts
 		err = p.setFinalizers(ctx, pool, append(slices.Clone(pool.Finalizers), v1alpha1.PoolFinalizer))
 	} else if status := p.status(pool, counts); !sameStatus(status, pool.Status) {
 		err = p.patch(ctx, pool, map[string]any{"status": status}, "status")
+	}
+	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
+		return // it has changed; the watch brings it, and the next turn looks again
 	}
 	if err != nil && ctx.Err() == nil {
 		p.log.Warn("will try again: update pool", zap.String("pool", pool.Name), zap.Error(err))
@@ -227,12 +231,8 @@ func (p *Pools) patch(ctx context.Context, pool *v1alpha1.SandboxPool, patch map
 	}
 	call, cancel := context.WithTimeout(ctx, kube.CallTimeout)
 	defer cancel()
-	err = p.client.Patch(types.MergePatchType).Namespace(pool.Namespace).Resource(resource).Name(pool.Name).
+	return p.client.Patch(types.MergePatchType).Namespace(pool.Namespace).Resource(resource).Name(pool.Name).
 		SubResource(subresource...).Body(raw).Do(call).Error()
-	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
-		return nil // it has changed; the watch brings it, and the next turn looks again
-	}
-	return err
 }
 
 // status is what the pool's status should be.

@@ -8,6 +8,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -79,7 +80,7 @@ func TestPortsReachTheCoreInOrder(t *testing.T) {
 	clients, err := kube.NewClients(&rest.Config{Host: apiServer.URL, Transport: &http.Transport{DisableKeepAlives: true}}, 0, 0)
 	require.NoError(t, err)
 	p := pools.New(clients.Berth, "default", policy(t, pools.PolicyBaseline), nil, zaptest.NewLogger(t))
-	seen, err := p.List(t.Context())
+	seen, _, err := p.List(t.Context())
 	require.NoError(t, err)
 	require.Len(t, seen, 2)
 	require.Equal(t, []uint16{80, 8080, 65535}, seen[0].Ports)
@@ -101,7 +102,7 @@ func watch(t *testing.T) *watched {
 	require.NoError(t, err)
 	w := &watched{T: t, clients: clients, sink: &sink{}}
 	w.pools = pools.New(clients.Berth, "default", policy(t, pools.PolicyBaseline), w.sink.Submit, zaptest.NewLogger(t))
-	_, err = w.pools.List(t.Context())
+	_, _, err = w.pools.List(t.Context())
 	require.NoError(t, err)
 	ctx, stop := context.WithCancel(t.Context())
 	var running errgroup.Group
@@ -180,7 +181,7 @@ func TestPools(t *testing.T) {
 		require.Contains(t, accepted.Message, "--pod-security")
 		_, ok := w.pools.Get(key)
 		require.False(t, ok, "a pod can be made from it")
-		listed, err := w.pools.List(t.Context()) // as the next leader does
+		listed, _, err := w.pools.List(t.Context()) // as the next leader does
 		require.NoError(t, err)
 		require.Len(t, listed, 1)
 		require.True(t, listed[0].Refused)
@@ -225,7 +226,7 @@ func TestPools(t *testing.T) {
 		_, ok := w.pools.Get(key)
 		require.True(t, ok, "it is there until it is drained")
 		w.pools.Drained(t.Context(), key)
-		require.Eventually(t, func() bool { return w.sink.last("again") == core.Event(core.PoolGone{Key: key}) }, time.Minute, 10*time.Millisecond)
+		require.Eventually(t, func() bool { gone, ok := w.sink.last("again").(core.PoolGone); return ok && gone.Key == key }, time.Minute, 10*time.Millisecond)
 		_, ok = w.pools.Get(key)
 		require.False(t, ok, "a pod can be made from it")
 
@@ -233,4 +234,27 @@ func TestPools(t *testing.T) {
 		status := w.until("again", "no status is written", condition(v1alpha1.PoolAccepted, metav1.ConditionTrue))
 		require.True(t, condition(v1alpha1.PoolPodsCreatable, metav1.ConditionTrue)(status), "the error of another pool of that name: %+v", status.Conditions)
 	})
+}
+
+// The status is written in the very moment in which the last pod goes.
+func TestFinalizerIsRemovedAlsoWhenThePoolHasChangedMeanwhile(t *testing.T) {
+	var patches atomic.Int32
+	now := metav1.Now()
+	apiServer := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		if r.Method == http.MethodPatch && patches.Add(1) == 1 { // a status was written since it was read
+			w.WriteHeader(http.StatusConflict)
+			_ = json.NewEncoder(w).Encode(metav1.Status{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}, Status: "Failure", Code: 409, Reason: metav1.StatusReasonConflict})
+			return
+		}
+		pool := stack.DemoPool("default", "python", 1)
+		pool.DeletionTimestamp, pool.Finalizers, pool.ResourceVersion = &now, []string{v1alpha1.PoolFinalizer}, "7"
+		_ = json.NewEncoder(w).Encode(pool)
+	}))
+	defer apiServer.Close()
+	clients, err := kube.NewClients(&rest.Config{Host: apiServer.URL, Transport: &http.Transport{DisableKeepAlives: true}}, 0, 0)
+	require.NoError(t, err)
+	p := pools.New(clients.Berth, "default", policy(t, pools.PolicyBaseline), nil, zaptest.NewLogger(t))
+	p.Drained(t.Context(), core.PoolKey{Namespace: "default", Name: "python"})
+	require.EqualValues(t, 2, patches.Load(), "the finalizer is still there")
 }

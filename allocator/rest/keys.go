@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unicode/utf8"
 
 	"go.uber.org/zap"
 )
@@ -79,6 +80,10 @@ func readKeys(dir string) (map[[sha256.Size]byte]string, error) {
 			continue
 		}
 		path := filepath.Join(dir, e.Name())
+		if !utf8.ValidString(e.Name()) {
+			errs = append(errs, fmt.Errorf("%q: the name of a key must be UTF-8", path))
+			continue
+		}
 		raw, err := os.ReadFile(path)
 		if err != nil {
 			errs = append(errs, err)
