@@ -36,6 +36,9 @@ type Options struct {
 	LeaseDuration time.Duration
 	// AccessLogFlush is Envoy's. Default 1 s.
 	AccessLogFlush time.Duration
+	// Kubeconfig is the allocators'. Default the cluster's: another one may lead
+	// them through something that fails.
+	Kubeconfig string
 	// AllocatorArgs and RouterArgs are further flags.
 	AllocatorArgs, RouterArgs []string
 }
@@ -71,6 +74,9 @@ type Gateway struct {
 // starts ends with the cluster's supervisor at the latest.
 func Start(ctx context.Context, c *devcluster.Cluster, o Options) (_ *Stack, err error) {
 	o = o.withDefaults()
+	if o.Kubeconfig == "" {
+		o.Kubeconfig = c.Kubeconfig()
+	}
 	s := &Stack{Domain: o.Domain}
 	defer func() {
 		if err != nil {
@@ -161,7 +167,7 @@ func newAllocator(c *devcluster.Cluster, i int, publicPort uint16, o Options) (*
 		Name: name, supervisor: c.Supervisor(), logFile: filepath.Join(c.Dir(), name+".log"),
 		argv: append([]string{
 			filepath.Join(o.BinDir, "allocator"),
-			"--kubeconfig=" + c.Kubeconfig(), "--namespace=" + o.Namespace,
+			"--kubeconfig=" + o.Kubeconfig, "--namespace=" + o.Namespace,
 			fmt.Sprintf("--public-url=http://%s:%d", o.Domain, publicPort),
 			"--api-listen=" + addresses[0].String(), "--control-listen=" + addresses[1].String(), "--admin-listen=" + addresses[2].String(),
 			"--max-stale=" + o.MaxStale.String(),

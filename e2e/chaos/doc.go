@@ -1,0 +1,30 @@
+// Package chaos tests what allocators promise while they are killed and paused,
+// while the API server fails them, and while others delete their pods: real etcd
+// and kube-apiserver, the allocator's own program as processes, KWOK pods.
+//
+// # How it is put together
+//
+// Callers use the HTTP API of whichever replica they hit, as through a Service,
+// and ask again when they got no answer. What they asked and what came back goes
+// into one history, with what the test itself has done to processes and pods. At
+// the end, when nothing moves any more, the world is read: the API's list, each
+// sandbox that was ever answered, Sandbox objects, pods, the pool's status. One
+// checker, which knows nothing of the scenario, judges history and world.
+//
+// # What is judged
+//
+//   - Nothing double: an ID is answered for one claim only, a key stands for one
+//     ID, and no pod ever holds two sandboxes.
+//   - Nothing lost: what was answered is live until it is released, its time is
+//     over or the test has deleted its pod; in the API, as an object and as a pod.
+//   - Nothing leaked: each pod is warm or holds a sandbox that is in the list or
+//     on its way out, and each sandbox in the list is known to the caller who
+//     claimed it. A claim without a key that was never answered lasts for as long
+//     as its timeout says and no longer: whoever asked cannot ask for it again.
+//   - Nothing comes back: a sandbox that was released is never seen again, and
+//     its key claims no other one.
+//   - Claims that wait are answered in the order in which they came.
+//
+// A history orders calls by the order in which they began and ended, not by
+// clocks; the one time that counts is the end that a sandbox was given.
+package chaos

@@ -1,0 +1,144 @@
+package chaos
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"net/url"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	clientrest "k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	"github.com/berth-sandbox/berth/devcluster"
+)
+
+// faults is a proxy to the API server that fails writes while it is on: some
+// before the API server has seen them, some after it has carried them out.
+type faults struct {
+	on     atomic.Bool
+	share  float64 // of the writes
+	before atomic.Int64
+	after  atomic.Int64
+	passed atomic.Int64
+
+	mu     sync.Mutex
+	random *rand.Rand
+	next   http.RoundTripper
+}
+
+var errFault = errors.New("the test has failed this write")
+
+// start serves the proxy until the test is over and returns a kubeconfig for it.
+// It speaks plain HTTP, over which no credentials are sent: it has its own.
+func (f *faults) start(t *testing.T, c *devcluster.Cluster) string {
+	t.Helper()
+	config := c.RestConfig()
+	var err error
+	f.next, err = clientrest.TransportFor(config)
+	require.NoError(t, err)
+	target, err := url.Parse(config.Host)
+	require.NoError(t, err)
+	f.random = rand.New(rand.NewPCG(rand.Uint64(), 0))
+	proxy := &httputil.ReverseProxy{
+		Rewrite:       func(p *httputil.ProxyRequest) { p.SetURL(target) },
+		FlushInterval: -1, // watches
+		Transport:     f,
+		ErrorLog:      log.New(io.Discard, "", 0),
+		ErrorHandler: func(w http.ResponseWriter, _ *http.Request, err error) {
+			if errors.Is(err, errFault) && f.draw() < 0.5 {
+				http.Error(w, err.Error(), http.StatusInternalServerError)
+				return
+			}
+			panic(http.ErrAbortHandler) // closes the connection
+		},
+	}
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	server := &http.Server{Handler: proxy, ErrorLog: log.New(io.Discard, "", 0), ReadHeaderTimeout: time.Minute}
+	served := make(chan struct{})
+	go func() {
+		defer close(served)
+		_ = server.Serve(listener) // until it is closed
+	}()
+	t.Cleanup(func() {
+		server.Close()
+		<-served
+		if idle, ok := f.next.(interface{ CloseIdleConnections() }); ok {
+			idle.CloseIdleConnections()
+		}
+	})
+	file := filepath.Join(t.TempDir(), "kubeconfig")
+	k := clientcmdapi.NewConfig()
+	k.Clusters["faults"] = &clientcmdapi.Cluster{Server: "http://" + listener.Addr().String()}
+	k.Contexts["faults"] = &clientcmdapi.Context{Cluster: "faults"}
+	k.CurrentContext = "faults"
+	require.NoError(t, clientcmd.WriteToFile(*k, file))
+	require.NoError(t, os.Chmod(file, 0o600))
+	return file
+}
+
+func (f *faults) draw() float64 {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.random.Float64()
+}
+
+// RoundTrip implements http.RoundTripper.
+func (f *faults) RoundTrip(r *http.Request) (*http.Response, error) {
+	switch r.Method {
+	case http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete:
+	default:
+		return f.next.RoundTrip(r)
+	}
+	switch luck := f.draw(); {
+	case !f.on.Load() || luck >= f.share:
+		f.passed.Add(1)
+		return f.next.RoundTrip(r)
+	case luck < f.share/2:
+		f.before.Add(1)
+		return nil, errFault
+	}
+	// Also when the client goes meanwhile, the API server carries it out.
+	response, err := f.next.RoundTrip(r.WithContext(context.WithoutCancel(r.Context())))
+	if err != nil {
+		return nil, err
+	}
+	_, _ = io.Copy(io.Discard, response.Body)
+	response.Body.Close()
+	f.after.Add(1)
+	return nil, errFault
+}
+
+func (f *faults) String() string {
+	return fmt.Sprintf("writes: %d passed, %d failed before and %d after they were carried out", f.passed.Load(), f.before.Load(), f.after.Load())
+}
+
+func TestNothingIsLostOrDoubleWhenAThirdOfTheWritesFail(t *testing.T) {
+	const waves, callers = 15, 20
+	f := &faults{share: 0.3}
+	g := newGround(t, 2, f)
+	g.newPool(60, nil)
+	f.on.Store(true)
+	for i := range waves {
+		g.burst(fmt.Sprintf("faults-%d", i), callers).end()
+	}
+	f.on.Store(false)
+	t.Log(f)
+	require.Positive(t, f.before.Load())
+	require.Positive(t, f.after.Load())
+	g.judge()
+}

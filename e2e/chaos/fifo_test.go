@@ -1,0 +1,187 @@
+package chaos
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"regexp"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/berth-sandbox/berth/api/apierror"
+	"github.com/berth-sandbox/berth/api/v1alpha1"
+)
+
+// gate keeps a pod from being bound to a node until it is taken off.
+const gate = "chaos.test/gate"
+
+var waitingCount = regexp.MustCompile(`(\d+) claims waiting`)
+
+func TestClaimsThatWaitAreAnsweredInTheOrderInWhichTheyCame(t *testing.T) {
+	const callers, warm = 40, 8
+	g := newGround(t, 2, nil)
+	g.newPool(warm, func(p *v1alpha1.SandboxPool) {
+		p.Spec.Template.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: gate}}
+	})
+	g.eventually(func() error {
+		if p := g.readPool().Status.Pending; p < warm {
+			return fmt.Errorf("%d of %d pods are there", p, warm)
+		}
+		return nil
+	})
+
+	random := g.random("fifo")
+	answered := make(chan event, callers)
+	var all sync.WaitGroup
+	t.Cleanup(all.Wait)
+	for i := range callers {
+		c := claimant{name: fmt.Sprintf("fifo-%d", i), key: true, timeout: longTimeout, wait: 170, patient: true}
+		all.Go(func() { answered <- g.claim(g.random(c.name), c) })
+		g.awaitWaiting(func() int { return i + 1 })
+		g.arrived(c.name)
+	}
+
+	got, spoiled := 0, 0
+	take := func() {
+		for {
+			select {
+			case e := <-answered:
+				require.Equal(t, http.StatusCreated, e.Code, e.Error)
+				got++
+			default:
+				return
+			}
+		}
+	}
+	opened := map[types.UID]bool{}
+	for got < callers {
+		p := g.gated(opened)
+		opened[p.UID] = true
+		switch before := got; random.IntN(4) {
+		case 0: // it never comes
+			g.deletePod(p)
+		case 1: // it goes as it comes
+			g.open(p)
+			g.gone(p, random.IntN(2) == 0)
+			spoiled++
+		default:
+			g.open(p)
+			g.eventually(func() error {
+				if take(); got == before {
+					return errors.New("a pod has come, and nobody got it")
+				}
+				return nil
+			})
+		}
+		// Before the next one may come: who has a pod has been answered.
+		if got < callers {
+			g.awaitWaiting(func() int { take(); return callers - got })
+		}
+	}
+	t.Logf("%d pods were deleted as they came", spoiled)
+	// From here on the pool fills.
+	done := make(chan struct{})
+	var opening sync.WaitGroup
+	opening.Go(func() {
+		ticker := time.NewTicker(50 * time.Millisecond)
+		defer ticker.Stop()
+		for {
+			there, _ := g.pods() // what is not seen now is seen the next time
+			for _, p := range there {
+				if len(p.Spec.SchedulingGates) > 0 {
+					g.open(p)
+				}
+			}
+			select {
+			case <-done:
+				return
+			case <-g.ctx.Done():
+				return
+			case <-ticker.C:
+			}
+		}
+	})
+	defer opening.Wait()
+	defer close(done)
+	g.judge()
+}
+
+// awaitWaiting waits until so many claims wait, as the refusal of one that does
+// not want to wait says. There must be no warm pod.
+func (g *ground) awaitWaiting(want func() int) {
+	g.Helper()
+	g.eventually(func() error {
+		n, err := g.waiting()
+		if err == nil && n != want() {
+			err = fmt.Errorf("%d claims wait, expected %d", n, want())
+		}
+		return err
+	})
+}
+
+func (g *ground) waiting() (int, error) {
+	code, raw, err := g.ask(g.leader().API, http.MethodPost, "/sandboxes", fmt.Sprintf(`{"templateID":%q,"waitTimeout":0}`, poolName), "")
+	if err != nil {
+		return 0, err
+	}
+	found := waitingCount.FindSubmatch(raw)
+	if code != http.StatusTooManyRequests || found == nil {
+		return 0, fmt.Errorf("%s expected: %d %s", apierror.PoolEmpty, code, raw)
+	}
+	return strconv.Atoi(string(found[1]))
+}
+
+// gated waits for a pod that stands at the gate and returns it.
+func (g *ground) gated(opened map[types.UID]bool) (found corev1.Pod) {
+	g.Helper()
+	g.eventually(func() error {
+		there, err := g.pods()
+		if err != nil {
+			return err
+		}
+		for _, p := range there {
+			if len(p.Spec.SchedulingGates) > 0 && !opened[p.UID] {
+				found = p
+				return nil
+			}
+		}
+		return errors.New("no pod is made")
+	})
+	return found
+}
+
+// open lets a pod have a node.
+func (g *ground) open(p corev1.Pod) {
+	_, err := g.clients.Kubernetes.CoreV1().Pods(namespace).Patch(g.ctx, p.Name, types.JSONPatchType,
+		[]byte(`[{"op":"remove","path":"/spec/schedulingGates"}]`), metav1.PatchOptions{})
+	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsInvalid(err) && g.ctx.Err() == nil {
+		g.Errorf("open the gate for pod %s: %v", p.Name, err)
+	}
+}
+
+// gone deletes a pod that is on its way, at once or as soon as it is ready, and
+// waits until the API server has it no more.
+func (g *ground) gone(p corev1.Pod, whenReady bool) {
+	g.Helper()
+	pods := g.clients.Kubernetes.CoreV1().Pods(namespace)
+	g.eventually(func() error {
+		now, err := pods.Get(g.ctx, p.Name, metav1.GetOptions{})
+		switch {
+		case apierrors.IsNotFound(err) || err == nil && now.UID != p.UID:
+			return nil
+		case err != nil:
+			return err
+		case !whenReady || ready(*now):
+			g.deletePod(p)
+		}
+		return errors.New("the pod is there")
+	})
+}

@@ -1,0 +1,24 @@
+package chaos
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestNothingIsLostOrDoubleWhenTheLeaderIsKilledWithinBursts(t *testing.T) {
+	const kills, callers = 20, 30
+	g := newGround(t, 3, nil)
+	g.newPool(40, nil)
+	random := g.random("kills")
+	for i := range kills {
+		leader := g.leader()
+		b := g.burst(fmt.Sprintf("kill-%d", i), callers)
+		b.after(random.IntN(callers * 2 / 3)) // none: as the first ones arrive
+		g.did(leader.Name, "kill")
+		require.NoError(t, leader.Kill())
+		b.end()
+	}
+	g.judge()
+}

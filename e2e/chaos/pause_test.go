@@ -1,0 +1,68 @@
+package chaos
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// A leader that stood still past its lease wakes up with answers half given,
+// writes half done, and calls that were sent to it meanwhile.
+func TestALeaderThatWakesUpDeposedContradictsNobodyAndEnds(t *testing.T) {
+	const rounds, callers, asked = 4, 30, 8
+	g := newGround(t, 2, nil)
+	g.newPool(40, nil)
+	random := g.random("pauses")
+	for round := range rounds {
+		name := fmt.Sprintf("pause-%d", round)
+		var known []string // claimed before the pause
+		for i := range asked {
+			e := g.claim(random, claimant{name: fmt.Sprintf("%s-before-%d", name, i), key: true, timeout: longTimeout, wait: 2})
+			require.Equal(t, http.StatusCreated, e.Code, e.Error)
+			known = append(known, e.ID)
+		}
+
+		old := g.leader()
+		g.hold(old, true)
+		earlier := g.burst(name+"-earlier", callers)
+		earlier.after(random.IntN(callers * 2 / 3))
+		g.did(old.Name, "pause")
+		require.NoError(t, old.Pause())
+		successor := g.leader()
+		require.NotSame(t, old, successor)
+
+		// What the one that stands still does not hear of.
+		for _, id := range known[:asked/2] {
+			e := g.release(random, id)
+			require.Contains(t, []int{http.StatusNoContent, http.StatusNotFound}, e.Code, e.Error)
+		}
+		var direct sync.WaitGroup
+		for i, id := range known {
+			c := claimant{name: fmt.Sprintf("%s-direct-%d", name, i), key: i%2 == 0, timeout: shortTimeout, wait: 2}
+			onceSent(g.ctx, &direct, func(ctx context.Context) { g.readAt(ctx, old.API, id) })
+			onceSent(g.ctx, &direct, func(ctx context.Context) { g.claimAt(ctx, old.API, c, 0) })
+		}
+
+		later := g.burst(name+"-later", callers)
+		later.after(random.IntN(callers / 2))
+		g.did(old.Name, "resume")
+		require.NoError(t, old.Resume())
+		g.eventually(func() error {
+			if old.Running() {
+				return errors.New("the allocator that was deposed still runs")
+			}
+			return nil
+		})
+		g.did(old.Name, "has ended")
+		g.hold(old, false)
+		direct.Wait()
+		earlier.end()
+		later.end()
+	}
+	g.judge()
+}
