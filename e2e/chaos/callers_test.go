@@ -23,11 +23,14 @@ const (
 	keyHeader = "Idempotency-Key"
 	// longTimeout sees the end of every test. shortTimeout does not: what is
 	// claimed without a key, and not answered, has to be gone by then.
-	longTimeout, shortTimeout = 3600, 15
-	// patience is how long an impatient caller waits for one answer, and pauseMost
-	// how long callers pause before they ask again.
-	patience  = 4 * time.Second
+	longTimeout, shortTimeout = 3600, 10
+	// patience is how long an impatient caller waits for one answer beside the wait
+	// that it has asked for, in case a replica stands still.
+	patience = time.Second
+	// pauseMost is how long callers pause at the most before they ask again.
 	pauseMost = 250 * time.Millisecond
+	// claimWait is how long claims may wait for a pod, in seconds.
+	claimWait = 2
 )
 
 // claimant is somebody who wants a sandbox.
@@ -112,13 +115,17 @@ func (g *ground) claimAt(ctx context.Context, replica string, c claimant, try in
 // claim asks one replica after the other until it is answered, with a sandbox or
 // that there is none. The answer's code is 0 if the scenario ended before.
 func (g *ground) claim(random *rand.Rand, c claimant) event {
-	return g.untilAnswered(random, c.patient, func(ctx context.Context, replica string, try int) event {
+	limit := patience + time.Duration(c.wait)*time.Second
+	if c.patient {
+		limit = time.Hour
+	}
+	return g.untilAnswered(random, limit, func(ctx context.Context, replica string, try int) event {
 		return g.claimAt(ctx, replica, c, try)
 	})
 }
 
 func (g *ground) read(random *rand.Rand, id string) event {
-	return g.untilAnswered(random, false, func(ctx context.Context, replica string, _ int) event {
+	return g.untilAnswered(random, patience, func(ctx context.Context, replica string, _ int) event {
 		return g.readAt(ctx, replica, id)
 	})
 }
@@ -128,18 +135,16 @@ func (g *ground) readAt(ctx context.Context, replica, id string) event {
 }
 
 func (g *ground) release(random *rand.Rand, id string) event {
-	return g.untilAnswered(random, false, func(ctx context.Context, replica string, _ int) event {
+	return g.untilAnswered(random, patience, func(ctx context.Context, replica string, _ int) event {
 		return g.call(ctx, event{Op: opRelease, ID: id, Replica: replica}, http.MethodDelete, "/sandboxes/"+id, "")
 	})
 }
 
-// untilAnswered tries a call at random replicas until one says how it went.
-func (g *ground) untilAnswered(random *rand.Rand, patient bool, call func(ctx context.Context, replica string, try int) event) event {
+// untilAnswered tries a call at random replicas, each for so long, until one says
+// how it went.
+func (g *ground) untilAnswered(random *rand.Rand, limit time.Duration, call func(ctx context.Context, replica string, try int) event) event {
 	for try := 0; ; try++ {
-		ctx, cancel := g.ctx, context.CancelFunc(func() {})
-		if !patient {
-			ctx, cancel = context.WithTimeout(ctx, patience)
-		}
+		ctx, cancel := context.WithTimeout(g.ctx, limit)
 		replica := g.berth.Allocators[random.IntN(len(g.berth.Allocators))].API
 		e := call(ctx, replica, try)
 		cancel()
@@ -163,7 +168,7 @@ func (g *ground) untilAnswered(random *rand.Rand, patient bool, call func(ctx co
 // the claim was.
 func (g *ground) life(name string, patient bool, answered func()) {
 	random := g.random(name)
-	c := claimant{name: name, timeout: shortTimeout, wait: 2, patient: patient}
+	c := claimant{name: name, timeout: shortTimeout, wait: claimWait, patient: patient}
 	if random.IntN(2) == 0 {
 		c.key, c.timeout = true, longTimeout
 	}

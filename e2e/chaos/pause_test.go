@@ -15,14 +15,14 @@ import (
 // writes half done, and calls that were sent to it meanwhile.
 func TestALeaderThatWakesUpDeposedContradictsNobodyAndEnds(t *testing.T) {
 	const rounds, callers, asked = 4, 30, 8
-	g := newGround(t, 2, nil)
+	g := newGround(t, 3, nil)
 	g.newPool(40, nil)
 	random := g.random("pauses")
 	for round := range rounds {
 		name := fmt.Sprintf("pause-%d", round)
 		var known []string // claimed before the pause
 		for i := range asked {
-			e := g.claim(random, claimant{name: fmt.Sprintf("%s-before-%d", name, i), key: true, timeout: longTimeout, wait: 2})
+			e := g.claim(random, claimant{name: fmt.Sprintf("%s-before-%d", name, i), key: true, timeout: longTimeout, wait: claimWait})
 			require.Equal(t, http.StatusCreated, e.Code, e.Error)
 			known = append(known, e.ID)
 		}
@@ -43,7 +43,7 @@ func TestALeaderThatWakesUpDeposedContradictsNobodyAndEnds(t *testing.T) {
 		}
 		var direct sync.WaitGroup
 		for i, id := range known {
-			c := claimant{name: fmt.Sprintf("%s-direct-%d", name, i), key: i%2 == 0, timeout: shortTimeout, wait: 2}
+			c := claimant{name: fmt.Sprintf("%s-direct-%d", name, i), key: i%2 == 0, timeout: shortTimeout, wait: claimWait}
 			onceSent(g.ctx, &direct, func(ctx context.Context) { g.readAt(ctx, old.API, id) })
 			onceSent(g.ctx, &direct, func(ctx context.Context) { g.claimAt(ctx, old.API, c, 0) })
 		}
