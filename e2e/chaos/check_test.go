@@ -44,6 +44,7 @@ func check(events []event, arrivals []string, w world) []string {
 		c.pods[string(p.UID)] = p
 	}
 	c.fold()
+	c.codes()
 	c.double()
 	for _, id := range slices.Sorted(maps.Keys(c.sandboxes)) {
 		c.live(c.sandboxes[id])
@@ -121,6 +122,23 @@ func (c *checker) fold() {
 	}
 	for id, f := range c.sandboxes {
 		f.deletedAt = deleted[c.records[id].Spec.PodUID]
+	}
+}
+
+// codes finds answers that no caller should get, whatever happens to allocators.
+func (c *checker) codes() {
+	answers := map[op][]int{
+		opClaim:   {http.StatusCreated, http.StatusGone, http.StatusTooManyRequests},
+		opRead:    {http.StatusOK, http.StatusNotFound},
+		opRelease: {http.StatusNoContent, http.StatusNotFound},
+	}
+	for _, e := range c.events {
+		known, call := answers[e.Op]
+		switch {
+		case !call || e.Code == 0 || e.Code == http.StatusServiceUnavailable || slices.Contains(known, e.Code):
+		default:
+			c.is("refused", "%s of %s%s at %d was answered %d: %s", e.Op, e.Caller, e.ID, e.Ended, e.Code, e.Error)
+		}
 	}
 }
 
@@ -249,13 +267,9 @@ func (c *checker) stillThere(f *fate, record v1alpha1.Sandbox, listed bool) {
 func (c *checker) leaked() {
 	keys := map[string]string{} // of those who asked
 	for _, e := range c.events {
-		switch {
-		case e.Op != opClaim:
-			continue
-		case e.Code == http.StatusBadRequest || e.Code == http.StatusInternalServerError || e.Code == http.StatusConflict:
-			c.is("refused", "claim %s was answered %d: %s", e.Caller, e.Code, e.Error)
+		if e.Op == opClaim {
+			keys[e.Caller] = e.Key
 		}
-		keys[e.Caller] = e.Key
 	}
 	for _, s := range c.w.Listed {
 		caller := s.Metadata[callerField]

@@ -6,7 +6,6 @@ import (
 	"testing"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -26,37 +25,36 @@ func TestNothingIsLostDoubleOrLeakedWhileHalfOfThePodsAreDeleted(t *testing.T) {
 }
 
 // churn deletes half of all pods that there are or will be, warm and claimed ones
-// as it meets them, until done is closed.
+// as it meets them, until done is closed, and then what is left of that half.
 func (g *ground) churn(done <-chan struct{}) {
 	random := g.random("churn")
 	doomed := map[types.UID]bool{} // of every pod that was seen
 	deleted := 0
-	ticker := time.NewTicker(50 * time.Millisecond)
+	ticker := time.NewTicker(25 * time.Millisecond)
 	defer ticker.Stop()
-	for {
+	for last := false; ; {
 		there, err := g.pods()
 		if err != nil && g.ctx.Err() == nil {
 			g.Errorf("churn: %v", err)
 		}
-		var now []corev1.Pod
 		for _, p := range there {
-			if _, seen := doomed[p.UID]; !seen {
+			if _, seen := doomed[p.UID]; !seen && !last {
 				doomed[p.UID] = random.IntN(2) == 0
 			}
 			// Some as soon as they are there, some when they have been claimed.
-			if doomed[p.UID] && random.IntN(10) == 0 {
-				now = append(now, p)
+			if doomed[p.UID] && (last || random.IntN(8) == 0) {
+				doomed[p.UID] = false
+				g.deletePod(p)
+				deleted++
 			}
 		}
-		for _, p := range now {
-			g.deletePod(p)
-			doomed[p.UID] = false
-			deleted++
+		if last {
+			g.Logf("deleted %d of %d pods", deleted, len(doomed))
+			return
 		}
 		select {
 		case <-done:
-			g.Logf("deleted %d of %d pods", deleted, len(doomed))
-			return
+			last = true
 		case <-g.ctx.Done():
 			return
 		case <-ticker.C:

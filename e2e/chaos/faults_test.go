@@ -128,7 +128,7 @@ func (f *faults) String() string {
 }
 
 func TestNothingIsLostOrDoubleWhenAThirdOfTheWritesFail(t *testing.T) {
-	const waves, callers = 15, 20
+	const waves, callers = 30, 20
 	f := &faults{share: 0.3}
 	g := newGround(t, 2, f)
 	g.newPool(60, nil)
