@@ -15,6 +15,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/berth-sandbox/berth/api/apierror"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
@@ -65,12 +66,11 @@ func TestClaimsThatWaitAreAnsweredInTheOrderInWhichTheyCame(t *testing.T) {
 	for got < callers {
 		p := g.gated(opened)
 		opened[p.UID] = true
-		switch before := got; random.IntN(4) {
+		switch before := got; random.IntN(5) {
 		case 0: // it never comes
 			g.deletePod(p)
-		case 1: // it goes as it comes
-			g.open(p)
-			g.gone(p, random.IntN(2) == 0)
+		case 1, 2: // it goes as it comes
+			g.gone(p, random.IntN(4) > 0)
 			spoiled++
 		default:
 			g.open(p)
@@ -167,21 +167,30 @@ func (g *ground) open(p corev1.Pod) {
 	}
 }
 
-// gone deletes a pod that is on its way, at once or as soon as it is ready, and
-// waits until the API server has it no more.
+// gone opens the gate for a pod and deletes it, at once or in the moment in which
+// it is ready, and waits until it is gone. The watch tells this test of the pod
+// when it tells the allocator.
 func (g *ground) gone(p corev1.Pod, whenReady bool) {
 	g.Helper()
-	pods := g.clients.Kubernetes.CoreV1().Pods(namespace)
-	g.eventually(func() error {
-		now, err := pods.Get(g.ctx, p.Name, metav1.GetOptions{})
-		switch {
-		case apierrors.IsNotFound(err) || err == nil && now.UID != p.UID:
-			return nil
-		case err != nil:
-			return err
-		case !whenReady || ready(*now):
-			g.deletePod(p)
-		}
-		return errors.New("the pod is there")
+	watcher, err := g.clients.Kubernetes.CoreV1().Pods(namespace).Watch(g.ctx, metav1.ListOptions{
+		FieldSelector: "metadata.name=" + p.Name, ResourceVersion: p.ResourceVersion,
 	})
+	require.NoError(g, err)
+	defer watcher.Stop()
+	g.open(p)
+	if !whenReady {
+		g.deletePod(p)
+	}
+	for e := range watcher.ResultChan() {
+		now, ok := e.Object.(*corev1.Pod)
+		require.True(g, ok, "%+v", e.Object)
+		switch {
+		case e.Type == watch.Deleted:
+			return
+		case whenReady && ready(*now):
+			g.deletePod(p)
+			whenReady = false
+		}
+	}
+	g.Fatalf("the watch of pod %s has ended: %v", p.Name, g.ctx.Err())
 }
