@@ -133,8 +133,16 @@ func TestNothingIsLostOrDoubleWhenAThirdOfTheWritesFail(t *testing.T) {
 	g := newGround(t, 2, f)
 	g.newPool(60, nil)
 	f.on.Store(true)
+	random := g.random("faults")
 	for i := range waves {
-		g.burst(fmt.Sprintf("faults-%d", i), callers).end()
+		leader := g.leader()
+		b := g.burst(fmt.Sprintf("faults-%d", i), callers)
+		if i%8 == 7 { // what was said to be written is read by another one
+			b.after(random.IntN(callers / 2))
+			g.did(leader.Name, "kill")
+			require.NoError(t, leader.Kill())
+		}
+		b.end()
 	}
 	f.on.Store(false)
 	t.Log(f)
