@@ -11,7 +11,7 @@ import (
 
 func TestNothingIsLostDoubleOrLeakedWhileHalfOfThePodsAreDeleted(t *testing.T) {
 	const waves, callers = 12, 25
-	g := newGround(t, 2, nil)
+	g := newGround(t, options{replicas: 2, lease: quietLease})
 	g.newPool(40, nil)
 	done := make(chan struct{})
 	var churning sync.WaitGroup

@@ -130,7 +130,7 @@ func (f *faults) String() string {
 func TestNothingIsLostOrDoubleWhenAThirdOfTheWritesFail(t *testing.T) {
 	const waves, callers = 30, 20
 	f := &faults{share: 0.3}
-	g := newGround(t, 2, f)
+	g := newGround(t, options{replicas: 2, proxied: f})
 	g.newPool(60, nil)
 	f.on.Store(true)
 	random := g.random("faults")

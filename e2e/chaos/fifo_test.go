@@ -1,6 +1,7 @@
 package chaos
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/http"
@@ -24,11 +25,15 @@ import (
 // gate keeps a pod from being bound to a node until it is taken off.
 const gate = "chaos.test/gate"
 
+// waitLong is how long claims wait that are to wait until they get a pod, in
+// seconds.
+const waitLong = 170
+
 var waitingCount = regexp.MustCompile(`(\d+) claims waiting`)
 
 func TestClaimsThatWaitAreAnsweredInTheOrderInWhichTheyCame(t *testing.T) {
 	const callers, warm = 40, 8
-	g := newGround(t, 2, nil)
+	g := newGround(t, options{replicas: 2, lease: quietLease})
 	g.newPool(warm, func(p *v1alpha1.SandboxPool) {
 		p.Spec.Template.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: gate}}
 	})
@@ -43,12 +48,26 @@ func TestClaimsThatWaitAreAnsweredInTheOrderInWhichTheyCame(t *testing.T) {
 	answered := make(chan event, callers)
 	var all sync.WaitGroup
 	t.Cleanup(all.Wait)
+	// Between them are some who hang up: nobody may get a pod in their name, which
+	// would be claimed until its timeout.
+	quitting, quit := context.WithCancel(g.ctx)
+	defer quit()
+	quitters := 0
 	for i := range callers {
-		c := claimant{name: fmt.Sprintf("fifo-%d", i), key: true, timeout: longTimeout, wait: 170, patient: true}
+		c := claimant{name: fmt.Sprintf("fifo-%d", i), key: true, timeout: longTimeout, wait: waitLong, patient: true}
 		all.Go(func() { answered <- g.claim(g.random(c.name), c) })
-		g.awaitWaiting(func() int { return i + 1 })
+		g.awaitWaiting(func() int { return i + 1 + quitters })
 		g.arrived(c.name)
+		if i%5 == 0 {
+			c := claimant{name: fmt.Sprintf("quitter-%d", i), timeout: longTimeout, wait: waitLong}
+			replica := g.berth.Allocators[quitters%len(g.berth.Allocators)].API
+			all.Go(func() { g.claimAt(quitting, replica, c, 0) })
+			quitters++
+			g.awaitWaiting(func() int { return i + 1 + quitters })
+		}
 	}
+	quit()
+	g.awaitWaiting(func() int { return callers })
 
 	got, spoiled := 0, 0
 	take := func() {

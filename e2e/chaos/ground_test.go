@@ -2,6 +2,7 @@ package chaos
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -35,8 +36,9 @@ const (
 	poolName  = "chaos"
 	// limit bounds one scenario. It is a guard and not what is tested.
 	limit = 3 * time.Minute
-	// leaseDuration gives a renewal of 2 s and retries of 0.3 s.
-	leaseDuration = 3 * time.Second
+	// lease gives a renewal of 2 s and retries of 0.3 s. quietLease is for tests in
+	// which the leader is not to change, however slow the machine.
+	lease, quietLease = 3 * time.Second, 15 * time.Second
 	// maxStale is short, so that the pods of what was released under an earlier
 	// leader go before the end of a test.
 	maxStale = 2 * time.Second
@@ -58,9 +60,15 @@ type ground struct {
 	held map[*stack.Allocator]bool // not to be started again, for now
 }
 
-// newGround starts everything. With proxied, the allocators reach the API server
-// through it.
-func newGround(t *testing.T, replicas int, proxied *faults) *ground {
+// options say what a test needs.
+type options struct {
+	replicas int
+	lease    time.Duration // default lease
+	proxied  *faults       // what the allocators reach the API server through, if set
+}
+
+// newGround starts everything.
+func newGround(t *testing.T, o options) *ground {
 	t.Helper()
 	g := &ground{
 		T: t, history: &history{}, seed: uint64(time.Now().UnixNano()), held: map[*stack.Allocator]bool{},
@@ -72,11 +80,11 @@ func newGround(t *testing.T, replicas int, proxied *faults) *ground {
 	nodes, err := kwok.Start(t.Context(), g.cluster, kwok.Options{Nodes: kwok.Names("node", 4)})
 	require.NoError(t, err)
 	t.Cleanup(func() { g.stop(nodes.Close) })
-	o := stack.Options{BinDir: binDir, Allocators: replicas, LeaseDuration: leaseDuration, MaxStale: maxStale}
-	if proxied != nil {
-		o.Kubeconfig = proxied.start(t, g.cluster)
+	so := stack.Options{BinDir: binDir, Allocators: o.replicas, LeaseDuration: cmp.Or(o.lease, lease), MaxStale: maxStale}
+	if o.proxied != nil {
+		so.Kubeconfig = o.proxied.start(t, g.cluster)
 	}
-	g.berth, err = stack.Start(t.Context(), g.cluster, o)
+	g.berth, err = stack.Start(t.Context(), g.cluster, so)
 	require.NoError(t, err)
 	t.Cleanup(func() {
 		g.stop(g.berth.Stop)

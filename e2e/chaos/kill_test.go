@@ -9,7 +9,7 @@ import (
 
 func TestNothingIsLostOrDoubleWhenTheLeaderIsKilledWithinBursts(t *testing.T) {
 	const kills, callers = 20, 30
-	g := newGround(t, 3, nil)
+	g := newGround(t, options{replicas: 3})
 	g.newPool(40, nil)
 	random := g.random("kills")
 	for i := range kills {

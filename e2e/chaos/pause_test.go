@@ -15,7 +15,7 @@ import (
 // writes half done, and calls that were sent to it meanwhile.
 func TestALeaderThatWakesUpDeposedContradictsNobodyAndEnds(t *testing.T) {
 	const rounds, callers, asked = 4, 30, 8
-	g := newGround(t, 3, nil)
+	g := newGround(t, options{replicas: 3})
 	g.newPool(40, nil)
 	random := g.random("pauses")
 	for round := range rounds {
