@@ -27,7 +27,7 @@ const gate = "chaos.test/gate"
 
 // waitLong is how long claims wait that are to wait until they get a pod, in
 // seconds.
-const waitLong = 170
+const waitLong = 300
 
 var waitingCount = regexp.MustCompile(`(\d+) claims waiting`)
 
