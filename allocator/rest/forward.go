@@ -50,7 +50,7 @@ func newForwarder(log *zap.Logger) *httputil.ReverseProxy {
 				return // the client has gone
 			}
 			answer(w, r, apierror.New(apierror.NotLeader,
-				"this replica does not lead, and the leader did not answer it: %v; a claim that was not answered is given back, unless it had an Idempotency-Key; a release may have taken place", err))
+				"this replica does not lead, and the leader did not answer it: %v; whether the call has taken place is not known: a claim with an Idempotency-Key is found again by it, one without ends at its timeout", err))
 		},
 	}
 }

@@ -146,7 +146,7 @@ var kinds = []Kind{
 	{Reason: NoRoute, Code: http.StatusServiceUnavailable, GRPC: codes.Unavailable, RetryAfter: 1, Reload: true, By: []Sender{Envoy, Router},
 		When: "a connection limit is reached, or the sandbox's address may not be used", Do: "try again; operators: see the message"},
 	{Reason: NotLeader, Code: http.StatusServiceUnavailable, GRPC: codes.Unavailable, RetryAfter: 1, Reload: true, By: []Sender{API},
-		When: "no replica of the allocator leads at the moment", Do: "try again"},
+		When: "no replica of the allocator leads at the moment, or the leader ended during the call: a claim without an `Idempotency-Key` may then have taken place, and ends at its `timeout`", Do: "try again"},
 	{Reason: Timeout, Code: http.StatusServiceUnavailable, GRPC: codes.Unavailable, RetryAfter: 1, Reload: true, By: []Sender{API},
 		When: "the Kubernetes API server did not confirm in time; a claim that was not answered is given back, unless it had an `Idempotency-Key`, a release goes on", Do: "try again"},
 	{Reason: Overloaded, Code: http.StatusServiceUnavailable, GRPC: codes.Unavailable, RetryAfter: 1, Reload: true, By: []Sender{Envoy, API},
