@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"sync"
 	"time"
 
 	"github.com/alecthomas/kong"
@@ -65,6 +66,8 @@ type flags struct {
 
 func main() { cli.Main(run) }
 
+var kubernetesLog sync.Once
+
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	var f flags
 	if _, err := cli.Parse(&f, "allocator", "The control plane: keeps pools warm, hands out sandboxes, tells the routers.", "BERTH_ALLOCATOR", args, stdout, stderr); err != nil {
@@ -80,8 +83,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	}
 	defer log.Sync() //nolint:errcheck // stderr has nothing to sync
 
-	// What client-go has to say, about the election for example, in the same form.
-	klog.SetLogger(zapr.NewLogger(log.Named("kubernetes")))
+	// What client-go has to say, about the election for example, in the same form. Its
+	// logger is the process's, and must not change under those who use it.
+	kubernetesLog.Do(func() { klog.SetLogger(zapr.NewLogger(log.Named("kubernetes"))) })
 
 	config, err := f.restConfig()
 	if err != nil {
