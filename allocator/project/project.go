@@ -158,10 +158,11 @@ func (p *Projector) write(ctx context.Context, s core.Sandbox) error {
 		return nil
 	}
 	if !known {
-		object := toObject(s, p.namespace)
-		err := p.client.Post().Namespace(p.namespace).Resource(resource).Body(object).Do(ctx).Into(object)
+		// The answer goes into an object of its own: the maps of the first are shared.
+		var made v1alpha1.Sandbox
+		err := p.client.Post().Namespace(p.namespace).Resource(resource).Body(toObject(s, p.namespace)).Do(ctx).Into(&made)
 		if err == nil {
-			p.remember(s, object)
+			p.remember(s, &made)
 			return nil
 		}
 		if !apierrors.IsAlreadyExists(err) {
