@@ -59,9 +59,10 @@ type Options struct {
 	// it, or never if this process ends in that moment. It may be called
 	// concurrently; ctx ends with the term.
 	OnSandboxReady func(ctx context.Context, sandboxID string)
-	// OnSandboxReleased, if set, is called once for each sandbox that has been
-	// released, before its pod is deleted. It may be called concurrently; ctx
-	// ends with the term.
+	// OnSandboxReleased, if set, is called once for each sandbox whose release is
+	// durable, or never if this process ends in that moment. We delete its pod no
+	// sooner than the window after that. It may be called concurrently; ctx ends with
+	// the term.
 	OnSandboxReleased func(ctx context.Context, sandboxID string)
 	Metrics           prometheus.Registerer
 	Log               *zap.Logger

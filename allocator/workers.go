@@ -5,8 +5,8 @@ import (
 	"sync"
 )
 
-// workers run jobs side by side, so many at a time. What waits is bounded by
-// what the jobs are about: a pod or a sandbox has one under way at a time.
+// workers run jobs side by side, so many at a time. What waits is bounded by what
+// the jobs are about: so many for a pod or a sandbox.
 type workers struct {
 	mu    sync.Mutex
 	ready sync.Cond

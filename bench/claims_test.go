@@ -50,7 +50,7 @@ func newGround(b *testing.B) *ground {
 
 func newGroundOf(b *testing.B, o stack.Options) *ground {
 	bin := b.TempDir()
-	build(b, bin)
+	require.NoError(b, stack.Build(b.Context(), bin, false, "allocator", "extproc"))
 	g := &ground{B: b, cluster: devcluster.Start(b, devcluster.Options{CRDs: crd.All()})}
 	nodes, err := kwok.Start(b.Context(), g.cluster, kwok.Options{Nodes: kwok.Names("node", 10)})
 	require.NoError(b, err)

@@ -44,7 +44,7 @@ type path struct {
 func BenchmarkLatency(b *testing.B) {
 	const rounds, perRound, warmup = 20, 500, 200
 	bin := b.TempDir()
-	build(b, bin)
+	require.NoError(b, stack.Build(b.Context(), bin, false, "allocator", "extproc", "demo-sandbox"))
 	cluster := devcluster.Start(b, devcluster.Options{Nodes: 1, NodePath: []string{bin}, CRDs: crd.All()})
 	berth, err := stack.Start(b.Context(), cluster, stack.Options{BinDir: bin})
 	require.NoError(b, err)
@@ -137,17 +137,6 @@ func client(b *testing.B, addr string) *http.Client {
 	}
 	b.Cleanup(t.CloseIdleConnections)
 	return &http.Client{Transport: t, Timeout: 30 * time.Second}
-}
-
-func build(b *testing.B, dir string) {
-	args := []string{"build", "-trimpath", "-o", dir + "/"}
-	for _, program := range []string{"allocator", "extproc", "demo-sandbox"} {
-		args = append(args, "github.com/berth-sandbox/berth/cmd/"+program)
-	}
-	cmd := exec.Command("go", args...)
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	out, err := cmd.CombinedOutput()
-	require.NoError(b, err, string(out))
 }
 
 // claim makes a pool and takes a sandbox from it.

@@ -10,7 +10,6 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"os/exec"
 	"strconv"
 	"strings"
 	"testing"
@@ -67,7 +66,7 @@ func testMain(m *testing.M) (code int) {
 		dir, err := os.MkdirTemp("", "berth-e2e-")
 		if err == nil {
 			defer os.RemoveAll(dir)
-			err = build(dir)
+			err = stack.Build(context.Background(), dir, raceEnabled, "allocator", "extproc", "demo-sandbox", "berth")
 		}
 		if err != nil {
 			return fail(fmt.Errorf("build the programs under test: %w", err))
@@ -99,23 +98,6 @@ func testMain(m *testing.M) (code int) {
 		}
 	}
 	return code
-}
-
-// build builds the programs under test, with the race detector when the tests
-// have it.
-func build(dir string) error {
-	args := []string{"build", "-o", dir + "/"}
-	if raceEnabled {
-		args = append(args, "-race")
-	}
-	for _, program := range []string{"allocator", "extproc", "demo-sandbox", "berth"} {
-		args = append(args, "github.com/berth-sandbox/berth/cmd/"+program)
-	}
-	out, err := exec.Command("go", args...).CombinedOutput()
-	if err != nil {
-		return fmt.Errorf("go %s: %w\n%s", strings.Join(args, " "), err, out)
-	}
-	return nil
 }
 
 // env is a Berth with a pool of the test's own.

@@ -12,8 +12,9 @@ type (
 		Pool PoolKey
 		Name string
 	}
-	// Write commits facts to the journal, all of them or none. It is answered by
-	// Written, later by WriterReady. No other Write is made before.
+	// Write commits facts to the journal, in their order. It is answered by Written
+	// when all of them are durable, later by WriterReady. No other Write is made
+	// before.
 	Write struct{ Facts []Fact }
 	// Settle: the journal need not keep this state of a sandbox, or the intent to
 	// delete a pod, any longer.

@@ -20,8 +20,8 @@
 // took place: an answer may be lost, and the request behind a conflict may be the
 // second copy of one that succeeded. So the slot is read. It holds our term,
 // position and nonce: done. It has not changed: the same write again. Anything
-// else: this leader is deposed, and [Log.Commit] returns [ErrDeposed]. It never
-// returns without knowing, except when its context ends.
+// else: this leader is deposed, and [Log.Commit] returns [ErrDeposed]. It returns
+// without knowing only when its context ends, or when the slot object is gone.
 //
 // # What rides along
 //

@@ -1,15 +1,12 @@
 // Package kube makes the clients with which the allocator talks to the API
-// server, and knows which of its answers leave an outcome open.
+// server, and repeats what fails.
 package kube
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"net/http"
 	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/client-go/kubernetes"
@@ -62,22 +59,6 @@ func NewClients(config *rest.Config, qps float32, burst int) (*Clients, error) {
 		return nil, fmt.Errorf("berth.sh client: %w", err)
 	}
 	return &Clients{Kubernetes: k, Berth: b}, nil
-}
-
-// Refused reports whether the API server said no for good, so that nothing was
-// written and the same request would be refused again. Every other error leaves
-// open whether the write took place.
-func Refused(err error) bool {
-	var status apierrors.APIStatus
-	if !errors.As(err, &status) {
-		return false
-	}
-	switch status.Status().Code {
-	case http.StatusBadRequest, http.StatusForbidden, http.StatusNotFound, http.StatusMethodNotAllowed,
-		http.StatusConflict, http.StatusUnprocessableEntity, http.StatusRequestEntityTooLarge:
-		return true
-	}
-	return false
 }
 
 // ListTimeout bounds the reading of everything that there is of some kinds, page

@@ -1,14 +1,15 @@
 package chaos
 
 import (
+	"context"
 	"flag"
 	"fmt"
 	"os"
-	"os/exec"
-	"strings"
 	"testing"
 
 	"go.uber.org/goleak"
+
+	"github.com/berth-sandbox/berth/devcluster/stack"
 )
 
 // binDir holds the programs under test. Set by TestMain, read-only after that.
@@ -28,7 +29,7 @@ func testMain(m *testing.M) int {
 		dir, err := os.MkdirTemp("", "berth-chaos-bin-")
 		if err == nil {
 			defer os.RemoveAll(dir)
-			err = build(dir)
+			err = stack.Build(context.Background(), dir, raceEnabled, "allocator", "extproc")
 		}
 		if err != nil {
 			return fail(fmt.Errorf("build the programs under test: %w", err))
@@ -42,21 +43,4 @@ func testMain(m *testing.M) int {
 		}
 	}
 	return code
-}
-
-// build builds the programs under test, with the race detector when the tests
-// have it.
-func build(dir string) error {
-	args := []string{"build", "-o", dir + "/"}
-	if raceEnabled {
-		args = append(args, "-race")
-	}
-	for _, program := range []string{"allocator", "extproc"} {
-		args = append(args, "github.com/berth-sandbox/berth/cmd/"+program)
-	}
-	out, err := exec.Command("go", args...).CombinedOutput()
-	if err != nil {
-		return fmt.Errorf("go %s: %w\n%s", strings.Join(args, " "), err, out)
-	}
-	return nil
 }

@@ -1,29 +1,63 @@
 package core
 
 import (
-	"net/netip"
 	"testing"
 	"time"
 )
 
-// Whatever becomes of a pod while a claim is written to it, the sandbox that
-// became durable is answered or released.
-func TestClaimWhosePodLosesItsAddressIsNotHeldByNobody(t *testing.T) {
-	s := newSim(t)
-	s.recover([]Pool{specA(2)}, []Pod{warmPod("a-1"), warmPod("a-2")})
-	s.slow = true
-	s.step(Claim{Token: 1, Pool: poolA, Wait: wait})
-	first := s.given()
-	s.step(PodSeen{with(warmPod(first.Pod.Name), func(p *Pod) { p.IP, p.Ready, p.Version = netip.Addr{}, false, "2" })})
-	s.written()
-	s.slow = false
-	s.writeAll()
-	if c := one[Claimed](s); c.Sandbox.ID == first.ID {
-		t.Fatalf("answered with %s, whose pod has no address", first.ID)
+// ---- Sandbox objects that people delete
+
+func TestSandboxIsReleasedWhenItsObjectIsDeleted(t *testing.T) {
+	for name, ev := range map[string]Event{
+		"deleted": RecordSeen{ID: "term1-id1", Revision: Revision{1, 1}, Deleting: true},
+		"gone":    RecordGone{ID: "term1-id1"},
+	} {
+		s := newSim(t)
+		s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})
+		s.step(RecordGone{ID: "term1-id1"}) // of somebody else's
+		s.claim()
+		s.step(RecordSeen{ID: "term1-id1", Revision: Revision{1, 1}})
+		none[SandboxReleased](s)
+		s.step(ev)
+		if r := one[SandboxReleased](s); r.Sandbox.Reason != ReasonDeleted {
+			t.Errorf("%s: released %+v", name, r)
+		}
+		if records := of[Record](s.effects); len(records) == 0 || records[len(records)-1].Sandbox.Phase != Released {
+			t.Errorf("%s: recorded %+v", name, records)
+		}
 	}
-	s.step(PodSeen{with(warmPod(first.Pod.Name), func(p *Pod) { p.Version = "3" })}) // it has it again
-	if held, _ := s.core.Sandbox(first.ID); held.Phase == Running {
-		t.Errorf("nobody was told of %s, and it runs: %+v", held.ID, s.core.pools[poolA].counts())
+}
+
+func TestObjectOfASandboxThatHasNotEndedIsWrittenAgain(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})
+	sb := s.claim()
+	s.release(sb.ID)
+	s.step(PodGone{sb.Pod})
+	s.step(RecordGone{ID: sb.ID}) // its fence is not complete
+	if r := one[Record](s); r.Sandbox.Phase != Released {
+		t.Errorf("recorded %+v", r)
+	}
+	s.record(s.pass(window))
+	s.step(RecordGone{ID: sb.ID})
+	none[Record](s)
+	// A leader that was deposed long ago wrote it once more.
+	s.step(RecordSeen{ID: sb.ID, Revision: Revision{1, 1}})
+	if f := one[ForgetRecord](s); f.ID != sb.ID {
+		t.Errorf("forgotten %+v", f)
+	}
+}
+
+func TestObjectThatADeposedLeaderWroteLateIsDeleted(t *testing.T) {
+	s := newSimAt(t, 2, start)
+	s.recover(nil, nil)
+	s.step(RecordSeen{ID: "x", Pool: poolA, Revision: Revision{2, 1}})
+	none[ForgetRecord](s)
+	s.step(RecordSeen{ID: "made-by-hand", Pool: poolA})
+	none[ForgetRecord](s)
+	s.step(RecordSeen{ID: "x", Pool: poolA, Revision: Revision{1, 9}})
+	if f := one[ForgetRecord](s); f.ID != "x" {
+		t.Errorf("forgotten %+v", f)
 	}
 }
 
@@ -65,44 +99,6 @@ func TestAStepOfTheWallClockDoesNotStopTheForgetting(t *testing.T) {
 	s.pass(time.Second)
 	if len(s.core.sandboxes) > 1 || len(s.core.keys) > 1 {
 		t.Errorf("%d records and %d keys are left a day later", len(s.core.sandboxes), len(s.core.keys))
-	}
-}
-
-// ---- keys
-
-func TestKeyIsSaidToHaveEndedOnlyWhenTheReleaseIsDurable(t *testing.T) {
-	s := newSim(t)
-	s.recover([]Pool{specA(2)}, []Pod{warmPod("a-1"), warmPod("a-2")})
-	b := Binding{Team: "t", IdempotencyKey: "k"}
-	s.step(Claim{Token: 1, Pool: poolA, Binding: b, Wait: wait})
-	id := one[Claimed](s).Sandbox.ID
-	s.slow = true
-	s.step(Release{ID: id, Reason: ReasonKilled})
-	s.step(Claim{Token: 2, Pool: poolA, Binding: b, Wait: wait})
-	none[ClaimRefused](s)
-	s.pass(2 * wait)
-	none[Claimed](s)
-	none[ClaimRefused](s)
-	s.written()
-	if r := one[ClaimRefused](s); r.Token != 2 || r.Why != KeyEnded || r.Sandbox.Reason != ReasonKilled {
-		t.Errorf("refused %+v", r)
-	}
-}
-
-// A claim that moves on to another pod takes its key with it: the object of the
-// sandbox that it leaves behind, which is written once and then changed in its
-// status only, must not have it.
-func TestKeyOfAClaimThatMovedOnIsInNoObjectOfTheFirstPod(t *testing.T) {
-	s := newSim(t)
-	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})
-	s.slow = true
-	s.step(Claim{Token: 1, Pool: poolA, Binding: Binding{Team: "t", IdempotencyKey: "k"}, Wait: wait})
-	s.step(PodGone{key("a-1")})
-	s.written()
-	none[Record](s)
-	s.written() // its release
-	if r := one[Record](s); r.Sandbox.Phase != Released || r.Sandbox.IdempotencyKey != "" {
-		t.Errorf("recorded %+v", r)
 	}
 }
 
@@ -164,19 +160,4 @@ func TestObjectThatGoesBeforeItIsRecordedIsWrittenAgain(t *testing.T) {
 	if len(of[Record](s.effects)) == 0 {
 		t.Errorf("%s is not written again", c.Sandbox.ID)
 	}
-}
-
-// ---- nodes
-
-func TestStrandedPodsMakeRoomForOthers(t *testing.T) {
-	s := newSim(t)
-	spec := specA(2)
-	spec.MaxPods = 2
-	s.recoverState(State{Pools: []Pool{spec}, Pods: []Pod{warmPod("a-1"), warmPod("a-2")}, Nodes: []string{"n1", "n2"}})
-	s.step(NodeSeen{Name: "n1"})
-	if gone := of[DeletePod](s.effects); len(gone) != 2 {
-		t.Errorf("deleted %+v", gone)
-	}
-	s.step(PodGone{key("a-1")})
-	one[CreatePod](s)
 }

@@ -1,0 +1,685 @@
+package core
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"testing"
+	"time"
+)
+
+// ---- claims
+
+func TestClaimIsAnsweredOnlyOnceItIsDurable(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})
+	s.join("r", 1)
+	s.slow = true
+	s.step(Claim{Token: 7, Pool: poolA, Binding: Binding{Metadata: map[string]string{"k": "v"}, Team: "t", User: "u"}})
+	given := s.given()
+	if given.Pod != key("a-1") || given.Phase != Running || given.Team != "t" || given.User != "u" {
+		t.Errorf("written %+v", given)
+	}
+	none[Claimed](s)
+	none[SendRoute](s)
+	none[Record](s)
+	none[SandboxReady](s)
+	s.step(Resolve{Session: "r", Stream: 1, ID: given.ID})
+	if r := one[SendResolved](s); r.Sandbox != nil || r.Gone {
+		t.Errorf("resolved %+v", r)
+	}
+	s.written()
+	c := one[Claimed](s)
+	if c.Token != 7 || c.Sandbox.ID != given.ID || c.Sandbox.Metadata["k"] != "v" || c.Sandbox.IP != warmPod("a-1").IP || c.Sandbox.DefaultPort != 80 {
+		t.Errorf("answer %+v", c)
+	}
+	if r := one[SendRoute](s); r.Sandbox.ID != given.ID || r.Sequence != 2 {
+		t.Errorf("route %+v", r)
+	}
+	one[Record](s)
+	one[SandboxReady](s)
+	if l := one[LabelPod](s); l.Pod != key("a-1") || l.ID != given.ID || l.Released {
+		t.Errorf("label %+v", l)
+	}
+}
+
+// What comes while a write is under way goes together into the next one.
+func TestClaimsThatWaitForTheWriterAreWrittenTogether(t *testing.T) {
+	s := newSim(t)
+	var pods []Pod
+	for n := range 9 {
+		pods = append(pods, warmPod("a-"+strconv.Itoa(n)))
+	}
+	s.recover([]Pool{specA(9)}, pods)
+	s.slow = true
+	s.step(Claim{Token: 1, Pool: poolA})
+	one[Write](s)
+	for token := uint64(2); token <= 9; token++ {
+		s.step(Claim{Token: token, Pool: poolA})
+		none[Write](s)
+	}
+	s.step(Written{})
+	one[Claimed](s)
+	none[Write](s) // the writer paces itself
+	s.step(WriterReady{})
+	if facts := one[Write](s).Facts; len(facts) != 8 {
+		t.Errorf("%d facts", len(facts))
+	}
+	s.written()
+	for i, c := range of[Claimed](s.effects) {
+		if c.Token != uint64(i+2) {
+			t.Errorf("answer %d to caller %d", i, c.Token)
+		}
+	}
+}
+
+func TestFactsThatNobodyWaitsForAreKeptBackForOthers(t *testing.T) {
+	s := newSim(t)
+	s.cfg.Linger = 25 * time.Millisecond
+	s.restart()
+	s.slow = true
+	s.recover([]Pool{specA(3)}, []Pod{warmPod("a-1"), warmPod("a-2"), warmPod("a-3")})
+	s.step(PoolSeen{specA(2)})
+	none[Write](s)
+	s.pass(24 * time.Millisecond)
+	none[Write](s)
+	s.pass(time.Millisecond)
+	one[Write](s)
+	s.written()
+	s.step(PoolSeen{specA(1)})
+	none[Write](s)
+	s.step(Claim{Token: 1, Pool: poolA})
+	if facts := one[Write](s).Facts; len(facts) != 2 {
+		t.Errorf("%d facts", len(facts))
+	}
+}
+
+func TestPodsAreHandedOutOnceOldestFirstAndFromOneNodeAfterTheOther(t *testing.T) {
+	s := newSim(t)
+	at := func(name, node string) Pod { return with(warmPod(name), func(p *Pod) { p.Node = node }) }
+	s.recoverState(State{
+		Pools: []Pool{specA(6)}, Nodes: []string{"n1", "n2", "n3"},
+		Pods: []Pod{at("a-6", "n2"), at("a-1", "n1"), at("a-3", "n1"), at("a-2", "n1"), at("a-5", "n3"), at("a-4", "n2")},
+	})
+	var got []string
+	for token := range uint64(7) {
+		for _, c := range of[Claimed](s.step(Claim{Token: token, Pool: poolA})) {
+			got = append(got, c.Sandbox.Pod.Name)
+		}
+	}
+	slices.Sort(got[:3]) // which node is first is not said
+	slices.Sort(got[3:5])
+	if !slices.Equal(got, []string{"a-1", "a-4", "a-5", "a-2", "a-6", "a-3"}) {
+		t.Errorf("handed out %v", got)
+	}
+	if r := one[ClaimRefused](s); r.Token != 6 || r.Why != PoolEmpty || r.Counts.Claimed != 6 {
+		t.Errorf("refused %+v", r)
+	}
+}
+
+func TestPodsThatCannotServeAreNotHandedOut(t *testing.T) {
+	for name, change := range map[string]func(*Pod){
+		"not ready":            func(p *Pod) { p.Ready = false },
+		"terminating":          func(p *Pod) { p.Deleting = true },
+		"finished":             func(p *Pod) { p.Finished = true },
+		"without an address":   func(p *Pod) { p.IP = netip.Addr{} },
+		"not scheduled":        func(p *Pod) { p.Node = "" },
+		"on an unusable node":  func(p *Pod) { p.Node = "n2" },
+		"on a node not seen":   func(p *Pod) { p.Node = "n3" },
+		"marked as used":       func(p *Pod) { p.Used = true },
+		"in a pool that is no": func(p *Pod) { p.Pool = "other" },
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newSim(t)
+			s.recover([]Pool{specA(1)}, nil)
+			s.step(NodeSeen{Name: "n2", Usable: false})
+			s.step(PodSeen{with(warmPod("a-1"), change)})
+			s.step(Claim{Token: 1, Pool: poolA})
+			none[Write](s)
+			one[ClaimRefused](s)
+			// One that was handed out could serve, whatever it is now.
+			s.step(PodSeen{warmPod("a-2")})
+			s.step(PodSeen{with(with(warmPod("a-2"), change), func(p *Pod) { p.Version = "2" })})
+			s.step(Claim{Token: 2, Pool: poolA})
+			if name == "in a pool that is no" { // a pod stays in the pool it was made for
+				one[Claimed](s)
+			} else {
+				one[ClaimRefused](s)
+			}
+		})
+	}
+}
+
+func TestPodsOfANodeThatIsCordonedAreReplacedAndComeBackWithIt(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{specA(2)}, []Pod{warmPod("a-1"), warmPod("a-2")})
+	s.step(NodeSeen{Name: "n1"})
+	if made := of[CreatePod](s.effects); len(made) != 2 {
+		t.Errorf("made %+v", made)
+	}
+	none[DeletePod](s) // whoever drains the node does that
+	if counts, _ := s.core.Counts(poolA); counts.Warm != 0 {
+		t.Errorf("counts %+v", counts)
+	}
+	other := func(name string) Pod { return with(warmPod(name), func(p *Pod) { p.Node = "n2" }) }
+	s.step(NodeSeen{Name: "n2", Usable: true})
+	s.step(PodSeen{other("a-3")})
+	s.step(PodSeen{other("a-4")})
+	s.step(NodeSeen{Name: "n1", Usable: true})
+	if gone := of[DeletePod](s.effects); len(gone) != 2 || gone[0].Pod.Name != "a-3" || gone[1].Pod.Name != "a-4" {
+		t.Errorf("deleted %+v, expected the two youngest", gone)
+	}
+	s.step(NodeGone{Name: "n1"})
+	if counts, _ := s.core.Counts(poolA); counts.Warm != 0 {
+		t.Errorf("counts %+v", counts)
+	}
+}
+
+func TestClaimOfAPoolThatIsNotThereIsRefused(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{changed(specA(1), func(p *Pool) { p.Deleting = true })}, []Pod{warmPod("a-1")})
+	for _, p := range []PoolKey{poolA, {"ns", "other"}} {
+		s.step(Claim{Token: 1, Pool: p, Wait: wait})
+		if r := one[ClaimRefused](s); r.Why != NoPool {
+			t.Errorf("%v: %+v", p, r)
+		}
+	}
+}
+
+func changed(p Pool, change func(*Pool)) Pool {
+	change(&p)
+	return p
+}
+
+// ---- claims that wait
+
+func TestClaimsWaitForPodsInTheOrderInWhichTheyCame(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{specA(3)}, nil)
+	for token := range uint64(3) {
+		if s.step(Claim{Token: token + 1, Pool: poolA, Wait: wait}); len(s.effects) > 0 {
+			t.Errorf("unexpected %+v", s.effects)
+		}
+	}
+	if counts, _ := s.core.Counts(poolA); counts.Waiting != 3 {
+		t.Errorf("counts %+v", counts)
+	}
+	s.step(ClaimAbandoned{Token: 2})
+	for i, want := range []uint64{1, 3} {
+		s.step(PodSeen{warmPod("a-" + strconv.Itoa(i+1))})
+		if c := one[Claimed](s); c.Token != want {
+			t.Errorf("pod %d went to caller %d, expected %d", i+1, c.Token, want)
+		}
+	}
+	s.step(PodSeen{warmPod("a-3")})
+	none[Claimed](s)
+}
+
+func TestClaimWaitsNoLongerThanItSaid(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{specA(1)}, nil)
+	s.step(Claim{Token: 1, Pool: poolA, Wait: 2 * time.Second})
+	s.step(Claim{Token: 2, Pool: poolA, Wait: time.Second})
+	s.pass(time.Second)
+	if r := one[ClaimRefused](s); r.Token != 2 || r.Why != PoolEmpty || r.Counts.Waiting == 0 || r.Counts.Pending != 1 {
+		t.Errorf("refused %+v", r)
+	}
+	s.pass(time.Second)
+	if r := one[ClaimRefused](s); r.Token != 1 {
+		t.Errorf("refused %+v", r)
+	}
+	s.step(PodSeen{warmPod("a-1")})
+	none[Claimed](s)
+}
+
+func TestClaimsThatCannotWaitAreRefusedAtOnce(t *testing.T) {
+	s := newSim(t)
+	s.cfg.MaxWaiting = 2
+	s.restart()
+	s.recover([]Pool{specA(1)}, nil)
+	for token := range uint64(3) {
+		s.step(Claim{Token: token, Pool: poolA, Wait: wait})
+	}
+	if r := one[ClaimRefused](s); r.Token != 2 || r.Counts.Waiting != 2 {
+		t.Errorf("refused %+v", r)
+	}
+	// No pod would ever come.
+	s.step(PoolSeen{Pool{Key: PoolKey{"ns", "b"}, DefaultPort: 80}})
+	s.step(Claim{Token: 9, Pool: PoolKey{"ns", "b"}, Wait: wait})
+	one[ClaimRefused](s)
+}
+
+func TestThoseWhoWaitAreToldWhenThePoolGoes(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{specA(1)}, nil)
+	s.step(Claim{Token: 1, Pool: poolA, Wait: wait})
+	s.step(PoolSeen{changed(specA(1), func(p *Pool) { p.Deleting = true })})
+	if r := one[ClaimRefused](s); r.Why != NoPool {
+		t.Errorf("refused %+v", r)
+	}
+}
+
+func TestNotifyThatAPodIsAvailableWakesThoseWhoWait(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{specA(1)}, nil)
+	s.step(IdleAvailable{poolA})
+	s.step(IdleAvailable{PoolKey{"ns", "nobody"}})
+	s.step(Claim{Token: 1, Pool: poolA, Wait: wait})
+	s.step(IdleAvailable{poolA})
+	none[Claimed](s) // there is none, whatever was said
+	s.step(PodSeen{warmPod("a-1")})
+	one[Claimed](s)
+}
+
+func TestNobodyWaitsForALeaderThatIsAboutToEnd(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{specA(2)}, nil)
+	s.step(Claim{Token: 1, Pool: poolA, Wait: wait})
+	s.step(Closing{})
+	if r := one[ClaimRefused](s); r.Token != 1 || r.Why != Ending {
+		t.Errorf("refused %+v", r)
+	}
+	s.step(Claim{Token: 2, Pool: poolA, Wait: wait})
+	if r := one[ClaimRefused](s); r.Why != Ending {
+		t.Errorf("refused %+v", r)
+	}
+	s.step(PodSeen{warmPod("a-1")})
+	s.step(Claim{Token: 3, Pool: poolA, Wait: wait})
+	one[Claimed](s) // what can be done at once is done
+	s.step(PodSeen{warmPod("a-2")})
+	s.slow = true
+	s.step(Claim{Token: 4, Pool: poolA, Wait: wait})
+	s.step(PodGone{key("a-2")})
+	s.written()
+	if r := one[ClaimRefused](s); r.Token != 4 || r.Why != Ending {
+		t.Errorf("refused %+v", r)
+	}
+
+	s, sb := startingSim(t)
+	s.step(Closing{})
+	if c := one[Claimed](s); c.Sandbox.ID != sb.ID || c.Sandbox.Phase != Starting {
+		t.Errorf("answer %+v", c)
+	}
+	s.step(Claim{Token: 2, Pool: poolA, Wait: wait, Binding: Binding{IdempotencyKey: "k"}})
+	one[Claimed](s)
+	s.step(Claim{Token: 3, Pool: poolA, Wait: wait})
+	one[Claimed](s)
+}
+
+func TestNewClaimsAreRefusedUnderPressure(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{specA(2)}, []Pod{warmPod("a-1"), warmPod("a-2")})
+	s.step(Pressure{On: true})
+	s.step(Claim{Token: 1, Pool: poolA, Wait: wait})
+	if r := one[ClaimRefused](s); r.Why != Overloaded {
+		t.Errorf("refused %+v", r)
+	}
+	s.step(Pressure{})
+	s.claim()
+}
+
+// ---- claims whose pod goes
+
+func TestClaimWhosePodGoesKeepsItsPlaceAndGetsAnotherOneUnderANewID(t *testing.T) {
+	for _, handed := range []bool{false, true} {
+		for name, cause := range map[string]Event{
+			"gone":     PodGone{key("a-1")},
+			"deleted":  PodSeen{with(warmPod("a-1"), func(p *Pod) { p.Deleting = true })},
+			"finished": PodSeen{with(warmPod("a-1"), func(p *Pod) { p.Finished = true })},
+			"moved":    PodSeen{with(warmPod("a-1"), func(p *Pod) { p.IP = netip.MustParseAddr("10.9.9.9") })},
+		} {
+			if !handed && name == "moved" {
+				continue // it is given to the claim at its new address
+			}
+			t.Run(fmt.Sprintf("%s, handed to the writer: %v", name, handed), func(t *testing.T) {
+				s := newSim(t)
+				s.recover([]Pool{specA(2)}, []Pod{warmPod("a-1")})
+				s.slow = true
+				if !handed { // the writer is busy with something else
+					s.step(PodSeen{with(warmPod("a-7"), func(p *Pod) { p.Finished = true })})
+					one[Write](s)
+				}
+				s.step(Claim{Token: 1, Pool: poolA, Wait: wait, Binding: Binding{IdempotencyKey: "k"}})
+				first := s.core.claims[1].binding.ID
+				s.step(Claim{Token: 2, Pool: poolA, Wait: wait}) // waits behind
+				s.step(cause)
+				none[Claimed](s)
+				s.written()
+				none[Claimed](s)
+				s.step(PodSeen{warmPod("a-2")})
+				for range 3 {
+					if len(of[Claimed](s.effects)) == 0 {
+						s.written()
+					}
+				}
+				c := one[Claimed](s)
+				if c.Token != 1 || c.Sandbox.Pod != key("a-2") || c.Sandbox.ID == first {
+					t.Errorf("answer %+v after %s", c, first)
+				}
+				sb, known := s.core.Sandbox(first)
+				if known != handed || known && sb.Phase == Running {
+					t.Errorf("the first one is %+v", sb)
+				}
+				s.slow = false
+				s.written()
+				s.step(Claim{Token: 3, Pool: poolA, Binding: Binding{IdempotencyKey: "k"}})
+				if again := one[Claimed](s); again.Sandbox.ID != c.Sandbox.ID {
+					t.Errorf("the key stands for %s", again.Sandbox.ID)
+				}
+			})
+		}
+	}
+}
+
+func TestPodsOfOneNameAreToldApartByUID(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})
+	s.slow = true
+	s.step(Claim{Token: 1, Pool: poolA})
+	namesake := PodKey{"ns", "a-1", "uid-of-an-earlier-one"}
+	s.step(PodGone{namesake})
+	if len(s.effects) > 0 {
+		t.Fatalf("unexpected %+v", s.effects)
+	}
+	s.written()
+	one[Claimed](s)
+	s.step(PodGone{namesake})
+	none[Write](s)
+}
+
+// Whatever becomes of a pod while a claim is written to it, the sandbox that
+// became durable is answered or released.
+func TestClaimWhosePodLosesItsAddressIsNotHeldByNobody(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{specA(2)}, []Pod{warmPod("a-1"), warmPod("a-2")})
+	s.slow = true
+	s.step(Claim{Token: 1, Pool: poolA, Wait: wait})
+	first := s.given()
+	s.step(PodSeen{with(warmPod(first.Pod.Name), func(p *Pod) { p.IP, p.Ready, p.Version = netip.Addr{}, false, "2" })})
+	s.written()
+	s.slow = false
+	s.writeAll()
+	if c := one[Claimed](s); c.Sandbox.ID == first.ID {
+		t.Fatalf("answered with %s, whose pod has no address", first.ID)
+	}
+	s.step(PodSeen{with(warmPod(first.Pod.Name), func(p *Pod) { p.Version = "3" })}) // it has it again
+	if held, _ := s.core.Sandbox(first.ID); held.Phase == Running {
+		t.Errorf("nobody was told of %s, and it runs: %+v", held.ID, s.core.pools[poolA].counts())
+	}
+}
+
+// ---- callers who go
+
+func TestAbandonedClaimThatWasNotHandedToTheWriterGivesItsPodBackToItsPlace(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{specA(3)}, []Pod{warmPod("a-1"), warmPod("a-2"), warmPod("a-3")})
+	s.slow = true
+	s.step(Claim{Token: 1, Pool: poolA}) // a-1, keeps the writer busy
+	s.step(Claim{Token: 2, Pool: poolA, Binding: Binding{IdempotencyKey: "k"}})
+	s.step(ClaimAbandoned{Token: 2})
+	s.step(Claim{Token: 3, Pool: poolA})
+	s.written()
+	if given := s.given(); given.Pod != key("a-2") {
+		t.Errorf("written %+v, expected the oldest that is left", given)
+	}
+	s.written()
+	one[Claimed](s)
+	s.slow = false
+	s.step(Claim{Token: 4, Pool: poolA, Binding: Binding{IdempotencyKey: "k", RequestHash: [32]byte{1}}})
+	one[Claimed](s) // the key stands for nothing
+}
+
+func TestAbandonedClaimThatWasHandedToTheWriterIsReleasedOnceItIsWritten(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})
+	s.slow = true
+	s.step(Claim{Token: 1, Pool: poolA})
+	given := s.given()
+	s.step(ClaimAbandoned{Token: 1})
+	s.written()
+	none[Claimed](s)
+	if f := s.given(); f.ID != given.ID || f.Reason != ReasonAbandoned {
+		t.Errorf("written %+v", f)
+	}
+}
+
+func TestAbandonedClaimWithAnIdempotencyKeyIsKeptForTheRetry(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{specA(2)}, []Pod{warmPod("a-1"), warmPod("a-2")})
+	s.slow = true
+	keyed := Claim{Token: 1, Pool: poolA, Binding: Binding{Team: "t", IdempotencyKey: "k"}}
+	s.step(keyed)
+	given := s.given()
+	s.step(ClaimAbandoned{Token: 1})
+	s.written()
+	none[Claimed](s)
+	none[Write](s)
+	keyed.Token = 2
+	s.step(keyed)
+	if c := one[Claimed](s); c.Token != 2 || c.Sandbox.ID != given.ID {
+		t.Errorf("answer %+v", c)
+	}
+}
+
+// ---- idempotency
+
+func TestClaimsWithOneIdempotencyKeyAreOne(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{specA(3)}, []Pod{warmPod("a-1"), warmPod("a-2"), warmPod("a-3")})
+	s.slow = true
+	keyed := func(token uint64, team string, body byte) Claim {
+		return Claim{Token: token, Pool: poolA, Wait: wait, Binding: Binding{Team: team, IdempotencyKey: "k", RequestHash: [32]byte{body}}}
+	}
+	s.step(keyed(1, "t", 1))
+	s.step(keyed(2, "t", 1)) // joins it
+	s.step(keyed(3, "t", 2)) // another body
+	if r := one[ClaimRefused](s); r.Token != 3 || r.Why != KeyReused {
+		t.Errorf("refused %+v", r)
+	}
+	s.step(keyed(4, "other", 2)) // another team's key
+	s.written()
+	answers := of[Claimed](s.effects)
+	if len(answers) != 2 || answers[0].Token != 1 || answers[1].Token != 2 || answers[0].Sandbox.ID != answers[1].Sandbox.ID {
+		t.Fatalf("answers %+v", answers)
+	}
+	id := answers[0].Sandbox.ID
+	s.slow = false
+	s.written()
+	if c := one[Claimed](s); c.Token != 4 || c.Sandbox.ID == id {
+		t.Errorf("the other team got %+v", c)
+	}
+
+	s.step(keyed(5, "t", 1))
+	if c := one[Claimed](s); c.Sandbox.ID != id {
+		t.Errorf("a later retry got %+v", c)
+	}
+	s.step(keyed(6, "t", 2))
+	one[ClaimRefused](s)
+	s.release(id)
+	s.pass(10*time.Minute - time.Second)
+	s.step(keyed(7, "t", 1))
+	if r := one[ClaimRefused](s); r.Why != KeyEnded || r.Sandbox.ID != id {
+		t.Errorf("refused %+v", r)
+	}
+	s.pass(time.Second)
+	s.step(keyed(8, "t", 2))
+	if c := one[Claimed](s); c.Sandbox.ID == id {
+		t.Errorf("answer %+v", c)
+	}
+}
+
+func TestIdempotencyKeyHoldsUnderTheNextLeader(t *testing.T) {
+	for _, object := range []bool{false, true} {
+		s := newSimAt(t, 2, start)
+		running, ended := on("a-1", "x"), released("a-2", "y")
+		running.Sandbox.Team, running.Sandbox.IdempotencyKey, running.Sandbox.RequestHash = "t", "k1", [32]byte{1}
+		ended.Sandbox.Team, ended.Sandbox.IdempotencyKey = "t", "k2"
+		st := State{Pools: []Pool{specA(1)}, Nodes: []string{"n1"}, Pods: []Pod{warmPod("a-1"), warmPod("a-3")}}
+		if object {
+			st.Records = []Sandbox{*running.Sandbox, *ended.Sandbox}
+		} else {
+			st.Facts = []Fact{running, ended}
+		}
+		s.recoverState(st)
+		s.step(Claim{Token: 1, Pool: poolA, Binding: Binding{Team: "t", IdempotencyKey: "k1", RequestHash: [32]byte{1}}})
+		if c := one[Claimed](s); c.Sandbox.ID != "x" {
+			t.Errorf("answer %+v", c)
+		}
+		s.step(Claim{Token: 2, Pool: poolA, Binding: Binding{Team: "t", IdempotencyKey: "k1", RequestHash: [32]byte{2}}})
+		if r := one[ClaimRefused](s); r.Why != KeyReused {
+			t.Errorf("refused %+v", r)
+		}
+		s.step(Claim{Token: 3, Pool: poolA, Binding: Binding{Team: "t", IdempotencyKey: "k2"}})
+		if r := one[ClaimRefused](s); r.Why != KeyEnded || r.Sandbox.ID != "y" {
+			t.Errorf("refused %+v", r)
+		}
+		s.pass(9 * time.Minute) // it was released a minute before this term
+		s.step(Claim{Token: 4, Pool: poolA, Binding: Binding{Team: "t", IdempotencyKey: "k2"}})
+		one[Claimed](s)
+	}
+}
+
+// ---- the pool's hook
+
+func startingSim(t *testing.T) (*sim, Sandbox) {
+	s := newSim(t)
+	s.recover([]Pool{changed(specA(2), func(p *Pool) { p.PostStart = true })}, []Pod{warmPod("a-1"), warmPod("a-2")})
+	s.join("r", 1)
+	s.step(Claim{Token: 1, Pool: poolA, Wait: wait, Binding: Binding{IdempotencyKey: "k"}})
+	none[Claimed](s)
+	none[SandboxReady](s)
+	none[SendRoute](s)
+	return s, one[StartSandbox](s).Sandbox
+}
+
+func TestSandboxIsStartingUntilItsPoolsHookHasAnswered(t *testing.T) {
+	s, sb := startingSim(t)
+	if r := one[Record](s); r.Sandbox.Phase != Starting {
+		t.Errorf("recorded %+v", r)
+	}
+	s.step(Resolve{Session: "r", Stream: 1, ID: sb.ID})
+	if r := one[SendResolved](s); !r.Starting || r.Gone || r.Sandbox != nil {
+		t.Errorf("resolved %+v", r)
+	}
+	s.slow = true
+	s.step(Started{ID: sb.ID, OK: true})
+	none[Claimed](s)
+	s.step(Started{ID: sb.ID, OK: true})
+	s.slow = false
+	s.written()
+	if c := one[Claimed](s); c.Sandbox.ID != sb.ID || c.Sandbox.Phase != Running {
+		t.Errorf("answer %+v", c)
+	}
+	one[SandboxReady](s)
+	one[SendRoute](s)
+	if r := one[Record](s); r.Sandbox.Phase != Running || !sb.Revision.Less(r.Sandbox.Revision) {
+		t.Errorf("recorded %+v", r)
+	}
+}
+
+func TestCallerThatHasWaitedLongEnoughIsAnsweredWithASandboxThatIsStarting(t *testing.T) {
+	s, sb := startingSim(t)
+	s.step(Claim{Token: 2, Pool: poolA, Wait: 20 * time.Second, Binding: Binding{IdempotencyKey: "k"}})
+	s.pass(wait)
+	if c := one[Claimed](s); c.Token != 1 || c.Sandbox.ID != sb.ID || c.Sandbox.Phase != Starting {
+		t.Errorf("answer %+v", c)
+	}
+	s.step(Started{ID: sb.ID, OK: true})
+	if c := one[Claimed](s); c.Token != 2 || c.Sandbox.Phase != Running {
+		t.Errorf("answer %+v", c)
+	}
+	one[SandboxReady](s)
+}
+
+func TestSandboxWhoseHookFailsIsReleased(t *testing.T) {
+	s, sb := startingSim(t)
+	s.step(Started{ID: sb.ID})
+	if r := one[ClaimRefused](s); r.Token != 1 || r.Why != StartFailed || r.Sandbox.ID != sb.ID {
+		t.Errorf("refused %+v", r)
+	}
+	if r := one[SandboxReleased](s); r.Sandbox.Reason != ReasonStartFailed {
+		t.Errorf("released %+v", r)
+	}
+	none[SandboxReady](s)
+}
+
+func TestSandboxThatIsReleasedWhileItsStartIsWrittenStaysReleased(t *testing.T) {
+	s, sb := startingSim(t)
+	s.slow = true
+	s.step(Started{ID: sb.ID, OK: true})
+	s.step(Release{Token: 9, ID: sb.ID, Reason: ReasonKilled})
+	s.written()
+	none[SandboxReady](s)
+	none[SendRoute](s)
+	s.written()
+	if r := one[SandboxReleased](s); r.Sandbox.Phase != Released {
+		t.Errorf("released %+v", r)
+	}
+	if got, _ := s.core.Sandbox(sb.ID); got.Phase != Released {
+		t.Errorf("it is %+v", got)
+	}
+}
+
+func TestCallersOfASandboxThatIsStartingMayGo(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{changed(specA(2), func(p *Pool) { p.PostStart = true })}, []Pod{warmPod("a-1"), warmPod("a-2")})
+	s.step(Claim{Token: 1, Pool: poolA, Wait: wait, Binding: Binding{IdempotencyKey: "k"}})
+	s.step(ClaimAbandoned{Token: 1})
+	none[SandboxReleased](s) // the retry must find it
+	s.step(Claim{Token: 2, Pool: poolA, Wait: wait})
+	s.step(ClaimAbandoned{Token: 2})
+	if r := one[SandboxReleased](s); r.Sandbox.Reason != ReasonAbandoned {
+		t.Errorf("released %+v", r)
+	}
+}
+
+func TestNextLeaderCallsTheHookOfASandboxThatIsStartingAgain(t *testing.T) {
+	s := newSimAt(t, 2, start)
+	f := on("a-1", "x")
+	f.Sandbox.Phase = Starting
+	s.recover([]Pool{specA(0)}, []Pod{warmPod("a-1")}, f)
+	if e := one[StartSandbox](s); e.Sandbox.ID != "x" {
+		t.Errorf("starts %+v", e)
+	}
+	s.step(Started{ID: "x", OK: true})
+	one[SandboxReady](s)
+}
+
+// ---- keys
+
+func TestKeyIsSaidToHaveEndedOnlyWhenTheReleaseIsDurable(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{specA(2)}, []Pod{warmPod("a-1"), warmPod("a-2")})
+	b := Binding{Team: "t", IdempotencyKey: "k"}
+	s.step(Claim{Token: 1, Pool: poolA, Binding: b, Wait: wait})
+	id := one[Claimed](s).Sandbox.ID
+	s.slow = true
+	s.step(Release{ID: id, Reason: ReasonKilled})
+	s.step(Claim{Token: 2, Pool: poolA, Binding: b, Wait: wait})
+	none[ClaimRefused](s)
+	s.pass(2 * wait)
+	none[Claimed](s)
+	none[ClaimRefused](s)
+	s.written()
+	if r := one[ClaimRefused](s); r.Token != 2 || r.Why != KeyEnded || r.Sandbox.Reason != ReasonKilled {
+		t.Errorf("refused %+v", r)
+	}
+}
+
+// A claim that moves on to another pod takes its key with it: the object of the
+// sandbox that it leaves behind, which is written once and then changed in its
+// status only, must not have it.
+func TestKeyOfAClaimThatMovedOnIsInNoObjectOfTheFirstPod(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})
+	s.slow = true
+	s.step(Claim{Token: 1, Pool: poolA, Binding: Binding{Team: "t", IdempotencyKey: "k"}, Wait: wait})
+	s.step(PodGone{key("a-1")})
+	s.written()
+	none[Record](s)
+	s.written() // its release
+	if r := one[Record](s); r.Sandbox.Phase != Released || r.Sandbox.IdempotencyKey != "" {
+		t.Errorf("recorded %+v", r)
+	}
+}

@@ -1,0 +1,309 @@
+package core
+
+import (
+	"fmt"
+	"slices"
+)
+
+// ---- what must always hold
+
+func (w *world) check() {
+	w.checkTruth()
+	w.checkTold()
+	checkTables(w.t, w.core)
+	w.checkUnderWay()
+}
+
+// checkTruth compares the core and the routers with the API server.
+func (w *world) checkTruth() {
+	inPool := map[PoolKey]int{}
+	for _, p := range w.pods {
+		if len(p.bound) > 1 {
+			w.t.Fatalf("pod %s was bound to %v", p.Key.Name, p.bound)
+		}
+		if !p.exists {
+			continue
+		}
+		inPool[p.pool()]++
+	}
+	for id := range w.answered {
+		if s := w.core.sandboxes[id]; s == nil && !w.forgotten[id] && !w.unwanted[id] {
+			w.t.Fatalf("%s was answered, and the core does not know it", id)
+		}
+	}
+	for _, p := range w.pools {
+		if p.MaxPods > 0 && inPool[p.Key] > p.MaxPods+w.extra {
+			w.t.Fatalf("pool %s has %d pods, at most %d are allowed", p.Key.Name, inPool[p.Key], p.MaxPods+w.extra)
+		}
+	}
+	for _, r := range w.routers {
+		for id := range r.routes {
+			if w.doomed[id] && r.routable(id, w.now.Boot) {
+				w.t.Fatalf("router %s can route to %s, whose pod is being deleted", r.id, id)
+			}
+		}
+	}
+}
+
+// checkTold: every connected router was last told, of each sandbox that may be
+// routed to, where it is and the ports that its pool asks for now.
+func (w *world) checkTold() {
+	for _, s := range w.core.Running() {
+		pool := w.pool(s.Pool)
+		if !pool.seen {
+			continue // nothing is asked for; its sandboxes are being released
+		}
+		for _, r := range w.routers {
+			if !connected(r) {
+				continue
+			}
+			told, ok := r.told[s.ID]
+			if !ok || told.IP != s.IP || told.DefaultPort != pool.told.DefaultPort || !slices.Equal(told.Ports, pool.told.Ports) {
+				w.t.Fatalf("%s was last told of %s: %v, at %v with default port %d and ports %v; it is at %v, and pool %s asks for %d and %v",
+					r.id, s.ID, ok, told.IP, told.DefaultPort, told.Ports, s.IP, s.Pool.Name, pool.told.DefaultPort, pool.told.Ports)
+			}
+		}
+	}
+}
+
+// checkUnderWay: whatever the core waits for is under way.
+func (w *world) checkUnderWay() {
+	under := map[string]bool{}
+	for _, j := range w.jobs {
+		if j.term == w.term {
+			under[j.String()] = true
+		}
+	}
+	must := func(what string, args ...any) {
+		if s := fmt.Sprintf(what, args...); !under[s] {
+			w.t.Fatalf("the core waits for %q, which is not under way", s)
+		}
+	}
+	for _, p := range w.core.pools {
+		for name := range p.creating {
+			must("create %s", name)
+		}
+	}
+	for key := range w.core.pods {
+		p := w.pod(key)
+		if !p.exists || len(p.watch) > 0 { // it will be heard of
+			continue
+		}
+		if d := w.core.discards[key]; d != nil && d.durable && !p.Deleting {
+			must("delete %s", key.Name)
+		}
+	}
+	for _, s := range w.core.sandboxes {
+		if neverShown := s.lost && s.Phase == Releasing && s.recorded == (Revision{}); s.recorded.Less(s.Revision) && !neverShown {
+			must("record %s", s.ID)
+		}
+		if s.Phase == Starting && !s.readying && !s.lost {
+			must("start %s", s.ID)
+		}
+	}
+	o := &w.core.outbox
+	if writing := w.leader.committing != nil || w.leader.written; writing != (len(o.writing) > 0) || writing && o.ready {
+		w.t.Fatalf("the core is writing %d facts, ready: %v; under way: %v", len(o.writing), o.ready, writing)
+	}
+	if o.ready && o.urgent && slices.ContainsFunc(o.pending, func(ch *change) bool { return !ch.dropped }) {
+		w.t.Fatalf("%d facts wait, though the writer is free", len(o.pending))
+	}
+	for token, c := range w.claims {
+		if w.core.claims[token] == nil && !w.core.waitsForStart(token) && !c.abandoned {
+			w.t.Fatalf("claim %d has no answer and is not under way", token)
+		}
+	}
+	for _, p := range w.core.pools {
+		if p.waiting.Len() > 0 && (p.queue.n > 0 || w.core.closing) {
+			w.t.Fatalf("%d claims wait while %d pods are warm", p.waiting.Len(), p.queue.n)
+		}
+	}
+	for token, id := range w.releases {
+		if !slices.ContainsFunc(w.core.sandboxes[id].waiters, func(x waiter) bool { return x.token == token }) {
+			w.t.Fatalf("release %d of %s has no answer and does not wait for one", token, id)
+		}
+	}
+}
+
+func (c *Core) waitsForStart(token uint64) bool {
+	for s := range c.starting {
+		if slices.ContainsFunc(s.callers, func(x caller) bool { return x.token == token }) {
+			return true
+		}
+	}
+	return false
+}
+
+// checkTables counts again what the core keeps count of.
+func checkTables(t interface{ Fatalf(string, ...any) }, c *Core) {
+	waiting := map[*claim]bool{}
+	for key, p := range c.pools {
+		if p.Key != key {
+			t.Fatalf("pool %v is kept as %v", p.Key, key)
+		}
+		var n [podPhases][2][2]int
+		for q := range p.pods {
+			outdated, stranded := 0, 0
+			if q.outdated {
+				outdated = 1
+			}
+			if q.phase == podPending && q.away {
+				stranded = 1
+			}
+			if q.away && q.node.usable {
+				t.Fatalf("pod %s is away from a node that is usable", q.seen.Key.Name)
+			}
+			n[q.phase][outdated][stranded]++
+			if c.pods[q.seen.Key] != q || q.pool != p {
+				t.Fatalf("pool %s holds a pod %s that is not its own", key.Name, q.seen.Key.Name)
+			}
+			if c.nodes[q.seen.Node] != q.node || q.node.name != q.seen.Node {
+				t.Fatalf("pod %s is kept with node %q, it is on %q", q.seen.Key.Name, q.node.name, q.seen.Node)
+			}
+			if withheld := p.known && p.Refused && !p.Deleting; withheld && (q.phase == podPending || q.phase == podWarm && !q.outdated) {
+				t.Fatalf("pod %s is kept in phase %d, outdated %v, though the template is refused", q.seen.Key.Name, q.phase, q.outdated)
+			}
+			if (q.elem != nil) != (q.phase == podWarm) {
+				t.Fatalf("pod %s is in the queue: %v, phase %d", q.seen.Key.Name, q.elem != nil, q.phase)
+			}
+			if (q.claim != nil) != (q.phase == podClaiming) {
+				t.Fatalf("pod %s has a claim: %v, phase %d", q.seen.Key.Name, q.claim != nil, q.phase)
+			}
+			if q.claim != nil && (q.claim.pod != q || q.claim.elem != nil || !q.claim.change.handed && !q.usable()) {
+				t.Fatalf("pod %s is given to a claim that does not have it: %+v", q.seen.Key.Name, q.claim)
+			}
+			if held := q.phase == podClaimed || q.phase == podReleased; held && q.sandbox == nil {
+				t.Fatalf("pod %s holds no sandbox, phase %d", q.seen.Key.Name, q.phase)
+			}
+			if s := q.sandbox; s != nil && (s.Pod != q.seen.Key || c.sandboxes[s.ID] != s) {
+				t.Fatalf("pod %s holds %s, which is on %s", q.seen.Key.Name, s.ID, s.Pod.Name)
+			}
+			if q.phase == podWarm && (q.sandbox != nil || !q.usable() || q.seen.Used) {
+				t.Fatalf("pod %s is warm: %+v", q.seen.Key.Name, q.seen)
+			}
+		}
+		if n != p.n || p.queue.n != p.sum(podWarm) {
+			t.Fatalf("pool %s counts %v, queue %d; there are %v", key.Name, p.n, p.queue.n, n)
+		}
+		queued := 0
+		for name, s := range p.queue.shelves {
+			if s.node != name || s.pods.Len() == 0 {
+				t.Fatalf("pool %s: shelf %q of node %q with %d pods", key.Name, name, s.node, s.pods.Len())
+			}
+			queued += s.pods.Len()
+			for e := s.pods.Front(); e != nil && e.Next() != nil; e = e.Next() {
+				if byAge(e.Value.(*pod), e.Next().Value.(*pod)) > 0 {
+					t.Fatalf("pool %s: the queue of node %q is not in order", key.Name, name)
+				}
+			}
+		}
+		if queued != p.queue.n || len(p.queue.shelves) != p.queue.turn.Len() {
+			t.Fatalf("pool %s: %d pods in the queue, counted %d; %d nodes, %d have their turn", key.Name, queued, p.queue.n, len(p.queue.shelves), p.queue.turn.Len())
+		}
+		last := uint64(0)
+		for e := p.waiting.Front(); e != nil; e = e.Next() {
+			cl := e.Value.(*claim)
+			waiting[cl] = true
+			if cl.elem != e || cl.pod != nil || cl.number <= last || len(cl.tokens) == 0 {
+				t.Fatalf("pool %s: claim %+v waits after %d", key.Name, cl, last)
+			}
+			last = cl.number
+		}
+	}
+	for token, cl := range c.claims {
+		if !slices.Contains(cl.tokens, token) || waiting[cl] == (cl.pod != nil) {
+			t.Fatalf("claim %d: %+v, waits: %v", token, cl, waiting[cl])
+		}
+	}
+	for key, k := range c.keys {
+		if (k.claim != nil) == (k.sandbox != nil) {
+			t.Fatalf("key %v stands for %+v", key, k)
+		}
+		if s := k.sandbox; s != nil && (c.sandboxes[s.ID] != s || s.claimKey() != key || (s.keyElem != nil) != (s.Phase == Released || s.Phase == Ended)) {
+			t.Fatalf("key %v stands for %+v", key, s)
+		}
+	}
+	all := 0
+	for _, p := range c.pools {
+		all += len(p.pods)
+	}
+	if all != len(c.pods) {
+		t.Fatalf("%d pods, %d in pools", len(c.pods), all)
+	}
+	holds := map[PodKey]string{}
+	ended, queued := 0, 0
+	for id, s := range c.sandboxes {
+		q := c.pods[s.Pod]
+		if s.ID != id {
+			t.Fatalf("%s is kept as %s", s.ID, id)
+		}
+		if s.Phase != Ended && q != nil && q.sandbox != s {
+			t.Fatalf("%s is in phase %d, but its pod does not hold it", id, s.Phase)
+		}
+		if q == nil && (s.Phase == Starting || s.Phase == Running || s.Phase == Released && s.fence.done) {
+			t.Fatalf("%s is in phase %d, and its pod is gone", id, s.Phase)
+		}
+		if s.Phase != Ended && holds[s.Pod] != "" {
+			t.Fatalf("pod %s holds %s and %s", s.Pod.Name, id, holds[s.Pod])
+		}
+		holds[s.Pod] = id
+		switch s.Phase {
+		case Starting, Running, Releasing:
+			if q != nil && q.phase != podClaimed {
+				t.Fatalf("%s is in phase %d, its pod in %d", id, s.Phase, q.phase)
+			}
+		case Released:
+			if q != nil && q.phase != podReleased && q.phase != podDeleting {
+				t.Fatalf("%s is released, its pod in phase %d", id, q.phase)
+			}
+		case Ended:
+			ended++
+		}
+		if s.queued {
+			queued++
+			if s.Phase != Starting && s.Phase != Running && s.Phase != Releasing {
+				t.Fatalf("%s still has a deadline in phase %d", id, s.Phase)
+			}
+			if s.index >= len(c.deadlines) || c.deadlines[s.index] != s {
+				t.Fatalf("%s is not at its place among the deadlines", id)
+			}
+		}
+		if due := (s.Phase == Running || s.Phase == Starting) && !s.EndAt.IsZero(); due && !s.queued {
+			t.Fatalf("%s has no deadline", id)
+		}
+	}
+	if ended != c.ended.Len() || queued != len(c.deadlines) {
+		t.Fatalf("%d ended and %d deadlines, kept are %d and %d", ended, queued, c.ended.Len(), len(c.deadlines))
+	}
+	streams := 0
+	for id, s := range c.sessions {
+		if s.id != id {
+			t.Fatalf("session %s is kept as %s", s.id, id)
+		}
+		if s.stream == 0 {
+			continue
+		}
+		streams++
+		if c.streams[s.stream] != s {
+			t.Fatalf("session %s is not kept with its stream", id)
+		}
+		for e := c.fences.Front(); e != nil; e = e.Next() {
+			sb := e.Value.(*sandbox)
+			_, waits := sb.fence.waiting[s]
+			if pends := slices.ContainsFunc(s.pending, func(p pending) bool { return p.sandbox == sb }); waits != pends {
+				t.Fatalf("the fence of %s waits for session %s: %v, which owes an acknowledgement: %v", sb.ID, id, waits, pends)
+			}
+		}
+	}
+	if streams != len(c.streams) {
+		t.Fatalf("%d streams, %d sessions with one", len(c.streams), streams)
+	}
+	for e := c.fences.Front(); e != nil; e = e.Next() {
+		sb := e.Value.(*sandbox)
+		for s := range sb.fence.waiting {
+			if c.sessions[s.id] != s {
+				t.Fatalf("the fence of %s waits for session %s, which has ended", sb.ID, s.id)
+			}
+		}
+	}
+}

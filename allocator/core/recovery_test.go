@@ -1,0 +1,273 @@
+package core
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+)
+
+// ---- leaders that follow each other
+
+func TestRecoveryLeavesAPoolThatIsAsItShouldBeAlone(t *testing.T) {
+	s := newSim(t)
+	effects := s.recover([]Pool{specA(2)}, []Pod{warmPod("a-1"), with(warmPod("a-2"), func(p *Pod) { p.Ready = false })})
+	if len(effects) > 0 {
+		t.Errorf("unexpected %+v", effects)
+	}
+}
+
+func TestRecoveryDoesNotTakeAPoolForDrainedThatHoldsASandbox(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{changed(specA(1), func(p *Pool) { p.Deleting = true })}, []Pod{warmPod("a-1")}, on("a-1", "x"))
+	none[PoolDrained](s)
+	if r := one[SandboxReleased](s); r.Sandbox.ID != "x" || r.Sandbox.Reason != ReasonPoolDeleted {
+		t.Errorf("release %+v", r)
+	}
+}
+
+// What a leader finds in the journal, in the Sandbox object and of the pod, and
+// what it makes of it.
+func TestRecoveryFindsEverySandboxInItsState(t *testing.T) {
+	fact := func(phase Phase, counter uint64) []Fact {
+		f := on("a-1", "x")
+		if phase == Released {
+			f = released("a-1", "x")
+		}
+		f.Revision.Counter, f.Sandbox.Revision.Counter, f.Sandbox.Phase = counter, counter, phase
+		return []Fact{f}
+	}
+	object := func(phase Phase, counter uint64) []Sandbox {
+		return []Sandbox{*fact(phase, counter)[0].Sandbox}
+	}
+	there := []Pod{warmPod("a-1")}
+	seen := func(change func(*Pod)) []Pod { return []Pod{with(warmPod("a-1"), change)} }
+	for _, tt := range []struct {
+		name    string
+		pods    []Pod
+		facts   []Fact
+		objects []Sandbox
+		want    Phase
+		reason  string // of the release that recovery finds out about
+		record  bool   // a state is to be recorded
+	}{
+		{"in the journal only", there, fact(Running, 5), nil, Running, "", true},
+		{"in the object only", there, nil, object(Running, 5), Running, "", false},
+		{"in both", there, fact(Running, 5), object(Running, 5), Running, "", false},
+		{"the journal is ahead", there, fact(Released, 6), object(Running, 5), Released, "", true},
+		{"the object is ahead", there, fact(Running, 5), object(Released, 6), Released, "", false},
+		{"ended, but its pod is still there", there, nil, object(Ended, 7), Released, "", true},
+		{"its labels say that it was used", seen(func(p *Pod) { p.Used = true }), fact(Running, 5), nil, Running, "", true},
+		{"being deleted", seen(func(p *Pod) { p.Deleting = true }), fact(Running, 5), nil, Released, ReasonPodDeleted, true},
+		{"finished", seen(func(p *Pod) { p.Finished = true }), nil, object(Running, 5), Released, ReasonPodFailed, true},
+		{"moved", seen(func(p *Pod) { p.IP = netip.MustParseAddr("10.9.9.9") }), nil, object(Running, 5), Released, ReasonPodMoved, true},
+		{"replaced by another of its name", seen(func(p *Pod) { p.Key.UID = "other" }), fact(Running, 5), nil, Released, ReasonPodGone, true},
+		{"gone", nil, fact(Running, 5), nil, Released, ReasonPodGone, true},
+		{"gone, while it was starting", nil, fact(Starting, 5), nil, Released, ReasonPodGone, true},
+		{"gone, released before", nil, fact(Released, 6), nil, Released, "", true},
+		{"gone, ended before", nil, nil, object(Ended, 7), Ended, "", false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := newSimAt(t, 2, start)
+			s.recoverState(State{Pools: []Pool{specA(0)}, Nodes: []string{"n1"}, Pods: tt.pods, Facts: tt.facts, Records: tt.objects})
+			sb, ok := s.core.Sandbox("x")
+			if !ok || sb.Phase != tt.want {
+				t.Fatalf("found %+v %v, expected phase %d", sb, ok, tt.want)
+			}
+			if len(tt.pods) > 0 && tt.pods[0].Key == key("a-1") {
+				none[DeletePod](s) // not before the fence
+			}
+			none[SandboxReady](s) // that was another leader's to say
+			releases := of[SandboxReleased](s.effects)
+			if got := len(releases) == 1; got != (tt.reason != "") || got && releases[0].Sandbox.Reason != tt.reason {
+				t.Errorf("released %+v, expected %q", releases, tt.reason)
+			}
+			if got := len(of[Record](s.effects)) > 0; got != tt.record {
+				t.Errorf("recorded: %v, expected %v", got, tt.record)
+			}
+			s.step(Claim{Token: 1, Pool: poolA})
+			one[ClaimRefused](s) // whatever it is, it is not warm
+			if tt.want != Released || len(tt.pods) > 0 && tt.pods[0].Key == key("a-1") {
+				return
+			}
+			s.pass(maxStale) // routers of the earlier term may still know it
+			none[Record](s)
+			s.pass(maxStale/100 + time.Second)
+			if s.pass(window); one[Record](s).Sandbox.Phase != Ended {
+				t.Errorf("recorded %+v", s.effects)
+			}
+		})
+	}
+}
+
+func TestRecordsThatContradictEachOtherStopTheLeader(t *testing.T) {
+	s := newSimAt(t, 2, start)
+	_, err := s.core.Recover(State{Facts: []Fact{on("a-1", "x"), on("a-1", "y")}})
+	if err == nil || !strings.Contains(err.Error(), "both on record with pod a-1") {
+		t.Errorf("error %v", err)
+	}
+}
+
+func TestPodThatSomebodyMarkedAsUsedIsNeverHandedOutAndDeleted(t *testing.T) {
+	s := newSim(t)
+	used := with(warmPod("a-1"), func(p *Pod) { p.Used = true })
+	s.recover([]Pool{specA(0)}, []Pod{used})
+	one[Repaired](s)
+	s.step(Claim{Token: 1, Pool: poolA})
+	one[ClaimRefused](s)
+	// Routers of an earlier term may know a route to it.
+	if after := s.deletedAfter(key("a-1"), never); after < maxStale+window {
+		t.Errorf("deleted after %v", after)
+	}
+}
+
+func TestIdlePodIsDeletedOnlyOnceThatIsDurable(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})
+	s.slow = true
+	s.step(PoolSeen{specA(0)})
+	facts := one[Write](s).Facts
+	if len(facts) != 1 || facts[0].Sandbox != nil || facts[0].Discard != key("a-1") {
+		t.Errorf("written %+v", facts)
+	}
+	none[DeletePod](s)
+	s.step(PoolSeen{specA(1)}) // too late: the intent is final
+	s.step(Claim{Token: 1, Pool: poolA})
+	one[ClaimRefused](s)
+	s.written()
+	one[DeletePod](s)
+	s.step(PodGone{key("a-1")})
+	if st := one[Settle](s); st.Pod != key("a-1") {
+		t.Errorf("settled %+v", st)
+	}
+}
+
+func TestIntentToDeleteHoldsUnderTheNextLeader(t *testing.T) {
+	s := newSimAt(t, 2, start)
+	intent := Fact{Revision: Revision{1, 3}, Discard: key("a-1")}
+	late := Fact{Revision: Revision{1, 4}, Discard: key("a-2")}
+	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")}, intent, late)
+	if d := one[DeletePod](s); d.Pod != key("a-1") {
+		t.Errorf("deleted %+v", d)
+	}
+	if st := one[Settle](s); st.Pod != key("a-2") || st.Revision != late.Revision {
+		t.Errorf("settled %+v", st) // it is gone
+	}
+	s.step(Claim{Token: 1, Pool: poolA})
+	one[ClaimRefused](s)
+}
+
+func TestIntentWhosePodGoesMeanwhileIsSettledOnceItIsWritten(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})
+	s.slow = true
+	s.step(PoolSeen{specA(0)})
+	s.step(PodGone{key("a-1")})
+	none[Settle](s)
+	s.written()
+	one[Settle](s)
+	none[DeletePod](s)
+}
+
+func TestSandboxOfAnEarlierTermIsFencedAgainstRoutersThatWereNotHeardOf(t *testing.T) {
+	s := newSimAt(t, 2, start)
+	s.recover([]Pool{specA(0)}, []Pod{warmPod("a-1")}, on("a-1", "x"))
+	s.pass(20 * time.Second)
+	s.release("x")
+	want := maxStale + maxStale/100 + window - 20*time.Second
+	if after := s.deletedAfter(key("a-1"), never); after < want || after > want+time.Second {
+		t.Errorf("deleted after %v, expected %v", after, want)
+	}
+}
+
+func TestSandboxOfThisTermIsNotFencedAgainstEarlierOnes(t *testing.T) {
+	s := newSimAt(t, 2, start)
+	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})
+	sb := s.claim()
+	s.release(sb.ID)
+	if after := s.deletedAfter(sb.Pod, never); after != window {
+		t.Errorf("deleted after %v, expected %v", after, window)
+	}
+}
+
+func TestUsedPodIsNeverHandedOutAgainByAnObservationThatIsOld(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})
+	sb := s.claim()
+	gone := s.step(PodGone{sb.Pod})
+	s.record(gone)
+	s.step(PodSeen{warmPod("a-1")}) // the watch lags behind what an audit found out
+	s.step(Claim{Token: 2, Pool: poolA})
+	one[ClaimRefused](s)
+	// It is not left over either: the fence was complete, or goes on.
+	s.record(s.step(PodSeen{warmPod("a-1")}))
+	if after := s.deletedAfter(sb.Pod, never); after > window {
+		t.Errorf("deleted after %v", after)
+	}
+}
+
+func TestPodThatComesBackAfterItsFenceIsDeleted(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})
+	sb := s.claim()
+	s.record(s.step(PodGone{sb.Pod}))
+	s.pass(window)
+	s.step(PodSeen{warmPod("a-1")})
+	if d := one[DeletePod](s); d.Pod != sb.Pod {
+		t.Errorf("deleted %+v", d)
+	}
+}
+
+func TestRecordsOfEndedSandboxesAreBounded(t *testing.T) {
+	s := newSim(t)
+	s.cfg.KeepEnded, s.cfg.KeepEndedFor = 1, time.Hour
+	s.restart()
+	s.recover([]Pool{specA(3)}, []Pod{warmPod("a-1"), warmPod("a-2"), warmPod("a-3")})
+	first, second, third := s.claim(), s.claim(), s.claim()
+	s.step(PodGone{first.Pod})
+	s.step(PodGone{second.Pod})
+	var last []Effect
+	for _, r := range of[Record](s.pass(window)) {
+		if r.Sandbox.ID == first.ID {
+			last = append(last, r)
+		} else {
+			s.record([]Effect{r})
+		}
+	}
+	s.pass(time.Second)
+	// The last state of the first one is not written: that would bring it back. The
+	// second need not wait for it.
+	if f := one[ForgetRecord](s); f.ID != second.ID {
+		t.Errorf("forgotten %+v", f)
+	}
+	s.record(last)
+	s.pass(time.Second)
+	none[ForgetRecord](s)
+	s.step(PodGone{third.Pod})
+	s.pass(window)
+	if f := one[ForgetRecord](s); f.ID != first.ID {
+		t.Errorf("forgotten %+v", f)
+	}
+	s.record(s.effects)
+	s.pass(time.Hour)
+	if f := one[ForgetRecord](s); f.ID != third.ID {
+		t.Errorf("forgotten %+v", f)
+	}
+	s.step(Recorded{ID: third.ID, Revision: third.Revision})
+}
+
+func TestRecordIsKeptUntilTheFenceIsComplete(t *testing.T) {
+	s := newSim(t)
+	s.cfg.KeepEndedFor = time.Second
+	s.restart()
+	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})
+	s.join("r", 1)
+	sb := s.claim()
+	s.record(s.step(PodGone{sb.Pod}))
+	s.pass(maxStale)
+	none[ForgetRecord](s)
+	s.step(SessionGoodbye{Session: "r"})
+	s.record(s.pass(window))
+	s.pass(time.Second)
+	one[ForgetRecord](s)
+}

@@ -1,0 +1,298 @@
+package core
+
+import (
+	"net/netip"
+	"reflect"
+	"slices"
+	"testing"
+	"time"
+)
+
+// ---- releases and fences
+
+func TestReleaseIsToldOnlyOnceItIsDurable(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})
+	s.join("r", 1)
+	sb := s.claim()
+	s.slow = true
+	s.step(Release{Token: 2, ID: sb.ID, Reason: ReasonKilled})
+	if f := s.given(); f.Phase != Released || f.Reason != ReasonKilled || !f.EndedAt.Equal(s.now.Wall) {
+		t.Errorf("written %+v", f)
+	}
+	none[SendRelease](s)
+	none[ReleaseAnswered](s)
+	none[Record](s)
+	s.step(Release{Token: 3, ID: sb.ID, Reason: ReasonKilled})
+	if len(s.core.outbox.pending) > 0 { // one fact is enough for two callers
+		t.Errorf("waits: %+v", s.core.outbox.pending)
+	}
+	s.written()
+	one[SendRelease](s)
+	one[SandboxReleased](s)
+	none[ReleaseAnswered](s)
+	s.ack("r", 1, 3)
+	if answers := of[ReleaseAnswered](s.effects); len(answers) != 2 || answers[0].Status != ReleaseOK || answers[0].Outstanding != 0 {
+		t.Errorf("answers %+v", answers)
+	}
+}
+
+func TestReleaseIsAnsweredAfterAckWaitAtTheLatest(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})
+	s.join("r", 1)
+	sb := s.claim()
+	s.release(sb.ID)
+	s.pass(900 * time.Millisecond)
+	none[ReleaseAnswered](s)
+	s.pass(100 * time.Millisecond)
+	if a := one[ReleaseAnswered](s); a.Outstanding != 1 {
+		t.Errorf("answer %+v", a)
+	}
+}
+
+func TestReleaseDoesNotKeepCallersWaitingForARouterThatIsNotConnected(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})
+	s.join("r", 1)
+	sb := s.claim()
+	s.release(sb.ID)
+	s.step(SessionLeft{Session: "r", Stream: 1})
+	if a := one[ReleaseAnswered](s); a.Outstanding != 1 {
+		t.Errorf("answer %+v", a)
+	}
+}
+
+func TestReleaseSaysWhetherThereWasSuchASandbox(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})
+	s.step(Release{Token: 1, ID: "nobody"})
+	if a := one[ReleaseAnswered](s); a.Status != ReleaseUnknown {
+		t.Errorf("unknown: %+v", a)
+	}
+	sb := s.claim()
+	s.release(sb.ID)
+	s.step(Release{Token: 3, ID: sb.ID})
+	if a := one[ReleaseAnswered](s); a.Status != ReleaseGone {
+		t.Errorf("released: %+v", a)
+	}
+	s.step(PodGone{key("a-1")})
+	s.step(Release{Token: 4, ID: sb.ID})
+	if a := one[ReleaseAnswered](s); a.Status != ReleaseGone {
+		t.Errorf("ended: %+v", a)
+	}
+}
+
+func TestReleasedPodIsNotDeletedBeforeEveryRouterAcknowledged(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})
+	s.join("r1", 1)
+	s.join("r2", 2)
+	sb := s.claim()
+	s.release(sb.ID)
+	s.ack("r1", 1, 3)
+	for range 50 { // both are alive and keep asking
+		s.step(SessionPing{Session: "r1", Stream: 1})
+		s.step(SessionPing{Session: "r2", Stream: 2})
+		if s.deletedAfter(sb.Pod, 2*time.Second) < 2*time.Second {
+			t.Fatal("deleted without the acknowledgement of r2")
+		}
+	}
+	s.ack("r2", 2, 2) // of the route, not of the release
+	if s.deletedAfter(sb.Pod, 10*time.Second) < 10*time.Second {
+		t.Fatal("deleted after an acknowledgement of an earlier message")
+	}
+	s.ack("r2", 2, 3)
+	if after := s.deletedAfter(sb.Pod, never); after != window {
+		t.Errorf("deleted %v after the last acknowledgement, expected the window, %v", after, window)
+	}
+}
+
+func TestSilentRouterHoldsTheFenceUntilItMustHaveGoneStale(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})
+	s.join("r", 1)
+	sb := s.claim()
+	s.pass(10 * time.Second)
+	s.step(SessionPing{Session: "r", Stream: 1, Nonce: 9})
+	if p := one[SendPong](s); p.Nonce != 9 {
+		t.Errorf("pong %+v", p)
+	}
+	s.release(sb.ID)
+	s.step(SessionLeft{Session: "r", Stream: 1})
+	want := maxStale + maxStale/100 + window
+	if after := s.deletedAfter(sb.Pod, never); after < want || after > want+time.Second {
+		t.Errorf("deleted %v after the last ping, expected %v", after, want)
+	}
+}
+
+func TestRouterThatIsNotConnectedWhenASandboxIsReleasedIsWaitedFor(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})
+	s.join("r", 1)
+	sb := s.claim()
+	s.step(SessionLeft{Session: "r", Stream: 1})
+	s.release(sb.ID)
+	none[SendRelease](s)
+	if after := s.deletedAfter(sb.Pod, maxStale); after < maxStale {
+		t.Errorf("deleted after %v, the router may still be fresh", after)
+	}
+	s.join("r2", 2) // another router: it never knew the sandbox
+	if after := s.deletedAfter(sb.Pod, never); after > 2*window {
+		t.Errorf("deleted only after %v more", after)
+	}
+}
+
+func TestGoodbyeClearsTheFenceButNotTheWindow(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})
+	s.join("r", 1)
+	sb := s.claim()
+	s.release(sb.ID)
+	s.step(SessionGoodbye{Session: "r"})
+	one[CloseStream](s)
+	if after := s.deletedAfter(sb.Pod, never); after != window {
+		t.Errorf("deleted %v after the Goodbye, expected %v", after, window)
+	}
+}
+
+func TestRouterThatRejoinsDuringAReleaseAcknowledgesItWithTheSnapshot(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})
+	s.join("r", 1)
+	sb := s.claim()
+	s.release(sb.ID)
+	s.join("r", 2) // before the end of the old stream was noticed
+	if c := one[CloseStream](s); c.Stream != 1 {
+		t.Errorf("closed %+v", c)
+	}
+	if routes := one[SendSnapshot](s).Routes; len(routes) != 0 {
+		t.Errorf("snapshot with %+v", routes)
+	}
+	// On the old stream: what the router had then is not what it has now.
+	s.ack("r", 1, 1)
+	s.ack("r", 1, 3)
+	s.step(SessionLeft{Session: "r", Stream: 1})
+	s.ack("r", 2, 9) // nothing of that number was sent
+	if s.deletedAfter(sb.Pod, 20*time.Second) < 20*time.Second {
+		t.Fatal("deleted before the snapshot was acknowledged")
+	}
+	s.ack("r", 2, 1)
+	if after := s.deletedAfter(sb.Pod, never); after != window {
+		t.Errorf("deleted %v after the acknowledgement, expected %v", after, window)
+	}
+}
+
+func TestSnapshotHoldsWhatRunsAndNothingElse(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{specA(4)}, []Pod{warmPod("a-1"), warmPod("a-2"), warmPod("a-3"), warmPod("a-4")})
+	s.claim()
+	releasing, released := s.claim(), s.claim()
+	s.release(released.ID)
+	s.slow = true
+	s.step(Claim{Token: 1, Pool: poolA, Wait: wait}) // not durable yet
+	s.step(Release{ID: releasing.ID, Reason: ReasonKilled})
+	s.step(SessionJoined{Session: "r", Stream: 1})
+	var got []string
+	for _, r := range one[SendSnapshot](s).Routes {
+		got = append(got, r.ID)
+	}
+	slices.Sort(got)
+	if !slices.Equal(got, []string{"term1-id1", "term1-id2"}) {
+		t.Errorf("snapshot with %v", got)
+	}
+}
+
+func TestResolveTellsRunningGoneAndUnknownApart(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{specA(2)}, []Pod{warmPod("a-1"), warmPod("a-2")})
+	s.join("r", 1)
+	running, released := s.claim(), s.claim()
+	s.release(released.ID)
+	for id, want := range map[string]SendResolved{
+		running.ID: {Stream: 1, ID: running.ID, Sandbox: &running}, released.ID: {Stream: 1, ID: released.ID, Gone: true}, "x": {Stream: 1, ID: "x"},
+	} {
+		s.step(Resolve{Session: "r", Stream: 1, ID: id})
+		if got := one[SendResolved](s); !reflect.DeepEqual(got, want) {
+			t.Errorf("%s: %+v, expected %+v", id, got, want)
+		}
+	}
+	s.step(Resolve{Session: "r", Stream: 9, ID: "x"})
+	none[SendResolved](s)
+}
+
+func TestSandboxIsReleasedAtItsEndTime(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})
+	s.step(Claim{Token: 1, Pool: poolA, Lifetime: time.Minute, Wait: wait})
+	if c := one[Claimed](s); !c.Sandbox.EndAt.Equal(s.now.Wall.Add(time.Minute)) {
+		t.Errorf("claimed %+v", c)
+	}
+	s.pass(59 * time.Second)
+	none[SandboxReleased](s)
+	s.pass(time.Second)
+	if r := one[SandboxReleased](s); r.Sandbox.Reason != ReasonTimeout {
+		t.Errorf("release %+v", r)
+	}
+}
+
+func TestSandboxWhosePodCannotServeItIsReleasedAndNotToldToAnybodyMeanwhile(t *testing.T) {
+	for reason, ev := range map[string]Event{
+		ReasonPodDeleted: PodSeen{with(warmPod("a-1"), func(p *Pod) { p.Deleting = true })},
+		ReasonPodFailed:  PodSeen{with(warmPod("a-1"), func(p *Pod) { p.Finished = true })},
+		ReasonPodGone:    PodGone{key("a-1")},
+		ReasonPodMoved:   PodSeen{with(warmPod("a-1"), func(p *Pod) { p.IP = netip.MustParseAddr("10.9.9.9") })},
+	} {
+		t.Run(reason, func(t *testing.T) {
+			s := newSim(t)
+			s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})
+			s.join("r", 1)
+			sb := s.claim()
+			s.slow = true
+			s.step(ev)
+			none[SandboxReleased](s) // it is not durable yet
+			s.step(Resolve{Session: "r", Stream: 1, ID: sb.ID})
+			if one[SendResolved](s).Sandbox != nil {
+				t.Error("it is still told where it is")
+			}
+			s.step(SessionJoined{Session: "r2", Stream: 2})
+			if routes := one[SendSnapshot](s).Routes; len(routes) > 0 {
+				t.Errorf("snapshot with %+v", routes)
+			}
+			s.written()
+			if r := one[SandboxReleased](s); r.Sandbox.Reason != reason {
+				t.Errorf("released %+v", r)
+			}
+			if n := len(of[SendRelease](s.effects)); n != 2 {
+				t.Errorf("%d routers were told", n)
+			}
+			none[DeletePod](s)
+			s.step(ev)
+			none[SandboxReleased](s)
+			none[Write](s)
+		})
+	}
+}
+
+func TestReleaseUnderWayIsAnsweredWhenThePodVanishes(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})
+	sb := s.claim()
+	s.slow = true
+	s.step(Release{Token: 5, ID: sb.ID, Reason: ReasonKilled})
+	s.step(PodGone{sb.Pod})
+	s.written()
+	if r := one[SandboxReleased](s); r.Sandbox.Reason != ReasonKilled {
+		t.Errorf("released %+v", r)
+	}
+	if a := one[ReleaseAnswered](s); a.Token != 5 || a.Status != ReleaseOK {
+		t.Errorf("answer %+v", a)
+	}
+	if r := one[Record](s); r.Sandbox.Phase != Released {
+		t.Errorf("recorded %+v", r)
+	}
+	s.pass(window)
+	if r := one[Record](s); r.Sandbox.Phase != Ended {
+		t.Errorf("recorded %+v", r)
+	}
+}

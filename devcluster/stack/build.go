@@ -1,0 +1,31 @@
+package stack
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+)
+
+// Build builds programs of this module, by their names below cmd, into dir, for
+// tests and benchmarks: what they run is the tree as it is. With race they have
+// the race detector, which needs a C compiler.
+func Build(ctx context.Context, dir string, race bool, programs ...string) error {
+	args := []string{"build", "-o", dir + "/"}
+	env := os.Environ()
+	if race {
+		args = append(args, "-race")
+	} else {
+		args, env = append(args, "-trimpath"), append(env, "CGO_ENABLED=0")
+	}
+	for _, program := range programs {
+		args = append(args, "github.com/berth-sandbox/berth/cmd/"+program)
+	}
+	cmd := exec.CommandContext(ctx, "go", args...)
+	cmd.Env = env
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("go %s: %w\n%s", strings.Join(args, " "), err, out)
+	}
+	return nil
+}
