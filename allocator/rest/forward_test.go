@@ -98,7 +98,7 @@ func TestALeaderThatTakesACallAndDoesNotAnswerIsNotWaitedForForEver(t *testing.T
 	r.Header.Set("X-Request-Id", "req-1")
 	w := httptest.NewRecorder()
 	handler(t, &fake{leader: leader}).ServeHTTP(w, r)
-	require.Contains(t, refusal(t, w, 503, apierror.NotLeader).Message, "a release may have taken place")
+	require.Contains(t, refusal(t, w, 503, apierror.NotLeader).Message, "whether the call has taken place is not known")
 }
 
 func TestTheLeaderLearnsThatTheCallerOfAFollowerHasGone(t *testing.T) {
