@@ -57,11 +57,12 @@ func newMetrics(reg prometheus.Registerer, a *Allocator) (*metrics, error) {
 		gauge("berth_allocator_journal_unsettled_bytes", "What has to ride along, because no Sandbox object shows it yet. New claims are refused above 32 MiB.", func(t *term) float64 { return float64(t.journal.log.Stats().UnsettledBytes) }),
 		gauge("berth_allocator_leading", "1 while this replica leads.", func(*term) float64 { return 1 }),
 		gauge("berth_allocator_events_waiting", "Events waiting for the core.", func(t *term) float64 { return float64(len(t.loop.in)) }),
-		gauge("berth_allocator_writes_waiting", "Writes to pods waiting for a worker.", func(t *term) float64 { return float64(t.creates.waiting() + t.deletes.waiting() + t.other.waiting()) }),
+		gauge("berth_allocator_writes_waiting", "Pods and other objects waiting to be made or deleted, also those where that has failed and is tried again.", func(t *term) float64 { return float64(t.creates.waiting() + t.deletes.waiting() + t.other.waiting()) }),
 		gauge("berth_allocator_labels_waiting", "Pods whose labels wait to be written.", func(t *term) float64 { return float64(t.labeler.Waiting()) }),
-		gauge("berth_allocator_hooks_waiting", "postStart hooks waiting for a worker.", func(t *term) float64 { return float64(t.hooks.waiting()) }),
-		gauge("berth_allocator_projection_waiting", "Sandbox objects waiting to be written.", func(t *term) float64 { n, _ := t.projector.Waiting(); return float64(n) }),
-		gauge("berth_allocator_projection_lag_seconds", "For how long the first of them has been waiting. New claims are refused above 30 s.", func(t *term) float64 { _, lag := t.projector.Waiting(); return lag.Seconds() }),
+		gauge("berth_allocator_hooks_waiting", "postStart hooks waiting until their pool's earlier ones have answered.", func(t *term) float64 { return float64(t.hooks.waiting()) }),
+		gauge("berth_allocator_projection_waiting", "Sandbox objects waiting to be written.", func(t *term) float64 { return float64(t.projector.Backlog().Objects) }),
+		gauge("berth_allocator_projection_refused", "Sandbox objects that the API server does not take, a webhook or somebody's edit being the reason. Up to 100 do not count for the lag.", func(t *term) float64 { return float64(t.projector.Backlog().Refused) }),
+		gauge("berth_allocator_projection_lag_seconds", "For how long the first of them has been waiting. New claims are refused above 30 s.", func(t *term) float64 { return t.projector.Backlog().Lag.Seconds() }),
 	} {
 		if err := reg.Register(c); err != nil {
 			return nil, err

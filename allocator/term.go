@@ -2,7 +2,10 @@ package allocator
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -12,7 +15,6 @@ import (
 
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/allocator/journal"
-	"github.com/berth-sandbox/berth/allocator/kube"
 	"github.com/berth-sandbox/berth/allocator/pods"
 	"github.com/berth-sandbox/berth/allocator/poststart"
 	"github.com/berth-sandbox/berth/allocator/project"
@@ -26,9 +28,9 @@ const (
 	createWorkers     = 8
 	deleteWorkers     = 8
 	backgroundWorkers = 8
+	callbackWorkers   = 8
 	projectWorkers    = 24
 	labelWorkers      = 4
-	hookWorkers       = 256
 )
 
 // term is what a leader has, from its election to its end.
@@ -42,10 +44,11 @@ type term struct {
 	labeler   *pods.Labeler
 	projector *project.Projector
 	headStart headStart
-	hooks     *workers
+	hooks     *hooks
 	creates   *workers
 	deletes   *workers
 	other     *workers
+	callbacks *workers // into the program that embeds us, which may take its time
 	caller    *poststart.Caller
 	log       *zap.Logger
 }
@@ -70,12 +73,11 @@ func (a *Allocator) lead(ctx context.Context) error {
 	defer a.watches.attach(nil)
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	if err := t.recover(ctx, facts); err != nil {
-		close(t.loop.done) // it will never run: the watches must not wait for it
+	if err = t.recover(ctx, facts); err != nil {
 		if ctx.Err() != nil {
-			return nil
+			err = nil
 		}
-		return err
+		stop() // what follows ends at once: the watches must not wait for a loop that never runs
 	}
 	var all sync.WaitGroup
 	failed := make(chan error, 1)
@@ -88,16 +90,19 @@ func (a *Allocator) lead(ctx context.Context) error {
 	all.Go(func() { t.creates.run(ctx, createWorkers) })
 	all.Go(func() { t.deletes.run(ctx, deleteWorkers) })
 	all.Go(func() { t.other.run(ctx, backgroundWorkers) })
-	all.Go(func() { t.hooks.run(ctx, hookWorkers) })
+	all.Go(func() { t.callbacks.run(ctx, callbackWorkers) })
+	all.Go(func() { t.hooks.run(ctx) })
 	all.Go(func() { t.labeler.Run(ctx, labelWorkers) })
 	all.Go(func() { t.projector.Run(ctx, projectWorkers) })
 	all.Go(func() { t.watchPressure(ctx) })
 	all.Go(func() { a.watches.pods.Audit(ctx, t.podKeys) })
 	all.Go(func() { a.watches.pools.Maintain(ctx, t.counts) })
 
-	a.setTerm(t)
-	a.control.Lead(t)
-	t.log.Info("leading")
+	if ctx.Err() == nil {
+		a.setTerm(t)
+		a.control.Lead(t)
+		t.log.Info("leading")
+	}
 	select {
 	case <-ctx.Done():
 	case err = <-failed:
@@ -163,9 +168,11 @@ func (a *Allocator) newTerm(log *journal.Log) (*term, error) {
 		return nil, err
 	}
 	t := &term{
-		number: log.Term(), a: a, answers: newAnswers(), hooks: newWorkers(), creates: newWorkers(), deletes: newWorkers(), other: newWorkers(),
+		number: log.Term(), a: a, answers: newAnswers(),
 		caller: poststart.New(a.o.DialPod), log: a.o.Log.With(zap.Uint64("term", log.Term())),
 	}
+	t.creates, t.deletes, t.other, t.callbacks = newWorkers(t.log), newWorkers(t.log), newWorkers(t.log), newWorkers(t.log)
+	t.hooks = newHooks(t.start)
 	t.loop = newLoop(c, t.do)
 	k := a.o.Clients
 	t.journal = newJournalWriter(log, a.o.JournalBytesPerSecond, t.Submit, a.metrics)
@@ -178,26 +185,26 @@ func (a *Allocator) newTerm(log *journal.Log) (*term, error) {
 // recover reads what is there and tells the core. Nothing is answered before.
 func (t *term) recover(ctx context.Context, facts []core.Fact) error {
 	st := core.State{Facts: facts}
-	var deleting []core.RecordSeen
 	w := t.a.watches
-	err := kube.RetryWithin(ctx, kube.ListTimeout, func(ctx context.Context) (err error) {
-		// The objects after the journal: what is in neither was settled in an object
-		// that is read here.
-		if st.Records, deleting, err = w.records.List(ctx); err != nil {
-			return err
-		}
-		if st.Pools, t.loop.poolsListed, err = w.pools.List(ctx); err != nil {
-			return err
-		}
-		if st.Nodes, err = w.nodes.List(ctx); err != nil {
-			return err
-		}
-		st.Pods, t.loop.listed, err = w.pods.List(ctx)
-		return err
-	}, func(err error) { t.log.Warn("not ready, will read again", zap.Error(err)) })
+	// The objects after the journal: what is in neither was settled in an object
+	// that is read here.
+	records, err := w.records.List(ctx)
 	if err != nil {
 		return err
 	}
+	if st.Pools, t.loop.poolsListed, err = w.pools.List(ctx); err != nil {
+		return err
+	}
+	if st.Nodes, err = w.nodes.List(ctx); err != nil {
+		return err
+	}
+	if st.Pods, t.loop.listed, err = w.pods.List(ctx); err != nil {
+		return err
+	}
+	if err := t.unreadable(records, facts); err != nil {
+		return err
+	}
+	st.Records = records.Sandboxes
 	t.loop.knows(st)
 	effects, err := t.loop.core.Recover(st)
 	if err != nil {
@@ -206,12 +213,40 @@ func (t *term) recover(ctx context.Context, facts []core.Fact) error {
 	for _, e := range effects {
 		t.do(e)
 	}
-	for _, ev := range deleting {
+	for _, ev := range records.Deleting {
 		t.loop.step(ev)
 	}
 	t.log.Info("recovered", zap.Int("facts", len(facts)), zap.Int("pools", len(st.Pools)), zap.Int("pods", len(st.Pods)), zap.Int("records", len(st.Records)))
 	return nil
 }
+
+// unreadable returns an error if a sandbox may be live of which neither its object
+// nor the journal says what it is: then its pod must be left alone, and we do not
+// know which one that is.
+func (t *term) unreadable(records project.Listed, facts []core.Fact) error {
+	for _, f := range facts {
+		if f.Sandbox == nil {
+			continue
+		}
+		if err, ok := records.Unreadable[f.Sandbox.ID]; ok {
+			t.log.Warn("taken from the journal, because its object cannot be understood", zap.Error(err))
+			delete(records.Unreadable, f.Sandbox.ID)
+		}
+	}
+	var errs []error
+	for _, err := range records.Unreadable {
+		errs = append(errs, err)
+	}
+	if len(errs) == 0 {
+		return nil
+	}
+	slices.SortFunc(errs, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
+	return fmt.Errorf("%d Sandbox objects in namespace %s cannot be understood, and the journal does not hold them any more; correct them, or delete them and their pods: %w",
+		len(errs), t.a.o.Namespace, errors.Join(errs[:min(len(errs), unreadableMost)]...))
+}
+
+// unreadableMost bounds the objects that an error names.
+const unreadableMost = 10
 
 // do carries out an effect. It is called from the loop and never blocks.
 func (t *term) do(e core.Effect) {
@@ -224,30 +259,31 @@ func (t *term) do(e core.Effect) {
 	case core.Settle:
 		t.journal.log.Settle(settledKey(e), e.Revision.Term, e.Revision.Counter)
 	case core.DeletePod:
-		t.deletes.add(func(ctx context.Context) {
+		t.deletes.add("delete pod", func(ctx context.Context) error {
 			t.headStart.wait(ctx)
-			t.writer.Delete(ctx, e)
+			return t.writer.Delete(ctx, e)
 		})
 	case core.CreatePod:
-		t.creates.add(func(ctx context.Context) {
+		t.creates.add("create pod", func(ctx context.Context) error {
 			t.headStart.wait(ctx)
 			t.create(ctx, e)
+			return nil // the core asks for another one
 		})
 	case core.PoolDrained:
-		t.other.add(func(ctx context.Context) { t.a.watches.pools.Drained(ctx, e.Key) })
+		t.other.add("remove finalizer of a pool", func(ctx context.Context) error { return t.a.watches.pools.Drained(ctx, e.Key) })
 	case core.ForgetRecord:
-		t.other.add(func(ctx context.Context) { t.projector.Forget(ctx, e.ID) })
+		t.other.add("delete Sandbox object", func(ctx context.Context) error { return t.projector.Forget(ctx, e.ID) })
 	case core.Record:
 		t.projector.Record(e.Sandbox)
 	case core.LabelPod:
 		t.labeler.Label(e)
 	case core.StartSandbox:
-		t.hooks.add(func(ctx context.Context) { t.start(ctx, e.Sandbox) })
+		t.hooks.add(e.Sandbox)
 	case core.Claimed:
 		t.a.metrics.claims.WithLabelValues("claimed").Inc()
 		if !t.answers.deliver(e.Token, e) {
 			// The caller has gone in this very moment.
-			t.other.add(func(context.Context) { t.abandoned(e.Sandbox) })
+			t.other.add("release", func(context.Context) error { t.abandoned(e.Sandbox); return nil })
 		}
 	case core.ClaimRefused:
 		t.a.metrics.claims.WithLabelValues("refused").Inc()
@@ -255,21 +291,24 @@ func (t *term) do(e core.Effect) {
 	case core.ReleaseAnswered:
 		t.answers.deliver(e.Token, e)
 	case core.SandboxReady:
-		if hook := t.a.o.OnSandboxReady; hook != nil {
-			t.other.add(func(ctx context.Context) { hook(ctx, e.Sandbox.ID) })
-		}
+		t.callBack(t.a.o.OnSandboxReady, e.Sandbox.ID)
 	case core.SandboxReleased:
+		t.hooks.drop(e.Sandbox)
 		t.a.metrics.releases.WithLabelValues(e.Sandbox.Reason).Inc()
 		t.log.Info("sandbox released", zap.String("sandbox", sandboxid.Short(e.Sandbox.ID)),
 			zap.String("pod", e.Sandbox.Pod.Name), zap.String("reason", e.Sandbox.Reason))
-		if hook := t.a.o.OnSandboxReleased; hook != nil {
-			t.other.add(func(ctx context.Context) { hook(ctx, e.Sandbox.ID) })
-		}
+		t.callBack(t.a.o.OnSandboxReleased, e.Sandbox.ID)
 	case core.Repaired:
 		t.a.metrics.repairs.Inc()
 		t.log.Warn("repaired: "+e.What, zap.String("pod", e.Pod.Name))
 	default:
 		panic(fmt.Sprintf("allocator: unknown effect %T", e))
+	}
+}
+
+func (t *term) callBack(f func(context.Context, string), sandboxID string) {
+	if f != nil {
+		t.callbacks.add("call back", func(ctx context.Context) error { f(ctx, sandboxID); return nil })
 	}
 }
 
@@ -283,7 +322,7 @@ const (
 // afterObjects lets Sandbox objects go before labels.
 func (t *term) afterObjects(ctx context.Context) {
 	t.headStart.wait(ctx)
-	if n, _ := t.projector.Waiting(); n > labelsWaitAbove {
+	if t.projector.Backlog().Objects > labelsWaitAbove {
 		sleep(ctx, labelsWait)
 	}
 }

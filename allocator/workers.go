@@ -3,69 +3,83 @@ package allocator
 import (
 	"context"
 	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.uber.org/zap"
+	"k8s.io/client-go/util/workqueue"
 )
 
-// workers run jobs side by side, so many at a time. What waits is bounded by what
-// the jobs are about: so many for a pod or a sandbox.
+// Pauses before a job that has failed is done again.
+const (
+	jobRetryFirst = 50 * time.Millisecond
+	jobRetryMost  = 30 * time.Second
+)
+
+// workers do jobs side by side, so many at a time, in the order in which they came.
+// One that fails is done again later: meanwhile it takes no worker from the others.
+// What waits is bounded by what the jobs are about: so many for a pod or a sandbox.
 type workers struct {
-	mu    sync.Mutex
-	ready sync.Cond
-	jobs  []func(context.Context)
-	ended bool
+	queue workqueue.TypedRateLimitingInterface[*job]
+	left  atomic.Int64
+	log   *zap.Logger
 }
 
-func newWorkers() *workers {
-	w := &workers{}
-	w.ready.L = &w.mu
-	return w
+type job struct {
+	what string
+	do   func(context.Context) error
 }
 
-// add queues a job. It never blocks. After the end it is dropped.
-func (w *workers) add(job func(context.Context)) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if !w.ended {
-		w.jobs = append(w.jobs, job)
-		w.ready.Signal()
+func newWorkers(log *zap.Logger) *workers {
+	limiter := workqueue.NewTypedItemExponentialFailureRateLimiter[*job](jobRetryFirst, jobRetryMost)
+	return &workers{queue: workqueue.NewTypedRateLimitingQueue(limiter), log: log}
+}
+
+// add queues a job; what says in the log what has failed. It never blocks. After
+// the end it is dropped.
+func (w *workers) add(what string, do func(context.Context) error) {
+	if w.queue.ShuttingDown() {
+		return
 	}
+	w.left.Add(1)
+	w.queue.Add(&job{what, do})
 }
 
-// waiting is the number of jobs that no worker has taken yet.
-func (w *workers) waiting() int {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return len(w.jobs)
-}
+// waiting is the number of jobs that are not done.
+func (w *workers) waiting() int { return int(w.left.Load()) }
 
-// run works with n workers until ctx ends, and waits for the jobs under way:
-// they are given ctx.
+// run works with n workers until ctx ends, and waits for the jobs under way: they
+// are given ctx.
 func (w *workers) run(ctx context.Context, n int) {
-	stop := context.AfterFunc(ctx, func() {
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		w.ended, w.jobs = true, nil
-		w.ready.Broadcast()
-	})
+	stop := context.AfterFunc(ctx, w.queue.ShutDown)
 	defer stop()
 	var all sync.WaitGroup
 	for range n {
 		all.Go(func() {
-			for {
-				w.mu.Lock()
-				for len(w.jobs) == 0 && !w.ended {
-					w.ready.Wait()
-				}
-				if w.ended {
-					w.mu.Unlock()
-					return
-				}
-				job := w.jobs[0]
-				w.jobs[0] = nil // the array lives on; what the job holds must not
-				w.jobs = w.jobs[1:]
-				w.mu.Unlock()
-				job(ctx)
+			for w.next(ctx) {
 			}
 		})
 	}
 	all.Wait()
+}
+
+// next does the job that is next. It is false after the end.
+func (w *workers) next(ctx context.Context) bool {
+	j, ended := w.queue.Get()
+	if ended {
+		return false
+	}
+	defer w.queue.Done(j)
+	if ctx.Err() != nil {
+		w.left.Add(-1)
+		return true
+	}
+	if err := j.do(ctx); err != nil && ctx.Err() == nil {
+		w.log.Warn("will try again: "+j.what, zap.Error(err))
+		w.queue.AddRateLimited(j)
+		return true
+	}
+	w.queue.Forget(j)
+	w.left.Add(-1)
+	return true
 }

@@ -2,26 +2,29 @@ package allocator
 
 import (
 	"context"
+	"errors"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
 )
 
 func TestWorkersRunSoManyJobsSideBySideAndNoMore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const n, jobs = 3, 10
-		w := newWorkers()
+		w := newWorkers(zap.NewNop())
 		ctx, cancel := context.WithCancel(t.Context())
 		var running, most, done atomic.Int32
 		for range jobs {
-			w.add(func(context.Context) {
+			w.add("job", func(context.Context) error {
 				most.Store(max(most.Load(), running.Add(1)))
 				time.Sleep(time.Second)
 				running.Add(-1)
 				done.Add(1)
+				return nil
 			})
 		}
 		require.Equal(t, jobs, w.waiting())
@@ -29,9 +32,10 @@ func TestWorkersRunSoManyJobsSideBySideAndNoMore(t *testing.T) {
 		go func() { w.run(ctx, n); close(ended) }()
 		synctest.Wait()
 		require.EqualValues(t, n, running.Load())
-		require.Equal(t, jobs-n, w.waiting())
+		require.Equal(t, jobs, w.waiting(), "none of them is done")
 		time.Sleep(jobs * time.Second)
 		require.EqualValues(t, jobs, done.Load())
+		require.Zero(t, w.waiting())
 		require.EqualValues(t, n, most.Load())
 		cancel()
 		<-ended
@@ -40,15 +44,16 @@ func TestWorkersRunSoManyJobsSideBySideAndNoMore(t *testing.T) {
 
 func TestWorkersStartInTheOrderOfTheJobs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorkers()
+		w := newWorkers(zap.NewNop())
 		ctx, cancel := context.WithCancel(t.Context())
 		var order []int
 		for i := range 5 {
-			w.add(func(context.Context) {
+			w.add("job", func(context.Context) error {
 				order = append(order, i)
 				if i < 3 { // a job may add another, also when every worker is busy
-					w.add(func(context.Context) { order = append(order, 10+i) })
+					w.add("job", func(context.Context) error { order = append(order, 10+i); return nil })
 				}
+				return nil
 			})
 		}
 		ended := make(chan struct{})
@@ -60,19 +65,55 @@ func TestWorkersStartInTheOrderOfTheJobs(t *testing.T) {
 	})
 }
 
+func TestAJobThatFailsIsDoneAgainAndKeepsNoOtherWaiting(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorkers(zap.NewNop())
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan struct{})
+		go func() { w.run(ctx, 1); close(ended) }()
+		var failed, done int
+		for range 3 {
+			w.add("what always fails", func(context.Context) error { failed++; return errors.New("no") })
+		}
+		attempts := 0
+		w.add("what fails twice", func(context.Context) error {
+			if attempts++; attempts <= 2 {
+				return errors.New("not yet")
+			}
+			return nil
+		})
+		for range 100 {
+			w.add("what does not", func(context.Context) error { done++; return nil })
+		}
+		synctest.Wait()
+		require.Equal(t, 100, done)
+		time.Sleep(10 * time.Minute)
+		require.Equal(t, 3, attempts, "it was done and is done again")
+		require.Equal(t, 3, w.waiting())
+		most := int(10*time.Minute/jobRetryMost) + 20
+		require.Greater(t, failed, 3*10)
+		require.LessOrEqual(t, failed, 3*most, "without pauses")
+		cancel()
+		<-ended
+	})
+}
+
 func TestWorkersEndWaitsForWhatIsUnderWayAndDropsTheRest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorkers()
+		w := newWorkers(zap.NewNop())
 		ctx, cancel := context.WithCancel(t.Context())
 		finish := make(chan struct{})
 		var told error
-		w.add(func(ctx context.Context) {
+		unwanted := func(context.Context) error { t.Error("a job ran after the end"); return nil }
+		w.add("job", func(ctx context.Context) error {
 			<-ctx.Done() // it is told of the end
 			told = ctx.Err()
-			w.add(func(context.Context) { t.Error("a job was added after the end and ran") })
+			time.Sleep(time.Second) // until everybody knows
+			w.add("job", unwanted)
 			<-finish
+			return nil
 		})
-		w.add(func(context.Context) { t.Error("a job ran after the end") })
+		w.add("job", unwanted)
 		ended := make(chan struct{})
 		go func() { w.run(ctx, 1); close(ended) }()
 		synctest.Wait()
@@ -86,7 +127,7 @@ func TestWorkersEndWaitsForWhatIsUnderWayAndDropsTheRest(t *testing.T) {
 		close(finish)
 		<-ended
 		require.ErrorIs(t, told, context.Canceled)
-		w.add(func(context.Context) { t.Error("a job ran after the end") })
+		w.add("job", unwanted)
 		require.Zero(t, w.waiting(), "jobs nobody will run are kept")
 	})
 }
@@ -95,9 +136,9 @@ func TestWorkersThatBeginAfterTheEndDoNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
-		w := newWorkers()
+		w := newWorkers(zap.NewNop())
 		w.run(ctx, 2)
-		w.add(func(context.Context) { t.Error("ran") })
+		w.add("job", func(context.Context) error { t.Error("ran"); return nil })
 		require.Zero(t, w.waiting())
 	})
 }

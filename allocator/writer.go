@@ -103,18 +103,20 @@ func (t *term) watchPressure(ctx context.Context) {
 			return
 		case <-ticker.C:
 		}
-		_, lag := t.projector.Waiting()
-		unsettled := t.journal.log.Stats().UnsettledBytes
-		switch {
-		case !on && (lag > lagMost || unsettled > unsettledMost):
-			on = true
-		case on && lag < lagLow && unsettled < unsettledLow:
-			on = false
-		default:
-			continue
+		backlog, unsettled := t.projector.Backlog(), t.journal.log.Stats().UnsettledBytes
+		if now := pressure(on, backlog.Lag, unsettled); now != on {
+			on = now
+			t.log.Warn("new claims are refused: what is journaled reaches the Sandbox objects too slowly",
+				zap.Bool("refused", on), zap.Duration("lag", backlog.Lag), zap.Int("unsettledBytes", unsettled))
+			t.Submit(core.Pressure{On: on})
 		}
-		t.log.Warn("new claims are refused: what is journaled reaches the Sandbox objects too slowly",
-			zap.Bool("refused", on), zap.Duration("lag", lag), zap.Int("unsettledBytes", unsettled))
-		t.Submit(core.Pressure{On: on})
 	}
+}
+
+// pressure reports whether new claims are to be refused. on: they were.
+func pressure(on bool, lag time.Duration, unsettled int) bool {
+	if on {
+		return lag >= lagLow || unsettled >= unsettledLow
+	}
+	return lag > lagMost || unsettled > unsettledMost
 }

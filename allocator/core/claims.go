@@ -10,11 +10,10 @@ import (
 // claim is what callers wait for: one, or several with one idempotency key.
 type claim struct {
 	number   uint64 // in the order of arrival
-	tokens   []uint64
+	callers  []caller
 	pool     *pool
 	binding  Binding
 	lifetime time.Duration
-	deadline time.Duration // boot clock
 	elem     *list.Element // in the pool's waiting, while it has no pod
 	pod      *pod          // from then on
 	change   *change
@@ -30,7 +29,7 @@ type keyed struct {
 	sandbox *sandbox
 }
 
-// caller waits for a sandbox to be running, until its deadline on the boot clock.
+// caller waits for a sandbox, until its deadline on the boot clock.
 type caller struct {
 	token    uint64
 	deadline time.Duration
@@ -59,8 +58,8 @@ func (c *Core) claim(ev Claim) {
 	}
 	c.claimNumber++
 	cl := &claim{
-		number: c.claimNumber, tokens: []uint64{ev.Token}, pool: p,
-		binding: ev.Binding, lifetime: ev.Lifetime, deadline: c.now.Boot + ev.Wait,
+		number: c.claimNumber, callers: []caller{{ev.Token, c.now.Boot + ev.Wait}}, pool: p,
+		binding: ev.Binding, lifetime: ev.Lifetime,
 	}
 	c.claims[ev.Token] = cl
 	if cl.binding.IdempotencyKey != "" {
@@ -77,7 +76,7 @@ func (c *Core) claimAgain(ev Claim, k *keyed) {
 	case k.hash != ev.Binding.RequestHash:
 		c.emit(ClaimRefused{Token: ev.Token, Why: KeyReused})
 	case k.claim != nil:
-		k.claim.tokens = append(k.claim.tokens, ev.Token)
+		k.claim.callers = append(k.claim.callers, caller{ev.Token, c.now.Boot + ev.Wait})
 		c.claims[ev.Token] = k.claim
 	case s.Phase == Running:
 		c.emit(Claimed{Token: ev.Token, Sandbox: s.Sandbox})
@@ -165,9 +164,9 @@ func (c *Core) waitAgain(cl *claim) {
 func (c *Core) claimAbandoned(token uint64) {
 	if cl := c.claims[token]; cl != nil {
 		delete(c.claims, token)
-		cl.tokens = slices.DeleteFunc(cl.tokens, func(t uint64) bool { return t == token })
+		cl.callers = slices.DeleteFunc(cl.callers, func(x caller) bool { return x.token == token })
 		switch {
-		case len(cl.tokens) > 0:
+		case len(cl.callers) > 0:
 		case cl.elem != nil: // it waits
 			cl.pool.waiting.Remove(cl.elem)
 			c.dropClaim(cl)
@@ -200,8 +199,8 @@ func (c *Core) claimAbandoned(token uint64) {
 
 // dropClaim forgets a claim that came to nothing.
 func (c *Core) dropClaim(cl *claim) {
-	for _, token := range cl.tokens {
-		delete(c.claims, token)
+	for _, x := range cl.callers {
+		delete(c.claims, x.token)
 	}
 	if cl.binding.IdempotencyKey != "" {
 		delete(c.keys, cl.binding.claimKey())
@@ -211,8 +210,8 @@ func (c *Core) dropClaim(cl *claim) {
 // refuse answers all callers of a claim that waits.
 func (c *Core) refuse(cl *claim, why Refusal) {
 	cl.pool.waiting.Remove(cl.elem)
-	for _, token := range cl.tokens {
-		c.emit(ClaimRefused{Token: token, Why: why, Counts: cl.pool.counts()})
+	for _, x := range cl.callers {
+		c.emit(ClaimRefused{Token: x.token, Why: why, Counts: cl.pool.counts()})
 	}
 	c.dropClaim(cl)
 }
@@ -222,9 +221,18 @@ func (c *Core) expireWaiting(p *pool) {
 	for e := p.waiting.Front(); e != nil; {
 		cl := e.Value.(*claim)
 		e = e.Next()
-		if c.now.Boot >= cl.deadline {
+		late := func(x caller) bool { return c.now.Boot >= x.deadline }
+		if !slices.ContainsFunc(cl.callers, func(x caller) bool { return !late(x) }) {
 			c.refuse(cl, PoolEmpty)
+			continue
 		}
+		cl.callers = slices.DeleteFunc(cl.callers, func(x caller) bool {
+			if late(x) {
+				delete(c.claims, x.token)
+				c.emit(ClaimRefused{Token: x.token, Why: PoolEmpty, Counts: p.counts()})
+			}
+			return late(x)
+		})
 	}
 }
 
@@ -258,7 +266,7 @@ func (c *Core) claimed(ch *change) {
 			c.lost(s, ReasonPodMoved)
 		}
 		cl.pod, cl.change = nil, nil
-		if len(cl.tokens) == 0 {
+		if len(cl.callers) == 0 {
 			c.dropClaim(cl)
 			return
 		}
@@ -270,10 +278,10 @@ func (c *Core) claimed(ch *change) {
 		}
 		return
 	}
-	for _, token := range cl.tokens {
-		delete(c.claims, token)
-		s.callers = append(s.callers, caller{token, cl.deadline})
+	for _, x := range cl.callers {
+		delete(c.claims, x.token)
 	}
+	s.callers = cl.callers
 	keyed := s.IdempotencyKey != ""
 	abandoned := len(s.callers) == 0 && !keyed
 	if keyed {
@@ -411,4 +419,5 @@ func (c *Core) dropKey(s *sandbox) {
 	if k := c.keys[s.claimKey()]; k != nil && k.sandbox == s {
 		delete(c.keys, s.claimKey())
 	}
+	c.letGo(s)
 }

@@ -509,6 +509,29 @@ func TestClaimsWithOneIdempotencyKeyAreOne(t *testing.T) {
 	}
 }
 
+func TestEachCallerOfAnIdempotencyKeyWaitsForAsLongAsItSays(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{specA(1)}, nil)
+	keyed := Claim{Token: 1, Pool: poolA, Wait: wait, Binding: Binding{Team: "t", IdempotencyKey: "k"}}
+	s.step(keyed)
+	keyed.Token, keyed.Wait = 2, 3*wait
+	s.step(keyed)
+	keyed.Token, keyed.Wait = 3, wait/2
+	s.step(keyed)
+	s.pass(wait / 2)
+	if r := one[ClaimRefused](s); r.Token != 3 || r.Why != PoolEmpty {
+		t.Errorf("refused %+v", r)
+	}
+	s.pass(wait / 2)
+	if r := one[ClaimRefused](s); r.Token != 1 || r.Why != PoolEmpty {
+		t.Errorf("refused %+v", r)
+	}
+	s.step(PodSeen{warmPod("a-1")})
+	if c := one[Claimed](s); c.Token != 2 {
+		t.Errorf("answer %+v", c)
+	}
+}
+
 func TestIdempotencyKeyHoldsUnderTheNextLeader(t *testing.T) {
 	for _, object := range []bool{false, true} {
 		s := newSimAt(t, 2, start)

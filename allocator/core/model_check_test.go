@@ -204,14 +204,14 @@ func checkTables(t interface{ Fatalf(string, ...any) }, c *Core) {
 		for e := p.waiting.Front(); e != nil; e = e.Next() {
 			cl := e.Value.(*claim)
 			waiting[cl] = true
-			if cl.elem != e || cl.pod != nil || cl.number <= last || len(cl.tokens) == 0 {
+			if cl.elem != e || cl.pod != nil || cl.number <= last || len(cl.callers) == 0 {
 				t.Fatalf("pool %s: claim %+v waits after %d", key.Name, cl, last)
 			}
 			last = cl.number
 		}
 	}
 	for token, cl := range c.claims {
-		if !slices.Contains(cl.tokens, token) || waiting[cl] == (cl.pod != nil) {
+		if !slices.ContainsFunc(cl.callers, func(x caller) bool { return x.token == token }) || waiting[cl] == (cl.pod != nil) {
 			t.Fatalf("claim %d: %+v, waits: %v", token, cl, waiting[cl])
 		}
 	}

@@ -402,11 +402,11 @@ func (w *world) seenRecord(id string) Event {
 }
 
 // deleteObject is what somebody does; a finalizer keeps the object until its
-// sandbox has ended.
+// sandbox has ended, and if it has a key until that holds no longer.
 func (w *world) deleteObject(id string) {
 	r := w.records[id]
 	w.unwanted[id] = true
-	if r.Phase == Ended {
+	if r.Phase == Ended && r.IdempotencyKey == "" {
 		w.forgotten[id] = true
 		w.dropObject(id)
 		return

@@ -1069,7 +1069,7 @@ func (w *world) attempt(j *job, luck int) bool {
 				stored = &simRecord{}
 			}
 			stored.Sandbox = s
-			if w.records[s.ID] = stored; s.Phase == Ended && stored.deleting { // its finalizer goes
+			if w.records[s.ID] = stored; s.Phase == Ended && s.IdempotencyKey == "" && stored.deleting { // its finalizer goes
 				w.forgotten[s.ID] = true
 				w.dropObject(s.ID)
 			} else {

@@ -48,6 +48,67 @@ func TestObjectOfASandboxThatHasNotEndedIsWrittenAgain(t *testing.T) {
 	}
 }
 
+// Whoever deletes the object of a sandbox must not make its key free: the object
+// stays until the key holds no longer.
+func TestObjectWithAKeyIsLetGoOnlyWhenTheKeyHoldsNoLonger(t *testing.T) {
+	b := Binding{Team: "t", IdempotencyKey: "k"}
+	deleting := func(s Sandbox) RecordSeen {
+		return RecordSeen{ID: s.ID, Pool: poolA, Revision: s.Revision, Deleting: true}
+	}
+	for name, c := range map[string]struct{ live, ended, late bool }{
+		"while it runs":                 {live: true},
+		"after it has ended":            {ended: true},
+		"after the key holds no longer": {late: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newSim(t)
+			s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})
+			s.step(Claim{Token: 1, Pool: poolA, Binding: b, Wait: wait})
+			sb := one[Claimed](s).Sandbox
+			s.record(s.effects)
+			if c.live {
+				s.record(s.step(deleting(sb)))
+			} else {
+				s.record(s.step(Release{ID: sb.ID, Reason: ReasonKilled}))
+			}
+			s.deletedAfter(sb.Pod, never)
+			s.record(s.step(PodGone{sb.Pod}))
+			sb, _ = s.core.Sandbox(sb.ID)
+			if sb.Phase != Ended {
+				t.Fatalf("it is %+v", sb)
+			}
+			if c.ended {
+				s.step(deleting(sb))
+				none[ForgetRecord](s)
+			}
+			s.pass(10*time.Minute - never)
+			none[ForgetRecord](s)
+			if next := newSimAt(t, 2, s.now); true { // what is left is enough for it
+				next.recoverState(State{Pools: []Pool{specA(1)}, Pods: []Pod{warmPod("a-2")}, Nodes: []string{"n1"}, Records: []Sandbox{sb}})
+				next.step(Claim{Token: 1, Pool: poolA, Binding: b, Wait: wait})
+				if r := one[ClaimRefused](next); r.Why != KeyEnded || r.Sandbox.ID != sb.ID {
+					t.Errorf("refused %+v", r)
+				}
+				next.step(deleting(sb))
+				none[ForgetRecord](next)
+				next.pass(never)
+				if f := one[ForgetRecord](next); f.ID != sb.ID {
+					t.Errorf("forgotten %+v", f)
+				}
+			}
+			if s.pass(never); c.late {
+				none[ForgetRecord](s)
+				s.step(deleting(sb))
+			}
+			if f := one[ForgetRecord](s); f.ID != sb.ID {
+				t.Errorf("forgotten %+v", f)
+			}
+			s.step(RecordGone{sb.ID})
+			none[Record](s)
+		})
+	}
+}
+
 func TestObjectThatADeposedLeaderWroteLateIsDeleted(t *testing.T) {
 	s := newSimAt(t, 2, start)
 	s.recover(nil, nil)

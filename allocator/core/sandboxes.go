@@ -21,14 +21,14 @@ type sandbox struct {
 	index          int // in the deadline heap, -1 or 0 when not in it
 	queued         bool
 	recorded       Revision // what the Sandbox object is known to show
-	// dropped: somebody has deleted the object of what has ended. It must not
-	// come back.
-	dropped bool
-	callers []caller // of Claim, until it runs
-	waiters []waiter // callers of Release
-	fence   *fence
-	elem    *list.Element // in Core.ended
-	keyElem *list.Element // in Core.keysEnded
+	// deleting: somebody has deleted the object. It stays for as long as its
+	// idempotency key holds. dropped: it was deleted, and must not come back.
+	deleting, dropped bool
+	callers           []caller // of Claim, until it runs
+	waiters           []waiter // callers of Release
+	fence             *fence
+	elem              *list.Element // in Core.ended
+	keyElem           *list.Element // in Core.keysEnded
 }
 
 // routable reports whether routers may be told where it is.
@@ -133,6 +133,7 @@ func (c *Core) recorded(ev Recorded) {
 	}
 	s.recorded = ev.Revision
 	c.emit(Settle{ID: s.ID, Revision: ev.Revision})
+	c.letGo(s)
 }
 
 // recordSeen acts on a Sandbox object: deleting one releases the sandbox. One that
@@ -142,12 +143,24 @@ func (c *Core) recordSeen(ev RecordSeen) {
 	case s != nil && s.dropped:
 		c.emit(ForgetRecord{Pool: ev.Pool, ID: ev.ID})
 	case s != nil && ev.Deleting:
+		s.deleting = true
 		c.startRelease(s, ReasonDeleted)
+		c.letGo(s)
 	case s != nil && ev.Revision == (Revision{}): // somebody has replaced it
 		s.recorded = Revision{}
 		c.emit(Record{s.Sandbox})
 	case s == nil && ev.Revision != (Revision{}) && ev.Revision.Term < c.cfg.Term:
 		c.emit(ForgetRecord{Pool: ev.Pool, ID: ev.ID})
+	}
+}
+
+// letGo lets go of the object of an ended sandbox that somebody has deleted. The
+// write that says that a sandbox has ended does so by itself, but for those with an
+// idempotency key.
+func (c *Core) letGo(s *sandbox) {
+	if s.deleting && s.Phase == Ended && !s.recorded.Less(s.Revision) && s.IdempotencyKey != "" && s.keyElem == nil {
+		s.dropped = true
+		c.emit(ForgetRecord{Pool: s.Pool, ID: s.ID})
 	}
 }
 
@@ -158,12 +171,12 @@ func (c *Core) recordGone(id string) {
 	switch {
 	case s == nil:
 		return
-	case s.Phase == Ended:
+	case s.Phase == Ended && s.keyElem == nil:
 		s.dropped = true
 		return
 	}
-	// What it said is in nobody's keeping now.
-	s.recorded = Revision{}
+	// What it said, of the key at least, is in nobody's keeping now.
+	s.recorded, s.deleting = Revision{}, false
 	c.startRelease(s, ReasonDeleted)
 	c.emit(Record{s.Sandbox})
 }

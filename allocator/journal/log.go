@@ -12,9 +12,13 @@ import (
 	"go.uber.org/zap"
 )
 
-// listTimeouts is how many times as long as another call a list may take: it
-// reads the whole journal.
-const listTimeouts = 10
+const (
+	// listTimeouts is how many times as long as another call a list may take: it
+	// reads the whole journal.
+	listTimeouts = 10
+	// timeoutsMost is how many times as long a call may take that has failed before.
+	timeoutsMost = 8
+)
 
 // Slots is how many slots a new journal has. One that exists keeps its own.
 const Slots = 256
@@ -59,7 +63,8 @@ type Options struct {
 	// Nonce makes something random, never the same twice.
 	Nonce func() string
 	// CallTimeout bounds one call to the Store, but for List, which may take ten
-	// times as long. Default 2 s.
+	// times as long. A write that fails is given twice as long the next time, up to
+	// eight times. Default 2 s.
 	CallTimeout time.Duration
 	// Pause waits between attempts; it returns early when ctx ends. The default
 	// waits 10 ms after the first attempt and up to 1 s later on.
@@ -323,7 +328,9 @@ func (l *Log) replace(ctx context.Context, s, before Slot, valid func() bool) (v
 		if valid != nil && !valid() {
 			return "", fmt.Errorf("%w: the lease is not held any more", ErrDeposed)
 		}
-		call, cancel := context.WithTimeout(ctx, l.o.CallTimeout)
+		// An API server that is always slow is waited for longer and longer.
+		timeout := min(time.Duration(1)<<min(attempt, 10), timeoutsMost) * l.o.CallTimeout
+		call, cancel := context.WithTimeout(ctx, timeout)
 		version, err := l.o.Store.Write(call, s)
 		cancel()
 		if err == nil {
@@ -333,7 +340,7 @@ func (l *Log) replace(ctx context.Context, s, before Slot, valid func() bool) (v
 			return "", ctx.Err()
 		}
 		l.count(func(st *Stats) { st.Unknown++ })
-		call, cancel = context.WithTimeout(ctx, l.o.CallTimeout)
+		call, cancel = context.WithTimeout(ctx, timeout)
 		found, readErr := l.o.Store.Read(call, s.Index)
 		cancel()
 		switch {
@@ -402,12 +409,12 @@ func (l *Log) committed(s Slot, version string, carried, fresh []Record) {
 	defer l.mu.Unlock()
 	l.ring.put(s.Position, carried, fresh)
 	l.position = s.Position
-	s.Version, s.Data = version, nil
-	l.slots[s.Index] = s
 	l.stats.Batches++
 	l.stats.Records += uint64(len(fresh))
 	l.stats.Carried += uint64(len(carried))
 	l.stats.Bytes += uint64(len(s.Data))
+	s.Version, s.Data = version, nil
+	l.slots[s.Index] = s
 }
 
 // Settle says that the key's state of this revision, and every earlier one, is

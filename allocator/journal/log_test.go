@@ -6,6 +6,8 @@ import (
 	"errors"
 	"strconv"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
@@ -80,6 +82,7 @@ func TestLogThatIsNotWholeIsRefusedWithTheReason(t *testing.T) {
 type memory struct {
 	slots  map[int]Slot
 	writes int
+	bytes  uint64
 	most   int // bytes of the largest
 }
 
@@ -103,6 +106,7 @@ func (m *memory) Write(_ context.Context, s Slot) (string, error) {
 		return "", errors.New("conflict")
 	}
 	m.writes++
+	m.bytes += uint64(len(s.Data))
 	m.most = max(m.most, len(s.Data))
 	s.Version = strconv.Itoa(m.writes)
 	m.slots[s.Index] = s
@@ -158,8 +162,9 @@ func TestLargeCommitIsSplitIntoBatchesThatTheStoreTakes(t *testing.T) {
 		r.Raw = append(r.Raw, incompressible(i, 1000)...) // an unknown field would do the same
 		all = append(all, r)
 	}
-	before := m.writes
+	before, bytesBefore := m.writes, m.bytes
 	require.NoError(t, l.Commit(t.Context(), all))
+	require.Equal(t, m.bytes-bytesBefore, l.Stats().Bytes, "the bytes that are bounded are those that are written")
 	require.Equal(t, 6, m.writes-before, "3 MB in batches of at most 512 KiB")
 	require.LessOrEqual(t, m.most, batchMost+batchMost/16)
 	require.Equal(t, 3000, l.Stats().Unsettled)
@@ -222,4 +227,45 @@ func TestASlotThatWasOnlyTouchedDoesNotDeposeTheLeader(t *testing.T) {
 		m.slots[next.Index] = next
 		require.NoError(t, l.Commit(t.Context(), []Record{record("k", l.Term(), l.position)}))
 	}
+}
+
+// slow answers only after a while, like an API server that has too much to do; what
+// it is asked takes place in the moment of the answer.
+type slow struct {
+	*memory
+	after time.Duration
+}
+
+func (s *slow) wait(ctx context.Context) error {
+	select {
+	case <-time.After(s.after):
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (s *slow) Read(ctx context.Context, index int) (Slot, error) {
+	if err := s.wait(ctx); err != nil {
+		return Slot{}, err
+	}
+	return s.memory.Read(ctx, index)
+}
+
+func (s *slow) Write(ctx context.Context, slot Slot) (string, error) {
+	if err := s.wait(ctx); err != nil {
+		return "", err
+	}
+	return s.memory.Write(ctx, slot)
+}
+
+func TestAStoreThatIsAlwaysSlowIsWaitedFor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := &memory{slots: map[int]Slot{}}
+		l, _ := open(t, m)
+		l.o.Store = &slow{m, 5 * l.o.CallTimeout}
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
+		defer cancel()
+		require.NoError(t, l.Commit(ctx, []Record{record("k", l.Term(), 1)}))
+	})
 }

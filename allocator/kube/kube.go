@@ -1,5 +1,5 @@
 // Package kube makes the clients with which the allocator talks to the API
-// server, and repeats what fails.
+// server, and reads lists with them.
 package kube
 
 import (
@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/client-go/kubernetes"
@@ -15,7 +16,8 @@ import (
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 )
 
-// CallTimeout bounds every single call to the API server but lists and watches.
+// CallTimeout bounds every single call to the API server but lists, watches and
+// those of the journal.
 const CallTimeout = 5 * time.Second
 
 // Clients are the clients the allocator uses.
@@ -61,35 +63,43 @@ func NewClients(config *rest.Config, qps float32, burst int) (*Clients, error) {
 	return &Clients{Kubernetes: k, Berth: b}, nil
 }
 
-// ListTimeout bounds the reading of everything that there is of some kinds, page
-// by page.
+// ListTimeout bounds one page of a list. The API server itself takes no longer.
 const ListTimeout = time.Minute
 
-// Retry calls f until it returns nil or ctx ends, pausing longer and longer
-// between the calls. Each call's context ends after CallTimeout. failed is told
-// every error but the last.
-func Retry(ctx context.Context, f func(context.Context) error, failed func(error)) error {
-	return RetryWithin(ctx, CallTimeout, f, failed)
-}
+// PageSize is how many objects are asked for at a time.
+const PageSize = 1000
 
-// RetryWithin is Retry with another bound of each call.
-func RetryWithin(ctx context.Context, timeout time.Duration, f func(context.Context) error, failed func(error)) error {
+// List reads a list page by page and from the API server's store. page is given what
+// continues the list, "" at first, and returns what continues it after that page. A
+// page that fails is asked for again, after a longer and longer pause, with twice
+// the time: CallTimeout first, ListTimeout at most. A list that took so long that
+// the API server does not know any more what it was taken from begins again. failed
+// is told every error; List returns one only when ctx has ended.
+func List[T any](ctx context.Context, page func(ctx context.Context, next string) ([]T, string, error), failed func(error)) ([]T, error) {
 	const first, most = 50 * time.Millisecond, 5 * time.Second
-	for pause := first; ; pause = min(2*pause, most) {
+	pause, timeout := first, CallTimeout
+	var all []T
+	for next := ""; ; {
 		call, cancel := context.WithTimeout(ctx, timeout)
-		err := f(call)
+		items, following, err := page(call, next)
 		cancel()
-		if err == nil {
-			return nil
-		}
-		if ctx.Err() != nil {
-			return err
+		switch {
+		case err == nil:
+			if all, next, pause = append(all, items...), following, first; next == "" {
+				return all, nil
+			}
+			continue
+		case ctx.Err() != nil:
+			return nil, err
+		case apierrors.IsResourceExpired(err):
+			all, next = nil, ""
 		}
 		failed(err)
 		select {
 		case <-ctx.Done():
-			return err
+			return nil, err
 		case <-time.After(pause):
 		}
+		pause, timeout = min(2*pause, most), min(2*timeout, ListTimeout)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 
+	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/informers"
@@ -13,6 +14,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/berth-sandbox/berth/allocator/core"
+	"github.com/berth-sandbox/berth/allocator/kube"
 )
 
 // Watcher watches nodes.
@@ -20,26 +22,27 @@ type Watcher struct {
 	Client kubernetes.Interface
 	// Submit takes the events. It may block.
 	Submit func(core.Event)
+	Log    *zap.Logger
 }
 
-// List reads the names of the nodes that are usable from the API server's store.
+// List reads the names of the nodes that are usable from the API server's store. It
+// tries again until ctx ends.
 func (w *Watcher) List(ctx context.Context) ([]string, error) {
-	var usableNodes []string
-	for o := (metav1.ListOptions{Limit: 500}); ; {
-		page, err := w.Client.CoreV1().Nodes().List(ctx, o)
+	return kube.List(ctx, func(ctx context.Context, next string) (names []string, following string, err error) {
+		page, err := w.Client.CoreV1().Nodes().List(ctx, metav1.ListOptions{Limit: kube.PageSize, Continue: next})
 		if err != nil {
-			return nil, fmt.Errorf("list nodes: %w", err)
+			return nil, "", fmt.Errorf("list nodes: %w", err)
 		}
 		for i := range page.Items {
 			if usable(&page.Items[i]) {
-				usableNodes = append(usableNodes, page.Items[i].Name)
+				names = append(names, page.Items[i].Name)
 			}
 		}
-		if o.Continue = page.Continue; o.Continue == "" {
-			return usableNodes, nil
-		}
-	}
+		return names, page.Continue, nil
+	}, w.failed)
 }
+
+func (w *Watcher) failed(err error) { w.Log.Warn("will read again", zap.Error(err)) }
 
 // Run tells of every change until ctx ends.
 func (w *Watcher) Run(ctx context.Context) error {

@@ -135,7 +135,11 @@ func TestWriter(t *testing.T) {
 		for name, fault := range map[string]*atomic.Int32{"lost": &f.faults.lose, "dropped": &f.faults.drop} {
 			key := f.create(name)
 			fault.Store(2)
-			f.writer.Delete(t.Context(), core.DeletePod{Pod: key})
+			attempts := 1
+			for f.writer.Delete(t.Context(), core.DeletePod{Pod: key}) != nil {
+				attempts++
+			}
+			require.Equal(t, map[string]int{"lost": 1, "dropped": 3}[name], attempts)
 			_, err := f.clients.Kubernetes.CoreV1().Pods("default").Get(t.Context(), key.Name, metav1.GetOptions{})
 			require.True(t, apierrors.IsNotFound(err), "a pod without a node goes at once: %v", err)
 			f.sink.take()
@@ -147,7 +151,7 @@ func TestWriter(t *testing.T) {
 		f.remove("again")
 		again := f.create("again")
 		require.NotEqual(t, old.UID, again.UID)
-		f.writer.Delete(t.Context(), core.DeletePod{Pod: old})
+		require.NoError(t, f.writer.Delete(t.Context(), core.DeletePod{Pod: old}))
 		require.Equal(t, []core.Event{core.PodGone{Key: old}}, f.sink.take())
 		p := f.get("again")
 		require.Equal(t, again.UID, string(p.UID))

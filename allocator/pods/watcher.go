@@ -48,29 +48,26 @@ func NewWatcher(client kubernetes.Interface, namespace string, submit func(core.
 func selector(o *metav1.ListOptions) { o.LabelSelector = v1alpha1.LabelPool }
 
 // List reads the pods from the API server's store, not from a cache of it, and
-// returns the resource version at which they were so.
+// returns the resource version at which they were so. It tries again until ctx ends.
 func (w *Watcher) List(ctx context.Context) (all []core.Pod, version string, err error) {
-	o := metav1.ListOptions{Limit: 1000}
-	selector(&o)
-	for {
+	all, err = kube.List(ctx, func(ctx context.Context, next string) (pods []core.Pod, following string, err error) {
+		o := metav1.ListOptions{Limit: kube.PageSize, Continue: next}
+		selector(&o)
 		page, err := w.client.CoreV1().Pods(w.namespace).List(ctx, o)
 		if err != nil {
 			return nil, "", fmt.Errorf("list pods: %w", err)
-		}
-		if version == "" {
-			version = page.ResourceVersion
 		}
 		for i := range page.Items {
 			seen, err := observe(&page.Items[i])
 			if err != nil {
 				w.log.Warn("pod not understood, it will not be handed out", zap.Error(err))
 			}
-			all = append(all, seen)
+			pods = append(pods, seen)
 		}
-		if o.Continue = page.Continue; o.Continue == "" {
-			return all, version, nil
-		}
-	}
+		version = page.ResourceVersion // the same on every page
+		return pods, page.Continue, nil
+	}, func(err error) { w.log.Warn("will read again", zap.Error(err)) })
+	return all, version, err
 }
 
 // Run watches until ctx ends. It is called once.

@@ -23,38 +23,38 @@ import (
 const deleteGrace = 2 * time.Second
 
 // Writer carries out the core's effects on pods. Every write has a condition.
-// Methods return when the outcome is known or ctx has ended; they may be called
-// concurrently.
+// Each method makes one attempt; they may be called concurrently.
 type Writer struct {
 	Client kubernetes.Interface
 	Submit func(core.Event)
 	Log    *zap.Logger
 }
 
-// Delete deletes a pod and repeats until that is known to be under way. The core
-// has seen to it that nobody can use the pod any more.
-func (w *Writer) Delete(ctx context.Context, e core.DeletePod) {
+// Delete deletes a pod. It returns an error until that is known to be under way, and
+// is then to be called again. The core has seen to it that nobody can use the pod
+// any more.
+func (w *Writer) Delete(ctx context.Context, e core.DeletePod) error {
+	ctx, cancel := context.WithTimeout(ctx, kube.CallTimeout)
+	defer cancel()
 	grace := int64(deleteGrace / time.Second)
 	uid := types.UID(e.Pod.UID)
-	_ = kube.Retry(ctx, func(ctx context.Context) error { // it only fails when ctx has ended
-		err := w.Client.CoreV1().Pods(e.Pod.Namespace).Delete(ctx, e.Pod.Name, metav1.DeleteOptions{
-			GracePeriodSeconds: &grace, Preconditions: &metav1.Preconditions{UID: &uid},
-		})
-		if err == nil {
-			return nil
-		}
-		p, gone, readErr := w.read(ctx, e.Pod)
-		switch {
-		case readErr != nil:
-			return errors.Join(err, readErr)
-		case gone:
-			w.Submit(core.PodGone{Key: e.Pod})
-			return nil
-		case p.DeletionTimestamp != nil:
-			return nil
-		}
-		return err
-	}, w.failed("delete pod", e.Pod))
+	err := w.Client.CoreV1().Pods(e.Pod.Namespace).Delete(ctx, e.Pod.Name, metav1.DeleteOptions{
+		GracePeriodSeconds: &grace, Preconditions: &metav1.Preconditions{UID: &uid},
+	})
+	if err == nil {
+		return nil
+	}
+	p, gone, readErr := w.read(ctx, e.Pod)
+	switch {
+	case readErr != nil:
+		return errors.Join(err, readErr)
+	case gone:
+		w.Submit(core.PodGone{Key: e.Pod})
+		return nil
+	case p.DeletionTimestamp != nil:
+		return nil
+	}
+	return fmt.Errorf("delete pod %s: %w", e.Pod.Name, err)
 }
 
 // Create makes a pod from the pool's template. The error, if any, is for the
@@ -92,10 +92,4 @@ func (w *Writer) read(ctx context.Context, key core.PodKey) (p *corev1.Pod, gone
 		return nil, false, fmt.Errorf("read pod %s: %w", key.Name, err)
 	}
 	return p, string(p.UID) != key.UID, nil
-}
-
-func (w *Writer) failed(what string, key core.PodKey) func(error) {
-	return func(err error) {
-		w.Log.Warn("will try again: "+what, zap.String("pod", key.Name), zap.Error(err))
-	}
 }

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -66,17 +67,21 @@ func keyOf(p *v1alpha1.SandboxPool) core.PoolKey {
 }
 
 // List reads the pools from the API server's store, and returns the resource
-// version at which they were so.
-func (p *Pools) List(ctx context.Context) ([]core.Pool, string, error) {
-	var list v1alpha1.SandboxPoolList
-	if err := p.client.Get().Namespace(p.namespace).Resource(resource).Do(ctx).Into(&list); err != nil {
-		return nil, "", fmt.Errorf("list sandbox pools: %w", err)
-	}
-	all := make([]core.Pool, 0, len(list.Items))
-	for i := range list.Items {
-		all = append(all, p.keep(&list.Items[i]))
-	}
-	return all, list.ResourceVersion, nil
+// version at which they were so. It tries again until ctx ends.
+func (p *Pools) List(ctx context.Context) (all []core.Pool, version string, err error) {
+	all, err = kube.List(ctx, func(ctx context.Context, next string) (pools []core.Pool, following string, err error) {
+		var page v1alpha1.SandboxPoolList
+		if err := p.client.Get().Namespace(p.namespace).Resource(resource).
+			Param("limit", strconv.Itoa(kube.PageSize)).Param("continue", next).Do(ctx).Into(&page); err != nil {
+			return nil, "", fmt.Errorf("list sandbox pools: %w", err)
+		}
+		for i := range page.Items {
+			pools = append(pools, p.keep(&page.Items[i]))
+		}
+		version = page.ResourceVersion
+		return pools, page.Continue, nil
+	}, func(err error) { p.log.Warn("will read again", zap.Error(err)) })
+	return all, version, err
 }
 
 // Get returns a pool as it was last seen, for pods to be made from it. It is
@@ -194,23 +199,25 @@ func (p *Pools) maintain(ctx context.Context, pool *v1alpha1.SandboxPool, counts
 	}
 }
 
-// Drained removes the finalizer of a pool whose pods are gone.
-func (p *Pools) Drained(ctx context.Context, key core.PoolKey) {
-	_ = kube.Retry(ctx, func(ctx context.Context) error { // it only fails when ctx has ended
-		var pool v1alpha1.SandboxPool
-		err := p.client.Get().Namespace(key.Namespace).Resource(resource).Name(key.Name).Do(ctx).Into(&pool)
-		switch {
-		case apierrors.IsNotFound(err):
-			return nil
-		case err != nil:
-			return err
-		case pool.DeletionTimestamp == nil || !slices.Contains(pool.Finalizers, v1alpha1.PoolFinalizer):
-			return nil // another object of that name, or done already
-		}
-		return p.setFinalizers(ctx, &pool, slices.DeleteFunc(pool.Finalizers, func(f string) bool { return f == v1alpha1.PoolFinalizer }))
-	}, func(err error) {
-		p.log.Warn("will try again: remove pool finalizer", zap.String("pool", key.Name), zap.Error(err))
-	})
+// Drained removes the finalizer of a pool whose pods are gone. It returns an error
+// until that is done, and is then to be called again.
+func (p *Pools) Drained(ctx context.Context, key core.PoolKey) error {
+	call, cancel := context.WithTimeout(ctx, kube.CallTimeout)
+	defer cancel()
+	var pool v1alpha1.SandboxPool
+	err := p.client.Get().Namespace(key.Namespace).Resource(resource).Name(key.Name).Do(call).Into(&pool)
+	switch {
+	case apierrors.IsNotFound(err):
+		return nil
+	case err != nil:
+		return fmt.Errorf("read pool %s: %w", key.Name, err)
+	case pool.DeletionTimestamp == nil || !slices.Contains(pool.Finalizers, v1alpha1.PoolFinalizer):
+		return nil // another object of that name, or done already
+	}
+	if err := p.setFinalizers(ctx, &pool, slices.DeleteFunc(pool.Finalizers, func(f string) bool { return f == v1alpha1.PoolFinalizer })); err != nil {
+		return fmt.Errorf("remove finalizer of pool %s: %w", key.Name, err)
+	}
+	return nil
 }
 
 func (p *Pools) setFinalizers(ctx context.Context, pool *v1alpha1.SandboxPool, finalizers []string) error {

@@ -225,7 +225,7 @@ func TestPools(t *testing.T) {
 		require.NoError(t, w.clients.Berth.Delete().Namespace("default").Resource("sandboxpools").Name("again").Do(t.Context()).Error())
 		_, ok := w.pools.Get(key)
 		require.True(t, ok, "it is there until it is drained")
-		w.pools.Drained(t.Context(), key)
+		require.NoError(t, w.pools.Drained(t.Context(), key))
 		require.Eventually(t, func() bool { gone, ok := w.sink.last("again").(core.PoolGone); return ok && gone.Key == key }, time.Minute, 10*time.Millisecond)
 		_, ok = w.pools.Get(key)
 		require.False(t, ok, "a pod can be made from it")
@@ -255,6 +255,8 @@ func TestFinalizerIsRemovedAlsoWhenThePoolHasChangedMeanwhile(t *testing.T) {
 	clients, err := kube.NewClients(&rest.Config{Host: apiServer.URL, Transport: &http.Transport{DisableKeepAlives: true}}, 0, 0)
 	require.NoError(t, err)
 	p := pools.New(clients.Berth, "default", policy(t, pools.PolicyBaseline), nil, zaptest.NewLogger(t))
-	p.Drained(t.Context(), core.PoolKey{Namespace: "default", Name: "python"})
+	key := core.PoolKey{Namespace: "default", Name: "python"}
+	require.True(t, apierrors.IsConflict(p.Drained(t.Context(), key)), "it is asked for again")
+	require.NoError(t, p.Drained(t.Context(), key))
 	require.EqualValues(t, 2, patches.Load(), "the finalizer is still there")
 }

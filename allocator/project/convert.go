@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berth-sandbox/berth/allocator/core"
+	"github.com/berth-sandbox/berth/api/sandboxid"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 )
 
@@ -26,7 +27,7 @@ func toObject(s core.Sandbox, namespace string) *v1alpha1.Sandbox {
 		},
 		Status: toStatus(s),
 	}
-	if s.Phase != core.Ended {
+	if holds(s) {
 		o.Finalizers = []string{v1alpha1.SandboxFinalizer}
 	}
 	for _, port := range s.Ports {
@@ -64,10 +65,11 @@ func toStatus(s core.Sandbox) v1alpha1.SandboxStatus {
 	return status
 }
 
-// fromObject reads an object of an allocator.
+// fromObject reads an object of an allocator. The schema lets nobody write one that
+// it cannot read.
 func fromObject(o *v1alpha1.Sandbox) (core.Sandbox, error) {
 	failed := func(err error) (core.Sandbox, error) {
-		return core.Sandbox{}, fmt.Errorf("sandbox object %.5s...: %w", o.Name, err)
+		return core.Sandbox{}, fmt.Errorf("sandbox object %s: %w", sandboxid.Short(o.Name), err)
 	}
 	revision, err := parseRevision(o.Status.Revision)
 	if err != nil {

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/http"
 	"slices"
 	"sync"
 	"time"
@@ -20,6 +21,7 @@ import (
 
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/allocator/kube"
+	"github.com/berth-sandbox/berth/api/sandboxid"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 	"github.com/berth-sandbox/berth/internal/bootclock"
 )
@@ -53,13 +55,29 @@ type Projector struct {
 type waiting struct {
 	sandbox core.Sandbox
 	since   time.Duration // boot clock
+	refused bool          // by the API server, not for want of it
 }
+
+// Backlog is what was recorded and is not written.
+type Backlog struct {
+	// Objects are so many. Refused are those of them that the API server does not
+	// take, for a reason of their own: a webhook, or somebody's edit.
+	Objects, Refused int
+	// Lag is for how long the first has been waiting. Objects that are refused do
+	// not count, unless they are many: what concerns a few must not stop all
+	// others, what concerns many is likely to concern all.
+	Lag time.Duration
+}
+
+// refusedMost is how many refused objects are left out of the lag.
+const refusedMost = 100
 
 type version struct {
 	uid        types.UID
 	version    string
 	finalizers []string
 	revision   core.Revision
+	broken     bool // it could not be read: all of it is written anew
 }
 
 // New returns a Projector that tells submit what it has written. Before each
@@ -85,16 +103,25 @@ func (p *Projector) Record(s core.Sandbox) {
 	p.queue.Add(s.ID)
 }
 
-// Waiting is how many sandboxes have yet to be written, and Lag for how long the
-// first of them has been waiting.
-func (p *Projector) Waiting() (n int, lag time.Duration) {
+// Backlog says what has yet to be written.
+func (p *Projector) Backlog() Backlog {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	b := Backlog{Objects: len(p.latest)}
+	var refused time.Duration
 	now := bootclock.Now()
 	for _, w := range p.latest {
-		lag = max(lag, now-w.since)
+		if w.refused {
+			b.Refused++
+			refused = max(refused, now-w.since)
+		} else {
+			b.Lag = max(b.Lag, now-w.since)
+		}
 	}
-	return len(p.latest), lag
+	if b.Refused > refusedMost {
+		b.Lag = max(b.Lag, refused)
+	}
+	return b
 }
 
 // Run writes with so many workers until ctx ends.
@@ -130,8 +157,14 @@ func (p *Projector) next(ctx context.Context) bool {
 	cancel()
 	if err != nil {
 		if ctx.Err() == nil {
-			p.log.Warn("will try again: write Sandbox object", zap.Error(err))
+			p.log.Warn("will try again: write Sandbox object", zap.String("sandbox", sandboxid.Short(id)), zap.Error(err))
 		}
+		p.mu.Lock()
+		if w, waits := p.latest[id]; waits {
+			w.refused = refused(err)
+			p.latest[id] = w
+		}
+		p.mu.Unlock()
 		p.queue.AddRateLimited(id)
 		return true
 	}
@@ -141,12 +174,27 @@ func (p *Projector) next(ctx context.Context) bool {
 	if now.sandbox.Revision == w.sandbox.Revision {
 		delete(p.latest, id)
 	} else {
-		now.since = bootclock.Now()
+		now.since, now.refused = bootclock.Now(), false
 		p.latest[id] = now
 	}
 	p.mu.Unlock()
 	p.submit(core.Recorded{ID: id, Revision: w.sandbox.Revision})
 	return true
+}
+
+// refused reports whether the API server has understood a write and does not want
+// it. It will not want it the next time, unless something else changes.
+func refused(err error) bool {
+	var status apierrors.APIStatus
+	if !errors.As(err, &status) {
+		return false
+	}
+	switch code := status.Status().Code; code {
+	case http.StatusNotFound, http.StatusRequestTimeout, http.StatusConflict, http.StatusTooManyRequests:
+		return false
+	default:
+		return code/100 == 4
+	}
 }
 
 // write brings the object to the state of s, unless it shows a newer one.
@@ -188,14 +236,23 @@ func (p *Projector) write(ctx context.Context, s core.Sandbox) error {
 	return nil
 }
 
+// holds reports whether the object of s must stay, whoever deletes it: until the
+// sandbox has ended, and for as long as its idempotency key holds, of which Forget
+// is the end.
+func holds(s core.Sandbox) bool { return s.Phase != core.Ended || s.IdempotencyKey != "" }
+
 // patchOf moves the object from what it is known to be. Its version is a
 // precondition.
 func patchOf(s core.Sandbox, at version) any {
 	metadata := map[string]any{"uid": at.uid, "resourceVersion": at.version}
-	if s.Phase == core.Ended && slices.Contains(at.finalizers, v1alpha1.SandboxFinalizer) {
+	if !holds(s) && slices.Contains(at.finalizers, v1alpha1.SandboxFinalizer) {
 		metadata["finalizers"] = slices.DeleteFunc(slices.Clone(at.finalizers), func(f string) bool { return f == v1alpha1.SandboxFinalizer })
 	}
-	return map[string]any{"metadata": metadata, "status": toStatus(s)}
+	patch := map[string]any{"metadata": metadata, "status": toStatus(s)}
+	if at.broken {
+		patch["spec"] = toObject(s, "").Spec
+	}
+	return patch
 }
 
 // read finds out what the object shows. newer: that state, or a later one.
@@ -204,15 +261,18 @@ func (p *Projector) read(ctx context.Context, s core.Sandbox) (newer bool, at ve
 	if err := p.client.Get().Namespace(p.namespace).Resource(resource).Name(s.ID).Do(ctx).Into(&object); err != nil {
 		return false, version{}, fmt.Errorf("read sandbox object: %w", err)
 	}
-	stored, err := parseRevision(object.Status.Revision)
+	stored, err := fromObject(&object)
 	if err != nil {
-		return false, version{}, err
+		p.log.Warn("a Sandbox object is not as an allocator writes it; it is written anew", zap.Error(err))
+		at = versionOf(&object, core.Revision{})
+		at.broken = true
+		return false, at, nil
 	}
-	return !stored.Less(s.Revision), versionOf(&object, stored), nil
+	return !stored.Revision.Less(s.Revision), versionOf(&object, stored.Revision), nil
 }
 
 func versionOf(o *v1alpha1.Sandbox, revision core.Revision) version {
-	return version{o.UID, o.ResourceVersion, o.Finalizers, revision}
+	return version{uid: o.UID, version: o.ResourceVersion, finalizers: o.Finalizers, revision: revision}
 }
 
 func (p *Projector) remember(s core.Sandbox, o *v1alpha1.Sandbox) {
@@ -232,18 +292,22 @@ func (p *Projector) forget(id string) {
 }
 
 // Forget deletes the object of a sandbox that ended long ago, or one that was
-// written by a leader that was deposed.
-func (p *Projector) Forget(ctx context.Context, id string) {
-	_ = kube.Retry(ctx, func(ctx context.Context) error { // it only fails when ctx has ended
-		err := p.client.Delete().Namespace(p.namespace).Resource(resource).Name(id).Do(ctx).Error()
-		if err == nil {
-			err = p.release(ctx, id)
-		}
-		if apierrors.IsNotFound(err) {
-			return nil
-		}
-		return err
-	}, func(err error) { p.log.Warn("will try again: delete Sandbox object", zap.Error(err)) })
+// written by a leader that was deposed. It returns an error until that is done, and
+// is then to be called again.
+func (p *Projector) Forget(ctx context.Context, id string) error {
+	ctx, cancel := context.WithTimeout(ctx, kube.CallTimeout)
+	defer cancel()
+	err := p.client.Delete().Namespace(p.namespace).Resource(resource).Name(id).Do(ctx).Error()
+	if err == nil {
+		err = p.release(ctx, id)
+	}
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("delete sandbox object: %w", err)
+	}
+	return nil
 }
 
 // release removes the finalizer of a deleted object, if it still has one.

@@ -2,15 +2,24 @@ package project_test
 
 import (
 	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
+	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/yaml"
 
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/allocator/kube"
@@ -39,35 +48,58 @@ func sandbox(phase core.Phase, term, counter uint64) core.Sandbox {
 	return s
 }
 
-func TestRecordsGoForwardsOnlyAndCanBeReadBack(t *testing.T) {
-	cluster := devcluster.Start(t, devcluster.Options{CRDs: crd.All()})
+// projector is a Projector that runs until the test ends.
+type projector struct {
+	*project.Projector
+	*testing.T
+	clients  *kube.Clients
+	recorded chan core.Recorded
+}
+
+func newProjector(t *testing.T, cluster *devcluster.Cluster) *projector {
 	clients, err := kube.NewClients(cluster.RestConfig(), 0, 0)
 	require.NoError(t, err)
-	recorded := make(chan core.Recorded, 16)
-	p := project.New(clients.Berth, "default", func(ev core.Event) { recorded <- ev.(core.Recorded) }, func(context.Context) {}, zaptest.NewLogger(t))
-	w := &project.Watcher{Client: clients.Berth, Namespace: "default", Log: zaptest.NewLogger(t)}
-	ctx, stop := context.WithCancel(t.Context())
+	p := &projector{T: t, clients: clients, recorded: make(chan core.Recorded, 100)}
+	p.Projector = project.New(clients.Berth, "default", func(ev core.Event) { p.recorded <- ev.(core.Recorded) }, func(context.Context) {}, zaptest.NewLogger(t))
+	ctx, stop := context.WithCancel(context.Background())
 	var working sync.WaitGroup
-	working.Go(func() { p.Run(ctx, 4) })
-	defer working.Wait()
-	defer stop()
+	working.Go(func() { p.Projector.Run(ctx, 4) })
+	t.Cleanup(func() { stop(); working.Wait() })
+	return p
+}
 
+// write has a state written and returns what the core is told.
+func (p *projector) write(s core.Sandbox) core.Recorded {
+	p.Helper()
+	p.Record(s)
+	select {
+	case r := <-p.recorded:
+		require.Equal(p, s.Revision, r.Revision)
+		return r
+	case <-time.After(time.Minute):
+		p.Fatal("not recorded within a minute")
+	}
+	return core.Recorded{}
+}
+
+func (p *projector) list() project.Listed {
+	p.Helper()
+	all, err := (&project.Watcher{Client: p.clients.Berth, Namespace: "default", Log: zaptest.NewLogger(p.T)}).List(p.Context())
+	require.NoError(p, err)
+	return all
+}
+
+func TestRecordsGoForwardsOnlyAndCanBeReadBack(t *testing.T) {
+	p := newProjector(t, devcluster.Start(t, devcluster.Options{CRDs: crd.All()}))
 	write := func(s core.Sandbox) {
 		t.Helper()
-		p.Record(s)
-		select {
-		case r := <-recorded:
-			require.Equal(t, core.Recorded{ID: s.ID, Revision: s.Revision}, r)
-		case <-time.After(time.Minute):
-			t.Fatal("not recorded within a minute")
-		}
+		require.Equal(t, core.Recorded{ID: s.ID, Revision: s.Revision}, p.write(s))
 	}
 	read := func() core.Sandbox {
 		t.Helper()
-		all, _, err := w.List(t.Context())
-		require.NoError(t, err)
-		require.Len(t, all, 1)
-		return all[0]
+		all := p.list()
+		require.Len(t, all.Sandboxes, 1)
+		return all.Sandboxes[0]
 	}
 
 	running := sandbox(core.Running, 2, 1)
@@ -94,31 +126,166 @@ func TestRecordsGoForwardsOnlyAndCanBeReadBack(t *testing.T) {
 	}
 	require.Eventually(t, func() bool { return read().Revision == core.Revision{Term: 3, Counter: 50} }, time.Minute, 10*time.Millisecond)
 
-	for len(recorded) > 0 {
-		<-recorded
+	for len(p.recorded) > 0 {
+		<-p.recorded
 	}
-	p.Forget(t.Context(), ended.ID)
-	all, _, err := w.List(t.Context())
-	require.NoError(t, err)
-	require.Empty(t, all)
-	p.Forget(t.Context(), ended.ID) // once more is no error
+	require.NoError(t, p.Forget(t.Context(), ended.ID))
+	require.Empty(t, p.list().Sandboxes)
+	require.NoError(t, p.Forget(t.Context(), ended.ID)) // once more is no error
 
 	// One that a leader wrote late, and that nobody knows, still has its finalizer.
 	write(sandbox(core.Running, 3, 100))
-	p.Forget(t.Context(), running.ID)
-	all, _, err = w.List(t.Context())
-	require.NoError(t, err)
-	require.Empty(t, all)
+	require.NoError(t, p.Forget(t.Context(), running.ID))
+	require.Empty(t, p.list().Sandboxes)
 }
 
-func TestTheRecordOfASandboxCannotBeMovedToAnotherPod(t *testing.T) {
+func TestADeletedObjectStaysForAsLongAsItIsNeeded(t *testing.T) {
+	p := newProjector(t, devcluster.Start(t, devcluster.Options{CRDs: crd.All()}))
+	for name, key := range map[string]string{"without a key until it has ended": "", "with a key until it is forgotten": "key"} {
+		t.Run(name, func(t *testing.T) {
+			write := func(phase core.Phase, counter uint64) string {
+				s := sandbox(phase, 1, counter)
+				s.IdempotencyKey = key
+				if key == "" {
+					s.RequestHash = [32]byte{}
+				}
+				p.write(s)
+				return s.ID
+			}
+			id := write(core.Running, 1)
+			require.NoError(t, p.clients.Berth.Delete().Namespace("default").Resource("sandboxes").Name(id).Do(t.Context()).Error())
+			write(core.Released, 2)
+			require.Len(t, p.list().Deleting, 1)
+			write(core.Ended, 3)
+			if key != "" {
+				require.Len(t, p.list().Deleting, 1)
+				require.NoError(t, p.Forget(t.Context(), id))
+			}
+			require.Empty(t, p.list().Sandboxes)
+		})
+	}
+}
+
+// Whoever edits an object must not be able to keep every leader from beginning.
+func TestNobodyCanMakeAnObjectUnreadable(t *testing.T) {
 	cluster := devcluster.Start(t, devcluster.Options{CRDs: crd.All()})
-	clients, err := kube.NewClients(cluster.RestConfig(), 0, 0)
+	p := newProjector(t, cluster)
+	p.write(sandbox(core.Running, 3, 4))
+	for name, c := range map[string]struct{ patch, want string }{
+		"no address":            {`{"spec":{"podIP":null}}`, "spec.podIP"},
+		"an address of a range": {`{"spec":{"podIP":"10.0.0.0/8"}}`, "spec.podIP"},
+		"another address":       {`{"spec":{"podIP":"10.0.0.1"}}`, "never moves to another address"},
+		"another pod":           {`{"spec":{"podUID":"x"}}`, "never moves to another pod"},
+		"no hash":               {`{"spec":{"requestHash":"x"}}`, "spec.requestHash"},
+		"no revision":           {`{"status":{"revision":null}}`, "cannot be taken away"},
+		"no status":             {`{"status":null}`, "cannot be taken away"},
+		"no phase":              {`{"status":{"phase":null}}`, "written together"},
+		"a phase of its own":    {`{"status":{"phase":"asleep"}}`, "status.phase"},
+		"a revision in words":   {`{"status":{"revision":"latest"}}`, "status.revision"},
+		"an earlier term":       {`{"status":{"revision":"2.9"}}`, "only a later state"},
+		"an earlier state":      {`{"status":{"revision":"3.3"}}`, "only a later state"},
+		"another state":         {`{"status":{"phase":"ended"}}`, "only a later state"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			err := p.clients.Berth.Patch(types.MergePatchType).Namespace("default").Resource("sandboxes").Name("abcdefghijklmnopqrst").
+				Body([]byte(c.patch)).Do(t.Context()).Error()
+			require.ErrorContains(t, err, c.want)
+		})
+	}
+	require.Equal(t, []core.Sandbox{sandbox(core.Running, 3, 4)}, p.list().Sandboxes)
+	p.write(sandbox(core.Running, 3, 10)) // not a number of one digit
+	p.write(sandbox(core.Released, 10, 1))
+}
+
+// An API server without our schema, or whoever writes past it.
+func TestObjectsThatCannotBeReadAreToldApart(t *testing.T) {
+	whole := v1alpha1.Sandbox{
+		Spec:   v1alpha1.SandboxSpec{Pool: "p", PodName: "p-1", PodUID: "u", PodIP: "10.0.0.1"},
+		Status: v1alpha1.SandboxStatus{Phase: v1alpha1.SandboxEnded, Revision: "1.1"},
+	}
+	for name, edit := range map[string]func(*v1alpha1.Sandbox){
+		"no address":       func(o *v1alpha1.Sandbox) { o.Spec.PodIP = "" },
+		"another revision": func(o *v1alpha1.Sandbox) { o.Status.Revision = "latest" },
+		"another request":  func(o *v1alpha1.Sandbox) { o.Spec.RequestHash = "x" },
+	} {
+		t.Run(name, func(t *testing.T) {
+			ended, live := *whole.DeepCopy(), *whole.DeepCopy()
+			ended.Name, live.Name, live.Status.Phase = "ended", "live", v1alpha1.SandboxRunning
+			edit(&ended)
+			edit(&live)
+			apiServer := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				w.Header().Set("Content-Type", "application/json")
+				_ = json.NewEncoder(w).Encode(v1alpha1.SandboxList{Items: []v1alpha1.Sandbox{ended, live, whole}})
+			}))
+			defer apiServer.Close()
+			clients, err := kube.NewClients(&rest.Config{Host: apiServer.URL, Transport: &http.Transport{DisableKeepAlives: true}}, 0, 0)
+			require.NoError(t, err)
+			listed, err := (&project.Watcher{Client: clients.Berth, Namespace: "default", Log: zaptest.NewLogger(t)}).List(t.Context())
+			require.NoError(t, err)
+			require.Len(t, listed.Sandboxes, 1)
+			require.Len(t, listed.Unreadable, 1)
+			require.ErrorContains(t, listed.Unreadable["live"], "sandbox object live")
+		})
+	}
+}
+
+func TestAnObjectThatCannotBeReadIsWrittenAnew(t *testing.T) {
+	var schemaless [][]byte
+	for _, raw := range crd.All() {
+		var c map[string]any
+		require.NoError(t, yaml.Unmarshal(raw, &c))
+		for _, version := range c["spec"].(map[string]any)["versions"].([]any) {
+			version.(map[string]any)["schema"] = map[string]any{"openAPIV3Schema": map[string]any{"type": "object", "x-kubernetes-preserve-unknown-fields": true}}
+		}
+		raw, err := yaml.Marshal(c)
+		require.NoError(t, err)
+		schemaless = append(schemaless, raw)
+	}
+	p := newProjector(t, devcluster.Start(t, devcluster.Options{CRDs: schemaless}))
+	running := sandbox(core.Running, 1, 1)
+	p.write(running)
+	require.NoError(t, p.clients.Berth.Patch(types.MergePatchType).Namespace("default").Resource("sandboxes").Name(running.ID).
+		Body([]byte(`{"spec":{"podIP":""},"status":{"revision":"latest"}}`)).Do(t.Context()).Error())
+	require.Len(t, p.list().Unreadable, 1)
+	p.write(sandbox(core.Running, 2, 1))
+	require.Equal(t, []core.Sandbox{sandbox(core.Running, 2, 1)}, p.list().Sandboxes)
+}
+
+// One object that a webhook refuses is not what keeps all claims waiting.
+func TestObjectsThatAreRefusedDoNotCountForTheLagUnlessTheyAreMany(t *testing.T) {
+	var refuse atomic.Int32
+	refuse.Store(http.StatusForbidden)
+	apiServer := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		code := int(refuse.Load())
+		w.WriteHeader(code)
+		_ = json.NewEncoder(w).Encode(metav1.Status{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}, Status: "Failure", Code: int32(code)})
+	}))
+	defer apiServer.Close()
+	clients, err := kube.NewClients(&rest.Config{Host: apiServer.URL, Transport: &http.Transport{DisableKeepAlives: true}}, 0, 0)
 	require.NoError(t, err)
-	record := &v1alpha1.Sandbox{Spec: v1alpha1.SandboxSpec{Pool: "pool", PodName: "pod", PodUID: "one", ClaimedAt: metav1.NowMicro()}}
-	record.Name = "abcdefghijklmnopqrst"
-	require.NoError(t, clients.Berth.Post().Namespace("default").Resource("sandboxes").Body(record).Do(t.Context()).Into(record))
-	record.Spec.PodUID = "two"
-	err = clients.Berth.Put().Namespace("default").Resource("sandboxes").Name(record.Name).Body(record).Do(t.Context()).Error()
-	require.ErrorContains(t, err, "spec.podUID")
+	p := project.New(clients.Berth, "default", func(core.Event) {}, func(context.Context) {}, zap.NewNop())
+	ctx, stop := context.WithCancel(t.Context())
+	var working sync.WaitGroup
+	working.Go(func() { p.Run(ctx, 4) })
+	defer working.Wait()
+	defer stop()
+	add := func(n int) {
+		s := sandbox(core.Running, 1, 1)
+		s.ID = fmt.Sprintf("s%03d", n)
+		p.Record(s)
+	}
+	settled := func(refused, objects int) project.Backlog {
+		t.Helper()
+		require.Eventually(t, func() bool { b := p.Backlog(); return b.Refused == refused && b.Objects == objects }, time.Minute, time.Millisecond)
+		return p.Backlog()
+	}
+	for n := range 100 {
+		add(n)
+	}
+	require.Zero(t, settled(100, 100).Lag)
+	add(100)
+	require.NotZero(t, settled(101, 101).Lag, "it concerns all")
+	refuse.Store(http.StatusServiceUnavailable)
+	require.NotZero(t, settled(0, 101).Lag, "they are waited for")
 }

@@ -12,6 +12,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/berth-sandbox/berth/allocator/core"
+	"github.com/berth-sandbox/berth/allocator/kube"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 )
 
@@ -23,39 +24,50 @@ type Watcher struct {
 	Log       *zap.Logger
 }
 
-// List reads the objects from the API server's store. Those that no allocator has
-// made mean nothing and are left out.
-func (w *Watcher) List(ctx context.Context) ([]core.Sandbox, []core.RecordSeen, error) {
-	var all []core.Sandbox
-	var seen []core.RecordSeen
-	for next := ""; ; {
+// Listed is what the Sandbox objects say.
+type Listed struct {
+	Sandboxes []core.Sandbox
+	// Deleting are those that somebody has deleted.
+	Deleting []core.RecordSeen
+	// Unreadable are objects of sandboxes that have not ended and that cannot be
+	// understood, by ID, with the reason. Only the journal can say what they were.
+	Unreadable map[string]error
+}
+
+// List reads the objects from the API server's store. It tries again until ctx ends.
+// Those that no allocator has made mean nothing and are left out, and so are those
+// that cannot be understood if they say that their sandbox has ended.
+func (w *Watcher) List(ctx context.Context) (Listed, error) {
+	objects, err := kube.List(ctx, func(ctx context.Context, next string) ([]v1alpha1.Sandbox, string, error) {
 		var page v1alpha1.SandboxList
-		r := w.Client.Get().Namespace(w.Namespace).Resource(resource).Param("limit", strconv.Itoa(1000))
-		if next != "" {
-			r = r.Param("continue", next)
+		if err := w.Client.Get().Namespace(w.Namespace).Resource(resource).
+			Param("limit", strconv.Itoa(kube.PageSize)).Param("continue", next).Do(ctx).Into(&page); err != nil {
+			return nil, "", fmt.Errorf("list sandboxes: %w", err)
 		}
-		if err := r.Do(ctx).Into(&page); err != nil {
-			return nil, nil, fmt.Errorf("list sandboxes: %w", err)
+		return page.Items, page.Continue, nil
+	}, func(err error) { w.Log.Warn("will read again", zap.Error(err)) })
+	listed := Listed{Unreadable: map[string]error{}}
+	for i := range objects {
+		o := &objects[i]
+		if o.Status.Revision == "" {
+			w.Log.Warn("ignored: a Sandbox object that no allocator has made; delete it", zap.String("name", o.Name))
+			continue
 		}
-		for i := range page.Items {
-			o := &page.Items[i]
-			if o.Status.Revision == "" {
-				w.Log.Warn("ignored: a Sandbox object that no allocator has made; delete it", zap.String("name", o.Name))
-				continue
-			}
-			s, err := fromObject(o)
-			if err != nil {
-				return nil, nil, err
-			}
-			all = append(all, s)
-			if o.DeletionTimestamp != nil {
-				seen = append(seen, core.RecordSeen{ID: s.ID, Pool: s.Pool, Revision: s.Revision, Deleting: true})
-			}
+		s, err := fromObject(o)
+		switch {
+		case err != nil && o.Status.Phase == v1alpha1.SandboxEnded:
+			w.Log.Warn("ignored: the object of a sandbox that has ended; delete it", zap.Error(err))
+			continue
+		case err != nil:
+			listed.Unreadable[o.Name] = err
+			continue
 		}
-		if next = page.Continue; next == "" {
-			return all, seen, nil
+		listed.Sandboxes = append(listed.Sandboxes, s)
+		if o.DeletionTimestamp != nil {
+			listed.Deleting = append(listed.Deleting, core.RecordSeen{ID: s.ID, Pool: s.Pool, Revision: s.Revision, Deleting: true})
 		}
 	}
+	return listed, err
 }
 
 // Run tells of objects that are deleted, or written by somebody else, until ctx

@@ -5,12 +5,16 @@ import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 // Sandbox is the record of one sandbox. Its name is the sandbox ID. The
 // allocator writes it after the fact; it outlives the pod, so that an ended
 // sandbox is answered "gone" and not "unknown". Deleting it releases the sandbox:
-// a finalizer keeps the object until the sandbox has ended.
+// a finalizer keeps the object until the sandbox has ended, and ten minutes longer if
+// it was claimed with an Idempotency-Key, which must not be free before.
 //
 // The whole object is the allocator's, its status too, and one conditional write
-// moves it from one state to the next. So it has no status subresource.
+// moves it from one state to the next. So it has no status subresource. The schema
+// lets nobody, an allocator that was deposed included, write what a new leader could
+// not read, or move a sandbox to another pod or back to an earlier state.
 //
 // +kubebuilder:object:root=true
+// +kubebuilder:validation:XValidation:rule="!has(oldSelf.status) || !has(oldSelf.status.revision) || has(self.status) && has(self.status.revision)",message="status.revision: what an allocator has written cannot be taken away; delete the object to release the sandbox"
 // +kubebuilder:resource:path=sandboxes,singular=sandbox,shortName=sb,categories=berth
 // +kubebuilder:printcolumn:name="Pool",type=string,JSONPath=`.spec.pool`
 // +kubebuilder:printcolumn:name="Pod",type=string,JSONPath=`.spec.podName`
@@ -33,6 +37,7 @@ type Sandbox struct {
 // SandboxSpec is what was fixed by the claim.
 //
 // +kubebuilder:validation:XValidation:rule="self.podUID == oldSelf.podUID",message="spec.podUID: a sandbox never moves to another pod"
+// +kubebuilder:validation:XValidation:rule="self.podIP == oldSelf.podIP || !isIP(oldSelf.podIP)",message="spec.podIP: a sandbox never moves to another address"
 type SandboxSpec struct {
 	// Pool the pod was taken from, in the same namespace.
 	// +kubebuilder:validation:MinLength=1
@@ -42,9 +47,10 @@ type SandboxSpec struct {
 	PodName string `json:"podName"`
 	// +kubebuilder:validation:MinLength=1
 	PodUID string `json:"podUID"`
-	// PodIP is the address requests were routed to.
-	// +optional
-	PodIP string `json:"podIP,omitempty"`
+	// PodIP is the address requests are, or were, routed to.
+	// +kubebuilder:validation:MaxLength=45
+	// +kubebuilder:validation:XValidation:rule="isIP(self)",message="spec.podIP: not an address"
+	PodIP string `json:"podIP"`
 	// ClaimedAt is when the claim was committed, by the allocator's clock.
 	ClaimedAt metav1.MicroTime `json:"claimedAt"`
 	// EndAt is when the sandbox is released at the latest. Absent: never.
@@ -70,6 +76,7 @@ type SandboxSpec struct {
 	// body, in hexadecimal: a claim of the team with both is this claim again.
 	// +optional
 	IdempotencyKey string `json:"idempotencyKey,omitempty"`
+	// +kubebuilder:validation:Pattern=`^([0-9a-f]{64})?$`
 	// +optional
 	RequestHash string `json:"requestHash,omitempty"`
 }
@@ -94,6 +101,9 @@ const (
 )
 
 // SandboxStatus is where the sandbox is in its life.
+//
+// +kubebuilder:validation:XValidation:rule="has(self.revision) == has(self.phase)",message="status: revision and phase are written together"
+// +kubebuilder:validation:XValidation:rule="!has(oldSelf.revision) || !has(self.revision) || self == oldSelf || int(self.revision.split('.')[0]) > int(oldSelf.revision.split('.')[0]) || int(self.revision.split('.')[0]) == int(oldSelf.revision.split('.')[0]) && int(self.revision.split('.')[1]) > int(oldSelf.revision.split('.')[1])",message="status.revision: only a later state overwrites one"
 type SandboxStatus struct {
 	// +optional
 	Phase SandboxPhase `json:"phase,omitempty"`
@@ -107,6 +117,8 @@ type SandboxStatus struct {
 	EndedAt *metav1.MicroTime `json:"endedAt,omitempty"`
 	// Revision orders the allocator's writes: term, then a counter in the term.
 	// A lower one never overwrites a higher one.
+	// +kubebuilder:validation:MaxLength=37
+	// +kubebuilder:validation:Pattern=`^[0-9]{1,18}\.[0-9]{1,18}$`
 	// +optional
 	Revision string `json:"revision,omitempty"`
 }

@@ -1,0 +1,109 @@
+package allocator
+
+import (
+	"context"
+	"slices"
+	"sync"
+
+	"github.com/berth-sandbox/berth/allocator/core"
+)
+
+// hooksMost is how many postStart hooks of one pool are called side by side. What
+// answers them is strangers' code, which may take all the time it is given: the
+// hooks of one pool must not keep those of another one waiting.
+const hooksMost = 256
+
+// hooks call the postStart hooks of sandboxes, those of each pool in the order in
+// which they came. Its methods may be called concurrently.
+type hooks struct {
+	call func(context.Context, core.Sandbox)
+
+	mu     sync.Mutex
+	ctx    context.Context // of run, nil before it
+	lines  map[core.PoolKey]*hookLine
+	cancel map[string]context.CancelFunc // of the hooks under way, by sandbox ID
+	all    sync.WaitGroup
+}
+
+type hookLine struct {
+	running int
+	waiting []core.Sandbox
+}
+
+func newHooks(call func(context.Context, core.Sandbox)) *hooks {
+	return &hooks{call: call, lines: map[core.PoolKey]*hookLine{}, cancel: map[string]context.CancelFunc{}}
+}
+
+// add queues the hook of a sandbox. It never blocks.
+func (h *hooks) add(s core.Sandbox) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	line := h.lines[s.Pool]
+	if line == nil {
+		line = &hookLine{}
+		h.lines[s.Pool] = line
+	}
+	line.waiting = append(line.waiting, s)
+	h.advance(s.Pool)
+}
+
+// drop ends the hook of a sandbox, or sees to it that it is not called: the sandbox
+// was released.
+func (h *hooks) drop(s core.Sandbox) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if cancel := h.cancel[s.ID]; cancel != nil {
+		cancel()
+	} else if line := h.lines[s.Pool]; line != nil {
+		line.waiting = slices.DeleteFunc(line.waiting, func(w core.Sandbox) bool { return w.ID == s.ID })
+	}
+}
+
+// waiting is the number of hooks that were not called yet.
+func (h *hooks) waiting() (n int) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, line := range h.lines {
+		n += len(line.waiting)
+	}
+	return n
+}
+
+// run calls hooks until ctx ends, and waits for those under way: they are given ctx.
+func (h *hooks) run(ctx context.Context) {
+	h.mu.Lock()
+	h.ctx = ctx
+	for pool := range h.lines {
+		h.advance(pool)
+	}
+	h.mu.Unlock()
+	<-ctx.Done()
+	// None begins after this: advance looks at ctx under the lock.
+	h.mu.Lock()
+	h.mu.Unlock() //nolint:staticcheck // it waits for an advance under way
+	h.all.Wait()
+}
+
+// advance calls as many hooks of a pool as may be called now.
+func (h *hooks) advance(pool core.PoolKey) {
+	line := h.lines[pool]
+	for len(line.waiting) > 0 && line.running < hooksMost && h.ctx != nil && h.ctx.Err() == nil {
+		s := line.waiting[0]
+		line.waiting = line.waiting[1:]
+		line.running++
+		ctx, cancel := context.WithCancel(h.ctx)
+		h.cancel[s.ID] = cancel
+		h.all.Go(func() {
+			h.call(ctx, s)
+			cancel()
+			h.mu.Lock()
+			defer h.mu.Unlock()
+			delete(h.cancel, s.ID)
+			line.running--
+			h.advance(pool)
+		})
+	}
+	if line.running == 0 && len(line.waiting) == 0 {
+		delete(h.lines, pool)
+	}
+}

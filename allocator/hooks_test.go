@@ -1,0 +1,104 @@
+package allocator
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"testing/synctest"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/berth-sandbox/berth/allocator/core"
+)
+
+func starting(pool, id string) core.Sandbox {
+	return core.Sandbox{Pool: core.PoolKey{Name: pool}, Binding: core.Binding{ID: id}}
+}
+
+// runHooks calls what is added until the test ends; called gets the IDs, and the
+// calls end when their context does, or when answer is closed.
+func runHooks(t *testing.T) (h *hooks, called chan string, answer chan struct{}, stop func()) {
+	called, answer = make(chan string, 10*hooksMost), make(chan struct{})
+	h = newHooks(func(ctx context.Context, s core.Sandbox) {
+		called <- s.ID
+		select {
+		case <-ctx.Done():
+			called <- s.ID + " ended"
+		case <-answer:
+		}
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() { h.run(ctx); close(ended) }()
+	return h, called, answer, func() { cancel(); <-ended }
+}
+
+func TestHooksOfAPoolThatDoNotEndLeaveThoseOfOthersAlone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h, called, answer, stop := runHooks(t)
+		for i := range hooksMost + 10 {
+			h.add(starting("slow", fmt.Sprintf("s%d", i)))
+		}
+		synctest.Wait()
+		require.Len(t, called, hooksMost)
+		require.Equal(t, 10, h.waiting())
+		for len(called) > 0 {
+			<-called
+		}
+		h.add(starting("other", "o"))
+		require.Equal(t, "o", <-called)
+		close(answer)
+		for i := range 10 { // in their order
+			require.Equal(t, fmt.Sprintf("s%d", hooksMost+i), <-called)
+		}
+		synctest.Wait()
+		require.Zero(t, h.waiting())
+		require.Empty(t, h.lines, "what was called is kept")
+		require.Empty(t, h.cancel)
+		stop()
+	})
+}
+
+func TestHooksThatCameBeforeTheStartAreCalled(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		called := make(chan string, 1)
+		h := newHooks(func(_ context.Context, s core.Sandbox) { called <- s.ID })
+		h.add(starting("p", "a"))
+		synctest.Wait()
+		require.Empty(t, called)
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan struct{})
+		go func() { h.run(ctx); close(ended) }()
+		require.Equal(t, "a", <-called)
+		cancel()
+		<-ended
+		h.add(starting("p", "after the end"))
+		synctest.Wait()
+		require.Empty(t, called)
+	})
+}
+
+func TestHookOfAReleasedSandboxEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h, called, _, stop := runHooks(t)
+		for i := range hooksMost + 2 {
+			h.add(starting("p", fmt.Sprintf("s%d", i)))
+		}
+		synctest.Wait()
+		for len(called) > 0 {
+			<-called
+		}
+		waiting := fmt.Sprintf("s%d", hooksMost)
+		h.drop(starting("p", waiting)) // it has not been called yet
+		require.Equal(t, 1, h.waiting())
+		h.drop(starting("p", "s0"))
+		require.Equal(t, "s0 ended", <-called)
+		require.Equal(t, fmt.Sprintf("s%d", hooksMost+1), <-called, "the one behind it takes its place")
+		h.drop(starting("p", "s0")) // and again
+		h.drop(starting("q", "never seen"))
+		stop()
+		for len(called) > 0 {
+			require.NotEqual(t, waiting, <-called)
+		}
+	})
+}

@@ -1,0 +1,59 @@
+package allocator
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestPressureBeginsLateAndEndsLater(t *testing.T) {
+	for name, c := range map[string]struct {
+		on        bool
+		lag       time.Duration
+		unsettled int
+		want      bool
+	}{
+		"nothing waits":           {false, 0, 0, false},
+		"as late as may be":       {false, lagMost, 0, false},
+		"too late":                {false, lagMost + 1, 0, true},
+		"as much as may be":       {false, 0, unsettledMost, false},
+		"too much":                {false, 0, unsettledMost + 1, true},
+		"still late":              {true, lagLow, 0, true},
+		"still much":              {true, 0, unsettledLow, true},
+		"neither late nor much":   {true, lagLow - 1, unsettledLow - 1, false},
+		"late, and has not begun": {false, lagLow, unsettledLow, false},
+	} {
+		t.Run(name, func(t *testing.T) { require.Equal(t, c.want, pressure(c.on, c.lag, c.unsettled)) })
+	}
+}
+
+func TestBatchesAreSpacedByWhatWasWritten(t *testing.T) {
+	const second = 100 << 10 // bytes
+	synctest.Test(t, func(t *testing.T) {
+		w := newJournalWriter(nil, second, nil, nil)
+		paused := func(records, bytes int) time.Duration {
+			began := time.Now()
+			require.True(t, w.pause(t.Context(), began, records, bytes))
+			return time.Since(began)
+		}
+		require.Zero(t, paused(1, 0), "a claim alone")
+		require.Equal(t, 9*paceRecord, paused(10, 0))
+		require.Equal(t, paceMost, paused(1000, 0))
+		began := time.Now()
+		time.Sleep(time.Second)
+		require.True(t, w.pause(t.Context(), began, 1000, 0))
+		require.Equal(t, time.Second, time.Since(began), "the write itself took longer")
+
+		// Bytes: a burst of some seconds, then no more than the bound.
+		require.LessOrEqual(t, paused(1, burstSeconds*second), paceMost)
+		require.InDelta(t, time.Second, paused(1, second), float64(10*time.Millisecond))
+		require.InDelta(t, 10*time.Second, paused(1, 1000*second), float64(10*time.Millisecond), "one that is larger than the burst is taken all the same")
+
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		require.False(t, w.pause(ctx, time.Now(), 1, 1000*second))
+	})
+}
