@@ -16,8 +16,9 @@ const (
 	// listTimeouts is how many times as long as another call a list may take: it
 	// reads the whole journal.
 	listTimeouts = 10
-	// timeoutsMost is how many times as long a call may take that has failed before.
-	timeoutsMost = 8
+	// timeoutDoubled is how many times the time for a call is doubled that has failed
+	// before.
+	timeoutDoubled = 3
 )
 
 // Slots is how many slots a new journal has. One that exists keeps its own.
@@ -329,7 +330,7 @@ func (l *Log) replace(ctx context.Context, s, before Slot, valid func() bool) (v
 			return "", fmt.Errorf("%w: the lease is not held any more", ErrDeposed)
 		}
 		// An API server that is always slow is waited for longer and longer.
-		timeout := min(time.Duration(1)<<min(attempt, 10), timeoutsMost) * l.o.CallTimeout
+		timeout := l.o.CallTimeout << min(attempt, timeoutDoubled)
 		call, cancel := context.WithTimeout(ctx, timeout)
 		version, err := l.o.Store.Write(call, s)
 		cancel()
