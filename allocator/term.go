@@ -95,7 +95,7 @@ func (a *Allocator) lead(ctx context.Context) error {
 	all.Go(func() { t.labeler.Run(ctx, labelWorkers) })
 	all.Go(func() { t.projector.Run(ctx, projectWorkers) })
 	all.Go(func() { t.watchPressure(ctx) })
-	all.Go(func() { a.watches.pods.Audit(ctx, t.podKeys) })
+	all.Go(func() { t.audit(ctx) })
 	all.Go(func() { a.watches.pools.Maintain(ctx, t.counts) })
 
 	if ctx.Err() == nil {
@@ -377,16 +377,6 @@ func (t *term) Term() uint64 { return t.number }
 
 // lookWait bounds the questions that have no caller's context.
 const lookWait = 5 * time.Second
-
-func (t *term) podKeys() []core.PodKey {
-	ctx, cancel := context.WithTimeout(context.Background(), lookWait)
-	defer cancel()
-	found := make(chan []core.PodKey, 1)
-	if t.loop.look(ctx, func(c *core.Core) { found <- c.PodKeys() }) != nil {
-		return nil
-	}
-	return <-found
-}
 
 func (t *term) counts(key core.PoolKey) (core.Counts, bool) {
 	ctx, cancel := context.WithTimeout(context.Background(), lookWait)

@@ -88,6 +88,7 @@ func TestAJobThatFailsIsDoneAgainAndKeepsNoOtherWaiting(t *testing.T) {
 		synctest.Wait()
 		require.Equal(t, 100, done)
 		time.Sleep(10 * time.Minute)
+		synctest.Wait()
 		require.Equal(t, 3, attempts, "it was done and is done again")
 		require.Equal(t, 3, w.waiting())
 		most := int(10*time.Minute/jobRetryMost) + 20

@@ -405,6 +405,29 @@ func (c *Core) PodKeys() []PodKey {
 	return keys
 }
 
+// UsableNodes lists the nodes whose pods can be handed out, in no order.
+func (c *Core) UsableNodes() []string {
+	var names []string
+	for name, n := range c.nodes {
+		if n.usable {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// Recorded lists the sandboxes whose objects are known to show what is so, in no
+// order.
+func (c *Core) Recorded() []string {
+	ids := make([]string, 0, len(c.sandboxes))
+	for id, s := range c.sandboxes {
+		if !s.recorded.Less(s.Revision) && !s.dropped {
+			ids = append(ids, id)
+		}
+	}
+	return ids
+}
+
 // Live returns all sandboxes that are starting or running, in no order.
 func (c *Core) Live() []Sandbox {
 	all := make([]Sandbox, 0, len(c.sandboxes))

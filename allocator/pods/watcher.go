@@ -3,15 +3,12 @@ package pods
 import (
 	"context"
 	"fmt"
-	"time"
 
 	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
-	listersv1 "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/berth-sandbox/berth/allocator/core"
@@ -19,20 +16,13 @@ import (
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 )
 
-// auditEvery is the pause between comparisons of the core's table with the
-// watch cache.
-const auditEvery = time.Minute
-
 // Watcher watches the pods of all pools.
 type Watcher struct {
 	client    kubernetes.Interface
 	namespace string
 	submit    func(core.Event)
 	log       *zap.Logger
-
-	factory informers.SharedInformerFactory
-	lister  listersv1.PodLister
-	synced  cache.InformerSynced
+	factory   informers.SharedInformerFactory
 }
 
 // NewWatcher returns a Watcher that tells submit what it sees. submit may block.
@@ -40,8 +30,7 @@ func NewWatcher(client kubernetes.Interface, namespace string, submit func(core.
 	w := &Watcher{client: client, namespace: namespace, submit: submit, log: log}
 	w.factory = informers.NewSharedInformerFactoryWithOptions(client, 0,
 		informers.WithNamespace(namespace), informers.WithTweakListOptions(selector), informers.WithTransform(slim))
-	w.lister = w.factory.Core().V1().Pods().Lister()
-	w.synced = w.factory.Core().V1().Pods().Informer().HasSynced
+	w.factory.Core().V1().Pods().Informer() // it is what the factory starts
 	return w
 }
 
@@ -100,52 +89,12 @@ func (w *Watcher) Run(ctx context.Context) error {
 	return nil
 }
 
-// Audit finds, now and then until ctx ends, pods that the core knows and the
-// watch does not: those that went between a list and the start of the watch. The
-// API server is asked about each, because a watch may also lag behind. known
-// lists the pods the core knows.
-func (w *Watcher) Audit(ctx context.Context, known func() []core.PodKey) {
-	if !cache.WaitForCacheSync(ctx.Done(), w.synced) {
-		return // ctx has ended
-	}
-	ticker := time.NewTicker(auditEvery)
-	defer ticker.Stop()
-	for {
-		w.audit(ctx, known())
-		select {
-		case <-ctx.Done():
-			return
-		case <-ticker.C:
-		}
-	}
-}
-
 func (w *Watcher) seen(p *corev1.Pod) {
 	seen, err := observe(p)
 	if err != nil {
 		w.log.Warn("pod not understood, it will not be handed out", zap.Error(err))
 	}
 	w.submit(core.PodSeen{Pod: seen})
-}
-
-func (w *Watcher) audit(ctx context.Context, known []core.PodKey) {
-	for _, key := range known {
-		if p, err := w.lister.Pods(key.Namespace).Get(key.Name); err == nil && string(p.UID) == key.UID {
-			continue
-		}
-		call, cancel := context.WithTimeout(ctx, kube.CallTimeout)
-		p, err := w.client.CoreV1().Pods(key.Namespace).Get(call, key.Name, metav1.GetOptions{})
-		cancel()
-		switch {
-		case apierrors.IsNotFound(err) || err == nil && string(p.UID) != key.UID:
-			w.log.Warn("repaired: a pod was gone without the watch having said so", zap.String("pod", key.Name))
-			w.submit(core.PodGone{Key: key})
-		case err != nil:
-			if ctx.Err() == nil {
-				w.log.Warn("pod not found in the watch, and the API server cannot be asked", zap.String("pod", key.Name), zap.Error(err))
-			}
-		}
-	}
 }
 
 // slim keeps what is read, to keep the cache small.
