@@ -106,7 +106,7 @@ check-generated: generate
 ## golden: write the golden files anew
 .PHONY: golden
 golden:
-	go test ./envoy ./charts ./api/apierror -run GoldenFile -update
+	go test ./api ./envoy ./charts ./api/apierror -run GoldenFile -update
 
 ## clean: remove bin/; the cache outside the tree stays
 .PHONY: clean

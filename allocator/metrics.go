@@ -11,6 +11,7 @@ type metrics struct {
 	releases *prometheus.CounterVec
 	repairs  prometheus.Counter
 	commits  prometheus.Histogram
+	heldBack prometheus.Counter
 }
 
 func newMetrics(reg prometheus.Registerer, a *Allocator) (*metrics, error) {
@@ -28,6 +29,9 @@ func newMetrics(reg prometheus.Registerer, a *Allocator) (*metrics, error) {
 	m.commits = prometheus.NewHistogram(prometheus.HistogramOpts{
 		Name: "berth_allocator_journal_commit_seconds", Help: "Time to write what waited to the journal.",
 		Buckets: []float64{.001, .002, .003, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5},
+	})
+	m.heldBack = prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "berth_allocator_journal_held_back_seconds_total", Help: "Time for which writes to the journal were held back by the bound on their bytes (--journal-bytes-per-second).",
 	})
 	counter := func(name, help string, value func(journal.Stats) uint64) prometheus.Collector {
 		return prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help}, func() float64 {
@@ -48,7 +52,7 @@ func newMetrics(reg prometheus.Registerer, a *Allocator) (*metrics, error) {
 		})
 	}
 	for _, c := range []prometheus.Collector{
-		m.claims, m.releases, m.repairs, m.commits,
+		m.claims, m.releases, m.repairs, m.commits, m.heldBack,
 		counter("berth_allocator_journal_batches_total", "Batches written to the journal.", func(s journal.Stats) uint64 { return s.Batches }),
 		counter("berth_allocator_journal_records_total", "Records written to the journal, without those that rode along.", func(s journal.Stats) uint64 { return s.Records }),
 		counter("berth_allocator_journal_carried_total", "Records that were written again because nothing else held them yet.", func(s journal.Stats) uint64 { return s.Carried }),

@@ -80,7 +80,10 @@ func (w *journalWriter) run(ctx context.Context) error {
 func (w *journalWriter) pause(ctx context.Context, began time.Time, records, bytes int) bool {
 	wait := min(time.Duration(records-1)*paceRecord, paceMost) - time.Since(began)
 	reservation := w.bytes.ReserveN(time.Now(), min(bytes, w.bytes.Burst()))
-	wait = max(wait, reservation.Delay())
+	if held := reservation.Delay(); held > wait {
+		w.metrics.heldBack.Add((held - max(wait, 0)).Seconds())
+		wait = held
+	}
 	return wait <= 0 || sleep(ctx, wait)
 }
 

@@ -6,6 +6,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
 )
 
@@ -33,7 +35,9 @@ func TestPressureBeginsLateAndEndsLater(t *testing.T) {
 func TestBatchesAreSpacedByWhatWasWritten(t *testing.T) {
 	const second = 100 << 10 // bytes
 	synctest.Test(t, func(t *testing.T) {
-		w := newJournalWriter(nil, second, nil, nil)
+		m, err := newMetrics(prometheus.NewRegistry(), &Allocator{})
+		require.NoError(t, err)
+		w := newJournalWriter(nil, second, nil, m)
 		paused := func(records, bytes int) time.Duration {
 			began := time.Now()
 			require.True(t, w.pause(t.Context(), began, records, bytes))
@@ -47,10 +51,14 @@ func TestBatchesAreSpacedByWhatWasWritten(t *testing.T) {
 		require.True(t, w.pause(t.Context(), began, 1000, 0))
 		require.Equal(t, time.Second, time.Since(began), "the write itself took longer")
 
+		require.Zero(t, testutil.ToFloat64(m.heldBack))
+
 		// Bytes: a burst of some seconds, then no more than the bound.
 		require.LessOrEqual(t, paused(1, burstSeconds*second), paceMost)
 		require.InDelta(t, time.Second, paused(1, second), float64(10*time.Millisecond))
 		require.InDelta(t, 10*time.Second, paused(1, 1000*second), float64(10*time.Millisecond), "one that is larger than the burst is taken all the same")
+
+		require.InDelta(t, 11, testutil.ToFloat64(m.heldBack), 0.1)
 
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
