@@ -17,13 +17,15 @@ import (
 const (
 	sandboxPrefix = "sandbox/"
 	podPrefix     = "pod/"
+	sessionPrefix = "session/"
 )
 
 // toRecord encodes a fact for the journal. The namespace is not in it: it is the
 // one that the journal is in.
 func toRecord(f core.Fact) (journal.Record, error) {
 	r := &journalv1.Record{Term: f.Revision.Term, Counter: f.Revision.Counter}
-	if s := f.Sandbox; s != nil {
+	switch s := f.Sandbox; {
+	case s != nil:
 		r.Key = sandboxPrefix + s.ID
 		r.State = &journalv1.Record_Sandbox{Sandbox: &journalv1.Sandbox{
 			Pool: s.Pool.Name, PodName: s.Pod.Name, PodUid: s.Pod.UID, PodIp: s.IP.AsSlice(),
@@ -31,7 +33,10 @@ func toRecord(f core.Fact) (journal.Record, error) {
 			Metadata: s.Metadata, Team: s.Team, User: s.User, IdempotencyKey: s.IdempotencyKey, RequestHash: hashOf(s.Binding),
 			Phase: phases[s.Phase], Reason: s.Reason, DefaultPort: uint32(s.DefaultPort), Ports: ports(s.Ports),
 		}}
-	} else {
+	case f.Session != "":
+		r.Key = sessionPrefix + f.Session
+		r.State = &journalv1.Record_Session{Session: &journalv1.Session{Left: f.Left}}
+	default:
 		r.Key = podPrefix + f.Discard.UID
 		r.State = &journalv1.Record_Discard{Discard: &journalv1.Discard{PodName: f.Discard.Name}}
 	}
@@ -83,6 +88,8 @@ func fromRecord(r journal.Record, namespace string) (core.Fact, bool, error) {
 		f.Sandbox = sandbox
 	case *journalv1.Record_Discard:
 		f.Discard = core.PodKey{Namespace: namespace, Name: state.Discard.GetPodName(), UID: strings.TrimPrefix(r.Key, podPrefix)}
+	case *journalv1.Record_Session:
+		f.Session, f.Left = strings.TrimPrefix(r.Key, sessionPrefix), state.Session.GetLeft()
 	default:
 		return core.Fact{}, false, nil
 	}
@@ -91,8 +98,11 @@ func fromRecord(r journal.Record, namespace string) (core.Fact, bool, error) {
 
 // settledKey is the key of what need not be kept any longer.
 func settledKey(e core.Settle) string {
-	if e.ID != "" {
+	switch {
+	case e.ID != "":
 		return sandboxPrefix + e.ID
+	case e.Session != "":
+		return sessionPrefix + e.Session
 	}
 	return podPrefix + e.Pod.UID
 }

@@ -32,9 +32,12 @@ func TestFactsComeBackFromTheJournalAsTheyWere(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		revision := core.Revision{Term: rapid.Uint64().Draw(t, "term"), Counter: rapid.Uint64().Draw(t, "counter")}
 		f := core.Fact{Revision: revision}
-		if rapid.IntRange(0, 4).Draw(t, "kind") == 0 {
+		switch rapid.IntRange(0, 4).Draw(t, "kind") {
+		case 0:
 			f.Discard = core.PodKey{Namespace: "ns", Name: text.Draw(t, "pod"), UID: text.Draw(t, "uid")}
-		} else {
+		case 1:
+			f.Session, f.Left = rapid.StringMatching(`[a-z0-9-]{16,64}`).Draw(t, "session"), rapid.Bool().Draw(t, "left")
+		default:
 			f.Sandbox = &core.Sandbox{
 				Binding: core.Binding{
 					ID: text.Draw(t, "id"), ClaimedAt: at.Draw(t, "claimed"), EndAt: at.Draw(t, "end"), Team: text.Draw(t, "team"), User: text.Draw(t, "user"),
@@ -74,9 +77,9 @@ func TestRecordsOfALaterVersionAreReadAsFarAsTheyAreKnown(t *testing.T) {
 	require.True(t, known)
 	require.Equal(t, f, back)
 
-	raw, err := proto.Marshal(&journalv1.Record{Key: "session/x", Term: 3, Counter: 4})
+	raw, err := proto.Marshal(&journalv1.Record{Key: "planet/x", Term: 3, Counter: 4})
 	require.NoError(t, err)
-	_, known, err = fromRecord(journal.Record{Key: "session/x", Term: 3, Counter: 4, Raw: raw}, "ns")
+	_, known, err = fromRecord(journal.Record{Key: "planet/x", Term: 3, Counter: 4, Raw: raw}, "ns")
 	require.NoError(t, err)
 	require.False(t, known, "a kind of record that this version does not know")
 }
@@ -113,6 +116,8 @@ func storedFacts() []core.Fact {
 	return []core.Fact{
 		{Revision: running.Revision, Sandbox: &running}, {Revision: released.Revision, Sandbox: &released}, {Revision: starting.Revision, Sandbox: &starting},
 		{Revision: core.Revision{Term: 3, Counter: 43}, Discard: core.PodKey{Namespace: "ns", Name: "python-abcd", UID: "ff66a0ba-b4ac-4183-9e2c-df996dc39161"}},
+		{Revision: core.Revision{Term: 3, Counter: 44}, Session: "router-0123456789abcdef"},
+		{Revision: core.Revision{Term: 3, Counter: 45}, Session: "router-0123456789abcdef", Left: true},
 	}
 }
 
@@ -125,6 +130,8 @@ func TestWhatAnEarlierVersionHasJournaledIsRead(t *testing.T) {
 		"0a1c73616e64626f782f36363263717477676b613430636479797330617a1003182a2281010a06707974686f6e120b707974686f6e2d78376b321a2461306261623461632d666636362d343138332d396532632d6466393936646333393136312210fd000000000000000000000000000007288180e2c4f2a299033080c6e8d3f3a2990338e4c6e8d3f3a299034a047465616d52036164616803720754696d656f757478903f",
 		"0a1c73616e64626f782f36363263717477676b613430636479797330617a1003182a22660a06707974686f6e120b707974686f6e2d78376b321a2461306261623461632d666636362d343138332d396532632d6466393936646333393136312210fd000000000000000000000000000007288180e2c4f2a299034a047465616d5203616461680178903f",
 		"0a28706f642f66663636613062612d623461632d343138332d396532632d6466393936646333393136311003182b2a0d0a0b707974686f6e2d61626364",
+		"0a1f73657373696f6e2f726f757465722d303132333435363738396162636465661003182c3200",
+		"0a1f73657373696f6e2f726f757465722d303132333435363738396162636465661003182d32020801",
 	}
 	for i, want := range storedFacts() {
 		raw, err := hex.DecodeString(stored[i])

@@ -26,7 +26,7 @@ func pod(version string) core.Pod {
 func newTestLoop(t *testing.T, do func(core.Effect)) *loop {
 	n := 0
 	c, err := core.New(core.Config{
-		Term: 1, MaxStale: time.Minute, Window: time.Second, NewID: func() string { return "k3x9" },
+		Term: 1, MaxStale: time.Minute, Window: time.Second, Lease: time.Second, NewID: func() string { return "k3x9" },
 		NewSuffix: func() string { n++; return fmt.Sprint(n) },
 	}, now())
 	require.NoError(t, err)
@@ -154,10 +154,11 @@ func TestEffectsAreDoneInOrderBeforeTheNextEvent(t *testing.T) {
 	stop := l.running(t)
 	l.Submit(core.PoolSeen{Pool: core.Pool{Key: poolKey, Warm: 1}})
 	l.Submit(core.SessionJoined{Session: "s", Stream: 1})
+	l.Submit(core.Written{})
 	l.Submit(core.SessionPing{Session: "s", Stream: 1, Nonce: 1})
 	require.Empty(t, known(t, l)) // all of them were taken before this
 	stop()
-	require.Equal(t, []string{"core.CreatePod", "core.SendSnapshot", "core.SendPong"}, done)
+	require.Equal(t, []string{"core.CreatePod", "core.Write", "core.SendSnapshot", "core.SendPong"}, done)
 }
 
 // A bare loop has nothing but its ticks to notice a deadline by.
@@ -169,7 +170,7 @@ func TestDeadlinesAreNoticedWithoutEvents(t *testing.T) {
 		}
 	})
 	c, err := core.New(core.Config{
-		Term: 1, MaxStale: time.Nanosecond, Window: time.Second, NewID: func() string { return "" }, NewSuffix: func() string { return "" },
+		Term: 1, MaxStale: time.Nanosecond, Window: time.Second, Lease: time.Second, NewID: func() string { return "" }, NewSuffix: func() string { return "" },
 	}, now())
 	require.NoError(t, err)
 	l.core = c

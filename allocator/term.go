@@ -161,7 +161,7 @@ func (a *Allocator) mayBeginJournal(ctx context.Context) error {
 
 func (a *Allocator) newTerm(log *journal.Log) (*term, error) {
 	c, err := core.New(core.Config{
-		Term: log.Term(), MaxStale: a.o.MaxStale, Window: a.o.Window, MaxWaiting: a.o.MaxWaiting,
+		Term: log.Term(), Lease: a.o.LeaseDuration, MaxStale: a.o.MaxStale, Window: a.o.Window, MaxWaiting: a.o.MaxWaiting,
 		NewID: sandboxid.New, NewSuffix: func() string { return rand.String(6) },
 	}, now())
 	if err != nil {

@@ -99,7 +99,7 @@ func recoverSlowly(t *testing.T, slow time.Duration) {
 	}).clients(t)
 	a := &Allocator{o: Options{Clients: clients, Namespace: "default", Log: zap.NewNop()}}
 	a.watches = newWatches(&a.o)
-	c, err := core.New(core.Config{Term: 1, MaxStale: 1, Window: 1, NewID: func() string { return "" }, NewSuffix: func() string { return "" }}, now())
+	c, err := core.New(core.Config{Term: 1, MaxStale: 1, Window: 1, Lease: 1, NewID: func() string { return "" }, NewSuffix: func() string { return "" }}, now())
 	require.NoError(t, err)
 	tm := &term{a: a, log: zap.NewNop()}
 	tm.loop = newLoop(c, tm.do)

@@ -30,8 +30,8 @@ func TestGoldenFileOfMessagesIsOnlyAddedTo(t *testing.T) {
 	}
 	was := strings.Split(strings.TrimSpace(string(raw)), "\n")
 	for _, line := range was {
-		if line != "" {
-			require.Contains(t, lines, line, "it was taken away or changed, and versions that are in use rely on it")
+		if line != "" && !slices.Contains(lines, line) {
+			t.Errorf("taken away or changed, and versions that are in use rely on it: %s", line)
 		}
 	}
 	if *update {
@@ -39,7 +39,11 @@ func TestGoldenFileOfMessagesIsOnlyAddedTo(t *testing.T) {
 		require.NoError(t, os.WriteFile(golden, []byte(strings.Join(lines, "\n")+"\n"), 0o644))
 		return
 	}
-	require.Equal(t, lines, was, "run make golden")
+	for _, line := range lines {
+		if !slices.Contains(was, line) {
+			t.Errorf("new, run make golden: %s", line)
+		}
+	}
 }
 
 // describe says how each field of a file's messages is encoded, and the numbers of

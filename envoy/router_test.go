@@ -123,7 +123,7 @@ func startEdge(t *testing.T, handler func(name string) http.Handler) *edge {
 		Routes: &routes{at: map[string]routecache.Route{
 			"abc": route("127.1.0.1"), "def": route("127.1.0.2"), "out": route("127.2.0.1"), "private": route("127.1.0.2", 1),
 		}},
-		Activity: &routes{}, Metrics: prometheus.NewRegistry(), Log: zap.NewNop(),
+		Activity: &routes{}, Answers: extproc.NewAnswers(), Metrics: prometheus.NewRegistry(), Log: zap.NewNop(),
 	})
 	require.NoError(t, err)
 	e.router = &recorder{Server: server, seen: http.Header{}}

@@ -34,7 +34,8 @@ type admission struct {
 	id  string
 	dst netip.AddrPort
 	// path replaces the request's path. Empty: it stays.
-	path string
+	path  string
+	epoch *epoch // of the answer
 }
 
 type decider struct {
@@ -43,6 +44,7 @@ type decider struct {
 	wait     time.Duration
 	routes   Routes
 	activity Activity
+	answers  *Answers
 }
 
 // decide admits the request or says why not. Exactly one of the results is set.
@@ -92,9 +94,11 @@ func (d *decider) decide(ctx context.Context, r *request) (*admission, *apierror
 			return refused(apierror.NoRoute, "the sandbox's address is outside the configured pod address ranges; tell the operator")
 		}
 		d.activity.Touch(target.ID)
+		epoch := d.answers.begin()
 		if d.routes.Holds(target.ID, answer.Route) {
-			return &admission{id: target.ID, dst: netip.AddrPortFrom(answer.Route.Addr, port), path: target.Path}, nil
+			return &admission{id: target.ID, dst: netip.AddrPortFrom(answer.Route.Addr, port), path: target.Path, epoch: epoch}, nil
 		}
+		d.answers.end(epoch)
 		// Released, replaced or only dropped for want of room since the look-up.
 	}
 }

@@ -45,7 +45,7 @@ func always(a routecache.Answer, err error) *history {
 func (h *history) decider() *decider {
 	return &decider{
 		hosts: Hosts{Domain: domain}, podCIDRs: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16"), netip.MustParsePrefix("fd00::/8")},
-		wait: time.Second, routes: h, activity: h,
+		wait: time.Second, routes: h, activity: h, answers: NewAnswers(),
 	}
 }
 
@@ -71,9 +71,16 @@ func TestAdmittedRequestGoesToTheSandboxsPodAndIsTouchedFirst(t *testing.T) {
 		"abc.sandbox.example.com.":      {opening(routeTo("10.1.2.3", 8080), 8080, 9001), "10.1.2.3:8080"},
 	} {
 		h := always(c.answer, nil)
-		a, refusal := h.decider().decide(t.Context(), &request{authority: host, method: "GET"})
+		d := h.decider()
+		h.holds = func() bool {
+			require.Equal(t, 1, d.answers.Unread(), "a release would fit between the check and the answer")
+			return true
+		}
+		a, refusal := d.decide(t.Context(), &request{authority: host, method: "GET"})
 		require.Nil(t, refusal)
-		require.Equal(t, &admission{id: "abc", dst: netip.MustParseAddrPort(c.dst)}, a)
+		require.Equal(t, &admission{id: "abc", dst: netip.MustParseAddrPort(c.dst), epoch: a.epoch}, a)
+		d.answers.end(a.epoch)
+		require.Zero(t, d.answers.Unread())
 		require.Equal(t, []string{"lookup abc", "touch abc", "holds abc"}, h.events, "what is checked last must be the route")
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"sync/atomic"
 	"time"
 
 	logv3 "github.com/envoyproxy/go-control-plane/envoy/service/accesslog/v3"
@@ -36,8 +37,11 @@ type Options struct {
 	LookupTimeout time.Duration
 	Routes        Routes
 	Activity      Activity
-	Metrics       prometheus.Registerer
-	Log           *zap.Logger
+	// Answers learns of every answer that admits a request, and when Envoy has read
+	// it.
+	Answers *Answers
+	Metrics prometheus.Registerer
+	Log     *zap.Logger
 }
 
 // Server answers Envoy: ext_proc, the access log service and grpc.health.v1 on
@@ -52,6 +56,8 @@ type Server struct {
 	grpc    *grpc.Server
 	health  *health.Server
 	socket  string
+	// forced: streams are ended from this side, whether Envoy has read or not.
+	forced atomic.Bool
 	// stopping is closed when the access log streams must end. They never end
 	// by themselves, and a graceful stop waits for every stream.
 	stopping chan struct{}
@@ -72,8 +78,8 @@ func New(o Options) (*Server, error) {
 	if len(o.PodCIDRs) == 0 {
 		errs = append(errs, errors.New("extproc: Options.PodCIDRs is required: the address ranges pods get their addresses from"))
 	}
-	if o.Routes == nil || o.Activity == nil || o.Metrics == nil || o.Log == nil {
-		errs = append(errs, errors.New("extproc: Options.Routes, Activity, Metrics and Log are required"))
+	if o.Routes == nil || o.Activity == nil || o.Answers == nil || o.Metrics == nil || o.Log == nil {
+		errs = append(errs, errors.New("extproc: Options.Routes, Activity, Answers, Metrics and Log are required"))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
@@ -86,7 +92,7 @@ func New(o Options) (*Server, error) {
 		return nil, fmt.Errorf("extproc: register metrics: %w", err)
 	}
 	s := &Server{
-		decider: decider{hosts: o.Hosts, podCIDRs: o.PodCIDRs, wait: o.LookupTimeout, routes: o.Routes, activity: o.Activity},
+		decider: decider{hosts: o.Hosts, podCIDRs: o.PodCIDRs, wait: o.LookupTimeout, routes: o.Routes, activity: o.Activity, answers: o.Answers},
 		metrics: m, log: o.Log, socket: o.Socket,
 		grpc: grpc.NewServer(), health: health.NewServer(), stopping: make(chan struct{}),
 	}
@@ -141,12 +147,15 @@ func (s *Server) Stop(ctx context.Context) {
 	select {
 	case <-done:
 	case <-ctx.Done():
+		s.forced.Store(true)
 		s.grpc.Stop()
 		<-done
 	}
 }
 
-// Process implements ext_proc: one request-headers message, one answer.
+// Process implements ext_proc: one request-headers message, one answer. One that
+// admits a request is open until Envoy has ended the stream, which it does when it
+// has read the answer.
 func (s *Server) Process(stream extprocv3.ExternalProcessor_ProcessServer) error {
 	message, err := stream.Recv()
 	if err != nil {
@@ -165,7 +174,14 @@ func (s *Server) Process(stream extprocv3.ExternalProcessor_ProcessServer) error
 		return stream.Send(refused(refusal, r.client()))
 	}
 	s.metrics.requests.WithLabelValues("admitted").Inc()
-	return stream.Send(admitted(admission))
+	err = stream.Send(admitted(admission))
+	for err == nil {
+		_, err = stream.Recv() // Envoy has nothing more to say
+	}
+	if !s.forced.Load() {
+		s.decider.answers.end(admission.epoch)
+	}
+	return nil
 }
 
 func (s *Server) logRefusal(e *apierror.Error) {

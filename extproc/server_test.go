@@ -46,7 +46,7 @@ func options(t *testing.T, socket string) (Options, *routecache.Cache, *lastacti
 	require.NoError(t, err)
 	return Options{
 		Socket: socket, Hosts: Hosts{Domain: domain}, PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")},
-		Routes: cache, Activity: tracker, Metrics: prometheus.NewRegistry(), Log: zap.NewNop(),
+		Routes: cache, Activity: tracker, Answers: NewAnswers(), Metrics: prometheus.NewRegistry(), Log: zap.NewNop(),
 	}, cache, tracker
 }
 
@@ -108,17 +108,22 @@ func get(host string) *extprocv3.ProcessingRequest {
 	return headersOf(":method", "GET", ":authority", host, "x-request-id", "req-1")
 }
 
-// ask does what Envoy does for one request.
+// ask does what Envoy does for one request: it reads one answer, and ends the stream
+// of one that is admitted.
 func ask(t *testing.T, conn *grpc.ClientConn, message *extprocv3.ProcessingRequest) (*extprocv3.ProcessingResponse, error) {
-	stream, err := extprocv3.NewExternalProcessorClient(conn).Process(within(t))
+	ctx, cancel := context.WithCancel(within(t))
+	defer cancel()
+	stream, err := extprocv3.NewExternalProcessorClient(conn).Process(ctx)
 	require.NoError(t, err)
 	require.NoError(t, stream.Send(message))
 	response, err := stream.Recv()
 	if err != nil {
 		return nil, err
 	}
-	_, err = stream.Recv()
-	require.ErrorIs(t, err, io.EOF, "one answer, and then the end of the stream")
+	if response.GetImmediateResponse() != nil {
+		_, err = stream.Recv()
+		require.ErrorIs(t, err, io.EOF, "one answer, and then the end of the stream")
+	}
 	return response, nil
 }
 
@@ -307,6 +312,44 @@ func TestStopAnswersWhatIsInProgress(t *testing.T) {
 	require.NoError(t, err)
 	require.NotNil(t, response.GetRequestHeaders())
 	<-stopped
+}
+
+func TestAnAnswerIsReadWhenEnvoyHasEndedItsStreamAndNotWhenWeHave(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "s")
+	o, cache, _ := options(t, socket)
+	server := serve(t, o)
+	cache.Put("abc", podRoute)
+	conn := dial(t, socket)
+	admitted := func() (readByEnvoy func()) {
+		ctx, cancel := context.WithCancel(within(t))
+		stream, err := extprocv3.NewExternalProcessorClient(conn).Process(ctx)
+		require.NoError(t, err)
+		require.NoError(t, stream.Send(get("9000-abc."+domain)))
+		response, err := stream.Recv()
+		require.NoError(t, err)
+		require.NotNil(t, response.GetRequestHeaders())
+		return cancel
+	}
+	first, second := admitted(), admitted()
+	require.Equal(t, 2, o.Answers.Unread())
+	passed := make(chan struct{})
+	o.Answers.Barrier(func() { close(passed) })
+	first()
+	require.Eventually(t, func() bool { return o.Answers.Unread() == 1 }, soon, time.Millisecond)
+	select {
+	case <-passed:
+		t.Fatal("the second answer was not read")
+	default:
+	}
+	_, err := ask(t, conn, get("9000-other."+domain)) // refused: there is nothing to wait for
+	require.NoError(t, err)
+	require.Equal(t, 1, o.Answers.Unread())
+	second()
+	<-passed
+
+	defer admitted()()
+	server.stop(10 * time.Millisecond)
+	require.Equal(t, 1, o.Answers.Unread(), "our own end was taken for Envoy's")
 }
 
 func TestStopCutsOffWhatTakesTooLong(t *testing.T) {

@@ -184,6 +184,14 @@ func (s *Server) serve(rpc grpc.BidiStreamingServer[controlv1.RouterMessage, con
 			case *controlv1.RouterMessage_Goodbye:
 				leader.Submit(core.SessionGoodbye{Session: session})
 				return nil
+			case *controlv1.RouterMessage_Dead:
+				for _, id := range m.Dead.GetInstanceIds() {
+					if id == session {
+						return status.Errorf(codes.InvalidArgument, "dead: %s says that itself is dead", session)
+					}
+					s.log.Info("router found dead", zap.String("session", id), zap.String("by", session))
+					leader.Submit(core.SessionDead{Session: id})
+				}
 			case *controlv1.RouterMessage_Join:
 				return status.Error(codes.InvalidArgument, "a second Join on one stream")
 			}

@@ -419,7 +419,7 @@ func TestSecondJoinOfAnInstanceClosesTheOldStreamOnly(t *testing.T) {
 // With the real core behind it: the second stream gets a snapshot, the first ends.
 func TestSecondJoinWithTheRealCore(t *testing.T) {
 	run(t, func(w *world) {
-		c, err := core.New(core.Config{Term: 7, MaxStale: time.Minute, Window: time.Second, NewID: func() string { return "x" }, NewSuffix: func() string { return "x" }}, core.Instant{})
+		c, err := core.New(core.Config{Term: 7, MaxStale: time.Minute, Window: time.Second, Lease: time.Second, NewID: func() string { return "x" }, NewSuffix: func() string { return "x" }}, core.Instant{})
 		require.NoError(t, err)
 		_, err = c.Recover(core.State{})
 		require.NoError(t, err)
@@ -427,8 +427,13 @@ func TestSecondJoinWithTheRealCore(t *testing.T) {
 		w.leader.react = func(ev core.Event) {
 			mu.Lock()
 			defer mu.Unlock()
-			for _, e := range c.Step(core.Instant{Boot: time.Second}, ev) {
-				w.Deliver(7, e)
+			for events := []core.Event{ev}; len(events) > 0; events = events[1:] {
+				for _, e := range c.Step(core.Instant{Boot: time.Second}, events[0]) {
+					if _, ok := e.(core.Write); ok {
+						events = append(events, core.Written{}, core.WriterReady{})
+					}
+					w.Deliver(7, e)
+				}
 			}
 		}
 		first, _ := w.joined()

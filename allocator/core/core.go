@@ -19,6 +19,9 @@ type Config struct {
 	// Window is what an admitted request may still need to open its last
 	// connection: see envoy.Settings.Window.
 	Window time.Duration
+	// Lease is for how long an earlier leader may have answered routers' pings after
+	// this term began, by the clocks of both. Required.
+	Lease time.Duration
 	// AckWait bounds how long a Release waits for connected routers before it
 	// is answered. Default 1 s.
 	AckWait time.Duration
@@ -78,8 +81,8 @@ func New(cfg Config, now Instant) (*Core, error) {
 	if cfg.Term == 0 {
 		errs = append(errs, errors.New("core: Config.Term must be at least 1"))
 	}
-	if cfg.MaxStale <= 0 || cfg.Window <= 0 {
-		errs = append(errs, errors.New("core: Config.MaxStale and Config.Window must be positive"))
+	if cfg.MaxStale <= 0 || cfg.Window <= 0 || cfg.Lease <= 0 {
+		errs = append(errs, errors.New("core: Config.MaxStale, Config.Window and Config.Lease must be positive"))
 	}
 	if cfg.NewID == nil || cfg.NewSuffix == nil {
 		errs = append(errs, errors.New("core: Config.NewID and Config.NewSuffix are required"))
@@ -165,7 +168,9 @@ func (c *Core) Step(now Instant, ev Event) []Effect {
 	case SessionLeft:
 		c.sessionLeft(ev)
 	case SessionGoodbye:
-		c.sessionGoodbye(ev.Session)
+		c.sessionEnded(ev.Session)
+	case SessionDead:
+		c.sessionEnded(ev.Session)
 	case SessionPing:
 		c.sessionPing(ev)
 	case SessionAck:
@@ -307,14 +312,18 @@ func (c *Core) Recover(st State) ([]Effect, error) {
 // revision counts.
 func (c *Core) recoverSandboxes(st State) error {
 	for _, r := range st.Records {
-		c.sandboxes[r.ID] = &sandbox{Sandbox: r, inherited: true, recorded: r.Revision}
+		c.sandboxes[r.ID] = &sandbox{Sandbox: r, recorded: r.Revision}
 	}
 	there := make(map[PodKey]bool, len(st.Pods))
 	for _, p := range st.Pods {
 		there[p.Key] = true
 	}
 	for _, f := range st.Facts {
-		if f.Sandbox == nil {
+		switch {
+		case f.Session != "":
+			c.recoverSession(f)
+			continue
+		case f.Sandbox == nil:
 			c.discards[f.Discard] = &discard{f.Revision, true}
 			continue
 		}
@@ -325,7 +334,7 @@ func (c *Core) recoverSandboxes(st State) error {
 			continue
 		}
 		if s == nil {
-			s = &sandbox{inherited: true}
+			s = &sandbox{}
 			c.sandboxes[f.Sandbox.ID] = s
 		}
 		if s.Revision.Less(f.Revision) {

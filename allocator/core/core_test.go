@@ -30,7 +30,7 @@ func newSim(t *testing.T) *sim { return newSimAt(t, 1, start) }
 func newSimAt(t *testing.T, term uint64, now Instant) *sim {
 	s := &sim{t: t, now: now}
 	s.cfg = Config{
-		Term: term, MaxStale: maxStale, Window: window, Linger: -1, // nothing is kept back
+		Term: term, MaxStale: maxStale, Window: window, Lease: lease, Linger: -1, // nothing is kept back
 		NewID:     func() string { s.ids++; return fmt.Sprintf("term%d-id%d", term, s.ids) },
 		NewSuffix: func() string { s.pods++; return strconv.Itoa(s.pods) },
 	}
@@ -239,10 +239,11 @@ const never = 3 * time.Minute
 func TestNewRefusesAConfigThatCannotWork(t *testing.T) {
 	id := func() string { return "x" }
 	for name, cfg := range map[string]Config{
-		"no term":     {MaxStale: 1, Window: 1, NewID: id, NewSuffix: id},
-		"no maxStale": {Term: 1, Window: 1, NewID: id, NewSuffix: id},
-		"no window":   {Term: 1, MaxStale: 1, NewID: id, NewSuffix: id},
-		"no ids":      {Term: 1, MaxStale: 1, Window: 1},
+		"no term":     {MaxStale: 1, Window: 1, Lease: 1, NewID: id, NewSuffix: id},
+		"no maxStale": {Term: 1, Window: 1, Lease: 1, NewID: id, NewSuffix: id},
+		"no window":   {Term: 1, MaxStale: 1, Lease: 1, NewID: id, NewSuffix: id},
+		"no lease":    {Term: 1, MaxStale: 1, Window: 1, NewID: id, NewSuffix: id},
+		"no ids":      {Term: 1, MaxStale: 1, Window: 1, Lease: 1},
 	} {
 		if _, err := New(cfg, start); err == nil {
 			t.Errorf("%s: no error", name)

@@ -49,10 +49,10 @@
 //   - Pods are handed out ready, from one node after the other, oldest first, and
 //     never from a node that is not ready or is cordoned.
 //   - A released pod is deleted by us only after its fence: every session that
-//     could know the route has acknowledged the release, said Goodbye or
-//     expired; then Config.Window has passed. After a change of leader, what an
-//     earlier term's routers know is not known here, so sandboxes older than
-//     the term also wait until every router of that term must have gone stale.
+//     could know the route has acknowledged the release, said Goodbye, is known to
+//     be dead or has expired; then Config.Window has passed. Sessions are facts,
+//     durable before they are told anything, so a new leader waits for those of
+//     earlier terms as well.
 //   - An idle pod is deleted only once that intent is durable: the next leader
 //     never hands it out while our deletion is still on its way.
 //   - The record of a sandbox stays until it has ended and its idempotency key

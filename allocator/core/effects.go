@@ -16,10 +16,11 @@ type (
 	// when all of them are durable, later by WriterReady. No other Write is made
 	// before.
 	Write struct{ Facts []Fact }
-	// Settle: the journal need not keep this state of a sandbox, or the intent to
-	// delete a pod, any longer.
+	// Settle: the journal need not keep this state of a sandbox, a session, or the
+	// intent to delete a pod, any longer. One of the three is set.
 	Settle struct {
-		ID       string // "" for an intent
+		ID       string
+		Session  string
 		Pod      PodKey
 		Revision Revision
 	}

@@ -100,6 +100,8 @@ type (
 	}
 	// SessionGoodbye: the router's process will admit nothing any more.
 	SessionGoodbye struct{ Session string }
+	// SessionDead: the process of another router is proven to have ended.
+	SessionDead struct{ Session string }
 	// SessionPing: the router asked for freshness.
 	SessionPing struct {
 		Session string
@@ -145,6 +147,7 @@ func (RecordGone) event()     {}
 func (SessionJoined) event()  {}
 func (SessionLeft) event()    {}
 func (SessionGoodbye) event() {}
+func (SessionDead) event()    {}
 func (SessionPing) event()    {}
 func (SessionAck) event()     {}
 func (Resolve) event()        {}

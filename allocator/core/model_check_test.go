@@ -54,7 +54,7 @@ func (w *world) checkTold() {
 			continue // nothing is asked for; its sandboxes are being released
 		}
 		for _, r := range w.routers {
-			if !connected(r) {
+			if s := w.core.sessions[r.id]; !connected(r) || s == nil || !s.durable { // the last two: it was told nothing yet
 				continue
 			}
 			told, ok := r.told[s.ID]

@@ -27,13 +27,14 @@ type disk struct {
 	term    uint64
 	// sandboxes is the last state of each that has become durable.
 	sandboxes map[string]Sandbox
+	sessions  map[string]bool // durable, and has not left
 }
 
 const diskSlots = 6
 
 func newDisk() *disk {
 	d := &disk{
-		slots: map[int]journal.Slot{}, facts: map[string]map[Revision]Fact{}, batches: map[string][]Fact{}, sandboxes: map[string]Sandbox{},
+		slots: map[int]journal.Slot{}, facts: map[string]map[Revision]Fact{}, batches: map[string][]Fact{}, sandboxes: map[string]Sandbox{}, sessions: map[string]bool{},
 	}
 	for i := range diskSlots {
 		d.slots[i] = journal.Slot{Index: i, Version: "0", Slots: diskSlots, Format: 1}
@@ -70,6 +71,10 @@ func (d *disk) landLate(w *world) {
 // durable notes a fact that can not be lost any more, and judges it: a pod has one
 // owner, ever, and what is released or discarded stays so.
 func (w *world) durable(f Fact) {
+	if f.Session != "" {
+		w.disk.sessions[f.Session] = !f.Left
+		return
+	}
 	if f.Sandbox == nil {
 		p := w.pod(f.Discard)
 		if len(p.bound) > 0 {
@@ -232,8 +237,11 @@ func (w *world) encode(facts []Fact) (all []journal.Record) {
 }
 
 func keyOf(f Fact) string {
-	if f.Sandbox != nil {
+	switch {
+	case f.Sandbox != nil:
 		return "sandbox/" + f.Sandbox.ID
+	case f.Session != "":
+		return "session/" + f.Session
 	}
 	return "pod/" + f.Discard.UID
 }
@@ -264,7 +272,10 @@ func (p *process) commit(facts []Fact) {
 
 func (w *world) settleFact(p *process, e Settle) {
 	key := "sandbox/" + e.ID
-	if e.ID == "" {
+	switch {
+	case e.Session != "":
+		key = "session/" + e.Session
+	case e.ID == "":
 		key = "pod/" + e.Pod.UID
 	}
 	p.log.Settle(key, e.Revision.Term, e.Revision.Counter)

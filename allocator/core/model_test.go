@@ -72,6 +72,7 @@ func history(t *rapid.T, often []string) {
 const (
 	maxStale = time.Minute
 	window   = 5 * time.Second
+	lease    = 15 * time.Second
 )
 
 type world struct {
@@ -114,6 +115,8 @@ type world struct {
 	doomed  map[string]bool // its pod was to be deleted
 	judged  map[PodKey]bool // intents
 	ended   map[string]PodKey
+	// earlier are those that this leader has found.
+	earlier map[string]bool
 	// forgotten are those whose records were to be dropped.
 	forgotten map[string]bool
 	extra     int // pods that may exceed a pool's bound
@@ -299,6 +302,11 @@ func (w *world) table(often []string) []action {
 		{"router pings", func() { w.ping(pick(w, w.routers, connected)) }},
 		{"router asks", w.ask},
 		{"router dies", func() { w.die(pick(w, w.routers, alive), false) }},
+		{"dead router found", func() {
+			if r := pick(w, w.routers, func(r *router) bool { return r.dead }); r != nil {
+				w.strays = append(w.strays, SessionDead{r.id})
+			}
+		}},
 		{"router says goodbye", func() { w.die(pick(w, w.routers, connected), true) }},
 		{"stray", func() {
 			if len(w.strays) > 0 {
@@ -361,7 +369,7 @@ func (w *world) lead() {
 	w.leader, w.term = p, p.log.Term()
 	var err error
 	p.core, err = New(Config{
-		Term: w.term, MaxStale: maxStale, Window: window, KeepEnded: 4, KeepEndedFor: 20 * time.Minute, MaxWaiting: 3, KeepKeys: time.Minute,
+		Term: w.term, MaxStale: maxStale, Window: window, Lease: lease, KeepEnded: 4, KeepEndedFor: 20 * time.Minute, MaxWaiting: 3, KeepKeys: time.Minute,
 		NewID:     func() string { w.ids++; return "id" + strconv.Itoa(w.ids) },
 		NewSuffix: func() string { w.names++; return strconv.Itoa(w.names) },
 	}, w.now)
@@ -412,6 +420,10 @@ func (w *world) lead() {
 		w.t.Fatal(err)
 	}
 	w.checkRecovered()
+	w.earlier = map[string]bool{}
+	for id := range w.core.sandboxes {
+		w.earlier[id] = true
+	}
 	w.do(effects)
 	for _, p := range w.pools {
 		if p.exists {
@@ -440,6 +452,11 @@ func (w *world) checkRecovered() {
 	for id := range w.answered {
 		if w.core.sandboxes[id] == nil && !w.forgotten[id] {
 			w.t.Fatalf("%s was answered, the new leader does not know it", id)
+		}
+	}
+	for id, there := range w.disk.sessions {
+		if s := w.core.sessions[id]; there != (s != nil && s.durable) {
+			w.t.Fatalf("session %s: there is one durably: %v, the new leader has %+v", id, there, s)
 		}
 	}
 	for key, q := range w.core.pods {
@@ -598,6 +615,7 @@ func (w *world) do(effects []Effect) {
 			}
 			continue
 		case SendSnapshot:
+			w.judgeSession(e.Stream)
 			for _, s := range e.Routes {
 				w.judgeRoute(s)
 			}
@@ -620,6 +638,7 @@ func (w *world) do(effects []Effect) {
 			w.send(e.Stream, e)
 			continue
 		case SendPong:
+			w.judgeSession(e.Stream)
 			w.send(e.Stream, e)
 			continue
 		case Record:
@@ -661,6 +680,15 @@ func (j *job) String() string {
 	return fmt.Sprintf("%T", j.effect)
 }
 
+// judgeSession: a router is told nothing before the next leader would know of it.
+func (w *world) judgeSession(stream uint64) {
+	for _, r := range w.routers {
+		if r.stream == stream && !w.disk.sessions[r.id] {
+			w.t.Fatalf("%s is spoken to, and that it is there is not durable", r.id)
+		}
+	}
+}
+
 func (w *world) answerClaim(token uint64) {
 	c, waits := w.claims[token]
 	if !waits || c.abandoned {
@@ -681,8 +709,7 @@ func (w *world) judgeClaimed(s Sandbox) {
 }
 
 func (w *world) inherited(id string) bool {
-	s := w.core.sandboxes[id]
-	return s != nil && s.inherited
+	return w.earlier[id]
 }
 
 // judgeRefused: nobody is refused for want of a pod while one is warm.

@@ -19,14 +19,15 @@ type outbox struct {
 	urgent bool
 }
 
-// change is a fact that is not durable yet, and what becomes true with it: with
-// neither claim nor sandbox, that a pod may be deleted.
+// change is a fact that is not durable yet, and what becomes true with it.
 type change struct {
 	fact Fact
 	// claim: a claim that was given a pod.
 	claim *claim
 	// sandbox becomes what the fact says: running, or released.
 	sandbox *sandbox
+	// session is told what is so; nil: it has left.
+	session *session
 	// dropped: it was called off before it was handed to a Write.
 	dropped bool
 	// handed: it was handed to a Write.
@@ -90,6 +91,8 @@ func (c *Core) written() {
 			c.ready(ch)
 		case ch.sandbox != nil:
 			c.released(ch)
+		case ch.fact.Session != "":
+			c.sessionWritten(ch)
 		default:
 			c.discarded(ch.fact.Discard)
 		}

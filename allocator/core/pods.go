@@ -129,7 +129,7 @@ func (c *Core) discard(q *pod) {
 // discardStrays has the pods deleted that are marked as used and on no record,
 // once no router of an earlier term can know a route to them.
 func (c *Core) discardStrays() {
-	if len(c.strays) == 0 || c.now.Boot < c.started.Boot+c.expiry()+c.cfg.Window {
+	if len(c.strays) == 0 || c.now.Boot < c.started.Boot+c.cfg.Lease+c.expiry()+c.cfg.Window {
 		return
 	}
 	for _, q := range c.strays {

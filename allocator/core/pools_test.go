@@ -108,7 +108,7 @@ func TestRecoveredSandboxWhosePoolIsGoneKeepsThePortsItHad(t *testing.T) {
 	s.slow = true // its release is under way for long
 	f := on("a-1", "x")
 	f.Sandbox.DefaultPort, f.Sandbox.Ports = 443, []uint16{443}
-	s.recover(nil, []Pod{warmPod("a-1")}, f)
+	s.recover(nil, []Pod{warmPod("a-1")}, f, Fact{Revision: Revision{1, 1}, Session: "r"})
 	s.step(SessionJoined{Session: "r", Stream: 1})
 	ported(t, one[SendSnapshot](s).Routes[0], 443, 443)
 }

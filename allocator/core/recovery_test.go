@@ -69,7 +69,7 @@ func TestRecoveryFindsEverySandboxInItsState(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := newSimAt(t, 2, start)
-			s.recoverState(State{Pools: []Pool{specA(0)}, Nodes: []string{"n1"}, Pods: tt.pods, Facts: tt.facts, Records: tt.objects})
+			s.recoverState(State{Pools: []Pool{specA(0)}, Nodes: []string{"n1"}, Pods: tt.pods, Facts: append(tt.facts, Fact{Revision: Revision{1, 1}, Session: "r"}), Records: tt.objects})
 			sb, ok := s.core.Sandbox("x")
 			if !ok || sb.Phase != tt.want {
 				t.Fatalf("found %+v %v, expected phase %d", sb, ok, tt.want)
@@ -90,7 +90,7 @@ func TestRecoveryFindsEverySandboxInItsState(t *testing.T) {
 			if tt.want != Released || len(tt.pods) > 0 && tt.pods[0].Key == key("a-1") {
 				return
 			}
-			s.pass(maxStale) // routers of the earlier term may still know it
+			s.pass(lease + maxStale) // the router of the earlier term may still know it
 			none[Record](s)
 			s.pass(maxStale/100 + time.Second)
 			if s.pass(window); one[Record](s).Sandbox.Phase != Ended {
@@ -116,7 +116,7 @@ func TestPodThatSomebodyMarkedAsUsedIsNeverHandedOutAndDeleted(t *testing.T) {
 	s.step(Claim{Token: 1, Pool: poolA})
 	one[ClaimRefused](s)
 	// Routers of an earlier term may know a route to it.
-	if after := s.deletedAfter(key("a-1"), never); after < maxStale+window {
+	if after := s.deletedAfter(key("a-1"), never); after < lease+maxStale+window {
 		t.Errorf("deleted after %v", after)
 	}
 }
@@ -169,14 +169,30 @@ func TestIntentWhosePodGoesMeanwhileIsSettledOnceItIsWritten(t *testing.T) {
 	none[DeletePod](s)
 }
 
-func TestSandboxOfAnEarlierTermIsFencedAgainstRoutersThatWereNotHeardOf(t *testing.T) {
-	s := newSimAt(t, 2, start)
-	s.recover([]Pool{specA(0)}, []Pod{warmPod("a-1")}, on("a-1", "x"))
-	s.pass(20 * time.Second)
-	s.release("x")
-	want := maxStale + maxStale/100 + window - 20*time.Second
-	if after := s.deletedAfter(key("a-1"), never); after < want || after > want+time.Second {
-		t.Errorf("deleted after %v, expected %v", after, want)
+func TestNextLeaderWaitsForTheRoutersOfTheLast(t *testing.T) {
+	for name, c := range map[string]struct {
+		happens func(*sim)
+		want    time.Duration // until the pod is deleted
+	}{
+		"silent":     {func(*sim) {}, lease + maxStale + maxStale/100 - 10*time.Second + window},
+		"goodbye":    {func(s *sim) { s.step(SessionGoodbye{Session: "r"}) }, window},
+		"found dead": {func(s *sim) { s.step(SessionDead{"unheard of"}); s.step(SessionDead{"r"}) }, window},
+		"rejoins":    {func(s *sim) { s.join("r", 1); s.ack("r", 1, 1) }, window},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newSimAt(t, 2, start)
+			left := Fact{Revision: Revision{1, 8}, Session: "left", Left: true}
+			s.recover([]Pool{specA(0)}, []Pod{warmPod("a-1")}, on("a-1", "x"), Fact{Revision: Revision{1, 7}, Session: "r"}, left)
+			if e := one[Settle](s); e.Session != "left" || e.Revision != left.Revision {
+				t.Errorf("settled %+v", e)
+			}
+			s.pass(10 * time.Second)
+			s.release("x")
+			c.happens(s)
+			if after := s.deletedAfter(key("a-1"), never); after < c.want || after > c.want+time.Second {
+				t.Errorf("deleted after %v, expected %v", after, c.want)
+			}
+		})
 	}
 }
 

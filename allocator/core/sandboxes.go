@@ -8,8 +8,6 @@ import (
 
 type sandbox struct {
 	Sandbox
-	// inherited: routers of an earlier term may know its route.
-	inherited bool
 	// lost: its pod cannot serve it any more, or has another address than the
 	// routers were told. Its release is on its way.
 	lost     bool

@@ -7,9 +7,12 @@ import (
 
 // session is one router process.
 type session struct {
-	id       string
+	id string
+	// durable: that it is there is in the journal. It has been told nothing before.
+	durable  bool
 	stream   uint64 // 0: not connected
 	lastPing time.Duration
+	unponged uint64 // the nonce of a ping that came before it was durable
 	sequence uint64 // of the last message sent on the stream
 	// pending are the messages that fences wait for, in order of sequence.
 	pending []pending
@@ -24,8 +27,6 @@ type pending struct {
 type fence struct {
 	waiting map[*session]struct{}
 	started time.Duration
-	// notBefore is when the routers of earlier terms have gone stale.
-	notBefore time.Duration
 	// clearedAt is when nobody was waited for any more; 0: not yet.
 	clearedAt time.Duration
 	done      bool
@@ -51,15 +52,51 @@ func (c *Core) expiry() time.Duration { return c.cfg.MaxStale + c.cfg.MaxStale/1
 func (c *Core) sessionJoined(ev SessionJoined) {
 	s := c.sessions[ev.Session]
 	if s == nil {
+		// The next leader has to know whom it must wait for. So this is durable before
+		// the router is told anything.
 		s = &session{id: ev.Session}
 		c.sessions[ev.Session] = s
+		c.append(&change{session: s, fact: Fact{Session: s.id}}, true)
 	}
 	if s.stream != 0 {
 		delete(c.streams, s.stream)
 		c.emit(CloseStream{s.stream})
 	}
-	s.stream, s.lastPing, s.sequence = ev.Stream, c.now.Boot, 1
+	s.stream, s.lastPing, s.unponged = ev.Stream, c.now.Boot, 0
 	c.streams[ev.Stream] = s
+	if s.durable {
+		c.welcome(s)
+	}
+}
+
+// sessionWritten acts on a session that was committed.
+func (c *Core) sessionWritten(ch *change) {
+	s := ch.session
+	if s == nil {
+		c.emit(Settle{Session: ch.fact.Session, Revision: ch.fact.Revision})
+		return
+	}
+	if c.sessions[s.id] != s {
+		return // it has left, which is on its way into the journal, whether it is back or not
+	}
+	s.durable = true
+	if s.stream != 0 {
+		c.welcome(s)
+	}
+}
+
+// recoverSession makes a session of an earlier term known.
+func (c *Core) recoverSession(f Fact) {
+	if f.Left {
+		c.emit(Settle{Session: f.Session, Revision: f.Revision})
+		return
+	}
+	c.sessions[f.Session] = &session{id: f.Session, durable: true, lastPing: c.now.Boot + c.cfg.Lease}
+}
+
+// welcome tells a router what is so.
+func (c *Core) welcome(s *session) {
+	s.sequence = 1
 	// The snapshot replaces what this router had, so its acknowledgement counts
 	// for every sandbox that is not in it.
 	s.pending = nil
@@ -69,6 +106,9 @@ func (c *Core) sessionJoined(ev SessionJoined) {
 		}
 	})
 	c.emit(SendSnapshot{Stream: s.stream, Sequence: s.sequence, Routes: c.Running()})
+	if s.unponged != 0 {
+		c.emit(SendPong{Stream: s.stream, Nonce: s.unponged})
+	}
 }
 
 func (c *Core) sessionLeft(ev SessionLeft) {
@@ -83,7 +123,8 @@ func (c *Core) sessionLeft(ev SessionLeft) {
 	c.eachFence(c.answerReleases)
 }
 
-func (c *Core) sessionGoodbye(id string) {
+// sessionEnded acts on a router that has ended: it said so, or somebody else can tell.
+func (c *Core) sessionEnded(id string) {
 	if s := c.sessions[id]; s != nil {
 		c.removeSession(s)
 	}
@@ -95,6 +136,10 @@ func (c *Core) sessionPing(ev SessionPing) {
 		return
 	}
 	s.lastPing = c.now.Boot
+	if !s.durable {
+		s.unponged = ev.Nonce
+		return
+	}
 	c.emit(SendPong{Stream: ev.Stream, Nonce: ev.Nonce})
 }
 
@@ -114,8 +159,10 @@ func (c *Core) sessionAck(ev SessionAck) {
 	}
 }
 
+// removeSession forgets a session that can route to nothing any more.
 func (c *Core) removeSession(s *session) {
 	delete(c.sessions, s.id)
+	c.append(&change{fact: Fact{Session: s.id, Left: true}}, false)
 	if s.stream != 0 {
 		delete(c.streams, s.stream)
 		c.emit(CloseStream{s.stream})
@@ -137,6 +184,9 @@ func (c *Core) pushRoute(sb *sandbox) {
 		return
 	}
 	for _, s := range c.streams {
+		if !s.durable {
+			continue // the snapshot will have it
+		}
 		s.sequence++
 		c.emit(SendRoute{Stream: s.stream, Sequence: s.sequence, Sandbox: sb.Sandbox})
 	}
@@ -155,11 +205,11 @@ func (c *Core) startFence(sb *sandbox) {
 		return
 	}
 	f := &fence{started: c.now.Boot, waiting: make(map[*session]struct{}, len(c.sessions))}
-	if sb.inherited {
-		f.notBefore = c.started.Boot + c.expiry()
-	}
 	sb.fence, f.elem = f, c.fences.PushBack(sb)
 	for _, s := range c.sessions {
+		if !s.durable {
+			continue // it was told nothing
+		}
 		f.waiting[s] = struct{}{}
 		if s.stream != 0 {
 			s.sequence++
@@ -203,7 +253,7 @@ func (c *Core) answerReleases(sb *sandbox) {
 // advanceFence deletes the pod when nothing stands in the way any more.
 func (c *Core) advanceFence(sb *sandbox) {
 	f := sb.fence
-	if f.done || len(f.waiting) > 0 || c.now.Boot < f.notBefore {
+	if f.done || len(f.waiting) > 0 {
 		return
 	}
 	if f.clearedAt == 0 {
@@ -225,7 +275,7 @@ func (c *Core) advanceFence(sb *sandbox) {
 }
 
 func (c *Core) resolve(ev Resolve) {
-	if c.streams[ev.Stream] == nil {
+	if s := c.streams[ev.Stream]; s == nil || !s.durable {
 		return
 	}
 	e := SendResolved{Stream: ev.Stream, ID: ev.ID}

@@ -108,6 +108,100 @@ func TestReleasedPodIsNotDeletedBeforeEveryRouterAcknowledged(t *testing.T) {
 	}
 }
 
+func TestRouterIsToldNothingBeforeItsSessionIsDurable(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{specA(2)}, []Pod{warmPod("a-1"), warmPod("a-2")})
+	first := s.claim()
+	s.slow = true
+	s.step(SessionJoined{Session: "r", Stream: 1})
+	if f := one[Write](s).Facts; len(f) != 1 || f[0].Session != "r" || f[0].Left {
+		t.Errorf("written %+v", f)
+	}
+	none[SendSnapshot](s)
+	s.step(SessionPing{Session: "r", Stream: 1, Nonce: 1})
+	s.step(SessionPing{Session: "r", Stream: 1, Nonce: 2})
+	none[SendPong](s)
+	s.step(Resolve{Session: "r", Stream: 1, ID: first.ID})
+	none[SendResolved](s)
+	s.step(Release{ID: first.ID, Reason: ReasonKilled})
+	s.step(Claim{Token: 2, Pool: poolA, Wait: wait})
+	none[SendRoute](s)
+	s.written()
+	if e := one[SendSnapshot](s); e.Sequence != 1 || len(e.Routes) != 1 || e.Routes[0].ID != first.ID { // its release is not durable yet
+		t.Errorf("snapshot %+v", e)
+	}
+	if p := one[SendPong](s); p.Nonce != 2 {
+		t.Errorf("pong %+v", p)
+	}
+	s.written() // the release and the claim
+	if e := one[SendRelease](s); e.Sequence != 2 {
+		t.Errorf("release %+v", e)
+	}
+	if e := one[SendRoute](s); e.Sequence != 3 {
+		t.Errorf("route %+v", e)
+	}
+}
+
+func TestRouterThatLeftBeforeItWasToldAnythingIsNotWaitedFor(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})
+	sb := s.claim()
+	s.slow = true
+	s.step(SessionJoined{Session: "r", Stream: 1})
+	s.step(SessionLeft{Session: "r", Stream: 1})
+	s.step(Release{ID: sb.ID, Reason: ReasonKilled})
+	s.written()
+	none[SendSnapshot](s)
+	s.slow = false
+	s.written()
+	// It is known, and might come back: from its snapshot on it has to be told.
+	one[SandboxReleased](s)
+	if after := s.deletedAfter(sb.Pod, never); after < maxStale {
+		t.Errorf("deleted after %v", after)
+	}
+}
+
+// Between the two a leader may end, and the next one would not know of it.
+func TestRouterThatIsBackIsNotTakenForTheOneThatLeft(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})
+	s.slow = true
+	s.step(SessionJoined{Session: "r", Stream: 1})
+	s.step(SessionGoodbye{"r"})
+	s.step(SessionJoined{Session: "r", Stream: 2})
+	s.written() // that it came
+	none[SendSnapshot](s)
+	if f := one[Write](s).Facts; len(f) != 2 || !f[0].Left || f[1].Left {
+		t.Errorf("written %+v", f)
+	}
+	s.written()
+	if e := one[SendSnapshot](s); e.Stream != 2 {
+		t.Errorf("snapshot %+v", e)
+	}
+	one[Settle](s)
+}
+
+func TestSessionIsJournaledWhenItEnds(t *testing.T) {
+	for name, ends := range map[string]func(*sim){
+		"goodbye": func(s *sim) { s.step(SessionGoodbye{Session: "r"}) },
+		"expired": func(s *sim) { s.pass(2 * maxStale) },
+		"dead":    func(s *sim) { s.step(SessionDead{"r"}) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newSim(t)
+			s.recover(nil, nil)
+			s.join("r", 1)
+			ends(s)
+			if e := one[Settle](s); e.Session != "r" || e.Revision.Counter < 2 {
+				t.Errorf("settled %+v", e)
+			}
+			if s.core.sessions["r"] != nil {
+				t.Error("it is still there")
+			}
+		})
+	}
+}
+
 func TestSilentRouterHoldsTheFenceUntilItMustHaveGoneStale(t *testing.T) {
 	s := newSim(t)
 	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})
@@ -186,6 +280,7 @@ func TestRouterThatRejoinsDuringAReleaseAcknowledgesItWithTheSnapshot(t *testing
 func TestSnapshotHoldsWhatRunsAndNothingElse(t *testing.T) {
 	s := newSim(t)
 	s.recover([]Pool{specA(4)}, []Pod{warmPod("a-1"), warmPod("a-2"), warmPod("a-3"), warmPod("a-4")})
+	s.join("r", 9)
 	s.claim()
 	releasing, released := s.claim(), s.claim()
 	s.release(released.ID)
@@ -247,6 +342,7 @@ func TestSandboxWhosePodCannotServeItIsReleasedAndNotToldToAnybodyMeanwhile(t *t
 			s := newSim(t)
 			s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})
 			s.join("r", 1)
+			s.join("r2", 3)
 			sb := s.claim()
 			s.slow = true
 			s.step(ev)

@@ -120,11 +120,15 @@ func (r Revision) Less(o Revision) bool {
 }
 
 // Fact is the whole state of one thing, as it is journaled: a sandbox, which is
-// Starting, Running or Released, or the intent to delete an idle pod.
+// Starting, Running or Released, a router's session, or the intent to delete an idle
+// pod.
 type Fact struct {
 	Revision Revision
-	// Sandbox is nil for an intent. Its Revision is this one.
+	// Sandbox is set for a sandbox. Its Revision is this one.
 	Sandbox *Sandbox
+	// Session is set for a session. Left: it can route to nothing any more.
+	Session string
+	Left    bool
 	// Discard is the pod that will not be handed out any more.
 	Discard PodKey
 }

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"path/filepath"
 	"time"
 
 	"github.com/alecthomas/kong"
@@ -18,11 +19,11 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/keepalive"
-	"k8s.io/apimachinery/pkg/util/rand"
 
 	"github.com/berth-sandbox/berth/cmd/internal/cli"
 	"github.com/berth-sandbox/berth/extproc"
 	"github.com/berth-sandbox/berth/extproc/admin"
+	"github.com/berth-sandbox/berth/extproc/instance"
 	"github.com/berth-sandbox/berth/extproc/link"
 	"github.com/berth-sandbox/berth/internal/bootclock"
 	"github.com/berth-sandbox/berth/internal/controltls"
@@ -36,7 +37,7 @@ type flags struct {
 	Paths         bool          `help:"At those hosts /sandboxes/<id>/<port>/rest names the sandbox, which gets /rest. Envoy must be told, too."`
 	Allocator     []string      `required:"" help:"Control addresses of the allocator's replicas, host:port, tried in turn; several with commas."`
 	PodCIDRs      []string      `name:"pod-cidrs" required:"" help:"Ranges that destinations may lie in, as 10.0.0.0/8; several with commas."`
-	Socket        string        `default:"/run/berth/router.sock" help:"Unix socket for Envoy."`
+	Socket        string        `default:"/run/berth/router.sock" help:"Unix socket for Envoy. In its directory, which is this Envoy's alone, routers keep their lock files."`
 	AdminListen   string        `default:"127.0.0.1:9901" help:"Address of the admin listener. It shows sandbox IDs: keep it on loopback."`
 	HealthListen  string        `help:"Address that answers only /healthz, /readyz and /metrics, for probes from outside the pod. Empty: only the admin listener answers them."`
 	ControlTLSDir string        `name:"control-tls-dir" help:"Directory with tls.crt, tls.key and ca.crt for mutual TLS with allocators; read again when they change. Empty: no TLS, allocators must be on loopback."`
@@ -89,9 +90,14 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
+	answers := extproc.NewAnswers()
+	self, err := instance.New(filepath.Dir(f.Socket))
+	if err != nil {
+		return fmt.Errorf("router socket: the directory of --socket: %w", err)
+	}
 	l, err = link.New(link.Options{
-		Allocators: f.Allocator, InstanceID: "router-" + rand.String(20), MaxStale: f.MaxStale,
-		Cache: cache, Activity: tracker, Now: bootclock.Now, Log: log.Named("link"),
+		Allocators: f.Allocator, InstanceID: self.ID(), MaxStale: f.MaxStale,
+		Cache: cache, Activity: tracker, Answers: answers, Neighbours: self, Now: bootclock.Now, Log: log.Named("link"),
 		Dial: []grpc.DialOption{
 			grpc.WithTransportCredentials(security),
 			grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 5 * time.Second}),
@@ -100,12 +106,13 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
+	defer self.Close() //nolint:errcheck // the kernel lets go of it anyway
 	if err := registerCacheMetrics(metrics, cache, tracker); err != nil {
 		return err
 	}
 	server, err := extproc.New(extproc.Options{
 		Socket: f.Socket, Hosts: f.hosts(), PodCIDRs: cidrs, LookupTimeout: f.LookupTimeout,
-		Routes: cache, Activity: tracker, Metrics: metrics, Log: log.Named("request"),
+		Routes: cache, Activity: tracker, Answers: answers, Metrics: metrics, Log: log.Named("request"),
 	})
 	if err != nil {
 		return err

@@ -8,9 +8,11 @@
 //     stream begins only after the last message of the old one was applied.
 //   - A message of a lower term than this router has seen is refused, with the
 //     stream it came on.
-//   - A message is acknowledged after it took effect in the cache. One that is
-//     missing from the stream, or makes no sense, ends the session before
-//     anything that comes after it is acknowledged.
+//   - A message is acknowledged after it took effect in the cache, and after Envoy
+//     has read every answer that was given before. One that is missing from the
+//     stream, or makes no sense, ends the session before anything that comes after
+//     it is acknowledged.
+//   - Goodbye is said only when Envoy has read every answer.
 //   - The cache is fresh until the send time of the last answered ping plus
 //     max-stale, on a clock that counts suspended time.
 //   - Queues are bounded. A stream on which nothing comes back, because it cannot
@@ -53,6 +55,23 @@ type Activity interface {
 	Retain(keep func(id string) bool)
 }
 
+// Answers knows which answers Envoy has not read yet. *extproc.Answers is one.
+type Answers interface {
+	// Barrier calls passed once those that have begun before it have been read, in
+	// the order of the barriers.
+	Barrier(passed func())
+	// Unread is how many there are.
+	Unread() int
+}
+
+// Neighbours are the other routers beside the same Envoy. *instance.Instance is one.
+type Neighbours interface {
+	// Dead lists those whose processes have ended, in an order of their own.
+	Dead() []string
+	// Forget drops some of them: the allocator knows.
+	Forget(ids []string) error
+}
+
 // Options configure a Link. All are required unless they say otherwise.
 type Options struct {
 	// Allocators are control addresses, host:port, tried in turn. One is enough
@@ -69,6 +88,9 @@ type Options struct {
 	Cache     Cache
 	// Activity is told what the cache was told, after the cache.
 	Activity Activity
+	Answers  Answers
+	// Neighbours that have ended are told to the allocator.
+	Neighbours Neighbours
 	// Dial are options for the connection, credentials among them.
 	Dial []grpc.DialOption
 	// Now is a monotonic clock that counts suspended time.
@@ -108,7 +130,7 @@ func New(o Options) (*Link, error) {
 		missing bool
 	}{
 		{"Allocators", len(o.Allocators) == 0 || slices.Contains(o.Allocators, "")}, {"InstanceID", o.InstanceID == ""}, {"Cache", o.Cache == nil},
-		{"Activity", o.Activity == nil}, {"Dial", len(o.Dial) == 0}, {"Now", o.Now == nil}, {"Log", o.Log == nil},
+		{"Activity", o.Activity == nil}, {"Answers", o.Answers == nil}, {"Neighbours", o.Neighbours == nil}, {"Dial", len(o.Dial) == 0}, {"Now", o.Now == nil}, {"Log", o.Log == nil},
 		{"MaxStale", o.MaxStale <= 0},
 	} {
 		if required.missing {
@@ -124,8 +146,9 @@ func New(o Options) (*Link, error) {
 	return &Link{o: o}, nil
 }
 
-// Run keeps a session until ctx ends, and then says Goodbye: the caller must
-// have stopped admitting requests before it ends ctx. It always returns nil.
+// Run keeps a session until ctx ends, and then says Goodbye, unless an answer may not
+// have been read: the caller must have stopped admitting requests before it ends ctx.
+// It always returns nil.
 func (l *Link) Run(ctx context.Context) error {
 	next, redirects, pause := 0, 0, reconnectFirst
 	address := l.o.Allocators[next]

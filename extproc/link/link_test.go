@@ -92,6 +92,69 @@ func TestNothingIsAcknowledgedBeforeItTookEffect(t *testing.T) {
 	})
 }
 
+// Envoy may have got an answer before the release, and may not have looked at it yet.
+func TestNothingIsAcknowledgedBeforeEnvoyHasReadWhatWasAnswered(t *testing.T) {
+	run(t, []string{"a"}, func(w *world) {
+		w.serve("a", nil)
+		p := w.joined(route("one", "10.0.0.1"))
+		w.cache.events()
+		w.answers.give()
+		p.send(2, release("one"))
+		p.send(3, push(route("two", "10.0.0.2")))
+		for range 3 {
+			m, err := p.Recv()
+			require.NoError(t, err)
+			require.NotNil(t, m.GetPing(), "acknowledged before the answer was read: %v", m)
+		}
+		require.Equal(t, []string{"release one", "forget one", "put two"}, w.cache.events(), "what comes is in effect at once")
+		w.answers.read()
+		require.EqualValues(t, 3, p.ack())
+	})
+}
+
+func TestDeadNeighboursAreNamedUntilALaterPingIsAnswered(t *testing.T) {
+	run(t, []string{"a"}, func(w *world) {
+		w.serve("a", nil)
+		p := w.joined()
+		w.dead.die("router-of-before")
+		require.Equal(t, []string{"router-of-before"}, p.next().GetDead().GetInstanceIds())
+		first := p.ping()
+		second := p.ping() // it is not named again on this stream
+		p.pong(first - 1)
+		synctest.Wait()
+		require.Len(t, w.dead.Dead(), 1, "that ping came before it was named")
+		p.pong(first)
+		synctest.Wait()
+		require.Empty(t, w.dead.Dead())
+		p.pong(second)
+
+		w.dead.die("another")
+		require.Equal(t, []string{"another"}, p.next().GetDead().GetInstanceIds())
+		p.end <- nil
+		w.begin()
+		p = <-w.streams
+		require.NotNil(t, p.next().GetJoin())
+		require.Equal(t, []string{"another"}, p.next().GetDead().GetInstanceIds(), "nobody has confirmed it")
+	})
+}
+
+func TestThereIsNoGoodbyeWhileAnAnswerIsNotRead(t *testing.T) {
+	run(t, []string{"a"}, func(w *world) {
+		w.serve("a", nil)
+		p := w.joined(route("one", "10.0.0.1"))
+		w.answers.give()
+		w.stop()
+		for {
+			m, err := p.Recv()
+			if err != nil {
+				break
+			}
+			require.NotNil(t, m.GetPing(), "%v", m)
+		}
+		p.end <- nil
+	})
+}
+
 func TestFreshnessCountsFromTheSendTimeOfTheAnsweredPing(t *testing.T) {
 	run(t, []string{"a"}, func(w *world) {
 		w.serve("a", nil)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"sync"
 	"time"
 
@@ -31,11 +32,15 @@ type session struct {
 	out    chan *controlv1.RouterMessage // closed by nobody; the writer stops with its context
 
 	mu       sync.Mutex
-	applied  uint64                   // sequence of the last message in effect
+	applied  uint64                   // sequence of the last message to acknowledge
 	acked    chan struct{}            // has room for one: applied has moved
 	pings    map[uint64]time.Duration // nonce -> when it was sent
 	nonce    uint64
 	lastPong time.Duration
+
+	// dead are the neighbours that were said to be dead before the ping of this nonce.
+	dead      []string
+	deadNonce uint64
 
 	// The reader's own:
 	snapshot map[string]routecache.Route // parts received so far
@@ -149,7 +154,7 @@ func (s *session) write(ctx, streamCtx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := s.stream.Send(s.ping()); err != nil {
+	if err := s.tick(); err != nil {
 		return err
 	}
 	ticker := time.NewTicker(s.link.o.PingEvery)
@@ -160,6 +165,10 @@ func (s *session) write(ctx, streamCtx context.Context) error {
 		case <-streamCtx.Done():
 			return nil
 		case <-ctx.Done():
+			if unread := s.link.o.Answers.Unread(); unread > 0 {
+				s.link.o.Log.Warn("ends without a Goodbye: Envoy may not have read all answers, so the allocator must wait for what this router may have admitted", zap.Int("unread", unread))
+				return s.stream.CloseSend()
+			}
 			if err := s.stream.Send(&controlv1.RouterMessage{Message: &controlv1.RouterMessage_Goodbye{Goodbye: &controlv1.Goodbye{}}}); err != nil {
 				return err
 			}
@@ -168,11 +177,46 @@ func (s *session) write(ctx, streamCtx context.Context) error {
 		case <-s.acked:
 			m = s.ack()
 		case <-ticker.C:
-			m = s.ping()
+			if err := s.tick(); err != nil {
+				return err
+			}
+			continue
 		}
 		if err := s.stream.Send(m); err != nil {
 			return err
 		}
+	}
+}
+
+// tick says which neighbours are dead, if that was not said on this stream, and
+// sends a ping.
+func (s *session) tick() error {
+	dead := s.link.o.Neighbours.Dead()
+	ping := s.ping()
+	s.mu.Lock()
+	news := len(dead) > 0 && !slices.Equal(dead, s.dead)
+	if news {
+		s.dead, s.deadNonce = dead, ping.GetPing().GetNonce()
+	}
+	s.mu.Unlock()
+	if news {
+		if err := s.stream.Send(&controlv1.RouterMessage{Message: &controlv1.RouterMessage_Dead{Dead: &controlv1.Dead{InstanceIds: dead}}}); err != nil {
+			return err
+		}
+	}
+	return s.stream.Send(ping)
+}
+
+// buried forgets the dead neighbours that were named before a ping that was answered.
+func (s *session) buried(nonce uint64) {
+	s.mu.Lock()
+	var ids []string
+	if len(s.dead) > 0 && nonce >= s.deadNonce {
+		ids, s.dead = s.dead, nil
+	}
+	s.mu.Unlock()
+	if err := s.link.o.Neighbours.Forget(ids); err != nil {
+		s.link.o.Log.Warn("the lock file of a router that has ended stays, and it is reported again", zap.Error(err))
 	}
 }
 
@@ -269,17 +313,23 @@ func (s *session) apply(m *controlv1.AllocatorMessage) error {
 	case *controlv1.AllocatorMessage_Pong:
 		if sent, ok := s.pong(m.Pong.GetNonce()); ok {
 			l.o.Cache.SetFreshUntil(sent + l.o.MaxStale)
+			s.buried(m.Pong.GetNonce())
 		}
 	}
 	if sequence != 0 {
 		s.sequence = sequence
-		s.mu.Lock()
-		s.applied = sequence
-		s.mu.Unlock()
-		select {
-		case s.acked <- struct{}{}:
-		default: // the writer has been told already and will read applied
-		}
+		l.o.Answers.Barrier(func() { s.acknowledge(sequence) })
 	}
 	return nil
+}
+
+// acknowledge has it said that everything up to a message is in effect for good.
+func (s *session) acknowledge(sequence uint64) {
+	s.mu.Lock()
+	s.applied = sequence
+	s.mu.Unlock()
+	select {
+	case s.acked <- struct{}{}:
+	default: // the writer has been told already and will read applied
+	}
 }

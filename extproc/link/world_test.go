@@ -37,6 +37,8 @@ type world struct {
 	link    *link.Link
 	cache   *recorder
 	tracker *lastactive.Tracker
+	answers *answers
+	dead    *neighbours
 	begin   func()             // starts Run, unless it has been started
 	stop    context.CancelFunc // ends the context of Run
 	ended   chan error         // the result of Run
@@ -123,6 +125,70 @@ func (a activity) Forget(id string) {
 	a.r.note("forget %s", id)
 }
 
+// answers are read when the test says so.
+type answers struct {
+	mu     sync.Mutex
+	unread int
+	passed []func()
+}
+
+func (a *answers) give() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.unread++
+}
+
+func (a *answers) read() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.unread = 0
+	for _, passed := range a.passed {
+		passed()
+	}
+	a.passed = nil
+}
+
+func (a *answers) Barrier(passed func()) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.unread > 0 {
+		a.passed = append(a.passed, passed)
+	} else {
+		passed()
+	}
+}
+
+func (a *answers) Unread() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.unread
+}
+
+// neighbours are dead when the test says so.
+type neighbours struct {
+	mu   sync.Mutex
+	dead []string
+}
+
+func (n *neighbours) die(id string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.dead = append(n.dead, id)
+}
+
+func (n *neighbours) Dead() []string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return slices.Clone(n.dead)
+}
+
+func (n *neighbours) Forget(ids []string) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.dead = slices.DeleteFunc(n.dead, func(id string) bool { return slices.Contains(ids, id) })
+	return nil
+}
+
 func address(name string) string { return "passthrough:///" + name }
 
 // run runs f in a bubble with a link to these allocators, none of which is there
@@ -142,9 +208,10 @@ func run(t *testing.T, allocators []string, f func(*world)) {
 		w.cache = &recorder{Cache: cache}
 		w.tracker, err = lastactive.New(lastactive.Options{Now: time.Now})
 		require.NoError(t, err)
+		w.answers, w.dead = &answers{}, &neighbours{}
 		o := link.Options{
 			InstanceID: instance, MaxStale: maxStale, PingEvery: pingEvery,
-			Cache: w.cache, Activity: activity{w.tracker, w.cache}, Now: w.now, Log: zap.NewNop(),
+			Cache: w.cache, Activity: activity{w.tracker, w.cache}, Answers: w.answers, Neighbours: w.dead, Now: w.now, Log: zap.NewNop(),
 			Dial: []grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithContextDialer(w.dial)},
 		}
 		for _, name := range allocators {

@@ -38,6 +38,7 @@ type RouterMessage struct {
 	//	*RouterMessage_Resolve
 	//	*RouterMessage_Ping
 	//	*RouterMessage_Goodbye
+	//	*RouterMessage_Dead
 	Message       isRouterMessage_Message `protobuf_oneof:"message"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -125,6 +126,15 @@ func (x *RouterMessage) GetGoodbye() *Goodbye {
 	return nil
 }
 
+func (x *RouterMessage) GetDead() *Dead {
+	if x != nil {
+		if x, ok := x.Message.(*RouterMessage_Dead); ok {
+			return x.Dead
+		}
+	}
+	return nil
+}
+
 type isRouterMessage_Message interface {
 	isRouterMessage_Message()
 }
@@ -149,6 +159,10 @@ type RouterMessage_Goodbye struct {
 	Goodbye *Goodbye `protobuf:"bytes,5,opt,name=goodbye,proto3,oneof"`
 }
 
+type RouterMessage_Dead struct {
+	Dead *Dead `protobuf:"bytes,6,opt,name=dead,proto3,oneof"`
+}
+
 func (*RouterMessage_Join) isRouterMessage_Message() {}
 
 func (*RouterMessage_Ack) isRouterMessage_Message() {}
@@ -158,6 +172,8 @@ func (*RouterMessage_Resolve) isRouterMessage_Message() {}
 func (*RouterMessage_Ping) isRouterMessage_Message() {}
 
 func (*RouterMessage_Goodbye) isRouterMessage_Message() {}
+
+func (*RouterMessage_Dead) isRouterMessage_Message() {}
 
 // Join opens a session.
 type Join struct {
@@ -216,6 +232,53 @@ func (x *Join) GetHighestTerm() uint64 {
 	return 0
 }
 
+// Dead names routers that stood beside the same Envoy and whose processes are
+// proven to have ended: the sender has taken their locks. It says so again, on other
+// streams, until a ping that it sent later is answered.
+type Dead struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	InstanceIds   []string               `protobuf:"bytes,1,rep,name=instance_ids,json=instanceIds,proto3" json:"instance_ids,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Dead) Reset() {
+	*x = Dead{}
+	mi := &file_api_control_v1_control_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Dead) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Dead) ProtoMessage() {}
+
+func (x *Dead) ProtoReflect() protoreflect.Message {
+	mi := &file_api_control_v1_control_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Dead.ProtoReflect.Descriptor instead.
+func (*Dead) Descriptor() ([]byte, []int) {
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *Dead) GetInstanceIds() []string {
+	if x != nil {
+		return x.InstanceIds
+	}
+	return nil
+}
+
 // Ack says that every message up to and including sequence has taken effect.
 type Ack struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -226,7 +289,7 @@ type Ack struct {
 
 func (x *Ack) Reset() {
 	*x = Ack{}
-	mi := &file_api_control_v1_control_proto_msgTypes[2]
+	mi := &file_api_control_v1_control_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -238,7 +301,7 @@ func (x *Ack) String() string {
 func (*Ack) ProtoMessage() {}
 
 func (x *Ack) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[2]
+	mi := &file_api_control_v1_control_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -251,7 +314,7 @@ func (x *Ack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ack.ProtoReflect.Descriptor instead.
 func (*Ack) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{2}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Ack) GetSequence() uint64 {
@@ -271,7 +334,7 @@ type Resolve struct {
 
 func (x *Resolve) Reset() {
 	*x = Resolve{}
-	mi := &file_api_control_v1_control_proto_msgTypes[3]
+	mi := &file_api_control_v1_control_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -283,7 +346,7 @@ func (x *Resolve) String() string {
 func (*Resolve) ProtoMessage() {}
 
 func (x *Resolve) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[3]
+	mi := &file_api_control_v1_control_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -296,7 +359,7 @@ func (x *Resolve) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resolve.ProtoReflect.Descriptor instead.
 func (*Resolve) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{3}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Resolve) GetSandboxId() string {
@@ -318,7 +381,7 @@ type Ping struct {
 
 func (x *Ping) Reset() {
 	*x = Ping{}
-	mi := &file_api_control_v1_control_proto_msgTypes[4]
+	mi := &file_api_control_v1_control_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -330,7 +393,7 @@ func (x *Ping) String() string {
 func (*Ping) ProtoMessage() {}
 
 func (x *Ping) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[4]
+	mi := &file_api_control_v1_control_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -343,7 +406,7 @@ func (x *Ping) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ping.ProtoReflect.Descriptor instead.
 func (*Ping) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{4}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Ping) GetNonce() uint64 {
@@ -362,7 +425,7 @@ type Goodbye struct {
 
 func (x *Goodbye) Reset() {
 	*x = Goodbye{}
-	mi := &file_api_control_v1_control_proto_msgTypes[5]
+	mi := &file_api_control_v1_control_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -374,7 +437,7 @@ func (x *Goodbye) String() string {
 func (*Goodbye) ProtoMessage() {}
 
 func (x *Goodbye) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[5]
+	mi := &file_api_control_v1_control_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -387,7 +450,7 @@ func (x *Goodbye) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Goodbye.ProtoReflect.Descriptor instead.
 func (*Goodbye) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{5}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{6}
 }
 
 type AllocatorMessage struct {
@@ -412,7 +475,7 @@ type AllocatorMessage struct {
 
 func (x *AllocatorMessage) Reset() {
 	*x = AllocatorMessage{}
-	mi := &file_api_control_v1_control_proto_msgTypes[6]
+	mi := &file_api_control_v1_control_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -424,7 +487,7 @@ func (x *AllocatorMessage) String() string {
 func (*AllocatorMessage) ProtoMessage() {}
 
 func (x *AllocatorMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[6]
+	mi := &file_api_control_v1_control_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -437,7 +500,7 @@ func (x *AllocatorMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AllocatorMessage.ProtoReflect.Descriptor instead.
 func (*AllocatorMessage) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{6}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *AllocatorMessage) GetTerm() uint64 {
@@ -565,7 +628,7 @@ type NotLeader struct {
 
 func (x *NotLeader) Reset() {
 	*x = NotLeader{}
-	mi := &file_api_control_v1_control_proto_msgTypes[7]
+	mi := &file_api_control_v1_control_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -577,7 +640,7 @@ func (x *NotLeader) String() string {
 func (*NotLeader) ProtoMessage() {}
 
 func (x *NotLeader) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[7]
+	mi := &file_api_control_v1_control_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -590,7 +653,7 @@ func (x *NotLeader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NotLeader.ProtoReflect.Descriptor instead.
 func (*NotLeader) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{7}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *NotLeader) GetLeaderAddress() string {
@@ -612,7 +675,7 @@ type Snapshot struct {
 
 func (x *Snapshot) Reset() {
 	*x = Snapshot{}
-	mi := &file_api_control_v1_control_proto_msgTypes[8]
+	mi := &file_api_control_v1_control_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -624,7 +687,7 @@ func (x *Snapshot) String() string {
 func (*Snapshot) ProtoMessage() {}
 
 func (x *Snapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[8]
+	mi := &file_api_control_v1_control_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -637,7 +700,7 @@ func (x *Snapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Snapshot.ProtoReflect.Descriptor instead.
 func (*Snapshot) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{8}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Snapshot) GetRoutes() []*Route {
@@ -670,7 +733,7 @@ type Route struct {
 
 func (x *Route) Reset() {
 	*x = Route{}
-	mi := &file_api_control_v1_control_proto_msgTypes[9]
+	mi := &file_api_control_v1_control_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -682,7 +745,7 @@ func (x *Route) String() string {
 func (*Route) ProtoMessage() {}
 
 func (x *Route) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[9]
+	mi := &file_api_control_v1_control_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -695,7 +758,7 @@ func (x *Route) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Route.ProtoReflect.Descriptor instead.
 func (*Route) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{9}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Route) GetSandboxId() string {
@@ -736,7 +799,7 @@ type Release struct {
 
 func (x *Release) Reset() {
 	*x = Release{}
-	mi := &file_api_control_v1_control_proto_msgTypes[10]
+	mi := &file_api_control_v1_control_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -748,7 +811,7 @@ func (x *Release) String() string {
 func (*Release) ProtoMessage() {}
 
 func (x *Release) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[10]
+	mi := &file_api_control_v1_control_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -761,7 +824,7 @@ func (x *Release) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Release.ProtoReflect.Descriptor instead.
 func (*Release) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{10}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Release) GetSandboxIds() []string {
@@ -788,7 +851,7 @@ type Resolved struct {
 
 func (x *Resolved) Reset() {
 	*x = Resolved{}
-	mi := &file_api_control_v1_control_proto_msgTypes[11]
+	mi := &file_api_control_v1_control_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -800,7 +863,7 @@ func (x *Resolved) String() string {
 func (*Resolved) ProtoMessage() {}
 
 func (x *Resolved) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[11]
+	mi := &file_api_control_v1_control_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -813,7 +876,7 @@ func (x *Resolved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resolved.ProtoReflect.Descriptor instead.
 func (*Resolved) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{11}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Resolved) GetSandboxId() string {
@@ -906,7 +969,7 @@ type Gone struct {
 
 func (x *Gone) Reset() {
 	*x = Gone{}
-	mi := &file_api_control_v1_control_proto_msgTypes[12]
+	mi := &file_api_control_v1_control_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -918,7 +981,7 @@ func (x *Gone) String() string {
 func (*Gone) ProtoMessage() {}
 
 func (x *Gone) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[12]
+	mi := &file_api_control_v1_control_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -931,7 +994,7 @@ func (x *Gone) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Gone.ProtoReflect.Descriptor instead.
 func (*Gone) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{12}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{13}
 }
 
 type Unknown struct {
@@ -942,7 +1005,7 @@ type Unknown struct {
 
 func (x *Unknown) Reset() {
 	*x = Unknown{}
-	mi := &file_api_control_v1_control_proto_msgTypes[13]
+	mi := &file_api_control_v1_control_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -954,7 +1017,7 @@ func (x *Unknown) String() string {
 func (*Unknown) ProtoMessage() {}
 
 func (x *Unknown) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[13]
+	mi := &file_api_control_v1_control_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -967,7 +1030,7 @@ func (x *Unknown) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Unknown.ProtoReflect.Descriptor instead.
 func (*Unknown) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{13}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{14}
 }
 
 type Starting struct {
@@ -978,7 +1041,7 @@ type Starting struct {
 
 func (x *Starting) Reset() {
 	*x = Starting{}
-	mi := &file_api_control_v1_control_proto_msgTypes[14]
+	mi := &file_api_control_v1_control_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -990,7 +1053,7 @@ func (x *Starting) String() string {
 func (*Starting) ProtoMessage() {}
 
 func (x *Starting) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[14]
+	mi := &file_api_control_v1_control_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1003,7 +1066,7 @@ func (x *Starting) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Starting.ProtoReflect.Descriptor instead.
 func (*Starting) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{14}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{15}
 }
 
 type Pong struct {
@@ -1015,7 +1078,7 @@ type Pong struct {
 
 func (x *Pong) Reset() {
 	*x = Pong{}
-	mi := &file_api_control_v1_control_proto_msgTypes[15]
+	mi := &file_api_control_v1_control_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1027,7 +1090,7 @@ func (x *Pong) String() string {
 func (*Pong) ProtoMessage() {}
 
 func (x *Pong) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[15]
+	mi := &file_api_control_v1_control_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1040,7 +1103,7 @@ func (x *Pong) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pong.ProtoReflect.Descriptor instead.
 func (*Pong) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{15}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Pong) GetNonce() uint64 {
@@ -1054,18 +1117,21 @@ var File_api_control_v1_control_proto protoreflect.FileDescriptor
 
 const file_api_control_v1_control_proto_rawDesc = "" +
 	"\n" +
-	"\x1capi/control/v1/control.proto\x12\x10berth.control.v1\"\x8f\x02\n" +
+	"\x1capi/control/v1/control.proto\x12\x10berth.control.v1\"\xbd\x02\n" +
 	"\rRouterMessage\x12,\n" +
 	"\x04join\x18\x01 \x01(\v2\x16.berth.control.v1.JoinH\x00R\x04join\x12)\n" +
 	"\x03ack\x18\x02 \x01(\v2\x15.berth.control.v1.AckH\x00R\x03ack\x125\n" +
 	"\aresolve\x18\x03 \x01(\v2\x19.berth.control.v1.ResolveH\x00R\aresolve\x12,\n" +
 	"\x04ping\x18\x04 \x01(\v2\x16.berth.control.v1.PingH\x00R\x04ping\x125\n" +
-	"\agoodbye\x18\x05 \x01(\v2\x19.berth.control.v1.GoodbyeH\x00R\agoodbyeB\t\n" +
+	"\agoodbye\x18\x05 \x01(\v2\x19.berth.control.v1.GoodbyeH\x00R\agoodbye\x12,\n" +
+	"\x04dead\x18\x06 \x01(\v2\x16.berth.control.v1.DeadH\x00R\x04deadB\t\n" +
 	"\amessage\"J\n" +
 	"\x04Join\x12\x1f\n" +
 	"\vinstance_id\x18\x01 \x01(\tR\n" +
 	"instanceId\x12!\n" +
-	"\fhighest_term\x18\x02 \x01(\x04R\vhighestTerm\"!\n" +
+	"\fhighest_term\x18\x02 \x01(\x04R\vhighestTerm\")\n" +
+	"\x04Dead\x12!\n" +
+	"\finstance_ids\x18\x01 \x03(\tR\vinstanceIds\"!\n" +
 	"\x03Ack\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x04R\bsequence\"(\n" +
 	"\aResolve\x12\x1d\n" +
@@ -1128,49 +1194,51 @@ func file_api_control_v1_control_proto_rawDescGZIP() []byte {
 	return file_api_control_v1_control_proto_rawDescData
 }
 
-var file_api_control_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
+var file_api_control_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
 var file_api_control_v1_control_proto_goTypes = []any{
 	(*RouterMessage)(nil),    // 0: berth.control.v1.RouterMessage
 	(*Join)(nil),             // 1: berth.control.v1.Join
-	(*Ack)(nil),              // 2: berth.control.v1.Ack
-	(*Resolve)(nil),          // 3: berth.control.v1.Resolve
-	(*Ping)(nil),             // 4: berth.control.v1.Ping
-	(*Goodbye)(nil),          // 5: berth.control.v1.Goodbye
-	(*AllocatorMessage)(nil), // 6: berth.control.v1.AllocatorMessage
-	(*NotLeader)(nil),        // 7: berth.control.v1.NotLeader
-	(*Snapshot)(nil),         // 8: berth.control.v1.Snapshot
-	(*Route)(nil),            // 9: berth.control.v1.Route
-	(*Release)(nil),          // 10: berth.control.v1.Release
-	(*Resolved)(nil),         // 11: berth.control.v1.Resolved
-	(*Gone)(nil),             // 12: berth.control.v1.Gone
-	(*Unknown)(nil),          // 13: berth.control.v1.Unknown
-	(*Starting)(nil),         // 14: berth.control.v1.Starting
-	(*Pong)(nil),             // 15: berth.control.v1.Pong
+	(*Dead)(nil),             // 2: berth.control.v1.Dead
+	(*Ack)(nil),              // 3: berth.control.v1.Ack
+	(*Resolve)(nil),          // 4: berth.control.v1.Resolve
+	(*Ping)(nil),             // 5: berth.control.v1.Ping
+	(*Goodbye)(nil),          // 6: berth.control.v1.Goodbye
+	(*AllocatorMessage)(nil), // 7: berth.control.v1.AllocatorMessage
+	(*NotLeader)(nil),        // 8: berth.control.v1.NotLeader
+	(*Snapshot)(nil),         // 9: berth.control.v1.Snapshot
+	(*Route)(nil),            // 10: berth.control.v1.Route
+	(*Release)(nil),          // 11: berth.control.v1.Release
+	(*Resolved)(nil),         // 12: berth.control.v1.Resolved
+	(*Gone)(nil),             // 13: berth.control.v1.Gone
+	(*Unknown)(nil),          // 14: berth.control.v1.Unknown
+	(*Starting)(nil),         // 15: berth.control.v1.Starting
+	(*Pong)(nil),             // 16: berth.control.v1.Pong
 }
 var file_api_control_v1_control_proto_depIdxs = []int32{
 	1,  // 0: berth.control.v1.RouterMessage.join:type_name -> berth.control.v1.Join
-	2,  // 1: berth.control.v1.RouterMessage.ack:type_name -> berth.control.v1.Ack
-	3,  // 2: berth.control.v1.RouterMessage.resolve:type_name -> berth.control.v1.Resolve
-	4,  // 3: berth.control.v1.RouterMessage.ping:type_name -> berth.control.v1.Ping
-	5,  // 4: berth.control.v1.RouterMessage.goodbye:type_name -> berth.control.v1.Goodbye
-	7,  // 5: berth.control.v1.AllocatorMessage.not_leader:type_name -> berth.control.v1.NotLeader
-	8,  // 6: berth.control.v1.AllocatorMessage.snapshot:type_name -> berth.control.v1.Snapshot
-	9,  // 7: berth.control.v1.AllocatorMessage.route:type_name -> berth.control.v1.Route
-	10, // 8: berth.control.v1.AllocatorMessage.release:type_name -> berth.control.v1.Release
-	11, // 9: berth.control.v1.AllocatorMessage.resolved:type_name -> berth.control.v1.Resolved
-	15, // 10: berth.control.v1.AllocatorMessage.pong:type_name -> berth.control.v1.Pong
-	9,  // 11: berth.control.v1.Snapshot.routes:type_name -> berth.control.v1.Route
-	9,  // 12: berth.control.v1.Resolved.route:type_name -> berth.control.v1.Route
-	12, // 13: berth.control.v1.Resolved.gone:type_name -> berth.control.v1.Gone
-	13, // 14: berth.control.v1.Resolved.unknown:type_name -> berth.control.v1.Unknown
-	14, // 15: berth.control.v1.Resolved.starting:type_name -> berth.control.v1.Starting
-	0,  // 16: berth.control.v1.Control.Session:input_type -> berth.control.v1.RouterMessage
-	6,  // 17: berth.control.v1.Control.Session:output_type -> berth.control.v1.AllocatorMessage
-	17, // [17:18] is the sub-list for method output_type
-	16, // [16:17] is the sub-list for method input_type
-	16, // [16:16] is the sub-list for extension type_name
-	16, // [16:16] is the sub-list for extension extendee
-	0,  // [0:16] is the sub-list for field type_name
+	3,  // 1: berth.control.v1.RouterMessage.ack:type_name -> berth.control.v1.Ack
+	4,  // 2: berth.control.v1.RouterMessage.resolve:type_name -> berth.control.v1.Resolve
+	5,  // 3: berth.control.v1.RouterMessage.ping:type_name -> berth.control.v1.Ping
+	6,  // 4: berth.control.v1.RouterMessage.goodbye:type_name -> berth.control.v1.Goodbye
+	2,  // 5: berth.control.v1.RouterMessage.dead:type_name -> berth.control.v1.Dead
+	8,  // 6: berth.control.v1.AllocatorMessage.not_leader:type_name -> berth.control.v1.NotLeader
+	9,  // 7: berth.control.v1.AllocatorMessage.snapshot:type_name -> berth.control.v1.Snapshot
+	10, // 8: berth.control.v1.AllocatorMessage.route:type_name -> berth.control.v1.Route
+	11, // 9: berth.control.v1.AllocatorMessage.release:type_name -> berth.control.v1.Release
+	12, // 10: berth.control.v1.AllocatorMessage.resolved:type_name -> berth.control.v1.Resolved
+	16, // 11: berth.control.v1.AllocatorMessage.pong:type_name -> berth.control.v1.Pong
+	10, // 12: berth.control.v1.Snapshot.routes:type_name -> berth.control.v1.Route
+	10, // 13: berth.control.v1.Resolved.route:type_name -> berth.control.v1.Route
+	13, // 14: berth.control.v1.Resolved.gone:type_name -> berth.control.v1.Gone
+	14, // 15: berth.control.v1.Resolved.unknown:type_name -> berth.control.v1.Unknown
+	15, // 16: berth.control.v1.Resolved.starting:type_name -> berth.control.v1.Starting
+	0,  // 17: berth.control.v1.Control.Session:input_type -> berth.control.v1.RouterMessage
+	7,  // 18: berth.control.v1.Control.Session:output_type -> berth.control.v1.AllocatorMessage
+	18, // [18:19] is the sub-list for method output_type
+	17, // [17:18] is the sub-list for method input_type
+	17, // [17:17] is the sub-list for extension type_name
+	17, // [17:17] is the sub-list for extension extendee
+	0,  // [0:17] is the sub-list for field type_name
 }
 
 func init() { file_api_control_v1_control_proto_init() }
@@ -1184,8 +1252,9 @@ func file_api_control_v1_control_proto_init() {
 		(*RouterMessage_Resolve)(nil),
 		(*RouterMessage_Ping)(nil),
 		(*RouterMessage_Goodbye)(nil),
+		(*RouterMessage_Dead)(nil),
 	}
-	file_api_control_v1_control_proto_msgTypes[6].OneofWrappers = []any{
+	file_api_control_v1_control_proto_msgTypes[7].OneofWrappers = []any{
 		(*AllocatorMessage_NotLeader)(nil),
 		(*AllocatorMessage_Snapshot)(nil),
 		(*AllocatorMessage_Route)(nil),
@@ -1193,7 +1262,7 @@ func file_api_control_v1_control_proto_init() {
 		(*AllocatorMessage_Resolved)(nil),
 		(*AllocatorMessage_Pong)(nil),
 	}
-	file_api_control_v1_control_proto_msgTypes[11].OneofWrappers = []any{
+	file_api_control_v1_control_proto_msgTypes[12].OneofWrappers = []any{
 		(*Resolved_Route)(nil),
 		(*Resolved_Gone)(nil),
 		(*Resolved_Unknown)(nil),
@@ -1205,7 +1274,7 @@ func file_api_control_v1_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_control_v1_control_proto_rawDesc), len(file_api_control_v1_control_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   16,
+			NumMessages:   17,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -135,7 +135,8 @@ func (x *Batch) GetRecords() [][]byte {
 // one key the one with the highest revision counts, wherever it is found.
 type Record struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// What the record is about: "sandbox/<sandbox ID>", "pod/<pod UID>".
+	// What the record is about: "sandbox/<sandbox ID>", "pod/<pod UID>",
+	// "session/<instance ID of a router>".
 	Key string `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
 	// The revision: term of the leader that made the record, and a counter in it.
 	Term    uint64 `protobuf:"varint,2,opt,name=term,proto3" json:"term,omitempty"`
@@ -144,6 +145,7 @@ type Record struct {
 	//
 	//	*Record_Sandbox
 	//	*Record_Discard
+	//	*Record_Session
 	State         isRecord_State `protobuf_oneof:"state"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -225,6 +227,15 @@ func (x *Record) GetDiscard() *Discard {
 	return nil
 }
 
+func (x *Record) GetSession() *Session {
+	if x != nil {
+		if x, ok := x.State.(*Record_Session); ok {
+			return x.Session
+		}
+	}
+	return nil
+}
+
 type isRecord_State interface {
 	isRecord_State()
 }
@@ -237,9 +248,15 @@ type Record_Discard struct {
 	Discard *Discard `protobuf:"bytes,5,opt,name=discard,proto3,oneof"`
 }
 
+type Record_Session struct {
+	Session *Session `protobuf:"bytes,6,opt,name=session,proto3,oneof"`
+}
+
 func (*Record_Sandbox) isRecord_State() {}
 
 func (*Record_Discard) isRecord_State() {}
+
+func (*Record_Session) isRecord_State() {}
 
 // Sandbox is what is known of a sandbox.
 type Sandbox struct {
@@ -458,19 +475,66 @@ func (x *Discard) GetPodName() string {
 	return ""
 }
 
+// Session is a router process that may know routes.
+type Session struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// It has ended, or has expired: it routes to nothing any more.
+	Left          bool `protobuf:"varint,1,opt,name=left,proto3" json:"left,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Session) Reset() {
+	*x = Session{}
+	mi := &file_api_journal_v1_journal_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Session) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Session) ProtoMessage() {}
+
+func (x *Session) ProtoReflect() protoreflect.Message {
+	mi := &file_api_journal_v1_journal_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Session.ProtoReflect.Descriptor instead.
+func (*Session) Descriptor() ([]byte, []int) {
+	return file_api_journal_v1_journal_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *Session) GetLeft() bool {
+	if x != nil {
+		return x.Left
+	}
+	return false
+}
+
 var File_api_journal_v1_journal_proto protoreflect.FileDescriptor
 
 const file_api_journal_v1_journal_proto_rawDesc = "" +
 	"\n" +
 	"\x1capi/journal/v1/journal.proto\x12\x10berth.journal.v1\"!\n" +
 	"\x05Batch\x12\x18\n" +
-	"\arecords\x18\x01 \x03(\fR\arecords\"\xbf\x01\n" +
+	"\arecords\x18\x01 \x03(\fR\arecords\"\xf6\x01\n" +
 	"\x06Record\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x12\n" +
 	"\x04term\x18\x02 \x01(\x04R\x04term\x12\x18\n" +
 	"\acounter\x18\x03 \x01(\x04R\acounter\x125\n" +
 	"\asandbox\x18\x04 \x01(\v2\x19.berth.journal.v1.SandboxH\x00R\asandbox\x125\n" +
-	"\adiscard\x18\x05 \x01(\v2\x19.berth.journal.v1.DiscardH\x00R\adiscardB\a\n" +
+	"\adiscard\x18\x05 \x01(\v2\x19.berth.journal.v1.DiscardH\x00R\adiscard\x125\n" +
+	"\asession\x18\x06 \x01(\v2\x19.berth.journal.v1.SessionH\x00R\asessionB\a\n" +
 	"\x05state\"\xaf\x04\n" +
 	"\aSandbox\x12\x12\n" +
 	"\x04pool\x18\x01 \x01(\tR\x04pool\x12\x19\n" +
@@ -495,7 +559,9 @@ const file_api_journal_v1_journal_proto_rawDesc = "" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"$\n" +
 	"\aDiscard\x12\x19\n" +
-	"\bpod_name\x18\x01 \x01(\tR\apodName*Y\n" +
+	"\bpod_name\x18\x01 \x01(\tR\apodName\"\x1d\n" +
+	"\aSession\x12\x12\n" +
+	"\x04left\x18\x01 \x01(\bR\x04left*Y\n" +
 	"\x05Phase\x12\x15\n" +
 	"\x11PHASE_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0ePHASE_STARTING\x10\x01\x12\x11\n" +
@@ -515,25 +581,27 @@ func file_api_journal_v1_journal_proto_rawDescGZIP() []byte {
 }
 
 var file_api_journal_v1_journal_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_api_journal_v1_journal_proto_msgTypes = make([]protoimpl.MessageInfo, 5)
+var file_api_journal_v1_journal_proto_msgTypes = make([]protoimpl.MessageInfo, 6)
 var file_api_journal_v1_journal_proto_goTypes = []any{
 	(Phase)(0),      // 0: berth.journal.v1.Phase
 	(*Batch)(nil),   // 1: berth.journal.v1.Batch
 	(*Record)(nil),  // 2: berth.journal.v1.Record
 	(*Sandbox)(nil), // 3: berth.journal.v1.Sandbox
 	(*Discard)(nil), // 4: berth.journal.v1.Discard
-	nil,             // 5: berth.journal.v1.Sandbox.MetadataEntry
+	(*Session)(nil), // 5: berth.journal.v1.Session
+	nil,             // 6: berth.journal.v1.Sandbox.MetadataEntry
 }
 var file_api_journal_v1_journal_proto_depIdxs = []int32{
 	3, // 0: berth.journal.v1.Record.sandbox:type_name -> berth.journal.v1.Sandbox
 	4, // 1: berth.journal.v1.Record.discard:type_name -> berth.journal.v1.Discard
-	5, // 2: berth.journal.v1.Sandbox.metadata:type_name -> berth.journal.v1.Sandbox.MetadataEntry
-	0, // 3: berth.journal.v1.Sandbox.phase:type_name -> berth.journal.v1.Phase
-	4, // [4:4] is the sub-list for method output_type
-	4, // [4:4] is the sub-list for method input_type
-	4, // [4:4] is the sub-list for extension type_name
-	4, // [4:4] is the sub-list for extension extendee
-	0, // [0:4] is the sub-list for field type_name
+	5, // 2: berth.journal.v1.Record.session:type_name -> berth.journal.v1.Session
+	6, // 3: berth.journal.v1.Sandbox.metadata:type_name -> berth.journal.v1.Sandbox.MetadataEntry
+	0, // 4: berth.journal.v1.Sandbox.phase:type_name -> berth.journal.v1.Phase
+	5, // [5:5] is the sub-list for method output_type
+	5, // [5:5] is the sub-list for method input_type
+	5, // [5:5] is the sub-list for extension type_name
+	5, // [5:5] is the sub-list for extension extendee
+	0, // [0:5] is the sub-list for field type_name
 }
 
 func init() { file_api_journal_v1_journal_proto_init() }
@@ -544,6 +612,7 @@ func file_api_journal_v1_journal_proto_init() {
 	file_api_journal_v1_journal_proto_msgTypes[1].OneofWrappers = []any{
 		(*Record_Sandbox)(nil),
 		(*Record_Discard)(nil),
+		(*Record_Session)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -551,7 +620,7 @@ func file_api_journal_v1_journal_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_journal_v1_journal_proto_rawDesc), len(file_api_journal_v1_journal_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   5,
+			NumMessages:   6,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

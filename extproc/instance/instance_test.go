@@ -1,0 +1,109 @@
+package instance_test
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/berth-sandbox/berth/extproc/instance"
+)
+
+// dirEnv makes this test's binary a process with an instance.
+const dirEnv = "BERTH_TEST_INSTANCE_DIR"
+
+func TestMain(m *testing.M) {
+	dir := os.Getenv(dirEnv)
+	if dir == "" {
+		os.Exit(m.Run())
+	}
+	i, err := instance.New(dir)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	fmt.Println(i.ID())
+	_, _ = os.Stdin.Read(make([]byte, 1)) // until it is killed
+}
+
+// process starts another process with an instance in dir.
+func process(t *testing.T, dir string) (id string, p *os.Process, end func()) {
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), dirEnv+"="+dir)
+	cmd.Stderr = os.Stderr
+	stdin, err := cmd.StdinPipe()
+	require.NoError(t, err)
+	stdout, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	line, err := bufio.NewReader(stdout).ReadString('\n')
+	require.NoError(t, err)
+	ended := false
+	end = func() {
+		if !ended {
+			ended = true
+			_ = cmd.Process.Kill()
+			stdin.Close()
+			_ = cmd.Wait()
+		}
+	}
+	t.Cleanup(end)
+	return line[:len(line)-1], cmd.Process, end
+}
+
+func TestOnlyAProcessThatHasEndedIsFoundDead(t *testing.T) {
+	dir := t.TempDir()
+	i, err := instance.New(dir)
+	require.NoError(t, err)
+	require.Regexp(t, regexp.MustCompile(`^[a-z0-9-]{16,64}$`), i.ID())
+	require.Empty(t, i.Dead(), "it takes itself for dead")
+	first, _, endFirst := process(t, dir)
+	second, stopped, endSecond := process(t, dir)
+	require.NoError(t, stopped.Signal(syscall.SIGSTOP))
+	require.Empty(t, i.Dead(), "a process that stands still may go on")
+	endFirst()
+	require.Equal(t, []string{first}, i.Dead())
+	require.Equal(t, []string{first}, i.Dead(), "until it is forgotten")
+	endSecond()
+	require.ElementsMatch(t, []string{first, second}, i.Dead())
+	require.NoError(t, i.Forget([]string{first, "unheard of"}))
+	require.Equal(t, []string{second}, i.Dead())
+
+	// Whoever comes after this process goes on with what it has not reported.
+	require.NoError(t, i.Close())
+	next, err := instance.New(dir)
+	require.NoError(t, err)
+	require.ElementsMatch(t, []string{i.ID(), second}, next.Dead())
+	require.NoError(t, next.Forget(next.Dead()))
+	require.NoError(t, next.Close())
+	entries, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	require.Len(t, entries, 1, "its own")
+}
+
+func TestWhatIsNoLockFileIsLeftAlone(t *testing.T) {
+	dir := t.TempDir()
+	for _, name := range []string{"router.sock", "envoy.yaml", "router-x.lock.new"} {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), nil, 0o600))
+	}
+	require.NoError(t, os.Mkdir(filepath.Join(dir, "directory.lock"), 0o700))
+	i, err := instance.New(dir)
+	require.NoError(t, err)
+	require.Empty(t, i.Dead())
+	require.NoError(t, i.Close())
+	entries, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	require.Len(t, entries, 5)
+}
+
+func TestADirectoryThatIsNotThereIsSaid(t *testing.T) {
+	_, err := instance.New(filepath.Join(t.TempDir(), "none"))
+	require.ErrorContains(t, err, "lock file of this instance")
+	require.ErrorIs(t, err, os.ErrNotExist)
+}
