@@ -250,7 +250,7 @@ func (c *Core) claimed(ch *change) {
 		c.enter(q, podClaimed)
 	}
 	c.schedule(s)
-	if q == nil || q.seen.Deleting || q.seen.Finished || q.seen.IP != s.IP {
+	if q == nil || q.seen.Deleting || q.seen.Finished || q.seen.IP != s.IP || q.contested() {
 		// Its pod went while this was being written. The callers get another one,
 		// at their place, under another ID, which is what their key stands for. So
 		// this one is shown only with its release, which has no key.
@@ -262,6 +262,8 @@ func (c *Core) claimed(ch *change) {
 			c.lost(s, ReasonPodDeleted)
 		case q.seen.Finished:
 			c.lost(s, ReasonPodFailed)
+		case q.seen.IP == s.IP:
+			c.lost(s, ReasonAddressShared)
 		default:
 			c.lost(s, ReasonPodMoved)
 		}

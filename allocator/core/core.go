@@ -5,6 +5,7 @@ import (
 	"container/list"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -58,6 +59,7 @@ type Core struct {
 	pools       map[PoolKey]*pool
 	pods        map[PodKey]*pod
 	nodes       map[string]*node
+	places      map[netip.Addr]*place
 	sandboxes   map[string]*sandbox
 	holds       map[PodKey]*sandbox // of sandboxes, by the pod that is or was theirs
 	discards    map[PodKey]*discard // of idle pods that are there, or whose fact is not durable yet
@@ -110,7 +112,7 @@ func New(cfg Config, now Instant) (*Core, error) {
 	}
 	return &Core{
 		cfg: cfg, now: now, started: now,
-		pools: map[PoolKey]*pool{}, pods: map[PodKey]*pod{}, nodes: map[string]*node{},
+		pools: map[PoolKey]*pool{}, pods: map[PodKey]*pod{}, nodes: map[string]*node{}, places: map[netip.Addr]*place{},
 		sandboxes: map[string]*sandbox{}, holds: map[PodKey]*sandbox{}, discards: map[PodKey]*discard{},
 		sessions: map[string]*session{}, streams: map[uint64]*session{},
 		claims: map[uint64]*claim{}, keys: map[claimKey]*keyed{}, keysEnded: list.New(), starting: map[*sandbox]struct{}{},
@@ -222,6 +224,9 @@ func (c *Core) tick() {
 func (c *Core) add(s *sandbox) {
 	c.sandboxes[s.ID] = s
 	c.holds[s.Pod] = s
+	if s.Phase != Ended {
+		c.expose(s)
+	}
 }
 
 // passedMost bounds how many records that must stay are passed over at a time.

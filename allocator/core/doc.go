@@ -53,6 +53,8 @@
 //     be dead or has expired; then Config.Window has passed. Sessions are facts,
 //     durable before they are told anything, so a new leader waits for those of
 //     earlier terms as well.
+//   - No pod is handed out at an address to which some router may still send an
+//     earlier sandbox's requests, nor at one where two pods seem to be: see place.
 //   - An idle pod is deleted only once that intent is durable: the next leader
 //     never hands it out while our deletion is still on its way.
 //   - The record of a sandbox stays until it has ended and its idempotency key

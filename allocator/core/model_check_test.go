@@ -2,6 +2,7 @@ package core
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
 )
 
@@ -136,6 +137,24 @@ func (c *Core) waitsForStart(token uint64) bool {
 
 // checkTables counts again what the core keeps count of.
 func checkTables(t interface{ Fatalf(string, ...any) }, c *Core) {
+	routes := map[netip.Addr]int{}
+	for _, s := range c.sandboxes {
+		if exposed := s.Phase != Ended && (s.fence == nil || !s.fence.done); exposed != s.exposed {
+			t.Fatalf("%s is exposed: %v, in phase %d", s.ID, s.exposed, s.Phase)
+		}
+		if s.exposed {
+			routes[s.IP]++
+		}
+	}
+	for at, p := range c.places {
+		if p.routes != routes[at] || p.routes == 0 && len(p.pods) == 0 {
+			t.Fatalf("%d routes lead to %v, kept is %+v", routes[at], at, p)
+		}
+		delete(routes, at)
+	}
+	if len(routes) > 0 {
+		t.Fatalf("routes to %v are not kept", routes)
+	}
 	waiting := map[*claim]bool{}
 	for key, p := range c.pools {
 		if p.Key != key {
@@ -154,6 +173,12 @@ func checkTables(t interface{ Fatalf(string, ...any) }, c *Core) {
 				t.Fatalf("pod %s is away from a node that is usable", q.seen.Key.Name)
 			}
 			n[q.phase][outdated][stranded]++
+			if q.at != q.seen.IP || (q.place != nil) != q.at.IsValid() || q.place != nil && (c.places[q.at] != q.place || !slices.Contains(q.place.pods, q)) {
+				t.Fatalf("pod %s is kept at %v, it was seen at %v", q.seen.Key.Name, q.at, q.seen.IP)
+			}
+			if q.phase == podWarm && !q.usable() {
+				t.Fatalf("pod %s is warm and cannot be used", q.seen.Key.Name)
+			}
 			if c.pods[q.seen.Key] != q || q.pool != p {
 				t.Fatalf("pool %s holds a pod %s that is not its own", key.Name, q.seen.Key.Name)
 			}

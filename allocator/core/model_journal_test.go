@@ -94,8 +94,20 @@ func (w *world) durable(f Fact) {
 			w.t.Fatalf("pod %s is given to %s; it had %v, discarded: %v", p.Key.Name, s.ID, p.bound, p.discarded)
 		}
 		p.bound = append(p.bound, s.ID)
+		w.judgeAddress(s)
 	}
 	w.disk.sandboxes[s.ID] = s
+}
+
+// judgeAddress: no address is given to a second sandbox while a request of the first
+// may still be sent there.
+func (w *world) judgeAddress(s Sandbox) {
+	w.used(w.now.Boot)
+	for id, last := range w.lastUse {
+		if other := w.disk.sandboxes[id]; id != s.ID && other.IP == s.IP && w.now.Boot < last+window {
+			w.t.Fatalf("%s is given %v, %v after a router could send requests of %s there", s.ID, s.IP, w.now.Boot-last, id)
+		}
+	}
 }
 
 // judgeDeleted judges a deletion that takes place, whoever sent it and when.

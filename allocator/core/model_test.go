@@ -116,7 +116,8 @@ type world struct {
 	judged  map[PodKey]bool // intents
 	ended   map[string]PodKey
 	// earlier are those that this leader has found.
-	earlier map[string]bool
+	earlier    map[string]bool
+	hadAddress map[netip.Addr]map[PodKey]bool // the pods that ever had each
 	// forgotten are those whose records were to be dropped.
 	forgotten map[string]bool
 	extra     int // pods that may exceed a pool's bound
@@ -193,7 +194,7 @@ func newWorld(t *rapid.T) *world {
 		records: map[string]*simRecord{}, known: map[PodKey]int{},
 		claims: map[uint64]*simClaim{}, releases: map[uint64]string{}, asked: map[string]bool{}, answered: map[string]bool{}, unwanted: map[string]bool{},
 		fired: map[string]bool{}, ready: map[string]bool{}, failed: map[string]bool{},
-		lastUse: map[string]time.Duration{}, doomed: map[string]bool{}, judged: map[PodKey]bool{}, ended: map[string]PodKey{}, forgotten: map[string]bool{},
+		lastUse: map[string]time.Duration{}, doomed: map[string]bool{}, judged: map[PodKey]bool{}, ended: map[string]PodKey{}, forgotten: map[string]bool{}, hadAddress: map[netip.Addr]map[PodKey]bool{},
 	}
 	for _, name := range []string{"a", "b"} {
 		warm := rapid.IntRange(0, 3).Draw(t, "warm")
@@ -827,6 +828,8 @@ func (w *world) judgeRelease(s Sandbox) {
 		ok = w.unwanted[s.ID]
 	case ReasonStartFailed:
 		ok = w.failed[s.ID]
+	case ReasonAddressShared:
+		ok = len(w.hadAddress[s.IP]) > 1
 	case ReasonPoolDeleted:
 		ok = w.pool(p.pool()).everDeleting
 	}
@@ -874,6 +877,12 @@ func (w *world) write(p *simPod, change func(*Pod)) {
 		return
 	}
 	change(&p.Pod)
+	if p.IP.IsValid() {
+		if w.hadAddress[p.IP] == nil {
+			w.hadAddress[p.IP] = map[PodKey]bool{}
+		}
+		w.hadAddress[p.IP][p.Key] = true
+	}
 	w.versions++
 	p.Version = strconv.Itoa(w.versions)
 	p.watch = append(p.watch, PodSeen{p.Pod})
@@ -902,7 +911,24 @@ func (w *world) becomesReady(p *simPod) {
 	})
 }
 
+// address is a new one, or one that has become free: its pod is gone, has ended or
+// has moved away.
 func (w *world) address() netip.Addr {
+	if w.draw(3) == 0 {
+		taken := map[netip.Addr]bool{}
+		for _, p := range w.pods {
+			taken[p.IP] = taken[p.IP] || p.exists && !p.Finished
+		}
+		var free []netip.Addr
+		for n := range w.addresses {
+			if at := netip.AddrFrom4([4]byte{10, 0, byte((n + 1) >> 8), byte(n + 1)}); !taken[at] {
+				free = append(free, at)
+			}
+		}
+		if len(free) > 0 {
+			return free[w.draw(len(free))]
+		}
+	}
 	w.addresses++
 	return netip.AddrFrom4([4]byte{10, 0, byte(w.addresses >> 8), byte(w.addresses)})
 }

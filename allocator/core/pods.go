@@ -2,6 +2,7 @@ package core
 
 import (
 	"container/list"
+	"net/netip"
 	"slices"
 	"strings"
 )
@@ -28,6 +29,8 @@ type pod struct {
 	// the pool makes another one; but not for one that lands on such a node,
 	// because the next might land there too.
 	away    bool
+	place   *place // at the address that it was last seen at
+	at      netip.Addr
 	shelf   *shelf        // while warm
 	elem    *list.Element // on it
 	claim   *claim        // while claiming
@@ -46,7 +49,7 @@ func (q *pod) stranded() bool { return q.phase == podPending && q.away }
 
 // usable reports whether the pod can be handed out.
 func (q *pod) usable() bool {
-	return q.seen.Ready && !q.seen.Deleting && !q.seen.Finished && q.seen.IP.IsValid() && q.node.usable
+	return q.seen.Ready && !q.seen.Deleting && !q.seen.Finished && q.node.usable && q.place != nil && q.place.routes == 0 && !q.contested()
 }
 
 // change changes what a pod is counted by.
@@ -194,6 +197,10 @@ func (c *Core) podSeen(seen Pod) {
 		q.node.pods[q] = struct{}{}
 	}
 	q.seen = seen
+	c.locate(q, seen.IP)
+	if q.place != nil {
+		c.reconsider(q.place, q)
+	}
 	c.consider(q)
 	c.serve(q.pool)
 	c.reconcile(q.pool)
@@ -231,6 +238,8 @@ func (c *Core) consider(q *pod) {
 		case seen.IP.IsValid() && seen.IP != s.IP:
 			// The address the routers know may belong to another pod already.
 			c.lost(s, ReasonPodMoved)
+		case q.contested():
+			c.lost(s, ReasonAddressShared)
 		}
 	case podReleased, podDeleting:
 	}
@@ -253,6 +262,7 @@ func (c *Core) hold(q *pod, s *sandbox) {
 		s.elem = nil
 		s.Phase = Released
 		c.revise(s)
+		c.expose(s)
 	}
 	c.startFence(s)
 }
@@ -274,6 +284,7 @@ func (c *Core) podGone(key PodKey) {
 	delete(q.pool.pods, q)
 	delete(c.pods, key)
 	c.leaveNode(q)
+	c.locate(q, netip.Addr{})
 	if s != nil {
 		c.lost(s, ReasonPodGone)
 	}

@@ -8,6 +8,8 @@ import (
 
 type sandbox struct {
 	Sandbox
+	// exposed: some router may send requests to where it is, or was.
+	exposed bool
 	// lost: its pod cannot serve it any more, or has another address than the
 	// routers were told. Its release is on its way.
 	lost     bool

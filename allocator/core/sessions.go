@@ -264,6 +264,7 @@ func (c *Core) advanceFence(sb *sandbox) {
 	}
 	f.done = true
 	c.fences.Remove(f.elem)
+	c.cover(sb)
 	if q := c.pods[sb.Pod]; q != nil {
 		c.enter(q, podDeleting)
 		if !q.seen.Deleting {

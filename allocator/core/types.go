@@ -145,6 +145,8 @@ const (
 	ReasonPodFailed   = "PodFailed"
 	ReasonPodMoved    = "PodMoved" // its address changed
 	ReasonPoolDeleted = "PoolDeleted"
+	// ReasonAddressShared: another pod was seen at its address.
+	ReasonAddressShared = "AddressShared"
 )
 
 // Counts are a pool's pods by state, and the claims that wait for one.

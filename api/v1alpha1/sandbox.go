@@ -109,7 +109,7 @@ type SandboxStatus struct {
 	Phase SandboxPhase `json:"phase,omitempty"`
 	// Reason the sandbox was released: Killed, Timeout, Deleted (this object was),
 	// Abandoned (the caller had gone), StartFailed, PodDeleted, PodGone, PodFailed,
-	// PodMoved, PoolDeleted.
+	// PodMoved, AddressShared (another pod was seen at its address), PoolDeleted.
 	// +optional
 	Reason string `json:"reason,omitempty"`
 	// EndedAt is when the release was committed.

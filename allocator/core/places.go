@@ -1,0 +1,93 @@
+package core
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+)
+
+// place is an address, and what may be reached there. Addresses come back: to
+// another pod of ours when the network gives them out again, and to a pod that moves.
+// So a pod is handed out only at an address that
+//
+//   - no router may still send the requests of an earlier sandbox to, whoever deleted
+//     that sandbox's pod and under whichever leader: its routes are fenced;
+//   - no other pod of ours seems to have. One of the two is not there any more, and
+//     which one it is cannot be seen from here.
+type place struct {
+	pods   []*pod // that were last seen there
+	routes int    // of sandboxes whose fence is not complete
+}
+
+// placeOf returns what is at an address.
+func (c *Core) placeOf(at netip.Addr) *place {
+	p := c.places[at]
+	if p == nil {
+		p = &place{}
+		c.places[at] = p
+	}
+	return p
+}
+
+func (c *Core) leavePlace(at netip.Addr, p *place) {
+	if len(p.pods) == 0 && p.routes == 0 {
+		delete(c.places, at)
+	}
+}
+
+// contested reports whether another pod seems to be at the address of q.
+func (q *pod) contested() bool {
+	return q.place != nil && slices.ContainsFunc(q.place.pods, func(o *pod) bool {
+		return o != q && !o.seen.Deleting && !o.seen.Finished
+	})
+}
+
+// locate puts a pod to the address that it was seen at, or to none. Others that are
+// or were there with it are looked at again.
+func (c *Core) locate(q *pod, at netip.Addr) {
+	if q.place != nil && q.at != at {
+		p, was := q.place, q.at
+		p.pods = slices.DeleteFunc(p.pods, func(o *pod) bool { return o == q })
+		q.place, q.at = nil, netip.Addr{}
+		c.leavePlace(was, p)
+		c.reconsider(p, q)
+	}
+	if q.place == nil && at.IsValid() {
+		q.place, q.at = c.placeOf(at), at
+		q.place.pods = append(q.place.pods, q)
+	}
+}
+
+// reconsider looks again at the pods at an address, but for one.
+func (c *Core) reconsider(p *place, but *pod) {
+	others := slices.DeleteFunc(slices.Clone(p.pods), func(o *pod) bool { return o == but })
+	slices.SortFunc(others, func(a, b *pod) int { return strings.Compare(a.seen.Key.UID, b.seen.Key.UID) })
+	for _, o := range others {
+		c.consider(o)
+	}
+	for _, o := range others {
+		c.serve(o.pool)
+		c.reconcile(o.pool)
+	}
+}
+
+// expose notes that routers may be told where a sandbox is.
+func (c *Core) expose(s *sandbox) {
+	if !s.exposed {
+		s.exposed = true
+		p := c.placeOf(s.IP)
+		p.routes++
+		c.reconsider(p, c.pods[s.Pod])
+	}
+}
+
+// cover notes that no router can send anything to where a sandbox was.
+func (c *Core) cover(s *sandbox) {
+	if s.exposed {
+		s.exposed = false
+		p := c.placeOf(s.IP)
+		p.routes--
+		c.leavePlace(s.IP, p)
+		c.reconsider(p, c.pods[s.Pod])
+	}
+}

@@ -1,0 +1,112 @@
+package core
+
+import (
+	"testing"
+	"time"
+)
+
+// another is a pod that the pool has asked for, and that has the address of a-1.
+func another() Pod {
+	return with(warmPod("a-4"), func(p *Pod) { p.IP = warmPod("a-1").IP })
+}
+
+func TestAnAddressIsNotHandedOutBeforeTheRoutesToItAreFenced(t *testing.T) {
+	for name, c := range map[string]struct {
+		goes   func(s *sim, sb Sandbox)
+		fenced time.Duration // after which its fence is complete, with the router's acknowledgement at once
+	}{
+		"deleted by somebody": {func(s *sim, sb Sandbox) { s.step(PodGone{sb.Pod}) }, window},
+		"moved away": {func(s *sim, _ Sandbox) {
+			s.step(PodSeen{with(warmPod("a-1"), func(p *Pod) { p.IP = warmPod("a-7").IP })})
+		}, window},
+		"has failed": {func(s *sim, _ Sandbox) {
+			s.step(PodSeen{with(warmPod("a-1"), func(p *Pod) { p.Finished = true })})
+		}, window},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newSim(t)
+			s.recover([]Pool{specA(5)}, []Pod{warmPod("a-1")})
+			s.join("r", 1)
+			sb := s.claim()
+			c.goes(s, sb)
+			s.step(PodSeen{another()})
+			claim := func(token uint64) (given bool) {
+				s.step(Claim{Token: token, Pool: poolA})
+				return len(of[Claimed](s.effects)) > 0
+			}
+			s.pass(maxStale / 2)
+			if claim(10) {
+				t.Fatal("handed out while a router may route to its address for another sandbox")
+			}
+			s.ack("r", 1, 3)
+			s.pass(c.fenced - 100*time.Millisecond)
+			if claim(11) {
+				t.Fatal("handed out within the window")
+			}
+			s.pass(100 * time.Millisecond)
+			if !claim(12) {
+				t.Error("not handed out after the fence")
+			}
+		})
+	}
+}
+
+func TestTheNextLeaderKnowsWhichAddressesAreNotFenced(t *testing.T) {
+	s := newSimAt(t, 2, start)
+	gone := released("a-1", "x")
+	s.recover([]Pool{specA(5)}, []Pod{another()}, gone, Fact{Revision: Revision{1, 1}, Session: "r"})
+	s.step(Claim{Token: 1, Pool: poolA})
+	one[ClaimRefused](s)
+	s.pass(lease + maxStale)
+	s.step(Claim{Token: 2, Pool: poolA})
+	one[ClaimRefused](s)
+	s.pass(maxStale/100 + time.Second) // the router has expired
+	s.pass(window)
+	s.step(Claim{Token: 3, Pool: poolA})
+	one[Claimed](s)
+}
+
+// One of them is not there any more, and nobody here can tell which.
+func TestTwoPodsAtOneAddressAreNobodys(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{specA(5)}, []Pod{warmPod("a-1")})
+	s.step(PodSeen{another()})
+	s.step(Claim{Token: 1, Pool: poolA})
+	one[ClaimRefused](s)
+	s.step(PodSeen{with(warmPod("a-1"), func(p *Pod) { p.Deleting = true })})
+	s.step(Claim{Token: 2, Pool: poolA})
+	if c := one[Claimed](s); c.Sandbox.Pod.Name != "a-4" {
+		t.Errorf("claimed %+v", c)
+	}
+}
+
+func TestSandboxAtWhoseAddressAnotherPodIsSeenIsReleased(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{specA(5)}, []Pod{warmPod("a-1")})
+	s.join("r", 1)
+	sb := s.claim()
+	s.step(PodSeen{another()})
+	if r := one[SandboxReleased](s); r.Sandbox.ID != sb.ID || r.Sandbox.Reason != ReasonAddressShared {
+		t.Errorf("released %+v", r)
+	}
+	one[SendRelease](s)
+}
+
+func TestClaimAtWhoseAddressAnotherPodIsSeenMeanwhileGetsAnotherOne(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{specA(5)}, []Pod{warmPod("a-1"), warmPod("a-2")})
+	s.slow = true
+	s.step(Claim{Token: 1, Pool: poolA, Wait: wait})
+	if f := s.given(); f.Pod.Name != "a-1" {
+		t.Fatalf("given %+v", f)
+	}
+	s.step(PodSeen{another()})
+	s.slow = false
+	s.written()
+	if c := one[Claimed](s); c.Sandbox.Pod.Name != "a-2" {
+		t.Errorf("claimed %+v", c)
+	}
+	if r := one[SandboxReleased](s); r.Sandbox.Reason != ReasonAddressShared {
+		t.Errorf("released %+v", r)
+	}
+}
