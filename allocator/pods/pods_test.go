@@ -2,8 +2,10 @@ package pods_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"net/http"
+	"net/http/httptest"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -15,6 +17,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
 
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/allocator/kube"
@@ -306,4 +310,56 @@ func TestWatcherTellsDeletionAndReplacementByUID(t *testing.T) {
 	require.Len(t, listed, 1)
 	require.Equal(t, second, listed[0].Key)
 	require.NotEmpty(t, version)
+}
+
+// A watch that breaks off tells of the new pod only, as a change of the old one.
+func TestPodThatWasMadeAgainWhileTheWatchWasAwayIsAnotherOne(t *testing.T) {
+	pod := func(uid, version string) corev1.Pod {
+		return corev1.Pod{
+			TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
+			ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "default", UID: types.UID(uid), ResourceVersion: version, Labels: map[string]string{v1alpha1.LabelPool: "pool"}},
+		}
+	}
+	var lists atomic.Int32
+	told := make(chan struct{}) // of the first pod
+	apiServer := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		switch q := r.URL.Query(); {
+		case q.Get("sendInitialEvents") != "":
+			w.WriteHeader(http.StatusBadRequest) // list, then watch
+		case q.Get("watch") != "" && lists.Load() == 1:
+			<-told
+			w.WriteHeader(http.StatusGone) // and nobody knows what has happened since
+			_ = json.NewEncoder(w).Encode(metav1.Status{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}, Status: "Failure", Code: http.StatusGone, Reason: metav1.StatusReasonExpired})
+		case q.Get("watch") != "":
+			<-r.Context().Done()
+		case lists.Add(1) == 1:
+			_ = json.NewEncoder(w).Encode(corev1.PodList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "PodList"}, ListMeta: metav1.ListMeta{ResourceVersion: "5"}, Items: []corev1.Pod{pod("one", "4")}})
+		default:
+			_ = json.NewEncoder(w).Encode(corev1.PodList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "PodList"}, ListMeta: metav1.ListMeta{ResourceVersion: "9"}, Items: []corev1.Pod{pod("two", "8")}})
+		}
+	}))
+	defer apiServer.Close()
+	clients, err := kube.NewClients(&rest.Config{Host: apiServer.URL, Transport: &http.Transport{DisableKeepAlives: true}}, 0, 0)
+	require.NoError(t, err)
+	events := make(chan core.Event, 10)
+	w := pods.NewWatcher(clients.Kubernetes, "default", func(ev core.Event) { events <- ev }, zaptest.NewLogger(t))
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- w.Run(ctx) }()
+	next := func() core.Event {
+		select {
+		case ev := <-events:
+			return ev
+		case <-time.After(time.Minute):
+			t.Fatal("nothing is told")
+			return nil
+		}
+	}
+	require.Equal(t, "one", next().(core.PodSeen).Pod.Key.UID)
+	close(told)
+	require.Equal(t, core.PodGone{Key: core.PodKey{Namespace: "default", Name: "p", UID: "one"}}, next())
+	require.Equal(t, "two", next().(core.PodSeen).Pod.Key.UID)
+	stop()
+	require.NoError(t, <-ended)
 }
