@@ -31,7 +31,7 @@ func toRecord(f core.Fact) (journal.Record, error) {
 			Pool: s.Pool.Name, PodName: s.Pod.Name, PodUid: s.Pod.UID, PodIp: s.IP.AsSlice(),
 			ClaimedAt: micros(s.ClaimedAt), EndAt: micros(s.EndAt), EndedAt: micros(s.EndedAt),
 			Metadata: s.Metadata, Team: s.Team, User: s.User, IdempotencyKey: s.IdempotencyKey, RequestHash: hashOf(s.Binding),
-			Phase: phases[s.Phase], Reason: s.Reason, DefaultPort: uint32(s.DefaultPort), Ports: ports(s.Ports),
+			Phase: phases[s.Phase], Reason: s.Reason, DefaultPort: uint32(s.DefaultPort), Ports: ports(s.Ports), Restarts: uint32(s.Restarts),
 		}}
 	case f.Session != "":
 		r.Key = sessionPrefix + f.Session
@@ -66,7 +66,7 @@ func fromRecord(r journal.Record, namespace string) (core.Fact, bool, error) {
 			},
 			Pool:        core.PoolKey{Namespace: namespace, Name: s.GetPool()},
 			Pod:         core.PodKey{Namespace: namespace, Name: s.GetPodName(), UID: s.GetPodUid()},
-			DefaultPort: uint16(s.GetDefaultPort()), Reason: s.GetReason(), EndedAt: moment(s.GetEndedAt()), Revision: f.Revision,
+			DefaultPort: uint16(s.GetDefaultPort()), Restarts: int(s.GetRestarts()), Reason: s.GetReason(), EndedAt: moment(s.GetEndedAt()), Revision: f.Revision,
 		}
 		copy(sandbox.RequestHash[:], s.GetRequestHash())
 		for _, p := range s.GetPorts() {

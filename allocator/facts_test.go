@@ -44,7 +44,7 @@ func TestFactsComeBackFromTheJournalAsTheyWere(t *testing.T) {
 					IdempotencyKey: text.Draw(t, "key"),
 				},
 				Pool: core.PoolKey{Namespace: "ns", Name: text.Draw(t, "pool")}, Pod: core.PodKey{Namespace: "ns", Name: text.Draw(t, "pod"), UID: text.Draw(t, "uid")},
-				IP: addr.Draw(t, "ip"), DefaultPort: rapid.Uint16().Draw(t, "port"), Reason: text.Draw(t, "reason"), EndedAt: at.Draw(t, "ended"), Revision: revision,
+				IP: addr.Draw(t, "ip"), DefaultPort: rapid.Uint16().Draw(t, "port"), Restarts: rapid.IntRange(0, 1<<31-1).Draw(t, "restarts"), Reason: text.Draw(t, "reason"), EndedAt: at.Draw(t, "ended"), Revision: revision,
 				Phase: rapid.SampledFrom([]core.Phase{core.Starting, core.Running, core.Released}).Draw(t, "phase"),
 			}
 			if m := rapid.MapOf(text, text).Draw(t, "metadata"); len(m) > 0 {

@@ -113,6 +113,61 @@ func TestAPodDeletedByHandIsGoneAndReplaced(t *testing.T) {
 	})
 }
 
+func TestASandboxEndsWhenItsContainerStartsAgainUnlessItsPoolKeepsIt(t *testing.T) {
+	e := start(t, 1, 1)
+	client := e.client()
+	crash := func(s rest.Sandbox) {
+		e.eventually(func() error {
+			if a := e.get(client, e.host(8080, s.SandboxID), "/exit?code=7"); a.code != http.StatusOK {
+				return fmt.Errorf("%d %s", a.code, a.body)
+			}
+			return nil
+		})
+	}
+	s := e.claim()
+	crash(s)
+	e.eventually(func() error {
+		if a := e.get(client, e.host(8080, s.SandboxID), "/"); a.code != http.StatusGone {
+			return fmt.Errorf("%d %s", a.code, a.body)
+		}
+		return nil
+	})
+	e.eventually(func() error {
+		record, err := e.record(s.SandboxID)
+		if err == nil && record.Status.Reason != "UnexpectedRestart" {
+			err = fmt.Errorf("%+v", record.Status)
+		}
+		return err
+	})
+
+	keeps := e.newPool("keeps", 1)
+	keeps.Spec.OnRestart = v1alpha1.KeepOnRestart
+	e.createPool(keeps)
+	var kept rest.Sandbox
+	e.eventually(func() error {
+		a := e.api(http.MethodPost, "/sandboxes", `{"templateID":"`+keeps.Name+`","waitTimeout":60}`)
+		if a.code == http.StatusNotFound { // the allocator learns of pools by a watch
+			return fmt.Errorf("%d %s", a.code, a.body)
+		}
+		kept = sandboxOf(t, a)
+		return nil
+	})
+	crash(kept)
+	e.eventually(func() error {
+		pod, err := e.clients.Kubernetes.CoreV1().Pods(e.site.namespace()).Get(t.Context(), kept.PodName, metav1.GetOptions{})
+		if err == nil && pod.Status.ContainerStatuses[0].RestartCount != 1 {
+			err = fmt.Errorf("%+v", pod.Status.ContainerStatuses)
+		}
+		return err
+	})
+	e.eventually(func() error { // its pod listens again
+		if a := e.get(client, e.host(8080, kept.SandboxID), "/"); a.code != http.StatusOK {
+			return fmt.Errorf("%d %s", a.code, a.body)
+		}
+		return nil
+	})
+}
+
 func TestAnOpenWebSocketCountsAsActivity(t *testing.T) {
 	e := start(t, 1, 1)
 	s := e.claim()

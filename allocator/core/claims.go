@@ -123,7 +123,7 @@ func (c *Core) bind(cl *claim, q *pod) {
 	}
 	s := &Sandbox{
 		Binding: cl.binding, Pool: q.pool.Key, Pod: q.seen.Key, IP: q.seen.IP,
-		DefaultPort: q.pool.DefaultPort, Ports: q.pool.Ports, Phase: Running,
+		DefaultPort: q.pool.DefaultPort, Ports: q.pool.Ports, Restarts: q.seen.Restarts, Phase: Running,
 	}
 	if q.pool.PostStart {
 		s.Phase = Starting
@@ -250,7 +250,7 @@ func (c *Core) claimed(ch *change) {
 		c.enter(q, podClaimed)
 	}
 	c.schedule(s)
-	if q == nil || q.seen.Deleting || q.seen.Finished || q.seen.IP != s.IP || q.contested() {
+	if q == nil || q.seen.Deleting || q.seen.Finished || q.seen.IP != s.IP || q.contested() || q.restarted(s) {
 		// Its pod went while this was being written. The callers get another one,
 		// at their place, under another ID, which is what their key stands for. So
 		// this one is shown only with its release, which has no key.
@@ -262,8 +262,10 @@ func (c *Core) claimed(ch *change) {
 			c.lost(s, ReasonPodDeleted)
 		case q.seen.Finished:
 			c.lost(s, ReasonPodFailed)
-		case q.seen.IP == s.IP:
+		case q.contested():
 			c.lost(s, ReasonAddressShared)
+		case q.seen.IP == s.IP:
+			c.lost(s, ReasonRestart)
 		default:
 			c.lost(s, ReasonPodMoved)
 		}

@@ -201,7 +201,8 @@ func newWorld(t *rapid.T) *world {
 		most := rapid.SampledFrom([]int{0, 1, 3, 5}).Draw(t, "max pods")
 		refused := rapid.IntRange(0, 3).Draw(t, "refused") == 3
 		hook := rapid.IntRange(0, 2).Draw(t, "hook") == 2
-		w.pools = append(w.pools, &simPool{exists: true, Pool: Pool{Key: PoolKey{"ns", name}, Warm: warm, MaxPods: most, Template: "t1", Refused: refused, PostStart: hook, DefaultPort: 80}})
+		keep := rapid.Bool().Draw(t, "keep on restart")
+		w.pools = append(w.pools, &simPool{exists: true, Pool: Pool{Key: PoolKey{"ns", name}, Warm: warm, MaxPods: most, Template: "t1", Refused: refused, PostStart: hook, KeepOnRestart: keep, DefaultPort: 80}})
 	}
 	for range 2 {
 		w.addRouter()
@@ -278,6 +279,7 @@ func (w *world) table(often []string) []action {
 		{"pod changes", func() { w.write(pick(w, w.pods, exists), func(*Pod) {}) }},
 		{"pod unready", func() { w.write(pick(w, w.pods, exists), func(p *Pod) { p.Ready = false }) }},
 		{"pod ends", func() { w.write(pick(w, w.pods, exists), func(p *Pod) { p.Ready, p.Finished = false, true }) }},
+		{"pod restarts", func() { w.write(pick(w, w.pods, exists), func(p *Pod) { p.Restarts++ }) }},
 		{"pod deleted", func() { w.write(pick(w, w.pods, exists), func(p *Pod) { p.Deleting = true }) }},
 		{"pod removed", func() { w.remove(pick(w, w.pods, exists)) }},
 		{"pod moves", w.move},
@@ -828,6 +830,9 @@ func (w *world) judgeRelease(s Sandbox) {
 		ok = w.unwanted[s.ID]
 	case ReasonStartFailed:
 		ok = w.failed[s.ID]
+	case ReasonRestart:
+		pool := w.pool(p.pool())
+		ok = p.Restarts > s.Restarts && (!pool.KeepOnRestart || pool.everDeleting)
 	case ReasonAddressShared:
 		ok = len(w.hadAddress[s.IP]) > 1
 	case ReasonPoolDeleted:

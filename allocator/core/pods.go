@@ -52,6 +52,12 @@ func (q *pod) usable() bool {
 	return q.seen.Ready && !q.seen.Deleting && !q.seen.Finished && q.node.usable && q.place != nil && q.place.routes == 0 && !q.contested()
 }
 
+// restarted reports whether the sandbox is to end because a container of its pod has
+// started again since it was claimed.
+func (q *pod) restarted(s *sandbox) bool {
+	return q.seen.Restarts > s.Restarts && !q.pool.KeepOnRestart
+}
+
 // change changes what a pod is counted by.
 func (q *pod) change(f func()) {
 	q.pool.count(q, -1)
@@ -240,6 +246,8 @@ func (c *Core) consider(q *pod) {
 			c.lost(s, ReasonPodMoved)
 		case q.contested():
 			c.lost(s, ReasonAddressShared)
+		case q.restarted(s):
+			c.startRelease(s, ReasonRestart)
 		}
 	case podReleased, podDeleting:
 	}

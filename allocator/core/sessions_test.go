@@ -370,6 +370,60 @@ func TestSandboxWhosePodCannotServeItIsReleasedAndNotToldToAnybodyMeanwhile(t *t
 	}
 }
 
+func TestSandboxEndsWithARestartOfItsPodUnlessItsPoolKeepsIt(t *testing.T) {
+	restarted := func(n int) Event {
+		return PodSeen{with(warmPod("a-1"), func(p *Pod) { p.Restarts = n })}
+	}
+	s := newSim(t)
+	s.recover([]Pool{specA(1)}, []Pod{with(warmPod("a-1"), func(p *Pod) { p.Restarts = 2 })}) // before anybody had it
+	s.join("r", 1)
+	sb := s.claim()
+	if sb.Restarts != 2 {
+		t.Errorf("claimed %+v", sb)
+	}
+	s.step(restarted(2))
+	none[SandboxReleased](s)
+	s.step(restarted(3))
+	if r := one[SandboxReleased](s); r.Sandbox.Reason != ReasonRestart {
+		t.Errorf("released %+v", r)
+	}
+
+	s = newSim(t)
+	kept := specA(1)
+	kept.KeepOnRestart = true
+	s.recover([]Pool{kept}, []Pod{warmPod("a-1")})
+	s.claim()
+	s.step(restarted(1))
+	none[SandboxReleased](s)
+
+	// Meanwhile nobody led.
+	f := on("a-1", "x")
+	f.Sandbox.Restarts = 1
+	for n, want := range map[int]int{1: 0, 2: 1} {
+		s = newSimAt(t, 2, start)
+		s.recover([]Pool{specA(1)}, []Pod{restarted(n).(PodSeen).Pod}, f)
+		if got := len(of[SandboxReleased](s.effects)); got != want {
+			t.Errorf("%d restarts: released %d times", n, got)
+		}
+	}
+}
+
+func TestClaimWhosePodRestartsMeanwhileGetsAnotherOne(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{specA(2)}, []Pod{warmPod("a-1"), warmPod("a-2")})
+	s.slow = true
+	s.step(Claim{Token: 1, Pool: poolA, Wait: wait})
+	s.step(PodSeen{with(warmPod("a-1"), func(p *Pod) { p.Restarts = 1 })})
+	s.slow = false
+	s.written()
+	if c := one[Claimed](s); c.Sandbox.Pod.Name != "a-2" {
+		t.Errorf("claimed %+v", c)
+	}
+	if r := one[SandboxReleased](s); r.Sandbox.Reason != ReasonRestart {
+		t.Errorf("released %+v", r)
+	}
+}
+
 func TestReleaseUnderWayIsAnsweredWhenThePodVanishes(t *testing.T) {
 	s := newSim(t)
 	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})

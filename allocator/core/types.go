@@ -36,6 +36,8 @@ type Pool struct {
 	Version string
 	// PostStart: sandboxes are starting until StartSandbox has been answered.
 	PostStart bool
+	// KeepOnRestart: a sandbox goes on when a container of its pod starts again.
+	KeepOnRestart bool
 	// Refused: its template may not be used. No pod is made from it, and idle
 	// ones that were are deleted; warm ones of an earlier template are kept.
 	Refused bool
@@ -62,6 +64,8 @@ type Pod struct {
 	Deleting bool
 	// Finished: it succeeded or failed and will not run again.
 	Finished bool
+	// Restarts is how often its containers have started again.
+	Restarts int
 }
 
 // Binding is what a claim asks for and gets.
@@ -103,9 +107,11 @@ type Sandbox struct {
 	// says now.
 	DefaultPort uint16
 	Ports       []uint16
-	Phase       Phase
-	Reason      string
-	EndedAt     time.Time
+	// Restarts are those of the pod before the claim.
+	Restarts int
+	Phase    Phase
+	Reason   string
+	EndedAt  time.Time
 	// Revision orders what is written about it: a lower one never overwrites a
 	// higher one.
 	Revision Revision
@@ -144,6 +150,7 @@ const (
 	ReasonPodGone     = "PodGone"
 	ReasonPodFailed   = "PodFailed"
 	ReasonPodMoved    = "PodMoved" // its address changed
+	ReasonRestart     = "UnexpectedRestart"
 	ReasonPoolDeleted = "PoolDeleted"
 	// ReasonAddressShared: another pod was seen at its address.
 	ReasonAddressShared = "AddressShared"

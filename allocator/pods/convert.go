@@ -36,6 +36,9 @@ func observe(p *corev1.Pod) (core.Pod, error) {
 		Finished:  p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed,
 		Used:      p.Labels[v1alpha1.LabelPhase] != v1alpha1.PhaseWarm || p.Spec.HostNetwork,
 	}
+	for _, c := range p.Status.ContainerStatuses {
+		seen.Restarts += int(c.RestartCount)
+	}
 	for _, c := range p.Status.Conditions {
 		if c.Type == corev1.PodReady {
 			seen.Ready = c.Status == corev1.ConditionTrue

@@ -115,6 +115,11 @@ func slim(o any) (any, error) {
 	for _, name := range []string{v1alpha1.LabelPool, v1alpha1.LabelTemplate, v1alpha1.LabelPhase} {
 		slim.Labels[name] = p.Labels[name]
 	}
+	for _, c := range p.Status.ContainerStatuses {
+		if c.RestartCount > 0 {
+			slim.Status.ContainerStatuses = append(slim.Status.ContainerStatuses, corev1.ContainerStatus{Name: c.Name, RestartCount: c.RestartCount})
+		}
+	}
 	for _, c := range p.Status.Conditions {
 		if c.Type == corev1.PodReady {
 			slim.Status.Conditions = []corev1.PodCondition{{Type: c.Type, Status: c.Status}}

@@ -110,7 +110,7 @@ func (p *Pools) CreateResult(key core.PoolKey, err error) {
 func (p *Pools) keep(pool *v1alpha1.SandboxPool) core.Pool {
 	spec := core.Pool{
 		Key: keyOf(pool), Warm: int(pool.Spec.Warm), DefaultPort: uint16(pool.Spec.DefaultPort),
-		Template: pods.TemplateHash(pool), PostStart: pool.Spec.PostStart != nil, Version: pool.ResourceVersion,
+		Template: pods.TemplateHash(pool), PostStart: pool.Spec.PostStart != nil, KeepOnRestart: pool.Spec.OnRestart == v1alpha1.KeepOnRestart, Version: pool.ResourceVersion,
 		Refused: p.policy.Check(pool) != nil, Deleting: pool.DeletionTimestamp != nil,
 	}
 	for _, port := range pool.Spec.Ports {

@@ -21,7 +21,7 @@ func toObject(s core.Sandbox, namespace string) *v1alpha1.Sandbox {
 			Name: s.ID, Namespace: namespace, Labels: map[string]string{v1alpha1.LabelPool: s.Pool.Name},
 		},
 		Spec: v1alpha1.SandboxSpec{
-			Pool: s.Pool.Name, PodName: s.Pod.Name, PodUID: s.Pod.UID, PodIP: s.IP.String(), DefaultPort: int32(s.DefaultPort),
+			Pool: s.Pool.Name, PodName: s.Pod.Name, PodUID: s.Pod.UID, PodIP: s.IP.String(), DefaultPort: int32(s.DefaultPort), Restarts: int32(s.Restarts),
 			ClaimedAt: metav1.NewMicroTime(s.ClaimedAt), Metadata: s.Metadata,
 			Team: s.Team, User: s.User, IdempotencyKey: s.IdempotencyKey,
 		},
@@ -83,6 +83,7 @@ func fromObject(o *v1alpha1.Sandbox) (core.Sandbox, error) {
 		Pool:        core.PoolKey{Namespace: o.Namespace, Name: o.Spec.Pool},
 		Pod:         core.PodKey{Namespace: o.Namespace, Name: o.Spec.PodName, UID: o.Spec.PodUID},
 		DefaultPort: uint16(o.Spec.DefaultPort),
+		Restarts:    int(o.Spec.Restarts),
 		Reason:      o.Status.Reason,
 		Revision:    revision,
 	}

@@ -38,7 +38,7 @@ func sandbox(phase core.Phase, term, counter uint64) core.Sandbox {
 			EndAt: time.Unix(1_700_000_300, 0).UTC(), Metadata: map[string]string{"k": "v"},
 			Team: "team", User: "user", IdempotencyKey: "key", RequestHash: [32]byte{1, 2, 3},
 		},
-		DefaultPort: 8080, Ports: []uint16{80, 8080},
+		DefaultPort: 8080, Ports: []uint16{80, 8080}, Restarts: 3,
 		Pool: core.PoolKey{Namespace: "default", Name: "pool"}, Pod: core.PodKey{Namespace: "default", Name: "pod", UID: "uid"},
 		IP: netip.MustParseAddr("127.1.2.3"), Phase: phase, Revision: core.Revision{Term: term, Counter: counter},
 	}

@@ -68,6 +68,14 @@ type SandboxPoolSpec struct {
 	// +optional
 	PostStart *PostStartHook `json:"postStart,omitempty"`
 
+	// OnRestart is what becomes of a sandbox when a container of its pod starts
+	// again: what it had in memory is gone, and what it had written to its own file
+	// system. Release: it is released, with reason UnexpectedRestart. Keep: it goes
+	// on.
+	// +kubebuilder:default=Release
+	// +optional
+	OnRestart OnRestart `json:"onRestart,omitempty"`
+
 	// Template is the pod to run. Its labels and annotations are copied to the
 	// pods; keys below berth.sh/ are the allocator's own and are left out.
 	// A pod is handed out once it is Ready, so containers should have a
@@ -101,6 +109,17 @@ type PostStartHook struct {
 	// +kubebuilder:default=Fail
 	FailurePolicy FailurePolicy `json:"failurePolicy,omitempty"`
 }
+
+// OnRestart is what a restart of a container means for its sandbox.
+//
+// +kubebuilder:validation:Enum=Release;Keep
+type OnRestart string
+
+// What a restart of a container can mean.
+const (
+	ReleaseOnRestart OnRestart = "Release"
+	KeepOnRestart    OnRestart = "Keep"
+)
 
 // FailurePolicy is what the failure of a hook means.
 //

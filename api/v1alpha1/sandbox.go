@@ -63,6 +63,11 @@ type SandboxSpec struct {
 	// +optional
 	// +listType=set
 	Ports []int32 `json:"ports,omitempty"`
+	// Restarts is how often containers of the pod had started again before the
+	// claim.
+	// +kubebuilder:validation:Minimum=0
+	// +optional
+	Restarts int32 `json:"restarts,omitempty"`
 	// Metadata is the caller's, at most 2 KB, and not interpreted.
 	// +optional
 	Metadata map[string]string `json:"metadata,omitempty"`
@@ -109,7 +114,8 @@ type SandboxStatus struct {
 	Phase SandboxPhase `json:"phase,omitempty"`
 	// Reason the sandbox was released: Killed, Timeout, Deleted (this object was),
 	// Abandoned (the caller had gone), StartFailed, PodDeleted, PodGone, PodFailed,
-	// PodMoved, AddressShared (another pod was seen at its address), PoolDeleted.
+	// PodMoved, AddressShared (another pod was seen at its address),
+	// UnexpectedRestart (see the pool's onRestart), PoolDeleted.
 	// +optional
 	Reason string `json:"reason,omitempty"`
 	// EndedAt is when the release was committed.

@@ -281,8 +281,10 @@ type Sandbox struct {
 	// Why it was released.
 	Reason string `protobuf:"bytes,14,opt,name=reason,proto3" json:"reason,omitempty"`
 	// What its pool said of ports when it was claimed.
-	DefaultPort   uint32   `protobuf:"varint,15,opt,name=default_port,json=defaultPort,proto3" json:"default_port,omitempty"`
-	Ports         []uint32 `protobuf:"varint,16,rep,packed,name=ports,proto3" json:"ports,omitempty"`
+	DefaultPort uint32   `protobuf:"varint,15,opt,name=default_port,json=defaultPort,proto3" json:"default_port,omitempty"`
+	Ports       []uint32 `protobuf:"varint,16,rep,packed,name=ports,proto3" json:"ports,omitempty"`
+	// How often containers of the pod had started again when it was claimed.
+	Restarts      uint32 `protobuf:"varint,17,opt,name=restarts,proto3" json:"restarts,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -429,6 +431,13 @@ func (x *Sandbox) GetPorts() []uint32 {
 	return nil
 }
 
+func (x *Sandbox) GetRestarts() uint32 {
+	if x != nil {
+		return x.Restarts
+	}
+	return 0
+}
+
 // Discard is the intent to delete an idle pod. It is final: the pod is never
 // handed out again.
 type Discard struct {
@@ -535,7 +544,7 @@ const file_api_journal_v1_journal_proto_rawDesc = "" +
 	"\asandbox\x18\x04 \x01(\v2\x19.berth.journal.v1.SandboxH\x00R\asandbox\x125\n" +
 	"\adiscard\x18\x05 \x01(\v2\x19.berth.journal.v1.DiscardH\x00R\adiscard\x125\n" +
 	"\asession\x18\x06 \x01(\v2\x19.berth.journal.v1.SessionH\x00R\asessionB\a\n" +
-	"\x05state\"\xaf\x04\n" +
+	"\x05state\"\xcb\x04\n" +
 	"\aSandbox\x12\x12\n" +
 	"\x04pool\x18\x01 \x01(\tR\x04pool\x12\x19\n" +
 	"\bpod_name\x18\x02 \x01(\tR\apodName\x12\x17\n" +
@@ -554,7 +563,8 @@ const file_api_journal_v1_journal_proto_rawDesc = "" +
 	"\x05phase\x18\r \x01(\x0e2\x17.berth.journal.v1.PhaseR\x05phase\x12\x16\n" +
 	"\x06reason\x18\x0e \x01(\tR\x06reason\x12!\n" +
 	"\fdefault_port\x18\x0f \x01(\rR\vdefaultPort\x12\x14\n" +
-	"\x05ports\x18\x10 \x03(\rR\x05ports\x1a;\n" +
+	"\x05ports\x18\x10 \x03(\rR\x05ports\x12\x1a\n" +
+	"\brestarts\x18\x11 \x01(\rR\brestarts\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"$\n" +
