@@ -101,8 +101,9 @@ func TestClaimAtWhoseAddressAnotherPodIsSeenMeanwhileGetsAnotherOne(t *testing.T
 		t.Fatalf("given %+v", f)
 	}
 	s.step(PodSeen{another()})
-	s.slow = false
 	s.written()
+	s.slow = false
+	s.writeAll()
 	if c := one[Claimed](s); c.Sandbox.Pod.Name != "a-2" {
 		t.Errorf("claimed %+v", c)
 	}

@@ -30,6 +30,8 @@ func TestChangedPortsOfAPoolCountForItsSandboxesAndAreToldToEveryRouter(t *testi
 	inB := with(warmPod("b-9"), func(p *Pod) { p.Pool = "b" })
 	s.recover([]Pool{opens(specA(5), 80, 80), b}, []Pod{warmPod("a-1"), warmPod("a-2"), warmPod("a-3"), warmPod("a-4"), inB}, on("b-9", "in-b"))
 	s.join("r1", 1)
+	s.join("r2", 8)
+	s.join("left", 9)
 	running, releasing, released := s.claim(), s.claim(), s.claim()
 	ported(t, running, 80, 80)
 	s.release(released.ID)

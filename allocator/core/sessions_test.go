@@ -414,8 +414,9 @@ func TestClaimWhosePodRestartsMeanwhileGetsAnotherOne(t *testing.T) {
 	s.slow = true
 	s.step(Claim{Token: 1, Pool: poolA, Wait: wait})
 	s.step(PodSeen{with(warmPod("a-1"), func(p *Pod) { p.Restarts = 1 })})
-	s.slow = false
 	s.written()
+	s.slow = false
+	s.writeAll()
 	if c := one[Claimed](s); c.Sandbox.Pod.Name != "a-2" {
 		t.Errorf("claimed %+v", c)
 	}

@@ -1,11 +1,13 @@
 package proc
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"sync"
 	"syscall"
 	"time"
@@ -16,6 +18,9 @@ import (
 // killLimit bounds the wait after SIGKILL. The kernel needs microseconds; only
 // a process stuck in an uninterruptible call takes longer.
 const killLimit = 15 * time.Second
+
+// stopLimit bounds the wait after SIGSTOP, likewise.
+const stopLimit = 5 * time.Second
 
 // Process is a started child and its process group. All methods may be called
 // concurrently.
@@ -44,7 +49,9 @@ func (p *Process) State() *os.ProcessState {
 	}
 }
 
-// Signal sends sig to the whole group. It returns nil when the group is gone.
+// Signal sends sig to the whole group. It returns nil when the group is gone. After
+// SIGSTOP the leader stands still, all of it: a thread that is in the middle of
+// something stops a little later than the call returns.
 func (p *Process) Signal(sig os.Signal) error {
 	s, ok := sig.(syscall.Signal)
 	if !ok {
@@ -58,7 +65,31 @@ func (p *Process) Signal(sig os.Signal) error {
 	if err := syscall.Kill(-p.pid, s); err != nil && !errors.Is(err, syscall.ESRCH) {
 		return fmt.Errorf("signal process group %d with %v: %w", p.pid, s, err)
 	}
+	if s == syscall.SIGSTOP {
+		for began := time.Now(); !standsStill(p.pid) && time.Since(began) < stopLimit; {
+			time.Sleep(time.Millisecond)
+		}
+	}
 	return nil
+}
+
+// standsStill reports whether every thread of a process is stopped, or gone.
+func standsStill(pid int) bool {
+	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+	if err != nil {
+		return true
+	}
+	for _, thread := range threads {
+		raw, err := os.ReadFile(thread)
+		if err != nil {
+			continue
+		}
+		// The name, in parentheses, may have any character in it; the state follows.
+		if after := raw[bytes.LastIndexByte(raw, ')')+1:]; len(after) > 1 && after[1] != 'T' && after[1] != 't' && after[1] != 'Z' {
+			return false
+		}
+	}
+	return true
 }
 
 // Stop sends SIGTERM to the group and waits for the leader; when grace has
