@@ -153,3 +153,33 @@ func TestASandboxIsHandedOutWhenItsPoolsHookHasSucceeded(t *testing.T) {
 
 	e.reaches(client, sandboxOf(t, claim(hooked("ignored", refuses, v1alpha1.Ignore))))
 }
+
+func TestARequestForASandboxThatIsStartingWaitsForIt(t *testing.T) {
+	e := start(t, 0, 1)
+	slow := func(name string, holdSeconds int32) rest.Sandbox {
+		p := e.newPool(name, 1)
+		p.Spec.PostStart = &v1alpha1.PostStartHook{Path: "/sleep?ms=6000", TimeoutSeconds: 30, FailurePolicy: v1alpha1.Fail}
+		p.Spec.HoldSeconds = &holdSeconds
+		e.createPool(p)
+		var s rest.Sandbox
+		e.eventually(func() error { // until it has a pod, which then starts for longer than the claim waits
+			a := e.api(http.MethodPost, "/sandboxes", `{"templateID":"`+p.Name+`","waitTimeout":1}`)
+			if a.code == http.StatusNotFound || a.code == http.StatusTooManyRequests {
+				return fmt.Errorf("%d %s", a.code, a.body)
+			}
+			s = sandboxOf(t, a)
+			return nil
+		})
+		require.Equal(t, "starting", s.State)
+		return s
+	}
+	client := e.client()
+	s := slow("held", 20)
+	a := e.get(client, e.host(8080, s.SandboxID), "/")
+	require.Equal(t, http.StatusOK, a.code, a.body)
+	require.Equal(t, s.PodName, a.identity(t).Pod)
+
+	s = slow("refused", 0)
+	require.Equal(t, apierror.SandboxStarting, e.get(client, e.host(8080, s.SandboxID), "/").refusal(t).Reason)
+	e.reaches(client, s)
+}

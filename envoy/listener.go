@@ -162,7 +162,7 @@ func (b *builder) extProc() *extprocv3.ExternalProcessor {
 		// Also bounds the retries below: a router that crashed must be back by then.
 		MessageTimeout: seconds(5 * time.Second),
 		// Lets the router ask once for a longer hold.
-		MaxMessageTimeout: seconds(35 * time.Second),
+		MaxMessageTimeout: seconds(MaxHold + 5*time.Second),
 		StatusOnError:     &typev3.HttpStatus{Code: statusRouterError},
 		ProcessingMode: &extprocv3.ProcessingMode{
 			RequestHeaderMode:   extprocv3.ProcessingMode_SEND,

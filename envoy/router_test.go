@@ -56,6 +56,10 @@ func (r *routes) Lookup(_ context.Context, id string) (routecache.Answer, error)
 	return routecache.Answer{Status: routecache.Routable, Route: route}, nil
 }
 
+func (*routes) Await(ctx context.Context, _ string) error {
+	<-ctx.Done()
+	return ctx.Err()
+}
 func (*routes) Holds(string, routecache.Route) bool { return true }
 func (*routes) Touch(string)                        {}
 func (*routes) TouchKnown(string)                   {}

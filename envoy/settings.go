@@ -58,6 +58,10 @@ const (
 	StallBudget = 2900 * time.Millisecond
 )
 
+// MaxHold is how long the router may keep a request waiting, for a sandbox that is
+// starting. It asks for that once, and Envoy grants no more than MaxHold + 5 s.
+const MaxHold = 30 * time.Second
+
 // Window is the time after which a request that was admitted before can open no
 // connection any more.
 const Window = (1+Retries)*ConnectTimeout + Retries*retryBackOffMax + StallBudget

@@ -14,6 +14,9 @@ import (
 // Routes knows where sandboxes are.
 type Routes interface {
 	Lookup(ctx context.Context, id string) (routecache.Answer, error)
+	// Await returns when something else than that it is starting may be known of a
+	// sandbox.
+	Await(ctx context.Context, id string) error
 	// Holds reports whether that route is still the answer.
 	Holds(id string, r routecache.Route) bool
 }
@@ -47,8 +50,10 @@ type decider struct {
 	answers  *Answers
 }
 
-// decide admits the request or says why not. Exactly one of the results is set.
-func (d *decider) decide(ctx context.Context, r *request) (*admission, *apierror.Error) {
+// decide admits the request or says why not. Exactly one of the results is set. hold
+// is asked once before the request is kept waiting for a sandbox that is starting, for
+// so long at most, and reports whether it may be.
+func (d *decider) decide(ctx context.Context, r *request, hold func(time.Duration) (release func(), ok bool)) (*admission, *apierror.Error) {
 	if r.method == http.MethodConnect {
 		return nil, apierror.New(apierror.MethodRefused, "CONNECT is not supported; connect to the sandbox's host name directly")
 	}
@@ -62,10 +67,14 @@ func (d *decider) decide(ctx context.Context, r *request) (*admission, *apierror
 		return nil, e
 	}
 
-	ctx, cancel := context.WithTimeout(ctx, d.wait)
-	defer cancel()
+	lookup := func() (routecache.Answer, error) {
+		ctx, cancel := context.WithTimeout(ctx, d.wait)
+		defer cancel()
+		return d.routes.Lookup(ctx, target.ID)
+	}
+	var held context.Context // once the request is kept waiting
 	for {
-		answer, err := d.routes.Lookup(ctx, target.ID)
+		answer, err := lookup()
 		if err != nil {
 			return refused(apierror.RouterNotReady, "the router cannot tell at the moment where this sandbox is; try again")
 		}
@@ -77,7 +86,20 @@ func (d *decider) decide(ctx context.Context, r *request) (*admission, *apierror
 			d.activity.Forget(target.ID)
 			return refused(apierror.SandboxNotFound, "there is no such sandbox")
 		case routecache.Starting:
-			return refused(apierror.SandboxStarting, "this sandbox is starting; try again")
+			if held == nil {
+				release, ok := hold(answer.Hold)
+				if !ok {
+					return refused(apierror.SandboxStarting, "this sandbox is starting; try again")
+				}
+				defer release()
+				var cancel context.CancelFunc
+				held, cancel = context.WithTimeout(ctx, answer.Hold)
+				defer cancel()
+			}
+			if d.routes.Await(held, target.ID) != nil {
+				return refused(apierror.SandboxStarting, "this sandbox is still starting; try again")
+			}
+			continue
 		case routecache.Routable:
 		}
 		port := target.Port

@@ -23,6 +23,15 @@ type history struct {
 	events []string
 	answer func(ctx context.Context, id string) (routecache.Answer, error)
 	holds  func() bool
+	await  func(ctx context.Context) error
+}
+
+// unheld keeps no request waiting.
+func unheld(time.Duration) (func(), bool) { return nil, false }
+
+func (h *history) Await(ctx context.Context, id string) error {
+	h.events = append(h.events, "await "+id)
+	return h.await(ctx)
 }
 
 func (h *history) Lookup(ctx context.Context, id string) (routecache.Answer, error) {
@@ -76,7 +85,7 @@ func TestAdmittedRequestGoesToTheSandboxsPodAndIsTouchedFirst(t *testing.T) {
 			require.Equal(t, 1, d.answers.Unread(), "a release would fit between the check and the answer")
 			return true
 		}
-		a, refusal := d.decide(t.Context(), &request{authority: host, method: "GET"})
+		a, refusal := d.decide(t.Context(), &request{authority: host, method: "GET"}, unheld)
 		require.Nil(t, refusal)
 		require.Equal(t, &admission{id: "abc", dst: netip.MustParseAddrPort(c.dst), epoch: a.epoch}, a)
 		d.answers.end(a.epoch)
@@ -134,7 +143,7 @@ func TestEveryRefusalNamesItsReasonAndNoDestination(t *testing.T) {
 				c.request = request{method: "GET", authority: host}
 			}
 			h := always(c.answer, c.err)
-			a, refusal := h.decider().decide(t.Context(), &c.request)
+			a, refusal := h.decider().decide(t.Context(), &c.request, unheld)
 			require.Nil(t, a)
 			require.Equal(t, c.code, refusal.Code)
 			require.Equal(t, c.reason, refusal.Reason)
@@ -165,7 +174,7 @@ func TestRefusalOfAPrivatePortNamesTheOpenOnes(t *testing.T) {
 		"1, 2, 3, 4, 5, 6, 7, 8 and 3 more": {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11},
 	} {
 		h := always(opening(routeTo("10.1.2.3", 8080), open...), nil)
-		_, refusal := h.decider().decide(t.Context(), &request{authority: "22-abc." + domain, method: "GET"})
+		_, refusal := h.decider().decide(t.Context(), &request{authority: "22-abc." + domain, method: "GET"}, unheld)
 		require.Equal(t, begin+want, refusal.Message)
 		reply := refused(refusal, grpcClient).GetImmediateResponse()
 		require.EqualValues(t, codes.PermissionDenied, reply.GetGrpcStatus().GetStatus())
@@ -182,7 +191,7 @@ func TestPortThatIsClosedDuringADecisionIsRefused(t *testing.T) {
 		answers = answers[1:]
 		return a, nil
 	}
-	_, refusal := h.decider().decide(t.Context(), &request{authority: "22-abc." + domain, method: "GET"})
+	_, refusal := h.decider().decide(t.Context(), &request{authority: "22-abc." + domain, method: "GET"}, unheld)
 	require.Equal(t, apierror.PortPrivate, refusal.Reason)
 }
 
@@ -208,7 +217,7 @@ func TestReleaseDuringADecisionLeavesNoActivity(t *testing.T) {
 		answers = answers[1:]
 		return a, nil
 	}
-	_, refusal := h.decider().decide(t.Context(), &request{authority: "8080-abc." + domain, method: "GET"})
+	_, refusal := h.decider().decide(t.Context(), &request{authority: "8080-abc." + domain, method: "GET"}, unheld)
 	require.Equal(t, apierror.SandboxGone, refusal.Reason)
 	require.Equal(t, []string{"lookup abc", "touch abc", "holds abc", "lookup abc", "forget abc"}, h.events)
 }
@@ -224,7 +233,7 @@ func TestRouteThatOnlyFellOutOfTheCacheIsLookedUpAgain(t *testing.T) {
 		answers = answers[1:]
 		return a, nil
 	}
-	a, refusal := h.decider().decide(t.Context(), &request{authority: "8080-abc." + domain, method: "GET"})
+	a, refusal := h.decider().decide(t.Context(), &request{authority: "8080-abc." + domain, method: "GET"}, unheld)
 	require.Nil(t, refusal)
 	require.Equal(t, netip.MustParseAddrPort("10.1.9.9:8080"), a.dst)
 	require.NotContains(t, h.events, "forget abc", "the activity of a sandbox that lives was lost")
@@ -237,13 +246,13 @@ func TestLookupIsGivenUpAfterTheTimeout(t *testing.T) {
 			return routecache.Answer{}, context.Cause(ctx)
 		}}
 		began := time.Now()
-		_, refusal := h.decider().decide(t.Context(), &request{authority: "8080-abc." + domain, method: "GET"})
+		_, refusal := h.decider().decide(t.Context(), &request{authority: "8080-abc." + domain, method: "GET"}, unheld)
 		require.Equal(t, apierror.RouterNotReady, refusal.Reason)
 		require.Equal(t, time.Second, time.Since(began))
 
 		gone, cancel := context.WithCancel(t.Context())
 		cancel() // the client has left
-		_, refusal = h.decider().decide(gone, &request{authority: "8080-abc." + domain, method: "GET"})
+		_, refusal = h.decider().decide(gone, &request{authority: "8080-abc." + domain, method: "GET"}, unheld)
 		require.Equal(t, apierror.RouterNotReady, refusal.Reason)
 		require.Equal(t, time.Second, time.Since(began))
 	})
@@ -252,6 +261,71 @@ func TestLookupIsGivenUpAfterTheTimeout(t *testing.T) {
 // Whatever the cache fails with, the client learns only that it should try again.
 func TestInternalErrorsAreNotShownToClients(t *testing.T) {
 	h := always(routecache.Answer{}, errors.New("secret"))
-	_, refusal := h.decider().decide(t.Context(), &request{authority: "8080-abc." + domain, method: "GET"})
+	_, refusal := h.decider().decide(t.Context(), &request{authority: "8080-abc." + domain, method: "GET"}, unheld)
 	require.NotContains(t, string(refusal.JSON()), "secret")
+}
+
+func TestARequestForASandboxThatIsStartingIsHeldUntilItRuns(t *testing.T) {
+	starting := routecache.Answer{Status: routecache.Starting, Hold: 10 * time.Second}
+	for name, c := range map[string]struct {
+		then    []routecache.Answer // what is found after each wait
+		after   time.Duration       // it is found so
+		reason  apierror.Reason     // "": admitted
+		waited  time.Duration
+		lookups int
+	}{
+		"runs":                   {[]routecache.Answer{routeTo("10.1.2.3", 8080)}, 3 * time.Second, "", 3 * time.Second, 2},
+		"still starting at last": {[]routecache.Answer{starting, starting, starting}, 4 * time.Second, apierror.SandboxStarting, 10 * time.Second, 3},
+		"has failed":             {[]routecache.Answer{{Status: routecache.Gone}}, time.Second, apierror.SandboxGone, time.Second, 2},
+		"a new leader, and then": {[]routecache.Answer{starting, routeTo("10.1.2.3", 8080)}, 2 * time.Second, "", 4 * time.Second, 3},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				now := starting
+				h := &history{answer: func(context.Context, string) (routecache.Answer, error) { return now, nil }}
+				h.await = func(ctx context.Context) error {
+					select {
+					case <-time.After(c.after):
+						now, c.then = c.then[0], c.then[1:]
+						return nil
+					case <-ctx.Done():
+						return ctx.Err()
+					}
+				}
+				asked, released := 0, 0
+				began := time.Now()
+				a, refusal := h.decider().decide(t.Context(), &request{authority: "8080-abc." + domain, method: "GET"}, func(d time.Duration) (func(), bool) {
+					asked++
+					require.Equal(t, 10*time.Second, d)
+					return func() { released++ }, true
+				})
+				require.Equal(t, c.waited, time.Since(began))
+				require.Equal(t, 1, asked, "Envoy can be asked for more time once only")
+				require.Equal(t, 1, released)
+				if c.reason == "" {
+					require.Nil(t, refusal)
+					require.Equal(t, "abc", a.id)
+				} else {
+					require.Nil(t, a)
+					require.Equal(t, c.reason, refusal.Reason)
+				}
+				lookups := 0
+				for _, e := range h.events {
+					if e == "lookup abc" {
+						lookups++
+					}
+				}
+				require.Equal(t, c.lookups, lookups)
+			})
+		})
+	}
+}
+
+func TestARequestThatMayNotBeHeldIsRefusedAtOnce(t *testing.T) {
+	h := always(routecache.Answer{Status: routecache.Starting, Hold: time.Minute}, nil)
+	a, refusal := h.decider().decide(t.Context(), &request{authority: "8080-abc." + domain, method: "GET"}, unheld)
+	require.Nil(t, a)
+	require.Equal(t, apierror.SandboxStarting, refusal.Reason)
+	require.Positive(t, refusal.RetryAfter)
+	require.Equal(t, []string{"lookup abc"}, h.events)
 }

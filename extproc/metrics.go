@@ -6,6 +6,7 @@ type metrics struct {
 	requests   *prometheus.CounterVec
 	logEntries prometheus.Counter
 	logStreams prometheus.Gauge
+	held       prometheus.Gauge
 }
 
 func newMetrics(reg prometheus.Registerer) (*metrics, error) {
@@ -23,7 +24,10 @@ func newMetrics(reg prometheus.Registerer) (*metrics, error) {
 			Help: "Access log streams that Envoy has open.",
 		}),
 	}
-	for _, c := range []prometheus.Collector{m.requests, m.logEntries, m.logStreams} {
+	m.held = prometheus.NewGauge(prometheus.GaugeOpts{
+		Name: "berth_router_requests_held", Help: "Requests that wait for a sandbox that is starting. Beyond 2,000 they are refused.",
+	})
+	for _, c := range []prometheus.Collector{m.requests, m.logEntries, m.logStreams, m.held} {
 		if err := reg.Register(c); err != nil {
 			return nil, err
 		}

@@ -19,9 +19,11 @@ import (
 	"google.golang.org/grpc/health"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/berth-sandbox/berth/api/apierror"
 	"github.com/berth-sandbox/berth/api/sandboxid"
+	"github.com/berth-sandbox/berth/envoy"
 )
 
 // Options configure a Server. All are required unless they say otherwise.
@@ -56,6 +58,7 @@ type Server struct {
 	grpc    *grpc.Server
 	health  *health.Server
 	socket  string
+	held    atomic.Int64
 	// forced: streams are ended from this side, whether Envoy has read or not.
 	forced atomic.Bool
 	// stopping is closed when the access log streams must end. They never end
@@ -166,7 +169,7 @@ func (s *Server) Process(stream extprocv3.ExternalProcessor_ProcessServer) error
 		return status.Errorf(codes.InvalidArgument, "expected request headers, got %T: check the processing mode in Envoy's configuration", message.Request)
 	}
 	r := readHeaders(headers.RequestHeaders)
-	admission, refusal := s.decider.decide(stream.Context(), &r)
+	admission, refusal := s.decider.decide(stream.Context(), &r, func(d time.Duration) (func(), bool) { return s.hold(stream, d) })
 	if refusal != nil {
 		refusal.RequestID = r.requestID
 		s.metrics.requests.WithLabelValues(string(refusal.Reason)).Inc()
@@ -182,6 +185,36 @@ func (s *Server) Process(stream extprocv3.ExternalProcessor_ProcessServer) error
 		s.decider.answers.end(admission.epoch)
 	}
 	return nil
+}
+
+const (
+	// heldMost bounds the requests that wait for sandboxes that are starting: each
+	// holds a stream here, and memory in Envoy.
+	heldMost = 2000
+	// holdMost is how long one may wait, and holdMargin what comes after that needs.
+	holdMost   = envoy.MaxHold
+	holdMargin = 4 * time.Second
+)
+
+// hold asks Envoy to wait for so long, and reports whether the request may be held.
+func (s *Server) hold(stream extprocv3.ExternalProcessor_ProcessServer, d time.Duration) (release func(), ok bool) {
+	if d <= 0 || d > holdMost {
+		return nil, false
+	}
+	if s.held.Add(1) > heldMost {
+		s.held.Add(-1)
+		return nil, false
+	}
+	// With nothing else set this is no answer yet. It counts once.
+	if err := stream.Send(&extprocv3.ProcessingResponse{OverrideMessageTimeout: durationpb.New(d + holdMargin)}); err != nil {
+		s.held.Add(-1)
+		return nil, false
+	}
+	s.metrics.held.Inc()
+	return func() {
+		s.held.Add(-1)
+		s.metrics.held.Dec()
+	}, true
 }
 
 func (s *Server) logRefusal(e *apierror.Error) {

@@ -50,10 +50,12 @@ func (s Status) String() string {
 	return fmt.Sprintf("Status(%d)", int(s))
 }
 
-// Answer is the result of a Lookup. Route is set when Status is Routable.
+// Answer is the result of a Lookup. Route is set when Status is Routable. Hold, when
+// it is Starting, is for how long a request may wait for the sandbox: see Await.
 type Answer struct {
 	Status Status
 	Route  Route
+	Hold   time.Duration
 }
 
 // Options configure a Cache.
@@ -87,6 +89,7 @@ type Cache struct {
 	negative   *simplelru.LRU[string, negative]
 	tombstones *simplelru.LRU[string, struct{}]
 	questions  map[string]*question
+	awaited    map[string]*awaited
 	freshUntil time.Duration
 	stats      Stats
 }
@@ -96,6 +99,12 @@ type question struct {
 	done   chan struct{} // closed once answer and err are set
 	answer Answer
 	err    error
+}
+
+// awaited is an ID that callers of Await wait for.
+type awaited struct {
+	changed chan struct{} // closed when something else than "starting" is known of it
+	callers int
 }
 
 // Stats counts since the start.
@@ -138,7 +147,7 @@ func New(o Options) (*Cache, error) {
 	}
 	c := &Cache{
 		now: o.Now, ask: o.Ask, negativeTTL: o.NegativeTTL, questionMax: o.Questions,
-		questions: map[string]*question{},
+		questions: map[string]*question{}, awaited: map[string]*awaited{},
 	}
 	var err error
 	if c.routes, err = simplelru.NewLRU[string, Route](o.Size, nil); err == nil {
@@ -207,9 +216,48 @@ func (c *Cache) Lookup(ctx context.Context, id string) (Answer, error) {
 	}
 }
 
+// Await returns when something else than that it is starting may be known of id: it
+// runs or is gone, or the cache was replaced. It returns ctx's cause if that ends
+// first. The caller looks the ID up again, and may find that it is still starting.
+func (c *Cache) Await(ctx context.Context, id string) error {
+	c.mu.Lock()
+	if n, ok := c.negative.Peek(id); c.tombstones.Contains(id) || c.routes.Contains(id) || ok && n.answer.Status != Starting {
+		c.mu.Unlock()
+		return nil // since the caller has looked
+	}
+	w := c.awaited[id]
+	if w == nil {
+		w = &awaited{changed: make(chan struct{})}
+		c.awaited[id] = w
+	}
+	w.callers++
+	c.mu.Unlock()
+	defer func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if w.callers--; w.callers == 0 && c.awaited[id] == w {
+			delete(c.awaited, id)
+		}
+	}()
+	select {
+	case <-w.changed:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// wake lets those go on who wait for id. c.mu is held.
+func (c *Cache) wake(id string) {
+	if w := c.awaited[id]; w != nil {
+		delete(c.awaited, id)
+		close(w.changed)
+	}
+}
+
 // negative is an answer other than a route, and when it stops to count.
 type negative struct {
-	status Status
+	answer Answer
 	until  time.Duration
 }
 
@@ -253,7 +301,7 @@ func (c *Cache) lookup(id string) (a Answer, known bool, err error) {
 	}
 	if n, ok := c.negative.Peek(id); ok {
 		if now < n.until {
-			return Answer{Status: n.status}, true, nil
+			return n.answer, true, nil
 		}
 		c.negative.Remove(id)
 	}
@@ -308,6 +356,9 @@ func (c *Cache) Replace(routes map[string]Route) {
 	for id, r := range routes {
 		c.set(id, Answer{Status: Routable, Route: r})
 	}
+	for id := range c.awaited { // what was pushed meanwhile, nobody has heard
+		c.wake(id)
+	}
 }
 
 // Disconnected fails every open question: nobody will answer it.
@@ -336,7 +387,10 @@ func (c *Cache) set(id string, a Answer) {
 		c.tombstones.Add(id, struct{}{})
 	case Unknown, Starting:
 		c.routes.Remove(id)
-		c.negative.Add(id, negative{a.Status, c.now() + c.negativeTTL})
+		c.negative.Add(id, negative{a, c.now() + c.negativeTTL})
+	}
+	if a.Status != Starting {
+		c.wake(id)
 	}
 	if q, ok := c.questions[id]; ok {
 		q.answer = a

@@ -532,3 +532,71 @@ func TestStatusHasAName(t *testing.T) {
 	require.Equal(t, "unknown routable gone Status(7)",
 		fmt.Sprint(routecache.Unknown, routecache.Routable, routecache.Gone, routecache.Status(7)))
 }
+
+func TestAwaitReturnsWhenSomethingElseIsKnown(t *testing.T) {
+	starting := routecache.Answer{Status: routecache.Starting, Hold: time.Minute}
+	for name, c := range map[string]struct {
+		happens func(*world)
+		wakes   bool
+	}{
+		"it runs":               {func(w *world) { w.Put("a", routeA) }, true},
+		"it was asked for":      {func(w *world) { w.Resolve("a", routable(routeA)) }, true},
+		"it is gone":            {func(w *world) { w.Release("a") }, true},
+		"nobody knows it":       {func(w *world) { w.Resolve("a", routecache.Answer{Status: routecache.Unknown}) }, true},
+		"a snapshot":            {func(w *world) { w.Replace(nil) }, true},
+		"it is still starting":  {func(w *world) { w.Resolve("a", starting) }, false},
+		"another one runs":      {func(w *world) { w.Put("b", routeB) }, false},
+		"the stream has broken": {func(w *world) { w.Disconnected() }, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, routecache.Options{})
+				w.Resolve("a", starting)
+				ctx, cancel := context.WithCancelCause(t.Context())
+				defer cancel(nil)
+				woken := make(chan error, 2)
+				for range 2 {
+					go func() { woken <- w.Await(ctx, "a") }()
+				}
+				synctest.Wait()
+				require.Empty(t, woken)
+				c.happens(w)
+				synctest.Wait()
+				if !c.wakes {
+					require.Empty(t, woken)
+					gaveUp := errors.New("gave up")
+					cancel(gaveUp)
+					require.ErrorIs(t, <-woken, gaveUp)
+					require.ErrorIs(t, <-woken, gaveUp)
+					return
+				}
+				require.NoError(t, <-woken)
+				require.NoError(t, <-woken)
+			})
+		})
+	}
+}
+
+func TestAwaitDoesNotMissWhatHappenedBeforeIt(t *testing.T) {
+	for name, happens := range map[string]func(*world){
+		"it runs":         func(w *world) { w.Put("a", routeA) },
+		"it is gone":      func(w *world) { w.Release("a") },
+		"nobody knows it": func(w *world) { w.Resolve("a", routecache.Answer{Status: routecache.Unknown}) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, routecache.Options{})
+			w.Resolve("a", routecache.Answer{Status: routecache.Starting})
+			happens(w)
+			require.NoError(t, w.Await(t.Context(), "a"))
+		})
+	}
+}
+
+func TestLookupOfASandboxThatIsStartingSaysHowLongToWait(t *testing.T) {
+	w := newWorld(t, routecache.Options{})
+	starting := routecache.Answer{Status: routecache.Starting, Hold: 7 * time.Second}
+	w.Resolve("a", starting)
+	a, err := w.Lookup(t.Context(), "a")
+	require.NoError(t, err)
+	require.Equal(t, starting, a)
+}

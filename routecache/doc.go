@@ -16,6 +16,8 @@
 //     question to the others.
 //   - A push wins. Put and Release answer open questions for their ID and
 //     remove a negative entry at once.
+//   - Whoever awaits a sandbox that is starting looks again as soon as it runs, is
+//     gone, or a snapshot has come.
 //   - Bounded memory: routes, negative entries, tombstones and open questions
 //     each have a limit. Over the last one Lookup fails at once.
 //

@@ -264,7 +264,7 @@ func (s *Server) Deliver(term uint64, e core.Effect) bool {
 		case e.Sandbox != nil:
 			r.Answer = &controlv1.Resolved_Route{Route: route(e.Sandbox)}
 		case e.Starting:
-			r.Answer = &controlv1.Resolved_Starting{Starting: &controlv1.Starting{}}
+			r.Answer = &controlv1.Resolved_Starting{Starting: &controlv1.Starting{HoldMillis: uint32(e.Hold.Milliseconds())}}
 		case e.Gone:
 			r.Answer = &controlv1.Resolved_Gone{Gone: &controlv1.Gone{}}
 		default:

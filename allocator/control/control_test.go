@@ -260,7 +260,7 @@ func TestEffectsReachTheRouterInOrder(t *testing.T) {
 			core.SendResolved{Stream: n, ID: "k3x9", Sandbox: &k3x9},
 			core.SendResolved{Stream: n, ID: "gone", Gone: true},
 			core.SendResolved{Stream: n, ID: "nobody"},
-			core.SendResolved{Stream: n, ID: "starting", Starting: true},
+			core.SendResolved{Stream: n, ID: "starting", Starting: true, Hold: 1500 * time.Millisecond},
 		} {
 			require.True(t, w.Deliver(7, e))
 		}
@@ -276,7 +276,7 @@ func TestEffectsReachTheRouterInOrder(t *testing.T) {
 			{Term: 7, Message: &controlv1.AllocatorMessage_Resolved{Resolved: &controlv1.Resolved{SandboxId: "k3x9", Answer: &controlv1.Resolved_Route{Route: route("k3x9", 8080, 49983)}}}},
 			{Term: 7, Message: &controlv1.AllocatorMessage_Resolved{Resolved: &controlv1.Resolved{SandboxId: "gone", Answer: &controlv1.Resolved_Gone{Gone: &controlv1.Gone{}}}}},
 			{Term: 7, Message: &controlv1.AllocatorMessage_Resolved{Resolved: &controlv1.Resolved{SandboxId: "nobody", Answer: &controlv1.Resolved_Unknown{Unknown: &controlv1.Unknown{}}}}},
-			{Term: 7, Message: &controlv1.AllocatorMessage_Resolved{Resolved: &controlv1.Resolved{SandboxId: "starting", Answer: &controlv1.Resolved_Starting{Starting: &controlv1.Starting{}}}}},
+			{Term: 7, Message: &controlv1.AllocatorMessage_Resolved{Resolved: &controlv1.Resolved{SandboxId: "starting", Answer: &controlv1.Resolved_Starting{Starting: &controlv1.Starting{HoldMillis: 1500}}}}},
 		} {
 			got, err := stream.Recv()
 			require.NoError(t, err)

@@ -1,5 +1,7 @@
 package core
 
+import "time"
+
 // Effect is something to do. Each type below is one. Effects are handed out in
 // order; those that write to Kubernetes may run side by side, those for one
 // session must reach it in order.
@@ -94,8 +96,10 @@ type (
 		// Sandbox is set when it is running; Gone when there was one.
 		Sandbox *Sandbox
 		Gone    bool
-		// Starting: it was claimed, and nobody may be sent to it yet.
+		// Starting: it was claimed, and nobody may be sent to it yet. A request may wait
+		// for it for as long as Hold.
 		Starting bool
+		Hold     time.Duration
 	}
 	// SendPong answers a SessionPing.
 	SendPong struct {

@@ -287,6 +287,9 @@ func (c *Core) resolve(ev Resolve) {
 			e.Sandbox = &found
 		case s.Phase == Starting:
 			e.Starting = true
+			if p := c.pools[s.Pool]; p != nil {
+				e.Hold = p.Hold
+			}
 		default:
 			e.Gone = true
 		}

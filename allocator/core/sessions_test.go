@@ -316,6 +316,22 @@ func TestResolveTellsRunningGoneAndUnknownApart(t *testing.T) {
 	none[SendResolved](s)
 }
 
+func TestRoutersAreToldHowLongARequestMayWaitForASandboxThatIsStarting(t *testing.T) {
+	s := newSim(t)
+	pool := specA(1)
+	pool.PostStart, pool.Hold = true, 7*time.Second
+	s.recover([]Pool{pool}, []Pod{warmPod("a-1")})
+	s.join("r", 1)
+	s.step(Claim{Token: 1, Pool: poolA, Wait: wait})
+	id := one[StartSandbox](s).Sandbox.ID
+	s.step(Resolve{Session: "r", Stream: 1, ID: id})
+	if e := one[SendResolved](s); !e.Starting || e.Hold != 7*time.Second || e.Sandbox != nil {
+		t.Errorf("told %+v", e)
+	}
+	s.step(Started{ID: id, OK: true})
+	one[SendRoute](s) // without being asked again
+}
+
 func TestSandboxIsReleasedAtItsEndTime(t *testing.T) {
 	s := newSim(t)
 	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})

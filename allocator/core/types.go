@@ -38,6 +38,8 @@ type Pool struct {
 	PostStart bool
 	// KeepOnRestart: a sandbox goes on when a container of its pod starts again.
 	KeepOnRestart bool
+	// Hold is how long a request for a sandbox that is starting may wait for it.
+	Hold time.Duration
 	// Refused: its template may not be used. No pod is made from it, and idle
 	// ones that were are deleted; warm ones of an earlier template are kept.
 	Refused bool

@@ -117,6 +117,9 @@ func (p *Pools) keep(pool *v1alpha1.SandboxPool) core.Pool {
 		spec.Ports = append(spec.Ports, uint16(port))
 	}
 	slices.Sort(spec.Ports)
+	if pool.Spec.HoldSeconds != nil {
+		spec.Hold = time.Duration(*pool.Spec.HoldSeconds) * time.Second
+	}
 	if pool.Spec.MaxPods != nil {
 		spec.MaxPods = int(*pool.Spec.MaxPods)
 	}

@@ -68,6 +68,14 @@ type SandboxPoolSpec struct {
 	// +optional
 	PostStart *PostStartHook `json:"postStart,omitempty"`
 
+	// HoldSeconds is how long a request for a sandbox that is starting waits for it;
+	// then it is answered 503. 0: not at all.
+	// +kubebuilder:default=30
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=30
+	// +optional
+	HoldSeconds *int32 `json:"holdSeconds,omitempty"`
+
 	// OnRestart is what becomes of a sandbox when a container of its pod starts
 	// again: what it had in memory is gone, and what it had written to its own file
 	// system. Release: it is released, with reason UnexpectedRestart. Keep: it goes

@@ -284,6 +284,11 @@ func (in *SandboxPoolSpec) DeepCopyInto(out *SandboxPoolSpec) {
 		*out = new(PostStartHook)
 		**out = **in
 	}
+	if in.HoldSeconds != nil {
+		in, out := &in.HoldSeconds, &out.HoldSeconds
+		*out = new(int32)
+		**out = **in
+	}
 	in.Template.DeepCopyInto(&out.Template)
 }
 

@@ -389,7 +389,7 @@ func TestQuestionsGoToTheAllocatorAndBack(t *testing.T) {
 			"route":    {&controlv1.Resolved{Answer: &controlv1.Resolved_Route{Route: route("route", "10.0.0.1")}}, routecache.Routable},
 			"gone":     {&controlv1.Resolved{Answer: &controlv1.Resolved_Gone{Gone: &controlv1.Gone{}}}, routecache.Gone},
 			"unknown":  {&controlv1.Resolved{Answer: &controlv1.Resolved_Unknown{Unknown: &controlv1.Unknown{}}}, routecache.Unknown},
-			"starting": {&controlv1.Resolved{Answer: &controlv1.Resolved_Starting{Starting: &controlv1.Starting{}}}, routecache.Starting},
+			"starting": {&controlv1.Resolved{Answer: &controlv1.Resolved_Starting{Starting: &controlv1.Starting{HoldMillis: 2000}}}, routecache.Starting},
 			"newkind":  {&controlv1.Resolved{}, routecache.Unknown},
 		} {
 			found := make(chan routecache.Answer, 1)
@@ -402,7 +402,9 @@ func TestQuestionsGoToTheAllocatorAndBack(t *testing.T) {
 			require.Equal(t, id, p.next().GetResolve().GetSandboxId())
 			c.resolved.SandboxId = id
 			p.send(0, &controlv1.AllocatorMessage{Message: &controlv1.AllocatorMessage_Resolved{Resolved: c.resolved}})
-			require.Equal(t, c.want, (<-found).Status, id)
+			got := <-found
+			require.Equal(t, c.want, got.Status, id)
+			require.Equal(t, c.want == routecache.Starting, got.Hold == 2*time.Second, id)
 		}
 	})
 }

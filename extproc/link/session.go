@@ -307,6 +307,7 @@ func (s *session) apply(m *controlv1.AllocatorMessage) error {
 			answer.Status = routecache.Gone
 		case *controlv1.Resolved_Starting:
 			answer.Status = routecache.Starting
+			answer.Hold = time.Duration(a.Starting.GetHoldMillis()) * time.Millisecond
 		case *controlv1.Resolved_Unknown:
 		}
 		l.o.Cache.Resolve(m.Resolved.GetSandboxId(), answer)

@@ -1034,7 +1034,9 @@ func (*Unknown) Descriptor() ([]byte, []int) {
 }
 
 type Starting struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// How long a request for it may wait, in milliseconds, at most 30,000.
+	HoldMillis    uint32 `protobuf:"varint,1,opt,name=hold_millis,json=holdMillis,proto3" json:"hold_millis,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1067,6 +1069,13 @@ func (x *Starting) ProtoReflect() protoreflect.Message {
 // Deprecated: Use Starting.ProtoReflect.Descriptor instead.
 func (*Starting) Descriptor() ([]byte, []int) {
 	return file_api_control_v1_control_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *Starting) GetHoldMillis() uint32 {
+	if x != nil {
+		return x.HoldMillis
+	}
+	return 0
 }
 
 type Pong struct {
@@ -1174,9 +1183,10 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\bstarting\x18\x05 \x01(\v2\x1a.berth.control.v1.StartingH\x00R\bstartingB\b\n" +
 	"\x06answer\"\x06\n" +
 	"\x04Gone\"\t\n" +
-	"\aUnknown\"\n" +
-	"\n" +
-	"\bStarting\"\x1c\n" +
+	"\aUnknown\"+\n" +
+	"\bStarting\x12\x1f\n" +
+	"\vhold_millis\x18\x01 \x01(\rR\n" +
+	"holdMillis\"\x1c\n" +
 	"\x04Pong\x12\x14\n" +
 	"\x05nonce\x18\x01 \x01(\x04R\x05nonce2]\n" +
 	"\aControl\x12R\n" +
