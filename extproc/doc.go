@@ -9,10 +9,13 @@
 //     left over after parsing is refused.
 //   - A destination lies in Options.PodCIDRs.
 //   - The activity of an admitted request is recorded before Envoy is answered.
+//   - A release is acknowledged only when Envoy has read every answer that was given
+//     before it: see Answers.
 //
-// One ext_proc stream carries one request-headers message and one answer. The
-// server returns right after the answer; Envoy resets the stream as soon as it
-// has read it, so Canceled is the normal end of a stream and not an error.
+// One ext_proc stream carries one request-headers message and one answer, or before
+// that a wish for more time. Envoy resets the stream of an admitted request as soon
+// as it has read the answer, and the server waits for that; so Canceled is the normal
+// end of a stream and not an error.
 // The server never answers gRPC status Unavailable for a failure of its own:
 // Envoy would ask again, thirty times.
 package extproc

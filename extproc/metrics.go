@@ -9,7 +9,7 @@ type metrics struct {
 	held       prometheus.Gauge
 }
 
-func newMetrics(reg prometheus.Registerer) (*metrics, error) {
+func newMetrics(reg prometheus.Registerer, answers *Answers) (*metrics, error) {
 	m := &metrics{
 		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "berth_router_requests_total",
@@ -27,7 +27,10 @@ func newMetrics(reg prometheus.Registerer) (*metrics, error) {
 	m.held = prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "berth_router_requests_held", Help: "Requests that wait for a sandbox that is starting. Beyond 2,000 they are refused.",
 	})
-	for _, c := range []prometheus.Collector{m.requests, m.logEntries, m.logStreams, m.held} {
+	unread := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "berth_router_answers_unread", Help: "Answers that Envoy may not have read yet. No release is acknowledged before those are read that were given before it.",
+	}, func() float64 { return float64(answers.Unread()) })
+	for _, c := range []prometheus.Collector{m.requests, m.logEntries, m.logStreams, m.held, unread} {
 		if err := reg.Register(c); err != nil {
 			return nil, err
 		}

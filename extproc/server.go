@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"net/netip"
 	"os"
@@ -18,6 +19,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/health"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 
@@ -90,14 +92,17 @@ func New(o Options) (*Server, error) {
 	if o.LookupTimeout == 0 {
 		o.LookupTimeout = 2 * time.Second
 	}
-	m, err := newMetrics(o.Metrics)
+	m, err := newMetrics(o.Metrics, o.Answers)
 	if err != nil {
 		return nil, fmt.Errorf("extproc: register metrics: %w", err)
 	}
 	s := &Server{
 		decider: decider{hosts: o.Hosts, podCIDRs: o.PodCIDRs, wait: o.LookupTimeout, routes: o.Routes, activity: o.Activity, answers: o.Answers},
 		metrics: m, log: o.Log, socket: o.Socket,
-		grpc: grpc.NewServer(), health: health.NewServer(), stopping: make(chan struct{}),
+		// No pings: a connection that we end because Envoy is silent, having been stopped
+		// for hours, would look as if Envoy had ended its streams.
+		grpc:   grpc.NewServer(grpc.KeepaliveParams(keepalive.ServerParameters{Time: math.MaxInt64})),
+		health: health.NewServer(), stopping: make(chan struct{}),
 	}
 	extprocv3.RegisterExternalProcessorServer(s.grpc, s)
 	logv3.RegisterAccessLogServiceServer(s.grpc, s)

@@ -190,7 +190,7 @@ func (s *Server) serve(rpc grpc.BidiStreamingServer[controlv1.RouterMessage, con
 						return status.Errorf(codes.InvalidArgument, "dead: %s says that itself is dead", session)
 					}
 					s.log.Info("router found dead", zap.String("session", id), zap.String("by", session))
-					leader.Submit(core.SessionDead{Session: id})
+					leader.Submit(core.SessionDead{Session: id, By: session})
 				}
 			case *controlv1.RouterMessage_Join:
 				return status.Error(codes.InvalidArgument, "a second Join on one stream")

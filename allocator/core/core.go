@@ -170,9 +170,9 @@ func (c *Core) Step(now Instant, ev Event) []Effect {
 	case SessionLeft:
 		c.sessionLeft(ev)
 	case SessionGoodbye:
-		c.sessionEnded(ev.Session)
+		c.sessionEnded(ev.Session, nil)
 	case SessionDead:
-		c.sessionEnded(ev.Session)
+		c.sessionEnded(ev.Session, c.sessions[ev.By])
 	case SessionPing:
 		c.sessionPing(ev)
 	case SessionAck:

@@ -100,8 +100,9 @@ type (
 	}
 	// SessionGoodbye: the router's process will admit nothing any more.
 	SessionGoodbye struct{ Session string }
-	// SessionDead: the process of another router is proven to have ended.
-	SessionDead struct{ Session string }
+	// SessionDead: the process of a router is proven to have ended, by another one.
+	// That one's later pings are answered when it is durable.
+	SessionDead struct{ Session, By string }
 	// SessionPing: the router asked for freshness.
 	SessionPing struct {
 		Session string

@@ -307,7 +307,8 @@ func (w *world) table(often []string) []action {
 		{"router dies", func() { w.die(pick(w, w.routers, alive), false) }},
 		{"dead router found", func() {
 			if r := pick(w, w.routers, func(r *router) bool { return r.dead }); r != nil {
-				w.strays = append(w.strays, SessionDead{r.id})
+				by := pick(w, w.routers, alive)
+				w.strays = append(w.strays, SessionDead{Session: r.id, By: by.id})
 			}
 		}},
 		{"router says goodbye", func() { w.die(pick(w, w.routers, connected), true) }},

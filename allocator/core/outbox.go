@@ -26,7 +26,8 @@ type change struct {
 	claim *claim
 	// sandbox becomes what the fact says: running, or released.
 	sandbox *sandbox
-	// session is told what is so; nil: it has left.
+	// session is told what is so, or, if another one has left, that this is durable;
+	// it may be nil then.
 	session *session
 	// dropped: it was called off before it was handed to a Write.
 	dropped bool

@@ -13,7 +13,8 @@ import (
 //   - no router may still send the requests of an earlier sandbox to, whoever deleted
 //     that sandbox's pod and under whichever leader: its routes are fenced;
 //   - no other pod of ours seems to have. One of the two is not there any more, and
-//     which one it is cannot be seen from here.
+//     which one it is cannot be seen from here: those that are idle are deleted, a
+//     sandbox there is released.
 type place struct {
 	pods   []*pod // that were last seen there
 	routes int    // of sandboxes whose fence is not complete

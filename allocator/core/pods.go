@@ -218,7 +218,7 @@ func (c *Core) consider(q *pod) {
 	switch q.phase {
 	case podPending, podWarm:
 		switch {
-		case seen.Deleting || seen.Finished:
+		case seen.Deleting || seen.Finished || q.contested():
 			c.discard(q)
 		case seen.Used:
 			c.emit(Repaired{Pod: seen.Key, What: "a pod of this pool is marked as used, and no record says by whom: it will be deleted"})
@@ -241,13 +241,16 @@ func (c *Core) consider(q *pod) {
 			c.lost(s, ReasonPodDeleted)
 		case seen.Finished:
 			c.lost(s, ReasonPodFailed)
-		case seen.IP.IsValid() && seen.IP != s.IP:
-			// The address the routers know may belong to another pod already.
+		case seen.IP != s.IP:
+			// The address the routers know may belong to another pod already, also when
+			// this one has none at the moment.
 			c.lost(s, ReasonPodMoved)
 		case q.contested():
 			c.lost(s, ReasonAddressShared)
 		case q.restarted(s):
 			c.startRelease(s, ReasonRestart)
+		default:
+			s.Restarts = max(s.Restarts, seen.Restarts) // they were kept
 		}
 	case podReleased, podDeleting:
 	}

@@ -176,7 +176,7 @@ func TestNextLeaderWaitsForTheRoutersOfTheLast(t *testing.T) {
 	}{
 		"silent":     {func(*sim) {}, lease + maxStale + maxStale/100 - 10*time.Second + window},
 		"goodbye":    {func(s *sim) { s.step(SessionGoodbye{Session: "r"}) }, window},
-		"found dead": {func(s *sim) { s.step(SessionDead{"unheard of"}); s.step(SessionDead{"r"}) }, window},
+		"found dead": {func(s *sim) { s.step(SessionDead{Session: "unheard of"}); s.step(SessionDead{Session: "r"}) }, window},
 		"rejoins":    {func(s *sim) { s.join("r", 1); s.ack("r", 1, 1) }, window},
 	} {
 		t.Run(name, func(t *testing.T) {

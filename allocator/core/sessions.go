@@ -12,7 +12,10 @@ type session struct {
 	durable  bool
 	stream   uint64 // 0: not connected
 	lastPing time.Duration
-	unponged uint64 // the nonce of a ping that came before it was durable
+	unponged uint64 // the nonce of the last ping, if it has to wait for its answer
+	// burying is how many deaths it has reported that are not durable. Its ping is
+	// answered after that: it then forgets the proof.
+	burying  int
 	sequence uint64 // of the last message sent on the stream
 	// pending are the messages that fences wait for, in order of sequence.
 	pending []pending
@@ -62,7 +65,8 @@ func (c *Core) sessionJoined(ev SessionJoined) {
 		delete(c.streams, s.stream)
 		c.emit(CloseStream{s.stream})
 	}
-	s.stream, s.lastPing, s.unponged = ev.Stream, c.now.Boot, 0
+	s.stream, s.unponged = ev.Stream, 0
+	s.heard(c.now.Boot)
 	c.streams[ev.Stream] = s
 	if s.durable {
 		c.welcome(s)
@@ -72,8 +76,12 @@ func (c *Core) sessionJoined(ev SessionJoined) {
 // sessionWritten acts on a session that was committed.
 func (c *Core) sessionWritten(ch *change) {
 	s := ch.session
-	if s == nil {
+	if ch.fact.Left {
 		c.emit(Settle{Session: ch.fact.Session, Revision: ch.fact.Revision})
+		if s != nil { // who has reported it
+			s.burying--
+			c.pong(s)
+		}
 		return
 	}
 	if c.sessions[s.id] != s {
@@ -106,10 +114,20 @@ func (c *Core) welcome(s *session) {
 		}
 	})
 	c.emit(SendSnapshot{Stream: s.stream, Sequence: s.sequence, Routes: c.Running()})
-	if s.unponged != 0 {
+	c.pong(s)
+}
+
+// pong answers the ping that had to wait, if there is one and it need not any more.
+func (c *Core) pong(s *session) {
+	if s.unponged != 0 && s.durable && s.burying == 0 && s.stream != 0 {
 		c.emit(SendPong{Stream: s.stream, Nonce: s.unponged})
+		s.unponged = 0
 	}
 }
+
+// heard notes that a router was alive. What is known of one of an earlier term is more
+// than that: another leader may have heard it since.
+func (s *session) heard(at time.Duration) { s.lastPing = max(s.lastPing, at) }
 
 func (c *Core) sessionLeft(ev SessionLeft) {
 	s := c.streams[ev.Stream]
@@ -123,11 +141,17 @@ func (c *Core) sessionLeft(ev SessionLeft) {
 	c.eachFence(c.answerReleases)
 }
 
-// sessionEnded acts on a router that has ended: it said so, or somebody else can tell.
-func (c *Core) sessionEnded(id string) {
-	if s := c.sessions[id]; s != nil {
-		c.removeSession(s)
+// sessionEnded acts on a router that has ended: it said so, or another one, by, can
+// tell.
+func (c *Core) sessionEnded(id string, by *session) {
+	s := c.sessions[id]
+	if s == nil || s == by {
+		return
 	}
+	if by != nil {
+		by.burying++
+	}
+	c.removeSession(s, by)
 }
 
 func (c *Core) sessionPing(ev SessionPing) {
@@ -135,8 +159,8 @@ func (c *Core) sessionPing(ev SessionPing) {
 	if s == nil {
 		return
 	}
-	s.lastPing = c.now.Boot
-	if !s.durable {
+	s.heard(c.now.Boot)
+	if !s.durable || s.burying > 0 {
 		s.unponged = ev.Nonce
 		return
 	}
@@ -160,9 +184,9 @@ func (c *Core) sessionAck(ev SessionAck) {
 }
 
 // removeSession forgets a session that can route to nothing any more.
-func (c *Core) removeSession(s *session) {
+func (c *Core) removeSession(s, by *session) {
 	delete(c.sessions, s.id)
-	c.append(&change{fact: Fact{Session: s.id, Left: true}}, false)
+	c.append(&change{session: by, fact: Fact{Session: s.id, Left: true}}, by != nil)
 	if s.stream != 0 {
 		delete(c.streams, s.stream)
 		c.emit(CloseStream{s.stream})
@@ -173,7 +197,7 @@ func (c *Core) removeSession(s *session) {
 func (c *Core) expireSessions() {
 	for _, s := range c.sessions {
 		if c.now.Boot-s.lastPing > c.expiry() {
-			c.removeSession(s)
+			c.removeSession(s, nil)
 		}
 	}
 }

@@ -185,7 +185,7 @@ func TestSessionIsJournaledWhenItEnds(t *testing.T) {
 	for name, ends := range map[string]func(*sim){
 		"goodbye": func(s *sim) { s.step(SessionGoodbye{Session: "r"}) },
 		"expired": func(s *sim) { s.pass(2 * maxStale) },
-		"dead":    func(s *sim) { s.step(SessionDead{"r"}) },
+		"dead":    func(s *sim) { s.step(SessionDead{Session: "r"}) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newSim(t)

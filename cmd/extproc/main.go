@@ -106,7 +106,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	defer self.Close() //nolint:errcheck // the kernel lets go of it anyway
+	defer func() { _ = self.Close(answers.Unread() == 0) }()
 	if err := registerCacheMetrics(metrics, cache, tracker); err != nil {
 		return err
 	}

@@ -6,6 +6,11 @@
 // happens: the kernel lets go of the lock with the process. Whoever gets the lock of
 // another one has the proof that it can answer Envoy no more, and the allocator need
 // not wait until what it knew must have gone stale.
+//
+// What it has answered Envoy may read later, if Envoy was stopped in that moment. A
+// process that ends in order and knows of such answers takes its file away. One that
+// is killed cannot: that Envoy is not stopped just then, for longer than the stall
+// budget in the window, is assumed (envoy.StallBudget).
 package instance
 
 import (
@@ -14,6 +19,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -26,6 +32,9 @@ const (
 	suffix    = ".lock"
 	temporary = ".new"
 )
+
+// named is what New calls an instance. Other programs have lock files, too.
+var named = regexp.MustCompile(`^router-[a-z0-9]{20}$`)
 
 // Instance is this process. Its methods may be called concurrently.
 type Instance struct {
@@ -73,7 +82,7 @@ func (i *Instance) Dead() []string {
 	}
 	for _, e := range entries {
 		id, ok := strings.CutSuffix(e.Name(), suffix)
-		if !ok || id == i.id || i.dead[id] != nil {
+		if !ok || !named.MatchString(id) || id == i.id || i.dead[id] != nil {
 			continue
 		}
 		if lock := take(i.path(id)); lock != nil {
@@ -119,11 +128,17 @@ func (i *Instance) Forget(ids []string) error {
 	return errors.Join(errs...)
 }
 
-// Close lets go of all locks. The file of this instance stays for others to find.
-func (i *Instance) Close() error {
+// Close lets go of all locks. The file of this instance stays for others to find, if
+// clean says that its end is all that there is to know: Envoy has read every answer.
+// If not, nobody may report it, and the allocator waits until it has expired.
+func (i *Instance) Close(clean bool) error {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	errs := []error{i.lock.Close()}
+	var errs []error
+	if !clean {
+		errs = append(errs, os.Remove(i.path(i.id)))
+	}
+	errs = append(errs, i.lock.Close())
 	for _, lock := range i.dead {
 		errs = append(errs, lock.Close())
 	}

@@ -76,12 +76,12 @@ func TestOnlyAProcessThatHasEndedIsFoundDead(t *testing.T) {
 	require.Equal(t, []string{second}, i.Dead())
 
 	// Whoever comes after this process goes on with what it has not reported.
-	require.NoError(t, i.Close())
+	require.NoError(t, i.Close(true))
 	next, err := instance.New(dir)
 	require.NoError(t, err)
 	require.ElementsMatch(t, []string{i.ID(), second}, next.Dead())
 	require.NoError(t, next.Forget(next.Dead()))
-	require.NoError(t, next.Close())
+	require.NoError(t, next.Close(true))
 	entries, err := os.ReadDir(dir)
 	require.NoError(t, err)
 	require.Len(t, entries, 1, "its own")
@@ -89,14 +89,14 @@ func TestOnlyAProcessThatHasEndedIsFoundDead(t *testing.T) {
 
 func TestWhatIsNoLockFileIsLeftAlone(t *testing.T) {
 	dir := t.TempDir()
-	for _, name := range []string{"router.sock", "envoy.yaml", "router-x.lock.new"} {
+	for _, name := range []string{"router.sock", "envoy.yaml", "router-x.lock.new", "other.lock"} {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name), nil, 0o600))
 	}
 	require.NoError(t, os.Mkdir(filepath.Join(dir, "directory.lock"), 0o700))
 	i, err := instance.New(dir)
 	require.NoError(t, err)
 	require.Empty(t, i.Dead())
-	require.NoError(t, i.Close())
+	require.NoError(t, i.Close(false))
 	entries, err := os.ReadDir(dir)
 	require.NoError(t, err)
 	require.Len(t, entries, 5)

@@ -1,0 +1,94 @@
+package main
+
+import (
+	"context"
+	"net"
+	"net/netip"
+	"path/filepath"
+	"testing"
+	"time"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/berth-sandbox/berth/allocator/control"
+	"github.com/berth-sandbox/berth/allocator/core"
+	controlv1 "github.com/berth-sandbox/berth/api/control/v1"
+)
+
+type recordingLeader struct {
+	server *control.Server
+	joined chan string
+	ended  chan string
+	pinged chan string
+}
+
+func (l *recordingLeader) Submit(ev core.Event) {
+	switch ev := ev.(type) {
+	case core.SessionJoined:
+		l.server.Deliver(1, core.SendSnapshot{Stream: ev.Stream, Sequence: 1, Routes: []core.Sandbox{{
+			Binding: core.Binding{ID: "abcdefghij0123456789"}, IP: netip.MustParseAddr("10.1.0.1"), DefaultPort: 80,
+		}}})
+		l.joined <- ev.Session
+	case core.SessionPing:
+		l.server.Deliver(1, core.SendPong{Stream: ev.Stream, Nonce: ev.Nonce})
+		select {
+		case l.pinged <- ev.Session:
+		default:
+		}
+	case core.SessionGoodbye:
+		l.ended <- "Goodbye of " + ev.Session
+	case core.SessionDead:
+		l.ended <- "Dead " + ev.Session
+	}
+}
+func (l *recordingLeader) Valid() bool  { return true }
+func (l *recordingLeader) Term() uint64 { return 1 }
+
+// Envoy is stopped with an answer of the first router in its socket. That one is
+// restarted, and says no Goodbye. Its successor must not report its death either: Envoy
+// may go on later, read the answer and connect.
+func TestARouterThatEndsWithUnreadAnswersIsNotReportedDead(t *testing.T) {
+	l := &recordingLeader{server: control.New(func() string { return "" }, zap.NewNop()), joined: make(chan string, 10), ended: make(chan string, 10), pinged: make(chan string)}
+	l.server.Lead(l)
+	s := grpc.NewServer()
+	controlv1.RegisterControlServer(s, l.server)
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	go func() { _ = s.Serve(listener) }()
+	defer s.Stop()
+	socket := filepath.Join(t.TempDir(), "s")
+	args := []string{"--socket=" + socket, "--allocator=" + listener.Addr().String(), "--shutdown-after=50ms", "--pod-cidrs=10.0.0.0/8", "--domain=sb.test"}
+	one := start(t, args...)
+	first := soon(t, l.joined)
+	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	require.NoError(t, err)
+	defer conn.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	for { // until the first pong
+		stream, err := extprocv3.NewExternalProcessorClient(conn).Process(ctx)
+		require.NoError(t, err)
+		require.NoError(t, stream.Send(&extprocv3.ProcessingRequest{Request: &extprocv3.ProcessingRequest_RequestHeaders{RequestHeaders: &extprocv3.HttpHeaders{Headers: &corev3.HeaderMap{Headers: []*corev3.HeaderValue{
+			{Key: ":method", RawValue: []byte("GET")}, {Key: ":authority", RawValue: []byte("80-abcdefghij0123456789.sb.test")}, {Key: "x-request-id", RawValue: []byte("r")},
+		}}}}}))
+		answer, err := stream.Recv()
+		require.NoError(t, err)
+		if answer.GetRequestHeaders() != nil {
+			break // admitted, and its stream stays open: Envoy is stopped
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	require.NoError(t, one.stop())
+	require.Empty(t, l.ended, "no Goodbye: that is right")
+	start(t, args...)
+	soon(t, l.joined)
+	for range 3 { // pings, before each of which the dead are reported
+		soon(t, l.pinged)
+	}
+	require.Empty(t, l.ended, "Envoy may not have read an answer of %s", first)
+}
