@@ -19,7 +19,7 @@ type hooks struct {
 	call func(context.Context, core.Sandbox)
 
 	mu     sync.Mutex
-	ctx    context.Context // of run, nil before it
+	ctx    context.Context // of run; nil before it and after its end
 	lines  map[core.PoolKey]*hookLine
 	cancel map[string]context.CancelFunc // of the hooks under way, by sandbox ID
 	all    sync.WaitGroup
@@ -78,16 +78,16 @@ func (h *hooks) run(ctx context.Context) {
 	}
 	h.mu.Unlock()
 	<-ctx.Done()
-	// None begins after this: advance looks at ctx under the lock.
 	h.mu.Lock()
-	h.mu.Unlock() //nolint:staticcheck // it waits for an advance under way
+	h.ctx = nil // none begins any more
+	h.mu.Unlock()
 	h.all.Wait()
 }
 
 // advance calls as many hooks of a pool as may be called now.
 func (h *hooks) advance(pool core.PoolKey) {
 	line := h.lines[pool]
-	for len(line.waiting) > 0 && line.running < hooksMost && h.ctx != nil && h.ctx.Err() == nil {
+	for len(line.waiting) > 0 && line.running < hooksMost && h.ctx != nil {
 		s := line.waiting[0]
 		line.waiting = line.waiting[1:]
 		line.running++

@@ -191,27 +191,17 @@ func TestRunReturnsWhenRecoveryFails(t *testing.T) {
 		MaxStale: time.Minute, Window: time.Second, Policy: baseline(t), Metrics: prometheus.NewRegistry(), Log: log, PublicScheme: "http", PublicHost: "x",
 	})
 	require.NoError(t, err)
-	go func() { // the watches have filled the queue by the time the lists are read
-		for {
-			a.watches.mu.Lock()
-			tm := a.watches.term
-			a.watches.mu.Unlock()
-			if tm != nil && len(tm.loop.in) == eventQueue {
-				close(full)
-				return
-			}
-			time.Sleep(time.Millisecond)
-		}
-	}()
 	done := make(chan error, 1)
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
 	go func() { done <- a.Run(ctx) }()
-	select {
-	case <-full:
-	case <-time.After(30 * time.Second):
-		t.Fatal("the queue was never full: this test proves nothing")
-	}
+	// The watches fill the queue before the lists are read.
+	require.Eventually(t, func() bool {
+		a.watches.mu.Lock()
+		defer a.watches.mu.Unlock()
+		return a.watches.term != nil && len(a.watches.term.loop.in) == eventQueue
+	}, 30*time.Second, time.Millisecond, "the queue was never full: this test proves nothing")
+	close(full)
 	select {
 	case err := <-done:
 		require.ErrorContains(t, err, "are both on record with pod")

@@ -2,12 +2,13 @@ package allocator
 
 import (
 	"context"
-	"sync"
 	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
 	"k8s.io/client-go/util/workqueue"
+
+	"github.com/berth-sandbox/berth/allocator/kube"
 )
 
 // Pauses before a job that has failed is done again.
@@ -51,16 +52,7 @@ func (w *workers) waiting() int { return int(w.left.Load()) }
 // run works with n workers until ctx ends, and waits for the jobs under way: they
 // are given ctx.
 func (w *workers) run(ctx context.Context, n int) {
-	stop := context.AfterFunc(ctx, w.queue.ShutDown)
-	defer stop()
-	var all sync.WaitGroup
-	for range n {
-		all.Go(func() {
-			for w.next(ctx) {
-			}
-		})
-	}
-	all.Wait()
+	kube.Work(ctx, w.queue, n, w.next)
 }
 
 // next does the job that is next. It is false after the end.

@@ -3,7 +3,6 @@ package core
 import (
 	"net/netip"
 	"slices"
-	"strings"
 )
 
 // place is an address, and what may be reached there. Addresses come back: to
@@ -61,8 +60,13 @@ func (c *Core) locate(q *pod, at netip.Addr) {
 
 // reconsider looks again at the pods at an address, but for one.
 func (c *Core) reconsider(p *place, but *pod) {
-	others := slices.DeleteFunc(slices.Clone(p.pods), func(o *pod) bool { return o == but })
-	slices.SortFunc(others, func(a, b *pod) int { return strings.Compare(a.seen.Key.UID, b.seen.Key.UID) })
+	set := map[*pod]struct{}{}
+	for _, o := range p.pods {
+		if o != but {
+			set[o] = struct{}{}
+		}
+	}
+	others := sortedPods(set)
 	for _, o := range others {
 		c.consider(o)
 	}

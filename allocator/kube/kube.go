@@ -1,10 +1,11 @@
 // Package kube makes the clients with which the allocator talks to the API
-// server, and reads lists with them.
+// server, reads lists with them, and works queues off.
 package kube
 
 import (
 	"context"
 	"fmt"
+	"sync"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -102,4 +103,19 @@ func List[T any](ctx context.Context, page func(ctx context.Context, next string
 		}
 		pause, timeout = min(2*pause, most), min(2*timeout, ListTimeout)
 	}
+}
+
+// Work calls next in n goroutines until it is false, and waits for them. The queue
+// that next takes from is shut down when ctx ends.
+func Work(ctx context.Context, queue interface{ ShutDown() }, n int, next func(context.Context) bool) {
+	stop := context.AfterFunc(ctx, queue.ShutDown)
+	defer stop()
+	var all sync.WaitGroup
+	for range n {
+		all.Go(func() {
+			for next(ctx) {
+			}
+		})
+	}
+	all.Wait()
 }

@@ -69,16 +69,7 @@ func (l *Labeler) Waiting() int {
 
 // Run writes with so many workers until ctx ends.
 func (l *Labeler) Run(ctx context.Context, workers int) {
-	stop := context.AfterFunc(ctx, l.queue.ShutDown)
-	defer stop()
-	var all sync.WaitGroup
-	for range workers {
-		all.Go(func() {
-			for l.next(ctx) {
-			}
-		})
-	}
-	all.Wait()
+	kube.Work(ctx, l.queue, workers, l.next)
 }
 
 func (l *Labeler) next(ctx context.Context) bool {

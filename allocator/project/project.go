@@ -126,16 +126,7 @@ func (p *Projector) Backlog() Backlog {
 
 // Run writes with so many workers until ctx ends.
 func (p *Projector) Run(ctx context.Context, workers int) {
-	stop := context.AfterFunc(ctx, p.queue.ShutDown)
-	defer stop()
-	var all sync.WaitGroup
-	for range workers {
-		all.Go(func() {
-			for p.next(ctx) {
-			}
-		})
-	}
-	all.Wait()
+	kube.Work(ctx, p.queue, workers, p.next)
 }
 
 // next writes what is next in the queue. It is false after the end.

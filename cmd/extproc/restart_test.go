@@ -70,7 +70,7 @@ func TestARouterThatEndsWithUnreadAnswersIsNotReportedDead(t *testing.T) {
 	defer conn.Close()
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
-	for { // until the first pong
+	require.Eventually(t, func() bool { // from the first pong on
 		stream, err := extprocv3.NewExternalProcessorClient(conn).Process(ctx)
 		require.NoError(t, err)
 		require.NoError(t, stream.Send(&extprocv3.ProcessingRequest{Request: &extprocv3.ProcessingRequest_RequestHeaders{RequestHeaders: &extprocv3.HttpHeaders{Headers: &corev3.HeaderMap{Headers: []*corev3.HeaderValue{
@@ -78,11 +78,8 @@ func TestARouterThatEndsWithUnreadAnswersIsNotReportedDead(t *testing.T) {
 		}}}}}))
 		answer, err := stream.Recv()
 		require.NoError(t, err)
-		if answer.GetRequestHeaders() != nil {
-			break // admitted, and its stream stays open: Envoy is stopped
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
+		return answer.GetRequestHeaders() != nil // admitted, and its stream stays open: Envoy is stopped
+	}, 20*time.Second, 10*time.Millisecond)
 	require.NoError(t, one.stop())
 	require.Empty(t, l.ended, "no Goodbye: that is right")
 	start(t, args...)
