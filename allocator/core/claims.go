@@ -250,25 +250,12 @@ func (c *Core) claimed(ch *change) {
 		c.enter(q, podClaimed)
 	}
 	c.schedule(s)
-	if q == nil || q.seen.Deleting || q.seen.Finished || q.seen.IP != s.IP || q.contested() || q.restarted(s) {
+	if reason := q.unfit(s); reason != "" {
 		// Its pod went while this was being written. The callers get another one,
 		// at their place, under another ID, which is what their key stands for. So
 		// this one is shown only with its release, which has no key.
 		s.IdempotencyKey = ""
-		switch {
-		case q == nil:
-			c.lost(s, ReasonPodGone)
-		case q.seen.Deleting:
-			c.lost(s, ReasonPodDeleted)
-		case q.seen.Finished:
-			c.lost(s, ReasonPodFailed)
-		case q.contested():
-			c.lost(s, ReasonAddressShared)
-		case q.seen.IP == s.IP:
-			c.lost(s, ReasonRestart)
-		default:
-			c.lost(s, ReasonPodMoved)
-		}
+		c.lost(s, reason)
 		cl.pod, cl.change = nil, nil
 		if len(cl.callers) == 0 {
 			c.dropClaim(cl)

@@ -236,24 +236,38 @@ func (c *Core) consider(q *pod) {
 			c.consider(q)
 		}
 	case podClaimed:
-		switch s := q.sandbox; {
-		case seen.Deleting:
-			c.lost(s, ReasonPodDeleted)
-		case seen.Finished:
-			c.lost(s, ReasonPodFailed)
-		case seen.IP != s.IP:
-			// The address the routers know may belong to another pod already, also when
-			// this one has none at the moment.
-			c.lost(s, ReasonPodMoved)
-		case q.contested():
-			c.lost(s, ReasonAddressShared)
-		case q.restarted(s):
-			c.startRelease(s, ReasonRestart)
-		default:
+		switch s, reason := q.sandbox, q.unfit(q.sandbox); reason {
+		case "":
 			s.Restarts = max(s.Restarts, seen.Restarts) // they were kept
+		case ReasonRestart:
+			c.startRelease(s, reason)
+		default:
+			c.lost(s, reason)
 		}
 	case podReleased, podDeleting:
 	}
+}
+
+// unfit says why a pod, or none, can no longer be the one of a sandbox, as a reason
+// for its release; it is empty if it can.
+func (q *pod) unfit(s *sandbox) string {
+	switch {
+	case q == nil:
+		return ReasonPodGone
+	case q.seen.Deleting:
+		return ReasonPodDeleted
+	case q.seen.Finished:
+		return ReasonPodFailed
+	case q.seen.IP != s.IP:
+		// The address the routers know may belong to another pod already, also when
+		// this one has none at the moment.
+		return ReasonPodMoved
+	case q.contested():
+		return ReasonAddressShared
+	case q.restarted(s):
+		return ReasonRestart
+	}
+	return ""
 }
 
 // hold ties a pod to the sandbox that it was given earlier.
