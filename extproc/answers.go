@@ -15,21 +15,31 @@ import "sync"
 type Answers struct {
 	mu sync.Mutex
 	// epochs follow each other in time; the last one is the present.
-	epochs []*epoch
+	epochs []*Epoch
 }
 
-// epoch is the time between two barriers.
-type epoch struct {
+// Epoch is the time between two barriers.
+type Epoch struct {
 	open   int      // answers that began in it and are not read
 	passed []func() // called when that and every earlier epoch has none
 }
 
 // NewAnswers returns Answers of which there are none.
-func NewAnswers() *Answers { return &Answers{epochs: []*epoch{{}}} }
+func NewAnswers() *Answers { return &Answers{epochs: []*Epoch{{}}} }
 
-// begin notes that an answer may be given from now on. It is called before the
-// decision is made final, so that no release fits in between.
-func (a *Answers) begin() *epoch {
+// Admit notes an answer that is about to be given, if what it says still holds, and
+// returns the epoch to give to End. It is noted before that is asked, so that no
+// release fits in between.
+func (a *Answers) Admit(holds func() bool) (e *Epoch, ok bool) {
+	e = a.begin()
+	if !holds() {
+		a.End(e)
+		return nil, false
+	}
+	return e, true
+}
+
+func (a *Answers) begin() *Epoch {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	e := a.epochs[len(a.epochs)-1]
@@ -37,8 +47,9 @@ func (a *Answers) begin() *epoch {
 	return e
 }
 
-// end notes that it was not given, or that Envoy has ended its stream.
-func (a *Answers) end(e *epoch) {
+// End notes that Envoy has read an answer, or does not want it any more: it has ended
+// the stream.
+func (a *Answers) End(e *Epoch) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	e.open--
@@ -54,7 +65,7 @@ func (a *Answers) Barrier(passed func()) {
 	switch last := len(a.epochs) - 1; {
 	case a.epochs[last].open > 0:
 		a.epochs[last].passed = append(a.epochs[last].passed, passed)
-		a.epochs = append(a.epochs, &epoch{})
+		a.epochs = append(a.epochs, &Epoch{})
 	case last > 0: // nothing has begun since the last barrier, which has not passed
 		a.epochs[last-1].passed = append(a.epochs[last-1].passed, passed)
 	default:

@@ -19,15 +19,15 @@ func TestBarrierWaitsForWhatBeganBeforeItAndForNothingElse(t *testing.T) {
 	barrier("two")
 	barrier("three")
 	require.Equal(t, 3, a.Unread())
-	a.end(second)
-	a.end(later)
+	a.End(second)
+	a.End(later)
 	require.Len(t, passed, 1, "the first answer is not read")
 	last := a.begin()
-	a.end(first)
+	a.End(first)
 	require.Equal(t, []string{"nothing is open", "one", "two", "three"}, passed)
 	barrier("four")
 	require.Len(t, passed, 4)
-	a.end(last)
+	a.End(last)
 	require.Len(t, passed, 5)
 	require.Zero(t, a.Unread())
 	require.Len(t, a.epochs, 1, "epochs that are over are kept")
@@ -37,7 +37,7 @@ func TestBarriersPassInOrderInAnyHistory(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		a := NewAnswers()
 		type answer struct {
-			epoch *epoch
+			epoch *Epoch
 			began int
 		}
 		var open []answer
@@ -53,7 +53,7 @@ func TestBarriersPassInOrderInAnyHistory(t *testing.T) {
 					i := rapid.IntRange(0, len(open)-1).Draw(t, "answer")
 					e := open[i].epoch
 					open = append(open[:i], open[i+1:]...)
-					a.end(e)
+					a.End(e)
 				}
 			},
 			"barrier": func(t *rapid.T) {

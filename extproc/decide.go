@@ -38,7 +38,7 @@ type admission struct {
 	dst netip.AddrPort
 	// path replaces the request's path. Empty: it stays.
 	path  string
-	epoch *epoch // of the answer
+	epoch *Epoch // of the answer
 }
 
 type decider struct {
@@ -116,11 +116,9 @@ func (d *decider) decide(ctx context.Context, r *request, hold func(time.Duratio
 			return refused(apierror.NoRoute, "the sandbox's address is outside the configured pod address ranges; tell the operator")
 		}
 		d.activity.Touch(target.ID)
-		epoch := d.answers.begin()
-		if d.routes.Holds(target.ID, answer.Route) {
+		if epoch, ok := d.answers.Admit(func() bool { return d.routes.Holds(target.ID, answer.Route) }); ok {
 			return &admission{id: target.ID, dst: netip.AddrPortFrom(answer.Route.Addr, port), path: target.Path, epoch: epoch}, nil
 		}
-		d.answers.end(epoch)
 		// Released, replaced or only dropped for want of room since the look-up.
 	}
 }

@@ -88,7 +88,7 @@ func TestAdmittedRequestGoesToTheSandboxsPodAndIsTouchedFirst(t *testing.T) {
 		a, refusal := d.decide(t.Context(), &request{authority: host, method: "GET"}, unheld)
 		require.Nil(t, refusal)
 		require.Equal(t, &admission{id: "abc", dst: netip.MustParseAddrPort(c.dst), epoch: a.epoch}, a)
-		d.answers.end(a.epoch)
+		d.answers.End(a.epoch)
 		require.Zero(t, d.answers.Unread())
 		require.Equal(t, []string{"lookup abc", "touch abc", "holds abc"}, h.events, "what is checked last must be the route")
 	}

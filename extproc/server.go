@@ -187,7 +187,7 @@ func (s *Server) Process(stream extprocv3.ExternalProcessor_ProcessServer) error
 		_, err = stream.Recv() // Envoy has nothing more to say
 	}
 	if !s.forced.Load() {
-		s.decider.answers.end(admission.epoch)
+		s.decider.answers.End(admission.epoch)
 	}
 	return nil
 }
