@@ -38,8 +38,11 @@ func (w *world) checkTruth() {
 		}
 	}
 	for _, r := range w.routers {
-		for id := range r.routes {
-			if w.doomed[id] && r.routable(id, w.now.Boot) {
+		if fresh := !r.dead && w.now.Boot < r.freshUntil; fresh != r.fresh() {
+			w.t.Fatalf("router %s is fresh: %v, it should be until %v and it is %v", r.id, r.fresh(), r.freshUntil, w.now.Boot)
+		}
+		for id := range w.doomed {
+			if r.routable(id) {
 				w.t.Fatalf("router %s can route to %s, whose pod is being deleted", r.id, id)
 			}
 		}

@@ -94,20 +94,9 @@ func (w *world) durable(f Fact) {
 			w.t.Fatalf("pod %s is given to %s; it had %v, discarded: %v", p.Key.Name, s.ID, p.bound, p.discarded)
 		}
 		p.bound = append(p.bound, s.ID)
-		w.judgeAddress(s)
+		w.judgeHandOver(s)
 	}
 	w.disk.sandboxes[s.ID] = s
-}
-
-// judgeAddress: no address is given to a second sandbox while a request of the first
-// may still be sent there.
-func (w *world) judgeAddress(s Sandbox) {
-	w.used(w.now.Boot)
-	for id, last := range w.lastUse {
-		if other := w.disk.sandboxes[id]; id != s.ID && other.IP == s.IP && w.now.Boot < last+window {
-			w.t.Fatalf("%s is given %v, %v after a router could send requests of %s there", s.ID, s.IP, w.now.Boot-last, id)
-		}
-	}
 }
 
 // judgeDeleted judges a deletion that takes place, whoever sent it and when.
@@ -348,7 +337,7 @@ func (w *world) tell(p *process, ev Event) {
 		w.step(ev)
 		return
 	}
-	w.log("  old leader: %T%+v", ev, ev)
+	w.log("  old leader: %v", traced{ev})
 	w.doOld(p, p.core.Step(w.now, ev))
 }
 
@@ -414,49 +403,5 @@ func (w *world) endAll() {
 		if p != nil {
 			w.end(p)
 		}
-	}
-}
-
-// ---- Sandbox objects and nodes
-
-func (w *world) seenRecord(id string) Event {
-	r := w.records[id]
-	return RecordSeen{ID: id, Pool: r.Pool, Revision: r.Revision, Deleting: r.deleting}
-}
-
-// deleteObject is what somebody does; a finalizer keeps the object until its
-// sandbox has ended, and if it has a key until that holds no longer.
-func (w *world) deleteObject(id string) {
-	r := w.records[id]
-	w.unwanted[id] = true
-	if r.Phase == Ended && r.IdempotencyKey == "" {
-		w.forgotten[id] = true
-		w.dropObject(id)
-		return
-	}
-	r.deleting = true
-	w.recordWatch = append(w.recordWatch, w.seenRecord(id))
-}
-
-func (w *world) dropObject(id string) {
-	if w.records[id] != nil {
-		delete(w.records, id)
-		w.recordWatch = append(w.recordWatch, RecordGone{id})
-	}
-}
-
-func (w *world) watchRecords() {
-	if len(w.recordWatch) > 0 {
-		ev := w.recordWatch[0]
-		w.recordWatch = w.recordWatch[1:]
-		w.step(ev)
-	}
-}
-
-func (w *world) watchNodes() {
-	if len(w.nodeWatch) > 0 {
-		ev := w.nodeWatch[0]
-		w.nodeWatch = w.nodeWatch[1:]
-		w.step(ev)
 	}
 }

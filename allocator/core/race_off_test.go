@@ -2,5 +2,9 @@
 
 package core
 
-// repeats is how often the model test runs each of its worlds.
-const repeats = 20
+const (
+	// repeats is how often the model test runs each of its worlds, stepsLeast how many
+	// steps that makes at least, together.
+	repeats    = 15
+	stepsLeast = 1_000_000
+)

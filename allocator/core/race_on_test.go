@@ -2,6 +2,9 @@
 
 package core
 
-// repeats is small here: the core has one goroutine, and the race detector makes
-// it eight times as slow.
-const repeats = 2
+// See race_off_test.go. There is less here: the core has one goroutine, and the race
+// detector makes it slow.
+const (
+	repeats    = 2
+	stepsLeast = 100_000
+)

@@ -1,0 +1,425 @@
+package core
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+)
+
+// simRecord is a Sandbox object.
+type simRecord struct {
+	Sandbox
+	deleting bool
+}
+
+type simPool struct {
+	Pool
+	exists, everDeleting bool
+	watch                []Event
+	shown                Pool // as the shell last saw it: pods are made from its template
+	told                 Pool // as the core was last told of it
+	seen                 bool // the core was told of it last, and not of its end
+}
+
+type simPod struct {
+	Pod
+	exists, moved, marked bool
+	watch                 []Event
+	// bound are the sandboxes that were durably on it, discarded that it is
+	// durably to be deleted.
+	bound     []string
+	discarded bool
+}
+
+// job is a write under way.
+type job struct {
+	term   uint64
+	effect Effect
+	done   bool // the outcome is known but not reported
+	report []Event
+}
+
+func (j *job) String() string {
+	switch e := j.effect.(type) {
+	case CreatePod:
+		return "create " + e.Name
+	case LabelPod:
+		return "label " + e.Pod.Name
+	case StartSandbox:
+		return "start " + e.Sandbox.ID
+	case DeletePod:
+		return "delete " + e.Pod.Name
+	case Record:
+		return "record " + e.Sandbox.ID
+	case ForgetRecord:
+		return "forget " + e.ID
+	case PoolDrained:
+		return "drained " + e.Key.Name
+	}
+	return fmt.Sprintf("%T", j.effect)
+}
+
+func (p *simPod) pool() PoolKey { return PoolKey{p.Key.Namespace, p.Pool} }
+
+func (w *world) pod(key PodKey) *simPod {
+	for _, p := range w.pods {
+		if p.Key == key {
+			return p
+		}
+	}
+	w.t.Fatalf("no such pod: %v", key)
+	return nil
+}
+
+func (w *world) podOf(id string) *simPod {
+	for _, p := range w.pods {
+		if slices.Contains(p.bound, id) {
+			return p
+		}
+	}
+	return nil
+}
+
+func (w *world) pool(key PoolKey) *simPool {
+	for _, p := range w.pools {
+		if p.Key == key {
+			return p
+		}
+	}
+	w.t.Fatalf("no such pool: %v", key)
+	return nil
+}
+
+// write changes a pod, which the watch will tell of.
+func (w *world) write(p *simPod, change func(*Pod)) {
+	if p == nil {
+		return
+	}
+	change(&p.Pod)
+	if p.IP.IsValid() {
+		if w.hadAddress[p.IP] == nil {
+			w.hadAddress[p.IP] = map[PodKey]bool{}
+		}
+		w.hadAddress[p.IP][p.Key] = true
+	}
+	w.versions++
+	p.Version = strconv.Itoa(w.versions)
+	p.watch = append(p.watch, PodSeen{p.Pod})
+}
+
+func (w *world) remove(p *simPod) {
+	if p != nil {
+		p.exists = false
+		p.watch = append(p.watch, PodGone{p.Key})
+	}
+}
+
+func (w *world) becomesReady(p *simPod) {
+	w.write(p, func(pod *Pod) {
+		pod.Ready = true
+		if pod.Node == "" {
+			// The scheduler knows of cordons.
+			pod.Node = "n1"
+			if !w.nodes["n1"] || w.nodes["n2"] && w.draw(2) == 0 {
+				pod.Node = "n2"
+			}
+		}
+		if !pod.IP.IsValid() {
+			pod.IP = w.address()
+		}
+	})
+}
+
+// address is a new one, or one that has become free: its pod is gone, has ended or
+// has moved away.
+func (w *world) address() netip.Addr {
+	if at := w.nextAddress; at.IsValid() {
+		w.nextAddress = netip.Addr{}
+		return at
+	}
+	if w.draw(3) == 0 {
+		taken := map[netip.Addr]bool{}
+		for _, p := range w.pods {
+			taken[p.IP] = taken[p.IP] || p.exists && !p.Finished
+		}
+		var free []netip.Addr
+		for n := range w.addresses {
+			if at := netip.AddrFrom4([4]byte{10, 0, byte((n + 1) >> 8), byte(n + 1)}); !taken[at] {
+				free = append(free, at)
+			}
+		}
+		if len(free) > 0 {
+			return free[w.draw(len(free))]
+		}
+	}
+	w.addresses++
+	return netip.AddrFrom4([4]byte{10, 0, byte(w.addresses >> 8), byte(w.addresses)})
+}
+
+func (w *world) move() {
+	p := pick(w, w.pods, func(p *simPod) bool { return p.exists && p.IP.IsValid() })
+	if p != nil {
+		p.moved = true
+		w.write(p, func(pod *Pod) { pod.IP = w.address() })
+	}
+}
+
+func (w *world) watch(p *simPod) {
+	if p != nil {
+		ev := p.watch[0]
+		p.watch = p.watch[1:]
+		w.submit(ev)
+	}
+}
+
+func (w *world) watchPool(p *simPool) {
+	if p != nil {
+		ev := p.watch[0]
+		p.watch = p.watch[1:]
+		p.show(ev)
+		seen, ok := ev.(PoolSeen)
+		if p.seen = ok; ok {
+			p.told = seen.Pool
+		}
+		w.step(ev)
+	}
+}
+
+// show lets the shell see what the watch tells of a pool.
+func (p *simPool) show(ev Event) {
+	if seen, ok := ev.(PoolSeen); ok {
+		p.shown = seen.Pool
+	}
+}
+
+func (w *world) audit() {
+	keys := w.core.PodKeys()
+	slices.SortFunc(keys, func(a, b PodKey) int { return cmp.Compare(a.UID, b.UID) })
+	for _, key := range keys {
+		if p := w.pod(key); !p.exists {
+			w.submit(PodGone{key})
+		}
+	}
+}
+
+func (w *world) changePool() {
+	p := pick(w, w.pools, func(*simPool) bool { return true })
+	switch n := w.draw(16); {
+	case !p.exists: // another of the same name
+		p.exists, p.Deleting, p.Template, p.Refused, p.Ports = true, false, "t1", false, nil
+	case p.Deleting:
+		return
+	case n < 4:
+		p.Warm = n
+	case n < 7:
+		p.Template = "t" + strconv.Itoa(n-3)
+	case n < 9:
+		p.Template, p.Refused = "t"+strconv.Itoa(n-6), true
+	case n < 11: // the same template under another policy, or one that was mended
+		p.Refused = !p.Refused
+	case n < 13:
+		p.Ports = w.ports(p.Ports)
+	case n < 15:
+		p.DefaultPort = []uint16{80, 8080}[n-13]
+	default:
+		p.Deleting, p.everDeleting = true, true
+	}
+	p.watch = append(p.watch, PoolSeen{p.Pool})
+}
+
+// ports are others than these.
+func (w *world) ports(not []uint16) []uint16 {
+	others := slices.DeleteFunc([][]uint16{nil, {80}, {80, 8080}, {8080}}, func(p []uint16) bool { return slices.Equal(p, not) })
+	return others[w.draw(len(others))]
+}
+
+func (w *world) pickJob() *job {
+	if len(w.jobs) == 0 {
+		return nil
+	}
+	return w.jobs[w.draw(len(w.jobs))]
+}
+
+func (w *world) finish(j *job) {
+	w.jobs = slices.DeleteFunc(w.jobs, func(o *job) bool { return o == j })
+}
+
+// What may become of an attempt to write.
+const (
+	lands = iota
+	landsReportedLate
+	answerLost      // it took place; what follows is a read
+	answerLostTwice // it took place; the read fails too
+	lost            // it did not take place
+	refused         // by something that has nothing to do with its condition
+)
+
+// run makes an attempt at a write, as allocator/pods.Writer and
+// allocator/project.Projector do.
+func (w *world) run(j *job, luck int) {
+	switch {
+	case j == nil:
+		return
+	case j.done:
+		w.finish(j)
+		if j.term == w.term {
+			for _, ev := range j.report {
+				w.submit(ev)
+			}
+		}
+		return
+	}
+	w.log("  %s (%d)", j, luck)
+	done := w.attempt(j, luck)
+	if j.term != w.term { // nobody waits for it, and nobody tries again
+		w.finish(j)
+		return
+	}
+	if j.done = done; done && luck != landsReportedLate {
+		w.run(j, lands)
+	}
+}
+
+// attempt reports whether the outcome is known; j.report is then what is told.
+func (w *world) attempt(j *job, luck int) bool {
+	takesPlace := luck != lost && luck != refused
+	switch e := j.effect.(type) {
+	case LabelPod:
+		if p := w.pod(e.Pod); takesPlace && p.exists {
+			w.write(p, func(p *Pod) { p.Used = true })
+		}
+		if luck > landsReportedLate {
+			return false
+		}
+	case StartSandbox:
+		// The hook may be called any number of times.
+		switch luck {
+		case refused:
+			w.failed[e.Sandbox.ID] = true
+			j.report = []Event{Started{ID: e.Sandbox.ID}}
+		case lands, landsReportedLate:
+			j.report = []Event{Started{ID: e.Sandbox.ID, OK: true}}
+		default:
+			return false
+		}
+	case DeletePod:
+		p := w.pod(e.Pod)
+		if takesPlace && p.exists && !p.Deleting {
+			w.judgeDeleted(p)
+			w.write(p, func(p *Pod) { p.Deleting = true })
+		}
+		switch {
+		case luck > answerLost:
+			return false
+		case !p.exists:
+			j.report = []Event{PodGone{p.Key}}
+		}
+	case CreatePod:
+		p := w.pool(e.Pool)
+		taken := slices.ContainsFunc(w.pods, func(o *simPod) bool { return o.exists && o.Key.Name == e.Name })
+		if !takesPlace || !p.exists || taken || p.shown.Refused { // the last is allocator/pools.Pools.Get
+			j.report = []Event{CreateFailed(e)}
+			return true
+		}
+		again := slices.ContainsFunc(w.pods, func(o *simPod) bool { return o.Key.Name == e.Name })
+		if again {
+			w.extra++ // made twice, removed in between: too rare to be worth a rule
+		}
+		uid := fmt.Sprintf("uid%02d", len(w.pods))
+		made := &simPod{exists: true, Pod: Pod{Key: PodKey{e.Pool.Namespace, e.Name, uid}, Pool: e.Pool.Name, Template: p.shown.Template, CreatedAt: w.now.Wall}}
+		w.pods = append(w.pods, made)
+		w.write(made, func(*Pod) {})
+		if luck > landsReportedLate {
+			j.report = []Event{CreateFailed(e)}
+		} else {
+			j.report = []Event{PodSeen{made.Pod}}
+		}
+	case Record:
+		s := e.Sandbox
+		if s.Phase == Releasing {
+			s.Phase = Running
+		}
+		stored, ok := w.records[s.ID]
+		if takesPlace && (!ok || stored.Revision.Less(s.Revision)) {
+			if !ok {
+				stored = &simRecord{}
+			}
+			stored.Sandbox = s
+			if w.records[s.ID] = stored; s.Phase == Ended && s.IdempotencyKey == "" && stored.deleting { // its finalizer goes
+				w.forgotten[s.ID] = true
+				w.dropObject(s.ID)
+			} else {
+				w.recordWatch = append(w.recordWatch, w.seenRecord(s.ID))
+			}
+		}
+		if luck > landsReportedLate {
+			return false
+		}
+		j.report = []Event{Recorded{s.ID, s.Revision}}
+	case ForgetRecord:
+		if takesPlace {
+			w.dropObject(e.ID)
+		}
+		if luck > landsReportedLate {
+			return false
+		}
+	case PoolDrained:
+		if p := w.pool(e.Key); p.exists && p.Deleting {
+			p.exists = false
+			p.watch = append(p.watch, PoolGone{Key: p.Key})
+			for _, q := range w.pods {
+				if q.exists && q.pool() == p.Key { // made after all, and garbage now
+					w.write(q, func(q *Pod) { q.Deleting = true })
+					w.extra++
+				}
+			}
+		}
+	default:
+		w.t.Fatalf("unknown effect %T", e)
+	}
+	return true
+}
+
+func (w *world) seenRecord(id string) Event {
+	r := w.records[id]
+	return RecordSeen{ID: id, Pool: r.Pool, Revision: r.Revision, Deleting: r.deleting}
+}
+
+// deleteObject is what somebody does; a finalizer keeps the object until its
+// sandbox has ended, and if it has a key until that holds no longer.
+func (w *world) deleteObject(id string) {
+	r := w.records[id]
+	w.unwanted[id] = true
+	if r.Phase == Ended && r.IdempotencyKey == "" {
+		w.forgotten[id] = true
+		w.dropObject(id)
+		return
+	}
+	r.deleting = true
+	w.recordWatch = append(w.recordWatch, w.seenRecord(id))
+}
+
+func (w *world) dropObject(id string) {
+	if w.records[id] != nil {
+		delete(w.records, id)
+		w.recordWatch = append(w.recordWatch, RecordGone{id})
+	}
+}
+
+func (w *world) watchRecords() {
+	if len(w.recordWatch) > 0 {
+		ev := w.recordWatch[0]
+		w.recordWatch = w.recordWatch[1:]
+		w.step(ev)
+	}
+}
+
+func (w *world) watchNodes() {
+	if len(w.nodeWatch) > 0 {
+		ev := w.nodeWatch[0]
+		w.nodeWatch = w.nodeWatch[1:]
+		w.step(ev)
+	}
+}

@@ -1,0 +1,540 @@
+package core
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/berth-sandbox/berth/envoy"
+	"github.com/berth-sandbox/berth/extproc"
+	"github.com/berth-sandbox/berth/routecache"
+)
+
+// router is a router process with the production route cache and the production
+// count of answers that its Envoy has not read. Between them and the core stands what
+// extproc/link does, without a network.
+type router struct {
+	id      string
+	envoy   int // that it stands beside; there may be others
+	cache   *routecache.Cache
+	answers *extproc.Answers
+	// slow: its clock is behind that of the allocator, as far as is allowed for.
+	slow bool
+
+	dead, stopping bool
+	diedAt         time.Duration
+	// lockless: it has taken the proof of its death away with it.
+	lockless bool
+
+	stream     uint64 // 0: not connected
+	cut        bool   // the allocator's side has ended
+	away       bool   // it does not get a connection
+	deaf, mute bool   // nothing reaches it, nothing that it says arrives, and it does not know
+	in         []message
+	out        []Event
+	term       uint64
+	joined     bool
+	told       map[string]Sandbox // what was last said on the stream of each sandbox
+	sequence   uint64             // of the last message
+	applied    uint64             // of the last one that is in effect for good
+	acked      uint64             // of the last one that it has acknowledged
+	gone       map[string]bool    // it was told so
+	ending     []ending           // what follows once it has acknowledged
+	over       map[string]bool    // it has acknowledged that
+	freshUntil time.Duration      // by the allocator's clock
+	nonce      uint64
+	pings      map[uint64]time.Duration
+	entries    []routecache.Entry // of the cache
+}
+
+// ending are sandboxes that are over for a router once it has acknowledged this.
+type ending struct {
+	sequence uint64
+	ids      []string
+}
+
+type message struct {
+	term   uint64
+	effect Effect
+	over   []string // what was over when it was sent, of all that a snapshot does not hold
+}
+
+// request was admitted: the router has sent its answer.
+type request struct {
+	id     string
+	at     netip.Addr
+	router *router
+	epoch  *extproc.Epoch // nil: Envoy has read the answer
+	// fresh is until when the router has been fresh without a break since.
+	fresh time.Duration
+	// until is when Envoy connects to the address at last, once it has read it: it may
+	// have stood still in between, and it tries again.
+	until time.Duration
+}
+
+func (q *request) String() string {
+	return fmt.Sprintf("a request for %s that %s has admitted, to %v: unread %v, guarded until %v, sent until %v", q.id, q.router.id, q.at, unread(q), q.fresh, q.until)
+}
+
+// stall is how late Envoy may read an answer whose router is dead or not fresh any more.
+const stall = envoy.StallBudget
+
+// over is a context that has ended: nobody waits in the model.
+var over = func() context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return ctx
+}()
+
+func (w *world) addRouter(envoy int) *router {
+	r := &router{
+		id: "router" + strconv.Itoa(len(w.routers)), envoy: envoy, slow: w.draw(2) == 1,
+		gone: map[string]bool{}, over: map[string]bool{}, answers: extproc.NewAnswers(),
+	}
+	size := 100
+	if w.draw(4) == 3 {
+		size = 2
+	}
+	var err error
+	r.cache, err = routecache.New(routecache.Options{
+		Size: size,
+		Now:  func() time.Duration { return r.clock(w.now.Boot) },
+		Ask: func(id string) bool {
+			if r.stream == 0 || !r.joined {
+				return false
+			}
+			r.out = append(r.out, Resolve{Session: r.id, Stream: r.stream, ID: id})
+			return true
+		},
+	})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.routers = append(w.routers, r)
+	return r
+}
+
+func alive(r *router) bool     { return !r.dead }
+func connected(r *router) bool { return !r.dead && r.stream != 0 && !r.cut }
+
+// clock is what the router's clock says.
+func (r *router) clock(at time.Duration) time.Duration {
+	if r.slow {
+		return at * 100 / 101
+	}
+	return at
+}
+
+// stale is how long it may serve what it knows after it has sent a ping.
+func (r *router) stale() time.Duration {
+	if r.slow {
+		return maxStale + maxStale/100
+	}
+	return maxStale
+}
+
+func (r *router) fresh() bool { return !r.dead && r.cache.Fresh() }
+
+// routable reports whether the router would admit a request for id.
+func (r *router) routable(id string) bool {
+	return r.fresh() && slices.ContainsFunc(r.entries, func(e routecache.Entry) bool { return e.ID == id })
+}
+
+// used notes, until then, what is in use. It comes before whatever may end a
+// use.
+func (w *world) used(until time.Duration) {
+	for _, r := range w.routers {
+		if r.fresh() {
+			for _, e := range r.entries {
+				w.lastUse[e.ID] = max(w.lastUse[e.ID], min(until, r.freshUntil))
+			}
+		}
+	}
+}
+
+func (w *world) send(stream uint64, e Effect) {
+	for _, r := range w.routers {
+		if r.stream == stream {
+			r.in = append(r.in, message{w.term, e, w.overBy(e)})
+			r.hear(e)
+		}
+	}
+}
+
+// overBy are the sandboxes that are over for a router which has heard this.
+func (w *world) overBy(e Effect) (ids []string) {
+	switch e := e.(type) {
+	case SendRelease:
+		return []string{e.ID}
+	case SendSnapshot:
+		for id, s := range w.disk.sandboxes {
+			if s.Phase == Released && !slices.ContainsFunc(e.Routes, func(s Sandbox) bool { return s.ID == id }) {
+				ids = append(ids, id)
+			}
+		}
+	}
+	return ids
+}
+
+// hear notes what the stream has said, whether it has arrived or not.
+func (r *router) hear(e Effect) {
+	switch e := e.(type) {
+	case SendSnapshot:
+		r.told = map[string]Sandbox{}
+		for _, s := range e.Routes {
+			r.told[s.ID] = s
+		}
+	case SendRoute:
+		r.told[e.Sandbox.ID] = e.Sandbox
+	case SendRelease:
+		delete(r.told, e.ID)
+	case SendResolved:
+		delete(r.told, e.ID)
+		if e.Sandbox != nil {
+			r.told[e.ID] = *e.Sandbox
+		}
+	}
+}
+
+func (w *world) join(r *router) {
+	if r == nil {
+		return
+	}
+	if r.stream != 0 {
+		w.leave(r)
+	}
+	w.lastStream++
+	r.stream, r.cut, r.joined, r.sequence, r.applied, r.acked, r.in, r.out, r.pings = w.lastStream, false, false, 0, 0, 0, nil, nil, map[uint64]time.Duration{}
+	r.told, r.ending = map[string]Sandbox{}, nil
+	w.step(SessionJoined{Session: r.id, Stream: r.stream})
+	w.ping(r)
+}
+
+// leave ends the stream. What it carried may reach the core later, and in any
+// order with what comes from another stream.
+func (w *world) leave(r *router) {
+	if !r.cut && !r.mute && w.draw(2) == 0 {
+		w.strays = append(w.strays, r.out...)
+	}
+	w.strays = append(w.strays, SessionLeft{Session: r.id, Stream: r.stream})
+	w.disconnected(r)
+}
+
+func (w *world) disconnected(r *router) {
+	r.stream, r.cut, r.deaf, r.mute, r.in, r.out = 0, false, false, false, nil, nil
+	r.cache.Disconnected()
+}
+
+func (w *world) breakOff(r *router) {
+	if r != nil {
+		w.leave(r)
+	}
+}
+
+func (w *world) ping(r *router) {
+	if r != nil {
+		r.nonce++
+		r.pings[r.nonce] = w.now.Boot
+		r.out = append(r.out, SessionPing{Session: r.id, Stream: r.stream, Nonce: r.nonce})
+	}
+}
+
+func (w *world) ack(r *router) {
+	if r == nil || r.applied == 0 {
+		return
+	}
+	r.acked = r.applied
+	r.out = append(r.out, SessionAck{Session: r.id, Stream: r.stream, Sequence: r.applied})
+	for len(r.ending) > 0 && r.ending[0].sequence <= r.applied {
+		for _, id := range r.ending[0].ids {
+			r.over[id] = true
+		}
+		r.ending = r.ending[1:]
+	}
+}
+
+// die ends a router's process without a word.
+func (w *world) die(r *router) {
+	if r == nil {
+		return
+	}
+	if r.stream != 0 {
+		w.leave(r)
+	}
+	w.buried(r)
+}
+
+// stopRouter ends a router's process as it should end: its Envoy has been told to go
+// elsewhere. Goodbye comes when Envoy has read every answer. If that takes too long
+// the process ends without.
+func (w *world) stopRouter(r *router) {
+	if r == nil {
+		return
+	}
+	w.used(w.now.Boot)
+	r.stopping = true
+	if r.answers.Unread() > 0 {
+		if w.draw(2) == 1 {
+			r.lockless = true
+			w.die(r)
+		}
+		return
+	}
+	r.out = append(r.out, SessionGoodbye{r.id})
+	if r.mute {
+		r.out = nil
+	}
+	w.strays = append(w.strays, r.out...)
+	w.strays = append(w.strays, SessionLeft{Session: r.id, Stream: r.stream})
+	w.disconnected(r)
+	w.buried(r)
+}
+
+func (w *world) buried(r *router) {
+	w.used(w.now.Boot)
+	r.dead, r.diedAt = true, w.now.Boot
+	living := 0
+	for _, r := range w.routers {
+		if !r.dead {
+			living++
+		}
+	}
+	if living < 2 {
+		w.addRouter(r.envoy)
+	}
+}
+
+// findDead has a router say that another one beside the same Envoy has ended: it has
+// got hold of its lock file.
+func (w *world) findDead() {
+	r := pick(w, w.routers, func(r *router) bool { return r.dead && !r.lockless })
+	if r == nil {
+		return
+	}
+	if by := pick(w, w.routers, func(o *router) bool { return !o.dead && o.envoy == r.envoy }); by != nil {
+		w.strays = append(w.strays, SessionDead{Session: r.id, By: by.id})
+	}
+}
+
+// ---- requests
+
+func (w *world) anyRequest() {
+	if r := pick(w, w.routers, func(r *router) bool { return !r.dead && !r.stopping }); r != nil {
+		id := w.anyID()
+		if n := len(r.entries); n > 0 && w.draw(4) > 0 {
+			id = r.entries[w.draw(n)].ID
+		}
+		w.request(r, id)
+	}
+}
+
+// request is one that Envoy asks a router about. Messages may arrive at any moment
+// between the look-up and the answer.
+func (w *world) request(r *router, id string) {
+	if r == nil {
+		return
+	}
+	answer, err := r.cache.Lookup(over, id)
+	if err != nil || answer.Status != routecache.Routable {
+		return
+	}
+	meanwhile := func(longest time.Duration) {
+		if len(r.in) > 0 && !r.deaf {
+			for range w.draw(3) {
+				w.toRouter(r)
+			}
+		}
+		if w.draw(8) == 7 {
+			w.sleep(longest)
+		}
+	}
+	meanwhile(30 * time.Second)
+	epoch, ok := r.answers.Admit(func() bool {
+		meanwhile(30 * time.Second)
+		holds := r.cache.Holds(id, answer.Route)
+		if holds && w.now.Boot >= r.freshUntil {
+			w.t.Fatalf("%s admits a request for %s at %v, it was fresh until %v", r.id, id, w.now.Boot, r.freshUntil)
+		}
+		meanwhile(stall)
+		return holds
+	})
+	if !ok {
+		return
+	}
+	w.log("  %s admits a request for %s", r.id, id)
+	w.requests = append(w.requests, &request{id: id, at: answer.Route.Addr, router: r, epoch: epoch, fresh: r.freshUntil})
+	// I2: what came in the last moment is only acknowledged when this answer is read.
+	if r.over[id] {
+		w.t.Fatalf("%s admits a request for %s, whose release it has acknowledged", r.id, id)
+	}
+	// I1, I3
+	if s, ok := w.disk.sandboxes[id]; !ok || s.IP != answer.Route.Addr || w.holders[s.IP] != id {
+		w.t.Fatalf("%s sends a request for %s to %v, which is given to %s; durable is %+v", r.id, id, answer.Route.Addr, w.holders[answer.Route.Addr], s)
+	}
+}
+
+func unread(q *request) bool { return q.epoch != nil }
+
+// read lets Envoy read an answer. From here on nobody can hold it back.
+func (w *world) read(q *request) {
+	if q == nil {
+		return
+	}
+	q.until = min(w.now.Boot, w.guarded(q)) + window
+	w.endAnswer(q)
+}
+
+func (w *world) endAnswer(q *request) {
+	e := q.epoch
+	q.epoch = nil
+	if !q.router.dead {
+		q.router.answers.End(e)
+	}
+}
+
+// guarded is until when the fence waits for an answer, if its router does not come to
+// acknowledge: until it can be known to be dead, or to have served nothing any more.
+// Envoy has read it a stall later: that is assumed, see docs/architecture.md.
+func (w *world) guarded(q *request) time.Duration {
+	if r := q.router; r.dead && !r.lockless {
+		return min(r.diedAt, q.fresh)
+	}
+	return q.fresh
+}
+
+// pass lets time pass for requests.
+func (w *world) pass(now time.Duration) {
+	for _, q := range w.requests {
+		if g := w.guarded(q); unread(q) && g+stall <= now {
+			q.until = g + window
+			w.endAnswer(q)
+		}
+	}
+	w.requests = slices.DeleteFunc(w.requests, func(q *request) bool { return !unread(q) && q.until <= now })
+}
+
+// judgeHandOver: no address is given to a second sandbox while a request of the first
+// may still be sent there.
+func (w *world) judgeHandOver(s Sandbox) {
+	w.used(w.now.Boot)
+	for id, last := range w.lastUse {
+		if other := w.disk.sandboxes[id]; id != s.ID && other.IP == s.IP && w.now.Boot < last+window {
+			w.t.Fatalf("%s is given %v, %v after a router could send requests of %s there", s.ID, s.IP, w.now.Boot-last, id)
+		}
+	}
+	for _, q := range w.requests {
+		if q.at == s.IP && q.id != s.ID {
+			w.t.Fatalf("%s is given %v, and %v may still be sent there", s.ID, s.IP, q)
+		}
+	}
+	w.holders[s.IP] = s.ID
+}
+
+// judgeFence: nobody can send a request for a sandbox to its pod any more.
+func (w *world) judgeFence(id string) {
+	for _, r := range w.routers {
+		if r.routable(id) {
+			w.t.Fatalf("pod of %s deleted while router %s can route to it", id, r.id)
+		}
+	}
+	if last, ok := w.lastUse[id]; ok && w.now.Boot < last+window {
+		w.t.Fatalf("pod of %s deleted %v after a router could route to it", id, w.now.Boot-last)
+	}
+	for _, q := range w.requests {
+		if q.id == id {
+			w.t.Fatalf("pod of %s deleted while %v may be sent there", id, q)
+		}
+	}
+}
+
+// ---- messages
+
+func (w *world) fromRouter(r *router) {
+	if r != nil {
+		ev := r.out[0]
+		r.out = r.out[1:]
+		w.step(ev)
+	}
+}
+
+// toRouter puts one message into effect, as extproc/link does.
+func (w *world) toRouter(r *router) {
+	if r == nil || len(r.in) == 0 {
+		return
+	}
+	w.used(w.now.Boot)
+	m := r.in[0]
+	r.in = r.in[1:]
+	if m.term < r.term {
+		w.leave(r)
+		return
+	}
+	r.term = m.term
+	if _, ok := m.effect.(SendSnapshot); !ok && !r.joined {
+		w.t.Fatalf("%s got %T before the snapshot", r.id, m.effect)
+	}
+	route := func(s Sandbox) routecache.Route {
+		if r.gone[s.ID] {
+			w.t.Fatalf("%s is told a route to %s after it was told that it is gone", r.id, s.ID)
+		}
+		return routecache.Route{Addr: s.IP, DefaultPort: s.DefaultPort, Ports: routecache.NewPorts(s.Ports)}
+	}
+	sequence := uint64(0)
+	switch e := m.effect.(type) {
+	case SendSnapshot:
+		routes := map[string]routecache.Route{}
+		for _, s := range e.Routes {
+			routes[s.ID] = route(s)
+		}
+		r.cache.Replace(routes)
+		r.joined, sequence = true, e.Sequence
+		r.ending = append(r.ending, ending{sequence, m.over})
+	case SendRoute:
+		r.cache.Put(e.Sandbox.ID, route(e.Sandbox))
+		sequence = e.Sequence
+	case SendRelease:
+		r.cache.Release(e.ID)
+		r.gone[e.ID] = true
+		sequence = e.Sequence
+		r.ending = append(r.ending, ending{sequence, m.over})
+	case SendResolved:
+		answer := routecache.Answer{Status: routecache.Unknown}
+		switch {
+		case e.Sandbox != nil:
+			answer = routecache.Answer{Status: routecache.Routable, Route: route(*e.Sandbox)}
+		case e.Gone:
+			r.gone[e.ID] = true
+			answer.Status = routecache.Gone
+		case e.Starting:
+			answer = routecache.Answer{Status: routecache.Starting, Hold: e.Hold}
+		}
+		r.cache.Resolve(e.ID, answer)
+	case SendPong:
+		if sent, ok := r.pings[e.Nonce]; ok {
+			r.cache.SetFreshUntil(r.clock(sent) + maxStale)
+			before := r.freshUntil
+			r.freshUntil = max(r.freshUntil, sent+r.stale())
+			for _, q := range w.requests {
+				if q.router == r && w.now.Boot < before {
+					q.fresh = r.freshUntil
+				}
+			}
+		}
+	}
+	r.entries = r.cache.Dump()
+	if sequence > 0 {
+		if sequence != r.sequence+1 {
+			w.t.Fatalf("%s got message %d after message %d", r.id, sequence, r.sequence)
+		}
+		r.sequence = sequence
+		stream := r.stream
+		r.answers.Barrier(func() {
+			if r.stream == stream {
+				r.applied = sequence
+			}
+		})
+	}
+}

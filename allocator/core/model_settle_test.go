@@ -1,0 +1,236 @@
+package core
+
+import (
+	"reflect"
+	"slices"
+	"time"
+)
+
+// settle lets everything work and expects rest: nothing endless, nothing left
+// over, everybody answered.
+func (w *world) settle() {
+	w.log("- settle")
+	for name := range w.nodes {
+		if !w.nodes[name] {
+			w.nodes[name] = true
+			w.nodeWatch = append(w.nodeWatch, NodeSeen{Name: name, Usable: true})
+		}
+	}
+	for _, p := range w.pods {
+		if p.exists {
+			w.write(p, func(*Pod) {}) // whatever was refused is looked at again
+		}
+	}
+	for range 30 {
+		w.quiesce()
+		for _, r := range w.routers {
+			if connected(r) {
+				w.ping(r)
+			}
+		}
+		w.advance(10 * time.Second)
+		w.check()
+	}
+	w.quiesce()
+	t := w.t
+	for token, c := range w.claims {
+		if !c.abandoned {
+			t.Fatalf("claim %d was never answered", token)
+		}
+	}
+	if len(w.releases) > 0 {
+		t.Fatalf("releases never answered: %v", w.releases)
+	}
+	if w.core.fences.Len() > 0 {
+		t.Fatalf("%d fences never completed", w.core.fences.Len())
+	}
+	used := map[PoolKey]int{}
+	warm := map[PoolKey]int{}
+	for _, p := range w.pods {
+		switch {
+		case !p.exists:
+			continue
+		case p.Finished || p.Deleting || p.discarded || len(p.bound) == 0 && p.Used:
+			t.Fatalf("pod %s was left over: %+v", p.Key.Name, p.Pod)
+		case len(p.bound) > 0:
+			id := p.bound[0]
+			used[p.pool()]++
+			if s := w.core.sandboxes[id]; s == nil || s.Phase != Running {
+				t.Fatalf("pod %s is left with %s: %+v", p.Key.Name, id, s)
+			}
+			if r, ok := w.records[id]; !ok || r.Phase != Running {
+				t.Fatalf("%s runs, its record says %+v", id, r)
+			}
+		default:
+			warm[p.pool()]++
+			switch pool := w.pool(p.pool()); {
+			case !pool.Refused && p.Template != pool.Template:
+				t.Fatalf("pod %s is of an older template", p.Key.Name)
+			case pool.Refused && p.Template == pool.Template:
+				t.Fatalf("pod %s is of a template that is refused", p.Key.Name)
+			}
+		}
+	}
+	for _, p := range w.pools {
+		switch known := w.core.pools[p.Key]; {
+		case p.Deleting && (p.exists || known != nil):
+			t.Fatalf("pool %s is being deleted and still there, known: %v", p.Key.Name, known != nil)
+		case p.Deleting:
+			continue
+		}
+		want := wanted(p.Pool, used[p.Key])
+		if p.Refused {
+			want = min(want, warm[p.Key]) // none are made
+		}
+		counts, _ := w.core.Counts(p.Key)
+		if warm[p.Key] != want || counts != (Counts{Warm: want, Claimed: used[p.Key]}) {
+			t.Fatalf("pool %s: %d warm pods, expected %d; counts %+v", p.Key.Name, warm[p.Key], want, counts)
+		}
+	}
+	for id, r := range w.records {
+		if w.core.sandboxes[id] == nil {
+			continue // written late by a deposed leader: the next one will find it
+		}
+		if p := w.podOf(id); r.Phase == Running && (p == nil || !p.exists) {
+			t.Fatalf("%s has no pod, its record says that it runs", id)
+		}
+	}
+	for _, id := range sorted(w.ended) {
+		r, ok := w.records[id]
+		if w.unwanted[id] {
+			continue
+		}
+		if !ok || r.Phase != Ended {
+			t.Fatalf("%s has ended, its record says %+v", id, r)
+		}
+	}
+}
+
+// catchUp lets everything be done that is under way, and makes all routers
+// fresh.
+func (w *world) catchUp() {
+	w.quiesce()
+	for _, r := range w.routers {
+		if connected(r) {
+			w.ping(r)
+		}
+	}
+	w.quiesce()
+}
+
+// quiesce does all that can be done without time passing. What was broken works
+// again.
+func (w *world) quiesce() {
+	for _, r := range w.routers {
+		r.deaf, r.mute = false, false
+	}
+	w.rest()
+}
+
+// held is what does not go on by itself.
+type held struct {
+	journal, writes, watch, removals bool
+	envoys                           map[int]bool
+}
+
+// rest does all that can be done without time passing, but for what is held back.
+func (w *world) rest() {
+	readable := func(q *request) bool { return unread(q) && !w.held.envoys[q.router.envoy] }
+	for range 2000 {
+		switch {
+		case w.clusterWorks():
+		case len(w.strays) > 0:
+			ev := w.strays[0]
+			w.strays = w.strays[1:]
+			w.step(ev)
+		case slices.ContainsFunc(w.requests, readable):
+			w.read(w.requests[slices.IndexFunc(w.requests, readable)])
+		case w.firstRouter():
+		default:
+			w.audit()
+			if len(w.jobs) == 0 || w.held.writes {
+				return
+			}
+		}
+		w.check()
+	}
+	w.t.Fatal("no end: something is done over and over")
+}
+
+// clusterWorks does one thing that is due in the cluster or the journal, and reports
+// whether there was one.
+func (w *world) clusterWorks() bool {
+	switch {
+	case w.tellShown(): // not far behind: pods of a template that the core does not know yet are replaced over and over
+	case len(w.nodeWatch) > 0:
+		w.watchNodes()
+	case !w.held.journal && (w.leader.pending != nil || w.leader.paced):
+		w.journal(w.leader, 0)
+	case len(w.jobs) > 0 && !w.held.writes:
+		w.run(w.jobs[0], lands)
+	case len(w.recordWatch) > 0:
+		w.watchRecords()
+	case !w.held.watch && w.first(func(p *simPod) bool { return len(p.watch) > 0 }, w.watch):
+	case !w.held.removals && w.first(func(p *simPod) bool { return p.exists && p.Deleting }, w.remove):
+	case w.first(func(p *simPod) bool { return p.exists && !p.Ready && !p.Finished }, w.becomesReady):
+	case w.firstPool():
+	default:
+		return false
+	}
+	return true
+}
+
+func (w *world) first(fits func(*simPod) bool, do func(*simPod)) bool {
+	i := slices.IndexFunc(w.pods, fits)
+	if i < 0 {
+		return false
+	}
+	do(w.pods[i])
+	return true
+}
+
+// tellShown tells the core of a pool that the shell has seen already.
+func (w *world) tellShown() bool {
+	for _, p := range w.pools {
+		if !reflect.DeepEqual(p.shown, p.told) && len(p.watch) > 0 {
+			w.watchPool(p)
+			return true
+		}
+	}
+	return false
+}
+
+func (w *world) firstPool() bool {
+	for _, p := range w.pools {
+		if len(p.watch) > 0 {
+			w.watchPool(p)
+			return true
+		}
+	}
+	return false
+}
+
+func (w *world) firstRouter() bool {
+	for _, r := range w.routers {
+		switch {
+		case r.dead:
+			continue
+		case (r.stream == 0 || r.cut) && !r.away:
+			w.join(r)
+		case r.stream == 0 || r.cut:
+			continue
+		case r.stopping && r.answers.Unread() == 0:
+			w.stopRouter(r)
+		case len(r.out) > 0 && !r.mute:
+			w.fromRouter(r)
+		case len(r.in) > 0 && !r.deaf:
+			w.toRouter(r)
+		case r.acked < r.applied:
+			w.ack(r)
+		default:
+			continue
+		}
+		return true
+	}
+	return false
+}

@@ -1,0 +1,628 @@
+package core
+
+import (
+	"cmp"
+	"net/netip"
+	"reflect"
+	"slices"
+	"strconv"
+	"time"
+)
+
+type world struct {
+	t tb
+	// draws decides what is left to chance: a number from 0 to n-1. 0 is the plain course of things.
+	draws func(n int) int
+	now   Instant
+	term  uint64
+	core  *Core
+	// leader is the process that has been elected last, old are those before it
+	// that have not ended.
+	leader *process
+	old    []*process
+	disk   *disk
+
+	ids, names, versions, addresses, tokens int
+
+	pools   []*simPool
+	pods    []*simPod // all that there ever were
+	nodes   map[string]bool
+	records map[string]*simRecord
+	// recordWatch is what the watch of Sandbox objects has yet to tell, nodeWatch
+	// that of nodes.
+	recordWatch, nodeWatch []Event
+	jobs                   []*job
+	known                  map[PodKey]int // as allocator.loop: the version last observed
+
+	routers    []*router
+	requests   []*request            // that may still be sent to a pod
+	holders    map[netip.Addr]string // the sandbox that was given each address last
+	lastStream uint64
+	strays     []Event // from streams that have broken off
+
+	claims   map[uint64]*simClaim // token -> not answered yet
+	given    map[uint64]string    // token -> the sandbox that it was answered with
+	releases map[uint64]string
+	asked    map[string]bool // a caller wanted it released
+	answered map[string]bool // a caller was given it
+	unwanted map[string]bool // its Sandbox object was deleted by somebody
+	fired    map[string]bool // SandboxReleased in this term
+	ready    map[string]bool // SandboxReady, ever
+	failed   map[string]bool // its hook failed
+	// lastUse is the last moment at which some router could admit a request.
+	lastUse map[string]time.Duration
+	doomed  map[string]bool // its pod was to be deleted
+	judged  map[PodKey]bool // intents
+	ended   map[string]PodKey
+	// earlier are those that this leader has found.
+	earlier    map[string]bool
+	hadAddress map[netip.Addr]map[PodKey]bool // the pods that ever had each
+	// forgotten are those whose records were to be dropped.
+	forgotten map[string]bool
+	extra     int // pods that may exceed a pool's bound
+
+	// held is what does not go on by itself: see scenario_test.go.
+	held held
+	// nextAddress is what the next pod gets, if it is valid; nextID what the next
+	// sandbox is called, if it is set.
+	nextAddress netip.Addr
+	nextID      string
+}
+
+// simClaim is a caller.
+type simClaim struct {
+	abandoned bool
+	key       claimKey
+}
+
+// tb is what the model needs of a test.
+type tb interface {
+	Fatal(...any)
+	Fatalf(string, ...any)
+	Logf(string, ...any)
+}
+
+// newWorld is one with nothing in it.
+func newWorld(t tb, draws func(int) int) *world {
+	return &world{
+		t: t, draws: draws,
+		now:     Instant{Boot: time.Hour, Wall: time.Date(2024, 1, 1, 0, 0, 0, 0, time.UTC)},
+		disk:    newDisk(),
+		nodes:   map[string]bool{"n1": true, "n2": true},
+		records: map[string]*simRecord{}, known: map[PodKey]int{}, holders: map[netip.Addr]string{},
+		claims: map[uint64]*simClaim{}, given: map[uint64]string{}, releases: map[uint64]string{}, asked: map[string]bool{}, answered: map[string]bool{}, unwanted: map[string]bool{},
+		fired: map[string]bool{}, ready: map[string]bool{}, failed: map[string]bool{},
+		lastUse: map[string]time.Duration{}, doomed: map[string]bool{}, judged: map[PodKey]bool{}, ended: map[string]PodKey{}, forgotten: map[string]bool{}, hadAddress: map[netip.Addr]map[PodKey]bool{},
+	}
+}
+
+// anyWorld is one with two pools and two routers.
+func anyWorld(t tb, draws func(int) int) *world {
+	w := newWorld(t, draws)
+	for _, name := range []string{"a", "b"} {
+		w.addPool(Pool{
+			Key: PoolKey{"ns", name}, Warm: w.draw(4), MaxPods: []int{0, 1, 3, 5}[w.draw(4)], Refused: w.draw(4) == 3, PostStart: w.draw(3) == 2, KeepOnRestart: w.draw(2) == 1,
+		})
+	}
+	for i := range 2 {
+		w.addRouter(i % (1 + w.draw(2)))
+	}
+	w.lead()
+	if w.draw(2) == 1 {
+		w.catchUp()
+	}
+	return w
+}
+
+func (w *world) addPool(p Pool) {
+	p.Template, p.DefaultPort = "t1", 80
+	w.pools = append(w.pools, &simPool{exists: true, Pool: p})
+}
+
+// lead elects a leader and lets it take over the journal and read what is there,
+// with late writes of those before it in between.
+func (w *world) lead() {
+	p := w.newProcess()
+	for p.log == nil {
+		if len(w.old) > 0 && w.draw(3) == 0 {
+			w.oldWorks()
+		}
+		w.journal(p, max(0, w.draw(8)-4))
+	}
+	w.leader, w.term = p, p.log.Term()
+	var err error
+	p.core, err = New(Config{
+		Term: w.term, MaxStale: maxStale, Window: window, Lease: lease, KeepEnded: 4, KeepEndedFor: 20 * time.Minute, MaxWaiting: 3, KeepKeys: time.Minute,
+		NewID: func() string {
+			if id := w.nextID; id != "" {
+				w.nextID = ""
+				return id
+			}
+			w.ids++
+			return "id" + strconv.Itoa(w.ids)
+		},
+		NewSuffix: func() string { w.names++; return strconv.Itoa(w.names) },
+	}, w.now)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.core = p.core
+	// The order in which the shell reads, with late writes in between.
+	var st State
+	for _, r := range p.opened {
+		st.Facts = append(st.Facts, w.disk.facts[r.Key][Revision{r.Term, r.Counter}])
+	}
+	w.lateWrites()
+	for _, id := range sorted(w.records) {
+		st.Records = append(st.Records, w.records[id].Sandbox)
+	}
+	w.recordWatch = nil
+	for _, id := range sorted(w.records) {
+		w.recordWatch = append(w.recordWatch, w.seenRecord(id))
+	}
+	w.lateWrites()
+	for _, p := range w.pools {
+		p.watch, p.seen = nil, p.exists
+		if p.exists {
+			st.Pools = append(st.Pools, p.Pool)
+			p.shown, p.told = p.Pool, p.Pool
+		}
+	}
+	w.nodeWatch = nil
+	for _, name := range sorted(w.nodes) {
+		if w.nodes[name] {
+			st.Nodes = append(st.Nodes, name)
+		}
+	}
+	w.lateWrites()
+	clear(w.known)
+	for _, p := range w.pods {
+		p.watch = nil
+		if p.exists {
+			st.Pods = append(st.Pods, p.Pod)
+			w.known[p.Key] = version(p.Version)
+			p.watch = append(p.watch, PodSeen{p.Pod}) // the watch begins with a list of its own
+		}
+	}
+	w.log("  recover %d facts, %d pools, %d pods, %d records", len(st.Facts), len(st.Pools), len(st.Pods), len(st.Records))
+	effects, err := w.core.Recover(st)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.checkRecovered()
+	w.earlier = map[string]bool{}
+	for id := range w.core.sandboxes {
+		w.earlier[id] = true
+	}
+	w.do(effects)
+	for _, p := range w.pools {
+		if p.exists {
+			p.watch = append(p.watch, PoolSeen{p.Pool})
+		}
+	}
+}
+
+// checkRecovered compares what a new leader knows with what is durable.
+func (w *world) checkRecovered() {
+	for id, durable := range w.disk.sandboxes {
+		if w.forgotten[id] {
+			continue
+		}
+		s := w.core.sandboxes[id]
+		if s == nil {
+			w.t.Fatalf("%s is durable as %+v, the new leader does not know it", id, durable)
+		}
+		if !reflect.DeepEqual(s.Binding, durable.Binding) || s.Pod != durable.Pod || s.IP != durable.IP {
+			w.t.Fatalf("%s is durable as %+v, the new leader has %+v", id, durable, s.Sandbox)
+		}
+		if gone := s.Phase == Released || s.Phase == Ended; gone != (durable.Phase == Released) {
+			w.t.Fatalf("%s is durable in phase %d, the new leader has it in phase %d", id, durable.Phase, s.Phase)
+		}
+	}
+	for id := range w.answered {
+		if w.core.sandboxes[id] == nil && !w.forgotten[id] {
+			w.t.Fatalf("%s was answered, the new leader does not know it", id)
+		}
+	}
+	for id, there := range w.disk.sessions {
+		if s := w.core.sessions[id]; there != (s != nil && s.durable) {
+			w.t.Fatalf("session %s: there is one durably: %v, the new leader has %+v", id, there, s)
+		}
+	}
+	for key, q := range w.core.pods {
+		if p := w.pod(key); p.discarded && q.phase != podDeleting {
+			w.t.Fatalf("pod %s is durably to be deleted, the new leader has it in phase %d", key.Name, q.phase)
+		}
+	}
+}
+
+func (w *world) lateWrites() {
+	if len(w.jobs) > 0 {
+		for range w.draw(3) {
+			w.run(w.pickJob(), 0)
+		}
+	}
+}
+
+// changeLeader elects another leader. The one before stood still, or is cut off,
+// and may go on.
+func (w *world) changeLeader() {
+	for _, r := range w.routers {
+		if r.stream != 0 {
+			r.cut, r.out = true, nil
+		}
+	}
+	w.strays = nil
+	clear(w.claims) // their callers were told to try again
+	clear(w.releases)
+	clear(w.fired)
+	for _, j := range w.jobs {
+		if _, ok := j.effect.(CreatePod); ok {
+			w.extra++
+		}
+	}
+	w.old = append(w.old, w.leader)
+	if len(w.old) > 2 {
+		w.end(w.old[0])
+	}
+	w.lead()
+}
+
+func (w *world) step(ev Event) {
+	w.log("  %v", traced{ev})
+	w.do(w.core.Step(w.now, ev))
+}
+
+// observe drops what is older than known, as allocator.loop does.
+func (w *world) observe(p Pod) {
+	if last, ok := w.known[p.Key]; ok && (last == gone || version(p.Version) < last) {
+		return
+	}
+	w.known[p.Key] = version(p.Version)
+	w.step(PodSeen{p})
+}
+
+func (w *world) submit(ev Event) {
+	switch ev := ev.(type) {
+	case PodSeen:
+		w.observe(ev.Pod)
+	case PodGone:
+		w.known[ev.Key] = gone
+		w.step(ev)
+	default:
+		w.step(ev)
+	}
+}
+
+// gone is the version of a pod that is not there any more.
+const gone = -1
+
+func version(s string) int {
+	n, err := strconv.Atoi(s)
+	if err != nil {
+		panic(err)
+	}
+	return n
+}
+
+// do judges the effects of one step and puts them where they belong.
+func (w *world) do(effects []Effect) {
+	t := w.t
+	most := 20 + 4*(len(w.core.pods)+len(w.core.sandboxes)+8)*(1+len(w.core.sessions))
+	if len(effects) > most {
+		t.Fatalf("%d effects of one step, expected at most %d", len(effects), most)
+	}
+	w.judgeDiscards()
+	var writes []*job
+	for _, e := range effects {
+		w.log("    => %v", traced{e})
+		switch e := e.(type) {
+		case Write:
+			w.leader.commit(e.Facts)
+			continue
+		case Settle:
+			w.settleFact(w.leader, e)
+			continue
+		case Repaired:
+			if p := w.pod(e.Pod); !p.marked {
+				t.Fatalf("pod %s repaired: %s", e.Pod.Name, e.What)
+			}
+			continue
+		case SandboxReady:
+			if w.ready[e.Sandbox.ID] || w.disk.sandboxes[e.Sandbox.ID].Phase != Running {
+				t.Fatalf("%s is said to be ready, before: %v; durable is %+v", e.Sandbox.ID, w.ready[e.Sandbox.ID], w.disk.sandboxes[e.Sandbox.ID])
+			}
+			w.ready[e.Sandbox.ID] = true
+			continue
+		case CreatePod:
+			if p := w.pool(e.Pool); p.told.Refused {
+				t.Fatalf("pod %s is to be made from a template that is refused", e.Name)
+			}
+		case DeletePod:
+			w.judgeDelete(e)
+		case PoolDrained:
+			for _, p := range w.pods {
+				if p.exists && len(p.bound) > 0 && p.pool() == e.Key {
+					t.Fatalf("pool %s is said to be drained, but pod %s holds a sandbox", e.Key.Name, p.Key.Name)
+				}
+			}
+		case ForgetRecord:
+			if r, ok := w.records[e.ID]; ok && r.Phase != Ended && r.Revision.Term == w.term {
+				t.Fatalf("record of %s to be forgotten while it says %+v", e.ID, r)
+			}
+			delete(w.ended, e.ID)
+			w.forgotten[e.ID] = true
+			// No observation lags behind for as long as records are kept.
+			if p := w.podOf(e.ID); p != nil && !p.exists {
+				p.watch = nil
+			}
+		case Claimed:
+			w.answerClaim(e.Token)
+			w.judgeClaimed(e.Sandbox)
+			w.given[e.Token] = e.Sandbox.ID
+			continue
+		case ClaimRefused:
+			w.judgeRefused(e)
+			w.answerClaim(e.Token)
+			continue
+		case ReleaseAnswered:
+			id, waits := w.releases[e.Token]
+			if !waits {
+				t.Fatalf("release %d answered twice", e.Token)
+			}
+			delete(w.releases, e.Token)
+			if e.Status == ReleaseOK && !w.released(id) {
+				t.Fatalf("release of %s answered before it was durable", id)
+			}
+			continue
+		case SandboxReleased:
+			w.judgeRelease(e.Sandbox)
+			continue
+		case CloseStream:
+			for _, r := range w.routers {
+				if r.stream == e.Stream {
+					r.cut, r.out = true, nil
+				}
+			}
+			continue
+		case SendSnapshot:
+			w.judgeSession(e.Stream)
+			for _, s := range e.Routes {
+				w.judgeRoute(s)
+			}
+			w.send(e.Stream, e)
+			continue
+		case SendRoute:
+			w.judgeRoute(e.Sandbox)
+			w.send(e.Stream, e)
+			continue
+		case SendRelease:
+			if !w.released(e.ID) {
+				t.Fatalf("routers are told that %s is gone before that is durable", e.ID)
+			}
+			w.send(e.Stream, e)
+			continue
+		case SendResolved:
+			if e.Sandbox != nil {
+				w.judgeRoute(*e.Sandbox)
+			}
+			w.send(e.Stream, e)
+			continue
+		case SendPong:
+			w.judgeSession(e.Stream)
+			w.send(e.Stream, e)
+			continue
+		case Record:
+			if durable, ok := w.disk.sandboxes[e.Sandbox.ID]; !ok || e.Sandbox.Phase != Ended && durable.Revision.Less(e.Sandbox.Revision) && durable.Phase != Released {
+				t.Fatalf("%s is to be recorded as %+v, durable is %+v", e.Sandbox.ID, e.Sandbox, durable)
+			}
+			if i := slices.IndexFunc(w.jobs, func(j *job) bool {
+				r, ok := j.effect.(Record)
+				return ok && j.term == w.term && !j.done && r.Sandbox.ID == e.Sandbox.ID
+			}); i >= 0 {
+				w.jobs[i].effect = e // as the projector: only the latest is written
+				continue
+			}
+		}
+		writes = append(writes, &job{term: w.term, effect: e})
+	}
+	// Writes run side by side, and the core may list them in any order.
+	slices.SortStableFunc(writes, func(a, b *job) int { return cmp.Compare(a.String(), b.String()) })
+	w.jobs = append(w.jobs, writes...)
+}
+
+// judgeSession: a router is told nothing before the next leader would know of it.
+func (w *world) judgeSession(stream uint64) {
+	for _, r := range w.routers {
+		if r.stream == stream && !w.disk.sessions[r.id] {
+			w.t.Fatalf("%s is spoken to, and that it is there is not durable", r.id)
+		}
+	}
+}
+
+func (w *world) answerClaim(token uint64) {
+	c, waits := w.claims[token]
+	if !waits || c.abandoned {
+		w.t.Fatalf("claim %d answered, but waits=%v, %+v", token, waits, c)
+	}
+	delete(w.claims, token)
+}
+
+// judgeClaimed: what callers are given is durable, and has not been released.
+func (w *world) judgeClaimed(s Sandbox) {
+	if durable, ok := w.disk.sandboxes[s.ID]; !ok || durable.Phase == Released && !s.EndedAt.IsZero() {
+		w.t.Fatalf("claim answered with %+v, durable is %+v", s, durable)
+	}
+	if s.Phase == Running && !w.ready[s.ID] && !w.inherited(s.ID) {
+		w.t.Fatalf("%s is answered as running, and OnSandboxReady was not called", s.ID)
+	}
+	w.answered[s.ID] = true
+}
+
+func (w *world) inherited(id string) bool {
+	return w.earlier[id]
+}
+
+// judgeRefused: nobody is refused for want of a pod while one is warm.
+func (w *world) judgeRefused(e ClaimRefused) {
+	if e.Why == PoolEmpty && e.Counts.Warm > 0 {
+		w.t.Fatalf("claim %d refused with %+v", e.Token, e.Counts)
+	}
+}
+
+// released reports whether the release of a sandbox is durable.
+func (w *world) released(id string) bool { return w.disk.sandboxes[id].Phase == Released }
+
+// judgeDelete: a pod that held a sandbox is deleted only when that was durably
+// released and no router can have sent a request to it for a window; any other
+// only when that is durable.
+func (w *world) judgeDelete(e DeletePod) {
+	p := w.pod(e.Pod)
+	if len(p.bound) == 0 {
+		if !p.discarded {
+			w.t.Fatalf("pod %s is to be deleted before that is durable", p.Key.Name)
+		}
+		return
+	}
+	id := p.bound[0]
+	if !w.released(id) {
+		w.t.Fatalf("pod of %s deleted before its release is durable", id)
+	}
+	w.judgeFence(id)
+	w.doomed[id] = true
+}
+
+// judgeDiscards: a pool whose template is refused loses warm pods of an earlier
+// template only as far as it has more of them than it asks for.
+func (w *world) judgeDiscards() {
+	for key := range w.core.discards {
+		q := w.core.pods[key]
+		if w.judged[key] || q == nil {
+			continue
+		}
+		w.judged[key] = true
+		known, pool := q.pool, w.pool(q.pool.Key)
+		if !known.known || !known.Refused || known.Deleting || !q.usable() || q.seen.Used || q.seen.Template == pool.told.Template {
+			continue
+		}
+		if want := wanted(pool.told, inUse(known)); known.sum(podWarm) < want {
+			w.t.Fatalf("pod %s of an earlier template deleted, %d are left, %d are asked for, and the present one is refused", key.Name, known.sum(podWarm), want)
+		}
+	}
+}
+
+// inUse counts the pods that hold a sandbox, or are being given one, as far as
+// the core knows.
+func inUse(p *pool) (n int) {
+	for q := range p.pods {
+		if q.phase == podClaiming || q.phase == podClaimed {
+			n++
+		}
+	}
+	return n
+}
+
+// wanted is how many pods are to be warm beside those in use.
+func wanted(p Pool, inUse int) int {
+	if p.MaxPods == 0 {
+		return p.Warm
+	}
+	return max(0, min(p.Warm, p.MaxPods-inUse))
+}
+
+// judgeRoute: what routers are told was written, and is true as far as is known.
+func (w *world) judgeRoute(s Sandbox) {
+	p := w.pod(s.Pod)
+	if !slices.Contains(p.bound, s.ID) {
+		w.t.Fatalf("%s is said to be on pod %s, which holds %v", s.ID, s.Pod.Name, p.bound)
+	}
+	if q := w.core.pods[s.Pod]; q.seen.IP != s.IP {
+		w.t.Fatalf("%s is said to be at %v, its pod is at %v", s.ID, s.IP, q.seen.IP)
+	}
+	if w.disk.sandboxes[s.ID].Phase == Starting {
+		w.t.Fatalf("%s is told to routers and is starting", s.ID)
+	}
+}
+
+func (w *world) judgeRelease(s Sandbox) {
+	if w.fired[s.ID] {
+		w.t.Fatalf("%s released twice", s.ID)
+	}
+	w.fired[s.ID] = true
+	w.ended[s.ID] = s.Pod
+	p := w.pod(s.Pod)
+	ok := false
+	switch s.Reason {
+	case ReasonKilled:
+		ok = w.asked[s.ID]
+	case ReasonTimeout:
+		ok = !s.EndAt.IsZero() && !s.EndAt.After(w.now.Wall)
+	case ReasonAbandoned:
+		ok = !w.answered[s.ID]
+	case ReasonPodDeleted:
+		ok = p.Deleting || !p.exists
+	case ReasonPodGone:
+		ok = !p.exists
+	case ReasonPodFailed:
+		ok = p.Finished
+	case ReasonPodMoved:
+		ok = p.moved
+	case ReasonDeleted:
+		ok = w.unwanted[s.ID]
+	case ReasonStartFailed:
+		ok = w.failed[s.ID]
+	case ReasonRestart:
+		pool := w.pool(p.pool())
+		ok = p.Restarts > s.Restarts && (!pool.KeepOnRestart || pool.everDeleting)
+	case ReasonAddressShared:
+		ok = len(w.hadAddress[s.IP]) > 1
+	case ReasonPoolDeleted:
+		ok = w.pool(p.pool()).everDeleting
+	}
+	if !ok {
+		w.t.Fatalf("%s released for no good reason: %q", s.ID, s.Reason)
+	}
+}
+
+func (w *world) token() uint64 { w.tokens++; return uint64(w.tokens) }
+
+func (w *world) claim() {
+	token := w.token()
+	ev := Claim{Token: token, Pool: w.pools[w.draw(len(w.pools))].Key, Lifetime: time.Duration(w.draw(3)) * 30 * time.Second, Wait: time.Duration(w.draw(3)) * 10 * time.Second}
+	if n := w.draw(4); n > 1 {
+		ev.Binding.IdempotencyKey = "k" + strconv.Itoa(n)
+		ev.Binding.RequestHash[0] = byte(w.draw(2))
+	}
+	w.claims[token] = &simClaim{key: ev.Binding.claimKey()}
+	w.step(ev)
+}
+
+func (w *world) abandon() {
+	if waiting := sorted(w.claims); len(waiting) > 0 {
+		token := waiting[w.draw(len(waiting))]
+		w.claims[token].abandoned = true
+		w.step(ClaimAbandoned{token})
+	}
+}
+
+func (w *world) anyID() string { return "id" + strconv.Itoa(1+w.draw(w.ids+1)) }
+
+func (w *world) release() {
+	id := w.anyID()
+	token := w.token()
+	w.releases[token], w.asked[id] = id, true
+	w.step(Release{Token: token, ID: id, Reason: ReasonKilled})
+}
+
+func (w *world) advance(d time.Duration) {
+	w.sleep(d)
+	w.step(Tick{})
+}
+
+// sleep lets time pass in which nobody does anything.
+func (w *world) sleep(d time.Duration) {
+	w.used(w.now.Boot + d)
+	w.now.Boot += d
+	w.now.Wall = w.now.Wall.Add(d)
+	w.pass(w.now.Boot)
+}
