@@ -169,7 +169,7 @@ func (a *Allocator) newTerm(log *journal.Log) (*term, error) {
 	}
 	t := &term{
 		number: log.Term(), a: a, answers: newAnswers(),
-		caller: poststart.New(a.o.DialPod), log: a.o.Log.With(zap.Uint64("term", log.Term())),
+		caller: poststart.New(a.o.DialPod, a.lock.valid), log: a.o.Log.With(zap.Uint64("term", log.Term())),
 	}
 	t.creates, t.deletes, t.other, t.callbacks = newWorkers(t.log), newWorkers(t.log), newWorkers(t.log), newWorkers(t.log)
 	t.hooks = newHooks(t.start)

@@ -31,11 +31,31 @@ const (
 // Caller calls hooks. Its methods may be called concurrently.
 type Caller struct{ client *http.Client }
 
+// errDeposed: another process may lead.
+var errDeposed = errors.New("this process may not lead any more")
+
 // New returns a Caller. dial connects to a pod's address; nil is the machine's
-// own network.
-func New(dial func(ctx context.Context, network, address string) (net.Conn, error)) *Caller {
+// own network. leads reports whether this process certainly leads. Only then is the
+// pod that is to be called certainly at its address: no other leader has released it,
+// and waited for the window, which is longer than an attempt to connect.
+func New(dial func(ctx context.Context, network, address string) (net.Conn, error), leads func() bool) *Caller {
 	if dial == nil {
-		dial = (&net.Dialer{Timeout: dialWait}).DialContext
+		dial = (&net.Dialer{}).DialContext
+	}
+	connect := func(ctx context.Context, network, address string) (net.Conn, error) {
+		if !leads() {
+			return nil, errDeposed
+		}
+		attempt, cancel := context.WithTimeout(ctx, dialWait)
+		defer cancel()
+		conn, err := dial(attempt, network, address)
+		switch {
+		case err == nil && !leads(): // it stood still in between
+			return nil, errors.Join(errDeposed, conn.Close())
+		case err != nil && attempt.Err() != nil && ctx.Err() == nil: // whatever dial says then
+			return nil, &net.OpError{Op: "dial", Net: network, Err: err}
+		}
+		return conn, err
 	}
 	return &Caller{client: &http.Client{
 		// What runs in the pod must not choose where the allocator connects to.
@@ -43,7 +63,7 @@ func New(dial func(ctx context.Context, network, address string) (net.Conn, erro
 		Transport: &http.Transport{
 			// No proxy of the environment, and no connection is kept: a pod gets one
 			// call in its life.
-			DialContext: dial, DisableKeepAlives: true, MaxResponseHeaderBytes: answerMost,
+			DialContext: connect, DisableKeepAlives: true, MaxResponseHeaderBytes: answerMost,
 		},
 	}}
 }

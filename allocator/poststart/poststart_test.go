@@ -22,6 +22,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
+func leads() bool { return true }
+
 // pod is a server that stands for the sandbox's pod.
 func pod(t *testing.T, h http.HandlerFunc) (core.Sandbox, v1alpha1.PostStartHook) {
 	s := httptest.NewServer(h)
@@ -42,12 +44,12 @@ func TestHookIsToldWhichSandboxItsPodHasBecome(t *testing.T) {
 		require.NoError(t, json.Unmarshal(raw, &got))
 		w.WriteHeader(http.StatusNoContent)
 	})
-	require.NoError(t, poststart.New(nil).Call(t.Context(), hook, 1, s))
+	require.NoError(t, poststart.New(nil, leads).Call(t.Context(), hook, 1, s))
 	require.Equal(t, map[string]any{"sandboxID": "k3x9", "pool": "python", "metadata": map[string]any{"k": "v"}, "user": "ada"}, got)
 
 	port := hook.Port
 	hook.Port = 0 // then it is the pool's default port
-	require.NoError(t, poststart.New(nil).Call(t.Context(), hook, uint16(port), s))
+	require.NoError(t, poststart.New(nil, leads).Call(t.Context(), hook, uint16(port), s))
 }
 
 func TestHookFailsOnAnyOtherAnswer(t *testing.T) {
@@ -61,7 +63,7 @@ func TestHookFailsOnAnyOtherAnswer(t *testing.T) {
 			w.Header().Set("Location", elsewhere.URL)
 			w.WriteHeader(code)
 		})
-		require.ErrorContains(t, poststart.New(nil).Call(t.Context(), hook, 1, s), "answered")
+		require.ErrorContains(t, poststart.New(nil, leads).Call(t.Context(), hook, 1, s), "answered")
 		require.EqualValues(t, 1, calls.Load(), "an answer is an answer")
 	}
 }
@@ -75,7 +77,7 @@ func TestHookIsCalledAgainWhileThePodCannotBeConnectedTo(t *testing.T) {
 			return nil, &net.OpError{Op: "dial", Net: network, Err: io.ErrUnexpectedEOF}
 		}
 		return (&net.Dialer{}).DialContext(ctx, network, address)
-	})
+	}, leads)
 	require.NoError(t, c.Call(t.Context(), hook, 1, s))
 	require.Equal(t, 4, tries)
 }
@@ -91,6 +93,21 @@ func TestHookThatDoesNotAnswerIsGivenUp(t *testing.T) {
 	defer close(released)
 	hook.TimeoutSeconds = 1
 	began := time.Now()
-	require.ErrorIs(t, poststart.New(nil).Call(t.Context(), hook, 1, s), context.DeadlineExceeded)
+	require.ErrorIs(t, poststart.New(nil, leads).Call(t.Context(), hook, 1, s), context.DeadlineExceeded)
 	require.GreaterOrEqual(t, time.Since(began), time.Second)
+}
+
+func TestNobodyIsCalledByAProcessThatMayNotLeadAnyMore(t *testing.T) {
+	s, hook := pod(t, func(http.ResponseWriter, *http.Request) { t.Error("the pod of somebody else was called") })
+	var asked, dialed int
+	dial := func(ctx context.Context, network, address string) (net.Conn, error) {
+		dialed++
+		return (&net.Dialer{}).DialContext(ctx, network, address)
+	}
+	for leadsFor := range 2 { // not any more: before it connects, and once it has connected
+		asked, dialed = 0, 0
+		c := poststart.New(dial, func() bool { asked++; return asked <= leadsFor })
+		require.ErrorContains(t, c.Call(t.Context(), hook, 1, s), "may not lead")
+		require.Equal(t, leadsFor, dialed)
+	}
 }
