@@ -88,6 +88,21 @@ func (s *subject) reachable(ip string, port int, want bool) {
 	}
 }
 
+// serves requires that the pod answers every request, one per period, until then.
+func (s *subject) serves(pod *corev1.Pod, period time.Duration, end time.Time) {
+	s.t.Helper()
+	ticker := time.NewTicker(period)
+	defer ticker.Stop()
+	for now := time.Now(); ; now = <-ticker.C {
+		var who struct{ PodUID string }
+		require.NoError(s.t, s.do(http.MethodGet, pod.Status.PodIP, mainPort, "/", &who))
+		require.Equal(s.t, string(pod.UID), who.PodUID)
+		if now.After(end) {
+			return
+		}
+	}
+}
+
 // do sends a request over Options.Dial and expects it to succeed; into may be nil.
 func (s *subject) do(method, ip string, port int, path string, into any) error {
 	ctx, cancel := s.limit()

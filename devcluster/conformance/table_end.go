@@ -67,6 +67,21 @@ func endTable() []behaviour {
 			require.Zero(s.t, end.ExitCode)
 			require.GreaterOrEqual(s.t, after, 3*time.Second)
 		}},
+		{name: "a pod in its preStop sleep is ready and serves", dials: true, pod: podSpec{readiness: probe, preStop: sleepHook(12)}, judge: func(s *subject) {
+			s.until("ready", ready)
+			s.delete(nil)
+			pod := s.until("stopping and ready", both(stopping, ready))
+			s.serves(pod, 100*time.Millisecond, asked(pod).Add(6*time.Second))
+			end := mainOf(observation{pod: s.until("gone", gone)}).State.Terminated
+			require.Zero(s.t, end.ExitCode)
+			s.never("terminated and ready", both(terminated, ready))
+		}},
+		{name: "the deletion's grace cuts a preStop sleep", pod: podSpec{readiness: probe, preStop: sleepHook(3600), grace: 3600}, judge: func(s *subject) {
+			s.until("ready", ready)
+			s.delete(&one)
+			end := mainOf(observation{pod: s.until("gone", gone)}).State.Terminated
+			require.Zero(s.t, end.ExitCode)
+		}},
 		{name: "preStop httpGet delays SIGTERM", pod: podSpec{readiness: probe, preStop: slowGet}, judge: func(s *subject) {
 			end, after, _ := endsDeleted(s)
 			require.Zero(s.t, end.ExitCode)
