@@ -51,8 +51,8 @@ func TestPodsThatCannotBeDeletedStopNothingElse(t *testing.T) {
 		}).clients(t)
 		a := &Allocator{watches: &watches{}, control: control.New(func() string { return "" }, zap.NewNop())}
 		tm := &term{a: a, loop: newTestLoop(t, nil), log: zap.NewNop(), creates: newWorkers(zap.NewNop()), deletes: newWorkers(zap.NewNop())}
-		tm.writer = &pods.Writer{Client: clients.Kubernetes, Submit: tm.Submit, Log: zap.NewNop()}
-		a.watches.pools = pools.New(clients.Berth, poolKey.Namespace, baseline(t), tm.Submit, zap.NewNop())
+		tm.writer = &pods.Writer{Client: clients.Kubernetes, Window: time.Second, Submit: tm.Submit, Log: zap.NewNop()}
+		a.watches.pools = pools.New(clients.Berth, poolKey.Namespace, baseline(t), time.Second, tm.Submit, zap.NewNop())
 		_, _, err := a.watches.pools.List(t.Context())
 		require.NoError(t, err)
 		ctx, stop := context.WithCancel(t.Context())

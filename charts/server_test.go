@@ -37,6 +37,7 @@ import (
 	"github.com/berth-sandbox/berth/allocator/pools"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 	"github.com/berth-sandbox/berth/devcluster"
+	"github.com/berth-sandbox/berth/envoy"
 )
 
 // Where the release of these tests has its sandboxes.
@@ -394,7 +395,7 @@ func (s *server) testPools(t *testing.T) {
 			rules, err := pools.NewPolicy(pools.PolicyBaseline)
 			require.NoError(t, err)
 			require.NoError(t, rules.Check(&pool))
-			pod := pods.Build(&pool, "x")
+			pod := pods.Build(&pool, "x", envoy.Window)
 			result := policy.AggregateCheckResults(evaluator.EvaluatePod(api.LevelVersion{Level: c.level, Version: api.LatestVersion()}, &pod.ObjectMeta, &pod.Spec))
 			require.True(t, result.Allowed, result.ForbiddenDetail())
 			require.Equal(t, "berth-sandbox", pod.Spec.ServiceAccountName)

@@ -3,6 +3,7 @@ package pods_test
 import (
 	"encoding/json"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
@@ -11,6 +12,23 @@ import (
 	"github.com/berth-sandbox/berth/allocator/pods"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 )
+
+// window is what envoy.Window is.
+const window = 5 * time.Second
+
+// sleeps is the lifecycle of a container that does nothing but sleep at its end.
+func sleeps(seconds int64) *corev1.Lifecycle {
+	return &corev1.Lifecycle{PreStop: &corev1.LifecycleHandler{Sleep: &corev1.SleepAction{Seconds: seconds}}}
+}
+
+// sleeping is spec with what every pod gets when its template says nothing of its
+// end.
+func sleeping(spec corev1.PodSpec) corev1.PodSpec {
+	grace := int64(30 + 6)
+	spec.TerminationGracePeriodSeconds = &grace
+	spec.Containers[0].Lifecycle = sleeps(6)
+	return spec
+}
 
 // poolOf is a pool with a template.
 func poolOf(spec corev1.PodSpec) *v1alpha1.SandboxPool {
@@ -53,8 +71,8 @@ func TestWhatATemplateLeavesOpenIsFilledInForStrangersCode(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			pool := poolOf(c.template)
 			before := pool.DeepCopy()
-			c.want.Containers = before.Spec.Template.Spec.Containers
-			require.Equal(t, c.want, pods.Build(pool, "pool-1").Spec)
+			c.want.Containers = pool.DeepCopy().Spec.Template.Spec.Containers
+			require.Equal(t, sleeping(c.want), pods.Build(pool, "pool-1", window).Spec)
 			require.Equal(t, before, pool, "the pool was changed")
 		})
 	}
@@ -66,7 +84,7 @@ func TestWhatATemplateSaysIsKept(t *testing.T) {
 		AutomountServiceAccountToken: &yes, EnableServiceLinks: &yes, RuntimeClassName: &class, ServiceAccountName: "somebody",
 		SecurityContext: &corev1.PodSecurityContext{SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeLocalhost, LocalhostProfile: &profile}},
 	})
-	require.Equal(t, pool.Spec.Template.Spec, pods.Build(pool, "pool-1").Spec)
+	require.Equal(t, sleeping(pool.DeepCopy().Spec.Template.Spec), pods.Build(pool, "pool-1", window).Spec)
 }
 
 func TestAPodIsWhatTheTemplateSaysAndTheAllocatorsOwn(t *testing.T) {
@@ -76,12 +94,12 @@ func TestAPodIsWhatTheTemplateSaysAndTheAllocatorsOwn(t *testing.T) {
 		Annotations: map[string]string{"note": "y", "berth.sh/anything": "x"},
 	}
 	before := pool.DeepCopy()
-	p := pods.Build(pool, "pool-1")
+	p := pods.Build(pool, "pool-1", window)
 	require.Equal(t, before, pool, "the pool was changed")
 	require.Equal(t, "sandboxes", p.Namespace)
 	require.Equal(t, "pool-1", p.Name)
 	require.Equal(t, map[string]string{
-		"app": "x", v1alpha1.LabelPool: "pool", v1alpha1.LabelPhase: v1alpha1.PhaseWarm, v1alpha1.LabelTemplate: pods.TemplateHash(pool),
+		"app": "x", v1alpha1.LabelPool: "pool", v1alpha1.LabelPhase: v1alpha1.PhaseWarm, v1alpha1.LabelTemplate: pods.TemplateHash(pool, window),
 	}, p.Labels)
 	require.Equal(t, map[string]string{"note": "y"}, p.Annotations)
 	require.Len(t, p.OwnerReferences, 1)
@@ -90,13 +108,14 @@ func TestAPodIsWhatTheTemplateSaysAndTheAllocatorsOwn(t *testing.T) {
 
 func TestTemplateHashFollowsTheTemplateAndNothingElse(t *testing.T) {
 	pool := poolOf(corev1.PodSpec{})
-	hash := pods.TemplateHash(pool)
+	hash := pods.TemplateHash(pool, window)
 	pool.Spec.Warm, pool.Generation, pool.Name = 7, 3, "other"
-	require.Equal(t, hash, pods.TemplateHash(pool))
+	require.Equal(t, hash, pods.TemplateHash(pool, window))
 	pool.Spec.Template.Metadata.Labels = map[string]string{"app": "x"}
-	require.NotEqual(t, hash, pods.TemplateHash(pool))
+	require.NotEqual(t, hash, pods.TemplateHash(pool, window))
 	pool = poolOf(corev1.PodSpec{HostPID: true})
-	require.NotEqual(t, hash, pods.TemplateHash(pool))
+	require.NotEqual(t, hash, pods.TemplateHash(pool, window))
+	require.NotEqual(t, pods.TemplateHash(pool, window), pods.TemplateHash(pool, 2*window), "the sleep follows the window")
 	require.LessOrEqual(t, len(hash), 63, "it is a label's value")
 }
 
@@ -104,11 +123,12 @@ func TestTemplateHashFollowsTheTemplateAndNothingElse(t *testing.T) {
 // makes: whoever changes that also counts buildVersion up, and both lines here.
 func TestTheHashChangesWithWhatBuildMakes(t *testing.T) {
 	pool := poolOf(corev1.PodSpec{})
-	made, err := json.Marshal(pods.Build(pool, "pool-1").Spec)
+	made, err := json.Marshal(pods.Build(pool, "pool-1", window).Spec)
 	require.NoError(t, err)
 	require.JSONEq(t, `{
 		"automountServiceAccountToken": false, "enableServiceLinks": false, "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
-		"containers": [{"name": "sandbox", "image": "none", "resources": {}}]
+		"terminationGracePeriodSeconds": 36,
+		"containers": [{"name": "sandbox", "image": "none", "resources": {}, "lifecycle": {"preStop": {"sleep": {"seconds": 6}}}}]
 	}`, string(made))
-	require.Equal(t, "690485970a73", pods.TemplateHash(pool))
+	require.Equal(t, "94a8b9743a52", pods.TemplateHash(pool, window))
 }

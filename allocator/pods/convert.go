@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net/netip"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -56,15 +57,16 @@ func observe(p *corev1.Pod) (core.Pod, error) {
 
 // buildVersion is changed when Build makes another pod of the same template, so
 // that the pods made before are replaced.
-const buildVersion = "3\n"
+const buildVersion = "4\n"
 
-// TemplateHash identifies a pool's pod template and what is made of it.
-func TemplateHash(pool *v1alpha1.SandboxPool) string {
+// TemplateHash identifies a pool's pod template and what Build makes of it with
+// that window.
+func TemplateHash(pool *v1alpha1.SandboxPool, window time.Duration) string {
 	raw, err := json.Marshal(pool.Spec.Template)
 	if err != nil {
 		panic(fmt.Sprintf("encode pod template: %v", err)) // it was decoded from JSON
 	}
-	sum := sha256.Sum256(append([]byte(buildVersion), raw...))
+	sum := sha256.Sum256(append(fmt.Appendf(nil, "%s%d\n", buildVersion, preStopSeconds(window)), raw...))
 	return hex.EncodeToString(sum[:6])
 }
 
@@ -72,11 +74,17 @@ func TemplateHash(pool *v1alpha1.SandboxPool) string {
 // filled in with what suits strangers' code: no service account token, the
 // runtime's default seccomp profile, no environment variables that list the
 // namespace's services.
-func Build(pool *v1alpha1.SandboxPool, name string) *corev1.Pod {
+//
+// Whoever else deletes the pod, or has it evicted, asks for its end with its own
+// grace period: its containers then go on serving for the window and a second. By
+// that time its sandbox is released, if there is a leader and every router is
+// connected, and no request can be on its way to the pod any more. window is what
+// core.Config has.
+func Build(pool *v1alpha1.SandboxPool, name string, window time.Duration) *corev1.Pod {
 	labels := notOurs(pool.Spec.Template.Metadata.Labels)
 	labels[v1alpha1.LabelPool] = pool.Name
 	labels[v1alpha1.LabelPhase] = v1alpha1.PhaseWarm
-	labels[v1alpha1.LabelTemplate] = TemplateHash(pool)
+	labels[v1alpha1.LabelTemplate] = TemplateHash(pool, window)
 	p := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
 			Name: name, Namespace: pool.Namespace, Labels: labels, Annotations: notOurs(pool.Spec.Template.Metadata.Annotations),
@@ -99,6 +107,7 @@ func Build(pool *v1alpha1.SandboxPool, name string) *corev1.Pod {
 			p.Spec.SecurityContext.SeccompProfile = &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault}
 		}
 	}
+	delayStop(&p.Spec, preStopSeconds(window))
 	return p
 }
 

@@ -18,14 +18,19 @@ import (
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 )
 
-// deleteGrace is what a pod gets between SIGTERM and SIGKILL when the allocator
-// deletes it: by then nobody uses it any more.
-const deleteGrace = 2 * time.Second
+// deleteGrace is the grace period of the allocator's own deletions, the shortest
+// that leaves the pod's end to its kubelet. By then nobody uses the pod, so it need
+// not serve on: the preStop sleep is cut when the grace period is over, and the
+// containers get SIGTERM after it and, because a kubelet leaves them that much in
+// any case, SIGKILL 2 s later (kuberuntime, minimumGracePeriodInSeconds).
+const deleteGrace = time.Second
 
 // Writer carries out the core's effects on pods. Every write has a condition.
 // Each method makes one attempt; they may be called concurrently.
 type Writer struct {
 	Client kubernetes.Interface
+	// Window is what Build needs.
+	Window time.Duration
 	Submit func(core.Event)
 	Log    *zap.Logger
 }
@@ -62,7 +67,7 @@ func (w *Writer) Delete(ctx context.Context, e core.DeletePod) error {
 func (w *Writer) Create(ctx context.Context, pool *v1alpha1.SandboxPool, e core.CreatePod) error {
 	call, cancel := context.WithTimeout(ctx, kube.CallTimeout)
 	defer cancel()
-	p, err := w.Client.CoreV1().Pods(pool.Namespace).Create(call, Build(pool, e.Name), metav1.CreateOptions{})
+	p, err := w.Client.CoreV1().Pods(pool.Namespace).Create(call, Build(pool, e.Name, w.Window), metav1.CreateOptions{})
 	if err != nil {
 		// If it was made all the same, the watch will tell.
 		w.Submit(core.CreateFailed(e))

@@ -44,15 +44,19 @@ func NewPolicy(name string) (Policy, error) {
 }
 
 // Check returns nil, or everything that the pool's template asks for and may
-// not have.
+// not have. With pods.ErrPreStop that is, under any policy, a preStop action.
 func (p Policy) Check(pool *v1alpha1.SandboxPool) error {
-	switch {
-	case p.evaluator == nil:
+	if p.evaluator == nil {
 		return errors.New("there is no policy")
-	case p.level == api.LevelPrivileged:
+	}
+	return errors.Join(pods.CheckPreStop(pool), p.checkSecurity(pool))
+}
+
+func (p Policy) checkSecurity(pool *v1alpha1.SandboxPool) error {
+	if p.level == api.LevelPrivileged {
 		return nil
 	}
-	pod := pods.Build(pool, "")
+	pod := pods.Build(pool, "", 0) // how long it sleeps is no matter of security
 	var refused []string
 	result := policy.AggregateCheckResults(p.evaluator.EvaluatePod(api.LevelVersion{Level: p.level, Version: api.LatestVersion()}, &pod.ObjectMeta, &pod.Spec))
 	if !result.Allowed {

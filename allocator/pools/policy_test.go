@@ -2,6 +2,7 @@ package pools_test
 
 import (
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
@@ -126,6 +127,25 @@ func TestTemplateThatAsksForTooMuchIsRefusedByName(t *testing.T) {
 	}
 }
 
+// Not a matter of security: no policy lets it pass.
+func TestAPreStopActionThatIsNoSleepIsRefusedUnderAnyPolicy(t *testing.T) {
+	pool := stack.DemoPool("default", "pool", 1)
+	container := &pool.Spec.Template.Spec.Containers[0]
+	container.Lifecycle = &corev1.Lifecycle{PreStop: &corev1.LifecycleHandler{Exec: &corev1.ExecAction{Command: []string{"true"}}}}
+	for _, name := range []string{pools.PolicyBaseline, pools.PolicyPrivileged} {
+		err := policy(t, name).Check(pool)
+		require.ErrorIs(t, err, pods.ErrPreStop)
+		require.ErrorContains(t, err, "spec.template.spec.containers[0].lifecycle.preStop.exec: ")
+		require.NotContains(t, err.Error(), "--pod-security", "no way out")
+	}
+	container.SecurityContext = privileged()
+	err := policy(t, pools.PolicyBaseline).Check(pool)
+	require.ErrorContains(t, err, "preStop.exec", "both are named")
+	require.ErrorContains(t, err, "privileged")
+	container.SecurityContext, container.Lifecycle.PreStop = nil, &corev1.LifecycleHandler{Sleep: &corev1.SleepAction{Seconds: 1}}
+	require.NoError(t, policy(t, pools.PolicyBaseline).Check(pool))
+}
+
 func TestEverythingThatIsTooMuchIsNamedAtOnce(t *testing.T) {
 	pool := stack.DemoPool("default", "pool", 1)
 	spec := &pool.Spec.Template.Spec
@@ -183,7 +203,7 @@ func TestOrdinaryTemplatesAreAccepted(t *testing.T) {
 func TestEveryPodThatIsMadeOfAnAcceptedTemplateHasNoTokenAndASeccompProfile(t *testing.T) {
 	pool := stack.DemoPool("default", "pool", 1)
 	require.NoError(t, policy(t, pools.PolicyBaseline).Check(pool))
-	made := pods.Build(pool, "pool-1")
+	made := pods.Build(pool, "pool-1", time.Second)
 	require.False(t, *made.Spec.AutomountServiceAccountToken)
 	require.Equal(t, corev1.SeccompProfileTypeRuntimeDefault, made.Spec.SecurityContext.SeccompProfile.Type)
 }

@@ -5,6 +5,7 @@ package pools
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -37,6 +38,7 @@ type Pools struct {
 	client    rest.Interface
 	namespace string
 	policy    Policy
+	window    time.Duration
 	submit    func(core.Event)
 	log       *zap.Logger
 	informer  cache.SharedIndexInformer
@@ -46,10 +48,11 @@ type Pools struct {
 	createErr map[core.PoolKey]error // of the last pod creation
 }
 
-// New returns Pools that tell submit what they see. submit may block.
-func New(client rest.Interface, namespace string, policy Policy, submit func(core.Event), log *zap.Logger) *Pools {
+// New returns Pools that tell submit what they see. submit may block. window is
+// what pods.Build needs.
+func New(client rest.Interface, namespace string, policy Policy, window time.Duration, submit func(core.Event), log *zap.Logger) *Pools {
 	return &Pools{
-		client: client, namespace: namespace, policy: policy, submit: submit, log: log,
+		client: client, namespace: namespace, policy: policy, window: window, submit: submit, log: log,
 		informer: cache.NewSharedIndexInformer(
 			cache.NewListWatchFromClient(client, resource, namespace, fields.Everything()), &v1alpha1.SandboxPool{}, 0, nil),
 		pools: map[core.PoolKey]seen{}, createErr: map[core.PoolKey]error{},
@@ -110,7 +113,7 @@ func (p *Pools) CreateResult(key core.PoolKey, err error) {
 func (p *Pools) keep(pool *v1alpha1.SandboxPool) core.Pool {
 	spec := core.Pool{
 		Key: keyOf(pool), Warm: int(pool.Spec.Warm), DefaultPort: uint16(pool.Spec.DefaultPort),
-		Template: pods.TemplateHash(pool), PostStart: pool.Spec.PostStart != nil, KeepOnRestart: pool.Spec.OnRestart == v1alpha1.KeepOnRestart, Version: pool.ResourceVersion,
+		Template: pods.TemplateHash(pool, p.window), PostStart: pool.Spec.PostStart != nil, KeepOnRestart: pool.Spec.OnRestart == v1alpha1.KeepOnRestart, Version: pool.ResourceVersion,
 		Refused: p.policy.Check(pool) != nil, Deleting: pool.DeletionTimestamp != nil,
 	}
 	for _, port := range pool.Spec.Ports {
@@ -262,6 +265,9 @@ func (p *Pools) status(pool *v1alpha1.SandboxPool, counts core.Counts) v1alpha1.
 	accepted := metav1.Condition{Type: v1alpha1.PoolAccepted, Status: metav1.ConditionTrue, Reason: "Accepted", ObservedGeneration: pool.Generation}
 	if err := p.policy.Check(pool); err != nil {
 		accepted.Status, accepted.Reason, accepted.Message = metav1.ConditionFalse, "PodSecurity", message(err)
+		if errors.Is(err, pods.ErrPreStop) {
+			accepted.Reason = "PreStop"
+		}
 	}
 	meta.SetStatusCondition(&s.Conditions, accepted)
 	p.mu.Lock()

@@ -79,7 +79,7 @@ func TestPortsReachTheCoreInOrder(t *testing.T) {
 	defer apiServer.Close()
 	clients, err := kube.NewClients(&rest.Config{Host: apiServer.URL, Transport: &http.Transport{DisableKeepAlives: true}}, 0, 0)
 	require.NoError(t, err)
-	p := pools.New(clients.Berth, "default", policy(t, pools.PolicyBaseline), nil, zaptest.NewLogger(t))
+	p := pools.New(clients.Berth, "default", policy(t, pools.PolicyBaseline), time.Second, nil, zaptest.NewLogger(t))
 	seen, _, err := p.List(t.Context())
 	require.NoError(t, err)
 	require.Len(t, seen, 2)
@@ -101,7 +101,7 @@ func watch(t *testing.T) *watched {
 	clients, err := kube.NewClients(cluster.RestConfig(), 0, 0)
 	require.NoError(t, err)
 	w := &watched{T: t, clients: clients, sink: &sink{}}
-	w.pools = pools.New(clients.Berth, "default", policy(t, pools.PolicyBaseline), w.sink.Submit, zaptest.NewLogger(t))
+	w.pools = pools.New(clients.Berth, "default", policy(t, pools.PolicyBaseline), time.Second, w.sink.Submit, zaptest.NewLogger(t))
 	_, _, err = w.pools.List(t.Context())
 	require.NoError(t, err)
 	ctx, stop := context.WithCancel(t.Context())
@@ -195,6 +195,17 @@ func TestPools(t *testing.T) {
 		require.True(t, ok)
 		require.False(t, got.Spec.Template.Spec.HostPID)
 
+		w.change("refused", map[string]any{"containers": []any{map[string]any{
+			"name": "sandbox", "image": "none", "lifecycle": map[string]any{"preStop": map[string]any{"exec": map[string]any{"command": []any{"true"}}}},
+		}}})
+		w.told("refused", true)
+		status = w.until("refused", "the owner is not told of the handler", condition(v1alpha1.PoolAccepted, metav1.ConditionFalse))
+		accepted = meta.FindStatusCondition(status.Conditions, v1alpha1.PoolAccepted)
+		require.Equal(t, "PreStop", accepted.Reason)
+		require.Contains(t, accepted.Message, "containers[0].lifecycle.preStop.exec")
+
+		w.change("refused", map[string]any{"containers": []any{map[string]any{"name": "sandbox", "image": "none"}}})
+		w.told("refused", false)
 		w.change("refused", map[string]any{"automountServiceAccountToken": true})
 		w.told("refused", true)
 		w.until("refused", "the owner is not told again", condition(v1alpha1.PoolAccepted, metav1.ConditionFalse))
@@ -254,7 +265,7 @@ func TestFinalizerIsRemovedAlsoWhenThePoolHasChangedMeanwhile(t *testing.T) {
 	defer apiServer.Close()
 	clients, err := kube.NewClients(&rest.Config{Host: apiServer.URL, Transport: &http.Transport{DisableKeepAlives: true}}, 0, 0)
 	require.NoError(t, err)
-	p := pools.New(clients.Berth, "default", policy(t, pools.PolicyBaseline), nil, zaptest.NewLogger(t))
+	p := pools.New(clients.Berth, "default", policy(t, pools.PolicyBaseline), time.Second, nil, zaptest.NewLogger(t))
 	key := core.PoolKey{Namespace: "default", Name: "python"}
 	require.True(t, apierrors.IsConflict(p.Drained(t.Context(), key)), "it is asked for again")
 	require.NoError(t, p.Drained(t.Context(), key))

@@ -88,6 +88,14 @@ type SandboxPoolSpec struct {
 	// pods; keys below berth.sh/ are the allocator's own and are left out.
 	// A pod is handed out once it is Ready, so containers should have a
 	// readiness probe.
+	//
+	// After a deletion by anybody but the allocator, a drain and an eviction among
+	// them, a pod goes on serving for 6 s, while its sandbox is released: every
+	// container that may listen gets a preStop sleep of that time, or keeps its own if
+	// that is longer, and terminationGracePeriodSeconds becomes longer by as much. A
+	// template with another preStop action (exec, httpGet) is not accepted: containers
+	// clean up on SIGTERM. The sleep also comes before the end of a container whose
+	// liveness or startup probe failed. The allocator's own deletions cut it to 1 s.
 	Template PodTemplate `json:"template"`
 }
 
@@ -161,8 +169,9 @@ const (
 	// PoolReady is True while the pool has as many warm pods as it asks for.
 	PoolReady = "Ready"
 	// PoolAccepted is False when the template asks for more than the allocator's
-	// --pod-security allows. No pod is made from it then; the message names what
-	// is refused.
+	// --pod-security allows (reason PodSecurity), or has a preStop action other than
+	// sleep (reason PreStop). No pod is made from it then; the message names what is
+	// refused.
 	PoolAccepted = "Accepted"
 	// PoolPodsCreatable is False when the API server refused the last pod made
 	// from the template; the message is the server's and names the field.

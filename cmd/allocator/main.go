@@ -51,7 +51,7 @@ type flags struct {
 	KubeBurst        int           `default:"100" help:"Burst for --kube-qps."`
 	MaxStale         time.Duration `default:"15m" help:"How long routers serve known routes without the allocator. Must be the routers'."`
 	PodSecurity      string        `default:"baseline" help:"What a pool's pods may ask for: baseline (the Pod Security Standard of that name, and no service account token) or privileged (anything)."`
-	Window           time.Duration `default:"5s" help:"Time after which an admitted request opens no connection any more; at least what Envoy's retries need."`
+	Window           time.Duration `default:"5s" help:"Time after which an admitted request opens no connection any more; at least what Envoy's retries need. A pod that somebody else deletes serves for a second longer than that; a change replaces idle pods."`
 	ClaimWait        time.Duration `default:"10s" help:"How long a claim waits for a pod when its pool has none, unless it says; 0: not at all."`
 	ClaimQueue       int           `default:"1000" help:"How many claims may wait, by pool."`
 	JournalBytes     int           `name:"journal-bytes-per-second" default:"1048576" help:"Bound of what is written to the journal; etcd keeps all of it until it is compacted, every 5 minutes by default."`

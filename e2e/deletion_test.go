@@ -1,0 +1,97 @@
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/coder/websocket"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/berth-sandbox/berth/api/v1alpha1"
+	"github.com/berth-sandbox/berth/envoy"
+)
+
+// As kubectl delete does, a drain or an eviction: with the pod's own grace period.
+func TestAPodThatSomebodyElseDeletesServesUntilItsRoutesAreGone(t *testing.T) {
+	e := start(t, 1, 1)
+	client := e.client()
+	s := e.claim()
+	e.reaches(client, s)
+	conn, _, err := websocket.Dial(t.Context(), "ws://"+e.host(8080, s.SandboxID)+"/ws", &websocket.DialOptions{HTTPClient: client})
+	require.NoError(t, err)
+	defer conn.CloseNow()
+	pods := e.clients.Kubernetes.CoreV1().Pods(e.site.namespace())
+	before, err := pods.Get(t.Context(), s.PodName, metav1.GetOptions{})
+	require.NoError(t, err)
+	sleep := time.Duration(before.Spec.Containers[0].Lifecycle.PreStop.Sleep.Seconds) * time.Second
+	require.GreaterOrEqual(t, sleep, envoy.Window+time.Second)
+
+	require.NoError(t, pods.Delete(t.Context(), s.PodName, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(before.UID))}))
+	// Every request is answered, by the pod or with its sandbox's end, ...
+	e.eventually(func() error {
+		a := e.get(client, e.host(8080, s.SandboxID), "/")
+		if a.code == http.StatusGone {
+			return nil
+		}
+		require.Equal(t, http.StatusOK, a.code, a.body)
+		require.Equal(t, s.PodName, a.identity(t).Pod)
+		return errors.New("requests are still sent to the pod")
+	})
+	// ... and what was admitted goes on, although the node has begun to end the pod.
+	e.eventually(func() error {
+		pod, err := pods.Get(t.Context(), s.PodName, metav1.GetOptions{})
+		require.NoError(t, err, "the pod ended before its routes")
+		require.NotNil(t, pod.DeletionTimestamp)
+		if pod.Status.ObservedGeneration != pod.Generation {
+			return errors.New("the node has not seen the deletion")
+		}
+		return nil
+	})
+	for i := range 100 {
+		sent := fmt.Sprint("ahoy ", i)
+		require.NoError(t, conn.Write(t.Context(), websocket.MessageText, []byte(sent)), "the pod ended before its routes")
+		_, got, err := conn.Read(t.Context())
+		require.NoError(t, err, "the pod ended before its routes")
+		require.Equal(t, sent, string(got))
+	}
+	e.eventually(func() error {
+		record, err := e.record(s.SandboxID)
+		if err == nil && record.Status.Phase != v1alpha1.SandboxEnded {
+			err = fmt.Errorf("%+v", record.Status)
+		}
+		if err == nil {
+			require.Equal(t, "PodDeleted", record.Status.Reason)
+		}
+		return err
+	})
+	e.waitWarm(1)
+}
+
+// The pods of this pool would sleep for an hour if they were left to themselves.
+func TestNoPodThatTheAllocatorDeletesWaitsForItsPreStopSleep(t *testing.T) {
+	e := start(t, 0, 1)
+	hour := int64(3600)
+	pool := e.newPool(e.pool+"-sleeps", 1)
+	pool.Spec.Template.Spec.TerminationGracePeriodSeconds = &hour
+	pool.Spec.Template.Spec.Containers[0].Lifecycle = &corev1.Lifecycle{PreStop: &corev1.LifecycleHandler{Sleep: &corev1.SleepAction{Seconds: hour}}}
+	e.createPool(pool)
+	e.pool = pool.Name
+	e.waitWarm(1)
+	released := e.claim()
+	e.reaches(e.client(), released)
+	e.waitWarm(1) // the one that is discarded
+	e.patchPool(e.pool, `{"spec":{"warm":0}}`)
+	e.release(released.SandboxID)
+	e.eventually(func() error {
+		for _, p := range e.pods(nil) {
+			require.Equal(t, hour, p.Spec.Containers[0].Lifecycle.PreStop.Sleep.Seconds)
+			return fmt.Errorf("pod %s is still there", p.Name)
+		}
+		return nil
+	})
+}
