@@ -23,6 +23,9 @@ type Config struct {
 	// Lease is for how long an earlier leader may have answered routers' pings after
 	// this term began, by the clocks of both. Required.
 	Lease time.Duration
+	// DeclareAfter is how long a router must have been silent before an operator is
+	// believed that it has ended. Routers come back within seconds. Default 10 s.
+	DeclareAfter time.Duration
 	// AckWait bounds how long a Release waits for connected routers before it
 	// is answered. Default 1 s.
 	AckWait time.Duration
@@ -66,6 +69,7 @@ type Core struct {
 	strays      []*pod              // pods marked as used and on no record, to be deleted
 	sessions    map[string]*session
 	streams     map[uint64]*session
+	bans        map[string]ban    // by the ID of the session
 	claims      map[uint64]*claim // by token
 	keys        map[claimKey]*keyed
 	keysEnded   *list.List            // of *sandbox with a key, in the order they were released
@@ -92,6 +96,9 @@ func New(cfg Config, now Instant) (*Core, error) {
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
+	if cfg.DeclareAfter == 0 {
+		cfg.DeclareAfter = 10 * time.Second
+	}
 	if cfg.AckWait == 0 {
 		cfg.AckWait = time.Second
 	}
@@ -114,7 +121,7 @@ func New(cfg Config, now Instant) (*Core, error) {
 		cfg: cfg, now: now, started: now,
 		pools: map[PoolKey]*pool{}, pods: map[PodKey]*pod{}, nodes: map[string]*node{}, places: map[netip.Addr]*place{},
 		sandboxes: map[string]*sandbox{}, holds: map[PodKey]*sandbox{}, discards: map[PodKey]*discard{},
-		sessions: map[string]*session{}, streams: map[uint64]*session{},
+		sessions: map[string]*session{}, streams: map[uint64]*session{}, bans: map[string]ban{},
 		claims: map[uint64]*claim{}, keys: map[claimKey]*keyed{}, keysEnded: list.New(), starting: map[*sandbox]struct{}{},
 		ended: list.New(), fences: list.New(), outbox: outbox{ready: true},
 	}, nil
@@ -173,6 +180,8 @@ func (c *Core) Step(now Instant, ev Event) []Effect {
 		c.sessionEnded(ev.Session, nil)
 	case SessionDead:
 		c.sessionEnded(ev.Session, c.sessions[ev.By])
+	case DeclareDead:
+		c.declareDead(ev)
 	case SessionPing:
 		c.sessionPing(ev)
 	case SessionAck:
@@ -203,6 +212,7 @@ func (c *Core) tick() {
 		c.startRelease(s, ReasonTimeout)
 	}
 	c.expireSessions()
+	c.liftBans()
 	c.eachFence(func(s *sandbox) {
 		c.answerReleases(s)
 		c.advanceFence(s)

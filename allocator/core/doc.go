@@ -53,6 +53,10 @@
 //     be dead or has expired; then Config.Window has passed. Sessions are facts,
 //     durable before they are told anything, so a new leader waits for those of
 //     earlier terms as well.
+//   - An operator's word that a router has ended counts like the proof of it, once it
+//     is durable. It is refused while the router is connected, or may only have lost
+//     its connection. The router is not let in again under that name before what it
+//     knew must have gone stale.
 //   - No pod is handed out at an address to which some router may still send an
 //     earlier sandbox's requests, nor at one where two pods seem to be: see place.
 //   - An idle pod is deleted only once that intent is durable: the next leader

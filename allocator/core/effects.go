@@ -71,6 +71,23 @@ type (
 		Outstanding int
 	}
 
+	// DeadDeclared answers a DeclareDead.
+	DeadDeclared struct {
+		Token  uint64
+		Status DeclareStatus
+		// Fences is how many fences waited for the session.
+		Fences int
+		// Wait is how long it must be silent still, for DeclareHeard.
+		Wait time.Duration
+	}
+	// SessionDeclaredDead: a session is waited for no more, because an operator says
+	// that it has ended, which is durable now.
+	SessionDeclaredDead struct {
+		Session, From string
+		Declaration   Declaration
+		Fences        int
+	}
+
 	// SendSnapshot sends all routes to a stream that has just joined.
 	SendSnapshot struct {
 		Stream   uint64
@@ -106,8 +123,12 @@ type (
 		Stream uint64
 		Nonce  uint64
 	}
-	// CloseStream ends a stream that was replaced by a newer one.
-	CloseStream struct{ Stream uint64 }
+	// CloseStream ends a stream that was replaced by a newer one, or whose session has
+	// ended. Banned: that session was declared dead, and must not come back.
+	CloseStream struct {
+		Stream uint64
+		Banned bool
+	}
 
 	// SandboxReady fires OnSandboxReady: requests reach the sandbox from now on.
 	// It comes once for each sandbox, or never if the leader ends in that moment.
@@ -153,6 +174,17 @@ const (
 	ReleaseOK
 )
 
+// DeclareStatus is the outcome of a DeclareDead.
+type DeclareStatus int
+
+// The outcomes of a DeclareDead.
+const (
+	DeclareUnknown   DeclareStatus = iota // no such session, or nobody waits for it any more
+	DeclareConnected                      // it is connected, so it lives
+	DeclareHeard                          // it was heard a short while ago, or may have been
+	DeclareOK
+)
+
 func (CreatePod) effect()       {}
 func (Write) effect()           {}
 func (Settle) effect()          {}
@@ -174,3 +206,6 @@ func (SendResolved) effect()    {}
 func (SendPong) effect()        {}
 func (CloseStream) effect()     {}
 func (SandboxReleased) effect() {}
+
+func (DeadDeclared) effect()        {}
+func (SessionDeclaredDead) effect() {}

@@ -88,10 +88,11 @@ type (
 	RecordGone struct{ ID string }
 
 	// SessionJoined: a router opened a stream. Stream numbers are never reused
-	// within a term.
+	// within a term. From is its address, for people.
 	SessionJoined struct {
 		Session string
 		Stream  uint64
+		From    string
 	}
 	// SessionLeft: that stream ended, for whatever cause.
 	SessionLeft struct {
@@ -103,6 +104,13 @@ type (
 	// SessionDead: the process of a router is proven to have ended, by another one.
 	// That one's later pings are answered when it is durable.
 	SessionDead struct{ Session, By string }
+	// DeclareDead: an operator says that a router and its Envoy have ended. Token comes
+	// back in DeadDeclared.
+	DeclareDead struct {
+		Token      uint64
+		Session    string
+		By, Reason string
+	}
 	// SessionPing: the router asked for freshness.
 	SessionPing struct {
 		Session string
@@ -149,6 +157,7 @@ func (SessionJoined) event()  {}
 func (SessionLeft) event()    {}
 func (SessionGoodbye) event() {}
 func (SessionDead) event()    {}
+func (DeclareDead) event()    {}
 func (SessionPing) event()    {}
 func (SessionAck) event()     {}
 func (Resolve) event()        {}

@@ -321,6 +321,9 @@ func checkTables(t interface{ Fatalf(string, ...any) }, c *Core) {
 			if pends := slices.ContainsFunc(s.pending, func(p pending) bool { return p.sandbox == sb }); waits != pends {
 				t.Fatalf("the fence of %s waits for session %s: %v, which owes an acknowledgement: %v", sb.ID, id, waits, pends)
 			}
+			if needed := sb.fence.waiting[s]; waits && !slices.Contains(s.pending, pending{needed, sb}) {
+				t.Fatalf("the fence of %s waits for message %d to be acknowledged by session %s, which owes %+v", sb.ID, needed, id, s.pending)
+			}
 		}
 	}
 	if streams != len(c.streams) {
@@ -332,6 +335,42 @@ func checkTables(t interface{ Fatalf(string, ...any) }, c *Core) {
 			if c.sessions[s.id] != s {
 				t.Fatalf("the fence of %s waits for session %s, which has ended", sb.ID, s.id)
 			}
+		}
+	}
+	checkStatus(t, c)
+}
+
+// checkStatus compares what is shown of fences and sessions with the tables.
+func checkStatus(t interface{ Fatalf(string, ...any) }, c *Core) {
+	const most = 1 << 20
+	fences, others := c.Fences(most)
+	sessions, more := c.Sessions(most)
+	if len(fences) != c.fences.Len() || len(sessions) != len(c.sessions) || others+more != 0 {
+		t.Fatalf("%d fences and %d sessions are shown, and %d and %d others; there are %d and %d", len(fences), len(sessions), others, more, c.fences.Len(), len(c.sessions))
+	}
+	waits := map[string]int{}
+	for _, f := range fences {
+		kept := c.sandboxes[f.Sandbox.ID].fence
+		if kept.done || len(f.Waiting)+f.Others != len(kept.waiting) || len(f.Waiting) != min(len(kept.waiting), awaitedMost) || len(kept.waiting) > 0 && f.Window != 0 {
+			t.Fatalf("the fence of %s is shown as %+v, and kept as %+v", f.Sandbox.ID, f, kept)
+		}
+		for _, a := range f.Waiting {
+			needed, ok := kept.waiting[c.sessions[a.ID]]
+			if !ok || a.Connected && (a.Needed != needed || needed <= a.Acked || needed > a.Sent) || !a.Connected && a.Needed+a.Sent+a.Acked != 0 {
+				t.Fatalf("the fence of %s is shown to wait for %+v, and does: %v, for message %d", f.Sandbox.ID, a, ok, needed)
+			}
+		}
+		for s := range kept.waiting {
+			waits[s.id]++
+		}
+	}
+	for _, s := range sessions {
+		kept := c.sessions[s.ID]
+		if s.Fences != waits[s.ID] || s.Connected != (kept.stream != 0) || kept.declared != nil && s.Connected {
+			t.Fatalf("session %s is shown as %+v, %d fences wait for it, kept is %+v", s.ID, s, waits[s.ID], kept)
+		}
+		if _, banned := c.bans[s.ID]; banned {
+			t.Fatalf("session %s was declared dead and is there", s.ID)
 		}
 	}
 }

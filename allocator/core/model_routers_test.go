@@ -319,6 +319,15 @@ func (w *world) findDead() {
 	}
 }
 
+// declareDead is an operator's word, who is right.
+func (w *world) declareDead() {
+	if r := pick(w, w.routers, func(r *router) bool { return r.dead && !r.lockless }); r != nil {
+		token := w.token()
+		w.declared[token] = r.id
+		w.step(DeclareDead{Token: token, Session: r.id})
+	}
+}
+
 // ---- requests
 
 func (w *world) anyRequest() {

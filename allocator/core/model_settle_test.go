@@ -41,6 +41,9 @@ func (w *world) settle() {
 	if len(w.releases) > 0 {
 		t.Fatalf("releases never answered: %v", w.releases)
 	}
+	if len(w.declared) > 0 {
+		t.Fatalf("declarations never answered: %v", w.declared)
+	}
 	if w.core.fences.Len() > 0 {
 		t.Fatalf("%d fences never completed", w.core.fences.Len())
 	}

@@ -198,6 +198,7 @@ func (w *world) table(p profile) []action {
 		{"router pings", func() { w.ping(pick(w, w.routers, connected)) }},
 		{"router dies", func() { w.die(pick(w, w.routers, alive)) }},
 		{"dead router found", w.findDead},
+		{"dead router declared dead", w.declareDead},
 		{"router stops", func() { w.stopRouter(pick(w, w.routers, connected)) }},
 		{"another router beside an Envoy", func() {
 			if living := slices.DeleteFunc(slices.Clone(w.routers), func(r *router) bool { return r.dead }); len(living) < 4 {

@@ -43,12 +43,13 @@ type world struct {
 	claims   map[uint64]*simClaim // token -> not answered yet
 	given    map[uint64]string    // token -> the sandbox that it was answered with
 	releases map[uint64]string
-	asked    map[string]bool // a caller wanted it released
-	answered map[string]bool // a caller was given it
-	unwanted map[string]bool // its Sandbox object was deleted by somebody
-	fired    map[string]bool // SandboxReleased in this term
-	ready    map[string]bool // SandboxReady, ever
-	failed   map[string]bool // its hook failed
+	declared map[uint64]string // DeclareDead that are not answered yet
+	asked    map[string]bool   // a caller wanted it released
+	answered map[string]bool   // a caller was given it
+	unwanted map[string]bool   // its Sandbox object was deleted by somebody
+	fired    map[string]bool   // SandboxReleased in this term
+	ready    map[string]bool   // SandboxReady, ever
+	failed   map[string]bool   // its hook failed
 	// lastUse is the last moment at which some router could admit a request.
 	lastUse map[string]time.Duration
 	doomed  map[string]bool // its pod was to be deleted
@@ -90,7 +91,7 @@ func newWorld(t tb, draws func(int) int) *world {
 		disk:    newDisk(),
 		nodes:   map[string]bool{"n1": true, "n2": true},
 		records: map[string]*simRecord{}, known: map[PodKey]int{}, holders: map[netip.Addr]string{},
-		claims: map[uint64]*simClaim{}, given: map[uint64]string{}, releases: map[uint64]string{}, asked: map[string]bool{}, answered: map[string]bool{}, unwanted: map[string]bool{},
+		claims: map[uint64]*simClaim{}, given: map[uint64]string{}, releases: map[uint64]string{}, declared: map[uint64]string{}, asked: map[string]bool{}, answered: map[string]bool{}, unwanted: map[string]bool{},
 		fired: map[string]bool{}, ready: map[string]bool{}, failed: map[string]bool{},
 		lastUse: map[string]time.Duration{}, doomed: map[string]bool{}, judged: map[PodKey]bool{}, ended: map[string]PodKey{}, forgotten: map[string]bool{}, hadAddress: map[netip.Addr]map[PodKey]bool{},
 	}
@@ -255,6 +256,7 @@ func (w *world) changeLeader() {
 	w.strays = nil
 	clear(w.claims) // their callers were told to try again
 	clear(w.releases)
+	clear(w.declared)
 	clear(w.fired)
 	for _, j := range w.jobs {
 		if _, ok := j.effect.(CreatePod); ok {
@@ -373,6 +375,17 @@ func (w *world) do(effects []Effect) {
 			delete(w.releases, e.Token)
 			if e.Status == ReleaseOK && !w.released(id) {
 				t.Fatalf("release of %s answered before it was durable", id)
+			}
+			continue
+		case DeadDeclared:
+			if _, waits := w.declared[e.Token]; !waits {
+				t.Fatalf("declaration %d answered twice", e.Token)
+			}
+			delete(w.declared, e.Token)
+			continue
+		case SessionDeclaredDead:
+			if w.disk.sessions[e.Session] {
+				t.Fatalf("%s is waited for no more, and that it was declared dead is not durable", e.Session)
 			}
 			continue
 		case SandboxReleased:

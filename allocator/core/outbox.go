@@ -29,6 +29,8 @@ type change struct {
 	// session is told what is so, or, if another one has left, that this is durable;
 	// it may be nil then.
 	session *session
+	// declared: an operator says that a session has ended.
+	declared *declaration
 	// dropped: it was called off before it was handed to a Write.
 	dropped bool
 	// handed: it was handed to a Write.

@@ -9,14 +9,21 @@ import (
 type session struct {
 	id string
 	// durable: that it is there is in the journal. It has been told nothing before.
-	durable  bool
-	stream   uint64 // 0: not connected
-	lastPing time.Duration
-	unponged uint64 // the nonce of the last ping, if it has to wait for its answer
+	durable bool
+	from    string // where it joined from last, for people
+	stream  uint64 // 0: not connected
+	// lastPing is when it was heard last, at the latest; heardAt when this leader has
+	// heard it, 0 if never.
+	lastPing, heardAt time.Duration
+	unponged          uint64 // the nonce of the last ping, if it has to wait for its answer
 	// burying is how many deaths it has reported that are not durable. Its ping is
 	// answered after that: it then forgets the proof.
 	burying  int
 	sequence uint64 // of the last message sent on the stream
+	acked    uint64 // of the last one that was acknowledged
+	// declared: an operator says that it has ended, and that is on its way into the
+	// journal.
+	declared *declaration
 	// pending are the messages that fences wait for, in order of sequence.
 	pending []pending
 }
@@ -28,7 +35,9 @@ type pending struct {
 
 // fence is what must happen before a released sandbox's pod may be deleted.
 type fence struct {
-	waiting map[*session]struct{}
+	// waiting has, of each session that is waited for, the sequence of the message
+	// whose acknowledgement ends that, if it is connected.
+	waiting map[*session]uint64
 	started time.Duration
 	// clearedAt is when nobody was waited for any more; 0: not yet.
 	clearedAt time.Duration
@@ -53,19 +62,22 @@ type waiter struct{ token uint64 }
 func (c *Core) expiry() time.Duration { return c.cfg.MaxStale + c.cfg.MaxStale/100 }
 
 func (c *Core) sessionJoined(ev SessionJoined) {
+	if !c.mayJoin(ev) {
+		return
+	}
 	s := c.sessions[ev.Session]
 	if s == nil {
 		// The next leader has to know whom it must wait for. So this is durable before
 		// the router is told anything.
 		s = &session{id: ev.Session}
 		c.sessions[ev.Session] = s
-		c.append(&change{session: s, fact: Fact{Session: s.id}}, true)
+		c.append(&change{session: s, fact: Fact{Session: s.id, From: ev.From}}, true)
 	}
 	if s.stream != 0 {
 		delete(c.streams, s.stream)
-		c.emit(CloseStream{s.stream})
+		c.emit(CloseStream{Stream: s.stream})
 	}
-	s.stream, s.unponged = ev.Stream, 0
+	s.stream, s.from, s.unponged = ev.Stream, ev.From, 0
 	s.heard(c.now.Boot)
 	c.streams[ev.Stream] = s
 	if s.durable {
@@ -76,6 +88,10 @@ func (c *Core) sessionJoined(ev SessionJoined) {
 // sessionWritten acts on a session that was committed.
 func (c *Core) sessionWritten(ch *change) {
 	s := ch.session
+	if ch.declared != nil {
+		c.declaredDead(ch)
+		return
+	}
 	if ch.fact.Left {
 		c.emit(Settle{Session: ch.fact.Session, Revision: ch.fact.Revision})
 		if s != nil { // who has reported it
@@ -95,22 +111,27 @@ func (c *Core) sessionWritten(ch *change) {
 
 // recoverSession makes a session of an earlier term known.
 func (c *Core) recoverSession(f Fact) {
-	if f.Left {
+	switch {
+	case f.Declared != nil:
+		c.ban(f.Session, f.Revision, 0)
+		return
+	case f.Left:
 		c.emit(Settle{Session: f.Session, Revision: f.Revision})
 		return
 	}
-	c.sessions[f.Session] = &session{id: f.Session, durable: true, lastPing: c.now.Boot + c.cfg.Lease}
+	c.sessions[f.Session] = &session{id: f.Session, from: f.From, durable: true, lastPing: c.now.Boot + c.cfg.Lease}
 }
 
 // welcome tells a router what is so.
 func (c *Core) welcome(s *session) {
-	s.sequence = 1
+	s.sequence, s.acked = 1, 0
 	// The snapshot replaces what this router had, so its acknowledgement counts
 	// for every sandbox that is not in it.
 	s.pending = nil
 	c.eachFence(func(sb *sandbox) {
 		if _, waits := sb.fence.waiting[s]; waits {
-			s.pending = append(s.pending, pending{1, sb})
+			s.pending = append(s.pending, pending{s.sequence, sb})
+			sb.fence.waiting[s] = s.sequence
 		}
 	})
 	c.emit(SendSnapshot{Stream: s.stream, Sequence: s.sequence, Routes: c.Running()})
@@ -127,7 +148,7 @@ func (c *Core) pong(s *session) {
 
 // heard notes that a router was alive. What is known of one of an earlier term is more
 // than that: another leader may have heard it since.
-func (s *session) heard(at time.Duration) { s.lastPing = max(s.lastPing, at) }
+func (s *session) heard(at time.Duration) { s.lastPing, s.heardAt = max(s.lastPing, at), at }
 
 func (c *Core) sessionLeft(ev SessionLeft) {
 	s := c.streams[ev.Stream]
@@ -172,6 +193,7 @@ func (c *Core) sessionAck(ev SessionAck) {
 	if s == nil || ev.Sequence > s.sequence {
 		return // what was never sent has not taken effect
 	}
+	s.acked = max(s.acked, ev.Sequence)
 	n := 0
 	for n < len(s.pending) && s.pending[n].sequence <= ev.Sequence {
 		n++
@@ -185,11 +207,16 @@ func (c *Core) sessionAck(ev SessionAck) {
 
 // removeSession forgets a session that can route to nothing any more.
 func (c *Core) removeSession(s, by *session) {
-	delete(c.sessions, s.id)
 	c.append(&change{session: by, fact: Fact{Session: s.id, Left: true}}, by != nil)
+	c.dropSession(s)
+}
+
+// dropSession waits for a session no more.
+func (c *Core) dropSession(s *session) {
+	delete(c.sessions, s.id)
 	if s.stream != 0 {
 		delete(c.streams, s.stream)
-		c.emit(CloseStream{s.stream})
+		c.emit(CloseStream{Stream: s.stream})
 	}
 	c.eachFence(func(sb *sandbox) { c.cleared(sb, s) })
 }
@@ -228,15 +255,16 @@ func (c *Core) startFence(sb *sandbox) {
 		c.advanceFence(sb)
 		return
 	}
-	f := &fence{started: c.now.Boot, waiting: make(map[*session]struct{}, len(c.sessions))}
+	f := &fence{started: c.now.Boot, waiting: make(map[*session]uint64, len(c.sessions))}
 	sb.fence, f.elem = f, c.fences.PushBack(sb)
 	for _, s := range c.sessions {
 		if !s.durable {
 			continue // it was told nothing
 		}
-		f.waiting[s] = struct{}{}
+		f.waiting[s] = 0
 		if s.stream != 0 {
 			s.sequence++
+			f.waiting[s] = s.sequence
 			s.pending = append(s.pending, pending{s.sequence, sb})
 			c.emit(SendRelease{Stream: s.stream, Sequence: s.sequence, ID: sb.ID})
 		}

@@ -134,11 +134,22 @@ type Fact struct {
 	Revision Revision
 	// Sandbox is set for a sandbox. Its Revision is this one.
 	Sandbox *Sandbox
-	// Session is set for a session. Left: it can route to nothing any more.
+	// Session is set for a session, From where it joined from. Left: it can route to
+	// nothing any more.
 	Session string
+	From    string
 	Left    bool
+	// Declared: it has left because an operator says so.
+	Declared *Declaration
 	// Discard is the pod that will not be handed out any more.
 	Discard PodKey
+}
+
+// Declaration is an operator's word that a router and its Envoy have ended.
+type Declaration struct {
+	// By is the name of the key that was shown, "" if none was needed.
+	By, Reason string
+	At         time.Time
 }
 
 // Reasons a sandbox is released.

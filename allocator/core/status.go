@@ -1,0 +1,112 @@
+package core
+
+import (
+	"maps"
+	"slices"
+	"strings"
+	"time"
+)
+
+// FenceStatus says what the release of a sandbox waits for.
+type FenceStatus struct {
+	Sandbox Sandbox
+	// Waiting are sessions, by ID, at most awaitedMost; Others is how many more there
+	// are. When nobody is waited for, what is left is the window.
+	Waiting []Awaited
+	Others  int
+	// Window is what is left of it, 0 while sessions are waited for.
+	Window time.Duration
+}
+
+// Awaited is a session that a fence waits for.
+type Awaited struct {
+	SessionStatus
+	// Needed is the sequence of the message whose acknowledgement ends the wait, 0 if
+	// the session is not connected.
+	Needed uint64
+}
+
+// SessionStatus is what is known of a router.
+type SessionStatus struct {
+	ID string
+	// From is where it joined from last, "" if that is not known.
+	From      string
+	Connected bool
+	// Heard: this leader has heard it, the last time Silence ago.
+	Heard   bool
+	Silence time.Duration
+	// Sent and Acked are the sequences of the last message on its stream, and of the
+	// last one that it has acknowledged; 0 if it is not connected.
+	Sent, Acked uint64
+	// Expires is after how long it will have gone stale if it is not heard again.
+	Expires time.Duration
+	// Fences is how many fences wait for it. Only Sessions says so.
+	Fences int
+}
+
+// awaitedMost bounds the sessions that a FenceStatus lists.
+const awaitedMost = 20
+
+// Fences lists the sandboxes whose fence is not complete, in the order in which the
+// fences began, at most so many, and says how many more there are. Times count from
+// the last Step.
+func (c *Core) Fences(most int) (list []FenceStatus, others int) {
+	sessions := c.sortedSessions()
+	for e := c.fences.Front(); e != nil && len(list) < most; e = e.Next() {
+		sb := e.Value.(*sandbox)
+		st := FenceStatus{Sandbox: sb.Sandbox}
+		for _, s := range sessions {
+			if len(st.Waiting) == min(awaitedMost, len(sb.fence.waiting)) {
+				break
+			}
+			needed, waits := sb.fence.waiting[s]
+			if !waits {
+				continue
+			}
+			a := Awaited{SessionStatus: c.statusOf(s)}
+			if a.Connected {
+				a.Needed = needed
+			}
+			st.Waiting = append(st.Waiting, a)
+		}
+		st.Others = len(sb.fence.waiting) - len(st.Waiting)
+		if len(sb.fence.waiting) == 0 {
+			st.Window = max(0, sb.fence.clearedAt+c.cfg.Window-c.now.Boot)
+		}
+		list = append(list, st)
+	}
+	return list, c.fences.Len() - len(list)
+}
+
+// Sessions lists the routers that are, or may be, there, by ID, at most so many, and
+// says how many more there are. Times count from the last Step.
+func (c *Core) Sessions(most int) (list []SessionStatus, others int) {
+	all := c.sortedSessions()
+	awaited := make(map[*session]int, len(all))
+	c.eachFence(func(sb *sandbox) {
+		for s := range sb.fence.waiting {
+			awaited[s]++
+		}
+	})
+	for _, s := range all[:min(most, len(all))] {
+		st := c.statusOf(s)
+		st.Fences = awaited[s]
+		list = append(list, st)
+	}
+	return list, len(all) - len(list)
+}
+
+func (c *Core) sortedSessions() []*session {
+	return slices.SortedFunc(maps.Values(c.sessions), func(a, b *session) int { return strings.Compare(a.id, b.id) })
+}
+
+func (c *Core) statusOf(s *session) SessionStatus {
+	st := SessionStatus{ID: s.id, From: s.from, Connected: s.stream != 0, Heard: s.heardAt != 0, Expires: max(0, s.lastPing+c.expiry()-c.now.Boot)}
+	if st.Heard {
+		st.Silence = c.now.Boot - s.heardAt
+	}
+	if st.Connected && s.durable {
+		st.Sent, st.Acked = s.sequence, s.acked
+	}
+	return st
+}
