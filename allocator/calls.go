@@ -148,6 +148,54 @@ func (a *Allocator) Live(ctx context.Context) ([]core.Sandbox, error) {
 	return look(ctx, a, (*core.Core).Live)
 }
 
+// Fences implements rest.Allocator.
+func (a *Allocator) Fences(ctx context.Context, most int) ([]core.FenceStatus, int, error) {
+	return listed(ctx, a, func(c *core.Core) ([]core.FenceStatus, int) { return c.Fences(most) })
+}
+
+// Sessions implements rest.Allocator.
+func (a *Allocator) Sessions(ctx context.Context, most int) ([]core.SessionStatus, int, error) {
+	return listed(ctx, a, func(c *core.Core) ([]core.SessionStatus, int) { return c.Sessions(most) })
+}
+
+// listed reads a list from the core, and how much of it was left out.
+func listed[T any](ctx context.Context, a *Allocator, f func(*core.Core) ([]T, int)) ([]T, int, error) {
+	type result struct {
+		list   []T
+		others int
+	}
+	r, err := look(ctx, a, func(c *core.Core) (r result) {
+		r.list, r.others = f(c)
+		return r
+	})
+	return r.list, r.others, err
+}
+
+// DeclareDead implements rest.Allocator: it waits no longer for a router. When ctx
+// ends first, the declaration may take effect all the same; it can be repeated.
+func (a *Allocator) DeclareDead(ctx context.Context, session, by, reason string) (core.DeadDeclared, error) {
+	t, err := a.leadingTerm()
+	if err != nil {
+		return core.DeadDeclared{}, notLeading(err)
+	}
+	token, answer := t.answers.expect()
+	defer t.answers.forget(token)
+	if !t.loop.put(core.DeclareDead{Token: token, Session: session, By: by, Reason: reason}) {
+		return core.DeadDeclared{}, notLeading(errStepDown)
+	}
+	select {
+	case e := <-answer:
+		if d, ok := e.(core.DeadDeclared); ok {
+			return d, nil
+		}
+		return core.DeadDeclared{}, fmt.Errorf("allocator: unexpected answer %T to a declaration", e)
+	case <-t.loop.done:
+		return core.DeadDeclared{}, notLeading(errStepDown)
+	case <-ctx.Done():
+		return core.DeadDeclared{}, ctx.Err()
+	}
+}
+
 // look reads something from the core of the present term.
 func look[T any](ctx context.Context, a *Allocator, f func(*core.Core) T) (T, error) {
 	var none T

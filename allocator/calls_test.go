@@ -6,7 +6,11 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/api/apierror"
@@ -75,10 +79,13 @@ func TestCallsOfAReplicaThatStopsToLeadSayNotLeader(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, tm := leading(t)
 		calls := map[string]func() error{
-			"claim":   func() error { _, err := a.Claim(t.Context(), "python", core.Claim{}); return err },
-			"release": func() error { _, _, err := a.Release(t.Context(), "k3x9", core.ReasonKilled); return err },
-			"sandbox": func() error { _, _, err := a.Sandbox(t.Context(), "k3x9"); return err },
-			"live":    func() error { _, err := a.Live(t.Context()); return err },
+			"claim":    func() error { _, err := a.Claim(t.Context(), "python", core.Claim{}); return err },
+			"release":  func() error { _, _, err := a.Release(t.Context(), "k3x9", core.ReasonKilled); return err },
+			"sandbox":  func() error { _, _, err := a.Sandbox(t.Context(), "k3x9"); return err },
+			"live":     func() error { _, err := a.Live(t.Context()); return err },
+			"fences":   func() error { _, _, err := a.Fences(t.Context(), 1); return err },
+			"sessions": func() error { _, _, err := a.Sessions(t.Context(), 1); return err },
+			"declare":  func() error { _, err := a.DeclareDead(t.Context(), "r", "ops", "burnt"); return err },
 		}
 		errs := make(chan error, 2*len(calls))
 		for _, call := range calls {
@@ -99,6 +106,48 @@ func TestCallsOfAReplicaThatStopsToLeadSayNotLeader(t *testing.T) {
 		}
 		require.Empty(t, tm.answers.wait, "who waited is still waited for")
 	})
+}
+
+func TestADeclarationIsAnsweredByTheLoop(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, tm := leading(t)
+		answers, errs := make(chan core.DeadDeclared, 1), make(chan error, 1)
+		declare := func(ctx context.Context) core.DeclareDead {
+			go func() {
+				answer, err := a.DeclareDead(ctx, "r", "ops", "its node burnt")
+				answers <- answer
+				errs <- err
+			}()
+			return (<-tm.loop.in).(core.DeclareDead)
+		}
+		ev := declare(t.Context())
+		require.Equal(t, core.DeclareDead{Token: ev.Token, Session: "r", By: "ops", Reason: "its node burnt"}, ev)
+		want := core.DeadDeclared{Token: ev.Token, Status: core.DeclareOK, Fences: 3}
+		tm.do(want)
+		require.Equal(t, want, <-answers)
+		require.NoError(t, <-errs)
+
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		declare(ctx)
+		<-answers
+		require.ErrorIs(t, <-errs, context.DeadlineExceeded)
+		require.Empty(t, tm.answers.wait)
+	})
+}
+
+func TestADeclarationIsLoggedLoudlyAndCounted(t *testing.T) {
+	a, tm := leading(t)
+	var err error
+	a.metrics, err = newMetrics(prometheus.NewRegistry(), a)
+	require.NoError(t, err)
+	seen, logs := observer.New(zap.WarnLevel)
+	tm.log = zap.New(seen)
+	tm.do(core.SessionDeclaredDead{Session: "r", From: "10.1.0.1", Declaration: core.Declaration{By: "ops", Reason: "its node burnt"}, Fences: 3})
+	require.InDelta(t, 1, testutil.ToFloat64(a.metrics.declaredDead), 0)
+	require.Equal(t, 1, logs.Len())
+	require.Equal(t, zap.ErrorLevel, logs.All()[0].Level)
+	require.Equal(t, map[string]any{"session": "r", "address": "10.1.0.1", "by": "ops", "reason": "its node burnt", "fences": int64(3)}, logs.All()[0].ContextMap())
 }
 
 func TestReplicaWhoseLeaseMayHaveRunOutDoesNotLead(t *testing.T) {

@@ -35,7 +35,11 @@ func toRecord(f core.Fact) (journal.Record, error) {
 		}}
 	case f.Session != "":
 		r.Key = sessionPrefix + f.Session
-		r.State = &journalv1.Record_Session{Session: &journalv1.Session{Left: f.Left}}
+		session := &journalv1.Session{Left: f.Left, From: f.From}
+		if d := f.Declared; d != nil {
+			session.Declared = &journalv1.Declaration{By: d.By, Reason: d.Reason, At: micros(d.At)}
+		}
+		r.State = &journalv1.Record_Session{Session: session}
 	default:
 		r.Key = podPrefix + f.Discard.UID
 		r.State = &journalv1.Record_Discard{Discard: &journalv1.Discard{PodName: f.Discard.Name}}
@@ -89,7 +93,11 @@ func fromRecord(r journal.Record, namespace string) (core.Fact, bool, error) {
 	case *journalv1.Record_Discard:
 		f.Discard = core.PodKey{Namespace: namespace, Name: state.Discard.GetPodName(), UID: strings.TrimPrefix(r.Key, podPrefix)}
 	case *journalv1.Record_Session:
-		f.Session, f.Left = strings.TrimPrefix(r.Key, sessionPrefix), state.Session.GetLeft()
+		s := state.Session
+		f.Session, f.From, f.Left = strings.TrimPrefix(r.Key, sessionPrefix), s.GetFrom(), s.GetLeft()
+		if d := s.GetDeclared(); d != nil {
+			f.Declared = &core.Declaration{By: d.GetBy(), Reason: d.GetReason(), At: moment(d.GetAt())}
+		}
 	default:
 		return core.Fact{}, false, nil
 	}

@@ -36,7 +36,10 @@ func TestFactsComeBackFromTheJournalAsTheyWere(t *testing.T) {
 		case 0:
 			f.Discard = core.PodKey{Namespace: "ns", Name: text.Draw(t, "pod"), UID: text.Draw(t, "uid")}
 		case 1:
-			f.Session, f.Left = rapid.StringMatching(`[a-z0-9-]{16,64}`).Draw(t, "session"), rapid.Bool().Draw(t, "left")
+			f.Session, f.From, f.Left = rapid.StringMatching(`[a-z0-9-]{16,64}`).Draw(t, "session"), text.Draw(t, "from"), rapid.Bool().Draw(t, "left")
+			if rapid.Bool().Draw(t, "declared") {
+				f.Declared = &core.Declaration{By: text.Draw(t, "by"), Reason: text.Draw(t, "why"), At: at.Draw(t, "at")}
+			}
 		default:
 			f.Sandbox = &core.Sandbox{
 				Binding: core.Binding{
@@ -118,6 +121,8 @@ func storedFacts() []core.Fact {
 		{Revision: core.Revision{Term: 3, Counter: 43}, Discard: core.PodKey{Namespace: "ns", Name: "python-abcd", UID: "ff66a0ba-b4ac-4183-9e2c-df996dc39161"}},
 		{Revision: core.Revision{Term: 3, Counter: 44}, Session: "router-0123456789abcdef"},
 		{Revision: core.Revision{Term: 3, Counter: 45}, Session: "router-0123456789abcdef", Left: true},
+		{Revision: core.Revision{Term: 3, Counter: 46}, Session: "router-0123456789abcdef", From: "10.244.1.9"},
+		{Revision: core.Revision{Term: 3, Counter: 47}, Session: "router-0123456789abcdef", From: "10.244.1.9", Left: true, Declared: &core.Declaration{By: "ops", Reason: "its node burnt", At: time.UnixMicro(1_800_000_300_000_100).UTC()}},
 	}
 }
 
@@ -132,6 +137,9 @@ func TestWhatAnEarlierVersionHasJournaledIsRead(t *testing.T) {
 		"0a28706f642f66663636613062612d623461632d343138332d396532632d6466393936646333393136311003182b2a0d0a0b707974686f6e2d61626364",
 		"0a1f73657373696f6e2f726f757465722d303132333435363738396162636465661003182c3200",
 		"0a1f73657373696f6e2f726f757465722d303132333435363738396162636465661003182d32020801",
+		// From the version on that has declarations:
+		"0a1f73657373696f6e2f726f757465722d303132333435363738396162636465661003182e320c120a31302e3234342e312e39",
+		"0a1f73657373696f6e2f726f757465722d303132333435363738396162636465661003182f322e0801120a31302e3234342e312e391a1e0a036f7073120e697473206e6f6465206275726e7418e4c6e8d3f3a29903",
 	}
 	for i, want := range storedFacts() {
 		raw, err := hex.DecodeString(stored[i])

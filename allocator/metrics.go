@@ -7,11 +7,12 @@ import (
 )
 
 type metrics struct {
-	claims   *prometheus.CounterVec
-	releases *prometheus.CounterVec
-	repairs  prometheus.Counter
-	commits  prometheus.Histogram
-	heldBack prometheus.Counter
+	claims       *prometheus.CounterVec
+	releases     *prometheus.CounterVec
+	repairs      prometheus.Counter
+	declaredDead prometheus.Counter
+	commits      prometheus.Histogram
+	heldBack     prometheus.Counter
 }
 
 func newMetrics(reg prometheus.Registerer, a *Allocator) (*metrics, error) {
@@ -25,6 +26,9 @@ func newMetrics(reg prometheus.Registerer, a *Allocator) (*metrics, error) {
 	}
 	m.repairs = prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "berth_allocator_repairs_total", Help: "Pods found in a state that nothing on record explains.",
+	})
+	m.declaredDead = prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "berth_allocator_sessions_declared_dead_total", Help: "Routers that are waited for no more because an operator has declared them dead.",
 	})
 	m.commits = prometheus.NewHistogram(prometheus.HistogramOpts{
 		Name: "berth_allocator_journal_commit_seconds", Help: "Time to write what waited to the journal.",
@@ -52,7 +56,7 @@ func newMetrics(reg prometheus.Registerer, a *Allocator) (*metrics, error) {
 		})
 	}
 	for _, c := range []prometheus.Collector{
-		m.claims, m.releases, m.repairs, m.commits, m.heldBack,
+		m.claims, m.releases, m.repairs, m.declaredDead, m.commits, m.heldBack,
 		counter("berth_allocator_journal_batches_total", "Batches written to the journal.", func(s journal.Stats) uint64 { return s.Batches }),
 		counter("berth_allocator_journal_records_total", "Records written to the journal, without those that rode along.", func(s journal.Stats) uint64 { return s.Records }),
 		counter("berth_allocator_journal_carried_total", "Records that were written again because nothing else held them yet.", func(s journal.Stats) uint64 { return s.Carried }),

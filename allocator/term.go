@@ -290,6 +290,12 @@ func (t *term) do(e core.Effect) {
 		t.answers.deliver(e.Token, e)
 	case core.ReleaseAnswered:
 		t.answers.deliver(e.Token, e)
+	case core.DeadDeclared:
+		t.answers.deliver(e.Token, e)
+	case core.SessionDeclaredDead:
+		t.a.metrics.declaredDead.Inc()
+		t.log.Error("a router was declared dead by an operator, and is waited for no more: if it lives, it may send requests to pods of other sandboxes until it has gone stale",
+			zap.String("session", e.Session), zap.String("address", e.From), zap.String("by", e.Declaration.By), zap.String("reason", e.Declaration.Reason), zap.Int("fences", e.Fences))
 	case core.SandboxReady:
 		t.callBack(t.a.o.OnSandboxReady, e.Sandbox.ID)
 	case core.SandboxReleased:

@@ -10,6 +10,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"net/netip"
 	"regexp"
 	"sync"
 	"time"
@@ -17,6 +18,7 @@ import (
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
 	"github.com/berth-sandbox/berth/allocator/core"
@@ -158,12 +160,26 @@ func (s *Server) Session(rpc grpc.BidiStreamingServer[controlv1.RouterMessage, c
 	st := s.add()
 	defer s.remove(st)
 	session := join.GetInstanceId()
-	leader.Submit(core.SessionJoined{Session: session, Stream: st.id})
+	from := addressOf(rpc.Context())
+	leader.Submit(core.SessionJoined{Session: session, Stream: st.id, From: from})
 	defer leader.Submit(core.SessionLeft{Session: session, Stream: st.id})
-	s.log.Info("router joined", zap.String("session", session))
+	s.log.Info("router joined", zap.String("session", session), zap.String("address", from))
 	err := s.serve(rpc, leader, st, session, incoming, failed)
 	s.log.Info("router left", zap.String("session", session), zap.Error(err))
 	return err
+}
+
+// addressOf is the address of a router, without its port.
+func addressOf(ctx context.Context) string {
+	p, ok := peer.FromContext(ctx)
+	if !ok {
+		return ""
+	}
+	at, err := netip.ParseAddrPort(p.Addr.String())
+	if err != nil {
+		return ""
+	}
+	return at.Addr().Unmap().String()
 }
 
 func (s *Server) serve(rpc grpc.BidiStreamingServer[controlv1.RouterMessage, controlv1.AllocatorMessage], leader Leader, st *stream, session string, incoming <-chan *controlv1.RouterMessage, failed <-chan error) error {
@@ -274,6 +290,10 @@ func (s *Server) Deliver(term uint64, e core.Effect) bool {
 	case core.SendPong:
 		s.push(e.Stream, &controlv1.AllocatorMessage{Term: term, Message: &controlv1.AllocatorMessage_Pong{Pong: &controlv1.Pong{Nonce: e.Nonce}}})
 	case core.CloseStream:
+		if e.Banned {
+			s.cut(e.Stream, status.Error(codes.NotFound, "an operator has declared this router dead, and nobody waits for it any more: it must end, and may come back under another instance ID"))
+			return true
+		}
 		s.cut(e.Stream, status.Error(codes.Aborted, "another stream joined under the same instance ID, or the session expired"))
 	default:
 		return false

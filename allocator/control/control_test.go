@@ -416,6 +416,14 @@ func TestSecondJoinOfAnInstanceClosesTheOldStreamOnly(t *testing.T) {
 	})
 }
 
+func TestARouterThatWasDeclaredDeadIsToldSo(t *testing.T) {
+	run(t, func(w *world) {
+		stream, n := w.joined()
+		require.True(t, w.Deliver(7, core.CloseStream{Stream: n, Banned: true}))
+		fails(t, stream, codes.NotFound, "declared this router dead")
+	})
+}
+
 // With the real core behind it: the second stream gets a snapshot, the first ends.
 func TestSecondJoinWithTheRealCore(t *testing.T) {
 	run(t, func(w *world) {

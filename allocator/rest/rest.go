@@ -7,6 +7,14 @@
 //	GET    /sandboxes/{id}   one live sandbox: 200, or 404
 //	DELETE /sandboxes/{id}   release: 204, or 404
 //
+// For operators, under /v1 (?limit=, 1 to 1,000, 100 if left out):
+//
+//	GET    /v1/fences                      released sandboxes whose pods are kept, and whom they wait for: 200
+//	GET    /v1/sessions                    routers, and how many fences wait for each: 200
+//	POST   /v1/sessions/{id}/declare-dead  {"reason":"..."}: wait no longer for a router that has ended
+//	                                       together with its Envoy: 200 when that is durable, 404,
+//	                                       or 409 while it may live
+//
 // A call needs a key, in X-API-Key or as a bearer token, unless the API has no
 // keys, which is for a listener on loopback only. A replica that does not lead
 // passes calls on to the one that does.
@@ -89,6 +97,12 @@ type Allocator interface {
 	Sandbox(ctx context.Context, id string) (core.Sandbox, bool, error)
 	// Live returns the sandboxes that are starting or running.
 	Live(ctx context.Context) ([]core.Sandbox, error)
+	// Fences and Sessions return at most so many, and how many more there are.
+	Fences(ctx context.Context, most int) ([]core.FenceStatus, int, error)
+	Sessions(ctx context.Context, most int) ([]core.SessionStatus, int, error)
+	// DeclareDead waits no longer for a router, because an operator says, for this
+	// reason, that it has ended. by is the name of the key.
+	DeclareDead(ctx context.Context, session, by, reason string) (core.DeadDeclared, error)
 }
 
 // Options configure the handler. All are required unless they say otherwise.
@@ -123,8 +137,11 @@ func New(o Options) (http.Handler, error) {
 		mux.HandleFunc("GET "+prefix+"/sandboxes/{id}", a.handle(a.slots, a.get))
 		mux.HandleFunc("DELETE "+prefix+"/sandboxes/{id}", a.handle(a.slots, a.kill))
 	}
+	mux.HandleFunc("GET /v1/fences", a.handle(a.slots, a.fences, "limit"))
+	mux.HandleFunc("GET /v1/sessions", a.handle(a.slots, a.sessions, "limit"))
+	mux.HandleFunc("POST /v1/sessions/{id}/declare-dead", a.handle(a.slots, a.declareDead))
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-		e := apierror.New(apierror.NotFound, "no such resource; this version serves /sandboxes and /sandboxes/{id}")
+		e := apierror.New(apierror.NotFound, "no such resource; this version serves /sandboxes, /sandboxes/{id}, /v1/fences, /v1/sessions and /v1/sessions/{id}/declare-dead")
 		if strings.HasPrefix(strings.TrimPrefix(r.URL.Path, "/v2")+"/", "/sandboxes/") {
 			e = notImplemented("%s %s is not implemented", r.Method, r.URL.Path)
 		}
@@ -169,8 +186,9 @@ func teamOf(ctx context.Context) string {
 }
 
 // handle turns a function that may fail into a handler. Where this replica does
-// not lead, the leader answers.
-func (a *api) handle(slots chan struct{}, f func(http.ResponseWriter, *http.Request) error) http.HandlerFunc {
+// not lead, the leader answers. parameters are those that the call may have in its
+// query.
+func (a *api) handle(slots chan struct{}, f func(http.ResponseWriter, *http.Request) error, parameters ...string) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		select {
 		case slots <- struct{}{}:
@@ -183,7 +201,7 @@ func (a *api) handle(slots chan struct{}, f func(http.ResponseWriter, *http.Requ
 			a.forward(w, r, leader)
 			return
 		}
-		err := noParameters(r)
+		err := noParametersBut(r, parameters)
 		if err == nil {
 			err = f(w, r)
 		}
@@ -211,12 +229,13 @@ func answer(w http.ResponseWriter, r *http.Request, e *apierror.Error) {
 	e.Write(w)
 }
 
-// noParameters refuses query parameters: no call has any yet.
-func noParameters(r *http.Request) error {
+// noParametersBut refuses query parameters that the call does not have.
+func noParametersBut(r *http.Request, known []string) error {
 	values, err := url.ParseQuery(r.URL.RawQuery)
 	if err != nil {
 		return invalid("query: %v", err)
 	}
+	maps.DeleteFunc(values, func(name string, _ []string) bool { return slices.Contains(known, name) })
 	if len(values) > 0 {
 		return notImplemented("parameter %s: not supported by this version; leave it out", strings.Join(slices.Sorted(maps.Keys(values)), ", "))
 	}

@@ -38,7 +38,14 @@ type fake struct {
 	status      core.ReleaseStatus
 	outstanding int
 
+	fences    []core.FenceStatus
+	sessions  []core.SessionStatus
+	truncated int
+	dead      core.DeadDeclared
+
 	mu       sync.Mutex
+	limits   []int
+	declared []string
 	pool     string
 	claim    core.Claim
 	released []string
@@ -92,6 +99,27 @@ func (f *fake) Live(ctx context.Context) ([]core.Sandbox, error) {
 		all = append(all, s)
 	}
 	return all, f.wait(ctx)
+}
+
+func (f *fake) Fences(ctx context.Context, most int) ([]core.FenceStatus, int, error) {
+	f.mu.Lock()
+	f.limits = append(f.limits, most)
+	f.mu.Unlock()
+	return f.fences, f.truncated, f.wait(ctx)
+}
+
+func (f *fake) Sessions(ctx context.Context, most int) ([]core.SessionStatus, int, error) {
+	f.mu.Lock()
+	f.limits = append(f.limits, most)
+	f.mu.Unlock()
+	return f.sessions, f.truncated, f.wait(ctx)
+}
+
+func (f *fake) DeclareDead(ctx context.Context, session, by, reason string) (core.DeadDeclared, error) {
+	f.mu.Lock()
+	f.declared = append(f.declared, session+"|"+by+"|"+reason)
+	f.mu.Unlock()
+	return f.dead, f.wait(ctx)
 }
 
 func handler(t require.TestingT, f *fake) http.Handler { return handlerWithKeys(t, f, nil) }

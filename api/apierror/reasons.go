@@ -32,6 +32,8 @@ const (
 	PoolNotFound       Reason = "pool_not_found"
 	SandboxNotFound    Reason = "sandbox_not_found"
 	SandboxGone        Reason = "sandbox_gone"
+	SessionNotFound    Reason = "session_not_found"
+	SessionAlive       Reason = "session_alive"
 	PoolEmpty          Reason = "pool_empty"
 	KeyReused          Reason = "idempotency_key_reused"
 	StartFailed        Reason = "start_failed"
@@ -111,12 +113,16 @@ var kinds = []Kind{
 		When: "there is no pool of the name in `templateID`", Do: "create the pool or mend the name"},
 	{Reason: SandboxNotFound, Code: http.StatusNotFound, GRPC: codes.NotFound, By: []Sender{Router, API},
 		When: "there is no such sandbox", Do: "check the ID; claim a sandbox"},
+	{Reason: SessionNotFound, Code: http.StatusNotFound, GRPC: codes.NotFound, By: []Sender{API},
+		When: "there is no such session of a router, or no more", Do: "nothing waits for it; `berth fence sessions` lists those that there are"},
 	{Reason: MethodRefused, Code: http.StatusMethodNotAllowed, GRPC: codes.InvalidArgument, By: []Sender{Router},
 		When: "the method is CONNECT", Do: "connect to the sandbox's host directly"},
 	{Reason: RequestTimeout, Code: http.StatusRequestTimeout, GRPC: codes.Unknown, By: []Sender{Envoy},
 		When: "the request's headers did not arrive in time", Do: "send them faster"},
 	{Reason: KeyReused, Code: http.StatusConflict, GRPC: codes.AlreadyExists, By: []Sender{API},
 		When: "the `Idempotency-Key` was used for a claim with another body", Do: "use a new key for a new claim"},
+	{Reason: SessionAlive, Code: http.StatusConflict, GRPC: codes.FailedPrecondition, By: []Sender{API},
+		When: "a router is to be declared dead that is connected, or was a moment ago", Do: "stop it instead; if it has ended, try again when the message says so"},
 	{Reason: SandboxGone, Code: http.StatusGone, GRPC: codes.NotFound, By: []Sender{Router, API},
 		When: "the sandbox has been released; the API says so with status 404, but for one that was claimed with the same `Idempotency-Key`", Do: "claim another one"},
 	{Reason: BodyTooLarge, Code: http.StatusRequestEntityTooLarge, GRPC: codes.ResourceExhausted, By: []Sender{API},

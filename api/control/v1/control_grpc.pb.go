@@ -42,7 +42,9 @@ type ControlClient interface {
 	//
 	// The stream ends with FAILED_PRECONDITION when the leader steps down,
 	// RESOURCE_EXHAUSTED when the router falls too far behind, ABORTED when
-	// another stream joined under the same instance ID.
+	// another stream joined under the same instance ID, and NOT_FOUND when an
+	// operator has declared this router dead: it must forget what it knows, and may
+	// come back as another process under another instance ID.
 	Session(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[RouterMessage, AllocatorMessage], error)
 }
 
@@ -79,7 +81,9 @@ type ControlServer interface {
 	//
 	// The stream ends with FAILED_PRECONDITION when the leader steps down,
 	// RESOURCE_EXHAUSTED when the router falls too far behind, ABORTED when
-	// another stream joined under the same instance ID.
+	// another stream joined under the same instance ID, and NOT_FOUND when an
+	// operator has declared this router dead: it must forget what it knows, and may
+	// come back as another process under another instance ID.
 	Session(grpc.BidiStreamingServer[RouterMessage, AllocatorMessage]) error
 	mustEmbedUnimplementedControlServer()
 }

@@ -488,7 +488,12 @@ func (x *Discard) GetPodName() string {
 type Session struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// It has ended, or has expired: it routes to nothing any more.
-	Left          bool `protobuf:"varint,1,opt,name=left,proto3" json:"left,omitempty"`
+	Left bool `protobuf:"varint,1,opt,name=left,proto3" json:"left,omitempty"`
+	// The address it joined from, for people.
+	From string `protobuf:"bytes,2,opt,name=from,proto3" json:"from,omitempty"`
+	// Set if it has left because an operator says so. Until what it knew must have gone
+	// stale it is not let in again under this ID.
+	Declared      *Declaration `protobuf:"bytes,3,opt,name=declared,proto3" json:"declared,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -530,6 +535,83 @@ func (x *Session) GetLeft() bool {
 	return false
 }
 
+func (x *Session) GetFrom() string {
+	if x != nil {
+		return x.From
+	}
+	return ""
+}
+
+func (x *Session) GetDeclared() *Declaration {
+	if x != nil {
+		return x.Declared
+	}
+	return nil
+}
+
+// Declaration is an operator's word that a router and its Envoy have ended.
+type Declaration struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The name of the API key that was shown, and what was said.
+	By     string `protobuf:"bytes,1,opt,name=by,proto3" json:"by,omitempty"`
+	Reason string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	// Microseconds since 1970.
+	At            int64 `protobuf:"varint,3,opt,name=at,proto3" json:"at,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Declaration) Reset() {
+	*x = Declaration{}
+	mi := &file_api_journal_v1_journal_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Declaration) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Declaration) ProtoMessage() {}
+
+func (x *Declaration) ProtoReflect() protoreflect.Message {
+	mi := &file_api_journal_v1_journal_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Declaration.ProtoReflect.Descriptor instead.
+func (*Declaration) Descriptor() ([]byte, []int) {
+	return file_api_journal_v1_journal_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *Declaration) GetBy() string {
+	if x != nil {
+		return x.By
+	}
+	return ""
+}
+
+func (x *Declaration) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *Declaration) GetAt() int64 {
+	if x != nil {
+		return x.At
+	}
+	return 0
+}
+
 var File_api_journal_v1_journal_proto protoreflect.FileDescriptor
 
 const file_api_journal_v1_journal_proto_rawDesc = "" +
@@ -569,9 +651,15 @@ const file_api_journal_v1_journal_proto_rawDesc = "" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"$\n" +
 	"\aDiscard\x12\x19\n" +
-	"\bpod_name\x18\x01 \x01(\tR\apodName\"\x1d\n" +
+	"\bpod_name\x18\x01 \x01(\tR\apodName\"l\n" +
 	"\aSession\x12\x12\n" +
-	"\x04left\x18\x01 \x01(\bR\x04left*Y\n" +
+	"\x04left\x18\x01 \x01(\bR\x04left\x12\x12\n" +
+	"\x04from\x18\x02 \x01(\tR\x04from\x129\n" +
+	"\bdeclared\x18\x03 \x01(\v2\x1d.berth.journal.v1.DeclarationR\bdeclared\"E\n" +
+	"\vDeclaration\x12\x0e\n" +
+	"\x02by\x18\x01 \x01(\tR\x02by\x12\x16\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x0e\n" +
+	"\x02at\x18\x03 \x01(\x03R\x02at*Y\n" +
 	"\x05Phase\x12\x15\n" +
 	"\x11PHASE_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0ePHASE_STARTING\x10\x01\x12\x11\n" +
@@ -591,27 +679,29 @@ func file_api_journal_v1_journal_proto_rawDescGZIP() []byte {
 }
 
 var file_api_journal_v1_journal_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_api_journal_v1_journal_proto_msgTypes = make([]protoimpl.MessageInfo, 6)
+var file_api_journal_v1_journal_proto_msgTypes = make([]protoimpl.MessageInfo, 7)
 var file_api_journal_v1_journal_proto_goTypes = []any{
-	(Phase)(0),      // 0: berth.journal.v1.Phase
-	(*Batch)(nil),   // 1: berth.journal.v1.Batch
-	(*Record)(nil),  // 2: berth.journal.v1.Record
-	(*Sandbox)(nil), // 3: berth.journal.v1.Sandbox
-	(*Discard)(nil), // 4: berth.journal.v1.Discard
-	(*Session)(nil), // 5: berth.journal.v1.Session
-	nil,             // 6: berth.journal.v1.Sandbox.MetadataEntry
+	(Phase)(0),          // 0: berth.journal.v1.Phase
+	(*Batch)(nil),       // 1: berth.journal.v1.Batch
+	(*Record)(nil),      // 2: berth.journal.v1.Record
+	(*Sandbox)(nil),     // 3: berth.journal.v1.Sandbox
+	(*Discard)(nil),     // 4: berth.journal.v1.Discard
+	(*Session)(nil),     // 5: berth.journal.v1.Session
+	(*Declaration)(nil), // 6: berth.journal.v1.Declaration
+	nil,                 // 7: berth.journal.v1.Sandbox.MetadataEntry
 }
 var file_api_journal_v1_journal_proto_depIdxs = []int32{
 	3, // 0: berth.journal.v1.Record.sandbox:type_name -> berth.journal.v1.Sandbox
 	4, // 1: berth.journal.v1.Record.discard:type_name -> berth.journal.v1.Discard
 	5, // 2: berth.journal.v1.Record.session:type_name -> berth.journal.v1.Session
-	6, // 3: berth.journal.v1.Sandbox.metadata:type_name -> berth.journal.v1.Sandbox.MetadataEntry
+	7, // 3: berth.journal.v1.Sandbox.metadata:type_name -> berth.journal.v1.Sandbox.MetadataEntry
 	0, // 4: berth.journal.v1.Sandbox.phase:type_name -> berth.journal.v1.Phase
-	5, // [5:5] is the sub-list for method output_type
-	5, // [5:5] is the sub-list for method input_type
-	5, // [5:5] is the sub-list for extension type_name
-	5, // [5:5] is the sub-list for extension extendee
-	0, // [0:5] is the sub-list for field type_name
+	6, // 5: berth.journal.v1.Session.declared:type_name -> berth.journal.v1.Declaration
+	6, // [6:6] is the sub-list for method output_type
+	6, // [6:6] is the sub-list for method input_type
+	6, // [6:6] is the sub-list for extension type_name
+	6, // [6:6] is the sub-list for extension extendee
+	0, // [0:6] is the sub-list for field type_name
 }
 
 func init() { file_api_journal_v1_journal_proto_init() }
@@ -630,7 +720,7 @@ func file_api_journal_v1_journal_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_journal_v1_journal_proto_rawDesc), len(file_api_journal_v1_journal_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   6,
+			NumMessages:   7,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
