@@ -317,6 +317,14 @@ func (c *Cache) SetFreshUntil(at time.Duration) {
 	c.freshUntil = max(c.freshUntil, at)
 }
 
+// Expire makes everything stale at once: the allocator waits no more for what is known
+// here to be forgotten.
+func (c *Cache) Expire() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.freshUntil = c.now()
+}
+
 // Fresh reports whether routes may be served now.
 func (c *Cache) Fresh() bool {
 	c.mu.Lock()

@@ -335,6 +335,18 @@ func TestFreshnessOnceGrantedIsNotShortened(t *testing.T) {
 	require.True(t, w.Fresh())
 }
 
+func TestNothingIsServedOnceEverythingHasExpired(t *testing.T) {
+	w := newWorld(t, routecache.Options{})
+	w.Put("k3x9", routecache.Route{})
+	_, err := w.Lookup(t.Context(), "k3x9")
+	require.NoError(t, err)
+	w.Expire()
+	require.False(t, w.Fresh())
+	require.False(t, w.Holds("k3x9", routecache.Route{}), "a request that was held is admitted")
+	_, err = w.Lookup(t.Context(), "k3x9")
+	require.ErrorIs(t, err, routecache.ErrNotFresh)
+}
+
 func TestRouteThatCameTooLateForFreshnessIsNotServed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, routecache.Options{})

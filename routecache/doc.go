@@ -10,7 +10,7 @@
 //     route that was learned before.
 //   - Nothing old is served. A Lookup finds a route only while the cache is
 //     fresh: until the latest moment given to SetFreshUntil, judged on a clock
-//     that counts suspended time.
+//     that counts suspended time, or until Expire.
 //   - One question per ID. While a question for an ID is open, every Lookup of
 //     that ID waits for the same answer. A caller that gives up leaves the
 //     question to the others.

@@ -136,7 +136,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	listening := []zap.Field{zap.String("socket", f.Socket), zap.Stringer("admin", adminServer.Addr()), zap.String("domain", f.Domain)}
+	listening := []zap.Field{zap.String("session", self.ID()), zap.String("socket", f.Socket), zap.Stringer("admin", adminServer.Addr()), zap.String("domain", f.Domain)}
 	var healthServer *cli.HTTPServer
 	if f.HealthListen != "" {
 		if healthServer, err = cli.Listen("--health-listen", f.HealthListen); err != nil {

@@ -2,9 +2,11 @@ package main
 
 import (
 	"context"
+	"io"
 	"net"
 	"net/netip"
 	"path/filepath"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -18,6 +20,7 @@ import (
 	"github.com/berth-sandbox/berth/allocator/control"
 	"github.com/berth-sandbox/berth/allocator/core"
 	controlv1 "github.com/berth-sandbox/berth/api/control/v1"
+	"github.com/berth-sandbox/berth/extproc/link"
 )
 
 type recordingLeader struct {
@@ -25,11 +28,16 @@ type recordingLeader struct {
 	joined chan string
 	ended  chan string
 	pinged chan string
+	banned atomic.Bool // whoever joins was declared dead
 }
 
 func (l *recordingLeader) Submit(ev core.Event) {
 	switch ev := ev.(type) {
 	case core.SessionJoined:
+		if l.banned.Load() {
+			l.server.Deliver(1, core.CloseStream{Stream: ev.Stream, Banned: true})
+			return
+		}
 		l.server.Deliver(1, core.SendSnapshot{Stream: ev.Stream, Sequence: 1, Routes: []core.Sandbox{{
 			Binding: core.Binding{ID: "abcdefghij0123456789"}, IP: netip.MustParseAddr("10.1.0.1"), DefaultPort: 80,
 		}}})
@@ -88,4 +96,23 @@ func TestARouterThatEndsWithUnreadAnswersIsNotReportedDead(t *testing.T) {
 		soon(t, l.pinged)
 	}
 	require.Empty(t, l.ended, "Envoy may not have read an answer of %s", first)
+}
+
+// An operator was wrong about it, and the allocator has waited for nothing that it knows.
+func TestARouterThatWasDeclaredDeadEndsWithAnError(t *testing.T) {
+	l := &recordingLeader{server: control.New(func() string { return "" }, zap.NewNop()), joined: make(chan string, 10), ended: make(chan string, 10), pinged: make(chan string)}
+	l.server.Lead(l)
+	l.banned.Store(true)
+	s := grpc.NewServer()
+	controlv1.RegisterControlServer(s, l.server)
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	go func() { _ = s.Serve(listener) }()
+	defer s.Stop()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	err = run(ctx, enough("--socket="+filepath.Join(t.TempDir(), "s"), "--admin-listen=127.0.0.1:0", "--allocator="+listener.Addr().String()), io.Discard, io.Discard)
+	require.ErrorIs(t, err, link.ErrDeclaredDead)
+	require.NoError(t, ctx.Err())
+	require.Empty(t, l.ended, "it says no Goodbye")
 }

@@ -15,6 +15,8 @@
 //   - Goodbye is said only when Envoy has read every answer.
 //   - The cache is fresh until the send time of the last answered ping plus
 //     max-stale, on a clock that counts suspended time.
+//   - A router that was declared dead by an operator serves nothing any more once it
+//     learns of that, and its process has to end.
 //   - Queues are bounded. A stream on which nothing comes back, because it cannot
 //     be opened, cannot be written to or is not answered, is dropped.
 package link
@@ -31,6 +33,8 @@ import (
 
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	controlv1 "github.com/berth-sandbox/berth/api/control/v1"
 	"github.com/berth-sandbox/berth/routecache"
@@ -43,6 +47,7 @@ type Cache interface {
 	Release(id string)
 	Replace(routes map[string]routecache.Route)
 	SetFreshUntil(at time.Duration)
+	Expire()
 	Disconnected()
 }
 
@@ -146,18 +151,30 @@ func New(o Options) (*Link, error) {
 	return &Link{o: o}, nil
 }
 
+// ErrDeclaredDead ends Run: an operator has told the allocator that this router has ended,
+// so nobody waits for it before addresses are used again. Its process must end; what
+// is started in its place joins under another name.
+var ErrDeclaredDead = errors.New("link: this router was declared dead")
+
 // Run keeps a session until ctx ends, and then says Goodbye, unless an answer may not
 // have been read: the caller must have stopped admitting requests before it ends ctx.
-// It always returns nil.
+// It returns nil then. The only error is ErrDeclaredDead: nothing is fresh any more.
 func (l *Link) Run(ctx context.Context) error {
 	next, redirects, pause := 0, 0, reconnectFirst
 	address := l.o.Allocators[next]
 	for {
 		began := l.o.Now()
 		leader, err := l.session(ctx, address)
+		declaredDead := status.Code(err) == codes.NotFound
+		if declaredDead {
+			l.o.Cache.Expire()
+		}
 		l.o.Cache.Disconnected()
-		if ctx.Err() != nil {
+		switch {
+		case ctx.Err() != nil:
 			return nil
+		case declaredDead:
+			return fmt.Errorf("%w: %w", ErrDeclaredDead, err)
 		}
 		if leader != "" {
 			if leader != address && redirects < redirectsMost {

@@ -613,6 +613,24 @@ func TestPortsOfARouteReachTheCache(t *testing.T) {
 	})
 }
 
+// The allocator has waited for nothing of what this router knows.
+func TestARouterThatWasDeclaredDeadServesNothingAndEnds(t *testing.T) {
+	run(t, []string{"a"}, func(w *world) {
+		w.serve("a", nil)
+		p := w.joined(route("one", "10.0.0.1"))
+		require.Eventually(t, w.cache.Fresh, time.Minute, time.Millisecond)
+		p.end <- status.Error(codes.Unavailable, "the connection breaks") // and the router knows nothing of what comes
+		p, _, _ = w.accept()
+		require.True(t, w.cache.Fresh())
+		p.end <- status.Error(codes.NotFound, "declared dead")
+		err := <-w.ended
+		w.ended <- nil // it has ended by itself, which run need not wait for
+		require.ErrorIs(t, err, link.ErrDeclaredDead)
+		require.ErrorContains(t, err, "declared dead")
+		require.False(t, w.cache.Fresh())
+	})
+}
+
 func TestOptionsNameWhatIsMissing(t *testing.T) {
 	_, err := link.New(link.Options{Allocators: []string{"a:1", ""}})
 	for _, name := range []string{"Allocators", "InstanceID", "Cache", "Activity", "Dial", "Now", "Log", "MaxStale"} {
