@@ -1,5 +1,5 @@
 // Command berth is for people who run or develop Berth: a demo, development
-// clusters, Envoy's configuration, and a look into the journal.
+// clusters, Envoy's configuration, a look into the journal, and at what releases wait for.
 package main
 
 import (
@@ -16,6 +16,7 @@ type commands struct {
 	EnvoyConfig envoyConfigCommand `cmd:"" help:"Print Envoy's bootstrap configuration."`
 	Certs       certsCommand       `cmd:"" help:"Certificates for the control stream."`
 	Journal     journalCommand     `cmd:"" help:"The allocator's journal."`
+	Fence       fenceCommand       `cmd:"" help:"What released sandboxes wait for."`
 	Version     versionCommand     `cmd:"" help:"Print the version."`
 }
 

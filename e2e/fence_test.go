@@ -1,0 +1,121 @@
+package e2e
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/berth-sandbox/berth/allocator/rest"
+	"github.com/berth-sandbox/berth/devcluster/stack"
+)
+
+// berth runs the program of that name against the allocator.
+func (e *env) berth(args ...string) (string, error) {
+	cmd := exec.CommandContext(e.t.Context(), filepath.Join(binDir, "berth"), append(args, "--allocator="+e.stack.Allocators[0].API)...)
+	cmd.Env = append(os.Environ(), "BERTH_API_KEY="+e.site.key())
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		err = fmt.Errorf("%w: %s", err, out)
+	}
+	return string(out), err
+}
+
+// waitsFor are the routers that the fence of a sandbox waits for.
+func (e *env) waitsFor(s rest.Sandbox) ([]rest.Awaited, error) {
+	out := e.api(http.MethodGet, "/v1/fences", "").body
+	var all rest.Fences
+	if err := json.Unmarshal([]byte(out), &all); err != nil {
+		return nil, err
+	}
+	for _, f := range all.Fences {
+		if f.SandboxID == s.SandboxID {
+			return f.WaitsFor, nil
+		}
+	}
+	return nil, fmt.Errorf("no fence of %s in %s", s.SandboxID, out)
+}
+
+// A router stands still. What it knew is waited for, until an operator says that it has
+// ended, which is not so: it goes on, and serves nothing of it.
+func TestAnOperatorEndsTheWaitForARouterThatStandsStill(t *testing.T) {
+	e := startAlone(t, 1, stack.Options{Gateways: 2}) // max-stale is 15 minutes
+	client := e.client()
+	s := e.claim()
+	e.reaches(client, s)
+	router := e.stack.Gateways[0].Router
+	require.NoError(t, router.Pause())
+	e.release(s.SandboxID)
+
+	var silent rest.Awaited
+	e.eventually(func() error {
+		waitsFor, err := e.waitsFor(s)
+		switch {
+		case err != nil:
+			return err
+		case len(waitsFor) != 1: // the other router has to acknowledge
+			return fmt.Errorf("waits for %+v", waitsFor)
+		}
+		silent = waitsFor[0]
+		return nil
+	})
+	require.Equal(t, "127.0.0.1", silent.Address)
+	declare := func() error {
+		_, err := e.berth("fence", "declare-dead", silent.SessionID, "--gone", "--reason=the test says so")
+		return err
+	}
+	require.ErrorContains(t, declare(), "session_alive")
+	pod := func() error {
+		_, err := e.clients.Kubernetes.CoreV1().Pods(e.site.namespace()).Get(t.Context(), s.PodName, metav1.GetOptions{})
+		return err
+	}
+	e.eventually(func() error { // the connection is found broken, and the router stays away
+		waitsFor, err := e.waitsFor(s)
+		require.NoError(t, err)
+		require.NoError(t, pod(), "its fence is not complete")
+		if a := waitsFor[0]; a.Connected || *a.LastHeardSeconds < 10 {
+			return fmt.Errorf("waits for %+v", a)
+		}
+		return nil
+	})
+	out, err := e.berth("fence", "ls")
+	require.NoError(t, err)
+	require.Contains(t, out, silent.SessionID+"  not connected, heard")
+	require.NoError(t, declare())
+	e.eventually(func() error {
+		if err := pod(); !apierrors.IsNotFound(err) {
+			return fmt.Errorf("the pod of the released sandbox is there, or it is not known: %w", err)
+		}
+		return nil
+	})
+	metrics, err := http.Get(e.stack.Allocators[0].Admin + "/metrics")
+	require.NoError(t, err)
+	defer metrics.Body.Close()
+	text, err := io.ReadAll(metrics.Body)
+	require.NoError(t, err)
+	require.Contains(t, string(text), "\nberth_allocator_sessions_declared_dead_total 1\n")
+
+	require.NoError(t, router.Resume())
+	e.eventually(func() error {
+		if router.Running() {
+			return errors.New("a router that was declared dead goes on")
+		}
+		return nil
+	})
+	require.NoError(t, router.Start(t.Context()))
+	another := e.claim()
+	e.reaches(client, another)
+	e.gone(client, s)
+	out, err = e.berth("fence", "sessions")
+	require.NoError(t, err)
+	require.NotContains(t, out, silent.SessionID)
+}
