@@ -75,6 +75,11 @@ bench: ground
 bench-claims: ground
 	go test ./bench -run '^$$' -bench 'Claim|Drain|Lives|Handover|Memory' -benchtime 1x -timeout 60m -v
 
+## bench-cache: what a hit in the route cache costs against a bare LRU, and what a route takes
+.PHONY: bench-cache
+bench-cache:
+	go test ./routecache -run '^$$' -bench 'Hit$$|Memory' -benchtime 1x -count 3
+
 ## image-archives: build the container images as archives in bin/images, as VERSION (default dev); needs no Docker
 .PHONY: image-archives
 image-archives:

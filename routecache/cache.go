@@ -85,7 +85,7 @@ type Cache struct {
 	questionMax int
 
 	mu         sync.Mutex
-	routes     *simplelru.LRU[string, Route]
+	routes     *simplelru.LRU[string, *Route] // what they point to never changes
 	negative   *simplelru.LRU[string, negative]
 	tombstones *simplelru.LRU[string, struct{}]
 	questions  map[string]*question
@@ -150,7 +150,7 @@ func New(o Options) (*Cache, error) {
 		questions: map[string]*question{}, awaited: map[string]*awaited{},
 	}
 	var err error
-	if c.routes, err = simplelru.NewLRU[string, Route](o.Size, nil); err == nil {
+	if c.routes, err = simplelru.NewLRU[string, *Route](o.Size, nil); err == nil {
 		if c.negative, err = simplelru.NewLRU[string, negative](o.Size, nil); err == nil {
 			c.tombstones, err = simplelru.NewLRU[string, struct{}](o.Size, nil)
 		}
@@ -168,9 +168,20 @@ func New(o Options) (*Cache, error) {
 // The route was valid at a moment within the call. A caller that does anything
 // before it uses the route asks Holds when it is about to.
 func (c *Cache) Lookup(ctx context.Context, id string) (Answer, error) {
+	c.mu.Lock()
+	if r := c.hit(id, c.now()); r != nil {
+		c.stats.Hits++
+		c.mu.Unlock()
+		return Answer{Status: Routable, Route: *r}, nil
+	}
+	return c.lookupOrAsk(ctx, id)
+}
+
+// lookupOrAsk is Lookup for what is not simply a route. c.mu is held when it is called,
+// and not when it returns.
+func (c *Cache) lookupOrAsk(ctx context.Context, id string) (Answer, error) {
 	var waited *question // the last one this call waited for
 	for {
-		c.mu.Lock()
 		a, known, err := c.lookup(id)
 		if waited == nil {
 			if known {
@@ -213,6 +224,7 @@ func (c *Cache) Lookup(ctx context.Context, id string) (Answer, error) {
 		// pushed, the cache replaced or gone stale: what counts is now, so look
 		// again.
 		waited = q
+		c.mu.Lock()
 	}
 }
 
@@ -267,7 +279,7 @@ func (c *Cache) Holds(id string, r Route) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	held, ok := c.routes.Peek(id)
-	return ok && held == r && c.now() < c.freshUntil
+	return ok && *held == r && c.now() < c.freshUntil
 }
 
 // join returns the open question about id, opening it if need be; mine: the
@@ -285,6 +297,18 @@ func (c *Cache) join(id string) (q *question, mine bool, err error) {
 	return q, true, nil
 }
 
+// hit returns the route that may be served now, or nil. c.mu is held.
+//
+// An ID has no route and a tombstone at one time: see set. So whoever finds a route
+// need not look for a tombstone.
+func (c *Cache) hit(id string, now time.Duration) *Route {
+	if now >= c.freshUntil {
+		return nil
+	}
+	r, _ := c.routes.Get(id)
+	return r
+}
+
 // lookup answers from what is held. c.mu is held.
 func (c *Cache) lookup(id string) (a Answer, known bool, err error) {
 	// A tombstone is final, so it needs no freshness.
@@ -296,8 +320,8 @@ func (c *Cache) lookup(id string) (a Answer, known bool, err error) {
 	if now >= c.freshUntil {
 		return Answer{}, false, ErrNotFresh
 	}
-	if r, ok := c.routes.Get(id); ok {
-		return Answer{Status: Routable, Route: r}, true, nil
+	if r := c.hit(id, now); r != nil {
+		return Answer{Status: Routable, Route: *r}, true, nil
 	}
 	if n, ok := c.negative.Peek(id); ok {
 		if now < n.until {
@@ -386,7 +410,8 @@ func (c *Cache) set(id string, a Answer) {
 	switch a.Status {
 	case Routable:
 		c.negative.Remove(id)
-		if c.routes.Add(id, a.Route) {
+		route := a.Route
+		if c.routes.Add(id, &route) {
 			c.stats.Evictions++
 		}
 	case Gone:
@@ -427,7 +452,7 @@ func (c *Cache) Dump() []Entry {
 	entries := make([]Entry, 0, c.routes.Len())
 	for _, id := range c.routes.Keys() {
 		if r, ok := c.routes.Peek(id); ok {
-			entries = append(entries, Entry{ID: id, Route: r})
+			entries = append(entries, Entry{ID: id, Route: *r})
 		}
 	}
 	return entries

@@ -612,3 +612,23 @@ func TestLookupOfASandboxThatIsStartingSaysHowLongToWait(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, starting, a)
 }
+
+func TestHitAllocatesNothing(t *testing.T) {
+	w := newWorld(t, routecache.Options{})
+	w.Put("a", routeA)
+	w.Release("gone")
+	w.Resolve("unknown", routecache.Answer{})
+	for id, want := range map[string]routecache.Status{"a": routecache.Routable, "gone": routecache.Gone, "unknown": routecache.Unknown} {
+		require.Zero(t, testing.AllocsPerRun(1000, func() {
+			if a, err := w.Lookup(t.Context(), id); err != nil || a.Status != want {
+				t.Fatal(a, err)
+			}
+		}), id)
+	}
+	require.Zero(t, testing.AllocsPerRun(1000, func() {
+		if !w.Holds("a", routeA) {
+			t.Fatal("not held")
+		}
+	}))
+	require.Empty(t, w.asked)
+}
