@@ -38,7 +38,8 @@ type Options struct {
 	// LeaseDuration, RenewDeadline and RetryPeriod are the election's timings.
 	// Defaults 15 s, 10 s and 0.5 s.
 	LeaseDuration, RenewDeadline, RetryPeriod time.Duration
-	// MaxStale must be what the routers use. Window is envoy.Window, or more.
+	// MaxStale is for how long a router that is not heard of is waited for: at least
+	// what each router has. One that has more is refused. Window is envoy.Window, or more.
 	MaxStale, Window time.Duration
 	// PublicScheme and PublicHost make the URLs of sandboxes.
 	PublicScheme, PublicHost string
@@ -117,7 +118,7 @@ func New(o Options) (*Allocator, error) {
 	a := &Allocator{o: o}
 	a.lock = newTimedLock(o.Clients.Kubernetes.CoordinationV1(), o.Namespace, "berth-allocator",
 		a.self().identity(rand.String(10)), o.LeaseDuration)
-	a.control = control.New(func() string { return a.leading().control }, o.Log.Named("control"))
+	a.control = control.New(o.MaxStale, func() string { return a.leading().control }, o.Log.Named("control"))
 	var err error
 	if a.api, err = rest.New(rest.Options{
 		Allocator: a, Keys: o.Keys, PublicScheme: o.PublicScheme, PublicHost: o.PublicHost, Log: o.Log.Named("api"),

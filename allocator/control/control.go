@@ -9,7 +9,9 @@ package control
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
+	"math"
 	"net/netip"
 	"regexp"
 	"sync"
@@ -36,6 +38,8 @@ const (
 	// default limit of 4 MiB at about 80 bytes each, 280 with as many ports as a
 	// pool can name.
 	snapshotPart = 5_000
+	// deadMost is how many routers one message may report as dead.
+	deadMost = 1000
 	// joinWait is how long a new stream may take to say Join.
 	joinWait = 5 * time.Second
 )
@@ -53,6 +57,8 @@ type Leader interface {
 type Server struct {
 	controlv1.UnimplementedControlServer
 	log *zap.Logger
+	// maxStale is how long after its last ping a router is waited for.
+	maxStale time.Duration
 	// leaderAddress returns the control address of the replica that leads, "" if
 	// none is known.
 	leaderAddress func() string
@@ -80,10 +86,12 @@ func (s *stream) end(err error) {
 	})
 }
 
-// New returns a Server that does not lead.
-func New(leaderAddress func() string, log *zap.Logger) *Server {
+// New returns a Server that does not lead. maxStale is for how long after its last
+// answered ping a router may serve what it knows: one that would for longer is refused,
+// because nobody would wait for it.
+func New(maxStale time.Duration, leaderAddress func() string, log *zap.Logger) *Server {
 	return &Server{
-		log: log, leaderAddress: leaderAddress,
+		log: log, maxStale: maxStale, leaderAddress: leaderAddress,
 		streams: map[uint64]*stream{}, stopping: make(chan struct{}),
 	}
 }
@@ -156,6 +164,9 @@ func (s *Server) Session(rpc grpc.BidiStreamingServer[controlv1.RouterMessage, c
 	case join.GetHighestTerm() > leader.Term():
 		return status.Errorf(codes.FailedPrecondition, "this leader is of term %d and deposed: the router has seen term %d", leader.Term(), join.GetHighestTerm())
 	}
+	if err := s.checkMaxStale(join); err != nil {
+		return err
+	}
 
 	st := s.add()
 	defer s.remove(st)
@@ -182,6 +193,44 @@ func addressOf(ctx context.Context) string {
 	return at.Addr().Unmap().String()
 }
 
+// checkMaxStale refuses a router that serves what it knows for longer than a fence
+// waits for it.
+func (s *Server) checkMaxStale(join *controlv1.Join) error {
+	theirs, ours := join.GetMaxStaleNanos(), uint64(s.maxStale)
+	switch {
+	case theirs == 0:
+		s.log.Warn("a router of an earlier version does not say what its --max-stale is; it must not be more than the allocators'",
+			zap.String("session", join.GetInstanceId()), zap.Duration("maxStale", s.maxStale))
+	case theirs > ours:
+		says := fmt.Sprintf("%d ns", theirs)
+		if theirs <= math.MaxInt64 {
+			says = time.Duration(theirs).String()
+		}
+		err := status.Errorf(codes.FailedPrecondition, "the router's --max-stale, %s, is larger than the allocators' --max-stale, %v: addresses would be used again while it may still send requests there; give the allocators the same or more, or the router no more than they have",
+			says, s.maxStale)
+		s.log.Warn("router refused", zap.String("session", join.GetInstanceId()), zap.Error(err))
+		return err
+	}
+	return nil
+}
+
+// checkDead refuses a report of deaths that makes no sense.
+func checkDead(dead *controlv1.Dead, by string) error {
+	ids := dead.GetInstanceIds()
+	if len(ids) > deadMost {
+		return status.Errorf(codes.InvalidArgument, "dead.instance_ids: %d are more than %d", len(ids), deadMost)
+	}
+	for _, id := range ids {
+		switch {
+		case !instanceID.MatchString(id):
+			return status.Errorf(codes.InvalidArgument, "dead.instance_ids: %.100q: must be 16 to 64 characters of a-z, 0-9 and -", id)
+		case id == by:
+			return status.Errorf(codes.InvalidArgument, "dead.instance_ids: %s says that itself is dead", by)
+		}
+	}
+	return nil
+}
+
 func (s *Server) serve(rpc grpc.BidiStreamingServer[controlv1.RouterMessage, controlv1.AllocatorMessage], leader Leader, st *stream, session string, incoming <-chan *controlv1.RouterMessage, failed <-chan error) error {
 	// Sending may block on a slow router; a message from it must not wait for that.
 	sending := make(chan error, 1)
@@ -201,10 +250,10 @@ func (s *Server) serve(rpc grpc.BidiStreamingServer[controlv1.RouterMessage, con
 				leader.Submit(core.SessionGoodbye{Session: session})
 				return nil
 			case *controlv1.RouterMessage_Dead:
+				if err := checkDead(m.Dead, session); err != nil {
+					return err // before any of it is believed
+				}
 				for _, id := range m.Dead.GetInstanceIds() {
-					if id == session {
-						return status.Errorf(codes.InvalidArgument, "dead: %s says that itself is dead", session)
-					}
 					s.log.Info("router found dead", zap.String("session", id), zap.String("by", session))
 					leader.Submit(core.SessionDead{Session: id, By: session})
 				}

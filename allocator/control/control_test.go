@@ -26,7 +26,10 @@ import (
 	controlv1 "github.com/berth-sandbox/berth/api/control/v1"
 )
 
-const instance = "router-0123456789abcdef"
+const (
+	instance = "router-0123456789abcdef"
+	maxStale = 15 * time.Minute
+)
 
 // fakeLeader notes the events, and plays the core with react.
 type fakeLeader struct {
@@ -76,7 +79,7 @@ func run(t *testing.T, f func(*world)) {
 		// The connection's timers keep the bubble's time going also when everybody
 		// waits in vain.
 		defer time.AfterFunc(time.Hour, func() { panic("what the test waits for does not happen") }).Stop()
-		w := &world{t: t, leader: &fakeLeader{}, Server: New(func() string { return "10.0.0.9:9090" }, zap.NewNop())}
+		w := &world{t: t, leader: &fakeLeader{}, Server: New(maxStale, func() string { return "10.0.0.9:9090" }, zap.NewNop())}
 		w.Lead(w.leader)
 		listener := bufconn.Listen(1 << 16)
 		server := grpc.NewServer()
@@ -172,6 +175,66 @@ func TestJoinIsChecked(t *testing.T) {
 			require.Equal(t, []core.Event{core.SessionJoined{Session: id, Stream: 1}}, w.leader.seen())
 		})
 	}
+}
+
+func TestARouterThatServesForLongerThanItIsWaitedForIsRefused(t *testing.T) {
+	joins := func(nanos uint64) *controlv1.RouterMessage {
+		m := join(instance, 0)
+		m.GetJoin().MaxStaleNanos = nanos
+		return m
+	}
+	for nanos, says := range map[uint64]string{uint64(maxStale) + 1: "15m0.000000001s", uint64(time.Hour): "1h0m0s", 1<<64 - 1: "18446744073709551615 ns"} {
+		run(t, func(w *world) {
+			stream := w.open()
+			require.NoError(t, stream.Send(joins(nanos)))
+			require.Empty(t, w.leader.seen(), "a session that was refused became known")
+			fails(t, stream, codes.FailedPrecondition, "the router's --max-stale, "+says+", is larger than the allocators' --max-stale, 15m0s: ")
+		})
+	}
+	// Those of earlier versions do not say.
+	for _, nanos := range []uint64{0, 1, uint64(maxStale)} {
+		run(t, func(w *world) {
+			require.NoError(t, w.open().Send(joins(nanos)))
+			require.Equal(t, []core.Event{core.SessionJoined{Session: instance, Stream: 1}}, w.leader.seen())
+		})
+	}
+}
+
+func TestReportsOfDeathsAreCheckedBeforeAnyIsBelieved(t *testing.T) {
+	const other = "router-of-another-envoy"
+	tooMany := make([]string, deadMost+1)
+	for i := range tooMany {
+		tooMany[i] = fmt.Sprintf("router-%020d", i)
+	}
+	dead := func(ids ...string) *controlv1.RouterMessage {
+		return &controlv1.RouterMessage{Message: &controlv1.RouterMessage_Dead{Dead: &controlv1.Dead{InstanceIds: ids}}}
+	}
+	for name, c := range map[string]struct {
+		ids  []string
+		says string
+	}{
+		"itself":   {[]string{other, instance}, "itself"},
+		"empty":    {[]string{other, ""}, "16 to 64"},
+		"strange":  {[]string{other, "router_0123456789abcdef"}, "16 to 64"},
+		"long":     {[]string{other, strings.Repeat("a", 65)}, "16 to 64"},
+		"too many": {tooMany, "1001 are more than 1000"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			run(t, func(w *world) {
+				stream, n := w.joined()
+				require.NoError(t, stream.Send(dead(c.ids...)))
+				require.Equal(t, []core.Event{core.SessionLeft{Session: instance, Stream: n}}, w.leader.seen())
+				fails(t, stream, codes.InvalidArgument, c.says)
+			})
+		})
+	}
+	run(t, func(w *world) {
+		stream, _ := w.joined()
+		require.NoError(t, stream.Send(dead(tooMany[:deadMost]...)))
+		events := w.leader.seen()
+		require.Len(t, events, deadMost)
+		require.Equal(t, core.SessionDead{Session: tooMany[0], By: instance}, events[0])
+	})
 }
 
 func TestStreamThatDoesNotJoinIsEnded(t *testing.T) {
@@ -286,7 +349,7 @@ func TestEffectsReachTheRouterInOrder(t *testing.T) {
 }
 
 func TestEffectsThatAreNotForRoutersAreLeftToOthers(t *testing.T) {
-	s := New(func() string { return "" }, zap.NewNop())
+	s := New(maxStale, func() string { return "" }, zap.NewNop())
 	require.False(t, s.Deliver(7, core.CreatePod{}))
 	require.False(t, s.Deliver(7, core.Claimed{}))
 }

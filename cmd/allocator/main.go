@@ -49,7 +49,7 @@ type flags struct {
 	AdminListen      string        `default:"127.0.0.1:9902" help:"Address for /healthz, /readyz, /leaderz and /metrics."`
 	KubeQPS          float32       `name:"kube-qps" default:"0" help:"Requests per second to the API server. 0: no limit of our own; the API server's priority and fairness is the limit."`
 	KubeBurst        int           `default:"100" help:"Burst for --kube-qps."`
-	MaxStale         time.Duration `default:"15m" help:"How long routers serve known routes without the allocator. Must be the routers'."`
+	MaxStale         time.Duration `default:"15m" help:"How long a router that is not heard of is waited for before its routes count as forgotten. Routers whose own --max-stale is larger are refused: raise it here first, lower it there first."`
 	PodSecurity      string        `default:"baseline" help:"What a pool's pods may ask for: baseline (the Pod Security Standard of that name, and no service account token) or privileged (anything)."`
 	Window           time.Duration `default:"5s" help:"Time after which an admitted request opens no connection any more; at least what Envoy's retries need. A pod that somebody else deletes serves for a second longer than that; a change replaces idle pods."`
 	ClaimWait        time.Duration `default:"10s" help:"How long a claim waits for a pod when its pool has none, unless it says; 0: not at all."`

@@ -43,7 +43,7 @@ type flags struct {
 	ControlTLSDir string        `name:"control-tls-dir" help:"Directory with tls.crt, tls.key and ca.crt for mutual TLS with allocators; read again when they change. Empty: no TLS, allocators must be on loopback."`
 	CacheSize     int           `default:"100000" help:"Routes to keep, 1 or more."`
 	NegativeTTL   time.Duration `name:"negative-ttl" default:"1s" help:"How long an unknown sandbox ID is remembered as unknown."`
-	MaxStale      time.Duration `default:"15m" help:"How long known routes are served without the allocator. Must be the allocator's."`
+	MaxStale      time.Duration `default:"15m" help:"How long known routes are served without the allocator. Must not be more than the allocators' --max-stale, or they refuse this router."`
 	LookupTimeout time.Duration `default:"2s" help:"How long a request waits for the allocator's answer, at most 4s."`
 	ShutdownAfter time.Duration `default:"10s" help:"How long requests in progress may take at shutdown."`
 	LogLevel      string        `default:"info" help:"debug, info, warn or error."`

@@ -293,7 +293,7 @@ func (l *leader) Term() uint64 { return 1 }
 // lead runs the allocator's own control server.
 func lead(t *testing.T, c credentials.TransportCredentials) (*leader, string) {
 	t.Helper()
-	l := &leader{server: control.New(func() string { return "" }, zap.NewNop()), joined: make(chan string, 100)}
+	l := &leader{server: control.New(15*time.Minute, func() string { return "" }, zap.NewNop()), joined: make(chan string, 100)}
 	l.server.Lead(l)
 	s := grpc.NewServer(grpc.Creds(c))
 	controlv1.RegisterControlServer(s, l.server)

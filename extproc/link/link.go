@@ -85,7 +85,8 @@ type Options struct {
 	// InstanceID names this process: random, 16 to 64 characters of [a-z0-9-].
 	InstanceID string
 	// MaxStale is how long the cache may be served after the last answered
-	// ping. The allocator must be told the same.
+	// ping. An allocator that would not wait as long refuses the session, which is
+	// tried again like any other that fails.
 	MaxStale time.Duration
 	// PingEvery is the pause between pings. A stream on which no ping was
 	// answered for 5 of them is dropped. Default 1 s.
@@ -121,6 +122,9 @@ const (
 	reconnectFirst = 50 * time.Millisecond
 	reconnectMost  = 2 * time.Second
 )
+
+// deadMost is how many neighbours are reported as dead at a time: the protocol's bound.
+const deadMost = 1000
 
 // redirectsMost bounds how often in a row the name of a leader is followed
 // without a pause: two replicas that each take the other for the leader must not

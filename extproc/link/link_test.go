@@ -2,6 +2,7 @@ package link_test
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"net/netip"
 	"strings"
@@ -135,6 +136,52 @@ func TestDeadNeighboursAreNamedUntilALaterPingIsAnswered(t *testing.T) {
 		p = <-w.streams
 		require.NotNil(t, p.next().GetJoin())
 		require.Equal(t, []string{"another"}, p.next().GetDead().GetInstanceIds(), "nobody has confirmed it")
+	})
+}
+
+func TestManyDeadNeighboursAreNamedAThousandAtATime(t *testing.T) {
+	run(t, []string{"a"}, func(w *world) {
+		w.serve("a", nil)
+		p := w.joined()
+		for i := range 1500 {
+			w.dead.die(fmt.Sprintf("router-%020d", i))
+		}
+		for _, want := range []int{1000, 500} {
+			require.Len(t, p.next().GetDead().GetInstanceIds(), want)
+			p.pong(p.ping())
+			synctest.Wait()
+		}
+		require.Empty(t, w.dead.Dead())
+	})
+}
+
+// An allocator that would not wait for it as long as it serves what it knows.
+func TestARouterThatIsRefusedStaysUnreadyAndTriesAgain(t *testing.T) {
+	run(t, []string{"a"}, func(w *world) {
+		refused, said := 0, uint64(0)
+		w.serve("a", func(p *peer) error {
+			m, err := p.Recv()
+			if refused++; err != nil || refused <= 3 {
+				said = m.GetJoin().GetMaxStaleNanos()
+				return status.Error(codes.FailedPrecondition, "--max-stale")
+			}
+			w.streams <- p
+			return <-p.end
+		})
+		w.begin()
+		p := <-w.streams
+		require.EqualValues(t, maxStale, said)
+		require.Greater(t, w.now(), 3*25*time.Millisecond, "it makes itself and the allocator busy")
+		require.Less(t, w.now(), time.Second)
+		require.False(t, w.link.Connected())
+		require.False(t, w.cache.Fresh())
+		nonce := p.ping()
+		p.snapshot()
+		p.pong(nonce)
+		synctest.Wait()
+		require.True(t, w.link.Connected())
+		require.True(t, w.cache.Fresh())
+		p.end <- nil
 	})
 }
 

@@ -149,7 +149,7 @@ func (s *session) send(m *controlv1.RouterMessage) bool {
 // Goodbye, which nothing may follow.
 func (s *session) write(ctx, streamCtx context.Context) error {
 	err := s.stream.Send(&controlv1.RouterMessage{Message: &controlv1.RouterMessage_Join{
-		Join: &controlv1.Join{InstanceId: s.link.o.InstanceID, HighestTerm: s.link.Term()},
+		Join: &controlv1.Join{InstanceId: s.link.o.InstanceID, HighestTerm: s.link.Term(), MaxStaleNanos: uint64(s.link.o.MaxStale)},
 	}})
 	if err != nil {
 		return err
@@ -192,6 +192,7 @@ func (s *session) write(ctx, streamCtx context.Context) error {
 // sends a ping.
 func (s *session) tick() error {
 	dead := s.link.o.Neighbours.Dead()
+	dead = dead[:min(len(dead), deadMost)] // the others follow when these are forgotten
 	ping := s.ping()
 	s.mu.Lock()
 	news := len(dead) > 0 && !slices.Equal(dead, s.dead)

@@ -183,7 +183,12 @@ type Join struct {
 	InstanceId string `protobuf:"bytes,1,opt,name=instance_id,json=instanceId,proto3" json:"instance_id,omitempty"`
 	// The highest term this router has seen. A leader with a lower one is
 	// deposed and must refuse the session.
-	HighestTerm   uint64 `protobuf:"varint,2,opt,name=highest_term,json=highestTerm,proto3" json:"highest_term,omitempty"`
+	HighestTerm uint64 `protobuf:"varint,2,opt,name=highest_term,json=highestTerm,proto3" json:"highest_term,omitempty"`
+	// How long after the sending of its last answered Ping this router serves what it
+	// knows, in nanoseconds. A leader that would not wait as long refuses the session
+	// with FAILED_PRECONDITION. 0: a router of a version that does not say; it is taken
+	// to have been given what the leader was.
+	MaxStaleNanos uint64 `protobuf:"varint,3,opt,name=max_stale_nanos,json=maxStaleNanos,proto3" json:"max_stale_nanos,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -232,12 +237,21 @@ func (x *Join) GetHighestTerm() uint64 {
 	return 0
 }
 
+func (x *Join) GetMaxStaleNanos() uint64 {
+	if x != nil {
+		return x.MaxStaleNanos
+	}
+	return 0
+}
+
 // Dead names routers that stood beside the same Envoy and whose processes are
 // proven to have ended: the sender has taken their locks. It says so again, on other
 // streams, until a ping that it sent later is answered.
 type Dead struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	InstanceIds   []string               `protobuf:"bytes,1,rep,name=instance_ids,json=instanceIds,proto3" json:"instance_ids,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// 1,000 at most, each of the form of Join.instance_id. More are named when these
+	// are known.
+	InstanceIds   []string `protobuf:"bytes,1,rep,name=instance_ids,json=instanceIds,proto3" json:"instance_ids,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1134,11 +1148,12 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\x04ping\x18\x04 \x01(\v2\x16.berth.control.v1.PingH\x00R\x04ping\x125\n" +
 	"\agoodbye\x18\x05 \x01(\v2\x19.berth.control.v1.GoodbyeH\x00R\agoodbye\x12,\n" +
 	"\x04dead\x18\x06 \x01(\v2\x16.berth.control.v1.DeadH\x00R\x04deadB\t\n" +
-	"\amessage\"J\n" +
+	"\amessage\"r\n" +
 	"\x04Join\x12\x1f\n" +
 	"\vinstance_id\x18\x01 \x01(\tR\n" +
 	"instanceId\x12!\n" +
-	"\fhighest_term\x18\x02 \x01(\x04R\vhighestTerm\")\n" +
+	"\fhighest_term\x18\x02 \x01(\x04R\vhighestTerm\x12&\n" +
+	"\x0fmax_stale_nanos\x18\x03 \x01(\x04R\rmaxStaleNanos\")\n" +
 	"\x04Dead\x12!\n" +
 	"\finstance_ids\x18\x01 \x03(\tR\vinstanceIds\"!\n" +
 	"\x03Ack\x12\x1a\n" +
