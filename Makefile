@@ -80,6 +80,11 @@ bench-claims: ground
 bench-cache:
 	go test ./routecache -run '^$$' -bench 'Hit$$|Memory' -benchtime 1x -count 3
 
+## bench-fence: how long after a release all routers have acknowledged it, with 300 others in flight; without and with Envoys
+.PHONY: bench-fence
+bench-fence: ground
+	go test ./bench -run '^$$' -bench 'Fence' -benchtime 1x -timeout 30m -v
+
 ## image-archives: build the container images as archives in bin/images, as VERSION (default dev); needs no Docker
 .PHONY: image-archives
 image-archives:

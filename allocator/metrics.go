@@ -13,6 +13,8 @@ type metrics struct {
 	declaredDead prometheus.Counter
 	commits      prometheus.Histogram
 	heldBack     prometheus.Counter
+	// acknowledged is made of core.Acknowledged.
+	acknowledged prometheus.Histogram
 }
 
 func newMetrics(reg prometheus.Registerer, a *Allocator) (*metrics, error) {
@@ -37,6 +39,10 @@ func newMetrics(reg prometheus.Registerer, a *Allocator) (*metrics, error) {
 	m.heldBack = prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "berth_allocator_journal_held_back_seconds_total", Help: "Time for which writes to the journal were held back by the bound on their bytes (--journal-bytes-per-second).",
 	})
+	m.acknowledged = prometheus.NewHistogram(prometheus.HistogramOpts{
+		Name: "berth_allocator_release_acknowledged_seconds", Help: "Time from when the release of a sandbox was in the journal until every router that could know its route had acknowledged it, or had ended or expired. The pod is deleted the window (--window) after that. Releases while there was no router are not in it.",
+		Buckets: []float64{.001, .002, .003, .004, .005, .006, .008, .01, .015, .02, .03, .05, .1, .2, .5, 1, 2, 5, 15, 60, 300, 900, 1200},
+	})
 	counter := func(name, help string, value func(journal.Stats) uint64) prometheus.Collector {
 		return prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help}, func() float64 {
 			t, err := a.leadingTerm()
@@ -56,7 +62,7 @@ func newMetrics(reg prometheus.Registerer, a *Allocator) (*metrics, error) {
 		})
 	}
 	for _, c := range []prometheus.Collector{
-		m.claims, m.releases, m.repairs, m.declaredDead, m.commits, m.heldBack,
+		m.claims, m.releases, m.repairs, m.declaredDead, m.commits, m.acknowledged, m.heldBack,
 		counter("berth_allocator_journal_batches_total", "Batches written to the journal.", func(s journal.Stats) uint64 { return s.Batches }),
 		counter("berth_allocator_journal_records_total", "Records written to the journal, without those that rode along.", func(s journal.Stats) uint64 { return s.Records }),
 		counter("berth_allocator_journal_carried_total", "Records that were written again because nothing else held them yet.", func(s journal.Stats) uint64 { return s.Carried }),

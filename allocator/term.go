@@ -304,6 +304,8 @@ func (t *term) do(e core.Effect) {
 		t.log.Info("sandbox released", zap.String("sandbox", sandboxid.Short(e.Sandbox.ID)),
 			zap.String("pod", e.Sandbox.Pod.Name), zap.String("reason", e.Sandbox.Reason))
 		t.callBack(t.a.o.OnSandboxReleased, e.Sandbox.ID)
+	case core.Acknowledged:
+		t.a.metrics.acknowledged.Observe(e.Took.Seconds())
 	case core.Repaired:
 		t.a.metrics.repairs.Inc()
 		t.log.Warn("repaired: "+e.What, zap.String("pod", e.Pod.Name))

@@ -9,6 +9,7 @@ import (
 
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/allocator/journal"
+	"github.com/berth-sandbox/berth/internal/bootclock"
 )
 
 const (
@@ -67,7 +68,7 @@ func (w *journalWriter) run(ctx context.Context) error {
 			return err
 		}
 		w.metrics.commits.Observe(time.Since(began).Seconds())
-		w.submit(core.Written{})
+		w.submit(core.Written{At: bootclock.Now()})
 		after := w.log.Stats()
 		if !w.pause(ctx, began, len(records), int(after.Bytes-before.Bytes)+slotOverhead*int(after.Batches-before.Batches)) {
 			return nil

@@ -35,6 +35,7 @@ type ground struct {
 	*testing.B
 	cluster *devcluster.Cluster
 	clients *kube.Clients
+	nodes   *kwok.Nodes
 	berth   *stack.Stack
 	http    *http.Client
 	api     string
@@ -52,9 +53,10 @@ func newGroundOf(b *testing.B, o stack.Options) *ground {
 	bin := b.TempDir()
 	require.NoError(b, stack.Build(b.Context(), bin, false, "allocator", "extproc"))
 	g := &ground{B: b, cluster: devcluster.Start(b, devcluster.Options{CRDs: crd.All()})}
-	nodes, err := kwok.Start(b.Context(), g.cluster, kwok.Options{Nodes: kwok.Names("node", 10)})
+	var err error
+	g.nodes, err = kwok.Start(b.Context(), g.cluster, kwok.Options{Nodes: kwok.Names("node", 10)})
 	require.NoError(b, err)
-	b.Cleanup(func() { stop(b, nodes.Close) })
+	b.Cleanup(func() { stop(b, g.nodes.Close) })
 	o.BinDir = bin
 	g.berth, err = stack.Start(b.Context(), g.cluster, o)
 	require.NoError(b, err)

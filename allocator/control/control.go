@@ -321,7 +321,7 @@ func (s *Server) Deliver(term uint64, e core.Effect) bool {
 		s.push(e.Stream, &controlv1.AllocatorMessage{Term: term, Sequence: e.Sequence, Message: &controlv1.AllocatorMessage_Route{Route: route(&e.Sandbox)}})
 	case core.SendRelease:
 		s.push(e.Stream, &controlv1.AllocatorMessage{Term: term, Sequence: e.Sequence, Message: &controlv1.AllocatorMessage_Release{
-			Release: &controlv1.Release{SandboxIds: []string{e.ID}},
+			Release: &controlv1.Release{SandboxIds: e.IDs},
 		}})
 	case core.SendResolved:
 		r := &controlv1.Resolved{SandboxId: e.ID}

@@ -301,7 +301,7 @@ func TestEveryStreamThatJoinedIsSaidToHaveLeft(t *testing.T) {
 				leave(w, stream, cancel)
 				require.Equal(t, []core.Event{core.SessionLeft{Session: instance, Stream: 1}}, w.leader.seen())
 				require.Empty(t, w.streams)
-				require.True(t, w.Deliver(7, core.SendRelease{Stream: 1, ID: "late"})) // to nobody
+				require.True(t, w.Deliver(7, core.SendRelease{Stream: 1, IDs: []string{"late"}})) // to nobody
 			})
 		})
 	}
@@ -319,7 +319,7 @@ func TestEffectsReachTheRouterInOrder(t *testing.T) {
 			core.SendPong{Stream: n, Nonce: 5},
 			core.SendRoute{Stream: n, Sequence: 2, Sandbox: sandbox("new")},
 			core.SendRoute{Stream: n, Sequence: 3, Sandbox: narrowed},
-			core.SendRelease{Stream: n, Sequence: 4, ID: "k3x9"},
+			core.SendRelease{Stream: n, Sequence: 4, IDs: []string{"k3x9", "x7"}},
 			core.SendResolved{Stream: n, ID: "k3x9", Sandbox: &k3x9},
 			core.SendResolved{Stream: n, ID: "gone", Gone: true},
 			core.SendResolved{Stream: n, ID: "nobody"},
@@ -335,7 +335,7 @@ func TestEffectsReachTheRouterInOrder(t *testing.T) {
 			{Term: 7, Message: &controlv1.AllocatorMessage_Pong{Pong: &controlv1.Pong{Nonce: 5}}},
 			{Term: 7, Sequence: 2, Message: &controlv1.AllocatorMessage_Route{Route: route("new")}},
 			{Term: 7, Sequence: 3, Message: &controlv1.AllocatorMessage_Route{Route: route("new", 65535)}},
-			{Term: 7, Sequence: 4, Message: &controlv1.AllocatorMessage_Release{Release: &controlv1.Release{SandboxIds: []string{"k3x9"}}}},
+			{Term: 7, Sequence: 4, Message: &controlv1.AllocatorMessage_Release{Release: &controlv1.Release{SandboxIds: []string{"k3x9", "x7"}}}},
 			{Term: 7, Message: &controlv1.AllocatorMessage_Resolved{Resolved: &controlv1.Resolved{SandboxId: "k3x9", Answer: &controlv1.Resolved_Route{Route: route("k3x9", 8080, 49983)}}}},
 			{Term: 7, Message: &controlv1.AllocatorMessage_Resolved{Resolved: &controlv1.Resolved{SandboxId: "gone", Answer: &controlv1.Resolved_Gone{Gone: &controlv1.Gone{}}}}},
 			{Term: 7, Message: &controlv1.AllocatorMessage_Resolved{Resolved: &controlv1.Resolved{SandboxId: "nobody", Answer: &controlv1.Resolved_Unknown{Unknown: &controlv1.Unknown{}}}}},
@@ -448,8 +448,8 @@ func TestSlowRouterIsCutOffAndOthersAreNot(t *testing.T) {
 		}()
 		sent := 0
 		for ; sent < 10*queueSize; sent++ { // far more than the queue and the stream's window hold
-			require.True(t, w.Deliver(7, core.SendRelease{Stream: n, Sequence: uint64(sent), ID: strings.Repeat("x", 57)}))
-			w.Deliver(7, core.SendRelease{Stream: n + 1, Sequence: uint64(sent), ID: "x"})
+			require.True(t, w.Deliver(7, core.SendRelease{Stream: n, Sequence: uint64(sent), IDs: []string{strings.Repeat("x", 57)}}))
+			w.Deliver(7, core.SendRelease{Stream: n + 1, Sequence: uint64(sent), IDs: []string{"x"}})
 			synctest.Wait()
 			if left := w.leader.seen(); len(left) > 0 {
 				require.Equal(t, []core.Event{core.SessionLeft{Session: instance, Stream: n}}, left)
@@ -472,7 +472,7 @@ func TestSecondJoinOfAnInstanceClosesTheOldStreamOnly(t *testing.T) {
 		w.Deliver(7, core.CloseStream{Stream: n}) // what the core makes of it
 		fails(t, first, codes.Aborted, "another stream")
 		require.Equal(t, []core.Event{core.SessionLeft{Session: instance, Stream: n}}, w.leader.seen())
-		w.Deliver(7, core.SendRelease{Stream: m, Sequence: 2, ID: "k3x9"})
+		w.Deliver(7, core.SendRelease{Stream: m, Sequence: 2, IDs: []string{"k3x9"}})
 		got, err := second.Recv()
 		require.NoError(t, err)
 		require.Equal(t, []string{"k3x9"}, got.GetRelease().GetSandboxIds())

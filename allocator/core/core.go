@@ -53,6 +53,8 @@ type Core struct {
 	started Instant
 	counter uint64 // of revisions in this term
 	out     []Effect
+	// releasing are the sessions whose releases point into out.
+	releasing []*session
 	// recovering: not everything that is there has been told yet, so nothing is
 	// decided about pools.
 	recovering bool
@@ -161,7 +163,7 @@ func (c *Core) Step(now Instant, ev Event) []Effect {
 	case Closing:
 		c.close()
 	case Written:
-		c.written()
+		c.written(ev.At)
 	case WriterReady:
 		c.outbox.ready = true
 	case Release:
@@ -200,6 +202,10 @@ func (c *Core) emit(e Effect) { c.out = append(c.out, e) }
 
 func (c *Core) take() []Effect {
 	c.flush()
+	for _, s := range c.releasing {
+		s.releases = 0
+	}
+	c.releasing = c.releasing[:0]
 	out := c.out
 	c.out = nil
 	return out

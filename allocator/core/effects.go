@@ -100,11 +100,12 @@ type (
 		Sequence uint64
 		Sandbox  Sandbox
 	}
-	// SendRelease tells a stream that a sandbox is gone.
+	// SendRelease tells a stream that sandboxes are gone: all whose releases became
+	// durable in one step, unless a route comes between them.
 	SendRelease struct {
 		Stream   uint64
 		Sequence uint64
-		ID       string
+		IDs      []string
 	}
 	// SendResolved answers a Resolve.
 	SendResolved struct {
@@ -136,6 +137,14 @@ type (
 	// SandboxReleased fires OnSandboxReleased: the sandbox has been released, and its pod is not
 	// reused or deleted yet. It comes once for each sandbox.
 	SandboxReleased struct{ Sandbox Sandbox }
+	// Acknowledged: every router that could know the route of a released sandbox has
+	// acknowledged its release, said Goodbye, was found dead or has expired. It comes
+	// once for each sandbox that was released in this term while there were routers.
+	// Took is the time since the release was durable.
+	Acknowledged struct {
+		ID   string
+		Took time.Duration
+	}
 	// Repaired: something was found that must not be, and what was done about it.
 	Repaired struct {
 		Pod  PodKey
@@ -202,6 +211,7 @@ func (ReleaseAnswered) effect() {}
 func (SendSnapshot) effect()    {}
 func (SendRoute) effect()       {}
 func (SendRelease) effect()     {}
+func (Acknowledged) effect()    {}
 func (SendResolved) effect()    {}
 func (SendPong) effect()        {}
 func (CloseStream) effect()     {}

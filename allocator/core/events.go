@@ -60,8 +60,9 @@ type (
 	// and nobody waits any more.
 	Closing struct{}
 
-	// Written: all facts of the last Write are durable.
-	Written struct{}
+	// Written: all facts of the last Write are durable. At is when that was known, on
+	// the boot clock; 0: now.
+	Written struct{ At time.Duration }
 	// WriterReady: the next Write may be made.
 	WriterReady struct{}
 

@@ -168,7 +168,7 @@ func (w *world) send(stream uint64, e Effect) {
 func (w *world) overBy(e Effect) (ids []string) {
 	switch e := e.(type) {
 	case SendRelease:
-		return []string{e.ID}
+		return e.IDs
 	case SendSnapshot:
 		for id, s := range w.disk.sandboxes {
 			if s.Phase == Released && !slices.ContainsFunc(e.Routes, func(s Sandbox) bool { return s.ID == id }) {
@@ -190,7 +190,9 @@ func (r *router) hear(e Effect) {
 	case SendRoute:
 		r.told[e.Sandbox.ID] = e.Sandbox
 	case SendRelease:
-		delete(r.told, e.ID)
+		for _, id := range e.IDs {
+			delete(r.told, id)
+		}
 	case SendResolved:
 		delete(r.told, e.ID)
 		if e.Sandbox != nil {
@@ -505,8 +507,10 @@ func (w *world) toRouter(r *router) {
 		r.cache.Put(e.Sandbox.ID, route(e.Sandbox))
 		sequence = e.Sequence
 	case SendRelease:
-		r.cache.Release(e.ID)
-		r.gone[e.ID] = true
+		for _, id := range e.IDs {
+			r.cache.Release(id)
+			r.gone[id] = true
+		}
 		sequence = e.Sequence
 		r.ending = append(r.ending, ending{sequence, m.over})
 	case SendResolved:

@@ -40,16 +40,17 @@ type world struct {
 	lastStream uint64
 	strays     []Event // from streams that have broken off
 
-	claims   map[uint64]*simClaim // token -> not answered yet
-	given    map[uint64]string    // token -> the sandbox that it was answered with
-	releases map[uint64]string
-	declared map[uint64]string // DeclareDead that are not answered yet
-	asked    map[string]bool   // a caller wanted it released
-	answered map[string]bool   // a caller was given it
-	unwanted map[string]bool   // its Sandbox object was deleted by somebody
-	fired    map[string]bool   // SandboxReleased in this term
-	ready    map[string]bool   // SandboxReady, ever
-	failed   map[string]bool   // its hook failed
+	claims       map[uint64]*simClaim // token -> not answered yet
+	given        map[uint64]string    // token -> the sandbox that it was answered with
+	releases     map[uint64]string
+	declared     map[uint64]string // DeclareDead that are not answered yet
+	asked        map[string]bool   // a caller wanted it released
+	answered     map[string]bool   // a caller was given it
+	unwanted     map[string]bool   // its Sandbox object was deleted by somebody
+	fired        map[string]bool   // SandboxReleased in this term
+	acknowledged map[string]bool   // Acknowledged, ever
+	ready        map[string]bool   // SandboxReady, ever
+	failed       map[string]bool   // its hook failed
 	// lastUse is the last moment at which some router could admit a request.
 	lastUse map[string]time.Duration
 	doomed  map[string]bool // its pod was to be deleted
@@ -92,7 +93,7 @@ func newWorld(t tb, draws func(int) int) *world {
 		nodes:   map[string]bool{"n1": true, "n2": true},
 		records: map[string]*simRecord{}, known: map[PodKey]int{}, holders: map[netip.Addr]string{},
 		claims: map[uint64]*simClaim{}, given: map[uint64]string{}, releases: map[uint64]string{}, declared: map[uint64]string{}, asked: map[string]bool{}, answered: map[string]bool{}, unwanted: map[string]bool{},
-		fired: map[string]bool{}, ready: map[string]bool{}, failed: map[string]bool{},
+		fired: map[string]bool{}, acknowledged: map[string]bool{}, ready: map[string]bool{}, failed: map[string]bool{},
 		lastUse: map[string]time.Duration{}, doomed: map[string]bool{}, judged: map[PodKey]bool{}, ended: map[string]PodKey{}, forgotten: map[string]bool{}, hadAddress: map[netip.Addr]map[PodKey]bool{},
 	}
 }
@@ -391,6 +392,9 @@ func (w *world) do(effects []Effect) {
 		case SandboxReleased:
 			w.judgeRelease(e.Sandbox)
 			continue
+		case Acknowledged:
+			w.judgeAcknowledged(e)
+			continue
 		case CloseStream:
 			for _, r := range w.routers {
 				if r.stream == e.Stream {
@@ -410,8 +414,10 @@ func (w *world) do(effects []Effect) {
 			w.send(e.Stream, e)
 			continue
 		case SendRelease:
-			if !w.released(e.ID) {
-				t.Fatalf("routers are told that %s is gone before that is durable", e.ID)
+			for _, id := range e.IDs {
+				if !w.released(id) {
+					t.Fatalf("routers are told that %s is gone before that is durable", id)
+				}
 			}
 			w.send(e.Stream, e)
 			continue
@@ -503,6 +509,19 @@ func (w *world) judgeDelete(e DeletePod) {
 	}
 	w.judgeFence(id)
 	w.doomed[id] = true
+}
+
+// judgeAcknowledged: no router can route to it any more, and it is said once.
+func (w *world) judgeAcknowledged(e Acknowledged) {
+	if !w.fired[e.ID] || w.acknowledged[e.ID] || e.Took < 0 {
+		w.t.Fatalf("%+v, released in this term=%v, acknowledged before=%v", e, w.fired[e.ID], w.acknowledged[e.ID])
+	}
+	w.acknowledged[e.ID] = true
+	for _, r := range w.routers {
+		if r.routable(e.ID) {
+			w.t.Fatalf("%s counts as acknowledged while router %s can route to it", e.ID, r.id)
+		}
+	}
 }
 
 // judgeDiscards: a pool whose template is refused loses warm pods of an earlier

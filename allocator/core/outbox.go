@@ -82,8 +82,11 @@ func (c *Core) flush() {
 	}
 }
 
-// written makes true what has become durable, in its order.
-func (c *Core) written() {
+// written makes true what has become durable, in its order. at is when that was known.
+func (c *Core) written(at time.Duration) {
+	if at == 0 {
+		at = c.now.Boot
+	}
 	done := c.outbox.writing
 	c.outbox.writing = nil
 	for _, ch := range done {
@@ -93,7 +96,7 @@ func (c *Core) written() {
 		case ch.sandbox != nil && ch.fact.Sandbox.Phase == Running:
 			c.ready(ch)
 		case ch.sandbox != nil:
-			c.released(ch)
+			c.released(ch, at)
 		case ch.fact.Session != "":
 			c.sessionWritten(ch)
 		default:

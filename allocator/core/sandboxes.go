@@ -18,9 +18,12 @@ type sandbox struct {
 	// endAt and endedAt are EndAt and EndedAt on the boot clock: a step of the wall
 	// clock must not end anything, or keep it for ever.
 	endAt, endedAt time.Duration
-	index          int // in the deadline heap, -1 or 0 when not in it
-	queued         bool
-	recorded       Revision // what the Sandbox object is known to show
+	// durableAt is when its release was known to be durable, on the boot clock; 0: in
+	// an earlier term, or not yet.
+	durableAt time.Duration
+	index     int // in the deadline heap, -1 or 0 when not in it
+	queued    bool
+	recorded  Revision // what the Sandbox object is known to show
 	// deleting: somebody has deleted the object. It stays for as long as its
 	// idempotency key holds. dropped: it was deleted, and must not come back.
 	deleting, dropped bool
@@ -91,8 +94,8 @@ func (c *Core) lost(s *sandbox, reason string) {
 	c.startRelease(s, reason)
 }
 
-// released acts on a committed release.
-func (c *Core) released(ch *change) {
+// released acts on a committed release. at is when that was known.
+func (c *Core) released(ch *change, at time.Duration) {
 	s := ch.sandbox
 	if s.queued {
 		heap.Remove(&c.deadlines, s.index)
@@ -112,6 +115,7 @@ func (c *Core) released(ch *change) {
 		why = KeyEnded
 	}
 	c.answerCallers(s, ClaimRefused{Why: why, Sandbox: s.Sandbox})
+	s.durableAt = at
 	c.startFence(s)
 }
 

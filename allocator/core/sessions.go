@@ -24,6 +24,9 @@ type session struct {
 	// declared: an operator says that it has ended, and that is on its way into the
 	// journal.
 	declared *declaration
+	// releases is the place in Core.out, from 1, of the last message that was sent on the
+	// stream in this step, if that is a SendRelease: what is released next goes into it.
+	releases int
 	// pending are the messages that fences wait for, in order of sequence.
 	pending []pending
 }
@@ -38,6 +41,7 @@ type fence struct {
 	// waiting has, of each session that is waited for, the sequence of the message
 	// whose acknowledgement ends that, if it is connected.
 	waiting map[*session]uint64
+	told    int // how many sessions it waited for at first
 	started time.Duration
 	// clearedAt is when nobody was waited for any more; 0: not yet.
 	clearedAt time.Duration
@@ -124,7 +128,7 @@ func (c *Core) recoverSession(f Fact) {
 
 // welcome tells a router what is so.
 func (c *Core) welcome(s *session) {
-	s.sequence, s.acked = 1, 0
+	s.sequence, s.acked, s.releases = 1, 0, 0
 	// The snapshot replaces what this router had, so its acknowledgement counts
 	// for every sandbox that is not in it.
 	s.pending = nil
@@ -239,6 +243,7 @@ func (c *Core) pushRoute(sb *sandbox) {
 			continue // the snapshot will have it
 		}
 		s.sequence++
+		s.releases = 0
 		c.emit(SendRoute{Stream: s.stream, Sequence: s.sequence, Sandbox: sb.Sandbox})
 	}
 }
@@ -263,14 +268,29 @@ func (c *Core) startFence(sb *sandbox) {
 		}
 		f.waiting[s] = 0
 		if s.stream != 0 {
-			s.sequence++
+			c.sendRelease(s, sb)
 			f.waiting[s] = s.sequence
-			s.pending = append(s.pending, pending{s.sequence, sb})
-			c.emit(SendRelease{Stream: s.stream, Sequence: s.sequence, ID: sb.ID})
 		}
 	}
+	f.told = len(f.waiting)
 	c.answerReleases(sb)
 	c.advanceFence(sb)
+}
+
+// sendRelease tells a router that a sandbox is gone. Hundreds may be released in one
+// step: a message for each and each router would take longer than all the rest.
+func (c *Core) sendRelease(s *session, sb *sandbox) {
+	if s.releases > 0 {
+		e := c.out[s.releases-1].(SendRelease)
+		e.IDs = append(e.IDs, sb.ID)
+		c.out[s.releases-1] = e
+	} else {
+		s.sequence++
+		c.emit(SendRelease{Stream: s.stream, Sequence: s.sequence, IDs: []string{sb.ID}})
+		s.releases = len(c.out)
+		c.releasing = append(c.releasing, s)
+	}
+	s.pending = append(s.pending, pending{s.sequence, sb})
 }
 
 // cleared notes that s can not route to sb any more.
@@ -310,6 +330,9 @@ func (c *Core) advanceFence(sb *sandbox) {
 	}
 	if f.clearedAt == 0 {
 		f.clearedAt = c.now.Boot
+		if f.told > 0 && sb.durableAt > 0 {
+			c.emit(Acknowledged{ID: sb.ID, Took: c.now.Boot - sb.durableAt})
+		}
 	}
 	if c.now.Boot < f.clearedAt+c.cfg.Window {
 		return

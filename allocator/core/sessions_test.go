@@ -1,6 +1,7 @@
 package core
 
 import (
+	"fmt"
 	"net/netip"
 	"reflect"
 	"slices"
@@ -461,5 +462,86 @@ func TestReleaseUnderWayIsAnsweredWhenThePodVanishes(t *testing.T) {
 	s.pass(window)
 	if r := one[Record](s); r.Sandbox.Phase != Ended {
 		t.Errorf("recorded %+v", r)
+	}
+}
+
+func TestWhatIsReleasedInOneStepIsOneMessageForEachRouter(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{specA(4)}, []Pod{warmPod("a-1"), warmPod("a-2"), warmPod("a-3"), warmPod("a-4")})
+	s.join("r", 1)
+	s.join("r2", 2)
+	first, second, third := s.claim(), s.claim(), s.claim()
+	sequence := s.core.sessions["r"].sequence
+	s.slow = true
+	s.step(Release{ID: third.ID, Reason: ReasonKilled}) // is being written while the others come
+	s.step(Release{Token: 1, ID: first.ID, Reason: ReasonKilled})
+	s.step(Claim{Token: 2, Pool: poolA, Wait: wait})
+	s.step(Release{Token: 3, ID: second.ID, Reason: ReasonKilled})
+	s.written()
+	for _, e := range of[SendRelease](s.effects) {
+		if !slices.Equal(e.IDs, []string{third.ID}) || e.Sequence != sequence+1 {
+			t.Errorf("first write: %+v", e)
+		}
+	}
+	s.written()
+	none[Acknowledged](s)
+	// A route comes between the two, and order is all that tells a router what is newer.
+	for stream := uint64(1); stream <= 2; stream++ {
+		var got []string
+		for _, e := range s.effects {
+			switch e := e.(type) {
+			case SendRelease:
+				if e.Stream == stream {
+					got = append(got, fmt.Sprint(e.Sequence-sequence, e.IDs))
+				}
+			case SendRoute:
+				if e.Stream == stream {
+					got = append(got, fmt.Sprint(e.Sequence-sequence, " route"))
+				}
+			}
+		}
+		if want := []string{fmt.Sprint(2, []string{first.ID}), "3 route", fmt.Sprint(4, []string{second.ID})}; !slices.Equal(got, want) {
+			t.Errorf("stream %d: %v, want %v", stream, got, want)
+		}
+	}
+}
+
+func TestManyReleasesAreAcknowledgedAtOnceAndEachIsTimedFromItsWrite(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{specA(4)}, []Pod{warmPod("a-1"), warmPod("a-2"), warmPod("a-3")})
+	nobody := s.claim()
+	s.step(Release{ID: nobody.ID, Reason: ReasonKilled})
+	none[Acknowledged](s) // there is no router
+	s.join("r", 1)
+	s.join("r2", 2)
+	sandboxes := []Sandbox{s.claim(), s.claim()}
+	sequence := s.core.sessions["r"].sequence
+	s.slow = true
+	s.step(Release{ID: "none", Reason: ReasonKilled})
+	s.step(SessionJoined{Session: "later", Stream: 3}) // the write that the releases wait for
+	s.step(Release{Token: 1, ID: sandboxes[0].ID, Reason: ReasonKilled})
+	s.step(Release{Token: 2, ID: sandboxes[1].ID, Reason: ReasonKilled})
+	s.written()
+	durable := s.now.Boot
+	s.now.Boot += time.Millisecond
+	s.effects = s.core.Step(s.now, Written{At: durable})
+	want := []string{sandboxes[0].ID, sandboxes[1].ID}
+	for _, e := range of[SendRelease](s.effects) {
+		if !slices.Equal(e.IDs, want) {
+			t.Errorf("told %+v, want %v", e, want)
+		}
+	}
+	s.now.Boot += time.Millisecond
+	s.ack("r", 1, sequence+1)
+	s.ack("later", 3, 2)
+	none[Acknowledged](s)
+	s.now.Boot += time.Millisecond
+	s.ack("r2", 2, sequence+1)
+	got := of[Acknowledged](s.effects)
+	if len(got) != 2 || got[0] != (Acknowledged{want[0], 3 * time.Millisecond}) || got[1] != (Acknowledged{want[1], 3 * time.Millisecond}) {
+		t.Errorf("acknowledged %+v", got)
+	}
+	if answers := of[ReleaseAnswered](s.effects); len(answers) != 2 {
+		t.Errorf("answers %+v", answers)
 	}
 }

@@ -56,7 +56,8 @@ type Allocator struct {
 	*Process
 	// API is the URL of its HTTP API, Admin that of its admin listener.
 	API, Admin string
-	control    netip.AddrPort
+	// Control is where routers reach its control server.
+	Control netip.AddrPort
 }
 
 // Gateway is one Envoy with its router.
@@ -161,7 +162,7 @@ func newAllocator(c *devcluster.Cluster, i int, publicPort uint16, o Options) (*
 	}
 	name := fmt.Sprintf("allocator-%d", i)
 	a := &Allocator{
-		API: "http://" + addresses[0].String(), control: addresses[1], Admin: "http://" + addresses[2].String(),
+		API: "http://" + addresses[0].String(), Control: addresses[1], Admin: "http://" + addresses[2].String(),
 	}
 	a.Process = &Process{
 		Name: name, supervisor: c.Supervisor(), logFile: filepath.Join(c.Dir(), name+".log"),
@@ -243,7 +244,7 @@ func (g *Gateway) addRouter(c *devcluster.Cluster, i int, sockets string, alloca
 	}
 	var control, cidrs []string
 	for _, a := range allocators {
-		control = append(control, a.control.String())
+		control = append(control, a.Control.String())
 	}
 	for _, p := range c.PodCIDRs() {
 		cidrs = append(cidrs, p.String())
