@@ -11,21 +11,31 @@ import "sync"
 // streams have ended on which it answered earlier. That is a matter of what Envoy
 // has done: a stream that ended because this process ends proves nothing.
 //
+// Barriers are cumulative and take no more room than there are unread answers, however
+// many releases come while Envoy stands still: of those that wait for the same answers
+// only the last is kept.
+//
 // All methods may be called concurrently.
 type Answers struct {
-	mu sync.Mutex
-	// epochs follow each other in time; the last one is the present.
-	epochs []*Epoch
+	mu     sync.Mutex
+	unread int
+	// first and last are the ends of the list of epochs, in the order of time. The last
+	// one is the present. Each of the others has answers that are not read.
+	first, last *Epoch
 }
 
 // Epoch is the time between two barriers.
 type Epoch struct {
-	open   int      // answers that began in it and are not read
-	passed []func() // called when that and every earlier epoch has none
+	earlier, later *Epoch
+	open           int    // answers that began in it and are not read
+	passed         func() // called when that and every earlier epoch has none
 }
 
 // NewAnswers returns Answers of which there are none.
-func NewAnswers() *Answers { return &Answers{epochs: []*Epoch{{}}} }
+func NewAnswers() *Answers {
+	e := &Epoch{}
+	return &Answers{first: e, last: e}
+}
 
 // Admit notes an answer that is about to be given, if what it says still holds, and
 // returns the epoch to give to End. It is noted before that is asked, so that no
@@ -42,9 +52,9 @@ func (a *Answers) Admit(holds func() bool) (e *Epoch, ok bool) {
 func (a *Answers) begin() *Epoch {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	e := a.epochs[len(a.epochs)-1]
-	e.open++
-	return e
+	a.unread++
+	a.last.open++
+	return a.last
 }
 
 // End notes that Envoy has read an answer, or does not want it any more: it has ended
@@ -52,43 +62,42 @@ func (a *Answers) begin() *Epoch {
 func (a *Answers) End(e *Epoch) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	e.open--
-	a.advance()
+	a.unread--
+	if e.open--; e.open > 0 || e == a.last {
+		return
+	}
+	// What waited for this epoch waits for those before it now, if there are any.
+	e.later.earlier = e.earlier
+	if e.earlier != nil {
+		e.earlier.later, e.earlier.passed = e.later, e.passed
+		return
+	}
+	a.first = e.later
+	e.passed()
 }
 
 // Barrier calls passed once every answer that has begun before has been read: at
-// once, or from the goroutine of the last one. The calls come in the order of the
-// barriers. passed must not block, and must not call Answers.
+// once, or from the goroutine of the last one. A barrier that passes together with a
+// later one is not called. The calls come in the order of the barriers. passed must
+// not block, and must not call Answers.
 func (a *Answers) Barrier(passed func()) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	switch last := len(a.epochs) - 1; {
-	case a.epochs[last].open > 0:
-		a.epochs[last].passed = append(a.epochs[last].passed, passed)
-		a.epochs = append(a.epochs, &Epoch{})
-	case last > 0: // nothing has begun since the last barrier, which has not passed
-		a.epochs[last-1].passed = append(a.epochs[last-1].passed, passed)
+	switch {
+	case a.last.open > 0:
+		a.last.passed = passed
+		a.last.later = &Epoch{earlier: a.last}
+		a.last = a.last.later
+	case a.last.earlier != nil: // nothing has begun since the last barrier, which has not passed
+		a.last.earlier.passed = passed
 	default:
 		passed()
 	}
 }
 
 // Unread is the number of answers that Envoy may not have read yet.
-func (a *Answers) Unread() (n int) {
+func (a *Answers) Unread() int {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	for _, e := range a.epochs {
-		n += e.open
-	}
-	return n
-}
-
-// advance lets the barriers pass that may, and drops the epochs before them.
-func (a *Answers) advance() {
-	for len(a.epochs) > 1 && a.epochs[0].open == 0 {
-		for _, passed := range a.epochs[0].passed {
-			passed()
-		}
-		a.epochs = a.epochs[1:]
-	}
+	return a.unread
 }

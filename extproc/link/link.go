@@ -63,7 +63,8 @@ type Activity interface {
 // Answers knows which answers Envoy has not read yet. *extproc.Answers is one.
 type Answers interface {
 	// Barrier calls passed once those that have begun before it have been read, in
-	// the order of the barriers.
+	// the order of the barriers. One that passes together with a later one need not be
+	// called: acknowledgements are cumulative.
 	Barrier(passed func())
 	// Unread is how many there are.
 	Unread() int
