@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"net"
 	"net/http"
 	"slices"
 	"strconv"
@@ -40,6 +41,10 @@ import (
 // comes with the last acknowledgement: the write and waiting for the one before it are
 // in there.
 //
+// "echo" is the control, taken while sandboxes are released: how long one byte takes to ten
+// goroutines over loopback and back from the last of them. What it takes more than a
+// fraction of a millisecond is what others, and the callers, do to the machine.
+//
 // routers=10: ten routers without Envoy, each the real link with the real route cache.
 // envoys=2: two Envoys with their routers, through which requests to other sandboxes go
 // all the time, and eight routers without.
@@ -64,19 +69,21 @@ func BenchmarkFence(b *testing.B) {
 			for i := range caches {
 				caches[i] = g.link()
 			}
-			released := 3 * c.callers
+			released := 2 * c.callers
 			g.pool("fence", int32(released), 0)
 			stopTraffic := g.traffic(c.envoys, c.requests)
 			b.ResetTimer()
 			for range b.N {
-				var deletes []time.Duration
+				var deletes, echoes []time.Duration
 				before := g.histogram("berth_allocator_release_acknowledged_seconds")
 				for range c.times {
 					g.warmUp(c.callers)
 					ids := make([]string, released)
 					g.parallel(released, 64, func(i int) (err error) { ids[i], err = g.claim("fence"); return err })
 					g.projectionLag()
+					stopEchoes := g.echoes(10)
 					deletes = append(deletes, g.parallel(released, c.callers, func(i int) error { return g.release(ids[i]) })...)
+					echoes = append(echoes, stopEchoes()...)
 					for _, id := range ids {
 						for _, cache := range caches {
 							a, err := cache.Lookup(b.Context(), id)
@@ -91,6 +98,7 @@ func BenchmarkFence(b *testing.B) {
 				for _, q := range []float64{0.5, 0.9, 0.99} {
 					b.ReportMetric(1000*acks.quantile(q), fmt.Sprintf("ack_p%g_ms", 100*q))
 					b.ReportMetric(ms(quantile(deletes, q)), fmt.Sprintf("delete_p%g_ms", 100*q))
+					b.ReportMetric(ms(quantile(echoes, q)), fmt.Sprintf("echo_p%g_ms", 100*q))
 				}
 				b.ReportMetric(100*acks.share(0.01), "ack_within_10ms_%")
 				b.ReportMetric(acks.count(), "n")
@@ -128,6 +136,60 @@ func (g *ground) link() *routecache.Cache {
 	})
 	require.Eventually(g, l.Connected, 10*time.Second, 10*time.Millisecond)
 	return cache
+}
+
+// echoes sends a byte to each of so many peers, all the time with a pause of 2 ms, until
+// stop is called, which returns how long the last answer took each time.
+func (g *ground) echoes(peers int) (stop func() []time.Duration) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(g, err)
+	var all sync.WaitGroup
+	conns := make([]net.Conn, peers)
+	for i := range conns {
+		conns[i], err = net.Dial("tcp", listener.Addr().String())
+		require.NoError(g, err)
+		peer, err := listener.Accept()
+		require.NoError(g, err)
+		all.Go(func() {
+			_, _ = io.Copy(peer, peer) // until the other side closes
+			peer.Close()
+		})
+	}
+	ctx, cancel := context.WithCancel(g.Context())
+	var took []time.Duration
+	sent := make(chan struct{})
+	all.Go(func() {
+		defer close(sent)
+		tick := time.NewTicker(2 * time.Millisecond)
+		defer tick.Stop()
+		for ctx.Err() == nil {
+			began := time.Now()
+			for _, c := range conns {
+				if _, err := c.Write([]byte{1}); err != nil {
+					g.Error(err)
+					return
+				}
+			}
+			for _, c := range conns {
+				if _, err := io.ReadFull(c, make([]byte, 1)); err != nil {
+					g.Error(err)
+					return
+				}
+			}
+			took = append(took, time.Since(began))
+			<-tick.C
+		}
+	})
+	return func() []time.Duration {
+		cancel()
+		<-sent
+		for _, c := range conns {
+			c.Close()
+		}
+		all.Wait()
+		listener.Close()
+		return took
+	}
 }
 
 // traffic sends so many requests a second through each of the first Envoys, to
