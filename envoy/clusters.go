@@ -19,6 +19,12 @@ const (
 	clusterRouter    = "router"
 	clusterRouterLog = "router_als"
 
+	// podStreams is how many requests share an HTTP/2 connection to a pod: what every
+	// server should allow (RFC 9113, section 6.5.2). Envoy sends that many before the
+	// server has said how many it allows, and it refuses what is above. More requests
+	// get more connections and do not wait.
+	podStreams = 100
+
 	httpOptions = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 )
 
@@ -32,6 +38,7 @@ func (b *builder) clusters() []*clusterv3.Cluster {
 		b.pods(clusterPodsHTTP2, &httpv3.HttpProtocolOptions_ExplicitHttpConfig{
 			ProtocolConfig: &httpv3.HttpProtocolOptions_ExplicitHttpConfig_Http2ProtocolOptions{
 				Http2ProtocolOptions: &corev3.Http2ProtocolOptions{
+					MaxConcurrentStreams:                    wrapperspb.UInt32(podStreams),
 					InitialStreamWindowSize:                 wrapperspb.UInt32(64 << 10),
 					InitialConnectionWindowSize:             wrapperspb.UInt32(1 << 20),
 					OverrideStreamErrorOnInvalidHttpMessage: wrapperspb.Bool(true),

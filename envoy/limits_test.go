@@ -7,11 +7,13 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"sync"
 	"testing"
 	"time"
 
 	bootstrapv3 "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
 	overloadv3 "github.com/envoyproxy/go-control-plane/envoy/config/overload/v3"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/berth-sandbox/berth/api/apierror"
@@ -72,6 +74,66 @@ func TestRequestsAboveTheBoundAreRefusedAndDoNotWait(t *testing.T) {
 	}
 	require.Empty(t, arrived)
 	require.Zero(t, g.counter(`cluster\.pods_h1\.upstream_cx_overflow`), "a request would have waited for a connection")
+}
+
+// However many there are, each admitted request is at its pod and not in a queue of
+// Envoy's, where it would outlive the window. There are more of them than Envoy
+// takes by default.
+func TestNoAdmittedRequestWaitsForAnother(t *testing.T) {
+	const each = 2000 // of HTTP/1.1 and of gRPC
+	e, v := startVersatile(t)
+	pods := func(stat string) int { return e.counter(`cluster\.pods_h[12]\.` + stat) }
+	var asking sync.WaitGroup
+	answers := make(chan string, 2*each)
+	for name, client := range e.clients() {
+		contentType := "text/plain"
+		if name == "HTTP/2" {
+			contentType = "application/grpc"
+		}
+		for i := range each {
+			asking.Go(func() {
+				r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+e.host([]string{"abc", "def"}[i%2])+"/wait", http.NoBody)
+				if !assert.NoError(t, err) {
+					return
+				}
+				r.Header.Set("Content-Type", contentType)
+				response, err := client.Do(r)
+				if !assert.NoError(t, err) {
+					return
+				}
+				response.Body.Close()
+				answers <- fmt.Sprint(response.StatusCode, response.Header)
+			})
+		}
+	}
+	arrived := 0
+	for end := time.After(time.Minute); arrived < 2*each; arrived++ {
+		select {
+		case <-v.arrived:
+		case <-end:
+			t.Errorf("%d of %d requests are at their pods; %d wait in Envoy", arrived, 2*each, pods("upstream_rq_pending_active"))
+			end = nil
+		case a := <-answers:
+			t.Errorf("a request was answered before its pod did that: %s", a)
+			end = nil
+		}
+		if t.Failed() {
+			break
+		}
+	}
+	if !t.Failed() {
+		require.Equal(t, 2*each, pods("upstream_rq_active"))
+		require.Zero(t, pods("upstream_rq_pending_active"))
+	}
+	close(v.release)
+	asking.Wait()
+	close(answers)
+	for a := range answers {
+		require.Contains(t, a, "200 ")
+	}
+	for _, stat := range []string{"upstream_cx_overflow", "upstream_cx_pool_overflow", "upstream_rq_pending_overflow", "upstream_rq_retry_overflow"} {
+		require.Zero(t, pods(stat), stat)
+	}
 }
 
 func TestRequestsAreRefusedWhenMemoryIsShort(t *testing.T) {
