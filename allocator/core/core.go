@@ -308,6 +308,8 @@ func (c *Core) Recover(st State) ([]Effect, error) {
 		case s.Phase == Ended:
 		case s.Phase == Released && gone:
 			c.startFence(s)
+		case s.Phase != Released && len(s.doubles) > 0:
+			c.lost(s, ReasonDuplicate)
 		case gone:
 			c.lost(s, ReasonPodGone)
 		case s.Phase == Starting:
@@ -345,7 +347,7 @@ func (c *Core) recoverSandboxes(st State) error {
 			c.recoverSession(f)
 			continue
 		case f.Sandbox == nil:
-			c.discards[f.Discard] = &discard{f.Revision, true}
+			c.discards[f.Discard] = &discard{revision: f.Revision, durable: true}
 			continue
 		}
 		s := c.sandboxes[f.Sandbox.ID]
@@ -357,8 +359,14 @@ func (c *Core) recoverSandboxes(st State) error {
 		if s == nil {
 			s = &sandbox{}
 			c.sandboxes[f.Sandbox.ID] = s
+		} else if s.Pod != f.Sandbox.Pod || s.IP != f.Sandbox.IP {
+			// A claim is never changed, so one of the two is not of our making.
+			s.doubles = append(s.doubles, double{f.Sandbox.Pod, f.Sandbox.IP})
 		}
 		if s.Revision.Less(f.Revision) {
+			if n := len(s.doubles); n > 0 {
+				s.doubles[n-1] = double{s.Pod, s.IP}
+			}
 			s.Sandbox = *f.Sandbox
 		} else {
 			c.emit(Settle{ID: s.ID, Revision: f.Revision})
@@ -366,7 +374,7 @@ func (c *Core) recoverSandboxes(st State) error {
 	}
 	for _, s := range c.sorted() {
 		if other := c.holds[s.Pod]; other != nil {
-			return fmt.Errorf("core: sandboxes %s and %s are both on record with pod %s (UID %s): this is not of our making; delete the Sandbox object that is wrong", other.ID, s.ID, s.Pod.Name, s.Pod.UID)
+			return contradiction(other, s, s.Pod)
 		}
 		c.add(s)
 		if s.IdempotencyKey != "" {
@@ -384,7 +392,22 @@ func (c *Core) recoverSandboxes(st State) error {
 			c.schedule(s)
 		}
 	}
+	for _, s := range c.sorted() {
+		for _, d := range s.doubles {
+			if other := c.holds[d.pod]; other != nil && other != s {
+				return contradiction(other, s, d.pod)
+			}
+			c.emit(Repaired{Pod: d.pod, What: "the journal and a Sandbox object name different pods, or addresses, for one sandbox: none of them is used any more"})
+			if d.pod != s.Pod && there[d.pod] {
+				c.discardAfter(d.pod, s)
+			}
+		}
+	}
 	return nil
+}
+
+func contradiction(one, other *sandbox, pod PodKey) error {
+	return fmt.Errorf("core: sandboxes %s and %s are both on record with pod %s (UID %s): this is not of our making; delete the Sandbox object that is wrong", one.ID, other.ID, pod.Name, pod.UID)
 }
 
 // sorted lists the sandboxes in the order they ended, those that have not last.

@@ -146,7 +146,9 @@ func checkTables(t interface{ Fatalf(string, ...any) }, c *Core) {
 			t.Fatalf("%s is exposed: %v, in phase %d", s.ID, s.exposed, s.Phase)
 		}
 		if s.exposed {
-			routes[s.IP]++
+			for _, at := range s.addresses() {
+				routes[at]++
+			}
 		}
 	}
 	for at, p := range c.places {

@@ -80,9 +80,11 @@ func (c *Core) reconsider(p *place, but *pod) {
 func (c *Core) expose(s *sandbox) {
 	if !s.exposed {
 		s.exposed = true
-		p := c.placeOf(s.IP)
-		p.routes++
-		c.reconsider(p, c.pods[s.Pod])
+		for _, at := range s.addresses() {
+			p := c.placeOf(at)
+			p.routes++
+			c.reconsider(p, c.pods[s.Pod])
+		}
 	}
 }
 
@@ -90,9 +92,11 @@ func (c *Core) expose(s *sandbox) {
 func (c *Core) cover(s *sandbox) {
 	if s.exposed {
 		s.exposed = false
-		p := c.placeOf(s.IP)
-		p.routes--
-		c.leavePlace(s.IP, p)
-		c.reconsider(p, c.pods[s.Pod])
+		for _, at := range s.addresses() {
+			p := c.placeOf(at)
+			p.routes--
+			c.leavePlace(at, p)
+			c.reconsider(p, c.pods[s.Pod])
+		}
 	}
 }

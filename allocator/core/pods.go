@@ -153,6 +153,20 @@ func (c *Core) discardStrays() {
 type discard struct {
 	revision Revision
 	durable  bool
+	// after: not before the fence of this sandbox is complete.
+	after *sandbox
+}
+
+// discardAfter takes a pod out of use for good that was not seen yet. It is deleted
+// when that is in the journal, and the fence of a sandbox is complete.
+func (c *Core) discardAfter(key PodKey, s *sandbox) {
+	if d := c.discards[key]; d != nil {
+		d.after = s
+		return
+	}
+	ch := &change{fact: Fact{Discard: key}}
+	c.append(ch, true)
+	c.discards[key] = &discard{revision: ch.fact.Revision, after: s}
 }
 
 // discarded acts on a committed intent.
@@ -160,6 +174,15 @@ func (c *Core) discarded(key PodKey) {
 	c.discards[key].durable = true
 	if c.pods[key] == nil {
 		c.discardSettled(key)
+		return
+	}
+	c.deleteDiscarded(key)
+}
+
+// deleteDiscarded deletes a pod that is discarded, if nothing stands in the way.
+func (c *Core) deleteDiscarded(key PodKey) {
+	q, d := c.pods[key], c.discards[key]
+	if q == nil || d == nil || !d.durable || q.seen.Deleting || d.after != nil && d.after.exposed {
 		return
 	}
 	c.emit(DeletePod{Pod: key})
@@ -192,9 +215,7 @@ func (c *Core) podSeen(seen Pod) {
 			c.hold(q, s)
 		case d != nil:
 			c.enter(q, podDeleting)
-			if d.durable && !seen.Deleting {
-				c.emit(DeletePod{Pod: seen.Key})
-			}
+			c.deleteDiscarded(seen.Key)
 		}
 	}
 	if q.seen.Node != seen.Node { // it was scheduled

@@ -108,6 +108,80 @@ func TestRecordsThatContradictEachOtherStopTheLeader(t *testing.T) {
 	}
 }
 
+// Whichever record is later, one of them is not of our making. A router may have been
+// told of either pod.
+func TestPodsOnRecordForOneSandboxAreBothRefused(t *testing.T) {
+	record := func(f Fact, counter uint64, phase Phase) (Fact, Sandbox) {
+		f.Revision.Counter, f.Sandbox.Revision.Counter, f.Sandbox.Phase = counter, counter, phase
+		return f, *f.Sandbox
+	}
+	for _, tt := range []struct {
+		name           string
+		fact, object   Fact
+		inFact, inFile uint64 // their counters
+		// gone is a pod that is not there.
+		gone string
+		// released: the sandbox was released before.
+		released bool
+	}{
+		{name: "the journal is ahead", fact: on("a-1", "x"), object: on("a-2", "x"), inFact: 6, inFile: 5},
+		{name: "the object is ahead", fact: on("a-1", "x"), object: on("a-2", "x"), inFact: 5, inFile: 6},
+		{name: "neither is", fact: on("a-1", "x"), object: on("a-2", "x"), inFact: 5, inFile: 5},
+		{name: "the journal's pod is gone", fact: on("a-1", "x"), object: on("a-2", "x"), inFact: 5, inFile: 6, gone: "a-1"},
+		{name: "the object's pod is gone", fact: on("a-1", "x"), object: on("a-2", "x"), inFact: 6, inFile: 5, gone: "a-1"},
+		{name: "one is released", fact: released("a-1", "x"), object: on("a-2", "x"), inFact: 6, inFile: 5, released: true},
+		{name: "the other is released", fact: on("a-1", "x"), object: released("a-2", "x"), inFact: 5, inFile: 6, released: true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := newSimAt(t, 2, start)
+			fact, _ := record(tt.fact, tt.inFact, tt.fact.Sandbox.Phase)
+			_, object := record(tt.object, tt.inFile, tt.object.Sandbox.Phase)
+			var pods []Pod
+			for _, name := range []string{"a-1", "a-2"} {
+				if name != tt.gone {
+					pods = append(pods, warmPod(name))
+				}
+			}
+			s.recoverState(State{
+				Pools: []Pool{specA(2)}, Nodes: []string{"n1"}, Pods: pods,
+				Facts: []Fact{fact, {Revision: Revision{1, 1}, Session: "r"}}, Records: []Sandbox{object},
+			})
+			one[Repaired](s)
+			if !tt.released {
+				if r := one[SandboxReleased](s); r.Sandbox.ID != "x" || r.Sandbox.Reason != ReasonDuplicate {
+					t.Errorf("released %+v", r)
+				}
+			}
+			s.join("r", 1)
+			if snapshot := one[SendSnapshot](s); len(snapshot.Routes) > 0 {
+				t.Errorf("told of %+v", snapshot.Routes)
+			}
+			s.step(Resolve{Stream: 1, ID: "x"})
+			if r := one[SendResolved](s); !r.Gone {
+				t.Errorf("resolved %+v", r)
+			}
+			// Other pods may come to their addresses.
+			s.step(PodSeen{with(warmPod("a-8"), func(p *Pod) { p.IP = warmPod("a-1").IP })})
+			s.step(PodSeen{with(warmPod("a-9"), func(p *Pod) { p.IP = warmPod("a-2").IP })})
+			s.step(Claim{Token: 1, Pool: poolA})
+			one[ClaimRefused](s)
+			if deleted := s.pass(maxStale / 2); len(of[DeletePod](deleted)) > 0 {
+				t.Fatalf("deleted before the router has acknowledged: %+v", deleted)
+			}
+			s.ack("r", 1, 1)
+			deleted := map[PodKey]bool{}
+			for _, d := range of[DeletePod](s.pass(window)) {
+				deleted[d.Pod] = true
+			}
+			for _, p := range pods {
+				if !deleted[p.Key] {
+					t.Errorf("%s is not deleted", p.Key.Name)
+				}
+			}
+		})
+	}
+}
+
 func TestPodThatSomebodyMarkedAsUsedIsNeverHandedOutAndDeleted(t *testing.T) {
 	s := newSim(t)
 	used := with(warmPod("a-1"), func(p *Pod) { p.Used = true })

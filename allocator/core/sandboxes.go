@@ -3,6 +3,7 @@ package core
 import (
 	"container/heap"
 	"container/list"
+	"net/netip"
 	"time"
 )
 
@@ -30,8 +31,27 @@ type sandbox struct {
 	callers           []caller // of Claim, until it runs
 	waiters           []waiter // callers of Release
 	fence             *fence
-	elem              *list.Element // in Core.ended
-	keyElem           *list.Element // in Core.keysEnded
+	// doubles are where it is as well, on another record. No pod of them serves it;
+	// its fence covers them all, because routers know a sandbox by its ID.
+	doubles []double
+	elem    *list.Element // in Core.ended
+	keyElem *list.Element // in Core.keysEnded
+}
+
+// double is a pod that a record names for a sandbox for which another record names
+// another one.
+type double struct {
+	pod PodKey
+	ip  netip.Addr
+}
+
+// addresses are where routers may send the requests of a sandbox to.
+func (s *sandbox) addresses() []netip.Addr {
+	all := []netip.Addr{s.IP}
+	for _, d := range s.doubles {
+		all = append(all, d.ip)
+	}
+	return all
 }
 
 // routable reports whether routers may be told where it is.

@@ -347,6 +347,9 @@ func (c *Core) advanceFence(sb *sandbox) {
 		}
 		c.reconcile(q.pool)
 	}
+	for _, d := range sb.doubles {
+		c.deleteDiscarded(d.pod)
+	}
 	c.tryEnd(sb)
 }
 

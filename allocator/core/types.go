@@ -165,6 +165,8 @@ const (
 	ReasonPodMoved    = "PodMoved" // its address changed
 	ReasonRestart     = "UnexpectedRestart"
 	ReasonPoolDeleted = "PoolDeleted"
+	// ReasonDuplicate: its Sandbox object and the journal name different pods.
+	ReasonDuplicate = "Duplicate"
 	// ReasonAddressShared: another pod was seen at its address.
 	ReasonAddressShared = "AddressShared"
 )

@@ -114,8 +114,9 @@ type SandboxStatus struct {
 	Phase SandboxPhase `json:"phase,omitempty"`
 	// Reason the sandbox was released: Killed, Timeout, Deleted (this object was),
 	// Abandoned (the caller had gone), StartFailed, PodDeleted, PodGone, PodFailed,
-	// PodMoved, AddressShared (another pod was seen at its address),
-	// UnexpectedRestart (see the pool's onRestart), PoolDeleted.
+	// PodMoved, AddressShared (another pod was seen at its address), Duplicate (the
+	// journal named another pod than this object), UnexpectedRestart (see the
+	// pool's onRestart), PoolDeleted.
 	// +optional
 	Reason string `json:"reason,omitempty"`
 	// EndedAt is when the release was committed.
