@@ -42,13 +42,14 @@ test: ground
 test-short:
 	go test -short ./...
 
-## test-long: fuzz the parsers and run the model tests for longer; not part of CI
+## test-long: fuzz the parsers, run the model tests for longer, take the control plane away for longer; not part of CI
 .PHONY: test-long
 test-long: ground
 	go test ./extproc -run '^$$' -fuzz FuzzHost -fuzztime 5m
 	go test ./extproc -run '^$$' -fuzz FuzzPath -fuzztime 5m
 	go test ./allocator/core ./routecache -count=1 -timeout 30m -rapid.checks=20000
 	go test $(RACE) -timeout 60m -count=5 ./e2e ./devcluster/...
+	BERTH_E2E_OUTAGE=10m go test $(RACE) -timeout 30m -count=1 ./e2e -run TestKnownSandboxesKeepTheirTrafficWhileTheControlPlaneIsAway
 
 ## mutate: break one promise after the other and see the test that is to notice fail; minutes
 .PHONY: mutate

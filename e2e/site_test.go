@@ -22,8 +22,11 @@ const (
 	onKind = "kind"
 )
 
-// Environment variables of the suite. All but the first are for a real cluster.
+// Environment variables of the suite. All but the first two are for a real cluster.
 const (
+	// envOutage is how long the control plane is away in the test of that, with
+	// onDevcluster; one minute if it is not set.
+	envOutage = "BERTH_E2E_OUTAGE"
 	// envProvider is one of the providers; devcluster if it is not set.
 	envProvider = "BERTH_E2E_PROVIDER"
 	// envKubeconfig is the kubeconfig file, for onKubeconfig. There is no default:

@@ -1,0 +1,98 @@
+package e2e
+
+import (
+	"bufio"
+	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/coder/websocket"
+	"github.com/stretchr/testify/require"
+
+	"github.com/berth-sandbox/berth/allocator/rest"
+)
+
+// metric reads a counter or gauge that has no labels from an admin listener.
+func (e *env) metric(admin, name string) float64 {
+	e.t.Helper()
+	a, err := do(e.t.Context(), http.DefaultClient, http.MethodGet, admin+"/metrics", "", "")
+	require.NoError(e.t, err)
+	return e.value(a, name)
+}
+
+func (e *env) value(a answer, name string) float64 {
+	e.t.Helper()
+	require.Equal(e.t, http.StatusOK, a.code, a.body)
+	for line := range strings.Lines(a.body) {
+		if text, ok := strings.CutPrefix(line, name+" "); ok {
+			value, err := strconv.ParseFloat(strings.TrimSpace(text), 64)
+			require.NoError(e.t, err, line)
+			return value
+		}
+	}
+	e.t.Fatalf("there is no metric %s", name)
+	return 0
+}
+
+// unread adds up what the routers have answered and Envoy may not have read.
+func (e *env) unread() (sum float64) {
+	e.t.Helper()
+	listeners, err := e.site.admins(e.t.Context())
+	require.NoError(e.t, err)
+	require.NotEmpty(e.t, listeners)
+	for _, dial := range listeners {
+		a, err := do(e.t.Context(), e.clientOf(dial, 0), http.MethodGet, "http://router/metrics", "", "")
+		require.NoError(e.t, err)
+		sum += e.value(a, "berth_router_answers_unread")
+	}
+	return sum
+}
+
+// A request may be open for days. Its answer was read when it began, so no release
+// waits for its end, neither of its own sandbox nor of another one.
+func TestOpenStreamsDoNotHoldUpReleases(t *testing.T) {
+	e := start(t, 2, 1)
+	client := e.client()
+	client.Timeout = 0 // of a whole answer, however long it is to be
+	open, other := e.claim(), e.claim()
+	e.reaches(client, other)
+	socket, response, err := websocket.Dial(t.Context(), "ws://"+e.host(8080, open.SandboxID)+"/ws", &websocket.DialOptions{HTTPClient: client})
+	require.NoError(t, err)
+	defer socket.CloseNow()
+	require.Equal(t, http.StatusSwitchingProtocols, response.StatusCode)
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://gateway/sse?interval=50ms", http.NoBody)
+	require.NoError(t, err)
+	r.Host = e.host(8080, open.SandboxID)
+	stream, err := client.Do(r)
+	require.NoError(t, err)
+	defer stream.Body.Close()
+	require.Equal(t, http.StatusOK, stream.StatusCode)
+	events := bufio.NewScanner(stream.Body)
+	flows := func() {
+		t.Helper()
+		require.NoError(t, socket.Write(t.Context(), websocket.MessageText, []byte("ahoy")))
+		_, message, err := socket.Read(t.Context())
+		require.NoError(t, err)
+		require.Equal(t, "ahoy", string(message))
+		for range 6 { // two events
+			require.True(t, events.Scan(), events.Err())
+		}
+	}
+	flows()
+
+	for _, s := range []rest.Sandbox{other, open} {
+		flows()
+		a := e.api(http.MethodDelete, "/sandboxes/"+s.SandboxID, "")
+		require.Equal(t, http.StatusNoContent, a.code, a.body)
+		require.Equal(t, "0", a.header.Get(rest.OutstandingHeader), "routers that have not acknowledged")
+		e.gone(client, s)
+		e.eventually(func() error { // the request before this was answered a moment ago
+			if n := e.unread(); n != 0 {
+				return fmt.Errorf("%v answers are unread", n)
+			}
+			return nil
+		})
+	}
+}
