@@ -147,6 +147,7 @@ func TestPodsOnRecordForOneSandboxAreBothRefused(t *testing.T) {
 				Facts: []Fact{fact, {Revision: Revision{1, 1}, Session: "r"}}, Records: []Sandbox{object},
 			})
 			one[Repaired](s)
+			none[DeletePod](s)
 			if !tt.released {
 				if r := one[SandboxReleased](s); r.Sandbox.ID != "x" || r.Sandbox.Reason != ReasonDuplicate {
 					t.Errorf("released %+v", r)
