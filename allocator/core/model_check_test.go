@@ -93,7 +93,7 @@ func (w *world) checkUnderWay() {
 		if !p.exists || len(p.watch) > 0 { // it will be heard of
 			continue
 		}
-		if d := w.core.discards[key]; d != nil && d.durable && !p.Deleting {
+		if d := w.core.discards[key]; d != nil && d.durable && !p.Deleting && (d.after == nil || !d.after.exposed) {
 			must("delete %s", key.Name)
 		}
 	}

@@ -77,7 +77,7 @@ func (w *world) durable(f Fact) {
 	}
 	if f.Sandbox == nil {
 		p := w.pod(f.Discard)
-		if len(p.bound) > 0 {
+		if len(p.bound) > 0 && !w.tampered[p.bound[0]] {
 			w.t.Fatalf("pod %s is discarded with %v on it", p.Key.Name, p.bound)
 		}
 		p.discarded = true
@@ -86,8 +86,11 @@ func (w *world) durable(f Fact) {
 	s := *f.Sandbox
 	p := w.pod(s.Pod)
 	if before, known := w.disk.sandboxes[s.ID]; known {
-		if before.Phase == Released || s.Pod != before.Pod || !before.Revision.Less(s.Revision) {
+		if before.Phase == Released || s.Pod != before.Pod && !w.tampered[s.ID] || !before.Revision.Less(s.Revision) {
 			w.t.Fatalf("%s goes from %+v to %+v", s.ID, before, s)
+		}
+		if s.Pod != before.Pod {
+			p.bound = append(p.bound, s.ID)
 		}
 	} else {
 		if len(p.bound) > 0 || p.discarded {

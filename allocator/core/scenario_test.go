@@ -58,12 +58,12 @@ type scenarioT struct {
 }
 
 func (t *scenarioT) Fatalf(format string, args ...any) {
-	t.T.Helper()
+	t.Helper()
 	t.T.Fatalf("%s: %s", t.where(), fmt.Sprintf(format, args...))
 }
 
 func (t *scenarioT) Fatal(args ...any) {
-	t.T.Helper()
+	t.Helper()
 	t.T.Fatalf("%s: %s", t.where(), fmt.Sprint(args...))
 }
 
@@ -149,6 +149,15 @@ var sentences = []sentence{
 	}),
 	says(`the next pod gets the address of (\w+)`, func(s *scenario, a []string) {
 		s.w.nextAddress = s.w.disk.sandboxes[s.id(a[0])].IP
+	}),
+	says(`somebody writes on the object of (\w+) that it is on an idle pod`, func(s *scenario, a []string) {
+		i := slices.IndexFunc(s.w.pods, func(p *simPod) bool { return p.exists && p.Ready && len(p.bound) == 0 })
+		if i < 0 {
+			s.tb.Fatal("there is no idle pod")
+		}
+		r, pod := s.w.records[s.id(a[0])], s.w.pods[i]
+		r.Pod, r.IP = pod.Key, pod.IP
+		s.w.tampered[r.ID] = true
 	}),
 	says(`the leader changes`, func(s *scenario, _ []string) { s.w.changeLeader() }),
 	says(`the leader that was deposed works on`, func(s *scenario, _ []string) {
@@ -291,7 +300,7 @@ func (s *scenario) ping() {
 }
 
 func (s *scenario) want(what, want, got string) {
-	s.tb.T.Helper()
+	s.tb.Helper()
 	if want != got {
 		s.tb.Fatalf("%s: expected %q, it is %q", what, want, got)
 	}

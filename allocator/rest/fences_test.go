@@ -88,7 +88,7 @@ func TestARouterIsDeclaredDeadWithTheNameOfTheKeyAndAReason(t *testing.T) {
 	refusal(t, call(h, "POST", declarePath, body), 401, apierror.Unauthorized)
 	require.Empty(t, f.declared)
 	w := httptest.NewRecorder()
-	r := httptest.NewRequest("POST", declarePath, strings.NewReader(body))
+	r := httptest.NewRequest(http.MethodPost, declarePath, strings.NewReader(body))
 	r.Header.Set("X-API-Key", "key-of-the-operators")
 	h.ServeHTTP(w, r)
 	require.Equal(t, http.StatusOK, w.Code, w.Body)
