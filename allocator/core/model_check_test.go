@@ -184,6 +184,9 @@ func checkTables(t interface{ Fatalf(string, ...any) }, c *Core) {
 			if q.phase == podWarm && !q.usable() {
 				t.Fatalf("pod %s is warm and cannot be used", q.seen.Key.Name)
 			}
+			if q.phase == podPending && q.reached && (q.place == nil || q.place.routes == 0) {
+				t.Fatalf("pod %s may have been reached for another sandbox, and is not deleted", q.seen.Key.Name)
+			}
 			if c.pods[q.seen.Key] != q || q.pool != p {
 				t.Fatalf("pool %s holds a pod %s that is not its own", key.Name, q.seen.Key.Name)
 			}
@@ -270,7 +273,7 @@ func checkTables(t interface{ Fatalf(string, ...any) }, c *Core) {
 		if s.Phase != Ended && q != nil && q.sandbox != s {
 			t.Fatalf("%s is in phase %d, but its pod does not hold it", id, s.Phase)
 		}
-		if q == nil && (s.Phase == Starting || s.Phase == Running || s.Phase == Released && s.fence.done) {
+		if q == nil && (s.Phase == Starting || s.Phase == Running || s.Phase == Released && s.fence.done && s.reaches == 0) {
 			t.Fatalf("%s is in phase %d, and its pod is gone", id, s.Phase)
 		}
 		if s.Phase != Ended && holds[s.Pod] != "" {

@@ -11,6 +11,9 @@ import (
 //
 //   - no router may still send the requests of an earlier sandbox to, whoever deleted
 //     that sandbox's pod and under whichever leader: its routes are fenced;
+//   - no such requests can have reached before, while it was idle there. Its next sandbox
+//     would be another one's. Such a pod keeps the address until all is fenced, and is
+//     deleted;
 //   - no other pod of ours seems to have. One of the two is not there any more, and
 //     which one it is cannot be seen from here: those that are idle are deleted, a
 //     sandbox there is released.
@@ -55,6 +58,7 @@ func (c *Core) locate(q *pod, at netip.Addr) {
 	if q.place == nil && at.IsValid() {
 		q.place, q.at = c.placeOf(at), at
 		q.place.pods = append(q.place.pods, q)
+		q.reached = q.reached || q.sandbox == nil && q.place.routes > 0
 	}
 }
 
@@ -83,6 +87,9 @@ func (c *Core) expose(s *sandbox) {
 		for _, at := range s.addresses() {
 			p := c.placeOf(at)
 			p.routes++
+			for _, q := range p.pods {
+				q.reached = q.reached || q.sandbox == nil && c.holds[q.seen.Key] != s
+			}
 			c.reconsider(p, c.pods[s.Pod])
 		}
 	}
@@ -96,7 +103,30 @@ func (c *Core) cover(s *sandbox) {
 			p := c.placeOf(at)
 			p.routes--
 			c.leavePlace(at, p)
+			for _, q := range p.pods {
+				if q.reached && !c.certain(q) {
+					// The next leader would not know why this pod may not be handed out.
+					q.before = append(q.before, s)
+					s.reaches++
+				}
+			}
 			c.reconsider(p, c.pods[s.Pod])
 		}
+	}
+}
+
+// certain reports whether it is durable that an idle pod is to be deleted.
+func (c *Core) certain(q *pod) bool {
+	d := c.discards[q.seen.Key]
+	return d != nil && d.durable
+}
+
+// letEnd has those end that waited for the end of a pod that they had reached.
+func (c *Core) letEnd(q *pod) {
+	all := q.before
+	q.before = nil
+	for _, s := range all {
+		s.reaches--
+		c.tryEnd(s)
 	}
 }

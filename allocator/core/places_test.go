@@ -1,6 +1,7 @@
 package core
 
 import (
+	"slices"
 	"testing"
 	"time"
 )
@@ -10,6 +11,8 @@ func another() Pod {
 	return with(warmPod("a-4"), func(p *Pod) { p.IP = warmPod("a-1").IP })
 }
 
+// A pod that has the address meanwhile may be reached by the requests of the sandbox
+// before it: it is not handed out later either.
 func TestAnAddressIsNotHandedOutBeforeTheRoutesToItAreFenced(t *testing.T) {
 	for name, c := range map[string]struct {
 		goes   func(s *sim, sb Sandbox)
@@ -30,23 +33,38 @@ func TestAnAddressIsNotHandedOutBeforeTheRoutesToItAreFenced(t *testing.T) {
 			sb := s.claim()
 			c.goes(s, sb)
 			s.step(PodSeen{another()})
-			claim := func(token uint64) (given bool) {
+			at := func(when string, token uint64) {
+				t.Helper()
 				s.step(Claim{Token: token, Pool: poolA})
-				return len(of[Claimed](s.effects)) > 0
+				if len(of[Claimed](s.effects)) > 0 {
+					t.Fatalf("handed out %s", when)
+				}
+				if s.core.discards[another().Key] != nil {
+					t.Fatalf("deleted %s: the next pod would get the address", when)
+				}
 			}
 			s.pass(maxStale / 2)
-			if claim(10) {
-				t.Fatal("handed out while a router may route to its address for another sandbox")
-			}
+			at("while a router may route to its address for another sandbox", 10)
 			s.ack("r", 1, 3)
 			s.pass(c.fenced - 100*time.Millisecond)
-			if claim(11) {
-				t.Fatal("handed out within the window")
-			}
+			at("within the window", 11)
+
+			s.slow = true
 			s.pass(100 * time.Millisecond)
-			if !claim(12) {
-				t.Error("not handed out after the fence")
+			one[Write](s) // the intent
+			if phase := s.core.sandboxes[sb.ID].Phase; phase == Ended {
+				t.Fatal("the next leader would not know what its requests may have reached")
 			}
+			s.slow = false
+			s.written()
+			s.writeAll()
+			if all := of[DeletePod](s.effects); !slices.Contains(all, DeletePod{another().Key}) {
+				t.Errorf("deleted %+v", all)
+			}
+			s.step(PodGone{another().Key})
+			s.step(PodSeen{with(another(), func(p *Pod) { p.Key = PodKey{p.Key.Namespace, "a-5", "uid-a-5"} })})
+			s.step(Claim{Token: 12, Pool: poolA})
+			one[Claimed](s)
 		})
 	}
 }
@@ -62,6 +80,11 @@ func TestTheNextLeaderKnowsWhichAddressesAreNotFenced(t *testing.T) {
 	one[ClaimRefused](s)
 	s.pass(maxStale/100 + time.Second) // the router has expired
 	s.pass(window)
+	if d := one[DeletePod](s); d.Pod != another().Key {
+		t.Errorf("deleted %+v", d)
+	}
+	s.step(PodGone{another().Key})
+	s.step(PodSeen{with(another(), func(p *Pod) { p.Key = PodKey{p.Key.Namespace, "a-5", "uid-a-5"} })})
 	s.step(Claim{Token: 3, Pool: poolA})
 	one[Claimed](s)
 }

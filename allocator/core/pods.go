@@ -28,8 +28,12 @@ type pod struct {
 	// away: its node became unusable under it. Such a pod is not counted on, so
 	// the pool makes another one; but not for one that lands on such a node,
 	// because the next might land there too.
-	away    bool
-	place   *place // at the address that it was last seen at
+	away bool
+	// reached: requests for an earlier sandbox may have reached it, because it got the
+	// address while routers could know a route there. It is never handed out.
+	reached bool
+	before  []*sandbox // that do not end before this is certain to be deleted
+	place   *place     // at the address that it was last seen at
 	at      netip.Addr
 	shelf   *shelf        // while warm
 	elem    *list.Element // on it
@@ -49,7 +53,7 @@ func (q *pod) stranded() bool { return q.phase == podPending && q.away }
 
 // usable reports whether the pod can be handed out.
 func (q *pod) usable() bool {
-	return q.seen.Ready && !q.seen.Deleting && !q.seen.Finished && q.node.usable && q.place != nil && q.place.routes == 0 && !q.contested()
+	return q.seen.Ready && !q.seen.Deleting && !q.seen.Finished && q.node.usable && q.place != nil && !q.reached && !q.contested()
 }
 
 // restarted reports whether the sandbox is to end because a container of its pod has
@@ -172,7 +176,8 @@ func (c *Core) discardAfter(key PodKey, s *sandbox) {
 // discarded acts on a committed intent.
 func (c *Core) discarded(key PodKey) {
 	c.discards[key].durable = true
-	if c.pods[key] == nil {
+	q := c.pods[key]
+	if q == nil {
 		c.discardSettled(key)
 		return
 	}
@@ -186,6 +191,7 @@ func (c *Core) deleteDiscarded(key PodKey) {
 		return
 	}
 	c.emit(DeletePod{Pod: key})
+	c.letEnd(q)
 }
 
 // discardSettled drops a durable intent whose pod is gone.
@@ -240,6 +246,9 @@ func (c *Core) consider(q *pod) {
 	case podPending, podWarm:
 		switch {
 		case seen.Deleting || seen.Finished || q.contested():
+			c.discard(q)
+		case q.reached && (q.place == nil || q.place.routes == 0):
+			// Not before: its address would go to another pod, which would be reached too.
 			c.discard(q)
 		case seen.Used:
 			c.emit(Repaired{Pod: seen.Key, What: "a pod of this pool is marked as used, and no record says by whom: it will be deleted"})
@@ -335,6 +344,7 @@ func (c *Core) podGone(key PodKey) {
 		c.lost(s, ReasonPodGone)
 	}
 	c.discardSettled(key)
+	c.letEnd(q)
 	c.serve(q.pool)
 	c.reconcile(q.pool)
 }

@@ -11,6 +11,9 @@ type sandbox struct {
 	Sandbox
 	// exposed: some router may send requests to where it is, or was.
 	exposed bool
+	// reaches is how many idle pods its requests may have reached whose deletion is not
+	// durable yet.
+	reaches int
 	// lost: its pod cannot serve it any more, or has another address than the
 	// routers were told. Its release is on its way.
 	lost     bool
@@ -140,9 +143,10 @@ func (c *Core) released(ch *change, at time.Duration) {
 }
 
 // tryEnd notes, if that is so, that nothing is left of a released sandbox: its
-// pod is gone, and no router can send anything to where it was.
+// pod is gone, no router can send anything to where it was, and what its requests may
+// have reached there is certain to go.
 func (c *Core) tryEnd(s *sandbox) {
-	if s.Phase != Released || c.pods[s.Pod] != nil || s.fence == nil || !s.fence.done {
+	if s.Phase != Released || c.pods[s.Pod] != nil || s.fence == nil || !s.fence.done || s.reaches > 0 {
 		return
 	}
 	s.Phase = Ended
