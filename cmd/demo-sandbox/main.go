@@ -1,6 +1,6 @@
 // Command demo-sandbox is what runs in the sandboxes of demos and tests: an HTTP
 // server that says who it is, and that can be made to start slowly, end by
-// itself, or refuse to end.
+// itself, refuse to end, or write down what reaches it.
 package main
 
 import (
@@ -42,6 +42,7 @@ type flags struct {
 	IgnoreSigterm bool          `env:"IGNORE_SIGTERM" help:"Go on after SIGTERM."`
 	TermDelay     time.Duration `env:"TERM_DELAY" help:"Serve on for this long after SIGTERM."`
 	SpawnChild    int           `env:"SPAWN_CHILD" help:"Start a copy in this process group that ignores SIGTERM and listens on this port; 0: none."`
+	Record        string        `env:"RECORD" help:"Directory. Every request but those of probes is written to the end of the file <pod UID>.jsonl in it, a line of JSON each, before it is answered."`
 	Relay         bool          `env:"RELAY" help:"Answer CONNECT by connecting to any address. For tests that reach a cluster only through its API server."`
 }
 
@@ -104,7 +105,11 @@ func (f *flags) serve(ctx context.Context, term <-chan os.Signal, stdout io.Writ
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	s := newSandbox(f, begun)
+	s, err := newSandbox(f, begun)
+	if err != nil {
+		return err
+	}
+	defer s.close()
 	failed := make(chan error, len(f.Ports))
 	var servers []*http.Server
 	var serving sync.WaitGroup
@@ -122,7 +127,12 @@ func (f *flags) serve(ctx context.Context, term <-chan os.Signal, stdout io.Writ
 		if f.Relay {
 			handler = relay(handler)
 		}
-		server := &http.Server{Handler: handler, ReadHeaderTimeout: time.Minute, BaseContext: func(net.Listener) context.Context { return ctx }}
+		server := &http.Server{
+			Handler: handler, ReadHeaderTimeout: time.Minute, Protocols: &http.Protocols{},
+			BaseContext: func(net.Listener) context.Context { return ctx },
+		}
+		server.Protocols.SetHTTP1(true)
+		server.Protocols.SetUnencryptedHTTP2(true) // as gRPC has it
 		servers = append(servers, server)
 		serving.Go(func() {
 			if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
@@ -137,7 +147,7 @@ func (f *flags) serve(ctx context.Context, term <-chan os.Signal, stdout io.Writ
 		defer timer.Stop()
 		alarm = timer.C
 	}
-	err := f.await(ctx, s, term, alarm, failed, stdout)
+	err = f.await(ctx, s, term, alarm, failed, stdout)
 	cancel() // requests that would last end here
 	const drain = 500 * time.Millisecond
 	grace, stop := context.WithTimeout(context.Background(), drain)

@@ -9,6 +9,8 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -17,6 +19,8 @@ import (
 	"github.com/coder/websocket"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
+
+	"github.com/berth-sandbox/berth/internal/bootclock"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -108,6 +112,51 @@ func TestHitsAreCountedPerPortWithoutHealthChecks(t *testing.T) {
 	s.addrs = s.addrs[1:]
 	_, body = s.get("/hits")
 	require.JSONEq(t, `{"hits":0}`, body)
+}
+
+func TestWhatReachesAPodIsRecordedBeforeItIsAnswered(t *testing.T) {
+	dir := t.TempDir()
+	args := []string{"--ip", "127.0.0.1", "--ports", "0", "--pod", "p", "--pod-uid", "u", "--record", dir}
+	lines := func() (all []received) {
+		raw, err := os.ReadFile(filepath.Join(dir, "u.jsonl"))
+		require.NoError(t, err)
+		for line := range strings.Lines(string(raw)) {
+			var r received
+			require.NoError(t, json.Unmarshal([]byte(line), &r))
+			all = append(all, r)
+		}
+		return all
+	}
+	began := int64(bootclock.Now())
+	first := start(t, 1, args...)
+	first.get("/readyz") // is a probe's
+	require.Empty(t, lines())
+	first.do(http.MethodPost, "/a?b", strings.NewReader("x"))
+	got := lines()
+	require.Len(t, got, 1)
+	require.GreaterOrEqual(t, got[0].At, began)
+	got[0].At = 0
+	require.Equal(t, received{Pod: "p", PodUID: "u", Host: first.addrs[0], Method: http.MethodPost, Path: "/a"}, got[0])
+
+	// A container that starts again goes on with the file. HTTP/2 is the same.
+	second := start(t, 1, args...)
+	transport := &http.Transport{Protocols: &http.Protocols{}}
+	transport.Protocols.SetUnencryptedHTTP2(true)
+	t.Cleanup(transport.CloseIdleConnections)
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+second.addrs[0]+"/b", http.NoBody)
+	require.NoError(t, err)
+	request.Header.Set("X-Soak-Request", "r")
+	response, err := transport.RoundTrip(request)
+	require.NoError(t, err)
+	require.NoError(t, response.Body.Close())
+	require.Equal(t, 2, response.ProtoMajor)
+	got = lines()
+	require.Len(t, got, 2)
+	require.Equal(t, "r", got[1].Request)
+	require.Equal(t, "/b", got[1].Path)
+
+	// What cannot be recorded is not answered as if it had been.
+	require.ErrorContains(t, run(t.Context(), append(args, "--record", filepath.Join(dir, "missing")), io.Discard, io.Discard), "record")
 }
 
 func TestReadinessIsWhatWasAskedFor(t *testing.T) {

@@ -5,11 +5,15 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"os"
+	"path/filepath"
 	"strconv"
 	"sync/atomic"
 	"time"
 
 	"github.com/coder/websocket"
+
+	"github.com/berth-sandbox/berth/internal/bootclock"
 )
 
 // identity is what every path without a meaning of its own answers with.
@@ -32,10 +36,56 @@ type sandbox struct {
 	ready       atomic.Pointer[bool] // what was asked for; nil: nothing, so ReadyAfter decides
 	terminating atomic.Bool
 	exits       chan int // capacity 1; exit codes asked for, the first counts
+	record      *os.File // nil: nothing is written down
 }
 
-func newSandbox(f *flags, begun time.Time) *sandbox {
-	return &sandbox{f: f, begun: begun, exits: make(chan int, 1)}
+func newSandbox(f *flags, begun time.Time) (*sandbox, error) {
+	s := &sandbox{f: f, begun: begun, exits: make(chan int, 1)}
+	if f.Record == "" {
+		return s, nil
+	}
+	var err error
+	// O_APPEND: lines of several goroutines, and of several starts, do not mix.
+	if s.record, err = os.OpenFile(filepath.Join(f.Record, f.PodUID+".jsonl"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600); err != nil {
+		return nil, fmt.Errorf("record: %w", err)
+	}
+	return s, nil
+}
+
+func (s *sandbox) close() {
+	if s.record != nil {
+		_ = s.record.Close() // nothing is held back
+	}
+}
+
+// received is a line of the record.
+type received struct {
+	// At is in nanoseconds since boot, suspended time included.
+	At      int64  `json:"at"`
+	Pod     string `json:"pod"`
+	PodUID  string `json:"podUID"`
+	Host    string `json:"host"`
+	Method  string `json:"method"`
+	Path    string `json:"path"`
+	Request string `json:"request"` // the header X-Soak-Request
+}
+
+// note writes a request down. One that cannot be is not answered as if it had been.
+func (s *sandbox) note(w http.ResponseWriter, r *http.Request) bool {
+	if s.record == nil {
+		return true
+	}
+	line, err := json.Marshal(received{
+		At: int64(bootclock.Now()), Pod: s.f.Pod, PodUID: s.f.PodUID,
+		Host: r.Host, Method: r.Method, Path: r.URL.Path, Request: r.Header.Get("X-Soak-Request"),
+	})
+	if err == nil {
+		_, err = s.record.Write(append(line, '\n'))
+	}
+	if err != nil {
+		http.Error(w, "not recorded: "+err.Error(), http.StatusInternalServerError)
+	}
+	return err == nil
 }
 
 // handler answers on one port. Hits are counted per port and without health
@@ -50,7 +100,9 @@ func (s *sandbox) handler(port int) http.Handler {
 	counted := func(pattern string, h http.HandlerFunc) {
 		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
 			hits.Add(1)
-			h(w, r)
+			if s.note(w, r) {
+				h(w, r)
+			}
 		})
 	}
 	counted("/ws", echo)

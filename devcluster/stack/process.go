@@ -36,10 +36,18 @@ const startWait = 60 * time.Second
 
 // Start starts the process and waits until it is ready. It fails if it runs.
 func (p *Process) Start(ctx context.Context) error {
-	if err := p.launch(); err != nil {
-		return fmt.Errorf("start %s: %w", p.Name, err)
+	if err := p.Launch(); err != nil {
+		return err
 	}
 	if err := p.Wait(ctx, p.ready); err != nil {
+		return fmt.Errorf("start %s: %w", p.Name, err)
+	}
+	return nil
+}
+
+// Launch starts the process and does not wait for anything. It fails if it runs.
+func (p *Process) Launch() error {
+	if err := p.launch(); err != nil {
 		return fmt.Errorf("start %s: %w", p.Name, err)
 	}
 	return nil
@@ -143,6 +151,14 @@ func (p *Process) signal(s syscall.Signal) error {
 
 // Running reports whether the process is there.
 func (p *Process) Running() bool { return p.running() != nil }
+
+// Pid is the process's ID, 0 if it is not there.
+func (p *Process) Pid() int {
+	if current := p.running(); current != nil {
+		return current.Pid()
+	}
+	return 0
+}
 
 func (p *Process) running() *proc.Process {
 	p.mu.Lock()

@@ -39,6 +39,13 @@ type Options struct {
 	// Kubeconfig is the allocators'. Default the cluster's: another one may lead
 	// them through something that fails.
 	Kubeconfig string
+	// KubeconfigOf, if set, is called instead: allocator i, counted from 0, has one
+	// of its own.
+	KubeconfigOf func(i int) (string, error)
+	// ControlOf, if set, is told where allocator i listens for routers and returns
+	// where they are to connect to: something between the two may fail. Default:
+	// where it listens.
+	ControlOf func(i int, listens netip.AddrPort) (netip.AddrPort, error)
 	// AllocatorArgs and RouterArgs are further flags.
 	AllocatorArgs, RouterArgs []string
 }
@@ -63,9 +70,12 @@ type Allocator struct {
 // Gateway is one Envoy with its router.
 type Gateway struct {
 	Envoy, Router *Process
+	// Successor is another router for the same Envoy, with the same flags. It is not
+	// started: two of them at once are what a rollout has for a while.
+	Successor *Process
 	// Addr is where Envoy takes requests: 127.0.0.1 and a free port.
 	Addr netip.AddrPort
-	// Admin is the URL of the router's admin listener.
+	// Admin is the URL of the admin listener of Router.
 	Admin string
 	// EnvoyAdmin asks Envoy's admin socket; the URL's host does not matter.
 	EnvoyAdmin *http.Client
@@ -164,6 +174,17 @@ func newAllocator(c *devcluster.Cluster, i int, publicPort uint16, o Options) (*
 	a := &Allocator{
 		API: "http://" + addresses[0].String(), Control: addresses[1], Admin: "http://" + addresses[2].String(),
 	}
+	var err error
+	if o.ControlOf != nil {
+		if a.Control, err = o.ControlOf(i, addresses[1]); err != nil {
+			return nil, err
+		}
+	}
+	if o.KubeconfigOf != nil {
+		if o.Kubeconfig, err = o.KubeconfigOf(i); err != nil {
+			return nil, err
+		}
+	}
 	a.Process = &Process{
 		Name: name, supervisor: c.Supervisor(), logFile: filepath.Join(c.Dir(), name+".log"),
 		argv: append([]string{
@@ -171,6 +192,7 @@ func newAllocator(c *devcluster.Cluster, i int, publicPort uint16, o Options) (*
 			"--kubeconfig=" + o.Kubeconfig, "--namespace=" + o.Namespace,
 			fmt.Sprintf("--public-url=http://%s:%d", o.Domain, publicPort),
 			"--api-listen=" + addresses[0].String(), "--control-listen=" + addresses[1].String(), "--admin-listen=" + addresses[2].String(),
+			"--control-advertise=" + a.Control.String(),
 			"--max-stale=" + o.MaxStale.String(),
 			"--lease-duration=" + o.LeaseDuration.String(), "--lease-renew=" + (o.LeaseDuration * 2 / 3).String(), "--lease-retry=" + (o.LeaseDuration / 10).String(),
 		}, o.AllocatorArgs...),
@@ -237,11 +259,7 @@ func newGateway(ctx context.Context, c *devcluster.Cluster, i int, sockets, envo
 	return g, write()
 }
 
-func (g *Gateway) addRouter(c *devcluster.Cluster, i int, sockets string, allocators []*Allocator, o Options) error {
-	admin, err := c.FreeAddr()
-	if err != nil {
-		return err
-	}
+func (g *Gateway) addRouter(c *devcluster.Cluster, i int, sockets string, allocators []*Allocator, o Options) (err error) {
 	var control, cidrs []string
 	for _, a := range allocators {
 		control = append(control, a.Control.String())
@@ -249,19 +267,28 @@ func (g *Gateway) addRouter(c *devcluster.Cluster, i int, sockets string, alloca
 	for _, p := range c.PodCIDRs() {
 		cidrs = append(cidrs, p.String())
 	}
-	name := fmt.Sprintf("router-%d", i)
-	g.Admin = "http://" + admin.String()
-	g.Router = &Process{
-		Name: name, supervisor: c.Supervisor(), logFile: filepath.Join(c.Dir(), name+".log"),
-		argv: append([]string{
-			filepath.Join(o.BinDir, "extproc"),
-			"--domain=" + o.Domain, "--allocator=" + strings.Join(control, ","), "--pod-cidrs=" + strings.Join(cidrs, ","),
-			"--socket=" + filepath.Join(sockets, fmt.Sprintf("router-%d.sock", i)), "--admin-listen=" + admin.String(),
-			"--max-stale=" + o.MaxStale.String(),
-		}, o.RouterArgs...),
-		ready: func(ctx context.Context) error { return getOK(ctx, http.DefaultClient, g.Admin+"/readyz") },
+	router := func(name string) (_ *Process, url string, err error) {
+		admin, err := c.FreeAddr()
+		if err != nil {
+			return nil, "", err
+		}
+		url = "http://" + admin.String()
+		return &Process{
+			Name: name, supervisor: c.Supervisor(), logFile: filepath.Join(c.Dir(), name+".log"),
+			argv: append([]string{
+				filepath.Join(o.BinDir, "extproc"),
+				"--domain=" + o.Domain, "--allocator=" + strings.Join(control, ","), "--pod-cidrs=" + strings.Join(cidrs, ","),
+				"--socket=" + filepath.Join(sockets, fmt.Sprintf("router-%d.sock", i)), "--admin-listen=" + admin.String(),
+				"--max-stale=" + o.MaxStale.String(),
+			}, o.RouterArgs...),
+			ready: func(ctx context.Context) error { return getOK(ctx, http.DefaultClient, url+"/readyz") },
+		}, url, nil
 	}
-	return nil
+	if g.Router, g.Admin, err = router(fmt.Sprintf("router-%d", i)); err != nil {
+		return err
+	}
+	g.Successor, _, err = router(fmt.Sprintf("router-%d-successor", i))
+	return err
 }
 
 // Stop ends everything in an orderly way: Envoys first, so that nothing is
@@ -271,8 +298,10 @@ func (s *Stack) Stop(ctx context.Context) error {
 	var errs []error
 	for _, g := range s.Gateways {
 		errs = append(errs, g.Envoy.Stop(ctx, grace))
-		if g.Router != nil {
-			errs = append(errs, g.Router.Stop(ctx, grace))
+		for _, router := range []*Process{g.Router, g.Successor} {
+			if router != nil {
+				errs = append(errs, router.Stop(ctx, grace))
+			}
 		}
 	}
 	for _, a := range s.Allocators {
