@@ -51,6 +51,15 @@ test-long: ground
 	go test $(RACE) -timeout 60m -count=5 ./e2e ./devcluster/...
 	BERTH_E2E_OUTAGE=10m go test $(RACE) -timeout 30m -count=1 ./e2e -run TestKnownSandboxesKeepTheirTrafficWhileTheControlPlaneIsAway
 
+# The soak bounds itself: DURATION, and some minutes in which it ends.
+## soak: kill, stop and cut off everything under load for DURATION (10m), with SEED if set; 0 mismatches
+.PHONY: soak
+soak: ground
+	@mkdir -p bin
+	go test ./e2e/soak -run '^TestNoRequestReachesTheWrongSandboxWhateverHappens$$' -count=1 -v -timeout 0 \
+		-soak.duration=$(or $(DURATION),10m) -soak.seed=$(or $(SEED),0) -soak.rate=$(or $(RATE),0) -soak.history=$(CURDIR)/bin/soak-history.jsonl
+	@echo "the history is in bin/soak-history.jsonl; go run ./e2e/soak/judge bin/soak-history.jsonl judges it again"
+
 ## mutate: break one promise after the other and see the test that is to notice fail; minutes
 .PHONY: mutate
 mutate: ground

@@ -1,0 +1,331 @@
+package soak
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/coder/websocket"
+	"golang.org/x/time/rate"
+
+	"github.com/berth-sandbox/berth/allocator/rest"
+	"github.com/berth-sandbox/berth/api/apierror"
+	"github.com/berth-sandbox/berth/devcluster/stack"
+	"github.com/berth-sandbox/berth/e2e/soak/history"
+	"github.com/berth-sandbox/berth/envoy"
+	"github.com/berth-sandbox/berth/internal/bootclock"
+)
+
+const (
+	claimers = 10
+	// users send one request at a time, streams keep a WebSocket.
+	users, streams = 60, 6
+	// remembered is for how long requests are sent to a sandbox that is gone: its address
+	// has another one by then.
+	remembered = 40 * time.Second
+	// requestHeader names a request; pods write it down.
+	requestHeader = "X-Soak-Request"
+)
+
+// sandbox is one that requests are sent to.
+type sandbox struct {
+	id   string
+	over time.Duration // when it was released, 0: not yet
+}
+
+// knows adds a sandbox that was answered.
+func (g *ground) knows(id string) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if !g.named[id] {
+		g.named[id] = true
+		g.known = append(g.known, sandbox{id: id})
+	}
+}
+
+// isOver notes that a sandbox was released, and forgets those that were long ago.
+func (g *ground) isOver(id string) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	now := bootclock.Now()
+	kept := g.known[:0]
+	for _, s := range g.known {
+		if s.id == id {
+			s.over = now
+		}
+		if s.over == 0 || now-s.over < remembered {
+			kept = append(kept, s)
+		}
+	}
+	g.known = kept
+}
+
+// choose returns a sandbox to send a request to: two times out of three one that
+// nobody has released, else one that somebody has.
+func (g *ground) choose(random *rand.Rand) string {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	over := random.IntN(3) == 0
+	for range 8 {
+		if len(g.known) == 0 {
+			return ""
+		}
+		if s := g.known[random.IntN(len(g.known))]; (s.over != 0) == over {
+			return s.id
+		}
+	}
+	return ""
+}
+
+// call sends a request to the API of any allocator and writes it down.
+func (g *ground) call(ctx context.Context, random *rand.Rand, e history.Event, method, path, body string) history.Event {
+	ctx, cancel := context.WithTimeout(ctx, 6*time.Second)
+	defer cancel()
+	replica := g.berth.Allocators[random.IntN(len(g.berth.Allocators))].API
+	e.Process, e.Began = replica, bootclock.Now()
+	defer func() {
+		e.Ended = bootclock.Now()
+		g.Add(e)
+	}()
+	r, err := http.NewRequestWithContext(ctx, method, replica+path, strings.NewReader(body))
+	if err != nil {
+		e.Error = err.Error()
+		return e
+	}
+	if e.Key != "" {
+		r.Header.Set("Idempotency-Key", e.Key)
+	}
+	response, err := g.http.Do(r)
+	if err != nil {
+		e.Error = err.Error()
+		return e
+	}
+	defer response.Body.Close()
+	raw, err := io.ReadAll(response.Body)
+	var s rest.Sandbox
+	var refusal apierror.Error
+	switch {
+	case err != nil:
+	case response.StatusCode == http.StatusCreated:
+		if err = json.Unmarshal(raw, &s); err == nil {
+			e.Sandbox, e.Pod = s.SandboxID, s.PodName
+		}
+	case response.StatusCode == http.StatusNoContent:
+		e.Outstanding, err = strconv.Atoi(response.Header.Get(rest.OutstandingHeader))
+	default:
+		if err = json.Unmarshal(raw, &refusal); err == nil {
+			e.Reason = string(refusal.Reason)
+		}
+	}
+	if err != nil {
+		e.Error = err.Error() // half an answer is none
+		return e
+	}
+	e.Code = response.StatusCode
+	return e
+}
+
+// claimer claims one sandbox after the other, until ctx ends.
+func (g *ground) claimer(ctx context.Context, name string) {
+	random := g.random(name)
+	for n := 0; ctx.Err() == nil; n++ {
+		e := history.Event{Kind: history.Claim, Key: fmt.Sprintf("%s-%d", name, n), Timeout: time.Minute}
+		expires := random.IntN(6) == 0
+		stays := 500*time.Millisecond + within(random, 5*time.Second)
+		if expires {
+			e.Timeout = max(time.Second, stays.Truncate(time.Second))
+		}
+		body := fmt.Sprintf(`{"templateID":%q,"timeout":%d,"waitTimeout":3}`, poolName, int(e.Timeout/time.Second))
+		got := g.call(ctx, random, e, http.MethodPost, "/sandboxes", body)
+		for got.Code != http.StatusCreated && got.Code != http.StatusGone && ctx.Err() == nil {
+			pause(ctx, 50*time.Millisecond+within(random, 200*time.Millisecond))
+			got = g.call(ctx, random, e, http.MethodPost, "/sandboxes", body)
+		}
+		if got.Code != http.StatusCreated {
+			continue
+		}
+		g.knows(got.Sandbox)
+		if expires {
+			pause(ctx, e.Timeout)
+			g.isOver(got.Sandbox)
+			continue
+		}
+		pause(ctx, stays)
+		g.release(ctx, random, got.Sandbox)
+	}
+}
+
+func (g *ground) release(ctx context.Context, random *rand.Rand, id string) {
+	e := history.Event{Kind: history.Release, Sandbox: id}
+	for ctx.Err() == nil {
+		got := g.call(ctx, random, e, http.MethodDelete, "/sandboxes/"+id, "")
+		if got.Code == http.StatusNoContent || got.Code == http.StatusNotFound {
+			break
+		}
+		pause(ctx, 50*time.Millisecond+within(random, 200*time.Millisecond))
+	}
+	g.isOver(id)
+}
+
+// load sends requests.
+type load struct {
+	*ground
+	limiter *rate.Limiter
+	names   atomic.Uint64
+}
+
+// start lets claimers, users and streams work until ctx ends.
+func (l *load) start(ctx context.Context, all *sync.WaitGroup) {
+	for i := range claimers {
+		all.Go(func() { l.claimer(ctx, fmt.Sprintf("claimer-%d", i)) })
+	}
+	for i := range users {
+		all.Go(func() {
+			random := l.random(fmt.Sprintf("user-%d", i))
+			for l.limiter.Wait(ctx) == nil {
+				if id := l.choose(random); id != "" {
+					l.use(ctx, random, id)
+				}
+			}
+		})
+	}
+	for i := range streams {
+		all.Go(func() {
+			random := l.random(fmt.Sprintf("stream-%d", i))
+			for ctx.Err() == nil {
+				if id := l.choose(random); id != "" {
+					l.stream(ctx, random, id)
+				}
+				pause(ctx, within(random, time.Second))
+			}
+		})
+	}
+}
+
+// begin makes the event of a request, and the host that it is for.
+func (l *load) begin(random *rand.Rand, id, what string) (e history.Event, g *gateway, host string) {
+	g = l.gateways[random.IntN(len(l.gateways))]
+	host = id + "." + l.berth.Domain
+	if ports := stack.DemoPorts(); random.IntN(2) == 0 {
+		host = fmt.Sprintf("%d-%s", ports[random.IntN(len(ports))], host)
+	}
+	return history.Event{Kind: history.Request, What: what, Sandbox: id, Gateway: g.name, Request: strconv.FormatUint(l.names.Add(1), 10)}, g, host
+}
+
+// sandboxOf undoes what begin does to make a host.
+func sandboxOf(host string) string {
+	label, _, _ := strings.Cut(host, ".")
+	if _, id, found := strings.Cut(label, "-"); found {
+		return id
+	}
+	return label
+}
+
+// use sends one request.
+func (l *load) use(ctx context.Context, random *rand.Rand, id string) {
+	// Some callers do not wait for long.
+	ctx, cancel := context.WithTimeout(ctx, 300*time.Millisecond+within(random, 7*time.Second))
+	defer cancel()
+	method, path, what := http.MethodGet, "/", "get"
+	// A body that cannot be had again: net/http must not send a request twice by itself.
+	body := io.NopCloser(http.NoBody)
+	switch n := random.IntN(100); {
+	case n < 25:
+		method, what, body = http.MethodPost, "post", io.NopCloser(bytes.NewReader(make([]byte, 1+random.IntN(8<<10))))
+	case n < 35:
+		method, what = http.MethodPost, "http2"
+	case n < 40:
+		what, path = "slow", fmt.Sprintf("/sleep?ms=%d", random.IntN(1500))
+	}
+	e, g, host := l.begin(random, id, what)
+	r, err := http.NewRequestWithContext(ctx, method, "http://"+g.Addr.String()+path, body)
+	if err != nil {
+		l.Errorf("request: %v", err)
+		return
+	}
+	if what == "http2" {
+		r.Header.Set("Content-Type", "application/grpc")
+	}
+	l.send(e, g, r, host)
+}
+
+// send sends a request, writes it down with its answer, and returns that.
+func (l *load) send(e history.Event, g *gateway, r *http.Request, host string) history.Event {
+	r.Host = host
+	r.Header.Set(requestHeader, e.Request)
+	e.Began = bootclock.Now()
+	answer(&e, g.client, r)
+	e.Ended = bootclock.Now()
+	l.Add(e)
+	return e
+}
+
+func answer(e *history.Event, client *http.Client, r *http.Request) {
+	response, err := client.Do(r)
+	if err != nil {
+		e.Error = err.Error()
+		return
+	}
+	defer response.Body.Close()
+	raw, err := io.ReadAll(io.LimitReader(response.Body, 64<<10))
+	if err != nil {
+		e.Error = err.Error()
+		return
+	}
+	e.Code, e.Reason = response.StatusCode, response.Header.Get(envoy.ReasonHeader)
+	if status := response.Header.Get("Grpc-Status"); status != "" && e.Reason == "" {
+		e.Reason = "grpc-status " + status
+	}
+	if e.Reason == "" && e.What != "slow" {
+		var who struct {
+			PodUID string `json:"podUID"`
+		}
+		if err := json.Unmarshal(raw, &who); err != nil || who.PodUID == "" {
+			e.Error = fmt.Sprintf("no pod says that it is one: %.200s", raw)
+		}
+		e.PodUID = who.PodUID
+	}
+}
+
+// stream keeps a WebSocket for some seconds.
+func (l *load) stream(ctx context.Context, random *rand.Rand, id string) {
+	ctx, cancel := context.WithTimeout(ctx, time.Second+within(random, 15*time.Second))
+	defer cancel()
+	e, g, host := l.begin(random, id, "websocket")
+	e.Began = bootclock.Now()
+	defer func() {
+		e.Ended = bootclock.Now()
+		l.Add(e)
+	}()
+	c, response, err := websocket.Dial(ctx, "ws://"+g.Addr.String()+"/ws", &websocket.DialOptions{
+		HTTPClient: g.streams, Host: host, HTTPHeader: http.Header{requestHeader: {e.Request}},
+	})
+	if response != nil {
+		e.Code, e.Reason = response.StatusCode, response.Header.Get(envoy.ReasonHeader)
+	}
+	if err != nil {
+		e.Error = err.Error()
+		return
+	}
+	defer func() { _ = c.CloseNow() }()
+	for ctx.Err() == nil {
+		if err := c.Write(ctx, websocket.MessageText, []byte(e.Request)); err != nil {
+			return
+		}
+		if _, message, err := c.Read(ctx); err != nil {
+			return
+		} else if string(message) != e.Request {
+			l.Errorf("the WebSocket of request %s answers %q", e.Request, message)
+		}
+		pause(ctx, within(random, 500*time.Millisecond))
+	}
+}
