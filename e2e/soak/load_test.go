@@ -28,7 +28,7 @@ import (
 const (
 	claimers = 10
 	// users send one request at a time, streams keep a WebSocket.
-	users, streams = 60, 6
+	users, streams = 150, 6
 	// remembered is for how long requests are sent to a sandbox that is gone: its address
 	// has another one by then.
 	remembered = 40 * time.Second

@@ -64,7 +64,7 @@ func (v Verdict) String() string {
 	if v.Stalled > 0 {
 		fmt.Fprintf(&b, "STALLED     an Envoy stood still for longer than the stall budget, %d times: beyond what Berth assumes\n", v.Stalled)
 	}
-	fmt.Fprintf(&b, "mismatches  %d\n", len(v.Mismatches))
+	fmt.Fprintf(&b, "mismatches  %d", len(v.Mismatches))
 	return b.String()
 }
 

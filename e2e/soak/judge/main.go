@@ -34,7 +34,7 @@ func run(args []string, stdout io.Writer) error {
 	for _, m := range v.Mismatches {
 		fmt.Fprintln(stdout, m)
 	}
-	fmt.Fprint(stdout, v)
+	fmt.Fprintln(stdout, v)
 	if n := len(v.Mismatches); n > 0 {
 		return fmt.Errorf("%d mismatches", n)
 	}
