@@ -171,7 +171,7 @@ func checkTables(t interface{ Fatalf(string, ...any) }, c *Core) {
 			if q.outdated {
 				outdated = 1
 			}
-			if q.phase == podPending && q.away {
+			if q.stranded() {
 				stranded = 1
 			}
 			if q.away && q.node.usable {

@@ -58,7 +58,9 @@ func (c *Core) locate(q *pod, at netip.Addr) {
 	if q.place == nil && at.IsValid() {
 		q.place, q.at = c.placeOf(at), at
 		q.place.pods = append(q.place.pods, q)
-		q.reached = q.reached || q.sandbox == nil && q.place.routes > 0
+		if q.sandbox == nil && q.place.routes > 0 {
+			q.change(func() { q.reached = true })
+		}
 	}
 }
 
@@ -88,7 +90,9 @@ func (c *Core) expose(s *sandbox) {
 			p := c.placeOf(at)
 			p.routes++
 			for _, q := range p.pods {
-				q.reached = q.reached || q.sandbox == nil && c.holds[q.seen.Key] != s
+				if q.sandbox == nil && c.holds[q.seen.Key] != s {
+					q.change(func() { q.reached = true })
+				}
 			}
 			c.reconsider(p, c.pods[s.Pod])
 		}

@@ -69,6 +69,31 @@ func TestAnAddressIsNotHandedOutBeforeTheRoutesToItAreFenced(t *testing.T) {
 	}
 }
 
+// It is not counted on: the pool does not wait for the fence, which may take as long as
+// max-stale. But it keeps the address, also where that leaves no room for another one.
+func TestAPodAtAnAddressThatIsNotFencedIsReplacedAtOnce(t *testing.T) {
+	for name, most := range map[string]int{"": 0, "no room": 1} {
+		t.Run(name, func(t *testing.T) {
+			s := newSim(t)
+			pool := specA(1)
+			pool.MaxPods = most
+			s.recover([]Pool{pool}, []Pod{warmPod("a-1")})
+			s.join("r", 1)
+			sb := s.claim()
+			s.step(PodGone{sb.Pod})
+			for name := range s.core.pools[poolA].creating {
+				s.step(PodSeen{with(another(), func(p *Pod) { p.Key.Name = name })})
+			}
+			if made := of[CreatePod](s.effects); (most == 0) != (len(made) == 1) {
+				t.Fatalf("made %+v", made)
+			}
+			if len(s.core.discards) > 0 {
+				t.Fatalf("discarded: %+v", s.core.discards)
+			}
+		})
+	}
+}
+
 func TestTheNextLeaderKnowsWhichAddressesAreNotFenced(t *testing.T) {
 	s := newSimAt(t, 2, start)
 	gone := released("a-1", "x")

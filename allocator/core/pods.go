@@ -30,7 +30,8 @@ type pod struct {
 	// because the next might land there too.
 	away bool
 	// reached: requests for an earlier sandbox may have reached it, because it got the
-	// address while routers could know a route there. It is never handed out.
+	// address while routers could know a route there. It is never handed out, and
+	// not counted on either.
 	reached bool
 	before  []*sandbox // that do not end before this is certain to be deleted
 	place   *place     // at the address that it was last seen at
@@ -48,8 +49,8 @@ type node struct {
 	pods   map[*pod]struct{}
 }
 
-// stranded: it is idle and away.
-func (q *pod) stranded() bool { return q.phase == podPending && q.away }
+// stranded: it is idle and not counted on.
+func (q *pod) stranded() bool { return q.phase == podPending && (q.away || q.reached) }
 
 // usable reports whether the pod can be handed out.
 func (q *pod) usable() bool {

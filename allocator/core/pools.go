@@ -144,7 +144,7 @@ func (c *Core) reconcile(p *pool) {
 		return
 	}
 	// Those that are stranded are not counted on. They come back with their node,
-	// and are then too many.
+	// and are then too many; or never, because their address was somebody else's.
 	idle := len(p.creating) + p.n[podPending][0][0] + p.current(podWarm)
 	if p.retryAt == 0 {
 		missing := p.Warm - idle
@@ -175,7 +175,8 @@ func (c *Core) discardStranded(p *pool, most int) {
 		return
 	}
 	for _, q := range p.sorted(podPending) {
-		if q.stranded() && most > 0 && p.want() > p.sum(podWarm) {
+		// One that requests for another may reach has to keep its address.
+		if q.stranded() && !q.reached && most > 0 && p.want() > p.sum(podWarm) {
 			c.discard(q)
 			most--
 		}
