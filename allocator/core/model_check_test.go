@@ -41,11 +41,26 @@ func (w *world) checkTruth() {
 		if fresh := !r.dead && w.now.Boot < r.freshUntil; fresh != r.fresh() {
 			w.t.Fatalf("router %s is fresh: %v, it should be until %v and it is %v", r.id, r.fresh(), r.freshUntil, w.now.Boot)
 		}
+		if !r.dead && r.stream != 0 && r.joined && len(r.in) == 0 && !r.small {
+			w.checkKnown(r)
+		}
 		for id := range w.doomed {
 			if r.routable(id) {
 				w.t.Fatalf("router %s can route to %s, whose pod is being deleted", r.id, id)
 			}
 		}
+	}
+}
+
+// checkKnown: a router that has heard everything knows all routes, and no others.
+func (w *world) checkKnown(r *router) {
+	for _, e := range r.entries {
+		if told, ok := r.told[e.ID]; !ok || routeTo(told) != e.Route {
+			w.t.Fatalf("%s knows the route %+v to %s; it was told: %v, %+v", r.id, e.Route, e.ID, ok, told)
+		}
+	}
+	if len(r.entries) != len(r.told) {
+		w.t.Fatalf("%s knows %d routes, it was told %d", r.id, len(r.entries), len(r.told))
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/berth-sandbox/berth/envoy"
@@ -21,8 +22,9 @@ type router struct {
 	envoy   int // that it stands beside; there may be others
 	cache   *routecache.Cache
 	answers *extproc.Answers
-	// slow: its clock is behind that of the allocator, as far as is allowed for.
-	slow bool
+	// slow: its clock is behind that of the allocator, as far as is allowed for. small:
+	// its cache has no room for all routes.
+	slow, small bool
 
 	dead, stopping bool
 	diedAt         time.Duration
@@ -96,7 +98,7 @@ func (w *world) addRouter(envoy int) *router {
 	}
 	size := 100
 	if w.draw(4) == 3 {
-		size = 2
+		size, r.small = 2, true
 	}
 	var err error
 	r.cache, err = routecache.New(routecache.Options{
@@ -137,6 +139,13 @@ func (r *router) stale() time.Duration {
 }
 
 func (r *router) fresh() bool { return !r.dead && r.cache.Fresh() }
+
+// known are the routes in the cache, by ID.
+func (r *router) known() []routecache.Entry {
+	all := r.cache.Dump()
+	slices.SortFunc(all, func(a, b routecache.Entry) int { return strings.Compare(a.ID, b.ID) })
+	return all
+}
 
 // routable reports whether the router would admit a request for id.
 func (r *router) routable(id string) bool {
@@ -228,6 +237,9 @@ func (w *world) leave(r *router) {
 func (w *world) disconnected(r *router) {
 	r.stream, r.cut, r.deaf, r.mute, r.in, r.out = 0, false, false, false, nil, nil
 	r.cache.Disconnected()
+	if now := r.known(); !slices.Equal(now, r.entries) { // I8
+		w.t.Fatalf("%s knew %v while it was connected, and %v since it is not", r.id, r.entries, now)
+	}
 }
 
 func (w *world) breakOff(r *router) {
@@ -471,6 +483,10 @@ func (w *world) fromRouter(r *router) {
 	}
 }
 
+func routeTo(s Sandbox) routecache.Route {
+	return routecache.Route{Addr: s.IP, DefaultPort: s.DefaultPort, Ports: routecache.NewPorts(s.Ports)}
+}
+
 // toRouter puts one message into effect, as extproc/link does.
 func (w *world) toRouter(r *router) {
 	if r == nil || len(r.in) == 0 {
@@ -491,7 +507,7 @@ func (w *world) toRouter(r *router) {
 		if r.gone[s.ID] {
 			w.t.Fatalf("%s is told a route to %s after it was told that it is gone", r.id, s.ID)
 		}
-		return routecache.Route{Addr: s.IP, DefaultPort: s.DefaultPort, Ports: routecache.NewPorts(s.Ports)}
+		return routeTo(s)
 	}
 	sequence := uint64(0)
 	switch e := m.effect.(type) {
@@ -537,7 +553,7 @@ func (w *world) toRouter(r *router) {
 			}
 		}
 	}
-	r.entries = r.cache.Dump()
+	r.entries = r.known()
 	if sequence > 0 {
 		if sequence != r.sequence+1 {
 			w.t.Fatalf("%s got message %d after message %d", r.id, sequence, r.sequence)

@@ -176,7 +176,7 @@ var sentences = []sentence{
 	says(`(\w+) has forgotten (\w+)`, func(s *scenario, a []string) { // for want of room
 		r := s.router(a[0])
 		r.cache.Resolve(s.id(a[1]), routecache.Answer{Status: routecache.Unknown})
-		r.entries = r.cache.Dump()
+		r.entries, r.small = r.known(), true
 		s.w.sleep(time.Second) // until it may ask again
 	}),
 
