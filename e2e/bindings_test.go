@@ -19,13 +19,23 @@ import (
 	"github.com/berth-sandbox/berth/devcluster/stack"
 )
 
-// others are the pods but for the one of a sandbox. Labels do not tell: they follow in
-// the background.
-func (e *env) others(s rest.Sandbox) []corev1.Pod {
+// others are the warm pods but for the one of a sandbox, two at least. Labels and the
+// pool's status do not tell: they follow in the background.
+func (e *env) others(s rest.Sandbox) (warm []corev1.Pod) {
 	e.t.Helper()
-	pods := slices.DeleteFunc(e.pods(nil), func(p corev1.Pod) bool { return p.Name == s.PodName })
-	require.GreaterOrEqual(e.t, len(pods), 2)
-	return pods
+	e.eventually(func() error {
+		warm = slices.DeleteFunc(e.pods(nil), func(p corev1.Pod) bool {
+			ready := slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
+				return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
+			})
+			return p.Name == s.PodName || !ready
+		})
+		if len(warm) < 2 {
+			return fmt.Errorf("%d other pods are ready", len(warm))
+		}
+		return nil
+	})
+	return warm
 }
 
 // Somebody restores the object of a sandbox from elsewhere, say, while no allocator

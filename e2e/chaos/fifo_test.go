@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"regexp"
+	"slices"
 	"strconv"
 	"sync"
 	"testing"
@@ -82,6 +83,9 @@ func TestClaimsThatWaitAreAnsweredInTheOrderInWhichTheyCame(t *testing.T) {
 		}
 	}
 	opened := map[types.UID]bool{}
+	// late are the pods that got the address of one that went as it came, before that
+	// was fenced: nobody gets those, and the allocator deletes them.
+	late := 0
 	for got < callers {
 		p := g.gated(opened)
 		opened[p.UID] = true
@@ -94,10 +98,15 @@ func TestClaimsThatWaitAreAnsweredInTheOrderInWhichTheyCame(t *testing.T) {
 		default:
 			g.open(p)
 			g.eventually(func() error {
-				if take(); got == before {
-					return errors.New("a pod has come, and nobody got it")
+				if take(); got > before {
+					return nil
 				}
-				return nil
+				there, err := g.pods()
+				if err == nil && !slices.ContainsFunc(there, func(o corev1.Pod) bool { return o.UID == p.UID && o.DeletionTimestamp == nil }) {
+					late++
+					return nil
+				}
+				return errors.New("a pod has come, and nobody got it")
 			})
 		}
 		// Before the next one may come: who has a pod has been answered.
@@ -105,7 +114,8 @@ func TestClaimsThatWaitAreAnsweredInTheOrderInWhichTheyCame(t *testing.T) {
 			g.awaitWaiting(func() int { take(); return callers - got })
 		}
 	}
-	t.Logf("%d pods were deleted as they came", spoiled)
+	t.Logf("%d pods were deleted as they came, %d had an address of theirs too early", spoiled, late)
+	require.LessOrEqual(t, late, spoiled)
 	// From here on the pool fills.
 	done := make(chan struct{})
 	var opening sync.WaitGroup

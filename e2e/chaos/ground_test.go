@@ -35,7 +35,7 @@ const (
 	namespace = "default"
 	poolName  = "chaos"
 	// limit bounds one scenario. It is a guard and not what is tested.
-	limit = 3 * time.Minute
+	limit = 6 * time.Minute
 	// lease gives a renewal of 2 s and retries of 0.3 s. quietLease is for tests in
 	// which the leader is not to change, however slow the machine.
 	lease, quietLease = 3 * time.Second, 15 * time.Second
