@@ -250,7 +250,11 @@ func (c *Core) claimed(ch *change) {
 		c.enter(q, podClaimed)
 	}
 	c.schedule(s)
-	if reason := q.unfit(s); reason != "" {
+	reason := q.unfit(s)
+	if reason == "" && q.reached {
+		reason = ReasonAddressShared
+	}
+	if reason != "" {
 		// Its pod went while this was being written. The callers get another one,
 		// at their place, under another ID, which is what their key stands for. So
 		// this one is shown only with its release, which has no key.

@@ -429,6 +429,9 @@ func (w *world) do(effects []Effect) {
 			if e.Sandbox != nil {
 				w.judgeRoute(*e.Sandbox)
 			}
+			if e.Gone && !w.released(e.ID) {
+				t.Fatalf("a router that asks is told that %s is gone before that is durable", e.ID)
+			}
 			w.send(e.Stream, e)
 			continue
 		case SendPong:

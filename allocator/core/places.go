@@ -20,6 +20,7 @@ import (
 type place struct {
 	pods   []*pod // that were last seen there
 	routes int    // of sandboxes whose fence is not complete
+	left   []*pod // that were reached there and have moved away
 }
 
 // placeOf returns what is at an address.
@@ -51,6 +52,9 @@ func (c *Core) locate(q *pod, at netip.Addr) {
 	if q.place != nil && q.at != at {
 		p, was := q.place, q.at
 		p.pods = slices.DeleteFunc(p.pods, func(o *pod) bool { return o == q })
+		if q.reached && p.routes > 0 {
+			p.left = append(p.left, q)
+		}
 		q.place, q.at = nil, netip.Addr{}
 		c.leavePlace(was, p)
 		c.reconsider(p, q)
@@ -107,12 +111,15 @@ func (c *Core) cover(s *sandbox) {
 			p := c.placeOf(at)
 			p.routes--
 			c.leavePlace(at, p)
-			for _, q := range p.pods {
-				if q.reached && !c.certain(q) {
+			for _, q := range append(slices.Clone(p.pods), p.left...) {
+				if q.reached && !c.certain(q) && c.pods[q.seen.Key] == q {
 					// The next leader would not know why this pod may not be handed out.
 					q.before = append(q.before, s)
 					s.reaches++
 				}
+			}
+			if p.routes == 0 {
+				p.left = nil
 			}
 			c.reconsider(p, c.pods[s.Pod])
 		}

@@ -157,3 +157,42 @@ func TestClaimAtWhoseAddressAnotherPodIsSeenMeanwhileGetsAnotherOne(t *testing.T
 		t.Errorf("released %+v", r)
 	}
 }
+
+// A pod that was reached may get another address before it is durable that it goes. What
+// was sent to it must not end before: the next leader could not know.
+func TestASandboxDoesNotEndBeforeItIsDurableThatAPodGoesWhichItHadReachedAndThatMovedAway(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{specA(5)}, []Pod{warmPod("a-1")})
+	s.join("r", 1)
+	sb := s.claim()
+	s.step(PodGone{sb.Pod})
+	s.step(PodSeen{another()}) // reached
+	s.ack("r", 1, 3)
+	s.slow = true // the journal stands still
+	s.step(PodSeen{with(another(), func(p *Pod) { p.IP = warmPod("a-7").IP })})
+	s.pass(window)
+	if s.core.sandboxes[sb.ID].Phase == Ended {
+		t.Fatal("ended, although nothing durable says that the pod which it had reached is to go")
+	}
+	s.slow = false
+	s.written()
+	s.writeAll()
+	if s.core.sandboxes[sb.ID].Phase != Ended {
+		t.Fatal("it does not end")
+	}
+}
+
+// A pod may be somewhere else, and back, while a claim on it is written.
+func TestAClaimIsNotAnsweredWithAPodThatWasReachedMeanwhile(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{specA(5)}, []Pod{warmPod("a-1"), warmPod("a-2")})
+	s.join("r", 1)
+	x := s.claim() // on a-1
+	s.step(PodGone{x.Pod})
+	s.slow = true
+	s.step(Claim{Token: 9, Pool: poolA, Wait: wait}) // a-2, handed to the writer
+	s.step(PodSeen{with(warmPod("a-2"), func(p *Pod) { p.IP = x.IP })})
+	s.step(PodSeen{warmPod("a-2")})
+	s.written()
+	none[Claimed](s)
+}

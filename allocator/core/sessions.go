@@ -363,13 +363,14 @@ func (c *Core) resolve(ev Resolve) {
 		case s.routable():
 			found := s.Sandbox
 			e.Sandbox = &found
-		case s.Phase == Starting:
+		case s.Phase == Released || s.Phase == Ended:
+			e.Gone = true
+		default:
+			// It starts, or its release is not durable yet: gone is for ever.
 			e.Starting = true
-			if p := c.pools[s.Pool]; p != nil {
+			if p := c.pools[s.Pool]; p != nil && !s.lost {
 				e.Hold = p.Hold
 			}
-		default:
-			e.Gone = true
 		}
 	}
 	c.emit(e)

@@ -545,3 +545,24 @@ func TestManyReleasesAreAcknowledgedAtOnceAndEachIsTimedFromItsWrite(t *testing.
 		t.Errorf("answers %+v", answers)
 	}
 }
+
+// Gone is final for a router, so it must not hear it before the release is durable: the
+// next leader may not know of it.
+func TestARouterThatAsksIsNotToldThatASandboxIsGoneBeforeThatIsDurable(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{changed(specA(1), func(p *Pool) { p.PostStart = true })}, []Pod{warmPod("a-1")})
+	s.join("r", 1)
+	s.step(Claim{Token: 1, Pool: poolA, Wait: wait})
+	sb := one[StartSandbox](s).Sandbox
+	s.slow = true
+	s.step(Release{Token: 2, ID: sb.ID, Reason: ReasonKilled}) // handed to the writer
+	s.step(Resolve{Session: "r", Stream: 1, ID: sb.ID})
+	if r := one[SendResolved](s); r.Gone || !r.Starting {
+		t.Errorf("told %+v", r)
+	}
+	s.written()
+	s.step(Resolve{Session: "r", Stream: 1, ID: sb.ID})
+	if r := one[SendResolved](s); !r.Gone {
+		t.Errorf("told %+v", r)
+	}
+}

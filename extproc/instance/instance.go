@@ -97,13 +97,19 @@ func (i *Instance) Dead() []string {
 	return ids
 }
 
-// take returns the file with its lock, or nil if somebody has it.
+// take returns the file with its lock, or nil if somebody has it, or had it and has taken
+// the file away since it was opened: that one may not be reported.
 func take(path string) *os.File {
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
 		return nil
 	}
 	if unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil {
+		f.Close()
+		return nil
+	}
+	var there unix.Stat_t
+	if unix.Fstat(int(f.Fd()), &there) != nil || there.Nlink == 0 {
 		f.Close()
 		return nil
 	}

@@ -107,3 +107,35 @@ func TestADirectoryThatIsNotThereIsSaid(t *testing.T) {
 	require.ErrorContains(t, err, "lock file of this instance")
 	require.ErrorIs(t, err, os.ErrNotExist)
 }
+
+// One that takes its file away must not be found dead by a neighbour that has opened the
+// file just before.
+func TestAnInstanceThatTakesItsFileAwayIsNotFoundDead(t *testing.T) {
+	dir := t.TempDir()
+	neighbour, err := instance.New(dir)
+	require.NoError(t, err)
+	stop, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				neighbour.Dead()
+			}
+		}
+	}()
+	gone := map[string]bool{}
+	for range 3000 {
+		i, err := instance.New(dir)
+		require.NoError(t, err)
+		gone[i.ID()] = true
+		require.NoError(t, i.Close(false))
+	}
+	close(stop)
+	<-done
+	for _, id := range neighbour.Dead() {
+		require.False(t, gone[id], "%s has taken its file away", id)
+	}
+}
