@@ -136,7 +136,12 @@ func TestABindingThatIsOnNoRecordIsIgnoredAndReported(t *testing.T) {
 			a := e.get(client, e.host(8080, s.SandboxID), "/")
 			require.Equal(t, http.StatusOK, a.code, a.body)
 			require.Equal(t, s.PodName, a.identity(t).Pod)
-			a = e.get(client, e.host(8080, madeUp), "/")
+			e.eventually(func() error { // the router may have no session yet
+				if a = e.get(client, e.host(8080, madeUp), "/"); a.code == http.StatusServiceUnavailable {
+					return fmt.Errorf("%d %s", a.code, a.body)
+				}
+				return nil
+			})
 			require.Equal(t, http.StatusNotFound, a.code, a.body)
 		}
 		another := e.claim()

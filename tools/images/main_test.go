@@ -72,7 +72,7 @@ func TestAnotherCheckoutMakesTheSameArchive(t *testing.T) {
 		t.Skip("runs the Go toolchain")
 	}
 	elsewhere := t.TempDir()
-	for _, part := range []string{"go.mod", "go.sum", "cmd/demo-sandbox"} {
+	for _, part := range []string{"go.mod", "go.sum", "cmd/demo-sandbox", "internal/bootclock"} {
 		copyTree(t, filepath.Join("../..", part), filepath.Join(elsewhere, part))
 	}
 	build := func(source string) []byte {
