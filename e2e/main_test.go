@@ -28,6 +28,7 @@ import (
 	"github.com/berth-sandbox/berth/api/apierror"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 	"github.com/berth-sandbox/berth/devcluster/stack"
+	"github.com/berth-sandbox/berth/e2e/internal/programs"
 )
 
 // Set by TestMain, read-only after that.
@@ -66,7 +67,7 @@ func testMain(m *testing.M) (code int) {
 		dir, err := os.MkdirTemp("", "berth-e2e-")
 		if err == nil {
 			defer os.RemoveAll(dir)
-			err = stack.Build(context.Background(), dir, raceEnabled, "allocator", "extproc", "demo-sandbox", "berth")
+			err = stack.Build(context.Background(), dir, programs.Race, "allocator", "extproc", "demo-sandbox", "berth")
 		}
 		if err != nil {
 			return fail(fmt.Errorf("build the programs under test: %w", err))

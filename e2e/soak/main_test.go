@@ -3,14 +3,12 @@ package soak
 import (
 	"context"
 	"flag"
-	"fmt"
 	"os"
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
 	"github.com/berth-sandbox/berth/devcluster/stack"
+	"github.com/berth-sandbox/berth/e2e/internal/programs"
 )
 
 var (
@@ -24,34 +22,10 @@ var (
 var binDir string
 
 func TestMain(m *testing.M) {
-	flag.Parse()
-	os.Exit(testMain(m))
-}
-
-func testMain(m *testing.M) int {
-	fail := func(err error) int {
-		fmt.Fprintln(os.Stderr, "soak:", err)
-		return 1
-	}
-	if !testing.Short() {
-		dir, err := os.MkdirTemp("", "berth-soak-bin-")
-		if err == nil {
-			defer os.RemoveAll(dir)
-			err = stack.Build(context.Background(), dir, raceEnabled, "allocator", "extproc")
+	os.Exit(programs.Main(m, &binDir, func(ctx context.Context, dir string) error {
+		if err := stack.Build(ctx, dir, programs.Race, "allocator", "extproc"); err != nil {
+			return err
 		}
-		if err == nil { // is not under test, and there are many of it
-			err = stack.Build(context.Background(), dir, false, "demo-sandbox")
-		}
-		if err != nil {
-			return fail(fmt.Errorf("build the programs under test: %w", err))
-		}
-		binDir = dir
-	}
-	code := m.Run()
-	if code == 0 {
-		if err := goleak.Find(); err != nil {
-			return fail(err)
-		}
-	}
-	return code
+		return stack.Build(ctx, dir, false, "demo-sandbox") // is not under test, and there are many of it
+	}))
 }

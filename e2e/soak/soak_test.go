@@ -18,6 +18,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"github.com/berth-sandbox/berth/api/v1alpha1"
+	"github.com/berth-sandbox/berth/e2e/internal/programs"
 	"github.com/berth-sandbox/berth/e2e/soak/history"
 )
 
@@ -27,7 +28,7 @@ func TestNoRequestReachesTheWrongSandboxWhateverHappens(t *testing.T) {
 	perSecond := *rateFlag
 	if perSecond == 0 {
 		perSecond = 500
-		if raceEnabled {
+		if programs.Race {
 			perSecond = 150
 		}
 	}
@@ -173,8 +174,8 @@ func (g *ground) judge() {
 func tooFew(v history.Verdict, lasted time.Duration) []string {
 	var all []string
 	least := func(what string, count int, perMinute float64) {
-		if most := perMinute * lasted.Minutes(); float64(count) < most {
-			all = append(all, fmt.Sprintf("nothing is proven: %s: %d, expected %.0f and more", what, count, most))
+		if want := int(perMinute * lasted.Minutes()); count < want {
+			all = append(all, fmt.Sprintf("nothing is proven: %s: %d, expected %d at least", what, count, want))
 		}
 	}
 	least("requests", v.Requests, 2000)
