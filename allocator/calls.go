@@ -30,7 +30,7 @@ func (a *Allocator) Claim(ctx context.Context, pool string, ev core.Claim) (core
 	if err != nil {
 		return core.Sandbox{}, notLeading(err)
 	}
-	t.headStart.claim()
+	t.headStart.call()
 	token, answer := t.answers.expect()
 	ev.Token, ev.Pool = token, core.PoolKey{Namespace: a.o.Namespace, Name: pool}
 	if !t.loop.put(ev) {
@@ -112,6 +112,7 @@ func (a *Allocator) Release(ctx context.Context, id, reason string) (core.Releas
 	if err != nil {
 		return 0, 0, notLeading(err)
 	}
+	t.headStart.call()
 	token, answer := t.answers.expect()
 	defer t.answers.forget(token)
 	if !t.loop.put(core.Release{Token: token, ID: id, Reason: reason}) {

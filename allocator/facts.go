@@ -42,7 +42,7 @@ func toRecord(f core.Fact) (journal.Record, error) {
 		r.State = &journalv1.Record_Session{Session: session}
 	default:
 		r.Key = podPrefix + f.Discard.UID
-		r.State = &journalv1.Record_Discard{Discard: &journalv1.Discard{PodName: f.Discard.Name}}
+		r.State = &journalv1.Record_Discard{Discard: &journalv1.Discard{PodName: f.Discard.Name, After: f.After, PodIps: addresses(f.At)}}
 	}
 	raw, err := proto.Marshal(r)
 	if err != nil {
@@ -76,11 +76,10 @@ func fromRecord(r journal.Record, namespace string) (core.Fact, bool, error) {
 		for _, p := range s.GetPorts() {
 			sandbox.Ports = append(sandbox.Ports, uint16(p))
 		}
-		ip, ok := netip.AddrFromSlice(s.GetPodIp())
-		if !ok {
-			return core.Fact{}, false, fmt.Errorf("journal record %s: %d bytes are no address", r.Key, len(s.GetPodIp()))
+		var err error
+		if sandbox.IP, err = addressOf(r.Key, s.GetPodIp()); err != nil {
+			return core.Fact{}, false, err
 		}
-		sandbox.IP = ip
 		for phase, encoded := range phases {
 			if encoded == s.GetPhase() {
 				sandbox.Phase = phase
@@ -92,6 +91,14 @@ func fromRecord(r journal.Record, namespace string) (core.Fact, bool, error) {
 		f.Sandbox = sandbox
 	case *journalv1.Record_Discard:
 		f.Discard = core.PodKey{Namespace: namespace, Name: state.Discard.GetPodName(), UID: strings.TrimPrefix(r.Key, podPrefix)}
+		f.After = state.Discard.GetAfter()
+		for _, raw := range state.Discard.GetPodIps() {
+			ip, err := addressOf(r.Key, raw)
+			if err != nil {
+				return core.Fact{}, false, err
+			}
+			f.At = append(f.At, ip)
+		}
 	case *journalv1.Record_Session:
 		s := state.Session
 		f.Session, f.From, f.Left = strings.TrimPrefix(r.Key, sessionPrefix), s.GetFrom(), s.GetLeft()
@@ -134,6 +141,22 @@ func ports(all []uint16) []uint32 {
 		encoded = append(encoded, uint32(p))
 	}
 	return encoded
+}
+
+func addresses(all []netip.Addr) [][]byte {
+	var encoded [][]byte
+	for _, a := range all {
+		encoded = append(encoded, a.AsSlice())
+	}
+	return encoded
+}
+
+func addressOf(key string, raw []byte) (netip.Addr, error) {
+	ip, ok := netip.AddrFromSlice(raw)
+	if !ok {
+		return netip.Addr{}, fmt.Errorf("journal record %s: %d bytes are no address", key, len(raw))
+	}
+	return ip, nil
 }
 
 func micros(t time.Time) int64 {

@@ -35,6 +35,9 @@ func TestFactsComeBackFromTheJournalAsTheyWere(t *testing.T) {
 		switch rapid.IntRange(0, 4).Draw(t, "kind") {
 		case 0:
 			f.Discard = core.PodKey{Namespace: "ns", Name: text.Draw(t, "pod"), UID: text.Draw(t, "uid")}
+			if f.After = text.Draw(t, "after"); f.After != "" {
+				f.At = rapid.SliceOfN(addr, 1, 3).Draw(t, "at")
+			}
 		case 1:
 			f.Session, f.From, f.Left = rapid.StringMatching(`[a-z0-9-]{16,64}`).Draw(t, "session"), text.Draw(t, "from"), rapid.Bool().Draw(t, "left")
 			if rapid.Bool().Draw(t, "declared") {
@@ -98,6 +101,10 @@ func TestRecordThatMakesNoSenseIsRefused(t *testing.T) {
 		_, _, err = fromRecord(journal.Record{Key: "sandbox/x", Raw: raw}, "ns")
 		require.ErrorContains(t, err, "sandbox/x", name)
 	}
+	raw, err := proto.Marshal(&journalv1.Record{Key: "pod/x", State: &journalv1.Record_Discard{Discard: &journalv1.Discard{PodIps: [][]byte{{1, 2, 3}}}}})
+	require.NoError(t, err)
+	_, _, err = fromRecord(journal.Record{Key: "pod/x", Raw: raw}, "ns")
+	require.ErrorContains(t, err, "pod/x")
 }
 
 // storedFacts are what the first version has journaled, see stored.
@@ -123,6 +130,7 @@ func storedFacts() []core.Fact {
 		{Revision: core.Revision{Term: 3, Counter: 45}, Session: "router-0123456789abcdef", Left: true},
 		{Revision: core.Revision{Term: 3, Counter: 46}, Session: "router-0123456789abcdef", From: "10.244.1.9"},
 		{Revision: core.Revision{Term: 3, Counter: 47}, Session: "router-0123456789abcdef", From: "10.244.1.9", Left: true, Declared: &core.Declaration{By: "ops", Reason: "its node burnt", At: time.UnixMicro(1_800_000_300_000_100).UTC()}},
+		{Revision: core.Revision{Term: 3, Counter: 48}, Discard: core.PodKey{Namespace: "ns", Name: "python-abce", UID: "1f66a0ba-b4ac-4183-9e2c-df996dc39161"}, After: "662cqtwgka40cdyys0az", At: []netip.Addr{netip.MustParseAddr("10.244.1.8"), netip.MustParseAddr("fd00::8")}},
 	}
 }
 
@@ -140,6 +148,8 @@ func TestWhatAnEarlierVersionHasJournaledIsRead(t *testing.T) {
 		// From the version on that has declarations:
 		"0a1f73657373696f6e2f726f757465722d303132333435363738396162636465661003182e320c120a31302e3234342e312e39",
 		"0a1f73657373696f6e2f726f757465722d303132333435363738396162636465661003182f322e0801120a31302e3234342e312e391a1e0a036f7073120e697473206e6f6465206275726e7418e4c6e8d3f3a29903",
+		// From the version on that has pods on two records:
+		"0a28706f642f31663636613062612d623461632d343138332d396532632d646639393664633339313631100318302a3b0a0b707974686f6e2d61626365121436363263717477676b613430636479797330617a1a040af401081a10fd000000000000000000000000000008",
 	}
 	for i, want := range storedFacts() {
 		raw, err := hex.DecodeString(stored[i])

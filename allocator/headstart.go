@@ -9,27 +9,28 @@ import (
 )
 
 const (
-	// headStartEach is how long what nobody waits for is kept back after a claim,
+	// headStartEach is how long what nobody waits for is kept back after a call,
 	// headStartMost after the first one of a burst, and headStartAgain how soon
-	// that may happen again: claims that come all the time keep nothing back for
+	// that may happen again: calls that come all the time keep nothing back for
 	// more than a quarter of it.
 	headStartEach  = 100 * time.Millisecond
 	headStartMost  = 250 * time.Millisecond
 	headStartAgain = time.Second
 )
 
-// headStart lets claims go before what nobody waits for: pods that are made
-// anew, Sandbox objects, labels. A burst of claims makes a burst of those, which
-// would compete with the claims' own answers for the API server and for this
-// machine. Its methods may be called concurrently.
+// headStart lets claims and releases go before what nobody waits for: pods that are
+// made anew or deleted, Sandbox objects, labels. A burst of calls makes a burst of
+// those, which would compete with the calls' own answers, and with what routers are told
+// and say, for the API server and for this machine. Its methods may be called
+// concurrently.
 type headStart struct {
 	mu    sync.Mutex
 	began time.Duration // boot clock; 0: never
 	until time.Duration
 }
 
-// claim notes that a claim has come.
-func (h *headStart) claim() {
+// call notes that a claim or a release has come.
+func (h *headStart) call() {
 	now := bootclock.Now()
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -39,7 +40,7 @@ func (h *headStart) claim() {
 	h.until = max(h.until, min(now+headStartEach, h.began+headStartMost))
 }
 
-// wait returns when claims have had their head start, or ctx has ended.
+// wait returns when calls have had their head start, or ctx has ended.
 func (h *headStart) wait(ctx context.Context) {
 	for {
 		h.mu.Lock()

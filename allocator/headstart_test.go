@@ -10,7 +10,7 @@ import (
 	"github.com/berth-sandbox/berth/internal/bootclock"
 )
 
-// after is how long something that comes so long after the first claim has to
+// after is how long something that comes so long after the first call has to
 // wait.
 func (h *headStart) after(began time.Duration, d time.Duration) time.Duration {
 	h.mu.Lock()
@@ -18,24 +18,24 @@ func (h *headStart) after(began time.Duration, d time.Duration) time.Duration {
 	return max(0, h.until-(began+d))
 }
 
-func TestClaimsHaveAHeadStartButDoNotKeepTheRestWaitingForEver(t *testing.T) {
+func TestCallsHaveAHeadStartButDoNotKeepTheRestWaitingForEver(t *testing.T) {
 	var h headStart
 	began := bootclock.Now()
-	h.wait(t.Context()) // nobody has claimed: no wait
-	h.claim()
+	h.wait(t.Context()) // nobody has called: no wait
+	h.call()
 	require.InDelta(t, headStartEach, h.after(began, 0), float64(headStartEach/2))
 
-	// Claims that come all the time: the head start ends, and stays ended.
+	// Calls that come all the time: the head start ends, and stays ended.
 	h.began = bootclock.Now() - headStartMost
 	h.until = h.began + headStartMost
 	for range 100 {
-		h.claim()
+		h.call()
 	}
 	require.LessOrEqual(t, h.until, h.began+headStartMost)
 	h.wait(t.Context())
 
 	h.began = bootclock.Now() - headStartAgain // a second later it is their turn again
-	h.claim()
+	h.call()
 	require.Greater(t, h.until, bootclock.Now())
 	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 	defer cancel()

@@ -2,6 +2,7 @@ package allocator
 
 import (
 	"context"
+	"runtime"
 	"sync"
 	"time"
 
@@ -103,7 +104,15 @@ func (l *loop) step(ev core.Event) {
 		}
 		l.gone[ev.Key] = struct{}{}
 	}
+	told := false
 	for _, e := range l.core.Step(now(), ev) {
+		if _, is := e.(core.SendRelease); is != told {
+			if told {
+				// Callers wait until the routers have answered: those who send go first.
+				runtime.Gosched()
+			}
+			told = is
+		}
 		l.do(e)
 	}
 }

@@ -49,6 +49,7 @@ type term struct {
 	deletes   *workers
 	other     *workers
 	callbacks *workers // into the program that embeds us, which may take its time
+	lines     *workers // of the log, one for each release: writing them takes longer than the release
 	caller    *poststart.Caller
 	log       *zap.Logger
 }
@@ -91,6 +92,7 @@ func (a *Allocator) lead(ctx context.Context) error {
 	all.Go(func() { t.deletes.run(ctx, deleteWorkers) })
 	all.Go(func() { t.other.run(ctx, backgroundWorkers) })
 	all.Go(func() { t.callbacks.run(ctx, callbackWorkers) })
+	all.Go(func() { t.lines.finish(ctx, 1) })
 	all.Go(func() { t.hooks.run(ctx) })
 	all.Go(func() { t.labeler.Run(ctx, labelWorkers) })
 	all.Go(func() { t.projector.Run(ctx, projectWorkers) })
@@ -171,7 +173,9 @@ func (a *Allocator) newTerm(log *journal.Log) (*term, error) {
 		number: log.Term(), a: a, answers: newAnswers(),
 		caller: poststart.New(a.o.DialPod, a.lock.valid), log: a.o.Log.With(zap.Uint64("term", log.Term())),
 	}
-	t.creates, t.deletes, t.other, t.callbacks = newWorkers(t.log), newWorkers(t.log), newWorkers(t.log), newWorkers(t.log)
+	for _, w := range []**workers{&t.creates, &t.deletes, &t.other, &t.callbacks, &t.lines} {
+		*w = newWorkers(t.log)
+	}
 	t.hooks = newHooks(t.start)
 	t.loop = newLoop(c, t.do)
 	k := a.o.Clients
@@ -301,8 +305,12 @@ func (t *term) do(e core.Effect) {
 	case core.SandboxReleased:
 		t.hooks.drop(e.Sandbox)
 		t.a.metrics.releases.WithLabelValues(e.Sandbox.Reason).Inc()
-		t.log.Info("sandbox released", zap.String("sandbox", sandboxid.Short(e.Sandbox.ID)),
-			zap.String("pod", e.Sandbox.Pod.Name), zap.String("reason", e.Sandbox.Reason))
+		t.lines.add("log", func(ctx context.Context) error {
+			t.headStart.wait(ctx)
+			t.log.Info("sandbox released", zap.String("sandbox", sandboxid.Short(e.Sandbox.ID)),
+				zap.String("pod", e.Sandbox.Pod.Name), zap.String("reason", e.Sandbox.Reason))
+			return nil
+		})
 		t.callBack(t.a.o.OnSandboxReleased, e.Sandbox.ID)
 	case core.Acknowledged:
 		t.a.metrics.acknowledged.Observe(e.Took.Seconds())

@@ -55,6 +55,11 @@ func (w *workers) run(ctx context.Context, n int) {
 	kube.Work(ctx, w.queue, n, w.next)
 }
 
+// finish is like run, but does what waits, too, before it returns.
+func (w *workers) finish(ctx context.Context, n int) {
+	kube.Work(ctx, w.queue, n, func(ctx context.Context) bool { return w.next(context.WithoutCancel(ctx)) })
+}
+
 // next does the job that is next. It is false after the end.
 func (w *workers) next(ctx context.Context) bool {
 	j, ended := w.queue.Get()

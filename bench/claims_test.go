@@ -90,13 +90,17 @@ func (g *ground) pool(name string, warm, maxPods int32) {
 
 // full waits until the pool has its warm pods and nothing else, and nothing waits
 // to be written.
-func (g *ground) full(name string, warm int32) {
+func (g *ground) full(name string, warm int32) { g.settled(name, warm, 0) }
+
+// settled waits until the pool has its warm pods, so many that are claimed and nothing
+// else, and nothing waits to be written.
+func (g *ground) settled(name string, warm, claimed int32) {
 	require.Eventually(g, func() bool {
 		var pool v1alpha1.SandboxPool
 		if err := g.clients.Berth.Get().Namespace("default").Resource("sandboxpools").Name(name).Do(g.Context()).Into(&pool); err != nil {
 			return false
 		}
-		return pool.Status.Warm == warm && pool.Status.Pending+pool.Status.Claimed+pool.Status.Releasing == 0 && g.idle()
+		return pool.Status.Warm == warm && pool.Status.Claimed == claimed && pool.Status.Pending+pool.Status.Releasing == 0 && g.idle()
 	}, 10*time.Minute, 200*time.Millisecond)
 }
 

@@ -3,6 +3,7 @@ package bench
 import (
 	"bufio"
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"math"
@@ -17,22 +18,14 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"go.uber.org/zap"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/berth-sandbox/berth/devcluster/stack"
-	"github.com/berth-sandbox/berth/extproc"
-	"github.com/berth-sandbox/berth/extproc/instance"
-	"github.com/berth-sandbox/berth/extproc/link"
-	"github.com/berth-sandbox/berth/internal/bootclock"
-	"github.com/berth-sandbox/berth/lastactive"
-	"github.com/berth-sandbox/berth/routecache"
+	"github.com/berth-sandbox/berth/extproc/admin"
 )
 
-// BenchmarkFence: how long it takes until the last router has acknowledged a release.
-// 301 callers release sandboxes, one after the other, so that each release has 300
-// others in flight.
+// BenchmarkFence: how long it takes until the last of ten routers has acknowledged a
+// release. 301 callers release sandboxes, one after the other, so that each release has
+// 300 others in flight.
 //
 // "ack" is what the allocator's histogram says: from the return of the journal's write
 // to the moment in which the core has dealt with the last acknowledgement. Within a
@@ -45,53 +38,36 @@ import (
 // goroutines over loopback and back from the last of them. What it takes more than a
 // fraction of a millisecond is what others, and the callers, do to the machine.
 //
-// routers=10: ten routers without Envoy, each the real link with the real route cache.
-// envoys=2: two Envoys with their routers, through which requests to other sandboxes go
-// all the time, and eight routers without.
+// The routers are processes of their own. envoys=0: their Envoys have been ended.
+// envoys=2: two of the Envoys are there, and requests to other sandboxes go through them
+// all the time.
 func BenchmarkFence(b *testing.B) {
-	for _, c := range []struct {
-		name           string
-		envoys, links  int
-		requests       int // a second, through each Envoy
-		callers, times int
-	}{
-		{name: "routers=10", links: 10, callers: 301, times: 3},
-		{name: "envoys=2", envoys: 2, links: 8, requests: 200, callers: 301, times: 3},
-	} {
-		b.Run(c.name, func(b *testing.B) {
-			g := newGroundOf(b, stack.Options{Gateways: max(1, c.envoys), LeaseDuration: 15 * time.Second})
-			if c.envoys == 0 { // the one there is says Goodbye
-				for _, p := range []*stack.Process{g.berth.Gateways[0].Envoy, g.berth.Gateways[0].Router} {
-					require.NoError(b, p.Stop(b.Context(), 10*time.Second))
-				}
+	const routers, callers, times = 10, 301, 5
+	const requests = 200 // a second, through each Envoy
+	for _, envoys := range []int{0, 2} {
+		b.Run(fmt.Sprintf("envoys=%d", envoys), func(b *testing.B) {
+			g := newGroundOf(b, stack.Options{Gateways: routers, LeaseDuration: 15 * time.Second})
+			for _, gateway := range g.berth.Gateways[envoys:] {
+				require.NoError(b, gateway.Envoy.Stop(b.Context(), 10*time.Second))
 			}
-			caches := make([]*routecache.Cache, c.links)
-			for i := range caches {
-				caches[i] = g.link()
-			}
-			released := 2 * c.callers
-			g.pool("fence", int32(released), 0)
-			stopTraffic := g.traffic(c.envoys, c.requests)
+			const released = 2 * callers
+			g.pool("fence", released, 0)
+			stopTraffic := g.traffic(envoys, requests)
 			b.ResetTimer()
 			for range b.N {
 				var deletes, echoes []time.Duration
 				before := g.histogram("berth_allocator_release_acknowledged_seconds")
-				for range c.times {
-					g.warmUp(c.callers)
+				for range times {
 					ids := make([]string, released)
 					g.parallel(released, 64, func(i int) (err error) { ids[i], err = g.claim("fence"); return err })
-					g.projectionLag()
-					stopEchoes := g.echoes(10)
-					deletes = append(deletes, g.parallel(released, c.callers, func(i int) error { return g.release(ids[i]) })...)
+					g.settled("fence", released, released) // no pod is made while we measure
+					g.warmUp(callers)
+					require.Equal(b, slices.Repeat([]int{released}, routers), g.known(ids), "a router that does not know them has nothing to forget")
+					stopEchoes := g.echoes(routers)
+					deletes = append(deletes, g.parallel(released, callers, func(i int) error { return g.release(ids[i]) })...)
 					echoes = append(echoes, stopEchoes()...)
-					for _, id := range ids {
-						for _, cache := range caches {
-							a, err := cache.Lookup(b.Context(), id)
-							require.NoError(b, err)
-							require.Equal(b, routecache.Gone, a.Status)
-						}
-					}
-					g.full("fence", int32(released))
+					require.Equal(b, make([]int, routers), g.known(ids))
+					g.full("fence", released)
 				}
 				acks := g.histogram("berth_allocator_release_acknowledged_seconds").since(before)
 				require.Equal(b, len(deletes), int(acks.count()), "releases that were measured")
@@ -104,38 +80,31 @@ func BenchmarkFence(b *testing.B) {
 				b.ReportMetric(acks.count(), "n")
 			}
 			b.StopTimer()
-			if answered := stopTraffic(); c.envoys > 0 {
+			if answered := stopTraffic(); envoys > 0 {
 				b.ReportMetric(float64(answered), "requests")
 			}
 		})
 	}
 }
 
-// link is a router without Envoy. It returns its cache once it has joined.
-func (g *ground) link() *routecache.Cache {
-	self, err := instance.New(g.TempDir())
-	require.NoError(g, err)
-	tracker, err := lastactive.New(lastactive.Options{Now: time.Now})
-	require.NoError(g, err)
-	var l *link.Link
-	cache, err := routecache.New(routecache.Options{Now: bootclock.Now, Ask: func(id string) bool { return l.Ask(id) }})
-	require.NoError(g, err)
-	l, err = link.New(link.Options{
-		Allocators: []string{g.berth.Allocators[0].Control.String()}, InstanceID: self.ID(), MaxStale: 15 * time.Minute,
-		Cache: cache, Activity: tracker, Answers: extproc.NewAnswers(), Neighbours: self, Now: bootclock.Now, Log: zap.NewNop(),
-		Dial: []grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials())},
-	})
-	require.NoError(g, err)
-	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() { ended <- l.Run(ctx) }()
-	g.Cleanup(func() {
-		cancel()
-		require.NoError(g, <-ended)
-		require.NoError(g, self.Close(true))
-	})
-	require.Eventually(g, l.Connected, 10*time.Second, 10*time.Millisecond)
-	return cache
+// known is how many of these sandboxes each router has a route of.
+func (g *ground) known(ids []string) (known []int) {
+	for _, gateway := range g.berth.Gateways {
+		response, err := http.Get(gateway.Admin + "/admin/routes")
+		require.NoError(g, err)
+		var page admin.Routes
+		err = json.NewDecoder(response.Body).Decode(&page)
+		response.Body.Close()
+		require.NoError(g, err)
+		n := 0
+		for _, route := range page.Routes {
+			if slices.Contains(ids, route.SandboxID) {
+				n++
+			}
+		}
+		known = append(known, n)
+	}
+	return known
 }
 
 // echoes sends a byte to each of so many peers, all the time with a pause of 2 ms, until

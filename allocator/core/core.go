@@ -67,7 +67,7 @@ type Core struct {
 	places      map[netip.Addr]*place
 	sandboxes   map[string]*sandbox
 	holds       map[PodKey]*sandbox // of sandboxes, by the pod that is or was theirs
-	discards    map[PodKey]*discard // of idle pods that are there, or whose fact is not durable yet
+	discards    map[PodKey]*discard // of idle pods that are there or wait for a fence, or whose fact is not durable yet
 	strays      []*pod              // pods marked as used and on no record, to be deleted
 	sessions    map[string]*session
 	streams     map[uint64]*session
@@ -318,7 +318,7 @@ func (c *Core) Recover(st State) ([]Effect, error) {
 	}
 	for key := range c.discards {
 		if c.pods[key] == nil {
-			c.discardSettled(key)
+			c.goOn(key)
 		}
 	}
 	c.recovering = false
@@ -341,6 +341,7 @@ func (c *Core) recoverSandboxes(st State) error {
 	for _, p := range st.Pods {
 		there[p.Key] = true
 	}
+	var doubles []Fact
 	for _, f := range st.Facts {
 		switch {
 		case f.Session != "":
@@ -348,6 +349,9 @@ func (c *Core) recoverSandboxes(st State) error {
 			continue
 		case f.Sandbox == nil:
 			c.discards[f.Discard] = &discard{revision: f.Revision, durable: true}
+			if f.After != "" {
+				doubles = append(doubles, f)
+			}
 			continue
 		}
 		s := c.sandboxes[f.Sandbox.ID]
@@ -361,15 +365,25 @@ func (c *Core) recoverSandboxes(st State) error {
 			c.sandboxes[f.Sandbox.ID] = s
 		} else if s.Pod != f.Sandbox.Pod || s.IP != f.Sandbox.IP {
 			// A claim is never changed, so one of the two is not of our making.
-			s.doubles = append(s.doubles, double{f.Sandbox.Pod, f.Sandbox.IP})
+			other := *f.Sandbox
+			if s.Revision.Less(f.Revision) {
+				other = s.Sandbox
+			}
+			s.double(other.Pod, other.IP)
+			c.emit(Repaired{Pod: other.Pod, What: "the journal and a Sandbox object name different pods, or addresses, for one sandbox: none of them is used any more"})
 		}
 		if s.Revision.Less(f.Revision) {
-			if n := len(s.doubles); n > 0 {
-				s.doubles[n-1] = double{s.Pod, s.IP}
-			}
 			s.Sandbox = *f.Sandbox
 		} else {
 			c.emit(Settle{ID: s.ID, Revision: f.Revision})
+		}
+	}
+	for _, f := range doubles { // an earlier leader has found them
+		if s := c.sandboxes[f.After]; s != nil {
+			c.discards[f.Discard].after = s
+			for _, at := range f.At {
+				s.double(f.Discard, at)
+			}
 		}
 	}
 	for _, s := range c.sorted() {
@@ -397,11 +411,8 @@ func (c *Core) recoverSandboxes(st State) error {
 			if other := c.holds[d.pod]; other != nil && other != s {
 				return contradiction(other, s, d.pod)
 			}
-			c.emit(Repaired{Pod: d.pod, What: "the journal and a Sandbox object name different pods, or addresses, for one sandbox: none of them is used any more"})
-			if d.pod != s.Pod && there[d.pod] {
-				c.discardAfter(d.pod, s)
-			}
 		}
+		c.discardDoubles(s)
 	}
 	return nil
 }

@@ -152,6 +152,17 @@ func (w *world) table(p profile) []action {
 				w.deleteObject(ids[w.draw(len(ids))])
 			}
 		}},
+		{"somebody writes on an object, and the leader changes", func() {
+			// The journal still has it: what only an object says must be believed.
+			ids := slices.DeleteFunc(sorted(w.records), func(id string) bool {
+				durable := w.disk.sandboxes[id]
+				return durable.Phase != Running || !w.records[id].Revision.Less(durable.Revision)
+			})
+			if p := pick(w, w.pods, idle); p != nil && len(ids) > 0 && w.draw(4) == 0 {
+				w.tamper(ids[w.draw(len(ids))], p)
+				w.changeLeader()
+			}
+		}},
 		{"leader is about to end", func() {
 			if w.draw(4) == 0 {
 				w.step(Closing{})

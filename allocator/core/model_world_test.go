@@ -250,6 +250,18 @@ func (w *world) lateWrites() {
 	}
 }
 
+// idle: it can be handed out, and never was.
+func idle(p *simPod) bool { return p.exists && p.Ready && !p.discarded && len(p.bound) == 0 }
+
+// tamper writes on the object of a sandbox that it is on another pod. A leader that begins
+// finds that out.
+func (w *world) tamper(id string, p *simPod) {
+	r := w.records[id]
+	r.Pod, r.IP = p.Key, p.IP
+	w.tampered[id] = true
+	w.log("  %s is said to be on %s", id, p.Key.Name)
+}
+
 // changeLeader elects another leader. The one before stood still, or is cut off,
 // and may go on.
 func (w *world) changeLeader() {

@@ -160,46 +160,48 @@ type discard struct {
 	durable  bool
 	// after: not before the fence of this sandbox is complete.
 	after *sandbox
+	asked bool // for its deletion
 }
 
-// discardAfter takes a pod out of use for good that was not seen yet. It is deleted
-// when that is in the journal, and the fence of a sandbox is complete.
-func (c *Core) discardAfter(key PodKey, s *sandbox) {
-	if d := c.discards[key]; d != nil {
-		d.after = s
-		return
+// discardDoubles takes the pods out of use for good that records name for a sandbox,
+// at other addresses or beside the pod that it counts as being on. They are deleted when
+// that is in the journal, and the sandbox's fence is complete. The leaders that follow
+// learn of them only from there: its record names one pod and one address from now on.
+func (c *Core) discardDoubles(s *sandbox) {
+	at := map[PodKey][]netip.Addr{}
+	var pods []PodKey
+	for _, d := range s.doubles {
+		if len(at[d.pod]) == 0 {
+			pods = append(pods, d.pod)
+		}
+		at[d.pod] = append(at[d.pod], d.ip)
 	}
-	ch := &change{fact: Fact{Discard: key}}
-	c.append(ch, true)
-	c.discards[key] = &discard{revision: ch.fact.Revision, after: s}
+	for _, key := range pods {
+		ch := &change{fact: Fact{Discard: key, After: s.ID, At: at[key]}}
+		c.append(ch, true)
+		c.discards[key] = &discard{revision: ch.fact.Revision, after: s}
+	}
 }
 
 // discarded acts on a committed intent.
 func (c *Core) discarded(key PodKey) {
 	c.discards[key].durable = true
-	q := c.pods[key]
-	if q == nil {
-		c.discardSettled(key)
-		return
-	}
-	c.deleteDiscarded(key)
+	c.goOn(key)
 }
 
-// deleteDiscarded deletes a pod that is discarded, if nothing stands in the way.
-func (c *Core) deleteDiscarded(key PodKey) {
+// goOn deletes a pod that is discarded, or drops the durable intent if the pod is gone,
+// unless something stands in the way.
+func (c *Core) goOn(key PodKey) {
 	q, d := c.pods[key], c.discards[key]
-	if q == nil || d == nil || !d.durable || q.seen.Deleting || d.after != nil && d.after.exposed {
-		return
-	}
-	c.emit(DeletePod{Pod: key})
-	c.letEnd(q)
-}
-
-// discardSettled drops a durable intent whose pod is gone.
-func (c *Core) discardSettled(key PodKey) {
-	if d := c.discards[key]; d != nil && d.durable {
+	switch {
+	case d == nil || !d.durable || d.after != nil && d.after.exposed:
+	case q == nil:
 		delete(c.discards, key)
 		c.emit(Settle{Pod: key, Revision: d.revision})
+	case !q.seen.Deleting && !d.asked && q.sandbox == nil: // the pod of a sandbox goes with its fence
+		d.asked = true
+		c.emit(DeletePod{Pod: key})
+		c.letEnd(q)
 	}
 }
 
@@ -222,7 +224,7 @@ func (c *Core) podSeen(seen Pod) {
 			c.hold(q, s)
 		case d != nil:
 			c.enter(q, podDeleting)
-			c.deleteDiscarded(seen.Key)
+			c.goOn(seen.Key)
 		}
 	}
 	if q.seen.Node != seen.Node { // it was scheduled
@@ -344,7 +346,7 @@ func (c *Core) podGone(key PodKey) {
 	if s != nil {
 		c.lost(s, ReasonPodGone)
 	}
-	c.discardSettled(key)
+	c.goOn(key)
 	c.letEnd(q)
 	c.serve(q.pool)
 	c.reconcile(q.pool)

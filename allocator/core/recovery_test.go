@@ -183,6 +183,75 @@ func TestPodsOnRecordForOneSandboxAreBothRefused(t *testing.T) {
 	}
 }
 
+// The records of the sandbox name one pod from then on. The leaders that follow wait for
+// the fence of the other one all the same.
+func TestLeadersThatFollowKeepTheSecondPodOfASandboxUntilItsFence(t *testing.T) {
+	first, second := warmPod("a-1"), warmPod("a-2")
+	for _, tt := range []struct {
+		name string
+		// object is where somebody has written that x is, pods what is there.
+		object Pod
+		pods   []Pod
+	}{
+		{"another pod", second, []Pod{first, second}},
+		{"a pod that is not there", second, []Pod{first}},
+		{"another address", with(first, func(p *Pod) { p.IP = second.IP }), []Pod{first}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			fact := on("a-1", "x")
+			fact.Revision.Counter, fact.Sandbox.Revision.Counter = 5, 5
+			object := *fact.Sandbox
+			object.Pod, object.IP = tt.object.Key, tt.object.IP
+			router := Fact{Revision: Revision{1, 1}, Session: "r"}
+
+			facts, records, pods := []Fact{fact, router}, []Sandbox{object}, tt.pods
+			var s *sim
+			noneSettled := func(effects []Effect) {
+				for _, e := range of[Settle](effects) {
+					if e.ID == "" {
+						t.Fatalf("settled while a router may know a route: %+v", e)
+					}
+				}
+			}
+			for term := uint64(2); term < 5; term++ {
+				s = newSimAt(t, term, start)
+				s.recoverState(State{Pools: []Pool{specA(0)}, Pods: pods, Nodes: []string{"n1"}, Facts: facts, Records: records})
+				none[DeletePod](s)
+				// What it leaves behind.
+				facts = []Fact{router}
+				for _, w := range of[Write](s.effects) {
+					facts = append(facts, w.Facts...)
+				}
+				noneSettled(s.effects)
+				for _, r := range of[Record](s.effects) {
+					records = []Sandbox{r.Sandbox}
+				}
+			}
+			s.step(PoolSeen{specA(3)})
+			for _, p := range pods {
+				s.step(PodGone{p.Key})
+			}
+			for name, at := range map[string]Pod{"a-8": first, "a-9": second} {
+				s.step(PodSeen{with(warmPod(name), func(p *Pod) { p.IP = at.IP })})
+			}
+			s.step(Claim{Token: 1, Pool: poolA})
+			one[ClaimRefused](s)
+			noneSettled(s.pass(maxStale / 2))
+			s.pass(lease + maxStale) // r has expired
+			settled := false
+			for _, e := range of[Settle](s.pass(window)) {
+				settled = settled || e.Pod == first.Key
+			}
+			if !settled {
+				t.Error("the intent to delete the pod stays in the journal")
+			}
+			s.step(PodSeen{warmPod("a-7")})
+			s.step(Claim{Token: 2, Pool: poolA})
+			one[Claimed](s)
+		})
+	}
+}
+
 func TestPodThatSomebodyMarkedAsUsedIsNeverHandedOutAndDeleted(t *testing.T) {
 	s := newSim(t)
 	used := with(warmPod("a-1"), func(p *Pod) { p.Used = true })

@@ -4,6 +4,7 @@ import (
 	"container/heap"
 	"container/list"
 	"net/netip"
+	"slices"
 	"time"
 )
 
@@ -46,6 +47,13 @@ type sandbox struct {
 type double struct {
 	pod PodKey
 	ip  netip.Addr
+}
+
+// double notes that another record has s on a pod, at an address.
+func (s *sandbox) double(pod PodKey, ip netip.Addr) {
+	if d := (double{pod, ip}); !slices.Contains(s.doubles, d) {
+		s.doubles = append(s.doubles, d)
+	}
 }
 
 // addresses are where routers may send the requests of a sandbox to.

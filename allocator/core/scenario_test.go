@@ -151,13 +151,11 @@ var sentences = []sentence{
 		s.w.nextAddress = s.w.disk.sandboxes[s.id(a[0])].IP
 	}),
 	says(`somebody writes on the object of (\w+) that it is on an idle pod`, func(s *scenario, a []string) {
-		i := slices.IndexFunc(s.w.pods, func(p *simPod) bool { return p.exists && p.Ready && len(p.bound) == 0 })
+		i := slices.IndexFunc(s.w.pods, idle)
 		if i < 0 {
 			s.tb.Fatal("there is no idle pod")
 		}
-		r, pod := s.w.records[s.id(a[0])], s.w.pods[i]
-		r.Pod, r.IP = pod.Key, pod.IP
-		s.w.tampered[r.ID] = true
+		s.w.tamper(s.id(a[0]), s.w.pods[i])
 	}),
 	says(`the leader changes`, func(s *scenario, _ []string) { s.w.changeLeader() }),
 	says(`the leader that was deposed works on`, func(s *scenario, _ []string) {

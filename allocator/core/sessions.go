@@ -348,7 +348,7 @@ func (c *Core) advanceFence(sb *sandbox) {
 		c.reconcile(q.pool)
 	}
 	for _, d := range sb.doubles {
-		c.deleteDiscarded(d.pod)
+		c.goOn(d.pod)
 	}
 	c.tryEnd(sb)
 }

@@ -141,8 +141,12 @@ type Fact struct {
 	Left    bool
 	// Declared: it has left because an operator says so.
 	Declared *Declaration
-	// Discard is the pod that will not be handed out any more.
+	// Discard is the pod that will not be handed out any more. After is set if records
+	// have named it for that sandbox, at the addresses At, and others have named another
+	// one: it is not deleted before the fence of the sandbox is complete.
 	Discard PodKey
+	After   string
+	At      []netip.Addr
 }
 
 // Declaration is an operator's word that a router and its Envoy have ended.

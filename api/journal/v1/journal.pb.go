@@ -441,8 +441,15 @@ func (x *Sandbox) GetRestarts() uint32 {
 // Discard is the intent to delete an idle pod. It is final: the pod is never
 // handed out again.
 type Discard struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	PodName       string                 `protobuf:"bytes,1,opt,name=pod_name,json=podName,proto3" json:"pod_name,omitempty"`
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	PodName string                 `protobuf:"bytes,1,opt,name=pod_name,json=podName,proto3" json:"pod_name,omitempty"`
+	// The ID of a sandbox for which some record names this pod, or an address, although
+	// another one names others: the pod stays until no router can know a route to that
+	// sandbox, and so does this record, also when the pod is not there.
+	After string `protobuf:"bytes,2,opt,name=after,proto3" json:"after,omitempty"`
+	// The addresses of those records, 4 or 16 bytes each: no other pod that gets one is
+	// handed out meanwhile.
+	PodIps        [][]byte `protobuf:"bytes,3,rep,name=pod_ips,json=podIps,proto3" json:"pod_ips,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -482,6 +489,20 @@ func (x *Discard) GetPodName() string {
 		return x.PodName
 	}
 	return ""
+}
+
+func (x *Discard) GetAfter() string {
+	if x != nil {
+		return x.After
+	}
+	return ""
+}
+
+func (x *Discard) GetPodIps() [][]byte {
+	if x != nil {
+		return x.PodIps
+	}
+	return nil
 }
 
 // Session is a router process that may know routes.
@@ -649,9 +670,11 @@ const file_api_journal_v1_journal_proto_rawDesc = "" +
 	"\brestarts\x18\x11 \x01(\rR\brestarts\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"$\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"S\n" +
 	"\aDiscard\x12\x19\n" +
-	"\bpod_name\x18\x01 \x01(\tR\apodName\"l\n" +
+	"\bpod_name\x18\x01 \x01(\tR\apodName\x12\x14\n" +
+	"\x05after\x18\x02 \x01(\tR\x05after\x12\x17\n" +
+	"\apod_ips\x18\x03 \x03(\fR\x06podIps\"l\n" +
 	"\aSession\x12\x12\n" +
 	"\x04left\x18\x01 \x01(\bR\x04left\x12\x12\n" +
 	"\x04from\x18\x02 \x01(\tR\x04from\x129\n" +
