@@ -394,7 +394,7 @@ func (w *world) request(r *router, id string) {
 		w.t.Fatalf("%s admits a request for %s, whose release it has acknowledged", r.id, id)
 	}
 	// I1, I3
-	if s, ok := w.disk.sandboxes[id]; !ok || !w.tampered[id] && (s.IP != answer.Route.Addr || w.holders[s.IP] != id) {
+	if s, ok := w.disk.sandboxes[id]; !ok || w.holders[answer.Route.Addr] != id || s.IP != answer.Route.Addr && !w.tampered[id] {
 		w.t.Fatalf("%s sends a request for %s to %v, which is given to %s; durable is %+v", r.id, id, answer.Route.Addr, w.holders[answer.Route.Addr], s)
 	}
 }
