@@ -468,7 +468,7 @@ func (w *world) judgeFence(id string) {
 	}
 	for _, q := range w.requests {
 		if q.id == id {
-			w.t.Fatalf("pod of %s deleted while %v may be sent there", id, q)
+			w.t.Fatalf("pod of %s deleted at %v while %v may be sent there", id, w.now.Boot, q)
 		}
 	}
 }
@@ -544,10 +544,9 @@ func (w *world) toRouter(r *router) {
 	case SendPong:
 		if sent, ok := r.pings[e.Nonce]; ok {
 			r.cache.SetFreshUntil(r.clock(sent) + maxStale)
-			before := r.freshUntil
 			r.freshUntil = max(r.freshUntil, sent+r.stale())
 			for _, q := range w.requests {
-				if q.router == r && w.now.Boot < before {
+				if q.router == r && w.now.Boot < q.fresh { // since it was admitted, without a gap
 					q.fresh = r.freshUntil
 				}
 			}

@@ -61,20 +61,21 @@ type profile struct {
 }
 
 func TestCoreAndJournalKeepTheirGuaranteesInAnyHistory(t *testing.T) {
-	var steps atomic.Int64
+	var steps, worlds atomic.Int64
 	least := int64(stepsLeast)
 	if testing.Short() {
 		least /= 10 // rapid makes a fifth of the histories then
 	}
 	t.Cleanup(func() {
 		t.Logf("%d steps", steps.Load())
-		if asked := flag.Lookup("rapid.checks"); asked.Value.String() == asked.DefValue && !t.Failed() && steps.Load() < least {
+		if asked := flag.Lookup("rapid.checks"); asked.Value.String() == asked.DefValue && int(worlds.Load()) == len(profiles) && !t.Failed() && steps.Load() < least {
 			t.Errorf("%d steps, expected %d at least", steps.Load(), least)
 		}
 	})
 	for _, p := range profiles {
 		t.Run(p.name, func(t *testing.T) {
 			t.Parallel()
+			worlds.Add(1)
 			for range repeats { // each of rapid.checks histories
 				rapid.Check(t, func(t *rapid.T) { steps.Add(history(t, p)) })
 			}
