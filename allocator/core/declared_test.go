@@ -308,3 +308,35 @@ func TestARouterMayEndInAnotherWayWhileItsDeathIsWritten(t *testing.T) {
 		})
 	}
 }
+
+// What was handed to the writer before it expired says nothing of the session that has
+// begun since, under the same name.
+func TestARouterThatHasExpiredAndIsBackIsNotEndedByAnOlderDeclaration(t *testing.T) {
+	s, _ := silent(t)
+	s.slow = true
+	s.declare("r")
+	if write := s.pass(2 * maxStale); len(of[Write](write)) > 0 {
+		t.Fatalf("written %+v", write)
+	}
+	s.step(SessionJoined{Session: "r", Stream: 2})
+	none[CloseStream](s)
+	s.written() // the declaration
+	if a := one[DeadDeclared](s); a.Status != DeclareOK || a.Fences != 0 {
+		t.Errorf("answer %+v", a)
+	}
+	none[SessionDeclaredDead](s)
+	none[CloseStream](s)
+	facts := one[Write](s).Facts
+	if len(facts) < 2 || !facts[len(facts)-2].Left || facts[len(facts)-1].Session != "r" || facts[len(facts)-1].Left {
+		t.Errorf("written %+v", facts)
+	}
+	s.written() // that the one has expired, and the other has joined
+	if e := one[SendSnapshot](s); e.Stream != 2 {
+		t.Errorf("snapshot %+v", e)
+	}
+	if sessions, _ := s.core.Sessions(10); len(sessions) != 1 || !sessions[0].Connected {
+		t.Errorf("sessions %+v", sessions)
+	}
+	s.step(SessionPing{Session: "r", Stream: 2, Nonce: 1})
+	one[SendPong](s)
+}
