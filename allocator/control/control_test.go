@@ -464,6 +464,41 @@ func TestSlowRouterIsCutOffAndOthersAreNot(t *testing.T) {
 	})
 }
 
+// There is room again as soon as something was sent, but what comes then would be
+// acknowledged together with what is missing.
+func TestNothingIsQueuedForAStreamAfterItWasCutOff(t *testing.T) {
+	s := New(maxStale, func() string { return "" }, zap.NewNop())
+	st, other := s.add(), s.add()
+	push := func(st *stream, sequence uint64) {
+		t.Helper()
+		require.True(t, s.Deliver(7, core.SendRelease{Stream: st.id, Sequence: sequence, IDs: []string{"x"}}))
+	}
+	cut := func() bool {
+		select {
+		case <-st.cut:
+			return true
+		default:
+			return false
+		}
+	}
+	sequence := uint64(0)
+	for range queueSize {
+		sequence++
+		push(st, sequence)
+	}
+	require.False(t, cut(), "cut off while there was room")
+	push(st, sequence+1)
+	require.True(t, cut(), "what does not fit into the queue is left out")
+	require.Equal(t, codes.ResourceExhausted, status.Code(st.err))
+	for range queueSize { // the writer goes on until it learns of that
+		<-st.queue
+	}
+	push(st, sequence+2)
+	require.Empty(t, st.queue, "queued after a gap")
+	push(other, 1)
+	require.Len(t, other.queue, 1)
+}
+
 func TestSecondJoinOfAnInstanceClosesTheOldStreamOnly(t *testing.T) {
 	run(t, func(w *world) {
 		first, n := w.joined()
