@@ -2,6 +2,8 @@ package instance_test
 
 import (
 	"bufio"
+	"bytes"
+	"encoding/binary"
 	"fmt"
 	"os"
 	"os/exec"
@@ -11,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/berth-sandbox/berth/extproc/instance"
 )
@@ -137,5 +140,38 @@ func TestAnInstanceThatTakesItsFileAwayIsNotFoundDead(t *testing.T) {
 	<-done
 	for _, id := range neighbour.Dead() {
 		require.False(t, gone[id], "%s has taken its file away", id)
+	}
+}
+
+// A neighbour that gets the lock while the file is there reports this one as dead. The
+// kernel tells in which order the two go.
+func TestAnInstanceTakesItsFileAwayBeforeItLetsGoOfTheLock(t *testing.T) {
+	for clean, want := range map[bool][]string{true: {"closed"}, false: {"taken away", "closed"}} {
+		dir := t.TempDir()
+		i, err := instance.New(dir)
+		require.NoError(t, err)
+		watch, err := unix.InotifyInit1(unix.IN_NONBLOCK | unix.IN_CLOEXEC)
+		require.NoError(t, err)
+		defer unix.Close(watch)
+		_, err = unix.InotifyAddWatch(watch, dir, unix.IN_DELETE|unix.IN_CLOSE)
+		require.NoError(t, err)
+		require.NoError(t, i.Close(clean))
+
+		buffer := make([]byte, 4096)
+		n, err := unix.Read(watch, buffer) // what has happened is there to be read
+		require.NoError(t, err)
+		var got []string
+		for rest := buffer[:n]; len(rest) > 0; {
+			mask := binary.NativeEndian.Uint32(rest[4:])
+			name := rest[unix.SizeofInotifyEvent:][:binary.NativeEndian.Uint32(rest[12:])]
+			rest = rest[unix.SizeofInotifyEvent+len(name):]
+			require.Equal(t, i.ID()+".lock", string(bytes.TrimRight(name, "\x00")))
+			if mask&unix.IN_DELETE != 0 {
+				got = append(got, "taken away")
+			} else {
+				got = append(got, "closed")
+			}
+		}
+		require.Equal(t, want, got)
 	}
 }
