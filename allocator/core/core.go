@@ -378,9 +378,8 @@ func (c *Core) recoverSandboxes(st State) error {
 			c.emit(Settle{ID: s.ID, Revision: f.Revision})
 		}
 	}
-	for _, f := range doubles { // an earlier leader has found them
+	for _, f := range doubles { // an earlier leader has found them; discardDoubles renews the intents
 		if s := c.sandboxes[f.After]; s != nil {
-			c.discards[f.Discard].after = s
 			for _, at := range f.At {
 				s.double(f.Discard, at)
 			}
