@@ -3,7 +3,9 @@ package core
 import (
 	"container/list"
 	"crypto/sha256"
+	"maps"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -334,7 +336,7 @@ func (c *Core) close() {
 	for _, p := range c.sortedPools() {
 		c.serve(p)
 	}
-	for s := range c.starting {
+	for _, s := range c.sortedStarting() {
 		if s.Phase == Starting {
 			c.answerCallers(s, Claimed{Sandbox: s.Sandbox})
 		}
@@ -344,7 +346,7 @@ func (c *Core) close() {
 // answerStarting answers the callers who have waited for long enough with a
 // sandbox that is still starting.
 func (c *Core) answerStarting() {
-	for s := range c.starting {
+	for _, s := range c.sortedStarting() {
 		s.callers = slices.DeleteFunc(s.callers, func(x caller) bool {
 			if c.now.Boot < x.deadline || s.Phase != Starting {
 				return false
@@ -356,6 +358,11 @@ func (c *Core) answerStarting() {
 			delete(c.starting, s)
 		}
 	}
+}
+
+// sortedStarting lists those that start and have callers, in an order of their own.
+func (c *Core) sortedStarting() []*sandbox {
+	return slices.SortedFunc(maps.Keys(c.starting), func(a, b *sandbox) int { return strings.Compare(a.ID, b.ID) })
 }
 
 // startDone acts on the answer of a pool's hook.

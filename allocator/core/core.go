@@ -5,6 +5,7 @@ import (
 	"container/list"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -70,6 +71,7 @@ type Core struct {
 	discards    map[PodKey]*discard // of idle pods that are there or wait for a fence, or whose fact is not durable yet
 	strays      []*pod              // pods marked as used and on no record, to be deleted
 	sessions    map[string]*session
+	byID        []*session // the same, ordered by their IDs: what is told them is told in that order
 	streams     map[uint64]*session
 	bans        map[string]ban    // by the ID of the session
 	claims      map[uint64]*claim // by token
@@ -316,7 +318,7 @@ func (c *Core) Recover(st State) ([]Effect, error) {
 			c.emit(StartSandbox{s.Sandbox})
 		}
 	}
-	for key := range c.discards {
+	for _, key := range slices.SortedFunc(maps.Keys(c.discards), comparePods) {
 		if c.pods[key] == nil {
 			c.goOn(key)
 		}

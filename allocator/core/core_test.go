@@ -3,6 +3,7 @@ package core
 import (
 	"fmt"
 	"net/netip"
+	"reflect"
 	"strconv"
 	"testing"
 	"time"
@@ -247,6 +248,64 @@ func TestNewRefusesAConfigThatCannotWork(t *testing.T) {
 	} {
 		if _, err := New(cfg, start); err == nil {
 			t.Errorf("%s: no error", name)
+		}
+	}
+}
+
+// Whatever fails can then be done again. What a snapshot holds is in no order: it is a set.
+func TestTheSameEventsDoTheSameInTheSameOrder(t *testing.T) {
+	const many = 8
+	history := func() (all []Effect) {
+		s := newSimAt(t, 2, start)
+		do := func(effects []Effect) { all = append(all, effects...) }
+		pool := changed(specA(6), func(p *Pool) { p.PostStart = true })
+		var pods []Pod
+		for i := range pool.Warm {
+			pods = append(pods, warmPod(fmt.Sprintf("a-%d", i+1)))
+		}
+		var facts []Fact
+		for i := range uint64(many) {
+			facts = append(facts,
+				Fact{Revision: Revision{1, 2*i + 1}, Session: fmt.Sprintf("earlier-%d", i)},
+				Fact{Revision: Revision{1, 2*i + 2}, Discard: key(fmt.Sprintf("gone-%d", i))})
+		}
+		do(s.recover([]Pool{pool}, pods, facts...))
+		for i := range uint64(many) {
+			do(s.step(SessionJoined{Session: fmt.Sprintf("r%d", i), Stream: many - i}))
+		}
+		claims := func(first uint64) {
+			for token := first; token < first+3; token++ {
+				do(s.step(Claim{Token: token, Pool: poolA, Wait: wait}))
+			}
+		}
+		claims(1)
+		do(s.pass(wait))
+		answered := of[Claimed](all)
+		if len(answered) != 3 {
+			t.Fatalf("answered %+v", answered)
+		}
+		for _, c := range answered {
+			do(s.step(Started{ID: c.Sandbox.ID, OK: true}))
+			do(s.step(Release{Token: 10, ID: c.Sandbox.ID}))
+		}
+		claims(4)
+		do(s.step(Closing{}))
+		if answered := of[Claimed](all); len(answered) != 6 {
+			t.Fatalf("answered %+v", answered)
+		}
+		do(s.pass(2 * maxStale)) // all routers expire
+		return all
+	}
+	want := history()
+	for range 20 {
+		got := history()
+		for i := range min(len(want), len(got)) {
+			if !reflect.DeepEqual(got[i], want[i]) {
+				t.Fatalf("effect %d is %T %+v, and was %T %+v", i, got[i], got[i], want[i], want[i])
+			}
+		}
+		if len(got) != len(want) {
+			t.Fatalf("%d effects, and there were %d", len(got), len(want))
 		}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 )
 
 // ---- what must always hold
@@ -324,7 +325,13 @@ func checkTables(t interface{ Fatalf(string, ...any) }, c *Core) {
 		t.Fatalf("%d ended and %d deadlines, kept are %d and %d", ended, queued, c.ended.Len(), len(c.deadlines))
 	}
 	streams := 0
+	if len(c.byID) != len(c.sessions) || !slices.IsSortedFunc(c.byID, func(a, b *session) int { return strings.Compare(a.id, b.id) }) {
+		t.Fatalf("%d sessions, and in order %d", len(c.sessions), len(c.byID))
+	}
 	for id, s := range c.sessions {
+		if c.byID[c.indexOf(id)] != s {
+			t.Fatalf("session %s is not where it belongs", id)
+		}
 		if s.id != id {
 			t.Fatalf("session %s is kept as %s", s.id, id)
 		}

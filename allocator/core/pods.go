@@ -124,9 +124,11 @@ func sortedPods(set map[*pod]struct{}) []*pod {
 	for q := range set {
 		all = append(all, q)
 	}
-	slices.SortFunc(all, func(a, b *pod) int { return strings.Compare(a.seen.Key.UID, b.seen.Key.UID) })
+	slices.SortFunc(all, func(a, b *pod) int { return comparePods(a.seen.Key, b.seen.Key) })
 	return all
 }
+
+func comparePods(a, b PodKey) int { return strings.Compare(a.UID, b.UID) }
 
 // discard takes an idle pod out of use for good. It is deleted once that is in
 // the journal: a leader that comes after must not hand it out while our deletion

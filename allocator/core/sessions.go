@@ -2,6 +2,8 @@ package core
 
 import (
 	"container/list"
+	"slices"
+	"strings"
 	"time"
 )
 
@@ -74,7 +76,7 @@ func (c *Core) sessionJoined(ev SessionJoined) {
 		// The next leader has to know whom it must wait for. So this is durable before
 		// the router is told anything.
 		s = &session{id: ev.Session}
-		c.sessions[ev.Session] = s
+		c.addSession(s)
 		c.append(&change{session: s, fact: Fact{Session: s.id, From: ev.From}}, true)
 	}
 	if s.stream != 0 {
@@ -123,7 +125,18 @@ func (c *Core) recoverSession(f Fact) {
 		c.emit(Settle{Session: f.Session, Revision: f.Revision})
 		return
 	}
-	c.sessions[f.Session] = &session{id: f.Session, from: f.From, durable: true, lastPing: c.now.Boot + c.cfg.Lease}
+	c.addSession(&session{id: f.Session, from: f.From, durable: true, lastPing: c.now.Boot + c.cfg.Lease})
+}
+
+func (c *Core) addSession(s *session) {
+	c.sessions[s.id] = s
+	c.byID = slices.Insert(c.byID, c.indexOf(s.id), s)
+}
+
+// indexOf is the place of a session in byID.
+func (c *Core) indexOf(id string) int {
+	at, _ := slices.BinarySearchFunc(c.byID, id, func(s *session, id string) int { return strings.Compare(s.id, id) })
+	return at
 }
 
 // welcome tells a router what is so.
@@ -218,6 +231,8 @@ func (c *Core) removeSession(s, by *session) {
 // dropSession waits for a session no more.
 func (c *Core) dropSession(s *session) {
 	delete(c.sessions, s.id)
+	at := c.indexOf(s.id)
+	c.byID = slices.Delete(c.byID, at, at+1)
 	if s.stream != 0 {
 		delete(c.streams, s.stream)
 		c.emit(CloseStream{Stream: s.stream})
@@ -226,7 +241,7 @@ func (c *Core) dropSession(s *session) {
 }
 
 func (c *Core) expireSessions() {
-	for _, s := range c.sessions {
+	for _, s := range slices.Clone(c.byID) {
 		if c.now.Boot-s.lastPing > c.expiry() {
 			c.removeSession(s, nil)
 		}
@@ -238,8 +253,8 @@ func (c *Core) pushRoute(sb *sandbox) {
 	if !sb.routable() {
 		return
 	}
-	for _, s := range c.streams {
-		if !s.durable {
+	for _, s := range c.byID {
+		if s.stream == 0 || !s.durable {
 			continue // the snapshot will have it
 		}
 		s.sequence++
@@ -262,7 +277,7 @@ func (c *Core) startFence(sb *sandbox) {
 	}
 	f := &fence{started: c.now.Boot, waiting: make(map[*session]uint64, len(c.sessions))}
 	sb.fence, f.elem = f, c.fences.PushBack(sb)
-	for _, s := range c.sessions {
+	for _, s := range c.byID {
 		if !s.durable {
 			continue // it was told nothing
 		}

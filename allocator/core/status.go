@@ -1,11 +1,6 @@
 package core
 
-import (
-	"maps"
-	"slices"
-	"strings"
-	"time"
-)
+import "time"
 
 // FenceStatus says what the release of a sandbox waits for.
 type FenceStatus struct {
@@ -51,11 +46,10 @@ const awaitedMost = 20
 // fences began, at most so many, and says how many more there are. Times count from
 // the last Step.
 func (c *Core) Fences(most int) (list []FenceStatus, others int) {
-	sessions := c.sortedSessions()
 	for e := c.fences.Front(); e != nil && len(list) < most; e = e.Next() {
 		sb := e.Value.(*sandbox)
 		st := FenceStatus{Sandbox: sb.Sandbox}
-		for _, s := range sessions {
+		for _, s := range c.byID {
 			if len(st.Waiting) == min(awaitedMost, len(sb.fence.waiting)) {
 				break
 			}
@@ -81,7 +75,7 @@ func (c *Core) Fences(most int) (list []FenceStatus, others int) {
 // Sessions lists the routers that are, or may be, there, by ID, at most so many, and
 // says how many more there are. Times count from the last Step.
 func (c *Core) Sessions(most int) (list []SessionStatus, others int) {
-	all := c.sortedSessions()
+	all := c.byID
 	awaited := make(map[*session]int, len(all))
 	c.eachFence(func(sb *sandbox) {
 		for s := range sb.fence.waiting {
@@ -94,10 +88,6 @@ func (c *Core) Sessions(most int) (list []SessionStatus, others int) {
 		list = append(list, st)
 	}
 	return list, len(all) - len(list)
-}
-
-func (c *Core) sortedSessions() []*session {
-	return slices.SortedFunc(maps.Values(c.sessions), func(a, b *session) int { return strings.Compare(a.id, b.id) })
 }
 
 func (c *Core) statusOf(s *session) SessionStatus {
