@@ -133,6 +133,39 @@ func TestWorkersEndWaitsForWhatIsUnderWayAndDropsTheRest(t *testing.T) {
 	})
 }
 
+func TestWorkersThatFinishDoWhatWaitsAtTheEndToo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const n, jobs = 2, 10
+		w := newWorkers(zap.NewNop())
+		ctx, cancel := context.WithCancel(t.Context())
+		begin := make(chan struct{})
+		var done atomic.Int32
+		for range jobs {
+			w.add("job", func(ctx context.Context) error {
+				<-begin
+				time.Sleep(time.Second) // those who wait begin after the end
+				if err := ctx.Err(); err != nil {
+					t.Errorf("a job is to be done and was given a context that has ended: %v", err)
+				}
+				done.Add(1)
+				return nil
+			})
+		}
+		ended := make(chan struct{})
+		go func() { w.finish(ctx, n); close(ended) }()
+		synctest.Wait()
+		cancel()
+		synctest.Wait()
+		require.Equal(t, jobs, w.waiting(), "dropped")
+		close(begin)
+		<-ended
+		require.EqualValues(t, jobs, done.Load(), "it returned before all was done")
+		require.Zero(t, w.waiting())
+		w.add("job", func(context.Context) error { t.Error("a job ran after the end"); return nil })
+		require.Zero(t, w.waiting())
+	})
+}
+
 func TestWorkersThatBeginAfterTheEndDoNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
