@@ -340,7 +340,7 @@ func (s *Server) Deliver(term uint64, e core.Effect) bool {
 		s.push(e.Stream, &controlv1.AllocatorMessage{Term: term, Message: &controlv1.AllocatorMessage_Pong{Pong: &controlv1.Pong{Nonce: e.Nonce}}})
 	case core.CloseStream:
 		if e.Banned {
-			s.cut(e.Stream, status.Error(codes.NotFound, "an operator has declared this router dead, and nobody waits for it any more: it must end, and may come back under another instance ID"))
+			s.cut(e.Stream, controlv1.DeclaredDead())
 			return true
 		}
 		s.cut(e.Stream, status.Error(codes.Aborted, "another stream joined under the same instance ID, or the session expired"))

@@ -518,7 +518,16 @@ func TestARouterThatWasDeclaredDeadIsToldSo(t *testing.T) {
 	run(t, func(w *world) {
 		stream, n := w.joined()
 		require.True(t, w.Deliver(7, core.CloseStream{Stream: n, Banned: true}))
-		fails(t, stream, codes.NotFound, "declared this router dead")
+		_, err := stream.Recv()
+		require.True(t, controlv1.IsDeclaredDead(err), "%v", err)
+		require.ErrorContains(t, err, "declared this router dead")
+	})
+	run(t, func(w *world) { // nobody else is
+		stream, n := w.joined()
+		require.True(t, w.Deliver(7, core.CloseStream{Stream: n}))
+		_, err := stream.Recv()
+		require.Equal(t, codes.Aborted, status.Code(err))
+		require.False(t, controlv1.IsDeclaredDead(err), "%v", err)
 	})
 }
 

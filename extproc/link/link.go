@@ -16,7 +16,8 @@
 //   - The cache is fresh until the send time of the last answered ping plus
 //     max-stale, on a clock that counts suspended time.
 //   - A router that was declared dead by an operator serves nothing any more once it
-//     learns of that, and its process has to end.
+//     learns of that, and its process has to end. Only what the allocator says for that
+//     (controlv1.IsDeclaredDead) counts as it; however else a stream ends, another is tried.
 //   - Queues are bounded. A stream on which nothing comes back, because it cannot
 //     be opened, cannot be written to or is not answered, is dropped.
 package link
@@ -33,8 +34,6 @@ import (
 
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	controlv1 "github.com/berth-sandbox/berth/api/control/v1"
 	"github.com/berth-sandbox/berth/routecache"
@@ -170,7 +169,7 @@ func (l *Link) Run(ctx context.Context) error {
 	for {
 		began := l.o.Now()
 		leader, err := l.session(ctx, address)
-		declaredDead := status.Code(err) == codes.NotFound
+		declaredDead := controlv1.IsDeclaredDead(err)
 		if declaredDead {
 			l.o.Cache.Expire()
 		}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -670,12 +671,36 @@ func TestARouterThatWasDeclaredDeadServesNothingAndEnds(t *testing.T) {
 		p.end <- status.Error(codes.Unavailable, "the connection breaks") // and the router knows nothing of what comes
 		p, _, _ = w.accept()
 		require.True(t, w.cache.Fresh())
-		p.end <- status.Error(codes.NotFound, "declared dead")
+		p.end <- controlv1.DeclaredDead()
 		err := <-w.ended
 		w.ended <- nil // it has ended by itself, which run need not wait for
 		require.ErrorIs(t, err, link.ErrDeclaredDead)
 		require.ErrorContains(t, err, "declared dead")
 		require.False(t, w.cache.Fresh())
+	})
+}
+
+// A proxy in between, or a server that is not an allocator, says such things.
+func TestARouterThatIsSentAwayInAnyOtherWayGoesOnAndTriesAgain(t *testing.T) {
+	other, err := status.New(codes.NotFound, "declared dead").WithDetails(&errdetails.ErrorInfo{Domain: "example.com", Reason: controlv1.ReasonDeclaredDead})
+	require.NoError(t, err)
+	run(t, []string{"a"}, func(w *world) {
+		w.serve("a", nil)
+		w.joined(route("one", "10.0.0.1")).end <- nil
+		for _, err := range []error{
+			status.Error(codes.NotFound, "declared dead"), other.Err(),
+			status.Error(codes.Unimplemented, "unknown service berth.control.v1.Control"), status.Error(codes.FailedPrecondition, "declared dead"),
+			status.Error(codes.PermissionDenied, "no"), status.Error(codes.Unauthenticated, "who?"),
+		} {
+			p, _, _ := w.accept()
+			p.end <- err
+			synctest.Wait()
+			require.Empty(t, w.ended, "%v ends it for good", err)
+			require.True(t, w.cache.Fresh(), "%v", err)
+			require.Equal(t, []string{"one"}, w.ids())
+		}
+		w.joined(route("two", "10.0.0.2"))
+		require.Equal(t, []string{"two"}, w.ids())
 	})
 }
 

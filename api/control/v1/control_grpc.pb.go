@@ -42,9 +42,12 @@ type ControlClient interface {
 	//
 	// The stream ends with FAILED_PRECONDITION when the leader steps down,
 	// RESOURCE_EXHAUSTED when the router falls too far behind, ABORTED when
-	// another stream joined under the same instance ID, and NOT_FOUND when an
-	// operator has declared this router dead: it must forget what it knows, and may
-	// come back as another process under another instance ID.
+	// another stream joined under the same instance ID, and NOT_FOUND, with a
+	// google.rpc.ErrorInfo of domain control.berth.sh and reason
+	// ROUTER_DECLARED_DEAD, when an operator has declared this router dead: it must
+	// forget what it knows, and may come back as another process under another
+	// instance ID. Without that detail NOT_FOUND means nothing of the kind, because
+	// proxies and other servers say it, too: the router tries again.
 	Session(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[RouterMessage, AllocatorMessage], error)
 }
 
@@ -81,9 +84,12 @@ type ControlServer interface {
 	//
 	// The stream ends with FAILED_PRECONDITION when the leader steps down,
 	// RESOURCE_EXHAUSTED when the router falls too far behind, ABORTED when
-	// another stream joined under the same instance ID, and NOT_FOUND when an
-	// operator has declared this router dead: it must forget what it knows, and may
-	// come back as another process under another instance ID.
+	// another stream joined under the same instance ID, and NOT_FOUND, with a
+	// google.rpc.ErrorInfo of domain control.berth.sh and reason
+	// ROUTER_DECLARED_DEAD, when an operator has declared this router dead: it must
+	// forget what it knows, and may come back as another process under another
+	// instance ID. Without that detail NOT_FOUND means nothing of the kind, because
+	// proxies and other servers say it, too: the router tries again.
 	Session(grpc.BidiStreamingServer[RouterMessage, AllocatorMessage]) error
 	mustEmbedUnimplementedControlServer()
 }
