@@ -143,7 +143,6 @@ func TestWorkersThatFinishDoWhatWaitsAtTheEndToo(t *testing.T) {
 		for range jobs {
 			w.add("job", func(ctx context.Context) error {
 				<-begin
-				time.Sleep(time.Second) // those who wait begin after the end
 				if err := ctx.Err(); err != nil {
 					t.Errorf("a job is to be done and was given a context that has ended: %v", err)
 				}
@@ -157,7 +156,7 @@ func TestWorkersThatFinishDoWhatWaitsAtTheEndToo(t *testing.T) {
 		cancel()
 		synctest.Wait()
 		require.Equal(t, jobs, w.waiting(), "dropped")
-		close(begin)
+		close(begin) // those who wait for a worker begin after the end
 		<-ended
 		require.EqualValues(t, jobs, done.Load(), "it returned before all was done")
 		require.Zero(t, w.waiting())

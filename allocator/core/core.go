@@ -320,7 +320,7 @@ func (c *Core) Recover(st State) ([]Effect, error) {
 	}
 	for _, key := range slices.SortedFunc(maps.Keys(c.discards), comparePods) {
 		if c.pods[key] == nil {
-			c.goOn(key)
+			c.advanceDiscard(key)
 		}
 	}
 	c.recovering = false

@@ -188,12 +188,12 @@ func (c *Core) discardDoubles(s *sandbox) {
 // discarded acts on a committed intent.
 func (c *Core) discarded(key PodKey) {
 	c.discards[key].durable = true
-	c.goOn(key)
+	c.advanceDiscard(key)
 }
 
-// goOn deletes a pod that is discarded, or drops the durable intent if the pod is gone,
+// advanceDiscard deletes a pod that is discarded, or drops the durable intent if the pod is gone,
 // unless something stands in the way.
-func (c *Core) goOn(key PodKey) {
+func (c *Core) advanceDiscard(key PodKey) {
 	q, d := c.pods[key], c.discards[key]
 	switch {
 	case d == nil || !d.durable || d.after != nil && d.after.exposed:
@@ -226,7 +226,7 @@ func (c *Core) podSeen(seen Pod) {
 			c.hold(q, s)
 		case d != nil:
 			c.enter(q, podDeleting)
-			c.goOn(seen.Key)
+			c.advanceDiscard(seen.Key)
 		}
 	}
 	if q.seen.Node != seen.Node { // it was scheduled
@@ -348,7 +348,7 @@ func (c *Core) podGone(key PodKey) {
 	if s != nil {
 		c.lost(s, ReasonPodGone)
 	}
-	c.goOn(key)
+	c.advanceDiscard(key)
 	c.letEnd(q)
 	c.serve(q.pool)
 	c.reconcile(q.pool)

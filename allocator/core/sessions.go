@@ -363,7 +363,7 @@ func (c *Core) advanceFence(sb *sandbox) {
 		c.reconcile(q.pool)
 	}
 	for _, d := range sb.doubles {
-		c.goOn(d.pod)
+		c.advanceDiscard(d.pod)
 	}
 	c.tryEnd(sb)
 }
