@@ -60,6 +60,15 @@ soak: ground
 		-soak.duration=$(or $(DURATION),10m) -soak.seed=$(or $(SEED),0) -soak.rate=$(or $(RATE),0) -soak.history=$(CURDIR)/bin/soak-history.jsonl
 	@echo "the history is in bin/soak-history.jsonl; go run ./e2e/soak/judge bin/soak-history.jsonl judges it again"
 
+# So does this one.
+## reap-soak: the same for idle timeouts, for DURATION (10m), with SEED if set; 0 false reaps, and all that is silent is reaped
+.PHONY: reap-soak
+reap-soak: ground
+	@mkdir -p bin
+	go test ./e2e/reaping -run '^TestNoSandboxIsReapedWhileItIsUsedAndEverySilentOneIs$$' -count=1 -v -timeout 0 \
+		-reaping.duration=$(or $(DURATION),10m) -reaping.seed=$(or $(SEED),0) -reaping.history=$(CURDIR)/bin/reaping-history.jsonl
+	@echo "the history is in bin/reaping-history.jsonl"
+
 ## mutate: break one promise after the other and see the test that is to notice fail; minutes
 .PHONY: mutate
 mutate: ground
@@ -89,6 +98,17 @@ bench-claims: ground
 .PHONY: bench-cache
 bench-cache:
 	go test ./routecache -run '^$$' -bench 'Hit$$|Memory' -benchtime 1x -count 3
+
+## bench-activity: what a touch, reports and deadlines cost with 100,000 sandboxes in use
+.PHONY: bench-activity
+bench-activity:
+	go test ./lastactive -run '^$$' -bench . -count 3
+	go test ./allocator/core -run '^$$' -bench 'Activity|Deadlines' -benchtime 1x -count 3
+
+## bench-reap: how long after its idle timeout a sandbox is gone on every router, and how long requests are held meanwhile
+.PHONY: bench-reap
+bench-reap: ground
+	go test ./bench -run '^$$' -bench 'Reap' -benchtime 1x -timeout 20m -v
 
 ## bench-fence: how long after a release all routers have acknowledged it, with 300 others in flight; without and with Envoys
 .PHONY: bench-fence

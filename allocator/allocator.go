@@ -19,6 +19,7 @@ import (
 	"github.com/berth-sandbox/berth/allocator/kube"
 	"github.com/berth-sandbox/berth/allocator/pools"
 	"github.com/berth-sandbox/berth/allocator/rest"
+	"github.com/berth-sandbox/berth/envoy"
 )
 
 // Options configure an Allocator. All are required unless they say otherwise.
@@ -41,6 +42,13 @@ type Options struct {
 	// MaxStale is for how long a router that is not heard of is waited for: at least
 	// what each router has. One that has more is refused. Window is envoy.Window, or more.
 	MaxStale, Window time.Duration
+	// ActivityWindow is envoy.ActivityWindow of the access-log flush that Envoy has:
+	// the shortest idle timeout. Pools and claims that ask for a shorter one are
+	// refused. Default: of envoy.DefaultAccessLogFlush.
+	ActivityWindow time.Duration
+	// ReapDryRun: sandboxes that are idle are not released, and the log says which
+	// would be. Ends and lifetimes count all the same. Optional.
+	ReapDryRun bool
 	// PublicScheme and PublicHost make the URLs of sandboxes.
 	PublicScheme, PublicHost string
 	// Policy says what pools may ask for.
@@ -65,8 +73,11 @@ type Options struct {
 	// sooner than the window after that. It may be called concurrently; ctx ends with
 	// the term.
 	OnSandboxReleased func(ctx context.Context, sandboxID string)
-	Metrics           prometheus.Registerer
-	Log               *zap.Logger
+	// WallClock is the time that records are stamped with. Those of different replicas
+	// may differ. Optional: the default is time.Now.
+	WallClock func() time.Time
+	Metrics   prometheus.Registerer
+	Log       *zap.Logger
 }
 
 // Allocator is one replica.
@@ -100,6 +111,9 @@ func New(o Options) (*Allocator, error) {
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
+	if o.WallClock == nil {
+		o.WallClock = time.Now
+	}
 	if o.LeaseDuration == 0 {
 		o.LeaseDuration = 15 * time.Second
 	}
@@ -112,16 +126,20 @@ func New(o Options) (*Allocator, error) {
 	if o.MaxWaiting == 0 {
 		o.MaxWaiting = 1000
 	}
+	if o.ActivityWindow == 0 {
+		o.ActivityWindow = envoy.ActivityWindow(envoy.DefaultAccessLogFlush)
+	}
 	if o.JournalBytesPerSecond == 0 {
 		o.JournalBytesPerSecond = 1 << 20
 	}
 	a := &Allocator{o: o}
 	a.lock = newTimedLock(o.Clients.Kubernetes.CoordinationV1(), o.Namespace, "berth-allocator",
 		a.self().identity(rand.String(10)), o.LeaseDuration)
-	a.control = control.New(o.MaxStale, func() string { return a.leading().control }, o.Log.Named("control"))
+	a.control = control.New(o.MaxStale, o.ActivityWindow, func() string { return a.leading().control }, o.Log.Named("control"))
 	var err error
 	if a.api, err = rest.New(rest.Options{
-		Allocator: a, Keys: o.Keys, PublicScheme: o.PublicScheme, PublicHost: o.PublicHost, Log: o.Log.Named("api"),
+		Allocator: a, Keys: o.Keys, PublicScheme: o.PublicScheme, PublicHost: o.PublicHost,
+		ActivityWindow: o.ActivityWindow, ReapDryRun: o.ReapDryRun, Log: o.Log.Named("api"),
 	}); err != nil {
 		return nil, err
 	}

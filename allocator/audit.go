@@ -63,7 +63,7 @@ func (t *term) audit(ctx context.Context) {
 		if err != nil {
 			continue
 		}
-		for _, r := range repairs(before, after, l, time.Now()) {
+		for _, r := range repairs(before, after, l, t.a.o.WallClock()) {
 			t.log.Warn("repaired: "+r.what+", and no watch has said so", zap.String("name", r.name))
 			t.a.metrics.repairs.Inc()
 			t.Submit(r.ev)

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/berth-sandbox/berth/allocator/core"
+	"github.com/berth-sandbox/berth/allocator/rest"
 	"github.com/berth-sandbox/berth/api/apierror"
 )
 
@@ -129,6 +130,60 @@ func (a *Allocator) Release(ctx context.Context, id, reason string) (core.Releas
 	case <-ctx.Done():
 		return 0, 0, ctx.Err()
 	}
+}
+
+// KeepAlive implements rest.Allocator.
+func (a *Allocator) KeepAlive(ctx context.Context, id string) (core.ReleaseStatus, error) {
+	return a.keep(ctx, func(_ *term, token uint64) core.Event { return core.KeepAlive{Token: token, ID: id} })
+}
+
+// SetTimeout implements rest.Allocator. When ctx ends first, the end may be moved all
+// the same; it can be moved again.
+func (a *Allocator) SetTimeout(ctx context.Context, id string, lifetime time.Duration) (core.ReleaseStatus, error) {
+	return a.keep(ctx, func(t *term, token uint64) core.Event {
+		t.headStart.call() // it is answered when it is journaled
+		return core.SetTimeout{Token: token, ID: id, Lifetime: lifetime}
+	})
+}
+
+// keep makes a call that is answered by core.Kept.
+func (a *Allocator) keep(ctx context.Context, event func(t *term, token uint64) core.Event) (core.ReleaseStatus, error) {
+	t, err := a.leadingTerm()
+	if err != nil {
+		return 0, notLeading(err)
+	}
+	token, answer := t.answers.expect()
+	defer t.answers.forget(token)
+	if !t.loop.put(event(t, token)) {
+		return 0, notLeading(errStepDown)
+	}
+	select {
+	case e := <-answer:
+		if k, ok := e.(core.Kept); ok {
+			return k.Status, nil
+		}
+		return 0, fmt.Errorf("allocator: unexpected answer %T to a call that keeps a sandbox", e)
+	case <-t.loop.done:
+		return 0, notLeading(errStepDown)
+	case <-ctx.Done():
+		return 0, ctx.Err()
+	}
+}
+
+// Activities implements rest.Allocator.
+func (a *Allocator) Activities(ctx context.Context, which rest.Which, most int) ([]core.ActivityStatus, int, error) {
+	return listed(ctx, a, func(c *core.Core) ([]core.ActivityStatus, int) {
+		return c.Activities(func(id string) bool {
+			if !which.Takes(id) {
+				return false
+			}
+			if which.Pool == "" {
+				return true
+			}
+			s, known := c.Sandbox(id)
+			return known && s.Pool.Name == which.Pool
+		}, most)
+	})
 }
 
 // Sandbox implements rest.Allocator.

@@ -2,6 +2,8 @@ package allocator
 
 import (
 	"context"
+	"fmt"
+	"net/netip"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -12,7 +14,9 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
 
+	"github.com/berth-sandbox/berth/allocator/control"
 	"github.com/berth-sandbox/berth/allocator/core"
+	"github.com/berth-sandbox/berth/allocator/rest"
 	"github.com/berth-sandbox/berth/api/apierror"
 	"github.com/berth-sandbox/berth/internal/bootclock"
 )
@@ -85,6 +89,9 @@ func TestCallsOfAReplicaThatStopsToLeadSayNotLeader(t *testing.T) {
 			"live":     func() error { _, err := a.Live(t.Context()); return err },
 			"fences":   func() error { _, _, err := a.Fences(t.Context(), 1); return err },
 			"sessions": func() error { _, _, err := a.Sessions(t.Context(), 1); return err },
+			"keep":     func() error { _, err := a.KeepAlive(t.Context(), "k3x9"); return err },
+			"timeout":  func() error { _, err := a.SetTimeout(t.Context(), "k3x9", 1); return err },
+			"active":   func() error { _, _, err := a.Activities(t.Context(), rest.Which{}, 1); return err },
 			"declare":  func() error { _, err := a.DeclareDead(t.Context(), "r", "ops", "burnt"); return err },
 		}
 		errs := make(chan error, 2*len(calls))
@@ -233,4 +240,117 @@ func TestRefusedClaimsSayWhy(t *testing.T) {
 		require.Equal(t, c.retry, e.RetryAfter)
 		require.Contains(t, e.Message, c.says)
 	}
+}
+
+func TestACallThatKeepsASandboxIsAnsweredByTheLoop(t *testing.T) {
+	for name, c := range map[string]struct {
+		call  func(context.Context, *Allocator) (core.ReleaseStatus, error)
+		event func(token uint64) core.Event
+	}{
+		"keep-alive": {
+			func(ctx context.Context, a *Allocator) (core.ReleaseStatus, error) { return a.KeepAlive(ctx, "k3x9") },
+			func(token uint64) core.Event { return core.KeepAlive{Token: token, ID: "k3x9"} },
+		},
+		"set timeout": {
+			func(ctx context.Context, a *Allocator) (core.ReleaseStatus, error) {
+				return a.SetTimeout(ctx, "k3x9", time.Minute)
+			},
+			func(token uint64) core.Event { return core.SetTimeout{Token: token, ID: "k3x9", Lifetime: time.Minute} },
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				a, tm := leading(t)
+				tm.a.control = control.New(time.Minute, time.Second, func() string { return "" }, zap.NewNop())
+				type result struct {
+					status core.ReleaseStatus
+					err    error
+				}
+				done := make(chan result, 1)
+				call := func(ctx context.Context) uint64 {
+					go func() {
+						status, err := c.call(ctx, a)
+						done <- result{status, err}
+					}()
+					ev := (<-tm.loop.in).(core.Event)
+					var token uint64
+					switch ev := ev.(type) {
+					case core.KeepAlive:
+						token = ev.Token
+					case core.SetTimeout:
+						token = ev.Token
+					}
+					require.NotZero(t, token, "nobody could be answered")
+					require.Equal(t, c.event(token), ev)
+					return token
+				}
+				tm.do(core.Kept{Token: call(t.Context()), Status: core.ReleaseGone})
+				require.Equal(t, result{core.ReleaseGone, nil}, <-done)
+
+				ctx, cancel := context.WithCancel(t.Context())
+				call(ctx)
+				cancel()
+				require.ErrorIs(t, (<-done).err, context.Canceled)
+				tm.do(core.ReleaseAnswered{Token: call(t.Context())})
+				require.ErrorContains(t, (<-done).err, "unexpected answer")
+				require.Empty(t, tm.answers.wait)
+			})
+		})
+	}
+}
+
+func TestActivitiesAreOfTheSandboxesThatAreMeant(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, tm := leading(t)
+		ids := []string{"aa1", "aa2", "ab1"}
+		c, err := core.New(core.Config{
+			Term: 1, MaxStale: time.Minute, Window: time.Second, Lease: time.Second, Linger: -1,
+			NewID: func() (id string) { id, ids = ids[0], ids[1:]; return id }, NewSuffix: func() string { return "x" },
+		}, now(time.Now))
+		require.NoError(t, err)
+		st := core.State{Nodes: []string{"n"}}
+		for i, pool := range []string{"python", "python", "node"} {
+			key := core.PoolKey{Namespace: poolKey.Namespace, Name: pool}
+			if i != 1 {
+				st.Pools = append(st.Pools, core.Pool{Key: key, Warm: 2, DefaultPort: 80, Template: "t"})
+			}
+			name := fmt.Sprintf("%s-%d", pool, i)
+			st.Pods = append(st.Pods, core.Pod{
+				Key: core.PodKey{Namespace: poolKey.Namespace, Name: name, UID: name}, Pool: pool, Node: "n",
+				IP: netip.AddrFrom4([4]byte{10, 0, 0, byte(i + 1)}), Template: "t", Ready: true,
+			})
+		}
+		_, err = c.Recover(st)
+		require.NoError(t, err)
+		for i, pool := range []string{"python", "python", "node"} {
+			c.Step(now(time.Now), core.Claim{Token: uint64(i + 1), Pool: core.PoolKey{Namespace: poolKey.Namespace, Name: pool}})
+			c.Step(now(time.Now), core.Written{})
+			c.Step(now(time.Now), core.WriterReady{})
+		}
+		tm.loop.core = c
+		ctx, stop := context.WithCancel(t.Context())
+		go tm.loop.run(ctx)
+		defer func() { stop(); <-tm.loop.done }()
+		for which, want := range map[rest.Which][]string{
+			{}:                             {"aa1", "aa2", "ab1"},
+			{ID: "aa2"}:                    {"aa2"},
+			{Prefix: "aa"}:                 {"aa1", "aa2"},
+			{Pool: "node"}:                 {"ab1"},
+			{Pool: "python", Prefix: "ab"}: nil,
+			{Pool: "ruby"}:                 nil,
+		} {
+			list, others, err := a.Activities(t.Context(), which, 10)
+			require.NoError(t, err)
+			require.Zero(t, others)
+			var got []string
+			for _, s := range list {
+				got = append(got, s.Sandbox.ID)
+			}
+			require.Equal(t, want, got, "%+v", which)
+		}
+		list, others, err := a.Activities(t.Context(), rest.Which{}, 2)
+		require.NoError(t, err)
+		require.Len(t, list, 2)
+		require.Equal(t, 1, others)
+	})
 }

@@ -32,6 +32,7 @@ func toRecord(f core.Fact) (journal.Record, error) {
 			ClaimedAt: micros(s.ClaimedAt), EndAt: micros(s.EndAt), EndedAt: micros(s.EndedAt),
 			Metadata: s.Metadata, Team: s.Team, User: s.User, IdempotencyKey: s.IdempotencyKey, RequestHash: hashOf(s.Binding),
 			Phase: phases[s.Phase], Reason: s.Reason, DefaultPort: uint32(s.DefaultPort), Ports: ports(s.Ports), Restarts: uint32(s.Restarts),
+			IdleTimeout: s.IdleTimeout.Microseconds(), BytesOnly: s.BytesOnly, LifetimeEnd: micros(s.LifetimeEnd), StartBy: micros(s.StartBy),
 		}}
 	case f.Session != "":
 		r.Key = sessionPrefix + f.Session
@@ -66,6 +67,8 @@ func fromRecord(r journal.Record, namespace string) (core.Fact, bool, error) {
 			Binding: core.Binding{
 				ID:        strings.TrimPrefix(r.Key, sandboxPrefix),
 				ClaimedAt: moment(s.GetClaimedAt()), EndAt: moment(s.GetEndAt()), Metadata: s.GetMetadata(),
+				LifetimeEnd: moment(s.GetLifetimeEnd()), StartBy: moment(s.GetStartBy()),
+				IdleTimeout: time.Duration(s.GetIdleTimeout()) * time.Microsecond, BytesOnly: s.GetBytesOnly(),
 				Team: s.GetTeam(), User: s.GetUser(), IdempotencyKey: s.GetIdempotencyKey(),
 			},
 			Pool:        core.PoolKey{Namespace: namespace, Name: s.GetPool()},

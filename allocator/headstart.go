@@ -29,7 +29,7 @@ type headStart struct {
 	until time.Duration
 }
 
-// call notes that a claim or a release has come.
+// call notes that a claim, a release or a new end has come.
 func (h *headStart) call() {
 	now := bootclock.Now()
 	h.mu.Lock()

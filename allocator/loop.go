@@ -23,6 +23,7 @@ const (
 // loop owns the core.
 type loop struct {
 	core *core.Core
+	wall func() time.Time
 	in   chan any // core.Event, or func(*core.Core) to look at it
 	do   func(core.Effect)
 	done chan struct{} // closed when run has returned: nothing is taken any more
@@ -45,11 +46,13 @@ type loop struct {
 
 const goneFor = time.Minute
 
-func newLoop(c *core.Core, do func(core.Effect)) *loop {
-	return &loop{core: c, in: make(chan any, eventQueue), do: do, done: make(chan struct{}), versions: map[core.PodKey]string{}, pools: map[core.PoolKey]string{}, gone: map[core.PodKey]struct{}{}}
+func newLoop(c *core.Core, wall func() time.Time, do func(core.Effect)) *loop {
+	return &loop{core: c, wall: wall, in: make(chan any, eventQueue), do: do, done: make(chan struct{}), versions: map[core.PodKey]string{}, pools: map[core.PoolKey]string{}, gone: map[core.PodKey]struct{}{}}
 }
 
-func now() core.Instant { return core.Instant{Boot: bootclock.Now(), Wall: time.Now()} }
+func now(wall func() time.Time) core.Instant {
+	return core.Instant{Boot: bootclock.Now(), Wall: wall()}
+}
 
 // run feeds the core until ctx ends.
 func (l *loop) run(ctx context.Context) {
@@ -105,7 +108,7 @@ func (l *loop) step(ev core.Event) {
 		l.gone[ev.Key] = struct{}{}
 	}
 	told := false
-	for _, e := range l.core.Step(now(), ev) {
+	for _, e := range l.core.Step(now(l.wall), ev) {
 		if _, is := e.(core.SendRelease); is != told {
 			if told {
 				// Callers wait until the routers have answered: those who send go first.

@@ -28,14 +28,14 @@ func newTestLoop(t *testing.T, do func(core.Effect)) *loop {
 	c, err := core.New(core.Config{
 		Term: 1, MaxStale: time.Minute, Window: time.Second, Lease: time.Second, NewID: func() string { return "k3x9" },
 		NewSuffix: func() string { n++; return fmt.Sprint(n) },
-	}, now())
+	}, now(time.Now))
 	require.NoError(t, err)
 	_, err = c.Recover(core.State{Nodes: []string{"n1"}})
 	require.NoError(t, err)
 	if do == nil {
 		do = func(core.Effect) {}
 	}
-	return newLoop(c, do)
+	return newLoop(c, time.Now, do)
 }
 
 // running runs the loop until the test has ended.
@@ -171,7 +171,7 @@ func TestDeadlinesAreNoticedWithoutEvents(t *testing.T) {
 	})
 	c, err := core.New(core.Config{
 		Term: 1, MaxStale: time.Nanosecond, Window: time.Second, Lease: time.Second, NewID: func() string { return "" }, NewSuffix: func() string { return "" },
-	}, now())
+	}, now(time.Now))
 	require.NoError(t, err)
 	l.core = c
 	l.running(t)

@@ -11,6 +11,8 @@ type metrics struct {
 	releases     *prometheus.CounterVec
 	repairs      prometheus.Counter
 	declaredDead prometheus.Counter
+	wouldReap    prometheus.Counter
+	mute         prometheus.Counter
 	commits      prometheus.Histogram
 	heldBack     prometheus.Counter
 	// acknowledged is made of core.Acknowledged.
@@ -31,6 +33,12 @@ func newMetrics(reg prometheus.Registerer, a *Allocator) (*metrics, error) {
 	})
 	m.declaredDead = prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "berth_allocator_sessions_declared_dead_total", Help: "Routers that are waited for no more because an operator has declared them dead.",
+	})
+	m.wouldReap = prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "berth_allocator_would_reap_total", Help: "Times a sandbox would have been released for being idle, were --reap-dry-run not set.",
+	})
+	m.mute = prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "berth_allocator_routers_mute_total", Help: "Streams of routers closed because they did not say whether sandboxes are idle.",
 	})
 	m.commits = prometheus.NewHistogram(prometheus.HistogramOpts{
 		Name: "berth_allocator_journal_commit_seconds", Help: "Time to write what waited to the journal.",
@@ -62,7 +70,7 @@ func newMetrics(reg prometheus.Registerer, a *Allocator) (*metrics, error) {
 		})
 	}
 	for _, c := range []prometheus.Collector{
-		m.claims, m.releases, m.repairs, m.declaredDead, m.commits, m.acknowledged, m.heldBack,
+		m.claims, m.releases, m.repairs, m.declaredDead, m.wouldReap, m.mute, m.commits, m.acknowledged, m.heldBack,
 		counter("berth_allocator_journal_batches_total", "Batches written to the journal.", func(s journal.Stats) uint64 { return s.Batches }),
 		counter("berth_allocator_journal_records_total", "Records written to the journal, without those that rode along.", func(s journal.Stats) uint64 { return s.Records }),
 		counter("berth_allocator_journal_carried_total", "Records that were written again because nothing else held them yet.", func(s journal.Stats) uint64 { return s.Carried }),

@@ -163,9 +163,9 @@ func (a *Allocator) mayBeginJournal(ctx context.Context) error {
 
 func (a *Allocator) newTerm(log *journal.Log) (*term, error) {
 	c, err := core.New(core.Config{
-		Term: log.Term(), Lease: a.o.LeaseDuration, MaxStale: a.o.MaxStale, Window: a.o.Window, MaxWaiting: a.o.MaxWaiting,
+		Term: log.Term(), Lease: a.o.LeaseDuration, MaxStale: a.o.MaxStale, Window: a.o.Window, MaxWaiting: a.o.MaxWaiting, ActivityWindow: a.o.ActivityWindow, DryRun: a.o.ReapDryRun,
 		NewID: sandboxid.New, NewSuffix: func() string { return rand.String(6) },
-	}, now())
+	}, now(a.o.WallClock))
 	if err != nil {
 		return nil, err
 	}
@@ -177,7 +177,7 @@ func (a *Allocator) newTerm(log *journal.Log) (*term, error) {
 		*w = newWorkers(t.log)
 	}
 	t.hooks = newHooks(t.start)
-	t.loop = newLoop(c, t.do)
+	t.loop = newLoop(c, a.o.WallClock, t.do)
 	k := a.o.Clients
 	t.journal = newJournalWriter(log, a.o.JournalBytesPerSecond, t.Submit, a.metrics)
 	t.writer = &pods.Writer{Client: k.Kubernetes, Window: a.o.Window, Submit: t.Submit, Log: t.log.Named("pods")}
@@ -296,6 +296,16 @@ func (t *term) do(e core.Effect) {
 		t.answers.deliver(e.Token, e)
 	case core.DeadDeclared:
 		t.answers.deliver(e.Token, e)
+	case core.Kept:
+		t.answers.deliver(e.Token, e)
+	case core.WouldReap:
+		t.a.metrics.wouldReap.Inc()
+		t.log.Info("would be released for being idle, were this not a dry run", zap.String("sandbox", sandboxid.Short(e.Sandbox.ID)),
+			zap.String("pool", e.Sandbox.Pool.Name), zap.Duration("idle", e.Idle), zap.Duration("idleTimeout", e.Sandbox.IdleTimeout))
+	case core.RouterMute:
+		t.a.metrics.mute.Inc()
+		t.log.Error("a router does not say whether sandboxes are idle; its stream is closed", zap.String("session", e.Session), zap.String("address", e.From),
+			zap.Bool("banned", e.Banned))
 	case core.SessionDeclaredDead:
 		t.a.metrics.declaredDead.Inc()
 		t.log.Error("a router was declared dead by an operator, and is waited for no more: if it lives, it may send requests to pods of other sandboxes until it has gone stale",

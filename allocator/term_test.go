@@ -49,7 +49,7 @@ func TestPodsThatCannotBeDeletedStopNothingElse(t *testing.T) {
 			made <- struct{}{}
 			return 201, corev1.Pod{}
 		}).clients(t)
-		a := &Allocator{watches: &watches{}, control: control.New(time.Minute, func() string { return "" }, zap.NewNop())}
+		a := &Allocator{watches: &watches{}, control: control.New(time.Minute, 7*time.Second, func() string { return "" }, zap.NewNop())}
 		tm := &term{a: a, loop: newTestLoop(t, nil), log: zap.NewNop(), creates: newWorkers(zap.NewNop()), deletes: newWorkers(zap.NewNop())}
 		tm.writer = &pods.Writer{Client: clients.Kubernetes, Window: time.Second, Submit: tm.Submit, Log: zap.NewNop()}
 		a.watches.pools = pools.New(clients.Berth, poolKey.Namespace, baseline(t), time.Second, tm.Submit, zap.NewNop())
@@ -99,10 +99,10 @@ func recoverSlowly(t *testing.T, slow time.Duration) {
 	}).clients(t)
 	a := &Allocator{o: Options{Clients: clients, Namespace: "default", Log: zap.NewNop()}}
 	a.watches = newWatches(&a.o)
-	c, err := core.New(core.Config{Term: 1, MaxStale: 1, Window: 1, Lease: 1, NewID: func() string { return "" }, NewSuffix: func() string { return "" }}, now())
+	c, err := core.New(core.Config{Term: 1, MaxStale: 1, Window: 1, Lease: 1, NewID: func() string { return "" }, NewSuffix: func() string { return "" }}, now(time.Now))
 	require.NoError(t, err)
 	tm := &term{a: a, log: zap.NewNop()}
-	tm.loop = newLoop(c, tm.do)
+	tm.loop = newLoop(c, time.Now, tm.do)
 	done := make(chan error, 1)
 	go func() { done <- tm.recover(t.Context(), nil) }()
 	select {

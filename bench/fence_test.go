@@ -237,8 +237,10 @@ func (g *ground) get(c *http.Client, host string) error {
 type histogram struct{ bounds, upTo []float64 }
 
 // histogram reads one of the allocator's.
-func (g *ground) histogram(name string) (h histogram) {
-	response, err := http.Get(g.admin + "/metrics")
+func (g *ground) histogram(name string) histogram { return g.histogramAt(g.admin, name) }
+
+func (g *ground) histogramAt(admin, name string) (h histogram) {
+	response, err := http.Get(admin + "/metrics")
 	require.NoError(g, err)
 	defer response.Body.Close()
 	lines := bufio.NewScanner(response.Body)

@@ -275,7 +275,8 @@ func TestSecretsOfPodsHaveAMaker(t *testing.T) {
 // find its certificate where its configuration says.
 func TestRouterAndEnvoyAreToldTheSame(t *testing.T) {
 	for values, full := range map[string]bool{"minimal": false, "full": true} {
-		gateway := findWorkload(t, render(t, values), "berth-gateway")
+		all := render(t, values)
+		gateway := findWorkload(t, all, "berth-gateway")
 		router, config := flagsOf(gateway.container(t, "router")), flagsOf(gateway.container(t, "config"))
 		for _, flags := range []map[string]string{router, config} {
 			_, paths := flags["paths"]
@@ -294,6 +295,9 @@ func TestRouterAndEnvoyAreToldTheSame(t *testing.T) {
 			}
 		}
 		require.Equal(t, at, config["tls-dir"])
+		require.Equal(t, map[bool]string{true: "1s", false: "5s"}[full], config["access-log-flush"])
+		require.Equal(t, config["access-log-flush"], router["access-log-flush"])
+		require.Equal(t, config["access-log-flush"], flagsOf(findWorkload(t, all, "berth-allocator").container(t, "allocator"))["access-log-flush"])
 		require.Equal(t, full, at != "")
 	}
 }

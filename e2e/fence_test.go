@@ -1,11 +1,16 @@
 package e2e
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -19,9 +24,18 @@ import (
 	"github.com/berth-sandbox/berth/devcluster/stack"
 )
 
-// berth runs the program of that name against the allocator.
+// berth runs the program of that name against the HTTP API.
 func (e *env) berth(args ...string) (string, error) {
-	cmd := exec.CommandContext(e.t.Context(), filepath.Join(binDir, "berth"), append(args, "--allocator="+e.stack.Allocators[0].API)...)
+	transport := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return e.site.api(ctx) }}
+	api := httptest.NewServer(&httputil.ReverseProxy{Transport: transport, Rewrite: func(r *httputil.ProxyRequest) {
+		r.SetURL(&url.URL{Scheme: "http", Host: "api"})
+	}})
+	defer api.Close()
+	argv := []string{filepath.Join(binDir, "berth")}
+	if shared != nil {
+		argv = []string{"go", "run", filepath.Join("..", "cmd", "berth")}
+	}
+	cmd := exec.CommandContext(e.t.Context(), argv[0], append(append(argv[1:], args...), "--allocator="+api.URL)...)
 	cmd.Env = append(os.Environ(), "BERTH_API_KEY="+e.site.key())
 	out, err := cmd.CombinedOutput()
 	if err != nil {

@@ -60,7 +60,8 @@ func startProcesses(t *testing.T, o stack.Options) *processes {
 	t.Parallel()
 	cluster := devcluster.Start(t, devcluster.Options{Nodes: 1, NodePath: []string{binDir}, CRDs: crd.All()})
 	o.BinDir = binDir
-	o.AllocatorArgs, o.RouterArgs = secure(t)
+	allocator, router := secure(t)
+	o.AllocatorArgs, o.RouterArgs = append(allocator, o.AllocatorArgs...), append(router, o.RouterArgs...)
 	s, err := stack.Start(t.Context(), cluster, o)
 	require.NoError(t, err)
 	p := &processes{cluster, s}
@@ -110,6 +111,18 @@ func (p *processes) api(ctx context.Context) (net.Conn, error) {
 		errs = append(errs, err)
 	}
 	return nil, errors.Join(errs...)
+}
+
+func (p *processes) fronts(context.Context) ([]dialer, error) {
+	var all []dialer
+	for _, g := range p.stack.Gateways {
+		if g.Envoy.Running() {
+			all = append(all, func(ctx context.Context) (net.Conn, error) {
+				return (&net.Dialer{}).DialContext(ctx, "tcp", g.Addr.String())
+			})
+		}
+	}
+	return all, nil
 }
 
 func (p *processes) admins(context.Context) ([]dialer, error) {

@@ -113,9 +113,11 @@ func values(podCIDRs []string) map[string]any {
 		"publicURL": "http://" + releaseDomain,
 		"podCIDRs":  podCIDRs,
 		"maxStale":  releaseMaxStale.String(),
-		"sandboxes": map[string]any{"namespace": sandboxNamespace},
-		"allocator": map[string]any{"replicas": releaseReplicas},
-		"gateway":   map[string]any{"replicas": releaseReplicas},
+		// The shortest, so that the least idle timeout is 3 s, as on a devcluster.
+		"accessLogFlush": activityFlush.String(),
+		"sandboxes":      map[string]any{"namespace": sandboxNamespace},
+		"allocator":      map[string]any{"replicas": releaseReplicas},
+		"gateway":        map[string]any{"replicas": releaseReplicas},
 	}
 }
 
@@ -312,12 +314,16 @@ func (r *release) dial(ctx context.Context, address, component string, port int)
 	return podnet.Dial(ctx, r.config, releaseNamespace, pods[0].Name, port)
 }
 
-func (r *release) admins(ctx context.Context) ([]dialer, error) {
+func (r *release) fronts(ctx context.Context) ([]dialer, error) { return r.gateways(ctx, portGateway) }
+func (r *release) admins(ctx context.Context) ([]dialer, error) { return r.gateways(ctx, portAdmin) }
+
+// gateways connect to a port of each gateway's pod.
+func (r *release) gateways(ctx context.Context, port int) ([]dialer, error) {
 	pods, err := r.ready(ctx, "gateway")
 	var all []dialer
 	for _, p := range pods {
 		all = append(all, func(ctx context.Context) (net.Conn, error) {
-			return podnet.Dial(ctx, r.config, releaseNamespace, p.Name, portAdmin)
+			return podnet.Dial(ctx, r.config, releaseNamespace, p.Name, port)
 		})
 	}
 	return all, err

@@ -81,6 +81,8 @@ type site interface {
 	// whichever replica takes the connection.
 	front(ctx context.Context) (net.Conn, error)
 	api(ctx context.Context) (net.Conn, error)
+	// fronts are the gateways one by one: each that runs.
+	fronts(ctx context.Context) ([]dialer, error)
 	// admins are the routers' admin listeners, one for each gateway that runs.
 	admins(ctx context.Context) ([]dialer, error)
 	// waitLeader waits until an allocator leads.

@@ -142,10 +142,10 @@ func (b *builder) accessLog() *accesslogv3.AccessLog {
 		}},
 		ConfigType: &accesslogv3.AccessLog_TypedConfig{TypedConfig: b.any(&grpclogv3.HttpGrpcAccessLogConfig{
 			CommonConfig: &grpclogv3.CommonGrpcAccessLogConfig{
-				LogName:             "berth",
+				LogName:             AccessLogName(b.AccessLogFlush),
 				TransportApiVersion: corev3.ApiVersion_V3,
 				GrpcService:         grpcService(clusterRouterLog, nil),
-				BufferFlushInterval: seconds(time.Second),
+				BufferFlushInterval: seconds(accessLogBuffer),
 				BufferSizeBytes:     wrapperspb.UInt32(16 << 10),
 			},
 		})},
@@ -195,7 +195,7 @@ func (b *builder) extProc() *extprocv3.ExternalProcessor {
 			RetryBackOff: &corev3.BackoffStrategy{
 				BaseInterval: seconds(20 * time.Millisecond), MaxInterval: seconds(250 * time.Millisecond),
 			},
-		}),
+		}, &corev3.HeaderValue{Key: MetadataFlush, Value: b.AccessLogFlush.String()}),
 	}
 }
 
@@ -329,10 +329,13 @@ func (b *builder) routes() *routev3.RouteConfiguration {
 	}
 }
 
-func grpcService(cluster string, retry *corev3.RetryPolicy) *corev3.GrpcService {
-	return &corev3.GrpcService{TargetSpecifier: &corev3.GrpcService_EnvoyGrpc_{
-		EnvoyGrpc: &corev3.GrpcService_EnvoyGrpc{ClusterName: cluster, RetryPolicy: retry},
-	}}
+func grpcService(cluster string, retry *corev3.RetryPolicy, metadata ...*corev3.HeaderValue) *corev3.GrpcService {
+	return &corev3.GrpcService{
+		TargetSpecifier: &corev3.GrpcService_EnvoyGrpc_{
+			EnvoyGrpc: &corev3.GrpcService_EnvoyGrpc{ClusterName: cluster, RetryPolicy: retry},
+		},
+		InitialMetadata: metadata,
+	}
 }
 
 func exact(s string) *matcherv3.StringMatcher {

@@ -19,6 +19,8 @@ import (
 
 	"github.com/berth-sandbox/berth/envoy"
 	"github.com/berth-sandbox/berth/extproc"
+	"github.com/berth-sandbox/berth/internal/bootclock"
+	"github.com/berth-sandbox/berth/lastactive"
 	"github.com/berth-sandbox/berth/routecache"
 )
 
@@ -37,7 +39,7 @@ type edge struct {
 	router             *recorder
 }
 
-// routes knows where sandboxes are, and when each was last used.
+// routes knows where sandboxes are.
 type routes struct {
 	mu sync.Mutex
 	at map[string]routecache.Route
@@ -56,14 +58,11 @@ func (r *routes) Lookup(_ context.Context, id string) (routecache.Answer, error)
 	return routecache.Answer{Status: routecache.Routable, Route: route}, nil
 }
 
-func (*routes) Await(ctx context.Context, _ string) error {
+func (*routes) Await(ctx context.Context, _ string, _ routecache.Status) error {
 	<-ctx.Done()
 	return ctx.Err()
 }
 func (*routes) Holds(string, routecache.Route) bool { return true }
-func (*routes) Touch(string)                        {}
-func (*routes) TouchKnown(string)                   {}
-func (*routes) Forget(string)                       {}
 
 // recorder is the router, and remembers what it was sent.
 type recorder struct {
@@ -120,6 +119,10 @@ func startEdge(t *testing.T, handler func(name string) http.Handler) *edge {
 	route := func(ip string, ports ...uint16) routecache.Route {
 		return routecache.Route{Addr: netip.MustParseAddr(ip), DefaultPort: uint16(e.port), Ports: routecache.NewPorts(ports)}
 	}
+	tracker, err := lastactive.New(lastactive.Options{
+		Flush: envoy.MinAccessLogFlush, Window: envoy.ActivityWindow(envoy.MinAccessLogFlush), Now: bootclock.Now,
+	})
+	require.NoError(t, err)
 	server, err := extproc.New(extproc.Options{
 		Socket:   "unused", // the test's own server has the socket
 		Hosts:    extproc.Hosts{Domain: sandboxDomain, Gateways: []string{gatewayHost}, Paths: true},
@@ -127,7 +130,7 @@ func startEdge(t *testing.T, handler func(name string) http.Handler) *edge {
 		Routes: &routes{at: map[string]routecache.Route{
 			"abc": route("127.1.0.1"), "def": route("127.1.0.2"), "out": route("127.2.0.1"), "private": route("127.1.0.2", 1),
 		}},
-		Activity: &routes{}, Answers: extproc.NewAnswers(), Metrics: prometheus.NewRegistry(), Log: zap.NewNop(),
+		Activity: tracker, Answers: extproc.NewAnswers(), Metrics: prometheus.NewRegistry(), Log: zap.NewNop(),
 	})
 	require.NoError(t, err)
 	e.router = &recorder{Server: server, seen: http.Header{}}

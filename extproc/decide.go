@@ -8,26 +8,31 @@ import (
 	"time"
 
 	"github.com/berth-sandbox/berth/api/apierror"
+	"github.com/berth-sandbox/berth/lastactive"
 	"github.com/berth-sandbox/berth/routecache"
 )
 
 // Routes knows where sandboxes are.
 type Routes interface {
 	Lookup(ctx context.Context, id string) (routecache.Answer, error)
-	// Await returns when something else than that it is starting may be known of a
-	// sandbox.
-	Await(ctx context.Context, id string) error
+	// Await returns when something else may be known of a sandbox than what was
+	// answered.
+	Await(ctx context.Context, id string, answered routecache.Status) error
 	// Holds reports whether that route is still the answer.
 	Holds(id string, r routecache.Route) bool
 }
 
-// Activity remembers when sandboxes were used.
+// Activity remembers how sandboxes are used. *lastactive.Tracker is one.
 type Activity interface {
-	// Touch records that a request for id was admitted now.
-	Touch(id string)
-	// TouchKnown records that a request for id is still open, unless id has
-	// been forgotten since.
-	TouchKnown(id string)
+	// Begin records that a request for id is about to be admitted. It ends with Read
+	// when Envoy has read the answer, or with Cancel if there is none.
+	Begin(id string, idleTimeout time.Duration) *lastactive.Entry
+	// OpenLog begins a stream of Envoy's access log, which has announced that flush
+	// interval; 0: none.
+	OpenLog(flush time.Duration) *lastactive.Log
+	// Announce takes the flush interval that Envoy has announced with a request. It is
+	// called before Begin.
+	Announce(flush time.Duration)
 	// Forget drops a sandbox that does not exist or has been released.
 	Forget(id string)
 }
@@ -38,7 +43,8 @@ type admission struct {
 	dst netip.AddrPort
 	// path replaces the request's path. Empty: it stays.
 	path  string
-	epoch *Epoch // of the answer
+	epoch *Epoch            // of the answer
+	use   *lastactive.Entry // begun with it
 }
 
 type decider struct {
@@ -48,7 +54,14 @@ type decider struct {
 	routes   Routes
 	activity Activity
 	answers  *Answers
+	// park reports whether a request may be kept waiting for the verdict on a sandbox
+	// that is quiesced.
+	park func() (release func(), ok bool)
 }
+
+// quiescedMost is how long a request waits in all while its sandbox is quiesced. With
+// two look-ups it is less than Envoy's message timeout.
+const quiescedMost = 2 * time.Second
 
 // decide admits the request or says why not. Exactly one of the results is set. hold
 // is asked once before the request is kept waiting for a sandbox that is starting, for
@@ -72,7 +85,8 @@ func (d *decider) decide(ctx context.Context, r *request, hold func(time.Duratio
 		defer cancel()
 		return d.routes.Lookup(ctx, target.ID)
 	}
-	var held context.Context // once the request is kept waiting
+	var held context.Context // once the request is kept waiting for a sandbox that is starting
+	patience := quiescedMost
 	for {
 		answer, err := lookup()
 		if err != nil {
@@ -80,7 +94,7 @@ func (d *decider) decide(ctx context.Context, r *request, hold func(time.Duratio
 		}
 		switch answer.Status {
 		case routecache.Gone:
-			d.activity.Forget(target.ID) // what a Touch that came after the release has brought back
+			d.activity.Forget(target.ID) // what a Begin that came after the release has brought back
 			return refused(apierror.SandboxGone, "this sandbox has been released")
 		case routecache.Unknown:
 			d.activity.Forget(target.ID)
@@ -96,9 +110,16 @@ func (d *decider) decide(ctx context.Context, r *request, hold func(time.Duratio
 				held, cancel = context.WithTimeout(ctx, answer.Hold)
 				defer cancel()
 			}
-			if d.routes.Await(held, target.ID) != nil {
+			if d.routes.Await(held, target.ID, answer.Status) != nil {
 				return refused(apierror.SandboxStarting, "this sandbox is still starting; try again")
 			}
+			continue
+		case routecache.Quiesced:
+			began := time.Now()
+			if !d.awaitVerdict(ctx, target.ID, patience) {
+				return refused(apierror.SandboxQuiesced, "it is being decided whether this sandbox is idle; try again")
+			}
+			patience -= time.Since(began)
 			continue
 		case routecache.Routable:
 		}
@@ -115,12 +136,28 @@ func (d *decider) decide(ctx context.Context, r *request, hold func(time.Duratio
 		if !d.inPodRange(answer.Route.Addr) {
 			return refused(apierror.NoRoute, "the sandbox's address is outside the configured pod address ranges; tell the operator")
 		}
-		d.activity.Touch(target.ID)
+		// The use begins before it is asked whether the route holds: whoever has stopped
+		// that and asks for activity then learns of this request.
+		use := d.activity.Begin(target.ID, answer.Route.IdleTimeout)
 		if epoch, ok := d.answers.Admit(func() bool { return d.routes.Holds(target.ID, answer.Route) }); ok {
-			return &admission{id: target.ID, dst: netip.AddrPortFrom(answer.Route.Addr, port), path: target.Path, epoch: epoch}, nil
+			return &admission{id: target.ID, dst: netip.AddrPortFrom(answer.Route.Addr, port), path: target.Path, epoch: epoch, use: use}, nil
 		}
+		use.Cancel()
 		// Released, replaced or only dropped for want of room since the look-up.
 	}
+}
+
+// awaitVerdict returns true once id may be looked up again, and false if there is no
+// verdict in time or no room to wait for it.
+func (d *decider) awaitVerdict(ctx context.Context, id string, most time.Duration) bool {
+	release, ok := d.park()
+	if !ok {
+		return false
+	}
+	defer release()
+	ctx, cancel := context.WithTimeout(ctx, most)
+	defer cancel()
+	return d.routes.Await(ctx, id, routecache.Quiesced) == nil
 }
 
 // portsNamed is how many of the open ports a refusal names.

@@ -13,6 +13,8 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/berth-sandbox/berth/api/apierror"
+	"github.com/berth-sandbox/berth/envoy"
+	"github.com/berth-sandbox/berth/lastactive"
 	"github.com/berth-sandbox/berth/routecache"
 )
 
@@ -24,12 +26,13 @@ type history struct {
 	answer func(ctx context.Context, id string) (routecache.Answer, error)
 	holds  func() bool
 	await  func(ctx context.Context) error
+	*lastactive.Tracker
 }
 
 // unheld keeps no request waiting.
 func unheld(time.Duration) (func(), bool) { return nil, false }
 
-func (h *history) Await(ctx context.Context, id string) error {
+func (h *history) Await(ctx context.Context, id string, _ routecache.Status) error {
 	h.events = append(h.events, "await "+id)
 	return h.await(ctx)
 }
@@ -43,18 +46,44 @@ func (h *history) Holds(id string, _ routecache.Route) bool {
 	h.events = append(h.events, "holds "+id)
 	return h.holds == nil || h.holds()
 }
-func (h *history) Touch(id string)      { h.events = append(h.events, "touch "+id) }
-func (h *history) TouchKnown(id string) { h.events = append(h.events, "touch known "+id) }
-func (h *history) Forget(id string)     { h.events = append(h.events, "forget "+id) }
+func (h *history) Forget(id string) {
+	h.events = append(h.events, "forget "+id)
+	h.Tracker.Forget(id)
+}
+
+func (h *history) Begin(id string, idleTimeout time.Duration) *lastactive.Entry {
+	h.events = append(h.events, "begin "+id)
+	return h.Tracker.Begin(id, idleTimeout)
+}
+
+// unread is how many uses have begun and not ended.
+func (h *history) unread() int {
+	n := 0
+	for _, s := range h.Dump(nil) {
+		n += s.Unread
+	}
+	return n
+}
+
+func newTracker(now func() time.Duration) *lastactive.Tracker {
+	tracker, err := lastactive.New(lastactive.Options{
+		Flush: envoy.DefaultAccessLogFlush, Window: envoy.ActivityWindow(envoy.DefaultAccessLogFlush), Now: now,
+	})
+	if err != nil {
+		panic(err)
+	}
+	return tracker
+}
 
 func always(a routecache.Answer, err error) *history {
 	return &history{answer: func(context.Context, string) (routecache.Answer, error) { return a, err }}
 }
 
 func (h *history) decider() *decider {
+	h.Tracker = newTracker(func() time.Duration { return 0 })
 	return &decider{
 		hosts: Hosts{Domain: domain}, podCIDRs: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16"), netip.MustParsePrefix("fd00::/8")},
-		wait: time.Second, routes: h, activity: h, answers: NewAnswers(),
+		wait: time.Second, routes: h, activity: h, answers: NewAnswers(), park: func() (func(), bool) { return func() {}, true },
 	}
 }
 
@@ -83,14 +112,16 @@ func TestAdmittedRequestGoesToTheSandboxsPodAndIsTouchedFirst(t *testing.T) {
 		d := h.decider()
 		h.holds = func() bool {
 			require.Equal(t, 1, d.answers.Unread(), "a release would fit between the check and the answer")
+			require.Equal(t, 1, h.unread(), "whoever stops admissions and asks then would not learn of this one")
 			return true
 		}
 		a, refusal := d.decide(t.Context(), &request{authority: host, method: "GET"}, unheld)
 		require.Nil(t, refusal)
-		require.Equal(t, &admission{id: "abc", dst: netip.MustParseAddrPort(c.dst), epoch: a.epoch}, a)
+		require.Equal(t, &admission{id: "abc", dst: netip.MustParseAddrPort(c.dst), epoch: a.epoch, use: a.use}, a)
+		require.Equal(t, 1, h.unread())
 		d.answers.End(a.epoch)
 		require.Zero(t, d.answers.Unread())
-		require.Equal(t, []string{"lookup abc", "touch abc", "holds abc"}, h.events, "what is checked last must be the route")
+		require.Equal(t, []string{"lookup abc", "begin abc", "holds abc"}, h.events, "what is checked last must be the route")
 	}
 }
 
@@ -151,7 +182,7 @@ func TestEveryRefusalNamesItsReasonAndNoDestination(t *testing.T) {
 			require.NotEmpty(t, refusal.Message)
 			require.Equal(t, c.retry, refusal.RetryAfter > 0)
 			require.Equal(t, c.asks, slices.Contains(h.events, "lookup abc"))
-			require.NotContains(t, h.events, "touch abc", "a refused request is no activity")
+			require.NotContains(t, h.events, "begin abc", "a refused request is no activity")
 			for _, e := range h.events {
 				require.NotContains(t, e, "holds", "the decision was made on what a refused route said")
 			}
@@ -219,7 +250,8 @@ func TestReleaseDuringADecisionLeavesNoActivity(t *testing.T) {
 	}
 	_, refusal := h.decider().decide(t.Context(), &request{authority: "8080-abc." + domain, method: "GET"}, unheld)
 	require.Equal(t, apierror.SandboxGone, refusal.Reason)
-	require.Equal(t, []string{"lookup abc", "touch abc", "holds abc", "lookup abc", "forget abc"}, h.events)
+	require.Equal(t, []string{"lookup abc", "begin abc", "holds abc", "lookup abc", "forget abc"}, h.events)
+	require.Zero(t, h.Len())
 }
 
 func TestRouteThatOnlyFellOutOfTheCacheIsLookedUpAgain(t *testing.T) {
@@ -237,6 +269,7 @@ func TestRouteThatOnlyFellOutOfTheCacheIsLookedUpAgain(t *testing.T) {
 	require.Nil(t, refusal)
 	require.Equal(t, netip.MustParseAddrPort("10.1.9.9:8080"), a.dst)
 	require.NotContains(t, h.events, "forget abc", "the activity of a sandbox that lives was lost")
+	require.Equal(t, 1, h.unread(), "the first attempt was not admitted")
 }
 
 func TestLookupIsGivenUpAfterTheTimeout(t *testing.T) {
@@ -328,4 +361,81 @@ func TestARequestThatMayNotBeHeldIsRefusedAtOnce(t *testing.T) {
 	require.Equal(t, apierror.SandboxStarting, refusal.Reason)
 	require.Positive(t, refusal.RetryAfter)
 	require.Equal(t, []string{"lookup abc"}, h.events)
+}
+
+func TestARequestForAQuiescedSandboxIsHeldUntilTheVerdict(t *testing.T) {
+	quiesced := routecache.Answer{Status: routecache.Quiesced}
+	starting := routecache.Answer{Status: routecache.Starting, Hold: 10 * time.Second}
+	running := routeTo("10.1.2.3", 8080)
+	for name, c := range map[string]struct {
+		found  []routecache.Answer // one after the other, a second apart
+		full   bool
+		reason apierror.Reason // "": admitted
+		waited time.Duration
+	}{
+		"resumed":                {found: []routecache.Answer{quiesced, running}, waited: time.Second},
+		"released":               {found: []routecache.Answer{quiesced, {Status: routecache.Gone}}, reason: apierror.SandboxGone, waited: time.Second},
+		"no verdict":             {found: []routecache.Answer{quiesced, quiesced, quiesced, quiesced}, reason: apierror.SandboxQuiesced, waited: 2 * time.Second},
+		"too many wait":          {found: []routecache.Answer{quiesced, running}, full: true, reason: apierror.SandboxQuiesced},
+		"it was starting before": {found: []routecache.Answer{starting, starting, starting, quiesced, running}, waited: 4 * time.Second},
+		"starting in between":    {found: []routecache.Answer{quiesced, starting, starting, quiesced, quiesced}, reason: apierror.SandboxQuiesced, waited: 4 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				began := time.Now()
+				h := &history{answer: func(context.Context, string) (routecache.Answer, error) {
+					return c.found[min(int(time.Since(began)/time.Second), len(c.found)-1)], nil
+				}}
+				h.await = func(ctx context.Context) error {
+					select {
+					case <-time.After(time.Second):
+						return nil
+					case <-ctx.Done():
+						return ctx.Err()
+					}
+				}
+				d := h.decider()
+				parked := 0
+				d.park = func() (func(), bool) {
+					if c.full {
+						return nil, false
+					}
+					parked++
+					return func() { parked-- }, true
+				}
+				a, refusal := d.decide(t.Context(), &request{authority: "8080-abc." + domain, method: "GET"}, func(time.Duration) (func(), bool) { return func() {}, true })
+				require.Equal(t, c.waited, time.Since(began))
+				require.Zero(t, parked)
+				if c.reason == "" {
+					require.Nil(t, refusal)
+					require.Equal(t, "abc", a.id)
+					require.Equal(t, 1, h.unread())
+					return
+				}
+				require.Nil(t, a)
+				require.Equal(t, c.reason, refusal.Reason)
+				require.Zero(t, h.unread())
+				if c.reason == apierror.SandboxQuiesced {
+					require.Equal(t, 503, refusal.Code)
+					require.Equal(t, 1, refusal.RetryAfter)
+				}
+			})
+		})
+	}
+}
+
+func TestAUseEndsWhenTheSandboxIsQuiescedBetweenLookupAndAnswer(t *testing.T) {
+	h := always(routeTo("10.1.2.3", 8080), nil)
+	d := h.decider()
+	holds := []bool{false, true}
+	h.holds = func() bool {
+		held := holds[0]
+		holds = holds[1:]
+		return held
+	}
+	a, refusal := d.decide(t.Context(), &request{authority: "8080-abc." + domain, method: "GET"}, unheld)
+	require.Nil(t, refusal)
+	require.Equal(t, 1, h.unread(), "the first use was cancelled")
+	a.use.Read()
+	require.Zero(t, h.unread())
 }

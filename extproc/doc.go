@@ -9,6 +9,9 @@
 //     left over after parsing is refused.
 //   - A destination lies in Options.PodCIDRs.
 //   - The activity of an admitted request is recorded before Envoy is answered.
+//   - While a sandbox is quiesced no request for it is admitted. It waits for the
+//     verdict, for 2 s at most, and is refused if there is none: the router never goes
+//     on by itself.
 //   - A release is acknowledged only when Envoy has read every answer that was given
 //     before it: see Answers.
 //

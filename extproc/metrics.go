@@ -7,6 +7,9 @@ type metrics struct {
 	logEntries prometheus.Counter
 	logStreams prometheus.Gauge
 	held       prometheus.Gauge
+	quiesced   prometheus.Histogram
+
+	flushMismatches prometheus.Counter
 }
 
 func newMetrics(reg prometheus.Registerer, answers *Answers) (*metrics, error) {
@@ -25,12 +28,19 @@ func newMetrics(reg prometheus.Registerer, answers *Answers) (*metrics, error) {
 		}),
 	}
 	m.held = prometheus.NewGauge(prometheus.GaugeOpts{
-		Name: "berth_router_requests_held", Help: "Requests that wait for a sandbox that is starting. Beyond 2,000 they are refused.",
+		Name: "berth_router_requests_held", Help: "Requests that wait for a sandbox that is starting or quiesced. Beyond 2,000 they are refused.",
+	})
+	m.quiesced = prometheus.NewHistogram(prometheus.HistogramOpts{
+		Name: "berth_router_quiesce_hold_seconds", Help: "How long requests waited because the allocator was asking whether their sandbox is idle.",
+		Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2},
+	})
+	m.flushMismatches = prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "berth_router_access_log_flush_mismatches_total", Help: "Times Envoy has said that its access log flush interval is another than this router was given: once for each log stream, and when requests begin to say so.",
 	})
 	unread := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "berth_router_answers_unread", Help: "Answers that Envoy may not have read yet. No release is acknowledged before those are read that were given before it.",
 	}, func() float64 { return float64(answers.Unread()) })
-	for _, c := range []prometheus.Collector{m.requests, m.logEntries, m.logStreams, m.held, unread} {
+	for _, c := range []prometheus.Collector{m.requests, m.logEntries, m.logStreams, m.held, m.quiesced, m.flushMismatches, unread} {
 		if err := reg.Register(c); err != nil {
 			return nil, err
 		}

@@ -39,8 +39,11 @@ type Options struct {
 	// LookupTimeout bounds how long a request waits for the allocator's answer.
 	// Less than Envoy's message timeout of 5 s. Default 2 s.
 	LookupTimeout time.Duration
-	Routes        Routes
-	Activity      Activity
+	// AccessLogFlush is Envoy's access log flush interval. Default
+	// envoy.DefaultAccessLogFlush.
+	AccessLogFlush time.Duration
+	Routes         Routes
+	Activity       Activity
 	// Answers learns of every answer that admits a request, and when Envoy has read
 	// it.
 	Answers *Answers
@@ -60,7 +63,12 @@ type Server struct {
 	grpc    *grpc.Server
 	health  *health.Server
 	socket  string
-	held    atomic.Int64
+	flush   time.Duration // of the access log
+	// flushText is flush as Envoy announces it, announcedFlush what else it announced
+	// last.
+	flushText      string
+	announcedFlush atomic.Int64
+	held           atomic.Int64
 	// forced: streams are ended from this side, whether Envoy has read or not.
 	forced atomic.Bool
 	// stopping is closed when the access log streams must end. They never end
@@ -92,18 +100,22 @@ func New(o Options) (*Server, error) {
 	if o.LookupTimeout == 0 {
 		o.LookupTimeout = 2 * time.Second
 	}
+	if o.AccessLogFlush == 0 {
+		o.AccessLogFlush = envoy.DefaultAccessLogFlush
+	}
 	m, err := newMetrics(o.Metrics, o.Answers)
 	if err != nil {
 		return nil, fmt.Errorf("extproc: register metrics: %w", err)
 	}
 	s := &Server{
 		decider: decider{hosts: o.Hosts, podCIDRs: o.PodCIDRs, wait: o.LookupTimeout, routes: o.Routes, activity: o.Activity, answers: o.Answers},
-		metrics: m, log: o.Log, socket: o.Socket,
+		metrics: m, log: o.Log, socket: o.Socket, flush: o.AccessLogFlush, flushText: o.AccessLogFlush.String(),
 		// No pings: a connection that we end because Envoy is silent, having been stopped
 		// for hours, would look as if Envoy had ended its streams.
 		grpc:   grpc.NewServer(grpc.KeepaliveParams(keepalive.ServerParameters{Time: math.MaxInt64})),
 		health: health.NewServer(), stopping: make(chan struct{}),
 	}
+	s.decider.park = s.park
 	extprocv3.RegisterExternalProcessorServer(s.grpc, s)
 	logv3.RegisterAccessLogServiceServer(s.grpc, s)
 	healthv1.RegisterHealthServer(s.grpc, s.health)
@@ -173,6 +185,7 @@ func (s *Server) Process(stream extprocv3.ExternalProcessor_ProcessServer) error
 	if !ok {
 		return status.Errorf(codes.InvalidArgument, "expected request headers, got %T: check the processing mode in Envoy's configuration", message.Request)
 	}
+	s.announced(stream.Context())
 	r := readHeaders(headers.RequestHeaders)
 	admission, refusal := s.decider.decide(stream.Context(), &r, func(d time.Duration) (func(), bool) { return s.hold(stream, d) })
 	if refusal != nil {
@@ -187,14 +200,15 @@ func (s *Server) Process(stream extprocv3.ExternalProcessor_ProcessServer) error
 		_, err = stream.Recv() // Envoy has nothing more to say
 	}
 	if !s.forced.Load() {
+		admission.use.Read()
 		s.decider.answers.End(admission.epoch)
 	}
 	return nil
 }
 
 const (
-	// heldMost bounds the requests that wait for sandboxes that are starting: each
-	// holds a stream here, and memory in Envoy.
+	// heldMost bounds the requests that wait for sandboxes that are starting or
+	// quiesced: each holds a stream here, and memory in Envoy.
 	heldMost = 2000
 	// holdMost is how long one may wait, and holdMargin what comes after that needs.
 	holdMost   = envoy.MaxHold
@@ -219,6 +233,22 @@ func (s *Server) hold(stream extprocv3.ExternalProcessor_ProcessServer, d time.D
 	return func() {
 		s.held.Add(-1)
 		s.metrics.held.Dec()
+	}, true
+}
+
+// park reports whether a request may wait for the verdict on its sandbox. Envoy is not
+// asked for more time: quiescedMost is less than it waits.
+func (s *Server) park() (release func(), ok bool) {
+	if s.held.Add(1) > heldMost {
+		s.held.Add(-1)
+		return nil, false
+	}
+	s.metrics.held.Inc()
+	began := time.Now()
+	return func() {
+		s.held.Add(-1)
+		s.metrics.held.Dec()
+		s.metrics.quiesced.Observe(time.Since(began).Seconds())
 	}, true
 }
 

@@ -20,13 +20,16 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+	grpcmetadata "google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/structpb"
 
+	"github.com/berth-sandbox/berth/envoy"
 	"github.com/berth-sandbox/berth/lastactive"
 	"github.com/berth-sandbox/berth/routecache"
 )
@@ -42,8 +45,7 @@ func options(t *testing.T, socket string) (Options, *routecache.Cache, *lastacti
 	})
 	require.NoError(t, err)
 	cache.SetFreshUntil(time.Hour)
-	tracker, err := lastactive.New(lastactive.Options{Now: time.Now})
-	require.NoError(t, err)
+	tracker := newTracker(func() time.Duration { return 0 })
 	return Options{
 		Socket: socket, Hosts: Hosts{Domain: domain}, PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")},
 		Routes: cache, Activity: tracker, Answers: NewAnswers(), Metrics: prometheus.NewRegistry(), Log: zap.NewNop(),
@@ -230,29 +232,38 @@ func logs(ids ...string) *logv3.StreamAccessLogsMessage {
 	return &logv3.StreamAccessLogsMessage{LogEntries: &logv3.StreamAccessLogsMessage_HttpLogs{HttpLogs: entries}}
 }
 
-func TestAccessLogKeepsOnlyKnownSandboxesActive(t *testing.T) {
+func TestAccessLogKeepsSandboxesActiveUnlessTheyAreGone(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
-	o, _, _ := options(t, socket)
-	first := time.Unix(1000, 0)
-	var now atomic.Pointer[time.Time]
-	now.Store(&first)
-	tracker, err := lastactive.New(lastactive.Options{Now: func() time.Time { return *now.Load() }})
+	o, cache, _ := options(t, socket)
+	var now atomic.Int64
+	tracker, err := lastactive.New(lastactive.Options{
+		Flush: time.Second, Window: 3 * time.Second, Gone: cache.Gone, Now: func() time.Duration { return time.Duration(now.Load()) },
+	})
 	require.NoError(t, err)
 	o.Activity = tracker
 	server := serve(t, o)
-	tracker.Touch("open")
-	tracker.Touch("quiet")
-	tracker.Touch("released")
+	for _, id := range []string{"open", "quiet", "released"} {
+		tracker.Begin(id, 0).Cancel()
+	}
+	cache.Release("released")
 	tracker.Forget("released")
+	now.Store(int64(50 * time.Millisecond)) // the touches were before that
+	tracker.Tick()
 
 	stream, err := logv3.NewAccessLogServiceClient(dial(t, socket)).StreamAccessLogs(within(t))
 	require.NoError(t, err)
-	later := first.Add(5 * time.Second)
-	now.Store(&later)
+	now.Store(int64(time.Minute))
 	require.NoError(t, stream.Send(logs("", "open", "released", "stranger")))
 	require.NoError(t, stream.Send(&logv3.StreamAccessLogsMessage{}))
-	require.Eventually(t, func() bool { return testutil.ToFloat64(server.metrics.logEntries) == 4 }, soon, time.Millisecond)
-	require.Equal(t, []lastactive.Activity{{ID: "open", LastActive: later}, {ID: "quiet", LastActive: first}}, tracker.Dump(nil))
+	require.Eventually(t, func() bool { return tracker.Len() == 3 }, soon, time.Millisecond)
+	require.EqualValues(t, 4, testutil.ToFloat64(server.metrics.logEntries))
+	ages := map[string]time.Duration{}
+	for _, s := range tracker.Dump(nil) {
+		ages[s.ID] = s.Age
+	}
+	require.Zero(t, ages["open"])
+	require.Zero(t, ages["stranger"], "this router may have been restarted")
+	require.NotZero(t, ages["quiet"])
 	require.EqualValues(t, 1, testutil.ToFloat64(server.metrics.logStreams))
 	_, err = stream.CloseAndRecv()
 	require.NoError(t, err)
@@ -264,7 +275,7 @@ func TestStopDoesNotWaitForTheAccessLog(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
 	o, _, tracker := options(t, socket)
 	server := serve(t, o)
-	tracker.Touch("open")
+	tracker.Begin("open", 0).Cancel()
 	conn := dial(t, socket)
 	stream, err := logv3.NewAccessLogServiceClient(conn).StreamAccessLogs(within(t))
 	require.NoError(t, err)
@@ -522,4 +533,175 @@ func TestOptionsNameWhatIsMissing(t *testing.T) {
 	require.NoError(t, err)
 	_, err = New(o) // the same registry
 	require.ErrorContains(t, err, "register metrics")
+}
+
+func TestAUseIsReadWhenEnvoyHasEndedTheStream(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "s")
+	o, cache, tracker := options(t, socket)
+	cache.Put("abc", podRoute)
+	server := serve(t, o)
+	ctx, cancel := context.WithCancel(within(t))
+	defer cancel()
+	stream, err := extprocv3.NewExternalProcessorClient(dial(t, socket)).Process(ctx)
+	require.NoError(t, err)
+	require.NoError(t, stream.Send(get("8080-abc."+domain)))
+	_, err = stream.Recv()
+	require.NoError(t, err)
+	unread := func() int { return tracker.Dump(nil)[0].Unread }
+	require.Equal(t, 1, unread(), "Envoy may be stopped before it reads")
+	cancel()
+	require.Eventually(t, func() bool { return unread() == 0 }, soon, time.Millisecond)
+	server.stop(soon)
+}
+
+func TestAHeldRequestGoesOnWithResumeAndIsMeasured(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "s")
+	o, cache, _ := options(t, socket)
+	cache.Put("abc", podRoute)
+	cache.Quiesce("abc")
+	server := serve(t, o)
+	answers := make(chan *extprocv3.ProcessingResponse, 1)
+	conn := dial(t, socket)
+	go func() {
+		answer, err := ask(t, conn, get("8080-abc."+domain))
+		if err != nil {
+			t.Error(err)
+		}
+		answers <- answer
+	}()
+	require.Eventually(t, func() bool { return testutil.ToFloat64(server.metrics.held) == 1 }, soon, time.Millisecond)
+	require.Empty(t, answers)
+	cache.Resume("abc")
+	require.NotNil(t, (<-answers).GetRequestHeaders(), "nothing else was said: Envoy was not asked for more time")
+	require.Zero(t, testutil.ToFloat64(server.metrics.held))
+	require.Equal(t, 1, testutil.CollectAndCount(server.metrics.quiesced))
+	server.stop(soon)
+}
+
+func TestWhatTheAccessLogSaysOfAStream(t *testing.T) {
+	entry := func(id, stream string, kind datav3.AccessLogType) *datav3.HTTPAccessLogEntry {
+		return &datav3.HTTPAccessLogEntry{CommonProperties: &datav3.AccessLogCommon{
+			StreamId: stream, AccessLogType: kind, DownstreamWireBytesReceived: 3, DownstreamWireBytesSent: 4,
+			Metadata: &corev3.Metadata{FilterMetadata: map[string]*structpb.Struct{
+				"berth": {Fields: map[string]*structpb.Value{"id": structpb.NewStringValue(id)}},
+			}},
+		}}
+	}
+	require.Equal(t, []lastactive.LogEntry{
+		{ID: "a", Stream: "1", Bytes: 7}, {ID: "a", Stream: "1", Bytes: 7, End: true}, {},
+	}, logged(&logv3.StreamAccessLogsMessage{LogEntries: &logv3.StreamAccessLogsMessage_HttpLogs{
+		HttpLogs: &logv3.StreamAccessLogsMessage_HTTPAccessLogEntries{LogEntry: []*datav3.HTTPAccessLogEntry{
+			entry("a", "1", datav3.AccessLogType_DownstreamPeriodic), entry("a", "1", datav3.AccessLogType_DownstreamEnd), {},
+		}},
+	}}))
+}
+
+func TestAFlushIntervalThatIsNotThisRoutersIsDoubtAndAnError(t *testing.T) {
+	for name, c := range map[string]struct {
+		log        string
+		mismatches int
+		doubt      bool
+	}{
+		"the same":    {"berth flush=5s", 0, false},
+		"longer":      {"berth flush=6s", 1, true},
+		"shorter":     {"berth flush=1s", 1, false},
+		"not told of": {"berth", 0, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			socket := filepath.Join(t.TempDir(), "s")
+			o, _, _ := options(t, socket)
+			var now atomic.Int64
+			tracker := newTracker(func() time.Duration { return time.Duration(now.Load()) })
+			for tracker.Doubt() > 0 {
+				now.Add(int64(100 * time.Millisecond))
+			}
+			o.Activity = tracker
+			logs, observed := observer.New(zap.ErrorLevel)
+			o.Log = zap.New(logs)
+			server := serve(t, o)
+			stream, err := logv3.NewAccessLogServiceClient(dial(t, socket)).StreamAccessLogs(within(t))
+			require.NoError(t, err)
+			require.NoError(t, stream.Send(&logv3.StreamAccessLogsMessage{
+				Identifier: &logv3.StreamAccessLogsMessage_Identifier{LogName: c.log},
+			}))
+			require.NoError(t, stream.Send(entriesOf(3)))
+			require.Eventually(t, func() bool { return testutil.ToFloat64(server.metrics.logEntries) == 3 }, soon, time.Millisecond)
+			require.EqualValues(t, c.mismatches, testutil.ToFloat64(server.metrics.flushMismatches))
+			require.Equal(t, c.mismatches, observed.Len())
+			require.Equal(t, c.doubt, tracker.Doubt() > 0)
+			_, err = stream.CloseAndRecv()
+			require.NoError(t, err)
+			require.Eventually(t, func() bool { return tracker.Doubt() > 0 }, soon, time.Millisecond, "a cut is doubt")
+			server.stop(soon)
+		})
+	}
+}
+
+// A log that has nothing to say yet is not open.
+func TestAFlushIntervalThatRequestsAnnounceIsDoubtBeforeThereIsALog(t *testing.T) {
+	for name, c := range map[string]struct {
+		announced  []string
+		mismatches int
+		doubt      bool
+	}{
+		"the same":    {[]string{"5s"}, 0, false},
+		"longer":      {[]string{"6s"}, 1, true},
+		"shorter":     {[]string{"1s"}, 1, false},
+		"unreadable":  {[]string{"soon"}, 0, false},
+		"not told of": {nil, 0, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			socket := filepath.Join(t.TempDir(), "s")
+			o, cache, _ := options(t, socket)
+			var now atomic.Int64
+			tracker := newTracker(func() time.Duration { return time.Duration(now.Load()) })
+			for tracker.Doubt() > 0 {
+				now.Add(int64(100 * time.Millisecond))
+			}
+			o.Activity = tracker
+			logs, observed := observer.New(zap.ErrorLevel)
+			o.Log = zap.New(logs)
+			server := serve(t, o)
+			cache.Put("abc", podRoute)
+			conn := dial(t, socket)
+			for range 3 {
+				ctx := within(t)
+				for _, flush := range c.announced {
+					ctx = grpcmetadata.AppendToOutgoingContext(ctx, envoy.MetadataFlush, flush)
+				}
+				stream, err := extprocv3.NewExternalProcessorClient(conn).Process(ctx)
+				require.NoError(t, err)
+				require.NoError(t, stream.Send(get("8080-abc."+domain)))
+				_, err = stream.Recv()
+				require.NoError(t, err)
+				require.Equal(t, c.doubt, tracker.Doubt() > 0)
+			}
+			require.EqualValues(t, c.mismatches, testutil.ToFloat64(server.metrics.flushMismatches), "once, and not with each request")
+			require.Equal(t, c.mismatches, observed.Len())
+			server.stop(soon)
+		})
+	}
+}
+
+// entriesOf is a message with so many entries, of nothing that was admitted.
+func entriesOf(n int) *logv3.StreamAccessLogsMessage { return logs(make([]string, n)...) }
+
+func TestTheEndOfThisProcessIsNoDoubt(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "s")
+	o, _, _ := options(t, socket)
+	var now atomic.Int64
+	tracker := newTracker(func() time.Duration { return time.Duration(now.Load()) })
+	for tracker.Doubt() > 0 {
+		now.Add(int64(100 * time.Millisecond))
+	}
+	o.Activity = tracker
+	server := serve(t, o)
+	stream, err := logv3.NewAccessLogServiceClient(dial(t, socket)).StreamAccessLogs(within(t))
+	require.NoError(t, err)
+	require.NoError(t, stream.Send(logs("open")))
+	require.Eventually(t, func() bool { return tracker.Len() == 1 }, soon, time.Millisecond)
+	server.stop(soon)
+	final, doubt := tracker.Final()
+	require.False(t, doubt)
+	require.Len(t, final, 1)
 }

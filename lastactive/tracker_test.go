@@ -1,9 +1,10 @@
 package lastactive_test
 
 import (
+	"context"
 	"fmt"
-	"runtime"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -12,193 +13,531 @@ import (
 	"github.com/berth-sandbox/berth/lastactive"
 )
 
-// clock is a time that the test moves.
-type clock struct{ at time.Time }
+const (
+	flush  = 5 * time.Second
+	window = 7 * time.Second
+	tick   = 50 * time.Millisecond
+	slack  = 100 * time.Millisecond // how much later than it stored a touch may have been
+	start  = time.Hour
+)
 
-func (c *clock) now() time.Time { return c.at }
-
-func (c *clock) tick() time.Time {
-	c.at = c.at.Add(time.Second)
-	return c.at
+// world is a tracker and the time that it lives in.
+type world struct {
+	t  *testing.T
+	at atomic.Int64
+	*lastactive.Tracker
+	mu   sync.Mutex
+	gone map[string]bool
 }
 
-func newTracker(t *testing.T, size int) (*lastactive.Tracker, *clock) {
-	c := &clock{at: time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)}
-	tracker, err := lastactive.New(lastactive.Options{Size: size, Now: c.now})
+func newWorld(t *testing.T, change func(*lastactive.Options)) *world {
+	w := &world{t: t, gone: map[string]bool{}}
+	w.at.Store(int64(start))
+	o := lastactive.Options{Flush: flush, Window: window, Now: w.now, Gone: func(id string) bool {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		return w.gone[id]
+	}}
+	if change != nil {
+		change(&o)
+	}
+	var err error
+	w.Tracker, err = lastactive.New(o)
 	require.NoError(t, err)
-	return tracker, c
+	return w
 }
 
-func ids(activity []lastactive.Activity) []string {
+func (w *world) now() time.Duration { return time.Duration(w.at.Load()) }
+
+// jump moves the time on with nobody ticking.
+func (w *world) jump(d time.Duration) { w.at.Add(int64(d)) }
+
+// pass moves the time on as it passes in a healthy process.
+func (w *world) pass(d time.Duration) {
+	for ; d > 0; d -= tick {
+		w.jump(min(d, tick))
+		w.Tick()
+	}
+}
+
+func (w *world) release(id string) {
+	w.mu.Lock()
+	w.gone[id] = true
+	w.mu.Unlock()
+	w.Forget(id)
+}
+
+// sure lets the doubt of the start pass.
+func (w *world) sure() {
+	w.pass(w.Doubt())
+	require.Zero(w.t, w.Doubt())
+}
+
+// ask is Ask of one ID that is tracked.
+func (w *world) ask(id string) lastactive.Activity {
+	w.t.Helper()
+	all, _ := w.Ask([]string{id})
+	require.Len(w.t, all, 1)
+	require.Equal(w.t, id, all[0].ID)
+	return all[0]
+}
+
+func (w *world) request(id string) {
+	w.Begin(id, time.Hour).Read()
+}
+
+// periodic has the log say for d, every flush interval, that a stream is open; bytes
+// are what it has moved.
+func (w *world) periodic(l *lastactive.Log, id, stream string, bytes uint64, d time.Duration) {
+	for ; d > 0; d -= flush {
+		l.Record([]lastactive.LogEntry{{ID: id, Stream: stream, Bytes: bytes}})
+		w.pass(min(d, flush))
+	}
+}
+
+func ids(activities []lastactive.Activity) []string {
 	all := []string{}
-	for _, a := range activity {
+	for _, a := range activities {
 		all = append(all, a.ID)
 	}
 	return all
 }
 
-func TestLastActiveIsTheNewestTouch(t *testing.T) {
-	tracker, clock := newTracker(t, 0)
-	tracker.Touch("a")
-	tracker.Touch("b")
-	second := clock.tick()
-	tracker.Touch("a")
-	third := clock.tick()
-	tracker.TouchKnown("b")
-	require.Equal(t, []lastactive.Activity{{ID: "a", LastActive: second}, {ID: "b", LastActive: third}}, tracker.Dump(nil))
-}
-
-func TestTouchKnownNeverBringsAnIDBack(t *testing.T) {
-	tracker, _ := newTracker(t, 0)
-	tracker.TouchKnown("never seen")
-	tracker.Touch("released")
-	tracker.Forget("released")
-	tracker.TouchKnown("released")
-	require.Empty(t, tracker.Dump(nil))
-	require.Zero(t, tracker.Len())
-}
-
-func TestForgetOfAnUnknownIDChangesNothing(t *testing.T) {
-	tracker, _ := newTracker(t, 0)
-	tracker.Touch("a")
-	tracker.Forget("b")
-	require.Equal(t, []string{"a"}, ids(tracker.Dump(nil)))
-}
-
-func TestRetainDropsAllOthersAndKeepsTheirTimes(t *testing.T) {
-	tracker, clock := newTracker(t, 0)
-	first := clock.now()
-	for _, id := range []string{"a", "b", "c"} {
-		tracker.Touch(id)
-	}
-	clock.tick()
-	tracker.Retain(func(id string) bool { return id == "b" })
-	require.Equal(t, []lastactive.Activity{{ID: "b", LastActive: first}}, tracker.Dump(nil))
-}
-
-func TestSilentLongestGoesFirst(t *testing.T) {
+func TestAnAdmittedRequestIsOpenUntilTheWindowEndsAndWasShortThen(t *testing.T) {
 	for name, c := range map[string]struct {
-		again func(*lastactive.Tracker)
-		left  []string
+		pass         time.Duration
+		age, settles time.Duration
 	}{
-		"none spoke again":       {func(*lastactive.Tracker) {}, []string{"b", "c", "d"}},
-		"oldest was touched":     {func(t *lastactive.Tracker) { t.Touch("a") }, []string{"a", "c", "d"}},
-		"oldest is still open":   {func(t *lastactive.Tracker) { t.TouchKnown("a") }, []string{"a", "c", "d"}},
-		"reading is no activity": {func(t *lastactive.Tracker) { t.Dump(nil) }, []string{"b", "c", "d"}},
+		"at once":                {0, 0, window},
+		"shortly before it ends": {slack + window - time.Millisecond, 0, time.Millisecond},
+		"when it ends":           {slack + window, window - time.Second, 0},
+		"later":                  {slack + time.Minute, time.Minute - time.Second, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
-			tracker, clock := newTracker(t, 3)
-			for _, id := range []string{"a", "b", "c"} {
-				tracker.Touch(id)
-				clock.tick()
-			}
-			c.again(tracker)
-			require.Zero(t, tracker.Evicted())
-			tracker.Touch("d")
-			require.Equal(t, c.left, ids(tracker.Dump(nil)))
-			require.Equal(t, 3, tracker.Len())
-			require.EqualValues(t, 1, tracker.Evicted())
+			w := newWorld(t, nil)
+			w.request("a")
+			w.pass(c.pass)
+			require.Equal(t, lastactive.Activity{ID: "a", Age: c.age, Quiet: c.age, Settles: c.settles}, w.ask("a"))
 		})
 	}
 }
 
-func TestDumpIsSortedAndFiltered(t *testing.T) {
-	tracker, _ := newTracker(t, 0)
-	for _, id := range []string{"c", "a", "b"} {
-		tracker.Touch(id)
-	}
-	require.Equal(t, []string{"a", "b", "c"}, ids(tracker.Dump(nil)))
-	require.Equal(t, []string{"a", "c"}, ids(tracker.Dump(func(id string) bool { return id != "b" })))
+func TestAnAnswerThatIsNotReadIsOpenForHoweverLong(t *testing.T) {
+	w := newWorld(t, nil)
+	a, b := w.Begin("a", time.Hour), w.Begin("a", time.Hour)
+	w.pass(time.Minute)
+	require.Zero(t, w.ask("a").Age)
+	require.Zero(t, w.ask("a").Quiet)
+	a.Read()
+	w.pass(time.Minute)
+	require.Zero(t, w.ask("a").Age, "one of two was read")
+	require.Equal(t, 1, w.Dump(nil)[0].Unread)
+	b.Read()
+	w.pass(slack + window - time.Millisecond)
+	require.Zero(t, w.ask("a").Age, "the window begins when the answer has been read")
+	w.pass(time.Millisecond)
+	require.Equal(t, window-time.Second, w.ask("a").Age)
 }
 
-func TestTimesNeverGoBackUnderConcurrentTouches(t *testing.T) {
-	c := struct {
-		sync.Mutex
-		clock
-	}{}
-	tracker, err := lastactive.New(lastactive.Options{Now: func() time.Time {
-		c.Lock()
-		at := c.tick()
-		c.Unlock()
-		runtime.Gosched() // somebody else may read the clock before this is noted
-		return at
-	}})
-	require.NoError(t, err)
-	tracker.Touch("a")
-	var touching sync.WaitGroup
-	for i := range 4 {
-		touching.Go(func() {
-			for range 2000 {
-				before := tracker.Dump(nil)[0].LastActive
-				if i%2 == 0 {
-					tracker.Touch("a")
-				} else {
-					tracker.TouchKnown("a")
-				}
-				if after := tracker.Dump(nil)[0].LastActive; !after.After(before) {
-					t.Errorf("%v, and after a touch %v", before, after)
-					return
-				}
+func TestARequestThatWasNotAdmittedLeavesNothingOpen(t *testing.T) {
+	w := newWorld(t, nil)
+	e := w.Begin("a", time.Hour)
+	w.pass(time.Minute)
+	e.Cancel()
+	require.Equal(t, time.Minute-slack-time.Second, w.ask("a").Age)
+}
+
+func TestWhatWasNeverUsedIsNotAmongTheAnswers(t *testing.T) {
+	w := newWorld(t, nil)
+	w.request("a")
+	all, _ := w.Ask([]string{"b", "a", "c"})
+	require.Equal(t, []string{"a"}, ids(all))
+}
+
+func TestATouchCanHaveHappenedUntilTheTickAfterIt(t *testing.T) {
+	w := newWorld(t, nil)
+	w.sure()
+	w.Tick()
+	w.jump(400 * time.Millisecond) // late, and no pause yet
+	w.request("a")                 // stores a tick that is 400 ms old
+	w.Tick()
+	require.Zero(t, w.Doubt())
+	w.pass(window - time.Millisecond)
+	require.Zero(t, w.ask("a").Age)
+	w.pass(time.Millisecond)
+	require.Equal(t, window-time.Second, w.ask("a").Age, "not later than need be")
+}
+
+func TestLateTicksThatAreNotRememberedCountAsTheLatestOfThem(t *testing.T) {
+	w := newWorld(t, nil)
+	w.Tick()
+	w.request("a")
+	w.jump(150 * time.Millisecond)
+	w.Tick()
+	began := w.now() // of what a can have been used until
+	w.jump(450 * time.Millisecond)
+	w.Tick()
+	for range 100 {
+		w.jump(slack + time.Millisecond)
+		w.Tick()
+	}
+	w.pass(time.Minute)
+	require.Equal(t, w.now()-began+150*time.Millisecond-450*time.Millisecond-time.Second, w.ask("a").Age)
+}
+
+func TestAskRefreshesTheClockThatTouchesStore(t *testing.T) {
+	w := newWorld(t, nil)
+	w.sure()
+	w.jump(300 * time.Millisecond)
+	w.Ask(nil)
+	w.request("a") // nobody else has ticked since
+	w.pass(slack + window - time.Millisecond)
+	require.Zero(t, w.ask("a").Age)
+	w.jump(time.Second)
+	_, doubt := w.Ask([]string{"a"})
+	require.Equal(t, 3*flush, doubt, "the pause is noticed by whoever looks first")
+}
+
+func TestAPauseIsDoubtForThreeIntervals(t *testing.T) {
+	for name, c := range map[string]struct {
+		pause time.Duration
+		doubt time.Duration
+	}{
+		"a late tick": {500 * time.Millisecond, 0},
+		"a pause":     {501 * time.Millisecond, 3 * flush},
+		"suspended":   {time.Hour, 3 * flush},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, nil)
+			w.sure()
+			w.jump(c.pause)
+			w.Tick()
+			require.Equal(t, c.doubt, w.Doubt())
+			if c.doubt > 0 {
+				require.Equal(t, "this router was paused", w.DoubtReason())
 			}
+			w.pass(c.doubt)
+			require.Zero(t, w.Doubt())
+			require.Empty(t, w.DoubtReason())
 		})
 	}
-	touching.Wait()
+}
+
+func TestANewTrackerIsInDoubt(t *testing.T) {
+	w := newWorld(t, nil)
+	require.Equal(t, 3*flush, w.Doubt())
+	_, doubt := w.Final()
+	require.True(t, doubt)
+	w.pass(3*flush - time.Millisecond)
+	require.Equal(t, time.Millisecond, w.Doubt())
+	w.pass(time.Millisecond)
+	_, doubt = w.Final()
+	require.False(t, doubt)
+}
+
+func TestReportNamesWhatHasMovedByAQuarterOfItsTimeout(t *testing.T) {
+	for name, c := range map[string]struct {
+		timeout, every time.Duration
+	}{
+		"five minutes": {5 * time.Minute, 75 * time.Second},
+		"none":         {0, time.Minute},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, nil)
+			use := func() { w.Begin("a", c.timeout).Read() }
+			use()
+			require.Equal(t, []lastactive.Activity{{ID: "a", Settles: window}}, w.Report(false))
+			use()
+			require.Empty(t, w.Report(false))
+			w.pass(c.every - tick)
+			use()
+			require.Empty(t, w.Report(false))
+			w.pass(tick)
+			require.Empty(t, w.Report(false), "it is due, and was not used")
+			use()
+			use()
+			require.Equal(t, []string{"a"}, ids(w.Report(false)), "once")
+			require.Empty(t, w.Report(false))
+		})
+	}
+}
+
+func TestReportOfAllNamesEverythingAndIsAReport(t *testing.T) {
+	w := newWorld(t, nil)
+	w.request("a")
+	w.request("b")
+	require.ElementsMatch(t, []string{"a", "b"}, ids(w.Report(true)))
+	require.Empty(t, w.Report(false))
+	require.ElementsMatch(t, []string{"a", "b"}, ids(w.Report(true)))
+}
+
+func TestWhatTheLogSaysIsReportedToo(t *testing.T) {
+	w := newWorld(t, func(o *lastactive.Options) {
+		o.IdleTimeout = func(id string) (time.Duration, bool) { return 40 * time.Second, id == "known" }
+	})
+	l := w.OpenLog(flush)
+	defer l.Close()
+	for _, c := range []struct {
+		id    string
+		every time.Duration
+	}{{"known", 10 * time.Second}, {"unknown", window / 4}} {
+		record := func() { l.Record([]lastactive.LogEntry{{ID: c.id, Stream: c.id}}) }
+		record()
+		require.Equal(t, []lastactive.Activity{{ID: c.id, Open: 1}}, w.Report(false))
+		w.pass(c.every - time.Millisecond)
+		record()
+		require.Empty(t, w.Report(false))
+		w.pass(time.Millisecond)
+		record()
+		require.Equal(t, []string{c.id}, ids(w.Report(false)))
+	}
+}
+
+func TestFinalNamesWhatIsOpenOrWasALittleAgo(t *testing.T) {
+	w := newWorld(t, nil)
+	w.request("long ago")
+	w.request("not reported since")
+	w.pass(slack + window)
+	w.Report(true)
+	w.request("not reported since")
+	unread := w.Begin("unread", time.Hour)
+	l := w.OpenLog(flush)
+	w.periodic(l, "open", "1", 0, time.Minute)
+	w.request("short")
+	w.pass(slack + window)
+	w.request("now")
+	final, _ := w.Final()
+	require.ElementsMatch(t, []string{"unread", "open", "short", "now", "not reported since"}, ids(final))
+	w.Report(true)
+	w.pass(slack + time.Second)
+	final, _ = w.Final()
+	require.ElementsMatch(t, []string{"unread", "open", "now"}, ids(final))
+	unread.Read()
+	l.Close()
+}
+
+func TestForgottenIsForgotten(t *testing.T) {
+	w := newWorld(t, nil)
+	l := w.OpenLog(flush)
+	defer l.Close()
+	e := w.Begin("a", time.Hour)
+	l.Record([]lastactive.LogEntry{{ID: "a", Stream: "1"}, {ID: "a", Stream: "2"}})
+	w.release("a")
+	require.Zero(t, w.Streams())
+	e.Read()
+	w.pass(time.Hour)
+	e.Cancel()
+	l.Record([]lastactive.LogEntry{{ID: "a", Stream: "1"}, {ID: "a", Stream: "3"}, {ID: "a", Stream: "2", End: true}, {ID: "a"}})
+	all, _ := w.Ask([]string{"a"})
+	require.Empty(t, all)
+	require.Empty(t, w.Report(false))
+	require.Empty(t, w.Report(true))
+	require.Empty(t, w.Dump(nil))
+	require.Zero(t, w.Len())
+	require.Zero(t, w.Streams())
+	w.Forget("never seen")
+}
+
+func TestAReleaseBetweenTheQuestionAndTheCreationWins(t *testing.T) {
+	asked := 0
+	w := newWorld(t, func(o *lastactive.Options) {
+		o.Gone = func(string) bool { asked++; return asked > 1 }
+	})
+	l := w.OpenLog(flush)
+	defer l.Close()
+	l.Record([]lastactive.LogEntry{{ID: "a", Stream: "1"}})
+	require.Equal(t, 2, asked)
+	require.Zero(t, w.Len())
+	require.Zero(t, w.Streams())
+}
+
+func TestRetainKeepsTheTimesOfTheOthers(t *testing.T) {
+	w := newWorld(t, nil)
+	for _, id := range []string{"a", "b", "c"} {
+		w.request(id)
+	}
+	w.pass(time.Minute)
+	w.Retain(func(id string) bool { return id == "b" })
+	require.Equal(t, 1, w.Len())
+	require.Equal(t, time.Minute-slack-time.Second, w.ask("b").Age)
+	require.Equal(t, time.Minute-slack-time.Second, w.ask("a").Age, "it may exist, and was used until then")
+}
+
+func TestSilentLongestGoesFirstAndIsNotTakenForUnused(t *testing.T) {
+	w := newWorld(t, func(o *lastactive.Options) { o.Size = 3 })
+	for _, id := range []string{"a", "b", "c"} {
+		w.request(id)
+		w.pass(time.Minute)
+	}
+	all, _ := w.Ask([]string{"x"})
+	require.Empty(t, all, "none was ever dropped")
+	w.request("d")
+	require.EqualValues(t, 1, w.Evicted())
+	require.Equal(t, 3, w.Len())
+	require.Equal(t, 3*time.Minute-slack-time.Second, w.ask("a").Age)
+	require.Equal(t, 3*time.Minute-slack-time.Second, w.ask("x").Age, "who knows whether it was that")
+	require.Zero(t, w.ask("x").Open)
+}
+
+func TestWhatIsInUseIsNotDroppedForWantOfRoom(t *testing.T) {
+	w := newWorld(t, func(o *lastactive.Options) { o.Size = 2 })
+	l := w.OpenLog(flush)
+	defer l.Close()
+	unread := w.Begin("unread", time.Hour)
+	l.Record([]lastactive.LogEntry{{ID: "open", Stream: "1"}})
+	w.pass(time.Minute)
+	for i := range 20 {
+		w.request(fmt.Sprint(i))
+	}
+	require.Zero(t, w.ask("unread").Age)
+	require.Zero(t, w.ask("open").Age)
+	require.LessOrEqual(t, w.Len(), 3)
+	unread.Read()
+	l.Record([]lastactive.LogEntry{{ID: "open", Stream: "1", End: true}})
+	for i := range 20 {
+		w.request(fmt.Sprint("later ", i))
+	}
+	require.Equal(t, 2, w.Len(), "it shrinks again")
 }
 
 func TestOptionsAreChecked(t *testing.T) {
-	_, err := lastactive.New(lastactive.Options{})
-	require.ErrorContains(t, err, "Options.Now")
-	_, err = lastactive.New(lastactive.Options{Now: time.Now, Size: -1})
-	require.ErrorContains(t, err, "Options.Size")
-}
-
-func example() *lastactive.Tracker {
-	noon := time.Date(2030, 1, 1, 12, 0, 0, 0, time.UTC)
-	tracker, err := lastactive.New(lastactive.Options{Now: func() time.Time { return noon }})
-	if err != nil {
-		panic(err)
+	good := lastactive.Options{Flush: flush, Window: window, Now: func() time.Duration { return 0 }}
+	for name, c := range map[string]struct {
+		change func(*lastactive.Options)
+		want   string
+	}{
+		"no clock":     {func(o *lastactive.Options) { o.Now = nil }, "Options.Now"},
+		"no flush":     {func(o *lastactive.Options) { o.Flush = 0 }, "Options.Flush"},
+		"short window": {func(o *lastactive.Options) { o.Window = flush }, "Options.Window"},
+		"size":         {func(o *lastactive.Options) { o.Size = -1 }, "Options.Size"},
+		"streams":      {func(o *lastactive.Options) { o.Streams = -1 }, "Streams"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := good
+			c.change(&o)
+			_, err := lastactive.New(o)
+			require.ErrorContains(t, err, c.want)
+		})
 	}
-	return tracker
+	_, err := lastactive.New(good)
+	require.NoError(t, err)
 }
 
-func Example() {
-	tracker := example()
-	tracker.Touch("k3x9")      // a request was admitted
-	tracker.TouchKnown("k3x9") // it is still open
-	tracker.TouchKnown("gone") // a report that comes after the release
-	for _, a := range tracker.Dump(nil) {
-		fmt.Println(a.ID, a.LastActive.Format(time.Kitchen))
+func TestRunTicks(t *testing.T) {
+	w := newWorld(t, nil)
+	w.sure()
+	ctx, cancel := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() { w.Run(ctx) })
+	w.jump(time.Second)
+	// Doubt ticks itself, so what is looked at is what a touch stores.
+	require.Eventually(t, func() bool {
+		w.request("a")
+		return w.Dump(func(string) bool { return true })[0].Age == 0
+	}, 10*time.Second, time.Millisecond)
+	cancel()
+	running.Wait()
+}
+
+// A request is admitted only if admissions have not been stopped after it began, and
+// whoever stops them asks afterwards.
+func TestNoAdmissionEscapesWhoStopsThemAndAsks(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		size int
+	}{{"tracked", 0}, {"dropped for want of room all the time", 1}} {
+		t.Run(c.name, func(t *testing.T) {
+			w := newWorld(t, func(o *lastactive.Options) { o.Size = c.size })
+			for round := range 300 {
+				id := fmt.Sprint(round % 7)
+				var stopped atomic.Bool
+				var admitted atomic.Int64
+				var seen atomic.Bool
+				w.pass(slack + window + time.Second)
+				var all sync.WaitGroup
+				for range 3 {
+					all.Go(func() {
+						for !stopped.Load() {
+							e := w.Begin(id, time.Hour)
+							if stopped.Load() {
+								e.Cancel()
+								return
+							}
+							admitted.Add(1)
+							e.Read()
+						}
+					})
+				}
+				if c.size == 1 {
+					all.Go(func() {
+						for !stopped.Load() {
+							w.request("other")
+						}
+					})
+				}
+				all.Go(func() {
+					stopped.Store(true)
+					answers, _ := w.Ask([]string{id})
+					seen.Store(len(answers) == 1 && answers[0].Age == 0)
+				})
+				all.Wait()
+				if admitted.Load() > 0 && !seen.Load() {
+					t.Fatalf("round %d: %d were admitted, and Ask has seen none", round, admitted.Load())
+				}
+			}
+		})
 	}
-	tracker.Forget("k3x9")
-	fmt.Println(tracker.Len())
-	// Output:
-	// k3x9 12:00PM
-	// 0
 }
 
-func ExampleTracker_Retain() {
-	tracker := example()
-	tracker.Touch("a")
-	tracker.Touch("b")
-	tracker.Retain(func(id string) bool { return id == "a" })
-	fmt.Println(tracker.Len())
-	// Output: 1
-}
-
-func ExampleTracker_Dump() {
-	tracker := example()
-	tracker.Touch("b")
-	tracker.Touch("a")
-	for _, a := range tracker.Dump(func(id string) bool { return id != "b" }) {
-		fmt.Println(a.ID)
+func TestTouchesLogsReportsAndReleasesAtOnce(t *testing.T) {
+	w := newWorld(t, func(o *lastactive.Options) { o.Size, o.Streams = 20, 40 })
+	var working sync.WaitGroup
+	for g := range 2 {
+		working.Go(func() {
+			for i := range 3000 {
+				e := w.Begin(fmt.Sprint(i*7%31), time.Minute)
+				if i%3 == g {
+					e.Cancel()
+				} else {
+					e.Read()
+				}
+			}
+		})
+		working.Go(func() {
+			var l *lastactive.Log
+			for i := range 3000 {
+				if i%500 == 0 {
+					if l != nil {
+						l.Close()
+					}
+					l = w.OpenLog(flush)
+				}
+				l.Record([]lastactive.LogEntry{{ID: fmt.Sprint(i % 29), Stream: fmt.Sprint(g, i%53), Bytes: uint64(i), End: i%5 == 0}})
+			}
+			l.Close()
+		})
 	}
-	// Output: a
-}
-
-func ExampleTracker_Evicted() {
-	tracker, _ := lastactive.New(lastactive.Options{Size: 1, Now: time.Now})
-	tracker.Touch("a")
-	tracker.Touch("b")
-	fmt.Println(tracker.Evicted())
-	// Output: 1
+	working.Go(func() {
+		for i := range 1000 {
+			w.jump(40 * time.Millisecond)
+			w.Tick()
+			w.Ask([]string{fmt.Sprint(i % 31)})
+			w.Report(i%50 == 0)
+			w.Forget(fmt.Sprint(i % 31))
+			if i%100 == 0 {
+				w.Final()
+				w.Retain(func(id string) bool { return id > "15" })
+			}
+		}
+	})
+	working.Wait()
+	w.pass(time.Minute)
+	for _, s := range w.Dump(nil) {
+		require.Zero(t, s.Unread)
+		require.Zero(t, s.Open, "all logs are closed")
+		require.NotZero(t, s.Age)
+	}
+	require.Zero(t, w.Streams())
+	w.Report(true)
+	require.Empty(t, w.Report(false))
 }

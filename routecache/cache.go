@@ -19,6 +19,9 @@ type Route struct {
 	DefaultPort uint16
 	// Ports are those that may be reached.
 	Ports Ports
+	// IdleTimeout is after how long without activity the sandbox is released; 0: never.
+	// The cache only keeps it.
+	IdleTimeout time.Duration
 }
 
 // Status is what is known about a sandbox ID.
@@ -34,6 +37,9 @@ const (
 	Gone
 	// Starting: there is such a sandbox, and nobody may be sent to it yet.
 	Starting
+	// Quiesced: requests for the sandbox are to be held, because it may be released for
+	// being idle. See Quiesce.
+	Quiesced
 )
 
 func (s Status) String() string {
@@ -46,6 +52,8 @@ func (s Status) String() string {
 		return "gone"
 	case Starting:
 		return "starting"
+	case Quiesced:
+		return "quiesced"
 	}
 	return fmt.Sprintf("Status(%d)", int(s))
 }
@@ -90,6 +98,7 @@ type Cache struct {
 	tombstones *simplelru.LRU[string, struct{}]
 	questions  map[string]*question
 	awaited    map[string]*awaited
+	quiesced   map[string]struct{}
 	freshUntil time.Duration
 	stats      Stats
 }
@@ -103,7 +112,7 @@ type question struct {
 
 // awaited is an ID that callers of Await wait for.
 type awaited struct {
-	changed chan struct{} // closed when something else than "starting" is known of it
+	changed chan struct{} // closed when something else may be known of it
 	callers int
 }
 
@@ -117,8 +126,8 @@ type Stats struct {
 	Questions uint64
 	// Evictions are routes dropped for want of room.
 	Evictions uint64
-	// Routes, Tombstones and Open are how many there are now.
-	Routes, Tombstones, Open int
+	// Routes, Tombstones, Open questions and Quiesced IDs are how many there are now.
+	Routes, Tombstones, Open, Quiesced int
 }
 
 // New returns an empty cache that is not fresh.
@@ -147,7 +156,7 @@ func New(o Options) (*Cache, error) {
 	}
 	c := &Cache{
 		now: o.Now, ask: o.Ask, negativeTTL: o.NegativeTTL, questionMax: o.Questions,
-		questions: map[string]*question{}, awaited: map[string]*awaited{},
+		questions: map[string]*question{}, awaited: map[string]*awaited{}, quiesced: map[string]struct{}{},
 	}
 	var err error
 	if c.routes, err = simplelru.NewLRU[string, *Route](o.Size, nil); err == nil {
@@ -228,12 +237,13 @@ func (c *Cache) lookupOrAsk(ctx context.Context, id string) (Answer, error) {
 	}
 }
 
-// Await returns when something else than that it is starting may be known of id: it
-// runs or is gone, or the cache was replaced. It returns ctx's cause if that ends
-// first. The caller looks the ID up again, and may find that it is still starting.
-func (c *Cache) Await(ctx context.Context, id string) error {
+// Await returns when something else may be known of id than what a Lookup has answered,
+// Starting or Quiesced: it runs, is quiesced, resumed or gone, or the cache was
+// replaced. It returns ctx's cause if that ends first. The caller looks the ID up again,
+// and may find the same.
+func (c *Cache) Await(ctx context.Context, id string, answered Status) error {
 	c.mu.Lock()
-	if n, ok := c.negative.Peek(id); c.tombstones.Contains(id) || c.routes.Contains(id) || ok && n.answer.Status != Starting {
+	if c.moved(id, answered) {
 		c.mu.Unlock()
 		return nil // since the caller has looked
 	}
@@ -259,6 +269,16 @@ func (c *Cache) Await(ctx context.Context, id string) error {
 	}
 }
 
+// moved reports whether something else is known of id than what was answered. c.mu is
+// held.
+func (c *Cache) moved(id string, answered Status) bool {
+	if c.tombstones.Contains(id) || c.held(id) != (answered == Quiesced) {
+		return true
+	}
+	n, ok := c.negative.Peek(id)
+	return answered == Starting && (c.routes.Contains(id) || ok && n.answer.Status != Starting)
+}
+
 // wake lets those go on who wait for id. c.mu is held.
 func (c *Cache) wake(id string) {
 	if w := c.awaited[id]; w != nil {
@@ -273,11 +293,32 @@ type negative struct {
 	until  time.Duration
 }
 
+// Gone reports whether id is known to have been released.
+func (c *Cache) Gone(id string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.tombstones.Contains(id)
+}
+
+// IdleTimeout is that of the route of id, if there is one.
+func (c *Cache) IdleTimeout(id string) (timeout time.Duration, ok bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	r, ok := c.routes.Peek(id)
+	if !ok {
+		return 0, false
+	}
+	return r.IdleTimeout, true
+}
+
 // Holds reports whether a Lookup of id would be answered with r now, without
 // asking the allocator.
 func (c *Cache) Holds(id string, r Route) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.held(id) {
+		return false
+	}
 	held, ok := c.routes.Peek(id)
 	return ok && *held == r && c.now() < c.freshUntil
 }
@@ -302,7 +343,7 @@ func (c *Cache) join(id string) (q *question, mine bool, err error) {
 // An ID has no route and a tombstone at one time: see set. So whoever finds a route
 // need not look for a tombstone.
 func (c *Cache) hit(id string, now time.Duration) *Route {
-	if now >= c.freshUntil {
+	if now >= c.freshUntil || c.held(id) {
 		return nil
 	}
 	r, _ := c.routes.Get(id)
@@ -319,6 +360,9 @@ func (c *Cache) lookup(id string) (a Answer, known bool, err error) {
 	now := c.now()
 	if now >= c.freshUntil {
 		return Answer{}, false, ErrNotFresh
+	}
+	if c.held(id) {
+		return Answer{Status: Quiesced}, true, nil
 	}
 	if r := c.hit(id, now); r != nil {
 		return Answer{Status: Routable, Route: *r}, true, nil
@@ -356,6 +400,46 @@ func (c *Cache) Fresh() bool {
 	return c.now() < c.freshUntil
 }
 
+// quiescedMost bounds the IDs that are quiesced at one time.
+const quiescedMost = 10_000
+
+// Quiesce makes id be answered with Quiesced, whatever else is or becomes known of it,
+// until Resume, Release or Replace: nothing else ends that, and no time. From its
+// return on no Lookup finds a route of id, and none holds. It reports false, and does
+// nothing, if 10,000 other IDs are quiesced.
+func (c *Cache) Quiesce(id string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.tombstones.Contains(id) || c.held(id) {
+		return true
+	}
+	if len(c.quiesced) >= quiescedMost {
+		return false
+	}
+	c.quiesced[id] = struct{}{}
+	c.wake(id) // who waits for it to start has no time of its own for this
+	return true
+}
+
+// Resume ends what Quiesce has begun.
+func (c *Cache) Resume(id string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.held(id) {
+		delete(c.quiesced, id)
+		c.wake(id)
+	}
+}
+
+// held reports whether id is quiesced. c.mu is held.
+func (c *Cache) held(id string) bool {
+	if len(c.quiesced) == 0 {
+		return false
+	}
+	_, held := c.quiesced[id]
+	return held
+}
+
 // Put stores a route that the allocator pushed.
 func (c *Cache) Put(id string, r Route) {
 	c.mu.Lock()
@@ -377,7 +461,7 @@ func (c *Cache) Release(id string) {
 	c.set(id, Answer{Status: Gone})
 }
 
-// Replace forgets every route and stores these instead. What was routable and
+// Replace forgets every route, and what is quiesced, and stores these instead. What was routable and
 // is not in routes becomes unknown, not gone: the caller cannot tell which.
 // Questions stay open; those about an ID in routes are answered.
 func (c *Cache) Replace(routes map[string]Route) {
@@ -385,6 +469,7 @@ func (c *Cache) Replace(routes map[string]Route) {
 	defer c.mu.Unlock()
 	c.routes.Purge()
 	c.negative.Purge()
+	clear(c.quiesced)
 	for id, r := range routes {
 		c.set(id, Answer{Status: Routable, Route: r})
 	}
@@ -417,6 +502,7 @@ func (c *Cache) set(id string, a Answer) {
 	case Gone:
 		c.negative.Remove(id)
 		c.routes.Remove(id)
+		delete(c.quiesced, id)
 		c.tombstones.Add(id, struct{}{})
 	case Unknown, Starting:
 		c.routes.Remove(id)
@@ -463,6 +549,6 @@ func (c *Cache) Stats() Stats {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	s := c.stats
-	s.Routes, s.Tombstones, s.Open = c.routes.Len(), c.tombstones.Len(), len(c.questions)
+	s.Routes, s.Tombstones, s.Open, s.Quiesced = c.routes.Len(), c.tombstones.Len(), len(c.questions), len(c.quiesced)
 	return s
 }

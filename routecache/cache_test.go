@@ -555,6 +555,7 @@ func TestAwaitReturnsWhenSomethingElseIsKnown(t *testing.T) {
 		"it was asked for":      {func(w *world) { w.Resolve("a", routable(routeA)) }, true},
 		"it is gone":            {func(w *world) { w.Release("a") }, true},
 		"nobody knows it":       {func(w *world) { w.Resolve("a", routecache.Answer{Status: routecache.Unknown}) }, true},
+		"it is quiesced":        {func(w *world) { w.Quiesce("a") }, true},
 		"a snapshot":            {func(w *world) { w.Replace(nil) }, true},
 		"it is still starting":  {func(w *world) { w.Resolve("a", starting) }, false},
 		"another one runs":      {func(w *world) { w.Put("b", routeB) }, false},
@@ -568,7 +569,7 @@ func TestAwaitReturnsWhenSomethingElseIsKnown(t *testing.T) {
 				defer cancel(nil)
 				woken := make(chan error, 2)
 				for range 2 {
-					go func() { woken <- w.Await(ctx, "a") }()
+					go func() { woken <- w.Await(ctx, "a", routecache.Starting) }()
 				}
 				synctest.Wait()
 				require.Empty(t, woken)
@@ -599,7 +600,7 @@ func TestAwaitDoesNotMissWhatHappenedBeforeIt(t *testing.T) {
 			w := newWorld(t, routecache.Options{})
 			w.Resolve("a", routecache.Answer{Status: routecache.Starting})
 			happens(w)
-			require.NoError(t, w.Await(t.Context(), "a"))
+			require.NoError(t, w.Await(t.Context(), "a", routecache.Starting))
 		})
 	}
 }

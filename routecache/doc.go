@@ -16,16 +16,20 @@
 //     question to the others.
 //   - A push wins. Put and Release answer open questions for their ID and
 //     remove a negative entry at once.
-//   - Whoever awaits a sandbox that is starting looks again as soon as it runs, is
-//     gone, or a snapshot has come.
-//   - Bounded memory: routes, negative entries, tombstones and open questions
-//     each have a limit. Over the last one Lookup fails at once.
+//   - Whoever awaits a sandbox that is starting, or quiesced, looks again as soon as it
+//     runs, is resumed or gone, or a snapshot has come.
+//   - Quiesced stays quiesced. Once Quiesce(id) has returned, no route of id is found
+//     and none holds, until Resume, Release or Replace. No push, answer, eviction,
+//     disconnection or time goes on by itself.
+//   - Bounded memory: routes, negative entries, tombstones, open questions and
+//     quiesced IDs each have a limit. Over that of questions Lookup fails at once, over
+//     the last one Quiesce does.
 //
 // # How
 //
 // The allocator's stream is ordered, and the cache is told what arrives on it
 // in that order: Replace for a snapshot, Put, Release, Resolve for the answer
-// to a question. So "which is newer" never has to be asked. What breaks the
+// to a question, Quiesce and Resume. So "which is newer" never has to be asked. What breaks the
 // guarantees is calling those methods out of the stream's order, or from a
 // stream that has been replaced by another; the caller must not.
 //

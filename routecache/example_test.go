@@ -88,7 +88,7 @@ func ExampleCache_Put() {
 	c := example(nil)
 	c.Put("k3x9", pod)
 	fmt.Println(c.Dump())
-	// Output: [{k3x9 {10.0.0.7 8080 all}}]
+	// Output: [{k3x9 {10.0.0.7 8080 all 0s}}]
 }
 
 func ExampleCache_Resolve() {
@@ -113,7 +113,20 @@ func ExampleCache_Replace() {
 	c.Put("old", pod)
 	c.Replace(map[string]routecache.Route{"new": pod})
 	fmt.Println(c.Dump())
-	// Output: [{new {10.0.0.7 8080 all}}]
+	// Output: [{new {10.0.0.7 8080 all 0s}}]
+}
+
+func ExampleCache_Quiesce() {
+	c := example(nil)
+	c.Put("k3x9", pod)
+	c.Quiesce("k3x9")
+	answer, _ := c.Lookup(context.Background(), "k3x9")
+	fmt.Println(answer.Status, c.Holds("k3x9", pod))
+	c.Resume("k3x9")
+	fmt.Println(c.Holds("k3x9", pod))
+	// Output:
+	// quiesced false
+	// true
 }
 
 func ExampleCache_SetFreshUntil() {

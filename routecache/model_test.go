@@ -21,6 +21,7 @@ type model struct {
 	routes     map[string]routecache.Route
 	negative   map[string]negative
 	gone       map[string]bool
+	quiesced   map[string]bool
 	waiting    map[string][]<-chan result // for the answer about an ID
 	deaf       bool
 }
@@ -39,6 +40,9 @@ func (m *model) peek(id string) (a routecache.Answer, known bool, err error) {
 	}
 	if m.now >= m.fresh {
 		return a, false, routecache.ErrNotFresh
+	}
+	if m.quiesced[id] {
+		return routecache.Answer{Status: routecache.Quiesced}, true, nil
 	}
 	if r, ok := m.routes[id]; ok {
 		return routable(r), true, nil
@@ -59,6 +63,7 @@ func (m *model) set(id string, a routecache.Answer) {
 	case a.Status == routecache.Gone:
 		delete(m.negative, id)
 		delete(m.routes, id)
+		delete(m.quiesced, id)
 		m.gone[id] = true
 	default:
 		delete(m.routes, id)
@@ -86,7 +91,7 @@ func TestCacheBehavesAsTheModel(t *testing.T) {
 func runModel(rt *rapid.T, t *testing.T) {
 	m := &model{
 		routes: map[string]routecache.Route{}, negative: map[string]negative{},
-		gone: map[string]bool{}, waiting: map[string][]<-chan result{},
+		gone: map[string]bool{}, quiesced: map[string]bool{}, waiting: map[string][]<-chan result{},
 	}
 	var asked []string
 	c, err := routecache.New(routecache.Options{
@@ -146,9 +151,20 @@ func runModel(rt *rapid.T, t *testing.T) {
 			snapshot := rapid.MapOf(ids, routes).Draw(rt, "snapshot")
 			c.Replace(snapshot)
 			m.routes, m.negative = map[string]routecache.Route{}, map[string]negative{}
+			clear(m.quiesced)
 			for id, r := range snapshot {
 				arrives(id, routable(r))
 			}
+		},
+		"quiesce": func(rt *rapid.T) {
+			id := ids.Draw(rt, "id")
+			require.True(rt, c.Quiesce(id))
+			m.quiesced[id] = !m.gone[id]
+		},
+		"resume": func(rt *rapid.T) {
+			id := ids.Draw(rt, "id")
+			c.Resume(id)
+			delete(m.quiesced, id)
 		},
 		"disconnected": func(rt *rapid.T) {
 			c.Disconnected()
@@ -206,7 +222,7 @@ func runModel(rt *rapid.T, t *testing.T) {
 			require.Equal(rt, m.now < m.fresh, c.Fresh())
 			for _, id := range []string{"a", "b", "c"} {
 				r, ok := m.routes[id]
-				require.Equal(rt, ok && m.now < m.fresh, c.Holds(id, r))
+				require.Equal(rt, ok && m.now < m.fresh && !m.quiesced[id], c.Holds(id, r))
 			}
 			s := c.Stats()
 			require.Equal(rt, len(m.gone), s.Tombstones)

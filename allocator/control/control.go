@@ -40,6 +40,8 @@ const (
 	snapshotPart = 5_000
 	// deadMost is how many routers one message may report as dead.
 	deadMost = 1000
+	// activitiesMost is how many sandboxes one message may speak of.
+	activitiesMost = 5_000
 	// joinWait is how long a new stream may take to say Join.
 	joinWait = 5 * time.Second
 )
@@ -57,8 +59,9 @@ type Leader interface {
 type Server struct {
 	controlv1.UnimplementedControlServer
 	log *zap.Logger
-	// maxStale is how long after its last ping a router is waited for.
-	maxStale time.Duration
+	// maxStale is how long after its last ping a router is waited for, window the
+	// shortest idle timeout that is allowed.
+	maxStale, window time.Duration
 	// leaderAddress returns the control address of the replica that leads, "" if
 	// none is known.
 	leaderAddress func() string
@@ -88,10 +91,11 @@ func (s *stream) end(err error) {
 
 // New returns a Server that does not lead. maxStale is for how long after its last
 // answered ping a router may serve what it knows: one that would for longer is refused,
-// because nobody would wait for it.
-func New(maxStale time.Duration, leaderAddress func() string, log *zap.Logger) *Server {
+// because nobody would wait for it. window is the shortest idle timeout that is allowed:
+// a router that may not know for longer what is open is refused.
+func New(maxStale, window time.Duration, leaderAddress func() string, log *zap.Logger) *Server {
 	return &Server{
-		log: log, maxStale: maxStale, leaderAddress: leaderAddress,
+		log: log, maxStale: maxStale, window: window, leaderAddress: leaderAddress,
 		streams: map[uint64]*stream{}, stopping: make(chan struct{}),
 	}
 }
@@ -167,12 +171,15 @@ func (s *Server) Session(rpc grpc.BidiStreamingServer[controlv1.RouterMessage, c
 	if err := s.checkMaxStale(join); err != nil {
 		return err
 	}
+	if err := s.checkWindow(join); err != nil {
+		return err
+	}
 
 	st := s.add()
 	defer s.remove(st)
 	session := join.GetInstanceId()
 	from := addressOf(rpc.Context())
-	leader.Submit(core.SessionJoined{Session: session, Stream: st.id, From: from})
+	leader.Submit(core.SessionJoined{Session: session, Stream: st.id, From: from, Quiesces: join.GetActivityWindowNanos() > 0})
 	defer leader.Submit(core.SessionLeft{Session: session, Stream: st.id})
 	s.log.Info("router joined", zap.String("session", session), zap.String("address", from))
 	err := s.serve(rpc, leader, st, session, incoming, failed)
@@ -202,16 +209,56 @@ func (s *Server) checkMaxStale(join *controlv1.Join) error {
 		s.log.Warn("a router of an earlier version does not say what its --max-stale is; it must not be more than the allocators'",
 			zap.String("session", join.GetInstanceId()), zap.Duration("maxStale", s.maxStale))
 	case theirs > ours:
-		says := fmt.Sprintf("%d ns", theirs)
-		if theirs <= math.MaxInt64 {
-			says = time.Duration(theirs).String()
-		}
+		says := duration(theirs)
 		err := status.Errorf(codes.FailedPrecondition, "the router's --max-stale, %s, is larger than the allocators' --max-stale, %v: addresses would be used again while it may still send requests there; give the allocators the same or more, or the router no more than they have",
 			says, s.maxStale)
 		s.log.Warn("router refused", zap.String("session", join.GetInstanceId()), zap.Error(err))
 		return err
 	}
 	return nil
+}
+
+// duration writes what a router says, which may be anything.
+func duration(nanos uint64) string {
+	if nanos > math.MaxInt64 {
+		return fmt.Sprintf("%d ns", nanos)
+	}
+	return time.Duration(nanos).String()
+}
+
+// checkWindow refuses a router that may take a request that is open for one that has
+// ended before a sandbox could be released for that.
+func (s *Server) checkWindow(join *controlv1.Join) error {
+	theirs, ours := join.GetActivityWindowNanos(), uint64(s.window)
+	switch {
+	case theirs == 0:
+		s.log.Warn("a router of an earlier version cannot say what is idle; while it is there no sandbox that it can route to is released for being idle",
+			zap.String("session", join.GetInstanceId()))
+	case theirs > ours:
+		err := status.Errorf(codes.FailedPrecondition, "the router may not know for %s what is open, and the allocators allow idle timeouts of %v: sandboxes in use would be released; give the allocators, the routers and Envoy the same --access-log-flush",
+			duration(theirs), s.window)
+		s.log.Warn("router refused", zap.String("session", join.GetInstanceId()), zap.Error(err))
+		return err
+	}
+	return nil
+}
+
+// activities turns what a router says of activity into the core's form.
+func activities(field string, all []*controlv1.Activity) ([]core.Activity, error) {
+	if len(all) > activitiesMost {
+		return nil, status.Errorf(codes.InvalidArgument, "%s.activities: %d are more than %d", field, len(all), activitiesMost)
+	}
+	list := make([]core.Activity, 0, len(all))
+	for _, a := range all {
+		list = append(list, core.Activity{ID: a.GetSandboxId(), Age: ago(a.GetAgeMillis()), Quiet: ago(a.GetQuietMillis()), Open: int(a.GetOpen()), Settles: ago(a.GetSettlesMillis())})
+	}
+	return list, nil
+}
+
+// ago is a number of milliseconds, a hundred years at most.
+func ago(millis uint64) time.Duration {
+	const most = 100 * 365 * 24 * time.Hour
+	return time.Duration(min(millis, uint64(most/time.Millisecond))) * time.Millisecond
 }
 
 // checkDead refuses a report of deaths that makes no sense.
@@ -247,8 +294,20 @@ func (s *Server) serve(rpc grpc.BidiStreamingServer[controlv1.RouterMessage, con
 			case *controlv1.RouterMessage_Ping:
 				leader.Submit(core.SessionPing{Session: session, Stream: st.id, Nonce: m.Ping.GetNonce()})
 			case *controlv1.RouterMessage_Goodbye:
-				leader.Submit(core.SessionGoodbye{Session: session})
+				leader.Submit(core.SessionGoodbye{Session: session, Doubt: m.Goodbye.GetDoubt()})
 				return nil
+			case *controlv1.RouterMessage_Report:
+				all, err := activities("report", m.Report.GetActivities())
+				if err != nil {
+					return err
+				}
+				leader.Submit(core.Report{Session: session, Stream: st.id, Activities: all, Complete: m.Report.GetComplete()})
+			case *controlv1.RouterMessage_Quiesced:
+				all, err := activities("quiesced", m.Quiesced.GetActivities())
+				if err != nil {
+					return err
+				}
+				leader.Submit(core.Quiesced{Session: session, Stream: st.id, Number: m.Quiesced.GetNumber(), Activities: all, Doubt: ago(m.Quiesced.GetDoubtMillis())})
 			case *controlv1.RouterMessage_Dead:
 				if err := checkDead(m.Dead, session); err != nil {
 					return err // before any of it is believed
@@ -336,6 +395,10 @@ func (s *Server) Deliver(term uint64, e core.Effect) bool {
 			r.Answer = &controlv1.Resolved_Unknown{Unknown: &controlv1.Unknown{}}
 		}
 		s.push(e.Stream, &controlv1.AllocatorMessage{Term: term, Message: &controlv1.AllocatorMessage_Resolved{Resolved: r}})
+	case core.SendQuiesce:
+		s.push(e.Stream, &controlv1.AllocatorMessage{Term: term, Message: &controlv1.AllocatorMessage_Quiesce{Quiesce: &controlv1.Quiesce{Number: e.Number, SandboxIds: e.IDs}}})
+	case core.SendResume:
+		s.push(e.Stream, &controlv1.AllocatorMessage{Term: term, Message: &controlv1.AllocatorMessage_Resume{Resume: &controlv1.Resume{SandboxIds: e.IDs}}})
 	case core.SendPong:
 		s.push(e.Stream, &controlv1.AllocatorMessage{Term: term, Message: &controlv1.AllocatorMessage_Pong{Pong: &controlv1.Pong{Nonce: e.Nonce}}})
 	case core.CloseStream:
@@ -343,7 +406,7 @@ func (s *Server) Deliver(term uint64, e core.Effect) bool {
 			s.cut(e.Stream, controlv1.DeclaredDead())
 			return true
 		}
-		s.cut(e.Stream, status.Error(codes.Aborted, "another stream joined under the same instance ID, or the session expired"))
+		s.cut(e.Stream, status.Error(codes.Aborted, "another stream joined under the same instance ID, the session expired, or the router did not say what is idle"))
 	default:
 		return false
 	}
@@ -395,7 +458,7 @@ func snapshot(term uint64, e core.SendSnapshot) []*controlv1.AllocatorMessage {
 }
 
 func route(s *core.Sandbox) *controlv1.Route {
-	r := &controlv1.Route{SandboxId: s.ID, PodIp: s.IP.String(), DefaultPort: uint32(s.DefaultPort)}
+	r := &controlv1.Route{SandboxId: s.ID, PodIp: s.IP.String(), DefaultPort: uint32(s.DefaultPort), IdleTimeoutMillis: uint64(s.IdleTimeout.Milliseconds())}
 	for _, port := range s.Ports {
 		r.Ports = append(r.Ports, uint32(port))
 	}

@@ -79,7 +79,7 @@ func run(t *testing.T, f func(*world)) {
 		// The connection's timers keep the bubble's time going also when everybody
 		// waits in vain.
 		defer time.AfterFunc(time.Hour, func() { panic("what the test waits for does not happen") }).Stop()
-		w := &world{t: t, leader: &fakeLeader{}, Server: New(maxStale, func() string { return "10.0.0.9:9090" }, zap.NewNop())}
+		w := &world{t: t, leader: &fakeLeader{}, Server: New(maxStale, 7*time.Second, func() string { return "10.0.0.9:9090" }, zap.NewNop())}
 		w.Lead(w.leader)
 		listener := bufconn.Listen(1 << 16)
 		server := grpc.NewServer()
@@ -200,6 +200,49 @@ func TestARouterThatServesForLongerThanItIsWaitedForIsRefused(t *testing.T) {
 	}
 }
 
+func TestARouterThatCannotTellForLongerWhatIsOpenIsRefused(t *testing.T) {
+	joins := func(nanos uint64) *controlv1.RouterMessage {
+		m := join(instance, 0)
+		m.GetJoin().ActivityWindowNanos = nanos
+		return m
+	}
+	for nanos, says := range map[uint64]string{uint64(7*time.Second) + 1: "7.000000001s", 1<<64 - 1: "18446744073709551615 ns"} {
+		run(t, func(w *world) {
+			stream := w.open()
+			require.NoError(t, stream.Send(joins(nanos)))
+			require.Empty(t, w.leader.seen(), "a session that was refused became known")
+			fails(t, stream, codes.FailedPrecondition, "the router may not know for "+says+" what is open, and the allocators allow idle timeouts of 7s: ")
+		})
+	}
+	// Those of earlier versions do not say, and cannot be asked.
+	for _, nanos := range []uint64{0, 1, uint64(7 * time.Second)} {
+		run(t, func(w *world) {
+			require.NoError(t, w.open().Send(joins(nanos)))
+			require.Equal(t, []core.Event{core.SessionJoined{Session: instance, Stream: 1, Quiesces: nanos > 0}}, w.leader.seen())
+		})
+	}
+}
+
+func TestMoreActivitiesThanFitIntoAMessageAreRefused(t *testing.T) {
+	many := make([]*controlv1.Activity, activitiesMost+1)
+	for i := range many {
+		many[i] = &controlv1.Activity{SandboxId: "k3x9"}
+	}
+	for name, m := range map[string]*controlv1.RouterMessage{
+		"report":   {Message: &controlv1.RouterMessage_Report{Report: &controlv1.Report{Activities: many}}},
+		"quiesced": {Message: &controlv1.RouterMessage_Quiesced{Quiesced: &controlv1.Quiesced{Activities: many}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			run(t, func(w *world) {
+				stream, n := w.joined()
+				require.NoError(t, stream.Send(m))
+				fails(t, stream, codes.InvalidArgument, name+".activities: 5001 are more than 5000")
+				require.Equal(t, []core.Event{core.SessionLeft{Session: instance, Stream: n}}, w.leader.seen())
+			})
+		})
+	}
+}
+
 func TestReportsOfDeathsAreCheckedBeforeAnyIsBelieved(t *testing.T) {
 	const other = "router-of-another-envoy"
 	tooMany := make([]string, deadMost+1)
@@ -266,8 +309,11 @@ func TestWhatARouterSaysBecomesEventsInOrder(t *testing.T) {
 			ping(11),
 			{Message: &controlv1.RouterMessage_Ack{Ack: &controlv1.Ack{Sequence: 1}}},
 			{Message: &controlv1.RouterMessage_Resolve{Resolve: &controlv1.Resolve{SandboxId: "k3x9"}}},
+			{Message: &controlv1.RouterMessage_Report{Report: &controlv1.Report{Activities: []*controlv1.Activity{{SandboxId: "k3x9", AgeMillis: 1500, QuietMillis: 1<<64 - 1, Open: 2}}}}},
+			{Message: &controlv1.RouterMessage_Report{Report: &controlv1.Report{Complete: true}}},
+			{Message: &controlv1.RouterMessage_Quiesced{Quiesced: &controlv1.Quiesced{Number: 9, Activities: []*controlv1.Activity{{SandboxId: "k3x9", AgeMillis: 3, SettlesMillis: 5}}, DoubtMillis: 4}}},
 			{}, // of a kind that is not known yet
-			{Message: &controlv1.RouterMessage_Goodbye{Goodbye: &controlv1.Goodbye{}}},
+			{Message: &controlv1.RouterMessage_Goodbye{Goodbye: &controlv1.Goodbye{Doubt: true}}},
 		} {
 			require.NoError(t, stream.Send(m))
 		}
@@ -277,7 +323,10 @@ func TestWhatARouterSaysBecomesEventsInOrder(t *testing.T) {
 			core.SessionPing{Session: instance, Stream: n, Nonce: 11},
 			core.SessionAck{Session: instance, Stream: n, Sequence: 1},
 			core.Resolve{Session: instance, Stream: n, ID: "k3x9"},
-			core.SessionGoodbye{Session: instance},
+			core.Report{Session: instance, Stream: n, Activities: []core.Activity{{ID: "k3x9", Age: 1500 * time.Millisecond, Quiet: 100 * 365 * 24 * time.Hour, Open: 2}}},
+			core.Report{Session: instance, Stream: n, Activities: []core.Activity{}, Complete: true},
+			core.Quiesced{Session: instance, Stream: n, Number: 9, Activities: []core.Activity{{ID: "k3x9", Age: 3 * time.Millisecond, Settles: 5 * time.Millisecond}}, Doubt: 4 * time.Millisecond},
+			core.SessionGoodbye{Session: instance, Doubt: true},
 			core.SessionLeft{Session: instance, Stream: n},
 		}, w.leader.seen())
 	})
@@ -312,6 +361,8 @@ func TestEffectsReachTheRouterInOrder(t *testing.T) {
 		stream, n := w.joined()
 		k3x9 := sandbox("k3x9")
 		k3x9.Ports = []uint16{8080, 49983}
+		idle := sandbox("idle")
+		idle.IdleTimeout = 90 * time.Second
 		narrowed := sandbox("new")
 		narrowed.Ports = []uint16{65535}
 		for _, e := range []core.Effect{
@@ -324,6 +375,9 @@ func TestEffectsReachTheRouterInOrder(t *testing.T) {
 			core.SendResolved{Stream: n, ID: "gone", Gone: true},
 			core.SendResolved{Stream: n, ID: "nobody"},
 			core.SendResolved{Stream: n, ID: "starting", Starting: true, Hold: 1500 * time.Millisecond},
+			core.SendResolved{Stream: n, ID: "idle", Sandbox: &idle},
+			core.SendQuiesce{Stream: n, Number: 3, IDs: []string{"k3x9", "idle"}},
+			core.SendResume{Stream: n, IDs: []string{"idle"}},
 		} {
 			require.True(t, w.Deliver(7, e))
 		}
@@ -340,6 +394,9 @@ func TestEffectsReachTheRouterInOrder(t *testing.T) {
 			{Term: 7, Message: &controlv1.AllocatorMessage_Resolved{Resolved: &controlv1.Resolved{SandboxId: "gone", Answer: &controlv1.Resolved_Gone{Gone: &controlv1.Gone{}}}}},
 			{Term: 7, Message: &controlv1.AllocatorMessage_Resolved{Resolved: &controlv1.Resolved{SandboxId: "nobody", Answer: &controlv1.Resolved_Unknown{Unknown: &controlv1.Unknown{}}}}},
 			{Term: 7, Message: &controlv1.AllocatorMessage_Resolved{Resolved: &controlv1.Resolved{SandboxId: "starting", Answer: &controlv1.Resolved_Starting{Starting: &controlv1.Starting{HoldMillis: 1500}}}}},
+			{Term: 7, Message: &controlv1.AllocatorMessage_Resolved{Resolved: &controlv1.Resolved{SandboxId: "idle", Answer: &controlv1.Resolved_Route{Route: &controlv1.Route{SandboxId: "idle", PodIp: "10.0.0.1", DefaultPort: 8080, IdleTimeoutMillis: 90_000}}}}},
+			{Term: 7, Message: &controlv1.AllocatorMessage_Quiesce{Quiesce: &controlv1.Quiesce{Number: 3, SandboxIds: []string{"k3x9", "idle"}}}},
+			{Term: 7, Message: &controlv1.AllocatorMessage_Resume{Resume: &controlv1.Resume{SandboxIds: []string{"idle"}}}},
 		} {
 			got, err := stream.Recv()
 			require.NoError(t, err)
@@ -349,7 +406,7 @@ func TestEffectsReachTheRouterInOrder(t *testing.T) {
 }
 
 func TestEffectsThatAreNotForRoutersAreLeftToOthers(t *testing.T) {
-	s := New(maxStale, func() string { return "" }, zap.NewNop())
+	s := New(maxStale, 7*time.Second, func() string { return "" }, zap.NewNop())
 	require.False(t, s.Deliver(7, core.CreatePod{}))
 	require.False(t, s.Deliver(7, core.Claimed{}))
 }
@@ -467,7 +524,7 @@ func TestSlowRouterIsCutOffAndOthersAreNot(t *testing.T) {
 // There is room again as soon as something was sent, but what comes then would be
 // acknowledged together with what is missing.
 func TestNothingIsQueuedForAStreamAfterItWasCutOff(t *testing.T) {
-	s := New(maxStale, func() string { return "" }, zap.NewNop())
+	s := New(maxStale, 7*time.Second, func() string { return "" }, zap.NewNop())
 	st, other := s.add(), s.add()
 	push := func(st *stream, sequence uint64) {
 		t.Helper()

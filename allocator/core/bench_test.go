@@ -8,6 +8,10 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	controlv1 "github.com/berth-sandbox/berth/api/control/v1"
 )
 
 // BenchmarkMemory: what the core keeps of a pod, and more of one that holds a
@@ -157,4 +161,134 @@ func (s *benchSim) do(ev Event) []Effect {
 		all = append(all, effects...)
 	}
 	return all
+}
+
+// BenchmarkActivity: what 100,000 sandboxes with an idle timeout of five minutes, used
+// all the time through ten routers, cost the core. A router reports an ID every 75 s.
+// reports_% and ticks_% are shares of one core: of the first with the decoding of the
+// messages, of the second with the deadlines and the writes of last-active. writes_/s/id
+// is how often one sandbox is written for its activity, asked how many were asked about.
+func BenchmarkActivity(b *testing.B) {
+	const sandboxes, routers, every, seconds = 100_000, 10, 75, 300
+	s := newIdleBench(b, sandboxes, routers, 5*time.Minute)
+	var raw [every][routers][]byte
+	for second := range every {
+		for r := range routers {
+			var m controlv1.Report
+			for i := second; i < sandboxes; i += every {
+				if i%routers == r {
+					m.Activities = append(m.Activities, &controlv1.Activity{SandboxId: benchID(i), AgeMillis: 1})
+				}
+			}
+			var err error
+			if raw[second][r], err = proto.Marshal(&m); err != nil {
+				b.Fatal(err)
+			}
+		}
+	}
+	for b.Loop() {
+		var reports, ticks time.Duration
+		writes, asked := 0, 0
+		for second := range seconds {
+			began := time.Now()
+			for r := range routers {
+				var m controlv1.Report
+				if err := proto.Unmarshal(raw[second%every][r], &m); err != nil {
+					b.Fatal(err)
+				}
+				ev := Report{Session: fmt.Sprint("router", r), Stream: uint64(r + 1)}
+				for _, a := range m.Activities {
+					ev.Activities = append(ev.Activities, Activity{ID: a.GetSandboxId(), Age: time.Duration(a.GetAgeMillis()) * time.Millisecond})
+				}
+				s.do(ev)
+			}
+			reports += time.Since(began)
+			began = time.Now()
+			for range 20 {
+				s.now.Boot += 50 * time.Millisecond
+				s.now.Wall = s.now.Wall.Add(50 * time.Millisecond)
+				effects := s.do(Tick{})
+				writes += len(of[Record](effects))
+				asked += len(of[SendQuiesce](effects))
+			}
+			ticks += time.Since(began)
+			s.pings(routers)
+		}
+		b.ReportMetric(100*reports.Seconds()/seconds, "reports_%")
+		b.ReportMetric(100*ticks.Seconds()/seconds, "ticks_%")
+		b.ReportMetric(float64(writes)/seconds/sandboxes, "writes_/s/id")
+		b.ReportMetric(float64(asked), "asked")
+		if n := len(s.core.Running()); n != sandboxes || s.core.sessions["router0"].stream != 1 {
+			b.Fatalf("%d are left", n)
+		}
+	}
+}
+
+// BenchmarkDeadlines: 100,000 sandboxes with an idle timeout of an hour, of which
+// nobody hears anything but that they are in use once in 45 minutes: what their
+// deadlines cost, as a share of one core, and how long the longest step took.
+func BenchmarkDeadlines(b *testing.B) {
+	const sandboxes, hours = 100_000, 3
+	s := newIdleBench(b, sandboxes, 1, time.Hour)
+	for b.Loop() {
+		var ticks, longest time.Duration
+		for second := range hours * 3600 {
+			for i := second % 2700 * sandboxes / 2700; i < (second%2700+1)*sandboxes/2700; i++ {
+				sb := s.core.sandboxes[benchID(i)]
+				sb.at = s.now.Boot
+			}
+			for range 20 {
+				s.now.Boot += 50 * time.Millisecond
+				s.now.Wall = s.now.Wall.Add(50 * time.Millisecond)
+				began := time.Now()
+				s.do(Tick{})
+				took := time.Since(began)
+				ticks += took
+				longest = max(longest, took)
+			}
+			s.pings(1)
+		}
+		b.ReportMetric(100*ticks.Seconds()/(hours*3600), "ticks_%")
+		b.ReportMetric(float64(longest.Microseconds()), "longest_us")
+		if n := len(s.core.Live()); n != sandboxes {
+			b.Fatalf("%d are left", n)
+		}
+	}
+}
+
+func benchID(i int) string { return fmt.Sprintf("abcdefghij%010d", i) }
+
+// newIdleBench has sandboxes of an earlier term, and routers that have reported.
+func newIdleBench(b *testing.B, sandboxes, routers int, idleTimeout time.Duration) *benchSim {
+	s := newBenchSim(b)
+	var st State
+	for i := range sandboxes {
+		key := PodKey{"ns", fmt.Sprint("pod-", i), fmt.Sprint("uid-", i)}
+		ip := netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)})
+		st.Pods = append(st.Pods, Pod{Key: key, Pool: "pool", Node: "n1", IP: ip, Template: "t", Version: "1", Ready: true, Used: true})
+		st.Records = append(st.Records, Sandbox{
+			Binding: Binding{ID: benchID(i), ClaimedAt: start.Wall, IdleTimeout: idleTimeout}, Pool: PoolKey{"ns", "pool"}, Pod: key, IP: ip, Phase: Running, Revision: Revision{1, uint64(i) + 1},
+		})
+	}
+	var err error
+	if s.core, err = New(s.core.cfg, s.now); err != nil {
+		b.Fatal(err)
+	}
+	st.Nodes = []string{"n1"}
+	st.Pools = []Pool{{Key: PoolKey{"ns", "pool"}, Template: "t"}}
+	effects, err := s.core.Recover(st)
+	if err != nil || len(of[Write](effects)) > 0 {
+		b.Fatal(err, of[Write](effects))
+	}
+	for r := range routers {
+		s.do(SessionJoined{Session: fmt.Sprint("router", r), Stream: uint64(r + 1), Quiesces: true})
+		s.do(Report{Session: fmt.Sprint("router", r), Stream: uint64(r + 1), Complete: true})
+	}
+	return s
+}
+
+func (s *benchSim) pings(routers int) {
+	for r := range routers {
+		s.do(SessionPing{Session: fmt.Sprint("router", r), Stream: uint64(r + 1), Nonce: 1})
+	}
 }

@@ -16,8 +16,9 @@ type claim struct {
 	pool     *pool
 	binding  Binding
 	lifetime time.Duration
-	elem     *list.Element // in the pool's waiting, while it has no pod
-	pod      *pod          // from then on
+	idle     *time.Duration // nil: what the pool says
+	elem     *list.Element  // in the pool's waiting, while it has no pod
+	pod      *pod           // from then on
 	change   *change
 }
 
@@ -61,7 +62,7 @@ func (c *Core) claim(ev Claim) {
 	c.claimNumber++
 	cl := &claim{
 		number: c.claimNumber, callers: []caller{{ev.Token, c.now.Boot + ev.Wait}}, pool: p,
-		binding: ev.Binding, lifetime: ev.Lifetime,
+		binding: ev.Binding, lifetime: ev.Lifetime, idle: ev.IdleTimeout,
 	}
 	c.claims[ev.Token] = cl
 	if cl.binding.IdempotencyKey != "" {
@@ -122,6 +123,18 @@ func (c *Core) bind(cl *claim, q *pod) {
 	cl.binding.ID, cl.binding.ClaimedAt = c.cfg.NewID(), c.now.Wall
 	if cl.lifetime > 0 {
 		cl.binding.EndAt = c.now.Wall.Add(cl.lifetime)
+	}
+	p := q.pool
+	cl.binding.IdleTimeout, cl.binding.BytesOnly = p.IdleTimeout, p.BytesOnly
+	if cl.idle != nil {
+		cl.binding.IdleTimeout = *cl.idle
+	}
+	cl.binding.LifetimeEnd, cl.binding.StartBy = time.Time{}, time.Time{}
+	if p.MaxLifetime > 0 {
+		cl.binding.LifetimeEnd = c.now.Wall.Add(p.MaxLifetime)
+	}
+	if p.PostStart && p.StartupTimeout > 0 {
+		cl.binding.StartBy = c.now.Wall.Add(p.StartupTimeout)
 	}
 	s := &Sandbox{
 		Binding: cl.binding, Pool: q.pool.Key, Pod: q.seen.Key, IP: q.seen.IP,
@@ -251,6 +264,8 @@ func (c *Core) claimed(ch *change) {
 		q.claim, q.sandbox = nil, s
 		c.enter(q, podClaimed)
 	}
+	c.times(s)
+	s.at = c.now.Boot
 	c.schedule(s)
 	reason := q.unfit(s)
 	if reason == "" && q.reached {
@@ -309,6 +324,7 @@ func (c *Core) claimed(ch *change) {
 // running makes it known that requests may reach the sandbox, and answers its
 // callers.
 func (c *Core) running(s *sandbox) {
+	c.begin(s)
 	c.emit(Record{s.Sandbox})
 	c.pushRoute(s)
 	c.emit(SandboxReady{s.Sandbox})
@@ -376,8 +392,7 @@ func (c *Core) startDone(ev Started) {
 		return
 	}
 	s.readying = true
-	ready := s.Sandbox
-	ready.Phase = Running
+	ready := s.next()
 	c.append(&change{sandbox: s, fact: Fact{Sandbox: &ready}}, true)
 }
 
@@ -385,7 +400,7 @@ func (c *Core) startDone(ev Started) {
 func (c *Core) ready(ch *change) {
 	s := ch.sandbox
 	s.readying = false
-	s.Revision = ch.fact.Revision
+	s.Revision, s.EndAt = ch.fact.Revision, ch.fact.Sandbox.EndAt
 	if s.Phase != Starting { // it is being released
 		c.emit(Record{s.Sandbox})
 		return

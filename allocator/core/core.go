@@ -42,6 +42,14 @@ type Config struct {
 	// Linger is how long facts that nobody waits for are kept back for others to
 	// be written with them. Default 25 ms.
 	Linger time.Duration
+	// ActivityWindow is the shortest idle timeout that routers can tell; a shorter one,
+	// of a sandbox that was claimed when it was less, counts as this. Default 0.
+	ActivityWindow time.Duration
+	// QuiesceWait is how long routers may take to say whether a sandbox is idle. Its
+	// requests are held for so long at most. Default 250 ms.
+	QuiesceWait time.Duration
+	// DryRun: sandboxes that are idle are not released. WouldReap says which would be.
+	DryRun bool
 	// NewID makes a sandbox ID, never the same twice. NewSuffix makes the end
 	// of a pod's name.
 	NewID, NewSuffix func() string
@@ -83,6 +91,7 @@ type Core struct {
 	fences      *list.List // of *sandbox, those that are under way, in the order they began
 	outbox      outbox
 	claimNumber uint64
+	reaper
 }
 
 // New returns a Core that knows nothing. Tell it what is there by Recover.
@@ -117,6 +126,9 @@ func New(cfg Config, now Instant) (*Core, error) {
 	}
 	if cfg.MaxWaiting == 0 {
 		cfg.MaxWaiting = 1000
+	}
+	if cfg.QuiesceWait == 0 {
+		cfg.QuiesceWait = 250 * time.Millisecond
 	}
 	if cfg.Linger == 0 {
 		cfg.Linger = 25 * time.Millisecond
@@ -181,9 +193,9 @@ func (c *Core) Step(now Instant, ev Event) []Effect {
 	case SessionLeft:
 		c.sessionLeft(ev)
 	case SessionGoodbye:
-		c.sessionEnded(ev.Session, nil)
+		c.goodbye(ev)
 	case SessionDead:
-		c.sessionEnded(ev.Session, c.sessions[ev.By])
+		c.sessionDead(ev.Session, c.sessions[ev.By])
 	case DeclareDead:
 		c.declareDead(ev)
 	case SessionPing:
@@ -192,6 +204,14 @@ func (c *Core) Step(now Instant, ev Event) []Effect {
 		c.sessionAck(ev)
 	case Resolve:
 		c.resolve(ev)
+	case Report:
+		c.report(ev)
+	case Quiesced:
+		c.quiesced(ev)
+	case KeepAlive:
+		c.keepAlive(ev)
+	case SetTimeout:
+		c.setTimeout(ev)
 	case Tick:
 		c.tick()
 	default:
@@ -203,6 +223,7 @@ func (c *Core) Step(now Instant, ev Event) []Effect {
 func (c *Core) emit(e Effect) { c.out = append(c.out, e) }
 
 func (c *Core) take() []Effect {
+	c.ask()
 	c.flush()
 	for _, s := range c.releasing {
 		s.releases = 0
@@ -213,12 +234,17 @@ func (c *Core) take() []Effect {
 	return out
 }
 
+// dueMost bounds the sandboxes that one tick looks at: after a change of leaders all
+// may be due at once.
+const dueMost = 10_000
+
 // tick acts on what is due.
 func (c *Core) tick() {
-	for len(c.deadlines) > 0 && c.deadlines[0].endAt <= c.now.Boot {
-		s := heap.Pop(&c.deadlines).(*sandbox)
-		c.startRelease(s, ReasonTimeout)
+	for n := 0; n < dueMost && len(c.deadlines) > 0 && c.deadlines[0].dueAt <= c.now.Boot; n++ {
+		c.due(heap.Pop(&c.deadlines).(*sandbox))
 	}
+	c.expireRound()
+	c.showSome()
 	c.expireSessions()
 	c.liftBans()
 	c.eachFence(func(s *sandbox) {
@@ -375,7 +401,9 @@ func (c *Core) recoverSandboxes(st State) error {
 			c.emit(Repaired{Pod: other.Pod, What: "the journal and a Sandbox object name different pods, or addresses, for one sandbox: none of them is used any more"})
 		}
 		if s.Revision.Less(f.Revision) {
+			shown := s.LastActive // which the journal does not say
 			s.Sandbox = *f.Sandbox
+			s.LastActive = shown
 		} else {
 			c.emit(Settle{ID: s.ID, Revision: f.Revision})
 		}
@@ -404,8 +432,16 @@ func (c *Core) recoverSandboxes(st State) error {
 			}
 		case Starting, Running, Releasing:
 			s.Phase = max(s.Phase, Starting)
+			c.times(s)
+			s.at = c.now.Boot
+			if s.Phase == Running {
+				c.recoverActivity(s)
+			}
 			c.schedule(s)
 		}
+	}
+	for _, s := range c.byID {
+		s.knows = c.told
 	}
 	for _, s := range c.sorted() {
 		for _, d := range s.doubles {

@@ -62,7 +62,7 @@ func (c *Core) declaredDead(ch *change) {
 	} else {
 		fences = c.awaits(s)
 		c.ban(s.id, ch.fact.Revision, fences)
-		c.dropSession(s)
+		c.dropSession(s, false)
 		c.emit(SessionDeclaredDead{Session: s.id, From: s.from, Declaration: *ch.fact.Declared, Fences: fences})
 	}
 	for _, token := range d.tokens {
@@ -103,7 +103,13 @@ func (c *Core) mayJoin(ev SessionJoined) bool {
 		return false
 	}
 	s := c.sessions[ev.Session]
-	if s == nil || s.declared == nil {
+	switch {
+	case s == nil:
+		return true
+	case s.cuts >= cutsMost: // it does not say what is idle, and must not keep everything
+		c.emit(CloseStream{Stream: ev.Stream})
+		return false
+	case s.declared == nil:
 		return true
 	}
 	if s.declared.change.handed {

@@ -67,7 +67,7 @@ func TestFencesSayWhomTheyWaitForAndWhy(t *testing.T) {
 		t.Errorf("sessions %+v and %d others", sessions, others)
 	}
 	s.ack("r1", 1, 3)
-	s.step(SessionGoodbye{"r2"})
+	s.step(SessionGoodbye{Session: "r2"})
 	s.pass(time.Second)
 	if f := s.fence(); len(f.Waiting) != 0 || f.Window != window-time.Second {
 		t.Errorf("fence %+v", f)

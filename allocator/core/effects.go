@@ -71,6 +71,19 @@ type (
 		Outstanding int
 	}
 
+	// Kept answers a KeepAlive or a SetTimeout: the sandbox as it is now. ReleaseGone:
+	// it has been released, or is about to be.
+	Kept struct {
+		Token   uint64
+		Status  ReleaseStatus
+		Sandbox Sandbox
+	}
+	// WouldReap: a sandbox is idle, and would be released if Config.DryRun were not set.
+	WouldReap struct {
+		Sandbox Sandbox
+		Idle    time.Duration
+	}
+
 	// DeadDeclared answers a DeclareDead.
 	DeadDeclared struct {
 		Token  uint64
@@ -118,6 +131,24 @@ type (
 		// for it for as long as Hold.
 		Starting bool
 		Hold     time.Duration
+	}
+	// SendQuiesce asks a stream whether sandboxes are idle. It is answered by Quiesced.
+	SendQuiesce struct {
+		Stream uint64
+		Number uint64
+		IDs    []string
+	}
+	// SendResume: requests for these sandboxes may be admitted again.
+	SendResume struct {
+		Stream uint64
+		IDs    []string
+	}
+	// RouterMute: the stream of a router is closed, because it has not said for some
+	// time whether sandboxes are idle. Banned: it is not let in again before it has
+	// expired.
+	RouterMute struct {
+		Session, From string
+		Banned        bool
 	}
 	// SendPong answers a SessionPing.
 	SendPong struct {
@@ -214,6 +245,11 @@ func (SendRelease) effect()     {}
 func (Acknowledged) effect()    {}
 func (SendResolved) effect()    {}
 func (SendPong) effect()        {}
+func (SendQuiesce) effect()     {}
+func (SendResume) effect()      {}
+func (Kept) effect()            {}
+func (WouldReap) effect()       {}
+func (RouterMute) effect()      {}
 func (CloseStream) effect()     {}
 func (SandboxReleased) effect() {}
 

@@ -39,6 +39,9 @@ type (
 		Binding Binding // ID, ClaimedAt and EndAt are filled in by the core
 		// Lifetime is how long the sandbox may live. 0: for ever.
 		Lifetime time.Duration
+		// IdleTimeout is after how long without activity it is released, 0: never; nil:
+		// what its pool says.
+		IdleTimeout *time.Duration
 		// Wait is how long the claim may wait for a pod, and its caller for the
 		// pool's hook.
 		Wait time.Duration
@@ -88,20 +91,38 @@ type (
 	// RecordGone: the Sandbox object is gone.
 	RecordGone struct{ ID string }
 
+	// KeepAlive counts as activity of a sandbox, SetTimeout does, too, and moves its end
+	// to so long from now; what its LifetimeEnd is stands. Token comes back in Kept.
+	KeepAlive struct {
+		Token uint64
+		ID    string
+	}
+	SetTimeout struct {
+		Token    uint64
+		ID       string
+		Lifetime time.Duration
+	}
+
 	// SessionJoined: a router opened a stream. Stream numbers are never reused
-	// within a term. From is its address, for people.
+	// within a term. From is its address, for people. Quiesces: it can be asked what is
+	// idle.
 	SessionJoined struct {
-		Session string
-		Stream  uint64
-		From    string
+		Session  string
+		Stream   uint64
+		From     string
+		Quiesces bool
 	}
 	// SessionLeft: that stream ended, for whatever cause.
 	SessionLeft struct {
 		Session string
 		Stream  uint64
 	}
-	// SessionGoodbye: the router's process will admit nothing any more.
-	SessionGoodbye struct{ Session string }
+	// SessionGoodbye: the router's process will admit nothing any more. Doubt: it could
+	// not tell what was in use through it.
+	SessionGoodbye struct {
+		Session string
+		Doubt   bool
+	}
 	// SessionDead: the process of a router is proven to have ended, by another one.
 	// That one's later pings are answered when it is durable.
 	SessionDead struct{ Session, By string }
@@ -123,6 +144,24 @@ type (
 		Session  string
 		Stream   uint64
 		Sequence uint64
+	}
+	// Report: what has moved at a router. Complete: with this it has reported all that
+	// it tracks.
+	Report struct {
+		Session    string
+		Stream     uint64
+		Activities []Activity
+		Complete   bool
+	}
+	// Quiesced: a router admits no request any more for the sandboxes of the SendQuiesce
+	// of that number. It knows of no use of those that are not in Activities. It may know
+	// too little for so long as Doubt.
+	Quiesced struct {
+		Session    string
+		Stream     uint64
+		Number     uint64
+		Activities []Activity
+		Doubt      time.Duration
 	}
 	// Resolve: a router asks about an ID.
 	Resolve struct {
@@ -162,4 +201,8 @@ func (DeclareDead) event()    {}
 func (SessionPing) event()    {}
 func (SessionAck) event()     {}
 func (Resolve) event()        {}
+func (KeepAlive) event()      {}
+func (SetTimeout) event()     {}
+func (Report) event()         {}
+func (Quiesced) event()       {}
 func (Tick) event()           {}

@@ -317,8 +317,21 @@ func checkTables(t interface{ Fatalf(string, ...any) }, c *Core) {
 				t.Fatalf("%s is not at its place among the deadlines", id)
 			}
 		}
-		if due := (s.Phase == Running || s.Phase == Starting) && !s.EndAt.IsZero(); due && !s.queued {
-			t.Fatalf("%s has no deadline", id)
+		if s.Phase == Running || s.Phase == Starting {
+			at, reason := s.ends()
+			if idle, ok := c.idleAt(s); ok && s.reaping == notDue && (reason == "" || max(idle, s.notBefore) < at) {
+				at, reason = max(idle, s.notBefore), ReasonIdle
+			}
+			if reason != "" && (!s.queued || s.dueAt > at) {
+				t.Fatalf("%s is due at %v (%s), and is looked at: %v, at %v", id, at, reason, s.queued, s.dueAt)
+			}
+		}
+		where := map[reaping]bool{toAsk: slices.Contains(c.toAsk, s), blocked: slices.Contains(c.blocked, s), asked: c.round != nil && slices.Contains(c.round.sandboxes, s)}
+		if there, listed := where[s.reaping]; listed && !there {
+			t.Fatalf("%s is in state %d of reaping, and in no list for it", id, s.reaping)
+		}
+		if s.reaping == decided && s.Phase < Releasing || s.showing != slices.Contains(c.waitShow, s) {
+			t.Fatalf("%s: %+v, in phase %d", id, s.activity, s.Phase)
 		}
 	}
 	if ended != c.ended.Len() || queued != len(c.deadlines) {
@@ -361,6 +374,18 @@ func checkTables(t interface{ Fatalf(string, ...any) }, c *Core) {
 		for s := range sb.fence.waiting {
 			if c.sessions[s.id] != s {
 				t.Fatalf("the fence of %s waits for session %s, which has ended", sb.ID, s.id)
+			}
+		}
+	}
+	if r := c.round; r != nil {
+		for s := range r.waiting {
+			if !slices.ContainsFunc(r.asked, func(q questioned) bool { return q.session == s && q.stream == s.stream }) {
+				t.Fatalf("session %s owes an answer to round %d, and was not asked on stream %d", s.id, r.number, s.stream)
+			}
+		}
+		for _, s := range c.byID {
+			if s.stream != 0 && s.durable && !slices.ContainsFunc(r.asked, func(q questioned) bool { return q.session == s }) && s.askable() {
+				t.Fatalf("session %s can be asked, and is not in round %d", s.id, r.number)
 			}
 		}
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/berth-sandbox/berth/envoy"
 	"github.com/berth-sandbox/berth/extproc"
+	"github.com/berth-sandbox/berth/lastactive"
 	"github.com/berth-sandbox/berth/routecache"
 )
 
@@ -22,12 +23,15 @@ type router struct {
 	envoy   int // that it stands beside; there may be others
 	cache   *routecache.Cache
 	answers *extproc.Answers
+	tracker *lastactive.Tracker
 	// slow: its clock is behind that of the allocator, as far as is allowed for. small:
 	// its cache has no room for all routes.
 	slow, small bool
 
 	dead, stopping bool
-	diedAt         time.Duration
+	// frozen: its process stands still. everJoined: it has had a snapshot.
+	frozen, everJoined bool
+	diedAt             time.Duration
 	// lockless: it has taken the proof of its death away with it.
 	lockless bool
 
@@ -44,6 +48,7 @@ type router struct {
 	applied    uint64             // of the last one that is in effect for good
 	acked      uint64             // of the last one that it has acknowledged
 	gone       map[string]bool    // it was told so
+	held       map[string]bool    // it was asked whether these are idle, and not told to go on
 	ending     []ending           // what follows once it has acknowledged
 	over       map[string]bool    // it has acknowledged that
 	freshUntil time.Duration      // by the allocator's clock
@@ -70,6 +75,9 @@ type request struct {
 	at     netip.Addr
 	router *router
 	epoch  *extproc.Epoch // nil: Envoy has read the answer
+	entry  *lastactive.Entry
+	// admitted is when it was.
+	admitted time.Duration
 	// fresh is until when the router has been fresh without a break since.
 	fresh time.Duration
 	// until is when Envoy connects to the address at last, once it has read it: it may
@@ -94,7 +102,7 @@ var over = func() context.Context {
 func (w *world) addRouter(envoy int) *router {
 	r := &router{
 		id: "router" + strconv.Itoa(len(w.routers)), envoy: envoy, slow: w.draw(2) == 1,
-		gone: map[string]bool{}, over: map[string]bool{}, answers: extproc.NewAnswers(),
+		gone: map[string]bool{}, held: map[string]bool{}, over: map[string]bool{}, answers: extproc.NewAnswers(),
 	}
 	size := 100
 	if w.draw(4) == 3 {
@@ -115,12 +123,13 @@ func (w *world) addRouter(envoy int) *router {
 	if err != nil {
 		w.t.Fatal(err)
 	}
+	r.tracker = w.tracker(r)
 	w.routers = append(w.routers, r)
 	return r
 }
 
 func alive(r *router) bool     { return !r.dead }
-func connected(r *router) bool { return !r.dead && r.stream != 0 && !r.cut }
+func connected(r *router) bool { return !r.dead && !r.frozen && r.stream != 0 && !r.cut }
 
 // clock is what the router's clock says.
 func (r *router) clock(at time.Duration) time.Duration {
@@ -220,7 +229,7 @@ func (w *world) join(r *router) {
 	w.lastStream++
 	r.stream, r.cut, r.joined, r.sequence, r.applied, r.acked, r.in, r.out, r.pings = w.lastStream, false, false, 0, 0, 0, nil, nil, map[uint64]time.Duration{}
 	r.told, r.ending = map[string]Sandbox{}, nil
-	w.step(SessionJoined{Session: r.id, Stream: r.stream})
+	w.step(SessionJoined{Session: r.id, Stream: r.stream, Quiesces: true})
 	w.ping(r)
 }
 
@@ -290,6 +299,7 @@ func (w *world) stopRouter(r *router) {
 	}
 	w.used(w.now.Boot)
 	r.stopping = true
+	w.cutLog(r, true)
 	if r.answers.Unread() > 0 {
 		if w.draw(2) == 1 {
 			r.lockless = true
@@ -297,7 +307,8 @@ func (w *world) stopRouter(r *router) {
 		}
 		return
 	}
-	r.out = append(r.out, SessionGoodbye{r.id})
+	list, doubt := r.tracker.Final()
+	r.out = append(r.out, Report{Session: r.id, Stream: r.stream, Activities: toActivities(list)}, SessionGoodbye{Session: r.id, Doubt: doubt})
 	if r.mute {
 		r.out = nil
 	}
@@ -310,13 +321,17 @@ func (w *world) stopRouter(r *router) {
 func (w *world) buried(r *router) {
 	w.used(w.now.Boot)
 	r.dead, r.diedAt = true, w.now.Boot
-	living := 0
-	for _, r := range w.routers {
-		if !r.dead {
+	w.cutLog(r, false)
+	living, beside := 0, 0
+	for _, o := range w.routers {
+		if !o.dead {
 			living++
+			if o.envoy == r.envoy {
+				beside++
+			}
 		}
 	}
-	if living < 2 {
+	if living < 2 || beside == 0 { // the kubelet starts the container again
 		w.addRouter(r.envoy)
 	}
 }
@@ -345,7 +360,7 @@ func (w *world) declareDead() {
 // ---- requests
 
 func (w *world) anyRequest() {
-	if r := pick(w, w.routers, func(r *router) bool { return !r.dead && !r.stopping }); r != nil {
+	if r := pick(w, w.routers, func(r *router) bool { return !r.dead && !r.stopping && !r.frozen }); r != nil {
 		id := w.anyID()
 		if n := len(r.entries); n > 0 && w.draw(4) > 0 {
 			id = r.entries[w.draw(n)].ID
@@ -375,9 +390,13 @@ func (w *world) request(r *router, id string) {
 		}
 	}
 	meanwhile(30 * time.Second)
+	entry := r.tracker.Begin(id, answer.Route.IdleTimeout)
 	epoch, ok := r.answers.Admit(func() bool {
 		meanwhile(30 * time.Second)
 		holds := r.cache.Holds(id, answer.Route)
+		if holds && r.held[id] { // I4
+			w.t.Fatalf("%s admits a request for %s, and was asked whether that is idle", r.id, id)
+		}
 		if holds && w.now.Boot >= r.freshUntil {
 			w.t.Fatalf("%s admits a request for %s at %v, it was fresh until %v", r.id, id, w.now.Boot, r.freshUntil)
 		}
@@ -385,10 +404,15 @@ func (w *world) request(r *router, id string) {
 		return holds
 	})
 	if !ok {
+		entry.Cancel()
 		return
 	}
 	w.log("  %s admits a request for %s", r.id, id)
-	w.requests = append(w.requests, &request{id: id, at: answer.Route.Addr, router: r, epoch: epoch, fresh: r.freshUntil})
+	w.requests = append(w.requests, &request{id: id, at: answer.Route.Addr, router: r, epoch: epoch, entry: entry, admitted: w.now.Boot, fresh: r.freshUntil})
+	if w.isKnown(r) {
+		w.active(id, w.now.Boot)
+		w.moved(id, w.now.Boot)
+	}
 	// I2: what came in the last moment is only acknowledged when this answer is read.
 	if r.over[id] {
 		w.t.Fatalf("%s admits a request for %s, whose release it has acknowledged", r.id, id)
@@ -401,6 +425,9 @@ func (w *world) request(r *router, id string) {
 
 func unread(q *request) bool { return q.epoch != nil }
 
+// readable reports whether Envoy can read the answer, and its router can notice.
+func readable(q *request) bool { return unread(q) && !q.router.frozen }
+
 // read lets Envoy read an answer. From here on nobody can hold it back.
 func (w *world) read(q *request) {
 	if q == nil {
@@ -408,12 +435,14 @@ func (w *world) read(q *request) {
 	}
 	q.until = min(w.now.Boot, w.guarded(q)) + window
 	w.endAnswer(q)
+	w.begins(q, w.now.Boot)
 }
 
 func (w *world) endAnswer(q *request) {
 	e := q.epoch
 	q.epoch = nil
 	if !q.router.dead {
+		q.entry.Read()
 		q.router.answers.End(e)
 	}
 }
@@ -434,6 +463,7 @@ func (w *world) pass(now time.Duration) {
 		if g := w.guarded(q); unread(q) && g+stall <= now {
 			q.until = g + window
 			w.endAnswer(q)
+			w.begins(q, g+stall)
 		}
 	}
 	w.requests = slices.DeleteFunc(w.requests, func(q *request) bool { return !unread(q) && q.until <= now })
@@ -484,7 +514,7 @@ func (w *world) fromRouter(r *router) {
 }
 
 func routeTo(s Sandbox) routecache.Route {
-	return routecache.Route{Addr: s.IP, DefaultPort: s.DefaultPort, Ports: routecache.NewPorts(s.Ports)}
+	return routecache.Route{Addr: s.IP, DefaultPort: s.DefaultPort, Ports: routecache.NewPorts(s.Ports), IdleTimeout: s.IdleTimeout}
 }
 
 // toRouter puts one message into effect, as extproc/link does.
@@ -517,7 +547,10 @@ func (w *world) toRouter(r *router) {
 			routes[s.ID] = route(s)
 		}
 		r.cache.Replace(routes)
-		r.joined, sequence = true, e.Sequence
+		r.tracker.Retain(func(id string) bool { _, ok := routes[id]; return ok })
+		clear(r.held)
+		r.joined, r.everJoined, sequence = true, true, e.Sequence
+		w.reports(r, true)
 		r.ending = append(r.ending, ending{sequence, m.over})
 	case SendRoute:
 		r.cache.Put(e.Sandbox.ID, route(e.Sandbox))
@@ -525,6 +558,8 @@ func (w *world) toRouter(r *router) {
 	case SendRelease:
 		for _, id := range e.IDs {
 			r.cache.Release(id)
+			r.tracker.Forget(id)
+			delete(r.held, id)
 			r.gone[id] = true
 		}
 		sequence = e.Sequence
@@ -541,6 +576,13 @@ func (w *world) toRouter(r *router) {
 			answer = routecache.Answer{Status: routecache.Starting, Hold: e.Hold}
 		}
 		r.cache.Resolve(e.ID, answer)
+	case SendQuiesce:
+		w.quiesced(r, e)
+	case SendResume:
+		for _, id := range e.IDs {
+			r.cache.Resume(id)
+			delete(r.held, id)
+		}
 	case SendPong:
 		if sent, ok := r.pings[e.Nonce]; ok {
 			r.cache.SetFreshUntil(r.clock(sent) + maxStale)

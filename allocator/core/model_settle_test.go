@@ -41,6 +41,10 @@ func (w *world) settle() {
 	if len(w.releases) > 0 {
 		t.Fatalf("releases never answered: %v", w.releases)
 	}
+	if len(w.kept) > 0 {
+		t.Fatalf("calls never answered: %v", w.kept)
+	}
+	w.judgeReaped()
 	if len(w.declared) > 0 {
 		t.Fatalf("declarations never answered: %v", w.declared)
 	}
@@ -125,7 +129,7 @@ func (w *world) catchUp() {
 // again.
 func (w *world) quiesce() {
 	for _, r := range w.routers {
-		r.deaf, r.mute = false, false
+		r.deaf, r.mute, r.frozen = false, false, false
 	}
 	w.rest()
 }
@@ -138,7 +142,7 @@ type held struct {
 
 // rest does all that can be done without time passing, but for what is held back.
 func (w *world) rest() {
-	readable := func(q *request) bool { return unread(q) && !w.held.envoys[q.router.envoy] }
+	readable := func(q *request) bool { return readable(q) && !w.held.envoys[q.router.envoy] }
 	for range 2000 {
 		switch {
 		case w.clusterWorks():
@@ -216,9 +220,9 @@ func (w *world) firstPool() bool {
 func (w *world) firstRouter() bool {
 	for _, r := range w.routers {
 		switch {
-		case r.dead:
+		case r.dead || r.frozen:
 			continue
-		case (r.stream == 0 || r.cut) && !r.away:
+		case (r.stream == 0 || r.cut) && !r.away && !w.banned(r):
 			w.join(r)
 		case r.stream == 0 || r.cut:
 			continue

@@ -51,6 +51,17 @@ var profiles = []profile{
 		"time passes", "time passes", "a moment passes", "a moment passes", "freshness has nearly ended", "long time passes", "all sleep", "one direction breaks", "router breaks off", "router rejoins at once", "stray", "stray",
 		"router dies", "dead router found", "dead router found", "router stops", "another router beside an Envoy", "leader changes", "old leader works", "pod deleted", "pod moves", "pod removed", "pod restarts",
 	}},
+	{name: "use and silence", only: true, often: []string{
+		"cluster works", "cluster works", "cluster works", "cluster works", "claim", "claim", "request", "request", "request", "request", "Envoy reads", "Envoy reads", "Envoy reads", "routers work", "routers work", "routers work", "routers work",
+		"to router", "from router", "router reports", "router reports", "router pings", "router pings", "bytes move", "a request ends", "a request ends", "keep-alive", "set timeout",
+		"time passes", "time passes", "time passes", "time passes", "a moment passes", "a moment passes",
+	}},
+	{name: "use, silence and trouble", only: true, often: []string{
+		"cluster works", "cluster works", "cluster works", "cluster works", "claim", "claim", "request", "request", "request", "request", "Envoy reads", "Envoy reads", "Envoy reads", "routers work", "routers work", "routers work", "routers work",
+		"to router", "to router", "from router", "from router", "router reports", "router pings", "router pings", "bytes move", "a request ends", "a request ends", "keep-alive", "journal",
+		"time passes", "time passes", "time passes", "time passes", "a moment passes", "a moment passes", "all sleep", "a log stream is cut", "router stands still", "router goes on", "router goes on", "one direction breaks",
+		"router breaks off", "router rejoins at once", "router joins", "router joins", "stray", "stray", "router dies", "dead router found", "dead router found", "dead router declared dead", "router stops", "another router beside an Envoy", "leader changes", "old leader works",
+	}},
 }
 
 type profile struct {
@@ -67,9 +78,12 @@ func TestCoreAndJournalKeepTheirGuaranteesInAnyHistory(t *testing.T) {
 		least /= 10 // rapid makes a fifth of the histories then
 	}
 	t.Cleanup(func() {
-		t.Logf("%d steps", steps.Load())
+		t.Logf("%d steps, %d sandboxes released for being idle", steps.Load(), verdicts.Load())
 		if asked := flag.Lookup("rapid.checks"); asked.Value.String() == asked.DefValue && int(worlds.Load()) == len(profiles) && !t.Failed() && steps.Load() < least {
 			t.Errorf("%d steps, expected %d at least", steps.Load(), least)
+		}
+		if int(worlds.Load()) == len(profiles) && verdicts.Load() == 0 {
+			t.Error("nothing was ever released for being idle")
 		}
 	})
 	for _, p := range profiles {
@@ -198,11 +212,11 @@ func (w *world) table(p profile) []action {
 		{"abandon", w.abandon},
 		{"release", w.release},
 		{"router joins", func() {
-			w.join(pick(w, w.routers, func(r *router) bool { return !r.dead && (r.stream == 0 || r.cut) }))
+			w.join(pick(w, w.routers, func(r *router) bool { return !r.dead && !r.frozen && (r.stream == 0 || r.cut) }))
 		}},
 		{"router breaks off", func() { w.breakOff(pick(w, w.routers, func(r *router) bool { return r.stream != 0 })) }},
 		{"router rejoins at once", func() {
-			if r := pick(w, w.routers, func(r *router) bool { return !r.dead && r.stream != 0 }); r != nil {
+			if r := pick(w, w.routers, func(r *router) bool { return !r.dead && !r.frozen && r.stream != 0 }); r != nil {
 				w.join(r)
 			}
 		}},
@@ -228,8 +242,20 @@ func (w *world) table(p profile) []action {
 		}},
 		{"request", w.anyRequest},
 		{"request", w.anyRequest},
-		{"Envoy reads", func() { w.read(pick(w, w.requests, unread)) }},
-		{"Envoy reads", func() { w.read(pick(w, w.requests, unread)) }},
+		{"Envoy reads", func() { w.read(pick(w, w.requests, readable)) }},
+		{"Envoy reads", func() { w.read(pick(w, w.requests, readable)) }},
+		{"bytes move", w.moveBytes},
+		{"a request ends", w.endUse},
+		{"a request ends", w.endUse},
+		{"a log stream is cut", func() {
+			w.cutLog(pick(w, w.routers, alive), false)
+		}},
+		{"router stands still", func() { w.freeze(pick(w, w.routers, alive)) }},
+		{"router goes on", func() { w.thaw(pick(w, w.routers, func(r *router) bool { return r.frozen })) }},
+		{"router reports", func() { w.reports(pick(w, w.routers, connected), false) }},
+		{"routers work", w.routersWork},
+		{"keep-alive", w.keepAlive},
+		{"set timeout", w.setTimeout},
 		{"stray", func() {
 			if len(w.strays) > 0 {
 				ev := w.strays[0]

@@ -64,6 +64,17 @@ type world struct {
 	tampered  map[string]bool // somebody has changed its object
 	extra     int             // pods that may exceed a pool's bound
 
+	// uses are what is in progress at pods, logs what the Envoys say of it.
+	uses    []*use
+	logs    map[int]*simLog
+	streams int
+	kept    map[uint64]keptCall // KeepAlive and SetTimeout that are not answered yet
+	// activeAt is when each sandbox was in use last, movedAt when bytes moved, as far as
+	// anybody can know.
+	activeAt map[string]time.Duration
+	movedAt  map[string][]time.Duration
+	judgedBy map[string]uint64 // the term whose verdict on its idleness was judged
+
 	// held is what does not go on by itself: see scenario_test.go.
 	held held
 	// nextAddress is what the next pod gets, if it is valid; nextID what the next
@@ -94,6 +105,7 @@ func newWorld(t tb, draws func(int) int) *world {
 		nodes:   map[string]bool{"n1": true, "n2": true},
 		records: map[string]*simRecord{}, known: map[PodKey]int{}, holders: map[netip.Addr]string{},
 		claims: map[uint64]*simClaim{}, given: map[uint64]string{}, releases: map[uint64]string{}, declared: map[uint64]string{}, asked: map[string]bool{}, answered: map[string]bool{}, unwanted: map[string]bool{},
+		logs: map[int]*simLog{}, kept: map[uint64]keptCall{}, activeAt: map[string]time.Duration{}, movedAt: map[string][]time.Duration{}, judgedBy: map[string]uint64{},
 		fired: map[string]bool{}, acknowledged: map[string]bool{}, ready: map[string]bool{}, failed: map[string]bool{},
 		lastUse: map[string]time.Duration{}, doomed: map[string]bool{}, judged: map[PodKey]bool{}, ended: map[string]PodKey{}, forgotten: map[string]bool{}, tampered: map[string]bool{}, hadAddress: map[netip.Addr]map[PodKey]bool{},
 	}
@@ -105,6 +117,8 @@ func anyWorld(t tb, draws func(int) int) *world {
 	for _, name := range []string{"a", "b"} {
 		w.addPool(Pool{
 			Key: PoolKey{"ns", name}, Warm: w.draw(4), MaxPods: []int{0, 1, 3, 5}[w.draw(4)], Refused: w.draw(4) == 3, PostStart: w.draw(3) == 2, KeepOnRestart: w.draw(2) == 1,
+			IdleTimeout: []time.Duration{0, idleLong}[w.draw(2)], BytesOnly: w.draw(4) == 3,
+			MaxLifetime: []time.Duration{0, 0, 2 * time.Minute}[w.draw(3)], StartupTimeout: []time.Duration{0, 20 * time.Second}[w.draw(2)],
 		})
 	}
 	for i := range 2 {
@@ -274,6 +288,7 @@ func (w *world) changeLeader() {
 	clear(w.claims) // their callers were told to try again
 	clear(w.releases)
 	clear(w.declared)
+	clear(w.kept)
 	clear(w.fired)
 	for _, j := range w.jobs {
 		if _, ok := j.effect.(CreatePod); ok {
@@ -332,6 +347,7 @@ func (w *world) do(effects []Effect) {
 		t.Fatalf("%d effects of one step, expected at most %d", len(effects), most)
 	}
 	w.judgeDiscards()
+	w.judgeVerdicts()
 	var writes []*job
 	for _, e := range effects {
 		w.log("    => %v", traced{e})
@@ -405,6 +421,21 @@ func (w *world) do(effects []Effect) {
 				t.Fatalf("%s is waited for no more, and that it was declared dead is not durable", e.Session)
 			}
 			continue
+		case Kept:
+			w.judgeKept(e)
+			continue
+		case WouldReap:
+			t.Fatalf("a dry run: %+v", e)
+		case RouterMute:
+			continue
+		case SendQuiesce:
+			w.judgeSession(e.Stream)
+			w.send(e.Stream, e)
+			continue
+		case SendResume:
+			w.judgeSession(e.Stream)
+			w.send(e.Stream, e)
+			continue
 		case SandboxReleased:
 			w.judgeRelease(e.Sandbox)
 			continue
@@ -451,22 +482,31 @@ func (w *world) do(effects []Effect) {
 			w.send(e.Stream, e)
 			continue
 		case Record:
-			if durable, ok := w.disk.sandboxes[e.Sandbox.ID]; !ok || e.Sandbox.Phase != Ended && durable.Revision.Less(e.Sandbox.Revision) && durable.Phase != Released {
+			if durable, ok := w.disk.sandboxes[e.Sandbox.ID]; !ok || e.Sandbox.Phase != Ended && durable.Revision.Less(e.Sandbox.Revision) && durable.Phase != Released && !activityOnly(e.Sandbox, durable) {
 				t.Fatalf("%s is to be recorded as %+v, durable is %+v", e.Sandbox.ID, e.Sandbox, durable)
 			}
-			if i := slices.IndexFunc(w.jobs, func(j *job) bool {
+			same := func(j *job) bool {
 				r, ok := j.effect.(Record)
 				return ok && j.term == w.term && !j.done && r.Sandbox.ID == e.Sandbox.ID
-			}); i >= 0 {
-				w.jobs[i].effect = e // as the projector: only the latest is written
+			}
+			// As the projector: only the latest is written.
+			if i := slices.IndexFunc(w.jobs, same); i >= 0 {
+				w.jobs[i].effect = e
 				continue
 			}
+			writes = slices.DeleteFunc(writes, same)
 		}
 		writes = append(writes, &job{term: w.term, effect: e})
 	}
 	// Writes run side by side, and the core may list them in any order.
 	slices.SortStableFunc(writes, func(a, b *job) int { return cmp.Compare(a.String(), b.String()) })
 	w.jobs = append(w.jobs, writes...)
+}
+
+// activityOnly reports whether what is to be recorded says nothing new but when the
+// sandbox was active.
+func activityOnly(s, durable Sandbox) bool {
+	return !s.LastActive.IsZero() && s.Phase == Running && durable.Phase == Running && reflect.DeepEqual(s.Binding, durable.Binding)
 }
 
 // judgeSession: a router is told nothing before the next leader would know of it.
@@ -608,6 +648,12 @@ func (w *world) judgeRelease(s Sandbox) {
 		ok = w.asked[s.ID]
 	case ReasonTimeout:
 		ok = !s.EndAt.IsZero() && !s.EndAt.After(w.now.Wall)
+	case ReasonIdle:
+		ok = s.IdleTimeout > 0 // judgeIdle has judged it
+	case ReasonMaxLifetime:
+		ok = !s.LifetimeEnd.IsZero() && !s.LifetimeEnd.After(w.now.Wall)
+	case ReasonStartup:
+		ok = !s.StartBy.IsZero() && !s.StartBy.After(w.now.Wall) && !w.ready[s.ID]
 	case ReasonAbandoned:
 		ok = !w.answered[s.ID]
 	case ReasonPodDeleted:
@@ -642,6 +688,10 @@ func (w *world) token() uint64 { w.tokens++; return uint64(w.tokens) }
 func (w *world) claim() {
 	token := w.token()
 	ev := Claim{Token: token, Pool: w.pools[w.draw(len(w.pools))].Key, Lifetime: time.Duration(w.draw(3)) * 30 * time.Second, Wait: time.Duration(w.draw(3)) * 10 * time.Second}
+	if w.draw(4) == 3 {
+		idle := []time.Duration{idleShort, 0}[w.draw(2)]
+		ev.IdleTimeout = &idle
+	}
 	if n := w.draw(4); n > 1 {
 		ev.Binding.IdempotencyKey = "k" + strconv.Itoa(n)
 		ev.Binding.RequestHash[0] = byte(w.draw(2))
@@ -668,7 +718,7 @@ func (w *world) release() {
 }
 
 func (w *world) advance(d time.Duration) {
-	w.sleep(d)
+	w.runFor(d)
 	w.step(Tick{})
 }
 
@@ -678,4 +728,5 @@ func (w *world) sleep(d time.Duration) {
 	w.now.Boot += d
 	w.now.Wall = w.now.Wall.Add(d)
 	w.pass(w.now.Boot)
+	w.passUses()
 }

@@ -17,6 +17,8 @@ type outbox struct {
 	// since is when the first of pending came; urgent: somebody waits for one.
 	since  time.Duration
 	urgent bool
+	// handedAt is when the Write under way was made.
+	handedAt time.Duration
 }
 
 // change is a fact that is not durable yet, and what becomes true with it.
@@ -24,8 +26,10 @@ type change struct {
 	fact Fact
 	// claim: a claim that was given a pod.
 	claim *claim
-	// sandbox becomes what the fact says: running, or released.
+	// sandbox becomes what the fact says: running, or released. kept: only its end is
+	// moved, and the caller of that is answered.
 	sandbox *sandbox
+	kept    uint64
 	// session is told what is so, or, if another one has left, that this is durable;
 	// it may be nil then.
 	session *session
@@ -77,9 +81,17 @@ func (c *Core) flush() {
 		o.urgent = false
 	}
 	if len(facts) > 0 {
-		o.ready = false
+		o.ready, o.handedAt = false, c.now.Boot
 		c.emit(Write{facts})
 	}
+}
+
+// standsAfter is how long a Write may take before the journal counts as standing still.
+const standsAfter = time.Second
+
+// journalStands reports whether what is journaled now would not be durable soon.
+func (c *Core) journalStands() bool {
+	return len(c.outbox.writing) > 0 && c.now.Boot-c.outbox.handedAt > standsAfter
 }
 
 // written makes true what has become durable, in its order. at is when that was known.
@@ -93,6 +105,8 @@ func (c *Core) written(at time.Duration) {
 		switch {
 		case ch.claim != nil:
 			c.claimed(ch)
+		case ch.kept != 0:
+			c.changed(ch)
 		case ch.sandbox != nil && ch.fact.Sandbox.Phase == Running:
 			c.ready(ch)
 		case ch.sandbox != nil:

@@ -20,9 +20,17 @@ type sandbox struct {
 	lost     bool
 	readying bool // that it runs is on its way into the journal
 	ran      bool // routers were told of it before its release began
-	// endAt and endedAt are EndAt and EndedAt on the boot clock: a step of the wall
-	// clock must not end anything, or keep it for ever.
-	endAt, endedAt time.Duration
+	// What these are in Binding and Sandbox, on the boot clock, 0 for none: a step of the
+	// wall clock must not end anything, or keep it for ever.
+	endAt, lifetimeEnd, startBy, endedAt time.Duration
+	// changing is how many changes of its end are on their way into the journal, and
+	// nextEnd what the last one says.
+	changing int
+	nextEnd  time.Time
+	activity
+	// dueAt is its place in the deadline heap. Nothing is due before; what was moved to
+	// later moments is found out then.
+	dueAt time.Duration
 	// durableAt is when its release was known to be durable, on the boot clock; 0: in
 	// an earlier term, or not yet.
 	durableAt time.Duration
@@ -67,18 +75,127 @@ func (s *sandbox) addresses() []netip.Addr {
 
 // routable reports whether routers may be told where it is.
 func (s *sandbox) routable() bool {
-	return (s.Phase == Running || s.Phase == Releasing && s.ran) && !s.lost
+	return (s.Phase == Running || s.Phase == Releasing && s.ran) && !s.lost && s.reaping != decided
 }
 
 // takePorts gives s what its pool says of ports.
 func (s *sandbox) takePorts(p *pool) { s.DefaultPort, s.Ports = p.DefaultPort, p.Ports }
 
-// schedule sees to it that the sandbox is released at its end.
-func (c *Core) schedule(s *sandbox) {
-	if !s.EndAt.IsZero() && !s.queued {
-		s.endAt = c.now.Boot + s.EndAt.Sub(c.now.Wall)
-		heap.Push(&c.deadlines, s)
+// bootOf is a moment of the wall clock on the boot clock.
+func (c *Core) bootOf(t time.Time) time.Duration { return c.now.Boot + t.Sub(c.now.Wall) }
+
+// times puts the moments at which a sandbox ends on the boot clock.
+func (c *Core) times(s *sandbox) {
+	s.nextEnd = s.EndAt
+	for _, m := range []struct {
+		at   time.Time
+		boot *time.Duration
+	}{{s.EndAt, &s.endAt}, {s.LifetimeEnd, &s.lifetimeEnd}, {s.StartBy, &s.startBy}} {
+		if *m.boot = 0; !m.at.IsZero() {
+			*m.boot = max(1, c.bootOf(m.at))
+		}
 	}
+}
+
+// ends is when a sandbox is released, in use or not, and why; "" if it is not.
+func (s *sandbox) ends() (at time.Duration, reason string) {
+	earlier := func(than time.Duration, why string) {
+		if than != 0 && (reason == "" || than < at) {
+			at, reason = than, why
+		}
+	}
+	if s.changing == 0 { // else it is looked at again when that is durable
+		earlier(s.endAt, ReasonTimeout)
+	}
+	earlier(s.lifetimeEnd, ReasonMaxLifetime)
+	if s.Phase == Starting && !s.readying {
+		earlier(s.startBy, ReasonStartup)
+	}
+	return at, reason
+}
+
+// schedule sees to it that the sandbox is looked at when it is due.
+func (c *Core) schedule(s *sandbox) {
+	if s.Phase != Starting && s.Phase != Running {
+		return
+	}
+	at, reason := s.ends()
+	if idle, ok := c.idleAt(s); ok && s.reaping == notDue {
+		if idle = max(idle, s.notBefore); reason == "" || idle < at {
+			at, reason = idle, ReasonIdle
+		}
+	}
+	switch {
+	case reason == "":
+	case !s.queued:
+		s.dueAt = at
+		heap.Push(&c.deadlines, s)
+	case at < s.dueAt:
+		s.dueAt = at
+		heap.Fix(&c.deadlines, s.index)
+	}
+}
+
+// keepAlive counts a call as activity.
+func (c *Core) keepAlive(ev KeepAlive) {
+	if s := c.kept(ev.Token, ev.ID); s != nil {
+		c.emit(Kept{Token: ev.Token, Status: ReleaseOK, Sandbox: s.Sandbox})
+	}
+}
+
+// kept returns the live sandbox that a call is about, which is activity, or answers
+// that there is none.
+func (c *Core) kept(token uint64, id string) *sandbox {
+	s := c.sandboxes[id]
+	switch {
+	case s == nil:
+		c.emit(Kept{Token: token, Status: ReleaseUnknown})
+		return nil
+	case s.Phase != Starting && s.Phase != Running:
+		c.emit(Kept{Token: token, Status: ReleaseGone, Sandbox: s.Sandbox})
+		return nil
+	}
+	c.note(s, c.now.Boot, Called, "", 0)
+	return s
+}
+
+// setTimeout has the end of a sandbox moved. It counts when it is durable.
+func (c *Core) setTimeout(ev SetTimeout) {
+	s := c.kept(ev.Token, ev.ID)
+	if s == nil {
+		return
+	}
+	s.changing++
+	s.nextEnd = c.now.Wall.Add(ev.Lifetime)
+	next := s.next()
+	c.append(&change{sandbox: s, kept: ev.Token, fact: Fact{Sandbox: &next}}, true)
+}
+
+// next is what the next fact of a sandbox begins with: what is so, and what is on its
+// way into the journal.
+func (s *sandbox) next() Sandbox {
+	next := s.Sandbox
+	next.EndAt = s.nextEnd
+	if s.readying {
+		next.Phase = Running
+	}
+	return next
+}
+
+// changed acts on a committed change of an end.
+func (c *Core) changed(ch *change) {
+	s := ch.sandbox
+	s.changing--
+	s.EndAt, s.Revision = ch.fact.Sandbox.EndAt, ch.fact.Revision
+	s.endAt = max(1, c.bootOf(s.EndAt))
+	c.note(s, c.now.Boot, Called, "", 0)
+	answer := Kept{Token: ch.kept, Status: ReleaseOK, Sandbox: s.Sandbox}
+	if s.Phase != Starting && s.Phase != Running {
+		answer.Status = ReleaseGone
+	}
+	c.schedule(s)
+	c.emit(Record{s.Sandbox})
+	c.emit(answer)
 }
 
 func (c *Core) release(ev Release) {
@@ -107,9 +224,9 @@ func (c *Core) startRelease(s *sandbox, reason string) {
 	if s.Phase != Starting && s.Phase != Running {
 		return
 	}
+	released := s.next()
 	s.ran = s.Phase == Running
 	s.Phase = Releasing
-	released := s.Sandbox
 	released.Phase, released.Reason, released.EndedAt = Released, reason, c.now.Wall
 	c.append(&change{sandbox: s, fact: Fact{Sandbox: &released}}, true)
 }
@@ -137,6 +254,9 @@ func (c *Core) released(ch *change, at time.Duration) {
 	if q != nil {
 		c.enter(q, podReleased)
 		c.emit(LabelPod{Pod: s.Pod, ID: s.ID, Released: true})
+	}
+	for _, r := range c.byID {
+		delete(r.opens, s.ID)
 	}
 	c.emit(Record{s.Sandbox})
 	c.emit(SandboxReleased{s.Sandbox})
@@ -217,11 +337,11 @@ func (c *Core) recordGone(id string) {
 	c.emit(Record{s.Sandbox})
 }
 
-// deadlineHeap orders sandboxes by their end time.
+// deadlineHeap orders sandboxes by when something is due.
 type deadlineHeap []*sandbox
 
 func (h deadlineHeap) Len() int           { return len(h) }
-func (h deadlineHeap) Less(i, j int) bool { return h[i].endAt < h[j].endAt }
+func (h deadlineHeap) Less(i, j int) bool { return h[i].dueAt < h[j].dueAt }
 func (h deadlineHeap) Swap(i, j int) {
 	h[i], h[j] = h[j], h[i]
 	h[i].index, h[j].index = i, j

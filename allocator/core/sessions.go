@@ -31,6 +31,18 @@ type session struct {
 	releases int
 	// pending are the messages that fences wait for, in order of sequence.
 	pending []pending
+	// quiesces: it can be asked what is idle. reported: it has told all that it tracks,
+	// on this stream. knows: while it is not connected, it knows the routes of sandboxes
+	// up to this number at most.
+	quiesces, reported bool
+	knows              uint64
+	// opens are the sandboxes of which it has said last that something is open.
+	opens map[string]struct{}
+	// muteSince is when the first question was asked of those that it has not answered
+	// in time since, one soon after the other; 0: none. missedAt is when the last of them
+	// ended. cuts is how often its stream was closed for that.
+	muteSince, missedAt time.Duration
+	cuts                int
 }
 
 type pending struct {
@@ -80,10 +92,11 @@ func (c *Core) sessionJoined(ev SessionJoined) {
 		c.append(&change{session: s, fact: Fact{Session: s.id, From: ev.From}}, true)
 	}
 	if s.stream != 0 {
-		delete(c.streams, s.stream)
 		c.emit(CloseStream{Stream: s.stream})
+		c.disconnect(s)
 	}
 	s.stream, s.from, s.unponged = ev.Stream, ev.From, 0
+	s.quiesces, s.reported, s.muteSince = ev.Quiesces, false, 0
 	s.heard(c.now.Boot)
 	c.streams[ev.Stream] = s
 	if s.durable {
@@ -141,6 +154,8 @@ func (c *Core) indexOf(id string) int {
 
 // welcome tells a router what is so.
 func (c *Core) welcome(s *session) {
+	// It may admit requests for whatever the snapshot holds.
+	c.abortRound()
 	s.sequence, s.acked, s.releases = 1, 0, 0
 	// The snapshot replaces what this router had, so its acknowledgement counts
 	// for every sandbox that is not in it.
@@ -172,16 +187,29 @@ func (c *Core) sessionLeft(ev SessionLeft) {
 	if s == nil || s.id != ev.Session {
 		return
 	}
-	delete(c.streams, ev.Stream)
-	s.stream, s.pending = 0, nil
 	// It may serve what it knows until it expires; callers of Release wait only
 	// for those that are connected.
-	c.eachFence(c.answerReleases)
+	c.disconnect(s)
 }
 
-// sessionEnded acts on a router that has ended: it said so, or another one, by, can
-// tell.
-func (c *Core) sessionEnded(id string, by *session) {
+// goodbye acts on a router that has said that it ends.
+func (c *Core) goodbye(ev SessionGoodbye) {
+	s := c.sessions[ev.Session]
+	if s == nil {
+		return
+	}
+	// What it knew to be open, its Envoy holds open, and until another router stands
+	// there nobody can be asked about it.
+	for id := range s.opens {
+		if sb := c.sandboxes[id]; sb != nil && (sb.Phase == Running || sb.Phase == Starting) {
+			sb.notBefore = c.now.Boot + c.expiry()
+		}
+	}
+	c.removeSession(s, nil, s.reported && !ev.Doubt)
+}
+
+// sessionDead acts on a router that has ended, as another one, by, can tell.
+func (c *Core) sessionDead(id string, by *session) {
 	s := c.sessions[id]
 	if s == nil || s == by {
 		return
@@ -189,7 +217,7 @@ func (c *Core) sessionEnded(id string, by *session) {
 	if by != nil {
 		by.burying++
 	}
-	c.removeSession(s, by)
+	c.removeSession(s, by, false)
 }
 
 func (c *Core) sessionPing(ev SessionPing) {
@@ -222,28 +250,31 @@ func (c *Core) sessionAck(ev SessionAck) {
 	}
 }
 
-// removeSession forgets a session that can route to nothing any more.
-func (c *Core) removeSession(s, by *session) {
+// removeSession forgets a session that can route to nothing any more. sure: it has
+// reported what was in use through it.
+func (c *Core) removeSession(s, by *session, sure bool) {
 	c.append(&change{session: by, fact: Fact{Session: s.id, Left: true}}, by != nil)
-	c.dropSession(s)
+	c.dropSession(s, sure)
 }
 
 // dropSession waits for a session no more.
-func (c *Core) dropSession(s *session) {
+func (c *Core) dropSession(s *session, sure bool) {
 	delete(c.sessions, s.id)
 	at := c.indexOf(s.id)
 	c.byID = slices.Delete(c.byID, at, at+1)
 	if s.stream != 0 {
 		delete(c.streams, s.stream)
 		c.emit(CloseStream{Stream: s.stream})
+		s.stream, s.knows = 0, c.told
 	}
+	c.sessionOver(s, sure)
 	c.eachFence(func(sb *sandbox) { c.cleared(sb, s) })
 }
 
 func (c *Core) expireSessions() {
 	for _, s := range slices.Clone(c.byID) {
 		if c.now.Boot-s.lastPing > c.expiry() {
-			c.removeSession(s, nil)
+			c.removeSession(s, nil, false)
 		}
 	}
 }
@@ -383,7 +414,9 @@ func (c *Core) resolve(ev Resolve) {
 		default:
 			// It starts, or its release is not durable yet: gone is for ever.
 			e.Starting = true
-			if p := c.pools[s.Pool]; p != nil && !s.lost {
+			if s.reaping == decided {
+				e.Hold = reapHold
+			} else if p := c.pools[s.Pool]; p != nil && !s.lost {
 				e.Hold = p.Hold
 			}
 		}

@@ -168,7 +168,7 @@ func TestRouterThatIsBackIsNotTakenForTheOneThatLeft(t *testing.T) {
 	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})
 	s.slow = true
 	s.step(SessionJoined{Session: "r", Stream: 1})
-	s.step(SessionGoodbye{"r"})
+	s.step(SessionGoodbye{Session: "r"})
 	s.step(SessionJoined{Session: "r", Stream: 2})
 	s.written() // that it came
 	none[SendSnapshot](s)

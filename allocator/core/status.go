@@ -39,6 +39,40 @@ type SessionStatus struct {
 	Fences int
 }
 
+// ActivityStatus is what is known of the use of a live sandbox, and what happens next
+// if nothing more is heard of it. Times count from the last Step.
+type ActivityStatus struct {
+	Sandbox Sandbox
+	// Age is the time since the last activity that is known of, and Source where that is
+	// known from.
+	Age    time.Duration
+	Source ActivitySource
+	// Router is the session that has told, for Reported and Asked.
+	Router string
+	// Open is how many streams that router said are open.
+	Open int
+	// Next is the reason for which it is released next, "" for none, and In the time until
+	// then; 0: it is due.
+	Next string
+	In   time.Duration
+	// Awaits are sessions, by ID, awaitedMost at most, without whose word it is not
+	// released for being idle: they are not connected, or have not reported yet.
+	Awaits []string
+}
+
+// ActivitySource is how an activity is known.
+type ActivitySource int
+
+// The sources of what is known of an activity.
+const (
+	Began    ActivitySource = iota // it was claimed, or began to run
+	OnRecord                       // an earlier leader has written it on the Sandbox object
+	Called                         // a KeepAlive or a SetTimeout
+	Reported                       // a router, of itself
+	Asked                          // a router, which was asked whether it is idle
+	Doubted                        // a router ended, and nobody knows what was in use through it
+)
+
 // awaitedMost bounds the sessions that a FenceStatus lists.
 const awaitedMost = 20
 

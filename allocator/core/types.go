@@ -40,6 +40,13 @@ type Pool struct {
 	KeepOnRestart bool
 	// Hold is how long a request for a sandbox that is starting may wait for it.
 	Hold time.Duration
+	// IdleTimeout is what a claim that does not say gets; 0: none. BytesOnly: an open
+	// connection over which nothing moves is no activity.
+	IdleTimeout time.Duration
+	BytesOnly   bool
+	// MaxLifetime bounds the life of a sandbox, StartupTimeout how long it may be
+	// starting; 0: no bound.
+	MaxLifetime, StartupTimeout time.Duration
 	// Refused: its template may not be used. No pod is made from it, and idle
 	// ones that were are deleted; warm ones of an earlier template are kept.
 	Refused bool
@@ -74,9 +81,15 @@ type Pod struct {
 type Binding struct {
 	ID        string
 	ClaimedAt time.Time
-	// EndAt is when the sandbox is released at the latest. Zero: never.
-	EndAt    time.Time
-	Metadata map[string]string
+	// EndAt is when the sandbox is released, in use or not; it can be moved. LifetimeEnd
+	// is that, too, and stands. StartBy is when it is released if it is starting still.
+	// Zero: never. The earliest of these and IdleTimeout wins.
+	EndAt, LifetimeEnd, StartBy time.Time
+	// IdleTimeout is after how long without activity it is released; 0: never. BytesOnly:
+	// an open connection over which nothing moves is no activity.
+	IdleTimeout time.Duration
+	BytesOnly   bool
+	Metadata    map[string]string
 	// Team is who claimed it, User whom for, as far as the caller said.
 	Team, User string
 	// IdempotencyKey, if not "", makes every claim of the team with this key and
@@ -114,6 +127,9 @@ type Sandbox struct {
 	Phase    Phase
 	Reason   string
 	EndedAt  time.Time
+	// LastActive is a lower bound of when it was last active, as its object shows it:
+	// no fact, and not in the journal. Zero: nothing was noted yet.
+	LastActive time.Time
 	// Revision orders what is written about it: a lower one never overwrites a
 	// higher one.
 	Revision Revision
@@ -159,7 +175,10 @@ type Declaration struct {
 // Reasons a sandbox is released.
 const (
 	ReasonKilled      = "Killed"
-	ReasonTimeout     = "Timeout"
+	ReasonTimeout     = "Timeout"     // its end time came
+	ReasonIdle        = "Idle"        // nobody used it for its idle timeout
+	ReasonMaxLifetime = "MaxLifetime" // its pool's bound
+	ReasonStartup     = "StartupTimeout"
 	ReasonDeleted     = "Deleted"     // its Sandbox object was
 	ReasonAbandoned   = "Abandoned"   // the caller had gone before the claim was answered
 	ReasonStartFailed = "StartFailed" // by its pool's postStart hook
@@ -174,6 +193,19 @@ const (
 	// ReasonAddressShared: another pod was seen at its address.
 	ReasonAddressShared = "AddressShared"
 )
+
+// Activity is what one router knows of the use of one sandbox.
+type Activity struct {
+	ID string
+	// Age is the time since something was last in progress, 0 if it may be now. Quiet
+	// is the time since a request was last admitted or bytes last moved.
+	Age, Quiet time.Duration
+	// Open is how many streams Envoy is known to hold open.
+	Open int
+	// Settles is in how long it will be known whether a request that was admitted a short
+	// while ago is open still; until then it counts as open. 0: that is known.
+	Settles time.Duration
+}
 
 // Counts are a pool's pods by state, and the claims that wait for one.
 type Counts struct{ Pending, Warm, Claimed, Releasing, Waiting int }

@@ -120,8 +120,13 @@ func (p *Pools) keep(pool *v1alpha1.SandboxPool) core.Pool {
 		spec.Ports = append(spec.Ports, uint16(port))
 	}
 	slices.Sort(spec.Ports)
-	if pool.Spec.HoldSeconds != nil {
-		spec.Hold = time.Duration(*pool.Spec.HoldSeconds) * time.Second
+	spec.Hold = secondsOf(pool.Spec.HoldSeconds)
+	spec.MaxLifetime, spec.StartupTimeout = secondsOf(pool.Spec.MaxLifetimeSeconds), secondsOf(pool.Spec.StartupTimeoutSeconds)
+	spec.BytesOnly = pool.Spec.OpenConnections == v1alpha1.BytesOnly
+	if spec.IdleTimeout = idleTimeout(pool); spec.IdleTimeout > 0 {
+		// One that is refused must not be given to sandboxes either: pods of an earlier
+		// template can still be claimed.
+		spec.IdleTimeout = max(spec.IdleTimeout, p.policy.activityWindow)
 	}
 	if pool.Spec.MaxPods != nil {
 		spec.MaxPods = int(*pool.Spec.MaxPods)
@@ -130,6 +135,14 @@ func (p *Pools) keep(pool *v1alpha1.SandboxPool) core.Pool {
 	defer p.mu.Unlock()
 	p.pools[spec.Key] = seen{pool, spec.Refused}
 	return spec
+}
+
+// secondsOf is 0 for a field that is not set.
+func secondsOf(field *int32) time.Duration {
+	if field == nil {
+		return 0
+	}
+	return time.Duration(*field) * time.Second
 }
 
 // forget drops a pool whose object is gone.
@@ -265,8 +278,11 @@ func (p *Pools) status(pool *v1alpha1.SandboxPool, counts core.Counts) v1alpha1.
 	accepted := metav1.Condition{Type: v1alpha1.PoolAccepted, Status: metav1.ConditionTrue, Reason: "Accepted", ObservedGeneration: pool.Generation}
 	if err := p.policy.Check(pool); err != nil {
 		accepted.Status, accepted.Reason, accepted.Message = metav1.ConditionFalse, "PodSecurity", message(err)
-		if errors.Is(err, pods.ErrPreStop) {
+		switch {
+		case errors.Is(err, pods.ErrPreStop):
 			accepted.Reason = "PreStop"
+		case errors.Is(err, ErrIdleTimeout) && p.policy.checkSecurity(pool) == nil:
+			accepted.Reason = "IdleTimeout"
 		}
 	}
 	meta.SetStatusCondition(&s.Conditions, accepted)

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"strconv"
 	"strings"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -22,7 +23,8 @@ func toObject(s core.Sandbox, namespace string) *v1alpha1.Sandbox {
 		},
 		Spec: v1alpha1.SandboxSpec{
 			Pool: s.Pool.Name, PodName: s.Pod.Name, PodUID: s.Pod.UID, PodIP: s.IP.String(), DefaultPort: int32(s.DefaultPort), Restarts: int32(s.Restarts),
-			ClaimedAt: metav1.NewMicroTime(s.ClaimedAt), Metadata: s.Metadata,
+			ClaimedAt: metav1.NewMicroTime(s.ClaimedAt), EndAt: momentOf(s.EndAt), LifetimeEnd: momentOf(s.LifetimeEnd), StartBy: momentOf(s.StartBy),
+			IdleTimeoutSeconds: wholeSeconds(s.IdleTimeout), Metadata: s.Metadata,
 			Team: s.Team, User: s.User, IdempotencyKey: s.IdempotencyKey,
 		},
 		Status: toStatus(s),
@@ -36,17 +38,40 @@ func toObject(s core.Sandbox, namespace string) *v1alpha1.Sandbox {
 	if s.IdempotencyKey != "" {
 		o.Spec.RequestHash = hex.EncodeToString(s.RequestHash[:])
 	}
-	if !s.EndAt.IsZero() {
-		at := metav1.NewMicroTime(s.EndAt)
-		o.Spec.EndAt = &at
+	switch {
+	case s.BytesOnly:
+		o.Spec.OpenConnections = v1alpha1.BytesOnly
+	case s.IdleTimeout > 0:
+		o.Spec.OpenConnections = v1alpha1.OpenIsActive
 	}
 	return o
 }
 
+// wholeSeconds is never less than d.
+func wholeSeconds(d time.Duration) int32 { return int32((d + time.Second - 1) / time.Second) }
+
+// momentOf is nil for the zero time, timeOf the other way round.
+func momentOf(t time.Time) *metav1.MicroTime {
+	if t.IsZero() {
+		return nil
+	}
+	at := metav1.NewMicroTime(t)
+	return &at
+}
+
+func timeOf(at *metav1.MicroTime) time.Time {
+	if at == nil {
+		return time.Time{}
+	}
+	return at.UTC()
+}
+
 func toStatus(s core.Sandbox) v1alpha1.SandboxStatus {
 	status := v1alpha1.SandboxStatus{
-		Reason:   s.Reason,
-		Revision: fmt.Sprintf("%d.%d", s.Revision.Term, s.Revision.Counter),
+		Reason:     s.Reason,
+		EndedAt:    momentOf(s.EndedAt),
+		LastActive: momentOf(s.LastActive),
+		Revision:   fmt.Sprintf("%d.%d", s.Revision.Term, s.Revision.Counter),
 	}
 	switch s.Phase {
 	case core.Starting:
@@ -57,10 +82,6 @@ func toStatus(s core.Sandbox) v1alpha1.SandboxStatus {
 		status.Phase = v1alpha1.SandboxStopping
 	case core.Ended:
 		status.Phase = v1alpha1.SandboxEnded
-	}
-	if !s.EndedAt.IsZero() {
-		at := metav1.NewMicroTime(s.EndedAt)
-		status.EndedAt = &at
 	}
 	return status
 }
@@ -78,6 +99,8 @@ func fromObject(o *v1alpha1.Sandbox) (core.Sandbox, error) {
 	s := core.Sandbox{
 		Binding: core.Binding{
 			ID: o.Name, ClaimedAt: o.Spec.ClaimedAt.UTC(), Metadata: o.Spec.Metadata,
+			EndAt: timeOf(o.Spec.EndAt), LifetimeEnd: timeOf(o.Spec.LifetimeEnd), StartBy: timeOf(o.Spec.StartBy),
+			IdleTimeout: time.Duration(o.Spec.IdleTimeoutSeconds) * time.Second, BytesOnly: o.Spec.OpenConnections == v1alpha1.BytesOnly,
 			Team: o.Spec.Team, User: o.Spec.User, IdempotencyKey: o.Spec.IdempotencyKey,
 		},
 		Pool:        core.PoolKey{Namespace: o.Namespace, Name: o.Spec.Pool},
@@ -85,6 +108,8 @@ func fromObject(o *v1alpha1.Sandbox) (core.Sandbox, error) {
 		DefaultPort: uint16(o.Spec.DefaultPort),
 		Restarts:    int(o.Spec.Restarts),
 		Reason:      o.Status.Reason,
+		EndedAt:     timeOf(o.Status.EndedAt),
+		LastActive:  timeOf(o.Status.LastActive),
 		Revision:    revision,
 	}
 	if s.IP, err = netip.ParseAddr(o.Spec.PodIP); err != nil {
@@ -98,12 +123,6 @@ func fromObject(o *v1alpha1.Sandbox) (core.Sandbox, error) {
 		return failed(fmt.Errorf("spec.requestHash: not a SHA-256 in hexadecimal"))
 	}
 	copy(s.RequestHash[:], hash)
-	if o.Spec.EndAt != nil {
-		s.EndAt = o.Spec.EndAt.UTC()
-	}
-	if o.Status.EndedAt != nil {
-		s.EndedAt = o.Status.EndedAt.UTC()
-	}
 	switch o.Status.Phase {
 	case v1alpha1.SandboxStarting:
 		s.Phase = core.Starting

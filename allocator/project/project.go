@@ -77,6 +77,7 @@ type version struct {
 	version    string
 	finalizers []string
 	revision   core.Revision
+	lastActive time.Time
 	broken     bool // it could not be read: all of it is written anew
 }
 
@@ -239,9 +240,15 @@ func patchOf(s core.Sandbox, at version) any {
 	if !holds(s) && slices.Contains(at.finalizers, v1alpha1.SandboxFinalizer) {
 		metadata["finalizers"] = slices.DeleteFunc(slices.Clone(at.finalizers), func(f string) bool { return f == v1alpha1.SandboxFinalizer })
 	}
-	patch := map[string]any{"metadata": metadata, "status": toStatus(s)}
+	status := toStatus(s)
+	if s.LastActive.Before(at.lastActive) {
+		status.LastActive = nil // what is there stays
+	}
+	patch := map[string]any{"metadata": metadata, "status": status}
 	if at.broken {
 		patch["spec"] = toObject(s, "").Spec
+	} else {
+		patch["spec"] = map[string]any{"endAt": momentOf(s.EndAt)} // the rest was fixed by the claim
 	}
 	return patch
 }
@@ -263,7 +270,7 @@ func (p *Projector) read(ctx context.Context, s core.Sandbox) (newer bool, at ve
 }
 
 func versionOf(o *v1alpha1.Sandbox, revision core.Revision) version {
-	return version{uid: o.UID, version: o.ResourceVersion, finalizers: o.Finalizers, revision: revision}
+	return version{uid: o.UID, version: o.ResourceVersion, finalizers: o.Finalizers, revision: revision, lastActive: timeOf(o.Status.LastActive)}
 }
 
 func (p *Projector) remember(s core.Sandbox, o *v1alpha1.Sandbox) {

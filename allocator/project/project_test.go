@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"reflect"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -36,8 +37,10 @@ func sandbox(phase core.Phase, term, counter uint64) core.Sandbox {
 		Binding: core.Binding{
 			ID: "abcdefghijklmnopqrst", ClaimedAt: time.Unix(1_700_000_000, 0).UTC(),
 			EndAt: time.Unix(1_700_000_300, 0).UTC(), Metadata: map[string]string{"k": "v"},
+			LifetimeEnd: time.Unix(1_700_086_400, 0).UTC(), StartBy: time.Unix(1_700_000_120, 0).UTC(), IdleTimeout: 90 * time.Second, BytesOnly: true,
 			Team: "team", User: "user", IdempotencyKey: "key", RequestHash: [32]byte{1, 2, 3},
 		},
+		LastActive:  time.Unix(1_700_000_060, 0).UTC(),
 		DefaultPort: 8080, Ports: []uint16{80, 8080}, Restarts: 3,
 		Pool: core.PoolKey{Namespace: "default", Name: "pool"}, Pod: core.PodKey{Namespace: "default", Name: "pod", UID: "uid"},
 		IP: netip.MustParseAddr("127.1.2.3"), Phase: phase, Revision: core.Revision{Term: term, Counter: counter},
@@ -124,11 +127,9 @@ func TestRecordsGoForwardsOnlyAndCanBeReadBack(t *testing.T) {
 	for counter := uint64(3); counter <= 50; counter++ {
 		p.Record(sandbox(core.Ended, 3, counter))
 	}
-	require.Eventually(t, func() bool { return read().Revision == core.Revision{Term: 3, Counter: 50} }, time.Minute, 10*time.Millisecond)
-
-	for len(p.recorded) > 0 {
-		<-p.recorded
+	for last := (core.Revision{Term: 3, Counter: 50}); (<-p.recorded).Revision != last; {
 	}
+	require.Equal(t, core.Revision{Term: 3, Counter: 50}, read().Revision)
 	require.NoError(t, p.Forget(t.Context(), ended.ID))
 	require.Empty(t, p.list().Sandboxes)
 	require.NoError(t, p.Forget(t.Context(), ended.ID)) // once more is no error
@@ -166,6 +167,69 @@ func TestADeletedObjectStaysForAsLongAsItIsNeeded(t *testing.T) {
 	}
 }
 
+// What the object does not show is forgotten when nothing of the sandbox is in the
+// journal any more.
+func TestEverythingThatIsKnownOfASandboxIsInItsObject(t *testing.T) {
+	full := sandbox(core.Ended, 2, 1)
+	for _, v := range []reflect.Value{reflect.ValueOf(full), reflect.ValueOf(full.Binding)} {
+		for i := range v.NumField() {
+			require.False(t, v.Field(i).IsZero(), "%s: this test does not know it yet", v.Type().Field(i).Name)
+		}
+	}
+	p := newProjector(t, devcluster.Start(t, devcluster.Options{CRDs: crd.All()}))
+	for i, edit := range []func(*core.Sandbox){
+		func(*core.Sandbox) {},
+		func(s *core.Sandbox) { s.BytesOnly = false },
+		func(s *core.Sandbox) { s.IdleTimeout = 0 },
+		func(s *core.Sandbox) { s.BytesOnly, s.IdleTimeout = false, 0 },
+		func(s *core.Sandbox) {
+			s.EndAt, s.LifetimeEnd, s.StartBy, s.LastActive = time.Time{}, time.Time{}, time.Time{}, time.Time{}
+		},
+	} {
+		s := full
+		s.ID = fmt.Sprintf("k3x9k3x9k3x9k3x9k3x%d", i)
+		edit(&s)
+		p.write(s)
+		require.Equal(t, s, p.list().Sandboxes[i])
+	}
+	s := sandbox(core.Running, 1, 1)
+	s.IdleTimeout = 1500 * time.Millisecond
+	p.write(s)
+	require.Equal(t, 2*time.Second, p.list().Sandboxes[0].IdleTimeout, "a whole number, and not less")
+}
+
+// The end can be moved; the last activity goes forwards only, whoever writes it and
+// whatever that one knew.
+func TestAnObjectShowsTheEndAsItIsNowAndTheLatestActivity(t *testing.T) {
+	cluster := devcluster.Start(t, devcluster.Options{CRDs: crd.All()})
+	p := newProjector(t, cluster)
+	counter := uint64(0)
+	write := func(p *projector, end, active time.Time) core.Sandbox {
+		t.Helper()
+		counter++
+		s := sandbox(core.Running, 2, counter)
+		s.EndAt, s.LastActive = end, active
+		p.write(s)
+		all := p.list().Sandboxes
+		require.Len(t, all, 1)
+		require.Equal(t, s.Revision, all[0].Revision)
+		return all[0]
+	}
+	first, later := time.Unix(1_700_000_300, 0).UTC(), time.Unix(1_700_000_900, 0).UTC()
+	next := newProjector(t, cluster) // the next leader's, which has to read what is there
+	require.Equal(t, first, write(p, first, first).LastActive)
+	s := write(p, later, later)
+	require.Equal(t, later, s.EndAt)
+	require.Equal(t, later, s.LastActive)
+	s = write(p, first, first) // shorter, and by one that knows of less
+	require.Equal(t, first, s.EndAt)
+	require.Equal(t, later, s.LastActive)
+	require.Equal(t, later, write(next, later, first).LastActive)
+	s = write(next, time.Time{}, time.Time{})
+	require.Zero(t, s.EndAt)
+	require.Equal(t, later, s.LastActive)
+}
+
 // Whoever edits an object must not be able to keep every leader from beginning.
 func TestNobodyCanMakeAnObjectUnreadable(t *testing.T) {
 	cluster := devcluster.Start(t, devcluster.Options{CRDs: crd.All()})
@@ -185,6 +249,12 @@ func TestNobodyCanMakeAnObjectUnreadable(t *testing.T) {
 		"an earlier term":       {`{"status":{"revision":"2.9"}}`, "only a later state"},
 		"an earlier state":      {`{"status":{"revision":"3.3"}}`, "only a later state"},
 		"another state":         {`{"status":{"phase":"ended"}}`, "only a later state"},
+		"an earlier activity":   {`{"status":{"revision":"3.5","lastActive":"2020-01-01T00:00:00.000000Z"}}`, "status.lastActive: never goes back"},
+		"no activity":           {`{"status":{"revision":"3.5","lastActive":null}}`, "status.lastActive: never goes back"},
+		"a negative timeout":    {`{"spec":{"idleTimeoutSeconds":-1}}`, "spec.idleTimeoutSeconds"},
+		"a half timeout":        {`{"spec":{"idleTimeoutSeconds":1.5}}`, "spec.idleTimeoutSeconds"},
+		"unknown connections":   {`{"spec":{"openConnections":"Ignored"}}`, "spec.openConnections"},
+		"no moment":             {`{"spec":{"lifetimeEnd":"soon"}}`, "spec.lifetimeEnd"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			err := p.clients.Berth.Patch(types.MergePatchType).Namespace("default").Resource("sandboxes").Name("abcdefghijklmnopqrst").

@@ -2,14 +2,12 @@ package rest
 
 import (
 	"context"
-	"encoding/json"
 	"io"
 	"net/http"
 	"strconv"
 	"strings"
 	"time"
 	"unicode"
-	"unicode/utf8"
 
 	"go.uber.org/zap"
 
@@ -143,7 +141,7 @@ func showFence(f core.FenceStatus) Fence {
 }
 
 func (a *api) fences(w http.ResponseWriter, r *http.Request) error {
-	limit, err := limitOf(r)
+	limit, err := limitOf(r, defaultLimit, maxLimit)
 	if err != nil {
 		return err
 	}
@@ -161,7 +159,7 @@ func (a *api) fences(w http.ResponseWriter, r *http.Request) error {
 }
 
 func (a *api) sessions(w http.ResponseWriter, r *http.Request) error {
-	limit, err := limitOf(r)
+	limit, err := limitOf(r, defaultLimit, maxLimit)
 	if err != nil {
 		return err
 	}
@@ -179,14 +177,14 @@ func (a *api) sessions(w http.ResponseWriter, r *http.Request) error {
 }
 
 // limitOf reads the parameter that bounds a list.
-func limitOf(r *http.Request) (int, error) {
+func limitOf(r *http.Request, absent, most int) (int, error) {
 	text := r.URL.Query().Get("limit")
 	if text == "" && !r.URL.Query().Has("limit") {
-		return defaultLimit, nil
+		return absent, nil
 	}
 	limit, err := strconv.Atoi(text)
-	if err != nil || limit < 1 || limit > maxLimit || len(r.URL.Query()["limit"]) > 1 {
-		return 0, invalid("limit: %q: must be one number, 1 to %d", text, maxLimit)
+	if err != nil || limit < 1 || limit > most || len(r.URL.Query()["limit"]) > 1 {
+		return 0, invalid("limit: %q: must be one number, 1 to %d", text, most)
 	}
 	return limit, nil
 }
@@ -224,25 +222,11 @@ func (a *api) declareDead(w http.ResponseWriter, r *http.Request) error {
 
 // decodeReason reads the body of a declare-dead.
 func decodeReason(body io.Reader) (string, error) {
-	raw, err := io.ReadAll(io.LimitReader(body, maxBody+1))
-	switch {
-	case err != nil:
-		return "", invalid("body: %v", err)
-	case len(raw) > maxBody:
-		return "", apierror.New(apierror.BodyTooLarge, "body: at most %d bytes", maxBody)
-	case !utf8.Valid(raw):
-		return "", invalid("body: must be UTF-8")
-	}
 	var request struct {
 		Reason string `json:"reason"`
 	}
-	decoder := json.NewDecoder(strings.NewReader(string(raw)))
-	decoder.DisallowUnknownFields()
-	if err := decoder.Decode(&request); err != nil {
-		return "", invalid("body: must be a JSON object with a reason: %v", err)
-	}
-	if decoder.More() {
-		return "", invalid("body: must be one JSON object")
+	if err := decodeStrictly(body, &request); err != nil {
+		return "", err
 	}
 	reason := strings.TrimSpace(request.Reason)
 	if reason == "" || len(reason) > maxReason || strings.ContainsFunc(reason, unicode.IsControl) {

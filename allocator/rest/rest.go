@@ -6,9 +6,14 @@
 //	GET    /sandboxes        live sandboxes, oldest first: 200
 //	GET    /sandboxes/{id}   one live sandbox: 200, or 404
 //	DELETE /sandboxes/{id}   release: 204, or 404
+//	POST   /sandboxes/{id}/timeout       {"timeout":seconds}: the sandbox ends so long from now: 204, or 404
+//	POST   /v1/sandboxes/{id}/keepalive  counts as activity: 204, or 404
 //
 // For operators, under /v1 (?limit=, 1 to 1,000, 100 if left out):
 //
+//	GET    /v1/admin/last-active           when each live sandbox was last used, how that is known, and what
+//	                                       happens next: 200; ?id=, ?prefix=, ?pool=, ?format=text,
+//	                                       ?limit= (1 to 10,000, 1,000 if left out)
 //	GET    /v1/fences                      released sandboxes whose pods are kept, and whom they wait for: 200
 //	GET    /v1/sessions                    routers, and how many fences wait for each: 200
 //	POST   /v1/sessions/{id}/declare-dead  {"reason":"..."}: wait no longer for a router that has ended
@@ -18,6 +23,11 @@
 // A call needs a key, in X-API-Key or as a bearer token, unless the API has no
 // keys, which is for a listener on loopback only. A replica that does not lead
 // passes calls on to the one that does.
+//
+// A sandbox is released at its end (timeout), after its idle timeout without activity,
+// or when its pool's maximum lifetime is over, whichever comes first. A claim without
+// a timeout ends after 300 s, or not at all if it has an idleTimeout other than 0. A
+// new timeout replaces the old one, and may be shorter.
 //
 // A claim waits for a pod when its pool has none. With an Idempotency-Key header
 // it can be repeated safely: while its sandbox lives, and ten minutes after, the
@@ -94,6 +104,13 @@ type Allocator interface {
 	Claim(ctx context.Context, pool string, c core.Claim) (core.Sandbox, error)
 	// Release ends a sandbox and returns how many routers have not acknowledged.
 	Release(ctx context.Context, id, reason string) (core.ReleaseStatus, int, error)
+	// KeepAlive counts as activity of a sandbox. SetTimeout does, too, and moves its
+	// end to so long from now.
+	KeepAlive(ctx context.Context, id string) (core.ReleaseStatus, error)
+	SetTimeout(ctx context.Context, id string, lifetime time.Duration) (core.ReleaseStatus, error)
+	// Activities returns at most so many live sandboxes, by ID, and how many more there
+	// are.
+	Activities(ctx context.Context, which Which, most int) ([]core.ActivityStatus, int, error)
 	Sandbox(ctx context.Context, id string) (core.Sandbox, bool, error)
 	// Live returns the sandboxes that are starting or running.
 	Live(ctx context.Context) ([]core.Sandbox, error)
@@ -114,7 +131,11 @@ type Options struct {
 	// PublicScheme and PublicHost make the URLs of sandboxes:
 	// <scheme>://<port>-<id>.<host>/. PublicHost may carry a port.
 	PublicScheme, PublicHost string
-	Log                      *zap.Logger
+	// ActivityWindow is the shortest idle timeout: what is open is not known sooner.
+	ActivityWindow time.Duration
+	// ReapDryRun: idle sandboxes are not released. Optional; it is only shown.
+	ReapDryRun bool
+	Log        *zap.Logger
 }
 
 type api struct {
@@ -126,8 +147,8 @@ type api struct {
 
 // New returns the handler.
 func New(o Options) (http.Handler, error) {
-	if o.Allocator == nil || o.PublicScheme == "" || o.PublicHost == "" || o.Log == nil {
-		return nil, errors.New("rest: all options but Keys are required")
+	if o.Allocator == nil || o.PublicScheme == "" || o.PublicHost == "" || o.ActivityWindow <= 0 || o.Log == nil {
+		return nil, errors.New("rest: all options but Keys and ReapDryRun are required")
 	}
 	a := &api{Options: o, forwarder: newForwarder(o.Log), claimSlots: make(chan struct{}, claimsInFlight), slots: make(chan struct{}, inFlight)}
 	mux := http.NewServeMux()
@@ -136,12 +157,15 @@ func New(o Options) (http.Handler, error) {
 		mux.HandleFunc("GET "+prefix+"/sandboxes", a.handle(a.slots, a.list))
 		mux.HandleFunc("GET "+prefix+"/sandboxes/{id}", a.handle(a.slots, a.get))
 		mux.HandleFunc("DELETE "+prefix+"/sandboxes/{id}", a.handle(a.slots, a.kill))
+		mux.HandleFunc("POST "+prefix+"/sandboxes/{id}/timeout", a.handle(a.slots, a.setTimeout))
 	}
+	mux.HandleFunc("POST /v1/sandboxes/{id}/keepalive", a.handle(a.slots, a.keepAlive))
+	mux.HandleFunc("GET /v1/admin/last-active", a.handle(a.slots, a.lastActive, "id", "prefix", "pool", "format", "limit"))
 	mux.HandleFunc("GET /v1/fences", a.handle(a.slots, a.fences, "limit"))
 	mux.HandleFunc("GET /v1/sessions", a.handle(a.slots, a.sessions, "limit"))
 	mux.HandleFunc("POST /v1/sessions/{id}/declare-dead", a.handle(a.slots, a.declareDead))
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-		e := apierror.New(apierror.NotFound, "no such resource; this version serves /sandboxes, /sandboxes/{id}, /v1/fences, /v1/sessions and /v1/sessions/{id}/declare-dead")
+		e := apierror.New(apierror.NotFound, "no such resource; this version serves /sandboxes, /sandboxes/{id}, /sandboxes/{id}/timeout, /v1/sandboxes/{id}/keepalive, /v1/admin/last-active, /v1/fences, /v1/sessions and /v1/sessions/{id}/declare-dead")
 		if strings.HasPrefix(strings.TrimPrefix(r.URL.Path, "/v2")+"/", "/sandboxes/") {
 			e = notImplemented("%s %s is not implemented", r.Method, r.URL.Path)
 		}
@@ -244,19 +268,26 @@ func noParametersBut(r *http.Request, known []string) error {
 
 // Sandbox is a sandbox as the API shows it.
 type Sandbox struct {
-	SandboxID   string            `json:"sandboxID"`
-	TemplateID  string            `json:"templateID"`
-	ClientID    string            `json:"clientID"`
-	EnvdVersion string            `json:"envdVersion"`
-	Domain      string            `json:"domain"`
-	URL         string            `json:"url"`
-	State       string            `json:"state"`
-	StartedAt   time.Time         `json:"startedAt"`
-	EndAt       *time.Time        `json:"endAt,omitempty"`
+	SandboxID   string    `json:"sandboxID"`
+	TemplateID  string    `json:"templateID"`
+	ClientID    string    `json:"clientID"`
+	EnvdVersion string    `json:"envdVersion"`
+	Domain      string    `json:"domain"`
+	URL         string    `json:"url"`
+	State       string    `json:"state"`
+	StartedAt   time.Time `json:"startedAt"`
+	// EndAt is when it ends if nobody moves that, noEnd if never.
+	EndAt time.Time `json:"endAt"`
+	// IdleTimeout is in seconds, absent if there is none.
+	IdleTimeout float64           `json:"idleTimeout,omitempty"`
 	Metadata    map[string]string `json:"metadata,omitempty"`
 	User        string            `json:"user,omitempty"`
 	PodName     string            `json:"podName"`
 }
+
+// noEnd is the end of a sandbox that has none: the E2B SDKs do not read a sandbox without
+// an end.
+var noEnd = time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC)
 
 func (a *api) show(s core.Sandbox) Sandbox {
 	shown := Sandbox{
@@ -267,8 +298,9 @@ func (a *api) show(s core.Sandbox) Sandbox {
 	if s.Phase == core.Starting {
 		shown.State = "starting"
 	}
-	if !s.EndAt.IsZero() {
-		shown.EndAt = &s.EndAt
+	shown.EndAt, shown.IdleTimeout = noEnd, seconds(s.IdleTimeout)
+	if end := endOf(s); end != nil {
+		shown.EndAt = *end
 	}
 	return shown
 }
@@ -276,7 +308,7 @@ func (a *api) show(s core.Sandbox) Sandbox {
 func (a *api) create(w http.ResponseWriter, r *http.Request) error {
 	reading := http.NewResponseController(w)
 	_ = reading.SetReadDeadline(time.Now().Add(bodyWait)) // errors where there is no connection
-	request, err := decodeCreate(r.Body)
+	request, err := a.decodeCreate(r.Body)
 	if err != nil {
 		return err // what is left of the body is still to be read, within the deadline
 	}
@@ -296,7 +328,7 @@ func (a *api) create(w http.ResponseWriter, r *http.Request) error {
 			Metadata: request.Metadata, Team: teamOf(ctx), User: request.User,
 			IdempotencyKey: key, RequestHash: request.Hash,
 		},
-		Lifetime: request.Timeout, Wait: wait,
+		Lifetime: request.Timeout, IdleTimeout: request.IdleTimeout, Wait: wait,
 	})
 	if err != nil {
 		return err
@@ -320,37 +352,48 @@ func idempotencyKey(h http.Header) (string, error) {
 // createRequest is the body of a create.
 type createRequest struct {
 	TemplateID string
-	Timeout    time.Duration
-	Metadata   map[string]string
-	User       string
+	// Timeout is 0 for none.
+	Timeout time.Duration
+	// IdleTimeout is nil when the request does not say, and 0 for none.
+	IdleTimeout *time.Duration
+	Metadata    map[string]string
+	User        string
 	// Wait is nil when the request does not say.
 	Wait *time.Duration
 	// Hash is that of the body, as it was sent.
 	Hash [sha256.Size]byte
 }
 
-func decodeCreate(body io.Reader) (*createRequest, error) {
+// read reads a body.
+func read(body io.Reader) ([]byte, error) {
 	raw, err := io.ReadAll(io.LimitReader(body, maxBody+1))
-	if err != nil {
+	switch {
+	case err != nil:
 		return nil, invalid("body: %v", err)
-	}
-	if len(raw) > maxBody {
+	case len(raw) > maxBody:
 		return nil, apierror.New(apierror.BodyTooLarge, "body: at most %d bytes", maxBody)
-	}
-	if !utf8.Valid(raw) { // the decoder would put something else in its place
+	case !utf8.Valid(raw): // the decoder would put something else in its place
 		return nil, invalid("body: must be UTF-8")
+	}
+	return raw, nil
+}
+
+func (a *api) decodeCreate(body io.Reader) (*createRequest, error) {
+	raw, err := read(body)
+	if err != nil {
+		return nil, err
 	}
 	var fields map[string]json.RawMessage
 	if err := json.Unmarshal(raw, &fields); err != nil {
 		return nil, invalid("body: must be a JSON object: %v", err)
 	}
 	request := createRequest{Hash: sha256.Sum256(raw)}
-	var timeout, wait *int64        // in seconds
+	var timeout, idle, wait *int64  // in seconds
 	var metadata map[string]*string // nil: a null, which is not a string
 	for _, known := range []struct {
 		name string
 		into any
-	}{{"templateID", &request.TemplateID}, {"timeout", &timeout}, {"metadata", &metadata}, {"user", &request.User}, {"waitTimeout", &wait}} {
+	}{{"templateID", &request.TemplateID}, {"timeout", &timeout}, {"idleTimeout", &idle}, {"metadata", &metadata}, {"user", &request.User}, {"waitTimeout", &wait}} {
 		if value, ok := fields[known.name]; ok {
 			if err := json.Unmarshal(value, known.into); err != nil {
 				return nil, invalid("%s: %v", known.name, err)
@@ -371,12 +414,20 @@ func decodeCreate(body io.Reader) (*createRequest, error) {
 	if request.TemplateID == "" {
 		return nil, invalid("templateID: required: the name of a SandboxPool")
 	}
-	request.Timeout = defaultTimeout
-	if timeout != nil {
-		if *timeout < 1 || *timeout > int64(maxTimeout/time.Second) {
-			return nil, invalid("timeout: %d: must be 1 to %d seconds", *timeout, int64(maxTimeout/time.Second))
+	if idle != nil {
+		d, err := a.idleTimeoutOf(*idle)
+		if err != nil {
+			return nil, err
 		}
-		request.Timeout = time.Duration(*timeout) * time.Second
+		request.IdleTimeout = &d
+	}
+	switch {
+	case timeout != nil:
+		if request.Timeout, err = timeoutOf(*timeout); err != nil {
+			return nil, err
+		}
+	case request.IdleTimeout == nil || *request.IdleTimeout == 0: // something must end it
+		request.Timeout = defaultTimeout
 	}
 	if wait != nil {
 		if *wait < 0 || *wait > int64(MaxWait/time.Second) {
@@ -459,12 +510,8 @@ func (a *api) kill(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	switch status {
-	case core.ReleaseUnknown:
-		return missing(id, apierror.SandboxNotFound, "there is no such sandbox")
-	case core.ReleaseGone:
-		return missing(id, apierror.SandboxGone, "this sandbox has been released before")
-	case core.ReleaseOK:
+	if err := notLive(id, status); err != nil {
+		return err
 	}
 	w.Header().Set(OutstandingHeader, strconv.Itoa(outstanding))
 	w.WriteHeader(http.StatusNoContent)

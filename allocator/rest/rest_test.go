@@ -43,7 +43,11 @@ type fake struct {
 	truncated int
 	dead      core.DeadDeclared
 
+	activities []core.ActivityStatus
+
 	mu       sync.Mutex
+	which    []Which
+	kept     []string
 	limits   []int
 	declared []string
 	pool     string
@@ -61,6 +65,9 @@ func (f *fake) wait(ctx context.Context) error {
 	return f.err
 }
 
+// activityWindow is no whole number of seconds.
+const activityWindow = 6500 * time.Millisecond
+
 // claimWait is how long claims wait that do not say.
 const claimWait = 3 * time.Second
 
@@ -74,7 +81,13 @@ func (f *fake) Claim(ctx context.Context, pool string, c core.Claim) (core.Sandb
 		return core.Sandbox{}, err
 	}
 	b := c.Binding
-	b.ID, b.ClaimedAt, b.EndAt = "k3x9", noon, noon.Add(c.Lifetime)
+	b.ID, b.ClaimedAt = "k3x9", noon
+	if c.Lifetime > 0 {
+		b.EndAt = noon.Add(c.Lifetime)
+	}
+	if c.IdleTimeout != nil {
+		b.IdleTimeout = *c.IdleTimeout
+	}
 	return core.Sandbox{
 		Binding: b, Phase: f.phase, Pool: core.PoolKey{Namespace: "default", Name: pool}, Pod: core.PodKey{Name: "python-abcdef"},
 		IP: netip.MustParseAddr("10.0.0.1"), DefaultPort: 8080,
@@ -115,6 +128,27 @@ func (f *fake) Sessions(ctx context.Context, most int) ([]core.SessionStatus, in
 	return f.sessions, f.truncated, f.wait(ctx)
 }
 
+func (f *fake) KeepAlive(ctx context.Context, id string) (core.ReleaseStatus, error) {
+	f.mu.Lock()
+	f.kept = append(f.kept, id)
+	f.mu.Unlock()
+	return f.status, f.wait(ctx)
+}
+
+func (f *fake) SetTimeout(ctx context.Context, id string, lifetime time.Duration) (core.ReleaseStatus, error) {
+	f.mu.Lock()
+	f.kept = append(f.kept, id+" "+lifetime.String())
+	f.mu.Unlock()
+	return f.status, f.wait(ctx)
+}
+
+func (f *fake) Activities(ctx context.Context, which Which, most int) ([]core.ActivityStatus, int, error) {
+	f.mu.Lock()
+	f.limits, f.which = append(f.limits, most), append(f.which, which)
+	f.mu.Unlock()
+	return f.activities, f.truncated, f.wait(ctx)
+}
+
 func (f *fake) DeclareDead(ctx context.Context, session, by, reason string) (core.DeadDeclared, error) {
 	f.mu.Lock()
 	f.declared = append(f.declared, session+"|"+by+"|"+reason)
@@ -127,7 +161,7 @@ func handler(t require.TestingT, f *fake) http.Handler { return handlerWithKeys(
 func handlerWithKeys(t require.TestingT, f *fake, keys *Keys) http.Handler {
 	h, err := New(Options{
 		Allocator: f, Keys: keys, PublicScheme: "https", PublicHost: "sandbox.example.com:8443",
-		Log: zap.NewNop(),
+		ActivityWindow: activityWindow, Log: zap.NewNop(),
 	})
 	require.NoError(t, err)
 	return h
@@ -328,7 +362,8 @@ func TestUnsupportedFieldsAreNamed(t *testing.T) {
 
 func TestParametersAreNeverIgnored(t *testing.T) {
 	f := &fake{sandboxes: map[string]core.Sandbox{"k3x9": {}}}
-	for _, c := range [][2]string{{"POST", "/sandboxes"}, {"GET", "/sandboxes"}, {"GET", "/v2/sandboxes"}, {"GET", "/sandboxes/k3x9"}, {"DELETE", "/sandboxes/k3x9"}} {
+	for _, c := range [][2]string{{"POST", "/sandboxes"}, {"GET", "/sandboxes"}, {"GET", "/v2/sandboxes"}, {"GET", "/sandboxes/k3x9"}, {"DELETE", "/sandboxes/k3x9"},
+		{"POST", "/sandboxes/k3x9/timeout"}, {"POST", "/v1/sandboxes/k3x9/keepalive"}} {
 		e := refusal(t, call(handler(t, f), c[0], c[1]+"?state=paused&limit=5", `{"templateID":"python"}`), 501, apierror.NotImplemented)
 		require.Contains(t, e.Message, "limit, state")
 		refusal(t, call(handler(t, f), c[0], c[1]+"?state=%zz", `{"templateID":"python"}`), 400, apierror.BadRequest)
@@ -387,7 +422,7 @@ func TestGetShowsLiveSandboxesOnly(t *testing.T) {
 	for _, id := range []string{"live", "releasing"} {
 		w := call(h, "GET", "/sandboxes/"+id, "")
 		require.Equal(t, 200, w.Code)
-		require.NotContains(t, w.Body.String(), "endAt", "a sandbox without an end was given one")
+		require.Contains(t, w.Body.String(), `"endAt":"9999-12-31T23:59:59Z"`, "the SDKs do not read a sandbox without an end")
 	}
 	for _, id := range []string{"ended", "released"} {
 		e := refusal(t, call(h, "GET", "/v2/sandboxes/"+id, ""), 404, apierror.SandboxGone)

@@ -41,6 +41,7 @@ const (
 	SandboxUnreachable Reason = "sandbox_unreachable"
 	SandboxReset       Reason = "sandbox_reset"
 	SandboxStarting    Reason = "sandbox_starting"
+	SandboxQuiesced    Reason = "sandbox_quiesced"
 	RouterNotReady     Reason = "router_not_ready"
 	RouterUnavailable  Reason = "router_unavailable"
 	NoRoute            Reason = "no_route"
@@ -145,6 +146,8 @@ var kinds = []Kind{
 		When: "the sandbox broke the connection before it answered, or answered something that is not HTTP", Do: "look at the program in the sandbox"},
 	{Reason: SandboxStarting, Code: http.StatusServiceUnavailable, GRPC: codes.Unavailable, RetryAfter: 1, Reload: true, By: []Sender{Router},
 		When: "the sandbox was claimed, and its pool's `postStart` hook was not answered for as long as requests wait (`holdSeconds`), or too many of them wait", Do: "try again"},
+	{Reason: SandboxQuiesced, Code: http.StatusServiceUnavailable, GRPC: codes.Unavailable, RetryAfter: 1, Reload: true, By: []Sender{Router},
+		When: "the sandbox seemed idle, and for 2 s the allocator has not decided whether it is released, or too many requests wait for that", Do: "try again"},
 	{Reason: RouterNotReady, Code: http.StatusServiceUnavailable, GRPC: codes.Unavailable, RetryAfter: 1, Reload: true, By: []Sender{Router},
 		When: "the router cannot tell at the moment where the sandbox is: it has just started, or the allocator is away", Do: "try again"},
 	{Reason: RouterUnavailable, Code: http.StatusServiceUnavailable, GRPC: codes.Unavailable, RetryAfter: 1, Reload: true, By: []Sender{Envoy},

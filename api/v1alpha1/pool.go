@@ -31,6 +31,7 @@ type SandboxPool struct {
 //
 // +kubebuilder:validation:XValidation:rule="!has(self.maxPods) || self.maxPods >= self.warm",message="spec.maxPods: must be at least spec.warm"
 // +kubebuilder:validation:XValidation:rule="!has(self.ports) || size(self.ports) == 0 || self.defaultPort in self.ports",message="spec.ports: must contain spec.defaultPort, which is 8080 if it is not set; add it, or set spec.defaultPort to one of them"
+// +kubebuilder:validation:XValidation:rule="!has(self.idleTimeoutSeconds) || self.idleTimeoutSeconds == 0 || self.idleTimeoutSeconds >= 3",message="spec.idleTimeoutSeconds: must be 0, for no idle timeout, or at least 3: it takes so long until it is known that a request has ended"
 type SandboxPoolSpec struct {
 	// Warm is how many ready, unclaimed pods to keep. 0 drains the pool:
 	// claims are then answered "pool empty".
@@ -83,6 +84,51 @@ type SandboxPoolSpec struct {
 	// +kubebuilder:default=Release
 	// +optional
 	OnRestart OnRestart `json:"onRestart,omitempty"`
+
+	// IdleTimeoutSeconds is after how long without activity a sandbox is released,
+	// with reason Idle: 3 to 31,536,000 (365 days), or 0: never. A claim may say
+	// otherwise (idleTimeout). It is fixed for a sandbox when it is claimed, and a
+	// change counts for later claims. Activity is a request, one that is still open
+	// included (see OpenConnections), a keep-alive call, and one that moves the end.
+	//
+	// Whatever comes first ends a sandbox: its end (timeout), this, or
+	// MaxLifetimeSeconds.
+	//
+	// What is shorter than it takes the allocator to know that a request has ended is
+	// not accepted: Envoy's access-log flush and two seconds, which is 7 s with the
+	// default flush of 5 s.
+	// +kubebuilder:default=3600
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=31536000
+	// +optional
+	IdleTimeoutSeconds *int32 `json:"idleTimeoutSeconds,omitempty"`
+
+	// OpenConnections is what an open connection means: a request, a stream or a
+	// WebSocket that has not ended. Active: it keeps its sandbox, silent or not.
+	// BytesOnly: only bytes that move over it do, in either direction, which is known
+	// one access-log flush later. Like the idle timeout it is fixed for a sandbox
+	// when it is claimed.
+	// +kubebuilder:default=Active
+	// +optional
+	OpenConnections OpenConnections `json:"openConnections,omitempty"`
+
+	// MaxLifetimeSeconds is after how long a sandbox is released in any case, with
+	// reason MaxLifetime, counted from its claim: 1 to 31,536,000 (365 days). Nothing
+	// moves this end. It is fixed for a sandbox when it is claimed. Absent: no bound.
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=31536000
+	// +optional
+	MaxLifetimeSeconds *int32 `json:"maxLifetimeSeconds,omitempty"`
+
+	// StartupTimeoutSeconds is how long a sandbox of a pool with a PostStart hook may
+	// be starting, counted from its claim; then it is released, with reason
+	// StartupTimeout. The hook has a time limit of its own; this one also counts the
+	// time in which no allocator leads.
+	// +kubebuilder:default=120
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=3600
+	// +optional
+	StartupTimeoutSeconds *int32 `json:"startupTimeoutSeconds,omitempty"`
 
 	// Template is the pod to run. Its labels and annotations are copied to the
 	// pods; keys below berth.sh/ are the allocator's own and are left out.
@@ -137,6 +183,19 @@ const (
 	KeepOnRestart    OnRestart = "Keep"
 )
 
+// OpenConnections is what an open connection means for the activity of a sandbox.
+//
+// +kubebuilder:validation:Enum=Active;BytesOnly
+type OpenConnections string
+
+// What an open connection can mean.
+const (
+	// OpenIsActive: while it is open, its sandbox is active.
+	OpenIsActive OpenConnections = "Active"
+	// BytesOnly: only bytes that move over it are activity.
+	BytesOnly OpenConnections = "BytesOnly"
+)
+
 // FailurePolicy is what the failure of a hook means.
 //
 // +kubebuilder:validation:Enum=Fail;Ignore
@@ -170,8 +229,9 @@ const (
 	PoolReady = "Ready"
 	// PoolAccepted is False when the template asks for more than the allocator's
 	// --pod-security allows (reason PodSecurity), or has a preStop action other than
-	// sleep (reason PreStop). No pod is made from it then; the message names what is
-	// refused.
+	// sleep (reason PreStop), and when the idle timeout is shorter than can be told
+	// with the allocator's --access-log-flush (reason IdleTimeout). No pod is made
+	// from it then; the message names what is refused.
 	PoolAccepted = "Accepted"
 	// PoolPodsCreatable is False when the API server refused the last pod made
 	// from the template; the message is the server's and names the field.

@@ -23,6 +23,8 @@ import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 // +kubebuilder:printcolumn:name="Team",type=string,JSONPath=`.spec.team`,priority=1
 // +kubebuilder:printcolumn:name="User",type=string,JSONPath=`.spec.user`,priority=1
 // +kubebuilder:printcolumn:name="Ends",type=string,JSONPath=`.spec.endAt`,priority=1
+// +kubebuilder:printcolumn:name="Idle-Timeout",type=integer,JSONPath=`.spec.idleTimeoutSeconds`,priority=1,description="Seconds without activity after which it is released"
+// +kubebuilder:printcolumn:name="Last-Active",type=date,JSONPath=`.status.lastActive`,priority=1,description="It was active then, or later"
 // +kubebuilder:printcolumn:name="Ended",type=date,JSONPath=`.status.endedAt`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.spec.claimedAt`
 type Sandbox struct {
@@ -34,7 +36,7 @@ type Sandbox struct {
 	Status SandboxStatus `json:"status,omitempty"`
 }
 
-// SandboxSpec is what was fixed by the claim.
+// SandboxSpec is what was fixed by the claim, and the end, which a call can move.
 //
 // +kubebuilder:validation:XValidation:rule="self.podUID == oldSelf.podUID",message="spec.podUID: a sandbox never moves to another pod"
 // +kubebuilder:validation:XValidation:rule="self.podIP == oldSelf.podIP || !isIP(oldSelf.podIP)",message="spec.podIP: a sandbox never moves to another address"
@@ -53,9 +55,26 @@ type SandboxSpec struct {
 	PodIP string `json:"podIP"`
 	// ClaimedAt is when the claim was committed, by the allocator's clock.
 	ClaimedAt metav1.MicroTime `json:"claimedAt"`
-	// EndAt is when the sandbox is released at the latest. Absent: never.
+	// EndAt is when the sandbox is released at the latest, in use or not, unless it is
+	// moved before. Absent: never.
 	// +optional
 	EndAt *metav1.MicroTime `json:"endAt,omitempty"`
+	// LifetimeEnd is the same, by the pool's maxLifetimeSeconds, and is never moved.
+	// +optional
+	LifetimeEnd *metav1.MicroTime `json:"lifetimeEnd,omitempty"`
+	// StartBy is when it is released if it is starting still, by the pool's
+	// startupTimeoutSeconds. Absent: never.
+	// +optional
+	StartBy *metav1.MicroTime `json:"startBy,omitempty"`
+	// IdleTimeoutSeconds is after how long without activity it is released. Absent:
+	// never. The earliest of this, EndAt and LifetimeEnd ends the sandbox.
+	// +kubebuilder:validation:Minimum=1
+	// +optional
+	IdleTimeoutSeconds int32 `json:"idleTimeoutSeconds,omitempty"`
+	// OpenConnections is what the pool said: whether an open connection is activity,
+	// or only bytes that move over it are. Absent: Active.
+	// +optional
+	OpenConnections OpenConnections `json:"openConnections,omitempty"`
 	// DefaultPort and Ports are what the pool said when it was claimed. What
 	// counts is what the pool says now.
 	// +optional
@@ -109,10 +128,12 @@ const (
 //
 // +kubebuilder:validation:XValidation:rule="has(self.revision) == has(self.phase)",message="status: revision and phase are written together"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.revision) || !has(self.revision) || self == oldSelf || int(self.revision.split('.')[0]) > int(oldSelf.revision.split('.')[0]) || int(self.revision.split('.')[0]) == int(oldSelf.revision.split('.')[0]) && int(self.revision.split('.')[1]) > int(oldSelf.revision.split('.')[1])",message="status.revision: only a later state overwrites one"
+// +kubebuilder:validation:XValidation:rule="!has(oldSelf.lastActive) || has(self.lastActive) && self.lastActive >= oldSelf.lastActive",message="status.lastActive: never goes back"
 type SandboxStatus struct {
 	// +optional
 	Phase SandboxPhase `json:"phase,omitempty"`
-	// Reason the sandbox was released: Killed, Timeout, Deleted (this object was),
+	// Reason the sandbox was released: Killed, Timeout (its end came), Idle,
+	// MaxLifetime, StartupTimeout (see the pool's fields), Deleted (this object was),
 	// Abandoned (the caller had gone), StartFailed, PodDeleted, PodGone, PodFailed,
 	// PodMoved, AddressShared (another pod was seen at its address), Duplicate (the
 	// journal named another pod than this object), UnexpectedRestart (see the
@@ -122,6 +143,11 @@ type SandboxStatus struct {
 	// EndedAt is when the release was committed.
 	// +optional
 	EndedAt *metav1.MicroTime `json:"endedAt,omitempty"`
+	// LastActive: the sandbox was active then, or later. It is written while the
+	// sandbox has an idle timeout, at most once a minute, and goes forwards only; "berth
+	// last-active" is more precise.
+	// +optional
+	LastActive *metav1.MicroTime `json:"lastActive,omitempty"`
 	// Revision orders the allocator's writes: term, then a counter in the term.
 	// A lower one never overwrites a higher one.
 	// +kubebuilder:validation:MaxLength=37

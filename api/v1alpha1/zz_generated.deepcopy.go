@@ -289,6 +289,21 @@ func (in *SandboxPoolSpec) DeepCopyInto(out *SandboxPoolSpec) {
 		*out = new(int32)
 		**out = **in
 	}
+	if in.IdleTimeoutSeconds != nil {
+		in, out := &in.IdleTimeoutSeconds, &out.IdleTimeoutSeconds
+		*out = new(int32)
+		**out = **in
+	}
+	if in.MaxLifetimeSeconds != nil {
+		in, out := &in.MaxLifetimeSeconds, &out.MaxLifetimeSeconds
+		*out = new(int32)
+		**out = **in
+	}
+	if in.StartupTimeoutSeconds != nil {
+		in, out := &in.StartupTimeoutSeconds, &out.StartupTimeoutSeconds
+		*out = new(int32)
+		**out = **in
+	}
 	in.Template.DeepCopyInto(&out.Template)
 }
 
@@ -332,6 +347,14 @@ func (in *SandboxSpec) DeepCopyInto(out *SandboxSpec) {
 		in, out := &in.EndAt, &out.EndAt
 		*out = (*in).DeepCopy()
 	}
+	if in.LifetimeEnd != nil {
+		in, out := &in.LifetimeEnd, &out.LifetimeEnd
+		*out = (*in).DeepCopy()
+	}
+	if in.StartBy != nil {
+		in, out := &in.StartBy, &out.StartBy
+		*out = (*in).DeepCopy()
+	}
 	if in.Ports != nil {
 		in, out := &in.Ports, &out.Ports
 		*out = make([]int32, len(*in))
@@ -361,6 +384,10 @@ func (in *SandboxStatus) DeepCopyInto(out *SandboxStatus) {
 	*out = *in
 	if in.EndedAt != nil {
 		in, out := &in.EndedAt, &out.EndedAt
+		*out = (*in).DeepCopy()
+	}
+	if in.LastActive != nil {
+		in, out := &in.LastActive, &out.LastActive
 		*out = (*in).DeepCopy()
 	}
 }

@@ -52,6 +52,8 @@ type flags struct {
 	MaxStale         time.Duration `default:"15m" help:"How long a router that is not heard of is waited for before its routes count as forgotten. Routers whose own --max-stale is larger are refused: raise it here first, lower it there first."`
 	PodSecurity      string        `default:"baseline" help:"What a pool's pods may ask for: baseline (the Pod Security Standard of that name, and no service account token) or privileged (anything)."`
 	Window           time.Duration `default:"5s" help:"Time after which an admitted request opens no connection any more; at least what Envoy's retries need. A pod that somebody else deletes serves for a second longer than that; a change replaces idle pods."`
+	AccessLogFlush   time.Duration `default:"5s" help:"How often Envoy reports open requests to routers: what Envoy's configuration has (--access-log-flush of \"berth envoy-config\"), at least 1s. No idle timeout may be shorter than this and 2s."`
+	ReapDryRun       bool          `help:"Sandboxes that are idle are not released, and the log says which would be. Ends and lifetimes count all the same."`
 	ClaimWait        time.Duration `default:"10s" help:"How long a claim waits for a pod when its pool has none, unless it says; 0: not at all."`
 	ClaimQueue       int           `default:"1000" help:"How many claims may wait, by pool."`
 	JournalBytes     int           `name:"journal-bytes-per-second" default:"1048576" help:"Bound of what is written to the journal; etcd keeps all of it until it is compacted, every 5 minutes by default."`
@@ -60,6 +62,8 @@ type flags struct {
 	LeaseRetry       time.Duration `default:"500ms" help:"Pause between attempts at the lease."`
 	ShutdownAfter    time.Duration `default:"10s" help:"How long calls in progress may take at shutdown."`
 	LogLevel         string        `default:"info" help:"debug, info, warn or error."`
+
+	WallClockOffset time.Duration `default:"0s" hidden:"" help:"For tests: what this process takes for the wall clock is off by this."`
 
 	Version kong.VersionFlag `env:"-" help:"Print the version."`
 }
@@ -137,8 +141,10 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		Clients: clients, Namespace: f.Namespace, ControlAddress: f.ControlAdvertise, APIAddress: f.APIAdvertise, Keys: keys,
 		LeaseDuration: f.LeaseDuration, RenewDeadline: f.LeaseRenew, RetryPeriod: f.LeaseRetry,
 		ClaimWait: f.ClaimWait, MaxWaiting: f.ClaimQueue, JournalBytesPerSecond: f.JournalBytes,
+		ActivityWindow: envoy.ActivityWindow(f.AccessLogFlush), ReapDryRun: f.ReapDryRun,
 		MaxStale: f.MaxStale, Window: f.Window, Policy: policy, PublicScheme: public.Scheme, PublicHost: public.Host,
-		Metrics: metrics, Log: log,
+		WallClock: func() time.Time { return time.Now().Add(f.WallClockOffset) },
+		Metrics:   metrics, Log: log,
 	})
 	if err != nil {
 		return err
@@ -209,6 +215,9 @@ func (f *flags) check() (*url.URL, error) {
 	}
 	if f.Window < envoy.Window {
 		errs = append(errs, fmt.Errorf("--window %v: must be at least %v, which is what Envoy's retries and a stall may take", f.Window, envoy.Window))
+	}
+	if f.AccessLogFlush < envoy.MinAccessLogFlush {
+		errs = append(errs, fmt.Errorf("--access-log-flush %v: must be at least %v", f.AccessLogFlush, envoy.MinAccessLogFlush))
 	}
 	if f.ClaimWait < 0 || f.ClaimWait > apirest.MaxWait {
 		errs = append(errs, fmt.Errorf("--claim-wait %v: must be 0s to %v", f.ClaimWait, apirest.MaxWait))

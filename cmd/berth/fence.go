@@ -38,7 +38,7 @@ type listFlags struct {
 	Limit  int    `default:"100" help:"How many to list, 1 to 1000."`
 }
 
-// maxAnswer bounds what is read of an answer: a list is at most about 8 MiB.
+// maxAnswer bounds what is read of an answer: a list is at most about 10 MiB.
 const maxAnswer = 32 << 20
 
 // call makes a call of the API and returns the body of its answer.
@@ -105,14 +105,19 @@ func (f *apiFlags) call(ctx context.Context, method, path string, query url.Valu
 
 // list calls for a list, and prints it as it came if that is asked for.
 func (f *listFlags) list(ctx context.Context, o *output, a *apiFlags, path string, into any) (printed bool, err error) {
-	raw, err := a.call(ctx, http.MethodGet, path, url.Values{"limit": {fmt.Sprint(f.Limit)}}, nil)
+	return a.fetch(ctx, o, path, url.Values{"limit": {fmt.Sprint(f.Limit)}}, f.Output, into)
+}
+
+// fetch calls for something, and prints it as it came if the format is json.
+func (a *apiFlags) fetch(ctx context.Context, o *output, path string, query url.Values, format string, into any) (printed bool, err error) {
+	raw, err := a.call(ctx, http.MethodGet, path, query, nil)
 	if err != nil {
 		return false, err
 	}
 	if err := json.Unmarshal(raw, into); err != nil {
 		return false, fmt.Errorf("call the allocator: its answer cannot be read: %w", err)
 	}
-	if f.Output == "json" {
+	if format == "json" {
 		_, err = fmt.Fprintf(o.out, "%s\n", bytes.TrimSpace(raw))
 		return true, err
 	}

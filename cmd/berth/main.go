@@ -1,5 +1,6 @@
 // Command berth is for people who run or develop Berth: a demo, development
-// clusters, Envoy's configuration, a look into the journal, and at what releases wait for.
+// clusters, Envoy's configuration, a look into the journal, at what releases wait for, and at
+// when sandboxes were last used.
 package main
 
 import (
@@ -17,6 +18,7 @@ type commands struct {
 	Certs       certsCommand       `cmd:"" help:"Certificates for the control stream."`
 	Journal     journalCommand     `cmd:"" help:"The allocator's journal."`
 	Fence       fenceCommand       `cmd:"" help:"What released sandboxes wait for."`
+	LastActive  lastActiveCommand  `cmd:"" help:"When sandboxes were last used, and what happens next."`
 	Version     versionCommand     `cmd:"" help:"Print the version."`
 }
 

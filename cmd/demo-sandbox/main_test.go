@@ -19,6 +19,11 @@ import (
 	"github.com/coder/websocket"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	grpcstatus "google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/berth-sandbox/berth/internal/bootclock"
 )
@@ -198,6 +203,28 @@ func TestEndpointsForTraffic(t *testing.T) {
 	require.Equal(t, websocket.MessageText, kind)
 	require.Equal(t, "hello", string(message))
 	require.NoError(t, c.Close(websocket.StatusNormalClosure, ""))
+}
+
+func TestGRPCStreamsAreEchoed(t *testing.T) {
+	s := start(t, 1, "--ip", "127.0.0.1", "--ports", "0")
+	conn, err := grpc.NewClient("passthrough:///"+s.addrs[0], grpc.WithTransportCredentials(insecure.NewCredentials()))
+	require.NoError(t, err)
+	defer conn.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), guard)
+	defer cancel()
+	stream, err := conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, "/berth.demo.Echo/Echo")
+	require.NoError(t, err)
+	for _, word := range []string{"one", "two"} { // each answer is there before the next question
+		require.NoError(t, stream.SendMsg(wrapperspb.String(word)))
+		var got wrapperspb.StringValue
+		require.NoError(t, stream.RecvMsg(&got))
+		require.Equal(t, word, got.GetValue())
+	}
+	require.NoError(t, stream.CloseSend())
+	require.ErrorIs(t, stream.RecvMsg(new(wrapperspb.StringValue)), io.EOF)
+	_, hits := s.get("/hits")
+	require.JSONEq(t, `{"hits":1}`, hits)
+	require.Equal(t, codes.Unimplemented, grpcstatus.Code(conn.Invoke(ctx, "/berth.demo.Other/Call", wrapperspb.String(""), new(wrapperspb.StringValue))))
 }
 
 func TestHowItEnds(t *testing.T) {

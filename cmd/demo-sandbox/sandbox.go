@@ -110,7 +110,7 @@ func (s *sandbox) handler(port int) http.Handler {
 	counted("/sleep", sleep)
 	counted("/exit", s.exit)
 	counted("/upload", upload)
-	counted("/", func(w http.ResponseWriter, r *http.Request) { s.identify(w, r, port) })
+	counted("/", remote(func(w http.ResponseWriter, r *http.Request) { s.identify(w, r, port) }))
 	return mux
 }
 

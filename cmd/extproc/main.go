@@ -21,6 +21,7 @@ import (
 	"google.golang.org/grpc/keepalive"
 
 	"github.com/berth-sandbox/berth/cmd/internal/cli"
+	"github.com/berth-sandbox/berth/envoy"
 	"github.com/berth-sandbox/berth/extproc"
 	"github.com/berth-sandbox/berth/extproc/admin"
 	"github.com/berth-sandbox/berth/extproc/instance"
@@ -32,21 +33,22 @@ import (
 )
 
 type flags struct {
-	Domain        string        `required:"" help:"Domain of the sandboxes: hosts are <port>-<id>.<domain>."`
-	GatewayHosts  []string      `help:"Hosts beside the domain itself at which the headers E2b-Sandbox-Id or X-Sandbox-Id (and -Port) name the sandbox; several with commas."`
-	Paths         bool          `help:"At those hosts /sandboxes/<id>/<port>/rest names the sandbox, which gets /rest. Envoy must be told, too."`
-	Allocator     []string      `required:"" help:"Control addresses of the allocator's replicas, host:port, tried in turn; several with commas."`
-	PodCIDRs      []string      `name:"pod-cidrs" required:"" help:"Ranges that destinations may lie in, as 10.0.0.0/8; several with commas."`
-	Socket        string        `default:"/run/berth/router.sock" help:"Unix socket for Envoy. In its directory, which is this Envoy's alone, routers keep their lock files."`
-	AdminListen   string        `default:"127.0.0.1:9901" help:"Address of the admin listener. It shows sandbox IDs: keep it on loopback."`
-	HealthListen  string        `help:"Address that answers only /healthz, /readyz and /metrics, for probes from outside the pod. Empty: only the admin listener answers them."`
-	ControlTLSDir string        `name:"control-tls-dir" help:"Directory with tls.crt, tls.key and ca.crt for mutual TLS with allocators; read again when they change. Empty: no TLS, allocators must be on loopback."`
-	CacheSize     int           `default:"100000" help:"Routes to keep, 1 or more."`
-	NegativeTTL   time.Duration `name:"negative-ttl" default:"1s" help:"How long an unknown sandbox ID is remembered as unknown."`
-	MaxStale      time.Duration `default:"15m" help:"How long known routes are served without the allocator. Must not be more than the allocators' --max-stale, or they refuse this router."`
-	LookupTimeout time.Duration `default:"2s" help:"How long a request waits for the allocator's answer, at most 4s."`
-	ShutdownAfter time.Duration `default:"10s" help:"How long requests in progress may take at shutdown."`
-	LogLevel      string        `default:"info" help:"debug, info, warn or error."`
+	Domain         string        `required:"" help:"Domain of the sandboxes: hosts are <port>-<id>.<domain>."`
+	GatewayHosts   []string      `help:"Hosts beside the domain itself at which the headers E2b-Sandbox-Id or X-Sandbox-Id (and -Port) name the sandbox; several with commas."`
+	Paths          bool          `help:"At those hosts /sandboxes/<id>/<port>/rest names the sandbox, which gets /rest. Envoy must be told, too."`
+	Allocator      []string      `required:"" help:"Control addresses of the allocator's replicas, host:port, tried in turn; several with commas."`
+	PodCIDRs       []string      `name:"pod-cidrs" required:"" help:"Ranges that destinations may lie in, as 10.0.0.0/8; several with commas."`
+	Socket         string        `default:"/run/berth/router.sock" help:"Unix socket for Envoy. In its directory, which is this Envoy's alone, routers keep their lock files."`
+	AdminListen    string        `default:"127.0.0.1:9901" help:"Address of the admin listener. It shows sandbox IDs: keep it on loopback."`
+	HealthListen   string        `help:"Address that answers only /healthz, /readyz and /metrics, for probes from outside the pod. Empty: only the admin listener answers them."`
+	ControlTLSDir  string        `name:"control-tls-dir" help:"Directory with tls.crt, tls.key and ca.crt for mutual TLS with allocators; read again when they change. Empty: no TLS, allocators must be on loopback."`
+	CacheSize      int           `default:"100000" help:"Routes to keep, 1 or more."`
+	NegativeTTL    time.Duration `name:"negative-ttl" default:"1s" help:"How long an unknown sandbox ID is remembered as unknown."`
+	MaxStale       time.Duration `default:"15m" help:"How long known routes are served without the allocator. Must not be more than the allocators' --max-stale, or they refuse this router."`
+	LookupTimeout  time.Duration `default:"2s" help:"How long a request waits for the allocator's answer, at most 4s."`
+	AccessLogFlush time.Duration `default:"5s" help:"How often Envoy reports an open request, at least 1s. Must be the --access-log-flush that Envoy was configured with."`
+	ShutdownAfter  time.Duration `default:"10s" help:"How long requests in progress may take at shutdown."`
+	LogLevel       string        `default:"info" help:"debug, info, warn or error."`
 
 	Version kong.VersionFlag `env:"-" help:"Print the version."`
 }
@@ -78,14 +80,17 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	}
 	metrics := prometheus.NewRegistry()
 	metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	tracker, err := lastactive.New(lastactive.Options{Size: 2 * f.CacheSize, Now: time.Now})
-	if err != nil {
-		return err
-	}
 	var l *link.Link
 	cache, err := routecache.New(routecache.Options{
 		Size: f.CacheSize, NegativeTTL: f.NegativeTTL, Now: bootclock.Now,
 		Ask: func(id string) bool { return l.Ask(id) },
+	})
+	if err != nil {
+		return err
+	}
+	tracker, err := lastactive.New(lastactive.Options{
+		Size: 2 * f.CacheSize, Flush: f.AccessLogFlush, Window: envoy.ActivityWindow(f.AccessLogFlush),
+		Now: bootclock.Now, Gone: cache.Gone, IdleTimeout: cache.IdleTimeout,
 	})
 	if err != nil {
 		return err
@@ -96,7 +101,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		return fmt.Errorf("router socket: the directory of --socket: %w", err)
 	}
 	l, err = link.New(link.Options{
-		Allocators: f.Allocator, InstanceID: self.ID(), MaxStale: f.MaxStale,
+		Allocators: f.Allocator, InstanceID: self.ID(), MaxStale: f.MaxStale, ActivityWindow: envoy.ActivityWindow(f.AccessLogFlush),
 		Cache: cache, Activity: tracker, Answers: answers, Neighbours: self, Now: bootclock.Now, Log: log.Named("link"),
 		Dial: []grpc.DialOption{
 			grpc.WithTransportCredentials(security),
@@ -111,14 +116,14 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		return err
 	}
 	server, err := extproc.New(extproc.Options{
-		Socket: f.Socket, Hosts: f.hosts(), PodCIDRs: cidrs, LookupTimeout: f.LookupTimeout,
+		Socket: f.Socket, Hosts: f.hosts(), PodCIDRs: cidrs, LookupTimeout: f.LookupTimeout, AccessLogFlush: f.AccessLogFlush,
 		Routes: cache, Activity: tracker, Answers: answers, Metrics: metrics, Log: log.Named("request"),
 	})
 	if err != nil {
 		return err
 	}
 	pages, err := admin.New(admin.Options{
-		Cache: cache, Tracker: tracker, Metrics: metrics, Now: time.Now,
+		Cache: cache, Tracker: tracker, Flush: f.AccessLogFlush, Window: envoy.ActivityWindow(f.AccessLogFlush), Metrics: metrics, Now: time.Now,
 		Ready: func() error {
 			switch {
 			case ctx.Err() != nil:
@@ -155,6 +160,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	linked, endLink := context.WithCancel(context.WithoutCancel(ctx))
 	defer endLink()
 	all, failed := errgroup.WithContext(ctx)
+	all.Go(func() error { tracker.Run(linked); return nil })
 	all.Go(func() error { return l.Run(linked) })
 	all.Go(func() error { return server.Serve(socket) })
 	all.Go(func() error { return adminServer.Serve(pages.Admin()) })
@@ -216,6 +222,9 @@ func (f *flags) check() ([]netip.Prefix, error) {
 	if f.LookupTimeout <= 0 || f.LookupTimeout > 4*time.Second {
 		errs = append(errs, fmt.Errorf("--lookup-timeout %v: must be above 0 and at most 4s, because Envoy waits 5s", f.LookupTimeout))
 	}
+	if f.AccessLogFlush < envoy.MinAccessLogFlush {
+		errs = append(errs, fmt.Errorf("--access-log-flush %v: must be at least %v", f.AccessLogFlush, envoy.MinAccessLogFlush))
+	}
 	if f.ShutdownAfter <= 0 {
 		errs = append(errs, fmt.Errorf("--shutdown-after %v: must be positive", f.ShutdownAfter))
 	}
@@ -239,6 +248,7 @@ func registerCacheMetrics(reg prometheus.Registerer, cache *routecache.Cache, tr
 	counter("berth_routecache_questions_total", "Questions put to the allocator.", func(s routecache.Stats) uint64 { return s.Questions })
 	counter("berth_routecache_evictions_total", "Routes dropped for want of room.", func(s routecache.Stats) uint64 { return s.Evictions })
 	gauge("berth_routecache_routes", "Routes held.", func() float64 { return float64(cache.Stats().Routes) })
+	gauge("berth_routecache_quiesced", "Sandboxes whose requests are held because the allocator asks whether they are idle.", func() float64 { return float64(cache.Stats().Quiesced) })
 	gauge("berth_routecache_fresh", "1 while routes may be served.", func() float64 {
 		if cache.Fresh() {
 			return 1
@@ -249,5 +259,11 @@ func registerCacheMetrics(reg prometheus.Registerer, cache *routecache.Cache, tr
 		Name: "berth_lastactive_evictions_total", Help: "Sandboxes whose last activity was forgotten for want of room.",
 	}, func() float64 { return float64(tracker.Evicted()) })))
 	gauge("berth_lastactive_sandboxes", "Sandboxes whose last activity is remembered.", func() float64 { return float64(tracker.Len()) })
+	gauge("berth_lastactive_streams", "Requests that Envoy's access log has shown to be open.", func() float64 { return float64(tracker.Streams()) })
+	errs = append(errs, reg.Register(prometheus.NewCounterFunc(prometheus.CounterOpts{
+		Name: "berth_lastactive_doubts_total", Help: "How often there was a reason to doubt what is open: the start, a log stream that was cut or stood still, a request through an Envoy that reports less often than this router was told, a pause of this process of more than half a second.",
+	}, func() float64 { return float64(tracker.Doubts()) })))
+	gauge("berth_lastactive_doubt_seconds", "For how much longer it is not known what is open, so that no sandbox is released for being idle. 0: it is known.",
+		func() float64 { return tracker.Doubt().Seconds() })
 	return errors.Join(errs...)
 }

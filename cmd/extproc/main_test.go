@@ -68,16 +68,16 @@ func TestMissingFlagsAreAllNamed(t *testing.T) {
 
 func TestWrongFlagsAreAllNamedInOneError(t *testing.T) {
 	_, err := try(t, "--domain=Sandbox.Example.com", "--allocator=127.0.0.1:9090,allocator,b:,allocator:9090", "--pod-cidrs=10.0.0.0/8,10.0.0.1,x",
-		"--cache-size=0", "--negative-ttl=0s", "--max-stale=999ms", "--lookup-timeout=5s", "--shutdown-after=-1s", "--log-level=loud")
+		"--cache-size=0", "--negative-ttl=0s", "--max-stale=999ms", "--lookup-timeout=5s", "--access-log-flush=999ms", "--shutdown-after=-1s", "--log-level=loud")
 	for _, wrong := range []string{
 		`--domain, --gateway-hosts: domain "Sandbox.Example.com"`, `--allocator "allocator"`, `--allocator "b:"`, `--allocator "allocator:9090"`, `--pod-cidrs "10.0.0.1"`, `--pod-cidrs "x"`,
-		"--cache-size 0", "--negative-ttl 0s", "--max-stale 999ms", "--lookup-timeout 5s", "--shutdown-after -1s", `--log-level "loud"`,
+		"--cache-size 0", "--negative-ttl 0s", "--max-stale 999ms", "--lookup-timeout 5s", "--access-log-flush 999ms", "--shutdown-after -1s", `--log-level "loud"`,
 	} {
 		require.ErrorContains(t, err, wrong)
 	}
 	require.NotContains(t, err.Error(), "127.0.0.1:9090")
 	require.NotContains(t, err.Error(), `"10.0.0.0/8"`)
-	require.Equal(t, 11, strings.Count(err.Error(), "\n"), "each wrong flag has one line")
+	require.Equal(t, 12, strings.Count(err.Error(), "\n"), "each wrong flag has one line")
 }
 
 func TestAllocatorsOutsideLoopbackNeedTLS(t *testing.T) {
@@ -121,7 +121,7 @@ func TestEveryFlagCanComeFromTheEnvironment(t *testing.T) {
 	for name, value := range map[string]string{
 		"DOMAIN": "sandbox.example.com", "ALLOCATOR": "a:1,b:2", "POD_CIDRS": "10.0.0.0/8,fd00::/8", "SOCKET": "/s", "ADMIN_LISTEN": "127.0.0.1:1",
 		"HEALTH_LISTEN": ":2", "CONTROL_TLS_DIR": "/tls", "GATEWAY_HOSTS": "g.example.com,api.sandbox.example.com", "PATHS": "true",
-		"CACHE_SIZE": "5", "NEGATIVE_TTL": "2s", "MAX_STALE": "1m", "LOOKUP_TIMEOUT": "3s", "SHUTDOWN_AFTER": "4s", "LOG_LEVEL": "warn",
+		"CACHE_SIZE": "5", "NEGATIVE_TTL": "2s", "MAX_STALE": "1m", "LOOKUP_TIMEOUT": "3s", "ACCESS_LOG_FLUSH": "6s", "SHUTDOWN_AFTER": "4s", "LOG_LEVEL": "warn",
 	} {
 		t.Setenv("BERTH_ROUTER_"+name, value)
 	}
@@ -132,7 +132,7 @@ func TestEveryFlagCanComeFromTheEnvironment(t *testing.T) {
 	require.Equal(t, flags{
 		Domain: "sandbox.example.com", Allocator: []string{"a:1", "b:2"}, PodCIDRs: []string{"10.0.0.0/8", "fd00::/8"}, Socket: "/s",
 		AdminListen: "127.0.0.1:1", HealthListen: ":2", ControlTLSDir: "/tls", GatewayHosts: []string{"g.example.com", "api.sandbox.example.com"}, Paths: true, CacheSize: 5, NegativeTTL: 2 * time.Second, MaxStale: time.Minute, LookupTimeout: 3 * time.Second,
-		ShutdownAfter: 4 * time.Second, LogLevel: "warn",
+		AccessLogFlush: 6 * time.Second, ShutdownAfter: 4 * time.Second, LogLevel: "warn",
 	}, f)
 	_, err = f.check()
 	require.NoError(t, err)
@@ -293,7 +293,7 @@ func (l *leader) Term() uint64 { return 1 }
 // lead runs the allocator's own control server.
 func lead(t *testing.T, c credentials.TransportCredentials) (*leader, string) {
 	t.Helper()
-	l := &leader{server: control.New(15*time.Minute, func() string { return "" }, zap.NewNop()), joined: make(chan string, 100)}
+	l := &leader{server: control.New(15*time.Minute, 7*time.Second, func() string { return "" }, zap.NewNop()), joined: make(chan string, 100)}
 	l.server.Lead(l)
 	s := grpc.NewServer(grpc.Creds(c))
 	controlv1.RegisterControlServer(s, l.server)

@@ -61,7 +61,7 @@ func (l *recordingLeader) Term() uint64 { return 1 }
 // restarted, and says no Goodbye. Its successor must not report its death either: Envoy
 // may go on later, read the answer and connect.
 func TestARouterThatEndsWithUnreadAnswersIsNotReportedDead(t *testing.T) {
-	l := &recordingLeader{server: control.New(15*time.Minute, func() string { return "" }, zap.NewNop()), joined: make(chan string, 10), ended: make(chan string, 10), pinged: make(chan string)}
+	l := &recordingLeader{server: control.New(15*time.Minute, 7*time.Second, func() string { return "" }, zap.NewNop()), joined: make(chan string, 10), ended: make(chan string, 10), pinged: make(chan string)}
 	l.server.Lead(l)
 	s := grpc.NewServer()
 	controlv1.RegisterControlServer(s, l.server)
@@ -100,7 +100,7 @@ func TestARouterThatEndsWithUnreadAnswersIsNotReportedDead(t *testing.T) {
 
 // An operator was wrong about it, and the allocator has waited for nothing that it knows.
 func TestARouterThatWasDeclaredDeadEndsWithAnError(t *testing.T) {
-	l := &recordingLeader{server: control.New(15*time.Minute, func() string { return "" }, zap.NewNop()), joined: make(chan string, 10), ended: make(chan string, 10), pinged: make(chan string)}
+	l := &recordingLeader{server: control.New(15*time.Minute, 7*time.Second, func() string { return "" }, zap.NewNop()), joined: make(chan string, 10), ended: make(chan string, 10), pinged: make(chan string)}
 	l.server.Lead(l)
 	l.banned.Store(true)
 	s := grpc.NewServer()

@@ -10,9 +10,9 @@
 //     a time (package scheduler), and is Ready as soon as KWOK sees it.
 //   - Pods that live have distinct addresses inside Nodes.PodCIDR. A deleted pod's
 //     address goes to a later pod, often the very next one.
-//   - The server answers with the address that it was reached on, and on the
-//     addresses of Nodes.PodCIDR only: it closes other connections unread, so
-//     nothing answers on this machine's other interfaces.
+//   - The server answers with the address that it was reached on, or as Options.Handler
+//     does, and on the addresses of Nodes.PodCIDR only: it closes other connections
+//     unread, so nothing answers on this machine's other interfaces.
 //   - Nothing is left running after Close, and KWOK dies with this process
 //     (package proc).
 //

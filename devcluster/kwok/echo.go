@@ -10,7 +10,7 @@ import (
 	"sync"
 )
 
-// echo answers every HTTP request, HTTP/2 without TLS among them, with the
+// echo answers every HTTP request, HTTP/2 without TLS among them, for the pod at the
 // address that it was reached on.
 type echo struct {
 	port   uint16
@@ -20,13 +20,13 @@ type echo struct {
 	err    error          // of Serve; read after runs
 }
 
-func startEcho(cidr netip.Prefix, port uint16) (*echo, error) {
+func startEcho(cidr netip.Prefix, port uint16, handler http.Handler) (*echo, error) {
 	listener, err := net.ListenTCP("tcp4", &net.TCPAddr{Port: int(port)})
 	if err != nil {
 		return nil, fmt.Errorf("listen for the pods: %w", err)
 	}
 	e := &echo{port: addrOf(listener.Addr()).Port()}
-	e.server.Handler = http.HandlerFunc(answer)
+	e.server.Handler = handler
 	e.server.Protocols = new(http.Protocols)
 	e.server.Protocols.SetHTTP1(true)
 	e.server.Protocols.SetUnencryptedHTTP2(true)
@@ -34,7 +34,7 @@ func startEcho(cidr netip.Prefix, port uint16) (*echo, error) {
 		switch s {
 		case http.StateNew:
 			e.conns.Add(1)
-		case http.StateClosed: // nothing is hijacked
+		case http.StateClosed, http.StateHijacked:
 			e.conns.Done()
 		}
 	}

@@ -72,7 +72,7 @@ func Start(ctx context.Context, c *devcluster.Cluster, o Options) (_ *Nodes, err
 		return nil, fmt.Errorf("client: %w", err)
 	}
 	// First what others may have taken, then what costs time.
-	if n.echo, err = startEcho(o.PodCIDR, o.Port); err != nil {
+	if n.echo, err = startEcho(o.PodCIDR, o.Port, o.Handler); err != nil {
 		return nil, err
 	}
 	if err := n.createNodes(ctx); err != nil {

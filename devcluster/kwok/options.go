@@ -3,6 +3,7 @@ package kwok
 import (
 	"errors"
 	"fmt"
+	"net/http"
 	"net/netip"
 	"slices"
 
@@ -26,6 +27,9 @@ type Options struct {
 	PodCIDR netip.Prefix
 	// Port is the one that the server answers on. Default one that is free.
 	Port uint16
+	// Handler answers for the pods: http.LocalAddrContextKey says for which. A connection
+	// that it hijacks is its own to close. Default: one that answers with the address.
+	Handler http.Handler
 	// Log is the scheduler's. Default no log.
 	Log *zap.Logger
 }
@@ -58,6 +62,9 @@ func (o Options) withDefaults(c *devcluster.Cluster) (Options, error) {
 	if loopback := netip.MustParsePrefix("127.0.0.0/8"); !loopback.Overlaps(o.PodCIDR) || o.PodCIDR.Bits() < loopback.Bits() ||
 		o.PodCIDR.Contains(netip.MustParseAddr(hostIP)) || room(o.PodCIDR) < len(o.Nodes) {
 		errs = append(errs, fmt.Errorf("Options.PodCIDR is %v: a range inside 127.0.0.0/8 is required, without %s and with a pod address for each node", o.PodCIDR, hostIP))
+	}
+	if o.Handler == nil {
+		o.Handler = http.HandlerFunc(answer)
 	}
 	if o.Log == nil {
 		o.Log = zap.NewNop()

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -24,6 +25,8 @@ type Process struct {
 	supervisor *proc.Supervisor
 	argv       []string
 	logFile    string
+	// launchArgs, if set, is asked for further flags at each start.
+	launchArgs func() []string
 	// ready returns nil once it does its work.
 	ready func(context.Context) error
 
@@ -64,7 +67,11 @@ func (p *Process) launch() error {
 		return err
 	}
 	defer log.Close()
-	cmd := exec.Command(p.argv[0], p.argv[1:]...)
+	args := slices.Clone(p.argv[1:])
+	if p.launchArgs != nil {
+		args = append(args, p.launchArgs()...)
+	}
+	cmd := exec.Command(p.argv[0], args...)
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.Dir = filepath.Dir(p.logFile)
 	if p.current, err = p.supervisor.Start(cmd); err != nil {
@@ -114,6 +121,9 @@ func (p *Process) logTail() string {
 	}
 	return string(raw[max(0, len(raw)-4000):])
 }
+
+// Ready returns nil once the process does its work.
+func (p *Process) Ready(ctx context.Context) error { return p.ready(ctx) }
 
 // Stop sends SIGTERM, and SIGKILL after grace, and waits.
 func (p *Process) Stop(ctx context.Context, grace time.Duration) error {

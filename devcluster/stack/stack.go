@@ -34,8 +34,11 @@ type Options struct {
 	// LeaseDuration of the allocators; renewal and retry follow from it.
 	// Default 3 s, so that a killed allocator is replaced soon.
 	LeaseDuration time.Duration
-	// AccessLogFlush is Envoy's. Default 1 s.
+	// AccessLogFlush is Envoy's, and what routers and allocators are told of it. Default
+	// 1 s.
 	AccessLogFlush time.Duration
+	// EnvoyAccessLogFlush is what Envoy has in fact. Default AccessLogFlush.
+	EnvoyAccessLogFlush time.Duration
 	// Kubeconfig is the allocators'. Default the cluster's: another one may lead
 	// them through something that fails.
 	Kubeconfig string
@@ -48,6 +51,9 @@ type Options struct {
 	ControlOf func(i int, listens netip.AddrPort) (netip.AddrPort, error)
 	// AllocatorArgs and RouterArgs are further flags.
 	AllocatorArgs, RouterArgs []string
+	// AllocatorLaunchArgs, if set, is asked for further flags each time allocator i is
+	// started.
+	AllocatorLaunchArgs func(i int) []string
 }
 
 // Stack is a running Berth.
@@ -159,6 +165,9 @@ func (o Options) withDefaults() Options {
 	if o.AccessLogFlush == 0 {
 		o.AccessLogFlush = time.Second
 	}
+	if o.EnvoyAccessLogFlush == 0 {
+		o.EnvoyAccessLogFlush = o.AccessLogFlush
+	}
 	return o
 }
 
@@ -193,10 +202,13 @@ func newAllocator(c *devcluster.Cluster, i int, publicPort uint16, o Options) (*
 			fmt.Sprintf("--public-url=http://%s:%d", o.Domain, publicPort),
 			"--api-listen=" + addresses[0].String(), "--control-listen=" + addresses[1].String(), "--admin-listen=" + addresses[2].String(),
 			"--control-advertise=" + a.Control.String(),
-			"--max-stale=" + o.MaxStale.String(),
+			"--max-stale=" + o.MaxStale.String(), "--access-log-flush=" + o.AccessLogFlush.String(),
 			"--lease-duration=" + o.LeaseDuration.String(), "--lease-renew=" + (o.LeaseDuration * 2 / 3).String(), "--lease-retry=" + (o.LeaseDuration / 10).String(),
 		}, o.AllocatorArgs...),
 		ready: func(ctx context.Context) error { return getOK(ctx, http.DefaultClient, a.Admin+"/healthz") },
+	}
+	if o.AllocatorLaunchArgs != nil {
+		a.launchArgs = func() []string { return o.AllocatorLaunchArgs(i) }
 	}
 	return a, nil
 }
@@ -228,7 +240,7 @@ func newGateway(ctx context.Context, c *devcluster.Cluster, i int, sockets, envo
 		RouterSocket: filepath.Join(sockets, fmt.Sprintf("router-%d.sock", i)),
 		AdminSocket:  filepath.Join(sockets, fmt.Sprintf("envoy-%d.sock", i)),
 		// Short, so that an open request shows as activity soon.
-		AccessLogFlush: o.AccessLogFlush,
+		AccessLogFlush: o.EnvoyAccessLogFlush,
 	}
 	config := filepath.Join(c.Dir(), name+".yaml")
 	write := func() error {
@@ -279,7 +291,7 @@ func (g *Gateway) addRouter(c *devcluster.Cluster, i int, sockets string, alloca
 				filepath.Join(o.BinDir, "extproc"),
 				"--domain=" + o.Domain, "--allocator=" + strings.Join(control, ","), "--pod-cidrs=" + strings.Join(cidrs, ","),
 				"--socket=" + filepath.Join(sockets, fmt.Sprintf("router-%d.sock", i)), "--admin-listen=" + admin.String(),
-				"--max-stale=" + o.MaxStale.String(),
+				"--max-stale=" + o.MaxStale.String(), "--access-log-flush=" + o.AccessLogFlush.String(),
 			}, o.RouterArgs...),
 			ready: func(ctx context.Context) error { return getOK(ctx, http.DefaultClient, url+"/readyz") },
 		}, url, nil

@@ -83,10 +83,7 @@ func (g *ground) call(ctx context.Context, e event, method, path, body string) e
 			e.Code, e.Error = 0, err.Error()
 			break
 		}
-		e.ID, e.Pod, e.For = s.SandboxID, s.PodName, s.Metadata[callerField]
-		if s.EndAt != nil {
-			e.EndAt = *s.EndAt
-		}
+		e.ID, e.Pod, e.For, e.EndAt = s.SandboxID, s.PodName, s.Metadata[callerField], s.EndAt
 	case code >= http.StatusBadRequest:
 		if err := json.Unmarshal(raw, &refusal); err != nil {
 			e.Error = string(raw)

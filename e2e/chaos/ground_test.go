@@ -308,7 +308,7 @@ func (g *ground) look() (world, error) {
 // moves says what is still under way.
 func (w world) moves(metrics map[string]float64) error {
 	for _, s := range w.Listed {
-		if s.EndAt != nil && s.EndAt.Before(w.At.Add(soon)) {
+		if s.EndAt.Before(w.At.Add(soon)) {
 			return fmt.Errorf("sandbox %s ends at %v", s.SandboxID, s.EndAt)
 		}
 	}

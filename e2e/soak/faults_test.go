@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/berth-sandbox/berth/devcluster/stack"
+	"github.com/berth-sandbox/berth/e2e/internal/chance"
+	"github.com/berth-sandbox/berth/e2e/internal/network"
 	"github.com/berth-sandbox/berth/e2e/soak/history"
 	"github.com/berth-sandbox/berth/internal/bootclock"
 )
@@ -68,7 +70,7 @@ func (g *ground) disturb(ctx context.Context, all *sync.WaitGroup) {
 	for ctx.Err() == nil {
 		for _, f := range round(random) {
 			own := rand.New(rand.NewPCG(random.Uint64(), 0)) // what it draws does not move those after it
-			wait := faultEvery/4 + within(random, faultEvery*3/4)
+			wait := faultEvery/4 + chance.Within(random, faultEvery*3/4)
 			run, process, end := f.begin(g, own)
 			all.Go(func() {
 				defer end()
@@ -79,7 +81,7 @@ func (g *ground) disturb(ctx context.Context, all *sync.WaitGroup) {
 				e.Ended = bootclock.Now()
 				g.Add(e)
 			})
-			if pause(ctx, wait); ctx.Err() != nil {
+			if chance.Pause(ctx, wait); ctx.Err() != nil {
 				return
 			}
 		}
@@ -89,21 +91,9 @@ func (g *ground) disturb(ctx context.Context, all *sync.WaitGroup) {
 // churn deletes pods that hold sandboxes, until ctx ends.
 func (g *ground) churn(ctx context.Context) {
 	random := g.random("deletions")
-	for pause(ctx, within(random, deleteEvery)); ctx.Err() == nil; pause(ctx, within(random, deleteEvery)) {
+	for chance.Pause(ctx, chance.Within(random, deleteEvery)); ctx.Err() == nil; chance.Pause(ctx, chance.Within(random, deleteEvery)) {
 		g.deletePods(ctx, random, 1, random.IntN(3) > 0)
 	}
-}
-
-// occupy locks one of several, a free one if there is one.
-func occupy(random *rand.Rand, all []*sync.Mutex) int {
-	first := random.IntN(len(all))
-	for i := range all {
-		if k := (first + i) % len(all); all[k].TryLock() {
-			return k
-		}
-	}
-	all[first].Lock()
-	return first
 }
 
 func onGateway(do func(w *gateway, ctx context.Context, random *rand.Rand) error) func(*ground, *rand.Rand) (func(context.Context) error, string, func()) {
@@ -112,7 +102,7 @@ func onGateway(do func(w *gateway, ctx context.Context, random *rand.Rand) error
 		for _, w := range g.gateways {
 			all = append(all, &w.parts)
 		}
-		w := g.gateways[occupy(random, all)]
+		w := g.gateways[chance.Occupy(random, all)]
 		return func(ctx context.Context) error { return do(w, ctx, random) }, w.name, w.parts.Unlock
 	}
 }
@@ -128,7 +118,7 @@ func (w *gateway) pauseRouter(ctx context.Context, random *rand.Rand) error {
 	if err := w.router.Pause(); err != nil {
 		return err
 	}
-	pause(ctx, 50*time.Millisecond+within(random, routerStands))
+	chance.Pause(ctx, 50*time.Millisecond+chance.Within(random, routerStands))
 	return w.router.Resume()
 }
 
@@ -139,7 +129,7 @@ func (w *gateway) replaceRouter(ctx context.Context, random *rand.Rand) error {
 		return err
 	}
 	w.router, w.another = w.another, old
-	pause(ctx, within(random, 3*time.Second))
+	chance.Pause(ctx, chance.Within(random, 3*time.Second))
 	if random.IntN(2) == 0 {
 		return old.Kill()
 	}
@@ -153,16 +143,16 @@ func (w *gateway) replacePausedRouter(ctx context.Context, random *rand.Rand) er
 	if err := old.Pause(); err != nil {
 		return err
 	}
-	pause(ctx, within(random, 3*time.Second))
+	chance.Pause(ctx, chance.Within(random, 3*time.Second))
 	if err := w.another.Launch(); err != nil {
 		return err
 	}
 	w.router, w.another = w.another, old
-	pause(ctx, within(random, routerStands-3*time.Second))
+	chance.Pause(ctx, chance.Within(random, routerStands-3*time.Second))
 	if err := old.Resume(); err != nil {
 		return err
 	}
-	pause(ctx, within(random, time.Second))
+	chance.Pause(ctx, chance.Within(random, time.Second))
 	return old.Kill()
 }
 
@@ -170,7 +160,7 @@ func (w *gateway) pauseEnvoy(_ context.Context, random *rand.Rand) error {
 	if err := w.Envoy.Pause(); err != nil {
 		return err
 	}
-	pause(context.Background(), within(random, envoyStands))
+	chance.Pause(context.Background(), chance.Within(random, envoyStands))
 	return w.Envoy.Resume()
 }
 
@@ -180,9 +170,9 @@ func (w *gateway) killRouterBehindEnvoy(_ context.Context, random *rand.Rand) er
 	if err := w.Envoy.Pause(); err != nil {
 		return err
 	}
-	pause(context.Background(), within(random, envoyStands/4))
+	chance.Pause(context.Background(), chance.Within(random, envoyStands/4))
 	err := w.killRouter(context.Background(), random)
-	pause(context.Background(), within(random, envoyStands*3/4))
+	chance.Pause(context.Background(), chance.Within(random, envoyStands*3/4))
 	if resumed := w.Envoy.Resume(); resumed != nil {
 		return resumed
 	}
@@ -190,20 +180,20 @@ func (w *gateway) killRouterBehindEnvoy(_ context.Context, random *rand.Rand) er
 }
 
 // randomCut cuts one direction or both.
-func randomCut(random *rand.Rand) cut {
-	return []cut{{from: true}, {to: true}, {from: true, to: true}}[random.IntN(3)]
+func randomCut(random *rand.Rand) network.Cut {
+	return []network.Cut{{From: true}, {To: true}, {From: true, To: true}}[random.IntN(3)]
 }
 
 // hold cuts somebody off for a while. In the end what was held back arrives, or the
 // connections break.
 func (g *ground) hold(ctx context.Context, random *rand.Rand, who string, during func()) {
-	g.network.cut(who, randomCut(random))
+	g.network.Cut(who, randomCut(random))
 	during()
-	pause(ctx, 300*time.Millisecond+within(random, cutLasts))
+	chance.Pause(ctx, 300*time.Millisecond+chance.Within(random, cutLasts))
 	if random.IntN(2) == 0 {
-		g.network.reset(who)
+		g.network.Reset(who)
 	}
-	g.network.cut(who, cut{})
+	g.network.Cut(who, network.Cut{})
 }
 
 // cutRouter cuts a router off from all allocators. In many cases pods that hold
@@ -213,7 +203,7 @@ func cutRouter(g *ground, random *rand.Rand) (func(context.Context) error, strin
 	for _, w := range g.gateways {
 		all = append(all, &w.link)
 	}
-	w := g.gateways[occupy(random, all)]
+	w := g.gateways[chance.Occupy(random, all)]
 	return func(ctx context.Context) error {
 		g.hold(ctx, random, w.name, func() { g.deletePods(ctx, random, random.IntN(4), true) })
 		return nil
@@ -257,7 +247,7 @@ func pauseAllocator(ctx context.Context, a *stack.Allocator, random *rand.Rand) 
 	if err := a.Pause(); err != nil {
 		return err
 	}
-	pause(ctx, 200*time.Millisecond+within(random, leaderStands))
+	chance.Pause(ctx, 200*time.Millisecond+chance.Within(random, leaderStands))
 	return a.Resume()
 }
 

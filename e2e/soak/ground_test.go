@@ -27,6 +27,8 @@ import (
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 	"github.com/berth-sandbox/berth/devcluster"
 	"github.com/berth-sandbox/berth/devcluster/stack"
+	"github.com/berth-sandbox/berth/e2e/internal/chance"
+	"github.com/berth-sandbox/berth/e2e/internal/network"
 	"github.com/berth-sandbox/berth/e2e/soak/history"
 	"github.com/berth-sandbox/berth/envoy"
 	"github.com/berth-sandbox/berth/internal/bootclock"
@@ -53,7 +55,7 @@ type ground struct {
 	*history.Writer
 	file     string // of the history
 	seed     uint64
-	network  *network
+	network  *network.Network
 	cluster  *devcluster.Cluster
 	clients  *kube.Clients
 	berth    *stack.Stack
@@ -96,13 +98,13 @@ func newGround(t *testing.T) *ground {
 	g.cluster = devcluster.Start(t, devcluster.Options{Nodes: 1, NodePath: []string{binDir}, CRDs: crd.All()})
 	t.Logf("seed %d", g.seed)
 	g.openHistory()
-	g.network = newNetwork(t)
+	g.network = network.New(t)
 	var err error
 	g.berth, err = stack.Start(t.Context(), g.cluster, stack.Options{
 		BinDir: binDir, Allocators: replicas, Gateways: replicas, LeaseDuration: lease, MaxStale: maxStale,
 		KubeconfigOf: g.kubeconfig,
 		ControlOf: func(_ int, listens netip.AddrPort) (netip.AddrPort, error) {
-			return g.network.relay(listens.String(), func(client, listener netip.AddrPort) string { return owner(client, listener, g.routers) })
+			return g.network.Relay(listens.String(), func(client, listener netip.AddrPort) string { return network.Owner(client, listener, g.routers) })
 		},
 	})
 	require.NoError(t, err)
@@ -127,7 +129,7 @@ func newGround(t *testing.T) *ground {
 		})
 		g.mu.Unlock()
 	}
-	g.network.reset("") // of routers: so far nobody knew whose connections they were
+	g.network.Reset("") // of routers: so far nobody knew whose connections they were
 	g.clients, err = kube.NewClients(g.cluster.RestConfig(), 0, 0)
 	require.NoError(t, err)
 	pool := stack.DemoPool(namespace, poolName, warm)
@@ -166,7 +168,7 @@ func (g *ground) kubeconfig(i int) (string, error) {
 		if err != nil {
 			return "", err
 		}
-		at, err := g.network.relay(server.Host, func(_, _ netip.AddrPort) string { return allocatorName(i) })
+		at, err := g.network.Relay(server.Host, func(_, _ netip.AddrPort) string { return allocatorName(i) })
 		if err != nil {
 			return "", err
 		}
@@ -194,28 +196,7 @@ func (g *ground) routers() map[string][]int {
 }
 
 // random returns numbers that are the same for the same seed and name.
-func (g *ground) random(name string) *rand.Rand {
-	sum := g.seed
-	for _, b := range []byte(name) {
-		sum = sum*31 + uint64(b)
-	}
-	return rand.New(rand.NewPCG(g.seed, sum))
-}
-
-// within returns a duration of less than most.
-func within(random *rand.Rand, most time.Duration) time.Duration {
-	return time.Duration(random.Int64N(int64(most)))
-}
-
-// pause lets time pass, until ctx ends.
-func pause(ctx context.Context, d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
-	}
-}
+func (g *ground) random(name string) *rand.Rand { return chance.Random(g.seed, name) }
 
 // keep starts allocators again that have ended, as the kubelet would, until ctx ends.
 func (g *ground) keep(ctx context.Context, all *sync.WaitGroup) {
@@ -230,7 +211,7 @@ func (g *ground) keep(ctx context.Context, all *sync.WaitGroup) {
 					e.Ended = bootclock.Now()
 					g.Add(e)
 				}
-				pause(ctx, 50*time.Millisecond)
+				chance.Pause(ctx, 50*time.Millisecond)
 			}
 		})
 	}

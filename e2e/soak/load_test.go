@@ -20,6 +20,7 @@ import (
 	"github.com/berth-sandbox/berth/allocator/rest"
 	"github.com/berth-sandbox/berth/api/apierror"
 	"github.com/berth-sandbox/berth/devcluster/stack"
+	"github.com/berth-sandbox/berth/e2e/internal/chance"
 	"github.com/berth-sandbox/berth/e2e/soak/history"
 	"github.com/berth-sandbox/berth/envoy"
 	"github.com/berth-sandbox/berth/internal/bootclock"
@@ -140,14 +141,14 @@ func (g *ground) claimer(ctx context.Context, name string) {
 	for n := 0; ctx.Err() == nil; n++ {
 		e := history.Event{Kind: history.Claim, Key: fmt.Sprintf("%s-%d", name, n), Timeout: time.Minute}
 		expires := random.IntN(6) == 0
-		stays := 500*time.Millisecond + within(random, 5*time.Second)
+		stays := 500*time.Millisecond + chance.Within(random, 5*time.Second)
 		if expires {
 			e.Timeout = max(time.Second, stays.Truncate(time.Second))
 		}
 		body := fmt.Sprintf(`{"templateID":%q,"timeout":%d,"waitTimeout":3}`, poolName, int(e.Timeout/time.Second))
 		got := g.call(ctx, random, e, http.MethodPost, "/sandboxes", body)
 		for got.Code != http.StatusCreated && got.Code != http.StatusGone && ctx.Err() == nil {
-			pause(ctx, 50*time.Millisecond+within(random, 200*time.Millisecond))
+			chance.Pause(ctx, 50*time.Millisecond+chance.Within(random, 200*time.Millisecond))
 			got = g.call(ctx, random, e, http.MethodPost, "/sandboxes", body)
 		}
 		if got.Code != http.StatusCreated {
@@ -155,11 +156,11 @@ func (g *ground) claimer(ctx context.Context, name string) {
 		}
 		g.knows(got.Sandbox)
 		if expires {
-			pause(ctx, e.Timeout)
+			chance.Pause(ctx, e.Timeout)
 			g.isOver(got.Sandbox)
 			continue
 		}
-		pause(ctx, stays)
+		chance.Pause(ctx, stays)
 		g.release(ctx, random, got.Sandbox)
 	}
 }
@@ -171,7 +172,7 @@ func (g *ground) release(ctx context.Context, random *rand.Rand, id string) {
 		if got.Code == http.StatusNoContent || got.Code == http.StatusNotFound {
 			break
 		}
-		pause(ctx, 50*time.Millisecond+within(random, 200*time.Millisecond))
+		chance.Pause(ctx, 50*time.Millisecond+chance.Within(random, 200*time.Millisecond))
 	}
 	g.isOver(id)
 }
@@ -205,7 +206,7 @@ func (l *load) start(ctx context.Context, all *sync.WaitGroup) {
 				if id := l.choose(random); id != "" {
 					l.stream(ctx, random, id)
 				}
-				pause(ctx, within(random, time.Second))
+				chance.Pause(ctx, chance.Within(random, time.Second))
 			}
 		})
 	}
@@ -233,7 +234,7 @@ func sandboxOf(host string) string {
 // use sends one request.
 func (l *load) use(ctx context.Context, random *rand.Rand, id string) {
 	// Some callers do not wait for long.
-	ctx, cancel := context.WithTimeout(ctx, 300*time.Millisecond+within(random, 7*time.Second))
+	ctx, cancel := context.WithTimeout(ctx, 300*time.Millisecond+chance.Within(random, 7*time.Second))
 	defer cancel()
 	method, path, what := http.MethodGet, "/", "get"
 	// A body that cannot be had again: net/http must not send a request twice by itself.
@@ -298,7 +299,7 @@ func answer(e *history.Event, client *http.Client, r *http.Request) {
 
 // stream keeps a WebSocket for some seconds.
 func (l *load) stream(ctx context.Context, random *rand.Rand, id string) {
-	ctx, cancel := context.WithTimeout(ctx, time.Second+within(random, 15*time.Second))
+	ctx, cancel := context.WithTimeout(ctx, time.Second+chance.Within(random, 15*time.Second))
 	defer cancel()
 	e, g, host := l.begin(random, id, "websocket")
 	e.Began = bootclock.Now()
@@ -326,6 +327,6 @@ func (l *load) stream(ctx context.Context, random *rand.Rand, id string) {
 		} else if string(message) != e.Request {
 			l.Errorf("the WebSocket of request %s answers %q", e.Request, message)
 		}
-		pause(ctx, within(random, 500*time.Millisecond))
+		chance.Pause(ctx, chance.Within(random, 500*time.Millisecond))
 	}
 }

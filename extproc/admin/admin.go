@@ -35,6 +35,8 @@ import (
 type Options struct {
 	Cache   *routecache.Cache
 	Tracker *lastactive.Tracker
+	// Flush and Window are those of the Tracker.
+	Flush, Window time.Duration
 	// Ready returns nil, or why the router is not ready.
 	Ready   func() error
 	Metrics prometheus.Gatherer
@@ -46,7 +48,7 @@ type Pages struct{ o Options }
 
 // New checks the options.
 func New(o Options) (*Pages, error) {
-	if o.Cache == nil || o.Tracker == nil || o.Ready == nil || o.Metrics == nil || o.Now == nil {
+	if o.Cache == nil || o.Tracker == nil || o.Ready == nil || o.Metrics == nil || o.Now == nil || o.Flush <= 0 || o.Window <= 0 {
 		return nil, errors.New("admin: all options are required")
 	}
 	return &Pages{o}, nil
@@ -89,16 +91,34 @@ func (o Options) health(pages string) *http.ServeMux {
 type LastActive struct {
 	// Now is the router's clock at the time of the dump.
 	Now time.Time `json:"now"`
+	// DoubtSeconds is for how much longer this router does not know what is open: until
+	// then the ages are upper bounds, and no sandbox is released for being idle. 0: it
+	// knows. DoubtReason says why.
+	DoubtSeconds float64 `json:"doubtSeconds"`
+	DoubtReason  string  `json:"doubtReason,omitempty"`
+	// FlushSeconds is how often Envoy is to report an open request, and WindowSeconds
+	// how long an admitted request counts as open if it does not.
+	FlushSeconds  float64 `json:"flushSeconds"`
+	WindowSeconds float64 `json:"windowSeconds"`
 	// Sandboxes are sorted by ID.
 	Sandboxes []LastActiveSandbox `json:"sandboxes"`
 }
 
 // LastActiveSandbox says when one sandbox was last used, through this router.
 type LastActiveSandbox struct {
-	SandboxID  string    `json:"sandboxId"`
+	SandboxID string `json:"sandboxId"`
+	// LastActive is Now less the age.
 	LastActive time.Time `json:"lastActive"`
-	// AgeSeconds is the time since then.
+	// AgeSeconds is the time since a request was last in progress. 0: one is, or may be.
 	AgeSeconds float64 `json:"ageSeconds"`
+	// QuietSeconds is the time since a request was last admitted, or bytes last moved. 0:
+	// at this moment, for all that is known.
+	QuietSeconds float64 `json:"quietSeconds"`
+	// OpenStreams is how many requests Envoy's access log has shown to be open.
+	OpenStreams int `json:"openStreams"`
+	// UnreadAnswers is how many requests were admitted whose answer Envoy may not have
+	// read.
+	UnreadAnswers int `json:"unreadAnswers"`
 }
 
 func (o Options) lastActive(w http.ResponseWriter, r *http.Request) {
@@ -107,16 +127,26 @@ func (o Options) lastActive(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	now := o.Now()
-	dump := LastActive{Now: now, Sandboxes: []LastActiveSandbox{}}
+	doubt, why := o.Tracker.Doubt(), o.Tracker.DoubtReason()
+	dump := LastActive{
+		Now: now, DoubtSeconds: doubt.Seconds(), DoubtReason: why,
+		FlushSeconds: o.Flush.Seconds(), WindowSeconds: o.Window.Seconds(), Sandboxes: []LastActiveSandbox{},
+	}
 	for _, a := range o.Tracker.Dump(q.keep) {
 		dump.Sandboxes = append(dump.Sandboxes, LastActiveSandbox{
-			SandboxID: a.ID, LastActive: a.LastActive, AgeSeconds: max(0, now.Sub(a.LastActive).Seconds()),
+			SandboxID: a.ID, LastActive: now.Add(-a.Age), AgeSeconds: a.Age.Seconds(),
+			QuietSeconds: a.Quiet.Seconds(), OpenStreams: a.Open, UnreadAnswers: a.Unread,
 		})
 	}
 	if q.text {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+		if dump.DoubtReason != "" {
+			fmt.Fprintf(w, "in doubt for %.3fs: %s\n", dump.DoubtSeconds, dump.DoubtReason)
+		}
+		fmt.Fprintf(w, "flush %v  window %v\n", o.Flush, o.Window)
 		for _, s := range dump.Sandboxes {
-			fmt.Fprintf(w, "%s  %s  %.3fs ago\n", s.SandboxID, s.LastActive.UTC().Format(time.RFC3339Nano), s.AgeSeconds)
+			fmt.Fprintf(w, "%s  %s  %.3fs ago  quiet %.3fs  open %d  unread %d\n",
+				s.SandboxID, s.LastActive.UTC().Format(time.RFC3339Nano), s.AgeSeconds, s.QuietSeconds, s.OpenStreams, s.UnreadAnswers)
 		}
 		return
 	}

@@ -35,22 +35,24 @@ func newRouter(t require.TestingT) *router {
 	var err error
 	r.cache, err = routecache.New(routecache.Options{Now: func() time.Duration { return 0 }, Ask: func(string) bool { return false }})
 	require.NoError(t, err)
-	now := noon
-	tracker, err := lastactive.New(lastactive.Options{Now: func() time.Time { return now }})
+	now := time.Duration(0)
+	tracker, err := lastactive.New(lastactive.Options{Flush: time.Second, Window: 3 * time.Second, Now: func() time.Duration { return now }})
 	require.NoError(t, err)
-	now = noon.Add(-90 * time.Second)
-	tracker.Touch("aa2")
-	now = noon.Add(-1500 * time.Millisecond)
-	tracker.Touch("aa1")
-	now = noon.Add(time.Second) // a clock that was put back
-	tracker.Touch("bb1")
+	log := tracker.OpenLog(0)
+	log.Record([]lastactive.LogEntry{{ID: "aa2"}})
+	now += 88500 * time.Millisecond
+	log.Record([]lastactive.LogEntry{{ID: "aa1"}})
+	now += 1500 * time.Millisecond
+	tracker.Begin("bb1", 0)
+	log.Record([]lastactive.LogEntry{{ID: "bb1", Stream: "1"}})
+	tracker.Tick() // for the first time: it seems that the router was paused
 	for i, id := range []string{"bb1", "aa2", "aa1"} {
 		r.cache.Put(id, routecache.Route{Addr: netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}), DefaultPort: 8080})
 	}
 	metrics := prometheus.NewRegistry()
 	metrics.MustRegister(prometheus.NewGauge(prometheus.GaugeOpts{Name: "berth_test", Help: "help"}))
 	pages, err := admin.New(admin.Options{
-		Cache: r.cache, Tracker: tracker, Metrics: metrics, Now: func() time.Time { return noon },
+		Cache: r.cache, Tracker: tracker, Flush: time.Second, Window: 3 * time.Second, Metrics: metrics, Now: func() time.Time { return noon },
 		Ready: func() error { return r.ready },
 	})
 	require.NoError(t, err)
@@ -78,17 +80,13 @@ func TestLastActiveIsTheDocumentedJSON(t *testing.T) {
 	w := newRouter(t).get("/admin/last-active?prefix=aa")
 	require.Equal(t, 200, w.Code)
 	require.Equal(t, "application/json", w.Header().Get("Content-Type"))
-	require.JSONEq(t, `{"now": "2030-01-01T12:00:00Z", "sandboxes": [
-		{"sandboxId": "aa1", "lastActive": "2030-01-01T11:59:58.5Z", "ageSeconds": 1.5},
-		{"sandboxId": "aa2", "lastActive": "2030-01-01T11:58:30Z", "ageSeconds": 90}
-	]}`, w.Body.String())
-}
-
-func TestAgesAreNeverNegative(t *testing.T) {
-	var dump admin.LastActive
-	require.NoError(t, json.Unmarshal(newRouter(t).get("/admin/last-active?id=bb1").Body.Bytes(), &dump))
-	require.Len(t, dump.Sandboxes, 1)
-	require.Zero(t, dump.Sandboxes[0].AgeSeconds)
+	require.JSONEq(t, `{
+		"now": "2030-01-01T12:00:00Z", "doubtSeconds": 3, "doubtReason": "this router was paused", "flushSeconds": 1, "windowSeconds": 3,
+		"sandboxes": [
+			{"sandboxId": "aa1", "lastActive": "2030-01-01T11:59:58.5Z", "ageSeconds": 1.5, "quietSeconds": 1.5, "openStreams": 0, "unreadAnswers": 0},
+			{"sandboxId": "aa2", "lastActive": "2030-01-01T11:58:30Z", "ageSeconds": 90, "quietSeconds": 90, "openStreams": 0, "unreadAnswers": 0}
+		]
+	}`, w.Body.String())
 }
 
 func TestRoutesIsTheDocumentedJSON(t *testing.T) {
@@ -106,9 +104,11 @@ func TestTextForms(t *testing.T) {
 	r := newRouter(t)
 	w := r.get("/admin/last-active?format=text")
 	require.Equal(t, "text/plain; charset=utf-8", w.Header().Get("Content-Type"))
-	require.Equal(t, `aa1  2030-01-01T11:59:58.5Z  1.500s ago
-aa2  2030-01-01T11:58:30Z  90.000s ago
-bb1  2030-01-01T12:00:01Z  0.000s ago
+	require.Equal(t, `in doubt for 3.000s: this router was paused
+flush 1s  window 3s
+aa1  2030-01-01T11:59:58.5Z  1.500s ago  quiet 1.500s  open 0  unread 0
+aa2  2030-01-01T11:58:30Z  90.000s ago  quiet 90.000s  open 0  unread 0
+bb1  2030-01-01T12:00:00Z  0.000s ago  quiet 0.000s  open 1  unread 1
 `, w.Body.String())
 	r.openOnly("aa2", 8080, 49983)
 	require.Equal(t, `aa1  10.0.0.2  default port 8080  ports all
@@ -254,6 +254,8 @@ func Example() {
 	w := newRouter(silent{}).get("/admin/last-active?prefix=aa&format=text")
 	fmt.Print(w.Body)
 	// Output:
-	// aa1  2030-01-01T11:59:58.5Z  1.500s ago
-	// aa2  2030-01-01T11:58:30Z  90.000s ago
+	// in doubt for 3.000s: this router was paused
+	// flush 1s  window 3s
+	// aa1  2030-01-01T11:59:58.5Z  1.500s ago  quiet 1.500s  open 0  unread 0
+	// aa2  2030-01-01T11:58:30Z  90.000s ago  quiet 90.000s  open 0  unread 0
 }

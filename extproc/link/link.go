@@ -12,7 +12,11 @@
 //     has read every answer that was given before. One that is missing from the
 //     stream, or makes no sense, ends the session before anything that comes after
 //     it is acknowledged.
-//   - Goodbye is said only when Envoy has read every answer.
+//   - Goodbye is said only when Envoy has read every answer, and after what was in use
+//     has been reported.
+//   - A Quiesce is answered after it took effect in the cache, with activity that was
+//     asked for after that. One that the cache has no room for, or whose answer finds no
+//     room in the queue, is not answered: what is held stays so.
 //   - The cache is fresh until the send time of the last answered ping plus
 //     max-stale, on a clock that counts suspended time.
 //   - A router that was declared dead by an operator serves nothing any more once it
@@ -26,6 +30,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
@@ -36,6 +41,7 @@ import (
 	"google.golang.org/grpc"
 
 	controlv1 "github.com/berth-sandbox/berth/api/control/v1"
+	"github.com/berth-sandbox/berth/lastactive"
 	"github.com/berth-sandbox/berth/routecache"
 )
 
@@ -48,6 +54,9 @@ type Cache interface {
 	SetFreshUntil(at time.Duration)
 	Expire()
 	Disconnected()
+	// Quiesce reports false if there is no room for another one.
+	Quiesce(id string) bool
+	Resume(id string)
 }
 
 // Activity is what remembers sandboxes by ID and must forget those that are
@@ -57,6 +66,14 @@ type Activity interface {
 	Forget(id string)
 	// Retain drops all but the sandboxes for which keep returns true.
 	Retain(keep func(id string) bool)
+	// Ask says how these were used, and for how much longer there may be use that is
+	// not known of.
+	Ask(ids []string) (activities []lastactive.Activity, doubt time.Duration)
+	// Report returns what has moved since it was reported, or all.
+	Report(all bool) []lastactive.Activity
+	// Final returns what may be in use or was not reported, and whether there may be
+	// use that is not known of.
+	Final() (activities []lastactive.Activity, doubt bool)
 }
 
 // Answers knows which answers Envoy has not read yet. *extproc.Answers is one.
@@ -88,7 +105,11 @@ type Options struct {
 	// ping. An allocator that would not wait as long refuses the session, which is
 	// tried again like any other that fails.
 	MaxStale time.Duration
-	// PingEvery is the pause between pings. A stream on which no ping was
+	// ActivityWindow is how long an admitted request counts as open if Envoy's access
+	// log says nothing of it. An allocator that allows shorter idle timeouts refuses
+	// the session.
+	ActivityWindow time.Duration
+	// PingEvery is the pause between pings, and between reports of activity. A stream on which no ping was
 	// answered for 5 of them is dropped. Default 1 s.
 	PingEvery time.Duration
 	Cache     Cache
@@ -140,7 +161,7 @@ func New(o Options) (*Link, error) {
 	}{
 		{"Allocators", len(o.Allocators) == 0 || slices.Contains(o.Allocators, "")}, {"InstanceID", o.InstanceID == ""}, {"Cache", o.Cache == nil},
 		{"Activity", o.Activity == nil}, {"Answers", o.Answers == nil}, {"Neighbours", o.Neighbours == nil}, {"Dial", len(o.Dial) == 0}, {"Now", o.Now == nil}, {"Log", o.Log == nil},
-		{"MaxStale", o.MaxStale <= 0},
+		{"MaxStale", o.MaxStale <= 0}, {"ActivityWindow", o.ActivityWindow <= 0},
 	} {
 		if required.missing {
 			errs = append(errs, fmt.Errorf("link: Options.%s is required", required.name))
@@ -246,6 +267,11 @@ func (l *Link) setCurrent(s *session) {
 	l.current = s
 }
 
+// millis is a duration of the protocol. One that does not fit is the longest there is.
+func millis(n uint64) time.Duration {
+	return time.Duration(min(n, math.MaxInt64/uint64(time.Millisecond))) * time.Millisecond
+}
+
 func toRoute(r *controlv1.Route) (routecache.Route, error) {
 	addr, err := netip.ParseAddr(r.GetPodIp())
 	if err != nil {
@@ -263,5 +289,8 @@ func toRoute(r *controlv1.Route) (routecache.Route, error) {
 		}
 		ports = append(ports, uint16(port))
 	}
-	return routecache.Route{Addr: addr.Unmap(), DefaultPort: uint16(r.GetDefaultPort()), Ports: routecache.NewPorts(ports)}, nil
+	return routecache.Route{
+		Addr: addr.Unmap(), DefaultPort: uint16(r.GetDefaultPort()), Ports: routecache.NewPorts(ports),
+		IdleTimeout: millis(r.GetIdleTimeoutMillis()),
+	}, nil
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"math"
 	"net/netip"
 	"strings"
 	"testing"
@@ -24,8 +25,8 @@ func TestSnapshotReplacesAllAtOnce(t *testing.T) {
 	run(t, []string{"a"}, func(w *world) {
 		w.serve("a", nil)
 		w.cache.Put("old", routecache.Route{})
-		w.tracker.Touch("old")
-		w.tracker.Touch("two")
+		w.tracker.Begin("old", 0).Cancel()
+		w.tracker.Begin("two", 0).Cancel()
 		p, join, _ := w.accept()
 		require.Equal(t, instance, join.GetInstanceId())
 		require.Zero(t, join.GetHighestTerm())
@@ -57,7 +58,7 @@ func TestAcknowledgementFollowsTheEffectAndIsCumulative(t *testing.T) {
 	run(t, []string{"a"}, func(w *world) {
 		w.serve("a", nil)
 		p := w.joined(route("one", "10.0.0.1"), route("two", "10.0.0.2"))
-		w.tracker.Touch("one")
+		w.tracker.Begin("one", 0).Cancel()
 		w.cache.events()
 		p.send(2, release("one", "two"))
 		p.send(3, push(route("three", "10.0.0.3")))
@@ -708,5 +709,173 @@ func TestOptionsNameWhatIsMissing(t *testing.T) {
 	_, err := link.New(link.Options{Allocators: []string{"a:1", ""}})
 	for _, name := range []string{"Allocators", "InstanceID", "Cache", "Activity", "Dial", "Now", "Log", "MaxStale"} {
 		require.ErrorContains(t, err, "Options."+name)
+	}
+}
+
+func quiesce(number uint64, ids ...string) *controlv1.AllocatorMessage {
+	return &controlv1.AllocatorMessage{Message: &controlv1.AllocatorMessage_Quiesce{Quiesce: &controlv1.Quiesce{Number: number, SandboxIds: ids}}}
+}
+
+func resume(ids ...string) *controlv1.AllocatorMessage {
+	return &controlv1.AllocatorMessage{Message: &controlv1.AllocatorMessage_Resume{Resume: &controlv1.Resume{SandboxIds: ids}}}
+}
+
+// sure lets time pass until the tracker is in no doubt.
+func (w *world) sure() {
+	for w.tracker.Doubt() > 0 {
+		time.Sleep(50 * time.Millisecond) // of the bubble
+	}
+}
+
+func TestJoinSaysTheActivityWindowAndARouteItsIdleTimeout(t *testing.T) {
+	run(t, []string{"a"}, func(w *world) {
+		w.serve("a", nil)
+		p, join, _ := w.accept()
+		require.EqualValues(t, window, join.GetActivityWindowNanos())
+		one, two := route("one", "10.0.0.1"), route("two", "10.0.0.2")
+		one.IdleTimeoutMillis, two.IdleTimeoutMillis = 1500, math.MaxUint64
+		p.snapshot(one, two)
+		require.EqualValues(t, 1, p.ack())
+		for id, want := range map[string]time.Duration{"one": 1500 * time.Millisecond, "two": time.Duration(math.MaxInt64).Truncate(time.Millisecond)} {
+			got, ok := w.cache.IdleTimeout(id)
+			require.True(t, ok)
+			require.Equal(t, want, got)
+		}
+	})
+}
+
+func TestAQuiesceIsAnsweredAfterItTookEffect(t *testing.T) {
+	run(t, []string{"a"}, func(w *world) {
+		w.serve("a", nil)
+		p := w.joined(route("used", "10.0.0.1"), route("idle", "10.0.0.2"), route("never", "10.0.0.3"))
+		w.tracker.Begin("idle", 0).Read()
+		w.sure()
+		for range 20 { // the window of that use passes, too
+			time.Sleep(50 * time.Millisecond)
+			w.tracker.Tick()
+		}
+		use := w.tracker.Begin("used", 0)
+		w.cache.events()
+		p.send(0, quiesce(7, "used", "idle", "never"))
+		q := p.next().GetQuiesced()
+		require.EqualValues(t, 7, q.GetNumber())
+		require.Zero(t, q.GetDoubtMillis())
+		require.Len(t, q.GetActivities(), 2)
+		require.Equal(t, "used", q.GetActivities()[0].GetSandboxId())
+		require.Zero(t, q.GetActivities()[0].GetAgeMillis())
+		require.Equal(t, "idle", q.GetActivities()[1].GetSandboxId())
+		require.NotZero(t, q.GetActivities()[1].GetAgeMillis())
+		require.Equal(t, []string{"quiesce used", "quiesce idle", "quiesce never", "ask"}, w.cache.events())
+		for _, id := range []string{"used", "idle", "never"} {
+			a, err := w.cache.Lookup(t.Context(), id)
+			require.NoError(t, err)
+			require.Equal(t, routecache.Quiesced, a.Status)
+		}
+		use.Read()
+		p.send(0, resume("used", "never"))
+		p.send(2, release("idle"))
+		require.EqualValues(t, 2, p.ack())
+		for id, want := range map[string]routecache.Status{"used": routecache.Routable, "never": routecache.Routable, "idle": routecache.Gone} {
+			a, err := w.cache.Lookup(t.Context(), id)
+			require.NoError(t, err)
+			require.Equal(t, want, a.Status, id)
+		}
+	})
+}
+
+func TestDoubtIsSaidInAQuiesced(t *testing.T) {
+	run(t, []string{"a"}, func(w *world) {
+		w.serve("a", nil)
+		p := w.joined(route("one", "10.0.0.1"))
+		p.send(0, quiesce(1, "one"))
+		require.NotZero(t, p.next().GetQuiesced().GetDoubtMillis(), "it has just started")
+	})
+}
+
+func TestAQuiesceForWhichThereIsNoRoomIsNotAnswered(t *testing.T) {
+	run(t, []string{"a"}, func(w *world) {
+		w.serve("a", nil)
+		p := w.joined(route("one", "10.0.0.1"))
+		for i := range 10_000 {
+			w.cache.Cache.Quiesce(fmt.Sprint(i))
+		}
+		p.send(0, quiesce(1, "one"))
+		synctest.Wait()
+		w.cache.Resume("1")
+		p.send(0, quiesce(2, "2"))
+		require.EqualValues(t, 2, p.next().GetQuiesced().GetNumber())
+	})
+}
+
+func TestASnapshotIsFollowedByAReportOfEverythingInParts(t *testing.T) {
+	run(t, []string{"a"}, func(w *world) {
+		w.serve("a", nil)
+		p := w.joined()
+		r := p.report()
+		require.Empty(t, r.GetActivities())
+		require.True(t, r.GetComplete(), "there is nothing")
+		var routes []*controlv1.Route
+		for i := range 5001 {
+			routes = append(routes, route(fmt.Sprint("s", i), "10.0.0.1"))
+			w.tracker.Begin(fmt.Sprint("s", i), 0).Read()
+		}
+		p.end <- nil
+		p = w.joined(routes...)
+		r = p.report()
+		require.Len(t, r.GetActivities(), 5000)
+		require.False(t, r.GetComplete())
+		r = p.report()
+		require.Len(t, r.GetActivities(), 1)
+		require.True(t, r.GetComplete())
+	})
+}
+
+func TestWhatHasMovedIsReportedOnceASecond(t *testing.T) {
+	run(t, []string{"a"}, func(w *world) {
+		w.serve("a", nil)
+		p := w.joined(route("one", "10.0.0.1"))
+		require.True(t, p.report().GetComplete())
+		w.tracker.Begin("one", 0).Read()
+		began := w.now()
+		r := p.report()
+		require.Len(t, r.GetActivities(), 1)
+		require.False(t, r.GetComplete())
+		require.LessOrEqual(t, w.now()-began, pingEvery)
+		w.tracker.Begin("one", 0).Read()
+		p.ping()
+		w.tracker.Begin("two", 0).Read()
+		r = p.report()
+		require.Len(t, r.GetActivities(), 1)
+		require.Equal(t, "two", r.GetActivities()[0].GetSandboxId(), "the other one has not moved by much")
+	})
+}
+
+func TestGoodbyeComesAfterAFinalReport(t *testing.T) {
+	for name, sure := range map[string]bool{"in doubt": false, "sure": true} {
+		t.Run(name, func(t *testing.T) {
+			run(t, []string{"a"}, func(w *world) {
+				w.serve("a", nil)
+				p := w.joined(route("one", "10.0.0.1"))
+				require.True(t, p.report().GetComplete())
+				if sure {
+					go func() { // answers pings, so that the stream lives
+						for w.tracker.Doubt() > 0 {
+							p.pong(p.ping())
+						}
+					}()
+					w.sure()
+					synctest.Wait()
+				}
+				w.tracker.Begin("one", 0).Read()
+				w.stop()
+				r := p.any().GetReport()
+				require.Len(t, r.GetActivities(), 1)
+				require.Equal(t, "one", r.GetActivities()[0].GetSandboxId())
+				goodbye := p.any().GetGoodbye()
+				require.NotNil(t, goodbye)
+				require.Equal(t, !sure, goodbye.GetDoubt())
+				p.end <- nil
+			})
+		})
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"slices"
 	"sync"
 	"time"
@@ -13,6 +14,7 @@ import (
 	"google.golang.org/grpc"
 
 	controlv1 "github.com/berth-sandbox/berth/api/control/v1"
+	"github.com/berth-sandbox/berth/lastactive"
 	"github.com/berth-sandbox/berth/routecache"
 )
 
@@ -34,6 +36,7 @@ type session struct {
 	mu       sync.Mutex
 	applied  uint64                   // sequence of the last message to acknowledge
 	acked    chan struct{}            // has room for one: applied has moved
+	snapped  chan struct{}            // has room for one: a snapshot has taken effect
 	pings    map[uint64]time.Duration // nonce -> when it was sent
 	nonce    uint64
 	lastPong time.Duration
@@ -60,6 +63,7 @@ func (l *Link) session(ctx context.Context, address string) (leader string, err 
 		link:     l,
 		out:      make(chan *controlv1.RouterMessage, outQueue),
 		acked:    make(chan struct{}, 1),
+		snapped:  make(chan struct{}, 1),
 		pings:    map[uint64]time.Duration{},
 		lastPong: l.o.Now(),
 		snapshot: map[string]routecache.Route{},
@@ -145,11 +149,11 @@ func (s *session) send(m *controlv1.RouterMessage) bool {
 }
 
 // write says Join and asks for freshness, and then sends what is queued,
-// acknowledgements and pings, until streamCtx ends. When ctx ends it says
+// acknowledgements, reports and pings, until streamCtx ends. When ctx ends it says
 // Goodbye, which nothing may follow.
 func (s *session) write(ctx, streamCtx context.Context) error {
 	err := s.stream.Send(&controlv1.RouterMessage{Message: &controlv1.RouterMessage_Join{
-		Join: &controlv1.Join{InstanceId: s.link.o.InstanceID, HighestTerm: s.link.Term(), MaxStaleNanos: uint64(s.link.o.MaxStale)},
+		Join: &controlv1.Join{InstanceId: s.link.o.InstanceID, HighestTerm: s.link.Term(), MaxStaleNanos: uint64(s.link.o.MaxStale), ActivityWindowNanos: uint64(s.link.o.ActivityWindow)},
 	}})
 	if err != nil {
 		return err
@@ -159,6 +163,7 @@ func (s *session) write(ctx, streamCtx context.Context) error {
 	}
 	ticker := time.NewTicker(s.link.o.PingEvery)
 	defer ticker.Stop()
+	reported := false // all that there is
 	for {
 		var m *controlv1.RouterMessage
 		select {
@@ -169,14 +174,25 @@ func (s *session) write(ctx, streamCtx context.Context) error {
 				s.link.o.Log.Warn("ends without a Goodbye: Envoy may not have read all answers, so the allocator must wait for what this router may have admitted", zap.Int("unread", unread))
 				return s.stream.CloseSend()
 			}
-			if err := s.stream.Send(&controlv1.RouterMessage{Message: &controlv1.RouterMessage_Goodbye{Goodbye: &controlv1.Goodbye{}}}); err != nil {
+			if err := s.goodbye(reported); err != nil {
 				return err
 			}
 			return s.stream.CloseSend()
 		case m = <-s.out:
 		case <-s.acked:
 			m = s.ack()
+		case <-s.snapped:
+			if err := s.report(s.link.o.Activity.Report(true), true); err != nil {
+				return err
+			}
+			reported = true
+			continue
 		case <-ticker.C:
+			if reported {
+				if err := s.report(s.link.o.Activity.Report(false), false); err != nil {
+					return err
+				}
+			}
 			if err := s.tick(); err != nil {
 				return err
 			}
@@ -185,6 +201,74 @@ func (s *session) write(ctx, streamCtx context.Context) error {
 		if err := s.stream.Send(m); err != nil {
 			return err
 		}
+	}
+}
+
+// goodbye reports what was in use, and says that this router admits nothing any more.
+// reported: this session has been told everything once.
+func (s *session) goodbye(reported bool) error {
+	activities, doubt := s.link.o.Activity.Final()
+	if !reported {
+		activities = s.link.o.Activity.Report(true)
+	}
+	if err := s.report(activities, false); err != nil {
+		return err
+	}
+	return s.stream.Send(&controlv1.RouterMessage{Message: &controlv1.RouterMessage_Goodbye{Goodbye: &controlv1.Goodbye{Doubt: doubt}}})
+}
+
+// reportMost is how many activities one report has: the protocol's bound.
+const reportMost = 5000
+
+// report sends activities. complete: they are all that there are; it is said with the
+// last of them, also if there are none.
+func (s *session) report(activities []lastactive.Activity, complete bool) error {
+	for len(activities) > 0 || complete {
+		part := activities[:min(len(activities), reportMost)]
+		activities = activities[len(part):]
+		last := complete && len(activities) == 0
+		if err := s.stream.Send(&controlv1.RouterMessage{Message: &controlv1.RouterMessage_Report{
+			Report: &controlv1.Report{Activities: fromActivities(part), Complete: last},
+		}}); err != nil {
+			return err
+		}
+		if last {
+			return nil
+		}
+	}
+	return nil
+}
+
+func fromActivities(activities []lastactive.Activity) []*controlv1.Activity {
+	all := make([]*controlv1.Activity, 0, len(activities))
+	for _, a := range activities {
+		all = append(all, &controlv1.Activity{
+			SandboxId: a.ID, AgeMillis: uint64(a.Age / time.Millisecond), QuietMillis: uint64(a.Quiet / time.Millisecond),
+			Open: uint32(min(a.Open, math.MaxInt32)), SettlesMillis: roundedUp(a.Settles),
+		})
+	}
+	return all
+}
+
+// roundedUp is a duration in milliseconds, 0 only if it is 0.
+func roundedUp(d time.Duration) uint64 { return uint64((d + time.Millisecond - 1) / time.Millisecond) }
+
+// quiesce stops admissions and says how the sandboxes were used until then.
+func (s *session) quiesce(q *controlv1.Quiesce) {
+	ids, room := q.GetSandboxIds(), true
+	for _, id := range ids {
+		room = s.link.o.Cache.Quiesce(id) && room
+	}
+	if !room {
+		s.link.o.Log.Warn("too many sandboxes are quiesced; the question is not answered", zap.Uint64("number", q.GetNumber()))
+		return
+	}
+	activities, doubt := s.link.o.Activity.Ask(ids)
+	if !s.send(&controlv1.RouterMessage{Message: &controlv1.RouterMessage_Quiesced{Quiesced: &controlv1.Quiesced{
+		Number: q.GetNumber(), Activities: fromActivities(activities),
+		DoubtMillis: roundedUp(doubt), // 0 is no doubt
+	}}}) {
+		s.link.o.Log.Warn("the queue to the allocator is full; the question whether sandboxes are idle is not answered", zap.Uint64("number", q.GetNumber()))
 	}
 }
 
@@ -282,6 +366,10 @@ func (s *session) apply(m *controlv1.AllocatorMessage) error {
 			l.o.Log.Info("joined", zap.Uint64("term", l.Term()), zap.Int("routes", len(routes)))
 			s.snapshot, s.joined = map[string]routecache.Route{}, true
 			l.setCurrent(s)
+			select {
+			case s.snapped <- struct{}{}:
+			default: // the writer has been told already
+			}
 		}
 	case *controlv1.AllocatorMessage_Route:
 		route, err := toRoute(m.Route)
@@ -293,6 +381,12 @@ func (s *session) apply(m *controlv1.AllocatorMessage) error {
 		for _, id := range m.Release.GetSandboxIds() {
 			l.o.Cache.Release(id)
 			l.o.Activity.Forget(id)
+		}
+	case *controlv1.AllocatorMessage_Quiesce:
+		s.quiesce(m.Quiesce)
+	case *controlv1.AllocatorMessage_Resume:
+		for _, id := range m.Resume.GetSandboxIds() {
+			l.o.Cache.Resume(id)
 		}
 	case *controlv1.AllocatorMessage_Resolved:
 		// Also what an answer of a kind not known here comes down to: no route.

@@ -109,6 +109,11 @@ func (r *recorder) Replace(routes map[string]routecache.Route) {
 	r.note("replace with %d", len(routes))
 }
 
+func (r *recorder) Quiesce(id string) bool {
+	r.note("quiesce %s", id)
+	return r.Cache.Quiesce(id)
+}
+
 func (r *recorder) Disconnected() {
 	r.Cache.Disconnected()
 	r.note("disconnected")
@@ -123,6 +128,11 @@ type activity struct {
 func (a activity) Forget(id string) {
 	a.Tracker.Forget(id)
 	a.r.note("forget %s", id)
+}
+
+func (a activity) Ask(ids []string) ([]lastactive.Activity, time.Duration) {
+	a.r.note("ask")
+	return a.Tracker.Ask(ids)
 }
 
 // answers are read when the test says so.
@@ -206,11 +216,11 @@ func run(t *testing.T, allocators []string, f func(*world)) {
 		cache, err := routecache.New(routecache.Options{Now: w.now, Ask: func(id string) bool { return w.link.Ask(id) }})
 		require.NoError(t, err)
 		w.cache = &recorder{Cache: cache}
-		w.tracker, err = lastactive.New(lastactive.Options{Now: time.Now})
+		w.tracker, err = lastactive.New(lastactive.Options{Flush: time.Second, Window: window, Now: w.now, Gone: cache.Gone})
 		require.NoError(t, err)
 		w.answers, w.dead = &answers{}, &neighbours{}
 		o := link.Options{
-			InstanceID: instance, MaxStale: maxStale, PingEvery: pingEvery,
+			InstanceID: instance, MaxStale: maxStale, ActivityWindow: window, PingEvery: pingEvery,
 			Cache: w.cache, Activity: activity{w.tracker, w.cache}, Answers: w.answers, Neighbours: w.dead, Now: w.now, Log: zap.NewNop(),
 			Dial: []grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithContextDialer(w.dial)},
 		}
@@ -310,6 +320,8 @@ type peer struct {
 	name string
 	end  chan error // ends the stream
 	term uint64
+
+	reports []*controlv1.Report // that next has passed over
 }
 
 func (s *scripted) Session(stream grpc.BidiStreamingServer[controlv1.RouterMessage, controlv1.AllocatorMessage]) error {
@@ -370,8 +382,38 @@ func (p *peer) pong(nonce uint64) {
 	p.send(0, &controlv1.AllocatorMessage{Message: &controlv1.AllocatorMessage_Pong{Pong: &controlv1.Pong{Nonce: nonce}}})
 }
 
-// next is the next message that is not a Ping.
+// window is the router's activity window.
+const window = 3 * time.Second
+
+// next is the next message that is neither a Ping nor a Report.
 func (p *peer) next() *controlv1.RouterMessage {
+	p.w.t.Helper()
+	for {
+		m := p.any()
+		if m.GetReport() == nil {
+			return m
+		}
+		p.reports = append(p.reports, m.GetReport())
+	}
+}
+
+// report is the next Report.
+func (p *peer) report() *controlv1.Report {
+	p.w.t.Helper()
+	if len(p.reports) > 0 {
+		r := p.reports[0]
+		p.reports = p.reports[1:]
+		return r
+	}
+	for {
+		if r := p.any().GetReport(); r != nil {
+			return r
+		}
+	}
+}
+
+// any is the next message that is not a Ping.
+func (p *peer) any() *controlv1.RouterMessage {
 	p.w.t.Helper()
 	for {
 		m, err := p.Recv()

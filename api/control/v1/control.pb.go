@@ -39,6 +39,8 @@ type RouterMessage struct {
 	//	*RouterMessage_Ping
 	//	*RouterMessage_Goodbye
 	//	*RouterMessage_Dead
+	//	*RouterMessage_Report
+	//	*RouterMessage_Quiesced
 	Message       isRouterMessage_Message `protobuf_oneof:"message"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -135,6 +137,24 @@ func (x *RouterMessage) GetDead() *Dead {
 	return nil
 }
 
+func (x *RouterMessage) GetReport() *Report {
+	if x != nil {
+		if x, ok := x.Message.(*RouterMessage_Report); ok {
+			return x.Report
+		}
+	}
+	return nil
+}
+
+func (x *RouterMessage) GetQuiesced() *Quiesced {
+	if x != nil {
+		if x, ok := x.Message.(*RouterMessage_Quiesced); ok {
+			return x.Quiesced
+		}
+	}
+	return nil
+}
+
 type isRouterMessage_Message interface {
 	isRouterMessage_Message()
 }
@@ -163,6 +183,14 @@ type RouterMessage_Dead struct {
 	Dead *Dead `protobuf:"bytes,6,opt,name=dead,proto3,oneof"`
 }
 
+type RouterMessage_Report struct {
+	Report *Report `protobuf:"bytes,7,opt,name=report,proto3,oneof"`
+}
+
+type RouterMessage_Quiesced struct {
+	Quiesced *Quiesced `protobuf:"bytes,8,opt,name=quiesced,proto3,oneof"`
+}
+
 func (*RouterMessage_Join) isRouterMessage_Message() {}
 
 func (*RouterMessage_Ack) isRouterMessage_Message() {}
@@ -174,6 +202,10 @@ func (*RouterMessage_Ping) isRouterMessage_Message() {}
 func (*RouterMessage_Goodbye) isRouterMessage_Message() {}
 
 func (*RouterMessage_Dead) isRouterMessage_Message() {}
+
+func (*RouterMessage_Report) isRouterMessage_Message() {}
+
+func (*RouterMessage_Quiesced) isRouterMessage_Message() {}
 
 // Join opens a session.
 type Join struct {
@@ -189,8 +221,14 @@ type Join struct {
 	// with FAILED_PRECONDITION. 0: a router of a version that does not say; it is taken
 	// to have been given what the leader was.
 	MaxStaleNanos uint64 `protobuf:"varint,3,opt,name=max_stale_nanos,json=maxStaleNanos,proto3" json:"max_stale_nanos,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	// How long an admitted request counts as open at this router if Envoy's access log
+	// says nothing of it, in nanoseconds: idle timeouts must not be shorter. A leader
+	// that allows shorter ones refuses the session with FAILED_PRECONDITION. 0: a router
+	// of a version that knows neither Quiesce nor Report; while it is there no sandbox
+	// that it can route to is released for being idle.
+	ActivityWindowNanos uint64 `protobuf:"varint,4,opt,name=activity_window_nanos,json=activityWindowNanos,proto3" json:"activity_window_nanos,omitempty"`
+	unknownFields       protoimpl.UnknownFields
+	sizeCache           protoimpl.SizeCache
 }
 
 func (x *Join) Reset() {
@@ -244,6 +282,220 @@ func (x *Join) GetMaxStaleNanos() uint64 {
 	return 0
 }
 
+func (x *Join) GetActivityWindowNanos() uint64 {
+	if x != nil {
+		return x.ActivityWindowNanos
+	}
+	return 0
+}
+
+// Report says when sandboxes were last active through this router. After a snapshot
+// all that the router tracks is reported, the last part with complete set; from then
+// on what has moved meaningfully since it was reported last.
+type Report struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// 5,000 at most.
+	Activities    []*Activity `protobuf:"bytes,1,rep,name=activities,proto3" json:"activities,omitempty"`
+	Complete      bool        `protobuf:"varint,2,opt,name=complete,proto3" json:"complete,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Report) Reset() {
+	*x = Report{}
+	mi := &file_api_control_v1_control_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Report) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Report) ProtoMessage() {}
+
+func (x *Report) ProtoReflect() protoreflect.Message {
+	mi := &file_api_control_v1_control_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Report.ProtoReflect.Descriptor instead.
+func (*Report) Descriptor() ([]byte, []int) {
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *Report) GetActivities() []*Activity {
+	if x != nil {
+		return x.Activities
+	}
+	return nil
+}
+
+func (x *Report) GetComplete() bool {
+	if x != nil {
+		return x.Complete
+	}
+	return false
+}
+
+// Activity is what one router knows of the use of one sandbox. Ages are milliseconds
+// before this was sent, rounded down; a wall clock has no part in them.
+type Activity struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	SandboxId string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	// Since a request, or anything else that Envoy holds open, was last in progress. 0:
+	// one is, or may be.
+	AgeMillis uint64 `protobuf:"varint,2,opt,name=age_millis,json=ageMillis,proto3" json:"age_millis,omitempty"`
+	// Since a request was last admitted, or bytes last moved. 0: at this moment, for all
+	// that is known.
+	QuietMillis uint64 `protobuf:"varint,3,opt,name=quiet_millis,json=quietMillis,proto3" json:"quiet_millis,omitempty"`
+	// How many streams Envoy is known to hold open.
+	Open uint32 `protobuf:"varint,4,opt,name=open,proto3" json:"open,omitempty"`
+	// In how long it will be known whether a request that was admitted a short while ago
+	// is open still, rounded up; until then it counts as open. 0: that is known.
+	SettlesMillis uint64 `protobuf:"varint,5,opt,name=settles_millis,json=settlesMillis,proto3" json:"settles_millis,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Activity) Reset() {
+	*x = Activity{}
+	mi := &file_api_control_v1_control_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Activity) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Activity) ProtoMessage() {}
+
+func (x *Activity) ProtoReflect() protoreflect.Message {
+	mi := &file_api_control_v1_control_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Activity.ProtoReflect.Descriptor instead.
+func (*Activity) Descriptor() ([]byte, []int) {
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *Activity) GetSandboxId() string {
+	if x != nil {
+		return x.SandboxId
+	}
+	return ""
+}
+
+func (x *Activity) GetAgeMillis() uint64 {
+	if x != nil {
+		return x.AgeMillis
+	}
+	return 0
+}
+
+func (x *Activity) GetQuietMillis() uint64 {
+	if x != nil {
+		return x.QuietMillis
+	}
+	return 0
+}
+
+func (x *Activity) GetOpen() uint32 {
+	if x != nil {
+		return x.Open
+	}
+	return 0
+}
+
+func (x *Activity) GetSettlesMillis() uint64 {
+	if x != nil {
+		return x.SettlesMillis
+	}
+	return 0
+}
+
+// Quiesced answers Quiesce: from now on no request for those sandboxes is admitted.
+type Quiesced struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Number uint64                 `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"`
+	// One for each of Quiesce.sandbox_ids that the router tracks; it knows of no use of
+	// the others, ever.
+	Activities []*Activity `protobuf:"bytes,2,rep,name=activities,proto3" json:"activities,omitempty"`
+	// For how long the router cannot tell what is open, because it, or a log stream from
+	// Envoy, has begun, was cut or stood still: what it says of activity is a lower bound.
+	// 0: it can tell.
+	DoubtMillis   uint64 `protobuf:"varint,3,opt,name=doubt_millis,json=doubtMillis,proto3" json:"doubt_millis,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Quiesced) Reset() {
+	*x = Quiesced{}
+	mi := &file_api_control_v1_control_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Quiesced) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Quiesced) ProtoMessage() {}
+
+func (x *Quiesced) ProtoReflect() protoreflect.Message {
+	mi := &file_api_control_v1_control_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Quiesced.ProtoReflect.Descriptor instead.
+func (*Quiesced) Descriptor() ([]byte, []int) {
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *Quiesced) GetNumber() uint64 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
+}
+
+func (x *Quiesced) GetActivities() []*Activity {
+	if x != nil {
+		return x.Activities
+	}
+	return nil
+}
+
+func (x *Quiesced) GetDoubtMillis() uint64 {
+	if x != nil {
+		return x.DoubtMillis
+	}
+	return 0
+}
+
 // Dead names routers that stood beside the same Envoy and whose processes are
 // proven to have ended: the sender has taken their locks. It says so again, on other
 // streams, until a ping that it sent later is answered.
@@ -258,7 +510,7 @@ type Dead struct {
 
 func (x *Dead) Reset() {
 	*x = Dead{}
-	mi := &file_api_control_v1_control_proto_msgTypes[2]
+	mi := &file_api_control_v1_control_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -270,7 +522,7 @@ func (x *Dead) String() string {
 func (*Dead) ProtoMessage() {}
 
 func (x *Dead) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[2]
+	mi := &file_api_control_v1_control_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -283,7 +535,7 @@ func (x *Dead) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Dead.ProtoReflect.Descriptor instead.
 func (*Dead) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{2}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Dead) GetInstanceIds() []string {
@@ -303,7 +555,7 @@ type Ack struct {
 
 func (x *Ack) Reset() {
 	*x = Ack{}
-	mi := &file_api_control_v1_control_proto_msgTypes[3]
+	mi := &file_api_control_v1_control_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -315,7 +567,7 @@ func (x *Ack) String() string {
 func (*Ack) ProtoMessage() {}
 
 func (x *Ack) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[3]
+	mi := &file_api_control_v1_control_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -328,7 +580,7 @@ func (x *Ack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ack.ProtoReflect.Descriptor instead.
 func (*Ack) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{3}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Ack) GetSequence() uint64 {
@@ -348,7 +600,7 @@ type Resolve struct {
 
 func (x *Resolve) Reset() {
 	*x = Resolve{}
-	mi := &file_api_control_v1_control_proto_msgTypes[4]
+	mi := &file_api_control_v1_control_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -360,7 +612,7 @@ func (x *Resolve) String() string {
 func (*Resolve) ProtoMessage() {}
 
 func (x *Resolve) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[4]
+	mi := &file_api_control_v1_control_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -373,7 +625,7 @@ func (x *Resolve) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resolve.ProtoReflect.Descriptor instead.
 func (*Resolve) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{4}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Resolve) GetSandboxId() string {
@@ -395,7 +647,7 @@ type Ping struct {
 
 func (x *Ping) Reset() {
 	*x = Ping{}
-	mi := &file_api_control_v1_control_proto_msgTypes[5]
+	mi := &file_api_control_v1_control_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -407,7 +659,7 @@ func (x *Ping) String() string {
 func (*Ping) ProtoMessage() {}
 
 func (x *Ping) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[5]
+	mi := &file_api_control_v1_control_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -420,7 +672,7 @@ func (x *Ping) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ping.ProtoReflect.Descriptor instead.
 func (*Ping) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{5}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Ping) GetNonce() uint64 {
@@ -430,16 +682,19 @@ func (x *Ping) GetNonce() uint64 {
 	return 0
 }
 
-// Goodbye says that this process will admit no request ever again.
+// Goodbye says that this process will admit no request ever again. What was in use
+// through it was reported before.
 type Goodbye struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The router could not tell what was in use: everything may have been.
+	Doubt         bool `protobuf:"varint,1,opt,name=doubt,proto3" json:"doubt,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Goodbye) Reset() {
 	*x = Goodbye{}
-	mi := &file_api_control_v1_control_proto_msgTypes[6]
+	mi := &file_api_control_v1_control_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -451,7 +706,7 @@ func (x *Goodbye) String() string {
 func (*Goodbye) ProtoMessage() {}
 
 func (x *Goodbye) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[6]
+	mi := &file_api_control_v1_control_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -464,7 +719,14 @@ func (x *Goodbye) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Goodbye.ProtoReflect.Descriptor instead.
 func (*Goodbye) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{6}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *Goodbye) GetDoubt() bool {
+	if x != nil {
+		return x.Doubt
+	}
+	return false
 }
 
 type AllocatorMessage struct {
@@ -482,6 +744,8 @@ type AllocatorMessage struct {
 	//	*AllocatorMessage_Release
 	//	*AllocatorMessage_Resolved
 	//	*AllocatorMessage_Pong
+	//	*AllocatorMessage_Quiesce
+	//	*AllocatorMessage_Resume
 	Message       isAllocatorMessage_Message `protobuf_oneof:"message"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -489,7 +753,7 @@ type AllocatorMessage struct {
 
 func (x *AllocatorMessage) Reset() {
 	*x = AllocatorMessage{}
-	mi := &file_api_control_v1_control_proto_msgTypes[7]
+	mi := &file_api_control_v1_control_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -501,7 +765,7 @@ func (x *AllocatorMessage) String() string {
 func (*AllocatorMessage) ProtoMessage() {}
 
 func (x *AllocatorMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[7]
+	mi := &file_api_control_v1_control_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -514,7 +778,7 @@ func (x *AllocatorMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AllocatorMessage.ProtoReflect.Descriptor instead.
 func (*AllocatorMessage) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{7}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *AllocatorMessage) GetTerm() uint64 {
@@ -592,6 +856,24 @@ func (x *AllocatorMessage) GetPong() *Pong {
 	return nil
 }
 
+func (x *AllocatorMessage) GetQuiesce() *Quiesce {
+	if x != nil {
+		if x, ok := x.Message.(*AllocatorMessage_Quiesce); ok {
+			return x.Quiesce
+		}
+	}
+	return nil
+}
+
+func (x *AllocatorMessage) GetResume() *Resume {
+	if x != nil {
+		if x, ok := x.Message.(*AllocatorMessage_Resume); ok {
+			return x.Resume
+		}
+	}
+	return nil
+}
+
 type isAllocatorMessage_Message interface {
 	isAllocatorMessage_Message()
 }
@@ -620,6 +902,14 @@ type AllocatorMessage_Pong struct {
 	Pong *Pong `protobuf:"bytes,8,opt,name=pong,proto3,oneof"`
 }
 
+type AllocatorMessage_Quiesce struct {
+	Quiesce *Quiesce `protobuf:"bytes,9,opt,name=quiesce,proto3,oneof"`
+}
+
+type AllocatorMessage_Resume struct {
+	Resume *Resume `protobuf:"bytes,10,opt,name=resume,proto3,oneof"`
+}
+
 func (*AllocatorMessage_NotLeader) isAllocatorMessage_Message() {}
 
 func (*AllocatorMessage_Snapshot) isAllocatorMessage_Message() {}
@@ -632,6 +922,10 @@ func (*AllocatorMessage_Resolved) isAllocatorMessage_Message() {}
 
 func (*AllocatorMessage_Pong) isAllocatorMessage_Message() {}
 
+func (*AllocatorMessage_Quiesce) isAllocatorMessage_Message() {}
+
+func (*AllocatorMessage_Resume) isAllocatorMessage_Message() {}
+
 type NotLeader struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Control address of the leader, host:port. Empty when none is known.
@@ -642,7 +936,7 @@ type NotLeader struct {
 
 func (x *NotLeader) Reset() {
 	*x = NotLeader{}
-	mi := &file_api_control_v1_control_proto_msgTypes[8]
+	mi := &file_api_control_v1_control_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -654,7 +948,7 @@ func (x *NotLeader) String() string {
 func (*NotLeader) ProtoMessage() {}
 
 func (x *NotLeader) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[8]
+	mi := &file_api_control_v1_control_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -667,7 +961,7 @@ func (x *NotLeader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NotLeader.ProtoReflect.Descriptor instead.
 func (*NotLeader) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{8}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *NotLeader) GetLeaderAddress() string {
@@ -689,7 +983,7 @@ type Snapshot struct {
 
 func (x *Snapshot) Reset() {
 	*x = Snapshot{}
-	mi := &file_api_control_v1_control_proto_msgTypes[9]
+	mi := &file_api_control_v1_control_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -701,7 +995,7 @@ func (x *Snapshot) String() string {
 func (*Snapshot) ProtoMessage() {}
 
 func (x *Snapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[9]
+	mi := &file_api_control_v1_control_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -714,7 +1008,7 @@ func (x *Snapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Snapshot.ProtoReflect.Descriptor instead.
 func (*Snapshot) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{9}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Snapshot) GetRoutes() []*Route {
@@ -740,14 +1034,17 @@ type Route struct {
 	// The port that a host without one means, 1 to 65535.
 	DefaultPort uint32 `protobuf:"varint,3,opt,name=default_port,json=defaultPort,proto3" json:"default_port,omitempty"`
 	// Ports that may be reached, 1 to 65535, ascending; empty: all.
-	Ports         []uint32 `protobuf:"varint,4,rep,packed,name=ports,proto3" json:"ports,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Ports []uint32 `protobuf:"varint,4,rep,packed,name=ports,proto3" json:"ports,omitempty"`
+	// After how long without activity the sandbox is released, in milliseconds: a report
+	// is due when its last activity has moved by a quarter of that. 0: never.
+	IdleTimeoutMillis uint64 `protobuf:"varint,5,opt,name=idle_timeout_millis,json=idleTimeoutMillis,proto3" json:"idle_timeout_millis,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *Route) Reset() {
 	*x = Route{}
-	mi := &file_api_control_v1_control_proto_msgTypes[10]
+	mi := &file_api_control_v1_control_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -759,7 +1056,7 @@ func (x *Route) String() string {
 func (*Route) ProtoMessage() {}
 
 func (x *Route) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[10]
+	mi := &file_api_control_v1_control_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -772,7 +1069,7 @@ func (x *Route) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Route.ProtoReflect.Descriptor instead.
 func (*Route) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{10}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Route) GetSandboxId() string {
@@ -803,6 +1100,13 @@ func (x *Route) GetPorts() []uint32 {
 	return nil
 }
 
+func (x *Route) GetIdleTimeoutMillis() uint64 {
+	if x != nil {
+		return x.IdleTimeoutMillis
+	}
+	return 0
+}
+
 // Release says that these sandboxes are gone for good.
 type Release struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -813,7 +1117,7 @@ type Release struct {
 
 func (x *Release) Reset() {
 	*x = Release{}
-	mi := &file_api_control_v1_control_proto_msgTypes[11]
+	mi := &file_api_control_v1_control_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -825,7 +1129,7 @@ func (x *Release) String() string {
 func (*Release) ProtoMessage() {}
 
 func (x *Release) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[11]
+	mi := &file_api_control_v1_control_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -838,7 +1142,7 @@ func (x *Release) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Release.ProtoReflect.Descriptor instead.
 func (*Release) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{11}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Release) GetSandboxIds() []string {
@@ -865,7 +1169,7 @@ type Resolved struct {
 
 func (x *Resolved) Reset() {
 	*x = Resolved{}
-	mi := &file_api_control_v1_control_proto_msgTypes[12]
+	mi := &file_api_control_v1_control_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -877,7 +1181,7 @@ func (x *Resolved) String() string {
 func (*Resolved) ProtoMessage() {}
 
 func (x *Resolved) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[12]
+	mi := &file_api_control_v1_control_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -890,7 +1194,7 @@ func (x *Resolved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resolved.ProtoReflect.Descriptor instead.
 func (*Resolved) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{12}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Resolved) GetSandboxId() string {
@@ -983,7 +1287,7 @@ type Gone struct {
 
 func (x *Gone) Reset() {
 	*x = Gone{}
-	mi := &file_api_control_v1_control_proto_msgTypes[13]
+	mi := &file_api_control_v1_control_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -995,7 +1299,7 @@ func (x *Gone) String() string {
 func (*Gone) ProtoMessage() {}
 
 func (x *Gone) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[13]
+	mi := &file_api_control_v1_control_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1008,7 +1312,7 @@ func (x *Gone) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Gone.ProtoReflect.Descriptor instead.
 func (*Gone) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{13}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{16}
 }
 
 type Unknown struct {
@@ -1019,7 +1323,7 @@ type Unknown struct {
 
 func (x *Unknown) Reset() {
 	*x = Unknown{}
-	mi := &file_api_control_v1_control_proto_msgTypes[14]
+	mi := &file_api_control_v1_control_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1031,7 +1335,7 @@ func (x *Unknown) String() string {
 func (*Unknown) ProtoMessage() {}
 
 func (x *Unknown) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[14]
+	mi := &file_api_control_v1_control_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1044,7 +1348,7 @@ func (x *Unknown) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Unknown.ProtoReflect.Descriptor instead.
 func (*Unknown) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{14}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{17}
 }
 
 type Starting struct {
@@ -1057,7 +1361,7 @@ type Starting struct {
 
 func (x *Starting) Reset() {
 	*x = Starting{}
-	mi := &file_api_control_v1_control_proto_msgTypes[15]
+	mi := &file_api_control_v1_control_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1069,7 +1373,7 @@ func (x *Starting) String() string {
 func (*Starting) ProtoMessage() {}
 
 func (x *Starting) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[15]
+	mi := &file_api_control_v1_control_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1082,7 +1386,7 @@ func (x *Starting) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Starting.ProtoReflect.Descriptor instead.
 func (*Starting) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{15}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Starting) GetHoldMillis() uint32 {
@@ -1101,7 +1405,7 @@ type Pong struct {
 
 func (x *Pong) Reset() {
 	*x = Pong{}
-	mi := &file_api_control_v1_control_proto_msgTypes[16]
+	mi := &file_api_control_v1_control_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1113,7 +1417,7 @@ func (x *Pong) String() string {
 func (*Pong) ProtoMessage() {}
 
 func (x *Pong) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[16]
+	mi := &file_api_control_v1_control_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1126,7 +1430,7 @@ func (x *Pong) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pong.ProtoReflect.Descriptor instead.
 func (*Pong) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{16}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Pong) GetNonce() uint64 {
@@ -1136,24 +1440,147 @@ func (x *Pong) GetNonce() uint64 {
 	return 0
 }
 
+// Quiesce asks whether sandboxes are idle. Requests for them are held from now on,
+// until Resume, Release or a snapshot; the router never goes on by itself. The answer
+// is one Quiesced; it counts only if it comes within 250 ms.
+type Quiesce struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Number uint64                 `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"`
+	// 1,000 at most.
+	SandboxIds    []string `protobuf:"bytes,2,rep,name=sandbox_ids,json=sandboxIds,proto3" json:"sandbox_ids,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Quiesce) Reset() {
+	*x = Quiesce{}
+	mi := &file_api_control_v1_control_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Quiesce) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Quiesce) ProtoMessage() {}
+
+func (x *Quiesce) ProtoReflect() protoreflect.Message {
+	mi := &file_api_control_v1_control_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Quiesce.ProtoReflect.Descriptor instead.
+func (*Quiesce) Descriptor() ([]byte, []int) {
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *Quiesce) GetNumber() uint64 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
+}
+
+func (x *Quiesce) GetSandboxIds() []string {
+	if x != nil {
+		return x.SandboxIds
+	}
+	return nil
+}
+
+// Resume lets requests for these sandboxes through again.
+type Resume struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	SandboxIds    []string               `protobuf:"bytes,1,rep,name=sandbox_ids,json=sandboxIds,proto3" json:"sandbox_ids,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Resume) Reset() {
+	*x = Resume{}
+	mi := &file_api_control_v1_control_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Resume) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Resume) ProtoMessage() {}
+
+func (x *Resume) ProtoReflect() protoreflect.Message {
+	mi := &file_api_control_v1_control_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Resume.ProtoReflect.Descriptor instead.
+func (*Resume) Descriptor() ([]byte, []int) {
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *Resume) GetSandboxIds() []string {
+	if x != nil {
+		return x.SandboxIds
+	}
+	return nil
+}
+
 var File_api_control_v1_control_proto protoreflect.FileDescriptor
 
 const file_api_control_v1_control_proto_rawDesc = "" +
 	"\n" +
-	"\x1capi/control/v1/control.proto\x12\x10berth.control.v1\"\xbd\x02\n" +
+	"\x1capi/control/v1/control.proto\x12\x10berth.control.v1\"\xab\x03\n" +
 	"\rRouterMessage\x12,\n" +
 	"\x04join\x18\x01 \x01(\v2\x16.berth.control.v1.JoinH\x00R\x04join\x12)\n" +
 	"\x03ack\x18\x02 \x01(\v2\x15.berth.control.v1.AckH\x00R\x03ack\x125\n" +
 	"\aresolve\x18\x03 \x01(\v2\x19.berth.control.v1.ResolveH\x00R\aresolve\x12,\n" +
 	"\x04ping\x18\x04 \x01(\v2\x16.berth.control.v1.PingH\x00R\x04ping\x125\n" +
 	"\agoodbye\x18\x05 \x01(\v2\x19.berth.control.v1.GoodbyeH\x00R\agoodbye\x12,\n" +
-	"\x04dead\x18\x06 \x01(\v2\x16.berth.control.v1.DeadH\x00R\x04deadB\t\n" +
-	"\amessage\"r\n" +
+	"\x04dead\x18\x06 \x01(\v2\x16.berth.control.v1.DeadH\x00R\x04dead\x122\n" +
+	"\x06report\x18\a \x01(\v2\x18.berth.control.v1.ReportH\x00R\x06report\x128\n" +
+	"\bquiesced\x18\b \x01(\v2\x1a.berth.control.v1.QuiescedH\x00R\bquiescedB\t\n" +
+	"\amessage\"\xa6\x01\n" +
 	"\x04Join\x12\x1f\n" +
 	"\vinstance_id\x18\x01 \x01(\tR\n" +
 	"instanceId\x12!\n" +
 	"\fhighest_term\x18\x02 \x01(\x04R\vhighestTerm\x12&\n" +
-	"\x0fmax_stale_nanos\x18\x03 \x01(\x04R\rmaxStaleNanos\")\n" +
+	"\x0fmax_stale_nanos\x18\x03 \x01(\x04R\rmaxStaleNanos\x122\n" +
+	"\x15activity_window_nanos\x18\x04 \x01(\x04R\x13activityWindowNanos\"`\n" +
+	"\x06Report\x12:\n" +
+	"\n" +
+	"activities\x18\x01 \x03(\v2\x1a.berth.control.v1.ActivityR\n" +
+	"activities\x12\x1a\n" +
+	"\bcomplete\x18\x02 \x01(\bR\bcomplete\"\xa6\x01\n" +
+	"\bActivity\x12\x1d\n" +
+	"\n" +
+	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x1d\n" +
+	"\n" +
+	"age_millis\x18\x02 \x01(\x04R\tageMillis\x12!\n" +
+	"\fquiet_millis\x18\x03 \x01(\x04R\vquietMillis\x12\x12\n" +
+	"\x04open\x18\x04 \x01(\rR\x04open\x12%\n" +
+	"\x0esettles_millis\x18\x05 \x01(\x04R\rsettlesMillis\"\x81\x01\n" +
+	"\bQuiesced\x12\x16\n" +
+	"\x06number\x18\x01 \x01(\x04R\x06number\x12:\n" +
+	"\n" +
+	"activities\x18\x02 \x03(\v2\x1a.berth.control.v1.ActivityR\n" +
+	"activities\x12!\n" +
+	"\fdoubt_millis\x18\x03 \x01(\x04R\vdoubtMillis\")\n" +
 	"\x04Dead\x12!\n" +
 	"\finstance_ids\x18\x01 \x03(\tR\vinstanceIds\"!\n" +
 	"\x03Ack\x12\x1a\n" +
@@ -1162,8 +1589,9 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\"\x1c\n" +
 	"\x04Ping\x12\x14\n" +
-	"\x05nonce\x18\x01 \x01(\x04R\x05nonce\"\t\n" +
-	"\aGoodbye\"\x95\x03\n" +
+	"\x05nonce\x18\x01 \x01(\x04R\x05nonce\"\x1f\n" +
+	"\aGoodbye\x12\x14\n" +
+	"\x05doubt\x18\x01 \x01(\bR\x05doubt\"\x80\x04\n" +
 	"\x10AllocatorMessage\x12\x12\n" +
 	"\x04term\x18\x01 \x01(\x04R\x04term\x12\x1a\n" +
 	"\bsequence\x18\x02 \x01(\x04R\bsequence\x12<\n" +
@@ -1173,19 +1601,23 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\x05route\x18\x05 \x01(\v2\x17.berth.control.v1.RouteH\x00R\x05route\x125\n" +
 	"\arelease\x18\x06 \x01(\v2\x19.berth.control.v1.ReleaseH\x00R\arelease\x128\n" +
 	"\bresolved\x18\a \x01(\v2\x1a.berth.control.v1.ResolvedH\x00R\bresolved\x12,\n" +
-	"\x04pong\x18\b \x01(\v2\x16.berth.control.v1.PongH\x00R\x04pongB\t\n" +
+	"\x04pong\x18\b \x01(\v2\x16.berth.control.v1.PongH\x00R\x04pong\x125\n" +
+	"\aquiesce\x18\t \x01(\v2\x19.berth.control.v1.QuiesceH\x00R\aquiesce\x122\n" +
+	"\x06resume\x18\n" +
+	" \x01(\v2\x18.berth.control.v1.ResumeH\x00R\x06resumeB\t\n" +
 	"\amessage\"2\n" +
 	"\tNotLeader\x12%\n" +
 	"\x0eleader_address\x18\x01 \x01(\tR\rleaderAddress\"O\n" +
 	"\bSnapshot\x12/\n" +
 	"\x06routes\x18\x01 \x03(\v2\x17.berth.control.v1.RouteR\x06routes\x12\x12\n" +
-	"\x04last\x18\x02 \x01(\bR\x04last\"v\n" +
+	"\x04last\x18\x02 \x01(\bR\x04last\"\xa6\x01\n" +
 	"\x05Route\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x15\n" +
 	"\x06pod_ip\x18\x02 \x01(\tR\x05podIp\x12!\n" +
 	"\fdefault_port\x18\x03 \x01(\rR\vdefaultPort\x12\x14\n" +
-	"\x05ports\x18\x04 \x03(\rR\x05ports\"*\n" +
+	"\x05ports\x18\x04 \x03(\rR\x05ports\x12.\n" +
+	"\x13idle_timeout_millis\x18\x05 \x01(\x04R\x11idleTimeoutMillis\"*\n" +
 	"\aRelease\x12\x1f\n" +
 	"\vsandbox_ids\x18\x01 \x03(\tR\n" +
 	"sandboxIds\"\x83\x02\n" +
@@ -1203,7 +1635,14 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\vhold_millis\x18\x01 \x01(\rR\n" +
 	"holdMillis\"\x1c\n" +
 	"\x04Pong\x12\x14\n" +
-	"\x05nonce\x18\x01 \x01(\x04R\x05nonce2]\n" +
+	"\x05nonce\x18\x01 \x01(\x04R\x05nonce\"B\n" +
+	"\aQuiesce\x12\x16\n" +
+	"\x06number\x18\x01 \x01(\x04R\x06number\x12\x1f\n" +
+	"\vsandbox_ids\x18\x02 \x03(\tR\n" +
+	"sandboxIds\")\n" +
+	"\x06Resume\x12\x1f\n" +
+	"\vsandbox_ids\x18\x01 \x03(\tR\n" +
+	"sandboxIds2]\n" +
 	"\aControl\x12R\n" +
 	"\aSession\x12\x1f.berth.control.v1.RouterMessage\x1a\".berth.control.v1.AllocatorMessage(\x010\x01B9Z7github.com/berth-sandbox/berth/api/control/v1;controlv1b\x06proto3"
 
@@ -1219,51 +1658,62 @@ func file_api_control_v1_control_proto_rawDescGZIP() []byte {
 	return file_api_control_v1_control_proto_rawDescData
 }
 
-var file_api_control_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
+var file_api_control_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
 var file_api_control_v1_control_proto_goTypes = []any{
 	(*RouterMessage)(nil),    // 0: berth.control.v1.RouterMessage
 	(*Join)(nil),             // 1: berth.control.v1.Join
-	(*Dead)(nil),             // 2: berth.control.v1.Dead
-	(*Ack)(nil),              // 3: berth.control.v1.Ack
-	(*Resolve)(nil),          // 4: berth.control.v1.Resolve
-	(*Ping)(nil),             // 5: berth.control.v1.Ping
-	(*Goodbye)(nil),          // 6: berth.control.v1.Goodbye
-	(*AllocatorMessage)(nil), // 7: berth.control.v1.AllocatorMessage
-	(*NotLeader)(nil),        // 8: berth.control.v1.NotLeader
-	(*Snapshot)(nil),         // 9: berth.control.v1.Snapshot
-	(*Route)(nil),            // 10: berth.control.v1.Route
-	(*Release)(nil),          // 11: berth.control.v1.Release
-	(*Resolved)(nil),         // 12: berth.control.v1.Resolved
-	(*Gone)(nil),             // 13: berth.control.v1.Gone
-	(*Unknown)(nil),          // 14: berth.control.v1.Unknown
-	(*Starting)(nil),         // 15: berth.control.v1.Starting
-	(*Pong)(nil),             // 16: berth.control.v1.Pong
+	(*Report)(nil),           // 2: berth.control.v1.Report
+	(*Activity)(nil),         // 3: berth.control.v1.Activity
+	(*Quiesced)(nil),         // 4: berth.control.v1.Quiesced
+	(*Dead)(nil),             // 5: berth.control.v1.Dead
+	(*Ack)(nil),              // 6: berth.control.v1.Ack
+	(*Resolve)(nil),          // 7: berth.control.v1.Resolve
+	(*Ping)(nil),             // 8: berth.control.v1.Ping
+	(*Goodbye)(nil),          // 9: berth.control.v1.Goodbye
+	(*AllocatorMessage)(nil), // 10: berth.control.v1.AllocatorMessage
+	(*NotLeader)(nil),        // 11: berth.control.v1.NotLeader
+	(*Snapshot)(nil),         // 12: berth.control.v1.Snapshot
+	(*Route)(nil),            // 13: berth.control.v1.Route
+	(*Release)(nil),          // 14: berth.control.v1.Release
+	(*Resolved)(nil),         // 15: berth.control.v1.Resolved
+	(*Gone)(nil),             // 16: berth.control.v1.Gone
+	(*Unknown)(nil),          // 17: berth.control.v1.Unknown
+	(*Starting)(nil),         // 18: berth.control.v1.Starting
+	(*Pong)(nil),             // 19: berth.control.v1.Pong
+	(*Quiesce)(nil),          // 20: berth.control.v1.Quiesce
+	(*Resume)(nil),           // 21: berth.control.v1.Resume
 }
 var file_api_control_v1_control_proto_depIdxs = []int32{
 	1,  // 0: berth.control.v1.RouterMessage.join:type_name -> berth.control.v1.Join
-	3,  // 1: berth.control.v1.RouterMessage.ack:type_name -> berth.control.v1.Ack
-	4,  // 2: berth.control.v1.RouterMessage.resolve:type_name -> berth.control.v1.Resolve
-	5,  // 3: berth.control.v1.RouterMessage.ping:type_name -> berth.control.v1.Ping
-	6,  // 4: berth.control.v1.RouterMessage.goodbye:type_name -> berth.control.v1.Goodbye
-	2,  // 5: berth.control.v1.RouterMessage.dead:type_name -> berth.control.v1.Dead
-	8,  // 6: berth.control.v1.AllocatorMessage.not_leader:type_name -> berth.control.v1.NotLeader
-	9,  // 7: berth.control.v1.AllocatorMessage.snapshot:type_name -> berth.control.v1.Snapshot
-	10, // 8: berth.control.v1.AllocatorMessage.route:type_name -> berth.control.v1.Route
-	11, // 9: berth.control.v1.AllocatorMessage.release:type_name -> berth.control.v1.Release
-	12, // 10: berth.control.v1.AllocatorMessage.resolved:type_name -> berth.control.v1.Resolved
-	16, // 11: berth.control.v1.AllocatorMessage.pong:type_name -> berth.control.v1.Pong
-	10, // 12: berth.control.v1.Snapshot.routes:type_name -> berth.control.v1.Route
-	10, // 13: berth.control.v1.Resolved.route:type_name -> berth.control.v1.Route
-	13, // 14: berth.control.v1.Resolved.gone:type_name -> berth.control.v1.Gone
-	14, // 15: berth.control.v1.Resolved.unknown:type_name -> berth.control.v1.Unknown
-	15, // 16: berth.control.v1.Resolved.starting:type_name -> berth.control.v1.Starting
-	0,  // 17: berth.control.v1.Control.Session:input_type -> berth.control.v1.RouterMessage
-	7,  // 18: berth.control.v1.Control.Session:output_type -> berth.control.v1.AllocatorMessage
-	18, // [18:19] is the sub-list for method output_type
-	17, // [17:18] is the sub-list for method input_type
-	17, // [17:17] is the sub-list for extension type_name
-	17, // [17:17] is the sub-list for extension extendee
-	0,  // [0:17] is the sub-list for field type_name
+	6,  // 1: berth.control.v1.RouterMessage.ack:type_name -> berth.control.v1.Ack
+	7,  // 2: berth.control.v1.RouterMessage.resolve:type_name -> berth.control.v1.Resolve
+	8,  // 3: berth.control.v1.RouterMessage.ping:type_name -> berth.control.v1.Ping
+	9,  // 4: berth.control.v1.RouterMessage.goodbye:type_name -> berth.control.v1.Goodbye
+	5,  // 5: berth.control.v1.RouterMessage.dead:type_name -> berth.control.v1.Dead
+	2,  // 6: berth.control.v1.RouterMessage.report:type_name -> berth.control.v1.Report
+	4,  // 7: berth.control.v1.RouterMessage.quiesced:type_name -> berth.control.v1.Quiesced
+	3,  // 8: berth.control.v1.Report.activities:type_name -> berth.control.v1.Activity
+	3,  // 9: berth.control.v1.Quiesced.activities:type_name -> berth.control.v1.Activity
+	11, // 10: berth.control.v1.AllocatorMessage.not_leader:type_name -> berth.control.v1.NotLeader
+	12, // 11: berth.control.v1.AllocatorMessage.snapshot:type_name -> berth.control.v1.Snapshot
+	13, // 12: berth.control.v1.AllocatorMessage.route:type_name -> berth.control.v1.Route
+	14, // 13: berth.control.v1.AllocatorMessage.release:type_name -> berth.control.v1.Release
+	15, // 14: berth.control.v1.AllocatorMessage.resolved:type_name -> berth.control.v1.Resolved
+	19, // 15: berth.control.v1.AllocatorMessage.pong:type_name -> berth.control.v1.Pong
+	20, // 16: berth.control.v1.AllocatorMessage.quiesce:type_name -> berth.control.v1.Quiesce
+	21, // 17: berth.control.v1.AllocatorMessage.resume:type_name -> berth.control.v1.Resume
+	13, // 18: berth.control.v1.Snapshot.routes:type_name -> berth.control.v1.Route
+	13, // 19: berth.control.v1.Resolved.route:type_name -> berth.control.v1.Route
+	16, // 20: berth.control.v1.Resolved.gone:type_name -> berth.control.v1.Gone
+	17, // 21: berth.control.v1.Resolved.unknown:type_name -> berth.control.v1.Unknown
+	18, // 22: berth.control.v1.Resolved.starting:type_name -> berth.control.v1.Starting
+	0,  // 23: berth.control.v1.Control.Session:input_type -> berth.control.v1.RouterMessage
+	10, // 24: berth.control.v1.Control.Session:output_type -> berth.control.v1.AllocatorMessage
+	24, // [24:25] is the sub-list for method output_type
+	23, // [23:24] is the sub-list for method input_type
+	23, // [23:23] is the sub-list for extension type_name
+	23, // [23:23] is the sub-list for extension extendee
+	0,  // [0:23] is the sub-list for field type_name
 }
 
 func init() { file_api_control_v1_control_proto_init() }
@@ -1278,16 +1728,20 @@ func file_api_control_v1_control_proto_init() {
 		(*RouterMessage_Ping)(nil),
 		(*RouterMessage_Goodbye)(nil),
 		(*RouterMessage_Dead)(nil),
+		(*RouterMessage_Report)(nil),
+		(*RouterMessage_Quiesced)(nil),
 	}
-	file_api_control_v1_control_proto_msgTypes[7].OneofWrappers = []any{
+	file_api_control_v1_control_proto_msgTypes[10].OneofWrappers = []any{
 		(*AllocatorMessage_NotLeader)(nil),
 		(*AllocatorMessage_Snapshot)(nil),
 		(*AllocatorMessage_Route)(nil),
 		(*AllocatorMessage_Release)(nil),
 		(*AllocatorMessage_Resolved)(nil),
 		(*AllocatorMessage_Pong)(nil),
+		(*AllocatorMessage_Quiesce)(nil),
+		(*AllocatorMessage_Resume)(nil),
 	}
-	file_api_control_v1_control_proto_msgTypes[12].OneofWrappers = []any{
+	file_api_control_v1_control_proto_msgTypes[15].OneofWrappers = []any{
 		(*Resolved_Route)(nil),
 		(*Resolved_Gone)(nil),
 		(*Resolved_Unknown)(nil),
@@ -1299,7 +1753,7 @@ func file_api_control_v1_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_control_v1_control_proto_rawDesc), len(file_api_control_v1_control_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   17,
+			NumMessages:   22,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -284,7 +284,15 @@ type Sandbox struct {
 	DefaultPort uint32   `protobuf:"varint,15,opt,name=default_port,json=defaultPort,proto3" json:"default_port,omitempty"`
 	Ports       []uint32 `protobuf:"varint,16,rep,packed,name=ports,proto3" json:"ports,omitempty"`
 	// How often containers of the pod had started again when it was claimed.
-	Restarts      uint32 `protobuf:"varint,17,opt,name=restarts,proto3" json:"restarts,omitempty"`
+	Restarts uint32 `protobuf:"varint,17,opt,name=restarts,proto3" json:"restarts,omitempty"`
+	// Microseconds without activity after which it is released; 0: never.
+	IdleTimeout int64 `protobuf:"varint,18,opt,name=idle_timeout,json=idleTimeout,proto3" json:"idle_timeout,omitempty"`
+	// An open connection is no activity, only bytes that move are.
+	BytesOnly bool `protobuf:"varint,19,opt,name=bytes_only,json=bytesOnly,proto3" json:"bytes_only,omitempty"`
+	// Moments like those above: when it is released whatever is said of end_at, and when
+	// it is if it has not started by then.
+	LifetimeEnd   int64 `protobuf:"varint,20,opt,name=lifetime_end,json=lifetimeEnd,proto3" json:"lifetime_end,omitempty"`
+	StartBy       int64 `protobuf:"varint,21,opt,name=start_by,json=startBy,proto3" json:"start_by,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -434,6 +442,34 @@ func (x *Sandbox) GetPorts() []uint32 {
 func (x *Sandbox) GetRestarts() uint32 {
 	if x != nil {
 		return x.Restarts
+	}
+	return 0
+}
+
+func (x *Sandbox) GetIdleTimeout() int64 {
+	if x != nil {
+		return x.IdleTimeout
+	}
+	return 0
+}
+
+func (x *Sandbox) GetBytesOnly() bool {
+	if x != nil {
+		return x.BytesOnly
+	}
+	return false
+}
+
+func (x *Sandbox) GetLifetimeEnd() int64 {
+	if x != nil {
+		return x.LifetimeEnd
+	}
+	return 0
+}
+
+func (x *Sandbox) GetStartBy() int64 {
+	if x != nil {
+		return x.StartBy
 	}
 	return 0
 }
@@ -647,7 +683,7 @@ const file_api_journal_v1_journal_proto_rawDesc = "" +
 	"\asandbox\x18\x04 \x01(\v2\x19.berth.journal.v1.SandboxH\x00R\asandbox\x125\n" +
 	"\adiscard\x18\x05 \x01(\v2\x19.berth.journal.v1.DiscardH\x00R\adiscard\x125\n" +
 	"\asession\x18\x06 \x01(\v2\x19.berth.journal.v1.SessionH\x00R\asessionB\a\n" +
-	"\x05state\"\xcb\x04\n" +
+	"\x05state\"\xcb\x05\n" +
 	"\aSandbox\x12\x12\n" +
 	"\x04pool\x18\x01 \x01(\tR\x04pool\x12\x19\n" +
 	"\bpod_name\x18\x02 \x01(\tR\apodName\x12\x17\n" +
@@ -667,7 +703,12 @@ const file_api_journal_v1_journal_proto_rawDesc = "" +
 	"\x06reason\x18\x0e \x01(\tR\x06reason\x12!\n" +
 	"\fdefault_port\x18\x0f \x01(\rR\vdefaultPort\x12\x14\n" +
 	"\x05ports\x18\x10 \x03(\rR\x05ports\x12\x1a\n" +
-	"\brestarts\x18\x11 \x01(\rR\brestarts\x1a;\n" +
+	"\brestarts\x18\x11 \x01(\rR\brestarts\x12!\n" +
+	"\fidle_timeout\x18\x12 \x01(\x03R\vidleTimeout\x12\x1d\n" +
+	"\n" +
+	"bytes_only\x18\x13 \x01(\bR\tbytesOnly\x12!\n" +
+	"\flifetime_end\x18\x14 \x01(\x03R\vlifetimeEnd\x12\x19\n" +
+	"\bstart_by\x18\x15 \x01(\x03R\astartBy\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"S\n" +

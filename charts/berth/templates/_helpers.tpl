@@ -140,6 +140,13 @@ What values.schema.json cannot say. All mistakes at once, each with what to do.
 {{- end }}
 {{- end }}
 {{- end }}
+{{- range $path, $args := dict "allocator.extraArgs" .Values.allocator.extraArgs "router.extraArgs" .Values.router.extraArgs "envoy.configArgs" .Values.envoy.configArgs }}
+{{- range $args }}
+{{- if hasPrefix "--access-log-flush" . }}
+{{- $errors = append $errors (printf "%s: %s: set accessLogFlush instead: Envoy, routers and allocators must have the same" $path .) }}
+{{- end }}
+{{- end }}
+{{- end }}
 {{- $own := .Values.controlTLS.secret }}
 {{- if eq .Values.controlTLS.mode "secret" }}
 {{- range $name := list "allocator" "router" }}

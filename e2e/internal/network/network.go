@@ -1,4 +1,5 @@
-package soak
+// Package network is what connections pass that may be cut, for tests.
+package network
 
 import (
 	"context"
@@ -13,40 +14,38 @@ import (
 	"sync"
 	"testing"
 	"time"
-
-	"github.com/stretchr/testify/require"
 )
 
-// network is what connections pass that may be cut. They are told apart by who has
+// Network is what connections pass that may be cut. They are told apart by who has
 // opened them.
-type network struct {
+type Network struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 	all    sync.WaitGroup
 
 	mu      sync.Mutex
-	cuts    map[string]cut
+	cuts    map[string]Cut
 	changed chan struct{} // closed and made anew when cuts changes
 	open    map[net.Conn]string
 }
 
-// cut says what of somebody's connections does not arrive: what is sent by him, to
+// Cut says what of somebody's connections does not arrive: what is sent by him, to
 // him, or both.
-type cut struct{ from, to bool }
+type Cut struct{ From, To bool }
 
-func (c cut) String() string {
+func (c Cut) String() string {
 	switch c {
-	case cut{from: true}:
+	case Cut{From: true}:
 		return "outgoing"
-	case cut{to: true}:
+	case Cut{To: true}:
 		return "incoming"
 	}
 	return "both ways"
 }
 
-// newNetwork is closed when the test is over.
-func newNetwork(t *testing.T) *network {
-	n := &network{cuts: map[string]cut{}, changed: make(chan struct{}), open: map[net.Conn]string{}}
+// New is closed when the test is over.
+func New(t *testing.T) *Network {
+	n := &Network{cuts: map[string]Cut{}, changed: make(chan struct{}), open: map[net.Conn]string{}}
 	n.ctx, n.cancel = context.WithCancel(context.WithoutCancel(t.Context()))
 	t.Cleanup(func() {
 		n.cancel()
@@ -55,9 +54,9 @@ func newNetwork(t *testing.T) *network {
 	return n
 }
 
-// cut holds back what somebody's connections carry, until it is called with nothing
+// Cut holds back what somebody's connections carry, until it is called with nothing
 // to cut: then it arrives.
-func (n *network) cut(who string, c cut) {
+func (n *Network) Cut(who string, c Cut) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.cuts[who] = c
@@ -65,8 +64,8 @@ func (n *network) cut(who string, c cut) {
 	n.changed = make(chan struct{})
 }
 
-// reset breaks somebody's connections.
-func (n *network) reset(who string) {
+// Reset breaks somebody's connections.
+func (n *Network) Reset(who string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for c, owner := range n.open {
@@ -79,7 +78,7 @@ func (n *network) reset(who string) {
 
 // arrives waits until what is held back for a reason does not apply any more. It
 // returns false when the network is closed.
-func (n *network) arrives(who string, held func(cut) bool) bool {
+func (n *Network) arrives(who string, held func(Cut) bool) bool {
 	for {
 		n.mu.Lock()
 		c, changed := n.cuts[who], n.changed
@@ -95,9 +94,9 @@ func (n *network) arrives(who string, held func(cut) bool) bool {
 	}
 }
 
-// relay listens on loopback and connects whoever comes to target. who says whose a
+// Relay listens on loopback and connects whoever comes to target. who says whose a
 // connection is, by the two ends of it.
-func (n *network) relay(target string, who func(client, listener netip.AddrPort) string) (netip.AddrPort, error) {
+func (n *Network) Relay(target string, who func(client, listener netip.AddrPort) string) (netip.AddrPort, error) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return netip.AddrPort{}, fmt.Errorf("relay: %w", err)
@@ -117,10 +116,10 @@ func (n *network) relay(target string, who func(client, listener netip.AddrPort)
 }
 
 // carry takes care of one connection.
-func (n *network) carry(client net.Conn, who, target string) {
+func (n *Network) carry(client net.Conn, who, target string) {
 	defer n.keep(client, who)()
 	// A handshake needs both directions.
-	if !n.arrives(who, func(c cut) bool { return c.from || c.to }) {
+	if !n.arrives(who, func(c Cut) bool { return c.From || c.To }) {
 		return
 	}
 	server, err := net.DialTimeout("tcp", target, time.Second)
@@ -129,13 +128,13 @@ func (n *network) carry(client net.Conn, who, target string) {
 	}
 	defer n.keep(server, who)()
 	var both sync.WaitGroup
-	both.Go(func() { n.copy(server, client, who, func(c cut) bool { return c.from }) })
-	both.Go(func() { n.copy(client, server, who, func(c cut) bool { return c.to }) })
+	both.Go(func() { n.copy(server, client, who, func(c Cut) bool { return c.From }) })
+	both.Go(func() { n.copy(client, server, who, func(c Cut) bool { return c.To }) })
 	both.Wait()
 }
 
 // keep closes a connection when the network is closed or the result is called.
-func (n *network) keep(c net.Conn, who string) func() {
+func (n *Network) keep(c net.Conn, who string) func() {
 	n.mu.Lock()
 	n.open[c] = who
 	n.mu.Unlock()
@@ -151,7 +150,7 @@ func (n *network) keep(c net.Conn, who string) func() {
 
 // copy carries one direction. What it has read and may not deliver waits here, what
 // comes after that in the kernel.
-func (n *network) copy(to, from net.Conn, who string, held func(cut) bool) {
+func (n *Network) copy(to, from net.Conn, who string, held func(Cut) bool) {
 	buffer := make([]byte, 32<<10)
 	for {
 		count, err := from.Read(buffer)
@@ -175,9 +174,9 @@ func (n *network) copy(to, from net.Conn, who string, held func(cut) bool) {
 	}
 }
 
-// owner finds which of some processes, by name, has the client's end of a connection
+// Owner finds which of some processes, by name, has the client's end of a connection
 // on this machine; "" if none. See proc_pid_net(5).
-func owner(client, listener netip.AddrPort, pids func() map[string][]int) string {
+func Owner(client, listener netip.AddrPort, pids func() map[string][]int) string {
 	raw, err := os.ReadFile("/proc/net/tcp")
 	if err != nil {
 		return ""
@@ -207,81 +206,4 @@ func owner(client, listener netip.AddrPort, pids func() map[string][]int) string
 func kernelAddress(a netip.AddrPort) string {
 	b := a.Addr().As4()
 	return fmt.Sprintf("%02X%02X%02X%02X:%04X", b[3], b[2], b[1], b[0], a.Port())
-}
-
-// What is cut off does not arrive, in the direction that is cut, and later it does.
-func TestWhatIsCutArrivesLater(t *testing.T) {
-	n := newNetwork(t)
-	echo, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	received := make(chan string, 10)
-	var serving sync.WaitGroup
-	serving.Go(func() {
-		for {
-			c, err := echo.Accept()
-			if err != nil {
-				return
-			}
-			serving.Go(func() {
-				defer c.Close()
-				buffer := make([]byte, 10)
-				for {
-					count, err := c.Read(buffer)
-					if err != nil {
-						return
-					}
-					received <- string(buffer[:count])
-					_, _ = c.Write(buffer[:count])
-				}
-			})
-		}
-	})
-	t.Cleanup(func() {
-		_ = echo.Close()
-		n.cancel()
-		serving.Wait()
-	})
-	self := func() map[string][]int { return map[string][]int{"other": {1 << 30}, "self": {os.Getpid()}} }
-	at, err := n.relay(echo.Addr().String(), func(client, listener netip.AddrPort) string { return owner(client, listener, self) })
-	require.NoError(t, err)
-	c, err := net.Dial("tcp", at.String())
-	require.NoError(t, err)
-	defer c.Close()
-	answers := make(chan string, 10)
-	reading := make(chan struct{})
-	go func() {
-		defer close(reading)
-		buffer := make([]byte, 10)
-		for {
-			count, err := c.Read(buffer)
-			if err != nil {
-				return
-			}
-			answers <- string(buffer[:count])
-		}
-	}()
-	send := func(text string) {
-		t.Helper()
-		_, err := c.Write([]byte(text))
-		require.NoError(t, err)
-	}
-	send("one")
-	require.Equal(t, "one", <-received)
-	require.Equal(t, "one", <-answers)
-
-	n.cut("other", cut{from: true, to: true}) // is nothing to us
-	n.cut("self", cut{to: true})
-	send("two")
-	require.Equal(t, "two", <-received)
-	require.Empty(t, answers)
-	n.cut("self", cut{from: true})
-	require.Equal(t, "two", <-answers)
-	send("three")
-	require.Empty(t, received)
-	n.cut("self", cut{})
-	require.Equal(t, "three", <-received)
-	require.Equal(t, "three", <-answers)
-
-	n.reset("self")
-	<-reading
 }

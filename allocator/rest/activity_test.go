@@ -1,0 +1,232 @@
+package rest
+
+import (
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
+
+	"github.com/berth-sandbox/berth/allocator/core"
+	"github.com/berth-sandbox/berth/api/apierror"
+)
+
+// The window is 6.5 s.
+func TestIdleTimeoutBounds(t *testing.T) {
+	for idle, ok := range map[string]bool{
+		"0": true, "7": true, "300": true, "31536000": true,
+		"1": false, "6": false, "-1": false, "31536001": false, "9223372036854775807": false, "9223372036854775808": false,
+		"7.5": false, `"60"`: false, "true": false, "[60]": false, "1e2": false,
+	} {
+		f := &fake{}
+		w := call(handler(t, f), "POST", "/sandboxes", `{"templateID":"python","idleTimeout":`+idle+`}`)
+		if ok {
+			require.Equal(t, http.StatusCreated, w.Code, idle)
+			require.Equal(t, idle, fmt.Sprint(int(f.claim.IdleTimeout.Seconds())))
+			continue
+		}
+		require.Contains(t, refusal(t, w, 400, apierror.BadRequest).Message, "idleTimeout", idle)
+		require.Empty(t, f.pool, "a refused request claimed a pod")
+	}
+	message := refusal(t, call(handler(t, &fake{}), "POST", "/sandboxes", `{"templateID":"python","idleTimeout":6}`), 400, apierror.BadRequest).Message
+	for _, says := range []string{"6:", "7 to", "6.5s", "0, for none", "flush more often"} {
+		require.Contains(t, message, says)
+	}
+}
+
+// A sandbox has an end unless its claim chose another one.
+func TestAClaimWithAnIdleTimeoutHasNoEndUnlessItSays(t *testing.T) {
+	none := time.Duration(0)
+	minute := time.Minute
+	for body, want := range map[string]struct {
+		lifetime time.Duration
+		idle     *time.Duration
+	}{
+		``:                                  {defaultTimeout, nil},
+		`,"idleTimeout":null`:               {defaultTimeout, nil},
+		`,"idleTimeout":0`:                  {defaultTimeout, &none},
+		`,"idleTimeout":60`:                 {0, &minute},
+		`,"idleTimeout":60,"timeout":null`:  {0, &minute},
+		`,"idleTimeout":60,"timeout":30`:    {30 * time.Second, &minute},
+		`,"idleTimeout":0,"timeout":30`:     {30 * time.Second, &none},
+		`,"idleTimeout":null,"timeout":900`: {15 * time.Minute, nil},
+	} {
+		f := &fake{}
+		w := call(handler(t, f), "POST", "/sandboxes", `{"templateID":"python"`+body+`}`)
+		require.Equal(t, http.StatusCreated, w.Code, body)
+		require.Equal(t, want.lifetime, f.claim.Lifetime, body)
+		require.Equal(t, want.idle, f.claim.IdleTimeout, body)
+		require.Equal(t, want.lifetime == 0, strings.Contains(w.Body.String(), `"endAt":"9999-12-31T23:59:59Z"`), body)
+		require.Equal(t, want.idle == &minute, strings.Contains(w.Body.String(), `"idleTimeout":60,`), body)
+	}
+}
+
+func TestASandboxIsShownWithTheEndThatComesFirst(t *testing.T) {
+	for _, c := range []struct {
+		end, lifetime time.Time
+		shown         string
+	}{
+		{noon, time.Time{}, "12:00:00"},
+		{time.Time{}, noon.Add(time.Hour), "13:00:00"},
+		{noon, noon.Add(time.Hour), "12:00:00"},
+		{noon.Add(2 * time.Hour), noon.Add(time.Hour), "13:00:00"},
+	} {
+		s := core.Sandbox{Binding: core.Binding{ID: "k3x9", ClaimedAt: noon, EndAt: c.end, LifetimeEnd: c.lifetime}}
+		w := call(handler(t, &fake{sandboxes: map[string]core.Sandbox{"k3x9": s}}), "GET", "/sandboxes/k3x9", "")
+		require.Contains(t, w.Body.String(), `"endAt":"2030-01-01T`+c.shown+`Z"`)
+	}
+}
+
+func TestSetTimeoutMovesTheEnd(t *testing.T) {
+	for _, path := range []string{"/sandboxes/k3x9/timeout", "/v2/sandboxes/k3x9/timeout"} {
+		for body, want := range map[string]string{`{"timeout":1}`: "1s", "{ \"timeout\": 31536000 }\n": "8760h0m0s"} {
+			f := &fake{status: core.ReleaseOK}
+			w := call(handler(t, f), "POST", path, body)
+			require.Equal(t, http.StatusNoContent, w.Code, w.Body)
+			require.Empty(t, w.Body.String())
+			require.Equal(t, []string{"k3x9 " + want}, f.kept)
+		}
+	}
+}
+
+func TestSetTimeoutRefusesWhatItDoesNotUnderstand(t *testing.T) {
+	for body, says := range map[string]string{
+		"": "timeout: required", "{}": "timeout: required", `{"timeout":null}`: "timeout: required",
+		`{"timeout":0}`: "DELETE", `{"timeout":-1}`: "timeout: -1", `{"timeout":31536001}`: "timeout: 31536001",
+		`{"timeout":1.5}`: "timeout", `{"timeout":"60"}`: "timeout", `{"timeout":9223372036854775808}`: "timeout",
+		`{"timeout":60,"idleTimeout":60}`: "idleTimeout", `{"timeout":60}{}`: "body", `{"timeout":60}}`: "body", "null": "body", "[]": "body", "60": "body", "{": "body",
+		"{\"timeout\":60\xff}": "UTF-8",
+	} {
+		f := &fake{status: core.ReleaseOK}
+		require.Contains(t, refusal(t, call(handler(t, f), "POST", "/sandboxes/k3x9/timeout", body), 400, apierror.BadRequest).Message, says, body)
+		require.Empty(t, f.kept, body)
+	}
+	refusal(t, call(handler(t, &fake{}), "POST", "/sandboxes/k3x9/timeout", strings.Repeat(" ", maxBody+1)), 413, apierror.BodyTooLarge)
+}
+
+const keepAlivePath = "/v1/sandboxes/k3x9/keepalive"
+
+func TestKeepAliveNeedsNoBody(t *testing.T) {
+	for _, body := range []string{"", "{}", " { } "} {
+		f := &fake{status: core.ReleaseOK}
+		w := call(handler(t, f), "POST", keepAlivePath, body)
+		require.Equal(t, http.StatusNoContent, w.Code, w.Body)
+		require.Equal(t, []string{"k3x9"}, f.kept)
+	}
+	for _, body := range []string{"null", "[]", `{"timeout":60}`, "{}{}", "x"} {
+		f := &fake{status: core.ReleaseOK}
+		refusal(t, call(handler(t, f), "POST", keepAlivePath, body), 400, apierror.BadRequest)
+		require.Empty(t, f.kept, body)
+	}
+}
+
+func TestWhatIsNotThereIsNotKept(t *testing.T) {
+	for status, reason := range map[core.ReleaseStatus]apierror.Reason{
+		core.ReleaseUnknown: apierror.SandboxNotFound, core.ReleaseGone: apierror.SandboxGone,
+	} {
+		for path, body := range map[string]string{keepAlivePath: "", "/sandboxes/k3x9/timeout": `{"timeout":60}`, "/v2/sandboxes/k3x9/timeout": `{"timeout":60}`} {
+			require.Equal(t, "k3x9", refusal(t, call(handler(t, &fake{status: status}), "POST", path, body), 404, reason).SandboxID)
+		}
+	}
+}
+
+// activities are one of each kind.
+func activities() []core.ActivityStatus {
+	sandbox := func(id string, b core.Binding) core.Sandbox {
+		b.ID = id
+		return core.Sandbox{Binding: b, Pool: core.PoolKey{Namespace: "default", Name: "python"}}
+	}
+	at := time.Date(2000, 1, 1, 1, 0, 0, 0, time.UTC) // an hour from now in a synctest bubble
+	return []core.ActivityStatus{
+		{Sandbox: sandbox("aa1", core.Binding{IdleTimeout: time.Minute}), Age: 12345678 * time.Microsecond, Source: core.Reported, Router: "router-a", Open: 2, Next: core.ReasonIdle, In: 47654 * time.Millisecond, Awaits: []string{"router-b", "router-c"}},
+		{Sandbox: sandbox("aa2", core.Binding{IdleTimeout: time.Minute, BytesOnly: true, EndAt: at, LifetimeEnd: at.Add(time.Hour)}), Source: core.Asked, Router: "router-a", Next: core.ReasonTimeout, In: time.Hour},
+		{Sandbox: sandbox("ab1", core.Binding{BytesOnly: true}), Age: time.Hour, Source: core.Began},
+		{Sandbox: sandbox("ab2", core.Binding{IdleTimeout: time.Minute}), Age: time.Hour, Source: core.Doubted, Next: core.ReasonIdle},
+	}
+}
+
+func TestLastActiveIsTheDocumentedJSON(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fake{activities: activities(), truncated: 3}
+		w := call(handler(t, f), "GET", "/v1/admin/last-active", "")
+		require.Equal(t, http.StatusOK, w.Code, w.Body)
+		require.JSONEq(t, `{"now": "2000-01-01T00:00:00Z", "dryRun": false, "truncated": 3, "sandboxes": [
+			{"sandboxID": "aa1", "pool": "python", "lastActive": "1999-12-31T23:59:47.654322Z", "ageSeconds": 12.346, "source": "report", "router": "router-a", "openStreams": 2,
+			 "idleTimeout": 60, "openConnections": "Active", "next": {"reason": "Idle", "at": "2000-01-01T00:00:47.654Z", "inSeconds": 47.654}, "awaits": ["router-b", "router-c"]},
+			{"sandboxID": "aa2", "pool": "python", "lastActive": "2000-01-01T00:00:00Z", "ageSeconds": 0, "source": "quiesce", "router": "router-a", "openStreams": 0,
+			 "idleTimeout": 60, "openConnections": "BytesOnly", "endAt": "2000-01-01T01:00:00Z", "lifetimeEnd": "2000-01-01T02:00:00Z",
+			 "next": {"reason": "Timeout", "at": "2000-01-01T01:00:00Z", "inSeconds": 3600}, "awaits": []},
+			{"sandboxID": "ab1", "pool": "python", "lastActive": "1999-12-31T23:00:00Z", "ageSeconds": 3600, "source": "claim", "openStreams": 0, "awaits": []},
+			{"sandboxID": "ab2", "pool": "python", "lastActive": "1999-12-31T23:00:00Z", "ageSeconds": 3600, "source": "doubt", "openStreams": 0,
+			 "idleTimeout": 60, "openConnections": "Active", "next": {"reason": "Idle", "at": "2000-01-01T00:00:00Z", "inSeconds": 0}, "awaits": []}
+		]}`, w.Body.String())
+		require.Contains(t, call(handler(t, &fake{}), "GET", "/v1/admin/last-active", "").Body.String(), `"sandboxes":[]`, "no list is an empty one")
+	})
+}
+
+func TestLastActiveHasAFormForPeople(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fake{activities: activities(), truncated: 3}
+		h, err := New(Options{Allocator: f, PublicScheme: "https", PublicHost: "a", ActivityWindow: activityWindow, ReapDryRun: true, Log: zap.NewNop()})
+		require.NoError(t, err)
+		w := call(h, "GET", "/v1/admin/last-active?format=text", "")
+		require.Equal(t, "text/plain; charset=utf-8", w.Header().Get("Content-Type"))
+		require.Equal(t, `dry run: nothing is released for being idle
+aa1  python  1999-12-31T23:59:47.654322Z  12.346s ago  report of router-a  2 open  Idle in 48s (dry run), waits for router-b, router-c
+aa2  python  2000-01-01T00:00:00Z  0.000s ago  quiesce of router-a  0 open  Timeout in 1h0m0s
+ab1  python  1999-12-31T23:00:00Z  3600.000s ago  claim  0 open  stays
+ab2  python  1999-12-31T23:00:00Z  3600.000s ago  doubt  0 open  Idle is due (dry run)
+3 more
+`, w.Body.String())
+		require.Contains(t, call(h, "GET", "/v1/admin/last-active", "").Body.String(), `"dryRun":true`)
+	})
+}
+
+func TestLastActiveCanBeNarrowedDown(t *testing.T) {
+	for query, want := range map[string]Which{
+		"": {}, "id=aa1": {ID: "aa1"}, "prefix=aa": {Prefix: "aa"}, "pool=python": {Pool: "python"}, "format=json": {},
+		"id=aa1&prefix=a&pool=python&format=text": {"aa1", "a", "python"},
+	} {
+		f := &fake{}
+		require.Equal(t, http.StatusOK, call(handler(t, f), "GET", "/v1/admin/last-active?"+query, "").Code, query)
+		require.Equal(t, []Which{want}, f.which, query)
+		require.Equal(t, []int{defaultActivities}, f.limits)
+	}
+	for query, says := range map[string]string{
+		"id=": "id:", "prefix=": "prefix:", "pool=": "pool:", "format=": "format:", "id=a&id=b": "id:", "format=xml": `format: "xml"`, "format=text&format=text": "format:",
+		"limit=0": "limit", "limit=10001": "limit", "limit=": "limit", "limit=x": "limit", "limit=1&limit=2": "limit",
+	} {
+		f := &fake{}
+		require.Contains(t, refusal(t, call(handler(t, f), "GET", "/v1/admin/last-active?"+query, ""), 400, apierror.BadRequest).Message, says, query)
+		require.Empty(t, f.which, query)
+	}
+	refusal(t, call(handler(t, &fake{}), "GET", "/v1/admin/last-active?user=x", ""), 501, apierror.NotImplemented)
+	f := &fake{}
+	require.Equal(t, http.StatusOK, call(handler(t, f), "GET", "/v1/admin/last-active?limit=10000", "").Code)
+	require.Equal(t, []int{10_000}, f.limits)
+}
+
+func TestWhichTakesWhatAllOfItSays(t *testing.T) {
+	for id, w := range map[string]Which{"aa1": {}, "aa2": {ID: "aa2"}, "aa3": {Prefix: "aa"}, "aa4": {Prefix: "aa4", ID: "aa4"}} {
+		require.True(t, w.Takes(id), "%+v", w)
+	}
+	for _, w := range []Which{{ID: "a"}, {ID: "aa12"}, {Prefix: "b"}, {Prefix: "aa12"}, {ID: "aa1", Prefix: "b"}, {ID: "b", Prefix: "aa"}} {
+		require.False(t, w.Takes("aa1"), "%+v", w)
+	}
+}
+
+// Every word is told from the others, and what is new here gets one.
+func TestEverySourceHasAWord(t *testing.T) {
+	seen := map[string]bool{}
+	for s := core.Began; s <= core.Doubted; s++ {
+		word := sourceOf(s)
+		require.Regexp(t, "^[a-z]+$", word)
+		require.False(t, seen[word], word)
+		seen[word] = true
+	}
+	require.Equal(t, fmt.Sprint(int(core.Doubted)+1), sourceOf(core.Doubted+1), "there is a new source: give it a word")
+}

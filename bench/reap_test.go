@@ -1,0 +1,178 @@
+package bench
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/berth-sandbox/berth/allocator/rest"
+	"github.com/berth-sandbox/berth/devcluster/stack"
+	"github.com/berth-sandbox/berth/envoy"
+	"github.com/berth-sandbox/berth/extproc/admin"
+)
+
+// BenchmarkReap: how long after its idle timeout a sandbox is gone on every router. 300
+// sandboxes with the shortest idle timeout there is (T = W = 3 s, access log flush 1 s)
+// are claimed, a few milliseconds after one another, used once through one of three
+// Envoys, and left alone. "late" is the time from the answer to that request, and T,
+// until none of the routers has the route any more, which is looked at every 50 ms. While
+// a router is in doubt, because this machine did not let it run for half a second for
+// example, nothing is released: "doubts" is how often one was.
+//
+// Then sandboxes, 100 at a time, are used so that the allocator takes them for idle when
+// they are not, and are sent requests all the time while it asks: "held" is how many of
+// these the routers kept waiting, and for how long, by their histogram, where a bucket's
+// values are taken to be spread evenly.
+func BenchmarkReap(b *testing.B) {
+	const sandboxes, asked, times = 300, 100, 5
+	idle := envoy.ActivityWindow(envoy.MinAccessLogFlush)
+	g := newGroundOf(b, stack.Options{Gateways: 3, LeaseDuration: 15 * time.Second})
+	g.pool("reap", sandboxes, 0)
+	clients := make([]*http.Client, len(g.berth.Gateways))
+	for i, gateway := range g.berth.Gateways {
+		clients[i] = client(b, gateway.Addr.String())
+	}
+	host := func(id string) string { return fmt.Sprintf("%d-%s.%s", g.nodes.Port(), id, g.berth.Domain) }
+	b.ResetTimer()
+	for range b.N {
+		var mu sync.Mutex
+		used, gone := map[string]time.Time{}, map[string]time.Time{}
+		g.parallel(sandboxes, 4, func(i int) error {
+			id, err := g.claimIdle("reap", idle)
+			if err != nil {
+				return err
+			}
+			if err := g.get(clients[i%len(clients)], host(id)); err != nil {
+				return err
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			used[id] = time.Now()
+			return nil
+		})
+		require.Eventually(b, func() bool {
+			routed := map[string]bool{}
+			now := time.Now() // not later than the answers
+			for _, id := range g.routed() {
+				routed[id] = true
+			}
+			for id := range used {
+				if _, is := gone[id]; !is && !routed[id] {
+					gone[id] = now
+				}
+			}
+			return len(gone) == sandboxes
+		}, time.Minute, 50*time.Millisecond)
+		var late []time.Duration
+		for id, at := range gone {
+			late = append(late, at.Sub(used[id])-idle)
+		}
+		doubts := 0
+		for i, gateway := range g.berth.Gateways {
+			pauses := g.metrics(gateway.Admin + "/metrics")["berth_lastactive_doubts_total"]
+			b.Logf("router %d was in doubt %v times", i, pauses)
+			doubts += int(pauses) - 1 // when it began
+		}
+		b.ReportMetric(float64(doubts), "doubts")
+		for _, q := range []float64{0.5, 0.9, 0.99, 1} {
+			b.ReportMetric(ms(quantile(late, q)), fmt.Sprintf("late_p%g_ms", 100*q))
+		}
+
+		g.full("reap", sandboxes)
+		before := g.held()
+		g.parallel(asked*times, asked, func(i int) error {
+			id, err := g.claimIdle("reap", idle)
+			if err != nil {
+				return err
+			}
+			c := clients[i%len(clients)]
+			// The second one is too early for another report.
+			for _, pause := range []time.Duration{0, 1300 * time.Millisecond} {
+				time.Sleep(pause)
+				if err := g.get(c, host(id)); err != nil {
+					return err
+				}
+			}
+			left, err := g.untilAsked(id)
+			if err != nil {
+				return err
+			}
+			time.Sleep(left - 100*time.Millisecond)
+			for until := time.Now().Add(300 * time.Millisecond); time.Now().Before(until); {
+				if err := g.get(c, host(id)); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		held := g.held().since(before)
+		b.ReportMetric(held.count(), "held")
+		for _, q := range []float64{0.5, 0.99} {
+			b.ReportMetric(1000*held.quantile(q), fmt.Sprintf("held_p%g_ms", 100*q))
+		}
+		require.Eventually(b, func() bool { return len(g.routed()) == 0 }, time.Minute, 50*time.Millisecond)
+		g.full("reap", sandboxes)
+	}
+}
+
+func (g *ground) claimIdle(pool string, idle time.Duration) (id string, err error) {
+	var s struct{ SandboxID string }
+	code, body, err := g.call(http.MethodPost, "/sandboxes", fmt.Sprintf(`{"templateID":%q,"idleTimeout":%d}`, pool, int(idle.Seconds())))
+	if err != nil || code != http.StatusCreated {
+		return "", fmt.Errorf("claim: %d %s %w", code, body, err)
+	}
+	return s.SandboxID, json.Unmarshal(body, &s)
+}
+
+// untilAsked is when the allocator asks whether a sandbox is idle, if it hears nothing of
+// it until then.
+func (g *ground) untilAsked(id string) (time.Duration, error) {
+	var page rest.LastActive
+	code, body, err := g.call(http.MethodGet, "/v1/admin/last-active?id="+id, "")
+	if err != nil || code != http.StatusOK {
+		return 0, fmt.Errorf("last-active: %d %s %w", code, body, err)
+	}
+	if err := json.Unmarshal(body, &page); err != nil || len(page.Sandboxes) != 1 || page.Sandboxes[0].Next == nil {
+		return 0, fmt.Errorf("last-active: %s %w", body, err)
+	}
+	return time.Duration(page.Sandboxes[0].Next.InSeconds * float64(time.Second)), nil
+}
+
+// routed are the sandboxes that some router has a route of.
+func (g *ground) routed() (ids []string) {
+	for _, gateway := range g.berth.Gateways {
+		response, err := http.Get(gateway.Admin + "/admin/routes")
+		require.NoError(g, err)
+		var page admin.Routes
+		err = json.NewDecoder(response.Body).Decode(&page)
+		response.Body.Close()
+		require.NoError(g, err)
+		for _, route := range page.Routes {
+			ids = append(ids, route.SandboxID)
+		}
+	}
+	return ids
+}
+
+// held is for how long the routers have kept requests waiting because they were asked
+// whether their sandboxes are idle.
+func (g *ground) held() (sum histogram) {
+	for _, gateway := range g.berth.Gateways {
+		h := g.histogramAt(gateway.Admin, "berth_router_quiesce_hold_seconds")
+		if sum.bounds == nil {
+			sum = h
+			continue
+		}
+		require.True(g, slices.Equal(sum.bounds, h.bounds))
+		for i := range h.upTo {
+			sum.upTo[i] += h.upTo[i]
+		}
+	}
+	return sum
+}

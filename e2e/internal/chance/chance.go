@@ -1,0 +1,46 @@
+// Package chance draws what tests under faults do, so that the same seed does the same,
+// and lets time pass for them.
+package chance
+
+import (
+	"context"
+	"math/rand/v2"
+	"sync"
+	"time"
+)
+
+// Random returns numbers that are the same for the same seed and name.
+func Random(seed uint64, name string) *rand.Rand {
+	sum := seed
+	for _, b := range []byte(name) {
+		sum = sum*31 + uint64(b)
+	}
+	return rand.New(rand.NewPCG(seed, sum))
+}
+
+// Within returns a duration of less than most, which is above 0.
+func Within(random *rand.Rand, most time.Duration) time.Duration {
+	return time.Duration(random.Int64N(int64(most)))
+}
+
+// Pause lets time pass, until ctx ends.
+func Pause(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+}
+
+// Occupy locks one of several, a free one if there is one, and returns which.
+func Occupy(random *rand.Rand, all []*sync.Mutex) int {
+	first := random.IntN(len(all))
+	for i := range all {
+		if k := (first + i) % len(all); all[k].TryLock() {
+			return k
+		}
+	}
+	all[first].Lock()
+	return first
+}

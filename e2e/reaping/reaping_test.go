@@ -1,0 +1,136 @@
+package reaping
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/berth-sandbox/berth/e2e/internal/chance"
+	"github.com/berth-sandbox/berth/e2e/reaping/history"
+	"github.com/berth-sandbox/berth/internal/bootclock"
+)
+
+const (
+	// quietLasts is for how long nothing is done between two times of faults.
+	quietLasts = settle + 12*time.Second
+	// limit is in which time enough must have happened, beyond what was asked for.
+	limit = 8 * time.Minute
+	// reapsLeast and nearLeast are what must have happened.
+	reapsLeast, nearLeast = 500, 5000
+)
+
+func TestNoSandboxIsReapedWhileItIsUsedAndEverySilentOneIs(t *testing.T) {
+	g := newGround(t)
+	// Allocators are kept running to the end of the test, faults stop first, then use.
+	keeping, stopKeeping := context.WithCancel(t.Context())
+	using, stopUsing := context.WithCancel(t.Context())
+	var kept, used sync.WaitGroup
+	t.Cleanup(func() {
+		stopUsing()
+		used.Wait()
+		stopKeeping()
+		kept.Wait()
+	})
+	g.keep(keeping, &kept)
+	u := &users{ground: g}
+	for i := range *usersFlag {
+		used.Go(func() { u.user(using, fmt.Sprintf("user-%d", i)) })
+	}
+	random := g.random("faults")
+	began := bootclock.Now()
+	for lacking := []string{""}; len(lacking) > 0; {
+		g.disturb(t.Context(), random)
+		chance.Pause(t.Context(), quietLasts)
+		events, _, err := g.records(t.Context())
+		require.NoError(t, err)
+		v := history.Judge(g.run, events)
+		lacking = tooFew(v)
+		lasted := bootclock.Now() - began
+		t.Logf("after %v: %d reaps, %d requests near a deadline; lacking: %q", lasted.Round(time.Second), v.Reaps, history.Total(v.Near), lacking)
+		switch {
+		case slices.ContainsFunc(v.Mismatches, func(m string) bool {
+			return strings.HasPrefix(m, "false reap") || strings.HasPrefix(m, "after the verdict")
+		}):
+			lacking = nil // what comes later cannot undo it
+		case lasted < *durationFlag:
+			lacking = []string{"time"}
+		case lasted > *durationFlag+limit:
+			t.Errorf("nothing is proven: %q", lacking)
+			lacking = nil
+		}
+	}
+	stopUsing()
+	used.Wait()
+	g.judge(g.allReleased())
+}
+
+func (g *ground) judge(events []history.Event) {
+	g.Helper()
+	if *historyFlag != "" {
+		require.NoError(g, g.write(*historyFlag, events))
+	}
+	v := history.Judge(g.run, events)
+	for i, m := range v.Mismatches {
+		if i == 30 {
+			g.Errorf("and %d more", len(v.Mismatches)-i)
+			break
+		}
+		g.Error(m)
+	}
+	g.Logf("seed %d:\n%s", g.run.Seed, v)
+}
+
+// tooFew says what has not happened often enough for the verdict to mean anything.
+func tooFew(v history.Verdict) (lacking []string) {
+	least := func(what string, count, want int) {
+		if count < want {
+			lacking = append(lacking, fmt.Sprintf("%s: %d, expected %d at least", what, count, want))
+		}
+	}
+	least("reaps", v.Reaps, reapsLeast)
+	least("reaps while something was wrong", v.Troubled, 50)
+	least("reaps while nothing was wrong", len(v.Late), 50)
+	least("requests near a deadline", history.Total(v.Near), nearLeast)
+	least("requests near a deadline that were answered", v.Near["answered"], nearLeast/2)
+	least("requests at the moment of a release", history.Total(v.Verge), 50)
+	least("requests for longer than the idle timeout", v.Long, 100)
+	least("keep-alives", v.KeepAlives, 50)
+	for _, what := range []string{short, webSocket, sse, longPoll, upload} {
+		least("received: "+what, v.Received[what], 20)
+	}
+	for _, f := range faults() {
+		least("faults: "+f.name, v.Faults[f.name]-v.Failed[f.name], 1)
+	}
+	return lacking
+}
+
+func TestARunInWhichNothingHappensFails(t *testing.T) {
+	full := func() history.Verdict {
+		v := history.Verdict{
+			Reaps: reapsLeast, Troubled: 50, Late: make([]time.Duration, 50), Near: map[string]int{"answered": nearLeast}, Verge: map[string]int{"answered": 50},
+			Long: 100, KeepAlives: 50, Received: map[string]int{short: 20, webSocket: 20, sse: 20, longPoll: 20, upload: 20}, Faults: map[string]int{}, Failed: map[string]int{},
+		}
+		for _, f := range faults() {
+			v.Faults[f.name] = 1
+		}
+		return v
+	}
+	require.Empty(t, tooFew(full()))
+	require.Len(t, tooFew(history.Verdict{}), 8+5+len(faults()))
+	for _, less := range []func(*history.Verdict){
+		func(v *history.Verdict) { v.Reaps-- },
+		func(v *history.Verdict) { v.Near["answered"]-- },
+		func(v *history.Verdict) { v.Failed["router-kill"]++ },
+		func(v *history.Verdict) { v.Received[upload]-- },
+	} {
+		v := full()
+		less(&v)
+		require.Len(t, tooFew(v), 1)
+	}
+}

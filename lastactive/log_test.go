@@ -1,0 +1,296 @@
+package lastactive_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/berth-sandbox/berth/lastactive"
+)
+
+func entry(id, stream string, bytes uint64) []lastactive.LogEntry {
+	return []lastactive.LogEntry{{ID: id, Stream: stream, Bytes: bytes}}
+}
+
+func end(id, stream string, bytes uint64) []lastactive.LogEntry {
+	return []lastactive.LogEntry{{ID: id, Stream: stream, Bytes: bytes, End: true}}
+}
+
+func TestAStreamIsOpenUntilItsEndHoweverFrozenItsCountersAre(t *testing.T) {
+	w := newWorld(t, nil)
+	l := w.OpenLog(flush)
+	defer l.Close()
+	w.sure()
+	l.Record(entry("a", "1", 7))
+	w.pass(flush)
+	w.periodic(l, "a", "1", 7, 10*time.Minute)
+	a := w.ask("a")
+	require.Equal(t, 1, a.Open)
+	require.Zero(t, a.Age)
+	require.Equal(t, 10*time.Minute+flush-(flush+time.Second), a.Quiet, "its bytes moved when it was first seen")
+	require.Zero(t, w.Doubt())
+	l.Record(end("a", "1", 7))
+	a = w.ask("a")
+	require.Zero(t, a.Open)
+	require.Zero(t, a.Age, "it has ended just now")
+	require.Equal(t, 10*time.Minute+flush, a.Quiet)
+	w.pass(time.Second)
+	require.Equal(t, time.Second, w.ask("a").Age)
+}
+
+func TestBytesAreJudgedOneFlushLater(t *testing.T) {
+	w := newWorld(t, nil)
+	l := w.OpenLog(flush)
+	defer l.Close()
+	l.Record(entry("a", "1", 1))
+	w.pass(flush)
+	l.Record(entry("a", "1", 2))
+	require.Zero(t, w.ask("a").Quiet)
+	w.pass(flush)
+	l.Record(entry("a", "1", 2))
+	require.Zero(t, w.ask("a").Quiet)
+	w.pass(2 * time.Second)
+	require.Equal(t, time.Second, w.ask("a").Quiet)
+	l.Record(end("a", "1", 3))
+	require.Zero(t, w.ask("a").Quiet, "the last bytes moved shortly before the end")
+}
+
+func TestAStreamThatIsNotHeardOfMayMoveBytes(t *testing.T) {
+	w := newWorld(t, nil)
+	l := w.OpenLog(flush)
+	defer l.Close()
+	w.periodic(l, "a", "1", 1, time.Minute)
+	require.NotZero(t, w.ask("a").Quiet)
+	w.pass(window)
+	require.Zero(t, w.ask("a").Quiet)
+}
+
+func TestAnEntryWithoutAStreamIsActivityAndNothingOpen(t *testing.T) {
+	w := newWorld(t, nil)
+	l := w.OpenLog(flush)
+	defer l.Close()
+	l.Record(entry("a", "", 0))
+	w.pass(time.Second)
+	require.Equal(t, lastactive.Activity{ID: "a", Age: time.Second, Quiet: time.Second}, w.ask("a"))
+	l.Record(entry("", "1", 0)) // not admitted yet
+	require.Equal(t, 1, w.Len())
+	require.Zero(t, w.Streams())
+}
+
+func TestALogThatSaysNothingKeepsItsStreamsOpen(t *testing.T) {
+	w := newWorld(t, nil)
+	l := w.OpenLog(flush)
+	other := w.OpenLog(flush)
+	w.sure()
+	l.Record(entry("a", "1", 0))
+	w.periodic(other, "b", "2", 0, 10*time.Minute)
+	require.Equal(t, lastactive.Activity{ID: "a", Open: 1}, w.ask("a"))
+	l.Close()
+	other.Close()
+}
+
+func TestALostEndIsNoticedOnceTheLogHasGoneOnWithoutTheStream(t *testing.T) {
+	const enough = 3 * (flush + time.Second)
+	w := newWorld(t, nil)
+	l := w.OpenLog(flush)
+	defer l.Close()
+	l.Record(append(entry("a", "1", 0), entry("b", "2", 0)...))
+	seen := w.now()
+	for w.now()-seen < enough-3*time.Second {
+		w.pass(3 * time.Second)
+		l.Record(entry("b", "2", 0))
+	}
+	w.pass(3*time.Second - time.Millisecond)
+	l.Record(nil)
+	require.Equal(t, 1, w.ask("a").Open)
+	w.pass(time.Millisecond)
+	require.Equal(t, 1, w.ask("a").Open, "time alone closes nothing")
+	l.Record(nil)
+	a := w.ask("a")
+	require.Zero(t, a.Open)
+	require.Equal(t, enough-(flush+time.Second), a.Age, "it can have been open until it was to be reported")
+	require.Equal(t, a.Age, a.Quiet)
+	require.Equal(t, 1, w.ask("b").Open)
+}
+
+func TestWhatALogDidNotSayBeforeItStoodStillProvesNothing(t *testing.T) {
+	w := newWorld(t, nil)
+	l := w.OpenLog(flush)
+	defer l.Close()
+	l.Record(append(entry("a", "1", 0), entry("b", "2", 0)...))
+	w.pass(10 * time.Minute)
+	w.periodic(l, "b", "2", 0, 3*(flush+time.Second)-2*time.Second)
+	require.Equal(t, 1, w.ask("a").Open, "the log is alive again, and not for long enough")
+	w.periodic(l, "b", "2", 0, 2*flush)
+	require.Zero(t, w.ask("a").Open)
+}
+
+func TestALogThatStandsStillIsDoubt(t *testing.T) {
+	w := newWorld(t, nil)
+	l, idle := w.OpenLog(flush), w.OpenLog(0)
+	w.sure()
+	l.Record(entry("a", "1", 0))
+	idle.Record(nil)
+	w.pass(window)
+	require.Zero(t, w.Doubt())
+	w.pass(time.Millisecond)
+	require.Equal(t, 3*flush-time.Millisecond, w.Doubt(), "it stands still now")
+	require.Equal(t, "a log stream stands still", w.DoubtReason())
+	w.pass(3 * flush)
+	require.Zero(t, w.Doubt(), "not for ever: what is open on it is known")
+	idle.Record(nil)
+	require.Zero(t, w.Doubt(), "it had nothing to say")
+	l.Record(entry("a", "1", 0))
+	require.Equal(t, 3*flush, w.Doubt(), "what else was held back comes now")
+	require.Equal(t, "a log stream stood still", w.DoubtReason())
+	w.periodic(l, "a", "1", 0, 3*flush)
+	require.Zero(t, w.Doubt())
+	l.Close()
+	idle.Close()
+}
+
+func TestALogThatIsCutIsDoubtAndItsStreamsStayOpenMeanwhile(t *testing.T) {
+	for name, streams := range map[string]int{"with streams": 1, "without": 0} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, nil)
+			l := w.OpenLog(flush)
+			w.sure()
+			w.request("a")
+			if streams > 0 {
+				l.Record(entry("a", "1", 0))
+			}
+			w.pass(time.Second)
+			l.Close()
+			l.Close()
+			require.Equal(t, 3*flush, w.Doubt())
+			require.Equal(t, "a log stream was cut", w.DoubtReason())
+			_, doubt := w.Final()
+			require.True(t, doubt)
+			w.pass(3*flush - time.Millisecond)
+			require.Equal(t, streams, w.ask("a").Open)
+			require.NotZero(t, w.Doubt())
+			w.pass(time.Millisecond)
+			require.Zero(t, w.ask("a").Open)
+			require.Zero(t, w.Streams())
+			require.NotZero(t, w.ask("a").Age)
+			require.Zero(t, w.Doubt())
+		})
+	}
+}
+
+func TestAStreamGoesOnOnAnotherLog(t *testing.T) {
+	w := newWorld(t, nil)
+	l := w.OpenLog(flush)
+	w.periodic(l, "a", "1", 5, time.Minute)
+	quiet := w.ask("a").Quiet
+	l.Close()
+	next := w.OpenLog(flush)
+	w.periodic(next, "a", "1", 5, time.Minute)
+	require.Equal(t, 1, w.Streams())
+	require.Equal(t, lastactive.Activity{ID: "a", Quiet: quiet + time.Minute, Open: 1}, w.ask("a"))
+	next.Record(end("a", "1", 5))
+	require.Zero(t, w.ask("a").Open)
+	next.Close()
+}
+
+func TestALongerFlushThatIsAnnouncedWithARequestIsDoubtUntilTheLogSaysSo(t *testing.T) {
+	w := newWorld(t, nil)
+	w.sure()
+	w.Announce(flush)
+	w.Announce(time.Second)
+	require.Zero(t, w.Doubt())
+	w.Announce(2 * flush)
+	require.Equal(t, 6*flush, w.Doubt())
+	require.Equal(t, "Envoy's flush interval is longer than this router was told", w.DoubtReason())
+	w.pass(6 * flush)
+	require.Zero(t, w.Doubt())
+}
+
+func TestALongerFlushThanThisRouterWasToldIsDoubtForAsLongAsTheLogIsOpen(t *testing.T) {
+	w := newWorld(t, nil)
+	w.sure()
+	shorter := w.OpenLog(time.Second)
+	unknown := w.OpenLog(0)
+	require.Zero(t, w.Doubt())
+	l := w.OpenLog(2 * flush)
+	w.pass(time.Hour)
+	require.Equal(t, 6*flush, w.Doubt())
+	require.Equal(t, "Envoy's flush interval is longer than this router was told", w.DoubtReason())
+	_, doubt := w.Ask(nil)
+	require.NotZero(t, doubt)
+	l.Close()
+	require.Equal(t, 6*flush, w.Doubt())
+	w.pass(6 * flush)
+	require.Zero(t, w.Doubt())
+	shorter.Close()
+	unknown.Close()
+}
+
+func TestMoreStreamsThanAreRememberedAreDoubt(t *testing.T) {
+	w := newWorld(t, func(o *lastactive.Options) { o.Streams = 2 })
+	l := w.OpenLog(flush)
+	defer l.Close()
+	w.sure()
+	for i := range 2 {
+		l.Record(entry("a", fmt.Sprint(i), 0))
+	}
+	require.Zero(t, w.Doubt())
+	l.Record(entry("a", "1", 0))
+	require.Zero(t, w.Doubt(), "it is remembered already")
+	l.Record(entry("b", "2", 0))
+	require.Equal(t, 3*flush, w.Doubt())
+	require.Equal(t, 2, w.Streams())
+	l.Record(end("a", "0", 0))
+	l.Record(entry("b", "2", 0))
+	require.Equal(t, 1, w.ask("b").Open)
+}
+
+func TestAStreamBelongsToOneSandboxAtATime(t *testing.T) {
+	w := newWorld(t, nil)
+	l := w.OpenLog(flush)
+	defer l.Close()
+	l.Record(entry("a", "1", 0))
+	l.Record(entry("b", "1", 0))
+	require.Zero(t, w.ask("a").Open)
+	require.Equal(t, 1, w.ask("b").Open)
+	require.Equal(t, 1, w.Streams())
+}
+
+func TestWhatALogMightHaveSaidAfterThisSideStoppedItIsNotTakenToBeKnown(t *testing.T) {
+	w := newWorld(t, nil)
+	l := w.OpenLog(flush)
+	w.sure()
+	l.Record(entry("open", "1", 0))
+	w.request("short")
+	w.pass(2 * time.Second)
+	w.request("who knows")
+	w.pass(slack + window - 2*time.Second)
+	w.Report(true)
+	l.Stop()
+	w.pass(time.Minute)
+	final, doubt := w.Final()
+	require.ElementsMatch(t, []string{"open", "who knows"}, ids(final))
+	for _, a := range final {
+		require.Zero(t, a.Age, a.ID)
+	}
+	require.False(t, doubt, "what was open then is known")
+}
+
+// A log that stood still when this side ended it has said nothing of what was admitted
+// meanwhile.
+func TestALogThatStoodStillWhenItWasStoppedLeavesDoubt(t *testing.T) {
+	w := newWorld(t, nil)
+	l := w.OpenLog(flush)
+	w.sure()
+	l.Record(entry("open", "1", 0))
+	w.pass(2 * time.Second)
+	w.request("open, and nobody knows") // Envoy stands still from now on
+	w.pass(slack + window)
+	require.NotZero(t, w.Doubt())
+	l.Stop()
+	require.NotZero(t, w.Doubt(), "the log stood still")
+	_, doubt := w.Final()
+	require.True(t, doubt)
+}

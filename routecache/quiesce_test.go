@@ -1,0 +1,141 @@
+package routecache_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/berth-sandbox/berth/routecache"
+)
+
+var quiesced = routecache.Answer{Status: routecache.Quiesced}
+
+func TestNothingButResumeReleaseAndASnapshotEndsAQuiesce(t *testing.T) {
+	gone := routecache.Answer{Status: routecache.Gone}
+	for name, c := range map[string]struct {
+		happens func(*world)
+		want    routecache.Answer
+	}{
+		"nothing":                 {func(*world) {}, quiesced},
+		"resume":                  {func(w *world) { w.Resume("a") }, routable(routeA)},
+		"release":                 {func(w *world) { w.Release("a") }, gone},
+		"told that it is gone":    {func(w *world) { w.Resolve("a", gone) }, gone},
+		"snapshot":                {func(w *world) { w.Replace(map[string]routecache.Route{"a": routeA}) }, routable(routeA)},
+		"resume of another":       {func(w *world) { w.Resume("b") }, quiesced},
+		"push":                    {func(w *world) { w.Put("a", routeB) }, quiesced},
+		"answer":                  {func(w *world) { w.Resolve("a", routable(routeB)) }, quiesced},
+		"told that it is unknown": {func(w *world) { w.Resolve("a", routecache.Answer{}) }, quiesced},
+		"told that it starts":     {func(w *world) { w.Resolve("a", routecache.Answer{Status: routecache.Starting}) }, quiesced},
+		"disconnection":           {func(w *world) { w.Disconnected() }, quiesced},
+		"its route is evicted":    {func(w *world) { w.Put("b", routeB) }, quiesced},
+		"quiesced again":          {func(w *world) { w.Quiesce("a") }, quiesced},
+		"time":                    {func(w *world) { w.pass(59 * time.Minute) }, quiesced},
+		"somebody gave up waiting": {func(w *world) {
+			ctx, cancel := context.WithCancel(w.t.Context())
+			cancel()
+			require.ErrorIs(w.t, w.Await(ctx, "a", routecache.Quiesced), context.Canceled)
+		}, quiesced},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, routecache.Options{Size: 1})
+			w.Put("a", routeA)
+			require.True(t, w.Quiesce("a"))
+			c.happens(w)
+			a, err := w.Lookup(t.Context(), "a")
+			require.NoError(t, err)
+			require.Equal(t, c.want, a)
+			for _, r := range []routecache.Route{routeA, routeB} {
+				require.Equal(t, c.want == routable(r), w.Holds("a", r))
+			}
+			require.Empty(t, w.asked)
+		})
+	}
+}
+
+func TestQuiescedIsNoReasonToAnswerWhenNothingIsFresh(t *testing.T) {
+	w := newWorld(t, routecache.Options{})
+	w.Put("a", routeA)
+	w.Quiesce("a")
+	w.Expire()
+	_, err := w.Lookup(t.Context(), "a")
+	require.ErrorIs(t, err, routecache.ErrNotFresh)
+}
+
+func TestALookupThatWaitedLearnsOfAQuiesce(t *testing.T) {
+	w := newWorld(t, routecache.Options{})
+	w.onAsk = func(id string) {
+		w.Quiesce(id)
+		w.Resolve(id, routable(routeA))
+	}
+	a, err := w.Lookup(t.Context(), "a")
+	require.NoError(t, err)
+	require.Equal(t, quiesced, a)
+}
+
+func TestAwaitOfAQuiescedSandboxReturnsWhenItIsNotAnyMore(t *testing.T) {
+	for name, c := range map[string]struct {
+		happens func(*world)
+		wakes   bool
+	}{
+		"resume":            {func(w *world) { w.Resume("a") }, true},
+		"release":           {func(w *world) { w.Release("a") }, true},
+		"snapshot":          {func(w *world) { w.Replace(nil) }, true},
+		"resume of another": {func(w *world) { w.Resume("b") }, false},
+		"quiesced again":    {func(w *world) { w.Quiesce("a") }, false},
+		"disconnection":     {func(w *world) { w.Disconnected() }, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, routecache.Options{})
+				w.Put("a", routeA)
+				w.Quiesce("a")
+				ctx, cancel := context.WithCancelCause(t.Context())
+				defer cancel(nil)
+				woken := make(chan error, 1)
+				go func() { woken <- w.Await(ctx, "a", routecache.Quiesced) }()
+				synctest.Wait()
+				require.Empty(t, woken)
+				c.happens(w)
+				synctest.Wait()
+				if !c.wakes {
+					require.Empty(t, woken)
+					late := errors.New("late")
+					cancel(late)
+					require.ErrorIs(t, <-woken, late)
+					return
+				}
+				require.NoError(t, <-woken)
+			})
+		})
+	}
+}
+
+func TestAwaitDoesNotMissAResumeBeforeIt(t *testing.T) {
+	w := newWorld(t, routecache.Options{})
+	w.Quiesce("a") // and no route
+	w.Resume("a")
+	require.NoError(t, w.Await(t.Context(), "a", routecache.Quiesced))
+	w.Quiesce("a")
+	require.NoError(t, w.Await(t.Context(), "a", routecache.Starting), "it is quiesced, and waits elsewhere")
+}
+
+func TestQuiescedSandboxesAreBounded(t *testing.T) {
+	w := newWorld(t, routecache.Options{})
+	for i := range 10_000 {
+		require.True(t, w.Quiesce(fmt.Sprint(i)))
+	}
+	require.False(t, w.Quiesce("a"))
+	require.True(t, w.Quiesce("7"), "it is already")
+	w.Release("gone")
+	require.True(t, w.Quiesce("gone"), "it takes no room")
+	require.Equal(t, 10_000, w.Stats().Quiesced)
+	w.Resume("7")
+	require.True(t, w.Quiesce("a"))
+	w.Replace(nil)
+	require.Zero(t, w.Stats().Quiesced)
+}
