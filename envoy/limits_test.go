@@ -78,9 +78,11 @@ func TestRequestsAboveTheBoundAreRefusedAndDoNotWait(t *testing.T) {
 
 // However many there are, each admitted request is at its pod and not in a queue of
 // Envoy's, where it would outlive the window. There are more of them than Envoy
-// takes by default.
+// takes by default. They come as fast as they arrive at their pods: a router that gets
+// all of them in one moment may need longer for the last than Envoy waits for it.
 func TestNoAdmittedRequestWaitsForAnother(t *testing.T) {
 	const each = 2000 // of HTTP/1.1 and of gRPC
+	underway, failed := make(chan struct{}, 1000), make(chan struct{})
 	e, v := startVersatile(t)
 	pods := func(stat string) int { return e.counter(`cluster\.pods_h[12]\.` + stat) }
 	var asking sync.WaitGroup
@@ -97,6 +99,11 @@ func TestNoAdmittedRequestWaitsForAnother(t *testing.T) {
 					return
 				}
 				r.Header.Set("Content-Type", contentType)
+				select {
+				case underway <- struct{}{}:
+				case <-failed:
+					return
+				}
 				response, err := client.Do(r)
 				if !assert.NoError(t, err) {
 					return
@@ -110,6 +117,7 @@ func TestNoAdmittedRequestWaitsForAnother(t *testing.T) {
 	for end := time.After(time.Minute); arrived < 2*each; arrived++ {
 		select {
 		case <-v.arrived:
+			<-underway
 		case <-end:
 			t.Errorf("%d of %d requests are at their pods; %d wait in Envoy", arrived, 2*each, pods("upstream_rq_pending_active"))
 			end = nil
@@ -118,6 +126,7 @@ func TestNoAdmittedRequestWaitsForAnother(t *testing.T) {
 			end = nil
 		}
 		if t.Failed() {
+			close(failed)
 			break
 		}
 	}

@@ -47,7 +47,21 @@ type clock struct {
 	doubtUntil time.Duration
 	doubtWhy   string
 	doubts     uint64
+	// gaps are those that followed one another while there was doubt, as one; toBridge is
+	// what Tracker.bridge has not seen yet.
+	gaps, toBridge gap
 }
+
+// gap is a time in which entries of the log can have been lost, so that ends of requests
+// are not known.
+type gap struct {
+	// from: what can have been open since then without the log having said so may have
+	// ended at until. all: so may everything else, because it was not known what was open.
+	from, until time.Duration
+	all         bool
+}
+
+var noGap = gap{from: forever, until: never}
 
 // late are the ticks that were followed late. Those of ticks up to droppedTo are not
 // remembered one by one; each was followed within droppedGap.
@@ -94,6 +108,7 @@ func (t *Tracker) tick() time.Duration {
 	if gap := next - before; gap > tickSlack {
 		c.late.add(lateTick{before, next})
 		if gap > pauseMost {
+			c.lost(before, next, t.window)
 			c.doubt(next+doubtFlushes*t.flush, "this router was paused")
 		}
 	}
@@ -121,10 +136,33 @@ func (c *clock) doubt(until time.Duration, why string) {
 	}
 }
 
-// doubtFrom says that not everything is known for three flush intervals of this length.
+// lost says that entries of the log can have been lost in this time. A request that the
+// log has not shown to be open may have been, for a window after its admission, and its
+// end will not be told any more. c.mu is held, and the doubt that follows is not noted yet.
+func (c *clock) lost(since, now, window time.Duration) {
+	if c.doubtUntil <= since {
+		c.gaps = noGap
+	}
+	c.gaps.from, c.gaps.until = min(c.gaps.from, since-window), now
+	b := &c.toBridge
+	b.from, b.until, b.all = min(b.from, c.gaps.from), max(b.until, now), b.all || c.gaps.all
+}
+
+// lostFrom says that entries of the log can have been lost since then, and that there is
+// doubt for three flush intervals of this length. t.mu is held.
+func (l *Log) lostFrom(since, now time.Duration, why string) {
+	c := &l.t.clock
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.lost(since, now, l.silenceMost())
+	c.doubt(now+doubtFlushes*l.flush, why)
+}
+
+// doubtFrom says that it is not known what is open for three flush intervals of this length.
 func (t *Tracker) doubtFrom(now, flush time.Duration, why string) {
 	t.clock.mu.Lock()
 	defer t.clock.mu.Unlock()
+	t.clock.gaps.all = true // until there is no doubt any more
 	t.clock.doubt(now+doubtFlushes*flush, why)
 }
 

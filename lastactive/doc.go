@@ -25,6 +25,10 @@
 //     everything through which an entry of the log, or a touch, can have gone missing
 //     or come late: the start, a log stream that ended or stood still, a process that
 //     was paused (its ticks came late).
+//   - What may have ended while entries were lost counts as in use until that was over:
+//     the end of a request is told once. Of what was admitted less than a window before,
+//     and of what the log had shown to be open and does not name any more, that is so; of
+//     everything, if it was not known then what is open.
 //   - Silence is never idleness. A log that says nothing keeps its streams open, and
 //     counters that do not move close nothing.
 //   - Whoever sets a flag that stops admissions and calls Ask then has seen every

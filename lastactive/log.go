@@ -31,6 +31,7 @@ type logStream struct {
 	prev, next   *logStream // of the entry
 	bytes        uint64
 	seen         time.Duration
+	until        time.Duration // it can have ended in a gap of the log until then
 }
 
 // LogEntry is one entry of an access log.
@@ -70,7 +71,8 @@ func (t *Tracker) Announce(flush time.Duration) {
 	}
 }
 
-// Close ends the stream. What Envoy reports until it has opened another one is lost:
+// Close ends the stream. What Envoy has reported last, and reports until it has opened
+// another one, is lost: what was in use lately was until now, for all that is known, and
 // there is doubt for three flush intervals.
 func (l *Log) Close() {
 	t := l.t
@@ -80,7 +82,8 @@ func (l *Log) Close() {
 		return
 	}
 	l.closed = t.clock.now()
-	t.doubtFrom(l.closed, l.flush, "a log stream was cut")
+	// What is on its way is not older: a pause of this process is a gap of its own.
+	l.lostFrom(l.closed-logBuffer, l.closed, "a log stream was cut")
 }
 
 // Stop ends the stream from this side, because the process is about to end and admits
@@ -109,7 +112,7 @@ func (l *Log) Record(entries []LogEntry) {
 	now := t.clock.now()
 	if now-l.heard > l.silenceMost() {
 		if l.count > 0 { // else it had nothing to say
-			t.doubtFrom(now, l.flush, "a log stream stood still")
+			l.lostFrom(l.heard, now, "a log stream stood still")
 		}
 		l.alive = now
 	}
@@ -121,6 +124,7 @@ func (l *Log) Record(entries []LogEntry) {
 	}
 	t.mu.Lock()
 	l.heard = now // not before: what the message names is not to be missed in it
+	t.bridge()
 	l.sweep(now)
 	t.mu.Unlock()
 }
@@ -256,7 +260,7 @@ func (l *Log) sweep(now time.Duration) {
 			break
 		}
 		// It can have been open, and have moved bytes, until it was to be reported.
-		until := min(since+l.flush+logBuffer, now)
+		until := max(min(since+l.flush+logBuffer, now), s.until)
 		s.entry.logged, s.entry.moved = max(s.entry.logged, until), max(s.entry.moved, until)
 		l.t.drop(s)
 	}

@@ -294,3 +294,101 @@ func TestALogThatStoodStillWhenItWasStoppedLeavesDoubt(t *testing.T) {
 	_, doubt := w.Final()
 	require.True(t, doubt)
 }
+
+// A request of which the log has said nothing yet, or which was open, can have ended while
+// the log could not be read, and its end is not told a second time.
+func TestWhatCanHaveEndedWhileTheLogCouldNotBeReadWasInUseUntilThen(t *testing.T) {
+	// Each breaks the reading of the log, and ends at the moment in which it can be read again.
+	gaps := map[string]func(w *world, l *lastactive.Log) *lastactive.Log{
+		"cut": func(w *world, l *lastactive.Log) *lastactive.Log {
+			w.pass(time.Second)
+			l.Close()
+			return w.OpenLog(flush)
+		},
+		"paused": func(w *world, l *lastactive.Log) *lastactive.Log { w.jump(10 * flush); w.Tick(); return l },
+		"stood still": func(w *world, l *lastactive.Log) *lastactive.Log {
+			w.pass(10 * flush)
+			l.Record(entry("another", "0", 1))
+			return l
+		},
+		"paused and cut": func(w *world, l *lastactive.Log) *lastactive.Log {
+			w.jump(10 * flush)
+			w.Tick()
+			w.pass(time.Second)
+			l.Close()
+			return w.OpenLog(flush)
+		},
+	}
+	for name, gap := range gaps {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, nil)
+			l := w.OpenLog(flush)
+			w.sure()
+			w.request("known to be short")
+			l.Record(append(entry("another", "0", 1), entry("went on", "2", 1)...))
+			w.pass(flush)
+			l.Record(append(entry("open", "1", 1), entry("went on", "2", 1)...))
+			l.Record(append(entry("ended", "3", 1), end("ended", "3", 1)...))
+			w.pass(slack + window + 2*time.Second - flush)
+			l.Record(append(entry("another", "0", 1), append(entry("open", "1", 1), entry("went on", "2", 1)...)...))
+			w.request("not yet told")
+			ended := w.ask("ended").Age
+			known := w.ask("known to be short").Age
+			from := w.now()
+			l = gap(w, l)
+			lasted := w.now() - from
+			for range 10 {
+				l.Record(append(entry("another", "0", 1), entry("went on", "2", 1)...))
+				w.pass(flush)
+			}
+			require.Zero(t, w.Doubt())
+			since := w.now() - from - lasted
+			require.LessOrEqual(t, w.ask("not yet told").Age, since)
+			require.LessOrEqual(t, w.ask("not yet told").Quiet, since)
+			require.LessOrEqual(t, w.ask("open").Age, since)
+			require.LessOrEqual(t, w.ask("open").Quiet, since)
+			require.Equal(t, known+lasted+since, w.ask("known to be short").Age, "that it was short had been certain")
+			require.Equal(t, ended+lasted+since, w.ask("ended").Age, "its end had been told")
+			require.Zero(t, w.ask("went on").Age)
+			require.Greater(t, w.ask("went on").Quiet, since+lasted, "its counter says that nothing has moved")
+		})
+	}
+}
+
+// While it is not known what is open, anything can end in a gap: also what was admitted by
+// the router before this one.
+func TestWhatEndsInAGapWhileThereIsDoubtMayBeAnything(t *testing.T) {
+	for name, gap := range map[string]func(w *world, l *lastactive.Log){
+		"cut":    func(_ *world, l *lastactive.Log) { l.Close() },
+		"paused": func(w *world, _ *lastactive.Log) { w.jump(flush); w.Tick() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, nil)
+			w.request("short")
+			l := w.OpenLog(flush)
+			w.pass(2 * flush)
+			gap(w, l)
+			at := w.now()
+			w.pass(4 * flush)
+			require.Zero(t, w.Doubt())
+			for _, id := range []string{"short", "never heard of"} {
+				require.Equal(t, w.now()-at, w.ask(id).Age, id)
+				require.Equal(t, w.now()-at, w.ask(id).Quiet, id)
+			}
+		})
+	}
+}
+
+func TestAGapLeavesThoseAloneWhoseUseIsKnown(t *testing.T) {
+	w := newWorld(t, func(o *lastactive.Options) { o.Size = 1 })
+	w.sure()
+	w.request("dropped long ago")
+	w.pass(slack + window + 2*time.Second)
+	w.request("in its place")
+	dropped := w.ask("dropped long ago").Age
+	w.OpenLog(flush).Close()
+	at := w.now()
+	w.pass(time.Minute)
+	require.Equal(t, dropped+time.Minute, w.ask("dropped long ago").Age)
+	require.LessOrEqual(t, w.ask("in its place").Age, w.now()-at)
+}

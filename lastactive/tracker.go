@@ -103,6 +103,8 @@ func New(o Options) (*Tracker, error) {
 	now := o.Now()
 	t.clock.coarse.Store(int64(now))
 	t.clock.late.droppedTo = never
+	t.clock.toBridge = noGap
+	t.clock.gaps = gap{from: forever, all: true}
 	t.clock.doubt(now+doubtFlushes*o.Flush, "this router has just started")
 	return t, nil
 }
@@ -262,10 +264,37 @@ func (v *view) activity(id string, u use) Activity {
 	return Activity{ID: id, Age: v.age(u), Quiet: v.quiet(u), Open: u.open, Settles: v.settles(u)}
 }
 
-// lookSwept looks at the clock and drops the streams whose end was lost. t.mu is held.
+// bridge takes what can have ended unseen to have been in use until it could be seen
+// again. t.mu is held.
+func (t *Tracker) bridge() {
+	t.clock.mu.Lock()
+	g := t.clock.toBridge
+	t.clock.toBridge = noGap
+	t.clock.mu.Unlock()
+	if g == noGap {
+		return
+	}
+	v := t.look()
+	for _, e := range t.all {
+		if g.all || v.upper(time.Duration(e.touched.Load())) >= g.from {
+			e.logged, e.moved = max(e.logged, g.until), max(e.moved, g.until)
+		}
+		for s := e.streams; s != nil; s = s.next {
+			s.until = g.until
+		}
+	}
+	d := &t.dropped
+	if t.droppedAny = t.droppedAny || g.all; t.droppedAny && (g.all || d.touched >= g.from) {
+		d.logged, d.moved = max(d.logged, g.until), max(d.moved, g.until)
+	}
+}
+
+// lookSwept looks at the clock, bridges gaps of the log, and drops the streams whose end
+// was lost. t.mu is held.
 func (t *Tracker) lookSwept() *view {
 	v := t.look()
 	v.blind = t.blind
+	t.bridge()
 	for l := range t.logs {
 		l.sweep(v.now)
 	}
