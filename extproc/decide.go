@@ -33,6 +33,8 @@ type Activity interface {
 	// Announce takes the flush interval that Envoy has announced with a request. It is
 	// called before Begin.
 	Announce(flush time.Duration)
+	// EnvoyEnded says that Envoy has ended.
+	EnvoyEnded()
 	// Forget drops a sandbox that does not exist or has been released.
 	Forget(id string)
 }

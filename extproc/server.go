@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -69,6 +70,8 @@ type Server struct {
 	flushText      string
 	announcedFlush atomic.Int64
 	held           atomic.Int64
+	// accepted and connected are how many connections there were and are.
+	accepted, connected atomic.Int64
 	// forced: streams are ended from this side, whether Envoy has read or not.
 	forced atomic.Bool
 	// stopping is closed when the access log streams must end. They never end
@@ -148,16 +151,48 @@ func temporaryName(socket string) string { return fmt.Sprintf("%s.%d", socket, o
 
 // Serve answers on l until Stop. It returns nil after a Stop.
 func (s *Server) Serve(l net.Listener) error {
-	if err := s.grpc.Serve(l); !errors.Is(err, grpc.ErrServerStopped) { // stopped before it began
+	if err := s.grpc.Serve(counting{l, s}); !errors.Is(err, grpc.ErrServerStopped) { // stopped before it began
 		return err
 	}
 	return nil
+}
+
+// counting counts the connections of a listener.
+type counting struct {
+	net.Listener
+	server *Server
+}
+
+func (l counting) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	l.server.accepted.Add(1)
+	l.server.connected.Add(1)
+	return &counted{Conn: c, server: l.server}, nil
+}
+
+type counted struct {
+	net.Conn
+	server *Server
+	once   sync.Once
+}
+
+func (c *counted) Close() error {
+	c.once.Do(func() { c.server.connected.Add(-1) })
+	return c.Conn.Close()
 }
 
 // Stop ends the server: Envoy is told to take new requests elsewhere, those in
 // progress are answered, until ctx ends. It must be called once.
 func (s *Server) Stop(ctx context.Context) {
 	s.health.Shutdown()
+	// Envoy keeps the connection of its log for as long as it runs, once it has had
+	// something to say there, and others while requests use them.
+	if s.accepted.Load() > 0 && s.connected.Load() == 0 {
+		s.decider.activity.EnvoyEnded()
+	}
 	done := make(chan struct{})
 	go func() {
 		defer close(done)

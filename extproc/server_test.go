@@ -252,7 +252,10 @@ func TestAccessLogKeepsSandboxesActiveUnlessTheyAreGone(t *testing.T) {
 
 	stream, err := logv3.NewAccessLogServiceClient(dial(t, socket)).StreamAccessLogs(within(t))
 	require.NoError(t, err)
-	now.Store(int64(time.Minute))
+	for now.Load() < int64(time.Minute) {
+		now.Add(int64(50 * time.Millisecond))
+		tracker.Tick()
+	}
 	require.NoError(t, stream.Send(logs("", "open", "released", "stranger")))
 	require.NoError(t, stream.Send(&logv3.StreamAccessLogsMessage{}))
 	require.Eventually(t, func() bool { return tracker.Len() == 3 }, soon, time.Millisecond)
@@ -701,7 +704,51 @@ func TestTheEndOfThisProcessIsNoDoubt(t *testing.T) {
 	require.NoError(t, stream.Send(logs("open")))
 	require.Eventually(t, func() bool { return tracker.Len() == 1 }, soon, time.Millisecond)
 	server.stop(soon)
-	final, doubt := tracker.Final()
+	final, doubt, handover := tracker.Final()
+	require.True(t, handover, "this client is there still")
 	require.False(t, doubt)
 	require.Len(t, final, 1)
+}
+
+// What is in use goes on without this process if Envoy does.
+func TestAnEnvoyThatHasEndedIsToldFromOneThatNeverCame(t *testing.T) {
+	for name, c := range map[string]struct {
+		envoy    func(t *testing.T, socket string, server *running)
+		handover bool
+	}{
+		"never came": {func(*testing.T, string, *running) {}, true},
+		"is there":   {func(t *testing.T, socket string, _ *running) { logged1(t, dial(t, socket)) }, true},
+		"has ended": {func(t *testing.T, socket string, server *running) {
+			conn := dial(t, socket)
+			logged1(t, conn)
+			require.NoError(t, conn.Close())
+			require.Eventually(t, func() bool { return server.connected.Load() == 0 }, soon, time.Millisecond)
+		}, false},
+		"has come again": {func(t *testing.T, socket string, server *running) {
+			conn := dial(t, socket)
+			logged1(t, conn)
+			require.NoError(t, conn.Close())
+			require.Eventually(t, func() bool { return server.connected.Load() == 0 }, soon, time.Millisecond)
+			logged1(t, dial(t, socket))
+		}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			socket := filepath.Join(t.TempDir(), "s")
+			o, _, _ := options(t, socket)
+			tracker := newTracker(func() time.Duration { return 0 })
+			o.Activity = tracker
+			server := serve(t, o)
+			c.envoy(t, socket, server)
+			server.stop(soon)
+			_, _, handover := tracker.Final()
+			require.Equal(t, c.handover, handover)
+		})
+	}
+}
+
+// logged1 has an access log say something, and waits until it has arrived.
+func logged1(t *testing.T, conn *grpc.ClientConn) {
+	stream, err := logv3.NewAccessLogServiceClient(conn).StreamAccessLogs(within(t))
+	require.NoError(t, err)
+	require.NoError(t, stream.Send(logs("open")))
 }

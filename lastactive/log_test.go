@@ -166,7 +166,7 @@ func TestALogThatIsCutIsDoubtAndItsStreamsStayOpenMeanwhile(t *testing.T) {
 			l.Close()
 			require.Equal(t, 3*flush, w.Doubt())
 			require.Equal(t, "a log stream was cut", w.DoubtReason())
-			_, doubt := w.Final()
+			_, doubt, _ := w.Final()
 			require.True(t, doubt)
 			w.pass(3*flush - time.Millisecond)
 			require.Equal(t, streams, w.ask("a").Open)
@@ -270,7 +270,7 @@ func TestWhatALogMightHaveSaidAfterThisSideStoppedItIsNotTakenToBeKnown(t *testi
 	w.Report(true)
 	l.Stop()
 	w.pass(time.Minute)
-	final, doubt := w.Final()
+	final, doubt, _ := w.Final()
 	require.ElementsMatch(t, []string{"open", "who knows"}, ids(final))
 	for _, a := range final {
 		require.Zero(t, a.Age, a.ID)
@@ -291,7 +291,7 @@ func TestALogThatStoodStillWhenItWasStoppedLeavesDoubt(t *testing.T) {
 	require.NotZero(t, w.Doubt())
 	l.Stop()
 	require.NotZero(t, w.Doubt(), "the log stood still")
-	_, doubt := w.Final()
+	_, doubt, _ := w.Final()
 	require.True(t, doubt)
 }
 

@@ -57,6 +57,8 @@ type Tracker struct {
 	evicted uint64
 	// blind is when this side has ended a stream of the log; forever: it has not.
 	blind time.Duration
+	// envoyEnded: so nothing can be open any more.
+	envoyEnded bool
 	// dropped is what an ID that is not tracked can have been used at most: the newest
 	// of all that are not remembered any more though they may exist.
 	dropped    use
@@ -353,10 +355,17 @@ func (t *Tracker) Report(all bool) []Activity {
 	return activities
 }
 
+// EnvoyEnded says that Envoy has ended.
+func (t *Tracker) EnvoyEnded() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.envoyEnded = true
+}
+
 // Final returns, for a router that ends, what may be in use, was within Options.Window,
 // or was after it was last reported, and whether there may be more that it does not
-// know of.
-func (t *Tracker) Final() (activities []Activity, doubt bool) {
+// know of. handover: what is in use may go on, because Envoy has not ended.
+func (t *Tracker) Final() (activities []Activity, doubt, handover bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	v := t.lookSwept()
@@ -366,7 +375,7 @@ func (t *Tracker) Final() (activities []Activity, doubt bool) {
 		}
 	}
 	left, _ := t.doubt(v.now)
-	return activities, left > 0
+	return activities, left > 0, !t.envoyEnded
 }
 
 // Status is one line of Dump.

@@ -226,12 +226,12 @@ func TestAPauseIsDoubtForThreeIntervals(t *testing.T) {
 func TestANewTrackerIsInDoubt(t *testing.T) {
 	w := newWorld(t, nil)
 	require.Equal(t, 3*flush, w.Doubt())
-	_, doubt := w.Final()
+	_, doubt, _ := w.Final()
 	require.True(t, doubt)
 	w.pass(3*flush - time.Millisecond)
 	require.Equal(t, time.Millisecond, w.Doubt())
 	w.pass(time.Millisecond)
-	_, doubt = w.Final()
+	_, doubt, _ = w.Final()
 	require.False(t, doubt)
 }
 
@@ -306,11 +306,11 @@ func TestFinalNamesWhatIsOpenOrWasALittleAgo(t *testing.T) {
 	w.request("short")
 	w.pass(slack + window)
 	w.request("now")
-	final, _ := w.Final()
+	final, _, _ := w.Final()
 	require.ElementsMatch(t, []string{"unread", "open", "short", "now", "not reported since"}, ids(final))
 	w.Report(true)
 	w.pass(slack + time.Second)
-	final, _ = w.Final()
+	final, _, _ = w.Final()
 	require.ElementsMatch(t, []string{"unread", "open", "now"}, ids(final))
 	unread.Read()
 	l.Close()

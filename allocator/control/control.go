@@ -294,14 +294,14 @@ func (s *Server) serve(rpc grpc.BidiStreamingServer[controlv1.RouterMessage, con
 			case *controlv1.RouterMessage_Ping:
 				leader.Submit(core.SessionPing{Session: session, Stream: st.id, Nonce: m.Ping.GetNonce()})
 			case *controlv1.RouterMessage_Goodbye:
-				leader.Submit(core.SessionGoodbye{Session: session, Doubt: m.Goodbye.GetDoubt()})
+				leader.Submit(core.SessionGoodbye{Session: session, Doubt: m.Goodbye.GetDoubt(), EnvoyEnded: m.Goodbye.GetEnvoyEnded()})
 				return nil
 			case *controlv1.RouterMessage_Report:
 				all, err := activities("report", m.Report.GetActivities())
 				if err != nil {
 					return err
 				}
-				leader.Submit(core.Report{Session: session, Stream: st.id, Activities: all, Complete: m.Report.GetComplete()})
+				leader.Submit(core.Report{Session: session, Stream: st.id, Activities: all, Complete: m.Report.GetComplete(), Handover: m.Report.GetHandover()})
 			case *controlv1.RouterMessage_Quiesced:
 				all, err := activities("quiesced", m.Quiesced.GetActivities())
 				if err != nil {

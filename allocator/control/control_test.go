@@ -310,10 +310,10 @@ func TestWhatARouterSaysBecomesEventsInOrder(t *testing.T) {
 			{Message: &controlv1.RouterMessage_Ack{Ack: &controlv1.Ack{Sequence: 1}}},
 			{Message: &controlv1.RouterMessage_Resolve{Resolve: &controlv1.Resolve{SandboxId: "k3x9"}}},
 			{Message: &controlv1.RouterMessage_Report{Report: &controlv1.Report{Activities: []*controlv1.Activity{{SandboxId: "k3x9", AgeMillis: 1500, QuietMillis: 1<<64 - 1, Open: 2}}}}},
-			{Message: &controlv1.RouterMessage_Report{Report: &controlv1.Report{Complete: true}}},
+			{Message: &controlv1.RouterMessage_Report{Report: &controlv1.Report{Complete: true, Handover: true}}},
 			{Message: &controlv1.RouterMessage_Quiesced{Quiesced: &controlv1.Quiesced{Number: 9, Activities: []*controlv1.Activity{{SandboxId: "k3x9", AgeMillis: 3, SettlesMillis: 5}}, DoubtMillis: 4}}},
 			{}, // of a kind that is not known yet
-			{Message: &controlv1.RouterMessage_Goodbye{Goodbye: &controlv1.Goodbye{Doubt: true}}},
+			{Message: &controlv1.RouterMessage_Goodbye{Goodbye: &controlv1.Goodbye{Doubt: true, EnvoyEnded: true}}},
 		} {
 			require.NoError(t, stream.Send(m))
 		}
@@ -324,9 +324,9 @@ func TestWhatARouterSaysBecomesEventsInOrder(t *testing.T) {
 			core.SessionAck{Session: instance, Stream: n, Sequence: 1},
 			core.Resolve{Session: instance, Stream: n, ID: "k3x9"},
 			core.Report{Session: instance, Stream: n, Activities: []core.Activity{{ID: "k3x9", Age: 1500 * time.Millisecond, Quiet: 100 * 365 * 24 * time.Hour, Open: 2}}},
-			core.Report{Session: instance, Stream: n, Activities: []core.Activity{}, Complete: true},
+			core.Report{Session: instance, Stream: n, Activities: []core.Activity{}, Complete: true, Handover: true},
 			core.Quiesced{Session: instance, Stream: n, Number: 9, Activities: []core.Activity{{ID: "k3x9", Age: 3 * time.Millisecond, Settles: 5 * time.Millisecond}}, Doubt: 4 * time.Millisecond},
-			core.SessionGoodbye{Session: instance, Doubt: true},
+			core.SessionGoodbye{Session: instance, Doubt: true, EnvoyEnded: true},
 			core.SessionLeft{Session: instance, Stream: n},
 		}, w.leader.seen())
 	})

@@ -440,6 +440,7 @@ func (c *Core) recoverSandboxes(st State) error {
 			c.schedule(s)
 		}
 	}
+	c.recoveredAt = c.now.Boot
 	for _, s := range c.byID {
 		s.knows = c.told
 	}

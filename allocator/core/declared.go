@@ -62,7 +62,7 @@ func (c *Core) declaredDead(ch *change) {
 	} else {
 		fences = c.awaits(s)
 		c.ban(s.id, ch.fact.Revision, fences)
-		c.dropSession(s, false)
+		c.dropSession(s, c.now.Boot)
 		c.emit(SessionDeclaredDead{Session: s.id, From: s.from, Declaration: *ch.fact.Declared, Fences: fences})
 	}
 	for _, token := range d.tokens {

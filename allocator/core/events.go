@@ -118,10 +118,11 @@ type (
 		Stream  uint64
 	}
 	// SessionGoodbye: the router's process will admit nothing any more. Doubt: it could
-	// not tell what was in use through it.
+	// not tell what was in use through it. EnvoyEnded: nothing is any more.
 	SessionGoodbye struct {
-		Session string
-		Doubt   bool
+		Session    string
+		Doubt      bool
+		EnvoyEnded bool
 	}
 	// SessionDead: the process of a router is proven to have ended, by another one.
 	// That one's later pings are answered when it is durable.
@@ -146,12 +147,13 @@ type (
 		Sequence uint64
 	}
 	// Report: what has moved at a router. Complete: with this it has reported all that
-	// it tracks.
+	// it tracks. Handover: it is about to end, and what is in use may go on at its Envoy.
 	Report struct {
 		Session    string
 		Stream     uint64
 		Activities []Activity
 		Complete   bool
+		Handover   bool
 	}
 	// Quiesced: a router admits no request any more for the sandboxes of the SendQuiesce
 	// of that number. It knows of no use of those that are not in Activities. It may know

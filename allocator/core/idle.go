@@ -22,6 +22,12 @@ import (
 // or has ended. When it has ended without a Goodbye that was sure of what it had
 // reported, everything that it could serve was active until that moment.
 //
+// What a router knew to be in use when it said Goodbye may go on at its Envoy, and end
+// there, with nobody to see it until another router stands beside that Envoy. So it
+// counts as in use for as long as a router without a Goodbye would be waited for; and so
+// does everything if that router was in doubt. If its Envoy has ended before, nothing
+// goes on.
+//
 // Questions are asked in rounds, one at a time: all that is due, in one message to each
 // router.
 
@@ -75,7 +81,7 @@ const (
 
 // activity is what is known of the use of a sandbox.
 type activity struct {
-	at     time.Duration // the newest that is known of, on the boot clock
+	at     time.Duration // the newest that is known of, on the boot clock; it may be to come
 	source ActivitySource
 	router string
 	open   int
@@ -116,6 +122,8 @@ type reaper struct {
 	// Everything up to number floorTold was active at floorAt, for all that is known.
 	floorAt   time.Duration
 	floorTold uint64
+	// recoveredAt is when this leader has read what there was.
+	recoveredAt time.Duration
 	// waitShow are those whose objects are to be written for their activity, in the order in
 	// which they came.
 	waitShow []*sandbox
@@ -208,24 +216,14 @@ func (c *Core) report(ev Report) {
 	}
 	for _, a := range ev.Activities {
 		c.tracked(a, s.id, Reported)
-		s.opened(a)
+		if sb := c.sandboxes[a.ID]; sb != nil && ev.Handover && (a.Open > 0 || a.Age == 0) {
+			c.note(sb, c.now.Boot+c.expiry(), Doubted, "", 0)
+		}
 	}
 	if ev.Complete && !s.reported {
 		s.reported = true
 		c.unblock()
 	}
-}
-
-// opened remembers whether something is open at a sandbox, through this router.
-func (s *session) opened(a Activity) {
-	if a.Open == 0 {
-		delete(s.opens, a.ID)
-		return
-	}
-	if s.opens == nil {
-		s.opens = map[string]struct{}{}
-	}
-	s.opens[a.ID] = struct{}{}
 }
 
 // askable reports whether a session can be asked what is idle.
@@ -359,7 +357,6 @@ func (c *Core) quiesced(ev Quiesced) {
 	}
 	for _, a := range ev.Activities {
 		c.tracked(a, s.id, Asked)
-		s.opened(a)
 	}
 	r.doubt = max(r.doubt, ev.Doubt)
 	delete(r.waiting, s)
@@ -451,12 +448,12 @@ func (c *Core) disconnect(s *session) {
 	c.eachFence(c.answerReleases)
 }
 
-// sessionOver notes what the end of a session means for what it could serve. sure: it
-// has reported what was in use through it.
-func (c *Core) sessionOver(s *session, sure bool) {
+// sessionOver notes what the end of a session means for what it could serve: that it was
+// in use until then, or nothing, if the session has reported what was.
+func (c *Core) sessionOver(s *session, inUse time.Duration) {
 	c.abortRound()
-	if !sure && s.durable {
-		c.floorAt, c.floorTold = c.now.Boot, max(c.floorTold, s.knows)
+	if inUse > 0 && s.durable {
+		c.floorAt, c.floorTold = max(c.floorAt, inUse), max(c.floorTold, s.knows)
 	}
 	c.unblock()
 }
@@ -486,7 +483,7 @@ func (c *Core) showSome() {
 		s := c.waitShow[n]
 		s.showing = false
 		at, _ := c.activeAt(s)
-		active := c.now.Wall.Add(at - c.now.Boot).Truncate(time.Microsecond)
+		active := c.now.Wall.Add(min(at-c.now.Boot, 0)).Truncate(time.Microsecond)
 		if s.Phase != Running || s.changing > 0 || active.Sub(s.LastActive) < showStep {
 			continue
 		}
@@ -534,7 +531,7 @@ func (c *Core) Activities(keep func(id string) bool, most int) (list []ActivityS
 
 func (c *Core) activityOf(s *sandbox) ActivityStatus {
 	at, from := c.activeAt(s)
-	st := ActivityStatus{Sandbox: s.Sandbox, Age: c.now.Boot - at, Source: from}
+	st := ActivityStatus{Sandbox: s.Sandbox, Age: max(0, c.now.Boot-at), Source: from}
 	if from == Reported || from == Asked {
 		st.Router, st.Open = s.router, s.open
 	}

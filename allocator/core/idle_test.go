@@ -11,6 +11,9 @@ import (
 // idleFor is the idle timeout of the sandboxes of these tests.
 const idleFor = 10 * time.Second
 
+// idleForLong is one of those that are longer than anything else takes.
+const idleForLong = 3 * maxStale
+
 func idlePool(warm int) Pool {
 	return changed(specA(warm), func(p *Pool) { p.IdleTimeout = idleFor })
 }
@@ -397,10 +400,13 @@ func TestTheEndOfARouterThatIsNotSureIsActivity(t *testing.T) {
 		end  func(s *sim)
 		sure bool
 	}{
-		"Goodbye":                    {func(s *sim) { s.step(SessionGoodbye{Session: "r"}) }, true},
-		"Goodbye in doubt":           {func(s *sim) { s.step(SessionGoodbye{Session: "r", Doubt: true}) }, false},
-		"found dead":                 {func(s *sim) { s.step(SessionDead{Session: "r", By: "q"}) }, false},
-		"Goodbye without connection": {func(s *sim) { s.step(SessionLeft{Session: "r", Stream: 2}); s.step(SessionGoodbye{Session: "r"}) }, false},
+		"Goodbye":          {func(s *sim) { s.step(SessionGoodbye{Session: "r"}) }, true},
+		"Goodbye in doubt": {func(s *sim) { s.step(SessionGoodbye{Session: "r", Doubt: true, EnvoyEnded: true}) }, false},
+		"found dead":       {func(s *sim) { s.step(SessionDead{Session: "r", By: "q"}) }, false},
+		"Goodbye without connection": {func(s *sim) {
+			s.step(SessionLeft{Session: "r", Stream: 2})
+			s.step(SessionGoodbye{Session: "r", EnvoyEnded: true})
+		}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := idleSim(t, 1, "q", "r")
@@ -446,29 +452,89 @@ func TestWhatWasReleasedIsNotHeldAmongWhatCouldNotBeAskedAbout(t *testing.T) {
 }
 
 // A router process that is restarted on its own says Goodbye, and Envoy keeps what is
-// open. Until its successor has joined nobody can be asked about that: so it counts as
-// open for as long as a router that had not said Goodbye would have been waited for.
-func TestWhatWasOpenAtAGoodbyeIsInUseWhileNobodyCanTell(t *testing.T) {
-	s := idleSim(t, 2, "q", "r") // each beside an Envoy of its own
-	open, closed := s.claim(), s.claim()
-	s.step(Report{Session: "r", Stream: 2, Activities: []Activity{{ID: open.ID, Open: 1}, {ID: closed.ID, Open: 1}}})
-	s.step(Report{Session: "r", Stream: 2, Activities: []Activity{{ID: closed.ID}}})
-	s.pass(idleFor) // it is said while both are asked about
-	s.asks(1, 2)
-	s.step(SessionGoodbye{Session: "r"})
-	released := map[string]time.Duration{}
-	for began := s.now.Boot; len(released) < 2 && s.now.Boot-began < 2*maxStale; {
-		s.ping("q", 1)
-		s.pass(time.Second)
-		for _, q := range of[SendQuiesce](s.effects) {
-			s.says("q", q, 1, 0)
-			for _, r := range of[SandboxReleased](s.effects) {
-				released[r.Sandbox.ID] = s.now.Boot - began
-			}
-		}
+// open. Until its successor stands there nobody sees it go on, or end: so it is in use for
+// as long as a router that had not said Goodbye would have been waited for.
+func TestWhatWasInUseAtAGoodbyeIsInUseWhileNobodyCanTell(t *testing.T) {
+	const expiry = maxStale + maxStale/100
+	cases := map[string]struct {
+		report            Report
+		goodbye           SessionGoodbye
+		inUse, other, new time.Duration // until when it counts as in use, from the Goodbye
+	}{
+		"open":       {Report{Activities: []Activity{{Open: 1}}, Handover: true}, SessionGoodbye{}, expiry, 0, 0},
+		"may be":     {Report{Activities: []Activity{{}}, Handover: true}, SessionGoodbye{}, expiry, 0, 0},
+		"over":       {Report{Activities: []Activity{{Age: time.Second}}, Handover: true}, SessionGoodbye{}, -time.Second, 0, 0},
+		"in doubt":   {Report{Handover: true}, SessionGoodbye{Doubt: true}, expiry, expiry, 0},
+		"Envoy too":  {Report{Activities: []Activity{{Open: 1}}}, SessionGoodbye{EnvoyEnded: true}, 0, 0, 0},
+		"both":       {Report{}, SessionGoodbye{Doubt: true, EnvoyEnded: true}, 0, 0, 0},
+		"not at all": {Report{Activities: []Activity{{Open: 1}}}, SessionGoodbye{}, 0, 0, 0},
 	}
-	if released[closed.ID] != time.Second || released[open.ID] < maxStale || released[open.ID] > maxStale+2*time.Second {
-		t.Errorf("%s had something open and was released after %v; %s had not, after %v", open.ID, released[open.ID], closed.ID, released[closed.ID])
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			s := idleSim(t, 2, "q", "r") // each beside an Envoy of its own
+			one, other := s.claim(), s.claim()
+			s.pass(idleFor - 2*time.Second)
+			for _, b := range []Sandbox{one, other} {
+				s.step(Report{Session: "q", Stream: 1, Activities: []Activity{{ID: b.ID}}})
+			}
+			for i := range c.report.Activities {
+				c.report.Activities[i].ID = one.ID
+			}
+			c.report.Session, c.report.Stream, c.goodbye.Session = "r", 2, "r"
+			s.step(c.report)
+			s.step(c.goodbye)
+			began := s.now.Boot
+			want := map[string]time.Duration{one.ID: max(c.inUse, 0) + idleFor, other.ID: c.other + idleFor}
+			for released := 0; released < 2; {
+				s.ping("q", 1)
+				s.pass(time.Second)
+				for _, q := range of[SendQuiesce](s.effects) {
+					s.says("q", q, 1, 0)
+					for _, r := range of[SandboxReleased](s.effects) {
+						released++
+						after := s.now.Boot - began
+						if w := want[r.Sandbox.ID]; after < w || after > w+time.Second {
+							t.Errorf("%s was released %v after the Goodbye, expected %v", r.Sandbox.ID, after, w)
+						}
+					}
+				}
+				if s.now.Boot-began > 3*maxStale+2*idleFor {
+					t.Fatal("not all were released")
+				}
+			}
+		})
+	}
+}
+
+// The leader that has heard the Goodbye may be gone when the next router stands there.
+func TestARouterThatIsNewToANewLeaderMakesWhatWentOnBeforeItInUseUntilThen(t *testing.T) {
+	for name, c := range map[string]struct{ joins, idle time.Duration }{
+		"soon":       {time.Second, time.Second + idleForLong},
+		"much later": {2 * maxStale, idleForLong},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newSimAt(t, 2, start)
+			f := on("a-1", "x")
+			f.Sandbox.IdleTimeout, f.Sandbox.ClaimedAt = idleForLong, start.Wall
+			s.recover([]Pool{idlePool(0)}, []Pod{with(warmPod("a-1"), func(p *Pod) { p.Used = true })}, f, Fact{Session: "q"})
+			s.joinAndReport("q", 1)
+			began, joined := s.now.Boot, false
+			for !joined || len(of[SendQuiesce](s.effects)) == 0 {
+				if s.now.Boot-began > 2*idleForLong {
+					t.Fatal("it is not asked about")
+				}
+				if !joined && s.now.Boot-began >= c.joins {
+					s.joinAndReport("new", 2)
+					joined = true
+				}
+				s.ping("q", 1)
+				s.ping("new", 2)
+				s.pass(100 * time.Millisecond)
+			}
+			if asked := s.now.Boot - began; asked < c.idle || asked > c.idle+200*time.Millisecond {
+				t.Errorf("asked after %v, expected %v", asked, c.idle)
+			}
+		})
 	}
 }
 
@@ -549,7 +615,7 @@ func TestARoundIsBounded(t *testing.T) {
 		facts = append(facts, f)
 		pods = append(pods, with(warmPod("a-1"), func(p *Pod) { p.Key, p.IP, p.Used = key(name), address(i), true }))
 	}
-	s.recover([]Pool{idlePool(0)}, pods, facts...)
+	s.recover([]Pool{idlePool(0)}, pods, append(facts, Fact{Session: "r"})...)
 	s.joinAndReport("r", 1)
 	s.pass(time.Millisecond)
 	q := s.asks(1)
@@ -592,7 +658,7 @@ func TestANewLeaderGivesTimeForWhatItCannotKnow(t *testing.T) {
 		if active > 0 {
 			record.LastActive = start.Wall.Add(-active)
 		}
-		s.recoverState(State{Pools: []Pool{idlePool(0)}, Nodes: []string{"n1"}, Pods: []Pod{with(warmPod("a-1"), func(p *Pod) { p.Used = true })}, Facts: []Fact{f}, Records: []Sandbox{record}})
+		s.recoverState(State{Pools: []Pool{idlePool(0)}, Nodes: []string{"n1"}, Pods: []Pod{with(warmPod("a-1"), func(p *Pod) { p.Used = true })}, Facts: []Fact{f, {Session: "r"}}, Records: []Sandbox{record}})
 		return s
 	}
 	const margin = recoveryMargin + time.Hour/4 + maxStale + maxStale/100

@@ -307,8 +307,8 @@ func (w *world) stopRouter(r *router) {
 		}
 		return
 	}
-	list, doubt := r.tracker.Final()
-	r.out = append(r.out, Report{Session: r.id, Stream: r.stream, Activities: toActivities(list)}, SessionGoodbye{Session: r.id, Doubt: doubt})
+	list, doubt, handover := r.tracker.Final()
+	r.out = append(r.out, Report{Session: r.id, Stream: r.stream, Activities: toActivities(list), Handover: handover}, SessionGoodbye{Session: r.id, Doubt: doubt, EnvoyEnded: !handover})
 	if r.mute {
 		r.out = nil
 	}

@@ -346,9 +346,21 @@ func (w *world) isKnown(r *router) bool {
 	return !r.dead && r.everJoined && s != nil && s.durable
 }
 
+// handedOver notes that the leader has heard the Goodbye of a router.
+func (w *world) handedOver(session string) {
+	for _, r := range w.routers {
+		if r.id == session {
+			w.untold[r.envoy] = w.now.Boot + w.core.expiry()
+		}
+	}
+}
+
 // seen reports whether a router that the allocator knows is told by an Envoy what is
-// open. If not, nobody can know of it.
+// open, or was until a short while ago. If not, nobody can know of it.
 func (w *world) seen(envoy int) bool {
+	if w.now.Boot <= w.untold[envoy] {
+		return true
+	}
 	if l := w.logs[envoy]; l != nil && l.log != nil {
 		return w.isKnown(l.router)
 	}

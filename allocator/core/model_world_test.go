@@ -65,8 +65,11 @@ type world struct {
 	extra     int             // pods that may exceed a pool's bound
 
 	// uses are what is in progress at pods, logs what the Envoys say of it.
-	uses    []*use
-	logs    map[int]*simLog
+	uses []*use
+	logs map[int]*simLog
+	// untold is until when what is open at an Envoy is in use though no router may be told:
+	// the leader has heard a Goodbye.
+	untold  map[int]time.Duration
 	streams int
 	kept    map[uint64]keptCall // KeepAlive and SetTimeout that are not answered yet
 	// activeAt is when each sandbox was in use last, movedAt when bytes moved, as far as
@@ -163,7 +166,7 @@ func (w *world) lead() {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	w.core = p.core
+	w.core, w.untold = p.core, map[int]time.Duration{} // it has heard none
 	// The order in which the shell reads, with late writes in between.
 	var st State
 	for _, r := range p.opened {
@@ -304,6 +307,9 @@ func (w *world) changeLeader() {
 
 func (w *world) step(ev Event) {
 	w.log("  %v", traced{ev})
+	if ev, ok := ev.(SessionGoodbye); ok && !ev.EnvoyEnded && w.core.sessions[ev.Session] != nil {
+		w.handedOver(ev.Session)
+	}
 	w.do(w.core.Step(w.now, ev))
 }
 

@@ -255,9 +255,6 @@ func (c *Core) released(ch *change, at time.Duration) {
 		c.enter(q, podReleased)
 		c.emit(LabelPod{Pod: s.Pod, ID: s.ID, Released: true})
 	}
-	for _, r := range c.byID {
-		delete(r.opens, s.ID)
-	}
 	c.emit(Record{s.Sandbox})
 	c.emit(SandboxReleased{s.Sandbox})
 	c.keyEnds(s)

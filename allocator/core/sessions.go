@@ -36,8 +36,6 @@ type session struct {
 	// up to this number at most.
 	quiesces, reported bool
 	knows              uint64
-	// opens are the sandboxes of which it has said last that something is open.
-	opens map[string]struct{}
 	// muteSince is when the first question was asked of those that it has not answered
 	// in time since, one soon after the other; 0: none. missedAt is when the last of them
 	// ended. cuts is how often its stream was closed for that.
@@ -89,6 +87,11 @@ func (c *Core) sessionJoined(ev SessionJoined) {
 		// the router is told anything.
 		s = &session{id: ev.Session}
 		c.addSession(s)
+		if c.now.Boot-c.recoveredAt < c.expiry() {
+			// The one before it may have said Goodbye to an earlier leader. What has gone on
+			// at its Envoy since, nobody has seen end, until now.
+			c.floorAt, c.floorTold = max(c.floorAt, c.now.Boot), c.told
+		}
 		c.append(&change{session: s, fact: Fact{Session: s.id, From: ev.From}}, true)
 	}
 	if s.stream != 0 {
@@ -198,14 +201,15 @@ func (c *Core) goodbye(ev SessionGoodbye) {
 	if s == nil {
 		return
 	}
-	// What it knew to be open, its Envoy holds open, and until another router stands
-	// there nobody can be asked about it.
-	for id := range s.opens {
-		if sb := c.sandboxes[id]; sb != nil && (sb.Phase == Running || sb.Phase == Starting) {
-			sb.notBefore = c.now.Boot + c.expiry()
-		}
+	var inUse time.Duration
+	switch {
+	case s.reported && !ev.Doubt: // it has told what was
+	case ev.EnvoyEnded:
+		inUse = c.now.Boot
+	default:
+		inUse = c.now.Boot + c.expiry()
 	}
-	c.removeSession(s, nil, s.reported && !ev.Doubt)
+	c.removeSession(s, nil, inUse)
 }
 
 // sessionDead acts on a router that has ended, as another one, by, can tell.
@@ -217,7 +221,7 @@ func (c *Core) sessionDead(id string, by *session) {
 	if by != nil {
 		by.burying++
 	}
-	c.removeSession(s, by, false)
+	c.removeSession(s, by, c.now.Boot)
 }
 
 func (c *Core) sessionPing(ev SessionPing) {
@@ -250,15 +254,15 @@ func (c *Core) sessionAck(ev SessionAck) {
 	}
 }
 
-// removeSession forgets a session that can route to nothing any more. sure: it has
-// reported what was in use through it.
-func (c *Core) removeSession(s, by *session, sure bool) {
+// removeSession forgets a session that can route to nothing any more. inUse: until then
+// everything that it could serve was in use; 0: it has reported what was.
+func (c *Core) removeSession(s, by *session, inUse time.Duration) {
 	c.append(&change{session: by, fact: Fact{Session: s.id, Left: true}}, by != nil)
-	c.dropSession(s, sure)
+	c.dropSession(s, inUse)
 }
 
 // dropSession waits for a session no more.
-func (c *Core) dropSession(s *session, sure bool) {
+func (c *Core) dropSession(s *session, inUse time.Duration) {
 	delete(c.sessions, s.id)
 	at := c.indexOf(s.id)
 	c.byID = slices.Delete(c.byID, at, at+1)
@@ -267,14 +271,14 @@ func (c *Core) dropSession(s *session, sure bool) {
 		c.emit(CloseStream{Stream: s.stream})
 		s.stream, s.knows = 0, c.told
 	}
-	c.sessionOver(s, sure)
+	c.sessionOver(s, inUse)
 	c.eachFence(func(sb *sandbox) { c.cleared(sb, s) })
 }
 
 func (c *Core) expireSessions() {
 	for _, s := range slices.Clone(c.byID) {
 		if c.now.Boot-s.lastPing > c.expiry() {
-			c.removeSession(s, nil, false)
+			c.removeSession(s, nil, c.now.Boot)
 		}
 	}
 }

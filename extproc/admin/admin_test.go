@@ -40,12 +40,15 @@ func newRouter(t require.TestingT) *router {
 	require.NoError(t, err)
 	log := tracker.OpenLog(0)
 	log.Record([]lastactive.LogEntry{{ID: "aa2"}})
-	now += 88500 * time.Millisecond
+	for now < 88500*time.Millisecond {
+		now += 100 * time.Millisecond
+		tracker.Tick()
+	}
 	log.Record([]lastactive.LogEntry{{ID: "aa1"}})
 	now += 1500 * time.Millisecond
 	tracker.Begin("bb1", 0)
 	log.Record([]lastactive.LogEntry{{ID: "bb1", Stream: "1"}})
-	tracker.Tick() // for the first time: it seems that the router was paused
+	tracker.Tick() // late: it seems that the router was paused
 	for i, id := range []string{"bb1", "aa2", "aa1"} {
 		r.cache.Put(id, routecache.Route{Addr: netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}), DefaultPort: 8080})
 	}

@@ -71,9 +71,9 @@ type Activity interface {
 	Ask(ids []string) (activities []lastactive.Activity, doubt time.Duration)
 	// Report returns what has moved since it was reported, or all.
 	Report(all bool) []lastactive.Activity
-	// Final returns what may be in use or was not reported, and whether there may be
-	// use that is not known of.
-	Final() (activities []lastactive.Activity, doubt bool)
+	// Final returns what may be in use or was not reported, whether there may be use that
+	// is not known of, and whether what is in use may go on without this router.
+	Final() (activities []lastactive.Activity, doubt, handover bool)
 }
 
 // Answers knows which answers Envoy has not read yet. *extproc.Answers is one.

@@ -851,8 +851,11 @@ func TestWhatHasMovedIsReportedOnceASecond(t *testing.T) {
 }
 
 func TestGoodbyeComesAfterAFinalReport(t *testing.T) {
-	for name, sure := range map[string]bool{"in doubt": false, "sure": true} {
+	for name, c := range map[string]struct{ sure, envoyEnded bool }{
+		"in doubt": {}, "sure": {sure: true}, "in doubt, Envoy has ended": {envoyEnded: true}, "sure, Envoy has ended": {true, true},
+	} {
 		t.Run(name, func(t *testing.T) {
+			sure := c.sure
 			run(t, []string{"a"}, func(w *world) {
 				w.serve("a", nil)
 				p := w.joined(route("one", "10.0.0.1"))
@@ -867,13 +870,18 @@ func TestGoodbyeComesAfterAFinalReport(t *testing.T) {
 					synctest.Wait()
 				}
 				w.tracker.Begin("one", 0).Read()
+				if c.envoyEnded {
+					w.tracker.EnvoyEnded()
+				}
 				w.stop()
 				r := p.any().GetReport()
+				require.Equal(t, !c.envoyEnded, r.GetHandover())
 				require.Len(t, r.GetActivities(), 1)
 				require.Equal(t, "one", r.GetActivities()[0].GetSandboxId())
 				goodbye := p.any().GetGoodbye()
 				require.NotNil(t, goodbye)
 				require.Equal(t, !sure, goodbye.GetDoubt())
+				require.Equal(t, c.envoyEnded, goodbye.GetEnvoyEnded())
 				p.end <- nil
 			})
 		})

@@ -182,14 +182,14 @@ func (s *session) write(ctx, streamCtx context.Context) error {
 		case <-s.acked:
 			m = s.ack()
 		case <-s.snapped:
-			if err := s.report(s.link.o.Activity.Report(true), true); err != nil {
+			if err := s.report(s.link.o.Activity.Report(true), whole{complete: true}); err != nil {
 				return err
 			}
 			reported = true
 			continue
 		case <-ticker.C:
 			if reported {
-				if err := s.report(s.link.o.Activity.Report(false), false); err != nil {
+				if err := s.report(s.link.o.Activity.Report(false), whole{}); err != nil {
 					return err
 				}
 			}
@@ -207,28 +207,32 @@ func (s *session) write(ctx, streamCtx context.Context) error {
 // goodbye reports what was in use, and says that this router admits nothing any more.
 // reported: this session has been told everything once.
 func (s *session) goodbye(reported bool) error {
-	activities, doubt := s.link.o.Activity.Final()
+	activities, doubt, handover := s.link.o.Activity.Final()
 	if !reported {
 		activities = s.link.o.Activity.Report(true)
 	}
-	if err := s.report(activities, false); err != nil {
+	if err := s.report(activities, whole{handover: handover}); err != nil {
 		return err
 	}
-	return s.stream.Send(&controlv1.RouterMessage{Message: &controlv1.RouterMessage_Goodbye{Goodbye: &controlv1.Goodbye{Doubt: doubt}}})
+	return s.stream.Send(&controlv1.RouterMessage{Message: &controlv1.RouterMessage_Goodbye{Goodbye: &controlv1.Goodbye{Doubt: doubt, EnvoyEnded: !handover}}})
 }
 
 // reportMost is how many activities one report has: the protocol's bound.
 const reportMost = 5000
 
-// report sends activities. complete: they are all that there are; it is said with the
-// last of them, also if there are none.
-func (s *session) report(activities []lastactive.Activity, complete bool) error {
-	for len(activities) > 0 || complete {
+// whole says of a report: complete, that it is all that there is, which is said with its
+// last part, also if there is nothing; handover, that what is in use may go on without
+// this router.
+type whole struct{ complete, handover bool }
+
+// report sends activities, in parts.
+func (s *session) report(activities []lastactive.Activity, of whole) error {
+	for len(activities) > 0 || of.complete {
 		part := activities[:min(len(activities), reportMost)]
 		activities = activities[len(part):]
-		last := complete && len(activities) == 0
+		last := of.complete && len(activities) == 0
 		if err := s.stream.Send(&controlv1.RouterMessage{Message: &controlv1.RouterMessage_Report{
-			Report: &controlv1.Report{Activities: fromActivities(part), Complete: last},
+			Report: &controlv1.Report{Activities: fromActivities(part), Complete: last, Handover: of.handover},
 		}}); err != nil {
 			return err
 		}

@@ -295,8 +295,11 @@ func (x *Join) GetActivityWindowNanos() uint64 {
 type Report struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// 5,000 at most.
-	Activities    []*Activity `protobuf:"bytes,1,rep,name=activities,proto3" json:"activities,omitempty"`
-	Complete      bool        `protobuf:"varint,2,opt,name=complete,proto3" json:"complete,omitempty"`
+	Activities []*Activity `protobuf:"bytes,1,rep,name=activities,proto3" json:"activities,omitempty"`
+	Complete   bool        `protobuf:"varint,2,opt,name=complete,proto3" json:"complete,omitempty"`
+	// This comes before a Goodbye, and Envoy may be there when this router is not: what is
+	// in use may go on and end with nobody to see it.
+	Handover      bool `protobuf:"varint,3,opt,name=handover,proto3" json:"handover,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -341,6 +344,13 @@ func (x *Report) GetActivities() []*Activity {
 func (x *Report) GetComplete() bool {
 	if x != nil {
 		return x.Complete
+	}
+	return false
+}
+
+func (x *Report) GetHandover() bool {
+	if x != nil {
+		return x.Handover
 	}
 	return false
 }
@@ -687,7 +697,9 @@ func (x *Ping) GetNonce() uint64 {
 type Goodbye struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The router could not tell what was in use: everything may have been.
-	Doubt         bool `protobuf:"varint,1,opt,name=doubt,proto3" json:"doubt,omitempty"`
+	Doubt bool `protobuf:"varint,1,opt,name=doubt,proto3" json:"doubt,omitempty"`
+	// Its Envoy has ended before: nothing is open any more.
+	EnvoyEnded    bool `protobuf:"varint,2,opt,name=envoy_ended,json=envoyEnded,proto3" json:"envoy_ended,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -725,6 +737,13 @@ func (*Goodbye) Descriptor() ([]byte, []int) {
 func (x *Goodbye) GetDoubt() bool {
 	if x != nil {
 		return x.Doubt
+	}
+	return false
+}
+
+func (x *Goodbye) GetEnvoyEnded() bool {
+	if x != nil {
+		return x.EnvoyEnded
 	}
 	return false
 }
@@ -1561,12 +1580,13 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"instanceId\x12!\n" +
 	"\fhighest_term\x18\x02 \x01(\x04R\vhighestTerm\x12&\n" +
 	"\x0fmax_stale_nanos\x18\x03 \x01(\x04R\rmaxStaleNanos\x122\n" +
-	"\x15activity_window_nanos\x18\x04 \x01(\x04R\x13activityWindowNanos\"`\n" +
+	"\x15activity_window_nanos\x18\x04 \x01(\x04R\x13activityWindowNanos\"|\n" +
 	"\x06Report\x12:\n" +
 	"\n" +
 	"activities\x18\x01 \x03(\v2\x1a.berth.control.v1.ActivityR\n" +
 	"activities\x12\x1a\n" +
-	"\bcomplete\x18\x02 \x01(\bR\bcomplete\"\xa6\x01\n" +
+	"\bcomplete\x18\x02 \x01(\bR\bcomplete\x12\x1a\n" +
+	"\bhandover\x18\x03 \x01(\bR\bhandover\"\xa6\x01\n" +
 	"\bActivity\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x1d\n" +
@@ -1589,9 +1609,11 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\"\x1c\n" +
 	"\x04Ping\x12\x14\n" +
-	"\x05nonce\x18\x01 \x01(\x04R\x05nonce\"\x1f\n" +
+	"\x05nonce\x18\x01 \x01(\x04R\x05nonce\"@\n" +
 	"\aGoodbye\x12\x14\n" +
-	"\x05doubt\x18\x01 \x01(\bR\x05doubt\"\x80\x04\n" +
+	"\x05doubt\x18\x01 \x01(\bR\x05doubt\x12\x1f\n" +
+	"\venvoy_ended\x18\x02 \x01(\bR\n" +
+	"envoyEnded\"\x80\x04\n" +
 	"\x10AllocatorMessage\x12\x12\n" +
 	"\x04term\x18\x01 \x01(\x04R\x04term\x12\x1a\n" +
 	"\bsequence\x18\x02 \x01(\x04R\bsequence\x12<\n" +
