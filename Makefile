@@ -8,6 +8,9 @@ SHELL := /bin/bash
 # The race detector needs cgo.
 RACE := $(shell command -v "$$(go env CC)" >/dev/null 2>&1 && echo -race)
 TEST_FLAGS ?= -timeout 20m
+# These judge what a busy Berth does while parts of it are killed. One at a time: two of
+# them would keep one another from getting anything done.
+ALONE := ./e2e/chaos ./e2e/reaping ./e2e/soak
 tool = go tool -modfile=tools/$(1).mod
 
 ## help: list the targets
@@ -35,7 +38,8 @@ ground: build
 .PHONY: test
 test: ground
 	@[ -n "$(RACE)" ] || echo "no C compiler: the race detector is off"
-	go test $(RACE) $(TEST_FLAGS) ./...
+	go test $(RACE) $(TEST_FLAGS) $$(go list ./... | grep -v -x -F "$$(go list $(ALONE))")
+	go test $(RACE) $(TEST_FLAGS) -p 1 $(ALONE)
 
 ## test-short: the tests that need no real parts, in seconds
 .PHONY: test-short

@@ -120,12 +120,21 @@ func (l *late) add(tick lateTick) {
 		l.ticks[n-1].next = tick.next
 		return
 	}
-	if len(l.ticks) == lateMost {
-		oldest := l.ticks[0]
-		l.droppedTo, l.droppedGap = oldest.at, max(l.droppedGap, oldest.next-oldest.at)
-		l.ticks = slices.Delete(l.ticks, 0, 1)
-	}
 	l.ticks = append(l.ticks, tick)
+	if len(l.ticks) <= lateMost {
+		return
+	}
+	// The shortest goes: what is not remembered makes all touches before it later by as
+	// much, for good.
+	shortest := 0
+	for i, t := range l.ticks {
+		if s := l.ticks[shortest]; t.next-t.at < s.next-s.at {
+			shortest = i
+		}
+	}
+	t := l.ticks[shortest]
+	l.droppedTo, l.droppedGap = max(l.droppedTo, t.at), max(l.droppedGap, t.next-t.at)
+	l.ticks = slices.Delete(l.ticks, shortest, shortest+1)
 }
 
 // doubt says that not everything is known until then. c.mu is held.
@@ -191,12 +200,12 @@ func (v *view) upper(touched time.Duration) time.Duration {
 		return v.now
 	}
 	next := touched + tickSlack
-	if touched <= v.late.droppedTo {
-		next = max(next, touched+v.late.droppedGap)
-	} else if i, found := slices.BinarySearchFunc(v.late.ticks, touched, func(l lateTick, at time.Duration) int {
+	if i, found := slices.BinarySearchFunc(v.late.ticks, touched, func(l lateTick, at time.Duration) int {
 		return int(min(max(l.at-at, -1), 1))
 	}); found {
 		next = v.late.ticks[i].next
+	} else if touched <= v.late.droppedTo {
+		next = max(next, touched+v.late.droppedGap)
 	}
 	return min(next, v.now)
 }

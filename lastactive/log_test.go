@@ -314,6 +314,7 @@ func TestWhatCanHaveEndedWhileTheLogCouldNotBeReadWasInUseUntilThen(t *testing.T
 		"paused and cut": func(w *world, l *lastactive.Log) *lastactive.Log {
 			w.jump(10 * flush)
 			w.Tick()
+			w.Report(false)
 			w.pass(time.Second)
 			l.Close()
 			return w.OpenLog(flush)

@@ -168,21 +168,32 @@ func TestATouchCanHaveHappenedUntilTheTickAfterIt(t *testing.T) {
 	require.Equal(t, window-time.Second, w.ask("a").Age, "not later than need be")
 }
 
+// Only the shortest are forgotten: one that is forgotten makes every touch before it later
+// by as much.
 func TestLateTicksThatAreNotRememberedCountAsTheLatestOfThem(t *testing.T) {
 	w := newWorld(t, nil)
-	w.Tick()
-	w.request("a")
-	w.jump(150 * time.Millisecond)
-	w.Tick()
-	began := w.now() // of what a can have been used until
-	w.jump(450 * time.Millisecond)
-	w.Tick()
-	for range 100 {
-		w.jump(slack + time.Millisecond)
+	w.sure()
+	late := func(by time.Duration) {
+		w.jump(by)
 		w.Tick()
 	}
+	w.request("in a pause")
+	late(8 * time.Hour)
+	began := w.now() // until then it can have been in use
 	w.pass(time.Minute)
-	require.Equal(t, w.now()-began+150*time.Millisecond-450*time.Millisecond-time.Second, w.ask("a").Age)
+	w.request("with a late tick")
+	requested := w.now()
+	late(slack + time.Millisecond)
+	for range 100 {
+		late(slack + 50*time.Millisecond)
+	}
+	w.pass(time.Minute)
+	w.request("later")
+	later := w.now()
+	w.pass(time.Minute)
+	require.Equal(t, w.now()-began-time.Second, w.ask("in a pause").Age)
+	require.Equal(t, w.now()-requested-(slack+50*time.Millisecond)-time.Second, w.ask("with a late tick").Age)
+	require.Equal(t, w.now()-later-slack-time.Second, w.ask("later").Age)
 }
 
 func TestAskRefreshesTheClockThatTouchesStore(t *testing.T) {
