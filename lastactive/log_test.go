@@ -306,6 +306,11 @@ func TestWhatCanHaveEndedWhileTheLogCouldNotBeReadWasInUseUntilThen(t *testing.T
 			return w.OpenLog(flush)
 		},
 		"paused": func(w *world, l *lastactive.Log) *lastactive.Log { w.jump(10 * flush); w.Tick(); return l },
+		"paused for a moment": func(w *world, l *lastactive.Log) *lastactive.Log {
+			w.jump(window - time.Second - tick)
+			w.Tick()
+			return l
+		},
 		"stood still": func(w *world, l *lastactive.Log) *lastactive.Log {
 			w.pass(10 * flush)
 			l.Record(entry("another", "0", 1))
@@ -333,6 +338,7 @@ func TestWhatCanHaveEndedWhileTheLogCouldNotBeReadWasInUseUntilThen(t *testing.T
 			w.pass(slack + window + 2*time.Second - flush)
 			l.Record(append(entry("another", "0", 1), append(entry("open", "1", 1), entry("went on", "2", 1)...)...))
 			w.request("not yet told")
+			w.pass(time.Second)
 			ended := w.ask("ended").Age
 			known := w.ask("known to be short").Age
 			from := w.now()

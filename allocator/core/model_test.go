@@ -173,10 +173,7 @@ func (w *world) table(p profile) []action {
 				durable := w.disk.sandboxes[id]
 				return durable.Phase != Running || !w.records[id].Revision.Less(durable.Revision)
 			})
-			// A pod that is about to be handed out is not idle: two sandboxes on it on record is
-			// what no leader begins with.
-			free := func(p *simPod) bool { return idle(p) && w.core.holds[p.Key] == nil }
-			if p := pick(w, w.pods, free); p != nil && len(ids) > 0 && w.draw(2) == 0 {
+			if p := pick(w, w.pods, idle); p != nil && len(ids) > 0 && w.draw(2) == 0 {
 				w.tamper(ids[w.draw(len(ids))], p)
 				w.changeLeader()
 			}

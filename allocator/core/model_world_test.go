@@ -174,6 +174,7 @@ func (w *world) lead() {
 	}
 	w.lateWrites()
 	for _, id := range sorted(w.records) {
+		w.untamper(id)
 		st.Records = append(st.Records, w.records[id].Sandbox)
 	}
 	w.recordWatch = nil
@@ -277,6 +278,17 @@ func (w *world) tamper(id string, p *simPod) {
 	r.Pod, r.IP = p.Key, p.IP
 	w.tampered[id] = true
 	w.log("  %s is said to be on %s", id, p.Key.Name)
+}
+
+// untamper takes back that a sandbox is said to be on a pod that another one was given
+// meanwhile: no leader begins with two sandboxes on record with one pod.
+func (w *world) untamper(id string) {
+	r := w.records[id]
+	for other, durable := range w.disk.sandboxes {
+		if w.tampered[id] && other != id && durable.Pod == r.Pod {
+			r.Pod, r.IP = w.disk.sandboxes[id].Pod, w.disk.sandboxes[id].IP
+		}
+	}
 }
 
 // changeLeader elects another leader. The one before stood still, or is cut off,
