@@ -229,10 +229,10 @@ func (c *Core) report(ev Report) {
 // askable reports whether a session can be asked what is idle.
 func (s *session) askable() bool { return s.stream != 0 && s.durable && s.quiesces && s.reported }
 
-// couldServe reports whether a session may know the route of a sandbox.
-func (s *session) couldServe(sb *sandbox) bool {
-	return s.durable && (s.stream != 0 || sb.told <= s.knows)
-}
+// couldServe reports whether a session may know of use of a sandbox. One that is not
+// durable yet has been told nothing, and may be a router that had expired for this leader:
+// what is open at its Envoy it will tell.
+func (s *session) couldServe(sb *sandbox) bool { return s.stream != 0 || sb.told <= s.knows }
 
 // awaited lists the sessions, by ID, without whose word a sandbox is not released for
 // being idle, at most so many.
@@ -452,7 +452,7 @@ func (c *Core) disconnect(s *session) {
 // in use until then, or nothing, if the session has reported what was.
 func (c *Core) sessionOver(s *session, inUse time.Duration) {
 	c.abortRound()
-	if inUse > 0 && s.durable {
+	if inUse > 0 {
 		c.floorAt, c.floorTold = max(c.floorAt, inUse), max(c.floorTold, s.knows)
 	}
 	c.unblock()

@@ -451,6 +451,46 @@ func TestWhatWasReleasedIsNotHeldAmongWhatCouldNotBeAskedAbout(t *testing.T) {
 	}
 }
 
+// A leader that stood still may take routers for gone that were there, and what is open
+// through them for over. They come back, and have to wait until that is durable.
+func TestARouterThatIsNotDurableYetMayHaveMuchToTell(t *testing.T) {
+	for name, c := range map[string]func(s *sim){
+		"it waits": func(*sim) {},
+		"it is cut off": func(s *sim) {
+			s.step(SessionLeft{Session: "r", Stream: 2})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := idleSim(t, 1, "r")
+			sb := s.claim()
+			s.now.Boot += maxStale + maxStale/100 + time.Millisecond
+			s.step(Tick{})
+			if len(s.core.byID) > 0 {
+				t.Fatal("it has not expired")
+			}
+			s.pass(idleFor - standsAfter/2)
+			s.slow = true
+			s.step(SessionJoined{Session: "r", Stream: 2, Quiesces: true})
+			none[SendSnapshot](s)
+			c(s)
+			for range 9 { // after that the journal stands still, which is another reason
+				s.pass(standsAfter / 10)
+				none[SendQuiesce](s)
+				if got, _ := s.core.Sandbox(sb.ID); got.Phase != Running {
+					t.Fatalf("it is on its way to being released: %+v", got)
+				}
+			}
+			if name != "it waits" {
+				return
+			}
+			s.written()
+			s.step(Report{Session: "r", Stream: 2, Activities: []Activity{{ID: sb.ID, Age: time.Second}}, Complete: true})
+			s.pass(idleFor - time.Second)
+			s.asks(2)
+		})
+	}
+}
+
 // A router process that is restarted on its own says Goodbye, and Envoy keeps what is
 // open. Until its successor stands there nobody sees it go on, or end: so it is in use for
 // as long as a router that had not said Goodbye would have been waited for.
