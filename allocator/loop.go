@@ -18,6 +18,10 @@ const (
 	eventQueue = 4 << 10
 	// tickEvery is how late a deadline may be noticed.
 	tickEvery = 50 * time.Millisecond
+	// A tick that is late by more than stillMost means that this process stood still. What
+	// has come meanwhile is heard for hearFirst before anything is taken to be overdue.
+	stillMost = 500 * time.Millisecond
+	hearFirst = time.Second
 )
 
 // loop owns the core.
@@ -42,6 +46,27 @@ type loop struct {
 	// bring one back. No watch lags for longer than goneFor.
 	gone, goneBefore map[core.PodKey]struct{}
 	goneSince        time.Duration // boot clock
+	ticks            ticks
+}
+
+// ticks says which ticks count. A leader that stood still finds its routers silent, and
+// what they have said in its sockets: if it looked at the time first, it would take them
+// for gone, and what is in use through them for over.
+type ticks struct {
+	last  time.Duration // boot clock
+	still time.Duration // since when ticks do not count; 0: they do
+}
+
+func (t *ticks) count(now time.Duration) bool {
+	if t.still == 0 && now-t.last > stillMost {
+		t.still = now
+	}
+	t.last = now
+	if t.still != 0 && now-t.still < hearFirst {
+		return false
+	}
+	t.still = 0
+	return true
 }
 
 const goneFor = time.Minute
@@ -59,12 +84,15 @@ func (l *loop) run(ctx context.Context) {
 	defer close(l.done)
 	ticker := time.NewTicker(tickEvery)
 	defer ticker.Stop()
+	l.ticks.last = bootclock.Now()
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-ticker.C:
-			l.step(core.Tick{})
+			if l.ticks.count(bootclock.Now()) {
+				l.step(core.Tick{})
+			}
 		case in := <-l.in:
 			switch in := in.(type) {
 			case func(*core.Core):

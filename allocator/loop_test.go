@@ -259,3 +259,40 @@ func TestAnswerGoesToItsCallerOrToNobody(t *testing.T) {
 	require.Nil(t, a.forget(first))
 	require.Empty(t, a.wait)
 }
+
+// A leader that stood still hears its routers before it takes them for gone. One that is
+// always late goes on nevertheless.
+func TestATickThatIsLateWaitsUntilWhatHasComeMeanwhileIsHeard(t *testing.T) {
+	const second = time.Second
+	for name, c := range map[string]struct {
+		every, gap time.Duration // between ticks, and once
+		most       time.Duration // until one counts after the gap
+		least      time.Duration
+	}{
+		"it stood still":  {tickEvery, 8 * second, hearFirst + tickEvery, hearFirst},
+		"it was not late": {tickEvery, stillMost, 0, 0},
+		"it is slow":      {600 * time.Millisecond, 600 * time.Millisecond, hearFirst + 600*time.Millisecond, hearFirst},
+	} {
+		t.Run(name, func(t *testing.T) {
+			at := 100 * second
+			l := ticks{last: at}
+			for range 10 {
+				at += c.gap
+				late := at
+				for ; !l.count(at); at += c.every {
+					if at-late > c.most {
+						t.Fatalf("no tick counts for %v", at-late)
+					}
+				}
+				if at-late < c.least {
+					t.Fatalf("a tick counts %v after one that was late", at-late)
+				}
+				for range 5 {
+					if at += c.every; c.every < stillMost && !l.count(at) {
+						t.Fatal("a tick that is not late does not count")
+					}
+				}
+			}
+		})
+	}
+}
