@@ -35,6 +35,9 @@ func (s *Server) StreamAccessLogs(stream logv3.AccessLogService_StreamAccessLogs
 // receive records what comes on a stream until it ends.
 func (s *Server) receive(stream logv3.AccessLogService_StreamAccessLogsServer) {
 	m, err := stream.Recv()
+	if err == nil {
+		s.meet()
+	}
 	log := s.openLog(m.GetIdentifier().GetLogName())
 	defer func() {
 		select {

@@ -70,8 +70,9 @@ type Server struct {
 	flushText      string
 	announcedFlush atomic.Int64
 	held           atomic.Int64
-	// accepted and connected are how many connections there were and are.
-	accepted, connected atomic.Int64
+	// connected is how many connections there are. met: one was Envoy's.
+	connected atomic.Int64
+	met       atomic.Bool
 	// forced: streams are ended from this side, whether Envoy has read or not.
 	forced atomic.Bool
 	// stopping is closed when the access log streams must end. They never end
@@ -168,7 +169,6 @@ func (l counting) Accept() (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	l.server.accepted.Add(1)
 	l.server.connected.Add(1)
 	return &counted{Conn: c, server: l.server}, nil
 }
@@ -190,7 +190,7 @@ func (s *Server) Stop(ctx context.Context) {
 	s.health.Shutdown()
 	// Envoy keeps the connection of its log for as long as it runs, once it has had
 	// something to say there, and others while requests use them.
-	if s.accepted.Load() > 0 && s.connected.Load() == 0 {
+	if s.met.Load() && s.connected.Load() == 0 {
 		s.decider.activity.EnvoyEnded()
 	}
 	done := make(chan struct{})
@@ -208,6 +208,13 @@ func (s *Server) Stop(ctx context.Context) {
 	}
 }
 
+// meet notes that Envoy is there.
+func (s *Server) meet() {
+	if !s.met.Load() { // requests at the same time must not all write
+		s.met.Store(true)
+	}
+}
+
 // Process implements ext_proc: one request-headers message, one answer. One that
 // admits a request is open until Envoy has ended the stream, which it does when it
 // has read the answer.
@@ -220,6 +227,7 @@ func (s *Server) Process(stream extprocv3.ExternalProcessor_ProcessServer) error
 	if !ok {
 		return status.Errorf(codes.InvalidArgument, "expected request headers, got %T: check the processing mode in Envoy's configuration", message.Request)
 	}
+	s.meet()
 	s.announced(stream.Context())
 	r := readHeaders(headers.RequestHeaders)
 	admission, refusal := s.decider.decide(stream.Context(), &r, func(d time.Duration) (func(), bool) { return s.hold(stream, d) })

@@ -717,19 +717,26 @@ func TestAnEnvoyThatHasEndedIsToldFromOneThatNeverCame(t *testing.T) {
 		handover bool
 	}{
 		"never came": {func(*testing.T, string, *running) {}, true},
-		"is there":   {func(t *testing.T, socket string, _ *running) { logged1(t, dial(t, socket)) }, true},
+		"somebody else came": {func(t *testing.T, socket string, server *running) {
+			conn := dial(t, socket)
+			_, err := healthv1.NewHealthClient(conn).Check(within(t), &healthv1.HealthCheckRequest{})
+			require.NoError(t, err)
+			require.NoError(t, conn.Close())
+			require.Eventually(t, func() bool { return server.connected.Load() == 0 }, soon, time.Millisecond)
+		}, true},
+		"is there": {func(t *testing.T, socket string, server *running) { logged1(t, server, dial(t, socket)) }, true},
 		"has ended": {func(t *testing.T, socket string, server *running) {
 			conn := dial(t, socket)
-			logged1(t, conn)
+			logged1(t, server, conn)
 			require.NoError(t, conn.Close())
 			require.Eventually(t, func() bool { return server.connected.Load() == 0 }, soon, time.Millisecond)
 		}, false},
 		"has come again": {func(t *testing.T, socket string, server *running) {
 			conn := dial(t, socket)
-			logged1(t, conn)
+			logged1(t, server, conn)
 			require.NoError(t, conn.Close())
 			require.Eventually(t, func() bool { return server.connected.Load() == 0 }, soon, time.Millisecond)
-			logged1(t, dial(t, socket))
+			logged1(t, server, dial(t, socket))
 		}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -747,8 +754,9 @@ func TestAnEnvoyThatHasEndedIsToldFromOneThatNeverCame(t *testing.T) {
 }
 
 // logged1 has an access log say something, and waits until it has arrived.
-func logged1(t *testing.T, conn *grpc.ClientConn) {
+func logged1(t *testing.T, server *running, conn *grpc.ClientConn) {
 	stream, err := logv3.NewAccessLogServiceClient(conn).StreamAccessLogs(within(t))
 	require.NoError(t, err)
 	require.NoError(t, stream.Send(logs("open")))
+	require.Eventually(t, server.met.Load, soon, time.Millisecond)
 }

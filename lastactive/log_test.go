@@ -399,3 +399,33 @@ func TestAGapLeavesThoseAloneWhoseUseIsKnown(t *testing.T) {
 	require.Equal(t, dropped+time.Minute, w.ask("dropped long ago").Age)
 	require.LessOrEqual(t, w.ask("in its place").Age, w.now()-at)
 }
+
+// When Envoy has ended its log is cut, and nothing is open any more.
+func TestTheEndOfEnvoyIsNoDoubtIfItWasKnownWhatWasOpen(t *testing.T) {
+	for name, c := range map[string]struct {
+		before time.Duration // since the start
+		doubt  bool
+	}{"known": {3 * flush, false}, "this router had just started": {flush, true}} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, nil)
+			l := w.OpenLog(flush)
+			w.periodic(l, "open", "1", 0, c.before)
+			l.Record(entry("open", "1", 0))
+			w.request("not yet told")
+			w.pass(time.Second)
+			w.Report(true)
+			l.Close()
+			w.EnvoyEnded()
+			at := w.now()
+			w.pass(slack)
+			require.NotZero(t, w.Doubt())
+			final, doubt, handover := w.Final()
+			require.Equal(t, c.doubt, doubt)
+			require.False(t, handover)
+			require.ElementsMatch(t, []string{"open", "not yet told"}, ids(final))
+			for _, a := range final {
+				require.LessOrEqual(t, a.Age, w.now()-at, a.ID)
+			}
+		})
+	}
+}

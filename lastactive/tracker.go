@@ -375,7 +375,14 @@ func (t *Tracker) Final() (activities []Activity, doubt, handover bool) {
 		}
 	}
 	left, _ := t.doubt(v.now)
-	return activities, left > 0, !t.envoyEnded
+	doubt = left > 0
+	if t.envoyEnded && doubt {
+		// Nothing is open. What may have ended unseen is known, unless anything may have.
+		t.clock.mu.Lock()
+		doubt = t.clock.gaps.all
+		t.clock.mu.Unlock()
+	}
+	return activities, doubt, !t.envoyEnded
 }
 
 // Status is one line of Dump.
