@@ -325,6 +325,7 @@ func TestStopAnswersWhatIsInProgress(t *testing.T) {
 	response, err := stream.Recv()
 	require.NoError(t, err)
 	require.NotNil(t, response.GetRequestHeaders())
+	require.NoError(t, stream.CloseSend()) // it has read the answer
 	<-stopped
 }
 
@@ -677,6 +678,7 @@ func TestAFlushIntervalThatRequestsAnnounceIsDoubtBeforeThereIsALog(t *testing.T
 				require.NoError(t, stream.Send(get("8080-abc."+domain)))
 				_, err = stream.Recv()
 				require.NoError(t, err)
+				require.NoError(t, stream.CloseSend()) // it has read the answer
 				require.Equal(t, c.doubt, tracker.Doubt() > 0)
 			}
 			require.EqualValues(t, c.mismatches, testutil.ToFloat64(server.metrics.flushMismatches), "once, and not with each request")
