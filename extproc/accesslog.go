@@ -35,9 +35,10 @@ func (s *Server) StreamAccessLogs(stream logv3.AccessLogService_StreamAccessLogs
 // receive records what comes on a stream until it ends.
 func (s *Server) receive(stream logv3.AccessLogService_StreamAccessLogsServer) {
 	m, err := stream.Recv()
-	if err == nil {
-		s.meet()
+	if err != nil {
+		return // it has said nothing, and nothing can be missing
 	}
+	s.meet()
 	log := s.openLog(m.GetIdentifier().GetLogName())
 	defer func() {
 		select {

@@ -70,9 +70,10 @@ type Server struct {
 	flushText      string
 	announcedFlush atomic.Int64
 	held           atomic.Int64
-	// connected is how many connections there are. met: one was Envoy's.
-	connected atomic.Int64
-	met       atomic.Bool
+	// connected is how many connections there are, accepted how many there were. met: one
+	// was Envoy's.
+	connected, accepted atomic.Int64
+	met                 atomic.Bool
 	// forced: streams are ended from this side, whether Envoy has read or not.
 	forced atomic.Bool
 	// stopping is closed when the access log streams must end. They never end
@@ -169,6 +170,7 @@ func (l counting) Accept() (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
+	l.server.accepted.Add(1)
 	l.server.connected.Add(1)
 	return &counted{Conn: c, server: l.server}, nil
 }
@@ -190,9 +192,13 @@ func (s *Server) Stop(ctx context.Context) {
 	s.health.Shutdown()
 	// Envoy keeps the connection of its log for as long as it runs, once it has had
 	// something to say there, and others while requests use them.
-	if s.met.Load() && s.connected.Load() == 0 {
-		s.decider.activity.EnvoyEnded()
-	}
+	accepted := s.accepted.Load()
+	ended := s.met.Load() && s.connected.Load() == 0
+	defer func() {
+		if ended && s.accepted.Load() == accepted { // else it has come again
+			s.decider.activity.EnvoyEnded()
+		}
+	}()
 	done := make(chan struct{})
 	go func() {
 		defer close(done)

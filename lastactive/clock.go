@@ -50,6 +50,8 @@ type clock struct {
 	// gaps are those that followed one another while there was doubt, as one; toBridge is
 	// what Tracker.bridge has not seen yet.
 	gaps, toBridge gap
+	// window is the longest that Envoy has announced; it never shrinks.
+	window time.Duration
 }
 
 // gap is a time in which entries of the log can have been lost, so that ends of requests
@@ -108,7 +110,7 @@ func (t *Tracker) tick() time.Duration {
 	if gap := next - before; gap > tickSlack {
 		c.late.add(lateTick{before, next})
 		if gap > pauseMost {
-			c.lost(before, next, t.window)
+			c.lost(before, next, max(t.window, c.window))
 			c.doubt(next+doubtFlushes*t.flush, "this router was paused")
 		}
 	}

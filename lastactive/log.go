@@ -17,6 +17,10 @@ type Log struct {
 	alive   time.Duration // since when none has been missing
 	closed  time.Duration // never: it is open
 	count   int
+	// spoken counts messages that came at least a flush and what Envoy may keep back after
+	// the last one that was counted, at spokeAt: each of them would name what is open.
+	spoken  int
+	spokeAt time.Duration
 	// first and last are the ends of the list of its streams, in the order in which they
 	// were seen last.
 	first, last *logStream
@@ -31,6 +35,7 @@ type logStream struct {
 	prev, next   *logStream // of the entry
 	bytes        uint64
 	seen         time.Duration
+	spoken       int           // Log.spoken then
 	until        time.Duration // it can have ended in a gap of the log until then
 }
 
@@ -59,6 +64,9 @@ func (t *Tracker) OpenLog(flush time.Duration) *Log {
 	now := t.clock.now()
 	l := &Log{t: t, flush: max(flush, t.flush), lie: flush > t.flush, heard: now, alive: now, closed: never}
 	t.logs[l] = struct{}{}
+	t.clock.mu.Lock()
+	t.clock.window = max(t.clock.window, l.silenceMost())
+	t.clock.mu.Unlock()
 	return l
 }
 
@@ -123,6 +131,9 @@ func (l *Log) Record(entries []LogEntry) {
 		}
 	}
 	t.mu.Lock()
+	if now-l.spokeAt >= l.flush+logBuffer {
+		l.spoken, l.spokeAt = l.spoken+1, now
+	}
 	l.heard = now // not before: what the message names is not to be missed in it
 	t.bridge()
 	l.sweep(now)
@@ -190,7 +201,7 @@ func (t *Tracker) log(l *Log, e *Entry, entry *LogEntry, now time.Duration) {
 	case s == nil && len(t.streams) >= t.streamsMost:
 		t.doubtFrom(now, l.flush, "more streams are open than are remembered")
 	case s == nil:
-		s = &logStream{id: entry.Stream, entry: e, log: l, bytes: entry.Bytes, seen: now}
+		s = &logStream{id: entry.Stream, entry: e, log: l, bytes: entry.Bytes, seen: now, spoken: l.spoken}
 		t.streams[s.id] = s
 		e.open++
 		if s.next = e.streams; s.next != nil {
@@ -200,7 +211,7 @@ func (t *Tracker) log(l *Log, e *Entry, entry *LogEntry, now time.Duration) {
 		l.append(s)
 	default:
 		s.log.remove(s)
-		s.log, s.bytes, s.seen = l, entry.Bytes, now
+		s.log, s.bytes, s.seen, s.spoken = l, entry.Bytes, now, l.spoken
 		l.append(s)
 	}
 }
@@ -256,7 +267,7 @@ func (l *Log) sweep(now time.Duration) {
 			if since = max(l.closed, s.seen); now-since < doubtFlushes*l.flush {
 				break
 			}
-		} else if since = max(l.alive, s.seen); l.heard-since < doubtFlushes*(l.flush+logBuffer) {
+		} else if since = max(l.alive, s.seen); l.heard-since < doubtFlushes*(l.flush+logBuffer) && l.spoken-s.spoken <= doubtFlushes {
 			break
 		}
 		// It can have been open, and have moved bytes, until it was to be reported.

@@ -429,3 +429,46 @@ func TestTheEndOfEnvoyIsNoDoubtIfItWasKnownWhatWasOpen(t *testing.T) {
 		})
 	}
 }
+
+// Envoy drops entries when a router does not read for long. The log goes on, and says
+// something so rarely that each time it might have stood still.
+func TestAStreamWhoseEndWasLostIsNotOpenForEverHoweverRarelyTheLogSaysSomething(t *testing.T) {
+	for _, every := range []time.Duration{2 * time.Second, flush, window + time.Second, 10 * time.Second, time.Minute} {
+		t.Run(every.String(), func(t *testing.T) {
+			w := newWorld(t, nil)
+			l := w.OpenLog(flush)
+			defer l.Close()
+			w.sure()
+			l.Record(entry("a", "1", 0)) // its end is never told
+			named := w.now()
+			lost := time.Duration(0) // since when it is not open
+			for i := range 200 {
+				w.pass(every)
+				l.Record(end("b", fmt.Sprint("b", i), 0))
+				if a := w.ask("a"); a.Open == 0 && lost == 0 {
+					lost = w.now()
+				}
+			}
+			require.NotZero(t, lost)
+			require.GreaterOrEqual(t, lost-named, 3*(flush+time.Second), "it would have been named again")
+			w.pass(3 * flush)
+			l.Record(nil)
+			require.Zero(t, w.Doubt())
+		})
+	}
+}
+
+func TestAPauseWhileTheLogIsSlowerThanItShouldBeIsAGapForWhatItHadNotShownYet(t *testing.T) {
+	w := newWorld(t, nil)
+	w.sure()
+	l := w.OpenLog(3 * flush)
+	w.request("a")
+	w.pass(2 * flush) // it is not due to be shown
+	w.jump(time.Minute)
+	w.Tick()
+	over := w.now()
+	w.pass(10 * time.Minute)
+	l.Close()
+	w.pass(time.Minute)
+	require.LessOrEqual(t, w.ask("a").Age, w.now()-over)
+}

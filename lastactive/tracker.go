@@ -63,6 +63,8 @@ type Tracker struct {
 	// of all that are not remembered any more though they may exist.
 	dropped    use
 	droppedAny bool
+	// untold: one that was dropped for want of room was used after it was last reported.
+	untold bool
 }
 
 // New returns an empty Tracker. It is in doubt: what was open before is not known.
@@ -178,7 +180,9 @@ func (t *Tracker) evict() {
 		return
 	}
 	t.evicted++
-	t.remember(t.look(), oldest)
+	v := t.look()
+	t.untold = t.untold || v.now-v.age(t.use(v, oldest)) > oldest.reported
+	t.remember(v, oldest)
 	t.remove(oldest)
 }
 
@@ -375,11 +379,11 @@ func (t *Tracker) Final() (activities []Activity, doubt, handover bool) {
 		}
 	}
 	left, _ := t.doubt(v.now)
-	doubt = left > 0
-	if t.envoyEnded && doubt {
+	doubt = left > 0 || t.untold
+	if t.envoyEnded && left > 0 {
 		// Nothing is open. What may have ended unseen is known, unless anything may have.
 		t.clock.mu.Lock()
-		doubt = t.clock.gaps.all
+		doubt = t.untold || t.clock.gaps.all
 		t.clock.mu.Unlock()
 	}
 	return activities, doubt, !t.envoyEnded

@@ -327,6 +327,33 @@ func TestFinalNamesWhatIsOpenOrWasALittleAgo(t *testing.T) {
 	l.Close()
 }
 
+// What was dropped for want of room cannot be named in the end, only when it is asked for.
+func TestFinalIsInDoubtOnceSomethingWasDroppedThatHadBeenUsedSinceItWasReported(t *testing.T) {
+	for name, used := range map[string]bool{"used since": true, "not used since": false} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, func(o *lastactive.Options) { o.Size = 1 })
+			w.sure()
+			w.request("a")
+			w.pass(time.Minute)
+			w.Report(true)
+			if used {
+				w.request("a") // less than a quarter of its timeout later: it is not reported
+				require.Empty(t, w.Report(false))
+			}
+			w.pass(time.Minute)
+			w.request("b")
+			w.Report(false)
+			require.EqualValues(t, 1, w.Evicted())
+			require.Less(t, w.ask("a").Age, 3*time.Minute)
+			_, doubt, _ := w.Final()
+			require.Equal(t, used, doubt)
+			w.EnvoyEnded()
+			_, doubt, _ = w.Final()
+			require.Equal(t, used, doubt)
+		})
+	}
+}
+
 func TestForgottenIsForgotten(t *testing.T) {
 	w := newWorld(t, nil)
 	l := w.OpenLog(flush)

@@ -152,7 +152,13 @@ func (c *Core) idleTimeout(s *sandbox) time.Duration { return max(s.IdleTimeout,
 
 // note remembers that a sandbox was active.
 func (c *Core) note(s *sandbox, at time.Duration, from ActivitySource, router string, open int) {
-	if at < s.at || s.Phase != Starting && s.Phase != Running {
+	if s.Phase != Starting && s.Phase != Running {
+		return
+	}
+	if at < s.at {
+		if s.at > c.now.Boot { // what is known is to come, and the object shows what was
+			c.show(s)
+		}
 		return
 	}
 	s.at, s.source, s.router, s.open = at, from, router, open
@@ -169,11 +175,11 @@ func (c *Core) begin(s *sandbox) {
 
 // recoveryMargin is by how much what a new leader reads of a sandbox's activity may be
 // older than what was so. Routers that are still there tell the rest. Of one that ended in
-// an earlier term only its predecessor knew that everything was active until then, and
-// what it had reported was older: by what it need not report, and by all the time in which
-// it served without being connected.
+// an earlier term only its predecessor knew that everything was active until then, or
+// counted as active for max-stale longer, and what it had reported was older: by what it
+// need not report, and by all the time in which it served without being connected.
 func (c *Core) recoveryMargin(s *sandbox) time.Duration {
-	return recoveryMargin + s.IdleTimeout/reportedParts + c.expiry()
+	return recoveryMargin + s.IdleTimeout/reportedParts + 2*c.expiry()
 }
 
 // recoverActivity notes what an earlier leader has left on the object of a running

@@ -578,6 +578,37 @@ func TestARouterThatIsNewToANewLeaderMakesWhatWentOnBeforeItInUseUntilThen(t *te
 	}
 }
 
+// It may be a router that had expired, with something open.
+func TestWhoJoinsWithinARoundEndsItThoughItIsNotDurable(t *testing.T) {
+	s := idleSim(t, 1, "q")
+	for range 4 { // more than max-stale after the recovery
+		s.ping("q", 1)
+		s.pass(maxStale / 2)
+	}
+	s.ping("q", 1)
+	s.claim()
+	s.pass(idleFor)
+	q := s.asks(1)
+	s.slow = true
+	s.step(SessionJoined{Session: "new", Stream: 9, Quiesces: true})
+	s.says("q", q, 1, 0)
+	for _, w := range of[Write](s.effects) {
+		for _, f := range w.Facts {
+			if f.Sandbox != nil {
+				t.Errorf("released without its word: %+v", f.Sandbox)
+			}
+		}
+	}
+	s.effects = append(s.effects, s.written()...)
+	for _, w := range of[Write](s.effects) {
+		for _, f := range w.Facts {
+			if f.Sandbox != nil {
+				t.Errorf("released without its word: %v %v", f.Sandbox.Phase, f.Sandbox.Reason)
+			}
+		}
+	}
+}
+
 func TestWhoeverComesOrGoesEndsTheRound(t *testing.T) {
 	for name, c := range map[string]struct {
 		do      func(s *sim)
@@ -701,7 +732,7 @@ func TestANewLeaderGivesTimeForWhatItCannotKnow(t *testing.T) {
 		s.recoverState(State{Pools: []Pool{idlePool(0)}, Nodes: []string{"n1"}, Pods: []Pod{with(warmPod("a-1"), func(p *Pod) { p.Used = true })}, Facts: []Fact{f, {Session: "r"}}, Records: []Sandbox{record}})
 		return s
 	}
-	const margin = recoveryMargin + time.Hour/4 + maxStale + maxStale/100
+	const margin = recoveryMargin + time.Hour/4 + 2*(maxStale+maxStale/100)
 	for name, c := range map[string]struct{ claimed, active, asked time.Duration }{
 		"claimed a moment ago":          {time.Second, 0, time.Hour},
 		"active a moment ago":           {5 * time.Hour, time.Minute, time.Hour},
@@ -782,6 +813,94 @@ func TestANewLeaderAllowsForARouterThatEndedInAnEarlierTerm(t *testing.T) {
 	pass(next, died+idle-next.now.Boot-time.Second, map[string]uint64{"q": 1})
 }
 
+// Clocks are twenty minutes apart, as documented; r says Goodbye with x in use; p goes on
+// using x, is cut off as late as the note of the Goodbye ends, serves for max-stale, and
+// expires. All that the object says is from before the Goodbye.
+func TestANewLeaderAllowsForAHandoverThatItHasNotHeardOf(t *testing.T) {
+	const idle, stale = 20 * time.Minute, 15 * time.Minute // the default of max-stale
+	s := newSim(t)
+	s.cfg.MaxStale = stale
+	s.restart()
+	s.recover([]Pool{changed(specA(1), func(p *Pool) { p.IdleTimeout = idle })}, []Pod{warmPod("a-1")})
+	s.joinAndReport("p", 1)
+	s.joinAndReport("r", 2)
+	s.joinAndReport("q", 3)
+	record := s.claim()
+	step := func(s *sim, d time.Duration, do func()) {
+		for ; d > 0; d -= time.Second {
+			do()
+			for _, r := range of[Record](s.effects) {
+				record = r.Sandbox
+			}
+			s.pass(time.Second)
+			for _, r := range of[Record](s.effects) {
+				record = r.Sandbox
+			}
+			none[SandboxReleased](s)
+		}
+	}
+	uses := func() {
+		s.ping("q", 3)
+		s.ping("p", 1)
+		s.step(Report{Session: "p", Stream: 1, Activities: []Activity{{ID: record.ID, Open: 1}}})
+	}
+	step(s, 90*time.Second, func() { uses(); s.ping("r", 2) })
+	s.step(Report{Session: "r", Stream: 2, Activities: []Activity{{ID: record.ID, Open: 1}}, Handover: true})
+	s.step(SessionGoodbye{Session: "r"})
+	step(s, stale, uses)
+	s.step(SessionLeft{Session: "p", Stream: 1})
+	used := s.now.Boot + stale - time.Second // it serves what it knows for so long
+	step(s, stale+stale/100+2*time.Second, func() { s.ping("q", 3) })
+	at := s.now
+	at.Wall = at.Wall.Add(20 * time.Minute)
+	next := newSimAt(t, 2, at)
+	next.cfg.MaxStale = stale
+	next.restart()
+	f := Fact{Revision: record.Revision, Sandbox: &record}
+	next.recoverState(State{
+		Pools: []Pool{idlePool(0)}, Nodes: []string{"n1"}, Pods: []Pod{with(warmPod("a-1"), func(p *Pod) { p.Used = true })},
+		Facts: []Fact{f, {Revision: Revision{1, 1}, Session: "q"}}, Records: []Sandbox{record},
+	})
+	next.joinAndReport("q", 1)
+	for {
+		next.ping("q", 1)
+		next.pass(time.Second)
+		for _, q := range of[SendQuiesce](next.effects) {
+			next.says("q", q, 1, 0)
+			one[SandboxReleased](next)
+			if unused := next.now.Boot - used; unused < idle {
+				t.Errorf("released for being idle after %v of %v", unused, idle)
+			}
+			return
+		}
+	}
+}
+
+// What counts as in use for a while anyway is shown to be in use.
+func TestAHandoverDoesNotKeepTheObjectFromBeingWritten(t *testing.T) {
+	const stale = 15 * time.Minute // the default of max-stale
+	s := newSim(t)
+	s.cfg.MaxStale = stale
+	s.restart()
+	s.recover([]Pool{changed(specA(1), func(p *Pool) { p.IdleTimeout = time.Hour })}, []Pod{warmPod("a-1")})
+	s.joinAndReport("q", 1)
+	s.joinAndReport("r", 2)
+	record := s.claim()
+	s.step(Report{Session: "r", Stream: 2, Activities: []Activity{{ID: record.ID, Open: 1}}, Handover: true})
+	s.step(SessionGoodbye{Session: "r"})
+	for range stale / time.Second {
+		s.ping("q", 1)
+		s.step(Report{Session: "q", Stream: 1, Activities: []Activity{{ID: record.ID, Open: 1}}})
+		s.pass(time.Second)
+		for _, r := range of[Record](s.effects) {
+			record = r.Sandbox
+		}
+	}
+	if lag := s.now.Wall.Sub(record.LastActive); lag < 0 || lag > showEvery+2*time.Second {
+		t.Errorf("it is in use, and its object says that it was %v ago", lag)
+	}
+}
+
 // The journal does not say when a sandbox was active, and is newer than the object.
 func TestANewLeaderTakesTheActivityFromTheObjectAndTheRestFromTheJournal(t *testing.T) {
 	s := newSimAt(t, 2, start)
@@ -790,7 +909,7 @@ func TestANewLeaderTakesTheActivityFromTheObjectAndTheRestFromTheJournal(t *test
 	record := *f.Sandbox
 	record.Revision, record.LastActive = Revision{1, 4}, start.Wall.Add(-45*time.Minute)
 	s.recoverState(State{Pools: []Pool{idlePool(0)}, Nodes: []string{"n1"}, Pods: []Pod{with(warmPod("a-1"), func(p *Pod) { p.Used = true })}, Facts: []Fact{f}, Records: []Sandbox{record}})
-	const margin = recoveryMargin + time.Hour/4 + maxStale + maxStale/100
+	const margin = recoveryMargin + time.Hour/4 + 2*(maxStale+maxStale/100)
 	list, _ := s.core.Activities(func(string) bool { return true }, 1)
 	if len(list) != 1 || list[0].Source != OnRecord || list[0].Age != 45*time.Minute-margin || list[0].In != 15*time.Minute+margin {
 		t.Errorf("shown as %+v", list)

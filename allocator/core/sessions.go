@@ -104,6 +104,8 @@ func (c *Core) sessionJoined(ev SessionJoined) {
 	c.streams[ev.Stream] = s
 	if s.durable {
 		c.welcome(s)
+	} else {
+		c.abortRound() // it was not asked, and may have much to tell
 	}
 }
 
