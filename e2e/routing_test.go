@@ -25,6 +25,7 @@ type request struct {
 	sent    time.Time
 	code    int
 	pod     string
+	said    string // if it is not 200
 	err     error
 }
 
@@ -68,7 +69,7 @@ func (h *history) check(t *testing.T) (served, refused int) {
 		case r.code == http.StatusBadGateway && released && !after:
 			refused++ // admitted before the release, and the pod went while it was under way
 		default:
-			t.Errorf("request for %s got %d (released: %v, sent after: %v)", r.sandbox.SandboxID, r.code, released, after)
+			t.Errorf("request for %s, port %d, at %v got %d %.300s (released: %v, sent after: %v)", r.sandbox.SandboxID, r.port, r.sent.Format(time.StampMilli), r.code, r.said, released, after)
 		}
 	}
 	return served, refused
@@ -89,6 +90,8 @@ func (e *env) send(ctx context.Context, client *http.Client, h *history, sandbox
 		if i.Port != port {
 			r.err = fmt.Errorf("port %d answered a request for port %d", i.Port, port)
 		}
+	} else {
+		r.said = a.body
 	}
 	h.add(r)
 }
