@@ -326,6 +326,22 @@ func (e *env) get(client *http.Client, host, path string) answer {
 	return a
 }
 
+// reachable waits until the network of a cluster leads to a sandbox. Where it is not of our
+// making, an address that is used again may lead to its last pod for some seconds: those
+// beside it on a bridge remember where it was. A devcluster has nothing in between.
+func (e *env) reachable(client *http.Client, s rest.Sandbox) {
+	e.t.Helper()
+	if e.processes != nil {
+		return
+	}
+	e.eventually(func() error {
+		if a := e.get(client, e.host(int(stack.DemoPorts()[0]), s.SandboxID), "/healthz"); a.code != http.StatusOK {
+			return fmt.Errorf("%s got %d %.200s", s.SandboxID, a.code, a.body)
+		}
+		return nil
+	})
+}
+
 func (e *env) host(port int, id string) string {
 	return fmt.Sprintf("%d-%s.%s", port, id, e.site.domain())
 }

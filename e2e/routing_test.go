@@ -108,6 +108,7 @@ func TestEveryRequestReachesThePodThatHoldsItsSandboxAndNoneAfterTheRelease(t *t
 		require.Empty(t, pods[s.PodName], "pod %s was handed out twice", s.PodName)
 		pods[s.PodName] = s.SandboxID
 		claimed = append(claimed, s)
+		e.reachable(client, s)
 	}
 
 	h := &history{released: map[string]time.Time{}}
