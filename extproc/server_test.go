@@ -726,19 +726,19 @@ func TestAnEnvoyThatHasEndedIsToldFromOneThatNeverCame(t *testing.T) {
 			require.NoError(t, conn.Close())
 			require.Eventually(t, func() bool { return server.connected.Load() == 0 }, soon, time.Millisecond)
 		}, true},
-		"is there": {func(t *testing.T, socket string, server *running) { logged1(t, server, dial(t, socket)) }, true},
+		"is there": {func(t *testing.T, socket string, server *running) { logsOnce(t, server, dial(t, socket)) }, true},
 		"has ended": {func(t *testing.T, socket string, server *running) {
 			conn := dial(t, socket)
-			logged1(t, server, conn)
+			logsOnce(t, server, conn)
 			require.NoError(t, conn.Close())
 			require.Eventually(t, func() bool { return server.connected.Load() == 0 }, soon, time.Millisecond)
 		}, false},
 		"has come again": {func(t *testing.T, socket string, server *running) {
 			conn := dial(t, socket)
-			logged1(t, server, conn)
+			logsOnce(t, server, conn)
 			require.NoError(t, conn.Close())
 			require.Eventually(t, func() bool { return server.connected.Load() == 0 }, soon, time.Millisecond)
-			logged1(t, server, dial(t, socket))
+			logsOnce(t, server, dial(t, socket))
 		}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -755,8 +755,8 @@ func TestAnEnvoyThatHasEndedIsToldFromOneThatNeverCame(t *testing.T) {
 	}
 }
 
-// logged1 has an access log say something, and waits until it has arrived.
-func logged1(t *testing.T, server *running, conn *grpc.ClientConn) {
+// logsOnce has an access log say something, and waits until it has arrived.
+func logsOnce(t *testing.T, server *running, conn *grpc.ClientConn) {
 	stream, err := logv3.NewAccessLogServiceClient(conn).StreamAccessLogs(within(t))
 	require.NoError(t, err)
 	require.NoError(t, stream.Send(logs("open")))
