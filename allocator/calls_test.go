@@ -213,6 +213,47 @@ func TestClaimWithAnIdempotencyKeyIsKeptWhenItsCallerLeaves(t *testing.T) {
 	})
 }
 
+func TestCloseAnswersTheClaimsThatWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, tm := leading(t)
+		var err error
+		a.metrics, err = newMetrics(prometheus.NewRegistry(), a)
+		require.NoError(t, err)
+		a.control = control.New(time.Minute, time.Second, func() string { return "" }, zap.NewNop())
+		tm.loop.do = func(e core.Effect) {
+			if _, ok := e.(core.ClaimRefused); ok { // what else is done needs an API server
+				tm.do(e)
+			}
+		}
+		stop := tm.loop.running(t)
+		defer stop()
+		// A pool whose pod takes long, so that claims wait.
+		tm.Submit(core.PoolSeen{Pool: core.Pool{Key: poolKey, Warm: 1, DefaultPort: 80, Template: "t"}})
+		done := make(chan error, 1)
+		go func() {
+			_, err := a.Claim(t.Context(), poolKey.Name, core.Claim{Wait: time.Hour})
+			done <- err
+		}()
+		synctest.Wait()
+		select {
+		case err := <-done:
+			t.Fatalf("it does not wait: %v", err)
+		default:
+		}
+		a.Close()
+		synctest.Wait()
+		select {
+		case err := <-done:
+			var e *apierror.Error
+			require.ErrorAs(t, err, &e)
+			require.Equal(t, apierror.NotLeader, e.Reason)
+			require.Contains(t, e.Message, "about to end")
+		default:
+			t.Error("the claim waits on")
+		}
+	})
+}
+
 func TestRefusedClaimsSayWhy(t *testing.T) {
 	gone := core.Sandbox{Binding: core.Binding{ID: "k3x9"}, Reason: core.ReasonTimeout}
 	for _, c := range []struct {

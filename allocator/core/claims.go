@@ -55,7 +55,7 @@ func (c *Core) claim(ev Claim) {
 	case c.pressure || len(c.outbox.pending) >= pendingMost:
 		c.emit(ClaimRefused{Token: ev.Token, Why: Overloaded})
 		return
-	case p.queue.n == 0 && (p.waiting.Len() >= c.cfg.MaxWaiting || p.hopeless() || ev.Wait <= 0):
+	case p.queue.n == 0 && (p.callers >= c.cfg.MaxWaiting || p.hopeless() || ev.Wait <= 0):
 		c.emit(ClaimRefused{Token: ev.Token, Why: PoolEmpty, Counts: p.counts()})
 		return
 	}
@@ -68,7 +68,7 @@ func (c *Core) claim(ev Claim) {
 	if cl.binding.IdempotencyKey != "" {
 		c.keys[cl.binding.claimKey()] = &keyed{hash: cl.binding.RequestHash, claim: cl}
 	}
-	cl.elem = p.waiting.PushBack(cl)
+	p.line(cl)
 	c.serve(p)
 	c.reconcile(p)
 }
@@ -79,12 +79,26 @@ func (c *Core) claimAgain(ev Claim, k *keyed) {
 	case k.hash != ev.Binding.RequestHash:
 		c.emit(ClaimRefused{Token: ev.Token, Why: KeyReused})
 	case k.claim != nil:
+		// A claim that has a pod is bounded by itself: there are no more of them than pods.
+		p, n := k.claim.pool, len(k.claim.callers)
+		if k.claim.elem != nil {
+			n = p.callers
+		}
+		if n >= c.cfg.MaxWaiting {
+			c.emit(ClaimRefused{Token: ev.Token, Why: PoolEmpty, Counts: p.counts()})
+			return
+		}
 		k.claim.callers = append(k.claim.callers, caller{ev.Token, c.now.Boot + ev.Wait})
 		c.claims[ev.Token] = k.claim
+		if k.claim.elem != nil {
+			p.callers++
+		}
 	case s.Phase == Running:
 		c.emit(Claimed{Token: ev.Token, Sandbox: s.Sandbox})
 	case s.Phase == Starting && c.closing:
 		c.emit(Claimed{Token: ev.Token, Sandbox: s.Sandbox})
+	case (s.Phase == Starting || s.Phase == Releasing) && len(s.callers) >= c.cfg.MaxWaiting:
+		c.emit(ClaimRefused{Token: ev.Token, Why: Overloaded})
 	case s.Phase == Starting || s.Phase == Releasing: // until it is durable that it runs, or was released
 		s.callers = append(s.callers, caller{ev.Token, c.now.Boot + ev.Wait})
 		c.starting[s] = struct{}{}
@@ -104,8 +118,7 @@ func (c *Core) serve(p *pool) {
 		cl := p.waiting.Front().Value.(*claim)
 		switch q := p.queue.next(); {
 		case q != nil:
-			p.waiting.Remove(cl.elem)
-			cl.elem = nil
+			p.unline(cl)
 			c.bind(cl, q)
 		case c.closing:
 			c.refuse(cl, Ending)
@@ -152,7 +165,7 @@ func (c *Core) bind(cl *claim, q *pod) {
 // again, at its place.
 func (c *Core) takeBack(cl *claim) {
 	c.callOff(cl)
-	c.waitAgain(cl)
+	cl.pool.line(cl)
 }
 
 // callOff takes a claim off its pod, before it was handed to a Write.
@@ -162,28 +175,38 @@ func (c *Core) callOff(cl *claim) {
 	cl.pod, cl.change = nil, nil
 }
 
-// waitAgain puts a claim that has lost its pod back to its place, before those
-// that came after it.
-func (c *Core) waitAgain(cl *claim) {
-	at := cl.pool.waiting.Front()
-	for at != nil && at.Value.(*claim).number < cl.number {
+// line puts a claim into the line: one that has lost its pod at its place, before those
+// that came after it. unline takes it out.
+func (p *pool) line(cl *claim) {
+	p.callers += len(cl.callers)
+	if last := p.waiting.Back(); last == nil || last.Value.(*claim).number < cl.number {
+		cl.elem = p.waiting.PushBack(cl)
+		return
+	}
+	at := p.waiting.Front()
+	for at.Value.(*claim).number < cl.number {
 		at = at.Next()
 	}
-	if at == nil {
-		cl.elem = cl.pool.waiting.PushBack(cl)
-	} else {
-		cl.elem = cl.pool.waiting.InsertBefore(cl, at)
-	}
+	cl.elem = p.waiting.InsertBefore(cl, at)
+}
+
+func (p *pool) unline(cl *claim) {
+	p.waiting.Remove(cl.elem)
+	cl.elem = nil
+	p.callers -= len(cl.callers)
 }
 
 func (c *Core) claimAbandoned(token uint64) {
 	if cl := c.claims[token]; cl != nil {
 		delete(c.claims, token)
 		cl.callers = slices.DeleteFunc(cl.callers, func(x caller) bool { return x.token == token })
+		if cl.elem != nil {
+			cl.pool.callers--
+		}
 		switch {
 		case len(cl.callers) > 0:
 		case cl.elem != nil: // it waits
-			cl.pool.waiting.Remove(cl.elem)
+			cl.pool.unline(cl)
 			c.dropClaim(cl)
 		case !cl.change.handed:
 			q := cl.pod
@@ -224,7 +247,7 @@ func (c *Core) dropClaim(cl *claim) {
 
 // refuse answers all callers of a claim that waits.
 func (c *Core) refuse(cl *claim, why Refusal) {
-	cl.pool.waiting.Remove(cl.elem)
+	cl.pool.unline(cl)
 	for _, x := range cl.callers {
 		c.emit(ClaimRefused{Token: x.token, Why: why, Counts: cl.pool.counts()})
 	}
@@ -244,6 +267,7 @@ func (c *Core) expireWaiting(p *pool) {
 		cl.callers = slices.DeleteFunc(cl.callers, func(x caller) bool {
 			if late(x) {
 				delete(c.claims, x.token)
+				p.callers--
 				c.emit(ClaimRefused{Token: x.token, Why: PoolEmpty, Counts: p.counts()})
 			}
 			return late(x)
@@ -282,7 +306,7 @@ func (c *Core) claimed(ch *change) {
 			c.dropClaim(cl)
 			return
 		}
-		c.waitAgain(cl)
+		cl.pool.line(cl)
 		if p := cl.pool; !p.known || p.Deleting {
 			c.refuse(cl, NoPool)
 		} else {

@@ -250,6 +250,58 @@ func TestClaimsThatCannotWaitAreRefusedAtOnce(t *testing.T) {
 	one[ClaimRefused](s)
 }
 
+func TestCallersThatShareAnIdempotencyKeyAreBounded(t *testing.T) {
+	s := newSim(t)
+	s.cfg.MaxWaiting = 2
+	s.restart()
+	s.recover([]Pool{specA(1)}, nil)
+	keyed := func(token uint64) Claim {
+		return Claim{Token: token, Pool: poolA, Wait: wait, Binding: Binding{IdempotencyKey: "k"}}
+	}
+	s.step(keyed(1))
+	s.step(keyed(2))
+	none[ClaimRefused](s)
+	for token := range uint64(500) {
+		s.step(keyed(3 + token))
+		if r := one[ClaimRefused](s); r.Token != 3+token || r.Why != PoolEmpty || r.Counts.Waiting != 2 {
+			t.Fatalf("refused %+v", r)
+		}
+	}
+	s.step(Claim{Token: 600, Pool: poolA, Wait: wait}) // they take the places of others, too
+	if r := one[ClaimRefused](s); r.Token != 600 {
+		t.Errorf("refused %+v", r)
+	}
+	s.step(ClaimAbandoned{Token: 1}) // whoever leaves makes room
+	s.step(keyed(601))
+	none[ClaimRefused](s)
+	s.step(PodSeen{warmPod("a-1")})
+	if n := len(of[Claimed](s.effects)); n != 2 {
+		t.Errorf("%d callers were answered", n)
+	}
+}
+
+func TestCallersThatShareAStartingSandboxAreBounded(t *testing.T) {
+	s := newSim(t)
+	s.cfg.MaxWaiting = 2
+	s.restart()
+	s.recover([]Pool{changed(specA(1), func(p *Pool) { p.PostStart = true })}, []Pod{warmPod("a-1")})
+	keyed := func(token uint64) Claim {
+		return Claim{Token: token, Pool: poolA, Wait: wait, Binding: Binding{IdempotencyKey: "k"}}
+	}
+	s.slow = true
+	s.step(keyed(1))
+	s.step(keyed(2))
+	s.step(keyed(3)) // its claim is being written
+	if r := one[ClaimRefused](s); r.Token != 3 {
+		t.Errorf("refused %+v", r)
+	}
+	s.written()
+	s.step(keyed(4)) // its sandbox is starting
+	if r := one[ClaimRefused](s); r.Token != 4 || r.Why != Overloaded {
+		t.Errorf("refused %+v", r)
+	}
+}
+
 func TestThoseWhoWaitAreToldWhenThePoolGoes(t *testing.T) {
 	s := newSim(t)
 	s.recover([]Pool{specA(1)}, nil)

@@ -37,7 +37,8 @@ type Config struct {
 	// KeepKeys is how long after the end of its sandbox an idempotency key holds.
 	// Default 10 min.
 	KeepKeys time.Duration
-	// MaxWaiting bounds the claims that wait for a pod, by pool. Default 1,000.
+	// MaxWaiting bounds the callers of claims that wait for a pod, by pool, and those that
+	// wait with one idempotency key for one sandbox. Default 1,000.
 	MaxWaiting int
 	// Linger is how long facts that nobody waits for are kept back for others to
 	// be written with them. Default 25 ms.

@@ -249,14 +249,18 @@ func checkTables(t interface{ Fatalf(string, ...any) }, c *Core) {
 		if queued != p.queue.n || len(p.queue.shelves) != p.queue.turn.Len() {
 			t.Fatalf("pool %s: %d pods in the queue, counted %d; %d nodes, %d have their turn", key.Name, queued, p.queue.n, len(p.queue.shelves), p.queue.turn.Len())
 		}
-		last := uint64(0)
+		last, callers := uint64(0), 0
 		for e := p.waiting.Front(); e != nil; e = e.Next() {
 			cl := e.Value.(*claim)
 			waiting[cl] = true
+			callers += len(cl.callers)
 			if cl.elem != e || cl.pod != nil || cl.number <= last || len(cl.callers) == 0 {
 				t.Fatalf("pool %s: claim %+v waits after %d", key.Name, cl, last)
 			}
 			last = cl.number
+		}
+		if callers != p.callers {
+			t.Fatalf("pool %s: %d callers wait, counted %d", key.Name, callers, p.callers)
 		}
 	}
 	for token, cl := range c.claims {

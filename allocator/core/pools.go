@@ -22,6 +22,7 @@ type pool struct {
 	pods     map[*pod]struct{}
 	queue    queue      // of warm pods
 	waiting  *list.List // of *claim without a pod, in the order they came
+	callers  int        // of those claims: claims with one idempotency key have several
 	creating map[string]struct{}
 	// again are the names of pods whose creation failed. They are asked for
 	// again before new ones: one that was made all the same is not made twice.
@@ -39,7 +40,7 @@ func (p *pool) counts() Counts {
 		Warm:      p.sum(podWarm),
 		Claimed:   p.sum(podClaiming) + p.sum(podClaimed),
 		Releasing: p.sum(podReleased) + p.sum(podDeleting),
-		Waiting:   p.waiting.Len(),
+		Waiting:   p.callers,
 	}
 }
 
