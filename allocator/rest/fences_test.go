@@ -1,6 +1,7 @@
 package rest
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -88,7 +89,7 @@ func TestARouterIsDeclaredDeadWithTheNameOfTheKeyAndAReason(t *testing.T) {
 	refusal(t, call(h, "POST", declarePath, body), 401, apierror.Unauthorized)
 	require.Empty(t, f.declared)
 	w := httptest.NewRecorder()
-	r := httptest.NewRequest(http.MethodPost, declarePath, strings.NewReader(body))
+	r := request(context.Background(), http.MethodPost, declarePath, strings.NewReader(body))
 	r.Header.Set("X-API-Key", "key-of-the-operators")
 	h.ServeHTTP(w, r)
 	require.Equal(t, http.StatusOK, w.Code, w.Body)

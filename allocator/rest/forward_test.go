@@ -57,8 +57,7 @@ func TestAFollowerShowsTheLeaderTheCallersKey(t *testing.T) {
 func TestABrowsersOwnPageMayCallThroughAFollower(t *testing.T) {
 	leader := &fake{status: core.ReleaseOK}
 	follower := handler(t, &fake{leader: listen(t, handler(t, leader))})
-	// httptest's requests are for example.com
-	require.Equal(t, http.StatusNoContent, callWith(follower, "DELETE", "/sandboxes/x", http.Header{"Origin": {"http://example.com"}}).Code)
+	require.Equal(t, http.StatusNoContent, callWith(follower, "DELETE", "/sandboxes/x", http.Header{"Origin": {"http://" + host}}).Code)
 	refusal(t, callWith(follower, "DELETE", "/sandboxes/x", http.Header{"Origin": {"http://evil.example"}}), http.StatusForbidden, apierror.CrossOrigin)
 }
 
@@ -94,7 +93,7 @@ func TestALeaderThatTakesACallAndDoesNotAnswerIsNotWaitedForForEver(t *testing.T
 	}))
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond) // earlier than forwardWait
 	defer cancel()
-	r := httptest.NewRequestWithContext(ctx, "DELETE", "/sandboxes/x", nil)
+	r := request(ctx, "DELETE", "/sandboxes/x", nil)
 	r.Header.Set("X-Request-Id", "req-1")
 	w := httptest.NewRecorder()
 	handler(t, &fake{leader: leader}).ServeHTTP(w, r)
@@ -113,7 +112,7 @@ func TestTheLeaderLearnsThatTheCallerOfAFollowerHasGone(t *testing.T) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		r := httptest.NewRequestWithContext(ctx, "POST", "/sandboxes", strings.NewReader(`{"templateID":"python"}`))
+		r := request(ctx, "POST", "/sandboxes", strings.NewReader(`{"templateID":"python"}`))
 		handler(t, &fake{leader: leader}).ServeHTTP(httptest.NewRecorder(), r)
 	}()
 	select {

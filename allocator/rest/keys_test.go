@@ -1,6 +1,7 @@
 package rest
 
 import (
+	"context"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -43,7 +44,7 @@ func keysIn(t *testing.T, keys map[string]string) *Keys {
 
 func callWith(h http.Handler, method, target string, headers http.Header) *httptest.ResponseRecorder {
 	w := httptest.NewRecorder()
-	r := httptest.NewRequest(method, target, strings.NewReader(`{"templateID":"python"}`))
+	r := request(context.Background(), method, target, strings.NewReader(`{"templateID":"python"}`))
 	for name, values := range headers {
 		r.Header[name] = values
 	}

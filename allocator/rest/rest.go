@@ -21,7 +21,8 @@
 //	                                       or 409 while it may live
 //
 // A call needs a key, in X-API-Key or as a bearer token, unless the API has no
-// keys, which is for a listener on loopback only. A replica that does not lead
+// keys, which is for a listener on loopback only: it then answers only to localhost,
+// to loopback addresses, and to the public host and api. before it. A replica that does not lead
 // passes calls on to the one that does.
 //
 // A sandbox is released at its end (timeout), after its idle timeout without activity,
@@ -60,6 +61,7 @@ import (
 
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/api/apierror"
+	"github.com/berth-sandbox/berth/internal/localhost"
 )
 
 // OutstandingHeader is on the answer of a release: how many routers may still
@@ -177,7 +179,25 @@ func New(o Options) (http.Handler, error) {
 	origin.SetDenyHandler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		answer(w, r, apierror.New(apierror.CrossOrigin, "a web page of another origin may not call this API from a browser"))
 	}))
-	return origin.Handler(a.authenticated(mux)), nil
+	return a.known(origin.Handler(a.authenticated(mux))), nil
+}
+
+// known lets through calls that name a host of ours. Without keys the browser is all that
+// keeps foreign pages out, and a page whose name resolves to a loopback address is of the
+// same origin for it. With keys any name is good: nothing is done without one.
+func (a *api) known(next http.Handler) http.Handler {
+	if a.Keys != nil {
+		return next
+	}
+	public := localhost.Hostname(a.PublicHost)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if host := localhost.Hostname(r.Host); !localhost.Is(host) && host != public && host != "api."+public {
+			answer(w, r, apierror.New(apierror.HostRefused,
+				"host %q: without keys this API answers only to localhost, loopback addresses, %s and api.%s", r.Host, public, public))
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
 }
 
 // authenticated lets through calls that show a key.

@@ -169,10 +169,19 @@ func handlerWithKeys(t require.TestingT, f *fake, keys *Keys) http.Handler {
 
 func call(h http.Handler, method, target, body string) *httptest.ResponseRecorder {
 	w := httptest.NewRecorder()
-	r := httptest.NewRequest(method, target, strings.NewReader(body))
+	r := request(context.Background(), method, target, strings.NewReader(body))
 	r.Header.Set("X-Request-Id", "req-1")
 	h.ServeHTTP(w, r)
 	return w
+}
+
+// host is how the API is called.
+const host = "localhost:8081"
+
+func request(ctx context.Context, method, target string, body io.Reader) *http.Request {
+	r := httptest.NewRequestWithContext(ctx, method, target, body)
+	r.Host = host
+	return r
 }
 
 // refusal checks that w is an error of the documented shape, and returns it.
@@ -265,7 +274,7 @@ func TestWaitTimeoutBounds(t *testing.T) {
 func TestClaimIsOfTheTeamWhoseKeyWasShownAndForItsUser(t *testing.T) {
 	f := &fake{}
 	h := handlerWithKeys(t, f, keysIn(t, map[string]string{"ada-team": "0123456789abcdef"}))
-	r := httptest.NewRequest(http.MethodPost, "/sandboxes", strings.NewReader(`{"templateID":"python","user":"ada"}`))
+	r := request(t.Context(), http.MethodPost, "/sandboxes", strings.NewReader(`{"templateID":"python","user":"ada"}`))
 	r.Header.Set("X-API-Key", "0123456789abcdef")
 	w := httptest.NewRecorder()
 	h.ServeHTTP(w, r)
@@ -284,7 +293,7 @@ func TestIdempotencyKeyIsTakenOrRefused(t *testing.T) {
 		"": false, strings.Repeat("k", 256): false, "caf\xc3\xa9": false, "tab\t": false,
 	} {
 		f := &fake{}
-		r := httptest.NewRequest(http.MethodPost, "/sandboxes", strings.NewReader(body))
+		r := request(t.Context(), http.MethodPost, "/sandboxes", strings.NewReader(body))
 		r.Header.Set("X-Request-Id", "req-1")
 		r.Header["Idempotency-Key"] = []string{key}
 		w := httptest.NewRecorder()
@@ -298,7 +307,7 @@ func TestIdempotencyKeyIsTakenOrRefused(t *testing.T) {
 		require.Equal(t, key, f.claim.Binding.IdempotencyKey)
 		require.Equal(t, sha256.Sum256([]byte(body)), f.claim.Binding.RequestHash)
 	}
-	r := httptest.NewRequest(http.MethodPost, "/sandboxes", strings.NewReader(body))
+	r := request(t.Context(), http.MethodPost, "/sandboxes", strings.NewReader(body))
 	r.Header.Set("X-Request-Id", "req-1")
 	r.Header["Idempotency-Key"] = []string{"a", "b"}
 	w := httptest.NewRecorder()
@@ -481,7 +490,7 @@ func TestClientThatLeftIsNotAnswered(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	w := httptest.NewRecorder()
-	r := httptest.NewRequestWithContext(ctx, "DELETE", "/sandboxes/x", nil)
+	r := request(ctx, "DELETE", "/sandboxes/x", nil)
 	handler(t, &fake{block: true}).ServeHTTP(w, r)
 	require.Empty(t, w.Body.String())
 }
@@ -494,7 +503,7 @@ func TestRequestsBeingServedAreBounded(t *testing.T) {
 		var serving sync.WaitGroup
 		for range inFlight {
 			serving.Go(func() {
-				h.ServeHTTP(httptest.NewRecorder(), httptest.NewRequestWithContext(ctx, "DELETE", "/sandboxes/x", nil))
+				h.ServeHTTP(httptest.NewRecorder(), request(ctx, "DELETE", "/sandboxes/x", nil))
 			})
 		}
 		synctest.Wait()
@@ -518,7 +527,7 @@ func TestClientThatDoesNotSendItsBodyIsGivenUp(t *testing.T) {
 		served := make(chan error, 1)
 		go func() { served <- s.Serve(listener) }()
 		began := time.Now()
-		_, err := io.WriteString(client, "POST /sandboxes HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{")
+		_, err := io.WriteString(client, "POST /sandboxes HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
 		require.NoError(t, err)
 		answer, err := io.ReadAll(client)
 		require.NoError(t, err)
@@ -576,7 +585,7 @@ func TestAPageInABrowserCannotClaimOrRelease(t *testing.T) {
 		f := &fake{status: core.ReleaseOK}
 		for name, value := range map[string]string{"Origin": "https://evil.example", "Sec-Fetch-Site": "cross-site"} {
 			w := httptest.NewRecorder()
-			r := httptest.NewRequest(c.method, c.target, strings.NewReader(`{"templateID":"python"}`))
+			r := request(t.Context(), c.method, c.target, strings.NewReader(`{"templateID":"python"}`))
 			r.Header.Set("X-Request-Id", "req-1")
 			r.Header.Set(name, value)
 			handler(t, f).ServeHTTP(w, r)
@@ -585,4 +594,45 @@ func TestAPageInABrowserCannotClaimOrRelease(t *testing.T) {
 		require.Empty(t, f.pool, "nothing was claimed")
 		require.Empty(t, f.released)
 	}
+}
+
+func TestAForeignHostIsRefusedWithoutKeys(t *testing.T) {
+	ask := func(h http.Handler, host, origin string) *httptest.ResponseRecorder {
+		r := request(t.Context(), "POST", "/sandboxes", strings.NewReader(`{"templateID":"python"}`))
+		r.Host = host
+		r.Header.Set("Origin", "http://"+origin)
+		r.Header.Set("X-Request-Id", "req-1")
+		r.Header.Set("X-API-Key", keyOne)
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, r)
+		return w
+	}
+	for _, host := range []string{"evil.example", "evil.example:8081", "127.0.0.1.evil.example", "8080-k3x9.sandbox.example.com", "10.0.0.1:8081", ""} {
+		f := &fake{}
+		refusal(t, ask(handler(t, f), host, host), http.StatusMisdirectedRequest, apierror.HostRefused)
+		require.Empty(t, f.pool, host)
+		// With keys no name is needed to be known: nothing is done without a key.
+		keys := keysIn(t, map[string]string{"team": keyOne})
+		require.Equal(t, 201, ask(handlerWithKeys(t, f, keys), host, host).Code, host)
+	}
+	for _, host := range []string{"127.0.0.1:8081", "127.0.0.1", "[::1]:8081", "localhost:8081", "localhost", "Sandbox.Example.com", "sandbox.example.com:8443", "api.sandbox.example.com"} {
+		require.Equal(t, 201, ask(handler(t, &fake{}), host, host).Code, host)
+		w := ask(handler(t, &fake{}), host, "evil.example")
+		refusal(t, w, http.StatusForbidden, apierror.CrossOrigin)
+	}
+}
+
+func TestAFollowerRefusesAForeignHostItself(t *testing.T) {
+	leader := &fake{status: core.ReleaseOK}
+	follower := handler(t, &fake{leader: listen(t, handler(t, leader))})
+	r := request(t.Context(), "DELETE", "/sandboxes/x", nil)
+	r.Header.Set("X-Request-Id", "req-1")
+	w := httptest.NewRecorder()
+	follower.ServeHTTP(w, r)
+	require.Equal(t, http.StatusNoContent, w.Code, "the leader sees the same host: %s", w.Body)
+	r.Host = "evil.example"
+	w = httptest.NewRecorder()
+	follower.ServeHTTP(w, r)
+	refusal(t, w, http.StatusMisdirectedRequest, apierror.HostRefused)
+	require.Len(t, leader.released, 1)
 }

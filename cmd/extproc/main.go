@@ -39,7 +39,8 @@ type flags struct {
 	Allocator      []string      `required:"" help:"Control addresses of the allocator's replicas, host:port, tried in turn; several with commas."`
 	PodCIDRs       []string      `name:"pod-cidrs" required:"" help:"Ranges that destinations may lie in, as 10.0.0.0/8; several with commas."`
 	Socket         string        `default:"/run/berth/router.sock" help:"Unix socket for Envoy. In its directory, which is this Envoy's alone, routers keep their lock files."`
-	AdminListen    string        `default:"127.0.0.1:9901" help:"Address of the admin listener. It shows sandbox IDs: keep it on loopback."`
+	AdminListen    string        `default:"127.0.0.1:9901" help:"Address of the admin listener. It shows sandbox IDs: outside loopback it needs --admin-anywhere."`
+	AdminAnywhere  bool          `help:"--admin-listen may be outside loopback. Everybody who can connect to it then reads the IDs of all sandboxes, which open them, and can take profiles."`
 	HealthListen   string        `help:"Address that answers only /healthz, /readyz and /metrics, for probes from outside the pod. Empty: only the admin listener answers them."`
 	ControlTLSDir  string        `name:"control-tls-dir" help:"Directory with tls.crt, tls.key and ca.crt for mutual TLS with allocators; read again when they change. Empty: no TLS, allocators must be on loopback."`
 	CacheSize      int           `default:"100000" help:"Routes to keep, 1 or more."`
@@ -123,7 +124,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		return err
 	}
 	pages, err := admin.New(admin.Options{
-		Cache: cache, Tracker: tracker, Flush: f.AccessLogFlush, Window: envoy.ActivityWindow(f.AccessLogFlush), Metrics: metrics, Now: time.Now,
+		AnyHost: !cli.Loopback(f.AdminListen), Cache: cache, Tracker: tracker, Flush: f.AccessLogFlush, Window: envoy.ActivityWindow(f.AccessLogFlush), Metrics: metrics, Now: time.Now,
 		Ready: func() error {
 			switch {
 			case ctx.Err() != nil:
@@ -209,6 +210,9 @@ func (f *flags) check() ([]netip.Prefix, error) {
 		} else if f.ControlTLSDir == "" && !cli.Loopback(address) {
 			errs = append(errs, fmt.Errorf("--allocator %q: outside loopback it needs --control-tls-dir, or anybody on the way could say where requests go", address))
 		}
+	}
+	if !f.AdminAnywhere && !cli.Loopback(f.AdminListen) {
+		errs = append(errs, fmt.Errorf("--admin-listen %q: outside loopback everybody who can connect could read sandbox IDs: use an address such as 127.0.0.1:9901, --health-listen for probes and metrics, or say --admin-anywhere", f.AdminListen))
 	}
 	if f.CacheSize < 1 {
 		errs = append(errs, fmt.Errorf("--cache-size %d: must be at least 1", f.CacheSize))

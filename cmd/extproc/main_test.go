@@ -98,6 +98,25 @@ func TestAllocatorsOutsideLoopbackNeedTLS(t *testing.T) {
 	}
 }
 
+func TestTheAdminListenerStaysOnLoopbackUnlessAllowed(t *testing.T) {
+	for address, loopback := range map[string]bool{
+		"127.0.0.1:9901": true, "127.1.2.3:1": true, "[::1]:9901": true, "localhost:9901": true,
+		":9901": false, "0.0.0.0:9901": false, "[::]:9901": false, "10.0.0.1:9901": false, "router.example.com:9901": false,
+	} {
+		for _, anywhere := range []string{"false", "true"} {
+			var f flags
+			_, err := cli.Parse(&f, "extproc", "", "BERTH_ROUTER", enough("--admin-listen="+address, "--admin-anywhere="+anywhere), io.Discard, io.Discard)
+			require.NoError(t, err)
+			if _, err = f.check(); loopback || anywhere == "true" {
+				require.NoError(t, err, address)
+			} else {
+				require.ErrorContains(t, err, "--admin-listen", address)
+				require.ErrorContains(t, err, "--admin-anywhere", address)
+			}
+		}
+	}
+}
+
 func TestTLSDirectoryThatCannotBeUsedIsNamed(t *testing.T) {
 	a := authority(t)
 	for dir, want := range map[string]string{t.TempDir(): controltls.CertFile, tlsDir(t, a, controltls.AllocatorName): controltls.RouterName} {
@@ -109,7 +128,7 @@ func TestTLSDirectoryThatCannotBeUsedIsNamed(t *testing.T) {
 
 func TestAddressesThatCannotBeListenedOnAreNamed(t *testing.T) {
 	socket := "--socket=" + filepath.Join(t.TempDir(), "s")
-	_, err := try(t, enough(socket, "--admin-listen=256.0.0.1:1")...)
+	_, err := try(t, enough(socket, "--admin-anywhere", "--admin-listen=256.0.0.1:1")...)
 	require.ErrorContains(t, err, "--admin-listen")
 	_, err = try(t, enough(socket, "--admin-listen=127.0.0.1:0", "--health-listen=256.0.0.1:1")...)
 	require.ErrorContains(t, err, "--health-listen")
@@ -121,7 +140,7 @@ func TestEveryFlagCanComeFromTheEnvironment(t *testing.T) {
 	for name, value := range map[string]string{
 		"DOMAIN": "sandbox.example.com", "ALLOCATOR": "a:1,b:2", "POD_CIDRS": "10.0.0.0/8,fd00::/8", "SOCKET": "/s", "ADMIN_LISTEN": "127.0.0.1:1",
 		"HEALTH_LISTEN": ":2", "CONTROL_TLS_DIR": "/tls", "GATEWAY_HOSTS": "g.example.com,api.sandbox.example.com", "PATHS": "true",
-		"CACHE_SIZE": "5", "NEGATIVE_TTL": "2s", "MAX_STALE": "1m", "LOOKUP_TIMEOUT": "3s", "ACCESS_LOG_FLUSH": "6s", "SHUTDOWN_AFTER": "4s", "LOG_LEVEL": "warn",
+		"ADMIN_ANYWHERE": "true", "CACHE_SIZE": "5", "NEGATIVE_TTL": "2s", "MAX_STALE": "1m", "LOOKUP_TIMEOUT": "3s", "ACCESS_LOG_FLUSH": "6s", "SHUTDOWN_AFTER": "4s", "LOG_LEVEL": "warn",
 	} {
 		t.Setenv("BERTH_ROUTER_"+name, value)
 	}
@@ -131,7 +150,7 @@ func TestEveryFlagCanComeFromTheEnvironment(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, flags{
 		Domain: "sandbox.example.com", Allocator: []string{"a:1", "b:2"}, PodCIDRs: []string{"10.0.0.0/8", "fd00::/8"}, Socket: "/s",
-		AdminListen: "127.0.0.1:1", HealthListen: ":2", ControlTLSDir: "/tls", GatewayHosts: []string{"g.example.com", "api.sandbox.example.com"}, Paths: true, CacheSize: 5, NegativeTTL: 2 * time.Second, MaxStale: time.Minute, LookupTimeout: 3 * time.Second,
+		AdminListen: "127.0.0.1:1", AdminAnywhere: true, HealthListen: ":2", ControlTLSDir: "/tls", GatewayHosts: []string{"g.example.com", "api.sandbox.example.com"}, Paths: true, CacheSize: 5, NegativeTTL: 2 * time.Second, MaxStale: time.Minute, LookupTimeout: 3 * time.Second,
 		AccessLogFlush: 6 * time.Second, ShutdownAfter: 4 * time.Second, LogLevel: "warn",
 	}, f)
 	_, err = f.check()
@@ -237,6 +256,29 @@ func TestRouterRunsWithoutAnAllocatorAndStops(t *testing.T) {
 	began := time.Now()
 	require.NoError(t, p.stop())
 	require.Less(t, time.Since(began), 5*time.Second)
+}
+
+func TestTheAdminListenerAnswersForeignHostsOnlyWhereAllowed(t *testing.T) {
+	for name, c := range map[string]struct {
+		args []string
+		code int
+	}{
+		"on loopback": {nil, http.StatusMisdirectedRequest},
+		"anywhere":    {[]string{"--admin-anywhere", "--admin-listen=0.0.0.0:0"}, 200},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := start(t, append(c.args, "--allocator=127.0.0.1:1")...)
+			_, port, err := net.SplitHostPort(p.listening.Admin)
+			require.NoError(t, err)
+			r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://127.0.0.1:"+port+"/admin/routes", http.NoBody)
+			require.NoError(t, err)
+			r.Host = "evil.example:" + port
+			w, err := http.DefaultClient.Do(r)
+			require.NoError(t, err)
+			require.NoError(t, w.Body.Close())
+			require.Equal(t, c.code, w.StatusCode)
+		})
+	}
 }
 
 func TestTheHealthListenerShowsNothingSecret(t *testing.T) {

@@ -1,6 +1,7 @@
 // Package admin is what the router answers to operators and to probes. The whole
-// of it shows sandbox IDs, which are credentials, and belongs on loopback; health
-// and metrics show none, and can also be had alone.
+// of it shows sandbox IDs, which are credentials, and belongs on loopback, where it
+// answers only to localhost and loopback addresses; health and metrics show none, and
+// can also be had alone.
 //
 //	GET /admin/last-active   when each sandbox was last used; ?id= or ?prefix= filter, ?format=text
 //	GET /admin/routes        the route cache; same parameters
@@ -27,12 +28,15 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/berth-sandbox/berth/api/apierror"
+	"github.com/berth-sandbox/berth/internal/localhost"
 	"github.com/berth-sandbox/berth/lastactive"
 	"github.com/berth-sandbox/berth/routecache"
 )
 
-// Options configure the pages. All are required.
+// Options configure the pages. All are required but AnyHost.
 type Options struct {
+	// AnyHost: the listener of Admin is not on loopback, so its name is not known.
+	AnyHost bool
 	Cache   *routecache.Cache
 	Tracker *lastactive.Tracker
 	// Flush and Window are those of the Tracker.
@@ -49,7 +53,7 @@ type Pages struct{ o Options }
 // New checks the options.
 func New(o Options) (*Pages, error) {
 	if o.Cache == nil || o.Tracker == nil || o.Ready == nil || o.Metrics == nil || o.Now == nil || o.Flush <= 0 || o.Window <= 0 {
-		return nil, errors.New("admin: all options are required")
+		return nil, errors.New("admin: all options but AnyHost are required")
 	}
 	return &Pages{o}, nil
 }
@@ -64,7 +68,18 @@ func (p *Pages) Admin() http.Handler {
 	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
 	mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
 	mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
-	return mux
+	if p.o.AnyHost {
+		return mux
+	}
+	// A page in somebody's browser, whose name resolves to a loopback address, must not
+	// read the IDs.
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !localhost.Is(localhost.Hostname(r.Host)) {
+			apierror.New(apierror.HostRefused, "host %q: this listener answers only to localhost and loopback addresses", r.Host).Write(w)
+			return
+		}
+		mux.ServeHTTP(w, r)
+	})
 }
 
 // Health answers /healthz, /readyz and /metrics, and nothing else.

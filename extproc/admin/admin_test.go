@@ -25,9 +25,10 @@ var noon = time.Date(2030, 1, 1, 12, 0, 0, 0, time.UTC)
 // routable.
 type router struct {
 	http.Handler
-	health http.Handler
-	cache  *routecache.Cache
-	ready  error
+	health  http.Handler
+	options admin.Options
+	cache   *routecache.Cache
+	ready   error
 }
 
 func newRouter(t require.TestingT) *router {
@@ -54,10 +55,11 @@ func newRouter(t require.TestingT) *router {
 	}
 	metrics := prometheus.NewRegistry()
 	metrics.MustRegister(prometheus.NewGauge(prometheus.GaugeOpts{Name: "berth_test", Help: "help"}))
-	pages, err := admin.New(admin.Options{
+	r.options = admin.Options{
 		Cache: r.cache, Tracker: tracker, Flush: time.Second, Window: 3 * time.Second, Metrics: metrics, Now: func() time.Time { return noon },
 		Ready: func() error { return r.ready },
-	})
+	}
+	pages, err := admin.New(r.options)
 	require.NoError(t, err)
 	r.Handler, r.health = pages.Admin(), pages.Health()
 	return r
@@ -74,9 +76,35 @@ func (r *router) openOnly(id string, ports ...uint16) {
 }
 
 func (r *router) get(target string) *httptest.ResponseRecorder {
+	return r.getFrom("127.0.0.1:9901", target)
+}
+
+func (r *router) getFrom(host, target string) *httptest.ResponseRecorder {
 	w := httptest.NewRecorder()
-	r.ServeHTTP(w, httptest.NewRequest(http.MethodGet, target, nil))
+	request := httptest.NewRequest(http.MethodGet, target, nil)
+	request.Host = host
+	r.ServeHTTP(w, request)
 	return w
+}
+
+func TestAForeignHostReadsNothingOnLoopback(t *testing.T) {
+	r := newRouter(t)
+	for _, path := range []string{"/admin/last-active", "/admin/routes", "/metrics", "/debug/pprof/cmdline", "/healthz", "/"} {
+		for _, host := range []string{"evil.example", "evil.example:9901", "127.0.0.1.evil.example", ""} {
+			w := r.getFrom(host, path)
+			require.Equal(t, http.StatusMisdirectedRequest, w.Code, "%s %s", host, path)
+			require.Contains(t, w.Body.String(), `"reason":"host_refused"`)
+		}
+	}
+	for _, host := range []string{"127.0.0.1:9901", "localhost:9901", "[::1]:9901"} {
+		require.Equal(t, 200, r.getFrom(host, "/admin/routes").Code, host)
+	}
+	elsewhere := r.options
+	elsewhere.AnyHost = true // the operator has opened the listener
+	p, err := admin.New(elsewhere)
+	require.NoError(t, err)
+	r.Handler = p.Admin()
+	require.Equal(t, 200, r.getFrom("10.0.0.1:9901", "/admin/routes").Code)
 }
 
 func TestLastActiveIsTheDocumentedJSON(t *testing.T) {
