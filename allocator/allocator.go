@@ -92,6 +92,7 @@ type Allocator struct {
 	mu     sync.Mutex
 	leader replica // the one that leads, empty if that is not known
 	term   *term   // set while this replica leads and has recovered
+	over   error   // why this replica will not lead any more
 }
 
 // New checks the options and returns a replica that does nothing yet.
@@ -156,10 +157,21 @@ func (a *Allocator) API() http.Handler { return a.api }
 // Control is the control server, to be registered with a gRPC server.
 func (a *Allocator) Control() *control.Server { return a.control }
 
+// endWait bounds what Run waits for at its end: first for what this replica does as
+// the leader, then for the election, which gives the lease back, and for the watches.
+const endWait = 5 * time.Second
+
+// EndMost is how long Run takes at most to return once its context has ended or the
+// election is over.
+const EndMost = 2 * endWait
+
 // Run stands for election and leads when elected, until ctx ends; it then gives
 // the lease back and returns nil. It returns ErrLeaseLost when the lease was
-// lost: the process must end.
-func (a *Allocator) Run(ctx context.Context) error {
+// lost: the process must end. What does not end in time, a callback of the embedding
+// program for example, is abandoned: Run gives the lease back all the same, returns
+// within EndMost, and its error says so. It must not be called again.
+func (a *Allocator) Run(ctx context.Context) (err error) {
+	defer func() { a.ends(err) }()
 	// The election outlives ctx: the lease is given back only when everything
 	// this replica does as the leader has come to an end.
 	electing, stopElecting := context.WithCancel(context.WithoutCancel(ctx))
@@ -201,37 +213,77 @@ func (a *Allocator) Run(ctx context.Context) error {
 	}()
 	// The watches end last: until then they may have something for the term.
 	watching, stopWatching := context.WithCancel(context.WithoutCancel(ctx))
-	watched := make(chan error, 1)
-	go func() { watched <- a.watches.run(watching) }()
-	defer func() {
-		stopWatching()
-		if err := <-watched; err != nil {
-			a.o.Log.Warn("a watch has ended", zap.Error(err))
-		}
+	defer stopWatching()
+	var watchErr error // read after watched is closed
+	watched := make(chan struct{})
+	go func() {
+		defer close(watched)
+		watchErr = a.watches.run(watching)
 	}()
 
+	var cause error
 	select {
 	case <-ctx.Done():
-	case <-elected: // the lease was lost
-	case <-led: // leading failed
-	case err := <-watched: // which it does before it begins only
-		watched <- err
-		leadErr = err
+	case <-elected:
+		cause = ErrLeaseLost
+	case <-led:
+		// Its error, or nil if the lease was lost and the election has not ended yet.
+		if cause = leadErr; cause == nil {
+			cause = ErrLeaseLost
+		}
+	case <-watched: // which it does before it begins only
+		cause = watchErr
+	}
+	if ctx.Err() == nil {
+		a.ends(cause)
 	}
 	stopLeading()
 	if !decided.CompareAndSwap(false, true) {
-		<-led
+		if !endsWithin(endWait, led) {
+			cause = errors.Join(cause, errAbandoned)
+		} else if leadErr != nil && (cause == nil || errors.Is(cause, ErrLeaseLost)) {
+			cause = leadErr
+		}
 	}
-	lost := ctx.Err() == nil && leadErr == nil
 	stopElecting()
-	<-elected
-	if leadErr != nil {
-		return leadErr
+	stopWatching()
+	if !endsWithin(endWait, elected, watched) {
+		cause = errors.Join(cause, errAbandoned)
+	} else if watchErr != nil {
+		a.o.Log.Warn("a watch has ended", zap.Error(watchErr))
 	}
-	if lost {
-		return ErrLeaseLost
+	return cause
+}
+
+// endsWithin reports whether all of these are closed before the time is over.
+func endsWithin(limit time.Duration, all ...<-chan struct{}) bool {
+	over := time.NewTimer(limit)
+	defer over.Stop()
+	for _, ended := range all {
+		select {
+		case <-ended:
+		case <-over.C:
+			return false
+		}
 	}
-	return nil
+	return true
+}
+
+// ends notes why this replica will not lead any more.
+func (a *Allocator) ends(why error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.over == nil {
+		a.over = why
+	}
+}
+
+// Healthy returns nil while this replica leads or may come to lead, or why it cannot:
+// its process is about to end then, and has to be started again.
+func (a *Allocator) Healthy() error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.over
 }
 
 func (a *Allocator) self() replica {

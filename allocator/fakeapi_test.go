@@ -14,6 +14,13 @@ import (
 	"github.com/berth-sandbox/berth/allocator/kube"
 )
 
+// silence is the answer to a watch in which nothing happens.
+const silence = "silence"
+
+type readerFunc func([]byte) (int, error)
+
+func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
+
 // fakeAPI answers calls to the API server without a network, so that it can be
 // used where time is not real.
 type fakeAPI func(*http.Request) (code int, answer any)
@@ -30,9 +37,13 @@ func (f fakeAPI) RoundTrip(r *http.Request) (*http.Response, error) {
 	if err != nil {
 		return nil, err
 	}
+	body := io.Reader(bytes.NewReader(raw))
+	if answer == silence {
+		body = readerFunc(func([]byte) (int, error) { <-r.Context().Done(); return 0, io.EOF })
+	}
 	return &http.Response{
 		StatusCode: code, Status: http.StatusText(code), Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1, Request: r,
-		Header: http.Header{"Content-Type": {"application/json"}}, Body: io.NopCloser(bytes.NewReader(raw)),
+		Header: http.Header{"Content-Type": {"application/json"}}, Body: io.NopCloser(body),
 	}, nil
 }
 

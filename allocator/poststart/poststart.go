@@ -3,6 +3,7 @@
 package poststart
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -12,7 +13,6 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
-	"strconv"
 	"time"
 
 	"github.com/berth-sandbox/berth/allocator/core"
@@ -24,12 +24,18 @@ const (
 	dialWait   = time.Second
 	pauseFirst = 50 * time.Millisecond
 	pauseMost  = time.Second
-	// answerMost is how much of an answer is read: it says nothing that matters.
-	answerMost = 4 << 10
+	// answerMost bounds what is read of an answer, in bytes: informational answers,
+	// headers and body together.
+	answerMost = 8 << 10
+	// bodyWait bounds the time in which the body of a final answer is read. The body
+	// says nothing that matters; it is read so that the pod can finish writing it.
+	bodyWait = time.Second
 )
 
 // Caller calls hooks. Its methods may be called concurrently.
-type Caller struct{ client *http.Client }
+type Caller struct {
+	connect func(ctx context.Context, address string) (net.Conn, error)
+}
 
 // errDeposed: another process may lead.
 var errDeposed = errors.New("this process may not lead any more")
@@ -42,29 +48,20 @@ func New(dial func(ctx context.Context, network, address string) (net.Conn, erro
 	if dial == nil {
 		dial = (&net.Dialer{}).DialContext
 	}
-	connect := func(ctx context.Context, network, address string) (net.Conn, error) {
+	return &Caller{func(ctx context.Context, address string) (net.Conn, error) {
 		if !leads() {
 			return nil, errDeposed
 		}
 		attempt, cancel := context.WithTimeout(ctx, dialWait)
 		defer cancel()
-		conn, err := dial(attempt, network, address)
+		conn, err := dial(attempt, "tcp", address)
 		switch {
 		case err == nil && !leads(): // it stood still in between
 			return nil, errors.Join(errDeposed, conn.Close())
 		case err != nil && attempt.Err() != nil && ctx.Err() == nil: // whatever dial says then
-			return nil, &net.OpError{Op: "dial", Net: network, Err: err}
+			return nil, &net.OpError{Op: "dial", Net: "tcp", Err: err}
 		}
 		return conn, err
-	}
-	return &Caller{client: &http.Client{
-		// What runs in the pod must not choose where the allocator connects to.
-		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
-		Transport: &http.Transport{
-			// No proxy of the environment, and no connection is kept: a pod gets one
-			// call in its life.
-			DialContext: connect, DisableKeepAlives: true, MaxResponseHeaderBytes: answerMost,
-		},
 	}}
 }
 
@@ -77,7 +74,8 @@ type body struct {
 }
 
 // Call calls the hook of the sandbox's pool, again and again while the pod cannot
-// be connected to, and returns nil when it has answered 2xx within its time.
+// be connected to, and returns nil when it has answered 2xx within its time. It returns
+// when that time is over or ctx has ended, whatever the pod does.
 func (c *Caller) Call(ctx context.Context, hook v1alpha1.PostStartHook, defaultPort uint16, s core.Sandbox) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Duration(hook.TimeoutSeconds)*time.Second)
 	defer cancel()
@@ -104,6 +102,9 @@ func (c *Caller) Call(ctx context.Context, hook v1alpha1.PostStartHook, defaultP
 	}
 }
 
+// once makes one attempt. It owns the connection, which is closed when ctx ends: nothing
+// that the pod sends, or does not send, keeps a read or a write waiting after that. An
+// http.Client would hand the connection of a 101 over, beyond the reach of ctx.
 func (c *Caller) once(ctx context.Context, url string, raw []byte) error {
 	r, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(raw))
 	if err != nil {
@@ -111,14 +112,48 @@ func (c *Caller) once(ctx context.Context, url string, raw []byte) error {
 	}
 	r.Header.Set("Content-Type", "application/json")
 	r.Header.Set("User-Agent", "berth-allocator")
-	answer, err := c.client.Do(r)
+	r.Close = true // a pod gets one call in its life
+	conn, err := c.connect(ctx, r.URL.Host)
 	if err != nil {
-		return fmt.Errorf("postStart: %w", err)
+		return fmt.Errorf("postStart: connect to %s: %w", r.URL.Host, err)
 	}
-	defer answer.Body.Close()
-	_, _ = io.CopyN(io.Discard, answer.Body, answerMost) // so that the pod can finish what it says
-	if answer.StatusCode/100 != 2 {
-		return fmt.Errorf("postStart: the sandbox answered %s", strconv.Itoa(answer.StatusCode))
+	defer conn.Close() //nolint:errcheck // there is nothing more to say to it
+	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
+	defer stop()
+	code, err := exchange(conn, r)
+	switch {
+	case err != nil && ctx.Err() != nil: // the connection was closed for that
+		return fmt.Errorf("postStart: no answer: %w", ctx.Err())
+	case err != nil:
+		return fmt.Errorf("postStart: %w", err)
+	case code/100 != 2: // redirects among them: a pod must not choose where the allocator connects to
+		return fmt.Errorf("postStart: the sandbox answered %d", code)
 	}
 	return nil
+}
+
+// exchange returns the status of the final answer. 101 is one: what comes after it is
+// not HTTP.
+func exchange(conn net.Conn, r *http.Request) (code int, err error) {
+	if err := r.Write(conn); err != nil {
+		return 0, fmt.Errorf("write request: %w", err)
+	}
+	limited := &io.LimitedReader{R: conn, N: answerMost}
+	from := bufio.NewReader(limited)
+	for {
+		answer, err := http.ReadResponse(from, r) //nolint:bodyclose // closing it would read to its end; the connection is closed
+		switch {
+		case err != nil && limited.N <= 0:
+			return 0, fmt.Errorf("the answer is longer than %d bytes", answerMost)
+		case err != nil:
+			return 0, fmt.Errorf("read answer: %w", err)
+		case answer.StatusCode/100 == 1 && answer.StatusCode != http.StatusSwitchingProtocols:
+			continue // informational; it has no body
+		case answer.StatusCode/100 == 2:
+			if conn.SetReadDeadline(time.Now().Add(bodyWait)) == nil {
+				_, _ = io.Copy(io.Discard, answer.Body)
+			}
+		}
+		return answer.StatusCode, nil
+	}
 }

@@ -1,6 +1,7 @@
 package poststart_test
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"io"
@@ -8,6 +9,8 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -109,5 +112,151 @@ func TestNobodyIsCalledByAProcessThatMayNotLeadAnyMore(t *testing.T) {
 		c := poststart.New(dial, func() bool { asked++; return asked <= leadsFor })
 		require.ErrorContains(t, c.Call(t.Context(), hook, 1, s), "may not lead")
 		require.Equal(t, leadsFor, dialed)
+	}
+}
+
+// rawPod is a peer that says what it likes: it is given the connection of each call, once
+// the request has arrived, and a channel that is closed when the test ends.
+func rawPod(t *testing.T, says func(conn net.Conn, ended <-chan struct{})) (core.Sandbox, v1alpha1.PostStartHook) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	ended := make(chan struct{})
+	var all sync.WaitGroup
+	all.Go(func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			all.Go(func() {
+				defer conn.Close()
+				if _, err := http.ReadRequest(bufio.NewReader(conn)); err == nil {
+					says(conn, ended)
+				}
+			})
+		}
+	})
+	t.Cleanup(func() {
+		close(ended)
+		l.Close()
+		all.Wait()
+	})
+	at := l.Addr().(*net.TCPAddr).AddrPort()
+	return core.Sandbox{Binding: core.Binding{ID: "k3x9"}, Pool: core.PoolKey{Name: "python"}, IP: at.Addr()},
+		v1alpha1.PostStartHook{Port: int32(at.Port()), Path: "/start", TimeoutSeconds: 2}
+}
+
+// keeps says something and then nothing more, and keeps the connection.
+func keeps(what string) func(net.Conn, <-chan struct{}) {
+	return func(conn net.Conn, ended <-chan struct{}) {
+		_, _ = io.WriteString(conn, what)
+		<-ended
+	}
+}
+
+// drips says first, and then the same again and again until the connection is gone.
+func drips(first, again string, pause time.Duration) func(net.Conn, <-chan struct{}) {
+	return func(conn net.Conn, ended <-chan struct{}) {
+		_, err := io.WriteString(conn, first)
+		for err == nil {
+			select {
+			case <-ended:
+				return
+			case <-time.After(pause):
+			}
+			_, err = io.WriteString(conn, again)
+		}
+	}
+}
+
+func TestHookEndsWithItsTimeWhateverThePodDoes(t *testing.T) {
+	const switches, early = "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n", "HTTP/1.1 103 Early Hints\r\n\r\n"
+	for name, c := range map[string]struct {
+		says func(net.Conn, <-chan struct{})
+		want string // of the error; nothing: the hook has succeeded
+	}{
+		"nothing":                           {keeps(""), "deadline exceeded"},
+		"half an answer":                    {keeps("HTTP/1.1 20"), "deadline exceeded"},
+		"another protocol":                  {keeps(switches), "answered 101"},
+		"another protocol, and talks on":    {drips(switches, "x", time.Millisecond), "answered 101"},
+		"101 without a protocol":            {keeps("HTTP/1.1 101 Switching Protocols\r\n\r\n"), "answered 101"},
+		"101, then success":                 {keeps(switches + "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"), "answered 101"},
+		"early hints and no answer":         {keeps(early), "deadline exceeded"},
+		"early hints for ever":              {drips("", early, 100*time.Millisecond), "deadline exceeded"},
+		"as many early hints as it can":     {drips("", early, 0), "longer than"},
+		"early hints, then success":         {keeps(early + "HTTP/1.1 204 No Content\r\n\r\n"), ""},
+		"early hints, then failure":         {keeps(early + "HTTP/1.1 500 Oh\r\nContent-Length: 0\r\n\r\n"), "answered 500"},
+		"headers for ever":                  {drips("HTTP/1.1 200 OK\r\n", "A: b\r\n", 100*time.Millisecond), "deadline exceeded"},
+		"as many headers as it can":         {drips("HTTP/1.1 200 OK\r\n", "A: b\r\n", 0), "longer than"},
+		"success, and keeps the connection": {keeps("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"), ""},
+		"success, and a body for ever":      {drips("HTTP/1.1 200 OK\r\n\r\n", "x", 10*time.Millisecond), ""},
+		"success, and chunks for ever":      {drips("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", "1\r\nx\r\n", 10*time.Millisecond), ""},
+		"success, and a body without end":   {drips("HTTP/1.1 200 OK\r\n\r\n", strings.Repeat("x", 1<<16), 0), ""},
+		"success, and half of its body":     {keeps("HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nxxx"), ""},
+		"failure, and a body for ever":      {drips("HTTP/1.1 500 Oh\r\n\r\n", "x", 10*time.Millisecond), "answered 500"},
+		"what is not HTTP":                  {keeps("SSH-2.0-x\r\n\r\n"), "malformed"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s, hook := rawPod(t, c.says)
+			var connections sync.Map // those that were made, and whether they are open
+			dial := func(ctx context.Context, network, address string) (net.Conn, error) {
+				conn, err := (&net.Dialer{}).DialContext(ctx, network, address)
+				if err != nil {
+					return nil, err
+				}
+				connections.Store(conn, nil)
+				return conn, nil
+			}
+			done := make(chan error, 1)
+			go func() { done <- poststart.New(dial, leads).Call(t.Context(), hook, 1, s) }()
+			select {
+			case err := <-done:
+				if c.want == "" {
+					require.NoError(t, err)
+				} else {
+					require.ErrorContains(t, err, c.want)
+				}
+			case <-time.After(20 * time.Second):
+				t.Fatal("the pod holds the hook for longer than its time")
+			}
+			connections.Range(func(conn, _ any) bool {
+				_, err := conn.(net.Conn).Write([]byte{0})
+				require.ErrorIs(t, err, net.ErrClosed, "its connection is kept")
+				return true
+			})
+		})
+	}
+}
+
+// The sandbox is released, or the term ends.
+func TestHookEndsAtOnceWhenItIsCalledOff(t *testing.T) {
+	for name, says := range map[string]func(net.Conn, <-chan struct{}){
+		"nothing":          keeps(""),
+		"half an answer":   keeps("HTTP/1.1 20"),
+		"1xx for ever":     drips("", "HTTP/1.1 103 Early Hints\r\n\r\n", 10*time.Millisecond),
+		"headers for ever": drips("HTTP/1.1 200 OK\r\n", "A: b\r\n", 10*time.Millisecond),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			asked := make(chan struct{}, 1)
+			s, hook := rawPod(t, func(conn net.Conn, ended <-chan struct{}) {
+				asked <- struct{}{}
+				says(conn, ended)
+			})
+			hook.TimeoutSeconds = 3600
+			ctx, cancel := context.WithCancel(t.Context())
+			done := make(chan error, 1)
+			go func() { done <- poststart.New(nil, leads).Call(ctx, hook, 1, s) }()
+			<-asked
+			cancel()
+			select {
+			case err := <-done:
+				require.ErrorIs(t, err, context.Canceled)
+			case <-time.After(20 * time.Second):
+				t.Fatal("the pod holds a hook that was called off")
+			}
+		})
 	}
 }

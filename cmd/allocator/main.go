@@ -68,7 +68,7 @@ type flags struct {
 	Version kong.VersionFlag `env:"-" help:"Print the version."`
 }
 
-func main() { cli.Main(run) }
+func main() { cli.MainOfService(run) }
 
 var kubernetesLog sync.Once
 
@@ -154,6 +154,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		// A router that stands still must not hold a stream for ever.
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 10 * time.Second, Timeout: 5 * time.Second}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second}),
+		// Nor must a peer that connects and says nothing: Stop waits for it.
+		grpc.ConnectionTimeout(connectMost),
 	)
 	controlv1.RegisterControlServer(control, a.Control())
 	log.Info("listening", zap.Stringer("api", api.Addr()), zap.Stringer("control", controlListener.Addr()), zap.Stringer("admin", admin.Addr()))
@@ -179,12 +181,33 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		a.Close() // else the claims that wait would keep the next leader waiting
 		api.Stop(limit)
 		a.Control().Stop()
+		stopRunning() // what may still be connected does not keep the lease
 		control.Stop()
-		stopRunning()
 		admin.Stop(limit)
 		return nil
 	})
-	return all.Wait()
+	return await(failed, f.ShutdownAfter+allocator.EndMost, all.Wait)
+}
+
+// connectMost is how long a router may take to connect: TLS and HTTP/2 handshakes.
+const connectMost = 5 * time.Second
+
+// await returns what wait returns, but once stopping has ended it waits no longer than
+// most: a process that may not lead any more must end, whatever still hangs in it.
+func await(stopping context.Context, most time.Duration, wait func() error) error {
+	ended := make(chan error, 1)
+	go func() { ended <- wait() }()
+	select {
+	case err := <-ended:
+		return err
+	case <-stopping.Done():
+	}
+	select {
+	case err := <-ended:
+		return err
+	case <-time.After(most):
+		return fmt.Errorf("not everything has ended within %v, and the rest is cut off: %w", most, context.Cause(stopping))
+	}
 }
 
 // check returns the public URL, or everything that is wrong with the flags.
@@ -266,7 +289,7 @@ func adminHandler(a *allocator.Allocator, metrics *prometheus.Registry) http.Han
 			fmt.Fprintln(w, "ok")
 		}
 	}
-	mux.HandleFunc("GET /healthz", check(func() error { return nil }))
+	mux.HandleFunc("GET /healthz", check(a.Healthy))
 	mux.HandleFunc("GET /readyz", check(a.Ready))
 	mux.HandleFunc("GET /leaderz", check(a.Leads))
 	mux.Handle("GET /metrics", promhttp.HandlerFor(metrics, promhttp.HandlerOpts{}))

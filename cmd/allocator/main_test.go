@@ -6,25 +6,32 @@ import (
 	"context"
 	"crypto/tls"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
+	"go.uber.org/zap"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/berth-sandbox/berth/allocator"
+	"github.com/berth-sandbox/berth/allocator/kube"
 	"github.com/berth-sandbox/berth/allocator/pools"
 	controlv1 "github.com/berth-sandbox/berth/api/control/v1"
 	"github.com/berth-sandbox/berth/cmd/internal/cli"
@@ -32,7 +39,124 @@ import (
 	"github.com/berth-sandbox/berth/internal/controltls"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// asProgram in the environment makes the test binary the program itself.
+const asProgram = "BERTH_TEST_ALLOCATOR_AS_PROGRAM"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asProgram) != "" {
+		main()
+		return
+	}
+	goleak.VerifyTestMain(m)
+}
+
+func TestTheErrorThatEndsTheProcessIsALineOfItsLog(t *testing.T) {
+	program, err := os.Executable()
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	command := exec.CommandContext(ctx, program, "--public-url=ftp://x")
+	command.Env = append(os.Environ(), asProgram+"=1")
+	var stderr bytes.Buffer
+	command.Stderr = &stderr
+	var exit *exec.ExitError
+	require.ErrorAs(t, command.Run(), &exit)
+	require.Equal(t, 1, exit.ExitCode())
+	var line struct{ Level, Error string }
+	require.NoError(t, json.Unmarshal(stderr.Bytes(), &line), stderr.String())
+	require.Equal(t, "error", line.Level)
+	require.Contains(t, line.Error, `--public-url "ftp://x"`)
+}
+
+func TestTheProcessEndsWhateverStillHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		lost := errors.New("the lease was lost")
+		stopping, stop := context.WithCancelCause(t.Context())
+		release := make(chan struct{})
+		defer close(release)
+		began := time.Now()
+		ended := make(chan error, 1)
+		go func() { ended <- await(stopping, time.Minute, func() error { <-release; return nil }) }()
+		time.Sleep(time.Hour) // as long as nothing has failed it goes on
+		require.Empty(t, ended)
+		stop(lost)
+		require.ErrorIs(t, <-ended, lost)
+		require.Equal(t, time.Hour+time.Minute, time.Since(began))
+		require.ErrorIs(t, await(stopping, time.Minute, func() error { return io.EOF }), io.EOF, "what has ended in time says why")
+	})
+}
+
+func TestAReplicaThatCannotLeadAnyMoreIsNotHealthy(t *testing.T) {
+	var f flags
+	var held []byte
+	_, err := cli.Parse(&f, "allocator", "", "BERTH_ALLOCATOR", []string{"--public-url=http://a", leases(t, func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case r.Method == http.MethodGet && held == nil:
+			http.NotFound(w, r)
+			return
+		case r.Method == http.MethodPut: // it is not renewed
+			http.Error(w, "", http.StatusConflict)
+			return
+		case r.Method == http.MethodPost:
+			held, _ = io.ReadAll(r.Body)
+		}
+		w.Header().Set("Content-Type", r.Header.Get("Content-Type"))
+		_, _ = w.Write(held)
+	})}, io.Discard, io.Discard)
+	require.NoError(t, err)
+	config, err := f.restConfig()
+	require.NoError(t, err)
+	config.Transport = &http.Transport{DisableKeepAlives: true}
+	clients, err := kube.NewClients(config, 0, 0)
+	require.NoError(t, err)
+	policy, err := pools.NewPolicy(pools.PolicyBaseline)
+	require.NoError(t, err)
+	registry := prometheus.NewRegistry()
+	a, err := allocator.New(allocator.Options{
+		Clients: clients, Namespace: "default", ControlAddress: "127.0.0.1:1", APIAddress: "127.0.0.1:2", MaxStale: time.Minute, Window: time.Second,
+		LeaseDuration: 400 * time.Millisecond, RenewDeadline: 200 * time.Millisecond, RetryPeriod: 20 * time.Millisecond,
+		Policy: policy, PublicScheme: "http", PublicHost: "a", Metrics: registry, Log: zap.NewNop(),
+	})
+	require.NoError(t, err)
+	health := func() int {
+		w := httptest.NewRecorder()
+		adminHandler(a, registry).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/healthz", http.NoBody))
+		return w.Code
+	}
+	require.Equal(t, 200, health())
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	require.ErrorIs(t, a.Run(ctx), allocator.ErrLeaseLost)
+	require.Equal(t, 503, health())
+}
+
+// Whoever can connect could keep a leader from giving its lease back.
+func TestConnectionsThatSayNothingDoNotHoldUpTheEnd(t *testing.T) {
+	for name, args := range map[string][]string{
+		"TLS":    {"--control-tls-dir=" + tlsDir(t, authority(t), controltls.AllocatorName), "--shutdown-after=1s"},
+		"no TLS": {"--shutdown-after=1s"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			at, stop, ended := runs(t, args...)
+			for _, address := range []string{at.Control, at.API, at.Admin} {
+				for _, says := range []string{"", "PRI * HTTP/2.0\r\n", "\x16\x03\x01\x02", "GET /sandboxes HTTP/1.1\r\n"} {
+					conn, err := net.Dial("tcp", address)
+					require.NoError(t, err)
+					defer conn.Close()
+					_, err = io.WriteString(conn, says)
+					require.NoError(t, err)
+				}
+			}
+			stop()
+			select {
+			case err := <-ended:
+				require.NoError(t, err)
+			case <-time.After(time.Minute): // the library's own limit is two
+				t.Fatal("a peer that says nothing keeps the process from ending")
+			}
+		})
+	}
+}
 
 // try runs the command, which is expected to end by itself.
 func try(t *testing.T, args ...string) (stdout string, err error) {
@@ -241,8 +365,20 @@ func TestDirectoryThatCannotBeUsedIsNamedBeforeAnythingIsServed(t *testing.T) {
 // addresses are where a replica listens.
 type addresses struct{ API, Control, Admin string }
 
-// running runs a replica.
+// running runs a replica until the test ends.
 func running(t *testing.T, args ...string) (listening addresses) {
+	t.Helper()
+	listening, stop, ended := runs(t, args...)
+	t.Cleanup(func() {
+		http.DefaultClient.CloseIdleConnections()
+		stop()
+		require.NoError(t, <-ended)
+	})
+	return listening
+}
+
+// runs runs a replica until stop, or until it ends by itself.
+func runs(t *testing.T, args ...string) (listening addresses, stop func(), _ <-chan error) {
 	t.Helper()
 	ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
 	logs, stderr := io.Pipe()
@@ -265,13 +401,8 @@ func running(t *testing.T, args ...string) (listening addresses) {
 		for lines.Scan() {
 		}
 	}()
-	t.Cleanup(func() {
-		http.DefaultClient.CloseIdleConnections()
-		stop()
-		require.NoError(t, <-ended)
-		<-drained
-	})
-	return listening
+	t.Cleanup(func() { <-drained })
+	return listening, stop, ended
 }
 
 func get(t *testing.T, address, path string, header http.Header) (int, string) {

@@ -54,7 +54,7 @@ type flags struct {
 	Version kong.VersionFlag `env:"-" help:"Print the version."`
 }
 
-func main() { cli.Main(run) }
+func main() { cli.MainOfService(run) }
 
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	var f flags

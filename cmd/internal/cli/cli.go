@@ -78,13 +78,41 @@ func Version() string {
 // Main runs a command until SIGTERM or SIGINT, and ends the process with 1 and
 // the error on stderr if it fails.
 func Main(run func(ctx context.Context, args []string, stdout, stderr io.Writer) error) {
+	main(run, func(w io.Writer, err error) { fmt.Fprintln(w, "error:", err) })
+}
+
+// MainOfService is Main for a program that writes a log: the error is its last line, in
+// the form of the others.
+func MainOfService(run func(ctx context.Context, args []string, stdout, stderr io.Writer) error) {
+	main(run, Fatal)
+}
+
+// fatalWait bounds the writing of the error: who reads stderr may stand still, and the
+// process has to end all the same.
+const fatalWait = time.Second
+
+func main(run func(ctx context.Context, args []string, stdout, stderr io.Writer) error, report func(io.Writer, error)) {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	err := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
 	stop()
-	if err != nil && !errors.Is(err, ErrHelp) {
-		fmt.Fprintln(os.Stderr, "error:", err)
-		os.Exit(1)
+	if err == nil || errors.Is(err, ErrHelp) {
+		return
 	}
+	reported := make(chan struct{})
+	go func() {
+		defer close(reported)
+		report(os.Stderr, err)
+	}()
+	select {
+	case <-reported:
+	case <-time.After(fatalWait):
+	}
+	os.Exit(1)
+}
+
+// Fatal writes the error that ends a service as a line of its log.
+func Fatal(w io.Writer, err error) {
+	newLogger(zapcore.ErrorLevel, w).Error("ended with an error", zap.Error(err))
 }
 
 // Logger writes JSON lines, or readable lines when w is a terminal.
@@ -93,6 +121,10 @@ func Logger(level string, w io.Writer) (*zap.Logger, error) {
 	if err != nil {
 		return nil, fmt.Errorf("--log-level %q: must be debug, info, warn or error", level)
 	}
+	return newLogger(l, w), nil
+}
+
+func newLogger(level zapcore.Level, w io.Writer) *zap.Logger {
 	config := zap.NewProductionEncoderConfig()
 	config.EncodeTime = zapcore.RFC3339NanoTimeEncoder
 	config.TimeKey = "time"
@@ -102,7 +134,7 @@ func Logger(level string, w io.Writer) (*zap.Logger, error) {
 		config.EncodeLevel = zapcore.CapitalColorLevelEncoder
 		encoder = zapcore.NewConsoleEncoder(config)
 	}
-	return zap.New(zapcore.NewCore(encoder, zapcore.Lock(zapcore.AddSync(w)), l)), nil
+	return zap.New(zapcore.NewCore(encoder, zapcore.Lock(zapcore.AddSync(w)), level))
 }
 
 // HTTPServer is an HTTP server bound to its address.

@@ -97,6 +97,20 @@ func TestLoggerWritesJSONFromItsLevelOn(t *testing.T) {
 	require.ErrorContains(t, err, "--log-level")
 }
 
+// What ends a service is found by whatever reads its log.
+func TestTheErrorThatEndsAServiceIsALineOfItsLog(t *testing.T) {
+	var out bytes.Buffer
+	cli.Fatal(&out, errors.Join(errors.New("--a: wrong"), errors.New("--b: wrong")))
+	require.Equal(t, 1, bytes.Count(out.Bytes(), []byte("\n")), out.String())
+	var line struct{ Time, Level, Msg, Error string }
+	require.NoError(t, json.Unmarshal(out.Bytes(), &line), out.String())
+	require.Equal(t, "error", line.Level)
+	require.Equal(t, "--a: wrong\n--b: wrong", line.Error)
+	require.NotEmpty(t, line.Msg)
+	_, err := time.Parse(time.RFC3339Nano, line.Time)
+	require.NoError(t, err)
+}
+
 func TestLoopback(t *testing.T) {
 	for _, address := range []string{"127.0.0.1:80", "127.9.9.9:0", "localhost:80", "[::1]:80"} {
 		require.True(t, cli.Loopback(address), address)

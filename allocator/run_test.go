@@ -1,0 +1,170 @@
+package allocator
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/berth-sandbox/berth/allocator/core"
+	"github.com/berth-sandbox/berth/api/v1alpha1"
+	"github.com/berth-sandbox/berth/devcluster/stack"
+)
+
+// journal of a test: what happened, in its order.
+type order struct {
+	mu   sync.Mutex
+	list []string
+}
+
+func (o *order) add(what string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.list = append(o.list, what)
+}
+
+func (o *order) all() []string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return append([]string(nil), o.list...)
+}
+
+func TestLeaseIsGivenBackOnlyAfterLeadingHasEnded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var happened order
+		api := newMemoryAPI()
+		api.written = func(_, at string, object map[string]any) {
+			if who, lease := holder(at, object); lease && who == "" {
+				happened.add("given back")
+			}
+		}
+		a := newReplica(t, api, func(o *Options) {
+			o.OnSandboxReleased = func(ctx context.Context, _ string) {
+				<-ctx.Done()
+				time.Sleep(endWait / 2) // in the middle of something
+				happened.add("ended")
+			}
+		})
+		tm, stop, done := start(t, a)
+		tm.callBack(a.o.OnSandboxReleased, "k3x9")
+		synctest.Wait()
+		stop()
+		require.NoError(t, <-done)
+		require.Equal(t, []string{"ended", "given back"}, happened.all())
+	})
+}
+
+// The program that embeds us, or anything else in the term, may never return.
+func TestTheEndOfATermWaitsForNothingWithoutABound(t *testing.T) {
+	for name, c := range map[string]struct {
+		hang func(*term, func())
+		lost bool // the lease; else the replica is stopped
+	}{
+		"a callback, when it is stopped":     {hang: func(tm *term, hangs func()) { tm.callBack(func(context.Context, string) { hangs() }, "k3x9") }},
+		"a callback, when the lease is lost": {hang: func(tm *term, hangs func()) { tm.callBack(func(context.Context, string) { hangs() }, "k3x9") }, lost: true},
+		"a hook, when it is stopped": {hang: func(tm *term, hangs func()) {
+			tm.hooks.call = func(context.Context, core.Sandbox) { hangs() }
+			tm.hooks.add(starting("python", "k3x9"))
+		}},
+		"a hook, when the lease is lost": {hang: func(tm *term, hangs func()) {
+			tm.hooks.call = func(context.Context, core.Sandbox) { hangs() }
+			tm.hooks.add(starting("python", "k3x9"))
+		}, lost: true},
+		"the loop, when the lease is lost": {hang: func(tm *term, hangs func()) { tm.loop.in <- func(*core.Core) { hangs() } }, lost: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				api := newMemoryAPI()
+				given := make(chan struct{}, 10)
+				api.written = func(_, at string, object map[string]any) {
+					if who, lease := holder(at, object); lease && who == "" {
+						given <- struct{}{}
+					}
+				}
+				a := newReplica(t, api)
+				tm, stop, done := start(t, a)
+				release := make(chan struct{})
+				defer close(release)
+				hanging := make(chan struct{})
+				c.hang(tm, func() { close(hanging); <-release })
+				<-hanging
+				require.NoError(t, a.Healthy())
+				if c.lost {
+					api.mu.Lock()
+					for at, object := range api.objects {
+						if _, lease := holder(at, object); lease {
+							object["spec"].(map[string]any)["holderIdentity"] = "somebody else"
+							object["spec"].(map[string]any)["renewTime"] = time.Now().Add(time.Hour).UTC().Format("2006-01-02T15:04:05.000000Z")
+							metadata(object)["resourceVersion"] = "999999"
+						}
+					}
+					api.mu.Unlock()
+				} else {
+					stop()
+				}
+				select {
+				case err := <-done:
+					require.ErrorIs(t, err, errAbandoned)
+					require.Equal(t, c.lost, errors.Is(err, ErrLeaseLost), "%v", err)
+				case <-time.After(time.Hour):
+					t.Fatal("it waits for ever")
+				}
+				require.Error(t, a.Healthy(), "it never leads again")
+				require.Equal(t, c.lost, len(given) == 0, "a lease that is held is given back, and no other")
+			})
+		})
+	}
+}
+
+// The pod is a real peer: it answers with another protocol, or with nothing, and keeps the
+// connection.
+func TestAPodThatKeepsItsHookKeepsNoTerm(t *testing.T) {
+	for name, answer := range map[string]string{
+		"another protocol": "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n",
+		"half an answer":   "HTTP/1.1 200 OK\r\nA: b",
+		"nothing":          "",
+	} {
+		t.Run(name, func(t *testing.T) {
+			l, err := net.Listen("tcp", "127.0.0.1:0")
+			require.NoError(t, err)
+			called, ended := make(chan struct{}), make(chan struct{})
+			var serving sync.WaitGroup
+			serving.Go(func() {
+				conn, err := l.Accept()
+				if err != nil {
+					return
+				}
+				defer conn.Close()
+				_, _ = io.WriteString(conn, answer)
+				close(called)
+				<-ended
+			})
+			defer serving.Wait()
+			defer close(ended)
+			defer l.Close()
+			at := l.Addr().(*net.TCPAddr).AddrPort()
+
+			pool := stack.DemoPool(poolKey.Namespace, poolKey.Name, 0)
+			pool.Spec.PostStart = &v1alpha1.PostStartHook{Port: int32(at.Port()), Path: "/", TimeoutSeconds: 3600}
+			api := newMemoryAPI()
+			api.put(t, "/apis/berth.sh/v1alpha1/namespaces/default/sandboxpools/python", pool)
+			a := newReplica(t, api)
+			tm, stop, done := start(t, a)
+			tm.do(core.StartSandbox{Sandbox: core.Sandbox{Binding: core.Binding{ID: "k3x9"}, Pool: poolKey, IP: at.Addr()}})
+			<-called
+			stop()
+			select {
+			case err := <-done:
+				require.NoError(t, err)
+			case <-time.After(time.Minute):
+				t.Fatal("the pod keeps the term from ending")
+			}
+		})
+	}
+}
