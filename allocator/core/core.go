@@ -25,10 +25,11 @@ type Config struct {
 	// this term began, by the clocks of both. Required.
 	Lease time.Duration
 	// DeclareAfter is how long a router must have been silent before an operator is
-	// believed that it has ended. Routers come back within seconds. Default 10 s.
+	// believed that it has ended, and before a Release does not wait for it any more.
+	// Routers come back within seconds. Default 10 s.
 	DeclareAfter time.Duration
-	// AckWait bounds how long a Release waits for connected routers before it
-	// is answered. Default 1 s.
+	// AckWait bounds how long a Release waits for routers that are connected, or were
+	// heard less than DeclareAfter ago, before it is answered. Default 1 s.
 	AckWait time.Duration
 	// KeepEnded and KeepEndedFor bound the records of ended sandboxes.
 	// Defaults 10,000 and 24 h.

@@ -36,7 +36,7 @@ func (c *Core) declareDead(ev DeclareDead) {
 		c.emit(answer)
 		return
 	}
-	switch wait := s.lastPing + c.cfg.DeclareAfter - c.now.Boot; {
+	switch wait := c.returns(s); {
 	case s.stream != 0:
 		c.emit(DeadDeclared{Token: ev.Token, Status: DeclareConnected})
 	case wait > 0:

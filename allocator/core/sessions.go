@@ -192,8 +192,7 @@ func (c *Core) sessionLeft(ev SessionLeft) {
 	if s == nil || s.id != ev.Session {
 		return
 	}
-	// It may serve what it knows until it expires; callers of Release wait only
-	// for those that are connected.
+	// It may serve what it knows until it expires.
 	c.disconnect(s)
 }
 
@@ -355,15 +354,21 @@ func (c *Core) cleared(sb *sandbox, s *session) {
 	c.advanceFence(sb)
 }
 
-// answerReleases answers the callers of Release once all connected routers have
-// acknowledged, or after Config.AckWait.
+// returns is for how much longer a router that is not connected may be about to come
+// back: this leader has heard it a moment ago, or the one before may have.
+func (c *Core) returns(s *session) time.Duration {
+	return max(0, s.lastPing+c.cfg.DeclareAfter-c.now.Boot)
+}
+
+// answerReleases answers the callers of Release once all routers that are connected, or
+// may come back in a moment, have acknowledged, or after Config.AckWait.
 func (c *Core) answerReleases(sb *sandbox) {
 	if len(sb.waiters) == 0 || sb.fence == nil {
 		return
 	}
 	if c.now.Boot-sb.fence.started < c.cfg.AckWait {
 		for s := range sb.fence.waiting {
-			if s.stream != 0 {
+			if s.stream != 0 || c.returns(s) > 0 {
 				return
 			}
 		}

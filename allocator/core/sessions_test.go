@@ -57,11 +57,80 @@ func TestReleaseDoesNotKeepCallersWaitingForARouterThatIsNotConnected(t *testing
 	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})
 	s.join("r", 1)
 	sb := s.claim()
-	s.release(sb.ID)
 	s.step(SessionLeft{Session: "r", Stream: 1})
+	s.pass(declareAfter)
+	s.release(sb.ID)
 	if a := one[ReleaseAnswered](s); a.Outstanding != 1 {
 		t.Errorf("answer %+v", a)
 	}
+}
+
+// A router whose stream has just ended is about to join again, and serves what it knows.
+func TestReleaseWaitsForARouterThatWasConnectedAMomentAgo(t *testing.T) {
+	for name, leave := range map[string]func(s *sim, id string){
+		"before the release": func(s *sim, id string) {
+			s.step(SessionLeft{Session: "r", Stream: 1})
+			s.pass(declareAfter - time.Millisecond)
+			s.release(id)
+		},
+		"after the release": func(s *sim, id string) {
+			s.release(id)
+			s.step(SessionLeft{Session: "r", Stream: 1})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newSim(t)
+			s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})
+			s.join("r", 1)
+			leave(s, s.claim().ID)
+			none[ReleaseAnswered](s)
+			s.step(SessionJoined{Session: "r", Stream: 2})
+			none[ReleaseAnswered](s)
+			s.ack("r", 2, 1)
+			if a := one[ReleaseAnswered](s); a.Outstanding != 0 {
+				t.Errorf("answer %+v", a)
+			}
+		})
+	}
+}
+
+// The routers of the leader before join within moments. Those that do not are waited for
+// only while they may have been heard a moment ago, by that leader at the end of its lease.
+func TestReleaseWaitsForRoutersThatTheLastLeaderKnew(t *testing.T) {
+	recovered := func(t *testing.T) *sim {
+		s := newSimAt(t, 2, start)
+		s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")}, Fact{Revision: Revision{1, 1}, Session: "r", From: "10.1.0.1"})
+		return s
+	}
+	t.Run("it joins", func(t *testing.T) {
+		s := recovered(t)
+		s.release(s.claim().ID)
+		none[ReleaseAnswered](s)
+		s.join("r", 1)
+		none[ReleaseAnswered](s)
+		s.ack("r", 1, 1)
+		if a := one[ReleaseAnswered](s); a.Outstanding != 0 {
+			t.Errorf("answer %+v", a)
+		}
+	})
+	t.Run("it does not join", func(t *testing.T) {
+		s := recovered(t)
+		s.pass(lease + declareAfter - time.Second)
+		s.release(s.claim().ID)
+		none[ReleaseAnswered](s)
+		s.pass(time.Second)
+		if a := one[ReleaseAnswered](s); a.Outstanding != 1 {
+			t.Errorf("answer %+v", a)
+		}
+	})
+	t.Run("it has been silent for long", func(t *testing.T) {
+		s := recovered(t)
+		s.pass(lease + declareAfter)
+		s.release(s.claim().ID)
+		if a := one[ReleaseAnswered](s); a.Outstanding != 1 {
+			t.Errorf("answer %+v", a)
+		}
+	})
 }
 
 func TestReleaseSaysWhetherThereWasSuchASandbox(t *testing.T) {

@@ -39,6 +39,8 @@ import (
 
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	controlv1 "github.com/berth-sandbox/berth/api/control/v1"
 	"github.com/berth-sandbox/berth/lastactive"
@@ -97,7 +99,8 @@ type Neighbours interface {
 // Options configure a Link. All are required unless they say otherwise.
 type Options struct {
 	// Allocators are control addresses, host:port, tried in turn. One is enough
-	// while it answers, because a replica that does not lead names the leader.
+	// while it answers, because a replica that does not lead names the leader. Of a
+	// name with several addresses each is tried, in random order.
 	Allocators []string
 	// InstanceID names this process: random, 16 to 64 characters of [a-z0-9-].
 	InstanceID string
@@ -138,11 +141,36 @@ type Link struct {
 // than this fail at once.
 const outQueue = 16 << 10
 
-// Pauses between attempts to connect.
+// Pauses between rounds of attempts to connect to each allocator. Until a leader is found they stay below
+// seekMost: new sandboxes cannot be reached, and DELETE waits for this router. After
+// any other failure, a refusal for example, they grow to reconnectMost.
 const (
 	reconnectFirst = 50 * time.Millisecond
+	seekMost       = 250 * time.Millisecond
 	reconnectMost  = 2 * time.Second
 )
+
+// connectWait is how long a connection may take, TLS included. It doubles with each
+// one that takes longer, as on a busy machine, up to pingsMissed pings, until a
+// replica has answered: an address at which nothing answers delays the next one.
+const connectWait = time.Second
+
+// logEvery is the least time between two lines about attempts that fail.
+const logEvery = 2 * time.Second
+
+// errNoLeader: the replica that was asked does not lead.
+var errNoLeader = errors.New("it does not lead")
+
+// errConnect: no connection within the time for one.
+var errConnect = errors.New("no connection")
+
+// pauseMost is the longest pause after a session that ended with err.
+func pauseMost(err error) time.Duration {
+	if errors.Is(err, errNoLeader) || errors.Is(err, errConnect) || status.Code(err) == codes.Unavailable {
+		return seekMost
+	}
+	return reconnectMost
+}
 
 // deadMost is how many neighbours are reported as dead at a time: the protocol's bound.
 const deadMost = 1000
@@ -185,11 +213,12 @@ var ErrDeclaredDead = errors.New("link: this router was declared dead")
 // have been read: the caller must have stopped admitting requests before it ends ctx.
 // It returns nil then. The only error is ErrDeclaredDead: nothing is fresh any more.
 func (l *Link) Run(ctx context.Context) error {
-	next, redirects, pause := 0, 0, reconnectFirst
+	next, redirects, pause, patience := 0, 0, reconnectFirst, connectWait
 	address := l.o.Allocators[next]
+	most, logged := time.Duration(0), -logEvery
 	for {
 		began := l.o.Now()
-		leader, err := l.session(ctx, address)
+		leader, err := l.session(ctx, address, patience)
 		declaredDead := controlv1.IsDeclaredDead(err)
 		if declaredDead {
 			l.o.Cache.Expire()
@@ -207,15 +236,27 @@ func (l *Link) Run(ctx context.Context) error {
 				redirects++
 				continue
 			}
-			err = fmt.Errorf("it does not lead, and names %s as the leader", leader)
+			err = fmt.Errorf("%w, and names %s as the leader", errNoLeader, leader)
 		}
-		l.o.Log.Warn("no session with the allocator", zap.String("address", address), zap.Error(err))
-		redirects = 0
-		next = (next + 1) % len(l.o.Allocators)
-		address = l.o.Allocators[next]
+		if now := l.o.Now(); now-logged >= logEvery {
+			logged = now
+			l.o.Log.Warn("no session with the allocator", zap.String("address", address), zap.Error(err))
+		}
+		if errors.Is(err, errConnect) {
+			patience = min(2*patience, pingsMissed*l.o.PingEvery)
+		} else if status.Code(err) != codes.Unavailable {
+			patience = connectWait
+		}
 		if l.o.Now()-began > reconnectMost {
 			pause = reconnectFirst // it had worked for a while
 		}
+		redirects, most = 0, max(most, pauseMost(err))
+		next = (next + 1) % len(l.o.Allocators)
+		address = l.o.Allocators[next]
+		if next != 0 {
+			continue // a pause follows when all have been tried
+		}
+		pause, most = min(pause, most), 0
 		select {
 		case <-ctx.Done():
 			return nil

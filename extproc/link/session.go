@@ -51,10 +51,14 @@ type session struct {
 	sequence uint64                      // of the last message that had one
 }
 
+// anyAddress has gRPC begin with a random one of the addresses that a name resolves
+// to. Otherwise each attempt would begin with the same replica.
+const anyAddress = `{"loadBalancingConfig":[{"pick_first":{"shuffleAddressList":true}}]}`
+
 // session runs one stream to its end. leader is the leader's address, as told
-// by a replica that does not lead.
-func (l *Link) session(ctx context.Context, address string) (leader string, err error) {
-	conn, err := grpc.NewClient(address, l.o.Dial...)
+// by a replica that does not lead. patience bounds the time for the connection.
+func (l *Link) session(ctx context.Context, address string, patience time.Duration) (leader string, err error) {
+	conn, err := grpc.NewClient(address, append([]grpc.DialOption{grpc.WithDefaultServiceConfig(anyAddress)}, l.o.Dial...)...)
 	if err != nil {
 		return "", fmt.Errorf("connect to the allocator: %w", err)
 	}
@@ -81,7 +85,11 @@ func (l *Link) session(ctx context.Context, address string) (leader string, err 
 		}
 		return fmt.Errorf("%s: %w", what, err)
 	}
-	if s.stream, err = controlv1.NewControlClient(conn).Session(streamCtx); err != nil {
+	// This waits for the connection.
+	impatient := time.AfterFunc(patience, func() { cancel(fmt.Errorf("%w within %v", errConnect, patience)) })
+	s.stream, err = controlv1.NewControlClient(conn).Session(streamCtx)
+	impatient.Stop()
+	if err != nil {
 		return "", failed("open the control stream", err)
 	}
 	helpers.Go(func() {
@@ -101,7 +109,7 @@ func (l *Link) session(ctx context.Context, address string) (leader string, err 
 		}
 		if to := m.GetNotLeader(); to != nil {
 			if to.GetLeaderAddress() == "" {
-				return "", errors.New("the allocator has no leader at the moment")
+				return "", fmt.Errorf("%w, and knows of no leader at the moment", errNoLeader)
 			}
 			return to.GetLeaderAddress(), nil
 		}

@@ -15,6 +15,7 @@ import (
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/resolver"
 	"google.golang.org/grpc/test/bufconn"
 
 	controlv1 "github.com/berth-sandbox/berth/api/control/v1"
@@ -45,6 +46,7 @@ type world struct {
 
 	mu      sync.Mutex
 	servers map[string]*bufconn.Listener // nil: a black hole
+	delay   time.Duration                // before each connection
 	dialled []string
 
 	grpc    []*grpc.Server
@@ -199,7 +201,24 @@ func (n *neighbours) Forget(ids []string) error {
 	return nil
 }
 
-func address(name string) string { return "passthrough:///" + name }
+// address is that of an allocator, or of several that have one name, with commas.
+func address(names string) string { return "allocators:///" + names }
+
+// resolve has gRPC take the addresses of a name from the name.
+type resolve struct{}
+
+func (resolve) Scheme() string { return "allocators" }
+
+func (resolve) Build(target resolver.Target, conn resolver.ClientConn, _ resolver.BuildOptions) (resolver.Resolver, error) {
+	var s resolver.State
+	for name := range strings.SplitSeq(target.Endpoint(), ",") {
+		s.Addresses = append(s.Addresses, resolver.Address{Addr: name})
+	}
+	return resolve{}, conn.UpdateState(s)
+}
+
+func (resolve) ResolveNow(resolver.ResolveNowOptions) {}
+func (resolve) Close()                                {}
 
 // run runs f in a bubble with a link to these allocators, none of which is there
 // yet. The link begins when f waits for it, not before: what f makes ahead of that
@@ -222,7 +241,7 @@ func run(t *testing.T, allocators []string, f func(*world)) {
 		o := link.Options{
 			InstanceID: instance, MaxStale: maxStale, ActivityWindow: window, PingEvery: pingEvery,
 			Cache: w.cache, Activity: activity{w.tracker, w.cache}, Answers: w.answers, Neighbours: w.dead, Now: w.now, Log: zap.NewNop(),
-			Dial: []grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithContextDialer(w.dial)},
+			Dial: []grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithContextDialer(w.dial), grpc.WithResolvers(resolve{})},
 		}
 		for _, name := range allocators {
 			o.Allocators = append(o.Allocators, address(name))
@@ -252,7 +271,15 @@ func (w *world) dial(ctx context.Context, name string) (net.Conn, error) {
 	w.mu.Lock()
 	w.dialled = append(w.dialled, name)
 	l, listens := w.servers[name]
+	delay := w.delay
 	w.mu.Unlock()
+	if delay > 0 {
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-time.After(delay):
+		}
+	}
 	switch {
 	case !listens:
 		return nil, fmt.Errorf("connection to %s refused", name)
@@ -294,6 +321,13 @@ func (w *world) blackHole(name string) {
 	w.servers[name] = nil
 }
 
+// slow has every connection take so long.
+func (w *world) slow(delay time.Duration) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.delay = delay
+}
+
 // names answers NotLeader with the address of another allocator.
 func names(leader string) func(*peer) error {
 	if leader != "" {
@@ -329,11 +363,16 @@ func (s *scripted) Session(stream grpc.BidiStreamingServer[controlv1.RouterMessa
 	if s.handle != nil {
 		return s.handle(p)
 	}
-	s.w.streams <- p
+	return s.w.play(p)
+}
+
+// play has the test play a stream.
+func (w *world) play(p *peer) error {
+	w.streams <- p
 	select {
 	case err := <-p.end:
 		return err
-	case <-stream.Context().Done():
+	case <-p.Context().Done():
 		return nil
 	}
 }
