@@ -123,7 +123,7 @@ func repairs(before, after picture, l listing, now time.Time) (all []repair) {
 		_, known := after.pods[p.Key]
 		_, wasKnown := before.pods[p.Key]
 		switch {
-		case !known && !wasKnown && now.Sub(p.CreatedAt) > auditAge:
+		case !known && !wasKnown && p.Pool != "" && now.Sub(p.CreatedAt) > auditAge:
 			all = append(all, repair{"a pod is there", p.Key.Name, core.PodSeen{Pod: p}})
 		case known && wasKnown && before.pods[p.Key] == after.pods[p.Key] && older(after.pods[p.Key], p.Version):
 			all = append(all, repair{"a pod has changed", p.Key.Name, core.PodSeen{Pod: p}})

@@ -25,8 +25,10 @@ import (
 func TestAnAuditRepairsWhatNoWatchHasToldAndNothingElse(t *testing.T) {
 	now := time.Now()
 	seen := func(version string, age time.Duration) core.Pod {
-		return core.Pod{Key: podKey, Version: version, CreatedAt: now.Add(-age)}
+		return core.Pod{Key: podKey, Pool: poolKey.Name, Version: version, CreatedAt: now.Add(-age)}
 	}
+	foreign := seen("7", time.Hour)
+	foreign.Pool = ""
 	pods := func(version string) picture { return picture{pods: map[core.PodKey]string{podKey: version}} }
 	pools := func(version string) picture {
 		return picture{pools: map[core.PoolKey]string{poolKey: version}}
@@ -48,6 +50,7 @@ func TestAnAuditRepairsWhatNoWatchHasToldAndNothingElse(t *testing.T) {
 		"nothing":                         {},
 		"a pod as it is":                  {before: pods("7"), after: pods("7"), listed: listing{pods: []core.Pod{seen("7", time.Hour)}}},
 		"a pod that nobody told of":       {listed: listing{pods: []core.Pod{seen("7", time.Hour)}}, want: core.PodSeen{Pod: seen("7", time.Hour)}},
+		"a pod of no pool":                {listed: listing{pods: []core.Pod{foreign}}},
 		"a pod that is just being made":   {listed: listing{pods: []core.Pod{seen("7", time.Second)}}},
 		"a pod that was told of since":    {after: pods("7"), listed: listing{pods: []core.Pod{seen("7", time.Hour)}}},
 		"a pod that went since":           {before: pods("7"), listed: listing{pods: []core.Pod{seen("7", time.Hour)}}},

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"go.uber.org/zap"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/rand"
 
 	"github.com/berth-sandbox/berth/allocator/core"
@@ -150,15 +149,15 @@ func (a *Allocator) mayBeginJournal(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("list sandboxes: %w", err)
 	}
-	found, err := a.o.Clients.Kubernetes.CoreV1().Pods(a.o.Namespace).List(ctx, metav1.ListOptions{LabelSelector: v1alpha1.LabelPool, Limit: 1})
+	found, _, err := a.watches.pods.List(ctx)
 	if err != nil {
 		return fmt.Errorf("list pods: %w", err)
 	}
-	if len(records.Items)+len(found.Items) == 0 {
+	if len(records.Items) == 0 && !slices.ContainsFunc(found, func(p core.Pod) bool { return p.Pool != "" }) {
 		return nil
 	}
-	return journal.Refuse(fmt.Errorf("%w: namespace %s has no journal (JournalSlot objects), but Sandbox objects or pods of pools; restore the journal from a backup of etcd, or, if nothing of it is left, delete all Sandbox objects and all pods that have the label %s, and a new one is begun",
-		journal.ErrMissing, a.o.Namespace, v1alpha1.LabelPool))
+	return journal.Refuse(fmt.Errorf("%w: namespace %s has no journal (JournalSlot objects), but Sandbox objects or pods of pools; restore the journal from a backup of etcd, or, if nothing of it is left, delete all Sandbox objects and all pods that a SandboxPool owns, and a new one is begun",
+		journal.ErrMissing, a.o.Namespace))
 }
 
 func (a *Allocator) newTerm(log *journal.Log) (*term, error) {

@@ -10,7 +10,9 @@ import (
 
 	"github.com/coder/websocket"
 	"github.com/stretchr/testify/require"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berth-sandbox/berth/allocator/rest"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
@@ -110,6 +112,48 @@ func TestAPodDeletedByHandIsGoneAndReplaced(t *testing.T) {
 		}
 		require.Contains(t, []string{"PodGone", "PodDeleted"}, record.Status.Reason)
 		return nil
+	})
+}
+
+func TestAPodWhoseLabelWasTakenKeepsItsSandbox(t *testing.T) {
+	e := start(t, 1, 1)
+	client := e.client()
+	s := e.claim()
+	e.reaches(client, s)
+	var idle string
+	e.eventually(func() error { // labels are written in the background
+		warm, all := e.pods(map[string]string{v1alpha1.LabelPhase: v1alpha1.PhaseWarm}), e.pods(nil)
+		if len(warm) != 1 || len(all) != 2 || warm[0].Name == s.PodName {
+			return fmt.Errorf("%d of %d pods are warm", len(warm), len(all))
+		}
+		idle = warm[0].Name
+		return nil
+	})
+	pods := e.clients.Kubernetes.CoreV1().Pods(e.site.namespace())
+	for name, label := range map[string]string{s.PodName: "null", idle: `"another"`} {
+		_, err := pods.Patch(t.Context(), name, types.MergePatchType, []byte(`{"metadata":{"labels":{"berth.sh/pool":`+label+`}}}`), metav1.PatchOptions{})
+		require.NoError(t, err)
+	}
+	e.eventually(func() error {
+		if found := e.pods(nil); len(found) != 2 {
+			return fmt.Errorf("%d pods have the label", len(found))
+		}
+		return nil
+	})
+	e.reaches(client, s)
+	for _, p := range e.pods(nil) {
+		require.Contains(t, []string{s.PodName, idle}, p.Name, "it was replaced")
+	}
+	e.release(s.SandboxID)
+	e.eventually(func() error {
+		p, err := pods.Get(t.Context(), s.PodName, metav1.GetOptions{})
+		switch {
+		case apierrors.IsNotFound(err):
+			return nil
+		case err != nil:
+			return err
+		}
+		return fmt.Errorf("pod %s is still there: %v", p.Name, p.Labels)
 	})
 }
 

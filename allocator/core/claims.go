@@ -324,7 +324,7 @@ func (c *Core) claimed(ch *change) {
 		k := c.keys[s.claimKey()]
 		k.claim, k.sandbox = nil, s
 	}
-	c.emit(LabelPod{Pod: s.Pod, ID: s.ID})
+	c.emit(LabelPod{Pod: s.Pod, Pool: s.Pool.Name, ID: s.ID})
 	if s.Phase == Starting {
 		c.emit(Record{s.Sandbox})
 		if c.closing {

@@ -39,7 +39,7 @@ func TestClaimIsAnsweredOnlyOnceItIsDurable(t *testing.T) {
 	}
 	one[Record](s)
 	one[SandboxReady](s)
-	if l := one[LabelPod](s); l.Pod != key("a-1") || l.ID != given.ID || l.Released {
+	if l := one[LabelPod](s); l.Pod != key("a-1") || l.Pool != "a" || l.ID != given.ID || l.Released {
 		t.Errorf("label %+v", l)
 	}
 }

@@ -28,12 +28,16 @@ type (
 	}
 	// DeletePod deletes the pod. Success shows as PodGone.
 	DeletePod struct{ Pod PodKey }
-	// LabelPod shows on a pod, for people, that it holds a sandbox, or that this
-	// was released. Nothing depends on it.
+	// LabelPod shows on a pod which pool it is of, and, unless ID is "", that it holds
+	// that sandbox, or that this was released. The core does not depend on it. Only the
+	// latest of several for one pod matters. Restored: the pool's label was taken away
+	// or changed.
 	LabelPod struct {
 		Pod      PodKey
+		Pool     string
 		ID       string
 		Released bool
+		Restored bool
 	}
 	// StartSandbox calls the pool's postStart hook. It is answered by Started.
 	StartSandbox struct{ Sandbox Sandbox }

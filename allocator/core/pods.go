@@ -210,7 +210,11 @@ func (c *Core) advanceDiscard(key PodKey) {
 func (c *Core) podSeen(seen Pod) {
 	q := c.pods[seen.Key]
 	if q == nil {
-		p := c.poolOf(PoolKey{seen.Key.Namespace, seen.Pool})
+		owner, ours := c.ownerOf(seen)
+		if !ours {
+			return
+		}
+		p := c.poolOf(owner)
 		p.made(seen.Key.Name)
 		q = &pod{pool: p, seen: seen, node: c.nodeOf(seen.Node), outdated: p.known && seen.Template != p.Template}
 		q.away = c.recovering && seen.Node != "" && !q.node.usable
@@ -239,9 +243,34 @@ func (c *Core) podSeen(seen Pod) {
 	if q.place != nil {
 		c.reconsider(q.place, q)
 	}
+	c.relabel(q)
 	c.consider(q)
 	c.serve(q.pool)
 	c.reconcile(q.pool)
+}
+
+// ownerOf says which pool a pod is of that is not known yet. A pod that is on record
+// as a sandbox's, or as one to be deleted, is ours although its owner reference was
+// taken away.
+func (c *Core) ownerOf(seen Pod) (owner PoolKey, ours bool) {
+	s, d := c.holds[seen.Key], c.discards[seen.Key]
+	if seen.Pool == "" && s != nil {
+		return s.Pool, true
+	}
+	return PoolKey{seen.Key.Namespace, seen.Pool}, seen.Pool != "" || d != nil
+}
+
+// relabel has the pool's label put back. It names the sandbox too: it takes the place of
+// a LabelPod that is not carried out yet.
+func (c *Core) relabel(q *pod) {
+	if !q.seen.Mislabelled || q.seen.Deleting {
+		return
+	}
+	e := LabelPod{Pod: q.seen.Key, Pool: q.seen.Pool, Restored: true}
+	if s := q.sandbox; s != nil {
+		e.ID, e.Released = s.ID, s.Phase == Released || s.Phase == Ended
+	}
+	c.emit(e)
 }
 
 // consider acts on what a pod was last seen as.
@@ -250,7 +279,8 @@ func (c *Core) consider(q *pod) {
 	switch q.phase {
 	case podPending, podWarm:
 		switch {
-		case seen.Deleting || seen.Finished || q.contested():
+		case seen.Deleting || seen.Finished || seen.Pool == "" || q.contested():
+			// Without an owner: the next leader would not find it.
 			c.discard(q)
 		case q.reached && (q.place == nil || q.place.routes == 0):
 			// Not before: its address would go to another pod, which would be reached too.

@@ -253,7 +253,7 @@ func (c *Core) released(ch *change, at time.Duration) {
 	q := c.pods[s.Pod]
 	if q != nil {
 		c.enter(q, podReleased)
-		c.emit(LabelPod{Pod: s.Pod, ID: s.ID, Released: true})
+		c.emit(LabelPod{Pod: s.Pod, Pool: s.Pool.Name, ID: s.ID, Released: true})
 	}
 	c.emit(Record{s.Sandbox})
 	c.emit(SandboxReleased{s.Sandbox})

@@ -56,7 +56,9 @@ type Pool struct {
 
 // Pod is an observation of a pod.
 type Pod struct {
-	Key      PodKey
+	Key PodKey
+	// Pool owns it. "": none does. Such a pod is ignored unless it is known already, or
+	// on record.
 	Pool     string
 	Node     string // "" until it is scheduled
 	IP       netip.Addr
@@ -69,6 +71,8 @@ type Pod struct {
 	// Used: its labels say that it is not warm, or it cannot be understood. A pod
 	// that is not on record as a sandbox's is then nobody's, and never handed out.
 	Used bool
+	// Mislabelled: its label does not name Pool.
+	Mislabelled bool
 	// Deleting: it has a deletion timestamp.
 	Deleting bool
 	// Finished: it succeeded or failed and will not run again.

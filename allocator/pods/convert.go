@@ -13,6 +13,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
@@ -23,12 +24,28 @@ func keyOf(p *corev1.Pod) core.PodKey {
 	return core.PodKey{Namespace: p.Namespace, Name: p.Name, UID: string(p.UID)}
 }
 
+// poolOf names the pool that owns a pod; "" if none does. The owner decides and not
+// a label: labels are changed by hand and by other controllers, an owner reference
+// is what the garbage collector goes by too.
+func poolOf(p *corev1.Pod) string {
+	owner := metav1.GetControllerOf(p)
+	if owner == nil || owner.Kind != poolKind {
+		return ""
+	}
+	if gv, err := schema.ParseGroupVersion(owner.APIVersion); err != nil || gv.Group != v1alpha1.Group {
+		return ""
+	}
+	return owner.Name
+}
+
+const poolKind = "SandboxPool"
+
 // observe turns a pod into an observation. An error means that something about it
 // cannot be understood; it is then not one that can be handed out.
 func observe(p *corev1.Pod) (core.Pod, error) {
 	seen := core.Pod{
 		Key:       keyOf(p),
-		Pool:      p.Labels[v1alpha1.LabelPool],
+		Pool:      poolOf(p),
 		Node:      p.Spec.NodeName,
 		Template:  p.Labels[v1alpha1.LabelTemplate],
 		CreatedAt: p.CreationTimestamp.Time,
@@ -37,6 +54,7 @@ func observe(p *corev1.Pod) (core.Pod, error) {
 		Finished:  p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed,
 		Used:      p.Labels[v1alpha1.LabelPhase] != v1alpha1.PhaseWarm || p.Spec.HostNetwork,
 	}
+	seen.Mislabelled = seen.Pool != "" && p.Labels[v1alpha1.LabelPool] != seen.Pool
 	for _, c := range p.Status.ContainerStatuses {
 		seen.Restarts += int(c.RestartCount)
 	}
@@ -88,7 +106,7 @@ func Build(pool *v1alpha1.SandboxPool, name string, window time.Duration) *corev
 	p := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
 			Name: name, Namespace: pool.Namespace, Labels: labels, Annotations: notOurs(pool.Spec.Template.Metadata.Annotations),
-			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(pool, v1alpha1.GroupVersion().WithKind("SandboxPool"))},
+			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(pool, v1alpha1.GroupVersion().WithKind(poolKind))},
 		},
 		Spec: *pool.Spec.Template.Spec.DeepCopy(),
 	}

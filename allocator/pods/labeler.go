@@ -27,15 +27,18 @@ const (
 	annotationDoNotDisrupt = "karpenter.sh/do-not-disrupt"
 )
 
-// Pauses before a label is written again after a failure.
 const (
+	// Pauses before a label is written again after a failure.
 	labelRetryFirst = 100 * time.Millisecond
 	labelRetryMost  = 10 * time.Second
+	// labelRestore is the pause before the pool's label is put back: another controller
+	// that takes it away each time must not make us write without a pause.
+	labelRestore = time.Second
 )
 
 // Labeler shows on the pods themselves what they are used for: in labels, for
-// people, and in annotations, for those who tidy up nodes. Nothing of Berth
-// depends on it. Only the latest of several for one pod is written.
+// people and for NetworkPolicies, and in annotations, for those who tidy up nodes.
+// The allocator does not depend on it. Only the latest of several for one pod is written.
 type Labeler struct {
 	client kubernetes.Interface
 	yield  func(context.Context)
@@ -57,6 +60,10 @@ func (l *Labeler) Label(e core.LabelPod) {
 	l.mu.Lock()
 	l.latest[e.Pod] = e
 	l.mu.Unlock()
+	if e.Restored {
+		l.queue.AddAfter(e.Pod, labelRestore)
+		return
+	}
 	l.queue.Add(e.Pod)
 }
 
@@ -107,15 +114,16 @@ func (l *Labeler) next(ctx context.Context) bool {
 
 // write labels the pod, if it is still there.
 func (l *Labeler) write(ctx context.Context, e core.LabelPod) error {
-	phase := v1alpha1.PhaseClaimed
-	if e.Released {
-		phase = v1alpha1.PhaseReleased
+	labels := map[string]string{v1alpha1.LabelPool: e.Pool}
+	metadata := map[string]any{"uid": e.Pod.UID, "labels": labels}
+	if e.ID != "" {
+		labels[v1alpha1.LabelPhase], labels[v1alpha1.LabelSandbox] = v1alpha1.PhaseClaimed, e.ID
+		if e.Released {
+			labels[v1alpha1.LabelPhase] = v1alpha1.PhaseReleased
+		}
+		metadata["annotations"] = map[string]string{annotationSafeToEvict: "false", annotationDoNotDisrupt: "true"}
 	}
-	raw, err := json.Marshal(map[string]any{"metadata": map[string]any{
-		"uid":         e.Pod.UID,
-		"labels":      map[string]string{v1alpha1.LabelPhase: phase, v1alpha1.LabelSandbox: e.ID},
-		"annotations": map[string]string{annotationSafeToEvict: "false", annotationDoNotDisrupt: "true"},
-	}})
+	raw, err := json.Marshal(map[string]any{"metadata": metadata})
 	if err != nil {
 		return fmt.Errorf("encode patch: %w", err)
 	}

@@ -192,9 +192,9 @@ func TestLabeler(t *testing.T) {
 		key := f.create("shown")
 		f.faults.drop.Store(2)
 		f.faults.lose.Store(3)
-		l.Label(core.LabelPod{Pod: key, ID: "id1"})
+		l.Label(core.LabelPod{Pod: key, Pool: "pool", ID: "id1"})
 		shown("shown", v1alpha1.PhaseClaimed, "id1")
-		l.Label(core.LabelPod{Pod: key, ID: "id1", Released: true})
+		l.Label(core.LabelPod{Pod: key, Pool: "pool", ID: "id1", Released: true})
 		shown("shown", v1alpha1.PhaseReleased, "id1")
 		f.faults.lose.Store(0)
 	})
@@ -202,9 +202,9 @@ func TestLabeler(t *testing.T) {
 	t.Run("the last of many stands", func(t *testing.T) {
 		key := f.create("many")
 		for range 50 {
-			l.Label(core.LabelPod{Pod: key, ID: "id2"})
+			l.Label(core.LabelPod{Pod: key, Pool: "pool", ID: "id2"})
 		}
-		l.Label(core.LabelPod{Pod: key, ID: "id2", Released: true})
+		l.Label(core.LabelPod{Pod: key, Pool: "pool", ID: "id2", Released: true})
 		require.Eventually(t, func() bool { return l.Waiting() == 0 }, time.Minute, time.Millisecond)
 		shown("many", v1alpha1.PhaseReleased, "id2")
 	})
@@ -218,7 +218,7 @@ func TestLabeler(t *testing.T) {
 		l.Label(core.LabelPod{Pod: core.PodKey{Namespace: "default", Name: "nobody", UID: "x"}, ID: "id4"})
 		require.Eventually(t, func() bool { return l.Waiting() == 0 }, time.Minute, time.Millisecond)
 		marker := f.create("marker")
-		l.Label(core.LabelPod{Pod: marker, ID: "id5"})
+		l.Label(core.LabelPod{Pod: marker, Pool: "pool", ID: "id5"})
 		shown("marker", v1alpha1.PhaseClaimed, "id5")
 		require.Equal(t, v1alpha1.PhaseWarm, f.get("again").Labels[v1alpha1.LabelPhase])
 	})
@@ -235,7 +235,7 @@ func TestLabeler(t *testing.T) {
 				require.Equal(t, want, f.get(name).Annotations[id], "a warm pod is the template's")
 			}
 			for _, released := range []bool{false, true} { // until its address is free
-				l.Label(core.LabelPod{Pod: key, ID: name, Released: released})
+				l.Label(core.LabelPod{Pod: key, Pool: "pool", ID: name, Released: released})
 				shown(name, map[bool]string{false: v1alpha1.PhaseClaimed, true: v1alpha1.PhaseReleased}[released], name)
 				now := f.get(name).Annotations
 				require.Equal(t, "false", now[safe])
@@ -270,7 +270,7 @@ func TestWatcherTellsDeletionAndReplacementByUID(t *testing.T) {
 	create := func(name string) core.PodKey {
 		t.Helper()
 		p, err := f.clients.Kubernetes.CoreV1().Pods("default").Create(t.Context(), &corev1.Pod{
-			ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{v1alpha1.LabelPool: "pool", v1alpha1.LabelPhase: v1alpha1.PhaseWarm}},
+			ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{v1alpha1.LabelPhase: v1alpha1.PhaseWarm}},
 			Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "none"}}},
 		}, metav1.CreateOptions{})
 		require.NoError(t, err)
@@ -362,4 +362,118 @@ func TestPodThatWasMadeAgainWhileTheWatchWasAwayIsAnotherOne(t *testing.T) {
 	require.Equal(t, "two", next().(core.PodSeen).Pod.Key.UID)
 	stop()
 	require.NoError(t, <-ended)
+}
+
+// watching runs a Watcher until the test has ended.
+func (f *fixture) watching() *pods.Watcher {
+	w := pods.NewWatcher(f.clients.Kubernetes, "default", f.sink.Submit, zaptest.NewLogger(f))
+	ctx, stop := context.WithCancel(f.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- w.Run(ctx) }()
+	f.Cleanup(func() {
+		stop()
+		require.NoError(f, <-ended)
+	})
+	return w
+}
+
+// latest returns what was told last of a pod: PodSeen or PodGone.
+func (f *fixture) latest(name string) (ev core.Event) {
+	f.sink.mu.Lock()
+	defer f.sink.mu.Unlock()
+	for _, e := range f.sink.events {
+		switch e := e.(type) {
+		case core.PodSeen:
+			if e.Pod.Key.Name == name {
+				ev = e
+			}
+		case core.PodGone:
+			if e.Key.Name == name {
+				ev = e
+			}
+		}
+	}
+	return ev
+}
+
+// patch changes a pod behind everybody's back and returns its new version.
+func (f *fixture) patch(name, patch string) string {
+	f.Helper()
+	p, err := f.clients.Kubernetes.CoreV1().Pods("default").Patch(f.Context(), name, types.MergePatchType, []byte(patch), metav1.PatchOptions{})
+	require.NoError(f, err)
+	return p.ResourceVersion
+}
+
+func TestAPodIsItsOwnersWhateverItsLabelsSay(t *testing.T) {
+	f := setUp(t)
+	w := f.watching()
+	owned := f.create("owned")
+	// A foreign pod with our labels, and with an owner of another kind.
+	_, err := f.clients.Kubernetes.CoreV1().Pods("default").Create(t.Context(), &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{
+			Name: "foreign", Labels: map[string]string{v1alpha1.LabelPool: "pool", v1alpha1.LabelPhase: v1alpha1.PhaseWarm},
+			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(f.pool, corev1.SchemeGroupVersion.WithKind("ReplicationController"))},
+		},
+		Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "none"}}},
+	}, metav1.CreateOptions{})
+	require.NoError(t, err)
+
+	told := func(name, version string) core.Pod {
+		t.Helper()
+		var seen core.Pod
+		require.Eventually(t, func() bool {
+			ev := f.latest(name)
+			if gone, ok := ev.(core.PodGone); ok {
+				t.Fatalf("%s is said to be gone", gone.Key.Name)
+			}
+			s, ok := ev.(core.PodSeen)
+			seen = s.Pod
+			return ok && s.Pod.Version == version
+		}, time.Minute, 10*time.Millisecond, "%s at %s", name, version)
+		return seen
+	}
+	for label, mislabelled := range map[string]bool{`null`: true, `"other"`: true, `"pool"`: false} {
+		seen := told("owned", f.patch("owned", `{"metadata":{"labels":{"berth.sh/pool":`+label+`}}}`))
+		require.Equal(t, owned, seen.Key)
+		require.Equal(t, "pool", seen.Pool)
+		require.Equal(t, mislabelled, seen.Mislabelled, label)
+	}
+	seen := told("foreign", f.get("foreign").ResourceVersion)
+	require.Empty(t, seen.Pool)
+	require.False(t, seen.Mislabelled)
+
+	// A leader that begins reads the same.
+	f.patch("owned", `{"metadata":{"labels":{"berth.sh/pool":null}}}`)
+	listed, _, err := w.List(t.Context())
+	require.NoError(t, err)
+	found := map[string]core.Pod{}
+	for _, p := range listed {
+		found[p.Key.Name] = p
+	}
+	require.Equal(t, "pool", found["owned"].Pool)
+	require.True(t, found["owned"].Mislabelled)
+	require.Empty(t, found["foreign"].Pool)
+
+	// One that has really gone is.
+	f.remove("owned")
+	require.Eventually(t, func() bool { return f.latest("owned") == core.Event(core.PodGone{Key: owned}) }, time.Minute, 10*time.Millisecond)
+}
+
+func TestTheLabelOfThePoolIsPutBackAlone(t *testing.T) {
+	f := setUp(t)
+	l := pods.NewLabeler(f.clients.Kubernetes, func(context.Context) {}, zaptest.NewLogger(t))
+	ctx, stop := context.WithCancel(t.Context())
+	var working sync.WaitGroup
+	working.Go(func() { l.Run(ctx, 1) })
+	defer working.Wait()
+	defer stop()
+	key := f.create("idle")
+	f.patch("idle", `{"metadata":{"labels":{"berth.sh/pool":null}}}`)
+	before := f.get("idle")
+	l.Label(core.LabelPod{Pod: key, Pool: "pool", Restored: true})
+	require.Eventually(t, func() bool { return f.get("idle").Labels[v1alpha1.LabelPool] == "pool" }, time.Minute, 10*time.Millisecond)
+	now := f.get("idle")
+	require.Equal(t, v1alpha1.PhaseWarm, now.Labels[v1alpha1.LabelPhase])
+	require.Equal(t, before.Annotations, now.Annotations)
+	require.NotContains(t, now.Labels, v1alpha1.LabelSandbox)
 }

@@ -16,7 +16,10 @@ import (
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 )
 
-// Watcher watches the pods of all pools.
+// Watcher watches all pods of the namespace, those of pools and any others. A watch
+// that the API server filters by label would report a pod whose label is taken away as
+// deleted, and a pod without its label would never be seen again. What is no pool's
+// costs one small object in the cache; the core ignores it.
 type Watcher struct {
 	client    kubernetes.Interface
 	namespace string
@@ -29,20 +32,16 @@ type Watcher struct {
 func NewWatcher(client kubernetes.Interface, namespace string, submit func(core.Event), log *zap.Logger) *Watcher {
 	w := &Watcher{client: client, namespace: namespace, submit: submit, log: log}
 	w.factory = informers.NewSharedInformerFactoryWithOptions(client, 0,
-		informers.WithNamespace(namespace), informers.WithTweakListOptions(selector), informers.WithTransform(slim))
+		informers.WithNamespace(namespace), informers.WithTransform(slim))
 	w.factory.Core().V1().Pods().Informer() // it is what the factory starts
 	return w
 }
 
-func selector(o *metav1.ListOptions) { o.LabelSelector = v1alpha1.LabelPool }
-
-// List reads the pods from the API server's store, not from a cache of it, and
+// List reads all pods of the namespace, as the watch does,  from the API server's store, not from a cache of it, and
 // returns the resource version at which they were so. It tries again until ctx ends.
 func (w *Watcher) List(ctx context.Context) (all []core.Pod, version string, err error) {
 	all, err = kube.List(ctx, func(ctx context.Context, next string) (pods []core.Pod, following string, err error) {
-		o := metav1.ListOptions{Limit: kube.PageSize, Continue: next}
-		selector(&o)
-		page, err := w.client.CoreV1().Pods(w.namespace).List(ctx, o)
+		page, err := w.client.CoreV1().Pods(w.namespace).List(ctx, metav1.ListOptions{Limit: kube.PageSize, Continue: next})
 		if err != nil {
 			return nil, "", fmt.Errorf("list pods: %w", err)
 		}
@@ -113,7 +112,12 @@ func slim(o any) (any, error) {
 		Status: corev1.PodStatus{Phase: p.Status.Phase, PodIP: p.Status.PodIP},
 	}
 	for _, name := range []string{v1alpha1.LabelPool, v1alpha1.LabelTemplate, v1alpha1.LabelPhase} {
-		slim.Labels[name] = p.Labels[name]
+		if value, ok := p.Labels[name]; ok {
+			slim.Labels[name] = value
+		}
+	}
+	if owner := metav1.GetControllerOf(p); owner != nil {
+		slim.OwnerReferences = []metav1.OwnerReference{*owner}
 	}
 	for _, c := range p.Status.ContainerStatuses {
 		if c.RestartCount > 0 {

@@ -2,7 +2,9 @@ package v1alpha1
 
 // Labels on the pods of a pool.
 const (
-	// LabelPool is the pool's name. A pod without it is none of the pool's.
+	// LabelPool is the name of the pool that owns the pod. NetworkPolicies select the
+	// pods of pools by it. The allocator goes by the owner reference, and puts the label
+	// back when it was changed.
 	LabelPool = "berth.sh/pool"
 	// LabelTemplate is a hash of the template the pod was made from.
 	LabelTemplate = "berth.sh/template"
