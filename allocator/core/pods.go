@@ -279,11 +279,13 @@ func (c *Core) consider(q *pod) {
 	switch q.phase {
 	case podPending, podWarm:
 		switch {
-		case seen.Deleting || seen.Finished || seen.Pool == "" || q.contested():
-			// Without an owner: the next leader would not find it.
+		case seen.Deleting || seen.Finished || q.contested():
 			c.discard(q)
 		case q.reached && (q.place == nil || q.place.routes == 0):
 			// Not before: its address would go to another pod, which would be reached too.
+			c.discard(q)
+		case seen.Pool == "" && !q.reached:
+			// The next leader would not find it.
 			c.discard(q)
 		case seen.Used:
 			c.emit(Repaired{Pod: seen.Key, What: "a pod of this pool is marked as used, and no record says by whom: it will be deleted"})
