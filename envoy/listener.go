@@ -92,6 +92,7 @@ func (b *builder) httpConnectionManager() *hcmv3.HttpConnectionManager {
 		// On sandbox hosts the path's bytes belong to the sandbox.
 		NormalizePath:              wrapperspb.Bool(false),
 		GenerateRequestId:          wrapperspb.Bool(true), // also fills stream_id in the access log
+		SchemeHeaderTransformation: b.scheme(),
 		ServerHeaderTransformation: hcmv3.HttpConnectionManager_PASS_THROUGH,
 
 		// An idle WebSocket is not an error; the reaper decides.
@@ -122,7 +123,8 @@ func (b *builder) httpConnectionManager() *hcmv3.HttpConnectionManager {
 		AccessLog:        []*accesslogv3.AccessLog{b.accessLog()},
 		LocalReplyConfig: b.localReplies(),
 		HttpFilters: []*hcmv3.HttpFilter{
-			b.mutateTrailers(),
+			b.mutate(),
+			b.ownCookies(),
 			b.httpFilter("envoy.filters.http.ext_proc", b.extProc()),
 			b.httpFilter("envoy.filters.http.rbac", guard()),
 			b.httpFilter("envoy.filters.http.set_filter_state", poolPerSandbox()),
@@ -130,6 +132,19 @@ func (b *builder) httpConnectionManager() *hcmv3.HttpConnectionManager {
 		},
 		RouteSpecifier: &hcmv3.HttpConnectionManager_RouteConfig{RouteConfig: b.routes()},
 	}
+}
+
+// scheme replaces what a client says in :scheme by what the listener speaks, also in
+// X-Forwarded-Proto. Trusted proxies know better.
+func (b *builder) scheme() *corev3.SchemeHeaderTransformation {
+	if b.TrustedHops > 0 {
+		return nil
+	}
+	scheme := "http"
+	if b.TLS != nil {
+		scheme = "https"
+	}
+	return &corev3.SchemeHeaderTransformation{Transformation: &corev3.SchemeHeaderTransformation_SchemeToOverwrite{SchemeToOverwrite: scheme}}
 }
 
 // accessLog reports requests that are open for a second and more, and their
@@ -320,8 +335,8 @@ func (b *builder) routes() *routev3.RouteConfiguration {
 		VirtualHosts: []*routev3.VirtualHost{{
 			Name: "all", Domains: []string{"*"},
 			RequestHeadersToRemove:  []string{"x-envoy-external-address"},
-			ResponseHeadersToRemove: []string{ReasonHeader}, // a sandbox does not speak for Berth
-			Routes: append(b.webSockets(to(clusterPodsHTTP1)), []*routev3.Route{
+			ResponseHeadersToRemove: sandboxMayNotSay(),
+			Routes: append(webSockets(to(clusterPodsHTTP1)), []*routev3.Route{
 				{Match: &routev3.RouteMatch{PathSpecifier: all, Headers: []*routev3.HeaderMatcher{isGRPC()}}, Action: to(clusterPodsHTTP2)},
 				{Match: &routev3.RouteMatch{PathSpecifier: all}, Action: to(clusterPodsHTTP1)},
 			}...),
@@ -329,11 +344,12 @@ func (b *builder) routes() *routev3.RouteConfiguration {
 	}
 }
 
+// grpcService is the router's end of a filter. The retry policy of GrpcService_EnvoyGrpc
+// would be another one, which Envoy follows for xDS only.
 func grpcService(cluster string, retry *corev3.RetryPolicy, metadata ...*corev3.HeaderValue) *corev3.GrpcService {
 	return &corev3.GrpcService{
-		TargetSpecifier: &corev3.GrpcService_EnvoyGrpc_{
-			EnvoyGrpc: &corev3.GrpcService_EnvoyGrpc{ClusterName: cluster, RetryPolicy: retry},
-		},
+		TargetSpecifier: &corev3.GrpcService_EnvoyGrpc_{EnvoyGrpc: &corev3.GrpcService_EnvoyGrpc{ClusterName: cluster}},
+		RetryPolicy:     retry,
 		InitialMetadata: metadata,
 	}
 }

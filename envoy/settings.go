@@ -17,8 +17,11 @@
 //   - What a client sends is a client's word. Headers by which Envoy, the router or
 //     proxies talk to one another are removed before anything reads them, and
 //     nobody is an internal client.
-//   - A sandbox cannot answer in Berth's name: ReasonHeader of its answers is
-//     removed.
+//   - A sandbox cannot answer in Berth's name, nor give orders to a proxy in front:
+//     the headers for that are removed from its answers. Its cookies are for its own
+//     host.
+//   - A request waits for a router that restarts: Envoy asks again for as long as the
+//     router has not begun to answer.
 package envoy
 
 import (
