@@ -174,10 +174,10 @@ func (b *builder) httpFilter(name string, config proto.Message) *hcmv3.HttpFilte
 func (b *builder) extProc() *extprocv3.ExternalProcessor {
 	return &extprocv3.ExternalProcessor{
 		FailureModeAllow: false,
-		// Also bounds the retries below: a router that crashed must be back by then.
-		MessageTimeout: seconds(5 * time.Second),
+		// Also bounds the retries below.
+		MessageTimeout: seconds(MessageTimeout),
 		// Lets the router ask once for a longer hold.
-		MaxMessageTimeout: seconds(MaxHold + 5*time.Second),
+		MaxMessageTimeout: seconds(MaxHold + MessageTimeout),
 		StatusOnError:     &typev3.HttpStatus{Code: statusRouterError},
 		ProcessingMode: &extprocv3.ProcessingMode{
 			RequestHeaderMode:   extprocv3.ProcessingMode_SEND,

@@ -68,7 +68,9 @@ func TestASandboxSaysNothingToProxiesInFront(t *testing.T) {
 	sends := listen(t, "127.0.0.1:0", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		set := func(prefix string) {
 			for _, name := range append([]string{"X-Own", "X-Envoyish"}, toProxies...) {
-				w.Header().Set(prefix+name, "kept")
+				if prefix == "" || !strings.HasPrefix(name, "Proxy-Auth") { // which net/http does not send
+					w.Header().Set(prefix+name, "kept")
+				}
 			}
 		}
 		set("")

@@ -62,8 +62,12 @@ const (
 	StallBudget = 2900 * time.Millisecond
 )
 
+// MessageTimeout is how long Envoy waits for the router's answer, its own retries
+// included: a router that restarts must be back by then.
+const MessageTimeout = 5 * time.Second
+
 // MaxHold is how long the router may keep a request waiting, for a sandbox that is
-// starting. It asks for that once, and Envoy grants no more than MaxHold + 5 s.
+// starting. It asks for that once, and Envoy grants no more than MaxHold + MessageTimeout.
 const MaxHold = 30 * time.Second
 
 // Window is the time after which a request that was admitted before can open no

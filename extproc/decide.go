@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/berth-sandbox/berth/api/apierror"
+	"github.com/berth-sandbox/berth/envoy"
 	"github.com/berth-sandbox/berth/lastactive"
 	"github.com/berth-sandbox/berth/routecache"
 )
@@ -61,9 +62,19 @@ type decider struct {
 	park func() (release func(), ok bool)
 }
 
-// quiescedMost is how long a request waits in all while its sandbox is quiesced. With
-// two look-ups it is less than Envoy's message timeout.
-const quiescedMost = 2 * time.Second
+const (
+	// AnswerMost is how long a request waits in the router in all, for look-ups and for
+	// verdicts, however many there are. Being held for a sandbox that starts counts apart:
+	// Envoy is asked for that time, and AnswerMost then begins anew.
+	AnswerMost = envoy.MessageTimeout - answerMargin
+	// answerMargin is for what Envoy and the router need themselves.
+	answerMargin = time.Second
+	// quiescedMost is how much of that is spent on waiting for a verdict.
+	quiescedMost = 2 * time.Second
+)
+
+// The wait for a verdict must leave time for a look-up.
+const _ = uint(AnswerMost - quiescedMost - time.Second)
 
 // decide admits the request or says why not. Exactly one of the results is set. hold
 // is asked once before the request is kept waiting for a sandbox that is starting, for
@@ -82,8 +93,9 @@ func (d *decider) decide(ctx context.Context, r *request, hold func(time.Duratio
 		return nil, e
 	}
 
+	deadline := time.Now().Add(AnswerMost)
 	lookup := func() (routecache.Answer, error) {
-		ctx, cancel := context.WithTimeout(ctx, d.wait)
+		ctx, cancel := context.WithTimeout(ctx, min(d.wait, time.Until(deadline)))
 		defer cancel()
 		return d.routes.Lookup(ctx, target.ID)
 	}
@@ -111,6 +123,7 @@ func (d *decider) decide(ctx context.Context, r *request, hold func(time.Duratio
 				var cancel context.CancelFunc
 				held, cancel = context.WithTimeout(ctx, answer.Hold)
 				defer cancel()
+				deadline = time.Now().Add(answer.Hold + AnswerMost)
 			}
 			if d.routes.Await(held, target.ID, answer.Status) != nil {
 				return refused(apierror.SandboxStarting, "this sandbox is still starting; try again")
@@ -118,7 +131,7 @@ func (d *decider) decide(ctx context.Context, r *request, hold func(time.Duratio
 			continue
 		case routecache.Quiesced:
 			began := time.Now()
-			if !d.awaitVerdict(ctx, target.ID, patience) {
+			if !d.awaitVerdict(ctx, target.ID, min(patience, time.Until(deadline))) {
 				return refused(apierror.SandboxQuiesced, "it is being decided whether this sandbox is idle; try again")
 			}
 			patience -= time.Since(began)

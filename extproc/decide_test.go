@@ -424,6 +424,62 @@ func TestARequestForAQuiescedSandboxIsHeldUntilTheVerdict(t *testing.T) {
 	}
 }
 
+// Envoy gives up before the router does if a request waits for one thing after the other.
+func TestWhatARequestWaitsForFitsEnvoysPatience(t *testing.T) {
+	slowly := func(took time.Duration, a ...routecache.Answer) *history {
+		began := time.Now()
+		h := &history{answer: func(ctx context.Context, _ string) (routecache.Answer, error) {
+			select {
+			case <-time.After(took):
+				return a[min(int(time.Since(began)/time.Second), len(a)-1)], nil
+			case <-ctx.Done():
+				return routecache.Answer{}, ctx.Err()
+			}
+		}}
+		h.await = func(ctx context.Context) error {
+			select {
+			case <-time.After(took):
+				return nil
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+		return h
+	}
+	quiesced, starting := routecache.Answer{Status: routecache.Quiesced}, routecache.Answer{Status: routecache.Starting, Hold: 10 * time.Second}
+	for took := 100 * time.Millisecond; took < 5*time.Second; took += 100 * time.Millisecond {
+		synctest.Test(t, func(t *testing.T) {
+			for name, h := range map[string]*history{
+				"quiesced":            slowly(took, quiesced),
+				"and then found":      slowly(took, quiesced, quiesced, quiesced, quiesced, routeTo("10.1.2.3", 80)),
+				"one after the other": {answer: slowly(took, routeTo("10.1.2.3", 80)).answer, holds: func() bool { return false }},
+			} {
+				d := h.decider()
+				d.wait = AnswerMost
+				began := time.Now()
+				_, refusal := d.decide(t.Context(), &request{authority: "8080-abc." + domain, method: "GET"}, unheld)
+				require.LessOrEqual(t, time.Since(began), AnswerMost, name)
+				require.Less(t, time.Since(began), envoy.MessageTimeout)
+				if refusal != nil {
+					require.Equal(t, 503, refusal.Code)
+				}
+			}
+			h := slowly(took, starting, starting, starting, starting, starting, starting, starting, starting, starting, quiesced)
+			d := h.decider()
+			d.wait = AnswerMost
+			var held time.Time
+			_, refusal := d.decide(t.Context(), &request{authority: "8080-abc." + domain, method: "GET"}, func(time.Duration) (func(), bool) {
+				held = time.Now()
+				return func() {}, true
+			})
+			require.NotNil(t, refusal)
+			if !held.IsZero() {
+				require.Less(t, time.Since(held), starting.Hold+envoy.MessageTimeout)
+			}
+		})
+	}
+}
+
 func TestAUseEndsWhenTheSandboxIsQuiescedBetweenLookupAndAnswer(t *testing.T) {
 	h := always(routeTo("10.1.2.3", 8080), nil)
 	d := h.decider()

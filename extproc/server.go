@@ -16,6 +16,7 @@ import (
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/health"
@@ -38,7 +39,7 @@ type Options struct {
 	// PodCIDRs are the ranges a destination may lie in.
 	PodCIDRs []netip.Prefix
 	// LookupTimeout bounds how long a request waits for the allocator's answer.
-	// Less than Envoy's message timeout of 5 s. Default 2 s.
+	// AnswerMost at most. Default 2 s.
 	LookupTimeout time.Duration
 	// AccessLogFlush is Envoy's access log flush interval. Default
 	// envoy.DefaultAccessLogFlush.
@@ -61,10 +62,12 @@ type Server struct {
 	decider decider
 	metrics *metrics
 	log     *zap.Logger
-	grpc    *grpc.Server
-	health  *health.Server
-	socket  string
-	flush   time.Duration // of the access log
+	// refusals is log for refused requests, which clients can make as many as they like.
+	refusals *zap.Logger
+	grpc     *grpc.Server
+	health   *health.Server
+	socket   string
+	flush    time.Duration // of the access log
 	// flushText is flush as Envoy announces it, announcedFlush what else it announced
 	// last.
 	flushText      string
@@ -114,7 +117,7 @@ func New(o Options) (*Server, error) {
 	}
 	s := &Server{
 		decider: decider{hosts: o.Hosts, podCIDRs: o.PodCIDRs, wait: o.LookupTimeout, routes: o.Routes, activity: o.Activity, answers: o.Answers},
-		metrics: m, log: o.Log, socket: o.Socket, flush: o.AccessLogFlush, flushText: o.AccessLogFlush.String(),
+		metrics: m, log: o.Log, refusals: sampled(o.Log), socket: o.Socket, flush: o.AccessLogFlush, flushText: o.AccessLogFlush.String(),
 		// No pings: a connection that we end because Envoy is silent, having been stopped
 		// for hours, would look as if Envoy had ended its streams.
 		grpc:   grpc.NewServer(grpc.KeepaliveParams(keepalive.ServerParameters{Time: math.MaxInt64})),
@@ -259,9 +262,8 @@ const (
 	// heldMost bounds the requests that wait for sandboxes that are starting or
 	// quiesced: each holds a stream here, and memory in Envoy.
 	heldMost = 2000
-	// holdMost is how long one may wait, and holdMargin what comes after that needs.
-	holdMost   = envoy.MaxHold
-	holdMargin = 4 * time.Second
+	// holdMost is how long one may wait.
+	holdMost = envoy.MaxHold
 )
 
 // hold asks Envoy to wait for so long, and reports whether the request may be held.
@@ -274,7 +276,7 @@ func (s *Server) hold(stream extprocv3.ExternalProcessor_ProcessServer, d time.D
 		return nil, false
 	}
 	// With nothing else set this is no answer yet. It counts once.
-	if err := stream.Send(&extprocv3.ProcessingResponse{OverrideMessageTimeout: durationpb.New(d + holdMargin)}); err != nil {
+	if err := stream.Send(&extprocv3.ProcessingResponse{OverrideMessageTimeout: durationpb.New(d + envoy.MessageTimeout)}); err != nil {
 		s.held.Add(-1)
 		return nil, false
 	}
@@ -286,7 +288,7 @@ func (s *Server) hold(stream extprocv3.ExternalProcessor_ProcessServer, d time.D
 }
 
 // park reports whether a request may wait for the verdict on its sandbox. Envoy is not
-// asked for more time: quiescedMost is less than it waits.
+// asked for more time: AnswerMost bounds that wait too.
 func (s *Server) park() (release func(), ok bool) {
 	if s.held.Add(1) > heldMost {
 		s.held.Add(-1)
@@ -301,8 +303,19 @@ func (s *Server) park() (release func(), ok bool) {
 	}, true
 }
 
+// refusalsMost is how many refusals a second are logged of each reason. All are counted
+// in berth_router_requests_total.
+const refusalsMost = 10
+
+// sampled is a log that drops what is above refusalsMost of each message.
+func sampled(log *zap.Logger) *zap.Logger {
+	return log.WithOptions(zap.WrapCore(func(core zapcore.Core) zapcore.Core {
+		return zapcore.NewSamplerWithOptions(core, time.Second, refusalsMost, 0)
+	}))
+}
+
 func (s *Server) logRefusal(e *apierror.Error) {
-	s.log.Info("refused",
+	s.refusals.Info("refused: "+string(e.Reason),
 		zap.String("reason", string(e.Reason)), zap.Int("code", e.Code),
 		zap.String("requestId", e.RequestID), zap.String("sandbox", sandboxid.Short(e.SandboxID)))
 }

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
@@ -29,6 +30,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/structpb"
 
+	"github.com/berth-sandbox/berth/api/apierror"
 	"github.com/berth-sandbox/berth/envoy"
 	"github.com/berth-sandbox/berth/lastactive"
 	"github.com/berth-sandbox/berth/routecache"
@@ -187,6 +189,31 @@ func TestRefusalIsAnsweredInTheSandboxsPlace(t *testing.T) {
 	}
 	require.Zero(t, tracker.Len())
 	server.stop(soon)
+}
+
+// A client must not be able to fill the log. What is not logged is counted.
+func TestRefusalsAreLoggedAFewTimesASecond(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o, _, _ := options(t, "unused")
+		core, observed := observer.New(zap.InfoLevel)
+		o.Log = zap.New(core)
+		server, err := New(o)
+		require.NoError(t, err)
+		reasons := []apierror.Reason{apierror.SandboxNotFound, apierror.BadHost}
+		for second := 1; second <= 3; second++ {
+			for range 1000 {
+				for _, reason := range reasons {
+					server.logRefusal(apierror.New(reason, "no"))
+					server.log.Info("anything else")
+				}
+			}
+			for _, reason := range reasons {
+				require.Equal(t, refusalsMost*second, observed.FilterField(zap.String("reason", string(reason))).Len())
+			}
+			require.Equal(t, 2000*second, observed.FilterMessage("anything else").Len(), "nothing else is dropped")
+			time.Sleep(time.Second) // the bubble's
+		}
+	})
 }
 
 func TestWrongMessageIsAnErrorThatEnvoyDoesNotRetry(t *testing.T) {
@@ -382,7 +409,7 @@ func TestAHeldRequestAsksEnvoyForTimeAndGoesOnWhenTheSandboxRuns(t *testing.T) {
 	require.NoError(t, err)
 	require.Nil(t, response.GetResponse(), "that would be the answer")
 	require.Nil(t, response.GetDynamicMetadata())
-	require.Equal(t, 24*time.Second, response.GetOverrideMessageTimeout().AsDuration())
+	require.Equal(t, 20*time.Second+envoy.MessageTimeout, response.GetOverrideMessageTimeout().AsDuration())
 	require.InDelta(t, 1, testutil.ToFloat64(server.metrics.held), 0)
 	cache.Put("abc", podRoute)
 	response, err = stream.Recv()

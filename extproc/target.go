@@ -15,8 +15,8 @@ import (
 // port and without a trailing dot; see ValidDomain.
 type Hosts struct {
 	// Domain is what follows the label of a sandbox. Under it stand the names
-	// <port>-<id>.<domain> and <id>.<domain>, which nothing else in a request
-	// can override.
+	// <port>-<id>.<domain>, <port>-<id>-<client id>.<domain> and <id>.<domain>, which
+	// nothing else in a request can override.
 	Domain string
 	// Gateways are names under which the request itself says which sandbox it
 	// is for. Domain is always one.
@@ -88,16 +88,17 @@ func (h *Hosts) byHost(host, authority string) (Target, *apierror.Error) {
 	}
 	var t Target
 	id := label
+	// A client ID needs a port before it: <id>-<client id> could be a port and an ID.
 	if port, rest, found := strings.Cut(label, "-"); found {
 		if t.Port, found = portNumber(port); !found {
 			return Target{}, badPort("in host", port)
 		}
 		id = rest
 	}
-	if !sandboxid.Valid(id) {
+	var ok bool
+	if t.ID, ok = sandboxID(id); !ok {
 		return Target{}, apierror.New(apierror.BadHost, "sandbox ID %q in host %q: %s", clip(id), clip(authority), idRule)
 	}
-	t.ID = id
 	return t, nil
 }
 
@@ -115,17 +116,27 @@ func byHeaders(r *request) (Target, *apierror.Error) {
 	if len(r.e2bID)+len(r.id) == 0 {
 		return Target{}, apierror.New(apierror.BadTarget, "a header names a port, but neither E2b-Sandbox-Id nor X-Sandbox-Id names a sandbox")
 	}
-	t := Target{ID: lower(id)}
-	if !sandboxid.Valid(t.ID) {
+	var t Target
+	var ok bool
+	if t.ID, ok = sandboxID(lower(id)); !ok {
 		return Target{}, apierror.New(apierror.BadTarget, "sandbox ID %q in a header: %s", clip(id), idRule)
 	}
 	if len(r.e2bPort)+len(r.port) > 0 {
-		var ok bool
 		if t.Port, ok = portNumber(port); !ok {
 			return Target{}, badPort("in a header", port)
 		}
 	}
 	return t, nil
+}
+
+// sandboxID reads an ID as it is named in a request. It may be followed by a dash and
+// a client ID, which the E2B SDKs of version 1 append and which names nothing.
+func sandboxID(s string) (string, bool) {
+	id, client, found := strings.Cut(s, "-")
+	if !sandboxid.Valid(id) || found && !sandboxid.Valid(client) {
+		return "", false
+	}
+	return id, true
 }
 
 // only returns the one value that two headers agree on, "" if there is none.
@@ -162,8 +173,8 @@ func byPath(path string) (Target, *apierror.Error) {
 		return bad("must be /sandboxes/<sandbox id>/<port>/...")
 	}
 	port, rest, _ := strings.Cut(rest, "/")
-	t := Target{ID: lower(id), Path: "/" + rest}
-	if !sandboxid.Valid(t.ID) {
+	t := Target{Path: "/" + rest}
+	if t.ID, found = sandboxID(lower(id)); !found {
 		return bad("sandbox ID %q: %s", clip(id), idRule)
 	}
 	if t.Port, found = portNumber(port); !found {

@@ -45,6 +45,34 @@ func TestHostNamesExactlyOneTarget(t *testing.T) {
 	}
 }
 
+// The E2B SDKs of version 1 append the client ID to the sandbox ID.
+func TestAClientIDAfterASandboxIDNamesNothing(t *testing.T) {
+	h := Hosts{Domain: domain, Paths: true}
+	for name, c := range map[string]struct {
+		r    request
+		want Target
+	}{
+		"host":           {request{authority: "49983-abc-6532622b." + domain}, Target{ID: "abc", Port: 49983}},
+		"of digits only": {request{authority: "80-abc-8080." + domain + ":443"}, Target{ID: "abc", Port: 80}},
+		"upper case":     {request{authority: "80-ABC-DEF." + domain + "."}, Target{ID: "abc", Port: 80}},
+		"E2B header":     {request{authority: domain, e2bID: one("abc-6532622b"), e2bPort: one("49983")}, Target{ID: "abc", Port: 49983}},
+		"other header":   {request{authority: domain, id: one("ABC-6532622B")}, Target{ID: "abc"}},
+		"path":           {request{authority: domain, path: "/sandboxes/abc-6532622b/80/x?y"}, Target{ID: "abc", Port: 80, Path: "/x?y"}},
+	} {
+		got, err := h.target(&c.r)
+		require.Nil(t, err, name)
+		require.Equal(t, c.want, got, name)
+	}
+	for _, id := range []string{"abc-", "-abc", "abc-d-e", "abc--d", "abc-d_e", "-"} {
+		for name, r := range map[string]request{
+			"header": {authority: domain, e2bID: one(id)}, "path": {authority: domain, path: "/sandboxes/" + id + "/80/"}, "host": {authority: "80-" + id + "." + domain},
+		} {
+			_, err := h.target(&r)
+			require.NotNil(t, err, "%s %s", name, id)
+		}
+	}
+}
+
 func TestHostWithAnythingElseIsRefused(t *testing.T) {
 	for _, host := range []string{
 		"", " ", ".", ":", ":80", "-", "..",
@@ -59,7 +87,7 @@ func TestHostWithAnythingElseIsRefused(t *testing.T) {
 		"a.8080-abc.sandbox.example.com", "8080-abc..sandbox.example.com", "8080-abc.sandbox.example.com..", ".8080-abc.sandbox.example.com",
 		"8080-abc.sandbox..example.com", "8080.abc.sandbox.example.com",
 		// The ID.
-		"8080-.sandbox.example.com", "8080-abc-def.sandbox.example.com", "8080--abc.sandbox.example.com", "8080-abc-.sandbox.example.com",
+		"8080-.sandbox.example.com", "8080-abc-def-ghi.sandbox.example.com", "8080-abc-d_f.sandbox.example.com", "abc-def.sandbox.example.com", "abc-8080-def.sandbox.example.com", "8080-abc-" + strings.Repeat("z", sandboxid.MaxLen+1) + ".sandbox.example.com", "8080--abc.sandbox.example.com", "8080-abc-.sandbox.example.com",
 		"8080-ab_c.sandbox.example.com", "8080-ab c.sandbox.example.com", "8080-abc\x00.sandbox.example.com", "8080-abc\t.sandbox.example.com",
 		"8080-abc%2e.sandbox.example.com", "8080-%61bc.sandbox.example.com", "8080-ab/c.sandbox.example.com", "8080-ab\\c.sandbox.example.com",
 		"8080-ab:c.sandbox.example.com", "8080-" + strings.Repeat("z", sandboxid.MaxLen+1) + ".sandbox.example.com",

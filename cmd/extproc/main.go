@@ -223,8 +223,8 @@ func (f *flags) check() ([]netip.Prefix, error) {
 	if f.MaxStale < time.Second {
 		errs = append(errs, fmt.Errorf("--max-stale %v: must be at least 1s", f.MaxStale))
 	}
-	if f.LookupTimeout <= 0 || f.LookupTimeout > 4*time.Second {
-		errs = append(errs, fmt.Errorf("--lookup-timeout %v: must be above 0 and at most 4s, because Envoy waits 5s", f.LookupTimeout))
+	if f.LookupTimeout <= 0 || f.LookupTimeout > extproc.AnswerMost {
+		errs = append(errs, fmt.Errorf("--lookup-timeout %v: must be above 0 and at most %v, because Envoy waits %v", f.LookupTimeout, extproc.AnswerMost, envoy.MessageTimeout))
 	}
 	if f.AccessLogFlush < envoy.MinAccessLogFlush {
 		errs = append(errs, fmt.Errorf("--access-log-flush %v: must be at least %v", f.AccessLogFlush, envoy.MinAccessLogFlush))
