@@ -10,6 +10,7 @@ import (
 
 	"github.com/berth-sandbox/berth/allocator/kube"
 	"github.com/berth-sandbox/berth/devcluster"
+	"github.com/berth-sandbox/berth/internal/bootclock"
 )
 
 func TestLeaseIsValidFromTheSendingOfTheLastRenewalThatSucceeded(t *testing.T) {
@@ -54,6 +55,20 @@ func TestLeaseIsValidFromTheSendingOfTheLastRenewalThatSucceeded(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, short.Update(t.Context(), record))
 	require.False(t, short.valid())
+}
+
+// While the answer is on its way, or this process stands still, the lease runs already.
+func TestALeaseIsCountedFromTheSendingOfItsRenewal(t *testing.T) {
+	l := newTimedLock(nil, "default", "berth-allocator", "a", time.Hour)
+	var written time.Duration
+	require.NoError(t, l.timed(resourcelock.LeaderElectionRecord{HolderIdentity: "a"}, func() error {
+		written = bootclock.Now()
+		for bootclock.Now() == written {
+		}
+		return nil
+	}))
+	require.LessOrEqual(t, time.Duration(l.renewed.Load()), written)
+	require.True(t, l.valid())
 }
 
 func TestLeaderIsFoundByItsIdentity(t *testing.T) {

@@ -10,8 +10,11 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
 
+	"github.com/berth-sandbox/berth/allocator/control"
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 	"github.com/berth-sandbox/berth/devcluster/stack"
@@ -167,4 +170,68 @@ func TestAPodThatKeepsItsHookKeepsNoTerm(t *testing.T) {
 			}
 		})
 	}
+}
+
+// acting is a term whose effects are carried out, with nothing behind it.
+func acting(t *testing.T) (*term, func()) {
+	t.Helper()
+	a, tm := leading(t)
+	a.control = control.New(time.Minute, time.Second, func() string { return "" }, zap.NewNop())
+	var err error
+	a.metrics, err = newMetrics(prometheus.NewRegistry(), a)
+	require.NoError(t, err)
+	tm.log = zap.NewNop()
+	for _, w := range []**workers{&tm.creates, &tm.deletes, &tm.other, &tm.callbacks, &tm.lines} {
+		*w = newWorkers(tm.log)
+	}
+	tm.hooks = newHooks(tm.start)
+	ctx, cancel := context.WithCancel(t.Context())
+	var all sync.WaitGroup
+	for _, w := range []*workers{tm.creates, tm.deletes, tm.other, tm.callbacks, tm.lines} {
+		all.Go(func() { w.run(ctx, 1) })
+	}
+	all.Go(func() { tm.hooks.run(ctx) })
+	return tm, func() { cancel(); all.Wait() }
+}
+
+// Its ID and its metadata could reach the next pod at that address.
+func TestTheHookOfAReleasedSandboxIsCalledOff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		tm, stop := acting(t)
+		defer stop()
+		called := make(chan string, 10)
+		tm.hooks.call = func(ctx context.Context, s core.Sandbox) {
+			called <- s.ID
+			<-ctx.Done()
+			called <- s.ID + " ended"
+		}
+		tm.do(core.StartSandbox{Sandbox: starting("python", "k3x9")})
+		tm.do(core.StartSandbox{Sandbox: starting("python", "other")})
+		synctest.Wait()
+		require.Len(t, called, 2)
+		<-called
+		<-called
+		tm.do(core.SandboxReleased{Sandbox: starting("python", "k3x9")})
+		synctest.Wait()
+		require.Len(t, called, 1, "the pod is called on")
+		require.Equal(t, "k3x9 ended", <-called)
+	})
+}
+
+// The caller has gone after the claim was handed to the journal, and before it was durable.
+func TestAClaimThatItsCallerDoesNotTakeIsReleased(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		tm, stop := acting(t)
+		defer stop()
+		token, answer := tm.answers.expect()
+		tm.do(core.Claimed{Token: token, Sandbox: starting("python", "taken")})
+		require.Equal(t, "taken", (<-answer).(core.Claimed).Sandbox.ID)
+		tm.answers.forget(token)
+		synctest.Wait()
+		require.Empty(t, tm.loop.in)
+		tm.do(core.Claimed{Token: token, Sandbox: starting("python", "k3x9")})
+		synctest.Wait()
+		require.Len(t, tm.loop.in, 1, "it lives without an owner until its end")
+		require.Equal(t, core.Release{ID: "k3x9", Reason: core.ReasonAbandoned}, <-tm.loop.in)
+	})
 }

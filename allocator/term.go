@@ -95,7 +95,7 @@ func (a *Allocator) lead(ctx context.Context) error {
 	all.Go(func() { t.hooks.run(ctx) })
 	all.Go(func() { t.labeler.Run(ctx, labelWorkers) })
 	all.Go(func() { t.projector.Run(ctx, projectWorkers) })
-	all.Go(func() { t.watchPressure(ctx) })
+	all.Go(func() { t.watchPressure(ctx, t.heldUp) })
 	all.Go(func() { t.audit(ctx) })
 	all.Go(func() { a.watches.pools.Maintain(ctx, t.counts) })
 
@@ -403,8 +403,10 @@ func (t *term) Term() uint64 { return t.number }
 // lookWait bounds the questions that have no caller's context.
 const lookWait = 5 * time.Second
 
-func (t *term) counts(key core.PoolKey) (core.Counts, bool) {
-	ctx, cancel := context.WithTimeout(context.Background(), lookWait)
+// counts returns a pool's pods by state. It is false if the core does not know the pool,
+// or does not answer in time.
+func (t *term) counts(ctx context.Context, key core.PoolKey) (core.Counts, bool) {
+	ctx, cancel := context.WithTimeout(ctx, lookWait)
 	defer cancel()
 	type result struct {
 		counts core.Counts

@@ -96,8 +96,14 @@ const (
 	pressureEvery               = 250 * time.Millisecond
 )
 
+// heldUp is what the pressure is judged by: for how long what is journaled has been
+// waiting for its objects, and how many bytes are not settled.
+func (t *term) heldUp() (lag time.Duration, unsettled int) {
+	return t.projector.Backlog().Lag, t.journal.log.Stats().UnsettledBytes
+}
+
 // watchPressure tells the core when to refuse new claims, until ctx ends.
-func (t *term) watchPressure(ctx context.Context) {
+func (t *term) watchPressure(ctx context.Context, heldUp func() (lag time.Duration, unsettled int)) {
 	ticker := time.NewTicker(pressureEvery)
 	defer ticker.Stop()
 	on := false
@@ -107,11 +113,11 @@ func (t *term) watchPressure(ctx context.Context) {
 			return
 		case <-ticker.C:
 		}
-		backlog, unsettled := t.projector.Backlog(), t.journal.log.Stats().UnsettledBytes
-		if now := pressure(on, backlog.Lag, unsettled); now != on {
+		lag, unsettled := heldUp()
+		if now := pressure(on, lag, unsettled); now != on {
 			on = now
 			t.log.Warn("new claims are refused: what is journaled reaches the Sandbox objects too slowly",
-				zap.Bool("refused", on), zap.Duration("lag", backlog.Lag), zap.Int("unsettledBytes", unsettled))
+				zap.Bool("refused", on), zap.Duration("lag", lag), zap.Int("unsettledBytes", unsettled))
 			t.Submit(core.Pressure{On: on})
 		}
 	}

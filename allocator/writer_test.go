@@ -2,6 +2,7 @@ package allocator
 
 import (
 	"context"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -9,6 +10,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
+
+	"github.com/berth-sandbox/berth/allocator/core"
 )
 
 func TestPressureBeginsLateAndEndsLater(t *testing.T) {
@@ -30,6 +34,31 @@ func TestPressureBeginsLateAndEndsLater(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) { require.Equal(t, c.want, pressure(c.on, c.lag, c.unsettled)) })
 	}
+}
+
+func TestTheCoreIsToldWhenPressureBeginsAndEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		tm := &term{loop: newTestLoop(t, nil), log: zap.NewNop()}
+		ctx, cancel := context.WithCancel(t.Context())
+		var unsettled atomic.Int64
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			tm.watchPressure(ctx, func() (time.Duration, int) { return 0, int(unsettled.Load()) })
+		}()
+		for range 2 {
+			time.Sleep(time.Minute)
+			require.Empty(t, tm.loop.in, "nothing has changed")
+			unsettled.Store(unsettledMost + 1)
+			require.Equal(t, core.Pressure{On: true}, <-tm.loop.in)
+			time.Sleep(time.Minute)
+			require.Empty(t, tm.loop.in, "it was told")
+			unsettled.Store(0)
+			require.Equal(t, core.Pressure{On: false}, <-tm.loop.in)
+		}
+		cancel()
+		<-ended
+	})
 }
 
 func TestBatchesAreSpacedByWhatWasWritten(t *testing.T) {

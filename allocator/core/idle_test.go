@@ -128,6 +128,7 @@ func TestOneRouterThatKnowsOfUseIsEnough(t *testing.T) {
 		"may be in use":         {Activity{Settles: 700 * time.Millisecond}, 0, 700 * time.Millisecond},
 		"is, and may be":        {Activity{Open: 1, Settles: 700 * time.Millisecond}, 0, idleFor},
 		"in doubt":              {Activity{Age: time.Hour, Quiet: time.Hour}, 3 * time.Second, 3 * time.Second},
+		"may be beyond a doubt": {Activity{Age: time.Hour, Quiet: time.Hour, Settles: 3 * time.Second}, time.Second, 3 * time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := idleSim(t, 1, "q", "r")

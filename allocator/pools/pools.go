@@ -180,8 +180,9 @@ func (p *Pools) Run(ctx context.Context) error {
 }
 
 // Maintain keeps the finalizers and statuses of all pools up to date until ctx
-// ends. counts returns a pool's pods by state.
-func (p *Pools) Maintain(ctx context.Context, counts func(core.PoolKey) (core.Counts, bool)) {
+// ends. counts returns a pool's pods by state, or false if they are not known at the
+// moment: what is shown of such a pool stays as it is until the next turn.
+func (p *Pools) Maintain(ctx context.Context, counts func(context.Context, core.PoolKey) (core.Counts, bool)) {
 	if !cache.WaitForCacheSync(ctx.Done(), p.informer.HasSynced) {
 		return // ctx has ended
 	}
@@ -190,8 +191,8 @@ func (p *Pools) Maintain(ctx context.Context, counts func(core.PoolKey) (core.Co
 	for {
 		for _, o := range p.informer.GetStore().List() {
 			pool := o.(*v1alpha1.SandboxPool)
-			counted, _ := counts(keyOf(pool))
-			p.maintain(ctx, pool, counted)
+			counted, known := counts(ctx, keyOf(pool))
+			p.maintain(ctx, pool, counted, known)
 		}
 		select {
 		case <-ctx.Done():
@@ -201,14 +202,16 @@ func (p *Pools) Maintain(ctx context.Context, counts func(core.PoolKey) (core.Co
 	}
 }
 
-// maintain adds the finalizer to a new pool and brings its status up to date.
-// What fails is tried again at the next turn.
-func (p *Pools) maintain(ctx context.Context, pool *v1alpha1.SandboxPool, counts core.Counts) {
+// maintain adds the finalizer to a new pool and brings its status up to date, if its
+// counts are known. What fails is tried again at the next turn.
+func (p *Pools) maintain(ctx context.Context, pool *v1alpha1.SandboxPool, counts core.Counts, known bool) {
 	var err error
 	if pool.DeletionTimestamp == nil && !slices.Contains(pool.Finalizers, v1alpha1.PoolFinalizer) {
 		err = p.setFinalizers(ctx, pool, append(slices.Clone(pool.Finalizers), v1alpha1.PoolFinalizer))
-	} else if status := p.status(pool, counts); !sameStatus(status, pool.Status) {
-		err = p.patch(ctx, pool, map[string]any{"status": status}, "status")
+	} else if known { // zero would be a guess
+		if status := p.status(pool, counts); !sameStatus(status, pool.Status) {
+			err = p.patch(ctx, pool, map[string]any{"status": status}, "status")
+		}
 	}
 	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
 		return // it has changed; the watch brings it, and the next turn looks again

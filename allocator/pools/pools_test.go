@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -88,6 +89,58 @@ func TestPortsReachTheCoreInOrder(t *testing.T) {
 	require.EqualValues(t, 8080, seen[1].DefaultPort)
 }
 
+// A leader that is slow for some seconds must not say that all pods are gone.
+func TestCountsThatAreNotKnownChangeNoStatus(t *testing.T) {
+	pool := stack.DemoPool("default", "python", 3)
+	pool.Finalizers, pool.ResourceVersion, pool.UID = []string{v1alpha1.PoolFinalizer}, "1", "u"
+	pool.Status.Warm = 3
+	patched := make(chan string, 10)
+	apiServer := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		switch {
+		case r.Method == http.MethodPatch:
+			body, _ := io.ReadAll(r.Body)
+			patched <- string(body)
+			_ = json.NewEncoder(w).Encode(pool)
+		case r.URL.Query().Get("sendInitialEvents") != "":
+			http.Error(w, "list, then watch", http.StatusBadRequest)
+		case r.URL.Query().Get("watch") != "":
+			w.(http.Flusher).Flush()
+			<-r.Context().Done()
+		default:
+			_ = json.NewEncoder(w).Encode(v1alpha1.SandboxPoolList{
+				TypeMeta: metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion().String(), Kind: "SandboxPoolList"}, ListMeta: metav1.ListMeta{ResourceVersion: "1"}, Items: []v1alpha1.SandboxPool{*pool},
+			})
+		}
+	}))
+	defer apiServer.Close()
+	clients, err := kube.NewClients(&rest.Config{Host: apiServer.URL, Transport: &http.Transport{DisableKeepAlives: true}}, 0, 0)
+	require.NoError(t, err)
+	p := pools.New(clients.Berth, "default", policy(t, pools.PolicyBaseline), time.Second, (&sink{}).Submit, zaptest.NewLogger(t))
+	ctx, stop := context.WithCancel(t.Context())
+	var running errgroup.Group
+	running.Go(func() error { return p.Run(ctx) })
+	asked := 0
+	running.Go(func() error {
+		p.Maintain(ctx, func(context.Context, core.PoolKey) (core.Counts, bool) {
+			if asked++; asked <= 2 {
+				return core.Counts{}, false
+			}
+			return core.Counts{Warm: 2}, true
+		})
+		return nil
+	})
+	select {
+	case body := <-patched: // the first one
+		require.Contains(t, body, `"warm":2`)
+	case <-time.After(time.Minute):
+		t.Error("what is known in the end is not shown")
+	}
+	stop()
+	require.NoError(t, running.Wait())
+	require.GreaterOrEqual(t, asked, 3, "what is not known is asked for again")
+}
+
 // watched is an API server with the pools of its namespace default being watched.
 type watched struct {
 	*testing.T
@@ -108,7 +161,7 @@ func watch(t *testing.T) *watched {
 	var running errgroup.Group
 	running.Go(func() error { return w.pools.Run(ctx) })
 	running.Go(func() error {
-		w.pools.Maintain(ctx, func(core.PoolKey) (core.Counts, bool) { return core.Counts{}, true })
+		w.pools.Maintain(ctx, func(context.Context, core.PoolKey) (core.Counts, bool) { return core.Counts{}, true })
 		return nil
 	})
 	t.Cleanup(func() { stop(); require.NoError(t, running.Wait()) })

@@ -7,9 +7,9 @@
 //	--- a/...   a unified diff
 //
 // The patches are applied one after the other to a copy of the tree. Without
-// flags each test must then fail; with --check the patch only has to apply and the
-// package's tests to compile, which takes seconds and is part of CI. Names of
-// patches choose some.
+// flags each test must then fail; with --check the patch only has to apply, the
+// package's tests to compile and the named test to be one of them, which takes seconds
+// and is part of CI. Names of patches choose some.
 package main
 
 import (
@@ -17,6 +17,10 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"go/ast"
+	"go/build"
+	"go/parser"
+	"go/token"
 	"io"
 	"os"
 	"os/exec"
@@ -189,6 +193,13 @@ func (m *mutation) try(ctx context.Context, dir string, check bool) (verdict str
 		if out, err := command("vet", "-buildtag", m.pkg); err != nil {
 			return "", fmt.Errorf("does not compile:\n%s", out)
 		}
+		there, err := hasTest(filepath.Join(dir, m.pkg), m.test)
+		if err != nil {
+			return "", err
+		}
+		if !there {
+			return "", fmt.Errorf("there is no test %s in %s", m.test, m.pkg)
+		}
 		return "applies and compiles", nil
 	}
 	// Compiled alone first: a test that does not compile fails too.
@@ -205,4 +216,30 @@ func (m *mutation) try(ctx context.Context, dir string, check bool) (verdict str
 		return "", fmt.Errorf("%s did not fail, but ended otherwise:\n%s", m.test, out)
 	}
 	return "noticed by " + m.test, nil
+}
+
+// hasTest reports whether the package in dir has a test, or a fuzz test, of this name
+// among the files that are built here. What comes after a slash names a subtest, which
+// only running it can find.
+func hasTest(dir, name string) (bool, error) {
+	name, _, _ = strings.Cut(name, "/")
+	if !strings.HasPrefix(name, "Test") && !strings.HasPrefix(name, "Fuzz") {
+		return false, nil
+	}
+	pkg, err := build.ImportDir(dir, 0)
+	if err != nil {
+		return false, err
+	}
+	for _, file := range slices.Concat(pkg.TestGoFiles, pkg.XTestGoFiles) {
+		parsed, err := parser.ParseFile(token.NewFileSet(), filepath.Join(dir, file), nil, parser.SkipObjectResolution)
+		if err != nil {
+			return false, err
+		}
+		for _, d := range parsed.Decls {
+			if f, ok := d.(*ast.FuncDecl); ok && f.Recv == nil && f.Name.Name == name {
+				return true, nil
+			}
+		}
+	}
+	return false, nil
 }
