@@ -64,8 +64,7 @@ func (t *term) audit(ctx context.Context) {
 			continue
 		}
 		for _, r := range repairs(before, after, l, t.a.o.WallClock()) {
-			t.log.Warn("repaired: "+r.what+", and no watch has said so", zap.String("name", r.name))
-			t.a.metrics.repairs.Inc()
+			t.report(r.what+", and no watch has said so", zap.String("name", r.name))
 			t.Submit(r.ev)
 		}
 	}

@@ -27,6 +27,16 @@ func (a *Allocator) ClaimWait() time.Duration { return a.o.ClaimWait }
 // Claim implements rest.Allocator: it takes a sandbox from a pool. When ctx ends
 // first, the sandbox, if there is one and it has no idempotency key, is released.
 func (a *Allocator) Claim(ctx context.Context, pool string, ev core.Claim) (core.Sandbox, error) {
+	began := time.Now()
+	s, err := a.claim(ctx, pool, ev)
+	a.metrics.claims.WithLabelValues(outcome(err)).Inc()
+	if err == nil {
+		a.metrics.claimed.Observe(time.Since(began).Seconds())
+	}
+	return s, err
+}
+
+func (a *Allocator) claim(ctx context.Context, pool string, ev core.Claim) (core.Sandbox, error) {
 	t, err := a.leadingTerm()
 	if err != nil {
 		return core.Sandbox{}, notLeading(err)

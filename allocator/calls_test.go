@@ -26,6 +26,10 @@ func leading(t *testing.T) (*Allocator, *term) {
 	a := &Allocator{lock: &timedLock{duration: time.Hour}}
 	a.o.Namespace = poolKey.Namespace
 	a.lock.renewed.Store(int64(bootclock.Now()))
+	a.control = control.New(time.Minute, time.Second, func() string { return "" }, zap.NewNop())
+	var err error
+	a.metrics, err = newMetrics(prometheus.NewRegistry(), a)
+	require.NoError(t, err)
 	tm := &term{number: 1, a: a, answers: newAnswers(), loop: newTestLoop(t, nil)}
 	a.setTerm(tm)
 	return a, tm

@@ -62,6 +62,10 @@ func (l *timedLock) valid() bool {
 	return renewed != 0 && bootclock.Now()-time.Duration(renewed) < l.duration
 }
 
+// renewedSince reports whether a renewal that was sent after a moment has succeeded: then
+// no other replica can have held the lease before it.
+func (l *timedLock) renewedSince(at time.Duration) bool { return l.renewed.Load() > int64(at) }
+
 // replica is where one replica can be reached, host:port each.
 type replica struct{ control, api string }
 

@@ -10,14 +10,15 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
 
-	"github.com/berth-sandbox/berth/allocator/control"
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 	"github.com/berth-sandbox/berth/devcluster/stack"
+	"github.com/berth-sandbox/berth/internal/bootclock"
 )
 
 // journal of a test: what happened, in its order.
@@ -175,19 +176,15 @@ func TestAPodThatKeepsItsHookKeepsNoTerm(t *testing.T) {
 // acting is a term whose effects are carried out, with nothing behind it.
 func acting(t *testing.T) (*term, func()) {
 	t.Helper()
-	a, tm := leading(t)
-	a.control = control.New(time.Minute, time.Second, func() string { return "" }, zap.NewNop())
-	var err error
-	a.metrics, err = newMetrics(prometheus.NewRegistry(), a)
-	require.NoError(t, err)
+	_, tm := leading(t)
 	tm.log = zap.NewNop()
-	for _, w := range []**workers{&tm.creates, &tm.deletes, &tm.other, &tm.callbacks, &tm.lines} {
+	for _, w := range []**workers{&tm.creates, &tm.deletes, &tm.other, &tm.callbacks, &tm.lines, &tm.found} {
 		*w = newWorkers(tm.log)
 	}
 	tm.hooks = newHooks(tm.start)
 	ctx, cancel := context.WithCancel(t.Context())
 	var all sync.WaitGroup
-	for _, w := range []*workers{tm.creates, tm.deletes, tm.other, tm.callbacks, tm.lines} {
+	for _, w := range []*workers{tm.creates, tm.deletes, tm.other, tm.callbacks, tm.lines, tm.found} {
 		all.Go(func() { w.run(ctx, 1) })
 	}
 	all.Go(func() { tm.hooks.run(ctx) })
@@ -234,4 +231,25 @@ func TestAClaimThatItsCallerDoesNotTakeIsReleased(t *testing.T) {
 		require.Len(t, tm.loop.in, 1, "it lives without an owner until its end")
 		require.Equal(t, core.Release{ID: "k3x9", Reason: core.ReasonAbandoned}, <-tm.loop.in)
 	})
+}
+
+// A leader that stood still finds pods that the next one has claimed.
+func TestADeposedLeaderReportsNothingThatItFinds(t *testing.T) {
+	tm, stop := acting(t)
+	seen, logs := observer.New(zap.InfoLevel)
+	tm.log = zap.New(seen)
+	tm.do(core.Repaired{Pod: podKey, What: "a pod is marked as used: it will be deleted"})
+	stop() // it learns of the lost lease, with the report before its end
+	require.Zero(t, logs.Len(), "%v", logs.All())
+	require.Zero(t, testutil.ToFloat64(tm.a.metrics.repairs))
+
+	tm, stop = acting(t)
+	defer stop()
+	tm.log = zap.New(seen)
+	tm.do(core.Repaired{Pod: podKey, What: "a pod is marked as used: it will be deleted"})
+	tm.a.lock.renewed.Store(int64(bootclock.Now()))
+	require.Eventually(t, func() bool { return logs.Len() == 1 }, time.Minute, time.Millisecond, "what a leader finds is reported")
+	require.Equal(t, "found: a pod is marked as used: it will be deleted", logs.All()[0].Message)
+	require.Equal(t, map[string]any{"pod": podKey.Name}, logs.All()[0].ContextMap())
+	require.InDelta(t, 1, testutil.ToFloat64(tm.a.metrics.repairs), 0)
 }

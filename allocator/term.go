@@ -19,6 +19,7 @@ import (
 	"github.com/berth-sandbox/berth/allocator/project"
 	"github.com/berth-sandbox/berth/api/sandboxid"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
+	"github.com/berth-sandbox/berth/internal/bootclock"
 )
 
 // How many writes run side by side. Sandbox objects come before pods, because what
@@ -49,6 +50,7 @@ type term struct {
 	other     *workers
 	callbacks *workers // into the program that embeds us, which may take its time
 	lines     *workers // of the log, one for each release: writing them takes longer than the release
+	found     *workers // of the log too: see report
 	caller    *poststart.Caller
 	log       *zap.Logger
 }
@@ -92,6 +94,7 @@ func (a *Allocator) lead(ctx context.Context) error {
 	all.Go(func() { t.other.run(ctx, backgroundWorkers) })
 	all.Go(func() { t.callbacks.run(ctx, callbackWorkers) })
 	all.Go(func() { t.lines.finish(ctx, 1) })
+	all.Go(func() { t.found.run(ctx, 1) })
 	all.Go(func() { t.hooks.run(ctx) })
 	all.Go(func() { t.labeler.Run(ctx, labelWorkers) })
 	all.Go(func() { t.projector.Run(ctx, projectWorkers) })
@@ -172,7 +175,7 @@ func (a *Allocator) newTerm(log *journal.Log) (*term, error) {
 		number: log.Term(), a: a, answers: newAnswers(),
 		caller: poststart.New(a.o.DialPod, a.lock.valid), log: a.o.Log.With(zap.Uint64("term", log.Term())),
 	}
-	for _, w := range []**workers{&t.creates, &t.deletes, &t.other, &t.callbacks, &t.lines} {
+	for _, w := range []**workers{&t.creates, &t.deletes, &t.other, &t.callbacks, &t.lines, &t.found} {
 		*w = newWorkers(t.log)
 	}
 	t.hooks = newHooks(t.start)
@@ -283,13 +286,11 @@ func (t *term) do(e core.Effect) {
 	case core.StartSandbox:
 		t.hooks.add(e.Sandbox)
 	case core.Claimed:
-		t.a.metrics.claims.WithLabelValues("claimed").Inc()
 		if !t.answers.deliver(e.Token, e) {
 			// The caller has gone in this very moment.
 			t.other.add("release", func(context.Context) error { t.abandoned(e.Sandbox); return nil })
 		}
 	case core.ClaimRefused:
-		t.a.metrics.claims.WithLabelValues("refused").Inc()
 		t.answers.deliver(e.Token, e)
 	case core.ReleaseAnswered:
 		t.answers.deliver(e.Token, e)
@@ -324,11 +325,30 @@ func (t *term) do(e core.Effect) {
 	case core.Acknowledged:
 		t.a.metrics.acknowledged.Observe(e.Took.Seconds())
 	case core.Repaired:
-		t.a.metrics.repairs.Inc()
-		t.log.Warn("repaired: "+e.What, zap.String("pod", e.Pod.Name))
+		t.report(e.What, zap.String("pod", e.Pod.Name))
 	default:
 		panic(fmt.Sprintf("allocator: unknown effect %T", e))
 	}
+}
+
+// reportEvery is how often a report looks whether the lease was renewed.
+const reportEvery = 100 * time.Millisecond
+
+// report logs and counts something that must not be, and what is done about it, once the
+// lease was renewed after it was found. What a leader finds that was deposed and does not
+// know it yet may be the doing of the next one, and nothing is done about it.
+func (t *term) report(what string, fields ...zap.Field) {
+	at := bootclock.Now()
+	t.found.add("report", func(ctx context.Context) error {
+		for !t.a.lock.renewedSince(at) {
+			if !sleep(ctx, reportEvery) {
+				return nil // the term has ended
+			}
+		}
+		t.a.metrics.repairs.Inc()
+		t.log.Warn("found: "+what, fields...)
+		return nil
+	})
 }
 
 func (t *term) callBack(f func(context.Context, string), sandboxID string) {

@@ -15,6 +15,7 @@ import (
 	"net/netip"
 	"regexp"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
@@ -25,6 +26,7 @@ import (
 
 	"github.com/berth-sandbox/berth/allocator/core"
 	controlv1 "github.com/berth-sandbox/berth/api/control/v1"
+	"github.com/berth-sandbox/berth/internal/bootclock"
 )
 
 const (
@@ -80,6 +82,8 @@ type stream struct {
 	cut  chan struct{}
 	once sync.Once
 	err  error
+	// ponged is when it joined, or was given its last pong.
+	ponged atomic.Int64 // bootclock
 }
 
 func (s *stream) end(err error) {
@@ -107,6 +111,9 @@ func (s *Server) Lead(l Leader) {
 	defer s.mu.Unlock()
 	s.leader = l
 }
+
+// errUnsure ends the stream of a leader whose lease may have run out.
+var errUnsure = status.Error(codes.FailedPrecondition, "this replica cannot tell that it still leads")
 
 // Stop ends all streams, also those that begin later. It must be called once.
 func (s *Server) Stop() {
@@ -165,6 +172,10 @@ func (s *Server) Session(rpc grpc.BidiStreamingServer[controlv1.RouterMessage, c
 		return status.Error(codes.InvalidArgument, "the first message must be Join")
 	case !instanceID.MatchString(join.GetInstanceId()):
 		return status.Errorf(codes.InvalidArgument, "join.instance_id %q: must be 16 to 64 characters of a-z, 0-9 and -", join.GetInstanceId())
+	case !leader.Valid():
+		// It would be sent away by its first pong: joins and leaves would follow each other,
+		// in the log and in the core, for as long as the lease is in doubt.
+		return errUnsure
 	case join.GetHighestTerm() > leader.Term():
 		return status.Errorf(codes.FailedPrecondition, "this leader is of term %d and deposed: the router has seen term %d", leader.Term(), join.GetHighestTerm())
 	}
@@ -345,10 +356,13 @@ func (s *Server) send(rpc grpc.BidiStreamingServer[controlv1.RouterMessage, cont
 				// The last moment: a pong from a leader that is not one any more
 				// would let a router serve what has changed since.
 				if m.GetPong() != nil && !leader.Valid() {
-					return status.Error(codes.FailedPrecondition, "this replica cannot tell that it still leads")
+					return errUnsure
 				}
 				if err := rpc.Send(m); err != nil {
 					return err
+				}
+				if m.GetPong() != nil {
+					st.ponged.Store(int64(bootclock.Now()))
 				}
 			}
 		}
@@ -360,8 +374,21 @@ func (s *Server) add() *stream {
 	defer s.mu.Unlock()
 	s.lastID++
 	st := &stream{id: s.lastID, queue: make(chan []*controlv1.AllocatorMessage, queueSize), cut: make(chan struct{})}
+	st.ponged.Store(int64(bootclock.Now()))
 	s.streams[st.id] = st
 	return st
+}
+
+// Routers returns how many routers are connected, and the time since the last pong, or
+// since the join, of the one that has waited longest.
+func (s *Server) Routers() (connected int, pongAge time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := bootclock.Now()
+	for _, st := range s.streams {
+		pongAge = max(pongAge, now-time.Duration(st.ponged.Load()))
+	}
+	return len(s.streams), pongAge
 }
 
 func (s *Server) remove(st *stream) {

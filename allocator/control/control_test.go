@@ -15,6 +15,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
@@ -24,6 +25,7 @@ import (
 
 	"github.com/berth-sandbox/berth/allocator/core"
 	controlv1 "github.com/berth-sandbox/berth/api/control/v1"
+	"github.com/berth-sandbox/berth/internal/bootclock"
 )
 
 const (
@@ -460,6 +462,51 @@ func TestNoPongWithoutAValidLease(t *testing.T) {
 		m, err := stream.Recv()
 		require.Equal(t, codes.FailedPrecondition, status.Code(err), "got %v", m)
 		require.Equal(t, []core.Event{core.SessionLeft{Session: instance, Stream: n}}, w.leader.seen())
+	})
+}
+
+// Routers try again at once: each attempt would be a join and a leave.
+func TestALeaderThatIsUnsureOfItsLeaseLetsNobodyJoin(t *testing.T) {
+	seen, logs := observer.New(zap.InfoLevel)
+	run(t, func(w *world) {
+		w.log = zap.New(seen)
+		w.leader.deposed.Store(true)
+		for range 10 {
+			stream := w.open()
+			require.NoError(t, stream.Send(join(instance, 0)))
+			require.NoError(t, stream.Send(ping(1)))
+			fails(t, stream, codes.FailedPrecondition, "cannot tell that it still leads")
+		}
+		require.Empty(t, w.leader.seen(), "a session that was refused became known")
+		require.Zero(t, logs.Len(), "%v", logs.All())
+		w.leader.deposed.Store(false)
+		w.joined()
+	})
+}
+
+func TestConnectedRoutersAndTheirLastPongAreCounted(t *testing.T) {
+	run(t, func(w *world) {
+		connected, _ := w.Routers()
+		require.Zero(t, connected)
+		_, _ = w.joined()
+		other := w.open()
+		require.NoError(t, other.Send(join("router-of-another-envoy", 0)))
+		require.Len(t, w.leader.seen(), 1)
+		connected, before := w.Routers()
+		require.Equal(t, 2, connected)
+		_, age := w.Routers()
+		require.Greater(t, age, before, "no router was given a pong since it joined")
+		age = bootclock.Now()
+		for n := range uint64(2) {
+			w.Deliver(7, core.SendPong{Stream: n + 1, Nonce: 1})
+		}
+		synctest.Wait()
+		_, later := w.Routers()
+		require.Less(t, later, bootclock.Now()-age, "counted from the last pong")
+		require.NoError(t, other.CloseSend())
+		w.leader.seen()
+		connected, _ = w.Routers()
+		require.Equal(t, 1, connected)
 	})
 }
 

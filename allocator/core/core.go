@@ -536,12 +536,24 @@ func (c *Core) Recorded() []string {
 func (c *Core) Live() []Sandbox {
 	all := make([]Sandbox, 0, len(c.sandboxes))
 	for _, s := range c.sandboxes {
-		if s.routable() || s.Phase == Starting && !s.lost {
+		if s.live() {
 			all = append(all, s.Sandbox)
 		}
 	}
 	return all
 }
+
+// CountLive is how many Live would return.
+func (c *Core) CountLive() (n int) {
+	for _, s := range c.sandboxes {
+		if s.live() {
+			n++
+		}
+	}
+	return n
+}
+
+func (s *sandbox) live() bool { return s.routable() || s.Phase == Starting && !s.lost }
 
 // Running returns all sandboxes that routers may be told of, in no order.
 func (c *Core) Running() []Sandbox {

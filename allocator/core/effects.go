@@ -180,7 +180,8 @@ type (
 		ID   string
 		Took time.Duration
 	}
-	// Repaired: something was found that must not be, and what was done about it.
+	// Repaired: something was found that must not be, and what is done about it, unless
+	// this leader is deposed meanwhile.
 	Repaired struct {
 		Pod  PodKey
 		What string

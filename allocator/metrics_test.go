@@ -1,0 +1,109 @@
+package allocator
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/stretchr/testify/require"
+
+	"github.com/berth-sandbox/berth/allocator/core"
+	"github.com/berth-sandbox/berth/api/apierror"
+)
+
+func TestTheMetricsOfALeaderCountWhatItHas(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, tm := leading(t)
+		registry := prometheus.NewRegistry()
+		registry.MustRegister(&census{a})
+		names := []string{"berth_allocator_routers_connected", "berth_allocator_sandboxes_live", "berth_allocator_pool_pods", "berth_allocator_pool_claims_waiting"}
+		all := func(want string) {
+			t.Helper()
+			require.NoError(t, testutil.GatherAndCompare(registry, strings.NewReader(want), names...))
+		}
+		const routers = `
+# HELP berth_allocator_routers_connected Routers whose control stream is open.
+# TYPE berth_allocator_routers_connected gauge
+berth_allocator_routers_connected 0
+`
+		all(routers) // the loop does not answer: what is not known is not zero
+
+		stop := tm.loop.running(t)
+		tm.loop.Submit(core.PoolSeen{Pool: core.Pool{Key: poolKey, Warm: 2, DefaultPort: 80, Version: "1"}})
+		tm.loop.Submit(core.PodSeen{Pod: pod("1")})
+		all(routers + `
+# HELP berth_allocator_pool_claims_waiting Claims that wait for a pod, by pool, bounded likewise.
+# TYPE berth_allocator_pool_claims_waiting gauge
+berth_allocator_pool_claims_waiting{pool="python"} 0
+# HELP berth_allocator_pool_pods Pods by pool and state: warm, pending, claimed or releasing. The first 100 pools by name; those of the others are added up as _other.
+# TYPE berth_allocator_pool_pods gauge
+berth_allocator_pool_pods{pool="python",state="claimed"} 0
+berth_allocator_pool_pods{pool="python",state="pending"} 1
+berth_allocator_pool_pods{pool="python",state="releasing"} 0
+berth_allocator_pool_pods{pool="python",state="warm"} 1
+# HELP berth_allocator_sandboxes_live Sandboxes that are starting or running.
+# TYPE berth_allocator_sandboxes_live gauge
+berth_allocator_sandboxes_live 0
+`)
+		stop()
+		a.setTerm(nil)
+		all("")
+	})
+}
+
+func TestThePoolsOfTheMetricsAreBounded(t *testing.T) {
+	pools := map[string]core.Counts{}
+	for n := range censusPools {
+		pools[fmt.Sprintf("p%03d", n)] = core.Counts{Warm: n}
+	}
+	require.Equal(t, pools, bounded(pools))
+	pools["z1"], pools["z2"] = core.Counts{Warm: 1, Pending: 2, Claimed: 3, Releasing: 4, Waiting: 5}, core.Counts{Warm: 10, Pending: 20, Claimed: 30, Releasing: 40, Waiting: 50}
+	got := bounded(pools)
+	require.Len(t, got, censusPools+1)
+	require.Equal(t, core.Counts{Warm: 11, Pending: 22, Claimed: 33, Releasing: 44, Waiting: 55}, got[otherPools])
+}
+
+func TestClaimsAreCountedByTheirOutcome(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, tm := leading(t)
+		for _, answer := range []core.Effect{core.Claimed{}, core.ClaimRefused{Why: core.PoolEmpty}, core.ClaimRefused{Why: core.NoPool}} {
+			claim, done := claiming(t.Context(), a, tm)
+			time.Sleep(time.Second)
+			tm.answers.deliver(claim.Token, answer)
+			<-done
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		_, done := claiming(ctx, a, tm)
+		cancel()
+		<-done
+		a.setTerm(nil)
+		_, err := a.Claim(t.Context(), "python", core.Claim{})
+		require.Error(t, err)
+		for _, outcome := range []string{"claimed", string(apierror.PoolEmpty), string(apierror.PoolNotFound), "canceled", string(apierror.NotLeader)} {
+			require.InDelta(t, 1, testutil.ToFloat64(a.metrics.claims.WithLabelValues(outcome)), 0, outcome)
+		}
+		require.Equal(t, 5, testutil.CollectAndCount(a.metrics.claims))
+		require.NoError(t, testutil.CollectAndCompare(a.metrics.claimed, strings.NewReader(`
+# HELP berth_allocator_claim_seconds Time from the call to the answer of claims that were given a sandbox, the wait for a warm pod included.
+# TYPE berth_allocator_claim_seconds histogram
+`+buckets()+`berth_allocator_claim_seconds_sum 1
+berth_allocator_claim_seconds_count 1
+`)))
+	})
+}
+
+// buckets of one claim that took a second.
+func buckets() (text string) {
+	for _, le := range []string{"0.002", "0.005", "0.01", "0.02", "0.05", "0.1", "0.2", "0.5"} {
+		text += fmt.Sprintf("berth_allocator_claim_seconds_bucket{le=%q} 0\n", le)
+	}
+	for _, le := range []string{"1", "2", "5", "10", "30", "60", "120", "300", "+Inf"} {
+		text += fmt.Sprintf("berth_allocator_claim_seconds_bucket{le=%q} 1\n", le)
+	}
+	return text
+}
