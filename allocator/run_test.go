@@ -235,21 +235,25 @@ func TestAClaimThatItsCallerDoesNotTakeIsReleased(t *testing.T) {
 
 // A leader that stood still finds pods that the next one has claimed.
 func TestADeposedLeaderReportsNothingThatItFinds(t *testing.T) {
-	tm, stop := acting(t)
-	seen, logs := observer.New(zap.InfoLevel)
-	tm.log = zap.New(seen)
-	tm.do(core.Repaired{Pod: podKey, What: "a pod is marked as used: it will be deleted"})
-	stop() // it learns of the lost lease, with the report before its end
-	require.Zero(t, logs.Len(), "%v", logs.All())
-	require.Zero(t, testutil.ToFloat64(tm.a.metrics.repairs))
+	synctest.Test(t, func(t *testing.T) {
+		tm, stop := acting(t)
+		seen, logs := observer.New(zap.InfoLevel)
+		tm.log = zap.New(seen)
+		found := core.Repaired{Pod: podKey, What: "a pod is marked as used: it will be deleted"}
+		tm.do(found)
+		time.Sleep(time.Minute)
+		require.Zero(t, logs.Len(), "%v", logs.All())
+		require.Zero(t, testutil.ToFloat64(tm.a.metrics.repairs))
+		tm.a.lock.renewed.Store(int64(bootclock.Now())) // it was the leader
+		time.Sleep(time.Minute)
+		require.Equal(t, 1, logs.Len(), "what a leader finds is reported")
+		require.Equal(t, "found: a pod is marked as used: it will be deleted", logs.All()[0].Message)
+		require.Equal(t, map[string]any{"pod": podKey.Name}, logs.All()[0].ContextMap())
+		require.InDelta(t, 1, testutil.ToFloat64(tm.a.metrics.repairs), 0)
 
-	tm, stop = acting(t)
-	defer stop()
-	tm.log = zap.New(seen)
-	tm.do(core.Repaired{Pod: podKey, What: "a pod is marked as used: it will be deleted"})
-	tm.a.lock.renewed.Store(int64(bootclock.Now()))
-	require.Eventually(t, func() bool { return logs.Len() == 1 }, time.Minute, time.Millisecond, "what a leader finds is reported")
-	require.Equal(t, "found: a pod is marked as used: it will be deleted", logs.All()[0].Message)
-	require.Equal(t, map[string]any{"pod": podKey.Name}, logs.All()[0].ContextMap())
-	require.InDelta(t, 1, testutil.ToFloat64(tm.a.metrics.repairs), 0)
+		tm.do(found)
+		time.Sleep(time.Minute)
+		stop() // the lease was lost
+		require.Equal(t, 1, logs.Len())
+	})
 }
