@@ -136,6 +136,10 @@ func New(o Options) (*Allocator, error) {
 	a := &Allocator{o: o}
 	a.lock = newTimedLock(o.Clients.Kubernetes.CoordinationV1(), o.Namespace, "berth-allocator",
 		a.self().identity(rand.String(10)), o.LeaseDuration)
+	a.lock.clocksApart = func(holder string, ahead time.Duration) {
+		o.Log.Warn("the wall clocks of the leader and of this replica are apart: sandboxes end early or late by that when this one leads; synchronise the clocks",
+			zap.String("leader", replicaOf(holder).api), zap.Duration("thisOneIsAheadBy", ahead))
+	}
 	a.control = control.New(o.MaxStale, o.ActivityWindow, func() string { return a.leading().control }, o.Log.Named("control"))
 	var err error
 	if a.api, err = rest.New(rest.Options{

@@ -20,6 +20,49 @@ type timedLock struct {
 	*resourcelock.LeaseLock
 	duration time.Duration
 	renewed  atomic.Int64 // bootclock; 0: never
+
+	// clocksApart, if set, is told that the wall clocks of the holder and of this replica
+	// are apart by at least this; positive: this one is ahead. It is called once for each
+	// holder.
+	clocksApart func(holder string, ahead time.Duration)
+	// Of the last Get, which the election calls one after the other.
+	last   resourcelock.LeaderElectionRecord
+	lastAt time.Time // zero: there was none
+	told   string    // the holder of whom clocksApart was told
+}
+
+// clocksMost is how far clocks may be apart before it is worth a word.
+const clocksMost = 2 * time.Second
+
+// Get implements resourcelock.Interface. A replica that stands for election reads each
+// renewal soon after the holder has written it, which tells how far their clocks are
+// apart: the renewal was written between this Get and the last one.
+func (l *timedLock) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
+	asked := time.Now()
+	r, raw, err := l.LeaseLock.Get(ctx)
+	if err != nil {
+		return r, raw, err
+	}
+	l.compare(*r, asked, time.Now())
+	return r, raw, nil
+}
+
+// compare judges a record that was asked for and read at these times of this clock.
+func (l *timedLock) compare(r resourcelock.LeaderElectionRecord, asked, read time.Time) {
+	renewed := r.RenewTime.Time
+	if !l.lastAt.IsZero() && r.HolderIdentity == l.last.HolderIdentity && !renewed.Equal(l.last.RenewTime.Time) &&
+		r.HolderIdentity != l.Identity() && r.HolderIdentity != l.told && l.clocksApart != nil {
+		least, most := l.lastAt.Sub(renewed), read.Sub(renewed)
+		switch {
+		case least > clocksMost:
+			l.told = r.HolderIdentity
+			l.clocksApart(r.HolderIdentity, least)
+		case most < -clocksMost:
+			l.told = r.HolderIdentity
+			l.clocksApart(r.HolderIdentity, most)
+		}
+	}
+	l.last, l.lastAt = r, asked
 }
 
 func newTimedLock(client coordinationv1.LeasesGetter, namespace, name, identity string, duration time.Duration) *timedLock {

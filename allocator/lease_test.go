@@ -71,6 +71,43 @@ func TestALeaseIsCountedFromTheSendingOfItsRenewal(t *testing.T) {
 	require.True(t, l.valid())
 }
 
+func TestClocksThatAreApartAreNoticedByWhoWaits(t *testing.T) {
+	type get struct {
+		holder  string
+		renewed time.Duration // on the holder's clock
+		read    time.Duration // on ours
+	}
+	const ms = time.Millisecond
+	for name, c := range map[string]struct {
+		gets []get
+		want []time.Duration
+	}{
+		"the same clock":              {[]get{{"b", 0, 100 * ms}, {"b", 500 * ms, 600 * ms}, {"b", 1000 * ms, 1100 * ms}}, nil},
+		"a little ahead":              {[]get{{"b", 0, 2 * time.Second}, {"b", 500 * ms, 2500 * ms}}, nil},
+		"ahead":                       {[]get{{"b", 0, time.Minute}, {"b", 500 * ms, time.Minute + 500*ms}, {"b", 1000 * ms, time.Minute + 1000*ms}}, []time.Duration{time.Minute - 500*ms}},
+		"behind":                      {[]get{{"b", time.Minute, 0}, {"b", time.Minute + 500*ms, 500 * ms}, {"b", time.Minute + 1000*ms, 1000 * ms}}, []time.Duration{-time.Minute}},
+		"a holder that has ended":     {[]get{{"b", 0, time.Minute}, {"b", 0, time.Minute + 500*ms}, {"b", 0, time.Minute + time.Second}}, nil},
+		"looked at after a long time": {[]get{{"b", 0, 0}, {"b", 500 * ms, time.Hour}}, nil},
+		"another holder":              {[]get{{"b", 0, time.Minute}, {"c", 500 * ms, time.Minute + 500*ms}}, nil},
+		"each holder once": {
+			[]get{{"b", 0, time.Minute}, {"b", 500 * ms, time.Minute + 500*ms}, {"c", 0, time.Minute + time.Second}, {"c", 500 * ms, time.Minute + 1500*ms}, {"c", time.Second, 2 * time.Minute}},
+			[]time.Duration{time.Minute - 500*ms, time.Minute + 500*ms},
+		},
+		"this replica": {[]get{{"a", 0, time.Minute}, {"a", 500 * ms, time.Minute + 500*ms}}, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := newTimedLock(nil, "default", "berth-allocator", "a", time.Hour)
+			var got []time.Duration
+			l.clocksApart = func(_ string, ahead time.Duration) { got = append(got, ahead) }
+			began := time.Unix(1_700_000_000, 0)
+			for _, g := range c.gets {
+				l.compare(resourcelock.LeaderElectionRecord{HolderIdentity: g.holder, RenewTime: metav1.NewTime(began.Add(g.renewed))}, began.Add(g.read), began.Add(g.read))
+			}
+			require.Equal(t, c.want, got)
+		})
+	}
+}
+
 func TestLeaderIsFoundByItsIdentity(t *testing.T) {
 	for _, r := range []replica{{"10.0.0.1:9090", "10.0.0.1:8081"}, {"[fd00::1]:9090", "[fd00::1]:8081"}} {
 		require.Equal(t, r, replicaOf(r.identity("x7k2")))
