@@ -36,8 +36,8 @@ type Options struct {
 	// Keys open the HTTP API. Optional: without them everybody who can connect
 	// may call it.
 	Keys *rest.Keys
-	// LeaseDuration, RenewDeadline and RetryPeriod are the election's timings.
-	// Defaults 15 s, 10 s and 0.5 s.
+	// LeaseDuration, RenewDeadline and RetryPeriod are the election's timings, which
+	// CheckElection judges. The same for all replicas. Defaults 4 s, 3 s and 0.3 s.
 	LeaseDuration, RenewDeadline, RetryPeriod time.Duration
 	// MaxStale is for how long a router that is not heard of is waited for: at least
 	// what each router has. One that has more is refused. Window is envoy.Window, or more.
@@ -116,13 +116,16 @@ func New(o Options) (*Allocator, error) {
 		o.WallClock = time.Now
 	}
 	if o.LeaseDuration == 0 {
-		o.LeaseDuration = 15 * time.Second
+		o.LeaseDuration = 4 * time.Second
 	}
 	if o.RenewDeadline == 0 {
-		o.RenewDeadline = 10 * time.Second
+		o.RenewDeadline = 3 * time.Second
 	}
 	if o.RetryPeriod == 0 {
-		o.RetryPeriod = 500 * time.Millisecond
+		o.RetryPeriod = 300 * time.Millisecond
+	}
+	if err := CheckElection(o.LeaseDuration, o.RenewDeadline, o.RetryPeriod); err != nil {
+		return nil, fmt.Errorf("allocator: Options.LeaseDuration, RenewDeadline, RetryPeriod: %w", err)
 	}
 	if o.MaxWaiting == 0 {
 		o.MaxWaiting = 1000

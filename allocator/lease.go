@@ -2,14 +2,18 @@ package allocator
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"strings"
 	"sync/atomic"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	coordinationv1 "k8s.io/client-go/kubernetes/typed/coordination/v1"
+	"k8s.io/client-go/tools/leaderelection"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 
+	"github.com/berth-sandbox/berth/allocator/pods"
 	"github.com/berth-sandbox/berth/internal/bootclock"
 )
 
@@ -108,6 +112,42 @@ func (l *timedLock) valid() bool {
 // renewedSince reports whether a renewal that was sent after a moment has succeeded: then
 // no other replica can have held the lease before it.
 func (l *timedLock) renewedSince(at time.Duration) bool { return l.renewed.Load() > int64(at) }
+
+// Bounds of a lease. Leases are written in whole seconds. Pods that somebody deletes
+// serve for longer than a lease (serveOn), and drains wait for them.
+const (
+	leaseLeast = time.Second
+	leaseMost  = time.Minute
+)
+
+// CheckElection returns what is wrong with timings of an election, or nil.
+func CheckElection(lease, renew, retry time.Duration) error {
+	switch {
+	case retry <= 0 || renew <= 2*retry || lease <= renew:
+		return errors.New("each must be larger than the next, and the time to renew more than twice the retry period")
+	case lease%time.Second != 0 || lease < leaseLeast || lease > leaseMost:
+		return fmt.Errorf("the lease must last for whole seconds, %v to %v: a Lease has seconds, and a pod that is deleted goes on serving for longer than a lease", leaseLeast, leaseMost)
+	}
+	return nil
+}
+
+// takeOver is what a new leader may need until it acts on what it finds and the routers
+// have joined it: two reads of the journal, and lists of pods and Sandbox objects.
+const takeOver = 3 * time.Second
+
+// failover bounds the time from the moment in which a leader is killed until the next one
+// acts. Another replica sees the last renewal one period of its own late at most, waits for
+// the lease to run out, and tries again within another period. The election library makes
+// a period up to JitterFactor longer.
+func failover(lease, retry time.Duration) time.Duration {
+	period := retry + time.Duration(leaderelection.JitterFactor*float64(retry))
+	return lease + 2*period + takeOver
+}
+
+// serveOn is for how long pods go on serving that somebody else deletes.
+func (o *Options) serveOn() time.Duration {
+	return pods.ServeOn(failover(o.LeaseDuration, o.RetryPeriod), o.Window)
+}
 
 // replica is where one replica can be reached, host:port each.
 type replica struct{ control, api string }

@@ -4,12 +4,15 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 
 	"github.com/berth-sandbox/berth/allocator/kube"
 	"github.com/berth-sandbox/berth/devcluster"
+	"github.com/berth-sandbox/berth/envoy"
 	"github.com/berth-sandbox/berth/internal/bootclock"
 )
 
@@ -115,4 +118,45 @@ func TestLeaderIsFoundByItsIdentity(t *testing.T) {
 	for _, other := range []string{"", "somebody else", "10.0.0.1:9090_x7k2", "a_b_c_d"} {
 		require.Empty(t, replicaOf(other), other)
 	}
+}
+
+func TestTimingsOfAnElectionThatContradictAreRefused(t *testing.T) {
+	for name, c := range map[string]struct {
+		lease, renew, retry time.Duration
+		wrong               string
+	}{
+		"as they are by default":  {4 * time.Second, 3 * time.Second, 300 * time.Millisecond, ""},
+		"the longest":             {time.Minute, 59 * time.Second, 29 * time.Second, ""},
+		"no retry period":         {4 * time.Second, 3 * time.Second, 0, "larger than the next"},
+		"two attempts at most":    {4 * time.Second, 3 * time.Second, 1500 * time.Millisecond, "more than twice"},
+		"gives up after the end":  {4 * time.Second, 4 * time.Second, 300 * time.Millisecond, "larger than the next"},
+		"parts of a second":       {4500 * time.Millisecond, 3 * time.Second, 300 * time.Millisecond, "whole seconds"},
+		"longer than a drain may": {61 * time.Second, 3 * time.Second, 300 * time.Millisecond, "1s to 1m0s"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			err := CheckElection(c.lease, c.renew, c.retry)
+			if c.wrong == "" {
+				require.NoError(t, err)
+				return
+			}
+			require.ErrorContains(t, err, c.wrong)
+			if c.retry == 0 {
+				return // New takes that for the default
+			}
+			_, err = New(Options{
+				Clients: &kube.Clients{}, Namespace: "x", ControlAddress: "x", APIAddress: "x", MaxStale: 1, Window: 1, Policy: baseline(t),
+				Metrics: prometheus.NewRegistry(), Log: zap.NewNop(), LeaseDuration: c.lease, RenewDeadline: c.renew, RetryPeriod: c.retry,
+			})
+			require.ErrorContains(t, err, c.wrong)
+		})
+	}
+}
+
+// A replica that follows sees a renewal, and the end of the lease, a period late at most.
+func TestPodsServeThroughAFailoverOfTheDefaultElection(t *testing.T) {
+	o := Options{LeaseDuration: 4 * time.Second, RetryPeriod: 300 * time.Millisecond, Window: envoy.Window}
+	const period = 660 * time.Millisecond // with the library's jitter
+	require.Equal(t, 4*time.Second+2*period+takeOver, failover(o.LeaseDuration, o.RetryPeriod))
+	require.Equal(t, failover(o.LeaseDuration, o.RetryPeriod)+time.Second+envoy.Window, o.serveOn())
+	require.Less(t, failover(o.LeaseDuration, o.RetryPeriod)-takeOver, 6*time.Second, "claims fail for longer than documented")
 }

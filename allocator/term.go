@@ -182,7 +182,7 @@ func (a *Allocator) newTerm(log *journal.Log) (*term, error) {
 	t.loop = newLoop(c, a.o.WallClock, t.do)
 	k := a.o.Clients
 	t.journal = newJournalWriter(log, a.o.JournalBytesPerSecond, t.Submit, a.metrics)
-	t.writer = &pods.Writer{Client: k.Kubernetes, Window: a.o.Window, Submit: t.Submit, Log: t.log.Named("pods")}
+	t.writer = &pods.Writer{Client: k.Kubernetes, ServeOn: a.o.serveOn(), Submit: t.Submit, Log: t.log.Named("pods")}
 	t.projector = project.New(k.Berth, a.o.Namespace, t.Submit, t.headStart.wait, t.log.Named("project"))
 	t.labeler = pods.NewLabeler(k.Kubernetes, t.afterObjects, t.log.Named("pods"))
 	return t, nil

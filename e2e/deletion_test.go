@@ -12,7 +12,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/berth-sandbox/berth/api/apierror"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
+	"github.com/berth-sandbox/berth/devcluster/stack"
 	"github.com/berth-sandbox/berth/envoy"
 )
 
@@ -70,6 +72,54 @@ func TestAPodThatSomebodyElseDeletesServesUntilItsRoutesAreGone(t *testing.T) {
 		return err
 	})
 	e.waitWarm(1)
+}
+
+// The leader was killed a moment before. Until another one leads no router is told of the
+// deletion, and whichever pod had the address then would be sent the sandbox's requests.
+func TestAPodDeletedWhileNoAllocatorLeadsServesUntilItsRoutesAreGone(t *testing.T) {
+	// So that a pod which served for no longer than the window and a second would have ended.
+	const lease = 8 * time.Second
+	e := startAlone(t, 1, stack.Options{Allocators: 2, LeaseDuration: lease})
+	client := e.client()
+	s := e.claim()
+	e.reaches(client, s)
+	pods := e.clients.Kubernetes.CoreV1().Pods(e.site.namespace())
+	before, err := pods.Get(t.Context(), s.PodName, metav1.GetOptions{})
+	require.NoError(t, err)
+
+	require.NoError(t, e.site.killLeader(t.Context()))
+	require.NoError(t, pods.Delete(t.Context(), s.PodName, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(before.UID))}))
+	served := 0
+	e.eventually(func() error {
+		a := e.get(client, e.host(8080, s.SandboxID), "/")
+		switch a.code {
+		case http.StatusGone:
+			return nil
+		case http.StatusServiceUnavailable: // while the release is not durable
+			require.Equal(t, apierror.SandboxStarting, a.refusal(t).Reason, "after %d answers", served)
+			return errors.New("not released yet")
+		}
+		require.Equal(t, http.StatusOK, a.code, "after %d answers: %s", served, a.body)
+		require.Equal(t, s.PodName, a.identity(t).Pod)
+		served++
+		return errors.New("requests are still sent to the pod")
+	})
+	require.Positive(t, served)
+	// What was admitted a moment before may still be on its way.
+	after, err := pods.Get(t.Context(), s.PodName, metav1.GetOptions{})
+	require.NoError(t, err, "the pod ended before its routes")
+	require.Equal(t, before.UID, after.UID)
+	require.True(t, after.Status.ContainerStatuses[0].State.Running != nil, "%+v", after.Status.ContainerStatuses[0].State)
+	e.eventually(func() error {
+		record, err := e.record(s.SandboxID)
+		if err == nil && record.Status.Phase == v1alpha1.SandboxRunning {
+			err = fmt.Errorf("%+v", record.Status)
+		}
+		if err == nil {
+			require.Equal(t, "PodDeleted", record.Status.Reason)
+		}
+		return err
+	})
 }
 
 // The pods of this pool would sleep for an hour if they were left to themselves.

@@ -78,13 +78,13 @@ func observe(p *corev1.Pod) (core.Pod, error) {
 const buildVersion = "4\n"
 
 // TemplateHash identifies a pool's pod template and what Build makes of it with
-// that window.
-func TemplateHash(pool *v1alpha1.SandboxPool, window time.Duration) string {
+// that serveOn.
+func TemplateHash(pool *v1alpha1.SandboxPool, serveOn time.Duration) string {
 	raw, err := json.Marshal(pool.Spec.Template)
 	if err != nil {
 		panic(fmt.Sprintf("encode pod template: %v", err)) // it was decoded from JSON
 	}
-	sum := sha256.Sum256(append(fmt.Appendf(nil, "%s%d\n", buildVersion, preStopSeconds(window)), raw...))
+	sum := sha256.Sum256(append(fmt.Appendf(nil, "%s%d\n", buildVersion, preStopSeconds(serveOn)), raw...))
 	return hex.EncodeToString(sum[:6])
 }
 
@@ -94,15 +94,14 @@ func TemplateHash(pool *v1alpha1.SandboxPool, window time.Duration) string {
 // namespace's services.
 //
 // Whoever else deletes the pod, or has it evicted, asks for its end with its own
-// grace period: its containers then go on serving for the window and a second. By
-// that time its sandbox is released, if there is a leader and every router is
-// connected, and no request can be on its way to the pod any more. window is what
-// core.Config has.
-func Build(pool *v1alpha1.SandboxPool, name string, window time.Duration) *corev1.Pod {
+// grace period: its containers then go on serving for serveOn, which is ServeOn. By
+// that time its sandbox is released, if at most the leader was killed meanwhile and
+// every router has joined, and no request can be on its way to the pod any more.
+func Build(pool *v1alpha1.SandboxPool, name string, serveOn time.Duration) *corev1.Pod {
 	labels := notOurs(pool.Spec.Template.Metadata.Labels)
 	labels[v1alpha1.LabelPool] = pool.Name
 	labels[v1alpha1.LabelPhase] = v1alpha1.PhaseWarm
-	labels[v1alpha1.LabelTemplate] = TemplateHash(pool, window)
+	labels[v1alpha1.LabelTemplate] = TemplateHash(pool, serveOn)
 	p := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
 			Name: name, Namespace: pool.Namespace, Labels: labels, Annotations: notOurs(pool.Spec.Template.Metadata.Annotations),
@@ -125,7 +124,7 @@ func Build(pool *v1alpha1.SandboxPool, name string, window time.Duration) *corev
 			p.Spec.SecurityContext.SeccompProfile = &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault}
 		}
 	}
-	delayStop(&p.Spec, preStopSeconds(window))
+	delayStop(&p.Spec, preStopSeconds(serveOn))
 	return p
 }
 

@@ -95,7 +95,7 @@ func setUp(t *testing.T) *fixture {
 	var err error
 	f.clients, err = kube.NewClients(config, 0, 0)
 	require.NoError(t, err)
-	f.writer = &pods.Writer{Client: f.clients.Kubernetes, Window: window, Submit: f.sink.Submit, Log: zaptest.NewLogger(t)}
+	f.writer = &pods.Writer{Client: f.clients.Kubernetes, ServeOn: serveOn, Submit: f.sink.Submit, Log: zaptest.NewLogger(t)}
 	f.pool = &v1alpha1.SandboxPool{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "pool", UID: "pool-uid"},
 		Spec: v1alpha1.SandboxPoolSpec{Template: v1alpha1.PodTemplate{Spec: corev1.PodSpec{
@@ -113,7 +113,7 @@ func (f *fixture) create(name string) core.PodKey {
 	require.Len(f, seen, 1)
 	pod := seen[0].(core.PodSeen).Pod
 	require.False(f, pod.Used)
-	require.Equal(f, pods.TemplateHash(f.pool, window), pod.Template)
+	require.Equal(f, pods.TemplateHash(f.pool, serveOn), pod.Template)
 	return pod.Key
 }
 

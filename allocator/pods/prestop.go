@@ -11,15 +11,20 @@ import (
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 )
 
-// noticeTime is what may pass between a pod's deletion timestamp and the moment
-// from which no router admits a request for it: a watch event, a write to the
+// noticeTime is what may pass, while there is a leader, between a pod's deletion timestamp
+// and the moment from which no router admits a request for it: a watch event, a write to the
 // journal, the routers' acknowledgements.
 const noticeTime = time.Second
 
-// preStopSeconds is how long a pod goes on serving after its end was asked for, in
-// whole seconds. By then an admitted request has had the window to reach it.
-func preStopSeconds(window time.Duration) int64 {
-	return int64((window + noticeTime + time.Second - 1) / time.Second)
+// ServeOn is for how long a pod goes on serving after somebody else has deleted it. The
+// leader may have been killed in that moment: failover bounds the time until another
+// one leads. By the end of the sleep an admitted request has had the window to reach
+// the pod.
+func ServeOn(failover, window time.Duration) time.Duration { return failover + noticeTime + window }
+
+// preStopSeconds is serveOn in whole seconds, not less.
+func preStopSeconds(serveOn time.Duration) int64 {
+	return int64((serveOn + time.Second - 1) / time.Second)
 }
 
 // delayStop has every container of the pod sleep for that long, or for as long as

@@ -65,7 +65,7 @@ func TestEveryContainerThatMayListenGoesOnForTheWindowAfterADeletion(t *testing.
 			pool.Spec.Template.Spec = c.spec
 			before := pool.DeepCopy()
 			require.NoError(t, pods.CheckPreStop(pool))
-			made := pods.Build(pool, "pool-1", envoy.Window).Spec
+			made := pods.Build(pool, "pool-1", serveOn).Spec
 			require.Equal(t, before, pool, "the pool was changed")
 			require.Equal(t, c.grace, *made.TerminationGracePeriodSeconds)
 			for i, container := range append(made.InitContainers, made.Containers...) {
@@ -75,7 +75,7 @@ func TestEveryContainerThatMayListenGoesOnForTheWindowAfterADeletion(t *testing.
 					continue
 				}
 				require.Equal(t, sleeps(want).PreStop, container.Lifecycle.PreStop)
-				require.GreaterOrEqual(t, time.Duration(want)*time.Second, envoy.Window+time.Second)
+				require.GreaterOrEqual(t, time.Duration(want)*time.Second, serveOn)
 				if said := append(before.Spec.Template.Spec.InitContainers, before.Spec.Template.Spec.Containers...)[i].Lifecycle; said != nil {
 					require.Equal(t, said.PostStart, container.Lifecycle.PostStart)
 				}
@@ -84,14 +84,18 @@ func TestEveryContainerThatMayListenGoesOnForTheWindowAfterADeletion(t *testing.
 	}
 }
 
-func TestTheSleepIsTheWindowAndASecondInWholeSeconds(t *testing.T) {
-	for window, want := range map[time.Duration]int64{
-		envoy.Window: 6, 5001 * time.Millisecond: 7, 5999 * time.Millisecond: 7, 6 * time.Second: 7, time.Minute: 61, time.Millisecond: 2,
+func TestTheSleepIsInWholeSecondsAndNotLess(t *testing.T) {
+	for serve, want := range map[time.Duration]int64{
+		6 * time.Second: 6, 6001 * time.Millisecond: 7, 6999 * time.Millisecond: 7, 7 * time.Second: 7, time.Minute: 60, time.Millisecond: 1,
 	} {
-		made := pods.Build(poolOf(corev1.PodSpec{}), "pool-1", window).Spec
-		require.Equal(t, want, made.Containers[0].Lifecycle.PreStop.Sleep.Seconds, window)
-		require.Equal(t, 30+want, *made.TerminationGracePeriodSeconds, window)
+		made := pods.Build(poolOf(corev1.PodSpec{}), "pool-1", serve).Spec
+		require.Equal(t, want, made.Containers[0].Lifecycle.PreStop.Sleep.Seconds, serve)
+		require.Equal(t, 30+want, *made.TerminationGracePeriodSeconds, serve)
 	}
+}
+
+func TestAPodServesForAFailoverTheReleaseAndTheWindow(t *testing.T) {
+	require.Equal(t, 9*time.Second+time.Second+envoy.Window, pods.ServeOn(9*time.Second, envoy.Window))
 }
 
 func TestAPreStopHandlerThatLeavesNoRoomForTheSleepIsNamed(t *testing.T) {

@@ -29,10 +29,10 @@ const deleteGrace = time.Second
 // Each method makes one attempt; they may be called concurrently.
 type Writer struct {
 	Client kubernetes.Interface
-	// Window is what Build needs.
-	Window time.Duration
-	Submit func(core.Event)
-	Log    *zap.Logger
+	// ServeOn is what Build needs.
+	ServeOn time.Duration
+	Submit  func(core.Event)
+	Log     *zap.Logger
 }
 
 // Delete deletes a pod. It returns an error until that is known to be under way, and
@@ -67,7 +67,7 @@ func (w *Writer) Delete(ctx context.Context, e core.DeletePod) error {
 func (w *Writer) Create(ctx context.Context, pool *v1alpha1.SandboxPool, e core.CreatePod) error {
 	call, cancel := context.WithTimeout(ctx, kube.CallTimeout)
 	defer cancel()
-	p, err := w.Client.CoreV1().Pods(pool.Namespace).Create(call, Build(pool, e.Name, w.Window), metav1.CreateOptions{})
+	p, err := w.Client.CoreV1().Pods(pool.Namespace).Create(call, Build(pool, e.Name, w.ServeOn), metav1.CreateOptions{})
 	if err != nil {
 		// If it was made all the same, the watch will tell.
 		w.Submit(core.CreateFailed(e))

@@ -38,7 +38,7 @@ type Pools struct {
 	client    rest.Interface
 	namespace string
 	policy    Policy
-	window    time.Duration
+	serveOn   time.Duration
 	submit    func(core.Event)
 	log       *zap.Logger
 	informer  cache.SharedIndexInformer
@@ -48,11 +48,11 @@ type Pools struct {
 	createErr map[core.PoolKey]error // of the last pod creation
 }
 
-// New returns Pools that tell submit what they see. submit may block. window is
+// New returns Pools that tell submit what they see. submit may block. serveOn is
 // what pods.Build needs.
-func New(client rest.Interface, namespace string, policy Policy, window time.Duration, submit func(core.Event), log *zap.Logger) *Pools {
+func New(client rest.Interface, namespace string, policy Policy, serveOn time.Duration, submit func(core.Event), log *zap.Logger) *Pools {
 	return &Pools{
-		client: client, namespace: namespace, policy: policy, window: window, submit: submit, log: log,
+		client: client, namespace: namespace, policy: policy, serveOn: serveOn, submit: submit, log: log,
 		informer: cache.NewSharedIndexInformer(
 			cache.NewListWatchFromClient(client, resource, namespace, fields.Everything()), &v1alpha1.SandboxPool{}, 0, nil),
 		pools: map[core.PoolKey]seen{}, createErr: map[core.PoolKey]error{},
@@ -113,7 +113,7 @@ func (p *Pools) CreateResult(key core.PoolKey, err error) {
 func (p *Pools) keep(pool *v1alpha1.SandboxPool) core.Pool {
 	spec := core.Pool{
 		Key: keyOf(pool), Warm: int(pool.Spec.Warm), DefaultPort: uint16(pool.Spec.DefaultPort),
-		Template: pods.TemplateHash(pool, p.window), PostStart: pool.Spec.PostStart != nil, KeepOnRestart: pool.Spec.OnRestart == v1alpha1.KeepOnRestart, Version: pool.ResourceVersion,
+		Template: pods.TemplateHash(pool, p.serveOn), PostStart: pool.Spec.PostStart != nil, KeepOnRestart: pool.Spec.OnRestart == v1alpha1.KeepOnRestart, Version: pool.ResourceVersion,
 		Refused: p.policy.Check(pool) != nil, Deleting: pool.DeletionTimestamp != nil,
 	}
 	for _, port := range pool.Spec.Ports {

@@ -51,15 +51,15 @@ type flags struct {
 	KubeBurst        int           `default:"100" help:"Burst for --kube-qps."`
 	MaxStale         time.Duration `default:"15m" help:"How long a router that is not heard of is waited for before its routes count as forgotten. Routers whose own --max-stale is larger are refused: raise it here first, lower it there first."`
 	PodSecurity      string        `default:"baseline" help:"What a pool's pods may ask for: baseline (the Pod Security Standard of that name, and no service account token) or privileged (anything)."`
-	Window           time.Duration `default:"5s" help:"Time after which an admitted request opens no connection any more; at least what Envoy's retries need. A pod that somebody else deletes serves for a second longer than that; a change replaces idle pods."`
+	Window           time.Duration `default:"5s" help:"Time after which an admitted request opens no connection any more; at least what Envoy's retries need. A pod that somebody else deletes serves for longer than that and a failover (--lease-duration); a change replaces idle pods."`
 	AccessLogFlush   time.Duration `default:"5s" help:"How often Envoy reports open requests to routers: what Envoy's configuration has (--access-log-flush of \"berth envoy-config\"), at least 1s. No idle timeout may be shorter than this and 2s."`
 	ReapDryRun       bool          `help:"Sandboxes that are idle are not released, and the log says which would be. Ends and lifetimes count all the same."`
 	ClaimWait        time.Duration `default:"10s" help:"How long a claim waits for a pod when its pool has none, unless it says; 0: not at all."`
 	ClaimQueue       int           `default:"1000" help:"How many claims may wait, by pool."`
 	JournalBytes     int           `name:"journal-bytes-per-second" default:"1048576" help:"Bound of what is written to the journal; etcd keeps all of it until it is compacted, every 5 minutes by default."`
-	LeaseDuration    time.Duration `default:"15s" help:"How long a leader that is not heard from keeps the lease."`
-	LeaseRenew       time.Duration `default:"10s" help:"How long a leader tries to renew the lease before it gives up; less than --lease-duration."`
-	LeaseRetry       time.Duration `default:"500ms" help:"Pause between attempts at the lease."`
+	LeaseDuration    time.Duration `default:"4s" help:"How long a leader that is not heard from keeps the lease: whole seconds, 1s to 1m. A pod that somebody else deletes serves for longer than a failover takes; so a change replaces idle pods. The same for all replicas."`
+	LeaseRenew       time.Duration `default:"3s" help:"How long a leader tries to renew the lease before it gives up; less than --lease-duration."`
+	LeaseRetry       time.Duration `default:"300ms" help:"Pause between attempts at the lease; a replica that does not lead makes it up to 2.2 times as long."`
 	ShutdownAfter    time.Duration `default:"10s" help:"How long calls in progress may take at shutdown."`
 	LogLevel         string        `default:"info" help:"debug, info, warn or error."`
 
@@ -251,8 +251,8 @@ func (f *flags) check() (*url.URL, error) {
 	if f.JournalBytes < 64<<10 {
 		errs = append(errs, fmt.Errorf("--journal-bytes-per-second %d: must be at least %d", f.JournalBytes, 64<<10))
 	}
-	if f.LeaseRetry <= 0 || f.LeaseRenew <= 2*f.LeaseRetry || f.LeaseDuration <= f.LeaseRenew {
-		errs = append(errs, fmt.Errorf("--lease-duration %v, --lease-renew %v, --lease-retry %v: each must be larger than the next, and --lease-renew more than twice --lease-retry", f.LeaseDuration, f.LeaseRenew, f.LeaseRetry))
+	if err := allocator.CheckElection(f.LeaseDuration, f.LeaseRenew, f.LeaseRetry); err != nil {
+		errs = append(errs, fmt.Errorf("--lease-duration %v, --lease-renew %v, --lease-retry %v: %w", f.LeaseDuration, f.LeaseRenew, f.LeaseRetry, err))
 	}
 	if f.ShutdownAfter <= 0 {
 		errs = append(errs, fmt.Errorf("--shutdown-after %v: must be positive", f.ShutdownAfter))

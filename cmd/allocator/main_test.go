@@ -114,7 +114,7 @@ func TestAReplicaThatCannotLeadAnyMoreIsNotHealthy(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	a, err := allocator.New(allocator.Options{
 		Clients: clients, Namespace: "default", ControlAddress: "127.0.0.1:1", APIAddress: "127.0.0.1:2", MaxStale: time.Minute, Window: time.Second,
-		LeaseDuration: 400 * time.Millisecond, RenewDeadline: 200 * time.Millisecond, RetryPeriod: 20 * time.Millisecond,
+		LeaseDuration: time.Second, RenewDeadline: 200 * time.Millisecond, RetryPeriod: 20 * time.Millisecond,
 		Policy: policy, PublicScheme: "http", PublicHost: "a", Metrics: registry, Log: zap.NewNop(),
 	})
 	require.NoError(t, err)
@@ -186,10 +186,10 @@ func TestMissingFlagsAreNamed(t *testing.T) {
 
 func TestWrongFlagsAreAllNamedInOneError(t *testing.T) {
 	_, err := try(t, "--public-url=ftp://x", "--api-listen=0.0.0.0:8081", "--control-listen=:9090", "--control-advertise=$(POD_IP):9090",
-		"--pod-security=restricted", "--max-stale=0s", "--window=1s", "--access-log-flush=999ms", "--lease-duration=5s", "--shutdown-after=0s", "--log-level=loud")
+		"--pod-security=restricted", "--max-stale=0s", "--window=1s", "--access-log-flush=999ms", "--lease-duration=3s", "--shutdown-after=0s", "--log-level=loud")
 	for _, wrong := range []string{
 		`--public-url "ftp://x"`, `--api-listen "0.0.0.0:8081"`, `--api-advertise: needed`, `--control-listen ":9090"`, `--control-advertise "$(POD_IP):9090"`,
-		`--pod-security "restricted"`, "--max-stale 0s", "--window 1s", "--access-log-flush 999ms", "--lease-duration 5s", "--shutdown-after 0s", `--log-level "loud"`,
+		`--pod-security "restricted"`, "--max-stale 0s", "--window 1s", "--access-log-flush 999ms", "--lease-duration 3s", "--shutdown-after 0s", `--log-level "loud"`,
 	} {
 		require.ErrorContains(t, err, wrong)
 	}
