@@ -609,6 +609,28 @@ func TestAHeldRequestGoesOnWithResumeAndIsMeasured(t *testing.T) {
 	server.stop(soon)
 }
 
+// While no allocator leads, nothing ends the question whether a sandbox is idle.
+func TestASandboxInQuestionIsRefusedInWordsForAClient(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "s")
+	o, cache, _ := options(t, socket)
+	cache.Put("abc", podRoute)
+	cache.Quiesce("abc")
+	cache.Disconnected()
+	server := serve(t, o)
+	answer, err := ask(t, dial(t, socket), get("8080-abc."+domain))
+	require.NoError(t, err)
+	refusal := answer.GetImmediateResponse()
+	require.NotNil(t, refusal)
+	require.EqualValues(t, 503, refusal.GetStatus().GetCode())
+	require.Contains(t, string(refusal.GetBody()), `"reason":"sandbox_quiesced"`)
+	headers := map[string]string{}
+	for _, h := range refusal.GetHeaders().GetSetHeaders() {
+		headers[strings.ToLower(h.GetHeader().GetKey())] = string(h.GetHeader().GetRawValue())
+	}
+	require.Equal(t, "1", headers["retry-after"], headers)
+	server.stop(soon)
+}
+
 func TestWhatTheAccessLogSaysOfAStream(t *testing.T) {
 	entry := func(id, stream string, kind datav3.AccessLogType) *datav3.HTTPAccessLogEntry {
 		return &datav3.HTTPAccessLogEntry{CommonProperties: &datav3.AccessLogCommon{

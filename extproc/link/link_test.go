@@ -7,6 +7,7 @@ import (
 	"math"
 	"net/netip"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -830,6 +831,47 @@ func TestAQuiesceIsAnsweredAfterItTookEffect(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, want, a.Status, id)
 		}
+	})
+}
+
+// The release may be durable already. So nothing but a leader's word ends the wait,
+// however long there is no leader.
+func TestASandboxInQuestionWaitsForTheNextLeader(t *testing.T) {
+	run(t, []string{"a"}, func(w *world) {
+		var outage atomic.Bool
+		w.serve("a", func(p *peer) error {
+			if outage.Load() {
+				return names("")(p)
+			}
+			return w.play(p)
+		})
+		status := func(id string) routecache.Status {
+			a, err := w.cache.Lookup(context.Background(), id)
+			require.NoError(t, err)
+			return a.Status
+		}
+		p := w.joined(route("released", "10.0.0.1"), route("used", "10.0.0.2"), route("other", "10.0.0.3"))
+		p.send(0, quiesce(1, "released", "used"))
+		require.NotNil(t, p.next().GetQuiesced())
+		outage.Store(true)
+		p.end <- nil
+		for range 14 { // max-stale is 15 min
+			time.Sleep(time.Minute)
+			require.Equal(t, routecache.Quiesced, status("released"))
+			require.Equal(t, routecache.Quiesced, status("used"))
+			require.Equal(t, routecache.Routable, status("other"), "only what was asked about waits")
+		}
+
+		outage.Store(false)
+		p = w.joined(route("used", "10.0.0.2"), route("other", "10.0.0.3"))
+		require.Equal(t, routecache.Routable, status("used"))
+		found := make(chan routecache.Status, 1)
+		go func() { found <- status("released") }()
+		require.Equal(t, "released", p.next().GetResolve().GetSandboxId())
+		p.send(0, &controlv1.AllocatorMessage{Message: &controlv1.AllocatorMessage_Resolved{Resolved: &controlv1.Resolved{
+			SandboxId: "released", Answer: &controlv1.Resolved_Gone{Gone: &controlv1.Gone{}},
+		}}})
+		require.Equal(t, routecache.Gone, <-found)
 	})
 }
 
