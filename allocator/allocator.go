@@ -137,7 +137,7 @@ func New(o Options) (*Allocator, error) {
 		o.JournalBytesPerSecond = 1 << 20
 	}
 	a := &Allocator{o: o}
-	a.lock = newTimedLock(o.Clients.Kubernetes.CoordinationV1(), o.Namespace, "berth-allocator",
+	a.lock = newTimedLock(o.Clients.Kubernetes.CoordinationV1(), o.Namespace,
 		a.self().identity(rand.String(10)), o.LeaseDuration)
 	a.lock.clocksApart = func(holder string, ahead time.Duration) {
 		o.Log.Warn("the wall clocks of the leader and of this replica are apart: sandboxes end early or late by that when this one leads; synchronise the clocks",
@@ -192,7 +192,7 @@ func (a *Allocator) Run(ctx context.Context) (err error) {
 	// starts its callback in a goroutine of its own, which may come late.
 	var decided atomic.Bool
 	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
-		Lock: a.lock, Name: "berth-allocator", ReleaseOnCancel: true,
+		Lock: a.lock, Name: leaseName, ReleaseOnCancel: true,
 		LeaseDuration: a.o.LeaseDuration, RenewDeadline: a.o.RenewDeadline, RetryPeriod: a.o.RetryPeriod,
 		Callbacks: leaderelection.LeaderCallbacks{
 			OnStartedLeading: func(context.Context) {

@@ -69,10 +69,13 @@ func (l *timedLock) compare(r resourcelock.LeaderElectionRecord, asked, read tim
 	l.last, l.lastAt = r, asked
 }
 
-func newTimedLock(client coordinationv1.LeasesGetter, namespace, name, identity string, duration time.Duration) *timedLock {
+// leaseName is the Lease for which replicas stand.
+const leaseName = "berth-allocator"
+
+func newTimedLock(client coordinationv1.LeasesGetter, namespace, identity string, duration time.Duration) *timedLock {
 	return &timedLock{
 		LeaseLock: &resourcelock.LeaseLock{
-			LeaseMeta:  metav1.ObjectMeta{Namespace: namespace, Name: name},
+			LeaseMeta:  metav1.ObjectMeta{Namespace: namespace, Name: leaseName},
 			Client:     client,
 			LockConfig: resourcelock.ResourceLockConfig{Identity: identity},
 		},

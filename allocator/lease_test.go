@@ -21,7 +21,7 @@ func TestLeaseIsValidFromTheSendingOfTheLastRenewalThatSucceeded(t *testing.T) {
 	clients, err := kube.NewClients(cluster.RestConfig(), 0, 0)
 	require.NoError(t, err)
 	replica := func(name string, duration time.Duration) *timedLock {
-		return newTimedLock(clients.Kubernetes.CoordinationV1(), "default", "berth-allocator", replica{control: name + ":9090", api: name + ":8081"}.identity(name), duration)
+		return newTimedLock(clients.Kubernetes.CoordinationV1(), "default", replica{control: name + ":9090", api: name + ":8081"}.identity(name), duration)
 	}
 	a, b := replica("a", time.Hour), replica("b", time.Hour)
 	require.False(t, a.valid(), "never held")
@@ -62,7 +62,7 @@ func TestLeaseIsValidFromTheSendingOfTheLastRenewalThatSucceeded(t *testing.T) {
 
 // While the answer is on its way, or this process stands still, the lease runs already.
 func TestALeaseIsCountedFromTheSendingOfItsRenewal(t *testing.T) {
-	l := newTimedLock(nil, "default", "berth-allocator", "a", time.Hour)
+	l := newTimedLock(nil, "default", "a", time.Hour)
 	var written time.Duration
 	require.NoError(t, l.timed(resourcelock.LeaderElectionRecord{HolderIdentity: "a"}, func() error {
 		written = bootclock.Now()
@@ -99,7 +99,7 @@ func TestClocksThatAreApartAreNoticedByWhoWaits(t *testing.T) {
 		"this replica": {[]get{{"a", 0, time.Minute}, {"a", 500 * ms, time.Minute + 500*ms}}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			l := newTimedLock(nil, "default", "berth-allocator", "a", time.Hour)
+			l := newTimedLock(nil, "default", "a", time.Hour)
 			var got []time.Duration
 			l.clocksApart = func(_ string, ahead time.Duration) { got = append(got, ahead) }
 			began := time.Unix(1_700_000_000, 0)
