@@ -3,6 +3,7 @@ package allocator
 import (
 	"context"
 	"errors"
+	"math"
 	"net/http"
 	"strings"
 	"sync/atomic"
@@ -113,10 +114,12 @@ func TestAuditsAreMadeAgainAndAgainAndCounted(t *testing.T) {
 			MaxStale: time.Minute, Window: time.Second, Policy: baseline(t), Metrics: prometheus.NewRegistry(), Log: zap.NewNop(), PublicScheme: "http", PublicHost: "x",
 		})
 		require.NoError(t, err)
-		tm := &term{a: a, loop: newTestLoop(t, nil), log: zap.NewNop()}
+		a.lock.renewed.Store(math.MaxInt64) // the lease is renewed all the time
+		tm := &term{a: a, loop: newTestLoop(t, nil), log: zap.NewNop(), found: newWorkers(zap.NewNop())}
 		tm.loop.step(core.PodSeen{Pod: pod("10")}) // which is not there
 		ctx, stop := context.WithCancel(t.Context())
-		running, auditing := make(chan struct{}), make(chan struct{})
+		running, auditing, reporting := make(chan struct{}), make(chan struct{}), make(chan struct{})
+		go func() { tm.found.run(ctx, 1); close(reporting) }()
 		go func() { tm.loop.run(ctx); close(running) }()
 		go func() { tm.audit(ctx); close(auditing) }()
 		known := func() int {
@@ -136,5 +139,6 @@ func TestAuditsAreMadeAgainAndAgainAndCounted(t *testing.T) {
 		stop()
 		<-running
 		<-auditing
+		<-reporting
 	})
 }
