@@ -210,8 +210,16 @@ func (a *Allocator) Sandbox(ctx context.Context, id string) (core.Sandbox, bool,
 }
 
 // Live implements rest.Allocator.
-func (a *Allocator) Live(ctx context.Context) ([]core.Sandbox, error) {
-	return look(ctx, a, (*core.Core).Live)
+func (a *Allocator) Live(ctx context.Context, after core.Mark, most int) ([]core.Sandbox, bool, error) {
+	type result struct {
+		list []core.Sandbox
+		more bool
+	}
+	r, err := look(ctx, a, func(c *core.Core) (r result) {
+		r.list, r.more = c.Live(after, most)
+		return r
+	})
+	return r.list, r.more, err
 }
 
 // Fences implements rest.Allocator.

@@ -59,8 +59,8 @@ func BenchmarkMemory(b *testing.B) {
 		used := heap()
 		b.ReportMetric((warm-empty)/pods, "bytes/pod")
 		b.ReportMetric((used-warm)/claims, "bytes/sandbox")
-		if len(c.Live()) != claims {
-			b.Fatalf("%d live", len(c.Live()))
+		if list, more := c.Live(Mark{}, claims); len(list) != claims || more {
+			b.Fatalf("%d live", len(list))
 		}
 		runtime.KeepAlive(c)
 	}
@@ -250,7 +250,7 @@ func BenchmarkDeadlines(b *testing.B) {
 		}
 		b.ReportMetric(100*ticks.Seconds()/(hours*3600), "ticks_%")
 		b.ReportMetric(float64(longest.Microseconds()), "longest_us")
-		if n := len(s.core.Live()); n != sandboxes {
+		if n := len(s.core.live); n != sandboxes {
 			b.Fatalf("%d are left", n)
 		}
 	}

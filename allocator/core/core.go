@@ -1,6 +1,7 @@
 package core
 
 import (
+	"cmp"
 	"container/heap"
 	"container/list"
 	"errors"
@@ -77,6 +78,7 @@ type Core struct {
 	nodes       map[string]*node
 	places      map[netip.Addr]*place
 	sandboxes   map[string]*sandbox
+	live        []*sandbox          // of sandboxes, those that are not released, in the order of byClaim
 	holds       map[PodKey]*sandbox // of sandboxes, by the pod that is or was theirs
 	discards    map[PodKey]*discard // of idle pods that are there or wait for a fence, or whose fact is not durable yet
 	strays      []*pod              // pods marked as used and on no record, to be deleted
@@ -272,7 +274,35 @@ func (c *Core) add(s *sandbox) {
 	c.holds[s.Pod] = s
 	if s.Phase != Ended {
 		c.expose(s)
+		if s.Phase != Released {
+			c.enlist(s)
+		}
 	}
+}
+
+// enlist puts a sandbox into the list of live ones, delist takes it out.
+func (c *Core) enlist(s *sandbox) {
+	if c.recovering { // sorted once, when all are there
+		c.live = append(c.live, s)
+		return
+	}
+	at, _ := slices.BinarySearchFunc(c.live, s.mark(), byClaim)
+	c.live = slices.Insert(c.live, at, s)
+}
+
+func (c *Core) delist(s *sandbox) {
+	if at, found := slices.BinarySearchFunc(c.live, s.mark(), byClaim); found {
+		c.live = slices.Delete(c.live, at, at+1)
+	}
+}
+
+// mark is the place of s in the list of live sandboxes. It does not change.
+func (s *sandbox) mark() Mark { return Mark{s.ClaimedAt, s.ID} }
+
+// byClaim orders sandboxes by Mark. Microseconds count: it is what the journal and the
+// objects keep, so the next leader has the same order.
+func byClaim(s *sandbox, m Mark) int {
+	return cmp.Or(cmp.Compare(s.ClaimedAt.UnixMicro(), m.ClaimedAt.UnixMicro()), strings.Compare(s.ID, m.ID))
 }
 
 // passedMost bounds how many records that must stay are passed over at a time.
@@ -442,6 +472,7 @@ func (c *Core) recoverSandboxes(st State) error {
 			c.schedule(s)
 		}
 	}
+	slices.SortFunc(c.live, func(a, b *sandbox) int { return byClaim(a, b.mark()) })
 	c.recoveredAt = c.now.Boot
 	for _, s := range c.byID {
 		s.knows = c.told
@@ -532,20 +563,39 @@ func (c *Core) Recorded() []string {
 	return ids
 }
 
-// Live returns all sandboxes that are starting or running, in no order.
-func (c *Core) Live() []Sandbox {
-	all := make([]Sandbox, 0, len(c.sandboxes))
-	for _, s := range c.sandboxes {
-		if s.live() {
-			all = append(all, s.Sandbox)
+// Mark is a place in the list of live sandboxes: behind a sandbox of this ID that was
+// claimed then, whether there is one or not. The zero Mark is the beginning.
+type Mark struct {
+	ClaimedAt time.Time
+	ID        string
+}
+
+// Live returns sandboxes that are starting or running, the oldest first, at most so many
+// from a mark on, and whether there are more. Whoever goes on with the mark of the last
+// one sees each sandbox once that is live all the while, whatever comes and goes.
+func (c *Core) Live(after Mark, most int) (list []Sandbox, more bool) {
+	at := 0
+	if after != (Mark{}) {
+		var found bool
+		if at, found = slices.BinarySearchFunc(c.live, after, byClaim); found {
+			at++
 		}
 	}
-	return all
+	for _, s := range c.live[at:] {
+		if !s.live() {
+			continue
+		}
+		if len(list) == most {
+			return list, true
+		}
+		list = append(list, s.Sandbox)
+	}
+	return list, false
 }
 
 // CountLive is how many Live would return.
 func (c *Core) CountLive() (n int) {
-	for _, s := range c.sandboxes {
+	for _, s := range c.live {
 		if s.live() {
 			n++
 		}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"reflect"
+	"slices"
 	"strconv"
 	"testing"
 	"time"
@@ -307,5 +308,61 @@ func TestTheSameEventsDoTheSameInTheSameOrder(t *testing.T) {
 		if len(got) != len(want) {
 			t.Fatalf("%d effects, and there were %d", len(got), len(want))
 		}
+	}
+}
+
+func TestPagesShowEachLiveSandboxOnceOldestFirst(t *testing.T) {
+	s := newSim(t)
+	var pods []Pod
+	for i := range 12 {
+		pods = append(pods, with(warmPod("a-"+strconv.Itoa(i)), func(p *Pod) { p.IP = netip.AddrFrom4([4]byte{10, 0, 1, byte(i)}) }))
+	}
+	s.recover([]Pool{specA(12)}, pods)
+	var ids []string
+	for token := range uint64(9) {
+		if token%3 == 0 { // three at a time are of one moment
+			s.now.Wall = s.now.Wall.Add(time.Second)
+		}
+		s.step(Claim{Token: token, Pool: poolA, Wait: wait})
+		ids = append(ids, one[Claimed](s).Sandbox.ID)
+	}
+	for at := 0; at < len(ids); at += 3 {
+		slices.Sort(ids[at : at+3])
+	}
+	page := func(after Mark, most int) (got []string, next Mark, more bool) {
+		list, more := s.core.Live(after, most)
+		for _, sb := range list {
+			got, next = append(got, sb.ID), Mark{sb.ClaimedAt, sb.ID}
+		}
+		return got, next, more
+	}
+	first, next, more := page(Mark{}, 4)
+	if !slices.Equal(first, ids[:4]) || !more {
+		t.Fatalf("first page %v, expected %v", first, ids[:4])
+	}
+	// Between two pages the one that was shown last goes, and one that comes next, and
+	// another one begins.
+	s.release(ids[3])
+	s.release(ids[4])
+	s.now.Wall = s.now.Wall.Add(time.Second)
+	s.step(Claim{Token: 100, Pool: poolA, Wait: wait})
+	want := append(slices.Clone(ids[5:]), one[Claimed](s).Sandbox.ID)
+	second, next, more := page(next, 4)
+	if !slices.Equal(second, want[:4]) || !more {
+		t.Fatalf("second page %v, expected %v", second, want[:4])
+	}
+	third, _, more := page(next, 4)
+	if !slices.Equal(third, want[4:]) || more {
+		t.Fatalf("third page %v, expected %v; more: %v", third, want[4:], more)
+	}
+	if all, _, more := page(Mark{}, 8); len(all) != 8 || more {
+		t.Errorf("all are %v; more: %v", all, more)
+	}
+	// The next leader has the same order: what it knows is exact to a microsecond.
+	s.step(Claim{Token: 101, Pool: poolA, Wait: wait})
+	before, next, _ := page(Mark{}, 5)
+	after, _, _ := page(Mark{next.ClaimedAt.Truncate(time.Microsecond), next.ID}, 5)
+	if len(before) != 5 || len(after) != 4 || slices.Contains(after, next.ID) {
+		t.Errorf("%v, then %v", before, after)
 	}
 }

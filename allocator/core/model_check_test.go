@@ -285,6 +285,20 @@ func checkTables(t interface{ Fatalf(string, ...any) }, c *Core) {
 	}
 	holds := map[PodKey]string{}
 	ended, queued := 0, 0
+	live := 0
+	for _, s := range c.sandboxes {
+		if s.Phase != Released && s.Phase != Ended {
+			live++
+		}
+	}
+	if live != len(c.live) {
+		t.Fatalf("%d sandboxes are live, %d are listed", live, len(c.live))
+	}
+	for i, s := range c.live {
+		if c.sandboxes[s.ID] != s || i > 0 && byClaim(c.live[i-1], s.mark()) >= 0 {
+			t.Fatalf("live sandbox %s is not known, or not in its place", s.ID)
+		}
+	}
 	for id, s := range c.sandboxes {
 		q := c.pods[s.Pod]
 		if s.ID != id {

@@ -188,7 +188,7 @@ func TestRecordThatCannotBeWrittenDoesNotKeepAllOthers(t *testing.T) {
 			}
 		}
 		written(s.step(Claim{Token: n, Pool: poolA, Wait: wait}))
-		c := s.core.Live()[0]
+		c := s.core.live[0].Sandbox
 		written(s.step(Release{ID: c.ID, Reason: ReasonKilled}))
 		s.deletedAfter(c.Pod, never)
 		written(s.step(PodGone{c.Pod}))

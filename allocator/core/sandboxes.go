@@ -248,6 +248,7 @@ func (c *Core) released(ch *change, at time.Duration) {
 	if s.queued {
 		heap.Remove(&c.deadlines, s.index)
 	}
+	c.delist(s)
 	fact := ch.fact.Sandbox
 	s.Phase, s.Reason, s.EndedAt, s.endedAt, s.Revision = Released, fact.Reason, fact.EndedAt, c.now.Boot, ch.fact.Revision
 	q := c.pods[s.Pod]

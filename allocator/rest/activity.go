@@ -151,9 +151,12 @@ func showActivity(a core.ActivityStatus, now time.Time) Activity {
 	return shown
 }
 
-func (a *api) lastActive(w http.ResponseWriter, r *http.Request) error {
+func (a *api) lastActive(w *reply, r *http.Request) error {
 	limit, err := limitOf(r, defaultActivities, maxActivities)
 	if err != nil {
+		return err
+	}
+	if err := w.rows(limit); err != nil {
 		return err
 	}
 	query := r.URL.Query()
@@ -246,14 +249,12 @@ func timeoutOf(s int64) (time.Duration, error) {
 }
 
 // setTimeout moves the end of a sandbox.
-func (a *api) setTimeout(w http.ResponseWriter, r *http.Request) error {
-	reading := http.NewResponseController(w)
-	_ = reading.SetReadDeadline(time.Now().Add(bodyWait)) // errors where there is no connection
+func (a *api) setTimeout(w *reply, r *http.Request) error {
 	var request struct {
 		Timeout *int64 `json:"timeout"`
 	}
 	if err := decodeStrictly(r.Body, &request); err != nil {
-		return err // what is left of the body is still to be read, within the deadline
+		return err
 	}
 	if request.Timeout == nil {
 		return invalid("timeout: required: seconds from now after which the sandbox is released")
@@ -265,7 +266,6 @@ func (a *api) setTimeout(w http.ResponseWriter, r *http.Request) error {
 		}
 		return err
 	}
-	_ = reading.SetReadDeadline(time.Time{}) // it would end the request's context
 	ctx, cancel := context.WithTimeout(r.Context(), answerWait)
 	defer cancel()
 	id := r.PathValue("id")
@@ -274,14 +274,11 @@ func (a *api) setTimeout(w http.ResponseWriter, r *http.Request) error {
 }
 
 // keepAlive counts as activity.
-func (a *api) keepAlive(w http.ResponseWriter, r *http.Request) error {
-	reading := http.NewResponseController(w)
-	_ = reading.SetReadDeadline(time.Now().Add(bodyWait)) // errors where there is no connection
+func (a *api) keepAlive(w *reply, r *http.Request) error {
 	var nothing struct{}
 	if err := decodeStrictly(r.Body, &nothing); err != nil {
 		return err
 	}
-	_ = reading.SetReadDeadline(time.Time{})
 	ctx, cancel := context.WithTimeout(r.Context(), answerWait)
 	defer cancel()
 	id := r.PathValue("id")
@@ -290,7 +287,7 @@ func (a *api) keepAlive(w http.ResponseWriter, r *http.Request) error {
 }
 
 // kept answers a call that is about a live sandbox.
-func kept(w http.ResponseWriter, id string, status core.ReleaseStatus, err error) error {
+func kept(w *reply, id string, status core.ReleaseStatus, err error) error {
 	if err != nil {
 		return err
 	}

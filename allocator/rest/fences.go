@@ -140,9 +140,12 @@ func showFence(f core.FenceStatus) Fence {
 	return shown
 }
 
-func (a *api) fences(w http.ResponseWriter, r *http.Request) error {
+func (a *api) fences(w *reply, r *http.Request) error {
 	limit, err := limitOf(r, defaultLimit, maxLimit)
 	if err != nil {
+		return err
+	}
+	if err := w.rows(limit); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), answerWait)
@@ -158,9 +161,12 @@ func (a *api) fences(w http.ResponseWriter, r *http.Request) error {
 	return writeJSON(w, http.StatusOK, all)
 }
 
-func (a *api) sessions(w http.ResponseWriter, r *http.Request) error {
+func (a *api) sessions(w *reply, r *http.Request) error {
 	limit, err := limitOf(r, defaultLimit, maxLimit)
 	if err != nil {
+		return err
+	}
+	if err := w.rows(limit); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), answerWait)
@@ -190,14 +196,11 @@ func limitOf(r *http.Request, absent, most int) (int, error) {
 }
 
 // declareDead takes an operator's word that a router has ended.
-func (a *api) declareDead(w http.ResponseWriter, r *http.Request) error {
-	reading := http.NewResponseController(w)
-	_ = reading.SetReadDeadline(time.Now().Add(bodyWait)) // errors where there is no connection
+func (a *api) declareDead(w *reply, r *http.Request) error {
 	reason, err := decodeReason(r.Body)
 	if err != nil {
-		return err // what is left of the body is still to be read, within the deadline
+		return err
 	}
-	_ = reading.SetReadDeadline(time.Time{}) // it would end the request's context
 	ctx, cancel := context.WithTimeout(r.Context(), answerWait)
 	defer cancel()
 	id, by := r.PathValue("id"), teamOf(ctx)

@@ -73,7 +73,6 @@ func TestListsHaveALimit(t *testing.T) {
 		}
 		require.Contains(t, refusal(t, call(handler(t, &fake{}), "GET", path+"?limit=1&pool=x", ""), 501, apierror.NotImplemented).Message, "pool")
 	}
-	refusal(t, call(handler(t, &fake{}), "GET", "/sandboxes?limit=1", ""), 501, apierror.NotImplemented)
 }
 
 const declarePath = "/v1/sessions/router-a/declare-dead"

@@ -21,15 +21,20 @@ const forwardedHeader = "Berth-Forwarded"
 // How a replica reaches the leader's API.
 const (
 	leaderDialWait = time.Second
-	leaderConns    = 256 // more calls than this wait for one another
-	// forwardWait is longer than what the leader takes to say that it cannot.
-	forwardWait = MaxWait + answerWait + 2*time.Second
+	leaderIdle     = 256 // connections that are kept
+	// leaderSlack is for how much longer a call is waited for than the leader may carry it
+	// out: it says so itself when it cannot.
+	leaderSlack = 2 * time.Second
 )
 
 type leaderKey struct{}
 
 // newForwarder returns a proxy to the leader that the request's context names.
 // A call is sent once: whether one that failed has taken place is not known.
+//
+// There is no bound on connections, which claims that wait would share with everything
+// else: the slots of each class bound what is passed on. Two calls share no connection
+// either, since without TLS it is HTTP/1.
 func newForwarder(log *zap.Logger) *httputil.ReverseProxy {
 	return &httputil.ReverseProxy{
 		Rewrite: func(p *httputil.ProxyRequest) {
@@ -39,8 +44,8 @@ func newForwarder(log *zap.Logger) *httputil.ReverseProxy {
 			p.Out.Header.Set(forwardedHeader, "1")
 		},
 		Transport: &http.Transport{
-			DialContext:     (&net.Dialer{Timeout: leaderDialWait}).DialContext,
-			MaxConnsPerHost: leaderConns, MaxIdleConnsPerHost: leaderConns, IdleConnTimeout: time.Minute,
+			DialContext:         (&net.Dialer{Timeout: leaderDialWait}).DialContext,
+			MaxIdleConnsPerHost: leaderIdle, IdleConnTimeout: time.Minute,
 			// The client's own wishes go through as they are.
 			DisableCompression: true,
 		},
@@ -56,7 +61,7 @@ func newForwarder(log *zap.Logger) *httputil.ReverseProxy {
 }
 
 // forward passes a call on to the leader.
-func (a *api) forward(w http.ResponseWriter, r *http.Request, leader string) {
+func (a *api) forward(c *class, w *reply, r *http.Request, leader string) {
 	refuse := func(message string) {
 		answer(w, r, apierror.New(apierror.NotLeader, "%s", message))
 	}
@@ -68,7 +73,7 @@ func (a *api) forward(w http.ResponseWriter, r *http.Request, leader string) {
 		refuse("the replica that this call was passed on to does not lead any more; try again")
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.WithValue(r.Context(), leaderKey{}, leader), forwardWait)
+	ctx, cancel := context.WithTimeout(context.WithValue(r.Context(), leaderKey{}, leader), c.wait+leaderSlack)
 	defer cancel()
 	a.forwarder.ServeHTTP(w, r.WithContext(ctx))
 }

@@ -7,10 +7,12 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
 
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/api/apierror"
@@ -127,4 +129,52 @@ func TestTheLeaderLearnsThatTheCallerOfAFollowerHasGone(t *testing.T) {
 	case <-time.After(10 * time.Second):
 		t.Error("the leader goes on")
 	}
+}
+
+func TestClaimsThatWaitThroughAFollowerHoldUpNothingElse(t *testing.T) {
+	leader := &fake{status: core.ReleaseOK, blockClaims: true}
+	follower := handler(t, &fake{leader: listen(t, handler(t, leader))})
+	ctx, leave := context.WithCancel(t.Context())
+	var claims sync.WaitGroup
+	defer claims.Wait()
+	defer leave()
+	const many = 300
+	for range many {
+		claims.Go(func() {
+			follower.ServeHTTP(httptest.NewRecorder(), request(ctx, "POST", "/sandboxes", strings.NewReader(`{"templateID":"python","waitTimeout":300}`)))
+		})
+	}
+	require.Eventually(t, func() bool {
+		leader.mu.Lock()
+		defer leader.mu.Unlock()
+		return leader.claims == many
+	}, time.Minute, time.Millisecond, "claims wait for one another")
+	for _, c := range [][2]string{{"DELETE", "/sandboxes/x"}, {"POST", "/v1/sandboxes/x/keepalive"}} {
+		within, cancel := context.WithTimeout(t.Context(), time.Minute)
+		w := httptest.NewRecorder()
+		follower.ServeHTTP(w, request(within, c[0], c[1], nil))
+		cancel()
+		require.Equal(t, http.StatusNoContent, w.Code, "%s: %s", c[1], w.Body)
+	}
+}
+
+func TestAFollowerHoldsNoSlotForAClientThatReadsSlowly(t *testing.T) {
+	// A list of the leader is put together before it is sent on, within what may be in
+	// progress.
+	leader := &fake{live: someSandboxes(100)}
+	at := listen(t, handler(t, leader))
+	h := handler(t, &fake{leader: at})
+	w := call(h, "GET", "/sandboxes", "")
+	require.Equal(t, call(handler(t, leader), "GET", "/sandboxes", "").Body.String(), w.Body.String())
+	require.Equal(t, 200, w.Code)
+	a := &api{Options: Options{Allocator: &fake{leader: at}}, forwarder: newForwarder(zap.NewNop()), others: newClass(1, answerWait)}
+	p := &reply{held: held{budget: newBudget(100 << 10), free: smallAnswer}, header: http.Header{}}
+	a.carryOut(a.others, p, request(t.Context(), "GET", "/sandboxes", nil), nil, nil)
+	require.True(t, p.full, "an answer of %d bytes was taken", p.held.buf.Len())
+	require.Empty(t, a.others.slots, "it is not sent yet, and its slot is free")
+	w = httptest.NewRecorder()
+	r := request(t.Context(), "GET", "/sandboxes", nil)
+	r.Header.Set("X-Request-Id", "req-1")
+	p.send(w, r)
+	refusal(t, w, 503, apierror.Overloaded)
 }

@@ -3,7 +3,8 @@
 // what is not carried out is refused by name, never dropped in silence.
 //
 //	POST   /sandboxes        claim a sandbox: 201, at the latest after the claim's wait
-//	GET    /sandboxes        live sandboxes, oldest first: 200
+//	GET    /sandboxes        live sandboxes, oldest first: 200; ?limit= (1 to 100, 100 if left out); if
+//	                         there are more, the header X-Next-Token has what to send as ?nextToken=
 //	GET    /sandboxes/{id}   one live sandbox: 200, or 404
 //	DELETE /sandboxes/{id}   release: 204, or 404
 //	POST   /sandboxes/{id}/timeout       {"timeout":seconds}: the sandbox ends so long from now: 204, or 404
@@ -42,6 +43,7 @@ package rest
 import (
 	"context"
 	"crypto/sha256"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -51,7 +53,6 @@ import (
 	"net/http/httputil"
 	"net/url"
 	"slices"
-	"sort"
 	"strconv"
 	"strings"
 	"time"
@@ -68,6 +69,10 @@ import (
 // know the route.
 const OutstandingHeader = "Berth-Routers-Outstanding"
 
+// NextTokenHeader is on a page of a list if there are more: what to send as nextToken for
+// the next one.
+const NextTokenHeader = "X-Next-Token"
+
 // Bounds of what a client may send.
 const (
 	maxBody     = 64 << 10
@@ -79,12 +84,9 @@ const (
 	maxIdempotencyKey = 255
 	// answerWait bounds how long a call may take beside the wait for a pod.
 	answerWait = 10 * time.Second
-	// bodyWait bounds how long a client may take to send its request.
-	bodyWait = 5 * time.Second
-	// claimsInFlight and inFlight bound the claims, and the other requests, that are
-	// served at one time: claims may wait, and must not keep releases waiting.
-	claimsInFlight = 4_000
-	inFlight       = 1_000
+	// defaultPage and maxPage are how many sandboxes a list shows, as E2B documents it.
+	defaultPage = 100
+	maxPage     = 100
 )
 
 // MaxWait is the longest that a claim may wait for a pod.
@@ -114,8 +116,9 @@ type Allocator interface {
 	// are.
 	Activities(ctx context.Context, which Which, most int) ([]core.ActivityStatus, int, error)
 	Sandbox(ctx context.Context, id string) (core.Sandbox, bool, error)
-	// Live returns the sandboxes that are starting or running.
-	Live(ctx context.Context) ([]core.Sandbox, error)
+	// Live returns sandboxes that are starting or running, the oldest first, at most so
+	// many from a mark on, and whether there are more.
+	Live(ctx context.Context, after core.Mark, most int) ([]core.Sandbox, bool, error)
 	// Fences and Sessions return at most so many, and how many more there are.
 	Fences(ctx context.Context, most int) ([]core.FenceStatus, int, error)
 	Sessions(ctx context.Context, most int) ([]core.SessionStatus, int, error)
@@ -142,9 +145,9 @@ type Options struct {
 
 type api struct {
 	Options
-	forwarder *httputil.ReverseProxy
-	// One for each request that is being served.
-	claimSlots, slots chan struct{}
+	forwarder      *httputil.ReverseProxy
+	claims, others *class
+	answers        *budget
 }
 
 // New returns the handler.
@@ -152,34 +155,37 @@ func New(o Options) (http.Handler, error) {
 	if o.Allocator == nil || o.PublicScheme == "" || o.PublicHost == "" || o.ActivityWindow <= 0 || o.Log == nil {
 		return nil, errors.New("rest: all options but Keys and ReapDryRun are required")
 	}
-	a := &api{Options: o, forwarder: newForwarder(o.Log), claimSlots: make(chan struct{}, claimsInFlight), slots: make(chan struct{}, inFlight)}
+	a := &api{
+		Options: o, forwarder: newForwarder(o.Log), answers: newBudget(answerBytes),
+		claims: newClass(claimsInFlight, MaxWait+answerWait), others: newClass(inFlight, answerWait),
+	}
 	mux := http.NewServeMux()
 	for _, prefix := range []string{"", "/v2"} {
-		mux.HandleFunc("POST "+prefix+"/sandboxes", a.handle(a.claimSlots, a.create))
-		mux.HandleFunc("GET "+prefix+"/sandboxes", a.handle(a.slots, a.list))
-		mux.HandleFunc("GET "+prefix+"/sandboxes/{id}", a.handle(a.slots, a.get))
-		mux.HandleFunc("DELETE "+prefix+"/sandboxes/{id}", a.handle(a.slots, a.kill))
-		mux.HandleFunc("POST "+prefix+"/sandboxes/{id}/timeout", a.handle(a.slots, a.setTimeout))
+		mux.HandleFunc("POST "+prefix+"/sandboxes", a.handle(a.claims, a.create))
+		mux.HandleFunc("GET "+prefix+"/sandboxes", a.handle(a.others, a.list, "limit", "nextToken"))
+		mux.HandleFunc("GET "+prefix+"/sandboxes/{id}", a.handle(a.others, a.get))
+		mux.HandleFunc("DELETE "+prefix+"/sandboxes/{id}", a.handle(a.others, a.kill))
+		mux.HandleFunc("POST "+prefix+"/sandboxes/{id}/timeout", a.handle(a.others, a.setTimeout))
 	}
-	mux.HandleFunc("POST /v1/sandboxes/{id}/keepalive", a.handle(a.slots, a.keepAlive))
-	mux.HandleFunc("GET /v1/admin/last-active", a.handle(a.slots, a.lastActive, "id", "prefix", "pool", "format", "limit"))
-	mux.HandleFunc("GET /v1/fences", a.handle(a.slots, a.fences, "limit"))
-	mux.HandleFunc("GET /v1/sessions", a.handle(a.slots, a.sessions, "limit"))
-	mux.HandleFunc("POST /v1/sessions/{id}/declare-dead", a.handle(a.slots, a.declareDead))
+	mux.HandleFunc("POST /v1/sandboxes/{id}/keepalive", a.handle(a.others, a.keepAlive))
+	mux.HandleFunc("GET /v1/admin/last-active", a.handle(a.others, a.lastActive, "id", "prefix", "pool", "format", "limit"))
+	mux.HandleFunc("GET /v1/fences", a.handle(a.others, a.fences, "limit"))
+	mux.HandleFunc("GET /v1/sessions", a.handle(a.others, a.sessions, "limit"))
+	mux.HandleFunc("POST /v1/sessions/{id}/declare-dead", a.handle(a.others, a.declareDead))
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		e := apierror.New(apierror.NotFound, "no such resource; this version serves /sandboxes, /sandboxes/{id}, /sandboxes/{id}/timeout, /v1/sandboxes/{id}/keepalive, /v1/admin/last-active, /v1/fences, /v1/sessions and /v1/sessions/{id}/declare-dead")
 		if strings.HasPrefix(strings.TrimPrefix(r.URL.Path, "/v2")+"/", "/sandboxes/") {
 			e = notImplemented("%s %s is not implemented", r.Method, r.URL.Path)
 		}
-		answer(w, r, e)
+		refuse(w, r, e)
 	})
 	// A page in somebody's browser must not claim or release through a listener
 	// that only loopback protects.
 	origin := http.NewCrossOriginProtection()
 	origin.SetDenyHandler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		answer(w, r, apierror.New(apierror.CrossOrigin, "a web page of another origin may not call this API from a browser"))
+		refuse(w, r, apierror.New(apierror.CrossOrigin, "a web page of another origin may not call this API from a browser"))
 	}))
-	return a.known(origin.Handler(a.authenticated(mux))), nil
+	return bounded(a.known(origin.Handler(a.authenticated(mux)))), nil
 }
 
 // known lets through calls that name a host of ours. Without keys the browser is all that
@@ -192,7 +198,7 @@ func (a *api) known(next http.Handler) http.Handler {
 	public := localhost.Hostname(a.PublicHost)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if host := localhost.Hostname(r.Host); !localhost.Is(host) && host != public && host != "api."+public {
-			answer(w, r, apierror.New(apierror.HostRefused,
+			refuse(w, r, apierror.New(apierror.HostRefused,
 				"host %q: without keys this API answers only to localhost, loopback addresses, %s and api.%s", r.Host, public, public))
 			return
 		}
@@ -214,7 +220,7 @@ func (a *api) authenticated(next http.Handler) http.Handler {
 				message = "a key is needed, in the header X-API-Key or as Authorization: Bearer <key>"
 			}
 			w.Header().Set("WWW-Authenticate", "Bearer") // RFC 9110, section 11.6.1
-			answer(w, r, apierror.New(apierror.Unauthorized, "%s", message))
+			refuse(w, r, apierror.New(apierror.Unauthorized, "%s", message))
 			return
 		}
 		next.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), teamKey{}, team)))
@@ -227,44 +233,6 @@ type teamKey struct{}
 func teamOf(ctx context.Context) string {
 	team, _ := ctx.Value(teamKey{}).(string)
 	return team
-}
-
-// handle turns a function that may fail into a handler. Where this replica does
-// not lead, the leader answers. parameters are those that the call may have in its
-// query.
-func (a *api) handle(slots chan struct{}, f func(http.ResponseWriter, *http.Request) error, parameters ...string) http.HandlerFunc {
-	return func(w http.ResponseWriter, r *http.Request) {
-		select {
-		case slots <- struct{}{}:
-			defer func() { <-slots }()
-		default:
-			answer(w, r, apierror.New(apierror.Overloaded, "too many requests are being served; try again"))
-			return
-		}
-		if ok, leader := a.Allocator.Leading(); !ok {
-			a.forward(w, r, leader)
-			return
-		}
-		err := noParametersBut(r, parameters)
-		if err == nil {
-			err = f(w, r)
-		}
-		if err == nil {
-			return
-		}
-		var e *apierror.Error
-		switch {
-		case errors.As(err, &e):
-		case errors.Is(err, context.DeadlineExceeded):
-			e = apierror.New(apierror.Timeout, "the API server did not confirm in time; a claim that was not answered is given back, unless it had an Idempotency-Key; a release goes on")
-		case errors.Is(err, context.Canceled):
-			return // the client has gone
-		default:
-			a.Log.Error("request failed", zap.String("path", r.URL.Path), zap.Error(err))
-			e = apierror.New(apierror.Internal, "the allocator failed; its log says more")
-		}
-		answer(w, r, e)
-	}
 }
 
 // answer answers r with the error.
@@ -325,18 +293,15 @@ func (a *api) show(s core.Sandbox) Sandbox {
 	return shown
 }
 
-func (a *api) create(w http.ResponseWriter, r *http.Request) error {
-	reading := http.NewResponseController(w)
-	_ = reading.SetReadDeadline(time.Now().Add(bodyWait)) // errors where there is no connection
+func (a *api) create(w *reply, r *http.Request) error {
 	request, err := a.decodeCreate(r.Body)
 	if err != nil {
-		return err // what is left of the body is still to be read, within the deadline
+		return err
 	}
 	key, err := idempotencyKey(r.Header)
 	if err != nil {
 		return err
 	}
-	_ = reading.SetReadDeadline(time.Time{}) // it would end the request's context
 	wait := a.Allocator.ClaimWait()
 	if request.Wait != nil {
 		wait = *request.Wait
@@ -386,12 +351,10 @@ type createRequest struct {
 
 // read reads a body.
 func read(body io.Reader) ([]byte, error) {
-	raw, err := io.ReadAll(io.LimitReader(body, maxBody+1))
+	raw, err := io.ReadAll(body)
 	switch {
 	case err != nil:
-		return nil, invalid("body: %v", err)
-	case len(raw) > maxBody:
-		return nil, apierror.New(apierror.BodyTooLarge, "body: at most %d bytes", maxBody)
+		return nil, fmt.Errorf("read body: %w", err)
 	case !utf8.Valid(raw): // the decoder would put something else in its place
 		return nil, invalid("body: must be UTF-8")
 	}
@@ -428,7 +391,7 @@ func (a *api) decodeCreate(body io.Reader) (*createRequest, error) {
 		}
 	}
 	if len(refused) > 0 {
-		sort.Strings(refused)
+		slices.Sort(refused)
 		return nil, notImplemented("%s: not supported by this version; leave it out", strings.Join(refused, ", "))
 	}
 	if request.TemplateID == "" {
@@ -486,7 +449,7 @@ func empty(value json.RawMessage) bool {
 	return false
 }
 
-func (a *api) get(w http.ResponseWriter, r *http.Request) error {
+func (a *api) get(w *reply, r *http.Request) error {
 	ctx, cancel := context.WithTimeout(r.Context(), answerWait)
 	defer cancel()
 	id := r.PathValue("id")
@@ -502,27 +465,66 @@ func (a *api) get(w http.ResponseWriter, r *http.Request) error {
 	return writeJSON(w, http.StatusOK, a.show(s))
 }
 
-func (a *api) list(w http.ResponseWriter, r *http.Request) error {
-	ctx, cancel := context.WithTimeout(r.Context(), answerWait)
-	defer cancel()
-	running, err := a.Allocator.Live(ctx)
+func (a *api) list(w *reply, r *http.Request) error {
+	limit, err := limitOf(r, defaultPage, maxPage)
 	if err != nil {
 		return err
 	}
-	sort.Slice(running, func(i, j int) bool {
-		if !running[i].ClaimedAt.Equal(running[j].ClaimedAt) {
-			return running[i].ClaimedAt.Before(running[j].ClaimedAt)
-		}
-		return running[i].ID < running[j].ID
-	})
-	all := make([]Sandbox, 0, len(running))
-	for _, s := range running {
-		all = append(all, a.show(s))
+	after, err := markOf(r.URL.Query()["nextToken"])
+	if err != nil {
+		return err
 	}
-	return writeJSON(w, http.StatusOK, all)
+	if err := w.rows(limit); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), answerWait)
+	defer cancel()
+	page, more, err := a.Allocator.Live(ctx, after, limit)
+	if err != nil {
+		return err
+	}
+	if more {
+		last := page[len(page)-1]
+		w.Header().Set(NextTokenHeader, tokenOf(core.Mark{ClaimedAt: last.ClaimedAt, ID: last.ID}))
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_, _ = io.WriteString(w, "[")
+	for i, s := range page { // one after the other, so that no more than there is room for is encoded
+		if i > 0 {
+			_, _ = io.WriteString(w, ",")
+		}
+		raw, err := json.Marshal(a.show(s))
+		if err != nil {
+			return fmt.Errorf("encode answer: %w", err)
+		}
+		if _, _ = w.Write(raw); w.full {
+			return nil
+		}
+	}
+	_, _ = io.WriteString(w, "]")
+	return nil
 }
 
-func (a *api) kill(w http.ResponseWriter, r *http.Request) error {
+// tokenOf is a mark as a client sends it back.
+func tokenOf(m core.Mark) string {
+	return base64.RawURLEncoding.EncodeToString([]byte(strconv.FormatInt(m.ClaimedAt.UnixMicro(), 10) + " " + m.ID))
+}
+
+// markOf reads the parameter that says where a list goes on.
+func markOf(tokens []string) (core.Mark, error) {
+	if len(tokens) == 0 || len(tokens) == 1 && tokens[0] == "" {
+		return core.Mark{}, nil
+	}
+	if raw, err := base64.RawURLEncoding.DecodeString(tokens[0]); err == nil && len(tokens) == 1 {
+		claimedAt, id, _ := strings.Cut(string(raw), " ")
+		if micros, err := strconv.ParseInt(claimedAt, 10, 64); err == nil && id != "" {
+			return core.Mark{ClaimedAt: time.UnixMicro(micros), ID: id}, nil
+		}
+	}
+	return core.Mark{}, invalid("nextToken: must be the %s of the page before, or be left out", NextTokenHeader)
+}
+
+func (a *api) kill(w *reply, r *http.Request) error {
 	ctx, cancel := context.WithTimeout(r.Context(), answerWait)
 	defer cancel()
 	id := r.PathValue("id")
@@ -553,13 +555,13 @@ func missing(id string, reason apierror.Reason, message string) *apierror.Error 
 	return e
 }
 
-func writeJSON(w http.ResponseWriter, code int, v any) error {
+func writeJSON(w *reply, code int, v any) error {
 	raw, err := json.Marshal(v)
 	if err != nil {
 		return fmt.Errorf("encode answer: %w", err)
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(code)
-	_, _ = w.Write(raw) // the client may have gone; there is nobody else to tell
+	_, _ = w.Write(raw)
 	return nil
 }

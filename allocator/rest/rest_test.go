@@ -7,10 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -33,7 +33,9 @@ type fake struct {
 	followers   bool   // this replica does not lead, and the leader is not known
 	err         error
 	block       bool // until the caller gives up
+	blockClaims bool // the same, claims only
 	sandboxes   map[string]core.Sandbox
+	live        []core.Sandbox
 	phase       core.Phase // of what is claimed
 	status      core.ReleaseStatus
 	outstanding int
@@ -52,6 +54,7 @@ type fake struct {
 	declared []string
 	pool     string
 	claim    core.Claim
+	claims   int // how many came
 	released []string
 }
 
@@ -76,7 +79,12 @@ func (f *fake) ClaimWait() time.Duration { return claimWait }
 func (f *fake) Claim(ctx context.Context, pool string, c core.Claim) (core.Sandbox, error) {
 	f.mu.Lock()
 	f.pool, f.claim = pool, c
+	f.claims++
 	f.mu.Unlock()
+	if f.blockClaims {
+		<-ctx.Done()
+		return core.Sandbox{}, ctx.Err()
+	}
 	if err := f.wait(ctx); err != nil {
 		return core.Sandbox{}, err
 	}
@@ -106,12 +114,14 @@ func (f *fake) Sandbox(ctx context.Context, id string) (core.Sandbox, bool, erro
 	return s, known, f.wait(ctx)
 }
 
-func (f *fake) Live(ctx context.Context) ([]core.Sandbox, error) {
-	var all []core.Sandbox
-	for _, s := range f.sandboxes {
-		all = append(all, s)
+// Live lists what is in live.
+func (f *fake) Live(ctx context.Context, after core.Mark, most int) ([]core.Sandbox, bool, error) {
+	at := 0
+	if after != (core.Mark{}) {
+		at = 1 + slices.IndexFunc(f.live, func(s core.Sandbox) bool { return s.ID == after.ID && s.ClaimedAt.Equal(after.ClaimedAt) })
 	}
-	return all, f.wait(ctx)
+	page := f.live[at:min(at+most, len(f.live))]
+	return page, at+most < len(f.live), f.wait(ctx)
 }
 
 func (f *fake) Fences(ctx context.Context, most int) ([]core.FenceStatus, int, error) {
@@ -373,8 +383,8 @@ func TestParametersAreNeverIgnored(t *testing.T) {
 	f := &fake{sandboxes: map[string]core.Sandbox{"k3x9": {}}}
 	for _, c := range [][2]string{{"POST", "/sandboxes"}, {"GET", "/sandboxes"}, {"GET", "/v2/sandboxes"}, {"GET", "/sandboxes/k3x9"}, {"DELETE", "/sandboxes/k3x9"},
 		{"POST", "/sandboxes/k3x9/timeout"}, {"POST", "/v1/sandboxes/k3x9/keepalive"}} {
-		e := refusal(t, call(handler(t, f), c[0], c[1]+"?state=paused&limit=5", `{"templateID":"python"}`), 501, apierror.NotImplemented)
-		require.Contains(t, e.Message, "limit, state")
+		e := refusal(t, call(handler(t, f), c[0], c[1]+"?state=paused&order=asc", `{"templateID":"python"}`), 501, apierror.NotImplemented)
+		require.Contains(t, e.Message, "order, state")
 		refusal(t, call(handler(t, f), c[0], c[1]+"?state=%zz", `{"templateID":"python"}`), 400, apierror.BadRequest)
 		refusal(t, call(handler(t, f), c[0], c[1]+"?a;b", `{"templateID":"python"}`), 400, apierror.BadRequest)
 	}
@@ -441,20 +451,40 @@ func TestGetShowsLiveSandboxesOnly(t *testing.T) {
 	require.Equal(t, "nobody", refusal(t, call(h, "GET", "/sandboxes/nobody", ""), 404, apierror.SandboxNotFound).SandboxID)
 }
 
-func TestListIsOldestFirstAndNeverNull(t *testing.T) {
-	require.Equal(t, "[]", call(handler(t, &fake{}), "GET", "/sandboxes", "").Body.String())
-	f := &fake{sandboxes: map[string]core.Sandbox{}}
-	for id, age := range map[string]time.Duration{"a": time.Second, "b": time.Hour, "c": time.Minute, "d": time.Minute} {
-		f.sandboxes[id] = core.Sandbox{Binding: core.Binding{ID: id, ClaimedAt: noon.Add(-age)}}
+func TestAListIsReadPageByPage(t *testing.T) {
+	w := call(handler(t, &fake{}), "GET", "/sandboxes", "")
+	require.Equal(t, "[]", w.Body.String())
+	require.NotContains(t, w.Header(), NextTokenHeader)
+	f := &fake{}
+	for i := range 250 {
+		f.live = append(f.live, core.Sandbox{Binding: core.Binding{ID: fmt.Sprintf("id%03d", i), ClaimedAt: noon.Add(time.Duration(i/3) * time.Microsecond)}})
 	}
-	for range 10 {
-		var list []Sandbox
-		require.NoError(t, json.Unmarshal(call(handler(t, f), "GET", "/v2/sandboxes", "").Body.Bytes(), &list))
-		var ids string
-		for _, s := range list {
-			ids += s.SandboxID
+	for _, c := range []struct {
+		limit string
+		pages []int
+	}{{"", []int{100, 100, 50}}, {"limit=100", []int{100, 100, 50}}, {"limit=50", []int{50, 50, 50, 50, 50}}, {"limit=99", []int{99, 99, 52}}} {
+		token := ""
+		var pages []int
+		var ids []string
+		for more := true; more; more = token != "" {
+			w := call(handler(t, f), "GET", "/v2/sandboxes?"+c.limit+"&nextToken="+token, "")
+			var page []Sandbox
+			require.NoError(t, json.Unmarshal(w.Body.Bytes(), &page), w.Body)
+			pages = append(pages, len(page))
+			for _, s := range page {
+				ids = append(ids, s.SandboxID)
+			}
+			token = w.Header().Get("x-next-token")
 		}
-		require.Equal(t, "bcda", ids)
+		require.Equal(t, c.pages, pages)
+		require.True(t, slices.IsSorted(ids))
+		require.Len(t, slices.Compact(ids), 250)
+	}
+	for query, says := range map[string]string{
+		"limit=0": "limit", "limit=101": "limit", "limit=": "limit", "limit=x": "limit", "limit=1&limit=2": "limit",
+		"nextToken=x": "nextToken", "nextToken=eA": "nextToken", "nextToken=MSA": "nextToken", "nextToken=" + tokenOf(core.Mark{ID: "a"}) + "&nextToken=": "nextToken",
+	} {
+		require.Contains(t, refusal(t, call(handler(t, f), "GET", "/sandboxes?"+query, ""), 400, apierror.BadRequest).Message, says, query)
 	}
 }
 
@@ -516,46 +546,6 @@ func TestRequestsBeingServedAreBounded(t *testing.T) {
 		require.Equal(t, 200, call(h, "GET", "/sandboxes", "").Code, "places were not given back")
 	})
 }
-
-// A client that sends its request a byte at a time must not hold a place for
-// ever. The connection is real enough to have deadlines.
-func TestClientThatDoesNotSendItsBodyIsGivenUp(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		client, server := net.Pipe()
-		listener := &oneConn{conn: server, closed: make(chan struct{})}
-		s := &http.Server{Handler: handler(t, &fake{}), ReadHeaderTimeout: time.Second}
-		served := make(chan error, 1)
-		go func() { served <- s.Serve(listener) }()
-		began := time.Now()
-		_, err := io.WriteString(client, "POST /sandboxes HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
-		require.NoError(t, err)
-		answer, err := io.ReadAll(client)
-		require.NoError(t, err)
-		require.Contains(t, string(answer), "HTTP/1.1 400")
-		require.Equal(t, bodyWait, time.Since(began))
-		require.NoError(t, s.Close())
-		<-served
-		client.Close()
-	})
-}
-
-// oneConn is a listener of one connection.
-type oneConn struct {
-	conn   net.Conn
-	closed chan struct{}
-	once   sync.Once
-}
-
-func (l *oneConn) Accept() (net.Conn, error) {
-	if c := l.conn; c != nil {
-		l.conn = nil
-		return c, nil
-	}
-	<-l.closed
-	return nil, net.ErrClosed
-}
-func (l *oneConn) Close() error   { l.once.Do(func() { close(l.closed) }); return nil }
-func (l *oneConn) Addr() net.Addr { return &net.UnixAddr{Name: "pipe"} }
 
 func TestOptionsAreRequired(t *testing.T) {
 	_, err := New(Options{})

@@ -119,8 +119,8 @@ var kinds = []Kind{
 		When: "there is no such session of a router, or no more", Do: "nothing waits for it; `berth fence sessions` lists those that there are"},
 	{Reason: MethodRefused, Code: http.StatusMethodNotAllowed, GRPC: codes.InvalidArgument, By: []Sender{Router},
 		When: "the method is CONNECT", Do: "connect to the sandbox's host directly"},
-	{Reason: RequestTimeout, Code: http.StatusRequestTimeout, GRPC: codes.Unknown, By: []Sender{Envoy},
-		When: "the request's headers did not arrive in time", Do: "send them faster"},
+	{Reason: RequestTimeout, Code: http.StatusRequestTimeout, GRPC: codes.Unknown, By: []Sender{Envoy, API},
+		When: "the request's headers did not arrive in time; from the API: its body did not", Do: "send them faster"},
 	{Reason: KeyReused, Code: http.StatusConflict, GRPC: codes.AlreadyExists, By: []Sender{API},
 		When: "the `Idempotency-Key` was used for a claim with another body", Do: "use a new key for a new claim"},
 	{Reason: SessionAlive, Code: http.StatusConflict, GRPC: codes.FailedPrecondition, By: []Sender{API},
@@ -162,7 +162,7 @@ var kinds = []Kind{
 	{Reason: Timeout, Code: http.StatusServiceUnavailable, GRPC: codes.Unavailable, RetryAfter: 1, Reload: true, By: []Sender{API},
 		When: "the Kubernetes API server did not confirm in time; a claim that was not answered is given back, unless it had an `Idempotency-Key`, a release goes on", Do: "try again"},
 	{Reason: Overloaded, Code: http.StatusServiceUnavailable, GRPC: codes.Unavailable, RetryAfter: 1, Reload: true, By: []Sender{Envoy, API},
-		When: "too many requests at one time, too little memory, or the allocator does not keep up with what it has to record", Do: "try again, more slowly"},
+		When: "too many requests at one time, too many large bodies or answers that are not read, too little memory, or the allocator does not keep up with what it has to record", Do: "try again, more slowly"},
 }
 
 // Kinds lists every reason, by status.

@@ -121,11 +121,11 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if err != nil {
 		return fmt.Errorf("--control-listen: %w", err)
 	}
-	api, err := cli.Listen("--api-listen", f.APIListen)
+	api, err := cli.Listen("--api-listen", f.APIListen, apirest.MaxConns)
 	if err != nil {
 		return err
 	}
-	admin, err := cli.Listen("--admin-listen", f.AdminListen)
+	admin, err := cli.Listen("--admin-listen", f.AdminListen, cli.AdminConns)
 	if err != nil {
 		return err
 	}

@@ -138,14 +138,14 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	adminServer, err := cli.Listen("--admin-listen", f.AdminListen)
+	adminServer, err := cli.Listen("--admin-listen", f.AdminListen, cli.AdminConns)
 	if err != nil {
 		return err
 	}
 	listening := []zap.Field{zap.String("session", self.ID()), zap.String("socket", f.Socket), zap.Stringer("admin", adminServer.Addr()), zap.String("domain", f.Domain)}
 	var healthServer *cli.HTTPServer
 	if f.HealthListen != "" {
-		if healthServer, err = cli.Listen("--health-listen", f.HealthListen); err != nil {
+		if healthServer, err = cli.Listen("--health-listen", f.HealthListen, cli.AdminConns); err != nil {
 			return err
 		}
 		listening = append(listening, zap.Stringer("health", healthServer.Addr()))

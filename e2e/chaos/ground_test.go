@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"net/http"
 	"os"
@@ -24,6 +25,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berth-sandbox/berth/allocator/kube"
+	"github.com/berth-sandbox/berth/allocator/rest"
 	"github.com/berth-sandbox/berth/api/crd"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 	"github.com/berth-sandbox/berth/devcluster"
@@ -272,14 +274,36 @@ func (g *ground) judge() {
 // soon is when a sandbox ends that is not given time to see the end of a test.
 const soon = time.Minute
 
+// listed reads all pages of the list.
+func (g *ground) listed() (all []rest.Sandbox, err error) {
+	for token, more := "", true; more; more = token != "" {
+		r, err := http.NewRequestWithContext(g.ctx, http.MethodGet, g.leader().API+"/sandboxes?nextToken="+token, http.NoBody)
+		if err != nil {
+			return nil, err
+		}
+		response, err := g.http.Do(r)
+		if err != nil {
+			return nil, err
+		}
+		raw, err := io.ReadAll(response.Body)
+		_ = response.Body.Close()
+		if err != nil || response.StatusCode != http.StatusOK {
+			return nil, fmt.Errorf("list: %d %s: %w", response.StatusCode, raw, err)
+		}
+		var page []rest.Sandbox
+		if err := json.Unmarshal(raw, &page); err != nil {
+			return nil, err
+		}
+		all, token = append(all, page...), response.Header.Get(rest.NextTokenHeader)
+	}
+	return all, nil
+}
+
 // look reads the world. The error says that it still moves.
 func (g *ground) look() (world, error) {
 	w := world{At: time.Now(), Read: map[string]int{}}
-	code, raw, err := g.ask(g.leader().API, http.MethodGet, "/sandboxes", "", "")
-	if err != nil || code != http.StatusOK {
-		return w, fmt.Errorf("list: %d %s: %w", code, raw, err)
-	}
-	if err := json.Unmarshal(raw, &w.Listed); err != nil {
+	var err error
+	if w.Listed, err = g.listed(); err != nil {
 		return w, err
 	}
 	var records v1alpha1.SandboxList
@@ -295,6 +319,7 @@ func (g *ground) look() (world, error) {
 		if _, read := w.Read[e.ID]; e.Op != opClaim || e.Code != http.StatusCreated || read {
 			continue
 		}
+		var raw []byte
 		if w.Read[e.ID], raw, err = g.ask(g.leader().API, http.MethodGet, "/sandboxes/"+e.ID, "", ""); err != nil {
 			return w, err
 		}

@@ -65,9 +65,9 @@ func (p *Pages) Admin() http.Handler {
 	mux.HandleFunc("GET /admin/routes", p.o.routes)
 	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
 	mux.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)
-	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
+	mux.HandleFunc("GET /debug/pprof/profile", takesLong(pprof.Profile))
 	mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
-	mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
+	mux.HandleFunc("GET /debug/pprof/trace", takesLong(pprof.Trace))
 	if p.o.AnyHost {
 		return mux
 	}
@@ -80,6 +80,16 @@ func (p *Pages) Admin() http.Handler {
 		}
 		mux.ServeHTTP(w, r)
 	})
+}
+
+// takesLong is for pages that take as long as they are asked to: the listener's deadline
+// for reading the request, which has been read, would end them. That for writing they move
+// themselves.
+func takesLong(h http.HandlerFunc) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		_ = http.NewResponseController(w).SetReadDeadline(time.Time{}) // an error where there is no connection
+		h(w, r)
+	}
 }
 
 // Health answers /healthz, /readyz and /metrics, and nothing else.

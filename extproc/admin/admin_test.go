@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
@@ -238,6 +239,23 @@ func TestAnythingElseIsA404ThatSaysWhatThereIs(t *testing.T) {
 		w := r.get(path)
 		require.Equal(t, 404, w.Code, path)
 		require.Contains(t, w.Body.String(), "/admin/last-active")
+	}
+}
+
+func TestAProfileMayTakeLongerThanItsListenersDeadlines(t *testing.T) {
+	s := httptest.NewUnstartedServer(newRouter(t))
+	s.Config.ReadTimeout = 100 * time.Millisecond
+	s.Start()
+	defer s.Close()
+	for _, path := range []string{"/debug/pprof/profile?seconds=1", "/debug/pprof/trace?seconds=1"} {
+		began := time.Now()
+		answer, err := s.Client().Get(s.URL + path)
+		require.NoError(t, err)
+		_, err = io.Copy(io.Discard, answer.Body)
+		require.NoError(t, err)
+		require.NoError(t, answer.Body.Close())
+		require.Equal(t, 200, answer.StatusCode)
+		require.GreaterOrEqual(t, time.Since(began), time.Second, "it was cut short: %s", path)
 	}
 }
 

@@ -3,6 +3,7 @@
 package cli
 
 import (
+	"container/list"
 	"context"
 	"errors"
 	"fmt"
@@ -15,6 +16,7 @@ import (
 	"runtime/debug"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -137,6 +139,21 @@ func newLogger(level zapcore.Level, w io.Writer) *zap.Logger {
 	return zap.New(zapcore.NewCore(encoder, zapcore.Lock(zapcore.AddSync(w)), level))
 }
 
+// Deadlines of every connection, for what a client does: to send a request's header, to
+// send all of it, to read the answer, and to begin another one. A handler that takes
+// longer than these says so for its call (http.ResponseController).
+const (
+	headerWait = 5 * time.Second
+	readWait   = 10 * time.Second
+	writeWait  = 30 * time.Second
+	idleWait   = 2 * time.Minute
+	// maxHeader bounds a header, of which every connection may hold one.
+	maxHeader = 16 << 10
+)
+
+// AdminConns is how many connections a listener for operators, probes and metrics has.
+const AdminConns = 256
+
 // HTTPServer is an HTTP server bound to its address.
 type HTTPServer struct {
 	name     string
@@ -144,16 +161,56 @@ type HTTPServer struct {
 	listener net.Listener
 }
 
-// Listen binds an address; Serve answers on it. name is the flag that the
-// address comes from.
-func Listen(name, address string) (*HTTPServer, error) {
+// Listen binds an address; Serve answers on it, on at most so many connections. name is
+// the flag that the address comes from.
+func Listen(name, address string, conns int) (*HTTPServer, error) {
 	l, err := net.Listen("tcp", address)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
+	return serveOn(name, l, conns), nil
+}
+
+func serveOn(name string, l net.Listener, most int) *HTTPServer {
+	c := &conns{most: most, waiting: list.New(), all: map[net.Conn]*list.Element{}}
 	return &HTTPServer{name: name, listener: l, server: &http.Server{
-		ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
-	}}, nil
+		ReadHeaderTimeout: headerWait, ReadTimeout: readWait, WriteTimeout: writeWait, IdleTimeout: idleWait, MaxHeaderBytes: maxHeader,
+		ConnState: c.changed,
+	}}
+}
+
+// conns bounds connections. Above the bound the one is closed that has had no request for
+// the longest: it is idle, or has not sent a header. So clients that only connect cannot
+// keep others out, and one in the middle of a call is never closed. If all are, the new
+// one is closed.
+type conns struct {
+	most int
+
+	mu      sync.Mutex
+	waiting *list.List                 // of net.Conn without a request, the longest first
+	all     map[net.Conn]*list.Element // their elements in waiting, nil for those with a request
+}
+
+func (c *conns) changed(conn net.Conn, state http.ConnState) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	elem, known := c.all[conn]
+	if elem != nil {
+		c.waiting.Remove(elem)
+	}
+	switch {
+	case state == http.StateNew || state == http.StateIdle && known:
+		c.all[conn] = c.waiting.PushBack(conn)
+	case state == http.StateActive && known:
+		c.all[conn] = nil
+	default:
+		delete(c.all, conn)
+	}
+	if len(c.all) > c.most {
+		oldest := c.waiting.Remove(c.waiting.Front()).(net.Conn)
+		delete(c.all, oldest)
+		_ = oldest.Close() // the server finds out by itself
+	}
 }
 
 // Addr is the address it is bound to.

@@ -136,7 +136,7 @@ func TestAdvertisable(t *testing.T) {
 
 func TestServerAnswersWhatIsInProgressAtStop(t *testing.T) {
 	began, finish := make(chan struct{}), make(chan struct{})
-	s, err := cli.Listen("--listen", "127.0.0.1:0")
+	s, err := cli.Listen("--listen", "127.0.0.1:0", 10)
 	require.NoError(t, err)
 	served := make(chan error, 1)
 	go func() {
@@ -169,7 +169,7 @@ func TestServerAnswersWhatIsInProgressAtStop(t *testing.T) {
 
 func TestServerCutsOffWhatIsNotDoneInTime(t *testing.T) {
 	began := make(chan struct{})
-	s, err := cli.Listen("--listen", "127.0.0.1:0")
+	s, err := cli.Listen("--listen", "127.0.0.1:0", 10)
 	require.NoError(t, err)
 	served := make(chan error, 1)
 	go func() {
@@ -196,17 +196,17 @@ func TestServerCutsOffWhatIsNotDoneInTime(t *testing.T) {
 }
 
 func TestServeAfterStopReturnsNil(t *testing.T) {
-	s, err := cli.Listen("--listen", "127.0.0.1:0")
+	s, err := cli.Listen("--listen", "127.0.0.1:0", 10)
 	require.NoError(t, err)
 	s.Stop(context.Background())
 	require.NoError(t, s.Serve(http.NotFoundHandler()))
 }
 
 func TestListenNamesTheFlag(t *testing.T) {
-	s, err := cli.Listen("--listen", "127.0.0.1:0")
+	s, err := cli.Listen("--listen", "127.0.0.1:0", 10)
 	require.NoError(t, err)
 	defer s.Stop(context.Background())
-	_, err = cli.Listen("--other", s.Addr().String())
+	_, err = cli.Listen("--other", s.Addr().String(), 10)
 	require.ErrorContains(t, err, "--other: ")
 	require.False(t, errors.Is(err, http.ErrServerClosed))
 }

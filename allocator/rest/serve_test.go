@@ -1,0 +1,315 @@
+package rest
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/berth-sandbox/berth/allocator/core"
+	"github.com/berth-sandbox/berth/api/apierror"
+)
+
+// pipes is a listener whose connections have no buffer at all, and the deadlines of the
+// bubble that they are made in.
+type pipes struct {
+	conns  chan net.Conn
+	closed chan struct{}
+	once   sync.Once
+}
+
+func (p *pipes) Accept() (net.Conn, error) {
+	select {
+	case c := <-p.conns:
+		return c, nil
+	case <-p.closed:
+		return nil, net.ErrClosed
+	}
+}
+func (p *pipes) Close() error   { p.once.Do(func() { close(p.closed) }); return nil }
+func (p *pipes) Addr() net.Addr { return &net.UnixAddr{Name: "pipe"} }
+
+// onPipes serves an API and calls f with what connects to it, all in a bubble.
+func onPipes(t *testing.T, h http.Handler, f func(t *testing.T, send func(request string) net.Conn)) {
+	synctest.Test(t, func(t *testing.T) {
+		listener := &pipes{conns: make(chan net.Conn), closed: make(chan struct{})}
+		s := &http.Server{Handler: h, ReadHeaderTimeout: time.Second}
+		served := make(chan error, 1)
+		go func() { served <- s.Serve(listener) }()
+		var clients []net.Conn
+		defer func() {
+			for _, c := range clients {
+				c.Close()
+			}
+			require.NoError(t, s.Close())
+			<-served
+		}()
+		f(t, func(request string) net.Conn {
+			client, server := net.Pipe()
+			listener.conns <- server
+			clients = append(clients, client)
+			_, err := io.WriteString(client, request)
+			require.NoError(t, err)
+			return client
+		})
+	})
+}
+
+const released = "DELETE /sandboxes/x HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+// answered reads one answer.
+func answered(t *testing.T, c net.Conn) (code int, body string) {
+	t.Helper()
+	w, err := http.ReadResponse(bufio.NewReader(c), nil)
+	require.NoError(t, err)
+	raw, err := io.ReadAll(w.Body)
+	require.NoError(t, err)
+	return w.StatusCode, string(raw)
+}
+
+// someSandboxes are more than an answer's buffer takes.
+func someSandboxes(n int) (all []core.Sandbox) {
+	for i := range n {
+		all = append(all, core.Sandbox{Binding: core.Binding{ID: fmt.Sprintf("id%03d", i), ClaimedAt: noon, Metadata: map[string]string{"a": strings.Repeat("x", maxMetadata-1)}}})
+	}
+	return all
+}
+
+func TestClaimsThatWaitLeaveRoomForReleases(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fake{status: core.ReleaseOK, blockClaims: true}
+		h := handler(t, f)
+		ctx, cancel := context.WithCancel(t.Context())
+		var waiting sync.WaitGroup
+		for range claimsInFlight {
+			waiting.Go(func() {
+				h.ServeHTTP(httptest.NewRecorder(), request(ctx, "POST", "/sandboxes", strings.NewReader(`{"templateID":"python"}`)))
+			})
+		}
+		synctest.Wait()
+		refusal(t, call(h, "POST", "/sandboxes", `{"templateID":"python"}`), 503, apierror.Overloaded)
+		require.Equal(t, http.StatusNoContent, call(h, "DELETE", "/sandboxes/x", "").Code)
+		require.Equal(t, http.StatusNoContent, call(h, "POST", "/v1/sandboxes/x/keepalive", "").Code)
+		require.Equal(t, http.StatusNoContent, call(h, "POST", "/sandboxes/x/timeout", `{"timeout":1}`).Code)
+		cancel()
+		waiting.Wait()
+	})
+}
+
+func TestCallsBeingCarriedOutAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fake{block: true}
+		h := handler(t, f)
+		ctx, cancel := context.WithCancel(t.Context())
+		var serving sync.WaitGroup
+		for range inFlight {
+			serving.Go(func() { h.ServeHTTP(httptest.NewRecorder(), request(ctx, "DELETE", "/sandboxes/x", nil)) })
+		}
+		synctest.Wait()
+		w := call(h, "GET", "/sandboxes", "")
+		refusal(t, w, 503, apierror.Overloaded)
+		require.Equal(t, "1", w.Header().Get("Retry-After"))
+		cancel()
+		serving.Wait()
+		f.block = false
+		require.Equal(t, 200, call(h, "GET", "/sandboxes", "").Code, "places were not given back")
+	})
+}
+
+func TestClientsThatSendNoBodyHoldNoSlot(t *testing.T) {
+	f := &fake{status: core.ReleaseOK, live: someSandboxes(10)}
+	onPipes(t, handler(t, f), func(t *testing.T, send func(string) net.Conn) {
+		began := time.Now()
+		var slow []net.Conn
+		for range inFlight {
+			slow = append(slow, send("GET /sandboxes HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\n\r\n"))
+		}
+		synctest.Wait()
+		code, body := answered(t, send(released))
+		require.Equal(t, http.StatusNoContent, code, body)
+		require.Zero(t, time.Since(began))
+		for _, c := range slow {
+			answer, err := io.ReadAll(c)
+			require.NoError(t, err)
+			require.Contains(t, string(answer), "HTTP/1.1 408")
+			require.Contains(t, string(answer), string(apierror.RequestTimeout))
+		}
+		require.Equal(t, bodyWait+linger, time.Since(began), "then they are closed")
+	})
+}
+
+func TestClientsThatSendABodySlowlyAreGivenUp(t *testing.T) {
+	onPipes(t, handler(t, &fake{}), func(t *testing.T, send func(string) net.Conn) {
+		began := time.Now()
+		for _, path := range []string{"/sandboxes", "/sandboxes/x/timeout", "/v1/sandboxes/x/keepalive", declarePath} {
+			c := send("POST " + path + " HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
+			var sending sync.WaitGroup
+			sending.Go(func() { // a byte now and then makes it no longer
+				for {
+					time.Sleep(bodyWait / 4)
+					if _, err := c.Write([]byte(" ")); err != nil {
+						return
+					}
+				}
+			})
+			answer, _ := io.ReadAll(c)
+			require.Contains(t, string(answer), "HTTP/1.1 408", path)
+			require.Equal(t, bodyWait+linger, time.Since(began))
+			c.Close()
+			sending.Wait()
+			began = time.Now()
+		}
+	})
+}
+
+func TestClientsThatReadNoAnswerHoldNoSlot(t *testing.T) {
+	f := &fake{status: core.ReleaseOK, live: someSandboxes(2)}
+	onPipes(t, handler(t, f), func(t *testing.T, send func(string) net.Conn) {
+		began := time.Now()
+		var slow []net.Conn
+		for range inFlight {
+			slow = append(slow, send("GET /sandboxes HTTP/1.1\r\nHost: localhost\r\n\r\n"))
+		}
+		synctest.Wait()
+		code, body := answered(t, send(released))
+		require.Equal(t, http.StatusNoContent, code, body)
+		require.Zero(t, time.Since(began))
+		time.Sleep(sendWait)
+		synctest.Wait()
+		for _, c := range slow {
+			_, err := io.Copy(io.Discard, c)
+			require.NoError(t, err)
+		}
+		require.Equal(t, sendWait, time.Since(began), "they are closed")
+	})
+}
+
+func TestAnswersThatAreNotReadAreBounded(t *testing.T) {
+	f := &fake{status: core.ReleaseOK, live: someSandboxes(100)}
+	h := handler(t, f)
+	size := call(h, "GET", "/sandboxes", "").Body.Len()
+	onPipes(t, h, func(t *testing.T, send func(string) net.Conn) {
+		for range answerBytes / (size - smallAnswer) {
+			send("GET /sandboxes HTTP/1.1\r\nHost: localhost\r\n\r\n")
+		}
+		synctest.Wait()
+		w := call(h, "GET", "/sandboxes", "")
+		refusal(t, w, 503, apierror.Overloaded)
+		require.Equal(t, "1", w.Header().Get("Retry-After"))
+		require.Equal(t, http.StatusNoContent, call(h, "DELETE", "/sandboxes/x", "").Code)
+		require.Equal(t, 200, call(h, "GET", "/sandboxes?limit=1", "").Code, "what is small needs no room")
+		require.Equal(t, 201, call(h, "POST", "/sandboxes", `{"templateID":"python"}`).Code)
+		time.Sleep(sendWait)
+		synctest.Wait()
+		require.Equal(t, 200, call(h, "GET", "/sandboxes", "").Code, "its room was not given back")
+	})
+}
+
+func TestListsAreNotMadeWithoutRoomForThem(t *testing.T) {
+	f := &fake{}
+	h := handler(t, f)
+	synctest.Test(t, func(t *testing.T) {
+		f.block = true
+		ctx, cancel := context.WithCancel(t.Context())
+		var asking sync.WaitGroup
+		for range answerBytes / (maxActivities << 10) {
+			asking.Go(func() {
+				h.ServeHTTP(httptest.NewRecorder(), request(ctx, "GET", "/v1/admin/last-active?limit=10000", nil))
+			})
+		}
+		synctest.Wait()
+		refusal(t, call(h, "GET", "/v1/admin/last-active?limit=10000", ""), 503, apierror.Overloaded)
+		cancel()
+		asking.Wait()
+		f.block = false
+		require.Equal(t, 200, call(h, "GET", "/v1/admin/last-active?limit=10000", "").Code)
+	})
+}
+
+func TestBodiesInProgressAreBoundedByClass(t *testing.T) {
+	f := &fake{status: core.ReleaseOK}
+	h := handler(t, f)
+	onPipes(t, h, func(t *testing.T, send func(string) net.Conn) {
+		const sent = 60 << 10
+		for range bodyBytes / (sent - smallBody) {
+			send(fmt.Sprintf("POST /sandboxes HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s", maxBody, strings.Repeat(" ", sent)))
+		}
+		synctest.Wait()
+		large := `{"templateID":"python"}` + strings.Repeat(" ", sent)
+		refusal(t, call(h, "POST", "/sandboxes", large), 503, apierror.Overloaded)
+		require.Equal(t, 201, call(h, "POST", "/sandboxes", `{"templateID":"python"}`).Code, "a small one needs no room")
+		require.Equal(t, http.StatusNoContent, call(h, "POST", "/v1/sandboxes/x/keepalive", strings.Repeat(" ", sent)).Code, "claims take the room of other calls")
+		time.Sleep(bodyWait)
+		synctest.Wait()
+		require.Equal(t, 201, call(h, "POST", "/sandboxes", large).Code, "its room was not given back")
+	})
+}
+
+func TestACallThatIsRefusedIsNotReadAndIsClosed(t *testing.T) {
+	keyed := handlerWithKeys(t, &fake{}, keysIn(t, map[string]string{"team": keyOne}))
+	for name, c := range map[string]struct {
+		h       http.Handler
+		request string
+		code    int
+	}{
+		"no key":         {keyed, "POST /sandboxes HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n", 401},
+		"no key, chunks": {keyed, "POST /sandboxes HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n", 401},
+		"foreign host":   {handler(t, &fake{}), "POST /sandboxes HTTP/1.1\r\nHost: evil.example\r\nContent-Length: 100\r\n\r\n", 421},
+		"cross-origin":   {handler(t, &fake{}), "POST /sandboxes HTTP/1.1\r\nHost: localhost\r\nOrigin: http://evil.example\r\nContent-Length: 100\r\n\r\n", 403},
+		"no such page":   {handler(t, &fake{}), "POST /none HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n", 404},
+		"not served":     {handler(t, &fake{}), "PUT /sandboxes HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n", 501},
+		"too large":      {handler(t, &fake{}), "POST /sandboxes HTTP/1.1\r\nHost: localhost\r\nContent-Length: 65537\r\n\r\n", 413},
+	} {
+		t.Run(name, func(t *testing.T) {
+			onPipes(t, c.h, func(t *testing.T, send func(string) net.Conn) {
+				began := time.Now()
+				conn := send(c.request)
+				w, err := http.ReadResponse(bufio.NewReader(conn), nil)
+				require.NoError(t, err)
+				require.Equal(t, c.code, w.StatusCode)
+				require.True(t, w.Close)
+				require.Zero(t, time.Since(began), "its body was waited for")
+				_, err = io.Copy(io.Discard, conn)
+				require.NoError(t, err)
+				require.Equal(t, linger, time.Since(began))
+			})
+		})
+	}
+}
+
+func TestAConnectionIsKeptAfterABodyWasRead(t *testing.T) {
+	onPipes(t, handler(t, &fake{status: core.ReleaseOK}), func(t *testing.T, send func(string) net.Conn) {
+		const claim = "POST /sandboxes HTTP/1.1\r\nHost: localhost\r\nContent-Length: 23\r\n\r\n" + `{"templateID":"python"}`
+		conn := send(claim)
+		code, body := answered(t, conn)
+		require.Equal(t, 201, code, body)
+		_, err := io.WriteString(conn, released)
+		require.NoError(t, err)
+		code, body = answered(t, conn)
+		require.Equal(t, 204, code, body)
+	})
+}
+
+// The longest wait is longer than every deadline of a connection.
+func TestAClaimMayWaitLongerThanOtherCalls(t *testing.T) {
+	f := &fake{blockClaims: true}
+	onPipes(t, handler(t, f), func(t *testing.T, send func(string) net.Conn) {
+		began := time.Now()
+		body := `{"templateID":"python","waitTimeout":300}`
+		conn := send(fmt.Sprintf("POST /sandboxes HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s", len(body), body))
+		code, body := answered(t, conn)
+		require.Equal(t, 503, code)
+		require.Contains(t, body, string(apierror.Timeout))
+		require.Equal(t, MaxWait+answerWait, time.Since(began))
+	})
+}
