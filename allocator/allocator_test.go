@@ -63,7 +63,7 @@ func TestNoPodIsMadeFromARefusedTemplateAlsoWhenTheCoreAsksForOne(t *testing.T) 
 	require.NoError(t, err)
 	a := &Allocator{watches: &watches{}}
 	tm := &term{a: a, loop: newTestLoop(t, nil), log: zap.NewNop()}
-	a.watches.pools = pools.New(clients.Berth, poolKey.Namespace, baseline(t), time.Second, tm.Submit, zap.NewNop())
+	a.watches.pools = pools.New(clients, poolKey.Namespace, baseline(t), time.Second, tm.Submit, zap.NewNop())
 	tm.writer = &pods.Writer{Client: clients.Kubernetes, ServeOn: time.Second, Submit: tm.Submit, Log: zap.NewNop()}
 	asked := core.CreatePod{Pool: poolKey, Name: "python-1"}
 

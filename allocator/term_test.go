@@ -52,7 +52,7 @@ func TestPodsThatCannotBeDeletedStopNothingElse(t *testing.T) {
 		a := &Allocator{watches: &watches{}, control: control.New(time.Minute, 7*time.Second, func() string { return "" }, zap.NewNop())}
 		tm := &term{a: a, loop: newTestLoop(t, nil), log: zap.NewNop(), creates: newWorkers(zap.NewNop()), deletes: newWorkers(zap.NewNop())}
 		tm.writer = &pods.Writer{Client: clients.Kubernetes, ServeOn: time.Second, Submit: tm.Submit, Log: zap.NewNop()}
-		a.watches.pools = pools.New(clients.Berth, poolKey.Namespace, baseline(t), time.Second, tm.Submit, zap.NewNop())
+		a.watches.pools = pools.New(clients, poolKey.Namespace, baseline(t), time.Second, tm.Submit, zap.NewNop())
 		_, _, err := a.watches.pools.List(t.Context())
 		require.NoError(t, err)
 		ctx, stop := context.WithCancel(t.Context())

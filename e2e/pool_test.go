@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -154,6 +155,33 @@ func TestABadPoolIsRefusedByTheNameOfItsField(t *testing.T) {
 			require.Empty(t, pods.Items)
 		})
 	}
+}
+
+func TestAPoolWhosePodsEndAtOnceSaysWhyAndWaits(t *testing.T) {
+	e := start(t, 1, 1)
+	p := e.newPool("ends", 3)
+	p.Spec.Template.Spec.RestartPolicy = corev1.RestartPolicyNever
+	p.Spec.Template.Spec.Containers[0].ReadinessProbe = nil
+	p.Spec.Template.Spec.Containers[0].Args = append(p.Spec.Template.Spec.Containers[0].Args, "--no-such-flag")
+	e.createPool(p)
+	var said string
+	e.eventually(func() error {
+		c := meta.FindStatusCondition(e.readPool(p.Name).Status.Conditions, v1alpha1.PoolPodsStable)
+		if c == nil || c.Reason != "BackOff" || !strings.Contains(c.Message, "exit code") {
+			return fmt.Errorf("condition: %+v", c)
+		}
+		said = c.Message
+		return nil
+	})
+	e.eventually(func() error {
+		events, err := e.clients.Kubernetes.CoreV1().Events(p.Namespace).List(t.Context(), metav1.ListOptions{FieldSelector: "reason=BackOff,involvedObject.kind=SandboxPool,involvedObject.name=" + p.Name})
+		if err != nil || len(events.Items) == 1 {
+			return err
+		}
+		return fmt.Errorf("%d events, after %q", len(events.Items), said)
+	})
+	// Another pool does not notice.
+	e.reaches(e.client(), e.claim())
 }
 
 func TestBadClaimsAreRefused(t *testing.T) {

@@ -261,6 +261,7 @@ func (c *Core) tick() {
 			p.retryAt = 0
 			c.reconcile(p)
 		}
+		c.retry(p)
 	}
 	c.discardStrays()
 	c.answerStarting()
@@ -519,7 +520,9 @@ func (c *Core) Counts(key PoolKey) (Counts, bool) {
 	if p == nil {
 		return Counts{}, false
 	}
-	return p.counts(), true
+	counts := p.counts()
+	counts.Stuck, counts.Trouble = p.stuck(), p.backOff.trouble
+	return counts, true
 }
 
 // Sandbox returns what is known of a sandbox, live or ended.

@@ -90,6 +90,7 @@ func (w *world) settle() {
 			want = min(want, warm[p.Key]) // none are made
 		}
 		counts, _ := w.core.Counts(p.Key)
+		counts.Trouble = Trouble{} // a pod may have been deleted a moment ago
 		if warm[p.Key] != want || counts != (Counts{Warm: want, Claimed: used[p.Key]}) {
 			t.Fatalf("pool %s: %d warm pods, expected %d; counts %+v", p.Key.Name, warm[p.Key], want, counts)
 		}

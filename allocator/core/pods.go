@@ -1,10 +1,12 @@
 package core
 
 import (
+	"cmp"
 	"container/list"
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 )
 
 type podPhase int
@@ -33,8 +35,9 @@ type pod struct {
 	// address while routers could know a route there. It is never handed out, and
 	// not counted on either.
 	reached bool
-	before  []*sandbox // that do not end before this is certain to be deleted
-	place   *place     // at the address that it was last seen at
+	warmAt  time.Duration // boot clock: when it was warm for the first time; 0: never
+	before  []*sandbox    // that do not end before this is certain to be deleted
+	place   *place        // at the address that it was last seen at
 	at      netip.Addr
 	shelf   *shelf        // while warm
 	elem    *list.Element // on it
@@ -76,6 +79,7 @@ func (c *Core) enter(q *pod, phase podPhase) {
 	}
 	q.change(func() { q.phase = phase })
 	if phase == podWarm {
+		c.becameWarm(q)
 		q.pool.queue.put(q)
 	}
 }
@@ -280,6 +284,11 @@ func (c *Core) consider(q *pod) {
 	case podPending, podWarm:
 		switch {
 		case seen.Deleting || seen.Finished || q.contested():
+			if seen.Finished && c.early(q) {
+				c.endedEarly(q, cmp.Or(seen.Why, "its containers have ended"))
+			} else if seen.Deleting && q.warmAt == 0 {
+				c.endedEarly(q, "it was deleted before it was ready")
+			}
 			c.discard(q)
 		case q.reached && (q.place == nil || q.place.routes == 0):
 			// Not before: its address would go to another pod, which would be reached too.
@@ -371,6 +380,9 @@ func (c *Core) podGone(key PodKey) {
 		}
 	}
 	s := q.sandbox
+	if q.phase == podPending && q.warmAt == 0 {
+		c.endedEarly(q, "it was deleted before it was ready")
+	}
 	c.enter(q, podDeleting) // out of the queue
 	q.pool.count(q, -1)
 	delete(q.pool.pods, q)

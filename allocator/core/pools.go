@@ -30,8 +30,9 @@ type pool struct {
 	// n counts pods by phase, by whether they are outdated, and stranded.
 	n [podPhases][2][2]int
 
-	backOff time.Duration
-	retryAt time.Duration // boot clock; 0: no retry pending
+	createPause time.Duration
+	retryAt     time.Duration // boot clock; 0: no retry pending
+	backOff     backOff       // of pods that were made
 }
 
 func (p *pool) counts() Counts {
@@ -99,6 +100,7 @@ func (c *Core) poolSeen(spec Pool) {
 		p.drained = false
 	}
 	if changed {
+		p.backOff = backOff{}
 		for q := range p.pods {
 			q.change(func() { q.outdated = q.seen.Template != p.Template })
 		}
@@ -148,7 +150,7 @@ func (c *Core) reconcile(p *pool) {
 	// and are then too many; or never, because their address was somebody else's.
 	idle := len(p.creating) + p.n[podPending][0][0] + p.current(podWarm)
 	if p.retryAt == 0 {
-		missing := p.Warm - idle
+		missing := p.Warm - idle - p.backOff.held
 		if room := p.MaxPods - len(p.pods) - len(p.creating); p.MaxPods > 0 && missing > room {
 			c.discardStranded(p, missing-room)
 			missing = room
@@ -269,7 +271,7 @@ func (c *Core) drain(p *pool) {
 			}
 		}
 	}
-	p.again = nil
+	p.again, p.backOff = nil, backOff{}
 	switch {
 	case len(p.pods)+len(p.creating) > 0:
 	case !p.known:
@@ -296,7 +298,7 @@ func (p *pool) full() bool { return p.MaxPods > 0 && len(p.pods)+len(p.creating)
 func (p *pool) made(name string) {
 	delete(p.creating, name)
 	p.again = slices.DeleteFunc(p.again, func(n string) bool { return n == name })
-	p.backOff = 0
+	p.createPause = 0
 }
 
 func (c *Core) createFailed(key PoolKey, name string) {
@@ -310,8 +312,8 @@ func (c *Core) createFailed(key PoolKey, name string) {
 	delete(p.creating, name)
 	p.again = append(p.again, name)
 	if p.retryAt == 0 { // failures side by side count once
-		p.backOff = min(max(2*p.backOff, retryFirst), retryMost)
-		p.retryAt = c.now.Boot + p.backOff
+		p.createPause = min(max(2*p.createPause, retryFirst), retryMost)
+		p.retryAt = c.now.Boot + p.createPause
 	}
 	if p.Deleting {
 		c.reconcile(p)

@@ -79,6 +79,8 @@ type Pod struct {
 	Finished bool
 	// Restarts is how often its containers have started again.
 	Restarts int
+	// Why says, for people, why it is not ready or has ended, as far as it says.
+	Why string
 }
 
 // Binding is what a claim asks for and gets.
@@ -212,4 +214,10 @@ type Activity struct {
 }
 
 // Counts are a pool's pods by state, and the claims that wait for one.
-type Counts struct{ Pending, Warm, Claimed, Releasing, Waiting int }
+type Counts struct {
+	Pending, Warm, Claimed, Releasing, Waiting int
+	// Stuck says which of the pending pods is not ready, and why. Trouble is set while
+	// pods end early. Both are what Core.Counts adds.
+	Stuck   string
+	Trouble Trouble
+}

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -63,6 +64,9 @@ func observe(p *corev1.Pod) (core.Pod, error) {
 			seen.Ready = c.Status == corev1.ConditionTrue
 		}
 	}
+	if !seen.Ready {
+		seen.Why = why(p)
+	}
 	if p.Status.PodIP != "" && !p.Spec.HostNetwork {
 		ip, err := netip.ParseAddr(p.Status.PodIP)
 		if err != nil {
@@ -71,6 +75,45 @@ func observe(p *corev1.Pod) (core.Pod, error) {
 		seen.IP = ip.Unmap()
 	}
 	return seen, nil
+}
+
+// whyMost bounds what is kept of a pod's own words.
+const whyMost = 256
+
+// why says what keeps a pod from being ready, or how it has ended: what its first
+// container with a word of its own says, else the pod itself. It is "" for one that
+// is only starting.
+func why(p *corev1.Pod) string {
+	for _, c := range slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses) {
+		ended, waits := c.State.Terminated, c.State.Waiting
+		if ended == nil && waits != nil {
+			ended = c.LastTerminationState.Terminated // it starts again
+		}
+		var said []string
+		if waits != nil && waits.Reason != "" && waits.Reason != "ContainerCreating" && waits.Reason != "PodInitializing" {
+			said = append(said, waits.Reason)
+		}
+		if ended != nil && (ended.ExitCode != 0 || p.Status.Phase == corev1.PodSucceeded) {
+			said = append(said, strings.TrimSpace(fmt.Sprintf("exit code %d %s", ended.ExitCode, ended.Reason)))
+		}
+		if len(said) > 0 {
+			return bounded(fmt.Sprintf("container %s: %s", c.Name, strings.Join(said, ", ")))
+		}
+	}
+	said := []string{p.Status.Reason, p.Status.Message}
+	for _, c := range p.Status.Conditions {
+		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse {
+			said = append(said, c.Reason, c.Message)
+		}
+	}
+	return bounded(strings.Join(slices.DeleteFunc(said, func(s string) bool { return s == "" }), ": "))
+}
+
+func bounded(s string) string {
+	if len(s) <= whyMost {
+		return s
+	}
+	return strings.ToValidUTF8(s[:whyMost], "") + "..."
 }
 
 // buildVersion is changed when Build makes another pod of the same template, so

@@ -14,11 +14,13 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
+	typedv1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 
@@ -36,6 +38,7 @@ const statusEvery = time.Second
 // Pools holds the pools of one namespace.
 type Pools struct {
 	client    rest.Interface
+	events    typedv1.EventsGetter
 	namespace string
 	policy    Policy
 	serveOn   time.Duration
@@ -50,9 +53,10 @@ type Pools struct {
 
 // New returns Pools that tell submit what they see. submit may block. serveOn is
 // what pods.Build needs.
-func New(client rest.Interface, namespace string, policy Policy, serveOn time.Duration, submit func(core.Event), log *zap.Logger) *Pools {
+func New(clients *kube.Clients, namespace string, policy Policy, serveOn time.Duration, submit func(core.Event), log *zap.Logger) *Pools {
+	client := clients.Berth
 	return &Pools{
-		client: client, namespace: namespace, policy: policy, serveOn: serveOn, submit: submit, log: log,
+		client: client, events: clients.Kubernetes.CoreV1(), namespace: namespace, policy: policy, serveOn: serveOn, submit: submit, log: log,
 		informer: cache.NewSharedIndexInformer(
 			cache.NewListWatchFromClient(client, resource, namespace, fields.Everything()), &v1alpha1.SandboxPool{}, 0, nil),
 		pools: map[core.PoolKey]seen{}, createErr: map[core.PoolKey]error{},
@@ -211,6 +215,11 @@ func (p *Pools) maintain(ctx context.Context, pool *v1alpha1.SandboxPool, counts
 	} else if known { // zero would be a guess
 		if status := p.status(pool, counts); !sameStatus(status, pool.Status) {
 			err = p.patch(ctx, pool, map[string]any{"status": status}, "status")
+			if c := meta.FindStatusCondition(status.Conditions, v1alpha1.PoolPodsStable); err == nil && c.Status == metav1.ConditionFalse &&
+				!meta.IsStatusConditionFalse(pool.Status.Conditions, v1alpha1.PoolPodsStable) {
+				// The write had a condition, so this is the only one that has turned it.
+				p.warn(ctx, pool, c)
+			}
 		}
 	}
 	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
@@ -218,6 +227,24 @@ func (p *Pools) maintain(ctx context.Context, pool *v1alpha1.SandboxPool, counts
 	}
 	if err != nil && ctx.Err() == nil {
 		p.log.Warn("will try again: update pool", zap.String("pool", pool.Name), zap.Error(err))
+	}
+}
+
+// warn makes an Event of a condition. There is one attempt: the condition stays.
+func (p *Pools) warn(ctx context.Context, pool *v1alpha1.SandboxPool, c *metav1.Condition) {
+	call, cancel := context.WithTimeout(ctx, kube.CallTimeout)
+	defer cancel()
+	now := metav1.Now()
+	_, err := p.events.Events(pool.Namespace).Create(call, &corev1.Event{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: pool.Name + "-", Namespace: pool.Namespace},
+		InvolvedObject: corev1.ObjectReference{
+			APIVersion: v1alpha1.GroupVersion().String(), Kind: "SandboxPool", Namespace: pool.Namespace, Name: pool.Name, UID: pool.UID,
+		},
+		Type: corev1.EventTypeWarning, Reason: c.Reason, Message: bounded(c.Message, eventMost), Source: corev1.EventSource{Component: "berth-allocator"},
+		FirstTimestamp: now, LastTimestamp: now, Count: 1,
+	}, metav1.CreateOptions{})
+	if err != nil && ctx.Err() == nil {
+		p.log.Warn("no Event was made", zap.String("pool", pool.Name), zap.String("reason", c.Reason), zap.Error(err))
 	}
 }
 
@@ -276,8 +303,15 @@ func (p *Pools) status(pool *v1alpha1.SandboxPool, counts core.Counts) v1alpha1.
 	if counts.Warm < int(pool.Spec.Warm) {
 		ready.Status, ready.Reason = metav1.ConditionFalse, "Filling"
 		ready.Message = fmt.Sprintf("%d of %d pods are warm", counts.Warm, pool.Spec.Warm)
+		if counts.Trouble != (core.Trouble{}) {
+			ready.Reason = "BackOff"
+		}
+		if counts.Stuck != "" {
+			ready.Message += "; " + counts.Stuck
+		}
 	}
 	meta.SetStatusCondition(&s.Conditions, ready)
+	meta.SetStatusCondition(&s.Conditions, stable(pool, counts.Trouble))
 	accepted := metav1.Condition{Type: v1alpha1.PoolAccepted, Status: metav1.ConditionTrue, Reason: "Accepted", ObservedGeneration: pool.Generation}
 	if err := p.policy.Check(pool); err != nil {
 		accepted.Status, accepted.Reason, accepted.Message = metav1.ConditionFalse, "PodSecurity", message(err)
@@ -300,17 +334,36 @@ func (p *Pools) status(pool *v1alpha1.SandboxPool, counts core.Counts) v1alpha1.
 	return s
 }
 
+// stable is the condition of that name.
+func stable(pool *v1alpha1.SandboxPool, t core.Trouble) metav1.Condition {
+	c := metav1.Condition{Type: v1alpha1.PoolPodsStable, Status: metav1.ConditionTrue, Reason: "Stable", ObservedGeneration: pool.Generation}
+	if t == (core.Trouble{}) {
+		return c
+	}
+	next := "another one is being tried"
+	if !t.Retry.IsZero() {
+		next = "the next one is made at " + t.Retry.UTC().Format(time.RFC3339)
+	}
+	c.Status, c.Reason = metav1.ConditionFalse, "BackOff"
+	c.Message = fmt.Sprintf("pod %s ended before it could be used: %s; %s", t.Pod, t.Why, next)
+	return c
+}
+
 // messageMost is the length of a condition's message, in bytes. What names every
 // container of a template may be longer than the API server takes, and no status
 // would be written at all.
 const messageMost = 4 << 10
 
-func message(err error) string {
-	m := err.Error()
-	if len(m) <= messageMost {
+// eventMost is the same for the message of an Event.
+const eventMost = 1000
+
+func message(err error) string { return bounded(err.Error(), messageMost) }
+
+func bounded(m string, most int) string {
+	if len(m) <= most {
 		return m
 	}
-	return strings.ToValidUTF8(m[:messageMost], "") + "..."
+	return strings.ToValidUTF8(m[:most], "") + "..."
 }
 
 func sameStatus(a, b v1alpha1.SandboxPoolStatus) bool {

@@ -80,7 +80,7 @@ func TestPortsReachTheCoreInOrder(t *testing.T) {
 	defer apiServer.Close()
 	clients, err := kube.NewClients(&rest.Config{Host: apiServer.URL, Transport: &http.Transport{DisableKeepAlives: true}}, 0, 0)
 	require.NoError(t, err)
-	p := pools.New(clients.Berth, "default", policy(t, pools.PolicyBaseline), time.Second, nil, zaptest.NewLogger(t))
+	p := pools.New(clients, "default", policy(t, pools.PolicyBaseline), time.Second, nil, zaptest.NewLogger(t))
 	seen, _, err := p.List(t.Context())
 	require.NoError(t, err)
 	require.Len(t, seen, 2)
@@ -116,7 +116,7 @@ func TestCountsThatAreNotKnownChangeNoStatus(t *testing.T) {
 	defer apiServer.Close()
 	clients, err := kube.NewClients(&rest.Config{Host: apiServer.URL, Transport: &http.Transport{DisableKeepAlives: true}}, 0, 0)
 	require.NoError(t, err)
-	p := pools.New(clients.Berth, "default", policy(t, pools.PolicyBaseline), time.Second, (&sink{}).Submit, zaptest.NewLogger(t))
+	p := pools.New(clients, "default", policy(t, pools.PolicyBaseline), time.Second, (&sink{}).Submit, zaptest.NewLogger(t))
 	ctx, stop := context.WithCancel(t.Context())
 	var running errgroup.Group
 	running.Go(func() error { return p.Run(ctx) })
@@ -147,6 +147,15 @@ type watched struct {
 	clients *kube.Clients
 	pools   *pools.Pools
 	sink    *sink
+	mu      sync.Mutex
+	counts  core.Counts // of every pool
+}
+
+// counted says what the core counts from now on.
+func (w *watched) counted(c core.Counts) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.counts = c
 }
 
 func watch(t *testing.T) *watched {
@@ -154,14 +163,18 @@ func watch(t *testing.T) *watched {
 	clients, err := kube.NewClients(cluster.RestConfig(), 0, 0)
 	require.NoError(t, err)
 	w := &watched{T: t, clients: clients, sink: &sink{}}
-	w.pools = pools.New(clients.Berth, "default", policy(t, pools.PolicyBaseline).WithActivityWindow(activityWindow), time.Second, w.sink.Submit, zaptest.NewLogger(t))
+	w.pools = pools.New(clients, "default", policy(t, pools.PolicyBaseline).WithActivityWindow(activityWindow), time.Second, w.sink.Submit, zaptest.NewLogger(t))
 	_, _, err = w.pools.List(t.Context())
 	require.NoError(t, err)
 	ctx, stop := context.WithCancel(t.Context())
 	var running errgroup.Group
 	running.Go(func() error { return w.pools.Run(ctx) })
 	running.Go(func() error {
-		w.pools.Maintain(ctx, func(context.Context, core.PoolKey) (core.Counts, bool) { return core.Counts{}, true })
+		w.pools.Maintain(ctx, func(context.Context, core.PoolKey) (core.Counts, bool) {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			return w.counts, true
+		})
 		return nil
 	})
 	t.Cleanup(func() { stop(); require.NoError(t, running.Wait()) })
@@ -414,9 +427,43 @@ func TestFinalizerIsRemovedAlsoWhenThePoolHasChangedMeanwhile(t *testing.T) {
 	defer apiServer.Close()
 	clients, err := kube.NewClients(&rest.Config{Host: apiServer.URL, Transport: &http.Transport{DisableKeepAlives: true}}, 0, 0)
 	require.NoError(t, err)
-	p := pools.New(clients.Berth, "default", policy(t, pools.PolicyBaseline), time.Second, nil, zaptest.NewLogger(t))
+	p := pools.New(clients, "default", policy(t, pools.PolicyBaseline), time.Second, nil, zaptest.NewLogger(t))
 	key := core.PoolKey{Namespace: "default", Name: "python"}
 	require.True(t, apierrors.IsConflict(p.Drained(t.Context(), key)), "it is asked for again")
 	require.NoError(t, p.Drained(t.Context(), key))
 	require.EqualValues(t, 2, patches.Load(), "the finalizer is still there")
+}
+
+func TestAPoolWhosePodsEndSaysSoInAConditionAndOneEvent(t *testing.T) {
+	w := watch(t)
+	w.create(stack.DemoPool("default", "ends", 3))
+	condition := func(name, reason, text string) func(v1alpha1.SandboxPoolStatus) bool {
+		return func(s v1alpha1.SandboxPoolStatus) bool {
+			c := meta.FindStatusCondition(s.Conditions, name)
+			return c != nil && c.Reason == reason && strings.Contains(c.Message, text)
+		}
+	}
+	w.until("ends", "stable at first", condition(v1alpha1.PoolPodsStable, "Stable", ""))
+	w.until("ends", "filling at first", condition(v1alpha1.PoolReady, "Filling", "0 of 3 pods are warm"))
+	w.counted(core.Counts{Stuck: "pod ends-x is not ready: container sandbox: ImagePullBackOff"})
+	w.until("ends", "what is stuck", condition(v1alpha1.PoolReady, "Filling", "0 of 3 pods are warm; pod ends-x is not ready: container sandbox: ImagePullBackOff"))
+
+	trouble := core.Trouble{Pod: "ends-1", Why: "container sandbox: exit code 1 Error", Retry: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)}
+	const first = "pod ends-1 ended before it could be used: container sandbox: exit code 1 Error; the next one is made at 2026-01-02T03:04:05Z"
+	w.counted(core.Counts{Trouble: trouble})
+	w.until("ends", "the end", condition(v1alpha1.PoolPodsStable, "BackOff", first))
+	w.until("ends", "not only filling", condition(v1alpha1.PoolReady, "BackOff", "0 of 3"))
+	trouble.Pod, trouble.Retry = "ends-2", time.Time{}
+	w.counted(core.Counts{Trouble: trouble})
+	w.until("ends", "an attempt", condition(v1alpha1.PoolPodsStable, "BackOff", "another one is being tried"))
+	w.counted(core.Counts{Warm: 3})
+	status := w.until("ends", "stable again", condition(v1alpha1.PoolPodsStable, "Stable", ""))
+	require.True(t, meta.IsStatusConditionTrue(status.Conditions, v1alpha1.PoolReady))
+
+	events, err := w.clients.Kubernetes.CoreV1().Events("default").List(t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.kind=SandboxPool,involvedObject.name=ends"})
+	require.NoError(t, err)
+	require.Len(t, events.Items, 1)
+	require.Equal(t, first, events.Items[0].Message)
+	require.Equal(t, "BackOff", events.Items[0].Reason)
+	require.Equal(t, corev1.EventTypeWarning, events.Items[0].Type)
 }

@@ -233,6 +233,15 @@ const (
 	// with the allocator's --access-log-flush (reason IdleTimeout). No pod is made
 	// from it then; the message names what is refused.
 	PoolAccepted = "Accepted"
+	// PoolPodsStable is False while pods of the pool end before they can be used: before
+	// they were ready, or within 10 s of that. Their replacements are then made after a
+	// pause (reason BackOff), of 1 s at first, twice as long each time, 60 s at most; the
+	// message says how the last pod ended and when the next one is made. Pods that were
+	// claimed are replaced at once, also when their sandboxes end soon. It is True again
+	// when a pod has been ready for 10 s and none has ended early meanwhile, and when the
+	// template has changed. A pod whose containers start again and again is not replaced:
+	// the message of Ready says what it waits for.
+	PoolPodsStable = "PodsStable"
 	// PoolPodsCreatable is False when the API server refused the last pod made
 	// from the template; the message is the server's and names the field.
 	PoolPodsCreatable = "PodsCreatable"
