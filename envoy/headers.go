@@ -50,12 +50,10 @@ func (b *builder) mutateEarly() *corev3.TypedExtensionConfig {
 	}
 }
 
-const mutationFilter = "envoy.filters.http.header_mutation"
-
 // mutate removes what mutateEarly cannot: what a client says in trailers, where no
 // proxy speaks, however many are trusted, and what a sandbox says to proxies.
 func (b *builder) mutate() *hcmv3.HttpFilter {
-	return b.httpFilter(mutationFilter, &headersv3.HeaderMutation{Mutations: &headersv3.Mutations{
+	return b.httpFilter("envoy.filters.http.header_mutation", &headersv3.HeaderMutation{Mutations: &headersv3.Mutations{
 		RequestTrailersMutations: remove(berthNames, envoyNames, requestIDName, proxyNames, framingNames, callerNames),
 		// Each name is one more expression for each header of every answer: what has only
 		// one spelling stands in sandboxMayNotSay.

@@ -48,11 +48,15 @@ type flags struct {
 	MaxStale       time.Duration `default:"15m" help:"How long known routes are served without the allocator. Must not be more than the allocators' --max-stale, or they refuse this router."`
 	LookupTimeout  time.Duration `default:"2s" help:"How long a request waits for the allocator's answer, at most 4s."`
 	AccessLogFlush time.Duration `default:"5s" help:"How often Envoy reports an open request, at least 1s. Must be the --access-log-flush that Envoy was configured with."`
-	ShutdownAfter  time.Duration `default:"10s" help:"How long requests in progress may take at shutdown."`
+	ShutdownAfter  time.Duration `default:"10s" help:"How long a shutdown may take: requests in progress, and then finding a leader to say Goodbye to. A failover should fit in."`
 	LogLevel       string        `default:"info" help:"debug, info, warn or error."`
 
 	Version kong.VersionFlag `env:"-" help:"Print the version."`
 }
+
+// socketWait is how long a router waits for its routes before it listens all the same. It
+// is shorter than Envoy goes on asking.
+const socketWait = 2 * time.Second
 
 func main() { cli.MainOfService(run) }
 
@@ -150,20 +154,35 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		}
 		listening = append(listening, zap.Stringer("health", healthServer.Addr()))
 	}
-	socket, err := server.Listen()
-	if err != nil {
-		return err
-	}
-	log.Info("listening", listening...)
 
 	// The session ends after the server: its Goodbye says that this process
-	// admits nothing any more.
-	linked, endLink := context.WithCancel(context.WithoutCancel(ctx))
+	// admits nothing any more. It is said until last ends.
+	last, giveUp := context.WithCancel(context.WithoutCancel(ctx))
+	defer giveUp()
+	linked, endLink := context.WithCancel(last)
 	defer endLink()
+	left := make(chan struct{})
 	all, failed := errgroup.WithContext(ctx)
-	all.Go(func() error { tracker.Run(linked); return nil })
-	all.Go(func() error { return l.Run(linked) })
-	all.Go(func() error { return server.Serve(socket) })
+	all.Go(func() error { tracker.Run(last); return nil })
+	all.Go(func() error { defer close(left); return l.Run(linked, last) })
+	all.Go(func() error {
+		// Meanwhile a predecessor answers Envoy, or Envoy asks again: what is asked here
+		// earlier would be refused.
+		select {
+		case <-l.Served():
+		case <-time.After(socketWait):
+		case <-failed.Done():
+		}
+		if failed.Err() != nil {
+			return nil // a successor's socket must stay where it is
+		}
+		socket, err := server.Listen()
+		if err != nil {
+			return err
+		}
+		log.Info("listening", listening...)
+		return server.Serve(socket)
+	})
 	all.Go(func() error { return adminServer.Serve(pages.Admin()) })
 	if healthServer != nil {
 		all.Go(func() error { return healthServer.Serve(pages.Health()) })
@@ -175,6 +194,11 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		defer cancel()
 		server.Stop(limit)
 		endLink()
+		select {
+		case <-left:
+		case <-limit.Done():
+		}
+		giveUp()
 		adminServer.Stop(limit)
 		if healthServer != nil {
 			healthServer.Stop(limit)

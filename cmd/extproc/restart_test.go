@@ -16,6 +16,7 @@ import (
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 
 	"github.com/berth-sandbox/berth/allocator/control"
 	"github.com/berth-sandbox/berth/allocator/core"
@@ -115,4 +116,74 @@ func TestARouterThatWasDeclaredDeadEndsWithAnError(t *testing.T) {
 	require.ErrorIs(t, err, link.ErrDeclaredDead)
 	require.NoError(t, ctx.Err())
 	require.Empty(t, l.ended, "it says no Goodbye")
+}
+
+// While requests are answered the allocator must count on this router.
+func TestGoodbyeFollowsTheEndOfTheServer(t *testing.T) {
+	l := &recordingLeader{server: control.New(15*time.Minute, 7*time.Second, func() string { return "" }, zap.NewNop()), joined: make(chan string, 10), ended: make(chan string, 10), pinged: make(chan string)}
+	l.server.Lead(l)
+	s := grpc.NewServer()
+	controlv1.RegisterControlServer(s, l.server)
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	go func() { _ = s.Serve(listener) }()
+	defer s.Stop()
+	p := start(t, "--allocator="+listener.Addr().String(), "--shutdown-after=1m")
+	session := soon(t, l.joined)
+	conn, err := grpc.NewClient("unix:"+p.listening.Socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	require.NoError(t, err)
+	defer conn.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	// Envoy has begun to ask.
+	stream, err := extprocv3.NewExternalProcessorClient(conn).Process(ctx)
+	require.NoError(t, err)
+	serving := make(chan struct{})
+	go func() {
+		defer close(serving)
+		_, _ = stream.Header() // comes with the answer
+	}()
+	watch, err := healthv1.NewHealthClient(conn).Watch(ctx, &healthv1.HealthCheckRequest{})
+	require.NoError(t, err)
+	_, err = watch.Recv()
+	require.NoError(t, err)
+	stopped := make(chan error, 1)
+	go func() { stopped <- p.stop() }()
+	answer, err := watch.Recv() // it stops
+	require.NoError(t, err)
+	require.Equal(t, healthv1.HealthCheckResponse_NOT_SERVING, answer.GetStatus())
+	for range 3 { // it pings, and has not left
+		soon(t, l.pinged)
+		require.Empty(t, l.ended, "Goodbye, and a request is not answered")
+	}
+	require.NoError(t, stream.Send(&extprocv3.ProcessingRequest{Request: &extprocv3.ProcessingRequest_RequestHeaders{RequestHeaders: &extprocv3.HttpHeaders{Headers: &corev3.HeaderMap{Headers: []*corev3.HeaderValue{
+		{Key: ":method", RawValue: []byte("GET")}, {Key: ":authority", RawValue: []byte("80-abcdefghij0123456789.sb.test")}, {Key: "x-request-id", RawValue: []byte("r")},
+	}}}}}))
+	_, err = stream.Recv()
+	require.NoError(t, err)
+	cancel() // Envoy has read the answer
+	<-serving
+	require.NoError(t, <-stopped)
+	require.Equal(t, "Goodbye of "+session, soon(t, l.ended))
+}
+
+// A successor that takes the socket before it has routes would refuse what its
+// predecessor can serve.
+func TestARouterTakesTheSocketWhenItHasRoutes(t *testing.T) {
+	l := &recordingLeader{server: control.New(15*time.Minute, 7*time.Second, func() string { return "" }, zap.NewNop()), joined: make(chan string, 10), ended: make(chan string, 10), pinged: make(chan string)}
+	s := grpc.NewServer()
+	controlv1.RegisterControlServer(s, l.server)
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	l.server.Lead(l)
+	go func() { _ = s.Serve(listener) }()
+	defer s.Stop()
+	for range 20 {
+		p := start(t, "--allocator="+listener.Addr().String())
+		code, body := get(t, p.listening.Admin, "/readyz")
+		require.Equal(t, 200, code, body)
+		session := soon(t, l.joined)
+		require.NoError(t, p.stop())
+		require.Equal(t, "Goodbye of "+session, soon(t, l.ended))
+	}
 }

@@ -13,7 +13,7 @@
 //     stream, or makes no sense, ends the session before anything that comes after
 //     it is acknowledged.
 //   - Goodbye is said only when Envoy has read every answer, and after what was in use
-//     has been reported.
+//     has been reported. If there is no leader to hear it, one is looked for.
 //   - A Quiesce is answered after it took effect in the cache, with activity that was
 //     asked for after that. One that the cache has no room for, or whose answer finds no
 //     room in the queue, is not answered: what is held stays so.
@@ -135,6 +135,9 @@ type Link struct {
 	mu      sync.Mutex
 	current *session // nil: not connected
 	term    uint64   // highest seen
+
+	served     chan struct{} // closed once routes can be served
+	closeServe func()
 }
 
 // How many messages may wait to be sent to the allocator. More open questions
@@ -160,6 +163,9 @@ const logEvery = 2 * time.Second
 
 // errNoLeader: the replica that was asked does not lead.
 var errNoLeader = errors.New("it does not lead")
+
+// errLeft: the leader has heard Goodbye, or there is none to be said.
+var errLeft = errors.New("left")
 
 // errConnect: no connection within the time for one.
 var errConnect = errors.New("no connection")
@@ -201,7 +207,8 @@ func New(o Options) (*Link, error) {
 	if o.PingEvery == 0 {
 		o.PingEvery = time.Second
 	}
-	return &Link{o: o}, nil
+	served := make(chan struct{})
+	return &Link{o: o, served: served, closeServe: sync.OnceFunc(func() { close(served) })}, nil
 }
 
 // ErrDeclaredDead ends Run: an operator has told the allocator that this router has ended,
@@ -209,23 +216,38 @@ func New(o Options) (*Link, error) {
 // is started in its place joins under another name.
 var ErrDeclaredDead = errors.New("link: this router was declared dead")
 
+// Served is closed once routes can be served for the first time.
+func (l *Link) Served() <-chan struct{} { return l.served }
+
 // Run keeps a session until ctx ends, and then says Goodbye, unless an answer may not
 // have been read: the caller must have stopped admitting requests before it ends ctx.
+// When there is no leader to say it to, or it has not heard it, Run looks for one
+// until last ends; an allocator that has never spoken to this router need not hear it.
 // It returns nil then. The only error is ErrDeclaredDead: nothing is fresh any more.
-func (l *Link) Run(ctx context.Context) error {
+func (l *Link) Run(ctx, last context.Context) error {
 	next, redirects, pause, patience := 0, 0, reconnectFirst, connectWait
 	address := l.o.Allocators[next]
 	most, logged := time.Duration(0), -logEvery
 	for {
+		if ctx.Err() != nil {
+			unread := l.o.Answers.Unread()
+			if l.Term() == 0 {
+				return nil
+			}
+			if last.Err() != nil || unread > 0 {
+				l.o.Log.Warn("ends without a Goodbye: the allocator must wait for what this router may have admitted", zap.Int("unread", unread))
+				return nil
+			}
+		}
 		began := l.o.Now()
-		leader, err := l.session(ctx, address, patience)
+		leader, err := l.session(ctx, last, address, patience)
 		declaredDead := controlv1.IsDeclaredDead(err)
 		if declaredDead {
 			l.o.Cache.Expire()
 		}
 		l.o.Cache.Disconnected()
 		switch {
-		case ctx.Err() != nil:
+		case errors.Is(err, errLeft), declaredDead && ctx.Err() != nil:
 			return nil
 		case declaredDead:
 			return fmt.Errorf("%w: %w", ErrDeclaredDead, err)
@@ -257,9 +279,12 @@ func (l *Link) Run(ctx context.Context) error {
 			continue // a pause follows when all have been tried
 		}
 		pause, most = min(pause, most), 0
+		stop := ctx.Done()
+		if ctx.Err() != nil {
+			stop, pause = last.Done(), min(pause, seekMost)
+		}
 		select {
-		case <-ctx.Done():
-			return nil
+		case <-stop:
 		case <-time.After(pause/2 + rand.N(pause)):
 		}
 		pause = min(2*pause, reconnectMost)

@@ -546,6 +546,99 @@ func TestGoodbyeIsTheLastWord(t *testing.T) {
 	})
 }
 
+// A router that ends while nobody leads must not keep what was released waiting for max-stale.
+func TestGoodbyeIsSaidToTheLeaderThatFollows(t *testing.T) {
+	for name, between := range map[string]func(w *world){
+		"nothing answers": func(w *world) { time.Sleep(3 * time.Second) },
+		"black holes":     func(w *world) { w.blackHole("a"); time.Sleep(3 * time.Second) },
+		"a follower does": func(w *world) { w.serve("b", names("")); time.Sleep(3 * time.Second) },
+		"an old leader does": func(w *world) {
+			w.serve("b", func(*peer) error { return status.Error(codes.FailedPrecondition, "this replica is stopping") })
+			time.Sleep(3 * time.Second)
+		},
+	} {
+		for when, early := range map[string]bool{"lost before": true, "lost by Goodbye": false} {
+			t.Run(name+", "+when, func(t *testing.T) {
+				run(t, []string{"a", "b"}, func(w *world) {
+					w.serve("a", nil)
+					p := w.joined(route("one", "10.0.0.1"))
+					lose := func() {
+						w.refuse("a")
+						p.end <- status.Error(codes.Unavailable, "gone")
+					}
+					if early {
+						lose()
+						time.Sleep(time.Second)
+						w.stop()
+					} else {
+						w.stop()
+						require.NotNil(t, p.next().GetGoodbye())
+						lose()
+					}
+					between(w)
+					require.Empty(t, w.ended, "nobody has heard Goodbye")
+					w.serve("a", nil)
+					began := w.now()
+					p, join, _ := w.accept()
+					require.Equal(t, instance, join.GetInstanceId())
+					require.NotNil(t, p.next().GetGoodbye())
+					_, err := p.Recv()
+					require.ErrorIs(t, err, io.EOF)
+					p.end <- nil
+					require.NoError(t, <-w.ended)
+					w.ended <- nil
+					require.LessOrEqual(t, w.now()-began, 2*time.Second)
+				})
+			})
+		}
+	}
+}
+
+func TestARouterThatCannotSayGoodbyeEndsInTime(t *testing.T) {
+	for name, c := range map[string]struct {
+		leave func(w *world)
+		// waits: until it has no more time.
+		waits bool
+	}{
+		"no leader":             {func(*world) {}, true},
+		"a leader that hangs":   {func(w *world) { w.serve("a", nil) }, true},
+		"an answer is not read": {func(w *world) { w.answers.give() }, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			run(t, []string{"a"}, func(w *world) {
+				w.serve("a", nil)
+				p := w.joined()
+				w.refuse("a")
+				p.end <- status.Error(codes.Unavailable, "gone")
+				synctest.Wait()
+				c.leave(w)
+				began := w.now()
+				w.stop()
+				time.AfterFunc(10*time.Second, w.giveUp)
+				require.NoError(t, <-w.ended)
+				w.ended <- nil
+				if c.waits {
+					require.Equal(t, 10*time.Second, w.now()-began)
+				} else {
+					require.Less(t, w.now()-began, 3*time.Second)
+				}
+			})
+		})
+	}
+	t.Run("no allocator knows it", func(t *testing.T) {
+		run(t, []string{"a", "b"}, func(w *world) {
+			w.serve("a", names(""))
+			w.begin()
+			time.Sleep(10 * time.Second)
+			began := w.now()
+			w.stop()
+			require.NoError(t, <-w.ended)
+			w.ended <- nil
+			require.LessOrEqual(t, w.now()-began, time.Second)
+		})
+	})
+}
+
 func TestGoodbyeComesAfterJoinAlsoWhenItIsEarly(t *testing.T) {
 	run(t, []string{"a"}, func(w *world) {
 		w.stop()
@@ -585,6 +678,7 @@ func TestStopDoesNotWaitForAnAllocatorThatDoesNotAnswer(t *testing.T) {
 				synctest.Wait()
 				began := w.now()
 				w.stop()
+				time.AfterFunc(time.Second, w.giveUp)
 				require.NoError(t, <-w.ended)
 				w.ended <- nil
 				require.LessOrEqual(t, w.now()-began, time.Second)

@@ -45,6 +45,10 @@ type session struct {
 	dead      []string
 	deadNonce uint64
 
+	// left: Goodbye was said, or must not be. The writer's own until wrote is closed.
+	left  bool
+	wrote chan struct{}
+
 	// The reader's own:
 	snapshot map[string]routecache.Route // parts received so far
 	joined   bool                        // a snapshot was complete and is in effect
@@ -56,8 +60,9 @@ type session struct {
 const anyAddress = `{"loadBalancingConfig":[{"pick_first":{"shuffleAddressList":true}}]}`
 
 // session runs one stream to its end. leader is the leader's address, as told
-// by a replica that does not lead. patience bounds the time for the connection.
-func (l *Link) session(ctx context.Context, address string, patience time.Duration) (leader string, err error) {
+// by a replica that does not lead. patience bounds the time for the connection. When
+// ctx ends Goodbye is said, and when last ends everything is given up.
+func (l *Link) session(ctx, last context.Context, address string, patience time.Duration) (leader string, err error) {
 	conn, err := grpc.NewClient(address, append([]grpc.DialOption{grpc.WithDefaultServiceConfig(anyAddress)}, l.o.Dial...)...)
 	if err != nil {
 		return "", fmt.Errorf("connect to the allocator: %w", err)
@@ -68,6 +73,7 @@ func (l *Link) session(ctx context.Context, address string, patience time.Durati
 		out:      make(chan *controlv1.RouterMessage, outQueue),
 		acked:    make(chan struct{}, 1),
 		snapped:  make(chan struct{}, 1),
+		wrote:    make(chan struct{}),
 		pings:    map[uint64]time.Duration{},
 		lastPong: l.o.Now(),
 		snapshot: map[string]routecache.Route{},
@@ -77,7 +83,7 @@ func (l *Link) session(ctx context.Context, address string, patience time.Durati
 	var helpers sync.WaitGroup
 	defer helpers.Wait()
 	defer cancel(nil)
-	helpers.Go(func() { cancel(s.watch(ctx, streamCtx)) })
+	defer context.AfterFunc(last, func() { cancel(errors.New("the time for a Goodbye is over")) })()
 	// What ended the stream from this side says more than "canceled".
 	failed := func(what string, err error) error {
 		if cause := context.Cause(streamCtx); cause != nil {
@@ -92,7 +98,9 @@ func (l *Link) session(ctx context.Context, address string, patience time.Durati
 	if err != nil {
 		return "", failed("open the control stream", err)
 	}
+	helpers.Go(func() { cancel(s.watch(ctx, streamCtx)) })
 	helpers.Go(func() {
+		defer close(s.wrote)
 		// io.EOF: the stream has ended, and the reader is about to learn why.
 		if err := s.write(ctx, streamCtx); err != nil && !errors.Is(err, io.EOF) {
 			cancel(err)
@@ -102,6 +110,10 @@ func (l *Link) session(ctx context.Context, address string, patience time.Durati
 	for {
 		m, err := s.stream.Recv()
 		if errors.Is(err, io.EOF) {
+			cancel(nil)
+			if <-s.wrote; s.left {
+				return "", errLeft
+			}
 			return "", errors.New("the allocator ended the control stream")
 		}
 		if err != nil {
@@ -180,11 +192,10 @@ func (s *session) write(ctx, streamCtx context.Context) error {
 		case <-ctx.Done():
 			if unread := s.link.o.Answers.Unread(); unread > 0 {
 				s.link.o.Log.Warn("ends without a Goodbye: Envoy may not have read all answers, so the allocator must wait for what this router may have admitted", zap.Int("unread", unread))
-				return s.stream.CloseSend()
-			}
-			if err := s.goodbye(reported); err != nil {
+			} else if err := s.goodbye(reported); err != nil {
 				return err
 			}
+			s.left = true
 			return s.stream.CloseSend()
 		case m = <-s.out:
 		case <-s.acked:
@@ -421,6 +432,7 @@ func (s *session) apply(m *controlv1.AllocatorMessage) error {
 	case *controlv1.AllocatorMessage_Pong:
 		if sent, ok := s.pong(m.Pong.GetNonce()); ok {
 			l.o.Cache.SetFreshUntil(sent + l.o.MaxStale)
+			l.closeServe()
 			s.buried(m.Pong.GetNonce())
 		}
 	}

@@ -42,6 +42,7 @@ type world struct {
 	dead    *neighbours
 	begin   func()             // starts Run, unless it has been started
 	stop    context.CancelFunc // ends the context of Run
+	giveUp  context.CancelFunc // ends the time for a Goodbye
 	ended   chan error         // the result of Run
 
 	mu      sync.Mutex
@@ -249,12 +250,14 @@ func run(t *testing.T, allocators []string, f func(*world)) {
 		w.link, err = link.New(o)
 		require.NoError(t, err)
 		ctx, cancel := context.WithCancel(context.Background())
-		w.stop = cancel
+		last, giveUp := context.WithCancel(context.Background())
+		w.stop, w.giveUp = cancel, giveUp
 		w.begin = sync.OnceFunc(func() {
-			go func() { w.ended <- w.link.Run(ctx) }()
+			go func() { w.ended <- w.link.Run(ctx, last) }()
 		})
 		defer func() { // also when f fails
 			cancel()
+			giveUp()
 			w.begin()
 			for _, s := range w.grpc {
 				s.Stop()
@@ -312,6 +315,13 @@ func (w *world) serve(name string, handle func(*peer) error) {
 	w.servers[name] = l
 	w.mu.Unlock()
 	go func() { _ = s.Serve(l) }()
+}
+
+// refuse makes an address at which nothing listens any more.
+func (w *world) refuse(name string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.servers, name)
 }
 
 // blackHole makes an address at which connecting takes for ever.
