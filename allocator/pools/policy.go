@@ -3,6 +3,7 @@ package pools
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -37,7 +38,9 @@ type Policy struct {
 // Security Standard of that name refuses (host namespaces, host ports, host
 // paths, privileged containers and a few more,
 // https://kubernetes.io/docs/concepts/security/pod-security-standards/), and
-// credentials of the pod's own: service account tokens and pod certificates;
+// credentials of the pod's own: service account tokens and pod certificates, and
+// what puts a pod before others or where the scheduler would not: a node's name,
+// priorities of the system, tolerations of every taint and of that of control plane nodes;
 // "privileged" refuses nothing.
 func NewPolicy(name string) (Policy, error) {
 	if name != PolicyBaseline && name != PolicyPrivileged {
@@ -101,10 +104,41 @@ func (p Policy) checkSecurity(pool *v1alpha1.SandboxPool) error {
 			refused = append(refused, fmt.Sprintf("%s (volume %q must not project one)", credential, v.Name))
 		}
 	}
+	refused = append(refused, privileges(&pod.Spec)...)
 	if len(refused) == 0 {
 		return nil
 	}
 	return fmt.Errorf("spec.template: not allowed for sandboxes: %s; change the template, or run the allocator with --pod-security=%s", strings.Join(refused, ", "), PolicyPrivileged)
+}
+
+// systemPriority is how the names of Kubernetes' own priority classes begin.
+const systemPriority = "system-"
+
+// controlPlaneTaints keep pods from the nodes of the control plane.
+var controlPlaneTaints = []string{"node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/master"}
+
+// privileges names the fields with which a pod gets round the scheduler or evicts
+// what the cluster needs. Other schedulers, priority classes of the cluster's own and
+// tolerations of its own taints are the operator's to offer.
+func privileges(spec *corev1.PodSpec) (refused []string) {
+	if spec.NodeName != "" {
+		refused = append(refused, "node name (spec.nodeName must be absent: the scheduler chooses the node)")
+	}
+	if strings.HasPrefix(spec.PriorityClassName, systemPriority) {
+		refused = append(refused, fmt.Sprintf("system priority (spec.priorityClassName must not be %q: such pods evict others)", spec.PriorityClassName))
+	}
+	if spec.Priority != nil {
+		refused = append(refused, "priority (spec.priority must be absent: it follows from spec.priorityClassName)")
+	}
+	for i, t := range spec.Tolerations {
+		switch {
+		case t.Key == "":
+			refused = append(refused, fmt.Sprintf("toleration of every taint (spec.tolerations[%d] must have a key)", i))
+		case slices.Contains(controlPlaneTaints, t.Key):
+			refused = append(refused, fmt.Sprintf("toleration of control plane nodes (spec.tolerations[%d].key must not be %q)", i, t.Key))
+		}
+	}
+	return refused
 }
 
 // projects names the credential of the pod's own that a volume contains, "" if

@@ -230,3 +230,37 @@ func TestPolicyHasANameOrRefusesEverything(t *testing.T) {
 	}
 	require.Error(t, pools.Policy{}.Check(stack.DemoPool("default", "pool", 1)), "the zero Policy")
 }
+
+func TestAPoolMayNotChooseItsNodeOrGoBeforeTheSystem(t *testing.T) {
+	type spec = corev1.PodSpec
+	high := int32(2_000_000_000)
+	for want, change := range map[string]func(*spec){
+		"spec.nodeName":            func(s *spec) { s.NodeName = "node-1" },
+		"spec.priorityClassName":   func(s *spec) { s.PriorityClassName = "system-cluster-critical" },
+		"\"system-node-critical\"": func(s *spec) { s.PriorityClassName = "system-node-critical" },
+		"spec.priority must":       func(s *spec) { s.Priority = &high },
+		"spec.tolerations[1] must": func(s *spec) {
+			s.Tolerations = []corev1.Toleration{{Key: "sandboxes", Operator: corev1.TolerationOpExists}, {Operator: corev1.TolerationOpExists}}
+		},
+		"spec.tolerations[0].key": func(s *spec) {
+			s.Tolerations = []corev1.Toleration{{Key: "node-role.kubernetes.io/control-plane", Operator: corev1.TolerationOpExists}}
+		},
+		"": func(s *spec) { // what an operator may offer
+			s.PriorityClassName, s.SchedulerName = "sandboxes", "another-scheduler"
+			s.NodeSelector = map[string]string{"sandboxes": "yes"}
+			s.Tolerations = []corev1.Toleration{{Key: "sandboxes", Operator: corev1.TolerationOpExists}}
+		},
+	} {
+		t.Run(want, func(t *testing.T) {
+			pool := stack.DemoPool("default", "python", 1)
+			change(&pool.Spec.Template.Spec)
+			err := policy(t, pools.PolicyBaseline).Check(pool)
+			require.NoError(t, policy(t, pools.PolicyPrivileged).Check(pool))
+			if want == "" {
+				require.NoError(t, err)
+				return
+			}
+			require.ErrorContains(t, err, want)
+		})
+	}
+}
