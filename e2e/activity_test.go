@@ -536,7 +536,7 @@ func (e *env) usesThrough(query string) (all []admin.LastActive, texts []string)
 	require.NoError(e.t, err)
 	for _, dial := range listeners {
 		page := func(query string) answer {
-			a, err := do(e.t.Context(), e.clientOf(dial, 0), http.MethodGet, "http://router/admin/last-active?"+query, "", "")
+			a, err := do(e.t.Context(), e.clientOf(dial, 0), http.MethodGet, "http://localhost/admin/last-active?"+query, "", "")
 			require.NoError(e.t, err)
 			require.Equal(e.t, http.StatusOK, a.code, a.body)
 			return a

@@ -246,7 +246,7 @@ func (e *env) activity(query string) []admin.LastActiveSandbox {
 	require.NotEmpty(e.t, listeners)
 	var all []admin.LastActiveSandbox
 	for _, dial := range listeners {
-		a, err := do(e.t.Context(), e.clientOf(dial, 0), http.MethodGet, "http://router/admin/last-active"+query, "", "")
+		a, err := do(e.t.Context(), e.clientOf(dial, 0), http.MethodGet, "http://localhost/admin/last-active"+query, "", "")
 		require.NoError(e.t, err)
 		require.Equal(e.t, http.StatusOK, a.code, a.body)
 		var dump admin.LastActive

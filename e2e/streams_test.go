@@ -43,7 +43,7 @@ func (e *env) unread() (sum float64) {
 	require.NoError(e.t, err)
 	require.NotEmpty(e.t, listeners)
 	for _, dial := range listeners {
-		a, err := do(e.t.Context(), e.clientOf(dial, 0), http.MethodGet, "http://router/metrics", "", "")
+		a, err := do(e.t.Context(), e.clientOf(dial, 0), http.MethodGet, "http://localhost/metrics", "", "")
 		require.NoError(e.t, err)
 		sum += e.value(a, "berth_router_answers_unread")
 	}
