@@ -194,7 +194,9 @@ func (c *Core) changed(ch *change) {
 		answer.Status = ReleaseGone
 	}
 	c.schedule(s)
-	c.emit(Record{s.Sandbox})
+	shown := s.Sandbox
+	shown.Phase = ch.fact.Sandbox.Phase // its release may be on its way, and it may never have run
+	c.emit(Record{shown})
 	c.emit(answer)
 }
 

@@ -1,0 +1,22 @@
+package core
+
+import (
+	"testing"
+	"time"
+)
+
+// The next leader goes by the object: requests must not reach it before its hook has
+// been answered.
+func TestChangedEndOfAStartingSandboxIsNotRecordedAsRunning(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{changed(specA(1), func(p *Pool) { p.PostStart = true })}, []Pod{warmPod("a-1")})
+	s.step(Claim{Token: 1, Pool: poolA})
+	id := one[StartSandbox](s).Sandbox.ID
+	s.slow = true
+	s.step(SetTimeout{Token: 2, ID: id, Lifetime: time.Minute})
+	s.step(Release{Token: 3, ID: id, Reason: ReasonKilled})
+	s.effects = s.core.Step(s.now, Written{})
+	if r := one[Record](s).Sandbox; r.Phase != Starting {
+		t.Errorf("recorded in phase %d", r.Phase)
+	}
+}
