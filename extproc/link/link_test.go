@@ -549,7 +549,7 @@ func TestGoodbyeIsTheLastWord(t *testing.T) {
 // A router that ends while nobody leads must not keep what was released waiting for max-stale.
 func TestGoodbyeIsSaidToTheLeaderThatFollows(t *testing.T) {
 	for name, between := range map[string]func(w *world){
-		"nothing answers": func(w *world) { time.Sleep(3 * time.Second) },
+		"nothing answers": func(*world) { time.Sleep(3 * time.Second) },
 		"black holes":     func(w *world) { w.blackHole("a"); time.Sleep(3 * time.Second) },
 		"a follower does": func(w *world) { w.serve("b", names("")); time.Sleep(3 * time.Second) },
 		"an old leader does": func(w *world) {
