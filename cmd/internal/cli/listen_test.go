@@ -85,14 +85,14 @@ func TestEveryCallHasDeadlinesForWhatItsClientDoes(t *testing.T) {
 	}{
 		"no request":    {nil, "", cli.HeaderWait},
 		"half a header": {nil, get, cli.HeaderWait},
-		"no body that the handler reads": {func(w http.ResponseWriter, r *http.Request) {
+		"no body that the handler reads": {func(_ http.ResponseWriter, r *http.Request) {
 			_, err := io.ReadAll(r.Body)
 			if err == nil {
 				panic("there is none")
 			}
 		}, get + "Content-Length: 1\r\n\r\n", cli.ReadWait},
-		"no body that the handler does not read": {func(w http.ResponseWriter, r *http.Request) {}, get + "Content-Length: 1\r\n\r\n", cli.ReadWait},
-		"no other request":                       {func(w http.ResponseWriter, r *http.Request) {}, get + "\r\n", cli.IdleWait},
+		"no body that the handler does not read": {func(http.ResponseWriter, *http.Request) {}, get + "Content-Length: 1\r\n\r\n", cli.ReadWait},
+		"no other request":                       {func(http.ResponseWriter, *http.Request) {}, get + "\r\n", cli.IdleWait},
 	} {
 		t.Run(name, func(t *testing.T) {
 			onPipes(t, 10, c.h, func(t *testing.T, connect func() net.Conn) {
@@ -106,7 +106,7 @@ func TestEveryCallHasDeadlinesForWhatItsClientDoes(t *testing.T) {
 	}
 	t.Run("an answer that is not read", func(t *testing.T) {
 		ended := make(chan error, 1)
-		onPipes(t, 10, func(w http.ResponseWriter, r *http.Request) {
+		onPipes(t, 10, func(w http.ResponseWriter, _ *http.Request) {
 			for {
 				if _, err := w.Write(make([]byte, 1<<20)); err != nil {
 					ended <- err
