@@ -91,6 +91,11 @@ func refused(pool string, e core.ClaimRefused) *apierror.Error {
 		return err
 	case core.Overloaded:
 		return apierror.New(apierror.Overloaded, "the allocator does not keep up with what it has to record; try again")
+	case core.Quarantined:
+		err := apierror.New(apierror.Overloaded, "the journal was begun anew, so no pod is handed out until no router of the earlier one can send requests to its address, which is in %v at the latest; an operator can end that earlier (see docs/backup.md)",
+			e.Wait.Round(time.Second))
+		err.RetryAfter = int(min(e.Wait, time.Minute)/time.Second) + 1
+		return err
 	case core.Ending:
 		return apierror.New(apierror.NotLeader, "the pool has no warm pod, and this replica is about to end; try again")
 	case core.StartFailed:

@@ -36,7 +36,7 @@ func toRecord(f core.Fact) (journal.Record, error) {
 		}}
 	case f.Session != "":
 		r.Key = sessionPrefix + f.Session
-		session := &journalv1.Session{Left: f.Left, From: f.From}
+		session := &journalv1.Session{Left: f.Left, From: f.From, Earlier: f.Earlier}
 		if d := f.Declared; d != nil {
 			session.Declared = &journalv1.Declaration{By: d.By, Reason: d.Reason, At: micros(d.At)}
 		}
@@ -104,7 +104,7 @@ func fromRecord(r journal.Record, namespace string) (core.Fact, bool, error) {
 		}
 	case *journalv1.Record_Session:
 		s := state.Session
-		f.Session, f.From, f.Left = strings.TrimPrefix(r.Key, sessionPrefix), s.GetFrom(), s.GetLeft()
+		f.Session, f.From, f.Left, f.Earlier = strings.TrimPrefix(r.Key, sessionPrefix), s.GetFrom(), s.GetLeft(), s.GetEarlier()
 		if d := s.GetDeclared(); d != nil {
 			f.Declared = &core.Declaration{By: d.GetBy(), Reason: d.GetReason(), At: moment(d.GetAt())}
 		}

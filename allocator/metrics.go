@@ -24,6 +24,9 @@ type metrics struct {
 	mute         prometheus.Counter
 	commits      prometheus.Histogram
 	heldBack     prometheus.Counter
+	// slotsRepaired counts slots, journalWrong is 0 or 1.
+	slotsRepaired prometheus.Counter
+	journalWrong  prometheus.Gauge
 	// acknowledged is made of core.Acknowledged.
 	acknowledged prometheus.Histogram
 }
@@ -64,6 +67,12 @@ func newMetrics(reg prometheus.Registerer, a *Allocator) (*metrics, error) {
 		Name: "berth_allocator_release_acknowledged_seconds", Help: "Time from when the release of a sandbox was in the journal until every router that could know its route had acknowledged it, or had ended or expired. The pod is deleted the window (--window) after that. Releases while there was no router are not in it.",
 		Buckets: []float64{.001, .002, .003, .004, .005, .006, .008, .01, .015, .02, .03, .05, .1, .2, .5, 1, 2, 5, 15, 60, 300, 900, 1200},
 	})
+	m.slotsRepaired = prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "berth_allocator_journal_slots_repaired_total", Help: "JournalSlot objects that were missing, or that something else than a leader had written to, and that the leader has put right.",
+	})
+	m.journalWrong = prometheus.NewGauge(prometheus.GaugeOpts{
+		Name: "berth_allocator_journal_damaged", Help: "1 while JournalSlot objects are not as the leader has written them, and it could not put them right: no other leader could open the journal.",
+	})
 	counter := func(name, help string, value func(journal.Stats) uint64) prometheus.Collector {
 		return prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help}, func() float64 {
 			t, err := a.leadingTerm()
@@ -83,7 +92,7 @@ func newMetrics(reg prometheus.Registerer, a *Allocator) (*metrics, error) {
 		})
 	}
 	for _, c := range []prometheus.Collector{
-		m.claims, m.claimed, m.releases, m.repairs, m.declaredDead, m.wouldReap, m.mute, m.commits, m.acknowledged, m.heldBack,
+		m.claims, m.claimed, m.releases, m.repairs, m.declaredDead, m.wouldReap, m.mute, m.commits, m.acknowledged, m.heldBack, m.slotsRepaired, m.journalWrong,
 		counter("berth_allocator_journal_batches_total", "Batches written to the journal.", func(s journal.Stats) uint64 { return s.Batches }),
 		counter("berth_allocator_journal_records_total", "Records written to the journal, without those that rode along.", func(s journal.Stats) uint64 { return s.Records }),
 		counter("berth_allocator_journal_carried_total", "Records that were written again because nothing else held them yet.", func(s journal.Stats) uint64 { return s.Carried }),
@@ -92,6 +101,7 @@ func newMetrics(reg prometheus.Registerer, a *Allocator) (*metrics, error) {
 		gauge("berth_allocator_journal_unsettled_bytes", "What has to ride along, because no Sandbox object shows it yet. New claims are refused above 32 MiB.", func(t *term) float64 { return float64(t.journal.log.Stats().UnsettledBytes) }),
 		&census{a},
 		gauge("berth_allocator_leading", "1 while this replica leads.", func(*term) float64 { return 1 }),
+		gauge("berth_allocator_quarantine_seconds", "For how long no pod is handed out yet, because the journal was begun anew and routers of before may send requests to any address. 0: pods are handed out.", func(t *term) float64 { return t.quarantine().Seconds() }),
 		gauge("berth_allocator_events_waiting", "Events waiting for the core.", func(t *term) float64 { return float64(len(t.loop.in)) }),
 		gauge("berth_allocator_writes_waiting", "Pods and other objects waiting to be made or deleted, also those where that has failed and is tried again.", func(t *term) float64 { return float64(t.creates.waiting() + t.deletes.waiting() + t.other.waiting()) }),
 		gauge("berth_allocator_labels_waiting", "Pods whose labels wait to be written.", func(t *term) float64 { return float64(t.labeler.Waiting()) }),

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
@@ -99,6 +101,7 @@ func (a *Allocator) lead(ctx context.Context) error {
 	all.Go(func() { t.labeler.Run(ctx, labelWorkers) })
 	all.Go(func() { t.projector.Run(ctx, projectWorkers) })
 	all.Go(func() { t.watchPressure(ctx, t.heldUp) })
+	all.Go(func() { t.journal.audit(ctx) })
 	all.Go(func() { t.audit(ctx) })
 	all.Go(func() { a.watches.pools.Maintain(ctx, t.counts) })
 
@@ -120,12 +123,20 @@ func (a *Allocator) lead(ctx context.Context) error {
 // openJournal takes the journal over. Nothing of an earlier term is committed
 // after that.
 func (a *Allocator) openJournal(ctx context.Context) (*journal.Log, []core.Fact, error) {
+	// A full journal makes much garbage. Half of the memory is for what there is besides.
+	if limit := debug.SetMemoryLimit(-1); limit != math.MaxInt64 {
+		debug.SetMemoryLimit(limit / 2)
+		defer debug.SetMemoryLimit(limit)
+	}
 	log, records, err := journal.Open(ctx, journal.Options{
 		Store: &journal.Objects{Client: a.o.Clients.Berth, Namespace: a.o.Namespace},
 		Valid: a.lock.valid, Begin: a.mayBeginJournal,
 		Nonce: func() string { return rand.String(12) },
 		Log:   a.o.Log.Named("journal"),
 	})
+	if errors.Is(err, journal.ErrMissing) || errors.Is(err, journal.ErrDamaged) {
+		err = fmt.Errorf("%w; \"berth journal check\" shows what is wrong, \"berth journal begin\" begins it anew with what is left, see docs/backup.md", err)
+	}
 	if err != nil {
 		return nil, nil, err
 	}
@@ -159,7 +170,7 @@ func (a *Allocator) mayBeginJournal(ctx context.Context) error {
 	if len(records.Items) == 0 && !slices.ContainsFunc(found, func(p core.Pod) bool { return p.Pool != "" }) {
 		return nil
 	}
-	return journal.Refuse(fmt.Errorf("%w: namespace %s has no journal (JournalSlot objects), but Sandbox objects or pods of pools; restore the journal from a backup of etcd, or, if nothing of it is left, delete all Sandbox objects and all pods that a SandboxPool owns, and a new one is begun",
+	return journal.Refuse(fmt.Errorf("%w: namespace %s has no journal (JournalSlot objects), but Sandbox objects or pods of pools",
 		journal.ErrMissing, a.o.Namespace))
 }
 
@@ -181,7 +192,7 @@ func (a *Allocator) newTerm(log *journal.Log) (*term, error) {
 	t.hooks = newHooks(t.start)
 	t.loop = newLoop(c, a.o.WallClock, t.do)
 	k := a.o.Clients
-	t.journal = newJournalWriter(log, a.o.JournalBytesPerSecond, t.Submit, a.metrics)
+	t.journal = newJournalWriter(log, a.o.JournalBytesPerSecond, t.Submit, a.metrics, t.log.Named("journal"))
 	t.writer = &pods.Writer{Client: k.Kubernetes, ServeOn: a.o.serveOn(), Submit: t.Submit, Log: t.log.Named("pods")}
 	t.projector = project.New(k.Berth, a.o.Namespace, t.Submit, t.headStart.wait, t.log.Named("project"))
 	t.labeler = pods.NewLabeler(k.Kubernetes, t.afterObjects, t.log.Named("pods"))
@@ -211,6 +222,11 @@ func (t *term) recover(ctx context.Context, facts []core.Fact) error {
 		return err
 	}
 	st.Records = records.Sandboxes
+	// Nothing of this term was written yet.
+	if seen := latestTerm(st.Records); seen >= t.number {
+		t.log.Error("Sandbox objects are of a later term than what the journal holds: it was restored from a backup, and is begun anew, see docs/backup.md", zap.Uint64("seenTerm", seen))
+		return t.journal.renew(ctx, seen)
+	}
 	t.loop.knows(st)
 	effects, err := t.loop.core.Recover(st)
 	if err != nil {
@@ -222,8 +238,19 @@ func (t *term) recover(ctx context.Context, facts []core.Fact) error {
 	for _, ev := range records.Deleting {
 		t.loop.step(ev)
 	}
+	if left := t.loop.core.Quarantine(); left > 0 {
+		t.log.Error("the journal was begun anew a short while ago: no pod is handed out until no router of before can send requests to its address, or until an operator says so, see docs/backup.md", zap.Duration("atTheLatest", left))
+	}
 	t.log.Info("recovered", zap.Int("facts", len(facts)), zap.Int("pools", len(st.Pools)), zap.Int("pods", len(st.Pods)), zap.Int("records", len(st.Records)))
 	return nil
+}
+
+// latestTerm is the highest term that has written a Sandbox object.
+func latestTerm(records []core.Sandbox) (term uint64) {
+	for i := range records {
+		term = max(term, records[i].Revision.Term)
+	}
+	return term
 }
 
 // unreadable returns an error if a sandbox may be live of which neither its object
@@ -420,8 +447,36 @@ func (t *term) Valid() bool { return t.a.lock.valid() }
 // Term implements control.Leader.
 func (t *term) Term() uint64 { return t.number }
 
+// Journal implements control.Leader.
+func (t *term) Journal() string { return t.journal.log.Stamp().Journal }
+
+// Began implements control.Leader.
+func (t *term) Began() uint64 { return t.journal.log.Began() }
+
+// Position implements control.Leader.
+func (t *term) Position() uint64 { return t.journal.log.Position() }
+
+// Restored implements control.Leader.
+func (t *term) Restored(term uint64) {
+	select {
+	case t.journal.restored <- term:
+	default: // it has been told
+	}
+}
+
 // lookWait bounds the questions that have no caller's context.
 const lookWait = 5 * time.Second
+
+// quarantine is for how long no pod is handed out yet.
+func (t *term) quarantine() (left time.Duration) {
+	ctx, cancel := context.WithTimeout(context.Background(), lookWait)
+	defer cancel()
+	found := make(chan time.Duration, 1)
+	if t.loop.look(ctx, func(c *core.Core) { found <- c.Quarantine() }) != nil {
+		return 0
+	}
+	return <-found
+}
 
 // counts returns a pool's pods by state. It is false if the core does not know the pool,
 // or does not answer in time.

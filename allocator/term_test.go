@@ -101,7 +101,7 @@ func recoverSlowly(t *testing.T, slow time.Duration) {
 	a.watches = newWatches(&a.o)
 	c, err := core.New(core.Config{Term: 1, MaxStale: 1, Window: 1, Lease: 1, NewID: func() string { return "" }, NewSuffix: func() string { return "" }}, now(time.Now))
 	require.NoError(t, err)
-	tm := &term{a: a, log: zap.NewNop()}
+	tm := &term{number: 1, a: a, log: zap.NewNop()}
 	tm.loop = newLoop(c, time.Now, tm.do)
 	done := make(chan error, 1)
 	go func() { done <- tm.recover(t.Context(), nil) }()
@@ -121,7 +121,7 @@ func TestRunReturnsWhenRecoveryFails(t *testing.T) {
 	for n := range eventQueue + 10 { // 10,000 ended ones are kept as a matter of course
 		s := v1alpha1.Sandbox{Spec: v1alpha1.SandboxSpec{Pool: "python", PodName: "p", PodUID: fmt.Sprint(n), PodIP: "10.0.0.1", ClaimedAt: metav1.NowMicro()}}
 		s.Name, s.Namespace, s.ResourceVersion = fmt.Sprintf("s%d", n), "default", "5"
-		s.Status = v1alpha1.SandboxStatus{Phase: v1alpha1.SandboxRunning, Revision: "1.1"}
+		s.Status = v1alpha1.SandboxStatus{Phase: v1alpha1.SandboxRunning, Revision: "0.1"}
 		many.Items = append(many.Items, s)
 	}
 	many.Items[1].Spec.PodUID = many.Items[0].Spec.PodUID // somebody has copied an object

@@ -2,6 +2,8 @@ package allocator
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"time"
 
 	"go.uber.org/zap"
@@ -26,18 +28,24 @@ const (
 
 // journalWriter commits what the core hands over, one Write at a time.
 type journalWriter struct {
-	log    *journal.Log
-	facts  chan []core.Fact // has room for the one that is under way
-	submit func(core.Event)
+	log   *journal.Log
+	facts chan []core.Fact // has room for the one that is under way
+	// restored has room for one: the term up to which the journal was seen that was
+	// restored from a backup.
+	restored chan uint64
+	// suspects has room for one: slots that something else may have written to.
+	suspects chan []int
+	submit   func(core.Event)
 	// bytes bounds what is written: etcd keeps every version of a slot until it is
 	// compacted.
 	bytes   *rate.Limiter
 	metrics *metrics
+	logger  *zap.Logger
 }
 
-func newJournalWriter(log *journal.Log, bytesPerSecond int, submit func(core.Event), m *metrics) *journalWriter {
+func newJournalWriter(log *journal.Log, bytesPerSecond int, submit func(core.Event), m *metrics, logger *zap.Logger) *journalWriter {
 	return &journalWriter{
-		log: log, facts: make(chan []core.Fact, 1), submit: submit, metrics: m,
+		log: log, facts: make(chan []core.Fact, 1), restored: make(chan uint64, 1), suspects: make(chan []int, 1), submit: submit, metrics: m, logger: logger,
 		bytes: rate.NewLimiter(rate.Limit(bytesPerSecond), burstSeconds*bytesPerSecond),
 	}
 }
@@ -50,6 +58,13 @@ func (w *journalWriter) run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
+		case term := <-w.restored:
+			return w.renew(ctx, term)
+		case slots := <-w.suspects:
+			if err := w.repair(ctx, slots); err != nil {
+				return err
+			}
+			continue
 		case facts = <-w.facts:
 		}
 		records := make([]journal.Record, 0, len(facts))
@@ -74,6 +89,80 @@ func (w *journalWriter) run(ctx context.Context) error {
 			return nil
 		}
 		w.submit(core.WriterReady{})
+	}
+}
+
+// errRestored ends a term: its leader has begun the journal anew.
+var errRestored = errors.New("allocator: the journal was restored from a backup and has been begun anew; the next leader serves it, and hands out no pod until no router of before can send requests to its address, see docs/backup.md")
+
+// renew begins the journal anew, which ends the term: what others were told is not in it,
+// up to this term at least.
+func (w *journalWriter) renew(ctx context.Context, term uint64) error {
+	first, err := earlierRecord(w.log.Stamp().Journal, w.log.Term())
+	if err != nil {
+		return err
+	}
+	id, err := w.log.Renew(ctx, term, []journal.Record{first})
+	switch {
+	case ctx.Err() != nil:
+		return nil
+	case err != nil:
+		return err
+	}
+	return fmt.Errorf("%w: journal %s, after %s", errRestored, id, w.log.Stamp().Journal)
+}
+
+// earlierRecord is the record that stands for all routers of an earlier journal.
+func earlierRecord(earlier string, term uint64) (journal.Record, error) {
+	return toRecord(core.Fact{Revision: core.Revision{Term: term}, Session: core.EarlierSession(earlier), From: core.EarlierFrom, Earlier: true})
+}
+
+// repair puts slots right that something else has written to.
+func (w *journalWriter) repair(ctx context.Context, slots []int) error {
+	repaired, err := w.log.Repair(ctx, slots)
+	w.metrics.slotsRepaired.Add(float64(repaired))
+	if errors.Is(err, journal.ErrDeposed) {
+		return err
+	}
+	if ctx.Err() != nil {
+		return nil
+	}
+	w.wrong(err)
+	return nil
+}
+
+// wrong says what is wrong with the journal, if anything is.
+func (w *journalWriter) wrong(err error) {
+	w.metrics.journalWrong.Set(0)
+	if err != nil {
+		w.metrics.journalWrong.Set(1)
+		w.logger.Error("the journal is not as this leader has written it, and was not repaired; if it stays so no other leader can open it, see docs/backup.md", zap.Error(err))
+	}
+}
+
+// slotsEvery is the pause between looks at the slots.
+const slotsEvery = 30 * time.Second
+
+// audit looks at the slots now and then until ctx ends: one that is missing would be
+// found out by the next leader only, which could not lead then.
+func (w *journalWriter) audit(ctx context.Context) {
+	for sleep(ctx, slotsEvery) {
+		suspects, err := w.log.Suspects(ctx)
+		switch {
+		case ctx.Err() != nil:
+			return
+		case errors.Is(err, journal.ErrDamaged):
+			w.wrong(err)
+			continue
+		case err != nil:
+			w.logger.Warn("the slots of the journal were not looked at", zap.Error(err))
+			continue
+		}
+		select { // also if there are none: what was wrong may be right
+		case w.suspects <- suspects:
+		case <-ctx.Done():
+			return
+		}
 	}
 }
 

@@ -70,7 +70,7 @@ func TestBatchesAreSpacedByWhatWasWritten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, err := newMetrics(prometheus.NewRegistry(), &Allocator{})
 		require.NoError(t, err)
-		w := newJournalWriter(nil, second, nil, m)
+		w := newJournalWriter(nil, second, nil, m, zap.NewNop())
 		paused := func(records, bytes int) time.Duration {
 			began := time.Now()
 			require.True(t, w.pause(t.Context(), began, records, bytes))

@@ -31,11 +31,16 @@ func (e *env) berth(args ...string) (string, error) {
 		r.SetURL(&url.URL{Scheme: "http", Host: "api"})
 	}})
 	defer api.Close()
+	return berthLocal(e, append(args, "--allocator="+api.URL)...)
+}
+
+// berthLocal runs the program of that name.
+func berthLocal(e *env, args ...string) (string, error) {
 	argv := []string{filepath.Join(binDir, "berth")}
 	if shared != nil {
 		argv = []string{"go", "run", filepath.Join("..", "cmd", "berth")}
 	}
-	cmd := exec.CommandContext(e.t.Context(), argv[0], append(append(argv[1:], args...), "--allocator="+api.URL)...)
+	cmd := exec.CommandContext(e.t.Context(), argv[0], append(argv[1:], args...)...)
 	cmd.Env = append(os.Environ(), "BERTH_API_KEY="+e.site.key())
 	out, err := cmd.CombinedOutput()
 	if err != nil {

@@ -55,6 +55,15 @@ type Leader interface {
 	Valid() bool
 	// Term is the leader's term.
 	Term() uint64
+	// Journal is the ID of its journal, Began the position at which its term began, and
+	// Position how far the journal is now.
+	Journal() string
+	Began() uint64
+	Position() uint64
+	// Restored is told that routers have seen more of the journal than there is in it,
+	// up to this term: so it was restored from a backup. The leader begins it anew, and
+	// ends.
+	Restored(term uint64)
 }
 
 // Server serves the control protocol. All methods may be called concurrently.
@@ -176,8 +185,10 @@ func (s *Server) Session(rpc grpc.BidiStreamingServer[controlv1.RouterMessage, c
 		// It would be sent away by its first pong: joins and leaves would follow each other,
 		// in the log and in the core, for as long as the lease is in doubt.
 		return errUnsure
-	case join.GetHighestTerm() > leader.Term():
-		return status.Errorf(codes.FailedPrecondition, "this leader is of term %d and deposed: the router has seen term %d", leader.Term(), join.GetHighestTerm())
+	}
+	earlier, err := s.checkSeen(leader, join)
+	if err != nil {
+		return err
 	}
 	if err := s.checkMaxStale(join); err != nil {
 		return err
@@ -190,12 +201,43 @@ func (s *Server) Session(rpc grpc.BidiStreamingServer[controlv1.RouterMessage, c
 	defer s.remove(st)
 	session := join.GetInstanceId()
 	from := addressOf(rpc.Context())
-	leader.Submit(core.SessionJoined{Session: session, Stream: st.id, From: from, Quiesces: join.GetActivityWindowNanos() > 0})
+	leader.Submit(core.SessionJoined{Session: session, Stream: st.id, From: from, Quiesces: join.GetActivityWindowNanos() > 0, Earlier: earlier})
 	defer leader.Submit(core.SessionLeft{Session: session, Stream: st.id})
 	s.log.Info("router joined", zap.String("session", session), zap.String("address", from))
-	err := s.serve(rpc, leader, st, session, incoming, failed)
+	err = s.serve(rpc, leader, st, session, incoming, failed)
 	s.log.Info("router left", zap.String("session", session), zap.Error(err))
 	return err
+}
+
+// checkSeen compares what a router has seen of the journal with what there is. It returns
+// the ID of another journal that the router may still serve from.
+func (s *Server) checkSeen(leader Leader, join *controlv1.Join) (earlier string, err error) {
+	journal, term, position := join.GetJournal(), join.GetHighestTerm(), join.GetPosition()
+	if journal != "" && journal != leader.Journal() {
+		if join.GetServing() {
+			return journal, nil
+		}
+		return "", nil
+	}
+	var ahead bool
+	switch {
+	case term > leader.Term():
+		ahead = true
+	case term == leader.Term(): // of another leader, whose writes are not in the journal any more
+		ahead = position > leader.Position()
+	default:
+		ahead = position >= leader.Began()
+	}
+	if !ahead {
+		return "", nil
+	}
+	// This leader holds the lease. Should it be deposed all the same, then it cannot write
+	// to the journal, and only ends.
+	s.log.Error("a router has seen more of the journal than there is in it: it was restored from a backup, and is begun anew, see docs/backup.md",
+		zap.String("session", join.GetInstanceId()), zap.Uint64("seenTerm", term), zap.Uint64("seenPosition", position),
+		zap.Uint64("term", leader.Term()), zap.Uint64("position", leader.Position()))
+	leader.Restored(term)
+	return "", status.Errorf(codes.FailedPrecondition, "the journal is begun anew: the router has seen term %d, position %d, and it ends at term %d, position %d", term, position, leader.Term(), leader.Position())
 }
 
 // addressOf is the address of a router, without its port.
@@ -358,6 +400,7 @@ func (s *Server) send(rpc grpc.BidiStreamingServer[controlv1.RouterMessage, cont
 				if m.GetPong() != nil && !leader.Valid() {
 					return errUnsure
 				}
+				m.Journal, m.Position = leader.Journal(), leader.Position()
 				if err := rpc.Send(m); err != nil {
 					return err
 				}

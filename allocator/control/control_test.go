@@ -35,8 +35,9 @@ const (
 
 // fakeLeader notes the events, and plays the core with react.
 type fakeLeader struct {
-	deposed atomic.Bool
-	react   func(core.Event)
+	deposed  atomic.Bool
+	restored atomic.Uint64 // the term
+	react    func(core.Event)
 
 	mu     sync.Mutex
 	events []core.Event
@@ -54,6 +55,14 @@ func (l *fakeLeader) Submit(ev core.Event) {
 func (l *fakeLeader) Valid() bool { return !l.deposed.Load() }
 
 func (l *fakeLeader) Term() uint64 { return 7 }
+
+func (l *fakeLeader) Journal() string { return "j" }
+
+func (l *fakeLeader) Began() uint64 { return 100 }
+
+func (l *fakeLeader) Position() uint64 { return 110 }
+
+func (l *fakeLeader) Restored(term uint64) { l.restored.Store(term) }
 
 // seen are the events since the last call.
 func (l *fakeLeader) seen() []core.Event {
@@ -109,6 +118,65 @@ func (w *world) open() router {
 	return stream
 }
 
+// A journal that was restored from a backup may have the same leader's term again, or its
+// next one, or none as high.
+func TestARouterThatHasSeenMoreOfTheJournalShowsThatItWasRestored(t *testing.T) {
+	for name, c := range map[string]struct {
+		journal        string
+		term, position uint64
+		restored       uint64 // up to this term
+		earlier        string
+	}{
+		"as far as it is":                    {"j", 7, 110, 0, ""},
+		"an earlier term":                    {"j", 6, 99, 0, ""},
+		"of a version that does not say":     {"", 7, 0, 0, ""},
+		"a later term":                       {"j", 9, 0, 9, ""},
+		"the same":                           {"", 9, 0, 9, ""},
+		"another leader's writes":            {"j", 7, 111, 7, ""},
+		"writes before that are gone":        {"j", 6, 100, 6, ""},
+		"another journal":                    {"k", 9, 500, 0, "k"},
+		"another journal, and the same term": {"k", 7, 111, 0, "k"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			run(t, func(w *world) {
+				for _, serving := range []bool{true, false} {
+					for _, deposed := range []bool{false, true} {
+						w.leader.deposed.Store(deposed)
+						w.leader.restored.Store(0)
+						stream := w.open()
+						m := join(instance, c.term)
+						m.GetJoin().Journal, m.GetJoin().Position, m.GetJoin().Serving = c.journal, c.position, serving
+						require.NoError(t, stream.Send(m))
+						events := w.leader.seen()
+						switch {
+						case deposed:
+							require.Empty(t, events)
+							require.Zero(t, w.leader.restored.Load(), "who may be deposed begins nothing")
+							fails(t, stream, codes.FailedPrecondition, "cannot tell that it still leads")
+						case c.restored == 0:
+							want := core.SessionJoined{Session: instance}
+							if serving {
+								want.Earlier = c.earlier
+							}
+							got, ok := events[len(events)-1].(core.SessionJoined)
+							require.True(t, ok, "%#v", events)
+							got.Stream = 0
+							require.Equal(t, want, got)
+							require.Zero(t, w.leader.restored.Load())
+						default:
+							require.Equal(t, c.restored, w.leader.restored.Load())
+							require.Empty(t, events)
+							fails(t, stream, codes.FailedPrecondition, "begun anew")
+						}
+						_ = stream.CloseSend()
+						w.leader.seen()
+					}
+				}
+			})
+		})
+	}
+}
+
 func join(id string, term uint64) *controlv1.RouterMessage {
 	return &controlv1.RouterMessage{Message: &controlv1.RouterMessage_Join{Join: &controlv1.Join{InstanceId: id, HighestTerm: term}}}
 }
@@ -159,7 +227,7 @@ func TestJoinIsChecked(t *testing.T) {
 		"long instance":    {join(strings.Repeat("a", 65), 0), codes.InvalidArgument, "instance_id"},
 		"strange instance": {join("router_0123456789", 0), codes.InvalidArgument, "instance_id"},
 		"line feed":        {join(instance+"\n", 0), codes.InvalidArgument, "instance_id"},
-		"newer term seen":  {join(instance, 8), codes.FailedPrecondition, "deposed"},
+		"newer term seen":  {join(instance, 8), codes.FailedPrecondition, "begun anew"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			run(t, func(w *world) {
@@ -400,6 +468,7 @@ func TestEffectsReachTheRouterInOrder(t *testing.T) {
 			{Term: 7, Message: &controlv1.AllocatorMessage_Quiesce{Quiesce: &controlv1.Quiesce{Number: 3, SandboxIds: []string{"k3x9", "idle"}}}},
 			{Term: 7, Message: &controlv1.AllocatorMessage_Resume{Resume: &controlv1.Resume{SandboxIds: []string{"idle"}}}},
 		} {
+			want.Journal, want.Position = "j", 110
 			got, err := stream.Recv()
 			require.NoError(t, err)
 			require.True(t, proto.Equal(want, got), "want %v, got %v", want, got)

@@ -55,6 +55,9 @@ func (c *Core) claim(ev Claim) {
 	case c.pressure || len(c.outbox.pending) >= pendingMost:
 		c.emit(ClaimRefused{Token: ev.Token, Why: Overloaded})
 		return
+	case p.queue.n == 0 && c.quarantine() > ev.Wait:
+		c.emit(ClaimRefused{Token: ev.Token, Why: Quarantined, Wait: c.quarantine()})
+		return
 	case p.queue.n == 0 && (p.callers >= c.cfg.MaxWaiting || p.hopeless() || ev.Wait <= 0):
 		c.emit(ClaimRefused{Token: ev.Token, Why: PoolEmpty, Counts: p.counts()})
 		return

@@ -84,6 +84,7 @@ type Core struct {
 	strays      []*pod              // pods marked as used and on no record, to be deleted
 	sessions    map[string]*session
 	byID        []*session // the same, ordered by their IDs: what is told them is told in that order
+	earlier     int        // how many of them stand for the routers of an earlier journal
 	streams     map[uint64]*session
 	bans        map[string]ban    // by the ID of the session
 	claims      map[uint64]*claim // by token

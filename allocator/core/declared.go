@@ -47,6 +47,7 @@ func (c *Core) declareDead(ev DeclareDead) {
 		d := &declaration{session: s, tokens: []uint64{ev.Token}}
 		d.change = &change{declared: d, fact: Fact{Session: s.id, From: s.from, Left: true, Declared: &Declaration{By: ev.By, Reason: ev.Reason, At: c.now.Wall}}}
 		s.declared = d
+		c.discardEarly(s)
 		c.append(d.change, true)
 	}
 }

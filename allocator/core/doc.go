@@ -59,6 +59,9 @@
 //     knew must have gone stale.
 //   - No pod is handed out at an address to which some router may still send an
 //     earlier sandbox's requests, nor at one where two pods seem to be: see place.
+//   - While routers of an earlier journal may serve what they know, which is on no record
+//     any more, no pod is handed out at all, and those that had an address by then are
+//     not handed out later: see earlier.go.
 //   - An idle pod is deleted only once that intent is durable: the next leader
 //     never hands it out while our deletion is still on its way.
 //   - A sandbox is released for being idle only if every session that could know its

@@ -63,6 +63,8 @@ type (
 		Why   Refusal
 		// Counts are the pool's, for PoolEmpty.
 		Counts Counts
+		// Wait is for how long still, for Quarantined.
+		Wait time.Duration
 		// Sandbox is the one that the idempotency key stands for, for KeyEnded, or
 		// that did not start, for StartFailed.
 		Sandbox Sandbox
@@ -207,6 +209,8 @@ const (
 	StartFailed
 	// Ending: no pod was there at once, and this leader is about to end.
 	Ending
+	// Quarantined: routers of an earlier journal may still send requests to any address.
+	Quarantined
 )
 
 // ReleaseStatus is the outcome of a Release.

@@ -105,12 +105,14 @@ type (
 
 	// SessionJoined: a router opened a stream. Stream numbers are never reused
 	// within a term. From is its address, for people. Quiesces: it can be asked what is
-	// idle.
+	// idle. Earlier is the ID of another journal, from which the router may still serve
+	// what it knows.
 	SessionJoined struct {
 		Session  string
 		Stream   uint64
 		From     string
 		Quiesces bool
+		Earlier  string
 	}
 	// SessionLeft: that stream ended, for whatever cause.
 	SessionLeft struct {

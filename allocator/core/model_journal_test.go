@@ -156,9 +156,18 @@ func (s processStore) ask(c *storeCall) *storeCall {
 	return c
 }
 
-func (s processStore) List(context.Context) ([]journal.Slot, error) {
+func (s processStore) List(_ context.Context, f func(journal.Slot) error) error {
 	c := s.ask(&storeCall{list: true})
-	return c.slots, c.err
+	for _, slot := range c.slots {
+		if err := f(slot); err != nil {
+			return err
+		}
+	}
+	return c.err
+}
+
+func (s processStore) Versions(context.Context) (map[int]string, error) {
+	return nil, errors.New("no audit in here")
 }
 
 func (s processStore) Read(_ context.Context, index int) (journal.Slot, error) {
@@ -171,8 +180,8 @@ func (s processStore) Write(_ context.Context, slot journal.Slot) (string, error
 	return c.slot.Version, c.err
 }
 
-func (s processStore) Create(context.Context, journal.Slot) error {
-	return errors.New("all slots are there")
+func (s processStore) Create(context.Context, journal.Slot) (string, error) {
+	return "", errors.New("all slots are there")
 }
 
 func (w *world) newProcess() *process {

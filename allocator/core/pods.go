@@ -35,6 +35,9 @@ type pod struct {
 	// address while routers could know a route there. It is never handed out, and
 	// not counted on either.
 	reached bool
+	// early: the same, for sandboxes of an earlier journal, of which nothing is known. It
+	// is counted on until that is certain.
+	early   bool
 	warmAt  time.Duration // boot clock: when it was warm for the first time; 0: never
 	before  []*sandbox    // that do not end before this is certain to be deleted
 	place   *place        // at the address that it was last seen at
@@ -57,7 +60,7 @@ func (q *pod) stranded() bool { return q.phase == podPending && (q.away || q.rea
 
 // usable reports whether the pod can be handed out.
 func (q *pod) usable() bool {
-	return q.seen.Ready && !q.seen.Deleting && !q.seen.Finished && q.node.usable && q.place != nil && !q.reached && !q.contested()
+	return q.seen.Ready && !q.seen.Deleting && !q.seen.Finished && q.node.usable && q.place != nil && !q.reached && !q.early && !q.contested()
 }
 
 // restarted reports whether the sandbox is to end because a container of its pod has

@@ -41,6 +41,8 @@ type session struct {
 	// ended. cuts is how often its stream was closed for that.
 	muteSince, missedAt time.Duration
 	cuts                int
+	// earlier: it stands for all routers of an earlier journal.
+	earlier bool
 }
 
 type pending struct {
@@ -80,6 +82,9 @@ func (c *Core) expiry() time.Duration { return c.cfg.MaxStale + c.cfg.MaxStale/1
 func (c *Core) sessionJoined(ev SessionJoined) {
 	if !c.mayJoin(ev) {
 		return
+	}
+	if ev.Earlier != "" {
+		c.earlierLives(ev.Earlier)
 	}
 	s := c.sessions[ev.Session]
 	if s == nil {
@@ -143,7 +148,12 @@ func (c *Core) recoverSession(f Fact) {
 		c.emit(Settle{Session: f.Session, Revision: f.Revision})
 		return
 	}
-	c.addSession(&session{id: f.Session, from: f.From, durable: true, lastPing: c.now.Boot + c.cfg.Lease})
+	s := &session{id: f.Session, from: f.From, durable: true, lastPing: c.now.Boot + c.cfg.Lease}
+	if f.Earlier {
+		c.addEarlier(s)
+		return
+	}
+	c.addSession(s)
 }
 
 func (c *Core) addSession(s *session) {
@@ -258,12 +268,17 @@ func (c *Core) sessionAck(ev SessionAck) {
 // removeSession forgets a session that can route to nothing any more. inUse: until then
 // everything that it could serve was in use; 0: it has reported what was.
 func (c *Core) removeSession(s, by *session, inUse time.Duration) {
+	c.discardEarly(s)
 	c.append(&change{session: by, fact: Fact{Session: s.id, Left: true}}, by != nil)
 	c.dropSession(s, inUse)
 }
 
 // dropSession waits for a session no more.
 func (c *Core) dropSession(s *session, inUse time.Duration) {
+	c.discardEarly(s)
+	if s.earlier {
+		c.earlier--
+	}
 	delete(c.sessions, s.id)
 	at := c.indexOf(s.id)
 	c.byID = slices.Delete(c.byID, at, at+1)
@@ -278,7 +293,7 @@ func (c *Core) dropSession(s *session, inUse time.Duration) {
 
 func (c *Core) expireSessions() {
 	for _, s := range slices.Clone(c.byID) {
-		if c.now.Boot-s.lastPing > c.expiry() {
+		if c.now.Boot-s.lastPing > c.expiryOf(s) {
 			c.removeSession(s, nil, c.now.Boot)
 		}
 	}

@@ -125,7 +125,7 @@ func (c *Core) Sessions(most int) (list []SessionStatus, others int) {
 }
 
 func (c *Core) statusOf(s *session) SessionStatus {
-	st := SessionStatus{ID: s.id, From: s.from, Connected: s.stream != 0, Heard: s.heardAt != 0, Expires: max(0, s.lastPing+c.expiry()-c.now.Boot)}
+	st := SessionStatus{ID: s.id, From: s.from, Connected: s.stream != 0, Heard: s.heardAt != 0, Expires: max(0, s.lastPing+c.expiryOf(s)-c.now.Boot)}
 	if st.Heard {
 		st.Silence = c.now.Boot - s.heardAt
 	}

@@ -163,6 +163,8 @@ type Fact struct {
 	Left    bool
 	// Declared: it has left because an operator says so.
 	Declared *Declaration
+	// Earlier: it stands for all routers of an earlier journal: see EarlierSession.
+	Earlier bool
 	// Discard is the pod that will not be handed out any more. After is set if records
 	// have named it for that sandbox, at the addresses At, and others have named another
 	// one: it is not deleted before the fence of the sandbox is complete.

@@ -21,7 +21,7 @@
 // second copy of one that succeeded. So the slot is read. It holds our term,
 // position and nonce: done. It has not changed: the same write again. Anything
 // else: this leader is deposed, and [Log.Commit] returns [ErrDeposed]. It returns
-// without knowing only when its context ends, or when the slot object is gone.
+// without knowing only when its context ends.
 //
 // # What rides along
 //
@@ -42,10 +42,14 @@
 //   - Records are committed in the order in which they are given.
 //   - A slot that is missing, or of a format that this version does not know,
 //     stops Open with an error that says which. Nothing is guessed.
+//   - While a leader holds the lease, a slot that something else has deleted or written
+//     to is put right from memory ([Log.Repair]).
+//   - Every batch carries the ID of the journal. It changes when the journal is begun
+//     anew: by [Log.Renew] or, from outside, by [Beginning.Begin].
 //
 // # What breaks them
 //
-// Slots that are edited or deleted by somebody else, or restored one by one from
-// a backup; Settle for something that is not safe; an API server that answers
+// Slots that are edited or deleted by somebody else while no leader can repair them, or
+// restored one by one from a backup; Settle for something that is not safe; an API server that answers
 // reads from a stale store.
 package journal

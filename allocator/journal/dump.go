@@ -15,6 +15,7 @@ import (
 // Batch is the content of a slot, decoded for people.
 type Batch struct {
 	Slot
+	Journal string // the ID
 	Records []*journalv1.Record
 	// Err is why the data could not be decoded, or not all of it.
 	Err error
@@ -24,34 +25,36 @@ type Batch struct {
 // It changes nothing and may be called while a leader writes. The error, if any
 // slots were read, is what is wrong with them as a whole.
 func Dump(ctx context.Context, store Store) ([]Batch, error) {
-	slots, err := store.List(ctx)
-	if err != nil {
-		return nil, err
-	}
 	codec, err := newCodec()
 	if err != nil {
 		return nil, err
 	}
 	var batches []Batch
-	for _, s := range slots {
+	f := folder{codec: codec}
+	err = store.List(ctx, func(s Slot) error {
 		b := Batch{Slot: s}
-		records, err := codec.decode(s.Data)
+		decoded, _, err := codec.decode(s.Data, nil)
 		if b.Err = err; s.Format > format {
 			b.Err = fmt.Errorf("%w: format %d", ErrFormat, s.Format)
 		}
-		for _, r := range records {
+		b.Journal = decoded.id
+		for _, r := range decoded.records {
 			var m journalv1.Record
 			b.Err = errors.Join(b.Err, proto.Unmarshal(r.Raw, &m))
 			b.Records = append(b.Records, &m)
 		}
 		batches = append(batches, b)
+		return f.add(s)
+	})
+	if err != nil {
+		return nil, err
 	}
 	slices.SortFunc(batches, func(a, b Batch) int {
 		return cmp.Or(cmp.Compare(a.Position, b.Position), cmp.Compare(a.Index, b.Index))
 	})
-	if len(slots) == 0 {
+	if len(batches) == 0 {
 		return nil, nil
 	}
-	_, err = fold(codec, slots)
+	_, err = f.whole()
 	return batches, err
 }

@@ -6,9 +6,11 @@ var (
 	// ErrDeposed: another leader has written to the log, or may. This process must
 	// end; what it was committing may have been committed.
 	ErrDeposed = errors.New("journal: another leader has taken over")
-	// ErrMissing: a slot object is not there. Store.Read returns it, and wrapped
-	// Open and Commit do.
+	// ErrMissing: a slot object is not there. Store.Read returns it, and wrapped Open
+	// does.
 	ErrMissing = errors.New("journal: slot object is missing")
+	// ErrExists: a slot that was to be made is there. Store.Create returns it.
+	ErrExists = errors.New("journal: slot object is there")
 	// ErrDamaged: the slots contradict each other, or one cannot be decoded.
 	ErrDamaged = errors.New("journal: damaged")
 	// ErrFormat: a slot was written in a format of a later version.

@@ -3,6 +3,7 @@ package journal
 import (
 	"cmp"
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"slices"
@@ -36,27 +37,32 @@ type Slot struct {
 	Nonce          string
 	Records        int
 	Data           []byte
+
+	sum [sha256.Size]byte // of Data, where that is not kept
 }
 
 // Store keeps slot objects. Every error but ErrMissing leaves open what has
 // happened. Calls end with their context.
 type Store interface {
-	// List reads all slots at one moment, from the store and not from a cache.
-	List(ctx context.Context) ([]Slot, error)
+	// List calls f with every slot, all of one moment, from the store and not from a
+	// cache. It ends with an error of f.
+	List(ctx context.Context, f func(Slot) error) error
+	// Versions reads the versions of all slots, like List.
+	Versions(ctx context.Context) (map[int]string, error)
 	// Read reads one slot, from the store.
 	Read(ctx context.Context, index int) (Slot, error)
 	// Write replaces the slot s.Index if its version is still s.Version, and
 	// returns its new version.
 	Write(ctx context.Context, s Slot) (version string, err error)
-	// Create makes a slot that is not there.
-	Create(ctx context.Context, s Slot) error
+	// Create makes a slot, and returns its version, or ErrExists.
+	Create(ctx context.Context, s Slot) (version string, err error)
 }
 
 // Options configure Open. All are required unless they say otherwise.
 type Options struct {
 	Store Store
-	// Valid reports whether the caller may still act as the leader: it is asked
-	// before the log is taken over.
+	// Valid reports whether the caller may still act as the leader: it is asked before
+	// the log is taken over, and before and after a slot is repaired.
 	Valid func() bool
 	// Begin is asked before a journal is made where there is none. It returns an
 	// error when what is there must have had one.
@@ -78,13 +84,24 @@ type Options struct {
 type Log struct {
 	o     Options
 	codec *codec
-	term  uint64
+	// stamp is what batches are written under, began the position of the term record.
+	stamp Stamp
+	began uint64
+	// renewed is what batches are written under after Renew. It is the committer's.
+	renewed Stamp
 
 	mu       sync.Mutex
 	ring     *ring
 	slots    []Slot // without their data
 	position uint64 // of the last batch
 	stats    Stats
+}
+
+// Stamp is what every batch says of where it belongs.
+type Stamp struct {
+	// Journal is the ID of the journal: random, made when it was begun.
+	Journal string
+	Term    uint64
 }
 
 // Stats count what a Log has done since Open, but for Unsettled and
@@ -153,7 +170,11 @@ func (l *Log) takeOver(ctx context.Context) ([]Record, error) {
 	if err != nil {
 		return nil, err
 	}
-	l.term = before.term + 1
+	l.stamp = Stamp{Journal: before.id, Term: before.term + 1}
+	if l.stamp.Journal == "" { // it is new, or of a version that gave it none
+		l.stamp.Journal = l.o.Nonce()
+	}
+	l.renewed = l.stamp
 	position := before.position + 1
 	index := before.ring.slot(position)
 	// What the slot still holds is not known to be safe elsewhere.
@@ -166,6 +187,7 @@ func (l *Log) takeOver(ctx context.Context) ([]Record, error) {
 	}
 	// From here on nobody else commits. What they committed before is read again:
 	// the first list may be older than their last write.
+	before.ring = nil // it need not be in memory twice
 	after, err := l.read(ctx)
 	if err != nil {
 		return nil, err
@@ -175,7 +197,7 @@ func (l *Log) takeOver(ctx context.Context) ([]Record, error) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.ring, l.slots, l.position = after.ring, after.slots, position
+	l.ring, l.slots, l.position, l.began = after.ring, after.slots, position, position
 	records := make([]Record, 0, len(after.ring.newest))
 	for _, n := range after.ring.newest {
 		records = append(records, n.Record)
@@ -192,32 +214,32 @@ type contents struct {
 	ring     *ring
 	position uint64
 	term     uint64
+	id       string
 }
 
 // read lists the slots, making them if there are none, and checks them.
 func (l *Log) read(ctx context.Context) (*contents, error) {
 	for {
-		slots, err := l.list(ctx)
-		if err != nil {
+		f := folder{codec: l.codec}
+		if err := l.list(ctx, f.add); err != nil {
 			return nil, err
 		}
-		if begun(slots) {
-			return fold(l.codec, slots)
+		if begun(f.slots) {
+			return f.whole()
 		}
-		if err := l.begin(ctx, slots); err != nil {
+		if err := l.begin(ctx, f.slots); err != nil {
 			return nil, err
 		}
 	}
 }
 
-func (l *Log) list(ctx context.Context) ([]Slot, error) {
+func (l *Log) list(ctx context.Context, f func(Slot) error) error {
 	call, cancel := context.WithTimeout(ctx, listTimeouts*l.o.CallTimeout)
 	defer cancel()
-	slots, err := l.o.Store.List(call)
-	if err != nil {
-		return nil, fmt.Errorf("list slots: %w", err)
+	if err := l.o.Store.List(call, f); err != nil {
+		return fmt.Errorf("list slots: %w", err)
 	}
-	return slots, nil
+	return nil
 }
 
 // begun reports whether the ring was made completely: slot 0 is made last. A
@@ -246,78 +268,113 @@ func (l *Log) begin(ctx context.Context, have []Slot) error {
 			return ErrDeposed
 		}
 		call, cancel := context.WithTimeout(ctx, l.o.CallTimeout)
-		err := l.o.Store.Create(call, Slot{Index: index, Slots: n, Format: format})
+		_, err := l.o.Store.Create(call, Slot{Index: index, Slots: n, Format: format})
 		cancel()
-		if err != nil {
+		if err != nil && !errors.Is(err, ErrExists) {
 			return fmt.Errorf("create slot %d: %w", index, err)
 		}
 	}
 	return nil
 }
 
-// fold checks that the slots are one log and puts it together.
-func fold(codec *codec, slots []Slot) (*contents, error) {
-	slots = slices.Clone(slots)
+// folder puts the log together, slot by slot: their data is too much to be kept.
+type folder struct {
+	codec  *codec
+	slots  []Slot // without their data
+	ring   *ring
+	id     string
+	idAt   uint64 // the position that has said so
+	buffer []byte
+	// broken are slots that do not belong where they are, or cannot be decoded.
+	broken map[int]error
+}
+
+// add takes the next slot. It returns no error: what is wrong is found out at the end.
+func (f *folder) add(s Slot) error {
+	if f.ring == nil {
+		f.ring, f.broken = newRing(s.Slots), map[int]error{}
+	}
+	data := s.Data
+	s.Data, s.sum = nil, sha256.Sum256(data)
+	f.slots = append(f.slots, s)
+	n := len(f.ring.held)
+	switch {
+	case s.Format > format:
+		f.broken[s.Index] = fmt.Errorf("%w: slot %d is of format %d, this version reads formats up to %d; run the version that wrote it, or a later one", ErrFormat, s.Index, s.Format, format)
+	case s.Slots != n || s.Index >= n:
+		f.broken[s.Index] = fmt.Errorf("%w: slot %d says that there are %d slots, slot %d says %d", ErrDamaged, s.Index, s.Slots, f.slots[0].Index, n)
+	case s.Position > 0 && s.Position%uint64(n) != uint64(s.Index):
+		f.broken[s.Index] = fmt.Errorf("%w: slot %d holds position %d, which belongs to slot %d", ErrDamaged, s.Index, s.Position, s.Position%uint64(n))
+	case s.Position > 0:
+		var b batch
+		var err error
+		if b, f.buffer, err = f.codec.decode(data, f.buffer); err != nil {
+			f.broken[s.Index] = fmt.Errorf("%w: slot %d: %w", ErrDamaged, s.Index, err)
+			return nil
+		}
+		f.ring.merge(s.Position, b.records)
+		if b.id != "" && s.Position > f.idAt {
+			f.id, f.idAt = b.id, s.Position
+		}
+	}
+	return nil
+}
+
+// whole checks that the slots are one log, and returns it.
+func (f *folder) whole() (*contents, error) {
+	slots := f.slots
 	slices.SortFunc(slots, func(a, b Slot) int { return a.Index - b.Index })
 	n := slots[0].Slots
-	c := &contents{}
+	c := &contents{slots: slots, ring: f.ring, id: f.id}
 	for i, s := range slots {
-		switch {
-		case s.Format > format:
-			return nil, fmt.Errorf("%w: slot %d is of format %d, this version reads formats up to %d; run the version that wrote it, or a later one", ErrFormat, s.Index, s.Format, format)
-		case s.Slots != n || s.Index >= n:
-			return nil, fmt.Errorf("%w: slot %d says that there are %d slots, slot %d says %d", ErrDamaged, s.Index, s.Slots, slots[0].Index, n)
-		case s.Index != i:
-			return nil, fmt.Errorf("%w: slot %d of %d; restore the slots from a backup of etcd", ErrMissing, i, n)
-		case s.Position > 0 && s.Position%uint64(n) != uint64(i):
-			return nil, fmt.Errorf("%w: slot %d holds position %d, which belongs to slot %d", ErrDamaged, i, s.Position, s.Position%uint64(n))
+		if err := f.broken[s.Index]; err != nil {
+			return nil, err
+		}
+		if s.Index != i {
+			return nil, missing(i, n)
 		}
 		c.position, c.term = max(c.position, s.Position), max(c.term, s.Term)
 	}
 	if len(slots) < n {
-		return nil, fmt.Errorf("%w: slot %d of %d; restore the slots from a backup of etcd", ErrMissing, len(slots), n)
+		return nil, missing(len(slots), n)
 	}
-	// Every slot holds the last position that belongs to it.
 	for i, s := range slots {
-		back := (c.position + uint64(n) - uint64(i)) % uint64(n) // how far behind the end slot i is
-		want := uint64(0)
-		if c.position > back {
-			want = c.position - back
-		}
-		if s.Position != want {
-			return nil, fmt.Errorf("%w: slot %d holds position %d, but the log ends at %d, so it should hold %d; restore all slots from one backup of etcd", ErrDamaged, i, s.Position, c.position, want)
+		if want := last(c.position, i, n); s.Position != want {
+			return nil, fmt.Errorf("%w: slot %d holds position %d, but the log ends at %d, so it should hold %d", ErrDamaged, i, s.Position, c.position, want)
 		}
 	}
-	c.ring = newRing(n)
 	order := slices.Clone(slots)
 	slices.SortFunc(order, func(a, b Slot) int { return cmp.Compare(a.Position, b.Position) })
 	term := uint64(0)
 	for _, s := range order {
-		if s.Position == 0 {
-			continue
-		}
-		if s.Term < term {
+		if s.Position > 0 && s.Term < term {
 			return nil, fmt.Errorf("%w: position %d is of term %d, the one before of term %d", ErrDamaged, s.Position, s.Term, term)
 		}
 		term = s.Term
-		records, err := codec.decode(s.Data)
-		if err != nil {
-			return nil, fmt.Errorf("%w: slot %d: %w", ErrDamaged, s.Index, err)
-		}
-		c.ring.put(s.Position, nil, records)
 	}
-	for i := range slots {
-		slots[i].Data = nil
-	}
-	c.slots = slots
 	return c, nil
+}
+
+func missing(index, slots int) error {
+	return fmt.Errorf("%w: slot %d of %d", ErrMissing, index, slots)
+}
+
+// last is the last position that belongs to a slot, of a log that ends at a position; 0
+// if nothing was written there yet.
+func last(end uint64, index, slots int) uint64 {
+	back := (end + uint64(slots) - uint64(index)) % uint64(slots) // how far behind the end
+	if end <= back {
+		return 0
+	}
+	return end - back
 }
 
 // batch makes the next content of a slot.
 func (l *Log) batch(slot Slot, position uint64, slots int, records []Record) Slot {
+	data := l.codec.encode(l.renewed.Journal, records)
 	return Slot{
 		Index: slot.Index, Version: slot.Version, Slots: slots, Format: format,
-		Position: position, Term: l.term, Nonce: l.o.Nonce(), Records: len(records), Data: l.codec.encode(records),
+		Position: position, Term: l.renewed.Term, Nonce: l.o.Nonce(), Records: len(records), Data: data, sum: sha256.Sum256(data),
 	}
 }
 
@@ -367,17 +424,47 @@ func (l *Log) replace(ctx context.Context, s, before Slot, valid func() bool) (v
 }
 
 // Term is the term under which this Log writes, 1 or more.
-func (l *Log) Term() uint64 { return l.term }
+func (l *Log) Term() uint64 { return l.stamp.Term }
+
+// Stamp is what this Log writes under, before Renew.
+func (l *Log) Stamp() Stamp { return l.stamp }
+
+// Began is the position of this leader's term record: everything before it is of
+// earlier leaders, everything after it of this one, in this journal.
+func (l *Log) Began() uint64 { return l.began }
+
+// Position is that of the last batch that is known to be committed.
+func (l *Log) Position() uint64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.position
+}
+
+// Renew begins the journal anew, under a new ID, by committing records. It is called
+// where Commit could be, when it is known that the log was restored from a backup: what
+// others have seen of it is not in it any more. term is the highest that was seen: later
+// leaders have higher ones. This Log must not be used any more; whoever opens the
+// journal next is in the new one. Like Commit, it fails when this leader is deposed.
+func (l *Log) Renew(ctx context.Context, term uint64, records []Record) (id string, err error) {
+	l.renewed = Stamp{Journal: l.o.Nonce(), Term: max(l.stamp.Term, term)}
+	return l.renewed.Journal, l.Commit(ctx, records)
+}
 
 // Commit makes the records durable, in their order, in one batch or as many as
-// they need. An error is ErrDeposed, ErrMissing or that of ctx; the caller must
-// not commit again after it.
+// they need. A slot that is gone is repaired. An error is ErrDeposed or that of ctx; the
+// caller must not commit again after it.
 func (l *Log) Commit(ctx context.Context, records []Record) error {
 	for len(records) > 0 {
 		slot, position, carried, fresh := l.next(records)
 		// Not under the lock, which Settle's callers wait for.
 		s := l.batch(slot, position, slot.Slots, slices.Concat(carried, fresh))
 		version, err := l.replace(ctx, s, slot, nil)
+		if errors.Is(err, ErrMissing) {
+			// If the write took place before that, it does so again.
+			if err = l.restore(ctx, slot.Index); err == nil {
+				continue
+			}
+		}
 		if err != nil {
 			return err
 		}

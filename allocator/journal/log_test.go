@@ -21,7 +21,7 @@ func whole(t *testing.T) []Slot {
 	for p := uint64(3); p <= 6; p++ {
 		slots[p%4] = Slot{
 			Index: int(p % 4), Version: "1", Slots: 4, Format: format, Position: p, Term: 1 + p/5, Nonce: "n",
-			Data: codec.encode([]Record{record("k"+strconv.Itoa(int(p)), 1, p)}),
+			Data: codec.encode("id", []Record{record("k"+strconv.Itoa(int(p)), 1, p)}),
 		}
 	}
 	return slots
@@ -57,14 +57,14 @@ func TestLogThatIsNotWholeIsRefusedWithTheReason(t *testing.T) {
 		}, ErrDamaged, "slot 0"},
 		{"a record without a key", func(s []Slot) []Slot {
 			codec, _ := newCodec()
-			s[0].Data = codec.encode([]Record{{Raw: record("", 1, 1).Raw}})
+			s[0].Data = codec.encode("id", []Record{{Raw: record("", 1, 1).Raw}})
 			return s
 		}, ErrDamaged, "no key"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			codec, err := newCodec()
 			require.NoError(t, err)
-			_, err = fold(codec, c.change(whole(t)))
+			_, err = folded(codec, c.change(whole(t)))
 			require.ErrorIs(t, err, c.is)
 			require.ErrorContains(t, err, c.message)
 			require.True(t, final(err), "reading again does not help")
@@ -72,10 +72,21 @@ func TestLogThatIsNotWholeIsRefusedWithTheReason(t *testing.T) {
 	}
 	codec, err := newCodec()
 	require.NoError(t, err)
-	c, err := fold(codec, whole(t))
+	c, err := folded(codec, whole(t))
 	require.NoError(t, err)
 	require.Equal(t, uint64(6), c.position)
 	require.Len(t, c.ring.newest, 4)
+	require.Equal(t, "id", c.id)
+}
+
+func folded(codec *codec, slots []Slot) (*contents, error) {
+	f := folder{codec: codec}
+	for _, s := range slots {
+		if err := f.add(s); err != nil {
+			return nil, err
+		}
+	}
+	return f.whole()
 }
 
 // memory is a Store in which nothing goes wrong.
@@ -86,11 +97,21 @@ type memory struct {
 	most   int // bytes of the largest
 }
 
-func (m *memory) List(context.Context) (all []Slot, err error) {
+func (m *memory) List(_ context.Context, f func(Slot) error) error {
 	for _, s := range m.slots {
-		all = append(all, s)
+		if err := f(s); err != nil {
+			return err
+		}
 	}
-	return all, nil
+	return nil
+}
+
+func (m *memory) Versions(context.Context) (map[int]string, error) {
+	versions := map[int]string{}
+	for _, s := range m.slots {
+		versions[s.Index] = s.Version
+	}
+	return versions, nil
 }
 
 func (m *memory) Read(_ context.Context, index int) (Slot, error) {
@@ -113,10 +134,14 @@ func (m *memory) Write(_ context.Context, s Slot) (string, error) {
 	return s.Version, nil
 }
 
-func (m *memory) Create(_ context.Context, s Slot) error {
-	s.Version = "0"
+func (m *memory) Create(_ context.Context, s Slot) (string, error) {
+	if _, ok := m.slots[s.Index]; ok {
+		return "", ErrExists
+	}
+	m.writes++
+	s.Version = strconv.Itoa(m.writes)
 	m.slots[s.Index] = s
-	return nil
+	return s.Version, nil
 }
 
 func open(t *testing.T, m *memory) (*Log, []Record) {
@@ -211,9 +236,9 @@ func TestBatchOfAnEarlierVersionIsRead(t *testing.T) {
 	require.NoError(t, err)
 	codec, err := newCodec()
 	require.NoError(t, err)
-	records, err := codec.decode(data)
+	b, _, err := codec.decode(data, nil)
 	require.NoError(t, err)
-	require.Equal(t, []Record{record("sandbox/a", 1, 2), record("pod/b", 3, 4), record("sandbox/a", 3, 5)}, records)
+	require.Equal(t, batch{records: []Record{record("sandbox/a", 1, 2), record("pod/b", 3, 4), record("sandbox/a", 3, 5)}}, b)
 }
 
 // An annotation, or a store that is written anew, changes an object's version and

@@ -103,10 +103,17 @@ func (s storeOf) ask(c *call) *call {
 	return c
 }
 
-func (s storeOf) List(context.Context) ([]Slot, error) {
+func (s storeOf) List(_ context.Context, f func(Slot) error) error {
 	c := s.ask(&call{list: true})
-	return c.slots, c.err
+	for _, slot := range c.slots {
+		if err := f(slot); err != nil {
+			return err
+		}
+	}
+	return c.err
 }
+
+func (s storeOf) Versions(context.Context) (map[int]string, error) { return nil, errLost }
 
 func (s storeOf) Read(_ context.Context, index int) (Slot, error) {
 	c := s.ask(&call{read: index})
@@ -121,8 +128,9 @@ func (s storeOf) Write(_ context.Context, slot Slot) (string, error) {
 	return c.slot.Version, c.err
 }
 
-func (s storeOf) Create(_ context.Context, slot Slot) error {
-	return s.ask(&call{make: &slot}).err
+func (s storeOf) Create(_ context.Context, slot Slot) (string, error) {
+	c := s.ask(&call{make: &slot})
+	return c.slot.Version, c.err
 }
 
 const modelSlots = 4
@@ -231,7 +239,7 @@ func (w *world) recovered(l *leader) {
 	}
 	for key, rev := range w.durable {
 		if found[key].less(rev) && w.safe[key].less(rev) {
-			w.t.Fatalf("leader %d (term %d) finds %s at %v; %v was durable, and only %v is safe elsewhere", l.id, l.log.term, key, found[key], rev, w.safe[key])
+			w.t.Fatalf("leader %d (term %d) finds %s at %v; %v was durable, and only %v is safe elsewhere", l.id, l.log.stamp.Term, key, found[key], rev, w.safe[key])
 		}
 	}
 }
@@ -336,7 +344,7 @@ func (c *call) String() string {
 
 // overtaken reports whether another leader has written in a later term.
 func (w *world) overtaken(l *leader) bool {
-	return slices.ContainsFunc(w.landed, func(s Slot) bool { return s.Term > l.log.term })
+	return slices.ContainsFunc(w.landed, func(s Slot) bool { return s.Term > l.log.stamp.Term })
 }
 
 func (w *world) running() []*leader {

@@ -1,5 +1,7 @@
 package journal
 
+import "bytes"
+
 // Record is the state of one thing, as far as the log looks into it.
 type Record struct {
 	// Key names the thing.
@@ -52,13 +54,36 @@ func (r *ring) put(position uint64, carried, records []Record) {
 	r.held[r.slot(position)] = keys
 }
 
+// merge notes what was found at a position. Positions come in any order. The records
+// point into a buffer that is used again.
+func (r *ring) merge(position uint64, records []Record) {
+	keys := make([]string, 0, len(records))
+	for _, rec := range records {
+		n, known := r.newest[rec.Key]
+		if known {
+			rec.Key = n.Key // of the many copies of a key one stays
+		}
+		keys = append(keys, rec.Key)
+		if known && n.position > position {
+			continue
+		}
+		r.bytes += len(rec.Raw) - len(n.Raw)
+		rec.Raw = bytes.Clone(rec.Raw)
+		r.newest[rec.Key] = newest{rec, position}
+	}
+	r.held[r.slot(position)] = keys
+}
+
 // carried returns the records that are needed and would be lost with what the
 // slot holds when a batch is written at position.
-func (r *ring) carried(position uint64) []Record {
+func (r *ring) carried(position uint64) []Record { return r.needed(r.slot(position)) }
+
+// needed returns the records in a slot that are needed.
+func (r *ring) needed(slot int) []Record {
 	var needed []Record
 	seen := map[string]bool{}
-	for _, key := range r.held[r.slot(position)] {
-		if n, ok := r.newest[key]; ok && r.slot(n.position) == r.slot(position) && !seen[key] {
+	for _, key := range r.held[slot] {
+		if n, ok := r.newest[key]; ok && r.slot(n.position) == slot && !seen[key] {
 			seen[key] = true
 			needed = append(needed, n.Record)
 		}

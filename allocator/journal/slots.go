@@ -18,9 +18,10 @@ import (
 const (
 	resource   = "journalslots"
 	namePrefix = "berth-"
-	// listPage bounds one answer: slots may hold some hundred KB each. The pages
-	// of one list all show the same moment.
-	listPage = 64
+	// listPage bounds one answer, which is in memory several times while it is read:
+	// slots may hold some hundred KB each. The pages of one list all show the same
+	// moment.
+	listPage = 8
 )
 
 // Objects is a Store of JournalSlot objects.
@@ -34,8 +35,7 @@ func nameOf(index int) string { return fmt.Sprintf("%s%03d", namePrefix, index) 
 
 // List implements Store. Without a resource version the API server answers a
 // list from its store, or from a cache that it has made sure is as new.
-func (o *Objects) List(ctx context.Context) ([]Slot, error) {
-	var all []Slot
+func (o *Objects) List(ctx context.Context, f func(Slot) error) error {
 	for next := ""; ; {
 		var page v1alpha1.JournalSlotList
 		r := o.Client.Get().Namespace(o.Namespace).Resource(resource).Param("limit", strconv.Itoa(listPage))
@@ -43,19 +43,45 @@ func (o *Objects) List(ctx context.Context) ([]Slot, error) {
 			r = r.Param("continue", next)
 		}
 		if err := r.Do(ctx).Into(&page); err != nil {
-			return nil, fmt.Errorf("list journal slots: %w", err)
+			return fmt.Errorf("list journal slots: %w", err)
 		}
 		for i := range page.Items {
 			s, err := fromObject(&page.Items[i])
 			if err != nil {
-				return nil, err
+				return err
 			}
-			all = append(all, s)
+			if err := f(s); err != nil {
+				return err
+			}
 		}
 		if next = page.Continue; next == "" {
-			return all, nil
+			return nil
 		}
 	}
+}
+
+// listMetadataOnly asks for the metadata of a list.
+const listMetadataOnly = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+
+// Versions implements Store.
+func (o *Objects) Versions(ctx context.Context) (map[int]string, error) {
+	raw, err := o.Client.Get().Namespace(o.Namespace).Resource(resource).SetHeader("Accept", listMetadataOnly).Do(ctx).Raw()
+	if err != nil {
+		return nil, fmt.Errorf("list journal slots: %w", err)
+	}
+	var list metav1.PartialObjectMetadataList
+	if err := json.Unmarshal(raw, &list); err != nil {
+		return nil, fmt.Errorf("list journal slots: %w", err)
+	}
+	versions := make(map[int]string, len(list.Items))
+	for i := range list.Items {
+		index, err := indexOf(list.Items[i].Name)
+		if err != nil {
+			return nil, err
+		}
+		versions[index] = list.Items[i].ResourceVersion
+	}
+	return versions, nil
 }
 
 // Read implements Store.
@@ -64,7 +90,7 @@ func (o *Objects) Read(ctx context.Context, index int) (Slot, error) {
 	err := o.Client.Get().Namespace(o.Namespace).Resource(resource).Name(nameOf(index)).Do(ctx).Into(&found)
 	switch {
 	case apierrors.IsNotFound(err):
-		return Slot{}, fmt.Errorf("%w: %s; restore the slots from a backup of etcd", ErrMissing, nameOf(index))
+		return Slot{}, fmt.Errorf("%w: %s", ErrMissing, nameOf(index))
 	case err != nil:
 		return Slot{}, fmt.Errorf("read journal slot %s: %w", nameOf(index), err)
 	}
@@ -76,28 +102,35 @@ const metadataOnly = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=
 
 // Write implements Store.
 func (o *Objects) Write(ctx context.Context, s Slot) (string, error) {
-	raw, err := o.Client.Put().Namespace(o.Namespace).Resource(resource).Name(nameOf(s.Index)).
-		SetHeader("Accept", metadataOnly).Body(toObject(s, o.Namespace)).Do(ctx).Raw()
-	if err != nil {
-		return "", fmt.Errorf("write journal slot %s: %w", nameOf(s.Index), err)
-	}
-	var written metav1.PartialObjectMetadata
-	if err := json.Unmarshal(raw, &written); err != nil {
-		return "", fmt.Errorf("write journal slot %s: answer: %w", nameOf(s.Index), err)
-	}
-	if written.ResourceVersion == "" {
-		return "", fmt.Errorf("write journal slot %s: the answer has no resource version", nameOf(s.Index))
-	}
-	return written.ResourceVersion, nil
+	return versionOf("write", s, o.Client.Put().Namespace(o.Namespace).Resource(resource).Name(nameOf(s.Index)).
+		SetHeader("Accept", metadataOnly).Body(toObject(s, o.Namespace)).Do(ctx))
 }
 
 // Create implements Store.
-func (o *Objects) Create(ctx context.Context, s Slot) error {
-	err := o.Client.Post().Namespace(o.Namespace).Resource(resource).Body(toObject(s, o.Namespace)).Do(ctx).Error()
-	if err != nil && !apierrors.IsAlreadyExists(err) {
-		return fmt.Errorf("create journal slot %s: %w", nameOf(s.Index), err)
+func (o *Objects) Create(ctx context.Context, s Slot) (string, error) {
+	s.Version = ""
+	version, err := versionOf("create", s, o.Client.Post().Namespace(o.Namespace).Resource(resource).
+		SetHeader("Accept", metadataOnly).Body(toObject(s, o.Namespace)).Do(ctx))
+	if apierrors.IsAlreadyExists(err) {
+		return "", fmt.Errorf("%w: %s", ErrExists, nameOf(s.Index))
 	}
-	return nil
+	return version, err
+}
+
+// versionOf reads the answer to a write.
+func versionOf(what string, s Slot, result rest.Result) (string, error) {
+	raw, err := result.Raw()
+	if err != nil {
+		return "", fmt.Errorf("%s journal slot %s: %w", what, nameOf(s.Index), err)
+	}
+	var written metav1.PartialObjectMetadata
+	if err := json.Unmarshal(raw, &written); err != nil {
+		return "", fmt.Errorf("%s journal slot %s: answer: %w", what, nameOf(s.Index), err)
+	}
+	if written.ResourceVersion == "" {
+		return "", fmt.Errorf("%s journal slot %s: the answer has no resource version", what, nameOf(s.Index))
+	}
+	return written.ResourceVersion, nil
 }
 
 func toObject(s Slot, namespace string) *v1alpha1.JournalSlot {
@@ -111,10 +144,18 @@ func toObject(s Slot, namespace string) *v1alpha1.JournalSlot {
 	}
 }
 
+func indexOf(name string) (int, error) {
+	index, err := strconv.Atoi(strings.TrimPrefix(name, namePrefix))
+	if err != nil || nameOf(index) != name {
+		return 0, fmt.Errorf("%w: JournalSlot %q is not one of the allocator's, which are called %s; delete it", ErrDamaged, name, nameOf(0))
+	}
+	return index, nil
+}
+
 func fromObject(o *v1alpha1.JournalSlot) (Slot, error) {
-	index, err := strconv.Atoi(strings.TrimPrefix(o.Name, namePrefix))
-	if err != nil || nameOf(index) != o.Name {
-		return Slot{}, fmt.Errorf("%w: JournalSlot %q is not one of the allocator's, which are called %s; delete it", ErrDamaged, o.Name, nameOf(0))
+	index, err := indexOf(o.Name)
+	if err != nil {
+		return Slot{}, err
 	}
 	if o.Spec.Position < 0 || o.Spec.Term < 0 || o.Spec.Slots < 2 {
 		return Slot{}, errors.Join(ErrDamaged, fmt.Errorf("JournalSlot %s: position %d, term %d, slots %d", o.Name, o.Spec.Position, o.Spec.Term, o.Spec.Slots))

@@ -92,7 +92,7 @@ func fromObject(o *v1alpha1.Sandbox) (core.Sandbox, error) {
 	failed := func(err error) (core.Sandbox, error) {
 		return core.Sandbox{}, fmt.Errorf("sandbox object %s: %w", sandboxid.Short(o.Name), err)
 	}
-	revision, err := parseRevision(o.Status.Revision)
+	revision, err := ParseRevision(o.Status.Revision)
 	if err != nil {
 		return failed(err)
 	}
@@ -138,9 +138,9 @@ func fromObject(o *v1alpha1.Sandbox) (core.Sandbox, error) {
 	return s, nil
 }
 
-// parseRevision reads status.revision. Empty is the zero revision: the object was
+// ParseRevision reads status.revision. Empty is the zero revision: the object was
 // not made by an allocator.
-func parseRevision(text string) (core.Revision, error) {
+func ParseRevision(text string) (core.Revision, error) {
 	if text == "" {
 		return core.Revision{}, nil
 	}

@@ -98,7 +98,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 
 func (w *Watcher) seen(o any) {
 	s := o.(*v1alpha1.Sandbox)
-	revision, err := parseRevision(s.Status.Revision)
+	revision, err := ParseRevision(s.Status.Revision)
 	if err != nil {
 		w.Log.Warn("sandbox object not understood", zap.Error(err))
 		return

@@ -9,8 +9,13 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
 	"google.golang.org/protobuf/proto"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/rand"
+	"k8s.io/utils/ptr"
 
+	"github.com/berth-sandbox/berth/allocator"
 	"github.com/berth-sandbox/berth/allocator/journal"
 	"github.com/berth-sandbox/berth/allocator/kube"
 	"github.com/berth-sandbox/berth/api/crd"
@@ -56,4 +61,81 @@ func TestJournalDumpShowsWhatTheJournalHolds(t *testing.T) {
 	require.ErrorContains(t, err, "slot 1")
 	require.Len(t, lines, 2)
 	require.Contains(t, lines[0], `"error":`)
+}
+
+func TestJournalIsCheckedAndBegunAnewOnlyWhenThatIsNeeded(t *testing.T) {
+	cluster := devcluster.Start(t, devcluster.Options{CRDs: crd.All()})
+	clients, err := kube.NewClients(cluster.RestConfig(), 0, 0)
+	require.NoError(t, err)
+	journalOf := func(args ...string) (string, error) {
+		return berth(t, append([]string{"journal"}, append(args, "--kubeconfig="+cluster.Kubeconfig())...)...)
+	}
+	store := &journal.Objects{Client: clients.Berth, Namespace: "default"}
+	open := func() *journal.Log {
+		log, _, err := journal.Open(t.Context(), journal.Options{
+			Store: store, Valid: func() bool { return true },
+			Begin: func(context.Context) error { return nil }, Nonce: func() string { return rand.String(12) }, Log: zap.NewNop(),
+		})
+		require.NoError(t, err)
+		return log
+	}
+	log := open()
+	out, err := journalOf("check")
+	require.NoError(t, err)
+	require.Equal(t, "Journal "+log.Stamp().Journal+": 256 slots, ends at position 1, term 1.\nThe journal is whole.\n", out)
+	_, err = journalOf("begin", "--dry-run")
+	require.ErrorContains(t, err, "the journal is whole")
+
+	remove := func(name string) {
+		require.NoError(t, clients.Berth.Delete().Namespace("default").Resource("journalslots").Name(name).Do(t.Context()).Error())
+	}
+	for _, name := range []string{"berth-003", "berth-004", "berth-200"} {
+		remove(name)
+	}
+	out, err = journalOf("check")
+	require.ErrorContains(t, err, "slot object is missing: slot 3 of 256")
+	require.Contains(t, out, "Missing: berth-003 to berth-004, berth-200.\n")
+	before, err := store.Versions(t.Context())
+	require.NoError(t, err)
+	out, err = journalOf("begin", "--dry-run")
+	require.NoError(t, err)
+	require.Contains(t, out, "Would be done: made without records: berth-003 to berth-004, berth-200.\n")
+	after, err := store.Versions(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, before, after, "a dry run has changed something")
+
+	leases := clients.Kubernetes.CoordinationV1().Leases("default")
+	lease, err := leases.Create(t.Context(), &coordinationv1.Lease{
+		ObjectMeta: metav1.ObjectMeta{Name: "berth-allocator"}, Spec: coordinationv1.LeaseSpec{HolderIdentity: ptr.To("leader"), LeaseDurationSeconds: ptr.To(int32(3600))},
+	}, metav1.CreateOptions{})
+	require.NoError(t, err)
+	_, err = journalOf("begin", "--timeout=1s")
+	require.ErrorIs(t, err, allocator.ErrLeads)
+	lease.Spec.HolderIdentity = ptr.To("") // it has given the lease back
+	_, err = leases.Update(t.Context(), lease, metav1.UpdateOptions{})
+	require.NoError(t, err)
+	out, err = journalOf("begin")
+	require.NoError(t, err)
+	require.Contains(t, out, "begun anew at position 2, term 2.")
+	_, err = journalOf("check")
+	require.NoError(t, err)
+	lease, err = leases.Get(t.Context(), "berth-allocator", metav1.GetOptions{})
+	require.NoError(t, err)
+	require.Empty(t, *lease.Spec.HolderIdentity, "a leader would have to wait for the lease")
+	require.NotEqual(t, log.Stamp().Journal, open().Stamp().Journal)
+
+	// Restored from a backup: it is whole.
+	_, err = journalOf("begin", "--restored")
+	require.NoError(t, err)
+	dump, err := journalOf("dump")
+	require.NoError(t, err)
+	require.Contains(t, dump, `"earlier":true`)
+
+	// Objects that are left keep their revisions.
+	require.NoError(t, clients.Berth.Delete().Namespace("default").Resource("journalslots").Do(t.Context()).Error())
+	_, err = journalOf("check")
+	require.ErrorContains(t, err, "there is no slot at all")
+	_, err = journalOf("begin")
+	require.NoError(t, err)
+	require.Equal(t, uint64(2), open().Term())
 }

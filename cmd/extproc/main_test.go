@@ -343,6 +343,14 @@ func (l *leader) Submit(ev core.Event) {
 func (l *leader) Valid() bool  { return true }
 func (l *leader) Term() uint64 { return 1 }
 
+func (*leader) Journal() string { return "j" }
+
+func (*leader) Began() uint64 { return 1 }
+
+func (*leader) Position() uint64 { return 1 }
+
+func (*leader) Restored(uint64) {}
+
 // lead runs the allocator's own control server.
 func lead(t *testing.T, c credentials.TransportCredentials) (*leader, string) {
 	t.Helper()

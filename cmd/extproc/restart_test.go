@@ -58,6 +58,14 @@ func (l *recordingLeader) Submit(ev core.Event) {
 func (l *recordingLeader) Valid() bool  { return true }
 func (l *recordingLeader) Term() uint64 { return 1 }
 
+func (*recordingLeader) Journal() string { return "j" }
+
+func (*recordingLeader) Began() uint64 { return 1 }
+
+func (*recordingLeader) Position() uint64 { return 1 }
+
+func (*recordingLeader) Restored(uint64) {}
+
 // Envoy is stopped with an answer of the first router in its socket. That one is
 // restarted, and says no Goodbye. Its successor must not report its death either: Envoy
 // may go on later, read the answer and connect.

@@ -8,6 +8,9 @@
 //     stream begins only after the last message of the old one was applied.
 //   - A message of a lower term than this router has seen is refused, with the
 //     stream it came on.
+//   - Terms count within one journal. A leader of another one begins another world: its
+//     snapshot replaces everything. A journal that was left is never entered again, so
+//     that a leader that was deposed before cannot bring it back.
 //   - A message is acknowledged after it took effect in the cache, and after Envoy
 //     has read every answer that was given before. One that is missing from the
 //     stream, or makes no sense, ends the session before anything that comes after
@@ -134,11 +137,25 @@ type Link struct {
 
 	mu      sync.Mutex
 	current *session // nil: not connected
-	term    uint64   // highest seen
+	seen    seen
+	left    []string // journals that this router was in before, the last ones
+	// freshUntil is until when the cache may be served.
+	freshUntil time.Duration
 
 	served     chan struct{} // closed once routes can be served
 	closeServe func()
 }
+
+// seen is the journal that the router is in, "" if it was told none, the highest term
+// that it has seen there, and the highest position in that term.
+type seen struct {
+	journal        string
+	term, position uint64
+}
+
+// leftMost bounds the journals that are remembered. One is left when the journal is lost,
+// or restored from a backup, while this process runs.
+const leftMost = 16
 
 // How many messages may wait to be sent to the allocator. More open questions
 // than this fail at once.
@@ -313,18 +330,58 @@ func (l *Link) Connected() bool {
 func (l *Link) Term() uint64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.term
+	return l.seen.term
 }
 
-// acceptTerm reports whether a message of this term may be believed.
-func (l *Link) acceptTerm(term uint64) bool {
+// join is what a session begins with.
+func (l *Link) join() *controlv1.Join {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if term < l.term {
-		return false
+	return &controlv1.Join{
+		InstanceId: l.o.InstanceID, MaxStaleNanos: uint64(l.o.MaxStale), ActivityWindowNanos: uint64(l.o.ActivityWindow),
+		Journal: l.seen.journal, HighestTerm: l.seen.term, Position: l.seen.position, Serving: l.o.Now() < l.freshUntil,
 	}
-	l.term = term
-	return true
+}
+
+// accept returns an error if a message must not be believed. first: no snapshot was
+// complete on its stream before this.
+func (l *Link) accept(m *controlv1.AllocatorMessage, first bool) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	is := seen{m.GetJournal(), m.GetTerm(), m.GetPosition()}
+	if is.journal != l.seen.journal && is.journal != "" && l.seen.journal != "" {
+		switch {
+		case slices.Contains(l.left, is.journal):
+			return fmt.Errorf("control stream: a leader of journal %s spoke, but journal %s was begun after that", is.journal, l.seen.journal)
+		case !first || m.GetSnapshot() == nil:
+			return fmt.Errorf("control stream: a leader of journal %s spoke in a session of journal %s", is.journal, l.seen.journal)
+		case m.GetSnapshot().GetLast(): // from here on nothing of the other one is left
+			l.o.Log.Warn("the allocator's journal was begun anew; what this router knew is replaced", zap.String("journal", is.journal), zap.String("earlier", l.seen.journal))
+			l.left = append(l.left[max(0, len(l.left)+1-leftMost):], l.seen.journal)
+			l.seen = is
+		}
+		return nil
+	}
+	switch {
+	case is.term < l.seen.term:
+		return fmt.Errorf("control stream: a leader of term %d spoke, but term %d has begun", is.term, l.seen.term)
+	case is.term > l.seen.term:
+		l.seen.term, l.seen.position = is.term, is.position
+	default:
+		l.seen.position = max(l.seen.position, is.position)
+	}
+	if is.journal != "" {
+		l.seen.journal = is.journal
+	}
+	return nil
+}
+
+// fresh notes until when the cache may be served.
+func (l *Link) fresh(until time.Duration) {
+	l.o.Cache.SetFreshUntil(until)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.freshUntil = until
 }
 
 func (l *Link) setCurrent(s *session) {

@@ -461,6 +461,60 @@ func TestLowerTermIsRefusedWithItsStream(t *testing.T) {
 	})
 }
 
+func TestAnotherJournalBeginsAnewAndTheLeftOneNeverReturns(t *testing.T) {
+	run(t, []string{"a"}, func(w *world) {
+		w.serve("a", nil)
+		accept := func(journal string, term, position uint64) (*peer, *controlv1.Join, uint64) {
+			p, join, nonce := w.accept()
+			p.journal, p.term, p.position = journal, term, position
+			return p, join, nonce
+		}
+		p, join, nonce := accept("j1", 7, 100)
+		require.Empty(t, join.GetJournal())
+		require.False(t, join.GetServing())
+		p.snapshot(route("one", "10.0.0.1"))
+		require.EqualValues(t, 1, p.ack())
+		p.position = 105
+		p.pong(nonce)
+		synctest.Wait()
+		p.end <- nil
+
+		// A leader of a lower term, in a journal that was begun anew.
+		p, join, _ = accept("j2", 2, 1)
+		require.Equal(t, "j1", join.GetJournal())
+		require.EqualValues(t, 7, join.GetHighestTerm())
+		require.EqualValues(t, 105, join.GetPosition())
+		require.True(t, join.GetServing())
+		p.send(0, snapshot(false, route("two", "10.0.0.2")))
+		require.Equal(t, []string{"one"}, w.ids(), "half a snapshot was applied")
+		p.send(1, snapshot(true, route("three", "10.0.0.3")))
+		require.EqualValues(t, 1, p.ack())
+		require.Equal(t, []string{"three", "two"}, w.ids())
+		require.EqualValues(t, 2, w.link.Term())
+		// A message of the left one on the same stream counts no more, whatever its term.
+		p.journal, p.term = "j1", 9
+		p.send(2, push(route("four", "10.0.0.4")))
+		<-p.Context().Done()
+
+		p, join, _ = accept("j1", 9, 200)
+		require.Equal(t, "j2", join.GetJournal())
+		require.EqualValues(t, 2, join.GetHighestTerm())
+		p.send(1, snapshot(true, route("four", "10.0.0.4")))
+		<-p.Context().Done()
+		require.Equal(t, []string{"three", "two"}, w.ids(), "the journal that was left came back")
+
+		// Leaders of a version that knows of no journal go on as before.
+		p, join, _ = accept("", 3, 0)
+		require.EqualValues(t, 2, join.GetHighestTerm())
+		p.snapshot(route("five", "10.0.0.5"))
+		require.EqualValues(t, 1, p.ack())
+		p.end <- nil
+		_, join, _ = w.accept()
+		require.Equal(t, "j2", join.GetJournal())
+		require.EqualValues(t, 3, join.GetHighestTerm())
+	})
+}
+
 func TestReconnectKeepsTheRoutesUntilTheNextSnapshot(t *testing.T) {
 	run(t, []string{"a"}, func(w *world) {
 		w.serve("a", nil)

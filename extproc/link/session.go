@@ -173,7 +173,7 @@ func (s *session) send(m *controlv1.RouterMessage) bool {
 // Goodbye, which nothing may follow.
 func (s *session) write(ctx, streamCtx context.Context) error {
 	err := s.stream.Send(&controlv1.RouterMessage{Message: &controlv1.RouterMessage_Join{
-		Join: &controlv1.Join{InstanceId: s.link.o.InstanceID, HighestTerm: s.link.Term(), MaxStaleNanos: uint64(s.link.o.MaxStale), ActivityWindowNanos: uint64(s.link.o.ActivityWindow)},
+		Join: s.link.join(),
 	}})
 	if err != nil {
 		return err
@@ -362,8 +362,8 @@ func (s *session) pong(nonce uint64) (sent time.Duration, ok bool) {
 // apply puts one message into effect.
 func (s *session) apply(m *controlv1.AllocatorMessage) error {
 	l := s.link
-	if !l.acceptTerm(m.GetTerm()) {
-		return fmt.Errorf("control stream: a leader of term %d spoke, but term %d has begun", m.GetTerm(), l.Term())
+	if err := l.accept(m, !s.joined); err != nil {
+		return err
 	}
 	if !s.joined && m.GetSnapshot() == nil {
 		return fmt.Errorf("control stream: expected a snapshot first, got %T", m.GetMessage())
@@ -431,7 +431,7 @@ func (s *session) apply(m *controlv1.AllocatorMessage) error {
 		l.o.Cache.Resolve(m.Resolved.GetSandboxId(), answer)
 	case *controlv1.AllocatorMessage_Pong:
 		if sent, ok := s.pong(m.Pong.GetNonce()); ok {
-			l.o.Cache.SetFreshUntil(sent + l.o.MaxStale)
+			l.fresh(sent + l.o.MaxStale)
 			l.closeServe()
 			s.buried(m.Pong.GetNonce())
 		}

@@ -364,6 +364,9 @@ type peer struct {
 	name string
 	end  chan error // ends the stream
 	term uint64
+	// journal and position are said with every message.
+	journal  string
+	position uint64
 
 	reports []*controlv1.Report // that next has passed over
 }
@@ -418,6 +421,7 @@ func (p *peer) send(sequence uint64, m *controlv1.AllocatorMessage) {
 	if m.Term == 0 {
 		m.Term = p.term
 	}
+	m.Journal, m.Position = p.journal, p.position
 	require.NoError(p.w.t, p.Send(m))
 }
 

@@ -227,8 +227,16 @@ type Join struct {
 	// of a version that knows neither Quiesce nor Report; while it is there no sandbox
 	// that it can route to is released for being idle.
 	ActivityWindowNanos uint64 `protobuf:"varint,4,opt,name=activity_window_nanos,json=activityWindowNanos,proto3" json:"activity_window_nanos,omitempty"`
-	unknownFields       protoimpl.UnknownFields
-	sizeCache           protoimpl.SizeCache
+	// The journal that highest_term is of, and the highest position of it that this router
+	// has seen in that term: see AllocatorMessage. Empty, and 0: it has seen none. A leader
+	// of this journal that is behind knows that the journal was restored from a backup.
+	Journal  string `protobuf:"bytes,5,opt,name=journal,proto3" json:"journal,omitempty"`
+	Position uint64 `protobuf:"varint,6,opt,name=position,proto3" json:"position,omitempty"`
+	// It may still serve what it knows. A leader of another journal then knows that
+	// routers of the earlier one live.
+	Serving       bool `protobuf:"varint,7,opt,name=serving,proto3" json:"serving,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Join) Reset() {
@@ -287,6 +295,27 @@ func (x *Join) GetActivityWindowNanos() uint64 {
 		return x.ActivityWindowNanos
 	}
 	return 0
+}
+
+func (x *Join) GetJournal() string {
+	if x != nil {
+		return x.Journal
+	}
+	return ""
+}
+
+func (x *Join) GetPosition() uint64 {
+	if x != nil {
+		return x.Position
+	}
+	return 0
+}
+
+func (x *Join) GetServing() bool {
+	if x != nil {
+		return x.Serving
+	}
+	return false
 }
 
 // Report says when sandboxes were last active through this router. After a snapshot
@@ -750,7 +779,8 @@ func (x *Goodbye) GetEnvoyEnded() bool {
 
 type AllocatorMessage struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The leader's term. A router refuses messages of a lower one than it saw.
+	// The leader's term. A router refuses messages of a lower one than it saw in the same
+	// journal.
 	Term uint64 `protobuf:"varint,1,opt,name=term,proto3" json:"term,omitempty"`
 	// Position in this session, counted from 1 by Snapshot, Route and Release
 	// messages; 0 for messages that need no acknowledgement.
@@ -765,7 +795,14 @@ type AllocatorMessage struct {
 	//	*AllocatorMessage_Pong
 	//	*AllocatorMessage_Quiesce
 	//	*AllocatorMessage_Resume
-	Message       isAllocatorMessage_Message `protobuf_oneof:"message"`
+	Message isAllocatorMessage_Message `protobuf_oneof:"message"`
+	// The ID of the leader's journal, empty from a version that does not know it. Another
+	// one than the router saw is another world: terms count anew, and the snapshot, with
+	// which a stream begins, replaces everything. A router never goes back to a journal
+	// that it has left.
+	Journal string `protobuf:"bytes,11,opt,name=journal,proto3" json:"journal,omitempty"`
+	// The position in the journal up to which this is true at least.
+	Position      uint64 `protobuf:"varint,12,opt,name=position,proto3" json:"position,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -891,6 +928,20 @@ func (x *AllocatorMessage) GetResume() *Resume {
 		}
 	}
 	return nil
+}
+
+func (x *AllocatorMessage) GetJournal() string {
+	if x != nil {
+		return x.Journal
+	}
+	return ""
+}
+
+func (x *AllocatorMessage) GetPosition() uint64 {
+	if x != nil {
+		return x.Position
+	}
+	return 0
 }
 
 type isAllocatorMessage_Message interface {
@@ -1574,13 +1625,16 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\x04dead\x18\x06 \x01(\v2\x16.berth.control.v1.DeadH\x00R\x04dead\x122\n" +
 	"\x06report\x18\a \x01(\v2\x18.berth.control.v1.ReportH\x00R\x06report\x128\n" +
 	"\bquiesced\x18\b \x01(\v2\x1a.berth.control.v1.QuiescedH\x00R\bquiescedB\t\n" +
-	"\amessage\"\xa6\x01\n" +
+	"\amessage\"\xf6\x01\n" +
 	"\x04Join\x12\x1f\n" +
 	"\vinstance_id\x18\x01 \x01(\tR\n" +
 	"instanceId\x12!\n" +
 	"\fhighest_term\x18\x02 \x01(\x04R\vhighestTerm\x12&\n" +
 	"\x0fmax_stale_nanos\x18\x03 \x01(\x04R\rmaxStaleNanos\x122\n" +
-	"\x15activity_window_nanos\x18\x04 \x01(\x04R\x13activityWindowNanos\"|\n" +
+	"\x15activity_window_nanos\x18\x04 \x01(\x04R\x13activityWindowNanos\x12\x18\n" +
+	"\ajournal\x18\x05 \x01(\tR\ajournal\x12\x1a\n" +
+	"\bposition\x18\x06 \x01(\x04R\bposition\x12\x18\n" +
+	"\aserving\x18\a \x01(\bR\aserving\"|\n" +
 	"\x06Report\x12:\n" +
 	"\n" +
 	"activities\x18\x01 \x03(\v2\x1a.berth.control.v1.ActivityR\n" +
@@ -1613,7 +1667,7 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\aGoodbye\x12\x14\n" +
 	"\x05doubt\x18\x01 \x01(\bR\x05doubt\x12\x1f\n" +
 	"\venvoy_ended\x18\x02 \x01(\bR\n" +
-	"envoyEnded\"\x80\x04\n" +
+	"envoyEnded\"\xb6\x04\n" +
 	"\x10AllocatorMessage\x12\x12\n" +
 	"\x04term\x18\x01 \x01(\x04R\x04term\x12\x1a\n" +
 	"\bsequence\x18\x02 \x01(\x04R\bsequence\x12<\n" +
@@ -1626,7 +1680,9 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\x04pong\x18\b \x01(\v2\x16.berth.control.v1.PongH\x00R\x04pong\x125\n" +
 	"\aquiesce\x18\t \x01(\v2\x19.berth.control.v1.QuiesceH\x00R\aquiesce\x122\n" +
 	"\x06resume\x18\n" +
-	" \x01(\v2\x18.berth.control.v1.ResumeH\x00R\x06resumeB\t\n" +
+	" \x01(\v2\x18.berth.control.v1.ResumeH\x00R\x06resume\x12\x18\n" +
+	"\ajournal\x18\v \x01(\tR\ajournal\x12\x1a\n" +
+	"\bposition\x18\f \x01(\x04R\bpositionB\t\n" +
 	"\amessage\"2\n" +
 	"\tNotLeader\x12%\n" +
 	"\x0eleader_address\x18\x01 \x01(\tR\rleaderAddress\"O\n" +

@@ -89,7 +89,11 @@ func (Phase) EnumDescriptor() ([]byte, []int) {
 type Batch struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Each is an encoded Record.
-	Records       [][]byte `protobuf:"bytes,1,rep,name=records,proto3" json:"records,omitempty"`
+	Records [][]byte `protobuf:"bytes,1,rep,name=records,proto3" json:"records,omitempty"`
+	// The ID of the journal, random, made when it was begun. It changes when the journal
+	// is begun anew: the batches before that carry an earlier one. Empty in a batch of a
+	// version that does not know it.
+	Journal       string `protobuf:"bytes,2,opt,name=journal,proto3" json:"journal,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -129,6 +133,13 @@ func (x *Batch) GetRecords() [][]byte {
 		return x.Records
 	}
 	return nil
+}
+
+func (x *Batch) GetJournal() string {
+	if x != nil {
+		return x.Journal
+	}
+	return ""
 }
 
 // Record is the whole state of one thing, not a change of it: of several with
@@ -550,7 +561,10 @@ type Session struct {
 	From string `protobuf:"bytes,2,opt,name=from,proto3" json:"from,omitempty"`
 	// Set if it has left because an operator says so. Until what it knew must have gone
 	// stale it is not let in again under this ID.
-	Declared      *Declaration `protobuf:"bytes,3,opt,name=declared,proto3" json:"declared,omitempty"`
+	Declared *Declaration `protobuf:"bytes,3,opt,name=declared,proto3" json:"declared,omitempty"`
+	// This stands for all routers of an earlier journal. Which of them there are, and what
+	// they know, is on no record: each may know a route to any address.
+	Earlier       bool `protobuf:"varint,4,opt,name=earlier,proto3" json:"earlier,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -604,6 +618,13 @@ func (x *Session) GetDeclared() *Declaration {
 		return x.Declared
 	}
 	return nil
+}
+
+func (x *Session) GetEarlier() bool {
+	if x != nil {
+		return x.Earlier
+	}
+	return false
 }
 
 // Declaration is an operator's word that a router and its Envoy have ended.
@@ -673,9 +694,10 @@ var File_api_journal_v1_journal_proto protoreflect.FileDescriptor
 
 const file_api_journal_v1_journal_proto_rawDesc = "" +
 	"\n" +
-	"\x1capi/journal/v1/journal.proto\x12\x10berth.journal.v1\"!\n" +
+	"\x1capi/journal/v1/journal.proto\x12\x10berth.journal.v1\";\n" +
 	"\x05Batch\x12\x18\n" +
-	"\arecords\x18\x01 \x03(\fR\arecords\"\xf6\x01\n" +
+	"\arecords\x18\x01 \x03(\fR\arecords\x12\x18\n" +
+	"\ajournal\x18\x02 \x01(\tR\ajournal\"\xf6\x01\n" +
 	"\x06Record\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x12\n" +
 	"\x04term\x18\x02 \x01(\x04R\x04term\x12\x18\n" +
@@ -715,11 +737,12 @@ const file_api_journal_v1_journal_proto_rawDesc = "" +
 	"\aDiscard\x12\x19\n" +
 	"\bpod_name\x18\x01 \x01(\tR\apodName\x12\x14\n" +
 	"\x05after\x18\x02 \x01(\tR\x05after\x12\x17\n" +
-	"\apod_ips\x18\x03 \x03(\fR\x06podIps\"l\n" +
+	"\apod_ips\x18\x03 \x03(\fR\x06podIps\"\x86\x01\n" +
 	"\aSession\x12\x12\n" +
 	"\x04left\x18\x01 \x01(\bR\x04left\x12\x12\n" +
 	"\x04from\x18\x02 \x01(\tR\x04from\x129\n" +
-	"\bdeclared\x18\x03 \x01(\v2\x1d.berth.journal.v1.DeclarationR\bdeclared\"E\n" +
+	"\bdeclared\x18\x03 \x01(\v2\x1d.berth.journal.v1.DeclarationR\bdeclared\x12\x18\n" +
+	"\aearlier\x18\x04 \x01(\bR\aearlier\"E\n" +
 	"\vDeclaration\x12\x0e\n" +
 	"\x02by\x18\x01 \x01(\tR\x02by\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x0e\n" +

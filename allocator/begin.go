@@ -1,0 +1,158 @@
+package allocator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/rand"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
+
+	"github.com/berth-sandbox/berth/allocator/journal"
+	"github.com/berth-sandbox/berth/allocator/kube"
+	"github.com/berth-sandbox/berth/allocator/project"
+	"github.com/berth-sandbox/berth/api/v1alpha1"
+)
+
+// JournalBeginning begins a journal anew: after a loss with what is left of it, or after
+// it was restored from a backup. Live sandboxes go on, as their Sandbox objects, or what
+// is left of the journal, have them.
+type JournalBeginning struct {
+	Clients   *kube.Clients
+	Namespace string
+	// Restored: it is begun anew although it is whole, because it is not the latest.
+	Restored bool
+	Nonce    func() string // optional
+}
+
+// How long beginning a journal may keep the lease, and how long it waits for it beside
+// allocators that cannot lead and give it back again and again.
+const (
+	beginLease = time.Minute
+	beginRetry = 200 * time.Millisecond
+	beginGrace = 5 * time.Second
+)
+
+// ErrLeads: an allocator leads, so the journal is whole, or that allocator repairs it.
+var ErrLeads = errors.New("an allocator holds the lease; stop the allocators first, for example by scaling their Deployment to 0")
+
+// Plan says what would be done. It changes nothing.
+func (b JournalBeginning) Plan(ctx context.Context) (*journal.Condition, *journal.Beginning, error) {
+	c, err := journal.Check(ctx, b.store())
+	if err != nil {
+		return nil, nil, err
+	}
+	if c.Err == nil && !b.Restored {
+		return c, nil, errors.New("the journal is whole: there is no need to begin it anew; if it was restored from a backup, say so with --restored")
+	}
+	term, err := b.latestTerm(ctx)
+	if err != nil {
+		return c, nil, err
+	}
+	nonce := b.Nonce
+	if nonce == nil {
+		nonce = func() string { return rand.String(12) }
+	}
+	plan, err := c.Plan(journal.BeginOptions{MinTerm: term, Nonce: nonce, Records: func(s journal.Stamp) ([]journal.Record, error) {
+		r, err := earlierRecord(c.ID, s.Term)
+		return []journal.Record{r}, err
+	}})
+	return c, plan, err
+}
+
+// Begin does it, under the lease of the leader: no allocator opens the journal meanwhile.
+func (b JournalBeginning) Begin(ctx context.Context) (c *journal.Condition, plan *journal.Beginning, err error) {
+	ctx, cancel := context.WithTimeout(ctx, beginLease)
+	defer cancel()
+	host, _ := os.Hostname()
+	lock := newTimedLock(b.Clients.Kubernetes.CoordinationV1(), b.Namespace, "berth-journal-begin-"+host+"-"+rand.String(10), beginLease)
+	release, err := takeLease(ctx, lock)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer func() { err = errors.Join(err, release()) }()
+	if c, plan, err = b.Plan(ctx); err != nil {
+		return c, nil, err
+	}
+	return c, plan, plan.Begin(ctx, b.store())
+}
+
+func (b JournalBeginning) store() *journal.Objects {
+	return &journal.Objects{Client: b.Clients.Berth, Namespace: b.Namespace}
+}
+
+// latestTerm is the highest term that has written a Sandbox object.
+func (b JournalBeginning) latestTerm(ctx context.Context) (term uint64, err error) {
+	for next := ""; ; {
+		var page v1alpha1.SandboxList
+		if err := b.Clients.Berth.Get().Namespace(b.Namespace).Resource("sandboxes").
+			Param("limit", strconv.Itoa(kube.PageSize)).Param("continue", next).Do(ctx).Into(&page); err != nil {
+			return 0, fmt.Errorf("list sandboxes: %w", err)
+		}
+		for i := range page.Items {
+			if r, err := project.ParseRevision(page.Items[i].Status.Revision); err == nil {
+				term = max(term, r.Term)
+			}
+		}
+		if next = page.Continue; next == "" {
+			return term, nil
+		}
+	}
+}
+
+// takeLease takes the lease, if no leader holds it, and returns what gives it back.
+func takeLease(ctx context.Context, lock *timedLock) (release func() error, err error) {
+	began := time.Now()
+	var seen resourcelock.LeaderElectionRecord
+	unchanged := began
+	for {
+		have, _, err := lock.Get(ctx)
+		now := time.Now()
+		mine := resourcelock.LeaderElectionRecord{
+			HolderIdentity: lock.Identity(), LeaseDurationSeconds: int(beginLease / time.Second), AcquireTime: metav1.NewTime(now), RenewTime: metav1.NewTime(now),
+		}
+		switch {
+		case apierrors.IsNotFound(err):
+			err = lock.Create(ctx, mine)
+		case err != nil:
+			return nil, fmt.Errorf("read the lease: %w", err)
+		default:
+			if *have != seen {
+				seen, unchanged = *have, now
+			}
+			duration := time.Duration(have.LeaseDurationSeconds) * time.Second
+			if have.HolderIdentity != "" && now.Sub(unchanged) < duration {
+				if now.Sub(began) > duration+beginGrace {
+					return nil, fmt.Errorf("%w: %s", ErrLeads, have.HolderIdentity)
+				}
+				sleep(ctx, beginRetry)
+				if ctx.Err() != nil {
+					return nil, fmt.Errorf("%w: %s", ErrLeads, have.HolderIdentity)
+				}
+				continue
+			}
+			mine.LeaderTransitions = have.LeaderTransitions + 1
+			err = lock.Update(ctx, mine)
+		}
+		switch {
+		case apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err):
+			continue // somebody else was first
+		case err != nil:
+			return nil, fmt.Errorf("take the lease: %w", err)
+		}
+		return func() error {
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), beginGrace)
+			defer cancel()
+			mine.HolderIdentity, mine.LeaseDurationSeconds = "", 1
+			if err := lock.Update(ctx, mine); err != nil {
+				return fmt.Errorf("give the lease back: %w", err)
+			}
+			return nil
+		}, nil
+	}
+}

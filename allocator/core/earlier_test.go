@@ -1,0 +1,186 @@
+package core
+
+import (
+	"testing"
+	"time"
+)
+
+// ---- a journal that was begun anew
+
+func earlierFact() Fact {
+	return Fact{Revision: Revision{1, 0}, Session: EarlierSession("j1"), From: EarlierFrom, Earlier: true}
+}
+
+// allEarlier is for how long a new leader waits for the routers of an earlier journal.
+const allEarlier = lease + maxStale + maxStale/100 + window
+
+// refusedFor requires that a claim is refused for so long as it takes.
+func (s *sim) refusedFor(left time.Duration) {
+	s.t.Helper()
+	s.step(Claim{Token: 50, Pool: poolA, Wait: time.Second})
+	if r := one[ClaimRefused](s); r.Why != Quarantined || r.Wait != left {
+		s.t.Fatalf("refused %+v, expected %v", r, left)
+	}
+}
+
+// replaced requires that the idle pods go, and that the next one is handed out.
+func (s *sim) replaced(old ...string) {
+	s.t.Helper()
+	deleted := map[PodKey]bool{}
+	for _, d := range of[DeletePod](s.effects) {
+		deleted[d.Pod] = true
+	}
+	for _, name := range old {
+		if !deleted[key(name)] {
+			s.t.Errorf("%s may have been another sandbox's, and was not deleted: %+v", name, s.effects)
+		}
+		s.step(PodGone{key(name)})
+	}
+	s.step(PodSeen{with(warmPod("a-9"), func(p *Pod) { p.IP = warmPod(old[0]).IP })})
+	if sb := s.claim(); sb.Pod.Name != "a-9" {
+		s.t.Errorf("handed out %+v", sb)
+	}
+}
+
+func TestNoAddressIsHandedOutWhileEarlierRoutersMayServe(t *testing.T) {
+	s := newSimAt(t, 2, start)
+	s.recover([]Pool{specA(5)}, []Pod{warmPod("a-1"), warmPod("a-4"), warmPod("a-5")}, on("a-1", "x"), earlierFact())
+	none[DeletePod](s)
+	s.refusedFor(allEarlier)
+	s.join("r", 1) // what is on record is served
+	if routes := one[SendSnapshot](s).Routes; len(routes) != 1 || routes[0].ID != "x" {
+		t.Errorf("routes %+v", routes)
+	}
+	// A pod that comes meanwhile may have the address of a sandbox that is on no record.
+	s.step(PodSeen{warmPod("a-3")})
+	s.pass(allEarlier)
+	none[DeletePod](s)
+	s.step(Claim{Token: 1, Pool: poolA, Wait: time.Millisecond})
+	none[Claimed](s)
+}
+
+func TestPodsThatEarlierRoutersMayReachAreDeletedAndReplaced(t *testing.T) {
+	s := newSimAt(t, 2, start)
+	s.recover([]Pool{specA(5)}, []Pod{warmPod("a-1"), warmPod("a-2")}, earlierFact())
+	s.step(PodSeen{warmPod("a-3")})
+	s.pass(allEarlier + time.Millisecond)
+	s.replaced("a-1", "a-2", "a-3")
+}
+
+// The fact of its end and those of the pods are in one order: a leader that comes in
+// between finds the session, or that no pod of that time may be handed out.
+func TestTheNextLeaderWaitsForEarlierRoutersAgain(t *testing.T) {
+	s := newSimAt(t, 2, start)
+	pods := []Pod{warmPod("a-1"), warmPod("a-2")}
+	s.recover([]Pool{specA(5)}, pods, earlierFact())
+	s.pass(allEarlier / 2)
+	next := newSimAt(t, 3, s.now)
+	next.recover([]Pool{specA(5)}, pods, earlierFact())
+	next.refusedFor(allEarlier)
+
+	s.slow = true
+	s.pass(allEarlier)
+	var facts []Fact
+	for _, w := range of[Write](s.effects) {
+		facts = append(facts, w.Facts...)
+	}
+	if len(facts) != 3 || facts[0].Discard == (PodKey{}) || facts[1].Discard == (PodKey{}) || !facts[2].Left {
+		t.Fatalf("written %+v", facts)
+	}
+	for n := range len(facts) + 1 {
+		next := newSimAt(t, 3, s.now)
+		left := append([]Fact{earlierFact()}, facts[:n]...)
+		if n == len(facts) {
+			left = facts // of one thing the last fact counts
+		}
+		next.recover([]Pool{specA(5)}, pods, left...)
+		next.step(Claim{Token: 1, Pool: poolA})
+		none[Claimed](next)
+	}
+}
+
+func TestAnOperatorEndsTheWaitForEarlierRouters(t *testing.T) {
+	s := newSimAt(t, 2, start)
+	s.recover([]Pool{specA(5)}, []Pod{warmPod("a-1"), warmPod("a-2")}, earlierFact())
+	s.step(DeclareDead{Token: 7, Session: EarlierSession("j1"), By: "ops"})
+	if d := one[DeadDeclared](s); d.Status != DeclareHeard {
+		t.Fatalf("%+v: an earlier leader may have answered them a moment ago", d)
+	}
+	s.pass(lease + declareAfter)
+	s.step(DeclareDead{Token: 8, Session: EarlierSession("j1"), By: "ops", Reason: "all gateways were restarted"})
+	if d := one[DeadDeclared](s); d.Status != DeclareOK {
+		t.Fatalf("%+v", d)
+	}
+	s.replaced("a-1", "a-2")
+
+	// The leader that follows believes it, too.
+	next := newSimAt(t, 3, s.now)
+	next.recover([]Pool{specA(1)}, []Pod{warmPod("a-5")}, Fact{Session: EarlierSession("j1"), Left: true, Declared: &Declaration{By: "ops"}})
+	next.claim()
+}
+
+// The discards of a declaration are written before it, and what comes while it is on its
+// way is not handed out by this leader.
+func TestADeclarationOfEarlierRoutersForgetsNoPod(t *testing.T) {
+	s := newSimAt(t, 2, start)
+	s.recover([]Pool{specA(5)}, []Pod{warmPod("a-1")}, earlierFact())
+	s.step(PodSeen{warmPod("a-2")})
+	s.pass(lease + declareAfter)
+	s.slow = true
+	s.step(DeclareDead{Token: 8, Session: EarlierSession("j1"), By: "ops"})
+	facts := one[Write](s).Facts
+	if len(facts) != 3 || facts[0].Discard.Name != "a-1" || facts[1].Discard.Name != "a-2" || facts[2].Declared == nil {
+		t.Fatalf("written %+v", facts)
+	}
+	s.step(PodSeen{warmPod("a-6")})
+	s.slow = false
+	s.written()
+	s.writeAll()
+	s.replaced("a-1", "a-2", "a-6")
+}
+
+func TestARouterOfAnotherJournalProvesEarlierRouters(t *testing.T) {
+	s := newSimAt(t, 1, start)
+	s.recover([]Pool{specA(5)}, []Pod{warmPod("a-1"), warmPod("a-2"), warmPod("a-3")})
+	s.join("r1", 1)
+	sb := s.claim()
+	s.release(sb.ID)
+	s.ack("r1", 1, 3)
+	s.pass(time.Minute)
+	if n := s.core.pools[poolA].sum(podWarm); n != 2 {
+		t.Fatalf("%d warm", n)
+	}
+	s.step(SessionJoined{Session: "r2", Stream: 2, Earlier: "j0"})
+	written := false
+	for _, w := range of[Write](s.effects) {
+		for _, f := range w.Facts {
+			written = written || f.Session == EarlierSession("j0") && f.Earlier
+		}
+	}
+	if !written {
+		t.Errorf("the next leader would not know: %+v", s.effects)
+	}
+	left := s.core.quarantine()
+	s.refusedFor(left)
+	s.step(SessionJoined{Session: "r3", Stream: 3, Earlier: "j0"})
+	s.refusedFor(left) // it is known
+	s.step(SessionJoined{Session: "r4", Stream: 4})
+	s.refusedFor(left)
+	s.pass(left + time.Millisecond)
+	s.replaced("a-2", "a-3")
+}
+
+func TestAFenceWaitsForEarlierRouters(t *testing.T) {
+	s := newSimAt(t, 2, start)
+	s.recover([]Pool{specA(0)}, []Pod{warmPod("a-1")}, on("a-1", "x"), earlierFact())
+	s.release("x")
+	s.pass(allEarlier - time.Millisecond)
+	none[DeletePod](s)
+	f := s.fence()
+	if len(f.Waiting) != 1 || f.Waiting[0].ID != EarlierSession("j1") || f.Waiting[0].From != EarlierFrom {
+		t.Errorf("%+v", f)
+	}
+	s.pass(2 * time.Millisecond)
+	s.pass(window)
+	one[DeletePod](s)
+}
