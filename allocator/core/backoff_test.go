@@ -53,8 +53,8 @@ func TestPodsThatEndEarlyAreReplacedMoreAndMorePatiently(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := newSim(t)
 			s.recover([]Pool{specA(3)}, nil)
-			for _, pause := range []time.Duration{1, 2, 4, 8, 16, 32, 60, 60} {
-				pause *= time.Second
+			for _, seconds := range []int{1, 2, 4, 8, 16, 32, 60, 60} {
+				pause := time.Duration(seconds) * time.Second
 				ends := s.now.Wall.Add(c.after)
 				if made := s.end(c.lives, c.after); made != 3 {
 					t.Fatalf("%d made, expected 3", made)

@@ -128,7 +128,7 @@ func TestEveryCallHasDeadlinesForWhatItsClientDoes(t *testing.T) {
 func TestConnectionsWithoutARequestMakeRoomForOthers(t *testing.T) {
 	const get = "GET / HTTP/1.1\r\nHost: a\r\n"
 	var finish chan struct{}
-	onPipes(t, 3, func(w http.ResponseWriter, r *http.Request) {
+	onPipes(t, 3, func(_ http.ResponseWriter, r *http.Request) {
 		if r.Method == http.MethodPost {
 			<-finish
 		}
