@@ -110,7 +110,7 @@ func TestWhoMayConnectToWhom(t *testing.T) {
 	for _, values := range []struct {
 		file, sandboxes string
 		podIP           string
-	}{{"minimal", namespace, "10.244.3.4"}, {"ipv6", "sandboxes", "fd00:10:244::7"}, {"kind", namespace, "10.244.3.4"}, {"full", "sandboxes", "198.18.0.9"}} {
+	}{{"minimal", "sandboxes", "10.244.3.4"}, {"ipv6", "agents", "fd00:10:244::7"}, {"kind", "sandboxes", "10.244.3.4"}, {"full", "sandboxes", "198.18.0.9"}} {
 		t.Run(values.file, func(t *testing.T) {
 			all := render(t, values.file)
 			n := network{t: t, policies: objectsOf[*networkingv1.NetworkPolicy](all)}

@@ -6,6 +6,8 @@ import (
 	"maps"
 	"net/http"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -40,7 +42,7 @@ import (
 	"github.com/berth-sandbox/berth/envoy"
 )
 
-// Where the release of these tests has its sandboxes.
+// Where the release of these tests has its sandboxes: the chart's default.
 const sandboxes = "sandboxes"
 
 // server is a real API server with a release of the chart. It has no
@@ -66,12 +68,12 @@ func TestOnAnAPIServer(t *testing.T) {
 	s.dynamic, err = dynamic.NewForConfig(s.config)
 	require.NoError(t, err)
 	s.mapper = restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(s.client.Discovery()))
-	for _, name := range []string{sandboxes, namespace} {
+	for _, name := range []string{sandboxes, namespace, "agents"} { // the last for a dry run
 		_, err := s.client.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
 		require.NoError(t, err)
 	}
 	t.Run("dry run", s.testDryRun) // first: what is there would be changed by it, and not made
-	s.notes = s.helm(t, "install", release, "berth", "--values", valueFile("minimal"), "--set", "sandboxes.namespace="+sandboxes)
+	s.notes = s.helm(t, "install", release, "berth", "--values", valueFile("minimal"))
 	require.Eventually(t, func() bool { // until the CRDs are served
 		s.mapper.Reset()
 		_, err := s.mapper.RESTMapping(v1alpha1.GroupVersion().WithKind("SandboxPool").GroupKind(), v1alpha1.GroupVersion().Version)
@@ -84,6 +86,7 @@ func TestOnAnAPIServer(t *testing.T) {
 	t.Run("pools", s.testPools)
 	t.Run("key", s.testKey)
 	t.Run("uninstall", s.testUninstall)
+	t.Run("commands of the pages", s.testPages)
 }
 
 func (s *server) helm(t *testing.T, args ...string) string {
@@ -319,7 +322,7 @@ func (s *server) testNothingElse(t *testing.T) {
 	s.startHookRights(t)
 	roles := map[string][]rbacv1.PolicyRule{}
 	var everywhere []rbacv1.PolicyRule // of the allocators
-	for _, o := range render(t, "minimal", "--set", "sandboxes.namespace="+sandboxes) {
+	for _, o := range render(t, "minimal") {
 		if role, ok := o.typed.(*rbacv1.Role); ok {
 			roles[role.Namespace+"/"+role.Name] = role.Rules
 		}
@@ -414,7 +417,7 @@ func (s *server) testKey(t *testing.T) {
 		return secret.Data
 	}
 	upgrade := func(args ...string) {
-		s.helm(t, append([]string{"upgrade", release, "berth", "--values", valueFile("minimal"), "--set", "sandboxes.namespace=" + sandboxes}, args...)...)
+		s.helm(t, append([]string{"upgrade", release, "berth", "--values", valueFile("minimal")}, args...)...)
 	}
 	first := keys()
 	require.Len(t, first, 1)
@@ -435,7 +438,7 @@ func (s *server) testKey(t *testing.T) {
 	require.Equal(t, mine, keys())
 }
 
-// testUninstall comes last.
+// testUninstall comes after all that need the release.
 func (s *server) testUninstall(t *testing.T) {
 	s.helm(t, "uninstall", release)
 	for _, name := range []string{"sandboxpools.berth.sh", "sandboxes.berth.sh"} {
@@ -447,4 +450,26 @@ func (s *server) testUninstall(t *testing.T) {
 	require.True(t, apierrors.IsNotFound(err), "%v", err)
 	// As any release of that name would find its CRDs again.
 	s.helm(t, "install", release, "berth", "--values", valueFile("minimal"))
+	s.helm(t, "uninstall", release)
+}
+
+// testPages runs the commands that the pages install the chart with, as they are
+// written.
+func (s *server) testPages(t *testing.T) {
+	commands := regexp.MustCompile(`(?m)^    kubectl create namespace (\S+)\n(?:    kubectl .*\n)*    helm (install (?:.*\\\n)*.*)$`)
+	for _, page := range []string{"README.md", "docs/chart.md"} {
+		raw, err := os.ReadFile(filepath.Join("..", page))
+		require.NoError(t, err)
+		found := commands.FindStringSubmatch(string(raw))
+		require.NotNil(t, found, page)
+		require.Equal(t, sandboxes, found[1], "%s: another namespace than this test has", page)
+		words, err := exec.CommandContext(t.Context(), "sh", "-c", "printf '%s\\n' "+found[2]).Output()
+		require.NoError(t, err)
+		args := strings.Fields(strings.ReplaceAll(string(words), "charts/berth", "berth"))
+		require.Contains(t, args, namespace, page)
+		helm(t, append(args, "--kubeconfig", s.kubeconfig, "--no-hooks")...)
+		_, err = s.client.CoreV1().ServiceAccounts(sandboxes).Get(t.Context(), "berth-sandbox", metav1.GetOptions{})
+		require.NoError(t, err, page)
+		s.helm(t, "uninstall", release)
+	}
 }

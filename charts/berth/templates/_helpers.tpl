@@ -1,9 +1,5 @@
 {{/* Names. Everything is named after the release alone: <release>-allocator and so on. */}}
 
-{{- define "berth.sandboxesNamespace" -}}
-{{ default .Release.Namespace .Values.sandboxes.namespace }}
-{{- end }}
-
 {{- define "berth.keysSecret" -}}
 {{ default (printf "%s-api-keys" .Release.Name) .Values.api.keysSecret }}
 {{- end }}
@@ -146,6 +142,12 @@ What values.schema.json cannot say. All mistakes at once, each with what to do.
 {{- $errors = append $errors (printf "%s: %s: set accessLogFlush instead: Envoy, routers and allocators must have the same" $path .) }}
 {{- end }}
 {{- end }}
+{{- end }}
+{{- $sandboxes := .Values.sandboxes.namespace }}
+{{- if not $sandboxes }}
+{{- $errors = append $errors "sandboxes.namespace: required: an existing namespace other than the release's, for example --set sandboxes.namespace=sandboxes" }}
+{{- else if eq $sandboxes .Release.Namespace }}
+{{- $errors = append $errors (printf "sandboxes.namespace: %s is the release's namespace, which holds the API keys and the keys of the control stream, and pods of pools could mount them: name another existing namespace (--set sandboxes.namespace=%s-sandboxes), or install the release in another one (--namespace berth-system)" $sandboxes $sandboxes) }}
 {{- end }}
 {{- $own := .Values.controlTLS.secret }}
 {{- if eq .Values.controlTLS.mode "secret" }}
