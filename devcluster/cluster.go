@@ -342,9 +342,20 @@ func (c *Cluster) FreeAddr() (netip.AddrPort, error) { return c.block.freeAddr(0
 // KillAPIServer ends the API server by SIGKILL. etcd goes on.
 func (c *Cluster) KillAPIServer(ctx context.Context) error { return c.plane.killAPIServer(ctx) }
 
-// StartAPIServer starts a killed API server on the same address and data, and
+// StartAPIServer starts an API server that was killed or has ended on the same address and data, and
 // waits until it is ready.
 func (c *Cluster) StartAPIServer(ctx context.Context) error { return c.plane.startAPIServer(ctx) }
+
+// StartEtcd starts an etcd that has ended on the same addresses and data, and
+// waits until it is ready. It may not be called while etcd runs.
+func (c *Cluster) StartEtcd(ctx context.Context) error { return c.plane.startEtcd(ctx) }
+
+// APIServer returns the API server's process that was started last. It is nil
+// after KillAPIServer.
+func (c *Cluster) APIServer() *proc.Process { return c.plane.process(&c.plane.api) }
+
+// Etcd returns etcd's process that was started last.
+func (c *Cluster) Etcd() *proc.Process { return c.plane.process(&c.plane.etcd) }
 
 // PauseAPIServer stops the API server from answering, with its connections
 // open: what a client sees of a hanging machine or a partition.

@@ -126,6 +126,8 @@ func (c *controlPlane) restConfig() *rest.Config {
 	}
 }
 
+// startEtcd starts etcd, on the same addresses and data every time, and waits
+// until it is ready. It may not be called while etcd runs.
 func (c *controlPlane) startEtcd(ctx context.Context) error {
 	client, peer := "http://"+c.etcdAddr.String(), "http://"+c.etcdPeer.String()
 	etcd, err := startComponent(c.sup, "etcd", c.path("etcd.log"), c.dir, exec.Command(c.etcdBin,
@@ -158,7 +160,7 @@ func (c *controlPlane) startAPIServer(ctx context.Context) error {
 func (c *controlPlane) ensureAPIServer() (*Component, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.api != nil {
+	if c.api != nil && c.api.State() == nil { // nil: it has not ended
 		return c.api, nil
 	}
 	host, port := c.apiAddr.Addr().String(), c.apiAddr.Port()
@@ -200,6 +202,16 @@ func (c *controlPlane) get(ctx context.Context, url, token string) error {
 		err = fmt.Errorf("%s: %s", resp.Status, tail(body))
 	}
 	return err
+}
+
+// process returns the process of c.etcd or c.api, nil if there is none.
+func (c *controlPlane) process(of **Component) *proc.Process {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if *of == nil {
+		return nil
+	}
+	return (*of).Process
 }
 
 // signalAPIServer is for SIGSTOP and SIGCONT.

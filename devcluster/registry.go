@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -41,6 +42,21 @@ type State struct {
 	Ready      bool              `json:"ready"`
 	Kubeconfig string            `json:"kubeconfig,omitempty"`
 	URLs       map[string]string `json:"urls,omitempty"`
+	Parts      []Part            `json:"parts,omitempty"`
+}
+
+// Part is a process that belongs to a named cluster.
+type Part struct {
+	Name string `json:"name"`
+	// PID is that of the process started last.
+	PID int `json:"pid"`
+	// Process tells it from a later process with the same PID. The registry sets it.
+	Process string `json:"process"`
+	// Restarts is how often the owner has started the part again.
+	Restarts int `json:"restarts"`
+	// Running is what the kernel says when the state is looked up, so that it
+	// is right also when the owner has not noticed an end yet.
+	Running bool `json:"-"`
 }
 
 // Registration is the ownership of a name. It ends with Close or with the
@@ -85,12 +101,13 @@ func Acquire(name string) (_ *Registration, err error) {
 // Dir is the directory for the cluster's own files; it does not exist yet.
 func (r *Registration) Dir() string { return filepath.Join(r.dir, "cluster") }
 
-// LogFile is where the owner's output belongs.
-func (r *Registration) LogFile() string { return filepath.Join(r.dir, "owner.log") }
-
 // Publish replaces what others see. It may not be called concurrently.
 func (r *Registration) Publish(s State) error {
 	s.Name, s.PID, s.Process, s.Started, s.Ready = r.state.Name, r.state.PID, r.state.Process, r.state.Started, true
+	s.Parts = slices.Clone(s.Parts)
+	for i := range s.Parts {
+		s.Parts[i].Process, _ = processIdentity(s.Parts[i].PID) // no identity: it has ended
+	}
 	return r.write(s)
 }
 
@@ -139,6 +156,10 @@ func Lookup(name string) (State, error) {
 	}
 	if process, err := processIdentity(s.PID); err != nil || process != s.Process {
 		return State{Name: name}, nil // a former owner's; the present one has only just locked
+	}
+	for i, p := range s.Parts {
+		process, err := processIdentity(p.PID)
+		s.Parts[i].Running = err == nil && process == p.Process
 	}
 	return s, nil
 }
@@ -220,7 +241,8 @@ func terminate(s State) error {
 }
 
 // processIdentity returns what no two processes of one PID share: the time of
-// the start (proc_pid_stat(5), field 22) and the boot that it counts from.
+// the start (proc_pid_stat(5), field 22) and the boot that it counts from. A
+// process that has ended has none, also when its parent has not waited for it.
 func processIdentity(pid int) (string, error) {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -230,10 +252,13 @@ func processIdentity(pid int) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("identify process %d: %w", pid, err)
 	}
-	// The name, field 2, may hold blanks and parentheses.
+	// The name, field 2, may hold blanks and parentheses. The state is next.
 	fields := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))
 	if len(fields) < 20 {
 		return "", fmt.Errorf("identify process %d: unexpected %q", pid, stat)
+	}
+	if state := fields[0]; state == "Z" || state == "X" {
+		return "", fmt.Errorf("identify process %d: it has ended", pid)
 	}
 	return strings.TrimSpace(string(boot)) + "/" + fields[22-3], nil
 }

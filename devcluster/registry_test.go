@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 )
 
 func useCache(t *testing.T) string {
@@ -111,6 +112,47 @@ func TestAKilledOwnerIsNotRunning(t *testing.T) {
 	r, err := Acquire("other")
 	require.NoError(t, err)
 	require.NoError(t, r.Close())
+}
+
+// An owner that stands still publishes nothing and waits for no child.
+func TestPartsThatEndedAreDownBeforeTheOwnerNotices(t *testing.T) {
+	useCache(t)
+	r, err := Acquire("a")
+	require.NoError(t, err)
+	defer r.Close()
+	a := startActor(t, "own")
+	require.Equal(t, "published", a.line(t))
+	require.NoError(t, r.Publish(State{Parts: []Part{{Name: "x", PID: a.cmd.Process.Pid, Restarts: 2}}}))
+	x := func() Part {
+		s, err := Lookup("a")
+		require.NoError(t, err)
+		require.Len(t, s.Parts, 1)
+		require.Equal(t, 2, s.Parts[0].Restarts)
+		return s.Parts[0]
+	}
+	require.True(t, x().Running)
+	require.NoError(t, a.cmd.Process.Kill())
+	require.NoError(t, unix.Waitid(unix.P_PID, a.cmd.Process.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil)) // it stays as a zombie
+	require.False(t, x().Running)
+}
+
+// A part's PID may have become another process's.
+func TestAnotherProcessWithThePIDIsNotThePart(t *testing.T) {
+	cache := useCache(t)
+	r, err := Acquire("a")
+	require.NoError(t, err)
+	defer r.Close()
+	require.NoError(t, r.Publish(State{Parts: []Part{{Name: "x", PID: os.Getpid()}}}))
+	s, err := Lookup("a")
+	require.NoError(t, err)
+	require.True(t, s.Parts[0].Running)
+	s.Parts[0].Process = "an earlier one"
+	stale, err := json.Marshal(s)
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(filepath.Join(cache, "dev", "a", "state.json"), stale, 0o600))
+	s, err = Lookup("a")
+	require.NoError(t, err)
+	require.False(t, s.Parts[0].Running)
 }
 
 // A state file of a former owner must not lead a signal to whoever has its PID

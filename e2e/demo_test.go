@@ -18,6 +18,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/berth-sandbox/berth/devcluster"
 )
 
 // demoRun is a "berth demo" under way.
@@ -180,9 +182,68 @@ func TestDevClustersAreFoundAndEnded(t *testing.T) {
 	out, err = berth("dev", "status")
 	require.NoError(t, err, out)
 	require.Contains(t, out, name+" is up")
+	t.Run("parts that end are started again", func(t *testing.T) { testPartsAreStartedAgain(t, name, berth) })
 	out, err = berth("dev", "down", "--name", name)
 	require.NoError(t, err, out)
 	out, err = berth("dev", "down", "--name", name)
 	require.Error(t, err)
 	require.Contains(t, out, "no cluster of this name is running")
+}
+
+// testPartsAreStartedAgain kills all parts of a cluster at once.
+func testPartsAreStartedAgain(t *testing.T, name string, berth func(args ...string) (string, error)) {
+	cache, err := devcluster.CacheDir()
+	require.NoError(t, err)
+	cluster, err := devcluster.Lookup(name)
+	require.NoError(t, err)
+	parts := map[string]bool{}
+	for _, p := range cluster.Parts {
+		require.True(t, p.Running, p.Name)
+		parts[p.Name] = true
+	}
+	require.Equal(t, map[string]bool{"etcd": true, "kube-apiserver": true, "allocator-0": true, "envoy-0": true, "router-0": true}, parts)
+
+	// While the owner stands still it starts nothing again, and status still sees
+	// what is down.
+	owner, err := os.FindProcess(cluster.PID)
+	require.NoError(t, err)
+	require.NoError(t, owner.Signal(syscall.SIGSTOP))
+	t.Cleanup(func() { _ = owner.Signal(syscall.SIGCONT) }) // it goes on already, if all went well
+	for _, p := range cluster.Parts {
+		require.NoError(t, syscall.Kill(p.PID, syscall.SIGKILL))
+	}
+	e := &env{t: t}
+	e.eventually(func() error { // a killed process ends a little later
+		out, err := berth("dev", "status")
+		for part := range parts {
+			if err == nil || !strings.Contains(out, fmt.Sprintf("%s: %s is down", name, part)) {
+				return fmt.Errorf("%s is not down (%w):\n%s", part, err, out)
+			}
+		}
+		return nil
+	})
+
+	require.NoError(t, owner.Signal(syscall.SIGCONT))
+	e.eventually(func() error {
+		cluster, err = devcluster.Lookup(name)
+		if err != nil {
+			return err
+		}
+		for _, p := range cluster.Parts {
+			if !p.Running || p.Restarts == 0 {
+				return fmt.Errorf("%s is not started again", p.Name)
+			}
+		}
+		a, err := do(t.Context(), http.DefaultClient, http.MethodPost, cluster.URLs["api"]+"/sandboxes", "", `{"templateID":"demo"}`)
+		if err == nil && a.code != http.StatusCreated {
+			err = fmt.Errorf("%d %s", a.code, a.body)
+		}
+		return err
+	})
+	log, err := os.ReadFile(filepath.Join(cache, "dev", name, "cluster", "parts.log"))
+	require.NoError(t, err)
+	for part := range parts {
+		require.Regexp(t, `part ended\t\{"part": "`+part+`".*signal: killed`, string(log))
+		require.Regexp(t, `part started again\t\{"part": "`+part+`"`, string(log))
+	}
 }

@@ -11,13 +11,16 @@ import (
 	"syscall"
 	"time"
 
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+
 	"github.com/berth-sandbox/berth/devcluster"
 )
 
 type devCommand struct {
 	Up     devUpCommand     `cmd:"" help:"Start a cluster with Berth in the background."`
 	Down   devDownCommand   `cmd:"" help:"Stop it."`
-	Status devStatusCommand `cmd:"" help:"List the clusters that are running."`
+	Status devStatusCommand `cmd:"" help:"List the clusters that are running, and their parts. Fails when a part is down."`
 	Serve  devServeCommand  `cmd:"" hidden:"" help:"Be the background process of a cluster."`
 	Build  devBuildCommand  `cmd:"" help:"Build or fetch etcd, kube-apiserver and Envoy into the cache, if they are not there."`
 }
@@ -81,7 +84,8 @@ func (c *devUpCommand) Run(ctx context.Context, o *output) error {
 
 type devServeCommand struct{ named }
 
-// Run implements the command: it owns the cluster until it is told to end.
+// Run implements the command: it owns the cluster, and starts parts of it that end
+// again, until it gets a signal to end.
 func (c *devServeCommand) Run(ctx context.Context, o *output) (err error) {
 	registration, err := devcluster.Acquire(c.Name)
 	if err != nil {
@@ -93,11 +97,15 @@ func (c *devServeCommand) Run(ctx context.Context, o *output) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, e.stop()) }()
-	if err := registration.Publish(devcluster.State{Kubeconfig: e.cluster.Kubeconfig(), URLs: e.urls()}); err != nil {
+	f, err := os.Create(filepath.Join(e.cluster.Dir(), "parts.log"))
+	if err != nil {
 		return err
 	}
-	<-ctx.Done()
-	return nil
+	defer f.Close()
+	log := zap.New(zapcore.NewCore(zapcore.NewConsoleEncoder(zap.NewDevelopmentEncoderConfig()), zapcore.Lock(f), zap.InfoLevel))
+	return keep(ctx, e.parts(), func(parts []devcluster.Part) error {
+		return registration.Publish(devcluster.State{Kubeconfig: e.cluster.Kubeconfig(), URLs: e.urls(), Parts: parts})
+	}, log)
 }
 
 type devDownCommand struct{ named }
@@ -125,12 +133,16 @@ func (devStatusCommand) Run(o *output) error {
 		_, err := fmt.Fprintln(o.out, "no cluster is running; start one with: berth dev up")
 		return err
 	}
+	var errs []error
 	for _, s := range all {
-		if err := show(o, s); err != nil {
-			return err
+		errs = append(errs, show(o, s))
+		for _, p := range s.Parts {
+			if !p.Running {
+				errs = append(errs, fmt.Errorf("%s: %s is down; parts.log says when it is started again", s.Name, p.Name))
+			}
 		}
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 func show(o *output, s devcluster.State) error {
@@ -139,6 +151,9 @@ func show(o *output, s devcluster.State) error {
 		state = "up"
 	}
 	fmt.Fprintf(o.out, "%s is %s (process %d, since %s)\n", s.Name, state, s.PID, s.Started.Format(time.DateTime))
+	for _, p := range s.Parts {
+		fmt.Fprintf(o.out, "  %-18s %s\n", p.Name, partState(p))
+	}
 	names := make([]string, 0, len(s.URLs))
 	for name := range s.URLs {
 		names = append(names, name)

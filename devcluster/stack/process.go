@@ -159,6 +159,14 @@ func (p *Process) signal(s syscall.Signal) error {
 	return fmt.Errorf("%s is not running", p.Name)
 }
 
+// Last returns the process that was started last, which may have ended. It is nil
+// before the first start.
+func (p *Process) Last() *proc.Process {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.current
+}
+
 // Running reports whether the process is there.
 func (p *Process) Running() bool { return p.running() != nil }
 
