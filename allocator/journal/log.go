@@ -14,8 +14,8 @@ import (
 )
 
 const (
-	// listTimeouts is how many times as long as another call a list may take: it
-	// reads the whole journal.
+	// listTimeouts is how many times as long as another call a list may take until the
+	// next slot: slots come in pages.
 	listTimeouts = 10
 	// timeoutDoubled is how many times the time for a call is doubled that has failed
 	// before.
@@ -70,8 +70,8 @@ type Options struct {
 	// Nonce makes something random, never the same twice.
 	Nonce func() string
 	// CallTimeout bounds one call to the Store, but for List, which may take ten
-	// times as long. A write that fails is given twice as long the next time, up to
-	// eight times. Default 2 s.
+	// times as long until its next slot. A write that fails is given twice as long the
+	// next time, up to eight times. Default 2 s.
 	CallTimeout time.Duration
 	// Pause waits between attempts; it returns early when ctx ends. The default
 	// waits 10 ms after the first attempt and up to 1 s later on.
@@ -233,10 +233,17 @@ func (l *Log) read(ctx context.Context) (*contents, error) {
 	}
 }
 
+// list reads all slots. A full journal may take long on a slow machine, and each attempt
+// would: so the time is bounded from one slot to the next, and not for all.
 func (l *Log) list(ctx context.Context, f func(Slot) error) error {
-	call, cancel := context.WithTimeout(ctx, listTimeouts*l.o.CallTimeout)
+	call, cancel := context.WithCancel(ctx)
 	defer cancel()
-	if err := l.o.Store.List(call, f); err != nil {
+	stalled := time.AfterFunc(listTimeouts*l.o.CallTimeout, cancel)
+	defer stalled.Stop()
+	if err := l.o.Store.List(call, func(s Slot) error {
+		stalled.Reset(listTimeouts * l.o.CallTimeout)
+		return f(s)
+	}); err != nil {
 		return fmt.Errorf("list slots: %w", err)
 	}
 	return nil

@@ -270,6 +270,15 @@ func (s *slow) wait(ctx context.Context) error {
 	}
 }
 
+func (s *slow) List(ctx context.Context, f func(Slot) error) error {
+	return s.memory.List(ctx, func(slot Slot) error {
+		if err := s.wait(ctx); err != nil {
+			return err
+		}
+		return f(slot)
+	})
+}
+
 func (s *slow) Read(ctx context.Context, index int) (Slot, error) {
 	if err := s.wait(ctx); err != nil {
 		return Slot{}, err
@@ -292,5 +301,32 @@ func TestAStoreThatIsAlwaysSlowIsWaitedFor(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 		defer cancel()
 		require.NoError(t, l.Commit(ctx, []Record{record("k", l.Term(), 1)}))
+	})
+}
+
+func TestAFullJournalIsReadHoweverSlowly(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := &memory{slots: map[int]Slot{}}
+		l, _ := open(t, m)
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Hour)
+		defer cancel()
+		o := l.o
+		o.Store = &slow{m, 5 * o.CallTimeout}
+		next, _, err := Open(ctx, o)
+		require.NoError(t, err)
+		require.Greater(t, next.Term(), l.Term())
+	})
+}
+
+func TestAListThatStallsIsTriedAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := &memory{slots: map[int]Slot{}}
+		l, _ := open(t, m)
+		o := l.o
+		o.Store = &slow{m, (listTimeouts + 1) * o.CallTimeout}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		_, _, err := Open(ctx, o)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
 	})
 }
