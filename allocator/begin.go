@@ -141,7 +141,7 @@ func takeLease(ctx context.Context, lock *timedLock) (release func() error, err 
 		}
 		switch {
 		case apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err):
-			continue // somebody else was first
+			continue // another writer was first
 		case err != nil:
 			return nil, fmt.Errorf("take the lease: %w", err)
 		}

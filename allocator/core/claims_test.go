@@ -271,7 +271,7 @@ func TestCallersThatShareAnIdempotencyKeyAreBounded(t *testing.T) {
 	if r := one[ClaimRefused](s); r.Token != 600 {
 		t.Errorf("refused %+v", r)
 	}
-	s.step(ClaimAbandoned{Token: 1}) // whoever leaves makes room
+	s.step(ClaimAbandoned{Token: 1}) // a caller that leaves makes room
 	s.step(keyed(601))
 	none[ClaimRefused](s)
 	s.step(PodSeen{warmPod("a-1")})

@@ -5,7 +5,7 @@ import "time"
 // A journal that was begun anew, after a loss or after it was restored from a backup,
 // does not say which routers there were, which sandboxes they knew, and at which
 // addresses. So one session stands for all routers of the earlier journal. It is a fact
-// like any other session, and nobody speaks for it: each fence waits for it until it
+// like any other session, and no router speaks for it: each fence waits for it until it
 // expires, or an operator declares it dead, and so does each verdict that a sandbox is
 // idle. While it is there
 //

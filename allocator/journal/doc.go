@@ -49,7 +49,7 @@
 //
 // # What breaks them
 //
-// Slots that are edited or deleted by somebody else while no leader can repair them, or
+// Slots that are edited or deleted by anything else while no leader can repair them, or
 // restored one by one from a backup; Settle for something that is not safe; an API server that answers
 // reads from a stale store.
 package journal

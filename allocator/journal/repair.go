@@ -10,7 +10,7 @@ import (
 	"go.uber.org/zap"
 )
 
-// The slots are nobody's but the leader's, which knows what it has written or read there.
+// Only the leader may write the slots, and it knows what it has written or read there.
 // So it can tell that one was deleted, or written to, by something else, and put it right
 // again, as long as it holds the lease: then no other leader has taken the log over, or
 // can before it has read what was put right.
