@@ -8,6 +8,9 @@ SHELL := /bin/bash
 # The race detector needs cgo.
 RACE := $(shell command -v "$$(go env CC)" >/dev/null 2>&1 && echo -race)
 TEST_FLAGS ?= -timeout 20m
+# One goroutine, which the race detector would only make slow.
+CORE := ./allocator/core
+# The package e2e keeps the machine busy with many clusters: it runs by itself.
 # These judge what a busy Berth does while parts of it are killed. One at a time: two of
 # them would keep one another from getting anything done.
 ALONE := ./e2e/chaos ./e2e/reaping ./e2e/soak
@@ -38,7 +41,9 @@ ground: build
 .PHONY: test
 test: ground
 	@[ -n "$(RACE)" ] || echo "no C compiler: the race detector is off"
-	go test $(RACE) $(TEST_FLAGS) $$(go list ./... | grep -v -x -F "$$(go list $(ALONE))")
+	go test $(TEST_FLAGS) $(CORE)
+	go test $(RACE) $(TEST_FLAGS) ./e2e
+	go test $(RACE) $(TEST_FLAGS) $$(go list ./... | grep -v -x -F "$$(go list ./e2e $(CORE) $(ALONE))")
 	go test $(RACE) $(TEST_FLAGS) -p 1 $(ALONE)
 
 ## test-short: the tests that need no real parts, in seconds
@@ -51,8 +56,13 @@ test-short:
 test-long: ground
 	go test ./extproc -run '^$$' -fuzz FuzzHost -fuzztime 5m
 	go test ./extproc -run '^$$' -fuzz FuzzPath -fuzztime 5m
-	go test ./allocator/core ./routecache -count=1 -timeout 30m -rapid.checks=20000
+	go test ./allocator/core -count=1 -timeout 90m -run AnyHistory -rapid.checks=3000
+	go test ./routecache -count=1 -timeout 30m -rapid.checks=20000
+	go test ./envoy -count=1 -timeout 20m -run TestThousandsOfWebSocketsEchoWhileTimePasses -envoy.websockets=5m
 	go test $(RACE) -timeout 60m -count=5 ./e2e ./devcluster/...
+	go test $(RACE) -timeout 60m -count=1 ./e2e/chaos -chaos.long
+	go test $(RACE) -timeout 60m -count=1 ./e2e/reaping -reaping.duration=5m -reaping.reaps=500
+	go test $(RACE) -timeout 60m -count=1 ./e2e/soak -soak.duration=10m
 	BERTH_E2E_OUTAGE=10m go test $(RACE) -timeout 30m -count=1 ./e2e -run TestKnownSandboxesKeepTheirTrafficWhileTheControlPlaneIsAway
 
 # The soak bounds itself: DURATION, and some minutes in which it ends.
@@ -103,10 +113,11 @@ bench-claims: ground
 bench-cache:
 	go test ./routecache -run '^$$' -bench 'Hit$$|Memory' -benchtime 1x -count 3
 
-## bench-activity: what a touch, reports and deadlines cost with 100,000 sandboxes in use
+## bench-activity: what a touch, looks at Envoy, reports and deadlines cost with 10,000 to 200,000 sandboxes
 .PHONY: bench-activity
-bench-activity:
+bench-activity: ground
 	go test ./lastactive -run '^$$' -bench . -count 3
+	go test ./lastactive/look -run '^$$' -bench CostOfLooks -benchtime 1x
 	go test ./allocator/core -run '^$$' -bench 'Activity|Deadlines' -benchtime 1x -count 3
 
 ## bench-reap: how long after its idle timeout a sandbox is gone on every router, and how long requests are held meanwhile

@@ -19,7 +19,6 @@ import (
 	"github.com/berth-sandbox/berth/allocator/kube"
 	"github.com/berth-sandbox/berth/allocator/pools"
 	"github.com/berth-sandbox/berth/allocator/rest"
-	"github.com/berth-sandbox/berth/envoy"
 )
 
 // Options configure an Allocator. All are required unless they say otherwise.
@@ -40,12 +39,9 @@ type Options struct {
 	// CheckElection judges. The same for all replicas. Defaults 4 s, 3 s and 0.3 s.
 	LeaseDuration, RenewDeadline, RetryPeriod time.Duration
 	// MaxStale is for how long a router that is not heard of is waited for: at least
-	// what each router has. One that has more is refused. Window is envoy.Window, or more.
+	// what each router has. One that has more is refused. Window is envoy.Window, or more;
+	// no idle timeout is shorter.
 	MaxStale, Window time.Duration
-	// ActivityWindow is envoy.ActivityWindow of the access-log flush that Envoy has:
-	// the shortest idle timeout. Pools and claims that ask for a shorter one are
-	// refused. Default: of envoy.DefaultAccessLogFlush.
-	ActivityWindow time.Duration
 	// ReapDryRun: sandboxes that are idle are not released, and the log says which
 	// would be. Ends and lifetimes count all the same. Optional.
 	ReapDryRun bool
@@ -130,9 +126,6 @@ func New(o Options) (*Allocator, error) {
 	if o.MaxWaiting == 0 {
 		o.MaxWaiting = 1000
 	}
-	if o.ActivityWindow == 0 {
-		o.ActivityWindow = envoy.ActivityWindow(envoy.DefaultAccessLogFlush)
-	}
 	if o.JournalBytesPerSecond == 0 {
 		o.JournalBytesPerSecond = 1 << 20
 	}
@@ -143,11 +136,11 @@ func New(o Options) (*Allocator, error) {
 		o.Log.Warn("the wall clocks of the leader and of this replica are apart: sandboxes end early or late by that when this one leads; synchronise the clocks",
 			zap.String("leader", replicaOf(holder).api), zap.Duration("thisOneIsAheadBy", ahead))
 	}
-	a.control = control.New(o.MaxStale, o.ActivityWindow, func() string { return a.leading().control }, o.Log.Named("control"))
+	a.control = control.New(o.MaxStale, func() string { return a.leading().control }, o.Log.Named("control"))
 	var err error
 	if a.api, err = rest.New(rest.Options{
 		Allocator: a, Keys: o.Keys, PublicScheme: o.PublicScheme, PublicHost: o.PublicHost,
-		ActivityWindow: o.ActivityWindow, ReapDryRun: o.ReapDryRun, Log: o.Log.Named("api"),
+		MinIdleTimeout: o.Window, ReapDryRun: o.ReapDryRun, Log: o.Log.Named("api"),
 	}); err != nil {
 		return nil, err
 	}

@@ -188,16 +188,7 @@ func (a *Allocator) keep(ctx context.Context, event func(t *term, token uint64) 
 // Activities implements rest.Allocator.
 func (a *Allocator) Activities(ctx context.Context, which rest.Which, most int) ([]core.ActivityStatus, int, error) {
 	return listed(ctx, a, func(c *core.Core) ([]core.ActivityStatus, int) {
-		return c.Activities(func(id string) bool {
-			if !which.Takes(id) {
-				return false
-			}
-			if which.Pool == "" {
-				return true
-			}
-			s, known := c.Sandbox(id)
-			return known && s.Pool.Name == which.Pool
-		}, most)
+		return c.Activities(which.Takes, most)
 	})
 }
 

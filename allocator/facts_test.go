@@ -49,7 +49,7 @@ func TestFactsComeBackFromTheJournalAsTheyWere(t *testing.T) {
 				Binding: core.Binding{
 					ID: text.Draw(t, "id"), ClaimedAt: at.Draw(t, "claimed"), EndAt: at.Draw(t, "end"), Team: text.Draw(t, "team"), User: text.Draw(t, "user"),
 					IdempotencyKey: text.Draw(t, "key"),
-					LifetimeEnd:    at.Draw(t, "lifetime"), StartBy: at.Draw(t, "start"), BytesOnly: rapid.Bool().Draw(t, "bytes"),
+					LifetimeEnd:    at.Draw(t, "lifetime"), StartBy: at.Draw(t, "start"), MinBytes: rapid.Uint64Range(0, 1<<30).Draw(t, "bytes"),
 					IdleTimeout: time.Duration(rapid.Int64Range(0, int64(365*24*time.Hour/time.Microsecond)).Draw(t, "idle")) * time.Microsecond,
 				},
 				Pool: core.PoolKey{Namespace: "ns", Name: text.Draw(t, "pool")}, Pod: core.PodKey{Namespace: "ns", Name: text.Draw(t, "pod"), UID: text.Draw(t, "uid")},
@@ -80,7 +80,7 @@ func TestEverythingThatIsKnownOfASandboxIsJournaled(t *testing.T) {
 	at := time.UnixMicro(1_800_000_000_000_001).UTC()
 	full := core.Sandbox{
 		Binding: core.Binding{
-			ID: "k3x9", ClaimedAt: at, EndAt: at.Add(1e3), LifetimeEnd: at.Add(2e3), StartBy: at.Add(3e3), IdleTimeout: 90 * time.Second, BytesOnly: true,
+			ID: "k3x9", ClaimedAt: at, EndAt: at.Add(1e3), LifetimeEnd: at.Add(2e3), StartBy: at.Add(3e3), IdleTimeout: 90 * time.Second, MinBytes: 2048,
 			Metadata: map[string]string{"k": "v"}, Team: "team", User: "ada", IdempotencyKey: "key", RequestHash: [32]byte{1},
 		},
 		Pool: core.PoolKey{Namespace: "ns", Name: "python"}, Pod: core.PodKey{Namespace: "ns", Name: "python-x7k2", UID: "uid"}, IP: netip.MustParseAddr("10.244.1.7"),
@@ -152,9 +152,11 @@ func storedFacts() []core.Fact {
 	starting := released
 	starting.Phase, starting.Reason, starting.EndedAt, starting.EndAt = core.Starting, "", time.Time{}, time.Time{}
 	timed := starting
-	timed.IdleTimeout, timed.BytesOnly = 90*time.Second, true
+	timed.IdleTimeout, timed.MinBytes = 90*time.Second, 1024
 	timed.LifetimeEnd, timed.StartBy = time.UnixMicro(1_800_086_400_000_001).UTC(), time.UnixMicro(1_800_000_120_000_001).UTC()
 	timed.Revision.Counter = 49
+	counted := timed
+	counted.MinBytes, counted.Revision.Counter = 2048, 50
 	return []core.Fact{
 		{Revision: running.Revision, Sandbox: &running}, {Revision: released.Revision, Sandbox: &released}, {Revision: starting.Revision, Sandbox: &starting},
 		{Revision: core.Revision{Term: 3, Counter: 43}, Discard: core.PodKey{Namespace: "ns", Name: "python-abcd", UID: "ff66a0ba-b4ac-4183-9e2c-df996dc39161"}},
@@ -163,7 +165,7 @@ func storedFacts() []core.Fact {
 		{Revision: core.Revision{Term: 3, Counter: 46}, Session: "router-0123456789abcdef", From: "10.244.1.9"},
 		{Revision: core.Revision{Term: 3, Counter: 47}, Session: "router-0123456789abcdef", From: "10.244.1.9", Left: true, Declared: &core.Declaration{By: "ops", Reason: "its node burnt", At: time.UnixMicro(1_800_000_300_000_100).UTC()}},
 		{Revision: core.Revision{Term: 3, Counter: 48}, Discard: core.PodKey{Namespace: "ns", Name: "python-abce", UID: "1f66a0ba-b4ac-4183-9e2c-df996dc39161"}, After: "662cqtwgka40cdyys0az", At: []netip.Addr{netip.MustParseAddr("10.244.1.8"), netip.MustParseAddr("fd00::8")}},
-		{Revision: timed.Revision, Sandbox: &timed},
+		{Revision: timed.Revision, Sandbox: &timed}, {Revision: counted.Revision, Sandbox: &counted},
 	}
 }
 
@@ -185,6 +187,8 @@ func TestWhatAnEarlierVersionHasJournaledIsRead(t *testing.T) {
 		"0a28706f642f31663636613062612d623461632d343138332d396532632d646639393664633339313631100318302a3b0a0b707974686f6e2d61626365121436363263717477676b613430636479797330617a1a040af401081a10fd000000000000000000000000000008",
 		// From the version on that has idle timeouts:
 		"0a1c73616e64626f782f36363263717477676b613430636479797330617a100318312283010a06707974686f6e120b707974686f6e2d78376b321a2461306261623461632d666636362d343138332d396532632d6466393936646333393136312210fd000000000000000000000000000007288180e2c4f2a299034a047465616d5203616461680178903f90018095f52a980101a00181c0bfb3b4a59903a801819cfefdf2a29903",
+		// From the version on that counts bytes a minute:
+		"0a1c73616e64626f782f36363263717477676b613430636479797330617a100318322287010a06707974686f6e120b707974686f6e2d78376b321a2461306261623461632d666636362d343138332d396532632d6466393936646333393136312210fd000000000000000000000000000007288180e2c4f2a299034a047465616d5203616461680178903f90018095f52a980101a00181c0bfb3b4a59903a801819cfefdf2a29903b0018010",
 	}
 	for i, want := range storedFacts() {
 		raw, err := hex.DecodeString(stored[i])

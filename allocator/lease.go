@@ -25,14 +25,13 @@ type timedLock struct {
 	duration time.Duration
 	renewed  atomic.Int64 // bootclock; 0: never
 
-	// clocksApart, if set, is told that the wall clocks of the holder and of this replica
-	// are apart by at least this; positive: this one is ahead. It is called once for each
-	// holder.
+	// clocksApart, if set, is called once for each holder whose wall clock and that of this
+	// replica are apart by at least ahead. It is positive if this replica's clock is ahead.
 	clocksApart func(holder string, ahead time.Duration)
 	// Of the last Get, which the election calls one after the other.
 	last   resourcelock.LeaderElectionRecord
 	lastAt time.Time // zero: there was none
-	told   string    // the holder of whom clocksApart was told
+	told   string    // the holder for which clocksApart was called last
 }
 
 // clocksMost is how far clocks may be apart before it is worth a word.
@@ -106,7 +105,8 @@ func (l *timedLock) timed(r resourcelock.LeaderElectionRecord, write func() erro
 	return nil
 }
 
-// valid reports whether nobody else can hold the lease yet.
+// valid reports whether this replica holds the lease: the lease has not run out since its
+// last renewal was sent, so no other replica can have taken it.
 func (l *timedLock) valid() bool {
 	renewed := l.renewed.Load()
 	return renewed != 0 && bootclock.Now()-time.Duration(renewed) < l.duration

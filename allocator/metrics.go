@@ -21,7 +21,6 @@ type metrics struct {
 	repairs      prometheus.Counter
 	declaredDead prometheus.Counter
 	wouldReap    prometheus.Counter
-	mute         prometheus.Counter
 	commits      prometheus.Histogram
 	heldBack     prometheus.Counter
 	// slotsRepaired counts slots, journalWrong is 0 or 1.
@@ -52,9 +51,6 @@ func newMetrics(reg prometheus.Registerer, a *Allocator) (*metrics, error) {
 	})
 	m.wouldReap = prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "berth_allocator_would_reap_total", Help: "Times a sandbox would have been released for being idle, were --reap-dry-run not set.",
-	})
-	m.mute = prometheus.NewCounter(prometheus.CounterOpts{
-		Name: "berth_allocator_routers_mute_total", Help: "Streams of routers closed because they did not say whether sandboxes are idle.",
 	})
 	m.commits = prometheus.NewHistogram(prometheus.HistogramOpts{
 		Name: "berth_allocator_journal_commit_seconds", Help: "Time to write what waited to the journal.",
@@ -92,7 +88,7 @@ func newMetrics(reg prometheus.Registerer, a *Allocator) (*metrics, error) {
 		})
 	}
 	for _, c := range []prometheus.Collector{
-		m.claims, m.claimed, m.releases, m.repairs, m.declaredDead, m.wouldReap, m.mute, m.commits, m.acknowledged, m.heldBack, m.slotsRepaired, m.journalWrong,
+		m.claims, m.claimed, m.releases, m.repairs, m.declaredDead, m.wouldReap, m.commits, m.acknowledged, m.heldBack, m.slotsRepaired, m.journalWrong,
 		counter("berth_allocator_journal_batches_total", "Batches written to the journal.", func(s journal.Stats) uint64 { return s.Batches }),
 		counter("berth_allocator_journal_records_total", "Records written to the journal, without those that rode along.", func(s journal.Stats) uint64 { return s.Records }),
 		counter("berth_allocator_journal_carried_total", "Records that were written again because nothing else held them yet.", func(s journal.Stats) uint64 { return s.Carried }),

@@ -176,7 +176,7 @@ func (a *Allocator) mayBeginJournal(ctx context.Context) error {
 
 func (a *Allocator) newTerm(log *journal.Log) (*term, error) {
 	c, err := core.New(core.Config{
-		Term: log.Term(), Lease: a.o.LeaseDuration, MaxStale: a.o.MaxStale, Window: a.o.Window, MaxWaiting: a.o.MaxWaiting, ActivityWindow: a.o.ActivityWindow, DryRun: a.o.ReapDryRun,
+		Term: log.Term(), Lease: a.o.LeaseDuration, MaxStale: a.o.MaxStale, Window: a.o.Window, MaxWaiting: a.o.MaxWaiting, DryRun: a.o.ReapDryRun,
 		NewID: sandboxid.New, NewSuffix: func() string { return rand.String(6) },
 	}, now(a.o.WallClock))
 	if err != nil {
@@ -307,7 +307,7 @@ func (t *term) do(e core.Effect) {
 	case core.ForgetRecord:
 		t.other.add("delete Sandbox object", func(ctx context.Context) error { return t.projector.Forget(ctx, e.ID) })
 	case core.Record:
-		t.projector.Record(e.Sandbox)
+		t.projector.Record(e)
 	case core.LabelPod:
 		t.labeler.Label(e)
 	case core.StartSandbox:
@@ -329,10 +329,6 @@ func (t *term) do(e core.Effect) {
 		t.a.metrics.wouldReap.Inc()
 		t.log.Info("would be released for being idle, were this not a dry run", zap.String("sandbox", sandboxid.Short(e.Sandbox.ID)),
 			zap.String("pool", e.Sandbox.Pool.Name), zap.Duration("idle", e.Idle), zap.Duration("idleTimeout", e.Sandbox.IdleTimeout))
-	case core.RouterMute:
-		t.a.metrics.mute.Inc()
-		t.log.Error("a router does not say whether sandboxes are idle; its stream is closed", zap.String("session", e.Session), zap.String("address", e.From),
-			zap.Bool("banned", e.Banned))
 	case core.SessionDeclaredDead:
 		t.a.metrics.declaredDead.Inc()
 		t.log.Error("a router was declared dead by an operator, and is waited for no more: if it lives, it may send requests to pods of other sandboxes until it has gone stale",

@@ -49,7 +49,7 @@ func TestPodsThatCannotBeDeletedStopNothingElse(t *testing.T) {
 			made <- struct{}{}
 			return 201, corev1.Pod{}
 		}).clients(t)
-		a := &Allocator{watches: &watches{}, control: control.New(time.Minute, 7*time.Second, func() string { return "" }, zap.NewNop())}
+		a := &Allocator{watches: &watches{}, control: control.New(time.Minute, func() string { return "" }, zap.NewNop())}
 		tm := &term{a: a, loop: newTestLoop(t, nil), log: zap.NewNop(), creates: newWorkers(zap.NewNop()), deletes: newWorkers(zap.NewNop())}
 		tm.writer = &pods.Writer{Client: clients.Kubernetes, ServeOn: time.Second, Submit: tm.Submit, Log: zap.NewNop()}
 		a.watches.pools = pools.New(clients, poolKey.Namespace, baseline(t), time.Second, tm.Submit, zap.NewNop())

@@ -29,7 +29,7 @@ func newWatches(o *Options) *watches {
 	w := &watches{}
 	k := o.Clients
 	w.pods = pods.NewWatcher(k.Kubernetes, o.Namespace, w.submit, o.Log.Named("pods"))
-	w.pools = pools.New(k, o.Namespace, o.Policy.WithActivityWindow(o.ActivityWindow), o.serveOn(), w.submit, o.Log.Named("pools"))
+	w.pools = pools.New(k, o.Namespace, o.Policy, o.serveOn(), w.submit, o.Log.Named("pools"))
 	w.nodes = &nodes.Watcher{Client: k.Kubernetes, Submit: w.submit, Log: o.Log.Named("nodes")}
 	w.records = &project.Watcher{Client: k.Berth, Namespace: o.Namespace, Submit: w.submit, Log: o.Log.Named("project")}
 	return w

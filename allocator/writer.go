@@ -117,15 +117,18 @@ func earlierRecord(earlier string, term uint64) (journal.Record, error) {
 	return toRecord(core.Fact{Revision: core.Revision{Term: term}, Session: core.EarlierSession(earlier), From: core.EarlierFrom, Earlier: true})
 }
 
-// repair puts slots right that something else has written to.
+// repair puts slots right that something else has written to. If they show that the journal
+// was restored from a backup, it is begun anew, and the term ends.
 func (w *journalWriter) repair(ctx context.Context, slots []int) error {
 	repaired, err := w.log.Repair(ctx, slots)
 	w.metrics.slotsRepaired.Add(float64(repaired))
-	if errors.Is(err, journal.ErrDeposed) {
+	switch {
+	case errors.Is(err, journal.ErrDeposed):
 		return err
-	}
-	if ctx.Err() != nil {
+	case ctx.Err() != nil:
 		return nil
+	case errors.Is(err, journal.ErrRestored):
+		return w.renew(ctx, w.log.Term())
 	}
 	w.wrong(err)
 	return nil

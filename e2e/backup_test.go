@@ -188,7 +188,7 @@ func (p *page) endQuarantine(name string) {
 }
 
 func TestWhatThePageOnBackupSaysIsTrue(t *testing.T) {
-	e := startAlone(t, 2, stack.Options{})
+	e := startLasting(t, 2, stack.Options{})
 	p := readPage(e)
 	client := e.client()
 	live := e.claim()

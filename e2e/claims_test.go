@@ -49,7 +49,7 @@ func TestAClaimWaitsForAPodWhenItsPoolHasNone(t *testing.T) {
 }
 
 func TestAClaimWithItsKeyIsTheSameClaimWhoeverLeads(t *testing.T) {
-	e := start(t, 2, 2)
+	e := startDisturbing(t, 2, 2)
 	e.waitWarm(2)
 	claim := func(key, body string) answer {
 		var a answer
@@ -124,7 +124,7 @@ func TestDeletingTheSandboxObjectReleasesTheSandbox(t *testing.T) {
 func TestASandboxIsHandedOutWhenItsPoolsHookHasSucceeded(t *testing.T) {
 	e := start(t, 0, 1)
 	hooked := func(name, path string, policy v1alpha1.FailurePolicy) string {
-		p := e.newPool(name, 1)
+		p := e.newPool(e.pool+"-"+name, 1)
 		p.Spec.PostStart = &v1alpha1.PostStartHook{Path: path, TimeoutSeconds: 30, FailurePolicy: policy}
 		e.createPool(p)
 		return p.Name
@@ -157,7 +157,7 @@ func TestASandboxIsHandedOutWhenItsPoolsHookHasSucceeded(t *testing.T) {
 func TestARequestForASandboxThatIsStartingWaitsForIt(t *testing.T) {
 	e := start(t, 0, 1)
 	slow := func(name string, holdSeconds int32) rest.Sandbox {
-		p := e.newPool(name, 1)
+		p := e.newPool(e.pool+"-"+name, 1)
 		p.Spec.PostStart = &v1alpha1.PostStartHook{Path: "/sleep?ms=6000", TimeoutSeconds: 30, FailurePolicy: v1alpha1.Fail}
 		p.Spec.HoldSeconds = &holdSeconds
 		e.createPool(p)

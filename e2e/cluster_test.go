@@ -17,7 +17,7 @@ import (
 )
 
 func TestTrafficGoesOnThroughTheOtherGateway(t *testing.T) {
-	e := start(t, 2, 2)
+	e := startDisturbing(t, 2, 2)
 	client := e.clientOf(e.site.front, 0) // each request may take another gateway
 	s := e.claim()
 	e.reaches(client, s)
@@ -56,7 +56,7 @@ func (e *env) steady(client *http.Client, s rest.Sandbox) {
 // containers and the Service that make it true.
 func TestAGatewayThatIsReplacedDropsNoRequest(t *testing.T) {
 	onACluster(t, "needs a kubelet and Services")
-	e := start(t, 2, 2)
+	e := startDisturbing(t, 2, 2)
 	r := shared
 	if r.gatewayAddress == "" {
 		t.Skip("needs a way to the gateway's Service: set " + envGateway)
@@ -93,6 +93,7 @@ func TestAGatewayThatIsReplacedDropsNoRequest(t *testing.T) {
 // it is judged by the same table as a real one.
 func TestARealKubeletBehavesAsTheProcessNodeDoes(t *testing.T) {
 	onACluster(t, "needs a kubelet (the process node is judged in devcluster/conformance)")
+	turn(t, guests)
 	conformance.RunInCluster(t, shared.config, shared.image)
 }
 

@@ -73,7 +73,7 @@ func TestStateComesBackAfterACrashOfEachProcess(t *testing.T) {
 }
 
 func TestAnotherAllocatorTakesOver(t *testing.T) {
-	e := start(t, 3, 2)
+	e := startDisturbing(t, 3, 2)
 	client := e.client()
 	live, dead := e.claim(), e.claim()
 	e.release(dead.SandboxID)
@@ -184,7 +184,7 @@ func TestASandboxEndsWhenItsContainerStartsAgainUnlessItsPoolKeepsIt(t *testing.
 		return err
 	})
 
-	keeps := e.newPool("keeps", 1)
+	keeps := e.newPool(e.pool+"-keeps", 1)
 	keeps.Spec.OnRestart = v1alpha1.KeepOnRestart
 	e.createPool(keeps)
 	var kept rest.Sandbox

@@ -35,6 +35,7 @@ type demoRun struct {
 func startDemo(t *testing.T, args ...string) *demoRun {
 	t.Helper()
 	onThisMachine(t, "runs berth's own commands")
+	turn(t, owners)
 	dir, err := os.MkdirTemp("", "bd-") // short: unix sockets lie in it
 	require.NoError(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
@@ -101,7 +102,6 @@ func (d *demoRun) requireNothingLeft(t *testing.T) {
 }
 
 func TestDemoOnceShowsEveryStepAndLeavesNothing(t *testing.T) {
-	t.Parallel()
 	d := startDemo(t, "--once")
 	require.NoError(t, d.wait(), d.output.String())
 	out := d.output.String()
@@ -112,7 +112,6 @@ func TestDemoOnceShowsEveryStepAndLeavesNothing(t *testing.T) {
 }
 
 func TestDemoStaysUpAndItsCurlLineWorks(t *testing.T) {
-	t.Parallel()
 	d := startDemo(t)
 	d.until(t, "up; Ctrl-C ends it")
 	lines := regexp.MustCompile(`curl --resolve (\S+):(\d+):(\S+) (\S+)`).FindAllStringSubmatch(d.output.String(), -1)
@@ -136,10 +135,10 @@ func TestDemoStaysUpAndItsCurlLineWorks(t *testing.T) {
 
 func TestDemoLeavesNothingWheneverItEnds(t *testing.T) {
 	onThisMachine(t, "runs berth's own commands") // else it passes with nothing but skipped parts
+	t.Parallel()                                  // else its parts would have ended before other tests begin
 	for _, signal := range []syscall.Signal{syscall.SIGKILL, syscall.SIGINT} {
 		for _, step := range []string{"cluster: etcd", "Berth: Envoy", "pool ", "claim a sandbox", "send the same request"} {
 			t.Run(fmt.Sprintf("%v at %s", signal, step), func(t *testing.T) {
-				t.Parallel()
 				d := startDemo(t)
 				d.until(t, step)
 				require.NoError(t, d.cmd.Process.Signal(signal))
@@ -165,8 +164,8 @@ func TestDemoNamesTheStepThatFailed(t *testing.T) {
 }
 
 func TestDevClustersAreFoundAndEnded(t *testing.T) {
-	t.Parallel()
 	onThisMachine(t, "runs berth's own commands")
+	turn(t, owners)
 	name := fmt.Sprintf("e2e-%d", os.Getpid())
 	berth := func(args ...string) (string, error) {
 		out, err := exec.Command(filepath.Join(binDir, "berth"), args...).CombinedOutput()
@@ -240,10 +239,16 @@ func testPartsAreStartedAgain(t *testing.T, name string, berth func(args ...stri
 		}
 		return err
 	})
-	log, err := os.ReadFile(filepath.Join(cache, "dev", name, "cluster", "parts.log"))
-	require.NoError(t, err)
-	for part := range parts {
-		require.Regexp(t, `part ended\t\{"part": "`+part+`".*signal: killed`, string(log))
-		require.Regexp(t, `part started again\t\{"part": "`+part+`"`, string(log))
-	}
+	e.eventually(func() error { // it is written when the part is ready, which may be later than that it works
+		log, err := os.ReadFile(filepath.Join(cache, "dev", name, "cluster", "parts.log"))
+		require.NoError(t, err)
+		for part := range parts {
+			for _, line := range []string{`part ended\t\{"part": "` + part + `".*signal: killed`, `part started again\t\{"part": "` + part + `"`} {
+				if !regexp.MustCompile(line).Match(log) {
+					return fmt.Errorf("%q is not in the log:\n%s", line, log)
+				}
+			}
+		}
+		return nil
+	})
 }

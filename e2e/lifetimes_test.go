@@ -10,12 +10,12 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/berth-sandbox/berth/allocator/rest"
-	"github.com/berth-sandbox/berth/api/v1alpha1"
+	"github.com/berth-sandbox/berth/api/activity"
 )
 
 // What a claim asked for, and an end that was moved, hold under the next leader.
 func TestAnEndThatWasMovedHoldsWhoeverLeads(t *testing.T) {
-	e := start(t, 2, 2)
+	e := startDisturbing(t, 2, 2)
 	e.waitWarm(1)
 	s := sandboxOf(t, e.api(http.MethodPost, "/sandboxes", `{"templateID":"`+e.pool+`","idleTimeout":600}`))
 	require.EqualValues(t, 600, s.IdleTimeout)
@@ -41,7 +41,7 @@ func TestAnEndThatWasMovedHoldsWhoeverLeads(t *testing.T) {
 			return fmt.Errorf("its object says that it ends at %v", r.Spec.EndAt)
 		}
 		require.EqualValues(t, 600, r.Spec.IdleTimeoutSeconds)
-		require.Equal(t, v1alpha1.OpenIsActive, r.Spec.OpenConnections)
+		require.Zero(t, r.Spec.MinBytesPerMinute)
 		return nil
 	})
 
@@ -54,7 +54,7 @@ func TestAnEndThatWasMovedHoldsWhoeverLeads(t *testing.T) {
 	require.NoError(t, json.Unmarshal([]byte(e.api(http.MethodGet, "/v1/admin/last-active?id="+s.SandboxID, "").body), &all))
 	require.Len(t, all.Sandboxes, 1)
 	require.Equal(t, e.pool, all.Sandboxes[0].Pool)
-	require.Equal(t, rest.SourceCall, all.Sandboxes[0].Source)
+	require.Equal(t, activity.Keepalive, all.Sandboxes[0].Kind)
 	require.NotNil(t, all.Sandboxes[0].Next)
 	require.Equal(t, "Idle", all.Sandboxes[0].Next.Reason)
 

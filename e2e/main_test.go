@@ -12,6 +12,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -35,21 +36,39 @@ import (
 var (
 	// binDir holds the programs under test, for devclusters.
 	binDir string
-	// shared is the Berth on a real cluster, which all tests use one after
-	// another; nil where each test starts its own.
+	// shared is the Berth on a real cluster, which all tests use; nil on devclusters.
 	shared *release
+	// common is the Berth on a devcluster that most tests use. The first one starts it.
+	common = sync.OnceValues(startCommon)
 )
 
-// clusters is how many tests run at one time: most of their time is waiting,
-// but each has an API server and an Envoy.
-const clusters = 4
+// How many tests run at one time: most of their time is waiting, but what has a
+// devcluster to itself has an API server and an Envoy. The time until it is a test's turn
+// is part of what go test says that it took.
+var (
+	guests  = make(chan struct{}, 4) // on the Berth that they share
+	owners  = make(chan struct{}, 2) // of a devcluster
+	lasting = make(chan struct{}, 2) // owners that take a minute or more: so that none of them begins last
+)
 
 func TestMain(m *testing.M) {
 	flag.Parse()
-	if err := flag.Set("test.parallel", strconv.Itoa(clusters)); err != nil {
+	parallel := cap(guests)
+	if where, err := provider(); err == nil && where == onDevcluster {
+		parallel = 1000 // guests and owners say how many
+	}
+	if err := flag.Set("test.parallel", strconv.Itoa(parallel)); err != nil {
 		panic(err) // the testing package has had this flag since Go 1.0
 	}
 	os.Exit(testMain(m))
+}
+
+// turn lets a test run beside others, when it is its turn.
+func turn(t *testing.T, slots chan struct{}) {
+	t.Helper()
+	t.Parallel()
+	slots <- struct{}{}
+	t.Cleanup(func() { <-slots })
 }
 
 func testMain(m *testing.M) (code int) {
@@ -88,6 +107,9 @@ func testMain(m *testing.M) (code int) {
 		shared = r
 	}
 	code = m.Run()
+	if err := endCommon(); err != nil {
+		code = fail(err)
+	}
 	if shared != nil {
 		if err := shared.closeConnections(); err != nil {
 			return fail(err)
@@ -108,35 +130,86 @@ type env struct {
 	clients *kube.Clients
 	pool    string
 
-	// processes is the site, where Berth's programs are processes that can be
-	// killed and paused one by one; else nil.
+	// processes is the site, where Berth's programs are processes; else nil.
 	*processes
+	// alone is set where the cluster ends with the test.
+	alone bool
 }
 
-// start starts a Berth with a pool, or makes a pool on the Berth of the real
-// cluster. replicas is how many allocators and gateways there must be.
+// start makes a pool on the Berth that the tests share, for one that does nothing to
+// Berth itself that others would notice. replicas is how many allocators and gateways
+// there must be at least.
 func start(t *testing.T, warm int32, replicas int) *env {
 	t.Helper()
 	skipShort(t)
+	turn(t, guests)
+	require.LessOrEqual(t, replicas, releaseReplicas)
+	if shared != nil {
+		return startShared(t, warm)
+	}
+	p, err := common()
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		if t.Failed() {
+			p.logs(t)
+		}
+	})
+	return startOn(t, p, warm, false)
+}
+
+// startDisturbing is start for tests that others would notice: those that end parts of
+// Berth, flood it or keep it busy, and those to which it matters what others do. Each has a devcluster
+// to itself; on a real cluster they run before the others, one after another.
+func startDisturbing(t *testing.T, warm int32, replicas int) *env {
+	t.Helper()
+	skipShort(t)
 	if shared == nil {
-		return startOn(t, startProcesses(t, stack.Options{Allocators: replicas, Gateways: replicas}), warm)
+		return startAlone(t, warm, stack.Options{Allocators: replicas, Gateways: replicas})
 	}
 	require.LessOrEqual(t, replicas, releaseReplicas)
-	require.NoError(t, shared.waitComplete(t.Context())) // after what the test before has broken
+	return startShared(t, warm)
+}
+
+// startWaiting is start for a test that waits a minute or more for what happens when
+// nothing does: it has a devcluster to itself, and runs beside others on a real cluster.
+func startWaiting(t *testing.T, warm int32, replicas int) *env {
+	t.Helper()
+	skipShort(t)
+	if shared == nil {
+		return startLasting(t, warm, stack.Options{Allocators: replicas, Gateways: replicas})
+	}
+	return start(t, warm, replicas)
+}
+
+func startShared(t *testing.T, warm int32) *env {
+	t.Helper()
+	require.NoError(t, shared.waitComplete(t.Context())) // after what a test before has broken
 	t.Cleanup(func() {
 		if t.Failed() {
 			shared.logs(t)
 		}
 	})
-	return startOn(t, shared, warm)
+	return startOn(t, shared, warm, false)
 }
 
 // startAlone is start for tests that kill and pause processes one by one. On a
 // real cluster they are skipped.
 func startAlone(t *testing.T, warm int32, o stack.Options) *env {
 	t.Helper()
+	return startAs(t, owners, warm, o)
+}
+
+// startLasting is startAlone for tests that take a minute or more.
+func startLasting(t *testing.T, warm int32, o stack.Options) *env {
+	t.Helper()
+	return startAs(t, lasting, warm, o)
+}
+
+func startAs(t *testing.T, slots chan struct{}, warm int32, o stack.Options) *env {
+	t.Helper()
 	onThisMachine(t, "kills or pauses single processes, of Berth or of the control plane")
-	return startOn(t, startProcesses(t, o), warm)
+	turn(t, slots)
+	return startOn(t, startProcesses(t, o), warm, true)
 }
 
 // onThisMachine skips a test that a real cluster is nothing for.
@@ -164,11 +237,11 @@ func skipShort(t *testing.T) {
 	}
 }
 
-func startOn(t *testing.T, s site, warm int32) *env {
+func startOn(t *testing.T, s site, warm int32, alone bool) *env {
 	t.Helper()
 	clients, err := kube.NewClients(s.restConfig(), 0, 0)
 	require.NoError(t, err)
-	e := &env{t: t, site: s, clients: clients, pool: "pool-" + rand.String(5)}
+	e := &env{t: t, site: s, clients: clients, pool: "pool-" + rand.String(5), alone: alone}
 	e.processes, _ = s.(*processes)
 	e.createPool(e.newPool(e.pool, warm))
 	e.waitWarm(warm)
@@ -188,7 +261,7 @@ func (e *env) newPool(name string, warm int32) *v1alpha1.SandboxPool {
 func (e *env) createPool(p *v1alpha1.SandboxPool) {
 	e.t.Helper()
 	require.NoError(e.t, e.clients.Berth.Post().Namespace(e.site.namespace()).Resource("sandboxpools").Body(p).Do(e.t.Context()).Error())
-	if e.processes == nil { // else the cluster ends with the test
+	if !e.alone {
 		e.t.Cleanup(func() {
 			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 			defer cancel()

@@ -37,7 +37,7 @@ func outage(t *testing.T) time.Duration {
 }
 
 func TestKnownSandboxesKeepTheirTrafficWhileTheControlPlaneIsAway(t *testing.T) {
-	e := startAlone(t, 2, stack.Options{Allocators: 2, Gateways: 2})
+	e := startLasting(t, 2, stack.Options{Allocators: 2, Gateways: 2})
 	length := outage(t)
 	client := e.client()
 	var known []rest.Sandbox

@@ -112,7 +112,7 @@ func TestABadPoolIsRefusedByTheNameOfItsField(t *testing.T) {
 		"name too long": {func(p *v1alpha1.SandboxPool) { p.Name = strings.Repeat("x", 41) }, "metadata.name"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p := e.newPool("bad", 1)
+			p := e.newPool(e.pool+"-bad", 1)
 			c.change(p)
 			err := e.clients.Berth.Post().Namespace(e.site.namespace()).Resource("sandboxpools").Body(p).Do(t.Context()).Error()
 			require.ErrorContains(t, err, c.want)
@@ -159,7 +159,7 @@ func TestABadPoolIsRefusedByTheNameOfItsField(t *testing.T) {
 
 func TestAPoolWhosePodsEndAtOnceSaysWhyAndWaits(t *testing.T) {
 	e := start(t, 1, 1)
-	p := e.newPool("ends", 3)
+	p := e.newPool(e.pool+"-ends", 3)
 	p.Spec.Template.Spec.RestartPolicy = corev1.RestartPolicyNever
 	p.Spec.Template.Spec.Containers[0].ReadinessProbe = nil
 	p.Spec.Template.Spec.Containers[0].Args = append(p.Spec.Template.Spec.Containers[0].Args, "--no-such-flag")

@@ -3,6 +3,7 @@ package e2e
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/url"
 	"os"
@@ -20,8 +21,7 @@ import (
 	"github.com/berth-sandbox/berth/internal/controltls"
 )
 
-// processes is a site of Berth's programs as processes, on a devcluster of its
-// own.
+// processes is a site of Berth's programs as processes, on a devcluster.
 type processes struct {
 	cluster *devcluster.Cluster
 	stack   *stack.Stack
@@ -30,53 +30,101 @@ type processes struct {
 // processesKey is the API key of all devclusters.
 const processesKey = "e2b_0123456789abcdef"
 
-// secure writes an API key and certificates, and returns the flags with which
+// secure writes an API key and certificates to dir, and returns the flags with which
 // allocators and routers use them.
-func secure(t *testing.T) (allocator, router []string) {
-	t.Helper()
-	dir := t.TempDir()
+func secure(dir string) (allocator, router []string, err error) {
+	var errs []error
 	write := func(name, file string, content []byte) {
-		require.NoError(t, os.MkdirAll(filepath.Join(dir, name), 0o700))
-		require.NoError(t, os.WriteFile(filepath.Join(dir, name, file), content, 0o600))
+		errs = append(errs, os.MkdirAll(filepath.Join(dir, name), 0o700), os.WriteFile(filepath.Join(dir, name, file), content, 0o600))
 	}
 	authority, err := controltls.NewAuthority(time.Now())
-	require.NoError(t, err)
+	if err != nil {
+		return nil, nil, err
+	}
 	for _, role := range []string{controltls.AllocatorName, controltls.RouterName} {
 		f, err := authority.Issue(role, time.Now())
-		require.NoError(t, err)
+		if err != nil {
+			return nil, nil, err
+		}
 		write(role, controltls.CertFile, f.Cert)
 		write(role, controltls.KeyFile, f.Key)
 		write(role, controltls.CAFile, f.CA)
 	}
 	write("keys", "suite", []byte(processesKey))
 	return []string{"--api-keys-dir=" + filepath.Join(dir, "keys"), "--control-tls-dir=" + filepath.Join(dir, controltls.AllocatorName)},
-		[]string{"--control-tls-dir=" + filepath.Join(dir, controltls.RouterName)}
+		[]string{"--control-tls-dir=" + filepath.Join(dir, controltls.RouterName)}, errors.Join(errs...)
 }
 
-// startProcesses starts a devcluster and Berth on it, secured as it must be
-// outside loopback.
+// startProcesses starts a devcluster and Berth on it for a test.
 func startProcesses(t *testing.T, o stack.Options) *processes {
 	t.Helper()
-	t.Parallel()
-	cluster := devcluster.Start(t, devcluster.Options{Nodes: 1, NodePath: []string{binDir}, CRDs: crd.All()})
-	o.BinDir = binDir
-	allocator, router := secure(t)
-	o.AllocatorArgs, o.RouterArgs = append(allocator, o.AllocatorArgs...), append(router, o.RouterArgs...)
-	s, err := stack.Start(t.Context(), cluster, o)
-	require.NoError(t, err)
-	p := &processes{cluster, s}
+	p := &processes{cluster: devcluster.Start(t, clusterOptions())}
+	require.NoError(t, p.start(t.Context(), o))
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
-		defer cancel()
-		if err := s.Stop(ctx); err != nil {
-			t.Errorf("stop Berth: %v", err)
+		if err := p.stop(); err != nil {
+			t.Error(err)
 		}
 		if t.Failed() {
 			p.logs(t)
 		}
-		checkRaces(t, cluster.Dir())
 	})
 	return p
+}
+
+func clusterOptions() devcluster.Options {
+	return devcluster.Options{Nodes: 1, NodePath: []string{binDir}, CRDs: crd.All()}
+}
+
+// running is what startCommon has started. Set by that, read when no test runs any more.
+var running *processes
+
+// startCommon starts a devcluster and Berth on it that tests share.
+func startCommon() (*processes, error) {
+	o := clusterOptions()
+	o.Progress = os.Stderr
+	cluster, err := devcluster.Up(context.Background(), o)
+	if err != nil {
+		return nil, err
+	}
+	running = &processes{cluster: cluster}
+	return running, running.start(context.Background(), stack.Options{Allocators: releaseReplicas, Gateways: releaseReplicas})
+}
+
+// endCommon ends what startCommon has started, if it has.
+func endCommon() error {
+	if running == nil {
+		return nil
+	}
+	var err error
+	if running.stack != nil {
+		err = running.stop()
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	return errors.Join(err, running.cluster.Down(ctx))
+}
+
+// start starts Berth, secured as it must be outside loopback.
+func (p *processes) start(ctx context.Context, o stack.Options) error {
+	o.BinDir = binDir
+	allocator, router, err := secure(filepath.Join(p.cluster.Dir(), "secure"))
+	if err != nil {
+		return err
+	}
+	o.AllocatorArgs, o.RouterArgs = append(allocator, o.AllocatorArgs...), append(router, o.RouterArgs...)
+	p.stack, err = stack.Start(ctx, p.cluster, o)
+	return err
+}
+
+// stop ends Berth and says whether its programs have reported data races.
+func (p *processes) stop() error {
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	var errs []error
+	if err := p.stack.Stop(ctx); err != nil {
+		errs = append(errs, fmt.Errorf("stop Berth: %w", err))
+	}
+	return errors.Join(append(errs, races(p.cluster.Dir())...)...)
 }
 
 func (p *processes) restConfig() *rest.Config { return p.cluster.RestConfig() }
@@ -171,12 +219,13 @@ func (p *processes) logs(t *testing.T) {
 	}
 }
 
-// checkRaces fails the test when one of the programs reported a data race.
-func checkRaces(t *testing.T, dir string) {
+// races are the logs in which one of the programs reported a data race.
+func races(dir string) (found []error) {
 	files, _ := filepath.Glob(filepath.Join(dir, "*.log"))
 	for _, f := range files {
 		if raw, err := os.ReadFile(f); err == nil && strings.Contains(string(raw), "WARNING: DATA RACE") {
-			t.Errorf("%s reports a data race:\n%s", filepath.Base(f), raw)
+			found = append(found, fmt.Errorf("%s reports a data race:\n%s", filepath.Base(f), raw))
 		}
 	}
+	return found
 }

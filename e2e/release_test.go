@@ -113,11 +113,9 @@ func values(podCIDRs []string) map[string]any {
 		"publicURL": "http://" + releaseDomain,
 		"podCIDRs":  podCIDRs,
 		"maxStale":  releaseMaxStale.String(),
-		// The shortest, so that the least idle timeout is 3 s, as on a devcluster.
-		"accessLogFlush": activityFlush.String(),
-		"sandboxes":      map[string]any{"namespace": sandboxNamespace},
-		"allocator":      map[string]any{"replicas": releaseReplicas},
-		"gateway":        map[string]any{"replicas": releaseReplicas},
+		"sandboxes": map[string]any{"namespace": sandboxNamespace},
+		"allocator": map[string]any{"replicas": releaseReplicas},
+		"gateway":   map[string]any{"replicas": releaseReplicas},
 	}
 }
 

@@ -98,7 +98,7 @@ func (e *env) send(ctx context.Context, client *http.Client, h *history, sandbox
 
 func TestEveryRequestReachesThePodThatHoldsItsSandboxAndNoneAfterTheRelease(t *testing.T) {
 	const sandboxes, requests, senders = 50, 2000, 8
-	e := start(t, sandboxes, 1)
+	e := startDisturbing(t, sandboxes, 1)
 	client := e.client()
 
 	claimed := make([]rest.Sandbox, 0, sandboxes)

@@ -13,8 +13,8 @@ import (
 
 // The providers: where the suite finds a cluster.
 const (
-	// onDevcluster gives each test a devcluster and Berth's programs as processes
-	// of this machine.
+	// onDevcluster starts Berth's programs as processes of this machine, on one
+	// devcluster for most tests, and on others for tests that they would notice.
 	onDevcluster = "devcluster"
 	// onKubeconfig installs the chart on the cluster of a kubeconfig.
 	onKubeconfig = "kubeconfig"

@@ -53,7 +53,7 @@ func (e *env) unread() (sum float64) {
 // A request may be open for days. Its answer was read when it began, so no release
 // waits for its end, neither of its own sandbox nor of another one.
 func TestOpenStreamsDoNotHoldUpReleases(t *testing.T) {
-	e := start(t, 2, 1)
+	e := startDisturbing(t, 2, 1)
 	client := e.client()
 	client.Timeout = 0 // of a whole answer, however long it is to be
 	open, other := e.claim(), e.claim()

@@ -6,6 +6,7 @@ import (
 
 	bootstrapv3 "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	matcherv3 "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
@@ -23,7 +24,7 @@ func Bootstrap(s Settings) (*bootstrapv3.Bootstrap, error) {
 	config := &bootstrapv3.Bootstrap{
 		// Envoy reads no file again without a name of its own.
 		Node:  &corev3.Node{Id: "gateway", Cluster: "berth"},
-		Admin: &bootstrapv3.Admin{Address: pipe(s.AdminSocket)},
+		Admin: admin(s.AdminSocket),
 		StaticResources: &bootstrapv3.Bootstrap_StaticResources{
 			Listeners: b.listeners(),
 			Clusters:  b.clusters(),
@@ -71,6 +72,25 @@ func (b *builder) any(m proto.Message) *anypb.Any {
 		b.err = err
 	}
 	return a
+}
+
+// clustersPath is the page of the admin interface that says what is open.
+const clustersPath = "/clusters"
+
+// adminMode lets the user and group of Envoy connect, and nobody else.
+const adminMode = 0o660
+
+// admin is Envoy's admin interface, limited to what is used: the router reads
+// /clusters, the health listener passes the other two on. Paths are compared with their
+// query.
+func admin(socket string) *bootstrapv3.Admin {
+	address := pipe(socket)
+	address.GetPipe().Mode = adminMode
+	paths := []*matcherv3.StringMatcher{exact(clustersPath)}
+	for _, path := range healthPaths() {
+		paths = append(paths, exact(path), &matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_Prefix{Prefix: path + "?"}})
+	}
+	return &bootstrapv3.Admin{Address: address, AllowPaths: paths}
 }
 
 func pipe(path string) *corev3.Address {

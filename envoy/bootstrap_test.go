@@ -102,7 +102,6 @@ func TestSettingsNameTheFieldThatIsWrong(t *testing.T) {
 		"no TLS secret file":            {func(s *Settings) { s.TLS = &TLS{CertFile: "/a/c", KeyFile: "/a/k"} }, "TLS secret file"},
 		"too many hops":                 {func(s *Settings) { s.TrustedHops = 101 }, "trusted hops 101"},
 		"too little memory":             {func(s *Settings) { s.MaxHeap = 1 << 20 }, "max heap 1048576"},
-		"flush too short":               {func(s *Settings) { s.AccessLogFlush = time.Millisecond }, "access log flush"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := defaults()

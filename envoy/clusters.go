@@ -17,13 +17,20 @@ const (
 	clusterPodsHTTP1 = "pods_h1"
 	clusterPodsHTTP2 = "pods_h2" // gRPC needs HTTP/2 to the pod; most servers in sandboxes speak 1.1
 	clusterRouter    = "router"
-	clusterRouterLog = "router_als"
 
 	// podStreams is how many requests share an HTTP/2 connection to a pod: what every
 	// server should allow (RFC 9113, section 6.5.2). Envoy sends that many before the
 	// server has said how many it allows, and it refuses what is above. More requests
 	// get more connections and do not wait.
 	podStreams = 100
+
+	// A connection to a pod that is gone without a word, with its node for example, ends
+	// after 30 s of silence: a request that is open over it would count as use of whatever
+	// sandbox has that address next. The kernel of a living pod answers, however silent
+	// its programs are.
+	keepaliveSeconds         = 15
+	keepaliveIntervalSeconds = 5
+	keepaliveProbes          = 3
 
 	httpOptions = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 )
@@ -45,8 +52,7 @@ func (b *builder) clusters() []*clusterv3.Cluster {
 				},
 			},
 		}),
-		b.router(clusterRouter),
-		b.router(clusterRouterLog),
+		b.router(),
 	}
 	if b.HealthListen.IsValid() {
 		all = append(all, b.admin())
@@ -71,7 +77,12 @@ func (b *builder) pods(name string, protocol *httpv3.HttpProtocolOptions_Explici
 		ConnectTimeout:                seconds(ConnectTimeout),
 		CleanupInterval:               seconds(5 * time.Second),
 		PerConnectionBufferLimitBytes: wrapperspb.UInt32(connectionBuffer),
-		CircuitBreakers:               b.breakers(math.MaxUint32, 1000),
+		UpstreamConnectionOptions: &clusterv3.UpstreamConnectionOptions{TcpKeepalive: &corev3.TcpKeepalive{
+			KeepaliveTime:     wrapperspb.UInt32(keepaliveSeconds),
+			KeepaliveInterval: wrapperspb.UInt32(keepaliveIntervalSeconds),
+			KeepaliveProbes:   wrapperspb.UInt32(keepaliveProbes),
+		}},
+		CircuitBreakers: b.breakers(math.MaxUint32, 1000),
 		TypedExtensionProtocolOptions: b.protocol(&httpv3.HttpProtocolOptions{
 			CommonHttpProtocolOptions: &corev3.HttpProtocolOptions{IdleTimeout: seconds(30 * time.Second), MaxHeadersCount: wrapperspb.UInt32(maxHeaders)},
 			UpstreamProtocolOptions:   &httpv3.HttpProtocolOptions_ExplicitHttpConfig_{ExplicitHttpConfig: protocol},
@@ -79,9 +90,9 @@ func (b *builder) pods(name string, protocol *httpv3.HttpProtocolOptions_Explici
 	}
 }
 
-func (b *builder) router(name string) *clusterv3.Cluster {
+func (b *builder) router() *clusterv3.Cluster {
 	return &clusterv3.Cluster{
-		Name:                 name,
+		Name:                 clusterRouter,
 		ClusterDiscoveryType: &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STATIC},
 		ConnectTimeout:       seconds(250 * time.Millisecond),
 		// max_retries is the budget of retries running at once; its default of 3
@@ -97,7 +108,7 @@ func (b *builder) router(name string) *clusterv3.Cluster {
 			},
 		}),
 		LoadAssignment: &endpointv3.ClusterLoadAssignment{
-			ClusterName: name,
+			ClusterName: clusterRouter,
 			Endpoints: []*endpointv3.LocalityLbEndpoints{{LbEndpoints: []*endpointv3.LbEndpoint{{
 				HostIdentifier: &endpointv3.LbEndpoint_Endpoint{Endpoint: &endpointv3.Endpoint{Address: pipe(b.RouterSocket)}},
 			}}}},

@@ -21,6 +21,7 @@ import (
 
 	bootstrapv3 "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	matcherv3 "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
@@ -90,6 +91,9 @@ type config struct {
 	podAddress string
 	// noRouter: nothing listens on the router's socket.
 	noRouter bool
+	// onlyAllowed leaves the admin socket as it is. Otherwise it also shows what this
+	// file reads: /listeners and /stats.
+	onlyAllowed bool
 }
 
 func startGateway(t *testing.T) *gateway { return startGatewayWith(t, config{}) }
@@ -112,7 +116,14 @@ func startGatewayWith(t *testing.T, c config) *gateway {
 		c.settings(&g.settings)
 	}
 	file := filepath.Join(dir, "envoy.yaml")
-	require.NoError(t, os.WriteFile(file, g.render(c.patch), 0o600))
+	require.NoError(t, os.WriteFile(file, g.render(func(b *bootstrapv3.Bootstrap) {
+		if !c.onlyAllowed {
+			b.Admin.AllowPaths = append(b.Admin.AllowPaths, prefix("/listeners"), prefix("/stats"))
+		}
+		if c.patch != nil {
+			c.patch(b)
+		}
+	}), 0o600))
 	var serving sync.WaitGroup
 	t.Cleanup(serving.Wait)
 	if !c.noRouter {
@@ -170,6 +181,10 @@ func startGatewayWith(t *testing.T, c config) *gateway {
 			return true
 		default:
 		}
+		if c.onlyAllowed {
+			code, _ := g.adminPage(http.MethodGet, "/ready")
+			return code == http.StatusOK
+		}
 		listeners := g.listeners()
 		g.addr, g.health = listeners["ingress"], listeners["health"]
 		return g.addr != "" && g.health != ""
@@ -180,17 +195,16 @@ func startGatewayWith(t *testing.T, c config) *gateway {
 
 // render is the bootstrap as Envoy reads it.
 func (g *gateway) render(patch func(*bootstrapv3.Bootstrap)) []byte {
-	if patch == nil {
-		raw, err := envoy.YAML(g.settings)
-		require.NoError(g, err)
-		return raw
-	}
 	bootstrap, err := envoy.Bootstrap(g.settings)
 	require.NoError(g, err)
 	patch(bootstrap)
 	raw, err := protojson.Marshal(bootstrap)
 	require.NoError(g, err)
 	return raw // JSON is YAML
+}
+
+func prefix(path string) *matcherv3.StringMatcher {
+	return &matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_Prefix{Prefix: path}}
 }
 
 // output keeps the end of what a process says.
@@ -215,18 +229,27 @@ func (o *output) String() string {
 	return o.buf.String()
 }
 
+// adminPage asks Envoy's admin socket. The status is 0 as long as it does not answer.
+func (g *gateway) adminPage(method, target string) (code int, body string) {
+	g.Helper()
+	r, err := http.NewRequestWithContext(g.Context(), method, "http://envoy"+target, http.NoBody)
+	require.NoError(g, err)
+	response, err := g.admin.Do(r)
+	if err != nil {
+		return 0, ""
+	}
+	defer response.Body.Close()
+	raw, err := io.ReadAll(response.Body)
+	require.NoError(g, err)
+	return response.StatusCode, string(raw)
+}
+
 // listeners asks Envoy which addresses its listeners got. There is none as long
 // as it does not answer.
 func (g *gateway) listeners() map[string]string {
-	response, err := g.admin.Get("http://envoy/listeners")
-	if err != nil {
-		return nil
-	}
-	defer response.Body.Close()
-	body, err := io.ReadAll(response.Body)
-	require.NoError(g, err)
+	_, body := g.adminPage(http.MethodGet, "/listeners")
 	all := map[string]string{}
-	for line := range strings.Lines(string(body)) {
+	for line := range strings.Lines(body) {
 		if name, addr, ok := strings.Cut(strings.TrimSpace(line), "::"); ok && !strings.HasSuffix(addr, ":0") {
 			all[name] = addr
 		}
@@ -237,11 +260,10 @@ func (g *gateway) listeners() map[string]string {
 // counter is one of Envoy's statistics, 0 if it has none of that name.
 func (g *gateway) counter(name string) int {
 	g.Helper()
-	response, err := g.admin.Get("http://envoy/stats?format=json&filter=^" + name + "$")
-	require.NoError(g, err)
-	defer response.Body.Close()
+	code, body := g.adminPage(http.MethodGet, "/stats?format=json&filter=^"+name+"$")
+	require.Equal(g, http.StatusOK, code)
 	var stats struct{ Stats []struct{ Value int } }
-	require.NoError(g, json.NewDecoder(response.Body).Decode(&stats))
+	require.NoError(g, json.Unmarshal([]byte(body), &stats))
 	total := 0
 	for _, s := range stats.Stats {
 		total += s.Value

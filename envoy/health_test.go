@@ -5,6 +5,8 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os"
+	"strings"
 	"testing"
 	"time"
 
@@ -30,17 +32,23 @@ func (g *gateway) raw(address, method, target, host, headers string) (int, strin
 	return response.StatusCode, string(body)
 }
 
-// adminTargets are pages of Envoy's admin interface that change something or
-// show what is nobody's business, and ways to spell pages that may be shown.
-func adminTargets() []string {
+// adminPages are pages of Envoy's admin interface that change something or show what no
+// client may see.
+func adminPages() []string {
 	return []string{
 		"/", "/help", "/config_dump", "/clusters", "/listeners", "/certs", "/server_info", "/memory", "/runtime", "/stats", "/stats/", "/stats?format=json",
 		"/stats/recentlookups", "/contention", "/hot_restart_version", "/init_dump", "/heap_dump", "/allocprofiler", "/tap",
 		"/quitquitquit", "/drain_listeners", "/healthcheck/fail", "/healthcheck/ok", "/logging?level=trace", "/reset_counters", "/runtime_modify?a=b", "/reopen_logs", "/cpuprofiler?enable=y",
+	}
+}
+
+// adminTargets are adminPages, and ways to spell pages that may be shown.
+func adminTargets() []string {
+	return append(adminPages(),
 		"/ready/", "/READY", "/Ready", "//ready", "/./ready", "/ready/.", "/ready/..", "/ready//", "/ready;x", "/ready%20", "/ready%00", "/ready%3fx", "/%72eady", "/ready%2f..%2fconfig_dump", "/ready/../quitquitquit",
 		"/ready/../config_dump", "/stats/prometheus/", "/stats//prometheus", "/stats/Prometheus", "/stats/prometheus/../../config_dump", "/stats/prometheus/..%2f..%2fconfig_dump",
 		"/stats/prometheus%2f..%2f..%2fquitquitquit", "/stats/prometheus\\..\\..\\config_dump", "/x/../ready", "http://envoy/config_dump", "http://envoy/quitquitquit", "http://envoy//ready",
-	}
+	)
 }
 
 // untouched requires that Envoy goes on as if nobody had asked it for anything.
@@ -125,4 +133,35 @@ func TestIngressShowsNothingOfTheAdminInterface(t *testing.T) {
 		require.Equal(t, before+1, g.hits.Load(), "the sandbox's own %s", target)
 	}
 	g.untouched()
+}
+
+// The router may connect to the admin socket. Neither it nor whoever takes it over may
+// change Envoy, or read more than what is open.
+func TestAdminSocketShowsOnlyWhatIsUsed(t *testing.T) {
+	g := startGatewayWith(t, config{onlyAllowed: true})
+	info, err := os.Stat(g.settings.AdminSocket)
+	require.NoError(t, err)
+	require.Equal(t, os.FileMode(0o660), info.Mode().Perm())
+	for _, target := range []string{"/clusters", "/ready", "/stats/prometheus", "/stats/prometheus?usedonly"} {
+		code, body := g.adminPage(http.MethodGet, target)
+		require.Equal(t, http.StatusOK, code, "%s: %s", target, body)
+	}
+	_, body := g.adminPage(http.MethodGet, "/clusters")
+	require.Contains(t, body, "pods_h1::")
+	require.Contains(t, body, "pods_h2::")
+	for _, target := range adminPages() {
+		for _, method := range []string{http.MethodGet, http.MethodPost} {
+			if target == "/clusters" {
+				target = "/clusters?format=json" // which keeps Envoy's main thread busy for five times as long
+			}
+			code, body := g.adminPage(method, target)
+			require.Equal(t, http.StatusForbidden, code, "%s %s: %s", method, target, body)
+		}
+	}
+	for _, target := range []string{"/ready/../quitquitquit", "/ready/../config_dump", "/clusters/../quitquitquit", "/stats/prometheus/../../config_dump", "/stats/prometheus?/../../config_dump/../quitquitquit"} {
+		code, body := g.adminPage(http.MethodPost, target)
+		require.True(t, code != http.StatusOK || strings.Contains(body, "envoy_server_live"), "%s: %d %s", target, code, body)
+	}
+	code, _ := g.adminPage(http.MethodGet, "/ready")
+	require.Equal(t, http.StatusOK, code)
 }

@@ -7,6 +7,8 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"regexp"
+	"strconv"
 	"sync"
 	"testing"
 	"time"
@@ -46,6 +48,30 @@ func TestConnectionsAboveTheBoundAreClosedAtOnce(t *testing.T) {
 	}
 	code, _ := g.raw(g.health, http.MethodGet, "/ready", "health", "")
 	require.Equal(t, http.StatusOK, code)
+}
+
+// Clients that hold every connection must not keep the router from seeing what is open.
+func TestOpenRequestsCanBeReadAtTheBoundOfConnections(t *testing.T) {
+	g := startGatewayWith(t, config{settings: func(s *envoy.Settings) { s.MaxConnections = 2 }})
+	arrived, release := make(chan struct{}, 2), make(chan struct{})
+	p := listen(t, "127.0.0.1:0", http.HandlerFunc(func(http.ResponseWriter, *http.Request) { arrived <- struct{}{}; <-release }))
+	g.router.set(g.to(p.addr.String()))
+	var clients sync.WaitGroup
+	for range 2 {
+		clients.Go(func() { g.do(g.request(host, "/", nil)) })
+		<-arrived
+	}
+	code, body := g.adminPage(http.MethodGet, "/clusters")
+	close(release)
+	clients.Wait()
+	require.Equal(t, http.StatusOK, code)
+	open := 0
+	for _, m := range regexp.MustCompile(`(?m)^pods_h1::`+regexp.QuoteMeta(p.addr.String())+`::rq_active::(\d+)$`).FindAllStringSubmatch(body, -1) {
+		n, err := strconv.Atoi(m[1])
+		require.NoError(t, err)
+		open += n
+	}
+	require.Equal(t, 2, open, body)
 }
 
 // What cannot be sent on is refused: it never waits in a queue, where it would

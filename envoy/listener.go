@@ -6,13 +6,11 @@ import (
 	"strconv"
 	"time"
 
-	accesslogv3 "github.com/envoyproxy/go-control-plane/envoy/config/accesslog/v3"
 	mutationv3 "github.com/envoyproxy/go-control-plane/envoy/config/common/mutation_rules/v3"
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
 	rbacconfigv3 "github.com/envoyproxy/go-control-plane/envoy/config/rbac/v3"
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
-	grpclogv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/access_loggers/grpc/v3"
 	statev3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/common/set_filter_state/v3"
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
 	rbacv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/rbac/v3"
@@ -91,7 +89,7 @@ func (b *builder) httpConnectionManager() *hcmv3.HttpConnectionManager {
 
 		// On sandbox hosts the path's bytes belong to the sandbox.
 		NormalizePath:              wrapperspb.Bool(false),
-		GenerateRequestId:          wrapperspb.Bool(true), // also fills stream_id in the access log
+		GenerateRequestId:          wrapperspb.Bool(true), // the requestId of refusals
 		SchemeHeaderTransformation: b.scheme(),
 		ServerHeaderTransformation: hcmv3.HttpConnectionManager_PASS_THROUGH,
 
@@ -119,8 +117,6 @@ func (b *builder) httpConnectionManager() *hcmv3.HttpConnectionManager {
 		},
 		UpgradeConfigs: []*hcmv3.HttpConnectionManager_UpgradeConfig{{UpgradeType: "websocket"}},
 
-		AccessLogOptions: &hcmv3.HttpConnectionManager_HcmAccessLogOptions{AccessLogFlushInterval: seconds(b.AccessLogFlush)},
-		AccessLog:        []*accesslogv3.AccessLog{b.accessLog()},
 		LocalReplyConfig: b.localReplies(),
 		HttpFilters: []*hcmv3.HttpFilter{
 			b.mutate(),
@@ -145,26 +141,6 @@ func (b *builder) scheme() *corev3.SchemeHeaderTransformation {
 		scheme = "https"
 	}
 	return &corev3.SchemeHeaderTransformation{Transformation: &corev3.SchemeHeaderTransformation_SchemeToOverwrite{SchemeToOverwrite: scheme}}
-}
-
-// accessLog reports requests that are open for a second and more, and their
-// end. The router counts the short ones itself, when it admits them.
-func (b *builder) accessLog() *accesslogv3.AccessLog {
-	return &accesslogv3.AccessLog{
-		Name: "envoy.access_loggers.http_grpc",
-		Filter: &accesslogv3.AccessLogFilter{FilterSpecifier: &accesslogv3.AccessLogFilter_DurationFilter{
-			DurationFilter: &accesslogv3.DurationFilter{Comparison: atLeast(1000)},
-		}},
-		ConfigType: &accesslogv3.AccessLog_TypedConfig{TypedConfig: b.any(&grpclogv3.HttpGrpcAccessLogConfig{
-			CommonConfig: &grpclogv3.CommonGrpcAccessLogConfig{
-				LogName:             AccessLogName(b.AccessLogFlush),
-				TransportApiVersion: corev3.ApiVersion_V3,
-				GrpcService:         grpcService(clusterRouterLog, nil),
-				BufferFlushInterval: seconds(accessLogBuffer),
-				BufferSizeBytes:     wrapperspb.UInt32(16 << 10),
-			},
-		})},
-	}
 }
 
 func (b *builder) httpFilter(name string, config proto.Message) *hcmv3.HttpFilter {
@@ -210,7 +186,7 @@ func (b *builder) extProc() *extprocv3.ExternalProcessor {
 			RetryBackOff: &corev3.BackoffStrategy{
 				BaseInterval: seconds(20 * time.Millisecond), MaxInterval: seconds(250 * time.Millisecond),
 			},
-		}, &corev3.HeaderValue{Key: MetadataFlush, Value: b.AccessLogFlush.String()}),
+		}),
 	}
 }
 
@@ -346,11 +322,10 @@ func (b *builder) routes() *routev3.RouteConfiguration {
 
 // grpcService is the router's end of a filter. The retry policy of GrpcService_EnvoyGrpc
 // would be another one, which Envoy follows for xDS only.
-func grpcService(cluster string, retry *corev3.RetryPolicy, metadata ...*corev3.HeaderValue) *corev3.GrpcService {
+func grpcService(cluster string, retry *corev3.RetryPolicy) *corev3.GrpcService {
 	return &corev3.GrpcService{
 		TargetSpecifier: &corev3.GrpcService_EnvoyGrpc_{EnvoyGrpc: &corev3.GrpcService_EnvoyGrpc{ClusterName: cluster}},
 		RetryPolicy:     retry,
-		InitialMetadata: metadata,
 	}
 }
 

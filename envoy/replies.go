@@ -157,9 +157,13 @@ func flags(f ...string) *accesslogv3.AccessLogFilter {
 	}}
 }
 
+// status compares with a constant. Envoy wants a runtime key that could override it;
+// there is no runtime layer that sets one.
 func status(op accesslogv3.ComparisonFilter_Op, code uint32) *accesslogv3.AccessLogFilter {
 	return &accesslogv3.AccessLogFilter{FilterSpecifier: &accesslogv3.AccessLogFilter_StatusCodeFilter{
-		StatusCodeFilter: &accesslogv3.StatusCodeFilter{Comparison: comparison(op, code, "berth.status")},
+		StatusCodeFilter: &accesslogv3.StatusCodeFilter{Comparison: &accesslogv3.ComparisonFilter{
+			Op: op, Value: &corev3.RuntimeUInt32{DefaultValue: code, RuntimeKey: "berth.status"},
+		}},
 	}}
 }
 
@@ -187,14 +191,4 @@ func metadataPresent(key string, present bool) *accesslogv3.AccessLogFilter {
 			MatchIfKeyNotFound: wrapperspb.Bool(!present),
 		},
 	}}
-}
-
-func atLeast(ms uint32) *accesslogv3.ComparisonFilter {
-	return comparison(accesslogv3.ComparisonFilter_GE, ms, "berth.access_log_min_ms")
-}
-
-// comparison compares with a constant. Envoy wants a runtime key that could
-// override it; there is no runtime layer that sets one.
-func comparison(op accesslogv3.ComparisonFilter_Op, value uint32, key string) *accesslogv3.ComparisonFilter {
-	return &accesslogv3.ComparisonFilter{Op: op, Value: &corev3.RuntimeUInt32{DefaultValue: value, RuntimeKey: key}}
 }

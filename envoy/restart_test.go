@@ -16,10 +16,7 @@ import (
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
 
-	"github.com/berth-sandbox/berth/envoy"
 	"github.com/berth-sandbox/berth/extproc"
-	"github.com/berth-sandbox/berth/internal/bootclock"
-	"github.com/berth-sandbox/berth/lastactive"
 	"github.com/berth-sandbox/berth/routecache"
 )
 
@@ -86,15 +83,13 @@ func TestARequestWaitsForARouterThatComesBack(t *testing.T) {
 // routerAt is the real router, which takes the socket over from the one before it.
 func routerAt(t *testing.T, g *gateway) (stop func()) {
 	t.Helper()
-	tracker, err := lastactive.New(lastactive.Options{Flush: envoy.DefaultAccessLogFlush, Window: envoy.ActivityWindow(envoy.DefaultAccessLogFlush), Now: bootclock.Now})
-	require.NoError(t, err)
 	server, err := extproc.New(extproc.Options{
 		Socket: g.settings.RouterSocket, Hosts: extproc.Hosts{Domain: sandboxDomain}, PodCIDRs: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")},
 		Routes:   &routes{at: map[string]routecache.Route{"abc": {Addr: g.podAddr.Addr(), DefaultPort: g.podAddr.Port()}}},
-		Activity: tracker, Answers: extproc.NewAnswers(), Metrics: prometheus.NewRegistry(), Log: zap.NewNop(),
+		Activity: tracker(t, g.podAddr), Answers: extproc.NewAnswers(), Metrics: prometheus.NewRegistry(), Log: zap.NewNop(),
 	})
 	require.NoError(t, err)
-	socket, err := server.Listen()
+	socket, err := server.Listen(t.Context())
 	require.NoError(t, err)
 	var serving sync.WaitGroup
 	serving.Go(func() { _ = server.Serve(socket) })

@@ -10,7 +10,6 @@ import (
 	"sync"
 	"testing"
 
-	logv3 "github.com/envoyproxy/go-control-plane/envoy/service/accesslog/v3"
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
@@ -21,6 +20,7 @@ import (
 	"github.com/berth-sandbox/berth/extproc"
 	"github.com/berth-sandbox/berth/internal/bootclock"
 	"github.com/berth-sandbox/berth/lastactive"
+	"github.com/berth-sandbox/berth/lastactive/look"
 	"github.com/berth-sandbox/berth/routecache"
 )
 
@@ -119,10 +119,6 @@ func startEdge(t *testing.T, handler func(name string) http.Handler) *edge {
 	route := func(ip string, ports ...uint16) routecache.Route {
 		return routecache.Route{Addr: netip.MustParseAddr(ip), DefaultPort: uint16(e.port), Ports: routecache.NewPorts(ports)}
 	}
-	tracker, err := lastactive.New(lastactive.Options{
-		Flush: envoy.MinAccessLogFlush, Window: envoy.ActivityWindow(envoy.MinAccessLogFlush), Now: bootclock.Now,
-	})
-	require.NoError(t, err)
 	server, err := extproc.New(extproc.Options{
 		Socket:   "unused", // the test's own server has the socket
 		Hosts:    extproc.Hosts{Domain: sandboxDomain, Gateways: []string{gatewayHost}, Paths: true},
@@ -130,7 +126,7 @@ func startEdge(t *testing.T, handler func(name string) http.Handler) *edge {
 		Routes: &routes{at: map[string]routecache.Route{
 			"abc": route("127.1.0.1"), "def": route("127.1.0.2"), "out": route("127.2.0.1"), "private": route("127.1.0.2", 1),
 		}},
-		Activity: tracker, Answers: extproc.NewAnswers(), Metrics: prometheus.NewRegistry(), Log: zap.NewNop(),
+		Activity: tracker(t, e.abc.addr, e.def.addr), Answers: extproc.NewAnswers(), Metrics: prometheus.NewRegistry(), Log: zap.NewNop(),
 	})
 	require.NoError(t, err)
 	e.router = &recorder{Server: server, seen: http.Header{}}
@@ -138,10 +134,26 @@ func startEdge(t *testing.T, handler func(name string) http.Handler) *edge {
 		settings: func(s *envoy.Settings) { s.Paths = true },
 		register: func(s *grpc.Server) {
 			extprocv3.RegisterExternalProcessorServer(s, e.router)
-			logv3.RegisterAccessLogServiceServer(s, e.router)
 		},
 	})
 	return e
+}
+
+// tracker is one that has looked once, and has seen requests to these: their next ones
+// are not bounded.
+func tracker(t *testing.T, listed ...netip.AddrPort) *lastactive.Tracker {
+	t.Helper()
+	hosts := map[look.Host]look.Counts{}
+	for _, at := range listed {
+		hosts[look.Host{AddrPort: at}] = look.Counts{Open: 1, Entries: 1}
+	}
+	all, err := lastactive.New(lastactive.Options{
+		Now: bootclock.Now, Window: envoy.Window,
+		Look: func(context.Context) (look.Look, error) { return look.Look{Gateway: "this", Hosts: hosts}, nil },
+	})
+	require.NoError(t, err)
+	all.Look(t.Context())
+	return all
 }
 
 // commonPort finds a port that is free at all addresses.

@@ -29,7 +29,6 @@ import (
 	"fmt"
 	"net/netip"
 	"path/filepath"
-	"strings"
 	"time"
 )
 
@@ -74,43 +73,6 @@ const MaxHold = 30 * time.Second
 // connection any more.
 const Window = (1+Retries)*ConnectTimeout + Retries*retryBackOffMax + StallBudget
 
-// DefaultAccessLogFlush is Settings.AccessLogFlush where nothing else is said, and
-// MinAccessLogFlush the least.
-const (
-	DefaultAccessLogFlush = 5 * time.Second
-	MinAccessLogFlush     = time.Second
-)
-
-// accessLogBuffer is how long Envoy may keep an entry back.
-const accessLogBuffer = time.Second
-
-// ActivityWindow is how long an admitted request counts as open if the access log says
-// nothing of it: by then a first entry has come, had it been open for a second. No idle
-// timeout can be shorter.
-func ActivityWindow(flush time.Duration) time.Duration { return flush + accessLogBuffer + time.Second }
-
-// accessLogName announces the flush interval to whoever receives the log.
-const accessLogName = "berth flush="
-
-// AccessLogName is the name under which Envoy sends its log to the router.
-func AccessLogName(flush time.Duration) string { return accessLogName + flush.String() }
-
-// AccessLogFlush is the flush interval that a log of this name has; not ok: the name
-// does not say.
-func AccessLogFlush(name string) (flush time.Duration, ok bool) {
-	text, ok := strings.CutPrefix(name, accessLogName)
-	if !ok {
-		return 0, false
-	}
-	flush, err := time.ParseDuration(text)
-	return flush, err == nil && flush > 0
-}
-
-// MetadataFlush is the metadata of gRPC in which Envoy tells the router its flush
-// interval with each request, as a time.Duration is written: the log says so only once
-// there is something to log.
-const MetadataFlush = "berth-access-log-flush"
-
 // Settings are what differs between installations.
 type Settings struct {
 	// Listen is where clients connect. Port 0 lets the kernel choose.
@@ -120,7 +82,8 @@ type Settings struct {
 	// kernel choose.
 	HealthListen netip.AddrPort
 	// RouterSocket is the unix socket of the router. AdminSocket is Envoy's own
-	// admin socket. Both absolute, at most 107 bytes (sockaddr_un).
+	// admin socket, which Envoy makes with mode 0660: the router, of the same user or
+	// group, reads /clusters there. Both absolute, at most 107 bytes (sockaddr_un).
 	RouterSocket, AdminSocket string
 	// TLS, if set, is what the listener serves with; else it speaks plain HTTP.
 	TLS *TLS
@@ -140,9 +103,6 @@ type Settings struct {
 	// MaxHeap is how much memory Envoy may use, in bytes, 64 MiB or more. Near to
 	// it Envoy first gives memory back, then refuses requests. 0: no limit.
 	MaxHeap uint64
-	// AccessLogFlush is how often an open request is reported to the router,
-	// 1 s or more. Default 5 s.
-	AccessLogFlush time.Duration
 	// MaxConnections bounds the clients' connections, and the requests in progress
 	// at the sandboxes (HTTP/1.1 and gRPC each) and at the router, 1 or more. What
 	// is above is refused. Default 100,000.
@@ -161,9 +121,6 @@ type TLS struct {
 
 // withDefaults fills in defaults and checks the rest.
 func (s Settings) withDefaults() (Settings, error) {
-	if s.AccessLogFlush == 0 {
-		s.AccessLogFlush = DefaultAccessLogFlush
-	}
 	if s.MaxConnections == 0 {
 		s.MaxConnections = 100_000
 	}
@@ -198,9 +155,6 @@ func (s Settings) withDefaults() (Settings, error) {
 	}
 	if s.MaxHeap != 0 && s.MaxHeap < 64<<20 {
 		errs = append(errs, fmt.Errorf("max heap %d: must be at least 64 MiB (%d), or 0 for no limit", s.MaxHeap, 64<<20))
-	}
-	if s.AccessLogFlush < MinAccessLogFlush {
-		errs = append(errs, fmt.Errorf("access log flush %v: must be at least 1s", s.AccessLogFlush))
 	}
 	return s, errors.Join(errs...)
 }

@@ -25,17 +25,11 @@ type Routes interface {
 
 // Activity remembers how sandboxes are used. *lastactive.Tracker is one.
 type Activity interface {
-	// Begin records that a request for id is about to be admitted. It ends with Read
-	// when Envoy has read the answer, or with Cancel if there is none.
-	Begin(id string, idleTimeout time.Duration) *lastactive.Entry
-	// OpenLog begins a stream of Envoy's access log, which has announced that flush
-	// interval; 0: none.
-	OpenLog(flush time.Duration) *lastactive.Log
-	// Announce takes the flush interval that Envoy has announced with a request. It is
-	// called before Begin.
-	Announce(flush time.Duration)
-	// EnvoyEnded says that Envoy has ended.
-	EnvoyEnded()
+	// Begin records that a request for id, which is at to, is about to be admitted. It
+	// ends with Read when Envoy has read the answer, or with Cancel if there is none.
+	// minBytes is the route's. If Envoy's list of what is open would become too long for
+	// this sandbox, nothing begins: it may after wait, or, if that is 0, not soon.
+	Begin(id string, to netip.AddrPort, http2 bool, minBytes uint64) (use *lastactive.Entry, wait time.Duration)
 	// Forget drops a sandbox that does not exist or has been released.
 	Forget(id string)
 }
@@ -57,9 +51,10 @@ type decider struct {
 	routes   Routes
 	activity Activity
 	answers  *Answers
-	// park reports whether a request may be kept waiting for the verdict on a sandbox
-	// that is quiesced.
+	// park reports whether a request may be kept waiting.
 	park func() (release func(), ok bool)
+	// verdict is told how long one request waited for a verdict.
+	verdict func(time.Duration)
 }
 
 const (
@@ -151,11 +146,18 @@ func (d *decider) decide(ctx context.Context, r *request, hold func(time.Duratio
 		if !d.inPodRange(answer.Route.Addr) {
 			return refused(apierror.NoRoute, "the sandbox's address is outside the configured pod address ranges; tell the operator")
 		}
-		// The use begins before it is asked whether the route holds: whoever has stopped
-		// that and asks for activity then learns of this request.
-		use := d.activity.Begin(target.ID, answer.Route.IdleTimeout)
+		dst := netip.AddrPortFrom(answer.Route.Addr, port)
+		// The use begins before it is asked whether the route holds. So a leader that has
+		// stopped admissions and then asks for activity learns of this request.
+		use, wait := d.activity.Begin(target.ID, dst, isGRPC(r.contentType), answer.Route.MinBytes)
+		if use == nil {
+			if wait > 0 && wait < time.Until(deadline) && d.pause(ctx, wait) {
+				continue
+			}
+			return refused(apierror.TooManyPorts, "too many ports of this sandbox are in use, or were asked for at the same time; try again")
+		}
 		if epoch, ok := d.answers.Admit(func() bool { return d.routes.Holds(target.ID, answer.Route) }); ok {
-			return &admission{id: target.ID, dst: netip.AddrPortFrom(answer.Route.Addr, port), path: target.Path, epoch: epoch, use: use}, nil
+			return &admission{id: target.ID, dst: dst, path: target.Path, epoch: epoch, use: use}, nil
 		}
 		use.Cancel()
 		// Released, replaced or only dropped for want of room since the look-up.
@@ -170,9 +172,25 @@ func (d *decider) awaitVerdict(ctx context.Context, id string, most time.Duratio
 		return false
 	}
 	defer release()
+	defer func(began time.Time) { d.verdict(time.Since(began)) }(time.Now())
 	ctx, cancel := context.WithTimeout(ctx, most)
 	defer cancel()
 	return d.routes.Await(ctx, id, routecache.Quiesced) == nil
+}
+
+// pause returns true when wait is over, and false if there is no room to wait.
+func (d *decider) pause(ctx context.Context, wait time.Duration) bool {
+	release, ok := d.park()
+	if !ok {
+		return false
+	}
+	defer release()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(wait):
+		return true
+	}
 }
 
 // portsNamed is how many of the open ports a refusal names.

@@ -15,6 +15,7 @@ import (
 	"github.com/berth-sandbox/berth/api/apierror"
 	"github.com/berth-sandbox/berth/envoy"
 	"github.com/berth-sandbox/berth/lastactive"
+	"github.com/berth-sandbox/berth/lastactive/look"
 	"github.com/berth-sandbox/berth/routecache"
 )
 
@@ -26,7 +27,17 @@ type history struct {
 	answer func(ctx context.Context, id string) (routecache.Answer, error)
 	holds  func() bool
 	await  func(ctx context.Context) error
+	began  []begun
+	full   time.Time // until then Begin has no room, and says that there may be after wait
+	wait   time.Duration
 	*lastactive.Tracker
+}
+
+// begun is what a use was begun with.
+type begun struct {
+	to       netip.AddrPort
+	http2    bool
+	minBytes uint64
 }
 
 // unheld keeps no request waiting.
@@ -51,23 +62,29 @@ func (h *history) Forget(id string) {
 	h.Tracker.Forget(id)
 }
 
-func (h *history) Begin(id string, idleTimeout time.Duration) *lastactive.Entry {
+func (h *history) Begin(id string, to netip.AddrPort, http2 bool, minBytes uint64) (*lastactive.Entry, time.Duration) {
 	h.events = append(h.events, "begin "+id)
-	return h.Tracker.Begin(id, idleTimeout)
+	h.began = append(h.began, begun{to, http2, minBytes})
+	if time.Now().Before(h.full) {
+		return nil, h.wait
+	}
+	return h.Tracker.Begin(id, to, http2, minBytes)
 }
 
 // unread is how many uses have begun and not ended.
 func (h *history) unread() int {
 	n := 0
-	for _, s := range h.Dump(nil) {
+	for _, s := range h.Dump() {
 		n += s.Unread
 	}
 	return n
 }
 
-func newTracker(now func() time.Duration) *lastactive.Tracker {
+// newTracker makes a tracker that is not run.
+func newTracker() *lastactive.Tracker {
 	tracker, err := lastactive.New(lastactive.Options{
-		Flush: envoy.DefaultAccessLogFlush, Window: envoy.ActivityWindow(envoy.DefaultAccessLogFlush), Now: now,
+		Window: envoy.Window, Now: func() time.Duration { return time.Hour },
+		Look: func(context.Context) (look.Look, error) { return look.Look{}, errors.New("there is no Envoy") },
 	})
 	if err != nil {
 		panic(err)
@@ -80,10 +97,10 @@ func always(a routecache.Answer, err error) *history {
 }
 
 func (h *history) decider() *decider {
-	h.Tracker = newTracker(func() time.Duration { return 0 })
+	h.Tracker = newTracker()
 	return &decider{
 		hosts: Hosts{Domain: domain}, podCIDRs: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16"), netip.MustParsePrefix("fd00::/8")},
-		wait: time.Second, routes: h, activity: h, answers: NewAnswers(), park: func() (func(), bool) { return func() {}, true },
+		wait: time.Second, routes: h, activity: h, answers: NewAnswers(), park: func() (func(), bool) { return func() {}, true }, verdict: func(time.Duration) {},
 	}
 }
 
@@ -236,6 +253,60 @@ func TestHeadersAreReadAsOftenAsTheyWereSent(t *testing.T) {
 		e2bID: []string{"abc"}, e2bPort: []string{"8080"}, id: []string{"a", "b"}, port: []string{"1", ""},
 		accept: "text/html,*/*,", fetchMode: "navigate", contentType: "a/b",
 	}, r)
+}
+
+// The first requests to a port wait until all threads of Envoy know it.
+func TestRequestWaitsForRoomInEnvoysList(t *testing.T) {
+	for name, c := range map[string]struct {
+		lasts  time.Duration
+		full   bool
+		reason apierror.Reason
+	}{
+		"it comes in time": {lasts: 300 * time.Millisecond},
+		"too many wait":    {lasts: 300 * time.Millisecond, full: true, reason: apierror.TooManyPorts},
+		"it never comes":   {lasts: time.Hour, reason: apierror.TooManyPorts},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				h := always(routeTo("10.1.2.3", 8080), nil)
+				d := h.decider()
+				parked, began := 0, time.Now()
+				d.park = func() (func(), bool) {
+					parked++
+					return func() { parked-- }, !c.full
+				}
+				h.wait, h.full = 200*time.Millisecond, time.Now().Add(c.lasts)
+				a, refusal := d.decide(t.Context(), &request{authority: "9000-abc." + domain, method: "POST", contentType: "application/grpc"}, unheld)
+				require.Less(t, time.Since(began), envoy.MessageTimeout)
+				require.True(t, h.began[0].http2)
+				if c.reason != "" {
+					require.Equal(t, c.reason, refusal.Reason)
+					return
+				}
+				require.Nil(t, refusal)
+				require.Zero(t, parked)
+				a.use.Read()
+				require.Zero(t, h.unread())
+			})
+		})
+	}
+}
+
+// Envoy's list of what is open grows with the ports of a sandbox that are asked for.
+func TestTooManyPortsOfASandboxAreRefused(t *testing.T) {
+	answer := routeTo("10.1.2.3", 8080)
+	answer.Route.MinBytes = 1024
+	h := always(answer, nil)
+	d := h.decider()
+	h.full = time.Now().Add(time.Hour)
+	_, refusal := d.decide(t.Context(), &request{authority: "9000-abc." + domain, method: "GET"}, unheld)
+	require.Equal(t, apierror.TooManyPorts, refusal.Reason)
+	require.Equal(t, 429, refusal.Code)
+	require.Equal(t, 1, refusal.RetryAfter)
+	require.Equal(t, "abc", refusal.SandboxID)
+	require.Zero(t, d.answers.Unread())
+	require.Equal(t, []string{"lookup abc", "begin abc"}, h.events)
+	require.Equal(t, []begun{{netip.MustParseAddrPort("10.1.2.3:9000"), false, 1024}}, h.began)
 }
 
 // What a release has made the tracker forget must not be brought back by a

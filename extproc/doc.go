@@ -9,6 +9,8 @@
 //     left over after parsing is refused.
 //   - A destination lies in Options.PodCIDRs.
 //   - The activity of an admitted request is recorded before Envoy is answered.
+//   - The ports of one sandbox that can be asked for at one time are bounded, so that
+//     one client cannot make Envoy's list of open requests long: see package lastactive.
 //   - While a sandbox is quiesced no request for it is admitted. It waits for the
 //     verdict, for 2 s at most, and is refused if there is none: the router never goes
 //     on by itself.

@@ -3,13 +3,9 @@ package extproc
 import "github.com/prometheus/client_golang/prometheus"
 
 type metrics struct {
-	requests   *prometheus.CounterVec
-	logEntries prometheus.Counter
-	logStreams prometheus.Gauge
-	held       prometheus.Gauge
-	quiesced   prometheus.Histogram
-
-	flushMismatches prometheus.Counter
+	requests *prometheus.CounterVec
+	held     prometheus.Gauge
+	quiesced prometheus.Histogram
 }
 
 func newMetrics(reg prometheus.Registerer, answers *Answers) (*metrics, error) {
@@ -18,14 +14,6 @@ func newMetrics(reg prometheus.Registerer, answers *Answers) (*metrics, error) {
 			Name: "berth_router_requests_total",
 			Help: "Requests Envoy asked about, by outcome: admitted, or the reason of the refusal.",
 		}, []string{"outcome"}),
-		logEntries: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "berth_router_access_log_entries_total",
-			Help: "Access log entries received from Envoy: open requests and the end of long ones.",
-		}),
-		logStreams: prometheus.NewGauge(prometheus.GaugeOpts{
-			Name: "berth_router_access_log_streams",
-			Help: "Access log streams that Envoy has open.",
-		}),
 	}
 	m.held = prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "berth_router_requests_held", Help: "Requests that wait for a sandbox that is starting or quiesced. Beyond 2,000 they are refused.",
@@ -34,13 +22,10 @@ func newMetrics(reg prometheus.Registerer, answers *Answers) (*metrics, error) {
 		Name: "berth_router_quiesce_hold_seconds", Help: "How long requests waited because the allocator was asking whether their sandbox is idle.",
 		Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2},
 	})
-	m.flushMismatches = prometheus.NewCounter(prometheus.CounterOpts{
-		Name: "berth_router_access_log_flush_mismatches_total", Help: "Times Envoy has said that its access log flush interval is another than this router was given: once for each log stream, and when requests begin to say so.",
-	})
 	unread := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "berth_router_answers_unread", Help: "Answers that Envoy may not have read yet. No release is acknowledged before those are read that were given before it.",
 	}, func() float64 { return float64(answers.Unread()) })
-	for _, c := range []prometheus.Collector{m.requests, m.logEntries, m.logStreams, m.held, m.quiesced, m.flushMismatches, unread} {
+	for _, c := range []prometheus.Collector{m.requests, m.held, m.quiesced, unread} {
 		if err := reg.Register(c); err != nil {
 			return nil, err
 		}

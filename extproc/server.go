@@ -12,7 +12,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	logv3 "github.com/envoyproxy/go-control-plane/envoy/service/accesslog/v3"
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
@@ -41,11 +40,8 @@ type Options struct {
 	// LookupTimeout bounds how long a request waits for the allocator's answer.
 	// AnswerMost at most. Default 2 s.
 	LookupTimeout time.Duration
-	// AccessLogFlush is Envoy's access log flush interval. Default
-	// envoy.DefaultAccessLogFlush.
-	AccessLogFlush time.Duration
-	Routes         Routes
-	Activity       Activity
+	Routes        Routes
+	Activity      Activity
 	// Answers learns of every answer that admits a request, and when Envoy has read
 	// it.
 	Answers *Answers
@@ -53,11 +49,9 @@ type Options struct {
 	Log     *zap.Logger
 }
 
-// Server answers Envoy: ext_proc, the access log service and grpc.health.v1 on
-// one unix socket.
+// Server answers Envoy: ext_proc and grpc.health.v1 on one unix socket.
 type Server struct {
 	extprocv3.UnimplementedExternalProcessorServer
-	logv3.UnimplementedAccessLogServiceServer
 
 	decider decider
 	metrics *metrics
@@ -67,21 +61,11 @@ type Server struct {
 	grpc     *grpc.Server
 	health   *health.Server
 	socket   string
-	flush    time.Duration // of the access log
-	// flushText is flush as Envoy announces it, announcedFlush what else it announced
-	// last.
-	flushText      string
-	announcedFlush atomic.Int64
-	held           atomic.Int64
-	// connected is how many connections there are, accepted how many there were. met: one
-	// was Envoy's.
-	connected, accepted atomic.Int64
-	met                 atomic.Bool
+	held     atomic.Int64
+	// connected is how many connections there are.
+	connected atomic.Int64
 	// forced: streams are ended from this side, whether Envoy has read or not.
 	forced atomic.Bool
-	// stopping is closed when the access log streams must end. They never end
-	// by themselves, and a graceful stop waits for every stream.
-	stopping chan struct{}
 }
 
 // socketPathMax is what fits into a unix socket's address (sockaddr_un).
@@ -108,31 +92,29 @@ func New(o Options) (*Server, error) {
 	if o.LookupTimeout == 0 {
 		o.LookupTimeout = 2 * time.Second
 	}
-	if o.AccessLogFlush == 0 {
-		o.AccessLogFlush = envoy.DefaultAccessLogFlush
-	}
 	m, err := newMetrics(o.Metrics, o.Answers)
 	if err != nil {
 		return nil, fmt.Errorf("extproc: register metrics: %w", err)
 	}
 	s := &Server{
 		decider: decider{hosts: o.Hosts, podCIDRs: o.PodCIDRs, wait: o.LookupTimeout, routes: o.Routes, activity: o.Activity, answers: o.Answers},
-		metrics: m, log: o.Log, refusals: sampled(o.Log), socket: o.Socket, flush: o.AccessLogFlush, flushText: o.AccessLogFlush.String(),
+		metrics: m, log: o.Log, refusals: sampled(o.Log), socket: o.Socket,
 		// No pings: a connection that we end because Envoy is silent, having been stopped
 		// for hours, would look as if Envoy had ended its streams.
 		grpc:   grpc.NewServer(grpc.KeepaliveParams(keepalive.ServerParameters{Time: math.MaxInt64})),
-		health: health.NewServer(), stopping: make(chan struct{}),
+		health: health.NewServer(),
 	}
 	s.decider.park = s.park
+	s.decider.verdict = func(waited time.Duration) { m.quiesced.Observe(waited.Seconds()) }
 	extprocv3.RegisterExternalProcessorServer(s.grpc, s)
-	logv3.RegisterAccessLogServiceServer(s.grpc, s)
 	healthv1.RegisterHealthServer(s.grpc, s.health)
 	return s, nil
 }
 
 // Listen binds the socket. It puts it in place by renaming it over the path, so
-// that Envoy goes over from a predecessor to this process without a gap.
-func (s *Server) Listen() (net.Listener, error) {
+// that Envoy goes over from a predecessor to this process without a gap. Once ctx has
+// ended it returns ctx's error and replaces nothing: the socket may be a successor's.
+func (s *Server) Listen(ctx context.Context) (net.Listener, error) {
 	temporary := temporaryName(s.socket)
 	if len(temporary) > socketPathMax {
 		return nil, fmt.Errorf("router socket: %q is bound first and may have %d bytes, not %d: choose a shorter path", temporary, socketPathMax, len(temporary))
@@ -144,8 +126,11 @@ func (s *Server) Listen() (net.Listener, error) {
 	if err != nil {
 		return nil, fmt.Errorf("router socket: %w", err)
 	}
-	l.SetUnlinkOnClose(false) // it may be a successor's by then
-	if err := os.Rename(temporary, s.socket); err != nil {
+	l.SetUnlinkOnClose(false)        // it may be a successor's by then
+	if err = ctx.Err(); err == nil { // as late as can be
+		err = os.Rename(temporary, s.socket)
+	}
+	if err != nil {
 		return nil, errors.Join(fmt.Errorf("router socket: %w", err), l.Close(), os.Remove(temporary))
 	}
 	return l, nil
@@ -173,7 +158,6 @@ func (l counting) Accept() (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	l.server.accepted.Add(1)
 	l.server.connected.Add(1)
 	return &counted{Conn: c, server: l.server}, nil
 }
@@ -189,38 +173,24 @@ func (c *counted) Close() error {
 	return c.Conn.Close()
 }
 
+// Connections is how many connections Envoy has to this server.
+func (s *Server) Connections() int { return int(s.connected.Load()) }
+
 // Stop ends the server: Envoy is told to take new requests elsewhere, those in
 // progress are answered, until ctx ends. It must be called once.
 func (s *Server) Stop(ctx context.Context) {
 	s.health.Shutdown()
-	// Envoy keeps the connection of its log for as long as it runs, once it has had
-	// something to say there, and others while requests use them.
-	accepted := s.accepted.Load()
-	ended := s.met.Load() && s.connected.Load() == 0
-	defer func() {
-		if ended && s.accepted.Load() == accepted { // else it has come again
-			s.decider.activity.EnvoyEnded()
-		}
-	}()
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		s.grpc.GracefulStop() // GOAWAY first, or Envoy opens the log stream again
+		s.grpc.GracefulStop()
 	}()
-	close(s.stopping)
 	select {
 	case <-done:
 	case <-ctx.Done():
 		s.forced.Store(true)
 		s.grpc.Stop()
 		<-done
-	}
-}
-
-// meet notes that Envoy is there.
-func (s *Server) meet() {
-	if !s.met.Load() { // requests at the same time must not all write
-		s.met.Store(true)
 	}
 }
 
@@ -236,8 +206,6 @@ func (s *Server) Process(stream extprocv3.ExternalProcessor_ProcessServer) error
 	if !ok {
 		return status.Errorf(codes.InvalidArgument, "expected request headers, got %T: check the processing mode in Envoy's configuration", message.Request)
 	}
-	s.meet()
-	s.announced(stream.Context())
 	r := readHeaders(headers.RequestHeaders)
 	admission, refusal := s.decider.decide(stream.Context(), &r, func(d time.Duration) (func(), bool) { return s.hold(stream, d) })
 	if refusal != nil {
@@ -287,19 +255,17 @@ func (s *Server) hold(stream extprocv3.ExternalProcessor_ProcessServer, d time.D
 	}, true
 }
 
-// park reports whether a request may wait for the verdict on its sandbox. Envoy is not
-// asked for more time: AnswerMost bounds that wait too.
+// park reports whether a request may wait for the verdict on its sandbox, or for a port.
+// Envoy is not asked for more time: AnswerMost bounds that wait too.
 func (s *Server) park() (release func(), ok bool) {
 	if s.held.Add(1) > heldMost {
 		s.held.Add(-1)
 		return nil, false
 	}
 	s.metrics.held.Inc()
-	began := time.Now()
 	return func() {
 		s.held.Add(-1)
 		s.metrics.held.Dec()
-		s.metrics.quiesced.Observe(time.Since(began).Seconds())
 	}, true
 }
 

@@ -8,14 +8,11 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
-	datav3 "github.com/envoyproxy/go-control-plane/envoy/data/accesslog/v3"
-	logv3 "github.com/envoyproxy/go-control-plane/envoy/service/accesslog/v3"
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
@@ -26,9 +23,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
-	grpcmetadata "google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/berth-sandbox/berth/api/apierror"
 	"github.com/berth-sandbox/berth/envoy"
@@ -47,7 +42,7 @@ func options(t *testing.T, socket string) (Options, *routecache.Cache, *lastacti
 	})
 	require.NoError(t, err)
 	cache.SetFreshUntil(time.Hour)
-	tracker := newTracker(func() time.Duration { return 0 })
+	tracker := newTracker()
 	return Options{
 		Socket: socket, Hosts: Hosts{Domain: domain}, PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")},
 		Routes: cache, Activity: tracker, Answers: NewAnswers(), Metrics: prometheus.NewRegistry(), Log: zap.NewNop(),
@@ -65,7 +60,7 @@ func serve(t *testing.T, o Options) *running {
 	server, err := New(o)
 	require.NoError(t, err)
 	r := &running{Server: server, t: t, served: make(chan error, 1)}
-	l, err := server.Listen()
+	l, err := server.Listen(t.Context())
 	require.NoError(t, err)
 	go func() { r.served <- server.Serve(l) }()
 	return r
@@ -244,77 +239,6 @@ func TestWrongMessageIsAnErrorThatEnvoyDoesNotRetry(t *testing.T) {
 	server.stop(soon)
 }
 
-// logs is a message of Envoy's access log service about open requests.
-func logs(ids ...string) *logv3.StreamAccessLogsMessage {
-	entries := &logv3.StreamAccessLogsMessage_HTTPAccessLogEntries{}
-	for _, id := range ids {
-		properties := &datav3.AccessLogCommon{}
-		if id != "" {
-			properties.Metadata = &corev3.Metadata{FilterMetadata: map[string]*structpb.Struct{
-				"berth": {Fields: map[string]*structpb.Value{"id": structpb.NewStringValue(id)}},
-			}}
-		}
-		entries.LogEntry = append(entries.LogEntry, &datav3.HTTPAccessLogEntry{CommonProperties: properties})
-	}
-	return &logv3.StreamAccessLogsMessage{LogEntries: &logv3.StreamAccessLogsMessage_HttpLogs{HttpLogs: entries}}
-}
-
-func TestAccessLogKeepsSandboxesActiveUnlessTheyAreGone(t *testing.T) {
-	socket := filepath.Join(t.TempDir(), "s")
-	o, cache, _ := options(t, socket)
-	var now atomic.Int64
-	tracker, err := lastactive.New(lastactive.Options{
-		Flush: time.Second, Window: 3 * time.Second, Gone: cache.Gone, Now: func() time.Duration { return time.Duration(now.Load()) },
-	})
-	require.NoError(t, err)
-	o.Activity = tracker
-	server := serve(t, o)
-	for _, id := range []string{"open", "quiet", "released"} {
-		tracker.Begin(id, 0).Cancel()
-	}
-	cache.Release("released")
-	tracker.Forget("released")
-	now.Store(int64(50 * time.Millisecond)) // the touches were before that
-	tracker.Tick()
-
-	stream, err := logv3.NewAccessLogServiceClient(dial(t, socket)).StreamAccessLogs(within(t))
-	require.NoError(t, err)
-	for now.Load() < int64(time.Minute) {
-		now.Add(int64(50 * time.Millisecond))
-		tracker.Tick()
-	}
-	require.NoError(t, stream.Send(logs("", "open", "released", "stranger")))
-	require.NoError(t, stream.Send(&logv3.StreamAccessLogsMessage{}))
-	require.Eventually(t, func() bool { return tracker.Len() == 3 }, soon, time.Millisecond)
-	require.EqualValues(t, 4, testutil.ToFloat64(server.metrics.logEntries))
-	ages := map[string]time.Duration{}
-	for _, s := range tracker.Dump(nil) {
-		ages[s.ID] = s.Age
-	}
-	require.Zero(t, ages["open"])
-	require.Zero(t, ages["stranger"], "this router may have been restarted")
-	require.NotZero(t, ages["quiet"])
-	require.EqualValues(t, 1, testutil.ToFloat64(server.metrics.logStreams))
-	_, err = stream.CloseAndRecv()
-	require.NoError(t, err)
-	require.Eventually(t, func() bool { return testutil.ToFloat64(server.metrics.logStreams) == 0 }, soon, time.Millisecond)
-	server.stop(soon)
-}
-
-func TestStopDoesNotWaitForTheAccessLog(t *testing.T) {
-	socket := filepath.Join(t.TempDir(), "s")
-	o, _, tracker := options(t, socket)
-	server := serve(t, o)
-	tracker.Begin("open", 0).Cancel()
-	conn := dial(t, socket)
-	stream, err := logv3.NewAccessLogServiceClient(conn).StreamAccessLogs(within(t))
-	require.NoError(t, err)
-	require.NoError(t, stream.Send(logs("open")))
-	require.Eventually(t, func() bool { return testutil.ToFloat64(server.metrics.logStreams) == 1 }, soon, time.Millisecond)
-	require.Less(t, server.stop(2*soon), soon/2)
-	require.NoError(t, stream.RecvMsg(&logv3.StreamAccessLogsResponse{}), "Envoy was told of an error")
-}
-
 // held is a cache in which a look-up waits until it is let go.
 type held struct {
 	*routecache.Cache
@@ -347,7 +271,10 @@ func TestStopAnswersWhatIsInProgress(t *testing.T) {
 		defer close(stopped)
 		server.stop(soon)
 	}()
-	<-server.stopping
+	require.Eventually(t, func() bool {
+		r, err := server.health.Check(t.Context(), &healthv1.HealthCheckRequest{})
+		return err == nil && r.GetStatus() == healthv1.HealthCheckResponse_NOT_SERVING
+	}, soon, time.Millisecond)
 	close(h.let)
 	response, err := stream.Recv()
 	require.NoError(t, err)
@@ -451,7 +378,7 @@ func TestServeAfterStopReturnsNil(t *testing.T) {
 	o, _, _ := options(t, filepath.Join(t.TempDir(), "s"))
 	server, err := New(o)
 	require.NoError(t, err)
-	l, err := server.Listen()
+	l, err := server.Listen(t.Context())
 	require.NoError(t, err)
 	server.Stop(within(t))
 	require.NoError(t, server.Serve(l))
@@ -519,7 +446,7 @@ func TestListenReplacesWhatACrashLeftBehind(t *testing.T) {
 	server, err := New(o)
 	require.NoError(t, err)
 	cache.Put("abc", podRoute)
-	l, err := server.Listen()
+	l, err := server.Listen(t.Context())
 	require.NoError(t, err)
 	require.NoError(t, l.Close()) // the process died: the path is there, nobody listens
 	require.FileExists(t, socket)
@@ -535,6 +462,26 @@ func TestListenReplacesWhatACrashLeftBehind(t *testing.T) {
 	running.stop(soon)
 }
 
+func TestAServerThatIsToStopReplacesNoSocket(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "s")
+	o, cache, _ := options(t, socket)
+	cache.Put("abc", podRoute)
+	successor := serve(t, o)
+	o.Metrics = prometheus.NewRegistry()
+	server, err := New(o)
+	require.NoError(t, err)
+	ended, end := context.WithCancel(t.Context())
+	end()
+	_, err = server.Listen(ended)
+	require.ErrorIs(t, err, context.Canceled)
+	entries, err := os.ReadDir(filepath.Dir(socket))
+	require.NoError(t, err)
+	require.Len(t, entries, 1, "something but the socket was left behind")
+	_, err = ask(t, dial(t, socket), get("80-abc."+domain))
+	require.NoError(t, err)
+	successor.stop(soon)
+}
+
 func TestListenSaysWhatIsWrongAndLeavesNothing(t *testing.T) {
 	dir := t.TempDir()
 	require.NoError(t, os.Mkdir(filepath.Join(dir, "taken"), 0o700))
@@ -546,7 +493,7 @@ func TestListenSaysWhatIsWrongAndLeavesNothing(t *testing.T) {
 		o, _, _ := options(t, c.socket)
 		server, err := New(o)
 		require.NoError(t, err)
-		_, err = server.Listen()
+		_, err = server.Listen(t.Context())
 		require.ErrorContains(t, err, c.says, name)
 	}
 	entries, err := os.ReadDir(dir)
@@ -578,7 +525,7 @@ func TestAUseIsReadWhenEnvoyHasEndedTheStream(t *testing.T) {
 	require.NoError(t, stream.Send(get("8080-abc."+domain)))
 	_, err = stream.Recv()
 	require.NoError(t, err)
-	unread := func() int { return tracker.Dump(nil)[0].Unread }
+	unread := func() int { return tracker.Dump()[0].Unread }
 	require.Equal(t, 1, unread(), "Envoy may be stopped before it reads")
 	cancel()
 	require.Eventually(t, func() bool { return unread() == 0 }, soon, time.Millisecond)
@@ -631,183 +578,21 @@ func TestASandboxInQuestionIsRefusedInWordsForAClient(t *testing.T) {
 	server.stop(soon)
 }
 
-func TestWhatTheAccessLogSaysOfAStream(t *testing.T) {
-	entry := func(id, stream string, kind datav3.AccessLogType) *datav3.HTTPAccessLogEntry {
-		return &datav3.HTTPAccessLogEntry{CommonProperties: &datav3.AccessLogCommon{
-			StreamId: stream, AccessLogType: kind, DownstreamWireBytesReceived: 3, DownstreamWireBytesSent: 4,
-			Metadata: &corev3.Metadata{FilterMetadata: map[string]*structpb.Struct{
-				"berth": {Fields: map[string]*structpb.Value{"id": structpb.NewStringValue(id)}},
-			}},
-		}}
-	}
-	require.Equal(t, []lastactive.LogEntry{
-		{ID: "a", Stream: "1", Bytes: 7}, {ID: "a", Stream: "1", Bytes: 7, End: true}, {},
-	}, logged(&logv3.StreamAccessLogsMessage{LogEntries: &logv3.StreamAccessLogsMessage_HttpLogs{
-		HttpLogs: &logv3.StreamAccessLogsMessage_HTTPAccessLogEntries{LogEntry: []*datav3.HTTPAccessLogEntry{
-			entry("a", "1", datav3.AccessLogType_DownstreamPeriodic), entry("a", "1", datav3.AccessLogType_DownstreamEnd), {},
-		}},
-	}}))
-}
-
-func TestAFlushIntervalThatIsNotThisRoutersIsDoubtAndAnError(t *testing.T) {
-	for name, c := range map[string]struct {
-		log        string
-		mismatches int
-		doubt      bool
-	}{
-		"the same":    {"berth flush=5s", 0, false},
-		"longer":      {"berth flush=6s", 1, true},
-		"shorter":     {"berth flush=1s", 1, false},
-		"not told of": {"berth", 0, false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			socket := filepath.Join(t.TempDir(), "s")
-			o, _, _ := options(t, socket)
-			var now atomic.Int64
-			tracker := newTracker(func() time.Duration { return time.Duration(now.Load()) })
-			for tracker.Doubt() > 0 {
-				now.Add(int64(100 * time.Millisecond))
-			}
-			o.Activity = tracker
-			logs, observed := observer.New(zap.ErrorLevel)
-			o.Log = zap.New(logs)
-			server := serve(t, o)
-			stream, err := logv3.NewAccessLogServiceClient(dial(t, socket)).StreamAccessLogs(within(t))
-			require.NoError(t, err)
-			require.NoError(t, stream.Send(&logv3.StreamAccessLogsMessage{
-				Identifier: &logv3.StreamAccessLogsMessage_Identifier{LogName: c.log},
-			}))
-			require.NoError(t, stream.Send(entriesOf(3)))
-			require.Eventually(t, func() bool { return testutil.ToFloat64(server.metrics.logEntries) == 3 }, soon, time.Millisecond)
-			require.EqualValues(t, c.mismatches, testutil.ToFloat64(server.metrics.flushMismatches))
-			require.Equal(t, c.mismatches, observed.Len())
-			require.Equal(t, c.doubt, tracker.Doubt() > 0)
-			_, err = stream.CloseAndRecv()
-			require.NoError(t, err)
-			require.Eventually(t, func() bool { return tracker.Doubt() > 0 }, soon, time.Millisecond, "a cut is doubt")
-			server.stop(soon)
-		})
-	}
-}
-
-// A log that has nothing to say yet is not open.
-func TestAFlushIntervalThatRequestsAnnounceIsDoubtBeforeThereIsALog(t *testing.T) {
-	for name, c := range map[string]struct {
-		announced  []string
-		mismatches int
-		doubt      bool
-	}{
-		"the same":    {[]string{"5s"}, 0, false},
-		"longer":      {[]string{"6s"}, 1, true},
-		"shorter":     {[]string{"1s"}, 1, false},
-		"unreadable":  {[]string{"soon"}, 0, false},
-		"not told of": {nil, 0, false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			socket := filepath.Join(t.TempDir(), "s")
-			o, cache, _ := options(t, socket)
-			var now atomic.Int64
-			tracker := newTracker(func() time.Duration { return time.Duration(now.Load()) })
-			for tracker.Doubt() > 0 {
-				now.Add(int64(100 * time.Millisecond))
-			}
-			o.Activity = tracker
-			logs, observed := observer.New(zap.ErrorLevel)
-			o.Log = zap.New(logs)
-			server := serve(t, o)
-			cache.Put("abc", podRoute)
-			conn := dial(t, socket)
-			for range 3 {
-				ctx := within(t)
-				for _, flush := range c.announced {
-					ctx = grpcmetadata.AppendToOutgoingContext(ctx, envoy.MetadataFlush, flush)
-				}
-				stream, err := extprocv3.NewExternalProcessorClient(conn).Process(ctx)
-				require.NoError(t, err)
-				require.NoError(t, stream.Send(get("8080-abc."+domain)))
-				_, err = stream.Recv()
-				require.NoError(t, err)
-				require.NoError(t, stream.CloseSend()) // it has read the answer
-				require.Equal(t, c.doubt, tracker.Doubt() > 0)
-			}
-			require.EqualValues(t, c.mismatches, testutil.ToFloat64(server.metrics.flushMismatches), "once, and not with each request")
-			require.Equal(t, c.mismatches, observed.Len())
-			server.stop(soon)
-		})
-	}
-}
-
-// entriesOf is a message with so many entries, of nothing that was admitted.
-func entriesOf(n int) *logv3.StreamAccessLogsMessage { return logs(make([]string, n)...) }
-
-func TestTheEndOfThisProcessIsNoDoubt(t *testing.T) {
+// Without them, and when its admin socket refuses connections, Envoy has ended.
+func TestConnectionsOfEnvoyAreCounted(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
 	o, _, _ := options(t, socket)
-	var now atomic.Int64
-	tracker := newTracker(func() time.Duration { return time.Duration(now.Load()) })
-	for tracker.Doubt() > 0 {
-		now.Add(int64(100 * time.Millisecond))
-	}
-	o.Activity = tracker
 	server := serve(t, o)
-	stream, err := logv3.NewAccessLogServiceClient(dial(t, socket)).StreamAccessLogs(within(t))
-	require.NoError(t, err)
-	require.NoError(t, stream.Send(logs("open")))
-	require.Eventually(t, func() bool { return tracker.Len() == 1 }, soon, time.Millisecond)
-	server.stop(soon)
-	final, doubt, handover := tracker.Final()
-	require.True(t, handover, "this client is there still")
-	require.False(t, doubt)
-	require.Len(t, final, 1)
-}
-
-// What is in use goes on without this process if Envoy does.
-func TestAnEnvoyThatHasEndedIsToldFromOneThatNeverCame(t *testing.T) {
-	for name, c := range map[string]struct {
-		envoy    func(t *testing.T, socket string, server *running)
-		handover bool
-	}{
-		"never came": {func(*testing.T, string, *running) {}, true},
-		"somebody else came": {func(t *testing.T, socket string, server *running) {
-			conn := dial(t, socket)
-			_, err := healthv1.NewHealthClient(conn).Check(within(t), &healthv1.HealthCheckRequest{})
-			require.NoError(t, err)
-			require.NoError(t, conn.Close())
-			require.Eventually(t, func() bool { return server.connected.Load() == 0 }, soon, time.Millisecond)
-		}, true},
-		"is there": {func(t *testing.T, socket string, server *running) { logsOnce(t, server, dial(t, socket)) }, true},
-		"has ended": {func(t *testing.T, socket string, server *running) {
-			conn := dial(t, socket)
-			logsOnce(t, server, conn)
-			require.NoError(t, conn.Close())
-			require.Eventually(t, func() bool { return server.connected.Load() == 0 }, soon, time.Millisecond)
-		}, false},
-		"has come again": {func(t *testing.T, socket string, server *running) {
-			conn := dial(t, socket)
-			logsOnce(t, server, conn)
-			require.NoError(t, conn.Close())
-			require.Eventually(t, func() bool { return server.connected.Load() == 0 }, soon, time.Millisecond)
-			logsOnce(t, server, dial(t, socket))
-		}, true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			socket := filepath.Join(t.TempDir(), "s")
-			o, _, _ := options(t, socket)
-			tracker := newTracker(func() time.Duration { return 0 })
-			o.Activity = tracker
-			server := serve(t, o)
-			c.envoy(t, socket, server)
-			server.stop(soon)
-			_, _, handover := tracker.Final()
-			require.Equal(t, c.handover, handover)
-		})
+	require.Zero(t, server.Connections())
+	conns := []*grpc.ClientConn{dial(t, socket), dial(t, socket)}
+	for i, conn := range conns {
+		_, err := ask(t, conn, get("8080-abc."+domain))
+		require.NoError(t, err)
+		require.Equal(t, i+1, server.Connections())
 	}
-}
-
-// logsOnce has an access log say something, and waits until it has arrived.
-func logsOnce(t *testing.T, server *running, conn *grpc.ClientConn) {
-	stream, err := logv3.NewAccessLogServiceClient(conn).StreamAccessLogs(within(t))
-	require.NoError(t, err)
-	require.NoError(t, stream.Send(logs("open")))
-	require.Eventually(t, server.met.Load, soon, time.Millisecond)
+	for i, conn := range conns {
+		require.NoError(t, conn.Close())
+		require.Eventually(t, func() bool { return server.Connections() == 1-i }, soon, time.Millisecond)
+	}
+	server.stop(soon)
 }

@@ -1,84 +1,81 @@
 package lastactive
 
 import (
-	"fmt"
+	"context"
+	"net/netip"
 	"testing"
 	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/berth-sandbox/berth/lastactive/look"
 )
 
-const active = 100_000
+const active = 10_000
 
-func benchTracker(b *testing.B, now *time.Duration) (*Tracker, []string) {
+// benchTracker remembers 200,000 sandboxes, of which the first 10,000 are active.
+func benchTracker(b *testing.B) (*Tracker, []string, []netip.AddrPort) {
 	b.Helper()
-	t, err := New(Options{Flush: 5 * time.Second, Window: 7 * time.Second, Now: func() time.Duration { return *now }})
-	if err != nil {
-		b.Fatal(err)
+	now := time.Hour
+	hosts := map[look.Host]look.Counts{}
+	t, err := New(Options{
+		Now: func() time.Duration { now += time.Millisecond; return now }, Window: window,
+		Look: func(context.Context) (look.Look, error) { return look.Look{Hosts: hosts}, nil },
+	})
+	require.NoError(b, err)
+	const all = 200_000
+	ids, pods := make([]string, all), make([]netip.AddrPort, all)
+	for i := range all {
+		pods[i] = netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}), 8080)
+		ids[i] = pods[i].Addr().String() + "-padded-as-long-as"
+		e, _ := t.Begin(ids[i], pods[i], false, 0)
+		e.Read()
 	}
-	ids := make([]string, active)
-	for i := range ids {
-		ids[i] = fmt.Sprintf("%020d", i*7919%active)
-		t.Begin(ids[i], 5*time.Minute).Read()
+	for range 2 {
+		t.Look(b.Context())
+		for i := range active {
+			hosts[look.Host{AddrPort: pods[i]}] = look.Counts{Open: 1, Entries: 1}
+		}
 	}
-	return t, ids
+	t.Report(true)
+	return t, ids, pods
 }
 
-// BenchmarkTouch is a touch of an entry that is at hand. Every 1,000th is the first
-// since a tick.
+// BenchmarkTouch is a touch of an entry that is at hand. Every 1,000th is the first since
+// a look began.
 func BenchmarkTouch(b *testing.B) {
-	now := time.Hour
-	t, ids := benchTracker(b, &now)
+	t, ids, _ := benchTracker(b)
 	e, _ := t.entries.Load(ids[0])
-	t.Report(true)
 	b.ReportAllocs()
 	b.ResetTimer()
 	for i := range b.N {
 		if i%1000 == 0 {
-			t.clock.coarse.Add(1)
+			t.looked.Add(1)
 		}
 		e.touch()
 	}
 }
 
-// BenchmarkBeginRead is a whole request, of one of 100,000 IDs, look-up included.
+// BenchmarkBeginRead is a whole request, of one of 10,000 sandboxes, look-up included.
 func BenchmarkBeginRead(b *testing.B) {
-	now := time.Hour
-	t, ids := benchTracker(b, &now)
-	t.Report(true)
+	t, ids, pods := benchTracker(b)
 	b.ReportAllocs()
 	b.ResetTimer()
 	for i := range b.N {
-		t.Begin(ids[i%active], 5*time.Minute).Read()
+		at := i * 7919 % active
+		e, _ := t.Begin(ids[at], pods[at], false, 0)
+		e.Read()
 	}
 }
 
-// BenchmarkReport is what reports cost in a second if 100,000 IDs with an idle timeout
-// of five minutes are in use all the time.
-func BenchmarkReport(b *testing.B) {
-	now := time.Hour
-	t, ids := benchTracker(b, &now)
-	t.Report(true)
-	var spent, passed time.Duration
-	reported := 0
+// BenchmarkLook is what a look costs beside the Reader, and the report that follows it.
+func BenchmarkLook(b *testing.B) {
+	t, _, _ := benchTracker(b)
+	b.ReportAllocs()
 	for b.Loop() {
-		// 150 s, so that each ID is reported twice; the first ones are due all at once,
-		// and the second ones as well.
-		for range 150 {
-			for range 20 {
-				now += 50 * time.Millisecond
-				t.Tick()
-			}
-			for _, id := range ids {
-				t.Begin(id, 5*time.Minute).Read()
-			}
-			began := time.Now()
-			reported += len(t.Report(false))
-			spent += time.Since(began)
-			passed += time.Second
+		t.Look(b.Context())
+		if n := len(t.Report(false).Activities); n != active {
+			b.Fatal(n)
 		}
 	}
-	if reported < 2*active*int(passed/(151*time.Second)) {
-		b.Fatalf("%d IDs were reported in %v", reported, passed)
-	}
-	b.ReportMetric(float64(reported)/passed.Seconds(), "reported/s")
-	b.ReportMetric(100*spent.Seconds()/passed.Seconds(), "%core")
 }

@@ -1,59 +1,55 @@
-// Package lastactive knows, for each sandbox ID, when it was last in use through this
-// router, and answers whether it may be in use now.
+// Package lastactive knows when each sandbox was last in use through this router's Envoy,
+// and whether it may be in use now.
 //
-// # What activity is
+// A look is one read of what Envoy holds open, by address (package look). Nothing else is
+// asked about requests that go on. The end of a request is not recorded: a look does not
+// show it any more.
 //
-// The router sees every request when it admits it, and learns from Envoy's access log
-// which requests are open for longer: an entry for each of them, every flush interval,
-// and one at the end. So an entry of this package has
+// # When a sandbox was last in use
 //
-//   - unread answers: requests between Begin and Read or Cancel. Envoy may have been
-//     stopped in between, for however long; such a request is open.
-//   - the newest touch. For a while after it, Options.Window, the request may be open
-//     without the log having said so: it counts as open. If nothing was said by then it
-//     was short, and its activity ended a second after the touch.
-//   - the streams that the log has shown to be open. Each counts as open until its end
-//     was logged, or until it is proven that its end was lost.
+//   - now, while Envoy may not have read an answer that admits a request to it;
+//   - now, while the newest good look shows a request open at its address, in progress or
+//     waiting for a connection;
+//   - now, until a good look has begun after the newest answer was read;
+//   - else when the first good look ended that found none of these. Later looks do not
+//     change it.
 //
-// From that Age and Quiet of an Activity follow. Quiet ignores that a stream is open
-// and asks when bytes have moved through it.
+// If only bytes count (minBytes of Begin), an open request is no use. Then a look finds a
+// sandbox in use if bytes have moved over one of its connections, by the kernel's count
+// (package sockets), that fill a bucket: it holds minBytes and loses minBytes a minute. A
+// connection over which as much moves in every minute fills it at least once a minute, and
+// one that is only pinged never.
+//
+// A look that fails proves nothing: what was in use remains so, and it cannot be told what
+// is open (Blind) until the next one that succeeds.
 //
 // # Guarantees
 //
-//   - What was in use is never said to have been idle: the answers err on the side of
-//     activity, or there is doubt. Doubt lasts for three flush intervals after
-//     everything through which an entry of the log, or a touch, can have gone missing
-//     or come late: the start, a log stream that ended or stood still, a process that
-//     was paused (its ticks came late).
-//   - What may have ended while entries were lost counts as in use until that was over:
-//     the end of a request is told once. Of what was admitted less than a window before,
-//     and of what the log had shown to be open and does not name any more, that is so; of
-//     everything, if it was not known then what is open.
-//   - Silence is never idleness. A log that says nothing keeps its streams open, and
-//     counters that do not move close nothing.
-//   - Whoever sets a flag that stops admissions and calls Ask then has seen every
-//     request that is admitted in spite of it: a request begins here first (Begin),
-//     and the flag is looked at afterwards. Either Ask comes later than Begin and sees
-//     the use, or it came earlier, and then so did the flag. Ask is also the reason
-//     why Read touches before it counts down, and why a look at an entry loads the
-//     count before the touch.
-//   - A released ID leaves at once. Forget takes the entry and its streams; a Read that
-//     comes late touches an entry that nobody looks at, and a late log entry is
-//     refused by Options.Gone.
-//   - A touch takes no lock and allocates nothing.
-//   - Bounded memory. Of an ID that was dropped for want of room it is said that it was
-//     active as recently as any that was ever dropped.
+//   - What was in use is never said to have been idle then.
+//   - A caller that sets a flag that stops admissions, and calls Ask then, learns of every
+//     request that is admitted in spite of it. A request begins here first (Begin), and the
+//     flag is looked at afterwards. The looks of Ask begin after the flag was set: they see
+//     the answer unread, or that it was read before them.
+//   - An unread answer, or an address that is open, is use of its own sandbox only.
+//   - An open address that no request of this router has gone to is reported as an address:
+//     another router beside the same Envoy has sent it there.
+//   - Begin and Read take no lock and do not allocate if the sandbox and its port are known.
+//   - Memory grows with the sandboxes that have routes: releases (Forget) and snapshots
+//     (Retain) drop the others.
+//   - One sandbox cannot make looks long. Envoy lists about 512 entries of it, and twice as
+//     many between two looks, for at most 64 ports.
 //
-// What breaks them: Tick called less than twice a second makes doubt without end;
-// Options.Flush below what Envoy has been told, unless the log says so (OpenLog);
-// Begin after the look at the flag; a Begin that neither Read nor Cancel follows keeps
-// its sandbox for ever.
+// What breaks them: Begin after the look at the flag; a Begin that neither Read nor Cancel
+// follows, which keeps its sandbox in use; an idle timeout shorter than Options.Window,
+// because a look may not show yet what Envoy has begun a moment ago; an ID that loses its
+// route in a snapshot and has it again before a Begin that goes on meanwhile has ended.
 //
 // # How
 //
-// The clock is passed in: one that counts suspended time. Touches store a coarse copy
-// of it that Tick refreshes, so a touch that stored v can have happened until the next
-// tick after v, and that is the moment that counts; ticks that came late are remembered
-// for it. There is no I/O in here and no goroutine but Run's. All methods may be called
-// concurrently.
+// Run looks: a second after its look before, or 100 times as long as that took, at most
+// 15 s. A question has two looks of its own, more than 100 ms apart; how often it is asked
+// is the caller's choice. The begin of a look is noted before Envoy is asked, and a touch
+// stores the begin of the newest look; so what an entry has stored is less than the begin
+// of a look exactly if its newest answer was read before that look. A look judges all
+// entries.
 package lastactive

@@ -1,48 +1,52 @@
 package lastactive
 
 import (
+	"maps"
+	"net/netip"
+	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/berth-sandbox/berth/api/activity"
 )
 
-// Entry is one ID. Its methods end what Begin has begun, once each.
-type Entry struct {
-	t  *Tracker
-	id string
+const (
+	// portsMost bounds the ports of a sandbox that Envoy lists.
+	portsMost = 64
+	// entriesMost bounds what Envoy lists of one sandbox: the entries that the newest good
+	// look has shown, and the first requests since then. A first request goes to a port
+	// that not all threads of Envoy know: each can make an entry of its own.
+	entriesMost = 512
+	// newFor is for how long requests to a port are first requests.
+	newFor = 200 * time.Millisecond
+)
 
-	unread  atomic.Int64
-	touched atomic.Int64 // newest touch; never: none
-	due     atomic.Int64 // a touch from then on is to be reported
-	every   atomic.Int64 // how much later than the last report that is
-	queued  atomic.Bool
-	next    *Entry // in the queue of what is to be reported
-	// left: it is not, or is about not to be, in Tracker.entries.
-	left atomic.Bool
+// Entry is one sandbox. Its methods end what Begin has begun, once each.
+type Entry struct {
+	t        *Tracker
+	id       string
+	addr     netip.Addr
+	minBytes uint64
+
+	unread  atomic.Int64 // answers that Envoy may not have read
+	touched atomic.Int64 // Tracker.looked at the newest Read; below 0: there was none
+
+	mu     sync.Mutex
+	look   *shown                   // the counts below began with it
+	ports  map[listed]time.Duration // that it does not list, and when they were asked for first
+	firsts int                      // first requests
 
 	// Under Tracker.mu:
-	place         int // in Tracker.all
-	reported      time.Duration
-	logged, moved time.Duration
-	open          int
-	streams       *logStream // the first one
-}
-
-// begin is false if the entry has left meanwhile.
-func (e *Entry) begin() bool {
-	e.unread.Add(1)
-	// Who makes an entry leave for want of room says so first and looks at unread then.
-	if e.left.Load() {
-		e.unread.Add(-1)
-		return false
-	}
-	e.touch()
-	return true
+	inUse bool          // at the newest good look
+	until time.Duration // the end of the newest good look that found it in use, or in use no more; 0: there was none
+	kind  activity.Kind
 }
 
 // Read says that Envoy has read the answer that admitted the request, or has given the
-// request up: it has ended the stream.
+// request up.
 func (e *Entry) Read() {
-	e.touch() // first: see Tracker.use
+	e.touch() // first: see use
 	e.unread.Add(-1)
 }
 
@@ -50,45 +54,48 @@ func (e *Entry) Read() {
 func (e *Entry) Cancel() { e.unread.Add(-1) }
 
 func (e *Entry) touch() {
-	now := e.t.clock.coarse.Load()
+	looked := e.t.looked.Load()
 	for {
-		before := e.touched.Load()
-		// Somebody who was stopped between the load and here must not take back what
-		// others have stored meanwhile.
-		if before >= now || e.touched.CompareAndSwap(before, now) {
-			break
-		}
-	}
-	if now >= e.due.Load() {
-		e.enqueue()
-	}
-}
-
-// enqueue has the entry reported.
-func (e *Entry) enqueue() {
-	if e.queued.Load() || !e.queued.CompareAndSwap(false, true) {
-		return
-	}
-	for {
-		e.next = e.t.queue.Load()
-		if e.t.queue.CompareAndSwap(e.next, e) {
+		// A store that comes late must not take back a later one.
+		if before := e.touched.Load(); before >= looked || e.touched.CompareAndSwap(before, looked) {
 			return
 		}
 	}
 }
 
-// drain returns the entries that are to be reported, linked by next. Before one may be
-// queued again its next must have been read.
-func (t *Tracker) drain() *Entry { return t.queue.Swap(nil) }
+// use says whether an answer is unread, and which look was the newest when one was read.
+func (e *Entry) use() (unread bool, touched time.Duration) {
+	unread = e.unread.Load() > 0 // before touched: Read touches before it counts down
+	return unread, time.Duration(e.touched.Load())
+}
 
-// reportEvery is how much later than it was reported an activity is worth another
-// report.
-func (t *Tracker) reportEvery(idleTimeout time.Duration, known bool) time.Duration {
-	switch {
-	case !known:
-		return t.window / 4
-	case idleTimeout <= 0:
-		return time.Minute
+// room reports whether Envoy may be sent to this port now. If not, it may be after wait; 0:
+// not before it lists less.
+func (e *Entry) room(port listed) (wait time.Duration, ok bool) {
+	look := e.t.shown.Load()
+	l := look.addrs[e.addr]
+	if slices.Contains(l.ports, port) {
+		return 0, true // no other entry comes of it
 	}
-	return idleTimeout / 4
+	now := e.t.o.Now()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.look != look {
+		e.look, e.firsts = look, 0
+		// What was asked for before the look is among its ports, or has gone.
+		maps.DeleteFunc(e.ports, func(_ listed, at time.Duration) bool { return at < look.began })
+	}
+	at, asked := e.ports[port]
+	switch full := l.entries+e.firsts >= entriesMost; {
+	case asked && now-at >= newFor:
+		return 0, true
+	case asked && full:
+		return newFor - (now - at), false
+	case full || !asked && len(l.ports)+len(e.ports) >= portsMost:
+		return 0, false
+	}
+	if e.firsts++; !asked {
+		e.ports[port] = now
+	}
+	return 0, true
 }

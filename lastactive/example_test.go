@@ -1,44 +1,41 @@
 package lastactive_test
 
 import (
+	"context"
 	"fmt"
+	"net/netip"
 	"time"
 
 	"github.com/berth-sandbox/berth/lastactive"
+	"github.com/berth-sandbox/berth/lastactive/look"
 )
 
-func example(now *time.Duration) *lastactive.Tracker {
-	t, err := lastactive.New(lastactive.Options{Flush: time.Second, Window: 3 * time.Second, Now: func() time.Duration { return *now }})
+func Example() {
+	pod := netip.MustParseAddrPort("10.0.0.1:8080")
+	now := time.Hour
+	open := map[look.Host]look.Counts{{AddrPort: pod}: {Open: 1, Entries: 1}} // what Envoy says
+	t, err := lastactive.New(lastactive.Options{
+		Now: func() time.Duration { return now }, Window: 5 * time.Second,
+		Look: func(context.Context) (look.Look, error) { return look.Look{Gateway: "envoy", Hosts: open}, nil },
+	})
 	if err != nil {
 		panic(err)
 	}
-	return t
-}
+	e, _ := t.Begin("k3x9", pod, false, 0) // a request is about to be admitted
+	e.Read()                               // it was, and Envoy has read the answer
+	now += time.Second
+	t.Look(context.Background()) // Run does that
+	fmt.Println(t.Report(false).Activities)
 
-func Example() {
-	now := time.Hour
-	t := example(&now)
-	e := t.Begin("k3x9", 5*time.Minute) // a request is about to be admitted
-	e.Read()                            // it was, and Envoy has read the answer
-	now += 10 * time.Second
-	for _, a := range t.Report(false) {
-		fmt.Println(a.ID, a.Age)
-	}
+	clear(open) // it has ended
+	now += time.Second
+	t.Look(context.Background())
+	now += time.Minute
+	fmt.Println(t.Report(false).Activities)
 	t.Forget("k3x9") // it was released
 	fmt.Println(t.Len())
 	// Output:
-	// k3x9 0s
+	// [{k3x9 10.0.0.1 0s 1 0 open}]
+	// [{k3x9 10.0.0.1 1m0s 0 0 open}]
 	// 0
-}
-
-func ExampleLog_Record() {
-	now := time.Hour
-	t := example(&now)
-	l := t.OpenLog(time.Second)
-	defer l.Close()
-	l.Record([]lastactive.LogEntry{{ID: "k3x9", Stream: "a WebSocket", Bytes: 100}})
-	now += time.Second
-	activities, doubt := t.Ask([]string{"k3x9"})
-	fmt.Println(activities[0].Age, activities[0].Open, doubt > 0)
-	// Output: 0s 1 true
 }

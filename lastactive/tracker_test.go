@@ -1,581 +1,534 @@
-package lastactive_test
+package lastactive
 
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/berth-sandbox/berth/lastactive"
+	"github.com/berth-sandbox/berth/api/activity"
+	"github.com/berth-sandbox/berth/lastactive/look"
 )
 
-const (
-	flush  = 5 * time.Second
-	window = 7 * time.Second
-	tick   = 50 * time.Millisecond
-	slack  = 100 * time.Millisecond // how much later than it stored a touch may have been
-	start  = time.Hour
-)
-
-// world is a tracker and the time that it lives in.
-type world struct {
-	t  *testing.T
-	at atomic.Int64
-	*lastactive.Tracker
-	mu   sync.Mutex
-	gone map[string]bool
-}
-
-func newWorld(t *testing.T, change func(*lastactive.Options)) *world {
-	w := &world{t: t, gone: map[string]bool{}}
-	w.at.Store(int64(start))
-	o := lastactive.Options{Flush: flush, Window: window, Now: w.now, Gone: func(id string) bool {
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		return w.gone[id]
-	}}
-	if change != nil {
-		change(&o)
-	}
-	var err error
-	w.Tracker, err = lastactive.New(o)
-	require.NoError(t, err)
-	return w
-}
-
-func (w *world) now() time.Duration { return time.Duration(w.at.Load()) }
-
-// jump moves the time on with nobody ticking.
-func (w *world) jump(d time.Duration) { w.at.Add(int64(d)) }
-
-// pass moves the time on as it passes in a healthy process.
-func (w *world) pass(d time.Duration) {
-	for ; d > 0; d -= tick {
-		w.jump(min(d, tick))
-		w.Tick()
-	}
-}
-
-func (w *world) release(id string) {
-	w.mu.Lock()
-	w.gone[id] = true
-	w.mu.Unlock()
-	w.Forget(id)
-}
-
-// sure lets the doubt of the start pass.
-func (w *world) sure() {
-	w.pass(w.Doubt())
-	require.Zero(w.t, w.Doubt())
-}
-
-// ask is Ask of one ID that is tracked.
-func (w *world) ask(id string) lastactive.Activity {
-	w.t.Helper()
-	all, _ := w.Ask([]string{id})
-	require.Len(w.t, all, 1)
-	require.Equal(w.t, id, all[0].ID)
-	return all[0]
-}
-
-func (w *world) request(id string) {
-	w.Begin(id, time.Hour).Read()
-}
-
-// periodic has the log say for d, every flush interval, that a stream is open; bytes
-// are what it has moved.
-func (w *world) periodic(l *lastactive.Log, id, stream string, bytes uint64, d time.Duration) {
-	for ; d > 0; d -= flush {
-		l.Record([]lastactive.LogEntry{{ID: id, Stream: stream, Bytes: bytes}})
-		w.pass(min(d, flush))
-	}
-}
-
-func ids(activities []lastactive.Activity) []string {
-	all := []string{}
-	for _, a := range activities {
-		all = append(all, a.ID)
-	}
-	return all
-}
-
-func TestAnAdmittedRequestIsOpenUntilTheWindowEndsAndWasShortThen(t *testing.T) {
-	for name, c := range map[string]struct {
-		pass         time.Duration
-		age, settles time.Duration
-	}{
-		"at once":                {0, 0, window},
-		"shortly before it ends": {slack + window - time.Millisecond, 0, time.Millisecond},
-		"when it ends":           {slack + window, window - time.Second, 0},
-		"later":                  {slack + time.Minute, time.Minute - time.Second, 0},
-	} {
-		t.Run(name, func(t *testing.T) {
-			w := newWorld(t, nil)
-			w.request("a")
-			w.pass(c.pass)
-			require.Equal(t, lastactive.Activity{ID: "a", Age: c.age, Quiet: c.age, Settles: c.settles}, w.ask("a"))
-		})
-	}
-}
-
-func TestAnAnswerThatIsNotReadIsOpenForHoweverLong(t *testing.T) {
-	w := newWorld(t, nil)
-	a, b := w.Begin("a", time.Hour), w.Begin("a", time.Hour)
-	w.pass(time.Minute)
-	require.Zero(t, w.ask("a").Age)
-	require.Zero(t, w.ask("a").Quiet)
-	a.Read()
-	w.pass(time.Minute)
-	require.Zero(t, w.ask("a").Age, "one of two was read")
-	require.Equal(t, 1, w.Dump(nil)[0].Unread)
-	b.Read()
-	w.pass(slack + window - time.Millisecond)
-	require.Zero(t, w.ask("a").Age, "the window begins when the answer has been read")
-	w.pass(time.Millisecond)
-	require.Equal(t, window-time.Second, w.ask("a").Age)
-}
-
-func TestARequestThatWasNotAdmittedLeavesNothingOpen(t *testing.T) {
-	w := newWorld(t, nil)
-	e := w.Begin("a", time.Hour)
-	w.pass(time.Minute)
-	e.Cancel()
-	require.Equal(t, time.Minute-slack-time.Second, w.ask("a").Age)
-}
-
-func TestWhatWasNeverUsedIsNotAmongTheAnswers(t *testing.T) {
-	w := newWorld(t, nil)
-	w.request("a")
-	all, _ := w.Ask([]string{"b", "a", "c"})
-	require.Equal(t, []string{"a"}, ids(all))
-}
-
-func TestATouchCanHaveHappenedUntilTheTickAfterIt(t *testing.T) {
-	w := newWorld(t, nil)
-	w.sure()
-	w.Tick()
-	w.jump(400 * time.Millisecond) // late, and no pause yet
-	w.request("a")                 // stores a tick that is 400 ms old
-	w.Tick()
-	require.Zero(t, w.Doubt())
-	w.pass(window - time.Millisecond)
-	require.Zero(t, w.ask("a").Age)
-	w.pass(time.Millisecond)
-	require.Equal(t, window-time.Second, w.ask("a").Age, "not later than need be")
-}
-
-// Only the shortest are forgotten: one that is forgotten makes every touch before it later
-// by as much.
-func TestLateTicksThatAreNotRememberedCountAsTheLatestOfThem(t *testing.T) {
-	w := newWorld(t, nil)
-	w.sure()
-	late := func(by time.Duration) {
-		w.jump(by)
-		w.Tick()
-	}
-	w.request("in a pause")
-	late(8 * time.Hour)
-	began := w.now() // until then it can have been in use
-	w.pass(time.Minute)
-	w.request("with a late tick")
-	requested := w.now()
-	late(slack + time.Millisecond)
-	for range 100 {
-		late(slack + 50*time.Millisecond)
-	}
-	w.pass(time.Minute)
-	w.request("later")
-	later := w.now()
-	w.pass(time.Minute)
-	require.Equal(t, w.now()-began-time.Second, w.ask("in a pause").Age)
-	require.Equal(t, w.now()-requested-(slack+50*time.Millisecond)-time.Second, w.ask("with a late tick").Age)
-	require.Equal(t, w.now()-later-slack-time.Second, w.ask("later").Age)
-}
-
-func TestAskRefreshesTheClockThatTouchesStore(t *testing.T) {
-	w := newWorld(t, nil)
-	w.sure()
-	w.jump(300 * time.Millisecond)
-	w.Ask(nil)
-	w.request("a") // nobody else has ticked since
-	w.pass(slack + window - time.Millisecond)
-	require.Zero(t, w.ask("a").Age)
-	w.jump(time.Second)
-	_, doubt := w.Ask([]string{"a"})
-	require.Equal(t, 3*flush, doubt, "the pause is noticed by whoever looks first")
-}
-
-func TestAPauseIsDoubtForThreeIntervals(t *testing.T) {
-	for name, c := range map[string]struct {
-		pause time.Duration
-		doubt time.Duration
-	}{
-		"a late tick": {500 * time.Millisecond, 0},
-		"a pause":     {501 * time.Millisecond, 3 * flush},
-		"suspended":   {time.Hour, 3 * flush},
-	} {
-		t.Run(name, func(t *testing.T) {
-			w := newWorld(t, nil)
-			w.sure()
-			w.jump(c.pause)
-			w.Tick()
-			require.Equal(t, c.doubt, w.Doubt())
-			if c.doubt > 0 {
-				require.Equal(t, "this router was paused", w.DoubtReason())
-			}
-			w.pass(c.doubt)
-			require.Zero(t, w.Doubt())
-			require.Empty(t, w.DoubtReason())
-		})
-	}
-}
-
-func TestANewTrackerIsInDoubt(t *testing.T) {
-	w := newWorld(t, nil)
-	require.Equal(t, 3*flush, w.Doubt())
-	_, doubt, _ := w.Final()
-	require.True(t, doubt)
-	w.pass(3*flush - time.Millisecond)
-	require.Equal(t, time.Millisecond, w.Doubt())
-	w.pass(time.Millisecond)
-	_, doubt, _ = w.Final()
-	require.False(t, doubt)
-}
-
-func TestReportNamesWhatHasMovedByAQuarterOfItsTimeout(t *testing.T) {
-	for name, c := range map[string]struct {
-		timeout, every time.Duration
-	}{
-		"five minutes": {5 * time.Minute, 75 * time.Second},
-		"none":         {0, time.Minute},
-	} {
-		t.Run(name, func(t *testing.T) {
-			w := newWorld(t, nil)
-			use := func() { w.Begin("a", c.timeout).Read() }
-			use()
-			require.Equal(t, []lastactive.Activity{{ID: "a", Settles: window}}, w.Report(false))
-			use()
-			require.Empty(t, w.Report(false))
-			w.pass(c.every - tick)
-			use()
-			require.Empty(t, w.Report(false))
-			w.pass(tick)
-			require.Empty(t, w.Report(false), "it is due, and was not used")
-			use()
-			use()
-			require.Equal(t, []string{"a"}, ids(w.Report(false)), "once")
-			require.Empty(t, w.Report(false))
-		})
-	}
-}
-
-func TestReportOfAllNamesEverythingAndIsAReport(t *testing.T) {
-	w := newWorld(t, nil)
-	w.request("a")
-	w.request("b")
-	require.ElementsMatch(t, []string{"a", "b"}, ids(w.Report(true)))
-	require.Empty(t, w.Report(false))
-	require.ElementsMatch(t, []string{"a", "b"}, ids(w.Report(true)))
-}
-
-func TestWhatTheLogSaysIsReportedToo(t *testing.T) {
-	w := newWorld(t, func(o *lastactive.Options) {
-		o.IdleTimeout = func(id string) (time.Duration, bool) { return 40 * time.Second, id == "known" }
+func TestShortRequestWasUseUntilTheNextLookEnded(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.change(func() { w.took = 100 * time.Millisecond }) // from the look after the next on they are 10 s apart
+		w.passes(12 * time.Second)
+		before := w.looks()
+		w.begin("a", podA).Read()
+		for w.looks() == before {
+			require.Zero(w, w.age("a"))
+			w.passes(100 * time.Millisecond)
+		}
+		w.passes(200 * time.Millisecond)
+		require.Equal(w, w.options.Now()-w.lookBegan(before)-w.took, w.age("a"))
+		w.passes(30 * time.Second)
+		require.Equal(w, w.options.Now()-w.lookBegan(before)-w.took, w.age("a"), "later looks change nothing")
 	})
-	l := w.OpenLog(flush)
-	defer l.Close()
-	for _, c := range []struct {
-		id    string
-		every time.Duration
-	}{{"known", 10 * time.Second}, {"unknown", window / 4}} {
-		record := func() { l.Record([]lastactive.LogEntry{{ID: c.id, Stream: c.id}}) }
-		record()
-		require.Equal(t, []lastactive.Activity{{ID: c.id, Open: 1}}, w.Report(false))
-		w.pass(c.every - time.Millisecond)
-		record()
-		require.Empty(t, w.Report(false))
-		w.pass(time.Millisecond)
-		record()
-		require.Equal(t, []string{c.id}, ids(w.Report(false)))
-	}
 }
 
-func TestFinalNamesWhatIsOpenOrWasALittleAgo(t *testing.T) {
-	w := newWorld(t, nil)
-	w.request("long ago")
-	w.request("not reported since")
-	w.pass(slack + window)
-	w.Report(true)
-	w.request("not reported since")
-	unread := w.Begin("unread", time.Hour)
-	l := w.OpenLog(flush)
-	w.periodic(l, "open", "1", 0, time.Minute)
-	w.request("short")
-	w.pass(slack + window)
-	w.request("now")
-	final, _, _ := w.Final()
-	require.ElementsMatch(t, []string{"unread", "open", "short", "now", "not reported since"}, ids(final))
-	w.Report(true)
-	w.pass(slack + time.Second)
-	final, _, _ = w.Final()
-	require.ElementsMatch(t, []string{"unread", "open", "now"}, ids(final))
-	unread.Read()
-	l.Close()
-}
-
-// What was dropped for want of room cannot be named in the end, only when it is asked for.
-func TestFinalIsInDoubtOnceSomethingWasDroppedThatHadBeenUsedSinceItWasReported(t *testing.T) {
-	for name, used := range map[string]bool{"used since": true, "not used since": false} {
-		t.Run(name, func(t *testing.T) {
-			w := newWorld(t, func(o *lastactive.Options) { o.Size = 1 })
-			w.sure()
-			w.request("a")
-			w.pass(time.Minute)
-			w.Report(true)
-			if used {
-				w.request("a") // less than a quarter of its timeout later: it is not reported
-				require.Empty(t, w.Report(false))
-			}
-			w.pass(time.Minute)
-			w.request("b")
-			w.Report(false)
-			require.EqualValues(t, 1, w.Evicted())
-			require.Less(t, w.ask("a").Age, 3*time.Minute)
-			_, doubt, _ := w.Final()
-			require.Equal(t, used, doubt)
-			w.EnvoyEnded()
-			_, doubt, _ = w.Final()
-			require.Equal(t, used, doubt)
-		})
-	}
-}
-
-func TestForgottenIsForgotten(t *testing.T) {
-	w := newWorld(t, nil)
-	l := w.OpenLog(flush)
-	defer l.Close()
-	e := w.Begin("a", time.Hour)
-	l.Record([]lastactive.LogEntry{{ID: "a", Stream: "1"}, {ID: "a", Stream: "2"}})
-	w.release("a")
-	require.Zero(t, w.Streams())
-	e.Read()
-	w.pass(time.Hour)
-	e.Cancel()
-	l.Record([]lastactive.LogEntry{{ID: "a", Stream: "1"}, {ID: "a", Stream: "3"}, {ID: "a", Stream: "2", End: true}, {ID: "a"}})
-	all, _ := w.Ask([]string{"a"})
-	require.Empty(t, all)
-	require.Empty(t, w.Report(false))
-	require.Empty(t, w.Report(true))
-	require.Empty(t, w.Dump(nil))
-	require.Zero(t, w.Len())
-	require.Zero(t, w.Streams())
-	w.Forget("never seen")
-}
-
-func TestAReleaseBetweenTheQuestionAndTheCreationWins(t *testing.T) {
-	asked := 0
-	w := newWorld(t, func(o *lastactive.Options) {
-		o.Gone = func(string) bool { asked++; return asked > 1 }
+func TestAnswerReadDuringALookIsNotProvenByIt(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.change(func() { w.took = 8 * time.Millisecond })
+		before := w.looks()
+		e := w.begin("a", podA)
+		for w.looks() == before {
+			w.passes(time.Millisecond)
+		}
+		w.passes(6 * time.Millisecond) // what is open has been shown, the answer of the look is on its way
+		e.Read()
+		w.passes(5 * time.Millisecond)
+		require.Zero(w, w.age("a"))
+		w.passes(2 * time.Second)
+		require.NotZero(w, w.age("a"))
 	})
-	l := w.OpenLog(flush)
-	defer l.Close()
-	l.Record([]lastactive.LogEntry{{ID: "a", Stream: "1"}})
-	require.Equal(t, 2, asked)
-	require.Zero(t, w.Len())
-	require.Zero(t, w.Streams())
 }
 
-func TestRetainKeepsTheTimesOfTheOthers(t *testing.T) {
-	w := newWorld(t, nil)
-	for _, id := range []string{"a", "b", "c"} {
-		w.request(id)
-	}
-	w.pass(time.Minute)
-	w.Retain(func(id string) bool { return id == "b" })
-	require.Equal(t, 1, w.Len())
-	require.Equal(t, time.Minute-slack-time.Second, w.ask("b").Age)
-	require.Equal(t, time.Minute-slack-time.Second, w.ask("a").Age, "it may exist, and was used until then")
+func TestUnreadAnswerIsUseOfItsSandboxAlone(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.begin("a", podA).Read()
+		e := w.begin("b", podB)
+		w.passes(time.Hour)
+		activities, err := w.ask(Question{ID: "a", Addr: addr(podA)}, Question{ID: "b", Addr: addr(podB)})
+		require.NoError(w, err)
+		require.Len(w, activities, 2)
+		require.Greater(w, activities[0].Age, 59*time.Minute)
+		require.Equal(w, Activity{ID: "b", Addr: addr(podB), Kind: activity.Admission, Unread: 1}, activities[1])
+		e.Read()
+		w.passes(3 * time.Second)
+		require.InDelta(w, 2*time.Second, w.age("b"), float64(time.Second))
+	})
 }
 
-func TestSilentLongestGoesFirstAndIsNotTakenForUnused(t *testing.T) {
-	w := newWorld(t, func(o *lastactive.Options) { o.Size = 3 })
-	for _, id := range []string{"a", "b", "c"} {
-		w.request(id)
-		w.pass(time.Minute)
-	}
-	all, _ := w.Ask([]string{"x"})
-	require.Empty(t, all, "none was ever dropped")
-	w.request("d")
-	require.EqualValues(t, 1, w.Evicted())
-	require.Equal(t, 3, w.Len())
-	require.Equal(t, 3*time.Minute-slack-time.Second, w.ask("a").Age)
-	require.Equal(t, 3*time.Minute-slack-time.Second, w.ask("x").Age, "who knows whether it was that")
-	require.Zero(t, w.ask("x").Open)
+func TestOpenRequestIsUseUntilALookDoesNotShowIt(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.begin("a", podA).Read()
+		w.opens(podA, 1)
+		w.opens("10.0.0.1:9000", 2) // another port of the same sandbox
+		w.passes(time.Hour)
+		require.Equal(w, &Activity{ID: "a", Addr: addr(podA), Open: 3, Kind: activity.Open}, w.use("a"))
+		w.opens(podA, 0)
+		w.passes(time.Minute)
+		require.Zero(w, w.age("a"))
+		w.opens("10.0.0.1:9000", 0)
+		ended := w.options.Now()
+		w.passes(time.Minute)
+		require.InDelta(w, w.options.Now()-ended, w.age("a"), float64(1100*time.Millisecond))
+		require.Equal(w, activity.Open, w.use("a").Kind)
+	})
 }
 
-func TestWhatIsInUseIsNotDroppedForWantOfRoom(t *testing.T) {
-	w := newWorld(t, func(o *lastactive.Options) { o.Size = 2 })
-	l := w.OpenLog(flush)
-	defer l.Close()
-	unread := w.Begin("unread", time.Hour)
-	l.Record([]lastactive.LogEntry{{ID: "open", Stream: "1"}})
-	w.pass(time.Minute)
-	for i := range 20 {
-		w.request(fmt.Sprint(i))
-	}
-	require.Zero(t, w.ask("unread").Age)
-	require.Zero(t, w.ask("open").Age)
-	require.LessOrEqual(t, w.Len(), 3)
-	unread.Read()
-	l.Record([]lastactive.LogEntry{{ID: "open", Stream: "1", End: true}})
-	for i := range 20 {
-		w.request(fmt.Sprint("later ", i))
-	}
-	require.Equal(t, 2, w.Len(), "it shrinks again")
+func TestFailedLooksProveNothing(t *testing.T) {
+	inWorld(t, func(w *world) {
+		e := w.begin("a", podA)
+		w.change(func() { w.err = errStopped })
+		e.Read()
+		w.passes(time.Minute)
+		require.Equal(w, &Activity{ID: "a", Addr: addr(podA), Kind: activity.Unknown}, w.use("a"))
+		require.Equal(w, errStopped.Error(), w.tracker.Blind())
+		r := w.tracker.Report(false)
+		require.Equal(w, Report{Activities: r.Activities, Blind: errStopped.Error(), Took: r.Took}, r)
+		_, err := w.ask(Question{ID: "a", Addr: addr(podA)})
+		require.ErrorIs(w, err, errStopped)
+		w.change(func() { w.err = nil })
+		w.passes(2 * time.Second)
+		require.Empty(w, w.tracker.Blind())
+		require.NotZero(w, w.age("a"))
+	})
 }
 
-func TestOptionsAreChecked(t *testing.T) {
-	good := lastactive.Options{Flush: flush, Window: window, Now: func() time.Duration { return 0 }}
-	for name, c := range map[string]struct {
-		change func(*lastactive.Options)
-		want   string
-	}{
-		"no clock":     {func(o *lastactive.Options) { o.Now = nil }, "Options.Now"},
-		"no flush":     {func(o *lastactive.Options) { o.Flush = 0 }, "Options.Flush"},
-		"short window": {func(o *lastactive.Options) { o.Window = flush }, "Options.Window"},
-		"size":         {func(o *lastactive.Options) { o.Size = -1 }, "Options.Size"},
-		"streams":      {func(o *lastactive.Options) { o.Streams = -1 }, "Streams"},
+func TestLooksAreFurtherApartWhenTheyTakeLonger(t *testing.T) {
+	for took, every := range map[time.Duration]time.Duration{
+		2 * time.Millisecond: time.Second + 2*time.Millisecond, 100 * time.Millisecond: 10*time.Second + 100*time.Millisecond,
+		time.Second: 16 * time.Second,
 	} {
-		t.Run(name, func(t *testing.T) {
-			o := good
-			c.change(&o)
-			_, err := lastactive.New(o)
-			require.ErrorContains(t, err, c.want)
-		})
-	}
-	_, err := lastactive.New(good)
-	require.NoError(t, err)
-}
-
-func TestRunTicks(t *testing.T) {
-	w := newWorld(t, nil)
-	w.sure()
-	ctx, cancel := context.WithCancel(t.Context())
-	var running sync.WaitGroup
-	running.Go(func() { w.Run(ctx) })
-	w.jump(time.Second)
-	// Doubt ticks itself, so what is looked at is what a touch stores.
-	require.Eventually(t, func() bool {
-		w.request("a")
-		return w.Dump(func(string) bool { return true })[0].Age == 0
-	}, 10*time.Second, time.Millisecond)
-	cancel()
-	running.Wait()
-}
-
-// A request is admitted only if admissions have not been stopped after it began, and
-// whoever stops them asks afterwards.
-func TestNoAdmissionEscapesWhoStopsThemAndAsks(t *testing.T) {
-	for _, c := range []struct {
-		name string
-		size int
-	}{{"tracked", 0}, {"dropped for want of room all the time", 1}} {
-		t.Run(c.name, func(t *testing.T) {
-			w := newWorld(t, func(o *lastactive.Options) { o.Size = c.size })
-			for round := range 300 {
-				id := fmt.Sprint(round % 7)
-				var stopped atomic.Bool
-				var admitted atomic.Int64
-				var seen atomic.Bool
-				w.pass(slack + window + time.Second)
-				var all sync.WaitGroup
-				for range 3 {
-					all.Go(func() {
-						for !stopped.Load() {
-							e := w.Begin(id, time.Hour)
-							if stopped.Load() {
-								e.Cancel()
-								return
-							}
-							admitted.Add(1)
-							e.Read()
-						}
-					})
-				}
-				if c.size == 1 {
-					all.Go(func() {
-						for !stopped.Load() {
-							w.request("other")
-						}
-					})
-				}
-				all.Go(func() {
-					stopped.Store(true)
-					answers, _ := w.Ask([]string{id})
-					seen.Store(len(answers) == 1 && answers[0].Age == 0)
-				})
-				all.Wait()
-				if admitted.Load() > 0 && !seen.Load() {
-					t.Fatalf("round %d: %d were admitted, and Ask has seen none", round, admitted.Load())
-				}
-			}
+		inWorld(t, func(w *world) {
+			w.change(func() { w.took = took })
+			w.passes(time.Minute)
+			n := w.looks()
+			require.Equal(w, every, w.lookBegan(n-1)-w.lookBegan(n-2))
 		})
 	}
 }
 
-func TestTouchesLogsReportsAndReleasesAtOnce(t *testing.T) {
-	w := newWorld(t, func(o *lastactive.Options) { o.Size, o.Streams = 20, 40 })
-	var working sync.WaitGroup
-	for g := range 2 {
-		working.Go(func() {
-			for i := range 3000 {
-				e := w.Begin(fmt.Sprint(i*7%31), time.Minute)
-				if i%3 == g {
-					e.Cancel()
-				} else {
-					e.Read()
-				}
-			}
-		})
-		working.Go(func() {
-			var l *lastactive.Log
-			for i := range 3000 {
-				if i%500 == 0 {
-					if l != nil {
-						l.Close()
-					}
-					l = w.OpenLog(flush)
-				}
-				l.Record([]lastactive.LogEntry{{ID: fmt.Sprint(i % 29), Stream: fmt.Sprint(g, i%53), Bytes: uint64(i), End: i%5 == 0}})
-			}
-			l.Close()
-		})
-	}
-	working.Go(func() {
-		for i := range 1000 {
-			w.jump(40 * time.Millisecond)
-			w.Tick()
-			w.Ask([]string{fmt.Sprint(i % 31)})
-			w.Report(i%50 == 0)
-			w.Forget(fmt.Sprint(i % 31))
-			if i%100 == 0 {
-				w.Final()
-				w.Retain(func(id string) bool { return id > "15" })
-			}
+func TestTwoLooksOfAQuestionBeginApartAndAfterIt(t *testing.T) {
+	inWorld(t, func(w *world) {
+		for range 50 {
+			w.change(func() { w.took = 50 * time.Millisecond })
+			w.passes(time.Duration(w.looks()*7%40) * time.Millisecond)
+			asked, before := w.options.Now(), w.looks()
+			_, err := w.ask(Question{ID: "a", Addr: addr(podA)})
+			require.NoError(t, err)
+			first, second := w.lookBegan(before), w.lookBegan(w.looks()-1)
+			require.GreaterOrEqual(w, first, asked)
+			require.Greater(w, second-first-50*time.Millisecond, 100*time.Millisecond)
+			require.LessOrEqual(w, w.options.Now()-asked, 1100*time.Millisecond)
 		}
 	})
-	working.Wait()
-	w.pass(time.Minute)
-	for _, s := range w.Dump(nil) {
-		require.Zero(t, s.Unread)
-		require.Zero(t, s.Open, "all logs are closed")
-		require.NotZero(t, s.Age)
+}
+
+// Looks for questions and those that are taken all the time follow one another.
+func TestOneLookIsTakenAtATime(t *testing.T) {
+	inWorld(t, func(w *world) {
+		var looking atomic.Int32
+		w.change(func() {
+			w.tracker.o.Look = func(ctx context.Context) (look.Look, error) {
+				defer looking.Add(-1)
+				require.EqualValues(w, 1, looking.Add(1))
+				return w.look(ctx)
+			}
+		})
+		var asking sync.WaitGroup
+		for i := range 100 {
+			asking.Go(func() {
+				_, err := w.ask(Question{ID: fmt.Sprint(i), Addr: addr(podA)})
+				require.NoError(w, err)
+			})
+		}
+		asking.Wait()
+	})
+}
+
+func TestRequestThatOneLookMissesIsSeenByTheOther(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.begin("a", podA).Read()
+		w.passes(time.Minute)
+		before := w.looks()
+		w.change(func() { // a retry waits: it is counted nowhere until the second look of the question
+			w.tracker.o.Look = func(ctx context.Context) (look.Look, error) {
+				l, err := w.look(ctx)
+				if w.looks() == before+2 {
+					l.Hosts[host(podA)] = look.Counts{Open: 1, Entries: 1}
+				}
+				return l, err
+			}
+		})
+		activities, err := w.ask(Question{ID: "a", Addr: addr(podA)})
+		require.NoError(w, err)
+		require.Equal(w, []Activity{{ID: "a", Addr: addr(podA), Open: 1, Kind: activity.Open}}, activities)
+	})
+}
+
+func TestOpenAddressWithoutSandboxIsReportedAsAddress(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.opens(podA, 1)
+		w.passes(2 * time.Second)
+		require.Equal(w, []Activity{{Addr: addr(podA), Open: 1, Kind: activity.Open}}, w.tracker.Report(false).Activities)
+		activities, err := w.ask(Question{ID: "a", Addr: addr(podA)}, Question{ID: "b", Addr: addr(podB)})
+		require.NoError(w, err)
+		require.Equal(w, []Activity{{ID: "a", Addr: addr(podA), Open: 1, Kind: activity.Open}}, activities)
+		w.change(func() { clear(w.open) })
+		before := w.looks()
+		for w.looks() == before {
+			require.NotEmpty(w, w.tracker.Report(false).Activities)
+			w.passes(10 * time.Millisecond)
+		}
+		w.passes(10 * time.Millisecond)
+		require.Len(w, w.tracker.Report(false).Activities, 1, "it was open until this look at most")
+		w.passes(2 * time.Second)
+		require.Empty(w, w.tracker.Report(false).Activities)
+
+		w.opens(podA, 1)
+		w.begin("a", podA).Read() // now it is known whose address it is
+		w.passes(4 * time.Second)
+		require.Zero(w, w.age("a"))
+		require.Len(w, w.tracker.Report(false).Activities, 1)
+	})
+}
+
+func TestEndAtAnAddressWithoutSandboxIsNotForgotten(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.opens(podA, 1)
+		w.passes(2 * time.Second)
+		w.tracker.Report(false)
+		w.change(func() { clear(w.open) })
+		ended := w.options.Now()
+		w.passes(10 * time.Second) // many looks, and nothing is reported
+		activities, err := w.ask(Question{ID: "a", Addr: addr(podA)})
+		require.NoError(w, err)
+		require.Len(w, activities, 1)
+		require.InDelta(w, w.options.Now()-ended, activities[0].Age, float64(1100*time.Millisecond))
+		require.Len(w, w.tracker.Report(false).Activities, 1)
+		w.passes(2 * time.Second)
+		require.Zero(w, w.tracker.Len())
+	})
+}
+
+func TestRequestsThroughAnotherRouterMakeASandboxActiveAgain(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.begin("a", podA).Read()
+		w.passes(time.Minute)
+		w.tracker.Report(false)
+		w.opens(podA, 1)
+		w.passes(2 * time.Second)
+		require.Equal(w, []Activity{{ID: "a", Addr: addr(podA), Open: 1, Kind: activity.Open}}, w.tracker.Report(false).Activities)
+	})
+}
+
+func TestReportHasWhatIsInUseAndWhatEnded(t *testing.T) {
+	inWorld(t, func(w *world) {
+		ids := func(all bool) (ids []string) {
+			for _, a := range w.tracker.Report(all).Activities {
+				ids = append(ids, fmt.Sprint(a.ID, a.Age == 0))
+			}
+			return ids
+		}
+		w.begin("a", podA).Read()
+		e := w.begin("b", podB)
+		require.ElementsMatch(w, []string{"atrue", "btrue"}, ids(false))
+		w.passes(time.Minute) // many looks, of which only one has ended the use of a
+		require.ElementsMatch(w, []string{"afalse", "btrue"}, ids(false))
+		require.ElementsMatch(w, []string{"btrue"}, ids(false))
+		e.Read()
+		w.passes(2 * time.Second)
+		w.begin("b", podB)
+		require.ElementsMatch(w, []string{"btrue"}, ids(false))
+		require.ElementsMatch(w, []string{"afalse", "btrue"}, ids(true))
+		r := w.tracker.Report(false)
+		require.Equal(w, "envoy-1", r.Gateway)
+		require.Equal(w, w.lookBegan(w.looks()-1), r.Began)
+		require.Equal(w, 2*time.Millisecond, r.Took)
+		w.passes(2 * time.Second)
+		require.Len(w, w.tracker.Looked(), 1)
+	})
+}
+
+func TestCanceledRequestIsNoUse(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.begin("a", podA).Cancel()
+		w.begin("b", podB).Read()
+		w.passes(time.Minute)
+		require.Nil(w, w.use("a"))
+		before := w.age("b")
+		w.begin("b", podB).Cancel()
+		w.passes(2 * time.Second)
+		require.Equal(w, before+2*time.Second, w.age("b"))
+	})
+}
+
+func TestLastLookCountsWhatWasReadShortlyBefore(t *testing.T) {
+	for name, c := range map[string]struct {
+		silent time.Duration
+		ended  bool
+		inUse  bool
+	}{
+		"just read":                       {silent: 0, inUse: true},
+		"less than the window ago":        {silent: window - 2*time.Second, inUse: true},
+		"longer ago":                      {silent: window + 2*time.Second},
+		"just read, but Envoy has ended":  {silent: 0, ended: true},
+		"and reported to be idle already": {silent: 2 * time.Second, inUse: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inWorld(t, func(w *world) {
+				w.begin("a", podA).Read()
+				w.passes(c.silent)
+				w.tracker.Report(false)
+				w.change(func() { w.ended = c.ended })
+				before := w.looks()
+				ctx, cancel := context.WithTimeout(w.Context(), time.Minute)
+				defer cancel()
+				r := w.tracker.Last(ctx)
+				require.Equal(w, before+1, w.looks())
+				require.Equal(w, w.lookBegan(before), r.Began)
+				inUse := false
+				for _, a := range r.Activities {
+					inUse = inUse || a.ID == "a" && a.Age == 0
+				}
+				require.Equal(w, c.inUse, inUse)
+			})
+		})
 	}
-	require.Zero(t, w.Streams())
-	w.Report(true)
-	require.Empty(t, w.Report(false))
+}
+
+func TestLastReportWithoutAGoodLookIsBlind(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.change(func() { w.err = errStopped })
+		ctx, cancel := context.WithTimeout(w.Context(), time.Second)
+		defer cancel()
+		before := w.looks()
+		require.Contains(w, w.tracker.Last(ctx).Blind, errStopped.Error())
+		require.LessOrEqual(w, w.looks()-before, 12)
+		w.change(func() { w.err = nil })
+		ctx, cancel = context.WithTimeout(w.Context(), time.Second)
+		defer cancel()
+		require.Empty(w, w.tracker.Last(ctx).Blind)
+	})
+}
+
+func TestQuestionThatIsGivenUpDoesNotMakeARouterBlind(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.passes(500 * time.Millisecond)
+		w.change(func() { w.took = 200 * time.Millisecond })
+		ctx, cancel := context.WithTimeout(w.Context(), 100*time.Millisecond)
+		defer cancel()
+		_, err := w.tracker.Ask(ctx, nil)
+		require.Error(w, err)
+		require.Empty(w, w.tracker.Blind())
+	})
+}
+
+func TestQuestionThatGetsNoLookEndsInTime(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.change(func() { w.took = time.Minute })
+		w.passes(2 * time.Second)
+		ctx, cancel := context.WithTimeout(w.Context(), time.Second)
+		defer cancel()
+		_, err := w.tracker.Ask(ctx, []Question{{ID: "a", Addr: addr(podA)}})
+		require.ErrorContains(w, err, "no look in time")
+	})
+}
+
+func TestPortsOfASandboxAreBounded(t *testing.T) {
+	inWorld(t, func(w *world) {
+		begin := func(port int) bool {
+			e, wait := w.tracker.Begin("a", netip.AddrPortFrom(addr(podA), uint16(port)), false, 0)
+			if e != nil {
+				e.Read()
+			}
+			require.Zero(w, wait)
+			return e != nil
+		}
+		for port := range portsMost {
+			require.True(w, begin(1+port))
+			w.opens(fmt.Sprintf("10.0.0.1:%d", 1+port), 0)
+		}
+		require.False(w, begin(60_000))
+		require.True(w, begin(1), "again")
+		w.passes(2 * time.Second) // Envoy has listed them
+		require.False(w, begin(60_000))
+		require.True(w, begin(1))
+		w.begin("b", podB).Read() // is not concerned
+		w.change(func() { clear(w.open) })
+		w.passes(2 * time.Second)
+		require.True(w, begin(60_000))
+	})
+}
+
+func TestFirstRequestsBeyondTheBoundWaitForTheirPort(t *testing.T) {
+	inWorld(t, func(w *world) {
+		begin := func(to string, http2 bool, n int) (admitted int, wait time.Duration) {
+			for range n {
+				e, after := w.tracker.Begin("a", netip.MustParseAddrPort(to), http2, 0)
+				if e != nil {
+					e.Read()
+					admitted++
+				}
+				wait = max(wait, after)
+			}
+			return admitted, wait
+		}
+		admitted, wait := begin(podA, false, 10_000)
+		require.Equal(w, entriesMost, admitted)
+		require.Equal(w, newFor, wait)
+		admitted, wait = begin("10.0.0.1:81", false, 1)
+		require.Zero(w, admitted, "another port, of which Envoy would list an entry, too")
+		require.Zero(w, wait)
+		w.begin("b", podB).Read() // is not concerned
+		w.passes(wait + newFor)
+		admitted, _ = begin(podA, false, 10_000)
+		require.Equal(w, 10_000, admitted, "all threads of Envoy know the port")
+		w.opens(podA, 1)
+		w.passes(2 * time.Second)
+		admitted, _ = begin(podA, false, 10_000)
+		require.Equal(w, 10_000, admitted, "Envoy lists it")
+		admitted, _ = begin(podA, true, 10_000)
+		require.Equal(w, entriesMost-1, admitted, "but not for HTTP/2")
+	})
+}
+
+// A sandbox that gets many requests a second from its first one on is never refused.
+func TestBusySandboxIsNotRefusedItsFirstRequests(t *testing.T) {
+	inWorld(t, func(w *world) {
+		for range 50 { // over 10 s
+			for range 1000 {
+				e, wait := w.tracker.Begin("a", netip.MustParseAddrPort(podA), false, 0)
+				if e == nil {
+					require.Positive(w, wait)
+					w.passes(wait)
+					e = w.begin("a", podA)
+				}
+				e.Read()
+			}
+			w.passes(200 * time.Millisecond)
+		}
+	})
+}
+
+func TestSandboxWithTooManyEntriesGetsNoOtherPort(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.begin("a", podA).Read()
+		entries := func(n int) (listed, added bool) {
+			w.change(func() { w.open[host(podA)] = look.Counts{Open: 1, Entries: n} })
+			w.passes(2 * time.Second)
+			e, _ := w.tracker.Begin("a", netip.MustParseAddrPort(podA), false, 0)
+			other, _ := w.tracker.Begin("a", netip.AddrPortFrom(addr(podA), 81), false, 0)
+			return e != nil, other != nil
+		}
+		listed, added := entries(entriesMost)
+		require.True(w, listed, "no other entry comes of it")
+		require.False(w, added)
+		_, added = entries(entriesMost - 1)
+		require.True(w, added)
+	})
+}
+
+func TestRetainKeepsWhatIsKnownOrInUse(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.begin("a", podA).Read()
+		w.begin("b", podB)
+		w.begin("c", "10.0.0.3:80").Read()
+		w.passes(2 * time.Second)
+		w.tracker.Retain(func(id string) bool { return id == "a" })
+		require.NotNil(w, w.use("a"))
+		require.NotNil(w, w.use("b"), "its answer is unread")
+		require.Nil(w, w.use("c"))
+	})
+}
+
+func TestReleasedSandboxLeavesAtOnce(t *testing.T) {
+	inWorld(t, func(w *world) {
+		e := w.begin("a", podA)
+		w.tracker.Forget("a")
+		e.Read()
+		require.Zero(w, w.tracker.Len())
+		w.passes(2 * time.Second)
+		require.Empty(w, w.tracker.Report(true).Activities)
+
+		w.begin("b", podA).Read() // the next sandbox at that address
+		w.passes(2 * time.Second)
+		require.NotZero(w, w.age("b"))
+		w.tracker.Forget("a")
+		require.Equal(w, 1, w.tracker.Len())
+	})
+}
+
+func TestOptionsThatAreRequired(t *testing.T) {
+	for name, change := range map[string]func(*Options){
+		"no clock": func(o *Options) { o.Now = nil }, "no look": func(o *Options) { o.Look = nil }, "no window": func(o *Options) { o.Window = 0 },
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := Options{Now: func() time.Duration { return 1 }, Look: (&world{}).look, Window: window}
+			change(&o)
+			_, err := New(o)
+			require.Error(t, err)
+		})
+	}
+}
+
+// Requests begin and end at any moment of a look, in all orders that the race detector's
+// scheduler finds, and none is missed: admission, look at the flag, read.
+func TestQuestionSeesEveryAdmissionBeforeTheFlag(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, func(*Options) {})
+		w.took = 0
+		for range 2000 {
+			var admitted, set bool
+			var mu sync.Mutex // the flag, as a route cache has it
+			var e *Entry
+			var racing sync.WaitGroup
+			racing.Go(func() {
+				begun, _ := w.tracker.Begin("a", netip.MustParseAddrPort(podA), false, 0)
+				require.NotNil(t, begun)
+				mu.Lock()
+				admitted = !set
+				mu.Unlock()
+				if admitted {
+					e = begun
+				} else {
+					begun.Cancel()
+				}
+			})
+			racing.Go(func() {
+				mu.Lock()
+				set = true
+				mu.Unlock()
+				w.tracker.Look(t.Context())
+			})
+			racing.Wait()
+			if admitted {
+				require.Zero(t, w.age("a"))
+				e.Read()
+			}
+			time.Sleep(2 * time.Second)
+			w.tracker.Look(t.Context())
+		}
+	})
+}
+
+func TestRequestOfAListedPortAllocatesNothing(t *testing.T) {
+	w := newWorld(t, func(*Options) {})
+	w.opens(podA, 1)
+	to := netip.MustParseAddrPort(podA)
+	w.begin("a", podA).Read()
+	w.tracker.Look(t.Context())
+	require.Zero(t, testing.AllocsPerRun(1000, func() {
+		e, _ := w.tracker.Begin("a", to, false, 0)
+		e.Read()
+	}))
 }

@@ -19,9 +19,9 @@ type Route struct {
 	DefaultPort uint16
 	// Ports are those that may be reached.
 	Ports Ports
-	// IdleTimeout is after how long without activity the sandbox is released; 0: never.
-	// The cache only keeps it.
-	IdleTimeout time.Duration
+	// MinBytes is how many bytes a minute must move over an open connection for it to be
+	// use of the sandbox; 0: it is use in any case. The cache only keeps it.
+	MinBytes uint64
 }
 
 // Status is what is known about a sandbox ID.
@@ -291,24 +291,6 @@ func (c *Cache) wake(id string) {
 type negative struct {
 	answer Answer
 	until  time.Duration
-}
-
-// Gone reports whether id is known to have been released.
-func (c *Cache) Gone(id string) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.tombstones.Contains(id)
-}
-
-// IdleTimeout is that of the route of id, if there is one.
-func (c *Cache) IdleTimeout(id string) (timeout time.Duration, ok bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	r, ok := c.routes.Peek(id)
-	if !ok {
-		return 0, false
-	}
-	return r.IdleTimeout, true
 }
 
 // Holds reports whether a Lookup of id would be answered with r now, without

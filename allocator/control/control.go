@@ -14,6 +14,8 @@ import (
 	"math"
 	"net/netip"
 	"regexp"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -25,6 +27,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/berth-sandbox/berth/allocator/core"
+	"github.com/berth-sandbox/berth/api/activity"
 	controlv1 "github.com/berth-sandbox/berth/api/control/v1"
 	"github.com/berth-sandbox/berth/internal/bootclock"
 )
@@ -60,9 +63,9 @@ type Leader interface {
 	Journal() string
 	Began() uint64
 	Position() uint64
-	// Restored is told that routers have seen more of the journal than there is in it,
-	// up to this term: so it was restored from a backup. The leader begins it anew, and
-	// ends.
+	// Restored is told that routers have seen more of the journal than there is in it, or a
+	// journal that was begun after it, up to this term: so it was restored from a backup.
+	// The leader begins it anew, and ends.
 	Restored(term uint64)
 }
 
@@ -70,9 +73,8 @@ type Leader interface {
 type Server struct {
 	controlv1.UnimplementedControlServer
 	log *zap.Logger
-	// maxStale is how long after its last ping a router is waited for, window the
-	// shortest idle timeout that is allowed.
-	maxStale, window time.Duration
+	// maxStale is how long after its last ping a router is waited for.
+	maxStale time.Duration
 	// leaderAddress returns the control address of the replica that leads, "" if
 	// none is known.
 	leaderAddress func() string
@@ -104,11 +106,10 @@ func (s *stream) end(err error) {
 
 // New returns a Server that does not lead. maxStale is for how long after its last
 // answered ping a router may serve what it knows: one that would for longer is refused,
-// because nobody would wait for it. window is the shortest idle timeout that is allowed:
-// a router that may not know for longer what is open is refused.
-func New(maxStale, window time.Duration, leaderAddress func() string, log *zap.Logger) *Server {
+// because no fence would wait for it.
+func New(maxStale time.Duration, leaderAddress func() string, log *zap.Logger) *Server {
 	return &Server{
-		log: log, maxStale: maxStale, window: window, leaderAddress: leaderAddress,
+		log: log, maxStale: maxStale, leaderAddress: leaderAddress,
 		streams: map[uint64]*stream{}, stopping: make(chan struct{}),
 	}
 }
@@ -190,18 +191,23 @@ func (s *Server) Session(rpc grpc.BidiStreamingServer[controlv1.RouterMessage, c
 	if err != nil {
 		return err
 	}
+	if earlier != "" {
+		// Also if this router is refused: others of that journal may serve, too.
+		leader.Submit(core.EarlierSeen{Journal: earlier})
+	}
 	if err := s.checkMaxStale(join); err != nil {
 		return err
 	}
-	if err := s.checkWindow(join); err != nil {
-		return err
+	if !join.GetLooks() {
+		s.log.Warn("a router of an earlier version cannot say what is idle; while it is there no sandbox that it can route to is released for being idle",
+			zap.String("session", join.GetInstanceId()))
 	}
 
 	st := s.add()
 	defer s.remove(st)
 	session := join.GetInstanceId()
 	from := addressOf(rpc.Context())
-	leader.Submit(core.SessionJoined{Session: session, Stream: st.id, From: from, Quiesces: join.GetActivityWindowNanos() > 0, Earlier: earlier})
+	leader.Submit(core.SessionJoined{Session: session, Stream: st.id, From: from})
 	defer leader.Submit(core.SessionLeft{Session: session, Stream: st.id})
 	s.log.Info("router joined", zap.String("session", session), zap.String("address", from))
 	err = s.serve(rpc, leader, st, session, incoming, failed)
@@ -210,10 +216,15 @@ func (s *Server) Session(rpc grpc.BidiStreamingServer[controlv1.RouterMessage, c
 }
 
 // checkSeen compares what a router has seen of the journal with what there is. It returns
-// the ID of another journal that the router may still serve from.
+// the ID of another journal that the router may still serve from, or an error if the
+// journal was restored from a backup: then it is begun anew.
 func (s *Server) checkSeen(leader Leader, join *controlv1.Join) (earlier string, err error) {
 	journal, term, position := join.GetJournal(), join.GetHighestTerm(), join.GetPosition()
-	if journal != "" && journal != leader.Journal() {
+	if term > core.TermMost {
+		return "", status.Errorf(codes.InvalidArgument, "join.highest_term %d: must be %d at most", term, uint64(core.TermMost))
+	}
+	left := slices.Contains(join.GetLeft(), leader.Journal())
+	if !left && journal != "" && journal != leader.Journal() {
 		if join.GetServing() {
 			return journal, nil
 		}
@@ -221,6 +232,8 @@ func (s *Server) checkSeen(leader Leader, join *controlv1.Join) (earlier string,
 	}
 	var ahead bool
 	switch {
+	case left: // a later journal was begun, and the router would follow no leader of this one
+		ahead = true
 	case term > leader.Term():
 		ahead = true
 	case term == leader.Term(): // of another leader, whose writes are not in the journal any more
@@ -234,10 +247,11 @@ func (s *Server) checkSeen(leader Leader, join *controlv1.Join) (earlier string,
 	// This leader holds the lease. Should it be deposed all the same, then it cannot write
 	// to the journal, and only ends.
 	s.log.Error("a router has seen more of the journal than there is in it: it was restored from a backup, and is begun anew, see docs/backup.md",
-		zap.String("session", join.GetInstanceId()), zap.Uint64("seenTerm", term), zap.Uint64("seenPosition", position),
-		zap.Uint64("term", leader.Term()), zap.Uint64("position", leader.Position()))
+		zap.String("session", join.GetInstanceId()), zap.String("seenJournal", journal), zap.Uint64("seenTerm", term), zap.Uint64("seenPosition", position),
+		zap.String("journal", leader.Journal()), zap.Uint64("term", leader.Term()), zap.Uint64("position", leader.Position()))
 	leader.Restored(term)
-	return "", status.Errorf(codes.FailedPrecondition, "the journal is begun anew: the router has seen term %d, position %d, and it ends at term %d, position %d", term, position, leader.Term(), leader.Position())
+	return "", status.Errorf(codes.FailedPrecondition, "the journal is begun anew: the router has seen journal %q up to term %d, position %d, and journal %q ends at term %d, position %d",
+		journal, term, position, leader.Journal(), leader.Term(), leader.Position())
 }
 
 // addressOf is the address of a router, without its port.
@@ -279,23 +293,6 @@ func duration(nanos uint64) string {
 	return time.Duration(nanos).String()
 }
 
-// checkWindow refuses a router that may take a request that is open for one that has
-// ended before a sandbox could be released for that.
-func (s *Server) checkWindow(join *controlv1.Join) error {
-	theirs, ours := join.GetActivityWindowNanos(), uint64(s.window)
-	switch {
-	case theirs == 0:
-		s.log.Warn("a router of an earlier version cannot say what is idle; while it is there no sandbox that it can route to is released for being idle",
-			zap.String("session", join.GetInstanceId()))
-	case theirs > ours:
-		err := status.Errorf(codes.FailedPrecondition, "the router may not know for %s what is open, and the allocators allow idle timeouts of %v: sandboxes in use would be released; give the allocators, the routers and Envoy the same --access-log-flush",
-			duration(theirs), s.window)
-		s.log.Warn("router refused", zap.String("session", join.GetInstanceId()), zap.Error(err))
-		return err
-	}
-	return nil
-}
-
 // activities turns what a router says of activity into the core's form.
 func activities(field string, all []*controlv1.Activity) ([]core.Activity, error) {
 	if len(all) > activitiesMost {
@@ -303,10 +300,46 @@ func activities(field string, all []*controlv1.Activity) ([]core.Activity, error
 	}
 	list := make([]core.Activity, 0, len(all))
 	for _, a := range all {
-		list = append(list, core.Activity{ID: a.GetSandboxId(), Age: ago(a.GetAgeMillis()), Quiet: ago(a.GetQuietMillis()), Open: int(a.GetOpen()), Settles: ago(a.GetSettlesMillis())})
+		addr, err := netip.ParseAddr(a.GetPodIp())
+		if err != nil && a.GetSandboxId() == "" {
+			return nil, status.Errorf(codes.InvalidArgument, "%s.activities: neither sandbox_id nor an address in pod_ip: %.100q", field, a.GetPodIp())
+		}
+		kind := activity.Kind(a.GetKind())
+		if !kindWord.MatchString(a.GetKind()) {
+			kind = activity.Unknown
+		}
+		list = append(list, core.Activity{ID: a.GetSandboxId(), Addr: addr.Unmap(), Age: ago(a.GetAgeMillis()), Open: int(a.GetOpen()), Kind: kind})
 	}
 	return list, nil
 }
+
+// kindWord is what a kind of use looks like. A later version may have more of them.
+var kindWord = regexp.MustCompile(`^[a-z]{1,32}$`)
+
+// Bounds of what a router may say for people.
+const (
+	envoyMost = 128
+	blindMost = 256
+)
+
+// report takes a Report, and quiesced a Quiesced.
+func report(stream uint64, r *controlv1.Report) (core.Report, error) {
+	all, err := activities("report", r.GetActivities())
+	if err == nil && len(r.GetGateway()) > envoyMost {
+		err = status.Errorf(codes.InvalidArgument, "report.envoy: %d bytes are more than %d", len(r.GetGateway()), envoyMost)
+	}
+	return core.Report{
+		Stream: stream, Activities: all, Gateway: r.GetGateway(), Nonce: r.GetNonce(), Took: ago(r.GetTookMillis()), Blind: first(r.GetBlind(), blindMost),
+	}, err
+}
+
+func quiesced(stream uint64, q *controlv1.Quiesced) (core.Quiesced, error) {
+	all, err := activities("quiesced", q.GetActivities())
+	return core.Quiesced{Stream: stream, Number: q.GetNumber(), Activities: all, Blind: first(q.GetBlind(), blindMost)}, err
+}
+
+// first is the beginning of a text, at most so many bytes.
+func first(text string, most int) string { return strings.ToValidUTF8(text[:min(len(text), most)], "") }
 
 // ago is a number of milliseconds, a hundred years at most.
 func ago(millis uint64) time.Duration {
@@ -347,20 +380,25 @@ func (s *Server) serve(rpc grpc.BidiStreamingServer[controlv1.RouterMessage, con
 			case *controlv1.RouterMessage_Ping:
 				leader.Submit(core.SessionPing{Session: session, Stream: st.id, Nonce: m.Ping.GetNonce()})
 			case *controlv1.RouterMessage_Goodbye:
-				leader.Submit(core.SessionGoodbye{Session: session, Doubt: m.Goodbye.GetDoubt(), EnvoyEnded: m.Goodbye.GetEnvoyEnded()})
-				return nil
+				if !leader.Valid() {
+					return errUnsure
+				}
+				leader.Submit(core.SessionGoodbye{Session: session, Stream: st.id, Looked: m.Goodbye.GetLooked()})
+				return s.leave(st, failed, sending)
 			case *controlv1.RouterMessage_Report:
-				all, err := activities("report", m.Report.GetActivities())
+				r, err := report(st.id, m.Report)
 				if err != nil {
 					return err
 				}
-				leader.Submit(core.Report{Session: session, Stream: st.id, Activities: all, Complete: m.Report.GetComplete(), Handover: m.Report.GetHandover()})
+				leader.Submit(r)
 			case *controlv1.RouterMessage_Quiesced:
-				all, err := activities("quiesced", m.Quiesced.GetActivities())
+				q, err := quiesced(st.id, m.Quiesced)
 				if err != nil {
 					return err
 				}
-				leader.Submit(core.Quiesced{Session: session, Stream: st.id, Number: m.Quiesced.GetNumber(), Activities: all, Doubt: ago(m.Quiesced.GetDoubtMillis())})
+				leader.Submit(q)
+			case *controlv1.RouterMessage_Probed:
+				leader.Submit(core.Probed{Stream: st.id, ID: m.Probed.GetSandboxId(), Busy: m.Probed.GetBusy()})
 			case *controlv1.RouterMessage_Dead:
 				if err := checkDead(m.Dead, session); err != nil {
 					return err // before any of it is believed
@@ -387,6 +425,28 @@ func (s *Server) serve(rpc grpc.BidiStreamingServer[controlv1.RouterMessage, con
 	}
 }
 
+// leave keeps the stream of a router that has said Goodbye until that is durable, and
+// returns nil then. The router takes the end of its stream for the acknowledgement. After
+// any other end it looks for another leader: this one may have been deposed, and what it
+// has not committed is lost.
+func (s *Server) leave(st *stream, failed, sending <-chan error) error {
+	for {
+		select {
+		case err := <-failed:
+			if !errors.Is(err, io.EOF) {
+				return err
+			}
+			failed = nil // the router has nothing more to say, and waits
+		case err := <-sending:
+			return err
+		case <-st.cut:
+			return st.err
+		case <-s.stopping:
+			return status.Error(codes.FailedPrecondition, "this replica is stopping")
+		}
+	}
+}
+
 // send writes the stream's queue to the router.
 func (s *Server) send(rpc grpc.BidiStreamingServer[controlv1.RouterMessage, controlv1.AllocatorMessage], leader Leader, st *stream) error {
 	for {
@@ -396,8 +456,9 @@ func (s *Server) send(rpc grpc.BidiStreamingServer[controlv1.RouterMessage, cont
 		case messages := <-st.queue:
 			for _, m := range messages {
 				// The last moment: a pong from a leader that is not one any more
-				// would let a router serve what has changed since.
-				if m.GetPong() != nil && !leader.Valid() {
+				// would let a router serve what has changed since, and its snapshot
+				// would have a router leave the present journal for an earlier one.
+				if (m.GetPong() != nil || m.GetSnapshot() != nil) && !leader.Valid() {
 					return errUnsure
 				}
 				m.Journal, m.Position = leader.Journal(), leader.Position()
@@ -466,17 +527,28 @@ func (s *Server) Deliver(term uint64, e core.Effect) bool {
 		}
 		s.push(e.Stream, &controlv1.AllocatorMessage{Term: term, Message: &controlv1.AllocatorMessage_Resolved{Resolved: r}})
 	case core.SendQuiesce:
-		s.push(e.Stream, &controlv1.AllocatorMessage{Term: term, Message: &controlv1.AllocatorMessage_Quiesce{Quiesce: &controlv1.Quiesce{Number: e.Number, SandboxIds: e.IDs}}})
+		q := &controlv1.Quiesce{Number: e.Number}
+		for _, question := range e.Questions {
+			q.Questions = append(q.Questions, &controlv1.Question{SandboxId: question.ID, PodIp: question.IP.String(), MinBytesPerMinute: question.MinBytes})
+		}
+		s.push(e.Stream, &controlv1.AllocatorMessage{Term: term, Message: &controlv1.AllocatorMessage_Quiesce{Quiesce: q}})
+	case core.SendProbe:
+		s.push(e.Stream, &controlv1.AllocatorMessage{Term: term, Message: &controlv1.AllocatorMessage_Probe{Probe: &controlv1.Probe{
+			SandboxId: e.ID, PodIp: e.To.Addr().String(), Port: uint32(e.To.Port()), Path: e.Path,
+		}}})
 	case core.SendResume:
 		s.push(e.Stream, &controlv1.AllocatorMessage{Term: term, Message: &controlv1.AllocatorMessage_Resume{Resume: &controlv1.Resume{SandboxIds: e.IDs}}})
 	case core.SendPong:
 		s.push(e.Stream, &controlv1.AllocatorMessage{Term: term, Message: &controlv1.AllocatorMessage_Pong{Pong: &controlv1.Pong{Nonce: e.Nonce}}})
 	case core.CloseStream:
-		if e.Banned {
+		switch {
+		case e.Left:
+			s.cut(e.Stream, nil)
+		case e.Banned:
 			s.cut(e.Stream, controlv1.DeclaredDead())
-			return true
+		default:
+			s.cut(e.Stream, status.Error(codes.Aborted, "another stream joined under the same instance ID, or the session expired"))
 		}
-		s.cut(e.Stream, status.Error(codes.Aborted, "another stream joined under the same instance ID, the session expired, or the router did not say what is idle"))
 	default:
 		return false
 	}
@@ -528,7 +600,7 @@ func snapshot(term uint64, e core.SendSnapshot) []*controlv1.AllocatorMessage {
 }
 
 func route(s *core.Sandbox) *controlv1.Route {
-	r := &controlv1.Route{SandboxId: s.ID, PodIp: s.IP.String(), DefaultPort: uint32(s.DefaultPort), IdleTimeoutMillis: uint64(s.IdleTimeout.Milliseconds())}
+	r := &controlv1.Route{SandboxId: s.ID, PodIp: s.IP.String(), DefaultPort: uint32(s.DefaultPort), MinBytesPerMinute: s.MinBytes}
 	for _, port := range s.Ports {
 		r.Ports = append(r.Ports, uint32(port))
 	}

@@ -2,6 +2,7 @@ package control
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -24,6 +25,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/berth-sandbox/berth/allocator/core"
+	"github.com/berth-sandbox/berth/api/activity"
 	controlv1 "github.com/berth-sandbox/berth/api/control/v1"
 	"github.com/berth-sandbox/berth/internal/bootclock"
 )
@@ -90,7 +92,7 @@ func run(t *testing.T, f func(*world)) {
 		// The connection's timers keep the bubble's time going also when everybody
 		// waits in vain.
 		defer time.AfterFunc(time.Hour, func() { panic("what the test waits for does not happen") }).Stop()
-		w := &world{t: t, leader: &fakeLeader{}, Server: New(maxStale, 7*time.Second, func() string { return "10.0.0.9:9090" }, zap.NewNop())}
+		w := &world{t: t, leader: &fakeLeader{}, Server: New(maxStale, func() string { return "10.0.0.9:9090" }, zap.NewNop())}
 		w.Lead(w.leader)
 		listener := bufconn.Listen(1 << 16)
 		server := grpc.NewServer()
@@ -126,16 +128,19 @@ func TestARouterThatHasSeenMoreOfTheJournalShowsThatItWasRestored(t *testing.T) 
 		term, position uint64
 		restored       uint64 // up to this term
 		earlier        string
+		left           []string
 	}{
-		"as far as it is":                    {"j", 7, 110, 0, ""},
-		"an earlier term":                    {"j", 6, 99, 0, ""},
-		"of a version that does not say":     {"", 7, 0, 0, ""},
-		"a later term":                       {"j", 9, 0, 9, ""},
-		"the same":                           {"", 9, 0, 9, ""},
-		"another leader's writes":            {"j", 7, 111, 7, ""},
-		"writes before that are gone":        {"j", 6, 100, 6, ""},
-		"another journal":                    {"k", 9, 500, 0, "k"},
-		"another journal, and the same term": {"k", 7, 111, 0, "k"},
+		"as far as it is":                    {"j", 7, 110, 0, "", nil},
+		"an earlier term":                    {"j", 6, 99, 0, "", nil},
+		"of a version that does not say":     {"", 7, 0, 0, "", nil},
+		"a later term":                       {"j", 9, 0, 9, "", nil},
+		"the same":                           {"", 9, 0, 9, "", nil},
+		"another leader's writes":            {"j", 7, 111, 7, "", nil},
+		"writes before that are gone":        {"j", 6, 100, 6, "", nil},
+		"another journal":                    {"k", 9, 500, 0, "k", nil},
+		"another journal, and the same term": {"k", 7, 111, 0, "k", nil},
+		"another journal, after this one":    {"k", 3, 5, 3, "", []string{"i", "j"}},
+		"another journal, after others":      {"k", 3, 5, 0, "k", []string{"h", "i"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			run(t, func(w *world) {
@@ -145,7 +150,7 @@ func TestARouterThatHasSeenMoreOfTheJournalShowsThatItWasRestored(t *testing.T) 
 						w.leader.restored.Store(0)
 						stream := w.open()
 						m := join(instance, c.term)
-						m.GetJoin().Journal, m.GetJoin().Position, m.GetJoin().Serving = c.journal, c.position, serving
+						m.GetJoin().Journal, m.GetJoin().Position, m.GetJoin().Serving, m.GetJoin().Left = c.journal, c.position, serving, c.left
 						require.NoError(t, stream.Send(m))
 						events := w.leader.seen()
 						switch {
@@ -154,14 +159,13 @@ func TestARouterThatHasSeenMoreOfTheJournalShowsThatItWasRestored(t *testing.T) 
 							require.Zero(t, w.leader.restored.Load(), "who may be deposed begins nothing")
 							fails(t, stream, codes.FailedPrecondition, "cannot tell that it still leads")
 						case c.restored == 0:
-							want := core.SessionJoined{Session: instance}
-							if serving {
-								want.Earlier = c.earlier
+							var want []core.Event
+							if serving && c.earlier != "" {
+								want = append(want, core.EarlierSeen{Journal: c.earlier})
 							}
-							got, ok := events[len(events)-1].(core.SessionJoined)
+							joined, ok := events[len(events)-1].(core.SessionJoined)
 							require.True(t, ok, "%#v", events)
-							got.Stream = 0
-							require.Equal(t, want, got)
+							require.Equal(t, append(want, core.SessionJoined{Session: instance, Stream: joined.Stream}), events)
 							require.Zero(t, w.leader.restored.Load())
 						default:
 							require.Equal(t, c.restored, w.leader.restored.Load())
@@ -175,6 +179,44 @@ func TestARouterThatHasSeenMoreOfTheJournalShowsThatItWasRestored(t *testing.T) 
 			})
 		})
 	}
+}
+
+func TestARefusedRouterOfAnotherJournalStillProvesEarlierRouters(t *testing.T) {
+	for name, change := range map[string]func(*controlv1.Join){
+		"it serves for too long": func(j *controlv1.Join) { j.MaxStaleNanos = uint64(maxStale) + 1 },
+	} {
+		t.Run(name, func(t *testing.T) {
+			run(t, func(w *world) {
+				stream := w.open()
+				m := join(instance, 3)
+				m.GetJoin().Journal, m.GetJoin().Serving = "k", true
+				change(m.GetJoin())
+				require.NoError(t, stream.Send(m))
+				require.Equal(t, []core.Event{core.EarlierSeen{Journal: "k"}}, w.leader.seen())
+				_, err := stream.Recv()
+				require.Equal(t, codes.FailedPrecondition, status.Code(err))
+			})
+		})
+	}
+}
+
+// Later leaders count on from the highest term that was seen.
+func TestATermThatNoJournalReachesIsRefused(t *testing.T) {
+	run(t, func(w *world) {
+		for _, journal := range []string{"", "j", "k"} {
+			stream := w.open()
+			m := join(instance, core.TermMost+1)
+			m.GetJoin().Journal, m.GetJoin().Left, m.GetJoin().Serving = journal, []string{"j"}, true
+			require.NoError(t, stream.Send(m))
+			fails(t, stream, codes.InvalidArgument, "join.highest_term 9007199254740993: must be 9007199254740992 at most")
+			require.Empty(t, w.leader.seen())
+			require.Zero(t, w.leader.restored.Load())
+		}
+		stream := w.open()
+		require.NoError(t, stream.Send(join(instance, core.TermMost)))
+		fails(t, stream, codes.FailedPrecondition, "begun anew")
+		require.EqualValues(t, core.TermMost, w.leader.restored.Load())
+	})
 }
 
 func join(id string, term uint64) *controlv1.RouterMessage {
@@ -270,25 +312,15 @@ func TestARouterThatServesForLongerThanItIsWaitedForIsRefused(t *testing.T) {
 	}
 }
 
-func TestARouterThatCannotTellForLongerWhatIsOpenIsRefused(t *testing.T) {
-	joins := func(nanos uint64) *controlv1.RouterMessage {
-		m := join(instance, 0)
-		m.GetJoin().ActivityWindowNanos = nanos
-		return m
-	}
-	for nanos, says := range map[uint64]string{uint64(7*time.Second) + 1: "7.000000001s", 1<<64 - 1: "18446744073709551615 ns"} {
+func TestActivityWithoutASandboxAndAnAddressIsRefused(t *testing.T) {
+	for _, address := range []string{"", "10.0.0.300"} {
 		run(t, func(w *world) {
-			stream := w.open()
-			require.NoError(t, stream.Send(joins(nanos)))
-			require.Empty(t, w.leader.seen(), "a session that was refused became known")
-			fails(t, stream, codes.FailedPrecondition, "the router may not know for "+says+" what is open, and the allocators allow idle timeouts of 7s: ")
-		})
-	}
-	// Those of earlier versions do not say, and cannot be asked.
-	for _, nanos := range []uint64{0, 1, uint64(7 * time.Second)} {
-		run(t, func(w *world) {
-			require.NoError(t, w.open().Send(joins(nanos)))
-			require.Equal(t, []core.Event{core.SessionJoined{Session: instance, Stream: 1, Quiesces: nanos > 0}}, w.leader.seen())
+			stream, n := w.joined()
+			require.NoError(t, stream.Send(&controlv1.RouterMessage{Message: &controlv1.RouterMessage_Report{
+				Report: &controlv1.Report{Activities: []*controlv1.Activity{{PodIp: address, Open: 1}}},
+			}}))
+			fails(t, stream, codes.InvalidArgument, "report.activities: neither sandbox_id nor an address in pod_ip: ")
+			require.Equal(t, []core.Event{core.SessionLeft{Session: instance, Stream: n}}, w.leader.seen())
 		})
 	}
 }
@@ -362,7 +394,9 @@ func TestReplicaThatDoesNotLeadNamesTheLeader(t *testing.T) {
 	run(t, func(w *world) {
 		w.Lead(nil)
 		stream := w.open()
-		require.NoError(t, stream.Send(join(instance, 0)))
+		if err := stream.Send(join(instance, 0)); !errors.Is(err, io.EOF) { // the stream may have ended already
+			require.NoError(t, err)
+		}
 		m, err := stream.Recv()
 		require.NoError(t, err)
 		require.Equal(t, "10.0.0.9:9090", m.GetNotLeader().GetLeaderAddress())
@@ -379,26 +413,94 @@ func TestWhatARouterSaysBecomesEventsInOrder(t *testing.T) {
 			ping(11),
 			{Message: &controlv1.RouterMessage_Ack{Ack: &controlv1.Ack{Sequence: 1}}},
 			{Message: &controlv1.RouterMessage_Resolve{Resolve: &controlv1.Resolve{SandboxId: "k3x9"}}},
-			{Message: &controlv1.RouterMessage_Report{Report: &controlv1.Report{Activities: []*controlv1.Activity{{SandboxId: "k3x9", AgeMillis: 1500, QuietMillis: 1<<64 - 1, Open: 2}}}}},
-			{Message: &controlv1.RouterMessage_Report{Report: &controlv1.Report{Complete: true, Handover: true}}},
-			{Message: &controlv1.RouterMessage_Quiesced{Quiesced: &controlv1.Quiesced{Number: 9, Activities: []*controlv1.Activity{{SandboxId: "k3x9", AgeMillis: 3, SettlesMillis: 5}}, DoubtMillis: 4}}},
+			{Message: &controlv1.RouterMessage_Report{Report: &controlv1.Report{Activities: []*controlv1.Activity{
+				{SandboxId: "k3x9", AgeMillis: 1<<64 - 1, Open: 2, PodIp: "10.0.0.7", Kind: "bytes"}, {PodIp: "::ffff:10.0.0.8", Open: 1, Kind: "later"}, {SandboxId: "x7", Kind: "No word"}, {SandboxId: "x8"},
+			}}}},
+			{Message: &controlv1.RouterMessage_Report{Report: &controlv1.Report{Gateway: "e", Nonce: 7, TookMillis: 3}}},
+			{Message: &controlv1.RouterMessage_Report{Report: &controlv1.Report{Blind: strings.Repeat("ü", 200)}}},
+			{Message: &controlv1.RouterMessage_Quiesced{Quiesced: &controlv1.Quiesced{Number: 9, Activities: []*controlv1.Activity{{SandboxId: "k3x9", AgeMillis: 3, Kind: strings.Repeat("x", 33)}}, Blind: "the look timed out"}}},
+			{Message: &controlv1.RouterMessage_Probed{Probed: &controlv1.Probed{SandboxId: "k3x9", Busy: true}}},
+			{Message: &controlv1.RouterMessage_Probed{Probed: &controlv1.Probed{SandboxId: "x7"}}},
 			{}, // of a kind that is not known yet
-			{Message: &controlv1.RouterMessage_Goodbye{Goodbye: &controlv1.Goodbye{Doubt: true, EnvoyEnded: true}}},
+			{Message: &controlv1.RouterMessage_Goodbye{Goodbye: &controlv1.Goodbye{Looked: true}}},
 		} {
 			require.NoError(t, stream.Send(m))
 		}
+		synctest.Wait()
+		w.Deliver(7, core.CloseStream{Stream: n, Left: true})
 		_, err := stream.Recv()
 		require.ErrorIs(t, err, io.EOF, "Goodbye ends the stream without an error")
 		require.Equal(t, []core.Event{
 			core.SessionPing{Session: instance, Stream: n, Nonce: 11},
 			core.SessionAck{Session: instance, Stream: n, Sequence: 1},
 			core.Resolve{Session: instance, Stream: n, ID: "k3x9"},
-			core.Report{Session: instance, Stream: n, Activities: []core.Activity{{ID: "k3x9", Age: 1500 * time.Millisecond, Quiet: 100 * 365 * 24 * time.Hour, Open: 2}}},
-			core.Report{Session: instance, Stream: n, Activities: []core.Activity{}, Complete: true, Handover: true},
-			core.Quiesced{Session: instance, Stream: n, Number: 9, Activities: []core.Activity{{ID: "k3x9", Age: 3 * time.Millisecond, Settles: 5 * time.Millisecond}}, Doubt: 4 * time.Millisecond},
-			core.SessionGoodbye{Session: instance, Doubt: true, EnvoyEnded: true},
+			core.Report{Stream: n, Activities: []core.Activity{
+				{ID: "k3x9", Addr: netip.MustParseAddr("10.0.0.7"), Age: 100 * 365 * 24 * time.Hour, Open: 2, Kind: activity.Bytes}, {Addr: netip.MustParseAddr("10.0.0.8"), Open: 1, Kind: "later"}, {ID: "x7", Kind: activity.Unknown}, {ID: "x8", Kind: activity.Unknown},
+			}},
+			core.Report{Stream: n, Activities: []core.Activity{}, Gateway: "e", Nonce: 7, Took: 3 * time.Millisecond},
+			core.Report{Stream: n, Activities: []core.Activity{}, Blind: strings.Repeat("ü", 128)},
+			core.Quiesced{Stream: n, Number: 9, Activities: []core.Activity{{ID: "k3x9", Age: 3 * time.Millisecond, Kind: activity.Unknown}}, Blind: "the look timed out"},
+			core.Probed{Stream: n, ID: "k3x9", Busy: true},
+			core.Probed{Stream: n, ID: "x7"},
+			core.SessionGoodbye{Session: instance, Stream: n, Looked: true},
 			core.SessionLeft{Session: instance, Stream: n},
 		}, w.leader.seen())
+	})
+}
+
+func goodbye() *controlv1.RouterMessage {
+	return &controlv1.RouterMessage{Message: &controlv1.RouterMessage_Goodbye{Goodbye: &controlv1.Goodbye{}}}
+}
+
+// A router that sees its stream end without an error looks for no other leader.
+func TestGoodbyeIsAcknowledgedOnlyOnceItIsDurable(t *testing.T) {
+	for name, c := range map[string]struct {
+		then func(w *world, stream uint64)
+		code codes.Code
+		says string
+	}{
+		"it is durable":           {func(w *world, n uint64) { w.Deliver(7, core.CloseStream{Stream: n, Left: true}) }, codes.OK, ""},
+		"the replica stops first": {func(w *world, _ uint64) { w.Stop() }, codes.FailedPrecondition, "this replica is stopping"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			run(t, func(w *world) {
+				stream, n := w.joined()
+				require.NoError(t, stream.Send(goodbye()))
+				require.NoError(t, stream.CloseSend())
+				require.Equal(t, []core.Event{core.SessionGoodbye{Session: instance, Stream: n}}, w.leader.seen(), "the stream has ended already")
+				c.then(w, n)
+				if c.code == codes.OK {
+					_, err := stream.Recv()
+					require.ErrorIs(t, err, io.EOF)
+				} else {
+					fails(t, stream, c.code, c.says)
+				}
+			})
+		})
+	}
+	t.Run("the lease may be lost", func(t *testing.T) {
+		run(t, func(w *world) {
+			stream, n := w.joined()
+			w.leader.deposed.Store(true)
+			require.NoError(t, stream.Send(goodbye()))
+			require.NoError(t, stream.CloseSend())
+			require.Equal(t, []core.Event{core.SessionLeft{Session: instance, Stream: n}}, w.leader.seen(), "it may come back")
+			fails(t, stream, codes.FailedPrecondition, "cannot tell that it still leads")
+		})
+	})
+	t.Run("the router does not wait", func(t *testing.T) {
+		run(t, func(w *world) {
+			ctx, cancel := context.WithCancel(w.t.Context())
+			defer cancel()
+			stream, err := w.client.Session(ctx)
+			require.NoError(t, err)
+			require.NoError(t, stream.Send(join(instance, 0)))
+			require.Len(t, w.leader.seen(), 1)
+			require.NoError(t, stream.Send(goodbye()))
+			require.Len(t, w.leader.seen(), 1)
+			cancel()
+			require.Len(t, w.leader.seen(), 1, "its stream stays")
+		})
 	})
 }
 
@@ -432,7 +534,7 @@ func TestEffectsReachTheRouterInOrder(t *testing.T) {
 		k3x9 := sandbox("k3x9")
 		k3x9.Ports = []uint16{8080, 49983}
 		idle := sandbox("idle")
-		idle.IdleTimeout = 90 * time.Second
+		idle.IdleTimeout, idle.MinBytes = 90*time.Second, 1024
 		narrowed := sandbox("new")
 		narrowed.Ports = []uint16{65535}
 		for _, e := range []core.Effect{
@@ -446,7 +548,8 @@ func TestEffectsReachTheRouterInOrder(t *testing.T) {
 			core.SendResolved{Stream: n, ID: "nobody"},
 			core.SendResolved{Stream: n, ID: "starting", Starting: true, Hold: 1500 * time.Millisecond},
 			core.SendResolved{Stream: n, ID: "idle", Sandbox: &idle},
-			core.SendQuiesce{Stream: n, Number: 3, IDs: []string{"k3x9", "idle"}},
+			core.SendQuiesce{Stream: n, Number: 3, Questions: []core.Question{{ID: "k3x9", IP: netip.MustParseAddr("10.0.0.1")}, {ID: "idle", IP: netip.MustParseAddr("fd00::1"), MinBytes: 2048}}},
+			core.SendProbe{Stream: n, ID: "k3x9", To: netip.MustParseAddrPort("10.0.0.1:9000"), Path: "/busy"},
 			core.SendResume{Stream: n, IDs: []string{"idle"}},
 		} {
 			require.True(t, w.Deliver(7, e))
@@ -464,8 +567,11 @@ func TestEffectsReachTheRouterInOrder(t *testing.T) {
 			{Term: 7, Message: &controlv1.AllocatorMessage_Resolved{Resolved: &controlv1.Resolved{SandboxId: "gone", Answer: &controlv1.Resolved_Gone{Gone: &controlv1.Gone{}}}}},
 			{Term: 7, Message: &controlv1.AllocatorMessage_Resolved{Resolved: &controlv1.Resolved{SandboxId: "nobody", Answer: &controlv1.Resolved_Unknown{Unknown: &controlv1.Unknown{}}}}},
 			{Term: 7, Message: &controlv1.AllocatorMessage_Resolved{Resolved: &controlv1.Resolved{SandboxId: "starting", Answer: &controlv1.Resolved_Starting{Starting: &controlv1.Starting{HoldMillis: 1500}}}}},
-			{Term: 7, Message: &controlv1.AllocatorMessage_Resolved{Resolved: &controlv1.Resolved{SandboxId: "idle", Answer: &controlv1.Resolved_Route{Route: &controlv1.Route{SandboxId: "idle", PodIp: "10.0.0.1", DefaultPort: 8080, IdleTimeoutMillis: 90_000}}}}},
-			{Term: 7, Message: &controlv1.AllocatorMessage_Quiesce{Quiesce: &controlv1.Quiesce{Number: 3, SandboxIds: []string{"k3x9", "idle"}}}},
+			{Term: 7, Message: &controlv1.AllocatorMessage_Resolved{Resolved: &controlv1.Resolved{SandboxId: "idle", Answer: &controlv1.Resolved_Route{Route: &controlv1.Route{SandboxId: "idle", PodIp: "10.0.0.1", DefaultPort: 8080, MinBytesPerMinute: 1024}}}}},
+			{Term: 7, Message: &controlv1.AllocatorMessage_Quiesce{Quiesce: &controlv1.Quiesce{Number: 3, Questions: []*controlv1.Question{
+				{SandboxId: "k3x9", PodIp: "10.0.0.1"}, {SandboxId: "idle", PodIp: "fd00::1", MinBytesPerMinute: 2048},
+			}}}},
+			{Term: 7, Message: &controlv1.AllocatorMessage_Probe{Probe: &controlv1.Probe{SandboxId: "k3x9", PodIp: "10.0.0.1", Port: 9000, Path: "/busy"}}},
 			{Term: 7, Message: &controlv1.AllocatorMessage_Resume{Resume: &controlv1.Resume{SandboxIds: []string{"idle"}}}},
 		} {
 			want.Journal, want.Position = "j", 110
@@ -477,7 +583,7 @@ func TestEffectsReachTheRouterInOrder(t *testing.T) {
 }
 
 func TestEffectsThatAreNotForRoutersAreLeftToOthers(t *testing.T) {
-	s := New(maxStale, 7*time.Second, func() string { return "" }, zap.NewNop())
+	s := New(maxStale, func() string { return "" }, zap.NewNop())
 	require.False(t, s.Deliver(7, core.CreatePod{}))
 	require.False(t, s.Deliver(7, core.Claimed{}))
 }
@@ -515,6 +621,17 @@ func TestFullSnapshotPartIsBelowGRPCsLimit(t *testing.T) {
 		e.Routes[i] = longest
 	}
 	require.Less(t, proto.Size(snapshot(1, e)[0]), 2<<20)
+}
+
+// A router leaves the journal that it is in for that of a snapshot.
+func TestNoSnapshotIsSentWithoutAValidLease(t *testing.T) {
+	run(t, func(w *world) {
+		stream, n := w.joined()
+		w.leader.deposed.Store(true)
+		w.Deliver(7, core.SendSnapshot{Stream: n, Sequence: 1})
+		m, err := stream.Recv()
+		require.Equal(t, codes.FailedPrecondition, status.Code(err), "got %v", m)
+	})
 }
 
 func TestNoPongWithoutAValidLease(t *testing.T) {
@@ -639,7 +756,7 @@ func TestSlowRouterIsCutOffAndOthersAreNot(t *testing.T) {
 // There is room again as soon as something was sent, but what comes then would be
 // acknowledged together with what is missing.
 func TestNothingIsQueuedForAStreamAfterItWasCutOff(t *testing.T) {
-	s := New(maxStale, 7*time.Second, func() string { return "" }, zap.NewNop())
+	s := New(maxStale, func() string { return "" }, zap.NewNop())
 	st, other := s.add(), s.add()
 	push := func(st *stream, sequence uint64) {
 		t.Helper()

@@ -37,10 +37,11 @@ type Trouble struct {
 }
 
 // endedEarly notes that an idle pod has ended too soon. Pods that end side by side
-// count once.
+// count once. A stranded pod does not count: its replacement was made when it was
+// stranded, and a held one would be missing from the pool.
 func (c *Core) endedEarly(q *pod, why string) {
 	p, b := q.pool, &q.pool.backOff
-	if c.recovering || q.outdated || !p.known || p.Deleting {
+	if c.recovering || q.outdated || q.stranded() || !p.known || p.Deleting {
 		return
 	}
 	b.held++

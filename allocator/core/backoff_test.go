@@ -125,6 +125,32 @@ func TestSinglePodsThatEndDoNotHoldUpTheirPool(t *testing.T) {
 	one[CreatePod](s)
 }
 
+func TestPodsAlreadyReplacedAreNotHeldUpAgain(t *testing.T) {
+	for name, ends := range map[string][]Event{
+		"ended":   {PodSeen{with(warmPod("a-91"), finished)}, PodGone{key("a-91")}},
+		"deleted": {PodSeen{with(warmPod("a-91"), func(p *Pod) { unready(p); p.Deleting = true })}, PodGone{key("a-91")}},
+		"gone":    {PodGone{key("a-91")}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newSim(t)
+			s.recover([]Pool{specA(1)}, []Pod{with(warmPod("a-91"), unready)})
+			s.step(NodeSeen{Name: "n2", Usable: true})
+			s.step(NodeSeen{Name: "n1"}) // the pod is not counted on any more
+			instead := one[CreatePod](s).Name
+			for _, ev := range ends {
+				s.step(ev)
+			}
+			if got := s.trouble(); got != (Trouble{}) {
+				t.Errorf("trouble %+v", got)
+			}
+			// What stands in for it is claimed, and replaced at once.
+			s.step(PodSeen{with(warmPod(instead), func(p *Pod) { p.Node = "n2" })})
+			s.step(Claim{Token: 1, Pool: poolA})
+			one[CreatePod](s)
+		})
+	}
+}
+
 func TestSandboxesThatEndSoonDoNotHoldUpTheirPool(t *testing.T) {
 	s := newSim(t)
 	s.recover([]Pool{specA(1)}, nil)

@@ -196,7 +196,7 @@ func BenchmarkActivity(b *testing.B) {
 				if err := proto.Unmarshal(raw[second%every][r], &m); err != nil {
 					b.Fatal(err)
 				}
-				ev := Report{Session: fmt.Sprint("router", r), Stream: uint64(r + 1)}
+				ev := Report{Stream: uint64(r + 1)}
 				for _, a := range m.Activities {
 					ev.Activities = append(ev.Activities, Activity{ID: a.GetSandboxId(), Age: time.Duration(a.GetAgeMillis()) * time.Millisecond})
 				}
@@ -281,8 +281,8 @@ func newIdleBench(b *testing.B, sandboxes, routers int, idleTimeout time.Duratio
 		b.Fatal(err, of[Write](effects))
 	}
 	for r := range routers {
-		s.do(SessionJoined{Session: fmt.Sprint("router", r), Stream: uint64(r + 1), Quiesces: true})
-		s.do(Report{Session: fmt.Sprint("router", r), Stream: uint64(r + 1), Complete: true})
+		s.do(SessionJoined{Session: fmt.Sprint("router", r), Stream: uint64(r + 1)})
+		s.do(Report{Stream: uint64(r + 1), Gateway: "e"})
 	}
 	return s
 }

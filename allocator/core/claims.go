@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/berth-sandbox/berth/api/activity"
 )
 
 // claim is what callers wait for: one, or several with one idempotency key.
@@ -17,6 +19,7 @@ type claim struct {
 	binding  Binding
 	lifetime time.Duration
 	idle     *time.Duration // nil: what the pool says
+	minBytes *uint64        // the same
 	elem     *list.Element  // in the pool's waiting, while it has no pod
 	pod      *pod           // from then on
 	change   *change
@@ -65,7 +68,7 @@ func (c *Core) claim(ev Claim) {
 	c.claimNumber++
 	cl := &claim{
 		number: c.claimNumber, callers: []caller{{ev.Token, c.now.Boot + ev.Wait}}, pool: p,
-		binding: ev.Binding, lifetime: ev.Lifetime, idle: ev.IdleTimeout,
+		binding: ev.Binding, lifetime: ev.Lifetime, idle: ev.IdleTimeout, minBytes: ev.MinBytes,
 	}
 	c.claims[ev.Token] = cl
 	if cl.binding.IdempotencyKey != "" {
@@ -141,9 +144,12 @@ func (c *Core) bind(cl *claim, q *pod) {
 		cl.binding.EndAt = c.now.Wall.Add(cl.lifetime)
 	}
 	p := q.pool
-	cl.binding.IdleTimeout, cl.binding.BytesOnly = p.IdleTimeout, p.BytesOnly
+	cl.binding.IdleTimeout, cl.binding.MinBytes = p.IdleTimeout, p.MinBytes
 	if cl.idle != nil {
 		cl.binding.IdleTimeout = *cl.idle
+	}
+	if cl.minBytes != nil {
+		cl.binding.MinBytes = *cl.minBytes
 	}
 	cl.binding.LifetimeEnd, cl.binding.StartBy = time.Time{}, time.Time{}
 	if p.MaxLifetime > 0 {
@@ -292,10 +298,10 @@ func (c *Core) claimed(ch *change) {
 		c.enter(q, podClaimed)
 	}
 	c.times(s)
-	s.at = c.now.Boot
+	s.at, s.kind = c.now.Boot, activity.Claim
 	c.schedule(s)
 	reason := q.unfit(s)
-	if reason == "" && q.reached {
+	if reason == "" && (q.reached || q.early) {
 		reason = ReasonAddressShared
 	}
 	if reason != "" {
@@ -329,7 +335,7 @@ func (c *Core) claimed(ch *change) {
 	}
 	c.emit(LabelPod{Pod: s.Pod, Pool: s.Pool.Name, ID: s.ID})
 	if s.Phase == Starting {
-		c.emit(Record{s.Sandbox})
+		c.emit(Record{Sandbox: s.Sandbox})
 		if c.closing {
 			c.answerCallers(s, Claimed{Sandbox: s.Sandbox})
 		}
@@ -352,7 +358,7 @@ func (c *Core) claimed(ch *change) {
 // callers.
 func (c *Core) running(s *sandbox) {
 	c.begin(s)
-	c.emit(Record{s.Sandbox})
+	c.emit(Record{Sandbox: s.Sandbox})
 	c.pushRoute(s)
 	c.emit(SandboxReady{s.Sandbox})
 	c.answerCallers(s, Claimed{Sandbox: s.Sandbox})
@@ -429,7 +435,7 @@ func (c *Core) ready(ch *change) {
 	s.readying = false
 	s.Revision, s.EndAt = ch.fact.Revision, ch.fact.Sandbox.EndAt
 	if s.Phase != Starting { // it is being released
-		c.emit(Record{s.Sandbox})
+		c.emit(Record{Sandbox: s.Sandbox})
 		return
 	}
 	s.Phase = Running

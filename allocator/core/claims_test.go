@@ -324,6 +324,27 @@ func TestNotifyThatAPodIsAvailableWakesThoseWhoWait(t *testing.T) {
 	one[Claimed](s)
 }
 
+func TestAClaimChoosesWhatCountsAsItsActivity(t *testing.T) {
+	none, more := uint64(0), uint64(4096)
+	for name, c := range map[string]struct {
+		pool uint64
+		said *uint64
+		want uint64
+	}{
+		"as its pool, requests": {0, nil, 0}, "as its pool, bytes": {2048, nil, 2048},
+		"requests": {2048, &none, 0}, "bytes": {0, &more, 4096}, "more bytes": {2048, &more, 4096},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newSim(t)
+			s.recover([]Pool{changed(specA(1), func(p *Pool) { p.MinBytes = c.pool })}, []Pod{warmPod("a-1")})
+			s.step(Claim{Token: 1, Pool: poolA, Wait: wait, MinBytes: c.said})
+			if got := one[Claimed](s).Sandbox.MinBytes; got != c.want {
+				t.Errorf("%d bytes a minute, expected %d", got, c.want)
+			}
+		})
+	}
+}
+
 func TestNobodyWaitsForALeaderThatIsAboutToEnd(t *testing.T) {
 	s := newSim(t)
 	s.recover([]Pool{specA(2)}, nil)

@@ -11,6 +11,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/berth-sandbox/berth/api/activity"
 )
 
 // Config is fixed for a term. All fields are required unless they say otherwise.
@@ -20,7 +22,7 @@ type Config struct {
 	// MaxStale is how long a router serves what it knew at its last answered ping.
 	MaxStale time.Duration
 	// Window is what an admitted request may still need to open its last
-	// connection: see envoy.Settings.Window.
+	// connection: see envoy.Settings.Window. No idle timeout is shorter.
 	Window time.Duration
 	// Lease is for how long an earlier leader may have answered routers' pings after
 	// this term began, by the clocks of both. Required.
@@ -45,12 +47,6 @@ type Config struct {
 	// Linger is how long facts that nobody waits for are kept back for others to
 	// be written with them. Default 25 ms.
 	Linger time.Duration
-	// ActivityWindow is the shortest idle timeout that routers can tell; a shorter one,
-	// of a sandbox that was claimed when it was less, counts as this. Default 0.
-	ActivityWindow time.Duration
-	// QuiesceWait is how long routers may take to say whether a sandbox is idle. Its
-	// requests are held for so long at most. Default 250 ms.
-	QuiesceWait time.Duration
 	// DryRun: sandboxes that are idle are not released. WouldReap says which would be.
 	DryRun bool
 	// NewID makes a sandbox ID, never the same twice. NewSuffix makes the end
@@ -132,9 +128,6 @@ func New(cfg Config, now Instant) (*Core, error) {
 	if cfg.MaxWaiting == 0 {
 		cfg.MaxWaiting = 1000
 	}
-	if cfg.QuiesceWait == 0 {
-		cfg.QuiesceWait = 250 * time.Millisecond
-	}
 	if cfg.Linger == 0 {
 		cfg.Linger = 25 * time.Millisecond
 	}
@@ -195,6 +188,8 @@ func (c *Core) Step(now Instant, ev Event) []Effect {
 		c.recordGone(ev.ID)
 	case SessionJoined:
 		c.sessionJoined(ev)
+	case EarlierSeen:
+		c.earlierLives(ev.Journal)
 	case SessionLeft:
 		c.sessionLeft(ev)
 	case SessionGoodbye:
@@ -213,6 +208,8 @@ func (c *Core) Step(now Instant, ev Event) []Effect {
 		c.report(ev)
 	case Quiesced:
 		c.quiesced(ev)
+	case Probed:
+		c.probed(ev)
 	case KeepAlive:
 		c.keepAlive(ev)
 	case SetTimeout:
@@ -228,7 +225,6 @@ func (c *Core) Step(now Instant, ev Event) []Effect {
 func (c *Core) emit(e Effect) { c.out = append(c.out, e) }
 
 func (c *Core) take() []Effect {
-	c.ask()
 	c.flush()
 	for _, s := range c.releasing {
 		s.releases = 0
@@ -245,12 +241,16 @@ const dueMost = 10_000
 
 // tick acts on what is due.
 func (c *Core) tick() {
+	c.probes = 0
 	for n := 0; n < dueMost && len(c.deadlines) > 0 && c.deadlines[0].dueAt <= c.now.Boot; n++ {
-		c.due(heap.Pop(&c.deadlines).(*sandbox))
+		c.comes(heap.Pop(&c.deadlines).(*sandbox))
 	}
 	c.expireRound()
+	c.ask()
 	c.showSome()
 	c.expireSessions()
+	c.expireLeftovers()
+	c.settleEnds()
 	c.liftBans()
 	c.eachFence(func(s *sandbox) {
 		c.answerReleases(s)
@@ -364,7 +364,7 @@ func (c *Core) Recover(st State) ([]Effect, error) {
 	}
 	for _, s := range c.sorted() {
 		if s.recorded.Less(s.Revision) {
-			c.emit(Record{s.Sandbox})
+			c.emit(Record{Sandbox: s.Sandbox})
 		}
 		switch gone := c.pods[s.Pod] == nil; {
 		case s.Phase == Ended:
@@ -406,8 +406,7 @@ func (c *Core) recoverSandboxes(st State) error {
 	var doubles []Fact
 	for _, f := range st.Facts {
 		switch {
-		case f.Session != "":
-			c.recoverSession(f)
+		case f.Session != "": // below
 			continue
 		case f.Sandbox == nil:
 			c.discards[f.Discard] = &discard{revision: f.Revision, durable: true}
@@ -467,7 +466,7 @@ func (c *Core) recoverSandboxes(st State) error {
 		case Starting, Running, Releasing:
 			s.Phase = max(s.Phase, Starting)
 			c.times(s)
-			s.at = c.now.Boot
+			s.at, s.kind = c.now.Boot, activity.Claim
 			if s.Phase == Running {
 				c.recoverActivity(s)
 			}
@@ -475,9 +474,10 @@ func (c *Core) recoverSandboxes(st State) error {
 		}
 	}
 	slices.SortFunc(c.live, func(a, b *sandbox) int { return byClaim(a, b.mark()) })
-	c.recoveredAt = c.now.Boot
-	for _, s := range c.byID {
-		s.knows = c.told
+	for _, f := range st.Facts {
+		if f.Session != "" {
+			c.recoverSession(f)
+		}
 	}
 	for _, s := range c.sorted() {
 		for _, d := range s.doubles {
@@ -555,8 +555,7 @@ func (c *Core) UsableNodes() []string {
 	return names
 }
 
-// Recorded lists the sandboxes whose objects are known to show what is so, in no
-// order.
+// Recorded lists the sandboxes whose objects show their latest revision, in no order.
 func (c *Core) Recorded() []string {
 	ids := make([]string, 0, len(c.sandboxes))
 	for id, s := range c.sandboxes {

@@ -63,7 +63,9 @@ func (c *Core) declaredDead(ch *change) {
 	} else {
 		fences = c.awaits(s)
 		c.ban(s.id, ch.fact.Revision, fences)
-		c.dropSession(s, c.now.Boot)
+		left := c.leaves(s, false)
+		left.until = c.now.Boot // its Envoy has ended with it
+		c.dropSession(s, left)
 		c.emit(SessionDeclaredDead{Session: s.id, From: s.from, Declaration: *ch.fact.Declared, Fences: fences})
 	}
 	for _, token := range d.tokens {
@@ -104,13 +106,7 @@ func (c *Core) mayJoin(ev SessionJoined) bool {
 		return false
 	}
 	s := c.sessions[ev.Session]
-	switch {
-	case s == nil:
-		return true
-	case s.cuts >= cutsMost: // it does not say what is idle, and must not keep everything
-		c.emit(CloseStream{Stream: ev.Stream})
-		return false
-	case s.declared == nil:
+	if s == nil || s.declared == nil {
 		return true
 	}
 	if s.declared.change.handed {

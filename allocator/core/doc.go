@@ -65,10 +65,9 @@
 //   - An idle pod is deleted only once that intent is durable: the next leader
 //     never hands it out while our deletion is still on its way.
 //   - A sandbox is released for being idle only if every session that could know its
-//     route was asked, has answered in time and without doubt that nothing was in
-//     progress within its idle timeout, and has admitted nothing since: see idle.go.
-//     A session that cannot be asked counts as using it; one that stays mute is cut
-//     off and expires. Whoever is silent is released in the end.
+//     route was asked, has answered in time that nothing was in use within its idle
+//     timeout, and has admitted nothing since: see idle.go. A session that cannot be
+//     asked, or does not answer, counts as using it until it has expired.
 //   - The record of a sandbox stays until it has ended and its idempotency key
 //     holds no longer.
 //   - Nothing is decided about a pool before Recover was told all of its pods,

@@ -1,6 +1,9 @@
 package core
 
-import "time"
+import (
+	"slices"
+	"time"
+)
 
 // A journal that was begun anew, after a loss or after it was restored from a backup,
 // does not say which routers there were, which sandboxes they knew, and at which
@@ -45,7 +48,7 @@ func (c *Core) earlierLives(journal string) {
 	// It counts at once, and not only when it is durable: what is there can only be waited
 	// for too long.
 	s := &session{id: EarlierSession(journal), from: EarlierFrom, durable: true, knows: c.told, lastPing: max(c.now.Boot, c.started.Boot+c.cfg.Lease)}
-	c.abortRound()
+	c.endRound(false)
 	c.addEarlier(s)
 	c.append(&change{session: s, fact: Fact{Session: s.id, From: s.from, Earlier: true}}, true)
 	c.eachFence(func(sb *sandbox) { sb.fence.waiting[s] = 0 })
@@ -86,9 +89,10 @@ func (c *Core) Quarantine() time.Duration { return max(0, c.quarantine()) }
 
 // discardEarly takes the idle pods out of use that had an address while the last session
 // of an earlier journal was there. That must be durable no later than its end: the next
-// leader would not know.
+// leader would not know. A session whose declaration is on its way into the journal may
+// end before this one or after it, so it is no reason to wait.
 func (c *Core) discardEarly(ends *session) {
-	if !ends.earlier || c.earlier > 1 {
+	if !ends.earlier || slices.ContainsFunc(c.byID, func(s *session) bool { return s != ends && s.earlier && s.declared == nil }) {
 		return
 	}
 	for _, p := range c.sortedPools() {

@@ -150,7 +150,7 @@ func TestARouterOfAnotherJournalProvesEarlierRouters(t *testing.T) {
 	if n := s.core.pools[poolA].sum(podWarm); n != 2 {
 		t.Fatalf("%d warm", n)
 	}
-	s.step(SessionJoined{Session: "r2", Stream: 2, Earlier: "j0"})
+	s.step(EarlierSeen{Journal: "j0"})
 	written := false
 	for _, w := range of[Write](s.effects) {
 		for _, f := range w.Facts {
@@ -162,12 +162,78 @@ func TestARouterOfAnotherJournalProvesEarlierRouters(t *testing.T) {
 	}
 	left := s.core.quarantine()
 	s.refusedFor(left)
-	s.step(SessionJoined{Session: "r3", Stream: 3, Earlier: "j0"})
+	s.step(EarlierSeen{Journal: "j0"})
 	s.refusedFor(left) // it is known
 	s.step(SessionJoined{Session: "r4", Stream: 4})
 	s.refusedFor(left)
 	s.pass(left + time.Millisecond)
 	s.replaced("a-2", "a-3")
+}
+
+// Sessions of two earlier journals end together: the idle pods are discarded before the last
+// of them ends, whichever way each ends.
+func TestPodsAreDiscardedBeforeTheLastEarlierSessionEnds(t *testing.T) {
+	declare := func(s *sim, journal string) []Effect {
+		return s.step(DeclareDead{Token: 8, Session: EarlierSession(journal), By: "ops"})
+	}
+	for name, end := range map[string]func(*sim) []Effect{
+		"both are declared dead":                  func(s *sim) []Effect { return append(declare(s, "j1"), declare(s, "j0")...) },
+		"one expires, the other is declared dead": func(s *sim) []Effect { return append(declare(s, "j0"), s.pass(allEarlier/2)...) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newSimAt(t, 2, start)
+			s.recover([]Pool{specA(5)}, []Pod{warmPod("a-1"), warmPod("a-2")}, earlierFact())
+			s.pass(allEarlier / 4)
+			s.step(EarlierSeen{Journal: "j0"})
+			s.pass(allEarlier/4 + time.Millisecond)
+			s.slow = true
+			discarded, left := map[string]bool{}, map[string]bool{}
+			for effects := end(s); len(of[Write](effects)) > 0; effects = s.written() {
+				for _, f := range one[Write](&sim{t: t, effects: effects}).Facts {
+					if f.Discard != (PodKey{}) {
+						discarded[f.Discard.Name] = true
+					}
+					if f.Left {
+						left[f.Session] = true
+					}
+					if len(left) == 2 && len(discarded) != 2 {
+						t.Errorf("both sessions have ended, and only %v are discarded", discarded)
+					}
+				}
+			}
+			if len(left) != 2 {
+				t.Errorf("only %v have ended", left)
+			}
+		})
+	}
+}
+
+// The write of a claim cannot be called off any more when the word of another journal comes.
+func TestAClaimInFlightWhenAQuarantineBeginsGetsNothing(t *testing.T) {
+	s := newSimAt(t, 1, start)
+	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})
+	s.slow = true
+	s.step(Claim{Token: 1, Pool: poolA, Wait: wait})
+	sb := s.given()
+	s.step(EarlierSeen{Journal: "j0"})
+	none[Claimed](s)
+	s.slow = false
+	s.written()
+	s.writeAll()
+	none[Claimed](s)
+	none[SendRoute](s)
+	s.record(s.effects)
+	if found, ok := s.core.Sandbox(sb.ID); !ok || found.Phase != Released || found.Reason != ReasonAddressShared {
+		t.Errorf("%+v", found)
+	}
+	s.pass(wait)
+	if r := one[ClaimRefused](s); r.Token != 1 {
+		t.Errorf("%+v", r)
+	}
+	none[DeletePod](s) // the address stays taken until earlier routers have gone stale
+	s.pass(allEarlier)
+	s.pass(window)
+	one[DeletePod](s)
 }
 
 func TestAFenceWaitsForEarlierRouters(t *testing.T) {

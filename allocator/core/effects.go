@@ -1,6 +1,9 @@
 package core
 
-import "time"
+import (
+	"net/netip"
+	"time"
+)
 
 // Effect is something to do. Each type below is one. Effects are handed out in
 // order; those that write to Kubernetes may run side by side, those for one
@@ -42,8 +45,12 @@ type (
 	// StartSandbox calls the pool's postStart hook. It is answered by Started.
 	StartSandbox struct{ Sandbox Sandbox }
 	// Record writes the Sandbox object. Answered by Recorded. Only the latest
-	// of several for one ID matters.
-	Record struct{ Sandbox Sandbox }
+	// of several for one ID matters. Touch: only its last activity has changed, and an
+	// object that is not there is not made: a leader that was deposed would bring it back.
+	Record struct {
+		Sandbox Sandbox
+		Touch   bool
+	}
 	// ForgetRecord deletes the Sandbox object of a sandbox that ended long ago.
 	ForgetRecord struct {
 		Pool PoolKey
@@ -140,21 +147,21 @@ type (
 	}
 	// SendQuiesce asks a stream whether sandboxes are idle. It is answered by Quiesced.
 	SendQuiesce struct {
+		Stream    uint64
+		Number    uint64
+		Questions []Question
+	}
+	// SendProbe has a router ask a pod whether it is busy. It is answered by Probed.
+	SendProbe struct {
 		Stream uint64
-		Number uint64
-		IDs    []string
+		ID     string
+		To     netip.AddrPort
+		Path   string
 	}
 	// SendResume: requests for these sandboxes may be admitted again.
 	SendResume struct {
 		Stream uint64
 		IDs    []string
-	}
-	// RouterMute: the stream of a router is closed, because it has not said for some
-	// time whether sandboxes are idle. Banned: it is not let in again before it has
-	// expired.
-	RouterMute struct {
-		Session, From string
-		Banned        bool
 	}
 	// SendPong answers a SessionPing.
 	SendPong struct {
@@ -162,10 +169,12 @@ type (
 		Nonce  uint64
 	}
 	// CloseStream ends a stream that was replaced by a newer one, or whose session has
-	// ended. Banned: that session was declared dead, and must not come back.
+	// ended. Banned: that session was declared dead, and must not come back. Left: its
+	// router has said Goodbye, which is durable now.
 	CloseStream struct {
 		Stream uint64
 		Banned bool
+		Left   bool
 	}
 
 	// SandboxReady fires OnSandboxReady: requests reach the sandbox from now on.
@@ -255,10 +264,10 @@ func (Acknowledged) effect()    {}
 func (SendResolved) effect()    {}
 func (SendPong) effect()        {}
 func (SendQuiesce) effect()     {}
+func (SendProbe) effect()       {}
 func (SendResume) effect()      {}
 func (Kept) effect()            {}
 func (WouldReap) effect()       {}
-func (RouterMute) effect()      {}
 func (CloseStream) effect()     {}
 func (SandboxReleased) effect() {}
 

@@ -42,6 +42,9 @@ type (
 		// IdleTimeout is after how long without activity it is released, 0: never; nil:
 		// what its pool says.
 		IdleTimeout *time.Duration
+		// MinBytes is how many bytes a minute must move over an open connection for it to
+		// count, 0: it counts in any case; nil: what its pool says.
+		MinBytes *uint64
 		// Wait is how long the claim may wait for a pod, and its caller for the
 		// pool's hook.
 		Wait time.Duration
@@ -104,27 +107,26 @@ type (
 	}
 
 	// SessionJoined: a router opened a stream. Stream numbers are never reused
-	// within a term. From is its address, for people. Quiesces: it can be asked what is
-	// idle. Earlier is the ID of another journal, from which the router may still serve
-	// what it knows.
+	// within a term. From is its address, for people.
 	SessionJoined struct {
-		Session  string
-		Stream   uint64
-		From     string
-		Quiesces bool
-		Earlier  string
+		Session string
+		Stream  uint64
+		From    string
 	}
+	// EarlierSeen: a router may still serve what it knows from another journal, of this
+	// ID. It comes before the router's SessionJoined, and also if the router is refused.
+	EarlierSeen struct{ Journal string }
 	// SessionLeft: that stream ended, for whatever cause.
 	SessionLeft struct {
 		Session string
 		Stream  uint64
 	}
-	// SessionGoodbye: the router's process will admit nothing any more. Doubt: it could
-	// not tell what was in use through it. EnvoyEnded: nothing is any more.
+	// SessionGoodbye: the router's process will admit nothing any more. Looked: its last
+	// report shows what may go on at its Envoy. Its stream is closed when that is durable.
 	SessionGoodbye struct {
-		Session    string
-		Doubt      bool
-		EnvoyEnded bool
+		Session string
+		Stream  uint64
+		Looked  bool
 	}
 	// SessionDead: the process of a router is proven to have ended, by another one.
 	// That one's later pings are answered when it is durable.
@@ -148,24 +150,34 @@ type (
 		Stream   uint64
 		Sequence uint64
 	}
-	// Report: what has moved at a router. Complete: with this it has reported all that
-	// it tracks. Handover: it is about to end, and what is in use may go on at its Envoy.
+	// Report: what is in use through a router, and what its newest look showed to be in use
+	// no more; the first one on a stream has all that it remembers. Gateway names the place
+	// that it has looked at; the look took Took, and began after the router had received the
+	// pong to Nonce (0: none). Blind: it cannot tell what is open, and why. Of a report in
+	// parts only the last one has Gateway or Blind.
 	Report struct {
-		Session    string
 		Stream     uint64
 		Activities []Activity
-		Complete   bool
-		Handover   bool
+		Gateway    string
+		Nonce      uint64
+		Took       time.Duration
+		Blind      string
 	}
 	// Quiesced: a router admits no request any more for the sandboxes of the SendQuiesce
-	// of that number. It knows of no use of those that are not in Activities. It may know
-	// too little for so long as Doubt.
+	// of that number, and has looked twice since. It knows of no use of those that are not
+	// in Activities. Blind: it cannot tell what is open.
 	Quiesced struct {
-		Session    string
 		Stream     uint64
 		Number     uint64
 		Activities []Activity
-		Doubt      time.Duration
+		Blind      string
+	}
+	// Probed: whether the pod of a sandbox is busy, as far as the router of a SendProbe has
+	// found out.
+	Probed struct {
+		Stream uint64
+		ID     string
+		Busy   bool
 	}
 	// Resolve: a router asks about an ID.
 	Resolve struct {
@@ -198,6 +210,7 @@ func (Recorded) event()       {}
 func (RecordSeen) event()     {}
 func (RecordGone) event()     {}
 func (SessionJoined) event()  {}
+func (EarlierSeen) event()    {}
 func (SessionLeft) event()    {}
 func (SessionGoodbye) event() {}
 func (SessionDead) event()    {}
@@ -209,4 +222,5 @@ func (KeepAlive) event()      {}
 func (SetTimeout) event()     {}
 func (Report) event()         {}
 func (Quiesced) event()       {}
+func (Probed) event()         {}
 func (Tick) event()           {}

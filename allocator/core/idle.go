@@ -1,71 +1,66 @@
 package core
 
 import (
+	"net/netip"
 	"slices"
-	"strings"
 	"time"
+
+	"github.com/berth-sandbox/berth/api/activity"
 )
 
 // How a sandbox is released for being idle, and never while it is in use.
 //
-// What is known of its activity comes from reports, calls and earlier questions, and is
-// a lower bound: it only says when to ask. When its idle timeout has passed since then,
-// every session that could route to it is asked (SendQuiesce). A router that has been
-// asked admits no request for the sandbox until it is told (SendResume, SendRelease, a
-// snapshot), and answers what it knows. The sandbox is released if every one of them
-// has answered within Config.QuiesceWait, is in no doubt, and knows of nothing that was
-// in progress within the idle timeout. In every other case all of them are told to go
-// on. From the verdict on nobody is told of the sandbox any more.
+// Routers look at what their Envoys hold open, and report it. What is known from reports,
+// from calls and from earlier questions is a lower bound: it only says when to ask. When
+// the idle timeout has passed since then, all routers are asked (SendQuiesce), about all
+// sandboxes that are due, one round at a time. A router that was asked admits no request
+// for them until SendResume, SendRelease or a snapshot, looks twice, and answers. A sandbox
+// is released if all have answered in time, each could tell what is open, and nothing was
+// in use within the idle timeout. From that verdict on no router is sent its route.
 //
-// A session that is not connected, or has not reported since, cannot be asked. What it
-// could serve is not released while it may serve it: until it has joined and reported,
-// or has ended. When it has ended without a Goodbye that was sure of what it had
-// reported, everything that it could serve was active until that moment.
+// A session that cannot be asked blocks the question about all that it could serve: it is
+// not connected, has not reported yet, cannot tell what its Envoy holds open, or did not
+// answer the last question. So does a router that has ended, for what it may have left
+// open (leftover).
 //
-// What a router knew to be in use when it said Goodbye may go on at its Envoy, and end
-// there, with nobody to see it until another router stands beside that Envoy. So it
-// counts as in use for as long as a router without a Goodbye would be waited for; and so
-// does everything if that router was in doubt. If its Envoy has ended before, nothing
-// goes on.
+// A pool can name a busy probe. One router then asks the pod before the round (SendProbe).
 //
-// Questions are asked in rounds, one at a time: all that is due, in one message to each
-// router.
+// A new leader takes a sandbox to have been in use until recoveryMargin and twice the
+// expiry after what its object shows, at most until it began to lead.
 
 const (
-	// roundMost bounds the sandboxes that one round asks about.
-	roundMost = 500
-	// askAgain is the pause after a round that came to nothing.
-	askAgain = 250 * time.Millisecond
-	// doubtMost is for how long a router that is in doubt, or does not know yet, can put a
-	// question off at a time. It may have ended before that would.
-	doubtMost = time.Minute
-	// muteMost is how long a router that is connected may leave questions unanswered
-	// before its stream is closed, and cutsMost how often in a row that helps: after that
-	// it is not let in again before it has expired, which ends what it could serve.
-	muteMost = 5 * time.Second
-	cutsMost = 3
-	// muteGap is the longest pause between two questions without an answer that count as
-	// one silence. What was not answered is asked again after askAgain, if it is still due.
-	muteGap = time.Second
+	// roundMost bounds the sandboxes that one round asks about, and probesMost the pods
+	// that are probed in one tick.
+	roundMost  = 1000
+	probesMost = 64
+	// askAgain is the pause before it is tried again to ask about a sandbox.
+	askAgain = 500 * time.Millisecond
+	// answerWait is how long routers may take to look twice and to answer. Requests are
+	// held meanwhile, for 2 s.
+	answerWait = 1500 * time.Millisecond
+	// A round follows the one before by the duration of roundsApart looks, so that its two
+	// looks are 5 % of the time of Envoy's main thread, and at most by roundsMost.
+	roundsApart = 40
+	roundsMost  = 10 * time.Second
+	// bytesLeast is the shortest idle timeout of a sandbox that is judged by bytes: they
+	// are counted by the minute.
+	bytesLeast = time.Minute
+	// probeWait is when a probe that was not answered is made again: a router tries three
+	// times, 200 ms each and a second apart.
+	probeWait = 6 * time.Second
 	// reapHold is how long a request may wait for a sandbox whose release is on its way
 	// into the journal.
 	reapHold = 5 * time.Second
-	// showEvery is how often the activity of one sandbox is written to its object, at
-	// most, and showStep by how much it must have moved.
-	showEvery = time.Minute
-	showStep  = time.Second
-	// showWithin is in how long all that wait get their turn, if showRate, the writes
-	// each second that are always allowed, is not enough.
+	// The activity of one sandbox is written to its object at most every showEvery. In
+	// showWithin the turn comes to each of them.
+	showEvery  = time.Minute
 	showWithin = 2 * time.Minute
-	showRate   = 50
-	// recoveryMargin is by how much what a new leader reads of activity may be older
-	// than what its predecessor knew: clocks of allocators may each be off by ten minutes,
-	// one ahead and the other behind, and the objects lag behind, by showEvery, showWithin
-	// and what the projection takes. See Core.recoveryMargin.
+	// recoveryMargin is by how much the use of a sandbox may be later than what its
+	// object shows: clocks of allocators may each be off by ten minutes, one ahead and the
+	// other behind, and objects lag behind by showEvery, showWithin and the write.
 	recoveryMargin = 25 * time.Minute
-	// reportedParts: a router reports the use of a sandbox when it has moved by this part
-	// of the idle timeout (package lastactive).
-	reportedParts = 4
+	// pongsKept bounds the pongs of a session whose times are remembered.
+	pongsKept = 64
 )
 
 // reaping is where a sandbox is on its way to being released for being idle.
@@ -73,327 +68,398 @@ type reaping int
 
 const (
 	notDue  reaping = iota
-	blocked         // due, and a session that could serve it cannot be asked
-	toAsk           // due, and waits for its round
-	asked
-	decided // its release is on its way
+	asked           // it is in a round, or waits for one
+	decided         // its release is on its way
 )
 
-// activity is what is known of the use of a sandbox.
-type activity struct {
-	at     time.Duration // the newest that is known of, on the boot clock; it may be to come
-	source ActivitySource
-	router string
+// lastUse is what is known of the use of a sandbox.
+type lastUse struct {
+	at     time.Duration // the newest that is known of, on the boot clock
+	kind   activity.Kind
+	router string // that has reported it
 	open   int
 	// told is its number among those that routers were told of; 0: they were not.
 	told    uint64
 	reaping reaping
-	// notBefore is when it may be asked about again.
+	// notBefore is when it may be asked about again, and prober the stream whose router
+	// probes it until then; 0: none.
 	notBefore time.Duration
-	// shownAt is when its object was written last for this, showing that it waits for
-	// its turn.
-	shownAt time.Duration
-	showing bool
+	prober    uint64
+	shownAt   time.Duration // when its object was written last for this
 }
 
-// round is a question to all routers about sandboxes that are due.
-type round struct {
-	number    uint64
-	sandboxes []*sandbox
-	asked     []questioned
-	waiting   map[*session]struct{} // those that have not answered
-	deadline  time.Duration
-	doubt     time.Duration
+// leftover is what a router that has ended may have left open at its Envoy: sandboxes up to
+// the number upTo, and those of shown. It counts as in use until a router beside the same
+// Envoy has begun a look after the end was known, or the one that has ended would have
+// expired.
+type leftover struct {
+	session, gateway string
+	since, until     time.Duration
+	upTo             uint64
+	shown            map[*sandbox]struct{}
 }
 
-// questioned is a session and the stream on which it was asked.
-type questioned struct {
-	session *session
-	stream  uint64
+func (l *leftover) holds(s *sandbox) bool {
+	_, shown := l.shown[s]
+	return shown || s.told <= l.upTo
+}
+
+// ponged is a pong and when it was sent.
+type ponged struct {
+	nonce uint64
+	at    time.Duration
+}
+
+// settling is the end of a router that may have left something open. The journal keeps it
+// for the next leader until that is over and the objects show it.
+type settling struct {
+	at     time.Duration
+	settle Settle
 }
 
 // reaper is the part of the Core that is about activity.
 type reaper struct {
-	round   *round
-	rounds  uint64
-	blocked []*sandbox
-	toAsk   []*sandbox
-	told    uint64 // how many sandboxes routers were told of
-	// Everything up to number floorTold was active at floorAt, for all that is known.
-	floorAt   time.Duration
-	floorTold uint64
-	// recoveredAt is when this leader has read what there was.
-	recoveredAt time.Duration
-	// waitShow are those whose objects are to be written for their activity, in the order in
-	// which they came.
-	waitShow []*sandbox
+	due       []*sandbox // that wait for a round
+	round     []*sandbox // that routers are asked about
+	rounds    uint64     // the number of the last round
+	until     time.Duration
+	nextRound time.Duration
+	probes    int // in this tick
+	leftovers []*leftover
+	settlings []settling // in the order of time
+	told      uint64     // how many sandboxes routers were told of
+	// shown is the sandbox whose turn it was last to be shown, and showNext when it comes to
+	// the next one.
+	shown    Mark
 	showNext time.Duration
 }
 
-// activeAt is the newest activity of a sandbox, for all that is known.
-func (c *Core) activeAt(s *sandbox) (at time.Duration, from ActivitySource) {
-	if s.told != 0 && s.told <= c.floorTold && s.at < c.floorAt {
-		return c.floorAt, Doubted
-	}
-	return s.at, s.source
-}
-
 // idleAt is when a sandbox will have been idle for long enough; ok is false if that
-// never comes, or not before a call about it has been answered.
+// never comes, or not before a call about it has been answered. What was admitted a window
+// ago shows in a look, if it is open.
 func (c *Core) idleAt(s *sandbox) (at time.Duration, ok bool) {
-	if s.Phase != Running || s.IdleTimeout <= 0 || s.changing > 0 {
-		return 0, false
+	least := c.cfg.Window
+	if s.MinBytes > 0 {
+		least = max(least, bytesLeast)
 	}
-	at, _ = c.activeAt(s)
-	return at + c.idleTimeout(s), true
+	return s.at + max(s.IdleTimeout, least), s.Phase == Running && s.IdleTimeout > 0 && s.changing == 0
 }
 
-func (c *Core) idleTimeout(s *sandbox) time.Duration { return max(s.IdleTimeout, c.cfg.ActivityWindow) }
-
-// note remembers that a sandbox was active.
-func (c *Core) note(s *sandbox, at time.Duration, from ActivitySource, router string, open int) {
-	if s.Phase != Starting && s.Phase != Running {
-		return
+// note remembers that a sandbox was in use, and returns whether that is news.
+func (c *Core) note(s *sandbox, at time.Duration, kind activity.Kind) bool {
+	if s.Phase != Starting && s.Phase != Running || at < s.at {
+		return false
 	}
-	if at < s.at {
-		if s.at > c.now.Boot { // what is known is to come, and the object shows what was
-			c.show(s)
-		}
-		return
-	}
-	s.at, s.source, s.router, s.open = at, from, router, open
-	c.show(s)
+	s.at, s.kind, s.router, s.open = at, kind, "", 0
+	return true
 }
 
 // begin notes that a sandbox has begun to run: routers are told of it from now on.
 func (c *Core) begin(s *sandbox) {
 	c.told++
-	s.told = c.told
-	s.at, s.source, s.shownAt = c.now.Boot, Began, c.now.Boot
+	s.told, s.at, s.kind, s.shownAt = c.told, c.now.Boot, activity.Claim, c.now.Boot
 	c.schedule(s)
 }
 
-// recoveryMargin is by how much what a new leader reads of a sandbox's activity may be
-// older than what was so. Routers that are still there tell the rest. Of one that ended in
-// an earlier term only its predecessor knew that everything was active until then, or
-// counted as active for max-stale longer, and what it had reported was older: by what it
-// need not report, and by all the time in which it served without being connected.
-func (c *Core) recoveryMargin(s *sandbox) time.Duration {
-	return recoveryMargin + s.IdleTimeout/reportedParts + 2*c.expiry()
-}
-
 // recoverActivity notes what an earlier leader has left on the object of a running
-// sandbox.
+// sandbox. It may have been used later, through routers that expire without a word.
 func (c *Core) recoverActivity(s *sandbox) {
-	c.told++
-	s.told = c.told
-	last, from := s.ClaimedAt, Began
+	c.begin(s)
+	last := s.ClaimedAt
 	if s.LastActive.After(last) {
-		last, from = s.LastActive, OnRecord
+		last, s.kind = s.LastActive, activity.Record
 	}
-	s.at, s.source, s.shownAt = min(c.now.Boot, c.bootOf(last)+c.recoveryMargin(s)), from, c.now.Boot
+	s.at = min(c.now.Boot, c.bootOf(last)+recoveryMargin+2*c.expiry())
 }
 
 // tracked takes what a router says of one sandbox.
-func (c *Core) tracked(a Activity, router string, from ActivitySource) {
-	s := c.sandboxes[a.ID]
-	switch {
-	case s == nil:
-	case from == Asked && a.Settles > 0 && (s.BytesOnly || a.Open == 0):
-		// What it will have been is known then, and not before.
-		s.notBefore = max(s.notBefore, c.now.Boot+min(a.Settles, doubtMost))
-	default:
-		c.note(s, max(0, c.now.Boot-s.ageOf(a)), from, router, a.Open)
+func (c *Core) tracked(s *session, a Activity) {
+	sb := c.sandboxes[a.ID]
+	if a.ID == "" {
+		sb = c.sandboxAt(a.Addr)
+	}
+	if sb == nil {
+		return
+	}
+	if a.Age == 0 && s.inUse != nil {
+		s.inUse[sb] = struct{}{}
+	}
+	if a.ID == "" && sb.MinBytes > 0 { // whether bytes move is not known without its route
+		return
+	}
+	if c.note(sb, max(0, c.now.Boot-a.Age), a.Kind) {
+		sb.router, sb.open = s.id, a.Open
 	}
 }
 
-// ageOf is the age that counts.
-func (s *sandbox) ageOf(a Activity) time.Duration {
-	if s.BytesOnly {
-		return a.Quiet
+// sandboxAt is the sandbox that runs at an address, if there is one.
+func (c *Core) sandboxAt(at netip.Addr) *sandbox {
+	if p := c.places[at]; p != nil {
+		for _, q := range p.pods {
+			if q.sandbox != nil && q.sandbox.Phase == Running {
+				return q.sandbox
+			}
+		}
 	}
-	return a.Age
+	return nil
 }
 
+// report takes what a router says after a look. Each report names all that is in use, in
+// one or more parts; only the last one says how the look went.
 func (c *Core) report(ev Report) {
 	s := c.streams[ev.Stream]
 	if s == nil || !s.durable {
 		return
 	}
+	if s.inUse == nil {
+		s.inUse = map[*sandbox]struct{}{}
+	}
 	for _, a := range ev.Activities {
-		c.tracked(a, s.id, Reported)
-		if sb := c.sandboxes[a.ID]; sb != nil && ev.Handover && (a.Open > 0 || a.Age == 0) {
-			c.note(sb, c.now.Boot+c.expiry(), Doubted, "", 0)
+		c.tracked(s, a)
+	}
+	switch {
+	case ev.Blind != "":
+		s.blind, s.inUse = ev.Blind, nil
+	case ev.Gateway != "":
+		s.blind, s.gateway, s.took, s.shown, s.inUse = "", ev.Gateway, ev.Took, s.inUse, nil
+		c.looked(s, ev.Nonce)
+	}
+}
+
+// looked lets go of what routers have left open at an Envoy that another one has looked
+// at since: what is open still was reported with that look.
+func (c *Core) looked(s *session, nonce uint64) {
+	i := slices.IndexFunc(s.pongs, func(p ponged) bool { return p.nonce == nonce })
+	for _, l := range c.leftovers {
+		if i >= 0 && s.pongs[i].at > l.since && s.gateway == l.gateway {
+			l.until = c.now.Boot
 		}
 	}
-	if ev.Complete && !s.reported {
-		s.reported = true
-		c.unblock()
+	c.expireLeftovers()
+}
+
+// expireLeftovers lets go of what has been waited for long enough. It may have been in use
+// until now.
+func (c *Core) expireLeftovers() {
+	c.leftovers = slices.DeleteFunc(c.leftovers, func(l *leftover) bool {
+		if c.now.Boot < l.until {
+			return false
+		}
+		for _, s := range c.live {
+			if l.holds(s) && c.now.Boot > s.at {
+				c.note(s, c.now.Boot, activity.Unknown)
+			}
+		}
+		return true
+	})
+}
+
+// leaves is what a session that ends may leave open, nil for nothing. looked: its last
+// report shows that; else it is all that it could serve.
+func (c *Core) leaves(s *session, looked bool) *leftover {
+	l := &leftover{session: s.id, gateway: s.gateway, since: c.now.Boot, until: s.lastPing + c.expiryOf(s)}
+	switch {
+	case !looked:
+		l.upTo = min(s.knows, c.told)
+	case len(s.shown) == 0:
+		return nil
+	default:
+		l.shown = s.shown
+	}
+	return l
+}
+
+// settleLater has the journal keep an end that is durable.
+func (c *Core) settleLater(s Settle) {
+	c.settlings = append(c.settlings, settling{c.now.Boot + c.expiry() + showEvery + showWithin, s})
+}
+
+func (c *Core) settleEnds() {
+	for len(c.settlings) > 0 && c.settlings[0].at <= c.now.Boot {
+		c.emit(c.settlings[0].settle)
+		c.settlings = c.settlings[1:]
 	}
 }
 
 // askable reports whether a session can be asked what is idle.
-func (s *session) askable() bool { return s.stream != 0 && s.durable && s.quiesces && s.reported }
-
-// couldServe reports whether a session may know of use of a sandbox. One that is not
-// durable yet has been told nothing, and may be a router that had expired for this leader:
-// what is open at its Envoy it will tell.
-func (s *session) couldServe(sb *sandbox) bool { return s.stream != 0 || sb.told <= s.knows }
+func (s *session) askable() bool { return s.stream != 0 && s.durable && s.blind == "" }
 
 // awaited lists the sessions, by ID, without whose word a sandbox is not released for
-// being idle, at most so many.
-func (c *Core) awaited(sb *sandbox, most int) (list []*session) {
+// being idle, at most so many. One that is connected may know of use of any sandbox, also
+// if it has been told nothing: it may have expired for this leader with something open.
+func (c *Core) awaited(sb *sandbox, most int) (list []string) {
 	for _, s := range c.byID {
-		if len(list) == most {
-			break
+		if len(list) < most && !s.askable() && sb.told <= s.knows {
+			list = append(list, s.id)
 		}
-		if !s.askable() && s.couldServe(sb) {
-			list = append(list, s)
+	}
+	for _, l := range c.leftovers {
+		if len(list) < most && l.holds(sb) {
+			list = append(list, l.session)
 		}
 	}
 	return list
 }
 
-// due acts on a sandbox for which a moment has come.
-func (c *Core) due(s *sandbox) {
+// comes acts on a sandbox for which a moment has come.
+func (c *Core) comes(s *sandbox) {
 	if at, reason := s.ends(); reason != "" && at <= c.now.Boot {
 		c.startRelease(s, reason)
 		return
 	}
 	if at, ok := c.idleAt(s); ok && s.reaping == notDue && max(at, s.notBefore) <= c.now.Boot {
-		s.reaping = toAsk
-		c.toAsk = append(c.toAsk, s)
+		if len(c.awaited(s, 1)) > 0 {
+			s.notBefore = c.now.Boot + askAgain
+		} else if !c.probe(s) {
+			c.pass(s)
+		}
 	}
 	c.schedule(s)
 }
 
-// unblock looks again at what could not be asked about.
-func (c *Core) unblock() {
-	for _, s := range c.blocked {
-		if s.reaping == blocked {
-			s.reaping = toAsk
-			c.toAsk = append(c.toAsk, s)
+// probe has the pod of a sandbox that is due asked whether it is busy, and returns false
+// if that need not be known.
+func (c *Core) probe(s *sandbox) bool {
+	if !c.isProbed(s) {
+		return false
+	}
+	p := c.pools[s.Pool]
+	s.notBefore, s.prober = c.now.Boot+askAgain, 0
+	for i := range c.byID { // one after the other, for each sandbox
+		r := c.byID[(int(s.told)+int(c.now.Boot/probeWait)+i)%len(c.byID)]
+		if r.askable() && c.probes < probesMost {
+			c.probes++
+			s.notBefore, s.prober = c.now.Boot+probeWait, r.stream
+			c.emit(SendProbe{Stream: r.stream, ID: s.ID, To: netip.AddrPortFrom(s.IP, p.BusyProbe.Port), Path: p.BusyProbe.Path})
+			break
 		}
 	}
-	clear(c.blocked)
-	c.blocked = c.blocked[:0]
+	return true
 }
 
-// forgetBlocked lets go of those that were released while they could not be asked about: a
-// router of an earlier version may stay for weeks.
-func (c *Core) forgetBlocked() {
-	for _, s := range c.blocked {
-		if s.Phase != Running {
-			s.reaping = notDue
-		}
+// isProbed reports whether the pod of a sandbox is asked whether it is busy. The pool may
+// have got its probe after the claim: a pod that always says that it is busy ends only if
+// the claim has fixed an end for it.
+func (c *Core) isProbed(s *sandbox) bool {
+	p := c.pools[s.Pool]
+	return p != nil && p.BusyProbe.Port != 0 && !s.LifetimeEnd.IsZero()
+}
+
+// probed takes what a pod has answered.
+func (c *Core) probed(ev Probed) {
+	s := c.sandboxes[ev.ID]
+	switch {
+	case s == nil || s.prober != ev.Stream || s.reaping != notDue: // it came late
+	case ev.Busy:
+		s.prober, s.notBefore = 0, 0
+		c.note(s, c.now.Boot, activity.Busy)
+		c.schedule(s)
+	default:
+		s.prober, s.notBefore = 0, c.now.Boot+probeWait+roundsMost // so long the answer holds
+		c.pass(s)
 	}
-	c.blocked = slices.DeleteFunc(c.blocked, func(s *sandbox) bool { return s.reaping != blocked })
+}
+
+// pass has a sandbox whose pod is not busy asked about in the next round.
+func (c *Core) pass(s *sandbox) {
+	s.reaping = asked
+	c.due = append(c.due, s)
 }
 
 // ask begins a round, if there is none and something is due. A verdict has to become
 // durable at once, because requests are held meanwhile: while the journal does not
 // answer nothing is asked.
 func (c *Core) ask() {
-	for c.round == nil && len(c.toAsk) > 0 && !c.closing && !c.journalStands() {
-		var all []*sandbox
-		n := 0
-		for _, s := range c.toAsk {
-			if len(all) == roundMost {
-				break
-			}
-			n++
-			if s.reaping != toAsk {
-				continue // it was released
-			}
-			switch at, ok := c.idleAt(s); {
-			case !ok || max(at, s.notBefore) > c.now.Boot: // it was active since
-				s.reaping = notDue
-				c.schedule(s)
-			case len(c.awaited(s, 1)) > 0:
-				s.reaping = blocked
-				if len(c.blocked) == cap(c.blocked) {
-					c.forgetBlocked()
-				}
-				c.blocked = append(c.blocked, s)
-			default:
-				s.reaping = asked
-				all = append(all, s)
-			}
-		}
-		rest := copy(c.toAsk, c.toAsk[n:])
-		clear(c.toAsk[rest:])
-		c.toAsk = c.toAsk[:rest]
-		if len(all) > 0 {
-			c.begins(all)
-		}
+	if c.round != nil || c.now.Boot < c.nextRound || c.closing || c.journalStands() {
+		return
 	}
+	n := min(len(c.due), roundMost)
+	var questions []Question
+	for _, s := range c.due[:n] {
+		switch at, ok := c.idleAt(s); {
+		case len(c.awaited(s, 1)) > 0:
+			s.reaping, s.notBefore = notDue, c.now.Boot+askAgain
+		case !ok || at > c.now.Boot: // it was active since, or is released
+			s.reaping = notDue
+		case c.isProbed(s) && c.now.Boot > s.notBefore: // its pod may be busy by now
+			s.reaping = notDue
+		default:
+			c.round = append(c.round, s)
+			questions = append(questions, Question{ID: s.ID, IP: s.IP, MinBytes: s.MinBytes})
+		}
+		c.schedule(s)
+	}
+	c.due = slices.Delete(c.due, 0, n)
+	if c.round == nil {
+		return
+	}
+	c.rounds++
+	var took time.Duration
+	for _, s := range c.connected() {
+		took = max(took, s.took)
+		c.emit(SendQuiesce{Stream: s.stream, Number: c.rounds, Questions: questions})
+	}
+	c.until, c.nextRound = c.now.Boot+answerWait, c.now.Boot+min(roundsApart*took, roundsMost)
+	c.judge()
 }
 
-func (c *Core) begins(all []*sandbox) {
-	c.rounds++
-	r := &round{number: c.rounds, sandboxes: all, waiting: map[*session]struct{}{}, deadline: c.now.Boot + c.cfg.QuiesceWait}
-	c.round = r
-	var ids []string
-	for _, s := range all {
-		ids = append(ids, s.ID)
-	}
+// connected lists the sessions that a round is about: while one is connected that cannot
+// be asked there is none.
+func (c *Core) connected() (all []*session) {
 	for _, s := range c.byID {
-		if s.askable() {
-			r.asked = append(r.asked, questioned{s, s.stream})
-			r.waiting[s] = struct{}{}
-			c.emit(SendQuiesce{Stream: s.stream, Number: r.number, IDs: ids})
+		if s.stream != 0 && s.durable {
+			all = append(all, s)
 		}
 	}
-	c.judge()
+	return all
 }
 
 // quiesced takes the answer of a router.
 func (c *Core) quiesced(ev Quiesced) {
-	s, r := c.streams[ev.Stream], c.round
-	if s != nil && ev.Number <= c.rounds {
-		// Late or not, it is not mute. It may be this leader that is slow, and all routers
-		// would be sent away at once.
-		s.muteSince, s.cuts = 0, 0
+	s := c.streams[ev.Stream]
+	if s != nil && s.blind == unanswered && ev.Blind == "" {
+		s.blind = "" // it does answer
 	}
-	if s == nil || r == nil || ev.Number != r.number || c.now.Boot > r.deadline {
-		return
-	}
-	if _, waits := r.waiting[s]; !waits {
+	if s == nil || c.round == nil || ev.Number != c.rounds || c.now.Boot > c.until {
 		return
 	}
 	for _, a := range ev.Activities {
-		c.tracked(a, s.id, Asked)
+		c.tracked(s, a)
 	}
-	r.doubt = max(r.doubt, ev.Doubt)
-	delete(r.waiting, s)
+	if ev.Blind != "" {
+		s.blind = ev.Blind
+		c.endRound(false)
+		return
+	}
+	s.answered = ev.Number
 	c.judge()
 }
 
-// judge ends the round if everybody has answered.
+// judge ends the round if all have answered.
 func (c *Core) judge() {
-	if len(c.round.waiting) == 0 {
-		c.endRound(c.round.doubt, c.round.doubt == 0)
+	for _, s := range c.connected() {
+		if s.answered != c.rounds {
+			return
+		}
 	}
+	c.endRound(true)
 }
 
-// endRound ends the round. sure: what is known is all that there is to know. Else it is
-// asked again after a pause.
-func (c *Core) endRound(pause time.Duration, sure bool) {
-	r := c.round
+// endRound ends the round, if there is one. sure: what is known is all that there is to
+// know. Else a session has come or gone, or cannot tell, and it is asked again after a pause.
+func (c *Core) endRound(sure bool) {
+	round := c.round
 	c.round = nil
 	var resumed []string
-	for _, s := range r.sandboxes {
-		if s.reaping != asked {
-			continue // it was released meanwhile, which routers are about to be told
-		}
+	for _, s := range round {
 		s.reaping = notDue
 		switch at, ok := c.idleAt(s); {
 		case !sure:
-			s.notBefore = max(s.notBefore, c.now.Boot+min(max(pause, askAgain), doubtMost))
-		case !ok || c.now.Boot < max(at, s.notBefore): // it is in use, or was until now, or may be
+			s.notBefore = c.now.Boot + askAgain
+		case !ok || c.now.Boot < at: // it is in use, or was
 		case c.cfg.DryRun:
-			s.notBefore = c.now.Boot + c.idleTimeout(s)
-			c.emit(WouldReap{Sandbox: s.Sandbox, Idle: c.now.Boot - at + c.idleTimeout(s)})
+			s.notBefore = c.now.Boot + at - s.at
+			c.emit(WouldReap{Sandbox: s.Sandbox, Idle: c.now.Boot - s.at})
 		default:
 			s.reaping = decided
 			c.startRelease(s, ReasonIdle)
@@ -405,153 +471,49 @@ func (c *Core) endRound(pause time.Duration, sure bool) {
 	if len(resumed) == 0 {
 		return
 	}
-	for _, q := range r.asked {
-		if q.session.stream == q.stream { // else a snapshot resumes it
-			c.emit(SendResume{Stream: q.stream, IDs: resumed})
-		}
+	for _, s := range c.connected() {
+		c.emit(SendResume{Stream: s.stream, IDs: resumed})
 	}
 }
 
-// abortRound ends the round without a verdict: a session has come or gone, and what it
-// does now was not asked.
-func (c *Core) abortRound() {
-	if c.round != nil {
-		c.endRound(askAgain, false)
-	}
-}
+// unanswered is why a router that has not answered in time cannot be asked.
+const unanswered = "it did not answer in time"
 
-// expireRound ends the round when the time for answers is over.
+// expireRound ends the round when the time for answers is over. A router that has not
+// answered is asked again when it has, or when its next report shows that it can tell.
 func (c *Core) expireRound() {
-	r := c.round
-	if r == nil || c.now.Boot < r.deadline {
+	if c.round == nil || c.now.Boot < c.until {
 		return
 	}
-	c.endRound(askAgain, false)
-	for _, q := range r.asked {
-		s := q.session
-		if _, mute := r.waiting[s]; !mute || s.stream != q.stream {
-			continue
-		}
-		began := r.deadline - c.cfg.QuiesceWait
-		if s.muteSince == 0 || began-s.missedAt > muteGap {
-			s.muteSince = began
-		}
-		s.missedAt = c.now.Boot
-		if c.now.Boot-s.muteSince >= muteMost {
-			s.cuts++
-			c.emit(RouterMute{Session: s.id, From: s.from, Banned: s.cuts >= cutsMost})
-			c.emit(CloseStream{Stream: s.stream})
-			c.disconnect(s)
+	for _, s := range c.connected() {
+		if s.answered != c.rounds {
+			s.blind = unanswered
 		}
 	}
+	c.nextRound = c.now.Boot + roundsMost // requests are held while routers do not answer
+	c.endRound(false)
 }
 
-// disconnect notes that a session's stream is gone. It may serve what it knows.
-func (c *Core) disconnect(s *session) {
-	delete(c.streams, s.stream)
-	s.stream, s.pending, s.reported, s.muteSince, s.knows = 0, nil, false, 0, c.told
-	c.abortRound()
-	c.eachFence(c.answerReleases)
-}
-
-// sessionOver notes what the end of a session means for what it could serve: that it was
-// in use until then, or nothing, if the session has reported what was.
-func (c *Core) sessionOver(s *session, inUse time.Duration) {
-	c.abortRound()
-	if inUse > 0 {
-		c.floorAt, c.floorTold = max(c.floorAt, inUse), max(c.floorTold, s.knows)
-	}
-	c.unblock()
-}
-
-// ---- what people see
-
-// show has the activity of a sandbox written to its object, if it is time.
-func (c *Core) show(s *sandbox) {
-	if s.showing || s.IdleTimeout <= 0 || s.Phase != Running || c.now.Boot-s.shownAt < showEvery {
-		return
-	}
-	s.showing = true
-	c.waitShow = append(c.waitShow, s)
-}
-
-// showSome writes the activity of those that have waited longest. Nobody is passed
-// over, and no more is written than the rate allows.
+// showSome writes the activity of the next sandboxes to their objects. Each gets its turn,
+// and no more is written than the rate allows.
 func (c *Core) showSome() {
-	if len(c.waitShow) == 0 {
-		return
-	}
-	rate := max(showRate, len(c.waitShow)*int(time.Second)/int(showWithin))
-	pause := time.Second / time.Duration(rate)
 	c.showNext = max(c.showNext, c.now.Boot-100*time.Millisecond) // what was not used is lost
-	n := 0
-	for ; n < len(c.waitShow) && c.showNext <= c.now.Boot && !c.pressure; n++ {
-		s := c.waitShow[n]
-		s.showing = false
-		at, _ := c.activeAt(s)
-		active := c.now.Wall.Add(min(at-c.now.Boot, 0)).Truncate(time.Microsecond)
-		if s.Phase != Running || s.changing > 0 || active.Sub(s.LastActive) < showStep {
+	for c.showNext <= c.now.Boot && len(c.live) > 0 && !c.pressure {
+		c.showNext += min(showWithin/time.Duration(len(c.live)), 20*time.Millisecond)
+		at, found := slices.BinarySearchFunc(c.live, c.shown, byClaim)
+		if found {
+			at++
+		}
+		s := c.live[at%len(c.live)]
+		c.shown = s.mark()
+		active := c.now.Wall.Add(s.at - c.now.Boot).Truncate(time.Microsecond)
+		if s.Phase != Running || s.IdleTimeout <= 0 || s.changing > 0 || s.recorded.Less(s.Revision) ||
+			c.now.Boot-s.shownAt < showEvery || active.Sub(s.LastActive) < time.Second {
 			continue
 		}
 		s.LastActive, s.shownAt = active, c.now.Boot
-		c.revise(s)
-		c.showNext += pause
+		c.counter++
+		s.Revision = Revision{c.cfg.Term, c.counter}
+		c.emit(Record{Sandbox: s.Sandbox, Touch: true})
 	}
-	rest := copy(c.waitShow, c.waitShow[n:])
-	clear(c.waitShow[rest:])
-	c.waitShow = c.waitShow[:rest]
-}
-
-// Activities lists the live sandboxes for which keep returns true, by ID, at most so
-// many, and says how many more there are.
-func (c *Core) Activities(keep func(id string) bool, most int) (list []ActivityStatus, others int) {
-	byID := func(a, b *sandbox) int { return strings.Compare(a.ID, b.ID) }
-	// There may be very many, and everybody waits for this: only the first are sorted.
-	var first []*sandbox
-	n := 0
-	var last string // of the first, if there are enough
-	cut := func(to int) {
-		slices.SortFunc(first, byID)
-		if first = first[:min(to, len(first))]; len(first) == most && most > 0 {
-			last = first[most-1].ID
-		}
-	}
-	for id, s := range c.sandboxes {
-		if s.Phase != Starting && s.Phase != Running || s.lost || !keep(id) {
-			continue
-		}
-		n++
-		if last != "" && id > last {
-			continue
-		}
-		if first = append(first, s); len(first) >= 2*most+1000 {
-			cut(most)
-		}
-	}
-	cut(most)
-	for _, s := range first {
-		list = append(list, c.activityOf(s))
-	}
-	return list, n - len(list)
-}
-
-func (c *Core) activityOf(s *sandbox) ActivityStatus {
-	at, from := c.activeAt(s)
-	st := ActivityStatus{Sandbox: s.Sandbox, Age: max(0, c.now.Boot-at), Source: from}
-	if from == Reported || from == Asked {
-		st.Router, st.Open = s.router, s.open
-	}
-	end, reason := s.ends()
-	if idle, ok := c.idleAt(s); ok {
-		if reason == "" || idle < end {
-			end, reason = idle, ReasonIdle
-		}
-		for _, x := range c.awaited(s, awaitedMost) {
-			st.Awaits = append(st.Awaits, x.id)
-		}
-	}
-	if reason != "" {
-		st.Next, st.In = reason, max(0, end-c.now.Boot)
-	}
-	return st
 }

@@ -3,6 +3,8 @@ package core
 import (
 	"testing"
 	"time"
+
+	"github.com/berth-sandbox/berth/api/activity"
 )
 
 // What a new leader takes sandboxes to have been used by.
@@ -21,7 +23,7 @@ func TestANewLeaderGivesTimeForWhatItCannotKnow(t *testing.T) {
 		s.recoverState(State{Pools: []Pool{idlePool(0)}, Nodes: []string{"n1"}, Pods: []Pod{with(warmPod("a-1"), func(p *Pod) { p.Used = true })}, Facts: []Fact{f, {Session: "r"}}, Records: []Sandbox{record}})
 		return s
 	}
-	const margin = recoveryMargin + time.Hour/4 + 2*(maxStale+maxStale/100)
+	const margin = recoveryMargin + 2*expiry
 	for name, c := range map[string]struct{ claimed, active, asked time.Duration }{
 		"claimed a moment ago":          {time.Second, 0, time.Hour},
 		"active a moment ago":           {5 * time.Hour, time.Minute, time.Hour},
@@ -59,53 +61,88 @@ func TestTheClocksOfTwoLeadersMayEachBeTenMinutesOff(t *testing.T) {
 	s.asks(1)
 }
 
-// A router reports a use when it has moved by a quarter of the idle timeout. When it is
-// found dead, everything was active until then; the next leader cannot read that
-// anywhere.
-func TestANewLeaderAllowsForARouterThatEndedInAnEarlierTerm(t *testing.T) {
-	const idle = 4 * time.Hour
-	s := newSim(t)
-	s.recover([]Pool{changed(specA(1), func(p *Pool) { p.IdleTimeout = idle })}, []Pod{warmPod("a-1")})
-	s.joinAndReport("q", 1)
-	s.joinAndReport("r", 2)
-	record := s.claim()
-	pass := func(s *sim, d time.Duration, streams map[string]uint64) {
-		for ; d > 0; d -= maxStale / 2 {
-			for session, stream := range streams {
-				s.ping(session, stream)
-			}
-			s.pass(min(d, maxStale/2))
-			for _, r := range of[Record](s.effects) {
-				record = r.Sandbox
-			}
-			none[SendQuiesce](s)
-		}
-	}
-	both := map[string]uint64{"q": 1, "r": 2}
-	pass(s, 2*time.Minute, both)
-	s.step(Report{Session: "r", Stream: 2, Activities: []Activity{{ID: record.ID}}})
-	pass(s, idle/4-time.Second, both) // in use all the time through r
-	if record.LastActive.IsZero() {
-		t.Fatal("its activity was not written")
-	}
-	s.step(SessionDead{Session: "r", By: "q"})
-	died := s.now.Boot
-	pass(s, time.Minute, map[string]uint64{"q": 1})
-
-	next := newSimAt(t, 2, s.now)
-	f := Fact{Revision: record.Revision, Sandbox: &record}
-	next.recoverState(State{
+// afterLeader is the next leader: it has the facts, and the object of the only sandbox.
+func afterLeader(t *testing.T, at Instant, record Sandbox, stale time.Duration, facts ...Fact) *sim {
+	t.Helper()
+	s := newSimAt(t, 2, at)
+	s.cfg.MaxStale = stale
+	s.restart()
+	s.recoverState(State{
 		Pools: []Pool{idlePool(0)}, Nodes: []string{"n1"}, Pods: []Pod{with(warmPod("a-1"), func(p *Pod) { p.Used = true })},
-		Facts: []Fact{f, {Revision: Revision{1, 1}, Session: "q"}}, Records: []Sandbox{record},
+		Facts: append([]Fact{{Revision: record.Revision, Sandbox: &record}, {Revision: Revision{1, 1}, Session: "q"}}, facts...), Records: []Sandbox{record},
 	})
-	next.joinAndReport("q", 1)
-	pass(next, died+idle-next.now.Boot-time.Second, map[string]uint64{"q": 1})
+	s.joinAndReport("q", 1)
+	return s
 }
 
-// Clocks are twenty minutes apart, as documented; r says Goodbye with x in use; p goes on
-// using x, is cut off as late as the note of the Goodbye ends, serves for max-stale, and
-// expires. All that the object says is from before the Goodbye.
-func TestANewLeaderAllowsForAHandoverThatItHasNotHeardOf(t *testing.T) {
+// A sandbox is used once, through a router that is not connected, and the router is found
+// dead. Everything was in use until then: its leader knows that from memory, the next one
+// from the object, once the object is written, and before that from the journal.
+func TestTheEndOfARouterIsKnownToTheNextLeader(t *testing.T) {
+	const idle = 24 * time.Hour
+	for name, after := range map[string]time.Duration{"at once": 0, "much later": time.Hour} {
+		t.Run(name, func(t *testing.T) {
+			s := newSim(t)
+			s.recover([]Pool{changed(specA(1), func(p *Pool) { p.IdleTimeout = idle })}, []Pod{warmPod("a-1")})
+			s.joinAndReport("q", 1)
+			s.joinAndReport("r", 2)
+			record := s.claim()
+			s.step(Recorded{ID: record.ID, Revision: record.Revision})
+			left := map[string]Fact{}
+			pass := func(d time.Duration, sessions ...string) {
+				for ; d > 0; d -= maxStale / 2 {
+					for _, session := range sessions {
+						s.ping(session, map[string]uint64{"q": 1, "r": 2}[session])
+					}
+					s.pass(maxStale / 2)
+					effects := s.effects
+					for _, r := range of[Record](effects) {
+						record = r.Sandbox
+						s.step(Recorded{ID: record.ID, Revision: record.Revision})
+					}
+					s.effects = effects
+					for _, settled := range of[Settle](s.effects) {
+						delete(left, settled.Session)
+					}
+				}
+			}
+			pass(20*time.Hour, "q", "r")
+			s.step(SessionLeft{Session: "r", Stream: 2})
+			s.step(SessionDead{Session: "r", By: "q"})
+			died := s.now.Boot
+			left["r"] = Fact{Revision: Revision{1, 99}, Session: "r", Left: true}
+			for _, settled := range of[Settle](s.effects) {
+				delete(left, settled.Session)
+			}
+			s.step(SessionPing{Session: "q", Stream: 1, Nonce: 7})
+			s.looksAt("envoy of r", 1, 7)
+			pass(after, "q")
+			var facts []Fact
+			for _, f := range left {
+				facts = append(facts, f)
+			}
+			next := afterLeader(t, s.now, record, maxStale, facts...)
+			for next.now.Boot < died+idle-time.Minute {
+				next.ping("q", 1)
+				next.pass(maxStale / 2)
+				none[SendQuiesce](next)
+			}
+			for range 3 * 60 {
+				next.ping("q", 1)
+				next.pass(maxStale / 2)
+				if len(of[SendQuiesce](next.effects)) > 0 {
+					return
+				}
+			}
+			t.Error("it is not asked about")
+		})
+	}
+}
+
+// Clocks are twenty minutes apart, as documented; r says Goodbye with x open; p goes on
+// using x, is cut off as late as what r left open is let go of, serves for max-stale, and
+// expires.
+func TestANewLeaderAllowsForWhatARouterLeftOpen(t *testing.T) {
 	const idle, stale = 20 * time.Minute, 15 * time.Minute // the default of max-stale
 	s := newSim(t)
 	s.cfg.MaxStale = stale
@@ -115,15 +152,13 @@ func TestANewLeaderAllowsForAHandoverThatItHasNotHeardOf(t *testing.T) {
 	s.joinAndReport("r", 2)
 	s.joinAndReport("q", 3)
 	record := s.claim()
+	s.step(Recorded{ID: record.ID, Revision: record.Revision})
 	step := func(s *sim, d time.Duration, do func()) {
 		for ; d > 0; d -= time.Second {
 			do()
-			for _, r := range of[Record](s.effects) {
+			for _, r := range of[Record](s.pass(time.Second)) {
 				record = r.Sandbox
-			}
-			s.pass(time.Second)
-			for _, r := range of[Record](s.effects) {
-				record = r.Sandbox
+				s.step(Recorded{ID: record.ID, Revision: record.Revision})
 			}
 			none[SandboxReleased](s)
 		}
@@ -131,62 +166,29 @@ func TestANewLeaderAllowsForAHandoverThatItHasNotHeardOf(t *testing.T) {
 	uses := func() {
 		s.ping("q", 3)
 		s.ping("p", 1)
-		s.step(Report{Session: "p", Stream: 1, Activities: []Activity{{ID: record.ID, Open: 1}}})
+		s.looks("p", 1, 0, Activity{ID: record.ID, Open: 1})
 	}
 	step(s, 90*time.Second, func() { uses(); s.ping("r", 2) })
-	s.step(Report{Session: "r", Stream: 2, Activities: []Activity{{ID: record.ID, Open: 1}}, Handover: true})
-	s.step(SessionGoodbye{Session: "r"})
+	s.looks("r", 2, 0, Activity{ID: record.ID, Open: 1})
+	s.step(SessionGoodbye{Session: "r", Stream: 2, Looked: true})
 	step(s, stale, uses)
 	s.step(SessionLeft{Session: "p", Stream: 1})
 	used := s.now.Boot + stale - time.Second // it serves what it knows for so long
 	step(s, stale+stale/100+2*time.Second, func() { s.ping("q", 3) })
 	at := s.now
 	at.Wall = at.Wall.Add(20 * time.Minute)
-	next := newSimAt(t, 2, at)
-	next.cfg.MaxStale = stale
-	next.restart()
-	f := Fact{Revision: record.Revision, Sandbox: &record}
-	next.recoverState(State{
-		Pools: []Pool{idlePool(0)}, Nodes: []string{"n1"}, Pods: []Pod{with(warmPod("a-1"), func(p *Pod) { p.Used = true })},
-		Facts: []Fact{f, {Revision: Revision{1, 1}, Session: "q"}}, Records: []Sandbox{record},
-	})
-	next.joinAndReport("q", 1)
+	next := afterLeader(t, at, record, stale)
 	for {
 		next.ping("q", 1)
 		next.pass(time.Second)
 		for _, q := range of[SendQuiesce](next.effects) {
-			next.says("q", q, 1, 0)
+			next.says(q, 1)
 			one[SandboxReleased](next)
 			if unused := next.now.Boot - used; unused < idle {
 				t.Errorf("released for being idle after %v of %v", unused, idle)
 			}
 			return
 		}
-	}
-}
-
-// What counts as in use for a while anyway is shown to be in use.
-func TestAHandoverDoesNotKeepTheObjectFromBeingWritten(t *testing.T) {
-	const stale = 15 * time.Minute // the default of max-stale
-	s := newSim(t)
-	s.cfg.MaxStale = stale
-	s.restart()
-	s.recover([]Pool{changed(specA(1), func(p *Pool) { p.IdleTimeout = time.Hour })}, []Pod{warmPod("a-1")})
-	s.joinAndReport("q", 1)
-	s.joinAndReport("r", 2)
-	record := s.claim()
-	s.step(Report{Session: "r", Stream: 2, Activities: []Activity{{ID: record.ID, Open: 1}}, Handover: true})
-	s.step(SessionGoodbye{Session: "r"})
-	for range stale / time.Second {
-		s.ping("q", 1)
-		s.step(Report{Session: "q", Stream: 1, Activities: []Activity{{ID: record.ID, Open: 1}}})
-		s.pass(time.Second)
-		for _, r := range of[Record](s.effects) {
-			record = r.Sandbox
-		}
-	}
-	if lag := s.now.Wall.Sub(record.LastActive); lag < 0 || lag > showEvery+2*time.Second {
-		t.Errorf("it is in use, and its object says that it was %v ago", lag)
 	}
 }
 
@@ -198,9 +200,9 @@ func TestANewLeaderTakesTheActivityFromTheObjectAndTheRestFromTheJournal(t *test
 	record := *f.Sandbox
 	record.Revision, record.LastActive = Revision{1, 4}, start.Wall.Add(-45*time.Minute)
 	s.recoverState(State{Pools: []Pool{idlePool(0)}, Nodes: []string{"n1"}, Pods: []Pod{with(warmPod("a-1"), func(p *Pod) { p.Used = true })}, Facts: []Fact{f}, Records: []Sandbox{record}})
-	const margin = recoveryMargin + time.Hour/4 + 2*(maxStale+maxStale/100)
-	list, _ := s.core.Activities(func(string) bool { return true }, 1)
-	if len(list) != 1 || list[0].Source != OnRecord || list[0].Age != 45*time.Minute-margin || list[0].In != 15*time.Minute+margin {
+	const margin = recoveryMargin + 2*expiry
+	list, _ := s.core.Activities(everySandbox, 1)
+	if len(list) != 1 || list[0].Kind != activity.Record || list[0].Age != 45*time.Minute-margin || list[0].In != 15*time.Minute+margin {
 		t.Errorf("shown as %+v", list)
 	}
 }

@@ -6,13 +6,12 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/berth-sandbox/berth/api/activity"
 )
 
 // idleFor is the idle timeout of the sandboxes of these tests.
 const idleFor = 10 * time.Second
-
-// idleForLong is one of those that are longer than anything else takes.
-const idleForLong = 3 * maxStale
 
 func idlePool(warm int) Pool {
 	return changed(specA(warm), func(p *Pool) { p.IdleTimeout = idleFor })
@@ -35,10 +34,26 @@ func idleSim(t *testing.T, warm int, routers ...string) *sim {
 
 func (s *sim) joinAndReport(session string, stream uint64, activities ...Activity) {
 	s.t.Helper()
-	s.step(SessionJoined{Session: session, Stream: stream, Quiesces: true})
+	s.step(SessionJoined{Session: session, Stream: stream})
 	one[SendSnapshot](s)
-	s.step(Report{Session: session, Stream: stream, Activities: activities, Complete: true})
+	s.step(Report{Stream: stream, Activities: activities, Gateway: "envoy of " + session})
 }
+
+// looks has a router report a look that has just begun, after the pong to nonce.
+func (s *sim) looks(session string, stream, nonce uint64, activities ...Activity) {
+	s.t.Helper()
+	s.looksAt("envoy of "+session, stream, nonce, activities...)
+}
+
+func (s *sim) looksAt(envoy string, stream, nonce uint64, activities ...Activity) {
+	s.t.Helper()
+	s.step(Report{Stream: stream, Activities: activities, Gateway: envoy, Nonce: nonce})
+}
+
+// everySandbox and only choose what Activities lists.
+func everySandbox(*Sandbox) bool { return true }
+
+func only(id string) func(*Sandbox) bool { return func(s *Sandbox) bool { return s.ID == id } }
 
 // asks returns the only question of the last step, which every stream was asked.
 func (s *sim) asks(streams ...uint64) SendQuiesce {
@@ -47,7 +62,7 @@ func (s *sim) asks(streams ...uint64) SendQuiesce {
 	var got []uint64
 	for _, q := range all {
 		got = append(got, q.Stream)
-		if q.Number != all[0].Number || !slices.Equal(q.IDs, all[0].IDs) {
+		if q.Number != all[0].Number || !slices.Equal(q.Questions, all[0].Questions) {
 			s.t.Fatalf("%+v and %+v", q, all[0])
 		}
 	}
@@ -58,9 +73,17 @@ func (s *sim) asks(streams ...uint64) SendQuiesce {
 }
 
 // says has a router answer.
-func (s *sim) says(session string, q SendQuiesce, stream uint64, doubt time.Duration, activities ...Activity) {
+func (s *sim) says(q SendQuiesce, stream uint64, activities ...Activity) {
 	s.t.Helper()
-	s.step(Quiesced{Session: session, Stream: stream, Number: q.Number, Activities: activities, Doubt: doubt})
+	s.step(Quiesced{Stream: stream, Number: q.Number, Activities: activities})
+}
+
+// ids are those that a question is about.
+func ids(q SendQuiesce) (list []string) {
+	for _, question := range q.Questions {
+		list = append(list, question.ID)
+	}
+	return list
 }
 
 func (s *sim) resumed(streams ...uint64) {
@@ -86,9 +109,9 @@ func TestSilenceIsReleasedWhenEveryRouterHasSaidSo(t *testing.T) {
 	s.pass(time.Millisecond)
 	q := s.asks(1, 2)
 	none[SandboxReleased](s)
-	s.says("q", q, 1, 0)
+	s.says(q, 1)
 	none[SandboxReleased](s)
-	s.says("r", q, 2, 0, Activity{ID: sb.ID, Age: idleFor, Quiet: idleFor})
+	s.says(q, 2, Activity{ID: sb.ID, Age: idleFor})
 	if r := one[SandboxReleased](s); r.Sandbox.Reason != ReasonIdle {
 		t.Errorf("released: %+v", r.Sandbox)
 	}
@@ -115,28 +138,23 @@ func (s *sim) ping(session string, stream uint64) {
 	s.step(SessionPing{Session: session, Stream: stream, Nonce: 1})
 }
 
-// Whatever a router says but that it is certain of silence, everybody goes on.
+// Whatever a router says but that there was no use for the idle timeout, all go on.
 func TestOneRouterThatKnowsOfUseIsEnough(t *testing.T) {
 	for name, c := range map[string]struct {
 		activity Activity
-		doubt    time.Duration
 		again    time.Duration // until it is asked again
 	}{
-		"in use":                {Activity{}, 0, idleFor},
-		"used a moment ago":     {Activity{Age: time.Second, Quiet: time.Second}, 0, idleFor - time.Second},
-		"used just long enough": {Activity{Age: idleFor - time.Millisecond, Quiet: idleFor}, 0, time.Millisecond},
-		"may be in use":         {Activity{Settles: 700 * time.Millisecond}, 0, 700 * time.Millisecond},
-		"is, and may be":        {Activity{Open: 1, Settles: 700 * time.Millisecond}, 0, idleFor},
-		"in doubt":              {Activity{Age: time.Hour, Quiet: time.Hour}, 3 * time.Second, 3 * time.Second},
-		"may be beyond a doubt": {Activity{Age: time.Hour, Quiet: time.Hour, Settles: 3 * time.Second}, time.Second, 3 * time.Second},
+		"in use":                {Activity{}, idleFor},
+		"used a moment ago":     {Activity{Age: time.Second}, idleFor - time.Second},
+		"used just long enough": {Activity{Age: idleFor - time.Millisecond}, time.Millisecond},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := idleSim(t, 1, "q", "r")
 			c.activity.ID = s.claim().ID
 			s.pass(idleFor)
 			q := s.asks(1, 2)
-			s.says("q", q, 1, c.doubt, c.activity)
-			s.says("r", q, 2, 0)
+			s.says(q, 1, c.activity)
+			s.says(q, 2)
 			s.resumed(1, 2)
 			s.pass(c.again - time.Millisecond)
 			none[SendQuiesce](s)
@@ -146,44 +164,117 @@ func TestOneRouterThatKnowsOfUseIsEnough(t *testing.T) {
 	}
 }
 
-// A router that is not right in the head, or whose Envoy says that it flushes once a day,
-// must not keep a sandbox after it has gone.
-func TestDoubtIsAskedAboutAgainHoweverLongARouterSaysThatItLasts(t *testing.T) {
-	for name, c := range map[string]struct{ doubt, settles time.Duration }{
-		"what is open":       {24 * time.Hour, 0},
-		"one of its answers": {0, 24 * time.Hour},
+// A router that has lost the route knows only the address, and a new router knows no route
+// at all when it looks for the first time.
+func TestAnOpenAddressIsUseOfItsSandbox(t *testing.T) {
+	s := idleSim(t, 1, "r")
+	sb := s.claim()
+	s.pass(idleFor - time.Second)
+	s.looks("r", 1, 0, Activity{Addr: sb.IP, Open: 1, Kind: activity.Open}, Activity{Addr: address(7), Open: 1})
+	if list, _ := s.core.Activities(everySandbox, 1); !slices.Equal(list[0].Asks, []string{"r"}) || list[0].Age != 0 || list[0].Kind != activity.Open || list[0].Router != "r" || list[0].Open != 1 {
+		t.Errorf("shown as %+v", list)
+	}
+	s.pass(idleFor - time.Millisecond)
+	none[SendQuiesce](s)
+	s.pass(time.Millisecond)
+	q := s.asks(1)
+	if q.Questions[0] != (Question{ID: sb.ID, IP: sb.IP}) {
+		t.Errorf("asked: %+v", q)
+	}
+	s.says(q, 1, Activity{Addr: sb.IP, Open: 1})
+	s.resumed(1)
+}
+
+// A router that does not know the route does not know that bytes count, and an open
+// connection over which nothing moves must not keep its sandbox.
+func TestAnOpenAddressIsNoUseWhereBytesCount(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{changed(idlePool(1), func(p *Pool) { p.IdleTimeout, p.MinBytes = time.Minute, 1024 })}, []Pod{warmPod("a-1")})
+	s.joinAndReport("r", 1)
+	sb := s.claim()
+	for range 59 {
+		s.ping("r", 1)
+		s.pass(time.Second)
+		s.looks("r", 1, 0, Activity{Addr: sb.IP, Open: 1, Kind: activity.Open})
+		none[SendQuiesce](s)
+	}
+	s.pass(time.Second)
+	s.says(s.asks(1), 1, Activity{ID: sb.ID, Addr: sb.IP, Kind: activity.Bytes}) // it has read the kernel for the first time
+	s.resumed(1)
+}
+
+// It cannot tell what is open: its Envoy does not answer. It is not asked again before
+// its look has succeeded.
+func TestARouterThatCannotTellIsNotAsked(t *testing.T) {
+	for name, blind := range map[string]func(s *sim){
+		"by itself": func(s *sim) {
+			s.step(Report{Stream: 2, Blind: "the look timed out"})
+			s.pass(idleFor)
+			none[SendQuiesce](s)
+		},
+		"when asked": func(s *sim) {
+			s.pass(idleFor)
+			q := s.asks(1, 2)
+			s.step(Quiesced{Stream: 2, Number: q.Number, Blind: "the look timed out"})
+			s.resumed(1, 2)
+			s.says(q, 1)
+			none[SandboxReleased](s)
+		},
+		"by its silence": func(s *sim) {
+			s.pass(idleFor)
+			s.says(s.asks(1, 2), 1)
+			s.pass(answerWait)
+			s.resumed(1, 2)
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := idleSim(t, 1, "q", "r")
 			sb := s.claim()
-			s.pass(idleFor)
-			q := s.asks(1, 2)
-			s.says("q", q, 1, 0)
-			s.says("r", q, 2, c.doubt, Activity{ID: sb.ID, Age: time.Hour, Quiet: time.Hour, Settles: c.settles})
-			s.resumed(1, 2)
-			s.step(SessionGoodbye{Session: "r"})
-			for range 10 {
+			blind(s)
+			for range 20 {
 				s.ping("q", 1)
-				s.pass(30 * time.Second)
-				if all := of[SendQuiesce](s.effects); len(all) > 0 {
-					s.says("q", all[0], 1, 0)
-					one[SandboxReleased](s)
-					return
-				}
+				s.ping("r", 2)
+				s.pass(idleFor)
+				none[SendQuiesce](s)
+				s.step(Report{Stream: 2, Activities: []Activity{{ID: "other"}}}) // a part of a report
 			}
-			t.Error("nobody was asked again, although the router that was in doubt has ended")
+			if list, _ := s.core.Activities(only(sb.ID), 1); !slices.Equal(list[0].Awaits, []string{"r"}) {
+				t.Errorf("shown as %+v", list)
+			}
+			s.looks("r", 2, 0)
+			s.pass(askAgain)
+			q := s.asks(1, 2)
+			s.says(q, 1)
+			s.says(q, 2)
+			one[SandboxReleased](s)
 		})
 	}
 }
 
-func TestBytesOnlyIsJudgedByWhatMoved(t *testing.T) {
-	s := newSim(t)
-	s.recover([]Pool{changed(idlePool(1), func(p *Pool) { p.BytesOnly = true })}, []Pod{warmPod("a-1")})
-	s.joinAndReport("r", 1)
-	sb := s.claim()
-	s.pass(idleFor)
-	s.says("r", s.asks(1), 1, 0, Activity{ID: sb.ID, Age: 0, Quiet: idleFor, Open: 1})
-	one[SandboxReleased](s)
+// Bytes are counted by the minute: a shorter idle timeout counts as one.
+func TestBytesAreJudgedOverAMinuteAtLeast(t *testing.T) {
+	for name, c := range map[string]struct {
+		pool, counts time.Duration
+	}{"shorter": {idleFor, time.Minute}, "longer": {2 * time.Minute, 2 * time.Minute}} {
+		t.Run(name, func(t *testing.T) {
+			s := newSim(t)
+			s.recover([]Pool{changed(idlePool(1), func(p *Pool) { p.IdleTimeout, p.MinBytes = c.pool, 2048 })}, []Pod{warmPod("a-1")})
+			s.joinAndReport("r", 1)
+			sb := s.claim()
+			for passed := time.Duration(0); passed < c.counts-time.Second; passed += time.Second {
+				s.ping("r", 1)
+				s.pass(time.Second)
+				none[SendQuiesce](s)
+			}
+			s.pass(time.Second)
+			q := s.asks(1)
+			if q.Questions[0] != (Question{ID: sb.ID, IP: sb.IP, MinBytes: 2048}) {
+				t.Errorf("asked: %+v", q)
+			}
+			s.says(q, 1, Activity{ID: sb.ID, Age: c.counts, Open: 1})
+			one[SandboxReleased](s)
+		})
+	}
 }
 
 func TestAClaimSaysWhatItsIdleTimeoutIs(t *testing.T) {
@@ -198,11 +289,10 @@ func TestAClaimSaysWhatItsIdleTimeoutIs(t *testing.T) {
 	}
 }
 
-// Sandboxes live on when the access log is flushed less often than when they were
-// claimed.
-func TestAnIdleTimeoutIsNeverShorterThanWhatRoutersCanTell(t *testing.T) {
+// A look may miss what was admitted less than a window before.
+func TestAnIdleTimeoutIsNeverShorterThanTheWindow(t *testing.T) {
 	s := newSim(t)
-	s.cfg.ActivityWindow = idleFor + time.Second
+	s.cfg.Window = idleFor + time.Second
 	s.restart()
 	s.recover([]Pool{idlePool(1)}, []Pod{warmPod("a-1")})
 	s.joinAndReport("r", 1)
@@ -217,7 +307,7 @@ func TestReportsPutTheQuestionOff(t *testing.T) {
 	s := idleSim(t, 1, "r")
 	sb := s.claim()
 	s.pass(8 * time.Second)
-	s.step(Report{Session: "r", Stream: 1, Activities: []Activity{{ID: sb.ID, Age: time.Second}}})
+	s.step(Report{Stream: 1, Activities: []Activity{{ID: sb.ID, Age: time.Second}}})
 	s.pass(idleFor - time.Second - time.Millisecond)
 	none[SendQuiesce](s)
 	s.pass(time.Millisecond)
@@ -229,140 +319,33 @@ func TestWhoDoesNotAnswerInTimeKeepsTheSandbox(t *testing.T) {
 	sb := s.claim()
 	s.pass(idleFor)
 	q := s.asks(1, 2)
-	s.says("q", q, 1, 0)
-	s.pass(249 * time.Millisecond)
+	s.says(q, 1)
+	s.pass(answerWait - time.Millisecond)
 	none[SendResume](s)
 	s.pass(time.Millisecond)
 	s.resumed(1, 2)
-	s.says("r", q, 2, 0) // late
+	s.says(q, 2) // late, but it does answer
 	none[SandboxReleased](s)
-	s.pass(askAgain)
+	s.pass(roundsMost)
 	q = s.asks(1, 2)
-	s.now.Boot += 251 * time.Millisecond // the answer is there before the tick
-	s.says("q", q, 1, 0)
-	s.says("r", q, 2, 0)
+	s.now.Boot += answerWait + time.Millisecond // the answer is there before the tick
+	s.says(q, 1)
+	s.says(q, 2)
 	none[SandboxReleased](s)
 	if got, _ := s.core.Sandbox(sb.ID); got.Phase != Running {
 		t.Errorf("%+v", got)
 	}
 }
 
-// A router that stays mute is cut off; if it comes back and is mute again it is not let
-// in any more, and when it has gone stale, its fence ends the doubt.
-func TestAMuteRouterCannotKeepEverythingForEver(t *testing.T) {
-	s := idleSim(t, 1, "q")
-	sb := s.claim()
-	s.joinAndReport("r", 100)
-	s.pass(idleFor)
-	var cut []RouterMute
-	stream, released := uint64(100), time.Duration(0)
-	began := s.now.Boot
-	for s.now.Boot-began < 3*maxStale && released == 0 {
-		s.pass(50 * time.Millisecond)
-		effects := s.effects
-		s.ping("q", 1)
-		s.ping("r", stream)
-		for _, q := range of[SendQuiesce](effects) {
-			if q.Stream == 1 {
-				s.says("q", q, 1, 0)
-				if len(of[SandboxReleased](s.effects)) > 0 {
-					released = s.now.Boot - began
-				}
-			}
-		}
-		for _, m := range of[RouterMute](effects) {
-			cut = append(cut, m)
-			if closed := of[CloseStream](effects); len(closed) != 1 || closed[0].Stream != stream {
-				t.Fatalf("closed: %+v", closed)
-			}
-			stream++
-			s.step(SessionJoined{Session: "r", Stream: stream, Quiesces: true})
-			if m.Banned {
-				one[CloseStream](s)
-				none[SendSnapshot](s)
-				continue
-			}
-			s.step(Report{Session: "r", Stream: stream, Complete: true})
-		}
-	}
-	if len(cut) != cutsMost || cut[0].Banned || !cut[2].Banned || cut[2].Session != "r" {
-		t.Errorf("cut: %+v", cut)
-	}
-	if released < maxStale {
-		t.Errorf("%s was released after %v, the mute router could serve it until %v and more", sb.ID, released, maxStale)
-	}
-}
-
-func TestARouterThatAnswersAgainIsForgiven(t *testing.T) {
-	s := idleSim(t, 1, "r")
-	sb := s.claim()
-	s.pass(idleFor)
-	for range 100 {
-		s.pass(askAgain)
-		for _, q := range of[SendQuiesce](s.effects) {
-			if s.now.Boot/time.Second%4 == 0 {
-				s.says("r", q, 1, 0, Activity{ID: sb.ID})
-			}
-		}
-		none[RouterMute](s)
-	}
-}
-
-// The router has missed one question, and an hour later, with none in between, another
-// one. It was never mute for longer than Config.QuiesceWait.
-func TestTwoQuestionsMissedFarApartAreNotFiveSecondsOfSilence(t *testing.T) {
-	s := idleSim(t, 1, "r")
-	sb := s.claim()
-	s.pass(idleFor)
-	s.asks(1)
-	s.step(Report{Session: "r", Stream: 1, Activities: []Activity{{ID: sb.ID}}}) // it is in use again
-	s.pass(s.core.cfg.QuiesceWait)
-	s.resumed(1)
-	s.step(Report{Session: "r", Stream: 1, Activities: []Activity{{ID: sb.ID}}})
-	s.ping("r", 1)
-	s.pass(idleFor)
-	s.asks(1)
-	s.pass(s.core.cfg.QuiesceWait)
-	none[RouterMute](s)
-}
-
-// A router answers every question at once, but the leader is behind by more than
-// Config.QuiesceWait with what it receives.
-func TestARouterThatAnswersLateIsNotBanned(t *testing.T) {
-	s := idleSim(t, 1, "r")
-	s.claim()
-	s.pass(idleFor)
-	stream := uint64(1)
-	for range 400 {
-		questions := of[SendQuiesce](s.effects)
-		for _, m := range of[RouterMute](s.effects) {
-			if m.Banned {
-				t.Fatal("a router that has answered every question is not let in any more: with all the others, if it is the leader that is slow, they serve nothing new until they have expired")
-			}
-			stream++
-			s.joinAndReport("r", stream)
-			questions = append(questions, of[SendQuiesce](s.effects)...)
-		}
-		s.ping("r", stream)
-		s.pass(300 * time.Millisecond)
-		effects := s.effects
-		for _, q := range questions {
-			s.says("r", q, stream, 0)
-			effects = append(effects, s.effects...)
-		}
-		s.effects = effects
-	}
-}
-
 // What a session could serve is not released while it may serve it.
 func TestWhoCannotBeAskedKeepsWhatItCouldServe(t *testing.T) {
-	joined := func(s *sim) { s.step(SessionJoined{Session: "r", Stream: 9, Quiesces: true}) }
+	joined := func(s *sim) { s.step(SessionJoined{Session: "r", Stream: 9}) }
 	for name, leave := range map[string]func(s *sim){
 		"not connected":    func(s *sim) { s.step(SessionLeft{Session: "r", Stream: 2}) },
 		"has not reported": func(s *sim) { s.step(SessionLeft{Session: "r", Stream: 2}); joined(s) },
 		"of an older version": func(s *sim) {
 			s.step(SessionJoined{Session: "r", Stream: 9})
-			s.step(Report{Session: "r", Stream: 9, Complete: true})
+			s.step(Report{Stream: 9})
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -372,84 +355,191 @@ func TestWhoCannotBeAskedKeepsWhatItCouldServe(t *testing.T) {
 			later := s.claim() // which it knows only if it is connected
 			s.pass(idleFor)
 			if q := of[SendQuiesce](s.effects); name == "not connected" {
-				if len(q) != 1 || !slices.Equal(q[0].IDs, []string{later.ID}) {
+				if len(q) != 1 || !slices.Equal(ids(q[0]), []string{later.ID}) {
 					t.Fatalf("asked: %+v", q)
 				}
-				s.says("q", q[0], 1, 0)
+				s.says(q[0], 1)
 				if r := one[SandboxReleased](s); r.Sandbox.ID != later.ID {
 					t.Fatalf("released %+v", r)
 				}
 			} else if len(q) > 0 {
 				t.Fatalf("asked: %+v", q)
 			}
-			if list, _ := s.core.Activities(func(id string) bool { return id == sb.ID }, 1); len(list) != 1 || !slices.Equal(list[0].Awaits, []string{"r"}) || list[0].In != 0 {
+			if list, _ := s.core.Activities(only(sb.ID), 1); len(list) != 1 || !slices.Equal(list[0].Awaits, []string{"r"}) || list[0].In != 0 {
 				t.Errorf("shown as %+v", list)
 			}
 			// As soon as it can be asked, it is.
-			s.step(SessionJoined{Session: "r", Stream: 10, Quiesces: true})
+			s.step(SessionJoined{Session: "r", Stream: 10})
 			none[SendQuiesce](s)
-			s.step(Report{Session: "r", Stream: 10, Complete: true})
+			s.step(Report{Stream: 10, Blind: "no look yet"})
+			none[SendQuiesce](s)
+			s.looks("r", 10, 0)
+			s.pass(askAgain)
 			s.asks(1, 10)
 		})
 	}
 }
 
-// Nobody knows what was in use through a router that has ended without a word: it was in
-// use until then.
-func TestTheEndOfARouterThatIsNotSureIsActivity(t *testing.T) {
+// expiry is how long a router is waited for that was heard just now.
+const expiry = maxStale + maxStale/100
+
+// What a router leaves open goes on at its Envoy. It counts as in use until another router
+// has looked at that Envoy, or the one that has ended would have been waited for.
+func TestTheEndOfARouterBlocksWhatItMayHaveLeftOpen(t *testing.T) {
+	goodbye := SessionGoodbye{Session: "r", Stream: 2, Looked: true}
 	for name, c := range map[string]struct {
-		end  func(s *sim)
-		sure bool
+		end             func(s *sim, sb Sandbox)
+		next            string        // the Envoy that q looks at two seconds after the end
+		until, otherFor time.Duration // until when they count as in use, from the end
 	}{
-		"Goodbye":          {func(s *sim) { s.step(SessionGoodbye{Session: "r"}) }, true},
-		"Goodbye in doubt": {func(s *sim) { s.step(SessionGoodbye{Session: "r", Doubt: true, EnvoyEnded: true}) }, false},
-		"found dead":       {func(s *sim) { s.step(SessionDead{Session: "r", By: "q"}) }, false},
-		"Goodbye without connection": {func(s *sim) {
+		"a Goodbye with something open": {func(s *sim, sb Sandbox) {
+			s.looks("r", 2, 0, Activity{ID: sb.ID, Open: 1})
+			s.step(goodbye)
+		}, "", expiry, 0},
+		"the next router has looked": {func(s *sim, sb Sandbox) {
+			s.looks("r", 2, 0, Activity{ID: sb.ID, Open: 1})
+			s.step(goodbye)
+		}, "envoy of r", 2 * time.Second, 0},
+		"at another Envoy": {func(s *sim, sb Sandbox) {
+			s.looks("r", 2, 0, Activity{ID: sb.ID, Open: 1})
+			s.step(goodbye)
+		}, "another", expiry, 0},
+		"a Goodbye with nothing open": {func(s *sim, sb Sandbox) {
+			s.looks("r", 2, 0, Activity{ID: sb.ID, Open: 1})
+			s.looks("r", 2, 0)
+			s.step(goodbye)
+		}, "", 0, 0},
+		"a Goodbye without a look": {func(s *sim, _ Sandbox) {
+			s.step(SessionGoodbye{Session: "r"})
+		}, "", expiry, expiry},
+		"a Goodbye that could not tell": {func(s *sim, _ Sandbox) {
+			s.step(Report{Stream: 2, Blind: "the look timed out"})
+			s.step(goodbye)
+		}, "envoy of r", 2 * time.Second, 2 * time.Second},
+		"a Goodbye without connection": {func(s *sim, _ Sandbox) {
 			s.step(SessionLeft{Session: "r", Stream: 2})
-			s.step(SessionGoodbye{Session: "r", EnvoyEnded: true})
-		}, false},
+			s.step(goodbye)
+		}, "", expiry, expiry},
+		"found dead": {func(s *sim, _ Sandbox) {
+			s.step(SessionDead{Session: "r", By: "q"})
+		}, "", expiry, expiry},
+		"found dead, and looked after": {func(s *sim, _ Sandbox) {
+			s.step(SessionDead{Session: "r", By: "q"})
+		}, "envoy of r", 2 * time.Second, 2 * time.Second},
+		"found dead beside an Envoy that was replaced": {func(s *sim, _ Sandbox) {
+			s.step(SessionDead{Session: "r", By: "q"})
+		}, "another process", expiry, expiry},
+		"declared dead, with its Envoy": {func(s *sim, _ Sandbox) {
+			s.step(SessionLeft{Session: "r", Stream: 2})
+			s.pass(s.core.cfg.DeclareAfter)
+			s.step(DeclareDead{Token: 1, Session: "r"})
+		}, "", 0, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := idleSim(t, 1, "q", "r")
-			s.claim()
-			s.pass(idleFor - time.Second)
-			c.end(s)
-			s.pass(time.Second)
-			if c.sure {
-				s.says("q", s.asks(1), 1, 0)
-				one[SandboxReleased](s)
-				return
+			s := idleSim(t, 2, "q", "r")
+			one, other := s.claim(), s.claim()
+			s.pass(idleFor - 2*time.Second)
+			for _, b := range []Sandbox{one, other} {
+				s.looks("q", 1, 0, Activity{ID: b.ID})
 			}
-			none[SendQuiesce](s)
-			s.pass(idleFor - time.Second - time.Millisecond)
-			none[SendQuiesce](s)
-			s.pass(time.Millisecond)
-			s.says("q", s.asks(1), 1, 0)
-			one[SandboxReleased](s)
+			s.ping("r", 2)
+			c.end(s, one)
+			began := s.now.Boot
+			want := map[string]time.Duration{one.ID: c.until + idleFor, other.ID: c.otherFor + idleFor}
+			nonce := uint64(10)
+			for released := 0; released < 2; {
+				nonce++
+				s.step(SessionPing{Session: "q", Stream: 1, Nonce: nonce})
+				if s.now.Boot == began+2*time.Second && c.next != "" {
+					s.looksAt(c.next, 1, nonce)
+				}
+				s.pass(time.Second)
+				for _, q := range of[SendQuiesce](s.effects) {
+					s.says(q, 1)
+					for _, r := range of[SandboxReleased](s.effects) {
+						released++
+						after := s.now.Boot - began
+						if w := want[r.Sandbox.ID]; after < w || after > w+2*time.Second {
+							t.Errorf("%s was released %v after the end, expected %v", r.Sandbox.ID, after, w)
+						}
+					}
+				}
+				if s.now.Boot-began > 3*maxStale+2*idleFor {
+					t.Fatal("not all were released")
+				}
+			}
 		})
 	}
 }
 
-// A router of an earlier version stays, and the others do not come and go: what was
-// released meanwhile is held in memory.
-func TestWhatWasReleasedIsNotHeldAmongWhatCouldNotBeAskedAbout(t *testing.T) {
-	s := idleSim(t, 1, "q")
-	s.step(SessionJoined{Session: "old", Stream: 9})
-	for i := range 50 {
-		sb := s.claim()
-		s.ping("q", 1)
-		s.ping("old", 9)
-		s.pass(idleFor)
-		s.step(Release{ID: sb.ID, Reason: ReasonKilled})
-		// a pod for the next one
-		p := warmPod("a-1")
-		p.Key = PodKey{Namespace: p.Key.Namespace, Name: p.Key.Name + string(rune('a'+i)), UID: p.Key.UID + string(rune('a'+i))}
-		p.IP = address(i + 300)
-		s.step(PodSeen{Pod: p})
+// The router that ends knows only the address, and not that bytes count.
+func TestAnAddressLeftOpenBlocksASandboxWhoseBytesCount(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{changed(idlePool(1), func(p *Pool) { p.IdleTimeout, p.MinBytes = time.Minute, 1024 })}, []Pod{warmPod("a-1")})
+	s.joinAndReport("q", 1)
+	s.joinAndReport("r", 2)
+	sb := s.claim()
+	s.looks("r", 2, 0, Activity{Addr: sb.IP, Open: 1, Kind: activity.Open})
+	s.step(SessionGoodbye{Session: "r", Stream: 2, Looked: true})
+	if list, _ := s.core.Activities(everySandbox, 1); !slices.Equal(list[0].Awaits, []string{"r"}) {
+		t.Errorf("shown as %+v", list)
 	}
-	if n := len(s.core.blocked); n > 10 {
-		t.Errorf("%d sandboxes are held that were released", n)
+}
+
+// A router that has joined as it ended says all in one: the report is complete, and the
+// look is its last one.
+func TestALastLookCountsAlsoOnANewStream(t *testing.T) {
+	s := idleSim(t, 1, "q", "r")
+	s.claim()
+	s.step(SessionLeft{Session: "r", Stream: 2})
+	s.joinAndReport("r", 3)
+	s.step(SessionGoodbye{Session: "r", Stream: 3, Looked: true})
+	if n := len(s.core.leftovers); n > 0 {
+		t.Errorf("%d routers have left something open", n)
 	}
+}
+
+// A look that began before the end was known shows what was open when the router was
+// still there.
+func TestOnlyALookThatBeginsAfterTheEndCounts(t *testing.T) {
+	for name, c := range map[string]struct {
+		nonce uint64
+		asked bool
+	}{"before": {5, false}, "not known": {99, false}, "after": {6, true}} {
+		t.Run(name, func(t *testing.T) {
+			s := idleSim(t, 1, "q", "r")
+			sb := s.claim()
+			s.step(SessionPing{Session: "q", Stream: 1, Nonce: 5})
+			s.pass(idleFor - time.Second)
+			s.looks("r", 2, 0, Activity{ID: sb.ID, Open: 1})
+			s.step(SessionGoodbye{Session: "r", Stream: 2, Looked: true})
+			s.pass(time.Millisecond)
+			s.step(SessionPing{Session: "q", Stream: 1, Nonce: 6})
+			s.looksAt("envoy of r", 1, c.nonce)
+			s.pass(idleFor)
+			if asked := len(of[SendQuiesce](s.effects)) > 0; asked != c.asked {
+				t.Errorf("asked: %v", asked)
+			}
+		})
+	}
+}
+
+// The look shows that it goes on: the router that has looked knows of it from then on.
+func TestWhatTheNextLookShowsOpenGoesOn(t *testing.T) {
+	s := idleSim(t, 1, "q", "r")
+	sb := s.claim()
+	s.looks("r", 2, 0, Activity{ID: sb.ID, Open: 1})
+	s.step(SessionGoodbye{Session: "r", Stream: 2, Looked: true})
+	s.pass(time.Second)
+	s.step(SessionPing{Session: "q", Stream: 1, Nonce: 6})
+	s.looksAt("envoy of r", 1, 6, Activity{Addr: sb.IP, Open: 1, Kind: activity.Open})
+	if list, _ := s.core.Activities(everySandbox, 1); list[0].Age != 0 || list[0].Kind != activity.Open || len(list[0].Awaits) > 0 {
+		t.Errorf("shown as %+v", list)
+	}
+	s.pass(idleFor - time.Millisecond)
+	none[SendQuiesce](s)
+	s.pass(time.Millisecond)
+	s.asks(1)
 }
 
 // A leader that stood still may take routers for gone that were there, and what is open
@@ -471,7 +561,7 @@ func TestARouterThatIsNotDurableYetMayHaveMuchToTell(t *testing.T) {
 			}
 			s.pass(idleFor - standsAfter/2)
 			s.slow = true
-			s.step(SessionJoined{Session: "r", Stream: 2, Quiesces: true})
+			s.step(SessionJoined{Session: "r", Stream: 2})
 			none[SendSnapshot](s)
 			c(s)
 			for range 9 { // after that the journal stands still, which is another reason
@@ -485,96 +575,9 @@ func TestARouterThatIsNotDurableYetMayHaveMuchToTell(t *testing.T) {
 				return
 			}
 			s.written()
-			s.step(Report{Session: "r", Stream: 2, Activities: []Activity{{ID: sb.ID, Age: time.Second}}, Complete: true})
+			s.step(Report{Stream: 2, Activities: []Activity{{ID: sb.ID, Age: time.Second}}, Gateway: "e"})
 			s.pass(idleFor - time.Second)
 			s.asks(2)
-		})
-	}
-}
-
-// A router process that is restarted on its own says Goodbye, and Envoy keeps what is
-// open. Until its successor stands there nobody sees it go on, or end: so it is in use for
-// as long as a router that had not said Goodbye would have been waited for.
-func TestWhatWasInUseAtAGoodbyeIsInUseWhileNobodyCanTell(t *testing.T) {
-	const expiry = maxStale + maxStale/100
-	cases := map[string]struct {
-		report            Report
-		goodbye           SessionGoodbye
-		inUse, other, new time.Duration // until when it counts as in use, from the Goodbye
-	}{
-		"open":       {Report{Activities: []Activity{{Open: 1}}, Handover: true}, SessionGoodbye{}, expiry, 0, 0},
-		"may be":     {Report{Activities: []Activity{{}}, Handover: true}, SessionGoodbye{}, expiry, 0, 0},
-		"over":       {Report{Activities: []Activity{{Age: time.Second}}, Handover: true}, SessionGoodbye{}, -time.Second, 0, 0},
-		"in doubt":   {Report{Handover: true}, SessionGoodbye{Doubt: true}, expiry, expiry, 0},
-		"Envoy too":  {Report{Activities: []Activity{{Open: 1}}}, SessionGoodbye{EnvoyEnded: true}, 0, 0, 0},
-		"both":       {Report{}, SessionGoodbye{Doubt: true, EnvoyEnded: true}, 0, 0, 0},
-		"not at all": {Report{Activities: []Activity{{Open: 1}}}, SessionGoodbye{}, 0, 0, 0},
-	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			s := idleSim(t, 2, "q", "r") // each beside an Envoy of its own
-			one, other := s.claim(), s.claim()
-			s.pass(idleFor - 2*time.Second)
-			for _, b := range []Sandbox{one, other} {
-				s.step(Report{Session: "q", Stream: 1, Activities: []Activity{{ID: b.ID}}})
-			}
-			for i := range c.report.Activities {
-				c.report.Activities[i].ID = one.ID
-			}
-			c.report.Session, c.report.Stream, c.goodbye.Session = "r", 2, "r"
-			s.step(c.report)
-			s.step(c.goodbye)
-			began := s.now.Boot
-			want := map[string]time.Duration{one.ID: max(c.inUse, 0) + idleFor, other.ID: c.other + idleFor}
-			for released := 0; released < 2; {
-				s.ping("q", 1)
-				s.pass(time.Second)
-				for _, q := range of[SendQuiesce](s.effects) {
-					s.says("q", q, 1, 0)
-					for _, r := range of[SandboxReleased](s.effects) {
-						released++
-						after := s.now.Boot - began
-						if w := want[r.Sandbox.ID]; after < w || after > w+time.Second {
-							t.Errorf("%s was released %v after the Goodbye, expected %v", r.Sandbox.ID, after, w)
-						}
-					}
-				}
-				if s.now.Boot-began > 3*maxStale+2*idleFor {
-					t.Fatal("not all were released")
-				}
-			}
-		})
-	}
-}
-
-// The leader that has heard the Goodbye may be gone when the next router stands there.
-func TestARouterThatIsNewToANewLeaderMakesWhatWentOnBeforeItInUseUntilThen(t *testing.T) {
-	for name, c := range map[string]struct{ joins, idle time.Duration }{
-		"soon":       {time.Second, time.Second + idleForLong},
-		"much later": {2 * maxStale, idleForLong},
-	} {
-		t.Run(name, func(t *testing.T) {
-			s := newSimAt(t, 2, start)
-			f := on("a-1", "x")
-			f.Sandbox.IdleTimeout, f.Sandbox.ClaimedAt = idleForLong, start.Wall
-			s.recover([]Pool{idlePool(0)}, []Pod{with(warmPod("a-1"), func(p *Pod) { p.Used = true })}, f, Fact{Session: "q"})
-			s.joinAndReport("q", 1)
-			began, joined := s.now.Boot, false
-			for !joined || len(of[SendQuiesce](s.effects)) == 0 {
-				if s.now.Boot-began > 2*idleForLong {
-					t.Fatal("it is not asked about")
-				}
-				if !joined && s.now.Boot-began >= c.joins {
-					s.joinAndReport("new", 2)
-					joined = true
-				}
-				s.ping("q", 1)
-				s.ping("new", 2)
-				s.pass(100 * time.Millisecond)
-			}
-			if asked := s.now.Boot - began; asked < c.idle || asked > c.idle+200*time.Millisecond {
-				t.Errorf("asked after %v, expected %v", asked, c.idle)
-			}
 		})
 	}
 }
@@ -591,8 +594,8 @@ func TestWhoJoinsWithinARoundEndsItThoughItIsNotDurable(t *testing.T) {
 	s.pass(idleFor)
 	q := s.asks(1)
 	s.slow = true
-	s.step(SessionJoined{Session: "new", Stream: 9, Quiesces: true})
-	s.says("q", q, 1, 0)
+	s.step(SessionJoined{Session: "new", Stream: 9})
+	s.says(q, 1)
 	for _, w := range of[Write](s.effects) {
 		for _, f := range w.Facts {
 			if f.Sandbox != nil {
@@ -615,10 +618,10 @@ func TestWhoeverComesOrGoesEndsTheRound(t *testing.T) {
 		do      func(s *sim)
 		resumed []uint64
 	}{
-		"a new router":     {func(s *sim) { s.step(SessionJoined{Session: "new", Stream: 9, Quiesces: true}) }, []uint64{1, 2}},
+		"a new router":     {func(s *sim) { s.step(SessionJoined{Session: "new", Stream: 9}) }, []uint64{1, 2}},
 		"one leaves":       {func(s *sim) { s.step(SessionLeft{Session: "r", Stream: 2}) }, []uint64{1}},
-		"one comes back":   {func(s *sim) { s.step(SessionJoined{Session: "r", Stream: 9, Quiesces: true}) }, []uint64{1}},
-		"one says Goodbye": {func(s *sim) { s.step(SessionGoodbye{Session: "r"}) }, []uint64{1}},
+		"one comes back":   {func(s *sim) { s.step(SessionJoined{Session: "r", Stream: 9}) }, []uint64{1}},
+		"one says Goodbye": {func(s *sim) { s.step(SessionGoodbye{Session: "r", Stream: 2, Looked: true}) }, []uint64{1}},
 	} {
 		for _, answered := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, having answered: %v", name, answered), func(t *testing.T) {
@@ -627,11 +630,11 @@ func TestWhoeverComesOrGoesEndsTheRound(t *testing.T) {
 				s.pass(idleFor)
 				q := s.asks(1, 2)
 				if answered {
-					s.says("r", q, 2, 0)
+					s.says(q, 2)
 				}
 				c.do(s)
 				s.resumed(c.resumed...)
-				s.says("q", q, 1, 0)
+				s.says(q, 1)
 				none[SandboxReleased](s)
 			})
 		}
@@ -645,11 +648,11 @@ func TestNobodyIsToldOfASandboxWhoseReleaseIsOnItsWay(t *testing.T) {
 	s.pass(idleFor)
 	q := s.asks(1)
 	s.slow = true
-	s.says("r", q, 1, 0)
+	s.says(q, 1)
 	if f := s.given(); f.Phase != Released || f.Reason != ReasonIdle {
 		t.Fatalf("written: %+v", f)
 	}
-	s.step(SessionJoined{Session: "r", Stream: 2, Quiesces: true})
+	s.step(SessionJoined{Session: "r", Stream: 2})
 	if snapshot := one[SendSnapshot](s); len(snapshot.Routes) > 0 {
 		t.Errorf("told: %+v", snapshot)
 	}
@@ -671,6 +674,7 @@ func TestNothingIsAskedWhileTheJournalStandsStill(t *testing.T) {
 	s.pass(3 * time.Second)
 	none[SendQuiesce](s)
 	s.written()
+	s.pass(time.Millisecond)
 	s.asks(1)
 }
 
@@ -691,10 +695,11 @@ func TestARoundIsBounded(t *testing.T) {
 	s.joinAndReport("r", 1)
 	s.pass(time.Millisecond)
 	q := s.asks(1)
-	s.says("r", q, 1, 0)
-	rest := one[SendQuiesce](s)
-	if len(q.IDs) != roundMost || len(rest.IDs) != all-roundMost || len(of[SandboxReleased](s.effects)) != roundMost {
-		t.Errorf("asked about %d and %d, released %d", len(q.IDs), len(rest.IDs), len(of[SandboxReleased](s.effects)))
+	s.says(q, 1)
+	released := len(of[SandboxReleased](s.effects))
+	s.pass(time.Millisecond)
+	if rest := s.asks(1); len(q.Questions) != roundMost || len(rest.Questions) != all-roundMost || released != roundMost {
+		t.Errorf("asked about %d and %d, released %d", len(q.Questions), len(rest.Questions), released)
 	}
 }
 
@@ -706,7 +711,7 @@ func TestADryRunReleasesNothing(t *testing.T) {
 	s.joinAndReport("r", 1)
 	sb := s.claim()
 	s.pass(idleFor)
-	s.says("r", s.asks(1), 1, 0)
+	s.says(s.asks(1), 1)
 	s.resumed(1)
 	if w := one[WouldReap](s); w.Sandbox.ID != sb.ID || w.Idle != idleFor {
 		t.Errorf("%+v", w)
@@ -715,6 +720,196 @@ func TestADryRunReleasesNothing(t *testing.T) {
 	none[SendQuiesce](s)
 	s.pass(time.Millisecond)
 	s.asks(1)
+}
+
+// ---- what looks cost
+
+// Two looks of 100 ms in four seconds are five percent.
+func TestRoundsAreFartherApartWhenLooksAreSlow(t *testing.T) {
+	s := idleSim(t, 2, "r")
+	first := s.claim()
+	s.pass(time.Second)
+	s.claim()
+	s.step(Report{Stream: 1, Gateway: "e", Took: 100 * time.Millisecond})
+	s.pass(idleFor - time.Second)
+	q := s.asks(1)
+	s.says(q, 1)
+	if r := one[SandboxReleased](s); r.Sandbox.ID != first.ID {
+		t.Errorf("released %+v", r)
+	}
+	for range 39 {
+		s.pass(100 * time.Millisecond)
+		none[SendQuiesce](s)
+	}
+	s.pass(100 * time.Millisecond)
+	s.asks(1)
+}
+
+// ---- pods that say that they are busy
+
+func probeSim(t *testing.T, warm int, routers ...string) *sim {
+	t.Helper()
+	s := newSim(t)
+	var pods []Pod
+	for i := range warm {
+		name := fmt.Sprintf("a-%d", i+1)
+		pods = append(pods, with(warmPod("a-1"), func(p *Pod) { p.Key, p.IP = key(name), address(i) }))
+	}
+	s.recover([]Pool{changed(idlePool(warm), func(p *Pool) {
+		p.BusyProbe, p.MaxLifetime = BusyProbe{Port: 9000, Path: "/busy"}, 24*time.Hour
+	})}, pods)
+	for i, r := range routers {
+		s.joinAndReport(r, uint64(i+1))
+	}
+	return s
+}
+
+// answers has a router say whether a pod is busy.
+func (s *sim) answers(p SendProbe, busy bool) {
+	s.t.Helper()
+	s.step(Probed{Stream: p.Stream, ID: p.ID, Busy: busy})
+	s.step(Tick{})
+}
+
+func TestAPodThatIsBusyIsInUse(t *testing.T) {
+	s := probeSim(t, 1, "q", "r")
+	sb := s.claim()
+	for range 3 {
+		s.pass(idleFor)
+		p := one[SendProbe](s)
+		if p.ID != sb.ID || p.To != netip.AddrPortFrom(sb.IP, 9000) || p.Path != "/busy" {
+			t.Errorf("asked: %+v", p)
+		}
+		none[SendQuiesce](s)
+		s.answers(p, true)
+		none[SendQuiesce](s)
+		if list, _ := s.core.Activities(everySandbox, 1); list[0].Kind != activity.Busy || list[0].Age != 0 || list[0].In != idleFor {
+			t.Errorf("shown as %+v", list)
+		}
+		s.ping("q", 1)
+		s.ping("r", 2)
+	}
+}
+
+// A round may be long in coming, for example while the journal does not answer.
+func TestAPodIsProbedAgainBeforeALateRound(t *testing.T) {
+	s := probeSim(t, 1, "r")
+	s.claim()
+	s.pass(idleFor)
+	p := one[SendProbe](s)
+	s.core.nextRound = s.now.Boot + time.Minute
+	s.answers(p, false)
+	for range 12 {
+		s.ping("r", 1)
+		s.pass(5 * time.Second)
+		none[SendQuiesce](s)
+	}
+	s.pass(askAgain)
+	p = one[SendProbe](s)
+	s.answers(p, false)
+	s.asks(1)
+}
+
+// It would never end if it always said that it is busy.
+func TestASandboxWithoutALongestLifeIsNotProbed(t *testing.T) {
+	s := idleSim(t, 1, "r")
+	s.claim()
+	s.step(PoolSeen{Pool: changed(idlePool(1), func(p *Pool) {
+		p.BusyProbe, p.MaxLifetime = BusyProbe{Port: 9000, Path: "/busy"}, 24*time.Hour
+	})})
+	s.pass(idleFor)
+	none[SendProbe](s)
+	s.says(s.asks(1), 1)
+	one[SandboxReleased](s)
+}
+
+func TestAPodThatIsNotBusyIsAskedAboutAtOnce(t *testing.T) {
+	s := probeSim(t, 1, "r")
+	s.claim()
+	s.pass(idleFor)
+	s.answers(one[SendProbe](s), false)
+	s.says(s.asks(1), 1)
+	one[SandboxReleased](s)
+}
+
+// The router has ended, its answer is lost, or it has too many probes under way: that says
+// nothing of the pod.
+func TestAProbeWithoutAnAnswerIsMadeByTheNextRouter(t *testing.T) {
+	s := probeSim(t, 1, "q", "r")
+	s.claim()
+	s.pass(idleFor)
+	first := one[SendProbe](s)
+	for range 3 {
+		s.pass(probeWait - time.Millisecond)
+		none[SendProbe](s)
+		none[SendQuiesce](s)
+		s.pass(time.Millisecond)
+		second := one[SendProbe](s)
+		if second.Stream == first.Stream {
+			t.Errorf("stream %d was asked twice", first.Stream)
+		}
+		s.answers(first, false) // late
+		none[SendQuiesce](s)
+		s.ping("q", 1)
+		s.ping("r", 2)
+		first = second
+	}
+}
+
+// What a pod has said counts for the round that follows, and not when a router is back
+// hours later.
+func TestAPodIsProbedAgainWhenItCouldNotBeAskedAbout(t *testing.T) {
+	s := probeSim(t, 1, "q", "r")
+	s.claim()
+	s.step(Report{Stream: 2, Blind: "the look timed out"})
+	for range 30 {
+		s.ping("q", 1)
+		s.ping("r", 2)
+		s.pass(idleFor)
+		none[SendProbe](s)
+		none[SendQuiesce](s)
+	}
+	s.looks("r", 2, 0)
+	s.pass(askAgain)
+	p := one[SendProbe](s)
+	s.step(Report{Stream: 2, Blind: "the look timed out"})
+	s.answers(p, false)
+	none[SendQuiesce](s)
+	s.looks("r", 2, 0)
+	s.pass(askAgain)
+	one[SendProbe](s)
+}
+
+func TestProbesAreBoundedAndEveryPodGetsItsTurn(t *testing.T) {
+	const all = probesMost + 10
+	s := probeSim(t, all, "r")
+	for range all {
+		s.claim()
+	}
+	s.pass(idleFor)
+	first := of[SendProbe](s.effects)
+	if len(first) != probesMost {
+		t.Fatalf("%d at once", len(first))
+	}
+	for _, p := range first {
+		s.step(Probed{Stream: p.Stream, ID: p.ID, Busy: true})
+	}
+	s.pass(askAgain)
+	if rest := of[SendProbe](s.effects); len(rest) != all-probesMost {
+		t.Errorf("then %d", len(rest))
+	}
+}
+
+func TestWithoutARouterNoPodIsTakenForIdle(t *testing.T) {
+	s := probeSim(t, 1)
+	s.claim()
+	for range 20 {
+		s.pass(idleFor)
+		none[SandboxReleased](s)
+	}
+	s.joinAndReport("r", 1)
+	s.pass(askAgain)
+	one[SendProbe](s)
 }
 
 // ---- the ends of a life
@@ -735,7 +930,7 @@ func TestTheEarliestEndWins(t *testing.T) {
 			s.recover([]Pool{changed(idlePool(1), c.change)}, []Pod{warmPod("a-1")})
 			s.step(Claim{Token: 1, Pool: poolA, Wait: wait, Lifetime: c.lifetime})
 			sb := one[Claimed](s).Sandbox
-			list, _ := s.core.Activities(func(id string) bool { return id == sb.ID }, 1)
+			list, _ := s.core.Activities(only(sb.ID), 1)
 			if len(list) != 1 || list[0].Next != c.want || list[0].In != c.after {
 				t.Errorf("shown as %+v", list)
 			}
@@ -858,7 +1053,7 @@ func TestAKeepAliveIsActivity(t *testing.T) {
 	s.asks(1)
 	// Also in the moment in which routers are asked.
 	s.step(KeepAlive{Token: 4, ID: sb.ID})
-	s.says("r", SendQuiesce{Number: 1}, 1, 0)
+	s.says(SendQuiesce{Number: 1}, 1)
 	s.resumed(1)
 }
 
@@ -869,12 +1064,14 @@ func TestActivityIsWrittenAtMostOnceAMinute(t *testing.T) {
 	s.recover([]Pool{changed(specA(1), func(p *Pool) { p.IdleTimeout = time.Hour })}, []Pod{warmPod("a-1")})
 	s.joinAndReport("r", 1)
 	sb := s.claim()
+	s.step(Recorded{ID: sb.ID, Revision: sb.Revision})
 	written := 0
 	last := sb
 	for range 10 * 60 {
-		s.step(Report{Session: "r", Stream: 1, Activities: []Activity{{ID: sb.ID}}})
+		s.step(Report{Stream: 1, Activities: []Activity{{ID: sb.ID}}})
 		s.ping("r", 1)
 		for _, r := range of[Record](s.pass(time.Second)) {
+			s.step(Recorded{ID: r.Sandbox.ID, Revision: r.Sandbox.Revision})
 			written++
 			if !r.Sandbox.LastActive.After(last.LastActive) || !last.Revision.Less(r.Sandbox.Revision) {
 				t.Fatalf("%+v after %+v", r.Sandbox, last)
@@ -893,12 +1090,12 @@ func TestActivityWithoutAnIdleTimeoutIsNotWritten(t *testing.T) {
 	s.joinAndReport("r", 1)
 	sb := s.claim()
 	for range 200 {
-		s.step(Report{Session: "r", Stream: 1, Activities: []Activity{{ID: sb.ID}}})
+		s.step(Report{Stream: 1, Activities: []Activity{{ID: sb.ID, Kind: activity.Admission}}})
 		s.ping("r", 1)
 		s.pass(time.Second)
 		none[Record](s)
 	}
-	if list, _ := s.core.Activities(func(string) bool { return true }, 9); len(list) != 1 || list[0].Source != Reported || list[0].Router != "r" || list[0].Next != "" {
+	if list, _ := s.core.Activities(everySandbox, 9); len(list) != 1 || list[0].Kind != activity.Admission || list[0].Router != "r" || list[0].Next != "" {
 		t.Errorf("shown as %+v", list)
 	}
 }
@@ -920,7 +1117,10 @@ func TestActivityIsWrittenInTurn(t *testing.T) {
 		report.Activities = append(report.Activities, Activity{ID: f.Sandbox.ID})
 	}
 	s.recover([]Pool{changed(specA(0), func(p *Pool) { p.IdleTimeout = time.Hour })}, pods, facts...)
-	report.Session, report.Stream = "r", 1
+	for _, f := range facts {
+		s.step(Recorded{ID: f.Sandbox.ID, Revision: f.Revision})
+	}
+	report.Stream = 1
 	s.joinAndReport("r", 1)
 	written := map[string]int{}
 	for second := range 120 {
@@ -929,11 +1129,12 @@ func TestActivityIsWrittenInTurn(t *testing.T) {
 		n := 0
 		for range 10 {
 			for _, r := range of[Record](s.pass(100 * time.Millisecond)) {
+				s.step(Recorded{ID: r.Sandbox.ID, Revision: r.Sandbox.Revision})
 				written[r.Sandbox.ID]++
 				n++
 			}
 		}
-		if n > showRate+10 {
+		if n > 60 {
 			t.Fatalf("%d written in second %d", n, second)
 		}
 	}
@@ -950,7 +1151,7 @@ func TestActivityIsWrittenInTurn(t *testing.T) {
 // address is one of its own for each of many pods.
 func address(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}) }
 
-// However many there are, the first ones by ID are listed.
+// However many there are, the oldest are listed.
 func TestOfManyActivitiesTheFirstAreListed(t *testing.T) {
 	const all = 5000
 	s := newSim(t)
@@ -960,12 +1161,13 @@ func TestOfManyActivitiesTheFirstAreListed(t *testing.T) {
 		name := fmt.Sprintf("a-%d", i)
 		f := on("a-1", fmt.Sprintf("id%04d", i*7919%all))
 		f.Sandbox.Pod, f.Sandbox.IP = key(name), address(i)
+		f.Sandbox.ClaimedAt = start.Wall.Add(time.Duration(i*7919%all) * time.Millisecond)
 		facts = append(facts, f)
 		pods = append(pods, with(warmPod("a-1"), func(p *Pod) { p.Key, p.IP, p.Used = key(name), address(i), true }))
 	}
 	s.recover([]Pool{specA(0)}, pods, facts...)
 	for _, most := range []int{0, 1, 100, all - 1, all, all + 1} {
-		list, others := s.core.Activities(func(string) bool { return true }, most)
+		list, others := s.core.Activities(everySandbox, most)
 		if len(list) != min(most, all) || others != all-len(list) {
 			t.Errorf("of %d at most %d are listed, and %d others", most, len(list), others)
 		}
@@ -975,7 +1177,7 @@ func TestOfManyActivitiesTheFirstAreListed(t *testing.T) {
 			}
 		}
 	}
-	if list, others := s.core.Activities(func(id string) bool { return id == "id0042" }, 10); len(list) != 1 || others != 0 {
+	if list, others := s.core.Activities(only("id0042"), 10); len(list) != 1 || others != 0 {
 		t.Errorf("%d, and %d others", len(list), others)
 	}
 }

@@ -344,12 +344,8 @@ func checkTables(t interface{ Fatalf(string, ...any) }, c *Core) {
 				t.Fatalf("%s is due at %v (%s), and is looked at: %v, at %v", id, at, reason, s.queued, s.dueAt)
 			}
 		}
-		where := map[reaping]bool{toAsk: slices.Contains(c.toAsk, s), blocked: slices.Contains(c.blocked, s), asked: c.round != nil && slices.Contains(c.round.sandboxes, s)}
-		if there, listed := where[s.reaping]; listed && !there {
-			t.Fatalf("%s is in state %d of reaping, and in no list for it", id, s.reaping)
-		}
-		if s.reaping == decided && s.Phase < Releasing || s.showing != slices.Contains(c.waitShow, s) {
-			t.Fatalf("%s: %+v, in phase %d", id, s.activity, s.Phase)
+		if listed := slices.Contains(c.due, s) || slices.Contains(c.round, s); listed != (s.reaping == asked) || s.reaping == decided && s.Phase < Releasing {
+			t.Fatalf("%s: %+v, in phase %d, listed: %v", id, s.lastUse, s.Phase, listed)
 		}
 	}
 	if ended != c.ended.Len() || queued != len(c.deadlines) {
@@ -395,16 +391,9 @@ func checkTables(t interface{ Fatalf(string, ...any) }, c *Core) {
 			}
 		}
 	}
-	if r := c.round; r != nil {
-		for s := range r.waiting {
-			if !slices.ContainsFunc(r.asked, func(q questioned) bool { return q.session == s && q.stream == s.stream }) {
-				t.Fatalf("session %s owes an answer to round %d, and was not asked on stream %d", s.id, r.number, s.stream)
-			}
-		}
-		for _, s := range c.byID {
-			if s.stream != 0 && s.durable && !slices.ContainsFunc(r.asked, func(q questioned) bool { return q.session == s }) && s.askable() {
-				t.Fatalf("session %s can be asked, and is not in round %d", s.id, r.number)
-			}
+	for _, s := range c.byID {
+		if c.round != nil && s.stream != 0 && !s.durable {
+			t.Fatalf("session %s cannot be asked, and round %d is under way", s.id, c.rounds)
 		}
 	}
 	checkStatus(t, c)

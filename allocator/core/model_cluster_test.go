@@ -342,7 +342,7 @@ func (w *world) attempt(j *job, luck int) bool {
 			s.Phase = Running
 		}
 		stored, ok := w.records[s.ID]
-		if takesPlace && (!ok || stored.Revision.Less(s.Revision)) {
+		if takesPlace && (!ok && !e.Touch || ok && stored.Revision.Less(s.Revision)) {
 			if !ok {
 				stored = &simRecord{}
 			}

@@ -31,7 +31,14 @@ type router struct {
 	dead, stopping bool
 	// frozen: its process stands still. everJoined: it has had a snapshot.
 	frozen, everJoined bool
-	diedAt             time.Duration
+	// looksAt is the process of its Envoy that it has looked at, below 0: none; lookedAt
+	// when it did, asking the question that waits for its looks, ponged the newest pong that
+	// has arrived, and heardAt when a leader heard it last.
+	looksAt           int
+	lookedAt, heardAt time.Duration
+	asking            *question
+	ponged            uint64
+	diedAt            time.Duration
 	// lockless: it has taken the proof of its death away with it.
 	lockless bool
 
@@ -101,7 +108,7 @@ var over = func() context.Context {
 
 func (w *world) addRouter(envoy int) *router {
 	r := &router{
-		id: "router" + strconv.Itoa(len(w.routers)), envoy: envoy, slow: w.draw(2) == 1,
+		id: "router" + strconv.Itoa(len(w.routers)), envoy: envoy, slow: w.draw(2) == 1, looksAt: -1,
 		gone: map[string]bool{}, held: map[string]bool{}, over: map[string]bool{}, answers: extproc.NewAnswers(),
 	}
 	size := 100
@@ -228,8 +235,8 @@ func (w *world) join(r *router) {
 	}
 	w.lastStream++
 	r.stream, r.cut, r.joined, r.sequence, r.applied, r.acked, r.in, r.out, r.pings = w.lastStream, false, false, 0, 0, 0, nil, nil, map[uint64]time.Duration{}
-	r.told, r.ending = map[string]Sandbox{}, nil
-	w.step(SessionJoined{Session: r.id, Stream: r.stream, Quiesces: true})
+	r.told, r.ending, r.asking, r.ponged = map[string]Sandbox{}, nil, nil, 0
+	w.step(SessionJoined{Session: r.id, Stream: r.stream})
 	w.ping(r)
 }
 
@@ -299,7 +306,6 @@ func (w *world) stopRouter(r *router) {
 	}
 	w.used(w.now.Boot)
 	r.stopping = true
-	w.cutLog(r, true)
 	if r.answers.Unread() > 0 {
 		if w.draw(2) == 1 {
 			r.lockless = true
@@ -307,8 +313,12 @@ func (w *world) stopRouter(r *router) {
 		}
 		return
 	}
-	list, doubt, handover := r.tracker.Final()
-	r.out = append(r.out, Report{Session: r.id, Stream: r.stream, Activities: toActivities(list), Handover: handover}, SessionGoodbye{Session: r.id, Doubt: doubt, EnvoyEnded: !handover})
+	nonce := r.ponged
+	r.tracker.Look(over)
+	if r.stream != 0 {
+		last := w.toReport(r, r.tracker.Final(), nonce, false)
+		r.out = append(r.out, last, SessionGoodbye{Session: r.id, Stream: r.stream, Looked: last.Blind == ""})
+	}
 	if r.mute {
 		r.out = nil
 	}
@@ -321,7 +331,6 @@ func (w *world) stopRouter(r *router) {
 func (w *world) buried(r *router) {
 	w.used(w.now.Boot)
 	r.dead, r.diedAt = true, w.now.Boot
-	w.cutLog(r, false)
 	living, beside := 0, 0
 	for _, o := range w.routers {
 		if !o.dead {
@@ -390,7 +399,10 @@ func (w *world) request(r *router, id string) {
 		}
 	}
 	meanwhile(30 * time.Second)
-	entry := r.tracker.Begin(id, answer.Route.IdleTimeout)
+	entry, _ := r.tracker.Begin(id, netip.AddrPortFrom(answer.Route.Addr, 80), false, 0)
+	if entry == nil {
+		return // too many first requests
+	}
 	epoch, ok := r.answers.Admit(func() bool {
 		meanwhile(30 * time.Second)
 		holds := r.cache.Holds(id, answer.Route)
@@ -411,7 +423,6 @@ func (w *world) request(r *router, id string) {
 	w.requests = append(w.requests, &request{id: id, at: answer.Route.Addr, router: r, epoch: epoch, entry: entry, admitted: w.now.Boot, fresh: r.freshUntil})
 	if w.isKnown(r) {
 		w.active(id, w.now.Boot)
-		w.moved(id, w.now.Boot)
 	}
 	// I2: what came in the last moment is only acknowledged when this answer is read.
 	if r.over[id] {
@@ -514,7 +525,7 @@ func (w *world) fromRouter(r *router) {
 }
 
 func routeTo(s Sandbox) routecache.Route {
-	return routecache.Route{Addr: s.IP, DefaultPort: s.DefaultPort, Ports: routecache.NewPorts(s.Ports), IdleTimeout: s.IdleTimeout}
+	return routecache.Route{Addr: s.IP, DefaultPort: s.DefaultPort, Ports: routecache.NewPorts(s.Ports), MinBytes: s.MinBytes}
 }
 
 // toRouter puts one message into effect, as extproc/link does.
@@ -550,7 +561,8 @@ func (w *world) toRouter(r *router) {
 		r.tracker.Retain(func(id string) bool { _, ok := routes[id]; return ok })
 		clear(r.held)
 		r.joined, r.everJoined, sequence = true, true, e.Sequence
-		w.reports(r, true)
+		r.asking = nil
+		w.reports(r, true, 0)
 		r.ending = append(r.ending, ending{sequence, m.over})
 	case SendRoute:
 		r.cache.Put(e.Sandbox.ID, route(e.Sandbox))
@@ -584,6 +596,7 @@ func (w *world) toRouter(r *router) {
 			delete(r.held, id)
 		}
 	case SendPong:
+		r.ponged = max(r.ponged, e.Nonce)
 		if sent, ok := r.pings[e.Nonce]; ok {
 			r.cache.SetFreshUntil(r.clock(sent) + maxStale)
 			r.freshUntil = max(r.freshUntil, sent+r.stale())

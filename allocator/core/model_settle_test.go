@@ -10,6 +10,7 @@ import (
 // over, everybody answered.
 func (w *world) settle() {
 	w.log("- settle")
+	w.prompt = true
 	for name := range w.nodes {
 		if !w.nodes[name] {
 			w.nodes[name] = true
@@ -132,6 +133,9 @@ func (w *world) quiesce() {
 	for _, r := range w.routers {
 		r.deaf, r.mute, r.frozen = false, false, false
 	}
+	for _, e := range w.envoys {
+		e.stopped = false
+	}
 	w.rest()
 }
 
@@ -223,7 +227,7 @@ func (w *world) firstRouter() bool {
 		switch {
 		case r.dead || r.frozen:
 			continue
-		case (r.stream == 0 || r.cut) && !r.away && !w.banned(r):
+		case (r.stream == 0 || r.cut) && !r.away:
 			w.join(r)
 		case r.stream == 0 || r.cut:
 			continue
@@ -235,6 +239,11 @@ func (w *world) firstRouter() bool {
 			w.toRouter(r)
 		case r.acked < r.applied:
 			w.ack(r)
+		case r.asking != nil:
+			if r.asking.looks > 0 && !w.prompt {
+				w.sleep(101 * time.Millisecond)
+			}
+			w.looks(r)
 		default:
 			continue
 		}

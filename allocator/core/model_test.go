@@ -53,13 +53,13 @@ var profiles = []profile{
 	}},
 	{name: "use and silence", only: true, often: []string{
 		"cluster works", "cluster works", "cluster works", "cluster works", "claim", "claim", "request", "request", "request", "request", "Envoy reads", "Envoy reads", "Envoy reads", "routers work", "routers work", "routers work", "routers work",
-		"to router", "from router", "router reports", "router reports", "router pings", "router pings", "bytes move", "a request ends", "a request ends", "keep-alive", "set timeout",
+		"to router", "from router", "router looks", "router looks", "router pings", "router pings", "a request ends", "a request ends", "keep-alive", "set timeout",
 		"time passes", "time passes", "time passes", "time passes", "a moment passes", "a moment passes",
 	}},
 	{name: "use, silence and trouble", only: true, often: []string{
 		"cluster works", "cluster works", "cluster works", "cluster works", "claim", "claim", "request", "request", "request", "request", "Envoy reads", "Envoy reads", "Envoy reads", "routers work", "routers work", "routers work", "routers work",
-		"to router", "to router", "from router", "from router", "router reports", "router pings", "router pings", "bytes move", "a request ends", "a request ends", "keep-alive", "journal",
-		"time passes", "time passes", "time passes", "time passes", "a moment passes", "a moment passes", "all sleep", "a log stream is cut", "router stands still", "router goes on", "router goes on", "one direction breaks",
+		"to router", "to router", "from router", "from router", "router looks", "router pings", "router pings", "a request ends", "a request ends", "keep-alive", "journal",
+		"time passes", "time passes", "time passes", "time passes", "a moment passes", "a moment passes", "all sleep", "Envoy does not answer looks", "Envoy answers looks again", "Envoy is replaced", "router stands still", "router goes on", "router goes on", "one direction breaks",
 		"router breaks off", "router rejoins at once", "router joins", "router joins", "stray", "stray", "router dies", "dead router found", "dead router found", "dead router declared dead", "router stops", "another router beside an Envoy", "leader changes", "old leader works",
 	}},
 }
@@ -244,15 +244,14 @@ func (w *world) table(p profile) []action {
 		{"request", w.anyRequest},
 		{"Envoy reads", func() { w.read(pick(w, w.requests, readable)) }},
 		{"Envoy reads", func() { w.read(pick(w, w.requests, readable)) }},
-		{"bytes move", w.moveBytes},
 		{"a request ends", w.endUse},
 		{"a request ends", w.endUse},
-		{"a log stream is cut", func() {
-			w.cutLog(pick(w, w.routers, alive), false)
-		}},
+		{"Envoy does not answer looks", func() { w.envoy(w.draw(2)).stopped = true }},
+		{"Envoy answers looks again", func() { w.envoy(w.draw(2)).stopped = false }},
+		{"Envoy is replaced", func() { w.replaceEnvoy(w.draw(2)) }},
 		{"router stands still", func() { w.freeze(pick(w, w.routers, alive)) }},
 		{"router goes on", func() { w.thaw(pick(w, w.routers, func(r *router) bool { return r.frozen })) }},
-		{"router reports", func() { w.reports(pick(w, w.routers, connected), false) }},
+		{"router looks", func() { w.looks(pick(w, w.routers, connected)) }},
 		{"routers work", w.routersWork},
 		{"keep-alive", w.keepAlive},
 		{"set timeout", w.setTimeout},

@@ -1,60 +1,62 @@
 package core
 
 import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
 	"slices"
-	"strconv"
 	"sync/atomic"
 	"time"
 
-	"github.com/berth-sandbox/berth/envoy"
+	"github.com/berth-sandbox/berth/api/activity"
 	"github.com/berth-sandbox/berth/lastactive"
+	"github.com/berth-sandbox/berth/lastactive/look"
 )
 
-// What is in use, and how routers learn of it: requests that stay open, and the access
-// logs of the Envoys. A log may be cut, a router may stand still while entries wait for
-// it, two routers beside one Envoy follow each other. The trackers are the production
-// code.
+// What is in use, and how routers learn of it: requests that are open at Envoys, and looks
+// at these. An Envoy may answer late, as of a moment ago, or not at all; it may not show
+// yet what it has begun; another process may take its place. Two routers beside one Envoy
+// follow each other. The trackers are the production code.
 
 const (
-	flush      = envoy.MinAccessLogFlush
-	useStep    = 250 * time.Millisecond // routers tick, and Envoys report, as often
+	useStep    = 250 * time.Millisecond
 	idleLong   = 8 * time.Second
-	idleShort  = 3 * time.Second // the window: there is no shorter one
+	idleShort  = window // there is no shorter one
 	shortLived = 900 * time.Millisecond
+	lookEvery  = time.Second
 )
-
-var useWindow = envoy.ActivityWindow(flush)
 
 // use is a request that has reached its pod.
 type use struct {
-	id, stream string
-	envoy      int
-	// began is when it was admitted, ends when it ends; 0: it is open until somebody
-	// ends it.
-	began, ends time.Duration
-	nextEntry   time.Duration // when Envoy reports it next
-	bytes       uint64
-}
-
-// simLog is the access log of one Envoy.
-type simLog struct {
-	log    *lastactive.Log
-	router *router // whose log it is
-	queue  []logged
-}
-
-// logged are entries on their way, and when they arrive.
-type logged struct {
-	at      time.Duration
-	entries []lastactive.LogEntry
+	id    string
+	at    netip.AddrPort
+	envoy int
+	// began is when its answer was read, shows when looks show it, ends when it ends; 0: it
+	// is open until endUse ends it.
+	began, shows, ends time.Duration
 }
 
 func (u *use) open(now time.Duration) bool { return u.ends == 0 || u.ends > now }
 
+// simEnvoy is one Envoy.
+type simEnvoy struct {
+	process int
+	stopped bool // it does not answer looks
+}
+
+func (w *world) envoy(n int) *simEnvoy {
+	if w.envoys[n] == nil {
+		w.envoys[n] = &simEnvoy{}
+	}
+	return w.envoys[n]
+}
+
 // tracker makes a router's tracker.
 func (w *world) tracker(r *router) *lastactive.Tracker {
 	t, err := lastactive.New(lastactive.Options{
-		Flush: flush, Window: useWindow, Now: func() time.Duration { return r.clock(w.now.Boot) }, Gone: r.cache.Gone,
+		Window: window, Now: func() time.Duration { return r.clock(w.now.Boot) },
+		Look: func(context.Context) (look.Look, error) { return w.look(r) },
 	})
 	if err != nil {
 		w.t.Fatal(err)
@@ -62,47 +64,140 @@ func (w *world) tracker(r *router) *lastactive.Tracker {
 	return t
 }
 
+// look is what look.Reader does, with an Envoy that may be slow.
+func (w *world) look(r *router) (look.Look, error) {
+	if !w.prompt && w.draw(8) == 7 {
+		w.sleep(time.Duration(w.draw(20)) * 100 * time.Millisecond)
+	}
+	e := w.envoy(r.envoy)
+	if e.stopped {
+		return look.Look{}, errors.New("the look timed out")
+	}
+	if at := e.process; r.looksAt != at {
+		first := r.looksAt < 0
+		r.looksAt = at
+		if !first {
+			return look.Look{}, errors.New("another Envoy process")
+		}
+	}
+	hosts := map[look.Host]look.Counts{}
+	for _, u := range w.uses {
+		if u.envoy == r.envoy && u.open(w.now.Boot) && u.shows <= w.now.Boot {
+			h := look.Host{AddrPort: u.at}
+			hosts[h] = look.Counts{Open: hosts[h].Open + 1, Entries: hosts[h].Entries + 1}
+		}
+	}
+	if !w.prompt && w.draw(8) == 7 { // what it says was so a moment ago
+		w.sleep(time.Duration(w.draw(10)) * 100 * time.Millisecond)
+	}
+	return look.Look{Gateway: fmt.Sprintf("gateway %d", r.envoy), Hosts: hosts}, nil
+}
+
+// looks has a router look once, and say what it has seen.
+func (w *world) looks(r *router) {
+	if r == nil || r.dead || r.frozen {
+		return
+	}
+	r.lookedAt = w.now.Boot
+	nonce := r.ponged
+	stream := r.stream
+	r.tracker.Look(over)
+	if r.stream != stream {
+		return
+	}
+	if a := r.asking; a != nil {
+		blind := r.tracker.Blind()
+		if a.looks++; a.looks == 2 || blind != "" {
+			r.asking = nil
+			answer := Quiesced{Stream: r.stream, Number: a.number, Blind: blind}
+			if blind == "" {
+				answer.Activities = toActivities(r.tracker.Answer(a.questions))
+			}
+			r.out = append(r.out, answer)
+		}
+	}
+	w.reports(r, false, nonce)
+}
+
+// reports has a router say what it knows.
+func (w *world) reports(r *router, all bool, nonce uint64) {
+	if r.stream == 0 || !r.joined {
+		return
+	}
+	r.out = append(r.out, w.toReport(r, r.tracker.Report(all), nonce, all))
+}
+
+func (w *world) toReport(r *router, report lastactive.Report, nonce uint64, complete bool) Report {
+	ev := Report{Stream: r.stream, Activities: toActivities(report.Activities), Blind: report.Blind, Gateway: report.Gateway, Took: report.Took}
+	if ev.Gateway != "" {
+		if !complete { // else that look may have been in another session
+			ev.Nonce = nonce
+		}
+	}
+	return ev
+}
+
+func toActivities(list []lastactive.Activity) (all []Activity) {
+	for _, a := range list {
+		all = append(all, Activity{ID: a.ID, Addr: a.Addr, Age: a.Age.Truncate(time.Millisecond), Open: a.Open, Kind: activity.Open})
+	}
+	return all
+}
+
+// question is one that a router has to answer.
+type question struct {
+	number    uint64
+	questions []lastactive.Question
+	looks     int // that have ended since
+}
+
+// quiesced has a router hold the requests for sandboxes, and look.
+func (w *world) quiesced(r *router, e SendQuiesce) {
+	r.asking = &question{number: e.Number}
+	for _, q := range e.Questions {
+		if !r.cache.Quiesce(q.ID) {
+			w.t.Fatalf("%s cannot hold requests for %s", r.id, q.ID)
+		}
+		r.held[q.ID] = true
+		r.asking.questions = append(r.asking.questions, lastactive.Question{ID: q.ID, Addr: q.IP, MinBytes: q.MinBytes})
+	}
+}
+
 // begins lets a request reach its pod: for a moment, for less than a second, or until
-// somebody ends it.
+// endUse ends it. Its Envoy may show it as late as it may connect.
 func (w *world) begins(q *request, at time.Duration) {
-	w.streams++
-	u := &use{id: q.id, stream: strconv.Itoa(w.streams), envoy: q.router.envoy, began: q.admitted, bytes: 1}
+	u := &use{id: q.id, at: netip.AddrPortFrom(q.at, 80), envoy: q.router.envoy, began: at, shows: at}
 	switch w.draw(4) {
 	case 0, 1:
 		u.ends = at
 	case 2:
 		u.ends = at + shortLived
 	}
-	// Entries from before it was admitted do not say for which sandbox it is.
-	for u.nextEntry = u.began + flush; u.nextEntry <= at; u.nextEntry += flush {
+	if w.draw(3) == 2 {
+		u.shows = max(at, q.until-time.Millisecond)
 	}
-	if w.isKnown(q.router) {
+	if w.seen(u.envoy) {
 		w.active(u.id, min(at, w.now.Boot))
-		w.moved(u.id, min(at, w.now.Boot))
 	}
 	w.uses = append(w.uses, u)
 }
 
-// active notes that something was in progress, and moved that bytes have moved.
+// active notes that something was in progress.
 func (w *world) active(id string, at time.Duration) { w.activeAt[id] = max(w.activeAt[id], at) }
-func (w *world) moved(id string, at time.Duration)  { w.movedAt[id] = append(w.movedAt[id], at) }
 
 // runFor lets time pass in which everything goes on.
 func (w *world) runFor(d time.Duration) {
-	for d > 0 {
-		step := min(d, useStep)
-		d -= step
-		w.sleep(step)
-		for _, r := range w.routers {
-			if !r.dead && !r.frozen {
-				r.tracker.Tick()
+	for end := w.now.Boot + d; w.now.Boot < end; {
+		w.sleep(min(end-w.now.Boot, useStep))
+		for _, r := range slices.Clone(w.routers) {
+			if w.now.Boot-r.lookedAt >= lookEvery {
+				w.looks(r)
 			}
 		}
-		w.deliverLogs()
 	}
 }
 
-// passUses notes what is in use until now, and lets Envoys write it down.
+// passUses notes what is in use until now.
 func (w *world) passUses() {
 	now := w.now.Boot
 	for _, u := range w.uses {
@@ -110,14 +205,9 @@ func (w *world) passUses() {
 		if u.ends != 0 {
 			until = min(now, u.ends)
 		}
-		if w.seen(u.envoy) {
+		// What ends before a look can show it, a router only knows from its admission.
+		if w.seen(u.envoy) && u.shows <= until {
 			w.active(u.id, until)
-		}
-		for ; u.nextEntry <= until && u.nextEntry != u.ends; u.nextEntry += flush {
-			w.enter(u, u.nextEntry, false)
-		}
-		if !u.open(now) && u.ends-u.began >= time.Second {
-			w.enter(u, u.ends, true)
 		}
 	}
 	w.uses = slices.DeleteFunc(w.uses, func(u *use) bool { return !u.open(now) || w.podless(u.id) })
@@ -129,68 +219,27 @@ func (w *world) podless(id string) bool {
 	return p == nil || !p.exists
 }
 
-// enter has an Envoy write an entry, to the router that took its log stream, or to the
-// youngest one if there is no stream.
-func (w *world) enter(u *use, at time.Duration, end bool) {
-	l := w.logs[u.envoy]
-	if l == nil {
-		l = &simLog{}
-		w.logs[u.envoy] = l
-	}
-	if l.log == nil {
-		if l.router = w.logsTo(u.envoy); l.router == nil {
-			return // lost
-		}
-		l.log = l.router.tracker.OpenLog(flush)
-	}
-	entry := lastactive.LogEntry{ID: u.id, Stream: u.stream, Bytes: u.bytes, End: end}
-	l.queue = append(l.queue, logged{at + time.Duration(w.draw(2))*(time.Second-useStep), []lastactive.LogEntry{entry}})
-}
-
-// deliverLogs lets routers read what has arrived.
-func (w *world) deliverLogs() {
-	for _, n := range sorted(w.logs) {
-		l := w.logs[n]
-		for len(l.queue) > 0 && !l.router.frozen && l.queue[0].at <= w.now.Boot {
-			l.log.Record(l.queue[0].entries)
-			l.queue = l.queue[1:]
-		}
-	}
-}
-
-// cutLog ends an Envoy's log stream; what is on its way is lost.
-func (w *world) cutLog(r *router, stopping bool) {
-	for _, n := range sorted(w.logs) {
-		if l := w.logs[n]; l.router == r {
-			if !r.dead {
-				if stopping {
-					l.log.Stop()
-				} else {
-					l.log.Close()
-				}
-			}
-			l.log, l.router, l.queue = nil, nil, nil
-		}
-	}
-}
-
 // ---- what happens
-
-// moveBytes lets bytes move in a request that is open.
-func (w *world) moveBytes() {
-	if u := pick(w, w.uses, func(u *use) bool { return u.ends == 0 }); u != nil {
-		u.bytes++
-		if w.seen(u.envoy) {
-			w.moved(u.id, w.now.Boot)
-		}
-	}
-}
 
 func (w *world) endUse() {
 	if u := pick(w, w.uses, func(u *use) bool { return u.ends == 0 }); u != nil {
 		u.ends = w.now.Boot
 		w.passUses()
 	}
+}
+
+// replaceEnvoy ends an Envoy, and all that it holds open, and starts another one.
+func (w *world) replaceEnvoy(n int) {
+	w.passUses()
+	w.uses = slices.DeleteFunc(w.uses, func(u *use) bool { return u.envoy == n })
+	for _, q := range w.requests {
+		if q.router.envoy == n && unread(q) && !q.router.frozen {
+			q.until = w.now.Boot
+			w.endAnswer(q)
+		}
+	}
+	e := w.envoy(n)
+	e.process, e.stopped = e.process+1, false
 }
 
 // freeze stops a router's process: nothing comes to it, and it does nothing.
@@ -206,44 +255,15 @@ func (w *world) thaw(r *router) {
 	}
 }
 
-// reports has a router say what has moved.
-func (w *world) reports(r *router, all bool) {
-	if r == nil || r.stream == 0 {
-		return
-	}
-	if list := r.tracker.Report(all); len(list) > 0 || all {
-		r.out = append(r.out, Report{Session: r.id, Stream: r.stream, Activities: toActivities(list), Complete: all})
-	}
-}
-
-func toActivities(list []lastactive.Activity) (all []Activity) {
-	for _, a := range list {
-		all = append(all, Activity{ID: a.ID, Age: a.Age.Truncate(time.Millisecond), Quiet: a.Quiet.Truncate(time.Millisecond), Open: a.Open, Settles: a.Settles})
-	}
-	return all
-}
-
 // routersWork lets everything be said that routers and the leader have to say to one
-// another, in no time.
+// another, in no time but that of looks.
 func (w *world) routersWork() {
-	for range 200 {
+	for range 400 {
 		if !w.firstRouter() {
 			return
 		}
 		w.check()
 	}
-}
-
-// quiesce has a router hold the requests for sandboxes and answer.
-func (w *world) quiesced(r *router, e SendQuiesce) {
-	for _, id := range e.IDs {
-		if !r.cache.Quiesce(id) {
-			w.t.Fatalf("%s cannot hold requests for %s", r.id, id)
-		}
-		r.held[id] = true
-	}
-	list, doubt := r.tracker.Ask(e.IDs)
-	r.out = append(r.out, Quiesced{Session: r.id, Stream: r.stream, Number: e.Number, Activities: toActivities(list), Doubt: doubt})
 }
 
 // keptCall is a KeepAlive, or, if it moves the end, a SetTimeout.
@@ -278,16 +298,9 @@ func (w *world) judgeKept(e Kept) {
 	}
 	id := call.id
 	w.active(id, w.now.Boot)
-	w.moved(id, w.now.Boot)
 	if durable := w.disk.sandboxes[id]; call.end && durable.Revision == e.Sandbox.Revision && !durable.EndAt.Equal(e.Sandbox.EndAt) || durable.Revision.Less(e.Sandbox.Revision) && e.Sandbox.LastActive.IsZero() {
 		w.t.Fatalf("the end of %s is said to be %v, durable is %v", id, e.Sandbox.EndAt, durable.EndAt)
 	}
-}
-
-// banned reports whether a router is not let in, because it did not answer.
-func (w *world) banned(r *router) bool {
-	s := w.core.sessions[r.id]
-	return s != nil && s.cuts >= cutsMost
 }
 
 // ---- judgement
@@ -321,18 +334,9 @@ func (w *world) judgeIdle(s Sandbox) {
 			w.t.Fatalf("%s is released for being idle, and %v", s.ID, q)
 		}
 	}
-	if s.BytesOnly {
-		// Bytes that moved within the last flush are shown one flush later.
-		for _, at := range w.movedAt[s.ID] {
-			if at > since && at <= now-flush-time.Second {
-				w.t.Fatalf("%s is released for being idle %v after bytes have moved", s.ID, now-at)
-			}
-		}
-		return
-	}
 	for _, u := range w.uses {
 		if u.id == s.ID && w.seen(u.envoy) {
-			w.t.Fatalf("%s is released for being idle, and stream %s at Envoy %d is open since %v", s.ID, u.stream, u.envoy, u.began)
+			w.t.Fatalf("%s is released for being idle, and a request at Envoy %d is open since %v", s.ID, u.envoy, u.began)
 		}
 	}
 	if at := w.activeAt[s.ID]; at > since {
@@ -346,36 +350,21 @@ func (w *world) isKnown(r *router) bool {
 	return !r.dead && r.everJoined && s != nil && s.durable
 }
 
-// handedOver notes that the leader has heard the Goodbye of a router.
-func (w *world) handedOver(session string) {
+// heard notes that a leader has heard a router.
+func (w *world) heard(session string) {
 	for _, r := range w.routers {
 		if r.id == session {
-			w.untold[r.envoy] = w.now.Boot + w.core.expiry()
+			r.heardAt = w.now.Boot
 		}
 	}
 }
 
-// seen reports whether a router that the allocator knows is told by an Envoy what is
-// open, or was until a short while ago. If not, nobody can know of it.
+// seen reports whether what is open at an Envoy counts: a router beside it can tell, or one
+// that has ended was heard no longer than max-stale ago.
 func (w *world) seen(envoy int) bool {
-	if w.now.Boot <= w.untold[envoy] {
-		return true
-	}
-	if l := w.logs[envoy]; l != nil && l.log != nil {
-		return w.isKnown(l.router)
-	}
-	r := w.logsTo(envoy)
-	return r != nil && w.isKnown(r)
-}
-
-// logsTo is the router to which an Envoy opens its next log stream: the youngest.
-func (w *world) logsTo(envoy int) (to *router) {
-	for _, r := range w.routers {
-		if r.envoy == envoy && !r.dead && !r.stopping && !r.frozen {
-			to = r
-		}
-	}
-	return to
+	return slices.ContainsFunc(w.routers, func(r *router) bool {
+		return r.envoy == envoy && r.everJoined && (w.isKnown(r) || r.dead && w.now.Boot < r.heardAt+maxStale)
+	})
 }
 
 // judgeReaped that whoever is silent was released in the end.
@@ -384,9 +373,9 @@ func (w *world) judgeReaped() {
 		used := slices.ContainsFunc(w.uses, func(u *use) bool { return u.id == id })
 		if s.Phase == Running && s.IdleTimeout > 0 && !used && !w.core.closing {
 			for _, r := range w.routers {
-				w.log("  %s, dead: %v, knows %+v, doubt %v", r.id, r.dead, r.tracker.Dump(nil), r.tracker.Doubt())
+				w.log("  %s, dead: %v, knows %+v, blind %q", r.id, r.dead, r.tracker.Dump(), r.tracker.Blind())
 			}
-			w.t.Fatalf("%s is silent since %v, and runs at %v: %+v", id, w.activeAt[id], w.now.Boot, s.activity)
+			w.t.Fatalf("%s is silent since %v, and runs at %v: %+v", id, w.activeAt[id], w.now.Boot, s.lastUse)
 		}
 	}
 }

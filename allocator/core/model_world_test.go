@@ -64,18 +64,13 @@ type world struct {
 	tampered  map[string]bool // somebody has changed its object
 	extra     int             // pods that may exceed a pool's bound
 
-	// uses are what is in progress at pods, logs what the Envoys say of it.
-	uses []*use
-	logs map[int]*simLog
-	// untold is until when what is open at an Envoy is in use though no router may be told:
-	// the leader has heard a Goodbye.
-	untold  map[int]time.Duration
-	streams int
-	kept    map[uint64]keptCall // KeepAlive and SetTimeout that are not answered yet
-	// activeAt is when each sandbox was in use last, movedAt when bytes moved, as far as
-	// anybody can know.
+	// uses are what is in progress at pods.
+	uses   []*use
+	envoys map[int]*simEnvoy
+	prompt bool                // looks take no time
+	kept   map[uint64]keptCall // KeepAlive and SetTimeout that are not answered yet
+	// activeAt is when each sandbox was in use last, as far as routers can know.
 	activeAt map[string]time.Duration
-	movedAt  map[string][]time.Duration
 	judgedBy map[string]uint64 // the term whose verdict on its idleness was judged
 
 	// held is what does not go on by itself: see scenario_test.go.
@@ -108,7 +103,7 @@ func newWorld(t tb, draws func(int) int) *world {
 		nodes:   map[string]bool{"n1": true, "n2": true},
 		records: map[string]*simRecord{}, known: map[PodKey]int{}, holders: map[netip.Addr]string{},
 		claims: map[uint64]*simClaim{}, given: map[uint64]string{}, releases: map[uint64]string{}, declared: map[uint64]string{}, asked: map[string]bool{}, answered: map[string]bool{}, unwanted: map[string]bool{},
-		logs: map[int]*simLog{}, kept: map[uint64]keptCall{}, activeAt: map[string]time.Duration{}, movedAt: map[string][]time.Duration{}, judgedBy: map[string]uint64{},
+		envoys: map[int]*simEnvoy{}, kept: map[uint64]keptCall{}, activeAt: map[string]time.Duration{}, judgedBy: map[string]uint64{},
 		fired: map[string]bool{}, acknowledged: map[string]bool{}, ready: map[string]bool{}, failed: map[string]bool{},
 		lastUse: map[string]time.Duration{}, doomed: map[string]bool{}, judged: map[PodKey]bool{}, ended: map[string]PodKey{}, forgotten: map[string]bool{}, tampered: map[string]bool{}, hadAddress: map[netip.Addr]map[PodKey]bool{},
 	}
@@ -120,7 +115,7 @@ func anyWorld(t tb, draws func(int) int) *world {
 	for _, name := range []string{"a", "b"} {
 		w.addPool(Pool{
 			Key: PoolKey{"ns", name}, Warm: w.draw(4), MaxPods: []int{0, 1, 3, 5}[w.draw(4)], Refused: w.draw(4) == 3, PostStart: w.draw(3) == 2, KeepOnRestart: w.draw(2) == 1,
-			IdleTimeout: []time.Duration{0, idleLong}[w.draw(2)], BytesOnly: w.draw(4) == 3,
+			IdleTimeout: []time.Duration{0, idleLong}[w.draw(2)],
 			MaxLifetime: []time.Duration{0, 0, 2 * time.Minute}[w.draw(3)], StartupTimeout: []time.Duration{0, 20 * time.Second}[w.draw(2)],
 		})
 	}
@@ -166,7 +161,7 @@ func (w *world) lead() {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	w.core, w.untold = p.core, map[int]time.Duration{} // it has heard none
+	w.core = p.core
 	// The order in which the shell reads, with late writes in between.
 	var st State
 	for _, r := range p.opened {
@@ -319,8 +314,11 @@ func (w *world) changeLeader() {
 
 func (w *world) step(ev Event) {
 	w.log("  %v", traced{ev})
-	if ev, ok := ev.(SessionGoodbye); ok && !ev.EnvoyEnded && w.core.sessions[ev.Session] != nil {
-		w.handedOver(ev.Session)
+	switch ev := ev.(type) {
+	case SessionJoined:
+		w.heard(ev.Session)
+	case SessionPing:
+		w.heard(ev.Session)
 	}
 	w.do(w.core.Step(w.now, ev))
 }
@@ -444,8 +442,6 @@ func (w *world) do(effects []Effect) {
 			continue
 		case WouldReap:
 			t.Fatalf("a dry run: %+v", e)
-		case RouterMute:
-			continue
 		case SendQuiesce:
 			w.judgeSession(e.Stream)
 			w.send(e.Stream, e)

@@ -33,6 +33,10 @@ type change struct {
 	// session is told what is so, or, if another one has left, that this is durable;
 	// it may be nil then.
 	session *session
+	// unsure: it is not known what was in use through the session that has left.
+	unsure bool
+	// stream is closed: its router has said Goodbye. 0: none.
+	stream uint64
 	// declared: an operator says that a session has ended.
 	declared *declaration
 	// dropped: it was called off before it was handed to a Write.
@@ -124,5 +128,5 @@ func (c *Core) written(at time.Duration) {
 func (c *Core) revise(s *sandbox) {
 	c.counter++
 	s.Revision = Revision{c.cfg.Term, c.counter}
-	c.emit(Record{s.Sandbox})
+	c.emit(Record{Sandbox: s.Sandbox})
 }

@@ -6,6 +6,8 @@ import (
 	"net/netip"
 	"slices"
 	"time"
+
+	"github.com/berth-sandbox/berth/api/activity"
 )
 
 type sandbox struct {
@@ -27,7 +29,7 @@ type sandbox struct {
 	// nextEnd what the last one says.
 	changing int
 	nextEnd  time.Time
-	activity
+	lastUse
 	// dueAt is its place in the deadline heap. Nothing is due before; what was moved to
 	// later moments is found out then.
 	dueAt time.Duration
@@ -155,7 +157,7 @@ func (c *Core) kept(token uint64, id string) *sandbox {
 		c.emit(Kept{Token: token, Status: ReleaseGone, Sandbox: s.Sandbox})
 		return nil
 	}
-	c.note(s, c.now.Boot, Called, "", 0)
+	c.note(s, c.now.Boot, activity.Keepalive)
 	return s
 }
 
@@ -188,7 +190,7 @@ func (c *Core) changed(ch *change) {
 	s.changing--
 	s.EndAt, s.Revision = ch.fact.Sandbox.EndAt, ch.fact.Revision
 	s.endAt = max(1, c.bootOf(s.EndAt))
-	c.note(s, c.now.Boot, Called, "", 0)
+	c.note(s, c.now.Boot, activity.Keepalive)
 	answer := Kept{Token: ch.kept, Status: ReleaseOK, Sandbox: s.Sandbox}
 	if s.Phase != Starting && s.Phase != Running {
 		answer.Status = ReleaseGone
@@ -196,7 +198,7 @@ func (c *Core) changed(ch *change) {
 	c.schedule(s)
 	shown := s.Sandbox
 	shown.Phase = ch.fact.Sandbox.Phase // its release may be on its way, and it may never have run
-	c.emit(Record{shown})
+	c.emit(Record{Sandbox: shown})
 	c.emit(answer)
 }
 
@@ -258,7 +260,7 @@ func (c *Core) released(ch *change, at time.Duration) {
 		c.enter(q, podReleased)
 		c.emit(LabelPod{Pod: s.Pod, Pool: s.Pool.Name, ID: s.ID, Released: true})
 	}
-	c.emit(Record{s.Sandbox})
+	c.emit(Record{Sandbox: s.Sandbox})
 	c.emit(SandboxReleased{s.Sandbox})
 	c.keyEnds(s)
 	why := StartFailed
@@ -304,7 +306,7 @@ func (c *Core) recordSeen(ev RecordSeen) {
 		c.letGo(s)
 	case s != nil && ev.Revision == (Revision{}): // somebody has replaced it
 		s.recorded = Revision{}
-		c.emit(Record{s.Sandbox})
+		c.emit(Record{Sandbox: s.Sandbox})
 	case s == nil && ev.Revision != (Revision{}) && ev.Revision.Term < c.cfg.Term:
 		c.emit(ForgetRecord{Pool: ev.Pool, ID: ev.ID})
 	}
@@ -334,7 +336,7 @@ func (c *Core) recordGone(id string) {
 	// What it said, of the key at least, is in nobody's keeping now.
 	s.recorded, s.deleting = Revision{}, false
 	c.startRelease(s, ReasonDeleted)
-	c.emit(Record{s.Sandbox})
+	c.emit(Record{Sandbox: s.Sandbox})
 }
 
 // deadlineHeap orders sandboxes by when something is due.

@@ -2,6 +2,7 @@ package core
 
 import (
 	"container/list"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -31,16 +32,18 @@ type session struct {
 	releases int
 	// pending are the messages that fences wait for, in order of sequence.
 	pending []pending
-	// quiesces: it can be asked what is idle. reported: it has told all that it tracks,
-	// on this stream. knows: while it is not connected, it knows the routes of sandboxes
-	// up to this number at most.
-	quiesces, reported bool
-	knows              uint64
-	// muteSince is when the first question was asked of those that it has not answered
-	// in time since, one soon after the other; 0: none. missedAt is when the last of them
-	// ended. cuts is how often its stream was closed for that.
-	muteSince, missedAt time.Duration
-	cuts                int
+	// blind says why it cannot be asked what is idle, and answered is the last round in
+	// which it has answered.
+	blind    string
+	answered uint64
+	// gateway is the place that its newest look was at, took how long that look took, and
+	// shown what it showed to be in use. inUse is that of a report that is not complete.
+	gateway      string
+	took         time.Duration
+	shown, inUse map[*sandbox]struct{}
+	pongs        []ponged // the last ones on this stream
+	// knows: it may know the routes of sandboxes up to this number.
+	knows uint64
 	// earlier: it stands for all routers of an earlier journal.
 	earlier bool
 }
@@ -83,34 +86,25 @@ func (c *Core) sessionJoined(ev SessionJoined) {
 	if !c.mayJoin(ev) {
 		return
 	}
-	if ev.Earlier != "" {
-		c.earlierLives(ev.Earlier)
-	}
 	s := c.sessions[ev.Session]
 	if s == nil {
 		// The next leader has to know whom it must wait for. So this is durable before
 		// the router is told anything.
 		s = &session{id: ev.Session}
 		c.addSession(s)
-		if c.now.Boot-c.recoveredAt < c.expiry() {
-			// The one before it may have said Goodbye to an earlier leader. What has gone on
-			// at its Envoy since, nobody has seen end, until now.
-			c.floorAt, c.floorTold = max(c.floorAt, c.now.Boot), c.told
-		}
 		c.append(&change{session: s, fact: Fact{Session: s.id, From: ev.From}}, true)
 	}
 	if s.stream != 0 {
 		c.emit(CloseStream{Stream: s.stream})
 		c.disconnect(s)
 	}
-	s.stream, s.from, s.unponged = ev.Stream, ev.From, 0
-	s.quiesces, s.reported, s.muteSince = ev.Quiesces, false, 0
+	c.endRound(false) // it was not asked, may have much to tell, and may admit what the snapshot holds
+	s.stream, s.from, s.unponged, s.knows = ev.Stream, ev.From, 0, math.MaxUint64
+	s.blind, s.pongs, s.inUse = "it has not reported yet", nil, nil
 	s.heard(c.now.Boot)
 	c.streams[ev.Stream] = s
 	if s.durable {
 		c.welcome(s)
-	} else {
-		c.abortRound() // it was not asked, and may have much to tell
 	}
 }
 
@@ -122,7 +116,14 @@ func (c *Core) sessionWritten(ch *change) {
 		return
 	}
 	if ch.fact.Left {
-		c.emit(Settle{Session: ch.fact.Session, Revision: ch.fact.Revision})
+		if settle := (Settle{Session: ch.fact.Session, Revision: ch.fact.Revision}); ch.unsure {
+			c.settleLater(settle)
+		} else {
+			c.emit(settle)
+		}
+		if ch.stream != 0 {
+			c.emit(CloseStream{Stream: ch.stream, Left: true})
+		}
 		if s != nil { // who has reported it
 			s.burying--
 			c.pong(s)
@@ -144,11 +145,12 @@ func (c *Core) recoverSession(f Fact) {
 	case f.Declared != nil:
 		c.ban(f.Session, f.Revision, 0)
 		return
-	case f.Left:
-		c.emit(Settle{Session: f.Session, Revision: f.Revision})
+	case f.Left: // what it means is not in the objects yet
+		c.leftovers = append(c.leftovers, &leftover{session: f.Session, since: c.now.Boot, until: c.now.Boot + c.expiry(), upTo: c.told})
+		c.settleLater(Settle{Session: f.Session, Revision: f.Revision})
 		return
 	}
-	s := &session{id: f.Session, from: f.From, durable: true, lastPing: c.now.Boot + c.cfg.Lease}
+	s := &session{id: f.Session, from: f.From, durable: true, knows: c.told, lastPing: c.now.Boot + c.cfg.Lease}
 	if f.Earlier {
 		c.addEarlier(s)
 		return
@@ -169,8 +171,6 @@ func (c *Core) indexOf(id string) int {
 
 // welcome tells a router what is so.
 func (c *Core) welcome(s *session) {
-	// It may admit requests for whatever the snapshot holds.
-	c.abortRound()
 	s.sequence, s.acked, s.releases = 1, 0, 0
 	// The snapshot replaces what this router had, so its acknowledgement counts
 	// for every sandbox that is not in it.
@@ -188,7 +188,7 @@ func (c *Core) welcome(s *session) {
 // pong answers the ping that had to wait, if there is one and it need not any more.
 func (c *Core) pong(s *session) {
 	if s.unponged != 0 && s.durable && s.burying == 0 && s.stream != 0 {
-		c.emit(SendPong{Stream: s.stream, Nonce: s.unponged})
+		c.sendPong(s, s.unponged)
 		s.unponged = 0
 	}
 }
@@ -202,8 +202,16 @@ func (c *Core) sessionLeft(ev SessionLeft) {
 	if s == nil || s.id != ev.Session {
 		return
 	}
-	// It may serve what it knows until it expires.
 	c.disconnect(s)
+}
+
+// disconnect notes that a session's stream is gone. It may serve what it knows until it
+// expires.
+func (c *Core) disconnect(s *session) {
+	delete(c.streams, s.stream)
+	s.stream, s.pending, s.knows = 0, nil, c.told
+	c.endRound(false)
+	c.eachFence(c.answerReleases)
 }
 
 // goodbye acts on a router that has said that it ends.
@@ -212,15 +220,15 @@ func (c *Core) goodbye(ev SessionGoodbye) {
 	if s == nil {
 		return
 	}
-	var inUse time.Duration
-	switch {
-	case s.reported && !ev.Doubt: // it has told what was
-	case ev.EnvoyEnded:
-		inUse = c.now.Boot
-	default:
-		inUse = c.now.Boot + c.expiry()
+	s.heard(c.now.Boot)
+	here := s.stream != 0 && s.stream == ev.Stream
+	left := c.leaves(s, ev.Looked && here && s.blind == "")
+	if here { // it is closed when the end is durable
+		delete(c.streams, s.stream)
+		s.stream = 0
 	}
-	c.removeSession(s, nil, inUse)
+	c.append(&change{stream: ev.Stream, unsure: left != nil, fact: Fact{Session: s.id, Left: true}}, true)
+	c.dropSession(s, left)
 }
 
 // sessionDead acts on a router that has ended, as another one, by, can tell.
@@ -232,7 +240,7 @@ func (c *Core) sessionDead(id string, by *session) {
 	if by != nil {
 		by.burying++
 	}
-	c.removeSession(s, by, c.now.Boot)
+	c.removeSession(s, by)
 }
 
 func (c *Core) sessionPing(ev SessionPing) {
@@ -245,7 +253,13 @@ func (c *Core) sessionPing(ev SessionPing) {
 		s.unponged = ev.Nonce
 		return
 	}
-	c.emit(SendPong{Stream: ev.Stream, Nonce: ev.Nonce})
+	c.sendPong(s, ev.Nonce)
+}
+
+// sendPong answers a ping. What the router does after the answer, it does after now.
+func (c *Core) sendPong(s *session, nonce uint64) {
+	c.emit(SendPong{Stream: s.stream, Nonce: nonce})
+	s.pongs = append(s.pongs[max(0, len(s.pongs)+1-pongsKept):], ponged{nonce, c.now.Boot})
 }
 
 func (c *Core) sessionAck(ev SessionAck) {
@@ -265,16 +279,16 @@ func (c *Core) sessionAck(ev SessionAck) {
 	}
 }
 
-// removeSession forgets a session that can route to nothing any more. inUse: until then
-// everything that it could serve was in use; 0: it has reported what was.
-func (c *Core) removeSession(s, by *session, inUse time.Duration) {
+// removeSession forgets a session that can route to nothing any more. by has proven that,
+// nil: the time is over.
+func (c *Core) removeSession(s, by *session) {
 	c.discardEarly(s)
-	c.append(&change{session: by, fact: Fact{Session: s.id, Left: true}}, by != nil)
-	c.dropSession(s, inUse)
+	c.append(&change{session: by, unsure: true, fact: Fact{Session: s.id, Left: true}}, by != nil)
+	c.dropSession(s, c.leaves(s, false))
 }
 
-// dropSession waits for a session no more.
-func (c *Core) dropSession(s *session, inUse time.Duration) {
+// dropSession waits for a session no more, but for what it has left open, if anything.
+func (c *Core) dropSession(s *session, left *leftover) {
 	c.discardEarly(s)
 	if s.earlier {
 		c.earlier--
@@ -285,16 +299,19 @@ func (c *Core) dropSession(s *session, inUse time.Duration) {
 	if s.stream != 0 {
 		delete(c.streams, s.stream)
 		c.emit(CloseStream{Stream: s.stream})
-		s.stream, s.knows = 0, c.told
+		s.stream = 0
 	}
-	c.sessionOver(s, inUse)
+	if left != nil {
+		c.leftovers = append(c.leftovers, left)
+	}
+	c.endRound(false)
 	c.eachFence(func(sb *sandbox) { c.cleared(sb, s) })
 }
 
 func (c *Core) expireSessions() {
 	for _, s := range slices.Clone(c.byID) {
 		if c.now.Boot-s.lastPing > c.expiryOf(s) {
-			c.removeSession(s, nil, c.now.Boot)
+			c.removeSession(s, nil)
 		}
 	}
 }
@@ -304,10 +321,7 @@ func (c *Core) pushRoute(sb *sandbox) {
 	if !sb.routable() {
 		return
 	}
-	for _, s := range c.byID {
-		if s.stream == 0 || !s.durable {
-			continue // the snapshot will have it
-		}
+	for _, s := range c.connected() { // others get it with the snapshot
 		s.sequence++
 		s.releases = 0
 		c.emit(SendRoute{Stream: s.stream, Sequence: s.sequence, Sandbox: sb.Sandbox})

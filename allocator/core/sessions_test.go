@@ -248,6 +248,26 @@ func TestRouterThatIsBackIsNotTakenForTheOneThatLeft(t *testing.T) {
 	if e := one[SendSnapshot](s); e.Stream != 2 {
 		t.Errorf("snapshot %+v", e)
 	}
+	s.settles(1)
+}
+
+// settles lets so much time pass that objects show what the end of a router means, and
+// returns what is settled then.
+func (s *sim) settles(most int) []Settle {
+	s.t.Helper()
+	all := of[Settle](s.pass(expiry)) // nothing that it may have left open counts any more
+	all = append(all, of[Settle](s.pass(showEvery+showWithin))...)
+	if len(all) != most {
+		s.t.Fatalf("settled: %+v, expected %d", all, most)
+	}
+	return all
+}
+
+func TestASessionThatHasToldAllIsSettledAtOnce(t *testing.T) {
+	s := newSim(t)
+	s.recover(nil, nil)
+	s.joinAndReport("r", 1)
+	s.step(SessionGoodbye{Session: "r", Stream: 1, Looked: true})
 	one[Settle](s)
 }
 
@@ -262,7 +282,8 @@ func TestSessionIsJournaledWhenItEnds(t *testing.T) {
 			s.recover(nil, nil)
 			s.join("r", 1)
 			ends(s)
-			if e := one[Settle](s); e.Session != "r" || e.Revision.Counter < 2 {
+			none[Settle](s) // the objects do not show it yet
+			if e := s.settles(1)[0]; e.Session != "r" || e.Revision.Counter < 2 {
 				t.Errorf("settled %+v", e)
 			}
 			if s.core.sessions["r"] != nil {
@@ -317,6 +338,25 @@ func TestGoodbyeClearsTheFenceButNotTheWindow(t *testing.T) {
 	one[CloseStream](s)
 	if after := s.deletedAfter(sb.Pod, never); after != window {
 		t.Errorf("deleted %v after the Goodbye, expected %v", after, window)
+	}
+}
+
+// The next leader would wait for a router that has ended and is sure that it was heard.
+func TestGoodbyeIsAcknowledgedOnceItIsDurable(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{specA(0)}, nil)
+	s.join("r", 1)
+	s.slow = true
+	s.step(SessionGoodbye{Session: "r", Stream: 1})
+	if left := one[Write](s).Facts; len(left) != 1 || !left[0].Left {
+		t.Errorf("written %+v", left)
+	}
+	none[CloseStream](s)
+	s.step(SessionLeft{Session: "r", Stream: 1})
+	none[CloseStream](s)
+	s.written()
+	if c := one[CloseStream](s); c != (CloseStream{Stream: 1, Left: true}) {
+		t.Errorf("closed %+v", c)
 	}
 }
 

@@ -1,6 +1,10 @@
 package core
 
-import "time"
+import (
+	"time"
+
+	"github.com/berth-sandbox/berth/api/activity"
+)
 
 // FenceStatus says what the release of a sandbox waits for.
 type FenceStatus struct {
@@ -43,35 +47,27 @@ type SessionStatus struct {
 // if nothing more is heard of it. Times count from the last Step.
 type ActivityStatus struct {
 	Sandbox Sandbox
-	// Age is the time since the last activity that is known of, and Source where that is
-	// known from.
-	Age    time.Duration
-	Source ActivitySource
-	// Router is the session that has told, for Reported and Asked.
+	// Age is the time since the last activity that is known of, Kind what that was, and
+	// Why, for Unknown, what is not known.
+	Age  time.Duration
+	Kind activity.Kind
+	Why  string
+	// Router is the session that has reported it, "" if none has.
 	Router string
-	// Open is how many streams that router said are open.
+	// Open is how many requests that router said are open.
 	Open int
 	// Next is the reason for which it is released next, "" for none, and In the time until
 	// then; 0: it is due.
 	Next string
 	In   time.Duration
+	// Asks are the sessions, by ID, awaitedMost at most, that have to answer before it is
+	// released for being idle.
+	Asks []string
 	// Awaits are sessions, by ID, awaitedMost at most, without whose word it is not
-	// released for being idle: they are not connected, or have not reported yet.
+	// released for being idle: they are not connected, have not reported yet, cannot tell
+	// what is open, or have ended and left something open.
 	Awaits []string
 }
-
-// ActivitySource is how an activity is known.
-type ActivitySource int
-
-// The sources of what is known of an activity.
-const (
-	Began    ActivitySource = iota // it was claimed, or began to run
-	OnRecord                       // an earlier leader has written it on the Sandbox object
-	Called                         // a KeepAlive or a SetTimeout
-	Reported                       // a router, of itself
-	Asked                          // a router, which was asked whether it is idle
-	Doubted                        // a router ended, and nobody knows what was in use through it
-)
 
 // awaitedMost bounds the sessions that a FenceStatus lists.
 const awaitedMost = 20
@@ -131,6 +127,48 @@ func (c *Core) statusOf(s *session) SessionStatus {
 	}
 	if st.Connected && s.durable {
 		st.Sent, st.Acked = s.sequence, s.acked
+	}
+	return st
+}
+
+// Activities lists the live sandboxes for which keep returns true, the oldest first, at
+// most so many, and says how many more there are.
+func (c *Core) Activities(keep func(*Sandbox) bool, most int) (list []ActivityStatus, others int) {
+	for _, s := range c.live {
+		switch {
+		case !s.live() || !keep(&s.Sandbox):
+		case len(list) == most:
+			others++
+		default:
+			list = append(list, c.activityOf(s))
+		}
+	}
+	return list, others
+}
+
+func (c *Core) activityOf(s *sandbox) ActivityStatus {
+	st := ActivityStatus{Sandbox: s.Sandbox, Age: c.now.Boot - s.at, Kind: s.kind, Router: s.router, Open: s.open}
+	switch {
+	case s.kind != activity.Unknown:
+	case s.router != "":
+		st.Why = "the router cannot tell yet"
+	default:
+		st.Why = "a router has ended, and it is not known how long a request that it had admitted went on"
+	}
+	end, reason := s.ends()
+	if idle, ok := c.idleAt(s); ok {
+		if reason == "" || idle < end {
+			end, reason = idle, ReasonIdle
+		}
+		st.Awaits = c.awaited(s, awaitedMost)
+		for _, x := range c.byID {
+			if s.told <= x.knows && len(st.Asks) < awaitedMost {
+				st.Asks = append(st.Asks, x.id)
+			}
+		}
+	}
+	if reason != "" {
+		st.Next, st.In = reason, max(0, end-c.now.Boot)
 	}
 	return st
 }

@@ -4,6 +4,8 @@ import (
 	"crypto/sha256"
 	"net/netip"
 	"time"
+
+	"github.com/berth-sandbox/berth/api/activity"
 )
 
 // PodKey names one pod for ever: names repeat, UIDs do not.
@@ -40,10 +42,10 @@ type Pool struct {
 	KeepOnRestart bool
 	// Hold is how long a request for a sandbox that is starting may wait for it.
 	Hold time.Duration
-	// IdleTimeout is what a claim that does not say gets; 0: none. BytesOnly: an open
-	// connection over which nothing moves is no activity.
+	// IdleTimeout is what a claim that does not say gets; 0: none. MinBytes is that, too.
 	IdleTimeout time.Duration
-	BytesOnly   bool
+	MinBytes    uint64
+	BusyProbe   BusyProbe
 	// MaxLifetime bounds the life of a sandbox, StartupTimeout how long it may be
 	// starting; 0: no bound.
 	MaxLifetime, StartupTimeout time.Duration
@@ -91,11 +93,12 @@ type Binding struct {
 	// is that, too, and stands. StartBy is when it is released if it is starting still.
 	// Zero: never. The earliest of these and IdleTimeout wins.
 	EndAt, LifetimeEnd, StartBy time.Time
-	// IdleTimeout is after how long without activity it is released; 0: never. BytesOnly:
-	// an open connection over which nothing moves is no activity.
+	// IdleTimeout is after how long without activity it is released; 0: never.
 	IdleTimeout time.Duration
-	BytesOnly   bool
-	Metadata    map[string]string
+	// MinBytes: an open connection is activity only while at least so many bytes a minute
+	// move over it. 0: it is activity in any case.
+	MinBytes uint64
+	Metadata map[string]string
 	// Team is who claimed it, User whom for, as far as the caller said.
 	Team, User string
 	// IdempotencyKey, if not "", makes every claim of the team with this key and
@@ -140,6 +143,11 @@ type Sandbox struct {
 	// higher one.
 	Revision Revision
 }
+
+// TermMost bounds terms that are read from Sandbox objects and routers. Terms count changes
+// of leaders, so a higher one is an error. The next leader has a higher term than any it has
+// read, and a term must fit into an int64.
+const TermMost = 1 << 53
 
 // Revision is a term and a counter within it.
 type Revision struct{ Term, Counter uint64 }
@@ -202,17 +210,29 @@ const (
 	ReasonAddressShared = "AddressShared"
 )
 
+// BusyProbe is where a pod answers whether it is busy: port 0 for none.
+type BusyProbe struct {
+	Port uint16
+	Path string
+}
+
 // Activity is what one router knows of the use of one sandbox.
 type Activity struct {
-	ID string
-	// Age is the time since something was last in progress, 0 if it may be now. Quiet
-	// is the time since a request was last admitted or bytes last moved.
-	Age, Quiet time.Duration
-	// Open is how many streams Envoy is known to hold open.
+	// ID is "" if the router only knows the address of its pod.
+	ID   string
+	Addr netip.Addr
+	// Age is the time since it was last in use, 0 if it is, or may be.
+	Age time.Duration
+	// Open is how many requests the newest look showed to be open.
 	Open int
-	// Settles is in how long it will be known whether a request that was admitted a short
-	// while ago is open still; until then it counts as open. 0: that is known.
-	Settles time.Duration
+	Kind activity.Kind
+}
+
+// Question asks whether a sandbox is idle.
+type Question struct {
+	ID       string
+	IP       netip.Addr
+	MinBytes uint64
 }
 
 // Counts are a pool's pods by state, and the claims that wait for one.

@@ -87,6 +87,9 @@ func TestJournalBegunAnewKeepsWhatIsLeftOfIt(t *testing.T) {
 					}
 				}
 			}
+			if c.emptied == Slots { // nothing in the slots is of a later leader, and the journal is begun under the lease
+				l.o.Valid = func() bool { return false }
+			}
 			require.ErrorIs(t, l.Commit(t.Context(), []Record{record("late", 1, 1000)}), ErrDeposed, "who led before commits nothing more")
 		})
 	}
@@ -180,6 +183,96 @@ func TestALeaderCommitsIntoASlotThatIsGone(t *testing.T) {
 	require.NoError(t, l.Commit(t.Context(), []Record{record("more", 1, 1000)}))
 	_, records := open(t, m)
 	require.Len(t, records, 301)
+}
+
+// earlier puts back what a slot held once around the ring before.
+func (m *memory) earlier(l *Log, index int) {
+	s := m.slots[index]
+	s.Position, s.Term, s.Nonce, s.Version = s.Position-Slots, 1, "earlier", "foreign"
+	s.Data = l.codec.encode(l.stamp.Journal, []Record{record("old"+strconv.Itoa(index), 1, 1)})
+	m.slots[index] = s
+}
+
+func TestALeaderCommitsIntoASlotThatIsOlderThanItWas(t *testing.T) {
+	m, l := written(t, 600)
+	m.earlier(l, l.ring.slot(l.position+1))
+	require.NoError(t, l.Commit(t.Context(), []Record{record("more", 1, 1000)}))
+	_, records := open(t, m)
+	require.Len(t, records, 601)
+	require.False(t, keys(records)["old"+strconv.Itoa(l.ring.slot(l.position))])
+}
+
+func TestSeveralSlotsOfAnEarlierMomentShowARestoredJournal(t *testing.T) {
+	repair := func(t *testing.T, l *Log) error {
+		t.Helper()
+		suspects, err := l.Suspects(t.Context())
+		require.NoError(t, err)
+		_, err = l.Repair(t.Context(), suspects)
+		return err
+	}
+	renewed := func(t *testing.T, m *memory, l *Log, records int) {
+		t.Helper()
+		id, err := l.Renew(t.Context(), l.Term(), []Record{record("session/earlier", 1, 0)})
+		require.NoError(t, err)
+		next, found := open(t, m)
+		require.Equal(t, id, next.Stamp().Journal)
+		require.Len(t, found, records+1)
+	}
+	t.Run("one is a mistake", func(t *testing.T) {
+		m, l := written(t, 600)
+		for range 2 { // twice the same
+			m.earlier(l, 20)
+			require.NoError(t, repair(t, l))
+		}
+	})
+	t.Run("two", func(t *testing.T) {
+		m, l := written(t, 600)
+		m.earlier(l, 20)
+		m.earlier(l, 30)
+		require.ErrorIs(t, repair(t, l), ErrRestored)
+		renewed(t, m, l, 600)
+	})
+	t.Run("one that a commit has found, and another one", func(t *testing.T) {
+		m, l := written(t, 600)
+		m.earlier(l, l.ring.slot(l.position+1))
+		require.NoError(t, l.Commit(t.Context(), []Record{record("more", 1, 1000)}))
+		m.earlier(l, l.ring.slot(l.position+9))
+		require.ErrorIs(t, repair(t, l), ErrRestored)
+		renewed(t, m, l, 601)
+	})
+	t.Run("slots that were not written yet", func(t *testing.T) {
+		m := &memory{slots: map[int]Slot{}}
+		l, _ := open(t, m)
+		backup := maps.Clone(m.slots)
+		for i := range uint64(9) {
+			require.NoError(t, l.Commit(t.Context(), []Record{record("k"+strconv.Itoa(int(i)), 1, i+1)}))
+		}
+		m.slots = backup
+		require.ErrorIs(t, repair(t, l), ErrRestored)
+		renewed(t, m, l, 9)
+	})
+	t.Run("of another journal", func(t *testing.T) {
+		m, l := written(t, 600)
+		for _, index := range []int{20, 30} {
+			m.earlier(l, index)
+			s := m.slots[index]
+			s.Data = l.codec.encode("another", nil)
+			m.slots[index] = s
+		}
+		require.NoError(t, repair(t, l))
+	})
+	t.Run("not before all slots are right", func(t *testing.T) {
+		m, l := written(t, 600)
+		m.earlier(l, 20)
+		m.earlier(l, 30)
+		m.slots[Slots] = Slot{Index: Slots, Slots: Slots, Version: "foreign"}
+		err := repair(t, l)
+		require.ErrorIs(t, err, ErrDamaged)
+		require.NotErrorIs(t, err, ErrRestored)
+		delete(m.slots, Slots)
+		require.ErrorIs(t, repair(t, l), ErrRestored)
+		renewed(t, m, l, 600)
+	})
 }
 
 func TestWhoMayNotLeadAnyMoreRepairsNothing(t *testing.T) {

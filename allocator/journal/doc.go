@@ -19,9 +19,10 @@
 // Every answer to a write but success, a conflict too, leaves open whether it
 // took place: an answer may be lost, and the request behind a conflict may be the
 // second copy of one that succeeded. So the slot is read. It holds our term,
-// position and nonce: done. It has not changed: the same write again. Anything
-// else: this leader is deposed, and [Log.Commit] returns [ErrDeposed]. It returns
-// without knowing only when its context ends.
+// position and nonce: done. It has not changed: the same write again. It is of a later
+// term: this leader is deposed, and [Log.Commit] returns [ErrDeposed]. Anything else was
+// not written by a leader, and the slot is put right first. Commit returns without
+// knowing only when its context ends.
 //
 // # What rides along
 //
@@ -43,7 +44,9 @@
 //   - A slot that is missing, or of a format that this version does not know,
 //     stops Open with an error that says which. Nothing is guessed.
 //   - While a leader holds the lease, a slot that something else has deleted or written
-//     to is put right from memory ([Log.Repair]).
+//     to is put right from memory ([Log.Repair]). If several hold what they held before,
+//     the journal was restored from a backup, and must be begun anew
+//     ([ErrRestored]).
 //   - Every batch carries the ID of the journal. It changes when the journal is begun
 //     anew: by [Log.Renew] or, from outside, by [Beginning.Begin].
 //

@@ -87,8 +87,11 @@ type Log struct {
 	// stamp is what batches are written under, began the position of the term record.
 	stamp Stamp
 	began uint64
-	// renewed is what batches are written under after Renew. It is the committer's.
+	// renewed is what batches are written under after Renew. It is the committer's, like
+	// earlier.
 	renewed Stamp
+	// earlier are the slots that were found to hold what they had held before.
+	earlier map[int]struct{}
 
 	mu       sync.Mutex
 	ring     *ring
@@ -132,7 +135,7 @@ func Open(ctx context.Context, o Options) (*Log, []Record, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	l := &Log{o: o, codec: codec}
+	l := &Log{o: o, codec: codec, earlier: map[int]struct{}{}}
 	for attempt := 0; ; attempt++ {
 		records, err := l.takeOver(ctx)
 		switch {
@@ -161,6 +164,10 @@ func (e *beginError) Unwrap() error { return e.error }
 // Refuse marks an error of Options.Begin as final. Others are asked again.
 func Refuse(err error) error { return &beginError{err} }
 
+// errOverwritten: a slot was written to, and not under a later term. Of candidates that
+// take the log over, one may have written under the same term.
+var errOverwritten = errors.New("journal: a slot was written to by something else than the next leader")
+
 // errOvertaken: somebody else wrote while the log was being taken over.
 var errOvertaken = errors.New("another candidate or leader has written meanwhile")
 
@@ -180,7 +187,7 @@ func (l *Log) takeOver(ctx context.Context) ([]Record, error) {
 	// What the slot still holds is not known to be safe elsewhere.
 	carried := before.ring.carried(position)
 	own := l.batch(before.slots[index], position, len(before.slots), carried)
-	if _, err := l.replace(ctx, own, before.slots[index], l.o.Valid); errors.Is(err, ErrDeposed) && l.o.Valid() {
+	if _, err := l.replace(ctx, own, before.slots[index], l.o.Valid); errors.Is(err, errOverwritten) || errors.Is(err, ErrDeposed) && l.o.Valid() {
 		return nil, errOvertaken
 	} else if err != nil {
 		return nil, err
@@ -385,9 +392,9 @@ func (l *Log) batch(slot Slot, position uint64, slots int, records []Record) Slo
 	}
 }
 
-// replace writes a slot, which was as before says, and returns its new version, or
-// ErrDeposed when somebody else has written to it. valid, if not nil, is asked
-// before every attempt.
+// replace writes a slot, which was as before says, and returns its new version. It returns
+// ErrDeposed when a leader of a later term has written to the slot, and errOverwritten when
+// something else has. valid, if not nil, is asked before every attempt.
 func (l *Log) replace(ctx context.Context, s, before Slot, valid func() bool) (version string, err error) {
 	for attempt := 0; ; attempt++ {
 		if valid != nil && !valid() {
@@ -421,6 +428,9 @@ func (l *Log) replace(ctx context.Context, s, before Slot, valid func() bool) (v
 			// The same batch in another version of the object: something was noted on
 			// it, or it was stored anew. No leader has written.
 			s.Version = found.Version
+		case found.Version != s.Version && found.Term <= l.stamp.Term:
+			// The next leader has a higher term, so this was written by something else.
+			return "", fmt.Errorf("%w: slot %d holds position %d of term %d", errOverwritten, s.Index, found.Position, found.Term)
 		case found.Version != s.Version:
 			return "", fmt.Errorf("%w: slot %d holds position %d of term %d, and not position %d of term %d", ErrDeposed, s.Index, found.Position, found.Term, s.Position, s.Term)
 		default:
@@ -448,17 +458,18 @@ func (l *Log) Position() uint64 {
 }
 
 // Renew begins the journal anew, under a new ID, by committing records. It is called
-// where Commit could be, when it is known that the log was restored from a backup: what
-// others have seen of it is not in it any more. term is the highest that was seen: later
-// leaders have higher ones. This Log must not be used any more; whoever opens the
-// journal next is in the new one. Like Commit, it fails when this leader is deposed.
+// where Commit could be, when the log was restored from a backup and no longer holds all
+// that routers have seen of it. term is the highest term that was seen; later leaders get
+// higher ones. This Log must not be used afterwards: the next Open takes the new journal
+// over. Like Commit, Renew fails when this leader is deposed.
 func (l *Log) Renew(ctx context.Context, term uint64, records []Record) (id string, err error) {
 	l.renewed = Stamp{Journal: l.o.Nonce(), Term: max(l.stamp.Term, term)}
 	return l.renewed.Journal, l.Commit(ctx, records)
 }
 
 // Commit makes the records durable, in their order, in one batch or as many as
-// they need. A slot that is gone is repaired. An error is ErrDeposed or that of ctx; the
+// they need. A slot that is gone, or was written to by something else than a leader, is
+// repaired. An error is ErrDeposed or that of ctx; the
 // caller must not commit again after it.
 func (l *Log) Commit(ctx context.Context, records []Record) error {
 	for len(records) > 0 {
@@ -466,7 +477,7 @@ func (l *Log) Commit(ctx context.Context, records []Record) error {
 		// Not under the lock, which Settle's callers wait for.
 		s := l.batch(slot, position, slot.Slots, slices.Concat(carried, fresh))
 		version, err := l.replace(ctx, s, slot, nil)
-		if errors.Is(err, ErrMissing) {
+		if errors.Is(err, ErrMissing) || errors.Is(err, errOverwritten) {
 			// If the write took place before that, it does so again.
 			if err = l.restore(ctx, slot.Index); err == nil {
 				continue

@@ -15,6 +15,12 @@ import (
 // again, as long as it holds the lease: then no other leader has taken the log over, or
 // can before it has read what was put right.
 //
+// A single slot that holds what it had held before may be a mistake: one object was put
+// back. Two such slots show that the journal was restored from a backup, and with it
+// everything else in the API server: Sandbox objects that were written since may be gone,
+// and what they showed is not in the journal any more. So the slots are put right, because
+// no leader can open the journal before that, and then it must be begun anew ([Log.Renew]).
+//
 // What is put back is what is still needed of a slot (see ring.needed), as the same
 // batch: with its position, term and nonce.
 
@@ -46,7 +52,8 @@ func (l *Log) Suspects(ctx context.Context) ([]int, error) {
 // Repair looks at slots, and puts those right that are missing or were written to by
 // something else than a leader. It is called where Commit could be. It returns how many
 // it has put right, and what is wrong with others; ErrDeposed if another leader has
-// written, or if this one may not be the leader any more.
+// written, or if this one may not be the leader any more; ErrRestored if the journal was
+// restored from a backup, once nothing else is wrong.
 func (l *Log) Repair(ctx context.Context, slots []int) (repaired int, err error) {
 	var errs []error
 	for _, index := range slots {
@@ -60,7 +67,23 @@ func (l *Log) Repair(ctx context.Context, slots []int) (repaired int, err error)
 			repaired++
 		}
 	}
+	if len(errs) == 0 && len(l.earlier) >= restoredLeast {
+		return repaired, ErrRestored
+	}
 	return repaired, errors.Join(errs...)
+}
+
+// restoredLeast is how many slots show, by what they hold, that the journal was restored.
+const restoredLeast = 2
+
+// holdsEarlier reports whether a slot holds what a leader of this journal has written there
+// before, or what it was made with.
+func (l *Log) holdsEarlier(found, ours Slot) bool {
+	if found.Position >= ours.Position || found.Position != last(found.Position, found.Index, len(l.slots)) {
+		return false
+	}
+	b, _, err := l.codec.decode(found.Data, nil)
+	return err == nil && (b.id == l.stamp.Journal || found.Position == 0)
 }
 
 // restore repairs a slot, for as long as that may succeed.
@@ -93,13 +116,16 @@ func (l *Log) repair(ctx context.Context, index int) (bool, error) {
 		return false, err
 	case found.Version == ours.Version:
 		return false, nil
-	case found.Term > l.renewed.Term:
+	case found.Term > l.stamp.Term:
 		return false, fmt.Errorf("%w: slot %d holds position %d of term %d", ErrDeposed, index, found.Position, found.Term)
 	case found.Position == ours.Position && found.Term == ours.Term && found.Nonce == ours.Nonce && sha256.Sum256(found.Data) == ours.sum:
 		// Only touched: something was noted on the object, or it was stored anew.
 		ours.Version = found.Version
 		l.keep(ours)
 		return false, nil
+	}
+	if !gone && l.holdsEarlier(found, ours) {
+		l.earlier[index] = struct{}{}
 	}
 	l.mu.Lock()
 	needed := l.ring.needed(index)

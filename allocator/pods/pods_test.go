@@ -18,6 +18,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"k8s.io/client-go/rest"
 
 	"github.com/berth-sandbox/berth/allocator/core"
@@ -110,8 +111,9 @@ func (f *fixture) create(name string) core.PodKey {
 	f.Helper()
 	require.NoError(f, f.writer.Create(f.Context(), f.pool, core.CreatePod{Pool: core.PoolKey{Namespace: "default", Name: "pool"}, Name: name}))
 	seen := f.sink.take()
-	require.Len(f, seen, 1)
+	require.NotEmpty(f, seen) // a watch may have seen it as well by now
 	pod := seen[0].(core.PodSeen).Pod
+	require.Equal(f, name, pod.Key.Name)
 	require.False(f, pod.Used)
 	require.Equal(f, pods.TemplateHash(f.pool, serveOn), pod.Template)
 	return pod.Key
@@ -377,16 +379,23 @@ func (f *fixture) watching() *pods.Watcher {
 	return w
 }
 
-// latest returns what was told last of a pod: PodSeen or PodGone.
+// latest returns what is known of a pod: its newest PodSeen, or PodGone. Two watches report
+// it, one later than the other, and the allocator drops what is older.
 func (f *fixture) latest(name string) (ev core.Event) {
 	f.sink.mu.Lock()
 	defer f.sink.mu.Unlock()
 	for _, e := range f.sink.events {
 		switch e := e.(type) {
 		case core.PodSeen:
-			if e.Pod.Key.Name == name {
-				ev = e
+			if e.Pod.Key.Name != name {
+				continue
 			}
+			if known, ok := ev.(core.PodSeen); ok {
+				if order, err := resourceversion.CompareResourceVersion(e.Pod.Version, known.Pod.Version); err == nil && order < 0 {
+					continue
+				}
+			}
+			ev = e
 		case core.PodGone:
 			if e.Key.Name == name {
 				ev = e

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/pod-security-admission/api"
@@ -21,17 +20,11 @@ const (
 	PolicyPrivileged = "privileged"
 )
 
-// ErrIdleTimeout is what Check returns, among others, for an idle timeout that is
-// shorter than the activity window.
-var ErrIdleTimeout = errors.New("spec.idleTimeoutSeconds is too short")
-
 // Policy says what a pool, and its pods, may ask for. The zero Policy refuses every
 // pool.
 type Policy struct {
 	level     api.Level
 	evaluator policy.Evaluator
-	// activityWindow is the shortest idle timeout.
-	activityWindow time.Duration
 }
 
 // NewPolicy returns the policy of that name: "baseline" refuses what the Pod
@@ -53,38 +46,14 @@ func NewPolicy(name string) (Policy, error) {
 	return Policy{level: api.Level(name), evaluator: evaluator}, nil
 }
 
-// WithActivityWindow returns the policy that also refuses idle timeouts below w:
-// within that time an open request may not be known yet.
-func (p Policy) WithActivityWindow(w time.Duration) Policy {
-	p.activityWindow = w
-	return p
-}
-
 // Check returns nil, or everything that the pool's template asks for and may
-// not have. With pods.ErrPreStop that is, under any policy, a preStop action, and
-// with ErrIdleTimeout an idle timeout.
+// not have. With pods.ErrPreStop that is, under any policy, a preStop action.
 func (p Policy) Check(pool *v1alpha1.SandboxPool) error {
 	if p.evaluator == nil {
 		return errors.New("there is no policy")
 	}
-	return errors.Join(pods.CheckPreStop(pool), p.checkSecurity(pool), p.checkIdleTimeout(pool))
+	return errors.Join(pods.CheckPreStop(pool), p.checkSecurity(pool))
 }
-
-func (p Policy) checkIdleTimeout(pool *v1alpha1.SandboxPool) error {
-	if idle := idleTimeout(pool); idle == 0 || idle >= p.activityWindow {
-		return nil
-	}
-	return fmt.Errorf("%w: it is %d, and whether a request is still open is known only after %v, which is Envoy's access-log flush and 2s; make it 0, for no idle timeout, or at least %d, or have Envoy flush more often (--access-log-flush of Envoy's configuration, the routers and the allocators)",
-		ErrIdleTimeout, *pool.Spec.IdleTimeoutSeconds, p.activityWindow, wholeSeconds(p.activityWindow))
-}
-
-// idleTimeout is what the pool asks for, 0 for none.
-func idleTimeout(pool *v1alpha1.SandboxPool) time.Duration {
-	return secondsOf(pool.Spec.IdleTimeoutSeconds)
-}
-
-// wholeSeconds rounds up.
-func wholeSeconds(d time.Duration) int64 { return int64((d + time.Second - 1) / time.Second) }
 
 func (p Policy) checkSecurity(pool *v1alpha1.SandboxPool) error {
 	if p.level == api.LevelPrivileged {

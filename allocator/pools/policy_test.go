@@ -1,7 +1,6 @@
 package pools_test
 
 import (
-	"errors"
 	"testing"
 	"time"
 
@@ -145,20 +144,6 @@ func TestAPreStopActionThatIsNoSleepIsRefusedUnderAnyPolicy(t *testing.T) {
 	require.ErrorContains(t, err, "privileged")
 	container.SecurityContext, container.Lifecycle.PreStop = nil, &corev1.LifecycleHandler{Sleep: &corev1.SleepAction{Seconds: 1}}
 	require.NoError(t, policy(t, pools.PolicyBaseline).Check(pool))
-}
-
-// Within the activity window an open request may not be known yet: whoever uses the
-// sandbox would be cut off.
-func TestAnIdleTimeoutBelowTheActivityWindowIsRefusedUnderAnyPolicy(t *testing.T) {
-	for _, name := range []string{pools.PolicyBaseline, pools.PolicyPrivileged} {
-		p := policy(t, name).WithActivityWindow(7 * time.Second)
-		for idle, refused := range map[int32]bool{0: false, 7: false, 3600: false, 1: true, 3: true, 6: true} {
-			pool := stack.DemoPool("default", "pool", 1)
-			pool.Spec.IdleTimeoutSeconds = &idle
-			require.Equal(t, refused, errors.Is(p.Check(pool), pools.ErrIdleTimeout), "%s %d", name, idle)
-		}
-		require.NoError(t, p.Check(stack.DemoPool("default", "pool", 1)), "it has none")
-	}
 }
 
 func TestEverythingThatIsTooMuchIsNamedAtOnce(t *testing.T) {

@@ -126,11 +126,12 @@ func (p *Pools) keep(pool *v1alpha1.SandboxPool) core.Pool {
 	slices.Sort(spec.Ports)
 	spec.Hold = secondsOf(pool.Spec.HoldSeconds)
 	spec.MaxLifetime, spec.StartupTimeout = secondsOf(pool.Spec.MaxLifetimeSeconds), secondsOf(pool.Spec.StartupTimeoutSeconds)
-	spec.BytesOnly = pool.Spec.OpenConnections == v1alpha1.BytesOnly
-	if spec.IdleTimeout = idleTimeout(pool); spec.IdleTimeout > 0 {
-		// One that is refused must not be given to sandboxes either: pods of an earlier
-		// template can still be claimed.
-		spec.IdleTimeout = max(spec.IdleTimeout, p.policy.activityWindow)
+	spec.IdleTimeout = secondsOf(pool.Spec.IdleTimeoutSeconds)
+	if least := pool.Spec.MinBytesPerMinute; pool.Spec.Activity == v1alpha1.ActivityBytes && least != nil {
+		spec.MinBytes = uint64(*least)
+	}
+	if probe := pool.Spec.BusyProbe; probe != nil {
+		spec.BusyProbe = core.BusyProbe{Port: uint16(probe.Port), Path: probe.Path}
 	}
 	if pool.Spec.MaxPods != nil {
 		spec.MaxPods = int(*pool.Spec.MaxPods)
@@ -315,11 +316,8 @@ func (p *Pools) status(pool *v1alpha1.SandboxPool, counts core.Counts) v1alpha1.
 	accepted := metav1.Condition{Type: v1alpha1.PoolAccepted, Status: metav1.ConditionTrue, Reason: "Accepted", ObservedGeneration: pool.Generation}
 	if err := p.policy.Check(pool); err != nil {
 		accepted.Status, accepted.Reason, accepted.Message = metav1.ConditionFalse, "PodSecurity", message(err)
-		switch {
-		case errors.Is(err, pods.ErrPreStop):
+		if errors.Is(err, pods.ErrPreStop) {
 			accepted.Reason = "PreStop"
-		case errors.Is(err, ErrIdleTimeout) && p.policy.checkSecurity(pool) == nil:
-			accepted.Reason = "IdleTimeout"
 		}
 	}
 	meta.SetStatusCondition(&s.Conditions, accepted)

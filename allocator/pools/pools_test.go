@@ -163,7 +163,7 @@ func watch(t *testing.T) *watched {
 	clients, err := kube.NewClients(cluster.RestConfig(), 0, 0)
 	require.NoError(t, err)
 	w := &watched{T: t, clients: clients, sink: &sink{}}
-	w.pools = pools.New(clients, "default", policy(t, pools.PolicyBaseline).WithActivityWindow(activityWindow), time.Second, w.sink.Submit, zaptest.NewLogger(t))
+	w.pools = pools.New(clients, "default", policy(t, pools.PolicyBaseline), time.Second, w.sink.Submit, zaptest.NewLogger(t))
 	_, _, err = w.pools.List(t.Context())
 	require.NoError(t, err)
 	ctx, stop := context.WithCancel(t.Context())
@@ -210,20 +210,16 @@ func (w *watched) tryPatch(name string, spec map[string]any) error {
 	return w.clients.Berth.Patch(types.MergePatchType).Namespace("default").Resource("sandboxpools").Name(name).Body(raw).Do(w.Context()).Error()
 }
 
-func seconds(n int32) *int32 { return &n }
-
 // bounds are those of the lives of a pool's sandboxes.
 type bounds struct {
 	idle, lifetime, startup time.Duration
-	bytesOnly               bool
+	minBytes                uint64
+	busy                    core.BusyProbe
 }
 
 func boundsOf(p core.Pool) bounds {
-	return bounds{p.IdleTimeout, p.MaxLifetime, p.StartupTimeout, p.BytesOnly}
+	return bounds{p.IdleTimeout, p.MaxLifetime, p.StartupTimeout, p.MinBytes, p.BusyProbe}
 }
-
-// activityWindow is no whole number of seconds.
-const activityWindow = 6500 * time.Millisecond
 
 // until waits for a status, which is written once a second.
 func (w *watched) until(name, what string, is func(v1alpha1.SandboxPoolStatus) bool) v1alpha1.SandboxPoolStatus {
@@ -305,42 +301,22 @@ func TestPools(t *testing.T) {
 		require.False(t, ok, "a pod can be made from it")
 	})
 
-	t.Run("an idle timeout that cannot be told is refused, and what is claimed all the same gets one that can", func(t *testing.T) {
-		w := w.in(t)
-		pool := stack.DemoPool("default", "hasty", 1)
-		pool.Spec.IdleTimeoutSeconds = seconds(6)
-		w.create(pool)
-		require.Equal(t, activityWindow, w.told("hasty", true).IdleTimeout)
-		status := w.until("hasty", "the owner is not told", condition(v1alpha1.PoolAccepted, metav1.ConditionFalse))
-		accepted := meta.FindStatusCondition(status.Conditions, v1alpha1.PoolAccepted)
-		require.Equal(t, "IdleTimeout", accepted.Reason)
-		for _, says := range []string{"spec.idleTimeoutSeconds", "it is 6", "6.5s", "at least 7", "--access-log-flush"} {
-			require.Contains(t, accepted.Message, says)
-		}
-		_, ok := w.pools.Get(core.PoolKey{Namespace: "default", Name: "hasty"})
-		require.False(t, ok, "a pod can be made from it")
-
-		w.change("hasty", map[string]any{"hostPID": true})
-		w.until("hasty", "what is worse is not named first", func(s v1alpha1.SandboxPoolStatus) bool {
-			a := meta.FindStatusCondition(s.Conditions, v1alpha1.PoolAccepted)
-			return a != nil && a.Reason == "PodSecurity" && strings.Contains(a.Message, "hostPID") && strings.Contains(a.Message, "spec.idleTimeoutSeconds")
-		})
-		w.change("hasty", map[string]any{"hostPID": nil})
-		w.patch("hasty", map[string]any{"idleTimeoutSeconds": 7})
-		require.Equal(t, 7*time.Second, w.told("hasty", false).IdleTimeout)
-		w.until("hasty", "the mend is not seen", condition(v1alpha1.PoolAccepted, metav1.ConditionTrue))
-	})
-
 	t.Run("bounds of a life reach the core", func(t *testing.T) {
 		w := w.in(t)
 		w.create(stack.DemoPool("default", "bounds", 1))
 		seen := w.told("bounds", false)
 		require.Equal(t, bounds{idle: time.Hour, startup: 2 * time.Minute}, boundsOf(seen), "the defaults")
-		w.patch("bounds", map[string]any{"idleTimeoutSeconds": 0, "openConnections": "BytesOnly", "maxLifetimeSeconds": 86400, "startupTimeoutSeconds": 5})
+		w.patch("bounds", map[string]any{
+			"idleTimeoutSeconds": 0, "activity": "Bytes", "maxLifetimeSeconds": 86400, "startupTimeoutSeconds": 5, "busyProbe": map[string]any{"port": 9000},
+		})
 		require.Eventually(t, func() bool {
-			return boundsOf(w.told("bounds", false)) == (bounds{bytesOnly: true, lifetime: 24 * time.Hour, startup: 5 * time.Second})
+			return boundsOf(w.told("bounds", false)) == (bounds{minBytes: 1024, lifetime: 24 * time.Hour, startup: 5 * time.Second, busy: core.BusyProbe{Port: 9000, Path: "/"}})
 		}, time.Minute, 10*time.Millisecond)
-		w.patch("bounds", map[string]any{"idleTimeoutSeconds": 60, "openConnections": "Active", "maxLifetimeSeconds": nil, "startupTimeoutSeconds": nil})
+		w.patch("bounds", map[string]any{"minBytesPerMinute": 2048, "busyProbe": map[string]any{"port": 9001, "path": "/busy"}})
+		require.Eventually(t, func() bool {
+			return boundsOf(w.told("bounds", false)) == (bounds{minBytes: 2048, lifetime: 24 * time.Hour, startup: 5 * time.Second, busy: core.BusyProbe{Port: 9001, Path: "/busy"}})
+		}, time.Minute, 10*time.Millisecond)
+		w.patch("bounds", map[string]any{"idleTimeoutSeconds": 60, "activity": "Requests", "maxLifetimeSeconds": nil, "startupTimeoutSeconds": nil, "busyProbe": nil})
 		require.Eventually(t, func() bool {
 			return boundsOf(w.told("bounds", false)) == (bounds{idle: time.Minute, startup: 2 * time.Minute})
 		}, time.Minute, 10*time.Millisecond)
@@ -354,14 +330,21 @@ func TestPools(t *testing.T) {
 			value any
 			says  string // "": it is taken
 		}{
-			{"idleTimeoutSeconds", 0, ""}, {"idleTimeoutSeconds", 3, ""}, {"idleTimeoutSeconds", 31536000, ""}, {"idleTimeoutSeconds", nil, ""},
-			{"idleTimeoutSeconds", 1, "spec.idleTimeoutSeconds: must be 0, for no idle timeout, or at least 3"},
-			{"idleTimeoutSeconds", 2, "spec.idleTimeoutSeconds: must be 0, for no idle timeout, or at least 3"},
+			{"idleTimeoutSeconds", 0, ""}, {"idleTimeoutSeconds", 5, ""}, {"idleTimeoutSeconds", 31536000, ""}, {"idleTimeoutSeconds", nil, ""},
+			{"idleTimeoutSeconds", 1, "spec.idleTimeoutSeconds: must be 0, for no idle timeout, or at least 5"},
+			{"idleTimeoutSeconds", 4, "spec.idleTimeoutSeconds: must be 0, for no idle timeout, or at least 5"},
 			{"idleTimeoutSeconds", -1, "spec.idleTimeoutSeconds"}, {"idleTimeoutSeconds", 31536001, "spec.idleTimeoutSeconds"},
 			{"idleTimeoutSeconds", "60", "spec.idleTimeoutSeconds"}, {"idleTimeoutSeconds", 7.5, "spec.idleTimeoutSeconds"},
-			{"openConnections", "Active", ""}, {"openConnections", "BytesOnly", ""}, {"openConnections", nil, ""},
-			{"openConnections", "Ignored", "spec.openConnections"}, {"openConnections", "", "spec.openConnections"}, {"openConnections", true, "spec.openConnections"},
-			{"maxLifetimeSeconds", 1, ""}, {"maxLifetimeSeconds", 31536000, ""}, {"maxLifetimeSeconds", nil, ""},
+			{"activity", "Requests", ""}, {"activity", "Bytes", ""}, {"activity", nil, ""},
+			{"activity", "Ignored", "spec.activity"}, {"activity", "", "spec.activity"}, {"activity", true, "spec.activity"},
+			{"minBytesPerMinute", 1, ""}, {"minBytesPerMinute", 1 << 30, ""}, {"minBytesPerMinute", nil, ""},
+			{"minBytesPerMinute", 0, "spec.minBytesPerMinute"}, {"minBytesPerMinute", 1<<30 + 1, "spec.minBytesPerMinute"}, {"minBytesPerMinute", "1k", "spec.minBytesPerMinute"},
+			{"busyProbe", map[string]any{"port": 9000}, "spec.busyProbe: needs spec.maxLifetimeSeconds"},
+			{"maxLifetimeSeconds", 1, ""}, {"maxLifetimeSeconds", 31536000, ""},
+			{"busyProbe", map[string]any{"port": 9000, "path": "/busy?x=1"}, ""}, {"maxLifetimeSeconds", nil, "spec.busyProbe: needs spec.maxLifetimeSeconds"},
+			{"busyProbe", map[string]any{"port": nil}, "spec.busyProbe.port"}, {"busyProbe", map[string]any{"port": 0}, "spec.busyProbe.port"}, {"busyProbe", map[string]any{"port": 65536}, "spec.busyProbe.port"},
+			{"busyProbe", map[string]any{"path": "busy"}, "spec.busyProbe.path"}, {"busyProbe", map[string]any{"path": ""}, "spec.busyProbe.path"}, {"busyProbe", map[string]any{"path": "/a b"}, "spec.busyProbe.path"},
+			{"busyProbe", nil, ""}, {"maxLifetimeSeconds", nil, ""},
 			{"maxLifetimeSeconds", 0, "spec.maxLifetimeSeconds"}, {"maxLifetimeSeconds", 31536001, "spec.maxLifetimeSeconds"}, {"maxLifetimeSeconds", "1h", "spec.maxLifetimeSeconds"},
 			{"startupTimeoutSeconds", 1, ""}, {"startupTimeoutSeconds", 3600, ""}, {"startupTimeoutSeconds", nil, ""},
 			{"startupTimeoutSeconds", 0, "spec.startupTimeoutSeconds"}, {"startupTimeoutSeconds", 3601, "spec.startupTimeoutSeconds"},

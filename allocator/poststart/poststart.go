@@ -37,7 +37,7 @@ type Caller struct {
 	connect func(ctx context.Context, address string) (net.Conn, error)
 }
 
-// errDeposed: another process may lead.
+// errDeposed: another process may lead, or this one has not renewed its lease in time.
 var errDeposed = errors.New("this process may not lead any more")
 
 // New returns a Caller. dial connects to a pod's address; nil is the machine's
@@ -74,7 +74,8 @@ type body struct {
 }
 
 // Call calls the hook of the sandbox's pool, again and again while the pod cannot
-// be connected to, and returns nil when it has answered 2xx within its time. It returns
+// be connected to or this process cannot tell that it leads, and returns nil when the pod
+// has answered 2xx within its time. It returns
 // when that time is over or ctx has ended, whatever the pod does.
 func (c *Caller) Call(ctx context.Context, hook v1alpha1.PostStartHook, defaultPort uint16, s core.Sandbox) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Duration(hook.TimeoutSeconds)*time.Second)
@@ -90,8 +91,7 @@ func (c *Caller) Call(ctx context.Context, hook v1alpha1.PostStartHook, defaultP
 	}
 	for pause := pauseFirst; ; pause = min(2*pause, pauseMost) {
 		err := c.once(ctx, url, raw)
-		var op *net.OpError
-		if err == nil || !errors.As(err, &op) || op.Op != "dial" || ctx.Err() != nil {
+		if ctx.Err() != nil || !notConnected(err) {
 			return err
 		}
 		select {
@@ -100,6 +100,14 @@ func (c *Caller) Call(ctx context.Context, hook v1alpha1.PostStartHook, defaultP
 		case <-time.After(pause):
 		}
 	}
+}
+
+// notConnected reports whether an attempt has sent the pod nothing, so that another one
+// may follow. errDeposed is among that: a leader whose lease is late to be renewed may be
+// sure again in a moment, and one that was deposed soon ends ctx.
+func notConnected(err error) bool {
+	var op *net.OpError
+	return errors.Is(err, errDeposed) || errors.As(err, &op) && op.Op == "dial"
 }
 
 // once makes one attempt. It owns the connection, which is closed when ctx ends: nothing

@@ -109,9 +109,32 @@ func TestNobodyIsCalledByAProcessThatMayNotLeadAnyMore(t *testing.T) {
 	}
 	for leadsFor := range 2 { // not any more: before it connects, and once it has connected
 		asked, dialed = 0, 0
-		c := poststart.New(dial, func() bool { asked++; return asked <= leadsFor })
-		require.ErrorContains(t, c.Call(t.Context(), hook, 1, s), "may not lead")
+		ctx, end := context.WithCancel(t.Context()) // of the term
+		c := poststart.New(dial, func() bool {
+			if asked++; asked == 4 {
+				end()
+			}
+			return asked <= leadsFor
+		})
+		require.ErrorContains(t, c.Call(ctx, hook, 1, s), "may not lead")
 		require.Equal(t, leadsFor, dialed)
+	}
+}
+
+func TestHookIsCalledOnceTheLeaderIsSureAgain(t *testing.T) {
+	for name, unsure := range map[string]func(asked int) bool{
+		"before it connects":   func(asked int) bool { return asked <= 2 },
+		"once it is connected": func(asked int) bool { return asked == 2 },
+	} {
+		t.Run(name, func(t *testing.T) {
+			var calls atomic.Int32
+			s, hook := pod(t, func(http.ResponseWriter, *http.Request) { calls.Add(1) })
+			asked := 0
+			c := poststart.New(nil, func() bool { asked++; return !unsure(asked) })
+			require.NoError(t, c.Call(t.Context(), hook, 1, s))
+			require.EqualValues(t, 1, calls.Load())
+			require.Equal(t, 4, asked)
+		})
 	}
 }
 

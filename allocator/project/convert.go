@@ -38,13 +38,25 @@ func toObject(s core.Sandbox, namespace string) *v1alpha1.Sandbox {
 	if s.IdempotencyKey != "" {
 		o.Spec.RequestHash = hex.EncodeToString(s.RequestHash[:])
 	}
-	switch {
-	case s.BytesOnly:
-		o.Spec.OpenConnections = v1alpha1.BytesOnly
-	case s.IdleTimeout > 0:
-		o.Spec.OpenConnections = v1alpha1.OpenIsActive
+	if s.MinBytes > 0 {
+		o.Spec.MinBytesPerMinute, o.Spec.OpenConnections = int64(s.MinBytes), openBytesOnly
 	}
 	return o
+}
+
+// openBytesOnly is what an earlier version reads, which knows no number, and had written
+// for bytesOnlyMeans.
+const (
+	openBytesOnly  = "BytesOnly"
+	bytesOnlyMeans = 1024
+)
+
+// minBytesOf is the other way round.
+func minBytesOf(s *v1alpha1.SandboxSpec) uint64 {
+	if s.MinBytesPerMinute == 0 && s.OpenConnections == openBytesOnly {
+		return bytesOnlyMeans
+	}
+	return uint64(s.MinBytesPerMinute)
 }
 
 // wholeSeconds is never less than d.
@@ -100,7 +112,7 @@ func fromObject(o *v1alpha1.Sandbox) (core.Sandbox, error) {
 		Binding: core.Binding{
 			ID: o.Name, ClaimedAt: o.Spec.ClaimedAt.UTC(), Metadata: o.Spec.Metadata,
 			EndAt: timeOf(o.Spec.EndAt), LifetimeEnd: timeOf(o.Spec.LifetimeEnd), StartBy: timeOf(o.Spec.StartBy),
-			IdleTimeout: time.Duration(o.Spec.IdleTimeoutSeconds) * time.Second, BytesOnly: o.Spec.OpenConnections == v1alpha1.BytesOnly,
+			IdleTimeout: time.Duration(o.Spec.IdleTimeoutSeconds) * time.Second, MinBytes: minBytesOf(&o.Spec),
 			Team: o.Spec.Team, User: o.Spec.User, IdempotencyKey: o.Spec.IdempotencyKey,
 		},
 		Pool:        core.PoolKey{Namespace: o.Namespace, Name: o.Spec.Pool},
@@ -149,6 +161,9 @@ func ParseRevision(text string) (core.Revision, error) {
 	c, err2 := strconv.ParseUint(counter, 10, 64)
 	if err1 != nil || err2 != nil {
 		return core.Revision{}, fmt.Errorf("status.revision %q is not <term>.<counter>", text)
+	}
+	if t > core.TermMost {
+		return core.Revision{}, fmt.Errorf("status.revision %q: the term must be %d at most", text, uint64(core.TermMost))
 	}
 	return core.Revision{Term: t, Counter: c}, nil
 }

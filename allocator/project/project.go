@@ -54,6 +54,7 @@ type Projector struct {
 
 type waiting struct {
 	sandbox core.Sandbox
+	touch   bool          // an object that is not there is not made
 	since   time.Duration // boot clock
 	refused bool          // by the API server, not for want of it
 }
@@ -92,13 +93,14 @@ func New(client rest.Interface, namespace string, submit func(core.Event), yield
 }
 
 // Record queues a state to be written.
-func (p *Projector) Record(s core.Sandbox) {
+func (p *Projector) Record(r core.Record) {
+	s := r.Sandbox
 	p.mu.Lock()
 	w, waits := p.latest[s.ID]
 	if !waits {
-		w.since = bootclock.Now()
+		w.since, w.touch = bootclock.Now(), true
 	}
-	w.sandbox = s
+	w.sandbox, w.touch = s, w.touch && r.Touch
 	p.latest[s.ID] = w
 	p.mu.Unlock()
 	p.queue.Add(s.ID)
@@ -145,9 +147,10 @@ func (p *Projector) next(ctx context.Context) bool {
 		return true // it was written meanwhile, with what came before
 	}
 	call, cancel := context.WithTimeout(ctx, kube.CallTimeout)
-	err := p.write(call, w.sandbox)
+	err := p.write(call, w.sandbox, w.touch)
 	cancel()
-	if err != nil {
+	gone := w.touch && apierrors.IsNotFound(err) // the watch tells the core, which has it made if it must be there
+	if err != nil && !gone {
 		if ctx.Err() == nil {
 			p.log.Warn("will try again: write Sandbox object", zap.String("sandbox", sandboxid.Short(id)), zap.Error(err))
 		}
@@ -170,7 +173,9 @@ func (p *Projector) next(ctx context.Context) bool {
 		p.latest[id] = now
 	}
 	p.mu.Unlock()
-	p.submit(core.Recorded{ID: id, Revision: w.sandbox.Revision})
+	if !gone {
+		p.submit(core.Recorded{ID: id, Revision: w.sandbox.Revision})
+	}
 	return true
 }
 
@@ -189,15 +194,23 @@ func refused(err error) bool {
 	}
 }
 
-// write brings the object to the state of s, unless it shows a newer one.
-func (p *Projector) write(ctx context.Context, s core.Sandbox) error {
+// write brings the object to the state of s, unless it shows a newer one. touch: it fails
+// with NotFound if there is none.
+func (p *Projector) write(ctx context.Context, s core.Sandbox, touch bool) error {
 	p.mu.Lock()
 	at, known := p.written[s.ID]
 	p.mu.Unlock()
 	if known && s.Revision.Less(at.revision) {
 		return nil
 	}
-	if !known {
+	switch {
+	case !known && touch:
+		newer, found, err := p.read(ctx, s)
+		if newer || err != nil {
+			return err
+		}
+		at = found
+	case !known:
 		// The answer goes into an object of its own: the maps of the first are shared.
 		var made v1alpha1.Sandbox
 		err := p.client.Post().Namespace(p.namespace).Resource(resource).Body(toObject(s, p.namespace)).Do(ctx).Into(&made)

@@ -37,7 +37,7 @@ func sandbox(phase core.Phase, term, counter uint64) core.Sandbox {
 		Binding: core.Binding{
 			ID: "abcdefghijklmnopqrst", ClaimedAt: time.Unix(1_700_000_000, 0).UTC(),
 			EndAt: time.Unix(1_700_000_300, 0).UTC(), Metadata: map[string]string{"k": "v"},
-			LifetimeEnd: time.Unix(1_700_086_400, 0).UTC(), StartBy: time.Unix(1_700_000_120, 0).UTC(), IdleTimeout: 90 * time.Second, BytesOnly: true,
+			LifetimeEnd: time.Unix(1_700_086_400, 0).UTC(), StartBy: time.Unix(1_700_000_120, 0).UTC(), IdleTimeout: 90 * time.Second, MinBytes: 2048,
 			Team: "team", User: "user", IdempotencyKey: "key", RequestHash: [32]byte{1, 2, 3},
 		},
 		LastActive:  time.Unix(1_700_000_060, 0).UTC(),
@@ -74,7 +74,7 @@ func newProjector(t *testing.T, cluster *devcluster.Cluster) *projector {
 // write has a state written and returns what the core is told.
 func (p *projector) write(s core.Sandbox) core.Recorded {
 	p.Helper()
-	p.Record(s)
+	p.Record(core.Record{Sandbox: s})
 	select {
 	case r := <-p.recorded:
 		require.Equal(p, s.Revision, r.Revision)
@@ -125,7 +125,7 @@ func TestRecordsGoForwardsOnlyAndCanBeReadBack(t *testing.T) {
 
 	// Of many states that come at once, the last one is there in the end.
 	for counter := uint64(3); counter <= 50; counter++ {
-		p.Record(sandbox(core.Ended, 3, counter))
+		p.Record(core.Record{Sandbox: sandbox(core.Ended, 3, counter)})
 	}
 	for last := (core.Revision{Term: 3, Counter: 50}); (<-p.recorded).Revision != last; {
 	}
@@ -179,9 +179,9 @@ func TestEverythingThatIsKnownOfASandboxIsInItsObject(t *testing.T) {
 	p := newProjector(t, devcluster.Start(t, devcluster.Options{CRDs: crd.All()}))
 	for i, edit := range []func(*core.Sandbox){
 		func(*core.Sandbox) {},
-		func(s *core.Sandbox) { s.BytesOnly = false },
+		func(s *core.Sandbox) { s.MinBytes = 0 },
 		func(s *core.Sandbox) { s.IdleTimeout = 0 },
-		func(s *core.Sandbox) { s.BytesOnly, s.IdleTimeout = false, 0 },
+		func(s *core.Sandbox) { s.MinBytes, s.IdleTimeout = 0, 0 },
 		func(s *core.Sandbox) {
 			s.EndAt, s.LifetimeEnd, s.StartBy, s.LastActive = time.Time{}, time.Time{}, time.Time{}, time.Time{}
 		},
@@ -196,6 +196,21 @@ func TestEverythingThatIsKnownOfASandboxIsInItsObject(t *testing.T) {
 	s.IdleTimeout = 1500 * time.Millisecond
 	p.write(s)
 	require.Equal(t, 2*time.Second, p.list().Sandboxes[0].IdleTimeout, "a whole number, and not less")
+}
+
+// The version before had no number.
+func TestAnObjectOfBytesOnlyMeansOneKilobyte(t *testing.T) {
+	p := newProjector(t, devcluster.Start(t, devcluster.Options{CRDs: crd.All()}))
+	s := sandbox(core.Running, 1, 1)
+	p.write(s)
+	patch := func(body string) {
+		t.Helper()
+		require.NoError(t, p.clients.Berth.Patch(types.MergePatchType).Namespace("default").Resource("sandboxes").Name(s.ID).Body([]byte(body)).Do(t.Context()).Error())
+	}
+	patch(`{"spec":{"minBytesPerMinute":null}}`)
+	require.EqualValues(t, 1024, p.list().Sandboxes[0].MinBytes)
+	patch(`{"spec":{"openConnections":"Active"}}`)
+	require.Zero(t, p.list().Sandboxes[0].MinBytes)
 }
 
 // The end can be moved; the last activity goes forwards only, whoever writes it and
@@ -246,6 +261,7 @@ func TestNobodyCanMakeAnObjectUnreadable(t *testing.T) {
 		"no phase":              {`{"status":{"phase":null}}`, "written together"},
 		"a phase of its own":    {`{"status":{"phase":"asleep"}}`, "status.phase"},
 		"a revision in words":   {`{"status":{"revision":"latest"}}`, "status.revision"},
+		"too high a term":       {`{"status":{"revision":"9007199254740993.1"}}`, "the term must be 9007199254740992 at most"},
 		"an earlier term":       {`{"status":{"revision":"2.9"}}`, "only a later state"},
 		"an earlier state":      {`{"status":{"revision":"3.3"}}`, "only a later state"},
 		"another state":         {`{"status":{"phase":"ended"}}`, "only a later state"},
@@ -254,6 +270,7 @@ func TestNobodyCanMakeAnObjectUnreadable(t *testing.T) {
 		"a negative timeout":    {`{"spec":{"idleTimeoutSeconds":-1}}`, "spec.idleTimeoutSeconds"},
 		"a half timeout":        {`{"spec":{"idleTimeoutSeconds":1.5}}`, "spec.idleTimeoutSeconds"},
 		"unknown connections":   {`{"spec":{"openConnections":"Ignored"}}`, "spec.openConnections"},
+		"negative bytes":        {`{"spec":{"minBytesPerMinute":-1}}`, "spec.minBytesPerMinute"},
 		"no moment":             {`{"spec":{"lifetimeEnd":"soon"}}`, "spec.lifetimeEnd"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -276,6 +293,7 @@ func TestObjectsThatCannotBeReadAreToldApart(t *testing.T) {
 	for name, edit := range map[string]func(*v1alpha1.Sandbox){
 		"no address":       func(o *v1alpha1.Sandbox) { o.Spec.PodIP = "" },
 		"another revision": func(o *v1alpha1.Sandbox) { o.Status.Revision = "latest" },
+		"too high a term":  func(o *v1alpha1.Sandbox) { o.Status.Revision = "9007199254740993.1" },
 		"another request":  func(o *v1alpha1.Sandbox) { o.Spec.RequestHash = "x" },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -343,7 +361,7 @@ func TestObjectsThatAreRefusedDoNotCountForTheLagUnlessTheyAreMany(t *testing.T)
 	add := func(n int) {
 		s := sandbox(core.Running, 1, 1)
 		s.ID = fmt.Sprintf("s%03d", n)
-		p.Record(s)
+		p.Record(core.Record{Sandbox: s})
 	}
 	settled := func(refused, objects int) project.Backlog {
 		t.Helper()
@@ -358,4 +376,20 @@ func TestObjectsThatAreRefusedDoNotCountForTheLagUnlessTheyAreMany(t *testing.T)
 	require.NotZero(t, settled(101, 101).Lag, "it concerns all")
 	refuse.Store(http.StatusServiceUnavailable)
 	require.NotZero(t, settled(0, 101).Lag, "they are waited for")
+}
+
+// A leader that was deposed and goes on for a moment must not bring back the object of a
+// sandbox that has ended since.
+func TestATouchMakesNoObjectThatIsGone(t *testing.T) {
+	p := newProjector(t, devcluster.Start(t, devcluster.Options{CRDs: crd.All()}))
+	p.Record(core.Record{Sandbox: sandbox(core.Running, 2, 1), Touch: true})
+	other := sandbox(core.Running, 2, 2)
+	other.ID += "x"
+	p.write(other) // by then the first has had its turn
+	require.Eventually(t, func() bool { return p.Backlog().Objects == 0 }, time.Minute, time.Millisecond)
+	require.Len(t, p.list().Sandboxes, 1)
+	p.write(sandbox(core.Running, 2, 3))
+	require.Len(t, p.list().Sandboxes, 2)
+	p.Record(core.Record{Sandbox: sandbox(core.Running, 2, 4), Touch: true})
+	require.Equal(t, core.Recorded{ID: sandbox(core.Running, 2, 4).ID, Revision: core.Revision{Term: 2, Counter: 4}}, <-p.recorded)
 }

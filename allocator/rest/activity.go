@@ -11,7 +11,9 @@ import (
 	"time"
 
 	"github.com/berth-sandbox/berth/allocator/core"
+	"github.com/berth-sandbox/berth/api/activity"
 	"github.com/berth-sandbox/berth/api/apierror"
+	"github.com/berth-sandbox/berth/api/v1alpha1"
 )
 
 // Bounds of what one call lists of the activity of sandboxes.
@@ -28,9 +30,9 @@ type Which struct {
 	Pool string
 }
 
-// Takes reports whether ID and Prefix are as w says.
-func (w Which) Takes(id string) bool {
-	return (w.ID == "" || id == w.ID) && strings.HasPrefix(id, w.Prefix)
+// Takes reports whether s is meant.
+func (w Which) Takes(s *core.Sandbox) bool {
+	return (w.ID == "" || s.ID == w.ID) && strings.HasPrefix(s.ID, w.Prefix) && (w.Pool == "" || s.Pool.Name == w.Pool)
 }
 
 // LastActive is the answer of GET /v1/admin/last-active.
@@ -39,7 +41,7 @@ type LastActive struct {
 	Now time.Time `json:"now"`
 	// DryRun: sandboxes that are idle are not released.
 	DryRun bool `json:"dryRun"`
-	// Sandboxes are the live ones, by ID.
+	// Sandboxes are the live ones, the oldest first.
 	Sandboxes []Activity `json:"sandboxes"`
 	// Truncated is how many more there are.
 	Truncated int `json:"truncated"`
@@ -52,23 +54,30 @@ type Activity struct {
 	// LastActive is AgeSeconds ago: the latest activity that is known of.
 	LastActive time.Time `json:"lastActive"`
 	AgeSeconds float64   `json:"ageSeconds"`
-	// Source is how it is known: one of the Source words.
-	Source string `json:"source"`
-	// Router is the session that has told, for SourceReport and SourceQuiesce.
+	// Kind is what it was. Why says, for Unknown, what is not known.
+	Kind activity.Kind `json:"kind"`
+	Why  string        `json:"why,omitempty"`
+	// Router is the session that has reported it, absent if none has, and Open how many
+	// requests it said are open.
 	Router string `json:"router,omitempty"`
-	// OpenStreams are those that this router said are open.
-	OpenStreams int `json:"openStreams"`
-	// IdleTimeout is in seconds, absent if there is none. OpenConnections is Active or
-	// BytesOnly: what an open connection means for it.
-	IdleTimeout     float64 `json:"idleTimeout,omitempty"`
-	OpenConnections string  `json:"openConnections,omitempty"`
+	Open   int    `json:"open"`
+	// IdleTimeout is in seconds, absent if there is none. Activity is Requests or Bytes:
+	// what keeps it, as the pool or the claim said, and MinBytesPerMinute how many bytes
+	// must move over an open connection.
+	IdleTimeout       float64           `json:"idleTimeout,omitempty"`
+	Activity          v1alpha1.Activity `json:"activity,omitempty"`
+	MinBytesPerMinute uint64            `json:"minBytesPerMinute,omitempty"`
 	// EndAt is the end that a call can move, LifetimeEnd the one that stands.
 	EndAt       *time.Time `json:"endAt,omitempty"`
 	LifetimeEnd *time.Time `json:"lifetimeEnd,omitempty"`
 	// Next is what ends it if it is not used meanwhile, absent if nothing does.
 	Next *Next `json:"next,omitempty"`
+	// Asks are the routers, by session, at most 20, that have to answer before it is
+	// released for being idle.
+	Asks []string `json:"asks"`
 	// Awaits are routers, by session, without whose word it is not released for being
-	// idle: they are not connected, or have not reported yet.
+	// idle, and that cannot be asked now: they are not connected, have not reported yet,
+	// cannot tell what is open, did not answer, or have ended and may have left something open.
 	Awaits []string `json:"awaits"`
 }
 
@@ -80,40 +89,6 @@ type Next struct {
 	// InSeconds is 0 when it is due.
 	InSeconds float64 `json:"inSeconds"`
 }
-
-// How an activity is known.
-const (
-	SourceClaim   = "claim"   // it was claimed then, or began to run
-	SourceRecord  = "record"  // an earlier leader has written it to the Sandbox object
-	SourceCall    = "call"    // a keep-alive, or a timeout that was set
-	SourceReport  = "report"  // a router has reported it
-	SourceQuiesce = "quiesce" // a router has said so when it was asked whether the sandbox is idle
-	SourceDoubt   = "doubt"   // a router ended, and nobody knows what was in use through it
-)
-
-func sourceOf(s core.ActivitySource) string {
-	switch s {
-	case core.Began:
-		return SourceClaim
-	case core.OnRecord:
-		return SourceRecord
-	case core.Called:
-		return SourceCall
-	case core.Reported:
-		return SourceReport
-	case core.Asked:
-		return SourceQuiesce
-	case core.Doubted:
-		return SourceDoubt
-	}
-	return fmt.Sprint(int(s))
-}
-
-// What an open connection means.
-const (
-	openIsActive = "Active"
-	bytesOnly    = "BytesOnly"
-)
 
 // endOf is when s ends at the latest, nil for never.
 func endOf(s core.Sandbox) *time.Time {
@@ -135,20 +110,47 @@ func showActivity(a core.ActivityStatus, now time.Time) Activity {
 	s := a.Sandbox
 	shown := Activity{
 		SandboxID: s.ID, Pool: s.Pool.Name, LastActive: now.Add(-a.Age), AgeSeconds: seconds(a.Age),
-		Source: sourceOf(a.Source), Router: a.Router, OpenStreams: a.Open, IdleTimeout: seconds(s.IdleTimeout),
-		EndAt: present(s.EndAt), LifetimeEnd: present(s.LifetimeEnd), Awaits: append([]string{}, a.Awaits...),
+		Kind: a.Kind, Why: a.Why, Router: a.Router, Open: a.Open, IdleTimeout: seconds(s.IdleTimeout),
+		EndAt: present(s.EndAt), LifetimeEnd: present(s.LifetimeEnd), Asks: append([]string{}, a.Asks...), Awaits: append([]string{}, a.Awaits...),
 	}
-	switch {
-	case s.IdleTimeout == 0:
-	case s.BytesOnly:
-		shown.OpenConnections = bytesOnly
-	default:
-		shown.OpenConnections = openIsActive
+	if s.IdleTimeout > 0 {
+		shown.Activity, shown.MinBytesPerMinute = v1alpha1.ActivityRequests, s.MinBytes
+		if s.MinBytes > 0 {
+			shown.Activity = v1alpha1.ActivityBytes
+		}
 	}
 	if a.Next != "" {
 		shown.Next = &Next{Reason: a.Next, At: now.Add(a.In), InSeconds: seconds(a.In)}
 	}
 	return shown
+}
+
+// SandboxActivity is the answer of GET /v1/sandboxes/{id}.
+type SandboxActivity struct {
+	// Now and DryRun are as in LastActive.
+	Now    time.Time `json:"now"`
+	DryRun bool      `json:"dryRun"`
+	Activity
+}
+
+// why answers why a live sandbox is alive.
+func (a *api) why(w *reply, r *http.Request) error {
+	ctx, cancel := context.WithTimeout(r.Context(), answerWait)
+	defer cancel()
+	id := r.PathValue("id")
+	list, _, err := a.Allocator.Activities(ctx, Which{ID: id}, 1)
+	if err != nil {
+		return err
+	}
+	if len(list) == 0 {
+		s, known, err := a.Allocator.Sandbox(ctx, id)
+		if err != nil {
+			return err
+		}
+		return notThere(id, s, known)
+	}
+	now := time.Now().UTC()
+	return writeJSON(w, http.StatusOK, SandboxActivity{Now: now, DryRun: a.ReapDryRun, Activity: showActivity(list[0], now)})
 }
 
 func (a *api) lastActive(w *reply, r *http.Request) error {
@@ -193,19 +195,23 @@ func (l LastActive) write(w io.Writer) {
 		fmt.Fprintln(w, "dry run: nothing is released for being idle")
 	}
 	for _, s := range l.Sandboxes {
-		fmt.Fprintf(w, "%s  %s  %s  %.3fs ago  %s  %d open  %s\n", s.SandboxID, s.Pool, s.LastActive.Format(time.RFC3339Nano), s.AgeSeconds, s.Known(), s.OpenStreams, s.Then(l.DryRun))
+		fmt.Fprintf(w, "%s  %s  %s  %.3fs ago  %s  %d open  %s\n", s.SandboxID, s.Pool, s.LastActive.Format(time.RFC3339Nano), s.AgeSeconds, s.Last(), s.Open, s.Then(l.DryRun))
 	}
 	if l.Truncated > 0 {
 		fmt.Fprintf(w, "%d more\n", l.Truncated)
 	}
 }
 
-// Known says for people how the activity is known.
-func (a Activity) Known() string {
-	if a.Router == "" {
-		return a.Source
+// Last says for people what the last activity was.
+func (a Activity) Last() string {
+	text := string(a.Kind)
+	if a.Router != "" {
+		text += " at " + a.Router
 	}
-	return a.Source + " of " + a.Router
+	if a.Why != "" {
+		text += " (" + a.Why + ")"
+	}
+	return text
 }
 
 // Then says for people what happens next.
@@ -232,12 +238,41 @@ func (a Activity) Then(dryRun bool) string {
 
 // idleTimeoutOf checks the idle timeout of a claim, in seconds.
 func (a *api) idleTimeoutOf(s int64) (time.Duration, error) {
-	least := int64((a.ActivityWindow + time.Second - 1) / time.Second)
+	least := int64((a.MinIdleTimeout + time.Second - 1) / time.Second)
 	if s != 0 && (s < least || s > int64(maxTimeout/time.Second)) {
-		return 0, invalid("idleTimeout: %d: must be 0, for none, or %d to %d seconds: whether a request is still open is known only after %v, which is Envoy's access-log flush and 2s; have Envoy flush more often for less",
-			s, least, int64(maxTimeout/time.Second), a.ActivityWindow)
+		return 0, invalid("idleTimeout: %d: must be 0, for none, or %d to %d seconds", s, least, int64(maxTimeout/time.Second))
 	}
 	return time.Duration(s) * time.Second, nil
+}
+
+// defaultMinBytes and maxMinBytes are as in a SandboxPool.
+const (
+	defaultMinBytes = 1024
+	maxMinBytes     = 1 << 30
+)
+
+// minBytesOf checks what a claim says of its activity: how many bytes must move over an
+// open connection in a minute, 0 for none; nil if it does not say.
+func minBytesOf(activity *v1alpha1.Activity, least *int64) (*uint64, error) {
+	var n uint64
+	switch {
+	case activity == nil && least == nil:
+		return nil, nil
+	case activity == nil:
+		return nil, invalid(`minBytesPerMinute: %d: needs "activity":"Bytes"`, *least)
+	case *activity == v1alpha1.ActivityRequests && least == nil:
+	case *activity == v1alpha1.ActivityRequests:
+		return nil, invalid("minBytesPerMinute: %d: has no meaning with activity Requests; leave it out, or make activity Bytes", *least)
+	case *activity != v1alpha1.ActivityBytes:
+		return nil, invalid("activity: %q: must be Requests or Bytes", *activity)
+	case least == nil:
+		n = defaultMinBytes
+	case *least < 1 || *least > maxMinBytes:
+		return nil, invalid("minBytesPerMinute: %d: must be 1 to %d", *least, maxMinBytes)
+	default:
+		n = uint64(*least)
+	}
+	return &n, nil
 }
 
 // timeoutOf checks a timeout, in seconds.

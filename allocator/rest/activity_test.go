@@ -12,10 +12,11 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/berth-sandbox/berth/allocator/core"
+	"github.com/berth-sandbox/berth/api/activity"
 	"github.com/berth-sandbox/berth/api/apierror"
 )
 
-// The window is 6.5 s.
+// The shortest is 6.5 s.
 func TestIdleTimeoutBounds(t *testing.T) {
 	for idle, ok := range map[string]bool{
 		"0": true, "7": true, "300": true, "31536000": true,
@@ -33,8 +34,50 @@ func TestIdleTimeoutBounds(t *testing.T) {
 		require.Empty(t, f.pool, "a refused request claimed a pod")
 	}
 	message := refusal(t, call(handler(t, &fake{}), "POST", "/sandboxes", `{"templateID":"python","idleTimeout":6}`), 400, apierror.BadRequest).Message
-	for _, says := range []string{"6:", "7 to", "6.5s", "0, for none", "flush more often"} {
-		require.Contains(t, message, says)
+	require.Equal(t, "idleTimeout: 6: must be 0, for none, or 7 to 31536000 seconds", message)
+}
+
+func TestAClaimSaysWhatCountsAsItsActivity(t *testing.T) {
+	bytes := func(n uint64) *uint64 { return &n }
+	for body, want := range map[string]*uint64{
+		``: nil,
+		`,"activity":null,"minBytesPerMinute":null`:           nil,
+		`,"activity":"Requests"`:                              bytes(0),
+		`,"activity":"Bytes"`:                                 bytes(1024),
+		`,"activity":"Bytes","minBytesPerMinute":2048`:        bytes(2048),
+		`,"activity":"Bytes","minBytesPerMinute":1`:           bytes(1),
+		`,"activity":"Bytes","minBytesPerMinute":1073741824`:  bytes(1 << 30),
+		`,"activity":"Requests","minBytesPerMinute":null`:     bytes(0),
+		`,"minBytesPerMinute":4096,"activity":"Bytes"`:        bytes(4096),
+		`,"activity":"Bytes","idleTimeout":600,"timeout":900`: bytes(1024),
+	} {
+		f := &fake{}
+		w := call(handler(t, f), "POST", "/sandboxes", `{"templateID":"python"`+body+`}`)
+		require.Equal(t, http.StatusCreated, w.Code, body)
+		require.Equal(t, want, f.claim.MinBytes, body)
+	}
+	for body, says := range map[string]string{
+		`"activity":"Open"`:        `activity: "Open": must be Requests or Bytes`,
+		`"activity":"bytes"`:       `activity: "bytes": must be`,
+		`"activity":""`:            `activity: "": must be`,
+		`"activity":1`:             "activity:",
+		`"minBytesPerMinute":2048`: `minBytesPerMinute: 2048: needs "activity":"Bytes"`,
+		`"activity":"Requests","minBytesPerMinute":2048`:    "minBytesPerMinute: 2048: has no meaning with activity Requests; leave it out",
+		`"activity":"Bytes","minBytesPerMinute":0`:          "minBytesPerMinute: 0: must be 1 to 1073741824",
+		`"activity":"Bytes","minBytesPerMinute":-1`:         "minBytesPerMinute: -1: must be",
+		`"activity":"Bytes","minBytesPerMinute":1073741825`: "minBytesPerMinute: 1073741825: must be",
+		`"activity":"Bytes","minBytesPerMinute":1.5`:        "minBytesPerMinute:",
+		`"activity":"Bytes","minBytesPerMinute":"1k"`:       "minBytesPerMinute:",
+		`"openConnections":"BytesOnly","idleTimeout":600`:   "openConnections: not supported",
+	} {
+		f := &fake{}
+		code, reason := 400, apierror.BadRequest
+		if strings.HasPrefix(says, "openConnections") {
+			code, reason = 501, apierror.NotImplemented
+		}
+		w := call(handler(t, f), "POST", "/sandboxes", `{"templateID":"python",`+body+`}`)
+		require.Contains(t, refusal(t, w, code, reason).Message, says, body)
+		require.Empty(t, f.pool, "a refused request claimed a pod")
 	}
 }
 
@@ -142,10 +185,10 @@ func activities() []core.ActivityStatus {
 	}
 	at := time.Date(2000, 1, 1, 1, 0, 0, 0, time.UTC) // an hour from now in a synctest bubble
 	return []core.ActivityStatus{
-		{Sandbox: sandbox("aa1", core.Binding{IdleTimeout: time.Minute}), Age: 12345678 * time.Microsecond, Source: core.Reported, Router: "router-a", Open: 2, Next: core.ReasonIdle, In: 47654 * time.Millisecond, Awaits: []string{"router-b", "router-c"}},
-		{Sandbox: sandbox("aa2", core.Binding{IdleTimeout: time.Minute, BytesOnly: true, EndAt: at, LifetimeEnd: at.Add(time.Hour)}), Source: core.Asked, Router: "router-a", Next: core.ReasonTimeout, In: time.Hour},
-		{Sandbox: sandbox("ab1", core.Binding{BytesOnly: true}), Age: time.Hour, Source: core.Began},
-		{Sandbox: sandbox("ab2", core.Binding{IdleTimeout: time.Minute}), Age: time.Hour, Source: core.Doubted, Next: core.ReasonIdle},
+		{Sandbox: sandbox("aa1", core.Binding{IdleTimeout: time.Minute}), Age: 12345678 * time.Microsecond, Kind: activity.Open, Router: "router-a", Open: 2, Next: core.ReasonIdle, In: 47654 * time.Millisecond, Asks: []string{"router-a", "router-b", "router-c"}, Awaits: []string{"router-b", "router-c"}},
+		{Sandbox: sandbox("aa2", core.Binding{IdleTimeout: time.Minute, MinBytes: 2048, EndAt: at, LifetimeEnd: at.Add(time.Hour)}), Kind: activity.Bytes, Router: "router-a", Next: core.ReasonTimeout, In: time.Hour},
+		{Sandbox: sandbox("ab1", core.Binding{MinBytes: 1024}), Age: time.Hour, Kind: activity.Claim},
+		{Sandbox: sandbox("ab2", core.Binding{IdleTimeout: time.Minute}), Age: time.Hour, Kind: activity.Unknown, Why: "a router has ended", Next: core.ReasonIdle},
 	}
 }
 
@@ -155,31 +198,49 @@ func TestLastActiveIsTheDocumentedJSON(t *testing.T) {
 		w := call(handler(t, f), "GET", "/v1/admin/last-active", "")
 		require.Equal(t, http.StatusOK, w.Code, w.Body)
 		require.JSONEq(t, `{"now": "2000-01-01T00:00:00Z", "dryRun": false, "truncated": 3, "sandboxes": [
-			{"sandboxID": "aa1", "pool": "python", "lastActive": "1999-12-31T23:59:47.654322Z", "ageSeconds": 12.346, "source": "report", "router": "router-a", "openStreams": 2,
-			 "idleTimeout": 60, "openConnections": "Active", "next": {"reason": "Idle", "at": "2000-01-01T00:00:47.654Z", "inSeconds": 47.654}, "awaits": ["router-b", "router-c"]},
-			{"sandboxID": "aa2", "pool": "python", "lastActive": "2000-01-01T00:00:00Z", "ageSeconds": 0, "source": "quiesce", "router": "router-a", "openStreams": 0,
-			 "idleTimeout": 60, "openConnections": "BytesOnly", "endAt": "2000-01-01T01:00:00Z", "lifetimeEnd": "2000-01-01T02:00:00Z",
-			 "next": {"reason": "Timeout", "at": "2000-01-01T01:00:00Z", "inSeconds": 3600}, "awaits": []},
-			{"sandboxID": "ab1", "pool": "python", "lastActive": "1999-12-31T23:00:00Z", "ageSeconds": 3600, "source": "claim", "openStreams": 0, "awaits": []},
-			{"sandboxID": "ab2", "pool": "python", "lastActive": "1999-12-31T23:00:00Z", "ageSeconds": 3600, "source": "doubt", "openStreams": 0,
-			 "idleTimeout": 60, "openConnections": "Active", "next": {"reason": "Idle", "at": "2000-01-01T00:00:00Z", "inSeconds": 0}, "awaits": []}
+			{"sandboxID": "aa1", "pool": "python", "lastActive": "1999-12-31T23:59:47.654322Z", "ageSeconds": 12.346, "kind": "open", "router": "router-a", "open": 2,
+			 "idleTimeout": 60, "activity": "Requests", "next": {"reason": "Idle", "at": "2000-01-01T00:00:47.654Z", "inSeconds": 47.654}, "asks": ["router-a", "router-b", "router-c"], "awaits": ["router-b", "router-c"]},
+			{"sandboxID": "aa2", "pool": "python", "lastActive": "2000-01-01T00:00:00Z", "ageSeconds": 0, "kind": "bytes", "router": "router-a", "open": 0,
+			 "idleTimeout": 60, "activity": "Bytes", "minBytesPerMinute": 2048, "endAt": "2000-01-01T01:00:00Z", "lifetimeEnd": "2000-01-01T02:00:00Z",
+			 "next": {"reason": "Timeout", "at": "2000-01-01T01:00:00Z", "inSeconds": 3600}, "asks": [], "awaits": []},
+			{"sandboxID": "ab1", "pool": "python", "lastActive": "1999-12-31T23:00:00Z", "ageSeconds": 3600, "kind": "claim", "open": 0, "asks": [], "awaits": []},
+			{"sandboxID": "ab2", "pool": "python", "lastActive": "1999-12-31T23:00:00Z", "ageSeconds": 3600, "kind": "unknown", "why": "a router has ended", "open": 0,
+			 "idleTimeout": 60, "activity": "Requests", "next": {"reason": "Idle", "at": "2000-01-01T00:00:00Z", "inSeconds": 0}, "asks": [], "awaits": []}
 		]}`, w.Body.String())
 		require.Contains(t, call(handler(t, &fake{}), "GET", "/v1/admin/last-active", "").Body.String(), `"sandboxes":[]`, "no list is an empty one")
+	})
+}
+
+func TestASandboxSaysWhyItIsAlive(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fake{activities: activities()[:1]}
+		w := call(handler(t, f), "GET", "/v1/sandboxes/aa1", "")
+		require.Equal(t, http.StatusOK, w.Code, w.Body)
+		require.JSONEq(t, `{"now": "2000-01-01T00:00:00Z", "dryRun": false,
+			"sandboxID": "aa1", "pool": "python", "lastActive": "1999-12-31T23:59:47.654322Z", "ageSeconds": 12.346, "kind": "open", "router": "router-a", "open": 2,
+			"idleTimeout": 60, "activity": "Requests", "next": {"reason": "Idle", "at": "2000-01-01T00:00:47.654Z", "inSeconds": 47.654}, "asks": ["router-a", "router-b", "router-c"], "awaits": ["router-b", "router-c"]}`, w.Body.String())
+		require.Equal(t, []Which{{ID: "aa1"}}, f.which)
+		require.Equal(t, []int{1}, f.limits)
+
+		f = &fake{sandboxes: map[string]core.Sandbox{"k3x9": {Phase: core.Released, Reason: core.ReasonIdle, EndedAt: noon}}}
+		require.Contains(t, refusal(t, call(handler(t, f), "GET", "/v1/sandboxes/k3x9", ""), 404, apierror.SandboxGone).Message, "Idle")
+		refusal(t, call(handler(t, f), "GET", "/v1/sandboxes/none", ""), 404, apierror.SandboxNotFound)
+		refusal(t, call(handler(t, f), "GET", "/v1/sandboxes/k3x9?format=text", ""), 501, apierror.NotImplemented)
 	})
 }
 
 func TestLastActiveHasAFormForPeople(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fake{activities: activities(), truncated: 3}
-		h, err := New(Options{Allocator: f, PublicScheme: "https", PublicHost: "a", ActivityWindow: activityWindow, ReapDryRun: true, Log: zap.NewNop()})
+		h, err := New(Options{Allocator: f, PublicScheme: "https", PublicHost: "a", MinIdleTimeout: minIdle, ReapDryRun: true, Log: zap.NewNop()})
 		require.NoError(t, err)
 		w := call(h, "GET", "/v1/admin/last-active?format=text", "")
 		require.Equal(t, "text/plain; charset=utf-8", w.Header().Get("Content-Type"))
 		require.Equal(t, `dry run: nothing is released for being idle
-aa1  python  1999-12-31T23:59:47.654322Z  12.346s ago  report of router-a  2 open  Idle in 48s (dry run), waits for router-b, router-c
-aa2  python  2000-01-01T00:00:00Z  0.000s ago  quiesce of router-a  0 open  Timeout in 1h0m0s
+aa1  python  1999-12-31T23:59:47.654322Z  12.346s ago  open at router-a  2 open  Idle in 48s (dry run), waits for router-b, router-c
+aa2  python  2000-01-01T00:00:00Z  0.000s ago  bytes at router-a  0 open  Timeout in 1h0m0s
 ab1  python  1999-12-31T23:00:00Z  3600.000s ago  claim  0 open  stays
-ab2  python  1999-12-31T23:00:00Z  3600.000s ago  doubt  0 open  Idle is due (dry run)
+ab2  python  1999-12-31T23:00:00Z  3600.000s ago  unknown (a router has ended)  0 open  Idle is due (dry run)
 3 more
 `, w.Body.String())
 		require.Contains(t, call(h, "GET", "/v1/admin/last-active", "").Body.String(), `"dryRun":true`)
@@ -211,22 +272,11 @@ func TestLastActiveCanBeNarrowedDown(t *testing.T) {
 }
 
 func TestWhichTakesWhatAllOfItSays(t *testing.T) {
-	for id, w := range map[string]Which{"aa1": {}, "aa2": {ID: "aa2"}, "aa3": {Prefix: "aa"}, "aa4": {Prefix: "aa4", ID: "aa4"}} {
-		require.True(t, w.Takes(id), "%+v", w)
+	s := core.Sandbox{Binding: core.Binding{ID: "aa1"}, Pool: core.PoolKey{Namespace: "ns", Name: "p"}}
+	for _, w := range []Which{{}, {ID: "aa1"}, {Prefix: "aa"}, {Pool: "p"}, {ID: "aa1", Prefix: "aa1", Pool: "p"}} {
+		require.True(t, w.Takes(&s), "%+v", w)
 	}
-	for _, w := range []Which{{ID: "a"}, {ID: "aa12"}, {Prefix: "b"}, {Prefix: "aa12"}, {ID: "aa1", Prefix: "b"}, {ID: "b", Prefix: "aa"}} {
-		require.False(t, w.Takes("aa1"), "%+v", w)
+	for _, w := range []Which{{ID: "a"}, {ID: "aa12"}, {Prefix: "b"}, {Prefix: "aa12"}, {ID: "aa1", Prefix: "b"}, {ID: "b", Prefix: "aa"}, {ID: "aa1", Pool: "q"}} {
+		require.False(t, w.Takes(&s), "%+v", w)
 	}
-}
-
-// Every word is told from the others, and what is new here gets one.
-func TestEverySourceHasAWord(t *testing.T) {
-	seen := map[string]bool{}
-	for s := core.Began; s <= core.Doubted; s++ {
-		word := sourceOf(s)
-		require.Regexp(t, "^[a-z]+$", word)
-		require.False(t, seen[word], word)
-		seen[word] = true
-	}
-	require.Equal(t, fmt.Sprint(int(core.Doubted)+1), sourceOf(core.Doubted+1), "there is a new source: give it a word")
 }

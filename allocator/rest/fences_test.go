@@ -123,7 +123,7 @@ func TestRefusalToDeclareARouterDeadSaysWhatToDoAndIsLogged(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			seen, logs := observer.New(zap.WarnLevel)
-			h, err := New(Options{Allocator: &fake{dead: c.answer}, PublicScheme: "https", PublicHost: "sandbox.example.com", ActivityWindow: activityWindow, Log: zap.New(seen)})
+			h, err := New(Options{Allocator: &fake{dead: c.answer}, PublicScheme: "https", PublicHost: "sandbox.example.com", MinIdleTimeout: minIdle, Log: zap.New(seen)})
 			require.NoError(t, err)
 			require.Contains(t, refusal(t, call(h, "POST", declarePath, `{"reason":"its node burnt"}`), c.code, c.reason).Message, c.says)
 			require.Equal(t, 1, logs.Len())
@@ -134,7 +134,7 @@ func TestRefusalToDeclareARouterDeadSaysWhatToDoAndIsLogged(t *testing.T) {
 
 func TestCallsOfOperatorsHaveADeadlineAndAreTheLeaders(t *testing.T) {
 	for _, c := range []struct{ method, path, body string }{
-		{"GET", "/v1/fences", ""}, {"GET", "/v1/sessions", ""}, {"POST", declarePath, `{"reason":"x"}`}, {"GET", "/v1/admin/last-active", ""},
+		{"GET", "/v1/fences", ""}, {"GET", "/v1/sessions", ""}, {"POST", declarePath, `{"reason":"x"}`}, {"GET", "/v1/admin/last-active", ""}, {"GET", "/v1/sandboxes/k3x9", ""},
 		{"POST", "/v1/sandboxes/k3x9/keepalive", ""}, {"POST", "/sandboxes/k3x9/timeout", `{"timeout":1}`},
 	} {
 		t.Run(fmt.Sprint(c.method, " ", c.path), func(t *testing.T) {

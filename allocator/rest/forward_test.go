@@ -48,6 +48,19 @@ func TestAFollowerPassesCallsOnToTheLeader(t *testing.T) {
 	require.Equal(t, "req-1", refusal(t, call(follower, "POST", "/sandboxes", `{}`), 400, apierror.BadRequest).RequestID)
 }
 
+func TestAFollowerRefusesTheQueriesThatItsLeaderRefuses(t *testing.T) {
+	leader := &fake{status: core.ReleaseOK}
+	follower := handler(t, &fake{leader: listen(t, handler(t, leader))})
+	for _, query := range []string{"?a=%zz", "?%zz", "?a;b", "?limit=1;nextToken=x", "?limit=%zz", "?a=1", "?limit=0"} {
+		direct, passedOn := call(handler(t, leader), "GET", "/sandboxes"+query, ""), call(follower, "GET", "/sandboxes"+query, "")
+		require.GreaterOrEqual(t, direct.Code, 400, query)
+		require.Equal(t, direct.Code, passedOn.Code, query)
+		require.Equal(t, direct.Body.String(), passedOn.Body.String(), query)
+	}
+	require.Contains(t, refusal(t, call(follower, "DELETE", "/sandboxes/x?a=%zz", ""), 400, apierror.BadRequest).Message, `query: invalid URL escape "%zz"`)
+	require.Empty(t, leader.released)
+}
+
 func TestAFollowerShowsTheLeaderTheCallersKey(t *testing.T) {
 	keys := keysIn(t, map[string]string{"team": keyOne})
 	leader := &fake{}
@@ -115,7 +128,7 @@ func TestTheLeaderLearnsThatTheCallerOfAFollowerHasGone(t *testing.T) {
 	go func() {
 		defer close(done)
 		r := request(ctx, "POST", "/sandboxes", strings.NewReader(`{"templateID":"python"}`))
-		handler(t, &fake{leader: leader}).ServeHTTP(httptest.NewRecorder(), r)
+		serve(handler(t, &fake{leader: leader}), httptest.NewRecorder(), r)
 	}()
 	select {
 	case <-arrived:
@@ -141,7 +154,7 @@ func TestClaimsThatWaitThroughAFollowerHoldUpNothingElse(t *testing.T) {
 	const many = 300
 	for range many {
 		claims.Go(func() {
-			follower.ServeHTTP(httptest.NewRecorder(), request(ctx, "POST", "/sandboxes", strings.NewReader(`{"templateID":"python","waitTimeout":300}`)))
+			serve(follower, httptest.NewRecorder(), request(ctx, "POST", "/sandboxes", strings.NewReader(`{"templateID":"python","waitTimeout":300}`)))
 		})
 	}
 	require.Eventually(t, func() bool {

@@ -8,12 +8,14 @@
 //	GET    /sandboxes/{id}   one live sandbox: 200, or 404
 //	DELETE /sandboxes/{id}   release: 204, or 404
 //	POST   /sandboxes/{id}/timeout       {"timeout":seconds}: the sandbox ends so long from now: 204, or 404
+//	GET    /v1/sandboxes/{id}            why it is alive: its last activity, what that was, when it is
+//	                                     released if it is not used any more, and for which routers that
+//	                                     waits: 200, or 404
 //	POST   /v1/sandboxes/{id}/keepalive  counts as activity: 204, or 404
 //
 // For operators, under /v1 (?limit=, 1 to 1,000, 100 if left out):
 //
-//	GET    /v1/admin/last-active           when each live sandbox was last used, how that is known, and what
-//	                                       happens next: 200; ?id=, ?prefix=, ?pool=, ?format=text,
+//	GET    /v1/admin/last-active           the same of every live sandbox: 200; ?id=, ?prefix=, ?pool=, ?format=text,
 //	                                       ?limit= (1 to 10,000, 1,000 if left out)
 //	GET    /v1/fences                      released sandboxes whose pods are kept, and whom they wait for: 200
 //	GET    /v1/sessions                    routers, and how many fences wait for each: 200
@@ -62,6 +64,7 @@ import (
 
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/api/apierror"
+	"github.com/berth-sandbox/berth/api/v1alpha1"
 	"github.com/berth-sandbox/berth/internal/localhost"
 )
 
@@ -136,8 +139,8 @@ type Options struct {
 	// PublicScheme and PublicHost make the URLs of sandboxes:
 	// <scheme>://<port>-<id>.<host>/. PublicHost may carry a port.
 	PublicScheme, PublicHost string
-	// ActivityWindow is the shortest idle timeout: what is open is not known sooner.
-	ActivityWindow time.Duration
+	// MinIdleTimeout is the shortest idle timeout of a claim: core.Config.Window.
+	MinIdleTimeout time.Duration
 	// ReapDryRun: idle sandboxes are not released. Optional; it is only shown.
 	ReapDryRun bool
 	Log        *zap.Logger
@@ -152,7 +155,7 @@ type api struct {
 
 // New returns the handler.
 func New(o Options) (http.Handler, error) {
-	if o.Allocator == nil || o.PublicScheme == "" || o.PublicHost == "" || o.ActivityWindow <= 0 || o.Log == nil {
+	if o.Allocator == nil || o.PublicScheme == "" || o.PublicHost == "" || o.MinIdleTimeout <= 0 || o.Log == nil {
 		return nil, errors.New("rest: all options but Keys and ReapDryRun are required")
 	}
 	a := &api{
@@ -168,12 +171,13 @@ func New(o Options) (http.Handler, error) {
 		mux.HandleFunc("POST "+prefix+"/sandboxes/{id}/timeout", a.handle(a.others, a.setTimeout))
 	}
 	mux.HandleFunc("POST /v1/sandboxes/{id}/keepalive", a.handle(a.others, a.keepAlive))
+	mux.HandleFunc("GET /v1/sandboxes/{id}", a.handle(a.others, a.why))
 	mux.HandleFunc("GET /v1/admin/last-active", a.handle(a.others, a.lastActive, "id", "prefix", "pool", "format", "limit"))
 	mux.HandleFunc("GET /v1/fences", a.handle(a.others, a.fences, "limit"))
 	mux.HandleFunc("GET /v1/sessions", a.handle(a.others, a.sessions, "limit"))
 	mux.HandleFunc("POST /v1/sessions/{id}/declare-dead", a.handle(a.others, a.declareDead))
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-		e := apierror.New(apierror.NotFound, "no such resource; this version serves /sandboxes, /sandboxes/{id}, /sandboxes/{id}/timeout, /v1/sandboxes/{id}/keepalive, /v1/admin/last-active, /v1/fences, /v1/sessions and /v1/sessions/{id}/declare-dead")
+		e := apierror.New(apierror.NotFound, "no such resource; this version serves /sandboxes, /sandboxes/{id}, /sandboxes/{id}/timeout, /v1/sandboxes/{id}, /v1/sandboxes/{id}/keepalive, /v1/admin/last-active, /v1/fences, /v1/sessions and /v1/sessions/{id}/declare-dead")
 		if strings.HasPrefix(strings.TrimPrefix(r.URL.Path, "/v2")+"/", "/sandboxes/") {
 			e = notImplemented("%s %s is not implemented", r.Method, r.URL.Path)
 		}
@@ -242,11 +246,7 @@ func answer(w http.ResponseWriter, r *http.Request, e *apierror.Error) {
 }
 
 // noParametersBut refuses query parameters that the call does not have.
-func noParametersBut(r *http.Request, known []string) error {
-	values, err := url.ParseQuery(r.URL.RawQuery)
-	if err != nil {
-		return invalid("query: %v", err)
-	}
+func noParametersBut(values url.Values, known []string) error {
 	maps.DeleteFunc(values, func(name string, _ []string) bool { return slices.Contains(known, name) })
 	if len(values) > 0 {
 		return notImplemented("parameter %s: not supported by this version; leave it out", strings.Join(slices.Sorted(maps.Keys(values)), ", "))
@@ -313,7 +313,7 @@ func (a *api) create(w *reply, r *http.Request) error {
 			Metadata: request.Metadata, Team: teamOf(ctx), User: request.User,
 			IdempotencyKey: key, RequestHash: request.Hash,
 		},
-		Lifetime: request.Timeout, IdleTimeout: request.IdleTimeout, Wait: wait,
+		Lifetime: request.Timeout, IdleTimeout: request.IdleTimeout, MinBytes: request.MinBytes, Wait: wait,
 	})
 	if err != nil {
 		return err
@@ -341,8 +341,11 @@ type createRequest struct {
 	Timeout time.Duration
 	// IdleTimeout is nil when the request does not say, and 0 for none.
 	IdleTimeout *time.Duration
-	Metadata    map[string]string
-	User        string
+	// MinBytes is how many bytes must move over an open connection in a minute, 0 for
+	// none; nil when the request does not say.
+	MinBytes *uint64
+	Metadata map[string]string
+	User     string
 	// Wait is nil when the request does not say.
 	Wait *time.Duration
 	// Hash is that of the body, as it was sent.
@@ -371,12 +374,14 @@ func (a *api) decodeCreate(body io.Reader) (*createRequest, error) {
 		return nil, invalid("body: must be a JSON object: %v", err)
 	}
 	request := createRequest{Hash: sha256.Sum256(raw)}
-	var timeout, idle, wait *int64  // in seconds
+	var timeout, idle, wait *int64 // in seconds
+	var activity *v1alpha1.Activity
+	var minBytes *int64
 	var metadata map[string]*string // nil: a null, which is not a string
 	for _, known := range []struct {
 		name string
 		into any
-	}{{"templateID", &request.TemplateID}, {"timeout", &timeout}, {"idleTimeout", &idle}, {"metadata", &metadata}, {"user", &request.User}, {"waitTimeout", &wait}} {
+	}{{"templateID", &request.TemplateID}, {"timeout", &timeout}, {"idleTimeout", &idle}, {"activity", &activity}, {"minBytesPerMinute", &minBytes}, {"metadata", &metadata}, {"user", &request.User}, {"waitTimeout", &wait}} {
 		if value, ok := fields[known.name]; ok {
 			if err := json.Unmarshal(value, known.into); err != nil {
 				return nil, invalid("%s: %v", known.name, err)
@@ -403,6 +408,9 @@ func (a *api) decodeCreate(body io.Reader) (*createRequest, error) {
 			return nil, err
 		}
 		request.IdleTimeout = &d
+	}
+	if request.MinBytes, err = minBytesOf(activity, minBytes); err != nil {
+		return nil, err
 	}
 	switch {
 	case timeout != nil:
@@ -454,15 +462,21 @@ func (a *api) get(w *reply, r *http.Request) error {
 	defer cancel()
 	id := r.PathValue("id")
 	s, known, err := a.Allocator.Sandbox(ctx, id)
-	switch {
-	case err != nil:
+	if err != nil {
 		return err
-	case !known:
-		return missing(id, apierror.SandboxNotFound, "there is no such sandbox")
-	case s.Phase == core.Released || s.Phase == core.Ended:
-		return missing(id, apierror.SandboxGone, fmt.Sprintf("this sandbox was released at %s: %s", s.EndedAt.UTC().Format(time.RFC3339), s.Reason))
+	}
+	if !known || s.Phase == core.Released || s.Phase == core.Ended {
+		return notThere(id, s, known)
 	}
 	return writeJSON(w, http.StatusOK, a.show(s))
+}
+
+// notThere is the error for a sandbox that is not live.
+func notThere(id string, s core.Sandbox, known bool) error {
+	if !known {
+		return missing(id, apierror.SandboxNotFound, "there is no such sandbox")
+	}
+	return missing(id, apierror.SandboxGone, fmt.Sprintf("this sandbox was released at %s: %s", s.EndedAt.UTC().Format(time.RFC3339), s.Reason))
 }
 
 func (a *api) list(w *reply, r *http.Request) error {

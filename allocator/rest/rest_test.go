@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
@@ -36,7 +37,8 @@ type fake struct {
 	blockClaims bool // the same, claims only
 	sandboxes   map[string]core.Sandbox
 	live        []core.Sandbox
-	phase       core.Phase // of what is claimed
+	phase       core.Phase          // of what is claimed
+	claimed     func(*core.Sandbox) // changes what is claimed
 	status      core.ReleaseStatus
 	outstanding int
 
@@ -68,8 +70,8 @@ func (f *fake) wait(ctx context.Context) error {
 	return f.err
 }
 
-// activityWindow is no whole number of seconds.
-const activityWindow = 6500 * time.Millisecond
+// minIdle is no whole number of seconds.
+const minIdle = 6500 * time.Millisecond
 
 // claimWait is how long claims wait that do not say.
 const claimWait = 3 * time.Second
@@ -96,10 +98,14 @@ func (f *fake) Claim(ctx context.Context, pool string, c core.Claim) (core.Sandb
 	if c.IdleTimeout != nil {
 		b.IdleTimeout = *c.IdleTimeout
 	}
-	return core.Sandbox{
+	s := core.Sandbox{
 		Binding: b, Phase: f.phase, Pool: core.PoolKey{Namespace: "default", Name: pool}, Pod: core.PodKey{Name: "python-abcdef"},
 		IP: netip.MustParseAddr("10.0.0.1"), DefaultPort: 8080,
-	}, nil
+	}
+	if f.claimed != nil {
+		f.claimed(&s)
+	}
+	return s, nil
 }
 
 func (f *fake) Release(ctx context.Context, id, reason string) (core.ReleaseStatus, int, error) {
@@ -171,7 +177,7 @@ func handler(t require.TestingT, f *fake) http.Handler { return handlerWithKeys(
 func handlerWithKeys(t require.TestingT, f *fake, keys *Keys) http.Handler {
 	h, err := New(Options{
 		Allocator: f, Keys: keys, PublicScheme: "https", PublicHost: "sandbox.example.com:8443",
-		ActivityWindow: activityWindow, Log: zap.NewNop(),
+		MinIdleTimeout: minIdle, Log: zap.NewNop(),
 	})
 	require.NoError(t, err)
 	return h
@@ -183,6 +189,21 @@ func call(h http.Handler, method, target, body string) *httptest.ResponseRecorde
 	r.Header.Set("X-Request-Id", "req-1")
 	h.ServeHTTP(w, r)
 	return w
+}
+
+// serve calls h as a server does: a handler that aborts has its connection closed.
+func serve(h http.Handler, w http.ResponseWriter, r *http.Request) (aborted bool) {
+	defer func() {
+		switch p := recover(); p {
+		case nil:
+		case http.ErrAbortHandler:
+			aborted = true
+		default:
+			panic(p)
+		}
+	}()
+	h.ServeHTTP(w, r)
+	return false
 }
 
 // host is how the API is called.
@@ -382,7 +403,7 @@ func TestUnsupportedFieldsAreNamed(t *testing.T) {
 func TestParametersAreNeverIgnored(t *testing.T) {
 	f := &fake{sandboxes: map[string]core.Sandbox{"k3x9": {}}}
 	for _, c := range [][2]string{{"POST", "/sandboxes"}, {"GET", "/sandboxes"}, {"GET", "/v2/sandboxes"}, {"GET", "/sandboxes/k3x9"}, {"DELETE", "/sandboxes/k3x9"},
-		{"POST", "/sandboxes/k3x9/timeout"}, {"POST", "/v1/sandboxes/k3x9/keepalive"}} {
+		{"POST", "/sandboxes/k3x9/timeout"}, {"POST", "/v1/sandboxes/k3x9/keepalive"}, {"GET", "/v1/sandboxes/k3x9"}} {
 		e := refusal(t, call(handler(t, f), c[0], c[1]+"?state=paused&order=asc", `{"templateID":"python"}`), 501, apierror.NotImplemented)
 		require.Contains(t, e.Message, "order, state")
 		refusal(t, call(handler(t, f), c[0], c[1]+"?state=%zz", `{"templateID":"python"}`), 400, apierror.BadRequest)
@@ -521,8 +542,29 @@ func TestClientThatLeftIsNotAnswered(t *testing.T) {
 	cancel()
 	w := httptest.NewRecorder()
 	r := request(ctx, "DELETE", "/sandboxes/x", nil)
-	handler(t, &fake{block: true}).ServeHTTP(w, r)
+	require.True(t, serve(handler(t, &fake{block: true}), w, r))
 	require.Empty(t, w.Body.String())
+}
+
+// net/http ends the context of a call when its client has closed its side.
+func TestClientThatHalfClosesIsGivenNoEmptySuccess(t *testing.T) {
+	leader := listen(t, handler(t, &fake{block: true}))
+	for name, at := range map[string]string{"leader": leader, "follower": listen(t, handler(t, &fake{leader: leader}))} {
+		for _, c := range calls {
+			t.Run(name+" "+c[0]+" "+c[1], func(t *testing.T) {
+				conn, err := net.Dial("tcp", at)
+				require.NoError(t, err)
+				defer conn.Close()
+				body := `{"templateID":"python"}`
+				_, err = fmt.Fprintf(conn, "%s %s HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s", c[0], c[1], len(body), body)
+				require.NoError(t, err)
+				require.NoError(t, conn.(*net.TCPConn).CloseWrite())
+				answer, err := io.ReadAll(conn)
+				require.NoError(t, err)
+				require.Empty(t, string(answer))
+			})
+		}
+	}
 }
 
 func TestRequestsBeingServedAreBounded(t *testing.T) {
@@ -533,7 +575,7 @@ func TestRequestsBeingServedAreBounded(t *testing.T) {
 		var serving sync.WaitGroup
 		for range inFlight {
 			serving.Go(func() {
-				h.ServeHTTP(httptest.NewRecorder(), request(ctx, "DELETE", "/sandboxes/x", nil))
+				serve(h, httptest.NewRecorder(), request(ctx, "DELETE", "/sandboxes/x", nil))
 			})
 		}
 		synctest.Wait()

@@ -2,7 +2,9 @@ package rest
 
 import (
 	"bufio"
+	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"net"
@@ -13,51 +15,30 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+	"unicode/utf8"
 
 	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
 
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/api/apierror"
+	"github.com/berth-sandbox/berth/internal/pipetest"
 )
-
-// pipes is a listener whose connections have no buffer at all, and the deadlines of the
-// bubble that they are made in.
-type pipes struct {
-	conns  chan net.Conn
-	closed chan struct{}
-	once   sync.Once
-}
-
-func (p *pipes) Accept() (net.Conn, error) {
-	select {
-	case c := <-p.conns:
-		return c, nil
-	case <-p.closed:
-		return nil, net.ErrClosed
-	}
-}
-func (p *pipes) Close() error   { p.once.Do(func() { close(p.closed) }); return nil }
-func (p *pipes) Addr() net.Addr { return &net.UnixAddr{Name: "pipe"} }
 
 // onPipes serves an API and calls f with what connects to it, all in a bubble.
 func onPipes(t *testing.T, h http.Handler, f func(t *testing.T, send func(request string) net.Conn)) {
 	synctest.Test(t, func(t *testing.T) {
-		listener := &pipes{conns: make(chan net.Conn), closed: make(chan struct{})}
+		listener := pipetest.Listen()
 		s := &http.Server{Handler: h, ReadHeaderTimeout: time.Second}
 		served := make(chan error, 1)
 		go func() { served <- s.Serve(listener) }()
-		var clients []net.Conn
 		defer func() {
-			for _, c := range clients {
-				c.Close()
-			}
+			listener.HangUp()
 			require.NoError(t, s.Close())
 			<-served
 		}()
 		f(t, func(request string) net.Conn {
-			client, server := net.Pipe()
-			listener.conns <- server
-			clients = append(clients, client)
+			client := listener.Connect()
 			_, err := io.WriteString(client, request)
 			require.NoError(t, err)
 			return client
@@ -93,7 +74,7 @@ func TestClaimsThatWaitLeaveRoomForReleases(t *testing.T) {
 		var waiting sync.WaitGroup
 		for range claimsInFlight {
 			waiting.Go(func() {
-				h.ServeHTTP(httptest.NewRecorder(), request(ctx, "POST", "/sandboxes", strings.NewReader(`{"templateID":"python"}`)))
+				serve(h, httptest.NewRecorder(), request(ctx, "POST", "/sandboxes", strings.NewReader(`{"templateID":"python"}`)))
 			})
 		}
 		synctest.Wait()
@@ -113,7 +94,7 @@ func TestCallsBeingCarriedOutAreBounded(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		var serving sync.WaitGroup
 		for range inFlight {
-			serving.Go(func() { h.ServeHTTP(httptest.NewRecorder(), request(ctx, "DELETE", "/sandboxes/x", nil)) })
+			serving.Go(func() { serve(h, httptest.NewRecorder(), request(ctx, "DELETE", "/sandboxes/x", nil)) })
 		}
 		synctest.Wait()
 		w := call(h, "GET", "/sandboxes", "")
@@ -215,6 +196,54 @@ func TestAnswersThatAreNotReadAreBounded(t *testing.T) {
 	})
 }
 
+// worstMetadata is what takes most room in JSON among all that a claim may have: each byte
+// is escaped to six, and the keys are as short, and so as many, as can be.
+func worstMetadata() map[string]string {
+	var escaped []string
+	for b := range byte(utf8.RuneSelf) {
+		if raw, _ := json.Marshal(string(rune(b))); len(raw) == len(`"\u0000"`) {
+			escaped = append(escaped, string(rune(b)))
+		}
+	}
+	all, room := map[string]string{"": ""}, maxMetadata
+	for keys := escaped; ; { // of one byte, of two bytes, and so on
+		var longer []string
+		for _, key := range keys {
+			if len(key) > room {
+				all[""] = strings.Repeat("\x00", room)
+				return all
+			}
+			all[key] = ""
+			room -= len(key)
+			for _, b := range escaped {
+				longer = append(longer, key+b)
+			}
+		}
+		keys = longer
+	}
+}
+
+func TestAClaimThatWasMadeIsAnsweredWithoutRoomForLargeAnswers(t *testing.T) {
+	longest := func(n int) string { return strings.Repeat("a", n) } // what Kubernetes and DNS take
+	f := &fake{claimed: func(s *core.Sandbox) {
+		s.ID, s.Phase, s.DefaultPort = longest(20), core.Starting, 65535
+		s.Pool.Name, s.Pod.Name = longest(253), longest(253)
+		s.ClaimedAt = noon.Add(time.Nanosecond)
+		s.EndAt, s.IdleTimeout = s.ClaimedAt.Add(time.Hour), maxTimeout-time.Nanosecond
+	}}
+	a := &api{
+		Options: Options{Allocator: f, PublicScheme: "https", PublicHost: longest(253) + ":65535", Log: zap.NewNop()},
+		claims:  newClass(1, answerWait), answers: newBudget(0),
+	}
+	body, err := json.Marshal(map[string]any{"templateID": "python", "user": strings.Repeat("\x00", maxUser), "metadata": worstMetadata()})
+	require.NoError(t, err)
+	w := httptest.NewRecorder()
+	a.handle(a.claims, a.create).ServeHTTP(w, request(t.Context(), "POST", "/sandboxes", bytes.NewReader(body)))
+	require.Equal(t, http.StatusCreated, w.Code, w.Body)
+	require.Equal(t, worstMetadata(), f.claim.Binding.Metadata)
+	require.Greater(t, w.Body.Len(), smallAnswer*9/10, "much more room than any answer needs")
+}
+
 func TestListsAreNotMadeWithoutRoomForThem(t *testing.T) {
 	f := &fake{}
 	h := handler(t, f)
@@ -224,7 +253,7 @@ func TestListsAreNotMadeWithoutRoomForThem(t *testing.T) {
 		var asking sync.WaitGroup
 		for range answerBytes / (maxActivities << 10) {
 			asking.Go(func() {
-				h.ServeHTTP(httptest.NewRecorder(), request(ctx, "GET", "/v1/admin/last-active?limit=10000", nil))
+				serve(h, httptest.NewRecorder(), request(ctx, "GET", "/v1/admin/last-active?limit=10000", nil))
 			})
 		}
 		synctest.Wait()

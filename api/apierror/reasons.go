@@ -36,6 +36,7 @@ const (
 	SessionNotFound    Reason = "session_not_found"
 	SessionAlive       Reason = "session_alive"
 	PoolEmpty          Reason = "pool_empty"
+	TooManyPorts       Reason = "too_many_ports"
 	KeyReused          Reason = "idempotency_key_reused"
 	StartFailed        Reason = "start_failed"
 	NotImplemented     Reason = "not_implemented"
@@ -135,6 +136,8 @@ var kinds = []Kind{
 		When: "the request is HTTP/1.0, or of a version that does not exist", Do: "use HTTP/1.1 or HTTP/2"},
 	{Reason: PoolEmpty, Code: http.StatusTooManyRequests, GRPC: codes.ResourceExhausted, RetryAfter: 1, Reload: true, By: []Sender{API},
 		When: "the pool had no warm pod for as long as a claim waits for one, or too many claims wait", Do: "try again, or raise the pool's `spec.warm`"},
+	{Reason: TooManyPorts, Code: http.StatusTooManyRequests, GRPC: codes.ResourceExhausted, RetryAfter: 1, Reload: true, By: []Sender{Router},
+		When: "Envoy lists too many ports of the sandbox, or too many were asked for at the same time", Do: "try again, with fewer ports at one time"},
 	{Reason: HeadersTooLarge, Code: http.StatusRequestHeaderFieldsTooLarge, GRPC: codes.Unknown, By: []Sender{Envoy},
 		When: "the request's headers are larger than 64 KiB or more than 200", Do: "send fewer"},
 	{Reason: Internal, Code: http.StatusInternalServerError, GRPC: codes.Unknown, By: []Sender{Envoy, API},

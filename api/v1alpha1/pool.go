@@ -31,7 +31,8 @@ type SandboxPool struct {
 //
 // +kubebuilder:validation:XValidation:rule="!has(self.maxPods) || self.maxPods >= self.warm",message="spec.maxPods: must be at least spec.warm"
 // +kubebuilder:validation:XValidation:rule="!has(self.ports) || size(self.ports) == 0 || self.defaultPort in self.ports",message="spec.ports: must contain spec.defaultPort, which is 8080 if it is not set; add it, or set spec.defaultPort to one of them"
-// +kubebuilder:validation:XValidation:rule="!has(self.idleTimeoutSeconds) || self.idleTimeoutSeconds == 0 || self.idleTimeoutSeconds >= 3",message="spec.idleTimeoutSeconds: must be 0, for no idle timeout, or at least 3: it takes so long until it is known that a request has ended"
+// +kubebuilder:validation:XValidation:rule="!has(self.idleTimeoutSeconds) || self.idleTimeoutSeconds == 0 || self.idleTimeoutSeconds >= 5",message="spec.idleTimeoutSeconds: must be 0, for no idle timeout, or at least 5: an admitted request may take so long to connect to its pod"
+// +kubebuilder:validation:XValidation:rule="!has(self.busyProbe) || has(self.maxLifetimeSeconds)",message="spec.busyProbe: needs spec.maxLifetimeSeconds, because a sandbox that always says that it is busy would never end; set it"
 type SandboxPoolSpec struct {
 	// Warm is how many ready, unclaimed pods to keep. 0 drains the pool:
 	// claims are then answered "pool empty".
@@ -86,31 +87,47 @@ type SandboxPoolSpec struct {
 	OnRestart OnRestart `json:"onRestart,omitempty"`
 
 	// IdleTimeoutSeconds is after how long without activity a sandbox is released,
-	// with reason Idle: 3 to 31,536,000 (365 days), or 0: never. A claim may say
+	// with reason Idle: 5 to 31,536,000 (365 days), or 0: never. A claim may say
 	// otherwise (idleTimeout). It is fixed for a sandbox when it is claimed, and a
-	// change counts for later claims. Activity is a request, one that is still open
-	// included (see OpenConnections), a keep-alive call, and one that moves the end.
+	// change counts for later claims. What counts as activity: see Activity.
 	//
 	// Whatever comes first ends a sandbox: its end (timeout), this, or
 	// MaxLifetimeSeconds.
-	//
-	// What is shorter than it takes the allocator to know that a request has ended is
-	// not accepted: Envoy's access-log flush and two seconds, which is 7 s with the
-	// default flush of 5 s.
 	// +kubebuilder:default=3600
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=31536000
 	// +optional
 	IdleTimeoutSeconds *int32 `json:"idleTimeoutSeconds,omitempty"`
 
-	// OpenConnections is what an open connection means: a request, a stream or a
-	// WebSocket that has not ended. Active: it keeps its sandbox, silent or not.
-	// BytesOnly: only bytes that move over it do, in either direction, which is known
-	// one access-log flush later. Like the idle timeout it is fixed for a sandbox
-	// when it is claimed.
-	// +kubebuilder:default=Active
+	// Activity is what keeps a sandbox from being idle. In any case: a request in the
+	// moment in which it arrives, a keep-alive call, a call that moves the end, and a
+	// BusyProbe that is answered 200. Besides, Requests: a request, a stream or a
+	// WebSocket that is open, however silent it is. Bytes: an open connection only
+	// while at least MinBytesPerMinute move over it. With Bytes a request whose answer
+	// takes longer than the idle timeout is cut off when the sandbox is released, and an
+	// idle timeout below 60 seconds counts as 60.
+	//
+	// A claim may say otherwise (activity). Like the idle timeout it is fixed for a
+	// sandbox when it is claimed.
+	// +kubebuilder:default=Requests
 	// +optional
-	OpenConnections OpenConnections `json:"openConnections,omitempty"`
+	Activity Activity `json:"activity,omitempty"`
+
+	// MinBytesPerMinute is how many bytes, both directions together, must move over a
+	// connection in a minute for it to count with activity Bytes. The pings of a
+	// WebSocket are some tens of bytes a minute. Without meaning for Requests. A claim
+	// may say otherwise (minBytesPerMinute).
+	// +kubebuilder:default=1024
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=1073741824
+	// +optional
+	MinBytesPerMinute *int32 `json:"minBytesPerMinute,omitempty"`
+
+	// BusyProbe, if set, lets a sandbox say that it works although it receives no requests.
+	// It needs MaxLifetimeSeconds. It counts also for the sandboxes that the pool has
+	// already, if they were claimed with a MaxLifetimeSeconds.
+	// +optional
+	BusyProbe *BusyProbe `json:"busyProbe,omitempty"`
 
 	// MaxLifetimeSeconds is after how long a sandbox is released in any case, with
 	// reason MaxLifetime, counted from its claim: 1 to 31,536,000 (365 days). Nothing
@@ -183,18 +200,37 @@ const (
 	KeepOnRestart    OnRestart = "Keep"
 )
 
-// OpenConnections is what an open connection means for the activity of a sandbox.
+// Activity is what keeps a sandbox from being idle.
 //
-// +kubebuilder:validation:Enum=Active;BytesOnly
-type OpenConnections string
+// +kubebuilder:validation:Enum=Requests;Bytes
+type Activity string
 
-// What an open connection can mean.
+// What can count as activity.
 const (
-	// OpenIsActive: while it is open, its sandbox is active.
-	OpenIsActive OpenConnections = "Active"
-	// BytesOnly: only bytes that move over it are activity.
-	BytesOnly OpenConnections = "BytesOnly"
+	// ActivityRequests: requests and connections that are open, silent or not.
+	ActivityRequests Activity = "Requests"
+	// ActivityBytes: of open connections only the bytes that move over them.
+	ActivityBytes Activity = "Bytes"
 )
+
+// BusyProbe is an HTTP GET request to the pod of a sandbox that is about to be released
+// for being idle, and to no other. It is made by a gateway, without credentials, and has
+// to be answered within 200 ms. 200: the sandbox is busy, which counts as activity, so
+// that the next probe follows one idle timeout later. 204: it is not. Anything else
+// (another status, a redirect, no answer, no connection) is a failure: the sandbox stays,
+// and the probe is repeated after a second. The third failure in a row counts as not
+// busy. A body is not read.
+type BusyProbe struct {
+	// Port of the pod. It need not be one of spec.ports.
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=65535
+	Port int32 `json:"port"`
+	// Path of the request, beginning with a slash.
+	// +kubebuilder:default=/
+	// +kubebuilder:validation:Pattern=`^/[!-~]*$`
+	// +kubebuilder:validation:MaxLength=1024
+	Path string `json:"path,omitempty"`
+}
 
 // FailurePolicy is what the failure of a hook means.
 //
@@ -229,9 +265,8 @@ const (
 	PoolReady = "Ready"
 	// PoolAccepted is False when the template asks for more than the allocator's
 	// --pod-security allows (reason PodSecurity), or has a preStop action other than
-	// sleep (reason PreStop), and when the idle timeout is shorter than can be told
-	// with the allocator's --access-log-flush (reason IdleTimeout). No pod is made
-	// from it then; the message names what is refused.
+	// sleep (reason PreStop). No pod is made from it then; the message names what is
+	// refused.
 	PoolAccepted = "Accepted"
 	// PoolPodsStable is False while pods of the pool end before they can be used: before
 	// they were ready, or within 10 s of that. Their replacements are then made after a

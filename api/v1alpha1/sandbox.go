@@ -71,10 +71,16 @@ type SandboxSpec struct {
 	// +kubebuilder:validation:Minimum=1
 	// +optional
 	IdleTimeoutSeconds int32 `json:"idleTimeoutSeconds,omitempty"`
-	// OpenConnections is what the pool said: whether an open connection is activity,
-	// or only bytes that move over it are. Absent: Active.
+	// MinBytesPerMinute: an open connection is activity only while so many bytes a
+	// minute move over it. Absent: it is activity in any case.
+	// +kubebuilder:validation:Minimum=1
 	// +optional
-	OpenConnections OpenConnections `json:"openConnections,omitempty"`
+	MinBytesPerMinute int64 `json:"minBytesPerMinute,omitempty"`
+	// OpenConnections is what versions without MinBytesPerMinute read and have written:
+	// BytesOnly stands for 1,024 bytes, and is here together with MinBytesPerMinute.
+	// +kubebuilder:validation:Enum=Active;BytesOnly
+	// +optional
+	OpenConnections string `json:"openConnections,omitempty"`
 	// DefaultPort and Ports are what the pool said when it was claimed. What
 	// counts is what the pool says now.
 	// +optional
@@ -127,6 +133,7 @@ const (
 // SandboxStatus is where the sandbox is in its life.
 //
 // +kubebuilder:validation:XValidation:rule="has(self.revision) == has(self.phase)",message="status: revision and phase are written together"
+// +kubebuilder:validation:XValidation:rule="!has(self.revision) || int(self.revision.split('.')[0]) <= 9007199254740992",message="status.revision: the term must be 9007199254740992 at most"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.revision) || !has(self.revision) || self == oldSelf || int(self.revision.split('.')[0]) > int(oldSelf.revision.split('.')[0]) || int(self.revision.split('.')[0]) == int(oldSelf.revision.split('.')[0]) && int(self.revision.split('.')[1]) > int(oldSelf.revision.split('.')[1])",message="status.revision: only a later state overwrites one"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.lastActive) || has(self.lastActive) && self.lastActive >= oldSelf.lastActive",message="status.lastActive: never goes back"
 type SandboxStatus struct {

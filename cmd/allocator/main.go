@@ -51,8 +51,7 @@ type flags struct {
 	KubeBurst        int           `default:"100" help:"Burst for --kube-qps."`
 	MaxStale         time.Duration `default:"15m" help:"How long a router that is not heard of is waited for before its routes count as forgotten. Routers whose own --max-stale is larger are refused: raise it here first, lower it there first."`
 	PodSecurity      string        `default:"baseline" help:"What a pool's pods may ask for: baseline (the Pod Security Standard of that name, and no service account token) or privileged (anything)."`
-	Window           time.Duration `default:"5s" help:"Time after which an admitted request opens no connection any more; at least what Envoy's retries need. A pod that somebody else deletes serves for longer than that and a failover (--lease-duration); a change replaces idle pods."`
-	AccessLogFlush   time.Duration `default:"5s" help:"How often Envoy reports open requests to routers: what Envoy's configuration has (--access-log-flush of \"berth envoy-config\"), at least 1s. No idle timeout may be shorter than this and 2s."`
+	Window           time.Duration `default:"5s" help:"How long an admitted request may go on opening connections: at least as long as Envoy's retries take. No idle timeout is shorter. A pod that others delete serves for longer than that and a failover (--lease-duration); a change replaces idle pods."`
 	ReapDryRun       bool          `help:"Sandboxes that are idle are not released, and the log says which would be. Ends and lifetimes count all the same."`
 	ClaimWait        time.Duration `default:"10s" help:"How long a claim waits for a pod when its pool has none, unless it says; 0: not at all."`
 	ClaimQueue       int           `default:"1000" help:"How many claims may wait, by pool."`
@@ -141,8 +140,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		Clients: clients, Namespace: f.Namespace, ControlAddress: f.ControlAdvertise, APIAddress: f.APIAdvertise, Keys: keys,
 		LeaseDuration: f.LeaseDuration, RenewDeadline: f.LeaseRenew, RetryPeriod: f.LeaseRetry,
 		ClaimWait: f.ClaimWait, MaxWaiting: f.ClaimQueue, JournalBytesPerSecond: f.JournalBytes,
-		ActivityWindow: envoy.ActivityWindow(f.AccessLogFlush), ReapDryRun: f.ReapDryRun,
-		MaxStale: f.MaxStale, Window: f.Window, Policy: policy, PublicScheme: public.Scheme, PublicHost: public.Host,
+		ReapDryRun: f.ReapDryRun,
+		MaxStale:   f.MaxStale, Window: f.Window, Policy: policy, PublicScheme: public.Scheme, PublicHost: public.Host,
 		WallClock: func() time.Time { return time.Now().Add(f.WallClockOffset) },
 		Metrics:   metrics, Log: log,
 	})
@@ -238,9 +237,6 @@ func (f *flags) check() (*url.URL, error) {
 	}
 	if f.Window < envoy.Window {
 		errs = append(errs, fmt.Errorf("--window %v: must be at least %v, which is what Envoy's retries and a stall may take", f.Window, envoy.Window))
-	}
-	if f.AccessLogFlush < envoy.MinAccessLogFlush {
-		errs = append(errs, fmt.Errorf("--access-log-flush %v: must be at least %v", f.AccessLogFlush, envoy.MinAccessLogFlush))
 	}
 	if f.ClaimWait < 0 || f.ClaimWait > apirest.MaxWait {
 		errs = append(errs, fmt.Errorf("--claim-wait %v: must be 0s to %v", f.ClaimWait, apirest.MaxWait))

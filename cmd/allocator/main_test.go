@@ -186,14 +186,14 @@ func TestMissingFlagsAreNamed(t *testing.T) {
 
 func TestWrongFlagsAreAllNamedInOneError(t *testing.T) {
 	_, err := try(t, "--public-url=ftp://x", "--api-listen=0.0.0.0:8081", "--control-listen=:9090", "--control-advertise=$(POD_IP):9090",
-		"--pod-security=restricted", "--max-stale=0s", "--window=1s", "--access-log-flush=999ms", "--lease-duration=3s", "--shutdown-after=0s", "--log-level=loud")
+		"--pod-security=restricted", "--max-stale=0s", "--window=1s", "--lease-duration=3s", "--shutdown-after=0s", "--log-level=loud")
 	for _, wrong := range []string{
 		`--public-url "ftp://x"`, `--api-listen "0.0.0.0:8081"`, `--api-advertise: needed`, `--control-listen ":9090"`, `--control-advertise "$(POD_IP):9090"`,
-		`--pod-security "restricted"`, "--max-stale 0s", "--window 1s", "--access-log-flush 999ms", "--lease-duration 3s", "--shutdown-after 0s", `--log-level "loud"`,
+		`--pod-security "restricted"`, "--max-stale 0s", "--window 1s", "--lease-duration 3s", "--shutdown-after 0s", `--log-level "loud"`,
 	} {
 		require.ErrorContains(t, err, wrong)
 	}
-	require.Equal(t, 11, strings.Count(err.Error(), "\n"), "each wrong flag has one line")
+	require.Equal(t, 10, strings.Count(err.Error(), "\n"), "each wrong flag has one line")
 }
 
 func TestNothingIsOpenOutsideLoopback(t *testing.T) {
@@ -255,18 +255,18 @@ func TestPoolsMayNotAskForMuchUnlessToldOtherwise(t *testing.T) {
 	require.Equal(t, pools.PolicyBaseline, f.PodSecurity)
 }
 
-func TestTheFlushIsEnvoysUnlessToldOtherwise(t *testing.T) {
+func TestTheWindowIsEnvoysUnlessToldOtherwise(t *testing.T) {
 	var f flags
 	_, err := cli.Parse(&f, "allocator", "", "BERTH_ALLOCATOR", []string{"--public-url=http://a"}, io.Discard, io.Discard)
 	require.NoError(t, err)
-	require.Equal(t, envoy.DefaultAccessLogFlush, f.AccessLogFlush)
+	require.Equal(t, envoy.Window, f.Window)
 	require.False(t, f.ReapDryRun)
 }
 
 func TestEveryFlagCanComeFromTheEnvironment(t *testing.T) {
 	for name, value := range map[string]string{
 		"PUBLIC_URL": "http://a", "NAMESPACE": "n", "KUBECONFIG": "/k", "API_LISTEN": "127.0.0.1:1", "API_ADVERTISE": "b:5", "API_KEYS_DIR": "/keys",
-		"CONTROL_LISTEN": "127.0.0.1:2", "CONTROL_ADVERTISE": "a:3", "CONTROL_TLS_DIR": "/tls", "POD_SECURITY": "privileged", "ADMIN_LISTEN": "127.0.0.1:4", "KUBE_QPS": "5", "KUBE_BURST": "6", "MAX_STALE": "7m", "WINDOW": "8s", "ACCESS_LOG_FLUSH": "2s", "REAP_DRY_RUN": "true",
+		"CONTROL_LISTEN": "127.0.0.1:2", "CONTROL_ADVERTISE": "a:3", "CONTROL_TLS_DIR": "/tls", "POD_SECURITY": "privileged", "ADMIN_LISTEN": "127.0.0.1:4", "KUBE_QPS": "5", "KUBE_BURST": "6", "MAX_STALE": "7m", "WINDOW": "8s", "REAP_DRY_RUN": "true",
 		"LEASE_DURATION": "30s", "LEASE_RENEW": "20s", "LEASE_RETRY": "1s", "SHUTDOWN_AFTER": "9s", "CLAIM_WAIT": "3s", "CLAIM_QUEUE": "11", "JOURNAL_BYTES_PER_SECOND": "70000", "LOG_LEVEL": "debug", "WALL_CLOCK_OFFSET": "-10m",
 	} {
 		t.Setenv("BERTH_ALLOCATOR_"+name, value)
@@ -277,7 +277,7 @@ func TestEveryFlagCanComeFromTheEnvironment(t *testing.T) {
 	require.Equal(t, flags{
 		PublicURL: "http://a", Namespace: "n", Kubeconfig: "/k", APIListen: "127.0.0.1:1", APIAdvertise: "b:5", APIKeysDir: "/keys",
 		ControlListen: "127.0.0.1:2", ControlAdvertise: "a:3", ControlTLSDir: "/tls", PodSecurity: "privileged",
-		AdminListen: "127.0.0.1:4", KubeQPS: 5, KubeBurst: 6, MaxStale: 7 * time.Minute, Window: 8 * time.Second, AccessLogFlush: 2 * time.Second, ReapDryRun: true,
+		AdminListen: "127.0.0.1:4", KubeQPS: 5, KubeBurst: 6, MaxStale: 7 * time.Minute, Window: 8 * time.Second, ReapDryRun: true,
 		LeaseDuration: 30 * time.Second, LeaseRenew: 20 * time.Second, LeaseRetry: time.Second, ShutdownAfter: 9 * time.Second, LogLevel: "debug", ClaimWait: 3 * time.Second, ClaimQueue: 11, JournalBytes: 70000, WallClockOffset: -10 * time.Minute,
 	}, f)
 	_, err = f.check()

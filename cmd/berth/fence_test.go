@@ -95,7 +95,7 @@ func operate(t *testing.T) (o *operated, url string) {
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "ops"), []byte(theKey), 0o600))
 	keys, err := rest.NewKeys(dir, time.Now, zap.NewNop())
 	require.NoError(t, err)
-	h, err := rest.New(rest.Options{Allocator: o, Keys: keys, PublicScheme: "https", PublicHost: "sandbox.example.com", ActivityWindow: 7 * time.Second, Log: zap.NewNop()})
+	h, err := rest.New(rest.Options{Allocator: o, Keys: keys, PublicScheme: "https", PublicHost: "sandbox.example.com", MinIdleTimeout: 5 * time.Second, Log: zap.NewNop()})
 	require.NoError(t, err)
 	server := httptest.NewServer(h)
 	t.Cleanup(server.Close)

@@ -34,16 +34,16 @@ func (c *lastActiveCommand) Run(ctx context.Context, o *output) error {
 			return err
 		}
 	}
-	t := newTable(o.out, "SANDBOX", "POOL", "IDLE FOR", "TIMEOUT", "OPEN", "KNOWN FROM", "NEXT")
+	t := newTable(o.out, "SANDBOX", "POOL", "IDLE FOR", "TIMEOUT", "OPEN", "LAST ACTIVITY", "NEXT")
 	for _, s := range all.Sandboxes {
 		timeout := "-"
 		if s.IdleTimeout > 0 {
 			timeout = span(s.IdleTimeout)
-			if s.OpenConnections != "" && s.OpenConnections != "Active" {
-				timeout += " " + s.OpenConnections
+			if s.MinBytesPerMinute > 0 {
+				timeout += fmt.Sprintf(" at %d B/min", s.MinBytesPerMinute)
 			}
 		}
-		t.row(s.SandboxID, s.Pool, span(s.AgeSeconds), timeout, fmt.Sprint(s.OpenStreams), s.Known(), s.Then(all.DryRun))
+		t.row(s.SandboxID, s.Pool, span(s.AgeSeconds), timeout, fmt.Sprint(s.Open), s.Last(), s.Then(all.DryRun))
 	}
 	return t.end(all.Truncated)
 }

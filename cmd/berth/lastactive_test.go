@@ -12,6 +12,7 @@ import (
 
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/allocator/rest"
+	"github.com/berth-sandbox/berth/api/activity"
 )
 
 // watched is the HTTP API before an allocator that knows of some activity.
@@ -32,7 +33,7 @@ func (w *watched) Activities(_ context.Context, which rest.Which, most int) ([]c
 
 func (w *watched) serve(t *testing.T, dryRun bool) (url string) {
 	t.Helper()
-	h, err := rest.New(rest.Options{Allocator: w, PublicScheme: "https", PublicHost: "a", ActivityWindow: 7 * time.Second, ReapDryRun: dryRun, Log: zap.NewNop()})
+	h, err := rest.New(rest.Options{Allocator: w, PublicScheme: "https", PublicHost: "a", MinIdleTimeout: 5 * time.Second, ReapDryRun: dryRun, Log: zap.NewNop()})
 	require.NoError(t, err)
 	server := httptest.NewServer(h)
 	t.Cleanup(server.Close)
@@ -45,10 +46,10 @@ func inUse() *watched {
 		return core.Sandbox{Binding: b, Pool: core.PoolKey{Namespace: "default", Name: "python"}}
 	}
 	return &watched{list: []core.ActivityStatus{
-		{Sandbox: sandbox("aa1", core.Binding{IdleTimeout: time.Minute}), Age: 12 * time.Second, Source: core.Reported, Router: "router-a", Open: 2, Next: core.ReasonIdle, In: 48 * time.Second, Awaits: []string{"router-b"}},
-		{Sandbox: sandbox("aa2", core.Binding{IdleTimeout: 2 * time.Minute, BytesOnly: true}), Source: core.Called, Next: core.ReasonTimeout, In: time.Hour},
-		{Sandbox: sandbox("ab1", core.Binding{}), Age: time.Hour, Source: core.Began},
-		{Sandbox: sandbox("ab2", core.Binding{IdleTimeout: time.Minute}), Age: time.Minute, Source: core.OnRecord, Next: core.ReasonIdle},
+		{Sandbox: sandbox("aa1", core.Binding{IdleTimeout: time.Minute}), Age: 12 * time.Second, Kind: activity.Open, Router: "router-a", Open: 2, Next: core.ReasonIdle, In: 48 * time.Second, Awaits: []string{"router-b"}},
+		{Sandbox: sandbox("aa2", core.Binding{IdleTimeout: 2 * time.Minute, MinBytes: 2048}), Kind: activity.Keepalive, Next: core.ReasonTimeout, In: time.Hour},
+		{Sandbox: sandbox("ab1", core.Binding{}), Age: time.Hour, Kind: activity.Claim},
+		{Sandbox: sandbox("ab2", core.Binding{IdleTimeout: time.Minute}), Age: time.Minute, Kind: activity.Unknown, Why: "a router has ended", Next: core.ReasonIdle},
 	}}
 }
 
@@ -62,11 +63,11 @@ func TestLastActiveShowsWhatIsUsedAndWhatHappensNext(t *testing.T) {
 		return stdout
 	}
 	require.Equal(t, []string{
-		"SANDBOX POOL IDLE FOR TIMEOUT OPEN KNOWN FROM NEXT",
-		"aa1 python 12s 1m0s 2 report of router-a Idle in 48s, waits for router-b",
-		"aa2 python 0s 2m0s BytesOnly 0 call Timeout in 1h0m0s",
+		"SANDBOX POOL IDLE FOR TIMEOUT OPEN LAST ACTIVITY NEXT",
+		"aa1 python 12s 1m0s 2 open at router-a Idle in 48s, waits for router-b",
+		"aa2 python 0s 2m0s at 2048 B/min 0 keepalive Timeout in 1h0m0s",
 		"ab1 python 1h0m0s - 0 claim stays",
-		"ab2 python 1m0s 1m0s 0 record Idle is due",
+		"ab2 python 1m0s 1m0s 0 unknown (a router has ended) Idle is due",
 	}, lines(lastActive()))
 	require.Equal(t, 1000, w.most)
 	require.Equal(t, rest.Which{}, w.which)

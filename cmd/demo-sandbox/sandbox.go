@@ -35,8 +35,9 @@ type sandbox struct {
 	begun       time.Time
 	ready       atomic.Pointer[bool] // what was asked for; nil: nothing, so ReadyAfter decides
 	terminating atomic.Bool
-	exits       chan int // capacity 1; exit codes asked for, the first counts
-	record      *os.File // nil: nothing is written down
+	busyUntil   atomic.Int64 // bootclock
+	exits       chan int     // capacity 1; exit codes asked for, the first counts
+	record      *os.File     // nil: nothing is written down
 }
 
 func newSandbox(f *flags, begun time.Time) (*sandbox, error) {
@@ -96,6 +97,8 @@ func (s *sandbox) handler(port int) http.Handler {
 	mux.HandleFunc("/healthz", s.healthz)
 	mux.HandleFunc("/readyz", s.readyz)
 	mux.HandleFunc("POST /ready", s.setReady)
+	mux.HandleFunc("GET /busy", s.busy)
+	mux.HandleFunc("POST /busy", s.setBusy)
 	mux.HandleFunc("/hits", func(w http.ResponseWriter, _ *http.Request) { reply(w, map[string]int64{"hits": hits.Load()}) })
 	counted := func(pattern string, h http.HandlerFunc) {
 		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
@@ -108,6 +111,7 @@ func (s *sandbox) handler(port int) http.Handler {
 	counted("/ws", echo)
 	counted("/sse", events)
 	counted("/sleep", sleep)
+	counted("/download", download)
 	counted("/exit", s.exit)
 	counted("/upload", upload)
 	counted("/", remote(func(w http.ResponseWriter, r *http.Request) { s.identify(w, r, port) }))
@@ -155,6 +159,34 @@ func (s *sandbox) setReady(w http.ResponseWriter, r *http.Request) {
 	}
 	s.ready.Store(&value)
 	fmt.Fprintln(w, value)
+}
+
+// busy answers a busy probe: 200 while it computes, else 204.
+func (s *sandbox) busy(w http.ResponseWriter, _ *http.Request) {
+	if int64(bootclock.Now()) >= s.busyUntil.Load() {
+		w.WriteHeader(http.StatusNoContent)
+	}
+}
+
+// setBusy has it compute for so long, though nothing is sent meanwhile.
+func (s *sandbox) setBusy(w http.ResponseWriter, r *http.Request) {
+	d, err := time.ParseDuration(r.URL.Query().Get("for"))
+	if err != nil || d < 0 {
+		http.Error(w, "for must be a duration such as 100ms", http.StatusBadRequest)
+		return
+	}
+	s.busyUntil.Store(int64(bootclock.Now() + d))
+	fmt.Fprintln(w, "busy for", d)
+}
+
+// download sends zeros until the reader goes.
+func download(w http.ResponseWriter, _ *http.Request) {
+	zeros := make([]byte, 64<<10)
+	for {
+		if _, err := w.Write(zeros); err != nil {
+			return
+		}
+	}
 }
 
 func (s *sandbox) exit(w http.ResponseWriter, r *http.Request) {

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/alecthomas/kong"
@@ -24,32 +25,34 @@ import (
 	"github.com/berth-sandbox/berth/envoy"
 	"github.com/berth-sandbox/berth/extproc"
 	"github.com/berth-sandbox/berth/extproc/admin"
+	"github.com/berth-sandbox/berth/extproc/busy"
 	"github.com/berth-sandbox/berth/extproc/instance"
 	"github.com/berth-sandbox/berth/extproc/link"
 	"github.com/berth-sandbox/berth/internal/bootclock"
 	"github.com/berth-sandbox/berth/internal/controltls"
 	"github.com/berth-sandbox/berth/lastactive"
+	"github.com/berth-sandbox/berth/lastactive/look"
 	"github.com/berth-sandbox/berth/routecache"
 )
 
 type flags struct {
-	Domain         string        `required:"" help:"Domain of the sandboxes: hosts are <port>-<id>.<domain>."`
-	GatewayHosts   []string      `help:"Hosts beside the domain itself at which the headers E2b-Sandbox-Id or X-Sandbox-Id (and -Port) name the sandbox; several with commas."`
-	Paths          bool          `help:"At those hosts /sandboxes/<id>/<port>/rest names the sandbox, which gets /rest. Envoy must be told, too."`
-	Allocator      []string      `required:"" help:"Control addresses of the allocator's replicas, host:port, tried in turn; several with commas."`
-	PodCIDRs       []string      `name:"pod-cidrs" required:"" help:"Ranges that destinations may lie in, as 10.0.0.0/8; several with commas."`
-	Socket         string        `default:"/run/berth/router.sock" help:"Unix socket for Envoy. In its directory, which is this Envoy's alone, routers keep their lock files."`
-	AdminListen    string        `default:"127.0.0.1:9901" help:"Address of the admin listener. It shows sandbox IDs: outside loopback it needs --admin-anywhere."`
-	AdminAnywhere  bool          `help:"--admin-listen may be outside loopback. Everybody who can connect to it then reads the IDs of all sandboxes, which open them, and can take profiles."`
-	HealthListen   string        `help:"Address that answers only /healthz, /readyz and /metrics, for probes from outside the pod. Empty: only the admin listener answers them."`
-	ControlTLSDir  string        `name:"control-tls-dir" help:"Directory with tls.crt, tls.key and ca.crt for mutual TLS with allocators; read again when they change. Empty: no TLS, allocators must be on loopback."`
-	CacheSize      int           `default:"100000" help:"Routes to keep, 1 or more."`
-	NegativeTTL    time.Duration `name:"negative-ttl" default:"1s" help:"How long an unknown sandbox ID is remembered as unknown."`
-	MaxStale       time.Duration `default:"15m" help:"How long known routes are served without the allocator. Must not be more than the allocators' --max-stale, or they refuse this router."`
-	LookupTimeout  time.Duration `default:"2s" help:"How long a request waits for the allocator's answer, at most 4s."`
-	AccessLogFlush time.Duration `default:"5s" help:"How often Envoy reports an open request, at least 1s. Must be the --access-log-flush that Envoy was configured with."`
-	ShutdownAfter  time.Duration `default:"10s" help:"How long a shutdown may take: requests in progress, and then finding a leader to say Goodbye to. A failover should fit in."`
-	LogLevel       string        `default:"info" help:"debug, info, warn or error."`
+	Domain        string        `required:"" help:"Domain of the sandboxes: hosts are <port>-<id>.<domain>."`
+	GatewayHosts  []string      `help:"Hosts beside the domain itself at which the headers E2b-Sandbox-Id or X-Sandbox-Id (and -Port) name the sandbox; several with commas."`
+	Paths         bool          `help:"At those hosts /sandboxes/<id>/<port>/rest names the sandbox, which gets /rest. Envoy must be told, too."`
+	Allocator     []string      `required:"" help:"Control addresses of the allocator's replicas, host:port, tried in turn; several with commas."`
+	PodCIDRs      []string      `name:"pod-cidrs" required:"" help:"Ranges that destinations may lie in, as 10.0.0.0/8; several with commas."`
+	Socket        string        `default:"/run/berth/router.sock" help:"Unix socket for Envoy. In its directory, which is this Envoy's alone, routers keep their lock files."`
+	EnvoyAdmin    string        `default:"/run/berth/envoy-admin.sock" help:"Unix socket of Envoy's admin page, which says what requests are open. It must be the --admin-socket that Envoy was configured with. While it does not answer, no sandbox is released for being idle."`
+	AdminListen   string        `default:"127.0.0.1:9901" help:"Address of the admin listener. It shows sandbox IDs: outside loopback it needs --admin-anywhere."`
+	AdminAnywhere bool          `help:"--admin-listen may be outside loopback. Everybody who can connect to it then reads the IDs of all sandboxes, which open them, and can take profiles."`
+	HealthListen  string        `help:"Address that answers only /healthz, /readyz and /metrics, for probes from outside the pod. Empty: only the admin listener answers them."`
+	ControlTLSDir string        `name:"control-tls-dir" help:"Directory with tls.crt, tls.key and ca.crt for mutual TLS with allocators; read again when they change. Empty: no TLS, allocators must be on loopback."`
+	CacheSize     int           `default:"100000" help:"Routes to keep, 1 or more."`
+	NegativeTTL   time.Duration `name:"negative-ttl" default:"1s" help:"How long an unknown sandbox ID is remembered as unknown."`
+	MaxStale      time.Duration `default:"15m" help:"How long known routes are served without the allocator. Must not be more than the allocators' --max-stale, or they refuse this router."`
+	LookupTimeout time.Duration `default:"2s" help:"How long a request waits for the allocator's answer, at most 4s."`
+	ShutdownAfter time.Duration `default:"10s" help:"How long a shutdown may take: requests in progress, and then finding a leader to say Goodbye to, which gets the last 2s at least. A failover should fit in."`
+	LogLevel      string        `default:"info" help:"debug, info, warn or error."`
 
 	Version kong.VersionFlag `env:"-" help:"Print the version."`
 }
@@ -57,6 +60,10 @@ type flags struct {
 // socketWait is how long a router waits for its routes before it listens all the same. It
 // is shorter than Envoy goes on asking.
 const socketWait = 2 * time.Second
+
+// goodbyeLeast is how much of a shutdown is kept for the Goodbye, whatever requests are in
+// progress. Of a shorter shutdown than twice that it is half.
+const goodbyeLeast = 2 * time.Second
 
 func main() { cli.MainOfService(run) }
 
@@ -93,20 +100,40 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
+	answers := extproc.NewAnswers()
+	var server *extproc.Server
+	reader, err := look.New(f.EnvoyAdmin, func() int { return server.Connections() })
+	if err != nil {
+		return err
+	}
+	looked := prometheus.NewHistogram(prometheus.HistogramOpts{
+		Name: "berth_router_look_seconds", Help: "How long it took to read what requests Envoy holds open. One that fails is not counted.",
+		Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2},
+	})
 	tracker, err := lastactive.New(lastactive.Options{
-		Size: 2 * f.CacheSize, Flush: f.AccessLogFlush, Window: envoy.ActivityWindow(f.AccessLogFlush),
-		Now: bootclock.Now, Gone: cache.Gone, IdleTimeout: cache.IdleTimeout,
+		Window: envoy.Window, Now: bootclock.Now,
+		Look: func(ctx context.Context) (look.Look, error) {
+			began := time.Now()
+			l, err := reader.Look(ctx)
+			if err == nil {
+				looked.Observe(time.Since(began).Seconds())
+			}
+			return l, err
+		},
 	})
 	if err != nil {
 		return err
 	}
-	answers := extproc.NewAnswers()
 	self, err := instance.New(filepath.Dir(f.Socket))
 	if err != nil {
 		return fmt.Errorf("router socket: the directory of --socket: %w", err)
 	}
 	l, err = link.New(link.Options{
-		Allocators: f.Allocator, InstanceID: self.ID(), MaxStale: f.MaxStale, ActivityWindow: envoy.ActivityWindow(f.AccessLogFlush),
+		Allocators: f.Allocator, InstanceID: self.ID(), MaxStale: f.MaxStale,
+		Probe: func(ctx context.Context, addr netip.AddrPort, path string) bool {
+			inRange := slices.ContainsFunc(cidrs, func(p netip.Prefix) bool { return p.Contains(addr.Addr()) }) // as for requests
+			return inRange && busy.Ask(ctx, addr, path)
+		},
 		Cache: cache, Activity: tracker, Answers: answers, Neighbours: self, Now: bootclock.Now, Log: log.Named("link"),
 		Dial: []grpc.DialOption{
 			grpc.WithTransportCredentials(security),
@@ -117,18 +144,18 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		return err
 	}
 	defer func() { _ = self.Close(answers.Unread() == 0) }()
-	if err := registerCacheMetrics(metrics, cache, tracker); err != nil {
+	if err := errors.Join(registerCacheMetrics(metrics, cache, tracker), metrics.Register(looked)); err != nil {
 		return err
 	}
-	server, err := extproc.New(extproc.Options{
-		Socket: f.Socket, Hosts: f.hosts(), PodCIDRs: cidrs, LookupTimeout: f.LookupTimeout, AccessLogFlush: f.AccessLogFlush,
+	server, err = extproc.New(extproc.Options{
+		Socket: f.Socket, Hosts: f.hosts(), PodCIDRs: cidrs, LookupTimeout: f.LookupTimeout,
 		Routes: cache, Activity: tracker, Answers: answers, Metrics: metrics, Log: log.Named("request"),
 	})
 	if err != nil {
 		return err
 	}
 	pages, err := admin.New(admin.Options{
-		AnyHost: !cli.Loopback(f.AdminListen), Cache: cache, Tracker: tracker, Flush: f.AccessLogFlush, Window: envoy.ActivityWindow(f.AccessLogFlush), Metrics: metrics, Now: time.Now,
+		AnyHost: !cli.Loopback(f.AdminListen), Cache: cache, Tracker: tracker, Metrics: metrics, Now: time.Now,
 		Ready: func() error {
 			switch {
 			case ctx.Err() != nil:
@@ -173,11 +200,11 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		case <-time.After(socketWait):
 		case <-failed.Done():
 		}
-		if failed.Err() != nil {
-			return nil // a successor's socket must stay where it is
-		}
-		socket, err := server.Listen()
-		if err != nil {
+		socket, err := server.Listen(failed)
+		switch {
+		case errors.Is(err, context.Canceled):
+			return nil // this process ends
+		case err != nil:
 			return err
 		}
 		log.Info("listening", listening...)
@@ -192,7 +219,10 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		log.Info("stopping")
 		limit, cancel := context.WithTimeout(context.WithoutCancel(ctx), f.ShutdownAfter)
 		defer cancel()
-		server.Stop(limit)
+		// A request may be held for longer than all of it.
+		serving, cut := context.WithTimeout(limit, f.ShutdownAfter-min(goodbyeLeast, f.ShutdownAfter/2))
+		defer cut()
+		server.Stop(serving)
 		endLink()
 		select {
 		case <-left:
@@ -250,9 +280,6 @@ func (f *flags) check() ([]netip.Prefix, error) {
 	if f.LookupTimeout <= 0 || f.LookupTimeout > extproc.AnswerMost {
 		errs = append(errs, fmt.Errorf("--lookup-timeout %v: must be above 0 and at most %v, because Envoy waits %v", f.LookupTimeout, extproc.AnswerMost, envoy.MessageTimeout))
 	}
-	if f.AccessLogFlush < envoy.MinAccessLogFlush {
-		errs = append(errs, fmt.Errorf("--access-log-flush %v: must be at least %v", f.AccessLogFlush, envoy.MinAccessLogFlush))
-	}
 	if f.ShutdownAfter <= 0 {
 		errs = append(errs, fmt.Errorf("--shutdown-after %v: must be positive", f.ShutdownAfter))
 	}
@@ -283,15 +310,12 @@ func registerCacheMetrics(reg prometheus.Registerer, cache *routecache.Cache, tr
 		}
 		return 0
 	})
-	errs = append(errs, reg.Register(prometheus.NewCounterFunc(prometheus.CounterOpts{
-		Name: "berth_lastactive_evictions_total", Help: "Sandboxes whose last activity was forgotten for want of room.",
-	}, func() float64 { return float64(tracker.Evicted()) })))
 	gauge("berth_lastactive_sandboxes", "Sandboxes whose last activity is remembered.", func() float64 { return float64(tracker.Len()) })
-	gauge("berth_lastactive_streams", "Requests that Envoy's access log has shown to be open.", func() float64 { return float64(tracker.Streams()) })
-	errs = append(errs, reg.Register(prometheus.NewCounterFunc(prometheus.CounterOpts{
-		Name: "berth_lastactive_doubts_total", Help: "How often there was a reason to doubt what is open: the start, a log stream that was cut or stood still, a request through an Envoy that reports less often than this router was told, a pause of this process of more than half a second.",
-	}, func() float64 { return float64(tracker.Doubts()) })))
-	gauge("berth_lastactive_doubt_seconds", "For how much longer it is not known what is open, so that no sandbox is released for being idle. 0: it is known.",
-		func() float64 { return tracker.Doubt().Seconds() })
+	gauge("berth_router_blind", "1 while this router cannot tell what requests Envoy holds open, so that no sandbox is released for being idle. Its page /admin/last-active says why.", func() float64 {
+		if tracker.Blind() != "" {
+			return 1
+		}
+		return 0
+	})
 	return errors.Join(errs...)
 }

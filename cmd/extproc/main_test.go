@@ -73,16 +73,16 @@ func TestMissingFlagsAreAllNamed(t *testing.T) {
 
 func TestWrongFlagsAreAllNamedInOneError(t *testing.T) {
 	_, err := try(t, "--domain=Sandbox.Example.com", "--allocator=127.0.0.1:9090,allocator,b:,allocator:9090", "--pod-cidrs=10.0.0.0/8,10.0.0.1,x",
-		"--cache-size=0", "--negative-ttl=0s", "--max-stale=999ms", "--lookup-timeout=5s", "--access-log-flush=999ms", "--shutdown-after=-1s", "--log-level=loud")
+		"--cache-size=0", "--negative-ttl=0s", "--max-stale=999ms", "--lookup-timeout=5s", "--shutdown-after=-1s", "--log-level=loud")
 	for _, wrong := range []string{
 		`--domain, --gateway-hosts: domain "Sandbox.Example.com"`, `--allocator "allocator"`, `--allocator "b:"`, `--allocator "allocator:9090"`, `--pod-cidrs "10.0.0.1"`, `--pod-cidrs "x"`,
-		"--cache-size 0", "--negative-ttl 0s", "--max-stale 999ms", "--lookup-timeout 5s", "--access-log-flush 999ms", "--shutdown-after -1s", `--log-level "loud"`,
+		"--cache-size 0", "--negative-ttl 0s", "--max-stale 999ms", "--lookup-timeout 5s", "--shutdown-after -1s", `--log-level "loud"`,
 	} {
 		require.ErrorContains(t, err, wrong)
 	}
 	require.NotContains(t, err.Error(), "127.0.0.1:9090")
 	require.NotContains(t, err.Error(), `"10.0.0.0/8"`)
-	require.Equal(t, 12, strings.Count(err.Error(), "\n"), "each wrong flag has one line")
+	require.Equal(t, 11, strings.Count(err.Error(), "\n"), "each wrong flag has one line")
 }
 
 func TestAllocatorsOutsideLoopbackNeedTLS(t *testing.T) {
@@ -143,9 +143,9 @@ func TestAddressesThatCannotBeListenedOnAreNamed(t *testing.T) {
 
 func TestEveryFlagCanComeFromTheEnvironment(t *testing.T) {
 	for name, value := range map[string]string{
-		"DOMAIN": "sandbox.example.com", "ALLOCATOR": "a:1,b:2", "POD_CIDRS": "10.0.0.0/8,fd00::/8", "SOCKET": "/s", "ADMIN_LISTEN": "127.0.0.1:1",
+		"DOMAIN": "sandbox.example.com", "ALLOCATOR": "a:1,b:2", "POD_CIDRS": "10.0.0.0/8,fd00::/8", "SOCKET": "/s", "ENVOY_ADMIN": "/a", "ADMIN_LISTEN": "127.0.0.1:1",
 		"HEALTH_LISTEN": ":2", "CONTROL_TLS_DIR": "/tls", "GATEWAY_HOSTS": "g.example.com,api.sandbox.example.com", "PATHS": "true",
-		"ADMIN_ANYWHERE": "true", "CACHE_SIZE": "5", "NEGATIVE_TTL": "2s", "MAX_STALE": "1m", "LOOKUP_TIMEOUT": "3s", "ACCESS_LOG_FLUSH": "6s", "SHUTDOWN_AFTER": "4s", "LOG_LEVEL": "warn",
+		"ADMIN_ANYWHERE": "true", "CACHE_SIZE": "5", "NEGATIVE_TTL": "2s", "MAX_STALE": "1m", "LOOKUP_TIMEOUT": "3s", "SHUTDOWN_AFTER": "4s", "LOG_LEVEL": "warn",
 	} {
 		t.Setenv("BERTH_ROUTER_"+name, value)
 	}
@@ -156,7 +156,7 @@ func TestEveryFlagCanComeFromTheEnvironment(t *testing.T) {
 	require.Equal(t, flags{
 		Domain: "sandbox.example.com", Allocator: []string{"a:1", "b:2"}, PodCIDRs: []string{"10.0.0.0/8", "fd00::/8"}, Socket: "/s",
 		AdminListen: "127.0.0.1:1", AdminAnywhere: true, HealthListen: ":2", ControlTLSDir: "/tls", GatewayHosts: []string{"g.example.com", "api.sandbox.example.com"}, Paths: true, CacheSize: 5, NegativeTTL: 2 * time.Second, MaxStale: time.Minute, LookupTimeout: 3 * time.Second,
-		AccessLogFlush: 6 * time.Second, ShutdownAfter: 4 * time.Second, LogLevel: "warn",
+		EnvoyAdmin: "/a", ShutdownAfter: 4 * time.Second, LogLevel: "warn",
 	}, f)
 	_, err = f.check()
 	require.NoError(t, err)
@@ -269,6 +269,46 @@ func TestRouterRunsWithoutAnAllocatorAndStops(t *testing.T) {
 	require.Less(t, time.Since(began), 5*time.Second)
 }
 
+// envoyAt answers on Envoy's admin socket as an Envoy with two requests open does.
+func envoyAt(t *testing.T, socket string) {
+	t.Helper()
+	l, err := net.Listen("unix", socket)
+	require.NoError(t, err)
+	envoy := &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = io.WriteString(w, "pods_h1::observability_name::pods_h1\npods_h1::10.1.2.3:80::rq_active::2\npods_h2::observability_name::pods_h2\n")
+	})}
+	served := make(chan struct{})
+	go func() {
+		defer close(served)
+		_ = envoy.Serve(l)
+	}()
+	t.Cleanup(func() {
+		require.NoError(t, envoy.Close())
+		<-served
+	})
+}
+
+func TestARouterLooksAtWhatItsEnvoyHoldsOpen(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "a")
+	p := start(t, "--allocator=127.0.0.1:1", "--envoy-admin="+socket)
+	metrics := func(line string) func() bool {
+		return func() bool {
+			_, body := get(t, p.listening.Admin, "/metrics")
+			return strings.Contains(body, line)
+		}
+	}
+	require.Eventually(t, metrics("berth_router_blind 1"), time.Minute, 10*time.Millisecond, "there is no Envoy yet")
+	_, body := get(t, p.listening.Admin, "/admin/last-active?format=text")
+	require.Contains(t, body, "cannot tell what is open: ")
+
+	envoyAt(t, socket)
+	require.Eventually(t, metrics("berth_router_blind 0"), time.Minute, 10*time.Millisecond)
+	require.True(t, metrics("berth_router_look_seconds_count")())
+	require.False(t, metrics("berth_router_look_seconds_count 0")())
+	_, body = get(t, p.listening.Admin, "/admin/last-active?format=text")
+	require.Contains(t, body, "-  10.1.2.3  ")
+}
+
 func TestTheAdminListenerAnswersForeignHostsOnlyWhereAllowed(t *testing.T) {
 	for name, c := range map[string]struct {
 		args []string
@@ -337,6 +377,8 @@ func (l *leader) Submit(ev core.Event) {
 		l.joined <- ev.Session
 	case core.SessionPing:
 		l.server.Deliver(1, core.SendPong{Stream: ev.Stream, Nonce: ev.Nonce})
+	case core.SessionGoodbye:
+		l.server.Deliver(1, core.CloseStream{Stream: ev.Stream, Left: true})
 	}
 }
 
@@ -354,7 +396,7 @@ func (*leader) Restored(uint64) {}
 // lead runs the allocator's own control server.
 func lead(t *testing.T, c credentials.TransportCredentials) (*leader, string) {
 	t.Helper()
-	l := &leader{server: control.New(15*time.Minute, 7*time.Second, func() string { return "" }, zap.NewNop()), joined: make(chan string, 100)}
+	l := &leader{server: control.New(15*time.Minute, func() string { return "" }, zap.NewNop()), joined: make(chan string, 100)}
 	l.server.Lead(l)
 	s := grpc.NewServer(grpc.Creds(c))
 	controlv1.RegisterControlServer(s, l.server)

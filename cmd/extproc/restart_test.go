@@ -50,7 +50,14 @@ func (l *recordingLeader) Submit(ev core.Event) {
 		default:
 		}
 	case core.SessionGoodbye:
-		l.ended <- "Goodbye of " + ev.Session
+		goodbye := "Goodbye of " + ev.Session
+		if ev.Looked {
+			goodbye += " after a look"
+		}
+		l.ended <- goodbye
+		l.server.Deliver(1, core.CloseStream{Stream: ev.Stream, Left: true})
+	case core.Resolve:
+		l.server.Deliver(1, core.SendResolved{Stream: ev.Stream, ID: ev.ID, Starting: true, Hold: 30 * time.Second})
 	case core.SessionDead:
 		l.ended <- "Dead " + ev.Session
 	}
@@ -70,7 +77,7 @@ func (*recordingLeader) Restored(uint64) {}
 // restarted, and says no Goodbye. Its successor must not report its death either: Envoy
 // may go on later, read the answer and connect.
 func TestARouterThatEndsWithUnreadAnswersIsNotReportedDead(t *testing.T) {
-	l := &recordingLeader{server: control.New(15*time.Minute, 7*time.Second, func() string { return "" }, zap.NewNop()), joined: make(chan string, 10), ended: make(chan string, 10), pinged: make(chan string)}
+	l := &recordingLeader{server: control.New(15*time.Minute, func() string { return "" }, zap.NewNop()), joined: make(chan string, 10), ended: make(chan string, 10), pinged: make(chan string)}
 	l.server.Lead(l)
 	s := grpc.NewServer()
 	controlv1.RegisterControlServer(s, l.server)
@@ -109,7 +116,7 @@ func TestARouterThatEndsWithUnreadAnswersIsNotReportedDead(t *testing.T) {
 
 // An operator was wrong about it, and the allocator has waited for nothing that it knows.
 func TestARouterThatWasDeclaredDeadEndsWithAnError(t *testing.T) {
-	l := &recordingLeader{server: control.New(15*time.Minute, 7*time.Second, func() string { return "" }, zap.NewNop()), joined: make(chan string, 10), ended: make(chan string, 10), pinged: make(chan string)}
+	l := &recordingLeader{server: control.New(15*time.Minute, func() string { return "" }, zap.NewNop()), joined: make(chan string, 10), ended: make(chan string, 10), pinged: make(chan string)}
 	l.server.Lead(l)
 	l.banned.Store(true)
 	s := grpc.NewServer()
@@ -128,7 +135,7 @@ func TestARouterThatWasDeclaredDeadEndsWithAnError(t *testing.T) {
 
 // While requests are answered the allocator must count on this router.
 func TestGoodbyeFollowsTheEndOfTheServer(t *testing.T) {
-	l := &recordingLeader{server: control.New(15*time.Minute, 7*time.Second, func() string { return "" }, zap.NewNop()), joined: make(chan string, 10), ended: make(chan string, 10), pinged: make(chan string)}
+	l := &recordingLeader{server: control.New(15*time.Minute, func() string { return "" }, zap.NewNop()), joined: make(chan string, 10), ended: make(chan string, 10), pinged: make(chan string)}
 	l.server.Lead(l)
 	s := grpc.NewServer()
 	controlv1.RegisterControlServer(s, l.server)
@@ -175,10 +182,45 @@ func TestGoodbyeFollowsTheEndOfTheServer(t *testing.T) {
 	require.Equal(t, "Goodbye of "+session, soon(t, l.ended))
 }
 
+// What is held may be held for longer than a shutdown takes. Without a Goodbye every fence
+// would wait until this router has expired.
+func TestGoodbyeIsSaidAlthoughARequestIsHeld(t *testing.T) {
+	l := &recordingLeader{server: control.New(15*time.Minute, func() string { return "" }, zap.NewNop()), joined: make(chan string, 10), ended: make(chan string, 10), pinged: make(chan string)}
+	l.server.Lead(l)
+	s := grpc.NewServer()
+	controlv1.RegisterControlServer(s, l.server)
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	go func() { _ = s.Serve(listener) }()
+	defer s.Stop()
+	p := start(t, "--allocator="+listener.Addr().String(), "--shutdown-after=4s")
+	session := soon(t, l.joined)
+	require.Eventually(t, func() bool {
+		code, _ := get(t, p.listening.Admin, "/readyz")
+		return code == 200
+	}, time.Minute, 10*time.Millisecond)
+	conn, err := grpc.NewClient("unix:"+p.listening.Socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	require.NoError(t, err)
+	defer conn.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	stream, err := extprocv3.NewExternalProcessorClient(conn).Process(ctx)
+	require.NoError(t, err)
+	require.NoError(t, stream.Send(&extprocv3.ProcessingRequest{Request: &extprocv3.ProcessingRequest_RequestHeaders{RequestHeaders: &extprocv3.HttpHeaders{Headers: &corev3.HeaderMap{Headers: []*corev3.HeaderValue{
+		{Key: ":method", RawValue: []byte("GET")}, {Key: ":authority", RawValue: []byte("80-starting000000000000.sandbox.example.com")}, {Key: "x-request-id", RawValue: []byte("r")},
+	}}}}}))
+	answer, err := stream.Recv()
+	require.NoError(t, err)
+	require.NotNil(t, answer.GetOverrideMessageTimeout(), "it is not held: %v", answer)
+	require.NoError(t, p.stop())
+	require.Len(t, l.ended, 1, "it has ended without a Goodbye")
+	require.Equal(t, "Goodbye of "+session, <-l.ended)
+}
+
 // A successor that takes the socket before it has routes would refuse what its
 // predecessor can serve.
 func TestARouterTakesTheSocketWhenItHasRoutes(t *testing.T) {
-	l := &recordingLeader{server: control.New(15*time.Minute, 7*time.Second, func() string { return "" }, zap.NewNop()), joined: make(chan string, 10), ended: make(chan string, 10), pinged: make(chan string)}
+	l := &recordingLeader{server: control.New(15*time.Minute, func() string { return "" }, zap.NewNop()), joined: make(chan string, 10), ended: make(chan string, 10), pinged: make(chan string)}
 	s := grpc.NewServer()
 	controlv1.RegisterControlServer(s, l.server)
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -186,12 +228,14 @@ func TestARouterTakesTheSocketWhenItHasRoutes(t *testing.T) {
 	l.server.Lead(l)
 	go func() { _ = s.Serve(listener) }()
 	defer s.Stop()
+	admin := filepath.Join(t.TempDir(), "a")
+	envoyAt(t, admin)
 	for range 20 {
-		p := start(t, "--allocator="+listener.Addr().String())
+		p := start(t, "--allocator="+listener.Addr().String(), "--envoy-admin="+admin)
 		code, body := get(t, p.listening.Admin, "/readyz")
 		require.Equal(t, 200, code, body)
 		session := soon(t, l.joined)
 		require.NoError(t, p.stop())
-		require.Equal(t, "Goodbye of "+session, soon(t, l.ended))
+		require.Equal(t, "Goodbye of "+session+" after a look", soon(t, l.ended))
 	}
 }

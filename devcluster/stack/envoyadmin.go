@@ -2,12 +2,13 @@ package stack
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"net"
 	"net/http"
 	"net/netip"
-	"time"
+	"os"
+
+	"golang.org/x/sys/unix"
 )
 
 // EnvoyAdmin returns a client that speaks HTTP over Envoy's admin socket,
@@ -21,37 +22,26 @@ func EnvoyAdmin(socket string) *http.Client {
 	}}
 }
 
-// EnvoyAddress asks Envoy, through a client from EnvoyAdmin, which address its
-// only listener got.
-func EnvoyAddress(ctx context.Context, admin *http.Client) (netip.AddrPort, error) {
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
-	defer cancel()
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://envoy/listeners?format=json", http.NoBody)
+// reserve finds a port of 127.0.0.1 on which nothing listens, and keeps it, until free
+// is called, from everything that does not set SO_REUSEPORT. Envoy does; the kernel
+// gives no such port to those who let it choose.
+func reserve() (addr netip.AddrPort, free func() error, err error) {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
-		return netip.AddrPort{}, err
+		return addr, nil, fmt.Errorf("reserve a port: %w", os.NewSyscallError("socket", err))
 	}
-	response, err := admin.Do(r)
+	free = func() error { return unix.Close(fd) }
+	if err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1); err == nil {
+		err = unix.Bind(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}})
+	}
+	var bound unix.Sockaddr
+	if err == nil {
+		bound, err = unix.Getsockname(fd)
+	}
 	if err != nil {
-		return netip.AddrPort{}, err
+		_ = free()
+		return addr, nil, fmt.Errorf("reserve a port of 127.0.0.1: %w", err)
 	}
-	defer response.Body.Close()
-	var listeners struct {
-		Statuses []struct {
-			Address struct {
-				Socket struct {
-					Address string `json:"address"`
-					Port    uint16 `json:"port_value"`
-				} `json:"socket_address"`
-			} `json:"local_address"`
-		} `json:"listener_statuses"`
-	}
-	if err := json.NewDecoder(response.Body).Decode(&listeners); err != nil {
-		return netip.AddrPort{}, err
-	}
-	if len(listeners.Statuses) != 1 {
-		return netip.AddrPort{}, fmt.Errorf("%d listeners, expected one", len(listeners.Statuses))
-	}
-	socket := listeners.Statuses[0].Address.Socket
-	ip, err := netip.ParseAddr(socket.Address)
-	return netip.AddrPortFrom(ip, socket.Port), err
+	at := bound.(*unix.SockaddrInet4)
+	return netip.AddrPortFrom(netip.AddrFrom4(at.Addr), uint16(at.Port)), free, nil
 }

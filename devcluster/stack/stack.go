@@ -34,11 +34,6 @@ type Options struct {
 	// LeaseDuration of the allocators; renewal and retry follow from it.
 	// Default 3 s, so that a killed allocator is replaced soon.
 	LeaseDuration time.Duration
-	// AccessLogFlush is Envoy's, and what routers and allocators are told of it. Default
-	// 1 s.
-	AccessLogFlush time.Duration
-	// EnvoyAccessLogFlush is what Envoy has in fact. Default AccessLogFlush.
-	EnvoyAccessLogFlush time.Duration
 	// Kubeconfig is the allocators'. Default the cluster's: another one may lead
 	// them through something that fails.
 	Kubeconfig string
@@ -83,7 +78,8 @@ type Gateway struct {
 	Addr netip.AddrPort
 	// Admin is the URL of the admin listener of Router.
 	Admin string
-	// EnvoyAdmin asks Envoy's admin socket; the URL's host does not matter.
+	// EnvoyAdmin asks Envoy's admin socket for what it allows: /clusters, /ready and
+	// /stats/prometheus. The URL's host does not matter.
 	EnvoyAdmin *http.Client
 }
 
@@ -111,9 +107,9 @@ func Start(ctx context.Context, c *devcluster.Cluster, o Options) (_ *Stack, err
 	if err != nil {
 		return nil, err
 	}
-	// Envoy first: the kernel chooses its port, which is part of every URL.
+	// Envoy first: its port is part of every URL.
 	for i := range o.Gateways {
-		g, err := newGateway(ctx, c, i, sockets, envoyBin, o)
+		g, err := newGateway(ctx, c, i, sockets, envoyBin)
 		if err != nil {
 			return nil, err
 		}
@@ -162,12 +158,6 @@ func (o Options) withDefaults() Options {
 	if o.LeaseDuration == 0 {
 		o.LeaseDuration = 3 * time.Second
 	}
-	if o.AccessLogFlush == 0 {
-		o.AccessLogFlush = time.Second
-	}
-	if o.EnvoyAccessLogFlush == 0 {
-		o.EnvoyAccessLogFlush = o.AccessLogFlush
-	}
 	return o
 }
 
@@ -202,7 +192,7 @@ func newAllocator(c *devcluster.Cluster, i int, publicPort uint16, o Options) (*
 			fmt.Sprintf("--public-url=http://%s:%d", o.Domain, publicPort),
 			"--api-listen=" + addresses[0].String(), "--control-listen=" + addresses[1].String(), "--admin-listen=" + addresses[2].String(),
 			"--control-advertise=" + a.Control.String(),
-			"--max-stale=" + o.MaxStale.String(), "--access-log-flush=" + o.AccessLogFlush.String(),
+			"--max-stale=" + o.MaxStale.String(),
 			"--lease-duration=" + o.LeaseDuration.String(), "--lease-renew=" + (o.LeaseDuration * 2 / 3).String(), "--lease-retry=" + (o.LeaseDuration / 10).String(),
 		}, o.AllocatorArgs...),
 		ready: func(ctx context.Context) error { return getOK(ctx, http.DefaultClient, a.Admin+"/healthz") },
@@ -233,42 +223,33 @@ func (s *Stack) Leader(ctx context.Context) (*Allocator, error) {
 	}
 }
 
-func newGateway(ctx context.Context, c *devcluster.Cluster, i int, sockets, envoyBin string, o Options) (*Gateway, error) {
+func newGateway(ctx context.Context, c *devcluster.Cluster, i int, sockets, envoyBin string) (g *Gateway, err error) {
 	name := fmt.Sprintf("envoy-%d", i)
-	settings := envoy.Settings{
-		Listen:       netip.MustParseAddrPort("127.0.0.1:0"),
-		RouterSocket: filepath.Join(sockets, fmt.Sprintf("router-%d.sock", i)),
-		AdminSocket:  filepath.Join(sockets, fmt.Sprintf("envoy-%d.sock", i)),
-		// Short, so that an open request shows as activity soon.
-		AccessLogFlush: o.EnvoyAccessLogFlush,
-	}
-	config := filepath.Join(c.Dir(), name+".yaml")
-	write := func() error {
-		raw, err := envoy.YAML(settings)
-		if err != nil {
-			return err
-		}
-		return os.WriteFile(config, raw, 0o644)
-	}
-	if err := write(); err != nil {
+	addr, free, err := reserve()
+	if err != nil {
 		return nil, err
 	}
-	g := &Gateway{EnvoyAdmin: EnvoyAdmin(settings.AdminSocket)}
+	defer func() { err = errors.Join(err, free()) }()
+	settings := envoy.Settings{
+		Listen:       addr,
+		RouterSocket: filepath.Join(sockets, fmt.Sprintf("router-%d.sock", i)),
+		AdminSocket:  filepath.Join(sockets, fmt.Sprintf("envoy-%d.sock", i)),
+	}
+	config := filepath.Join(c.Dir(), name+".yaml")
+	raw, err := envoy.YAML(settings)
+	if err != nil {
+		return nil, err
+	}
+	if err := os.WriteFile(config, raw, 0o644); err != nil {
+		return nil, err
+	}
+	g = &Gateway{Addr: addr, EnvoyAdmin: EnvoyAdmin(settings.AdminSocket)}
 	g.Envoy = &Process{
 		Name: name, supervisor: c.Supervisor(), logFile: filepath.Join(c.Dir(), name+".log"),
 		argv:  []string{envoyBin, "-c", config, "--disable-hot-restart", "--concurrency", "2", "--log-level", "warn"},
 		ready: func(ctx context.Context) error { return getOK(ctx, g.EnvoyAdmin, "http://envoy/ready") },
 	}
-	if err := g.Envoy.Start(ctx); err != nil {
-		return nil, err
-	}
-	addr, err := EnvoyAddress(ctx, g.EnvoyAdmin)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", name, err)
-	}
-	// From now on it has that port, also when it is started again.
-	g.Addr, settings.Listen = addr, addr
-	return g, write()
+	return g, g.Envoy.Start(ctx)
 }
 
 func (g *Gateway) addRouter(c *devcluster.Cluster, i int, sockets string, allocators []*Allocator, o Options) (err error) {
@@ -291,7 +272,7 @@ func (g *Gateway) addRouter(c *devcluster.Cluster, i int, sockets string, alloca
 				filepath.Join(o.BinDir, "extproc"),
 				"--domain=" + o.Domain, "--allocator=" + strings.Join(control, ","), "--pod-cidrs=" + strings.Join(cidrs, ","),
 				"--socket=" + filepath.Join(sockets, fmt.Sprintf("router-%d.sock", i)), "--admin-listen=" + admin.String(),
-				"--max-stale=" + o.MaxStale.String(), "--access-log-flush=" + o.AccessLogFlush.String(),
+				"--envoy-admin=" + filepath.Join(sockets, fmt.Sprintf("envoy-%d.sock", i)), "--max-stale=" + o.MaxStale.String(),
 			}, o.RouterArgs...),
 			ready: func(ctx context.Context) error { return getOK(ctx, http.DefaultClient, url+"/readyz") },
 		}, url, nil

@@ -10,13 +10,13 @@ import (
 )
 
 func TestNothingIsLostDoubleOrLeakedWhileHalfOfThePodsAreDeleted(t *testing.T) {
-	const waves, callers = 12, 25
+	const callers = 25
 	g := newGround(t, options{replicas: 2, lease: quietLease})
 	g.newPool(40, nil)
 	done := make(chan struct{})
 	var churning sync.WaitGroup
 	churning.Go(func() { g.churn(done) })
-	for i := range waves {
+	for i := range times(4, 12) {
 		g.burst(fmt.Sprintf("churn-%d", i), callers).end()
 	}
 	close(done)

@@ -128,13 +128,13 @@ func (f *faults) String() string {
 }
 
 func TestNothingIsLostOrDoubleWhenAThirdOfTheWritesFail(t *testing.T) {
-	const waves, callers = 30, 20
+	const callers = 20
 	f := &faults{share: 0.3}
 	g := newGround(t, options{replicas: 2, proxied: f})
 	g.newPool(60, nil)
 	f.on.Store(true)
 	random := g.random("faults")
-	for i := range waves {
+	for i := range times(8, 30) {
 		leader := g.leader()
 		b := g.burst(fmt.Sprintf("faults-%d", i), callers)
 		if i%8 == 7 { // what was said to be written is read by another one

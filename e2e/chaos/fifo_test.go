@@ -33,7 +33,8 @@ const waitLong = 300
 var waitingCount = regexp.MustCompile(`(\d+) claims waiting`)
 
 func TestClaimsThatWaitAreAnsweredInTheOrderInWhichTheyCame(t *testing.T) {
-	const callers, warm = 40, 8
+	const warm = 8
+	callers := times(10, 40)
 	g := newGround(t, options{replicas: 2, lease: quietLease})
 	g.newPool(warm, func(p *v1alpha1.SandboxPool) {
 		p.Spec.Template.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: gate}}

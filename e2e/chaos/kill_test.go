@@ -8,11 +8,11 @@ import (
 )
 
 func TestNothingIsLostOrDoubleWhenTheLeaderIsKilledWithinBursts(t *testing.T) {
-	const kills, callers = 20, 30
+	const callers = 30
 	g := newGround(t, options{replicas: 3})
 	g.newPool(40, nil)
 	random := g.random("kills")
-	for i := range kills {
+	for i := range times(5, 20) {
 		leader := g.leader()
 		b := g.burst(fmt.Sprintf("kill-%d", i), callers)
 		b.after(random.IntN(callers * 2 / 3)) // none: as the first ones arrive

@@ -14,11 +14,11 @@ import (
 // A leader that stood still past its lease wakes up with answers half given,
 // writes half done, and calls that were sent to it meanwhile.
 func TestALeaderThatWakesUpDeposedContradictsNobodyAndEnds(t *testing.T) {
-	const rounds, callers, asked = 4, 30, 8
+	const callers, asked = 30, 8
 	g := newGround(t, options{replicas: 3})
 	g.newPool(40, nil)
 	random := g.random("pauses")
-	for round := range rounds {
+	for round := range times(2, 4) {
 		name := fmt.Sprintf("pause-%d", round)
 		var known []string // claimed before the pause
 		for i := range asked {

@@ -8,8 +8,8 @@
 // Envoy and one router each, and pods that KWOK makes. One server of the test answers
 // for all pods and is the recorder: it sees what is in progress at each, and from when
 // to when. Between routers and allocators stand TCP relays of the test.
-// The access-log flush is a second, so idle timeouts are as short as they can be: three
-// to five seconds. Max-stale and the lease last for seconds too.
+// Idle timeouts are as short as they can be: five to seven seconds. Max-stale and the lease
+// last for seconds too.
 //
 // # What is done
 //
@@ -39,8 +39,14 @@
 //
 // # What is not done
 //
-// No Envoy is stopped or killed, and pods are not deleted: package soak does that.
-// Envoy's log is not broken alone; its streams end with the routers. No router is kept
-// away for so long that what is open at its Envoy is known to nobody (docs/architecture.md says
-// what is assumed).
+// No Envoy is stopped or killed, and pods are not deleted: package soak does that. No
+// router is kept away for so long that what is open at its Envoy counts no more
+// (docs/architecture.md says what is assumed).
+//
+// # How long
+//
+// In make test every fault is made once or twice, 100 sandboxes are released and 10
+// requests meet the moment of a release; in make test-long these are 500 and 50, in five
+// minutes of faults. What depends on the order of several faults, or on a moment that few
+// requests meet, is found by make test-long.
 package reaping

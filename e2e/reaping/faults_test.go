@@ -16,10 +16,10 @@ import (
 const (
 	// standsMost is for how long processes are stopped at the most: past the lease.
 	standsMost = 8 * time.Second
-	// awayMost is for how long a router is stopped or cut off at the most: past max-stale,
-	// so that its session expires, and three flushes. What is open at its Envoy is known to
-	// nobody then, and must be told again before the shortest idle timeout has passed since
-	// it expired: Berth promises no more, see docs/architecture.md.
+	// awayMost is for how long a router is stopped or cut off at the most. With what is done
+	// to allocators at the same time it may be away for longer than the shortest idle
+	// timeout, but not past max-stale. What is open at an Envoy whose router has expired
+	// counts as in use until then, and no longer: the model test of package core has that.
 	awayMost = 6 * time.Second
 	// pauseMost is the longest pause between two faults.
 	pauseMost = 4 * time.Second
@@ -120,8 +120,8 @@ func (w *gateway) pauseRouter(ctx context.Context, random *rand.Rand) error {
 	return w.router.Resume()
 }
 
-// dozeRouter stops a router for longer than the window and not for as long as its session
-// lasts, three times: what began before that has had no word in the log when it goes on.
+// dozeRouter stops a router for nearly as long as its session lasts, three times: what
+// begins and ends meanwhile, no look shows.
 func (w *gateway) dozeRouter(ctx context.Context, random *rand.Rand) error {
 	for range 3 {
 		if err := w.router.Pause(); err != nil {
@@ -131,7 +131,7 @@ func (w *gateway) dozeRouter(ctx context.Context, random *rand.Rand) error {
 		if err := w.router.Resume(); err != nil {
 			return err
 		}
-		chance.Pause(ctx, 4*time.Second) // it is in doubt for 3 s
+		chance.Pause(ctx, 2*time.Second)
 	}
 	return nil
 }

@@ -35,12 +35,13 @@ const (
 	warm      = 60
 	// lease gives a renewal of 3.3 s and retries of 0.5 s, for a machine that is busy.
 	lease = 5 * time.Second
-	// maxStale is short, so that a router that was cut off ends what waits for it soon.
-	maxStale = 4 * time.Second
+	// maxStale is longer than faults keep a router and the leader apart, several at a time:
+	// what is open at a router's Envoy counts as in use no longer than that.
+	maxStale = 20 * time.Second
 	// offset is by how much the allocators' wall clocks are off, ahead or behind.
 	offset = 10 * time.Minute
 	// settle is for how long something may be wrong after a fault: a lease until there is
-	// another leader, the expiry of what it does not hear of, three flushes of doubt.
+	// another leader, the expiry of what it does not hear of, a look at what is open.
 	settle = 15 * time.Second
 	// guard is in which time a silent sandbox is released when nothing is wrong any more.
 	guard = time.Minute
@@ -101,7 +102,7 @@ func newGround(t *testing.T) *ground {
 	t.Cleanup(func() { g.stop(nodes.Close) })
 	g.network = network.New(t)
 	g.berth, err = stack.Start(t.Context(), g.cluster, stack.Options{
-		BinDir: binDir, Allocators: len(g.launches), Gateways: 3, LeaseDuration: lease, MaxStale: maxStale, AccessLogFlush: time.Second,
+		BinDir: binDir, Allocators: len(g.launches), Gateways: 3, LeaseDuration: lease, MaxStale: maxStale,
 		AllocatorLaunchArgs: g.wallClock,
 		ControlOf: func(_ int, listens netip.AddrPort) (netip.AddrPort, error) {
 			return g.network.Relay(listens.String(), func(client, listener netip.AddrPort) string { return network.Owner(client, listener, g.routers) })

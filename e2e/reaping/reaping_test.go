@@ -21,8 +21,6 @@ const (
 	quietLasts = settle + 12*time.Second
 	// limit is in which time enough must have happened, beyond what was asked for.
 	limit = 8 * time.Minute
-	// reapsLeast and nearLeast are what must have happened.
-	reapsLeast, nearLeast = 500, 5000
 )
 
 func TestNoSandboxIsReapedWhileItIsUsedAndEverySilentOneIs(t *testing.T) {
@@ -86,6 +84,9 @@ func (g *ground) judge(events []history.Event) {
 	g.Logf("seed %d:\n%s", g.run.Seed, v)
 }
 
+// nearLeast is how many requests there must have been near a deadline.
+func nearLeast() int { return 10 * (*reapsFlag) }
+
 // tooFew says what has not happened often enough for the verdict to mean anything.
 func tooFew(v history.Verdict) (lacking []string) {
 	least := func(what string, count, want int) {
@@ -93,13 +94,13 @@ func tooFew(v history.Verdict) (lacking []string) {
 			lacking = append(lacking, fmt.Sprintf("%s: %d, expected %d at least", what, count, want))
 		}
 	}
-	least("reaps", v.Reaps, reapsLeast)
-	least("reaps while something was wrong", v.Troubled, 50)
-	least("reaps while nothing was wrong", len(v.Late), 50)
-	least("requests near a deadline", history.Total(v.Near), nearLeast)
-	least("requests near a deadline that were answered", v.Near["answered"], nearLeast/2)
-	least("requests at the moment of a release", history.Total(v.Verge), 50)
-	least("requests for longer than the idle timeout", v.Long, 100)
+	least("reaps", v.Reaps, *reapsFlag)
+	least("reaps while something was wrong", v.Troubled, *reapsFlag/5)
+	least("reaps while nothing was wrong", len(v.Late), *reapsFlag/5)
+	least("requests near a deadline", history.Total(v.Near), nearLeast())
+	least("requests near a deadline that were answered", v.Near["answered"], nearLeast()/2)
+	least("requests at the moment of a release", history.Total(v.Verge), *reapsFlag/10)
+	least("requests for longer than the idle timeout", v.Long, *reapsFlag/5)
 	least("keep-alives", v.KeepAlives, 50)
 	for _, what := range []string{short, webSocket, sse, longPoll, upload} {
 		least("received: "+what, v.Received[what], 20)
@@ -113,7 +114,7 @@ func tooFew(v history.Verdict) (lacking []string) {
 func TestARunInWhichNothingHappensFails(t *testing.T) {
 	full := func() history.Verdict {
 		v := history.Verdict{
-			Reaps: reapsLeast, Troubled: 50, Late: make([]time.Duration, 50), Near: map[string]int{"answered": nearLeast}, Verge: map[string]int{"answered": 50},
+			Reaps: *reapsFlag, Troubled: 50, Late: make([]time.Duration, 50), Near: map[string]int{"answered": nearLeast()}, Verge: map[string]int{"answered": 50},
 			Long: 100, KeepAlives: 50, Received: map[string]int{short: 20, webSocket: 20, sse: 20, longPoll: 20, upload: 20}, Faults: map[string]int{}, Failed: map[string]int{},
 		}
 		for _, f := range faults() {

@@ -23,8 +23,8 @@ import (
 const (
 	// near is how far from a deadline most requests are sent, at the most.
 	near = 190 * time.Millisecond
-	// shortMost is for how long Berth takes a short request to have been open.
-	shortMost = time.Second
+	// lookEvery is how often routers look: what ends is in use until the next look begins.
+	lookEvery = time.Second
 	// answerMost is how long a client waits for an answer, beyond what it asks for.
 	answerMost = 8 * time.Second
 )
@@ -39,7 +39,7 @@ type users struct {
 func (u *users) user(ctx context.Context, name string) {
 	random := u.random(name)
 	for ctx.Err() == nil {
-		timeout := []time.Duration{3 * time.Second, 3 * time.Second, 3 * time.Second, 4 * time.Second, 5 * time.Second}[random.IntN(5)]
+		timeout := []time.Duration{5 * time.Second, 5 * time.Second, 5 * time.Second, 6 * time.Second, 7 * time.Second}[random.IntN(5)]
 		if id := u.claim(ctx, random, timeout); id != "" {
 			u.play(ctx, random, id, timeout)
 		} else {
@@ -94,7 +94,6 @@ func (u *users) play(ctx context.Context, random *rand.Rand, id string, timeout 
 		chance.Pause(ctx, moment-bootclock.Now())
 		return ctx.Err() == nil
 	}
-	streamed := false
 	for range 4 + random.IntN(9) {
 		gone := false
 		switch n := random.IntN(100); {
@@ -103,19 +102,16 @@ func (u *users) play(ctx context.Context, random *rand.Rand, id string, timeout 
 				return
 			}
 			last, gone = u.send(ctx, random, id, short, 0, false)
-			streamed = false
 		case n < 68: // well before it
 			if !until(last + timeout - time.Second) {
 				return
 			}
 			last, gone = u.send(ctx, random, id, short, 0, false)
-			streamed = false
 		case n < 76: // after it
 			if !until(last + timeout + chance.Within(random, near)) {
 				return
 			}
 			last, gone = u.send(ctx, random, id, short, 0, false)
-			streamed = false
 		case n < 80:
 			if !until(last + timeout - chance.Within(random, time.Second)) {
 				return
@@ -124,7 +120,7 @@ func (u *users) play(ctx context.Context, random *rand.Rand, id string, timeout 
 			code, _ := u.call(ctx, random, "/v1/sandboxes/"+id+"/keepalive", "")
 			u.log.add(history.Event{Kind: history.KeepAlive, Began: began, Ended: bootclock.Now(), Sandbox: id, Code: code})
 			if code == http.StatusNoContent {
-				last, streamed = began, true // at once, as with a stream
+				last = began
 			}
 		default:
 			if !until(last + chance.Within(random, timeout-time.Second)) {
@@ -132,7 +128,6 @@ func (u *users) play(ctx context.Context, random *rand.Rand, id string, timeout 
 			}
 			what := []string{webSocket, sse, longPoll, upload}[random.IntN(4)]
 			last, gone = u.send(ctx, random, id, what, timeout+chance.Within(random, 2*time.Second), random.IntN(8) == 0)
-			streamed = true
 		}
 		if gone {
 			return
@@ -141,12 +136,9 @@ func (u *users) play(ctx context.Context, random *rand.Rand, id string, timeout 
 	if random.IntN(5) < 2 {
 		return
 	}
-	// The moment of its release. The end of a stream is known within a flush.
+	// The moment of its release: up to a look after the idle timeout, but for a keep-alive.
 	for range 5 {
-		after := shortMost - 100*time.Millisecond + chance.Within(random, 500*time.Millisecond)
-		if streamed {
-			after = chance.Within(random, 1200*time.Millisecond)
-		}
+		after := chance.Within(random, lookEvery+500*time.Millisecond)
 		if !until(last + timeout + after) {
 			return
 		}
@@ -154,7 +146,6 @@ func (u *users) play(ctx context.Context, random *rand.Rand, id string, timeout 
 		if last, gone = u.send(ctx, random, id, short, 0, false); gone {
 			return
 		}
-		streamed = false
 	}
 }
 

@@ -50,4 +50,10 @@
 // have gone wrong fails too: so many addresses must have been used again, so many requests
 // been sent for a sandbox that was gone while another one lived at its address, and every
 // kind of fault must have happened.
+//
+// # How long
+//
+// In make test faults are made for a minute, once or twice each, and in make test-long for
+// ten minutes. What takes two faults of a rare kind at the same time is found by make
+// test-long, or by make soak.
 package soak

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"math"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -174,7 +175,7 @@ func (g *ground) judge() {
 func tooFew(v history.Verdict, lasted time.Duration) []string {
 	var all []string
 	least := func(what string, count int, perMinute float64) {
-		if want := int(perMinute * lasted.Minutes()); count < want {
+		if want := int(math.Round(perMinute * lasted.Minutes())); count < want {
 			all = append(all, fmt.Sprintf("nothing is proven: %s: %d, expected %d at least", what, count, want))
 		}
 	}

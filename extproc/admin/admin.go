@@ -12,6 +12,7 @@
 package admin
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -27,6 +28,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"github.com/berth-sandbox/berth/api/activity"
 	"github.com/berth-sandbox/berth/api/apierror"
 	"github.com/berth-sandbox/berth/internal/localhost"
 	"github.com/berth-sandbox/berth/lastactive"
@@ -39,8 +41,6 @@ type Options struct {
 	AnyHost bool
 	Cache   *routecache.Cache
 	Tracker *lastactive.Tracker
-	// Flush and Window are those of the Tracker.
-	Flush, Window time.Duration
 	// Ready returns nil, or why the router is not ready.
 	Ready   func() error
 	Metrics prometheus.Gatherer
@@ -52,7 +52,7 @@ type Pages struct{ o Options }
 
 // New checks the options.
 func New(o Options) (*Pages, error) {
-	if o.Cache == nil || o.Tracker == nil || o.Ready == nil || o.Metrics == nil || o.Now == nil || o.Flush <= 0 || o.Window <= 0 {
+	if o.Cache == nil || o.Tracker == nil || o.Ready == nil || o.Metrics == nil || o.Now == nil {
 		return nil, errors.New("admin: all options but AnyHost are required")
 	}
 	return &Pages{o}, nil
@@ -116,31 +116,26 @@ func (o Options) health(pages string) *http.ServeMux {
 type LastActive struct {
 	// Now is the router's clock at the time of the dump.
 	Now time.Time `json:"now"`
-	// DoubtSeconds is for how much longer this router does not know what is open: until
-	// then the ages are upper bounds, and no sandbox is released for being idle. 0: it
-	// knows. DoubtReason says why.
-	DoubtSeconds float64 `json:"doubtSeconds"`
-	DoubtReason  string  `json:"doubtReason,omitempty"`
-	// FlushSeconds is how often Envoy is to report an open request, and WindowSeconds
-	// how long an admitted request counts as open if it does not.
-	FlushSeconds  float64 `json:"flushSeconds"`
-	WindowSeconds float64 `json:"windowSeconds"`
+	// Blind is why this router cannot tell what its Envoy holds open: no sandbox is released
+	// for being idle meanwhile. Absent: it can.
+	Blind string `json:"blind,omitempty"`
 	// Sandboxes are sorted by ID.
 	Sandboxes []LastActiveSandbox `json:"sandboxes"`
 }
 
 // LastActiveSandbox says when one sandbox was last used, through this router.
 type LastActiveSandbox struct {
+	// SandboxID is empty if it is not known which sandbox is at PodIP.
 	SandboxID string `json:"sandboxId"`
+	PodIP     string `json:"podIP"`
 	// LastActive is Now less the age.
 	LastActive time.Time `json:"lastActive"`
-	// AgeSeconds is the time since a request was last in progress. 0: one is, or may be.
+	// AgeSeconds is the time since it was last in use. 0: it is, or may be.
 	AgeSeconds float64 `json:"ageSeconds"`
-	// QuietSeconds is the time since a request was last admitted, or bytes last moved. 0:
-	// at this moment, for all that is known.
-	QuietSeconds float64 `json:"quietSeconds"`
-	// OpenStreams is how many requests Envoy's access log has shown to be open.
-	OpenStreams int `json:"openStreams"`
+	// Kind is what the last use was: admission, open, bytes or unknown.
+	Kind activity.Kind `json:"kind"`
+	// OpenRequests is how many requests the newest look at Envoy has shown to be open.
+	OpenRequests int `json:"openRequests"`
 	// UnreadAnswers is how many requests were admitted whose answer Envoy may not have
 	// read.
 	UnreadAnswers int `json:"unreadAnswers"`
@@ -152,26 +147,26 @@ func (o Options) lastActive(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	now := o.Now()
-	doubt, why := o.Tracker.Doubt(), o.Tracker.DoubtReason()
-	dump := LastActive{
-		Now: now, DoubtSeconds: doubt.Seconds(), DoubtReason: why,
-		FlushSeconds: o.Flush.Seconds(), WindowSeconds: o.Window.Seconds(), Sandboxes: []LastActiveSandbox{},
+	dump := LastActive{Now: now, Blind: o.Tracker.Blind(), Sandboxes: []LastActiveSandbox{}}
+	for _, a := range o.Tracker.Dump() {
+		if q.keep(a.ID) {
+			dump.Sandboxes = append(dump.Sandboxes, LastActiveSandbox{
+				SandboxID: a.ID, PodIP: a.Addr.String(), LastActive: now.Add(-a.Age), AgeSeconds: a.Age.Seconds(),
+				Kind: a.Kind, OpenRequests: a.Open, UnreadAnswers: a.Unread,
+			})
+		}
 	}
-	for _, a := range o.Tracker.Dump(q.keep) {
-		dump.Sandboxes = append(dump.Sandboxes, LastActiveSandbox{
-			SandboxID: a.ID, LastActive: now.Add(-a.Age), AgeSeconds: a.Age.Seconds(),
-			QuietSeconds: a.Quiet.Seconds(), OpenStreams: a.Open, UnreadAnswers: a.Unread,
-		})
-	}
+	slices.SortFunc(dump.Sandboxes, func(a, b LastActiveSandbox) int {
+		return cmp.Or(cmp.Compare(a.SandboxID, b.SandboxID), cmp.Compare(a.PodIP, b.PodIP))
+	})
 	if q.text {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-		if dump.DoubtReason != "" {
-			fmt.Fprintf(w, "in doubt for %.3fs: %s\n", dump.DoubtSeconds, dump.DoubtReason)
+		if dump.Blind != "" {
+			fmt.Fprintf(w, "cannot tell what is open: %s\n", dump.Blind)
 		}
-		fmt.Fprintf(w, "flush %v  window %v\n", o.Flush, o.Window)
 		for _, s := range dump.Sandboxes {
-			fmt.Fprintf(w, "%s  %s  %.3fs ago  quiet %.3fs  open %d  unread %d\n",
-				s.SandboxID, s.LastActive.UTC().Format(time.RFC3339Nano), s.AgeSeconds, s.QuietSeconds, s.OpenStreams, s.UnreadAnswers)
+			fmt.Fprintf(w, "%s  %s  %s  %.3fs ago  %s  open %d  unread %d\n",
+				cmp.Or(s.SandboxID, "-"), s.PodIP, s.LastActive.UTC().Format(time.RFC3339Nano), s.AgeSeconds, s.Kind, s.OpenRequests, s.UnreadAnswers)
 		}
 		return
 	}

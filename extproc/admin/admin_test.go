@@ -1,6 +1,7 @@
 package admin_test
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/berth-sandbox/berth/extproc/admin"
 	"github.com/berth-sandbox/berth/lastactive"
+	"github.com/berth-sandbox/berth/lastactive/look"
 	"github.com/berth-sandbox/berth/routecache"
 )
 
@@ -30,6 +32,7 @@ type router struct {
 	options admin.Options
 	cache   *routecache.Cache
 	ready   error
+	goBlind func()
 }
 
 func newRouter(t require.TestingT) *router {
@@ -37,32 +40,50 @@ func newRouter(t require.TestingT) *router {
 	var err error
 	r.cache, err = routecache.New(routecache.Options{Now: func() time.Duration { return 0 }, Ask: func(string) bool { return false }})
 	require.NoError(t, err)
-	now := time.Duration(0)
-	tracker, err := lastactive.New(lastactive.Options{Flush: time.Second, Window: 3 * time.Second, Now: func() time.Duration { return now }})
+	now, open, blind := time.Minute, map[look.Host]look.Counts{}, error(nil)
+	tracker, err := lastactive.New(lastactive.Options{
+		Window: 5 * time.Second, Now: func() time.Duration { return now },
+		Look: func(context.Context) (look.Look, error) { return look.Look{Gateway: "envoy-1", Hosts: open}, blind },
+	})
 	require.NoError(t, err)
-	log := tracker.OpenLog(0)
-	log.Record([]lastactive.LogEntry{{ID: "aa2"}})
-	for now < 88500*time.Millisecond {
-		now += 100 * time.Millisecond
-		tracker.Tick()
+	at := func(i byte) netip.AddrPort { return netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, i}), 8080) }
+	host := func(i byte) look.Host { return look.Host{AddrPort: at(i)} }
+	begin := func(id string, i byte) *lastactive.Entry {
+		e, _ := tracker.Begin(id, at(i), false, 0)
+		require.NotNil(t, e)
+		return e
 	}
-	log.Record([]lastactive.LogEntry{{ID: "aa1"}})
-	now += 1500 * time.Millisecond
-	tracker.Begin("bb1", 0)
-	log.Record([]lastactive.LogEntry{{ID: "bb1", Stream: "1"}})
-	tracker.Tick() // late: it seems that the router was paused
+	looks := func(after time.Duration) {
+		now += after
+		tracker.Look(context.Background())
+	}
+	begin("aa2", 1).Read()
+	looks(0) // it was idle then
+	open[host(2)] = look.Counts{Open: 1, Entries: 1}
+	begin("aa1", 2).Read()
+	looks(time.Second)
+	delete(open, host(2))
+	looks(87500 * time.Millisecond)
+	open[host(0)], open[host(3)] = look.Counts{Open: 1, Entries: 1}, look.Counts{Open: 2, Entries: 2}
+	begin("bb1", 0)
+	looks(time.Second)
+	now += 500 * time.Millisecond
 	for i, id := range []string{"bb1", "aa2", "aa1"} {
 		r.cache.Put(id, routecache.Route{Addr: netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}), DefaultPort: 8080})
 	}
 	metrics := prometheus.NewRegistry()
 	metrics.MustRegister(prometheus.NewGauge(prometheus.GaugeOpts{Name: "berth_test", Help: "help"}))
 	r.options = admin.Options{
-		Cache: r.cache, Tracker: tracker, Flush: time.Second, Window: 3 * time.Second, Metrics: metrics, Now: func() time.Time { return noon },
+		Cache: r.cache, Tracker: tracker, Metrics: metrics, Now: func() time.Time { return noon },
 		Ready: func() error { return r.ready },
 	}
 	pages, err := admin.New(r.options)
 	require.NoError(t, err)
 	r.Handler, r.health = pages.Admin(), pages.Health()
+	r.goBlind = func() {
+		blind = errors.New("Envoy does not answer")
+		looks(0)
+	}
 	return r
 }
 
@@ -109,16 +130,19 @@ func TestAForeignHostReadsNothingOnLoopback(t *testing.T) {
 }
 
 func TestLastActiveIsTheDocumentedJSON(t *testing.T) {
-	w := newRouter(t).get("/admin/last-active?prefix=aa")
+	r := newRouter(t)
+	w := r.get("/admin/last-active?prefix=aa")
 	require.Equal(t, 200, w.Code)
 	require.Equal(t, "application/json", w.Header().Get("Content-Type"))
 	require.JSONEq(t, `{
-		"now": "2030-01-01T12:00:00Z", "doubtSeconds": 3, "doubtReason": "this router was paused", "flushSeconds": 1, "windowSeconds": 3,
+		"now": "2030-01-01T12:00:00Z",
 		"sandboxes": [
-			{"sandboxId": "aa1", "lastActive": "2030-01-01T11:59:58.5Z", "ageSeconds": 1.5, "quietSeconds": 1.5, "openStreams": 0, "unreadAnswers": 0},
-			{"sandboxId": "aa2", "lastActive": "2030-01-01T11:58:30Z", "ageSeconds": 90, "quietSeconds": 90, "openStreams": 0, "unreadAnswers": 0}
+			{"sandboxId": "aa1", "podIP": "10.0.0.2", "lastActive": "2030-01-01T11:59:58.5Z", "ageSeconds": 1.5, "kind": "open", "openRequests": 0, "unreadAnswers": 0},
+			{"sandboxId": "aa2", "podIP": "10.0.0.1", "lastActive": "2030-01-01T11:58:30Z", "ageSeconds": 90, "kind": "admission", "openRequests": 0, "unreadAnswers": 0}
 		]
 	}`, w.Body.String())
+	r.goBlind()
+	require.JSONEq(t, `{"now": "2030-01-01T12:00:00Z", "blind": "Envoy does not answer", "sandboxes": []}`, r.get("/admin/last-active?prefix=x").Body.String())
 }
 
 func TestRoutesIsTheDocumentedJSON(t *testing.T) {
@@ -136,12 +160,14 @@ func TestTextForms(t *testing.T) {
 	r := newRouter(t)
 	w := r.get("/admin/last-active?format=text")
 	require.Equal(t, "text/plain; charset=utf-8", w.Header().Get("Content-Type"))
-	require.Equal(t, `in doubt for 3.000s: this router was paused
-flush 1s  window 3s
-aa1  2030-01-01T11:59:58.5Z  1.500s ago  quiet 1.500s  open 0  unread 0
-aa2  2030-01-01T11:58:30Z  90.000s ago  quiet 90.000s  open 0  unread 0
-bb1  2030-01-01T12:00:00Z  0.000s ago  quiet 0.000s  open 1  unread 1
-`, w.Body.String())
+	const list = `-  10.0.0.3  2030-01-01T12:00:00Z  0.000s ago  open  open 2  unread 0
+aa1  10.0.0.2  2030-01-01T11:59:58.5Z  1.500s ago  open  open 0  unread 0
+aa2  10.0.0.1  2030-01-01T11:58:30Z  90.000s ago  admission  open 0  unread 0
+bb1  10.0.0.0  2030-01-01T12:00:00Z  0.000s ago  open  open 1  unread 1
+`
+	require.Equal(t, list, w.Body.String())
+	r.goBlind()
+	require.Contains(t, r.get("/admin/last-active?format=text").Body.String(), "cannot tell what is open: Envoy does not answer\n")
 	r.openOnly("aa2", 8080, 49983)
 	require.Equal(t, `aa1  10.0.0.2  default port 8080  ports all
 aa2  10.0.0.1  default port 8080  ports 8080, 49983
@@ -168,7 +194,9 @@ func TestFiltersSelectAndNothingMatchingIsAnEmptyList(t *testing.T) {
 		require.NotNil(t, active.Sandboxes, "null instead of an empty list")
 		var got []string
 		for _, s := range active.Sandboxes {
-			got = append(got, s.SandboxID)
+			if s.SandboxID != "" {
+				got = append(got, s.SandboxID)
+			}
 		}
 		require.Equal(t, want, strings.Join(got, " "), query)
 
@@ -303,8 +331,6 @@ func Example() {
 	w := newRouter(silent{}).get("/admin/last-active?prefix=aa&format=text")
 	fmt.Print(w.Body)
 	// Output:
-	// in doubt for 3.000s: this router was paused
-	// flush 1s  window 3s
-	// aa1  2030-01-01T11:59:58.5Z  1.500s ago  quiet 1.500s  open 0  unread 0
-	// aa2  2030-01-01T11:58:30Z  90.000s ago  quiet 90.000s  open 0  unread 0
+	// aa1  10.0.0.2  2030-01-01T11:59:58.5Z  1.500s ago  open  open 0  unread 0
+	// aa2  10.0.0.1  2030-01-01T11:58:30Z  90.000s ago  admission  open 0  unread 0
 }

@@ -15,11 +15,18 @@
 //     has read every answer that was given before. One that is missing from the
 //     stream, or makes no sense, ends the session before anything that comes after
 //     it is acknowledged.
-//   - Goodbye is said only when Envoy has read every answer, and after what was in use
-//     has been reported. If there is no leader to hear it, one is looked for.
-//   - A Quiesce is answered after it took effect in the cache, with activity that was
-//     asked for after that. One that the cache has no room for, or whose answer finds no
-//     room in the queue, is not answered: what is held stays so.
+//   - After every look at what Envoy holds open one report is sent, and after a snapshot
+//     one of everything. A report names the newest Pong that was received before its look
+//     began, so that the leader knows a moment after which it began.
+//   - Goodbye is said only when Envoy has read every answer, and after a report of what a
+//     look has shown that began after that, or without a look if none succeeds within 1 s.
+//     It counts as heard when the leader ends the stream without an error, which it does
+//     once that is durable. If no leader does, one is looked for.
+//   - A Quiesce is answered after it took effect in the cache, with looks that began after
+//     that, within 1.2 s: if they fail, the answer says so. One that the cache has no room
+//     for, that a newer one follows, or whose answer finds no room in the queue, is not
+//     answered: what is held stays so. The reader of the stream does not wait for looks.
+//   - At most 64 sandboxes are probed at one time. A probe beyond that is not answered.
 //   - The cache is fresh until the send time of the last answered ping plus
 //     max-stale, on a clock that counts suspended time.
 //   - A router that was declared dead by an operator serves nothing any more once it
@@ -33,7 +40,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
@@ -71,14 +77,19 @@ type Activity interface {
 	Forget(id string)
 	// Retain drops all but the sandboxes for which keep returns true.
 	Retain(keep func(id string) bool)
-	// Ask says how these were used, and for how much longer there may be use that is
-	// not known of.
-	Ask(ids []string) (activities []lastactive.Activity, doubt time.Duration)
-	// Report returns what has moved since it was reported, or all.
-	Report(all bool) []lastactive.Activity
-	// Final returns what may be in use or was not reported, whether there may be use that
-	// is not known of, and whether what is in use may go on without this router.
-	Final() (activities []lastactive.Activity, doubt, handover bool)
+	// Expect says that a sandbox has a route.
+	Expect(id string, addr netip.Addr, minBytes uint64)
+	// Looked has room for one: a look has ended since Report was called last.
+	Looked() <-chan struct{}
+	// Report returns what is in use, and what looks have shown to be in use no more since
+	// it was called last; or all.
+	Report(all bool) lastactive.Report
+	// Ask returns how these were used, after two looks that begin after the call. An error
+	// says why that is not known.
+	Ask(ctx context.Context, questions []lastactive.Question) ([]lastactive.Activity, error)
+	// Last returns everything, as a look shows it that begins after the call. Age 0 has what
+	// may go on without this router.
+	Last(ctx context.Context) lastactive.Report
 }
 
 // Answers knows which answers Envoy has not read yet. *extproc.Answers is one.
@@ -111,12 +122,8 @@ type Options struct {
 	// ping. An allocator that would not wait as long refuses the session, which is
 	// tried again like any other that fails.
 	MaxStale time.Duration
-	// ActivityWindow is how long an admitted request counts as open if Envoy's access
-	// log says nothing of it. An allocator that allows shorter idle timeouts refuses
-	// the session.
-	ActivityWindow time.Duration
-	// PingEvery is the pause between pings, and between reports of activity. A stream on which no ping was
-	// answered for 5 of them is dropped. Default 1 s.
+	// PingEvery is the pause between pings. A stream on which no ping was answered for 5 of
+	// them is dropped. Default 1 s.
 	PingEvery time.Duration
 	Cache     Cache
 	// Activity is told what the cache was told, after the cache.
@@ -124,6 +131,8 @@ type Options struct {
 	Answers  Answers
 	// Neighbours that have ended are told to the allocator.
 	Neighbours Neighbours
+	// Probe asks a sandbox whether it works, within 5 s. busy.Ask is one.
+	Probe func(ctx context.Context, addr netip.AddrPort, path string) bool
 	// Dial are options for the connection, credentials among them.
 	Dial []grpc.DialOption
 	// Now is a monotonic clock that counts suspended time.
@@ -181,7 +190,7 @@ const logEvery = 2 * time.Second
 // errNoLeader: the replica that was asked does not lead.
 var errNoLeader = errors.New("it does not lead")
 
-// errLeft: the leader has heard Goodbye, or there is none to be said.
+// errLeft: the leader has made Goodbye durable, or there is none to be said.
 var errLeft = errors.New("left")
 
 // errConnect: no connection within the time for one.
@@ -211,8 +220,8 @@ func New(o Options) (*Link, error) {
 		missing bool
 	}{
 		{"Allocators", len(o.Allocators) == 0 || slices.Contains(o.Allocators, "")}, {"InstanceID", o.InstanceID == ""}, {"Cache", o.Cache == nil},
-		{"Activity", o.Activity == nil}, {"Answers", o.Answers == nil}, {"Neighbours", o.Neighbours == nil}, {"Dial", len(o.Dial) == 0}, {"Now", o.Now == nil}, {"Log", o.Log == nil},
-		{"MaxStale", o.MaxStale <= 0}, {"ActivityWindow", o.ActivityWindow <= 0},
+		{"Activity", o.Activity == nil}, {"Answers", o.Answers == nil}, {"Neighbours", o.Neighbours == nil}, {"Probe", o.Probe == nil}, {"Dial", len(o.Dial) == 0}, {"Now", o.Now == nil}, {"Log", o.Log == nil},
+		{"MaxStale", o.MaxStale <= 0},
 	} {
 		if required.missing {
 			errs = append(errs, fmt.Errorf("link: Options.%s is required", required.name))
@@ -333,13 +342,15 @@ func (l *Link) Term() uint64 {
 	return l.seen.term
 }
 
-// join is what a session begins with.
-func (l *Link) join() *controlv1.Join {
+// join is what a session begins with. Once ctx has ended nothing is admitted any more,
+// however fresh the cache is.
+func (l *Link) join(ctx context.Context) *controlv1.Join {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return &controlv1.Join{
-		InstanceId: l.o.InstanceID, MaxStaleNanos: uint64(l.o.MaxStale), ActivityWindowNanos: uint64(l.o.ActivityWindow),
-		Journal: l.seen.journal, HighestTerm: l.seen.term, Position: l.seen.position, Serving: l.o.Now() < l.freshUntil,
+		InstanceId: l.o.InstanceID, MaxStaleNanos: uint64(l.o.MaxStale), Looks: true,
+		Journal: l.seen.journal, HighestTerm: l.seen.term, Position: l.seen.position, Serving: ctx.Err() == nil && l.o.Now() < l.freshUntil,
+		Left: slices.Clone(l.left),
 	}
 }
 
@@ -390,11 +401,6 @@ func (l *Link) setCurrent(s *session) {
 	l.current = s
 }
 
-// millis is a duration of the protocol. One that does not fit is the longest there is.
-func millis(n uint64) time.Duration {
-	return time.Duration(min(n, math.MaxInt64/uint64(time.Millisecond))) * time.Millisecond
-}
-
 func toRoute(r *controlv1.Route) (routecache.Route, error) {
 	addr, err := netip.ParseAddr(r.GetPodIp())
 	if err != nil {
@@ -414,6 +420,6 @@ func toRoute(r *controlv1.Route) (routecache.Route, error) {
 	}
 	return routecache.Route{
 		Addr: addr.Unmap(), DefaultPort: uint16(r.GetDefaultPort()), Ports: routecache.NewPorts(ports),
-		IdleTimeout: millis(r.GetIdleTimeoutMillis()),
+		MinBytes: r.GetMinBytesPerMinute(),
 	}, nil
 }

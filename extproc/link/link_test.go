@@ -4,10 +4,8 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"math"
 	"net/netip"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -26,20 +24,20 @@ func TestSnapshotReplacesAllAtOnce(t *testing.T) {
 	run(t, []string{"a"}, func(w *world) {
 		w.serve("a", nil)
 		w.cache.Put("old", routecache.Route{})
-		w.tracker.Begin("old", 0).Cancel()
-		w.tracker.Begin("two", 0).Cancel()
 		p, join, _ := w.accept()
 		require.Equal(t, instance, join.GetInstanceId())
+		require.True(t, join.GetLooks())
 		require.Zero(t, join.GetHighestTerm())
 		require.False(t, w.link.Connected())
 		p.send(0, snapshot(false, route("one", "10.0.0.1")))
 		require.Equal(t, []string{"old"}, w.ids(), "half a snapshot was applied")
 		require.False(t, w.link.Connected())
+		require.Equal(t, []string{"put old"}, w.cache.events())
 		p.send(1, snapshot(true, route("two", "10.0.0.2")))
 		require.EqualValues(t, 1, p.ack())
 		require.Equal(t, []string{"one", "two"}, w.ids())
 		require.True(t, w.link.Connected())
-		require.Equal(t, 1, w.tracker.Len(), "the activity of a sandbox that went unseen was kept")
+		require.Equal(t, []string{"replace with 2", "not retained old"}, w.cache.events(), "the activity of a sandbox that went unseen was kept")
 
 		p.send(2, push(route("three", "10.0.0.3")))
 		require.EqualValues(t, 2, p.ack())
@@ -59,7 +57,6 @@ func TestAcknowledgementFollowsTheEffectAndIsCumulative(t *testing.T) {
 	run(t, []string{"a"}, func(w *world) {
 		w.serve("a", nil)
 		p := w.joined(route("one", "10.0.0.1"), route("two", "10.0.0.2"))
-		w.tracker.Begin("one", 0).Cancel()
 		w.cache.events()
 		p.send(2, release("one", "two"))
 		p.send(3, push(route("three", "10.0.0.3")))
@@ -76,7 +73,6 @@ func TestAcknowledgementFollowsTheEffectAndIsCumulative(t *testing.T) {
 			}
 		}
 		require.Equal(t, []string{"release one", "forget one", "release two", "forget two", "put three", "release three", "forget three"}, w.cache.events())
-		require.Zero(t, w.tracker.Len())
 	})
 }
 
@@ -112,7 +108,7 @@ func TestNothingIsAcknowledgedBeforeEnvoyHasReadWhatWasAnswered(t *testing.T) {
 		}
 		require.Equal(t, []string{"release one", "forget one", "put two"}, w.cache.events(), "what comes is in effect at once")
 		w.answers.read()
-		require.EqualValues(t, 3, p.ack())
+		p.acks(3)
 	})
 }
 
@@ -498,6 +494,7 @@ func TestAnotherJournalBeginsAnewAndTheLeftOneNeverReturns(t *testing.T) {
 
 		p, join, _ = accept("j1", 9, 200)
 		require.Equal(t, "j2", join.GetJournal())
+		require.Equal(t, []string{"j1"}, join.GetLeft())
 		require.EqualValues(t, 2, join.GetHighestTerm())
 		p.send(1, snapshot(true, route("four", "10.0.0.4")))
 		<-p.Context().Done()
@@ -512,6 +509,27 @@ func TestAnotherJournalBeginsAnewAndTheLeftOneNeverReturns(t *testing.T) {
 		_, join, _ = w.accept()
 		require.Equal(t, "j2", join.GetJournal())
 		require.EqualValues(t, 3, join.GetHighestTerm())
+		require.Equal(t, []string{"j1"}, join.GetLeft())
+	})
+}
+
+func TestARouterNamesTheLastJournalsThatItHasLeft(t *testing.T) {
+	run(t, []string{"a"}, func(w *world) {
+		w.serve("a", nil)
+		const leftMost = 16
+		var left []string // all of them
+		for n := range leftMost + 3 {
+			p, join, _ := w.accept()
+			require.Equal(t, left[max(0, len(left)-leftMost):], join.GetLeft())
+			p.journal, p.term = fmt.Sprintf("j%d", n), 1
+			p.snapshot()
+			require.EqualValues(t, 1, p.ack())
+			p.end <- nil
+			if n > 0 {
+				left = append(left, fmt.Sprintf("j%d", n-1))
+			}
+		}
+		require.Len(t, left, leftMost+2)
 	})
 }
 
@@ -645,6 +663,33 @@ func TestGoodbyeIsSaidToTheLeaderThatFollows(t *testing.T) {
 				})
 			})
 		}
+	}
+}
+
+// A leader of another journal would hand out no pod until this router had expired.
+func TestARouterThatIsLeavingJoinsWithoutServing(t *testing.T) {
+	for name, leaves := range map[string]bool{"it goes on": false, "it leaves": true} {
+		t.Run(name, func(t *testing.T) {
+			run(t, []string{"a"}, func(w *world) {
+				w.serve("a", nil)
+				p := w.joined(route("one", "10.0.0.1"))
+				w.refuse("a")
+				p.end <- status.Error(codes.Unavailable, "gone")
+				if leaves {
+					w.stop()
+				}
+				time.Sleep(time.Second)
+				w.serve("a", nil)
+				p, join, _ := w.accept()
+				require.Equal(t, !leaves, join.GetServing())
+				if leaves {
+					require.NotNil(t, p.next().GetGoodbye())
+					p.end <- nil
+					require.NoError(t, <-w.ended)
+					w.ended <- nil
+				}
+			})
+		})
 	}
 }
 
@@ -906,224 +951,7 @@ func TestARouterThatIsSentAwayInAnyOtherWayGoesOnAndTriesAgain(t *testing.T) {
 
 func TestOptionsNameWhatIsMissing(t *testing.T) {
 	_, err := link.New(link.Options{Allocators: []string{"a:1", ""}})
-	for _, name := range []string{"Allocators", "InstanceID", "Cache", "Activity", "Dial", "Now", "Log", "MaxStale"} {
+	for _, name := range []string{"Allocators", "InstanceID", "Cache", "Activity", "Probe", "Dial", "Now", "Log", "MaxStale"} {
 		require.ErrorContains(t, err, "Options."+name)
-	}
-}
-
-func quiesce(number uint64, ids ...string) *controlv1.AllocatorMessage {
-	return &controlv1.AllocatorMessage{Message: &controlv1.AllocatorMessage_Quiesce{Quiesce: &controlv1.Quiesce{Number: number, SandboxIds: ids}}}
-}
-
-func resume(ids ...string) *controlv1.AllocatorMessage {
-	return &controlv1.AllocatorMessage{Message: &controlv1.AllocatorMessage_Resume{Resume: &controlv1.Resume{SandboxIds: ids}}}
-}
-
-// sure lets time pass until the tracker is in no doubt.
-func (w *world) sure() {
-	for w.tracker.Doubt() > 0 {
-		time.Sleep(50 * time.Millisecond) // of the bubble
-	}
-}
-
-func TestJoinSaysTheActivityWindowAndARouteItsIdleTimeout(t *testing.T) {
-	run(t, []string{"a"}, func(w *world) {
-		w.serve("a", nil)
-		p, join, _ := w.accept()
-		require.EqualValues(t, window, join.GetActivityWindowNanos())
-		one, two := route("one", "10.0.0.1"), route("two", "10.0.0.2")
-		one.IdleTimeoutMillis, two.IdleTimeoutMillis = 1500, math.MaxUint64
-		p.snapshot(one, two)
-		require.EqualValues(t, 1, p.ack())
-		for id, want := range map[string]time.Duration{"one": 1500 * time.Millisecond, "two": time.Duration(math.MaxInt64).Truncate(time.Millisecond)} {
-			got, ok := w.cache.IdleTimeout(id)
-			require.True(t, ok)
-			require.Equal(t, want, got)
-		}
-	})
-}
-
-func TestAQuiesceIsAnsweredAfterItTookEffect(t *testing.T) {
-	run(t, []string{"a"}, func(w *world) {
-		w.serve("a", nil)
-		p := w.joined(route("used", "10.0.0.1"), route("idle", "10.0.0.2"), route("never", "10.0.0.3"))
-		w.tracker.Begin("idle", 0).Read()
-		w.sure()
-		for range 20 { // the window of that use passes, too
-			time.Sleep(50 * time.Millisecond)
-			w.tracker.Tick()
-		}
-		use := w.tracker.Begin("used", 0)
-		w.cache.events()
-		p.send(0, quiesce(7, "used", "idle", "never"))
-		q := p.next().GetQuiesced()
-		require.EqualValues(t, 7, q.GetNumber())
-		require.Zero(t, q.GetDoubtMillis())
-		require.Len(t, q.GetActivities(), 2)
-		require.Equal(t, "used", q.GetActivities()[0].GetSandboxId())
-		require.Zero(t, q.GetActivities()[0].GetAgeMillis())
-		require.Equal(t, "idle", q.GetActivities()[1].GetSandboxId())
-		require.NotZero(t, q.GetActivities()[1].GetAgeMillis())
-		require.Equal(t, []string{"quiesce used", "quiesce idle", "quiesce never", "ask"}, w.cache.events())
-		for _, id := range []string{"used", "idle", "never"} {
-			a, err := w.cache.Lookup(t.Context(), id)
-			require.NoError(t, err)
-			require.Equal(t, routecache.Quiesced, a.Status)
-		}
-		use.Read()
-		p.send(0, resume("used", "never"))
-		p.send(2, release("idle"))
-		require.EqualValues(t, 2, p.ack())
-		for id, want := range map[string]routecache.Status{"used": routecache.Routable, "never": routecache.Routable, "idle": routecache.Gone} {
-			a, err := w.cache.Lookup(t.Context(), id)
-			require.NoError(t, err)
-			require.Equal(t, want, a.Status, id)
-		}
-	})
-}
-
-// The release may be durable already. So nothing but a leader's word ends the wait,
-// however long there is no leader.
-func TestASandboxInQuestionWaitsForTheNextLeader(t *testing.T) {
-	run(t, []string{"a"}, func(w *world) {
-		var outage atomic.Bool
-		w.serve("a", func(p *peer) error {
-			if outage.Load() {
-				return names("")(p)
-			}
-			return w.play(p)
-		})
-		status := func(id string) routecache.Status {
-			a, err := w.cache.Lookup(context.Background(), id)
-			require.NoError(t, err)
-			return a.Status
-		}
-		p := w.joined(route("released", "10.0.0.1"), route("used", "10.0.0.2"), route("other", "10.0.0.3"))
-		p.send(0, quiesce(1, "released", "used"))
-		require.NotNil(t, p.next().GetQuiesced())
-		outage.Store(true)
-		p.end <- nil
-		for range 14 { // max-stale is 15 min
-			time.Sleep(time.Minute)
-			require.Equal(t, routecache.Quiesced, status("released"))
-			require.Equal(t, routecache.Quiesced, status("used"))
-			require.Equal(t, routecache.Routable, status("other"), "only what was asked about waits")
-		}
-
-		outage.Store(false)
-		p = w.joined(route("used", "10.0.0.2"), route("other", "10.0.0.3"))
-		require.Equal(t, routecache.Routable, status("used"))
-		found := make(chan routecache.Status, 1)
-		go func() { found <- status("released") }()
-		require.Equal(t, "released", p.next().GetResolve().GetSandboxId())
-		p.send(0, &controlv1.AllocatorMessage{Message: &controlv1.AllocatorMessage_Resolved{Resolved: &controlv1.Resolved{
-			SandboxId: "released", Answer: &controlv1.Resolved_Gone{Gone: &controlv1.Gone{}},
-		}}})
-		require.Equal(t, routecache.Gone, <-found)
-	})
-}
-
-func TestDoubtIsSaidInAQuiesced(t *testing.T) {
-	run(t, []string{"a"}, func(w *world) {
-		w.serve("a", nil)
-		p := w.joined(route("one", "10.0.0.1"))
-		p.send(0, quiesce(1, "one"))
-		require.NotZero(t, p.next().GetQuiesced().GetDoubtMillis(), "it has just started")
-	})
-}
-
-func TestAQuiesceForWhichThereIsNoRoomIsNotAnswered(t *testing.T) {
-	run(t, []string{"a"}, func(w *world) {
-		w.serve("a", nil)
-		p := w.joined(route("one", "10.0.0.1"))
-		for i := range 10_000 {
-			w.cache.Cache.Quiesce(fmt.Sprint(i))
-		}
-		p.send(0, quiesce(1, "one"))
-		synctest.Wait()
-		w.cache.Resume("1")
-		p.send(0, quiesce(2, "2"))
-		require.EqualValues(t, 2, p.next().GetQuiesced().GetNumber())
-	})
-}
-
-func TestASnapshotIsFollowedByAReportOfEverythingInParts(t *testing.T) {
-	run(t, []string{"a"}, func(w *world) {
-		w.serve("a", nil)
-		p := w.joined()
-		r := p.report()
-		require.Empty(t, r.GetActivities())
-		require.True(t, r.GetComplete(), "there is nothing")
-		var routes []*controlv1.Route
-		for i := range 5001 {
-			routes = append(routes, route(fmt.Sprint("s", i), "10.0.0.1"))
-			w.tracker.Begin(fmt.Sprint("s", i), 0).Read()
-		}
-		p.end <- nil
-		p = w.joined(routes...)
-		r = p.report()
-		require.Len(t, r.GetActivities(), 5000)
-		require.False(t, r.GetComplete())
-		r = p.report()
-		require.Len(t, r.GetActivities(), 1)
-		require.True(t, r.GetComplete())
-	})
-}
-
-func TestWhatHasMovedIsReportedOnceASecond(t *testing.T) {
-	run(t, []string{"a"}, func(w *world) {
-		w.serve("a", nil)
-		p := w.joined(route("one", "10.0.0.1"))
-		require.True(t, p.report().GetComplete())
-		w.tracker.Begin("one", 0).Read()
-		began := w.now()
-		r := p.report()
-		require.Len(t, r.GetActivities(), 1)
-		require.False(t, r.GetComplete())
-		require.LessOrEqual(t, w.now()-began, pingEvery)
-		w.tracker.Begin("one", 0).Read()
-		p.ping()
-		w.tracker.Begin("two", 0).Read()
-		r = p.report()
-		require.Len(t, r.GetActivities(), 1)
-		require.Equal(t, "two", r.GetActivities()[0].GetSandboxId(), "the other one has not moved by much")
-	})
-}
-
-func TestGoodbyeComesAfterAFinalReport(t *testing.T) {
-	for name, c := range map[string]struct{ sure, envoyEnded bool }{
-		"in doubt": {}, "sure": {sure: true}, "in doubt, Envoy has ended": {envoyEnded: true}, "sure, Envoy has ended": {true, true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			sure := c.sure
-			run(t, []string{"a"}, func(w *world) {
-				w.serve("a", nil)
-				p := w.joined(route("one", "10.0.0.1"))
-				require.True(t, p.report().GetComplete())
-				if sure {
-					go func() { // answers pings, so that the stream lives
-						for w.tracker.Doubt() > 0 {
-							p.pong(p.ping())
-						}
-					}()
-					w.sure()
-					synctest.Wait()
-				}
-				w.tracker.Begin("one", 0).Read()
-				if c.envoyEnded {
-					w.tracker.EnvoyEnded()
-				}
-				w.stop()
-				r := p.any().GetReport()
-				require.Equal(t, !c.envoyEnded, r.GetHandover())
-				require.Len(t, r.GetActivities(), 1)
-				require.Equal(t, "one", r.GetActivities()[0].GetSandboxId())
-				goodbye := p.any().GetGoodbye()
-				require.NotNil(t, goodbye)
-				require.Equal(t, !sure, goodbye.GetDoubt())
-				require.Equal(t, c.envoyEnded, goodbye.GetEnvoyEnded())
-				p.end <- nil
-			})
-		})
 	}
 }

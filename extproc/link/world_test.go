@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -33,17 +34,18 @@ const (
 // world is a link in a synctest bubble, and the allocators that it may reach.
 // Its time is the bubble's: it passes when everybody waits.
 type world struct {
-	t       *testing.T
-	began   time.Time
-	link    *link.Link
-	cache   *recorder
-	tracker *lastactive.Tracker
-	answers *answers
-	dead    *neighbours
-	begin   func()             // starts Run, unless it has been started
-	stop    context.CancelFunc // ends the context of Run
-	giveUp  context.CancelFunc // ends the time for a Goodbye
-	ended   chan error         // the result of Run
+	t        *testing.T
+	began    time.Time
+	link     *link.Link
+	cache    *recorder
+	activity *tracker
+	probe    func(context.Context, netip.AddrPort, string) bool
+	answers  *answers
+	dead     *neighbours
+	begin    func()             // starts Run, unless it has been started
+	stop     context.CancelFunc // ends the context of Run
+	giveUp   context.CancelFunc // ends the time for a Goodbye
+	ended    chan error         // the result of Run
 
 	mu      sync.Mutex
 	servers map[string]*bufconn.Listener // nil: a black hole
@@ -122,20 +124,69 @@ func (r *recorder) Disconnected() {
 	r.note("disconnected")
 }
 
-// activity notes what it is told between what the cache is told.
-type activity struct {
-	*lastactive.Tracker
-	r *recorder
+// tracker says what the test has it say. What it is told is noted between what the cache
+// is told.
+type tracker struct {
+	r      *recorder
+	looked chan struct{}
+	// ask and last, if they are there, are Ask and Last.
+	ask  func(context.Context, []lastactive.Question) ([]lastactive.Activity, error)
+	last func(context.Context) lastactive.Report
+
+	mu   sync.Mutex
+	all  lastactive.Report // of everything
+	news []lastactive.Report
 }
 
-func (a activity) Forget(id string) {
-	a.Tracker.Forget(id)
-	a.r.note("forget %s", id)
+// look has a look end, which the next report is about.
+func (a *tracker) look(r lastactive.Report) {
+	a.mu.Lock()
+	a.news = append(a.news, r)
+	a.mu.Unlock()
+	a.looked <- struct{}{}
 }
 
-func (a activity) Ask(ids []string) ([]lastactive.Activity, time.Duration) {
+func (a *tracker) Looked() <-chan struct{} { return a.looked }
+
+func (a *tracker) Report(all bool) lastactive.Report {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if all {
+		return a.all
+	}
+	r := a.news[0]
+	a.news = a.news[1:]
+	return r
+}
+
+func (a *tracker) Ask(ctx context.Context, questions []lastactive.Question) ([]lastactive.Activity, error) {
 	a.r.note("ask")
-	return a.Tracker.Ask(ids)
+	if a.ask == nil {
+		return nil, nil
+	}
+	return a.ask(ctx, questions)
+}
+
+func (a *tracker) Last(ctx context.Context) lastactive.Report {
+	if a.last == nil {
+		return lastactive.Report{Gateway: "envoy-1"}
+	}
+	return a.last(ctx)
+}
+
+func (a *tracker) Forget(id string) { a.r.note("forget %s", id) }
+
+func (a *tracker) Expect(id string, _ netip.Addr, minBytes uint64) {
+	if minBytes > 0 {
+		a.r.note("expect %s", id)
+	}
+}
+func (a *tracker) Retain(keep func(id string) bool) {
+	for _, id := range []string{"one", "two", "old"} {
+		if !keep(id) {
+			a.r.note("not retained %s", id)
+		}
+	}
 }
 
 // answers are read when the test says so.
@@ -226,6 +277,15 @@ func (resolve) Close()                                {}
 // is there for the first attempt.
 func run(t *testing.T, allocators []string, f func(*world)) {
 	t.Helper()
+	runWith(t, allocators, func(w *world) link.Activity {
+		w.activity = &tracker{r: w.cache, looked: make(chan struct{}, 1)}
+		return w.activity
+	}, f)
+}
+
+// runWith is run with an activity of the test's choice.
+func runWith(t *testing.T, allocators []string, activityOf func(*world) link.Activity, f func(*world)) {
+	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		// Pings keep the bubble's time going also when everybody waits in vain.
 		defer time.AfterFunc(24*time.Hour, func() { panic("what the test waits for does not happen") }).Stop()
@@ -236,12 +296,14 @@ func run(t *testing.T, allocators []string, f func(*world)) {
 		cache, err := routecache.New(routecache.Options{Now: w.now, Ask: func(id string) bool { return w.link.Ask(id) }})
 		require.NoError(t, err)
 		w.cache = &recorder{Cache: cache}
-		w.tracker, err = lastactive.New(lastactive.Options{Flush: time.Second, Window: window, Now: w.now, Gone: cache.Gone})
-		require.NoError(t, err)
+		used := activityOf(w)
 		w.answers, w.dead = &answers{}, &neighbours{}
 		o := link.Options{
-			InstanceID: instance, MaxStale: maxStale, ActivityWindow: window, PingEvery: pingEvery,
-			Cache: w.cache, Activity: activity{w.tracker, w.cache}, Answers: w.answers, Neighbours: w.dead, Now: w.now, Log: zap.NewNop(),
+			InstanceID: instance, MaxStale: maxStale, PingEvery: pingEvery,
+			Cache: w.cache, Activity: used, Answers: w.answers, Neighbours: w.dead, Now: w.now, Log: zap.NewNop(),
+			Probe: func(ctx context.Context, addr netip.AddrPort, path string) bool {
+				return w.probe(ctx, addr, path)
+			},
 			Dial: []grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithContextDialer(w.dial), grpc.WithResolvers(resolve{})},
 		}
 		for _, name := range allocators {
@@ -435,9 +497,6 @@ func (p *peer) pong(nonce uint64) {
 	p.send(0, &controlv1.AllocatorMessage{Message: &controlv1.AllocatorMessage_Pong{Pong: &controlv1.Pong{Nonce: nonce}}})
 }
 
-// window is the router's activity window.
-const window = 3 * time.Second
-
 // next is the next message that is neither a Ping nor a Report.
 func (p *peer) next() *controlv1.RouterMessage {
 	p.w.t.Helper()
@@ -495,6 +554,16 @@ func (p *peer) ack() uint64 {
 	m := p.next()
 	require.NotNil(p.w.t, m.GetAck(), "got %v", m)
 	return m.GetAck().GetSequence()
+}
+
+// acks reads acknowledgements up to that of last: each message may have its own, or one stands
+// for several.
+func (p *peer) acks(last uint64) {
+	p.w.t.Helper()
+	for acked := uint64(0); acked < last; {
+		acked = p.ack()
+		require.LessOrEqual(p.w.t, acked, last)
+	}
 }
 
 func snapshot(last bool, routes ...*controlv1.Route) *controlv1.AllocatorMessage {

@@ -6,10 +6,10 @@
 //
 //	--- a/...   a unified diff
 //
-// The patches are applied one after the other to a copy of the tree. Without
-// flags each test must then fail; with --check the patch only has to apply, the
-// package's tests to compile and the named test to be one of them, which takes seconds
-// and is part of CI. Names of patches choose some.
+// The patches are applied one after the other to a copy of the tree, and each test must
+// then fail. With --check each patch only has to apply by itself, the package's tests to
+// compile and the named test to be one of them, which is part of CI. Patches that touch
+// different files are compiled together then. Names of patches choose some.
 package main
 
 import (
@@ -48,6 +48,7 @@ type mutation struct {
 	breaks     string
 	pkg, test  string
 	flags      []string
+	touches    []string // files
 }
 
 // testLimit bounds one run of one test.
@@ -68,10 +69,16 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 		return err
 	}
 	defer os.RemoveAll(copied)
+	all, try := len(mutations), mutation.try
+	if *check {
+		try = mutation.check
+		mutations = inDoubt(ctx, copied, mutations)
+		fmt.Fprintf(out, "%d patches apply and compile, together with others\n", all-len(mutations))
+	}
 	var failed []string
 	for _, m := range mutations {
 		began := time.Now()
-		verdict, err := m.try(ctx, copied, *check)
+		verdict, err := try(m, ctx, copied)
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
@@ -82,7 +89,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 		fmt.Fprintf(out, "%-32s %5.1fs  %s\n", m.name, time.Since(began).Seconds(), verdict)
 	}
 	if len(failed) > 0 {
-		return fmt.Errorf("%d of %d: %s", len(failed), len(mutations), strings.Join(failed, ", "))
+		return fmt.Errorf("%d of %d: %s", len(failed), all, strings.Join(failed, ", "))
 	}
 	return nil
 }
@@ -106,9 +113,12 @@ func read(dir string, names []string) ([]mutation, error) {
 		if m.file, err = filepath.Abs(file); err != nil {
 			return nil, err
 		}
+		said := true
 		for line := range strings.Lines(string(raw)) {
-			if strings.HasPrefix(line, "---") {
-				break
+			said = said && !strings.HasPrefix(line, "---")
+			if !said {
+				m.touches = append(m.touches, touched(line)...)
+				continue
 			}
 			key, value, _ := strings.Cut(strings.TrimSpace(line), ": ")
 			switch key {
@@ -163,44 +173,112 @@ func copyTree(ctx context.Context) (string, error) {
 	return dir, nil
 }
 
-// try applies the mutation and takes it back. The error says what is wrong with it.
-func (m *mutation) try(ctx context.Context, dir string, check bool) (verdict string, err error) {
-	apply := func(reverse ...string) error {
-		cmd := exec.CommandContext(ctx, "git", append(append([]string{"apply"}, reverse...), m.file)...)
-		cmd.Dir = dir
-		if out, err := cmd.CombinedOutput(); err != nil {
-			return fmt.Errorf("does not apply: %s", strings.TrimSpace(string(out)))
+// touched is the file that a line of a diff names: with "---" before the change, with
+// "+++" after it.
+func touched(line string) []string {
+	for _, prefix := range []string{"--- a/", "+++ b/"} {
+		if file, ok := strings.CutPrefix(strings.TrimSpace(line), prefix); ok {
+			return []string{file}
 		}
-		return nil
 	}
-	if err := apply(); err != nil {
-		return "", err
-	}
-	defer func() { err = errors.Join(err, apply("--reverse")) }()
-	command := func(args ...string) (string, error) {
-		limit, cancel := context.WithTimeout(ctx, testLimit)
-		defer cancel()
-		cmd := exec.CommandContext(limit, "go", args...)
-		cmd.Dir = dir
-		out, err := cmd.CombinedOutput()
-		return string(out), err
-	}
-	goTest := func(args ...string) (string, error) {
-		return command(append([]string{"test", "-vet=off"}, args...)...)
-	}
-	if check {
-		// Whether it compiles, without linking. Of what vet finds that is all.
-		if out, err := command("vet", "-buildtag", m.pkg); err != nil {
-			return "", fmt.Errorf("does not compile:\n%s", out)
+	return nil
+}
+
+// apart puts the mutations into groups in which no two touch the same file. They do
+// not meet then: what a patch leaves unused in a file, or needs there, no other one of
+// its group can use or bring.
+func apart(mutations []mutation) (groups [][]mutation) {
+	var taken []map[string]bool // by the groups
+	for _, m := range mutations {
+		i := slices.IndexFunc(taken, func(files map[string]bool) bool {
+			return !slices.ContainsFunc(m.touches, func(f string) bool { return files[f] })
+		})
+		if i < 0 {
+			i = len(groups)
+			groups, taken = append(groups, nil), append(taken, map[string]bool{})
 		}
+		groups[i] = append(groups[i], m)
+		for _, f := range m.touches {
+			taken[i][f] = true
+		}
+	}
+	return groups
+}
+
+// inDoubt returns the mutations of the groups that do not compile, of which each is to
+// be checked alone.
+func inDoubt(ctx context.Context, dir string, mutations []mutation) (left []mutation) {
+	for _, group := range apart(mutations) {
+		if compile(ctx, dir, group) != nil {
+			left = append(left, group...)
+		}
+	}
+	return left
+}
+
+// compile applies a group of mutations, of which no two touch the same file, checks that
+// it compiles and has the tests, and takes them back.
+func compile(ctx context.Context, dir string, group []mutation) (err error) {
+	var packages []string
+	for _, m := range group {
+		if err := m.apply(ctx, dir); err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, m.apply(ctx, dir, "--reverse")) }()
+		if !slices.Contains(packages, m.pkg) {
+			packages = append(packages, m.pkg)
+		}
+	}
+	// Whether it compiles, without linking. Of what vet finds that is all.
+	if out, err := command(ctx, dir, append([]string{"vet", "-buildtag"}, packages...)...); err != nil {
+		return fmt.Errorf("does not compile:\n%s", out)
+	}
+	for _, m := range group {
 		there, err := hasTest(filepath.Join(dir, m.pkg), m.test)
 		if err != nil {
-			return "", err
+			return err
 		}
 		if !there {
-			return "", fmt.Errorf("there is no test %s in %s", m.test, m.pkg)
+			return fmt.Errorf("there is no test %s in %s", m.test, m.pkg)
 		}
-		return "applies and compiles", nil
+	}
+	return nil
+}
+
+// apply changes the tree in dir as the patch says, or with --reverse back.
+func (m mutation) apply(ctx context.Context, dir string, reverse ...string) error {
+	cmd := exec.CommandContext(ctx, "git", append(append([]string{"apply"}, reverse...), m.file)...)
+	cmd.Dir = dir
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("does not apply: %s", strings.TrimSpace(string(out)))
+	}
+	return nil
+}
+
+func command(ctx context.Context, dir string, args ...string) (string, error) {
+	limit, cancel := context.WithTimeout(ctx, testLimit)
+	defer cancel()
+	cmd := exec.CommandContext(limit, "go", args...)
+	cmd.Dir = dir
+	out, err := cmd.CombinedOutput()
+	return string(out), err
+}
+
+// check applies the mutation, sees whether it compiles, and takes it back. The error
+// says what is wrong with it.
+func (m mutation) check(ctx context.Context, dir string) (verdict string, err error) {
+	return "applies and compiles", compile(ctx, dir, []mutation{m})
+}
+
+// try applies the mutation, runs its test and takes the mutation back. The error says
+// what is wrong with it.
+func (m mutation) try(ctx context.Context, dir string) (verdict string, err error) {
+	if err := m.apply(ctx, dir); err != nil {
+		return "", err
+	}
+	defer func() { err = errors.Join(err, m.apply(ctx, dir, "--reverse")) }()
+	goTest := func(args ...string) (string, error) {
+		return command(ctx, dir, append([]string{"test", "-vet=off"}, args...)...)
 	}
 	// Compiled alone first: a test that does not compile fails too.
 	if out, err := goTest("-c", "-o", os.DevNull, m.pkg); err != nil {

@@ -41,6 +41,7 @@ type RouterMessage struct {
 	//	*RouterMessage_Dead
 	//	*RouterMessage_Report
 	//	*RouterMessage_Quiesced
+	//	*RouterMessage_Probed
 	Message       isRouterMessage_Message `protobuf_oneof:"message"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -155,6 +156,15 @@ func (x *RouterMessage) GetQuiesced() *Quiesced {
 	return nil
 }
 
+func (x *RouterMessage) GetProbed() *Probed {
+	if x != nil {
+		if x, ok := x.Message.(*RouterMessage_Probed); ok {
+			return x.Probed
+		}
+	}
+	return nil
+}
+
 type isRouterMessage_Message interface {
 	isRouterMessage_Message()
 }
@@ -191,6 +201,10 @@ type RouterMessage_Quiesced struct {
 	Quiesced *Quiesced `protobuf:"bytes,8,opt,name=quiesced,proto3,oneof"`
 }
 
+type RouterMessage_Probed struct {
+	Probed *Probed `protobuf:"bytes,9,opt,name=probed,proto3,oneof"`
+}
+
 func (*RouterMessage_Join) isRouterMessage_Message() {}
 
 func (*RouterMessage_Ack) isRouterMessage_Message() {}
@@ -207,13 +221,15 @@ func (*RouterMessage_Report) isRouterMessage_Message() {}
 
 func (*RouterMessage_Quiesced) isRouterMessage_Message() {}
 
+func (*RouterMessage_Probed) isRouterMessage_Message() {}
+
 // Join opens a session.
 type Join struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Random, made once per router process: 16 to 64 characters of [a-z0-9-].
 	// Joining again under the same ID continues that session.
 	InstanceId string `protobuf:"bytes,1,opt,name=instance_id,json=instanceId,proto3" json:"instance_id,omitempty"`
-	// The highest term this router has seen. A leader with a lower one is
+	// The highest term this router has seen, 2^53 at most. A leader with a lower one is
 	// deposed and must refuse the session.
 	HighestTerm uint64 `protobuf:"varint,2,opt,name=highest_term,json=highestTerm,proto3" json:"highest_term,omitempty"`
 	// How long after the sending of its last answered Ping this router serves what it
@@ -221,12 +237,6 @@ type Join struct {
 	// with FAILED_PRECONDITION. 0: a router of a version that does not say; it is taken
 	// to have been given what the leader was.
 	MaxStaleNanos uint64 `protobuf:"varint,3,opt,name=max_stale_nanos,json=maxStaleNanos,proto3" json:"max_stale_nanos,omitempty"`
-	// How long an admitted request counts as open at this router if Envoy's access log
-	// says nothing of it, in nanoseconds: idle timeouts must not be shorter. A leader
-	// that allows shorter ones refuses the session with FAILED_PRECONDITION. 0: a router
-	// of a version that knows neither Quiesce nor Report; while it is there no sandbox
-	// that it can route to is released for being idle.
-	ActivityWindowNanos uint64 `protobuf:"varint,4,opt,name=activity_window_nanos,json=activityWindowNanos,proto3" json:"activity_window_nanos,omitempty"`
 	// The journal that highest_term is of, and the highest position of it that this router
 	// has seen in that term: see AllocatorMessage. Empty, and 0: it has seen none. A leader
 	// of this journal that is behind knows that the journal was restored from a backup.
@@ -234,7 +244,15 @@ type Join struct {
 	Position uint64 `protobuf:"varint,6,opt,name=position,proto3" json:"position,omitempty"`
 	// It may still serve what it knows. A leader of another journal then knows that
 	// routers of the earlier one live.
-	Serving       bool `protobuf:"varint,7,opt,name=serving,proto3" json:"serving,omitempty"`
+	Serving bool `protobuf:"varint,7,opt,name=serving,proto3" json:"serving,omitempty"`
+	// The journals that this router has left for another one, the last 16 at most. It follows
+	// no leader of them. A leader of one of them knows that its journal was restored from a
+	// backup.
+	Left []string `protobuf:"bytes,8,rep,name=left,proto3" json:"left,omitempty"`
+	// It looks at what its Envoy holds open, reports it, and answers Quiesce and Probe. A
+	// router that does not is of an earlier version: while it is there, no sandbox that it
+	// can route to is released for being idle.
+	Looks         bool `protobuf:"varint,9,opt,name=looks,proto3" json:"looks,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -290,13 +308,6 @@ func (x *Join) GetMaxStaleNanos() uint64 {
 	return 0
 }
 
-func (x *Join) GetActivityWindowNanos() uint64 {
-	if x != nil {
-		return x.ActivityWindowNanos
-	}
-	return 0
-}
-
 func (x *Join) GetJournal() string {
 	if x != nil {
 		return x.Journal
@@ -318,17 +329,41 @@ func (x *Join) GetServing() bool {
 	return false
 }
 
-// Report says when sandboxes were last active through this router. After a snapshot
-// all that the router tracks is reported, the last part with complete set; from then
-// on what has moved meaningfully since it was reported last.
+func (x *Join) GetLeft() []string {
+	if x != nil {
+		return x.Left
+	}
+	return nil
+}
+
+func (x *Join) GetLooks() bool {
+	if x != nil {
+		return x.Looks
+	}
+	return false
+}
+
+// Report says what a router knows of the use of sandboxes after a look, which is one
+// reading of what its Envoy holds open. The router sends one after every look, in one or
+// more parts. The first one after a snapshot has all that the router remembers; the later
+// ones have what is in use, and what this look has shown to be in use no more.
 type Report struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// 5,000 at most.
 	Activities []*Activity `protobuf:"bytes,1,rep,name=activities,proto3" json:"activities,omitempty"`
-	Complete   bool        `protobuf:"varint,2,opt,name=complete,proto3" json:"complete,omitempty"`
-	// This comes before a Goodbye, and Envoy may be there when this router is not: what is
-	// in use may go on and end with nobody to see it.
-	Handover      bool `protobuf:"varint,3,opt,name=handover,proto3" json:"handover,omitempty"`
+	// Names the place of the Envoy that the look was at, the same for every router beside it
+	// and for the Envoys that follow one another there: at most 128 characters. Set, with the
+	// fields 5 and 7, in the last part of a look that succeeded: from then on the router can
+	// be asked.
+	Gateway string `protobuf:"bytes,4,opt,name=gateway,proto3" json:"gateway,omitempty"`
+	// The nonce of the newest Pong that the router had received when the look began; 0:
+	// none on this stream.
+	Nonce uint64 `protobuf:"varint,5,opt,name=nonce,proto3" json:"nonce,omitempty"`
+	// How long the look took, rounded up.
+	TookMillis uint64 `protobuf:"varint,7,opt,name=took_millis,json=tookMillis,proto3" json:"took_millis,omitempty"`
+	// Why the router cannot tell what is open, for people: at most 256 characters. Empty:
+	// it can. Until the next report without it the router cannot be asked.
+	Blind         string `protobuf:"bytes,8,opt,name=blind,proto3" json:"blind,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -370,36 +405,49 @@ func (x *Report) GetActivities() []*Activity {
 	return nil
 }
 
-func (x *Report) GetComplete() bool {
+func (x *Report) GetGateway() string {
 	if x != nil {
-		return x.Complete
+		return x.Gateway
 	}
-	return false
+	return ""
 }
 
-func (x *Report) GetHandover() bool {
+func (x *Report) GetNonce() uint64 {
 	if x != nil {
-		return x.Handover
+		return x.Nonce
 	}
-	return false
+	return 0
 }
 
-// Activity is what one router knows of the use of one sandbox. Ages are milliseconds
-// before this was sent, rounded down; a wall clock has no part in them.
+func (x *Report) GetTookMillis() uint64 {
+	if x != nil {
+		return x.TookMillis
+	}
+	return 0
+}
+
+func (x *Report) GetBlind() string {
+	if x != nil {
+		return x.Blind
+	}
+	return ""
+}
+
+// Activity is what one router knows of the use of one sandbox. The age is in milliseconds
+// before this was sent, rounded down, but not to 0; a wall clock has no part in it.
 type Activity struct {
-	state     protoimpl.MessageState `protogen:"open.v1"`
-	SandboxId string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
-	// Since a request, or anything else that Envoy holds open, was last in progress. 0:
-	// one is, or may be.
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Empty: the router does not know which sandbox is at pod_ip.
+	SandboxId string `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	// Since it was last in use. 0: it is, or may be.
 	AgeMillis uint64 `protobuf:"varint,2,opt,name=age_millis,json=ageMillis,proto3" json:"age_millis,omitempty"`
-	// Since a request was last admitted, or bytes last moved. 0: at this moment, for all
-	// that is known.
-	QuietMillis uint64 `protobuf:"varint,3,opt,name=quiet_millis,json=quietMillis,proto3" json:"quiet_millis,omitempty"`
-	// How many streams Envoy is known to hold open.
+	// How many requests the newest look showed to be open.
 	Open uint32 `protobuf:"varint,4,opt,name=open,proto3" json:"open,omitempty"`
-	// In how long it will be known whether a request that was admitted a short while ago
-	// is open still, rounded up; until then it counts as open. 0: that is known.
-	SettlesMillis uint64 `protobuf:"varint,5,opt,name=settles_millis,json=settlesMillis,proto3" json:"settles_millis,omitempty"`
+	// The address of its pod.
+	PodIp string `protobuf:"bytes,6,opt,name=pod_ip,json=podIp,proto3" json:"pod_ip,omitempty"`
+	// What the last use was: a word of package api/activity, admission, open, bytes or
+	// unknown. At most 32 characters.
+	Kind          string `protobuf:"bytes,7,opt,name=kind,proto3" json:"kind,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -448,13 +496,6 @@ func (x *Activity) GetAgeMillis() uint64 {
 	return 0
 }
 
-func (x *Activity) GetQuietMillis() uint64 {
-	if x != nil {
-		return x.QuietMillis
-	}
-	return 0
-}
-
 func (x *Activity) GetOpen() uint32 {
 	if x != nil {
 		return x.Open
@@ -462,24 +503,29 @@ func (x *Activity) GetOpen() uint32 {
 	return 0
 }
 
-func (x *Activity) GetSettlesMillis() uint64 {
+func (x *Activity) GetPodIp() string {
 	if x != nil {
-		return x.SettlesMillis
+		return x.PodIp
 	}
-	return 0
+	return ""
 }
 
-// Quiesced answers Quiesce: from now on no request for those sandboxes is admitted.
+func (x *Activity) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+// Quiesced answers Quiesce: from now on no request for those sandboxes is admitted, and
+// what is said of them rests on two looks that began after that.
 type Quiesced struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Number uint64                 `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"`
-	// One for each of Quiesce.sandbox_ids that the router tracks; it knows of no use of
-	// the others, ever.
+	// At most one for each question. The router knows of no use of the others, ever.
 	Activities []*Activity `protobuf:"bytes,2,rep,name=activities,proto3" json:"activities,omitempty"`
-	// For how long the router cannot tell what is open, because it, or a log stream from
-	// Envoy, has begun, was cut or stood still: what it says of activity is a lower bound.
-	// 0: it can tell.
-	DoubtMillis   uint64 `protobuf:"varint,3,opt,name=doubt_millis,json=doubtMillis,proto3" json:"doubt_millis,omitempty"`
+	// As in Report: what is said is a lower bound, and no verdict rests on it.
+	Blind         string `protobuf:"bytes,4,opt,name=blind,proto3" json:"blind,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -528,11 +574,65 @@ func (x *Quiesced) GetActivities() []*Activity {
 	return nil
 }
 
-func (x *Quiesced) GetDoubtMillis() uint64 {
+func (x *Quiesced) GetBlind() string {
 	if x != nil {
-		return x.DoubtMillis
+		return x.Blind
 	}
-	return 0
+	return ""
+}
+
+// Probed answers Probe. busy is false, too, if three attempts in a row have failed: no
+// answer in time, no connection, or another status than 200 and 204.
+type Probed struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	SandboxId     string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	Busy          bool                   `protobuf:"varint,2,opt,name=busy,proto3" json:"busy,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Probed) Reset() {
+	*x = Probed{}
+	mi := &file_api_control_v1_control_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Probed) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Probed) ProtoMessage() {}
+
+func (x *Probed) ProtoReflect() protoreflect.Message {
+	mi := &file_api_control_v1_control_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Probed.ProtoReflect.Descriptor instead.
+func (*Probed) Descriptor() ([]byte, []int) {
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *Probed) GetSandboxId() string {
+	if x != nil {
+		return x.SandboxId
+	}
+	return ""
+}
+
+func (x *Probed) GetBusy() bool {
+	if x != nil {
+		return x.Busy
+	}
+	return false
 }
 
 // Dead names routers that stood beside the same Envoy and whose processes are
@@ -549,7 +649,7 @@ type Dead struct {
 
 func (x *Dead) Reset() {
 	*x = Dead{}
-	mi := &file_api_control_v1_control_proto_msgTypes[5]
+	mi := &file_api_control_v1_control_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -561,7 +661,7 @@ func (x *Dead) String() string {
 func (*Dead) ProtoMessage() {}
 
 func (x *Dead) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[5]
+	mi := &file_api_control_v1_control_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -574,7 +674,7 @@ func (x *Dead) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Dead.ProtoReflect.Descriptor instead.
 func (*Dead) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{5}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Dead) GetInstanceIds() []string {
@@ -594,7 +694,7 @@ type Ack struct {
 
 func (x *Ack) Reset() {
 	*x = Ack{}
-	mi := &file_api_control_v1_control_proto_msgTypes[6]
+	mi := &file_api_control_v1_control_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -606,7 +706,7 @@ func (x *Ack) String() string {
 func (*Ack) ProtoMessage() {}
 
 func (x *Ack) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[6]
+	mi := &file_api_control_v1_control_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -619,7 +719,7 @@ func (x *Ack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ack.ProtoReflect.Descriptor instead.
 func (*Ack) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{6}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Ack) GetSequence() uint64 {
@@ -639,7 +739,7 @@ type Resolve struct {
 
 func (x *Resolve) Reset() {
 	*x = Resolve{}
-	mi := &file_api_control_v1_control_proto_msgTypes[7]
+	mi := &file_api_control_v1_control_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -651,7 +751,7 @@ func (x *Resolve) String() string {
 func (*Resolve) ProtoMessage() {}
 
 func (x *Resolve) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[7]
+	mi := &file_api_control_v1_control_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -664,7 +764,7 @@ func (x *Resolve) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resolve.ProtoReflect.Descriptor instead.
 func (*Resolve) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{7}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Resolve) GetSandboxId() string {
@@ -686,7 +786,7 @@ type Ping struct {
 
 func (x *Ping) Reset() {
 	*x = Ping{}
-	mi := &file_api_control_v1_control_proto_msgTypes[8]
+	mi := &file_api_control_v1_control_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -698,7 +798,7 @@ func (x *Ping) String() string {
 func (*Ping) ProtoMessage() {}
 
 func (x *Ping) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[8]
+	mi := &file_api_control_v1_control_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -711,7 +811,7 @@ func (x *Ping) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ping.ProtoReflect.Descriptor instead.
 func (*Ping) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{8}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Ping) GetNonce() uint64 {
@@ -721,21 +821,22 @@ func (x *Ping) GetNonce() uint64 {
 	return 0
 }
 
-// Goodbye says that this process will admit no request ever again. What was in use
-// through it was reported before.
+// Goodbye says that this process will admit no request ever again. The leader ends the
+// stream without an error when that is durable; after any other end the router looks for
+// another leader.
 type Goodbye struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The router could not tell what was in use: everything may have been.
-	Doubt bool `protobuf:"varint,1,opt,name=doubt,proto3" json:"doubt,omitempty"`
-	// Its Envoy has ended before: nothing is open any more.
-	EnvoyEnded    bool `protobuf:"varint,2,opt,name=envoy_ended,json=envoyEnded,proto3" json:"envoy_ended,omitempty"`
+	// The report before this is that of a last look, which began after Envoy had read the
+	// last answer: what it shows to be in use may go on, and nothing else. Not set: everything
+	// that the router could serve may have been in use until now.
+	Looked        bool `protobuf:"varint,3,opt,name=looked,proto3" json:"looked,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Goodbye) Reset() {
 	*x = Goodbye{}
-	mi := &file_api_control_v1_control_proto_msgTypes[9]
+	mi := &file_api_control_v1_control_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -747,7 +848,7 @@ func (x *Goodbye) String() string {
 func (*Goodbye) ProtoMessage() {}
 
 func (x *Goodbye) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[9]
+	mi := &file_api_control_v1_control_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -760,19 +861,12 @@ func (x *Goodbye) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Goodbye.ProtoReflect.Descriptor instead.
 func (*Goodbye) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{9}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{10}
 }
 
-func (x *Goodbye) GetDoubt() bool {
+func (x *Goodbye) GetLooked() bool {
 	if x != nil {
-		return x.Doubt
-	}
-	return false
-}
-
-func (x *Goodbye) GetEnvoyEnded() bool {
-	if x != nil {
-		return x.EnvoyEnded
+		return x.Looked
 	}
 	return false
 }
@@ -795,6 +889,7 @@ type AllocatorMessage struct {
 	//	*AllocatorMessage_Pong
 	//	*AllocatorMessage_Quiesce
 	//	*AllocatorMessage_Resume
+	//	*AllocatorMessage_Probe
 	Message isAllocatorMessage_Message `protobuf_oneof:"message"`
 	// The ID of the leader's journal, empty from a version that does not know it. Another
 	// one than the router saw is another world: terms count anew, and the snapshot, with
@@ -809,7 +904,7 @@ type AllocatorMessage struct {
 
 func (x *AllocatorMessage) Reset() {
 	*x = AllocatorMessage{}
-	mi := &file_api_control_v1_control_proto_msgTypes[10]
+	mi := &file_api_control_v1_control_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -821,7 +916,7 @@ func (x *AllocatorMessage) String() string {
 func (*AllocatorMessage) ProtoMessage() {}
 
 func (x *AllocatorMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[10]
+	mi := &file_api_control_v1_control_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -834,7 +929,7 @@ func (x *AllocatorMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AllocatorMessage.ProtoReflect.Descriptor instead.
 func (*AllocatorMessage) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{10}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *AllocatorMessage) GetTerm() uint64 {
@@ -930,6 +1025,15 @@ func (x *AllocatorMessage) GetResume() *Resume {
 	return nil
 }
 
+func (x *AllocatorMessage) GetProbe() *Probe {
+	if x != nil {
+		if x, ok := x.Message.(*AllocatorMessage_Probe); ok {
+			return x.Probe
+		}
+	}
+	return nil
+}
+
 func (x *AllocatorMessage) GetJournal() string {
 	if x != nil {
 		return x.Journal
@@ -980,6 +1084,10 @@ type AllocatorMessage_Resume struct {
 	Resume *Resume `protobuf:"bytes,10,opt,name=resume,proto3,oneof"`
 }
 
+type AllocatorMessage_Probe struct {
+	Probe *Probe `protobuf:"bytes,13,opt,name=probe,proto3,oneof"`
+}
+
 func (*AllocatorMessage_NotLeader) isAllocatorMessage_Message() {}
 
 func (*AllocatorMessage_Snapshot) isAllocatorMessage_Message() {}
@@ -996,6 +1104,8 @@ func (*AllocatorMessage_Quiesce) isAllocatorMessage_Message() {}
 
 func (*AllocatorMessage_Resume) isAllocatorMessage_Message() {}
 
+func (*AllocatorMessage_Probe) isAllocatorMessage_Message() {}
+
 type NotLeader struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Control address of the leader, host:port. Empty when none is known.
@@ -1006,7 +1116,7 @@ type NotLeader struct {
 
 func (x *NotLeader) Reset() {
 	*x = NotLeader{}
-	mi := &file_api_control_v1_control_proto_msgTypes[11]
+	mi := &file_api_control_v1_control_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1018,7 +1128,7 @@ func (x *NotLeader) String() string {
 func (*NotLeader) ProtoMessage() {}
 
 func (x *NotLeader) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[11]
+	mi := &file_api_control_v1_control_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1031,7 +1141,7 @@ func (x *NotLeader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NotLeader.ProtoReflect.Descriptor instead.
 func (*NotLeader) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{11}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *NotLeader) GetLeaderAddress() string {
@@ -1053,7 +1163,7 @@ type Snapshot struct {
 
 func (x *Snapshot) Reset() {
 	*x = Snapshot{}
-	mi := &file_api_control_v1_control_proto_msgTypes[12]
+	mi := &file_api_control_v1_control_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1065,7 +1175,7 @@ func (x *Snapshot) String() string {
 func (*Snapshot) ProtoMessage() {}
 
 func (x *Snapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[12]
+	mi := &file_api_control_v1_control_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1078,7 +1188,7 @@ func (x *Snapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Snapshot.ProtoReflect.Descriptor instead.
 func (*Snapshot) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{12}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Snapshot) GetRoutes() []*Route {
@@ -1105,16 +1215,16 @@ type Route struct {
 	DefaultPort uint32 `protobuf:"varint,3,opt,name=default_port,json=defaultPort,proto3" json:"default_port,omitempty"`
 	// Ports that may be reached, 1 to 65535, ascending; empty: all.
 	Ports []uint32 `protobuf:"varint,4,rep,packed,name=ports,proto3" json:"ports,omitempty"`
-	// After how long without activity the sandbox is released, in milliseconds: a report
-	// is due when its last activity has moved by a quarter of that. 0: never.
-	IdleTimeoutMillis uint64 `protobuf:"varint,5,opt,name=idle_timeout_millis,json=idleTimeoutMillis,proto3" json:"idle_timeout_millis,omitempty"`
+	// An open connection is use of the sandbox only while at least so many bytes a minute
+	// move over it. 0: it is use in any case.
+	MinBytesPerMinute uint64 `protobuf:"varint,6,opt,name=min_bytes_per_minute,json=minBytesPerMinute,proto3" json:"min_bytes_per_minute,omitempty"`
 	unknownFields     protoimpl.UnknownFields
 	sizeCache         protoimpl.SizeCache
 }
 
 func (x *Route) Reset() {
 	*x = Route{}
-	mi := &file_api_control_v1_control_proto_msgTypes[13]
+	mi := &file_api_control_v1_control_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1126,7 +1236,7 @@ func (x *Route) String() string {
 func (*Route) ProtoMessage() {}
 
 func (x *Route) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[13]
+	mi := &file_api_control_v1_control_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1139,7 +1249,7 @@ func (x *Route) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Route.ProtoReflect.Descriptor instead.
 func (*Route) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{13}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Route) GetSandboxId() string {
@@ -1170,9 +1280,9 @@ func (x *Route) GetPorts() []uint32 {
 	return nil
 }
 
-func (x *Route) GetIdleTimeoutMillis() uint64 {
+func (x *Route) GetMinBytesPerMinute() uint64 {
 	if x != nil {
-		return x.IdleTimeoutMillis
+		return x.MinBytesPerMinute
 	}
 	return 0
 }
@@ -1187,7 +1297,7 @@ type Release struct {
 
 func (x *Release) Reset() {
 	*x = Release{}
-	mi := &file_api_control_v1_control_proto_msgTypes[14]
+	mi := &file_api_control_v1_control_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1199,7 +1309,7 @@ func (x *Release) String() string {
 func (*Release) ProtoMessage() {}
 
 func (x *Release) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[14]
+	mi := &file_api_control_v1_control_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1212,7 +1322,7 @@ func (x *Release) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Release.ProtoReflect.Descriptor instead.
 func (*Release) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{14}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Release) GetSandboxIds() []string {
@@ -1239,7 +1349,7 @@ type Resolved struct {
 
 func (x *Resolved) Reset() {
 	*x = Resolved{}
-	mi := &file_api_control_v1_control_proto_msgTypes[15]
+	mi := &file_api_control_v1_control_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1251,7 +1361,7 @@ func (x *Resolved) String() string {
 func (*Resolved) ProtoMessage() {}
 
 func (x *Resolved) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[15]
+	mi := &file_api_control_v1_control_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1264,7 +1374,7 @@ func (x *Resolved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resolved.ProtoReflect.Descriptor instead.
 func (*Resolved) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{15}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Resolved) GetSandboxId() string {
@@ -1357,7 +1467,7 @@ type Gone struct {
 
 func (x *Gone) Reset() {
 	*x = Gone{}
-	mi := &file_api_control_v1_control_proto_msgTypes[16]
+	mi := &file_api_control_v1_control_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1369,7 +1479,7 @@ func (x *Gone) String() string {
 func (*Gone) ProtoMessage() {}
 
 func (x *Gone) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[16]
+	mi := &file_api_control_v1_control_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1382,7 +1492,7 @@ func (x *Gone) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Gone.ProtoReflect.Descriptor instead.
 func (*Gone) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{16}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{17}
 }
 
 type Unknown struct {
@@ -1393,7 +1503,7 @@ type Unknown struct {
 
 func (x *Unknown) Reset() {
 	*x = Unknown{}
-	mi := &file_api_control_v1_control_proto_msgTypes[17]
+	mi := &file_api_control_v1_control_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1405,7 +1515,7 @@ func (x *Unknown) String() string {
 func (*Unknown) ProtoMessage() {}
 
 func (x *Unknown) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[17]
+	mi := &file_api_control_v1_control_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1418,7 +1528,7 @@ func (x *Unknown) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Unknown.ProtoReflect.Descriptor instead.
 func (*Unknown) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{17}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{18}
 }
 
 type Starting struct {
@@ -1431,7 +1541,7 @@ type Starting struct {
 
 func (x *Starting) Reset() {
 	*x = Starting{}
-	mi := &file_api_control_v1_control_proto_msgTypes[18]
+	mi := &file_api_control_v1_control_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1443,7 +1553,7 @@ func (x *Starting) String() string {
 func (*Starting) ProtoMessage() {}
 
 func (x *Starting) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[18]
+	mi := &file_api_control_v1_control_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1456,7 +1566,7 @@ func (x *Starting) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Starting.ProtoReflect.Descriptor instead.
 func (*Starting) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{18}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Starting) GetHoldMillis() uint32 {
@@ -1475,7 +1585,7 @@ type Pong struct {
 
 func (x *Pong) Reset() {
 	*x = Pong{}
-	mi := &file_api_control_v1_control_proto_msgTypes[19]
+	mi := &file_api_control_v1_control_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1487,7 +1597,7 @@ func (x *Pong) String() string {
 func (*Pong) ProtoMessage() {}
 
 func (x *Pong) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[19]
+	mi := &file_api_control_v1_control_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1500,7 +1610,7 @@ func (x *Pong) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pong.ProtoReflect.Descriptor instead.
 func (*Pong) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{19}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Pong) GetNonce() uint64 {
@@ -1512,19 +1622,19 @@ func (x *Pong) GetNonce() uint64 {
 
 // Quiesce asks whether sandboxes are idle. Requests for them are held from now on,
 // until Resume, Release or a snapshot; the router never goes on by itself. The answer
-// is one Quiesced; it counts only if it comes within 250 ms.
+// is one Quiesced.
 type Quiesce struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Number uint64                 `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"`
 	// 1,000 at most.
-	SandboxIds    []string `protobuf:"bytes,2,rep,name=sandbox_ids,json=sandboxIds,proto3" json:"sandbox_ids,omitempty"`
+	Questions     []*Question `protobuf:"bytes,3,rep,name=questions,proto3" json:"questions,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Quiesce) Reset() {
 	*x = Quiesce{}
-	mi := &file_api_control_v1_control_proto_msgTypes[20]
+	mi := &file_api_control_v1_control_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1536,7 +1646,7 @@ func (x *Quiesce) String() string {
 func (*Quiesce) ProtoMessage() {}
 
 func (x *Quiesce) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[20]
+	mi := &file_api_control_v1_control_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1549,7 +1659,7 @@ func (x *Quiesce) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Quiesce.ProtoReflect.Descriptor instead.
 func (*Quiesce) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{20}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Quiesce) GetNumber() uint64 {
@@ -1559,11 +1669,147 @@ func (x *Quiesce) GetNumber() uint64 {
 	return 0
 }
 
-func (x *Quiesce) GetSandboxIds() []string {
+func (x *Quiesce) GetQuestions() []*Question {
 	if x != nil {
-		return x.SandboxIds
+		return x.Questions
 	}
 	return nil
+}
+
+// Question asks about one sandbox. The router may have forgotten its route, so it is
+// named with what a look needs.
+type Question struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	SandboxId string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	PodIp     string                 `protobuf:"bytes,2,opt,name=pod_ip,json=podIp,proto3" json:"pod_ip,omitempty"`
+	// As in Route.
+	MinBytesPerMinute uint64 `protobuf:"varint,3,opt,name=min_bytes_per_minute,json=minBytesPerMinute,proto3" json:"min_bytes_per_minute,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
+}
+
+func (x *Question) Reset() {
+	*x = Question{}
+	mi := &file_api_control_v1_control_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Question) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Question) ProtoMessage() {}
+
+func (x *Question) ProtoReflect() protoreflect.Message {
+	mi := &file_api_control_v1_control_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Question.ProtoReflect.Descriptor instead.
+func (*Question) Descriptor() ([]byte, []int) {
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *Question) GetSandboxId() string {
+	if x != nil {
+		return x.SandboxId
+	}
+	return ""
+}
+
+func (x *Question) GetPodIp() string {
+	if x != nil {
+		return x.PodIp
+	}
+	return ""
+}
+
+func (x *Question) GetMinBytesPerMinute() uint64 {
+	if x != nil {
+		return x.MinBytesPerMinute
+	}
+	return 0
+}
+
+// Probe asks the router to ask a sandbox whether it works: GET http://<pod_ip>:<port><path>,
+// 200 ms at most. 200 means busy, 204 not; after anything else the router tries again a
+// second later, three times in all. The answer is one Probed, or none if the router has too
+// many probes under way.
+type Probe struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	SandboxId string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	PodIp     string                 `protobuf:"bytes,2,opt,name=pod_ip,json=podIp,proto3" json:"pod_ip,omitempty"`
+	Port      uint32                 `protobuf:"varint,3,opt,name=port,proto3" json:"port,omitempty"`
+	// Begins with a slash.
+	Path          string `protobuf:"bytes,4,opt,name=path,proto3" json:"path,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Probe) Reset() {
+	*x = Probe{}
+	mi := &file_api_control_v1_control_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Probe) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Probe) ProtoMessage() {}
+
+func (x *Probe) ProtoReflect() protoreflect.Message {
+	mi := &file_api_control_v1_control_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Probe.ProtoReflect.Descriptor instead.
+func (*Probe) Descriptor() ([]byte, []int) {
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *Probe) GetSandboxId() string {
+	if x != nil {
+		return x.SandboxId
+	}
+	return ""
+}
+
+func (x *Probe) GetPodIp() string {
+	if x != nil {
+		return x.PodIp
+	}
+	return ""
+}
+
+func (x *Probe) GetPort() uint32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
+func (x *Probe) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
 }
 
 // Resume lets requests for these sandboxes through again.
@@ -1576,7 +1822,7 @@ type Resume struct {
 
 func (x *Resume) Reset() {
 	*x = Resume{}
-	mi := &file_api_control_v1_control_proto_msgTypes[21]
+	mi := &file_api_control_v1_control_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1588,7 +1834,7 @@ func (x *Resume) String() string {
 func (*Resume) ProtoMessage() {}
 
 func (x *Resume) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[21]
+	mi := &file_api_control_v1_control_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1601,7 +1847,7 @@ func (x *Resume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resume.ProtoReflect.Descriptor instead.
 func (*Resume) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{21}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Resume) GetSandboxIds() []string {
@@ -1615,7 +1861,7 @@ var File_api_control_v1_control_proto protoreflect.FileDescriptor
 
 const file_api_control_v1_control_proto_rawDesc = "" +
 	"\n" +
-	"\x1capi/control/v1/control.proto\x12\x10berth.control.v1\"\xab\x03\n" +
+	"\x1capi/control/v1/control.proto\x12\x10berth.control.v1\"\xdf\x03\n" +
 	"\rRouterMessage\x12,\n" +
 	"\x04join\x18\x01 \x01(\v2\x16.berth.control.v1.JoinH\x00R\x04join\x12)\n" +
 	"\x03ack\x18\x02 \x01(\v2\x15.berth.control.v1.AckH\x00R\x03ack\x125\n" +
@@ -1624,37 +1870,46 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\agoodbye\x18\x05 \x01(\v2\x19.berth.control.v1.GoodbyeH\x00R\agoodbye\x12,\n" +
 	"\x04dead\x18\x06 \x01(\v2\x16.berth.control.v1.DeadH\x00R\x04dead\x122\n" +
 	"\x06report\x18\a \x01(\v2\x18.berth.control.v1.ReportH\x00R\x06report\x128\n" +
-	"\bquiesced\x18\b \x01(\v2\x1a.berth.control.v1.QuiescedH\x00R\bquiescedB\t\n" +
-	"\amessage\"\xf6\x01\n" +
+	"\bquiesced\x18\b \x01(\v2\x1a.berth.control.v1.QuiescedH\x00R\bquiesced\x122\n" +
+	"\x06probed\x18\t \x01(\v2\x18.berth.control.v1.ProbedH\x00R\x06probedB\t\n" +
+	"\amessage\"\x89\x02\n" +
 	"\x04Join\x12\x1f\n" +
 	"\vinstance_id\x18\x01 \x01(\tR\n" +
 	"instanceId\x12!\n" +
 	"\fhighest_term\x18\x02 \x01(\x04R\vhighestTerm\x12&\n" +
-	"\x0fmax_stale_nanos\x18\x03 \x01(\x04R\rmaxStaleNanos\x122\n" +
-	"\x15activity_window_nanos\x18\x04 \x01(\x04R\x13activityWindowNanos\x12\x18\n" +
+	"\x0fmax_stale_nanos\x18\x03 \x01(\x04R\rmaxStaleNanos\x12\x18\n" +
 	"\ajournal\x18\x05 \x01(\tR\ajournal\x12\x1a\n" +
 	"\bposition\x18\x06 \x01(\x04R\bposition\x12\x18\n" +
-	"\aserving\x18\a \x01(\bR\aserving\"|\n" +
+	"\aserving\x18\a \x01(\bR\aserving\x12\x12\n" +
+	"\x04left\x18\b \x03(\tR\x04left\x12\x14\n" +
+	"\x05looks\x18\t \x01(\bR\x05looksJ\x04\b\x04\x10\x05R\x15activity_window_nanos\"\xcb\x01\n" +
 	"\x06Report\x12:\n" +
 	"\n" +
 	"activities\x18\x01 \x03(\v2\x1a.berth.control.v1.ActivityR\n" +
-	"activities\x12\x1a\n" +
-	"\bcomplete\x18\x02 \x01(\bR\bcomplete\x12\x1a\n" +
-	"\bhandover\x18\x03 \x01(\bR\bhandover\"\xa6\x01\n" +
+	"activities\x12\x18\n" +
+	"\agateway\x18\x04 \x01(\tR\agateway\x12\x14\n" +
+	"\x05nonce\x18\x05 \x01(\x04R\x05nonce\x12\x1f\n" +
+	"\vtook_millis\x18\a \x01(\x04R\n" +
+	"tookMillis\x12\x14\n" +
+	"\x05blind\x18\b \x01(\tR\x05blindJ\x04\b\x02\x10\x03J\x04\b\x03\x10\x04R\bcompleteR\bhandover\"\xb1\x01\n" +
 	"\bActivity\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x1d\n" +
 	"\n" +
-	"age_millis\x18\x02 \x01(\x04R\tageMillis\x12!\n" +
-	"\fquiet_millis\x18\x03 \x01(\x04R\vquietMillis\x12\x12\n" +
-	"\x04open\x18\x04 \x01(\rR\x04open\x12%\n" +
-	"\x0esettles_millis\x18\x05 \x01(\x04R\rsettlesMillis\"\x81\x01\n" +
+	"age_millis\x18\x02 \x01(\x04R\tageMillis\x12\x12\n" +
+	"\x04open\x18\x04 \x01(\rR\x04open\x12\x15\n" +
+	"\x06pod_ip\x18\x06 \x01(\tR\x05podIp\x12\x12\n" +
+	"\x04kind\x18\a \x01(\tR\x04kindJ\x04\b\x03\x10\x04J\x04\b\x05\x10\x06R\fquiet_millisR\x0esettles_millis\"\x88\x01\n" +
 	"\bQuiesced\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\x04R\x06number\x12:\n" +
 	"\n" +
 	"activities\x18\x02 \x03(\v2\x1a.berth.control.v1.ActivityR\n" +
-	"activities\x12!\n" +
-	"\fdoubt_millis\x18\x03 \x01(\x04R\vdoubtMillis\")\n" +
+	"activities\x12\x14\n" +
+	"\x05blind\x18\x04 \x01(\tR\x05blindJ\x04\b\x03\x10\x04R\fdoubt_millis\";\n" +
+	"\x06Probed\x12\x1d\n" +
+	"\n" +
+	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x12\n" +
+	"\x04busy\x18\x02 \x01(\bR\x04busy\")\n" +
 	"\x04Dead\x12!\n" +
 	"\finstance_ids\x18\x01 \x03(\tR\vinstanceIds\"!\n" +
 	"\x03Ack\x12\x1a\n" +
@@ -1663,11 +1918,9 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\"\x1c\n" +
 	"\x04Ping\x12\x14\n" +
-	"\x05nonce\x18\x01 \x01(\x04R\x05nonce\"@\n" +
-	"\aGoodbye\x12\x14\n" +
-	"\x05doubt\x18\x01 \x01(\bR\x05doubt\x12\x1f\n" +
-	"\venvoy_ended\x18\x02 \x01(\bR\n" +
-	"envoyEnded\"\xb6\x04\n" +
+	"\x05nonce\x18\x01 \x01(\x04R\x05nonce\"A\n" +
+	"\aGoodbye\x12\x16\n" +
+	"\x06looked\x18\x03 \x01(\bR\x06lookedJ\x04\b\x01\x10\x02J\x04\b\x02\x10\x03R\x05doubtR\venvoy_ended\"\xe7\x04\n" +
 	"\x10AllocatorMessage\x12\x12\n" +
 	"\x04term\x18\x01 \x01(\x04R\x04term\x12\x1a\n" +
 	"\bsequence\x18\x02 \x01(\x04R\bsequence\x12<\n" +
@@ -1680,7 +1933,8 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\x04pong\x18\b \x01(\v2\x16.berth.control.v1.PongH\x00R\x04pong\x125\n" +
 	"\aquiesce\x18\t \x01(\v2\x19.berth.control.v1.QuiesceH\x00R\aquiesce\x122\n" +
 	"\x06resume\x18\n" +
-	" \x01(\v2\x18.berth.control.v1.ResumeH\x00R\x06resume\x12\x18\n" +
+	" \x01(\v2\x18.berth.control.v1.ResumeH\x00R\x06resume\x12/\n" +
+	"\x05probe\x18\r \x01(\v2\x17.berth.control.v1.ProbeH\x00R\x05probe\x12\x18\n" +
 	"\ajournal\x18\v \x01(\tR\ajournal\x12\x1a\n" +
 	"\bposition\x18\f \x01(\x04R\bpositionB\t\n" +
 	"\amessage\"2\n" +
@@ -1688,14 +1942,14 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\x0eleader_address\x18\x01 \x01(\tR\rleaderAddress\"O\n" +
 	"\bSnapshot\x12/\n" +
 	"\x06routes\x18\x01 \x03(\v2\x17.berth.control.v1.RouteR\x06routes\x12\x12\n" +
-	"\x04last\x18\x02 \x01(\bR\x04last\"\xa6\x01\n" +
+	"\x04last\x18\x02 \x01(\bR\x04last\"\xc2\x01\n" +
 	"\x05Route\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x15\n" +
 	"\x06pod_ip\x18\x02 \x01(\tR\x05podIp\x12!\n" +
 	"\fdefault_port\x18\x03 \x01(\rR\vdefaultPort\x12\x14\n" +
-	"\x05ports\x18\x04 \x03(\rR\x05ports\x12.\n" +
-	"\x13idle_timeout_millis\x18\x05 \x01(\x04R\x11idleTimeoutMillis\"*\n" +
+	"\x05ports\x18\x04 \x03(\rR\x05ports\x12/\n" +
+	"\x14min_bytes_per_minute\x18\x06 \x01(\x04R\x11minBytesPerMinuteJ\x04\b\x05\x10\x06R\x13idle_timeout_millis\"*\n" +
 	"\aRelease\x12\x1f\n" +
 	"\vsandbox_ids\x18\x01 \x03(\tR\n" +
 	"sandboxIds\"\x83\x02\n" +
@@ -1713,11 +1967,21 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\vhold_millis\x18\x01 \x01(\rR\n" +
 	"holdMillis\"\x1c\n" +
 	"\x04Pong\x12\x14\n" +
-	"\x05nonce\x18\x01 \x01(\x04R\x05nonce\"B\n" +
+	"\x05nonce\x18\x01 \x01(\x04R\x05nonce\"n\n" +
 	"\aQuiesce\x12\x16\n" +
-	"\x06number\x18\x01 \x01(\x04R\x06number\x12\x1f\n" +
-	"\vsandbox_ids\x18\x02 \x03(\tR\n" +
-	"sandboxIds\")\n" +
+	"\x06number\x18\x01 \x01(\x04R\x06number\x128\n" +
+	"\tquestions\x18\x03 \x03(\v2\x1a.berth.control.v1.QuestionR\tquestionsJ\x04\b\x02\x10\x03R\vsandbox_ids\"q\n" +
+	"\bQuestion\x12\x1d\n" +
+	"\n" +
+	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x15\n" +
+	"\x06pod_ip\x18\x02 \x01(\tR\x05podIp\x12/\n" +
+	"\x14min_bytes_per_minute\x18\x03 \x01(\x04R\x11minBytesPerMinute\"e\n" +
+	"\x05Probe\x12\x1d\n" +
+	"\n" +
+	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x15\n" +
+	"\x06pod_ip\x18\x02 \x01(\tR\x05podIp\x12\x12\n" +
+	"\x04port\x18\x03 \x01(\rR\x04port\x12\x12\n" +
+	"\x04path\x18\x04 \x01(\tR\x04path\")\n" +
 	"\x06Resume\x12\x1f\n" +
 	"\vsandbox_ids\x18\x01 \x03(\tR\n" +
 	"sandboxIds2]\n" +
@@ -1736,62 +2000,68 @@ func file_api_control_v1_control_proto_rawDescGZIP() []byte {
 	return file_api_control_v1_control_proto_rawDescData
 }
 
-var file_api_control_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
+var file_api_control_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
 var file_api_control_v1_control_proto_goTypes = []any{
 	(*RouterMessage)(nil),    // 0: berth.control.v1.RouterMessage
 	(*Join)(nil),             // 1: berth.control.v1.Join
 	(*Report)(nil),           // 2: berth.control.v1.Report
 	(*Activity)(nil),         // 3: berth.control.v1.Activity
 	(*Quiesced)(nil),         // 4: berth.control.v1.Quiesced
-	(*Dead)(nil),             // 5: berth.control.v1.Dead
-	(*Ack)(nil),              // 6: berth.control.v1.Ack
-	(*Resolve)(nil),          // 7: berth.control.v1.Resolve
-	(*Ping)(nil),             // 8: berth.control.v1.Ping
-	(*Goodbye)(nil),          // 9: berth.control.v1.Goodbye
-	(*AllocatorMessage)(nil), // 10: berth.control.v1.AllocatorMessage
-	(*NotLeader)(nil),        // 11: berth.control.v1.NotLeader
-	(*Snapshot)(nil),         // 12: berth.control.v1.Snapshot
-	(*Route)(nil),            // 13: berth.control.v1.Route
-	(*Release)(nil),          // 14: berth.control.v1.Release
-	(*Resolved)(nil),         // 15: berth.control.v1.Resolved
-	(*Gone)(nil),             // 16: berth.control.v1.Gone
-	(*Unknown)(nil),          // 17: berth.control.v1.Unknown
-	(*Starting)(nil),         // 18: berth.control.v1.Starting
-	(*Pong)(nil),             // 19: berth.control.v1.Pong
-	(*Quiesce)(nil),          // 20: berth.control.v1.Quiesce
-	(*Resume)(nil),           // 21: berth.control.v1.Resume
+	(*Probed)(nil),           // 5: berth.control.v1.Probed
+	(*Dead)(nil),             // 6: berth.control.v1.Dead
+	(*Ack)(nil),              // 7: berth.control.v1.Ack
+	(*Resolve)(nil),          // 8: berth.control.v1.Resolve
+	(*Ping)(nil),             // 9: berth.control.v1.Ping
+	(*Goodbye)(nil),          // 10: berth.control.v1.Goodbye
+	(*AllocatorMessage)(nil), // 11: berth.control.v1.AllocatorMessage
+	(*NotLeader)(nil),        // 12: berth.control.v1.NotLeader
+	(*Snapshot)(nil),         // 13: berth.control.v1.Snapshot
+	(*Route)(nil),            // 14: berth.control.v1.Route
+	(*Release)(nil),          // 15: berth.control.v1.Release
+	(*Resolved)(nil),         // 16: berth.control.v1.Resolved
+	(*Gone)(nil),             // 17: berth.control.v1.Gone
+	(*Unknown)(nil),          // 18: berth.control.v1.Unknown
+	(*Starting)(nil),         // 19: berth.control.v1.Starting
+	(*Pong)(nil),             // 20: berth.control.v1.Pong
+	(*Quiesce)(nil),          // 21: berth.control.v1.Quiesce
+	(*Question)(nil),         // 22: berth.control.v1.Question
+	(*Probe)(nil),            // 23: berth.control.v1.Probe
+	(*Resume)(nil),           // 24: berth.control.v1.Resume
 }
 var file_api_control_v1_control_proto_depIdxs = []int32{
 	1,  // 0: berth.control.v1.RouterMessage.join:type_name -> berth.control.v1.Join
-	6,  // 1: berth.control.v1.RouterMessage.ack:type_name -> berth.control.v1.Ack
-	7,  // 2: berth.control.v1.RouterMessage.resolve:type_name -> berth.control.v1.Resolve
-	8,  // 3: berth.control.v1.RouterMessage.ping:type_name -> berth.control.v1.Ping
-	9,  // 4: berth.control.v1.RouterMessage.goodbye:type_name -> berth.control.v1.Goodbye
-	5,  // 5: berth.control.v1.RouterMessage.dead:type_name -> berth.control.v1.Dead
+	7,  // 1: berth.control.v1.RouterMessage.ack:type_name -> berth.control.v1.Ack
+	8,  // 2: berth.control.v1.RouterMessage.resolve:type_name -> berth.control.v1.Resolve
+	9,  // 3: berth.control.v1.RouterMessage.ping:type_name -> berth.control.v1.Ping
+	10, // 4: berth.control.v1.RouterMessage.goodbye:type_name -> berth.control.v1.Goodbye
+	6,  // 5: berth.control.v1.RouterMessage.dead:type_name -> berth.control.v1.Dead
 	2,  // 6: berth.control.v1.RouterMessage.report:type_name -> berth.control.v1.Report
 	4,  // 7: berth.control.v1.RouterMessage.quiesced:type_name -> berth.control.v1.Quiesced
-	3,  // 8: berth.control.v1.Report.activities:type_name -> berth.control.v1.Activity
-	3,  // 9: berth.control.v1.Quiesced.activities:type_name -> berth.control.v1.Activity
-	11, // 10: berth.control.v1.AllocatorMessage.not_leader:type_name -> berth.control.v1.NotLeader
-	12, // 11: berth.control.v1.AllocatorMessage.snapshot:type_name -> berth.control.v1.Snapshot
-	13, // 12: berth.control.v1.AllocatorMessage.route:type_name -> berth.control.v1.Route
-	14, // 13: berth.control.v1.AllocatorMessage.release:type_name -> berth.control.v1.Release
-	15, // 14: berth.control.v1.AllocatorMessage.resolved:type_name -> berth.control.v1.Resolved
-	19, // 15: berth.control.v1.AllocatorMessage.pong:type_name -> berth.control.v1.Pong
-	20, // 16: berth.control.v1.AllocatorMessage.quiesce:type_name -> berth.control.v1.Quiesce
-	21, // 17: berth.control.v1.AllocatorMessage.resume:type_name -> berth.control.v1.Resume
-	13, // 18: berth.control.v1.Snapshot.routes:type_name -> berth.control.v1.Route
-	13, // 19: berth.control.v1.Resolved.route:type_name -> berth.control.v1.Route
-	16, // 20: berth.control.v1.Resolved.gone:type_name -> berth.control.v1.Gone
-	17, // 21: berth.control.v1.Resolved.unknown:type_name -> berth.control.v1.Unknown
-	18, // 22: berth.control.v1.Resolved.starting:type_name -> berth.control.v1.Starting
-	0,  // 23: berth.control.v1.Control.Session:input_type -> berth.control.v1.RouterMessage
-	10, // 24: berth.control.v1.Control.Session:output_type -> berth.control.v1.AllocatorMessage
-	24, // [24:25] is the sub-list for method output_type
-	23, // [23:24] is the sub-list for method input_type
-	23, // [23:23] is the sub-list for extension type_name
-	23, // [23:23] is the sub-list for extension extendee
-	0,  // [0:23] is the sub-list for field type_name
+	5,  // 8: berth.control.v1.RouterMessage.probed:type_name -> berth.control.v1.Probed
+	3,  // 9: berth.control.v1.Report.activities:type_name -> berth.control.v1.Activity
+	3,  // 10: berth.control.v1.Quiesced.activities:type_name -> berth.control.v1.Activity
+	12, // 11: berth.control.v1.AllocatorMessage.not_leader:type_name -> berth.control.v1.NotLeader
+	13, // 12: berth.control.v1.AllocatorMessage.snapshot:type_name -> berth.control.v1.Snapshot
+	14, // 13: berth.control.v1.AllocatorMessage.route:type_name -> berth.control.v1.Route
+	15, // 14: berth.control.v1.AllocatorMessage.release:type_name -> berth.control.v1.Release
+	16, // 15: berth.control.v1.AllocatorMessage.resolved:type_name -> berth.control.v1.Resolved
+	20, // 16: berth.control.v1.AllocatorMessage.pong:type_name -> berth.control.v1.Pong
+	21, // 17: berth.control.v1.AllocatorMessage.quiesce:type_name -> berth.control.v1.Quiesce
+	24, // 18: berth.control.v1.AllocatorMessage.resume:type_name -> berth.control.v1.Resume
+	23, // 19: berth.control.v1.AllocatorMessage.probe:type_name -> berth.control.v1.Probe
+	14, // 20: berth.control.v1.Snapshot.routes:type_name -> berth.control.v1.Route
+	14, // 21: berth.control.v1.Resolved.route:type_name -> berth.control.v1.Route
+	17, // 22: berth.control.v1.Resolved.gone:type_name -> berth.control.v1.Gone
+	18, // 23: berth.control.v1.Resolved.unknown:type_name -> berth.control.v1.Unknown
+	19, // 24: berth.control.v1.Resolved.starting:type_name -> berth.control.v1.Starting
+	22, // 25: berth.control.v1.Quiesce.questions:type_name -> berth.control.v1.Question
+	0,  // 26: berth.control.v1.Control.Session:input_type -> berth.control.v1.RouterMessage
+	11, // 27: berth.control.v1.Control.Session:output_type -> berth.control.v1.AllocatorMessage
+	27, // [27:28] is the sub-list for method output_type
+	26, // [26:27] is the sub-list for method input_type
+	26, // [26:26] is the sub-list for extension type_name
+	26, // [26:26] is the sub-list for extension extendee
+	0,  // [0:26] is the sub-list for field type_name
 }
 
 func init() { file_api_control_v1_control_proto_init() }
@@ -1808,8 +2078,9 @@ func file_api_control_v1_control_proto_init() {
 		(*RouterMessage_Dead)(nil),
 		(*RouterMessage_Report)(nil),
 		(*RouterMessage_Quiesced)(nil),
+		(*RouterMessage_Probed)(nil),
 	}
-	file_api_control_v1_control_proto_msgTypes[10].OneofWrappers = []any{
+	file_api_control_v1_control_proto_msgTypes[11].OneofWrappers = []any{
 		(*AllocatorMessage_NotLeader)(nil),
 		(*AllocatorMessage_Snapshot)(nil),
 		(*AllocatorMessage_Route)(nil),
@@ -1818,8 +2089,9 @@ func file_api_control_v1_control_proto_init() {
 		(*AllocatorMessage_Pong)(nil),
 		(*AllocatorMessage_Quiesce)(nil),
 		(*AllocatorMessage_Resume)(nil),
+		(*AllocatorMessage_Probe)(nil),
 	}
-	file_api_control_v1_control_proto_msgTypes[15].OneofWrappers = []any{
+	file_api_control_v1_control_proto_msgTypes[16].OneofWrappers = []any{
 		(*Resolved_Route)(nil),
 		(*Resolved_Gone)(nil),
 		(*Resolved_Unknown)(nil),
@@ -1831,7 +2103,7 @@ func file_api_control_v1_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_control_v1_control_proto_rawDesc), len(file_api_control_v1_control_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   22,
+			NumMessages:   25,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -298,14 +298,18 @@ type Sandbox struct {
 	Restarts uint32 `protobuf:"varint,17,opt,name=restarts,proto3" json:"restarts,omitempty"`
 	// Microseconds without activity after which it is released; 0: never.
 	IdleTimeout int64 `protobuf:"varint,18,opt,name=idle_timeout,json=idleTimeout,proto3" json:"idle_timeout,omitempty"`
-	// An open connection is no activity, only bytes that move are.
+	// What versions without min_bytes_per_minute read and have written: true stands for
+	// 1,024, and is here together with min_bytes_per_minute.
 	BytesOnly bool `protobuf:"varint,19,opt,name=bytes_only,json=bytesOnly,proto3" json:"bytes_only,omitempty"`
 	// Moments like those above: when it is released whatever is said of end_at, and when
 	// it is if it has not started by then.
-	LifetimeEnd   int64 `protobuf:"varint,20,opt,name=lifetime_end,json=lifetimeEnd,proto3" json:"lifetime_end,omitempty"`
-	StartBy       int64 `protobuf:"varint,21,opt,name=start_by,json=startBy,proto3" json:"start_by,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	LifetimeEnd int64 `protobuf:"varint,20,opt,name=lifetime_end,json=lifetimeEnd,proto3" json:"lifetime_end,omitempty"`
+	StartBy     int64 `protobuf:"varint,21,opt,name=start_by,json=startBy,proto3" json:"start_by,omitempty"`
+	// An open connection is activity only while so many bytes a minute move over it. 0: it
+	// is activity in any case.
+	MinBytesPerMinute uint64 `protobuf:"varint,22,opt,name=min_bytes_per_minute,json=minBytesPerMinute,proto3" json:"min_bytes_per_minute,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *Sandbox) Reset() {
@@ -481,6 +485,13 @@ func (x *Sandbox) GetLifetimeEnd() int64 {
 func (x *Sandbox) GetStartBy() int64 {
 	if x != nil {
 		return x.StartBy
+	}
+	return 0
+}
+
+func (x *Sandbox) GetMinBytesPerMinute() uint64 {
+	if x != nil {
+		return x.MinBytesPerMinute
 	}
 	return 0
 }
@@ -705,7 +716,7 @@ const file_api_journal_v1_journal_proto_rawDesc = "" +
 	"\asandbox\x18\x04 \x01(\v2\x19.berth.journal.v1.SandboxH\x00R\asandbox\x125\n" +
 	"\adiscard\x18\x05 \x01(\v2\x19.berth.journal.v1.DiscardH\x00R\adiscard\x125\n" +
 	"\asession\x18\x06 \x01(\v2\x19.berth.journal.v1.SessionH\x00R\asessionB\a\n" +
-	"\x05state\"\xcb\x05\n" +
+	"\x05state\"\xfc\x05\n" +
 	"\aSandbox\x12\x12\n" +
 	"\x04pool\x18\x01 \x01(\tR\x04pool\x12\x19\n" +
 	"\bpod_name\x18\x02 \x01(\tR\apodName\x12\x17\n" +
@@ -730,7 +741,8 @@ const file_api_journal_v1_journal_proto_rawDesc = "" +
 	"\n" +
 	"bytes_only\x18\x13 \x01(\bR\tbytesOnly\x12!\n" +
 	"\flifetime_end\x18\x14 \x01(\x03R\vlifetimeEnd\x12\x19\n" +
-	"\bstart_by\x18\x15 \x01(\x03R\astartBy\x1a;\n" +
+	"\bstart_by\x18\x15 \x01(\x03R\astartBy\x12/\n" +
+	"\x14min_bytes_per_minute\x18\x16 \x01(\x04R\x11minBytesPerMinute\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"S\n" +

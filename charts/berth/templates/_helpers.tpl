@@ -136,13 +136,6 @@ What values.schema.json cannot say. All mistakes at once, each with what to do.
 {{- end }}
 {{- end }}
 {{- end }}
-{{- range $path, $args := dict "allocator.extraArgs" .Values.allocator.extraArgs "router.extraArgs" .Values.router.extraArgs "envoy.configArgs" .Values.envoy.configArgs }}
-{{- range $args }}
-{{- if hasPrefix "--access-log-flush" . }}
-{{- $errors = append $errors (printf "%s: %s: set accessLogFlush instead: Envoy, routers and allocators must have the same" $path .) }}
-{{- end }}
-{{- end }}
-{{- end }}
 {{- $sandboxes := .Values.sandboxes.namespace }}
 {{- if not $sandboxes }}
 {{- $errors = append $errors "sandboxes.namespace: required: an existing namespace other than the release's, for example --set sandboxes.namespace=sandboxes" }}

@@ -5,7 +5,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -13,48 +12,22 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/berth-sandbox/berth/cmd/internal/cli"
+	"github.com/berth-sandbox/berth/internal/pipetest"
 )
-
-// pipes is a listener whose connections have no buffer at all, and the deadlines of the
-// bubble that they are made in.
-type pipes struct {
-	conns  chan net.Conn
-	closed chan struct{}
-	once   sync.Once
-}
-
-func (p *pipes) Accept() (net.Conn, error) {
-	select {
-	case c := <-p.conns:
-		return c, nil
-	case <-p.closed:
-		return nil, net.ErrClosed
-	}
-}
-func (p *pipes) Close() error   { p.once.Do(func() { close(p.closed) }); return nil }
-func (p *pipes) Addr() net.Addr { return &net.UnixAddr{Name: "pipe"} }
 
 // onPipes serves h on at most so many connections, and calls f with what connects.
 func onPipes(t *testing.T, most int, h http.HandlerFunc, f func(t *testing.T, connect func() net.Conn)) {
 	synctest.Test(t, func(t *testing.T) {
-		listener := &pipes{conns: make(chan net.Conn), closed: make(chan struct{})}
+		listener := pipetest.Listen()
 		s := cli.ServeOn("--listen", listener, most)
 		served := make(chan error, 1)
 		go func() { served <- s.Serve(h) }()
-		var clients []net.Conn
 		defer func() {
-			for _, c := range clients {
-				c.Close()
-			}
+			listener.HangUp()
 			s.Stop(t.Context())
 			require.NoError(t, <-served)
 		}()
-		f(t, func() net.Conn {
-			client, server := net.Pipe()
-			listener.conns <- server
-			clients = append(clients, client)
-			return client
-		})
+		f(t, listener.Connect)
 	})
 }
 

@@ -1,0 +1,273 @@
+package link_test
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"net/netip"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/berth-sandbox/berth/api/activity"
+	controlv1 "github.com/berth-sandbox/berth/api/control/v1"
+	"github.com/berth-sandbox/berth/extproc/link"
+	"github.com/berth-sandbox/berth/lastactive"
+	"github.com/berth-sandbox/berth/lastactive/look"
+)
+
+// These tests have the tracker of the router, and an Envoy of the test's that is looked at.
+
+// idleWindow is the router's Window.
+const idleWindow = 5 * time.Second
+
+// envoy is looked at.
+type envoy struct {
+	mu    sync.Mutex
+	hosts map[look.Host]look.Counts
+	takes time.Duration // to answer, as of when it was asked
+	fails error
+	began []time.Time // the looks
+}
+
+func (e *envoy) look(ctx context.Context) (look.Look, error) {
+	e.mu.Lock()
+	e.began = append(e.began, time.Now())
+	hosts, takes, fails := maps.Clone(e.hosts), e.takes, e.fails
+	e.mu.Unlock()
+	select {
+	case <-time.After(takes):
+	case <-ctx.Done():
+		return look.Look{}, ctx.Err()
+	}
+	return look.Look{Gateway: "envoy-1", Hosts: hosts}, fails
+}
+
+// is has the looks from now on be so.
+func (e *envoy) is(change func()) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	change()
+}
+
+// looks are how many have begun.
+func (e *envoy) looks() int {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return len(e.began)
+}
+
+// at is an address in the range of pods.
+func at(i byte) netip.AddrPort {
+	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, i}), 8080)
+}
+
+// trace runs f with a tracker that looks at an Envoy at which nothing is open yet, and a
+// stream on which its first look has been reported. Pings are answered.
+func trace(t *testing.T, f func(w *world, tracker *lastactive.Tracker, e *envoy, p *peer)) {
+	t.Helper()
+	var tracker *lastactive.Tracker
+	e := &envoy{hosts: map[look.Host]look.Counts{}}
+	runWith(t, []string{"a"}, func(w *world) link.Activity {
+		w.began = time.Now().Add(-time.Hour) // the clock of a machine is never at 0
+		var err error
+		tracker, err = lastactive.New(lastactive.Options{Now: w.now, Window: idleWindow, Look: e.look})
+		require.NoError(t, err)
+		return tracker
+	}, func(w *world) {
+		ctx, cancel := context.WithCancel(context.Background())
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			tracker.Run(ctx)
+		}()
+		defer func() {
+			w.giveUp() // it may be waiting for a look
+			cancel()
+			<-ended
+		}()
+		synctest.Wait()
+		w.serve("a", nil)
+		f(w, tracker, e, w.joined())
+	})
+}
+
+// pause lets time pass, in which pings are answered.
+func (p *peer) pause(d time.Duration) {
+	p.w.t.Helper()
+	for until := time.Now().Add(d); time.Now().Before(until); {
+		p.pong(p.ping())
+	}
+}
+
+func use(t *testing.T, tracker *lastactive.Tracker, id string, i byte) *lastactive.Entry {
+	t.Helper()
+	u, _ := tracker.Begin(id, at(i), false, 0)
+	require.NotNil(t, u)
+	return u
+}
+
+func ask(number uint64, sandboxes map[string]byte) *controlv1.AllocatorMessage {
+	q := &controlv1.Quiesce{Number: number}
+	for id, i := range sandboxes {
+		q.Questions = append(q.Questions, &controlv1.Question{SandboxId: id, PodIp: at(i).Addr().String()})
+	}
+	return &controlv1.AllocatorMessage{Message: &controlv1.AllocatorMessage_Quiesce{Quiesce: q}}
+}
+
+// byID are activities by their sandbox, or by their address if that is not known.
+func byID(activities []*controlv1.Activity) map[string]*controlv1.Activity {
+	all := map[string]*controlv1.Activity{}
+	for _, a := range activities {
+		if a.GetSandboxId() == "" {
+			all[a.GetPodIp()] = a
+		} else {
+			all[a.GetSandboxId()] = a
+		}
+	}
+	return all
+}
+
+// Envoy may have been stopped before it read an answer, for as long as it takes. Verdicts
+// on other sandboxes do not wait for that.
+func TestAnUnreadAnswerConcernsItsOwnSandboxOnly(t *testing.T) {
+	trace(t, func(w *world, tracker *lastactive.Tracker, _ *envoy, p *peer) {
+		unread := use(t, tracker, "unread", 1)
+		defer unread.Read()
+		use(t, tracker, "idle", 2).Read()
+		p.pause(10 * time.Second)
+		began := w.now()
+		p.send(0, ask(1, map[string]byte{"unread": 1, "idle": 2, "never": 3}))
+		q := p.next().GetQuiesced()
+		require.Less(t, w.now()-began, 300*time.Millisecond)
+		require.Empty(t, q.GetBlind())
+		activities := byID(q.GetActivities())
+		require.Zero(t, activities["unread"].GetAgeMillis())
+		require.Equal(t, string(activity.Admission), activities["unread"].GetKind())
+		require.Greater(t, activities["idle"].GetAgeMillis(), uint64(8000))
+		require.NotContains(t, activities, "never")
+	})
+}
+
+// A look that had begun before the question may be of a moment before the request was
+// admitted.
+func TestAQuestionRestsOnLooksThatBeginAfterIt(t *testing.T) {
+	trace(t, func(_ *world, tracker *lastactive.Tracker, e *envoy, p *peer) {
+		e.is(func() { e.takes = 20 * time.Millisecond })
+		p.pause(3 * time.Second)
+		for n := e.looks(); e.looks() == n; { // one begins
+			time.Sleep(time.Millisecond)
+		}
+		use(t, tracker, "open", 1).Read()
+		e.is(func() { e.hosts[look.Host{AddrPort: at(1)}] = look.Counts{Open: 2, Entries: 2} })
+		asked := time.Now()
+		p.send(0, ask(1, map[string]byte{"open": 1}))
+		q := p.next().GetQuiesced()
+		require.Empty(t, q.GetBlind())
+		open := byID(q.GetActivities())["open"]
+		require.Zero(t, open.GetAgeMillis())
+		require.EqualValues(t, 2, open.GetOpen())
+		e.is(func() {
+			after := e.began[len(e.began)-2:]
+			require.True(t, after[0].After(asked), "it had begun before")
+			require.Greater(t, after[1].Sub(after[0]), 120*time.Millisecond, "the second look must begin 100 ms after the first was answered")
+		})
+	})
+}
+
+func TestABlindRouterSaysSoUntilALookSucceeds(t *testing.T) {
+	trace(t, func(w *world, tracker *lastactive.Tracker, e *envoy, p *peer) {
+		use(t, tracker, "idle", 1).Read()
+		p.pause(10 * time.Second)
+		p.reports = nil
+		e.is(func() { e.fails = errors.New("Envoy does not answer") })
+		r := p.report()
+		for r.GetBlind() == "" {
+			r = p.report()
+		}
+		require.Equal(t, "Envoy does not answer", r.GetBlind())
+		require.Empty(t, r.GetGateway())
+		began := w.now()
+		p.send(0, ask(1, map[string]byte{"idle": 1}))
+		q := p.next().GetQuiesced()
+		require.Equal(t, "Envoy does not answer", q.GetBlind())
+		require.Empty(t, q.GetActivities())
+		require.LessOrEqual(t, w.now()-began, 1200*time.Millisecond)
+
+		p.reports = nil
+		e.is(func() { e.fails = nil })
+		for r.GetBlind() != "" {
+			r = p.report()
+		}
+		require.Equal(t, "envoy-1", r.GetGateway())
+		p.send(0, ask(2, map[string]byte{"idle": 1}))
+		q = p.next().GetQuiesced()
+		require.Empty(t, q.GetBlind())
+		require.Greater(t, byID(q.GetActivities())["idle"].GetAgeMillis(), uint64(8000), "what was known before counts again")
+	})
+}
+
+// Looks that hang do not keep the leader waiting for longer than it holds requests.
+func TestAQuestionIsAnsweredInTimeWhileALookHangs(t *testing.T) {
+	trace(t, func(w *world, _ *lastactive.Tracker, e *envoy, p *peer) {
+		e.is(func() { e.takes = 2 * time.Second })
+		p.pause(2 * time.Second)
+		began := w.now()
+		p.send(0, ask(1, map[string]byte{"idle": 1}))
+		require.NotEmpty(t, p.next().GetQuiesced().GetBlind())
+		require.Equal(t, 1200*time.Millisecond, w.now()-began)
+	})
+}
+
+func TestTheLastMessageIsALookThatBeganAfterTheEnd(t *testing.T) {
+	for name, fails := range map[string]error{"it succeeds": nil, "it fails": errors.New("Envoy does not answer")} {
+		t.Run(name, func(t *testing.T) {
+			trace(t, func(_ *world, tracker *lastactive.Tracker, e *envoy, p *peer) {
+				use(t, tracker, "ended", 1).Read()
+				use(t, tracker, "open", 2).Read()
+				e.is(func() { e.hosts[look.Host{AddrPort: at(2)}] = look.Counts{Open: 1, Entries: 1} })
+				p.pause(10 * time.Second)
+				use(t, tracker, "just-read", 3).Read() // Envoy may be about to connect
+				e.is(func() { e.fails = fails })
+				p.reports = nil
+				p.w.stop()
+				goodbye := p.next().GetGoodbye()
+				require.NotNil(t, goodbye)
+				require.Equal(t, fails == nil, goodbye.GetLooked())
+				last := p.reports[len(p.reports)-1]
+				require.Equal(t, fails == nil, last.GetGateway() != "")
+				require.Equal(t, fails != nil, last.GetBlind() != "")
+				activities := byID(last.GetActivities())
+				require.Zero(t, activities["open"].GetAgeMillis())
+				require.Contains(t, activities, "open")
+				require.Zero(t, activities["just-read"].GetAgeMillis())
+				require.Contains(t, activities, "just-read")
+				if a, ok := activities["ended"]; ok {
+					require.NotZero(t, a.GetAgeMillis())
+				}
+				p.end <- nil
+			})
+		})
+	}
+}
+
+// The route may have been dropped, or this router may be a successor of the one that
+// admitted the request.
+func TestWhatIsOpenAtAnUnknownAddressIsReportedAndFound(t *testing.T) {
+	trace(t, func(_ *world, _ *lastactive.Tracker, e *envoy, p *peer) {
+		e.is(func() { e.hosts[look.Host{AddrPort: at(9)}] = look.Counts{Open: 1, Entries: 1} })
+		p.pause(3 * time.Second)
+		p.reports = nil
+		a := byID(p.report().GetActivities())[at(9).Addr().String()]
+		require.NotNil(t, a)
+		require.Zero(t, a.GetAgeMillis())
+		require.EqualValues(t, 1, a.GetOpen())
+		p.send(0, ask(1, map[string]byte{"mine": 9}))
+		q := p.next().GetQuiesced()
+		require.Zero(t, byID(q.GetActivities())["mine"].GetAgeMillis())
+		require.EqualValues(t, 1, byID(q.GetActivities())["mine"].GetOpen())
+	})
+}

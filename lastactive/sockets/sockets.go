@@ -1,0 +1,48 @@
+// Package sockets asks the kernel how many bytes have moved over TCP connections
+// (sock_diag(7)). No privilege is needed for the connections of the process's own network
+// namespace, and no others are seen.
+package sockets
+
+import (
+	"fmt"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Socket is one end of an established TCP connection.
+type Socket struct {
+	Remote netip.AddrPort // never an IPv4-mapped IPv6 address
+	// Cookie names the socket, as long as the machine runs.
+	Cookie uint64
+	// Bytes are those that the peer has acknowledged, and those received from it.
+	Bytes uint64
+}
+
+// Read lists the established connections.
+func Read() ([]Socket, error) {
+	var all []Socket
+	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
+		found, err := netlink.SocketDiagTCPInfo(family)
+		if err != nil {
+			return nil, fmt.Errorf("sockets cannot be read: %w", err)
+		}
+		for _, s := range found {
+			if s.InetDiagMsg.State != netlink.TCP_ESTABLISHED {
+				continue
+			}
+			id := s.InetDiagMsg.ID
+			addr, ok := netip.AddrFromSlice(id.Destination)
+			if !ok || s.TCPInfo == nil {
+				return nil, fmt.Errorf("sockets cannot be read: no address or statistics of one")
+			}
+			all = append(all, Socket{
+				Remote: netip.AddrPortFrom(addr.Unmap(), id.DestinationPort),
+				Cookie: uint64(id.Cookie[1])<<32 | uint64(id.Cookie[0]),
+				Bytes:  s.TCPInfo.Bytes_acked + s.TCPInfo.Bytes_received,
+			})
+		}
+	}
+	return all, nil
+}
