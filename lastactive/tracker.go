@@ -239,20 +239,22 @@ func (t *Tracker) Answer(questions []Question) (list []Activity) {
 	defer t.mu.Unlock()
 	now := t.o.Now()
 	for _, q := range questions {
-		e, ok := t.entries.Load(q.ID)
-		if open := t.shown.Load().addrs[q.Addr.Unmap()].open; !ok && open > 0 {
-			list = append(list, Activity{ID: q.ID, Addr: q.Addr, Open: open, Kind: activity.Open})
-			continue
+		addr := q.Addr.Unmap()
+		newest, used := Activity{}, false
+		e, known := t.entries.Load(q.ID)
+		stray, strays := t.entries.Load(addr.String()) // what another router beside this Envoy had open there
+		if known {
+			newest, used = t.activity(e, now)
+		} else if open := t.shown.Load().addrs[addr].open; open > 0 {
+			newest, used = Activity{Addr: q.Addr, Open: open, Kind: activity.Open}, true
 		}
-		if !ok {
-			e, ok = t.entries.Load(q.Addr.Unmap().String())
+		if strays {
+			if a, ok := t.activity(stray, now); ok && (!used || a.Age < newest.Age) {
+				newest, used = a, true
+			}
 		}
-		if !ok {
-			continue
-		}
-		if a, ok := t.activity(e, now); ok {
-			a.ID = q.ID
-			list = append(list, a)
+		if newest.ID = q.ID; used {
+			list = append(list, newest)
 		}
 	}
 	return list

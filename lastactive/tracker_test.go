@@ -220,6 +220,21 @@ func TestEndAtAnAddressWithoutSandboxIsNotForgotten(t *testing.T) {
 	})
 }
 
+func TestCanceledRequestDoesNotHideUseThroughAnotherRouter(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.opens(podA, 1)
+		w.passes(2 * time.Second)
+		w.change(func() { clear(w.open) })
+		ended := w.options.Now()
+		w.begin("a", podA).Cancel()
+		w.passes(10 * time.Second)
+		activities, err := w.ask(Question{ID: "a", Addr: addr(podA)})
+		require.NoError(w, err)
+		require.Len(w, activities, 1)
+		require.InDelta(w, w.options.Now()-ended, activities[0].Age, float64(1100*time.Millisecond))
+	})
+}
+
 func TestRequestsThroughAnotherRouterMakeASandboxActiveAgain(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.begin("a", podA).Read()
