@@ -15,7 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/rand"
 	"k8s.io/client-go/tools/leaderelection"
 
-	"github.com/berth-sandbox/berth/allocator/control"
+	"github.com/berth-sandbox/berth/allocator/controlserver"
 	"github.com/berth-sandbox/berth/allocator/kube"
 	"github.com/berth-sandbox/berth/allocator/pools"
 	"github.com/berth-sandbox/berth/allocator/rest"
@@ -80,7 +80,7 @@ type Options struct {
 type Allocator struct {
 	o       Options
 	lock    *timedLock
-	control *control.Server
+	control *controlserver.Server
 	api     http.Handler
 	metrics *metrics
 	watches *watches
@@ -136,7 +136,7 @@ func New(o Options) (*Allocator, error) {
 		o.Log.Warn("the wall clocks of the leader and of this replica are apart: sandboxes end early or late by that when this one leads; synchronise the clocks",
 			zap.String("leader", replicaOf(holder).api), zap.Duration("thisOneIsAheadBy", ahead))
 	}
-	a.control = control.New(o.MaxStale, func() string { return a.leading().control }, o.Log.Named("control"))
+	a.control = controlserver.New(o.MaxStale, func() string { return a.leading().control }, o.Log.Named("control"))
 	var err error
 	if a.api, err = rest.New(rest.Options{
 		Allocator: a, Keys: o.Keys, PublicScheme: o.PublicScheme, PublicHost: o.PublicHost,
@@ -155,7 +155,7 @@ func New(o Options) (*Allocator, error) {
 func (a *Allocator) API() http.Handler { return a.api }
 
 // Control is the control server, to be registered with a gRPC server.
-func (a *Allocator) Control() *control.Server { return a.control }
+func (a *Allocator) Control() *controlserver.Server { return a.control }
 
 // endWait bounds what Run waits for at its end: first for what this replica does as
 // the leader, then for the election, which gives the lease back, and for the watches.

@@ -8,7 +8,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/berth-sandbox/berth/allocator/core"
-	"github.com/berth-sandbox/berth/allocator/project"
+	"github.com/berth-sandbox/berth/allocator/sandboxobjects"
 	"github.com/berth-sandbox/berth/api/sandboxid"
 )
 
@@ -36,7 +36,7 @@ type listing struct {
 	pools   []core.Pool
 	version string // of the pools
 	nodes   []string
-	records project.Listed
+	records sandboxobjects.Listed
 }
 
 // repair is something that the core should have been told by a watch.

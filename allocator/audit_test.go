@@ -19,7 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berth-sandbox/berth/allocator/core"
-	"github.com/berth-sandbox/berth/allocator/project"
+	"github.com/berth-sandbox/berth/allocator/sandboxobjects"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 )
 
@@ -71,8 +71,8 @@ func TestAnAuditRepairsWhatNoWatchHasToldAndNothingElse(t *testing.T) {
 		"a node that can be used again":   {before: nodes(), after: nodes(), listed: listing{nodes: []string{"n"}}, want: core.NodeSeen{Name: "n", Usable: true}},
 		"a node that cannot be used":      {before: nodes("n"), after: nodes("n"), want: core.NodeSeen{Name: "n"}},
 		"a node that was told of since":   {before: nodes("n"), after: nodes()},
-		"an object as it is":              {before: recorded, after: recorded, listed: listing{records: project.Listed{Sandboxes: []core.Sandbox{{Binding: core.Binding{ID: "x"}}}}}},
-		"an object that cannot be read":   {before: recorded, after: recorded, listed: listing{records: project.Listed{Unreadable: map[string]error{"x": errors.New("")}}}},
+		"an object as it is":              {before: recorded, after: recorded, listed: listing{records: sandboxobjects.Listed{Sandboxes: []core.Sandbox{{Binding: core.Binding{ID: "x"}}}}}},
+		"an object that cannot be read":   {before: recorded, after: recorded, listed: listing{records: sandboxobjects.Listed{Unreadable: map[string]error{"x": errors.New("")}}}},
 		"an object that is gone":          {before: recorded, after: recorded, want: core.RecordGone{ID: "x"}},
 		"an object that was made since":   {after: recorded},
 		"an object that went, as is told": {before: recorded},

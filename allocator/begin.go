@@ -15,7 +15,7 @@ import (
 
 	"github.com/berth-sandbox/berth/allocator/journal"
 	"github.com/berth-sandbox/berth/allocator/kube"
-	"github.com/berth-sandbox/berth/allocator/project"
+	"github.com/berth-sandbox/berth/allocator/sandboxobjects"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 )
 
@@ -95,7 +95,7 @@ func (b JournalBeginning) latestTerm(ctx context.Context) (term uint64, err erro
 			return 0, fmt.Errorf("list sandboxes: %w", err)
 		}
 		for i := range page.Items {
-			if r, err := project.ParseRevision(page.Items[i].Status.Revision); err == nil {
+			if r, err := sandboxobjects.ParseRevision(page.Items[i].Status.Revision); err == nil {
 				term = max(term, r.Term)
 			}
 		}

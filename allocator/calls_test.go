@@ -14,7 +14,7 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
 
-	"github.com/berth-sandbox/berth/allocator/control"
+	"github.com/berth-sandbox/berth/allocator/controlserver"
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/allocator/rest"
 	"github.com/berth-sandbox/berth/api/apierror"
@@ -26,7 +26,7 @@ func leading(t *testing.T) (*Allocator, *term) {
 	a := &Allocator{lock: &timedLock{duration: time.Hour}}
 	a.o.Namespace = poolKey.Namespace
 	a.lock.renewed.Store(int64(bootclock.Now()))
-	a.control = control.New(time.Minute, func() string { return "" }, zap.NewNop())
+	a.control = controlserver.New(time.Minute, func() string { return "" }, zap.NewNop())
 	var err error
 	a.metrics, err = newMetrics(prometheus.NewRegistry(), a)
 	require.NoError(t, err)
@@ -223,7 +223,7 @@ func TestCloseAnswersTheClaimsThatWait(t *testing.T) {
 		var err error
 		a.metrics, err = newMetrics(prometheus.NewRegistry(), a)
 		require.NoError(t, err)
-		a.control = control.New(time.Minute, func() string { return "" }, zap.NewNop())
+		a.control = controlserver.New(time.Minute, func() string { return "" }, zap.NewNop())
 		tm.loop.do = func(e core.Effect) {
 			if _, ok := e.(core.ClaimRefused); ok { // what else is done needs an API server
 				tm.do(e)
@@ -306,7 +306,7 @@ func TestACallThatKeepsASandboxIsAnsweredByTheLoop(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				a, tm := leading(t)
-				tm.a.control = control.New(time.Minute, func() string { return "" }, zap.NewNop())
+				tm.a.control = controlserver.New(time.Minute, func() string { return "" }, zap.NewNop())
 				type result struct {
 					status core.ReleaseStatus
 					err    error

@@ -102,9 +102,9 @@ func newMetrics(reg prometheus.Registerer, a *Allocator) (*metrics, error) {
 		gauge("berth_allocator_writes_waiting", "Pods and other objects waiting to be made or deleted, also those where that has failed and is tried again.", func(t *term) float64 { return float64(t.creates.waiting() + t.deletes.waiting() + t.other.waiting()) }),
 		gauge("berth_allocator_labels_waiting", "Pods whose labels wait to be written.", func(t *term) float64 { return float64(t.labeler.Waiting()) }),
 		gauge("berth_allocator_hooks_waiting", "postStart hooks waiting until their pool's earlier ones have answered.", func(t *term) float64 { return float64(t.hooks.waiting()) }),
-		gauge("berth_allocator_projection_waiting", "Sandbox objects waiting to be written.", func(t *term) float64 { return float64(t.projector.Backlog().Objects) }),
-		gauge("berth_allocator_projection_refused", "Sandbox objects that the API server does not take, a webhook or somebody's edit being the reason. Up to 100 do not count for the lag.", func(t *term) float64 { return float64(t.projector.Backlog().Refused) }),
-		gauge("berth_allocator_projection_lag_seconds", "For how long the first of them has been waiting. New claims are refused above 30 s.", func(t *term) float64 { return t.projector.Backlog().Lag.Seconds() }),
+		gauge("berth_allocator_projection_waiting", "Sandbox objects waiting to be written.", func(t *term) float64 { return float64(t.objects.Backlog().Objects) }),
+		gauge("berth_allocator_projection_refused", "Sandbox objects that the API server does not take, a webhook or somebody's edit being the reason. Up to 100 do not count for the lag.", func(t *term) float64 { return float64(t.objects.Backlog().Refused) }),
+		gauge("berth_allocator_projection_lag_seconds", "For how long the first of them has been waiting. New claims are refused above 30 s.", func(t *term) float64 { return t.objects.Backlog().Lag.Seconds() }),
 	} {
 		if err := reg.Register(c); err != nil {
 			return nil, err

@@ -18,7 +18,7 @@ import (
 	"github.com/berth-sandbox/berth/allocator/journal"
 	"github.com/berth-sandbox/berth/allocator/pods"
 	"github.com/berth-sandbox/berth/allocator/poststart"
-	"github.com/berth-sandbox/berth/allocator/project"
+	"github.com/berth-sandbox/berth/allocator/sandboxobjects"
 	"github.com/berth-sandbox/berth/api/sandboxid"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 	"github.com/berth-sandbox/berth/internal/bootclock"
@@ -44,7 +44,7 @@ type term struct {
 	answers   *answers
 	writer    *pods.Writer
 	labeler   *pods.Labeler
-	projector *project.Projector
+	objects   *sandboxobjects.Writer
 	headStart headStart
 	hooks     *hooks
 	creates   *workers
@@ -99,7 +99,7 @@ func (a *Allocator) lead(ctx context.Context) error {
 	all.Go(func() { t.found.run(ctx, 1) })
 	all.Go(func() { t.hooks.run(ctx) })
 	all.Go(func() { t.labeler.Run(ctx, labelWorkers) })
-	all.Go(func() { t.projector.Run(ctx, projectWorkers) })
+	all.Go(func() { t.objects.Run(ctx, projectWorkers) })
 	all.Go(func() { t.watchPressure(ctx, t.heldUp) })
 	all.Go(func() { t.journal.audit(ctx) })
 	all.Go(func() { t.audit(ctx) })
@@ -194,7 +194,7 @@ func (a *Allocator) newTerm(log *journal.Log) (*term, error) {
 	k := a.o.Clients
 	t.journal = newJournalWriter(log, a.o.JournalBytesPerSecond, t.Submit, a.metrics, t.log.Named("journal"))
 	t.writer = &pods.Writer{Client: k.Kubernetes, ServeOn: a.o.serveOn(), Submit: t.Submit, Log: t.log.Named("pods")}
-	t.projector = project.New(k.Berth, a.o.Namespace, t.Submit, t.headStart.wait, t.log.Named("project"))
+	t.objects = sandboxobjects.NewWriter(k.Berth, a.o.Namespace, t.Submit, t.headStart.wait, t.log.Named("objects"))
 	t.labeler = pods.NewLabeler(k.Kubernetes, t.afterObjects, t.log.Named("pods"))
 	return t, nil
 }
@@ -256,7 +256,7 @@ func latestTerm(records []core.Sandbox) (term uint64) {
 // unreadable returns an error if a sandbox may be live of which neither its object
 // nor the journal says what it is: then its pod must be left alone, and we do not
 // know which one that is.
-func (t *term) unreadable(records project.Listed, facts []core.Fact) error {
+func (t *term) unreadable(records sandboxobjects.Listed, facts []core.Fact) error {
 	for _, f := range facts {
 		if f.Sandbox == nil {
 			continue
@@ -305,9 +305,9 @@ func (t *term) do(e core.Effect) {
 	case core.PoolDrained:
 		t.other.add("remove finalizer of a pool", func(ctx context.Context) error { return t.a.watches.pools.Drained(ctx, e.Key) })
 	case core.ForgetRecord:
-		t.other.add("delete Sandbox object", func(ctx context.Context) error { return t.projector.Forget(ctx, e.ID) })
+		t.other.add("delete Sandbox object", func(ctx context.Context) error { return t.objects.Forget(ctx, e.ID) })
 	case core.Record:
-		t.projector.Record(e)
+		t.objects.Record(e)
 	case core.LabelPod:
 		t.labeler.Label(e)
 	case core.StartSandbox:
@@ -390,7 +390,7 @@ const (
 // afterObjects lets Sandbox objects go before labels.
 func (t *term) afterObjects(ctx context.Context) {
 	t.headStart.wait(ctx)
-	if t.projector.Backlog().Objects > labelsWaitAbove {
+	if t.objects.Backlog().Objects > labelsWaitAbove {
 		sleep(ctx, labelsWait)
 	}
 }

@@ -20,11 +20,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/berth-sandbox/berth/allocator/control"
+	"github.com/berth-sandbox/berth/allocator/controlserver"
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/allocator/pods"
 	"github.com/berth-sandbox/berth/allocator/pools"
-	"github.com/berth-sandbox/berth/allocator/project"
+	"github.com/berth-sandbox/berth/allocator/sandboxobjects"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 	"github.com/berth-sandbox/berth/devcluster/stack"
 )
@@ -49,7 +49,7 @@ func TestPodsThatCannotBeDeletedStopNothingElse(t *testing.T) {
 			made <- struct{}{}
 			return 201, corev1.Pod{}
 		}).clients(t)
-		a := &Allocator{watches: &watches{}, control: control.New(time.Minute, func() string { return "" }, zap.NewNop())}
+		a := &Allocator{watches: &watches{}, control: controlserver.New(time.Minute, func() string { return "" }, zap.NewNop())}
 		tm := &term{a: a, loop: newTestLoop(t, nil), log: zap.NewNop(), creates: newWorkers(zap.NewNop()), deletes: newWorkers(zap.NewNop())}
 		tm.writer = &pods.Writer{Client: clients.Kubernetes, ServeOn: time.Second, Submit: tm.Submit, Log: zap.NewNop()}
 		a.watches.pools = pools.New(clients, poolKey.Namespace, baseline(t), time.Second, tm.Submit, zap.NewNop())
@@ -214,8 +214,8 @@ func TestRunReturnsWhenRecoveryFails(t *testing.T) {
 // looked at it, unless the journal still says what it is.
 func TestUnreadableObjectStopsTheTermUnlessTheJournalHasIt(t *testing.T) {
 	tm := &term{a: &Allocator{o: Options{Namespace: "sandboxes"}}, log: zap.NewNop()}
-	listed := func(ids ...string) project.Listed {
-		l := project.Listed{Unreadable: map[string]error{}}
+	listed := func(ids ...string) sandboxobjects.Listed {
+		l := sandboxobjects.Listed{Unreadable: map[string]error{}}
 		for _, id := range ids {
 			l.Unreadable[id] = errors.New("sandbox object " + id + ": spec.podIP: no")
 		}

@@ -10,7 +10,7 @@ import (
 	"github.com/berth-sandbox/berth/allocator/nodes"
 	"github.com/berth-sandbox/berth/allocator/pods"
 	"github.com/berth-sandbox/berth/allocator/pools"
-	"github.com/berth-sandbox/berth/allocator/project"
+	"github.com/berth-sandbox/berth/allocator/sandboxobjects"
 )
 
 // watches run in every replica, so that a new leader need not wait for them. What
@@ -19,7 +19,7 @@ type watches struct {
 	pods    *pods.Watcher
 	pools   *pools.Pools
 	nodes   *nodes.Watcher
-	records *project.Watcher
+	records *sandboxobjects.Watcher
 
 	mu   sync.Mutex
 	term *term
@@ -31,7 +31,7 @@ func newWatches(o *Options) *watches {
 	w.pods = pods.NewWatcher(k.Kubernetes, o.Namespace, w.submit, o.Log.Named("pods"))
 	w.pools = pools.New(k, o.Namespace, o.Policy, o.serveOn(), w.submit, o.Log.Named("pools"))
 	w.nodes = &nodes.Watcher{Client: k.Kubernetes, Submit: w.submit, Log: o.Log.Named("nodes")}
-	w.records = &project.Watcher{Client: k.Berth, Namespace: o.Namespace, Submit: w.submit, Log: o.Log.Named("project")}
+	w.records = &sandboxobjects.Watcher{Client: k.Berth, Namespace: o.Namespace, Submit: w.submit, Log: o.Log.Named("objects")}
 	return w
 }
 

@@ -191,7 +191,7 @@ const (
 // heldUp is what the pressure is judged by: for how long what is journaled has been
 // waiting for its objects, and how many bytes are not settled.
 func (t *term) heldUp() (lag time.Duration, unsettled int) {
-	return t.projector.Backlog().Lag, t.journal.log.Stats().UnsettledBytes
+	return t.objects.Backlog().Lag, t.journal.log.Stats().UnsettledBytes
 }
 
 // watchPressure tells the core when to refuse new claims, until ctx ends.

@@ -257,7 +257,7 @@ const (
 )
 
 // run makes an attempt at a write, as allocator/pods.Writer and
-// allocator/project.Projector do.
+// allocator/sandboxobjects.Writer do.
 func (w *world) run(j *job, luck int) {
 	switch {
 	case j == nil:

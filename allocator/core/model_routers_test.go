@@ -17,7 +17,7 @@ import (
 
 // router is a router process with the production route cache and the production
 // count of answers that its Envoy has not read. Between them and the core stands what
-// extproc/link does, without a network.
+// extproc/controlclient does, without a network.
 type router struct {
 	id      string
 	envoy   int // that it stands beside; there may be others
@@ -528,7 +528,7 @@ func routeTo(s Sandbox) routecache.Route {
 	return routecache.Route{Addr: s.IP, DefaultPort: s.DefaultPort, Ports: routecache.NewPorts(s.Ports), MinBytes: s.MinBytes}
 }
 
-// toRouter puts one message into effect, as extproc/link does.
+// toRouter puts one message into effect, as extproc/controlclient does.
 func (w *world) toRouter(r *router) {
 	if r == nil || len(r.in) == 0 {
 		return

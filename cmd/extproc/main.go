@@ -26,8 +26,8 @@ import (
 	"github.com/berth-sandbox/berth/extproc"
 	"github.com/berth-sandbox/berth/extproc/admin"
 	"github.com/berth-sandbox/berth/extproc/busy"
+	"github.com/berth-sandbox/berth/extproc/controlclient"
 	"github.com/berth-sandbox/berth/extproc/instance"
-	"github.com/berth-sandbox/berth/extproc/link"
 	"github.com/berth-sandbox/berth/internal/bootclock"
 	"github.com/berth-sandbox/berth/internal/controltls"
 	"github.com/berth-sandbox/berth/lastactive"
@@ -92,7 +92,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	}
 	metrics := prometheus.NewRegistry()
 	metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	var l *link.Link
+	var l *controlclient.Client
 	cache, err := routecache.New(routecache.Options{
 		Size: f.CacheSize, NegativeTTL: f.NegativeTTL, Now: bootclock.Now,
 		Ask: func(id string) bool { return l.Ask(id) },
@@ -128,13 +128,13 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if err != nil {
 		return fmt.Errorf("router socket: the directory of --socket: %w", err)
 	}
-	l, err = link.New(link.Options{
+	l, err = controlclient.New(controlclient.Options{
 		Allocators: f.Allocator, InstanceID: self.ID(), MaxStale: f.MaxStale,
 		Probe: func(ctx context.Context, addr netip.AddrPort, path string) bool {
 			inRange := slices.ContainsFunc(cidrs, func(p netip.Prefix) bool { return p.Contains(addr.Addr()) }) // as for requests
 			return inRange && busy.Ask(ctx, addr, path)
 		},
-		Cache: cache, Activity: tracker, Answers: answers, Neighbours: self, Now: bootclock.Now, Log: log.Named("link"),
+		Cache: cache, Activity: tracker, Answers: answers, Neighbours: self, Now: bootclock.Now, Log: log.Named("control"),
 		Dial: []grpc.DialOption{
 			grpc.WithTransportCredentials(security),
 			grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 5 * time.Second}),

@@ -24,7 +24,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 
-	"github.com/berth-sandbox/berth/allocator/control"
+	"github.com/berth-sandbox/berth/allocator/controlserver"
 	"github.com/berth-sandbox/berth/allocator/core"
 	controlv1 "github.com/berth-sandbox/berth/api/control/v1"
 	"github.com/berth-sandbox/berth/cmd/internal/cli"
@@ -366,7 +366,7 @@ func tlsDir(t *testing.T, a *controltls.Authority, role string) string {
 
 // leader is the allocator's core: it has no sandboxes and keeps everybody fresh.
 type leader struct {
-	server *control.Server
+	server *controlserver.Server
 	joined chan string
 }
 
@@ -396,7 +396,7 @@ func (*leader) Restored(uint64) {}
 // lead runs the allocator's own control server.
 func lead(t *testing.T, c credentials.TransportCredentials) (*leader, string) {
 	t.Helper()
-	l := &leader{server: control.New(15*time.Minute, func() string { return "" }, zap.NewNop()), joined: make(chan string, 100)}
+	l := &leader{server: controlserver.New(15*time.Minute, func() string { return "" }, zap.NewNop()), joined: make(chan string, 100)}
 	l.server.Lead(l)
 	s := grpc.NewServer(grpc.Creds(c))
 	controlv1.RegisterControlServer(s, l.server)

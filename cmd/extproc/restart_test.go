@@ -18,14 +18,14 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 
-	"github.com/berth-sandbox/berth/allocator/control"
+	"github.com/berth-sandbox/berth/allocator/controlserver"
 	"github.com/berth-sandbox/berth/allocator/core"
 	controlv1 "github.com/berth-sandbox/berth/api/control/v1"
-	"github.com/berth-sandbox/berth/extproc/link"
+	"github.com/berth-sandbox/berth/extproc/controlclient"
 )
 
 type recordingLeader struct {
-	server *control.Server
+	server *controlserver.Server
 	joined chan string
 	ended  chan string
 	pinged chan string
@@ -77,7 +77,7 @@ func (*recordingLeader) Restored(uint64) {}
 // restarted, and says no Goodbye. Its successor must not report its death either: Envoy
 // may go on later, read the answer and connect.
 func TestARouterThatEndsWithUnreadAnswersIsNotReportedDead(t *testing.T) {
-	l := &recordingLeader{server: control.New(15*time.Minute, func() string { return "" }, zap.NewNop()), joined: make(chan string, 10), ended: make(chan string, 10), pinged: make(chan string)}
+	l := &recordingLeader{server: controlserver.New(15*time.Minute, func() string { return "" }, zap.NewNop()), joined: make(chan string, 10), ended: make(chan string, 10), pinged: make(chan string)}
 	l.server.Lead(l)
 	s := grpc.NewServer()
 	controlv1.RegisterControlServer(s, l.server)
@@ -116,7 +116,7 @@ func TestARouterThatEndsWithUnreadAnswersIsNotReportedDead(t *testing.T) {
 
 // An operator was wrong about it, and the allocator has waited for nothing that it knows.
 func TestARouterThatWasDeclaredDeadEndsWithAnError(t *testing.T) {
-	l := &recordingLeader{server: control.New(15*time.Minute, func() string { return "" }, zap.NewNop()), joined: make(chan string, 10), ended: make(chan string, 10), pinged: make(chan string)}
+	l := &recordingLeader{server: controlserver.New(15*time.Minute, func() string { return "" }, zap.NewNop()), joined: make(chan string, 10), ended: make(chan string, 10), pinged: make(chan string)}
 	l.server.Lead(l)
 	l.banned.Store(true)
 	s := grpc.NewServer()
@@ -128,14 +128,14 @@ func TestARouterThatWasDeclaredDeadEndsWithAnError(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	err = run(ctx, enough("--socket="+filepath.Join(t.TempDir(), "s"), "--admin-listen=127.0.0.1:0", "--allocator="+listener.Addr().String()), io.Discard, io.Discard)
-	require.ErrorIs(t, err, link.ErrDeclaredDead)
+	require.ErrorIs(t, err, controlclient.ErrDeclaredDead)
 	require.NoError(t, ctx.Err())
 	require.Empty(t, l.ended, "it says no Goodbye")
 }
 
 // While requests are answered the allocator must count on this router.
 func TestGoodbyeFollowsTheEndOfTheServer(t *testing.T) {
-	l := &recordingLeader{server: control.New(15*time.Minute, func() string { return "" }, zap.NewNop()), joined: make(chan string, 10), ended: make(chan string, 10), pinged: make(chan string)}
+	l := &recordingLeader{server: controlserver.New(15*time.Minute, func() string { return "" }, zap.NewNop()), joined: make(chan string, 10), ended: make(chan string, 10), pinged: make(chan string)}
 	l.server.Lead(l)
 	s := grpc.NewServer()
 	controlv1.RegisterControlServer(s, l.server)
@@ -185,7 +185,7 @@ func TestGoodbyeFollowsTheEndOfTheServer(t *testing.T) {
 // What is held may be held for longer than a shutdown takes. Without a Goodbye every fence
 // would wait until this router has expired.
 func TestGoodbyeIsSaidAlthoughARequestIsHeld(t *testing.T) {
-	l := &recordingLeader{server: control.New(15*time.Minute, func() string { return "" }, zap.NewNop()), joined: make(chan string, 10), ended: make(chan string, 10), pinged: make(chan string)}
+	l := &recordingLeader{server: controlserver.New(15*time.Minute, func() string { return "" }, zap.NewNop()), joined: make(chan string, 10), ended: make(chan string, 10), pinged: make(chan string)}
 	l.server.Lead(l)
 	s := grpc.NewServer()
 	controlv1.RegisterControlServer(s, l.server)
@@ -220,7 +220,7 @@ func TestGoodbyeIsSaidAlthoughARequestIsHeld(t *testing.T) {
 // A successor that takes the socket before it has routes would refuse what its
 // predecessor can serve.
 func TestARouterTakesTheSocketWhenItHasRoutes(t *testing.T) {
-	l := &recordingLeader{server: control.New(15*time.Minute, func() string { return "" }, zap.NewNop()), joined: make(chan string, 10), ended: make(chan string, 10), pinged: make(chan string)}
+	l := &recordingLeader{server: controlserver.New(15*time.Minute, func() string { return "" }, zap.NewNop()), joined: make(chan string, 10), ended: make(chan string, 10), pinged: make(chan string)}
 	s := grpc.NewServer()
 	controlv1.RegisterControlServer(s, l.server)
 	listener, err := net.Listen("tcp", "127.0.0.1:0")

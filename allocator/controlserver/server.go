@@ -1,10 +1,10 @@
-// Package control is the allocator's side of the control stream: it turns what
+// Package controlserver is the allocator's side of the control stream: it turns what
 // routers say into events for the core, and the core's effects into messages.
 //
 // Each stream has one bounded queue, in which everything for that router keeps
 // the core's order. A router that does not keep up is cut off; it joins again
 // and gets a snapshot. A replica that does not lead answers NotLeader.
-package control
+package controlserver
 
 import (
 	"context"

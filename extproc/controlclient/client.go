@@ -1,4 +1,4 @@
-// Package link is the router's side of the control stream. It keeps one session
+// Package controlclient is the router's side of the control stream. It keeps one session
 // with the allocator's leader and tells the route cache what arrives on it, in
 // the order in which it arrives.
 //
@@ -34,7 +34,7 @@
 //     (controlv1.IsDeclaredDead) counts as it; however else a stream ends, another is tried.
 //   - Queues are bounded. A stream on which nothing comes back, because it cannot
 //     be opened, cannot be written to or is not answered, is dropped.
-package link
+package controlclient
 
 import (
 	"context"
@@ -110,7 +110,7 @@ type Neighbours interface {
 	Forget(ids []string) error
 }
 
-// Options configure a Link. All are required unless they say otherwise.
+// Options configure a Client. All are required unless they say otherwise.
 type Options struct {
 	// Allocators are control addresses, host:port, tried in turn. One is enough
 	// while it answers, because a replica that does not lead names the leader. Of a
@@ -140,8 +140,8 @@ type Options struct {
 	Log *zap.Logger
 }
 
-// Link keeps a session.
-type Link struct {
+// Client keeps a session.
+type Client struct {
 	o Options
 
 	mu      sync.Mutex
@@ -213,7 +213,7 @@ const deadMost = 1000
 const redirectsMost = 3
 
 // New checks the options.
-func New(o Options) (*Link, error) {
+func New(o Options) (*Client, error) {
 	var errs []error
 	for _, required := range []struct {
 		name    string
@@ -234,7 +234,7 @@ func New(o Options) (*Link, error) {
 		o.PingEvery = time.Second
 	}
 	served := make(chan struct{})
-	return &Link{o: o, served: served, closeServe: sync.OnceFunc(func() { close(served) })}, nil
+	return &Client{o: o, served: served, closeServe: sync.OnceFunc(func() { close(served) })}, nil
 }
 
 // ErrDeclaredDead ends Run: an operator has told the allocator that this router has ended,
@@ -243,14 +243,14 @@ func New(o Options) (*Link, error) {
 var ErrDeclaredDead = errors.New("link: this router was declared dead")
 
 // Served is closed once routes can be served for the first time.
-func (l *Link) Served() <-chan struct{} { return l.served }
+func (l *Client) Served() <-chan struct{} { return l.served }
 
 // Run keeps a session until ctx ends, and then says Goodbye, unless an answer may not
 // have been read: the caller must have stopped admitting requests before it ends ctx.
 // When there is no leader to say it to, or it has not heard it, Run looks for one
 // until last ends; an allocator that has never spoken to this router need not hear it.
 // It returns nil then. The only error is ErrDeclaredDead: nothing is fresh any more.
-func (l *Link) Run(ctx, last context.Context) error {
+func (l *Client) Run(ctx, last context.Context) error {
 	next, redirects, pause, patience := 0, 0, reconnectFirst, connectWait
 	address := l.o.Allocators[next]
 	most, logged := time.Duration(0), -logEvery
@@ -319,7 +319,7 @@ func (l *Link) Run(ctx, last context.Context) error {
 
 // Ask puts the question about an ID to the allocator. It reports false when
 // there is no session or it cannot take any more.
-func (l *Link) Ask(id string) bool {
+func (l *Client) Ask(id string) bool {
 	l.mu.Lock()
 	s := l.current
 	l.mu.Unlock()
@@ -329,14 +329,14 @@ func (l *Link) Ask(id string) bool {
 }
 
 // Connected reports whether there is a session whose snapshot was applied.
-func (l *Link) Connected() bool {
+func (l *Client) Connected() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.current != nil
 }
 
 // Term is the highest term seen, 0 before the first.
-func (l *Link) Term() uint64 {
+func (l *Client) Term() uint64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.seen.term
@@ -344,7 +344,7 @@ func (l *Link) Term() uint64 {
 
 // join is what a session begins with. Once ctx has ended nothing is admitted any more,
 // however fresh the cache is.
-func (l *Link) join(ctx context.Context) *controlv1.Join {
+func (l *Client) join(ctx context.Context) *controlv1.Join {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return &controlv1.Join{
@@ -356,7 +356,7 @@ func (l *Link) join(ctx context.Context) *controlv1.Join {
 
 // accept returns an error if a message must not be believed. first: no snapshot was
 // complete on its stream before this.
-func (l *Link) accept(m *controlv1.AllocatorMessage, first bool) error {
+func (l *Client) accept(m *controlv1.AllocatorMessage, first bool) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	is := seen{m.GetJournal(), m.GetTerm(), m.GetPosition()}
@@ -388,14 +388,14 @@ func (l *Link) accept(m *controlv1.AllocatorMessage, first bool) error {
 }
 
 // fresh notes until when the cache may be served.
-func (l *Link) fresh(until time.Duration) {
+func (l *Client) fresh(until time.Duration) {
 	l.o.Cache.SetFreshUntil(until)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.freshUntil = until
 }
 
-func (l *Link) setCurrent(s *session) {
+func (l *Client) setCurrent(s *session) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.current = s

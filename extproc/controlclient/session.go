@@ -1,4 +1,4 @@
-package link
+package controlclient
 
 import (
 	"context"
@@ -41,7 +41,7 @@ type stream = grpc.BidiStreamingClient[controlv1.RouterMessage, controlv1.Alloca
 
 // session is one stream.
 type session struct {
-	link    *Link
+	link    *Client
 	stream  stream
 	out     chan *controlv1.RouterMessage // closed by nobody; the writer stops with its context
 	helpers sync.WaitGroup
@@ -80,7 +80,7 @@ const anyAddress = `{"loadBalancingConfig":[{"pick_first":{"shuffleAddressList":
 // session runs one stream to its end. leader is the leader's address, as told
 // by a replica that does not lead. patience bounds the time for the connection. When
 // ctx ends Goodbye is said, and when last ends everything is given up.
-func (l *Link) session(ctx, last context.Context, address string, patience time.Duration) (leader string, err error) {
+func (l *Client) session(ctx, last context.Context, address string, patience time.Duration) (leader string, err error) {
 	conn, err := grpc.NewClient(address, append([]grpc.DialOption{grpc.WithDefaultServiceConfig(anyAddress)}, l.o.Dial...)...)
 	if err != nil {
 		return "", fmt.Errorf("connect to the allocator: %w", err)

@@ -1,4 +1,4 @@
-package control
+package controlclient_test
 
 import (
 	"testing"

@@ -1,7 +1,7 @@
-// Package project writes committed facts into Sandbox objects, in the
+// Package sandboxobjects writes committed facts into Sandbox objects, in the
 // background and forwards only: an older revision never overwrites a newer one,
 // whoever wrote it.
-package project
+package sandboxobjects
 
 import (
 	"context"
@@ -34,10 +34,10 @@ const (
 	retryMost  = 5 * time.Second
 )
 
-// Projector writes Sandbox objects. Only the latest state of a sandbox is
+// Writer writes Sandbox objects. Only the latest state of a sandbox is
 // written: what came in between, while a write was under way, is skipped. So
 // what waits is bounded by the number of sandboxes.
-type Projector struct {
+type Writer struct {
 	client    rest.Interface
 	namespace string
 	submit    func(core.Event)
@@ -82,10 +82,10 @@ type version struct {
 	broken     bool // it could not be read: all of it is written anew
 }
 
-// New returns a Projector that tells submit what it has written. Before each
+// NewWriter returns a Writer that tells submit what it has written. Before each
 // write it calls yield, which may wait.
-func New(client rest.Interface, namespace string, submit func(core.Event), yield func(context.Context), log *zap.Logger) *Projector {
-	return &Projector{
+func NewWriter(client rest.Interface, namespace string, submit func(core.Event), yield func(context.Context), log *zap.Logger) *Writer {
+	return &Writer{
 		client: client, namespace: namespace, submit: submit, log: log, yield: yield,
 		queue:  workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[string](retryFirst, retryMost)),
 		latest: map[string]waiting{}, written: map[string]version{},
@@ -93,7 +93,7 @@ func New(client rest.Interface, namespace string, submit func(core.Event), yield
 }
 
 // Record queues a state to be written.
-func (p *Projector) Record(r core.Record) {
+func (p *Writer) Record(r core.Record) {
 	s := r.Sandbox
 	p.mu.Lock()
 	w, waits := p.latest[s.ID]
@@ -107,7 +107,7 @@ func (p *Projector) Record(r core.Record) {
 }
 
 // Backlog says what has yet to be written.
-func (p *Projector) Backlog() Backlog {
+func (p *Writer) Backlog() Backlog {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	b := Backlog{Objects: len(p.latest)}
@@ -128,12 +128,12 @@ func (p *Projector) Backlog() Backlog {
 }
 
 // Run writes with so many workers until ctx ends.
-func (p *Projector) Run(ctx context.Context, workers int) {
+func (p *Writer) Run(ctx context.Context, workers int) {
 	kube.Work(ctx, p.queue, workers, p.next)
 }
 
 // next writes what is next in the queue. It is false after the end.
-func (p *Projector) next(ctx context.Context) bool {
+func (p *Writer) next(ctx context.Context) bool {
 	id, ended := p.queue.Get()
 	if ended {
 		return false
@@ -196,7 +196,7 @@ func refused(err error) bool {
 
 // write brings the object to the state of s, unless it shows a newer one. touch: it fails
 // with NotFound if there is none.
-func (p *Projector) write(ctx context.Context, s core.Sandbox, touch bool) error {
+func (p *Writer) write(ctx context.Context, s core.Sandbox, touch bool) error {
 	p.mu.Lock()
 	at, known := p.written[s.ID]
 	p.mu.Unlock()
@@ -267,7 +267,7 @@ func patchOf(s core.Sandbox, at version) any {
 }
 
 // read finds out what the object shows. newer: that state, or a later one.
-func (p *Projector) read(ctx context.Context, s core.Sandbox) (newer bool, at version, err error) {
+func (p *Writer) read(ctx context.Context, s core.Sandbox) (newer bool, at version, err error) {
 	var object v1alpha1.Sandbox
 	if err := p.client.Get().Namespace(p.namespace).Resource(resource).Name(s.ID).Do(ctx).Into(&object); err != nil {
 		return false, version{}, fmt.Errorf("read sandbox object: %w", err)
@@ -286,7 +286,7 @@ func versionOf(o *v1alpha1.Sandbox, revision core.Revision) version {
 	return version{uid: o.UID, version: o.ResourceVersion, finalizers: o.Finalizers, revision: revision, lastActive: timeOf(o.Status.LastActive)}
 }
 
-func (p *Projector) remember(s core.Sandbox, o *v1alpha1.Sandbox) {
+func (p *Writer) remember(s core.Sandbox, o *v1alpha1.Sandbox) {
 	if s.Phase == core.Ended { // nothing will be written to it any more
 		p.forget(s.ID)
 		return
@@ -296,7 +296,7 @@ func (p *Projector) remember(s core.Sandbox, o *v1alpha1.Sandbox) {
 	p.written[s.ID] = versionOf(o, s.Revision)
 }
 
-func (p *Projector) forget(id string) {
+func (p *Writer) forget(id string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	delete(p.written, id)
@@ -305,7 +305,7 @@ func (p *Projector) forget(id string) {
 // Forget deletes the object of a sandbox that ended long ago, or one that was
 // written by a leader that was deposed. It returns an error until that is done, and
 // is then to be called again.
-func (p *Projector) Forget(ctx context.Context, id string) error {
+func (p *Writer) Forget(ctx context.Context, id string) error {
 	ctx, cancel := context.WithTimeout(ctx, kube.CallTimeout)
 	defer cancel()
 	err := p.client.Delete().Namespace(p.namespace).Resource(resource).Name(id).Do(ctx).Error()
@@ -322,7 +322,7 @@ func (p *Projector) Forget(ctx context.Context, id string) error {
 }
 
 // release removes the finalizer of a deleted object, if it still has one.
-func (p *Projector) release(ctx context.Context, id string) error {
+func (p *Writer) release(ctx context.Context, id string) error {
 	var object v1alpha1.Sandbox
 	if err := p.client.Get().Namespace(p.namespace).Resource(resource).Name(id).Do(ctx).Into(&object); err != nil {
 		return err

@@ -1,4 +1,4 @@
-package link_test
+package controlclient_test
 
 import (
 	"context"

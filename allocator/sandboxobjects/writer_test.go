@@ -1,4 +1,4 @@
-package project_test
+package sandboxobjects_test
 
 import (
 	"context"
@@ -24,7 +24,7 @@ import (
 
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/allocator/kube"
-	"github.com/berth-sandbox/berth/allocator/project"
+	"github.com/berth-sandbox/berth/allocator/sandboxobjects"
 	"github.com/berth-sandbox/berth/api/crd"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 	"github.com/berth-sandbox/berth/devcluster"
@@ -51,28 +51,28 @@ func sandbox(phase core.Phase, term, counter uint64) core.Sandbox {
 	return s
 }
 
-// projector is a Projector that runs until the test ends.
-type projector struct {
-	*project.Projector
+// writer is a Writer that runs until the test ends.
+type writer struct {
+	*sandboxobjects.Writer
 	*testing.T
 	clients  *kube.Clients
 	recorded chan core.Recorded
 }
 
-func newProjector(t *testing.T, cluster *devcluster.Cluster) *projector {
+func newWriter(t *testing.T, cluster *devcluster.Cluster) *writer {
 	clients, err := kube.NewClients(cluster.RestConfig(), 0, 0)
 	require.NoError(t, err)
-	p := &projector{T: t, clients: clients, recorded: make(chan core.Recorded, 100)}
-	p.Projector = project.New(clients.Berth, "default", func(ev core.Event) { p.recorded <- ev.(core.Recorded) }, func(context.Context) {}, zaptest.NewLogger(t))
+	p := &writer{T: t, clients: clients, recorded: make(chan core.Recorded, 100)}
+	p.Writer = sandboxobjects.NewWriter(clients.Berth, "default", func(ev core.Event) { p.recorded <- ev.(core.Recorded) }, func(context.Context) {}, zaptest.NewLogger(t))
 	ctx, stop := context.WithCancel(context.Background())
 	var working sync.WaitGroup
-	working.Go(func() { p.Projector.Run(ctx, 4) })
+	working.Go(func() { p.Writer.Run(ctx, 4) })
 	t.Cleanup(func() { stop(); working.Wait() })
 	return p
 }
 
 // write has a state written and returns what the core is told.
-func (p *projector) write(s core.Sandbox) core.Recorded {
+func (p *writer) write(s core.Sandbox) core.Recorded {
 	p.Helper()
 	p.Record(core.Record{Sandbox: s})
 	select {
@@ -85,15 +85,15 @@ func (p *projector) write(s core.Sandbox) core.Recorded {
 	return core.Recorded{}
 }
 
-func (p *projector) list() project.Listed {
+func (p *writer) list() sandboxobjects.Listed {
 	p.Helper()
-	all, err := (&project.Watcher{Client: p.clients.Berth, Namespace: "default", Log: zaptest.NewLogger(p.T)}).List(p.Context())
+	all, err := (&sandboxobjects.Watcher{Client: p.clients.Berth, Namespace: "default", Log: zaptest.NewLogger(p.T)}).List(p.Context())
 	require.NoError(p, err)
 	return all
 }
 
 func TestRecordsGoForwardsOnlyAndCanBeReadBack(t *testing.T) {
-	p := newProjector(t, devcluster.Start(t, devcluster.Options{CRDs: crd.All()}))
+	p := newWriter(t, devcluster.Start(t, devcluster.Options{CRDs: crd.All()}))
 	write := func(s core.Sandbox) {
 		t.Helper()
 		require.Equal(t, core.Recorded{ID: s.ID, Revision: s.Revision}, p.write(s))
@@ -141,7 +141,7 @@ func TestRecordsGoForwardsOnlyAndCanBeReadBack(t *testing.T) {
 }
 
 func TestADeletedObjectStaysForAsLongAsItIsNeeded(t *testing.T) {
-	p := newProjector(t, devcluster.Start(t, devcluster.Options{CRDs: crd.All()}))
+	p := newWriter(t, devcluster.Start(t, devcluster.Options{CRDs: crd.All()}))
 	for name, key := range map[string]string{"without a key until it has ended": "", "with a key until it is forgotten": "key"} {
 		t.Run(name, func(t *testing.T) {
 			write := func(phase core.Phase, counter uint64) string {
@@ -176,7 +176,7 @@ func TestEverythingThatIsKnownOfASandboxIsInItsObject(t *testing.T) {
 			require.False(t, v.Field(i).IsZero(), "%s: this test does not know it yet", v.Type().Field(i).Name)
 		}
 	}
-	p := newProjector(t, devcluster.Start(t, devcluster.Options{CRDs: crd.All()}))
+	p := newWriter(t, devcluster.Start(t, devcluster.Options{CRDs: crd.All()}))
 	for i, edit := range []func(*core.Sandbox){
 		func(*core.Sandbox) {},
 		func(s *core.Sandbox) { s.MinBytes = 0 },
@@ -200,7 +200,7 @@ func TestEverythingThatIsKnownOfASandboxIsInItsObject(t *testing.T) {
 
 // The version before had no number.
 func TestAnObjectOfBytesOnlyMeansOneKilobyte(t *testing.T) {
-	p := newProjector(t, devcluster.Start(t, devcluster.Options{CRDs: crd.All()}))
+	p := newWriter(t, devcluster.Start(t, devcluster.Options{CRDs: crd.All()}))
 	s := sandbox(core.Running, 1, 1)
 	p.write(s)
 	patch := func(body string) {
@@ -217,9 +217,9 @@ func TestAnObjectOfBytesOnlyMeansOneKilobyte(t *testing.T) {
 // whatever that one knew.
 func TestAnObjectShowsTheEndAsItIsNowAndTheLatestActivity(t *testing.T) {
 	cluster := devcluster.Start(t, devcluster.Options{CRDs: crd.All()})
-	p := newProjector(t, cluster)
+	p := newWriter(t, cluster)
 	counter := uint64(0)
-	write := func(p *projector, end, active time.Time) core.Sandbox {
+	write := func(p *writer, end, active time.Time) core.Sandbox {
 		t.Helper()
 		counter++
 		s := sandbox(core.Running, 2, counter)
@@ -231,7 +231,7 @@ func TestAnObjectShowsTheEndAsItIsNowAndTheLatestActivity(t *testing.T) {
 		return all[0]
 	}
 	first, later := time.Unix(1_700_000_300, 0).UTC(), time.Unix(1_700_000_900, 0).UTC()
-	next := newProjector(t, cluster) // the next leader's, which has to read what is there
+	next := newWriter(t, cluster) // the next leader's, which has to read what is there
 	require.Equal(t, first, write(p, first, first).LastActive)
 	s := write(p, later, later)
 	require.Equal(t, later, s.EndAt)
@@ -248,7 +248,7 @@ func TestAnObjectShowsTheEndAsItIsNowAndTheLatestActivity(t *testing.T) {
 // Whoever edits an object must not be able to keep every leader from beginning.
 func TestNobodyCanMakeAnObjectUnreadable(t *testing.T) {
 	cluster := devcluster.Start(t, devcluster.Options{CRDs: crd.All()})
-	p := newProjector(t, cluster)
+	p := newWriter(t, cluster)
 	p.write(sandbox(core.Running, 3, 4))
 	for name, c := range map[string]struct{ patch, want string }{
 		"no address":            {`{"spec":{"podIP":null}}`, "spec.podIP"},
@@ -308,7 +308,7 @@ func TestObjectsThatCannotBeReadAreToldApart(t *testing.T) {
 			defer apiServer.Close()
 			clients, err := kube.NewClients(&rest.Config{Host: apiServer.URL, Transport: &http.Transport{DisableKeepAlives: true}}, 0, 0)
 			require.NoError(t, err)
-			listed, err := (&project.Watcher{Client: clients.Berth, Namespace: "default", Log: zaptest.NewLogger(t)}).List(t.Context())
+			listed, err := (&sandboxobjects.Watcher{Client: clients.Berth, Namespace: "default", Log: zaptest.NewLogger(t)}).List(t.Context())
 			require.NoError(t, err)
 			require.Len(t, listed.Sandboxes, 1)
 			require.Len(t, listed.Unreadable, 1)
@@ -329,7 +329,7 @@ func TestAnObjectThatCannotBeReadIsWrittenAnew(t *testing.T) {
 		require.NoError(t, err)
 		schemaless = append(schemaless, raw)
 	}
-	p := newProjector(t, devcluster.Start(t, devcluster.Options{CRDs: schemaless}))
+	p := newWriter(t, devcluster.Start(t, devcluster.Options{CRDs: schemaless}))
 	running := sandbox(core.Running, 1, 1)
 	p.write(running)
 	require.NoError(t, p.clients.Berth.Patch(types.MergePatchType).Namespace("default").Resource("sandboxes").Name(running.ID).
@@ -352,7 +352,7 @@ func TestObjectsThatAreRefusedDoNotCountForTheLagUnlessTheyAreMany(t *testing.T)
 	defer apiServer.Close()
 	clients, err := kube.NewClients(&rest.Config{Host: apiServer.URL, Transport: &http.Transport{DisableKeepAlives: true}}, 0, 0)
 	require.NoError(t, err)
-	p := project.New(clients.Berth, "default", func(core.Event) {}, func(context.Context) {}, zap.NewNop())
+	p := sandboxobjects.NewWriter(clients.Berth, "default", func(core.Event) {}, func(context.Context) {}, zap.NewNop())
 	ctx, stop := context.WithCancel(t.Context())
 	var working sync.WaitGroup
 	working.Go(func() { p.Run(ctx, 4) })
@@ -363,7 +363,7 @@ func TestObjectsThatAreRefusedDoNotCountForTheLagUnlessTheyAreMany(t *testing.T)
 		s.ID = fmt.Sprintf("s%03d", n)
 		p.Record(core.Record{Sandbox: s})
 	}
-	settled := func(refused, objects int) project.Backlog {
+	settled := func(refused, objects int) sandboxobjects.Backlog {
 		t.Helper()
 		require.Eventually(t, func() bool { b := p.Backlog(); return b.Refused == refused && b.Objects == objects }, time.Minute, time.Millisecond)
 		return p.Backlog()
@@ -381,7 +381,7 @@ func TestObjectsThatAreRefusedDoNotCountForTheLagUnlessTheyAreMany(t *testing.T)
 // A leader that was deposed and goes on for a moment must not bring back the object of a
 // sandbox that has ended since.
 func TestATouchMakesNoObjectThatIsGone(t *testing.T) {
-	p := newProjector(t, devcluster.Start(t, devcluster.Options{CRDs: crd.All()}))
+	p := newWriter(t, devcluster.Start(t, devcluster.Options{CRDs: crd.All()}))
 	p.Record(core.Record{Sandbox: sandbox(core.Running, 2, 1), Touch: true})
 	other := sandbox(core.Running, 2, 2)
 	other.ID += "x"

@@ -1,4 +1,4 @@
-package project
+package sandboxobjects
 
 import (
 	"encoding/hex"

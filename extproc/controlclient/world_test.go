@@ -1,4 +1,4 @@
-package link_test
+package controlclient_test
 
 import (
 	"context"
@@ -20,7 +20,7 @@ import (
 	"google.golang.org/grpc/test/bufconn"
 
 	controlv1 "github.com/berth-sandbox/berth/api/control/v1"
-	"github.com/berth-sandbox/berth/extproc/link"
+	"github.com/berth-sandbox/berth/extproc/controlclient"
 	"github.com/berth-sandbox/berth/lastactive"
 	"github.com/berth-sandbox/berth/routecache"
 )
@@ -36,7 +36,7 @@ const (
 type world struct {
 	t        *testing.T
 	began    time.Time
-	link     *link.Link
+	client   *controlclient.Client
 	cache    *recorder
 	activity *tracker
 	probe    func(context.Context, netip.AddrPort, string) bool
@@ -277,14 +277,14 @@ func (resolve) Close()                                {}
 // is there for the first attempt.
 func run(t *testing.T, allocators []string, f func(*world)) {
 	t.Helper()
-	runWith(t, allocators, func(w *world) link.Activity {
+	runWith(t, allocators, func(w *world) controlclient.Activity {
 		w.activity = &tracker{r: w.cache, looked: make(chan struct{}, 1)}
 		return w.activity
 	}, f)
 }
 
 // runWith is run with an activity of the test's choice.
-func runWith(t *testing.T, allocators []string, activityOf func(*world) link.Activity, f func(*world)) {
+func runWith(t *testing.T, allocators []string, activityOf func(*world) controlclient.Activity, f func(*world)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		// Pings keep the bubble's time going also when everybody waits in vain.
@@ -293,12 +293,12 @@ func runWith(t *testing.T, allocators []string, activityOf func(*world) link.Act
 			t: t, began: time.Now(), ended: make(chan error, 1),
 			servers: map[string]*bufconn.Listener{}, streams: make(chan *peer, 1000),
 		}
-		cache, err := routecache.New(routecache.Options{Now: w.now, Ask: func(id string) bool { return w.link.Ask(id) }})
+		cache, err := routecache.New(routecache.Options{Now: w.now, Ask: func(id string) bool { return w.client.Ask(id) }})
 		require.NoError(t, err)
 		w.cache = &recorder{Cache: cache}
 		used := activityOf(w)
 		w.answers, w.dead = &answers{}, &neighbours{}
-		o := link.Options{
+		o := controlclient.Options{
 			InstanceID: instance, MaxStale: maxStale, PingEvery: pingEvery,
 			Cache: w.cache, Activity: used, Answers: w.answers, Neighbours: w.dead, Now: w.now, Log: zap.NewNop(),
 			Probe: func(ctx context.Context, addr netip.AddrPort, path string) bool {
@@ -309,13 +309,13 @@ func runWith(t *testing.T, allocators []string, activityOf func(*world) link.Act
 		for _, name := range allocators {
 			o.Allocators = append(o.Allocators, address(name))
 		}
-		w.link, err = link.New(o)
+		w.client, err = controlclient.New(o)
 		require.NoError(t, err)
 		ctx, cancel := context.WithCancel(context.Background())
 		last, giveUp := context.WithCancel(context.Background())
 		w.stop, w.giveUp = cancel, giveUp
 		w.begin = sync.OnceFunc(func() {
-			go func() { w.ended <- w.link.Run(ctx, last) }()
+			go func() { w.ended <- w.client.Run(ctx, last) }()
 		})
 		defer func() { // also when f fails
 			cancel()

@@ -1,4 +1,4 @@
-package link_test
+package controlclient_test
 
 import (
 	"context"
@@ -16,7 +16,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	controlv1 "github.com/berth-sandbox/berth/api/control/v1"
-	"github.com/berth-sandbox/berth/extproc/link"
+	"github.com/berth-sandbox/berth/extproc/controlclient"
 	"github.com/berth-sandbox/berth/routecache"
 )
 
@@ -28,15 +28,15 @@ func TestSnapshotReplacesAllAtOnce(t *testing.T) {
 		require.Equal(t, instance, join.GetInstanceId())
 		require.True(t, join.GetLooks())
 		require.Zero(t, join.GetHighestTerm())
-		require.False(t, w.link.Connected())
+		require.False(t, w.client.Connected())
 		p.send(0, snapshot(false, route("one", "10.0.0.1")))
 		require.Equal(t, []string{"old"}, w.ids(), "half a snapshot was applied")
-		require.False(t, w.link.Connected())
+		require.False(t, w.client.Connected())
 		require.Equal(t, []string{"put old"}, w.cache.events())
 		p.send(1, snapshot(true, route("two", "10.0.0.2")))
 		require.EqualValues(t, 1, p.ack())
 		require.Equal(t, []string{"one", "two"}, w.ids())
-		require.True(t, w.link.Connected())
+		require.True(t, w.client.Connected())
 		require.Equal(t, []string{"replace with 2", "not retained old"}, w.cache.events(), "the activity of a sandbox that went unseen was kept")
 
 		p.send(2, push(route("three", "10.0.0.3")))
@@ -173,13 +173,13 @@ func TestARouterThatIsRefusedStaysUnreadyAndTriesAgain(t *testing.T) {
 		require.EqualValues(t, maxStale, said)
 		require.Greater(t, w.now(), 3*25*time.Millisecond, "it makes itself and the allocator busy")
 		require.Less(t, w.now(), time.Second)
-		require.False(t, w.link.Connected())
+		require.False(t, w.client.Connected())
 		require.False(t, w.cache.Fresh())
 		nonce := p.ping()
 		p.snapshot()
 		p.pong(nonce)
 		synctest.Wait()
-		require.True(t, w.link.Connected())
+		require.True(t, w.client.Connected())
 		require.True(t, w.cache.Fresh())
 		p.end <- nil
 	})
@@ -291,7 +291,7 @@ func TestStreamThatCannotBeWrittenToIsDropped(t *testing.T) {
 		p := w.joined()
 		began := w.now()
 		var asked int
-		for w.link.Ask(strings.Repeat("x", 57)) && asked < 100_000 {
+		for w.client.Ask(strings.Repeat("x", 57)) && asked < 100_000 {
 			asked++
 			if asked%100 == 0 {
 				synctest.Wait()
@@ -432,7 +432,7 @@ func TestLowerTermIsRefusedWithItsStream(t *testing.T) {
 		p.snapshot(route("one", "10.0.0.1"))
 		p.pong(nonce)
 		require.EqualValues(t, 1, p.ack())
-		require.EqualValues(t, 7, w.link.Term())
+		require.EqualValues(t, 7, w.client.Term())
 		p.end <- nil
 
 		deposed, join, nonce := w.accept()
@@ -441,8 +441,8 @@ func TestLowerTermIsRefusedWithItsStream(t *testing.T) {
 		require.NoError(t, deposed.Send(&controlv1.AllocatorMessage{Term: 6, Sequence: 1, Message: snapshot(true, route("two", "10.0.0.2")).GetMessage()}))
 		<-deposed.Context().Done()
 		require.Equal(t, []string{"one"}, w.ids(), "the snapshot of a deposed leader was applied")
-		require.EqualValues(t, 7, w.link.Term())
-		require.False(t, w.link.Connected())
+		require.EqualValues(t, 7, w.client.Term())
+		require.False(t, w.client.Connected())
 		_ = nonce
 
 		next, _, _ := w.accept()
@@ -486,7 +486,7 @@ func TestAnotherJournalBeginsAnewAndTheLeftOneNeverReturns(t *testing.T) {
 		p.send(1, snapshot(true, route("three", "10.0.0.3")))
 		require.EqualValues(t, 1, p.ack())
 		require.Equal(t, []string{"three", "two"}, w.ids())
-		require.EqualValues(t, 2, w.link.Term())
+		require.EqualValues(t, 2, w.client.Term())
 		// A message of the left one on the same stream counts no more, whatever its term.
 		p.journal, p.term = "j1", 9
 		p.send(2, push(route("four", "10.0.0.4")))
@@ -552,7 +552,7 @@ func TestReconnectKeepsTheRoutesUntilTheNextSnapshot(t *testing.T) {
 
 func TestQuestionsGoToTheAllocatorAndBack(t *testing.T) {
 	run(t, []string{"a"}, func(w *world) {
-		require.False(t, w.link.Ask("early"), "asked without a session")
+		require.False(t, w.client.Ask("early"), "asked without a session")
 		w.serve("a", nil)
 		p := w.joined()
 		for id, c := range map[string]struct {
@@ -594,8 +594,8 @@ func TestQuestionFailsWithTheStreamItWasAskedOn(t *testing.T) {
 		require.Equal(t, "one", p.next().GetResolve().GetSandboxId())
 		p.end <- nil
 		require.ErrorIs(t, <-failed, routecache.ErrDisconnected)
-		require.False(t, w.link.Connected())
-		require.False(t, w.link.Ask("two"))
+		require.False(t, w.client.Connected())
+		require.False(t, w.client.Ask("two"))
 	})
 }
 
@@ -614,7 +614,7 @@ func TestGoodbyeIsTheLastWord(t *testing.T) {
 		require.NoError(t, <-w.ended)
 		w.ended <- nil
 		require.Equal(t, began, w.now())
-		require.False(t, w.link.Connected())
+		require.False(t, w.client.Connected())
 	})
 }
 
@@ -765,7 +765,7 @@ func TestStopDoesNotWaitForAnAllocatorThatDoesNotAnswer(t *testing.T) {
 		"not reading": func(w *world) {
 			w.serve("a", nil)
 			w.joined()
-			for w.link.Ask(strings.Repeat("x", 57)) {
+			for w.client.Ask(strings.Repeat("x", 57)) {
 				synctest.Wait()
 			}
 		},
@@ -919,7 +919,7 @@ func TestARouterThatWasDeclaredDeadServesNothingAndEnds(t *testing.T) {
 		p.end <- controlv1.DeclaredDead()
 		err := <-w.ended
 		w.ended <- nil // it has ended by itself, which run need not wait for
-		require.ErrorIs(t, err, link.ErrDeclaredDead)
+		require.ErrorIs(t, err, controlclient.ErrDeclaredDead)
 		require.ErrorContains(t, err, "declared dead")
 		require.False(t, w.cache.Fresh())
 	})
@@ -950,7 +950,7 @@ func TestARouterThatIsSentAwayInAnyOtherWayGoesOnAndTriesAgain(t *testing.T) {
 }
 
 func TestOptionsNameWhatIsMissing(t *testing.T) {
-	_, err := link.New(link.Options{Allocators: []string{"a:1", ""}})
+	_, err := controlclient.New(controlclient.Options{Allocators: []string{"a:1", ""}})
 	for _, name := range []string{"Allocators", "InstanceID", "Cache", "Activity", "Probe", "Dial", "Now", "Log", "MaxStale"} {
 		require.ErrorContains(t, err, "Options."+name)
 	}

@@ -1,4 +1,4 @@
-package link_test
+package controlclient_test
 
 import (
 	"context"
@@ -14,7 +14,7 @@ import (
 
 	"github.com/berth-sandbox/berth/api/activity"
 	controlv1 "github.com/berth-sandbox/berth/api/control/v1"
-	"github.com/berth-sandbox/berth/extproc/link"
+	"github.com/berth-sandbox/berth/extproc/controlclient"
 	"github.com/berth-sandbox/berth/lastactive"
 	"github.com/berth-sandbox/berth/lastactive/look"
 )
@@ -71,7 +71,7 @@ func trace(t *testing.T, f func(w *world, tracker *lastactive.Tracker, e *envoy,
 	t.Helper()
 	var tracker *lastactive.Tracker
 	e := &envoy{hosts: map[look.Host]look.Counts{}}
-	runWith(t, []string{"a"}, func(w *world) link.Activity {
+	runWith(t, []string{"a"}, func(w *world) controlclient.Activity {
 		w.began = time.Now().Add(-time.Hour) // the clock of a machine is never at 0
 		var err error
 		tracker, err = lastactive.New(lastactive.Options{Now: w.now, Window: idleWindow, Look: e.look})
