@@ -83,12 +83,12 @@ reap-soak: ground
 		-reaping.duration=$(or $(DURATION),10m) -reaping.seed=$(or $(SEED),0) -reaping.history=$(CURDIR)/bin/reaping-history.jsonl
 	@echo "the history is in bin/reaping-history.jsonl"
 
-## mutate: break one promise after the other and see the test that is to notice fail; minutes
+## mutate: break one promise after the other and see its test fail; BREAKS="fence uid-ignored" chooses some; minutes
 .PHONY: mutate
 mutate: ground
-	go run ./tools/mutate
+	go run ./tools/mutate $(BREAKS)
 
-## check-mutations: fail if a patch of make mutate does not apply or compile any more
+## check-mutations: list every break of make mutate that does not apply, does not compile or names no test
 .PHONY: check-mutations
 check-mutations:
 	go run ./tools/mutate --check

@@ -1,63 +1,17 @@
 package main
 
 import (
-	"fmt"
+	"bytes"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 )
 
-func TestPatchesSayWhatTheyBreakAndWhoMustNotice(t *testing.T) {
-	for content, says := range map[string]string{
-		"Breaks: x\nTest: ./p TestX -a=1\n\n--- a/f\n+++ b/f\n": "",
-		"Test: ./p TestX\n--- a/f\n":                            "Breaks:",
-		"Breaks: x\n--- a/f\nTest: ./p TestX\n":                 "Test:",
-		"Breaks: x\nTest: TestX\n--- a/f\n":                     "a package and a test",
-	} {
-		dir := t.TempDir()
-		require.NoError(t, os.WriteFile(filepath.Join(dir, "one.patch"), []byte(content), 0o600))
-		all, err := read(dir, nil)
-		if says != "" {
-			require.ErrorContains(t, err, says, content)
-			continue
-		}
-		require.NoError(t, err)
-		require.Len(t, all, 1)
-		require.Equal(t, mutation{name: "one", file: filepath.Join(dir, "one.patch"), breaks: "x", pkg: "./p", test: "TestX", flags: []string{"-a=1"}, touches: []string{"f", "f"}}, all[0])
-		_, err = read(dir, []string{"two"})
-		require.ErrorContains(t, err, "two")
-	}
-}
-
-// Without that a patch whose test was renamed goes on passing the check, and proves
-// nothing.
-func TestTheCheckFindsTestsThatDoNotExist(t *testing.T) {
-	dir := tree(t, map[string]string{
-		"p/p.go":          "package p\n\nfunc F() int { return 1 }\n",
-		"p/p_test.go":     "package p\n\nimport \"testing\"\n\nfunc TestIn(t *testing.T) {}\n\ntype s struct{}\n\nfunc (s) TestMethod(t *testing.T) {}\n\nfunc TestInAndMore(t *testing.T) {}\n\nfunc help() {}\n",
-		"p/x_test.go":     "package p_test\n\nimport \"testing\"\n\nfunc TestOut(t *testing.T) {}\n",
-		"p/other_test.go": "//go:build never\n\npackage p\n\nimport \"testing\"\n\nfunc TestNotBuilt(t *testing.T) {}\n",
-		"p.patch":         "--- a/p/p.go\n+++ b/p/p.go\n@@ -1,3 +1,3 @@\n package p\n \n-func F() int { return 1 }\n+func F() int { return 2 }\n",
-	})
-	for test, there := range map[string]bool{
-		"TestIn": true, "TestIn/sub": true, "TestOut": true, "TestMethod": false, "TestNotBuilt": false, "TestI": false, "TestNothing": false, "help": false,
-	} {
-		m := mutation{name: "p", file: filepath.Join(dir, "p.patch"), breaks: "x", pkg: "./p", test: test}
-		_, err := m.check(t.Context(), dir)
-		if there {
-			require.NoError(t, err, test)
-		} else {
-			require.ErrorContains(t, err, "there is no test "+test)
-		}
-	}
-}
-
-// tree writes a module and returns its directory.
-func tree(t *testing.T, files map[string]string) string {
+// writeTree writes a module with the given files and returns its folder.
+func writeTree(t *testing.T, files map[string]string) string {
 	t.Helper()
 	dir := t.TempDir()
 	files["go.mod"] = "module x\n\ngo 1.26\n"
@@ -68,34 +22,153 @@ func tree(t *testing.T, files map[string]string) string {
 	return dir
 }
 
-// Patches are compiled together, and a bad one does not hide behind the others.
-func TestTheCheckNamesEachPatchThatIsBad(t *testing.T) {
-	patch := func(file, with string) string {
-		return fmt.Sprintf("Breaks: x\nTest: ./p TestIn\n\n--- a/p/%[1]s.go\n+++ b/p/%[1]s.go\n@@ -1,3 +1,3 @@\n package p\n \n-var %[1]s = 1\n+%[2]s\n", file, with)
+const testFile = `package p
+
+import "testing"
+
+func TestF(t *testing.T) {
+	if F(1) != 2 {
+		t.Fatal("F")
 	}
-	dir := tree(t, map[string]string{
-		"p/a.go":                               "package p\n\nvar a = 1\n",
-		"p/b.go":                               "package p\n\nvar b = 1\n",
-		"p/c.go":                               "package p\n\nvar c = 1\n",
-		"p/p_test.go":                          "package p\n\nimport \"testing\"\n\nfunc TestIn(t *testing.T) {}\n",
-		"tools/mutate/patches/a-good.patch":    patch("a", "var a = 2"),
-		"tools/mutate/patches/a-other.patch":   patch("a", "var a = 3"),
-		"tools/mutate/patches/b-broken.patch":  patch("b", "var b = nothing"),
-		"tools/mutate/patches/c-good.patch":    patch("c", "var c = 2"),
-		"tools/mutate/patches/c-moved.patch":   strings.ReplaceAll(patch("c", "var c = 2"), "-var c", "-var cc"),
-		"tools/mutate/patches/c-unnamed.patch": strings.ReplaceAll(patch("c", "var c = 3"), "TestIn", "TestOut"),
+}
+
+type s struct{}
+
+func (s) TestMethod(t *testing.T) {}
+
+func help() {}
+`
+
+const goodBreak = `
+- name: good
+  promise: F counts
+  test: ./p TestF
+  edits:
+  - package: p
+    decl: F
+    old: n + 1
+    new: n + 2
+`
+
+func named(name, content string) string {
+	return strings.ReplaceAll(content, "name: good", "name: "+name)
+}
+
+func replaced(content string, oldnew ...string) string {
+	return strings.NewReplacer(oldnew...).Replace(content)
+}
+
+func TestBreaksAreReadFromTheirFiles(t *testing.T) {
+	dir := writeTree(t, map[string]string{
+		"one.yaml": goodBreak,
+		"two.yaml": named("other", goodBreak) + named("third", goodBreak),
 	})
-	mutations, err := read(filepath.Join(dir, "tools", "mutate", "patches"), nil)
-	require.NoError(t, err)
-	groups := apart(mutations)
-	require.Len(t, groups, 3, "three patches touch one file")
-	var bad []string
-	for _, m := range inDoubt(t.Context(), dir, mutations) {
-		if _, err := m.check(t.Context(), dir); err != nil {
-			bad = append(bad, m.name)
+	for _, c := range []struct {
+		args []string
+		want []string
+	}{
+		{nil, []string{"good", "other", "third"}},
+		{[]string{"third", "good"}, []string{"good", "third"}},
+		{[]string{"two"}, []string{"other", "third"}},
+	} {
+		all, err := read(dir, c.args)
+		require.NoError(t, err)
+		var names []string
+		for _, m := range all {
+			names = append(names, m.Name)
 		}
+		require.Equal(t, c.want, names, "%v", c.args)
 	}
-	require.Equal(t, []string{"b-broken", "c-moved", "c-unnamed"}, bad)
-	good := slices.DeleteFunc(mutations, func(m mutation) bool { return slices.Contains(bad, m.name) })
-	require.Empty(t, inDoubt(t.Context(), dir, good), "and the tree is what it was")
+	_, err := read(dir, []string{"good", "nothing"})
+	require.ErrorContains(t, err, `"nothing"`)
+	_, err = read(t.TempDir(), nil)
+	require.ErrorContains(t, err, "no breaks in")
+}
+
+func TestBadFieldsOfBreaksAreNamed(t *testing.T) {
+	withoutEdits, _, _ := strings.Cut(goodBreak, "  edits")
+	for want, content := range map[string]string{
+		"name: missing":                     replaced(goodBreak, "name: good", "name: ''"),
+		"promise: missing":                  replaced(goodBreak, "promise: F counts", "promise: ''"),
+		`test: "TestF"`:                     replaced(goodBreak, "./p TestF", "TestF"),
+		"edits: missing":                    withoutEdits,
+		"edit 1: needs package":             replaced(goodBreak, "decl: F", ""),
+		"edit 1: file: needs":               replaced(goodBreak, "package: p", "file: p/p.go", "decl: F", ""),
+		"edit 1: old: missing":              replaced(goodBreak, "old: n + 1", "old: ''"),
+		"the name is taken":                 goodBreak + goodBreak,
+		`unknown field "functions"`:         replaced(goodBreak, "decl:", "functions:"),
+		"one.yaml, break 1 \"good\": edits": withoutEdits,
+	} {
+		_, err := read(writeTree(t, map[string]string{"one.yaml": content}), nil)
+		require.ErrorContains(t, err, want)
+	}
+}
+
+// One run lists all breaks that are wrong, so that a refactoring can repair them at once.
+func TestCheckNamesEveryBreakThatIsWrong(t *testing.T) {
+	t.Chdir(writeTree(t, map[string]string{
+		"p/p.go":      "package p\n\nfunc F(n int) int { return n + 1 }\n",
+		"p/q.go":      "package p\n\nfunc G(n int) int { return n + 1 + n + 1 }\n",
+		"p/p_test.go": testFile,
+		"tools/mutate/breaks/all.yaml": goodBreak +
+			named("good-elsewhere", replaced(goodBreak, "decl: F", "decl: G", "new: n + 2", "new: 'n'\n    all: true")) +
+			named("bad-code", replaced(goodBreak, "new: n + 2", "new: nothing")) +
+			named("no-text", replaced(goodBreak, "old: n + 1", "old: n + 7")) +
+			named("twice", replaced(goodBreak, "decl: F", "decl: G")) +
+			named("no-decl", replaced(goodBreak, "decl: F", "decl: H")) +
+			named("no-package", replaced(goodBreak, "package: p", "package: r")) +
+			named("no-test", replaced(goodBreak, "TestF", "TestG")),
+	}))
+	var out bytes.Buffer
+	err := run(t.Context(), []string{"--check"}, &out)
+	require.ErrorContains(t, err, "6 of 8: no-text, twice, no-decl, no-package, no-test, bad-code")
+	for _, want := range []string{
+		`edit 1: old: not found in F (p/p.go): "n + 7"`,
+		`edit 1: old: found 2 times in G (p/q.go)`,
+		"edit 1: decl: no H in p\n\t\tthat text is in F in p/p.go, G in p/q.go",
+		"edit 1: package: ",
+		"test: no test TestG in ./p",
+		"undefined: nothing",
+		"2 of 8 breaks apply",
+	} {
+		require.Contains(t, out.String(), want)
+	}
+
+	out.Reset()
+	require.NoError(t, run(t.Context(), []string{"--check", "good", "good-elsewhere"}, &out))
+}
+
+// A break that another one of its group repairs would pass unnoticed.
+func TestBreaksOfOneFileCompileApart(t *testing.T) {
+	mutations := []mutation{{Name: "a1"}, {Name: "a2"}, {Name: "b"}, {Name: "ab"}}
+	groups := apart(mutations, map[string]change{
+		"a1": {"a.go": nil}, "a2": {"a.go": nil}, "b": {"b.go": nil}, "ab": {"a.go": nil, "b.go": nil},
+	})
+	require.Equal(t, [][]mutation{{{Name: "a1"}, {Name: "b"}}, {{Name: "a2"}}, {{Name: "ab"}}}, groups)
+}
+
+func TestRunSeesWhichBreaksTheirTestsNotice(t *testing.T) {
+	dir := writeTree(t, map[string]string{
+		"p/p.go":      "package p\n\nfunc F(n int) int { return n + 1 }\n",
+		"p/p_test.go": testFile,
+	})
+	source := newTree(dir)
+	breaking := func(with string) mutation {
+		edits := []edit{{Package: "p", Decl: "F", Old: "n + 1", New: with}}
+		return mutation{Name: "x", Promise: "F counts", Test: "./p TestF", Edits: edits}
+	}
+	good, harmless, broken, unknown := breaking("n + 2"), breaking("1 + n"), breaking("nothing"), breaking("n + 2")
+	unknown.Test = "./p TestG"
+	verdict, err := good.try(t.Context(), source)
+	require.NoError(t, err)
+	require.Equal(t, "noticed by TestF", verdict)
+	_, err = harmless.try(t.Context(), source)
+	require.ErrorContains(t, err, "TestF did not notice: F counts")
+	_, err = broken.try(t.Context(), source)
+	require.ErrorContains(t, err, "does not compile")
+	_, err = unknown.try(t.Context(), source)
+	require.ErrorContains(t, err, "no test TestG in ./p")
+	after, err := os.ReadFile(filepath.Join(dir, "p", "p.go"))
+	require.NoError(t, err)
+	require.Contains(t, string(after), "n + 1", "the tree is as it was")
 }
