@@ -30,12 +30,12 @@ build:
 ## demo: start everything, claim a sandbox, show a request reach it; ONCE=1 ends after that
 .PHONY: demo
 demo: build
-	@exec bin/berth demo $(if $(ONCE),--once)
+	@exec bin/berth-dev demo $(if $(ONCE),--once)
 
 ## ground: build or fetch etcd, kube-apiserver and Envoy into the cache (minutes, the first time only)
 .PHONY: ground
 ground: build
-	@bin/berth dev build
+	@bin/berth-dev build
 
 ## test: every test, on the real parts
 .PHONY: test

@@ -22,7 +22,7 @@ import (
 	"github.com/berth-sandbox/berth/devcluster"
 )
 
-// demoRun is a "berth demo" under way.
+// demoRun is a "berth-dev demo" under way.
 type demoRun struct {
 	cmd *exec.Cmd
 	// dir is its temporary directory: every process it starts has it in its
@@ -34,12 +34,12 @@ type demoRun struct {
 
 func startDemo(t *testing.T, args ...string) *demoRun {
 	t.Helper()
-	onThisMachine(t, "runs berth's own commands")
+	onThisMachine(t, "runs berth-dev")
 	turn(t, owners)
 	dir, err := os.MkdirTemp("", "bd-") // short: unix sockets lie in it
 	require.NoError(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	d := &demoRun{cmd: exec.Command(filepath.Join(binDir, "berth"), append([]string{"demo"}, args...)...), dir: dir}
+	d := &demoRun{cmd: exec.Command(filepath.Join(binDir, "berth-dev"), append([]string{"demo"}, args...)...), dir: dir}
 	d.cmd.Env = append(os.Environ(), "TMPDIR="+dir)
 	d.cmd.Stderr = os.Stderr
 	d.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
@@ -134,8 +134,8 @@ func TestDemoStaysUpAndItsCurlLineWorks(t *testing.T) {
 }
 
 func TestDemoLeavesNothingWheneverItEnds(t *testing.T) {
-	onThisMachine(t, "runs berth's own commands") // else it passes with nothing but skipped parts
-	t.Parallel()                                  // else its parts would have ended before other tests begin
+	onThisMachine(t, "runs berth-dev") // else it passes with nothing but skipped parts
+	t.Parallel()                       // else its parts would have ended before other tests begin
 	for _, signal := range []syscall.Signal{syscall.SIGKILL, syscall.SIGINT} {
 		for _, step := range []string{"cluster: etcd", "Berth: Envoy", "pool ", "claim a sandbox", "send the same request"} {
 			t.Run(fmt.Sprintf("%v at %s", signal, step), func(t *testing.T) {
@@ -151,8 +151,8 @@ func TestDemoLeavesNothingWheneverItEnds(t *testing.T) {
 
 func TestDemoNamesTheStepThatFailed(t *testing.T) {
 	t.Parallel()
-	onThisMachine(t, "runs berth's own commands")
-	cmd := exec.Command(filepath.Join(binDir, "berth"), "demo", "--once")
+	onThisMachine(t, "runs berth-dev")
+	cmd := exec.Command(filepath.Join(binDir, "berth-dev"), "demo", "--once")
 	cmd.Env = append(os.Environ(), "ENVOY_BIN=/nonexistent/envoy")
 	out, err := cmd.CombinedOutput()
 	require.Error(t, err)
@@ -164,33 +164,33 @@ func TestDemoNamesTheStepThatFailed(t *testing.T) {
 }
 
 func TestDevClustersAreFoundAndEnded(t *testing.T) {
-	onThisMachine(t, "runs berth's own commands")
+	onThisMachine(t, "runs berth-dev")
 	turn(t, owners)
 	name := fmt.Sprintf("e2e-%d", os.Getpid())
-	berth := func(args ...string) (string, error) {
-		out, err := exec.Command(filepath.Join(binDir, "berth"), args...).CombinedOutput()
+	berthDev := func(args ...string) (string, error) {
+		out, err := exec.Command(filepath.Join(binDir, "berth-dev"), args...).CombinedOutput()
 		return string(out), err
 	}
-	out, err := berth("dev", "up", "--name", name)
+	out, err := berthDev("up", "--name", name)
 	require.NoError(t, err, out)
-	t.Cleanup(func() { _, _ = berth("dev", "down", "--name", name) }) // ended already, if all went well
+	t.Cleanup(func() { _, _ = berthDev("down", "--name", name) }) // ended already, if all went well
 	require.Contains(t, out, "export KUBECONFIG=")
-	out, err = berth("dev", "up", "--name", name)
+	out, err = berthDev("up", "--name", name)
 	require.Error(t, err)
 	require.Contains(t, out, "is running")
-	out, err = berth("dev", "status")
+	out, err = berthDev("status")
 	require.NoError(t, err, out)
 	require.Contains(t, out, name+" is up")
-	t.Run("parts that end are started again", func(t *testing.T) { testPartsAreStartedAgain(t, name, berth) })
-	out, err = berth("dev", "down", "--name", name)
+	t.Run("parts that end are started again", func(t *testing.T) { testPartsAreStartedAgain(t, name, berthDev) })
+	out, err = berthDev("down", "--name", name)
 	require.NoError(t, err, out)
-	out, err = berth("dev", "down", "--name", name)
+	out, err = berthDev("down", "--name", name)
 	require.Error(t, err)
 	require.Contains(t, out, "no cluster of this name is running")
 }
 
 // testPartsAreStartedAgain kills all parts of a cluster at once.
-func testPartsAreStartedAgain(t *testing.T, name string, berth func(args ...string) (string, error)) {
+func testPartsAreStartedAgain(t *testing.T, name string, berthDev func(args ...string) (string, error)) {
 	cache, err := devcluster.CacheDir()
 	require.NoError(t, err)
 	cluster, err := devcluster.Lookup(name)
@@ -213,7 +213,7 @@ func testPartsAreStartedAgain(t *testing.T, name string, berth func(args ...stri
 	}
 	e := &env{t: t}
 	e.eventually(func() error { // a killed process ends a little later
-		out, err := berth("dev", "status")
+		out, err := berthDev("status")
 		for part := range parts {
 			if err == nil || !strings.Contains(out, fmt.Sprintf("%s: %s is down", name, part)) {
 				return fmt.Errorf("%s is not down (%w):\n%s", part, err, out)

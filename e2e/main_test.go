@@ -86,7 +86,7 @@ func testMain(m *testing.M) (code int) {
 		dir, err := os.MkdirTemp("", "berth-e2e-")
 		if err == nil {
 			defer os.RemoveAll(dir)
-			err = stack.Build(context.Background(), dir, programs.Race, "allocator", "extproc", "demo-sandbox", "berth")
+			err = stack.Build(context.Background(), dir, programs.Race, "allocator", "extproc", "demo-sandbox", "berth", "berth-dev")
 		}
 		if err != nil {
 			return fail(fmt.Errorf("build the programs under test: %w", err))

@@ -1,6 +1,6 @@
-// Command berth is for people who run or develop Berth: a demo, development
-// clusters, Envoy's configuration, a look into the journal, at what releases wait for, and at
-// when sandboxes were last used.
+// Command berth is for people who operate Berth. It prints Envoy's configuration, issues
+// certificates, reads the journal, and lists what releases wait for and when sandboxes
+// were last used. The images of the allocator and of the router contain it.
 package main
 
 import (
@@ -12,8 +12,6 @@ import (
 )
 
 type commands struct {
-	Demo        demoCommand        `cmd:"" help:"Start everything on this machine, claim a sandbox and show a request reach it."`
-	Dev         devCommand         `cmd:"" help:"Development clusters in the background."`
 	EnvoyConfig envoyConfigCommand `cmd:"" help:"Print Envoy's bootstrap configuration."`
 	Certs       certsCommand       `cmd:"" help:"Certificates for the control stream."`
 	Journal     journalCommand     `cmd:"" help:"The allocator's journal."`

@@ -27,7 +27,10 @@ func TestVersionAndHelp(t *testing.T) {
 	require.Equal(t, cli.Version()+"\n", stdout)
 	stdout, err = berth(t, "--help")
 	require.ErrorIs(t, err, cli.ErrHelp)
-	for _, command := range []string{"demo", "dev", "envoy-config", "certs ensure", "journal check", "journal begin", "journal dump", "fence ls", "fence sessions", "fence declare-dead", "version"} {
+	for _, command := range []string{
+		"envoy-config", "certs ensure", "journal check", "journal begin", "journal dump",
+		"fence ls", "fence sessions", "fence declare-dead", "last-active", "version",
+	} {
 		require.Contains(t, stdout, command)
 	}
 }

@@ -17,30 +17,22 @@ import (
 	"github.com/berth-sandbox/berth/devcluster"
 )
 
-type devCommand struct {
-	Up     devUpCommand     `cmd:"" help:"Start a cluster with Berth in the background."`
-	Down   devDownCommand   `cmd:"" help:"Stop it."`
-	Status devStatusCommand `cmd:"" help:"List the clusters that are running, and their parts. Fails when a part is down."`
-	Serve  devServeCommand  `cmd:"" hidden:"" help:"Be the background process of a cluster."`
-	Build  devBuildCommand  `cmd:"" help:"Build or fetch etcd, kube-apiserver and Envoy into the cache, if they are not there."`
-}
-
 type named struct {
 	Name string `default:"dev" help:"Name of the cluster."`
 }
 
-type devUpCommand struct{ named }
+type upCommand struct{ named }
 
 // Run implements the command.
-func (c *devUpCommand) Run(ctx context.Context, o *output) error {
+func (c *upCommand) Run(ctx context.Context, o *output) error {
 	switch _, err := devcluster.Lookup(c.Name); {
 	case err == nil:
 		return fmt.Errorf("--name %s: %w", c.Name, devcluster.ErrRunning)
 	case !errors.Is(err, devcluster.ErrNotRunning):
 		return err
 	}
-	// In the foreground, where the progress of a first build can be seen.
-	if err := (&devBuildCommand{}).Run(ctx, o); err != nil {
+	// The build runs in the foreground, so that its progress is visible.
+	if err := (&buildCommand{}).Run(ctx, o); err != nil {
 		return err
 	}
 	self, err := os.Executable()
@@ -53,9 +45,9 @@ func (c *devUpCommand) Run(ctx context.Context, o *output) error {
 	}
 	defer os.Remove(output.Name())
 	defer output.Close()
-	cmd := exec.Command(self, "dev", "serve", "--name", c.Name)
+	cmd := exec.Command(self, "serve", "--name", c.Name)
 	cmd.Stdout, cmd.Stderr = output, output
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // a Ctrl-C here is not meant for it
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // Ctrl-C in this terminal must not end the cluster
 	if err := cmd.Start(); err != nil {
 		return err
 	}
@@ -69,7 +61,7 @@ func (c *devUpCommand) Run(ctx context.Context, o *output) error {
 		}
 		select {
 		case <-ctx.Done():
-			_ = cmd.Process.Signal(syscall.SIGTERM) // it may have ended just now
+			_ = cmd.Process.Signal(syscall.SIGTERM) // fails if the process has just ended
 			if err := <-ended; err != nil {
 				return fmt.Errorf("interrupted, and the cluster did not end well: %w", err)
 			}
@@ -82,11 +74,11 @@ func (c *devUpCommand) Run(ctx context.Context, o *output) error {
 	}
 }
 
-type devServeCommand struct{ named }
+type serveCommand struct{ named }
 
-// Run implements the command: it owns the cluster, and starts parts of it that end
-// again, until it gets a signal to end.
-func (c *devServeCommand) Run(ctx context.Context, o *output) (err error) {
+// Run implements the command. It owns the cluster until it gets a signal to end. It
+// restarts the parts of the cluster that end.
+func (c *serveCommand) Run(ctx context.Context, o *output) (err error) {
 	registration, err := devcluster.Acquire(c.Name)
 	if err != nil {
 		return err
@@ -108,10 +100,10 @@ func (c *devServeCommand) Run(ctx context.Context, o *output) (err error) {
 	}, log)
 }
 
-type devDownCommand struct{ named }
+type downCommand struct{ named }
 
 // Run implements the command.
-func (c *devDownCommand) Run(ctx context.Context, o *output) error {
+func (c *downCommand) Run(ctx context.Context, o *output) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	if err := devcluster.RequestStop(ctx, c.Name); err != nil {
@@ -121,16 +113,16 @@ func (c *devDownCommand) Run(ctx context.Context, o *output) error {
 	return err
 }
 
-type devStatusCommand struct{}
+type statusCommand struct{}
 
 // Run implements the command.
-func (devStatusCommand) Run(o *output) error {
+func (statusCommand) Run(o *output) error {
 	all, err := devcluster.List()
 	if err != nil {
 		return err
 	}
 	if len(all) == 0 {
-		_, err := fmt.Fprintln(o.out, "no cluster is running; start one with: berth dev up")
+		_, err := fmt.Fprintln(o.out, "no cluster is running; start one with: berth-dev up")
 		return err
 	}
 	var errs []error
@@ -168,10 +160,10 @@ func show(o *output, s devcluster.State) error {
 	return nil
 }
 
-type devBuildCommand struct{}
+type buildCommand struct{}
 
 // Run implements the command.
-func (devBuildCommand) Run(ctx context.Context, o *output) error {
+func (buildCommand) Run(ctx context.Context, o *output) error {
 	if _, _, err := devcluster.ControlPlaneBinaries(ctx, o.err); err != nil {
 		return err
 	}

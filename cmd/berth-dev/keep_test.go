@@ -165,14 +165,14 @@ func TestStatusFailsAndNamesPartsThatAreDown(t *testing.T) {
 		}}))
 	}
 	publish(endedProcess(t))
-	stdout, err := berth(t, "dev", "status")
+	stdout, err := berthDev(t, "status")
 	require.ErrorContains(t, err, "dev: router-0 is down")
 	require.NotContains(t, err.Error(), "allocator-0")
 	require.Regexp(t, `allocator-0 +running, process \d+\n`, stdout)
 	require.Regexp(t, `router-0 +down, restarts 3\n`, stdout)
 
 	publish(os.Getpid())
-	stdout, err = berth(t, "dev", "status")
+	stdout, err = berthDev(t, "status")
 	require.NoError(t, err)
 	require.Regexp(t, `router-0 +running, process \d+, restarts 3\n`, stdout)
 }
