@@ -27,8 +27,8 @@ type Options struct {
 	Image string
 	// NodeName binds the pods where no scheduler runs. Default: none.
 	NodeName string
-	// Dial reaches a port of a pod. Where nil, what can only be seen there is
-	// not judged.
+	// Dial reaches a port of a pod. If nil, the behaviours that need it are
+	// skipped.
 	Dial func(ctx context.Context, podIP string, port int) (net.Conn, error)
 	// Guard is the longest that one expected change may take. Default: 90 s.
 	Guard time.Duration
@@ -45,9 +45,9 @@ type behaviour struct {
 	judge func(s *subject)
 }
 
-// Run judges every behaviour in a parallel subtest of its own. Most of them
-// wait most of the time: give go test a -parallel well above the number of
-// cores. Pods that were made are deleted again.
+// Run judges every behaviour in a parallel subtest of its own. The subtests mostly
+// wait, so -parallel should be well above the number of cores. Run deletes the pods
+// that it has made.
 func Run(t *testing.T, o Options) {
 	t.Helper()
 	require.NotNil(t, o.RestConfig, "conformance.Options.RestConfig is required")
@@ -66,7 +66,7 @@ func Run(t *testing.T, o Options) {
 	require.NoError(t, err)
 	seen := observe(t, client, o.Namespace, "conformance-"+rand.String(6))
 	var table []behaviour
-	for _, part := range [][]behaviour{readinessTable(), livenessTable(), restartTable(), startTable(), endTable(), addressTable()} {
+	for _, part := range [][]behaviour{readinessTable(), restartTable(), startTable(), endTable(), addressTable()} {
 		table = append(table, part...)
 	}
 	t.Run("behaviours", func(t *testing.T) { // returns when all parallel ones have, before the observer ends
@@ -83,7 +83,8 @@ func Run(t *testing.T, o Options) {
 	})
 }
 
-// subject is one pod of a behaviour and how far its history was looked at.
+// subject is one pod of a behaviour, with the position up to which its history has
+// been judged.
 type subject struct {
 	t      *testing.T
 	o      Options
@@ -93,7 +94,7 @@ type subject struct {
 	name string
 	spec podSpec
 	made *corev1.Pod
-	next int // first observation not looked at
+	next int // first observation that is not judged yet
 }
 
 // create makes another pod, with a history of its own.
@@ -126,8 +127,8 @@ func (s *subject) limit() (context.Context, context.CancelFunc) {
 	return context.WithTimeout(s.t.Context(), s.o.Guard)
 }
 
-// until waits for the next version that has the property and returns it. Later
-// calls look only at later versions: a sequence of calls expects an order.
+// until waits for the next version that has the property and returns it. The next
+// call starts after that version, so a sequence of calls expects an order.
 func (s *subject) until(what string, holds func(o observation) bool) *corev1.Pod {
 	s.t.Helper()
 	ctx, cancel := s.limit()
@@ -140,7 +141,7 @@ func (s *subject) until(what string, holds func(o observation) bool) *corev1.Pod
 	return o.pod
 }
 
-// never looks at all versions so far.
+// never requires that no version so far has the property.
 func (s *subject) never(what string, holds func(o observation) bool) {
 	s.t.Helper()
 	for _, o := range s.seen.all(s.name) {
@@ -148,7 +149,7 @@ func (s *subject) never(what string, holds func(o observation) bool) {
 	}
 }
 
-// delete asks for the end; nil: with the pod's own grace period.
+// delete deletes the pod with a grace period in seconds; nil: the pod's own.
 func (s *subject) delete(grace *int64) {
 	s.t.Helper()
 	ctx, cancel := s.limit()
@@ -159,10 +160,10 @@ func (s *subject) delete(grace *int64) {
 }
 
 // patch merges a change into the object.
-func (s *subject) patch(change string, subresources ...string) {
+func (s *subject) patch(change string) {
 	s.t.Helper()
 	ctx, cancel := s.limit()
 	defer cancel()
-	_, err := s.client.CoreV1().Pods(s.o.Namespace).Patch(ctx, s.name, types.MergePatchType, []byte(change), metav1.PatchOptions{}, subresources...)
+	_, err := s.client.CoreV1().Pods(s.o.Namespace).Patch(ctx, s.name, types.MergePatchType, []byte(change), metav1.PatchOptions{})
 	require.NoError(s.t, err, "patch pod")
 }

@@ -1,19 +1,20 @@
-// Package conformance is one table of what a kubelet does with pods, as far as
-// Berth relies on it. It runs unchanged on the process node and on a real
-// kubelet: what holds on the one must hold on the other, or tests on the process
-// node prove nothing.
+// Package conformance is a table of the kubelet behaviours that Berth relies on. The
+// same table runs on the process node and on a real kubelet. A behaviour that only
+// one of them has would make tests on the process node worthless.
 //
-// A behaviour is judged by the versions of the pod object that a watch showed,
-// in their order, and where Options.Dial is given by what answers at the pod's
-// address. Times are only ever bounds that a slow machine cannot break: not
-// before, or long before. A version is asked for only if it holds for seconds, or
-// if what follows it takes a runtime longer than a write takes the API server:
-// a kubelet looks once a second and writes the latest only, so on a busy machine
-// what did not last is never seen.
+// A behaviour is judged by the versions of the pod object that a watch shows, in
+// their order. With Options.Dial it is also judged by the answers at the pod's
+// address. Times are bounds that a slow machine cannot break: "not before", or "long
+// before". The table asks for a version only if it lasts for seconds, or if the next
+// step takes a runtime longer than a write takes the API server. A kubelet writes
+// the latest status once a second, so a shorter state may never be visible.
 //
-// Run needs a way to pods, RunInCluster makes one through the API server.
+// The table holds readiness (httpGet), restarts and the crash back-off, the preStop
+// sleep, the grace period, SIGTERM and SIGKILL, deletion, eviction through the API,
+// and addresses. It leaves out the fields that a process node refuses.
 //
-// Pods run the demo-sandbox binary by its bare name: found on the node's path on
-// the process node, in Options.Image on a real one, which needs nothing else in
-// it.
+// Run needs a way to pods. RunInCluster makes one through the API server.
+//
+// Pods run the demo-sandbox binary by its bare name. A process node finds it on its
+// path; a real node finds it in Options.Image, which needs no other file.
 package conformance

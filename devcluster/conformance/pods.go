@@ -18,21 +18,16 @@ const (
 	ownPort         = 8101
 )
 
-// podSpec is what a behaviour says of its pod; the rest is the same for all.
+// podSpec is what differs between the pods of the behaviours.
 type podSpec struct {
 	args      []string // of demo-sandbox in the main container
 	command   []string // instead of demo-sandbox
-	init      []string // arguments of an init container; nil: none
 	beside    []string // arguments of a second container on port 8081; nil: none
 	restart   corev1.RestartPolicy
 	grace     int64 // seconds; 0: 30
-	deadline  *int64
 	readiness *corev1.Probe
-	liveness  *corev1.Probe
-	startup   *corev1.Probe
 	preStop   *corev1.LifecycleHandler
-	gate      corev1.PodConditionType // a readiness gate; empty: none
-	finalizer string                  // empty: none
+	finalizer string // empty: none
 }
 
 func (p podSpec) build(s *subject) *corev1.Pod {
@@ -56,7 +51,7 @@ func (p podSpec) build(s *subject) *corev1.Pod {
 	if p.command != nil {
 		first.Command = p.command
 	}
-	first.ReadinessProbe, first.LivenessProbe, first.StartupProbe = p.readiness, p.liveness, p.startup
+	first.ReadinessProbe = p.readiness
 	if p.preStop != nil {
 		first.Lifecycle = &corev1.Lifecycle{PreStop: p.preStop}
 	}
@@ -67,18 +62,12 @@ func (p podSpec) build(s *subject) *corev1.Pod {
 	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: s.name, Labels: map[string]string{label: s.seen.run}},
 		Spec: corev1.PodSpec{
-			NodeName: s.o.NodeName, RestartPolicy: p.restart, TerminationGracePeriodSeconds: &grace, ActiveDeadlineSeconds: p.deadline,
+			NodeName: s.o.NodeName, RestartPolicy: p.restart, TerminationGracePeriodSeconds: &grace,
 			AutomountServiceAccountToken: new(bool), Containers: []corev1.Container{first},
 		},
 	}
-	if p.gate != "" {
-		pod.Spec.ReadinessGates = []corev1.PodReadinessGate{{ConditionType: p.gate}}
-	}
 	if p.finalizer != "" {
 		pod.Finalizers = []string{p.finalizer}
-	}
-	if p.init != nil {
-		pod.Spec.InitContainers = []corev1.Container{container("init", sandbox, p.init)}
 	}
 	if p.beside != nil {
 		pod.Spec.Containers = append(pod.Spec.Containers, container(besideName, sandbox, append([]string{"--ports", "8081"}, p.beside...)))
@@ -98,7 +87,7 @@ func sleepHook(seconds int64) *corev1.LifecycleHandler {
 	return &corev1.LifecycleHandler{Sleep: &corev1.SleepAction{Seconds: seconds}}
 }
 
-// What versions can be asked for.
+// The properties of a version that a behaviour can wait for.
 
 func mainOf(o observation) corev1.ContainerStatus   { return containerOf(o, mainName) }
 func besideOf(o observation) corev1.ContainerStatus { return containerOf(o, besideName) }
@@ -128,12 +117,9 @@ func notReady(o observation) bool { return !ready(o) }
 func gone(o observation) bool     { return o.gone }
 func deleting(o observation) bool { return o.pod.DeletionTimestamp != nil }
 
-// stopping: the node has begun to end it.
+// stopping reports whether the node has begun to end the pod.
 func stopping(o observation) bool {
 	return deleting(o) && o.pod.Status.ObservedGeneration == o.pod.Generation
-}
-func initRunning(o observation) bool {
-	return len(o.pod.Status.InitContainerStatuses) == 1 && o.pod.Status.InitContainerStatuses[0].State.Running != nil
 }
 func running(o observation) bool    { return mainOf(o).State.Running != nil }
 func terminated(o observation) bool { return mainOf(o).State.Terminated != nil }
@@ -154,12 +140,12 @@ func both(a, b func(observation) bool) func(observation) bool {
 	return func(o observation) bool { return a(o) && b(o) }
 }
 
-// asked is the moment at which the deletion was asked for.
+// asked is the time of the deletion request.
 func asked(pod *corev1.Pod) time.Time {
 	return pod.DeletionTimestamp.Add(-time.Duration(*pod.DeletionGracePeriodSeconds) * time.Second)
 }
 
-// startOf is when the current or else the latest run began.
+// startOf is the start of the current run, else of the latest one.
 func startOf(c corev1.ContainerStatus) time.Time {
 	if c.State.Running != nil {
 		return c.State.Running.StartedAt.Time

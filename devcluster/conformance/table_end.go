@@ -9,7 +9,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
 // endsDeleted deletes the pod once it is ready and returns its last version,
@@ -39,7 +38,6 @@ func (s *subject) first(holds func(observation) bool) *corev1.Pod {
 func endTable() []behaviour {
 	probe := get("/healthz", 3)
 	one, two, zero := int64(1), int64(2), int64(0)
-	slowGet := &corev1.LifecycleHandler{HTTPGet: &corev1.HTTPGetAction{Path: "/sleep?ms=3000", Port: intstr.FromInt32(mainPort)}}
 	return []behaviour{
 		{name: "SIGTERM honoured", pod: podSpec{readiness: probe}, judge: func(s *subject) {
 			end, _, last := endsDeleted(s)
@@ -82,28 +80,11 @@ func endTable() []behaviour {
 			end := mainOf(observation{pod: s.until("gone", gone)}).State.Terminated
 			require.Zero(s.t, end.ExitCode)
 		}},
-		{name: "preStop httpGet delays SIGTERM", pod: podSpec{readiness: probe, preStop: slowGet}, judge: func(s *subject) {
-			end, after, _ := endsDeleted(s)
-			require.Zero(s.t, end.ExitCode)
-			require.GreaterOrEqual(s.t, after, 2*time.Second)
-		}},
 		{name: "grace counts preStop", pod: podSpec{readiness: probe, preStop: sleepHook(12), args: []string{"--ignore-sigterm"}, grace: 16}, judge: func(s *subject) {
 			end, after, _ := endsDeleted(s)
 			require.EqualValues(s.t, 137, end.ExitCode)
 			require.GreaterOrEqual(s.t, after, 15*time.Second)
 			require.Less(s.t, after, 27*time.Second, "12 s of preStop and 16 s of grace, one after the other, would be 28 s")
-		}},
-		{name: "preStop longer than the grace period is cut", pod: podSpec{readiness: probe, preStop: &corev1.LifecycleHandler{
-			HTTPGet: &corev1.HTTPGetAction{Path: "/sleep?ms=3600000", Port: intstr.FromInt32(mainPort)}}, grace: 3}, judge: func(s *subject) {
-			end, after, _ := endsDeleted(s)
-			require.Zero(s.t, end.ExitCode)
-			require.GreaterOrEqual(s.t, after, 2*time.Second)
-		}},
-		{name: "preStop that fails does not delay SIGTERM", pod: podSpec{readiness: probe, grace: 60, preStop: &corev1.LifecycleHandler{
-			Exec: &corev1.ExecAction{Command: []string{"demo-sandbox", "--exit-now", "--exit-code", "1"}}}}, judge: func(s *subject) {
-			end, after, _ := endsDeleted(s)
-			require.Zero(s.t, end.ExitCode)
-			require.Less(s.t, after, 50*time.Second)
 		}},
 		{name: "the deletion's grace counts, not the pod's", pod: podSpec{readiness: probe, args: []string{"--ignore-sigterm"}, grace: 3600}, judge: func(s *subject) {
 			s.until("ready", ready)
@@ -121,26 +102,13 @@ func endTable() []behaviour {
 			require.EqualValues(s.t, 137, end.ExitCode)
 			require.GreaterOrEqual(s.t, end.FinishedAt.Sub(asked(s.first(deleting))), 7*time.Second)
 		}},
-		{name: "a liveness kill under way is finished before the deletion", pod: podSpec{liveness: get("/healthz", 2), readiness: get("/readyz", 1),
-			args: []string{"--healthy-for", "3s", "--unready-on-term", "--ignore-sigterm"}, grace: 12}, judge: func(s *subject) {
-			s.until("ready", ready)
-			s.until("told to end", both(running, notReady))
-			s.delete(&one)
-			end := mainOf(observation{pod: s.until("gone", gone)})
-			require.EqualValues(s.t, 1, end.RestartCount, "what a probe ended is started once more, deleted or not")
-			require.NotNil(s.t, end.State.Terminated, "and ended at once, perhaps before it could ignore anything")
-			first := end.LastTerminationState.Terminated
-			require.EqualValues(s.t, 137, first.ExitCode)
-			require.GreaterOrEqual(s.t, first.FinishedAt.Sub(first.StartedAt.Time), 14*time.Second, "3 s of health and 12 s of grace, by whole seconds")
-		}},
-		{name: "containers of one pod end apart and are told together", pod: podSpec{init: []string{"--exit-now"}, beside: []string{"--ignore-sigterm"}, grace: 8}, judge: func(s *subject) {
+		{name: "containers of one pod end apart and are told together", pod: podSpec{beside: []string{"--ignore-sigterm"}, grace: 8}, judge: func(s *subject) {
 			end, _, last := endsDeleted(s)
 			require.Zero(s.t, end.ExitCode)
 			other := besideOf(observation{pod: last}).State.Terminated
 			require.NotNil(s.t, other)
 			require.EqualValues(s.t, 137, other.ExitCode)
 			require.GreaterOrEqual(s.t, other.FinishedAt.Sub(end.FinishedAt.Time), 2*time.Second)
-			require.NotNil(s.t, last.Status.InitContainerStatuses[0].State.Terminated)
 			require.Equal(s.t, corev1.PodFailed, last.Status.Phase, "one of the two failed")
 			require.NotEmpty(s.t, last.Status.PodIP)
 			s.never("one told before the other", func(o observation) bool {
@@ -171,16 +139,6 @@ func endTable() []behaviour {
 			s.delete(nil)
 			s.until("deleting and ready", both(deleting, ready))
 			s.until("gone", gone)
-		}},
-		{name: "deletion before the first start", pod: podSpec{init: []string{"--ignore-sigterm"}}, judge: func(s *subject) {
-			s.until("init runs", initRunning)
-			s.delete(&two)
-			last := s.until("gone", gone)
-			require.Equal(s.t, corev1.PodFailed, last.Status.Phase)
-			require.EqualValues(s.t, 137, last.Status.InitContainerStatuses[0].State.Terminated.ExitCode)
-			require.NotNil(s.t, mainOf(observation{pod: last}).State.Waiting, "what never ran has no end, so not all containers are terminated in the last version")
-			require.Equal(s.t, "ContainersNotReady", condition(last, corev1.PodReady).Reason)
-			s.never("main container running", running)
 		}},
 		{name: "deletion in CrashLoopBackOff", pod: podSpec{args: []string{"--exit-now", "--exit-code", "1"}}, judge: func(s *subject) {
 			s.until("CrashLoopBackOff", backingOff())
@@ -228,11 +186,6 @@ func endTable() []behaviour {
 			pod := again.until("ready", ready)
 			require.NotEqual(s.t, s.made.UID, pod.UID)
 			require.Zero(s.t, mainOf(observation{pod: pod}).RestartCount)
-		}},
-		{name: "active deadline", pod: podSpec{deadline: &two}, judge: func(s *subject) {
-			s.until("running", running)
-			pod := s.until("failed", inPhase(corev1.PodFailed))
-			require.Equal(s.t, "DeadlineExceeded", pod.Status.Reason)
 		}},
 	}
 }

@@ -125,32 +125,5 @@ func startTable() []behaviour {
 			s.until("ready", ready)
 			s.never("running without an address", both(running, func(o observation) bool { return o.pod.Status.PodIP == "" }))
 		}},
-		{name: "init container before the others", pod: podSpec{init: []string{"--exit-after", "5s"}}, judge: func(s *subject) {
-			pod := s.until("init runs", initRunning)
-			require.True(s.t, *pod.Status.InitContainerStatuses[0].Started)
-			require.False(s.t, pod.Status.InitContainerStatuses[0].Ready)
-			require.Equal(s.t, corev1.PodPending, pod.Status.Phase)
-			require.Equal(s.t, "PodInitializing", mainOf(observation{pod: pod}).State.Waiting.Reason)
-			require.Equal(s.t, corev1.ConditionFalse, condition(pod, corev1.PodInitialized).Status)
-			pod = s.until("ready", ready)
-			end := pod.Status.InitContainerStatuses[0].State.Terminated
-			require.Zero(s.t, end.ExitCode)
-			require.False(s.t, mainOf(observation{pod: pod}).State.Running.StartedAt.Before(&end.FinishedAt))
-			require.Equal(s.t, corev1.ConditionTrue, condition(pod, corev1.PodInitialized).Status)
-		}},
-		{name: "init failure with policy Never fails the pod", pod: podSpec{restart: corev1.RestartPolicyNever, init: []string{"--exit-now", "--exit-code", "6"}}, judge: func(s *subject) {
-			pod := s.until("failed", inPhase(corev1.PodFailed))
-			require.EqualValues(s.t, 6, pod.Status.InitContainerStatuses[0].State.Terminated.ExitCode)
-			s.never("main container running", running)
-		}},
-		{name: "init failure with policy Always is tried again", pod: podSpec{init: []string{"--exit-now", "--exit-code", "6"}}, judge: func(s *subject) {
-			pod := s.until("init in CrashLoopBackOff", func(o observation) bool {
-				i := o.pod.Status.InitContainerStatuses
-				return len(i) == 1 && i[0].State.Waiting != nil && i[0].State.Waiting.Reason == "CrashLoopBackOff"
-			})
-			require.Positive(s.t, pod.Status.InitContainerStatuses[0].RestartCount, "the first restart is at once")
-			require.Equal(s.t, corev1.PodPending, pod.Status.Phase)
-			s.never("main container running", running)
-		}},
 	}
 }

@@ -1,7 +1,6 @@
 package processnode
 
 import (
-	"context"
 	"crypto/rand"
 	"encoding/hex"
 	"errors"
@@ -22,27 +21,23 @@ import (
 	"github.com/berth-sandbox/berth/devcluster/proc"
 )
 
-// container is one container of a pod through all its runs. What mu does not
-// guard belongs to the pod's worker.
+// container is one container of a pod through all its runs. The fields that mu
+// does not guard belong to the pod's worker.
 type container struct {
 	spec *corev1.Container
-	init bool
 
 	run      *run                             // nil while nothing runs
 	exited   *corev1.ContainerStateTerminated // how the latest run ended
-	earlier  *corev1.ContainerStateTerminated // how the one before it ended
-	waiting  *corev1.ContainerStateWaiting    // why it is not started now; nil: no reason to give
+	earlier  *corev1.ContainerStateTerminated // how the run before it ended
+	waiting  *corev1.ContainerStateWaiting    // why it is not started now; nil: no reason
 	restarts int32
-	again    bool       // an init container that must run again although it ended well
-	since    *time.Time // end of the run that back-off counts from; nil: none
-	results  [probeKinds]outcome
-	fresh    bool // its run is to be asked out of turn whether it is ready
+	passed   bool // the readiness probe's last verdict on this run
+	fresh    bool // the readiness probe has not been triggered for this run yet
 
-	mu      sync.Mutex
-	target  target // what the probes may know
-	visible *run   // what exec probes may run in; nil: nothing
+	trigger chan struct{} // capacity 1; asks the probe to run before its next period
 
-	triggers [probeKinds]chan struct{} // capacity 1; a readiness probe asked for out of turn
+	mu     sync.Mutex
+	target target // what the probe may know
 }
 
 // run is one start of a container's command.
@@ -50,16 +45,13 @@ type run struct {
 	id        string
 	cmd       *exec.Cmd
 	proc      *proc.Process
-	ctx       context.Context // ends with the run: what was executed in it ends too
-	end       context.CancelFunc
 	startedAt time.Time
-	environ   []string
-	exit      *corev1.ContainerStateTerminated // set when the process is gone
-	killer    *killer                          // set when its end was asked for
+	exit      *corev1.ContainerStateTerminated // set when the process has ended
+	killer    *killer                          // set when the pod's end has begun
 }
 
 // errConfig marks what a kubelet reports as CreateContainerConfigError: the
-// container cannot be made, so it was never started.
+// container cannot be made, so it is never started.
 var errConfig = errors.New("container cannot be made")
 
 // start runs the container's command with the pod's address in its environment.
@@ -73,7 +65,7 @@ func (w *worker) start(c *container) (*run, error) {
 		return nil, fmt.Errorf("%w: %w", errConfig, err)
 	}
 	argv := append(expandAll(c.spec.Command, env), expandAll(c.spec.Args, env)...)
-	r := &run{id: newContainerID(), environ: w.node.environ(w.pod, env)}
+	r := &run{id: newContainerID()}
 	dir := filepath.Join(w.dir(), c.spec.Name)
 	home := filepath.Join(dir, fmt.Sprintf("%d", c.restarts))
 	if err := os.MkdirAll(home, 0o755); err != nil {
@@ -89,7 +81,7 @@ func (w *worker) start(c *container) (*run, error) {
 			home = wd
 		}
 	}
-	r.cmd, err = w.node.command(argv, r.environ, home)
+	r.cmd, err = w.node.command(argv, w.node.environ(w.pod, env), home)
 	if err != nil {
 		return nil, err
 	}
@@ -98,11 +90,10 @@ func (w *worker) start(c *container) (*run, error) {
 	if r.proc, err = w.node.o.Supervisor.Start(r.cmd); err != nil {
 		return nil, err
 	}
-	r.ctx, r.end = context.WithCancel(w.ctx)
 	return r, nil
 }
 
-// command finds argv[0] as a container would on the PATH of its image.
+// command looks argv[0] up as a runtime does on the PATH of an image.
 func (n *Node) command(argv, environ []string, dir string) (*exec.Cmd, error) {
 	path := argv[0]
 	if !strings.Contains(path, "/") {
@@ -120,7 +111,7 @@ func (n *Node) command(argv, environ []string, dir string) (*exec.Cmd, error) {
 	return &exec.Cmd{Path: path, Args: argv, Env: environ, Dir: dir}, nil
 }
 
-// environ is what a runtime gives besides the container's own variables.
+// environ adds the variables that a runtime sets to the container's own.
 func (n *Node) environ(pod *corev1.Pod, env map[string]string) []string {
 	all := map[string]string{
 		"PATH":     strings.Join(append(slices.Clone(n.o.Path), os.Getenv("PATH")), string(os.PathListSeparator)),
@@ -142,7 +133,7 @@ func newContainerID() string {
 	return "process://" + hex.EncodeToString(b[:])
 }
 
-// ended tells how a finished process ended, as a runtime reports it.
+// ended says how a process ended, in the form in which a runtime reports it.
 func (r *run) ended(at time.Time) *corev1.ContainerStateTerminated {
 	t := &corev1.ContainerStateTerminated{
 		Reason:      "Completed",
@@ -161,8 +152,8 @@ func (r *run) ended(at time.Time) *corev1.ContainerStateTerminated {
 	return t
 }
 
-// failedStart is the state containerd gives a container whose process could not
-// be started.
+// failedStart is the state that containerd reports for a container whose process
+// could not be started.
 func failedStart(err error) *corev1.ContainerStateTerminated {
 	return &corev1.ContainerStateTerminated{
 		ExitCode:    128,
@@ -174,39 +165,10 @@ func failedStart(err error) *corev1.ContainerStateTerminated {
 	}
 }
 
-// execute runs a command beside the container's process, as exec probes and
-// hooks do. It ends with ctx, and with the run.
-func (w *worker) execute(ctx context.Context, r *run, argv []string) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	defer context.AfterFunc(r.ctx, cancel)()
-	cmd, err := w.node.command(argv, r.environ, r.cmd.Dir)
-	if err != nil {
-		return err
-	}
-	p, err := w.node.o.Supervisor.Start(cmd)
-	if err != nil {
-		return err
-	}
-	select {
-	case <-p.Done():
-	case <-ctx.Done():
-		if err := p.Signal(syscall.SIGKILL); err != nil {
-			return err
-		}
-		<-p.Done()
-		return ctx.Err()
-	}
-	if code := p.State().ExitCode(); code != 0 {
-		return fmt.Errorf("command %q ended with %s", argv, p.State())
-	}
-	return nil
-}
-
-// groupGone returns when no process of the group is left, so that nothing
-// listens on the pod's address any more. What a dead leader leaves behind was
-// sent SIGKILL; it needs a moment, or for ever as a zombie nobody reaps, which
-// holds no sockets: hence the limit.
+// groupGone returns when no process of the group is left, so that none of them
+// listens on the pod's address. The processes that a dead leader leaves behind
+// have been sent SIGKILL. The wait is bounded because a zombie whose parent does
+// not reap it stays in the group. A zombie holds no sockets.
 func groupGone(pgid int) {
 	const limit, step = time.Second, time.Millisecond
 	for deadline := time.Now().Add(limit); time.Now().Before(deadline); time.Sleep(step) {
@@ -216,8 +178,8 @@ func groupGone(pgid int) {
 	}
 }
 
-// removeHomes deletes the working directories of a pod that is gone; its logs
-// stay, as evidence.
+// removeHomes deletes the working directories of a pod that is gone. Its logs
+// stay for a later look at a failed test.
 func (w *worker) removeHomes() error {
 	return filepath.WalkDir(w.dir(), func(path string, d fs.DirEntry, err error) error {
 		switch {

@@ -1,9 +1,6 @@
 package processnode
 
 import (
-	"context"
-	"fmt"
-	"os"
 	"syscall"
 	"time"
 
@@ -11,32 +8,26 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// minimumGrace is what a container gets between SIGTERM and SIGKILL whatever
-// the preStop hook has left (kuberuntime, minimumGracePeriodInSeconds).
+// minimumGrace is the least time between SIGTERM and SIGKILL, also when the
+// preStop sleep has used up the grace period (kuberuntime,
+// minimumGracePeriodInSeconds).
 const minimumGrace = 2 * time.Second
 
-// killer is the end of one run that was asked for: preStop hook, SIGTERM, SIGKILL.
-// What it was given at the start holds to the end: a kubelet passes no later wish
-// on to a stop that is under way (kubelet.go, SyncTerminatingPod and SyncPod, both
-// cut themselves off from the context that a shorter grace period cancels).
+// killer is a stop of one run: preStop sleep, SIGTERM, SIGKILL. Its grace period is
+// fixed at the start. A kubelet does not pass a shorter one on to a stop that is
+// under way (kubelet.go, SyncTerminatingPod does not use the context that the
+// shorter grace period cancels).
 type killer struct {
-	probe bool // a probe failed; else the pod ends
-	done  bool // owned by the worker: the run is over and the hook too
+	done bool // owned by the worker: the run and the sleep are over
 }
 
-// kill follows kuberuntime_container.go, killContainer: the hook runs inside the
-// grace period, and is not cut short when the container ends by itself.
+// kill follows kuberuntime_container.go, killContainer. The sleep counts against the
+// grace period. It is not cut short when the container ends by itself.
 func (w *worker) kill(c *container, r *run, grace time.Duration) {
 	deadline := time.Now().Add(grace)
-	if l := c.spec.Lifecycle; l != nil && l.PreStop != nil && grace > 0 {
-		ctx, cancel := context.WithDeadline(w.ctx, deadline)
-		if err := w.hook(ctx, c, r, l.PreStop); err != nil {
-			w.log.Warn("preStop hook failed", zap.String("container", c.spec.Name), zap.Error(err))
-		}
-		cancel()
-	}
-	// A runtime stops a container by a signal to its first process only; what
-	// else is in there learns of it when that process ends.
+	w.preStop(c.spec, deadline)
+	// A runtime signals the first process of the container only. The other
+	// processes are killed when that process ends.
 	_ = r.cmd.Process.Signal(syscall.SIGTERM) // fails when it has ended already
 	timer := time.NewTimer(max(time.Until(deadline), minimumGrace))
 	defer timer.Stop()
@@ -44,7 +35,7 @@ func (w *worker) kill(c *container, r *run, grace time.Duration) {
 	case <-r.proc.Done():
 		return
 	case <-w.ctx.Done():
-		return // the worker itself ends what runs when its context is over
+		return // the worker stops the process when its context ends
 	case <-timer.C:
 	}
 	if err := r.proc.Signal(syscall.SIGKILL); err != nil {
@@ -53,20 +44,16 @@ func (w *worker) kill(c *container, r *run, grace time.Duration) {
 	<-r.proc.Done()
 }
 
-func (w *worker) hook(ctx context.Context, c *container, r *run, h *corev1.LifecycleHandler) error {
-	switch {
-	case h.Sleep != nil:
-		timer := time.NewTimer(time.Duration(h.Sleep.Seconds) * time.Second)
-		defer timer.Stop()
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-		}
-		return nil
-	case h.Exec != nil:
-		return w.execute(ctx, r, h.Exec.Command)
-	case h.HTTPGet != nil:
-		return w.httpGet(ctx, c.spec, h.HTTPGet, "kube-lifecycle")
+// preStop sleeps as the container asks for, until the deadline at most.
+func (w *worker) preStop(c *corev1.Container, deadline time.Time) {
+	if c.Lifecycle == nil || c.Lifecycle.PreStop == nil || c.Lifecycle.PreStop.Sleep == nil {
+		return
 	}
-	return fmt.Errorf("hook has no action: %w", os.ErrInvalid)
+	sleep := time.Duration(c.Lifecycle.PreStop.Sleep.Seconds) * time.Second
+	timer := time.NewTimer(min(sleep, time.Until(deadline)))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-w.ctx.Done():
+	}
 }

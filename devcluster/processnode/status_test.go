@@ -22,59 +22,39 @@ func TestPhaseFollowsContainersAndPolicy(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		policy corev1.RestartPolicy
-		inits  int
 		all    []corev1.ContainerStatus
 		final  bool
 		want   corev1.PodPhase
 	}{
-		{"not started", always, 0, []corev1.ContainerStatus{waiting}, false, corev1.PodPending},
-		{"one of two started", always, 0, []corev1.ContainerStatus{running, waiting}, false, corev1.PodPending},
-		{"running", never, 0, []corev1.ContainerStatus{running, over(1)}, false, corev1.PodRunning},
-		{"crash loop", always, 0, []corev1.ContainerStatus{looping(1)}, false, corev1.PodRunning},
-		{"ended, will be restarted", always, 0, []corev1.ContainerStatus{over(0)}, false, corev1.PodRunning},
-		{"ended well", onFailure, 0, []corev1.ContainerStatus{over(0), over(0)}, false, corev1.PodSucceeded},
-		{"ended badly, will be restarted", onFailure, 0, []corev1.ContainerStatus{over(0), over(1)}, false, corev1.PodRunning},
-		{"ended badly", never, 0, []corev1.ContainerStatus{over(0), over(1)}, false, corev1.PodFailed},
-		{"deleted, ended well", always, 0, []corev1.ContainerStatus{over(0)}, true, corev1.PodSucceeded},
-		{"deleted, ended badly", always, 0, []corev1.ContainerStatus{over(137)}, true, corev1.PodFailed},
-		{"init running", always, 1, []corev1.ContainerStatus{running, waiting}, false, corev1.PodPending},
-		{"init failed for good", never, 1, []corev1.ContainerStatus{over(1), waiting}, false, corev1.PodFailed},
-		{"init failed, will be restarted", always, 1, []corev1.ContainerStatus{looping(1), waiting}, false, corev1.PodPending},
-		{"init done", always, 1, []corev1.ContainerStatus{over(0), running}, false, corev1.PodRunning},
-		{"init runs again after a node restart", always, 1, []corev1.ContainerStatus{looping(0), looping(255)}, false, corev1.PodRunning},
+		{"not started", always, []corev1.ContainerStatus{waiting}, false, corev1.PodPending},
+		{"one of two started", always, []corev1.ContainerStatus{running, waiting}, false, corev1.PodPending},
+		{"running", never, []corev1.ContainerStatus{running, over(1)}, false, corev1.PodRunning},
+		{"crash loop", always, []corev1.ContainerStatus{looping(1)}, false, corev1.PodRunning},
+		{"ended, will be restarted", always, []corev1.ContainerStatus{over(0)}, false, corev1.PodRunning},
+		{"ended well", onFailure, []corev1.ContainerStatus{over(0), over(0)}, false, corev1.PodSucceeded},
+		{"ended badly, will be restarted", onFailure, []corev1.ContainerStatus{over(0), over(1)}, false, corev1.PodRunning},
+		{"ended badly", never, []corev1.ContainerStatus{over(0), over(1)}, false, corev1.PodFailed},
+		{"deleted, ended well", always, []corev1.ContainerStatus{over(0)}, true, corev1.PodSucceeded},
+		{"deleted, ended badly", always, []corev1.ContainerStatus{over(137)}, true, corev1.PodFailed},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			require.Equal(t, c.want, phase(&corev1.PodSpec{RestartPolicy: c.policy, InitContainers: make([]corev1.Container, c.inits)}, c.all, c.final))
+			require.Equal(t, c.want, phase(&corev1.PodSpec{RestartPolicy: c.policy}, c.all, c.final))
 		})
 	}
 }
 
-func TestWhatNeverRanEndsOnlyInAnInitializedPod(t *testing.T) {
-	waiting := corev1.ContainerStatus{State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{}}}
-	over := func(code int32) corev1.ContainerStatus { return corev1.ContainerStatus{State: ended(code)} }
-	for _, c := range []struct {
-		name        string
-		inits       int
-		initialized bool
-		all         []corev1.ContainerStatus
-		ends        []bool
-	}{
-		{"no init containers", 0, true, []corev1.ContainerStatus{waiting, over(0)}, []bool{true, true}},
-		{"init killed", 1, false, []corev1.ContainerStatus{over(137), waiting}, []bool{true, false}},
-		{"init done", 1, true, []corev1.ContainerStatus{over(0), waiting}, []bool{true, true}},
-		{"second init's turn had not come", 2, false, []corev1.ContainerStatus{over(1), waiting, waiting}, []bool{true, false, false}},
-		{"none had begun", 2, false, []corev1.ContainerStatus{waiting, waiting, waiting}, []bool{true, false, false}},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			lost(c.all, c.inits, c.initialized)
-			for i, s := range c.all {
-				require.Equal(t, c.ends[i], s.State.Terminated != nil, "container %d", i)
-			}
-		})
+func TestContainersWithoutAnEndGetOne(t *testing.T) {
+	all := []corev1.ContainerStatus{
+		{State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{}}},
+		{State: ended(0)},
 	}
+	lost(all)
+	require.Equal(t, "ContainerStatusUnknown", all[0].State.Terminated.Reason)
+	require.Nil(t, all[0].State.Waiting)
+	require.Equal(t, ended(0), all[1].State)
 }
 
-func TestMergeKeepsWhatOthersSayAndWhenItBegan(t *testing.T) {
+func TestMergeKeepsConditionsOfOthersAndTransitionTimes(t *testing.T) {
 	live := corev1.PodStatus{QOSClass: corev1.PodQOSBurstable, Conditions: []corev1.PodCondition{
 		{Type: "example.com/gate", Status: corev1.ConditionTrue},
 		{Type: corev1.PodReady, Status: corev1.ConditionTrue},
@@ -90,35 +70,49 @@ func TestMergeKeepsWhatOthersSayAndWhenItBegan(t *testing.T) {
 	require.False(t, out.Conditions[2].LastTransitionTime.IsZero())
 }
 
-func TestWhatCannotBeImitatedIsNamed(t *testing.T) {
-	always := corev1.ContainerRestartPolicyAlways
+func TestSupportedPodIsNotRefused(t *testing.T) {
 	require.Empty(t, unsupported(&corev1.PodSpec{
 		Volumes: []corev1.Volume{
 			{VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}},
 			{VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{}}}}}},
 		},
-		Containers: []corev1.Container{{SecurityContext: &corev1.SecurityContext{}}},
-	}))
-	fields := unsupported(&corev1.PodSpec{
-		HostNetwork:    true,
-		Volumes:        []corev1.Volume{{Name: "data", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{}}}},
-		InitContainers: []corev1.Container{{RestartPolicy: &always}},
 		Containers: []corev1.Container{{
-			Ports:         []corev1.ContainerPort{{HostPort: 80}},
-			Env:           []corev1.EnvVar{{ValueFrom: &corev1.EnvVarSource{SecretKeyRef: &corev1.SecretKeySelector{}}}},
-			Lifecycle:     &corev1.Lifecycle{PostStart: &corev1.LifecycleHandler{}},
-			LivenessProbe: &corev1.Probe{ProbeHandler: corev1.ProbeHandler{GRPC: &corev1.GRPCAction{}}},
+			SecurityContext: &corev1.SecurityContext{},
+			ReadinessProbe:  &corev1.Probe{ProbeHandler: corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{}}},
+			Lifecycle:       &corev1.Lifecycle{PreStop: &corev1.LifecycleHandler{Sleep: &corev1.SleepAction{}}},
 		}},
-	})
-	message := rejection(fields)
-	for _, field := range []string{"spec.hostNetwork", "spec.volumes[0] (data", "spec.initContainers[0].restartPolicy", "spec.containers[0].ports[0].hostPort",
-		"spec.containers[0].env[0].valueFrom", "spec.containers[0].lifecycle.postStart", "spec.containers[0].livenessProbe.grpc"} {
-		require.Contains(t, message, field)
-	}
-	require.Len(t, fields, 7)
+	}))
 }
 
-func TestOptionsReportAllThatIsWrong(t *testing.T) {
+func TestRefusalNamesEveryUnsupportedField(t *testing.T) {
+	exec := corev1.ProbeHandler{Exec: &corev1.ExecAction{}}
+	of := func(c corev1.Container) *corev1.PodSpec { return &corev1.PodSpec{Containers: []corev1.Container{c}} }
+	preStop := func(h corev1.LifecycleHandler) *corev1.PodSpec {
+		return of(corev1.Container{Lifecycle: &corev1.Lifecycle{PreStop: &h}})
+	}
+	for field, spec := range map[string]*corev1.PodSpec{
+		"spec.initContainers":        {InitContainers: []corev1.Container{{}}},
+		"spec.readinessGates":        {ReadinessGates: []corev1.PodReadinessGate{{}}},
+		"spec.activeDeadlineSeconds": {ActiveDeadlineSeconds: new(int64)},
+		"spec.hostNetwork":           {HostNetwork: true},
+		"spec.volumes[0] (data: only emptyDir and the projected service account token)": {
+			Volumes: []corev1.Volume{{Name: "data", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{}}}}},
+		"spec.containers[0].ports[0].hostPort": of(corev1.Container{Ports: []corev1.ContainerPort{{HostPort: 80}}}),
+		"spec.containers[0].env[0].valueFrom (only fieldRef)": of(corev1.Container{
+			Env: []corev1.EnvVar{{ValueFrom: &corev1.EnvVarSource{SecretKeyRef: &corev1.SecretKeySelector{}}}}}),
+		"spec.containers[0].lifecycle.postStart":            of(corev1.Container{Lifecycle: &corev1.Lifecycle{PostStart: &corev1.LifecycleHandler{}}}),
+		"spec.containers[0].lifecycle.preStop (only sleep)": preStop(corev1.LifecycleHandler{Exec: &corev1.ExecAction{}}),
+		"spec.containers[0].readinessProbe (only httpGet)":  of(corev1.Container{ReadinessProbe: &corev1.Probe{ProbeHandler: exec}}),
+		"spec.containers[0].livenessProbe":                  of(corev1.Container{LivenessProbe: &corev1.Probe{ProbeHandler: exec}}),
+		"spec.containers[0].startupProbe":                   of(corev1.Container{StartupProbe: &corev1.Probe{ProbeHandler: exec}}),
+	} {
+		require.Equal(t, []string{field}, unsupported(spec))
+	}
+	all := unsupported(&corev1.PodSpec{HostNetwork: true, HostPID: true})
+	require.Equal(t, "Pod was rejected: a process node does not support spec.hostNetwork, spec.hostPID", rejection(all))
+}
+
+func TestOptionsReportEveryMissingField(t *testing.T) {
 	_, err := New(Options{})
 	for _, field := range []string{"RestConfig", "Name", "Supervisor", "Dir", "Addresses"} {
 		require.ErrorContains(t, err, field)

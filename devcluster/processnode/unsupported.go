@@ -7,8 +7,12 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// unsupported names every field of the spec whose effect a process node cannot
-// imitate. A pod that has one is rejected: run half-way, it would prove nothing.
+// reasonUnsupported is the status reason of a pod that is refused.
+const reasonUnsupported = "ProcessNodeUnsupported"
+
+// unsupported returns every field of the spec that would have an effect on a
+// kubelet and has none here. A pod with such a field is refused, because a test
+// with a pod that runs without it would prove nothing.
 func unsupported(spec *corev1.PodSpec) []string {
 	var fields []string
 	refuse := func(is bool, format string, args ...any) {
@@ -16,6 +20,9 @@ func unsupported(spec *corev1.PodSpec) []string {
 			fields = append(fields, fmt.Sprintf(format, args...))
 		}
 	}
+	refuse(len(spec.InitContainers) > 0, "spec.initContainers")
+	refuse(len(spec.ReadinessGates) > 0, "spec.readinessGates")
+	refuse(spec.ActiveDeadlineSeconds != nil, "spec.activeDeadlineSeconds")
 	refuse(spec.HostNetwork, "spec.hostNetwork")
 	refuse(spec.HostPID, "spec.hostPID")
 	refuse(spec.HostIPC, "spec.hostIPC")
@@ -28,9 +35,6 @@ func unsupported(spec *corev1.PodSpec) []string {
 	refuse(len(spec.EphemeralContainers) > 0, "spec.ephemeralContainers")
 	for i, v := range spec.Volumes {
 		refuse(v.EmptyDir == nil && !isTokenVolume(v), "spec.volumes[%d] (%s: only emptyDir and the projected service account token)", i, v.Name)
-	}
-	for i := range spec.InitContainers {
-		refuseContainer(&spec.InitContainers[i], fmt.Sprintf("spec.initContainers[%d]", i), refuse)
 	}
 	for i := range spec.Containers {
 		refuseContainer(&spec.Containers[i], fmt.Sprintf("spec.containers[%d]", i), refuse)
@@ -54,15 +58,16 @@ func refuseContainer(c *corev1.Container, at string, refuse func(is bool, format
 	if l := c.Lifecycle; l != nil {
 		refuse(l.PostStart != nil, "%s.lifecycle.postStart", at)
 		refuse(l.StopSignal != nil, "%s.lifecycle.stopSignal", at)
-		refuse(l.PreStop != nil && l.PreStop.TCPSocket != nil, "%s.lifecycle.preStop.tcpSocket", at)
+		refuse(l.PreStop != nil && l.PreStop.Sleep == nil, "%s.lifecycle.preStop (only sleep)", at)
 	}
-	refuse(c.ReadinessProbe != nil && c.ReadinessProbe.GRPC != nil, "%s.readinessProbe.grpc", at)
-	refuse(c.LivenessProbe != nil && c.LivenessProbe.GRPC != nil, "%s.livenessProbe.grpc", at)
-	refuse(c.StartupProbe != nil && c.StartupProbe.GRPC != nil, "%s.startupProbe.grpc", at)
+	refuse(c.ReadinessProbe != nil && c.ReadinessProbe.HTTPGet == nil, "%s.readinessProbe (only httpGet)", at)
+	refuse(c.LivenessProbe != nil, "%s.livenessProbe", at)
+	refuse(c.StartupProbe != nil, "%s.startupProbe", at)
 }
 
-// isTokenVolume recognises what the ServiceAccount admission plugin adds to
-// every pod; refusing it would refuse every pod of a cluster that has it on.
+// isTokenVolume recognises the volume that the ServiceAccount admission plugin adds
+// to every pod. A node that refused it would refuse every pod of a cluster with that
+// plugin.
 func isTokenVolume(v corev1.Volume) bool {
 	if v.Projected == nil {
 		return false
@@ -76,5 +81,5 @@ func isTokenVolume(v corev1.Volume) bool {
 }
 
 func rejection(fields []string) string {
-	return "Pod was rejected: a process node cannot imitate " + strings.Join(fields, ", ")
+	return "Pod was rejected: a process node does not support " + strings.Join(fields, ", ")
 }

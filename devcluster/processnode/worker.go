@@ -14,79 +14,56 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// worker runs one pod, from the moment it is seen on the node until its object
-// is gone and nothing of it runs. A pod of the same name with another UID has a
+// worker runs one pod, from its first sight on the node until its object is gone
+// and none of its containers runs. A pod of the same name with another UID has a
 // worker of its own.
 type worker struct {
 	node *Node
 	log  *zap.Logger
 
-	ctx      context.Context    // of all that runs for this pod
+	ctx      context.Context    // of all goroutines of this pod
 	cancel   context.CancelFunc // called by run as it ends
-	events   chan func()        // to be done on the worker's goroutine; never closed
-	poke     chan struct{}      // capacity 1: the inbox has something new
-	over     chan struct{}      // closed by the worker when no container runs or ever will
+	events   chan func()        // to be called on the worker's goroutine; never closed
+	poke     chan struct{}      // capacity 1: the inbox has news
 	children sync.WaitGroup
 	writer   *statusWriter
 
 	mu    sync.Mutex
 	inbox inbox
 
-	// All below belongs to the goroutine of run.
+	// The fields below belong to the goroutine of run.
 	pod         *corev1.Pod
-	gone        bool     // the object is
-	verdict     *verdict // why the pod must fail
-	completed   bool     // all its containers ended and stay so
-	finished    bool     // nothing runs or ever will; over is closed
-	initialized bool     // its init containers had ended when it finished
-	past        bool     // the pod was terminal when first seen: its status is not ours to write
+	gone        bool   // the object is deleted
+	rejected    string // why the pod is refused; empty: it is not
+	completed   bool   // all its containers have ended for good
+	finished    bool   // no container runs or will ever run
+	past        bool   // the pod was terminal when first seen: its status stays
 	containers  []*container
 	address     netip.Addr // valid from the first start on
-	holds       bool       // the address is ours
-	lost        bool       // the sandbox that has the address is to be replaced
-	sandboxIs   sandbox    // what is told of it
-	known       bool       // and is told
+	holds       bool       // the address is taken from the node's pool
+	known       bool       // the status shows the address
 	backOff     crashBackOff
 	startTime   metav1.Time
 	status      corev1.PodStatus // as offered last
-	written     <-chan struct{}  // closed when that, or what overtook it, was written
+	written     <-chan struct{}  // closed when that status, or a later one, was written
 	reported    bool             // in this pass
-	terminating bool             // the end has begun
-	wake        time.Time        // zero: nothing to wait for
+	terminating bool             // the pod's end has begun
+	wake        time.Time        // zero: no alarm
 }
 
-// inbox holds the latest that others want a worker to know.
+// inbox holds the latest news for a worker.
 type inbox struct {
-	pod   *corev1.Pod
-	gone  bool
-	evict *verdict
-	lost  bool
+	pod  *corev1.Pod
+	gone bool
 }
 
-// sandbox is what is told of the pod's sandbox while it is replaced.
-type sandbox int
-
-const (
-	sandboxUp sandbox = iota
-	sandboxDown
-	sandboxAgain
-)
-
-// verdict ends a pod against its will.
-type verdict struct {
-	reason, message string
-	grace           *int64 // seconds; nil: the pod's own
-	rejected        bool   // nothing of it was ever started
-	disruption      bool   // say so in the DisruptionTarget condition
-}
-
-// newWorker takes over what an earlier run of the node left in the status:
-// counts go on, and what it says is running has died with that node.
+// newWorker reads the status that an earlier run of the node has left: restart
+// counts go on, and containers that it shows as running have died with that node.
 func newWorker(ctx context.Context, n *Node, pod *corev1.Pod) *worker {
 	log := n.o.Log.With(zap.String("pod", pod.Namespace+"/"+pod.Name), zap.String("uid", string(pod.UID)))
 	w := &worker{
 		node: n, log: log, pod: pod,
-		events: make(chan func()), poke: make(chan struct{}, 1), over: make(chan struct{}),
+		events: make(chan func()), poke: make(chan struct{}, 1),
 		writer:    newStatusWriter(n.client, log, pod),
 		backOff:   newCrashBackOff(n.o.RestartBackOff),
 		startTime: metav1.Now().Rfc3339Copy(),
@@ -98,43 +75,34 @@ func newWorker(ctx context.Context, n *Node, pod *corev1.Pod) *worker {
 	}
 	if terminal(pod.Status.Phase) {
 		w.past, w.finished = true, true
-		close(w.over)
 	} else if fields := unsupported(&pod.Spec); len(fields) > 0 {
-		w.verdict = &verdict{reason: "ProcessNodeUnsupported", message: rejection(fields), rejected: true}
-	}
-	for i := range pod.Spec.InitContainers {
-		w.adopt(&container{spec: &pod.Spec.InitContainers[i], init: true}, pod.Status.InitContainerStatuses)
+		w.rejected = rejection(fields)
 	}
 	for i := range pod.Spec.Containers {
-		w.adopt(&container{spec: &pod.Spec.Containers[i]}, pod.Status.ContainerStatuses)
+		w.adopt(&container{spec: &pod.Spec.Containers[i], trigger: make(chan struct{}, 1)})
 	}
 	return w
 }
 
-func (w *worker) adopt(c *container, statuses []corev1.ContainerStatus) {
-	for k := range c.triggers {
-		c.triggers[k] = make(chan struct{}, 1)
-	}
+func (w *worker) adopt(c *container) {
 	w.containers = append(w.containers, c)
-	for _, s := range statuses {
+	for _, s := range w.pod.Status.ContainerStatuses {
 		if s.Name != c.spec.Name {
 			continue
 		}
 		c.restarts, c.exited, c.earlier = s.RestartCount, s.LastTerminationState.Terminated, nil
 		switch {
-		case s.State.Running != nil: // containerd says this of containers that a reboot ended
+		case s.State.Running != nil: // containerd reports this for containers that a reboot has ended
 			c.earlier = c.exited
 			c.exited = &corev1.ContainerStateTerminated{ExitCode: 255, Reason: "Unknown", ContainerID: s.ContainerID,
 				StartedAt: s.State.Running.StartedAt, FinishedAt: metav1.Now()}
 		case s.State.Terminated != nil:
 			c.earlier, c.exited = c.exited, s.State.Terminated
 		}
-		// A new sandbox starts over with the init containers (computePodActions).
-		c.again = c.init && c.exited != nil && w.pod.Spec.RestartPolicy != corev1.RestartPolicyNever
 	}
 }
 
-// run is the worker's goroutine: look, act, report, wait.
+// run is the worker's goroutine. Each round acts on the news, reports and waits.
 func (w *worker) run() {
 	defer w.children.Wait()
 	defer w.cancel()
@@ -155,7 +123,7 @@ func (w *worker) run() {
 	}
 }
 
-// wait returns when there may be something to do, false when the node ends.
+// wait returns true when there may be news, false when the node ends.
 func (w *worker) wait() bool {
 	var alarm <-chan time.Time
 	if !w.wake.IsZero() {
@@ -174,8 +142,8 @@ func (w *worker) wait() bool {
 	return true
 }
 
-// abandon ends what runs and says nothing to the API server: as when a machine
-// goes down, and found so by the node's next run.
+// abandon ends the containers without a report to the API server, as a machine that
+// loses power does. The next run of the node finds them dead.
 func (w *worker) abandon() {
 	const grace = time.Second
 	var stops sync.WaitGroup
@@ -196,7 +164,7 @@ func (w *worker) abandon() {
 	}
 }
 
-// post has f done on the worker's goroutine, unless the worker is ending.
+// post has f called on the worker's goroutine, unless the worker is ending.
 func (w *worker) post(f func()) {
 	select {
 	case w.events <- f:
@@ -222,21 +190,17 @@ func (w *worker) take() {
 		w.pod = w.inbox.pod
 	}
 	w.gone = w.gone || w.inbox.gone
-	if w.verdict == nil && !w.finished {
-		w.verdict = w.inbox.evict
-	}
-	w.lost = w.lost || (w.inbox.lost && w.holds)
 	w.inbox = inbox{}
 }
 
-// publish tells the probes and the API server what now holds.
+// publish passes the present state to the probes and to the API server.
 func (w *worker) publish() {
 	for _, c := range w.containers {
-		c.see(w.targetOf(c), c.run)
-		if c.fresh && c.started() && c.spec.ReadinessProbe != nil {
+		c.see(w.targetOf(c))
+		if c.fresh && c.run != nil && c.spec.ReadinessProbe != nil {
 			c.fresh = false
-			select { // prober_manager.go, UpdatePodStatus: ask now rather than at the next period
-			case c.triggers[readiness] <- struct{}{}:
+			select { // prober_manager.go, UpdatePodStatus: probe now, not at the next period
+			case c.trigger <- struct{}{}:
 			default:
 			}
 		}
@@ -253,7 +217,7 @@ func (w *worker) publish() {
 }
 
 func (w *worker) targetOf(c *container) target {
-	t := target{terminating: w.ending(), terminal: w.finished, started: c.started()}
+	t := target{terminal: w.finished}
 	switch {
 	case c.run != nil:
 		t.id, t.running, t.startedAt = c.run.id, true, c.run.startedAt
@@ -264,10 +228,10 @@ func (w *worker) targetOf(c *container) target {
 	return t
 }
 
-func (c *container) see(t target, r *run) {
+func (c *container) see(t target) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.target, c.visible = t, r
+	c.target = t
 }
 
 func (c *container) seen() target {
@@ -276,18 +240,8 @@ func (c *container) seen() target {
 	return c.target
 }
 
-func (c *container) current() *run {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.visible
-}
-
-func (c *container) started() bool {
-	return c.run != nil && (c.spec.StartupProbe == nil || c.results[startup] == success)
-}
-
 func (c *container) ready() bool {
-	return c.started() && (c.spec.ReadinessProbe == nil || c.results[readiness] == success)
+	return c.run != nil && (c.spec.ReadinessProbe == nil || c.passed)
 }
 
 func (w *worker) dir() string {

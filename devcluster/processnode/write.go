@@ -20,15 +20,16 @@ import (
 // callTimeout bounds each request to the API server.
 const callTimeout = 10 * time.Second
 
-// desired is what the API server should show of a pod. delete: nothing of the
-// pod is left and its deletion was asked for, so the object goes after the write.
+// desired is the status that the API server should show of a pod. With delete the
+// object is deleted after the write: the pod has ended and its deletion was
+// requested.
 type desired struct {
 	status corev1.PodStatus
 	delete bool
 }
 
-// statusWriter brings the latest desired status to the API server. A status that
-// was overtaken before it could be written is never seen, as with a kubelet.
+// statusWriter writes the latest desired status to the API server. Like a kubelet,
+// it skips a status that a later one has replaced before the write.
 type statusWriter struct {
 	client          kubernetes.Interface
 	log             *zap.Logger
@@ -38,15 +39,15 @@ type statusWriter struct {
 
 	mu      sync.Mutex
 	next    *desired        // nil: nothing to do
-	waiting []chan struct{} // of what was offered and not written; closed by the writer
+	waiting []chan struct{} // of the offers that are not written yet; closed by the writer
 }
 
 func newStatusWriter(client kubernetes.Interface, log *zap.Logger, pod *corev1.Pod) *statusWriter {
 	return &statusWriter{client: client, log: log, namespace: pod.Namespace, name: pod.Name, uid: pod.UID, poke: make(chan struct{}, 1)}
 }
 
-// offer never blocks. What it returns is closed when this, or what overtook it,
-// was written.
+// offer never blocks. It returns a channel that is closed when this status, or a
+// later one, was written.
 func (s *statusWriter) offer(d desired) <-chan struct{} {
 	written := make(chan struct{})
 	s.mu.Lock()
@@ -60,8 +61,8 @@ func (s *statusWriter) offer(d desired) <-chan struct{} {
 	return written
 }
 
-// run writes until ctx ends. What cannot be written now is tried again, in the
-// version that is the latest by then.
+// run writes until ctx ends. After a write that failed it tries the status that is
+// the latest by then.
 func (s *statusWriter) run(ctx context.Context) {
 	const first, last = 50 * time.Millisecond, 5 * time.Second
 	pause := first
@@ -107,9 +108,9 @@ func (s *statusWriter) run(ctx context.Context) {
 	}
 }
 
-// write follows status_manager.go, syncPod: read, patch only what differs, under
-// the condition that the object is still this pod; then delete it if asked to.
-// A pod that is gone or was replaced needs nothing.
+// write follows status_manager.go, syncPod: it reads the pod, patches what differs
+// on the condition that the object has the same UID, and then deletes the object
+// if d.delete is set. It does nothing if the pod is gone or was replaced.
 func (s *statusWriter) write(ctx context.Context, d desired) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -141,7 +142,7 @@ func (s *statusWriter) write(ctx context.Context, d desired) error {
 	return nil
 }
 
-// statusPatch carries the UID, so that a pod of the same name is never patched.
+// statusPatch names the UID, so that a later pod of the same name is never patched.
 func statusPatch(uid types.UID, from, to corev1.PodStatus) ([]byte, error) {
 	before, err := json.Marshal(corev1.Pod{Status: from})
 	if err != nil {
@@ -158,13 +159,13 @@ func statusPatch(uid types.UID, from, to corev1.PodStatus) ([]byte, error) {
 	return patch, nil
 }
 
-// merge keeps what is not the node's to say: conditions of others, the QoS
-// class, and the time at which a condition that still holds began to.
+// merge keeps the fields that the node does not own: the conditions of others, the
+// QoS class, and the transition times of conditions whose status is unchanged.
 func merge(live, want corev1.PodStatus) corev1.PodStatus {
 	out := live.DeepCopy()
 	out.ObservedGeneration, out.Phase, out.Reason, out.Message = want.ObservedGeneration, want.Phase, want.Reason, want.Message
 	out.StartTime, out.HostIP, out.HostIPs, out.PodIP, out.PodIPs = want.StartTime, want.HostIP, want.HostIPs, want.PodIP, want.PodIPs
-	out.InitContainerStatuses, out.ContainerStatuses = want.InitContainerStatuses, want.ContainerStatuses
+	out.ContainerStatuses = want.ContainerStatuses
 	for _, c := range want.Conditions {
 		c.LastTransitionTime = metav1.Now().Rfc3339Copy()
 		found := false

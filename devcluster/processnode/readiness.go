@@ -17,10 +17,10 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// probe runs one probe of one container until the pod is terminal or w.ctx ends.
+// probe runs a container's readiness probe until the pod is terminal or w.ctx ends.
 // It wakes once per period, counted from the pod's start, not the container's.
-func (w *worker) probe(c *container, kind probeKind) {
-	p := prober{kind: kind, spec: kind.spec(c.spec)}
+func (w *worker) probe(c *container) {
+	p := prober{spec: c.spec.ReadinessProbe}
 	period := time.Duration(p.spec.PeriodSeconds) * time.Second
 	ticker := time.NewTicker(period)
 	defer ticker.Stop()
@@ -31,12 +31,12 @@ func (w *worker) probe(c *container, kind probeKind) {
 			return
 		case tickProbe:
 			if o := p.record(w.probeOnce(c, p.spec)); o != unchanged {
-				w.post(func() { w.probed(c, t.id, kind, o) })
+				w.post(func() { w.probed(c, t.id, o) })
 			}
 		}
 		select {
 		case <-ticker.C:
-		case <-c.triggers[kind]:
+		case <-c.trigger:
 			ticker.Reset(period)
 		case <-w.ctx.Done():
 			return
@@ -44,24 +44,12 @@ func (w *worker) probe(c *container, kind probeKind) {
 	}
 }
 
-// probeOnce asks the container once. Only a probe that could not be made at all
-// has the outcome unknown.
+// probeOnce probes the container once. The outcome is unknown only if the probe
+// could not be made at all.
 func (w *worker) probeOnce(c *container, p *corev1.Probe) outcome {
 	ctx, cancel := context.WithTimeout(w.ctx, time.Duration(p.TimeoutSeconds)*time.Second)
 	defer cancel()
-	var err error
-	switch {
-	case p.HTTPGet != nil:
-		err = w.httpGet(ctx, c.spec, p.HTTPGet, "kube-probe")
-	case p.TCPSocket != nil:
-		err = w.dial(ctx, c.spec, p.TCPSocket)
-	case p.Exec != nil:
-		r := c.current()
-		if r == nil {
-			return unknown
-		}
-		err = w.execute(ctx, r, p.Exec.Command)
-	}
+	err := w.httpGet(ctx, c.spec, p.HTTPGet)
 	switch {
 	case w.ctx.Err() != nil, errors.Is(err, errPort):
 		return unknown
@@ -73,7 +61,7 @@ func (w *worker) probeOnce(c *container, p *corev1.Probe) outcome {
 
 var errPort = errors.New("no such port in the container")
 
-// port finds a probe's port by number or by the name the container gives it.
+// port returns the port of a probe, which names it by number or by its name in the container.
 func port(c *corev1.Container, p intstr.IntOrString) (string, error) {
 	if p.Type == intstr.Int {
 		return strconv.Itoa(p.IntValue()), nil
@@ -89,26 +77,10 @@ func port(c *corev1.Container, p intstr.IntOrString) (string, error) {
 	return "", fmt.Errorf("%w: %q", errPort, p.StrVal)
 }
 
-func (w *worker) dial(ctx context.Context, c *corev1.Container, a *corev1.TCPSocketAction) error {
-	p, err := port(c, a.Port)
-	if err != nil {
-		return err
-	}
-	host := a.Host
-	if host == "" {
-		host = w.address.String()
-	}
-	var d net.Dialer
-	conn, err := d.DialContext(ctx, "tcp", net.JoinHostPort(host, p))
-	if err != nil {
-		return err
-	}
-	return conn.Close()
-}
-
-// httpGet is a GET as a kubelet makes it: a connection of its own, certificates
-// not checked, redirects followed on the same host only, 200 to 399 is success.
-func (w *worker) httpGet(ctx context.Context, c *corev1.Container, a *corev1.HTTPGetAction, agent string) error {
+// httpGet sends a GET request as a kubelet does: on a connection of its own, without
+// checking certificates, following redirects on the same host only. A status from
+// 200 to 399 is success.
+func (w *worker) httpGet(ctx context.Context, c *corev1.Container, a *corev1.HTTPGetAction) error {
 	p, err := port(c, a.Port)
 	if err != nil {
 		return err
@@ -129,7 +101,7 @@ func (w *worker) httpGet(ctx context.Context, c *corev1.Container, a *corev1.HTT
 	if err != nil {
 		return err
 	}
-	req.Header.Set("User-Agent", agent+"/1.36")
+	req.Header.Set("User-Agent", "kube-probe/1.36")
 	req.Header.Set("Accept", "*/*")
 	for _, h := range a.HTTPHeaders {
 		if http.CanonicalHeaderKey(h.Name) == "Host" {
@@ -152,7 +124,7 @@ func (w *worker) httpGet(ctx context.Context, c *corev1.Container, a *corev1.HTT
 		return err
 	}
 	defer resp.Body.Close()
-	_, _ = io.Copy(io.Discard, io.LimitReader(resp.Body, 10<<10)) // kubelet reads no more either
+	_, _ = io.Copy(io.Discard, io.LimitReader(resp.Body, 10<<10)) // a kubelet reads no more
 	if resp.StatusCode < 200 || resp.StatusCode >= 400 {
 		return fmt.Errorf("HTTP probe failed with statuscode: %d", resp.StatusCode)
 	}
