@@ -37,10 +37,6 @@ const (
 	serviceIP   = "10.96.0.1"
 )
 
-// errNoAPIServer is returned when the API server is to be paused, resumed or
-// killed but was killed before.
-var errNoAPIServer = errors.New("kube-apiserver is not running; StartAPIServer starts it")
-
 // controlPlane is one etcd and one kube-apiserver, without controllers and
 // scheduler: nothing collects garbage, makes endpoints or service accounts.
 type controlPlane struct {

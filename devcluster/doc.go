@@ -1,27 +1,56 @@
-// Package devcluster runs a real kube-apiserver and etcd on loopback, and
-// process nodes that run pods as local processes, for tests and the demo. Package
-// kwok adds the other kind of node: pods by the thousands that are no processes.
+// Package devcluster runs a real kube-apiserver and etcd on loopback, for tests and
+// the demo. Its process nodes run pods as local processes. Package kwok adds nodes
+// for thousands of pods without processes. Package stack runs Berth on the cluster.
 //
-// # What holds
+// # Guarantees
 //
-//   - Nothing outlives the process that started a cluster, however that process
-//     ends: no server, no pod, no temporary directory (package proc).
-//   - Clusters run side by side on one machine: each has a block of addresses
-//     of its own in 127.64.0.0/10, from which it takes its servers and its pods,
-//     so no two of them ever want the same port.
-//   - A program in the cache is complete, and built once however many processes
+//   - No server, pod or temporary directory outlives the process that has started a
+//     cluster, however that process ends (package proc).
+//   - Clusters run side by side on one machine. Each has an address block of its own
+//     in 127.64.0.0/10 for its servers and its pods, so no two clusters want the
+//     same port.
+//   - A program in the cache is complete. It is built once, however many processes
 //     want it at the same time.
 //   - Every wait ends: when its component dies, when the context ends, or at a
-//     limit; and the error holds the end of the component's log.
+//     limit. The error holds the end of the component's log.
 //
-// # What there is not
+// # Limits
 //
-// No controller manager: nothing collects garbage by owner references, makes
-// endpoints or service accounts, or finishes the deletion of a namespace. No
-// kube-scheduler; with process nodes a small one binds pods to them (package
-// scheduler).
+// A devcluster has no controller manager. Owner references do not cause garbage
+// collection, Services get no endpoints, namespaces no service account, and the
+// deletion of a namespace does not finish.
 //
-// Programs come from the machine when it has them (KUBEBUILDER_ASSETS,
-// ENVOY_BIN, PATH); else they are built or downloaded into the cache
-// (BERTH_CACHE) the first time. Linux only.
+// Linux only.
+//
+// # Why not envtest
+//
+// controller-runtime's envtest starts etcd and kube-apiserver too, and could replace
+// the files that do so here. It lacks what Berth's tests need beside that:
+//
+//   - It cannot kill, pause and restart the API server on the same address and data.
+//     The tests of leader changes and of lost connections do that.
+//   - It ends its servers only when the test calls Stop. They outlive a test that is
+//     killed.
+//   - It picks free ports on 127.0.0.1. Berth needs an address per pod, and the
+//     address blocks of clusters that run side by side must not overlap.
+//   - It downloads the servers. devcluster builds them from Go modules that are
+//     pinned by hash, so a Go module proxy is the only source it needs.
+//
+// # Why not kube-scheduler
+//
+// The module k8s.io/kubernetes is pinned for the API server and contains
+// kube-scheduler. It would add about a minute to the first build, and one process to
+// each of the many clusters that a test run starts. Berth needs little of it: each
+// pod must get a node. Package scheduler does that in this process. It binds a pod
+// to the ready, uncordoned node with the fewest pods that matches the pod's
+// nodeSelector, and marks a pod without a node as unschedulable. It knows no
+// affinity, taints, resources, priorities, preemption or topology spread. A pod that
+// requires affinity is not bound. The tests on a kind cluster run with the real
+// kube-scheduler.
+//
+// # Programs
+//
+// etcd, kube-apiserver and Envoy come from the machine if it has them
+// (KUBEBUILDER_ASSETS, ENVOY_BIN, PATH). Else they are built or downloaded into the
+// cache (BERTH_CACHE) on first use.
 package devcluster

@@ -11,8 +11,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-var errLocked = errors.New("locked by another")
-
 // lockPoll is how often a lock that is held is tried again.
 const lockPoll = 50 * time.Millisecond
 

@@ -14,19 +14,12 @@ import (
 	"time"
 )
 
-// Named clusters live in a background process each, its owner, and are found
-// by others through a directory per name in the cache:
+// Each named cluster lives in a background process, its owner. Other processes find
+// it through a directory per name in the cache:
 //
-//	dev/<name>/lock        locked by the owner: the proof that it lives
-//	dev/<name>/state.json  what the owner says about itself
+//	dev/<name>/lock        locked by the owner while it lives
+//	dev/<name>/state.json  the State that the owner has published
 //	dev/<name>/cluster/    for Options.Dir; emptied by the next owner
-var (
-	// ErrRunning is returned by Acquire for a name whose owner lives.
-	ErrRunning = errors.New("a cluster of this name is running")
-	// ErrNotRunning is returned by Lookup and RequestStop for a name without a
-	// living owner.
-	ErrNotRunning = errors.New("no cluster of this name is running")
-)
 
 var clusterName = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$`)
 

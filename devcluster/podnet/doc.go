@@ -1,10 +1,10 @@
-// Package podnet reaches pods from outside a cluster with nothing but its API
-// server, so that the same tests run on any kubeconfig.
+// Package podnet reaches pods from outside a cluster through the API server alone, so
+// that the same tests run on any kubeconfig.
 //
-// Dial connects to a port of one pod that is known by name, through the
-// portforward subresource: also to what listens only on the pod's loopback.
-// Relay connects to any address inside the cluster, by way of a pod of its own.
+// Dial connects to a port of a pod, named by namespace and name, through the
+// portforward subresource. It also reaches ports on the pod's loopback. Relay
+// connects to any address inside the cluster, through a pod that it starts.
 //
-// Every connection is a connection to the API server too. That is right for
-// tests and for looking; it is slow for load.
+// Every connection is also a connection to the API server. That suits tests and
+// inspection. It is slow under load.
 package podnet

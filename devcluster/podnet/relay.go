@@ -23,10 +23,6 @@ import (
 
 const relayPort = 8080
 
-// ErrUnreachable is returned by Relay.Dial when the relay works and the address
-// did not take the connection.
-var ErrUnreachable = errors.New("nothing answers at that address")
-
 // Relay is a pod that connects to other pods for whom can reach only the API
 // server. It may be used concurrently.
 type Relay struct {

@@ -3,7 +3,6 @@ package proc
 import (
 	"crypto/rand"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -14,9 +13,6 @@ import (
 	"syscall"
 	"time"
 )
-
-// ErrClosed is returned by a [Supervisor] that was closed.
-var ErrClosed = errors.New("proc: supervisor is closed")
 
 // outputDelay bounds the wait for the end of a dead child's output when a
 // process that escaped its group still holds the pipe.

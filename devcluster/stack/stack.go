@@ -1,6 +1,3 @@
-// Package stack runs Berth itself on a devcluster: allocators, and gateways of
-// one Envoy and one router each, every one a process of its own that can be
-// killed, paused and started again.
 package stack
 
 import (

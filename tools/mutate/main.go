@@ -130,7 +130,7 @@ func try(ctx context.Context, mutations []mutation, out io.Writer) (failed []str
 			failed = append(failed, m.Name)
 			verdict = err.Error()
 		}
-		fmt.Fprintf(out, "%-36s %5.1fs  %s\n", m.Name, time.Since(began).Seconds(), verdict)
+		fmt.Fprintf(out, "%-32s %5.1fs  %s\n", m.Name, time.Since(began).Seconds(), verdict)
 	}
 	return failed, nil
 }

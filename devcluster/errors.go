@@ -1,0 +1,20 @@
+package devcluster
+
+import "errors"
+
+var (
+	// ErrRunning is returned by Acquire for a name whose owner lives.
+	ErrRunning = errors.New("a cluster of this name is running")
+
+	// ErrNotRunning is returned by Lookup and RequestStop for a name without a
+	// living owner.
+	ErrNotRunning = errors.New("no cluster of this name is running")
+
+	// errNoAPIServer is returned by the calls that pause, resume or kill the API
+	// server after KillAPIServer.
+	errNoAPIServer = errors.New("kube-apiserver is not running; StartAPIServer starts it")
+
+	// errLocked is returned by tryLock if another process, or another part of this
+	// one, holds the lock.
+	errLocked = errors.New("locked by another")
+)
