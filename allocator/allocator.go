@@ -144,7 +144,9 @@ func New(o Options) (*Allocator, error) {
 	}); err != nil {
 		return nil, err
 	}
-	a.watches = newWatches(&a.o)
+	if a.watches, err = newWatches(&a.o); err != nil {
+		return nil, err
+	}
 	if a.metrics, err = newMetrics(o.Metrics, a); err != nil {
 		return nil, fmt.Errorf("allocator: register metrics: %w", err)
 	}

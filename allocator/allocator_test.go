@@ -29,7 +29,7 @@ func baseline(t *testing.T) pools.Policy {
 	return p
 }
 
-func TestOptionsThatAreMissingAreAllNamed(t *testing.T) {
+func TestMissingOptionsAreAllNamed(t *testing.T) {
 	_, err := New(Options{})
 	for _, name := range []string{"Clients", "Namespace", "ControlAddress", "APIAddress", "MaxStale", "Window", "Policy", "Metrics", "Log"} {
 		require.ErrorContains(t, err, "Options."+name+" is required")
@@ -45,7 +45,7 @@ func TestOptionsThatAreMissingAreAllNamed(t *testing.T) {
 
 // The shell may see a pool's new template before the core does, which still asks
 // for pods.
-func TestNoPodIsMadeFromARefusedTemplateAlsoWhenTheCoreAsksForOne(t *testing.T) {
+func TestNoPodIsCreatedFromARefusedTemplate(t *testing.T) {
 	pool := stack.DemoPool(poolKey.Namespace, poolKey.Name, 1)
 	made := make(chan string, 10)
 	apiServer := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -63,7 +63,7 @@ func TestNoPodIsMadeFromARefusedTemplateAlsoWhenTheCoreAsksForOne(t *testing.T) 
 	require.NoError(t, err)
 	a := &Allocator{watches: &watches{}}
 	tm := &term{a: a, loop: newTestLoop(t, nil), log: zap.NewNop()}
-	a.watches.pools = pools.New(clients, poolKey.Namespace, baseline(t), time.Second, tm.Submit, zap.NewNop())
+	a.watches.pools = newPools(t, clients, tm.Submit)
 	tm.writer = &pods.Writer{Client: clients.Kubernetes, ServeOn: time.Second, Submit: tm.Submit, Log: zap.NewNop()}
 	asked := core.CreatePod{Pool: poolKey, Name: "python-1"}
 
@@ -80,4 +80,22 @@ func TestNoPodIsMadeFromARefusedTemplateAlsoWhenTheCoreAsksForOne(t *testing.T) 
 	tm.create(t.Context(), asked)
 	require.Equal(t, core.CreateFailed(asked), <-tm.loop.in)
 	require.Empty(t, made)
+}
+
+func newPools(t *testing.T, clients *kube.Clients, submit func(core.Event)) *pools.Pools {
+	t.Helper()
+	p, err := pools.New(pools.Options{
+		Clients: clients, Namespace: poolKey.Namespace, Policy: baseline(t), ServeOn: time.Second,
+		Submit: submit, Log: zap.NewNop(),
+	})
+	require.NoError(t, err)
+	return p
+}
+
+func newTestWatches(t *testing.T, a *Allocator) *watches {
+	t.Helper()
+	a.o.Policy, a.o.LeaseDuration = baseline(t), 4*time.Second
+	w, err := newWatches(&a.o)
+	require.NoError(t, err)
+	return w
 }

@@ -23,7 +23,7 @@ import (
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 )
 
-func TestAnAuditRepairsWhatNoWatchHasToldAndNothingElse(t *testing.T) {
+func TestAuditRepairsOnlyWhatTheWatchesMissed(t *testing.T) {
 	now := time.Now()
 	seen := func(version string, age time.Duration) core.Pod {
 		return core.Pod{Key: podKey, Pool: poolKey.Name, Version: version, CreatedAt: now.Add(-age)}
@@ -92,7 +92,7 @@ func TestAnAuditRepairsWhatNoWatchHasToldAndNothingElse(t *testing.T) {
 	}
 }
 
-func TestAuditsAreMadeAgainAndAgainAndCounted(t *testing.T) {
+func TestAuditsRepeatAndCountTheirRepairs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var lists atomic.Int32
 		clients := fakeAPI(func(r *http.Request) (int, any) {

@@ -45,7 +45,7 @@ func claiming(ctx context.Context, a *Allocator, tm *term) (core.Claim, <-chan e
 	return (<-tm.loop.in).(core.Claim), done
 }
 
-func TestClaimWhoseCallerLeavesIsAbandoned(t *testing.T) {
+func TestClaimOfACancelledCallerIsAbandoned(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, tm := leading(t)
 		ctx, cancel := context.WithCancel(t.Context())
@@ -60,7 +60,7 @@ func TestClaimWhoseCallerLeavesIsAbandoned(t *testing.T) {
 
 // The answer and the caller's end may come together: whichever is seen, the
 // sandbox is not left to nobody.
-func TestClaimAnsweredInTheMomentItsCallerLeavesIsReleased(t *testing.T) {
+func TestClaimAnsweredDuringCancellationIsReleased(t *testing.T) {
 	for range 20 {
 		synctest.Test(t, func(t *testing.T) {
 			a, tm := leading(t)
@@ -83,7 +83,7 @@ func TestClaimAnsweredInTheMomentItsCallerLeavesIsReleased(t *testing.T) {
 	}
 }
 
-func TestCallsOfAReplicaThatStopsToLeadSayNotLeader(t *testing.T) {
+func TestCallsFailWithNotLeaderWhenTheTermEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, tm := leading(t)
 		calls := map[string]func() error{
@@ -119,7 +119,7 @@ func TestCallsOfAReplicaThatStopsToLeadSayNotLeader(t *testing.T) {
 	})
 }
 
-func TestADeclarationIsAnsweredByTheLoop(t *testing.T) {
+func TestDeclareDeadIsAnsweredByTheLoop(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, tm := leading(t)
 		answers, errs := make(chan core.DeadDeclared, 1), make(chan error, 1)
@@ -147,7 +147,7 @@ func TestADeclarationIsAnsweredByTheLoop(t *testing.T) {
 	})
 }
 
-func TestADeclarationIsLoggedLoudlyAndCounted(t *testing.T) {
+func TestDeclareDeadIsLoggedAsErrorAndCounted(t *testing.T) {
 	a, tm := leading(t)
 	var err error
 	a.metrics, err = newMetrics(prometheus.NewRegistry(), a)
@@ -161,7 +161,7 @@ func TestADeclarationIsLoggedLoudlyAndCounted(t *testing.T) {
 	require.Equal(t, map[string]any{"session": "r", "address": "10.1.0.1", "by": "ops", "reason": "its node burnt", "fences": int64(3)}, logs.All()[0].ContextMap())
 }
 
-func TestReplicaWhoseLeaseMayHaveRunOutDoesNotLead(t *testing.T) {
+func TestReplicaWithAnUncertainLeaseDoesNotLead(t *testing.T) {
 	a, _ := leading(t)
 	ok, _ := a.Leading()
 	require.True(t, ok)
@@ -176,7 +176,7 @@ func TestReplicaWhoseLeaseMayHaveRunOutDoesNotLead(t *testing.T) {
 	require.Equal(t, apierror.NotLeader, e.Reason)
 }
 
-func TestReplicaIsReadyWhenItsCallsAreAnsweredByItselfOrByTheLeaderItKnows(t *testing.T) {
+func TestReplicaIsReadyWhenALeaderCanAnswer(t *testing.T) {
 	self, other := replica{"10.0.0.1:9090", "10.0.0.1:8081"}, replica{"10.0.0.2:9090", "10.0.0.2:8081"}
 	for name, c := range map[string]struct {
 		holder       replica // of the lease
@@ -207,7 +207,7 @@ func TestReplicaIsReadyWhenItsCallsAreAnsweredByItselfOrByTheLeaderItKnows(t *te
 	}
 }
 
-func TestClaimWithAnIdempotencyKeyIsKeptWhenItsCallerLeaves(t *testing.T) {
+func TestKeyedClaimSurvivesItsCancelledCaller(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		_, tm := leading(t)
 		tm.abandoned(core.Sandbox{Binding: core.Binding{ID: "k3x9", IdempotencyKey: "k"}})
@@ -217,7 +217,7 @@ func TestClaimWithAnIdempotencyKeyIsKeptWhenItsCallerLeaves(t *testing.T) {
 	})
 }
 
-func TestCloseAnswersTheClaimsThatWait(t *testing.T) {
+func TestCloseAnswersWaitingClaims(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, tm := leading(t)
 		var err error
@@ -258,7 +258,7 @@ func TestCloseAnswersTheClaimsThatWait(t *testing.T) {
 	})
 }
 
-func TestRefusedClaimsSayWhy(t *testing.T) {
+func TestRefusedClaimsNameTheReason(t *testing.T) {
 	gone := core.Sandbox{Binding: core.Binding{ID: "k3x9"}, Reason: core.ReasonTimeout}
 	for _, c := range []struct {
 		refused core.ClaimRefused
@@ -287,7 +287,7 @@ func TestRefusedClaimsSayWhy(t *testing.T) {
 	}
 }
 
-func TestACallThatKeepsASandboxIsAnsweredByTheLoop(t *testing.T) {
+func TestKeepAliveIsAnsweredByTheLoop(t *testing.T) {
 	for name, c := range map[string]struct {
 		call  func(context.Context, *Allocator) (core.ReleaseStatus, error)
 		event func(token uint64) core.Event
@@ -344,7 +344,7 @@ func TestACallThatKeepsASandboxIsAnsweredByTheLoop(t *testing.T) {
 	}
 }
 
-func TestActivitiesAreOfTheSandboxesThatAreMeant(t *testing.T) {
+func TestActivitiesMatchTheFilter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, tm := leading(t)
 		ids := []string{"aa1", "aa2", "ab1"}

@@ -16,7 +16,7 @@ import (
 	journalv1 "github.com/berth-sandbox/berth/api/journal/v1"
 )
 
-func TestFactsComeBackFromTheJournalAsTheyWere(t *testing.T) {
+func TestFactsSurviveEncodingForTheJournal(t *testing.T) {
 	text := rapid.String()
 	at := rapid.Custom(func(t *rapid.T) time.Time {
 		if rapid.Bool().Draw(t, "none") {
@@ -76,7 +76,7 @@ func TestFactsComeBackFromTheJournalAsTheyWere(t *testing.T) {
 }
 
 // What is not journaled is forgotten when the leader ends.
-func TestEverythingThatIsKnownOfASandboxIsJournaled(t *testing.T) {
+func TestJournalRecordHoldsEveryFieldOfASandbox(t *testing.T) {
 	at := time.UnixMicro(1_800_000_000_000_001).UTC()
 	full := core.Sandbox{
 		Binding: core.Binding{
@@ -101,7 +101,7 @@ func TestEverythingThatIsKnownOfASandboxIsJournaled(t *testing.T) {
 }
 
 // What a later version adds must not stop this one, and must not be lost.
-func TestRecordsOfALaterVersionAreReadAsFarAsTheyAreKnown(t *testing.T) {
+func TestUnknownFieldsOfALaterVersionAreIgnored(t *testing.T) {
 	f := core.Fact{Revision: core.Revision{Term: 1, Counter: 2}, Discard: core.PodKey{Namespace: "ns", Name: "pod", UID: "uid"}}
 	r, err := toRecord(f)
 	require.NoError(t, err)
@@ -118,7 +118,7 @@ func TestRecordsOfALaterVersionAreReadAsFarAsTheyAreKnown(t *testing.T) {
 	require.False(t, known, "a kind of record that this version does not know")
 }
 
-func TestRecordThatMakesNoSenseIsRefused(t *testing.T) {
+func TestInvalidJournalRecordIsRefused(t *testing.T) {
 	for name, s := range map[string]*journalv1.Sandbox{
 		"no phase":      {PodIp: []byte{1, 2, 3, 4}},
 		"unknown phase": {PodIp: []byte{1, 2, 3, 4}, Phase: 99},
@@ -172,7 +172,7 @@ func storedFacts() []core.Fact {
 // What an earlier version has stored is read by every later one: a line here is
 // never changed, and a change of the format adds lines. Maps are encoded in any
 // order, so it is not compared with what is written now.
-func TestWhatAnEarlierVersionHasJournaledIsRead(t *testing.T) {
+func TestRecordsOfAnEarlierVersionAreRead(t *testing.T) {
 	stored := []string{
 		"0a1c73616e64626f782f36363263717477676b613430636479797330617a100318292298010a06707974686f6e120b707974686f6e2d78376b321a2461306261623461632d666636362d343138332d396532632d64663939366463333931363122040af40107288180e2c4f2a299033080c6e8d3f3a2990342060a016b1201764a047465616d52036164615a036b657962200102030000000000000000000000000000000000000000000000000000000000680278903f82010316903f",
 		"0a1c73616e64626f782f36363263717477676b613430636479797330617a1003182a2281010a06707974686f6e120b707974686f6e2d78376b321a2461306261623461632d666636362d343138332d396532632d6466393936646333393136312210fd000000000000000000000000000007288180e2c4f2a299033080c6e8d3f3a2990338e4c6e8d3f3a299034a047465616d52036164616803720754696d656f757478903f",

@@ -18,7 +18,7 @@ func (h *headStart) after(began time.Duration, d time.Duration) time.Duration {
 	return max(0, h.until-(began+d))
 }
 
-func TestCallsHaveAHeadStartButDoNotKeepTheRestWaitingForEver(t *testing.T) {
+func TestHeadStartOfCallsIsBounded(t *testing.T) {
 	var h headStart
 	began := bootclock.Now()
 	h.wait(t.Context()) // nobody has called: no wait

@@ -33,7 +33,7 @@ func runHooks(t *testing.T) (h *hooks, called chan string, answer chan struct{},
 	return h, called, answer, func() { cancel(); <-ended }
 }
 
-func TestHooksOfAPoolThatDoNotEndLeaveThoseOfOthersAlone(t *testing.T) {
+func TestHangingHooksDoNotBlockOtherPools(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h, called, answer, stop := runHooks(t)
 		for i := range hooksMost + 10 {
@@ -57,7 +57,7 @@ func TestHooksOfAPoolThatDoNotEndLeaveThoseOfOthersAlone(t *testing.T) {
 	})
 }
 
-func TestHooksThatCameBeforeTheStartAreCalled(t *testing.T) {
+func TestHooksQueuedBeforeTheStartAreCalled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		called := make(chan string, 1)
 		h := newHooks(func(_ context.Context, s core.Sandbox) { called <- s.ID })
@@ -76,7 +76,7 @@ func TestHooksThatCameBeforeTheStartAreCalled(t *testing.T) {
 	})
 }
 
-func TestHookOfAReleasedSandboxEnds(t *testing.T) {
+func TestReleaseCancelsTheSandboxsHook(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h, called, _, stop := runHooks(t)
 		for i := range hooksMost + 2 {

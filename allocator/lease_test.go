@@ -16,7 +16,7 @@ import (
 	"github.com/berth-sandbox/berth/internal/bootclock"
 )
 
-func TestLeaseIsValidFromTheSendingOfTheLastRenewalThatSucceeded(t *testing.T) {
+func TestLeaseValidityStartsWhenARenewalIsSent(t *testing.T) {
 	cluster := devcluster.Start(t, devcluster.Options{})
 	clients, err := kube.NewClients(cluster.RestConfig(), 0, 0)
 	require.NoError(t, err)
@@ -61,7 +61,7 @@ func TestLeaseIsValidFromTheSendingOfTheLastRenewalThatSucceeded(t *testing.T) {
 }
 
 // While the answer is on its way, or this process stands still, the lease runs already.
-func TestALeaseIsCountedFromTheSendingOfItsRenewal(t *testing.T) {
+func TestLateAnswerDoesNotExtendTheLease(t *testing.T) {
 	l := newTimedLock(nil, "default", "a", time.Hour)
 	var written time.Duration
 	require.NoError(t, l.timed(resourcelock.LeaderElectionRecord{HolderIdentity: "a"}, func() error {
@@ -74,7 +74,7 @@ func TestALeaseIsCountedFromTheSendingOfItsRenewal(t *testing.T) {
 	require.True(t, l.valid())
 }
 
-func TestClocksThatAreApartAreNoticedByWhoWaits(t *testing.T) {
+func TestCandidateDetectsClockSkewOfTheLeader(t *testing.T) {
 	type get struct {
 		holder  string
 		renewed time.Duration // on the holder's clock
@@ -111,7 +111,7 @@ func TestClocksThatAreApartAreNoticedByWhoWaits(t *testing.T) {
 	}
 }
 
-func TestLeaderIsFoundByItsIdentity(t *testing.T) {
+func TestLeaseIdentityHoldsTheLeadersAddresses(t *testing.T) {
 	for _, r := range []replica{{"10.0.0.1:9090", "10.0.0.1:8081"}, {"[fd00::1]:9090", "[fd00::1]:8081"}} {
 		require.Equal(t, r, replicaOf(r.identity("x7k2")))
 	}
@@ -120,7 +120,7 @@ func TestLeaderIsFoundByItsIdentity(t *testing.T) {
 	}
 }
 
-func TestTimingsOfAnElectionThatContradictAreRefused(t *testing.T) {
+func TestContradictoryElectionTimingsAreRefused(t *testing.T) {
 	for name, c := range map[string]struct {
 		lease, renew, retry time.Duration
 		wrong               string
@@ -153,7 +153,7 @@ func TestTimingsOfAnElectionThatContradictAreRefused(t *testing.T) {
 }
 
 // A replica that follows sees a renewal, and the end of the lease, a period late at most.
-func TestPodsServeThroughAFailoverOfTheDefaultElection(t *testing.T) {
+func TestPodsServeThroughADefaultFailover(t *testing.T) {
 	o := Options{LeaseDuration: 4 * time.Second, RetryPeriod: 300 * time.Millisecond, Window: envoy.Window}
 	const period = 660 * time.Millisecond // with the library's jitter
 	require.Equal(t, 4*time.Second+2*period+takeOver, failover(o.LeaseDuration, o.RetryPeriod))

@@ -81,7 +81,7 @@ func TestStaleObservationIsDropped(t *testing.T) {
 	}
 }
 
-func TestDroppedObservationDoesNotCountAsTheLast(t *testing.T) {
+func TestDroppedObservationDoesNotSetTheVersion(t *testing.T) {
 	l := newTestLoop(t, nil)
 	l.step(core.PodSeen{Pod: pod("10")})
 	l.step(core.PodSeen{Pod: pod("5")})
@@ -89,7 +89,7 @@ func TestDroppedObservationDoesNotCountAsTheLast(t *testing.T) {
 	require.Equal(t, map[core.PodKey]string{podKey: "10"}, l.versions)
 }
 
-func TestVersionsOfPodsThatAreGoneAreNotKept(t *testing.T) {
+func TestVersionsOfGonePodsAreDropped(t *testing.T) {
 	l := newTestLoop(t, nil)
 	for i := range 100 {
 		p := pod(fmt.Sprint(i))
@@ -100,7 +100,7 @@ func TestVersionsOfPodsThatAreGoneAreNotKept(t *testing.T) {
 	require.Empty(t, l.versions)
 }
 
-func TestPodThatIsGoneIsNotBroughtBackByAnObservationThatLagsBehind(t *testing.T) {
+func TestLateObservationDoesNotRevivePod(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newTestLoop(t, nil)
 		l.step(core.PodSeen{Pod: pod("10")})
@@ -116,7 +116,7 @@ func TestPodThatIsGoneIsNotBroughtBackByAnObservationThatLagsBehind(t *testing.T
 	})
 }
 
-func TestPodsThatAreGoneAreForgottenInTheEnd(t *testing.T) {
+func TestGonePodsAreForgottenEventually(t *testing.T) {
 	l := newTestLoop(t, nil)
 	l.step(core.PodGone{Key: podKey})
 	for range 2 {
@@ -126,7 +126,7 @@ func TestPodsThatAreGoneAreForgottenInTheEnd(t *testing.T) {
 	require.False(t, l.isGone(podKey))
 }
 
-func TestWhatIsOlderThanTheListATermBeganWithIsDropped(t *testing.T) {
+func TestObservationsOlderThanTheFirstListAreDropped(t *testing.T) {
 	l := newTestLoop(t, nil)
 	l.listed = "10"
 	l.knows(core.State{Pools: []core.Pool{{Key: poolKey, Version: "9"}}})
@@ -148,7 +148,7 @@ func TestWhatIsOlderThanTheListATermBeganWithIsDropped(t *testing.T) {
 	require.Len(t, l.core.PodKeys(), 1)
 }
 
-func TestEffectsAreDoneInOrderBeforeTheNextEvent(t *testing.T) {
+func TestEffectsRunInOrderBeforeTheNextEvent(t *testing.T) {
 	var done []string
 	l := newTestLoop(t, func(e core.Effect) { done = append(done, fmt.Sprintf("%T", e)) })
 	stop := l.running(t)
@@ -162,7 +162,7 @@ func TestEffectsAreDoneInOrderBeforeTheNextEvent(t *testing.T) {
 }
 
 // A bare loop has nothing but its ticks to notice a deadline by.
-func TestDeadlinesAreNoticedWithoutEvents(t *testing.T) {
+func TestTicksReachTheCoreWithoutEvents(t *testing.T) {
 	closed := make(chan core.Effect, 1)
 	l := newTestLoop(t, func(e core.Effect) {
 		if _, ok := e.(core.CloseStream); ok {
@@ -203,7 +203,7 @@ func TestSubmitWaitsWhileTheQueueIsFull(t *testing.T) {
 	})
 }
 
-func TestWhoWaitsForTheLoopIsLetGoWhenItEnds(t *testing.T) {
+func TestCallersReturnWhenTheLoopEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newTestLoop(t, nil)
 		for range eventQueue {
@@ -219,7 +219,7 @@ func TestWhoWaitsForTheLoopIsLetGoWhenItEnds(t *testing.T) {
 	})
 }
 
-func TestNothingIsTakenAfterTheEnd(t *testing.T) {
+func TestEventsAfterTheEndAreDropped(t *testing.T) {
 	l := newTestLoop(t, nil)
 	l.running(t)()
 	for range 2 * eventQueue {
@@ -228,7 +228,7 @@ func TestNothingIsTakenAfterTheEnd(t *testing.T) {
 	require.ErrorIs(t, l.look(t.Context(), func(*core.Core) { t.Error("looked") }), errStepDown)
 }
 
-func TestLookIsGivenUpWithItsContext(t *testing.T) {
+func TestLookEndsWithItsContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newTestLoop(t, nil)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
@@ -243,7 +243,7 @@ func TestLookIsGivenUpWithItsContext(t *testing.T) {
 	})
 }
 
-func TestAnswerGoesToItsCallerOrToNobody(t *testing.T) {
+func TestAnswerGoesToItsCallerOnly(t *testing.T) {
 	a := newAnswers()
 	first, firstAnswer := a.expect()
 	second, secondAnswer := a.expect()
@@ -262,7 +262,7 @@ func TestAnswerGoesToItsCallerOrToNobody(t *testing.T) {
 
 // A leader that stood still hears its routers before it takes them for gone. One that is
 // always late goes on nevertheless.
-func TestATickThatIsLateWaitsUntilWhatHasComeMeanwhileIsHeard(t *testing.T) {
+func TestLateTickWaitsForQueuedMessages(t *testing.T) {
 	const second = time.Second
 	for name, c := range map[string]struct {
 		every, gap time.Duration // between ticks, and once

@@ -16,7 +16,7 @@ import (
 	"github.com/berth-sandbox/berth/api/apierror"
 )
 
-func TestTheMetricsOfALeaderCountWhatItHas(t *testing.T) {
+func TestLeaderMetricsCountItsState(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, tm := leading(t)
 		registry := prometheus.NewRegistry()
@@ -56,7 +56,7 @@ berth_allocator_sandboxes_live 0
 	})
 }
 
-func TestThePoolsOfTheMetricsAreBounded(t *testing.T) {
+func TestPoolSeriesAreBounded(t *testing.T) {
 	pools := map[string]core.Counts{}
 	for n := range censusPools {
 		pools[fmt.Sprintf("p%03d", n)] = core.Counts{Warm: n}
@@ -68,7 +68,7 @@ func TestThePoolsOfTheMetricsAreBounded(t *testing.T) {
 	require.Equal(t, core.Counts{Warm: 11, Pending: 22, Claimed: 33, Releasing: 44, Waiting: 55}, got[otherPools])
 }
 
-func TestClaimsAreCountedByTheirOutcome(t *testing.T) {
+func TestClaimsAreCountedByOutcome(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, tm := leading(t)
 		for _, answer := range []core.Effect{core.Claimed{}, core.ClaimRefused{Why: core.PoolEmpty}, core.ClaimRefused{Why: core.NoPool}} {

@@ -44,7 +44,7 @@ func nextIsQuarantined(t *testing.T, api *memoryAPI, above uint64) {
 	require.NoError(t, <-done)
 }
 
-func TestAJournalRestoredUnderItsLeaderIsBegunAnew(t *testing.T) {
+func TestRestoredJournalIsRenewedByItsLeader(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		api := newMemoryAPI()
 		tm, _, done := start(t, newReplica(t, api))
@@ -77,7 +77,7 @@ func TestAJournalRestoredUnderItsLeaderIsBegunAnew(t *testing.T) {
 }
 
 // Nothing but their terms shows that the journal is older than they are.
-func TestSandboxObjectsOfALaterTermShowARestoredJournal(t *testing.T) {
+func TestObjectsOfALaterTermRevealARestoredJournal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for name, c := range map[string]struct {
 			term     string

@@ -39,7 +39,7 @@ func (o *order) all() []string {
 	return append([]string(nil), o.list...)
 }
 
-func TestLeaseIsGivenBackOnlyAfterLeadingHasEnded(t *testing.T) {
+func TestLeaseIsGivenBackAfterTheTermEnded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var happened order
 		api := newMemoryAPI()
@@ -65,7 +65,7 @@ func TestLeaseIsGivenBackOnlyAfterLeadingHasEnded(t *testing.T) {
 }
 
 // The program that embeds us, or anything else in the term, may never return.
-func TestTheEndOfATermWaitsForNothingWithoutABound(t *testing.T) {
+func TestEndOfATermWaitsForABoundedTime(t *testing.T) {
 	for name, c := range map[string]struct {
 		hang func(*term, func())
 		lost bool // the lease; else the replica is stopped
@@ -128,7 +128,7 @@ func TestTheEndOfATermWaitsForNothingWithoutABound(t *testing.T) {
 
 // The pod is a real peer: it answers with another protocol, or with nothing, and keeps the
 // connection.
-func TestAPodThatKeepsItsHookKeepsNoTerm(t *testing.T) {
+func TestHangingHookDoesNotDelayTheTermsEnd(t *testing.T) {
 	for name, answer := range map[string]string{
 		"another protocol": "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n",
 		"half an answer":   "HTTP/1.1 200 OK\r\nA: b",
@@ -192,7 +192,7 @@ func acting(t *testing.T) (*term, func()) {
 }
 
 // Its ID and its metadata could reach the next pod at that address.
-func TestTheHookOfAReleasedSandboxIsCalledOff(t *testing.T) {
+func TestRunningHookOfAReleasedSandboxIsCancelled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tm, stop := acting(t)
 		defer stop()
@@ -216,7 +216,7 @@ func TestTheHookOfAReleasedSandboxIsCalledOff(t *testing.T) {
 }
 
 // The caller has gone after the claim was handed to the journal, and before it was durable.
-func TestAClaimThatItsCallerDoesNotTakeIsReleased(t *testing.T) {
+func TestUncollectedClaimIsReleased(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tm, stop := acting(t)
 		defer stop()
@@ -234,7 +234,7 @@ func TestAClaimThatItsCallerDoesNotTakeIsReleased(t *testing.T) {
 }
 
 // A leader that stood still finds pods that the next one has claimed.
-func TestADeposedLeaderReportsNothingThatItFinds(t *testing.T) {
+func TestDeposedLeaderReportsNoRepairs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tm, stop := acting(t)
 		seen, logs := observer.New(zap.InfoLevel)

@@ -53,7 +53,7 @@ func peak() func() uint64 {
 // The container of the chart has 512 MiB. The journal of this test is as large as the
 // slots allow, and holds as much that no Sandbox object shows as is allowed before new
 // claims are refused.
-func TestTakingOverAFullJournalNeedsHalfTheMemory(t *testing.T) {
+func TestFullJournalTakeoverNeedsHalfTheMemory(t *testing.T) {
 	const most = 256 << 20
 	cluster := devcluster.Start(t, devcluster.Options{CRDs: crd.All()})
 	clients, err := kube.NewClients(cluster.RestConfig(), 0, 0)
@@ -61,7 +61,7 @@ func TestTakingOverAFullJournalNeedsHalfTheMemory(t *testing.T) {
 	a := &Allocator{lock: &timedLock{duration: time.Hour}}
 	a.lock.renewed.Store(int64(bootclock.Now()))
 	a.o.Clients, a.o.Namespace, a.o.Log = clients, "default", zap.NewNop()
-	a.watches = newWatches(&a.o)
+	a.watches = newTestWatches(t, a)
 	fillJournal(t, a)
 
 	defer debug.SetMemoryLimit(debug.SetMemoryLimit(512_000_000)) // as the chart does

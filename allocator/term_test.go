@@ -23,13 +23,12 @@ import (
 	"github.com/berth-sandbox/berth/allocator/controlserver"
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/allocator/pods"
-	"github.com/berth-sandbox/berth/allocator/pools"
 	"github.com/berth-sandbox/berth/allocator/sandboxobjects"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 	"github.com/berth-sandbox/berth/devcluster/stack"
 )
 
-func TestPodsThatCannotBeDeletedStopNothingElse(t *testing.T) {
+func TestFailingPodDeletionsBlockNothingElse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		pool := stack.DemoPool(poolKey.Namespace, poolKey.Name, 1)
 		made, deleted := make(chan struct{}, 100), make(chan struct{}, 100)
@@ -52,7 +51,7 @@ func TestPodsThatCannotBeDeletedStopNothingElse(t *testing.T) {
 		a := &Allocator{watches: &watches{}, control: controlserver.New(time.Minute, func() string { return "" }, zap.NewNop())}
 		tm := &term{a: a, loop: newTestLoop(t, nil), log: zap.NewNop(), creates: newWorkers(zap.NewNop()), deletes: newWorkers(zap.NewNop())}
 		tm.writer = &pods.Writer{Client: clients.Kubernetes, ServeOn: time.Second, Submit: tm.Submit, Log: zap.NewNop()}
-		a.watches.pools = pools.New(clients, poolKey.Namespace, baseline(t), time.Second, tm.Submit, zap.NewNop())
+		a.watches.pools = newPools(t, clients, tm.Submit)
 		_, _, err := a.watches.pools.List(t.Context())
 		require.NoError(t, err)
 		ctx, stop := context.WithCancel(t.Context())
@@ -75,7 +74,7 @@ func TestPodsThatCannotBeDeletedStopNothingElse(t *testing.T) {
 }
 
 // Each answer is in time, all of them together are not.
-func TestRecoveryMayTakeLongerThanOneCall(t *testing.T) {
+func TestRecoveryMayOutlastACallTimeout(t *testing.T) {
 	for _, slow := range []time.Duration{2 * time.Second, 7 * time.Second, 50 * time.Second} {
 		synctest.Test(t, func(t *testing.T) { recoverSlowly(t, slow) })
 	}
@@ -98,7 +97,7 @@ func recoverSlowly(t *testing.T, slow time.Duration) {
 		return 200, corev1.PodList{}
 	}).clients(t)
 	a := &Allocator{o: Options{Clients: clients, Namespace: "default", Log: zap.NewNop()}}
-	a.watches = newWatches(&a.o)
+	a.watches = newTestWatches(t, a)
 	c, err := core.New(core.Config{Term: 1, MaxStale: 1, Window: 1, Lease: 1, NewID: func() string { return "" }, NewSuffix: func() string { return "" }}, now(time.Now))
 	require.NoError(t, err)
 	tm := &term{number: 1, a: a, log: zap.NewNop()}
@@ -212,7 +211,7 @@ func TestRunReturnsWhenRecoveryFails(t *testing.T) {
 
 // What cannot be read may be live: nothing is done about its pod before somebody has
 // looked at it, unless the journal still says what it is.
-func TestUnreadableObjectStopsTheTermUnlessTheJournalHasIt(t *testing.T) {
+func TestUnreadableObjectNeedsItsJournalRecord(t *testing.T) {
 	tm := &term{a: &Allocator{o: Options{Namespace: "sandboxes"}}, log: zap.NewNop()}
 	listed := func(ids ...string) sandboxobjects.Listed {
 		l := sandboxobjects.Listed{Unreadable: map[string]error{}}

@@ -2,6 +2,7 @@ package allocator
 
 import (
 	"context"
+	"errors"
 	"sync"
 
 	"golang.org/x/sync/errgroup"
@@ -13,8 +14,8 @@ import (
 	"github.com/berth-sandbox/berth/allocator/sandboxobjects"
 )
 
-// watches run in every replica, so that a new leader need not wait for them. What
-// they see goes to the term of this replica, if it has one.
+// watches run in every replica, so that a new leader need not wait for their first list.
+// They submit events to the attached term; without one they drop them.
 type watches struct {
 	pods    *pods.Watcher
 	pools   *pools.Pools
@@ -25,14 +26,23 @@ type watches struct {
 	term *term
 }
 
-func newWatches(o *Options) *watches {
+func newWatches(o *Options) (*watches, error) {
 	w := &watches{}
 	k := o.Clients
-	w.pods = pods.NewWatcher(k.Kubernetes, o.Namespace, w.submit, o.Log.Named("pods"))
-	w.pools = pools.New(k, o.Namespace, o.Policy, o.serveOn(), w.submit, o.Log.Named("pools"))
-	w.nodes = &nodes.Watcher{Client: k.Kubernetes, Submit: w.submit, Log: o.Log.Named("nodes")}
-	w.records = &sandboxobjects.Watcher{Client: k.Berth, Namespace: o.Namespace, Submit: w.submit, Log: o.Log.Named("objects")}
-	return w
+	var errs [4]error
+	w.pods, errs[0] = pods.NewWatcher(pods.WatcherOptions{
+		Client: k.Kubernetes, Namespace: o.Namespace, Submit: w.submit, Log: o.Log.Named("pods"),
+	})
+	w.pools, errs[1] = pools.New(pools.Options{
+		Clients: k, Namespace: o.Namespace, Policy: o.Policy, ServeOn: o.serveOn(), Submit: w.submit, Log: o.Log.Named("pools"),
+	})
+	w.nodes, errs[2] = nodes.NewWatcher(nodes.WatcherOptions{
+		Client: k.Kubernetes, Submit: w.submit, Log: o.Log.Named("nodes"),
+	})
+	w.records, errs[3] = sandboxobjects.NewWatcher(sandboxobjects.WatcherOptions{
+		Client: k.Berth, Namespace: o.Namespace, Submit: w.submit, Log: o.Log.Named("objects"),
+	})
+	return w, errors.Join(errs[:]...)
 }
 
 // run watches until ctx ends.
@@ -44,7 +54,7 @@ func (w *watches) run(ctx context.Context) error {
 	return all.Wait()
 }
 
-// attach hands everything that is seen from now on to t; nil: to nobody.
+// attach makes t the receiver of all later events. With nil they are dropped.
 func (w *watches) attach(t *term) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

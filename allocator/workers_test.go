@@ -12,7 +12,7 @@ import (
 	"go.uber.org/zap"
 )
 
-func TestWorkersRunSoManyJobsSideBySideAndNoMore(t *testing.T) {
+func TestWorkersRunExactlyNJobsConcurrently(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const n, jobs = 3, 10
 		w := newWorkers(zap.NewNop())
@@ -42,7 +42,7 @@ func TestWorkersRunSoManyJobsSideBySideAndNoMore(t *testing.T) {
 	})
 }
 
-func TestWorkersStartInTheOrderOfTheJobs(t *testing.T) {
+func TestWorkersStartJobsInOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorkers(zap.NewNop())
 		ctx, cancel := context.WithCancel(t.Context())
@@ -65,7 +65,7 @@ func TestWorkersStartInTheOrderOfTheJobs(t *testing.T) {
 	})
 }
 
-func TestAJobThatFailsIsDoneAgainAndKeepsNoOtherWaiting(t *testing.T) {
+func TestFailedJobIsRetriedWithoutBlockingOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorkers(zap.NewNop())
 		ctx, cancel := context.WithCancel(t.Context())
@@ -99,7 +99,7 @@ func TestAJobThatFailsIsDoneAgainAndKeepsNoOtherWaiting(t *testing.T) {
 	})
 }
 
-func TestWorkersEndWaitsForWhatIsUnderWayAndDropsTheRest(t *testing.T) {
+func TestWorkersEndAfterRunningJobsAndDropQueuedOnes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorkers(zap.NewNop())
 		ctx, cancel := context.WithCancel(t.Context())
@@ -133,7 +133,7 @@ func TestWorkersEndWaitsForWhatIsUnderWayAndDropsTheRest(t *testing.T) {
 	})
 }
 
-func TestWorkersThatFinishDoWhatWaitsAtTheEndToo(t *testing.T) {
+func TestFinishingWorkersRunQueuedJobs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const n, jobs = 2, 10
 		w := newWorkers(zap.NewNop())
@@ -165,7 +165,7 @@ func TestWorkersThatFinishDoWhatWaitsAtTheEndToo(t *testing.T) {
 	})
 }
 
-func TestWorkersThatBeginAfterTheEndDoNothing(t *testing.T) {
+func TestWorkersStartedAfterTheEndDoNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()

@@ -15,7 +15,7 @@ import (
 	"github.com/berth-sandbox/berth/allocator/core"
 )
 
-func TestPressureBeginsLateAndEndsLater(t *testing.T) {
+func TestPressureHasHysteresis(t *testing.T) {
 	for name, c := range map[string]struct {
 		on        bool
 		lag       time.Duration
@@ -36,7 +36,7 @@ func TestPressureBeginsLateAndEndsLater(t *testing.T) {
 	}
 }
 
-func TestTheCoreIsToldWhenPressureBeginsAndEnds(t *testing.T) {
+func TestPressureChangesReachTheCore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tm := &term{loop: newTestLoop(t, nil), log: zap.NewNop()}
 		ctx, cancel := context.WithCancel(t.Context())
@@ -65,7 +65,7 @@ func TestTheCoreIsToldWhenPressureBeginsAndEnds(t *testing.T) {
 	})
 }
 
-func TestBatchesAreSpacedByWhatWasWritten(t *testing.T) {
+func TestBatchesArePacedByTheirSize(t *testing.T) {
 	const second = 100 << 10 // bytes
 	synctest.Test(t, func(t *testing.T) {
 		m, err := newMetrics(prometheus.NewRegistry(), &Allocator{})

@@ -43,10 +43,10 @@ const (
 	// default limit of 4 MiB at about 80 bytes each, 280 with as many ports as a
 	// pool can name.
 	snapshotPart = 5_000
-	// deadMost is how many routers one message may report as dead.
-	deadMost = 1000
-	// activitiesMost is how many sandboxes one message may speak of.
-	activitiesMost = 5_000
+	// maxDead is how many routers one message may report as dead.
+	maxDead = 1000
+	// maxActivities is how many sandboxes one message may speak of.
+	maxActivities = 5_000
 	// joinWait is how long a new stream may take to say Join.
 	joinWait = 5 * time.Second
 )
@@ -295,8 +295,8 @@ func duration(nanos uint64) string {
 
 // activities turns what a router says of activity into the core's form.
 func activities(field string, all []*controlv1.Activity) ([]core.Activity, error) {
-	if len(all) > activitiesMost {
-		return nil, status.Errorf(codes.InvalidArgument, "%s.activities: %d are more than %d", field, len(all), activitiesMost)
+	if len(all) > maxActivities {
+		return nil, status.Errorf(codes.InvalidArgument, "%s.activities: %d are more than %d", field, len(all), maxActivities)
 	}
 	list := make([]core.Activity, 0, len(all))
 	for _, a := range all {
@@ -318,24 +318,24 @@ var kindWord = regexp.MustCompile(`^[a-z]{1,32}$`)
 
 // Bounds of what a router may say for people.
 const (
-	envoyMost = 128
-	blindMost = 256
+	maxGateway = 128
+	maxBlind   = 256
 )
 
 // report takes a Report, and quiesced a Quiesced.
 func report(stream uint64, r *controlv1.Report) (core.Report, error) {
 	all, err := activities("report", r.GetActivities())
-	if err == nil && len(r.GetGateway()) > envoyMost {
-		err = status.Errorf(codes.InvalidArgument, "report.envoy: %d bytes are more than %d", len(r.GetGateway()), envoyMost)
+	if err == nil && len(r.GetGateway()) > maxGateway {
+		err = status.Errorf(codes.InvalidArgument, "report.envoy: %d bytes are more than %d", len(r.GetGateway()), maxGateway)
 	}
 	return core.Report{
-		Stream: stream, Activities: all, Gateway: r.GetGateway(), Nonce: r.GetNonce(), Took: ago(r.GetTookMillis()), Blind: first(r.GetBlind(), blindMost),
+		Stream: stream, Activities: all, Gateway: r.GetGateway(), Nonce: r.GetNonce(), Took: ago(r.GetTookMillis()), Blind: first(r.GetBlind(), maxBlind),
 	}, err
 }
 
 func quiesced(stream uint64, q *controlv1.Quiesced) (core.Quiesced, error) {
 	all, err := activities("quiesced", q.GetActivities())
-	return core.Quiesced{Stream: stream, Number: q.GetNumber(), Activities: all, Blind: first(q.GetBlind(), blindMost)}, err
+	return core.Quiesced{Stream: stream, Number: q.GetNumber(), Activities: all, Blind: first(q.GetBlind(), maxBlind)}, err
 }
 
 // first is the beginning of a text, at most so many bytes.
@@ -350,8 +350,8 @@ func ago(millis uint64) time.Duration {
 // checkDead refuses a report of deaths that makes no sense.
 func checkDead(dead *controlv1.Dead, by string) error {
 	ids := dead.GetInstanceIds()
-	if len(ids) > deadMost {
-		return status.Errorf(codes.InvalidArgument, "dead.instance_ids: %d are more than %d", len(ids), deadMost)
+	if len(ids) > maxDead {
+		return status.Errorf(codes.InvalidArgument, "dead.instance_ids: %d are more than %d", len(ids), maxDead)
 	}
 	for _, id := range ids {
 		switch {

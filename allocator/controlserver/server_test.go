@@ -122,7 +122,7 @@ func (w *world) open() router {
 
 // A journal that was restored from a backup may have the same leader's term again, or its
 // next one, or none as high.
-func TestARouterThatHasSeenMoreOfTheJournalShowsThatItWasRestored(t *testing.T) {
+func TestRouterAheadOfTheJournalRevealsARestore(t *testing.T) {
 	for name, c := range map[string]struct {
 		journal        string
 		term, position uint64
@@ -181,7 +181,7 @@ func TestARouterThatHasSeenMoreOfTheJournalShowsThatItWasRestored(t *testing.T) 
 	}
 }
 
-func TestARefusedRouterOfAnotherJournalStillProvesEarlierRouters(t *testing.T) {
+func TestRefusedRouterOfAnEarlierJournalCounts(t *testing.T) {
 	for name, change := range map[string]func(*controlv1.Join){
 		"it serves for too long": func(j *controlv1.Join) { j.MaxStaleNanos = uint64(maxStale) + 1 },
 	} {
@@ -201,7 +201,7 @@ func TestARefusedRouterOfAnotherJournalStillProvesEarlierRouters(t *testing.T) {
 }
 
 // Later leaders count on from the highest term that was seen.
-func TestATermThatNoJournalReachesIsRefused(t *testing.T) {
+func TestImpossibleTermIsRefused(t *testing.T) {
 	run(t, func(w *world) {
 		for _, journal := range []string{"", "j", "k"} {
 			stream := w.open()
@@ -256,7 +256,7 @@ func sandbox(id string) core.Sandbox {
 	return core.Sandbox{Binding: core.Binding{ID: id}, IP: netip.MustParseAddr("10.0.0.1"), DefaultPort: 8080}
 }
 
-func TestJoinIsChecked(t *testing.T) {
+func TestJoinIsValidated(t *testing.T) {
 	for name, c := range map[string]struct {
 		first *controlv1.RouterMessage
 		code  codes.Code
@@ -289,7 +289,7 @@ func TestJoinIsChecked(t *testing.T) {
 	}
 }
 
-func TestARouterThatServesForLongerThanItIsWaitedForIsRefused(t *testing.T) {
+func TestRouterWithALargerMaxStaleIsRefused(t *testing.T) {
 	joins := func(nanos uint64) *controlv1.RouterMessage {
 		m := join(instance, 0)
 		m.GetJoin().MaxStaleNanos = nanos
@@ -312,7 +312,7 @@ func TestARouterThatServesForLongerThanItIsWaitedForIsRefused(t *testing.T) {
 	}
 }
 
-func TestActivityWithoutASandboxAndAnAddressIsRefused(t *testing.T) {
+func TestActivityNeedsASandboxOrAnAddress(t *testing.T) {
 	for _, address := range []string{"", "10.0.0.300"} {
 		run(t, func(w *world) {
 			stream, n := w.joined()
@@ -325,8 +325,8 @@ func TestActivityWithoutASandboxAndAnAddressIsRefused(t *testing.T) {
 	}
 }
 
-func TestMoreActivitiesThanFitIntoAMessageAreRefused(t *testing.T) {
-	many := make([]*controlv1.Activity, activitiesMost+1)
+func TestTooManyActivitiesAreRefused(t *testing.T) {
+	many := make([]*controlv1.Activity, maxActivities+1)
 	for i := range many {
 		many[i] = &controlv1.Activity{SandboxId: "k3x9"}
 	}
@@ -345,9 +345,9 @@ func TestMoreActivitiesThanFitIntoAMessageAreRefused(t *testing.T) {
 	}
 }
 
-func TestReportsOfDeathsAreCheckedBeforeAnyIsBelieved(t *testing.T) {
+func TestDeathReportsAreValidatedAsAWhole(t *testing.T) {
 	const other = "router-of-another-envoy"
-	tooMany := make([]string, deadMost+1)
+	tooMany := make([]string, maxDead+1)
 	for i := range tooMany {
 		tooMany[i] = fmt.Sprintf("router-%020d", i)
 	}
@@ -375,14 +375,14 @@ func TestReportsOfDeathsAreCheckedBeforeAnyIsBelieved(t *testing.T) {
 	}
 	run(t, func(w *world) {
 		stream, _ := w.joined()
-		require.NoError(t, stream.Send(dead(tooMany[:deadMost]...)))
+		require.NoError(t, stream.Send(dead(tooMany[:maxDead]...)))
 		events := w.leader.seen()
-		require.Len(t, events, deadMost)
+		require.Len(t, events, maxDead)
 		require.Equal(t, core.SessionDead{Session: tooMany[0], By: instance}, events[0])
 	})
 }
 
-func TestStreamThatDoesNotJoinIsEnded(t *testing.T) {
+func TestStreamWithoutJoinIsEnded(t *testing.T) {
 	run(t, func(w *world) {
 		began := time.Now()
 		fails(t, w.open(), codes.InvalidArgument, "Join")
@@ -390,7 +390,7 @@ func TestStreamThatDoesNotJoinIsEnded(t *testing.T) {
 	})
 }
 
-func TestReplicaThatDoesNotLeadNamesTheLeader(t *testing.T) {
+func TestFollowerNamesTheLeader(t *testing.T) {
 	run(t, func(w *world) {
 		w.Lead(nil)
 		stream := w.open()
@@ -406,7 +406,7 @@ func TestReplicaThatDoesNotLeadNamesTheLeader(t *testing.T) {
 	})
 }
 
-func TestWhatARouterSaysBecomesEventsInOrder(t *testing.T) {
+func TestRouterMessagesBecomeEventsInOrder(t *testing.T) {
 	run(t, func(w *world) {
 		stream, n := w.joined()
 		for _, m := range []*controlv1.RouterMessage{
@@ -453,7 +453,7 @@ func goodbye() *controlv1.RouterMessage {
 }
 
 // A router that sees its stream end without an error looks for no other leader.
-func TestGoodbyeIsAcknowledgedOnlyOnceItIsDurable(t *testing.T) {
+func TestGoodbyeIsAcknowledgedOnceDurable(t *testing.T) {
 	for name, c := range map[string]struct {
 		then func(w *world, stream uint64)
 		code codes.Code
@@ -504,7 +504,7 @@ func TestGoodbyeIsAcknowledgedOnlyOnceItIsDurable(t *testing.T) {
 	})
 }
 
-func TestEveryStreamThatJoinedIsSaidToHaveLeft(t *testing.T) {
+func TestEveryJoinedStreamSubmitsItsEnd(t *testing.T) {
 	for name, leave := range map[string]func(*world, router, context.CancelFunc){
 		"half closed":  func(_ *world, r router, _ context.CancelFunc) { _ = r.CloseSend() },
 		"cancelled":    func(_ *world, _ router, cancel context.CancelFunc) { cancel() },
@@ -582,13 +582,13 @@ func TestEffectsReachTheRouterInOrder(t *testing.T) {
 	})
 }
 
-func TestEffectsThatAreNotForRoutersAreLeftToOthers(t *testing.T) {
+func TestDeliverIgnoresOtherEffects(t *testing.T) {
 	s := New(maxStale, func() string { return "" }, zap.NewNop())
 	require.False(t, s.Deliver(7, core.CreatePod{}))
 	require.False(t, s.Deliver(7, core.Claimed{}))
 }
 
-func TestSnapshotComesInPartsOfWhichTheLastIsAcknowledged(t *testing.T) {
+func TestOnlyTheLastSnapshotPartIsAcknowledged(t *testing.T) {
 	for size, parts := range map[int]int{0: 1, 1: 1, snapshotPart: 1, snapshotPart + 1: 2, 3 * snapshotPart: 3} {
 		e := core.SendSnapshot{Sequence: 9, Routes: make([]core.Sandbox, size)}
 		for i := range e.Routes {
@@ -611,7 +611,7 @@ func TestSnapshotComesInPartsOfWhichTheLastIsAcknowledged(t *testing.T) {
 	}
 }
 
-func TestFullSnapshotPartIsBelowGRPCsLimit(t *testing.T) {
+func TestSnapshotPartFitsTheGRPCLimit(t *testing.T) {
 	longest := core.Sandbox{Binding: core.Binding{ID: strings.Repeat("x", 57)}, IP: netip.MustParseAddr("fd00:1111:2222:3333:4444:5555:6666:7777"), DefaultPort: 65535}
 	for port := range uint16(64) { // as many as a pool can name
 		longest.Ports = append(longest.Ports, 65535-64+port)
@@ -652,7 +652,7 @@ func TestNoPongWithoutAValidLease(t *testing.T) {
 }
 
 // Routers try again at once: each attempt would be a join and a leave.
-func TestALeaderThatIsUnsureOfItsLeaseLetsNobodyJoin(t *testing.T) {
+func TestNoRouterJoinsAnUncertainLeader(t *testing.T) {
 	seen, logs := observer.New(zap.InfoLevel)
 	run(t, func(w *world) {
 		w.log = zap.New(seen)
@@ -669,7 +669,7 @@ func TestALeaderThatIsUnsureOfItsLeaseLetsNobodyJoin(t *testing.T) {
 	})
 }
 
-func TestConnectedRoutersAndTheirLastPongAreCounted(t *testing.T) {
+func TestRoutersCountsConnectionsAndPongAge(t *testing.T) {
 	run(t, func(w *world) {
 		connected, _ := w.Routers()
 		require.Zero(t, connected)
@@ -696,7 +696,7 @@ func TestConnectedRoutersAndTheirLastPongAreCounted(t *testing.T) {
 }
 
 // The lease is looked at when the pong is sent, not when the core decided on it.
-func TestPongThatWaitedInTheQueueIsJudgedWhenItIsSent(t *testing.T) {
+func TestQueuedPongNeedsAValidLeaseWhenSent(t *testing.T) {
 	run(t, func(w *world) {
 		stream, n := w.joined()
 		big := make([]core.Sandbox, 2*snapshotPart) // more than the stream takes while nobody reads
@@ -718,7 +718,7 @@ func TestPongThatWaitedInTheQueueIsJudgedWhenItIsSent(t *testing.T) {
 	})
 }
 
-func TestSlowRouterIsCutOffAndOthersAreNot(t *testing.T) {
+func TestOnlyTheSlowRouterIsCutOff(t *testing.T) {
 	run(t, func(w *world) {
 		slow, n := w.joined()
 		other := w.open()
@@ -755,7 +755,7 @@ func TestSlowRouterIsCutOffAndOthersAreNot(t *testing.T) {
 
 // There is room again as soon as something was sent, but what comes then would be
 // acknowledged together with what is missing.
-func TestNothingIsQueuedForAStreamAfterItWasCutOff(t *testing.T) {
+func TestCutStreamGetsNoMoreMessages(t *testing.T) {
 	s := New(maxStale, func() string { return "" }, zap.NewNop())
 	st, other := s.add(), s.add()
 	push := func(st *stream, sequence uint64) {
@@ -788,7 +788,7 @@ func TestNothingIsQueuedForAStreamAfterItWasCutOff(t *testing.T) {
 	require.Len(t, other.queue, 1)
 }
 
-func TestSecondJoinOfAnInstanceClosesTheOldStreamOnly(t *testing.T) {
+func TestSecondJoinClosesOnlyTheOldStream(t *testing.T) {
 	run(t, func(w *world) {
 		first, n := w.joined()
 		second, m := w.joined()
@@ -803,7 +803,7 @@ func TestSecondJoinOfAnInstanceClosesTheOldStreamOnly(t *testing.T) {
 	})
 }
 
-func TestARouterThatWasDeclaredDeadIsToldSo(t *testing.T) {
+func TestDeclaredDeadRouterGetsThatError(t *testing.T) {
 	run(t, func(w *world) {
 		stream, n := w.joined()
 		require.True(t, w.Deliver(7, core.CloseStream{Stream: n, Banned: true}))
@@ -870,7 +870,7 @@ func (w *world) joinedAfter() (router, uint64) {
 	return nil, 0
 }
 
-func TestStopEndsStreamsAlsoThoseThatBeginLater(t *testing.T) {
+func TestStopEndsPresentAndLaterStreams(t *testing.T) {
 	run(t, func(w *world) {
 		stream, _ := w.joined()
 		waiting := w.open()
@@ -885,7 +885,7 @@ func TestStopEndsStreamsAlsoThoseThatBeginLater(t *testing.T) {
 }
 
 // A router whose stream takes nothing must still be heard and be let go.
-func TestBlockedSendHoldsNobody(t *testing.T) {
+func TestBlockedSendHoldsUpNoOtherRouter(t *testing.T) {
 	run(t, func(w *world) {
 		stream, n := w.joined()
 		big := make([]core.Sandbox, 5*snapshotPart)

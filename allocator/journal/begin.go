@@ -9,27 +9,27 @@ import (
 	"slices"
 )
 
-// Condition is what a journal looks like from outside, whole or not.
+// Condition describes a journal as read from outside, damaged or not.
 type Condition struct {
-	// ID is that of its last batch that can be read, "" if none says one. It ends at
-	// Position, in Term, as far as can be read. Slots is how many it has.
+	// ID is the ID in the last readable batch, "" if no batch has one. Position and Term are those
+	// of the end of the readable log. Slots is the number of slots.
 	ID             string
 	Position, Term uint64
 	Slots          int
-	// Missing slots are not there. Damaged ones cannot be read, or do not belong where
-	// they are. Extra ones are more than the journal has.
+	// Missing are the slots without an object. Damaged are slots that cannot be read or do not
+	// belong where they are, including slots beyond Slots, each with its error.
 	Missing []int
 	Damaged map[int]error
-	// Err is why no leader can open it, nil if it is whole. It is ErrMissing if there is
-	// no slot at all.
+	// Err is the reason why no leader can open the journal, nil for an intact journal. It is
+	// ErrMissing if no slot exists.
 	Err error
 
-	slots map[int]Slot // what is there, without their data
+	slots map[int]Slot // the existing slots, without their data
 	ring  *ring
 }
 
-// Check reads a journal, whole or not. It changes nothing, and may be called while a
-// leader writes.
+// Check reads a journal, damaged or not. It changes nothing and may be called while a leader
+// writes.
 func Check(ctx context.Context, store Store) (*Condition, error) {
 	codec, err := newCodec()
 	if err != nil {
@@ -44,7 +44,7 @@ func Check(ctx context.Context, store Store) (*Condition, error) {
 		for i := range c.Slots {
 			c.Missing = append(c.Missing, i)
 		}
-		c.Err = fmt.Errorf("%w: there is no slot at all", ErrMissing)
+		c.Err = fmt.Errorf("%w: no slot exists", ErrMissing)
 		return c, nil
 	}
 	c.Slots, c.ring, c.ID = f.slots[0].Slots, f.ring, f.id
@@ -66,7 +66,7 @@ func Check(ctx context.Context, store Store) (*Condition, error) {
 			c.Damaged[i] = fmt.Errorf("%w: slot %d holds position %d, but the log ends at %d, so it should hold %d", ErrDamaged, i, s.Position, c.Position, want)
 		}
 	}
-	for _, s := range c.inOrder() {
+	for _, s := range c.validInOrder() {
 		if s.Term < c.Term {
 			c.Damaged[s.Index] = fmt.Errorf("%w: position %d is of term %d, the one before of term %d", ErrDamaged, s.Position, s.Term, c.Term)
 			continue
@@ -77,9 +77,8 @@ func Check(ctx context.Context, store Store) (*Condition, error) {
 	return c, nil
 }
 
-// inOrder lists the slots that are as they should be and were written, in the order of
-// the log.
-func (c *Condition) inOrder() []Slot {
+// validInOrder returns the undamaged slots that hold a batch, in the order of the log.
+func (c *Condition) validInOrder() []Slot {
 	var order []Slot
 	for _, s := range c.slots {
 		if c.Damaged[s.Index] == nil && s.Position > 0 {
@@ -90,12 +89,12 @@ func (c *Condition) inOrder() []Slot {
 	return order
 }
 
-// Beginning is how a journal is begun anew.
+// Beginning is a plan for beginning a journal anew.
 type Beginning struct {
 	Stamp
 	Position uint64
-	// Emptied are the slots that are made, or written, without any record: what was in
-	// them is lost.
+	// Emptied are the slots that are created or overwritten without records. Their former content
+	// is lost.
 	Emptied []int
 
 	first  Slot
@@ -103,25 +102,26 @@ type Beginning struct {
 	create map[int]bool
 }
 
-// BeginOptions are how a journal is begun anew. All are required but Carry.
+// BeginOptions configure Plan. All but MinTerm are required.
 type BeginOptions struct {
-	// MinTerm is the highest term that is known from elsewhere.
+	// MinTerm is the highest term known from outside the journal.
 	MinTerm uint64
-	// Records, made for this journal and term, are its first.
+	// Records returns the first records of the new journal.
 	Records func(Stamp) ([]Record, error)
-	Nonce   func() string
+	// Nonce returns a random string, never the same twice.
+	Nonce func() string
 }
 
-// Plan says how a journal of this condition is begun anew: a batch is put at its end,
-// under a new ID, and what is missing or damaged is filled with batches without records.
-// What is left of the journal stays.
+// Plan returns how to begin this journal anew. A batch under a new ID goes to the end of the log,
+// and batches without records replace missing and damaged slots. The readable rest of the journal
+// stays.
 func (c *Condition) Plan(o BeginOptions) (*Beginning, error) {
 	for i, err := range c.Damaged {
 		if errors.Is(err, ErrFormat) {
 			return nil, err
 		}
 		if i >= c.Slots {
-			return nil, fmt.Errorf("%w; delete %s, which is not the journal's", err, nameOf(i))
+			return nil, fmt.Errorf("%w; delete %s, which does not belong to the journal", err, nameOf(i))
 		}
 	}
 	codec, err := newCodec()
@@ -143,15 +143,15 @@ func (c *Condition) Plan(o BeginOptions) (*Beginning, error) {
 		b.create[i] = true
 	}
 	term := uint64(0)
-	terms := map[uint64]uint64{} // of what is there
-	for _, s := range c.inOrder() {
+	terms := map[uint64]uint64{} // of the readable positions
+	for _, s := range c.validInOrder() {
 		terms[s.Position] = s.Term
 	}
 	wanted := map[int]uint64{}
 	for i := range c.Slots {
 		wanted[i] = last(c.Position, i, c.Slots)
 	}
-	// In the order of the log, so that each gets the term of the one before.
+	// In the order of the log, so that each slot gets the term of its predecessor.
 	indices := slices.SortedFunc(maps.Keys(wanted), func(x, y int) int { return cmp.Or(cmp.Compare(wanted[x], wanted[y]), cmp.Compare(x, y)) })
 	for _, i := range indices {
 		if known, ok := terms[wanted[i]]; ok && wanted[i] > 0 {
@@ -171,15 +171,15 @@ func (c *Condition) Plan(o BeginOptions) (*Beginning, error) {
 		b.empty = append(b.empty, s)
 	}
 	slices.Sort(b.Emptied)
-	// Slot 0 last, as always: a leader takes slots without it for a journal that was not
-	// begun, or has lost it.
+	// Slot 0 is written last, as always. A leader takes slots without slot 0 for a journal whose
+	// creation was not finished, or for one that lost it.
 	slices.SortFunc(b.empty, func(x, y Slot) int { return y.Index - x.Index })
 	return b, nil
 }
 
-// Begin carries a plan out. Each write is conditional on what was read, so it fails if
-// anything was written meanwhile; then it can be planned and begun again. No leader can
-// open a journal of which slots are missing or damaged before this has succeeded.
+// Begin carries the plan out. Each write is conditional on the version that was read, so Begin
+// fails if another client wrote meanwhile; the caller then plans and begins again. No leader can
+// open a journal with missing or damaged slots before Begin succeeded.
 func (b *Beginning) Begin(ctx context.Context, store Store) error {
 	for _, s := range append([]Slot{b.first}, b.empty...) {
 		var err error
@@ -189,7 +189,7 @@ func (b *Beginning) Begin(ctx context.Context, store Store) error {
 			_, err = store.Write(ctx, s)
 		}
 		if err != nil {
-			return fmt.Errorf("the journal is not begun; try again: %w", err)
+			return fmt.Errorf("journal: not begun anew; try again: %w", err)
 		}
 	}
 	return nil

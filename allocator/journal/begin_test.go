@@ -42,7 +42,7 @@ func keys(records []Record) map[string]bool {
 	return all
 }
 
-func TestJournalBegunAnewKeepsWhatIsLeftOfIt(t *testing.T) {
+func TestBegunAnewJournalKeepsItsReadableRecords(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		batches int
@@ -95,7 +95,7 @@ func TestJournalBegunAnewKeepsWhatIsLeftOfIt(t *testing.T) {
 	}
 }
 
-func TestJournalThatIsHalfBegunIsOpenedByNobodyAndBegunAgain(t *testing.T) {
+func TestHalfBegunJournalCannotBeOpened(t *testing.T) {
 	for _, writes := range []int{1, 2, 100, Slots - 1} {
 		m := &memory{slots: map[int]Slot{}}
 		b := begin(t, m, 7)
@@ -104,7 +104,7 @@ func TestJournalThatIsHalfBegunIsOpenedByNobodyAndBegunAgain(t *testing.T) {
 		c, err := Check(t.Context(), m)
 		require.NoError(t, err)
 		require.Error(t, c.Err)
-		require.True(t, begun(func() (all []Slot) {
+		require.True(t, ringExists(func() (all []Slot) {
 			for _, s := range m.slots {
 				all = append(all, s)
 			}
@@ -133,7 +133,7 @@ func (s *stopping) Create(ctx context.Context, slot Slot) (string, error) {
 	return s.memory.Create(ctx, slot)
 }
 
-func TestSlotsThatSomebodyWritesToAreFoundAndRepaired(t *testing.T) {
+func TestForeignWritesToSlotsAreRepaired(t *testing.T) {
 	m, l := written(t, 300)
 	suspects, err := l.Suspects(t.Context())
 	require.NoError(t, err)
@@ -177,7 +177,7 @@ func TestSlotsThatSomebodyWritesToAreFoundAndRepaired(t *testing.T) {
 	}
 }
 
-func TestALeaderCommitsIntoASlotThatIsGone(t *testing.T) {
+func TestCommitRestoresADeletedSlot(t *testing.T) {
 	m, l := written(t, 300)
 	delete(m.slots, l.ring.slot(l.position+1))
 	require.NoError(t, l.Commit(t.Context(), []Record{record("more", 1, 1000)}))
@@ -193,7 +193,7 @@ func (m *memory) earlier(l *Log, index int) {
 	m.slots[index] = s
 }
 
-func TestALeaderCommitsIntoASlotThatIsOlderThanItWas(t *testing.T) {
+func TestCommitRestoresARevertedSlot(t *testing.T) {
 	m, l := written(t, 600)
 	m.earlier(l, l.ring.slot(l.position+1))
 	require.NoError(t, l.Commit(t.Context(), []Record{record("more", 1, 1000)}))
@@ -202,7 +202,7 @@ func TestALeaderCommitsIntoASlotThatIsOlderThanItWas(t *testing.T) {
 	require.False(t, keys(records)["old"+strconv.Itoa(l.ring.slot(l.position))])
 }
 
-func TestSeveralSlotsOfAnEarlierMomentShowARestoredJournal(t *testing.T) {
+func TestSeveralRevertedSlotsRevealARestoredJournal(t *testing.T) {
 	repair := func(t *testing.T, l *Log) error {
 		t.Helper()
 		suspects, err := l.Suspects(t.Context())
@@ -275,7 +275,7 @@ func TestSeveralSlotsOfAnEarlierMomentShowARestoredJournal(t *testing.T) {
 	})
 }
 
-func TestWhoMayNotLeadAnyMoreRepairsNothing(t *testing.T) {
+func TestDeposedLeaderRepairsNoSlots(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		valid func(asked int) bool
@@ -305,7 +305,7 @@ func TestWhoMayNotLeadAnyMoreRepairsNothing(t *testing.T) {
 	require.ErrorIs(t, err, ErrDeposed)
 }
 
-func TestAJournalThatIsRenewedIsAnotherWithALaterTerm(t *testing.T) {
+func TestRenewedJournalHasANewIDAndTerm(t *testing.T) {
 	m, l := written(t, 10)
 	id, err := l.Renew(t.Context(), 9, []Record{record("session/earlier", 1, 0)})
 	require.NoError(t, err)
@@ -317,7 +317,7 @@ func TestAJournalThatIsRenewedIsAnotherWithALaterTerm(t *testing.T) {
 	require.ErrorIs(t, err, ErrDeposed, "who is deposed begins nothing")
 }
 
-func TestEveryLeaderOfAJournalKeepsItsID(t *testing.T) {
+func TestJournalIDOutlivesItsLeaders(t *testing.T) {
 	m, l := written(t, 3)
 	require.NotEmpty(t, l.Stamp().Journal)
 	next, _ := open(t, m)

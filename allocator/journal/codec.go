@@ -8,43 +8,43 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// format is the version that is written. See api/journal/v1/journal.proto for
-// when it has to change.
+// format is the version of the batch format that this version writes. api/journal/v1/journal.proto
+// says when it must change.
 const format = 1
 
-// Bounds of one batch, in bytes before compression. Data that does not compress
-// grows by a third as base64, and etcd takes requests of up to 1.5 MiB.
+// Bounds of one batch in bytes, before compression. Incompressible data grows by a third as base64,
+// and etcd accepts requests of up to 1.5 MiB.
 const (
-	batchMost   = 512 << 10
-	decodedMost = 4 << 20 // what a slot may claim to decompress to
+	maxBatch   = 512 << 10
+	maxDecoded = 4 << 20 // bound of a slot's decompressed data
 )
 
-// codec compresses batches. It may be used concurrently.
+// codec encodes and decodes batches. It may be used concurrently.
 type codec struct {
 	encoder *zstd.Encoder
 	decoder *zstd.Decoder
 }
 
 func newCodec() (*codec, error) {
-	// No goroutines of their own: batches are small and one at a time.
+	// No goroutines: batches are small and come one at a time.
 	encoder, err := zstd.NewWriter(nil, zstd.WithEncoderConcurrency(1))
 	if err != nil {
 		return nil, fmt.Errorf("journal: %w", err)
 	}
-	decoder, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(decodedMost))
+	decoder, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(maxDecoded))
 	if err != nil {
 		return nil, fmt.Errorf("journal: %w", err)
 	}
 	return &codec{encoder, decoder}, nil
 }
 
-// encode makes the data of a slot.
+// encode returns the data of a slot.
 func (c *codec) encode(id string, records []Record) []byte {
 	size := len(id) + 8
 	for _, r := range records {
 		size += len(r.Raw) + 8
 	}
-	// A journalv1.Batch, whose first field is repeated: no need to gather it first.
+	// The encoding of a journalv1.Batch, written field by field to avoid a copy.
 	raw := make([]byte, 0, size)
 	for _, r := range records {
 		raw = protowire.AppendTag(raw, batchRecords, protowire.BytesType)
@@ -57,23 +57,21 @@ func (c *codec) encode(id string, records []Record) []byte {
 	return c.encoder.EncodeAll(raw, nil)
 }
 
-// The fields of journalv1.Batch, and those of journalv1.Record that are looked at.
+// Field numbers of journalv1.Batch and journalv1.Record.
 const (
 	batchRecords, batchJournal           = 1, 2
 	recordKey, recordTerm, recordCounter = 1, 2, 3
 )
 
-// batch is the data of a slot.
+// batch is the decoded data of a slot.
 type batch struct {
 	id      string
 	records []Record
 }
 
-// decode reads the data of a slot. The records point into a buffer: into room, which may
-// be nil, if that is large enough. It returns the buffer.
-//
-// A journal may hold hundreds of thousands of records, so this makes nothing but keys:
-// journalv1.Batch and journalv1.Record are read field by field.
+// decode reads the data of a slot. The records point into the returned buffer, which is room if
+// room is large enough; room may be nil. A journal may hold hundreds of thousands of records, so
+// decode reads journalv1.Batch and journalv1.Record field by field and allocates only the keys.
 func (c *codec) decode(data, room []byte) (b batch, buffer []byte, err error) {
 	if len(data) == 0 {
 		return b, room, nil
@@ -115,13 +113,13 @@ func toRecord(raw []byte) (Record, error) {
 		return nil
 	})
 	if err == nil && r.Key == "" {
-		err = errors.New("it has no key")
+		err = errors.New("the record has no key")
 	}
 	return r, err
 }
 
-// fields calls f with every field of a message: with its bytes, or its number if it is
-// a varint.
+// fields calls f with each field of a message: with the bytes of a bytes field, or with the number
+// of a varint field.
 func fields(raw []byte, f func(number protowire.Number, value []byte, n uint64) error) error {
 	for len(raw) > 0 {
 		number, kind, size := protowire.ConsumeTag(raw)

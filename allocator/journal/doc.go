@@ -1,58 +1,61 @@
-// Package journal is the allocator's store of record: a log of batches in the
-// API server. A fact is true when it is in here, and not before.
+// Package journal is the allocator's store of record: a log of batches in the API server.
+// A fact is true once it is in the journal, and not before.
 //
 // # The ring
 //
-// The log lives in K slot objects, made once and never deleted; K is stored in
-// them. The batch at position p replaces the content of slot p mod K under the
-// resource version last read, so that a write is a compare-and-swap on the log:
-// whoever was deposed finds the slot changed. Slots are replaced and not deleted,
-// because the resource version of an object never comes back, while the name of
-// a deleted object does: a leader that stood still in the middle of a write could
-// write to it after all.
+// The log lives in K slot objects. They are created once and never deleted, and each of
+// them stores K. The batch at position p replaces the content of slot p mod K, on
+// condition of the resource version that was last read. A write is therefore a
+// compare-and-swap on the log, and a deposed leader finds the slot changed.
 //
-// One write is under way at a time. So the log has no holes, and what waits
-// meanwhile goes together into the next batch.
+// Slots are replaced and not deleted because the resource version of an object never
+// returns, while the name of a deleted object can. Otherwise a leader that was paused in
+// the middle of a write could still write to a new object of the same name.
+//
+// One write is under way at a time. The log therefore has no holes, and all records that
+// arrive meanwhile go together into the next batch.
 //
 // # Unknown outcomes
 //
-// Every answer to a write but success, a conflict too, leaves open whether it
-// took place: an answer may be lost, and the request behind a conflict may be the
-// second copy of one that succeeded. So the slot is read. It holds our term,
-// position and nonce: done. It has not changed: the same write again. It is of a later
-// term: this leader is deposed, and [Log.Commit] returns [ErrDeposed]. Anything else was
-// not written by a leader, and the slot is put right first. Commit returns without
-// knowing only when its context ends.
+// Every answer to a write but success leaves open whether the write took place. A
+// conflict does too: the rejected request may be the second copy of one that succeeded.
+// The leader then reads the slot:
 //
-// # What rides along
+//   - It holds our term, position and nonce: the write took place.
+//   - It has not changed: the leader repeats the write.
+//   - It is of a later term: this leader is deposed, and [Log.Commit] returns [ErrDeposed].
+//   - Anything else was not written by a leader: the slot is repaired first.
 //
-// A record is the whole state of one thing, named by its key; of several the last
-// in the log counts. A slot may be overwritten once each record
-// in it has been overtaken by a later one, or is settled: safe elsewhere
-// ([Log.Settle]), such as in a Sandbox object. A record that is neither goes into
-// the batch that overwrites it, as it is. So the log always holds the latest
-// state of everything that is not settled.
+// Commit returns without an outcome only when its context ends.
+//
+// # Carried records
+//
+// A record is the whole state of one thing, named by its key. The last record of a key in
+// the log is valid. A slot may be overwritten once each of its records has been replaced
+// by a later one, or is settled. Settled means stored elsewhere, such as in a Sandbox
+// object ([Log.Settle]). Any other record is carried: the batch that overwrites the slot
+// contains it again. The log therefore always holds the latest state of everything that is
+// not settled.
 //
 // # Guarantees
 //
-//   - Commit returns nil only when all records are durable, and after that every
-//     Open finds them, or later ones of the same keys, until they are settled.
-//   - After Open has returned to a new leader, no Commit of an earlier one
-//     succeeds any more: the term record has taken the position that the earlier
-//     one would have to write.
+//   - After Commit returned nil, all its records are durable. Every later Open finds them,
+//     or later records of the same keys, until they are settled.
+//   - After Open returned to a new leader, no Commit of an earlier leader succeeds: the
+//     term record occupies the position that the earlier leader would have to write.
 //   - Records are committed in the order in which they are given.
-//   - A slot that is missing, or of a format that this version does not know,
-//     stops Open with an error that says which. Nothing is guessed.
-//   - While a leader holds the lease, a slot that something else has deleted or written
-//     to is put right from memory ([Log.Repair]). If several hold what they held before,
-//     the journal was restored from a backup, and must be begun anew
-//     ([ErrRestored]).
-//   - Every batch carries the ID of the journal. It changes when the journal is begun
-//     anew: by [Log.Renew] or, from outside, by [Beginning.Begin].
+//   - A missing slot, or a slot of an unknown format, stops Open with an error that names
+//     it. Open guesses nothing.
+//   - While a leader holds the lease, it restores from memory a slot that another client
+//     deleted or wrote to ([Log.Repair]). If several slots hold an earlier content, the
+//     journal was restored from a backup and must be begun anew ([ErrRestored]).
+//   - Every batch carries the ID of the journal. The ID changes when the journal is begun
+//     anew, by [Log.Renew] or, from outside, by [Beginning.Begin].
 //
 // # What breaks them
 //
-// Slots that are edited or deleted by anything else while no leader can repair them, or
-// restored one by one from a backup; Settle for something that is not safe; an API server that answers
-// reads from a stale store.
+//   - Slots edited or deleted by another client while no leader runs.
+//   - Slots restored one by one from a backup.
+//   - Settle for a state that is not stored elsewhere.
+//   - An API server that answers reads from a stale store.
 package journal

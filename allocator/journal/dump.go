@@ -12,18 +12,18 @@ import (
 	journalv1 "github.com/berth-sandbox/berth/api/journal/v1"
 )
 
-// Batch is the content of a slot, decoded for people.
+// Batch is the decoded content of a slot.
 type Batch struct {
 	Slot
 	Journal string // the ID
 	Records []*journalv1.Record
-	// Err is why the data could not be decoded, or not all of it.
+	// Err is why the data could not be decoded in full.
 	Err error
 }
 
-// Dump reads all slots and decodes what can be decoded, in the order of the log.
-// It changes nothing and may be called while a leader writes. The error, if any
-// slots were read, is what is wrong with them as a whole.
+// Dump reads all slots and decodes them as far as possible, in the order of the log. It changes
+// nothing and may be called while a leader writes. An error beside a result describes what is wrong
+// with the slots as a whole.
 func Dump(ctx context.Context, store Store) ([]Batch, error) {
 	codec, err := newCodec()
 	if err != nil {

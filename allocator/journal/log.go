@@ -11,86 +11,86 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+
+	"github.com/berth-sandbox/berth/internal/options"
+	"github.com/berth-sandbox/berth/internal/wait"
 )
 
 const (
-	// listTimeouts is how many times as long as another call a list may take until the
-	// next slot: slots come in pages.
-	listTimeouts = 10
-	// timeoutDoubled is how many times the time for a call is doubled that has failed
-	// before.
-	timeoutDoubled = 3
+	// listTimeoutFactor times the call timeout bounds the wait for the next slot of a list, because
+	// slots come in pages.
+	listTimeoutFactor = 10
+	// maxTimeoutDoublings is how often the timeout of a retried call doubles.
+	maxTimeoutDoublings = 3
 )
 
-// Slots is how many slots a new journal has. One that exists keeps its own.
+// Slots is the number of slots of a new journal. An existing journal keeps its number.
 const Slots = 256
 
 // Slot is the content of a slot object.
 type Slot struct {
 	Index int
-	// Version is the resource version it was read at, or written as.
+	// Version is the resource version of the object that was read or written.
 	Version string
-	// Slots is the number of slots in the ring, Format that of Data.
+	// Slots is the number of slots in the ring. Format is the format of Data.
 	Slots, Format int
-	// Position is that of the batch, 0 when there is none yet.
+	// Position is the position of the batch, 0 for a slot without one.
 	Position, Term uint64
 	Nonce          string
 	Records        int
 	Data           []byte
 
-	sum [sha256.Size]byte // of Data, where that is not kept
+	sum [sha256.Size]byte // of Data, which is not kept in memory
 }
 
-// Store keeps slot objects. Every error but ErrMissing leaves open what has
-// happened. Calls end with their context.
+// Store keeps slot objects. After any error but ErrMissing and ErrExists the outcome of a call is
+// unknown. Calls end with their context.
 type Store interface {
-	// List calls f with every slot, all of one moment, from the store and not from a
-	// cache. It ends with an error of f.
+	// List calls f with every slot of one snapshot, read from the store and not from a cache. It
+	// stops at an error of f and returns that.
 	List(ctx context.Context, f func(Slot) error) error
-	// Versions reads the versions of all slots, like List.
+	// Versions returns the resource versions of all slots by index, read like List.
 	Versions(ctx context.Context) (map[int]string, error)
-	// Read reads one slot, from the store.
+	// Read reads one slot from the store.
 	Read(ctx context.Context, index int) (Slot, error)
-	// Write replaces the slot s.Index if its version is still s.Version, and
-	// returns its new version.
+	// Write replaces the slot s.Index on condition that its version is still s.Version, and returns
+	// its new version.
 	Write(ctx context.Context, s Slot) (version string, err error)
-	// Create makes a slot, and returns its version, or ErrExists.
+	// Create creates a slot and returns its version, or ErrExists.
 	Create(ctx context.Context, s Slot) (version string, err error)
 }
 
 // Options configure Open. All are required unless they say otherwise.
 type Options struct {
 	Store Store
-	// Valid reports whether the caller may still act as the leader: it is asked before
-	// the log is taken over, and before and after a slot is repaired.
+	// Valid reports whether the caller certainly leads. It is called before the log is taken over,
+	// and before and after a slot is repaired.
 	Valid func() bool
-	// Begin is asked before a journal is made where there is none. It returns an
-	// error when what is there must have had one.
+	// Begin is called before a journal is created. It returns an error when traces show that a
+	// journal must have existed.
 	Begin func(context.Context) error
-	// Nonce makes something random, never the same twice.
+	// Nonce returns a random string, never the same twice.
 	Nonce func() string
-	// CallTimeout bounds one call to the Store, but for List, which may take ten
-	// times as long until its next slot. A write that fails is given twice as long the
-	// next time, up to eight times. Default 2 s.
+	// CallTimeout bounds one call to the Store. A retried write gets twice as long each time, up to
+	// eight times. A list may take ten times as long until its next slot. Default 2 s.
 	CallTimeout time.Duration
-	// Pause waits between attempts; it returns early when ctx ends. The default
-	// waits 10 ms after the first attempt and up to 1 s later on.
+	// Pause waits between attempts. It returns early when ctx ends. The default waits 10 ms after
+	// the first attempt, twice as long after each further one, and at most 1 s.
 	Pause func(ctx context.Context, attempt int)
 	Log   *zap.Logger
 }
 
-// Log is the journal as one leader writes it. Commit is called by one goroutine
-// at a time; the other methods may be called at any time.
+// Log is the journal as its one leader writes it. Commit, Repair and Renew must be called by one
+// goroutine at a time; the other methods may be called concurrently.
 type Log struct {
 	o     Options
 	codec *codec
-	// stamp is what batches are written under, began the position of the term record.
+	// stamp marks the batches of this leader. began is the position of its term record.
 	stamp Stamp
 	began uint64
-	// renewed is what batches are written under after Renew. It is the committer's, like
-	// earlier.
+	// renewed marks the batches after Renew. Like earlier it belongs to the committing goroutine.
 	renewed Stamp
-	// earlier are the slots that were found to hold what they had held before.
+	// earlier are the slots that were found to hold an earlier content.
 	earlier map[int]struct{}
 
 	mu       sync.Mutex
@@ -100,36 +100,35 @@ type Log struct {
 	stats    Stats
 }
 
-// Stamp is what every batch says of where it belongs.
+// Stamp says to which journal and term a batch belongs.
 type Stamp struct {
-	// Journal is the ID of the journal: random, made when it was begun.
+	// Journal is the random ID that the journal got when it was begun.
 	Journal string
 	Term    uint64
 }
 
-// Stats count what a Log has done since Open, but for Unsettled and
-// UnsettledBytes, which are what would have to ride along now.
+// Stats are counters since Open. Unsettled and UnsettledBytes are not counters: they describe the
+// records that would have to be carried now.
 type Stats struct {
 	Batches, Records, Carried, Bytes uint64
-	// Unknown are the writes whose outcome had to be read.
+	// Unknown counts writes whose outcome had to be read.
 	Unknown                   uint64
 	Unsettled, UnsettledBytes int
 }
 
-// Open takes the log over under a new term, higher than any in it, and returns
-// it with the latest record of every key that it holds, in the order of their
-// revisions. It repeats what fails
-// until ctx ends, except for ErrMissing, ErrDamaged, ErrFormat, an error of
-// Options.Begin, and ErrDeposed when Options.Valid has become false.
+// Open takes the log over under a new term, higher than any term in it. It returns the log and the
+// latest record of every key, in the order of their revisions. It retries until ctx ends. It gives
+// up on ErrMissing, ErrDamaged, ErrFormat, an error marked by Refuse, and ErrDeposed when
+// Options.Valid has become false.
 func Open(ctx context.Context, o Options) (*Log, []Record, error) {
-	if o.Store == nil || o.Valid == nil || o.Begin == nil || o.Nonce == nil || o.Log == nil {
-		return nil, nil, errors.New("journal: all options but CallTimeout and Pause are required")
+	if err := options.Require(o, "Store", "Valid", "Begin", "Nonce", "Log"); err != nil {
+		return nil, nil, err
 	}
 	if o.CallTimeout == 0 {
 		o.CallTimeout = 2 * time.Second
 	}
 	if o.Pause == nil {
-		o.Pause = pause
+		o.Pause = func(ctx context.Context, attempt int) { wait.Sleep(ctx, pauseAfter(attempt)) }
 	}
 	codec, err := newCodec()
 	if err != nil {
@@ -146,55 +145,35 @@ func Open(ctx context.Context, o Options) (*Log, []Record, error) {
 		case final(err):
 			return nil, nil, err
 		}
-		o.Log.Warn("journal: will read again", zap.Error(err))
+		o.Log.Warn("journal not opened, retrying", zap.Error(err))
 		o.Pause(ctx, attempt)
 	}
 }
 
-func final(err error) bool {
-	var refused *beginError
-	return errors.Is(err, ErrMissing) || errors.Is(err, ErrDamaged) || errors.Is(err, ErrFormat) || errors.Is(err, ErrDeposed) || errors.As(err, &refused)
-}
-
-// beginError is a refusal of Options.Begin that asking again does not change.
-type beginError struct{ error }
-
-func (e *beginError) Unwrap() error { return e.error }
-
-// Refuse marks an error of Options.Begin as final. Others are asked again.
-func Refuse(err error) error { return &beginError{err} }
-
-// errOverwritten: a slot was written to, and not under a later term. Of candidates that
-// take the log over, one may have written under the same term.
-var errOverwritten = errors.New("journal: a slot was written to by something else than the next leader")
-
-// errOvertaken: somebody else wrote while the log was being taken over.
-var errOvertaken = errors.New("another candidate or leader has written meanwhile")
-
-// takeOver reads the log, puts a term record at its end and reads it again.
+// takeOver reads the log, writes a term record to its end and reads the log again.
 func (l *Log) takeOver(ctx context.Context) ([]Record, error) {
 	before, err := l.read(ctx)
 	if err != nil {
 		return nil, err
 	}
 	l.stamp = Stamp{Journal: before.id, Term: before.term + 1}
-	if l.stamp.Journal == "" { // it is new, or of a version that gave it none
+	if l.stamp.Journal == "" { // a new journal, or one of a version without IDs
 		l.stamp.Journal = l.o.Nonce()
 	}
 	l.renewed = l.stamp
 	position := before.position + 1
 	index := before.ring.slot(position)
-	// What the slot still holds is not known to be safe elsewhere.
+	// The records of the slot may not be stored elsewhere.
 	carried := before.ring.carried(position)
 	own := l.batch(before.slots[index], position, len(before.slots), carried)
-	if _, err := l.replace(ctx, own, before.slots[index], l.o.Valid); errors.Is(err, errOverwritten) || errors.Is(err, ErrDeposed) && l.o.Valid() {
+	if _, err := l.replace(ctx, own, before.slots[index], l.o.Valid); errors.Is(err, errForeignWrite) || errors.Is(err, ErrDeposed) && l.o.Valid() {
 		return nil, errOvertaken
 	} else if err != nil {
 		return nil, err
 	}
-	// From here on nobody else commits. What they committed before is read again:
-	// the first list may be older than their last write.
-	before.ring = nil // it need not be in memory twice
+	// From here on no other leader can commit. The log is read again because the first list may be
+	// older than the last commit of an earlier leader.
+	before.ring = nil // frees memory: the ring is read again
 	after, err := l.read(ctx)
 	if err != nil {
 		return nil, err
@@ -215,7 +194,7 @@ func (l *Log) takeOver(ctx context.Context) ([]Record, error) {
 	return records, nil
 }
 
-// contents is what the slots hold together.
+// contents is the log that the slots form.
 type contents struct {
 	slots    []Slot // by index, without their data
 	ring     *ring
@@ -224,14 +203,14 @@ type contents struct {
 	id       string
 }
 
-// read lists the slots, making them if there are none, and checks them.
+// read lists and checks the slots. It creates them if there are none.
 func (l *Log) read(ctx context.Context) (*contents, error) {
 	for {
 		f := folder{codec: l.codec}
 		if err := l.list(ctx, f.add); err != nil {
 			return nil, err
 		}
-		if begun(f.slots) {
+		if ringExists(f.slots) {
 			return f.whole()
 		}
 		if err := l.begin(ctx, f.slots); err != nil {
@@ -240,15 +219,15 @@ func (l *Log) read(ctx context.Context) (*contents, error) {
 	}
 }
 
-// list reads all slots. A full journal may take long on a slow machine, and each attempt
-// would: so the time is bounded from one slot to the next, and not for all.
+// list reads all slots. A full journal may take long on a slow machine, in every attempt. The
+// timeout therefore applies from one slot to the next and not to the whole list.
 func (l *Log) list(ctx context.Context, f func(Slot) error) error {
 	call, cancel := context.WithCancel(ctx)
 	defer cancel()
-	stalled := time.AfterFunc(listTimeouts*l.o.CallTimeout, cancel)
+	stalled := time.AfterFunc(listTimeoutFactor*l.o.CallTimeout, cancel)
 	defer stalled.Stop()
 	if err := l.o.Store.List(call, func(s Slot) error {
-		stalled.Reset(listTimeouts * l.o.CallTimeout)
+		stalled.Reset(listTimeoutFactor * l.o.CallTimeout)
 		return f(s)
 	}); err != nil {
 		return fmt.Errorf("list slots: %w", err)
@@ -256,13 +235,14 @@ func (l *Log) list(ctx context.Context, f func(Slot) error) error {
 	return nil
 }
 
-// begun reports whether the ring was made completely: slot 0 is made last. A
-// ring without a slot 0 that holds something has lost it.
-func begun(slots []Slot) bool {
+// ringExists reports whether the ring was created completely. Slot 0 is created last, so its
+// presence shows that. A ring without slot 0 that holds a batch has lost slot 0; whole then reports
+// that.
+func ringExists(slots []Slot) bool {
 	return slices.ContainsFunc(slots, func(s Slot) bool { return s.Index == 0 || s.Position > 0 })
 }
 
-// begin makes the slots that are not there.
+// begin creates the slots that do not exist.
 func (l *Log) begin(ctx context.Context, have []Slot) error {
 	call, cancel := context.WithTimeout(ctx, l.o.CallTimeout)
 	err := l.o.Begin(call)
@@ -272,7 +252,7 @@ func (l *Log) begin(ctx context.Context, have []Slot) error {
 	}
 	n := Slots
 	if len(have) > 0 {
-		n = have[0].Slots // of a beginning that was not finished, perhaps by another version
+		n = have[0].Slots // an unfinished creation, perhaps by another version
 	}
 	for index := n - 1; index >= 0; index-- {
 		if slices.ContainsFunc(have, func(s Slot) bool { return s.Index == index }) {
@@ -291,19 +271,19 @@ func (l *Log) begin(ctx context.Context, have []Slot) error {
 	return nil
 }
 
-// folder puts the log together, slot by slot: their data is too much to be kept.
+// folder assembles the log slot by slot, because the data of all slots is too large to keep.
 type folder struct {
 	codec  *codec
 	slots  []Slot // without their data
 	ring   *ring
 	id     string
-	idAt   uint64 // the position that has said so
+	idAt   uint64 // the position of id
 	buffer []byte
-	// broken are slots that do not belong where they are, or cannot be decoded.
+	// broken are the errors of slots that do not belong where they are, or cannot be decoded.
 	broken map[int]error
 }
 
-// add takes the next slot. It returns no error: what is wrong is found out at the end.
+// add adds a slot. It returns no error; whole and Check report the broken slots.
 func (f *folder) add(s Slot) error {
 	if f.ring == nil {
 		f.ring, f.broken = newRing(s.Slots), map[int]error{}
@@ -334,7 +314,7 @@ func (f *folder) add(s Slot) error {
 	return nil
 }
 
-// whole checks that the slots are one log, and returns it.
+// whole checks that the slots form one log, and returns that log.
 func (f *folder) whole() (*contents, error) {
 	slots := f.slots
 	slices.SortFunc(slots, func(a, b Slot) int { return a.Index - b.Index })
@@ -373,8 +353,8 @@ func missing(index, slots int) error {
 	return fmt.Errorf("%w: slot %d of %d", ErrMissing, index, slots)
 }
 
-// last is the last position that belongs to a slot, of a log that ends at a position; 0
-// if nothing was written there yet.
+// last returns the last position of a slot in a log that ends at position end, or 0 if the slot
+// holds no batch yet.
 func last(end uint64, index, slots int) uint64 {
 	back := (end + uint64(slots) - uint64(index)) % uint64(slots) // how far behind the end
 	if end <= back {
@@ -383,7 +363,7 @@ func last(end uint64, index, slots int) uint64 {
 	return end - back
 }
 
-// batch makes the next content of a slot.
+// batch returns the next content of a slot.
 func (l *Log) batch(slot Slot, position uint64, slots int, records []Record) Slot {
 	data := l.codec.encode(l.renewed.Journal, records)
 	return Slot{
@@ -392,16 +372,16 @@ func (l *Log) batch(slot Slot, position uint64, slots int, records []Record) Slo
 	}
 }
 
-// replace writes a slot, which was as before says, and returns its new version. It returns
-// ErrDeposed when a leader of a later term has written to the slot, and errOverwritten when
-// something else has. valid, if not nil, is asked before every attempt.
+// replace writes a slot whose former content is before, and returns its new version. It returns
+// ErrDeposed when a leader of a later term has written to the slot, and errForeignWrite when
+// another client has. valid, if not nil, is called before every attempt.
 func (l *Log) replace(ctx context.Context, s, before Slot, valid func() bool) (version string, err error) {
 	for attempt := 0; ; attempt++ {
 		if valid != nil && !valid() {
-			return "", fmt.Errorf("%w: the lease is not held any more", ErrDeposed)
+			return "", fmt.Errorf("%w: the lease is no longer held", ErrDeposed)
 		}
-		// An API server that is always slow is waited for longer and longer.
-		timeout := l.o.CallTimeout << min(attempt, timeoutDoubled)
+		// The timeout grows, so that an API server that is always slow does not block the leader.
+		timeout := l.o.CallTimeout << min(attempt, maxTimeoutDoublings)
 		call, cancel := context.WithTimeout(ctx, timeout)
 		version, err := l.o.Store.Write(call, s)
 		cancel()
@@ -421,64 +401,62 @@ func (l *Log) replace(ctx context.Context, s, before Slot, valid func() bool) (v
 		case errors.Is(readErr, ErrMissing):
 			return "", fmt.Errorf("slot %d: %w", s.Index, readErr)
 		case readErr != nil:
-			l.o.Log.Warn("journal: outcome of a write not known, will ask again", zap.Uint64("position", s.Position), zap.NamedError("write", err), zap.Error(readErr))
+			l.o.Log.Warn("journal: unknown outcome of a write, retrying", zap.Uint64("position", s.Position), zap.NamedError("write", err), zap.Error(readErr))
 		case found.Position == s.Position && found.Term == s.Term && found.Nonce == s.Nonce:
 			return found.Version, nil
 		case found.Version != s.Version && found.Position == before.Position && found.Term == before.Term && found.Nonce == before.Nonce:
-			// The same batch in another version of the object: something was noted on
-			// it, or it was stored anew. No leader has written.
+			// The same batch in another version of the object: a client changed its metadata, or it
+			// was stored again. No leader has written.
 			s.Version = found.Version
 		case found.Version != s.Version && found.Term <= l.stamp.Term:
-			// The next leader has a higher term, so this was written by something else.
-			return "", fmt.Errorf("%w: slot %d holds position %d of term %d", errOverwritten, s.Index, found.Position, found.Term)
+			// The next leader has a higher term, so another client wrote this.
+			return "", fmt.Errorf("%w: slot %d holds position %d of term %d", errForeignWrite, s.Index, found.Position, found.Term)
 		case found.Version != s.Version:
 			return "", fmt.Errorf("%w: slot %d holds position %d of term %d, and not position %d of term %d", ErrDeposed, s.Index, found.Position, found.Term, s.Position, s.Term)
 		default:
-			l.o.Log.Warn("journal: not written, will try again", zap.Uint64("position", s.Position), zap.Error(err))
+			l.o.Log.Warn("journal: batch not written, retrying", zap.Uint64("position", s.Position), zap.Error(err))
 		}
 		l.o.Pause(ctx, attempt)
 	}
 }
 
-// Term is the term under which this Log writes, 1 or more.
+// Term returns the term under which this Log writes, 1 or more.
 func (l *Log) Term() uint64 { return l.stamp.Term }
 
-// Stamp is what this Log writes under, before Renew.
+// Stamp returns the mark of this Log's batches before Renew.
 func (l *Log) Stamp() Stamp { return l.stamp }
 
-// Began is the position of this leader's term record: everything before it is of
-// earlier leaders, everything after it of this one, in this journal.
+// Began returns the position of this leader's term record: earlier positions belong to earlier
+// leaders, later ones to this leader.
 func (l *Log) Began() uint64 { return l.began }
 
-// Position is that of the last batch that is known to be committed.
+// Position returns the position of the last committed batch.
 func (l *Log) Position() uint64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.position
 }
 
-// Renew begins the journal anew, under a new ID, by committing records. It is called
-// where Commit could be, when the log was restored from a backup and no longer holds all
-// that routers have seen of it. term is the highest term that was seen; later leaders get
-// higher ones. This Log must not be used afterwards: the next Open takes the new journal
-// over. Like Commit, Renew fails when this leader is deposed.
+// Renew begins the journal anew, under a new ID, by committing records. It is for a journal that
+// was restored from a backup and lacks positions that routers have seen. term is the highest term
+// that was seen; later leaders get higher terms. The Log must not be used afterwards: the next Open
+// takes the new journal over. Renew fails like Commit when this leader is deposed.
 func (l *Log) Renew(ctx context.Context, term uint64, records []Record) (id string, err error) {
 	l.renewed = Stamp{Journal: l.o.Nonce(), Term: max(l.stamp.Term, term)}
 	return l.renewed.Journal, l.Commit(ctx, records)
 }
 
-// Commit makes the records durable, in their order, in one batch or as many as
-// they need. A slot that is gone, or was written to by something else than a leader, is
-// repaired. An error is ErrDeposed or that of ctx; the
-// caller must not commit again after it.
+// Commit makes the records durable, in their order, in as many batches as they need. It repairs a
+// slot that is missing or that another client wrote to. It returns ErrDeposed or the error of ctx;
+// the caller must not commit again after an error.
 func (l *Log) Commit(ctx context.Context, records []Record) error {
 	for len(records) > 0 {
 		slot, position, carried, fresh := l.next(records)
-		// Not under the lock, which Settle's callers wait for.
+		// Outside the lock, because Settle would wait for the compression.
 		s := l.batch(slot, position, slot.Slots, slices.Concat(carried, fresh))
 		version, err := l.replace(ctx, s, slot, nil)
-		if errors.Is(err, ErrMissing) || errors.Is(err, errOverwritten) {
-			// If the write took place before that, it does so again.
+		if errors.Is(err, ErrMissing) || errors.Is(err, errForeignWrite) {
+			// If the write took place before the foreign write, it takes place again.
 			if err = l.restore(ctx, slot.Index); err == nil {
 				continue
 			}
@@ -492,8 +470,7 @@ func (l *Log) Commit(ctx context.Context, records []Record) error {
 	return nil
 }
 
-// next says what goes into the next batch, and in which slot: what has to ride
-// along, then of the records as many as fit beside it.
+// next returns the next batch and its slot: the records to carry, then as many of records as fit.
 func (l *Log) next(records []Record) (slot Slot, position uint64, carried, fresh []Record) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -503,7 +480,7 @@ func (l *Log) next(records []Record) (slot Slot, position uint64, carried, fresh
 	for _, r := range carried {
 		size += len(r.Raw)
 	}
-	for n < len(records) && (size == 0 || size+len(records[n].Raw) <= batchMost) {
+	for n < len(records) && (size == 0 || size+len(records[n].Raw) <= maxBatch) {
 		size += len(records[n].Raw)
 		n++
 	}
@@ -523,15 +500,15 @@ func (l *Log) committed(s Slot, version string, carried, fresh []Record) {
 	l.slots[s.Index] = s
 }
 
-// Settle says that the key's state of this revision, and every earlier one, is
-// safe elsewhere, or needed no more.
+// Settle marks the key's state of this revision, and all earlier ones, as stored elsewhere or no
+// longer needed.
 func (l *Log) Settle(key string, term, counter uint64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.ring.settle(key, term, counter)
 }
 
-// Stats returns what was done so far.
+// Stats returns the current counters.
 func (l *Log) Stats() Stats {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -548,11 +525,7 @@ func (l *Log) count(f func(*Stats)) {
 	f(&l.stats)
 }
 
-func pause(ctx context.Context, attempt int) {
-	t := time.NewTimer(min(10*time.Millisecond<<min(attempt, 10), time.Second))
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-	case <-t.C:
-	}
+// pauseAfter returns the default pause after an attempt; the first is number 0.
+func pauseAfter(attempt int) time.Duration {
+	return min(10*time.Millisecond<<min(attempt, 10), time.Second)
 }

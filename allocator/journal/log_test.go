@@ -27,7 +27,7 @@ func whole(t *testing.T) []Slot {
 	return slots
 }
 
-func TestLogThatIsNotWholeIsRefusedWithTheReason(t *testing.T) {
+func TestOpenRefusesADamagedLogWithTheReason(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		change  func(s []Slot) []Slot
@@ -52,7 +52,7 @@ func TestLogThatIsNotWholeIsRefusedWithTheReason(t *testing.T) {
 		}, ErrDamaged, "slot 0"},
 		{"data that decompresses to too much", func(s []Slot) []Slot {
 			codec, _ := newCodec()
-			s[0].Data = codec.encoder.EncodeAll(make([]byte, decodedMost+1), nil)
+			s[0].Data = codec.encoder.EncodeAll(make([]byte, maxDecoded+1), nil)
 			return s
 		}, ErrDamaged, "slot 0"},
 		{"a record without a key", func(s []Slot) []Slot {
@@ -155,7 +155,7 @@ func open(t *testing.T, m *memory) (*Log, []Record) {
 	return l, records
 }
 
-func TestNewJournalHasAllItsSlotsAndALaterOneKeepsThem(t *testing.T) {
+func TestNewJournalCreatesSlotsThatStay(t *testing.T) {
 	m := &memory{slots: map[int]Slot{}}
 	l, records := open(t, m)
 	require.Empty(t, records)
@@ -167,7 +167,7 @@ func TestNewJournalHasAllItsSlotsAndALaterOneKeepsThem(t *testing.T) {
 	require.Equal(t, []Record{record("b", 1, 2), record("a", 1, 3)}, records)
 }
 
-func TestJournalIsNotBegunWhereThereMustHaveBeenOne(t *testing.T) {
+func TestNoJournalIsBegunWhereOneWasLost(t *testing.T) {
 	refusal := errors.New("there are sandboxes")
 	m := &memory{slots: map[int]Slot{}}
 	_, _, err := Open(t.Context(), Options{
@@ -178,7 +178,7 @@ func TestJournalIsNotBegunWhereThereMustHaveBeenOne(t *testing.T) {
 	require.Empty(t, m.slots)
 }
 
-func TestLargeCommitIsSplitIntoBatchesThatTheStoreTakes(t *testing.T) {
+func TestLargeCommitIsSplitIntoBatches(t *testing.T) {
 	m := &memory{slots: map[int]Slot{}}
 	l, _ := open(t, m)
 	var all []Record
@@ -191,13 +191,13 @@ func TestLargeCommitIsSplitIntoBatchesThatTheStoreTakes(t *testing.T) {
 	require.NoError(t, l.Commit(t.Context(), all))
 	require.Equal(t, m.bytes-bytesBefore, l.Stats().Bytes, "the bytes that are bounded are those that are written")
 	require.Equal(t, 6, m.writes-before, "3 MB in batches of at most 512 KiB")
-	require.LessOrEqual(t, m.most, batchMost+batchMost/16)
+	require.LessOrEqual(t, m.most, maxBatch+maxBatch/16)
 	require.Equal(t, 3000, l.Stats().Unsettled)
 	// All of it rides along once around the ring, and is still there.
 	for i := range uint64(Slots) {
 		require.NoError(t, l.Commit(t.Context(), []Record{record("other", 1, 3001+i)}))
 	}
-	require.LessOrEqual(t, m.most, batchMost+batchMost/16)
+	require.LessOrEqual(t, m.most, maxBatch+maxBatch/16)
 	_, found := open(t, m)
 	require.Len(t, found, 3001)
 }
@@ -216,7 +216,7 @@ func incompressible(seed uint64, n int) []byte {
 	return b
 }
 
-func TestWhatIsSettledDoesNotRideAlong(t *testing.T) {
+func TestSettledRecordsAreNotCarried(t *testing.T) {
 	m := &memory{slots: map[int]Slot{}}
 	l, _ := open(t, m)
 	require.NoError(t, l.Commit(t.Context(), []Record{record("a", 1, 1), record("b", 1, 2)}))
@@ -231,7 +231,7 @@ func TestWhatIsSettledDoesNotRideAlong(t *testing.T) {
 }
 
 // A batch that an earlier version has written: it is never changed.
-func TestBatchOfAnEarlierVersionIsRead(t *testing.T) {
+func TestBatchOfAnEarlierVersionIsReadable(t *testing.T) {
 	data, err := base64.StdEncoding.DecodeString("KLUv/QQAeQEACg8KCXNhbmRib3gvYRABGAIKCwoFcG9kL2IQAxgECg8KCXNhbmRib3gvYRADGAX6Av+v")
 	require.NoError(t, err)
 	codec, err := newCodec()
@@ -243,7 +243,7 @@ func TestBatchOfAnEarlierVersionIsRead(t *testing.T) {
 
 // An annotation, or a store that is written anew, changes an object's version and
 // not what leaders have written.
-func TestASlotThatWasOnlyTouchedDoesNotDeposeTheLeader(t *testing.T) {
+func TestTouchedSlotDoesNotDeposeTheLeader(t *testing.T) {
 	m := &memory{slots: map[int]Slot{}}
 	l, _ := open(t, m)
 	for range 2 * Slots {
@@ -293,7 +293,7 @@ func (s *slow) Write(ctx context.Context, slot Slot) (string, error) {
 	return s.memory.Write(ctx, slot)
 }
 
-func TestAStoreThatIsAlwaysSlowIsWaitedFor(t *testing.T) {
+func TestSlowStoreGetsLongerTimeouts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := &memory{slots: map[int]Slot{}}
 		l, _ := open(t, m)
@@ -304,7 +304,7 @@ func TestAStoreThatIsAlwaysSlowIsWaitedFor(t *testing.T) {
 	})
 }
 
-func TestAFullJournalIsReadHoweverSlowly(t *testing.T) {
+func TestSlowListOfAFullJournalSucceeds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := &memory{slots: map[int]Slot{}}
 		l, _ := open(t, m)
@@ -318,12 +318,12 @@ func TestAFullJournalIsReadHoweverSlowly(t *testing.T) {
 	})
 }
 
-func TestAListThatStallsIsTriedAgain(t *testing.T) {
+func TestStalledListIsRetried(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := &memory{slots: map[int]Slot{}}
 		l, _ := open(t, m)
 		o := l.o
-		o.Store = &slow{m, (listTimeouts + 1) * o.CallTimeout}
+		o.Store = &slow{m, (listTimeoutFactor + 1) * o.CallTimeout}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 		defer cancel()
 		_, _, err := Open(ctx, o)

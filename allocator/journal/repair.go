@@ -10,22 +10,22 @@ import (
 	"go.uber.org/zap"
 )
 
-// Only the leader may write the slots, and it knows what it has written or read there.
-// So it can tell that one was deleted, or written to, by something else, and put it right
-// again, as long as it holds the lease: then no other leader has taken the log over, or
-// can before it has read what was put right.
+// Only the leader may write the slots, and it knows their content. It therefore detects
+// when another client deletes a slot or writes to one, and repairs the slot. It may do so
+// while it holds the lease: no other leader can then take the log over without reading
+// the repaired slot.
 //
-// A single slot that holds what it had held before may be a mistake: one object was put
-// back. Two such slots show that the journal was restored from a backup, and with it
-// everything else in the API server: Sandbox objects that were written since may be gone,
-// and what they showed is not in the journal any more. So the slots are put right, because
-// no leader can open the journal before that, and then it must be begun anew ([Log.Renew]).
+// A single slot with an earlier content may be a mistake: a client restored one object.
+// Two such slots show that the whole API server was restored from a backup. Sandbox
+// objects written since then may be lost, and their states are no longer in the journal.
+// The slots are repaired first, because no leader can open a damaged journal. Then the
+// journal must be begun anew ([Log.Renew]).
 //
-// What is put back is what is still needed of a slot (see ring.needed), as the same
-// batch: with its position, term and nonce.
+// A repair writes the records that are still needed (see ring.needed) as the same batch,
+// with its position, term and nonce.
 
-// Suspects lists the slots that are not there, or not as this leader has left them, in
-// order. One that is being written may be among them. It may be called at any time.
+// Suspects lists, in order, the slots that are missing or not as this leader left them. A slot that
+// is being written may be among them. It may be called at any time.
 func (l *Log) Suspects(ctx context.Context) ([]int, error) {
 	call, cancel := context.WithTimeout(ctx, l.o.CallTimeout)
 	defer cancel()
@@ -42,18 +42,17 @@ func (l *Log) Suspects(ctx context.Context) ([]int, error) {
 		}
 		delete(versions, i)
 	}
-	for i := range versions { // there are more than there should be
+	for i := range versions { // slots beyond the ring
 		suspects = append(suspects, i)
 	}
 	slices.Sort(suspects)
 	return suspects, nil
 }
 
-// Repair looks at slots, and puts those right that are missing or were written to by
-// something else than a leader. It is called where Commit could be. It returns how many
-// it has put right, and what is wrong with others; ErrDeposed if another leader has
-// written, or if this one may not be the leader any more; ErrRestored if the journal was
-// restored from a backup, once nothing else is wrong.
+// Repair reads slots and restores those that are missing or that another client wrote to. It must
+// not run concurrently with Commit. It returns the number of restored slots and the errors of the
+// others. It returns ErrDeposed if another leader wrote or this one may no longer lead, and
+// ErrRestored if the journal was restored from a backup and nothing else is wrong.
 func (l *Log) Repair(ctx context.Context, slots []int) (repaired int, err error) {
 	var errs []error
 	for _, index := range slots {
@@ -67,18 +66,18 @@ func (l *Log) Repair(ctx context.Context, slots []int) (repaired int, err error)
 			repaired++
 		}
 	}
-	if len(errs) == 0 && len(l.earlier) >= restoredLeast {
+	if len(errs) == 0 && len(l.earlier) >= minRestored {
 		return repaired, ErrRestored
 	}
 	return repaired, errors.Join(errs...)
 }
 
-// restoredLeast is how many slots show, by what they hold, that the journal was restored.
-const restoredLeast = 2
+// minRestored is the number of slots with an earlier content that reveal a restored journal.
+const minRestored = 2
 
-// holdsEarlier reports whether a slot holds what a leader of this journal has written there
-// before, or what it was made with.
-func (l *Log) holdsEarlier(found, ours Slot) bool {
+// holdsEarlierBatch reports whether a slot holds an earlier batch of this journal, or the content
+// it was created with.
+func (l *Log) holdsEarlierBatch(found, ours Slot) bool {
 	if found.Position >= ours.Position || found.Position != last(found.Position, found.Index, len(l.slots)) {
 		return false
 	}
@@ -86,21 +85,21 @@ func (l *Log) holdsEarlier(found, ours Slot) bool {
 	return err == nil && (b.id == l.stamp.Journal || found.Position == 0)
 }
 
-// restore repairs a slot, for as long as that may succeed.
+// restore repairs a slot, and retries while that can succeed.
 func (l *Log) restore(ctx context.Context, index int) error {
 	for attempt := 0; ; attempt++ {
 		_, err := l.repair(ctx, index)
 		if err == nil || errors.Is(err, ErrDeposed) || ctx.Err() != nil {
 			return err
 		}
-		l.o.Log.Error("journal: slot not repaired, will try again", zap.Int("slot", index), zap.Error(err))
+		l.o.Log.Error("journal: slot not repaired, retrying", zap.Int("slot", index), zap.Error(err))
 		l.o.Pause(ctx, attempt)
 	}
 }
 
 func (l *Log) repair(ctx context.Context, index int) (bool, error) {
 	if index >= len(l.slots) {
-		return false, fmt.Errorf("%w: JournalSlot %s is there, and the journal has %d slots only; delete it", ErrDamaged, nameOf(index), len(l.slots))
+		return false, fmt.Errorf("%w: JournalSlot %s exists, but the journal has only %d slots; delete it", ErrDamaged, nameOf(index), len(l.slots))
 	}
 	call, cancel := context.WithTimeout(ctx, l.o.CallTimeout)
 	defer cancel()
@@ -112,19 +111,19 @@ func (l *Log) repair(ctx context.Context, index int) (bool, error) {
 	ours := l.known(index)
 	switch {
 	case gone:
-	case err != nil: // it is not what a slot can be; found says no version
+	case err != nil: // the object cannot be decoded, so its version is unknown
 		return false, err
 	case found.Version == ours.Version:
 		return false, nil
 	case found.Term > l.stamp.Term:
 		return false, fmt.Errorf("%w: slot %d holds position %d of term %d", ErrDeposed, index, found.Position, found.Term)
 	case found.Position == ours.Position && found.Term == ours.Term && found.Nonce == ours.Nonce && sha256.Sum256(found.Data) == ours.sum:
-		// Only touched: something was noted on the object, or it was stored anew.
+		// Only the object's metadata changed, or the object was stored again.
 		ours.Version = found.Version
 		l.keep(ours)
 		return false, nil
 	}
-	if !gone && l.holdsEarlier(found, ours) {
+	if !gone && l.holdsEarlierBatch(found, ours) {
 		l.earlier[index] = struct{}{}
 	}
 	l.mu.Lock()
@@ -144,12 +143,12 @@ func (l *Log) repair(ctx context.Context, index int) (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("repair slot %d: %w", index, err)
 	}
-	// Only now is it certain that no other leader has read the log without this slot.
+	// Only a lease that is still valid proves that no other leader read the log without this slot.
 	if !l.o.Valid() {
 		return false, fmt.Errorf("%w: the lease is not held any more", ErrDeposed)
 	}
 	l.keep(ours)
-	l.o.Log.Error("journal: a slot was missing, or written to by something else than a leader; it was repaired. Nothing may write to JournalSlot objects",
+	l.o.Log.Error("journal: repaired a slot that another client deleted or wrote to; only the allocator may write JournalSlot objects",
 		zap.String("slot", nameOf(index)), zap.Bool("missing", gone), zap.Uint64("position", ours.Position), zap.Int("records", ours.Records))
 	return true, nil
 }

@@ -2,22 +2,21 @@ package journal
 
 import "bytes"
 
-// Record is the state of one thing, as far as the log looks into it.
+// Record is the state of one thing, as far as the log decodes it.
 type Record struct {
 	// Key names the thing.
 	Key string
-	// Term and Counter are the revision.
+	// Term and Counter are the revision of the state.
 	Term, Counter uint64
-	// Raw is the encoded berth.journal.v1.Record, which has all of them in it.
+	// Raw is the encoded berth.journal.v1.Record, including the other fields.
 	Raw []byte
 }
 
-// ring knows, of every slot, which records in it are still needed.
+// ring tracks which records of each slot are still needed.
 type ring struct {
-	// held are the keys that were written at each slot's position. Some of them
-	// have been overtaken since.
+	// held are the keys in each slot's batch. Later batches may have replaced some of them.
 	held [][]string
-	// newest is the latest record of each key that is not settled.
+	// newest is the latest unsettled record of each key.
 	newest map[string]newest
 	bytes  int // of newest
 }
@@ -33,12 +32,11 @@ func newRing(slots int) *ring {
 
 func (r *ring) slot(position uint64) int { return int(position % uint64(len(r.held))) }
 
-// put notes that a batch was committed at a position: what it carried on from
-// the slot before, and what was new in it.
+// put records a committed batch: the carried records of the slot's former batch, and the new ones.
 func (r *ring) put(position uint64, carried, records []Record) {
 	keys := make([]string, 0, len(carried)+len(records))
 	for _, rec := range carried {
-		// What was settled meanwhile is needed no more.
+		// A record settled meanwhile is no longer needed.
 		if n, ok := r.newest[rec.Key]; ok {
 			n.position = position
 			r.newest[rec.Key] = n
@@ -54,14 +52,14 @@ func (r *ring) put(position uint64, carried, records []Record) {
 	r.held[r.slot(position)] = keys
 }
 
-// merge notes what was found at a position. Positions come in any order. The records
-// point into a buffer that is used again.
+// merge records a batch that was read. Batches come in any order. merge copies the records out of
+// their buffer.
 func (r *ring) merge(position uint64, records []Record) {
 	keys := make([]string, 0, len(records))
 	for _, rec := range records {
 		n, known := r.newest[rec.Key]
 		if known {
-			rec.Key = n.Key // of the many copies of a key one stays
+			rec.Key = n.Key // keep one copy of each key
 		}
 		keys = append(keys, rec.Key)
 		if known && n.position > position {
@@ -74,11 +72,10 @@ func (r *ring) merge(position uint64, records []Record) {
 	r.held[r.slot(position)] = keys
 }
 
-// carried returns the records that are needed and would be lost with what the
-// slot holds when a batch is written at position.
+// carried returns the needed records that a batch at position would overwrite.
 func (r *ring) carried(position uint64) []Record { return r.needed(r.slot(position)) }
 
-// needed returns the records in a slot that are needed.
+// needed returns the records of a slot that are neither replaced nor settled.
 func (r *ring) needed(slot int) []Record {
 	var needed []Record
 	seen := map[string]bool{}
@@ -91,8 +88,7 @@ func (r *ring) needed(slot int) []Record {
 	return needed
 }
 
-// settle notes that the key's state of this revision, and what came before, is
-// safe elsewhere.
+// settle drops the key's state of this revision, and all earlier ones.
 func (r *ring) settle(key string, term, counter uint64) {
 	if n, ok := r.newest[key]; ok && (n.Term < term || n.Term == term && n.Counter <= counter) {
 		delete(r.newest, key)

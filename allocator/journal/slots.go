@@ -18,23 +18,22 @@ import (
 const (
 	resource   = "journalslots"
 	namePrefix = "berth-"
-	// listPage bounds one answer, which is in memory several times while it is read:
-	// slots may hold some hundred KB each. The pages of one list all show the same
-	// moment.
+	// listPage is the number of slots in one page. A slot may hold some hundred KB, and a page is
+	// in memory several times while it is decoded. All pages of a list show the same snapshot.
 	listPage = 8
 )
 
 // Objects is a Store of JournalSlot objects.
 type Objects struct {
-	// Client serves group berth.sh.
+	// Client serves the API group berth.sh.
 	Client    rest.Interface
 	Namespace string
 }
 
 func nameOf(index int) string { return fmt.Sprintf("%s%03d", namePrefix, index) }
 
-// List implements Store. Without a resource version the API server answers a
-// list from its store, or from a cache that it has made sure is as new.
+// List implements Store. A list without a resource version is consistent: the API server reads its
+// store, or a cache that it has verified to be as new.
 func (o *Objects) List(ctx context.Context, f func(Slot) error) error {
 	for next := ""; ; {
 		var page v1alpha1.JournalSlotList
@@ -60,7 +59,7 @@ func (o *Objects) List(ctx context.Context, f func(Slot) error) error {
 	}
 }
 
-// listMetadataOnly asks for the metadata of a list.
+// listMetadataOnly requests only the metadata of listed objects.
 const listMetadataOnly = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 
 // Versions implements Store.
@@ -97,7 +96,7 @@ func (o *Objects) Read(ctx context.Context, index int) (Slot, error) {
 	return fromObject(&found)
 }
 
-// metadataOnly asks for the metadata of what was written, and not for all of it.
+// metadataOnly requests only the metadata of the written object.
 const metadataOnly = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
 
 // Write implements Store.
@@ -117,7 +116,7 @@ func (o *Objects) Create(ctx context.Context, s Slot) (string, error) {
 	return version, err
 }
 
-// versionOf reads the answer to a write.
+// versionOf returns the resource version in the answer to a write.
 func versionOf(what string, s Slot, result rest.Result) (string, error) {
 	raw, err := result.Raw()
 	if err != nil {
@@ -147,7 +146,7 @@ func toObject(s Slot, namespace string) *v1alpha1.JournalSlot {
 func indexOf(name string) (int, error) {
 	index, err := strconv.Atoi(strings.TrimPrefix(name, namePrefix))
 	if err != nil || nameOf(index) != name {
-		return 0, fmt.Errorf("%w: JournalSlot %q is not one of the allocator's, which are called %s; delete it", ErrDamaged, name, nameOf(0))
+		return 0, fmt.Errorf("%w: JournalSlot %q does not belong to the journal, whose slots have names like %s; delete it", ErrDamaged, name, nameOf(0))
 	}
 	return index, nil
 }

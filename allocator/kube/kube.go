@@ -1,5 +1,3 @@
-// Package kube makes the clients with which the allocator talks to the API
-// server, reads lists with them, and works queues off.
 package kube
 
 import (
@@ -17,20 +15,20 @@ import (
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 )
 
-// CallTimeout bounds every single call to the API server but lists, watches and
-// those of the journal.
+// CallTimeout bounds one call to the API server. Lists, watches and the journal's calls have bounds
+// of their own.
 const CallTimeout = 5 * time.Second
 
-// Clients are the clients the allocator uses.
+// Clients are the API server clients of the allocator.
 type Clients struct {
 	Kubernetes kubernetes.Interface
-	// Berth serves group berth.sh.
+	// Berth serves the API group berth.sh.
 	Berth rest.Interface
 }
 
-// NewClients returns clients for config. qps and burst are the client-side rate
-// limit, in requests a second and requests; a qps of 0 means none, which leaves
-// it to the API server's priority and fairness.
+// NewClients returns clients for config. qps (requests per second) and burst (requests) are the
+// client-side rate limit. A qps of 0 means no limit: the API server's priority and fairness then
+// applies alone. Negative values are an error.
 func NewClients(config *rest.Config, qps float32, burst int) (*Clients, error) {
 	if qps < 0 || burst < 0 {
 		return nil, fmt.Errorf("client rate limit: qps %v and burst %d must not be negative", qps, burst)
@@ -39,7 +37,7 @@ func NewClients(config *rest.Config, qps float32, burst int) (*Clients, error) {
 	config.RateLimiter = nil
 	config.QPS, config.Burst = qps, burst
 	if qps == 0 {
-		config.QPS = -1 // client-go's spelling of no limit; 0 would mean 5
+		config.QPS = -1 // client-go: no limit; 0 would mean 5
 	}
 	config.UserAgent = rest.DefaultKubernetesUserAgent() + " berth-allocator"
 
@@ -64,18 +62,17 @@ func NewClients(config *rest.Config, qps float32, burst int) (*Clients, error) {
 	return &Clients{Kubernetes: k, Berth: b}, nil
 }
 
-// ListTimeout bounds one page of a list. The API server itself takes no longer.
+// ListTimeout bounds one page of a list. It is the API server's own limit of a request.
 const ListTimeout = time.Minute
 
-// PageSize is how many objects are asked for at a time.
+// PageSize is the number of objects in one page of a list.
 const PageSize = 1000
 
-// List reads a list page by page and from the API server's store. page is given what
-// continues the list, "" at first, and returns what continues it after that page. A
-// page that fails is asked for again, after a longer and longer pause, with twice
-// the time: CallTimeout first, ListTimeout at most. A list that took so long that
-// the API server does not know any more what it was taken from begins again. failed
-// is told every error; List returns one only when ctx has ended.
+// List reads a list page by page from the API server's store. page gets the continue token, "" for
+// the first page, and returns the token of the next one. List retries a failed page after a growing
+// pause and with twice the timeout, from CallTimeout up to ListTimeout. It starts again when the
+// API server no longer has the snapshot that the list was read from. failed gets every error. List
+// itself returns an error only when ctx has ended.
 func List[T any](ctx context.Context, page func(ctx context.Context, next string) ([]T, string, error), failed func(error)) ([]T, error) {
 	const first, most = 50 * time.Millisecond, 5 * time.Second
 	pause, timeout := first, CallTimeout
@@ -105,8 +102,8 @@ func List[T any](ctx context.Context, page func(ctx context.Context, next string
 	}
 }
 
-// Work calls next in n goroutines until it is false, and waits for them. The queue
-// that next takes from is shut down when ctx ends.
+// Work calls next in n goroutines until it returns false, and waits for them. It shuts the queue
+// down when ctx ends, so that next, which takes from that queue, returns false.
 func Work(ctx context.Context, queue interface{ ShutDown() }, n int, next func(context.Context) bool) {
 	stop := context.AfterFunc(ctx, queue.ShutDown)
 	defer stop()

@@ -13,7 +13,7 @@ import (
 )
 
 // Items of two lists mixed would show what is gone, and some of it twice.
-func TestAListThatExpiresBeginsAgainFromNothing(t *testing.T) {
+func TestListStartsAgainWhenItsSnapshotExpires(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		type page struct {
 			items []string

@@ -1,5 +1,3 @@
-// Package nodes tells the core which nodes get something new: those that are
-// ready and not cordoned.
 package nodes
 
 import (
@@ -15,21 +13,33 @@ import (
 
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/allocator/kube"
+	"github.com/berth-sandbox/berth/internal/options"
 )
 
-// Watcher watches nodes.
-type Watcher struct {
+// WatcherOptions configure a Watcher. All are required.
+type WatcherOptions struct {
 	Client kubernetes.Interface
 	// Submit takes the events. It may block.
 	Submit func(core.Event)
 	Log    *zap.Logger
 }
 
-// List reads the names of the nodes that are usable from the API server's store. It
-// tries again until ctx ends.
+// Watcher watches the cluster's nodes.
+type Watcher struct{ o WatcherOptions }
+
+// NewWatcher returns a Watcher, or an error that names the missing options.
+func NewWatcher(o WatcherOptions) (*Watcher, error) {
+	if err := options.Require(o, "Client", "Submit", "Log"); err != nil {
+		return nil, err
+	}
+	return &Watcher{o}, nil
+}
+
+// List returns the names of the usable nodes, read from the API server's store. It retries until
+// ctx ends.
 func (w *Watcher) List(ctx context.Context) ([]string, error) {
 	return kube.List(ctx, func(ctx context.Context, next string) (names []string, following string, err error) {
-		page, err := w.Client.CoreV1().Nodes().List(ctx, metav1.ListOptions{Limit: kube.PageSize, Continue: next})
+		page, err := w.o.Client.CoreV1().Nodes().List(ctx, metav1.ListOptions{Limit: kube.PageSize, Continue: next})
 		if err != nil {
 			return nil, "", fmt.Errorf("list nodes: %w", err)
 		}
@@ -42,15 +52,15 @@ func (w *Watcher) List(ctx context.Context) ([]string, error) {
 	}, w.failed)
 }
 
-func (w *Watcher) failed(err error) { w.Log.Warn("will read again", zap.Error(err)) }
+func (w *Watcher) failed(err error) { w.o.Log.Warn("list failed, retrying", zap.Error(err)) }
 
-// Run tells of every change until ctx ends.
+// Run submits every change until ctx ends.
 func (w *Watcher) Run(ctx context.Context) error {
-	factory := informers.NewSharedInformerFactoryWithOptions(w.Client, 0, informers.WithTransform(slim))
+	factory := informers.NewSharedInformerFactoryWithOptions(w.o.Client, 0, informers.WithTransform(slim))
 	if _, err := factory.Core().V1().Nodes().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc: func(o any) { w.seen(o.(*corev1.Node)) },
 		UpdateFunc: func(old, o any) {
-			// A node is written every few seconds to say that it is alive.
+			// The kubelet renews a node's status every few seconds.
 			if before, now := old.(*corev1.Node), o.(*corev1.Node); usable(before) != usable(now) {
 				w.seen(now)
 			}
@@ -60,7 +70,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 				o = unknown.Obj
 			}
 			if n, ok := o.(*corev1.Node); ok {
-				w.Submit(core.NodeGone{Name: n.Name})
+				w.o.Submit(core.NodeGone{Name: n.Name})
 			}
 		},
 	}); err != nil {
@@ -73,7 +83,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 }
 
 func (w *Watcher) seen(n *corev1.Node) {
-	w.Submit(core.NodeSeen{Name: n.Name, Usable: usable(n)})
+	w.o.Submit(core.NodeSeen{Name: n.Name, Usable: usable(n)})
 }
 
 func usable(n *corev1.Node) bool {
@@ -88,7 +98,7 @@ func usable(n *corev1.Node) bool {
 	return false
 }
 
-// slim drops what is never read, to keep the cache small.
+// slim keeps only the fields that this package reads, so that the cache stays small.
 func slim(o any) (any, error) {
 	n, ok := o.(*corev1.Node)
 	if !ok {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
+	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -19,13 +20,16 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func TestNodesAreUsableWhileTheyAreReadyAndNotCordoned(t *testing.T) {
+func TestReadyUncordonedNodesAreReportedAsUsable(t *testing.T) {
 	cluster := devcluster.Start(t, devcluster.Options{})
 	clients, err := kube.NewClients(cluster.RestConfig(), 0, 0)
 	require.NoError(t, err)
 	api := clients.Kubernetes.CoreV1().Nodes()
 	events := make(chan core.Event, 100)
-	w := &nodes.Watcher{Client: clients.Kubernetes, Submit: func(ev core.Event) { events <- ev }}
+	w, err := nodes.NewWatcher(nodes.WatcherOptions{
+		Client: clients.Kubernetes, Submit: func(ev core.Event) { events <- ev }, Log: zap.NewNop(),
+	})
+	require.NoError(t, err)
 	ctx, stop := context.WithCancel(t.Context())
 	var watching sync.WaitGroup
 	watching.Go(func() {

@@ -39,7 +39,7 @@ func poolOf(spec corev1.PodSpec) *v1alpha1.SandboxPool {
 	}
 }
 
-func TestWhatATemplateLeavesOpenIsFilledInForStrangersCode(t *testing.T) {
+func TestBuildFillsInDefaultsForUntrustedCode(t *testing.T) {
 	no := false
 	for name, c := range map[string]struct{ template, want corev1.PodSpec }{
 		"nothing is said": {
@@ -78,7 +78,7 @@ func TestWhatATemplateLeavesOpenIsFilledInForStrangersCode(t *testing.T) {
 	}
 }
 
-func TestWhatATemplateSaysIsKept(t *testing.T) {
+func TestBuildKeepsWhatTheTemplateSays(t *testing.T) {
 	yes, class, profile := true, "gvisor", "profiles/sandbox.json"
 	pool := poolOf(corev1.PodSpec{
 		AutomountServiceAccountToken: &yes, EnableServiceLinks: &yes, RuntimeClassName: &class, ServiceAccountName: "somebody",
@@ -87,7 +87,7 @@ func TestWhatATemplateSaysIsKept(t *testing.T) {
 	require.Equal(t, sleeping(pool.DeepCopy().Spec.Template.Spec), pods.Build(pool, "pool-1", serveOn).Spec)
 }
 
-func TestAPodIsWhatTheTemplateSaysAndTheAllocatorsOwn(t *testing.T) {
+func TestBuildAddsLabelsAndOwnerToTheTemplate(t *testing.T) {
 	pool := poolOf(corev1.PodSpec{})
 	pool.Spec.Template.Metadata = v1alpha1.PodTemplateMetadata{
 		Labels:      map[string]string{"app": "x", v1alpha1.LabelPhase: v1alpha1.PhaseClaimed, v1alpha1.LabelPool: "other", v1alpha1.LabelSandbox: "x"},
@@ -106,7 +106,7 @@ func TestAPodIsWhatTheTemplateSaysAndTheAllocatorsOwn(t *testing.T) {
 	require.EqualValues(t, "pool-uid", p.OwnerReferences[0].UID)
 }
 
-func TestTemplateHashFollowsTheTemplateAndNothingElse(t *testing.T) {
+func TestTemplateHashDependsOnTheTemplateAlone(t *testing.T) {
 	pool := poolOf(corev1.PodSpec{})
 	hash := pods.TemplateHash(pool, serveOn)
 	pool.Spec.Warm, pool.Generation, pool.Name = 7, 3, "other"
@@ -121,7 +121,7 @@ func TestTemplateHashFollowsTheTemplateAndNothingElse(t *testing.T) {
 
 // Pods made by an earlier version are replaced because the hash counts what Build
 // makes: whoever changes that also counts buildVersion up, and both lines here.
-func TestTheHashChangesWithWhatBuildMakes(t *testing.T) {
+func TestTemplateHashChangesWithServeOn(t *testing.T) {
 	pool := poolOf(corev1.PodSpec{})
 	made, err := json.Marshal(pods.Build(pool, "pool-1", serveOn).Spec)
 	require.NoError(t, err)

@@ -1,5 +1,3 @@
-// Package pods turns pods into what the core knows of them, and the core's
-// effects into writes to pods. It decides nothing.
 package pods
 
 import (
@@ -20,14 +18,14 @@ import (
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 )
 
-// keyOf names a pod.
+// keyOf returns the core's key of a pod.
 func keyOf(p *corev1.Pod) core.PodKey {
 	return core.PodKey{Namespace: p.Namespace, Name: p.Name, UID: string(p.UID)}
 }
 
-// poolOf names the pool that owns a pod; "" if none does. The owner decides and not
-// a label: labels are changed by hand and by other controllers, an owner reference
-// is what the garbage collector goes by too.
+// poolOf returns the name of the pool that owns a pod, or "". The owner reference decides and not a
+// label: people and other controllers change labels, while the garbage collector uses owner
+// references too.
 func poolOf(p *corev1.Pod) string {
 	owner := metav1.GetControllerOf(p)
 	if owner == nil || owner.Kind != poolKind {
@@ -41,8 +39,8 @@ func poolOf(p *corev1.Pod) string {
 
 const poolKind = "SandboxPool"
 
-// observe turns a pod into an observation. An error means that something about it
-// cannot be understood; it is then not one that can be handed out.
+// observe turns a pod into an observation. With an error the observation is incomplete, and the
+// core must not hand the pod out.
 func observe(p *corev1.Pod) (core.Pod, error) {
 	seen := core.Pod{
 		Key:       keyOf(p),
@@ -77,51 +75,49 @@ func observe(p *corev1.Pod) (core.Pod, error) {
 	return seen, nil
 }
 
-// whyMost bounds what is kept of a pod's own words.
-const whyMost = 256
+// maxWhy bounds the explanation taken from a pod's status, in bytes.
+const maxWhy = 256
 
-// why says what keeps a pod from being ready, or how it has ended: what its first
-// container with a word of its own says, else the pod itself. It is "" for one that
-// is only starting.
+// why explains why a pod is not ready, or how it ended: from its first container that gives a
+// reason, else from the pod's own status. It is "" for a pod that is only starting.
 func why(p *corev1.Pod) string {
 	for _, c := range slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses) {
 		ended, waits := c.State.Terminated, c.State.Waiting
 		if ended == nil && waits != nil {
-			ended = c.LastTerminationState.Terminated // it starts again
+			ended = c.LastTerminationState.Terminated // its previous run
 		}
-		var said []string
+		var parts []string
 		if waits != nil && waits.Reason != "" && waits.Reason != "ContainerCreating" && waits.Reason != "PodInitializing" {
-			said = append(said, waits.Reason)
+			parts = append(parts, waits.Reason)
 		}
 		if ended != nil && (ended.ExitCode != 0 || p.Status.Phase == corev1.PodSucceeded) {
-			said = append(said, strings.TrimSpace(fmt.Sprintf("exit code %d %s", ended.ExitCode, ended.Reason)))
+			parts = append(parts, strings.TrimSpace(fmt.Sprintf("exit code %d %s", ended.ExitCode, ended.Reason)))
 		}
-		if len(said) > 0 {
-			return bounded(fmt.Sprintf("container %s: %s", c.Name, strings.Join(said, ", ")))
+		if len(parts) > 0 {
+			return bounded(fmt.Sprintf("container %s: %s", c.Name, strings.Join(parts, ", ")))
 		}
 	}
-	said := []string{p.Status.Reason, p.Status.Message}
+	parts := []string{p.Status.Reason, p.Status.Message}
 	for _, c := range p.Status.Conditions {
 		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse {
-			said = append(said, c.Reason, c.Message)
+			parts = append(parts, c.Reason, c.Message)
 		}
 	}
-	return bounded(strings.Join(slices.DeleteFunc(said, func(s string) bool { return s == "" }), ": "))
+	return bounded(strings.Join(slices.DeleteFunc(parts, func(s string) bool { return s == "" }), ": "))
 }
 
 func bounded(s string) string {
-	if len(s) <= whyMost {
+	if len(s) <= maxWhy {
 		return s
 	}
-	return strings.ToValidUTF8(s[:whyMost], "") + "..."
+	return strings.ToValidUTF8(s[:maxWhy], "") + "..."
 }
 
-// buildVersion is changed when Build makes another pod of the same template, so
-// that the pods made before are replaced.
+// buildVersion changes whenever Build makes a different pod from the same template, so that idle
+// pods made before are replaced.
 const buildVersion = "4\n"
 
-// TemplateHash identifies a pool's pod template and what Build makes of it with
-// that serveOn.
+// TemplateHash identifies a pool's pod template and what Build makes of it for this serveOn.
 func TemplateHash(pool *v1alpha1.SandboxPool, serveOn time.Duration) string {
 	raw, err := json.Marshal(pool.Spec.Template)
 	if err != nil {
@@ -131,23 +127,21 @@ func TemplateHash(pool *v1alpha1.SandboxPool, serveOn time.Duration) string {
 	return hex.EncodeToString(sum[:6])
 }
 
-// Build makes a pod from the pool's template. What the template leaves open is
-// filled in with what suits strangers' code: no service account token, the
-// runtime's default seccomp profile, no environment variables that list the
-// namespace's services.
+// Build makes a pod from the pool's template. It fills in what the template leaves open with
+// defaults for untrusted code: no service account token, the runtime's default seccomp profile, and
+// no environment variables that list the namespace's services.
 //
-// Whoever else deletes the pod, or has it evicted, asks for its end with its own
-// grace period: its containers then go on serving for serveOn, which is ServeOn. By
-// that time its sandbox is released, if at most the leader was killed meanwhile and
-// every router has joined, and no request can be on its way to the pod any more.
+// Another client may delete or evict the pod with a grace period of its own choice. All containers
+// then serve on for serveOn, which is ServeOn. By the end of that time the leader has released the
+// sandbox, even if one failover happened meanwhile, and no request can be on its way to the pod.
 func Build(pool *v1alpha1.SandboxPool, name string, serveOn time.Duration) *corev1.Pod {
-	labels := notOurs(pool.Spec.Template.Metadata.Labels)
+	labels := foreignOnly(pool.Spec.Template.Metadata.Labels)
 	labels[v1alpha1.LabelPool] = pool.Name
 	labels[v1alpha1.LabelPhase] = v1alpha1.PhaseWarm
 	labels[v1alpha1.LabelTemplate] = TemplateHash(pool, serveOn)
 	p := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
-			Name: name, Namespace: pool.Namespace, Labels: labels, Annotations: notOurs(pool.Spec.Template.Metadata.Annotations),
+			Name: name, Namespace: pool.Namespace, Labels: labels, Annotations: foreignOnly(pool.Spec.Template.Metadata.Annotations),
 			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(pool, v1alpha1.GroupVersion().WithKind(poolKind))},
 		},
 		Spec: *pool.Spec.Template.Spec.DeepCopy(),
@@ -159,7 +153,7 @@ func Build(pool *v1alpha1.SandboxPool, name string, serveOn time.Duration) *core
 	if p.Spec.EnableServiceLinks == nil {
 		p.Spec.EnableServiceLinks = &no
 	}
-	if windows := p.Spec.OS != nil && p.Spec.OS.Name == corev1.Windows; !windows { // which has no seccomp
+	if windows := p.Spec.OS != nil && p.Spec.OS.Name == corev1.Windows; !windows { // Windows has no seccomp
 		if p.Spec.SecurityContext == nil {
 			p.Spec.SecurityContext = &corev1.PodSecurityContext{}
 		}
@@ -167,13 +161,13 @@ func Build(pool *v1alpha1.SandboxPool, name string, serveOn time.Duration) *core
 			p.Spec.SecurityContext.SeccompProfile = &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault}
 		}
 	}
-	delayStop(&p.Spec, preStopSeconds(serveOn))
+	addStopDelay(&p.Spec, preStopSeconds(serveOn))
 	return p
 }
 
-// notOurs copies labels or annotations of a template, but for those that are the
-// allocator's own.
-func notOurs(all map[string]string) map[string]string {
+// foreignOnly copies the template's labels or annotations without those in the allocator's own
+// group.
+func foreignOnly(all map[string]string) map[string]string {
 	kept := map[string]string{}
 	for k, v := range all {
 		if !strings.HasPrefix(k, v1alpha1.Group+"/") {

@@ -19,26 +19,26 @@ import (
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 )
 
-// Annotations that keep the cluster autoscaler and Karpenter from removing a
-// node under a claimed pod. They stay until the pod goes: also a released one
-// keeps its address from being used until no router routes to it.
+// Annotations that keep the cluster autoscaler and Karpenter from removing a node under a claimed
+// pod. They stay until the pod is gone: a released pod also keeps its address from reuse until no
+// router routes to it.
 const (
 	annotationSafeToEvict  = "cluster-autoscaler.kubernetes.io/safe-to-evict"
 	annotationDoNotDisrupt = "karpenter.sh/do-not-disrupt"
 )
 
 const (
-	// Pauses before a label is written again after a failure.
-	labelRetryFirst = 100 * time.Millisecond
-	labelRetryMost  = 10 * time.Second
-	// labelRestore is the pause before the pool's label is put back: another controller
-	// that takes it away each time must not make us write without a pause.
+	// minLabelRetry and maxLabelRetry bound the back-off after a failed write.
+	minLabelRetry = 100 * time.Millisecond
+	maxLabelRetry = 10 * time.Second
+	// labelRestore is the pause before the pool's label is put back. It bounds the write rate when
+	// another controller removes the label each time.
 	labelRestore = time.Second
 )
 
-// Labeler shows on the pods themselves what they are used for: in labels, for
-// people and for NetworkPolicies, and in annotations, for those who tidy up nodes.
-// The allocator does not depend on it. Only the latest of several for one pod is written.
+// Labeler shows on each pod what it is used for: labels for people and NetworkPolicies, annotations
+// for cluster autoscalers. The allocator never reads them back. Only the latest state of a pod is
+// written. Its methods may be called concurrently.
 type Labeler struct {
 	client kubernetes.Interface
 	yield  func(context.Context)
@@ -49,13 +49,13 @@ type Labeler struct {
 	latest map[core.PodKey]core.LabelPod
 }
 
-// NewLabeler returns a Labeler. Before each write it calls yield, which may wait.
+// NewLabeler returns a Labeler. It calls yield before each write; yield may wait.
 func NewLabeler(client kubernetes.Interface, yield func(context.Context), log *zap.Logger) *Labeler {
-	limiter := workqueue.NewTypedItemExponentialFailureRateLimiter[core.PodKey](labelRetryFirst, labelRetryMost)
+	limiter := workqueue.NewTypedItemExponentialFailureRateLimiter[core.PodKey](minLabelRetry, maxLabelRetry)
 	return &Labeler{client: client, yield: yield, log: log, queue: workqueue.NewTypedRateLimitingQueue(limiter), latest: map[core.PodKey]core.LabelPod{}}
 }
 
-// Label queues what is to be shown on a pod.
+// Label queues a pod's new labels. It never blocks.
 func (l *Labeler) Label(e core.LabelPod) {
 	l.mu.Lock()
 	l.latest[e.Pod] = e
@@ -67,14 +67,14 @@ func (l *Labeler) Label(e core.LabelPod) {
 	l.queue.Add(e.Pod)
 }
 
-// Waiting is how many pods have yet to be written.
+// Waiting returns the number of pods with an unwritten label.
 func (l *Labeler) Waiting() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return len(l.latest)
 }
 
-// Run writes with so many workers until ctx ends.
+// Run writes with this many workers until ctx ends.
 func (l *Labeler) Run(ctx context.Context, workers int) {
 	kube.Work(ctx, l.queue, workers, l.next)
 }
@@ -101,7 +101,7 @@ func (l *Labeler) next(ctx context.Context) bool {
 		return true
 	}
 	if ctx.Err() == nil {
-		l.log.Warn("will try again: label pod", zap.String("pod", key.Name), zap.Error(err))
+		l.log.Warn("pod not labelled, retrying", zap.String("pod", key.Name), zap.Error(err))
 	}
 	l.mu.Lock()
 	if _, newer := l.latest[key]; !newer {
@@ -112,7 +112,7 @@ func (l *Labeler) next(ctx context.Context) bool {
 	return true
 }
 
-// write labels the pod, if it is still there.
+// write labels the pod if it still exists.
 func (l *Labeler) write(ctx context.Context, e core.LabelPod) error {
 	labels := map[string]string{v1alpha1.LabelPool: e.Pool}
 	metadata := map[string]any{"uid": e.Pod.UID, "labels": labels}
@@ -128,7 +128,7 @@ func (l *Labeler) write(ctx context.Context, e core.LabelPod) error {
 		return fmt.Errorf("encode patch: %w", err)
 	}
 	_, err = l.client.CoreV1().Pods(e.Pod.Namespace).Patch(ctx, e.Pod.Name, types.MergePatchType, raw, metav1.PatchOptions{})
-	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) { // it is gone, or another one has its name
+	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) { // the pod is gone, or a new pod has its name
 		return nil
 	}
 	return err

@@ -19,6 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
 	"github.com/berth-sandbox/berth/allocator/core"
@@ -248,9 +249,9 @@ func TestLabeler(t *testing.T) {
 	})
 }
 
-func TestWatcherTellsDeletionAndReplacementByUID(t *testing.T) {
+func TestWatcherReportsDeletionAndReplacementByUID(t *testing.T) {
 	f := setUp(t)
-	w := pods.NewWatcher(f.clients.Kubernetes, "default", f.sink.Submit, zaptest.NewLogger(t))
+	w := newWatcher(t, f.clients.Kubernetes, f.sink.Submit)
 	var watching sync.WaitGroup
 	ctx, stop := context.WithCancel(t.Context())
 	watching.Go(func() {
@@ -315,7 +316,7 @@ func TestWatcherTellsDeletionAndReplacementByUID(t *testing.T) {
 }
 
 // A watch that breaks off tells of the new pod only, as a change of the old one.
-func TestPodThatWasMadeAgainWhileTheWatchWasAwayIsAnotherOne(t *testing.T) {
+func TestPodRecreatedDuringAWatchGapIsNew(t *testing.T) {
 	pod := func(uid, version string) corev1.Pod {
 		return corev1.Pod{
 			TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
@@ -345,7 +346,7 @@ func TestPodThatWasMadeAgainWhileTheWatchWasAwayIsAnotherOne(t *testing.T) {
 	clients, err := kube.NewClients(&rest.Config{Host: apiServer.URL, Transport: &http.Transport{DisableKeepAlives: true}}, 0, 0)
 	require.NoError(t, err)
 	events := make(chan core.Event, 10)
-	w := pods.NewWatcher(clients.Kubernetes, "default", func(ev core.Event) { events <- ev }, zaptest.NewLogger(t))
+	w := newWatcher(t, clients.Kubernetes, func(ev core.Event) { events <- ev })
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- w.Run(ctx) }()
@@ -368,7 +369,7 @@ func TestPodThatWasMadeAgainWhileTheWatchWasAwayIsAnotherOne(t *testing.T) {
 
 // watching runs a Watcher until the test has ended.
 func (f *fixture) watching() *pods.Watcher {
-	w := pods.NewWatcher(f.clients.Kubernetes, "default", f.sink.Submit, zaptest.NewLogger(f))
+	w := newWatcher(f.T, f.clients.Kubernetes, f.sink.Submit)
 	ctx, stop := context.WithCancel(f.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- w.Run(ctx) }()
@@ -413,7 +414,7 @@ func (f *fixture) patch(name, patch string) string {
 	return p.ResourceVersion
 }
 
-func TestAPodIsItsOwnersWhateverItsLabelsSay(t *testing.T) {
+func TestOwnerReferenceDecidesThePoolOfAPod(t *testing.T) {
 	f := setUp(t)
 	w := f.watching()
 	owned := f.create("owned")
@@ -468,7 +469,7 @@ func TestAPodIsItsOwnersWhateverItsLabelsSay(t *testing.T) {
 	require.Eventually(t, func() bool { return f.latest("owned") == core.Event(core.PodGone{Key: owned}) }, time.Minute, 10*time.Millisecond)
 }
 
-func TestTheLabelOfThePoolIsPutBackAlone(t *testing.T) {
+func TestRestoringThePoolLabelTouchesNothingElse(t *testing.T) {
 	f := setUp(t)
 	l := pods.NewLabeler(f.clients.Kubernetes, func(context.Context) {}, zaptest.NewLogger(t))
 	ctx, stop := context.WithCancel(t.Context())
@@ -485,4 +486,13 @@ func TestTheLabelOfThePoolIsPutBackAlone(t *testing.T) {
 	require.Equal(t, v1alpha1.PhaseWarm, now.Labels[v1alpha1.LabelPhase])
 	require.Equal(t, before.Annotations, now.Annotations)
 	require.NotContains(t, now.Labels, v1alpha1.LabelSandbox)
+}
+
+func newWatcher(t *testing.T, client kubernetes.Interface, submit func(core.Event)) *pods.Watcher {
+	t.Helper()
+	w, err := pods.NewWatcher(pods.WatcherOptions{
+		Client: client, Namespace: "default", Submit: submit, Log: zaptest.NewLogger(t),
+	})
+	require.NoError(t, err)
+	return w
 }

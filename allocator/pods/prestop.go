@@ -1,7 +1,6 @@
 package pods
 
 import (
-	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -11,31 +10,30 @@ import (
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 )
 
-// noticeTime is what may pass, while there is a leader, between a pod's deletion timestamp
-// and the moment from which no router admits a request for it: a watch event, a write to the
-// journal, the routers' acknowledgements.
-const noticeTime = time.Second
+// releaseLag is the time, while there is a leader, from a pod's deletion timestamp until no router
+// admits requests for it: one watch event, one journal write and the routers' acknowledgements.
+const releaseLag = time.Second
 
-// ServeOn is for how long a pod goes on serving after somebody else has deleted it. The
-// leader may have been killed in that moment: failover bounds the time until another
-// one leads. By the end of the sleep an admitted request has had the window to reach
-// the pod.
-func ServeOn(failover, window time.Duration) time.Duration { return failover + noticeTime + window }
+// ServeOn returns how long a pod serves on after another client has deleted it. failover bounds the
+// time until a new leader acts, in case the old one was killed at the same moment. After the
+// release an admitted request still has connectWindow to reach the pod.
+func ServeOn(failover, connectWindow time.Duration) time.Duration {
+	return failover + releaseLag + connectWindow
+}
 
-// preStopSeconds is serveOn in whole seconds, not less.
+// preStopSeconds rounds serveOn up to whole seconds.
 func preStopSeconds(serveOn time.Duration) int64 {
 	return int64((serveOn + time.Second - 1) / time.Second)
 }
 
-// delayStop has every container of the pod sleep for that long, or for as long as
-// its own preStop sleep says if that is more, before it gets SIGTERM. Kubernetes
-// counts the sleep as part of the grace period, and refuses a longer one; so the
-// grace period becomes longer by as much as the sleep does, and each container has
-// as much time after SIGTERM as the template gave it.
-func delayStop(spec *corev1.PodSpec, seconds int64) {
+// addStopDelay makes every serving container sleep for this many seconds before SIGTERM, or for as
+// long as its own preStop sleep if that is longer. Kubernetes counts the sleep as part of the grace
+// period and refuses a longer sleep. The grace period therefore grows by as much as the sleep does,
+// and each container keeps the time after SIGTERM that its template gave it.
+func addStopDelay(spec *corev1.PodSpec, seconds int64) {
 	grace := int64(corev1.DefaultTerminationGracePeriodSeconds)
 	if own := spec.TerminationGracePeriodSeconds; own != nil {
-		grace = max(*own, 0) // Kubernetes takes a negative one for almost none
+		grace = max(*own, 0) // Kubernetes treats a negative period as almost none
 	}
 	var longer int64
 	for _, c := range listeners(spec) {
@@ -58,9 +56,9 @@ func delayStop(spec *corev1.PodSpec, seconds int64) {
 	spec.TerminationGracePeriodSeconds = &grace
 }
 
-// listeners are the containers that may have requests to answer when the pod is to
-// end: which of them listens, nobody says. An init container that is no sidecar has
-// ended by then, and Kubernetes allows it no hooks.
+// listeners returns the containers that may have requests to answer when the pod is deleted. Any
+// container may listen, because a container need not declare its ports. Init containers other than
+// sidecars have ended by then, and Kubernetes allows them no hooks.
 func listeners(spec *corev1.PodSpec) []*corev1.Container {
 	var all []*corev1.Container
 	for i := range spec.InitContainers {
@@ -78,7 +76,7 @@ func sidecar(c *corev1.Container) bool {
 	return c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways
 }
 
-// actionBesideSleep names a handler's action, if it is not a sleep.
+// actionBesideSleep names a handler's action if it is not a sleep, else it returns "".
 func actionBesideSleep(h *corev1.LifecycleHandler) string {
 	switch {
 	case h.Exec != nil:
@@ -91,12 +89,9 @@ func actionBesideSleep(h *corev1.LifecycleHandler) string {
 	return ""
 }
 
-// ErrPreStop is in the error of CheckPreStop.
-var ErrPreStop = errors.New("a container of a sandbox can have no preStop action but sleep: it has to go on serving after the pod was deleted, until no request can be on its way to it any more; have it clean up on SIGTERM, which comes after that")
-
-// CheckPreStop returns nil, or names the preStop handlers of the pool's template
-// that leave no room for the sleep which Build adds: a container has one handler,
-// and a handler one action.
+// CheckPreStop returns nil, or an error that wraps ErrPreStop and names the template's preStop
+// handlers that leave no room for the sleep which Build adds: a container has one handler, and a
+// handler has one action.
 func CheckPreStop(pool *v1alpha1.SandboxPool) error {
 	var refused []string
 	look := func(list string, i int, c *corev1.Container) {

@@ -58,7 +58,7 @@ func endings() map[string]struct {
 	}
 }
 
-func TestEveryContainerThatMayListenGoesOnForTheWindowAfterADeletion(t *testing.T) {
+func TestEveryListeningContainerServesOnAfterADeletion(t *testing.T) {
 	for name, c := range endings() {
 		t.Run(name, func(t *testing.T) {
 			pool := poolOf(corev1.PodSpec{})
@@ -84,7 +84,7 @@ func TestEveryContainerThatMayListenGoesOnForTheWindowAfterADeletion(t *testing.
 	}
 }
 
-func TestTheSleepIsInWholeSecondsAndNotLess(t *testing.T) {
+func TestPreStopSleepIsRoundedUpToSeconds(t *testing.T) {
 	for serve, want := range map[time.Duration]int64{
 		6 * time.Second: 6, 6001 * time.Millisecond: 7, 6999 * time.Millisecond: 7, 7 * time.Second: 7, time.Minute: 60, time.Millisecond: 1,
 	} {
@@ -94,11 +94,11 @@ func TestTheSleepIsInWholeSecondsAndNotLess(t *testing.T) {
 	}
 }
 
-func TestAPodServesForAFailoverTheReleaseAndTheWindow(t *testing.T) {
+func TestServeOnCoversFailoverReleaseAndConnectWindow(t *testing.T) {
 	require.Equal(t, 9*time.Second+time.Second+envoy.Window, pods.ServeOn(9*time.Second, envoy.Window))
 }
 
-func TestAPreStopHandlerThatLeavesNoRoomForTheSleepIsNamed(t *testing.T) {
+func TestConflictingPreStopHandlerIsNamed(t *testing.T) {
 	exec := preStop(corev1.LifecycleHandler{Exec: &corev1.ExecAction{Command: []string{"true"}}})
 	get := preStop(corev1.LifecycleHandler{HTTPGet: &corev1.HTTPGetAction{Path: "/"}})
 	dial := preStop(corev1.LifecycleHandler{TCPSocket: &corev1.TCPSocketAction{}})
@@ -114,7 +114,7 @@ func TestAPreStopHandlerThatLeavesNoRoomForTheSleepIsNamed(t *testing.T) {
 
 // A pod that we delete has nobody to serve any more; one that somebody else deletes
 // is left to its own grace period. The API server takes every pod that is made.
-func TestTheAPIServerTakesThePodsAndOurDeletionsAreShort(t *testing.T) {
+func TestAPIServerAcceptsBuiltPodsAndShortDeletions(t *testing.T) {
 	f := setUp(t)
 	_, err := f.clients.Kubernetes.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node"}}, metav1.CreateOptions{})
 	require.NoError(t, err)

@@ -14,68 +14,78 @@ import (
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/allocator/kube"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
+	"github.com/berth-sandbox/berth/internal/options"
 )
 
-// Watcher watches all pods of the namespace, those of pools and any others. A watch
-// that the API server filters by label would report a pod whose label is taken away as
-// deleted, and a pod without its label would never be seen again. What is no pool's
-// costs one small object in the cache; the core ignores it.
+// WatcherOptions configure a Watcher. All are required.
+type WatcherOptions struct {
+	Client    kubernetes.Interface
+	Namespace string
+	// Submit takes the events. It may block.
+	Submit func(core.Event)
+	Log    *zap.Logger
+}
+
+// Watcher watches all pods of the namespace, whether a pool owns them or not. A watch
+// filtered by label would report a pod as deleted when its label is removed, and would
+// then never report it again. A foreign pod costs one small object in the cache; the core
+// ignores it.
 type Watcher struct {
-	client    kubernetes.Interface
-	namespace string
-	submit    func(core.Event)
-	log       *zap.Logger
-	factory   informers.SharedInformerFactory
+	o       WatcherOptions
+	factory informers.SharedInformerFactory
 }
 
-// NewWatcher returns a Watcher that tells submit what it sees. submit may block.
-func NewWatcher(client kubernetes.Interface, namespace string, submit func(core.Event), log *zap.Logger) *Watcher {
-	w := &Watcher{client: client, namespace: namespace, submit: submit, log: log}
-	w.factory = informers.NewSharedInformerFactoryWithOptions(client, 0,
-		informers.WithNamespace(namespace), informers.WithTransform(slim))
-	w.factory.Core().V1().Pods().Informer() // it is what the factory starts
-	return w
+// NewWatcher returns a Watcher, or an error that names the missing options.
+func NewWatcher(o WatcherOptions) (*Watcher, error) {
+	if err := options.Require(o, "Client", "Namespace", "Submit", "Log"); err != nil {
+		return nil, err
+	}
+	w := &Watcher{o: o}
+	w.factory = informers.NewSharedInformerFactoryWithOptions(o.Client, 0,
+		informers.WithNamespace(o.Namespace), informers.WithTransform(slim))
+	w.factory.Core().V1().Pods().Informer() // registers what the factory starts
+	return w, nil
 }
 
-// List reads all pods of the namespace, as the watch does,  from the API server's store, not from a cache of it, and
-// returns the resource version at which they were so. It tries again until ctx ends.
+// List returns all pods of the namespace and the resource version of that list, read from the API
+// server's store. It retries until ctx ends.
 func (w *Watcher) List(ctx context.Context) (all []core.Pod, version string, err error) {
 	all, err = kube.List(ctx, func(ctx context.Context, next string) (pods []core.Pod, following string, err error) {
-		page, err := w.client.CoreV1().Pods(w.namespace).List(ctx, metav1.ListOptions{Limit: kube.PageSize, Continue: next})
+		page, err := w.o.Client.CoreV1().Pods(w.o.Namespace).List(ctx, metav1.ListOptions{Limit: kube.PageSize, Continue: next})
 		if err != nil {
 			return nil, "", fmt.Errorf("list pods: %w", err)
 		}
 		for i := range page.Items {
 			seen, err := observe(&page.Items[i])
 			if err != nil {
-				w.log.Warn("pod not understood, it will not be handed out", zap.Error(err))
+				w.o.Log.Warn("pod cannot be read, it will not be handed out", zap.Error(err))
 			}
 			pods = append(pods, seen)
 		}
 		version = page.ResourceVersion // the same on every page
 		return pods, page.Continue, nil
-	}, func(err error) { w.log.Warn("will read again", zap.Error(err)) })
+	}, func(err error) { w.o.Log.Warn("list failed, retrying", zap.Error(err)) })
 	return all, version, err
 }
 
-// Run watches until ctx ends. It is called once.
+// Run watches until ctx ends. It must be called once.
 func (w *Watcher) Run(ctx context.Context) error {
-	// Registered before the start: nothing is missed in between.
+	// Registered before the start, so that no event is missed.
 	_, err := w.factory.Core().V1().Pods().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc: func(o any) { w.seen(o.(*corev1.Pod)) },
 		UpdateFunc: func(old, o any) {
 			before, now := old.(*corev1.Pod), o.(*corev1.Pod)
-			if before.UID != now.UID { // deleted and made again between two events
-				w.submit(core.PodGone{Key: keyOf(before)})
+			if before.UID != now.UID { // deleted and created again between two events
+				w.o.Submit(core.PodGone{Key: keyOf(before)})
 			}
 			w.seen(now)
 		},
 		DeleteFunc: func(o any) {
 			if unknown, ok := o.(cache.DeletedFinalStateUnknown); ok {
-				o = unknown.Obj // its last state was missed; its identity is what counts
+				o = unknown.Obj // the key is enough; the last state was missed
 			}
 			if p, ok := o.(*corev1.Pod); ok {
-				w.submit(core.PodGone{Key: keyOf(p)})
+				w.o.Submit(core.PodGone{Key: keyOf(p)})
 			}
 		},
 	})
@@ -91,12 +101,12 @@ func (w *Watcher) Run(ctx context.Context) error {
 func (w *Watcher) seen(p *corev1.Pod) {
 	seen, err := observe(p)
 	if err != nil {
-		w.log.Warn("pod not understood, it will not be handed out", zap.Error(err))
+		w.o.Log.Warn("pod cannot be read, it will not be handed out", zap.Error(err))
 	}
-	w.submit(core.PodSeen{Pod: seen})
+	w.o.Submit(core.PodSeen{Pod: seen})
 }
 
-// slim keeps what is read, to keep the cache small.
+// slim keeps only the fields that this package reads, so that the cache stays small.
 func slim(o any) (any, error) {
 	p, ok := o.(*corev1.Pod)
 	if !ok {

@@ -11,11 +11,9 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 
 	"github.com/berth-sandbox/berth/allocator/core"
-	"github.com/berth-sandbox/berth/allocator/pods"
-	"go.uber.org/zap/zaptest"
 )
 
-func TestAPodSaysWhyItIsNotReady(t *testing.T) {
+func TestUnreadyPodIsReportedWithItsReason(t *testing.T) {
 	waits := func(reason string) corev1.ContainerState {
 		return corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: reason}}
 	}
@@ -51,7 +49,7 @@ func TestAPodSaysWhyItIsNotReady(t *testing.T) {
 			p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "p", UID: "u", ResourceVersion: "5"}, Status: c.status}
 			client := fake.NewClientset(p)
 			told := make(chan core.Event, 10)
-			w := pods.NewWatcher(client, "default", func(ev core.Event) { told <- ev }, zaptest.NewLogger(t))
+			w := newWatcher(t, client, func(ev core.Event) { told <- ev })
 			listed, _, err := w.List(t.Context())
 			require.NoError(t, err)
 			require.Equal(t, c.want, listed[0].Why)

@@ -18,26 +18,24 @@ import (
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 )
 
-// deleteGrace is the grace period of the allocator's own deletions, the shortest
-// that leaves the pod's end to its kubelet. By then nobody uses the pod, so it need
-// not serve on: the preStop sleep is cut when the grace period is over, and the
-// containers get SIGTERM after it and, because a kubelet leaves them that much in
-// any case, SIGKILL 2 s later (kuberuntime, minimumGracePeriodInSeconds).
+// deleteGrace is the grace period of the allocator's own deletions: the shortest that leaves the
+// end of the pod to its kubelet. At that point no request can reach the pod, so it need not serve
+// on. The kubelet cuts the preStop sleep at the end of the grace period, sends SIGTERM, and sends
+// SIGKILL 2 s later (kuberuntime, minimumGracePeriodInSeconds).
 const deleteGrace = time.Second
 
-// Writer carries out the core's effects on pods. Every write has a condition.
-// Each method makes one attempt; they may be called concurrently.
+// Writer carries out the core's effects on pods. Every write is conditional. Each method makes one
+// attempt; the methods may be called concurrently.
 type Writer struct {
 	Client kubernetes.Interface
-	// ServeOn is what Build needs.
+	// ServeOn is passed on to Build.
 	ServeOn time.Duration
 	Submit  func(core.Event)
 	Log     *zap.Logger
 }
 
-// Delete deletes a pod. It returns an error until that is known to be under way, and
-// is then to be called again. The core has seen to it that nobody can use the pod
-// any more.
+// Delete deletes a pod. The caller repeats it until it returns nil, which means that the deletion
+// is under way or the pod is gone. The core asks for it only when no request can reach the pod.
 func (w *Writer) Delete(ctx context.Context, e core.DeletePod) error {
 	ctx, cancel := context.WithTimeout(ctx, kube.CallTimeout)
 	defer cancel()
@@ -62,14 +60,14 @@ func (w *Writer) Delete(ctx context.Context, e core.DeletePod) error {
 	return fmt.Errorf("delete pod %s: %w", e.Pod.Name, err)
 }
 
-// Create makes a pod from the pool's template. The error, if any, is for the
-// pool's condition; the core has been told.
+// Create makes a pod from the pool's template and submits the outcome to the core. The returned
+// error is for the pool's condition.
 func (w *Writer) Create(ctx context.Context, pool *v1alpha1.SandboxPool, e core.CreatePod) error {
 	call, cancel := context.WithTimeout(ctx, kube.CallTimeout)
 	defer cancel()
 	p, err := w.Client.CoreV1().Pods(pool.Namespace).Create(call, Build(pool, e.Name, w.ServeOn), metav1.CreateOptions{})
 	if err != nil {
-		// If it was made all the same, the watch will tell.
+		// If the pod was created despite the error, the watch reports it.
 		w.Submit(core.CreateFailed(e))
 		return fmt.Errorf("create pod %s: %w", e.Name, err)
 	}
@@ -77,17 +75,16 @@ func (w *Writer) Create(ctx context.Context, pool *v1alpha1.SandboxPool, e core.
 	return nil
 }
 
-// observed tells the core what a read or a write has shown.
+// observed submits the result of a read or a write.
 func (w *Writer) observed(p *corev1.Pod) {
 	seen, err := observe(p)
 	if err != nil {
-		w.Log.Warn("pod not understood, it will not be handed out", zap.Error(err))
+		w.Log.Warn("pod cannot be read, it will not be handed out", zap.Error(err))
 	}
 	w.Submit(core.PodSeen{Pod: seen})
 }
 
-// read reads a pod from the API server's store. gone is true when that pod,
-// by its UID, does not exist any more.
+// read reads a pod from the API server's store. gone is true when no pod with that UID exists.
 func (w *Writer) read(ctx context.Context, key core.PodKey) (p *corev1.Pod, gone bool, err error) {
 	p, err = w.Client.CoreV1().Pods(key.Namespace).Get(ctx, key.Name, metav1.GetOptions{})
 	switch {

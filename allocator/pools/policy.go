@@ -14,26 +14,27 @@ import (
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 )
 
-// The policies, by the names that the Pod Security Standards have for them.
+// The policies have the names of the Pod Security Standards.
 const (
 	PolicyBaseline   = "baseline"
 	PolicyPrivileged = "privileged"
 )
 
-// Policy says what a pool, and its pods, may ask for. The zero Policy refuses every
-// pool.
+// Policy limits what a pool's template may ask for. The zero Policy refuses every pool.
 type Policy struct {
 	level     api.Level
 	evaluator policy.Evaluator
 }
 
-// NewPolicy returns the policy of that name: "baseline" refuses what the Pod
-// Security Standard of that name refuses (host namespaces, host ports, host
-// paths, privileged containers and a few more,
-// https://kubernetes.io/docs/concepts/security/pod-security-standards/), and
-// credentials of the pod's own: service account tokens and pod certificates, and
-// what puts a pod before others or where the scheduler would not: a node's name,
-// priorities of the system, tolerations of every taint and of that of control plane nodes;
+// NewPolicy returns the policy with the given name, or an error for any other name.
+//
+// "baseline" refuses what the Pod Security Standard of that name refuses
+// (https://kubernetes.io/docs/concepts/security/pod-security-standards/): host namespaces, host
+// ports, host paths, privileged containers and a few more. It also refuses:
+//   - credentials of the pod: service account tokens and pod certificates;
+//   - what bypasses the scheduler or evicts other pods: spec.nodeName, system priorities, and
+//     tolerations of every taint or of control plane taints.
+//
 // "privileged" refuses nothing.
 func NewPolicy(name string) (Policy, error) {
 	if name != PolicyBaseline && name != PolicyPrivileged {
@@ -46,11 +47,12 @@ func NewPolicy(name string) (Policy, error) {
 	return Policy{level: api.Level(name), evaluator: evaluator}, nil
 }
 
-// Check returns nil, or everything that the pool's template asks for and may
-// not have. With pods.ErrPreStop that is, under any policy, a preStop action.
+// Check returns nil, or an error that lists everything the pool's template asks for and must not
+// have. Under any policy it wraps pods.ErrPreStop if a container has a preStop action other than
+// sleep.
 func (p Policy) Check(pool *v1alpha1.SandboxPool) error {
 	if p.evaluator == nil {
-		return errors.New("there is no policy")
+		return errNoPolicy
 	}
 	return errors.Join(pods.CheckPreStop(pool), p.checkSecurity(pool))
 }
@@ -59,7 +61,7 @@ func (p Policy) checkSecurity(pool *v1alpha1.SandboxPool) error {
 	if p.level == api.LevelPrivileged {
 		return nil
 	}
-	pod := pods.Build(pool, "", 0) // how long it sleeps is no matter of security
+	pod := pods.Build(pool, "", 0) // serveOn does not affect security
 	var refused []string
 	result := policy.AggregateCheckResults(p.evaluator.EvaluatePod(api.LevelVersion{Level: p.level, Version: api.LatestVersion()}, &pod.ObjectMeta, &pod.Spec))
 	if !result.Allowed {
@@ -69,7 +71,7 @@ func (p Policy) checkSecurity(pool *v1alpha1.SandboxPool) error {
 		refused = append(refused, "service account token (automountServiceAccountToken must be false or absent)")
 	}
 	for _, v := range pod.Spec.Volumes {
-		if credential := projects(v); credential != "" {
+		if credential := credentialIn(v); credential != "" {
 			refused = append(refused, fmt.Sprintf("%s (volume %q must not project one)", credential, v.Name))
 		}
 	}
@@ -80,15 +82,15 @@ func (p Policy) checkSecurity(pool *v1alpha1.SandboxPool) error {
 	return fmt.Errorf("spec.template: not allowed for sandboxes: %s; change the template, or run the allocator with --pod-security=%s", strings.Join(refused, ", "), PolicyPrivileged)
 }
 
-// systemPriority is how the names of Kubernetes' own priority classes begin.
+// systemPriority is the prefix of the names of Kubernetes' own priority classes.
 const systemPriority = "system-"
 
-// controlPlaneTaints keep pods from the nodes of the control plane.
+// controlPlaneTaints keep ordinary pods off control plane nodes.
 var controlPlaneTaints = []string{"node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/master"}
 
-// privileges names the fields with which a pod gets round the scheduler or evicts
-// what the cluster needs. Other schedulers, priority classes of the cluster's own and
-// tolerations of its own taints are the operator's to offer.
+// privileges lists the fields with which a pod bypasses the scheduler or evicts other pods. Other
+// schedulers, the cluster's own priority classes and tolerations of its own taints are the
+// operator's choice and are allowed.
 func privileges(spec *corev1.PodSpec) (refused []string) {
 	if spec.NodeName != "" {
 		refused = append(refused, "node name (spec.nodeName must be absent: the scheduler chooses the node)")
@@ -110,9 +112,8 @@ func privileges(spec *corev1.PodSpec) (refused []string) {
 	return refused
 }
 
-// projects names the credential of the pod's own that a volume contains, "" if
-// there is none.
-func projects(v corev1.Volume) string {
+// credentialIn names the credential that a volume projects into the pod, or returns "".
+func credentialIn(v corev1.Volume) string {
 	if v.Projected == nil {
 		return ""
 	}
@@ -120,7 +121,7 @@ func projects(v corev1.Volume) string {
 		switch {
 		case source.ServiceAccountToken != nil:
 			return "service account token"
-		case source.PodCertificate != nil: // the API server takes some of them for a login
+		case source.PodCertificate != nil: // some of them authenticate to the API server
 			return "pod certificate"
 		}
 	}

@@ -109,7 +109,7 @@ func tooMuch() map[string]struct {
 	}
 }
 
-func TestTemplateThatAsksForTooMuchIsRefusedByName(t *testing.T) {
+func TestRefusedTemplateFieldIsNamed(t *testing.T) {
 	for name, c := range tooMuch() {
 		t.Run(name, func(t *testing.T) {
 			pool := stack.DemoPool("default", "pool", 1)
@@ -128,7 +128,7 @@ func TestTemplateThatAsksForTooMuchIsRefusedByName(t *testing.T) {
 }
 
 // Not a matter of security: no policy lets it pass.
-func TestAPreStopActionThatIsNoSleepIsRefusedUnderAnyPolicy(t *testing.T) {
+func TestEveryPolicyRefusesPreStopActionsButSleep(t *testing.T) {
 	pool := stack.DemoPool("default", "pool", 1)
 	container := &pool.Spec.Template.Spec.Containers[0]
 	container.Lifecycle = &corev1.Lifecycle{PreStop: &corev1.LifecycleHandler{Exec: &corev1.ExecAction{Command: []string{"true"}}}}
@@ -146,7 +146,7 @@ func TestAPreStopActionThatIsNoSleepIsRefusedUnderAnyPolicy(t *testing.T) {
 	require.NoError(t, policy(t, pools.PolicyBaseline).Check(pool))
 }
 
-func TestEverythingThatIsTooMuchIsNamedAtOnce(t *testing.T) {
+func TestOneErrorNamesEveryRefusedField(t *testing.T) {
 	pool := stack.DemoPool("default", "pool", 1)
 	spec := &pool.Spec.Template.Spec
 	spec.HostPID, spec.AutomountServiceAccountToken = true, yes()
@@ -200,7 +200,7 @@ func TestOrdinaryTemplatesAreAccepted(t *testing.T) {
 
 // What is judged is the pod that is made: a template that leaves everything open
 // is safe because of what Build fills in.
-func TestEveryPodThatIsMadeOfAnAcceptedTemplateHasNoTokenAndASeccompProfile(t *testing.T) {
+func TestPodsOfAcceptedTemplatesHaveSeccompAndNoToken(t *testing.T) {
 	pool := stack.DemoPool("default", "pool", 1)
 	require.NoError(t, policy(t, pools.PolicyBaseline).Check(pool))
 	made := pods.Build(pool, "pool-1", time.Second)
@@ -208,7 +208,7 @@ func TestEveryPodThatIsMadeOfAnAcceptedTemplateHasNoTokenAndASeccompProfile(t *t
 	require.Equal(t, corev1.SeccompProfileTypeRuntimeDefault, made.Spec.SecurityContext.SeccompProfile.Type)
 }
 
-func TestPolicyHasANameOrRefusesEverything(t *testing.T) {
+func TestZeroPolicyRefusesEveryPool(t *testing.T) {
 	for _, name := range []string{"", "Baseline", "restricted", "none"} {
 		_, err := pools.NewPolicy(name)
 		require.ErrorContains(t, err, "baseline or privileged", name)
@@ -216,7 +216,7 @@ func TestPolicyHasANameOrRefusesEverything(t *testing.T) {
 	require.Error(t, pools.Policy{}.Check(stack.DemoPool("default", "pool", 1)), "the zero Policy")
 }
 
-func TestAPoolMayNotChooseItsNodeOrGoBeforeTheSystem(t *testing.T) {
+func TestPoolsMayNotBypassSchedulerOrSystemPriority(t *testing.T) {
 	type spec = corev1.PodSpec
 	high := int32(2_000_000_000)
 	for want, change := range map[string]func(*spec){

@@ -1,5 +1,3 @@
-// Package pools watches SandboxPool objects for the core and writes their
-// status, conditions and finalizer.
 package pools
 
 import (
@@ -28,14 +26,28 @@ import (
 	"github.com/berth-sandbox/berth/allocator/kube"
 	"github.com/berth-sandbox/berth/allocator/pods"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
+	"github.com/berth-sandbox/berth/internal/options"
 )
 
 const resource = "sandboxpools"
 
-// statusEvery is the pause between writes of changed statuses.
+// statusEvery is the interval between writes of changed statuses.
 const statusEvery = time.Second
 
-// Pools holds the pools of one namespace.
+// Options configure Pools. All are required.
+type Options struct {
+	Clients   *kube.Clients
+	Namespace string
+	Policy    Policy
+	// ServeOn is passed on to pods.TemplateHash.
+	ServeOn time.Duration
+	// Submit takes the events. It may block.
+	Submit func(core.Event)
+	Log    *zap.Logger
+}
+
+// Pools watches and maintains the pools of one namespace. Its methods may be called
+// concurrently.
 type Pools struct {
 	client    rest.Interface
 	events    typedv1.EventsGetter
@@ -51,19 +63,22 @@ type Pools struct {
 	createErr map[core.PoolKey]error // of the last pod creation
 }
 
-// New returns Pools that tell submit what they see. submit may block. serveOn is
-// what pods.Build needs.
-func New(clients *kube.Clients, namespace string, policy Policy, serveOn time.Duration, submit func(core.Event), log *zap.Logger) *Pools {
-	client := clients.Berth
-	return &Pools{
-		client: client, events: clients.Kubernetes.CoreV1(), namespace: namespace, policy: policy, serveOn: serveOn, submit: submit, log: log,
-		informer: cache.NewSharedIndexInformer(
-			cache.NewListWatchFromClient(client, resource, namespace, fields.Everything()), &v1alpha1.SandboxPool{}, 0, nil),
-		pools: map[core.PoolKey]seen{}, createErr: map[core.PoolKey]error{},
+// New returns Pools, or an error that names the missing options.
+func New(o Options) (*Pools, error) {
+	if err := options.Require(o, "Clients", "Namespace", "Policy", "ServeOn", "Submit", "Log"); err != nil {
+		return nil, err
 	}
+	client := o.Clients.Berth
+	return &Pools{
+		client: client, events: o.Clients.Kubernetes.CoreV1(), namespace: o.Namespace,
+		policy: o.Policy, serveOn: o.ServeOn, submit: o.Submit, log: o.Log,
+		informer: cache.NewSharedIndexInformer(
+			cache.NewListWatchFromClient(client, resource, o.Namespace, fields.Everything()), &v1alpha1.SandboxPool{}, 0, nil),
+		pools: map[core.PoolKey]seen{}, createErr: map[core.PoolKey]error{},
+	}, nil
 }
 
-// seen is a pool as it was last seen.
+// seen is the latest observation of a pool.
 type seen struct {
 	pool    *v1alpha1.SandboxPool
 	refused bool // by the policy
@@ -73,8 +88,8 @@ func keyOf(p *v1alpha1.SandboxPool) core.PoolKey {
 	return core.PoolKey{Namespace: p.Namespace, Name: p.Name}
 }
 
-// List reads the pools from the API server's store, and returns the resource
-// version at which they were so. It tries again until ctx ends.
+// List returns the pools and the resource version of that list, read from the API server's store.
+// It retries until ctx ends.
 func (p *Pools) List(ctx context.Context) (all []core.Pool, version string, err error) {
 	all, err = kube.List(ctx, func(ctx context.Context, next string) (pools []core.Pool, following string, err error) {
 		var page v1alpha1.SandboxPoolList
@@ -87,14 +102,13 @@ func (p *Pools) List(ctx context.Context) (all []core.Pool, version string, err 
 		}
 		version = page.ResourceVersion
 		return pools, page.Continue, nil
-	}, func(err error) { p.log.Warn("will read again", zap.Error(err)) })
+	}, func(err error) { p.log.Warn("list failed, retrying", zap.Error(err)) })
 	return all, version, err
 }
 
-// Get returns a pool as it was last seen, for pods to be made from it. It is
-// false when none can be: its object is gone, or its template is refused. The
-// core may not know that yet when it asks for a pod. The caller must not change
-// the pool.
+// Get returns the latest observation of a pool, for making a pod from it. It returns false if the
+// pool's object is gone or the policy refuses its template; the core may not know that yet when it
+// asks for a pod. The caller must not change the pool.
 func (p *Pools) Get(key core.PoolKey) (*v1alpha1.SandboxPool, bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -102,7 +116,7 @@ func (p *Pools) Get(key core.PoolKey) (*v1alpha1.SandboxPool, bool) {
 	return s.pool, ok && !s.refused
 }
 
-// CreateResult notes how the last creation of a pod went, for the condition.
+// CreateResult records how the latest creation of a pod went, for the condition PodsCreatable.
 func (p *Pools) CreateResult(key core.PoolKey, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -113,7 +127,7 @@ func (p *Pools) CreateResult(key core.PoolKey, err error) {
 	}
 }
 
-// keep remembers a pool and returns what the core needs of it.
+// keep stores a pool and returns the core's view of it.
 func (p *Pools) keep(pool *v1alpha1.SandboxPool) core.Pool {
 	spec := core.Pool{
 		Key: keyOf(pool), Warm: int(pool.Spec.Warm), DefaultPort: uint16(pool.Spec.DefaultPort),
@@ -155,13 +169,13 @@ func (p *Pools) forget(pool *v1alpha1.SandboxPool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	key := keyOf(pool)
-	if s, ok := p.pools[key]; ok && s.pool.UID == pool.UID { // not another of its name
+	if s, ok := p.pools[key]; ok && s.pool.UID == pool.UID { // unless a new object has the name
 		delete(p.pools, key)
 		delete(p.createErr, key)
 	}
 }
 
-// Run watches until ctx ends. It is called once.
+// Run watches until ctx ends. It must be called once.
 func (p *Pools) Run(ctx context.Context) error {
 	changed := func(o any) { p.submit(core.PoolSeen{Pool: p.keep(o.(*v1alpha1.SandboxPool))}) }
 	_, err := p.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
@@ -184,9 +198,9 @@ func (p *Pools) Run(ctx context.Context) error {
 	return nil
 }
 
-// Maintain keeps the finalizers and statuses of all pools up to date until ctx
-// ends. counts returns a pool's pods by state, or false if they are not known at the
-// moment: what is shown of such a pool stays as it is until the next turn.
+// Maintain updates the finalizers and statuses of all pools until ctx ends. counts returns a pool's
+// pods by state, or false if the core did not answer; the status of that pool then stays as it is
+// until the next turn.
 func (p *Pools) Maintain(ctx context.Context, counts func(context.Context, core.PoolKey) (core.Counts, bool)) {
 	if !cache.WaitForCacheSync(ctx.Done(), p.informer.HasSynced) {
 		return // ctx has ended
@@ -207,31 +221,31 @@ func (p *Pools) Maintain(ctx context.Context, counts func(context.Context, core.
 	}
 }
 
-// maintain adds the finalizer to a new pool and brings its status up to date, if its
-// counts are known. What fails is tried again at the next turn.
+// maintain adds the finalizer to a new pool, or updates its status if its counts are known. A
+// failure is retried at the next turn.
 func (p *Pools) maintain(ctx context.Context, pool *v1alpha1.SandboxPool, counts core.Counts, known bool) {
 	var err error
 	if pool.DeletionTimestamp == nil && !slices.Contains(pool.Finalizers, v1alpha1.PoolFinalizer) {
 		err = p.setFinalizers(ctx, pool, append(slices.Clone(pool.Finalizers), v1alpha1.PoolFinalizer))
-	} else if known { // zero would be a guess
+	} else if known { // an unknown count must not show as 0
 		if status := p.status(pool, counts); !sameStatus(status, pool.Status) {
 			err = p.patch(ctx, pool, map[string]any{"status": status}, "status")
 			if c := meta.FindStatusCondition(status.Conditions, v1alpha1.PoolPodsStable); err == nil && c.Status == metav1.ConditionFalse &&
 				!meta.IsStatusConditionFalse(pool.Status.Conditions, v1alpha1.PoolPodsStable) {
-				// The write had a condition, so this is the only one that has turned it.
+				// The write was conditional, so this process turned the condition.
 				p.warn(ctx, pool, c)
 			}
 		}
 	}
 	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
-		return // it has changed; the watch brings it, and the next turn looks again
+		return // the pool has changed: the watch delivers it before a later turn
 	}
 	if err != nil && ctx.Err() == nil {
-		p.log.Warn("will try again: update pool", zap.String("pool", pool.Name), zap.Error(err))
+		p.log.Warn("pool not updated, retrying", zap.String("pool", pool.Name), zap.Error(err))
 	}
 }
 
-// warn makes an Event of a condition. There is one attempt: the condition stays.
+// warn emits an Event for a condition. It makes one attempt, because the condition stays visible.
 func (p *Pools) warn(ctx context.Context, pool *v1alpha1.SandboxPool, c *metav1.Condition) {
 	call, cancel := context.WithTimeout(ctx, kube.CallTimeout)
 	defer cancel()
@@ -241,16 +255,16 @@ func (p *Pools) warn(ctx context.Context, pool *v1alpha1.SandboxPool, c *metav1.
 		InvolvedObject: corev1.ObjectReference{
 			APIVersion: v1alpha1.GroupVersion().String(), Kind: "SandboxPool", Namespace: pool.Namespace, Name: pool.Name, UID: pool.UID,
 		},
-		Type: corev1.EventTypeWarning, Reason: c.Reason, Message: bounded(c.Message, eventMost), Source: corev1.EventSource{Component: "berth-allocator"},
+		Type: corev1.EventTypeWarning, Reason: c.Reason, Message: bounded(c.Message, maxEventMessage), Source: corev1.EventSource{Component: "berth-allocator"},
 		FirstTimestamp: now, LastTimestamp: now, Count: 1,
 	}, metav1.CreateOptions{})
 	if err != nil && ctx.Err() == nil {
-		p.log.Warn("no Event was made", zap.String("pool", pool.Name), zap.String("reason", c.Reason), zap.Error(err))
+		p.log.Warn("Event not created", zap.String("pool", pool.Name), zap.String("reason", c.Reason), zap.Error(err))
 	}
 }
 
-// Drained removes the finalizer of a pool whose pods are gone. It returns an error
-// until that is done, and is then to be called again.
+// Drained removes the finalizer of a pool whose pods are gone. The caller repeats it until it
+// returns nil.
 func (p *Pools) Drained(ctx context.Context, key core.PoolKey) error {
 	call, cancel := context.WithTimeout(ctx, kube.CallTimeout)
 	defer cancel()
@@ -262,7 +276,7 @@ func (p *Pools) Drained(ctx context.Context, key core.PoolKey) error {
 	case err != nil:
 		return fmt.Errorf("read pool %s: %w", key.Name, err)
 	case pool.DeletionTimestamp == nil || !slices.Contains(pool.Finalizers, v1alpha1.PoolFinalizer):
-		return nil // another object of that name, or done already
+		return nil // a new object has the name, or the finalizer is gone already
 	}
 	if err := p.setFinalizers(ctx, &pool, slices.DeleteFunc(pool.Finalizers, func(f string) bool { return f == v1alpha1.PoolFinalizer })); err != nil {
 		return fmt.Errorf("remove finalizer of pool %s: %w", key.Name, err)
@@ -274,7 +288,7 @@ func (p *Pools) setFinalizers(ctx context.Context, pool *v1alpha1.SandboxPool, f
 	return p.patch(ctx, pool, map[string]any{"metadata": map[string]any{"finalizers": finalizers}})
 }
 
-// patch writes on condition that the pool has not changed since it was read.
+// patch applies a merge patch on condition that the pool has not changed since it was read.
 func (p *Pools) patch(ctx context.Context, pool *v1alpha1.SandboxPool, patch map[string]any, subresource ...string) error {
 	m, _ := patch["metadata"].(map[string]any)
 	if m == nil {
@@ -292,7 +306,7 @@ func (p *Pools) patch(ctx context.Context, pool *v1alpha1.SandboxPool, patch map
 		SubResource(subresource...).Body(raw).Do(call).Error()
 }
 
-// status is what the pool's status should be.
+// status returns the status that the pool should have.
 func (p *Pools) status(pool *v1alpha1.SandboxPool, counts core.Counts) v1alpha1.SandboxPoolStatus {
 	s := v1alpha1.SandboxPoolStatus{
 		ObservedGeneration: pool.Generation,
@@ -332,36 +346,35 @@ func (p *Pools) status(pool *v1alpha1.SandboxPool, counts core.Counts) v1alpha1.
 	return s
 }
 
-// stable is the condition of that name.
+// stable returns the condition PodsStable.
 func stable(pool *v1alpha1.SandboxPool, t core.Trouble) metav1.Condition {
 	c := metav1.Condition{Type: v1alpha1.PoolPodsStable, Status: metav1.ConditionTrue, Reason: "Stable", ObservedGeneration: pool.Generation}
 	if t == (core.Trouble{}) {
 		return c
 	}
-	next := "another one is being tried"
+	next := "a replacement is being tried"
 	if !t.Retry.IsZero() {
-		next = "the next one is made at " + t.Retry.UTC().Format(time.RFC3339)
+		next = "the next attempt is at " + t.Retry.UTC().Format(time.RFC3339)
 	}
 	c.Status, c.Reason = metav1.ConditionFalse, "BackOff"
 	c.Message = fmt.Sprintf("pod %s ended before it could be used: %s; %s", t.Pod, t.Why, next)
 	return c
 }
 
-// messageMost is the length of a condition's message, in bytes. What names every
-// container of a template may be longer than the API server takes, and no status
-// would be written at all.
-const messageMost = 4 << 10
+// maxMessage bounds the message of a condition, in bytes. A message that names every container of a
+// template could exceed the API server's limit, and then no status would be written at all.
+const maxMessage = 4 << 10
 
-// eventMost is the same for the message of an Event.
-const eventMost = 1000
+// maxEventMessage bounds the message of an Event, in bytes.
+const maxEventMessage = 1000
 
-func message(err error) string { return bounded(err.Error(), messageMost) }
+func message(err error) string { return bounded(err.Error(), maxMessage) }
 
-func bounded(m string, most int) string {
-	if len(m) <= most {
+func bounded(m string, limit int) string {
+	if len(m) <= limit {
 		return m
 	}
-	return strings.ToValidUTF8(m[:most], "") + "..."
+	return strings.ToValidUTF8(m[:limit], "") + "..."
 }
 
 func sameStatus(a, b v1alpha1.SandboxPoolStatus) bool {

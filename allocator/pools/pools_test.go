@@ -80,7 +80,7 @@ func TestPortsReachTheCoreInOrder(t *testing.T) {
 	defer apiServer.Close()
 	clients, err := kube.NewClients(&rest.Config{Host: apiServer.URL, Transport: &http.Transport{DisableKeepAlives: true}}, 0, 0)
 	require.NoError(t, err)
-	p := pools.New(clients, "default", policy(t, pools.PolicyBaseline), time.Second, nil, zaptest.NewLogger(t))
+	p := newPools(t, clients, func(core.Event) {})
 	seen, _, err := p.List(t.Context())
 	require.NoError(t, err)
 	require.Len(t, seen, 2)
@@ -90,7 +90,7 @@ func TestPortsReachTheCoreInOrder(t *testing.T) {
 }
 
 // A leader that is slow for some seconds must not say that all pods are gone.
-func TestCountsThatAreNotKnownChangeNoStatus(t *testing.T) {
+func TestUnknownCountsChangeNoStatus(t *testing.T) {
 	pool := stack.DemoPool("default", "python", 3)
 	pool.Finalizers, pool.ResourceVersion, pool.UID = []string{v1alpha1.PoolFinalizer}, "1", "u"
 	pool.Status.Warm = 3
@@ -116,7 +116,7 @@ func TestCountsThatAreNotKnownChangeNoStatus(t *testing.T) {
 	defer apiServer.Close()
 	clients, err := kube.NewClients(&rest.Config{Host: apiServer.URL, Transport: &http.Transport{DisableKeepAlives: true}}, 0, 0)
 	require.NoError(t, err)
-	p := pools.New(clients, "default", policy(t, pools.PolicyBaseline), time.Second, (&sink{}).Submit, zaptest.NewLogger(t))
+	p := newPools(t, clients, (&sink{}).Submit)
 	ctx, stop := context.WithCancel(t.Context())
 	var running errgroup.Group
 	running.Go(func() error { return p.Run(ctx) })
@@ -163,7 +163,7 @@ func watch(t *testing.T) *watched {
 	clients, err := kube.NewClients(cluster.RestConfig(), 0, 0)
 	require.NoError(t, err)
 	w := &watched{T: t, clients: clients, sink: &sink{}}
-	w.pools = pools.New(clients, "default", policy(t, pools.PolicyBaseline), time.Second, w.sink.Submit, zaptest.NewLogger(t))
+	w.pools = newPools(t, clients, w.sink.Submit)
 	_, _, err = w.pools.List(t.Context())
 	require.NoError(t, err)
 	ctx, stop := context.WithCancel(t.Context())
@@ -393,7 +393,7 @@ func TestPools(t *testing.T) {
 }
 
 // The status is written in the very moment in which the last pod goes.
-func TestFinalizerIsRemovedAlsoWhenThePoolHasChangedMeanwhile(t *testing.T) {
+func TestFinalizerIsRemovedFromAChangedPool(t *testing.T) {
 	var patches atomic.Int32
 	now := metav1.Now()
 	apiServer := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -410,14 +410,14 @@ func TestFinalizerIsRemovedAlsoWhenThePoolHasChangedMeanwhile(t *testing.T) {
 	defer apiServer.Close()
 	clients, err := kube.NewClients(&rest.Config{Host: apiServer.URL, Transport: &http.Transport{DisableKeepAlives: true}}, 0, 0)
 	require.NoError(t, err)
-	p := pools.New(clients, "default", policy(t, pools.PolicyBaseline), time.Second, nil, zaptest.NewLogger(t))
+	p := newPools(t, clients, func(core.Event) {})
 	key := core.PoolKey{Namespace: "default", Name: "python"}
 	require.True(t, apierrors.IsConflict(p.Drained(t.Context(), key)), "it is asked for again")
 	require.NoError(t, p.Drained(t.Context(), key))
 	require.EqualValues(t, 2, patches.Load(), "the finalizer is still there")
 }
 
-func TestAPoolWhosePodsEndSaysSoInAConditionAndOneEvent(t *testing.T) {
+func TestFailingPodsShowInOneConditionAndOneEvent(t *testing.T) {
 	w := watch(t)
 	w.create(stack.DemoPool("default", "ends", 3))
 	condition := func(name, reason, text string) func(v1alpha1.SandboxPoolStatus) bool {
@@ -432,13 +432,13 @@ func TestAPoolWhosePodsEndSaysSoInAConditionAndOneEvent(t *testing.T) {
 	w.until("ends", "what is stuck", condition(v1alpha1.PoolReady, "Filling", "0 of 3 pods are warm; pod ends-x is not ready: container sandbox: ImagePullBackOff"))
 
 	trouble := core.Trouble{Pod: "ends-1", Why: "container sandbox: exit code 1 Error", Retry: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)}
-	const first = "pod ends-1 ended before it could be used: container sandbox: exit code 1 Error; the next one is made at 2026-01-02T03:04:05Z"
+	const first = "pod ends-1 ended before it could be used: container sandbox: exit code 1 Error; the next attempt is at 2026-01-02T03:04:05Z"
 	w.counted(core.Counts{Trouble: trouble})
 	w.until("ends", "the end", condition(v1alpha1.PoolPodsStable, "BackOff", first))
 	w.until("ends", "not only filling", condition(v1alpha1.PoolReady, "BackOff", "0 of 3"))
 	trouble.Pod, trouble.Retry = "ends-2", time.Time{}
 	w.counted(core.Counts{Trouble: trouble})
-	w.until("ends", "an attempt", condition(v1alpha1.PoolPodsStable, "BackOff", "another one is being tried"))
+	w.until("ends", "an attempt", condition(v1alpha1.PoolPodsStable, "BackOff", "a replacement is being tried"))
 	w.counted(core.Counts{Warm: 3})
 	status := w.until("ends", "stable again", condition(v1alpha1.PoolPodsStable, "Stable", ""))
 	require.True(t, meta.IsStatusConditionTrue(status.Conditions, v1alpha1.PoolReady))
@@ -449,4 +449,14 @@ func TestAPoolWhosePodsEndSaysSoInAConditionAndOneEvent(t *testing.T) {
 	require.Equal(t, first, events.Items[0].Message)
 	require.Equal(t, "BackOff", events.Items[0].Reason)
 	require.Equal(t, corev1.EventTypeWarning, events.Items[0].Type)
+}
+
+func newPools(t *testing.T, clients *kube.Clients, submit func(core.Event)) *pools.Pools {
+	t.Helper()
+	p, err := pools.New(pools.Options{
+		Clients: clients, Namespace: "default", Policy: policy(t, pools.PolicyBaseline), ServeOn: time.Second,
+		Submit: submit, Log: zaptest.NewLogger(t),
+	})
+	require.NoError(t, err)
+	return p
 }

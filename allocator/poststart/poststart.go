@@ -1,5 +1,3 @@
-// Package poststart calls a pool's postStart hook in a pod that has become a
-// sandbox.
 package poststart
 
 import (
@@ -20,15 +18,16 @@ import (
 )
 
 const (
-	// dialWait bounds one attempt to connect; pauses lie between attempts.
-	dialWait   = time.Second
-	pauseFirst = 50 * time.Millisecond
-	pauseMost  = time.Second
-	// answerMost bounds what is read of an answer, in bytes: informational answers,
-	// headers and body together.
-	answerMost = 8 << 10
-	// bodyWait bounds the time in which the body of a final answer is read. The body
-	// says nothing that matters; it is read so that the pod can finish writing it.
+	// dialWait bounds one attempt to connect. minPause and maxPause bound the pause after a failed
+	// attempt, which doubles each time.
+	dialWait = time.Second
+	minPause = 50 * time.Millisecond
+	maxPause = time.Second
+	// maxAnswer bounds the bytes that are read of an answer: informational responses, headers and
+	// body together.
+	maxAnswer = 8 << 10
+	// bodyWait bounds the time for reading the body of a final response. The body is discarded;
+	// reading it lets the pod finish its write.
 	bodyWait = time.Second
 )
 
@@ -37,13 +36,13 @@ type Caller struct {
 	connect func(ctx context.Context, address string) (net.Conn, error)
 }
 
-// errDeposed: another process may lead, or this one has not renewed its lease in time.
-var errDeposed = errors.New("this process may not lead any more")
+// errDeposed is returned for an attempt while this process is not certain to hold the lease.
+var errDeposed = errors.New("this process may no longer hold the lease")
 
-// New returns a Caller. dial connects to a pod's address; nil is the machine's
-// own network. leads reports whether this process certainly leads. Only then is the
-// pod that is to be called certainly at its address: no other leader has released it,
-// and waited for the window, which is longer than an attempt to connect.
+// New returns a Caller. dial connects to a pod's address; nil means the network of this machine.
+// leads reports whether this process certainly holds the lease. Only then is the pod certainly at
+// its address: another leader could have released it. Before that leader reuses the address it
+// waits for the connect window, which is longer than one attempt.
 func New(dial func(ctx context.Context, network, address string) (net.Conn, error), leads func() bool) *Caller {
 	if dial == nil {
 		dial = (&net.Dialer{}).DialContext
@@ -56,16 +55,16 @@ func New(dial func(ctx context.Context, network, address string) (net.Conn, erro
 		defer cancel()
 		conn, err := dial(attempt, "tcp", address)
 		switch {
-		case err == nil && !leads(): // it stood still in between
+		case err == nil && !leads(): // the process was paused in between
 			return nil, errors.Join(errDeposed, conn.Close())
-		case err != nil && attempt.Err() != nil && ctx.Err() == nil: // whatever dial says then
+		case err != nil && attempt.Err() != nil && ctx.Err() == nil: // a timeout of the attempt, whatever error dial returned
 			return nil, &net.OpError{Op: "dial", Net: "tcp", Err: err}
 		}
 		return conn, err
 	}}
 }
 
-// body is what the hook is told.
+// body is the JSON body of the request.
 type body struct {
 	SandboxID string            `json:"sandboxID"`
 	Pool      string            `json:"pool"`
@@ -73,10 +72,10 @@ type body struct {
 	User      string            `json:"user,omitempty"`
 }
 
-// Call calls the hook of the sandbox's pool, again and again while the pod cannot
-// be connected to or this process cannot tell that it leads, and returns nil when the pod
-// has answered 2xx within its time. It returns
-// when that time is over or ctx has ended, whatever the pod does.
+// Call calls the hook of the sandbox's pool. It retries while the pod refuses connections or this
+// process is not certain to hold the lease. It returns nil when the pod has answered 2xx within the
+// hook's timeout, and an error when that time is over or ctx has ended, whatever the pod does.
+// Redirects count as errors.
 func (c *Caller) Call(ctx context.Context, hook v1alpha1.PostStartHook, defaultPort uint16, s core.Sandbox) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Duration(hook.TimeoutSeconds)*time.Second)
 	defer cancel()
@@ -89,7 +88,7 @@ func (c *Caller) Call(ctx context.Context, hook v1alpha1.PostStartHook, defaultP
 	if err != nil {
 		return fmt.Errorf("postStart: encode body: %w", err)
 	}
-	for pause := pauseFirst; ; pause = min(2*pause, pauseMost) {
+	for pause := minPause; ; pause = min(2*pause, maxPause) {
 		err := c.once(ctx, url, raw)
 		if ctx.Err() != nil || !notConnected(err) {
 			return err
@@ -102,17 +101,17 @@ func (c *Caller) Call(ctx context.Context, hook v1alpha1.PostStartHook, defaultP
 	}
 }
 
-// notConnected reports whether an attempt has sent the pod nothing, so that another one
-// may follow. errDeposed is among that: a leader whose lease is late to be renewed may be
-// sure again in a moment, and one that was deposed soon ends ctx.
+// notConnected reports whether an attempt sent nothing to the pod, so that a retry is safe.
+// errDeposed is such a case: a late renewal may succeed a moment later, and a deposed leader's ctx
+// ends soon.
 func notConnected(err error) bool {
 	var op *net.OpError
 	return errors.Is(err, errDeposed) || errors.As(err, &op) && op.Op == "dial"
 }
 
-// once makes one attempt. It owns the connection, which is closed when ctx ends: nothing
-// that the pod sends, or does not send, keeps a read or a write waiting after that. An
-// http.Client would hand the connection of a 101 over, beyond the reach of ctx.
+// once makes one attempt. It owns the connection and closes it when ctx ends, so no read or write
+// outlives ctx. An http.Client would hand over the connection of a 101 response, out of reach of
+// ctx.
 func (c *Caller) once(ctx context.Context, url string, raw []byte) error {
 	r, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(raw))
 	if err != nil {
@@ -120,39 +119,38 @@ func (c *Caller) once(ctx context.Context, url string, raw []byte) error {
 	}
 	r.Header.Set("Content-Type", "application/json")
 	r.Header.Set("User-Agent", "berth-allocator")
-	r.Close = true // a pod gets one call in its life
+	r.Close = true // one call per pod
 	conn, err := c.connect(ctx, r.URL.Host)
 	if err != nil {
 		return fmt.Errorf("postStart: connect to %s: %w", r.URL.Host, err)
 	}
-	defer conn.Close() //nolint:errcheck // there is nothing more to say to it
+	defer conn.Close() //nolint:errcheck // the answer was read, or the attempt failed
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	defer stop()
 	code, err := exchange(conn, r)
 	switch {
-	case err != nil && ctx.Err() != nil: // the connection was closed for that
+	case err != nil && ctx.Err() != nil: // the end of ctx closed the connection
 		return fmt.Errorf("postStart: no answer: %w", ctx.Err())
 	case err != nil:
 		return fmt.Errorf("postStart: %w", err)
-	case code/100 != 2: // redirects among them: a pod must not choose where the allocator connects to
+	case code/100 != 2: // includes redirects: a pod must not choose an address for the allocator
 		return fmt.Errorf("postStart: the sandbox answered %d", code)
 	}
 	return nil
 }
 
-// exchange returns the status of the final answer. 101 is one: what comes after it is
-// not HTTP.
+// exchange returns the status of the final response. 101 is final too: what follows it is not HTTP.
 func exchange(conn net.Conn, r *http.Request) (code int, err error) {
 	if err := r.Write(conn); err != nil {
 		return 0, fmt.Errorf("write request: %w", err)
 	}
-	limited := &io.LimitedReader{R: conn, N: answerMost}
+	limited := &io.LimitedReader{R: conn, N: maxAnswer}
 	from := bufio.NewReader(limited)
 	for {
-		answer, err := http.ReadResponse(from, r) //nolint:bodyclose // closing it would read to its end; the connection is closed
+		answer, err := http.ReadResponse(from, r) //nolint:bodyclose // Close would read the body to its end; the caller closes the connection
 		switch {
 		case err != nil && limited.N <= 0:
-			return 0, fmt.Errorf("the answer is longer than %d bytes", answerMost)
+			return 0, fmt.Errorf("the answer is longer than %d bytes", maxAnswer)
 		case err != nil:
 			return 0, fmt.Errorf("read answer: %w", err)
 		case answer.StatusCode/100 == 1 && answer.StatusCode != http.StatusSwitchingProtocols:

@@ -37,7 +37,7 @@ func pod(t *testing.T, h http.HandlerFunc) (core.Sandbox, v1alpha1.PostStartHook
 	}, v1alpha1.PostStartHook{Port: int32(at.Port()), Path: "/start?x=1", TimeoutSeconds: 10}
 }
 
-func TestHookIsToldWhichSandboxItsPodHasBecome(t *testing.T) {
+func TestHookRequestNamesTheSandbox(t *testing.T) {
 	var got map[string]any
 	s, hook := pod(t, func(w http.ResponseWriter, r *http.Request) {
 		require.Equal(t, http.MethodPost, r.Method)
@@ -55,7 +55,7 @@ func TestHookIsToldWhichSandboxItsPodHasBecome(t *testing.T) {
 	require.NoError(t, poststart.New(nil, leads).Call(t.Context(), hook, uint16(port), s))
 }
 
-func TestHookFailsOnAnyOtherAnswer(t *testing.T) {
+func TestHookFailsOnAnyAnswerBut2xx(t *testing.T) {
 	var calls atomic.Int32
 	elsewhere := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { t.Error("the allocator went where the pod told it to") }))
 	defer elsewhere.Close()
@@ -71,7 +71,7 @@ func TestHookFailsOnAnyOtherAnswer(t *testing.T) {
 	}
 }
 
-func TestHookIsCalledAgainWhileThePodCannotBeConnectedTo(t *testing.T) {
+func TestHookIsRetriedWhileThePodRefusesConnections(t *testing.T) {
 	s, hook := pod(t, func(http.ResponseWriter, *http.Request) {})
 	tries := 0
 	c := poststart.New(func(ctx context.Context, network, address string) (net.Conn, error) {
@@ -85,7 +85,7 @@ func TestHookIsCalledAgainWhileThePodCannotBeConnectedTo(t *testing.T) {
 	require.Equal(t, 4, tries)
 }
 
-func TestHookThatDoesNotAnswerIsGivenUp(t *testing.T) {
+func TestHookWithoutAnswerTimesOut(t *testing.T) {
 	released := make(chan struct{})
 	s, hook := pod(t, func(_ http.ResponseWriter, r *http.Request) {
 		select {
@@ -100,7 +100,7 @@ func TestHookThatDoesNotAnswerIsGivenUp(t *testing.T) {
 	require.GreaterOrEqual(t, time.Since(began), time.Second)
 }
 
-func TestNobodyIsCalledByAProcessThatMayNotLeadAnyMore(t *testing.T) {
+func TestNoHookIsCalledWithoutACertainLease(t *testing.T) {
 	s, hook := pod(t, func(http.ResponseWriter, *http.Request) { t.Error("the pod of somebody else was called") })
 	var asked, dialed int
 	dial := func(ctx context.Context, network, address string) (net.Conn, error) {
@@ -116,12 +116,12 @@ func TestNobodyIsCalledByAProcessThatMayNotLeadAnyMore(t *testing.T) {
 			}
 			return asked <= leadsFor
 		})
-		require.ErrorContains(t, c.Call(ctx, hook, 1, s), "may not lead")
+		require.ErrorContains(t, c.Call(ctx, hook, 1, s), "may no longer hold the lease")
 		require.Equal(t, leadsFor, dialed)
 	}
 }
 
-func TestHookIsCalledOnceTheLeaderIsSureAgain(t *testing.T) {
+func TestHookIsCalledOnceTheLeaseIsCertainAgain(t *testing.T) {
 	for name, unsure := range map[string]func(asked int) bool{
 		"before it connects":   func(asked int) bool { return asked <= 2 },
 		"once it is connected": func(asked int) bool { return asked == 2 },
@@ -193,7 +193,7 @@ func drips(first, again string, pause time.Duration) func(net.Conn, <-chan struc
 	}
 }
 
-func TestHookEndsWithItsTimeWhateverThePodDoes(t *testing.T) {
+func TestHookEndsAtItsTimeoutWhateverThePodDoes(t *testing.T) {
 	const switches, early = "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n", "HTTP/1.1 103 Early Hints\r\n\r\n"
 	for name, c := range map[string]struct {
 		says func(net.Conn, <-chan struct{})
@@ -254,7 +254,7 @@ func TestHookEndsWithItsTimeWhateverThePodDoes(t *testing.T) {
 }
 
 // The sandbox is released, or the term ends.
-func TestHookEndsAtOnceWhenItIsCalledOff(t *testing.T) {
+func TestCancelledHookEndsAtOnce(t *testing.T) {
 	for name, says := range map[string]func(net.Conn, <-chan struct{}){
 		"nothing":          keeps(""),
 		"half an answer":   keeps("HTTP/1.1 20"),

@@ -37,7 +37,7 @@ func TestIdleTimeoutBounds(t *testing.T) {
 	require.Equal(t, "idleTimeout: 6: must be 0, for none, or 7 to 31536000 seconds", message)
 }
 
-func TestAClaimSaysWhatCountsAsItsActivity(t *testing.T) {
+func TestClaimChoosesItsActivity(t *testing.T) {
 	bytes := func(n uint64) *uint64 { return &n }
 	for body, want := range map[string]*uint64{
 		``: nil,
@@ -82,7 +82,7 @@ func TestAClaimSaysWhatCountsAsItsActivity(t *testing.T) {
 }
 
 // A sandbox has an end unless its claim chose another one.
-func TestAClaimWithAnIdleTimeoutHasNoEndUnlessItSays(t *testing.T) {
+func TestIdleTimeoutReplacesTheDefaultEnd(t *testing.T) {
 	none := time.Duration(0)
 	minute := time.Minute
 	for body, want := range map[string]struct {
@@ -108,7 +108,7 @@ func TestAClaimWithAnIdleTimeoutHasNoEndUnlessItSays(t *testing.T) {
 	}
 }
 
-func TestASandboxIsShownWithTheEndThatComesFirst(t *testing.T) {
+func TestSandboxShowsItsEarliestEnd(t *testing.T) {
 	for _, c := range []struct {
 		end, lifetime time.Time
 		shown         string
@@ -136,7 +136,7 @@ func TestSetTimeoutMovesTheEnd(t *testing.T) {
 	}
 }
 
-func TestSetTimeoutRefusesWhatItDoesNotUnderstand(t *testing.T) {
+func TestSetTimeoutRefusesInvalidBodies(t *testing.T) {
 	for body, says := range map[string]string{
 		"": "timeout: required", "{}": "timeout: required", `{"timeout":null}`: "timeout: required",
 		`{"timeout":0}`: "DELETE", `{"timeout":-1}`: "timeout: -1", `{"timeout":31536001}`: "timeout: 31536001",
@@ -167,7 +167,7 @@ func TestKeepAliveNeedsNoBody(t *testing.T) {
 	}
 }
 
-func TestWhatIsNotThereIsNotKept(t *testing.T) {
+func TestKeepAliveOfUnknownOrGoneSandboxIs404(t *testing.T) {
 	for status, reason := range map[core.ReleaseStatus]apierror.Reason{
 		core.ReleaseUnknown: apierror.SandboxNotFound, core.ReleaseGone: apierror.SandboxGone,
 	} {
@@ -211,7 +211,7 @@ func TestLastActiveIsTheDocumentedJSON(t *testing.T) {
 	})
 }
 
-func TestASandboxSaysWhyItIsAlive(t *testing.T) {
+func TestSandboxExplainsWhyItIsAlive(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fake{activities: activities()[:1]}
 		w := call(handler(t, f), "GET", "/v1/sandboxes/aa1", "")
@@ -229,7 +229,7 @@ func TestASandboxSaysWhyItIsAlive(t *testing.T) {
 	})
 }
 
-func TestLastActiveHasAFormForPeople(t *testing.T) {
+func TestLastActiveHasATextForm(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fake{activities: activities(), truncated: 3}
 		h, err := New(Options{Allocator: f, PublicScheme: "https", PublicHost: "a", MinIdleTimeout: minIdle, ReapDryRun: true, Log: zap.NewNop()})
@@ -247,7 +247,7 @@ ab2  python  1999-12-31T23:00:00Z  3600.000s ago  unknown (a router has ended)  
 	})
 }
 
-func TestLastActiveCanBeNarrowedDown(t *testing.T) {
+func TestLastActiveCanBeFiltered(t *testing.T) {
 	for query, want := range map[string]Which{
 		"": {}, "id=aa1": {ID: "aa1"}, "prefix=aa": {Prefix: "aa"}, "pool=python": {Pool: "python"}, "format=json": {},
 		"id=aa1&prefix=a&pool=python&format=text": {"aa1", "a", "python"},
@@ -271,7 +271,7 @@ func TestLastActiveCanBeNarrowedDown(t *testing.T) {
 	require.Equal(t, []int{10_000}, f.limits)
 }
 
-func TestWhichTakesWhatAllOfItSays(t *testing.T) {
+func TestFilterMatchesAllItsFields(t *testing.T) {
 	s := core.Sandbox{Binding: core.Binding{ID: "aa1"}, Pool: core.PoolKey{Namespace: "ns", Name: "p"}}
 	for _, w := range []Which{{}, {ID: "aa1"}, {Prefix: "aa"}, {Pool: "p"}, {ID: "aa1", Prefix: "aa1", Pool: "p"}} {
 		require.True(t, w.Takes(&s), "%+v", w)

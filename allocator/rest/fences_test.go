@@ -21,7 +21,7 @@ import (
 	"github.com/berth-sandbox/berth/api/apierror"
 )
 
-func TestFencesSayWhomTheyWaitForAndWhy(t *testing.T) {
+func TestFencesNameTheRoutersTheyWaitFor(t *testing.T) {
 	released := func(id string) core.Sandbox {
 		return core.Sandbox{
 			Binding: core.Binding{ID: id}, Pool: core.PoolKey{Namespace: "default", Name: "python"}, Pod: core.PodKey{Name: "python-abcdef"},
@@ -77,7 +77,7 @@ func TestListsHaveALimit(t *testing.T) {
 
 const declarePath = "/v1/sessions/router-a/declare-dead"
 
-func TestARouterIsDeclaredDeadWithTheNameOfTheKeyAndAReason(t *testing.T) {
+func TestDeclareDeadRecordsKeyNameAndReason(t *testing.T) {
 	dir := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "ops"), []byte("key-of-the-operators"), 0o600))
 	keys, err := NewKeys(dir, time.Now, zap.NewNop())
@@ -96,7 +96,7 @@ func TestARouterIsDeclaredDeadWithTheNameOfTheKeyAndAReason(t *testing.T) {
 	require.Equal(t, []string{"router-a|ops|its node burnt"}, f.declared)
 }
 
-func TestNoRouterIsDeclaredDeadWithoutAReason(t *testing.T) {
+func TestDeclareDeadNeedsAReason(t *testing.T) {
 	for _, body := range []string{
 		"", "{}", "null", "[]", `"x"`, `{"reason":""}`, `{"reason":"  "}`, `{"reason":1}`, `{"reason":null}`, `{"reason":"x","force":true}`, `{"reason":"x"}{}`,
 		`{"reason":"a\nb"}`, `{"reason":"` + strings.Repeat("x", maxReason+1) + `"}`, "{\"reason\":\"\xff\"}",
@@ -110,7 +110,7 @@ func TestNoRouterIsDeclaredDeadWithoutAReason(t *testing.T) {
 	require.Empty(t, f.declared)
 }
 
-func TestRefusalToDeclareARouterDeadSaysWhatToDoAndIsLogged(t *testing.T) {
+func TestRefusedDeclareDeadIsExplainedAndLogged(t *testing.T) {
 	for name, c := range map[string]struct {
 		answer core.DeadDeclared
 		code   int
@@ -132,7 +132,7 @@ func TestRefusalToDeclareARouterDeadSaysWhatToDoAndIsLogged(t *testing.T) {
 	}
 }
 
-func TestCallsOfOperatorsHaveADeadlineAndAreTheLeaders(t *testing.T) {
+func TestOperatorCallsHaveADeadlineAndAreForwarded(t *testing.T) {
 	for _, c := range []struct{ method, path, body string }{
 		{"GET", "/v1/fences", ""}, {"GET", "/v1/sessions", ""}, {"POST", declarePath, `{"reason":"x"}`}, {"GET", "/v1/admin/last-active", ""}, {"GET", "/v1/sandboxes/k3x9", ""},
 		{"POST", "/v1/sandboxes/k3x9/keepalive", ""}, {"POST", "/sandboxes/k3x9/timeout", `{"timeout":1}`},

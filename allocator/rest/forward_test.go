@@ -29,7 +29,7 @@ func listen(t *testing.T, h http.Handler) string {
 	return s.Listener.Addr().String()
 }
 
-func TestAFollowerPassesCallsOnToTheLeader(t *testing.T) {
+func TestFollowerForwardsCallsToTheLeader(t *testing.T) {
 	leader := &fake{status: core.ReleaseOK, outstanding: 2, sandboxes: map[string]core.Sandbox{"x": {Binding: core.Binding{ID: "x"}}}}
 	follower := handler(t, &fake{leader: listen(t, handler(t, leader))})
 	for _, m := range calls {
@@ -48,7 +48,7 @@ func TestAFollowerPassesCallsOnToTheLeader(t *testing.T) {
 	require.Equal(t, "req-1", refusal(t, call(follower, "POST", "/sandboxes", `{}`), 400, apierror.BadRequest).RequestID)
 }
 
-func TestAFollowerRefusesTheQueriesThatItsLeaderRefuses(t *testing.T) {
+func TestFollowerAndLeaderRefuseTheSameQueries(t *testing.T) {
 	leader := &fake{status: core.ReleaseOK}
 	follower := handler(t, &fake{leader: listen(t, handler(t, leader))})
 	for _, query := range []string{"?a=%zz", "?%zz", "?a;b", "?limit=1;nextToken=x", "?limit=%zz", "?a=1", "?limit=0"} {
@@ -61,7 +61,7 @@ func TestAFollowerRefusesTheQueriesThatItsLeaderRefuses(t *testing.T) {
 	require.Empty(t, leader.released)
 }
 
-func TestAFollowerShowsTheLeaderTheCallersKey(t *testing.T) {
+func TestFollowerForwardsTheCallersKey(t *testing.T) {
 	keys := keysIn(t, map[string]string{"team": keyOne})
 	leader := &fake{}
 	follower := handlerWithKeys(t, &fake{leader: listen(t, handlerWithKeys(t, leader, keys))}, keys)
@@ -69,14 +69,14 @@ func TestAFollowerShowsTheLeaderTheCallersKey(t *testing.T) {
 	refusal(t, callWith(follower, "GET", "/sandboxes", nil), http.StatusUnauthorized, apierror.Unauthorized)
 }
 
-func TestABrowsersOwnPageMayCallThroughAFollower(t *testing.T) {
+func TestSameOriginCallWorksThroughAFollower(t *testing.T) {
 	leader := &fake{status: core.ReleaseOK}
 	follower := handler(t, &fake{leader: listen(t, handler(t, leader))})
 	require.Equal(t, http.StatusNoContent, callWith(follower, "DELETE", "/sandboxes/x", http.Header{"Origin": {"http://" + host}}).Code)
 	refusal(t, callWith(follower, "DELETE", "/sandboxes/x", http.Header{"Origin": {"http://evil.example"}}), http.StatusForbidden, apierror.CrossOrigin)
 }
 
-func TestTwoReplicasThatTakeEachOtherForTheLeaderGiveUp(t *testing.T) {
+func TestForwardingLoopBetweenTwoReplicasEnds(t *testing.T) {
 	one, two := &fake{}, &fake{}
 	one.leader, two.leader = listen(t, handler(t, two)), listen(t, handler(t, one))
 	for _, m := range calls {
@@ -86,7 +86,7 @@ func TestTwoReplicasThatTakeEachOtherForTheLeaderGiveUp(t *testing.T) {
 	}
 }
 
-func TestWithoutALeaderNothingIsDone(t *testing.T) {
+func TestCallWithoutAKnownLeaderIsRefused(t *testing.T) {
 	closed, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	require.NoError(t, closed.Close())
@@ -101,7 +101,7 @@ func TestWithoutALeaderNothingIsDone(t *testing.T) {
 	}
 }
 
-func TestALeaderThatTakesACallAndDoesNotAnswerIsNotWaitedForForEver(t *testing.T) {
+func TestForwardedCallToASilentLeaderTimesOut(t *testing.T) {
 	leader := listen(t, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		_, _ = io.ReadAll(r.Body)
 		<-r.Context().Done()
@@ -115,7 +115,7 @@ func TestALeaderThatTakesACallAndDoesNotAnswerIsNotWaitedForForEver(t *testing.T
 	require.Contains(t, refusal(t, w, 503, apierror.NotLeader).Message, "whether the call has taken place is not known")
 }
 
-func TestTheLeaderLearnsThatTheCallerOfAFollowerHasGone(t *testing.T) {
+func TestForwardedCallIsCancelledWithItsCaller(t *testing.T) {
 	arrived, gone := make(chan struct{}), make(chan struct{})
 	leader := listen(t, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		_, _ = io.ReadAll(r.Body)
@@ -144,7 +144,7 @@ func TestTheLeaderLearnsThatTheCallerOfAFollowerHasGone(t *testing.T) {
 	}
 }
 
-func TestClaimsThatWaitThroughAFollowerHoldUpNothingElse(t *testing.T) {
+func TestForwardedClaimsBlockNoOtherCalls(t *testing.T) {
 	leader := &fake{status: core.ReleaseOK, blockClaims: true}
 	follower := handler(t, &fake{leader: listen(t, handler(t, leader))})
 	ctx, leave := context.WithCancel(t.Context())
@@ -171,7 +171,7 @@ func TestClaimsThatWaitThroughAFollowerHoldUpNothingElse(t *testing.T) {
 	}
 }
 
-func TestAFollowerHoldsNoSlotForAClientThatReadsSlowly(t *testing.T) {
+func TestSlowReaderHoldsNoSlotOfAFollower(t *testing.T) {
 	// A list of the leader is put together before it is sent on, within what may be in
 	// progress.
 	leader := &fake{live: someSandboxes(100)}

@@ -53,7 +53,7 @@ func callWith(h http.Handler, method, target string, headers http.Header) *httpt
 	return w
 }
 
-func TestNothingIsDoneWithoutAKey(t *testing.T) {
+func TestCallsWithoutAKeyAreRefused(t *testing.T) {
 	f := &fake{}
 	h := handlerWithKeys(t, f, keysIn(t, map[string]string{"one": keyOne + "\n", "two": keyTwo}))
 	for _, headers := range []http.Header{
@@ -85,7 +85,7 @@ func TestNothingIsDoneWithoutAKey(t *testing.T) {
 	}
 }
 
-func TestKeysAreReadAgain(t *testing.T) {
+func TestKeysAreReloaded(t *testing.T) {
 	now := noon
 	dir := keyDir(t, map[string]string{"one": keyOne})
 	k, err := NewKeys(dir, func() time.Time { return now }, zap.NewNop())
@@ -109,7 +109,7 @@ func TestKeysAreReadAgain(t *testing.T) {
 	}
 }
 
-func TestBadKeysAreNamed(t *testing.T) {
+func TestInvalidKeyFilesAreNamed(t *testing.T) {
 	for name, c := range map[string]struct {
 		keys map[string]string
 		want string

@@ -231,7 +231,7 @@ func refusal(t *testing.T, w *httptest.ResponseRecorder, code int, reason apierr
 	return &e
 }
 
-func TestCreateAnswersTheSandboxAsE2BShowsIt(t *testing.T) {
+func TestCreateAnswersInE2BShape(t *testing.T) {
 	for _, path := range []string{"/sandboxes", "/v2/sandboxes"} {
 		f := &fake{}
 		w := call(handler(t, f), "POST", path, `{"templateID":"python","timeout":60,"metadata":{"user":"ada","":""}}`)
@@ -248,7 +248,7 @@ func TestCreateAnswersTheSandboxAsE2BShowsIt(t *testing.T) {
 	}
 }
 
-func TestCreateFillsInWhatIsNotAskedFor(t *testing.T) {
+func TestCreateFillsInDefaults(t *testing.T) {
 	for _, body := range []string{
 		`{"templateID":"python"}`,
 		`{"templateID":"python","timeout":null,"metadata":null}`,
@@ -302,7 +302,7 @@ func TestWaitTimeoutBounds(t *testing.T) {
 	}
 }
 
-func TestClaimIsOfTheTeamWhoseKeyWasShownAndForItsUser(t *testing.T) {
+func TestClaimRecordsTheTeamAndUser(t *testing.T) {
 	f := &fake{}
 	h := handlerWithKeys(t, f, keysIn(t, map[string]string{"ada-team": "0123456789abcdef"}))
 	r := request(t.Context(), http.MethodPost, "/sandboxes", strings.NewReader(`{"templateID":"python","user":"ada"}`))
@@ -317,7 +317,7 @@ func TestClaimIsOfTheTeamWhoseKeyWasShownAndForItsUser(t *testing.T) {
 	require.Contains(t, refusal(t, w, 400, apierror.BadRequest).Message, "user")
 }
 
-func TestIdempotencyKeyIsTakenOrRefused(t *testing.T) {
+func TestIdempotencyKeyIsValidated(t *testing.T) {
 	const body = `{"templateID":"python"}`
 	for key, ok := range map[string]bool{
 		"k": true, "8e03978e-40d5-43e8-bc93-6894a57f9324": true, "with space": true, strings.Repeat("k", 255): true,
@@ -346,13 +346,13 @@ func TestIdempotencyKeyIsTakenOrRefused(t *testing.T) {
 	refusal(t, w, 400, apierror.BadRequest)
 }
 
-func TestSandboxThatIsStartingIsShownSo(t *testing.T) {
+func TestStartingSandboxHasStateStarting(t *testing.T) {
 	w := call(handler(t, &fake{phase: core.Starting}), "POST", "/sandboxes", `{"templateID":"python"}`)
 	require.Equal(t, http.StatusCreated, w.Code)
 	require.Contains(t, w.Body.String(), `"state":"starting"`)
 }
 
-func TestCreateRefusesWhatItDoesNotUnderstand(t *testing.T) {
+func TestCreateRefusesInvalidBodies(t *testing.T) {
 	for body, says := range map[string]string{
 		"":                                       "body",
 		"null":                                   "templateID",
@@ -383,7 +383,7 @@ func TestCreateRefusesWhatItDoesNotUnderstand(t *testing.T) {
 	}
 }
 
-func TestMetadataAndBodyMayBeAsLargeAsPromised(t *testing.T) {
+func TestMetadataAndBodyMayReachTheirLimits(t *testing.T) {
 	metadata := `{"templateID":"python","metadata":{"a":"` + strings.Repeat("x", 2047) + `"}}`
 	require.Equal(t, 201, call(handler(t, &fake{}), "POST", "/sandboxes", metadata).Code)
 	full := `{"templateID":"python"}`
@@ -392,7 +392,7 @@ func TestMetadataAndBodyMayBeAsLargeAsPromised(t *testing.T) {
 	refusal(t, call(handler(t, &fake{}), "POST", "/sandboxes", full+" "), 413, apierror.BodyTooLarge)
 }
 
-func TestUnsupportedFieldsAreNamed(t *testing.T) {
+func TestUnsupportedFieldsAreRefusedByName(t *testing.T) {
 	f := &fake{}
 	w := call(handler(t, f), "POST", "/sandboxes", `{"templateID":"python","secure":true,"envVars":{"A":"1"},"autoPause":false,"templateid":"x","Timeout":5}`)
 	e := refusal(t, w, 501, apierror.NotImplemented)
@@ -400,7 +400,7 @@ func TestUnsupportedFieldsAreNamed(t *testing.T) {
 	require.Empty(t, f.pool)
 }
 
-func TestParametersAreNeverIgnored(t *testing.T) {
+func TestUnknownParametersAreRefused(t *testing.T) {
 	f := &fake{sandboxes: map[string]core.Sandbox{"k3x9": {}}}
 	for _, c := range [][2]string{{"POST", "/sandboxes"}, {"GET", "/sandboxes"}, {"GET", "/v2/sandboxes"}, {"GET", "/sandboxes/k3x9"}, {"DELETE", "/sandboxes/k3x9"},
 		{"POST", "/sandboxes/k3x9/timeout"}, {"POST", "/v1/sandboxes/k3x9/keepalive"}, {"GET", "/v1/sandboxes/k3x9"}} {
@@ -429,7 +429,7 @@ func TestClaimRefusalsReachTheClient(t *testing.T) {
 	require.NotContains(t, e.Message, "secret")
 }
 
-func TestReleaseSaysHowManyRoutersAreOutstanding(t *testing.T) {
+func TestReleaseReportsOutstandingRouters(t *testing.T) {
 	for _, outstanding := range []int{0, 3} {
 		f := &fake{status: core.ReleaseOK, outstanding: outstanding}
 		w := call(handler(t, f), "DELETE", "/sandboxes/k3x9", "")
@@ -440,7 +440,7 @@ func TestReleaseSaysHowManyRoutersAreOutstanding(t *testing.T) {
 	}
 }
 
-func TestReleaseOfWhatIsNotThere(t *testing.T) {
+func TestReleaseOfUnknownOrGoneSandboxIs404(t *testing.T) {
 	for status, reason := range map[core.ReleaseStatus]apierror.Reason{
 		core.ReleaseUnknown: apierror.SandboxNotFound, core.ReleaseGone: apierror.SandboxGone,
 	} {
@@ -472,7 +472,7 @@ func TestGetShowsLiveSandboxesOnly(t *testing.T) {
 	require.Equal(t, "nobody", refusal(t, call(h, "GET", "/sandboxes/nobody", ""), 404, apierror.SandboxNotFound).SandboxID)
 }
 
-func TestAListIsReadPageByPage(t *testing.T) {
+func TestListHasPages(t *testing.T) {
 	w := call(handler(t, &fake{}), "GET", "/sandboxes", "")
 	require.Equal(t, "[]", w.Body.String())
 	require.NotContains(t, w.Header(), NextTokenHeader)
@@ -509,7 +509,7 @@ func TestAListIsReadPageByPage(t *testing.T) {
 	}
 }
 
-func TestWhatIsNotServedIsRefusedByName(t *testing.T) {
+func TestUnservedPathsAreRefusedByName(t *testing.T) {
 	h := handler(t, &fake{})
 	for _, c := range [][2]string{
 		{"PUT", "/sandboxes"}, {"POST", "/sandboxes/k3x9/pause"}, {"POST", "/v2/sandboxes/k3x9/connect"}, {"PATCH", "/sandboxes/k3x9"}, {"GET", "/sandboxes/"},
@@ -521,7 +521,7 @@ func TestWhatIsNotServedIsRefusedByName(t *testing.T) {
 	}
 }
 
-func TestCallThatIsNotAnsweredInTimeIsA503(t *testing.T) {
+func TestCallTimeoutIsA503(t *testing.T) {
 	for _, c := range [][2]string{{"POST", "/sandboxes"}, {"GET", "/sandboxes"}, {"GET", "/sandboxes/x"}, {"DELETE", "/sandboxes/x"}} {
 		synctest.Test(t, func(t *testing.T) {
 			began := time.Now()
@@ -537,7 +537,7 @@ func TestCallThatIsNotAnsweredInTimeIsA503(t *testing.T) {
 	}
 }
 
-func TestClientThatLeftIsNotAnswered(t *testing.T) {
+func TestGoneClientGetsNoAnswer(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	w := httptest.NewRecorder()
@@ -547,7 +547,7 @@ func TestClientThatLeftIsNotAnswered(t *testing.T) {
 }
 
 // net/http ends the context of a call when its client has closed its side.
-func TestClientThatHalfClosesIsGivenNoEmptySuccess(t *testing.T) {
+func TestHalfClosedClientGetsNoEmptySuccess(t *testing.T) {
 	leader := listen(t, handler(t, &fake{block: true}))
 	for name, at := range map[string]string{"leader": leader, "follower": listen(t, handler(t, &fake{leader: leader}))} {
 		for _, c := range calls {
@@ -567,7 +567,7 @@ func TestClientThatHalfClosesIsGivenNoEmptySuccess(t *testing.T) {
 	}
 }
 
-func TestRequestsBeingServedAreBounded(t *testing.T) {
+func TestConcurrentRequestsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fake{block: true}
 		h := handler(t, f)
@@ -612,7 +612,7 @@ func Example() {
 	// {"code":501,"reason":"not_implemented","message":"parameter force: not supported by this version; leave it out","requestId":"req-1"}
 }
 
-func TestAPageInABrowserCannotClaimOrRelease(t *testing.T) {
+func TestCrossOriginCallsAreRefused(t *testing.T) {
 	for _, c := range []struct{ method, target string }{{"POST", "/sandboxes"}, {"DELETE", "/v2/sandboxes/x"}} {
 		f := &fake{status: core.ReleaseOK}
 		for name, value := range map[string]string{"Origin": "https://evil.example", "Sec-Fetch-Site": "cross-site"} {
@@ -628,7 +628,7 @@ func TestAPageInABrowserCannotClaimOrRelease(t *testing.T) {
 	}
 }
 
-func TestAForeignHostIsRefusedWithoutKeys(t *testing.T) {
+func TestForeignHostIsRefusedWithoutKeys(t *testing.T) {
 	ask := func(h http.Handler, host, origin string) *httptest.ResponseRecorder {
 		r := request(t.Context(), "POST", "/sandboxes", strings.NewReader(`{"templateID":"python"}`))
 		r.Host = host
@@ -654,7 +654,7 @@ func TestAForeignHostIsRefusedWithoutKeys(t *testing.T) {
 	}
 }
 
-func TestAFollowerRefusesAForeignHostItself(t *testing.T) {
+func TestFollowerRefusesForeignHostItself(t *testing.T) {
 	leader := &fake{status: core.ReleaseOK}
 	follower := handler(t, &fake{leader: listen(t, handler(t, leader))})
 	r := request(t.Context(), "DELETE", "/sandboxes/x", nil)

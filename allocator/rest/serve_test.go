@@ -66,7 +66,7 @@ func someSandboxes(n int) (all []core.Sandbox) {
 	return all
 }
 
-func TestClaimsThatWaitLeaveRoomForReleases(t *testing.T) {
+func TestWaitingClaimsLeaveRoomForReleases(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fake{status: core.ReleaseOK, blockClaims: true}
 		h := handler(t, f)
@@ -87,7 +87,7 @@ func TestClaimsThatWaitLeaveRoomForReleases(t *testing.T) {
 	})
 }
 
-func TestCallsBeingCarriedOutAreBounded(t *testing.T) {
+func TestCallsInProgressAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fake{block: true}
 		h := handler(t, f)
@@ -107,7 +107,7 @@ func TestCallsBeingCarriedOutAreBounded(t *testing.T) {
 	})
 }
 
-func TestClientsThatSendNoBodyHoldNoSlot(t *testing.T) {
+func TestMissingBodyHoldsNoSlot(t *testing.T) {
 	f := &fake{status: core.ReleaseOK, live: someSandboxes(10)}
 	onPipes(t, handler(t, f), func(t *testing.T, send func(string) net.Conn) {
 		began := time.Now()
@@ -129,7 +129,7 @@ func TestClientsThatSendNoBodyHoldNoSlot(t *testing.T) {
 	})
 }
 
-func TestClientsThatSendABodySlowlyAreGivenUp(t *testing.T) {
+func TestSlowBodyTimesOut(t *testing.T) {
 	onPipes(t, handler(t, &fake{}), func(t *testing.T, send func(string) net.Conn) {
 		began := time.Now()
 		for _, path := range []string{"/sandboxes", "/sandboxes/x/timeout", "/v1/sandboxes/x/keepalive", declarePath} {
@@ -153,7 +153,7 @@ func TestClientsThatSendABodySlowlyAreGivenUp(t *testing.T) {
 	})
 }
 
-func TestClientsThatReadNoAnswerHoldNoSlot(t *testing.T) {
+func TestUnreadAnswerHoldsNoSlot(t *testing.T) {
 	f := &fake{status: core.ReleaseOK, live: someSandboxes(2)}
 	onPipes(t, handler(t, f), func(t *testing.T, send func(string) net.Conn) {
 		began := time.Now()
@@ -175,7 +175,7 @@ func TestClientsThatReadNoAnswerHoldNoSlot(t *testing.T) {
 	})
 }
 
-func TestAnswersThatAreNotReadAreBounded(t *testing.T) {
+func TestUnreadAnswersAreBounded(t *testing.T) {
 	f := &fake{status: core.ReleaseOK, live: someSandboxes(100)}
 	h := handler(t, f)
 	size := call(h, "GET", "/sandboxes", "").Body.Len()
@@ -223,7 +223,7 @@ func worstMetadata() map[string]string {
 	}
 }
 
-func TestAClaimThatWasMadeIsAnsweredWithoutRoomForLargeAnswers(t *testing.T) {
+func TestClaimIsAnsweredEvenWhenTheBudgetIsUsed(t *testing.T) {
 	longest := func(n int) string { return strings.Repeat("a", n) } // what Kubernetes and DNS take
 	f := &fake{claimed: func(s *core.Sandbox) {
 		s.ID, s.Phase, s.DefaultPort = longest(20), core.Starting, 65535
@@ -244,7 +244,7 @@ func TestAClaimThatWasMadeIsAnsweredWithoutRoomForLargeAnswers(t *testing.T) {
 	require.Greater(t, w.Body.Len(), smallAnswer*9/10, "much more room than any answer needs")
 }
 
-func TestListsAreNotMadeWithoutRoomForThem(t *testing.T) {
+func TestListsNeedRoomBeforeTheyAreBuilt(t *testing.T) {
 	f := &fake{}
 	h := handler(t, f)
 	synctest.Test(t, func(t *testing.T) {
@@ -265,7 +265,7 @@ func TestListsAreNotMadeWithoutRoomForThem(t *testing.T) {
 	})
 }
 
-func TestBodiesInProgressAreBoundedByClass(t *testing.T) {
+func TestBodiesAreBoundedByClass(t *testing.T) {
 	f := &fake{status: core.ReleaseOK}
 	h := handler(t, f)
 	onPipes(t, h, func(t *testing.T, send func(string) net.Conn) {
@@ -284,7 +284,7 @@ func TestBodiesInProgressAreBoundedByClass(t *testing.T) {
 	})
 }
 
-func TestACallThatIsRefusedIsNotReadAndIsClosed(t *testing.T) {
+func TestRefusedCallIsNotReadAndIsClosed(t *testing.T) {
 	keyed := handlerWithKeys(t, &fake{}, keysIn(t, map[string]string{"team": keyOne}))
 	for name, c := range map[string]struct {
 		h       http.Handler
@@ -316,7 +316,7 @@ func TestACallThatIsRefusedIsNotReadAndIsClosed(t *testing.T) {
 	}
 }
 
-func TestAConnectionIsKeptAfterABodyWasRead(t *testing.T) {
+func TestConnectionIsKeptAfterAReadBody(t *testing.T) {
 	onPipes(t, handler(t, &fake{status: core.ReleaseOK}), func(t *testing.T, send func(string) net.Conn) {
 		const claim = "POST /sandboxes HTTP/1.1\r\nHost: localhost\r\nContent-Length: 23\r\n\r\n" + `{"templateID":"python"}`
 		conn := send(claim)
@@ -330,7 +330,7 @@ func TestAConnectionIsKeptAfterABodyWasRead(t *testing.T) {
 }
 
 // The longest wait is longer than every deadline of a connection.
-func TestAClaimMayWaitLongerThanOtherCalls(t *testing.T) {
+func TestClaimsMayWaitLongerThanOtherCalls(t *testing.T) {
 	f := &fake{blockClaims: true}
 	onPipes(t, handler(t, f), func(t *testing.T, send func(string) net.Conn) {
 		began := time.Now()

@@ -23,13 +23,13 @@ func toObject(s core.Sandbox, namespace string) *v1alpha1.Sandbox {
 		},
 		Spec: v1alpha1.SandboxSpec{
 			Pool: s.Pool.Name, PodName: s.Pod.Name, PodUID: s.Pod.UID, PodIP: s.IP.String(), DefaultPort: int32(s.DefaultPort), Restarts: int32(s.Restarts),
-			ClaimedAt: metav1.NewMicroTime(s.ClaimedAt), EndAt: momentOf(s.EndAt), LifetimeEnd: momentOf(s.LifetimeEnd), StartBy: momentOf(s.StartBy),
+			ClaimedAt: metav1.NewMicroTime(s.ClaimedAt), EndAt: timeToObject(s.EndAt), LifetimeEnd: timeToObject(s.LifetimeEnd), StartBy: timeToObject(s.StartBy),
 			IdleTimeoutSeconds: wholeSeconds(s.IdleTimeout), Metadata: s.Metadata,
 			Team: s.Team, User: s.User, IdempotencyKey: s.IdempotencyKey,
 		},
 		Status: toStatus(s),
 	}
-	if holds(s) {
+	if needsFinalizer(s) {
 		o.Finalizers = []string{v1alpha1.SandboxFinalizer}
 	}
 	for _, port := range s.Ports {
@@ -39,31 +39,31 @@ func toObject(s core.Sandbox, namespace string) *v1alpha1.Sandbox {
 		o.Spec.RequestHash = hex.EncodeToString(s.RequestHash[:])
 	}
 	if s.MinBytes > 0 {
-		o.Spec.MinBytesPerMinute, o.Spec.OpenConnections = int64(s.MinBytes), openBytesOnly
+		o.Spec.MinBytesPerMinute, o.Spec.OpenConnections = int64(s.MinBytes), legacyBytesOnly
 	}
 	return o
 }
 
-// openBytesOnly is what an earlier version reads, which knows no number, and had written
-// for bytesOnlyMeans.
+// Earlier versions of the allocator know no byte count. They read and write the value BytesOnly of
+// the field openConnections, which means legacyMinBytes bytes a minute.
 const (
-	openBytesOnly  = "BytesOnly"
-	bytesOnlyMeans = 1024
+	legacyBytesOnly = "BytesOnly"
+	legacyMinBytes  = 1024
 )
 
-// minBytesOf is the other way round.
+// minBytesOf returns the byte count of an object of any version, 0 for none.
 func minBytesOf(s *v1alpha1.SandboxSpec) uint64 {
-	if s.MinBytesPerMinute == 0 && s.OpenConnections == openBytesOnly {
-		return bytesOnlyMeans
+	if s.MinBytesPerMinute == 0 && s.OpenConnections == legacyBytesOnly {
+		return legacyMinBytes
 	}
 	return uint64(s.MinBytesPerMinute)
 }
 
-// wholeSeconds is never less than d.
+// wholeSeconds rounds d up.
 func wholeSeconds(d time.Duration) int32 { return int32((d + time.Second - 1) / time.Second) }
 
-// momentOf is nil for the zero time, timeOf the other way round.
-func momentOf(t time.Time) *metav1.MicroTime {
+// timeToObject returns nil for the zero time. timeFromObject is its inverse.
+func timeToObject(t time.Time) *metav1.MicroTime {
 	if t.IsZero() {
 		return nil
 	}
@@ -71,7 +71,7 @@ func momentOf(t time.Time) *metav1.MicroTime {
 	return &at
 }
 
-func timeOf(at *metav1.MicroTime) time.Time {
+func timeFromObject(at *metav1.MicroTime) time.Time {
 	if at == nil {
 		return time.Time{}
 	}
@@ -81,8 +81,8 @@ func timeOf(at *metav1.MicroTime) time.Time {
 func toStatus(s core.Sandbox) v1alpha1.SandboxStatus {
 	status := v1alpha1.SandboxStatus{
 		Reason:     s.Reason,
-		EndedAt:    momentOf(s.EndedAt),
-		LastActive: momentOf(s.LastActive),
+		EndedAt:    timeToObject(s.EndedAt),
+		LastActive: timeToObject(s.LastActive),
 		Revision:   fmt.Sprintf("%d.%d", s.Revision.Term, s.Revision.Counter),
 	}
 	switch s.Phase {
@@ -98,8 +98,8 @@ func toStatus(s core.Sandbox) v1alpha1.SandboxStatus {
 	return status
 }
 
-// fromObject reads an object of an allocator. The schema lets nobody write one that
-// it cannot read.
+// fromObject reads an object that an allocator wrote. The CRD's schema rejects every object that
+// fromObject cannot read, so an error here means a changed schema.
 func fromObject(o *v1alpha1.Sandbox) (core.Sandbox, error) {
 	failed := func(err error) (core.Sandbox, error) {
 		return core.Sandbox{}, fmt.Errorf("sandbox object %s: %w", sandboxid.Short(o.Name), err)
@@ -111,7 +111,7 @@ func fromObject(o *v1alpha1.Sandbox) (core.Sandbox, error) {
 	s := core.Sandbox{
 		Binding: core.Binding{
 			ID: o.Name, ClaimedAt: o.Spec.ClaimedAt.UTC(), Metadata: o.Spec.Metadata,
-			EndAt: timeOf(o.Spec.EndAt), LifetimeEnd: timeOf(o.Spec.LifetimeEnd), StartBy: timeOf(o.Spec.StartBy),
+			EndAt: timeFromObject(o.Spec.EndAt), LifetimeEnd: timeFromObject(o.Spec.LifetimeEnd), StartBy: timeFromObject(o.Spec.StartBy),
 			IdleTimeout: time.Duration(o.Spec.IdleTimeoutSeconds) * time.Second, MinBytes: minBytesOf(&o.Spec),
 			Team: o.Spec.Team, User: o.Spec.User, IdempotencyKey: o.Spec.IdempotencyKey,
 		},
@@ -120,8 +120,8 @@ func fromObject(o *v1alpha1.Sandbox) (core.Sandbox, error) {
 		DefaultPort: uint16(o.Spec.DefaultPort),
 		Restarts:    int(o.Spec.Restarts),
 		Reason:      o.Status.Reason,
-		EndedAt:     timeOf(o.Status.EndedAt),
-		LastActive:  timeOf(o.Status.LastActive),
+		EndedAt:     timeFromObject(o.Status.EndedAt),
+		LastActive:  timeFromObject(o.Status.LastActive),
 		Revision:    revision,
 	}
 	if s.IP, err = netip.ParseAddr(o.Spec.PodIP); err != nil {
@@ -145,13 +145,13 @@ func fromObject(o *v1alpha1.Sandbox) (core.Sandbox, error) {
 	case v1alpha1.SandboxEnded:
 		s.Phase = core.Ended
 	default:
-		return failed(fmt.Errorf("status.phase %q is not known", o.Status.Phase))
+		return failed(fmt.Errorf("status.phase: unknown phase %q", o.Status.Phase))
 	}
 	return s, nil
 }
 
-// ParseRevision reads status.revision. Empty is the zero revision: the object was
-// not made by an allocator.
+// ParseRevision reads status.revision. An empty text is the zero revision: no allocator has written
+// the object.
 func ParseRevision(text string) (core.Revision, error) {
 	if text == "" {
 		return core.Revision{}, nil

@@ -14,49 +14,62 @@ import (
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/allocator/kube"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
+	"github.com/berth-sandbox/berth/internal/options"
 )
 
-// Watcher reads Sandbox objects.
-type Watcher struct {
+// WatcherOptions configure a Watcher. All are required.
+type WatcherOptions struct {
+	// Client serves the API group berth.sh.
 	Client    rest.Interface
 	Namespace string
-	Submit    func(core.Event)
-	Log       *zap.Logger
+	// Submit takes the events. It may block.
+	Submit func(core.Event)
+	Log    *zap.Logger
 }
 
-// Listed is what the Sandbox objects say.
+// Watcher watches the Sandbox objects of one namespace.
+type Watcher struct{ o WatcherOptions }
+
+// NewWatcher returns a Watcher, or an error that names the missing options.
+func NewWatcher(o WatcherOptions) (*Watcher, error) {
+	if err := options.Require(o, "Client", "Namespace", "Submit", "Log"); err != nil {
+		return nil, err
+	}
+	return &Watcher{o}, nil
+}
+
+// Listed is the content of a list of Sandbox objects.
 type Listed struct {
 	Sandboxes []core.Sandbox
-	// Deleting are those that somebody has deleted.
+	// Deleting are objects with a deletion timestamp.
 	Deleting []core.RecordSeen
-	// Unreadable are objects of sandboxes that have not ended and that cannot be
-	// understood, by ID, with the reason. Only the journal can say what they were.
+	// Unreadable are the errors of the objects that cannot be read, by sandbox ID, for sandboxes
+	// that have not ended. Only the journal can recover these.
 	Unreadable map[string]error
 }
 
-// List reads the objects from the API server's store. It tries again until ctx ends.
-// Those that no allocator has made mean nothing and are left out, and so are those
-// that cannot be understood if they say that their sandbox has ended.
+// List returns the objects, read from the API server's store. It retries until ctx ends. It leaves
+// out objects that no allocator has written, and unreadable objects of sandboxes that have ended.
 func (w *Watcher) List(ctx context.Context) (Listed, error) {
 	objects, err := kube.List(ctx, func(ctx context.Context, next string) ([]v1alpha1.Sandbox, string, error) {
 		var page v1alpha1.SandboxList
-		if err := w.Client.Get().Namespace(w.Namespace).Resource(resource).
+		if err := w.o.Client.Get().Namespace(w.o.Namespace).Resource(resource).
 			Param("limit", strconv.Itoa(kube.PageSize)).Param("continue", next).Do(ctx).Into(&page); err != nil {
 			return nil, "", fmt.Errorf("list sandboxes: %w", err)
 		}
 		return page.Items, page.Continue, nil
-	}, func(err error) { w.Log.Warn("will read again", zap.Error(err)) })
+	}, func(err error) { w.o.Log.Warn("list failed, retrying", zap.Error(err)) })
 	listed := Listed{Unreadable: map[string]error{}}
 	for i := range objects {
 		o := &objects[i]
 		if o.Status.Revision == "" {
-			w.Log.Warn("ignored: a Sandbox object that no allocator has made; delete it", zap.String("name", o.Name))
+			w.o.Log.Warn("Sandbox object ignored because no allocator wrote it; delete it", zap.String("name", o.Name))
 			continue
 		}
 		s, err := fromObject(o)
 		switch {
 		case err != nil && o.Status.Phase == v1alpha1.SandboxEnded:
-			w.Log.Warn("ignored: the object of a sandbox that has ended; delete it", zap.Error(err))
+			w.o.Log.Warn("unreadable Sandbox object of an ended sandbox ignored; delete it", zap.Error(err))
 			continue
 		case err != nil:
 			listed.Unreadable[o.Name] = err
@@ -70,11 +83,10 @@ func (w *Watcher) List(ctx context.Context) (Listed, error) {
 	return listed, err
 }
 
-// Run tells of objects that are deleted, or written by somebody else, until ctx
-// ends.
+// Run submits deletions and changed revisions of objects until ctx ends.
 func (w *Watcher) Run(ctx context.Context) error {
 	informer := cache.NewSharedIndexInformer(
-		cache.NewListWatchFromClient(w.Client, resource, w.Namespace, fields.Everything()), &v1alpha1.Sandbox{}, 0, nil)
+		cache.NewListWatchFromClient(w.o.Client, resource, w.o.Namespace, fields.Everything()), &v1alpha1.Sandbox{}, 0, nil)
 	if err := informer.SetTransform(slim); err != nil {
 		return fmt.Errorf("watch sandboxes: %w", err)
 	}
@@ -86,7 +98,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 				o = unknown.Obj
 			}
 			if s, ok := o.(*v1alpha1.Sandbox); ok {
-				w.Submit(core.RecordGone{ID: s.Name})
+				w.o.Submit(core.RecordGone{ID: s.Name})
 			}
 		},
 	}); err != nil {
@@ -100,15 +112,15 @@ func (w *Watcher) seen(o any) {
 	s := o.(*v1alpha1.Sandbox)
 	revision, err := ParseRevision(s.Status.Revision)
 	if err != nil {
-		w.Log.Warn("sandbox object not understood", zap.Error(err))
+		w.o.Log.Warn("Sandbox object cannot be read", zap.Error(err))
 		return
 	}
-	w.Submit(core.RecordSeen{
+	w.o.Submit(core.RecordSeen{
 		ID: s.Name, Pool: core.PoolKey{Namespace: s.Namespace, Name: s.Spec.Pool}, Revision: revision, Deleting: s.DeletionTimestamp != nil,
 	})
 }
 
-// slim keeps what seen reads, to keep the cache small.
+// slim keeps only the fields that seen reads, so that the cache stays small.
 func slim(o any) (any, error) {
 	s, ok := o.(*v1alpha1.Sandbox)
 	if !ok {

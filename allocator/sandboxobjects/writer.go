@@ -1,6 +1,3 @@
-// Package sandboxobjects writes committed facts into Sandbox objects, in the
-// background and forwards only: an older revision never overwrites a newer one,
-// whoever wrote it.
 package sandboxobjects
 
 import (
@@ -28,15 +25,15 @@ import (
 
 const resource = "sandboxes"
 
-// Pauses before an object is written again after a failure.
+// minRetry and maxRetry bound the back-off after a failed write.
 const (
-	retryFirst = 50 * time.Millisecond
-	retryMost  = 5 * time.Second
+	minRetry = 50 * time.Millisecond
+	maxRetry = 5 * time.Second
 )
 
-// Writer writes Sandbox objects. Only the latest state of a sandbox is
-// written: what came in between, while a write was under way, is skipped. So
-// what waits is bounded by the number of sandboxes.
+// Writer writes Sandbox objects. It writes only the latest state of a sandbox and skips the states
+// in between, so its backlog is bounded by the number of sandboxes. Its methods may be called
+// concurrently.
 type Writer struct {
 	client    rest.Interface
 	namespace string
@@ -46,32 +43,32 @@ type Writer struct {
 	queue     workqueue.TypedRateLimitingInterface[string]
 
 	mu sync.Mutex
-	// latest is what has yet to be written of each sandbox.
+	// latest is the unwritten state of each sandbox.
 	latest map[string]waiting
-	// written is what the API server answered to the last write.
+	// written is the version of each object after the latest write.
 	written map[string]version
 }
 
 type waiting struct {
 	sandbox core.Sandbox
-	touch   bool          // an object that is not there is not made
+	touch   bool          // update only: a missing object is not created
 	since   time.Duration // boot clock
-	refused bool          // by the API server, not for want of it
+	refused bool          // the API server answered, and rejected the write
 }
 
-// Backlog is what was recorded and is not written.
+// Backlog describes the states that wait to be written.
 type Backlog struct {
-	// Objects are so many. Refused are those of them that the API server does not
-	// take, for a reason of their own: a webhook, or somebody's edit.
+	// Objects is the number of sandboxes with a waiting state. Refused is the number of those whose
+	// latest write the API server rejected, for example because of a webhook or an edit by another
+	// client.
 	Objects, Refused int
-	// Lag is for how long the first has been waiting. Objects that are refused do
-	// not count, unless they are many: what concerns a few must not stop all
-	// others, what concerns many is likely to concern all.
+	// Lag is the age of the oldest waiting state. Rejected writes count only if there are more than
+	// maxRefused of them: a few concern single objects, many are likely to concern all.
 	Lag time.Duration
 }
 
-// refusedMost is how many refused objects are left out of the lag.
-const refusedMost = 100
+// maxRefused is the number of rejected objects up to which they do not count for the lag.
+const maxRefused = 100
 
 type version struct {
 	uid        types.UID
@@ -79,20 +76,20 @@ type version struct {
 	finalizers []string
 	revision   core.Revision
 	lastActive time.Time
-	broken     bool // it could not be read: all of it is written anew
+	broken     bool // the object cannot be read: all of it is written again
 }
 
-// NewWriter returns a Writer that tells submit what it has written. Before each
-// write it calls yield, which may wait.
+// NewWriter returns a Writer. submit gets a core.Recorded for each written state. yield is called
+// before each write and may wait.
 func NewWriter(client rest.Interface, namespace string, submit func(core.Event), yield func(context.Context), log *zap.Logger) *Writer {
 	return &Writer{
 		client: client, namespace: namespace, submit: submit, log: log, yield: yield,
-		queue:  workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[string](retryFirst, retryMost)),
+		queue:  workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[string](minRetry, maxRetry)),
 		latest: map[string]waiting{}, written: map[string]version{},
 	}
 }
 
-// Record queues a state to be written.
+// Record queues a state. It never blocks.
 func (p *Writer) Record(r core.Record) {
 	s := r.Sandbox
 	p.mu.Lock()
@@ -106,7 +103,7 @@ func (p *Writer) Record(r core.Record) {
 	p.queue.Add(s.ID)
 }
 
-// Backlog says what has yet to be written.
+// Backlog returns the current backlog.
 func (p *Writer) Backlog() Backlog {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -121,18 +118,18 @@ func (p *Writer) Backlog() Backlog {
 			b.Lag = max(b.Lag, now-w.since)
 		}
 	}
-	if b.Refused > refusedMost {
+	if b.Refused > maxRefused {
 		b.Lag = max(b.Lag, refused)
 	}
 	return b
 }
 
-// Run writes with so many workers until ctx ends.
+// Run writes with this many workers until ctx ends.
 func (p *Writer) Run(ctx context.Context, workers int) {
 	kube.Work(ctx, p.queue, workers, p.next)
 }
 
-// next writes what is next in the queue. It is false after the end.
+// next writes the next sandbox of the queue. It returns false after the end.
 func (p *Writer) next(ctx context.Context) bool {
 	id, ended := p.queue.Get()
 	if ended {
@@ -144,15 +141,15 @@ func (p *Writer) next(ctx context.Context) bool {
 	w, waits := p.latest[id]
 	p.mu.Unlock()
 	if !waits {
-		return true // it was written meanwhile, with what came before
+		return true // an earlier write included it
 	}
 	call, cancel := context.WithTimeout(ctx, kube.CallTimeout)
 	err := p.write(call, w.sandbox, w.touch)
 	cancel()
-	gone := w.touch && apierrors.IsNotFound(err) // the watch tells the core, which has it made if it must be there
+	gone := w.touch && apierrors.IsNotFound(err) // the watch reports the loss, and the core has the object created if it is needed
 	if err != nil && !gone {
 		if ctx.Err() == nil {
-			p.log.Warn("will try again: write Sandbox object", zap.String("sandbox", sandboxid.Short(id)), zap.Error(err))
+			p.log.Warn("Sandbox object not written, retrying", zap.String("sandbox", sandboxid.Short(id)), zap.Error(err))
 		}
 		p.mu.Lock()
 		if w, waits := p.latest[id]; waits {
@@ -179,8 +176,8 @@ func (p *Writer) next(ctx context.Context) bool {
 	return true
 }
 
-// refused reports whether the API server has understood a write and does not want
-// it. It will not want it the next time, unless something else changes.
+// refused reports whether the API server rejected a write for its content. A retry fails too unless
+// something else changes.
 func refused(err error) bool {
 	var status apierrors.APIStatus
 	if !errors.As(err, &status) {
@@ -194,8 +191,8 @@ func refused(err error) bool {
 	}
 }
 
-// write brings the object to the state of s, unless it shows a newer one. touch: it fails
-// with NotFound if there is none.
+// write updates the object to the state of s unless the object shows a newer one. With touch it
+// returns NotFound if the object does not exist.
 func (p *Writer) write(ctx context.Context, s core.Sandbox, touch bool) error {
 	p.mu.Lock()
 	at, known := p.written[s.ID]
@@ -211,7 +208,7 @@ func (p *Writer) write(ctx context.Context, s core.Sandbox, touch bool) error {
 		}
 		at = found
 	case !known:
-		// The answer goes into an object of its own: the maps of the first are shared.
+		// Decode into an object of its own, because the maps of the first are shared.
 		var made v1alpha1.Sandbox
 		err := p.client.Post().Namespace(p.namespace).Resource(resource).Body(toObject(s, p.namespace)).Do(ctx).Into(&made)
 		if err == nil {
@@ -234,39 +231,38 @@ func (p *Writer) write(ctx context.Context, s core.Sandbox, touch bool) error {
 	}
 	err = p.client.Patch(types.MergePatchType).Namespace(p.namespace).Resource(resource).Name(s.ID).Body(raw).Do(ctx).Into(&object)
 	if err != nil {
-		p.forget(s.ID) // whatever it was, what is there is read, or made, the next time
+		p.forget(s.ID) // the next attempt reads or creates the object
 		return fmt.Errorf("update sandbox object: %w", err)
 	}
 	p.remember(s, &object)
 	return nil
 }
 
-// holds reports whether the object of s must stay, whoever deletes it: until the
-// sandbox has ended, and for as long as its idempotency key holds, of which Forget
-// is the end.
-func holds(s core.Sandbox) bool { return s.Phase != core.Ended || s.IdempotencyKey != "" }
+// needsFinalizer reports whether the object of s must survive a deletion by another client. It must
+// while the sandbox is live, and while its idempotency key is valid, which Forget ends.
+func needsFinalizer(s core.Sandbox) bool { return s.Phase != core.Ended || s.IdempotencyKey != "" }
 
-// patchOf moves the object from what it is known to be. Its version is a
+// patchOf returns the patch from the known version of the object to s. The version is a
 // precondition.
 func patchOf(s core.Sandbox, at version) any {
 	metadata := map[string]any{"uid": at.uid, "resourceVersion": at.version}
-	if !holds(s) && slices.Contains(at.finalizers, v1alpha1.SandboxFinalizer) {
+	if !needsFinalizer(s) && slices.Contains(at.finalizers, v1alpha1.SandboxFinalizer) {
 		metadata["finalizers"] = slices.DeleteFunc(slices.Clone(at.finalizers), func(f string) bool { return f == v1alpha1.SandboxFinalizer })
 	}
 	status := toStatus(s)
 	if s.LastActive.Before(at.lastActive) {
-		status.LastActive = nil // what is there stays
+		status.LastActive = nil // keep the newer time
 	}
 	patch := map[string]any{"metadata": metadata, "status": status}
 	if at.broken {
 		patch["spec"] = toObject(s, "").Spec
 	} else {
-		patch["spec"] = map[string]any{"endAt": momentOf(s.EndAt)} // the rest was fixed by the claim
+		patch["spec"] = map[string]any{"endAt": timeToObject(s.EndAt)} // all other fields are constant since the claim
 	}
 	return patch
 }
 
-// read finds out what the object shows. newer: that state, or a later one.
+// read reads the object's version. newer is true if the object shows s or a later state.
 func (p *Writer) read(ctx context.Context, s core.Sandbox) (newer bool, at version, err error) {
 	var object v1alpha1.Sandbox
 	if err := p.client.Get().Namespace(p.namespace).Resource(resource).Name(s.ID).Do(ctx).Into(&object); err != nil {
@@ -274,7 +270,7 @@ func (p *Writer) read(ctx context.Context, s core.Sandbox) (newer bool, at versi
 	}
 	stored, err := fromObject(&object)
 	if err != nil {
-		p.log.Warn("a Sandbox object is not as an allocator writes it; it is written anew", zap.Error(err))
+		p.log.Warn("Sandbox object cannot be read and is rewritten", zap.Error(err))
 		at = versionOf(&object, core.Revision{})
 		at.broken = true
 		return false, at, nil
@@ -283,11 +279,11 @@ func (p *Writer) read(ctx context.Context, s core.Sandbox) (newer bool, at versi
 }
 
 func versionOf(o *v1alpha1.Sandbox, revision core.Revision) version {
-	return version{uid: o.UID, version: o.ResourceVersion, finalizers: o.Finalizers, revision: revision, lastActive: timeOf(o.Status.LastActive)}
+	return version{uid: o.UID, version: o.ResourceVersion, finalizers: o.Finalizers, revision: revision, lastActive: timeFromObject(o.Status.LastActive)}
 }
 
 func (p *Writer) remember(s core.Sandbox, o *v1alpha1.Sandbox) {
-	if s.Phase == core.Ended { // nothing will be written to it any more
+	if s.Phase == core.Ended { // its last write
 		p.forget(s.ID)
 		return
 	}
@@ -302,15 +298,14 @@ func (p *Writer) forget(id string) {
 	delete(p.written, id)
 }
 
-// Forget deletes the object of a sandbox that ended long ago, or one that was
-// written by a leader that was deposed. It returns an error until that is done, and
-// is then to be called again.
+// Forget deletes the object of a sandbox that ended long ago, or of one that a deposed leader
+// wrote. The caller repeats it until it returns nil.
 func (p *Writer) Forget(ctx context.Context, id string) error {
 	ctx, cancel := context.WithTimeout(ctx, kube.CallTimeout)
 	defer cancel()
 	err := p.client.Delete().Namespace(p.namespace).Resource(resource).Name(id).Do(ctx).Error()
 	if err == nil {
-		err = p.release(ctx, id)
+		err = p.removeFinalizer(ctx, id)
 	}
 	if apierrors.IsNotFound(err) {
 		return nil
@@ -321,14 +316,14 @@ func (p *Writer) Forget(ctx context.Context, id string) error {
 	return nil
 }
 
-// release removes the finalizer of a deleted object, if it still has one.
-func (p *Writer) release(ctx context.Context, id string) error {
+// removeFinalizer removes the finalizer of a deleted object, if it still has one.
+func (p *Writer) removeFinalizer(ctx context.Context, id string) error {
 	var object v1alpha1.Sandbox
 	if err := p.client.Get().Namespace(p.namespace).Resource(resource).Name(id).Do(ctx).Into(&object); err != nil {
 		return err
 	}
 	if object.DeletionTimestamp == nil {
-		return errors.New("it was made again")
+		return errCreatedAgain
 	}
 	at := versionOf(&object, core.Revision{})
 	raw, err := json.Marshal(patchOf(core.Sandbox{Phase: core.Ended}, at).(map[string]any)["metadata"])

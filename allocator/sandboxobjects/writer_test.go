@@ -87,12 +87,12 @@ func (p *writer) write(s core.Sandbox) core.Recorded {
 
 func (p *writer) list() sandboxobjects.Listed {
 	p.Helper()
-	all, err := (&sandboxobjects.Watcher{Client: p.clients.Berth, Namespace: "default", Log: zaptest.NewLogger(p.T)}).List(p.Context())
+	all, err := newWatcher(p.T, p.clients).List(p.Context())
 	require.NoError(p, err)
 	return all
 }
 
-func TestRecordsGoForwardsOnlyAndCanBeReadBack(t *testing.T) {
+func TestObjectsOnlyMoveForwardsAndCanBeRead(t *testing.T) {
 	p := newWriter(t, devcluster.Start(t, devcluster.Options{CRDs: crd.All()}))
 	write := func(s core.Sandbox) {
 		t.Helper()
@@ -140,7 +140,7 @@ func TestRecordsGoForwardsOnlyAndCanBeReadBack(t *testing.T) {
 	require.Empty(t, p.list().Sandboxes)
 }
 
-func TestADeletedObjectStaysForAsLongAsItIsNeeded(t *testing.T) {
+func TestFinalizerKeepsDeletedObjectsWhileNeeded(t *testing.T) {
 	p := newWriter(t, devcluster.Start(t, devcluster.Options{CRDs: crd.All()}))
 	for name, key := range map[string]string{"without a key until it has ended": "", "with a key until it is forgotten": "key"} {
 		t.Run(name, func(t *testing.T) {
@@ -169,7 +169,7 @@ func TestADeletedObjectStaysForAsLongAsItIsNeeded(t *testing.T) {
 
 // What the object does not show is forgotten when nothing of the sandbox is in the
 // journal any more.
-func TestEverythingThatIsKnownOfASandboxIsInItsObject(t *testing.T) {
+func TestObjectHoldsEveryFieldOfASandbox(t *testing.T) {
 	full := sandbox(core.Ended, 2, 1)
 	for _, v := range []reflect.Value{reflect.ValueOf(full), reflect.ValueOf(full.Binding)} {
 		for i := range v.NumField() {
@@ -199,7 +199,7 @@ func TestEverythingThatIsKnownOfASandboxIsInItsObject(t *testing.T) {
 }
 
 // The version before had no number.
-func TestAnObjectOfBytesOnlyMeansOneKilobyte(t *testing.T) {
+func TestLegacyBytesOnlyObjectMeansOneKilobyte(t *testing.T) {
 	p := newWriter(t, devcluster.Start(t, devcluster.Options{CRDs: crd.All()}))
 	s := sandbox(core.Running, 1, 1)
 	p.write(s)
@@ -215,7 +215,7 @@ func TestAnObjectOfBytesOnlyMeansOneKilobyte(t *testing.T) {
 
 // The end can be moved; the last activity goes forwards only, whoever writes it and
 // whatever that one knew.
-func TestAnObjectShowsTheEndAsItIsNowAndTheLatestActivity(t *testing.T) {
+func TestObjectShowsTheMovedEndAndLatestActivity(t *testing.T) {
 	cluster := devcluster.Start(t, devcluster.Options{CRDs: crd.All()})
 	p := newWriter(t, cluster)
 	counter := uint64(0)
@@ -246,7 +246,7 @@ func TestAnObjectShowsTheEndAsItIsNowAndTheLatestActivity(t *testing.T) {
 }
 
 // Whoever edits an object must not be able to keep every leader from beginning.
-func TestNobodyCanMakeAnObjectUnreadable(t *testing.T) {
+func TestSchemaRejectsUnreadableObjects(t *testing.T) {
 	cluster := devcluster.Start(t, devcluster.Options{CRDs: crd.All()})
 	p := newWriter(t, cluster)
 	p.write(sandbox(core.Running, 3, 4))
@@ -285,7 +285,7 @@ func TestNobodyCanMakeAnObjectUnreadable(t *testing.T) {
 }
 
 // An API server without our schema, or whoever writes past it.
-func TestObjectsThatCannotBeReadAreToldApart(t *testing.T) {
+func TestUnreadableObjectsAreListedByState(t *testing.T) {
 	whole := v1alpha1.Sandbox{
 		Spec:   v1alpha1.SandboxSpec{Pool: "p", PodName: "p-1", PodUID: "u", PodIP: "10.0.0.1"},
 		Status: v1alpha1.SandboxStatus{Phase: v1alpha1.SandboxEnded, Revision: "1.1"},
@@ -308,7 +308,7 @@ func TestObjectsThatCannotBeReadAreToldApart(t *testing.T) {
 			defer apiServer.Close()
 			clients, err := kube.NewClients(&rest.Config{Host: apiServer.URL, Transport: &http.Transport{DisableKeepAlives: true}}, 0, 0)
 			require.NoError(t, err)
-			listed, err := (&sandboxobjects.Watcher{Client: clients.Berth, Namespace: "default", Log: zaptest.NewLogger(t)}).List(t.Context())
+			listed, err := newWatcher(t, clients).List(t.Context())
 			require.NoError(t, err)
 			require.Len(t, listed.Sandboxes, 1)
 			require.Len(t, listed.Unreadable, 1)
@@ -317,7 +317,7 @@ func TestObjectsThatCannotBeReadAreToldApart(t *testing.T) {
 	}
 }
 
-func TestAnObjectThatCannotBeReadIsWrittenAnew(t *testing.T) {
+func TestUnreadableObjectIsRewritten(t *testing.T) {
 	var schemaless [][]byte
 	for _, raw := range crd.All() {
 		var c map[string]any
@@ -340,7 +340,7 @@ func TestAnObjectThatCannotBeReadIsWrittenAnew(t *testing.T) {
 }
 
 // One object that a webhook refuses is not what keeps all claims waiting.
-func TestObjectsThatAreRefusedDoNotCountForTheLagUnlessTheyAreMany(t *testing.T) {
+func TestFewRefusedObjectsDoNotCountForTheLag(t *testing.T) {
 	var refuse atomic.Int32
 	refuse.Store(http.StatusForbidden)
 	apiServer := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -380,7 +380,7 @@ func TestObjectsThatAreRefusedDoNotCountForTheLagUnlessTheyAreMany(t *testing.T)
 
 // A leader that was deposed and goes on for a moment must not bring back the object of a
 // sandbox that has ended since.
-func TestATouchMakesNoObjectThatIsGone(t *testing.T) {
+func TestTouchCreatesNoMissingObject(t *testing.T) {
 	p := newWriter(t, devcluster.Start(t, devcluster.Options{CRDs: crd.All()}))
 	p.Record(core.Record{Sandbox: sandbox(core.Running, 2, 1), Touch: true})
 	other := sandbox(core.Running, 2, 2)
@@ -392,4 +392,13 @@ func TestATouchMakesNoObjectThatIsGone(t *testing.T) {
 	require.Len(t, p.list().Sandboxes, 2)
 	p.Record(core.Record{Sandbox: sandbox(core.Running, 2, 4), Touch: true})
 	require.Equal(t, core.Recorded{ID: sandbox(core.Running, 2, 4).ID, Revision: core.Revision{Term: 2, Counter: 4}}, <-p.recorded)
+}
+
+func newWatcher(t *testing.T, clients *kube.Clients) *sandboxobjects.Watcher {
+	t.Helper()
+	w, err := sandboxobjects.NewWatcher(sandboxobjects.WatcherOptions{
+		Client: clients.Berth, Namespace: "default", Submit: func(core.Event) {}, Log: zaptest.NewLogger(t),
+	})
+	require.NoError(t, err)
+	return w
 }

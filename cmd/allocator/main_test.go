@@ -50,7 +50,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-func TestTheErrorThatEndsTheProcessIsALineOfItsLog(t *testing.T) {
+func TestFinalErrorIsALogLine(t *testing.T) {
 	program, err := os.Executable()
 	require.NoError(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -68,7 +68,7 @@ func TestTheErrorThatEndsTheProcessIsALineOfItsLog(t *testing.T) {
 	require.Contains(t, line.Error, `--public-url "ftp://x"`)
 }
 
-func TestTheProcessEndsWhateverStillHangs(t *testing.T) {
+func TestProcessEndsDespiteHangingParts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		lost := errors.New("the lease was lost")
 		stopping, stop := context.WithCancelCause(t.Context())
@@ -86,7 +86,7 @@ func TestTheProcessEndsWhateverStillHangs(t *testing.T) {
 	})
 }
 
-func TestAReplicaThatCannotLeadAnyMoreIsNotHealthy(t *testing.T) {
+func TestReplicaThatLostTheLeaseIsUnhealthy(t *testing.T) {
 	var f flags
 	var held []byte
 	_, err := cli.Parse(&f, "allocator", "", "BERTH_ALLOCATOR", []string{"--public-url=http://a", leases(t, func(w http.ResponseWriter, r *http.Request) {
@@ -131,7 +131,7 @@ func TestAReplicaThatCannotLeadAnyMoreIsNotHealthy(t *testing.T) {
 }
 
 // Whoever can connect could keep a leader from giving its lease back.
-func TestConnectionsThatSayNothingDoNotHoldUpTheEnd(t *testing.T) {
+func TestSilentConnectionsDoNotDelayTheEnd(t *testing.T) {
 	for name, args := range map[string][]string{
 		"TLS":    {"--control-tls-dir=" + tlsDir(t, authority(t), controltls.AllocatorName), "--shutdown-after=1s"},
 		"no TLS": {"--shutdown-after=1s"},
@@ -170,7 +170,7 @@ func try(t *testing.T, args ...string) (stdout string, err error) {
 	return out.String(), err
 }
 
-func TestHelpAndVersionNeedNoOtherFlag(t *testing.T) {
+func TestHelpAndVersionNeedNoOtherFlags(t *testing.T) {
 	stdout, err := try(t, "--version")
 	require.ErrorIs(t, err, cli.ErrHelp)
 	require.Equal(t, cli.Version()+"\n", stdout)
@@ -196,7 +196,7 @@ func TestWrongFlagsAreAllNamedInOneError(t *testing.T) {
 	require.Equal(t, 10, strings.Count(err.Error(), "\n"), "each wrong flag has one line")
 }
 
-func TestNothingIsOpenOutsideLoopback(t *testing.T) {
+func TestListenersOutsideLoopbackNeedProtection(t *testing.T) {
 	for name, c := range map[string]struct {
 		args []string
 		want []string // nothing: it may start
@@ -235,7 +235,7 @@ func TestNothingIsOpenOutsideLoopback(t *testing.T) {
 	}
 }
 
-func TestPublicURLIsASchemeAndAHostAndNothingElse(t *testing.T) {
+func TestPublicURLIsOnlySchemeAndHost(t *testing.T) {
 	for _, ok := range []string{"http://a", "https://sandbox.example.com", "http://127.0.0.1.nip.io:8080", "https://a/"} {
 		f := flags{PublicURL: ok}
 		_, err := f.check()
@@ -248,14 +248,14 @@ func TestPublicURLIsASchemeAndAHostAndNothingElse(t *testing.T) {
 	}
 }
 
-func TestPoolsMayNotAskForMuchUnlessToldOtherwise(t *testing.T) {
+func TestPodSecurityDefaultsToBaseline(t *testing.T) {
 	var f flags
 	_, err := cli.Parse(&f, "allocator", "", "BERTH_ALLOCATOR", []string{"--public-url=http://a"}, io.Discard, io.Discard)
 	require.NoError(t, err)
 	require.Equal(t, pools.PolicyBaseline, f.PodSecurity)
 }
 
-func TestTheWindowIsEnvoysUnlessToldOtherwise(t *testing.T) {
+func TestConnectWindowDefaultsToEnvoys(t *testing.T) {
 	var f flags
 	_, err := cli.Parse(&f, "allocator", "", "BERTH_ALLOCATOR", []string{"--public-url=http://a"}, io.Discard, io.Discard)
 	require.NoError(t, err)
@@ -263,7 +263,7 @@ func TestTheWindowIsEnvoysUnlessToldOtherwise(t *testing.T) {
 	require.False(t, f.ReapDryRun)
 }
 
-func TestEveryFlagCanComeFromTheEnvironment(t *testing.T) {
+func TestEveryFlagHasAnEnvironmentVariable(t *testing.T) {
 	for name, value := range map[string]string{
 		"PUBLIC_URL": "http://a", "NAMESPACE": "n", "KUBECONFIG": "/k", "API_LISTEN": "127.0.0.1:1", "API_ADVERTISE": "b:5", "API_KEYS_DIR": "/keys",
 		"CONTROL_LISTEN": "127.0.0.1:2", "CONTROL_ADVERTISE": "a:3", "CONTROL_TLS_DIR": "/tls", "POD_SECURITY": "privileged", "ADMIN_LISTEN": "127.0.0.1:4", "KUBE_QPS": "5", "KUBE_BURST": "6", "MAX_STALE": "7m", "WINDOW": "8s", "REAP_DRY_RUN": "true",
@@ -284,7 +284,7 @@ func TestEveryFlagCanComeFromTheEnvironment(t *testing.T) {
 	require.NoError(t, err)
 }
 
-func TestKubeconfigIsNamedWhenItCannotBeUsed(t *testing.T) {
+func TestUnusableKubeconfigIsNamed(t *testing.T) {
 	t.Setenv("KUBERNETES_SERVICE_HOST", "")
 	_, err := try(t, "--public-url=http://a")
 	require.ErrorContains(t, err, "--kubeconfig")
@@ -307,7 +307,7 @@ func enough(t *testing.T, more ...string) []string {
 	return append([]string{"--public-url=http://a", "--kubeconfig=" + kubeconfig(t, "http://127.0.0.1:1"), "--control-listen=127.0.0.1:0", "--api-listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0"}, more...)
 }
 
-func TestAddressThatIsTakenIsNamed(t *testing.T) {
+func TestTakenAddressIsNamed(t *testing.T) {
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	defer taken.Close()
@@ -344,7 +344,7 @@ func authority(t *testing.T) *controltls.Authority {
 	return a
 }
 
-func TestDirectoryThatCannotBeUsedIsNamedBeforeAnythingIsServed(t *testing.T) {
+func TestUnusableDirectoryIsNamedBeforeServing(t *testing.T) {
 	a := authority(t)
 	for name, c := range map[string]struct{ flag, dir, want string }{
 		"no keys":               {"--api-keys-dir", t.TempDir(), "put one file"},
@@ -418,7 +418,7 @@ func get(t *testing.T, address, path string, header http.Header) (int, string) {
 	return response.StatusCode, string(body)
 }
 
-func TestAReplicaWithoutAnAPIServerIsHealthyAndNotReady(t *testing.T) {
+func TestReplicaWithoutAPIServerIsHealthyButNotReady(t *testing.T) {
 	at := running(t)
 	for path, code := range map[string]int{"/healthz": 200, "/readyz": 503, "/leaderz": 503, "/metrics": 200, "/": 404, "/debug/pprof/": 404} {
 		got, body := get(t, at.Admin, path, nil)
@@ -429,7 +429,7 @@ func TestAReplicaWithoutAnAPIServerIsHealthyAndNotReady(t *testing.T) {
 	require.Contains(t, body, "not_leader")
 }
 
-func TestTheAPIAsksForAKeyOfTheDirectory(t *testing.T) {
+func TestAPIAcceptsOnlyKeysOfTheDirectory(t *testing.T) {
 	at := running(t, "--api-keys-dir="+dir(t, map[string]string{"team": key}))
 	for _, header := range []http.Header{nil, {"X-Api-Key": {"another-0123456789"}}} {
 		code, body := get(t, at.API, "/sandboxes", header)
@@ -441,7 +441,7 @@ func TestTheAPIAsksForAKeyOfTheDirectory(t *testing.T) {
 	require.Equal(t, 200, code, "probes have no key")
 }
 
-func TestTheControlServerTalksToRoutersOfItsAuthorityAlone(t *testing.T) {
+func TestControlServerAcceptsOnlyItsAuthoritysRouters(t *testing.T) {
 	ours := authority(t)
 	at := running(t, "--control-tls-dir="+tlsDir(t, ours, controltls.AllocatorName))
 	open := func(c credentials.TransportCredentials) (*controlv1.AllocatorMessage, error) {
@@ -487,7 +487,7 @@ func leases(t *testing.T, h http.HandlerFunc) (flag string) {
 	return "--kubeconfig=" + kubeconfig(t, s.URL)
 }
 
-func TestAFollowerIsReadyAndPassesCallsOnToWhereTheLeaseSays(t *testing.T) {
+func TestFollowerIsReadyAndForwardsToTheLeader(t *testing.T) {
 	leader := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		fmt.Fprint(w, "the leader saw ", r.Header.Get("X-Api-Key"))
 	}))
@@ -515,7 +515,7 @@ func TestAFollowerIsReadyAndPassesCallsOnToWhereTheLeaseSays(t *testing.T) {
 	require.Equal(t, 401, code)
 }
 
-func TestAReplicaStandsForElectionWithTheAddressesItAdvertises(t *testing.T) {
+func TestReplicaAdvertisesItsAddressesInTheLease(t *testing.T) {
 	for name, c := range map[string]struct {
 		args []string
 		want func(addresses) string

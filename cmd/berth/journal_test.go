@@ -134,7 +134,7 @@ func TestJournalIsCheckedAndBegunAnewOnlyWhenThatIsNeeded(t *testing.T) {
 	// Objects that are left keep their revisions.
 	require.NoError(t, clients.Berth.Delete().Namespace("default").Resource("journalslots").Do(t.Context()).Error())
 	_, err = journalOf("check")
-	require.ErrorContains(t, err, "there is no slot at all")
+	require.ErrorContains(t, err, "no slot exists")
 	_, err = journalOf("begin")
 	require.NoError(t, err)
 	require.Equal(t, uint64(2), open().Term())

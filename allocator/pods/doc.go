@@ -1,0 +1,21 @@
+// Package pods turns Pod objects into the core's observations and the core's effects
+// into writes to pods. It takes no decision.
+//
+//   - [Watcher] reports every pod of the namespace.
+//   - [Writer] creates and deletes pods.
+//   - [Labeler] shows on each pod what it is used for.
+//   - [Build] makes a pod from a pool's template.
+//
+// # Guarantees
+//
+//   - A pod belongs to the pool in its owner reference. Labels do not decide.
+//   - A pod that cannot be read in full is reported, but never as one that can be claimed.
+//   - Deletions name the pod's UID, so a later pod of the same name is safe.
+//   - Every container of a pod that [Build] made serves for [ServeOn] after another
+//     client deleted the pod.
+//
+// # What breaks them
+//
+// A kubelet that cuts the preStop sleep short, and a client that deletes a pod with
+// grace period 0.
+package pods

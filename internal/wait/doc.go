@@ -1,0 +1,2 @@
+// Package wait sleeps in a way that a context can interrupt.
+package wait
