@@ -122,11 +122,3 @@ func (c *Core) written(at time.Duration) {
 		}
 	}
 }
-
-// revise notes that what is shown of a sandbox has changed by something that
-// needs no fact: it is seen again at every recovery.
-func (c *Core) revise(s *sandbox) {
-	c.counter++
-	s.Revision = Revision{c.cfg.Term, c.counter}
-	c.emit(Record{Sandbox: s.Sandbox})
-}

@@ -111,15 +111,6 @@ func (c *Core) poolSeen(spec Pool) {
 	c.reconcile(p)
 }
 
-// pushPorts gives the pool's live sandboxes the ports that it asks for now and
-// tells all connected routers, one route for each sandbox.
-func (c *Core) pushPorts(p *pool) {
-	for _, q := range p.sorted(podClaimed) {
-		q.sandbox.takePorts(p)
-		c.pushRoute(q.sandbox)
-	}
-}
-
 func (c *Core) poolGone(key PoolKey) {
 	p := c.pools[key]
 	if p == nil {

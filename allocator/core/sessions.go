@@ -1,7 +1,6 @@
 package core
 
 import (
-	"container/list"
 	"math"
 	"slices"
 	"strings"
@@ -52,31 +51,6 @@ type pending struct {
 	sequence uint64
 	sandbox  *sandbox
 }
-
-// fence is what must happen before a released sandbox's pod may be deleted.
-type fence struct {
-	// waiting has, of each session that is waited for, the sequence of the message
-	// whose acknowledgement ends that, if it is connected.
-	waiting map[*session]uint64
-	told    int // how many sessions it waited for at first
-	started time.Duration
-	// clearedAt is when nobody was waited for any more; 0: not yet.
-	clearedAt time.Duration
-	done      bool
-	elem      *list.Element // in Core.fences, until it is done
-}
-
-// eachFence calls f for every fence that is under way. f may end it.
-func (c *Core) eachFence(f func(*sandbox)) {
-	for e := c.fences.Front(); e != nil; {
-		sb := e.Value.(*sandbox)
-		e = e.Next()
-		f(sb)
-	}
-}
-
-// waiter is a caller of Release.
-type waiter struct{ token uint64 }
 
 // expiry is how long after the receipt of its last ping a session may still
 // serve what it knew: max-stale, and 1 % for clocks that run at other speeds.
@@ -137,25 +111,6 @@ func (c *Core) sessionWritten(ch *change) {
 	if s.stream != 0 {
 		c.welcome(s)
 	}
-}
-
-// recoverSession makes a session of an earlier term known.
-func (c *Core) recoverSession(f Fact) {
-	switch {
-	case f.Declared != nil:
-		c.ban(f.Session, f.Revision, 0)
-		return
-	case f.Left: // what it means is not in the objects yet
-		c.leftovers = append(c.leftovers, &leftover{session: f.Session, since: c.now.Boot, until: c.now.Boot + c.expiry(), upTo: c.told})
-		c.settleLater(Settle{Session: f.Session, Revision: f.Revision})
-		return
-	}
-	s := &session{id: f.Session, from: f.From, durable: true, knows: c.told, lastPing: c.now.Boot + c.cfg.Lease}
-	if f.Earlier {
-		c.addEarlier(s)
-		return
-	}
-	c.addSession(s)
 }
 
 func (c *Core) addSession(s *session) {
@@ -316,150 +271,8 @@ func (c *Core) expireSessions() {
 	}
 }
 
-// pushRoute tells all connected routers where a sandbox is.
-func (c *Core) pushRoute(sb *sandbox) {
-	if !sb.routable() {
-		return
-	}
-	for _, s := range c.connected() { // others get it with the snapshot
-		s.sequence++
-		s.releases = 0
-		c.emit(SendRoute{Stream: s.stream, Sequence: s.sequence, Sandbox: sb.Sandbox})
-	}
-}
-
-// startFence tells all routers that a sandbox is gone and begins to wait for
-// them.
-func (c *Core) startFence(sb *sandbox) {
-	if f := sb.fence; f != nil {
-		// Its pod was gone and is there again, or was found at last. Nobody was told
-		// of it since.
-		if f.done {
-			f.done, f.elem = false, c.fences.PushBack(sb)
-		}
-		c.advanceFence(sb)
-		return
-	}
-	f := &fence{started: c.now.Boot, waiting: make(map[*session]uint64, len(c.sessions))}
-	sb.fence, f.elem = f, c.fences.PushBack(sb)
-	for _, s := range c.byID {
-		if !s.durable {
-			continue // it was told nothing
-		}
-		f.waiting[s] = 0
-		if s.stream != 0 {
-			c.sendRelease(s, sb)
-			f.waiting[s] = s.sequence
-		}
-	}
-	f.told = len(f.waiting)
-	c.answerReleases(sb)
-	c.advanceFence(sb)
-}
-
-// sendRelease tells a router that a sandbox is gone. Hundreds may be released in one
-// step: a message for each and each router would take longer than all the rest.
-func (c *Core) sendRelease(s *session, sb *sandbox) {
-	if s.releases > 0 {
-		e := c.out[s.releases-1].(SendRelease)
-		e.IDs = append(e.IDs, sb.ID)
-		c.out[s.releases-1] = e
-	} else {
-		s.sequence++
-		c.emit(SendRelease{Stream: s.stream, Sequence: s.sequence, IDs: []string{sb.ID}})
-		s.releases = len(c.out)
-		c.releasing = append(c.releasing, s)
-	}
-	s.pending = append(s.pending, pending{s.sequence, sb})
-}
-
-// cleared notes that s can not route to sb any more.
-func (c *Core) cleared(sb *sandbox, s *session) {
-	if sb.fence == nil {
-		return
-	}
-	delete(sb.fence.waiting, s)
-	c.answerReleases(sb)
-	c.advanceFence(sb)
-}
-
 // returns is for how much longer a router that is not connected may be about to come
 // back: this leader has heard it a moment ago, or the one before may have.
 func (c *Core) returns(s *session) time.Duration {
 	return max(0, s.lastPing+c.cfg.DeclareAfter-c.now.Boot)
-}
-
-// answerReleases answers the callers of Release once all routers that are connected, or
-// may come back in a moment, have acknowledged, or after Config.AckWait.
-func (c *Core) answerReleases(sb *sandbox) {
-	if len(sb.waiters) == 0 || sb.fence == nil {
-		return
-	}
-	if c.now.Boot-sb.fence.started < c.cfg.AckWait {
-		for s := range sb.fence.waiting {
-			if s.stream != 0 || c.returns(s) > 0 {
-				return
-			}
-		}
-	}
-	for _, w := range sb.waiters {
-		c.emit(ReleaseAnswered{Token: w.token, Status: ReleaseOK, Outstanding: len(sb.fence.waiting)})
-	}
-	sb.waiters = nil
-}
-
-// advanceFence deletes the pod when nothing stands in the way any more.
-func (c *Core) advanceFence(sb *sandbox) {
-	f := sb.fence
-	if f.done || len(f.waiting) > 0 {
-		return
-	}
-	if f.clearedAt == 0 {
-		f.clearedAt = c.now.Boot
-		if f.told > 0 && sb.durableAt > 0 {
-			c.emit(Acknowledged{ID: sb.ID, Took: c.now.Boot - sb.durableAt})
-		}
-	}
-	if c.now.Boot < f.clearedAt+c.cfg.Window {
-		return
-	}
-	f.done = true
-	c.fences.Remove(f.elem)
-	c.cover(sb)
-	if q := c.pods[sb.Pod]; q != nil {
-		c.enter(q, podDeleting)
-		if !q.seen.Deleting {
-			c.emit(DeletePod{Pod: q.seen.Key})
-		}
-		c.reconcile(q.pool)
-	}
-	for _, d := range sb.doubles {
-		c.advanceDiscard(d.pod)
-	}
-	c.tryEnd(sb)
-}
-
-func (c *Core) resolve(ev Resolve) {
-	if s := c.streams[ev.Stream]; s == nil || !s.durable {
-		return
-	}
-	e := SendResolved{Stream: ev.Stream, ID: ev.ID}
-	if s := c.sandboxes[ev.ID]; s != nil {
-		switch {
-		case s.routable():
-			found := s.Sandbox
-			e.Sandbox = &found
-		case s.Phase == Released || s.Phase == Ended:
-			e.Gone = true
-		default:
-			// It starts, or its release is not durable yet: gone is for ever.
-			e.Starting = true
-			if s.reaping == decided {
-				e.Hold = reapHold
-			} else if p := c.pools[s.Pool]; p != nil && !s.lost {
-				e.Hold = p.Hold
-			}
-		}
-	}
-	c.emit(e)
 }

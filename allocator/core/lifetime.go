@@ -1,0 +1,152 @@
+package core
+
+import (
+	"container/heap"
+	"time"
+
+	"github.com/berth-sandbox/berth/api/activity"
+)
+
+// bootOf is a moment of the wall clock on the boot clock.
+func (c *Core) bootOf(t time.Time) time.Duration { return c.now.Boot + t.Sub(c.now.Wall) }
+
+// times puts the moments at which a sandbox ends on the boot clock.
+func (c *Core) times(s *sandbox) {
+	s.nextEnd = s.EndAt
+	for _, m := range []struct {
+		at   time.Time
+		boot *time.Duration
+	}{{s.EndAt, &s.endAt}, {s.LifetimeEnd, &s.lifetimeEnd}, {s.StartBy, &s.startBy}} {
+		if *m.boot = 0; !m.at.IsZero() {
+			*m.boot = max(1, c.bootOf(m.at))
+		}
+	}
+}
+
+// ends is when a sandbox is released, in use or not, and why; "" if it is not.
+func (s *sandbox) ends() (at time.Duration, reason string) {
+	earlier := func(than time.Duration, why string) {
+		if than != 0 && (reason == "" || than < at) {
+			at, reason = than, why
+		}
+	}
+	if s.changing == 0 { // else it is looked at again when that is durable
+		earlier(s.endAt, ReasonTimeout)
+	}
+	earlier(s.lifetimeEnd, ReasonMaxLifetime)
+	if s.Phase == Starting && !s.readying {
+		earlier(s.startBy, ReasonStartup)
+	}
+	return at, reason
+}
+
+// schedule sees to it that the sandbox is looked at when it is due.
+func (c *Core) schedule(s *sandbox) {
+	if s.Phase != Starting && s.Phase != Running {
+		return
+	}
+	at, reason := s.ends()
+	if idle, ok := c.idleAt(s); ok && s.reaping == notDue {
+		if idle = max(idle, s.notBefore); reason == "" || idle < at {
+			at, reason = idle, ReasonIdle
+		}
+	}
+	switch {
+	case reason == "":
+	case !s.queued:
+		s.dueAt = at
+		heap.Push(&c.deadlines, s)
+	case at < s.dueAt:
+		s.dueAt = at
+		heap.Fix(&c.deadlines, s.index)
+	}
+}
+
+// keepAlive counts a call as activity.
+func (c *Core) keepAlive(ev KeepAlive) {
+	if s := c.kept(ev.Token, ev.ID); s != nil {
+		c.emit(Kept{Token: ev.Token, Status: ReleaseOK, Sandbox: s.Sandbox})
+	}
+}
+
+// kept returns the live sandbox that a call is about, which is activity, or answers
+// that there is none.
+func (c *Core) kept(token uint64, id string) *sandbox {
+	s := c.sandboxes[id]
+	switch {
+	case s == nil:
+		c.emit(Kept{Token: token, Status: ReleaseUnknown})
+		return nil
+	case s.Phase != Starting && s.Phase != Running:
+		c.emit(Kept{Token: token, Status: ReleaseGone, Sandbox: s.Sandbox})
+		return nil
+	}
+	c.note(s, c.now.Boot, activity.Keepalive)
+	return s
+}
+
+// setTimeout has the end of a sandbox moved. It counts when it is durable.
+func (c *Core) setTimeout(ev SetTimeout) {
+	s := c.kept(ev.Token, ev.ID)
+	if s == nil {
+		return
+	}
+	s.changing++
+	s.nextEnd = c.now.Wall.Add(ev.Lifetime)
+	next := s.next()
+	c.append(&change{sandbox: s, kept: ev.Token, fact: Fact{Sandbox: &next}}, true)
+}
+
+// next is what the next fact of a sandbox begins with: what is so, and what is on its
+// way into the journal.
+func (s *sandbox) next() Sandbox {
+	next := s.Sandbox
+	next.EndAt = s.nextEnd
+	if s.readying {
+		next.Phase = Running
+	}
+	return next
+}
+
+// changed acts on a committed change of an end.
+func (c *Core) changed(ch *change) {
+	s := ch.sandbox
+	s.changing--
+	s.EndAt, s.Revision = ch.fact.Sandbox.EndAt, ch.fact.Revision
+	s.endAt = max(1, c.bootOf(s.EndAt))
+	c.note(s, c.now.Boot, activity.Keepalive)
+	answer := Kept{Token: ch.kept, Status: ReleaseOK, Sandbox: s.Sandbox}
+	if s.Phase != Starting && s.Phase != Running {
+		answer.Status = ReleaseGone
+	}
+	c.schedule(s)
+	shown := s.Sandbox
+	shown.Phase = ch.fact.Sandbox.Phase // its release may be on its way, and it may never have run
+	c.emit(Record{Sandbox: shown})
+	c.emit(answer)
+}
+
+// deadlineHeap orders sandboxes by when something is due.
+type deadlineHeap []*sandbox
+
+func (h deadlineHeap) Len() int           { return len(h) }
+func (h deadlineHeap) Less(i, j int) bool { return h[i].dueAt < h[j].dueAt }
+func (h deadlineHeap) Swap(i, j int) {
+	h[i], h[j] = h[j], h[i]
+	h[i].index, h[j].index = i, j
+}
+
+func (h *deadlineHeap) Push(x any) {
+	s := x.(*sandbox)
+	s.index, s.queued = len(*h), true
+	*h = append(*h, s)
+}
+
+func (h *deadlineHeap) Pop() any {
+	old := *h
+	s := old[len(old)-1]
+	old[len(old)-1] = nil
+	*h = old[:len(old)-1]
+	s.queued = false
+	return s
+}

@@ -1,0 +1,158 @@
+package core
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+	"time"
+)
+
+// enlist puts a sandbox into the list of live ones, delist takes it out.
+func (c *Core) enlist(s *sandbox) {
+	if c.recovering { // sorted once, when all are there
+		c.live = append(c.live, s)
+		return
+	}
+	at, _ := slices.BinarySearchFunc(c.live, s.mark(), byClaim)
+	c.live = slices.Insert(c.live, at, s)
+}
+
+func (c *Core) delist(s *sandbox) {
+	if at, found := slices.BinarySearchFunc(c.live, s.mark(), byClaim); found {
+		c.live = slices.Delete(c.live, at, at+1)
+	}
+}
+
+// mark is the place of s in the list of live sandboxes. It does not change.
+func (s *sandbox) mark() Mark { return Mark{s.ClaimedAt, s.ID} }
+
+// byClaim orders sandboxes by Mark. Microseconds count: it is what the journal and the
+// objects keep, so the next leader has the same order.
+func byClaim(s *sandbox, m Mark) int {
+	return cmp.Or(cmp.Compare(s.ClaimedAt.UnixMicro(), m.ClaimedAt.UnixMicro()), strings.Compare(s.ID, m.ID))
+}
+
+// sorted lists the sandboxes in the order they ended, those that have not last.
+func (c *Core) sorted() []*sandbox {
+	all := make([]*sandbox, 0, len(c.sandboxes))
+	for _, s := range c.sandboxes {
+		all = append(all, s)
+	}
+	slices.SortFunc(all, func(a, b *sandbox) int {
+		if a.EndedAt.IsZero() != b.EndedAt.IsZero() {
+			if b.EndedAt.IsZero() {
+				return -1
+			}
+			return 1
+		}
+		if order := a.EndedAt.Compare(b.EndedAt); order != 0 {
+			return order
+		}
+		return strings.Compare(a.ID, b.ID)
+	})
+	return all
+}
+
+// Counts returns the pods of a pool by state.
+func (c *Core) Counts(key PoolKey) (Counts, bool) {
+	p := c.pools[key]
+	if p == nil {
+		return Counts{}, false
+	}
+	counts := p.counts()
+	counts.Stuck, counts.Trouble = p.stuck(), p.backOff.trouble
+	return counts, true
+}
+
+// Sandbox returns what is known of a sandbox, live or ended.
+func (c *Core) Sandbox(id string) (Sandbox, bool) {
+	s := c.sandboxes[id]
+	if s == nil {
+		return Sandbox{}, false
+	}
+	return s.Sandbox, true
+}
+
+// PodKeys lists all pods that are known.
+func (c *Core) PodKeys() []PodKey {
+	keys := make([]PodKey, 0, len(c.pods))
+	for key := range c.pods {
+		keys = append(keys, key)
+	}
+	return keys
+}
+
+// UsableNodes lists the nodes whose pods can be handed out, in no order.
+func (c *Core) UsableNodes() []string {
+	var names []string
+	for name, n := range c.nodes {
+		if n.usable {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// Recorded lists the sandboxes whose objects show their latest revision, in no order.
+func (c *Core) Recorded() []string {
+	ids := make([]string, 0, len(c.sandboxes))
+	for id, s := range c.sandboxes {
+		if !s.recorded.Less(s.Revision) && !s.dropped {
+			ids = append(ids, id)
+		}
+	}
+	return ids
+}
+
+// Mark is a place in the list of live sandboxes: behind a sandbox of this ID that was
+// claimed then, whether there is one or not. The zero Mark is the beginning.
+type Mark struct {
+	ClaimedAt time.Time
+	ID        string
+}
+
+// Live returns sandboxes that are starting or running, the oldest first, at most so many
+// from a mark on, and whether there are more. Whoever goes on with the mark of the last
+// one sees each sandbox once that is live all the while, whatever comes and goes.
+func (c *Core) Live(after Mark, most int) (list []Sandbox, more bool) {
+	at := 0
+	if after != (Mark{}) {
+		var found bool
+		if at, found = slices.BinarySearchFunc(c.live, after, byClaim); found {
+			at++
+		}
+	}
+	for _, s := range c.live[at:] {
+		if !s.live() {
+			continue
+		}
+		if len(list) == most {
+			return list, true
+		}
+		list = append(list, s.Sandbox)
+	}
+	return list, false
+}
+
+// CountLive is how many Live would return.
+func (c *Core) CountLive() (n int) {
+	for _, s := range c.live {
+		if s.live() {
+			n++
+		}
+	}
+	return n
+}
+
+func (s *sandbox) live() bool { return s.routable() || s.Phase == Starting && !s.lost }
+
+// Running returns all sandboxes that routers may be told of, in no order.
+func (c *Core) Running() []Sandbox {
+	all := make([]Sandbox, 0, len(c.sandboxes))
+	for _, s := range c.sandboxes {
+		if s.routable() {
+			all = append(all, s.Sandbox)
+		}
+	}
+	return all
+}
