@@ -79,7 +79,7 @@ func (c *Core) retry(p *pool) {
 	default:
 		return
 	}
-	c.reconcile(p)
+	p.touch()
 }
 
 // stuck says which of the pool's pods is not ready, and why, for people; "" if no pod

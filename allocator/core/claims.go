@@ -22,7 +22,7 @@ type claim struct {
 	minBytes *uint64        // the same
 	elem     *list.Element  // in the pool's waiting, while it has no pod
 	pod      *pod           // from then on
-	change   *change
+	fact     *pendingFact
 }
 
 // claimKey is an idempotency key of a team.
@@ -75,8 +75,6 @@ func (c *Core) claim(ev Claim) {
 		c.keys[cl.binding.claimKey()] = &keyed{hash: cl.binding.RequestHash, claim: cl}
 	}
 	p.line(cl)
-	c.serve(p)
-	c.reconcile(p)
 }
 
 // claimAgain answers a claim whose idempotency key was used before.
@@ -165,9 +163,8 @@ func (c *Core) bind(cl *claim, q *pod) {
 	if q.pool.PostStart {
 		s.Phase = Starting
 	}
-	cl.pod, cl.change = q, &change{claim: cl, fact: Fact{Sandbox: s}}
-	q.claim = cl
-	c.append(cl.change, true)
+	q.claim, cl.pod = cl, q
+	cl.fact = c.commit(Fact{Sandbox: s}, true, func(f Fact, _ time.Duration) { c.claimed(cl, f) })
 }
 
 // takeBack calls off a binding that was not handed to a Write. The claim waits
@@ -179,14 +176,15 @@ func (c *Core) takeBack(cl *claim) {
 
 // callOff takes a claim off its pod, before it was handed to a Write.
 func (c *Core) callOff(cl *claim) {
-	cl.change.dropped = true
+	cl.fact.withdrawn = true
 	cl.pod.claim = nil
-	cl.pod, cl.change = nil, nil
+	cl.pod, cl.fact = nil, nil
 }
 
 // line puts a claim into the line: one that has lost its pod at its place, before those
 // that came after it. unline takes it out.
 func (p *pool) line(cl *claim) {
+	p.touch()
 	p.callers += len(cl.callers)
 	if last := p.waiting.Back(); last == nil || last.Value.(*claim).number < cl.number {
 		cl.elem = p.waiting.PushBack(cl)
@@ -217,14 +215,12 @@ func (c *Core) claimAbandoned(token uint64) {
 		case cl.elem != nil: // it waits
 			cl.pool.unline(cl)
 			c.dropClaim(cl)
-		case !cl.change.handed:
+		case !cl.fact.handed:
 			q := cl.pod
 			c.callOff(cl)
 			c.dropClaim(cl)
 			c.enter(q, podPending)
 			c.consider(q) // back to its place in the queue
-			c.serve(q.pool)
-			c.reconcile(q.pool)
 		}
 		return // from here on the outcome is awaited
 	}
@@ -285,9 +281,8 @@ func (c *Core) expireWaiting(p *pool) {
 }
 
 // claimed acts on a committed claim.
-func (c *Core) claimed(ch *change) {
-	cl := ch.claim
-	s := &sandbox{Sandbox: *ch.fact.Sandbox}
+func (c *Core) claimed(cl *claim, f Fact) {
+	s := &sandbox{Sandbox: *f.Sandbox}
 	if cl.pool.known {
 		s.takePorts(cl.pool) // they may have changed meanwhile
 	}
@@ -310,7 +305,7 @@ func (c *Core) claimed(ch *change) {
 		// this one is shown only with its release, which has no key.
 		s.IdempotencyKey = ""
 		c.lost(s, reason)
-		cl.pod, cl.change = nil, nil
+		cl.pod, cl.fact = nil, nil
 		if len(cl.callers) == 0 {
 			c.dropClaim(cl)
 			return
@@ -318,8 +313,6 @@ func (c *Core) claimed(ch *change) {
 		cl.pool.line(cl)
 		if p := cl.pool; !p.known || p.Deleting {
 			c.refuse(cl, NoPool)
-		} else {
-			c.serve(p)
 		}
 		return
 	}
@@ -351,7 +344,6 @@ func (c *Core) claimed(ch *change) {
 	if abandoned {
 		c.startRelease(s, ReasonAbandoned)
 	}
-	c.reconcile(q.pool)
 }
 
 // running makes it known that requests may reach the sandbox, and answers its
@@ -382,8 +374,8 @@ func (c *Core) answerCallers(s *sandbox, with Effect) {
 // close lets nobody wait any longer.
 func (c *Core) close() {
 	c.closing = true
-	for _, p := range c.sortedPools() {
-		c.serve(p)
+	for _, p := range c.pools {
+		p.touch()
 	}
 	for _, s := range c.sortedStarting() {
 		if s.Phase == Starting {
@@ -426,14 +418,13 @@ func (c *Core) startDone(ev Started) {
 	}
 	s.readying = true
 	ready := s.next()
-	c.append(&change{sandbox: s, fact: Fact{Sandbox: &ready}}, true)
+	c.commit(Fact{Sandbox: &ready}, true, func(f Fact, _ time.Duration) { c.ready(s, f) })
 }
 
 // ready acts on a committed start.
-func (c *Core) ready(ch *change) {
-	s := ch.sandbox
+func (c *Core) ready(s *sandbox, f Fact) {
 	s.readying = false
-	s.Revision, s.EndAt = ch.fact.Revision, ch.fact.Sandbox.EndAt
+	s.Revision, s.EndAt = f.Revision, f.Sandbox.EndAt
 	if s.Phase != Starting { // it is being released
 		c.emit(Record{Sandbox: s.Sandbox})
 		return

@@ -55,8 +55,8 @@ type Core struct {
 	started Instant
 	counter uint64 // of revisions in this term
 	out     []Effect
-	// releasing are the sessions whose releases point into out.
-	releasing []*session
+	unsettled []*pool    // that this step has changed
+	begun     []*sandbox // whose fences this step has begun
 	// recovering: not everything that is there has been told yet, so nothing is
 	// decided about pools.
 	recovering bool
@@ -160,7 +160,7 @@ func (c *Core) Step(now Instant, ev Event) []Effect {
 		c.claimAbandoned(ev.Token)
 	case IdleAvailable:
 		if p := c.pools[ev.Pool]; p != nil {
-			c.serve(p)
+			p.touch()
 		}
 	case Started:
 		c.startDone(ev)
@@ -219,11 +219,9 @@ func (c *Core) Step(now Instant, ev Event) []Effect {
 func (c *Core) emit(e Effect) { c.out = append(c.out, e) }
 
 func (c *Core) take() []Effect {
+	c.settlePools()
+	c.sendReleases()
 	c.flush()
-	for _, s := range c.releasing {
-		s.releases = 0
-	}
-	c.releasing = c.releasing[:0]
 	out := c.out
 	c.out = nil
 	return out
@@ -254,7 +252,7 @@ func (c *Core) tick() {
 		c.expireWaiting(p)
 		if p.retryAt != 0 && c.now.Boot >= p.retryAt {
 			p.retryAt = 0
-			c.reconcile(p)
+			p.touch()
 		}
 		c.retry(p)
 	}

@@ -10,7 +10,7 @@ import (
 // way into the journal. Until it is durable the router is waited for.
 type declaration struct {
 	session *session
-	change  *change
+	fact    *pendingFact
 	tokens  []uint64 // of the callers
 }
 
@@ -45,28 +45,29 @@ func (c *Core) declareDead(ev DeclareDead) {
 		s.declared.tokens = append(s.declared.tokens, ev.Token)
 	default:
 		d := &declaration{session: s, tokens: []uint64{ev.Token}}
-		d.change = &change{declared: d, fact: Fact{Session: s.id, From: s.from, Left: true, Declared: &Declaration{By: ev.By, Reason: ev.Reason, At: c.now.Wall}}}
 		s.declared = d
 		c.discardEarly(s)
-		c.append(d.change, true)
+		said := &Declaration{By: ev.By, Reason: ev.Reason, At: c.now.Wall}
+		d.fact = c.commit(Fact{Session: s.id, From: s.from, Left: true, Declared: said}, true,
+			func(f Fact, _ time.Duration) { c.declaredDead(d, f) })
 	}
 }
 
 // declaredDead acts on a committed declaration.
-func (c *Core) declaredDead(ch *change) {
-	d, s := ch.declared, ch.declared.session
+func (c *Core) declaredDead(d *declaration, f Fact) {
+	s := d.session
 	fences := 0
 	if c.sessions[s.id] != s {
 		// It has ended in another way meanwhile, which is on its way into the journal,
 		// whether it is back or not.
-		c.emit(Settle{Session: s.id, Revision: ch.fact.Revision})
+		c.emit(Settle{Session: s.id, Revision: f.Revision})
 	} else {
 		fences = c.awaits(s)
-		c.ban(s.id, ch.fact.Revision, fences)
+		c.ban(s.id, f.Revision, fences)
 		left := c.leaves(s, false)
 		left.until = c.now.Boot // its Envoy has ended with it
 		c.dropSession(s, left)
-		c.emit(SessionDeclaredDead{Session: s.id, From: s.from, Declaration: *ch.fact.Declared, Fences: fences})
+		c.emit(SessionDeclaredDead{Session: s.id, From: s.from, Declaration: *f.Declared, Fences: fences})
 	}
 	for _, token := range d.tokens {
 		c.emit(DeadDeclared{Token: token, Status: DeclareOK, Fences: fences})
@@ -109,11 +110,11 @@ func (c *Core) mayJoin(ev SessionJoined) bool {
 	if s == nil || s.declared == nil {
 		return true
 	}
-	if s.declared.change.handed {
+	if s.declared.fact.handed {
 		c.emit(CloseStream{Stream: ev.Stream}) // it tries again, and is told then
 		return false
 	}
-	s.declared.change.dropped = true
+	s.declared.fact.withdrawn = true
 	for _, token := range s.declared.tokens {
 		c.emit(DeadDeclared{Token: token, Status: DeclareConnected})
 	}

@@ -50,14 +50,13 @@ func (c *Core) earlierLives(journal string) {
 	s := &session{id: EarlierSession(journal), from: EarlierFrom, durable: true, knows: c.told, lastPing: max(c.now.Boot, c.started.Boot+c.cfg.Lease)}
 	c.endRound(false)
 	c.addEarlier(s)
-	c.append(&change{session: s, fact: Fact{Session: s.id, From: s.from, Earlier: true}}, true)
+	c.commit(Fact{Session: s.id, From: s.from, Earlier: true}, true, func(Fact, time.Duration) {})
 	c.eachFence(func(sb *sandbox) { sb.fence.waiting[s] = 0 })
 	for _, p := range c.sortedPools() {
 		for _, q := range sortedPods(p.pods) {
 			q.early = q.early || q.place != nil && q.sandbox == nil
 			c.consider(q)
 		}
-		c.reconcile(p)
 	}
 }
 
@@ -102,6 +101,5 @@ func (c *Core) discardEarly(ends *session) {
 				c.consider(q)
 			}
 		}
-		c.reconcile(p)
 	}
 }

@@ -49,30 +49,32 @@ func (c *Core) startFence(sb *sandbox) {
 			continue // it was told nothing
 		}
 		f.waiting[s] = 0
-		if s.stream != 0 {
-			c.sendRelease(s, sb)
-			f.waiting[s] = s.sequence
-		}
 	}
 	f.told = len(f.waiting)
+	c.begun = append(c.begun, sb)
 	c.answerReleases(sb)
 	c.advanceFence(sb)
 }
 
-// sendRelease tells a router that a sandbox is gone. Hundreds may be released in one
-// step: a message for each and each router would take longer than all the rest.
-func (c *Core) sendRelease(s *session, sb *sandbox) {
-	if s.releases > 0 {
-		e := c.out[s.releases-1].(SendRelease)
-		e.IDs = append(e.IDs, sb.ID)
-		c.out[s.releases-1] = e
-	} else {
-		s.sequence++
-		c.emit(SendRelease{Stream: s.stream, Sequence: s.sequence, IDs: []string{sb.ID}})
-		s.releases = len(c.out)
-		c.releasing = append(c.releasing, s)
+// sendReleases tells the routers which sandboxes this step has released: one message to each
+// router, because hundreds may be released in one step.
+func (c *Core) sendReleases() {
+	for _, s := range c.connected() {
+		var ids []string
+		for _, sb := range c.begun {
+			// A snapshot of this step does not have the sandbox: it stands for the release.
+			if sequence, waits := sb.fence.waiting[s]; waits && sequence == 0 {
+				sb.fence.waiting[s] = s.sequence + 1
+				s.pending = append(s.pending, pending{s.sequence + 1, sb})
+				ids = append(ids, sb.ID)
+			}
+		}
+		if len(ids) > 0 {
+			s.sequence++
+			c.emit(SendRelease{Stream: s.stream, Sequence: s.sequence, IDs: ids})
+		}
 	}
-	s.pending = append(s.pending, pending{s.sequence, sb})
+	c.begun = nil
 }
 
 // cleared notes that s can not route to sb any more.
@@ -127,7 +129,6 @@ func (c *Core) advanceFence(sb *sandbox) {
 		if !q.seen.Deleting {
 			c.emit(DeletePod{Pod: q.seen.Key})
 		}
-		c.reconcile(q.pool)
 	}
 	for _, d := range sb.doubles {
 		c.advanceDiscard(d.pod)

@@ -94,7 +94,7 @@ func (c *Core) setTimeout(ev SetTimeout) {
 	s.changing++
 	s.nextEnd = c.now.Wall.Add(ev.Lifetime)
 	next := s.next()
-	c.append(&change{sandbox: s, kept: ev.Token, fact: Fact{Sandbox: &next}}, true)
+	c.commit(Fact{Sandbox: &next}, true, func(f Fact, _ time.Duration) { c.timeoutSet(s, ev.Token, f) })
 }
 
 // next is what the next fact of a sandbox begins with: what is so, and what is on its
@@ -108,20 +108,19 @@ func (s *sandbox) next() Sandbox {
 	return next
 }
 
-// changed acts on a committed change of an end.
-func (c *Core) changed(ch *change) {
-	s := ch.sandbox
+// timeoutSet acts on a committed change of an end.
+func (c *Core) timeoutSet(s *sandbox, token uint64, f Fact) {
 	s.changing--
-	s.EndAt, s.Revision = ch.fact.Sandbox.EndAt, ch.fact.Revision
+	s.EndAt, s.Revision = f.Sandbox.EndAt, f.Revision
 	s.endAt = max(1, c.bootOf(s.EndAt))
 	c.note(s, c.now.Boot, activity.Keepalive)
-	answer := Kept{Token: ch.kept, Status: ReleaseOK, Sandbox: s.Sandbox}
+	answer := Kept{Token: token, Status: ReleaseOK, Sandbox: s.Sandbox}
 	if s.Phase != Starting && s.Phase != Running {
 		answer.Status = ReleaseGone
 	}
 	c.schedule(s)
 	shown := s.Sandbox
-	shown.Phase = ch.fact.Sandbox.Phase // its release may be on its way, and it may never have run
+	shown.Phase = f.Sandbox.Phase // its release may be on its way, and it may never have run
 	c.emit(Record{Sandbox: shown})
 	c.emit(answer)
 }

@@ -125,7 +125,7 @@ func (w *world) checkUnderWay() {
 	if writing := w.leader.committing != nil || w.leader.written; writing != (len(o.writing) > 0) || writing && o.ready {
 		w.t.Fatalf("the core is writing %d facts, ready: %v; under way: %v", len(o.writing), o.ready, writing)
 	}
-	if o.ready && o.urgent && slices.ContainsFunc(o.pending, func(ch *change) bool { return !ch.dropped }) {
+	if o.ready && o.urgent && slices.ContainsFunc(o.pending, func(pf *pendingFact) bool { return !pf.withdrawn }) {
 		w.t.Fatalf("%d facts wait, though the writer is free", len(o.pending))
 	}
 	for token, c := range w.claims {
@@ -218,7 +218,7 @@ func checkTables(t interface{ Fatalf(string, ...any) }, c *Core) {
 			if (q.claim != nil) != (q.phase == podClaiming) {
 				t.Fatalf("pod %s has a claim: %v, phase %d", q.seen.Key.Name, q.claim != nil, q.phase)
 			}
-			if q.claim != nil && (q.claim.pod != q || q.claim.elem != nil || !q.claim.change.handed && !q.usable()) {
+			if q.claim != nil && (q.claim.pod != q || q.claim.elem != nil || !q.claim.fact.handed && !q.usable()) {
 				t.Fatalf("pod %s is given to a claim that does not have it: %+v", q.seen.Key.Name, q.claim)
 			}
 			if held := q.phase == podClaimed || q.phase == podReleased; held && q.sandbox == nil {

@@ -12,8 +12,8 @@ const pendingMost = 4 * writeMost
 // outbox is what is on its way into the journal.
 type outbox struct {
 	ready   bool // a Write may be made
-	pending []*change
-	writing []*change
+	pending []*pendingFact
+	writing []*pendingFact
 	// since is when the first of pending came; urgent: somebody waits for one.
 	since  time.Duration
 	urgent bool
@@ -21,42 +21,36 @@ type outbox struct {
 	handedAt time.Duration
 }
 
-// change is a fact that is not durable yet, and what becomes true with it.
-type change struct {
+// pendingFact is a fact that is not durable yet.
+type pendingFact struct {
 	fact Fact
-	// claim: a claim that was given a pod.
-	claim *claim
-	// sandbox becomes what the fact says: running, or released. kept: only its end is
-	// moved, and the caller of that is answered.
-	sandbox *sandbox
-	kept    uint64
-	// session is told what is so, or, if another one has left, that this is durable;
-	// it may be nil then.
-	session *session
-	// unsure: it is not known what was in use through the session that has left.
-	unsure bool
-	// stream is closed: its router has said Goodbye. 0: none.
-	stream uint64
-	// declared: an operator says that a session has ended.
-	declared *declaration
-	// dropped: it was called off before it was handed to a Write.
-	dropped bool
+	// then makes true what the fact says, once it is durable.
+	then committed
+	// withdrawn: it was called off before it was handed to a Write.
+	withdrawn bool
 	// handed: it was handed to a Write.
 	handed bool
 }
 
-// append puts a change at the end of those that wait, and stamps its revision.
-func (c *Core) append(ch *change, urgent bool) {
+// committed acts on a durable fact. at is when the writer learned that it is durable, on the
+// boot clock.
+type committed func(f Fact, at time.Duration)
+
+// commit has a fact journaled, with a new revision. then runs when it is durable, after those
+// of all earlier facts. urgent: a caller waits for it.
+func (c *Core) commit(fact Fact, urgent bool, then committed) *pendingFact {
 	c.counter++
-	ch.fact.Revision = Revision{c.cfg.Term, c.counter}
-	if ch.fact.Sandbox != nil {
-		ch.fact.Sandbox.Revision = ch.fact.Revision
+	fact.Revision = Revision{c.cfg.Term, c.counter}
+	if fact.Sandbox != nil {
+		fact.Sandbox.Revision = fact.Revision
 	}
 	if len(c.outbox.pending) == 0 {
 		c.outbox.since = c.now.Boot
 	}
-	c.outbox.pending = append(c.outbox.pending, ch)
+	pf := &pendingFact{fact: fact, then: then}
+	c.outbox.pending = append(c.outbox.pending, pf)
 	c.outbox.urgent = c.outbox.urgent || urgent
+	return pf
 }
 
 // flush hands what waits to the writer, if that is free.
@@ -67,15 +61,15 @@ func (c *Core) flush() {
 	}
 	taken := 0
 	var facts []Fact
-	for _, ch := range o.pending {
+	for _, pf := range o.pending {
 		if len(facts) == writeMost {
 			break
 		}
 		taken++
-		if !ch.dropped {
-			ch.handed = true
-			facts = append(facts, ch.fact)
-			o.writing = append(o.writing, ch)
+		if !pf.withdrawn {
+			pf.handed = true
+			facts = append(facts, pf.fact)
+			o.writing = append(o.writing, pf)
 		}
 	}
 	rest := copy(o.pending, o.pending[taken:])
@@ -105,20 +99,7 @@ func (c *Core) written(at time.Duration) {
 	}
 	done := c.outbox.writing
 	c.outbox.writing = nil
-	for _, ch := range done {
-		switch {
-		case ch.claim != nil:
-			c.claimed(ch)
-		case ch.kept != 0:
-			c.changed(ch)
-		case ch.sandbox != nil && ch.fact.Sandbox.Phase == Running:
-			c.ready(ch)
-		case ch.sandbox != nil:
-			c.released(ch, at)
-		case ch.fact.Session != "":
-			c.sessionWritten(ch)
-		default:
-			c.discarded(ch.fact.Discard)
-		}
+	for _, pf := range done {
+		pf.then(pf.fact, at)
 	}
 }

@@ -77,13 +77,8 @@ func (c *Core) reconsider(p *place, but *pod) {
 			set[o] = struct{}{}
 		}
 	}
-	others := sortedPods(set)
-	for _, o := range others {
+	for _, o := range sortedPods(set) {
 		c.consider(o)
-	}
-	for _, o := range others {
-		c.serve(o.pool)
-		c.reconcile(o.pool)
 	}
 }
 

@@ -112,12 +112,8 @@ func (c *Core) nodeSeen(name string, usable bool) {
 		for _, q := range there {
 			q.change(func() { q.away = !usable })
 		}
-		for _, q := range there { // all of them, before anything is decided
-			c.consider(q)
-		}
 		for _, q := range there {
-			c.serve(q.pool)
-			c.reconcile(q.pool)
+			c.consider(q)
 		}
 	}
 	if len(n.pods) == 0 && !n.usable {
@@ -175,8 +171,6 @@ func (c *Core) podSeen(seen Pod) {
 	}
 	c.relabel(q)
 	c.consider(q)
-	c.serve(q.pool)
-	c.reconcile(q.pool)
 }
 
 // ownerOf says which pool a pod is of that is not known yet. A pod that is on record
@@ -232,7 +226,7 @@ func (c *Core) consider(q *pod) {
 			c.enter(q, podPending)
 		}
 	case podClaiming:
-		if ch := q.claim.change; !ch.handed && !q.usable() {
+		if !q.claim.fact.handed && !q.usable() {
 			c.takeBack(q.claim)
 			c.enter(q, podPending)
 			c.consider(q)
@@ -301,7 +295,7 @@ func (c *Core) podGone(key PodKey) {
 	}
 	if q.claim != nil {
 		q.seen.Ready = false // so that it is not answered, when it is being written
-		if !q.claim.change.handed {
+		if !q.claim.fact.handed {
 			c.takeBack(q.claim)
 		}
 	}
@@ -320,6 +314,4 @@ func (c *Core) podGone(key PodKey) {
 	}
 	c.advanceDiscard(key)
 	c.letEnd(q)
-	c.serve(q.pool)
-	c.reconcile(q.pool)
 }

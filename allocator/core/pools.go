@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"container/list"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -18,6 +19,8 @@ const (
 type pool struct {
 	Pool
 	known    bool // its object exists
+	list     *[]*pool // Core.unsettled
+	touched  bool     // it is on that list
 	drained  bool // PoolDrained was emitted
 	pods     map[*pod]struct{}
 	queue    queue      // of warm pods
@@ -53,8 +56,38 @@ func (p *pool) sum(phase podPhase) int { return p.outdated(phase) + p.current(ph
 func (p *pool) outdated(phase podPhase) int { return p.n[phase][1][0] + p.n[phase][1][1] }
 func (p *pool) current(phase podPhase) int  { return p.n[phase][0][0] + p.n[phase][0][1] }
 
+// touch has a pool settled at the end of the step, because something has changed on which that
+// depends: its object, its pods, the claims that wait, or the time.
+func (p *pool) touch() {
+	if !p.touched {
+		p.touched = true
+		*p.list = append(*p.list, p)
+	}
+}
+
+// settlePools gives pods to the claims that wait, and brings the number of warm pods to what
+// each pool asks for.
+func (c *Core) settlePools() {
+	if c.recovering {
+		return
+	}
+	for len(c.unsettled) > 0 {
+		pools := c.unsettled
+		c.unsettled = nil
+		slices.SortFunc(pools, byKey)
+		for _, p := range pools {
+			if c.pools[p.Key] == p {
+				c.serve(p)
+				c.reconcile(p)
+			}
+			p.touched = false // what settling it has changed is settled already
+		}
+	}
+}
+
 // count adds d for a pod as it is now.
 func (p *pool) count(q *pod, d int) {
+	p.touch()
 	outdated, stranded := 0, 0
 	if q.outdated {
 		outdated = 1
@@ -72,7 +105,7 @@ func (c *Core) poolOf(key PoolKey) *pool {
 	if p == nil {
 		p = &pool{
 			Pool: Pool{Key: key}, pods: map[*pod]struct{}{}, queue: newQueue(), waiting: list.New(),
-			creating: map[string]struct{}{},
+			creating: map[string]struct{}{}, list: &c.unsettled,
 		}
 		c.pools[key] = p
 	}
@@ -85,10 +118,12 @@ func (c *Core) sortedPools() []*pool {
 	for _, p := range c.pools {
 		all = append(all, p)
 	}
-	slices.SortFunc(all, func(a, b *pool) int {
-		return cmp.Or(cmp.Compare(a.Key.Namespace, b.Key.Namespace), cmp.Compare(a.Key.Name, b.Key.Name))
-	})
+	slices.SortFunc(all, byKey)
 	return all
+}
+
+func byKey(a, b *pool) int {
+	return cmp.Or(strings.Compare(a.Key.Namespace, b.Key.Namespace), strings.Compare(a.Key.Name, b.Key.Name))
 }
 
 func (c *Core) poolSeen(spec Pool) {
@@ -108,7 +143,7 @@ func (c *Core) poolSeen(spec Pool) {
 	if otherPorts {
 		c.pushPorts(p)
 	}
-	c.reconcile(p)
+	p.touch()
 }
 
 func (c *Core) poolGone(key PoolKey) {
@@ -117,7 +152,7 @@ func (c *Core) poolGone(key PoolKey) {
 		return
 	}
 	p.known, p.Deleting = false, true
-	c.reconcile(p)
+	p.touch()
 }
 
 // reconcile brings the number of warm pods to what the pool asks for.
@@ -306,7 +341,5 @@ func (c *Core) createFailed(key PoolKey, name string) {
 		p.createPause = min(max(2*p.createPause, retryFirst), retryMost)
 		p.retryAt = c.now.Boot + p.createPause
 	}
-	if p.Deleting {
-		c.reconcile(p)
-	}
+	p.touch()
 }

@@ -64,7 +64,7 @@ func (c *Core) Recover(st State) ([]Effect, error) {
 		if !p.known { // its object is gone, only its pods are left
 			p.Deleting = true
 		}
-		c.reconcile(p)
+		p.touch()
 	}
 	return c.take(), nil
 }

@@ -1,6 +1,9 @@
 package core
 
-import "net/netip"
+import (
+	"net/netip"
+	"time"
+)
 
 // discard takes an idle pod out of use for good. It is deleted once that is in
 // the journal: a leader that comes after must not hand it out while our deletion
@@ -8,9 +11,9 @@ import "net/netip"
 func (c *Core) discard(q *pod) {
 	c.enter(q, podDeleting)
 	if !q.seen.Deleting {
-		ch := &change{fact: Fact{Discard: q.seen.Key}}
-		c.append(ch, false)
-		c.discards[q.seen.Key] = &discard{revision: ch.fact.Revision}
+		key := q.seen.Key
+		pf := c.commit(Fact{Discard: key}, false, func(Fact, time.Duration) { c.discarded(key) })
+		c.discards[key] = &discard{revision: pf.fact.Revision}
 	}
 }
 
@@ -51,9 +54,8 @@ func (c *Core) discardDoubles(s *sandbox) {
 		at[d.pod] = append(at[d.pod], d.ip)
 	}
 	for _, key := range pods {
-		ch := &change{fact: Fact{Discard: key, After: s.ID, At: at[key]}}
-		c.append(ch, true)
-		c.discards[key] = &discard{revision: ch.fact.Revision, after: s}
+		pf := c.commit(Fact{Discard: key, After: s.ID, At: at[key]}, true, func(Fact, time.Duration) { c.discarded(key) })
+		c.discards[key] = &discard{revision: pf.fact.Revision, after: s}
 	}
 }
 

@@ -7,7 +7,6 @@ func (c *Core) pushRoute(sb *sandbox) {
 	}
 	for _, s := range c.connected() { // others get it with the snapshot
 		s.sequence++
-		s.releases = 0
 		c.emit(SendRoute{Stream: s.stream, Sequence: s.sequence, Sandbox: sb.Sandbox})
 	}
 }

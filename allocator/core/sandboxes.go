@@ -103,7 +103,7 @@ func (c *Core) startRelease(s *sandbox, reason string) {
 	s.ran = s.Phase == Running
 	s.Phase = Releasing
 	released.Phase, released.Reason, released.EndedAt = Released, reason, c.now.Wall
-	c.append(&change{sandbox: s, fact: Fact{Sandbox: &released}}, true)
+	c.commit(Fact{Sandbox: &released}, true, func(f Fact, at time.Duration) { c.released(s, f, at) })
 }
 
 // lost releases a sandbox whose pod cannot serve it any more. Routers that ask are
@@ -118,14 +118,12 @@ func (c *Core) lost(s *sandbox, reason string) {
 }
 
 // released acts on a committed release. at is when that was known.
-func (c *Core) released(ch *change, at time.Duration) {
-	s := ch.sandbox
+func (c *Core) released(s *sandbox, f Fact, at time.Duration) {
 	if s.queued {
 		heap.Remove(&c.deadlines, s.index)
 	}
 	c.delist(s)
-	fact := ch.fact.Sandbox
-	s.Phase, s.Reason, s.EndedAt, s.endedAt, s.Revision = Released, fact.Reason, fact.EndedAt, c.now.Boot, ch.fact.Revision
+	s.Phase, s.Reason, s.EndedAt, s.endedAt, s.Revision = Released, f.Sandbox.Reason, f.Sandbox.EndedAt, c.now.Boot, f.Revision
 	q := c.pods[s.Pod]
 	if q != nil {
 		c.enter(q, podReleased)

@@ -26,9 +26,6 @@ type session struct {
 	// declared: an operator says that it has ended, and that is on its way into the
 	// journal.
 	declared *declaration
-	// releases is the place in Core.out, from 1, of the last message that was sent on the
-	// stream in this step, if that is a SendRelease: what is released next goes into it.
-	releases int
 	// pending are the messages that fences wait for, in order of sequence.
 	pending []pending
 	// blind says why it cannot be asked what is idle, and answered is the last round in
@@ -66,7 +63,7 @@ func (c *Core) sessionJoined(ev SessionJoined) {
 		// the router is told anything.
 		s = &session{id: ev.Session}
 		c.addSession(s)
-		c.append(&change{session: s, fact: Fact{Session: s.id, From: ev.From}}, true)
+		c.commit(Fact{Session: s.id, From: ev.From}, true, func(Fact, time.Duration) { c.sessionDurable(s) })
 	}
 	if s.stream != 0 {
 		c.emit(CloseStream{Stream: s.stream})
@@ -82,34 +79,24 @@ func (c *Core) sessionJoined(ev SessionJoined) {
 	}
 }
 
-// sessionWritten acts on a session that was committed.
-func (c *Core) sessionWritten(ch *change) {
-	s := ch.session
-	if ch.declared != nil {
-		c.declaredDead(ch)
-		return
-	}
-	if ch.fact.Left {
-		if settle := (Settle{Session: ch.fact.Session, Revision: ch.fact.Revision}); ch.unsure {
-			c.settleLater(settle)
-		} else {
-			c.emit(settle)
-		}
-		if ch.stream != 0 {
-			c.emit(CloseStream{Stream: ch.stream, Left: true})
-		}
-		if s != nil { // who has reported it
-			s.burying--
-			c.pong(s)
-		}
-		return
-	}
+// sessionDurable acts on a committed session.
+func (c *Core) sessionDurable(s *session) {
 	if c.sessions[s.id] != s {
-		return // it has left, which is on its way into the journal, whether it is back or not
+		return // it has ended since
 	}
 	s.durable = true
 	if s.stream != 0 {
 		c.welcome(s)
+	}
+}
+
+// settleEnd acts on a committed end of a session. The journal keeps an end that may have left
+// requests open.
+func (c *Core) settleEnd(f Fact, mayBeOpen bool) {
+	if settle := (Settle{Session: f.Session, Revision: f.Revision}); mayBeOpen {
+		c.settleLater(settle)
+	} else {
+		c.emit(settle)
 	}
 }
 
@@ -126,7 +113,7 @@ func (c *Core) indexOf(id string) int {
 
 // welcome tells a router what is so.
 func (c *Core) welcome(s *session) {
-	s.sequence, s.acked, s.releases = 1, 0, 0
+	s.sequence, s.acked = 1, 0
 	// The snapshot replaces what this router had, so its acknowledgement counts
 	// for every sandbox that is not in it.
 	s.pending = nil
@@ -182,7 +169,12 @@ func (c *Core) goodbye(ev SessionGoodbye) {
 		delete(c.streams, s.stream)
 		s.stream = 0
 	}
-	c.append(&change{stream: ev.Stream, unsure: left != nil, fact: Fact{Session: s.id, Left: true}}, true)
+	c.commit(Fact{Session: s.id, Left: true}, true, func(f Fact, _ time.Duration) {
+		c.settleEnd(f, left != nil)
+		if ev.Stream != 0 {
+			c.emit(CloseStream{Stream: ev.Stream, Left: true})
+		}
+	})
 	c.dropSession(s, left)
 }
 
@@ -238,7 +230,13 @@ func (c *Core) sessionAck(ev SessionAck) {
 // nil: the time is over.
 func (c *Core) removeSession(s, by *session) {
 	c.discardEarly(s)
-	c.append(&change{session: by, unsure: true, fact: Fact{Session: s.id, Left: true}}, by != nil)
+	c.commit(Fact{Session: s.id, Left: true}, by != nil, func(f Fact, _ time.Duration) {
+		c.settleEnd(f, true)
+		if by != nil {
+			by.burying--
+			c.pong(by)
+		}
+	})
 	c.dropSession(s, c.leaves(s, false))
 }
 
