@@ -72,7 +72,7 @@ soak: ground
 	@mkdir -p bin
 	go test ./e2e/soak -run '^TestNoRequestReachesTheWrongSandboxWhateverHappens$$' -count=1 -v -timeout 0 \
 		-soak.duration=$(or $(DURATION),10m) -soak.seed=$(or $(SEED),0) -soak.rate=$(or $(RATE),0) -soak.history=$(CURDIR)/bin/soak-history.jsonl
-	@echo "the history is in bin/soak-history.jsonl; go run ./e2e/soak/judge bin/soak-history.jsonl judges it again"
+	@echo "the history is in bin/soak-history.jsonl; go run ./e2e/judge bin/soak-history.jsonl judges it again"
 
 # So does this one.
 ## reap-soak: the same for idle timeouts, for DURATION (10m), with SEED if set; 0 false reaps, and all that is silent is reaped
@@ -81,7 +81,7 @@ reap-soak: ground
 	@mkdir -p bin
 	go test ./e2e/reaping -run '^TestNoSandboxIsReapedWhileItIsUsedAndEverySilentOneIs$$' -count=1 -v -timeout 0 \
 		-reaping.duration=$(or $(DURATION),10m) -reaping.seed=$(or $(SEED),0) -reaping.history=$(CURDIR)/bin/reaping-history.jsonl
-	@echo "the history is in bin/reaping-history.jsonl"
+	@echo "the history is in bin/reaping-history.jsonl; go run ./e2e/judge bin/reaping-history.jsonl judges it again"
 
 ## mutate: break one promise after the other and see its test fail; BREAKS="fence uid-ignored" chooses some; minutes
 .PHONY: mutate

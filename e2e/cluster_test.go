@@ -66,12 +66,12 @@ func TestAGatewayThatIsReplacedDropsNoRequest(t *testing.T) {
 	e.reaches(client, s)
 
 	ctx, stop := context.WithCancel(t.Context())
-	h := &history{released: map[string]time.Time{}}
+	run := newHistory(t, []rest.Sandbox{s})
 	var all sync.WaitGroup
 	for range 4 {
 		all.Go(func() {
 			for ctx.Err() == nil {
-				e.send(t.Context(), client, h, []rest.Sandbox{s})
+				e.send(t.Context(), client, run, []rest.Sandbox{s})
 			}
 		})
 	}
@@ -83,7 +83,7 @@ func TestAGatewayThatIsReplacedDropsNoRequest(t *testing.T) {
 	require.NoError(t, r.waitComplete(t.Context()))
 	stop()
 	all.Wait()
-	served, refused := h.check(t)
+	served, refused := judged(run)
 	require.Positive(t, served)
 	require.Zero(t, refused)
 	t.Logf("%d requests while a gateway was replaced", served)

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -116,12 +115,7 @@ func TestAnOperatorEndsTheWaitForARouterThatStandsStill(t *testing.T) {
 		}
 		return nil
 	})
-	metrics, err := http.Get(e.stack.Allocators[0].Admin + "/metrics")
-	require.NoError(t, err)
-	defer metrics.Body.Close()
-	text, err := io.ReadAll(metrics.Body)
-	require.NoError(t, err)
-	require.Contains(t, string(text), "\nberth_allocator_sessions_declared_dead_total 1\n")
+	require.Equal(t, 1.0, e.metric(e.stack.Allocators[0].Admin, "berth_allocator_sessions_declared_dead_total"))
 
 	require.NoError(t, router.Resume())
 	e.eventually(func() error {

@@ -5,13 +5,11 @@ import (
 	"encoding/json"
 	"flag"
 	"fmt"
-	"io"
 	"maps"
 	"net"
 	"net/http"
 	"os"
 	"strconv"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -29,7 +27,7 @@ import (
 	"github.com/berth-sandbox/berth/api/apierror"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 	"github.com/berth-sandbox/berth/devcluster/stack"
-	"github.com/berth-sandbox/berth/e2e/internal/programs"
+	"github.com/berth-sandbox/berth/e2e/harness"
 )
 
 // Set by TestMain, read-only after that.
@@ -86,7 +84,7 @@ func testMain(m *testing.M) (code int) {
 		dir, err := os.MkdirTemp("", "berth-e2e-")
 		if err == nil {
 			defer os.RemoveAll(dir)
-			err = stack.Build(context.Background(), dir, programs.Race, "allocator", "extproc", "demo-sandbox", "berth", "berth-dev")
+			err = stack.Build(context.Background(), dir, harness.Race, "allocator", "extproc", "demo-sandbox", "berth", "berth-dev")
 		}
 		if err != nil {
 			return fail(fmt.Errorf("build the programs under test: %w", err))
@@ -308,20 +306,7 @@ func (e *env) pods(also map[string]string) []corev1.Pod {
 // is tested.
 func (e *env) eventually(check func() error) {
 	e.t.Helper()
-	const limit = 2 * time.Minute
-	deadline := time.Now().Add(limit)
-	ticker := time.NewTicker(25 * time.Millisecond)
-	defer ticker.Stop()
-	for {
-		err := check()
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			e.t.Fatalf("still not after %v: %v", limit, err)
-		}
-		<-ticker.C
-	}
+	harness.Eventually(e.t, 2*time.Minute, func(context.Context) error { return check() })
 }
 
 // client returns an HTTP client that connects to the gateways, whatever the host.
@@ -372,23 +357,8 @@ func (a answer) refusal(t *testing.T) apierror.Error {
 }
 
 func do(ctx context.Context, client *http.Client, method, url, host, body string, headers ...string) (answer, error) {
-	r, err := http.NewRequestWithContext(ctx, method, url, strings.NewReader(body))
-	if err != nil {
-		return answer{}, err
-	}
-	if host != "" {
-		r.Host = host
-	}
-	for i := 0; i+1 < len(headers); i += 2 {
-		r.Header.Set(headers[i], headers[i+1])
-	}
-	response, err := client.Do(r)
-	if err != nil {
-		return answer{}, err
-	}
-	defer response.Body.Close()
-	raw, err := io.ReadAll(response.Body)
-	return answer{response.StatusCode, response.Header, string(raw)}, err
+	a, err := harness.Do(ctx, client, method, url, host, body, headers...)
+	return answer{a.Code, a.Header, string(a.Body)}, err
 }
 
 // get sends a request to a host through the gateways.

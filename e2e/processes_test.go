@@ -8,7 +8,6 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
@@ -18,6 +17,7 @@ import (
 	"github.com/berth-sandbox/berth/api/crd"
 	"github.com/berth-sandbox/berth/devcluster"
 	"github.com/berth-sandbox/berth/devcluster/stack"
+	"github.com/berth-sandbox/berth/e2e/harness"
 	"github.com/berth-sandbox/berth/internal/controltls"
 )
 
@@ -116,7 +116,7 @@ func (p *processes) start(ctx context.Context, o stack.Options) error {
 	return err
 }
 
-// stop ends Berth and says whether its programs have reported data races.
+// stop ends Berth. It fails if a program has reported a data race or has panicked.
 func (p *processes) stop() error {
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
@@ -124,7 +124,7 @@ func (p *processes) stop() error {
 	if err := p.stack.Stop(ctx); err != nil {
 		errs = append(errs, fmt.Errorf("stop Berth: %w", err))
 	}
-	return errors.Join(append(errs, races(p.cluster.Dir())...)...)
+	return errors.Join(append(errs, harness.CheckLogs(p.cluster.Dir()))...)
 }
 
 func (p *processes) restConfig() *rest.Config { return p.cluster.RestConfig() }
@@ -209,23 +209,4 @@ func (p *processes) killGateway(context.Context) error {
 	return errors.Join(g.Envoy.Kill(), g.Router.Kill())
 }
 
-func (p *processes) logs(t *testing.T) {
-	files, _ := filepath.Glob(filepath.Join(p.cluster.Dir(), "*.log"))
-	for _, f := range files {
-		raw, err := os.ReadFile(f)
-		if err == nil && !strings.Contains(f, "apiserver") && !strings.Contains(f, "etcd") {
-			t.Logf("%s:\n%s", filepath.Base(f), raw[max(0, len(raw)-3000):])
-		}
-	}
-}
-
-// races are the logs in which one of the programs reported a data race.
-func races(dir string) (found []error) {
-	files, _ := filepath.Glob(filepath.Join(dir, "*.log"))
-	for _, f := range files {
-		if raw, err := os.ReadFile(f); err == nil && strings.Contains(string(raw), "WARNING: DATA RACE") {
-			found = append(found, fmt.Errorf("%s reports a data race:\n%s", filepath.Base(f), raw))
-		}
-	}
-	return found
-}
+func (p *processes) logs(t *testing.T) { harness.ShowLogs(t, p.cluster.Dir()) }

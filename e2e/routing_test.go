@@ -6,95 +6,76 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/http"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/berth-sandbox/berth/allocator/rest"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 	"github.com/berth-sandbox/berth/devcluster/stack"
+	"github.com/berth-sandbox/berth/e2e/harness"
+	"github.com/berth-sandbox/berth/e2e/history"
+	"github.com/berth-sandbox/berth/envoy"
+	"github.com/berth-sandbox/berth/internal/bootclock"
 )
 
-// request is one line of the history.
-type request struct {
-	sandbox rest.Sandbox
-	port    int
-	sent    time.Time
-	code    int
-	pod     string
-	said    string // if it is not 200
-	err     error
-}
-
-// history is written by many and judged at the end.
-type history struct {
-	mu       sync.Mutex
-	requests []request
-	released map[string]time.Time // when the release of an ID had been acknowledged
-}
-
-func (h *history) add(r request) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.requests = append(h.requests, r)
-}
-
-func (h *history) acknowledge(id string, at time.Time) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.released[id] = at
-}
-
-// check judges the history: a 200 comes from the pod that holds the ID and was
-// not sent after the release was acknowledged; before it, nothing fails.
-func (h *history) check(t *testing.T) (served, refused int) {
+// newHistory begins a history with the claims of sandboxes.
+func newHistory(t *testing.T, claimed []rest.Sandbox) *harness.Run {
 	t.Helper()
-	for _, r := range h.requests {
-		at, released := h.released[r.sandbox.SandboxID]
-		after := released && r.sent.After(at)
+	run := harness.NewRun(t, history.Settings{Suite: history.Routing}, "")
+	for _, s := range claimed {
+		now := bootclock.Now()
+		run.History.Add(history.Event{
+			Kind: history.Claim, Claim: s.SandboxID, Code: http.StatusCreated, Sandbox: s.SandboxID, Pod: s.PodName, Began: now, Ended: now,
+		})
+	}
+	return run
+}
+
+// judged judges a history and counts the requests that were served and refused.
+func judged(run *harness.Run) (served, refused int) {
+	run.Helper()
+	for _, e := range run.Judge().Events {
 		switch {
-		case r.err != nil:
-			t.Errorf("request to %s failed: %v", r.sandbox.SandboxID, r.err)
-		case r.code == http.StatusOK && r.pod != r.sandbox.PodName:
-			t.Errorf("request for %s, held by %s, was answered by %s", r.sandbox.SandboxID, r.sandbox.PodName, r.pod)
-		case r.code == http.StatusOK && after:
-			t.Errorf("request for %s was served, sent %v after its release was acknowledged", r.sandbox.SandboxID, r.sent.Sub(at))
-		case r.code == http.StatusOK:
+		case e.Kind != history.Request:
+		case e.Code == http.StatusOK:
 			served++
-		case r.code == http.StatusGone && released:
-			refused++
-		case r.code == http.StatusBadGateway && released && !after:
-			refused++ // admitted before the release, and the pod went while it was under way
 		default:
-			t.Errorf("request for %s, port %d, at %v got %d %.300s (released: %v, sent after: %v)", r.sandbox.SandboxID, r.port, r.sent.Format(time.StampMilli), r.code, r.said, released, after)
+			refused++
 		}
 	}
 	return served, refused
 }
 
-// send sends a request to a random one of the sandboxes and writes it down.
-func (e *env) send(ctx context.Context, client *http.Client, h *history, sandboxes []rest.Sandbox) {
+// send sends a request to a random one of the sandboxes and records it.
+func (e *env) send(ctx context.Context, client *http.Client, run *harness.Run, sandboxes []rest.Sandbox) {
 	s := sandboxes[rand.IntN(len(sandboxes))]
 	ports := stack.DemoPorts()
 	port := int(ports[rand.IntN(len(ports))])
-	r := request{sandbox: s, port: port, sent: time.Now()}
+	r := history.Event{
+		Kind: history.Request, Request: strconv.FormatUint(names.Add(1), 10), Sandbox: s.SandboxID, What: fmt.Sprintf("port %d", port), Began: bootclock.Now(),
+	}
 	a, err := do(ctx, client, http.MethodGet, "http://gateway/", e.host(port, s.SandboxID), "")
+	r.Ended = bootclock.Now()
 	if err != nil {
-		r.err = err
-	} else if r.code = a.code; a.code == http.StatusOK {
+		r.Error = err.Error()
+	} else if r.Code = a.code; a.code == http.StatusOK {
 		i := a.identity(e.t)
-		r.pod = i.Pod
+		r.Pod, r.PodUID = i.Pod, i.PodUID
 		if i.Port != port {
-			r.err = fmt.Errorf("port %d answered a request for port %d", i.Port, port)
+			r.Error = fmt.Sprintf("port %d answered a request for port %d", i.Port, port)
 		}
 	} else {
-		r.said = a.body
+		r.Reason = a.header.Get(envoy.ReasonHeader)
 	}
-	h.add(r)
+	run.History.Add(r)
 }
+
+// names of requests in histories.
+var names atomic.Uint64
 
 func TestEveryRequestReachesThePodThatHoldsItsSandboxAndNoneAfterTheRelease(t *testing.T) {
 	const sandboxes, requests, senders = 50, 2000, 8
@@ -111,35 +92,38 @@ func TestEveryRequestReachesThePodThatHoldsItsSandboxAndNoneAfterTheRelease(t *t
 		e.reachable(client, s)
 	}
 
-	h := &history{released: map[string]time.Time{}}
+	run := newHistory(t, claimed)
 	var left atomic.Int64
 	left.Store(requests)
 	var all sync.WaitGroup
 	for range senders {
 		all.Go(func() {
 			for left.Add(-1) >= 0 {
-				e.send(t.Context(), client, h, claimed)
+				e.send(t.Context(), client, run, claimed)
 			}
 		})
 	}
 	all.Wait()
-	served, refused := h.check(t)
+	served, refused := judged(run)
 	require.Equal(t, requests, served)
 	require.Zero(t, refused)
 
 	// Half are released while requests run, and go on for a while after that.
 	ctx, stop := context.WithCancel(t.Context())
-	h = &history{released: map[string]time.Time{}}
+	run = newHistory(t, claimed)
 	for range senders {
 		all.Go(func() {
 			for ctx.Err() == nil {
-				e.send(t.Context(), client, h, claimed)
+				e.send(t.Context(), client, run, claimed)
 			}
 		})
 	}
 	for _, s := range claimed[:sandboxes/2] {
+		// From its answer on no request is served, whatever the header about routers says.
+		r := history.Event{Kind: history.Release, Sandbox: s.SandboxID, Code: http.StatusNoContent, Began: bootclock.Now()}
 		e.release(s.SandboxID)
-		h.acknowledge(s.SandboxID, time.Now())
+		r.Ended = bootclock.Now()
+		run.History.Add(r)
 	}
 	// Beyond the fence: the pods have been deleted and replaced on their
 	// addresses, and still nobody else answers for the released IDs.
@@ -152,8 +136,8 @@ func TestEveryRequestReachesThePodThatHoldsItsSandboxAndNoneAfterTheRelease(t *t
 	})
 	stop()
 	all.Wait()
-	served, refused = h.check(t)
-	t.Logf("%d requests while releasing: %d served, %d refused", len(h.requests), served, refused)
+	served, refused = judged(run)
+	t.Logf("%d requests while releasing: %d served, %d refused", served+refused, served, refused)
 	require.Positive(t, served)
 	require.Positive(t, refused)
 

@@ -4,14 +4,13 @@ import (
 	"bufio"
 	"fmt"
 	"net/http"
-	"strconv"
-	"strings"
 	"testing"
 
 	"github.com/coder/websocket"
 	"github.com/stretchr/testify/require"
 
 	"github.com/berth-sandbox/berth/allocator/rest"
+	"github.com/berth-sandbox/berth/e2e/harness"
 )
 
 // metric reads a counter or gauge that has no labels from an admin listener.
@@ -25,15 +24,10 @@ func (e *env) metric(admin, name string) float64 {
 func (e *env) value(a answer, name string) float64 {
 	e.t.Helper()
 	require.Equal(e.t, http.StatusOK, a.code, a.body)
-	for line := range strings.Lines(a.body) {
-		if text, ok := strings.CutPrefix(line, name+" "); ok {
-			value, err := strconv.ParseFloat(strings.TrimSpace(text), 64)
-			require.NoError(e.t, err, line)
-			return value
-		}
-	}
-	e.t.Fatalf("there is no metric %s", name)
-	return 0
+	all, err := harness.ParseMetrics([]byte(a.body))
+	require.NoError(e.t, err)
+	require.Contains(e.t, all, name)
+	return all[name]
 }
 
 // unread adds up what the routers have answered and Envoy may not have read.

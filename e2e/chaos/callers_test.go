@@ -2,25 +2,18 @@ package chaos
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"net/http"
 	"net/http/httptrace"
-	"strings"
 	"sync"
 	"time"
 
-	"github.com/berth-sandbox/berth/allocator/rest"
-	"github.com/berth-sandbox/berth/api/apierror"
+	"github.com/berth-sandbox/berth/e2e/harness"
+	"github.com/berth-sandbox/berth/e2e/history"
 )
 
 const (
-	// callerField is the metadata field in which a claim says whose it is.
-	callerField = "caller"
-	// keyHeader makes a claim safe to repeat.
-	keyHeader = "Idempotency-Key"
 	// longTimeout sees the end of every test. shortTimeout does not: what is
 	// claimed without a key, and not answered, has to be gone by then.
 	longTimeout, shortTimeout = 3600, 10
@@ -33,7 +26,7 @@ const (
 	claimWait = 2
 )
 
-// claimant is somebody who wants a sandbox.
+// claimant is a caller that wants a sandbox.
 type claimant struct {
 	name string
 	key  bool
@@ -43,119 +36,62 @@ type claimant struct {
 	patient bool
 }
 
-// ask sends one request to one replica.
-func (g *ground) ask(replica, method, path, body, key string) (int, []byte, error) {
-	return g.send(g.ctx, replica, method, path, body, key)
-}
-
-func (g *ground) send(ctx context.Context, replica, method, path, body, key string) (int, []byte, error) {
-	r, err := http.NewRequestWithContext(ctx, method, replica+path, strings.NewReader(body))
-	if err != nil {
-		return 0, nil, err
-	}
-	if key != "" {
-		r.Header.Set(keyHeader, key)
-	}
-	response, err := g.http.Do(r)
-	if err != nil {
-		return 0, nil, err
-	}
-	defer response.Body.Close()
-	raw, err := io.ReadAll(response.Body)
-	if err != nil {
-		return 0, nil, err // half an answer is none
-	}
-	return response.StatusCode, raw, nil
-}
-
-// call sends a request to one replica and writes it down.
-func (g *ground) call(ctx context.Context, e event, method, path, body string) event {
-	e.Began = g.tick()
-	code, raw, err := g.send(ctx, e.Replica, method, path, body, e.Key)
-	e.Code = code
-	var s rest.Sandbox
-	var refusal apierror.Error
-	switch {
-	case err != nil:
-		e.Error = err.Error()
-	case code == http.StatusOK || code == http.StatusCreated:
-		if err := json.Unmarshal(raw, &s); err != nil {
-			e.Code, e.Error = 0, err.Error()
-			break
-		}
-		e.ID, e.Pod, e.For, e.EndAt = s.SandboxID, s.PodName, s.Metadata[callerField], s.EndAt
-	case code >= http.StatusBadRequest:
-		if err := json.Unmarshal(raw, &refusal); err != nil {
-			e.Error = string(raw)
-			break
-		}
-		e.Reason, e.Error = string(refusal.Reason), refusal.Message
-		if refusal.SandboxID != "" {
-			e.ID = refusal.SandboxID
-		}
-	}
-	return g.add(e)
-}
-
 // claimAt makes one try to claim, at one replica.
-func (g *ground) claimAt(ctx context.Context, replica string, c claimant, try int) event {
-	e := event{Op: opClaim, Caller: c.name, Replica: replica}
+func (g *ground) claimAt(ctx context.Context, replica string, c claimant, try int) history.Event {
+	e := history.Event{Kind: history.Claim, Claim: c.name}
 	if c.key {
 		e.Key = "key-" + c.name
 	} else {
-		e.Caller = fmt.Sprintf("%s.%d", c.name, try)
+		e.Claim = fmt.Sprintf("%s.%d", c.name, try)
 	}
-	body := fmt.Sprintf(`{"templateID":%q,"timeout":%d,"waitTimeout":%d,"metadata":{%q:%q}}`, poolName, c.timeout, c.wait, callerField, e.Caller)
-	return g.call(ctx, e, http.MethodPost, "/sandboxes", body)
+	body := fmt.Sprintf(`{"templateID":%q,"timeout":%d,"waitTimeout":%d,"metadata":{%q:%q}}`,
+		poolName, c.timeout, c.wait, harness.ClaimField, e.Claim)
+	return g.Call(ctx, replica, e, http.MethodPost, "/sandboxes", body)
 }
 
 // claim asks one replica after the other until it is answered, with a sandbox or
 // that there is none. The answer's code is 0 if the scenario ended before.
-func (g *ground) claim(random *rand.Rand, c claimant) event {
+func (g *ground) claim(random *rand.Rand, c claimant) history.Event {
 	limit := patience + time.Duration(c.wait)*time.Second
 	if c.patient {
 		limit = time.Hour
 	}
-	return g.untilAnswered(random, limit, func(ctx context.Context, replica string, try int) event {
+	return g.untilAnswered(random, limit, func(ctx context.Context, replica string, try int) history.Event {
 		return g.claimAt(ctx, replica, c, try)
 	})
 }
 
-func (g *ground) read(random *rand.Rand, id string) event {
-	return g.untilAnswered(random, patience, func(ctx context.Context, replica string, _ int) event {
+func (g *ground) read(random *rand.Rand, id string) history.Event {
+	return g.untilAnswered(random, patience, func(ctx context.Context, replica string, _ int) history.Event {
 		return g.readAt(ctx, replica, id)
 	})
 }
 
-func (g *ground) readAt(ctx context.Context, replica, id string) event {
-	return g.call(ctx, event{Op: opRead, ID: id, Replica: replica}, http.MethodGet, "/sandboxes/"+id, "")
+func (g *ground) readAt(ctx context.Context, replica, id string) history.Event {
+	return g.Call(ctx, replica, history.Event{Kind: history.Read, Sandbox: id}, http.MethodGet, "/sandboxes/"+id, "")
 }
 
-func (g *ground) release(random *rand.Rand, id string) event {
-	return g.untilAnswered(random, patience, func(ctx context.Context, replica string, _ int) event {
-		return g.call(ctx, event{Op: opRelease, ID: id, Replica: replica}, http.MethodDelete, "/sandboxes/"+id, "")
+func (g *ground) release(random *rand.Rand, id string) history.Event {
+	return g.untilAnswered(random, patience, func(ctx context.Context, replica string, _ int) history.Event {
+		return g.Call(ctx, replica, history.Event{Kind: history.Release, Sandbox: id}, http.MethodDelete, "/sandboxes/"+id, "")
 	})
 }
 
 // untilAnswered tries a call at random replicas, each for so long, until one says
 // how it went.
-func (g *ground) untilAnswered(random *rand.Rand, limit time.Duration, call func(ctx context.Context, replica string, try int) event) event {
+func (g *ground) untilAnswered(random *rand.Rand, limit time.Duration, call func(ctx context.Context, replica string, try int) history.Event) history.Event {
 	for try := 0; ; try++ {
 		ctx, cancel := context.WithTimeout(g.ctx, limit)
-		replica := g.berth.Allocators[random.IntN(len(g.berth.Allocators))].API
-		e := call(ctx, replica, try)
+		e := call(ctx, g.AnyAPI(random), try)
 		cancel()
 		switch e.Code {
 		case 0, http.StatusServiceUnavailable, http.StatusTooManyRequests:
 		default:
 			return e
 		}
-		pause := time.NewTimer(pauseMost/5 + time.Duration(random.Int64N(int64(pauseMost*4/5))))
-		select {
-		case <-g.ctx.Done():
-			pause.Stop()
+		harness.Pause(g.ctx, pauseMost/5+harness.Within(random, pauseMost*4/5))
+		if g.ctx.Err() != nil {
 			return e
-		case <-pause.C:
 		}
 	}
 }
@@ -164,7 +100,7 @@ func (g *ground) untilAnswered(random *rand.Rand, limit time.Duration, call func
 // releases it, and uses its key again, before and after. answered is called when
 // the claim was.
 func (g *ground) life(name string, patient bool, answered func()) {
-	random := g.random(name)
+	random := g.Random(name)
 	c := claimant{name: name, timeout: shortTimeout, wait: claimWait, patient: patient}
 	if random.IntN(2) == 0 {
 		c.key, c.timeout = true, longTimeout
@@ -172,17 +108,17 @@ func (g *ground) life(name string, patient bool, answered func()) {
 	got := g.claim(random, c)
 	answered()
 	if got.Code != http.StatusCreated {
-		return // the checker has an opinion
+		return // the judges say whether that is right
 	}
-	g.read(random, got.ID)
+	g.read(random, got.Sandbox)
 	if c.key && random.IntN(2) == 0 {
 		g.claim(random, c)
 	}
 	if random.IntN(2) == 0 {
 		return
 	}
-	g.release(random, got.ID)
-	g.read(random, got.ID)
+	g.release(random, got.Sandbox)
+	g.read(random, got.Sandbox)
 	if c.key && random.IntN(2) == 0 {
 		g.claim(random, c)
 	}

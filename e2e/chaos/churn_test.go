@@ -27,7 +27,7 @@ func TestNothingIsLostDoubleOrLeakedWhileHalfOfThePodsAreDeleted(t *testing.T) {
 // churn deletes half of all pods that there are or will be, warm and claimed ones
 // as it meets them, until done is closed, and then what is left of that half.
 func (g *ground) churn(done <-chan struct{}) {
-	random := g.random("churn")
+	random := g.Random("churn")
 	doomed := map[types.UID]bool{} // of every pod that was seen
 	deleted := 0
 	ticker := time.NewTicker(25 * time.Millisecond)

@@ -8,8 +8,9 @@
 // and ask again when they got no answer. What they asked and what came back goes
 // into one history, with what the test itself has done to processes and pods. At
 // the end, when nothing moves any more, the world is read: the API's list, each
-// sandbox that was ever answered, Sandbox objects, pods, the pool's status. One
-// checker, which knows nothing of the scenario, judges history and world.
+// sandbox that was ever answered, Sandbox objects, pods, the pool's status. That goes into
+// the history too. The judges of suite chaos in package e2e/history, which know nothing
+// about the scenario, judge it.
 //
 // # What is judged
 //
@@ -31,6 +32,6 @@
 // make test-long, which kills 20 and pauses 4. A fault that hits only one kill or one wave
 // of callers in ten is found by make test-long, or by several runs of make test.
 //
-// A history orders calls by the order in which they began and ended, not by
-// clocks; the one time that counts is the end that a sandbox was given.
+// A history orders calls by one clock of the machine, see package e2e/history. The one wall
+// clock time that counts is the end that a sandbox was given.
 package chaos

@@ -133,13 +133,13 @@ func TestNothingIsLostOrDoubleWhenAThirdOfTheWritesFail(t *testing.T) {
 	g := newGround(t, options{replicas: 2, proxied: f})
 	g.newPool(60, nil)
 	f.on.Store(true)
-	random := g.random("faults")
+	random := g.Random("faults")
 	for i := range times(8, 30) {
 		leader := g.leader()
 		b := g.burst(fmt.Sprintf("faults-%d", i), callers)
 		if i%8 == 7 { // what was said to be written is read by another one
 			b.after(random.IntN(callers / 2))
-			g.did(leader.Name, "kill")
+			g.Did(leader.Name, "kill")
 			require.NoError(t, leader.Kill())
 		}
 		b.end()

@@ -21,6 +21,8 @@ import (
 
 	"github.com/berth-sandbox/berth/api/apierror"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
+	"github.com/berth-sandbox/berth/e2e/harness"
+	"github.com/berth-sandbox/berth/e2e/history"
 )
 
 // gate keeps a pod from being bound to a node until it is taken off.
@@ -46,8 +48,8 @@ func TestClaimsThatWaitAreAnsweredInTheOrderInWhichTheyCame(t *testing.T) {
 		return nil
 	})
 
-	random := g.random("fifo")
-	answered := make(chan event, callers)
+	random := g.Random("fifo")
+	answered := make(chan history.Event, callers)
 	var all sync.WaitGroup
 	t.Cleanup(all.Wait)
 	// Between them are some who hang up: nobody may get a pod in their name, which
@@ -57,12 +59,12 @@ func TestClaimsThatWaitAreAnsweredInTheOrderInWhichTheyCame(t *testing.T) {
 	quitters := 0
 	for i := range callers {
 		c := claimant{name: fmt.Sprintf("fifo-%d", i), key: true, timeout: longTimeout, wait: waitLong, patient: true}
-		all.Go(func() { answered <- g.claim(g.random(c.name), c) })
+		all.Go(func() { answered <- g.claim(g.Random(c.name), c) })
 		g.awaitWaiting(func() int { return i + 1 + quitters })
-		g.arrived(c.name)
+		g.waits(c.name)
 		if i%5 == 0 {
 			c := claimant{name: fmt.Sprintf("quitter-%d", i), timeout: longTimeout, wait: waitLong}
-			replica := g.berth.Allocators[quitters%len(g.berth.Allocators)].API
+			replica := g.Stack.Allocators[quitters%len(g.Stack.Allocators)].API
 			all.Go(func() { g.claimAt(quitting, replica, c, 0) })
 			quitters++
 			g.awaitWaiting(func() int { return i + 1 + quitters })
@@ -158,13 +160,13 @@ func (g *ground) awaitWaiting(want func() int) {
 }
 
 func (g *ground) waiting() (int, error) {
-	code, raw, err := g.ask(g.leader().API, http.MethodPost, "/sandboxes", fmt.Sprintf(`{"templateID":%q,"waitTimeout":0}`, poolName), "")
+	a, err := harness.Do(g.ctx, g.HTTP, http.MethodPost, g.leader().API+"/sandboxes", "", fmt.Sprintf(`{"templateID":%q,"waitTimeout":0}`, poolName))
 	if err != nil {
 		return 0, err
 	}
-	found := waitingCount.FindSubmatch(raw)
-	if code != http.StatusTooManyRequests || found == nil {
-		return 0, fmt.Errorf("%s expected: %d %s", apierror.PoolEmpty, code, raw)
+	found := waitingCount.FindSubmatch(a.Body)
+	if a.Code != http.StatusTooManyRequests || found == nil {
+		return 0, fmt.Errorf("%s expected: %d %s", apierror.PoolEmpty, a.Code, a.Body)
 	}
 	return strconv.Atoi(string(found[1]))
 }
@@ -190,7 +192,7 @@ func (g *ground) gated(opened map[types.UID]bool) (found corev1.Pod) {
 
 // open lets a pod have a node.
 func (g *ground) open(p corev1.Pod) {
-	_, err := g.clients.Kubernetes.CoreV1().Pods(namespace).Patch(g.ctx, p.Name, types.JSONPatchType,
+	_, err := g.Clients.Kubernetes.CoreV1().Pods(harness.Namespace).Patch(g.ctx, p.Name, types.JSONPatchType,
 		[]byte(`[{"op":"remove","path":"/spec/schedulingGates"}]`), metav1.PatchOptions{})
 	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsInvalid(err) && g.ctx.Err() == nil {
 		g.Errorf("open the gate for pod %s: %v", p.Name, err)
@@ -202,7 +204,7 @@ func (g *ground) open(p corev1.Pod) {
 // when it tells the allocator.
 func (g *ground) gone(p corev1.Pod, whenReady bool) {
 	g.Helper()
-	watcher, err := g.clients.Kubernetes.CoreV1().Pods(namespace).Watch(g.ctx, metav1.ListOptions{
+	watcher, err := g.Clients.Kubernetes.CoreV1().Pods(harness.Namespace).Watch(g.ctx, metav1.ListOptions{
 		FieldSelector: "metadata.name=" + p.Name, ResourceVersion: p.ResourceVersion,
 	})
 	require.NoError(g, err)

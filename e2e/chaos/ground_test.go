@@ -1,41 +1,30 @@
 package chaos
 
 import (
-	"bufio"
 	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
-	"math/rand/v2"
 	"net/http"
-	"os"
-	"path/filepath"
 	"slices"
-	"strconv"
-	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/berth-sandbox/berth/allocator/kube"
 	"github.com/berth-sandbox/berth/allocator/rest"
-	"github.com/berth-sandbox/berth/api/crd"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 	"github.com/berth-sandbox/berth/devcluster"
 	"github.com/berth-sandbox/berth/devcluster/kwok"
 	"github.com/berth-sandbox/berth/devcluster/stack"
+	"github.com/berth-sandbox/berth/e2e/harness"
+	"github.com/berth-sandbox/berth/e2e/history"
+	"github.com/berth-sandbox/berth/internal/bootclock"
 )
 
 const (
-	namespace = "default"
-	poolName  = "chaos"
+	poolName = "chaos"
 	// limit bounds one scenario. It is a guard and not what is tested.
 	limit = 6 * time.Minute
 	// lease gives a renewal of 2 s and retries of 0.3 s. quietLease is for tests in
@@ -46,20 +35,11 @@ const (
 	maxStale = 2 * time.Second
 )
 
-// ground is a Berth with a pool, and the history of what is done to it.
+// ground is a Berth with a pool of KWOK pods.
 type ground struct {
-	*testing.T
-	*history
+	*harness.Berth
 	// ctx ends when the scenario has taken too long.
-	ctx     context.Context
-	cluster *devcluster.Cluster
-	clients *kube.Clients
-	berth   *stack.Stack
-	http    *http.Client
-	seed    uint64
-
-	mu   sync.Mutex
-	held map[*stack.Allocator]bool // not to be started again, for now
+	ctx context.Context
 }
 
 // options say what a test needs.
@@ -72,115 +52,32 @@ type options struct {
 // newGround starts everything.
 func newGround(t *testing.T, o options) *ground {
 	t.Helper()
-	g := &ground{
-		T: t, history: &history{}, seed: uint64(time.Now().UnixNano()), held: map[*stack.Allocator]bool{},
-		// A connection for each call: none that a killed process has left is used.
-		http: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}},
-	}
-	t.Logf("seed %d", g.seed)
-	g.cluster = devcluster.Start(t, devcluster.Options{CRDs: crd.All()})
-	nodes, err := kwok.Start(t.Context(), g.cluster, kwok.Options{Nodes: kwok.Names("node", 4)})
-	require.NoError(t, err)
-	t.Cleanup(func() { g.stop(nodes.Close) })
 	so := stack.Options{BinDir: binDir, Allocators: o.replicas, LeaseDuration: cmp.Or(o.lease, lease), MaxStale: maxStale}
+	ho := harness.Options{KWOK: &kwok.Options{Nodes: kwok.Names("node", 4)}, Stack: so}
 	if o.proxied != nil {
-		so.Kubeconfig = o.proxied.start(t, g.cluster)
+		ho.Kubeconfig = func(c *devcluster.Cluster) string { return o.proxied.start(t, c) }
 	}
-	g.berth, err = stack.Start(t.Context(), g.cluster, so)
-	require.NoError(t, err)
-	t.Cleanup(func() {
-		g.stop(g.berth.Stop)
-		g.checkRaces()
-		if t.Failed() {
-			g.evidence()
-		}
-	})
-	g.clients, err = kube.NewClients(g.cluster.RestConfig(), 0, 0)
-	require.NoError(t, err)
+	run := harness.NewRun(t, history.Settings{Suite: history.Chaos, MaxStale: maxStale}, "")
+	g := &ground{Berth: run.Start(ho)}
 	var cancel context.CancelFunc
 	g.ctx, cancel = context.WithTimeout(t.Context(), limit)
 	t.Cleanup(cancel)
-	g.keep()
+	g.KeepAllocators()
 	return g
-}
-
-func (g *ground) stop(f func(context.Context) error) {
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
-	defer cancel()
-	if err := f(ctx); err != nil {
-		g.Errorf("stop: %v", err)
-	}
-}
-
-// random returns numbers that are the same for the same seed.
-func (g *ground) random(name string) *rand.Rand {
-	sum := g.seed
-	for _, b := range []byte(name) {
-		sum = sum*31 + uint64(b)
-	}
-	return rand.New(rand.NewPCG(g.seed, sum))
-}
-
-// keep starts allocators again that have ended, until the test is over, as the
-// kubelet would.
-func (g *ground) keep() {
-	ctx, stop := context.WithCancel(g.Context())
-	var all sync.WaitGroup
-	for _, a := range g.berth.Allocators {
-		all.Go(func() {
-			ticker := time.NewTicker(20 * time.Millisecond)
-			defer ticker.Stop()
-			for {
-				select {
-				case <-ctx.Done():
-					return
-				case <-ticker.C:
-				}
-				if a.Running() || g.isHeld(a) {
-					continue
-				}
-				g.did(a.Name, "start")
-				if err := a.Start(ctx); err != nil && ctx.Err() == nil {
-					g.did(a.Name, fmt.Sprintf("did not start: %.300s", err))
-				}
-			}
-		})
-	}
-	g.Cleanup(func() {
-		stop()
-		all.Wait()
-	})
-}
-
-func (g *ground) hold(a *stack.Allocator, held bool) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.held[a] = held
-}
-
-func (g *ground) isHeld(a *stack.Allocator) bool {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return g.held[a]
 }
 
 // leader waits for an allocator that leads.
 func (g *ground) leader() *stack.Allocator {
 	g.Helper()
-	a, err := g.berth.Leader(g.ctx)
+	a, err := g.Stack.Leader(g.ctx)
 	require.NoError(g, err)
 	return a
 }
 
-// newPool makes a pool and waits until it has its pods.
+// newPool makes a pool and, if that is not changed, waits until it has its pods.
 func (g *ground) newPool(warm int32, change func(*v1alpha1.SandboxPool)) {
 	g.Helper()
-	pool := stack.DemoPool(namespace, poolName, warm)
-	pool.Spec.Template.Spec.Containers[0].Env = nil
-	if change != nil {
-		change(pool)
-	}
-	require.NoError(g, g.clients.Berth.Post().Namespace(namespace).Resource("sandboxpools").Body(pool).Do(g.ctx).Error())
+	g.CreatePool(poolName, warm, change)
 	if change == nil {
 		g.eventually(func() error {
 			if s := g.readPool().Status; s.Warm < warm {
@@ -193,36 +90,19 @@ func (g *ground) newPool(warm int32, change func(*v1alpha1.SandboxPool)) {
 
 func (g *ground) readPool() v1alpha1.SandboxPool {
 	g.Helper()
-	var p v1alpha1.SandboxPool
-	require.NoError(g, g.clients.Berth.Get().Namespace(namespace).Resource("sandboxpools").Name(poolName).Do(g.ctx).Into(&p))
+	p, err := g.ReadPool(g.ctx, poolName)
+	require.NoError(g, err)
 	return p
 }
 
-// pods lists the pods of the pool.
-func (g *ground) pods() ([]corev1.Pod, error) {
-	list, err := g.clients.Kubernetes.CoreV1().Pods(namespace).List(g.ctx, metav1.ListOptions{LabelSelector: v1alpha1.LabelPool + "=" + poolName})
-	if err != nil {
-		return nil, fmt.Errorf("list pods: %w", err)
-	}
-	return list.Items, nil
-}
+func (g *ground) pods() ([]corev1.Pod, error) { return g.Pods(g.ctx, poolName, "") }
 
-// deletePod deletes a pod by hand, at once, and writes it down before.
+// deletePod deletes a pod by force.
 func (g *ground) deletePod(p corev1.Pod) {
-	e := event{Op: opDeletePod, Pod: p.Name, PodUID: string(p.UID), Began: g.tick()}
-	err := g.clients.Kubernetes.CoreV1().Pods(namespace).Delete(g.ctx, p.Name, metav1.DeleteOptions{
-		GracePeriodSeconds: new(int64), Preconditions: &metav1.Preconditions{UID: &p.UID},
-	})
-	switch {
-	case apierrors.IsNotFound(err), apierrors.IsConflict(err): // it has gone by itself
-		return
-	case err != nil:
-		e.Error = err.Error()
-	}
-	g.add(e)
+	_, _ = g.DeletePod(g.ctx, &p, harness.ByForce) // the history has the error
 }
 
-// eventually waits until check returns nil.
+// eventually waits until check returns nil, or the scenario has taken too long.
 func (g *ground) eventually(check func() error) {
 	g.Helper()
 	if err := g.wait(check); err != nil {
@@ -231,44 +111,24 @@ func (g *ground) eventually(check func() error) {
 }
 
 func (g *ground) wait(check func() error) error {
-	ticker := time.NewTicker(25 * time.Millisecond)
-	defer ticker.Stop()
-	for {
-		err := check()
-		if err == nil {
-			return nil
-		}
-		select {
-		case <-g.ctx.Done():
-			return fmt.Errorf("the scenario has taken too long: %w", err)
-		case <-ticker.C:
-		}
-	}
+	return harness.Wait(g.ctx, func(context.Context) error { return check() })
 }
 
-// judge waits until nothing moves any more, and judges.
+// judge waits until nothing moves any more, writes down what there is, and judges.
 func (g *ground) judge() {
 	g.Helper()
-	var w world
+	var state []history.Event
 	err := g.wait(func() (err error) {
-		w, err = g.look()
+		state, err = g.look()
 		return err
 	})
 	if err != nil {
 		g.Errorf("things do not come to rest: %v", err)
 	}
-	events, arrivals := g.history.read()
-	for _, wrong := range check(events, arrivals, w) {
-		g.Error(wrong)
+	for _, e := range state {
+		g.History.Add(e)
 	}
-	calls, answered := map[op]int{}, map[string]bool{}
-	for _, e := range events {
-		calls[e.Op]++
-		if e.Op == opClaim && e.Code == http.StatusCreated {
-			answered[e.ID] = true
-		}
-	}
-	g.Logf("history: %v; %d sandboxes answered, %d on record, %d live, %d pods", calls, len(answered), len(w.Records), len(w.Listed), len(w.Pods))
+	g.Judge()
 }
 
 // soon is when a sandbox ends that is not given time to see the end of a test.
@@ -277,127 +137,105 @@ const soon = time.Minute
 // listed reads all pages of the list.
 func (g *ground) listed() (all []rest.Sandbox, err error) {
 	for token, more := "", true; more; more = token != "" {
-		r, err := http.NewRequestWithContext(g.ctx, http.MethodGet, g.leader().API+"/sandboxes?nextToken="+token, http.NoBody)
+		a, err := harness.Do(g.ctx, g.HTTP, http.MethodGet, g.leader().API+"/sandboxes?nextToken="+token, "", "")
 		if err != nil {
 			return nil, err
 		}
-		response, err := g.http.Do(r)
-		if err != nil {
-			return nil, err
-		}
-		raw, err := io.ReadAll(response.Body)
-		_ = response.Body.Close()
-		if err != nil || response.StatusCode != http.StatusOK {
-			return nil, fmt.Errorf("list: %d %s: %w", response.StatusCode, raw, err)
+		if a.Code != http.StatusOK {
+			return nil, fmt.Errorf("list: %d %s", a.Code, a.Body)
 		}
 		var page []rest.Sandbox
-		if err := json.Unmarshal(raw, &page); err != nil {
+		if err := json.Unmarshal(a.Body, &page); err != nil {
 			return nil, err
 		}
-		all, token = append(all, page...), response.Header.Get(rest.NextTokenHeader)
+		all, token = append(all, page...), a.Header.Get(rest.NextTokenHeader)
 	}
 	return all, nil
 }
 
-// look reads the world. The error says that it still moves.
-func (g *ground) look() (world, error) {
-	w := world{At: time.Now(), Read: map[string]int{}}
-	var err error
-	if w.Listed, err = g.listed(); err != nil {
-		return w, err
+// look reads everything there is. The error says that it still moves.
+func (g *ground) look() (state []history.Event, err error) {
+	at := time.Now()
+	listed, err := g.listed()
+	if err != nil {
+		return nil, err
 	}
-	var records v1alpha1.SandboxList
-	if err := g.clients.Berth.Get().Namespace(namespace).Resource("sandboxes").Do(g.ctx).Into(&records); err != nil {
-		return w, err
+	if state, err = g.Records(g.ctx); err != nil {
+		return nil, err
 	}
-	if w.Pods, err = g.pods(); err != nil {
-		return w, err
+	pods, err := g.pods()
+	if err != nil {
+		return nil, err
 	}
-	w.Records, w.Pool = records.Items, g.readPool()
-	events, _ := g.history.read()
-	for _, e := range events {
-		if _, read := w.Read[e.ID]; e.Op != opClaim || e.Code != http.StatusCreated || read {
+	pool := g.readPool()
+	for _, s := range listed {
+		state = append(state, history.Event{Kind: history.Listed, Sandbox: s.SandboxID, Pod: s.PodName, Owner: s.Metadata[harness.ClaimField]})
+	}
+	for _, p := range pods {
+		state = append(state, history.Event{
+			Kind: history.Pod, Pod: p.Name, PodUID: string(p.UID), Ready: ready(p), Deleting: p.DeletionTimestamp != nil,
+		})
+	}
+	state = append(state, history.Event{Kind: history.Pool, Wall: at.Round(0), Counts: &history.Counts{
+		Wanted: int(pool.Spec.Warm), Warm: int(pool.Status.Warm), Claimed: int(pool.Status.Claimed),
+	}})
+	final, err := g.final()
+	if err != nil {
+		return state, err
+	}
+	return append(state, final...), g.moves(at, listed, len(pods), pool)
+}
+
+// final reads each sandbox that was answered.
+func (g *ground) final() (all []history.Event, err error) {
+	read := map[string]bool{}
+	for _, e := range g.History.All() {
+		if e.Kind != history.Claim || e.Code != http.StatusCreated || read[e.Sandbox] {
 			continue
 		}
-		var raw []byte
-		if w.Read[e.ID], raw, err = g.ask(g.leader().API, http.MethodGet, "/sandboxes/"+e.ID, "", ""); err != nil {
-			return w, err
+		read[e.Sandbox] = true
+		a, err := harness.Do(g.ctx, g.HTTP, http.MethodGet, g.leader().API+"/sandboxes/"+e.Sandbox, "", "")
+		if err != nil {
+			return nil, err
 		}
-		if w.Read[e.ID] == http.StatusServiceUnavailable {
-			return w, fmt.Errorf("read: %s", raw)
+		if a.Code == http.StatusServiceUnavailable {
+			return nil, fmt.Errorf("read: %s", a.Body)
 		}
+		all = append(all, history.Event{Kind: history.Final, Sandbox: e.Sandbox, Code: a.Code})
 	}
-	return w, w.moves(g.metrics())
+	return all, nil
 }
 
 // moves says what is still under way.
-func (w world) moves(metrics map[string]float64) error {
-	for _, s := range w.Listed {
-		if s.EndAt.Before(w.At.Add(soon)) {
+func (g *ground) moves(at time.Time, listed []rest.Sandbox, pods int, pool v1alpha1.SandboxPool) error {
+	for _, s := range listed {
+		if s.EndAt.Before(at.Add(soon)) {
 			return fmt.Errorf("sandbox %s ends at %v", s.SandboxID, s.EndAt)
 		}
 	}
-	status := w.Pool.Status
-	waiting := metrics["berth_allocator_projection_waiting"] + metrics["berth_allocator_labels_waiting"] + metrics["berth_allocator_writes_waiting"]
+	metrics, err := harness.ReadMetrics(g.ctx, g.HTTP, g.leader().Admin+"/metrics")
+	if err != nil {
+		return err
+	}
+	status := pool.Status
 	switch {
-	case waiting > 0:
-		return fmt.Errorf("%v writes wait", waiting)
-	case status.Pending+status.Releasing > 0 || status.Warm != w.Pool.Spec.Warm || int(status.Claimed) != len(w.Listed):
-		return fmt.Errorf("the pool asks for %d, has %+v, and %d sandboxes are listed", w.Pool.Spec.Warm, status, len(w.Listed))
-	case len(w.Pods) != int(status.Warm+status.Claimed):
-		return fmt.Errorf("%d pods are there: %+v", len(w.Pods), status)
+	case metrics.Unwritten() > 0:
+		return fmt.Errorf("%v writes wait", metrics.Unwritten())
+	case status.Pending+status.Releasing > 0 || status.Warm != pool.Spec.Warm || int(status.Claimed) != len(listed):
+		return fmt.Errorf("the pool asks for %d, has %+v, and %d sandboxes are listed", pool.Spec.Warm, status, len(listed))
+	case pods != int(status.Warm+status.Claimed):
+		return fmt.Errorf("%d pods are there: %+v", pods, status)
 	}
 	return nil
 }
 
-// metrics reads the plain values of the leader's metrics.
-func (g *ground) metrics() map[string]float64 {
-	all := map[string]float64{}
-	_, raw, err := g.ask(g.leader().Admin, http.MethodGet, "/metrics", "", "")
-	if err != nil {
-		return map[string]float64{"berth_allocator_writes_waiting": 1} // it has just gone
-	}
-	lines := bufio.NewScanner(strings.NewReader(string(raw)))
-	for lines.Scan() {
-		name, value, _ := strings.Cut(lines.Text(), " ")
-		if v, err := strconv.ParseFloat(value, 64); err == nil {
-			all[name] = v
-		}
-	}
-	return all
-}
-
-// checkRaces fails the test when one of the programs reported a data race.
-func (g *ground) checkRaces() {
-	for _, f := range g.logs() {
-		if raw, err := os.ReadFile(f); err == nil && strings.Contains(string(raw), "WARNING: DATA RACE") {
-			g.Errorf("%s reports a data race", filepath.Base(f))
-		}
-	}
-}
-
-// logs are the log files of Berth's programs.
-func (g *ground) logs() []string {
-	files, _ := filepath.Glob(filepath.Join(g.cluster.Dir(), "*.log"))
-	return slices.DeleteFunc(files, func(f string) bool {
-		name := filepath.Base(f)
-		return !strings.HasPrefix(name, "allocator") && !strings.HasPrefix(name, "router")
+func ready(p corev1.Pod) bool {
+	return slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
 	})
 }
 
-// evidence keeps what a failed test leaves: the history and the whole logs in a
-// directory of their own, the ends of the logs in the test's output.
-func (g *ground) evidence() {
-	dir, err := os.MkdirTemp("", "berth-chaos-"+g.Name()+"-")
-	if err != nil {
-		g.Logf("no evidence is kept: %v", err)
-		return
-	}
-	err = os.WriteFile(filepath.Join(dir, "history.jsonl"), g.lines(), 0o600)
-	for _, f := range g.logs() {
-		raw, readErr := os.ReadFile(f)
-		err = errors.Join(err, readErr, os.WriteFile(filepath.Join(dir, filepath.Base(f)), raw, 0o600))
-		g.Logf("%s:\n%s", filepath.Base(f), raw[max(0, len(raw)-3000):])
-	}
-	g.Logf("seed %d; the history and the logs are kept in %s (%v)", g.seed, dir, err)
+// waits records that a claim waits now.
+func (g *ground) waits(claim string) {
+	g.History.Add(history.Event{Kind: history.Waiting, Claim: claim, Began: bootclock.Now()})
 }

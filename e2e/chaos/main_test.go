@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/berth-sandbox/berth/devcluster/stack"
-	"github.com/berth-sandbox/berth/e2e/internal/programs"
+	"github.com/berth-sandbox/berth/e2e/harness"
 )
 
 var longFlag = flag.Bool("chaos.long", false, "as many kills, pauses and waves as make test-long has")
@@ -24,7 +24,7 @@ func times(short, long int) int {
 var binDir string
 
 func TestMain(m *testing.M) {
-	os.Exit(programs.Main(m, &binDir, func(ctx context.Context, dir string) error {
-		return stack.Build(ctx, dir, programs.Race, "allocator", "extproc")
+	os.Exit(harness.Main(m, &binDir, func(ctx context.Context, dir string) error {
+		return stack.Build(ctx, dir, harness.Race, "allocator", "extproc")
 	}))
 }

@@ -17,21 +17,21 @@ func TestALeaderThatWakesUpDeposedContradictsNobodyAndEnds(t *testing.T) {
 	const callers, asked = 30, 8
 	g := newGround(t, options{replicas: 3})
 	g.newPool(40, nil)
-	random := g.random("pauses")
+	random := g.Random("pauses")
 	for round := range times(2, 4) {
 		name := fmt.Sprintf("pause-%d", round)
 		var known []string // claimed before the pause
 		for i := range asked {
 			e := g.claim(random, claimant{name: fmt.Sprintf("%s-before-%d", name, i), key: true, timeout: longTimeout, wait: claimWait})
 			require.Equal(t, http.StatusCreated, e.Code, e.Error)
-			known = append(known, e.ID)
+			known = append(known, e.Sandbox)
 		}
 
 		old := g.leader()
-		g.hold(old, true)
+		g.Hold(old, true)
 		earlier := g.burst(name+"-earlier", callers)
 		earlier.after(random.IntN(callers * 2 / 3))
-		g.did(old.Name, "pause")
+		g.Did(old.Name, "pause")
 		require.NoError(t, old.Pause())
 		g.eventually(func() error {
 			if g.leader() == old { // it stops when the kernel gets to it
@@ -54,7 +54,7 @@ func TestALeaderThatWakesUpDeposedContradictsNobodyAndEnds(t *testing.T) {
 
 		later := g.burst(name+"-later", callers)
 		later.after(random.IntN(callers / 2))
-		g.did(old.Name, "resume")
+		g.Did(old.Name, "resume")
 		require.NoError(t, old.Resume())
 		g.eventually(func() error {
 			if old.Running() {
@@ -62,8 +62,8 @@ func TestALeaderThatWakesUpDeposedContradictsNobodyAndEnds(t *testing.T) {
 			}
 			return nil
 		})
-		g.did(old.Name, "has ended")
-		g.hold(old, false)
+		g.Did(old.Name, "has ended")
+		g.Hold(old, false)
 		direct.Wait()
 		earlier.end()
 		later.end()

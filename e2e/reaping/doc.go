@@ -32,7 +32,7 @@
 //
 // # What is judged
 //
-// Package history says what it judges. A run in which nothing could have gone
+// The judges of suite reaping in package e2e/history judge the run. A run in which nothing could have gone
 // wrong fails too: the test goes on until enough sandboxes were released, enough
 // requests were sent near a deadline and every kind of fault has happened, or fails
 // because that takes too long.

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/berth-sandbox/berth/devcluster/stack"
-	"github.com/berth-sandbox/berth/e2e/internal/programs"
+	"github.com/berth-sandbox/berth/e2e/harness"
 )
 
 var (
@@ -23,7 +23,7 @@ var (
 var binDir string
 
 func TestMain(m *testing.M) {
-	os.Exit(programs.Main(m, &binDir, func(ctx context.Context, dir string) error {
-		return stack.Build(ctx, dir, programs.Race, "allocator", "extproc")
+	os.Exit(harness.Main(m, &binDir, func(ctx context.Context, dir string) error {
+		return stack.Build(ctx, dir, harness.Race, "allocator", "extproc")
 	}))
 }

@@ -3,16 +3,14 @@ package reaping
 import (
 	"context"
 	"fmt"
-	"slices"
-	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/berth-sandbox/berth/e2e/internal/chance"
-	"github.com/berth-sandbox/berth/e2e/reaping/history"
+	"github.com/berth-sandbox/berth/e2e/harness"
+	"github.com/berth-sandbox/berth/e2e/history"
 	"github.com/berth-sandbox/berth/internal/bootclock"
 )
 
@@ -25,36 +23,34 @@ const (
 
 func TestNoSandboxIsReapedWhileItIsUsedAndEverySilentOneIs(t *testing.T) {
 	g := newGround(t)
-	// Allocators are kept running to the end of the test, faults stop first, then use.
-	keeping, stopKeeping := context.WithCancel(t.Context())
+	// Allocators are kept running to the end of the test. Faults stop first, then use.
+	g.KeepAllocators()
 	using, stopUsing := context.WithCancel(t.Context())
-	var kept, used sync.WaitGroup
+	var used sync.WaitGroup
 	t.Cleanup(func() {
 		stopUsing()
 		used.Wait()
-		stopKeeping()
-		kept.Wait()
 	})
-	g.keep(keeping, &kept)
 	u := &users{ground: g}
 	for i := range *usersFlag {
 		used.Go(func() { u.user(using, fmt.Sprintf("user-%d", i)) })
 	}
-	random := g.random("faults")
+	random := g.Random("faults")
 	began := bootclock.Now()
 	for lacking := []string{""}; len(lacking) > 0; {
-		g.disturb(t.Context(), random)
-		chance.Pause(t.Context(), quietLasts)
-		events, _, err := g.records(t.Context())
+		var disturbed sync.WaitGroup
+		g.Disturb(t.Context(), &disturbed, random, faults(), pauseMost)
+		disturbed.Wait()
+		harness.Pause(t.Context(), quietLasts)
+		state, _, err := g.state(t.Context())
 		require.NoError(t, err)
-		v := history.Judge(g.run, events)
-		lacking = tooFew(v)
+		h := history.New(append(g.History.All(), state...))
+		c := history.CountReaps(h)
+		lacking = tooFew(c)
 		lasted := bootclock.Now() - began
-		t.Logf("after %v: %d reaps, %d requests near a deadline; lacking: %q", lasted.Round(time.Second), v.Reaps, history.Total(v.Near), lacking)
+		t.Logf("after %v: %d reaps, %d requests near a deadline; lacking: %q", lasted.Round(time.Second), c.Reaps, history.Total(c.Near), lacking)
 		switch {
-		case slices.ContainsFunc(v.Mismatches, func(m string) bool {
-			return strings.HasPrefix(m, "false reap") || strings.HasPrefix(m, "after the verdict")
-		}):
+		case len(history.FalseReap(h))+len(history.AfterReap(h)) > 0:
 			lacking = nil // what comes later cannot undo it
 		case lasted < *durationFlag:
 			lacking = []string{"time"}
@@ -65,30 +61,15 @@ func TestNoSandboxIsReapedWhileItIsUsedAndEverySilentOneIs(t *testing.T) {
 	}
 	stopUsing()
 	used.Wait()
-	g.judge(g.allReleased())
-}
-
-func (g *ground) judge(events []history.Event) {
-	g.Helper()
-	if *historyFlag != "" {
-		require.NoError(g, g.write(*historyFlag, events))
-	}
-	v := history.Judge(g.run, events)
-	for i, m := range v.Mismatches {
-		if i == 30 {
-			g.Errorf("and %d more", len(v.Mismatches)-i)
-			break
-		}
-		g.Error(m)
-	}
-	g.Logf("seed %d:\n%s", g.run.Seed, v)
+	g.writeState()
+	g.Judge()
 }
 
 // nearLeast is how many requests there must have been near a deadline.
 func nearLeast() int { return 10 * (*reapsFlag) }
 
 // tooFew says what has not happened often enough for the verdict to mean anything.
-func tooFew(v history.Verdict) (lacking []string) {
+func tooFew(v history.Reaps) (lacking []string) {
 	least := func(what string, count, want int) {
 		if count < want {
 			lacking = append(lacking, fmt.Sprintf("%s: %d, expected %d at least", what, count, want))
@@ -106,29 +87,29 @@ func tooFew(v history.Verdict) (lacking []string) {
 		least("received: "+what, v.Received[what], 20)
 	}
 	for _, f := range faults() {
-		least("faults: "+f.name, v.Faults[f.name]-v.Failed[f.name], 1)
+		least("faults: "+f.Name, v.Faults[f.Name]-v.Failed[f.Name], 1)
 	}
 	return lacking
 }
 
-func TestARunInWhichNothingHappensFails(t *testing.T) {
-	full := func() history.Verdict {
-		v := history.Verdict{
+func TestRunInWhichTooLittleHappensFails(t *testing.T) {
+	full := func() history.Reaps {
+		v := history.Reaps{
 			Reaps: *reapsFlag, Troubled: 50, Late: make([]time.Duration, 50), Near: map[string]int{"answered": nearLeast()}, Verge: map[string]int{"answered": 50},
 			Long: 100, KeepAlives: 50, Received: map[string]int{short: 20, webSocket: 20, sse: 20, longPoll: 20, upload: 20}, Faults: map[string]int{}, Failed: map[string]int{},
 		}
 		for _, f := range faults() {
-			v.Faults[f.name] = 1
+			v.Faults[f.Name] = 1
 		}
 		return v
 	}
 	require.Empty(t, tooFew(full()))
-	require.Len(t, tooFew(history.Verdict{}), 8+5+len(faults()))
-	for _, less := range []func(*history.Verdict){
-		func(v *history.Verdict) { v.Reaps-- },
-		func(v *history.Verdict) { v.Near["answered"]-- },
-		func(v *history.Verdict) { v.Failed["router-kill"]++ },
-		func(v *history.Verdict) { v.Received[upload]-- },
+	require.Len(t, tooFew(history.Reaps{}), 8+5+len(faults()))
+	for _, less := range []func(*history.Reaps){
+		func(v *history.Reaps) { v.Reaps-- },
+		func(v *history.Reaps) { v.Near["answered"]-- },
+		func(v *history.Reaps) { v.Failed["router-kill"]++ },
+		func(v *history.Reaps) { v.Received[upload]-- },
 	} {
 		v := full()
 		less(&v)

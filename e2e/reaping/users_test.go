@@ -2,21 +2,17 @@ package reaping
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"math/rand/v2"
 	"net/http"
-	"strings"
 	"sync/atomic"
 	"time"
 
 	"github.com/coder/websocket"
 
-	"github.com/berth-sandbox/berth/allocator/rest"
-	"github.com/berth-sandbox/berth/e2e/internal/chance"
-	"github.com/berth-sandbox/berth/e2e/reaping/history"
-	"github.com/berth-sandbox/berth/envoy"
+	"github.com/berth-sandbox/berth/e2e/harness"
+	"github.com/berth-sandbox/berth/e2e/history"
 	"github.com/berth-sandbox/berth/internal/bootclock"
 )
 
@@ -32,73 +28,54 @@ const (
 // users use sandboxes.
 type users struct {
 	*ground
-	names atomic.Uint64 // of requests
+	names atomic.Uint64 // of claims and requests
 }
 
 // user claims one sandbox after the other and uses it, until ctx ends.
 func (u *users) user(ctx context.Context, name string) {
-	random := u.random(name)
+	random := u.Random(name)
 	for ctx.Err() == nil {
 		timeout := []time.Duration{5 * time.Second, 5 * time.Second, 5 * time.Second, 6 * time.Second, 7 * time.Second}[random.IntN(5)]
 		if id := u.claim(ctx, random, timeout); id != "" {
 			u.play(ctx, random, id, timeout)
 		} else {
-			chance.Pause(ctx, 100*time.Millisecond+chance.Within(random, 400*time.Millisecond))
+			harness.Pause(ctx, 100*time.Millisecond+harness.Within(random, 400*time.Millisecond))
 		}
 	}
 }
 
-// call asks any allocator. response is nil without an answer.
-func (u *users) call(ctx context.Context, random *rand.Rand, path, body string) (code int, raw []byte) {
+// call calls the API of any allocator.
+func (u *users) call(ctx context.Context, random *rand.Rand, e history.Event, path, body string) history.Event {
 	ctx, cancel := context.WithTimeout(ctx, answerMost)
 	defer cancel()
-	api := u.berth.Allocators[random.IntN(len(u.berth.Allocators))].API
-	r, err := http.NewRequestWithContext(ctx, http.MethodPost, api+path, strings.NewReader(body))
-	if err != nil {
-		u.Errorf("request: %v", err)
-		return 0, nil
-	}
-	response, err := u.http.Do(r)
-	if err != nil {
-		return 0, nil
-	}
-	defer response.Body.Close()
-	if raw, err = io.ReadAll(response.Body); err != nil {
-		return 0, nil // half an answer is none
-	}
-	return response.StatusCode, raw
+	return u.Call(ctx, u.AnyAPI(random), e, http.MethodPost, path, body)
 }
 
-// claim returns the sandbox, "" if there is none. If the answer is lost there may be one
-// that nobody knows of.
+// claim returns the sandbox, "" if there is none. If the answer is lost there may be a
+// sandbox that is never used.
 func (u *users) claim(ctx context.Context, random *rand.Rand, timeout time.Duration) string {
-	began := bootclock.Now()
+	name := fmt.Sprintf("claim-%d", u.names.Add(1))
 	// A claim is not called off: it would be a release that is not for being idle.
-	code, raw := u.call(context.WithoutCancel(ctx), random, "/sandboxes", fmt.Sprintf(`{"templateID":%q,"idleTimeout":%d,"waitTimeout":3}`, poolName, int(timeout/time.Second)))
-	if code != http.StatusCreated {
+	e := u.call(context.WithoutCancel(ctx), random, history.Event{Kind: history.Claim, Claim: name, IdleTimeout: timeout},
+		"/sandboxes", fmt.Sprintf(`{"templateID":%q,"idleTimeout":%d,"waitTimeout":3}`, poolName, int(timeout/time.Second)))
+	if e.Code != http.StatusCreated {
 		return ""
 	}
-	var s rest.Sandbox
-	if err := json.Unmarshal(raw, &s); err != nil {
-		u.Errorf("claim: %v", err)
-		return ""
-	}
-	u.log.add(history.Event{Kind: history.Claim, Began: began, Ended: bootclock.Now(), Sandbox: s.SandboxID, IdleTimeout: timeout})
-	return s.SandboxID
+	return e.Sandbox
 }
 
 // play uses a sandbox until it is gone or was left alone.
 func (u *users) play(ctx context.Context, random *rand.Rand, id string, timeout time.Duration) {
 	last := bootclock.Now() // the end of its last use
 	until := func(moment time.Duration) bool {
-		chance.Pause(ctx, moment-bootclock.Now())
+		harness.Pause(ctx, moment-bootclock.Now())
 		return ctx.Err() == nil
 	}
 	for range 4 + random.IntN(9) {
 		gone := false
 		switch n := random.IntN(100); {
 		case n < 60: // before the deadline
-			if !until(last + timeout - chance.Within(random, near)) {
+			if !until(last + timeout - harness.Within(random, near)) {
 				return
 			}
 			last, gone = u.send(ctx, random, id, short, 0, false)
@@ -108,26 +85,24 @@ func (u *users) play(ctx context.Context, random *rand.Rand, id string, timeout 
 			}
 			last, gone = u.send(ctx, random, id, short, 0, false)
 		case n < 76: // after it
-			if !until(last + timeout + chance.Within(random, near)) {
+			if !until(last + timeout + harness.Within(random, near)) {
 				return
 			}
 			last, gone = u.send(ctx, random, id, short, 0, false)
 		case n < 80:
-			if !until(last + timeout - chance.Within(random, time.Second)) {
+			if !until(last + timeout - harness.Within(random, time.Second)) {
 				return
 			}
-			began := bootclock.Now()
-			code, _ := u.call(ctx, random, "/v1/sandboxes/"+id+"/keepalive", "")
-			u.log.add(history.Event{Kind: history.KeepAlive, Began: began, Ended: bootclock.Now(), Sandbox: id, Code: code})
-			if code == http.StatusNoContent {
-				last = began
+			e := u.call(ctx, random, history.Event{Kind: history.KeepAlive, Sandbox: id}, "/v1/sandboxes/"+id+"/keepalive", "")
+			if e.Code == http.StatusNoContent {
+				last = e.Began
 			}
 		default:
-			if !until(last + chance.Within(random, timeout-time.Second)) {
+			if !until(last + harness.Within(random, timeout-time.Second)) {
 				return
 			}
 			what := []string{webSocket, sse, longPoll, upload}[random.IntN(4)]
-			last, gone = u.send(ctx, random, id, what, timeout+chance.Within(random, 2*time.Second), random.IntN(8) == 0)
+			last, gone = u.send(ctx, random, id, what, timeout+harness.Within(random, 2*time.Second), random.IntN(8) == 0)
 		}
 		if gone {
 			return
@@ -138,7 +113,7 @@ func (u *users) play(ctx context.Context, random *rand.Rand, id string, timeout 
 	}
 	// The moment of its release: up to a look after the idle timeout, but for a keep-alive.
 	for range 5 {
-		after := chance.Within(random, lookEvery+500*time.Millisecond)
+		after := harness.Within(random, lookEvery+500*time.Millisecond)
 		if !until(last + timeout + after) {
 			return
 		}
@@ -154,37 +129,37 @@ func (u *users) play(ctx context.Context, random *rand.Rand, id string, timeout 
 func (u *users) send(ctx context.Context, random *rand.Rand, id, what string, hold time.Duration, abandoned bool) (ended time.Duration, gone bool) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), hold+answerMost)
 	defer cancel()
-	g := u.gateways[random.IntN(len(u.gateways))]
-	e := history.Event{Kind: history.Request, Sandbox: id, Gateway: g.name, What: what, Request: u.names.Add(1)}
+	g := u.Gateways[random.IntN(len(u.Gateways))]
+	e := history.Event{Kind: history.Request, Sandbox: id, Gateway: g.Name, What: what, Request: fmt.Sprint(u.names.Add(1))}
 	waits := hold + answerMost
 	if abandoned {
-		e.What, waits = history.Abandoned, hold-chance.Within(random, hold/4)
+		e.What, waits = history.Abandoned, hold-harness.Within(random, hold/4)
 	}
 	ctx, giveUp := context.WithTimeout(ctx, waits)
 	defer giveUp()
-	e.Began = bootclock.Now()
 	var who string
 	if what == webSocket {
+		e.Began = bootclock.Now()
 		who = u.socket(ctx, g, &e, hold)
+		e.Ended = bootclock.Now()
 	} else {
 		who = u.exchange(ctx, g, &e, what, hold)
 	}
-	e.Ended = bootclock.Now()
 	if e.Reason == "" && e.Error == "" {
 		if n, err := fmt.Sscan(who, &e.Address, &e.Answered); n != 2 || err != nil {
-			u.Errorf("request %d: no pod says that it is one: %.200q", e.Request, who)
+			u.Errorf("request %s: no pod names itself: %.200q", e.Request, who)
 		}
 	}
-	u.log.add(e)
+	u.History.Add(e)
 	return e.Ended, e.Code == http.StatusGone && e.Reason != ""
 }
 
 // url asks a pod to keep a request for so long.
-func (u *users) url(g *gateway, what string, hold time.Duration) string {
+func (u *users) url(g *harness.Gateway, what string, hold time.Duration) string {
 	return fmt.Sprintf("http://%v/%s?hold=%v", g.Addr, what, hold)
 }
 
-func (u *users) exchange(ctx context.Context, g *gateway, e *history.Event, what string, hold time.Duration) (who string) {
+func (u *users) exchange(ctx context.Context, g *harness.Gateway, e *history.Event, what string, hold time.Duration) (who string) {
 	// A body that cannot be had again: net/http must not send a request twice by itself.
 	method, body := http.MethodGet, io.NopCloser(http.NoBody)
 	if what == upload {
@@ -195,20 +170,9 @@ func (u *users) exchange(ctx context.Context, g *gateway, e *history.Event, what
 		u.Errorf("request: %v", err)
 		return ""
 	}
-	r.Host = e.Sandbox + "." + u.berth.Domain
-	r.Header.Set(requestHeader, fmt.Sprint(e.Request))
-	response, err := g.client.Do(r)
-	if err != nil {
-		e.Error = err.Error()
-		return ""
-	}
-	defer response.Body.Close()
-	e.Code, e.Reason = response.StatusCode, response.Header.Get(envoy.ReasonHeader)
-	raw, err := io.ReadAll(io.LimitReader(response.Body, 64<<10))
-	if err != nil {
-		e.Error = err.Error()
-	}
-	return string(raw)
+	r.Host = e.Sandbox + "." + u.Stack.Domain
+	r.Header.Set(requestHeader, e.Request)
+	return string(harness.Send(e, g.Client, r))
 }
 
 // slowBody is one byte at once and another one at the end.
@@ -222,7 +186,7 @@ func (b *slowBody) Read(p []byte) (int, error) {
 	switch b.sent++; b.sent {
 	case 1:
 	case 2:
-		chance.Pause(b.ctx, b.hold)
+		harness.Pause(b.ctx, b.hold)
 		if err := b.ctx.Err(); err != nil {
 			return 0, err
 		}
@@ -236,13 +200,11 @@ func (b *slowBody) Read(p []byte) (int, error) {
 func (*slowBody) Close() error { return nil }
 
 // socket keeps a silent WebSocket until the pod closes it.
-func (u *users) socket(ctx context.Context, g *gateway, e *history.Event, hold time.Duration) (who string) {
+func (u *users) socket(ctx context.Context, g *harness.Gateway, e *history.Event, hold time.Duration) (who string) {
 	c, response, err := websocket.Dial(ctx, u.url(g, webSocket, hold), &websocket.DialOptions{
-		HTTPClient: g.streams, Host: e.Sandbox + "." + u.berth.Domain, HTTPHeader: http.Header{requestHeader: {fmt.Sprint(e.Request)}},
+		HTTPClient: g.Streams, Host: e.Sandbox + "." + u.Stack.Domain, HTTPHeader: http.Header{requestHeader: {e.Request}},
 	})
-	if response != nil {
-		e.Code, e.Reason = response.StatusCode, response.Header.Get(envoy.ReasonHeader)
-	}
+	harness.Answered(e, response)
 	if err != nil {
 		if e.Reason == "" {
 			e.Error = err.Error()

@@ -45,8 +45,8 @@
 //
 // # What is judged
 //
-// Everything goes into a history, which package history judges and describes. It is a
-// file: "go run ./e2e/soak/judge FILE" judges it again. A run in which nothing could
+// Everything goes into a history, which package e2e/history describes and judges. It is a
+// file: "go run ./e2e/judge FILE" judges it again. A run in which nothing could
 // have gone wrong fails too: so many addresses must have been used again, so many requests
 // been sent for a sandbox that was gone while another one lived at its address, and every
 // kind of fault must have happened.

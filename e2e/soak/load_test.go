@@ -9,7 +9,6 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -17,12 +16,9 @@ import (
 	"github.com/coder/websocket"
 	"golang.org/x/time/rate"
 
-	"github.com/berth-sandbox/berth/allocator/rest"
-	"github.com/berth-sandbox/berth/api/apierror"
 	"github.com/berth-sandbox/berth/devcluster/stack"
-	"github.com/berth-sandbox/berth/e2e/internal/chance"
-	"github.com/berth-sandbox/berth/e2e/soak/history"
-	"github.com/berth-sandbox/berth/envoy"
+	"github.com/berth-sandbox/berth/e2e/harness"
+	"github.com/berth-sandbox/berth/e2e/history"
 	"github.com/berth-sandbox/berth/internal/bootclock"
 )
 
@@ -87,68 +83,36 @@ func (g *ground) choose(random *rand.Rand) string {
 	return ""
 }
 
-// call sends a request to the API of any allocator and writes it down.
+// call calls the API of any allocator.
 func (g *ground) call(ctx context.Context, random *rand.Rand, e history.Event, method, path, body string) history.Event {
 	ctx, cancel := context.WithTimeout(ctx, 6*time.Second)
 	defer cancel()
-	replica := g.berth.Allocators[random.IntN(len(g.berth.Allocators))].API
-	e.Process, e.Began = replica, bootclock.Now()
-	defer func() {
-		e.Ended = bootclock.Now()
-		g.Add(e)
-	}()
-	r, err := http.NewRequestWithContext(ctx, method, replica+path, strings.NewReader(body))
-	if err != nil {
-		e.Error = err.Error()
-		return e
-	}
-	if e.Key != "" {
-		r.Header.Set("Idempotency-Key", e.Key)
-	}
-	response, err := g.http.Do(r)
-	if err != nil {
-		e.Error = err.Error()
-		return e
-	}
-	defer response.Body.Close()
-	raw, err := io.ReadAll(response.Body)
-	var s rest.Sandbox
-	var refusal apierror.Error
-	switch {
-	case err != nil:
-	case response.StatusCode == http.StatusCreated:
-		if err = json.Unmarshal(raw, &s); err == nil {
-			e.Sandbox, e.Pod = s.SandboxID, s.PodName
-		}
-	case response.StatusCode == http.StatusNoContent:
-		e.Outstanding, err = strconv.Atoi(response.Header.Get(rest.OutstandingHeader))
-	default:
-		if err = json.Unmarshal(raw, &refusal); err == nil {
-			e.Reason = string(refusal.Reason)
-		}
-	}
-	if err != nil {
-		e.Error = err.Error() // half an answer is none
-		return e
-	}
-	e.Code = response.StatusCode
-	return e
+	return g.Call(ctx, g.AnyAPI(random), e, method, path, body)
+}
+
+// claimOf is a claim of a sandbox that lives for timeout at the most.
+func claimOf(name string, timeout time.Duration) history.Event {
+	return history.Event{Kind: history.Claim, Claim: name, Key: name, Timeout: timeout}
+}
+
+func claimBody(timeout time.Duration) string {
+	return fmt.Sprintf(`{"templateID":%q,"timeout":%d,"waitTimeout":3}`, poolName, int(timeout/time.Second))
 }
 
 // claimer claims one sandbox after the other, until ctx ends.
 func (g *ground) claimer(ctx context.Context, name string) {
-	random := g.random(name)
+	random := g.Random(name)
 	for n := 0; ctx.Err() == nil; n++ {
-		e := history.Event{Kind: history.Claim, Key: fmt.Sprintf("%s-%d", name, n), Timeout: time.Minute}
+		timeout := time.Minute
 		expires := random.IntN(6) == 0
-		stays := 500*time.Millisecond + chance.Within(random, 5*time.Second)
+		stays := 500*time.Millisecond + harness.Within(random, 5*time.Second)
 		if expires {
-			e.Timeout = max(time.Second, stays.Truncate(time.Second))
+			timeout = max(time.Second, stays.Truncate(time.Second))
 		}
-		body := fmt.Sprintf(`{"templateID":%q,"timeout":%d,"waitTimeout":3}`, poolName, int(e.Timeout/time.Second))
+		e, body := claimOf(fmt.Sprintf("%s-%d", name, n), timeout), claimBody(timeout)
 		got := g.call(ctx, random, e, http.MethodPost, "/sandboxes", body)
 		for got.Code != http.StatusCreated && got.Code != http.StatusGone && ctx.Err() == nil {
-			chance.Pause(ctx, 50*time.Millisecond+chance.Within(random, 200*time.Millisecond))
+			harness.Pause(ctx, 50*time.Millisecond+harness.Within(random, 200*time.Millisecond))
 			got = g.call(ctx, random, e, http.MethodPost, "/sandboxes", body)
 		}
 		if got.Code != http.StatusCreated {
@@ -156,11 +120,11 @@ func (g *ground) claimer(ctx context.Context, name string) {
 		}
 		g.knows(got.Sandbox)
 		if expires {
-			chance.Pause(ctx, e.Timeout)
+			harness.Pause(ctx, timeout)
 			g.isOver(got.Sandbox)
 			continue
 		}
-		chance.Pause(ctx, stays)
+		harness.Pause(ctx, stays)
 		g.release(ctx, random, got.Sandbox)
 	}
 }
@@ -172,7 +136,7 @@ func (g *ground) release(ctx context.Context, random *rand.Rand, id string) {
 		if got.Code == http.StatusNoContent || got.Code == http.StatusNotFound {
 			break
 		}
-		chance.Pause(ctx, 50*time.Millisecond+chance.Within(random, 200*time.Millisecond))
+		harness.Pause(ctx, 50*time.Millisecond+harness.Within(random, 200*time.Millisecond))
 	}
 	g.isOver(id)
 }
@@ -191,7 +155,7 @@ func (l *load) start(ctx context.Context, all *sync.WaitGroup) {
 	}
 	for i := range users {
 		all.Go(func() {
-			random := l.random(fmt.Sprintf("user-%d", i))
+			random := l.Random(fmt.Sprintf("user-%d", i))
 			for l.limiter.Wait(ctx) == nil {
 				if id := l.choose(random); id != "" {
 					l.use(ctx, random, id)
@@ -201,40 +165,31 @@ func (l *load) start(ctx context.Context, all *sync.WaitGroup) {
 	}
 	for i := range streams {
 		all.Go(func() {
-			random := l.random(fmt.Sprintf("stream-%d", i))
+			random := l.Random(fmt.Sprintf("stream-%d", i))
 			for ctx.Err() == nil {
 				if id := l.choose(random); id != "" {
 					l.stream(ctx, random, id)
 				}
-				chance.Pause(ctx, chance.Within(random, time.Second))
+				harness.Pause(ctx, harness.Within(random, time.Second))
 			}
 		})
 	}
 }
 
 // begin makes the event of a request, and the host that it is for.
-func (l *load) begin(random *rand.Rand, id, what string) (e history.Event, g *gateway, host string) {
-	g = l.gateways[random.IntN(len(l.gateways))]
-	host = id + "." + l.berth.Domain
+func (l *load) begin(random *rand.Rand, id, what string) (e history.Event, g *harness.Gateway, host string) {
+	g = l.Gateways[random.IntN(len(l.Gateways))]
+	host = id + "." + l.Stack.Domain
 	if ports := stack.DemoPorts(); random.IntN(2) == 0 {
 		host = fmt.Sprintf("%d-%s", ports[random.IntN(len(ports))], host)
 	}
-	return history.Event{Kind: history.Request, What: what, Sandbox: id, Gateway: g.name, Request: strconv.FormatUint(l.names.Add(1), 10)}, g, host
-}
-
-// sandboxOf undoes what begin does to make a host.
-func sandboxOf(host string) string {
-	label, _, _ := strings.Cut(host, ".")
-	if _, id, found := strings.Cut(label, "-"); found {
-		return id
-	}
-	return label
+	return history.Event{Kind: history.Request, What: what, Sandbox: id, Gateway: g.Name, Request: strconv.FormatUint(l.names.Add(1), 10)}, g, host
 }
 
 // use sends one request.
 func (l *load) use(ctx context.Context, random *rand.Rand, id string) {
 	// Some callers do not wait for long.
-	ctx, cancel := context.WithTimeout(ctx, 300*time.Millisecond+chance.Within(random, 7*time.Second))
+	ctx, cancel := context.WithTimeout(ctx, 300*time.Millisecond+harness.Within(random, 7*time.Second))
 	defer cancel()
 	method, path, what := http.MethodGet, "/", "get"
 	// A body that cannot be had again: net/http must not send a request twice by itself.
@@ -259,60 +214,37 @@ func (l *load) use(ctx context.Context, random *rand.Rand, id string) {
 	l.send(e, g, r, host)
 }
 
-// send sends a request, writes it down with its answer, and returns that.
-func (l *load) send(e history.Event, g *gateway, r *http.Request, host string) history.Event {
+// send sends a request, records it with its answer, and returns that.
+func (l *load) send(e history.Event, g *harness.Gateway, r *http.Request, host string) history.Event {
 	r.Host = host
 	r.Header.Set(requestHeader, e.Request)
-	e.Began = bootclock.Now()
-	answer(&e, g.client, r)
-	e.Ended = bootclock.Now()
-	l.Add(e)
-	return e
-}
-
-func answer(e *history.Event, client *http.Client, r *http.Request) {
-	response, err := client.Do(r)
-	if err != nil {
-		e.Error = err.Error()
-		return
-	}
-	defer response.Body.Close()
-	raw, err := io.ReadAll(io.LimitReader(response.Body, 64<<10))
-	if err != nil {
-		e.Error = err.Error()
-		return
-	}
-	e.Code, e.Reason = response.StatusCode, response.Header.Get(envoy.ReasonHeader)
-	if status := response.Header.Get("Grpc-Status"); status != "" && e.Reason == "" {
-		e.Reason = "grpc-status " + status
-	}
-	if e.Reason == "" && e.What != "slow" {
+	raw := harness.Send(&e, g.Client, r)
+	if e.Code != 0 && e.Reason == "" && e.Error == "" && e.What != "slow" {
 		var who struct {
 			PodUID string `json:"podUID"`
 		}
 		if err := json.Unmarshal(raw, &who); err != nil || who.PodUID == "" {
-			e.Error = fmt.Sprintf("no pod says that it is one: %.200s", raw)
+			e.Error = fmt.Sprintf("no pod names itself: %.200s", raw)
 		}
 		e.PodUID = who.PodUID
 	}
+	return l.History.Add(e)
 }
 
 // stream keeps a WebSocket for some seconds.
 func (l *load) stream(ctx context.Context, random *rand.Rand, id string) {
-	ctx, cancel := context.WithTimeout(ctx, time.Second+chance.Within(random, 15*time.Second))
+	ctx, cancel := context.WithTimeout(ctx, time.Second+harness.Within(random, 15*time.Second))
 	defer cancel()
 	e, g, host := l.begin(random, id, "websocket")
 	e.Began = bootclock.Now()
 	defer func() {
 		e.Ended = bootclock.Now()
-		l.Add(e)
+		l.History.Add(e)
 	}()
 	c, response, err := websocket.Dial(ctx, "ws://"+g.Addr.String()+"/ws", &websocket.DialOptions{
-		HTTPClient: g.streams, Host: host, HTTPHeader: http.Header{requestHeader: {e.Request}},
+		HTTPClient: g.Streams, Host: host, HTTPHeader: http.Header{requestHeader: {e.Request}},
 	})
-	if response != nil {
-		e.Code, e.Reason = response.StatusCode, response.Header.Get(envoy.ReasonHeader)
-	}
+	harness.Answered(&e, response)
 	if err != nil {
 		e.Error = err.Error()
 		return
@@ -327,6 +259,6 @@ func (l *load) stream(ctx context.Context, random *rand.Rand, id string) {
 		} else if string(message) != e.Request {
 			l.Errorf("the WebSocket of request %s answers %q", e.Request, message)
 		}
-		chance.Pause(ctx, chance.Within(random, 500*time.Millisecond))
+		harness.Pause(ctx, harness.Within(random, 500*time.Millisecond))
 	}
 }

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/berth-sandbox/berth/devcluster/stack"
-	"github.com/berth-sandbox/berth/e2e/internal/programs"
+	"github.com/berth-sandbox/berth/e2e/harness"
 )
 
 var (
@@ -22,8 +22,8 @@ var (
 var binDir string
 
 func TestMain(m *testing.M) {
-	os.Exit(programs.Main(m, &binDir, func(ctx context.Context, dir string) error {
-		if err := stack.Build(ctx, dir, programs.Race, "allocator", "extproc"); err != nil {
+	os.Exit(harness.Main(m, &binDir, func(ctx context.Context, dir string) error {
+		if err := stack.Build(ctx, dir, harness.Race, "allocator", "extproc"); err != nil {
 			return err
 		}
 		return stack.Build(ctx, dir, false, "demo-sandbox") // is not under test, and there are many of it

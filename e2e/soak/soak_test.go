@@ -19,9 +19,57 @@ import (
 	"golang.org/x/time/rate"
 
 	"github.com/berth-sandbox/berth/api/v1alpha1"
-	"github.com/berth-sandbox/berth/e2e/internal/programs"
-	"github.com/berth-sandbox/berth/e2e/soak/history"
+	"github.com/berth-sandbox/berth/devcluster"
+	"github.com/berth-sandbox/berth/devcluster/stack"
+	"github.com/berth-sandbox/berth/e2e/harness"
+	"github.com/berth-sandbox/berth/e2e/history"
+	"github.com/berth-sandbox/berth/envoy"
 )
+
+const (
+	poolName = "soak"
+	replicas = 3 // of allocators and of gateways
+	warm     = 6
+	mostPods = 40
+	// lease gives a renewal of 3.3 s and retries of 0.5 s, for a machine that is busy.
+	lease = 5 * time.Second
+	// maxStale is how long a router that is cut off goes on serving: long enough for an
+	// address to be used again meanwhile, if nothing prevents that.
+	maxStale = 4 * time.Second
+	// limit bounds each wait when the soak is over.
+	limit = 3 * time.Minute
+)
+
+// ground is a Berth with a pool, and the sandboxes that requests are sent to.
+type ground struct {
+	*harness.Berth
+	records string // directory in which pods write down what reaches them
+
+	mu    sync.Mutex
+	known []sandbox       // sandboxes that requests are sent to
+	named map[string]bool // IDs of all that were answered
+}
+
+// newGround starts everything.
+func newGround(t *testing.T) *ground {
+	t.Helper()
+	run := harness.NewRun(t, history.Settings{
+		Suite: history.Soak, Seed: *seedFlag, MaxStale: maxStale, Window: envoy.Window, StallBudget: envoy.StallBudget,
+	}, *historyFlag)
+	g := &ground{records: t.TempDir(), named: map[string]bool{}}
+	g.Berth = run.Start(harness.Options{
+		Cluster: devcluster.Options{Nodes: 1, NodePath: []string{binDir}},
+		Stack:   stack.Options{BinDir: binDir, Allocators: replicas, Gateways: replicas, LeaseDuration: lease, MaxStale: maxStale},
+		Relays:  true, KubeRelays: true, Connections: users,
+	})
+	g.CreatePool(poolName, warm, func(p *v1alpha1.SandboxPool) {
+		p.Spec.MaxPods = new(int32)
+		*p.Spec.MaxPods = mostPods
+		container := &p.Spec.Template.Spec.Containers[0]
+		container.Args = append(container.Args, "--record="+g.records)
+	})
+	return g
+}
 
 func TestNoRequestReachesTheWrongSandboxWhateverHappens(t *testing.T) {
 	require.GreaterOrEqual(t, *durationFlag, 20*time.Second)
@@ -29,28 +77,29 @@ func TestNoRequestReachesTheWrongSandboxWhateverHappens(t *testing.T) {
 	perSecond := *rateFlag
 	if perSecond == 0 {
 		perSecond = 500
-		if programs.Race {
+		if harness.Race {
 			perSecond = 150
 		}
 	}
-	// Allocators are kept running to the end of the test, faults stop first, then what
-	// is asked for.
-	keeping, stopKeeping := context.WithCancel(t.Context())
+	// Allocators are kept running to the end of the test. Faults stop first, then the load.
+	g.KeepAllocators()
 	working, stopWorking := context.WithCancel(t.Context())
 	disturbing, stopDisturbing := context.WithTimeout(t.Context(), *durationFlag)
-	var kept, disturbed, worked sync.WaitGroup
+	var disturbed, worked sync.WaitGroup
 	t.Cleanup(func() {
 		stopDisturbing()
 		disturbed.Wait()
 		stopWorking()
 		worked.Wait()
-		stopKeeping()
-		kept.Wait()
 	})
-	g.keep(keeping, &kept)
 	l := &load{ground: g, limiter: rate.NewLimiter(rate.Limit(perSecond), 10)}
 	l.start(working, &worked)
-	disturbed.Go(func() { g.disturb(disturbing, &disturbed) })
+	disturbed.Go(func() {
+		random := g.Random("faults")
+		for disturbing.Err() == nil {
+			g.Disturb(disturbing, &disturbed, random, faults(), faultEvery)
+		}
+	})
 	disturbed.Go(func() { g.churn(disturbing) })
 	disturbed.Wait()
 	g.recovers(l)
@@ -58,53 +107,54 @@ func TestNoRequestReachesTheWrongSandboxWhateverHappens(t *testing.T) {
 	worked.Wait()
 	g.writeRecords()
 	g.writeReceived()
-	g.judge()
+	h := g.Judge()
+	for _, lack := range tooFew(history.CountTraffic(h), *durationFlag) {
+		g.Error(lack)
+	}
 }
 
 // recovers waits until every gateway serves a sandbox again that it could not have
 // known before.
 func (g *ground) recovers(l *load) {
 	g.Helper()
-	random := g.random("recovery")
+	random := g.Random("recovery")
 	var s history.Event
-	g.eventually(func(ctx context.Context) error {
-		s = g.call(ctx, random, history.Event{Kind: history.Claim, Key: "recovery", Timeout: time.Minute}, http.MethodPost, "/sandboxes",
-			fmt.Sprintf(`{"templateID":%q,"timeout":60,"waitTimeout":3}`, poolName))
+	harness.Eventually(g, limit, func(ctx context.Context) error {
+		s = g.call(ctx, random, claimOf("recovery", time.Minute), http.MethodPost, "/sandboxes", claimBody(time.Minute))
 		if s.Code != http.StatusCreated {
 			return fmt.Errorf("claim: %d %s %s", s.Code, s.Reason, s.Error)
 		}
 		return nil
 	})
 	g.knows(s.Sandbox)
-	for _, w := range g.gateways {
-		require.True(g, w.router.Running(), "%s has no router", w.name)
-		g.eventually(func(ctx context.Context) error {
+	for _, w := range g.Gateways {
+		require.True(g, w.Serving().Running(), "%s has no router", w.Name)
+		harness.Eventually(g, limit, func(ctx context.Context) error {
 			e, _, host := l.begin(random, s.Sandbox, "get")
-			e.Gateway = w.name
+			e.Gateway = w.Name
 			r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+w.Addr.String()+"/", io.NopCloser(http.NoBody))
 			if err != nil {
 				return err
 			}
 			if e = l.send(e, w, r, host); e.PodUID == "" {
-				return fmt.Errorf("%s answers %d %s %s", w.name, e.Code, e.Reason, e.Error)
+				return fmt.Errorf("%s answers %d %s %s", w.Name, e.Code, e.Reason, e.Error)
 			}
 			return nil
 		})
 	}
 }
 
-// writeRecords writes down which pod each sandbox is, when all that were answered are
-// on record.
+// writeRecords records which pod each sandbox is, when all that were answered are on record.
 func (g *ground) writeRecords() {
 	g.Helper()
-	var records v1alpha1.SandboxList
-	g.eventually(func(ctx context.Context) error {
-		if err := g.clients.Berth.Get().Namespace(namespace).Resource("sandboxes").Do(ctx).Into(&records); err != nil {
+	var records []history.Event
+	harness.Eventually(g, limit, func(ctx context.Context) (err error) {
+		if records, err = g.Records(ctx); err != nil {
 			return err
 		}
 		there := map[string]bool{}
-		for _, r := range records.Items {
-			there[r.Name] = true
+		for _, r := range records {
+			there[r.Sandbox] = true
 		}
 		g.mu.Lock()
 		defer g.mu.Unlock()
@@ -115,12 +165,12 @@ func (g *ground) writeRecords() {
 		}
 		return nil
 	})
-	for _, r := range records.Items {
-		g.Add(history.Event{Kind: history.Record, Sandbox: r.Name, Pod: r.Spec.PodName, PodUID: r.Spec.PodUID, Address: r.Spec.PodIP, Reason: r.Status.Reason})
+	for _, r := range records {
+		g.History.Add(r)
 	}
 }
 
-// writeReceived writes down what the pods have.
+// writeReceived records what the pods have received.
 func (g *ground) writeReceived() {
 	g.Helper()
 	files, err := filepath.Glob(filepath.Join(g.records, "*.jsonl"))
@@ -139,8 +189,8 @@ func (g *ground) writeReceived() {
 				require.True(g, !lines.Scan() && !strings.HasSuffix(string(raw), "\n"), "%s: %v", name, err)
 				break
 			}
-			g.Add(history.Event{
-				Kind: history.Received, Began: time.Duration(r.At), Sandbox: sandboxOf(r.Host), Request: r.Request,
+			g.History.Add(history.Event{
+				Kind: history.Received, Began: time.Duration(r.At), Sandbox: harness.SandboxOf(r.Host), Request: r.Request,
 				Pod: r.Pod, PodUID: r.PodUID, What: r.Method + " " + r.Path,
 			})
 		}
@@ -148,31 +198,8 @@ func (g *ground) writeReceived() {
 	}
 }
 
-// judge judges the file.
-func (g *ground) judge() {
-	g.Helper()
-	require.NoError(g, g.Flush())
-	file, err := os.Open(g.file)
-	require.NoError(g, err)
-	defer file.Close()
-	events, err := history.Read(file)
-	require.NoError(g, err)
-	v := history.Judge(events)
-	for i, m := range v.Mismatches {
-		if i == 30 {
-			g.Errorf("and %d more", len(v.Mismatches)-i)
-			break
-		}
-		g.Error(m)
-	}
-	g.Logf("seed %d, %v:\n%s", g.seed, *durationFlag, v)
-	for _, m := range tooFew(v, *durationFlag) {
-		g.Error(m)
-	}
-}
-
 // tooFew says what has not happened often enough for the verdict to mean anything.
-func tooFew(v history.Verdict, lasted time.Duration) []string {
+func tooFew(v history.Traffic, lasted time.Duration) []string {
 	var all []string
 	least := func(what string, count int, perMinute float64) {
 		if want := int(math.Round(perMinute * lasted.Minutes())); count < want {
@@ -186,8 +213,8 @@ func tooFew(v history.Verdict, lasted time.Duration) []string {
 	least("addresses used again", v.Reuses, 10)
 	least("requests for a sandbox that was gone", v.After, 100)
 	least("requests for a sandbox that was gone, with another one at its address", v.Tempted, 50)
-	for _, f := range append(faults(), fault{name: "pod-deleted by force"}, fault{name: "pod-deleted plainly"}) {
-		least("faults "+f.name, v.Faults[f.name], 0.5)
+	for _, f := range append(faults(), harness.Fault{Name: podDeleted + harness.ByForce}, harness.Fault{Name: podDeleted + harness.Plainly}) {
+		least("faults "+f.Name, v.Faults[f.Name], 0.5)
 	}
 	for _, what := range []string{"get", "post", "http2", "slow", "websocket"} {
 		least("requests "+what, v.What[what], 5)
@@ -195,26 +222,26 @@ func tooFew(v history.Verdict, lasted time.Duration) []string {
 	return all
 }
 
-func TestARunInWhichNothingHappensFails(t *testing.T) {
-	full := history.Verdict{
+func TestRunInWhichTooLittleHappensFails(t *testing.T) {
+	full := history.Traffic{
 		Requests: 4000, Received: 1000, Claims: 30, Acknowledged: 6, Reuses: 20, After: 200, Tempted: 100,
 		Faults: map[string]int{"pod-deleted by force": 1, "pod-deleted plainly": 1}, What: map[string]int{"get": 10, "post": 10, "http2": 10, "slow": 10, "websocket": 10},
 	}
 	for _, f := range faults() {
-		full.Faults[f.name] = 1
+		full.Faults[f.Name] = 1
 	}
 	require.Empty(t, tooFew(full, 2*time.Minute))
 	require.Len(t, tooFew(full, 4*time.Minute), 7+len(full.Faults)+len(full.What))
 	full.Tempted--
 	require.Len(t, tooFew(full, 2*time.Minute), 1)
-	require.NotEmpty(t, tooFew(history.Verdict{}, 20*time.Second))
+	require.NotEmpty(t, tooFew(history.Traffic{}, 20*time.Second))
 }
 
 // The schedule is the seed's, and a round has everything in it.
-func TestARoundHasEveryFaultAndIsRepeatedByItsSeed(t *testing.T) {
+func TestRoundHasEveryFaultAndFollowsItsSeed(t *testing.T) {
 	names := func(seed uint64) (all []string) {
-		for _, f := range round((&ground{seed: seed}).random("faults")) {
-			all = append(all, f.name)
+		for _, f := range harness.Round(harness.Random(seed, "faults"), faults()) {
+			all = append(all, f.Name)
 		}
 		return all
 	}
@@ -222,6 +249,6 @@ func TestARoundHasEveryFaultAndIsRepeatedByItsSeed(t *testing.T) {
 	require.NotEqual(t, names(1), names(2))
 	require.ElementsMatch(t, names(1), names(2))
 	for _, f := range faults() {
-		require.Contains(t, names(1), f.name)
+		require.Contains(t, names(1), f.Name)
 	}
 }

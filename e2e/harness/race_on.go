@@ -1,6 +1,6 @@
 //go:build race
 
-package programs
+package harness
 
 // Race: the race detector is on.
 const Race = true

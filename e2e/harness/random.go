@@ -1,6 +1,4 @@
-// Package chance draws what tests under faults do, so that the same seed does the same,
-// and lets time pass for them.
-package chance
+package harness
 
 import (
 	"context"
@@ -18,12 +16,12 @@ func Random(seed uint64, name string) *rand.Rand {
 	return rand.New(rand.NewPCG(seed, sum))
 }
 
-// Within returns a duration of less than most, which is above 0.
+// Within returns a duration from 0 to less than most. most must be above 0.
 func Within(random *rand.Rand, most time.Duration) time.Duration {
 	return time.Duration(random.Int64N(int64(most)))
 }
 
-// Pause lets time pass, until ctx ends.
+// Pause waits for d, or until ctx ends.
 func Pause(ctx context.Context, d time.Duration) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -33,8 +31,8 @@ func Pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-// Occupy locks one of several, a free one if there is one, and returns which.
-func Occupy(random *rand.Rand, all []*sync.Mutex) int {
+// occupy locks one of several mutexes, a free one if there is one, and returns its index.
+func occupy(random *rand.Rand, all []*sync.Mutex) int {
 	first := random.IntN(len(all))
 	for i := range all {
 		if k := (first + i) % len(all); all[k].TryLock() {

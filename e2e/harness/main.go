@@ -1,6 +1,4 @@
-// Package programs makes what the tests of a package run: Berth's programs, built with
-// the race detector if the tests are.
-package programs
+package harness
 
 import (
 	"context"
@@ -12,9 +10,9 @@ import (
 	"go.uber.org/goleak"
 )
 
-// Main has the programs built into a directory of their own, unless -short is set, runs
-// the tests and looks for goroutines that stay. It returns the exit code. dir is set
-// before a test begins; build puts the programs there.
+// Main runs the tests of a package and returns the exit code, for TestMain. Before that it
+// has build put the programs under test into a new directory, unless -short is set, and
+// sets dir to it. It fails if a goroutine is left when the tests are over.
 func Main(m *testing.M, dir *string, build func(ctx context.Context, dir string) error) int {
 	flag.Parse()
 	fail := func(err error) int {

@@ -1,4 +1,5 @@
-// Package network is what connections pass that may be cut, for tests.
+// Package network holds relays through which the connections of a process pass, so that a
+// test can cut them. What is cut is not lost but late, as with TCP.
 package network
 
 import (
@@ -16,8 +17,8 @@ import (
 	"time"
 )
 
-// Network is what connections pass that may be cut. They are told apart by who has
-// opened them.
+// Network has relays through which connections pass. The owner of a connection is the
+// process that has opened it, by a name that the test gives it.
 type Network struct {
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -29,8 +30,8 @@ type Network struct {
 	open    map[net.Conn]string
 }
 
-// Cut says what of somebody's connections does not arrive: what is sent by him, to
-// him, or both.
+// Cut says which direction of the connections of an owner is held back: From the owner, To
+// the owner, or both.
 type Cut struct{ From, To bool }
 
 func (c Cut) String() string {
@@ -43,8 +44,8 @@ func (c Cut) String() string {
 	return "both ways"
 }
 
-// New is closed when the test is over.
-func New(t *testing.T) *Network {
+// New returns a network that is closed when the test is over.
+func New(t testing.TB) *Network {
 	n := &Network{cuts: map[string]Cut{}, changed: make(chan struct{}), open: map[net.Conn]string{}}
 	n.ctx, n.cancel = context.WithCancel(context.WithoutCancel(t.Context()))
 	t.Cleanup(func() {
@@ -54,8 +55,8 @@ func New(t *testing.T) *Network {
 	return n
 }
 
-// Cut holds back what somebody's connections carry, until it is called with nothing
-// to cut: then it arrives.
+// Cut holds back what the connections of an owner carry. It arrives when Cut is called with
+// nothing to cut.
 func (n *Network) Cut(who string, c Cut) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -64,7 +65,7 @@ func (n *Network) Cut(who string, c Cut) {
 	n.changed = make(chan struct{})
 }
 
-// Reset breaks somebody's connections.
+// Reset breaks the connections of an owner.
 func (n *Network) Reset(who string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -94,8 +95,8 @@ func (n *Network) arrives(who string, held func(Cut) bool) bool {
 	}
 }
 
-// Relay listens on loopback and connects whoever comes to target. who says whose a
-// connection is, by the two ends of it.
+// Relay listens on loopback and connects each client to target. who names the owner of a
+// connection, by the two ends of it.
 func (n *Network) Relay(target string, who func(client, listener netip.AddrPort) string) (netip.AddrPort, error) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

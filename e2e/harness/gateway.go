@@ -1,0 +1,70 @@
+package harness
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/berth-sandbox/berth/devcluster/stack"
+)
+
+// Gateway is one Envoy with the router that serves it, and a second router that can take
+// its place.
+type Gateway struct {
+	*stack.Gateway
+	Name string
+	// Client keeps connections. Streams opens one for each request: net/http sends a request
+	// without a body again by itself if an idle connection was closed.
+	Client, Streams *http.Client
+
+	parts sync.Mutex // held by a fault of its processes
+	link  sync.Mutex // held by a fault of the router's connections
+
+	// serving is the router that serves, next the one that may come. They change under parts.
+	serving, next *stack.Process
+}
+
+func (b *Berth) addGateway(g *stack.Gateway, connections int) {
+	transport := &http.Transport{MaxIdleConnsPerHost: connections}
+	b.Cleanup(transport.CloseIdleConnections)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.gateways = append(b.gateways, &Gateway{
+		Gateway: g, Name: fmt.Sprintf("gateway-%d", len(b.gateways)), serving: g.Router, next: g.Successor,
+		Client: &http.Client{Transport: transport}, Streams: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}},
+	})
+	b.Gateways = b.gateways
+}
+
+// Serving is the router that serves. It may be read by a fault of the gateway's processes,
+// and when no fault is going on.
+func (g *Gateway) Serving() *stack.Process { return g.serving }
+
+// KillRouter kills the router and starts it again.
+func (g *Gateway) KillRouter() error {
+	if err := g.serving.Kill(); err != nil {
+		return err
+	}
+	return g.serving.Launch()
+}
+
+// Succeed starts the other router on the same socket and returns the one that served.
+func (g *Gateway) Succeed() (old *stack.Process, err error) {
+	if err := g.next.Launch(); err != nil {
+		return nil, err
+	}
+	old = g.serving
+	g.serving, g.next = g.next, old
+	return old, nil
+}
+
+// PauseFor stops a process as it is and lets it go on after d, or when ctx ends.
+func PauseFor(ctx context.Context, p *stack.Process, d time.Duration) error {
+	if err := p.Pause(); err != nil {
+		return err
+	}
+	Pause(ctx, d)
+	return p.Resume()
+}
