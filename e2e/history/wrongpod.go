@@ -1,6 +1,9 @@
 package history
 
-import "time"
+import (
+	"cmp"
+	"time"
+)
 
 // WrongPod finds requests that reached a pod which does not hold their sandbox: what the
 // pod received, and what the client was answered.
@@ -15,13 +18,12 @@ func WrongPod(h *History) []Violation {
 		if e.Kind != Request && e.Kind != Received || h.rightPod(e) || h.stray(e) {
 			continue
 		}
-		how := "was answered by"
 		if e.Kind == Received {
-			how = "was received by"
+			all.add("wrong pod", "request %s for %s was received by %s at %v", e.Request, h.describe(e.Sandbox), podOf(e), e.Began)
+			continue
 		}
-		pod := Event{Pod: e.Pod, PodUID: e.PodUID, Address: e.Address}
-		all.add("wrong pod", "request %s for %s, through %s from %v to %v, %s %s for sandbox %s",
-			e.Request, h.describe(e.Sandbox), e.Gateway, e.Began, e.Ended, how, podOf(&pod), e.answeredFor())
+		all.add("wrong pod", "request %s for %s, through %s from %v to %v, was answered by %s for sandbox %s",
+			e.Request, h.describe(e.Sandbox), e.Gateway, e.Began, e.Ended, podOf(e), cmp.Or(e.Answered, e.Sandbox))
 	}
 	return all
 }
@@ -54,12 +56,4 @@ func (e *Event) seen() time.Duration {
 		return e.Began
 	}
 	return e.Ended
-}
-
-// answeredFor is the sandbox for which the pod says that it answered, if it does.
-func (e *Event) answeredFor() string {
-	if e.Answered != "" {
-		return e.Answered
-	}
-	return e.Sandbox
 }
