@@ -12,6 +12,7 @@ import (
 
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 	"github.com/berth-sandbox/berth/devcluster/stack"
+	"github.com/berth-sandbox/berth/e2e/harness"
 )
 
 // BenchmarkHandover: how long nobody is given a sandbox when the leader ends, with
@@ -31,13 +32,13 @@ func BenchmarkHandover(b *testing.B) {
 		} {
 			var took []float64
 			for range times {
-				leader, err := g.berth.Leader(b.Context())
+				leader, err := g.berth.Stack.Leader(b.Context())
 				require.NoError(b, err)
 				began := time.Now()
 				ended := make(chan error, 1)
 				go func() { ended <- how.end(leader) }()
 				for i := 0; ; i++ {
-					if a := g.berth.Allocators[i%len(g.berth.Allocators)]; a != leader && g.claims(a, "handover") {
+					if a := g.berth.Stack.Allocators[i%len(g.berth.Stack.Allocators)]; a != leader && g.claims(a, "handover") {
 						break
 					}
 					time.Sleep(5 * time.Millisecond)
@@ -73,13 +74,13 @@ func BenchmarkMemory(b *testing.B) {
 		for i := range pools {
 			name := fmt.Sprintf("memory-%d", i)
 			most := int32(each)
-			pool := stack.DemoPool("default", name, each)
+			pool := stack.DemoPool(harness.Namespace, name, each)
 			pool.Spec.MaxPods = &most
-			require.NoError(b, g.clients.Berth.Post().Namespace("default").Resource("sandboxpools").Body(pool).Do(b.Context()).Error())
+			require.NoError(b, g.berth.Clients.Berth.Post().Namespace(harness.Namespace).Resource("sandboxpools").Body(pool).Do(b.Context()).Error())
 		}
 		require.Eventually(b, func() bool {
 			var all v1alpha1.SandboxPoolList
-			if err := g.clients.Berth.Get().Namespace("default").Resource("sandboxpools").Do(b.Context()).Into(&all); err != nil {
+			if err := g.berth.Clients.Berth.Get().Namespace(harness.Namespace).Resource("sandboxpools").Do(b.Context()).Into(&all); err != nil {
 				return false
 			}
 			warm := 0
@@ -104,7 +105,7 @@ func BenchmarkMemory(b *testing.B) {
 // heap is the allocator's live heap: the least that is seen while it collects
 // some times.
 func (g *ground) heap() float64 {
-	read := func() map[string]float64 { return g.metrics(g.admin + "/metrics") }
+	read := func() harness.Metrics { return g.metrics(g.admin + "/metrics") }
 	least := 0.0
 	for collected := read()["go_gc_duration_seconds_count"]; ; {
 		m := read() // which makes garbage itself

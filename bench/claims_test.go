@@ -1,275 +1,18 @@
 package bench
 
 import (
-	"bufio"
 	"context"
-	"encoding/json"
 	"fmt"
-	"io"
-	"net/http"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
-
-	"github.com/berth-sandbox/berth/allocator/kube"
-	"github.com/berth-sandbox/berth/api/crd"
-	"github.com/berth-sandbox/berth/api/v1alpha1"
-	"github.com/berth-sandbox/berth/devcluster"
-	"github.com/berth-sandbox/berth/devcluster/kwok"
-	"github.com/berth-sandbox/berth/devcluster/stack"
 )
-
-// ground is a control plane with KWOK nodes, one allocator and one gateway. What
-// claims cost is compared with the floor: a conditional patch of a pod, straight
-// to the same API server.
-type ground struct {
-	*testing.B
-	cluster *devcluster.Cluster
-	clients *kube.Clients
-	nodes   *kwok.Nodes
-	berth   *stack.Stack
-	http    *http.Client
-	api     string
-	admin   string
-}
-
-// callers is how many connections the clients of the API have.
-const callers = 1024
-
-func newGround(b *testing.B) *ground {
-	return newGroundOf(b, stack.Options{LeaseDuration: 15 * time.Second})
-}
-
-func newGroundOf(b *testing.B, o stack.Options) *ground {
-	bin := b.TempDir()
-	require.NoError(b, stack.Build(b.Context(), bin, false, "allocator", "extproc"))
-	g := &ground{B: b, cluster: devcluster.Start(b, devcluster.Options{CRDs: crd.All()})}
-	var err error
-	g.nodes, err = kwok.Start(b.Context(), g.cluster, kwok.Options{Nodes: kwok.Names("node", 10)})
-	require.NoError(b, err)
-	b.Cleanup(func() { stop(b, g.nodes.Close) })
-	o.BinDir = bin
-	g.berth, err = stack.Start(b.Context(), g.cluster, o)
-	require.NoError(b, err)
-	b.Cleanup(func() { stop(b, g.berth.Stop) })
-	g.clients, err = kube.NewClients(g.cluster.RestConfig(), 0, 0)
-	require.NoError(b, err)
-	transport := &http.Transport{MaxIdleConnsPerHost: callers, DisableCompression: true}
-	b.Cleanup(transport.CloseIdleConnections)
-	g.http = &http.Client{Transport: transport, Timeout: time.Minute}
-	g.api, g.admin = g.berth.Allocators[0].API, g.berth.Allocators[0].Admin
-	return g
-}
-
-func stop(b *testing.B, f func(context.Context) error) {
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
-	defer cancel()
-	require.NoError(b, f(ctx))
-}
-
-// pool makes a pool and waits until it is full. maxPods 0 is no bound; as many as
-// warm pauses the refill.
-func (g *ground) pool(name string, warm, maxPods int32) {
-	pool := stack.DemoPool("default", name, warm)
-	pool.Spec.Template.Spec.Containers[0].Env = nil
-	if maxPods > 0 {
-		pool.Spec.MaxPods = &maxPods
-	}
-	require.NoError(g, g.clients.Berth.Post().Namespace("default").Resource("sandboxpools").Body(pool).Do(g.Context()).Error())
-	g.full(name, warm)
-}
-
-// full waits until the pool has its warm pods and nothing else, and nothing waits
-// to be written.
-func (g *ground) full(name string, warm int32) { g.settled(name, warm, 0) }
-
-// settled waits until the pool has its warm pods, so many that are claimed and nothing
-// else, and nothing waits to be written.
-func (g *ground) settled(name string, warm, claimed int32) {
-	require.Eventually(g, func() bool {
-		var pool v1alpha1.SandboxPool
-		if err := g.clients.Berth.Get().Namespace("default").Resource("sandboxpools").Name(name).Do(g.Context()).Into(&pool); err != nil {
-			return false
-		}
-		return pool.Status.Warm == warm && pool.Status.Claimed == claimed && pool.Status.Pending+pool.Status.Releasing == 0 && g.idle()
-	}, 10*time.Minute, 200*time.Millisecond)
-}
-
-// drop deletes a pool and waits until it is gone.
-func (g *ground) drop(name string) {
-	require.NoError(g, g.clients.Berth.Delete().Namespace("default").Resource("sandboxpools").Name(name).Do(g.Context()).Error())
-	require.Eventually(g, func() bool {
-		var pools v1alpha1.SandboxPoolList
-		return g.clients.Berth.Get().Namespace("default").Resource("sandboxpools").Do(g.Context()).Into(&pools) == nil && len(pools.Items) == 0 && g.idle()
-	}, 10*time.Minute, 200*time.Millisecond)
-}
-
-// idle reports whether nothing waits to be written.
-func (g *ground) idle() bool {
-	m := g.metrics(g.admin + "/metrics")
-	return m["berth_allocator_projection_waiting"]+m["berth_allocator_labels_waiting"]+m["berth_allocator_writes_waiting"] == 0
-}
-
-// metrics reads the plain values of a page in Prometheus' text format, those with
-// labels added up.
-func (g *ground) metrics(url string) map[string]float64 {
-	response, err := http.Get(url)
-	require.NoError(g, err)
-	defer response.Body.Close()
-	all := map[string]float64{}
-	lines := bufio.NewScanner(response.Body)
-	for lines.Scan() {
-		name, value, ok := strings.Cut(lines.Text(), " ")
-		if !ok || strings.HasPrefix(name, "#") {
-			continue
-		}
-		if i := strings.LastIndexByte(value, ' '); i >= 0 { // labels may have spaces in them
-			value = value[i+1:]
-		}
-		name, _, _ = strings.Cut(name, "{")
-		if v, err := strconv.ParseFloat(value, 64); err == nil {
-			all[name] += v
-		}
-	}
-	require.NoError(g, lines.Err())
-	return all
-}
-
-// written is how many bytes were put into etcd so far, as it says.
-func (g *ground) written() float64 {
-	return g.metrics(g.cluster.EtcdMetrics())["etcd_debugging_mvcc_total_put_size_in_bytes"]
-}
-
-// rawPods makes pods that are nobody's.
-func (g *ground) rawPods(prefix string, n int) []*corev1.Pod {
-	pods := make([]*corev1.Pod, n)
-	g.parallel(n, 16, func(i int) error {
-		var err error
-		pods[i], err = g.clients.Kubernetes.CoreV1().Pods("default").Create(g.Context(), &corev1.Pod{
-			ObjectMeta: metav1.ObjectMeta{
-				Name: fmt.Sprintf("%s-%d", prefix, i), Labels: map[string]string{"raw": prefix, "phase": "warm"},
-				Annotations: map[string]string{"binding": ""},
-			},
-			Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "sandbox", Image: "none"}}},
-		}, metav1.CreateOptions{})
-		return err
-	})
-	require.Eventually(g, func() bool {
-		list, err := g.clients.Kubernetes.CoreV1().Pods("default").List(g.Context(), metav1.ListOptions{LabelSelector: "raw=" + prefix})
-		return err == nil && !slices.ContainsFunc(list.Items, func(p corev1.Pod) bool { return p.Status.Phase != corev1.PodRunning })
-	}, 10*time.Minute, 200*time.Millisecond)
-	return pods
-}
-
-// patch is the floor: one write per claim, on condition that the pod is that pod.
-func (g *ground) patch(p *corev1.Pod, claim int) error {
-	raw, err := json.Marshal([]map[string]any{
-		{"op": "test", "path": "/metadata/uid", "value": p.UID},
-		{"op": "replace", "path": "/metadata/labels/phase", "value": fmt.Sprintf("claimed-%d", claim)},
-		{"op": "add", "path": "/metadata/annotations/binding", "value": fmt.Sprintf(`{"id":"abcdefghij%010d","claimedAt":"2030-01-01T00:00:00Z"}`, claim)},
-	})
-	if err != nil {
-		return err
-	}
-	_, err = g.clients.Kubernetes.CoreV1().Pods("default").Patch(g.Context(), p.Name, types.JSONPatchType, raw, metav1.PatchOptions{})
-	return err
-}
-
-func (g *ground) claim(pool string) (id string, err error) {
-	var s struct{ SandboxID string }
-	code, body, err := g.call(http.MethodPost, "/sandboxes", `{"templateID":"`+pool+`","timeout":7200}`)
-	if err != nil || code != http.StatusCreated {
-		return "", fmt.Errorf("claim: %d %s %w", code, body, err)
-	}
-	return s.SandboxID, json.Unmarshal(body, &s)
-}
-
-func (g *ground) release(id string) error {
-	code, body, err := g.call(http.MethodDelete, "/sandboxes/"+id, "")
-	if err != nil || code != http.StatusNoContent {
-		return fmt.Errorf("release: %d %s %w", code, body, err)
-	}
-	return nil
-}
-
-func (g *ground) call(method, path, body string) (int, []byte, error) {
-	r, err := http.NewRequestWithContext(g.Context(), method, g.api+path, strings.NewReader(body))
-	if err != nil {
-		return 0, nil, err
-	}
-	response, err := g.http.Do(r)
-	if err != nil {
-		return 0, nil, err
-	}
-	defer response.Body.Close()
-	raw, err := io.ReadAll(response.Body)
-	return response.StatusCode, raw, err
-}
-
-// warmUp opens so many connections to the API.
-func (g *ground) warmUp(n int) {
-	g.parallel(n, n, func(int) error {
-		_, _, err := g.call(http.MethodGet, "/sandboxes/none", "")
-		time.Sleep(50 * time.Millisecond) // so that each needs a connection of its own
-		return err
-	})
-}
-
-// parallel calls f for 0 to n-1, so many at a time, and returns how long each took.
-func (g *ground) parallel(n, atOnce int, f func(i int) error) []time.Duration {
-	g.Helper()
-	took := make([]time.Duration, n)
-	var next atomic.Int64
-	var all sync.WaitGroup
-	begin := make(chan struct{})
-	var failed atomic.Pointer[error]
-	for range min(atOnce, n) {
-		all.Go(func() {
-			<-begin
-			for {
-				i := int(next.Add(1)) - 1
-				if i >= n || failed.Load() != nil {
-					return
-				}
-				began := time.Now()
-				if err := f(i); err != nil {
-					failed.Store(&err)
-					return
-				}
-				took[i] = time.Since(began)
-			}
-		})
-	}
-	close(begin)
-	all.Wait()
-	if err := failed.Load(); err != nil {
-		g.Fatal(*err)
-	}
-	return took
-}
-
-func quantile(took []time.Duration, q float64) time.Duration {
-	sorted := slices.Clone(took)
-	slices.Sort(sorted)
-	return sorted[int(q*float64(len(sorted)-1))]
-}
-
-func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
-
-func median(all []float64) float64 {
-	sorted := slices.Clone(all)
-	slices.Sort(sorted)
-	return sorted[len(sorted)/2]
-}
 
 // BenchmarkClaimAlone: one caller, one claim after the other, in turn with the
 // floor.
@@ -313,7 +56,7 @@ func BenchmarkClaimsAtOnce(b *testing.B) {
 	g := newGround(b)
 	for _, c := range []struct{ burst, warm int }{{300, 600}, {1000, 1500}} {
 		b.Run(fmt.Sprintf("burst=%d/warm=%d", c.burst, c.warm), func(b *testing.B) {
-			g := &ground{B: b, cluster: g.cluster, clients: g.clients, berth: g.berth, http: g.http, api: g.api, admin: g.admin}
+			g := &ground{B: b, berth: g.berth, http: g.http, api: g.api, admin: g.admin}
 			pool := fmt.Sprintf("burst%d", c.burst)
 			g.pool(pool, int32(c.warm), 0)
 			raw := g.rawPods(pool+"-raw", c.burst)
@@ -572,7 +315,7 @@ func (g *ground) live(pool string, perSecond int, d time.Duration) lives {
 
 // writes is how many writes the API server has served.
 func (g *ground) writes() float64 {
-	raw, err := g.clients.Kubernetes.Discovery().RESTClient().Get().AbsPath("/metrics").DoRaw(g.Context())
+	raw, err := g.berth.Clients.Kubernetes.Discovery().RESTClient().Get().AbsPath("/metrics").DoRaw(g.Context())
 	require.NoError(g, err)
 	total := 0.0
 	for line := range strings.Lines(string(raw)) {

@@ -2,6 +2,7 @@ package bench
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -20,7 +21,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/berth-sandbox/berth/devcluster/stack"
-	"github.com/berth-sandbox/berth/extproc/admin"
+	"github.com/berth-sandbox/berth/e2e/harness"
+	routeradmin "github.com/berth-sandbox/berth/extproc/admin"
 )
 
 // BenchmarkFence: how long it takes until the last of ten routers has acknowledged a
@@ -90,21 +92,27 @@ func BenchmarkFence(b *testing.B) {
 // known is how many of these sandboxes each router has a route of.
 func (g *ground) known(ids []string) (known []int) {
 	for _, gateway := range g.berth.Gateways {
-		response, err := http.Get(gateway.Admin + "/admin/routes")
-		require.NoError(g, err)
-		var page admin.Routes
-		err = json.NewDecoder(response.Body).Decode(&page)
-		response.Body.Close()
-		require.NoError(g, err)
 		n := 0
-		for _, route := range page.Routes {
-			if slices.Contains(ids, route.SandboxID) {
+		for _, id := range g.routes(gateway.Admin) {
+			if slices.Contains(ids, id) {
 				n++
 			}
 		}
 		known = append(known, n)
 	}
 	return known
+}
+
+// routes are the sandboxes that a router has a route of.
+func (g *ground) routes(admin string) (ids []string) {
+	a, err := harness.Do(g.Context(), http.DefaultClient, http.MethodGet, admin+"/admin/routes", "", "")
+	require.NoError(g, err)
+	var page routeradmin.Routes
+	require.NoError(g, json.Unmarshal(a.Body, &page))
+	for _, route := range page.Routes {
+		ids = append(ids, route.SandboxID)
+	}
+	return ids
 }
 
 // echoes sends a byte to each of so many peers, all the time with a pause of 2 ms, until
@@ -174,7 +182,7 @@ func (g *ground) traffic(envoys, perSecond int) (stop func() uint64) {
 	for i := range hosts {
 		id, err := g.claim("stays")
 		require.NoError(g, err)
-		hosts[i] = fmt.Sprintf("%d-%s.%s", g.nodes.Port(), id, g.berth.Domain)
+		hosts[i] = fmt.Sprintf("%d-%s.%s", g.berth.Nodes.Port(), id, g.berth.Stack.Domain)
 	}
 	ctx, cancel := context.WithCancel(g.Context())
 	var answered atomic.Uint64
@@ -216,18 +224,9 @@ func (g *ground) traffic(envoys, perSecond int) (stop func() uint64) {
 
 // get sends one request to a sandbox. It goes on when the traffic is stopped.
 func (g *ground) get(c *http.Client, host string) error {
-	r, err := http.NewRequestWithContext(g.Context(), http.MethodGet, "http://pod/", http.NoBody)
-	if err != nil {
-		return err
-	}
-	r.Host = host
-	response, err := c.Do(r)
-	if err != nil {
-		return err
-	}
-	defer response.Body.Close()
-	if _, err := io.Copy(io.Discard, response.Body); err != nil || response.StatusCode != http.StatusOK {
-		return fmt.Errorf("%s: %s %w", host, response.Status, err)
+	a, err := harness.Do(g.Context(), c, http.MethodGet, "http://pod/", host, "")
+	if err != nil || a.Code != http.StatusOK {
+		return fmt.Errorf("%s: %d %w", host, a.Code, err)
 	}
 	return nil
 }
@@ -240,10 +239,9 @@ type histogram struct{ bounds, upTo []float64 }
 func (g *ground) histogram(name string) histogram { return g.histogramAt(g.admin, name) }
 
 func (g *ground) histogramAt(admin, name string) (h histogram) {
-	response, err := http.Get(admin + "/metrics")
+	page, err := harness.Do(g.Context(), http.DefaultClient, http.MethodGet, admin+"/metrics", "", "")
 	require.NoError(g, err)
-	defer response.Body.Close()
-	lines := bufio.NewScanner(response.Body)
+	lines := bufio.NewScanner(bytes.NewReader(page.Body))
 	for lines.Scan() {
 		bound, ok := strings.CutPrefix(lines.Text(), name+`_bucket{le="`)
 		if !ok {

@@ -21,12 +21,12 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/berth-sandbox/berth/allocator/kube"
 	"github.com/berth-sandbox/berth/allocator/rest"
-	"github.com/berth-sandbox/berth/api/crd"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 	"github.com/berth-sandbox/berth/devcluster"
 	"github.com/berth-sandbox/berth/devcluster/stack"
+	"github.com/berth-sandbox/berth/e2e/harness"
+	"github.com/berth-sandbox/berth/e2e/history"
 )
 
 // path is one way to the same pod.
@@ -45,18 +45,13 @@ func BenchmarkLatency(b *testing.B) {
 	const rounds, perRound, warmup = 20, 500, 200
 	bin := b.TempDir()
 	require.NoError(b, stack.Build(b.Context(), bin, false, "allocator", "extproc", "demo-sandbox"))
-	cluster := devcluster.Start(b, devcluster.Options{Nodes: 1, NodePath: []string{bin}, CRDs: crd.All()})
-	berth, err := stack.Start(b.Context(), cluster, stack.Options{BinDir: bin})
-	require.NoError(b, err)
-	b.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
-		defer cancel()
-		require.NoError(b, berth.Stop(ctx))
+	berth := harness.NewRun(b, history.Settings{}, "").Start(harness.Options{
+		Cluster: devcluster.Options{Nodes: 1, NodePath: []string{bin}}, Stack: stack.Options{BinDir: bin},
 	})
-	s, ip := claim(b, cluster, berth)
+	s, ip := claim(b, berth)
 	pod := net.JoinHostPort(ip, "8080")
-	static := staticEnvoy(b, cluster, pod)
-	host := fmt.Sprintf("8080-%s.%s", s.SandboxID, berth.Domain)
+	static := staticEnvoy(b, berth.Cluster, pod)
+	host := fmt.Sprintf("8080-%s.%s", s.SandboxID, berth.Stack.Domain)
 
 	for _, connections := range []int{1, 16} {
 		b.Run(fmt.Sprintf("connections=%d", connections), func(b *testing.B) {
@@ -140,12 +135,10 @@ func client(b *testing.B, addr string) *http.Client {
 }
 
 // claim makes a pool and takes a sandbox from it.
-func claim(b *testing.B, cluster *devcluster.Cluster, berth *stack.Stack) (s rest.Sandbox, ip string) {
-	clients, err := kube.NewClients(cluster.RestConfig(), 0, 0)
-	require.NoError(b, err)
-	require.NoError(b, clients.Berth.Post().Namespace("default").Resource("sandboxpools").Body(stack.DemoPool("default", "pool", 1)).Do(b.Context()).Error())
+func claim(b *testing.B, berth *harness.Berth) (s rest.Sandbox, ip string) {
+	berth.CreatePool("pool", 1, nil)
 	require.Eventually(b, func() bool {
-		response, err := http.Post(berth.Allocators[0].API+"/sandboxes", "application/json", strings.NewReader(`{"templateID":"pool","timeout":7200}`))
+		response, err := http.Post(berth.Stack.Allocators[0].API+"/sandboxes", "application/json", strings.NewReader(`{"templateID":"pool","timeout":7200}`))
 		if err != nil {
 			return false
 		}
@@ -154,7 +147,7 @@ func claim(b *testing.B, cluster *devcluster.Cluster, berth *stack.Stack) (s res
 	}, time.Minute, 50*time.Millisecond)
 	var record v1alpha1.Sandbox
 	require.Eventually(b, func() bool {
-		return clients.Berth.Get().Namespace("default").Resource("sandboxes").Name(s.SandboxID).Do(b.Context()).Into(&record) == nil
+		return berth.Clients.Berth.Get().Namespace(harness.Namespace).Resource("sandboxes").Name(s.SandboxID).Do(b.Context()).Into(&record) == nil
 	}, time.Minute, 50*time.Millisecond)
 	return s, record.Spec.PodIP
 }

@@ -13,7 +13,6 @@ import (
 
 	"github.com/berth-sandbox/berth/allocator/rest"
 	"github.com/berth-sandbox/berth/devcluster/stack"
-	"github.com/berth-sandbox/berth/extproc/admin"
 )
 
 // BenchmarkReap: how long after its idle timeout a sandbox is gone on every router. 300
@@ -35,7 +34,7 @@ func BenchmarkReap(b *testing.B) {
 	for i, gateway := range g.berth.Gateways {
 		clients[i] = client(b, gateway.Addr.String())
 	}
-	host := func(id string) string { return fmt.Sprintf("%d-%s.%s", g.nodes.Port(), id, g.berth.Domain) }
+	host := func(id string) string { return fmt.Sprintf("%d-%s.%s", g.berth.Nodes.Port(), id, g.berth.Stack.Domain) }
 	b.ResetTimer()
 	for range b.N {
 		var mu sync.Mutex
@@ -140,15 +139,7 @@ func (g *ground) untilAsked(id string) (time.Duration, error) {
 // routed are the sandboxes that some router has a route of.
 func (g *ground) routed() (ids []string) {
 	for _, gateway := range g.berth.Gateways {
-		response, err := http.Get(gateway.Admin + "/admin/routes")
-		require.NoError(g, err)
-		var page admin.Routes
-		err = json.NewDecoder(response.Body).Decode(&page)
-		response.Body.Close()
-		require.NoError(g, err)
-		for _, route := range page.Routes {
-			ids = append(ids, route.SandboxID)
-		}
+		ids = append(ids, g.routes(gateway.Admin)...)
 	}
 	return ids
 }

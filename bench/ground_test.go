@@ -1,0 +1,211 @@
+package bench
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/berth-sandbox/berth/api/v1alpha1"
+	"github.com/berth-sandbox/berth/devcluster/kwok"
+	"github.com/berth-sandbox/berth/devcluster/stack"
+	"github.com/berth-sandbox/berth/e2e/harness"
+	"github.com/berth-sandbox/berth/e2e/history"
+)
+
+// ground is a control plane with KWOK nodes, one allocator and one gateway. What
+// claims cost is compared with the floor: a conditional patch of a pod, straight
+// to the same API server.
+type ground struct {
+	*testing.B
+	berth *harness.Berth
+	http  *http.Client // keeps its connections
+	// api and admin are those of the first allocator.
+	api, admin string
+}
+
+// callers is how many connections the clients of the API have.
+const callers = 1024
+
+func newGround(b *testing.B) *ground {
+	return newGroundOf(b, stack.Options{LeaseDuration: 15 * time.Second})
+}
+
+func newGroundOf(b *testing.B, o stack.Options) *ground {
+	o.BinDir = b.TempDir()
+	require.NoError(b, stack.Build(b.Context(), o.BinDir, false, "allocator", "extproc"))
+	berth := harness.NewRun(b, history.Settings{}, "").Start(harness.Options{KWOK: &kwok.Options{Nodes: kwok.Names("node", 10)}, Stack: o})
+	transport := &http.Transport{MaxIdleConnsPerHost: callers, DisableCompression: true}
+	b.Cleanup(transport.CloseIdleConnections)
+	first := berth.Stack.Allocators[0]
+	return &ground{B: b, berth: berth, http: &http.Client{Transport: transport, Timeout: time.Minute}, api: first.API, admin: first.Admin}
+}
+
+// pool makes a pool and waits until it is full. maxPods 0 is no bound; as many as
+// warm pauses the refill.
+func (g *ground) pool(name string, warm, maxPods int32) {
+	g.berth.CreatePool(name, warm, func(p *v1alpha1.SandboxPool) {
+		if maxPods > 0 {
+			p.Spec.MaxPods = &maxPods
+		}
+	})
+	g.full(name, warm)
+}
+
+// full waits until the pool has its warm pods and nothing else, and nothing waits
+// to be written.
+func (g *ground) full(name string, warm int32) { g.settled(name, warm, 0) }
+
+// settled waits until the pool has its warm pods, so many that are claimed and nothing
+// else, and nothing waits to be written.
+func (g *ground) settled(name string, warm, claimed int32) {
+	require.Eventually(g, func() bool {
+		pool, err := g.berth.ReadPool(g.Context(), name)
+		return err == nil && pool.Status.Warm == warm && pool.Status.Claimed == claimed && pool.Status.Pending+pool.Status.Releasing == 0 && g.idle()
+	}, 10*time.Minute, 200*time.Millisecond)
+}
+
+// drop deletes a pool and waits until it is gone.
+func (g *ground) drop(name string) {
+	require.NoError(g, g.berth.Clients.Berth.Delete().Namespace(harness.Namespace).Resource("sandboxpools").Name(name).Do(g.Context()).Error())
+	require.Eventually(g, func() bool {
+		var pools v1alpha1.SandboxPoolList
+		return g.berth.Clients.Berth.Get().Namespace(harness.Namespace).Resource("sandboxpools").Do(g.Context()).Into(&pools) == nil && len(pools.Items) == 0 && g.idle()
+	}, 10*time.Minute, 200*time.Millisecond)
+}
+
+// idle reports whether nothing waits to be written.
+func (g *ground) idle() bool { return g.metrics(g.admin+"/metrics").Unwritten() == 0 }
+
+func (g *ground) metrics(url string) harness.Metrics {
+	all, err := harness.ReadMetrics(g.Context(), http.DefaultClient, url)
+	require.NoError(g, err)
+	return all
+}
+
+// written is how many bytes were put into etcd so far, as it says.
+func (g *ground) written() float64 {
+	return g.metrics(g.berth.Cluster.EtcdMetrics())["etcd_debugging_mvcc_total_put_size_in_bytes"]
+}
+
+// rawPods makes pods that are nobody's.
+func (g *ground) rawPods(prefix string, n int) []*corev1.Pod {
+	pods := make([]*corev1.Pod, n)
+	g.parallel(n, 16, func(i int) error {
+		var err error
+		pods[i], err = g.berth.Clients.Kubernetes.CoreV1().Pods(harness.Namespace).Create(g.Context(), &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{
+				Name: fmt.Sprintf("%s-%d", prefix, i), Labels: map[string]string{"raw": prefix, "phase": "warm"},
+				Annotations: map[string]string{"binding": ""},
+			},
+			Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "sandbox", Image: "none"}}},
+		}, metav1.CreateOptions{})
+		return err
+	})
+	require.Eventually(g, func() bool {
+		list, err := g.berth.Clients.Kubernetes.CoreV1().Pods(harness.Namespace).List(g.Context(), metav1.ListOptions{LabelSelector: "raw=" + prefix})
+		return err == nil && !slices.ContainsFunc(list.Items, func(p corev1.Pod) bool { return p.Status.Phase != corev1.PodRunning })
+	}, 10*time.Minute, 200*time.Millisecond)
+	return pods
+}
+
+// patch is the floor: one write per claim, on condition that the pod is that pod.
+func (g *ground) patch(p *corev1.Pod, claim int) error {
+	raw, err := json.Marshal([]map[string]any{
+		{"op": "test", "path": "/metadata/uid", "value": p.UID},
+		{"op": "replace", "path": "/metadata/labels/phase", "value": fmt.Sprintf("claimed-%d", claim)},
+		{"op": "add", "path": "/metadata/annotations/binding", "value": fmt.Sprintf(`{"id":"abcdefghij%010d","claimedAt":"2030-01-01T00:00:00Z"}`, claim)},
+	})
+	if err != nil {
+		return err
+	}
+	_, err = g.berth.Clients.Kubernetes.CoreV1().Pods(harness.Namespace).Patch(g.Context(), p.Name, types.JSONPatchType, raw, metav1.PatchOptions{})
+	return err
+}
+
+func (g *ground) claim(pool string) (id string, err error) {
+	var s struct{ SandboxID string }
+	code, body, err := g.call(http.MethodPost, "/sandboxes", `{"templateID":"`+pool+`","timeout":7200}`)
+	if err != nil || code != http.StatusCreated {
+		return "", fmt.Errorf("claim: %d %s %w", code, body, err)
+	}
+	return s.SandboxID, json.Unmarshal(body, &s)
+}
+
+func (g *ground) release(id string) error {
+	code, body, err := g.call(http.MethodDelete, "/sandboxes/"+id, "")
+	if err != nil || code != http.StatusNoContent {
+		return fmt.Errorf("release: %d %s %w", code, body, err)
+	}
+	return nil
+}
+
+func (g *ground) call(method, path, body string) (int, []byte, error) {
+	a, err := harness.Do(g.Context(), g.http, method, g.api+path, "", body)
+	return a.Code, a.Body, err
+}
+
+// warmUp opens so many connections to the API.
+func (g *ground) warmUp(n int) {
+	g.parallel(n, n, func(int) error {
+		_, _, err := g.call(http.MethodGet, "/sandboxes/none", "")
+		time.Sleep(50 * time.Millisecond) // so that each needs a connection of its own
+		return err
+	})
+}
+
+// parallel calls f for 0 to n-1, so many at a time, and returns how long each took.
+func (g *ground) parallel(n, atOnce int, f func(i int) error) []time.Duration {
+	g.Helper()
+	took := make([]time.Duration, n)
+	var next atomic.Int64
+	var all sync.WaitGroup
+	begin := make(chan struct{})
+	var failed atomic.Pointer[error]
+	for range min(atOnce, n) {
+		all.Go(func() {
+			<-begin
+			for {
+				i := int(next.Add(1)) - 1
+				if i >= n || failed.Load() != nil {
+					return
+				}
+				began := time.Now()
+				if err := f(i); err != nil {
+					failed.Store(&err)
+					return
+				}
+				took[i] = time.Since(began)
+			}
+		})
+	}
+	close(begin)
+	all.Wait()
+	if err := failed.Load(); err != nil {
+		g.Fatal(*err)
+	}
+	return took
+}
+
+func quantile(took []time.Duration, q float64) time.Duration {
+	sorted := slices.Clone(took)
+	slices.Sort(sorted)
+	return sorted[int(q*float64(len(sorted)-1))]
+}
+
+func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
+
+func median(all []float64) float64 {
+	sorted := slices.Clone(all)
+	slices.Sort(sorted)
+	return sorted[len(sorted)/2]
+}
