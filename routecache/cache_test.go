@@ -128,7 +128,7 @@ func TestReleaseIsNeverResurrectedByLateLookup(t *testing.T) {
 	})
 }
 
-func TestReleaseIsFinalWhateverComesLater(t *testing.T) {
+func TestReleaseIsFinal(t *testing.T) {
 	gone := routecache.Answer{Status: routecache.Gone}
 	for name, later := range map[string]func(*world){
 		"nothing":            func(*world) {},
@@ -156,14 +156,14 @@ func TestReleaseIsFinalWhateverComesLater(t *testing.T) {
 	}
 }
 
-func TestGoneAnswerIsFinalLikeARelease(t *testing.T) {
+func TestGoneAnswerIsFinal(t *testing.T) {
 	w := newWorld(t, routecache.Options{})
 	w.Resolve("a", routecache.Answer{Status: routecache.Gone})
 	w.Put("a", routeA)
 	w.knows("a", routecache.Answer{Status: routecache.Gone})
 }
 
-func TestDroppedTombstoneNeverBringsTheRouteBack(t *testing.T) {
+func TestDroppedTombstoneNeverRestoresTheRoute(t *testing.T) {
 	w := newWorld(t, routecache.Options{Size: 1})
 	w.Put("a", routeA)
 	w.Release("a")
@@ -171,7 +171,7 @@ func TestDroppedTombstoneNeverBringsTheRouteBack(t *testing.T) {
 	w.asks("a")
 }
 
-func TestOneQuestionPerIDServesEveryLookup(t *testing.T) {
+func TestLookupsOfAnIDShareOneQuestion(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, routecache.Options{})
 		var a, b []<-chan result
@@ -197,7 +197,7 @@ func TestOneQuestionPerIDServesEveryLookup(t *testing.T) {
 	})
 }
 
-func TestCallersCancelDoesNotFailTheOthers(t *testing.T) {
+func TestCanceledLookupDoesNotFailTheOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, routecache.Options{})
 		first, cancel := context.WithCancelCause(t.Context())
@@ -294,7 +294,7 @@ func TestPushAnswersTheOpenQuestion(t *testing.T) {
 	}
 }
 
-func TestNothingButTombstonesIsServedUnlessFresh(t *testing.T) {
+func TestOnlyTombstonesAreServedWhenStale(t *testing.T) {
 	w := newWorld(t, routecache.Options{NegativeTTL: 100 * time.Hour})
 	w.Put("route", routeA)
 	w.Resolve("unknown", routecache.Answer{})
@@ -328,14 +328,14 @@ func TestNewCacheIsNotFresh(t *testing.T) {
 	require.ErrorIs(t, err, routecache.ErrNotFresh)
 }
 
-func TestFreshnessOnceGrantedIsNotShortened(t *testing.T) {
+func TestFreshnessIsNeverShortened(t *testing.T) {
 	w := newWorld(t, routecache.Options{})
 	w.SetFreshUntil(time.Minute) // the answer to an older ping, which came late
 	w.pass(30 * time.Minute)
 	require.True(t, w.Fresh())
 }
 
-func TestNothingIsServedOnceEverythingHasExpired(t *testing.T) {
+func TestNoRouteIsServedAfterExpire(t *testing.T) {
 	w := newWorld(t, routecache.Options{})
 	w.Put("k3x9", routecache.Route{})
 	_, err := w.Lookup(t.Context(), "k3x9")
@@ -347,7 +347,7 @@ func TestNothingIsServedOnceEverythingHasExpired(t *testing.T) {
 	require.ErrorIs(t, err, routecache.ErrNotFresh)
 }
 
-func TestRouteThatCameTooLateForFreshnessIsNotServed(t *testing.T) {
+func TestRouteAnsweredAfterFreshnessIsNotServed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, routecache.Options{})
 		done := w.lookup(t.Context(), "a")
@@ -359,7 +359,7 @@ func TestRouteThatCameTooLateForFreshnessIsNotServed(t *testing.T) {
 
 func TestOpenQuestionsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, routecache.Options{Questions: 2})
+		w := newWorld(t, routecache.Options{MaxQuestions: 2})
 		a, b := w.lookup(t.Context(), "a"), w.lookup(t.Context(), "b")
 		_, err := w.Lookup(t.Context(), "c")
 		require.ErrorIs(t, err, routecache.ErrTooManyQuestions)
@@ -377,7 +377,7 @@ func TestOpenQuestionsAreBounded(t *testing.T) {
 	})
 }
 
-func TestLookupFailsAtOnceWhenNobodyCanBeAsked(t *testing.T) {
+func TestLookupFailsAtOnceWithoutAStream(t *testing.T) {
 	w := newWorld(t, routecache.Options{})
 	w.Put("b", routeB)
 	w.setDeaf(true)
@@ -421,7 +421,7 @@ func TestFailedQuestionDoesNotFailItsSuccessor(t *testing.T) {
 	})
 }
 
-func TestReplaceIsAllThereIs(t *testing.T) {
+func TestReplaceDropsEverythingElse(t *testing.T) {
 	w := newWorld(t, routecache.Options{})
 	w.Put("moved", routeA)
 	w.Put("left", routeA)
@@ -435,7 +435,7 @@ func TestReplaceIsAllThereIs(t *testing.T) {
 	require.False(t, w.Holds("moved", routeA))
 }
 
-func TestReplaceDropsARouteOnItsWayToALookup(t *testing.T) {
+func TestReplaceDropsARouteBeforeALookupReturns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, routecache.Options{})
 		done := w.lookup(t.Context(), "a")
@@ -461,7 +461,7 @@ func TestReplaceKeepsQuestionsOpen(t *testing.T) {
 	})
 }
 
-func TestLeastRecentlyUsedRouteGoesFirst(t *testing.T) {
+func TestLeastRecentlyUsedRouteIsEvicted(t *testing.T) {
 	w := newWorld(t, routecache.Options{Size: 3})
 	for _, id := range []string{"a", "b", "c"} {
 		w.Put(id, routeA)
@@ -474,7 +474,7 @@ func TestLeastRecentlyUsedRouteGoesFirst(t *testing.T) {
 	require.EqualValues(t, 1, w.Stats().Evictions)
 }
 
-func TestEverythingHeldIsBounded(t *testing.T) {
+func TestMemoryIsBounded(t *testing.T) {
 	const size = 10
 	w := newWorld(t, routecache.Options{Size: size, NegativeTTL: time.Hour})
 	snapshot := map[string]routecache.Route{}
@@ -501,7 +501,7 @@ func TestLookupAnsweredByASynchronousAllocator(t *testing.T) {
 
 // Lookups on many threads against a stream that pushes and releases: one that
 // begins after Release has returned never finds the route.
-func TestReleaseHoldsForLookupsOnEveryThread(t *testing.T) {
+func TestReleaseHoldsForConcurrentLookups(t *testing.T) {
 	const sandboxes, readers = 200, 4
 	w := newWorld(t, routecache.Options{Size: sandboxes})
 	w.onAsk = func(id string) { w.Resolve(id, routable(routeA)) }
@@ -533,7 +533,7 @@ func TestReleaseHoldsForLookupsOnEveryThread(t *testing.T) {
 	reading.Wait()
 }
 
-func TestOptionsNameWhatIsWrong(t *testing.T) {
+func TestInvalidOptionsAreNamed(t *testing.T) {
 	_, err := routecache.New(routecache.Options{Size: -1})
 	require.ErrorContains(t, err, "Options.Now")
 	require.ErrorContains(t, err, "Options.Ask")
@@ -545,7 +545,7 @@ func TestStatusHasAName(t *testing.T) {
 		fmt.Sprint(routecache.Unknown, routecache.Routable, routecache.Gone, routecache.Status(7)))
 }
 
-func TestAwaitReturnsWhenSomethingElseIsKnown(t *testing.T) {
+func TestAwaitReturnsWhenTheStatusChanges(t *testing.T) {
 	starting := routecache.Answer{Status: routecache.Starting, Hold: time.Minute}
 	for name, c := range map[string]struct {
 		happens func(*world)
@@ -590,7 +590,7 @@ func TestAwaitReturnsWhenSomethingElseIsKnown(t *testing.T) {
 	}
 }
 
-func TestAwaitDoesNotMissWhatHappenedBeforeIt(t *testing.T) {
+func TestAwaitNoticesEarlierChanges(t *testing.T) {
 	for name, happens := range map[string]func(*world){
 		"it runs":         func(w *world) { w.Put("a", routeA) },
 		"it is gone":      func(w *world) { w.Release("a") },
@@ -605,7 +605,7 @@ func TestAwaitDoesNotMissWhatHappenedBeforeIt(t *testing.T) {
 	}
 }
 
-func TestLookupOfASandboxThatIsStartingSaysHowLongToWait(t *testing.T) {
+func TestStartingAnswerSaysHowLongToWait(t *testing.T) {
 	w := newWorld(t, routecache.Options{})
 	starting := routecache.Answer{Status: routecache.Starting, Hold: 7 * time.Second}
 	w.Resolve("a", starting)
@@ -614,7 +614,7 @@ func TestLookupOfASandboxThatIsStartingSaysHowLongToWait(t *testing.T) {
 	require.Equal(t, starting, a)
 }
 
-func TestHitAllocatesNothing(t *testing.T) {
+func TestHitDoesNotAllocate(t *testing.T) {
 	w := newWorld(t, routecache.Options{})
 	w.Put("a", routeA)
 	w.Release("gone")

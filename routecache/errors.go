@@ -2,15 +2,15 @@ package routecache
 
 import "errors"
 
+// Errors of Lookup. All of them are temporary: the caller may try again later.
 var (
-	// ErrNotFresh: what the cache holds may be out of date, because the
-	// allocator has been out of reach for longer than max-stale or was never
-	// reached. Try again later.
-	ErrNotFresh = errors.New("route cache: not fresh")
-	// ErrDisconnected: the answer is not in the cache and there is nobody to
-	// ask, or the stream broke while the question was open. Try again later.
-	ErrDisconnected = errors.New("route cache: no connection to the allocator")
-	// ErrTooManyQuestions: Options.Questions questions are open already.
-	// Try again later.
-	ErrTooManyQuestions = errors.New("route cache: too many unresolved sandbox IDs")
+	// ErrNotFresh is returned when the cache may be out of date, because the
+	// allocator has not answered a ping for longer than max-stale, or never has.
+	ErrNotFresh = errors.New("routecache: not fresh")
+	// ErrDisconnected is returned when the cache does not know the ID and has no
+	// stream to ask on, or when the stream ended while the question was open.
+	ErrDisconnected = errors.New("routecache: no connection to the allocator")
+	// ErrTooManyQuestions is returned when Options.MaxQuestions questions are
+	// already open.
+	ErrTooManyQuestions = errors.New("routecache: too many unresolved sandbox IDs")
 )

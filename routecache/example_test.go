@@ -69,7 +69,7 @@ func ExampleCache_Lookup() {
 	fmt.Println(err)
 	// Output:
 	// 10.0.0.7 <nil>
-	// route cache: no connection to the allocator
+	// routecache: no connection to the allocator
 }
 
 func ExampleCache_Holds() {
@@ -141,7 +141,7 @@ func ExampleCache_SetFreshUntil() {
 	fmt.Println(err)
 	// Output:
 	// <nil>
-	// route cache: not fresh
+	// routecache: not fresh
 }
 
 func ExampleCache_Fresh() {
@@ -154,7 +154,7 @@ func ExampleCache_Disconnected() {
 	c := example(func(c *routecache.Cache, _ string) { c.Disconnected() }) // the stream breaks
 	_, err := c.Lookup(context.Background(), "k3x9")
 	fmt.Println(err)
-	// Output: route cache: no connection to the allocator
+	// Output: routecache: no connection to the allocator
 }
 
 func ExampleCache_Dump() {

@@ -7,17 +7,17 @@ import (
 	"strings"
 )
 
-// Ports are the ports of a sandbox that may be reached. The zero value is all of
-// them. Two that hold the same ports are equal by ==, however they were made.
+// Ports is the set of ports of a sandbox that requests may reach. The zero value allows
+// every port. Two sets of the same ports are equal by ==.
 type Ports struct {
-	// Big-endian and ascending, two bytes each: a slice would make routes
-	// impossible to compare.
+	// Big-endian and ascending, two bytes each. A string, unlike a slice, keeps Route
+	// comparable.
 	packed string
 }
 
-// NewPorts returns the set of these ports, which may come in any order and more
-// than once; none at all: every port. 0 is kept, though no request is for it: a
-// set of nothing else must not become all.
+// NewPorts returns the set of these ports. They may come in any order and repeat. An
+// empty list allows every port. Port 0 is kept although no request can be for it,
+// because the set {0} must not become the set of all ports.
 func NewPorts(ports []uint16) Ports {
 	sorted := slices.Clone(ports)
 	slices.Sort(sorted)
@@ -28,7 +28,7 @@ func NewPorts(ports []uint16) Ports {
 	return Ports{string(packed)}
 }
 
-// Allows reports whether port may be reached. It does not allocate.
+// Allows reports whether requests may reach port. It does not allocate.
 func (p Ports) Allows(port uint16) bool {
 	if p.packed == "" {
 		return true
@@ -41,7 +41,7 @@ func (p Ports) Allows(port uint16) bool {
 	return false
 }
 
-// List returns the ports, ascending, and nil if all may be reached.
+// List returns the ports in ascending order, or nil if every port is allowed.
 func (p Ports) List() []uint16 {
 	var all []uint16
 	for i := 0; i < len(p.packed); i += 2 {
@@ -50,10 +50,10 @@ func (p Ports) List() []uint16 {
 	return all
 }
 
-// at returns the port that begins at the byte i.
+// at returns the port whose first byte is at index i.
 func (p Ports) at(i int) uint16 { return uint16(p.packed[i])<<8 | uint16(p.packed[i+1]) }
 
-// String returns "all", or the ports as in "80, 8080".
+// String returns "all" or a list such as "80, 8080".
 func (p Ports) String() string {
 	if p.packed == "" {
 		return "all"

@@ -10,7 +10,7 @@ import (
 	"github.com/berth-sandbox/berth/routecache"
 )
 
-func TestPortsAreTheSetOfWhatTheyWereMadeFrom(t *testing.T) {
+func TestPortsAreASet(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		// Few different ones, so that they come more than once, on both sides of
 		// what fits in a byte.
@@ -31,7 +31,7 @@ func TestPortsAreTheSetOfWhatTheyWereMadeFrom(t *testing.T) {
 	})
 }
 
-func TestNoPortsAtAllMeansEveryPort(t *testing.T) {
+func TestEmptyPortsAllowEveryPort(t *testing.T) {
 	for _, ports := range []routecache.Ports{{}, routecache.NewPorts(nil), routecache.NewPorts([]uint16{})} {
 		require.Equal(t, routecache.Ports{}, ports)
 		require.Nil(t, ports.List())
@@ -43,7 +43,7 @@ func TestNoPortsAtAllMeansEveryPort(t *testing.T) {
 	require.False(t, routecache.NewPorts([]uint16{0}).Allows(80))
 }
 
-func TestAskingForAPortDoesNotAllocate(t *testing.T) {
+func TestAllowsDoesNotAllocate(t *testing.T) {
 	var many []uint16
 	for port := uint16(1); port <= 64; port++ {
 		many = append(many, 1000*port)
@@ -55,7 +55,7 @@ func TestAskingForAPortDoesNotAllocate(t *testing.T) {
 }
 
 // Holds compares whole routes: one whose ports have changed is another route.
-func TestRouteDoesNotHoldOnceItsPortsHaveChanged(t *testing.T) {
+func TestRouteDoesNotHoldAfterItsPortsChange(t *testing.T) {
 	c := newWorld(t, routecache.Options{})
 	open, narrow := routeA, routeA
 	narrow.Ports = routecache.NewPorts([]uint16{8080})

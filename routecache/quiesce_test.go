@@ -15,7 +15,7 @@ import (
 
 var quiesced = routecache.Answer{Status: routecache.Quiesced}
 
-func TestNothingButResumeReleaseAndASnapshotEndsAQuiesce(t *testing.T) {
+func TestOnlyResumeReleaseAndReplaceEndAQuiesce(t *testing.T) {
 	gone := routecache.Answer{Status: routecache.Gone}
 	for name, c := range map[string]struct {
 		happens func(*world)
@@ -57,7 +57,7 @@ func TestNothingButResumeReleaseAndASnapshotEndsAQuiesce(t *testing.T) {
 	}
 }
 
-func TestQuiescedIsNoReasonToAnswerWhenNothingIsFresh(t *testing.T) {
+func TestQuiescedNeedsFreshness(t *testing.T) {
 	w := newWorld(t, routecache.Options{})
 	w.Put("a", routeA)
 	w.Quiesce("a")
@@ -66,7 +66,7 @@ func TestQuiescedIsNoReasonToAnswerWhenNothingIsFresh(t *testing.T) {
 	require.ErrorIs(t, err, routecache.ErrNotFresh)
 }
 
-func TestALookupThatWaitedLearnsOfAQuiesce(t *testing.T) {
+func TestWaitingLookupLearnsOfAQuiesce(t *testing.T) {
 	w := newWorld(t, routecache.Options{})
 	w.onAsk = func(id string) {
 		w.Quiesce(id)
@@ -77,7 +77,7 @@ func TestALookupThatWaitedLearnsOfAQuiesce(t *testing.T) {
 	require.Equal(t, quiesced, a)
 }
 
-func TestAwaitOfAQuiescedSandboxReturnsWhenItIsNotAnyMore(t *testing.T) {
+func TestAwaitReturnsWhenAQuiesceEnds(t *testing.T) {
 	for name, c := range map[string]struct {
 		happens func(*world)
 		wakes   bool
@@ -115,7 +115,7 @@ func TestAwaitOfAQuiescedSandboxReturnsWhenItIsNotAnyMore(t *testing.T) {
 	}
 }
 
-func TestAwaitDoesNotMissAResumeBeforeIt(t *testing.T) {
+func TestAwaitNoticesAnEarlierResume(t *testing.T) {
 	w := newWorld(t, routecache.Options{})
 	w.Quiesce("a") // and no route
 	w.Resume("a")

@@ -1,0 +1,65 @@
+package routecache
+
+import (
+	"fmt"
+	"net/netip"
+	"time"
+)
+
+// Route says which pod holds a sandbox.
+type Route struct {
+	// Addr is the pod's IP address.
+	Addr netip.Addr
+	// DefaultPort is the port of a request whose host names none. 0: unknown.
+	DefaultPort uint16
+	// Ports are the ports that requests may reach.
+	Ports Ports
+	// MinBytes is how many bytes per minute must move over an open connection for the
+	// connection to count as use of the sandbox. 0: an open connection always counts.
+	// The cache only stores it.
+	MinBytes uint64
+}
+
+// Status is what is known about a sandbox ID.
+type Status int
+
+// The statuses that a Lookup can return.
+const (
+	// Unknown: the allocator knows no such sandbox.
+	Unknown Status = iota
+	// Routable: the route is valid.
+	Routable
+	// Gone: the sandbox has been released.
+	Gone
+	// Starting: the sandbox exists and does not take requests yet.
+	Starting
+	// Quiesced: requests for the sandbox must be held, because the allocator may release
+	// it for being idle. See Quiesce.
+	Quiesced
+)
+
+func (s Status) String() string {
+	switch s {
+	case Unknown:
+		return "unknown"
+	case Routable:
+		return "routable"
+	case Gone:
+		return "gone"
+	case Starting:
+		return "starting"
+	case Quiesced:
+		return "quiesced"
+	}
+	return fmt.Sprintf("Status(%d)", int(s))
+}
+
+// Answer is the result of a Lookup.
+type Answer struct {
+	Status Status
+	// Route is set when Status is Routable.
+	Route Route
+	// Hold is set when Status is Starting: how long a request may wait for the sandbox.
+	// See Await.
+	Hold time.Duration
+}
