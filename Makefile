@@ -58,7 +58,7 @@ test-long: ground
 	go test ./extproc -run '^$$' -fuzz FuzzPath -fuzztime 5m
 	go test ./allocator/core -count=1 -timeout 90m -run AnyHistory -rapid.checks=3000
 	go test ./routecache -count=1 -timeout 30m -rapid.checks=20000
-	go test ./envoy -count=1 -timeout 20m -run TestThousandsOfWebSocketsEchoWhileTimePasses -envoy.websockets=5m
+	go test ./envoy -count=1 -timeout 20m -run TestThousandsOfWebSocketsStayOpen -envoy.websockets=5m
 	go test $(RACE) -timeout 60m -count=5 ./e2e ./devcluster/...
 	go test $(RACE) -timeout 60m -count=1 ./e2e/chaos -chaos.long
 	go test $(RACE) -timeout 60m -count=1 ./e2e/reaping -reaping.duration=5m -reaping.reaps=500

@@ -39,7 +39,7 @@ type Options struct {
 	// CheckElection judges. The same for all replicas. Defaults 4 s, 3 s and 0.3 s.
 	LeaseDuration, RenewDeadline, RetryPeriod time.Duration
 	// MaxStale is for how long a router that is not heard of is waited for: at least
-	// what each router has. One that has more is refused. Window is envoy.Window, or more;
+	// what each router has. One that has more is refused. Window is envoy.ConnectWindow, or more;
 	// no idle timeout is shorter.
 	MaxStale, Window time.Duration
 	// ReapDryRun: sandboxes that are idle are not released, and the log says which

@@ -154,9 +154,9 @@ func TestContradictoryElectionTimingsAreRefused(t *testing.T) {
 
 // A replica that follows sees a renewal, and the end of the lease, a period late at most.
 func TestPodsServeThroughADefaultFailover(t *testing.T) {
-	o := Options{LeaseDuration: 4 * time.Second, RetryPeriod: 300 * time.Millisecond, Window: envoy.Window}
+	o := Options{LeaseDuration: 4 * time.Second, RetryPeriod: 300 * time.Millisecond, Window: envoy.ConnectWindow}
 	const period = 660 * time.Millisecond // with the library's jitter
 	require.Equal(t, 4*time.Second+2*period+takeOver, failover(o.LeaseDuration, o.RetryPeriod))
-	require.Equal(t, failover(o.LeaseDuration, o.RetryPeriod)+time.Second+envoy.Window, o.serveOn())
+	require.Equal(t, failover(o.LeaseDuration, o.RetryPeriod)+time.Second+envoy.ConnectWindow, o.serveOn())
 	require.Less(t, failover(o.LeaseDuration, o.RetryPeriod)-takeOver, 6*time.Second, "claims fail for longer than documented")
 }

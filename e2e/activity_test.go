@@ -764,7 +764,7 @@ func TestOperatorsSeeWhatIsUsedAndWhatHappensNext(t *testing.T) {
 				require.Contains(t, texts[i], "open 1")
 			}
 		}
-		require.Empty(t, page.Blind)
+		require.Empty(t, page.LookError)
 	}
 	require.Equal(t, 1, open)
 

@@ -31,7 +31,7 @@ func TestAPodThatSomebodyElseDeletesServesUntilItsRoutesAreGone(t *testing.T) {
 	before, err := pods.Get(t.Context(), s.PodName, metav1.GetOptions{})
 	require.NoError(t, err)
 	sleep := time.Duration(before.Spec.Containers[0].Lifecycle.PreStop.Sleep.Seconds) * time.Second
-	require.GreaterOrEqual(t, sleep, envoy.Window+time.Second)
+	require.GreaterOrEqual(t, sleep, envoy.ConnectWindow+time.Second)
 
 	require.NoError(t, pods.Delete(t.Context(), s.PodName, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(before.UID))}))
 	// Every request is answered, by the pod or with its sandbox's end, ...

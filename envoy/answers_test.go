@@ -71,7 +71,7 @@ func unavailable(extprocv3.ExternalProcessor_ProcessServer, *extprocv3.Processin
 	return status.Error(codes.Internal, "boom")
 }
 
-func TestEnvoysOwnAnswersAreBerths(t *testing.T) {
+func TestEnvoysOwnAnswersHaveBerthsForm(t *testing.T) {
 	g := startGateway(t)
 	for name, c := range map[string]struct {
 		play    play
@@ -150,7 +150,7 @@ func TestEnvoysOwnAnswersAreBerths(t *testing.T) {
 	}
 }
 
-func TestAnswersToGRPCClientsAreGRPC(t *testing.T) {
+func TestGRPCClientsGetGRPCAnswers(t *testing.T) {
 	g := startGateway(t)
 	conn, err := grpc.NewClient("passthrough:///"+g.addr, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority(host))
 	require.NoError(t, err)
@@ -176,7 +176,7 @@ func TestAnswersToGRPCClientsAreGRPC(t *testing.T) {
 }
 
 // A sandbox cannot make its answers look like Berth's.
-func TestASandboxDoesNotSpeakForBerth(t *testing.T) {
+func TestSandboxCannotSpeakForBerth(t *testing.T) {
 	g := startGateway(t)
 	const upgrade = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
 	const key = "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
@@ -215,7 +215,7 @@ func TestASandboxDoesNotSpeakForBerth(t *testing.T) {
 }
 
 // The trailers of a request are as little believed as its headers.
-func TestTrailersOfAClientAreNotTakenForHeaders(t *testing.T) {
+func TestClientTrailersAreNotHeaders(t *testing.T) {
 	g := startGateway(t)
 	got := make(chan http.Header, 1)
 	p := listen(t, "127.0.0.1:0", http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
@@ -236,7 +236,7 @@ func TestTrailersOfAClientAreNotTakenForHeaders(t *testing.T) {
 }
 
 // The address may be another sandbox's by the time of a second attempt.
-func TestARequestThatASandboxHasReadIsNotSentAgain(t *testing.T) {
+func TestRequestReadByASandboxIsNotRetried(t *testing.T) {
 	g := startGateway(t)
 	p := listen(t, "127.0.0.1:0", http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }))
 	g.router.set(g.to(p.addr.String()))
@@ -250,7 +250,7 @@ func TestARequestThatASandboxHasReadIsNotSentAgain(t *testing.T) {
 
 // While Envoy tries a second time to connect it keeps little of a body; what comes
 // then must not change the answer.
-func TestAnUploadToAClosedPortIsAnsweredLikeAnyRequest(t *testing.T) {
+func TestUploadToAClosedPortIsAnswered(t *testing.T) {
 	g := startGateway(t)
 	g.router.set(g.to(closed(t)))
 	for range 12 {
@@ -281,7 +281,7 @@ func TestAnUploadToAClosedPortIsAnsweredLikeAnyRequest(t *testing.T) {
 }
 
 // The router's own answers pass Envoy as they are, for each kind of client.
-func TestTheRoutersAnswersPassUnchanged(t *testing.T) {
+func TestRouterAnswersPassUnchanged(t *testing.T) {
 	e := startEdge(t, echoing)
 	page := http.Header{"Accept": {browserAccept}, "Sec-Fetch-Mode": {"navigate"}}
 	for name, c := range map[string]struct {
@@ -292,7 +292,7 @@ func TestTheRoutersAnswersPassUnchanged(t *testing.T) {
 		html   bool
 		body   string
 	}{
-		"gone":                       {e.host("gone"), nil, 410, apierror.SandboxGone, false, `"sandboxId":"gone"`},
+		"gone":                       {e.host("gone"), nil, 410, apierror.SandboxGone, false, `"sandboxID":"gone"`},
 		"gone, in a browser":         {e.host("gone"), page, 410, apierror.SandboxGone, true, "This sandbox has ended"},
 		"gone, for an E2B SDK":       {e.host("gone"), http.Header{"E2b-Sandbox-Id": {"gone"}}, 502, apierror.SandboxGone, false, "was not found"},
 		"unknown":                    {e.host("none"), nil, 404, apierror.SandboxNotFound, false, "no such sandbox"},

@@ -22,7 +22,7 @@ func Bootstrap(s Settings) (*bootstrapv3.Bootstrap, error) {
 	}
 	b := builder{Settings: s}
 	config := &bootstrapv3.Bootstrap{
-		// Envoy reads no file again without a name of its own.
+		// Envoy reloads files only if its node has a name.
 		Node:  &corev3.Node{Id: "gateway", Cluster: "berth"},
 		Admin: admin(s.AdminSocket),
 		StaticResources: &bootstrapv3.Bootstrap_StaticResources{
@@ -40,7 +40,7 @@ func Bootstrap(s Settings) (*bootstrapv3.Bootstrap, error) {
 	return config, nil
 }
 
-// YAML renders Envoy's configuration, the same bytes for the same settings.
+// YAML renders Envoy's configuration. Equal settings give equal bytes.
 func YAML(s Settings) ([]byte, error) {
 	config, err := Bootstrap(s)
 	if err != nil {
@@ -54,13 +54,12 @@ func render(config proto.Message) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("render envoy configuration: %w", err)
 	}
-	// JSONToYAML sorts the keys, which also takes out protojson's deliberately
-	// unstable spacing.
+	// JSONToYAML sorts the keys and removes protojson's deliberately unstable spacing.
 	return yaml.JSONToYAML(raw)
 }
 
-// builder collects the first error of packing messages into Any, so that the
-// configuration can be written as one expression.
+// builder keeps the first error of packing messages into Any, so that the configuration can
+// be written as one expression.
 type builder struct {
 	Settings
 	err error
@@ -74,15 +73,14 @@ func (b *builder) any(m proto.Message) *anypb.Any {
 	return a
 }
 
-// clustersPath is the page of the admin interface that says what is open.
+// clustersPath is the page of the admin interface that shows open requests.
 const clustersPath = "/clusters"
 
-// adminMode lets the user and group of Envoy connect, and nobody else.
+// adminMode lets only the user and group of Envoy connect.
 const adminMode = 0o660
 
-// admin is Envoy's admin interface, limited to what is used: the router reads
-// /clusters, the health listener passes the other two on. Paths are compared with their
-// query.
+// admin is Envoy's admin interface, limited to the pages in use: the router reads /clusters,
+// and the health listener forwards the other two. Envoy compares paths including the query.
 func admin(socket string) *bootstrapv3.Admin {
 	address := pipe(socket)
 	address.GetPipe().Mode = adminMode

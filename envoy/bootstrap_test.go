@@ -88,7 +88,7 @@ func TestHealthIsOneListenerAndOneClusterMore(t *testing.T) {
 	require.JSONEq(t, string(want), string(got)) // the order of maps inside packed messages is not fixed
 }
 
-func TestSettingsNameTheFieldThatIsWrong(t *testing.T) {
+func TestInvalidSettingsAreNamed(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(*Settings)
 		want   string
@@ -112,7 +112,7 @@ func TestSettingsNameTheFieldThatIsWrong(t *testing.T) {
 	}
 }
 
-func TestWindowCoversEveryAttemptToConnect(t *testing.T) {
-	require.Equal(t, 5*time.Second, Window, "the default that design and documentation state")
-	require.Greater(t, Window, (1+Retries)*ConnectTimeout+Retries*retryBackOffMax)
+func TestConnectWindowCoversEveryAttempt(t *testing.T) {
+	require.Equal(t, 5*time.Second, ConnectWindow, "the default that design and documentation state")
+	require.Greater(t, ConnectWindow, (1+Retries)*ConnectTimeout+Retries*retryBackOffMax)
 }

@@ -18,16 +18,15 @@ const (
 	clusterPodsHTTP2 = "pods_h2" // gRPC needs HTTP/2 to the pod; most servers in sandboxes speak 1.1
 	clusterRouter    = "router"
 
-	// podStreams is how many requests share an HTTP/2 connection to a pod: what every
-	// server should allow (RFC 9113, section 6.5.2). Envoy sends that many before the
-	// server has said how many it allows, and it refuses what is above. More requests
-	// get more connections and do not wait.
+	// podStreams is how many requests share an HTTP/2 connection to a pod: the number that
+	// every server should allow (RFC 9113, section 6.5.2). Envoy may send that many before the
+	// server has announced its own limit, and a server refuses streams above its limit.
+	// Further requests open further connections and do not wait.
 	podStreams = 100
 
-	// A connection to a pod that is gone without a word, with its node for example, ends
-	// after 30 s of silence: a request that is open over it would count as use of whatever
-	// sandbox has that address next. The kernel of a living pod answers, however silent
-	// its programs are.
+	// A connection to a pod that has vanished, for example with its node, ends after 30 s of
+	// silence. Otherwise an open request on it would count as use of the next sandbox at that
+	// address. The kernel of a running pod answers the probes even if its programs are silent.
 	keepaliveSeconds         = 15
 	keepaliveIntervalSeconds = 5
 	keepaliveProbes          = 3
@@ -60,7 +59,7 @@ func (b *builder) clusters() []*clusterv3.Cluster {
 	return all
 }
 
-// pods goes where the metadata says. use_http_header stays off.
+// pods is a cluster whose destination is in the metadata. use_http_header stays off.
 func (b *builder) pods(name string, protocol *httpv3.HttpProtocolOptions_ExplicitHttpConfig) *clusterv3.Cluster {
 	return &clusterv3.Cluster{
 		Name:                 name,
@@ -84,8 +83,10 @@ func (b *builder) pods(name string, protocol *httpv3.HttpProtocolOptions_Explici
 		}},
 		CircuitBreakers: b.breakers(math.MaxUint32, 1000),
 		TypedExtensionProtocolOptions: b.protocol(&httpv3.HttpProtocolOptions{
-			CommonHttpProtocolOptions: &corev3.HttpProtocolOptions{IdleTimeout: seconds(30 * time.Second), MaxHeadersCount: wrapperspb.UInt32(maxHeaders)},
-			UpstreamProtocolOptions:   &httpv3.HttpProtocolOptions_ExplicitHttpConfig_{ExplicitHttpConfig: protocol},
+			CommonHttpProtocolOptions: &corev3.HttpProtocolOptions{
+				IdleTimeout: seconds(30 * time.Second), MaxHeadersCount: wrapperspb.UInt32(maxHeaders),
+			},
+			UpstreamProtocolOptions: &httpv3.HttpProtocolOptions_ExplicitHttpConfig_{ExplicitHttpConfig: protocol},
 		}),
 	}
 }
@@ -95,8 +96,8 @@ func (b *builder) router() *clusterv3.Cluster {
 		Name:                 clusterRouter,
 		ClusterDiscoveryType: &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STATIC},
 		ConnectTimeout:       seconds(250 * time.Millisecond),
-		// max_retries is the budget of retries running at once; its default of 3
-		// would undo ext_proc's retry policy while a router restarts.
+		// max_retries bounds concurrent retries. Its default of 3 would defeat the retry policy
+		// of ext_proc while a router restarts.
 		CircuitBreakers: b.breakers(b.MaxConnections, b.MaxConnections),
 		TypedExtensionProtocolOptions: b.protocol(&httpv3.HttpProtocolOptions{
 			UpstreamProtocolOptions: &httpv3.HttpProtocolOptions_ExplicitHttpConfig_{
@@ -116,8 +117,8 @@ func (b *builder) router() *clusterv3.Cluster {
 	}
 }
 
-// breakers refuse what is above the bound. A bound on connections makes requests
-// wait instead, and what was admitted must not wait: the pods' clusters have none.
+// breakers refuse requests above the limit. A limit on connections would make requests wait
+// instead. An admitted request must not wait, so the clusters of pods have no such limit.
 func (b *builder) breakers(connections, retries uint32) *clusterv3.CircuitBreakers {
 	return &clusterv3.CircuitBreakers{Thresholds: []*clusterv3.CircuitBreakers_Thresholds{{
 		MaxConnections:     wrapperspb.UInt32(connections),

@@ -114,7 +114,7 @@ func (g *gateway) unavailable(t *testing.T, header http.Header) {
 	require.Equal(t, before, g.hits.Load(), "the request reached the pod")
 }
 
-func TestWhateverTheRouterDoesWrongNothingIsServed(t *testing.T) {
+func TestFaultyRouterServesNoRequest(t *testing.T) {
 	g := startGateway(t)
 	dst := g.podAddr.String()
 	for name, play := range g.wrongs() {
@@ -142,7 +142,7 @@ func (g *gateway) serves(t *testing.T) {
 
 // With these listener filters a connection has an "original destination", which
 // the pods' cluster would use for want of a better one.
-func TestNoListenerFilterGivesARequestADestination(t *testing.T) {
+func TestListenerFilterSetsNoDestination(t *testing.T) {
 	for name, c := range map[string]struct {
 		config config
 		// preamble is what a peer sends to choose the destination.
@@ -226,7 +226,7 @@ func TestWithoutARouterNothingIsServed(t *testing.T) {
 	})
 }
 
-func TestInternalHeadersOfAClientNeverReachAPod(t *testing.T) {
+func TestInternalClientHeadersNeverReachAPod(t *testing.T) {
 	g := startGateway(t)
 	g.router.set(admit(g.admitted("abc")))
 	code, body := g.get(http.Header{
@@ -254,7 +254,7 @@ func TestInternalHeadersOfAClientNeverReachAPod(t *testing.T) {
 	require.Len(t, seen["X-Request-Id"], 1)
 }
 
-func TestBehindATrustedProxyItsWordCounts(t *testing.T) {
+func TestTrustedProxyHeadersAreKept(t *testing.T) {
 	g := startGatewayWith(t, config{settings: func(s *envoy.Settings) { s.TrustedHops = 1 }})
 	g.router.set(admit(g.admitted("abc")))
 	code, body := g.get(http.Header{
@@ -289,7 +289,7 @@ func (g *gateway) change(m *extprocv3.HeaderMutation) play {
 	}
 }
 
-func TestTheRouterCannotChangeARequest(t *testing.T) {
+func TestRouterCannotChangeARequest(t *testing.T) {
 	for name, paths := range map[string]bool{"the path neither": false, "but for the path, in path mode": true} {
 		t.Run(name, func(t *testing.T) {
 			var path string

@@ -15,28 +15,28 @@ import (
 	matcherv3 "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
 )
 
-// Headers and trailers by which only Berth's own parts and proxies may speak, as
-// regular expressions. Between the words stands anything but a letter or digit:
-// programs that turn names into variables (CGI, WSGI) write "_" for all of that.
+// Regular expressions of headers and trailers that only Berth's own parts and proxies may send.
+// Any character but a letter or digit counts as the separator between words, because programs
+// that turn names into variables (CGI, WSGI) map all of them to "_".
 const (
 	berthNames = `x[^a-z0-9]berth([^a-z0-9].*)?`
 	envoyNames = `x[^a-z0-9]envoy([^a-z0-9].*)?`
-	// requestIDName: Envoy makes a new one in any case, but not before it refuses
-	// what it cannot read.
+	// requestIDName is removed although Envoy always sets a new one: it does not do so before
+	// it refuses an invalid request.
 	requestIDName = `x[^a-z0-9]request[^a-z0-9]id`
 	proxyNames    = `x[^a-z0-9]forwarded([^a-z0-9].*)?|forwarded|x[^a-z0-9]real[^a-z0-9]ip`
-	// proxySpellings are those of proxyNames that no proxy sends or removes: with
-	// another sign than "-" somewhere.
+	// proxySpellings are the variants of proxyNames that proxies neither send nor remove: those
+	// with another separator than "-".
 	proxySpellings = `x[^a-z0-9-]forwarded([^a-z0-9].*)?|x-forwarded[^a-z0-9-].*|x-forwarded-.*[^a-z0-9-].*|x[^a-z0-9-]real[^a-z0-9]ip|x-real[^a-z0-9-]ip`
-	// Framing, routing and who asks must not come as trailers (RFC 9110, section
-	// 6.5.1): a server that adds trailers to the headers would believe them.
+	// Headers about framing, routing and the caller must not be sent as trailers (RFC 9110,
+	// section 6.5.1), because a server that merges trailers into headers would use them.
 	framingNames = `host|content-.*|transfer-encoding|te|trailer|connection|upgrade|expect`
 	callerNames  = `authorization|cookie|set-cookie|proxy-.*|sec-.*`
-	// sandboxTrailers are sandboxMayNotSay, and cookies, which are set in headers.
+	// sandboxTrailers are the headers of sandboxMayNotSend, and cookies, which belong in headers.
 	sandboxTrailers = `set-cookie2?|proxy-.*|x-accel-redirect|x-sendfile`
 )
 
-// mutateEarly removes what a client has made up, before anything reads it.
+// mutateEarly removes headers that a client must not send, before any filter reads them.
 func (b *builder) mutateEarly() *corev3.TypedExtensionConfig {
 	names := []string{berthNames, envoyNames, requestIDName}
 	if b.TrustedHops == 0 {
@@ -50,21 +50,21 @@ func (b *builder) mutateEarly() *corev3.TypedExtensionConfig {
 	}
 }
 
-// mutate removes what mutateEarly cannot: what a client says in trailers, where no
-// proxy speaks, however many are trusted, and what a sandbox says to proxies.
+// mutate removes what mutateEarly cannot: trailers of a client, which no trusted proxy uses,
+// and headers of a sandbox that are meant for proxies.
 func (b *builder) mutate() *hcmv3.HttpFilter {
 	return b.httpFilter("envoy.filters.http.header_mutation", &headersv3.HeaderMutation{Mutations: &headersv3.Mutations{
 		RequestTrailersMutations: remove(berthNames, envoyNames, requestIDName, proxyNames, framingNames, callerNames),
-		// Each name is one more expression for each header of every answer: what has only
-		// one spelling stands in sandboxMayNotSay.
+		// Every expression costs a match for each header of every answer, so names with only one
+		// spelling are in sandboxMayNotSend instead.
 		ResponseMutations:         remove(envoyNames),
 		ResponseTrailersMutations: remove(berthNames, envoyNames, sandboxTrailers),
 	}})
 }
 
-// sandboxMayNotSay are headers of answers that a proxy in front would take for Berth's
-// word, or obey: nginx and Apache serve their own files for two of them.
-func sandboxMayNotSay() []string {
+// sandboxMayNotSend are headers of answers that a proxy in front would attribute to Berth or
+// obey. For two of them nginx and Apache serve their own files.
+func sandboxMayNotSend() []string {
 	return []string{
 		ReasonHeader,
 		"x-accel-redirect", "x-sendfile",
@@ -73,12 +73,12 @@ func sandboxMayNotSay() []string {
 	}
 }
 
-// ownCookies takes the Domain attribute off every cookie that a sandbox sets: with it
-// a browser sends the cookie to other sandboxes too. Without it the cookie belongs to
-// the sandbox's own host. Names are compared by their letters, which is more than
-// browsers take for the attribute (RFC 6265, section 5.2).
+// ownCookies removes the Domain attribute of every cookie that a sandbox sets, because with it
+// a browser sends the cookie to other sandboxes too. Without it the cookie is valid on the
+// sandbox's own host only. The script compares the letters of the name only, which matches more
+// than browsers accept as the attribute (RFC 6265, section 5.2).
 //
-// Only answers with a cookie run the script.
+// The script runs only for answers with a cookie.
 func (b *builder) ownCookies() *hcmv3.HttpFilter {
 	const script = `function envoy_on_response(handle)
   local headers, own, changed = handle:headers(), {}, false
@@ -100,35 +100,59 @@ func (b *builder) ownCookies() *hcmv3.HttpFilter {
 end
 `
 	lua := &luav3.Lua{DefaultSourceCode: &corev3.DataSource{Specifier: &corev3.DataSource_InlineString{InlineString: script}}}
-	setCookie := &xdsmatcherv3.Matcher_MatcherList_Predicate_SinglePredicate{
-		Input:   &xdscorev3.TypedExtensionConfig{Name: "set-cookie", TypedConfig: b.any(&matcherv3.HttpResponseHeaderMatchInput{HeaderName: "set-cookie"})},
-		Matcher: &xdsmatcherv3.Matcher_MatcherList_Predicate_SinglePredicate_ValueMatch{ValueMatch: &xdsmatcherv3.StringMatcher{MatchPattern: &xdsmatcherv3.StringMatcher_SafeRegex{SafeRegex: &xdsmatcherv3.RegexMatcher{Regex: ".*", EngineType: &xdsmatcherv3.RegexMatcher_GoogleRe2{GoogleRe2: &xdsmatcherv3.RegexMatcher_GoogleRE2{}}}}}},
-	}
 	return b.httpFilter("envoy.filters.http.lua", &matchingv3.ExtensionWithMatcher{
 		ExtensionConfig: &corev3.TypedExtensionConfig{Name: "envoy.filters.http.lua", TypedConfig: b.any(lua)},
-		XdsMatcher: &xdsmatcherv3.Matcher{MatcherType: &xdsmatcherv3.Matcher_MatcherList_{MatcherList: &xdsmatcherv3.Matcher_MatcherList{Matchers: []*xdsmatcherv3.Matcher_MatcherList_FieldMatcher{{
-			Predicate: &xdsmatcherv3.Matcher_MatcherList_Predicate{MatchType: &xdsmatcherv3.Matcher_MatcherList_Predicate_NotMatcher{NotMatcher: &xdsmatcherv3.Matcher_MatcherList_Predicate{
-				MatchType: &xdsmatcherv3.Matcher_MatcherList_Predicate_SinglePredicate_{SinglePredicate: setCookie},
-			}}},
-			OnMatch: &xdsmatcherv3.Matcher_OnMatch{OnMatch: &xdsmatcherv3.Matcher_OnMatch_Action{Action: &xdscorev3.TypedExtensionConfig{
-				Name: "skip", TypedConfig: b.any(&actionv3.SkipFilter{}),
-			}}},
-		}}}}},
+		XdsMatcher:      b.skipWithout("set-cookie"),
 	})
 }
 
-// webSocketKey stands for the key that a WebSocket over HTTP/2 does not have.
+// skipWithout is a matcher that skips its filter for answers without this header.
+func (b *builder) skipWithout(header string) *xdsmatcherv3.Matcher {
+	type (
+		list      = xdsmatcherv3.Matcher_MatcherList
+		predicate = xdsmatcherv3.Matcher_MatcherList_Predicate
+	)
+	anyText := &xdsmatcherv3.StringMatcher{MatchPattern: &xdsmatcherv3.StringMatcher_SafeRegex{
+		SafeRegex: &xdsmatcherv3.RegexMatcher{
+			Regex:      ".*",
+			EngineType: &xdsmatcherv3.RegexMatcher_GoogleRe2{GoogleRe2: &xdsmatcherv3.RegexMatcher_GoogleRE2{}},
+		},
+	}}
+	present := &predicate{MatchType: &xdsmatcherv3.Matcher_MatcherList_Predicate_SinglePredicate_{
+		SinglePredicate: &xdsmatcherv3.Matcher_MatcherList_Predicate_SinglePredicate{
+			Input: &xdscorev3.TypedExtensionConfig{
+				Name: header, TypedConfig: b.any(&matcherv3.HttpResponseHeaderMatchInput{HeaderName: header}),
+			},
+			Matcher: &xdsmatcherv3.Matcher_MatcherList_Predicate_SinglePredicate_ValueMatch{ValueMatch: anyText},
+		},
+	}}
+	skip := &xdscorev3.TypedExtensionConfig{Name: "skip", TypedConfig: b.any(&actionv3.SkipFilter{})}
+	return &xdsmatcherv3.Matcher{MatcherType: &xdsmatcherv3.Matcher_MatcherList_{MatcherList: &list{
+		Matchers: []*xdsmatcherv3.Matcher_MatcherList_FieldMatcher{{
+			Predicate: &predicate{
+				MatchType: &xdsmatcherv3.Matcher_MatcherList_Predicate_NotMatcher{NotMatcher: present},
+			},
+			OnMatch: &xdsmatcherv3.Matcher_OnMatch{OnMatch: &xdsmatcherv3.Matcher_OnMatch_Action{Action: skip}},
+		}},
+	}}}
+}
+
+// webSocketKey is the key for a WebSocket over HTTP/2, which has none.
 const webSocketKey = "YmVydGgtb3Zlci1odHRwMg==" // 16 bytes (RFC 6455, section 4.1)
 
-// webSockets are the routes of upgrades, those without a key and the others.
+// webSockets are the routes for upgrades without a key and with one.
 //
-// Without a key are WebSockets over HTTP/2, in which key and accept are not used
-// (RFC 8441, section 5): Envoy makes an HTTP/1.1 upgrade of it and forgets them,
-// and servers then refuse (https://github.com/envoyproxy/envoy/issues/8547).
+// A WebSocket over HTTP/2 has no key, because RFC 8441, section 5, does not use key and accept.
+// Envoy turns it into an HTTP/1.1 upgrade without a key, which servers refuse
+// (https://github.com/envoyproxy/envoy/issues/8547).
 func webSockets(action *routev3.Route_Route) []*routev3.Route {
-	websocket := &matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_Exact{Exact: "websocket"}, IgnoreCase: true}
+	websocket := exact("websocket")
+	websocket.IgnoreCase = true
 	add := func(name, value string) *corev3.HeaderValueOption {
-		return &corev3.HeaderValueOption{Header: &corev3.HeaderValue{Key: name, Value: value}, AppendAction: corev3.HeaderValueOption_ADD_IF_ABSENT}
+		return &corev3.HeaderValueOption{
+			Header:       &corev3.HeaderValue{Key: name, Value: value},
+			AppendAction: corev3.HeaderValueOption_ADD_IF_ABSENT,
+		}
 	}
 	route := func(headers ...*routev3.HeaderMatcher) *routev3.Route {
 		return &routev3.Route{
@@ -137,22 +161,24 @@ func webSockets(action *routev3.Route_Route) []*routev3.Route {
 				Headers:       append([]*routev3.HeaderMatcher{headerMatches("upgrade", websocket)}, headers...),
 			},
 			Action: action,
-			// Envoy gives up an answer of 2xx or 3xx to what it takes for the handshake of a
-			// WebSocket: it arrives without its body. So it must not take it for one. The
-			// space is none to those who read the request (RFC 9112, section 5.1).
+			// Envoy drops the body of a 2xx or 3xx answer to a request that it recognises as a
+			// WebSocket handshake. The leading space prevents that. Readers of the request ignore
+			// the space (RFC 9112, section 5.1).
 			RequestHeadersToAdd: []*corev3.HeaderValueOption{{
-				Header: &corev3.HeaderValue{Key: "upgrade", Value: " websocket"}, AppendAction: corev3.HeaderValueOption_OVERWRITE_IF_EXISTS_OR_ADD,
+				Header:       &corev3.HeaderValue{Key: "upgrade", Value: " websocket"},
+				AppendAction: corev3.HeaderValueOption_OVERWRITE_IF_EXISTS_OR_ADD,
 			}},
 		}
 	}
 	without := route(headerPresent("sec-websocket-key", false))
-	without.RequestHeadersToAdd = append(without.RequestHeadersToAdd, add("sec-websocket-key", webSocketKey), add("sec-websocket-version", "13"))
+	without.RequestHeadersToAdd = append(without.RequestHeadersToAdd,
+		add("sec-websocket-key", webSocketKey), add("sec-websocket-version", "13"))
 	without.ResponseHeadersToRemove = []string{"sec-websocket-accept"}
 	return []*routev3.Route{without, route()}
 }
 
-// remove drops every header whose whole name matches one of the expressions,
-// which are separate because Envoy bounds the size of each.
+// remove removes every header whose whole name matches one of the expressions. They are
+// separate because Envoy limits the size of each.
 func remove(regexes ...string) []*mutationv3.HeaderMutation {
 	var all []*mutationv3.HeaderMutation
 	for _, regex := range regexes {
@@ -173,7 +199,7 @@ func headerPresent(name string, present bool) *routev3.HeaderMatcher {
 	return &routev3.HeaderMatcher{Name: name, HeaderMatchSpecifier: &routev3.HeaderMatcher_PresentMatch{PresentMatch: present}}
 }
 
-// isGRPC is what Envoy itself takes for gRPC. gRPC-Web is not: it goes over
+// isGRPC matches requests that Envoy treats as gRPC. gRPC-Web does not match and uses
 // HTTP/1.1.
 func isGRPC() *routev3.HeaderMatcher {
 	return headerMatches("content-type", &matcherv3.StringMatcher{

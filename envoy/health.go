@@ -16,12 +16,12 @@ import (
 
 const clusterAdmin = "envoy_admin"
 
-// healthPaths are the pages of Envoy's admin interface that the health listener
-// shows. The others can change Envoy, or show what clients sent.
+// healthPaths are the pages of Envoy's admin interface that the health listener serves. Other
+// pages can change Envoy or show data of clients.
 func healthPaths() []string { return []string{"/ready", "/stats/prometheus"} }
 
-// healthListener shows a few pages of the admin interface, which itself stays on
-// a unix socket, to probes and to Prometheus.
+// healthListener serves a few pages of the admin interface to probes and Prometheus. The
+// admin interface itself stays on a unix socket.
 func (b *builder) healthListener() *listenerv3.Listener {
 	get := &routev3.HeaderMatcher{Name: ":method", HeaderMatchSpecifier: &routev3.HeaderMatcher_StringMatch{
 		StringMatch: &matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_Exact{Exact: http.MethodGet}},
@@ -42,7 +42,7 @@ func (b *builder) healthListener() *listenerv3.Listener {
 	return &listenerv3.Listener{
 		Name:    "health",
 		Address: socketAddress(b.HealthListen),
-		// Whatever happens to the sandboxes' traffic, this is answered.
+		// Probes are answered even when Envoy refuses the traffic of sandboxes.
 		IgnoreGlobalConnLimit: true,
 		BypassOverloadManager: true,
 		FilterChains: []*listenerv3.FilterChain{{Filters: []*listenerv3.Filter{{

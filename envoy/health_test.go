@@ -70,7 +70,7 @@ func TestHealthListenerShowsReadinessAndMetrics(t *testing.T) {
 	}
 }
 
-func TestHealthListenerShowsNothingElseOfTheAdminInterface(t *testing.T) {
+func TestHealthListenerHidesOtherAdminPages(t *testing.T) {
 	g := startGateway(t)
 	for _, target := range adminTargets() {
 		for _, method := range []string{http.MethodGet, http.MethodPost, http.MethodHead} {
@@ -95,7 +95,7 @@ func TestHealthListenerShowsNothingElseOfTheAdminInterface(t *testing.T) {
 }
 
 // Whatever else a request says, the page that is shown is the one it names.
-func TestHeadersDoNotChooseAnotherPage(t *testing.T) {
+func TestHeadersDoNotSelectAnotherAdminPage(t *testing.T) {
 	g := startGateway(t)
 	for _, header := range []string{
 		"X-HTTP-Method-Override: POST", "X-Method-Override: POST", "X-Original-URL: /quitquitquit", "X-Rewrite-URL: /quitquitquit",
@@ -113,7 +113,7 @@ func TestHeadersDoNotChooseAnotherPage(t *testing.T) {
 }
 
 // Clients of sandboxes reach the sandbox or nothing.
-func TestIngressShowsNothingOfTheAdminInterface(t *testing.T) {
+func TestIngressHidesTheAdminInterface(t *testing.T) {
 	g := startGateway(t)
 	targets := append(adminTargets(), "/ready", "/stats/prometheus")
 	for _, host := range []string{"8080-abc.sandbox.example.com", "envoy_admin", "health", "localhost"} {
@@ -137,7 +137,7 @@ func TestIngressShowsNothingOfTheAdminInterface(t *testing.T) {
 
 // The router may connect to the admin socket. Neither it nor whoever takes it over may
 // change Envoy, or read more than what is open.
-func TestAdminSocketShowsOnlyWhatIsUsed(t *testing.T) {
+func TestAdminSocketShowsOnlyUsedPages(t *testing.T) {
 	g := startGatewayWith(t, config{onlyAllowed: true})
 	info, err := os.Stat(g.settings.AdminSocket)
 	require.NoError(t, err)

@@ -150,7 +150,7 @@ const waiting = 80
 // An admitted request that a pod keeps waiting, for as long as it likes, dies with
 // its connection. Nothing dials the address for it again: another pod may have it
 // by then.
-func TestARequestThatAPodKeepsWaitingNeverDialsAgain(t *testing.T) {
+func TestWaitingRequestNeverDialsAgain(t *testing.T) {
 	type sender = func(*gateway) answer
 	plain := func(contentType string) sender {
 		return func(g *gateway) answer {

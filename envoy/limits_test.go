@@ -51,7 +51,7 @@ func TestConnectionsAboveTheBoundAreClosedAtOnce(t *testing.T) {
 }
 
 // Clients that hold every connection must not keep the router from seeing what is open.
-func TestOpenRequestsCanBeReadAtTheBoundOfConnections(t *testing.T) {
+func TestAdminSocketAnswersAtTheConnectionLimit(t *testing.T) {
 	g := startGatewayWith(t, config{settings: func(s *envoy.Settings) { s.MaxConnections = 2 }})
 	arrived, release := make(chan struct{}, 2), make(chan struct{})
 	p := listen(t, "127.0.0.1:0", http.HandlerFunc(func(http.ResponseWriter, *http.Request) { arrived <- struct{}{}; <-release }))
@@ -76,7 +76,7 @@ func TestOpenRequestsCanBeReadAtTheBoundOfConnections(t *testing.T) {
 
 // What cannot be sent on is refused: it never waits in a queue, where it would
 // outlive the window.
-func TestRequestsAboveTheBoundAreRefusedAndDoNotWait(t *testing.T) {
+func TestRequestsAboveTheLimitAreRefusedAtOnce(t *testing.T) {
 	g := startGatewayWith(t, config{settings: func(s *envoy.Settings) { s.MaxConnections = 2 }, patch: func(b *bootstrapv3.Bootstrap) {
 		b.OverloadManager = nil // which counts the clients' connections
 	}})
@@ -191,7 +191,7 @@ func TestRequestsAreRefusedWhenMemoryIsShort(t *testing.T) {
 	require.Equal(t, http.StatusOK, code, "a pod must not be taken for dead because it is busy")
 }
 
-func TestManyHeadersPassAndTooManyAreSaidToBe(t *testing.T) {
+func TestTooManyHeadersAreRefused(t *testing.T) {
 	g := startGateway(t)
 	p := listen(t, "127.0.0.1:0", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		for i := range 150 {
@@ -215,7 +215,7 @@ func TestManyHeadersPassAndTooManyAreSaidToBe(t *testing.T) {
 }
 
 // Many users may share a connection of a proxy in front.
-func TestAStreamThatIsNotValidLeavesItsNeighboursAlone(t *testing.T) {
+func TestInvalidStreamDoesNotAffectOthers(t *testing.T) {
 	e, v := startVersatile(t)
 	for name, headers := range map[string][]string{
 		"te":                    {":method", "GET", ":scheme", "http", ":path", "/", ":authority", e.host("abc"), "te", "gzip"},

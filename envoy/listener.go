@@ -24,15 +24,15 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
-// Buffers are small, because a gateway holds very many connections and streams.
+// connectionBuffer is small because a gateway holds very many connections and streams.
 const connectionBuffer = 32 << 10
 
 // maxHeaders bounds the number of headers of a request and of an answer.
 const maxHeaders = 200
 
-// statusRouterError is what Envoy answers on an ext_proc error, before the
-// local reply mapping. It is used for nothing else, which is the only way to
-// tell those errors apart: they set no response flag.
+// statusRouterError is Envoy's status for an ext_proc error, before the local reply mapping.
+// No other failure has it. Nothing else identifies these errors, because they set no response
+// flag.
 const statusRouterError = 511
 
 func (b *builder) listeners() []*listenerv3.Listener {
@@ -50,8 +50,8 @@ func (b *builder) listeners() []*listenerv3.Listener {
 		FilterChains:                  []*listenerv3.FilterChain{chain},
 	}
 	if b.ProxyProtocol {
-		// It also makes up the address that ORIGINAL_DST falls back to: the guard
-		// stands between.
+		// The header also sets the address that ORIGINAL_DST falls back to. The guard prevents
+		// that fallback.
 		ingress.ListenerFilters = []*listenerv3.ListenerFilter{{
 			Name:       "envoy.filters.listener.proxy_protocol",
 			ConfigType: &listenerv3.ListenerFilter_TypedConfig{TypedConfig: b.any(&proxyv3.ProxyProtocol{})},
@@ -68,7 +68,7 @@ func socketAddress(a netip.AddrPort) *corev3.Address {
 	return &corev3.Address{Address: &corev3.Address_SocketAddress{SocketAddress: &corev3.SocketAddress{
 		Address:       a.Addr().String(),
 		PortSpecifier: &corev3.SocketAddress_PortValue{PortValue: uint32(a.Port())},
-		Ipv4Compat:    a.Addr() == netip.IPv6Unspecified(), // all addresses of both kinds
+		Ipv4Compat:    a.Addr() == netip.IPv6Unspecified(), // all IPv4 and IPv6 addresses
 	}}}
 }
 
@@ -77,9 +77,9 @@ func (b *builder) httpConnectionManager() *hcmv3.HttpConnectionManager {
 		StatPrefix: "ingress",
 		CodecType:  hcmv3.HttpConnectionManager_AUTO,
 
-		// Nobody is an internal client, whose x-envoy-* headers would be obeyed.
-		// The list names an address that is reserved for documentation
-		// (RFC 5737); an empty list would make loopback internal.
+		// Envoy obeys x-envoy-* headers of internal clients, so no client is internal. The list
+		// has one address reserved for documentation (RFC 5737), because an empty list would
+		// make loopback internal.
 		UseRemoteAddress: wrapperspb.Bool(true),
 		InternalAddressConfig: &hcmv3.HttpConnectionManager_InternalAddressConfig{CidrRanges: []*corev3.CidrRange{
 			{AddressPrefix: "192.0.2.255", PrefixLen: wrapperspb.UInt32(32)},
@@ -87,13 +87,13 @@ func (b *builder) httpConnectionManager() *hcmv3.HttpConnectionManager {
 		XffNumTrustedHops:             b.TrustedHops,
 		EarlyHeaderMutationExtensions: []*corev3.TypedExtensionConfig{b.mutateEarly()},
 
-		// On sandbox hosts the path's bytes belong to the sandbox.
+		// On sandbox hosts the path passes unchanged.
 		NormalizePath:              wrapperspb.Bool(false),
-		GenerateRequestId:          wrapperspb.Bool(true), // the requestId of refusals
+		GenerateRequestId:          wrapperspb.Bool(true), // for the requestID of refusals
 		SchemeHeaderTransformation: b.scheme(),
 		ServerHeaderTransformation: hcmv3.HttpConnectionManager_PASS_THROUGH,
 
-		// An idle WebSocket is not an error; the reaper decides.
+		// An idle WebSocket is not an error. The idle timeout of the sandbox applies instead.
 		StreamIdleTimeout:     seconds(0),
 		RequestTimeout:        seconds(0),
 		RequestHeadersTimeout: seconds(10 * time.Second),
@@ -109,7 +109,7 @@ func (b *builder) httpConnectionManager() *hcmv3.HttpConnectionManager {
 		HttpProtocolOptions: &corev3.Http1ProtocolOptions{EnableTrailers: true}, // HTTP/1.0 stays refused
 		Http2ProtocolOptions: &corev3.Http2ProtocolOptions{
 			AllowConnect: true, // WebSocket over HTTP/2 (RFC 8441)
-			// A request that is not valid ends itself and not its neighbours.
+			// An invalid request ends only its own stream, not the connection.
 			OverrideStreamErrorOnInvalidHttpMessage: wrapperspb.Bool(true),
 			MaxConcurrentStreams:                    wrapperspb.UInt32(1024),
 			InitialStreamWindowSize:                 wrapperspb.UInt32(64 << 10),
@@ -130,8 +130,8 @@ func (b *builder) httpConnectionManager() *hcmv3.HttpConnectionManager {
 	}
 }
 
-// scheme replaces what a client says in :scheme by what the listener speaks, also in
-// X-Forwarded-Proto. Trusted proxies know better.
+// scheme replaces the client's :scheme, and X-Forwarded-Proto, by the scheme of the listener,
+// unless there are trusted proxies.
 func (b *builder) scheme() *corev3.SchemeHeaderTransformation {
 	if b.TrustedHops > 0 {
 		return nil
@@ -168,14 +168,14 @@ func (b *builder) extProc() *extprocv3.ExternalProcessor {
 		MetadataOptions: &extprocv3.MetadataOptions{ReceivingNamespaces: &extprocv3.MetadataOptions_MetadataNamespaces{
 			Untyped: []string{MetadataNamespace},
 		}},
-		// Only what the router reads is sent to it: nothing secret, and the cost
-		// does not grow with the client's headers.
+		// The router receives only the headers that it reads. None is secret, and the cost does
+		// not grow with the client's headers.
 		ForwardRules: &extprocv3.HeaderForwardingRules{AllowedHeaders: b.routerHeaders()},
 		MutationRules: &mutationv3.HeaderMutationRules{
 			AllowAllRouting: wrapperspb.Bool(false),
 			AllowEnvoy:      wrapperspb.Bool(false),
-			// These rules bind the router's own answers as well, so the headers of
-			// those are named.
+			// Envoy applies these rules to the router's own answers too, so they allow the
+			// headers of those.
 			DisallowAll:     wrapperspb.Bool(true),
 			AllowExpression: &matcherv3.RegexMatcher{Regex: b.routerMayChange()},
 			DisallowIsError: wrapperspb.Bool(false),
@@ -190,8 +190,8 @@ func (b *builder) extProc() *extprocv3.ExternalProcessor {
 	}
 }
 
-// routerHeaders are those that the router is sent: what may name a sandbox, and
-// what says how a refusal is to look.
+// routerHeaders are the headers that the router receives: those that may name a sandbox, and
+// those that select the form of a refusal.
 func (b *builder) routerHeaders() *matcherv3.ListStringMatcher {
 	names := []string{
 		":authority", ":method", "x-request-id",
@@ -208,8 +208,8 @@ func (b *builder) routerHeaders() *matcherv3.ListStringMatcher {
 	return &all
 }
 
-// routerMayChange matches the headers that the router may set: of its answers,
-// and of a request the path at most.
+// routerMayChange matches the headers that the router may set: in its own answers, and in
+// requests the path if Paths is set.
 func (b *builder) routerMayChange() string {
 	names := "content-type|retry-after|cache-control|content-security-policy|" + ReasonHeader
 	if b.Paths {
@@ -218,9 +218,9 @@ func (b *builder) routerMayChange() string {
 	return names
 }
 
-// Patterns of a valid destination. They let nothing through that Envoy could not
-// use: it would go to the connection's original destination instead, which a
-// peer may choose. Each is small, because Envoy bounds the size of a regex.
+// Patterns of a valid destination. They match no destination that Envoy cannot use, because
+// Envoy would then use the connection's original destination, which a peer may choose. Each
+// pattern is small, because Envoy limits the size of a regular expression.
 const (
 	shapeIPv4  = `[0-9]+(\.[0-9]+){3}:[0-9]+`
 	octetsIPv4 = `((25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])[.:])+[0-9]+`
@@ -228,8 +228,8 @@ const (
 	validPort  = `.*:([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])`
 )
 
-// Destination writes an address as the guard wants it in MetadataDst: IPv6
-// without abbreviation, so that a simple pattern matches valid ones only.
+// Destination returns an address in the form that the guard accepts in MetadataDst. IPv6 is
+// written without abbreviation, so that a simple pattern matches only valid addresses.
 func Destination(a netip.AddrPort) string {
 	host := a.Addr().String()
 	if a.Addr().Is6() {
@@ -238,12 +238,12 @@ func Destination(a netip.AddrPort) string {
 	return net.JoinHostPort(host, strconv.Itoa(int(a.Port())))
 }
 
-// guard refuses what the router did not admit in so many words.
+// guard refuses every request that the router has not explicitly admitted.
 func guard() *rbacv3.RBAC {
 	all := func(ids ...*rbacconfigv3.Principal) *rbacconfigv3.Principal {
 		return &rbacconfigv3.Principal{Identifier: &rbacconfigv3.Principal_AndIds{AndIds: &rbacconfigv3.Principal_Set{Ids: ids}}}
 	}
-	// The length of the ID is the router's to check.
+	// The router checks the length of the ID.
 	id, port := metadataMatches(MetadataID, `[a-z0-9]+`), metadataMatches(MetadataDst, validPort)
 	return &rbacv3.RBAC{Rules: &rbacconfigv3.RBAC{
 		Action: rbacconfigv3.RBAC_ALLOW,
@@ -257,8 +257,8 @@ func guard() *rbacv3.RBAC {
 	}}
 }
 
-// metadataMatches is true of a request for which the router has set key to text
-// that matches from its beginning to its end.
+// metadataMatches matches requests whose metadata has key with a text that regex matches
+// completely.
 func metadataMatches(key, regex string) *rbacconfigv3.Principal {
 	return &rbacconfigv3.Principal{Identifier: &rbacconfigv3.Principal_SourcedMetadata{SourcedMetadata: &rbacconfigv3.SourcedMetadata{
 		MetadataSource: rbacconfigv3.MetadataSource_DYNAMIC,
@@ -272,9 +272,9 @@ func metadataMatches(key, regex string) *rbacconfigv3.Principal {
 	}}}
 }
 
-// poolPerSandbox makes the sandbox ID part of the key of the upstream
-// connection pools: two sandboxes that had one address after another never
-// share a connection. Envoy hashes only this kind of filter state.
+// poolPerSandbox makes the sandbox ID part of the key of upstream connection pools, so that two
+// sandboxes that use one address in turn never share a connection. Envoy hashes only this kind
+// of filter state.
 func poolPerSandbox() *setstatev3.Config {
 	return &setstatev3.Config{OnRequestHeaders: []*statev3.FilterStateValue{{
 		Key:        &statev3.FilterStateValue_ObjectKey{ObjectKey: "berth.sandbox"},
@@ -294,8 +294,8 @@ func (b *builder) routes() *routev3.RouteConfiguration {
 			ClusterSpecifier: &routev3.RouteAction_Cluster{Cluster: cluster},
 			Timeout:          seconds(0),
 			IdleTimeout:      seconds(0),
-			// Sent again only while nothing of it has been sent: "reset" would
-			// send it to whatever listens on that address by then.
+			// A request is retried only while Envoy has sent no part of it. "reset" would send it
+			// to any program that listens at that address later.
 			RetryPolicy: &routev3.RetryPolicy{
 				RetryOn:    "connect-failure,reset-before-request",
 				NumRetries: wrapperspb.UInt32(Retries),
@@ -311,7 +311,7 @@ func (b *builder) routes() *routev3.RouteConfiguration {
 		VirtualHosts: []*routev3.VirtualHost{{
 			Name: "all", Domains: []string{"*"},
 			RequestHeadersToRemove:  []string{"x-envoy-external-address"},
-			ResponseHeadersToRemove: sandboxMayNotSay(),
+			ResponseHeadersToRemove: sandboxMayNotSend(),
 			Routes: append(webSockets(to(clusterPodsHTTP1)), []*routev3.Route{
 				{Match: &routev3.RouteMatch{PathSpecifier: all, Headers: []*routev3.HeaderMatcher{isGRPC()}}, Action: to(clusterPodsHTTP2)},
 				{Match: &routev3.RouteMatch{PathSpecifier: all}, Action: to(clusterPodsHTTP1)},
@@ -320,8 +320,8 @@ func (b *builder) routes() *routev3.RouteConfiguration {
 	}
 }
 
-// grpcService is the router's end of a filter. The retry policy of GrpcService_EnvoyGrpc
-// would be another one, which Envoy follows for xDS only.
+// grpcService is the gRPC service of a filter. GrpcService_EnvoyGrpc has a retry policy too,
+// but Envoy applies that one only to xDS.
 func grpcService(cluster string, retry *corev3.RetryPolicy) *corev3.GrpcService {
 	return &corev3.GrpcService{
 		TargetSpecifier: &corev3.GrpcService_EnvoyGrpc_{EnvoyGrpc: &corev3.GrpcService_EnvoyGrpc{ClusterName: cluster}},

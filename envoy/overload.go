@@ -9,8 +9,8 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// overload keeps Envoy alive when there is too much to do. Connections above the
-// bound are closed at once; they never wait. Requests that are open go on.
+// overload protects Envoy from overload. Connections above the limit are closed at once and
+// never wait. Open requests continue.
 func (b *builder) overload() *overloadv3.OverloadManager {
 	monitor := func(name string, config proto.Message) *overloadv3.ResourceMonitor {
 		return &overloadv3.ResourceMonitor{Name: name, ConfigType: &overloadv3.ResourceMonitor_TypedConfig{TypedConfig: b.any(config)}}

@@ -265,7 +265,7 @@ func TestTrailersPassBothWays(t *testing.T) {
 	}
 }
 
-func TestContinueIsSaidBeforeTheBody(t *testing.T) {
+func TestContinuePrecedesTheBody(t *testing.T) {
 	e, _ := startVersatile(t)
 	c, err := net.Dial("tcp", e.addr)
 	require.NoError(t, err)
@@ -388,7 +388,7 @@ var websocketsFlag = flag.Duration("envoy.websockets", 20*time.Second, "how long
 // Longer than the time that a request may take to be answered (15 s, Envoy's default).
 // What ends a WebSocket later than after 20 seconds is found by make test-long only, which
 // keeps them open for five minutes.
-func TestThousandsOfWebSocketsEchoWhileTimePasses(t *testing.T) {
+func TestThousandsOfWebSocketsStayOpen(t *testing.T) {
 	t.Parallel()
 	e, _ := startVersatile(t)
 	sockets, duration := 5000, *websocketsFlag

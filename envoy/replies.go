@@ -16,26 +16,29 @@ import (
 	"github.com/berth-sandbox/berth/api/apierror"
 )
 
-// failure is something that Envoy answers by itself.
+// failure is a kind of answer that Envoy generates itself.
 type failure struct {
 	when    *accesslogv3.AccessLogFilter
 	reason  apierror.Reason
-	message string // without a percent sign, but for Envoy's commands
+	message string // a percent sign is allowed only in a command of Envoy
 }
 
-// failures lists what Envoy answers by itself. The first that matches counts.
+// failures lists the answers that Envoy generates itself. The first match counts.
 func failures() []failure {
 	equal := func(code uint32) *accesslogv3.AccessLogFilter { return status(accesslogv3.ComparisonFilter_EQ, code) }
 	const why = ": %RESPONSE_CODE_DETAILS%"
 	return []failure{
-		// 507: more of a body has come than is kept for the second attempt to connect.
-		{anyOf(flags("UF"), equal(507)), apierror.SandboxUnreachable, "nothing in the sandbox took the connection; does the program listen on that port, on all addresses?"},
-		{flags("UC", "UR", "LR", "UPE"), apierror.SandboxReset, "the sandbox broke the connection before it answered, or what it answered is not HTTP or has too many headers"},
-		{flags("UH", "NR", "NC", "UO"), apierror.NoRoute, "there is no way to the sandbox at the moment; try again"},
+		// 507: the body is longer than the buffer for the second connection attempt.
+		{anyOf(flags("UF"), equal(507)), apierror.SandboxUnreachable, "no program in the sandbox accepted the connection; does one listen on that port, on all addresses?"},
+		{flags("UC", "UR", "LR", "UPE"), apierror.SandboxReset, "the sandbox closed the connection before it answered, or its answer is not HTTP or has too many headers"},
+		{flags("UH", "NR", "NC", "UO"), apierror.NoRoute, "the sandbox cannot be reached at the moment; try again"},
 		{anyOf(flags("OM"), details(`response.code_details == "overload"`)), apierror.Overloaded, "the gateway is overloaded; try again"},
-		// ext_proc failed, or did not answer in time (always 504: there is no
-		// other time limit), or the guard refused what it let pass.
-		{anyOf(equal(statusRouterError), equal(504), details(`response.code_details.startsWith("rbac_access_denied")`)), apierror.RouterUnavailable, "the router is not ready; try again"},
+		// ext_proc failed or did not answer in time, or the guard refused the request. 504 can
+		// only come from ext_proc, because Envoy has no other time limit.
+		{
+			anyOf(equal(statusRouterError), equal(504), details(`response.code_details.startsWith("rbac_access_denied")`)),
+			apierror.RouterUnavailable, "the router is not ready; try again",
+		},
 		{equal(403), apierror.Forbidden, "only plain HTTP and upgrades to WebSocket are served here, under the scheme of this listener"},
 		{equal(408), apierror.RequestTimeout, "the request did not arrive in time"},
 		{equal(426), apierror.HTTPVersion, "use HTTP/1.1 or HTTP/2"},
@@ -46,12 +49,11 @@ func failures() []failure {
 	}
 }
 
-// localReplies gives what Envoy answers by itself the shape of every answer
-// that is Berth's, for each kind of client. The first mapper that matches wins;
-// there is no global format, because that would also rewrite the router's own
-// answers.
+// localReplies gives Envoy's own answers the form of all answers of Berth, for each kind of
+// client. The first matching mapper counts. A global format would also rewrite the router's
+// own answers, so there is none.
 func (b *builder) localReplies() *hcmv3.LocalReplyConfig {
-	// The router's own answers pass unchanged. With a destination it has not answered.
+	// The router's own answers pass unchanged. They never have a destination.
 	mappers := []*hcmv3.ResponseMapper{{Filter: allOf(metadataPresent(MetadataReply, true), metadataPresent(MetadataDst, false))}}
 	for _, f := range failures() {
 		mappers = append(mappers, f.mapper(request(isGRPC()), text("text/plain", f.message))) // becomes grpc-message
@@ -65,8 +67,8 @@ func (b *builder) localReplies() *hcmv3.LocalReplyConfig {
 	return &hcmv3.LocalReplyConfig{Mappers: mappers}
 }
 
-// mapper answers the failure in a format, to the clients that a filter selects;
-// nil: to all.
+// mapper answers the failure in one format, for the clients that who selects. nil selects
+// all clients.
 func (f failure) mapper(who *accesslogv3.AccessLogFilter, format *corev3.SubstitutionFormatString) *hcmv3.ResponseMapper {
 	kind := apierror.KindOf(f.reason)
 	m := &hcmv3.ResponseMapper{
@@ -90,16 +92,16 @@ func (f failure) json(message string) *corev3.SubstitutionFormatString {
 			"code":      structpb.NewNumberValue(float64(apierror.KindOf(f.reason).Code)),
 			"reason":    structpb.NewStringValue(string(f.reason)),
 			"message":   structpb.NewStringValue(message),
-			"sandboxId": structpb.NewStringValue("%DYNAMIC_METADATA(" + MetadataNamespace + ":" + MetadataID + ")%"),
-			"requestId": structpb.NewStringValue("%REQ(X-REQUEST-ID)%"),
+			"sandboxID": structpb.NewStringValue("%DYNAMIC_METADATA(" + MetadataNamespace + ":" + MetadataID + ")%"),
+			"requestID": structpb.NewStringValue("%REQ(X-REQUEST-ID)%"),
 		}}},
 		OmitEmptyValues: true,
 		ContentType:     "application/json",
 	}
 }
 
-// page has no request ID: what was refused early may carry one that the client
-// made up, and Envoy's formats know no escaping for HTML.
+// page returns the HTML page. It has no request ID: a request that was refused early may carry
+// one from the client, and Envoy's formats cannot escape HTML.
 func (f failure) page() string { return string(apierror.New(f.reason, "%s", f.message).Page()) }
 
 func text(contentType, format string) *corev3.SubstitutionFormatString {
@@ -114,9 +116,8 @@ func text(contentType, format string) *corev3.SubstitutionFormatString {
 // headerE2BID is in every request of an E2B SDK.
 const headerE2BID = "e2b-sandbox-id"
 
-// Who reads the answer: the rule of extproc's request.client, which words the
-// router's own answers.
-
+// requestFromBrowser selects browsers by the rule of request.client in package extproc, which
+// applies to the router's own answers.
 func requestFromBrowser() *accesslogv3.AccessLogFilter {
 	page := &matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_Contains{Contains: "text/html"}}
 	const mode = "sec-fetch-mode"
@@ -131,13 +132,13 @@ func request(m *routev3.HeaderMatcher) *accesslogv3.AccessLogFilter {
 	return &accesslogv3.AccessLogFilter{FilterSpecifier: &accesslogv3.AccessLogFilter_HeaderFilter{HeaderFilter: &accesslogv3.HeaderFilter{Header: m}}}
 }
 
-// details tells apart what has neither a response flag nor a status of its own:
-// the guard's 403 from another one of Envoy's, say. The expression is in the
-// Common Expression Language.
+// details distinguishes failures that share their response flag and status with others, for
+// example the guard's 403 from other 403s of Envoy. The expression is in the Common Expression
+// Language.
 func details(expression string) *accesslogv3.AccessLogFilter {
 	filter, err := anypb.New(&celv3.ExpressionFilter{Expression: expression})
 	if err != nil {
-		panic(err) // nothing in it can fail
+		panic(err) // packing a message with one string cannot fail
 	}
 	return &accesslogv3.AccessLogFilter{FilterSpecifier: &accesslogv3.AccessLogFilter_ExtensionFilter{ExtensionFilter: &accesslogv3.ExtensionFilter{
 		Name: "envoy.access_loggers.extension_filters.cel", ConfigType: &accesslogv3.ExtensionFilter_TypedConfig{TypedConfig: filter},
@@ -157,8 +158,8 @@ func flags(f ...string) *accesslogv3.AccessLogFilter {
 	}}
 }
 
-// status compares with a constant. Envoy wants a runtime key that could override it;
-// there is no runtime layer that sets one.
+// status compares the status with a constant. Envoy requires a runtime key that could
+// override the constant. No runtime layer sets it.
 func status(op accesslogv3.ComparisonFilter_Op, code uint32) *accesslogv3.AccessLogFilter {
 	return &accesslogv3.AccessLogFilter{FilterSpecifier: &accesslogv3.AccessLogFilter_StatusCodeFilter{
 		StatusCodeFilter: &accesslogv3.StatusCodeFilter{Comparison: &accesslogv3.ComparisonFilter{

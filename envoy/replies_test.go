@@ -12,7 +12,7 @@ import (
 )
 
 // What the documentation says Envoy sends is what it is configured to send.
-func TestEnvoyAnswersWithTheReasonsThatAreDocumented(t *testing.T) {
+func TestEnvoyReasonsAreDocumented(t *testing.T) {
 	var documented, configured []apierror.Reason
 	for _, k := range apierror.Kinds() {
 		if slices.Contains(k.By, apierror.Envoy) {

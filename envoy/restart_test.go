@@ -37,7 +37,7 @@ func (g *gateway) asks(clients *sync.WaitGroup, code *atomic.Int64) {
 }
 
 // A router that is away for a moment costs time, and no request.
-func TestARequestWaitsForARouterThatComesBack(t *testing.T) {
+func TestRequestWaitsForARestartingRouter(t *testing.T) {
 	comesBack := func(t *testing.T, g *gateway) {
 		socket, err := net.Listen("unix", g.settings.RouterSocket)
 		require.NoError(t, err)
@@ -86,7 +86,7 @@ func routerAt(t *testing.T, g *gateway) (stop func()) {
 	server, err := extproc.New(extproc.Options{
 		Socket: g.settings.RouterSocket, Hosts: extproc.Hosts{Domain: sandboxDomain}, PodCIDRs: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")},
 		Routes:   &routes{at: map[string]routecache.Route{"abc": {Addr: g.podAddr.Addr(), DefaultPort: g.podAddr.Port()}}},
-		Activity: tracker(t, g.podAddr), Answers: extproc.NewAnswers(), Metrics: prometheus.NewRegistry(), Log: zap.NewNop(),
+		Activity: tracker(t, g.podAddr), Admissions: extproc.NewAdmissions(), Metrics: prometheus.NewRegistry(), Log: zap.NewNop(),
 	})
 	require.NoError(t, err)
 	socket, err := server.Listen(t.Context())
@@ -101,7 +101,7 @@ func routerAt(t *testing.T, g *gateway) (stop func()) {
 	})
 }
 
-func TestPlannedRestartsOfTheRouterFailNoRequest(t *testing.T) {
+func TestPlannedRouterRestartFailsNoRequest(t *testing.T) {
 	for name, inPlace := range map[string]bool{"the next one takes over": false, "the next one comes after a gap": true} {
 		t.Run(name, func(t *testing.T) {
 			g := startGatewayWith(t, config{noRouter: true})

@@ -126,7 +126,7 @@ func startEdge(t *testing.T, handler func(name string) http.Handler) *edge {
 		Routes: &routes{at: map[string]routecache.Route{
 			"abc": route("127.1.0.1"), "def": route("127.1.0.2"), "out": route("127.2.0.1"), "private": route("127.1.0.2", 1),
 		}},
-		Activity: tracker(t, e.abc.addr, e.def.addr), Answers: extproc.NewAnswers(), Metrics: prometheus.NewRegistry(), Log: zap.NewNop(),
+		Activity: tracker(t, e.abc.addr, e.def.addr), Admissions: extproc.NewAdmissions(), Metrics: prometheus.NewRegistry(), Log: zap.NewNop(),
 	})
 	require.NoError(t, err)
 	e.router = &recorder{Server: server, seen: http.Header{}}
@@ -148,7 +148,7 @@ func tracker(t *testing.T, listed ...netip.AddrPort) *lastactive.Tracker {
 		hosts[look.Host{AddrPort: at}] = look.Counts{Open: 1, Entries: 1}
 	}
 	all, err := lastactive.New(lastactive.Options{
-		Now: bootclock.Now, Window: envoy.Window,
+		Now: bootclock.Now, ConnectWindow: envoy.ConnectWindow,
 		Look: func(context.Context) (look.Look, error) { return look.Look{Gateway: "this", Hosts: hosts}, nil },
 	})
 	require.NoError(t, err)

@@ -43,7 +43,7 @@ func onlyOwn(t *testing.T, header http.Header) {
 	require.Equal(t, []string{"kept"}, all["X-Envoyish"])
 }
 
-func TestASandboxSaysNothingToProxiesInFront(t *testing.T) {
+func TestSandboxCannotInstructProxiesInFront(t *testing.T) {
 	g := startGateway(t)
 	lines := "X-Own: kept\r\nX-Envoyish: kept\r\n"
 	for _, name := range toProxies {
@@ -104,7 +104,7 @@ func TestASandboxSaysNothingToProxiesInFront(t *testing.T) {
 	require.Equal(t, "router_unavailable", g.do(g.request(host, "/", nil)).header.Get(envoy.ReasonHeader), "what is Berth's stays")
 }
 
-func TestCookiesOfASandboxStayItsOwn(t *testing.T) {
+func TestSandboxCookiesStayOnItsHost(t *testing.T) {
 	g := startGateway(t)
 	for _, c := range []struct{ set, want string }{
 		{"a=b", "a=b"},
@@ -147,7 +147,7 @@ func TestCookiesOfASandboxStayItsOwn(t *testing.T) {
 
 // A sandbox need not agree to become a WebSocket: a page that says why it does not, a part of a
 // file and a redirection are answers as any other.
-func TestAnAnswerToAWebSocketRequestArrivesWhole(t *testing.T) {
+func TestRefusalOfAWebSocketArrivesWhole(t *testing.T) {
 	g := startGateway(t)
 	for name, headers := range map[string]string{"with a key": upgradeHeaders + webSocketKey, "without a key": upgradeHeaders} {
 		for _, status := range []string{"200 OK", "201 Created", "206 Partial Content", "302 Found", "404 Not Found", "426 Upgrade Required", "503 Service Unavailable"} {
@@ -192,7 +192,7 @@ func TestAnAnswerToAWebSocketRequestArrivesWhole(t *testing.T) {
 // Envoy does not wait for the 101 with what follows the request. What a client sends behind
 // a request that is then answered like any other must not become the next request on a
 // connection that other clients get.
-func TestWhatFollowsAWebSocketRequestIsNobodyElses(t *testing.T) {
+func TestBytesAfterAWebSocketRequestReachNoOtherSandbox(t *testing.T) {
 	g := startGateway(t)
 	p := listen(t, "127.0.0.1:0", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(w, r.URL.Path) }))
 	g.router.set(g.to(p.addr.String()))
@@ -205,7 +205,7 @@ func TestWhatFollowsAWebSocketRequestIsNobodyElses(t *testing.T) {
 	}
 }
 
-func TestOneSpellingOfTrustedHeadersCountsOnly(t *testing.T) {
+func TestOnlyOneSpellingOfTrustedHeadersPasses(t *testing.T) {
 	g := startGatewayWith(t, config{settings: func(s *envoy.Settings) { s.TrustedHops = 1 }})
 	g.router.set(admit(g.admitted("abc")))
 	trusted := http.Header{
@@ -231,7 +231,7 @@ func TestOneSpellingOfTrustedHeadersCountsOnly(t *testing.T) {
 }
 
 // A client over HTTP/2 may say anything there.
-func TestTheSchemeIsWhatTheListenerSpeaks(t *testing.T) {
+func TestSchemeIsThatOfTheListener(t *testing.T) {
 	g := startGateway(t)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)

@@ -1,27 +1,3 @@
-// Package envoy writes the configuration of the Envoy that stands in front of
-// the sandboxes. It is one static bootstrap: nothing in it changes while Envoy
-// runs, because every request asks the router where to go.
-//
-// What must stay true of it:
-//
-//   - The destination comes from dynamic metadata that only the router can set.
-//     No header, no listener filter and no default chooses an upstream: a guard
-//     behind ext_proc refuses a request without a valid destination and ID,
-//     because a cleanly closed ext_proc stream is not an error to Envoy.
-//   - Everything fails closed.
-//   - An upstream request is sent again only while none of it has been sent
-//     (never on "reset"), and only within Settings.Window: after that time an
-//     admitted request can open no connection any more. The fence before a pod
-//     is deleted uses the same number.
-//   - Connections to pods are pooled per sandbox ID, not only per address.
-//   - What a client sends is a client's word. Headers by which Envoy, the router or
-//     proxies talk to one another are removed before anything reads them, and
-//     nobody is an internal client.
-//   - A sandbox cannot answer in Berth's name, nor give orders to a proxy in front:
-//     the headers for that are removed from its answers. Its cookies are for its own
-//     host.
-//   - A request waits for a router that restarts: Envoy asks again for as long as the
-//     router has not begun to answer.
 package envoy
 
 import (
@@ -34,92 +10,90 @@ import (
 
 // Names that the router and the bootstrap share.
 const (
-	// MetadataNamespace is the dynamic metadata namespace the router answers in.
+	// MetadataNamespace is the dynamic metadata namespace of the router's answers.
 	MetadataNamespace = "berth"
-	// MetadataDst is the destination, as Destination writes it.
+	// MetadataDst is the key of the destination, in the form of Destination.
 	MetadataDst = "dst"
-	// MetadataID is the sandbox ID.
+	// MetadataID is the key of the sandbox ID.
 	MetadataID = "id"
-	// MetadataReply is present on answers that the router gives itself, so that
-	// they pass the local reply mapping unchanged.
+	// MetadataReply is the key that marks the router's own answers, so that they pass the
+	// local reply mapping unchanged.
 	MetadataReply = "reply"
-	// ReasonHeader says in one word why Berth, and not a sandbox, answered.
+	// ReasonHeader names, in one word, why Berth answered instead of a sandbox.
 	ReasonHeader = "x-berth-reason"
 )
 
-// How long an admitted request may go on opening connections.
+// These bound how long an admitted request may open connections.
 const (
 	// ConnectTimeout bounds one attempt to connect to a pod.
 	ConnectTimeout = time.Second
-	// Retries is how often Envoy tries again to reach the same pod.
+	// Retries is how often Envoy retries to connect to the same pod.
 	Retries = 1
 	// retryBackOffBase and retryBackOffMax bound the pause before a retry.
 	retryBackOffBase = 25 * time.Millisecond
 	retryBackOffMax  = 100 * time.Millisecond
-	// StallBudget is how long router and Envoy together may be paused between
-	// the router's decision and Envoy's dialling, without harm.
+	// StallBudget is the longest tolerated pause of router and Envoy together between the
+	// router's decision and Envoy's connection attempt.
 	StallBudget = 2900 * time.Millisecond
 )
 
-// MessageTimeout is how long Envoy waits for the router's answer, its own retries
-// included: a router that restarts must be back by then.
+// MessageTimeout is how long Envoy waits for the router's answer, including Envoy's own
+// retries. A router that restarts must answer within that time.
 const MessageTimeout = 5 * time.Second
 
-// MaxHold is how long the router may keep a request waiting, for a sandbox that is
-// starting. It asks for that once, and Envoy grants no more than MaxHold + MessageTimeout.
+// MaxHold bounds how long the router may hold a request for a starting sandbox. The router
+// asks for the time once. Envoy grants at most MaxHold + MessageTimeout.
 const MaxHold = 30 * time.Second
 
-// Window is the time after which a request that was admitted before can open no
-// connection any more.
-const Window = (1+Retries)*ConnectTimeout + Retries*retryBackOffMax + StallBudget
+// ConnectWindow is how long after its admission a request may still open a connection.
+const ConnectWindow = (1+Retries)*ConnectTimeout + Retries*retryBackOffMax + StallBudget
 
-// Settings are what differs between installations.
+// Settings are the differences between installations.
 type Settings struct {
-	// Listen is where clients connect. Port 0 lets the kernel choose.
+	// Listen is the address for clients. Port 0 lets the kernel choose. Required.
 	Listen netip.AddrPort
-	// HealthListen, if set, is where /ready and /stats/prometheus of Envoy's
-	// admin interface can be asked for, and nothing else of it. Port 0 lets the
-	// kernel choose.
+	// HealthListen, if set, is the address of a listener that serves /ready and
+	// /stats/prometheus of Envoy's admin interface, and no other page. Port 0 lets the kernel
+	// choose.
 	HealthListen netip.AddrPort
-	// RouterSocket is the unix socket of the router. AdminSocket is Envoy's own
-	// admin socket, which Envoy makes with mode 0660: the router, of the same user or
-	// group, reads /clusters there. Both absolute, at most 107 bytes (sockaddr_un).
+	// RouterSocket is the unix socket of the router. AdminSocket is Envoy's own admin socket.
+	// Envoy creates it with mode 0660, and a router of the same user or group reads /clusters
+	// there. Both paths are absolute and have at most 107 bytes (sockaddr_un). Required.
 	RouterSocket, AdminSocket string
-	// TLS, if set, is what the listener serves with; else it speaks plain HTTP.
+	// TLS, if set, is the listener's certificate. Otherwise the listener serves plain HTTP.
 	TLS *TLS
-	// TrustedHops is how many proxies in front of Envoy set X-Forwarded-For, 0 to
-	// 100: the client is that many entries from its right end. With 0, clients
-	// connect to Envoy itself and every X-Forwarded-* that one sends is removed;
-	// otherwise what the proxies sent is passed on, and they must remove what a
-	// client made up.
+	// TrustedHops is how many proxies in front of Envoy set X-Forwarded-For, 0 to 100. The
+	// client's address is that many entries from the right end. With 0, clients connect to
+	// Envoy directly, and every X-Forwarded-* header is removed. Otherwise these headers are
+	// kept, and the proxies must remove those that a client sends.
 	TrustedHops uint32
-	// ProxyProtocol expects each connection to begin with a PROXY protocol header,
-	// version 1 or 2, and takes the client's address from it. Who can connect can
-	// then name any client address: only the load balancer may.
+	// ProxyProtocol expects each connection to start with a PROXY protocol header, version 1
+	// or 2, and takes the client's address from it. Only the load balancer may then be able
+	// to connect, because every peer can name any client address.
 	ProxyProtocol bool
-	// Paths lets the path name the sandbox: the router is sent the path and may
-	// change it.
+	// Paths allows the path to name the sandbox. Envoy then sends the path to the router,
+	// which may change it.
 	Paths bool
-	// MaxHeap is how much memory Envoy may use, in bytes, 64 MiB or more. Near to
-	// it Envoy first gives memory back, then refuses requests. 0: no limit.
+	// MaxHeap bounds Envoy's memory in bytes, 64 MiB or more. Close to the limit Envoy first
+	// releases memory and then refuses requests. 0: no limit.
 	MaxHeap uint64
-	// MaxConnections bounds the clients' connections, and the requests in progress
-	// at the sandboxes (HTTP/1.1 and gRPC each) and at the router, 1 or more. What
-	// is above is refused. Default 100,000.
+	// MaxConnections bounds the connections of clients, and separately the requests in
+	// progress at sandboxes (HTTP/1.1 and gRPC each) and at the router, 1 or more. Envoy
+	// refuses what exceeds it. Default 100,000.
 	MaxConnections uint32
 }
 
-// TLS is a certificate that Envoy serves with, and reads again when it changes.
+// TLS is the certificate of the listener. Envoy reads it again when it changes.
 type TLS struct {
-	// CertFile and KeyFile are in PEM form, in one directory: that of a mounted
-	// Secret of type kubernetes.io/tls. They are read again when a file is moved
-	// into that directory, which is how the kubelet updates a Secret's.
+	// CertFile and KeyFile are in PEM form, in one directory, for example a mounted Secret of
+	// type kubernetes.io/tls. Envoy reads them again when a file is moved into the directory,
+	// which is how the kubelet updates a Secret.
 	CertFile, KeyFile string
-	// SecretFile is where TLSSecret's result is found by Envoy.
+	// SecretFile is the path of the file that TLSSecret renders.
 	SecretFile string
 }
 
-// withDefaults fills in defaults and checks the rest.
+// withDefaults returns the settings with defaults, or all errors in them.
 func (s Settings) withDefaults() (Settings, error) {
 	if s.MaxConnections == 0 {
 		s.MaxConnections = 100_000
@@ -129,7 +103,7 @@ func (s Settings) withDefaults() (Settings, error) {
 		errs = append(errs, errors.New("listen address: required, as ip:port"))
 	}
 	if s.HealthListen.IsValid() && s.HealthListen.Port() != 0 && s.HealthListen == s.Listen {
-		errs = append(errs, fmt.Errorf("health listen address %v: must be another one than the listen address", s.HealthListen))
+		errs = append(errs, fmt.Errorf("health listen address %v: must differ from the listen address", s.HealthListen))
 	}
 	for _, socket := range []struct{ name, path string }{
 		{"router socket", s.RouterSocket}, {"admin socket", s.AdminSocket},

@@ -196,7 +196,7 @@ var internal = regexp.MustCompile(`(?i)^(x[^a-z0-9](envoy|berth)[^a-z0-9]|x[^a-z
 // routerReads are the headers that the router may see.
 var routerReads = regexp.MustCompile(`^(:authority|:method|:path|x-request-id|e2b-sandbox-id|e2b-sandbox-port|x-sandbox-id|x-sandbox-port|accept|sec-fetch-mode|content-type)$`)
 
-func TestNoRequestReachesAnotherPodThanItsHostNames(t *testing.T) {
+func TestRequestReachesOnlyThePodOfItsHost(t *testing.T) {
 	e := startEdge(t, echoing)
 	otherIP := e.def.addr.Addr().String()
 	fill := strings.NewReplacer("{host}", e.host("abc"), "{HOST}", strings.ToUpper(e.host("abc")), "{other}", e.host("def"), "{domain}", sandboxDomain,
@@ -251,7 +251,7 @@ func requireNothingInternal(t *testing.T, seen echo) {
 	require.Equal(t, []string{"http"}, seen.Header["X-Forwarded-Proto"])
 }
 
-func TestTheSameOverHTTP2(t *testing.T) {
+func TestHTTP2RequestReachesOnlyThePodOfItsHost(t *testing.T) {
 	e := startEdge(t, echoing)
 	abc, def := e.host("abc"), e.host("def")
 	otherDst := e.def.addr.String()

@@ -12,14 +12,14 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 )
 
-// tlsSecret is the name of the listener's certificate in TLSSecret's result.
+// tlsSecret is the name of the listener's certificate in the file of TLSSecret.
 const tlsSecret = "gateway"
 
-// tlsHandshakeTimeout bounds what a connection may take before it is secure.
+// tlsHandshakeTimeout bounds the TLS handshake of a connection.
 const tlsHandshakeTimeout = 10 * time.Second
 
-// tls is the listener's transport. The certificate comes from a file of its own,
-// because Envoy reads only such ones again.
+// tls is the listener's transport socket. The certificate is in a separate file, because
+// Envoy reloads only certificates from separate files.
 func (b *builder) tls() *corev3.TransportSocket {
 	context := &tlsv3.DownstreamTlsContext{CommonTlsContext: &tlsv3.CommonTlsContext{
 		TlsParams:     &tlsv3.TlsParameters{TlsMinimumProtocolVersion: tlsv3.TlsParameters_TLSv1_2},
@@ -40,8 +40,8 @@ func (b *builder) tls() *corev3.TransportSocket {
 	}
 }
 
-// TLSSecret renders the file that Settings.TLS.SecretFile names: it tells Envoy
-// which certificate to serve with, and to read it again.
+// TLSSecret renders the file for Settings.TLS.SecretFile. It names the certificate, and the
+// directory whose changes make Envoy read it again.
 func TLSSecret(s Settings) ([]byte, error) {
 	s, err := s.withDefaults()
 	if err == nil && s.TLS == nil {

@@ -55,7 +55,7 @@ func (s *secret) put(name string) {
 	require.NoError(s.t, os.Rename(link, filepath.Join(s.dir, "..data")))
 }
 
-func TestTLSIsServedWithTheNewestCertificate(t *testing.T) {
+func TestTLSUsesTheNewestCertificate(t *testing.T) {
 	certificate := newSecret(t)
 	certificate.put("first")
 	g := startGatewayWith(t, config{settings: func(s *envoy.Settings) {

@@ -83,7 +83,7 @@ func (h *history) unread() int {
 // newTracker makes a tracker that is not run.
 func newTracker() *lastactive.Tracker {
 	tracker, err := lastactive.New(lastactive.Options{
-		Window: envoy.Window, Now: func() time.Duration { return time.Hour },
+		ConnectWindow: envoy.ConnectWindow, Now: func() time.Duration { return time.Hour },
 		Look: func(context.Context) (look.Look, error) { return look.Look{}, errors.New("there is no Envoy") },
 	})
 	if err != nil {
@@ -100,7 +100,7 @@ func (h *history) decider() *decider {
 	h.Tracker = newTracker()
 	return &decider{
 		hosts: Hosts{Domain: domain}, podCIDRs: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16"), netip.MustParsePrefix("fd00::/8")},
-		wait: time.Second, routes: h, activity: h, answers: NewAnswers(), park: func() (func(), bool) { return func() {}, true }, verdict: func(time.Duration) {},
+		lookupTimeout: time.Second, routes: h, activity: h, admissions: NewAdmissions(), park: func() (func(), bool) { return func() {}, true }, verdictWait: func(time.Duration) {},
 	}
 }
 
@@ -114,7 +114,7 @@ func opening(a routecache.Answer, ports ...uint16) routecache.Answer {
 	return a
 }
 
-func TestAdmittedRequestGoesToTheSandboxsPodAndIsTouchedFirst(t *testing.T) {
+func TestUseBeginsBeforeTheRouteIsChecked(t *testing.T) {
 	for host, c := range map[string]struct {
 		answer routecache.Answer
 		dst    string
@@ -128,7 +128,7 @@ func TestAdmittedRequestGoesToTheSandboxsPodAndIsTouchedFirst(t *testing.T) {
 		h := always(c.answer, nil)
 		d := h.decider()
 		h.holds = func() bool {
-			require.Equal(t, 1, d.answers.Unread(), "a release would fit between the check and the answer")
+			require.Equal(t, 1, d.admissions.Unread(), "a release would fit between the check and the answer")
 			require.Equal(t, 1, h.unread(), "whoever stops admissions and asks then would not learn of this one")
 			return true
 		}
@@ -136,13 +136,13 @@ func TestAdmittedRequestGoesToTheSandboxsPodAndIsTouchedFirst(t *testing.T) {
 		require.Nil(t, refusal)
 		require.Equal(t, &admission{id: "abc", dst: netip.MustParseAddrPort(c.dst), epoch: a.epoch, use: a.use}, a)
 		require.Equal(t, 1, h.unread())
-		d.answers.End(a.epoch)
-		require.Zero(t, d.answers.Unread())
+		d.admissions.Done(a.epoch)
+		require.Zero(t, d.admissions.Unread())
 		require.Equal(t, []string{"lookup abc", "begin abc", "holds abc"}, h.events, "what is checked last must be the route")
 	}
 }
 
-func TestEveryRefusalNamesItsReasonAndNoDestination(t *testing.T) {
+func TestRefusalsNameReasonAndNoDestination(t *testing.T) {
 	const host = "8080-abc.sandbox.example.com"
 	for name, c := range map[string]struct {
 		request request
@@ -211,7 +211,7 @@ func TestEveryRefusalNamesItsReasonAndNoDestination(t *testing.T) {
 	}
 }
 
-func TestRefusalOfAPrivatePortNamesTheOpenOnes(t *testing.T) {
+func TestPrivatePortRefusalNamesOpenPorts(t *testing.T) {
 	const begin = "port 22 of this sandbox is not open to the outside; its pool opens "
 	for want, open := range map[string][]uint16{
 		"8080":                              {8080},
@@ -231,7 +231,7 @@ func TestRefusalOfAPrivatePortNamesTheOpenOnes(t *testing.T) {
 
 // A port that the pool's owner closes is closed for a request whose route was
 // looked up before that.
-func TestPortThatIsClosedDuringADecisionIsRefused(t *testing.T) {
+func TestPortClosedDuringDecisionIsRefused(t *testing.T) {
 	answers := []routecache.Answer{routeTo("10.1.2.3", 8080), opening(routeTo("10.1.2.3", 8080), 8080)}
 	h := &history{holds: func() bool { return false }}
 	h.answer = func(context.Context, string) (routecache.Answer, error) {
@@ -243,7 +243,7 @@ func TestPortThatIsClosedDuringADecisionIsRefused(t *testing.T) {
 	require.Equal(t, apierror.PortPrivate, refusal.Reason)
 }
 
-func TestHeadersAreReadAsOftenAsTheyWereSent(t *testing.T) {
+func TestRepeatedHeadersAreAllRead(t *testing.T) {
 	r := readHeaders(headersOf(":authority", domain, ":method", "GET", ":path", "/x?y", "x-request-id", "r",
 		"e2b-sandbox-id", "abc", "e2b-sandbox-port", "8080", "x-sandbox-id", "a", "x-sandbox-id", "b", "x-sandbox-port", "1", "x-sandbox-port", "",
 		"accept", "text/html", "accept", "*/*", "sec-fetch-mode", "navigate", "content-type", "a/b",
@@ -304,14 +304,14 @@ func TestTooManyPortsOfASandboxAreRefused(t *testing.T) {
 	require.Equal(t, 429, refusal.Code)
 	require.Equal(t, 1, refusal.RetryAfter)
 	require.Equal(t, "abc", refusal.SandboxID)
-	require.Zero(t, d.answers.Unread())
+	require.Zero(t, d.admissions.Unread())
 	require.Equal(t, []string{"lookup abc", "begin abc"}, h.events)
 	require.Equal(t, []begun{{netip.MustParseAddrPort("10.1.2.3:9000"), false, 1024}}, h.began)
 }
 
 // What a release has made the tracker forget must not be brought back by a
 // request that was looked up before it.
-func TestReleaseDuringADecisionLeavesNoActivity(t *testing.T) {
+func TestReleaseDuringDecisionLeavesNoActivity(t *testing.T) {
 	answers := []routecache.Answer{{Status: routecache.Routable, Route: podRoute}, {Status: routecache.Gone}}
 	h := &history{holds: func() bool { return false }}
 	h.answer = func(context.Context, string) (routecache.Answer, error) {
@@ -325,7 +325,7 @@ func TestReleaseDuringADecisionLeavesNoActivity(t *testing.T) {
 	require.Zero(t, h.Len())
 }
 
-func TestRouteThatOnlyFellOutOfTheCacheIsLookedUpAgain(t *testing.T) {
+func TestEvictedRouteIsLookedUpAgain(t *testing.T) {
 	moved := routeTo("10.1.9.9", 80)
 	answers := []routecache.Answer{{Status: routecache.Routable, Route: podRoute}, moved}
 	holds := []bool{false, true}
@@ -343,7 +343,7 @@ func TestRouteThatOnlyFellOutOfTheCacheIsLookedUpAgain(t *testing.T) {
 	require.Equal(t, 1, h.unread(), "the first attempt was not admitted")
 }
 
-func TestLookupIsGivenUpAfterTheTimeout(t *testing.T) {
+func TestLookupEndsAfterTheTimeout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := &history{answer: func(ctx context.Context, _ string) (routecache.Answer, error) {
 			<-ctx.Done()
@@ -369,7 +369,7 @@ func TestInternalErrorsAreNotShownToClients(t *testing.T) {
 	require.NotContains(t, string(refusal.JSON()), "secret")
 }
 
-func TestARequestForASandboxThatIsStartingIsHeldUntilItRuns(t *testing.T) {
+func TestRequestIsHeldUntilTheSandboxRuns(t *testing.T) {
 	starting := routecache.Answer{Status: routecache.Starting, Hold: 10 * time.Second}
 	for name, c := range map[string]struct {
 		then    []routecache.Answer // what is found after each wait
@@ -425,7 +425,7 @@ func TestARequestForASandboxThatIsStartingIsHeldUntilItRuns(t *testing.T) {
 	}
 }
 
-func TestARequestThatMayNotBeHeldIsRefusedAtOnce(t *testing.T) {
+func TestUnholdableRequestIsRefusedAtOnce(t *testing.T) {
 	h := always(routecache.Answer{Status: routecache.Starting, Hold: time.Minute}, nil)
 	a, refusal := h.decider().decide(t.Context(), &request{authority: "8080-abc." + domain, method: "GET"}, unheld)
 	require.Nil(t, a)
@@ -434,7 +434,7 @@ func TestARequestThatMayNotBeHeldIsRefusedAtOnce(t *testing.T) {
 	require.Equal(t, []string{"lookup abc"}, h.events)
 }
 
-func TestARequestForAQuiescedSandboxIsHeldUntilTheVerdict(t *testing.T) {
+func TestQuiescedSandboxHoldsRequestsUntilVerdict(t *testing.T) {
 	quiesced := routecache.Answer{Status: routecache.Quiesced}
 	starting := routecache.Answer{Status: routecache.Starting, Hold: 10 * time.Second}
 	running := routeTo("10.1.2.3", 8080)
@@ -496,7 +496,7 @@ func TestARequestForAQuiescedSandboxIsHeldUntilTheVerdict(t *testing.T) {
 }
 
 // Envoy gives up before the router does if a request waits for one thing after the other.
-func TestWhatARequestWaitsForFitsEnvoysPatience(t *testing.T) {
+func TestWaitsFitEnvoysTimeout(t *testing.T) {
 	slowly := func(took time.Duration, a ...routecache.Answer) *history {
 		began := time.Now()
 		h := &history{answer: func(ctx context.Context, _ string) (routecache.Answer, error) {
@@ -526,10 +526,10 @@ func TestWhatARequestWaitsForFitsEnvoysPatience(t *testing.T) {
 				"one after the other": {answer: slowly(took, routeTo("10.1.2.3", 80)).answer, holds: func() bool { return false }},
 			} {
 				d := h.decider()
-				d.wait = AnswerMost
+				d.lookupTimeout = MaxWait
 				began := time.Now()
 				_, refusal := d.decide(t.Context(), &request{authority: "8080-abc." + domain, method: "GET"}, unheld)
-				require.LessOrEqual(t, time.Since(began), AnswerMost, name)
+				require.LessOrEqual(t, time.Since(began), MaxWait, name)
 				require.Less(t, time.Since(began), envoy.MessageTimeout)
 				if refusal != nil {
 					require.Equal(t, 503, refusal.Code)
@@ -537,7 +537,7 @@ func TestWhatARequestWaitsForFitsEnvoysPatience(t *testing.T) {
 			}
 			h := slowly(took, starting, starting, starting, starting, starting, starting, starting, starting, starting, quiesced)
 			d := h.decider()
-			d.wait = AnswerMost
+			d.lookupTimeout = MaxWait
 			var held time.Time
 			_, refusal := d.decide(t.Context(), &request{authority: "8080-abc." + domain, method: "GET"}, func(time.Duration) (func(), bool) {
 				held = time.Now()
@@ -551,7 +551,7 @@ func TestWhatARequestWaitsForFitsEnvoysPatience(t *testing.T) {
 	}
 }
 
-func TestAUseEndsWhenTheSandboxIsQuiescedBetweenLookupAndAnswer(t *testing.T) {
+func TestQuiesceBetweenLookupAndAnswerCancelsTheUse(t *testing.T) {
 	h := always(routeTo("10.1.2.3", 8080), nil)
 	d := h.decider()
 	holds := []bool{false, true}

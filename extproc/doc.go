@@ -1,26 +1,32 @@
-// Package extproc is the router: Envoy asks it about every request, and it
-// answers where the request goes or why it goes nowhere.
+// Package extproc is the router. Envoy asks it about every request, and it answers where the
+// request goes, or why it is refused.
 //
 // # Guarantees
 //
-//   - A request is admitted only by an answer that names a destination and a
-//     sandbox ID. Whatever goes wrong, no destination is named.
-//   - Only the host decides. No header overrides it, and a host with anything
-//     left over after parsing is refused.
+//   - A request is admitted only by an answer that names a destination and a sandbox ID. No
+//     failure leads to an answer with a destination.
+//   - Only the host selects the sandbox. No header overrides a sandbox host name. A host
+//     that parsing does not consume completely is refused.
 //   - A destination lies in Options.PodCIDRs.
 //   - The activity of an admitted request is recorded before Envoy is answered.
-//   - The ports of one sandbox that can be asked for at one time are bounded, so that
-//     one client cannot make Envoy's list of open requests long: see package lastactive.
-//   - While a sandbox is quiesced no request for it is admitted. It waits for the
-//     verdict, for 2 s at most, and is refused if there is none: the router never goes
-//     on by itself.
-//   - A release is acknowledged only when Envoy has read every answer that was given
-//     before it: see Answers.
+//   - The number of ports of one sandbox in use at one time is bounded, so that one client
+//     cannot make Envoy's list of open requests long. See package lastactive.
+//   - No request for a quiesced sandbox is admitted. The request waits for the verdict for up
+//     to 2 s and is then refused. The router never resumes a sandbox by itself.
+//   - A release is acknowledged only after Envoy has read every answer that was sent before
+//     it. See Admissions.
+//   - A failure of the server never ends a stream with gRPC status Unavailable, because Envoy
+//     would ask again up to 30 times.
 //
-// One ext_proc stream carries one request-headers message and one answer, or before
-// that a wish for more time. Envoy resets the stream of an admitted request as soon
-// as it has read the answer, and the server waits for that; so Canceled is the normal
-// end of a stream and not an error.
-// The server never answers gRPC status Unavailable for a failure of its own:
-// Envoy would ask again, thirty times.
+// # A stream
+//
+// One ext_proc stream carries one request-headers message and one answer. A request for more
+// time may precede the answer. Envoy resets the stream of an admitted request as soon as it
+// has read the answer, and the server waits for that. So Canceled is the normal end of a
+// stream, not an error.
+//
+// # What breaks the guarantees
+//
+// An Envoy that is configured otherwise than package envoy does it, or that resets a stream
+// before it has read the answer and still uses the answer.
 package extproc

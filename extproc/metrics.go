@@ -8,7 +8,7 @@ type metrics struct {
 	quiesced prometheus.Histogram
 }
 
-func newMetrics(reg prometheus.Registerer, answers *Answers) (*metrics, error) {
+func newMetrics(reg prometheus.Registerer, admissions *Admissions) (*metrics, error) {
 	m := &metrics{
 		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "berth_router_requests_total",
@@ -16,15 +16,18 @@ func newMetrics(reg prometheus.Registerer, answers *Answers) (*metrics, error) {
 		}, []string{"outcome"}),
 	}
 	m.held = prometheus.NewGauge(prometheus.GaugeOpts{
-		Name: "berth_router_requests_held", Help: "Requests that wait for a sandbox that is starting or quiesced. Beyond 2,000 they are refused.",
+		Name: "berth_router_requests_held",
+		Help: "Requests waiting for a sandbox that is starting or quiesced. Above 2,000 further ones are refused.",
 	})
 	m.quiesced = prometheus.NewHistogram(prometheus.HistogramOpts{
-		Name: "berth_router_quiesce_hold_seconds", Help: "How long requests waited because the allocator was asking whether their sandbox is idle.",
+		Name:    "berth_router_quiesce_hold_seconds",
+		Help:    "How long requests waited while the allocator asked whether their sandbox is idle.",
 		Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2},
 	})
 	unread := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "berth_router_answers_unread", Help: "Answers that Envoy may not have read yet. No release is acknowledged before those are read that were given before it.",
-	}, func() float64 { return float64(answers.Unread()) })
+		Name: "berth_router_answers_unread",
+		Help: "Answers that Envoy may not have read yet. A release is acknowledged only after all earlier answers were read.",
+	}, func() float64 { return float64(admissions.Unread()) })
 	for _, c := range []prometheus.Collector{m.requests, m.held, m.quiesced, unread} {
 		if err := reg.Register(c); err != nil {
 			return nil, err

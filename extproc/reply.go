@@ -13,8 +13,8 @@ import (
 	"github.com/berth-sandbox/berth/envoy"
 )
 
-// admitted tells Envoy where the request goes. Of the request itself it changes
-// the path at most.
+// admitted is the answer that tells Envoy where the request goes. It changes nothing in the
+// request but the path, and that only where the path named the sandbox.
 func admitted(a *admission) *extprocv3.ProcessingResponse {
 	headers := &extprocv3.HeadersResponse{}
 	if a.path != "" {
@@ -31,7 +31,8 @@ func admitted(a *admission) *extprocv3.ProcessingResponse {
 	}
 }
 
-// refused answers the client in the sandbox's place, in a form that it reads.
+// refused is the answer to the client in place of the sandbox, in the form that this kind of
+// client reads.
 func refused(e *apierror.Error, to client) *extprocv3.ProcessingResponse {
 	answer, contentType, body := *e, "application/json", []byte(nil)
 	switch to {
@@ -47,7 +48,7 @@ func refused(e *apierror.Error, to client) *extprocv3.ProcessingResponse {
 	}
 	headers := []*corev3.HeaderValueOption{
 		setHeader(envoy.ReasonHeader, string(answer.Reason)),
-		setHeader("cache-control", "no-store"), // 404, 405 and 410 may be kept otherwise (RFC 9110, section 15.1)
+		setHeader("cache-control", "no-store"), // 404, 405 and 410 are cacheable by default (RFC 9110, section 15.1)
 	}
 	if contentType != "" {
 		headers = append(headers, setHeader("content-type", contentType))
@@ -72,8 +73,8 @@ func refused(e *apierror.Error, to client) *extprocv3.ProcessingResponse {
 	}
 }
 
-// forE2B words an answer as the E2B SDKs read it: a sandbox that is not there is
-// 502 and "was not found", one that does not listen "port is not open".
+// forE2B changes an answer to the status and text that the E2B SDKs look for: 502 with "was
+// not found" for a missing sandbox, and with "port is not open" for a closed port.
 func forE2B(e *apierror.Error) {
 	switch e.Reason {
 	case apierror.SandboxNotFound, apierror.SandboxGone:

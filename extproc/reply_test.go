@@ -27,14 +27,14 @@ func TestRefusalIsTheDocumentedJSON(t *testing.T) {
 	var body map[string]any
 	require.NoError(t, json.Unmarshal(reply.GetBody(), &body))
 	require.Equal(t, map[string]any{
-		"code": 503.0, "reason": "router_not_ready", "message": `say "please"`, "sandboxId": "abc", "requestId": "req\ufffd-1",
+		"code": 503.0, "reason": "router_not_ready", "message": `say "please"`, "sandboxID": "abc", "requestID": "req\ufffd-1",
 	}, body)
 	require.Equal(t, map[string]string{
 		"content-type": "application/json", "x-berth-reason": "router_not_ready", "retry-after": "1", "cache-control": "no-store",
 	}, headersSet(reply))
 }
 
-func TestRefusalIsWordedForWhoReadsIt(t *testing.T) {
+func TestRefusalHasTheFormOfItsClient(t *testing.T) {
 	refusal := func(reason apierror.Reason) *apierror.Error {
 		e := apierror.New(reason, "<b>&</b>")
 		e.SandboxID, e.RequestID = "abc", "r"
@@ -81,7 +81,7 @@ func TestRefusalIsWordedForWhoReadsIt(t *testing.T) {
 	}
 }
 
-func TestWhoReadsARefusal(t *testing.T) {
+func TestClientKinds(t *testing.T) {
 	const page = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
 	for name, c := range map[string]struct {
 		r    request
@@ -104,7 +104,7 @@ func TestWhoReadsARefusal(t *testing.T) {
 	}
 }
 
-func TestOnlyThePathOfARequestIsChangedAndOnlyWhereItNamedTheSandbox(t *testing.T) {
+func TestOnlyAPathThatNamedTheSandboxIsChanged(t *testing.T) {
 	dst := netip.MustParseAddrPort("10.1.2.3:80")
 	require.Empty(t, admitted(&admission{id: "abc", dst: dst}).GetRequestHeaders().GetResponse().GetHeaderMutation().GetSetHeaders())
 	set := admitted(&admission{id: "abc", dst: dst, path: "/x?y"}).GetRequestHeaders().GetResponse().GetHeaderMutation().GetSetHeaders()

@@ -6,19 +6,20 @@ import (
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 )
 
-// request is what is read of a request. Package envoy lets Envoy send nothing else.
+// request is the part of a request that the router reads. Package envoy configures Envoy to
+// send nothing else.
 type request struct {
 	authority, method, path, requestID string
-	// Headers that may name a sandbox, each as often as it was sent.
+	// Headers that may name a sandbox, with one element for each time they were sent.
 	e2bID, e2bPort, id, port []string
-	// Headers that say how a refusal is to look.
+	// Headers that select the form of a refusal.
 	accept, fetchMode, contentType string
 }
 
 func readHeaders(h *extprocv3.HttpHeaders) request {
 	var r request
 	for _, header := range h.GetHeaders().GetHeaders() {
-		// Envoy fills in one of the two, depending on its version and settings.
+		// Envoy sets one of the two, depending on its version and settings.
 		value := string(header.GetRawValue())
 		if value == "" {
 			value = header.GetValue()
@@ -56,28 +57,28 @@ func (r *request) namesTarget() bool {
 	return len(r.e2bID)+len(r.e2bPort)+len(r.id)+len(r.port) > 0
 }
 
-// client is who reads a refusal.
+// client is the kind of client that reads a refusal.
 type client int
 
 const (
 	program client = iota
 	// grpcClient reads grpc-status and grpc-message.
 	grpcClient
-	// e2bSDK reads words in the message, under status 502.
+	// e2bSDK looks for certain words in the message of a 502.
 	e2bSDK
 	// browser shows a page to a person.
 	browser
 )
 
-// client says who reads a refusal. Envoy's own answers are told apart by the same
-// rule, see package envoy.
+// client returns the kind of client. Package envoy applies the same rule to Envoy's own
+// answers.
 func (r *request) client() client {
 	switch {
 	case isGRPC(r.contentType):
 		return grpcClient
 	case len(r.e2bID) > 0:
 		return e2bSDK
-	case r.fetchMode != "" && r.fetchMode != "navigate": // a script, a picture, a WebSocket
+	case r.fetchMode != "" && r.fetchMode != "navigate": // a script, an image or a WebSocket
 		return program
 	case strings.Contains(r.accept, "text/html"):
 		return browser
@@ -85,7 +86,7 @@ func (r *request) client() client {
 	return program
 }
 
-// isGRPC is what Envoy takes for gRPC. gRPC-Web is something else.
+// isGRPC reports whether Envoy treats the request as gRPC. It does not for gRPC-Web.
 func isGRPC(contentType string) bool {
 	rest, ok := strings.CutPrefix(contentType, "application/grpc")
 	return ok && (rest == "" || rest[0] == '+')

@@ -31,22 +31,21 @@ import (
 
 // Options configure a Server. All are required unless they say otherwise.
 type Options struct {
-	// Socket is the path of the unix socket Envoy connects to.
+	// Socket is the path of the unix socket that Envoy connects to.
 	Socket string
-	// Hosts says which host names mean what.
+	// Hosts are the host names that are served.
 	Hosts Hosts
-	// PodCIDRs are the ranges a destination may lie in.
+	// PodCIDRs are the address ranges of destinations.
 	PodCIDRs []netip.Prefix
-	// LookupTimeout bounds how long a request waits for the allocator's answer.
-	// AnswerMost at most. Default 2 s.
+	// LookupTimeout bounds how long a request waits for the allocator's answer. At most
+	// MaxWait. Default 2 s.
 	LookupTimeout time.Duration
 	Routes        Routes
 	Activity      Activity
-	// Answers learns of every answer that admits a request, and when Envoy has read
-	// it.
-	Answers *Answers
-	Metrics prometheus.Registerer
-	Log     *zap.Logger
+	// Admissions counts every admitting answer until Envoy has read it.
+	Admissions *Admissions
+	Metrics    prometheus.Registerer
+	Log        *zap.Logger
 }
 
 // Server answers Envoy: ext_proc and grpc.health.v1 on one unix socket.
@@ -56,20 +55,20 @@ type Server struct {
 	decider decider
 	metrics *metrics
 	log     *zap.Logger
-	// refusals is log for refused requests, which clients can make as many as they like.
+	// refusals is the rate-limited log of refused requests.
 	refusals *zap.Logger
 	grpc     *grpc.Server
 	health   *health.Server
 	socket   string
 	held     atomic.Int64
-	// connected is how many connections there are.
-	connected atomic.Int64
-	// forced: streams are ended from this side, whether Envoy has read or not.
+	// connections is the number of open connections.
+	connections atomic.Int64
+	// forced is set when this process ends streams whose answers Envoy may not have read.
 	forced atomic.Bool
 }
 
-// socketPathMax is what fits into a unix socket's address (sockaddr_un).
-const socketPathMax = 107
+// maxSocketPath is what fits into a unix socket address (sockaddr_un).
+const maxSocketPath = 107
 
 // New checks the options and returns a Server that does not listen yet.
 func New(o Options) (*Server, error) {
@@ -81,10 +80,10 @@ func New(o Options) (*Server, error) {
 		errs = append(errs, fmt.Errorf("extproc: Options.Hosts: %w", err))
 	}
 	if len(o.PodCIDRs) == 0 {
-		errs = append(errs, errors.New("extproc: Options.PodCIDRs is required: the address ranges pods get their addresses from"))
+		errs = append(errs, errors.New("extproc: Options.PodCIDRs is required: the address ranges of pods"))
 	}
-	if o.Routes == nil || o.Activity == nil || o.Answers == nil || o.Metrics == nil || o.Log == nil {
-		errs = append(errs, errors.New("extproc: Options.Routes, Activity, Answers, Metrics and Log are required"))
+	if o.Routes == nil || o.Activity == nil || o.Admissions == nil || o.Metrics == nil || o.Log == nil {
+		errs = append(errs, errors.New("extproc: Options.Routes, Activity, Admissions, Metrics and Log are required"))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
@@ -92,32 +91,36 @@ func New(o Options) (*Server, error) {
 	if o.LookupTimeout == 0 {
 		o.LookupTimeout = 2 * time.Second
 	}
-	m, err := newMetrics(o.Metrics, o.Answers)
+	m, err := newMetrics(o.Metrics, o.Admissions)
 	if err != nil {
 		return nil, fmt.Errorf("extproc: register metrics: %w", err)
 	}
 	s := &Server{
-		decider: decider{hosts: o.Hosts, podCIDRs: o.PodCIDRs, wait: o.LookupTimeout, routes: o.Routes, activity: o.Activity, answers: o.Answers},
+		decider: decider{
+			hosts: o.Hosts, podCIDRs: o.PodCIDRs, lookupTimeout: o.LookupTimeout,
+			routes: o.Routes, activity: o.Activity, admissions: o.Admissions,
+		},
 		metrics: m, log: o.Log, refusals: sampled(o.Log), socket: o.Socket,
-		// No pings: a connection that we end because Envoy is silent, having been stopped
-		// for hours, would look as if Envoy had ended its streams.
+		// No keepalive pings. If the server closed the connection of an Envoy that was paused,
+		// its streams would end as if Envoy had read the answers.
 		grpc:   grpc.NewServer(grpc.KeepaliveParams(keepalive.ServerParameters{Time: math.MaxInt64})),
 		health: health.NewServer(),
 	}
 	s.decider.park = s.park
-	s.decider.verdict = func(waited time.Duration) { m.quiesced.Observe(waited.Seconds()) }
+	s.decider.verdictWait = func(waited time.Duration) { m.quiesced.Observe(waited.Seconds()) }
 	extprocv3.RegisterExternalProcessorServer(s.grpc, s)
 	healthv1.RegisterHealthServer(s.grpc, s.health)
 	return s, nil
 }
 
-// Listen binds the socket. It puts it in place by renaming it over the path, so
-// that Envoy goes over from a predecessor to this process without a gap. Once ctx has
-// ended it returns ctx's error and replaces nothing: the socket may be a successor's.
+// Listen binds the socket at a temporary path and renames it over Options.Socket, so that
+// Envoy changes from a predecessor to this process without a gap. If ctx has ended it
+// returns ctx's error and replaces nothing, because the path may belong to a successor.
 func (s *Server) Listen(ctx context.Context) (net.Listener, error) {
 	temporary := temporaryName(s.socket)
-	if len(temporary) > socketPathMax {
-		return nil, fmt.Errorf("router socket: %q is bound first and may have %d bytes, not %d: choose a shorter path", temporary, socketPathMax, len(temporary))
+	if len(temporary) > maxSocketPath {
+		return nil, fmt.Errorf("router socket: the temporary path %q has %d bytes, at most %d are possible: choose a shorter path",
+			temporary, len(temporary), maxSocketPath)
 	}
 	if err := os.Remove(temporary); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("router socket: %w", err)
@@ -126,8 +129,8 @@ func (s *Server) Listen(ctx context.Context) (net.Listener, error) {
 	if err != nil {
 		return nil, fmt.Errorf("router socket: %w", err)
 	}
-	l.SetUnlinkOnClose(false)        // it may be a successor's by then
-	if err = ctx.Err(); err == nil { // as late as can be
+	l.SetUnlinkOnClose(false)        // the path may belong to a successor by then
+	if err = ctx.Err(); err == nil { // checked as late as possible
 		err = os.Rename(temporary, s.socket)
 	}
 	if err != nil {
@@ -136,18 +139,18 @@ func (s *Server) Listen(ctx context.Context) (net.Listener, error) {
 	return l, nil
 }
 
-// temporaryName is where a process binds its socket before it renames it.
+// temporaryName is the path at which this process binds its socket before the rename.
 func temporaryName(socket string) string { return fmt.Sprintf("%s.%d", socket, os.Getpid()) }
 
-// Serve answers on l until Stop. It returns nil after a Stop.
+// Serve answers on l until Stop, and then returns nil.
 func (s *Server) Serve(l net.Listener) error {
-	if err := s.grpc.Serve(counting{l, s}); !errors.Is(err, grpc.ErrServerStopped) { // stopped before it began
+	if err := s.grpc.Serve(counting{l, s}); !errors.Is(err, grpc.ErrServerStopped) { // Stop came before Serve
 		return err
 	}
 	return nil
 }
 
-// counting counts the connections of a listener.
+// counting counts the open connections of a listener.
 type counting struct {
 	net.Listener
 	server *Server
@@ -158,7 +161,7 @@ func (l counting) Accept() (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	l.server.connected.Add(1)
+	l.server.connections.Add(1)
 	return &counted{Conn: c, server: l.server}, nil
 }
 
@@ -169,15 +172,15 @@ type counted struct {
 }
 
 func (c *counted) Close() error {
-	c.once.Do(func() { c.server.connected.Add(-1) })
+	c.once.Do(func() { c.server.connections.Add(-1) })
 	return c.Conn.Close()
 }
 
-// Connections is how many connections Envoy has to this server.
-func (s *Server) Connections() int { return int(s.connected.Load()) }
+// Connections returns how many connections Envoy has to this server.
+func (s *Server) Connections() int { return int(s.connections.Load()) }
 
-// Stop ends the server: Envoy is told to take new requests elsewhere, those in
-// progress are answered, until ctx ends. It must be called once.
+// Stop ends the server. It asks Envoy to send new requests elsewhere and answers those in
+// progress until ctx ends. It must be called once.
 func (s *Server) Stop(ctx context.Context) {
 	s.health.Shutdown()
 	done := make(chan struct{})
@@ -194,20 +197,22 @@ func (s *Server) Stop(ctx context.Context) {
 	}
 }
 
-// Process implements ext_proc: one request-headers message, one answer. One that
-// admits a request is open until Envoy has ended the stream, which it does when it
-// has read the answer.
+// Process implements ext_proc: one request-headers message, one answer. The stream of an
+// admitted request stays open until Envoy ends it, which Envoy does when it has read the
+// answer.
 func (s *Server) Process(stream extprocv3.ExternalProcessor_ProcessServer) error {
 	message, err := stream.Recv()
 	if err != nil {
-		return nil // Envoy went away before it asked
+		return nil // Envoy ended the stream before it asked
 	}
 	headers, ok := message.Request.(*extprocv3.ProcessingRequest_RequestHeaders)
 	if !ok {
-		return status.Errorf(codes.InvalidArgument, "expected request headers, got %T: check the processing mode in Envoy's configuration", message.Request)
+		return status.Errorf(codes.InvalidArgument,
+			"expected request headers, got %T: check the processing mode in Envoy's configuration", message.Request)
 	}
 	r := readHeaders(headers.RequestHeaders)
-	admission, refusal := s.decider.decide(stream.Context(), &r, func(d time.Duration) (func(), bool) { return s.hold(stream, d) })
+	hold := func(d time.Duration) (func(), bool) { return s.hold(stream, d) }
+	admission, refusal := s.decider.decide(stream.Context(), &r, hold)
 	if refusal != nil {
 		refusal.RequestID = r.requestID
 		s.metrics.requests.WithLabelValues(string(refusal.Reason)).Inc()
@@ -217,33 +222,33 @@ func (s *Server) Process(stream extprocv3.ExternalProcessor_ProcessServer) error
 	s.metrics.requests.WithLabelValues("admitted").Inc()
 	err = stream.Send(admitted(admission))
 	for err == nil {
-		_, err = stream.Recv() // Envoy has nothing more to say
+		_, err = stream.Recv() // until Envoy resets the stream
 	}
 	if !s.forced.Load() {
 		admission.use.Read()
-		s.decider.answers.End(admission.epoch)
+		s.decider.admissions.Done(admission.epoch)
 	}
 	return nil
 }
 
 const (
-	// heldMost bounds the requests that wait for sandboxes that are starting or
-	// quiesced: each holds a stream here, and memory in Envoy.
-	heldMost = 2000
-	// holdMost is how long one may wait.
-	holdMost = envoy.MaxHold
+	// maxHeld bounds the requests that wait for sandboxes that are starting or quiesced. Each
+	// holds a stream here, and memory in Envoy.
+	maxHeld = 2000
+	// maxHold bounds how long one request is held.
+	maxHold = envoy.MaxHold
 )
 
-// hold asks Envoy to wait for so long, and reports whether the request may be held.
+// hold asks Envoy to wait for d longer, and reports whether the request may be held.
 func (s *Server) hold(stream extprocv3.ExternalProcessor_ProcessServer, d time.Duration) (release func(), ok bool) {
-	if d <= 0 || d > holdMost {
+	if d <= 0 || d > maxHold {
 		return nil, false
 	}
-	if s.held.Add(1) > heldMost {
+	if s.held.Add(1) > maxHeld {
 		s.held.Add(-1)
 		return nil, false
 	}
-	// With nothing else set this is no answer yet. It counts once.
+	// A message that sets only the timeout is no answer. Envoy accepts one per request.
 	if err := stream.Send(&extprocv3.ProcessingResponse{OverrideMessageTimeout: durationpb.New(d + envoy.MessageTimeout)}); err != nil {
 		s.held.Add(-1)
 		return nil, false
@@ -255,10 +260,10 @@ func (s *Server) hold(stream extprocv3.ExternalProcessor_ProcessServer, d time.D
 	}, true
 }
 
-// park reports whether a request may wait for the verdict on its sandbox, or for a port.
-// Envoy is not asked for more time: AnswerMost bounds that wait too.
+// park reports whether a request may wait for a verdict on its sandbox, or for a port. Envoy
+// is not asked for more time, because MaxWait bounds this wait too.
 func (s *Server) park() (release func(), ok bool) {
-	if s.held.Add(1) > heldMost {
+	if s.held.Add(1) > maxHeld {
 		s.held.Add(-1)
 		return nil, false
 	}
@@ -269,19 +274,19 @@ func (s *Server) park() (release func(), ok bool) {
 	}, true
 }
 
-// refusalsMost is how many refusals a second are logged of each reason. All are counted
-// in berth_router_requests_total.
-const refusalsMost = 10
+// maxRefusalsLogged is how many refusals per second are logged for each reason. The metric
+// berth_router_requests_total counts all of them.
+const maxRefusalsLogged = 10
 
-// sampled is a log that drops what is above refusalsMost of each message.
+// sampled returns log with at most maxRefusalsLogged lines per second and message.
 func sampled(log *zap.Logger) *zap.Logger {
 	return log.WithOptions(zap.WrapCore(func(core zapcore.Core) zapcore.Core {
-		return zapcore.NewSamplerWithOptions(core, time.Second, refusalsMost, 0)
+		return zapcore.NewSamplerWithOptions(core, time.Second, maxRefusalsLogged, 0)
 	}))
 }
 
 func (s *Server) logRefusal(e *apierror.Error) {
 	s.refusals.Info("refused: "+string(e.Reason),
 		zap.String("reason", string(e.Reason)), zap.Int("code", e.Code),
-		zap.String("requestId", e.RequestID), zap.String("sandbox", sandboxid.Short(e.SandboxID)))
+		zap.String("requestID", e.RequestID), zap.String("sandbox", sandboxid.Short(e.SandboxID)))
 }

@@ -45,7 +45,7 @@ func options(t *testing.T, socket string) (Options, *routecache.Cache, *lastacti
 	tracker := newTracker()
 	return Options{
 		Socket: socket, Hosts: Hosts{Domain: domain}, PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")},
-		Routes: cache, Activity: tracker, Answers: NewAnswers(), Metrics: prometheus.NewRegistry(), Log: zap.NewNop(),
+		Routes: cache, Activity: tracker, Admissions: NewAdmissions(), Metrics: prometheus.NewRegistry(), Log: zap.NewNop(),
 	}, cache, tracker
 }
 
@@ -126,7 +126,7 @@ func ask(t *testing.T, conn *grpc.ClientConn, message *extprocv3.ProcessingReque
 	return response, nil
 }
 
-func TestAdmittedReplyNamesPodAndSandboxAndNothingElse(t *testing.T) {
+func TestAdmittedReplyNamesOnlyPodAndSandbox(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
 	o, cache, tracker := options(t, socket)
 	metrics := o.Metrics.(*prometheus.Registry)
@@ -154,7 +154,7 @@ berth_router_requests_total{outcome="admitted"} 2
 	server.stop(soon)
 }
 
-func TestRefusalIsAnsweredInTheSandboxsPlace(t *testing.T) {
+func TestRefusalAnswersInPlaceOfSandbox(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
 	o, cache, tracker := options(t, socket)
 	server := serve(t, o)
@@ -166,7 +166,7 @@ func TestRefusalIsAnsweredInTheSandboxsPlace(t *testing.T) {
 		word string
 		body string
 	}{
-		"8080-gone." + domain: {410, codes.NotFound, "sandbox_gone", `{"code":410,"reason":"sandbox_gone","message":"this sandbox has been released","sandboxId":"gone","requestId":"req-1"}`},
+		"8080-gone." + domain: {410, codes.NotFound, "sandbox_gone", `{"code":410,"reason":"sandbox_gone","message":"this sandbox has been released","sandboxID":"gone","requestID":"req-1"}`},
 		// Nobody to ask: an answer, and never gRPC's Unavailable, which Envoy would retry.
 		"8080-other." + domain:            {503, codes.Unavailable, "router_not_ready", ""},
 		"8080-a." + domain + "," + domain: {400, codes.InvalidArgument, "bad_host", ""},
@@ -187,7 +187,7 @@ func TestRefusalIsAnsweredInTheSandboxsPlace(t *testing.T) {
 }
 
 // A client must not be able to fill the log. What is not logged is counted.
-func TestRefusalsAreLoggedAFewTimesASecond(t *testing.T) {
+func TestRefusalLogIsRateLimited(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o, _, _ := options(t, "unused")
 		core, observed := observer.New(zap.InfoLevel)
@@ -203,7 +203,7 @@ func TestRefusalsAreLoggedAFewTimesASecond(t *testing.T) {
 				}
 			}
 			for _, reason := range reasons {
-				require.Equal(t, refusalsMost*second, observed.FilterField(zap.String("reason", string(reason))).Len())
+				require.Equal(t, maxRefusalsLogged*second, observed.FilterField(zap.String("reason", string(reason))).Len())
 			}
 			require.Equal(t, 2000*second, observed.FilterMessage("anything else").Len(), "nothing else is dropped")
 			time.Sleep(time.Second) // the bubble's
@@ -211,7 +211,7 @@ func TestRefusalsAreLoggedAFewTimesASecond(t *testing.T) {
 	})
 }
 
-func TestWrongMessageIsAnErrorThatEnvoyDoesNotRetry(t *testing.T) {
+func TestWrongMessageIsNotRetriedByEnvoy(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
 	o, cache, _ := options(t, socket)
 	server := serve(t, o)
@@ -255,7 +255,7 @@ func (h held) Lookup(ctx context.Context, id string) (routecache.Answer, error) 
 	return h.Cache.Lookup(ctx, id)
 }
 
-func TestStopAnswersWhatIsInProgress(t *testing.T) {
+func TestStopAnswersRequestsInProgress(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
 	o, cache, _ := options(t, socket)
 	cache.Put("abc", podRoute)
@@ -283,7 +283,7 @@ func TestStopAnswersWhatIsInProgress(t *testing.T) {
 	<-stopped
 }
 
-func TestAnAnswerIsReadWhenEnvoyHasEndedItsStreamAndNotWhenWeHave(t *testing.T) {
+func TestOnlyEnvoyEndingAStreamProvesReading(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
 	o, cache, _ := options(t, socket)
 	server := serve(t, o)
@@ -300,11 +300,11 @@ func TestAnAnswerIsReadWhenEnvoyHasEndedItsStreamAndNotWhenWeHave(t *testing.T) 
 		return cancel
 	}
 	first, second := admitted(), admitted()
-	require.Equal(t, 2, o.Answers.Unread())
+	require.Equal(t, 2, o.Admissions.Unread())
 	passed := make(chan struct{})
-	o.Answers.Barrier(func() { close(passed) })
+	o.Admissions.Barrier(func() { close(passed) })
 	first()
-	require.Eventually(t, func() bool { return o.Answers.Unread() == 1 }, soon, time.Millisecond)
+	require.Eventually(t, func() bool { return o.Admissions.Unread() == 1 }, soon, time.Millisecond)
 	select {
 	case <-passed:
 		t.Fatal("the second answer was not read")
@@ -312,16 +312,16 @@ func TestAnAnswerIsReadWhenEnvoyHasEndedItsStreamAndNotWhenWeHave(t *testing.T) 
 	}
 	_, err := ask(t, conn, get("9000-other."+domain)) // refused: there is nothing to wait for
 	require.NoError(t, err)
-	require.Equal(t, 1, o.Answers.Unread())
+	require.Equal(t, 1, o.Admissions.Unread())
 	second()
 	<-passed
 
 	defer admitted()()
 	server.stop(10 * time.Millisecond)
-	require.Equal(t, 1, o.Answers.Unread(), "our own end was taken for Envoy's")
+	require.Equal(t, 1, o.Admissions.Unread(), "our own end was taken for Envoy's")
 }
 
-func TestAHeldRequestAsksEnvoyForTimeAndGoesOnWhenTheSandboxRuns(t *testing.T) {
+func TestHeldRequestContinuesWhenSandboxRuns(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
 	o, cache, _ := options(t, socket)
 	server := serve(t, o)
@@ -345,21 +345,21 @@ func TestAHeldRequestAsksEnvoyForTimeAndGoesOnWhenTheSandboxRuns(t *testing.T) {
 	require.Zero(t, server.held.Load())
 
 	// Too long for Envoy, or too many: refused at once.
-	cache.Resolve("def", routecache.Answer{Status: routecache.Starting, Hold: holdMost + 1})
+	cache.Resolve("def", routecache.Answer{Status: routecache.Starting, Hold: maxHold + 1})
 	response, err = ask(t, conn, get("9000-def."+domain))
 	require.NoError(t, err)
 	require.EqualValues(t, 503, response.GetImmediateResponse().GetStatus().GetCode())
 	cache.Resolve("ghi", routecache.Answer{Status: routecache.Starting, Hold: time.Second})
-	server.held.Store(heldMost)
+	server.held.Store(maxHeld)
 	response, err = ask(t, conn, get("9000-ghi."+domain))
 	require.NoError(t, err)
 	require.EqualValues(t, 503, response.GetImmediateResponse().GetStatus().GetCode())
-	require.EqualValues(t, heldMost, server.held.Load())
+	require.EqualValues(t, maxHeld, server.held.Load())
 	cancel()
 	server.stop(soon)
 }
 
-func TestStopCutsOffWhatTakesTooLong(t *testing.T) {
+func TestStopCutsOffSlowRequests(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
 	o, cache, _ := options(t, socket)
 	h := held{cache, make(chan struct{}), make(chan struct{})}
@@ -384,7 +384,7 @@ func TestServeAfterStopReturnsNil(t *testing.T) {
 	require.NoError(t, server.Serve(l))
 }
 
-func TestHealthTurnsNotServingAtTheEnd(t *testing.T) {
+func TestHealthIsNotServingAfterStop(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
 	o, _, _ := options(t, socket)
 	server := serve(t, o)
@@ -430,7 +430,7 @@ func TestSuccessorTakesTheSocketAndKeepsIt(t *testing.T) {
 
 // In containers a successor often has the same process ID, and so binds under the
 // same name before it renames.
-func TestEndLeavesASuccessorsTemporaryNameAlone(t *testing.T) {
+func TestStopKeepsSuccessorsTemporarySocket(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
 	o, _, _ := options(t, socket)
 	server := serve(t, o)
@@ -440,7 +440,7 @@ func TestEndLeavesASuccessorsTemporaryNameAlone(t *testing.T) {
 	require.FileExists(t, socket)
 }
 
-func TestListenReplacesWhatACrashLeftBehind(t *testing.T) {
+func TestListenReplacesLeftoverOfACrash(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
 	o, cache, _ := options(t, socket)
 	server, err := New(o)
@@ -462,7 +462,7 @@ func TestListenReplacesWhatACrashLeftBehind(t *testing.T) {
 	running.stop(soon)
 }
 
-func TestAServerThatIsToStopReplacesNoSocket(t *testing.T) {
+func TestStoppingServerReplacesNoSocket(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
 	o, cache, _ := options(t, socket)
 	cache.Put("abc", podRoute)
@@ -482,7 +482,7 @@ func TestAServerThatIsToStopReplacesNoSocket(t *testing.T) {
 	successor.stop(soon)
 }
 
-func TestListenSaysWhatIsWrongAndLeavesNothing(t *testing.T) {
+func TestFailedListenNamesErrorAndLeavesNoFile(t *testing.T) {
 	dir := t.TempDir()
 	require.NoError(t, os.Mkdir(filepath.Join(dir, "taken"), 0o700))
 	for name, c := range map[string]struct{ socket, says string }{
@@ -501,7 +501,7 @@ func TestListenSaysWhatIsWrongAndLeavesNothing(t *testing.T) {
 	require.Len(t, entries, 1)
 }
 
-func TestOptionsNameWhatIsMissing(t *testing.T) {
+func TestMissingOptionsAreNamed(t *testing.T) {
 	_, err := New(Options{Hosts: Hosts{Domain: "Upper.example"}})
 	for _, name := range []string{"Socket", "domain", "PodCIDRs", "Routes", "Activity", "Metrics", "Log"} {
 		require.ErrorContains(t, err, name)
@@ -513,7 +513,7 @@ func TestOptionsNameWhatIsMissing(t *testing.T) {
 	require.ErrorContains(t, err, "register metrics")
 }
 
-func TestAUseIsReadWhenEnvoyHasEndedTheStream(t *testing.T) {
+func TestUseIsReadWhenEnvoyEndsTheStream(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
 	o, cache, tracker := options(t, socket)
 	cache.Put("abc", podRoute)
@@ -532,7 +532,7 @@ func TestAUseIsReadWhenEnvoyHasEndedTheStream(t *testing.T) {
 	server.stop(soon)
 }
 
-func TestAHeldRequestGoesOnWithResumeAndIsMeasured(t *testing.T) {
+func TestHeldRequestContinuesAfterResumeAndIsMeasured(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
 	o, cache, _ := options(t, socket)
 	cache.Put("abc", podRoute)
@@ -557,7 +557,7 @@ func TestAHeldRequestGoesOnWithResumeAndIsMeasured(t *testing.T) {
 }
 
 // While no allocator leads, nothing ends the question whether a sandbox is idle.
-func TestASandboxInQuestionIsRefusedInWordsForAClient(t *testing.T) {
+func TestQuiescedSandboxIsRefusedAfterTheWait(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
 	o, cache, _ := options(t, socket)
 	cache.Put("abc", podRoute)
@@ -579,7 +579,7 @@ func TestASandboxInQuestionIsRefusedInWordsForAClient(t *testing.T) {
 }
 
 // Without them, and when its admin socket refuses connections, Envoy has ended.
-func TestConnectionsOfEnvoyAreCounted(t *testing.T) {
+func TestEnvoyConnectionsAreCounted(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
 	o, _, _ := options(t, socket)
 	server := serve(t, o)

@@ -11,32 +11,39 @@ import (
 	"github.com/berth-sandbox/berth/api/sandboxid"
 )
 
-// Hosts says which host names mean what. Names are in lower case, without a
-// port and without a trailing dot; see ValidDomain.
+// Hosts are the host names that the router serves. Names are in lower case, without a port
+// and without a trailing dot; see ValidDomain.
 type Hosts struct {
-	// Domain is what follows the label of a sandbox. Under it stand the names
-	// <port>-<id>.<domain>, <port>-<id>-<client id>.<domain> and <id>.<domain>, which
-	// nothing else in a request can override.
+	// Domain is the parent of all sandbox host names: <port>-<id>.<domain>,
+	// <port>-<id>-<client id>.<domain> and <id>.<domain>. Nothing else in a request can
+	// override a sandbox host name.
 	Domain string
-	// Gateways are names under which the request itself says which sandbox it
-	// is for. Domain is always one.
+	// Gateways are hosts at which headers, or the path, name the sandbox. Domain is always
+	// one of them.
 	Gateways []string
-	// Paths lets the path say it, as /sandboxes/<id>/<port>/rest, where no
-	// header does.
+	// Paths allows the path to name the sandbox, as /sandboxes/<id>/<port>/rest, if no header
+	// does.
 	Paths bool
 }
 
-// Target is what a request names.
+// Target is the sandbox and port that a request names.
 type Target struct {
 	ID string
-	// Port is 0 when none is named: the pool's default port is meant.
+	// Port is 0 if the request names none. The pool's default port then applies.
 	Port uint16
 	// Path replaces the request's path. Empty: the path stays.
 	Path string
 }
 
-// The headers that name a sandbox at a gateway: those of the E2B SDKs, and the
-// same without the brand.
+// refuse returns the refusal of a request for this target.
+func (t Target) refuse(reason apierror.Reason, message string) *apierror.Error {
+	e := apierror.New(reason, "%s", message)
+	e.SandboxID = t.ID
+	return e
+}
+
+// The headers that name a sandbox at a gateway host: those of the E2B SDKs, and the same
+// without the brand.
 const (
 	headerE2BID   = "e2b-sandbox-id"
 	headerE2BPort = "e2b-sandbox-port"
@@ -44,11 +51,10 @@ const (
 	headerPort    = "x-sandbox-port"
 )
 
-// pathPrefix begins a path that names a sandbox.
+// pathPrefix is the prefix of a path that names a sandbox.
 const pathPrefix = "/sandboxes/"
 
-// target says which sandbox and port a request is for. It is the only place
-// where that is decided.
+// target returns the sandbox and port that a request is for. No other code selects them.
 func (h *Hosts) target(r *request) (Target, *apierror.Error) {
 	host, ok := hostName(r.authority)
 	if !ok {
@@ -62,11 +68,13 @@ func (h *Hosts) target(r *request) (Target, *apierror.Error) {
 	case h.Paths:
 		return byPath(r.path)
 	}
-	return Target{}, apierror.New(apierror.BadTarget, "at host %q the header E2b-Sandbox-Id or X-Sandbox-Id must name the sandbox; or use the host <port>-<sandbox id>.%s", clip(r.authority), h.Domain)
+	return Target{}, apierror.New(apierror.BadTarget,
+		"at host %q the header E2b-Sandbox-Id or X-Sandbox-Id must name the sandbox; or use the host <port>-<sandbox id>.%s",
+		clip(r.authority), h.Domain)
 }
 
-// hostName is an authority in lower case, without its port and one trailing dot.
-// It is false if what follows a colon is not a port.
+// hostName returns an authority in lower case, without its port and without one trailing
+// dot. It returns false if the text after the last colon is not a port.
 func hostName(authority string) (string, bool) {
 	host := lower(authority)
 	if i := strings.LastIndexByte(host, ':'); i >= 0 {
@@ -78,9 +86,9 @@ func hostName(authority string) (string, bool) {
 	return strings.TrimSuffix(host, "."), true
 }
 
-// byHost reads <port>-<id>.<domain> or <id>.<domain>. Nothing else is accepted:
-// in particular no comma, which is what two Host lines become, and nothing
-// beyond ASCII, some of which turns into a-z in lower case.
+// byHost reads <port>-<id>.<domain> or <id>.<domain>. It refuses everything else, in
+// particular a comma, which results from two Host lines, and any character beyond ASCII,
+// because some of them become a-z in lower case.
 func (h *Hosts) byHost(host, authority string) (Target, *apierror.Error) {
 	label, found := strings.CutSuffix(host, "."+h.Domain)
 	if !found {
@@ -88,7 +96,7 @@ func (h *Hosts) byHost(host, authority string) (Target, *apierror.Error) {
 	}
 	var t Target
 	id := label
-	// A client ID needs a port before it: <id>-<client id> could be a port and an ID.
+	// A client ID requires a port: <id>-<client id> alone could be a port and an ID.
 	if port, rest, found := strings.Cut(label, "-"); found {
 		if t.Port, found = portNumber(port); !found {
 			return Target{}, badPort("in host", port)
@@ -102,8 +110,7 @@ func (h *Hosts) byHost(host, authority string) (Target, *apierror.Error) {
 	return t, nil
 }
 
-// byHeaders reads the headers of both families. Where both are sent they must
-// say the same.
+// byHeaders reads the headers of both families. If a request has both, they must agree.
 func byHeaders(r *request) (Target, *apierror.Error) {
 	id, err := only(headerE2BID, r.e2bID, headerID, r.id)
 	if err != nil {
@@ -114,7 +121,8 @@ func byHeaders(r *request) (Target, *apierror.Error) {
 		return Target{}, apierror.New(apierror.BadTarget, "%v", err)
 	}
 	if len(r.e2bID)+len(r.id) == 0 {
-		return Target{}, apierror.New(apierror.BadTarget, "a header names a port, but neither E2b-Sandbox-Id nor X-Sandbox-Id names a sandbox")
+		return Target{}, apierror.New(apierror.BadTarget,
+			"a header names a port, but neither E2b-Sandbox-Id nor X-Sandbox-Id names a sandbox")
 	}
 	var t Target
 	var ok bool
@@ -129,8 +137,8 @@ func byHeaders(r *request) (Target, *apierror.Error) {
 	return t, nil
 }
 
-// sandboxID reads an ID as it is named in a request. It may be followed by a dash and
-// a client ID, which the E2B SDKs of version 1 append and which names nothing.
+// sandboxID reads the sandbox ID of a request. A dash and a client ID may follow, which
+// version 1 of the E2B SDKs appends. The client ID has no meaning here.
 func sandboxID(s string) (string, bool) {
 	id, client, found := strings.Cut(s, "-")
 	if !sandboxid.Valid(id) || found && !sandboxid.Valid(client) {
@@ -139,7 +147,7 @@ func sandboxID(s string) (string, bool) {
 	return id, true
 }
 
-// only returns the one value that two headers agree on, "" if there is none.
+// only returns the one value of two headers that must agree, or "" if neither was sent.
 func only(name1 string, values1 []string, name2 string, values2 []string) (string, error) {
 	switch {
 	case len(values1) > 1:
@@ -155,7 +163,7 @@ func only(name1 string, values1 []string, name2 string, values2 []string) (strin
 	return "", nil
 }
 
-// byPath reads /sandboxes/<id>/<port>/rest, which becomes /rest. The query stays.
+// byPath reads /sandboxes/<id>/<port>/rest. The sandbox gets /rest and the query.
 func byPath(path string) (Target, *apierror.Error) {
 	bad := func(format string, args ...any) (Target, *apierror.Error) {
 		return Target{}, apierror.New(apierror.BadPath, "path %q: "+format, append([]any{clip(path)}, args...)...)
@@ -188,13 +196,13 @@ func byPath(path string) (Target, *apierror.Error) {
 
 var errDotSegment = errors.New(`must not have "." or ".." as a segment, also not encoded`)
 
-// dotSegment refuses a path that somebody on the way may shorten: by then
-// another sandbox might be named, or a prefix that the sandbox does not know.
-// What separates segments is what some program takes for a separator.
+// dotSegment refuses a path that a proxy might shorten, because the result could name
+// another sandbox or leave the part of the path that is the sandbox's own. It splits at
+// every character that some program treats as a separator.
 func dotSegment(path string) error {
 	plain := encodedPath.Replace(path)
 	for segment := range strings.FieldsFuncSeq(plain, func(r rune) bool { return r == '/' || r == '\\' }) {
-		segment, _, _ = strings.Cut(segment, ";") // a parameter, as "..;x"
+		segment, _, _ = strings.Cut(segment, ";") // cut a parameter, as in "..;x"
 		if segment == "." || segment == ".." {
 			return errDotSegment
 		}
@@ -202,16 +210,18 @@ func dotSegment(path string) error {
 	return nil
 }
 
-// encodedPath decodes what matters to dotSegment.
-var encodedPath = strings.NewReplacer("%2e", ".", "%2E", ".", "%2f", "/", "%2F", "/", "%5c", `\`, "%5C", `\`, "%3b", ";", "%3B", ";")
+// encodedPath decodes the characters that dotSegment compares.
+var encodedPath = strings.NewReplacer("%2e", ".", "%2E", ".", "%2f", "/", "%2F", "/",
+	"%5c", `\`, "%5C", `\`, "%3b", ";", "%3B", ";")
 
 var idRule = fmt.Sprintf("must be 1 to %d characters of a-z and 0-9", sandboxid.MaxLen)
 
 func badPort(where, port string) *apierror.Error {
-	return apierror.New(apierror.BadPort, "port %q %s: must be 1 to 65535, in digits, without leading zeros", clip(port), where)
+	return apierror.New(apierror.BadPort,
+		"port %q %s: must be 1 to 65535, in digits, without leading zeros", clip(port), where)
 }
 
-// lower is s with A-Z in lower case and every other byte as it is.
+// lower returns s with A-Z in lower case and every other byte unchanged.
 func lower(s string) string {
 	return strings.Map(func(r rune) rune {
 		if 'A' <= r && r <= 'Z' {
@@ -221,16 +231,16 @@ func lower(s string) string {
 	}, s)
 }
 
-// portNumber reads a port, 1 to 65535, in digits only and without leading zeros.
+// portNumber reads a port: 1 to 65535, only digits, no leading zeros.
 func portNumber(s string) (uint16, bool) {
-	if s == "" || s[0] < '1' || s[0] > '9' { // ParseUint takes leading zeros
+	if s == "" || s[0] < '1' || s[0] > '9' { // ParseUint accepts leading zeros
 		return 0, false
 	}
 	n, err := strconv.ParseUint(s, 10, 16)
 	return uint16(n), err == nil
 }
 
-// Check says what is wrong with the names.
+// Check returns an error for the first invalid name.
 func (h *Hosts) Check() error {
 	if !ValidDomain(h.Domain) {
 		return fmt.Errorf("domain %q: must be a DNS name in lower case without a trailing dot", h.Domain)
@@ -240,16 +250,16 @@ func (h *Hosts) Check() error {
 			return fmt.Errorf("gateway host %q: must be a DNS name in lower case without a trailing dot", g)
 		}
 		if t, refusal := h.byHost(g, g); refusal == nil && (t.Port != 0 || len(t.ID) == sandboxid.Len) {
-			return fmt.Errorf("gateway host %q: could be the host of a sandbox; choose another", g)
+			return fmt.Errorf("gateway host %q: could also be the host name of a sandbox; choose another", g)
 		}
 	}
 	return nil
 }
 
-// ValidDomain reports whether domain can be served: DNS labels in lower case,
-// no trailing dot.
+// ValidDomain reports whether domain consists of DNS labels in lower case, without a
+// trailing dot, and leaves room for the label of a sandbox.
 func ValidDomain(domain string) bool {
-	if domain == "" || len(domain) > 189 { // 253 less the sandbox's label and a dot
+	if domain == "" || len(domain) > 189 { // 253 minus the label of a sandbox and a dot
 		return false
 	}
 	for label := range strings.SplitSeq(domain, ".") {
@@ -265,7 +275,7 @@ func ValidDomain(domain string) bool {
 	return true
 }
 
-// clip keeps a client's bytes in messages short.
+// clip shortens a client's text for a message.
 func clip(s string) string {
 	if len(s) > 80 {
 		return s[:80] + "..."

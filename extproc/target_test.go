@@ -46,7 +46,7 @@ func TestHostNamesExactlyOneTarget(t *testing.T) {
 }
 
 // The E2B SDKs of version 1 append the client ID to the sandbox ID.
-func TestAClientIDAfterASandboxIDNamesNothing(t *testing.T) {
+func TestClientIDAfterSandboxIDIsIgnored(t *testing.T) {
 	h := Hosts{Domain: domain, Paths: true}
 	for name, c := range map[string]struct {
 		r    request
@@ -73,7 +73,7 @@ func TestAClientIDAfterASandboxIDNamesNothing(t *testing.T) {
 	}
 }
 
-func TestHostWithAnythingElseIsRefused(t *testing.T) {
+func TestOtherHostsAreRefused(t *testing.T) {
 	for _, host := range []string{
 		"", " ", ".", ":", ":80", "-", "..",
 		// Not this domain.
@@ -119,7 +119,7 @@ func TestHostWithAnythingElseIsRefused(t *testing.T) {
 	}
 }
 
-func TestARefusalSaysWhatIsWrong(t *testing.T) {
+func TestRefusalNamesTheMistake(t *testing.T) {
 	for host, want := range map[string]apierror.Reason{
 		"0-abc.sandbox.example.com":        apierror.BadPort,
 		"65536-abc.sandbox.example.com":    apierror.BadPort,
@@ -139,7 +139,7 @@ func TestARefusalSaysWhatIsWrong(t *testing.T) {
 
 func one(s string) []string { return []string{s} }
 
-func TestHeadersNameTheSandboxAtAGateway(t *testing.T) {
+func TestHeadersNameTheSandboxAtAGatewayHost(t *testing.T) {
 	hosts := Hosts{Domain: domain, Gateways: []string{"gateway.example.com", "api." + domain}}
 	require.NoError(t, hosts.Check())
 	for _, authority := range []string{domain, "SANDBOX.example.com.:8443", "gateway.example.com", "api." + domain + ":80"} {
@@ -195,7 +195,7 @@ func TestHeadersNameTheSandboxAtAGateway(t *testing.T) {
 	}
 }
 
-func TestAHeaderNeverOverridesTheHostOfASandbox(t *testing.T) {
+func TestHeaderNeverOverridesASandboxHost(t *testing.T) {
 	h := Hosts{Domain: domain, Gateways: []string{"gateway.example.com"}, Paths: true}
 	for _, r := range []request{
 		{e2bID: one("def"), e2bPort: one("81")}, {id: one("def"), port: one("81")}, {id: []string{"def", "ghi"}}, {port: one("0")}, {path: "/sandboxes/def/81/x"},
@@ -214,7 +214,7 @@ func TestAHeaderNeverOverridesTheHostOfASandbox(t *testing.T) {
 	}
 }
 
-func TestThePathNamesTheSandboxWhereThatIsOn(t *testing.T) {
+func TestPathNamesTheSandboxIfEnabled(t *testing.T) {
 	h := Hosts{Domain: domain, Paths: true}
 	for path, want := range map[string]Target{
 		"/sandboxes/abc/8080/":                {ID: "abc", Port: 8080, Path: "/"},
@@ -253,7 +253,7 @@ func TestThePathNamesTheSandboxWhereThatIsOn(t *testing.T) {
 	require.Equal(t, apierror.BadTarget, err.Reason)
 }
 
-func TestHostsThatCannotBeToldApartAreRefused(t *testing.T) {
+func TestAmbiguousGatewayHostsAreRefused(t *testing.T) {
 	for gateway, ok := range map[string]bool{
 		"gateway.example.com": true, "api." + domain: true, "a-b." + domain: true, "a.b." + domain: true,
 		"80-api." + domain: false, strings.Repeat("a", sandboxid.Len) + "." + domain: false,
@@ -277,7 +277,7 @@ func TestValidDomain(t *testing.T) {
 }
 
 // Every host that fits leaves room for the longest label before it.
-func TestLongestDomainAndLabelMakeADNSName(t *testing.T) {
+func TestLongestDomainAndLabelFitADNSName(t *testing.T) {
 	label := strings.Repeat("a", 63)
 	longest := label + "." + label + "." + label[:61]
 	host := "65535-" + strings.Repeat("z", sandboxid.MaxLen) + "." + longest

@@ -19,7 +19,7 @@ func benchTracker(b *testing.B) (*Tracker, []string, []netip.AddrPort) {
 	now := time.Hour
 	hosts := map[look.Host]look.Counts{}
 	t, err := New(Options{
-		Now: func() time.Duration { now += time.Millisecond; return now }, Window: window,
+		Now: func() time.Duration { now += time.Millisecond; return now }, ConnectWindow: window,
 		Look: func(context.Context) (look.Look, error) { return look.Look{Hosts: hosts}, nil },
 	})
 	require.NoError(b, err)
@@ -50,9 +50,9 @@ func BenchmarkTouch(b *testing.B) {
 	b.ResetTimer()
 	for i := range b.N {
 		if i%1000 == 0 {
-			t.looked.Add(1)
+			t.lookBegan.Add(1)
 		}
-		e.touch()
+		e.noteRead()
 	}
 }
 

@@ -12,89 +12,93 @@ import (
 )
 
 const (
-	// portsMost bounds the ports of a sandbox that Envoy lists.
-	portsMost = 64
-	// entriesMost bounds what Envoy lists of one sandbox: the entries that the newest good
-	// look has shown, and the first requests since then. A first request goes to a port
-	// that not all threads of Envoy know: each can make an entry of its own.
-	entriesMost = 512
-	// newFor is for how long requests to a port are first requests.
-	newFor = 200 * time.Millisecond
+	// maxPorts bounds the ports of one sandbox that Envoy lists.
+	maxPorts = 64
+	// maxEntries bounds what Envoy lists of one sandbox: the entries that the newest good
+	// look has shown plus the first requests since that look. A first request goes to a port
+	// that not every thread of Envoy knows, so it can create an entry.
+	maxEntries = 512
+	// firstRequestTime is how long requests to a new port count as first requests.
+	firstRequestTime = 200 * time.Millisecond
 )
 
-// Entry is one sandbox. Its methods end what Begin has begun, once each.
+// Entry is one sandbox. Each Begin is ended by exactly one call of Read or Cancel.
 type Entry struct {
 	t        *Tracker
 	id       string
 	addr     netip.Addr
 	minBytes uint64
 
-	unread  atomic.Int64 // answers that Envoy may not have read
-	touched atomic.Int64 // Tracker.looked at the newest Read; below 0: there was none
+	unread   atomic.Int64 // answers that Envoy may not have read
+	lastRead atomic.Int64 // Tracker.lookBegan at the newest Read; negative: no Read yet
 
-	mu     sync.Mutex
-	look   *shown                   // the counts below began with it
-	ports  map[listed]time.Duration // that it does not list, and when they were asked for first
-	firsts int                      // first requests
+	mu            sync.Mutex
+	look          *openHosts                   // the counts below began with this look
+	ports         map[listedPort]time.Duration // ports that look does not list -> time of the first request
+	firstRequests int
 
-	// Under Tracker.mu:
-	inUse bool          // at the newest good look
-	until time.Duration // the end of the newest good look that found it in use, or in use no more; 0: there was none
-	kind  activity.Kind
+	// Guarded by Tracker.mu:
+	inUse bool // at the newest good look
+	// lastUsed is the end of the newest good look at which it was in use or had just ceased
+	// to be in use; 0: no such look.
+	lastUsed time.Duration
+	kind     activity.Kind
 }
 
-// Read says that Envoy has read the answer that admitted the request, or has given the
-// request up.
+// Read records that Envoy has read the answer that admitted the request, or has given up
+// the request.
 func (e *Entry) Read() {
-	e.touch() // first: see use
+	e.noteRead() // before the counter, see use
 	e.unread.Add(-1)
 }
 
-// Cancel says that the request has not been admitted.
+// Cancel records that the request was not admitted.
 func (e *Entry) Cancel() { e.unread.Add(-1) }
 
-func (e *Entry) touch() {
-	looked := e.t.looked.Load()
+func (e *Entry) noteRead() {
+	began := e.t.lookBegan.Load()
 	for {
-		// A store that comes late must not take back a later one.
-		if before := e.touched.Load(); before >= looked || e.touched.CompareAndSwap(before, looked) {
+		// A late store must not replace a newer one.
+		if before := e.lastRead.Load(); before >= began || e.lastRead.CompareAndSwap(before, began) {
 			return
 		}
 	}
 }
 
-// use says whether an answer is unread, and which look was the newest when one was read.
-func (e *Entry) use() (unread bool, touched time.Duration) {
-	unread = e.unread.Load() > 0 // before touched: Read touches before it counts down
-	return unread, time.Duration(e.touched.Load())
+// use returns whether an answer is unread, and the begin of the newest look at the time of
+// the newest Read.
+func (e *Entry) use() (unread bool, lastRead time.Duration) {
+	// The order matters: Read stores lastRead before it decrements unread.
+	unread = e.unread.Load() > 0
+	return unread, time.Duration(e.lastRead.Load())
 }
 
-// room reports whether Envoy may be sent to this port now. If not, it may be after wait; 0:
-// not before it lists less.
-func (e *Entry) room(port listed) (wait time.Duration, ok bool) {
-	look := e.t.shown.Load()
+// room reports whether a request may be sent to this port now. If not, it may be sent after
+// wait. If wait is 0, it must not be sent until Envoy lists fewer entries.
+func (e *Entry) room(port listedPort) (wait time.Duration, ok bool) {
+	look := e.t.openHosts.Load()
 	l := look.addrs[e.addr]
 	if slices.Contains(l.ports, port) {
-		return 0, true // no other entry comes of it
+		return 0, true // the request creates no new entry
 	}
 	now := e.t.o.Now()
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.look != look {
-		e.look, e.firsts = look, 0
-		// What was asked for before the look is among its ports, or has gone.
-		maps.DeleteFunc(e.ports, func(_ listed, at time.Duration) bool { return at < look.began })
+		e.look, e.firstRequests = look, 0
+		// A port that was requested before this look is listed in it, or closed again.
+		maps.DeleteFunc(e.ports, func(_ listedPort, at time.Duration) bool { return at < look.began })
 	}
-	at, asked := e.ports[port]
-	switch full := l.entries+e.firsts >= entriesMost; {
-	case asked && now-at >= newFor:
+	at, requested := e.ports[port]
+	switch full := l.entries+e.firstRequests >= maxEntries; {
+	case requested && now-at >= firstRequestTime:
 		return 0, true
-	case asked && full:
-		return newFor - (now - at), false
-	case full || !asked && len(l.ports)+len(e.ports) >= portsMost:
+	case requested && full:
+		return firstRequestTime - (now - at), false
+	case full || !requested && len(l.ports)+len(e.ports) >= maxPorts:
 		return 0, false
 	}
-	if e.firsts++; !asked {
+	if e.firstRequests++; !requested {
 		e.ports[port] = now
 	}
 	return 0, true

@@ -15,7 +15,7 @@ func Example() {
 	now := time.Hour
 	open := map[look.Host]look.Counts{{AddrPort: pod}: {Open: 1, Entries: 1}} // what Envoy says
 	t, err := lastactive.New(lastactive.Options{
-		Now: func() time.Duration { return now }, Window: 5 * time.Second,
+		Now: func() time.Duration { return now }, ConnectWindow: 5 * time.Second,
 		Look: func(context.Context) (look.Look, error) { return look.Look{Gateway: "envoy", Hosts: open}, nil },
 	})
 	if err != nil {

@@ -11,31 +11,32 @@ import (
 )
 
 const (
-	// lookEvery is the pause after a look. It is lookShare times as long as the newest good
-	// look took, if that is more: looks cost less than 1 % of a core. Beyond lookRarely it
-	// does not grow, or one look on a busy machine would be the last for minutes.
-	lookEvery  = time.Second
-	lookShare  = 100
-	lookRarely = 15 * time.Second
-	// askPause is the pause between the looks of a question: in the back-off of a retry, up
-	// to 100 ms, Envoy counts a request nowhere.
+	// minLookPause is the shortest pause after a look. The pause is lookPauseFactor times the
+	// duration of the newest good look if that is longer, so looks cost less than 1 % of a
+	// core. maxLookPause bounds it, so that one slow look on a busy machine does not delay
+	// the next one for minutes.
+	minLookPause    = time.Second
+	lookPauseFactor = 100
+	maxLookPause    = 15 * time.Second
+	// askPause separates the two looks of Ask. Envoy does not count a request during the
+	// back-off of a retry, which takes up to 100 ms.
 	askPause = 101 * time.Millisecond
 )
 
-// shown is what a good look has shown.
-type shown struct {
+// openHosts is what one good look has shown.
+type openHosts struct {
 	began time.Duration
 	addrs map[netip.Addr]listing
 }
 
-// listing is what Envoy has listed of an address.
+// listing is what Envoy lists of one address.
 type listing struct {
 	open, entries int
-	ports         []listed
+	ports         []listedPort
 }
 
-// listed is a port. Envoy lists it apart for HTTP/2.
-type listed struct {
+// listedPort is one port. Envoy has separate entries for HTTP/1.1 and HTTP/2.
+type listedPort struct {
 	port  uint16
 	http2 bool
 }
@@ -43,9 +44,9 @@ type listed struct {
 // Run looks until ctx ends.
 func (t *Tracker) Run(ctx context.Context) {
 	for ctx.Err() == nil {
-		_ = t.Look(ctx) // Report has the error
+		_ = t.Look(ctx) // LookError has the error
 		t.mu.Lock()
-		pause := min(max(lookEvery, lookShare*t.newest.Took), lookRarely)
+		pause := min(max(minLookPause, lookPauseFactor*t.newest.Took), maxLookPause)
 		t.mu.Unlock()
 		sleep(ctx, pause)
 	}
@@ -58,16 +59,17 @@ func sleep(ctx context.Context, d time.Duration) {
 	}
 }
 
-// Look looks once. One look is taken at a time. An error says why this one has failed.
+// Look looks once. Concurrent calls take turns. The error says why this look failed.
 func (t *Tracker) Look(ctx context.Context) error {
 	select {
-	case t.looking <- struct{}{}:
-		defer func() { <-t.looking }()
+	case t.lookTurn <- struct{}{}:
+		defer func() { <-t.lookTurn }()
 	case <-ctx.Done():
 		return errors.New("no look in time")
 	}
-	began := max(t.o.Now(), time.Duration(t.looked.Load())+1)
-	t.looked.Store(int64(began)) // before Envoy is asked: what is read from now on is not proven by its answer
+	began := max(t.o.Now(), time.Duration(t.lookBegan.Load())+1)
+	// Stored before Envoy is asked: the look proves nothing about answers read from now on.
+	t.lookBegan.Store(int64(began))
 	l, err := t.o.Look(ctx)
 	var moved connections
 	if err == nil && t.metering.Load() {
@@ -77,68 +79,70 @@ func (t *Tracker) Look(ctx context.Context) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if ctx.Err() != nil && err != nil {
-		return err // the caller has no more time, which says nothing of Envoy
+		return err // the caller ran out of time, which says nothing about Envoy
 	}
 	if err == nil {
-		t.judge(began, l.Hosts, moved)
-		t.newest = Report{Gateway: l.Gateway, Ended: l.Hosts == nil, Began: began, Took: min(t.o.Now()-began, look.Most)} // it may span a suspend
+		t.apply(began, l.Hosts, moved)
+		took := min(t.o.Now()-began, look.MaxDuration) // the clock may have counted a suspend
+		t.newest = Report{Gateway: l.Gateway, EnvoyEnded: l.Hosts == nil, Began: began, Took: took}
 	} else {
-		t.newest = Report{Blind: err.Error(), Took: t.newest.Took}
+		t.newest = Report{LookError: err.Error(), Took: t.newest.Took}
 	}
 	select {
-	case t.lookEnded <- struct{}{}:
+	case t.lookDone <- struct{}{}:
 	default:
 	}
 	return err
 }
 
-// judge takes in a good look. t.mu is held.
-func (t *Tracker) judge(began time.Duration, hosts map[look.Host]look.Counts, moved connections) {
-	now := &shown{began, map[netip.Addr]listing{}}
+// apply updates all entries with the result of a good look. t.mu is held.
+func (t *Tracker) apply(began time.Duration, hosts map[look.Host]look.Counts, moved connections) {
+	now := &openHosts{began, map[netip.Addr]listing{}}
 	for h, n := range hosts {
 		l := now.addrs[h.Addr()]
-		now.addrs[h.Addr()] = listing{l.open + n.Open, l.entries + n.Entries, append(l.ports, listed{h.Port(), h.HTTP2})}
+		ports := append(l.ports, listedPort{h.Port(), h.HTTP2})
+		now.addrs[h.Addr()] = listing{l.open + n.Open, l.entries + n.Entries, ports}
 	}
-	known := map[netip.Addr]bool{}
+	hasSandbox := map[netip.Addr]bool{}
 	for _, e := range t.entries.All() {
-		known[e.addr] = known[e.addr] || e.id != ""
+		hasSandbox[e.addr] = hasSandbox[e.addr] || e.id != ""
 	}
 	for addr, l := range now.addrs {
-		if l.open > 0 && !known[addr] {
+		if l.open > 0 && !hasSandbox[addr] {
 			t.entry(addr.String(), "", addr, 0)
 		}
 	}
-	before, ended := t.shown.Load(), t.o.Now()
+	before, ended := t.openHosts.Load(), t.o.Now()
 	for key, e := range t.entries.All() {
 		l := now.addrs[e.addr]
-		if e.id == "" && known[e.addr] {
-			l = listing{} // it is that of an entry with an ID
+		if e.id == "" && hasSandbox[e.addr] {
+			l = listing{} // counted for the entry with the ID
 		}
-		unread, touched := e.use()
-		used, kind := unread || touched >= before.began, e.kind
-		if used {
+		unread, lastRead := e.use()
+		admitted, kind := unread || lastRead >= before.began, e.kind
+		if admitted {
 			kind = activity.Admission
 		}
-		shows := l.open > 0
+		active := l.open > 0
 		switch {
-		case !shows:
+		case !active:
 		case e.minBytes == 0:
 			kind = activity.Open
-		case moved.err != nil || len(moved.to[e.addr]) == 0: // it is nothing of this kernel's
+		case moved.err != nil || len(moved.to[e.addr]) == 0: // the kernel has no count for it
 			kind = activity.Unknown
 		default:
-			if shows = moved.enough(t.buckets, e, began); shows {
+			if active = moved.fillBucket(t.buckets, e, began); active {
 				kind = activity.Bytes
 			}
 		}
-		if shows || used || e.inUse || l.open > 0 && e.until == 0 {
-			e.until, e.kind = ended, kind
+		if active || admitted || e.inUse || l.open > 0 && e.lastUsed == 0 {
+			e.lastUsed, e.kind = ended, kind
 		}
-		e.inUse = shows || unread || touched >= began
-		if e.id == "" && !e.inUse && e.until < t.reported {
+		e.inUse = active || unread || lastRead >= began
+		if e.id == "" && !e.inUse && e.lastUsed < t.reportFrom {
 			t.entries.Delete(key)
 		}
 	}
-	t.ended, t.buckets = ended, moved.buckets
-	t.shown.Store(now)
+	t.lookEnded, t.buckets = ended, moved.buckets
+	t.openHosts.Store(now)
 }

@@ -7,16 +7,16 @@ import (
 	"github.com/berth-sandbox/berth/lastactive/sockets"
 )
 
-// bucket is one connection. It holds as many bytes as have to move in a minute, and loses
-// as many a minute. Bytes that fill it are use.
+// bucket is the leaky bucket of one connection. It holds minBytes and loses minBytes per
+// minute. Bytes that fill it count as use.
 type bucket struct {
 	at    time.Duration // of the newest reading
-	bytes uint64        // that had moved in all by then
+	bytes uint64        // total at that reading
 	level float64
 }
 
-// connections are what the kernel says of those to pods. The zero value is of a look at
-// which it was not asked.
+// connections are the kernel's counts for connections to pods. The zero value stands for a
+// look that did not ask the kernel.
 type connections struct {
 	to      map[netip.Addr][]sockets.Socket
 	buckets map[uint64]bucket // by cookie
@@ -32,10 +32,10 @@ func (t *Tracker) connections() connections {
 	return c
 }
 
-// enough reports whether bytes have filled the bucket of a connection to e. before are the
-// buckets at the reading before; nil: there was none, and every connection may have been in
-// use until now. A connection that is new begins with a full bucket.
-func (c *connections) enough(before map[uint64]bucket, e *Entry, now time.Duration) (yes bool) {
+// fillBucket reports whether the bytes moved have filled the bucket of a connection to e.
+// before has the buckets of the reading before. If before is nil, there was none, and every
+// connection may have been in use until now. The bucket of a new connection starts full.
+func (c *connections) fillBucket(before map[uint64]bucket, e *Entry, now time.Duration) (filled bool) {
 	for _, s := range c.to[e.addr] {
 		full := float64(e.minBytes)
 		b, ok := before[s.Cookie]
@@ -44,8 +44,8 @@ func (c *connections) enough(before map[uint64]bucket, e *Entry, now time.Durati
 		}
 		moved := s.Bytes - b.bytes
 		b.level = min(max(b.level-full*(now-b.at).Minutes(), 0)+float64(moved), full)
-		yes = yes || before == nil || moved > 0 && b.level == full
+		filled = filled || before == nil || moved > 0 && b.level == full
 		c.buckets[s.Cookie] = bucket{now, s.Bytes, b.level}
 	}
-	return yes
+	return filled
 }

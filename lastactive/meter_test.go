@@ -38,7 +38,7 @@ func (w *world) openCounted() {
 	e.Read()
 }
 
-func TestConnectionCountsOnlyWhileEnoughBytesMove(t *testing.T) {
+func TestConnectionCountsWhileEnoughBytesMove(t *testing.T) {
 	for name, c := range map[string]struct {
 		each  uint64        // so many bytes
 		every time.Duration // so often
@@ -74,7 +74,7 @@ func TestConnectionCountsOnlyWhileEnoughBytesMove(t *testing.T) {
 	}
 }
 
-func TestConnectionAtTheFirstReadingIsInUseThen(t *testing.T) {
+func TestConnectionAtTheFirstReadingIsInUse(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.openCounted()
 		w.socket(1, podA, 1)
@@ -91,7 +91,7 @@ func TestConnectionAtTheFirstReadingIsInUseThen(t *testing.T) {
 	})
 }
 
-func TestConnectionsAreToldApartByTheirCookies(t *testing.T) {
+func TestCookiesDistinguishConnections(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.openCounted()
 		w.socket(1, podA, 0)
@@ -111,14 +111,14 @@ func TestUnreadableSocketsKeepOpenConnectionsInUse(t *testing.T) {
 		w.change(func() { w.blocked = errors.New("no netlink") })
 		w.passes(time.Hour)
 		require.Equal(w, &Activity{ID: "a", Addr: addr(podA), Open: 1, Kind: activity.Unknown}, w.use("a"))
-		require.Empty(w, w.tracker.Blind(), "the others can be told")
+		require.Empty(w, w.tracker.LookError(), "the others can be told")
 		w.opens(podA, 0)
 		w.passes(2 * time.Second)
 		require.NotZero(w, w.age("a"))
 	})
 }
 
-func TestSocketsAreReadOnlyWhereBytesCount(t *testing.T) {
+func TestSocketsAreReadOnlyIfBytesCount(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.begin("b", podB).Read()
 		w.opens(podB, 1)
@@ -135,7 +135,7 @@ func TestSocketsAreReadOnlyWhereBytesCount(t *testing.T) {
 
 // A router that has just started knows of no admission, and its question says that bytes
 // count.
-func TestQuestionSaysThatBytesCount(t *testing.T) {
+func TestQuestionMakesBytesCount(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.opens(podA, 1)
 		w.socket(1, podA, 1<<20)
@@ -153,7 +153,7 @@ func TestQuestionSaysThatBytesCount(t *testing.T) {
 }
 
 // The router before it has opened the connection.
-func TestBytesOfARouteAreCountedBeforeAnyRequest(t *testing.T) {
+func TestExpectedRouteCountsBytesBeforeAnyRequest(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.opens(podA, 1)
 		w.tracker.Expect("a", addr(podA), least)
@@ -170,7 +170,7 @@ func TestBytesOfARouteAreCountedBeforeAnyRequest(t *testing.T) {
 	})
 }
 
-func TestOpenRequestWithoutASocketIsInUse(t *testing.T) {
+func TestOpenRequestWithoutASocketIsUse(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.openCounted()
 		w.passes(time.Hour)
@@ -179,21 +179,21 @@ func TestOpenRequestWithoutASocketIsInUse(t *testing.T) {
 }
 
 // From here on no router counts its bytes.
-func TestLastReportNamesOpenConnectionsWhoseBytesCount(t *testing.T) {
+func TestFinalReportKeepsOpenConnectionsInUse(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.openCounted()
 		w.socket(1, podA, 0)
 		w.passes(time.Hour)
 		require.NotZero(w, w.age("a"))
 		w.tracker.Report(true)
-		last := w.tracker.Last(w.Context())
+		last := w.tracker.FinalReport(w.Context())
 		require.Len(w, last.Activities, 1)
 		require.Zero(w, last.Activities[0].Age)
 		require.Equal(w, 1, last.Activities[0].Open)
 	})
 }
 
-func TestConnectionIsIdleFromTheMomentWhenItFallsSilent(t *testing.T) {
+func TestConnectionIsIdleFromItsLastBytes(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.openCounted()
 		for i := range uint64(30) { // two kilobytes a minute

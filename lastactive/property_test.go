@@ -18,7 +18,7 @@ import (
 // what is silent is idle by the second good look. Requests are admitted, read, canceled
 // and end at any moment, between looks and during them; looks fail and take long; some
 // requests come through another router.
-func TestUseIsNeverOlderThanItWas(t *testing.T) {
+func TestUseIsNeverReportedTooOld(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		const longest = time.Second
 		now := time.Hour
@@ -82,7 +82,7 @@ func TestUseIsNeverOlderThanItWas(t *testing.T) {
 		}
 		var err error
 		tracker, err = New(Options{
-			Now: func() time.Duration { return now }, Window: window,
+			Now: func() time.Duration { return now }, ConnectWindow: window,
 			Look: func(context.Context) (look.Look, error) {
 				began := now
 				acts(3)
@@ -145,7 +145,7 @@ func TestUseIsNeverOlderThanItWas(t *testing.T) {
 			now += time.Second
 			tracker.Look(t.Context())
 			if i == 0 {
-				looked = time.Duration(tracker.looked.Load())
+				looked = time.Duration(tracker.lookBegan.Load())
 			}
 		}
 		for _, a := range tracker.Report(true).Activities {

@@ -16,7 +16,7 @@ import (
 	"github.com/berth-sandbox/berth/lastactive/look"
 )
 
-func TestShortRequestWasUseUntilTheNextLookEnded(t *testing.T) {
+func TestShortRequestIsUseUntilTheNextLook(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.change(func() { w.took = 100 * time.Millisecond }) // from the look after the next on they are 10 s apart
 		w.passes(12 * time.Second)
@@ -33,7 +33,7 @@ func TestShortRequestWasUseUntilTheNextLookEnded(t *testing.T) {
 	})
 }
 
-func TestAnswerReadDuringALookIsNotProvenByIt(t *testing.T) {
+func TestLookDoesNotProveAnAnswerReadMeanwhile(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.change(func() { w.took = 8 * time.Millisecond })
 		before := w.looks()
@@ -50,7 +50,7 @@ func TestAnswerReadDuringALookIsNotProvenByIt(t *testing.T) {
 	})
 }
 
-func TestUnreadAnswerIsUseOfItsSandboxAlone(t *testing.T) {
+func TestUnreadAnswerIsUseOfOneSandbox(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.begin("a", podA).Read()
 		e := w.begin("b", podB)
@@ -66,7 +66,7 @@ func TestUnreadAnswerIsUseOfItsSandboxAlone(t *testing.T) {
 	})
 }
 
-func TestOpenRequestIsUseUntilALookDoesNotShowIt(t *testing.T) {
+func TestOpenRequestIsUseUntilALookMissesIt(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.begin("a", podA).Read()
 		w.opens(podA, 1)
@@ -91,19 +91,19 @@ func TestFailedLooksProveNothing(t *testing.T) {
 		e.Read()
 		w.passes(time.Minute)
 		require.Equal(w, &Activity{ID: "a", Addr: addr(podA), Kind: activity.Unknown}, w.use("a"))
-		require.Equal(w, errStopped.Error(), w.tracker.Blind())
+		require.Equal(w, errStopped.Error(), w.tracker.LookError())
 		r := w.tracker.Report(false)
-		require.Equal(w, Report{Activities: r.Activities, Blind: errStopped.Error(), Took: r.Took}, r)
+		require.Equal(w, Report{Activities: r.Activities, LookError: errStopped.Error(), Took: r.Took}, r)
 		_, err := w.ask(Question{ID: "a", Addr: addr(podA)})
 		require.ErrorIs(w, err, errStopped)
 		w.change(func() { w.err = nil })
 		w.passes(2 * time.Second)
-		require.Empty(w, w.tracker.Blind())
+		require.Empty(w, w.tracker.LookError())
 		require.NotZero(w, w.age("a"))
 	})
 }
 
-func TestLooksAreFurtherApartWhenTheyTakeLonger(t *testing.T) {
+func TestSlowLooksAreFurtherApart(t *testing.T) {
 	for took, every := range map[time.Duration]time.Duration{
 		2 * time.Millisecond: time.Second + 2*time.Millisecond, 100 * time.Millisecond: 10*time.Second + 100*time.Millisecond,
 		time.Second: 16 * time.Second,
@@ -117,7 +117,7 @@ func TestLooksAreFurtherApartWhenTheyTakeLonger(t *testing.T) {
 	}
 }
 
-func TestTwoLooksOfAQuestionBeginApartAndAfterIt(t *testing.T) {
+func TestLooksOfAskBeginApartAndAfterIt(t *testing.T) {
 	inWorld(t, func(w *world) {
 		for range 50 {
 			w.change(func() { w.took = 50 * time.Millisecond })
@@ -134,7 +134,7 @@ func TestTwoLooksOfAQuestionBeginApartAndAfterIt(t *testing.T) {
 }
 
 // Looks for questions and those that are taken all the time follow one another.
-func TestOneLookIsTakenAtATime(t *testing.T) {
+func TestLooksTakeTurns(t *testing.T) {
 	inWorld(t, func(w *world) {
 		var looking atomic.Int32
 		w.change(func() {
@@ -155,7 +155,7 @@ func TestOneLookIsTakenAtATime(t *testing.T) {
 	})
 }
 
-func TestRequestThatOneLookMissesIsSeenByTheOther(t *testing.T) {
+func TestSecondLookSeesARetriedRequest(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.begin("a", podA).Read()
 		w.passes(time.Minute)
@@ -175,7 +175,7 @@ func TestRequestThatOneLookMissesIsSeenByTheOther(t *testing.T) {
 	})
 }
 
-func TestOpenAddressWithoutSandboxIsReportedAsAddress(t *testing.T) {
+func TestUnknownOpenAddressIsReportedAsAddress(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.opens(podA, 1)
 		w.passes(2 * time.Second)
@@ -202,7 +202,7 @@ func TestOpenAddressWithoutSandboxIsReportedAsAddress(t *testing.T) {
 	})
 }
 
-func TestEndAtAnAddressWithoutSandboxIsNotForgotten(t *testing.T) {
+func TestEndAtAnUnknownAddressIsReported(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.opens(podA, 1)
 		w.passes(2 * time.Second)
@@ -220,7 +220,7 @@ func TestEndAtAnAddressWithoutSandboxIsNotForgotten(t *testing.T) {
 	})
 }
 
-func TestCanceledRequestDoesNotHideUseThroughAnotherRouter(t *testing.T) {
+func TestCanceledRequestHidesNoUseThroughAnotherRouter(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.opens(podA, 1)
 		w.passes(2 * time.Second)
@@ -235,7 +235,7 @@ func TestCanceledRequestDoesNotHideUseThroughAnotherRouter(t *testing.T) {
 	})
 }
 
-func TestRequestsThroughAnotherRouterMakeASandboxActiveAgain(t *testing.T) {
+func TestRequestThroughAnotherRouterIsUse(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.begin("a", podA).Read()
 		w.passes(time.Minute)
@@ -246,7 +246,7 @@ func TestRequestsThroughAnotherRouterMakeASandboxActiveAgain(t *testing.T) {
 	})
 }
 
-func TestReportHasWhatIsInUseAndWhatEnded(t *testing.T) {
+func TestReportHasOpenAndEndedUse(t *testing.T) {
 	inWorld(t, func(w *world) {
 		ids := func(all bool) (ids []string) {
 			for _, a := range w.tracker.Report(all).Activities {
@@ -270,7 +270,7 @@ func TestReportHasWhatIsInUseAndWhatEnded(t *testing.T) {
 		require.Equal(w, w.lookBegan(w.looks()-1), r.Began)
 		require.Equal(w, 2*time.Millisecond, r.Took)
 		w.passes(2 * time.Second)
-		require.Len(w, w.tracker.Looked(), 1)
+		require.Len(w, w.tracker.LookDone(), 1)
 	})
 }
 
@@ -287,7 +287,7 @@ func TestCanceledRequestIsNoUse(t *testing.T) {
 	})
 }
 
-func TestLastLookCountsWhatWasReadShortlyBefore(t *testing.T) {
+func TestFinalReportCountsTheConnectWindow(t *testing.T) {
 	for name, c := range map[string]struct {
 		silent time.Duration
 		ended  bool
@@ -308,7 +308,7 @@ func TestLastLookCountsWhatWasReadShortlyBefore(t *testing.T) {
 				before := w.looks()
 				ctx, cancel := context.WithTimeout(w.Context(), time.Minute)
 				defer cancel()
-				r := w.tracker.Last(ctx)
+				r := w.tracker.FinalReport(ctx)
 				require.Equal(w, before+1, w.looks())
 				require.Equal(w, w.lookBegan(before), r.Began)
 				inUse := false
@@ -321,22 +321,22 @@ func TestLastLookCountsWhatWasReadShortlyBefore(t *testing.T) {
 	}
 }
 
-func TestLastReportWithoutAGoodLookIsBlind(t *testing.T) {
+func TestFinalReportNamesTheLookError(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.change(func() { w.err = errStopped })
 		ctx, cancel := context.WithTimeout(w.Context(), time.Second)
 		defer cancel()
 		before := w.looks()
-		require.Contains(w, w.tracker.Last(ctx).Blind, errStopped.Error())
+		require.Contains(w, w.tracker.FinalReport(ctx).LookError, errStopped.Error())
 		require.LessOrEqual(w, w.looks()-before, 12)
 		w.change(func() { w.err = nil })
 		ctx, cancel = context.WithTimeout(w.Context(), time.Second)
 		defer cancel()
-		require.Empty(w, w.tracker.Last(ctx).Blind)
+		require.Empty(w, w.tracker.FinalReport(ctx).LookError)
 	})
 }
 
-func TestQuestionThatIsGivenUpDoesNotMakeARouterBlind(t *testing.T) {
+func TestCanceledAskIsNoLookError(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.passes(500 * time.Millisecond)
 		w.change(func() { w.took = 200 * time.Millisecond })
@@ -344,11 +344,11 @@ func TestQuestionThatIsGivenUpDoesNotMakeARouterBlind(t *testing.T) {
 		defer cancel()
 		_, err := w.tracker.Ask(ctx, nil)
 		require.Error(w, err)
-		require.Empty(w, w.tracker.Blind())
+		require.Empty(w, w.tracker.LookError())
 	})
 }
 
-func TestQuestionThatGetsNoLookEndsInTime(t *testing.T) {
+func TestAskWithoutALookEndsInTime(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.change(func() { w.took = time.Minute })
 		w.passes(2 * time.Second)
@@ -369,7 +369,7 @@ func TestPortsOfASandboxAreBounded(t *testing.T) {
 			require.Zero(w, wait)
 			return e != nil
 		}
-		for port := range portsMost {
+		for port := range maxPorts {
 			require.True(w, begin(1+port))
 			w.opens(fmt.Sprintf("10.0.0.1:%d", 1+port), 0)
 		}
@@ -385,7 +385,7 @@ func TestPortsOfASandboxAreBounded(t *testing.T) {
 	})
 }
 
-func TestFirstRequestsBeyondTheBoundWaitForTheirPort(t *testing.T) {
+func TestFirstRequestsAboveTheBoundWait(t *testing.T) {
 	inWorld(t, func(w *world) {
 		begin := func(to string, http2 bool, n int) (admitted int, wait time.Duration) {
 			for range n {
@@ -399,13 +399,13 @@ func TestFirstRequestsBeyondTheBoundWaitForTheirPort(t *testing.T) {
 			return admitted, wait
 		}
 		admitted, wait := begin(podA, false, 10_000)
-		require.Equal(w, entriesMost, admitted)
-		require.Equal(w, newFor, wait)
+		require.Equal(w, maxEntries, admitted)
+		require.Equal(w, firstRequestTime, wait)
 		admitted, wait = begin("10.0.0.1:81", false, 1)
 		require.Zero(w, admitted, "another port, of which Envoy would list an entry, too")
 		require.Zero(w, wait)
 		w.begin("b", podB).Read() // is not concerned
-		w.passes(wait + newFor)
+		w.passes(wait + firstRequestTime)
 		admitted, _ = begin(podA, false, 10_000)
 		require.Equal(w, 10_000, admitted, "all threads of Envoy know the port")
 		w.opens(podA, 1)
@@ -413,12 +413,12 @@ func TestFirstRequestsBeyondTheBoundWaitForTheirPort(t *testing.T) {
 		admitted, _ = begin(podA, false, 10_000)
 		require.Equal(w, 10_000, admitted, "Envoy lists it")
 		admitted, _ = begin(podA, true, 10_000)
-		require.Equal(w, entriesMost-1, admitted, "but not for HTTP/2")
+		require.Equal(w, maxEntries-1, admitted, "but not for HTTP/2")
 	})
 }
 
 // A sandbox that gets many requests a second from its first one on is never refused.
-func TestBusySandboxIsNotRefusedItsFirstRequests(t *testing.T) {
+func TestBusySandboxMayUseNewPorts(t *testing.T) {
 	inWorld(t, func(w *world) {
 		for range 50 { // over 10 s
 			for range 1000 {
@@ -435,7 +435,7 @@ func TestBusySandboxIsNotRefusedItsFirstRequests(t *testing.T) {
 	})
 }
 
-func TestSandboxWithTooManyEntriesGetsNoOtherPort(t *testing.T) {
+func TestSandboxWithTooManyEntriesGetsNoNewPort(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.begin("a", podA).Read()
 		entries := func(n int) (listed, added bool) {
@@ -445,10 +445,10 @@ func TestSandboxWithTooManyEntriesGetsNoOtherPort(t *testing.T) {
 			other, _ := w.tracker.Begin("a", netip.AddrPortFrom(addr(podA), 81), false, 0)
 			return e != nil, other != nil
 		}
-		listed, added := entries(entriesMost)
+		listed, added := entries(maxEntries)
 		require.True(w, listed, "no other entry comes of it")
 		require.False(w, added)
-		_, added = entries(entriesMost - 1)
+		_, added = entries(maxEntries - 1)
 		require.True(w, added)
 	})
 }
@@ -466,7 +466,7 @@ func TestRetainKeepsWhatIsKnownOrInUse(t *testing.T) {
 	})
 }
 
-func TestReleasedSandboxLeavesAtOnce(t *testing.T) {
+func TestReleasedSandboxIsForgottenAtOnce(t *testing.T) {
 	inWorld(t, func(w *world) {
 		e := w.begin("a", podA)
 		w.tracker.Forget("a")
@@ -483,12 +483,12 @@ func TestReleasedSandboxLeavesAtOnce(t *testing.T) {
 	})
 }
 
-func TestOptionsThatAreRequired(t *testing.T) {
+func TestMissingOptionsAreErrors(t *testing.T) {
 	for name, change := range map[string]func(*Options){
-		"no clock": func(o *Options) { o.Now = nil }, "no look": func(o *Options) { o.Look = nil }, "no window": func(o *Options) { o.Window = 0 },
+		"no clock": func(o *Options) { o.Now = nil }, "no look": func(o *Options) { o.Look = nil }, "no window": func(o *Options) { o.ConnectWindow = 0 },
 	} {
 		t.Run(name, func(t *testing.T) {
-			o := Options{Now: func() time.Duration { return 1 }, Look: (&world{}).look, Window: window}
+			o := Options{Now: func() time.Duration { return 1 }, Look: (&world{}).look, ConnectWindow: window}
 			change(&o)
 			_, err := New(o)
 			require.Error(t, err)
@@ -498,7 +498,7 @@ func TestOptionsThatAreRequired(t *testing.T) {
 
 // Requests begin and end at any moment of a look, in all orders that the race detector's
 // scheduler finds, and none is missed: admission, look at the flag, read.
-func TestQuestionSeesEveryAdmissionBeforeTheFlag(t *testing.T) {
+func TestAskSeesEveryAdmissionBeforeTheFlag(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, func(*Options) {})
 		w.took = 0
@@ -536,7 +536,7 @@ func TestQuestionSeesEveryAdmissionBeforeTheFlag(t *testing.T) {
 	})
 }
 
-func TestRequestOfAListedPortAllocatesNothing(t *testing.T) {
+func TestBeginOfAListedPortDoesNotAllocate(t *testing.T) {
 	w := newWorld(t, func(*Options) {})
 	w.opens(podA, 1)
 	to := netip.MustParseAddrPort(podA)

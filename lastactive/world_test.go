@@ -61,7 +61,7 @@ func newWorld(t *testing.T, change func(*Options)) *world {
 	w := &world{T: t, open: map[look.Host]look.Counts{}, envoy: "envoy-1", took: 2 * time.Millisecond}
 	started := time.Now()
 	w.options = Options{
-		Now: func() time.Duration { return time.Hour + time.Since(started) }, Look: w.look, Window: window,
+		Now: func() time.Duration { return time.Hour + time.Since(started) }, Look: w.look, ConnectWindow: window,
 		Sockets: func() ([]sockets.Socket, error) {
 			w.mu.Lock()
 			defer w.mu.Unlock()
@@ -155,7 +155,7 @@ func (w *world) ask(questions ...Question) ([]Activity, error) {
 	return w.tracker.Ask(ctx, questions)
 }
 
-var errStopped = errors.New("no answer of Envoy in time")
+var errStopped = errors.New("Envoy did not answer in time")
 
 const (
 	podA = "10.0.0.1:8080"

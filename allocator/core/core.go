@@ -16,7 +16,7 @@ type Config struct {
 	// MaxStale is how long a router serves what it knew at its last answered ping.
 	MaxStale time.Duration
 	// Window is what an admitted request may still need to open its last
-	// connection: see envoy.Settings.Window. No idle timeout is shorter.
+	// connection: see envoy.ConnectWindow. No idle timeout is shorter.
 	Window time.Duration
 	// Lease is for how long an earlier leader may have answered routers' pings after
 	// this term began, by the clocks of both. Required.

@@ -22,7 +22,7 @@ type router struct {
 	id      string
 	envoy   int // that it stands beside; there may be others
 	cache   *routecache.Cache
-	answers *extproc.Answers
+	answers *extproc.Admissions
 	tracker *lastactive.Tracker
 	// slow: its clock is behind that of the allocator, as far as is allowed for. small:
 	// its cache has no room for all routes.
@@ -109,7 +109,7 @@ var over = func() context.Context {
 func (w *world) addRouter(envoy int) *router {
 	r := &router{
 		id: "router" + strconv.Itoa(len(w.routers)), envoy: envoy, slow: w.draw(2) == 1, looksAt: -1,
-		gone: map[string]bool{}, held: map[string]bool{}, over: map[string]bool{}, answers: extproc.NewAnswers(),
+		gone: map[string]bool{}, held: map[string]bool{}, over: map[string]bool{}, answers: extproc.NewAdmissions(),
 	}
 	size := 100
 	if w.draw(4) == 3 {
@@ -316,7 +316,7 @@ func (w *world) stopRouter(r *router) {
 	nonce := r.ponged
 	r.tracker.Look(over)
 	if r.stream != 0 {
-		last := w.toReport(r, r.tracker.Final(), nonce, false)
+		last := w.toReport(r, r.tracker.FinalReportNow(), nonce, false)
 		r.out = append(r.out, last, SessionGoodbye{Session: r.id, Stream: r.stream, Looked: last.Blind == ""})
 	}
 	if r.mute {
@@ -454,7 +454,7 @@ func (w *world) endAnswer(q *request) {
 	q.epoch = nil
 	if !q.router.dead {
 		q.entry.Read()
-		q.router.answers.End(e)
+		q.router.answers.Done(e)
 	}
 }
 

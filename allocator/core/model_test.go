@@ -122,7 +122,7 @@ func history(t *rapid.T, p profile) (steps int64) {
 
 const (
 	maxStale = time.Minute
-	window   = envoy.Window
+	window   = envoy.ConnectWindow
 	lease    = 15 * time.Second
 )
 

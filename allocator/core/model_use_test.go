@@ -55,7 +55,7 @@ func (w *world) envoy(n int) *simEnvoy {
 // tracker makes a router's tracker.
 func (w *world) tracker(r *router) *lastactive.Tracker {
 	t, err := lastactive.New(lastactive.Options{
-		Window: window, Now: func() time.Duration { return r.clock(w.now.Boot) },
+		ConnectWindow: window, Now: func() time.Duration { return r.clock(w.now.Boot) },
 		Look: func(context.Context) (look.Look, error) { return w.look(r) },
 	})
 	if err != nil {
@@ -106,7 +106,7 @@ func (w *world) looks(r *router) {
 		return
 	}
 	if a := r.asking; a != nil {
-		blind := r.tracker.Blind()
+		blind := r.tracker.LookError()
 		if a.looks++; a.looks == 2 || blind != "" {
 			r.asking = nil
 			answer := Quiesced{Stream: r.stream, Number: a.number, Blind: blind}
@@ -128,7 +128,7 @@ func (w *world) reports(r *router, all bool, nonce uint64) {
 }
 
 func (w *world) toReport(r *router, report lastactive.Report, nonce uint64, complete bool) Report {
-	ev := Report{Stream: r.stream, Activities: toActivities(report.Activities), Blind: report.Blind, Gateway: report.Gateway, Took: report.Took}
+	ev := Report{Stream: r.stream, Activities: toActivities(report.Activities), Blind: report.LookError, Gateway: report.Gateway, Took: report.Took}
 	if ev.Gateway != "" {
 		if !complete { // else that look may have been in another session
 			ev.Nonce = nonce
@@ -373,7 +373,7 @@ func (w *world) judgeReaped() {
 		used := slices.ContainsFunc(w.uses, func(u *use) bool { return u.id == id })
 		if s.Phase == Running && s.IdleTimeout > 0 && !used && !w.core.closing {
 			for _, r := range w.routers {
-				w.log("  %s, dead: %v, knows %+v, blind %q", r.id, r.dead, r.tracker.Dump(), r.tracker.Blind())
+				w.log("  %s, dead: %v, knows %+v, blind %q", r.id, r.dead, r.tracker.Dump(), r.tracker.LookError())
 			}
 			w.t.Fatalf("%s is silent since %v, and runs at %v: %+v", id, w.activeAt[id], w.now.Boot, s.lastUse)
 		}

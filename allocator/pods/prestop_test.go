@@ -95,7 +95,7 @@ func TestPreStopSleepIsRoundedUpToSeconds(t *testing.T) {
 }
 
 func TestServeOnCoversFailoverReleaseAndConnectWindow(t *testing.T) {
-	require.Equal(t, 9*time.Second+time.Second+envoy.Window, pods.ServeOn(9*time.Second, envoy.Window))
+	require.Equal(t, 9*time.Second+time.Second+envoy.ConnectWindow, pods.ServeOn(9*time.Second, envoy.ConnectWindow))
 }
 
 func TestConflictingPreStopHandlerIsNamed(t *testing.T) {

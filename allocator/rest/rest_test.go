@@ -609,7 +609,7 @@ func Example() {
 	fmt.Println(w.Body)
 	// Output:
 	// 201 https://8080-k3x9.sandbox.example.com:8443/
-	// {"code":501,"reason":"not_implemented","message":"parameter force: not supported by this version; leave it out","requestId":"req-1"}
+	// {"code":501,"reason":"not_implemented","message":"parameter force: not supported by this version; leave it out","requestID":"req-1"}
 }
 
 func TestCrossOriginCallsAreRefused(t *testing.T) {

@@ -16,8 +16,8 @@ type Error struct {
 	Code      int    `json:"code"`
 	Reason    Reason `json:"reason"`
 	Message   string `json:"message"`
-	SandboxID string `json:"sandboxId,omitempty"`
-	RequestID string `json:"requestId,omitempty"`
+	SandboxID string `json:"sandboxID,omitempty"`
+	RequestID string `json:"requestID,omitempty"`
 	// RetryAfter, in seconds, goes into the header of that name if it is not 0.
 	RetryAfter int `json:"-"`
 }

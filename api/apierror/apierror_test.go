@@ -14,7 +14,7 @@ import (
 func TestBodyIsTheDocumentedShape(t *testing.T) {
 	for want, e := range map[string]apierror.Error{
 		`{"code":404,"reason":"not_found","message":"m"}`: {Code: 404, Reason: apierror.NotFound, Message: "m"},
-		`{"code":410,"reason":"sandbox_gone","message":"m","sandboxId":"s","requestId":"r"}`: {
+		`{"code":410,"reason":"sandbox_gone","message":"m","sandboxID":"s","requestID":"r"}`: {
 			Code: 410, Reason: apierror.SandboxGone, Message: "m", SandboxID: "s", RequestID: "r", RetryAfter: 7,
 		},
 		`{"code":400,"reason":"bad_host","message":"\"\ufffd<b>"}`: {Code: 400, Reason: apierror.BadHost, Message: "\"\xff<b>"},
@@ -38,7 +38,7 @@ func ExampleError_Write() {
 	w := httptest.NewRecorder()
 	(&apierror.Error{Code: 410, Reason: apierror.SandboxGone, Message: "this sandbox has been released", SandboxID: "k3x9"}).Write(w)
 	fmt.Println(w.Code, w.Body)
-	// Output: 410 {"code":410,"reason":"sandbox_gone","message":"this sandbox has been released","sandboxId":"k3x9"}
+	// Output: 410 {"code":410,"reason":"sandbox_gone","message":"this sandbox has been released","sandboxID":"k3x9"}
 }
 
 func ExampleError_Error() {

@@ -235,8 +235,8 @@ func (f *flags) check() (*url.URL, error) {
 	if f.MaxStale < time.Second {
 		errs = append(errs, fmt.Errorf("--max-stale %v: must be at least 1s", f.MaxStale))
 	}
-	if f.Window < envoy.Window {
-		errs = append(errs, fmt.Errorf("--window %v: must be at least %v, which is what Envoy's retries and a stall may take", f.Window, envoy.Window))
+	if f.Window < envoy.ConnectWindow {
+		errs = append(errs, fmt.Errorf("--window %v: must be at least %v, which is what Envoy's retries and a stall may take", f.Window, envoy.ConnectWindow))
 	}
 	if f.ClaimWait < 0 || f.ClaimWait > apirest.MaxWait {
 		errs = append(errs, fmt.Errorf("--claim-wait %v: must be 0s to %v", f.ClaimWait, apirest.MaxWait))

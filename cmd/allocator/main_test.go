@@ -259,7 +259,7 @@ func TestConnectWindowDefaultsToEnvoys(t *testing.T) {
 	var f flags
 	_, err := cli.Parse(&f, "allocator", "", "BERTH_ALLOCATOR", []string{"--public-url=http://a"}, io.Discard, io.Discard)
 	require.NoError(t, err)
-	require.Equal(t, envoy.Window, f.Window)
+	require.Equal(t, envoy.ConnectWindow, f.Window)
 	require.False(t, f.ReapDryRun)
 }
 

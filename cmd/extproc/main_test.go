@@ -71,7 +71,7 @@ func TestMissingFlagsAreAllNamed(t *testing.T) {
 	}
 }
 
-func TestWrongFlagsAreAllNamedInOneError(t *testing.T) {
+func TestInvalidFlagsAreNamedInOneError(t *testing.T) {
 	_, err := try(t, "--domain=Sandbox.Example.com", "--allocator=127.0.0.1:9090,allocator,b:,allocator:9090", "--pod-cidrs=10.0.0.0/8,10.0.0.1,x",
 		"--cache-size=0", "--negative-ttl=0s", "--max-stale=999ms", "--lookup-timeout=5s", "--shutdown-after=-1s", "--log-level=loud")
 	for _, wrong := range []string{
@@ -103,7 +103,7 @@ func TestAllocatorsOutsideLoopbackNeedTLS(t *testing.T) {
 	}
 }
 
-func TestTheAdminListenerStaysOnLoopbackUnlessAllowed(t *testing.T) {
+func TestAdminListenerStaysOnLoopbackUnlessAllowed(t *testing.T) {
 	for address, loopback := range map[string]bool{
 		"127.0.0.1:9901": true, "127.1.2.3:1": true, "[::1]:9901": true, "localhost:9901": true,
 		":9901": false, "0.0.0.0:9901": false, "[::]:9901": false, "10.0.0.1:9901": false, "router.example.com:9901": false,
@@ -122,7 +122,7 @@ func TestTheAdminListenerStaysOnLoopbackUnlessAllowed(t *testing.T) {
 	}
 }
 
-func TestTLSDirectoryThatCannotBeUsedIsNamed(t *testing.T) {
+func TestUnusableTLSDirectoryIsNamed(t *testing.T) {
 	a := authority(t)
 	for dir, want := range map[string]string{t.TempDir(): controltls.CertFile, tlsDir(t, a, controltls.AllocatorName): controltls.RouterName} {
 		_, err := try(t, enough("--control-tls-dir="+dir, "--socket="+filepath.Join(t.TempDir(), "s"), "--admin-listen=127.0.0.1:0")...)
@@ -131,7 +131,7 @@ func TestTLSDirectoryThatCannotBeUsedIsNamed(t *testing.T) {
 	}
 }
 
-func TestAddressesThatCannotBeListenedOnAreNamed(t *testing.T) {
+func TestUnusableListenAddressesAreNamed(t *testing.T) {
 	socket := "--socket=" + filepath.Join(t.TempDir(), "s")
 	_, err := try(t, enough(socket, "--admin-anywhere", "--admin-listen=256.0.0.1:1")...)
 	require.ErrorContains(t, err, "--admin-listen")
@@ -288,7 +288,7 @@ func envoyAt(t *testing.T, socket string) {
 	})
 }
 
-func TestARouterLooksAtWhatItsEnvoyHoldsOpen(t *testing.T) {
+func TestRouterLooksAtItsEnvoy(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "a")
 	p := start(t, "--allocator=127.0.0.1:1", "--envoy-admin="+socket)
 	metrics := func(line string) func() bool {
@@ -309,7 +309,7 @@ func TestARouterLooksAtWhatItsEnvoyHoldsOpen(t *testing.T) {
 	require.Contains(t, body, "-  10.1.2.3  ")
 }
 
-func TestTheAdminListenerAnswersForeignHostsOnlyWhereAllowed(t *testing.T) {
+func TestAdminListenerRefusesForeignHostsUnlessAllowed(t *testing.T) {
 	for name, c := range map[string]struct {
 		args []string
 		code int
@@ -332,7 +332,7 @@ func TestTheAdminListenerAnswersForeignHostsOnlyWhereAllowed(t *testing.T) {
 	}
 }
 
-func TestTheHealthListenerShowsNothingSecret(t *testing.T) {
+func TestHealthListenerShowsNoSandboxID(t *testing.T) {
 	p := start(t, "--allocator=127.0.0.1:1", "--health-listen=127.0.0.1:0")
 	for path, code := range map[string]int{
 		"/healthz": 200, "/readyz": 503, "/metrics": 200,
@@ -411,7 +411,7 @@ func lead(t *testing.T, c credentials.TransportCredentials) (*leader, string) {
 	return l, listener.Addr().String()
 }
 
-func TestARouterTakesRoutesOverMutualTLSFromAnAllocatorOfItsAuthority(t *testing.T) {
+func TestRoutesArriveOverMutualTLS(t *testing.T) {
 	ours := authority(t)
 	c, stop, err := controltls.Server(tlsDir(t, ours, controltls.AllocatorName))
 	require.NoError(t, err)
@@ -425,7 +425,7 @@ func TestARouterTakesRoutesOverMutualTLSFromAnAllocatorOfItsAuthority(t *testing
 	}, time.Minute, 10*time.Millisecond)
 }
 
-func TestARouterTakesNothingFromWhoeverIsNotAnAllocatorOfItsAuthority(t *testing.T) {
+func TestAllocatorOfAnotherAuthorityIsRefused(t *testing.T) {
 	ours, others := authority(t), authority(t)
 	credentialsOf := func(dir string) credentials.TransportCredentials {
 		c, stop, err := controltls.Server(dir)
@@ -457,7 +457,7 @@ func TestARouterTakesNothingFromWhoeverIsNotAnAllocatorOfItsAuthority(t *testing
 	}
 }
 
-func TestRouterToldToStopBeforeItBeganStops(t *testing.T) {
+func TestRouterStopsBeforeItHasStarted(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	require.NoError(t, run(ctx, enough("--allocator=127.0.0.1:1", "--socket="+filepath.Join(t.TempDir(), "s"), "--admin-listen=127.0.0.1:0"), io.Discard, io.Discard))

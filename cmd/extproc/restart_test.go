@@ -76,7 +76,7 @@ func (*recordingLeader) Restored(uint64) {}
 // Envoy is stopped with an answer of the first router in its socket. That one is
 // restarted, and says no Goodbye. Its successor must not report its death either: Envoy
 // may go on later, read the answer and connect.
-func TestARouterThatEndsWithUnreadAnswersIsNotReportedDead(t *testing.T) {
+func TestRouterWithUnreadAnswersIsNotReportedDead(t *testing.T) {
 	l := &recordingLeader{server: controlserver.New(15*time.Minute, func() string { return "" }, zap.NewNop()), joined: make(chan string, 10), ended: make(chan string, 10), pinged: make(chan string)}
 	l.server.Lead(l)
 	s := grpc.NewServer()
@@ -115,7 +115,7 @@ func TestARouterThatEndsWithUnreadAnswersIsNotReportedDead(t *testing.T) {
 }
 
 // An operator was wrong about it, and the allocator has waited for nothing that it knows.
-func TestARouterThatWasDeclaredDeadEndsWithAnError(t *testing.T) {
+func TestDeclaredDeadRouterEndsWithAnError(t *testing.T) {
 	l := &recordingLeader{server: controlserver.New(15*time.Minute, func() string { return "" }, zap.NewNop()), joined: make(chan string, 10), ended: make(chan string, 10), pinged: make(chan string)}
 	l.server.Lead(l)
 	l.banned.Store(true)
@@ -184,7 +184,7 @@ func TestGoodbyeFollowsTheEndOfTheServer(t *testing.T) {
 
 // What is held may be held for longer than a shutdown takes. Without a Goodbye every fence
 // would wait until this router has expired.
-func TestGoodbyeIsSaidAlthoughARequestIsHeld(t *testing.T) {
+func TestGoodbyeIsSentWhileARequestIsHeld(t *testing.T) {
 	l := &recordingLeader{server: controlserver.New(15*time.Minute, func() string { return "" }, zap.NewNop()), joined: make(chan string, 10), ended: make(chan string, 10), pinged: make(chan string)}
 	l.server.Lead(l)
 	s := grpc.NewServer()
@@ -219,7 +219,7 @@ func TestGoodbyeIsSaidAlthoughARequestIsHeld(t *testing.T) {
 
 // A successor that takes the socket before it has routes would refuse what its
 // predecessor can serve.
-func TestARouterTakesTheSocketWhenItHasRoutes(t *testing.T) {
+func TestRouterTakesTheSocketWhenItHasRoutes(t *testing.T) {
 	l := &recordingLeader{server: controlserver.New(15*time.Minute, func() string { return "" }, zap.NewNop()), joined: make(chan string, 10), ended: make(chan string, 10), pinged: make(chan string)}
 	s := grpc.NewServer()
 	controlv1.RegisterControlServer(s, l.server)

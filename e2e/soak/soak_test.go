@@ -54,7 +54,7 @@ type ground struct {
 func newGround(t *testing.T) *ground {
 	t.Helper()
 	run := harness.NewRun(t, history.Settings{
-		Suite: history.Soak, Seed: *seedFlag, MaxStale: maxStale, Window: envoy.Window, StallBudget: envoy.StallBudget,
+		Suite: history.Soak, Seed: *seedFlag, MaxStale: maxStale, Window: envoy.ConnectWindow, StallBudget: envoy.StallBudget,
 	}, *historyFlag)
 	g := &ground{records: t.TempDir(), named: map[string]bool{}}
 	g.Berth = run.Start(harness.Options{

@@ -1,14 +1,3 @@
-// Package admin is what the router answers to operators and to probes. The whole
-// of it shows sandbox IDs, which are credentials, and belongs on loopback, where it
-// answers only to localhost and loopback addresses; health and metrics show none, and
-// can also be had alone.
-//
-//	GET /admin/last-active   when each sandbox was last used; ?id= or ?prefix= filter, ?format=text
-//	GET /admin/routes        the route cache; same parameters
-//	GET /healthz             200 while the process works; never depends on the allocator
-//	GET /readyz              200 while routes may be served; else 503 and why
-//	GET /metrics             Prometheus
-//	GET /debug/pprof/        profiles
 package admin
 
 import (
@@ -35,64 +24,66 @@ import (
 	"github.com/berth-sandbox/berth/routecache"
 )
 
-// Options configure the pages. All are required but AnyHost.
+// Options configure the pages. All are required except AnyHost.
 type Options struct {
-	// AnyHost: the listener of Admin is not on loopback, so its name is not known.
+	// AnyHost turns off the check of the Host header, for a listener of Admin that is not on
+	// loopback and whose name is therefore unknown.
 	AnyHost bool
 	Cache   *routecache.Cache
 	Tracker *lastactive.Tracker
-	// Ready returns nil, or why the router is not ready.
+	// Ready returns nil if routes may be served, or the reason why not.
 	Ready   func() error
 	Metrics prometheus.Gatherer
 	Now     func() time.Time
 }
 
-// Pages are what can be asked for.
+// Pages has the HTTP handlers.
 type Pages struct{ o Options }
 
 // New checks the options.
 func New(o Options) (*Pages, error) {
 	if o.Cache == nil || o.Tracker == nil || o.Ready == nil || o.Metrics == nil || o.Now == nil {
-		return nil, errors.New("admin: all options but AnyHost are required")
+		return nil, errors.New("admin: Options.Cache, Tracker, Ready, Metrics and Now are required")
 	}
 	return &Pages{o}, nil
 }
 
-// Admin answers everything.
+// Admin returns the handler of all pages.
 func (p *Pages) Admin() http.Handler {
 	mux := p.o.health("/admin/last-active, /admin/routes, /healthz, /readyz, /metrics or /debug/pprof/")
 	mux.HandleFunc("GET /admin/last-active", p.o.lastActive)
 	mux.HandleFunc("GET /admin/routes", p.o.routes)
 	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
 	mux.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)
-	mux.HandleFunc("GET /debug/pprof/profile", takesLong(pprof.Profile))
+	mux.HandleFunc("GET /debug/pprof/profile", withoutReadDeadline(pprof.Profile))
 	mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
-	mux.HandleFunc("GET /debug/pprof/trace", takesLong(pprof.Trace))
+	mux.HandleFunc("GET /debug/pprof/trace", withoutReadDeadline(pprof.Trace))
 	if p.o.AnyHost {
 		return mux
 	}
-	// A page in somebody's browser, whose name resolves to a loopback address, must not
-	// read the IDs.
+	// A web page whose host name resolves to a loopback address (DNS rebinding) must not read
+	// the IDs.
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !localhost.Is(localhost.Hostname(r.Host)) {
-			apierror.New(apierror.HostRefused, "host %q: this listener answers only to localhost and loopback addresses", r.Host).Write(w)
+			apierror.New(apierror.HostRefused,
+				"host %q: this listener accepts only localhost and loopback addresses", r.Host).Write(w)
 			return
 		}
 		mux.ServeHTTP(w, r)
 	})
 }
 
-// takesLong is for pages that take as long as they are asked to: the listener's deadline
-// for reading the request, which has been read, would end them. That for writing they move
-// themselves.
-func takesLong(h http.HandlerFunc) http.HandlerFunc {
+// withoutReadDeadline removes the listener's read deadline for pages that run as long as the
+// request asks for. The request has been read, but the deadline would still end them. These
+// pages extend the write deadline themselves.
+func withoutReadDeadline(h http.HandlerFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		_ = http.NewResponseController(w).SetReadDeadline(time.Time{}) // an error where there is no connection
+		_ = http.NewResponseController(w).SetReadDeadline(time.Time{}) // fails only without a connection, in tests
 		h(w, r)
 	}
 }
 
-// Health answers /healthz, /readyz and /metrics, and nothing else.
+// Health returns the handler of /healthz, /readyz and /metrics.
 func (p *Pages) Health() http.Handler { return p.o.health("/healthz, /readyz or /metrics") }
 
 func (o Options) health(pages string) *http.ServeMux {
@@ -112,32 +103,31 @@ func (o Options) health(pages string) *http.ServeMux {
 	return mux
 }
 
-// LastActive is the answer of /admin/last-active.
+// LastActive is the body of /admin/last-active.
 type LastActive struct {
 	// Now is the router's clock at the time of the dump.
 	Now time.Time `json:"now"`
-	// Blind is why this router cannot tell what its Envoy holds open: no sandbox is released
-	// for being idle meanwhile. Absent: it can.
-	Blind string `json:"blind,omitempty"`
+	// LookError says why this router cannot tell what its Envoy holds open. No sandbox is
+	// released for being idle meanwhile. Absent: the newest look succeeded.
+	LookError string `json:"lookError,omitempty"`
 	// Sandboxes are sorted by ID.
 	Sandboxes []LastActiveSandbox `json:"sandboxes"`
 }
 
-// LastActiveSandbox says when one sandbox was last used, through this router.
+// LastActiveSandbox says when one sandbox was last used through this gateway.
 type LastActiveSandbox struct {
-	// SandboxID is empty if it is not known which sandbox is at PodIP.
-	SandboxID string `json:"sandboxId"`
+	// SandboxID is empty if the router does not know which sandbox is at PodIP.
+	SandboxID string `json:"sandboxID"`
 	PodIP     string `json:"podIP"`
 	// LastActive is Now less the age.
 	LastActive time.Time `json:"lastActive"`
-	// AgeSeconds is the time since it was last in use. 0: it is, or may be.
+	// AgeSeconds is the time since the last use. 0: it is in use, or may be.
 	AgeSeconds float64 `json:"ageSeconds"`
-	// Kind is what the last use was: admission, open, bytes or unknown.
+	// Kind is the kind of the last use: admission, open, bytes or unknown.
 	Kind activity.Kind `json:"kind"`
-	// OpenRequests is how many requests the newest look at Envoy has shown to be open.
+	// OpenRequests is how many open requests the newest look at Envoy has shown.
 	OpenRequests int `json:"openRequests"`
-	// UnreadAnswers is how many requests were admitted whose answer Envoy may not have
-	// read.
+	// UnreadAnswers is how many admitted requests have an answer that Envoy may not have read.
 	UnreadAnswers int `json:"unreadAnswers"`
 }
 
@@ -147,11 +137,12 @@ func (o Options) lastActive(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	now := o.Now()
-	dump := LastActive{Now: now, Blind: o.Tracker.Blind(), Sandboxes: []LastActiveSandbox{}}
+	dump := LastActive{Now: now, LookError: o.Tracker.LookError(), Sandboxes: []LastActiveSandbox{}}
 	for _, a := range o.Tracker.Dump() {
 		if q.keep(a.ID) {
 			dump.Sandboxes = append(dump.Sandboxes, LastActiveSandbox{
-				SandboxID: a.ID, PodIP: a.Addr.String(), LastActive: now.Add(-a.Age), AgeSeconds: a.Age.Seconds(),
+				SandboxID: a.ID, PodIP: a.Addr.String(),
+				LastActive: now.Add(-a.Age), AgeSeconds: a.Age.Seconds(),
 				Kind: a.Kind, OpenRequests: a.Open, UnreadAnswers: a.Unread,
 			})
 		}
@@ -161,33 +152,34 @@ func (o Options) lastActive(w http.ResponseWriter, r *http.Request) {
 	})
 	if q.text {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-		if dump.Blind != "" {
-			fmt.Fprintf(w, "cannot tell what is open: %s\n", dump.Blind)
+		if dump.LookError != "" {
+			fmt.Fprintf(w, "cannot tell what is open: %s\n", dump.LookError)
 		}
 		for _, s := range dump.Sandboxes {
 			fmt.Fprintf(w, "%s  %s  %s  %.3fs ago  %s  open %d  unread %d\n",
-				cmp.Or(s.SandboxID, "-"), s.PodIP, s.LastActive.UTC().Format(time.RFC3339Nano), s.AgeSeconds, s.Kind, s.OpenRequests, s.UnreadAnswers)
+				cmp.Or(s.SandboxID, "-"), s.PodIP, s.LastActive.UTC().Format(time.RFC3339Nano),
+				s.AgeSeconds, s.Kind, s.OpenRequests, s.UnreadAnswers)
 		}
 		return
 	}
 	writeJSON(w, dump)
 }
 
-// Routes is the answer of /admin/routes.
+// Routes is the body of /admin/routes.
 type Routes struct {
-	// Fresh is false when routes are not served, because the allocator has been
-	// out of reach for too long.
+	// Fresh is false if routes are not served, because the allocator has been unreachable for
+	// longer than max-stale.
 	Fresh bool `json:"fresh"`
 	// Routes are sorted by ID.
 	Routes []Route `json:"routes"`
 }
 
-// Route is where one sandbox is.
+// Route says which pod holds a sandbox.
 type Route struct {
-	SandboxID   string `json:"sandboxId"`
+	SandboxID   string `json:"sandboxID"`
 	PodIP       string `json:"podIP"`
 	DefaultPort uint16 `json:"defaultPort"`
-	// Ports are those that may be reached, ascending; absent: all.
+	// Ports are the ports that requests may reach, in ascending order. Absent: every port.
 	Ports []uint16 `json:"ports,omitempty"`
 }
 
@@ -199,21 +191,25 @@ func (o Options) routes(w http.ResponseWriter, r *http.Request) {
 	dump := Routes{Fresh: o.Cache.Fresh(), Routes: []Route{}}
 	for _, e := range o.Cache.Dump() {
 		if q.keep(e.ID) {
-			dump.Routes = append(dump.Routes, Route{SandboxID: e.ID, PodIP: e.Route.Addr.String(), DefaultPort: e.Route.DefaultPort, Ports: e.Route.Ports.List()})
+			dump.Routes = append(dump.Routes, Route{
+				SandboxID: e.ID, PodIP: e.Route.Addr.String(),
+				DefaultPort: e.Route.DefaultPort, Ports: e.Route.Ports.List(),
+			})
 		}
 	}
 	sort.Slice(dump.Routes, func(i, j int) bool { return dump.Routes[i].SandboxID < dump.Routes[j].SandboxID })
 	if q.text {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 		for _, e := range dump.Routes {
-			fmt.Fprintf(w, "%s  %s  default port %d  ports %v\n", e.SandboxID, e.PodIP, e.DefaultPort, routecache.NewPorts(e.Ports))
+			fmt.Fprintf(w, "%s  %s  default port %d  ports %v\n",
+				e.SandboxID, e.PodIP, e.DefaultPort, routecache.NewPorts(e.Ports))
 		}
 		return
 	}
 	writeJSON(w, dump)
 }
 
-// query is the parameters that both dumps take.
+// query has the parameters of both dumps.
 type query struct {
 	keep func(id string) bool
 	text bool
@@ -260,5 +256,5 @@ func writeJSON(w http.ResponseWriter, v any) {
 	w.Header().Set("Content-Type", "application/json")
 	encoder := json.NewEncoder(w)
 	encoder.SetIndent("", "  ")
-	_ = encoder.Encode(v) // the client may have gone; there is nobody else to tell
+	_ = encoder.Encode(v) // fails only if the client has gone
 }

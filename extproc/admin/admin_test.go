@@ -28,11 +28,11 @@ var noon = time.Date(2030, 1, 1, 12, 0, 0, 0, time.UTC)
 // routable.
 type router struct {
 	http.Handler
-	health  http.Handler
-	options admin.Options
-	cache   *routecache.Cache
-	ready   error
-	goBlind func()
+	health    http.Handler
+	options   admin.Options
+	cache     *routecache.Cache
+	ready     error
+	failLooks func()
 }
 
 func newRouter(t require.TestingT) *router {
@@ -40,10 +40,10 @@ func newRouter(t require.TestingT) *router {
 	var err error
 	r.cache, err = routecache.New(routecache.Options{Now: func() time.Duration { return 0 }, Ask: func(string) bool { return false }})
 	require.NoError(t, err)
-	now, open, blind := time.Minute, map[look.Host]look.Counts{}, error(nil)
+	now, open, lookError := time.Minute, map[look.Host]look.Counts{}, error(nil)
 	tracker, err := lastactive.New(lastactive.Options{
-		Window: 5 * time.Second, Now: func() time.Duration { return now },
-		Look: func(context.Context) (look.Look, error) { return look.Look{Gateway: "envoy-1", Hosts: open}, blind },
+		ConnectWindow: 5 * time.Second, Now: func() time.Duration { return now },
+		Look: func(context.Context) (look.Look, error) { return look.Look{Gateway: "envoy-1", Hosts: open}, lookError },
 	})
 	require.NoError(t, err)
 	at := func(i byte) netip.AddrPort { return netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, i}), 8080) }
@@ -80,8 +80,8 @@ func newRouter(t require.TestingT) *router {
 	pages, err := admin.New(r.options)
 	require.NoError(t, err)
 	r.Handler, r.health = pages.Admin(), pages.Health()
-	r.goBlind = func() {
-		blind = errors.New("Envoy does not answer")
+	r.failLooks = func() {
+		lookError = errors.New("Envoy does not answer")
 		looks(0)
 	}
 	return r
@@ -109,7 +109,7 @@ func (r *router) getFrom(host, target string) *httptest.ResponseRecorder {
 	return w
 }
 
-func TestAForeignHostReadsNothingOnLoopback(t *testing.T) {
+func TestForeignHostIsRefusedOnLoopback(t *testing.T) {
 	r := newRouter(t)
 	for _, path := range []string{"/admin/last-active", "/admin/routes", "/metrics", "/debug/pprof/cmdline", "/healthz", "/"} {
 		for _, host := range []string{"evil.example", "evil.example:9901", "127.0.0.1.evil.example", ""} {
@@ -137,22 +137,22 @@ func TestLastActiveIsTheDocumentedJSON(t *testing.T) {
 	require.JSONEq(t, `{
 		"now": "2030-01-01T12:00:00Z",
 		"sandboxes": [
-			{"sandboxId": "aa1", "podIP": "10.0.0.2", "lastActive": "2030-01-01T11:59:58.5Z", "ageSeconds": 1.5, "kind": "open", "openRequests": 0, "unreadAnswers": 0},
-			{"sandboxId": "aa2", "podIP": "10.0.0.1", "lastActive": "2030-01-01T11:58:30Z", "ageSeconds": 90, "kind": "admission", "openRequests": 0, "unreadAnswers": 0}
+			{"sandboxID": "aa1", "podIP": "10.0.0.2", "lastActive": "2030-01-01T11:59:58.5Z", "ageSeconds": 1.5, "kind": "open", "openRequests": 0, "unreadAnswers": 0},
+			{"sandboxID": "aa2", "podIP": "10.0.0.1", "lastActive": "2030-01-01T11:58:30Z", "ageSeconds": 90, "kind": "admission", "openRequests": 0, "unreadAnswers": 0}
 		]
 	}`, w.Body.String())
-	r.goBlind()
-	require.JSONEq(t, `{"now": "2030-01-01T12:00:00Z", "blind": "Envoy does not answer", "sandboxes": []}`, r.get("/admin/last-active?prefix=x").Body.String())
+	r.failLooks()
+	require.JSONEq(t, `{"now": "2030-01-01T12:00:00Z", "lookError": "Envoy does not answer", "sandboxes": []}`, r.get("/admin/last-active?prefix=x").Body.String())
 }
 
 func TestRoutesIsTheDocumentedJSON(t *testing.T) {
 	r := newRouter(t)
-	const routes = `"routes": [{"sandboxId": "aa1", "podIP": "10.0.0.2", "defaultPort": 8080}]`
+	const routes = `"routes": [{"sandboxID": "aa1", "podIP": "10.0.0.2", "defaultPort": 8080}]`
 	require.JSONEq(t, `{"fresh": false, `+routes+`}`, r.get("/admin/routes?id=aa1").Body.String())
 	r.cache.SetFreshUntil(time.Hour)
 	require.JSONEq(t, `{"fresh": true, `+routes+`}`, r.get("/admin/routes?id=aa1").Body.String())
 	r.openOnly("aa1", 8080, 49983)
-	require.JSONEq(t, `{"fresh": true, "routes": [{"sandboxId": "aa1", "podIP": "10.0.0.2", "defaultPort": 8080, "ports": [8080, 49983]}]}`,
+	require.JSONEq(t, `{"fresh": true, "routes": [{"sandboxID": "aa1", "podIP": "10.0.0.2", "defaultPort": 8080, "ports": [8080, 49983]}]}`,
 		r.get("/admin/routes?id=aa1").Body.String())
 }
 
@@ -166,7 +166,7 @@ aa2  10.0.0.1  2030-01-01T11:58:30Z  90.000s ago  admission  open 0  unread 0
 bb1  10.0.0.0  2030-01-01T12:00:00Z  0.000s ago  open  open 1  unread 1
 `
 	require.Equal(t, list, w.Body.String())
-	r.goBlind()
+	r.failLooks()
 	require.Contains(t, r.get("/admin/last-active?format=text").Body.String(), "cannot tell what is open: Envoy does not answer\n")
 	r.openOnly("aa2", 8080, 49983)
 	require.Equal(t, `aa1  10.0.0.2  default port 8080  ports all
@@ -175,7 +175,7 @@ bb1  10.0.0.0  default port 8080  ports all
 `, r.get("/admin/routes?format=text").Body.String())
 }
 
-func TestFiltersSelectAndNothingMatchingIsAnEmptyList(t *testing.T) {
+func TestFiltersWithoutMatchGiveEmptyList(t *testing.T) {
 	r := newRouter(t)
 	for query, want := range map[string]string{
 		"":                      "aa1 aa2 bb1",
@@ -212,7 +212,7 @@ func TestFiltersSelectAndNothingMatchingIsAnEmptyList(t *testing.T) {
 }
 
 // A parameter that is not understood must not turn into "all".
-func TestParametersAreNeverIgnored(t *testing.T) {
+func TestUnknownParametersAreRefused(t *testing.T) {
 	r := newRouter(t)
 	for query, says := range map[string]string{
 		"?sandbox=aa1":        `parameter "sandbox"`,
@@ -241,7 +241,7 @@ func TestParametersAreNeverIgnored(t *testing.T) {
 	}
 }
 
-func TestReadyzSaysWhyNotAndHealthzDoesNotCare(t *testing.T) {
+func TestReadyzNamesReasonAndHealthzIgnoresIt(t *testing.T) {
 	r := newRouter(t)
 	require.Equal(t, 200, r.get("/readyz").Code)
 	r.ready = errors.New("routes are not fresh")
@@ -261,7 +261,7 @@ func TestMetricsAndProfilesAreServed(t *testing.T) {
 	require.Equal(t, 200, r.get("/debug/pprof/cmdline").Code)
 }
 
-func TestAnythingElseIsA404ThatSaysWhatThereIs(t *testing.T) {
+func TestUnknownPageListsKnownPages(t *testing.T) {
 	r := newRouter(t)
 	for _, path := range []string{"/", "/admin", "/admin/last-active/", "/healthz/x"} {
 		w := r.get(path)
@@ -270,7 +270,7 @@ func TestAnythingElseIsA404ThatSaysWhatThereIs(t *testing.T) {
 	}
 }
 
-func TestAProfileMayTakeLongerThanItsListenersDeadlines(t *testing.T) {
+func TestProfileMayOutlastListenerDeadlines(t *testing.T) {
 	s := httptest.NewUnstartedServer(newRouter(t))
 	s.Config.ReadTimeout = 100 * time.Millisecond
 	s.Start()
@@ -287,7 +287,7 @@ func TestAProfileMayTakeLongerThanItsListenersDeadlines(t *testing.T) {
 	}
 }
 
-func TestHealthAloneShowsNoSandboxAndNothingOfTheProcess(t *testing.T) {
+func TestHealthHandlerShowsNoSandboxAndNoProfile(t *testing.T) {
 	r := newRouter(t)
 	health := func(method, target string) *httptest.ResponseRecorder {
 		w := httptest.NewRecorder()

@@ -1,8 +1,3 @@
-// Package busy asks a sandbox whether it works although no request for it is open.
-//
-// The program in the sandbox is not trusted. One attempt costs one connection of its own,
-// 200 ms and a few KB at most, whatever the program answers: only the status counts, no
-// body is read, and no redirect is followed.
 package busy
 
 import (
@@ -13,21 +8,24 @@ import (
 )
 
 const (
-	// wait bounds one attempt, the connection included.
-	wait = 200 * time.Millisecond
-	// attempts that fail one after the other, each with a pause after it, mean "not busy".
-	attempts = 3
-	pause    = time.Second
-	// headMost is how many bytes of an answer are read.
-	headMost = 4 << 10
+	// attemptTimeout bounds one attempt, including the connection.
+	attemptTimeout = 200 * time.Millisecond
+	// maxAttempts failed attempts in a row, with a pause after each, count as "not busy".
+	maxAttempts = 3
+	pause       = time.Second
+	// maxHeader bounds the bytes of an answer that are read.
+	maxHeader = 4 << 10
 )
 
-var transport = &http.Transport{DisableKeepAlives: true, DisableCompression: true, MaxResponseHeaderBytes: headMost, ReadBufferSize: headMost}
+var transport = &http.Transport{
+	DisableKeepAlives: true, DisableCompression: true,
+	MaxResponseHeaderBytes: maxHeader, ReadBufferSize: maxHeader,
+}
 
-// Ask sends GET http://addr/path and reports whether the answer was 200. 204 means that
-// the sandbox is not busy; anything else is a failure.
+// Ask sends GET http://addr/path and reports whether the answer was 200. 204 means that the
+// sandbox is not busy. Any other result is a failed attempt.
 func Ask(ctx context.Context, addr netip.AddrPort, path string) bool {
-	for range attempts {
+	for range maxAttempts {
 		switch status(ctx, addr, path) {
 		case http.StatusOK:
 			return true
@@ -43,9 +41,9 @@ func Ask(ctx context.Context, addr netip.AddrPort, path string) bool {
 	return false
 }
 
-// status is that of the answer; 0: there was none.
+// status returns the status of the answer, or 0 if there is none.
 func status(ctx context.Context, addr netip.AddrPort, path string) int {
-	ctx, cancel := context.WithTimeout(ctx, wait)
+	ctx, cancel := context.WithTimeout(ctx, attemptTimeout)
 	defer cancel()
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+addr.String()+path, http.NoBody)
 	if err != nil || request.URL.Host != addr.String() {

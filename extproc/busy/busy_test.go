@@ -22,7 +22,7 @@ func addressOf(t *testing.T, s *httptest.Server) netip.AddrPort {
 	return addr
 }
 
-func TestStatusOfTheAnswerIsTheResult(t *testing.T) {
+func TestAnswerStatusIsTheResult(t *testing.T) {
 	for name, c := range map[string]struct {
 		handle http.HandlerFunc
 		want   int
@@ -42,7 +42,7 @@ func TestStatusOfTheAnswerIsTheResult(t *testing.T) {
 		"HTTP/1.0": {says("HTTP/1.0 200 OK\r\n\r\n"), 200},
 		"no HTTP":  {says("200 OK\r\n\r\n"), 0},
 		"half":     {says("HTTP/1.1 200 OK"), 0},
-		"too long": {says("HTTP/1.1 200 OK\r\nX: " + strings.Repeat("x", 2*headMost) + "\r\n\r\n"), 0},
+		"too long": {says("HTTP/1.1 200 OK\r\nX: " + strings.Repeat("x", 2*maxHeader) + "\r\n\r\n"), 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := httptest.NewServer(c.handle)
@@ -52,7 +52,7 @@ func TestStatusOfTheAnswerIsTheResult(t *testing.T) {
 	}
 }
 
-func TestThreeFailuresInARowMeanNotBusy(t *testing.T) {
+func TestThreeFailuresMeanNotBusy(t *testing.T) {
 	for name, c := range map[string]struct {
 		answers []int
 		busy    bool
@@ -89,7 +89,7 @@ func says(answer string) http.HandlerFunc {
 	}
 }
 
-func TestTheSandboxIsAskedOnceOnItsOwnConnection(t *testing.T) {
+func TestEachAttemptHasItsOwnConnection(t *testing.T) {
 	type asked struct{ method, target, host, connection, agent, from string }
 	var requests []asked
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -106,7 +106,7 @@ func TestTheSandboxIsAskedOnceOnItsOwnConnection(t *testing.T) {
 	require.Equal(t, asked{"GET", "/busy/now?deep=1", s.Listener.Addr().String(), "close", "berth", ""}, requests[0])
 }
 
-func TestAPathThatIsNoneAsksNothing(t *testing.T) {
+func TestInvalidPathSendsNoRequest(t *testing.T) {
 	var asked atomic.Int32
 	s := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { asked.Add(1) }))
 	defer s.Close()
@@ -151,7 +151,7 @@ func peer(t *testing.T, play func(net.Conn)) netip.AddrPort {
 // untilClosed returns once the other side has closed the connection.
 func untilClosed(conn net.Conn) { _, _ = io.Copy(io.Discard, conn) }
 
-func TestASlowAnswerIsGivenUp(t *testing.T) {
+func TestSlowAnswerIsGivenUp(t *testing.T) {
 	for name, said := range map[string]string{"nothing": "", "half a status line": "HTTP/1.1 200"} {
 		t.Run(name, func(t *testing.T) {
 			addr := peer(t, func(conn net.Conn) {
@@ -163,7 +163,7 @@ func TestASlowAnswerIsGivenUp(t *testing.T) {
 	}
 }
 
-func TestAQuestionEndsWithItsContext(t *testing.T) {
+func TestAskEndsWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	addr := peer(t, func(conn net.Conn) {
 		cancel()

@@ -1,39 +1,3 @@
-// Package controlclient is the router's side of the control stream. It keeps one session
-// with the allocator's leader and tells the route cache what arrives on it, in
-// the order in which it arrives.
-//
-// # Guarantees
-//
-//   - The cache is told by one goroutine, from one stream at a time. A new
-//     stream begins only after the last message of the old one was applied.
-//   - A message of a lower term than this router has seen is refused, with the
-//     stream it came on.
-//   - Terms count within one journal. A leader of another one begins another world: its
-//     snapshot replaces everything. A journal that was left is never entered again, so
-//     that a leader that was deposed before cannot bring it back.
-//   - A message is acknowledged after it took effect in the cache, and after Envoy
-//     has read every answer that was given before. One that is missing from the
-//     stream, or makes no sense, ends the session before anything that comes after
-//     it is acknowledged.
-//   - After every look at what Envoy holds open one report is sent, and after a snapshot
-//     one of everything. A report names the newest Pong that was received before its look
-//     began, so that the leader knows a moment after which it began.
-//   - Goodbye is said only when Envoy has read every answer, and after a report of what a
-//     look has shown that began after that, or without a look if none succeeds within 1 s.
-//     It counts as heard when the leader ends the stream without an error, which it does
-//     once that is durable. If no leader does, one is looked for.
-//   - A Quiesce is answered after it took effect in the cache, with looks that began after
-//     that, within 1.2 s: if they fail, the answer says so. One that the cache has no room
-//     for, that a newer one follows, or whose answer finds no room in the queue, is not
-//     answered: what is held stays so. The reader of the stream does not wait for looks.
-//   - At most 64 sandboxes are probed at one time. A probe beyond that is not answered.
-//   - The cache is fresh until the send time of the last answered ping plus
-//     max-stale, on a clock that counts suspended time.
-//   - A router that was declared dead by an operator serves nothing any more once it
-//     learns of that, and its process has to end. Only what the allocator says for that
-//     (controlv1.IsDeclaredDead) counts as it; however else a stream ends, another is tried.
-//   - Queues are bounded. A stream on which nothing comes back, because it cannot
-//     be opened, cannot be written to or is not answered, is dropped.
 package controlclient
 
 import (
@@ -56,7 +20,7 @@ import (
 	"github.com/berth-sandbox/berth/routecache"
 )
 
-// Cache is what the link feeds. *routecache.Cache is one.
+// Cache holds the routes. *routecache.Cache implements it.
 type Cache interface {
 	Put(id string, r routecache.Route)
 	Resolve(id string, a routecache.Answer)
@@ -65,213 +29,201 @@ type Cache interface {
 	SetFreshUntil(at time.Duration)
 	Expire()
 	Disconnected()
-	// Quiesce reports false if there is no room for another one.
+	// Quiesce reports false if there is no room for another sandbox.
 	Quiesce(id string) bool
 	Resume(id string)
 }
 
-// Activity is what remembers sandboxes by ID and must forget those that are
-// gone. *lastactive.Tracker is one.
+// Activity records how sandboxes are used. *lastactive.Tracker implements it.
 type Activity interface {
 	// Forget drops a sandbox that has been released.
 	Forget(id string)
-	// Retain drops all but the sandboxes for which keep returns true.
+	// Retain drops the sandboxes for which keep returns false.
 	Retain(keep func(id string) bool)
-	// Expect says that a sandbox has a route.
+	// Expect records that a sandbox has a route.
 	Expect(id string, addr netip.Addr, minBytes uint64)
-	// Looked has room for one: a look has ended since Report was called last.
-	Looked() <-chan struct{}
-	// Report returns what is in use, and what looks have shown to be in use no more since
-	// it was called last; or all.
+	// LookDone receives a value after a look. Its capacity is 1.
+	LookDone() <-chan struct{}
+	// Report returns what is in use, and what looks have found to be no longer in use since
+	// the previous call. If all is set, it returns everything.
 	Report(all bool) lastactive.Report
-	// Ask returns how these were used, after two looks that begin after the call. An error
-	// says why that is not known.
+	// Ask returns how these sandboxes were used, from two looks that begin after the call. An
+	// error says why the looks failed.
 	Ask(ctx context.Context, questions []lastactive.Question) ([]lastactive.Activity, error)
-	// Last returns everything, as a look shows it that begins after the call. Age 0 has what
-	// may go on without this router.
-	Last(ctx context.Context) lastactive.Report
+	// FinalReport returns everything, from a look that begins after the call. Age 0 marks use
+	// that may continue without this router.
+	FinalReport(ctx context.Context) lastactive.Report
 }
 
-// Answers knows which answers Envoy has not read yet. *extproc.Answers is one.
-type Answers interface {
-	// Barrier calls passed once those that have begun before it have been read, in
-	// the order of the barriers. One that passes together with a later one need not be
-	// called: acknowledgements are cumulative.
-	Barrier(passed func())
-	// Unread is how many there are.
+// Admissions counts the answers that Envoy has not read yet. *extproc.Admissions implements
+// it.
+type Admissions interface {
+	// Barrier calls drained once all earlier answers have been read, in the order of the
+	// barriers. If several are drained together, it may call only the newest:
+	// acknowledgements are cumulative.
+	Barrier(drained func())
+	// Unread is the number of these answers.
 	Unread() int
 }
 
-// Neighbours are the other routers beside the same Envoy. *instance.Instance is one.
-type Neighbours interface {
-	// Dead lists those whose processes have ended, in an order of their own.
+// DeadRouters finds the routers of this gateway whose processes have ended. *lockfile.File
+// implements it.
+type DeadRouters interface {
+	// Dead lists their IDs in a stable order.
 	Dead() []string
-	// Forget drops some of them: the allocator knows.
+	// Forget removes some of them from the list, because the allocator has recorded them.
 	Forget(ids []string) error
 }
 
 // Options configure a Client. All are required unless they say otherwise.
 type Options struct {
-	// Allocators are control addresses, host:port, tried in turn. One is enough
-	// while it answers, because a replica that does not lead names the leader. Of a
-	// name with several addresses each is tried, in random order.
+	// Allocators are control addresses, host:port, tried in turn. One reachable replica is
+	// enough, because it names the leader. If a name has several addresses, each is tried,
+	// in random order.
 	Allocators []string
-	// InstanceID names this process: random, 16 to 64 characters of [a-z0-9-].
-	InstanceID string
-	// MaxStale is how long the cache may be served after the last answered
-	// ping. An allocator that would not wait as long refuses the session, which is
-	// tried again like any other that fails.
+	// RouterID identifies this process: random, 16 to 64 characters of [a-z0-9-].
+	RouterID string
+	// MaxStale is how long the cache may be served after the last answered ping. An
+	// allocator with a shorter limit refuses the session, and the router tries again.
 	MaxStale time.Duration
-	// PingEvery is the pause between pings. A stream on which no ping was answered for 5 of
-	// them is dropped. Default 1 s.
-	PingEvery time.Duration
-	Cache     Cache
-	// Activity is told what the cache was told, after the cache.
-	Activity Activity
-	Answers  Answers
-	// Neighbours that have ended are told to the allocator.
-	Neighbours Neighbours
-	// Probe asks a sandbox whether it works, within 5 s. busy.Ask is one.
+	// PingInterval is the time between pings. A stream is dropped when no ping was answered
+	// for 5 of them. Default 1 s.
+	PingInterval time.Duration
+	Cache        Cache
+	// Activity receives every message after the cache.
+	Activity   Activity
+	Admissions Admissions
+	// DeadRouters are reported to the allocator.
+	DeadRouters DeadRouters
+	// Probe asks a sandbox, within 5 s, whether it is busy. busy.Ask implements it.
 	Probe func(ctx context.Context, addr netip.AddrPort, path string) bool
 	// Dial are options for the connection, credentials among them.
 	Dial []grpc.DialOption
-	// Now is a monotonic clock that counts suspended time.
+	// Now is a monotonic clock that counts suspended time (CLOCK_BOOTTIME).
 	Now func() time.Duration
 	Log *zap.Logger
 }
 
-// Client keeps a session.
+// Client keeps the router's session.
 type Client struct {
 	o Options
 
-	mu      sync.Mutex
-	current *session // nil: not connected
-	seen    seen
-	left    []string // journals that this router was in before, the last ones
-	// freshUntil is until when the cache may be served.
+	mu           sync.Mutex
+	current      *stream // nil: not connected
+	newest       position
+	leftJournals []string // journals that this router has left, the newest maxLeftJournals
+	// freshUntil is the moment until which the cache may be served.
 	freshUntil time.Duration
 
-	served     chan struct{} // closed once routes can be served
-	closeServe func()
+	ready      chan struct{} // closed once routes can be served
+	closeReady func()
 }
 
-// seen is the journal that the router is in, "" if it was told none, the highest term
-// that it has seen there, and the highest position in that term.
-type seen struct {
+// position is how much of the journal this router has seen: the journal, "" before the first
+// message, the highest term in it, and the highest position in that term.
+type position struct {
 	journal        string
 	term, position uint64
 }
 
-// leftMost bounds the journals that are remembered. One is left when the journal is lost,
-// or restored from a backup, while this process runs.
-const leftMost = 16
+// maxLeftJournals bounds the journals that are remembered. A router leaves a journal when it
+// is lost, or restored from a backup, while the process runs.
+const maxLeftJournals = 16
 
-// How many messages may wait to be sent to the allocator. More open questions
-// than this fail at once.
-const outQueue = 16 << 10
+// outQueueSize is how many messages to the allocator may be queued. Questions above that
+// fail at once.
+const outQueueSize = 16 << 10
 
-// Pauses between rounds of attempts to connect to each allocator. Until a leader is found they stay below
-// seekMost: new sandboxes cannot be reached, and DELETE waits for this router. After
-// any other failure, a refusal for example, they grow to reconnectMost.
+// Pauses between rounds of attempts. A round tries each allocator once. Pauses are at most
+// maxSeekPause while no leader is found, because new sandboxes are unreachable meanwhile and
+// DELETE waits for this router. After any other failure, such as a refusal, they grow to
+// maxReconnectPause.
 const (
-	reconnectFirst = 50 * time.Millisecond
-	seekMost       = 250 * time.Millisecond
-	reconnectMost  = 2 * time.Second
+	minReconnectPause = 50 * time.Millisecond
+	maxSeekPause      = 250 * time.Millisecond
+	maxReconnectPause = 2 * time.Second
 )
 
-// connectWait is how long a connection may take, TLS included. It doubles with each
-// one that takes longer, as on a busy machine, up to pingsMissed pings, until a
-// replica has answered: an address at which nothing answers delays the next one.
-const connectWait = time.Second
+// minConnectTimeout bounds a connection attempt, TLS included. The timeout doubles after each
+// attempt that exceeds it, as on a busy machine, up to maxMissedPings ping intervals, and is
+// reset when a replica answers. It is short because an unresponsive address delays the next.
+const minConnectTimeout = time.Second
 
-// logEvery is the least time between two lines about attempts that fail.
-const logEvery = 2 * time.Second
+// logInterval is the minimum time between two log lines about failed attempts.
+const logInterval = 2 * time.Second
 
-// errNoLeader: the replica that was asked does not lead.
-var errNoLeader = errors.New("it does not lead")
-
-// errLeft: the leader has made Goodbye durable, or there is none to be said.
-var errLeft = errors.New("left")
-
-// errConnect: no connection within the time for one.
-var errConnect = errors.New("no connection")
-
-// pauseMost is the longest pause after a session that ended with err.
-func pauseMost(err error) time.Duration {
-	if errors.Is(err, errNoLeader) || errors.Is(err, errConnect) || status.Code(err) == codes.Unavailable {
-		return seekMost
+// maxPause is the longest pause after a stream that ended with err.
+func maxPause(err error) time.Duration {
+	if errors.Is(err, errNotLeader) || errors.Is(err, errConnect) || status.Code(err) == codes.Unavailable {
+		return maxSeekPause
 	}
-	return reconnectMost
+	return maxReconnectPause
 }
 
-// deadMost is how many neighbours are reported as dead at a time: the protocol's bound.
-const deadMost = 1000
+// maxDeadReported bounds the dead routers of one message: the protocol's limit.
+const maxDeadReported = 1000
 
-// redirectsMost bounds how often in a row the name of a leader is followed
-// without a pause: two replicas that each take the other for the leader must not
-// make a router busy.
-const redirectsMost = 3
+// maxRedirects bounds how many redirects in a row are followed without a pause. Two replicas
+// may each take the other for the leader.
+const maxRedirects = 3
 
-// New checks the options.
+// New checks the options and returns a Client that is not connected.
 func New(o Options) (*Client, error) {
 	var errs []error
 	for _, required := range []struct {
 		name    string
 		missing bool
 	}{
-		{"Allocators", len(o.Allocators) == 0 || slices.Contains(o.Allocators, "")}, {"InstanceID", o.InstanceID == ""}, {"Cache", o.Cache == nil},
-		{"Activity", o.Activity == nil}, {"Answers", o.Answers == nil}, {"Neighbours", o.Neighbours == nil}, {"Probe", o.Probe == nil}, {"Dial", len(o.Dial) == 0}, {"Now", o.Now == nil}, {"Log", o.Log == nil},
+		{"Allocators", len(o.Allocators) == 0 || slices.Contains(o.Allocators, "")},
+		{"RouterID", o.RouterID == ""},
+		{"Cache", o.Cache == nil},
+		{"Activity", o.Activity == nil},
+		{"Admissions", o.Admissions == nil},
+		{"DeadRouters", o.DeadRouters == nil},
+		{"Probe", o.Probe == nil},
+		{"Dial", len(o.Dial) == 0},
+		{"Now", o.Now == nil},
+		{"Log", o.Log == nil},
 		{"MaxStale", o.MaxStale <= 0},
 	} {
 		if required.missing {
-			errs = append(errs, fmt.Errorf("link: Options.%s is required", required.name))
+			errs = append(errs, fmt.Errorf("controlclient: Options.%s is required", required.name))
 		}
 	}
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
-	if o.PingEvery == 0 {
-		o.PingEvery = time.Second
+	if o.PingInterval == 0 {
+		o.PingInterval = time.Second
 	}
-	served := make(chan struct{})
-	return &Client{o: o, served: served, closeServe: sync.OnceFunc(func() { close(served) })}, nil
+	ready := make(chan struct{})
+	return &Client{o: o, ready: ready, closeReady: sync.OnceFunc(func() { close(ready) })}, nil
 }
 
-// ErrDeclaredDead ends Run: an operator has told the allocator that this router has ended,
-// so nobody waits for it before addresses are used again. Its process must end; what
-// is started in its place joins under another name.
-var ErrDeclaredDead = errors.New("link: this router was declared dead")
+// Ready is closed once routes can be served for the first time.
+func (c *Client) Ready() <-chan struct{} { return c.ready }
 
-// Served is closed once routes can be served for the first time.
-func (l *Client) Served() <-chan struct{} { return l.served }
-
-// Run keeps a session until ctx ends, and then says Goodbye, unless an answer may not
-// have been read: the caller must have stopped admitting requests before it ends ctx.
-// When there is no leader to say it to, or it has not heard it, Run looks for one
-// until last ends; an allocator that has never spoken to this router need not hear it.
-// It returns nil then. The only error is ErrDeclaredDead: nothing is fresh any more.
-func (l *Client) Run(ctx, last context.Context) error {
-	next, redirects, pause, patience := 0, 0, reconnectFirst, connectWait
-	address := l.o.Allocators[next]
-	most, logged := time.Duration(0), -logEvery
+// Run keeps a session until ctx ends, and then sends Goodbye. The caller must have stopped
+// admissions before it ends ctx. If Envoy may not have read an answer, Run sends no Goodbye.
+// If no leader takes the Goodbye, Run looks for one until goodbyeCtx ends. A router that
+// never had a session needs no Goodbye.
+//
+// Run then returns nil. The only error is ErrDeclaredDead. The cache is expired in that case.
+func (c *Client) Run(ctx, goodbyeCtx context.Context) error {
+	next, redirects, pause, connectTimeout := 0, 0, minReconnectPause, minConnectTimeout
+	address := c.o.Allocators[next]
+	longest, logged := time.Duration(0), -logInterval
 	for {
-		if ctx.Err() != nil {
-			unread := l.o.Answers.Unread()
-			if l.Term() == 0 {
-				return nil
-			}
-			if last.Err() != nil || unread > 0 {
-				l.o.Log.Warn("ends without a Goodbye: the allocator must wait for what this router may have admitted", zap.Int("unread", unread))
-				return nil
-			}
+		if ctx.Err() != nil && c.mustNotSayGoodbye(goodbyeCtx) {
+			return nil
 		}
-		began := l.o.Now()
-		leader, err := l.session(ctx, last, address, patience)
+		began := c.o.Now()
+		leader, err := c.runStream(ctx, goodbyeCtx, address, connectTimeout)
 		declaredDead := controlv1.IsDeclaredDead(err)
 		if declaredDead {
-			l.o.Cache.Expire()
+			c.o.Cache.Expire()
 		}
-		l.o.Cache.Disconnected()
+		c.o.Cache.Disconnected()
 		switch {
 		case errors.Is(err, errLeft), declaredDead && ctx.Err() != nil:
 			return nil
@@ -279,147 +231,143 @@ func (l *Client) Run(ctx, last context.Context) error {
 			return fmt.Errorf("%w: %w", ErrDeclaredDead, err)
 		}
 		if leader != "" {
-			if leader != address && redirects < redirectsMost {
+			if leader != address && redirects < maxRedirects {
 				address = leader
 				redirects++
 				continue
 			}
-			err = fmt.Errorf("%w, and names %s as the leader", errNoLeader, leader)
+			err = fmt.Errorf("%w, and names %s as the leader", errNotLeader, leader)
 		}
-		if now := l.o.Now(); now-logged >= logEvery {
+		if now := c.o.Now(); now-logged >= logInterval {
 			logged = now
-			l.o.Log.Warn("no session with the allocator", zap.String("address", address), zap.Error(err))
+			c.o.Log.Warn("no session with the allocator", zap.String("address", address), zap.Error(err))
 		}
 		if errors.Is(err, errConnect) {
-			patience = min(2*patience, pingsMissed*l.o.PingEvery)
+			connectTimeout = min(2*connectTimeout, maxMissedPings*c.o.PingInterval)
 		} else if status.Code(err) != codes.Unavailable {
-			patience = connectWait
+			connectTimeout = minConnectTimeout
 		}
-		if l.o.Now()-began > reconnectMost {
-			pause = reconnectFirst // it had worked for a while
+		if c.o.Now()-began > maxReconnectPause {
+			pause = minReconnectPause // the stream had worked for a while
 		}
-		redirects, most = 0, max(most, pauseMost(err))
-		next = (next + 1) % len(l.o.Allocators)
-		address = l.o.Allocators[next]
+		redirects, longest = 0, max(longest, maxPause(err))
+		next = (next + 1) % len(c.o.Allocators)
+		address = c.o.Allocators[next]
 		if next != 0 {
-			continue // a pause follows when all have been tried
+			continue // pause only after a whole round
 		}
-		pause, most = min(pause, most), 0
+		pause, longest = min(pause, longest), 0
 		stop := ctx.Done()
 		if ctx.Err() != nil {
-			stop, pause = last.Done(), min(pause, seekMost)
+			stop, pause = goodbyeCtx.Done(), min(pause, maxSeekPause)
 		}
 		select {
 		case <-stop:
 		case <-time.After(pause/2 + rand.N(pause)):
 		}
-		pause = min(2*pause, reconnectMost)
+		pause = min(2*pause, maxReconnectPause)
 	}
 }
 
-// Ask puts the question about an ID to the allocator. It reports false when
-// there is no session or it cannot take any more.
-func (l *Client) Ask(id string) bool {
-	l.mu.Lock()
-	s := l.current
-	l.mu.Unlock()
-	return s != nil && s.send(&controlv1.RouterMessage{Message: &controlv1.RouterMessage_Resolve{
+// mustNotSayGoodbye reports whether a stopping router ends without another attempt to send
+// Goodbye.
+func (c *Client) mustNotSayGoodbye(goodbyeCtx context.Context) bool {
+	unread := c.o.Admissions.Unread()
+	if c.Term() == 0 {
+		return true
+	}
+	if goodbyeCtx.Err() != nil || unread > 0 {
+		c.o.Log.Warn("ends without a Goodbye: the allocator must wait for what this router may have admitted",
+			zap.Int("unread", unread))
+		return true
+	}
+	return false
+}
+
+// Ask asks the allocator about an ID. It reports false if there is no session or its queue
+// is full.
+func (c *Client) Ask(id string) bool {
+	c.mu.Lock()
+	s := c.current
+	c.mu.Unlock()
+	return s != nil && s.enqueue(&controlv1.RouterMessage{Message: &controlv1.RouterMessage_Resolve{
 		Resolve: &controlv1.Resolve{SandboxId: id},
 	}})
 }
 
-// Connected reports whether there is a session whose snapshot was applied.
-func (l *Client) Connected() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.current != nil
+// Connected reports whether there is a stream whose snapshot was applied.
+func (c *Client) Connected() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.current != nil
 }
 
 // Term is the highest term seen, 0 before the first.
-func (l *Client) Term() uint64 {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.seen.term
+func (c *Client) Term() uint64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.newest.term
 }
 
-// join is what a session begins with. Once ctx has ended nothing is admitted any more,
-// however fresh the cache is.
-func (l *Client) join(ctx context.Context) *controlv1.Join {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+// join returns the first message of a stream. After ctx has ended the router admits nothing,
+// so it does not claim to serve, however fresh the cache is.
+func (c *Client) join(ctx context.Context) *controlv1.Join {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	return &controlv1.Join{
-		InstanceId: l.o.InstanceID, MaxStaleNanos: uint64(l.o.MaxStale), Looks: true,
-		Journal: l.seen.journal, HighestTerm: l.seen.term, Position: l.seen.position, Serving: ctx.Err() == nil && l.o.Now() < l.freshUntil,
-		Left: slices.Clone(l.left),
+		InstanceId: c.o.RouterID, MaxStaleNanos: uint64(c.o.MaxStale), Looks: true,
+		Journal: c.newest.journal, HighestTerm: c.newest.term, Position: c.newest.position,
+		Serving: ctx.Err() == nil && c.o.Now() < c.freshUntil,
+		Left:    slices.Clone(c.leftJournals),
 	}
 }
 
-// accept returns an error if a message must not be believed. first: no snapshot was
-// complete on its stream before this.
-func (l *Client) accept(m *controlv1.AllocatorMessage, first bool) error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	is := seen{m.GetJournal(), m.GetTerm(), m.GetPosition()}
-	if is.journal != l.seen.journal && is.journal != "" && l.seen.journal != "" {
+// accept checks the journal and term of a message and records its position. An error ends
+// the stream. first means that no snapshot was complete on this stream before.
+func (c *Client) accept(m *controlv1.AllocatorMessage, first bool) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	at := position{m.GetJournal(), m.GetTerm(), m.GetPosition()}
+	if at.journal != c.newest.journal && at.journal != "" && c.newest.journal != "" {
 		switch {
-		case slices.Contains(l.left, is.journal):
-			return fmt.Errorf("control stream: a leader of journal %s spoke, but journal %s was begun after that", is.journal, l.seen.journal)
+		case slices.Contains(c.leftJournals, at.journal):
+			return fmt.Errorf("control stream: a message of journal %s, which this router has left for journal %s",
+				at.journal, c.newest.journal)
 		case !first || m.GetSnapshot() == nil:
-			return fmt.Errorf("control stream: a leader of journal %s spoke in a session of journal %s", is.journal, l.seen.journal)
-		case m.GetSnapshot().GetLast(): // from here on nothing of the other one is left
-			l.o.Log.Warn("the allocator's journal was begun anew; what this router knew is replaced", zap.String("journal", is.journal), zap.String("earlier", l.seen.journal))
-			l.left = append(l.left[max(0, len(l.left)+1-leftMost):], l.seen.journal)
-			l.seen = is
+			return fmt.Errorf("control stream: a message of journal %s on a stream of journal %s",
+				at.journal, c.newest.journal)
+		case m.GetSnapshot().GetLast(): // nothing of the old journal remains after this
+			c.o.Log.Warn("the allocator has a new journal; its snapshot replaces all routes",
+				zap.String("journal", at.journal), zap.String("earlier", c.newest.journal))
+			oldest := max(0, len(c.leftJournals)+1-maxLeftJournals)
+			c.leftJournals = append(c.leftJournals[oldest:], c.newest.journal)
+			c.newest = at
 		}
 		return nil
 	}
 	switch {
-	case is.term < l.seen.term:
-		return fmt.Errorf("control stream: a leader of term %d spoke, but term %d has begun", is.term, l.seen.term)
-	case is.term > l.seen.term:
-		l.seen.term, l.seen.position = is.term, is.position
+	case at.term < c.newest.term:
+		return fmt.Errorf("control stream: a message of term %d, but term %d has begun", at.term, c.newest.term)
+	case at.term > c.newest.term:
+		c.newest.term, c.newest.position = at.term, at.position
 	default:
-		l.seen.position = max(l.seen.position, is.position)
+		c.newest.position = max(c.newest.position, at.position)
 	}
-	if is.journal != "" {
-		l.seen.journal = is.journal
+	if at.journal != "" {
+		c.newest.journal = at.journal
 	}
 	return nil
 }
 
-// fresh notes until when the cache may be served.
-func (l *Client) fresh(until time.Duration) {
-	l.o.Cache.SetFreshUntil(until)
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.freshUntil = until
+func (c *Client) setFreshUntil(until time.Duration) {
+	c.o.Cache.SetFreshUntil(until)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.freshUntil = until
 }
 
-func (l *Client) setCurrent(s *session) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.current = s
-}
-
-func toRoute(r *controlv1.Route) (routecache.Route, error) {
-	addr, err := netip.ParseAddr(r.GetPodIp())
-	if err != nil {
-		return routecache.Route{}, fmt.Errorf("route: pod_ip: %w", err)
-	}
-	// 0 is let through: of a sandbox whose pool is gone nobody knows the default
-	// port, and its other ports must go on working.
-	if r.GetDefaultPort() > 65535 {
-		return routecache.Route{}, fmt.Errorf("route: default_port %d is above 65535", r.GetDefaultPort())
-	}
-	ports := make([]uint16, 0, len(r.GetPorts()))
-	for _, port := range r.GetPorts() {
-		if port == 0 || port > 65535 {
-			return routecache.Route{}, fmt.Errorf("route: ports: %d is not in 1 to 65535", port)
-		}
-		ports = append(ports, uint16(port))
-	}
-	return routecache.Route{
-		Addr: addr.Unmap(), DefaultPort: uint16(r.GetDefaultPort()), Ports: routecache.NewPorts(ports),
-		MinBytes: r.GetMinBytesPerMinute(),
-	}, nil
+func (c *Client) setCurrent(s *stream) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.current = s
 }

@@ -20,12 +20,12 @@ import (
 	"github.com/berth-sandbox/berth/routecache"
 )
 
-func TestSnapshotReplacesAllAtOnce(t *testing.T) {
+func TestSnapshotReplacesAllRoutesAtOnce(t *testing.T) {
 	run(t, []string{"a"}, func(w *world) {
 		w.serve("a", nil)
 		w.cache.Put("old", routecache.Route{})
 		p, join, _ := w.accept()
-		require.Equal(t, instance, join.GetInstanceId())
+		require.Equal(t, routerID, join.GetInstanceId())
 		require.True(t, join.GetLooks())
 		require.Zero(t, join.GetHighestTerm())
 		require.False(t, w.client.Connected())
@@ -45,7 +45,7 @@ func TestSnapshotReplacesAllAtOnce(t *testing.T) {
 	})
 }
 
-func TestAddressOfARouteIsNeverAMappedOne(t *testing.T) {
+func TestRouteAddressIsNeverIPv4Mapped(t *testing.T) {
 	run(t, []string{"a"}, func(w *world) {
 		w.serve("a", nil)
 		w.joined(route("one", "::ffff:10.0.0.2"))
@@ -53,7 +53,7 @@ func TestAddressOfARouteIsNeverAMappedOne(t *testing.T) {
 	})
 }
 
-func TestAcknowledgementFollowsTheEffectAndIsCumulative(t *testing.T) {
+func TestAcknowledgementIsCumulativeAndFollowsTheEffect(t *testing.T) {
 	run(t, []string{"a"}, func(w *world) {
 		w.serve("a", nil)
 		p := w.joined(route("one", "10.0.0.1"), route("two", "10.0.0.2"))
@@ -76,7 +76,7 @@ func TestAcknowledgementFollowsTheEffectAndIsCumulative(t *testing.T) {
 	})
 }
 
-func TestNothingIsAcknowledgedBeforeItTookEffect(t *testing.T) {
+func TestAcknowledgementWaitsForTheEffect(t *testing.T) {
 	run(t, []string{"a"}, func(w *world) {
 		w.serve("a", nil)
 		p := w.joined()
@@ -93,12 +93,12 @@ func TestNothingIsAcknowledgedBeforeItTookEffect(t *testing.T) {
 }
 
 // Envoy may have got an answer before the release, and may not have looked at it yet.
-func TestNothingIsAcknowledgedBeforeEnvoyHasReadWhatWasAnswered(t *testing.T) {
+func TestAcknowledgementWaitsUntilEnvoyHasReadAnswers(t *testing.T) {
 	run(t, []string{"a"}, func(w *world) {
 		w.serve("a", nil)
 		p := w.joined(route("one", "10.0.0.1"))
 		w.cache.events()
-		w.answers.give()
+		w.admissions.give()
 		p.send(2, release("one"))
 		p.send(3, push(route("two", "10.0.0.2")))
 		for range 3 {
@@ -107,12 +107,12 @@ func TestNothingIsAcknowledgedBeforeEnvoyHasReadWhatWasAnswered(t *testing.T) {
 			require.NotNil(t, m.GetPing(), "acknowledged before the answer was read: %v", m)
 		}
 		require.Equal(t, []string{"release one", "forget one", "put two"}, w.cache.events(), "what comes is in effect at once")
-		w.answers.read()
+		w.admissions.read()
 		p.acks(3)
 	})
 }
 
-func TestDeadNeighboursAreNamedUntilALaterPingIsAnswered(t *testing.T) {
+func TestDeadRoutersAreReportedUntilAPong(t *testing.T) {
 	run(t, []string{"a"}, func(w *world) {
 		w.serve("a", nil)
 		p := w.joined()
@@ -139,7 +139,7 @@ func TestDeadNeighboursAreNamedUntilALaterPingIsAnswered(t *testing.T) {
 	})
 }
 
-func TestManyDeadNeighboursAreNamedAThousandAtATime(t *testing.T) {
+func TestDeadRoutersAreReportedInBatches(t *testing.T) {
 	run(t, []string{"a"}, func(w *world) {
 		w.serve("a", nil)
 		p := w.joined()
@@ -156,7 +156,7 @@ func TestManyDeadNeighboursAreNamedAThousandAtATime(t *testing.T) {
 }
 
 // An allocator that would not wait for it as long as it serves what it knows.
-func TestARouterThatIsRefusedStaysUnreadyAndTriesAgain(t *testing.T) {
+func TestRefusedRouterStaysUnreadyAndRetries(t *testing.T) {
 	run(t, []string{"a"}, func(w *world) {
 		refused, said := 0, uint64(0)
 		w.serve("a", func(p *peer) error {
@@ -185,11 +185,11 @@ func TestARouterThatIsRefusedStaysUnreadyAndTriesAgain(t *testing.T) {
 	})
 }
 
-func TestThereIsNoGoodbyeWhileAnAnswerIsNotRead(t *testing.T) {
+func TestNoGoodbyeWhileAnAnswerIsUnread(t *testing.T) {
 	run(t, []string{"a"}, func(w *world) {
 		w.serve("a", nil)
 		p := w.joined(route("one", "10.0.0.1"))
-		w.answers.give()
+		w.admissions.give()
 		w.stop()
 		for {
 			m, err := p.Recv()
@@ -202,7 +202,7 @@ func TestThereIsNoGoodbyeWhileAnAnswerIsNotRead(t *testing.T) {
 	})
 }
 
-func TestFreshnessCountsFromTheSendTimeOfTheAnsweredPing(t *testing.T) {
+func TestFreshnessCountsFromSendTimeOfPing(t *testing.T) {
 	run(t, []string{"a"}, func(w *world) {
 		w.serve("a", nil)
 		p, _, nonce := w.accept()
@@ -223,7 +223,7 @@ func TestFreshnessCountsFromTheSendTimeOfTheAnsweredPing(t *testing.T) {
 	})
 }
 
-func TestPongToAPingThatWasNotSentIsWorthNothing(t *testing.T) {
+func TestPongWithoutPingGivesNoFreshness(t *testing.T) {
 	run(t, []string{"a"}, func(w *world) {
 		w.serve("a", nil)
 		p, _, nonce := w.accept()
@@ -237,7 +237,7 @@ func TestPongToAPingThatWasNotSentIsWorthNothing(t *testing.T) {
 	})
 }
 
-func TestPongOfAnEarlierStreamIsWorthNothing(t *testing.T) {
+func TestPongOfEarlierStreamGivesNoFreshness(t *testing.T) {
 	run(t, []string{"a"}, func(w *world) {
 		w.serve("a", nil)
 		p, _, nonce := w.accept()
@@ -279,13 +279,13 @@ func TestUnansweredPingsDropTheStream(t *testing.T) {
 		began := w.now()
 		<-p.Context().Done()
 		require.InDelta(t, 5, (w.now() - began).Seconds(), 1.1)
-		require.Greater(t, w.now()-began, 5*pingEvery-1)
+		require.Greater(t, w.now()-began, 5*pingInterval-1)
 		w.joined() // it is back
 	})
 }
 
 // An allocator that does not read must not keep the router from noticing.
-func TestStreamThatCannotBeWrittenToIsDropped(t *testing.T) {
+func TestUnwritableStreamIsDropped(t *testing.T) {
 	run(t, []string{"a"}, func(w *world) {
 		w.serve("a", nil)
 		p := w.joined()
@@ -300,7 +300,7 @@ func TestStreamThatCannotBeWrittenToIsDropped(t *testing.T) {
 		require.Less(t, asked, 100_000, "questions are not bounded")
 		require.Equal(t, began, w.now())
 		<-p.Context().Done()
-		require.LessOrEqual(t, w.now()-began, 7*pingEvery)
+		require.LessOrEqual(t, w.now()-began, 7*pingInterval)
 		w.joined()
 	})
 }
@@ -321,7 +321,7 @@ func TestRedirectIsFollowedAtOnce(t *testing.T) {
 	})
 }
 
-func TestRedirectsInACircleAreFollowedOnlyAFewTimes(t *testing.T) {
+func TestCircularRedirectsAreBounded(t *testing.T) {
 	run(t, []string{"a", "b"}, func(w *world) {
 		w.serve("a", names("b"))
 		w.serve("b", names("a"))
@@ -331,7 +331,7 @@ func TestRedirectsInACircleAreFollowedOnlyAFewTimes(t *testing.T) {
 	})
 }
 
-func TestReplicaThatNamesItselfOrNobodyIsNotFollowed(t *testing.T) {
+func TestRedirectToItselfOrNoneIsIgnored(t *testing.T) {
 	for _, leader := range []string{"a", ""} {
 		run(t, []string{"a", "b"}, func(w *world) {
 			w.serve("a", names(leader))
@@ -353,7 +353,7 @@ func TestAllocatorsAreTriedInTurn(t *testing.T) {
 	})
 }
 
-func TestPausesBetweenAttemptsGrowAndAreBounded(t *testing.T) {
+func TestReconnectPausesGrowAndAreBounded(t *testing.T) {
 	for name, c := range map[string]struct {
 		handle     func(*peer) error // nil: nothing listens
 		soon, half int
@@ -379,7 +379,7 @@ func TestPausesBetweenAttemptsGrowAndAreBounded(t *testing.T) {
 
 // However long there was no leader: new sandboxes can be reached through this router
 // only from then on, and a DELETE waits for it for a second.
-func TestANewLeaderIsJoinedWithinHalfASecond(t *testing.T) {
+func TestNewLeaderIsJoinedWithinHalfASecond(t *testing.T) {
 	for outage := 4 * time.Second; outage < 40*time.Second; outage += 5300 * time.Millisecond {
 		run(t, []string{"killed", "other"}, func(w *world) {
 			w.serve("other", func(p *peer) error {
@@ -395,7 +395,7 @@ func TestANewLeaderIsJoinedWithinHalfASecond(t *testing.T) {
 	}
 }
 
-func TestAddressThatDoesNotAnswerIsGivenUp(t *testing.T) {
+func TestUnresponsiveAddressIsGivenUp(t *testing.T) {
 	run(t, []string{"hole", "b"}, func(w *world) {
 		w.blackHole("hole")
 		w.serve("b", nil)
@@ -405,7 +405,7 @@ func TestAddressThatDoesNotAnswerIsGivenUp(t *testing.T) {
 }
 
 // A machine may be so busy that no connection is made within the time for one.
-func TestConnectionsGetMoreTimeAfterOneThatTookTooLong(t *testing.T) {
+func TestConnectTimeoutGrowsAfterATimeout(t *testing.T) {
 	run(t, []string{"slow"}, func(w *world) {
 		w.serve("slow", nil)
 		w.slow(3500 * time.Millisecond)
@@ -414,7 +414,7 @@ func TestConnectionsGetMoreTimeAfterOneThatTookTooLong(t *testing.T) {
 }
 
 // A name of a Service without an address of its own resolves to those of its pods.
-func TestEachAddressOfANameIsTried(t *testing.T) {
+func TestEveryAddressOfANameIsTried(t *testing.T) {
 	run(t, []string{"follower,leader"}, func(w *world) {
 		w.serve("follower", names(""))
 		w.serve("leader", nil)
@@ -424,7 +424,7 @@ func TestEachAddressOfANameIsTried(t *testing.T) {
 	})
 }
 
-func TestLowerTermIsRefusedWithItsStream(t *testing.T) {
+func TestLowerTermEndsItsStream(t *testing.T) {
 	run(t, []string{"a"}, func(w *world) {
 		w.serve("a", nil)
 		p, _, nonce := w.accept()
@@ -457,7 +457,7 @@ func TestLowerTermIsRefusedWithItsStream(t *testing.T) {
 	})
 }
 
-func TestAnotherJournalBeginsAnewAndTheLeftOneNeverReturns(t *testing.T) {
+func TestNewJournalReplacesAllAndOldOneIsRefused(t *testing.T) {
 	run(t, []string{"a"}, func(w *world) {
 		w.serve("a", nil)
 		accept := func(journal string, term, position uint64) (*peer, *controlv1.Join, uint64) {
@@ -513,7 +513,7 @@ func TestAnotherJournalBeginsAnewAndTheLeftOneNeverReturns(t *testing.T) {
 	})
 }
 
-func TestARouterNamesTheLastJournalsThatItHasLeft(t *testing.T) {
+func TestJoinNamesTheJournalsLeftBefore(t *testing.T) {
 	run(t, []string{"a"}, func(w *world) {
 		w.serve("a", nil)
 		const leftMost = 16
@@ -533,7 +533,7 @@ func TestARouterNamesTheLastJournalsThatItHasLeft(t *testing.T) {
 	})
 }
 
-func TestReconnectKeepsTheRoutesUntilTheNextSnapshot(t *testing.T) {
+func TestReconnectKeepsRoutesUntilNextSnapshot(t *testing.T) {
 	run(t, []string{"a"}, func(w *world) {
 		w.serve("a", nil)
 		p := w.joined(route("one", "10.0.0.1"))
@@ -550,7 +550,7 @@ func TestReconnectKeepsTheRoutesUntilTheNextSnapshot(t *testing.T) {
 	})
 }
 
-func TestQuestionsGoToTheAllocatorAndBack(t *testing.T) {
+func TestQuestionsAreAnsweredByTheAllocator(t *testing.T) {
 	run(t, []string{"a"}, func(w *world) {
 		require.False(t, w.client.Ask("early"), "asked without a session")
 		w.serve("a", nil)
@@ -582,7 +582,7 @@ func TestQuestionsGoToTheAllocatorAndBack(t *testing.T) {
 	})
 }
 
-func TestQuestionFailsWithTheStreamItWasAskedOn(t *testing.T) {
+func TestQuestionFailsWithItsStream(t *testing.T) {
 	run(t, []string{"a"}, func(w *world) {
 		w.serve("a", nil)
 		p := w.joined()
@@ -599,7 +599,7 @@ func TestQuestionFailsWithTheStreamItWasAskedOn(t *testing.T) {
 	})
 }
 
-func TestGoodbyeIsTheLastWord(t *testing.T) {
+func TestGoodbyeIsTheLastMessage(t *testing.T) {
 	run(t, []string{"a"}, func(w *world) {
 		w.serve("a", nil)
 		p := w.joined(route("one", "10.0.0.1"))
@@ -619,7 +619,7 @@ func TestGoodbyeIsTheLastWord(t *testing.T) {
 }
 
 // A router that ends while nobody leads must not keep what was released waiting for max-stale.
-func TestGoodbyeIsSaidToTheLeaderThatFollows(t *testing.T) {
+func TestGoodbyeIsSentToTheNextLeader(t *testing.T) {
 	for name, between := range map[string]func(w *world){
 		"nothing answers": func(*world) { time.Sleep(3 * time.Second) },
 		"black holes":     func(w *world) { w.blackHole("a"); time.Sleep(3 * time.Second) },
@@ -652,7 +652,7 @@ func TestGoodbyeIsSaidToTheLeaderThatFollows(t *testing.T) {
 					w.serve("a", nil)
 					began := w.now()
 					p, join, _ := w.accept()
-					require.Equal(t, instance, join.GetInstanceId())
+					require.Equal(t, routerID, join.GetInstanceId())
 					require.NotNil(t, p.next().GetGoodbye())
 					_, err := p.Recv()
 					require.ErrorIs(t, err, io.EOF)
@@ -667,7 +667,7 @@ func TestGoodbyeIsSaidToTheLeaderThatFollows(t *testing.T) {
 }
 
 // A leader of another journal would hand out no pod until this router had expired.
-func TestARouterThatIsLeavingJoinsWithoutServing(t *testing.T) {
+func TestStoppingRouterJoinsAsNotServing(t *testing.T) {
 	for name, leaves := range map[string]bool{"it goes on": false, "it leaves": true} {
 		t.Run(name, func(t *testing.T) {
 			run(t, []string{"a"}, func(w *world) {
@@ -693,7 +693,7 @@ func TestARouterThatIsLeavingJoinsWithoutServing(t *testing.T) {
 	}
 }
 
-func TestARouterThatCannotSayGoodbyeEndsInTime(t *testing.T) {
+func TestRouterEndsInTimeWithoutGoodbye(t *testing.T) {
 	for name, c := range map[string]struct {
 		leave func(w *world)
 		// waits: until it has no more time.
@@ -701,7 +701,7 @@ func TestARouterThatCannotSayGoodbyeEndsInTime(t *testing.T) {
 	}{
 		"no leader":             {func(*world) {}, true},
 		"a leader that hangs":   {func(w *world) { w.serve("a", nil) }, true},
-		"an answer is not read": {func(w *world) { w.answers.give() }, false},
+		"an answer is not read": {func(w *world) { w.admissions.give() }, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			run(t, []string{"a"}, func(w *world) {
@@ -738,7 +738,7 @@ func TestARouterThatCannotSayGoodbyeEndsInTime(t *testing.T) {
 	})
 }
 
-func TestGoodbyeComesAfterJoinAlsoWhenItIsEarly(t *testing.T) {
+func TestEarlyGoodbyeFollowsJoin(t *testing.T) {
 	run(t, []string{"a"}, func(w *world) {
 		w.stop()
 		w.serve("a", nil)
@@ -756,7 +756,7 @@ func TestGoodbyeComesAfterJoinAlsoWhenItIsEarly(t *testing.T) {
 	})
 }
 
-func TestStopDoesNotWaitForAnAllocatorThatDoesNotAnswer(t *testing.T) {
+func TestStopDoesNotWaitForASilentAllocator(t *testing.T) {
 	for name, prepare := range map[string]func(*world){
 		"connecting": func(w *world) { w.blackHole("a") },
 		"pausing":    func(*world) {},
@@ -786,7 +786,7 @@ func TestStopDoesNotWaitForAnAllocatorThatDoesNotAnswer(t *testing.T) {
 	}
 }
 
-func TestMessagesThatMakeNoSenseEndTheSessionOnly(t *testing.T) {
+func TestInvalidMessagesEndOnlyTheStream(t *testing.T) {
 	bad := func(r *controlv1.Route) []*controlv1.AllocatorMessage {
 		return []*controlv1.AllocatorMessage{push(r), snapshot(true, r), {Message: &controlv1.AllocatorMessage_Resolved{
 			Resolved: &controlv1.Resolved{SandboxId: "bad", Answer: &controlv1.Resolved_Route{Route: r}},
@@ -824,7 +824,7 @@ func TestMessagesThatMakeNoSenseEndTheSessionOnly(t *testing.T) {
 	}
 }
 
-func TestNothingButASnapshotComesFirst(t *testing.T) {
+func TestFirstMessageMustBeASnapshot(t *testing.T) {
 	for name, m := range map[string]*controlv1.AllocatorMessage{
 		"route":   push(route("bad", "10.0.0.1")),
 		"release": release("one"),
@@ -844,7 +844,7 @@ func TestNothingButASnapshotComesFirst(t *testing.T) {
 	}
 }
 
-func TestMissingMessageEndsTheSessionUnacknowledged(t *testing.T) {
+func TestMissingMessageEndsTheStreamUnacknowledged(t *testing.T) {
 	for _, sequence := range []uint64{1, 3, 4} {
 		run(t, []string{"a"}, func(w *world) {
 			w.serve("a", nil)
@@ -862,7 +862,7 @@ func TestMissingMessageEndsTheSessionUnacknowledged(t *testing.T) {
 	}
 }
 
-func TestUnknownKindsOfMessagesAreIgnored(t *testing.T) {
+func TestUnknownMessageKindsAreIgnored(t *testing.T) {
 	run(t, []string{"a"}, func(w *world) {
 		w.serve("a", nil)
 		p := w.joined(route("one", "10.0.0.1"))
@@ -872,7 +872,7 @@ func TestUnknownKindsOfMessagesAreIgnored(t *testing.T) {
 	})
 }
 
-func TestRouteWithoutADefaultPortIsTaken(t *testing.T) {
+func TestRouteWithoutDefaultPortIsAccepted(t *testing.T) {
 	run(t, []string{"a"}, func(w *world) {
 		w.serve("a", nil)
 		w.joined(&controlv1.Route{SandboxId: "one", PodIp: "10.0.0.1"})
@@ -908,7 +908,7 @@ func TestPortsOfARouteReachTheCache(t *testing.T) {
 }
 
 // The allocator has waited for nothing of what this router knows.
-func TestARouterThatWasDeclaredDeadServesNothingAndEnds(t *testing.T) {
+func TestDeclaredDeadRouterServesNothingAndEnds(t *testing.T) {
 	run(t, []string{"a"}, func(w *world) {
 		w.serve("a", nil)
 		p := w.joined(route("one", "10.0.0.1"))
@@ -926,7 +926,7 @@ func TestARouterThatWasDeclaredDeadServesNothingAndEnds(t *testing.T) {
 }
 
 // A proxy in between, or a server that is not an allocator, says such things.
-func TestARouterThatIsSentAwayInAnyOtherWayGoesOnAndTriesAgain(t *testing.T) {
+func TestRouterRetriesAfterAnyOtherRefusal(t *testing.T) {
 	other, err := status.New(codes.NotFound, "declared dead").WithDetails(&errdetails.ErrorInfo{Domain: "example.com", Reason: controlv1.ReasonDeclaredDead})
 	require.NoError(t, err)
 	run(t, []string{"a"}, func(w *world) {
@@ -949,9 +949,9 @@ func TestARouterThatIsSentAwayInAnyOtherWayGoesOnAndTriesAgain(t *testing.T) {
 	})
 }
 
-func TestOptionsNameWhatIsMissing(t *testing.T) {
+func TestMissingOptionsAreNamed(t *testing.T) {
 	_, err := controlclient.New(controlclient.Options{Allocators: []string{"a:1", ""}})
-	for _, name := range []string{"Allocators", "InstanceID", "Cache", "Activity", "Probe", "Dial", "Now", "Log", "MaxStale"} {
+	for _, name := range []string{"Allocators", "RouterID", "Cache", "Activity", "Probe", "Dial", "Now", "Log", "MaxStale"} {
 		require.ErrorContains(t, err, "Options."+name)
 	}
 }

@@ -74,7 +74,7 @@ func trace(t *testing.T, f func(w *world, tracker *lastactive.Tracker, e *envoy,
 	runWith(t, []string{"a"}, func(w *world) controlclient.Activity {
 		w.began = time.Now().Add(-time.Hour) // the clock of a machine is never at 0
 		var err error
-		tracker, err = lastactive.New(lastactive.Options{Now: w.now, Window: idleWindow, Look: e.look})
+		tracker, err = lastactive.New(lastactive.Options{Now: w.now, ConnectWindow: idleWindow, Look: e.look})
 		require.NoError(t, err)
 		return tracker
 	}, func(w *world) {
@@ -133,7 +133,7 @@ func byID(activities []*controlv1.Activity) map[string]*controlv1.Activity {
 
 // Envoy may have been stopped before it read an answer, for as long as it takes. Verdicts
 // on other sandboxes do not wait for that.
-func TestAnUnreadAnswerConcernsItsOwnSandboxOnly(t *testing.T) {
+func TestUnreadAnswerKeepsOnlyItsSandboxInUse(t *testing.T) {
 	trace(t, func(w *world, tracker *lastactive.Tracker, _ *envoy, p *peer) {
 		unread := use(t, tracker, "unread", 1)
 		defer unread.Read()
@@ -154,7 +154,7 @@ func TestAnUnreadAnswerConcernsItsOwnSandboxOnly(t *testing.T) {
 
 // A look that had begun before the question may be of a moment before the request was
 // admitted.
-func TestAQuestionRestsOnLooksThatBeginAfterIt(t *testing.T) {
+func TestQuiescedRestsOnLooksAfterTheQuestion(t *testing.T) {
 	trace(t, func(_ *world, tracker *lastactive.Tracker, e *envoy, p *peer) {
 		e.is(func() { e.takes = 20 * time.Millisecond })
 		p.pause(3 * time.Second)
@@ -178,7 +178,7 @@ func TestAQuestionRestsOnLooksThatBeginAfterIt(t *testing.T) {
 	})
 }
 
-func TestABlindRouterSaysSoUntilALookSucceeds(t *testing.T) {
+func TestLookErrorIsReportedUntilALookSucceeds(t *testing.T) {
 	trace(t, func(w *world, tracker *lastactive.Tracker, e *envoy, p *peer) {
 		use(t, tracker, "idle", 1).Read()
 		p.pause(10 * time.Second)
@@ -211,7 +211,7 @@ func TestABlindRouterSaysSoUntilALookSucceeds(t *testing.T) {
 }
 
 // Looks that hang do not keep the leader waiting for longer than it holds requests.
-func TestAQuestionIsAnsweredInTimeWhileALookHangs(t *testing.T) {
+func TestQuiescedIsInTimeWhileALookHangs(t *testing.T) {
 	trace(t, func(w *world, _ *lastactive.Tracker, e *envoy, p *peer) {
 		e.is(func() { e.takes = 2 * time.Second })
 		p.pause(2 * time.Second)
@@ -222,7 +222,7 @@ func TestAQuestionIsAnsweredInTimeWhileALookHangs(t *testing.T) {
 	})
 }
 
-func TestTheLastMessageIsALookThatBeganAfterTheEnd(t *testing.T) {
+func TestFinalReportRestsOnALookAfterTheStop(t *testing.T) {
 	for name, fails := range map[string]error{"it succeeds": nil, "it fails": errors.New("Envoy does not answer")} {
 		t.Run(name, func(t *testing.T) {
 			trace(t, func(_ *world, tracker *lastactive.Tracker, e *envoy, p *peer) {
@@ -256,7 +256,7 @@ func TestTheLastMessageIsALookThatBeganAfterTheEnd(t *testing.T) {
 
 // The route may have been dropped, or this router may be a successor of the one that
 // admitted the request.
-func TestWhatIsOpenAtAnUnknownAddressIsReportedAndFound(t *testing.T) {
+func TestOpenUnknownAddressIsReportedAndFound(t *testing.T) {
 	trace(t, func(_ *world, _ *lastactive.Tracker, e *envoy, p *peer) {
 		e.is(func() { e.hosts[look.Host{AddrPort: at(9)}] = look.Counts{Open: 1, Entries: 1} })
 		p.pause(3 * time.Second)

@@ -39,7 +39,7 @@ func probe(id string, port uint32) *controlv1.AllocatorMessage {
 	return &controlv1.AllocatorMessage{Message: &controlv1.AllocatorMessage_Probe{Probe: &controlv1.Probe{SandboxId: id, PodIp: "::ffff:10.0.0.1", Port: port, Path: "/busy"}}}
 }
 
-func TestBytesAMinuteOfARouteReachTheCache(t *testing.T) {
+func TestMinBytesOfARouteReachTheCache(t *testing.T) {
 	run(t, []string{"a"}, func(w *world) {
 		w.serve("a", nil)
 		r := route("one", "10.0.0.1")
@@ -49,7 +49,7 @@ func TestBytesAMinuteOfARouteReachTheCache(t *testing.T) {
 	})
 }
 
-func TestAQuiesceIsAnsweredAfterItTookEffect(t *testing.T) {
+func TestQuiescedFollowsTheEffectInTheCache(t *testing.T) {
 	run(t, []string{"a"}, func(w *world) {
 		w.serve("a", nil)
 		w.activity.ask = func(_ context.Context, questions []lastactive.Question) ([]lastactive.Activity, error) {
@@ -95,7 +95,7 @@ func TestAQuiesceIsAnsweredAfterItTookEffect(t *testing.T) {
 
 // The release may be durable already. So nothing but a leader's word ends the wait,
 // however long there is no leader.
-func TestASandboxInQuestionWaitsForTheNextLeader(t *testing.T) {
+func TestQuiesceOutlastsTheLeader(t *testing.T) {
 	run(t, []string{"a"}, func(w *world) {
 		var outage atomic.Bool
 		w.serve("a", func(p *peer) error {
@@ -134,7 +134,7 @@ func TestASandboxInQuestionWaitsForTheNextLeader(t *testing.T) {
 	})
 }
 
-func TestARouterThatCannotTellSaysSoInAQuiesced(t *testing.T) {
+func TestQuiescedNamesTheLookError(t *testing.T) {
 	for name, c := range map[string]struct {
 		ask  func(context.Context, []lastactive.Question) ([]lastactive.Activity, error)
 		says string
@@ -169,7 +169,7 @@ func TestARouterThatCannotTellSaysSoInAQuiesced(t *testing.T) {
 }
 
 // Envoy may take long to answer, and what comes on the stream must take effect meanwhile.
-func TestALookHoldsUpNothingOnTheStream(t *testing.T) {
+func TestLookDoesNotBlockTheStream(t *testing.T) {
 	run(t, []string{"a"}, func(w *world) {
 		w.serve("a", nil)
 		looking, let := make(chan uint64, 10), make(chan struct{})
@@ -203,7 +203,7 @@ func TestALookHoldsUpNothingOnTheStream(t *testing.T) {
 	})
 }
 
-func TestAQuiesceForWhichThereIsNoRoomIsNotAnswered(t *testing.T) {
+func TestQuiesceWithoutRoomIsNotAnswered(t *testing.T) {
 	run(t, []string{"a"}, func(w *world) {
 		w.serve("a", nil)
 		p := w.joined(route("one", "10.0.0.1"))
@@ -218,7 +218,7 @@ func TestAQuiesceForWhichThereIsNoRoomIsNotAnswered(t *testing.T) {
 	})
 }
 
-func TestASnapshotIsFollowedByAReportOfEverythingInParts(t *testing.T) {
+func TestFullReportFollowsASnapshotInParts(t *testing.T) {
 	run(t, []string{"a"}, func(w *world) {
 		w.serve("a", nil)
 		w.activity.all = lastactive.Report{Gateway: "envoy-1"}
@@ -241,10 +241,10 @@ func TestASnapshotIsFollowedByAReportOfEverythingInParts(t *testing.T) {
 }
 
 // The first look may take a while. What is remembered is reported all the same.
-func TestARouterThatHasNotLookedYetReportsThatItCannotTell(t *testing.T) {
+func TestReportBeforeTheFirstLookNamesAnError(t *testing.T) {
 	run(t, []string{"a"}, func(w *world) {
 		w.serve("a", nil)
-		w.activity.all = lastactive.Report{Blind: "no look yet", Activities: []lastactive.Activity{{ID: "one", Kind: activity.Unknown}}}
+		w.activity.all = lastactive.Report{LookError: "no look yet", Activities: []lastactive.Activity{{ID: "one", Kind: activity.Unknown}}}
 		p := w.joined(route("one", "10.0.0.1"))
 		r := p.report()
 		require.Equal(t, "no look yet", r.GetBlind())
@@ -281,7 +281,7 @@ func TestEveryLookIsReported(t *testing.T) {
 		r = p.report()
 		require.Empty(t, r.GetActivities())
 		require.Equal(t, "envoy-1", r.GetGateway(), "also a look that shows nothing is one")
-		w.activity.look(lastactive.Report{Blind: "Envoy does not answer"})
+		w.activity.look(lastactive.Report{LookError: "Envoy does not answer"})
 		r = p.report()
 		require.Equal(t, "Envoy does not answer", r.GetBlind())
 		require.Zero(t, r.GetNonce())
@@ -289,7 +289,7 @@ func TestEveryLookIsReported(t *testing.T) {
 }
 
 // 0 means that it is in use and may go on without this router.
-func TestWhatEndedAMomentAgoIsNotReportedAsInUse(t *testing.T) {
+func TestJustEndedUseIsNotReportedAsOpen(t *testing.T) {
 	run(t, []string{"a"}, func(w *world) {
 		w.serve("a", nil)
 		p := w.joined()
@@ -302,7 +302,7 @@ func TestWhatEndedAMomentAgoIsNotReportedAsInUse(t *testing.T) {
 	})
 }
 
-func TestAReportNamesTheNewestPongBeforeItsLook(t *testing.T) {
+func TestReportNamesNewestPongBeforeItsLook(t *testing.T) {
 	run(t, []string{"a"}, func(w *world) {
 		w.serve("a", nil)
 		p := w.joined() // with a pong
@@ -338,10 +338,10 @@ func TestAReportNamesTheNewestPongBeforeItsLook(t *testing.T) {
 	})
 }
 
-func TestGoodbyeFollowsALastLook(t *testing.T) {
+func TestGoodbyeFollowsAFinalLook(t *testing.T) {
 	for name, c := range map[string]struct {
-		blind  string
-		looked bool
+		lookError string
+		looked    bool
 	}{"it succeeds": {"", true}, "it fails": {"Envoy does not answer", false}} {
 		t.Run(name, func(t *testing.T) {
 			run(t, []string{"a"}, func(w *world) {
@@ -350,7 +350,7 @@ func TestGoodbyeFollowsALastLook(t *testing.T) {
 				require.NotNil(t, p.report())
 				w.activity.all = lastactive.Report{Activities: []lastactive.Activity{{ID: "was reported"}}}
 				w.activity.last = func(context.Context) lastactive.Report {
-					r := lastactive.Report{Activities: []lastactive.Activity{{ID: "one"}}, Blind: c.blind}
+					r := lastactive.Report{Activities: []lastactive.Activity{{ID: "one"}}, LookError: c.lookError}
 					if c.looked {
 						r.Gateway = "envoy-1"
 					}
@@ -358,7 +358,7 @@ func TestGoodbyeFollowsALastLook(t *testing.T) {
 				}
 				w.stop()
 				r := p.any().GetReport()
-				require.Equal(t, c.blind, r.GetBlind())
+				require.Equal(t, c.lookError, r.GetBlind())
 				require.Equal(t, c.looked, r.GetGateway() != "")
 				require.Len(t, r.GetActivities(), 1)
 				require.Equal(t, "one", r.GetActivities()[0].GetSandboxId())
@@ -372,7 +372,7 @@ func TestGoodbyeFollowsALastLook(t *testing.T) {
 }
 
 // A leader that has just begun to lead knows nothing of what was in use before.
-func TestGoodbyeBeforeAnyReportHasEverything(t *testing.T) {
+func TestGoodbyeWithoutEarlierReportHasEverything(t *testing.T) {
 	run(t, []string{"a"}, func(w *world) {
 		w.serve("a", nil)
 		w.joined(route("one", "10.0.0.1")).end <- nil
@@ -390,13 +390,13 @@ func TestGoodbyeBeforeAnyReportHasEverything(t *testing.T) {
 }
 
 // An Envoy that does not answer must not keep the router from saying Goodbye.
-func TestALastLookThatTakesTooLongIsGivenUp(t *testing.T) {
+func TestSlowFinalLookIsGivenUp(t *testing.T) {
 	run(t, []string{"a"}, func(w *world) {
 		w.serve("a", nil)
 		p := w.joined(route("one", "10.0.0.1"))
 		w.activity.last = func(ctx context.Context) lastactive.Report {
 			<-ctx.Done()
-			return lastactive.Report{Blind: "no look in time"}
+			return lastactive.Report{LookError: "no look in time"}
 		}
 		began := w.now()
 		w.stop()
@@ -409,7 +409,7 @@ func TestALastLookThatTakesTooLongIsGivenUp(t *testing.T) {
 	})
 }
 
-func TestAProbeIsAnsweredWithWhatThePodSays(t *testing.T) {
+func TestProbeAnswersWithThePodsState(t *testing.T) {
 	run(t, []string{"a"}, func(w *world) {
 		w.serve("a", nil)
 		p := w.joined()
@@ -468,7 +468,7 @@ func TestProbesAreBounded(t *testing.T) {
 }
 
 // Connections to them may be open that another router has opened.
-func TestRoutesWhoseBytesCountAreExpected(t *testing.T) {
+func TestRoutesWithMinBytesAreExpected(t *testing.T) {
 	run(t, []string{"a"}, func(w *world) {
 		w.serve("a", nil)
 		one, two := route("one", "10.0.0.1"), route("two", "10.0.0.2")

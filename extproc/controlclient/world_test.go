@@ -26,26 +26,26 @@ import (
 )
 
 const (
-	instance  = "router-0123456789abcdef"
-	maxStale  = 15 * time.Minute
-	pingEvery = time.Second
+	routerID     = "router-0123456789abcdef"
+	maxStale     = 15 * time.Minute
+	pingInterval = time.Second
 )
 
-// world is a link in a synctest bubble, and the allocators that it may reach.
+// world is a client in a synctest bubble, and the allocators that it may reach.
 // Its time is the bubble's: it passes when everybody waits.
 type world struct {
-	t        *testing.T
-	began    time.Time
-	client   *controlclient.Client
-	cache    *recorder
-	activity *tracker
-	probe    func(context.Context, netip.AddrPort, string) bool
-	answers  *answers
-	dead     *neighbours
-	begin    func()             // starts Run, unless it has been started
-	stop     context.CancelFunc // ends the context of Run
-	giveUp   context.CancelFunc // ends the time for a Goodbye
-	ended    chan error         // the result of Run
+	t          *testing.T
+	began      time.Time
+	client     *controlclient.Client
+	cache      *recorder
+	activity   *tracker
+	probe      func(context.Context, netip.AddrPort, string) bool
+	admissions *admissions
+	dead       *deadRouters
+	begin      func()             // starts Run, unless it has been started
+	stop       context.CancelFunc // ends the context of Run
+	giveUp     context.CancelFunc // ends the time for a Goodbye
+	ended      chan error         // the result of Run
 
 	mu      sync.Mutex
 	servers map[string]*bufconn.Listener // nil: a black hole
@@ -53,7 +53,7 @@ type world struct {
 	dialled []string
 
 	grpc    []*grpc.Server
-	streams chan *peer // opened by the link
+	streams chan *peer // opened by the client
 }
 
 // recorder is a route cache that notes what it is told, and when.
@@ -129,7 +129,7 @@ func (r *recorder) Disconnected() {
 type tracker struct {
 	r      *recorder
 	looked chan struct{}
-	// ask and last, if they are there, are Ask and Last.
+	// ask and last, if they are there, are Ask and FinalReport.
 	ask  func(context.Context, []lastactive.Question) ([]lastactive.Activity, error)
 	last func(context.Context) lastactive.Report
 
@@ -146,7 +146,7 @@ func (a *tracker) look(r lastactive.Report) {
 	a.looked <- struct{}{}
 }
 
-func (a *tracker) Looked() <-chan struct{} { return a.looked }
+func (a *tracker) LookDone() <-chan struct{} { return a.looked }
 
 func (a *tracker) Report(all bool) lastactive.Report {
 	a.mu.Lock()
@@ -167,7 +167,7 @@ func (a *tracker) Ask(ctx context.Context, questions []lastactive.Question) ([]l
 	return a.ask(ctx, questions)
 }
 
-func (a *tracker) Last(ctx context.Context) lastactive.Report {
+func (a *tracker) FinalReport(ctx context.Context) lastactive.Report {
 	if a.last == nil {
 		return lastactive.Report{Gateway: "envoy-1"}
 	}
@@ -189,64 +189,64 @@ func (a *tracker) Retain(keep func(id string) bool) {
 	}
 }
 
-// answers are read when the test says so.
-type answers struct {
-	mu     sync.Mutex
-	unread int
-	passed []func()
+// admissions are read when the test calls read.
+type admissions struct {
+	mu      sync.Mutex
+	unread  int
+	drained []func()
 }
 
-func (a *answers) give() {
+func (a *admissions) give() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.unread++
 }
 
-func (a *answers) read() {
+func (a *admissions) read() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.unread = 0
-	for _, passed := range a.passed {
-		passed()
+	for _, drained := range a.drained {
+		drained()
 	}
-	a.passed = nil
+	a.drained = nil
 }
 
-func (a *answers) Barrier(passed func()) {
+func (a *admissions) Barrier(drained func()) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.unread > 0 {
-		a.passed = append(a.passed, passed)
+		a.drained = append(a.drained, drained)
 	} else {
-		passed()
+		drained()
 	}
 }
 
-func (a *answers) Unread() int {
+func (a *admissions) Unread() int {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.unread
 }
 
-// neighbours are dead when the test says so.
-type neighbours struct {
+// deadRouters are dead when the test says so.
+type deadRouters struct {
 	mu   sync.Mutex
 	dead []string
 }
 
-func (n *neighbours) die(id string) {
+func (n *deadRouters) die(id string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.dead = append(n.dead, id)
 }
 
-func (n *neighbours) Dead() []string {
+func (n *deadRouters) Dead() []string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return slices.Clone(n.dead)
 }
 
-func (n *neighbours) Forget(ids []string) error {
+func (n *deadRouters) Forget(ids []string) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.dead = slices.DeleteFunc(n.dead, func(id string) bool { return slices.Contains(ids, id) })
@@ -272,8 +272,8 @@ func (resolve) Build(target resolver.Target, conn resolver.ClientConn, _ resolve
 func (resolve) ResolveNow(resolver.ResolveNowOptions) {}
 func (resolve) Close()                                {}
 
-// run runs f in a bubble with a link to these allocators, none of which is there
-// yet. The link begins when f waits for it, not before: what f makes ahead of that
+// run runs f in a bubble with a client of these allocators, none of which is there
+// yet. The client starts when f waits for it, not before: what f makes ahead of that
 // is there for the first attempt.
 func run(t *testing.T, allocators []string, f func(*world)) {
 	t.Helper()
@@ -297,10 +297,10 @@ func runWith(t *testing.T, allocators []string, activityOf func(*world) controlc
 		require.NoError(t, err)
 		w.cache = &recorder{Cache: cache}
 		used := activityOf(w)
-		w.answers, w.dead = &answers{}, &neighbours{}
+		w.admissions, w.dead = &admissions{}, &deadRouters{}
 		o := controlclient.Options{
-			InstanceID: instance, MaxStale: maxStale, PingEvery: pingEvery,
-			Cache: w.cache, Activity: used, Answers: w.answers, Neighbours: w.dead, Now: w.now, Log: zap.NewNop(),
+			RouterID: routerID, MaxStale: maxStale, PingInterval: pingInterval,
+			Cache: w.cache, Activity: used, Admissions: w.admissions, DeadRouters: w.dead, Now: w.now, Log: zap.NewNop(),
 			Probe: func(ctx context.Context, addr netip.AddrPort, path string) bool {
 				return w.probe(ctx, addr, path)
 			},
@@ -452,7 +452,7 @@ func (w *world) play(p *peer) error {
 	}
 }
 
-// accept waits for the link to open a stream and to say Join and Ping on it.
+// accept waits for the client to open a stream and send Join and Ping on it.
 func (w *world) accept() (p *peer, join *controlv1.Join, nonce uint64) {
 	w.t.Helper()
 	w.begin()

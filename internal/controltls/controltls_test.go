@@ -89,7 +89,7 @@ func router(t *testing.T, d string) credentials.TransportCredentials {
 	return c
 }
 
-func TestOnlyTheTwoRolesOfOneAuthorityTalkToEachOther(t *testing.T) {
+func TestOnlyTheTwoRolesOfOneAuthorityConnect(t *testing.T) {
 	ours, others := authority(t), authority(t)
 	address := serve(t, dir(t, ours, AllocatorName))
 	require.NoError(t, ask(t, address, router(t, dir(t, ours, RouterName))))
@@ -128,7 +128,7 @@ func TestOlderVersionsOfTLSAreRefused(t *testing.T) {
 }
 
 // The same authority may serve other workloads, with certificates for both uses.
-func TestACertificateForBothUsesAndAnotherNameIsRefused(t *testing.T) {
+func TestCertificateForAnotherNameIsRefused(t *testing.T) {
 	a := authority(t)
 	template, err := certificate("somebody.berth.sh", time.Now())
 	require.NoError(t, err)
@@ -151,7 +151,7 @@ func TestACertificateForBothUsesAndAnotherNameIsRefused(t *testing.T) {
 	require.ErrorContains(t, err, AllocatorName)
 }
 
-func TestAReplacedCertificateIsUsedFromTheNextConnectionOn(t *testing.T) {
+func TestReplacedCertificateIsUsedForNewConnections(t *testing.T) {
 	before, after := authority(t), authority(t)
 	allocator, routers := dir(t, before, AllocatorName), dir(t, before, RouterName)
 	address := serve(t, allocator)
@@ -169,7 +169,7 @@ func TestAReplacedCertificateIsUsedFromTheNextConnectionOn(t *testing.T) {
 	}
 }
 
-func TestFilesThatCannotBeUsedAreNamed(t *testing.T) {
+func TestUnusableFilesAreNamed(t *testing.T) {
 	for name, c := range map[string]struct {
 		spoil func(d string) error
 		want  string
@@ -194,7 +194,7 @@ func TestFilesThatCannotBeUsedAreNamed(t *testing.T) {
 	}
 }
 
-func TestCertificatesAreKeptUntilHalfOfTheirTimeIsOver(t *testing.T) {
+func TestCertificatesAreKeptForHalfTheirValidity(t *testing.T) {
 	now := time.Now()
 	a, err := NewAuthority(now)
 	require.NoError(t, err)

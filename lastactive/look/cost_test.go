@@ -33,7 +33,7 @@ func BenchmarkCostOfLooks(b *testing.B) {
 	reader, _ := reader(b, g.socket())
 	var took []time.Duration
 	tracker, err := lastactive.New(lastactive.Options{
-		Window: 5 * time.Second, Now: bootclock.Now,
+		ConnectWindow: 5 * time.Second, Now: bootclock.Now,
 		Look: func(ctx context.Context) (look.Look, error) {
 			began := time.Now()
 			l, err := reader.Look(ctx)
@@ -67,7 +67,7 @@ func BenchmarkCostOfLooks(b *testing.B) {
 						select {
 						case <-ctx.Done():
 							return
-						case <-tracker.Looked():
+						case <-tracker.LookDone():
 							tracker.Report(false)
 						}
 					}

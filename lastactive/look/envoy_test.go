@@ -210,7 +210,7 @@ func (g *gateway) shows(r *look.Reader, want map[netip.AddrPort]int) {
 	}, time.Minute, 20*time.Millisecond, "want %v, got %v", want, &got)
 }
 
-func TestEnvoyShowsWhatIsOpenUntilItEnds(t *testing.T) {
+func TestEnvoyShowsOpenRequestsUntilTheyEnd(t *testing.T) {
 	g := startGateway(t)
 	r, _ := reader(t, g.socket())
 	pod, second := g.pod(), g.pod()
@@ -271,7 +271,7 @@ func (g *gateway) unreachable() netip.AddrPort {
 	return at
 }
 
-func TestStoppedEnvoyCannotBeLookedAt(t *testing.T) {
+func TestStoppedEnvoyIsNoLook(t *testing.T) {
 	g := startGateway(t)
 	r, _ := reader(t, g.socket())
 	pod := g.pod()
@@ -283,13 +283,13 @@ func TestStoppedEnvoyCannotBeLookedAt(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 		_, err := r.Look(ctx)
 		cancel()
-		require.ErrorContains(t, err, "no answer of Envoy")
+		require.ErrorContains(t, err, "Envoy did not answer")
 	}
 	require.NoError(t, g.envoy.Signal(syscall.SIGCONT))
 	g.shows(r, map[netip.AddrPort]int{pod: 1})
 }
 
-func TestKilledEnvoyHasNothingOpenAndItsSuccessorIsNew(t *testing.T) {
+func TestKilledEnvoyHasNothingOpen(t *testing.T) {
 	g := startGateway(t)
 	r, connections := reader(t, g.socket())
 	pod := g.pod()
@@ -318,7 +318,7 @@ func TestKilledEnvoyHasNothingOpenAndItsSuccessorIsNew(t *testing.T) {
 }
 
 // A stopped Envoy keeps its connections, and another one takes its socket.
-func TestSuccessorOfAStoppedEnvoyIsLookedAt(t *testing.T) {
+func TestSuccessorOfAStoppedEnvoyIsRead(t *testing.T) {
 	g := startGateway(t)
 	r, _ := reader(t, g.socket())
 	g.shows(r, map[netip.AddrPort]int{})

@@ -1,20 +1,3 @@
-// Package look asks Envoy what it holds open: one read of the page /clusters on its admin
-// socket. The page counts the requests that are in progress at each host, or wait for a
-// connection to it.
-//
-// A look is trusted only if
-//
-//   - Envoy has answered 200 with a whole body within 2 s, and both clusters of pods are
-//     in it;
-//   - the same Envoy process was there before and after it. The process is named by the
-//     socket file it has made: an Envoy removes the file that it finds and binds another,
-//     and the one before has ended by then;
-//   - it is not the first at that process. The one before may have been the last that
-//     knew of other requests, so whoever looks learns of the change first.
-//
-// If the socket refuses connections and Envoy has no connection to the router any more,
-// Envoy has ended, and nothing is open at it: that is a look, too. Envoy listens on the
-// socket for as long as it lives.
 package look
 
 import (
@@ -36,20 +19,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Most is how long a look may take.
-const Most = 2 * time.Second
+// MaxDuration bounds one look.
+const MaxDuration = 2 * time.Second
 
-// clusters are those whose hosts are pods, as their lines begin: HTTP/1.1 and 2.
+// clusters are the prefixes of the lines about pods: the HTTP/1.1 and the HTTP/2 cluster.
 var clusters = [2]string{"pods_h1::", "pods_h2::"}
 
-// Host is an address and port in one of the clusters.
+// Host is an address and port in one of the two clusters.
 type Host struct {
 	netip.AddrPort
 	HTTP2 bool
 }
 
-// Counts are what Envoy says of a host, all its entries together: each of Envoy's threads
-// can have made one.
+// Counts are the sums over all entries of one host. Each thread of Envoy can create an entry
+// of its own.
 type Counts struct {
 	Open    int // requests in progress, or waiting for a connection
 	Entries int
@@ -57,35 +40,35 @@ type Counts struct {
 
 // Look is what Envoy held open.
 type Look struct {
-	// Gateway names the place of this Envoy, and of those that follow it there, by 128
-	// characters at most, in the same way for all readers.
+	// Gateway names this gateway in at most 128 characters. It is the same for all readers of
+	// one socket path and for all Envoys that replace one another there.
 	Gateway string
-	// Hosts are those that Envoy has listed; nil: it has ended.
+	// Hosts are the hosts that Envoy lists. nil: Envoy has ended.
 	Hosts map[Host]Counts
 }
 
-// Reader looks at the Envoy behind one socket.
+// Reader looks at the Envoy behind one admin socket.
 type Reader struct {
 	socket      string
 	connections func() int
-	boot        []byte      // of the machine
-	known       unix.Stat_t // of the process that was looked at last
+	bootID      []byte
+	lastEnvoy   unix.Stat_t // the process of the last look
 }
 
-// New returns a Reader of an admin socket that has not looked yet. connections is how many
-// of Envoy's connections the router has.
+// New returns a Reader of an admin socket that has not looked yet. connections returns how
+// many connections Envoy has to the router.
 func New(socket string, connections func() int) (*Reader, error) {
-	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	bootID, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
 		return nil, fmt.Errorf("look: %w", err)
 	}
-	return &Reader{socket: socket, connections: connections, boot: bytes.TrimSpace(boot)}, nil
+	return &Reader{socket: socket, connections: connections, bootID: bytes.TrimSpace(bootID)}, nil
 }
 
-// Look asks Envoy. An error says in a few words why it cannot be told what is open. One
-// look at a time.
+// Look asks Envoy. The error says in a few words why the look is not good. Look must not be
+// called concurrently.
 func (r *Reader) Look(ctx context.Context) (Look, error) {
-	ctx, cancel := context.WithTimeout(ctx, Most)
+	ctx, cancel := context.WithTimeout(ctx, MaxDuration)
 	defer cancel()
 	envoy, gateway, err := r.process()
 	if err != nil {
@@ -100,18 +83,19 @@ func (r *Reader) Look(ctx context.Context) (Look, error) {
 	case errors.Is(err, syscall.ECONNREFUSED):
 		return Look{}, errors.New("the admin socket of Envoy refuses connections")
 	case ctx.Err() != nil:
-		return Look{}, errors.New("no answer of Envoy in time")
+		return Look{}, errors.New("Envoy did not answer in time")
 	case err != nil:
 		return Look{}, err
 	}
-	if r.known != envoy {
-		r.known = envoy
+	if r.lastEnvoy != envoy {
+		r.lastEnvoy = envoy
 		return Look{}, errors.New("this was the first look at this Envoy")
 	}
 	return Look{gateway, hosts}, nil
 }
 
-// process names the Envoy that has made the socket file, and the directory of that.
+// process identifies the Envoy that has bound the socket file, and the gateway by the
+// directory of that file.
 func (r *Reader) process() (envoy unix.Stat_t, gateway string, err error) {
 	var dir unix.Stat_t
 	if err = unix.Stat(r.socket, &envoy); err == nil {
@@ -120,7 +104,8 @@ func (r *Reader) process() (envoy unix.Stat_t, gateway string, err error) {
 	if err != nil {
 		return envoy, "", fmt.Errorf("no admin socket of Envoy: %w", err)
 	}
-	return unix.Stat_t{Dev: envoy.Dev, Ino: envoy.Ino, Mtim: envoy.Mtim}, fmt.Sprintf("%s/%x/%x", r.boot, dir.Dev, dir.Ino), nil
+	gateway = fmt.Sprintf("%s/%x/%x", r.bootID, dir.Dev, dir.Ino)
+	return unix.Stat_t{Dev: envoy.Dev, Ino: envoy.Ino, Mtim: envoy.Mtim}, gateway, nil
 }
 
 func (r *Reader) read(ctx context.Context) (map[Host]Counts, error) {
@@ -128,25 +113,27 @@ func (r *Reader) read(ctx context.Context) (map[Host]Counts, error) {
 	if err != nil {
 		return nil, err
 	}
-	// A connection of its own, which leads to the process that is there now.
-	transport := http.Transport{DisableCompression: true, DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+	// A new connection reaches the process that has the socket now.
+	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "unix", r.socket)
-	}}
+	}
+	transport := http.Transport{DisableCompression: true, DisableKeepAlives: true, DialContext: dial}
 	response, err := transport.RoundTrip(request)
 	if err != nil {
 		return nil, err
 	}
 	defer response.Body.Close()
 	if response.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("an answer of Envoy with status %d", response.StatusCode)
+		return nil, fmt.Errorf("Envoy answered with status %d", response.StatusCode)
 	}
 	if response.ContentLength < 0 && len(response.TransferEncoding) == 0 {
-		return nil, errors.New("an answer of Envoy without end") // so one that was cut looks like a whole one
+		// A truncated body would look complete.
+		return nil, errors.New("the answer of Envoy has no length")
 	}
 	return parse(response.Body)
 }
 
-// parse reads the page, whose lines on hosts are cluster::address::statistic::value.
+// parse reads the page. Its lines about hosts are cluster::address::statistic::value.
 func parse(page io.Reader) (map[Host]Counts, error) {
 	hosts := map[Host]Counts{}
 	var seen [len(clusters)]bool
@@ -163,20 +150,20 @@ func parse(page io.Reader) (map[Host]Counts, error) {
 				at, err := netip.ParseAddrPort(string(name))
 				n, err2 := strconv.ParseUint(string(value), 10, 32)
 				if err != nil || err2 != nil {
-					return nil, errors.New("an answer of Envoy that is not understood")
+					return nil, errors.New("the answer of Envoy has an invalid line")
 				}
 				h := Host{netip.AddrPortFrom(at.Addr().Unmap(), at.Port()), i == 1}
-				// Each entry has each statistic once.
+				// Each entry has each of the two statistics once, so the first one counts entries.
 				hosts[h] = Counts{hosts[h].Open + int(n), hosts[h].Entries + 1 - j}
 			}
 		}
 	}
 	if err := lines.Err(); err != nil {
-		return nil, errors.New("an answer of Envoy that is not complete")
+		return nil, errors.New("the answer of Envoy is not complete")
 	}
 	for i, cluster := range clusters {
 		if !seen[i] {
-			return nil, fmt.Errorf("an answer of Envoy without %s", cluster)
+			return nil, fmt.Errorf("the answer of Envoy has no %s", cluster)
 		}
 	}
 	return hosts, nil

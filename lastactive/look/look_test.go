@@ -102,7 +102,7 @@ func TestOpenRequestsAreSummedOverAllEntries(t *testing.T) {
 	require.Empty(t, l.Hosts)
 }
 
-func TestLookThatCannotBeTrustedIsNone(t *testing.T) {
+func TestDoubtfulAnswerIsNoLook(t *testing.T) {
 	good := clusters("pods_h1 10.0.0.1:80 1+0")
 	for name, c := range map[string]struct {
 		page http.HandlerFunc
@@ -118,18 +118,18 @@ func TestLookThatCannotBeTrustedIsNone(t *testing.T) {
 			c, _, _ := http.NewResponseController(w).Hijack()
 			fmt.Fprint(c, "HTTP/1.1 200 OK\r\n\r\n", good)
 			c.Close()
-		}, "without end"},
+		}, "no length"},
 		"without a cluster": {func(w http.ResponseWriter, _ *http.Request) {
 			part, _, _ := strings.Cut(good, "pods_h2")
 			_, _ = w.Write([]byte(part))
 		}, "pods_h2"},
 		"no number": {func(w http.ResponseWriter, _ *http.Request) {
 			_, _ = w.Write([]byte(good + "pods_h1::10.0.0.1:80::rq_active::many\n"))
-		}, "not understood"},
+		}, "invalid line"},
 		"no address": {func(w http.ResponseWriter, _ *http.Request) {
 			_, _ = w.Write([]byte(good + "pods_h1::example.com:80::rq_active::1\n"))
-		}, "not understood"},
-		"nothing": {func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }, "no answer of Envoy"},
+		}, "invalid line"},
+		"nothing": {func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }, "Envoy did not answer"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			socket := filepath.Join(t.TempDir(), "admin.sock")
@@ -148,7 +148,7 @@ func TestLookThatCannotBeTrustedIsNone(t *testing.T) {
 			broken.Store(true)
 			ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 			defer cancel()
-			if c.says != "no answer of Envoy" {
+			if c.says != "Envoy did not answer" {
 				ctx = t.Context()
 			}
 			_, err = r.Look(ctx)
@@ -160,7 +160,7 @@ func TestLookThatCannotBeTrustedIsNone(t *testing.T) {
 	}
 }
 
-func TestSocketThatIsNotThereIsNoLook(t *testing.T) {
+func TestMissingSocketIsNoLook(t *testing.T) {
 	r, _ := reader(t, filepath.Join(t.TempDir(), "admin.sock"))
 	for range 3 {
 		_, err := r.Look(t.Context())
@@ -168,7 +168,7 @@ func TestSocketThatIsNotThereIsNoLook(t *testing.T) {
 	}
 }
 
-func TestEnvoyReplacedDuringALookIsNoLook(t *testing.T) {
+func TestEnvoyReplacedDuringLookIsNoLook(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "admin.sock")
 	var replace atomic.Bool
 	next := func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, clusters()) }
@@ -193,7 +193,7 @@ func TestEnvoyReplacedDuringALookIsNoLook(t *testing.T) {
 }
 
 // The one before lives and would answer.
-func TestLookGoesToTheEnvoyThatHasTheSocketNow(t *testing.T) {
+func TestLookReachesTheEnvoyOnTheSocket(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "admin.sock")
 	admin(t, socket, func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, clusters()) })
 	r, _ := reader(t, socket)
@@ -208,7 +208,7 @@ func TestLookGoesToTheEnvoyThatHasTheSocketNow(t *testing.T) {
 	require.Len(t, l.Hosts, 1)
 }
 
-func TestRefusedAndUnconnectedEnvoyHasEnded(t *testing.T) {
+func TestRefusingUnconnectedEnvoyHasEnded(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "admin.sock")
 	end := admin(t, socket, func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, clusters("pods_h1 10.0.0.1:80 1+0")) })
 	r, connections := reader(t, socket)

@@ -1,9 +1,7 @@
-// Package sockets asks the kernel how many bytes have moved over TCP connections
-// (sock_diag(7)). No privilege is needed for the connections of the process's own network
-// namespace, and no others are seen.
 package sockets
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 
@@ -14,9 +12,9 @@ import (
 // Socket is one end of an established TCP connection.
 type Socket struct {
 	Remote netip.AddrPort // never an IPv4-mapped IPv6 address
-	// Cookie names the socket, as long as the machine runs.
+	// Cookie identifies the socket. The kernel does not reuse it until the machine restarts.
 	Cookie uint64
-	// Bytes are those that the peer has acknowledged, and those received from it.
+	// Bytes is the sum of the bytes that the peer has acknowledged and the bytes received.
 	Bytes uint64
 }
 
@@ -26,7 +24,7 @@ func Read() ([]Socket, error) {
 	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
 		found, err := netlink.SocketDiagTCPInfo(family)
 		if err != nil {
-			return nil, fmt.Errorf("sockets cannot be read: %w", err)
+			return nil, fmt.Errorf("sockets: %w", err)
 		}
 		for _, s := range found {
 			if s.InetDiagMsg.State != netlink.TCP_ESTABLISHED {
@@ -35,7 +33,7 @@ func Read() ([]Socket, error) {
 			id := s.InetDiagMsg.ID
 			addr, ok := netip.AddrFromSlice(id.Destination)
 			if !ok || s.TCPInfo == nil {
-				return nil, fmt.Errorf("sockets cannot be read: no address or statistics of one")
+				return nil, errors.New("sockets: the kernel lists one without address or statistics")
 			}
 			all = append(all, Socket{
 				Remote: netip.AddrPortFrom(addr.Unmap(), id.DestinationPort),

@@ -33,7 +33,7 @@ func parse(args ...string) (f flags, stdout string, err error) {
 	return f, out.String(), err
 }
 
-func TestFlagWinsOverEnvironmentWinsOverDefault(t *testing.T) {
+func TestFlagOverridesEnvironmentOverridesDefault(t *testing.T) {
 	f, _, err := parse("--pod-cidrs", "10.0.0.0/8,fd00::/8")
 	require.NoError(t, err)
 	require.Equal(t, flags{PodCIDRs: []string{"10.0.0.0/8", "fd00::/8"}, MaxStale: 15 * time.Minute, Size: 7}, f)
@@ -51,7 +51,7 @@ func TestFlagWinsOverEnvironmentWinsOverDefault(t *testing.T) {
 	require.Equal(t, flags{PodCIDRs: []string{"10.9.0.0/16"}, MaxStale: time.Second, Size: 9}, f)
 }
 
-func TestErrorsNameTheFlagAndWhereHelpIs(t *testing.T) {
+func TestErrorsNameTheFlagAndTheHelp(t *testing.T) {
 	for says, args := range map[string][]string{
 		"--pod-cidrs": nil,
 		"--max-stale": {"--pod-cidrs=a", "--max-stale=soon"},
@@ -81,7 +81,7 @@ func TestHelpAndVersionNeedNoOtherFlag(t *testing.T) {
 	require.Equal(t, cli.Version()+"\n", stdout)
 }
 
-func TestLoggerWritesJSONFromItsLevelOn(t *testing.T) {
+func TestLoggerWritesJSONFromItsLevel(t *testing.T) {
 	var out bytes.Buffer
 	log, err := cli.Logger("warn", &out)
 	require.NoError(t, err)
@@ -98,7 +98,7 @@ func TestLoggerWritesJSONFromItsLevelOn(t *testing.T) {
 }
 
 // What ends a service is found by whatever reads its log.
-func TestTheErrorThatEndsAServiceIsALineOfItsLog(t *testing.T) {
+func TestFatalErrorIsALogLine(t *testing.T) {
 	var out bytes.Buffer
 	cli.Fatal(&out, errors.Join(errors.New("--a: wrong"), errors.New("--b: wrong")))
 	require.Equal(t, 1, bytes.Count(out.Bytes(), []byte("\n")), out.String())
@@ -134,7 +134,7 @@ func TestAdvertisable(t *testing.T) {
 	}
 }
 
-func TestServerAnswersWhatIsInProgressAtStop(t *testing.T) {
+func TestStopAnswersCallsInProgress(t *testing.T) {
 	began, finish := make(chan struct{}), make(chan struct{})
 	s, err := cli.Listen("--listen", "127.0.0.1:0", 10)
 	require.NoError(t, err)
@@ -167,7 +167,7 @@ func TestServerAnswersWhatIsInProgressAtStop(t *testing.T) {
 	http.DefaultClient.CloseIdleConnections()
 }
 
-func TestServerCutsOffWhatIsNotDoneInTime(t *testing.T) {
+func TestStopCutsOffSlowCalls(t *testing.T) {
 	began := make(chan struct{})
 	s, err := cli.Listen("--listen", "127.0.0.1:0", 10)
 	require.NoError(t, err)

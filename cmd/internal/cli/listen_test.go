@@ -49,7 +49,7 @@ func code(t *testing.T, c net.Conn) int {
 // closed waits until the server has closed the connection.
 func closed(c net.Conn) { _, _ = io.Copy(io.Discard, c) }
 
-func TestEveryCallHasDeadlinesForWhatItsClientDoes(t *testing.T) {
+func TestEveryCallHasDeadlines(t *testing.T) {
 	const get = "GET / HTTP/1.1\r\nHost: a\r\n"
 	for name, c := range map[string]struct {
 		h    http.HandlerFunc
@@ -98,7 +98,7 @@ func TestEveryCallHasDeadlinesForWhatItsClientDoes(t *testing.T) {
 	})
 }
 
-func TestConnectionsWithoutARequestMakeRoomForOthers(t *testing.T) {
+func TestIdleConnectionsAreClosedForNewOnes(t *testing.T) {
 	const get = "GET / HTTP/1.1\r\nHost: a\r\n"
 	var finish chan struct{}
 	onPipes(t, 3, func(_ http.ResponseWriter, r *http.Request) {
@@ -133,7 +133,7 @@ func TestConnectionsWithoutARequestMakeRoomForOthers(t *testing.T) {
 	})
 }
 
-func TestConnectionsInTheMiddleOfACallAreNotClosed(t *testing.T) {
+func TestConnectionsWithACallAreNotClosed(t *testing.T) {
 	const post = "POST / HTTP/1.1\r\nHost: a\r\n\r\n"
 	var finish chan struct{}
 	onPipes(t, 2, func(http.ResponseWriter, *http.Request) { <-finish }, func(t *testing.T, connect func() net.Conn) {

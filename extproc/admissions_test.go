@@ -8,8 +8,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-func TestBarrierWaitsForWhatBeganBeforeItAndForNothingElse(t *testing.T) {
-	a := NewAnswers()
+func TestBarrierWaitsOnlyForEarlierAnswers(t *testing.T) {
+	a := NewAdmissions()
 	var passed []string
 	barrier := func(name string) { a.Barrier(func() { passed = append(passed, name) }) }
 	barrier("nothing is open")
@@ -20,22 +20,22 @@ func TestBarrierWaitsForWhatBeganBeforeItAndForNothingElse(t *testing.T) {
 	barrier("two")
 	barrier("three")
 	require.Equal(t, 3, a.Unread())
-	a.End(second)
-	a.End(later)
+	a.Done(second)
+	a.Done(later)
 	require.Len(t, passed, 1, "the first answer is not read")
 	last := a.begin()
-	a.End(first)
+	a.Done(first)
 	require.Equal(t, []string{"nothing is open", "three"}, passed, "one for all that waited for the same answers")
 	barrier("four")
 	require.Len(t, passed, 2)
-	a.End(last)
+	a.Done(last)
 	require.Equal(t, []string{"nothing is open", "three", "four"}, passed)
 	require.Zero(t, a.Unread())
 	require.Equal(t, 1, epochs(a), "epochs that are over are kept")
 }
 
 // epochs is how many are kept.
-func epochs(a *Answers) (n int) {
+func epochs(a *Admissions) (n int) {
 	for e := a.first; e != nil; e = e.later {
 		n++
 	}
@@ -44,25 +44,25 @@ func epochs(a *Answers) (n int) {
 
 // As many releases as there may be while Envoy stands still, and requests before and
 // between them.
-func TestBarriersTakeNoMoreRoomThanUnreadAnswers(t *testing.T) {
-	a := NewAnswers()
+func TestBarriersAreBoundedByUnreadAnswers(t *testing.T) {
+	a := NewAdmissions()
 	stuck := a.begin()
 	passed := 0
 	for i := range 10_000 {
 		e := a.begin()
 		a.Barrier(func() { t.Errorf("barrier %d stands for a later one, too", i) })
-		a.End(e)
+		a.Done(e)
 		require.LessOrEqual(t, epochs(a), 3)
 	}
 	a.Barrier(func() { passed++ })
-	a.End(stuck)
+	a.Done(stuck)
 	require.Equal(t, 1, passed)
 	require.Equal(t, 1, epochs(a))
 }
 
-func TestBarriersPassInOrderInAnyHistory(t *testing.T) {
+func TestBarriersDrainInOrderInAnyHistory(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		a := NewAnswers()
+		a := NewAdmissions()
 		type answer struct {
 			epoch *Epoch
 			began int
@@ -80,7 +80,7 @@ func TestBarriersPassInOrderInAnyHistory(t *testing.T) {
 					i := rapid.IntRange(0, len(open)-1).Draw(t, "answer")
 					e := open[i].epoch
 					open = append(open[:i], open[i+1:]...)
-					a.End(e)
+					a.Done(e)
 				}
 			},
 			"barrier": func(t *rapid.T) {

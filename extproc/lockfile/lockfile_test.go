@@ -1,4 +1,4 @@
-package instance_test
+package lockfile_test
 
 import (
 	"bufio"
@@ -15,18 +15,18 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
-	"github.com/berth-sandbox/berth/extproc/instance"
+	"github.com/berth-sandbox/berth/extproc/lockfile"
 )
 
-// dirEnv makes this test's binary a process with an instance.
-const dirEnv = "BERTH_TEST_INSTANCE_DIR"
+// dirEnv makes this test's binary a router process.
+const dirEnv = "BERTH_TEST_LOCKFILE_DIR"
 
 func TestMain(m *testing.M) {
 	dir := os.Getenv(dirEnv)
 	if dir == "" {
 		os.Exit(m.Run())
 	}
-	i, err := instance.New(dir)
+	i, err := lockfile.New(dir)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 	_, _ = os.Stdin.Read(make([]byte, 1)) // until it is killed
 }
 
-// process starts another process with an instance in dir.
+// process starts another router process with a lock file in dir.
 func process(t *testing.T, dir string) (id string, p *os.Process, end func()) {
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), dirEnv+"="+dir)
@@ -60,16 +60,16 @@ func process(t *testing.T, dir string) (id string, p *os.Process, end func()) {
 	return line[:len(line)-1], cmd.Process, end
 }
 
-func TestOnlyAProcessThatHasEndedIsFoundDead(t *testing.T) {
+func TestOnlyAnEndedProcessIsFoundDead(t *testing.T) {
 	dir := t.TempDir()
-	i, err := instance.New(dir)
+	i, err := lockfile.New(dir)
 	require.NoError(t, err)
 	require.Regexp(t, regexp.MustCompile(`^[a-z0-9-]{16,64}$`), i.ID())
 	require.Empty(t, i.Dead(), "it takes itself for dead")
 	first, _, endFirst := process(t, dir)
 	second, stopped, endSecond := process(t, dir)
 	require.NoError(t, stopped.Signal(syscall.SIGSTOP))
-	require.Empty(t, i.Dead(), "a process that stands still may go on")
+	require.Empty(t, i.Dead(), "a stopped process may continue")
 	endFirst()
 	require.Equal(t, []string{first}, i.Dead())
 	require.Equal(t, []string{first}, i.Dead(), "until it is forgotten")
@@ -78,9 +78,9 @@ func TestOnlyAProcessThatHasEndedIsFoundDead(t *testing.T) {
 	require.NoError(t, i.Forget([]string{first, "unheard of"}))
 	require.Equal(t, []string{second}, i.Dead())
 
-	// Whoever comes after this process goes on with what it has not reported.
+	// A later process reports what this one has not reported.
 	require.NoError(t, i.Close(true))
-	next, err := instance.New(dir)
+	next, err := lockfile.New(dir)
 	require.NoError(t, err)
 	require.ElementsMatch(t, []string{i.ID(), second}, next.Dead())
 	require.NoError(t, next.Forget(next.Dead()))
@@ -90,13 +90,13 @@ func TestOnlyAProcessThatHasEndedIsFoundDead(t *testing.T) {
 	require.Len(t, entries, 1, "its own")
 }
 
-func TestWhatIsNoLockFileIsLeftAlone(t *testing.T) {
+func TestOtherFilesAreLeftAlone(t *testing.T) {
 	dir := t.TempDir()
 	for _, name := range []string{"router.sock", "envoy.yaml", "router-x.lock.new", "other.lock"} {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name), nil, 0o600))
 	}
 	require.NoError(t, os.Mkdir(filepath.Join(dir, "directory.lock"), 0o700))
-	i, err := instance.New(dir)
+	i, err := lockfile.New(dir)
 	require.NoError(t, err)
 	require.Empty(t, i.Dead())
 	require.NoError(t, i.Close(false))
@@ -105,17 +105,17 @@ func TestWhatIsNoLockFileIsLeftAlone(t *testing.T) {
 	require.Len(t, entries, 5)
 }
 
-func TestADirectoryThatIsNotThereIsSaid(t *testing.T) {
-	_, err := instance.New(filepath.Join(t.TempDir(), "none"))
-	require.ErrorContains(t, err, "lock file of this instance")
+func TestMissingDirectoryIsAnError(t *testing.T) {
+	_, err := lockfile.New(filepath.Join(t.TempDir(), "none"))
+	require.ErrorContains(t, err, "lock file of this router")
 	require.ErrorIs(t, err, os.ErrNotExist)
 }
 
-// One that takes its file away must not be found dead by a neighbour that has opened the
+// A router that removes its file must not be found dead by a router that has opened the
 // file just before.
-func TestAnInstanceThatTakesItsFileAwayIsNotFoundDead(t *testing.T) {
+func TestRouterThatRemovesItsFileIsNotFoundDead(t *testing.T) {
 	dir := t.TempDir()
-	neighbour, err := instance.New(dir)
+	other, err := lockfile.New(dir)
 	require.NoError(t, err)
 	stop, done := make(chan struct{}), make(chan struct{})
 	go func() {
@@ -125,30 +125,30 @@ func TestAnInstanceThatTakesItsFileAwayIsNotFoundDead(t *testing.T) {
 			case <-stop:
 				return
 			default:
-				neighbour.Dead()
+				other.Dead()
 			}
 		}
 	}()
 	gone := map[string]bool{}
 	for range 3000 {
-		i, err := instance.New(dir)
+		i, err := lockfile.New(dir)
 		require.NoError(t, err)
 		gone[i.ID()] = true
 		require.NoError(t, i.Close(false))
 	}
 	close(stop)
 	<-done
-	for _, id := range neighbour.Dead() {
-		require.False(t, gone[id], "%s has taken its file away", id)
+	for _, id := range other.Dead() {
+		require.False(t, gone[id], "%s has removed its file", id)
 	}
 }
 
-// A neighbour that gets the lock while the file is there reports this one as dead. The
-// kernel tells in which order the two go.
-func TestAnInstanceTakesItsFileAwayBeforeItLetsGoOfTheLock(t *testing.T) {
-	for clean, want := range map[bool][]string{true: {"closed"}, false: {"taken away", "closed"}} {
+// A router that gets the lock while the file exists reports this one as dead. The
+// kernel reports the order of the two.
+func TestFileIsRemovedBeforeTheLockIsReleased(t *testing.T) {
+	for clean, want := range map[bool][]string{true: {"closed"}, false: {"removed", "closed"}} {
 		dir := t.TempDir()
-		i, err := instance.New(dir)
+		i, err := lockfile.New(dir)
 		require.NoError(t, err)
 		watch, err := unix.InotifyInit1(unix.IN_NONBLOCK | unix.IN_CLOEXEC)
 		require.NoError(t, err)
@@ -158,7 +158,7 @@ func TestAnInstanceTakesItsFileAwayBeforeItLetsGoOfTheLock(t *testing.T) {
 		require.NoError(t, i.Close(clean))
 
 		buffer := make([]byte, 4096)
-		n, err := unix.Read(watch, buffer) // what has happened is there to be read
+		n, err := unix.Read(watch, buffer) // the events are ready
 		require.NoError(t, err)
 		var got []string
 		for rest := buffer[:n]; len(rest) > 0; {
@@ -167,7 +167,7 @@ func TestAnInstanceTakesItsFileAwayBeforeItLetsGoOfTheLock(t *testing.T) {
 			rest = rest[unix.SizeofInotifyEvent+len(name):]
 			require.Equal(t, i.ID()+".lock", string(bytes.TrimRight(name, "\x00")))
 			if mask&unix.IN_DELETE != 0 {
-				got = append(got, "taken away")
+				got = append(got, "removed")
 			} else {
 				got = append(got, "closed")
 			}

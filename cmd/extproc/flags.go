@@ -1,0 +1,92 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"time"
+
+	"github.com/alecthomas/kong"
+
+	"github.com/berth-sandbox/berth/cmd/internal/cli"
+	"github.com/berth-sandbox/berth/envoy"
+	"github.com/berth-sandbox/berth/extproc"
+)
+
+type flags struct {
+	Domain        string        `required:"" help:"Domain of the sandboxes: hosts are <port>-<id>.<domain>."`
+	GatewayHosts  []string      `help:"Further hosts at which the headers E2b-Sandbox-Id or X-Sandbox-Id (and -Port) name the sandbox, comma-separated. The domain itself is always one."`
+	Paths         bool          `help:"At these hosts the path /sandboxes/<id>/<port>/rest names the sandbox, which gets /rest. Envoy needs the same setting."`
+	Allocator     []string      `required:"" help:"Control addresses of the allocator's replicas, host:port, comma-separated, tried in turn."`
+	PodCIDRs      []string      `name:"pod-cidrs" required:"" help:"Address ranges of pods, such as 10.0.0.0/8, comma-separated. Every destination must lie in one."`
+	Socket        string        `default:"/run/berth/router.sock" help:"Unix socket for Envoy. Its directory must belong to this gateway alone: routers keep their lock files there."`
+	EnvoyAdmin    string        `default:"/run/berth/envoy-admin.sock" help:"Unix socket of Envoy's admin interface, which shows open requests: the --admin-socket of Envoy's configuration. While it does not answer, no sandbox is released for being idle."`
+	AdminListen   string        `default:"127.0.0.1:9901" help:"Address of the admin listener. It shows sandbox IDs: outside loopback it needs --admin-anywhere."`
+	AdminAnywhere bool          `help:"Allow --admin-listen outside loopback. Every client that can connect can then read the IDs of all sandboxes, which give access to them, and take profiles."`
+	HealthListen  string        `help:"Address of a listener with only /healthz, /readyz and /metrics, for probes from outside the pod. Empty: only the admin listener has them."`
+	ControlTLSDir string        `name:"control-tls-dir" help:"Directory with tls.crt, tls.key and ca.crt for mutual TLS with allocators. Changed files are read again. Empty: no TLS, and allocators must be on loopback."`
+	CacheSize     int           `default:"100000" help:"Maximum number of routes to keep, 1 or more."`
+	NegativeTTL   time.Duration `name:"negative-ttl" default:"1s" help:"How long the cache remembers that a sandbox ID is unknown."`
+	MaxStale      time.Duration `default:"15m" help:"How long known routes are served without the allocator. An allocator with a shorter --max-stale refuses this router."`
+	LookupTimeout time.Duration `default:"2s" help:"How long a request waits for the allocator's answer, at most 4s."`
+	ShutdownAfter time.Duration `default:"10s" help:"How long a shutdown may take: requests in progress first, then Goodbye to the leader, which gets at least the last 2s. It should be longer than a failover of the allocator."`
+	LogLevel      string        `default:"info" help:"debug, info, warn or error."`
+
+	Version kong.VersionFlag `env:"-" help:"Print the version."`
+}
+
+func (f *flags) hosts() extproc.Hosts {
+	return extproc.Hosts{Domain: f.Domain, Gateways: f.GatewayHosts, Paths: f.Paths}
+}
+
+// check returns the pod ranges, or all errors of the flags.
+func (f *flags) check() ([]netip.Prefix, error) {
+	var errs []error
+	var cidrs []netip.Prefix
+	for _, text := range f.PodCIDRs {
+		prefix, err := netip.ParsePrefix(text)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("--pod-cidrs %q: must be a range such as 10.0.0.0/8", text))
+			continue
+		}
+		cidrs = append(cidrs, prefix.Masked())
+	}
+	hosts := f.hosts()
+	if err := hosts.Check(); err != nil {
+		errs = append(errs, fmt.Errorf("--domain, --gateway-hosts: %w", err))
+	}
+	for _, address := range f.Allocator {
+		if _, port, err := net.SplitHostPort(address); err != nil || port == "" {
+			errs = append(errs, fmt.Errorf("--allocator %q: must be host:port", address))
+		} else if f.ControlTLSDir == "" && !cli.Loopback(address) {
+			errs = append(errs, fmt.Errorf("--allocator %q: outside loopback it needs --control-tls-dir, "+
+				"because without TLS the network could choose where requests go", address))
+		}
+	}
+	if !f.AdminAnywhere && !cli.Loopback(f.AdminListen) {
+		errs = append(errs, fmt.Errorf("--admin-listen %q: outside loopback every client that can connect could read sandbox IDs: "+
+			"use an address such as 127.0.0.1:9901, --health-listen for probes and metrics, or --admin-anywhere", f.AdminListen))
+	}
+	if f.CacheSize < 1 {
+		errs = append(errs, fmt.Errorf("--cache-size %d: must be at least 1", f.CacheSize))
+	}
+	if f.NegativeTTL <= 0 {
+		errs = append(errs, fmt.Errorf("--negative-ttl %v: must be positive", f.NegativeTTL))
+	}
+	if f.MaxStale < time.Second {
+		errs = append(errs, fmt.Errorf("--max-stale %v: must be at least 1s", f.MaxStale))
+	}
+	if f.LookupTimeout <= 0 || f.LookupTimeout > extproc.MaxWait {
+		errs = append(errs, fmt.Errorf("--lookup-timeout %v: must be above 0 and at most %v, because Envoy waits %v",
+			f.LookupTimeout, extproc.MaxWait, envoy.MessageTimeout))
+	}
+	if f.ShutdownAfter <= 0 {
+		errs = append(errs, fmt.Errorf("--shutdown-after %v: must be positive", f.ShutdownAfter))
+	}
+	if _, err := cli.Logger(f.LogLevel, io.Discard); err != nil {
+		errs = append(errs, err)
+	}
+	return cidrs, errors.Join(errs...)
+}

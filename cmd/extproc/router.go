@@ -1,0 +1,262 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/zap"
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/keepalive"
+
+	"github.com/berth-sandbox/berth/cmd/internal/cli"
+	"github.com/berth-sandbox/berth/envoy"
+	"github.com/berth-sandbox/berth/extproc"
+	"github.com/berth-sandbox/berth/extproc/admin"
+	"github.com/berth-sandbox/berth/extproc/busy"
+	"github.com/berth-sandbox/berth/extproc/controlclient"
+	"github.com/berth-sandbox/berth/extproc/lockfile"
+	"github.com/berth-sandbox/berth/internal/bootclock"
+	"github.com/berth-sandbox/berth/internal/controltls"
+	"github.com/berth-sandbox/berth/lastactive"
+	"github.com/berth-sandbox/berth/lastactive/look"
+	"github.com/berth-sandbox/berth/routecache"
+)
+
+const (
+	// socketWait bounds how long a router waits for its routes before it binds its socket. It
+	// is shorter than the time for which Envoy repeats a question.
+	socketWait = 2 * time.Second
+	// minGoodbyeTime is the part of a shutdown that is reserved for the Goodbye, even if
+	// requests are in progress. A shutdown shorter than twice that reserves half of it.
+	minGoodbyeTime = 2 * time.Second
+)
+
+// router has the parts of the process.
+type router struct {
+	flags    flags
+	podCIDRs []netip.Prefix
+	log      *zap.Logger
+
+	stopTLS    func() // nil: no TLS
+	lock       *lockfile.File
+	cache      *routecache.Cache
+	tracker    *lastactive.Tracker
+	admissions *extproc.Admissions
+	client     *controlclient.Client
+	server     *extproc.Server
+	pages      *admin.Pages
+	// adminHTTP and healthHTTP are bound to their addresses. healthHTTP may be nil.
+	adminHTTP, healthHTTP *cli.HTTPServer
+}
+
+// wire makes the parts and binds the HTTP listeners. ctx is the one that serve gets. close
+// must be called even after an error.
+func (r *router) wire(ctx context.Context) error {
+	metrics := newRegistry()
+	var err error
+	r.cache, err = routecache.New(routecache.Options{
+		Size: r.flags.CacheSize, NegativeTTL: r.flags.NegativeTTL, Now: bootclock.Now,
+		Ask: func(id string) bool { return r.client.Ask(id) },
+	})
+	if err != nil {
+		return err
+	}
+	r.admissions = extproc.NewAdmissions()
+	if err := r.wireTracker(metrics); err != nil {
+		return err
+	}
+	if err := r.wireClient(); err != nil {
+		return err
+	}
+	if err := registerCacheMetrics(metrics, r.cache, r.tracker); err != nil {
+		return err
+	}
+	r.server, err = extproc.New(extproc.Options{
+		Socket: r.flags.Socket, Hosts: r.flags.hosts(), PodCIDRs: r.podCIDRs, LookupTimeout: r.flags.LookupTimeout,
+		Routes: r.cache, Activity: r.tracker, Admissions: r.admissions, Metrics: metrics, Log: r.log.Named("request"),
+	})
+	if err != nil {
+		return err
+	}
+	return r.wireHTTP(ctx, metrics)
+}
+
+func (r *router) wireTracker(metrics prometheus.Registerer) error {
+	reader, err := look.New(r.flags.EnvoyAdmin, func() int { return r.server.Connections() })
+	if err != nil {
+		return err
+	}
+	seconds := newLookHistogram()
+	if err := metrics.Register(seconds); err != nil {
+		return err
+	}
+	r.tracker, err = lastactive.New(lastactive.Options{
+		ConnectWindow: envoy.ConnectWindow, Now: bootclock.Now,
+		Look: func(ctx context.Context) (look.Look, error) {
+			began := time.Now()
+			l, err := reader.Look(ctx)
+			if err == nil {
+				seconds.Observe(time.Since(began).Seconds())
+			}
+			return l, err
+		},
+	})
+	return err
+}
+
+// wireClient creates the lock file of this process and the client of the allocator.
+func (r *router) wireClient() error {
+	security, err := r.security()
+	if err != nil {
+		return err
+	}
+	r.lock, err = lockfile.New(filepath.Dir(r.flags.Socket))
+	if err != nil {
+		return fmt.Errorf("router socket: the directory of --socket: %w", err)
+	}
+	r.client, err = controlclient.New(controlclient.Options{
+		Allocators: r.flags.Allocator, RouterID: r.lock.ID(), MaxStale: r.flags.MaxStale,
+		Cache: r.cache, Activity: r.tracker, Admissions: r.admissions, DeadRouters: r.lock,
+		Probe: r.probe, Now: bootclock.Now, Log: r.log.Named("control"),
+		Dial: []grpc.DialOption{
+			grpc.WithTransportCredentials(security),
+			grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 5 * time.Second}),
+		},
+	})
+	return err
+}
+
+func (r *router) security() (credentials.TransportCredentials, error) {
+	if r.flags.ControlTLSDir == "" {
+		return insecure.NewCredentials(), nil
+	}
+	security, stop, err := controltls.Client(r.flags.ControlTLSDir)
+	if err != nil {
+		return nil, fmt.Errorf("--control-tls-dir: %w", err)
+	}
+	r.stopTLS = stop
+	return security, nil
+}
+
+// probe asks a sandbox whether it is busy. An address outside the pod ranges gets no
+// connection, as for requests.
+func (r *router) probe(ctx context.Context, addr netip.AddrPort, path string) bool {
+	inRange := slices.ContainsFunc(r.podCIDRs, func(p netip.Prefix) bool { return p.Contains(addr.Addr()) })
+	return inRange && busy.Ask(ctx, addr, path)
+}
+
+func (r *router) wireHTTP(ctx context.Context, metrics prometheus.Gatherer) error {
+	var err error
+	r.pages, err = admin.New(admin.Options{
+		AnyHost: !cli.Loopback(r.flags.AdminListen),
+		Cache:   r.cache, Tracker: r.tracker, Metrics: metrics, Now: time.Now,
+		Ready: func() error {
+			switch {
+			case ctx.Err() != nil:
+				return errors.New("stopping")
+			case !r.cache.Fresh():
+				return errors.New("routes are not fresh: the allocator has not answered for too long, or not yet")
+			}
+			return nil
+		},
+	})
+	if err != nil {
+		return err
+	}
+	if r.adminHTTP, err = cli.Listen("--admin-listen", r.flags.AdminListen, cli.AdminConns); err != nil {
+		return err
+	}
+	if r.flags.HealthListen != "" {
+		r.healthHTTP, err = cli.Listen("--health-listen", r.flags.HealthListen, cli.AdminConns)
+	}
+	return err
+}
+
+// close releases what wire has made and serve does not stop.
+func (r *router) close() {
+	if r.lock != nil {
+		_ = r.lock.Close(r.admissions.Unread() == 0)
+	}
+	if r.stopTLS != nil {
+		r.stopTLS()
+	}
+}
+
+// serve runs all parts until ctx ends or one of them fails, and then shuts them down.
+func (r *router) serve(ctx context.Context) error {
+	// The session ends after the server, because Goodbye means that this process admits
+	// nothing any more. goodbyeCtx ends the attempts to send it.
+	goodbyeCtx, giveUp := context.WithCancel(context.WithoutCancel(ctx))
+	defer giveUp()
+	sessionCtx, endSession := context.WithCancel(goodbyeCtx)
+	defer endSession()
+	sessionEnded := make(chan struct{})
+	// stopping ends with ctx, or when a part fails.
+	all, stopping := errgroup.WithContext(ctx)
+	all.Go(func() error { r.tracker.Run(goodbyeCtx); return nil })
+	all.Go(func() error { defer close(sessionEnded); return r.client.Run(sessionCtx, goodbyeCtx) })
+	all.Go(func() error { return r.serveEnvoy(stopping) })
+	all.Go(func() error { return r.adminHTTP.Serve(r.pages.Admin()) })
+	if r.healthHTTP != nil {
+		all.Go(func() error { return r.healthHTTP.Serve(r.pages.Health()) })
+	}
+	all.Go(func() error {
+		<-stopping.Done()
+		r.log.Info("stopping")
+		limit, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.flags.ShutdownAfter)
+		defer cancel()
+		// A held request may take longer than the whole shutdown.
+		requestTime := r.flags.ShutdownAfter - min(minGoodbyeTime, r.flags.ShutdownAfter/2)
+		requests, cancelRequests := context.WithTimeout(limit, requestTime)
+		defer cancelRequests()
+		r.server.Stop(requests)
+		endSession()
+		select {
+		case <-sessionEnded:
+		case <-limit.Done():
+		}
+		giveUp()
+		r.adminHTTP.Stop(limit)
+		if r.healthHTTP != nil {
+			r.healthHTTP.Stop(limit)
+		}
+		return nil
+	})
+	return all.Wait()
+}
+
+// serveEnvoy binds the socket once there are routes, and answers on it until the server
+// stops. Before that a predecessor answers Envoy, or Envoy repeats its question: without
+// routes this process could only refuse.
+func (r *router) serveEnvoy(stopping context.Context) error {
+	select {
+	case <-r.client.Ready():
+	case <-time.After(socketWait):
+	case <-stopping.Done():
+	}
+	socket, err := r.server.Listen(stopping)
+	switch {
+	case errors.Is(err, context.Canceled):
+		return nil // the process ends
+	case err != nil:
+		return err
+	}
+	listening := []zap.Field{
+		zap.String("session", r.lock.ID()), zap.String("socket", r.flags.Socket),
+		zap.Stringer("admin", r.adminHTTP.Addr()), zap.String("domain", r.flags.Domain),
+	}
+	if r.healthHTTP != nil {
+		listening = append(listening, zap.Stringer("health", r.healthHTTP.Addr()))
+	}
+	r.log.Info("listening", listening...)
+	return r.server.Serve(socket)
+}

@@ -1,0 +1,175 @@
+package controlclient
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"go.uber.org/zap"
+
+	controlv1 "github.com/berth-sandbox/berth/api/control/v1"
+	"github.com/berth-sandbox/berth/routecache"
+)
+
+// apply puts one message into effect, and has it acknowledged once Envoy has read all
+// earlier answers. An error ends the stream.
+func (s *stream) apply(ctx context.Context, m *controlv1.AllocatorMessage) error {
+	if err := s.client.accept(m, !s.joined); err != nil {
+		return err
+	}
+	if !s.joined && m.GetSnapshot() == nil {
+		return fmt.Errorf("control stream: expected a snapshot first, got %T", m.GetMessage())
+	}
+	// An acknowledgement covers all earlier messages, so none may be missing.
+	sequence := m.GetSequence()
+	if sequence != 0 && sequence != s.sequence+1 {
+		return fmt.Errorf("control stream: message %d follows message %d", sequence, s.sequence)
+	}
+	if err := s.dispatch(ctx, m); err != nil {
+		return err
+	}
+	if sequence != 0 {
+		s.sequence = sequence
+		s.client.o.Admissions.Barrier(func() { s.acknowledge(sequence) })
+	}
+	return nil
+}
+
+// dispatch calls the method for the kind of a message. It ignores unknown kinds.
+func (s *stream) dispatch(ctx context.Context, m *controlv1.AllocatorMessage) error {
+	c := s.client
+	switch m := m.GetMessage().(type) {
+	case *controlv1.AllocatorMessage_Snapshot:
+		return s.applySnapshot(m.Snapshot)
+	case *controlv1.AllocatorMessage_Route:
+		return s.applyRoute(m.Route)
+	case *controlv1.AllocatorMessage_Release:
+		for _, id := range m.Release.GetSandboxIds() {
+			c.o.Cache.Release(id)
+			c.o.Activity.Forget(id)
+		}
+	case *controlv1.AllocatorMessage_Quiesce:
+		s.applyQuiesce(m.Quiesce)
+	case *controlv1.AllocatorMessage_Probe:
+		s.probe(ctx, m.Probe)
+	case *controlv1.AllocatorMessage_Resume:
+		for _, id := range m.Resume.GetSandboxIds() {
+			c.o.Cache.Resume(id)
+		}
+	case *controlv1.AllocatorMessage_Resolved:
+		return s.applyResolved(m.Resolved)
+	case *controlv1.AllocatorMessage_Pong:
+		s.applyPong(m.Pong.GetNonce())
+	}
+	return nil
+}
+
+// applySnapshot collects one part of the snapshot, and replaces the cache after the last.
+func (s *stream) applySnapshot(m *controlv1.Snapshot) error {
+	for _, r := range m.GetRoutes() {
+		route, err := toRoute(r)
+		if err != nil {
+			return err
+		}
+		s.snapshot[r.GetSandboxId()] = route
+	}
+	if !m.GetLast() {
+		return nil
+	}
+	c, routes := s.client, s.snapshot
+	c.o.Cache.Replace(routes)
+	c.o.Activity.Retain(func(id string) bool { _, ok := routes[id]; return ok })
+	for id, r := range routes {
+		c.o.Activity.Expect(id, r.Addr, r.MinBytes)
+	}
+	c.o.Log.Info("joined", zap.Uint64("term", c.Term()), zap.Int("routes", len(routes)))
+	s.snapshot, s.joined = map[string]routecache.Route{}, true
+	c.setCurrent(s)
+	notify(s.snapshotApplied)
+	return nil
+}
+
+func (s *stream) applyRoute(m *controlv1.Route) error {
+	route, err := toRoute(m)
+	if err != nil {
+		return err
+	}
+	s.client.o.Cache.Put(m.GetSandboxId(), route)
+	s.client.o.Activity.Expect(m.GetSandboxId(), route.Addr, route.MinBytes)
+	return nil
+}
+
+// applyResolved passes the answer to a question to the cache. An answer of an unknown kind
+// has no route, so it counts as Unknown.
+func (s *stream) applyResolved(m *controlv1.Resolved) error {
+	answer := routecache.Answer{Status: routecache.Unknown}
+	switch a := m.GetAnswer().(type) {
+	case *controlv1.Resolved_Route:
+		route, err := toRoute(a.Route)
+		if err != nil {
+			return err
+		}
+		answer = routecache.Answer{Status: routecache.Routable, Route: route}
+	case *controlv1.Resolved_Gone:
+		answer.Status = routecache.Gone
+	case *controlv1.Resolved_Starting:
+		answer.Status = routecache.Starting
+		answer.Hold = time.Duration(a.Starting.GetHoldMillis()) * time.Millisecond
+	case *controlv1.Resolved_Unknown:
+	}
+	s.client.o.Cache.Resolve(m.GetSandboxId(), answer)
+	return nil
+}
+
+// applyPong extends the freshness of the cache. A pong to a ping that this stream did not
+// send has no effect.
+func (s *stream) applyPong(nonce uint64) {
+	sent, ok := s.answeredPing(nonce)
+	if !ok {
+		return
+	}
+	c := s.client
+	c.setFreshUntil(sent + c.o.MaxStale)
+	c.closeReady()
+	s.forgetReportedDead(nonce)
+}
+
+// acknowledge schedules the acknowledgement of all messages up to sequence.
+func (s *stream) acknowledge(sequence uint64) {
+	s.mu.Lock()
+	s.applied = sequence
+	s.mu.Unlock()
+	notify(s.ackPending)
+}
+
+// notify sends to a channel of capacity 1. If it is full, the receiver is notified already.
+func notify(ch chan<- struct{}) {
+	select {
+	case ch <- struct{}{}:
+	default:
+	}
+}
+
+func toRoute(r *controlv1.Route) (routecache.Route, error) {
+	addr, err := netip.ParseAddr(r.GetPodIp())
+	if err != nil {
+		return routecache.Route{}, fmt.Errorf("route: pod_ip: %w", err)
+	}
+	// 0 is valid: the default port is unknown if the sandbox's pool is gone, and its other
+	// ports must stay reachable.
+	if r.GetDefaultPort() > 65535 {
+		return routecache.Route{}, fmt.Errorf("route: default_port %d is above 65535", r.GetDefaultPort())
+	}
+	ports := make([]uint16, 0, len(r.GetPorts()))
+	for _, port := range r.GetPorts() {
+		if port == 0 || port > 65535 {
+			return routecache.Route{}, fmt.Errorf("route: ports: %d is not in 1 to 65535", port)
+		}
+		ports = append(ports, uint16(port))
+	}
+	return routecache.Route{
+		Addr: addr.Unmap(), DefaultPort: uint16(r.GetDefaultPort()), Ports: routecache.NewPorts(ports),
+		MinBytes: r.GetMinBytesPerMinute(),
+	}, nil
+}

@@ -1,0 +1,141 @@
+package lockfile
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/util/rand"
+)
+
+const (
+	suffix    = ".lock"
+	temporary = ".new"
+)
+
+// routerID matches the IDs that New creates. Other programs have lock files too.
+var routerID = regexp.MustCompile(`^router-[a-z0-9]{20}$`)
+
+// File is the lock file of this process. Its methods may be called concurrently.
+type File struct {
+	id   string
+	dir  string
+	lock *os.File
+
+	mu   sync.Mutex
+	dead map[string]*os.File // by router ID, locked by this process
+}
+
+// New creates an ID and locks its file in dir, which must exist on a local file system.
+func New(dir string) (*File, error) {
+	f := &File{id: "router-" + rand.String(20), dir: dir, dead: map[string]*os.File{}}
+	// The file gets its final name only when it is locked, so that no other router can take
+	// the lock first.
+	lock, err := os.OpenFile(f.path(f.id)+temporary, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("lock file of this router: %w", err)
+	}
+	err = unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	if err == nil {
+		err = os.Rename(lock.Name(), f.path(f.id))
+	}
+	if err != nil {
+		err = fmt.Errorf("lock file of this router, %s: %w", lock.Name(), err)
+		return nil, errors.Join(err, lock.Close(), os.Remove(lock.Name()))
+	}
+	f.lock = lock
+	return f, nil
+}
+
+func (f *File) path(id string) string { return filepath.Join(f.dir, id+suffix) }
+
+// ID is random and identifies this process: 27 characters of [a-z0-9-].
+func (f *File) ID() string { return f.id }
+
+// Dead tries to take the locks of all other routers, and returns the sorted IDs of those
+// whose locks this process has. A file that cannot be read counts as a living router.
+func (f *File) Dead() []string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	entries, err := os.ReadDir(f.dir)
+	if err != nil {
+		entries = nil
+	}
+	for _, e := range entries {
+		id, ok := strings.CutSuffix(e.Name(), suffix)
+		if !ok || !routerID.MatchString(id) || id == f.id || f.dead[id] != nil {
+			continue
+		}
+		if lock := tryLock(f.path(id)); lock != nil {
+			f.dead[id] = lock
+		}
+	}
+	var ids []string
+	for id := range f.dead {
+		ids = append(ids, id)
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+// tryLock returns the file with its lock. It returns nil if another process has the lock, or
+// has removed the file since it was opened: such a router must not be reported.
+func tryLock(path string) *os.File {
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		return nil
+	}
+	if unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil {
+		f.Close()
+		return nil
+	}
+	var stat unix.Stat_t
+	if unix.Fstat(int(f.Fd()), &stat) != nil || stat.Nlink == 0 {
+		f.Close()
+		return nil
+	}
+	return f
+}
+
+// Forget removes the files of routers that Dead has listed and that the allocator has
+// recorded as dead.
+func (f *File) Forget(ids []string) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var errs []error
+	for _, id := range ids {
+		if lock := f.dead[id]; lock != nil {
+			if err := os.Remove(f.path(id)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				errs = append(errs, err)
+				continue
+			}
+			delete(f.dead, id)
+			errs = append(errs, lock.Close())
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Close releases all locks. If clean is true, Envoy has read every answer of this router, and
+// its file stays for other routers to find. If clean is false, Close removes the file first,
+// so that no router reports this one as dead, and the allocator waits until it has expired.
+func (f *File) Close(clean bool) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var errs []error
+	if !clean {
+		errs = append(errs, os.Remove(f.path(f.id)))
+	}
+	errs = append(errs, f.lock.Close())
+	for _, lock := range f.dead {
+		errs = append(errs, lock.Close())
+	}
+	return errors.Join(errs...)
+}
