@@ -10,10 +10,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Clusters side by side on one machine do not share addresses: each has a
-// block of its own, a /16 under 127.64.0.0/10. Its first /20 is for servers
-// (the control plane on .0.1), the next seven are for one process node each,
-// and the upper half is for pods that are no processes (KWOK).
+// Clusters on one machine do not share addresses. Each has a block of its own, a
+// /16 in 127.64.0.0/10. The first /20 of the block is for servers (the control plane
+// is on .0.1). Each of the next seven is for one process node. The upper half is for
+// pods without processes (KWOK).
 //
 //	127.B.0.0/20  127.B.16.0/20 ... 127.B.112.0/20  127.B.128.0/17
 const (
@@ -22,18 +22,18 @@ const (
 	MaxNodes = 7
 )
 
-// ownPorts lie below the range from which the kernel takes ports for outgoing
-// connections and for listeners on port 0, so nobody gets one by accident
-// between our looking and our binding.
+// Ports from firstOwnPort to lastOwnPort lie below the range from which the kernel
+// takes ports for outgoing connections and for listeners on port 0. So no other
+// program gets one by chance between freeAddr and the caller's bind.
 const firstOwnPort, lastOwnPort = 20000, 32767
 
-// block is an address block that is ours until free is called or this process
-// dies.
+// block is an address block that this process owns until free is called or the
+// process dies.
 type block struct {
 	prefix netip.Prefix
-	// hold is the lock of the block: a socket in the abstract namespace. The
-	// kernel frees it at our death, there is no file to leave behind, and its
-	// scope is that of the addresses, the network namespace.
+	// hold is the lock of the block, a socket in the abstract namespace. The kernel
+	// frees it when this process dies, it leaves no file behind, and its scope is
+	// the network namespace, which is the scope of the addresses.
 	hold net.Listener
 
 	mu   sync.Mutex
@@ -57,7 +57,7 @@ func reserveBlock() (*block, error) {
 
 func (b *block) free() error { return b.hold.Close() }
 
-// server is the address of the cluster's own servers.
+// server is the address of the cluster's servers.
 func (b *block) server() netip.Addr { return b.prefix.Addr().Next() }
 
 // node is the range of process node i, counted from 0.
@@ -67,15 +67,15 @@ func (b *block) node(i int) netip.Prefix {
 	return netip.PrefixFrom(netip.AddrFrom4(a), 20)
 }
 
-// fake is the range of pods that are no processes.
+// fake is the range of pods without processes.
 func (b *block) fake() netip.Prefix {
 	a := b.prefix.Addr().As4()
 	a[2] = 128
 	return netip.PrefixFrom(netip.AddrFrom4(a), 17)
 }
 
-// freeAddr returns the server address with a port on which nothing listens:
-// preferred if that is so, else one that it never returned before.
+// freeAddr returns the server address with a free port: preferred if that is free,
+// else a port that it has not returned before.
 func (b *block) freeAddr(preferred uint16) (netip.AddrPort, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -43,7 +43,7 @@ func TestFreeAddrGivesNoAddressTwice(t *testing.T) {
 	b, err := reserveBlock()
 	require.NoError(t, err)
 	defer b.free()
-	// Somebody may listen on this port everywhere; it is then not returned.
+	// Another program may listen on this port on all addresses. It is then not returned.
 	taken, err := net.Listen("tcp", netip.AddrPortFrom(b.server(), firstOwnPort).String())
 	require.NoError(t, err)
 	defer taken.Close()

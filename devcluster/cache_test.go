@@ -22,13 +22,14 @@ import (
 	"github.com/berth-sandbox/berth/devcluster/proc"
 )
 
-func TestAnArtifactIsMadeOnce(t *testing.T) {
+func TestArtifactIsMadeOnce(t *testing.T) {
 	useCache(t)
 	var made atomic.Int32
-	a := artifact{name: "thing", recipe: []string{"1"}, make: func(_ context.Context, _ *proc.Supervisor, out, _ string) error {
-		made.Add(1)
-		return os.WriteFile(filepath.Join(out, "file"), []byte("content"), 0o600)
-	}}
+	a := artifact{name: "thing", recipe: []string{"1"},
+		make: func(_ context.Context, _ *proc.Supervisor, out, _ string) error {
+			made.Add(1)
+			return os.WriteFile(filepath.Join(out, "file"), []byte("content"), 0o600)
+		}}
 	var all sync.WaitGroup
 	for range 8 {
 		all.Go(func() {
@@ -54,7 +55,7 @@ func TestAnArtifactIsMadeOnce(t *testing.T) {
 	require.EqualValues(t, 2, made.Load())
 }
 
-func TestAFailedArtifactLeavesNothing(t *testing.T) {
+func TestFailedArtifactLeavesNothing(t *testing.T) {
 	cache := useCache(t)
 	fail := errors.New("no such luck")
 	a := artifact{name: "thing", make: func(_ context.Context, _ *proc.Supervisor, out, _ string) error {
@@ -65,7 +66,7 @@ func TestAFailedArtifactLeavesNothing(t *testing.T) {
 	require.Empty(t, artifactsIn(t, cache))
 }
 
-func TestWaitingForAnotherBuilderIsSaidAndCanBeCancelled(t *testing.T) {
+func TestWaitForAnotherBuilderIsReportedAndCancellable(t *testing.T) {
 	useCache(t)
 	a := artifact{name: "thing"}
 	dir, err := a.dir()
@@ -86,7 +87,7 @@ func actBuild() error {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
 	a := artifact{name: "slow", make: func(ctx context.Context, sup *proc.Supervisor, out, _ string) error {
-		// As the go command does, it has children and stops them when told to.
+		// As the go command does, it has children and stops them when it is interrupted.
 		cmd := exec.Command("/bin/sh", "-c", `touch half; sleep 1000 & echo $! >child; mv child pids; wait`)
 		cmd.Dir = out
 		watch := make(chan error, 1)
@@ -114,7 +115,7 @@ func announce(ctx context.Context, file string) error {
 	}
 }
 
-func TestAnInterruptedBuildLeavesNothing(t *testing.T) {
+func TestInterruptedBuildLeavesNothing(t *testing.T) {
 	for _, sig := range []syscall.Signal{syscall.SIGINT, syscall.SIGKILL} {
 		t.Run(sig.String(), func(t *testing.T) {
 			cache := useCache(t)

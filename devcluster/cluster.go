@@ -25,28 +25,28 @@ import (
 	"github.com/berth-sandbox/berth/devcluster/processnode"
 )
 
-// downLimit bounds the stop of a cluster by Start's cleanup or by an Up that
-// failed. What has not ended by then is killed.
+// downLimit bounds the stop of a cluster in Start's cleanup or after an Up that
+// failed. Processes that have not ended by then are killed.
 const downLimit = time.Minute
 
-// Options says what a cluster consists of. The zero value is an API server.
+// Options configures a cluster. The zero value is an API server without nodes.
 type Options struct {
-	// Dir holds data, logs, keys and the kubeconfig. It is made when missing,
-	// must be empty, and stays. Empty: a temporary directory that is removed
-	// with the cluster, also when this process is killed.
+	// Dir holds data, logs, keys and the kubeconfig. It is made if it is missing,
+	// must have no files, and is not removed. Default: a temporary directory that is
+	// removed with the cluster, also when this process is killed.
 	Dir string
-	// Progress gets a line now and then while programs are built or downloaded
-	// for the first time, else nothing. nil: no lines.
+	// Progress gets lines while programs are built or downloaded for the first
+	// time. nil: no lines.
 	Progress io.Writer
 	// Nodes is the number of process nodes, 0 to MaxNodes, called node-0, node-1
 	// and so on. With any, a scheduler binds pods to them.
 	Nodes int
-	// NodePath lists the directories in which the process nodes look up a
-	// container's command before PATH.
+	// NodePath lists the directories in which process nodes look a container's
+	// command up before PATH.
 	NodePath []string
 	// RestartBackOff is that of the process nodes.
 	RestartBackOff processnode.RestartBackOff
-	// CRDs are YAML files of CustomResourceDefinitions; they are served when Up
+	// CRDs are YAML files of CustomResourceDefinitions. They are served when Up
 	// returns.
 	CRDs [][]byte
 }
@@ -61,7 +61,7 @@ type Cluster struct {
 	log     *zap.Logger // of the process nodes
 	logFile *os.File
 	nodes   []*processnode.Node
-	cancel  context.CancelFunc // ends what runs
+	cancel  context.CancelFunc // ends the nodes and the scheduler
 	runs    sync.WaitGroup     // the process nodes and the scheduler
 
 	down    sync.Once
@@ -71,8 +71,8 @@ type Cluster struct {
 	runErrs []error
 }
 
-// Start starts a cluster for a test and stops it after the test. It skips the
-// test under -short, which promises to need no real parts.
+// Start starts a cluster for a test and stops it after the test. With -short it
+// skips the test, because -short needs no real parts.
 func Start(t testing.TB, o Options) *Cluster {
 	t.Helper()
 	if testing.Short() {
@@ -95,8 +95,8 @@ func Start(t testing.TB, o Options) *Cluster {
 	return c
 }
 
-// Up starts a cluster. The caller must call Down. When it fails, nothing is
-// left running.
+// Up starts a cluster. The caller must call Down. If Up fails, it has stopped all
+// that it started.
 func Up(ctx context.Context, o Options) (_ *Cluster, err error) {
 	if o.Nodes < 0 || o.Nodes > MaxNodes {
 		return nil, fmt.Errorf("%d process nodes: 0 to %d are possible", o.Nodes, MaxNodes)
@@ -166,7 +166,8 @@ func (c *Cluster) makeDir() (string, error) {
 		return "", fmt.Errorf("the cluster's directory: %w", err)
 	}
 	if len(entries) > 0 {
-		return "", fmt.Errorf("the cluster's directory %s is not empty (%s, ...): empty it or name another", dir, entries[0].Name())
+		return "", fmt.Errorf("the cluster's directory %s is not empty (%s, ...): empty it or name another", dir,
+			entries[0].Name())
 	}
 	return dir, nil
 }
@@ -178,7 +179,8 @@ func (c *Cluster) startNodes(ctx context.Context) error {
 	if c.logFile, err = os.Create(filepath.Join(c.Dir(), "nodes.log")); err != nil {
 		return fmt.Errorf("log of the process nodes: %w", err)
 	}
-	c.log = zap.New(zapcore.NewCore(zapcore.NewConsoleEncoder(zap.NewDevelopmentEncoderConfig()), zapcore.Lock(c.logFile), zap.DebugLevel))
+	c.log = zap.New(zapcore.NewCore(zapcore.NewConsoleEncoder(zap.NewDevelopmentEncoderConfig()),
+		zapcore.Lock(c.logFile), zap.DebugLevel))
 	client, err := kubernetes.NewForConfig(c.RestConfig())
 	if err != nil {
 		return fmt.Errorf("client for the process nodes: %w", err)
@@ -190,8 +192,8 @@ func (c *Cluster) startNodes(ctx context.Context) error {
 		}
 		c.nodes = append(c.nodes, n)
 	}
-	// Not the caller's context: what runs ends by Down alone, nodes before the
-	// API server that they report to.
+	// The nodes do not use the caller's context. Only Down ends them, before the API
+	// server to which they report.
 	var run context.Context
 	run, c.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	for _, n := range c.nodes {
@@ -247,14 +249,14 @@ func (c *Cluster) runErr() error {
 	return errors.Join(c.runErrs...)
 }
 
-// Down stops the cluster: pods, then the API server, then etcd. When ctx ends,
-// what is left is killed. It returns too what went wrong in a process node
-// meanwhile. Later calls return what the first one did.
+// Down stops the cluster: pods, then the API server, then etcd. When ctx ends, the
+// rest is killed. The error includes those of the process nodes since Up. Later calls
+// return the error of the first one.
 func (c *Cluster) Down(ctx context.Context) error {
 	c.down.Do(func() {
 		var errs []error
 		if c.plane != nil {
-			_ = c.plane.signalAPIServer(syscall.SIGCONT) // a paused one would hold up the nodes
+			_ = c.plane.signalAPIServer(syscall.SIGCONT) // a paused one would delay the nodes
 		}
 		c.cancel()
 		c.runs.Wait()
@@ -271,8 +273,8 @@ func (c *Cluster) Down(ctx context.Context) error {
 	return c.downErr
 }
 
-// RestConfig returns a new config of a user that may do everything, without a
-// limit on the client's requests.
+// RestConfig returns a new config of a user with all permissions, without a limit on
+// the rate of requests.
 func (c *Cluster) RestConfig() *rest.Config { return c.plane.restConfig() }
 
 // Kubeconfig returns the path of a kubeconfig of the same user.
@@ -286,7 +288,7 @@ func (c *Cluster) Dir() string { return c.plane.dir }
 // this process dies.
 func (c *Cluster) Supervisor() *proc.Supervisor { return c.sup }
 
-// EtcdMetrics is the URL at which etcd says what it does, in Prometheus' format.
+// EtcdMetrics is the URL of etcd's metrics in Prometheus' format.
 func (c *Cluster) EtcdMetrics() string { return "http://" + c.plane.etcdAddr.String() + "/metrics" }
 
 // EnvoyBin returns the path of Envoy 1.40, see EnvoyBinary.
@@ -294,7 +296,7 @@ func (c *Cluster) EnvoyBin(ctx context.Context) (string, error) {
 	return EnvoyBinary(ctx, c.o.Progress)
 }
 
-// KWOKBinary returns the paths of KWOK and its stages, see the function.
+// KWOKBinary returns the paths of KWOK and its stages, see function KWOKBinary.
 func (c *Cluster) KWOKBinary(ctx context.Context) (kwok string, stages []string, err error) {
 	return KWOKBinary(ctx, c.o.Progress)
 }
@@ -304,9 +306,9 @@ func (c *Cluster) Nodes() []*processnode.Node { return c.nodes }
 
 func nodeName(i int) string { return fmt.Sprintf("node-%d", i) }
 
-// NodeOptions returns the options of process node i, 0 <= i < MaxNodes. Nodes
-// from Options.Nodes on are not started by the cluster; a test may run one of
-// its own with them. That node must have ended before Down.
+// NodeOptions returns the options of process node i, 0 <= i < MaxNodes. The cluster
+// does not start the nodes from Options.Nodes on. A test may start such a node, and
+// must end it before Down.
 func (c *Cluster) NodeOptions(i int) processnode.Options {
 	return processnode.Options{
 		RestConfig:     c.RestConfig(),
@@ -320,8 +322,8 @@ func (c *Cluster) NodeOptions(i int) processnode.Options {
 	}
 }
 
-// PodCIDRs returns all ranges from which pods of this cluster may get their
-// addresses: that of each possible process node, and FakePodCIDR.
+// PodCIDRs returns all ranges of this cluster's pod addresses: one per possible
+// process node, and FakePodCIDR.
 func (c *Cluster) PodCIDRs() []netip.Prefix {
 	cidrs := []netip.Prefix{c.FakePodCIDR()}
 	for i := range MaxNodes {
@@ -330,35 +332,35 @@ func (c *Cluster) PodCIDRs() []netip.Prefix {
 	return cidrs
 }
 
-// FakePodCIDR is the range, 32,766 addresses, for pods that are no processes:
-// KWOK's, or those whose status a test writes itself.
+// FakePodCIDR is the range, of 32,766 addresses, for pods without processes: pods on
+// KWOK nodes, and pods whose status a test writes.
 func (c *Cluster) FakePodCIDR() netip.Prefix { return c.block.fake() }
 
-// FreeAddr returns an address with a port on which nothing listens, never the
-// same twice. Its IP belongs to this cluster alone, so nobody takes the port
-// before the caller does, if the caller listens on exactly this address.
+// FreeAddr returns an address with a free port, never the same twice. Its IP belongs
+// to this cluster alone. A caller that listens on exactly this address finds the
+// port free.
 func (c *Cluster) FreeAddr() (netip.AddrPort, error) { return c.block.freeAddr(0) }
 
-// KillAPIServer ends the API server by SIGKILL. etcd goes on.
+// KillAPIServer ends the API server by SIGKILL. etcd keeps running.
 func (c *Cluster) KillAPIServer(ctx context.Context) error { return c.plane.killAPIServer(ctx) }
 
-// StartAPIServer starts an API server that was killed or has ended on the same address and data, and
-// waits until it is ready.
+// StartAPIServer starts an API server that was killed or has ended, on the same
+// address and data, and waits until it is ready.
 func (c *Cluster) StartAPIServer(ctx context.Context) error { return c.plane.startAPIServer(ctx) }
 
 // StartEtcd starts an etcd that has ended on the same addresses and data, and
 // waits until it is ready. It may not be called while etcd runs.
 func (c *Cluster) StartEtcd(ctx context.Context) error { return c.plane.startEtcd(ctx) }
 
-// APIServer returns the API server's process that was started last. It is nil
-// after KillAPIServer.
+// APIServer returns the latest process of the API server. It is nil after
+// KillAPIServer.
 func (c *Cluster) APIServer() *proc.Process { return c.plane.process(&c.plane.api) }
 
-// Etcd returns etcd's process that was started last.
+// Etcd returns the latest process of etcd.
 func (c *Cluster) Etcd() *proc.Process { return c.plane.process(&c.plane.etcd) }
 
-// PauseAPIServer stops the API server from answering, with its connections
-// open: what a client sees of a hanging machine or a partition.
+// PauseAPIServer stops the API server from answering while its connections stay
+// open, as if its machine hung or the network was partitioned.
 func (c *Cluster) PauseAPIServer() error { return c.plane.signalAPIServer(syscall.SIGSTOP) }
 
 // ResumeAPIServer undoes PauseAPIServer.

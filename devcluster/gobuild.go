@@ -13,10 +13,10 @@ import (
 	"github.com/berth-sandbox/berth/devcluster/proc"
 )
 
-// goBuild builds programs from a module of which every dependency is pinned by
-// version and hash.
+// goBuild builds programs from a module that pins every dependency by version and
+// hash.
 type goBuild struct {
-	what, took string // for people: what is built, how long that takes
+	what, took string // for messages: the programs, and how long the build takes
 	mod, sum   []byte // the module's go.mod and go.sum
 	ldflags    string
 	packages   []string
@@ -26,8 +26,8 @@ func (b goBuild) args() []string {
 	return []string{"build", "-mod=readonly", "-trimpath", "-buildvcs=false", "-tags=grpcnotrace", "-ldflags=" + b.ldflags}
 }
 
-// env keeps a caller's settings for its own module from this build. GOFLAGS is
-// not empty since an empty one would fall back to `go env -w`.
+// env overrides Go settings of the caller's environment. GOFLAGS is not empty,
+// because the go command would then use the one of "go env -w".
 func (goBuild) env() []string {
 	return []string{
 		"GOFLAGS=-mod=readonly", "GOWORK=off", "CGO_ENABLED=0",
@@ -35,13 +35,13 @@ func (goBuild) env() []string {
 	}
 }
 
-// recipe is everything that decides what is built, but for the version of Go.
+// recipe is all input that decides the result, except the version of Go.
 func (b goBuild) recipe() []string {
 	recipe := append([]string{string(b.mod), string(b.sum)}, b.env()...)
 	return append(append(recipe, b.args()...), b.packages...)
 }
 
-// run builds into out. It leaves the module in scratch, where command works.
+// run builds into out. It leaves the module in scratch, for command.
 func (b goBuild) run(ctx context.Context, sup *proc.Supervisor, progress io.Writer, out, scratch string) error {
 	for name, content := range map[string][]byte{"go.mod": b.mod, "go.sum": b.sum} {
 		if err := os.WriteFile(filepath.Join(scratch, name), content, 0o644); err != nil {
@@ -63,7 +63,7 @@ func (b goBuild) run(ctx context.Context, sup *proc.Supervisor, progress io.Writ
 	return nil
 }
 
-// command is the go command in the module.
+// command is a go command in the module that run has left in scratch.
 func (b goBuild) command(scratch string, args ...string) (*exec.Cmd, error) {
 	goBin, err := exec.LookPath("go")
 	if err != nil {

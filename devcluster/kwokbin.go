@@ -13,12 +13,12 @@ import (
 	"github.com/berth-sandbox/berth/tools"
 )
 
-// kwokVersion is what is built; tools/kwok.mod requires the same.
+// kwokVersion is the version that is built. tools/kwok.mod requires the same.
 const kwokVersion = "v0.8.0"
 
-// kwokStages are the files of the module's folder kustomize/stage that make
-// nodes ready and keep them so, and pods ready, complete and gone. A folder
-// cannot be used as a whole: its kustomization.yaml is no stage.
+// kwokStages are files of the module's folder kustomize/stage. They make nodes ready
+// and keep them ready, and make pods ready, complete and gone. A whole folder cannot
+// be passed to KWOK, because its kustomization.yaml is not a stage.
 var kwokStages = [...]string{
 	"node/fast/node-initialize.yaml",
 	"node/heartbeat/node-heartbeat.yaml",
@@ -27,10 +27,11 @@ var kwokStages = [...]string{
 	"pod/fast/pod-delete.yaml",
 }
 
-// KWOKBinary returns the paths of KWOK and of the stage files that tell it what
-// nodes and pods do, each to be passed with --config. They come from the cache,
-// where they are built and copied from the pinned Go module when missing: one
-// to two minutes. One on PATH is not used: stages belong to a version.
+// KWOKBinary returns the paths of KWOK and of the stage files that define what nodes
+// and pods do. Each stage file is passed with --config. All come from the cache. If
+// they are missing there, they are built and copied from the pinned Go module, which
+// takes one to two minutes. A KWOK on PATH is not used, because stages belong to a
+// version.
 func KWOKBinary(ctx context.Context, progress io.Writer) (kwok string, stages []string, err error) {
 	if progress == nil {
 		progress = io.Discard
@@ -45,8 +46,8 @@ func KWOKBinary(ctx context.Context, progress io.Writer) (kwok string, stages []
 	return filepath.Join(dir, "kwok"), stages, nil
 }
 
-// kwokArtifact builds KWOK from the module in tools and takes the stages from
-// that module's source, which go.sum answers for like for the program.
+// kwokArtifact builds KWOK from the module in tools and copies the stages from that
+// module's source. go.sum pins both.
 func kwokArtifact(progress io.Writer) artifact {
 	const module = "sigs.k8s.io/kwok"
 	b := goBuild{

@@ -11,15 +11,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// lockPoll is how often a lock that is held is tried again.
+// lockPoll is the time between two tries for a lock.
 const lockPoll = 50 * time.Millisecond
 
 // tryLock takes the lock of the file at path, or returns errLocked. Closing the
-// file frees the lock, and so does the holder's death. The file itself must
-// never be removed: two holders could then lock two files of one name.
+// file frees the lock, and so does the holder's death. The file must never be
+// removed, because two holders could then lock two files of one name.
 //
-// The lock belongs to the open file description, not to the process: it works
-// between goroutines, and asking for it (isLocked) does not take it.
+// The lock belongs to the open file description, not to the process. So it also
+// excludes goroutines of one process, and isLocked can test it without taking it.
 func tryLock(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
@@ -37,7 +37,7 @@ func tryLock(path string) (*os.File, error) {
 	return nil, errors.Join(err, f.Close())
 }
 
-// isLocked reports whether somebody holds the lock of the file at path.
+// isLocked reports whether the lock of the file at path is held.
 func isLocked(path string) (bool, error) {
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if errors.Is(err, os.ErrNotExist) {

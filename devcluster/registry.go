@@ -23,8 +23,7 @@ import (
 
 var clusterName = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$`)
 
-// State is what is known about a named cluster. The registry sets Name, PID,
-// Process and Started.
+// State describes a named cluster. The registry sets Name, PID, Process and Started.
 type State struct {
 	Name    string    `json:"name"`
 	PID     int       `json:"pid"`
@@ -47,8 +46,8 @@ type Part struct {
 	Process string `json:"process"`
 	// Restarts is how often the owner has started the part again.
 	Restarts int `json:"restarts"`
-	// Running is what the kernel says when the state is looked up, so that it
-	// is right also when the owner has not noticed an end yet.
+	// Running is read from the kernel by Lookup, so it is right even before the owner
+	// has noticed an end.
 	Running bool `json:"-"`
 }
 
@@ -78,7 +77,8 @@ func Acquire(name string) (_ *Registration, err error) {
 		return nil, fmt.Errorf("cluster %s: %w", name, err)
 	}
 	process, err := processIdentity(os.Getpid())
-	r := &Registration{lock: lock, dir: dir, state: State{Name: name, PID: os.Getpid(), Process: process, Started: time.Now().Round(0)}}
+	r := &Registration{lock: lock, dir: dir, state: State{Name: name, PID: os.Getpid(), Process: process,
+		Started: time.Now().Round(0)}}
 	if err == nil {
 		err = r.write(r.state)
 	}
@@ -94,7 +94,7 @@ func Acquire(name string) (_ *Registration, err error) {
 // Dir is the directory for the cluster's own files; it does not exist yet.
 func (r *Registration) Dir() string { return filepath.Join(r.dir, "cluster") }
 
-// Publish replaces what others see. It may not be called concurrently.
+// Publish replaces the state that Lookup returns. It may not be called concurrently.
 func (r *Registration) Publish(s State) error {
 	s.Name, s.PID, s.Process, s.Started, s.Ready = r.state.Name, r.state.PID, r.state.Process, r.state.Started, true
 	s.Parts = slices.Clone(s.Parts)
@@ -104,7 +104,7 @@ func (r *Registration) Publish(s State) error {
 	return r.write(s)
 }
 
-// write replaces the state file as a whole: a reader never sees half of it.
+// write replaces the state file atomically.
 func (r *Registration) write(s State) error {
 	b, err := json.MarshalIndent(s, "", "  ")
 	if err != nil {
@@ -120,7 +120,7 @@ func (r *Registration) write(s State) error {
 	return nil
 }
 
-// Close gives the name up. Whoever waits in RequestStop goes on.
+// Close gives the name up. Calls of RequestStop that wait for it then return.
 func (r *Registration) Close() error { return r.lock.Close() }
 
 // Lookup returns the state of a running cluster, or ErrNotRunning.
@@ -190,8 +190,8 @@ func RequestStop(ctx context.Context, name string) error {
 	}
 	tick := time.NewTicker(lockPoll)
 	defer tick.Stop()
-	// One owner only: one that follows it within a poll is not ours to stop, and
-	// its presence means that the one we meant has gone.
+	// Only the present owner is stopped. Another owner that follows within one poll
+	// shows that the first one has ended.
 	var asked string
 	for {
 		s, err := Lookup(name)
@@ -216,8 +216,9 @@ func RequestStop(ctx context.Context, name string) error {
 	}
 }
 
-// terminate signals the process that wrote s and no later one: the handle is
-// taken before the identity is compared, and a handle keeps to its process.
+// terminate signals the process that wrote s and no later one with the same PID. It
+// takes the process handle before it compares the identity, and a handle stays with
+// its process.
 func terminate(s State) error {
 	p, err := os.FindProcess(s.PID)
 	if err != nil {
@@ -233,9 +234,9 @@ func terminate(s State) error {
 	return nil
 }
 
-// processIdentity returns what no two processes of one PID share: the time of
-// the start (proc_pid_stat(5), field 22) and the boot that it counts from. A
-// process that has ended has none, also when its parent has not waited for it.
+// processIdentity tells processes with the same PID apart. It is the start time
+// (proc_pid_stat(5), field 22) and the ID of the boot from which that time counts. A
+// process that has ended has no identity, even if its parent has not reaped it.
 func processIdentity(pid int) (string, error) {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {

@@ -21,7 +21,7 @@ func useCache(t *testing.T) string {
 	return dir
 }
 
-// actOwn owns the name "other" until it is told to stop.
+// actOwn owns the name "other" until it gets a signal to end.
 func actOwn() error {
 	stop := make(chan os.Signal, 1)
 	signal.Notify(stop, syscall.SIGTERM)
@@ -37,7 +37,7 @@ func actOwn() error {
 	return r.Close()
 }
 
-func TestANameHasOneOwner(t *testing.T) {
+func TestNameHasOneOwner(t *testing.T) {
 	useCache(t)
 	r, err := Acquire("a")
 	require.NoError(t, err)
@@ -52,7 +52,7 @@ func TestANameHasOneOwner(t *testing.T) {
 	require.NoError(t, r.Close())
 }
 
-func TestOthersSeeWhatTheOwnerPublished(t *testing.T) {
+func TestOtherProcessesSeeThePublishedState(t *testing.T) {
 	useCache(t)
 	_, err := Lookup("a")
 	require.ErrorIs(t, err, ErrNotRunning)
@@ -101,7 +101,7 @@ func TestRequestStopEndsTheOwner(t *testing.T) {
 	require.ErrorIs(t, RequestStop(ctx, "other"), ErrNotRunning)
 }
 
-func TestAKilledOwnerIsNotRunning(t *testing.T) {
+func TestKilledOwnerIsNotRunning(t *testing.T) {
 	useCache(t)
 	a := startActor(t, "own")
 	require.Equal(t, "published", a.line(t))
@@ -115,7 +115,7 @@ func TestAKilledOwnerIsNotRunning(t *testing.T) {
 }
 
 // An owner that stands still publishes nothing and waits for no child.
-func TestPartsThatEndedAreDownBeforeTheOwnerNotices(t *testing.T) {
+func TestEndedPartsAreDownAtOnce(t *testing.T) {
 	useCache(t)
 	r, err := Acquire("a")
 	require.NoError(t, err)
@@ -132,12 +132,13 @@ func TestPartsThatEndedAreDownBeforeTheOwnerNotices(t *testing.T) {
 	}
 	require.True(t, x().Running)
 	require.NoError(t, a.cmd.Process.Kill())
-	require.NoError(t, unix.Waitid(unix.P_PID, a.cmd.Process.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil)) // it stays as a zombie
+	// It stays as a zombie.
+	require.NoError(t, unix.Waitid(unix.P_PID, a.cmd.Process.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil))
 	require.False(t, x().Running)
 }
 
 // A part's PID may have become another process's.
-func TestAnotherProcessWithThePIDIsNotThePart(t *testing.T) {
+func TestReusedPIDIsNotThePart(t *testing.T) {
 	cache := useCache(t)
 	r, err := Acquire("a")
 	require.NoError(t, err)
@@ -155,7 +156,7 @@ func TestAnotherProcessWithThePIDIsNotThePart(t *testing.T) {
 	require.False(t, s.Parts[0].Running)
 }
 
-// A state file of a former owner must not lead a signal to whoever has its PID
+// A state file of a former owner must not lead a signal to the process that has its PID
 // now.
 func TestRequestStopNeverSignalsAStranger(t *testing.T) {
 	cache := useCache(t)

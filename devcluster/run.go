@@ -19,8 +19,9 @@ const (
 	tickEvery     = 15 * time.Second
 )
 
-// run runs cmd to its end and calls tick, which may be nil, about every 15 s.
-// The error holds the end of what cmd wrote, but for a Stdout that is set.
+// run runs cmd to its end and calls tick, which may be nil, about every 15 s. The
+// error holds the end of the output, without the standard output if the caller has
+// set cmd.Stdout.
 func run(ctx context.Context, sup *proc.Supervisor, cmd *exec.Cmd, tick func(elapsed time.Duration)) error {
 	what := strings.Join(append([]string{filepath.Base(cmd.Path)}, cmd.Args[1:]...), " ")
 	if len(what) > commandChars {
@@ -58,7 +59,7 @@ func run(ctx context.Context, sup *proc.Supervisor, cmd *exec.Cmd, tick func(ela
 	}
 }
 
-// tail keeps the end of what is written to it.
+// tail keeps the last bytes that are written to it.
 type tail []byte
 
 func (t *tail) Write(b []byte) (int, error) {

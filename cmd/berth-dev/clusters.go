@@ -94,7 +94,8 @@ func (c *serveCommand) Run(ctx context.Context, o *output) (err error) {
 		return err
 	}
 	defer f.Close()
-	log := zap.New(zapcore.NewCore(zapcore.NewConsoleEncoder(zap.NewDevelopmentEncoderConfig()), zapcore.Lock(f), zap.InfoLevel))
+	log := zap.New(zapcore.NewCore(zapcore.NewConsoleEncoder(zap.NewDevelopmentEncoderConfig()), zapcore.Lock(f),
+		zap.InfoLevel))
 	return keep(ctx, e.parts(), func(parts []devcluster.Part) error {
 		return registration.Publish(devcluster.State{Kubeconfig: e.cluster.Kubeconfig(), URLs: e.urls(), Parts: parts})
 	}, log)
@@ -155,7 +156,8 @@ func show(o *output, s devcluster.State) error {
 		fmt.Fprintf(o.out, "  %-18s %s\n", name, s.URLs[name])
 	}
 	if s.Kubeconfig != "" {
-		fmt.Fprintf(o.out, "  %-18s export KUBECONFIG=%s\n  %-18s %s\n", "kubectl", s.Kubeconfig, "logs", filepath.Dir(s.Kubeconfig))
+		fmt.Fprintf(o.out, "  %-18s export KUBECONFIG=%s\n  %-18s %s\n", "kubectl", s.Kubeconfig, "logs",
+			filepath.Dir(s.Kubeconfig))
 	}
 	return nil
 }

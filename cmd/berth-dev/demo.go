@@ -23,14 +23,14 @@ type demoCommand struct {
 // callTimeout bounds each request of the demonstration.
 const callTimeout = 15 * time.Second
 
-// demo shows what Berth does, step by step.
+// demo shows Berth's functions step by step.
 type demo struct {
 	out   io.Writer
 	began time.Time
 	step  string
 	env   *environment
-	// client connects to Envoy whatever the host is, so that the demonstration
-	// does not depend on this machine's resolver.
+	// client connects to Envoy for every host, so that the demonstration does not
+	// depend on this machine's resolver.
 	client *http.Client
 }
 
@@ -43,7 +43,7 @@ func (c *demoCommand) Run(ctx context.Context, o *output) (err error) {
 			err = errors.Join(err, d.env.stop())
 		}
 		if ctx.Err() != nil && errors.Is(err, context.Canceled) {
-			err = nil // Ctrl-C is how a demo ends
+			err = nil // a person ends the demo with Ctrl-C
 			if c.Once {
 				err = errors.New("interrupted")
 			}
@@ -72,7 +72,7 @@ func (d *demo) printf(format string, args ...any) {
 	fmt.Fprintf(d.out, format, args...)
 }
 
-// begin notes and prints the step that is being done.
+// begin notes and prints the present step.
 func (d *demo) begin(step string) {
 	d.step = step
 	d.printf("[%5.1fs] %s\n", time.Since(d.began).Seconds(), step)
@@ -85,7 +85,8 @@ func (d *demo) show(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	d.printf("\n  claimed in   %v\n  URL          %s\n  try it       %s\n\n", took.Round(100*time.Microsecond), s.URL, d.curl(s.URL))
+	d.printf("\n  claimed in   %v\n  URL          %s\n  try it       %s\n\n", took.Round(100*time.Microsecond), s.URL,
+		d.curl(s.URL))
 
 	d.begin("send a request to it, through Envoy")
 	code, body, err := d.get(ctx, s.URL+"hello")
@@ -101,7 +102,8 @@ func (d *demo) show(ctx context.Context) error {
 	}
 
 	d.begin("read the last-active dump of the router")
-	_, dump, err := d.call(ctx, http.MethodGet, d.env.stack.Gateways[0].Admin+"/admin/last-active?format=text", "", http.DefaultClient)
+	_, dump, err := d.call(ctx, http.MethodGet, d.env.stack.Gateways[0].Admin+"/admin/last-active?format=text", "",
+		http.DefaultClient)
 	if err != nil {
 		return err
 	}
@@ -111,7 +113,8 @@ func (d *demo) show(ctx context.Context) error {
 	}
 
 	d.begin("release the sandbox")
-	code, body, err = d.call(ctx, http.MethodDelete, d.env.stack.Allocators[0].API+"/sandboxes/"+s.SandboxID, "", http.DefaultClient)
+	code, body, err = d.call(ctx, http.MethodDelete, d.env.stack.Allocators[0].API+"/sandboxes/"+s.SandboxID, "",
+		http.DefaultClient)
 	if err != nil {
 		return err
 	}
@@ -131,7 +134,7 @@ func (d *demo) show(ctx context.Context) error {
 	return nil
 }
 
-// stay leaves a sandbox to play with until ctx ends.
+// stay keeps a sandbox for the person until ctx ends.
 func (d *demo) stay(ctx context.Context) error {
 	d.begin("claim another sandbox, which is yours until Ctrl-C")
 	s, _, err := d.claim(ctx)
@@ -139,7 +142,8 @@ func (d *demo) stay(ctx context.Context) error {
 		return err
 	}
 	d.printf("\n  %s\n\n", d.curl(s.URL))
-	d.printf("  claim another   curl -X POST -d '{\"templateID\":%q}' %s/sandboxes\n", demoPool, d.env.stack.Allocators[0].API)
+	d.printf("  claim another   curl -X POST -d '{\"templateID\":%q}' %s/sandboxes\n", demoPool,
+		d.env.stack.Allocators[0].API)
 	d.printf("  release         curl -X DELETE %s/sandboxes/%s\n", d.env.stack.Allocators[0].API, s.SandboxID)
 	d.printf("  last active     curl '%s/admin/last-active?format=text'\n", d.env.stack.Gateways[0].Admin)
 	d.printf("  kubectl         export KUBECONFIG=%s\n", d.env.cluster.Kubeconfig())

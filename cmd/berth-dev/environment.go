@@ -28,7 +28,7 @@ type environment struct {
 	stack   *stack.Stack
 }
 
-// binDir is where this program's siblings are.
+// binDir is the directory of this program and of Berth's other programs.
 func binDir() (string, error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -43,8 +43,11 @@ func binDir() (string, error) {
 	return dir, nil
 }
 
-// startEnvironment starts everything. step is told what begins.
-func startEnvironment(ctx context.Context, dir string, progress io.Writer, step func(string)) (_ *environment, err error) {
+// startEnvironment starts a cluster with Berth and the demo pool. It calls step at
+// the begin of each step.
+func startEnvironment(
+	ctx context.Context, dir string, progress io.Writer, step func(string),
+) (_ *environment, err error) {
 	e := &environment{}
 	defer func() {
 		if err != nil {
@@ -92,7 +95,8 @@ func (e *environment) createPool(ctx context.Context) error {
 	defer ticker.Stop()
 	for {
 		var p v1alpha1.SandboxPool
-		if err := clients.Berth.Get().Namespace(namespace).Resource("sandboxpools").Name(demoPool).Do(ctx).Into(&p); err == nil && p.Status.Warm >= demoWarm {
+		err := clients.Berth.Get().Namespace(namespace).Resource("sandboxpools").Name(demoPool).Do(ctx).Into(&p)
+		if err == nil && p.Status.Warm >= demoWarm {
 			return nil
 		}
 		select {
@@ -103,7 +107,8 @@ func (e *environment) createPool(ctx context.Context) error {
 	}
 }
 
-// stop ends everything, in order. It may be called on a half-started environment.
+// stop ends Berth and then the cluster. It may be called on a half-started
+// environment.
 func (e *environment) stop() error {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
@@ -117,7 +122,7 @@ func (e *environment) stop() error {
 	return errors.Join(errs...)
 }
 
-// urls are what a person needs to look around.
+// urls are the endpoints that a person may want to try.
 func (e *environment) urls() map[string]string {
 	return map[string]string{
 		"api":               e.stack.Allocators[0].API,

@@ -18,7 +18,7 @@ const (
 	// firstPause and maxPause bound the time between a part's end and its next
 	// start. It doubles with each start.
 	firstPause, maxPause = 500 * time.Millisecond, 10 * time.Second
-	// settled is the run after which a part's pause is the first one again.
+	// settled is the length of a run after which the part's pause is firstPause again.
 	settled = 30 * time.Second
 )
 
@@ -29,16 +29,16 @@ type process interface {
 	State() *os.ProcessState
 }
 
-// part is a process of a cluster that is started again when it has ended.
+// part is a process of a cluster that is restarted after its end.
 type part struct {
 	name string
-	// last returns the process that was started last. It may have ended.
+	// last returns the latest process. It may have ended.
 	last func() process
 	// start starts a part that has ended, and waits until it is ready.
 	start func(context.Context) error
 }
 
-// parts are the processes of the environment that belong to no pod.
+// parts are the processes of the environment except those of pods.
 func (e *environment) parts() []part {
 	parts := []part{
 		{"etcd", func() process { return e.cluster.Etcd() }, e.cluster.StartEtcd},
@@ -57,7 +57,7 @@ func (e *environment) parts() []part {
 	return parts
 }
 
-// restarter starts parts again and publishes which process each of them is.
+// restarter restarts parts and publishes their processes.
 type restarter struct {
 	log     *zap.Logger
 	publish func([]devcluster.Part) error
@@ -66,7 +66,7 @@ type restarter struct {
 	parts []devcluster.Part
 }
 
-// keep publishes the parts, and starts those that end again until ctx ends.
+// keep publishes the parts and restarts those that end, until ctx ends.
 func keep(ctx context.Context, parts []part, publish func([]devcluster.Part) error, log *zap.Logger) error {
 	k := &restarter{log: log, publish: publish}
 	var processes []process
@@ -85,8 +85,8 @@ func keep(ctx context.Context, parts []part, publish func([]devcluster.Part) err
 	return nil
 }
 
-// keep is the life of one part. A start that fails counts as a run that has ended
-// at once.
+// keep restarts one part until ctx ends. A start that fails counts as a run that
+// ended at once.
 func (k *restarter) keep(ctx context.Context, i int, p part, current process) {
 	log := k.log.With(zap.String("part", p.name))
 	pause := firstPause
@@ -100,7 +100,8 @@ func (k *restarter) keep(ctx context.Context, i int, p part, current process) {
 		if time.Since(began) >= settled {
 			pause = firstPause
 		}
-		log.Warn("part ended", zap.Int("pid", current.Pid()), zap.Stringer("state", current.State()), zap.Duration("nextStart", pause))
+		log.Warn("part ended", zap.Int("pid", current.Pid()), zap.Stringer("state", current.State()),
+			zap.Duration("nextStart", pause))
 		select {
 		case <-time.After(pause):
 		case <-ctx.Done():
@@ -131,7 +132,7 @@ func (k *restarter) restarted(i, pid int) (restarts int, err error) {
 	return k.parts[i].Restarts, k.publish(slices.Clone(k.parts))
 }
 
-// partState says in a few words how a part is.
+// partState describes a part's state in a few words.
 func partState(p devcluster.Part) string {
 	state := "down"
 	if p.Running {

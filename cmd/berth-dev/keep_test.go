@@ -80,7 +80,8 @@ func keepFor(t *testing.T, d time.Duration, parts ...part) [][]devcluster.Part {
 func TestPauseBeforeRestartGrowsUntilPartSettles(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		// Seven runs of a second, one that is long enough, and two of a second again.
-		lasts := slices.Concat(slices.Repeat([]time.Duration{time.Second}, 7), []time.Duration{settled}, slices.Repeat([]time.Duration{time.Second}, 2))
+		lasts := slices.Concat(slices.Repeat([]time.Duration{time.Second}, 7), []time.Duration{settled},
+			slices.Repeat([]time.Duration{time.Second}, 2))
 		f := &fakePart{}
 		f.next = func() (time.Duration, error) {
 			if len(f.runs) == len(lasts) {
@@ -92,11 +93,13 @@ func TestPauseBeforeRestartGrowsUntilPartSettles(t *testing.T) {
 		f.begin(lasts[0])
 		published := keepFor(t, 10*time.Minute, f.part("router-0"))
 		ms := time.Millisecond
-		require.Equal(t, []time.Duration{500 * ms, 1000 * ms, 2000 * ms, 4000 * ms, 8000 * ms, maxPause, maxPause, 500 * ms, 1000 * ms, 2000 * ms},
+		require.Equal(t, []time.Duration{500 * ms, 1000 * ms, 2000 * ms, 4000 * ms, 8000 * ms, maxPause, maxPause,
+			500 * ms, 1000 * ms, 2000 * ms},
 			f.pauses(began, lasts...))
 		require.Len(t, published, 1+len(lasts))
 		require.Equal(t, []devcluster.Part{{Name: "router-0", PID: 100}}, published[0])
-		require.Equal(t, []devcluster.Part{{Name: "router-0", PID: 100 + len(lasts), Restarts: len(lasts)}}, published[len(lasts)])
+		require.Equal(t, []devcluster.Part{{Name: "router-0", PID: 100 + len(lasts), Restarts: len(lasts)}},
+			published[len(lasts)])
 	})
 }
 
@@ -127,7 +130,8 @@ func TestEndOfOnePartStartsNoOther(t *testing.T) {
 		published := keepFor(t, time.Minute, one.part("envoy-0"), other.part("router-0"))
 		require.Len(t, one.started, 1)
 		require.Empty(t, other.started)
-		require.Equal(t, []devcluster.Part{{Name: "envoy-0", PID: 101, Restarts: 1}, {Name: "router-0", PID: 100}}, published[1])
+		require.Equal(t, []devcluster.Part{{Name: "envoy-0", PID: 101, Restarts: 1}, {Name: "router-0", PID: 100}},
+			published[1])
 	})
 }
 

@@ -16,7 +16,7 @@ type commands struct {
 	Down   downCommand   `cmd:"" help:"Stop a cluster that \"up\" has started."`
 	Status statusCommand `cmd:"" help:"List the running clusters and their parts. Fails when a part is down."`
 	Serve  serveCommand  `cmd:"" hidden:"" help:"Be the background process of a cluster."`
-	Build  buildCommand  `cmd:"" help:"Build or fetch etcd, kube-apiserver and Envoy into the cache, if they are not there."`
+	Build  buildCommand  `cmd:"" help:"Build or fetch etcd, kube-apiserver and Envoy if the cache lacks them."`
 }
 
 // output is where commands write.

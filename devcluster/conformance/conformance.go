@@ -118,7 +118,8 @@ func (s *subject) createNamed(name string, spec podSpec) *subject {
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), n.o.Guard)
 		defer cancel()
-		_ = n.client.CoreV1().Pods(n.o.Namespace).Delete(ctx, n.name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)}) // gone in most cases
+		// Gone in most cases.
+		_ = n.client.CoreV1().Pods(n.o.Namespace).Delete(ctx, n.name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)})
 	})
 	return n
 }
@@ -164,6 +165,7 @@ func (s *subject) patch(change string) {
 	s.t.Helper()
 	ctx, cancel := s.limit()
 	defer cancel()
-	_, err := s.client.CoreV1().Pods(s.o.Namespace).Patch(ctx, s.name, types.MergePatchType, []byte(change), metav1.PatchOptions{})
+	_, err := s.client.CoreV1().Pods(s.o.Namespace).Patch(ctx, s.name, types.MergePatchType, []byte(change),
+		metav1.PatchOptions{})
 	require.NoError(s.t, err, "patch pod")
 }

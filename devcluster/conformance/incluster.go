@@ -53,10 +53,11 @@ func makeNamespace(ctx context.Context, t *testing.T, client kubernetes.Interfac
 		}
 	})
 	// Pods are refused until their namespace has its service account.
-	require.NoError(t, wait.PollUntilContextCancel(ctx, 50*time.Millisecond, true, func(ctx context.Context) (bool, error) {
-		_, err := client.CoreV1().ServiceAccounts(made.Name).Get(ctx, "default", metav1.GetOptions{})
-		return err == nil, nil //nolint:nilerr // not yet
-	}), "namespace %s has no default service account", made.Name)
+	require.NoError(t, wait.PollUntilContextCancel(ctx, 50*time.Millisecond, true,
+		func(ctx context.Context) (bool, error) {
+			_, err := client.CoreV1().ServiceAccounts(made.Name).Get(ctx, "default", metav1.GetOptions{})
+			return err == nil, nil //nolint:nilerr // not yet
+		}), "namespace %s has no default service account", made.Name)
 	return made.Name
 }
 

@@ -56,7 +56,8 @@ func observe(t *testing.T, client kubernetes.Interface, namespace, run string) *
 		cancel()
 		factory.Shutdown()
 	})
-	require.True(t, cache.WaitForCacheSync(t.Context().Done(), pods.HasSynced), "pods of namespace %s cannot be watched", namespace)
+	require.True(t, cache.WaitForCacheSync(t.Context().Done(), pods.HasSynced),
+		"pods of namespace %s cannot be watched", namespace)
 	return o
 }
 
@@ -75,7 +76,9 @@ func (o *observer) all(name string) []observation {
 }
 
 // await returns the first observation from index on that has the property.
-func (o *observer) await(ctx context.Context, name string, index int, holds func(observation) bool) (int, observation, bool) {
+func (o *observer) await(
+	ctx context.Context, name string, index int, holds func(observation) bool,
+) (int, observation, bool) {
 	for {
 		o.mu.Lock()
 		seen, changed := o.byName[name], o.changed

@@ -70,7 +70,8 @@ func (p podSpec) build(s *subject) *corev1.Pod {
 		pod.Finalizers = []string{p.finalizer}
 	}
 	if p.beside != nil {
-		pod.Spec.Containers = append(pod.Spec.Containers, container(besideName, sandbox, append([]string{"--ports", "8081"}, p.beside...)))
+		pod.Spec.Containers = append(pod.Spec.Containers,
+			container(besideName, sandbox, append([]string{"--ports", "8081"}, p.beside...)))
 	}
 	return pod
 }

@@ -25,23 +25,25 @@ func addressTable() []behaviour {
 				owner[pod.Status.PodIP] = pod.Name
 			}
 		}},
-		{name: "an address is reused only after the old containers", pod: podSpec{readiness: probe, args: []string{"--term-delay", "4s"}}, judge: func(s *subject) {
-			old := s.until("ready", ready)
-			s.delete(nil)
-			s.until("deleting", deleting)
-			quick := podSpec{readiness: probe}
-			var later []*corev1.Pod
-			for range 3 { // some while the old pod still runs
-				later = append(later, s.create(quick).until("ready", ready))
-			}
-			end := mainOf(observation{pod: s.until("gone", gone)}).State.Terminated
-			later = append(later, s.create(quick).until("ready", ready)) // and one after it
-			for _, pod := range later {
-				began := mainOf(observation{pod: pod}).State.Running.StartedAt
-				require.False(s.t, pod.Status.PodIP == old.Status.PodIP && began.Before(&end.FinishedAt),
-					"%s had the address %s from %v on, and its last pod ran until %v", pod.Name, old.Status.PodIP, began, end.FinishedAt)
-			}
-		}},
+		{name: "an address is reused only after the old containers",
+			pod: podSpec{readiness: probe, args: []string{"--term-delay", "4s"}}, judge: func(s *subject) {
+				old := s.until("ready", ready)
+				s.delete(nil)
+				s.until("deleting", deleting)
+				quick := podSpec{readiness: probe}
+				var later []*corev1.Pod
+				for range 3 { // some while the old pod still runs
+					later = append(later, s.create(quick).until("ready", ready))
+				}
+				end := mainOf(observation{pod: s.until("gone", gone)}).State.Terminated
+				later = append(later, s.create(quick).until("ready", ready)) // and one after it
+				for _, pod := range later {
+					began := mainOf(observation{pod: pod}).State.Running.StartedAt
+					require.False(s.t, pod.Status.PodIP == old.Status.PodIP && began.Before(&end.FinishedAt),
+						"%s had the address %s from %v on, and its last pod ran until %v", pod.Name, old.Status.PodIP, began,
+						end.FinishedAt)
+				}
+			}},
 		{name: "the process knows its pod", pod: podSpec{readiness: probe}, dials: true, judge: func(s *subject) {
 			pod := s.until("ready", ready)
 			var who struct {
@@ -75,8 +77,8 @@ func addressTable() []behaviour {
 	}
 }
 
-// reachable waits until a port of an address answers, or does not. That nothing
-// answers counts only while another pod does.
+// reachable waits until a port of an address answers, or does not answer. A missing
+// answer counts only if another pod still answers.
 func (s *subject) reachable(ip string, port int, want bool) {
 	s.t.Helper()
 	answers := func(ip string, port int) bool { return s.do(http.MethodGet, ip, port, "/", nil) == nil }
@@ -88,7 +90,7 @@ func (s *subject) reachable(ip string, port int, want bool) {
 	}
 }
 
-// serves requires that the pod answers every request, one per period, until then.
+// serves requires that the pod answers every request, one per period, until end.
 func (s *subject) serves(pod *corev1.Pod, period time.Duration, end time.Time) {
 	s.t.Helper()
 	ticker := time.NewTicker(period)
@@ -103,7 +105,8 @@ func (s *subject) serves(pod *corev1.Pod, period time.Duration, end time.Time) {
 	}
 }
 
-// do sends a request over Options.Dial and expects it to succeed; into may be nil.
+// do sends a request over Options.Dial and decodes the answer into into, unless that
+// is nil.
 func (s *subject) do(method, ip string, port int, path string, into any) error {
 	ctx, cancel := s.limit()
 	defer cancel()

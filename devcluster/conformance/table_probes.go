@@ -35,21 +35,24 @@ func readinessTable() []behaviour {
 			s.until("ready", ready)
 			require.GreaterOrEqual(s.t, s.readyAfter(), 2*time.Second, "3 s by whole seconds")
 		}},
-		{name: "not ready after the failure threshold and back", dials: true, pod: podSpec{readiness: get("/readyz", 2)}, judge: func(s *subject) {
-			ip := s.until("ready", ready).Status.PodIP
-			require.NoError(s.t, s.do(http.MethodPost, ip, mainPort, "/ready?value=false", nil))
-			pod := s.until("not ready", notReady)
-			require.Equal(s.t, "ContainersNotReady", condition(pod, corev1.PodReady).Reason)
-			require.Equal(s.t, corev1.PodRunning, pod.Status.Phase)
-			require.NoError(s.t, s.do(http.MethodPost, ip, mainPort, "/ready?value=true", nil))
-			pod = s.until("ready again", ready)
-			require.Zero(s.t, mainOf(observation{pod: pod}).RestartCount, "readiness never restarts")
-		}},
-		{name: "one container of two not ready", pod: podSpec{readiness: get("/readyz", 1), args: []string{"--ready-after", "1h"}, beside: []string{}}, judge: func(s *subject) {
+		{name: "not ready after the failure threshold and back", dials: true, pod: podSpec{readiness: get("/readyz", 2)},
+			judge: func(s *subject) {
+				ip := s.until("ready", ready).Status.PodIP
+				require.NoError(s.t, s.do(http.MethodPost, ip, mainPort, "/ready?value=false", nil))
+				pod := s.until("not ready", notReady)
+				require.Equal(s.t, "ContainersNotReady", condition(pod, corev1.PodReady).Reason)
+				require.Equal(s.t, corev1.PodRunning, pod.Status.Phase)
+				require.NoError(s.t, s.do(http.MethodPost, ip, mainPort, "/ready?value=true", nil))
+				pod = s.until("ready again", ready)
+				require.Zero(s.t, mainOf(observation{pod: pod}).RestartCount, "readiness never restarts")
+			}},
+		{name: "one container of two not ready", pod: podSpec{readiness: get("/readyz", 1),
+			args: []string{"--ready-after", "1h"}, beside: []string{}}, judge: func(s *subject) {
 			pod := s.until("one ready", func(o observation) bool { return besideOf(o).Ready && running(o) })
 			require.False(s.t, mainOf(observation{pod: pod}).Ready)
 			require.Equal(s.t, corev1.ConditionFalse, condition(pod, corev1.PodReady).Status)
-			require.Equal(s.t, besideName, pod.Status.ContainerStatuses[0].Name, "statuses are sorted by name, whatever the spec's order")
+			require.Equal(s.t, besideName, pod.Status.ContainerStatuses[0].Name,
+				"statuses are sorted by name, whatever the spec's order")
 			s.delete(nil)
 			s.until("gone", gone)
 			s.never("ready", ready)
@@ -72,5 +75,6 @@ func readinessTable() []behaviour {
 func (s *subject) readyAfter() time.Duration {
 	s.t.Helper()
 	pod := s.first(ready)
-	return condition(pod, corev1.PodReady).LastTransitionTime.Sub(mainOf(observation{pod: pod}).State.Running.StartedAt.Time)
+	started := mainOf(observation{pod: pod}).State.Running.StartedAt
+	return condition(pod, corev1.PodReady).LastTransitionTime.Sub(started.Time)
 }

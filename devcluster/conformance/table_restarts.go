@@ -10,7 +10,8 @@ import (
 )
 
 func restartTable() []behaviour {
-	// A run of a second may be over before anything was told of it; five are seen.
+	// A run of one second may end before any status shows it. One of five seconds is
+	// visible.
 	ends := func(code string) []string { return []string{"--exit-after", "1s", "--exit-code", code} }
 	lasts := func(code string) []string { return []string{"--exit-after", "5s", "--exit-code", code} }
 	judgeEnd := func(phase corev1.PodPhase, code int32, reason string) func(*subject) {
@@ -22,7 +23,8 @@ func restartTable() []behaviour {
 			require.Equal(s.t, reason, end.Reason)
 			require.False(s.t, end.FinishedAt.Before(&end.StartedAt))
 			require.Zero(s.t, mainOf(observation{pod: pod}).RestartCount)
-			require.Equal(s.t, "Pod"+map[corev1.PodPhase]string{corev1.PodSucceeded: "Completed", corev1.PodFailed: "Failed"}[phase],
+			require.Equal(s.t, "Pod"+map[corev1.PodPhase]string{corev1.PodSucceeded: "Completed",
+				corev1.PodFailed: "Failed"}[phase],
 				condition(pod, corev1.PodReady).Reason)
 			s.delete(nil)
 			s.until("gone", gone)
@@ -47,15 +49,18 @@ func restartTable() []behaviour {
 			require.EqualValues(s.t, 3, now.LastTerminationState.Terminated.ExitCode)
 			require.Equal(s.t, "Error", now.LastTerminationState.Terminated.Reason)
 			require.Equal(s.t, corev1.PodRunning, pod.Status.Phase)
-			wait := 10 * time.Second << (now.RestartCount - 1) // the first may be over before it is told
-			require.Contains(s.t, now.State.Waiting.Message, fmt.Sprintf("back-off %v restarting failed container=%s", wait, mainName))
+			wait := 10 * time.Second << (now.RestartCount - 1) // the first wait may end before any status shows it
+			require.Contains(s.t, now.State.Waiting.Message,
+				fmt.Sprintf("back-off %v restarting failed container=%s", wait, mainName))
 			again := s.until("restarted after the back-off", func(o observation) bool {
 				return mainOf(o).RestartCount > now.RestartCount && mainOf(o).State.Waiting == nil
 			})
-			require.GreaterOrEqual(s.t, startOf(mainOf(observation{pod: again})).Sub(now.LastTerminationState.Terminated.FinishedAt.Time), wait-time.Second)
-			s.never("CrashLoopBackOff before any restart", both(backingOff(), func(o observation) bool { return mainOf(o).RestartCount == 0 }))
+			ended := now.LastTerminationState.Terminated.FinishedAt.Time
+			require.GreaterOrEqual(s.t, startOf(mainOf(observation{pod: again})).Sub(ended), wait-time.Second)
+			s.never("CrashLoopBackOff before any restart", both(backingOff(),
+				func(o observation) bool { return mainOf(o).RestartCount == 0 }))
 		}},
-		{name: "an end is told before the restart", pod: podSpec{args: lasts("3")}, judge: func(s *subject) {
+		{name: "an end is reported before the restart", pod: podSpec{args: lasts("3")}, judge: func(s *subject) {
 			s.until("ready", ready)
 			pod := s.until("ended", terminated)
 			require.Zero(s.t, mainOf(observation{pod: pod}).RestartCount)
@@ -75,19 +80,21 @@ func restartTable() []behaviour {
 			require.Equal(s.t, "ContainersNotReady", condition(pod, corev1.PodReady).Reason)
 			s.never("restarted", restarted)
 		}},
-		{name: "one of two that ended for good", pod: podSpec{restart: corev1.RestartPolicyNever, beside: ends("0")}, judge: func(s *subject) {
-			pod := s.until("the other ended", func(o observation) bool { return besideOf(o).State.Terminated != nil })
-			require.NotNil(s.t, mainOf(observation{pod: pod}).State.Running)
-			require.Equal(s.t, corev1.PodRunning, pod.Status.Phase)
-			require.Equal(s.t, "ContainersNotReady", condition(pod, corev1.PodReady).Reason)
-			s.delete(nil)
-			require.Equal(s.t, corev1.PodSucceeded, s.until("gone", gone).Status.Phase)
-		}},
-		{name: "OnFailure restarts a failure", pod: podSpec{restart: corev1.RestartPolicyOnFailure, args: lasts("4")}, judge: func(s *subject) {
-			pod := s.until("restarted", restarted)
-			require.EqualValues(s.t, 4, mainOf(observation{pod: pod}).LastTerminationState.Terminated.ExitCode)
-			require.Equal(s.t, corev1.PodRunning, pod.Status.Phase)
-		}},
+		{name: "one of two that ended for good", pod: podSpec{restart: corev1.RestartPolicyNever, beside: ends("0")},
+			judge: func(s *subject) {
+				pod := s.until("the other ended", func(o observation) bool { return besideOf(o).State.Terminated != nil })
+				require.NotNil(s.t, mainOf(observation{pod: pod}).State.Running)
+				require.Equal(s.t, corev1.PodRunning, pod.Status.Phase)
+				require.Equal(s.t, "ContainersNotReady", condition(pod, corev1.PodReady).Reason)
+				s.delete(nil)
+				require.Equal(s.t, corev1.PodSucceeded, s.until("gone", gone).Status.Phase)
+			}},
+		{name: "OnFailure restarts a failure", pod: podSpec{restart: corev1.RestartPolicyOnFailure, args: lasts("4")},
+			judge: func(s *subject) {
+				pod := s.until("restarted", restarted)
+				require.EqualValues(s.t, 4, mainOf(observation{pod: pod}).LastTerminationState.Terminated.ExitCode)
+				require.Equal(s.t, corev1.PodRunning, pod.Status.Phase)
+			}},
 		{name: "OnFailure and exit 0 succeed", pod: podSpec{restart: corev1.RestartPolicyOnFailure, args: ends("0")},
 			judge: judgeEnd(corev1.PodSucceeded, 0, "Completed")},
 		{name: "Never and exit 0 succeed", pod: podSpec{restart: corev1.RestartPolicyNever, args: ends("0")},
@@ -112,11 +119,12 @@ func startTable() []behaviour {
 			s.delete(nil)
 			s.until("gone", gone)
 		}},
-		{name: "missing command with policy Never", pod: podSpec{command: missing, restart: corev1.RestartPolicyNever}, judge: func(s *subject) {
-			pod := s.until("failed", inPhase(corev1.PodFailed))
-			require.True(s.t, startError(mainOf(observation{pod: pod}).State.Terminated))
-		}},
-		{name: "told before it starts", judge: func(s *subject) {
+		{name: "missing command with policy Never", pod: podSpec{command: missing, restart: corev1.RestartPolicyNever},
+			judge: func(s *subject) {
+				pod := s.until("failed", inPhase(corev1.PodFailed))
+				require.True(s.t, startError(mainOf(observation{pod: pod}).State.Terminated))
+			}},
+		{name: "a status is written before the start", judge: func(s *subject) {
 			pod := s.until("accepted", func(o observation) bool { return o.pod.Status.StartTime != nil })
 			require.Equal(s.t, corev1.PodPending, pod.Status.Phase)
 			require.Equal(s.t, "ContainerCreating", mainOf(observation{pod: pod}).State.Waiting.Reason)

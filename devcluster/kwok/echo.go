@@ -10,8 +10,8 @@ import (
 	"sync"
 )
 
-// echo answers every HTTP request, HTTP/2 without TLS among them, for the pod at the
-// address that it was reached on.
+// echo answers every HTTP request, including HTTP/2 without TLS, for the pod at the
+// address of the connection.
 type echo struct {
 	port   uint16
 	server http.Server
@@ -52,7 +52,7 @@ func answer(w http.ResponseWriter, r *http.Request) {
 	_, _ = io.WriteString(w, addrOf(local).Addr().String()) // a client that has gone needs no answer
 }
 
-// close ends the server at once, and returns when no connection is left.
+// close ends the server at once and returns when all connections have ended.
 func (e *echo) close() error {
 	err := e.server.Close()
 	e.runs.Wait()

@@ -25,10 +25,10 @@ const (
 	hostIP = "127.0.0.1"
 	// leaseSeconds is the kubelet's default, nodeLeaseDurationSeconds.
 	leaseSeconds = 40
-	// workers is how many pods are bound at once. An API server on two cores
-	// takes no more than that.
+	// workers is the number of pods that are bound at once. An API server on two
+	// cores is not faster with more.
 	workers = 8
-	// stopGrace is what KWOK gets to end; it needs milliseconds.
+	// stopGrace is the time from SIGTERM to SIGKILL. KWOK ends in milliseconds.
 	stopGrace = 5 * time.Second
 	// closeLimit bounds the clean-up of a Start that failed.
 	closeLimit = 30 * time.Second
@@ -48,10 +48,10 @@ type Nodes struct {
 	stopErr error
 }
 
-// Start starts KWOK nodes on a cluster without process nodes and waits until
-// they are ready and give pods addresses. KWOK is built if it is not in the
-// cache. The caller must call Close, before Cluster.Down. When Start fails,
-// nothing is left running.
+// Start starts KWOK nodes on a cluster without process nodes and waits until they
+// are ready and give pods addresses. KWOK is built if it is not in the cache. The
+// caller must call Close before Cluster.Down. If Start fails, it has stopped all that
+// it started.
 func Start(ctx context.Context, c *devcluster.Cluster, o Options) (_ *Nodes, err error) {
 	if o, err = o.withDefaults(c); err != nil {
 		return nil, err
@@ -71,7 +71,7 @@ func Start(ctx context.Context, c *devcluster.Cluster, o Options) (_ *Nodes, err
 	if n.client, err = kubernetes.NewForConfig(c.RestConfig()); err != nil {
 		return nil, fmt.Errorf("client: %w", err)
 	}
-	// First what others may have taken, then what costs time.
+	// First the port, which may be taken, then the steps that take time.
 	if n.echo, err = startEcho(o.PodCIDR, o.Port, o.Handler); err != nil {
 		return nil, err
 	}
@@ -100,9 +100,9 @@ func Start(ctx context.Context, c *devcluster.Cluster, o Options) (_ *Nodes, err
 func command(c *devcluster.Cluster, o Options, bin string, stages []string) *exec.Cmd {
 	args := []string{
 		"--kubeconfig=" + c.Kubeconfig(),
-		// Not all nodes: one of another kind is none of KWOK's business.
+		// Not all nodes: KWOK must leave nodes of other kinds alone.
 		"--manage-nodes-with-label-selector=" + corev1.LabelInstanceTypeStable + "=" + InstanceType,
-		// KWOK counts on from this address.
+		// KWOK assigns addresses upwards from this one.
 		"--cidr=" + netip.PrefixFrom(o.PodCIDR.Addr().Next(), o.PodCIDR.Bits()).String(),
 		"--node-ip=" + hostIP,
 		fmt.Sprintf("--node-lease-duration-seconds=%d", leaseSeconds),
@@ -111,7 +111,7 @@ func command(c *devcluster.Cluster, o Options, bin string, stages []string) *exe
 		args = append(args, "--config="+stage)
 	}
 	cmd := exec.Command(bin, args...)
-	// What a caller has set up for a KWOK of its own must not reach this one.
+	// Settings of the caller's environment for another KWOK must not reach this one.
 	for _, v := range os.Environ() {
 		if !strings.HasPrefix(v, "KWOK_") {
 			cmd.Env = append(cmd.Env, v)
@@ -121,15 +121,16 @@ func command(c *devcluster.Cluster, o Options, bin string, stages []string) *exe
 	return cmd
 }
 
-// PodCIDR is the range pod addresses come from.
+// PodCIDR is the range of pod addresses.
 func (n *Nodes) PodCIDR() netip.Prefix { return n.o.PodCIDR }
 
-// Port is the one that the server answers on, at every address of PodCIDR.
+// Port is the server's port, at every address of PodCIDR.
 func (n *Nodes) Port() uint16 { return n.echo.port }
 
-// Close ends the scheduler, the server and KWOK and waits for them; Node and Pod
-// objects stay. When ctx ends, what is left is killed. It returns too what went
-// wrong meanwhile. Later calls return what the first one did.
+// Close ends the scheduler, the server and KWOK and waits for them. Node and Pod
+// objects stay. When ctx ends, the rest is killed. The error includes those of the
+// scheduler and the server since Start. Later calls return the error of the first
+// one.
 func (n *Nodes) Close(ctx context.Context) error {
 	var died error
 	select {
@@ -164,7 +165,8 @@ func (n *Nodes) createNodes(ctx context.Context) error {
 		return fmt.Errorf("list nodes: %w", err)
 	}
 	if len(old.Items) > 0 {
-		return fmt.Errorf("there is a KWOK node %s: KWOK can be started once on a cluster, with all its nodes", old.Items[0].Name)
+		return fmt.Errorf("there is a KWOK node %s: KWOK can be started once on a cluster, with all its nodes",
+			old.Items[0].Name)
 	}
 	for _, name := range n.o.Nodes {
 		if _, err := nodes.Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{
@@ -181,7 +183,8 @@ func (n *Nodes) createNodes(ctx context.Context) error {
 }
 
 func (n *Nodes) nodesReady(ctx context.Context) error {
-	nodes, err := n.client.CoreV1().Nodes().List(ctx, metav1.ListOptions{LabelSelector: corev1.LabelInstanceTypeStable + "=" + InstanceType})
+	nodes, err := n.client.CoreV1().Nodes().List(ctx,
+		metav1.ListOptions{LabelSelector: corev1.LabelInstanceTypeStable + "=" + InstanceType})
 	if err != nil {
 		return err
 	}
@@ -199,9 +202,9 @@ func (n *Nodes) nodesReady(ctx context.Context) error {
 	return nil
 }
 
-// firstAddress has KWOK run one pod alone and takes it away again. The first
-// pods of a KWOK, if there are several, may get the same address: each makes the
-// pool of addresses that it finds missing.
+// firstAddress has KWOK run one pod and deletes it again. If the first pods of a KWOK
+// come together, they may get the same address, because each of them makes the pool
+// of addresses.
 func (n *Nodes) firstAddress(ctx context.Context) error {
 	pods := n.client.CoreV1().Pods(metav1.NamespaceSystem)
 	pod, err := pods.Create(ctx, &corev1.Pod{
@@ -224,7 +227,8 @@ func (n *Nodes) firstAddress(ctx context.Context) error {
 	}); err != nil {
 		return err
 	}
-	if err := pods.Delete(ctx, name, metav1.DeleteOptions{GracePeriodSeconds: new(int64), Preconditions: &metav1.Preconditions{UID: &uid}}); err != nil && !apierrors.IsNotFound(err) {
+	if err := pods.Delete(ctx, name, metav1.DeleteOptions{GracePeriodSeconds: new(int64),
+		Preconditions: &metav1.Preconditions{UID: &uid}}); err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("delete the first pod: %w", err)
 	}
 	return nil

@@ -228,7 +228,7 @@ func addressOfADeletedPodIsALaterPods(w *world) {
 	w.delete("mortal-0")
 	// KWOK may hear of the deletion after us, and of the next pods before.
 	for i := 0; ; i++ {
-		require.Less(w.t, i, 100, "%s is nobody's address any more", address)
+		require.Less(w.t, i, 100, "%s does not answer for a pod any more", address)
 		heir := fmt.Sprint("heir-", i)
 		w.create(heir, 1, 1, nil)
 		if w.ready(heir, 1)[0].Status.PodIP == address {
@@ -240,7 +240,8 @@ func addressOfADeletedPodIsALaterPods(w *world) {
 func cordonedNodeGetsNoPods(w *world) {
 	cordon := func(value bool) {
 		patch := fmt.Sprintf(`{"spec":{"unschedulable":%v}}`, value)
-		_, err := w.client.CoreV1().Nodes().Patch(w.ctx(), "kwok-1", types.MergePatchType, []byte(patch), metav1.PatchOptions{})
+		_, err := w.client.CoreV1().Nodes().Patch(w.ctx(), "kwok-1", types.MergePatchType, []byte(patch),
+			metav1.PatchOptions{})
 		require.NoError(w.t, err)
 	}
 	cordon(true)
@@ -325,7 +326,7 @@ func TestKWOKEndsWithAKilledOwner(t *testing.T) {
 	require.Eventually(t, func() bool { return !running(pid) }, limit, 5*time.Millisecond)
 }
 
-func TestRangeAndPortAreThoseAskedForAndCloseTellsOfADeath(t *testing.T) {
+func TestOptionsAreUsedAndCloseReportsADeath(t *testing.T) {
 	c := cluster(t, devcluster.Options{})
 	w := &world{t: t}
 	var err error
@@ -352,7 +353,7 @@ func TestRangeAndPortAreThoseAskedForAndCloseTellsOfADeath(t *testing.T) {
 	require.ErrorContains(t, w.nodes.Close(w.ctx()), "kwok ended by itself (signal: killed)")
 }
 
-func TestAFailedStartSaysWhyAndLeavesNothing(t *testing.T) {
+func TestFailedStartNamesCauseAndLeavesNothing(t *testing.T) {
 	c := cluster(t, devcluster.Options{})
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()

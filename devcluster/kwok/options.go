@@ -16,19 +16,20 @@ import (
 // every KWOK node.
 const InstanceType = "kwok"
 
-// Options says which nodes there are.
+// Options configures the nodes.
 type Options struct {
 	// Nodes are the names of the Node objects, see Names. Required.
 	Nodes []string
-	// PodCIDR is the range pod addresses come from: IPv4 inside 127.0.0.0/8 and
-	// without 127.0.0.1. Default Cluster.FakePodCIDR, which is no other cluster's
-	// and is where the routers of package stack let requests go. KWOK counts on
-	// from its third address.
+	// PodCIDR is the range of pod addresses: IPv4 inside 127.0.0.0/8, without
+	// 127.0.0.1. KWOK assigns addresses from the third one upwards. Default
+	// Cluster.FakePodCIDR, which no other cluster has and to which the routers of
+	// package stack may send requests.
 	PodCIDR netip.Prefix
-	// Port is the one that the server answers on. Default one that is free.
+	// Port is the server's port. Default: a free one.
 	Port uint16
-	// Handler answers for the pods: http.LocalAddrContextKey says for which. A connection
-	// that it hijacks is its own to close. Default: one that answers with the address.
+	// Handler answers for the pods. http.LocalAddrContextKey holds the pod's address.
+	// Handler must close a connection that it hijacks. Default: a handler that answers
+	// with the address.
 	Handler http.Handler
 	// Log is the scheduler's. Default no log.
 	Log *zap.Logger
@@ -43,11 +44,11 @@ func Names(prefix string, n int) []string {
 	return names
 }
 
-// withDefaults reports all that is wrong at once.
+// withDefaults sets the defaults. The error names every wrong option.
 func (o Options) withDefaults(c *devcluster.Cluster) (Options, error) {
 	var errs []error
 	if len(c.Nodes()) > 0 {
-		errs = append(errs, errors.New("the cluster has process nodes: two schedulers would want the same pods; start one with Options.Nodes 0"))
+		errs = append(errs, errors.New("the cluster has process nodes and so a scheduler; start one with Options.Nodes 0"))
 	}
 	if len(o.Nodes) == 0 {
 		errs = append(errs, errors.New("Options.Nodes is required"))
@@ -59,9 +60,11 @@ func (o Options) withDefaults(c *devcluster.Cluster) (Options, error) {
 		o.PodCIDR = c.FakePodCIDR()
 	}
 	o.PodCIDR = o.PodCIDR.Masked()
-	if loopback := netip.MustParsePrefix("127.0.0.0/8"); !loopback.Overlaps(o.PodCIDR) || o.PodCIDR.Bits() < loopback.Bits() ||
+	if loopback := netip.MustParsePrefix("127.0.0.0/8"); !loopback.Overlaps(o.PodCIDR) ||
+		o.PodCIDR.Bits() < loopback.Bits() ||
 		o.PodCIDR.Contains(netip.MustParseAddr(hostIP)) || room(o.PodCIDR) < len(o.Nodes) {
-		errs = append(errs, fmt.Errorf("Options.PodCIDR is %v: a range inside 127.0.0.0/8 is required, without %s and with a pod address for each node", o.PodCIDR, hostIP))
+		errs = append(errs, fmt.Errorf("Options.PodCIDR is %v: it must be in 127.0.0.0/8, without %s, with a pod address for each node",
+			o.PodCIDR, hostIP))
 	}
 	if o.Handler == nil {
 		o.Handler = http.HandlerFunc(answer)
@@ -75,6 +78,6 @@ func (o Options) withDefaults(c *devcluster.Cluster) (Options, error) {
 	return o, nil
 }
 
-// room is how many pod addresses a range has: KWOK uses neither its first
-// address nor the second, which would be a gateway's.
+// room is the number of pod addresses in a range. KWOK leaves out the first address
+// and the second, which would be a gateway's.
 func room(cidr netip.Prefix) int { return 1<<(32-cidr.Bits()) - 2 }

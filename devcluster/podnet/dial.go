@@ -22,18 +22,17 @@ import (
 // closeLimit bounds the wait for the connection's own goroutines to end.
 const closeLimit = 5 * time.Second
 
-// Dial connects to a port of a pod. ctx bounds the making of the connection
-// only. The pod's runtime connects to the port on the pod's loopback, and only
-// after Dial returned: a port on which nothing listens shows as an error of the
-// first Read.
+// Dial connects to a port of a pod. ctx bounds the connection set-up only. The
+// pod's runtime connects to the port on the pod's loopback after Dial has returned,
+// so a port without a listener fails the first Read.
 //
-// Deadlines work. Close returns when nothing of the connection is left.
+// The connection supports deadlines. Close returns when its goroutines have ended.
 func Dial(ctx context.Context, config *rest.Config, namespace, pod string, port int) (net.Conn, error) {
 	wire, err := upgrade(ctx, config, namespace, pod)
 	if err != nil {
 		return nil, fmt.Errorf("forward to port %d of pod %s/%s: %w", port, namespace, pod, err)
 	}
-	stop := context.AfterFunc(ctx, func() { _ = wire.Close() }) // what waits for an answer ends with an error
+	stop := context.AfterFunc(ctx, func() { _ = wire.Close() }) // a call that waits for an answer then fails
 	c, err := newConn(wire, addr{fmt.Sprintf("%s/%s:%d", namespace, pod, port)}, port)
 	if err == nil && !stop() {
 		err = errors.Join(context.Cause(ctx), c.Close())
@@ -46,9 +45,8 @@ func Dial(ctx context.Context, config *rest.Config, namespace, pod string, port 
 	return c, nil
 }
 
-// upgrade turns a request to the API server into a connection that carries
-// streams: over a WebSocket, and by SPDY where that is refused, as by an older
-// API server or a proxy.
+// upgrade turns a request to the API server into a connection that carries streams.
+// It uses a WebSocket, and SPDY if an older API server or a proxy refuses that.
 func upgrade(ctx context.Context, config *rest.Config, namespace, pod string) (httpstream.Connection, error) {
 	config = rest.CopyConfig(config)
 	config.GroupVersion, config.APIPath = &corev1.SchemeGroupVersion, "/api"
@@ -91,7 +89,7 @@ func (i inContext) RoundTrip(r *http.Request) (*http.Response, error) {
 	return i.next.RoundTrip(r.WithContext(i.ctx))
 }
 
-// closeWire returns when the goroutines that serve the connection end, too.
+// closeWire closes the connection and waits for the goroutines that serve it.
 func closeWire(wire httpstream.Connection) {
 	_ = wire.Close() // it may be broken already
 	timer := time.NewTimer(closeLimit)
@@ -102,8 +100,8 @@ func closeWire(wire httpstream.Connection) {
 	}
 }
 
-// conn is the near end of a pipe; two goroutines carry what passes its far end
-// to and from the stream. That gives it deadlines, which a stream has not.
+// conn is the near end of a pipe. Two goroutines copy between the far end and the
+// stream. The pipe adds deadlines, which a stream does not have.
 type conn struct {
 	net.Conn
 	wire    httpstream.Connection
@@ -112,7 +110,7 @@ type conn struct {
 	once    sync.Once
 
 	mu   sync.Mutex
-	fail error // what the other side said about its end of the connection
+	fail error // reported by the pod's side
 }
 
 func newConn(wire httpstream.Connection, remote addr, port int) (*conn, error) {
@@ -124,7 +122,7 @@ func newConn(wire httpstream.Connection, remote addr, port int) (*conn, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open the stream for errors: %w", err)
 	}
-	_ = failures.Close() // our side of it: nothing is written there
+	_ = failures.Close() // this side sends nothing on it
 	headers.Set(corev1.StreamType, corev1.StreamTypeData)
 	data, err := wire.CreateStream(headers)
 	if err != nil {

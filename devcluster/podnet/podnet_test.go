@@ -122,7 +122,7 @@ func TestBytesGoBothWaysAndDeadlinesHold(t *testing.T) {
 	require.Error(t, err)
 }
 
-func TestRefusedPortIsToldAtTheFirstRead(t *testing.T) {
+func TestRefusedPortFailsTheFirstRead(t *testing.T) {
 	config := startAPIServer(t, "127.0.0.1:1")
 	c, err := Dial(t.Context(), config, "ns", "pod", 8080)
 	require.NoError(t, err)
@@ -144,7 +144,7 @@ func TestDialFailsWithItsContextAndWithoutAPod(t *testing.T) {
 	require.ErrorContains(t, err, "ns/other")
 }
 
-func TestRelayIsAskedAndItsRefusalTold(t *testing.T) {
+func TestRelayReportsRefusedConnections(t *testing.T) {
 	for _, c := range []struct {
 		name, answer string
 		want         error

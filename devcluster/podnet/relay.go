@@ -23,8 +23,8 @@ import (
 
 const relayPort = 8080
 
-// Relay is a pod that connects to other pods for whom can reach only the API
-// server. It may be used concurrently.
+// Relay is a pod that connects to other pods, for clients that can reach only the
+// API server. It may be used concurrently.
 type Relay struct {
 	config *rest.Config
 	client kubernetes.Interface
@@ -112,7 +112,7 @@ func (r *Relay) answers(ctx context.Context) error {
 }
 
 // Dial connects to a port of an address inside the cluster. ctx bounds the
-// making of the connection only.
+// connection set-up only.
 func (r *Relay) Dial(ctx context.Context, ip string, port int) (net.Conn, error) {
 	to := net.JoinHostPort(ip, strconv.Itoa(port))
 	c, err := Dial(ctx, r.config, r.pod.Namespace, r.pod.Name, relayPort)
@@ -132,7 +132,7 @@ func (r *Relay) Dial(ctx context.Context, ip string, port int) (net.Conn, error)
 	return &relayed{Conn: c, from: from}, nil
 }
 
-// ask makes the relay connect and returns where its target is read from.
+// ask has the relay connect and returns the reader of the target's bytes.
 func ask(c net.Conn, to string) (*bufio.Reader, error) {
 	request := &http.Request{Method: http.MethodConnect, URL: &url.URL{Host: to}, Host: to, Header: http.Header{}}
 	if err := request.Write(c); err != nil {
@@ -154,8 +154,8 @@ func ask(c net.Conn, to string) (*bufio.Reader, error) {
 	return nil, fmt.Errorf("the relay answers %s", response.Status)
 }
 
-// relayed reads on behind the relay's answer, with which the target's first
-// bytes may have come.
+// relayed is a connection whose reader may already hold the target's first bytes,
+// which came with the relay's answer.
 type relayed struct {
 	net.Conn
 	from *bufio.Reader
@@ -165,7 +165,8 @@ func (r *relayed) Read(b []byte) (int, error) { return r.from.Read(b) }
 
 // Close deletes the relay's pod. Connections end with it.
 func (r *Relay) Close(ctx context.Context) error {
-	err := r.client.CoreV1().Pods(r.pod.Namespace).Delete(ctx, r.pod.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)})
+	err := r.client.CoreV1().Pods(r.pod.Namespace).Delete(ctx, r.pod.Name,
+		metav1.DeleteOptions{GracePeriodSeconds: new(int64)})
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("delete the relay: %w", err)
 	}

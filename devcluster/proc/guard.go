@@ -10,10 +10,10 @@ import (
 	"time"
 )
 
-// guardScript reads one order a line until end of file, which means that this
-// process is gone or has closed the supervisor. "+N" and "-N" add and remove a
-// process group, "/dir" adds a directory. Directories are removed last, and
-// again for a while, because a killed process may still be finishing a write.
+// guardScript reads one order per line until end of file. End of file means that
+// this process has died or has closed the supervisor. "+N" and "-N" add and remove a
+// process group, "/dir" adds a directory. Directories are removed last. The script
+// retries that for a while, because a killed process may still finish a write.
 const guardScript = `trap '' INT TERM HUP QUIT
 groups=' '
 while IFS= read -r order; do
@@ -35,20 +35,20 @@ for dir; do
 done
 `
 
-// guardLimit bounds the wait for the guard's end; it has directories to remove.
+// guardLimit bounds the wait for the guard's end. It removes directories first.
 const guardLimit = 30 * time.Second
 
-// guard is the shell process that outlives us by the moment it needs to clean
-// up. Its methods are not safe for concurrent use.
+// guard is the shell process that cleans up after this process has ended. Its
+// methods are not safe for concurrent use.
 type guard struct {
 	cmd    *exec.Cmd
 	orders io.WriteCloser
 }
 
 func startGuard() (*guard, error) {
-	// The read end must be the guard's alone and the write end ours alone: any
-	// other holder of the write end would hide our death. Both are
-	// close-on-exec, so no child gets them.
+	// Only the guard may hold the read end, and only this process the write end.
+	// Another holder of the write end would hide the death of this process. Both are
+	// close-on-exec, so no child inherits them.
 	r, w, err := os.Pipe()
 	if err != nil {
 		return nil, fmt.Errorf("pipe to the guard: %w", err)
@@ -58,8 +58,8 @@ func startGuard() (*guard, error) {
 	cmd.Dir = "/"
 	cmd.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
 	cmd.Stdin = r
-	// Stdout and Stderr stay nil, which is /dev/null: whoever reads our output
-	// through a pipe must see its end when we die, not when the guard does.
+	// Stdout and Stderr stay nil, which is /dev/null. A reader of this process's
+	// output must see end of file when this process dies, not when the guard does.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := cmd.Start(); err != nil {
 		w.Close()

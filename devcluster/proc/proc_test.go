@@ -118,7 +118,8 @@ func groupAlive(pgid int) (pids []int) {
 
 func requireDead(t *testing.T, pid int) {
 	t.Helper()
-	require.Eventuallyf(t, func() bool { return !alive(pid) }, 20*time.Second, 5*time.Millisecond, "process %d is alive", pid)
+	require.Eventuallyf(t, func() bool { return !alive(pid) }, 20*time.Second, 5*time.Millisecond,
+		"process %d is alive", pid)
 }
 
 func TestStopEndsTheWholeGroup(t *testing.T) {
@@ -191,7 +192,7 @@ func TestCloseKillsWhatIsLeftAndRemovesDirectories(t *testing.T) {
 	require.ErrorIs(t, err, proc.ErrClosed)
 }
 
-func TestOutputHeldByAnEscapedProcessDoesNotHoldTheOwner(t *testing.T) {
+func TestEscapedProcessDoesNotBlockTheOwner(t *testing.T) {
 	s := newSupervisor(t)
 	pidFile := filepath.Join(t.TempDir(), "pid")
 	cmd := exec.Command("/bin/sh", "-c", `setsid sh -c 'echo $$ >"$0.tmp"; mv "$0.tmp" "$0"; exec sleep 1000' "$0" & while [ ! -e "$0" ]; do sleep 0.01; done`, pidFile)
@@ -252,7 +253,8 @@ func TestNothingOutlivesAKilledParent(t *testing.T) {
 			}
 			require.NoError(t, tt.kill(cmd.Process.Pid))
 			for _, g := range groups {
-				require.Eventuallyf(t, func() bool { return len(groupAlive(g)) == 0 }, 20*time.Second, 5*time.Millisecond, "group %d", g)
+				require.Eventuallyf(t, func() bool { return len(groupAlive(g)) == 0 }, 20*time.Second, 5*time.Millisecond,
+					"group %d", g)
 			}
 			require.Eventually(t, func() bool {
 				left, err := os.ReadDir(around)

@@ -30,7 +30,7 @@ type Process struct {
 	done chan struct{} // closed by the supervisor when the leader is reaped
 
 	mu     sync.Mutex
-	buried bool // true before the leader is reaped: from then on the number may be another's
+	buried bool // set before the leader is reaped; after that another process may get the PID
 }
 
 // Pid returns the leader's process ID, which is its process group ID too.
@@ -49,9 +49,9 @@ func (p *Process) State() *os.ProcessState {
 	}
 }
 
-// Signal sends sig to the whole group. It returns nil when the group is gone. After
-// SIGSTOP the leader stands still, all of it: a thread that is in the middle of
-// something stops a little later than the call returns.
+// Signal sends sig to the whole group. It returns nil if the group is gone. For
+// SIGSTOP it returns when every thread of the leader has stopped, because a busy
+// thread stops a little after the system call.
 func (p *Process) Signal(sig os.Signal) error {
 	s, ok := sig.(syscall.Signal)
 	if !ok {
@@ -73,7 +73,7 @@ func (p *Process) Signal(sig os.Signal) error {
 	return nil
 }
 
-// standsStill reports whether every thread of a process is stopped, or gone.
+// standsStill reports whether every thread of a process is stopped or gone.
 func standsStill(pid int) bool {
 	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
 	if err != nil {
@@ -84,17 +84,18 @@ func standsStill(pid int) bool {
 		if err != nil {
 			continue
 		}
-		// The name, in parentheses, may have any character in it; the state follows.
-		if after := raw[bytes.LastIndexByte(raw, ')')+1:]; len(after) > 1 && after[1] != 'T' && after[1] != 't' && after[1] != 'Z' {
+		// The name in parentheses may have any character. The state follows it.
+		if after := raw[bytes.LastIndexByte(raw, ')')+1:]; len(after) > 1 && after[1] != 'T' && after[1] != 't' &&
+			after[1] != 'Z' {
 			return false
 		}
 	}
 	return true
 }
 
-// Stop sends SIGTERM to the group and waits for the leader; when grace has
-// passed or ctx ends it sends SIGKILL. A non-nil error means that the process
-// may still be there.
+// Stop sends SIGTERM to the group and waits for the leader. When grace has passed
+// or ctx ends, it sends SIGKILL. A non-nil error means that the process may still
+// exist.
 func (p *Process) Stop(ctx context.Context, grace time.Duration) error {
 	if err := p.Signal(syscall.SIGTERM); err != nil {
 		return err
@@ -119,8 +120,8 @@ func (p *Process) Stop(ctx context.Context, grace time.Duration) error {
 	}
 }
 
-// awaitExit returns when the leader is dead, without reaping it: its number
-// stays taken, so signals to the group cannot reach a stranger.
+// awaitExit returns when the leader is dead. It does not reap it, so that the PID
+// stays taken and signals to the group cannot reach another process.
 func (p *Process) awaitExit() {
 	for {
 		err := unix.Waitid(unix.P_PID, p.pid, nil, unix.WEXITED|unix.WNOWAIT, nil)
@@ -130,7 +131,8 @@ func (p *Process) awaitExit() {
 	}
 }
 
-// bury kills what the dead leader left in its group and ends all signalling.
+// bury kills the processes that the dead leader has left in its group. No signal is
+// sent after it.
 func (p *Process) bury() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -18,14 +18,14 @@ import (
 // process that escaped its group still holds the pipe.
 const outputDelay = 2 * time.Second
 
-// Supervisor starts processes and answers for their end. All methods may be
+// Supervisor starts processes and makes sure that they end. All methods may be
 // called concurrently.
 type Supervisor struct {
 	forks chan fork     // never closed
 	quit  chan struct{} // closed by Close, when no process is left
 	ended chan struct{} // closed by the forking goroutine as it returns
 	once  sync.Once
-	err   error          // what Close found; written once
+	err   error          // of Close; written once
 	live  sync.WaitGroup // one per process; grows only under mu while not closed
 
 	mu     sync.Mutex
@@ -61,9 +61,9 @@ func New() (*Supervisor, error) {
 	return s, nil
 }
 
-// forkLoop owns the one thread that forks. The kernel ties a child's parent
-// death signal to the thread that forked it, so this thread must live as long
-// as the children do (golang.org/issue/27505).
+// forkLoop owns the thread that forks. The kernel ties a child's parent death signal
+// to the thread that forked it, so this thread must live as long as the children
+// (golang.org/issue/27505).
 func (s *Supervisor) forkLoop() {
 	defer close(s.ended)
 	runtime.LockOSThread()
@@ -99,7 +99,8 @@ func (s *Supervisor) fork(cmd *exec.Cmd) (*Process, error) {
 		attr = *cmd.SysProcAttr
 	}
 	if attr.Setsid || attr.Pgid != 0 {
-		return nil, fmt.Errorf("start %s: a supervised process leads its own group, Setsid and Pgid must not be set", cmd.Path)
+		return nil, fmt.Errorf("start %s: a supervised process leads its own group, Setsid and Pgid must not be set",
+			cmd.Path)
 	}
 	attr.Setpgid = true
 	attr.Pdeathsig = syscall.SIGKILL
@@ -127,16 +128,15 @@ func (s *Supervisor) fork(cmd *exec.Cmd) (*Process, error) {
 	return p, nil
 }
 
-// own waits for the leader's death and ends what is left of its group.
+// own waits for the leader's death and ends the rest of its group.
 func (s *Supervisor) own(p *Process) {
 	defer s.live.Done()
 	p.awaitExit()
 	p.bury()
 	s.mu.Lock()
 	delete(s.procs, p)
-	// The leader is not reaped yet, so the number is still ours as the guard
-	// forgets it. A guard that is gone was reported by addGroup or will be by
-	// Close.
+	// The leader is not reaped yet, so no other process has the PID while the guard
+	// removes it. addGroup or Close reports a guard that has ended.
 	_ = s.guard.removeGroup(p.pid)
 	s.mu.Unlock()
 	_ = p.cmd.Wait() // the outcome is in State
@@ -144,8 +144,8 @@ func (s *Supervisor) own(p *Process) {
 }
 
 // TempDir makes a directory in parent, "" for the default one for temporary
-// files, with a random name that begins with prefix. It is removed with all it
-// holds after the last process is killed: by Close, or when this process dies.
+// files, with a random name that begins with prefix. It is removed with its content
+// after the last process is killed: by Close, or when this process dies.
 func (s *Supervisor) TempDir(parent, prefix string) (string, error) {
 	if parent == "" {
 		parent = os.TempDir()
@@ -178,8 +178,8 @@ func (s *Supervisor) TempDir(parent, prefix string) (string, error) {
 	return dir, nil
 }
 
-// Close kills every process left, has the registered directories removed and
-// waits for all of it. Later calls return what the first one did.
+// Close kills the remaining processes, has the registered directories removed and
+// waits for both. Later calls return the error of the first one.
 func (s *Supervisor) Close() error {
 	s.once.Do(func() {
 		s.mu.Lock()

@@ -5,9 +5,8 @@ import (
 	"sync"
 )
 
-// addressPool hands out the lowest free address of a range, and an address that
-// was given back before any higher one: a deleted pod's address is the next
-// pod's at once, which is what anything that routes to pods must survive.
+// addressPool assigns the lowest free address of a range. So the address of a
+// deleted pod goes to the next pod at once. Berth must survive that.
 type addressPool struct {
 	prefix netip.Prefix
 
@@ -19,7 +18,7 @@ func newAddressPool(prefix netip.Prefix) *addressPool {
 	return &addressPool{prefix: prefix.Masked(), taken: map[netip.Addr]bool{}}
 }
 
-// take reports false when the range is used up.
+// take reports false if no address is free.
 func (p *addressPool) take() (netip.Addr, bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -33,7 +32,7 @@ func (p *addressPool) take() (netip.Addr, bool) {
 	return netip.Addr{}, false
 }
 
-// release gives an address back. Nothing may listen on it any more.
+// release gives an address back. No process may listen on it.
 func (p *addressPool) release(a netip.Addr) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -14,7 +14,7 @@ func take(t require.TestingT, p *addressPool) string {
 	return a.String()
 }
 
-func TestLowestFreeAddressIsHandedOutAgainAtOnce(t *testing.T) {
+func TestLowestFreeAddressIsTakenFirst(t *testing.T) {
 	p := newAddressPool(netip.MustParsePrefix("127.3.0.0/16"))
 	require.Equal(t, "127.3.0.1", take(t, p))
 	require.Equal(t, "127.3.0.2", take(t, p))
@@ -24,7 +24,7 @@ func TestLowestFreeAddressIsHandedOutAgainAtOnce(t *testing.T) {
 	require.Equal(t, "127.3.0.4", take(t, p))
 }
 
-func TestNetworkBroadcastAndNodeAddressesAreNeverHandedOut(t *testing.T) {
+func TestReservedAddressesAreNeverTaken(t *testing.T) {
 	p := newAddressPool(netip.MustParsePrefix("127.0.0.0/23"))
 	for range 2*254 - 1 {
 		a := netip.MustParseAddr(take(t, p))

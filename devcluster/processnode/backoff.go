@@ -8,13 +8,14 @@ import (
 	"k8s.io/client-go/util/flowcontrol"
 )
 
-// forgiven is the time since the last restart after which a container's crashes
-// are forgotten (pkg/kubelet/kubelet.go, crashLoopBackOff.HasExpiredFunc).
+// forgiven is the time since the last restart after which the back-off of a
+// container is reset (pkg/kubelet/kubelet.go, crashLoopBackOff.HasExpiredFunc).
 const forgiven = 10 * time.Minute
 
-// crashBackOff is the kubelet's own back-off, driven as the kubelet drives it
-// (kuberuntime_manager.go, doBackOff): the first restart is at once and arms the
-// wait, which counts from the end of the run and doubles at each restart.
+// crashBackOff is the kubelet's back-off, used as the kubelet uses it
+// (kuberuntime_manager.go, doBackOff). The first restart is immediate. Each restart
+// sets the wait before the next one, which doubles and counts from the end of the
+// run.
 type crashBackOff struct {
 	b *flowcontrol.Backoff
 }
@@ -25,8 +26,8 @@ func newCrashBackOff(r RestartBackOff) crashBackOff {
 	return crashBackOff{b: b}
 }
 
-// restart asks whether a container whose run ended at the given time may be
-// started now. If so, the next wait is armed. If not, it says when to ask again.
+// restart reports whether a container whose run ended at the given time may be
+// started now. If so, it sets the next wait. If not, it returns the time left.
 func (c crashBackOff) restart(container string, ended time.Time) (wait time.Duration, ok bool) {
 	if c.b.IsInBackOffSince(container, ended) {
 		return c.b.Get(container) - c.b.Clock.Since(ended), false

@@ -24,7 +24,7 @@ func crash(t *testing.T, b crashBackOff, ran time.Duration) time.Duration {
 	}
 }
 
-func TestFirstRestartIsAtOnceAndLaterOnesBackOff(t *testing.T) {
+func TestOnlyTheFirstRestartIsImmediate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newCrashBackOff(RestartBackOff{Initial: 10 * time.Second, Max: 5 * time.Minute})
 		for i, want := range []int{0, 10, 20, 40, 80, 160, 300, 300} {
@@ -33,7 +33,7 @@ func TestFirstRestartIsAtOnceAndLaterOnesBackOff(t *testing.T) {
 	})
 }
 
-func TestARunOfTenMinutesForgivesEarlierCrashes(t *testing.T) {
+func TestLongRunForgivesEarlierCrashes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newCrashBackOff(RestartBackOff{Initial: 10 * time.Second, Max: 5 * time.Minute})
 		crash(t, b, time.Second)

@@ -58,7 +58,7 @@ var errConfig = errors.New("container cannot be made")
 // A started run is always returned with a nil error.
 func (w *worker) start(c *container) (*run, error) {
 	if len(c.spec.Command) == 0 {
-		return nil, fmt.Errorf("%w: no command specified: a process node runs no image, so the container must name its command", errConfig)
+		return nil, fmt.Errorf("%w: no command: a process node runs no image, so the command is required", errConfig)
 	}
 	env, err := environment(w.pod, c.spec, w.address.String(), hostIP)
 	if err != nil {

@@ -38,8 +38,9 @@ func TestLaterVariablesSeeEarlierOnesOnly(t *testing.T) {
 		return &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: path}}
 	}
 	pod := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "n", UID: "u", Labels: map[string]string{"b": "2", "a": "1"}, Annotations: map[string]string{"x/y": "z"}},
-		Spec:       corev1.PodSpec{NodeName: "node"},
+		ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "n", UID: "u", Labels: map[string]string{"b": "2", "a": "1"},
+			Annotations: map[string]string{"x/y": "z"}},
+		Spec: corev1.PodSpec{NodeName: "node"},
 	}
 	c := &corev1.Container{Env: []corev1.EnvVar{
 		{Name: "EARLY", Value: "$(IP)"},
@@ -56,8 +57,9 @@ func TestLaterVariablesSeeEarlierOnesOnly(t *testing.T) {
 	env, err := environment(pod, c, "127.3.0.1", hostIP)
 	require.NoError(t, err)
 	require.Equal(t, map[string]string{
-		"EARLY": "$(IP)", "IP": "127.3.0.1", "HOST": hostIP, "NODE": "node", "UID": "u", "NAME": "p", "LABEL": "1", "ANNOTATION": "z",
-		"LABELS": "a=\"1\"\nb=\"2\"", "URL": "http://127.3.0.1:80",
+		"EARLY": "$(IP)", "IP": "127.3.0.1", "HOST": hostIP, "NODE": "node", "UID": "u", "NAME": "p", "LABEL": "1",
+		"ANNOTATION": "z",
+		"LABELS":     "a=\"1\"\nb=\"2\"", "URL": "http://127.3.0.1:80",
 	}, env)
 	c.Env = []corev1.EnvVar{{Name: "X", ValueFrom: field("status.phase")}}
 	_, err = environment(pod, c, "", "")

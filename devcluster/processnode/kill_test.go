@@ -31,7 +31,8 @@ func TestDeletionGraceCountsBeforeThePodsOwn(t *testing.T) {
 
 func TestWorkerWaitsForStopsUnderWay(t *testing.T) {
 	stopped := &run{killer: &killer{}}
-	w := worker{pod: &corev1.Pod{}, containers: []*container{{run: stopped}, {run: &run{exit: &corev1.ContainerStateTerminated{}}}}}
+	w := worker{pod: &corev1.Pod{}, containers: []*container{{run: stopped},
+		{run: &run{exit: &corev1.ContainerStateTerminated{}}}}}
 	w.inbox.pod = &corev1.Pod{ObjectMeta: metav1.ObjectMeta{DeletionTimestamp: &metav1.Time{}}}
 	w.sync()
 	require.Nil(t, w.pod.DeletionTimestamp, "the deletion stays in the inbox")

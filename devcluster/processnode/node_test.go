@@ -92,11 +92,12 @@ func (w *world) name(i int) string { return w.cluster.NodeOptions(i).Name }
 // leaves the node to a scheduler.
 func (w *world) create(name string, i int, args []string, change func(*corev1.PodSpec)) {
 	w.t.Helper()
+	podIP := &corev1.ObjectFieldSelector{FieldPath: "status.podIP"}
 	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec: corev1.PodSpec{Containers: []corev1.Container{{
 			Name: "main", Image: "demo-sandbox", Command: []string{"demo-sandbox"}, Args: args,
-			Env: []corev1.EnvVar{{Name: "POD_IP", ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: "status.podIP"}}}},
+			Env: []corev1.EnvVar{{Name: "POD_IP", ValueFrom: &corev1.EnvVarSource{FieldRef: podIP}}},
 			ReadinessProbe: &corev1.Probe{PeriodSeconds: 1, ProbeHandler: corev1.ProbeHandler{
 				HTTPGet: &corev1.HTTPGetAction{Path: "/healthz", Port: intstr.FromInt32(8080)}}},
 		}}},
@@ -112,7 +113,8 @@ func (w *world) create(name string, i int, args []string, change func(*corev1.Po
 	w.t.Cleanup(func() { // the next test's node has the same name
 		ctx, cancel := context.WithTimeout(context.Background(), guard)
 		defer cancel()
-		_ = w.client.CoreV1().Pods("default").Delete(ctx, name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)}) // gone in most cases
+		// Gone in most cases.
+		_ = w.client.CoreV1().Pods("default").Delete(ctx, name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)})
 	})
 }
 
@@ -141,7 +143,8 @@ func (w *world) ready(name string) *corev1.Pod {
 
 func (w *world) delete(name string, grace int64) {
 	w.t.Helper()
-	require.NoError(w.t, w.client.CoreV1().Pods("default").Delete(w.ctx(), name, metav1.DeleteOptions{GracePeriodSeconds: &grace}))
+	require.NoError(w.t, w.client.CoreV1().Pods("default").Delete(w.ctx(), name,
+		metav1.DeleteOptions{GracePeriodSeconds: &grace}))
 }
 
 func (w *world) gone(name string) {
@@ -196,7 +199,10 @@ func restartedNodeStartsItsPodsAgain(w *world) {
 	stop()
 	lives := w.versions("lives")
 	w.run(0)
-	after := w.until("lives", "restarted", func(p *corev1.Pod) bool { return has(p, corev1.PodReady) && mainOf(p).RestartCount == 1 })
+	after := w.until("lives", "restarted", func(p *corev1.Pod) bool {
+		return has(p, corev1.PodReady) &&
+			mainOf(p).RestartCount == 1
+	})
 	last := mainOf(after).LastTerminationState.Terminated
 	require.EqualValues(w.t, 255, last.ExitCode)
 	require.Equal(w.t, "Unknown", last.Reason)
@@ -211,7 +217,7 @@ func restartedNodeStartsItsPodsAgain(w *world) {
 			require.Equal(w.t, corev1.PodRunning, p.Status.Phase)
 		}
 	}
-	require.Positive(w.t, between, "the end is told before the restart")
+	require.Positive(w.t, between, "the end is reported before the restart")
 	dead := w.until("dies", "failed", func(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodFailed })
 	require.Empty(w.t, dead.Status.PodIP)
 	w.until("ended", "no address any more", func(p *corev1.Pod) bool { return p.Status.PodIP == "" })
@@ -290,7 +296,8 @@ func schedulerFindsTheNode(w *world) {
 	defer func() { cancel(); running.Wait() }()
 	cordon := func(value bool) {
 		patch := fmt.Sprintf(`{"spec":{"unschedulable":%v}}`, value)
-		_, err := w.client.CoreV1().Nodes().Patch(w.ctx(), w.name(0), types.MergePatchType, []byte(patch), metav1.PatchOptions{})
+		_, err := w.client.CoreV1().Nodes().Patch(w.ctx(), w.name(0), types.MergePatchType, []byte(patch),
+			metav1.PatchOptions{})
 		require.NoError(w.t, err)
 	}
 	unschedulable := func(p *corev1.Pod) bool {
@@ -313,7 +320,10 @@ func schedulerFindsTheNode(w *world) {
 		for i, placed := 0, true; placed; i++ {
 			name := fmt.Sprintf("probe-%d-%s", i, rand.String(5))
 			w.create(name, -1, nil, here)
-			placed = w.until(name, "placed or not", func(p *corev1.Pod) bool { return p != nil && (p.Spec.NodeName != "" || unschedulable(p)) }).Spec.NodeName != ""
+			placed = w.until(name, "placed or not", func(p *corev1.Pod) bool {
+				return p != nil &&
+					(p.Spec.NodeName != "" || unschedulable(p))
+			}).Spec.NodeName != ""
 			w.delete(name, 0)
 			w.gone(name)
 		}
@@ -342,7 +352,8 @@ func schedulerFindsTheNode(w *world) {
 
 func statusCatchesUpAfterAnOutage(w *world) {
 	w.run(0)
-	w.create("mortal", 0, []string{"--exit-after", "2s", "--exit-code", "7"}, func(s *corev1.PodSpec) { s.RestartPolicy = corev1.RestartPolicyNever })
+	w.create("mortal", 0, []string{"--exit-after", "2s", "--exit-code", "7"},
+		func(s *corev1.PodSpec) { s.RestartPolicy = corev1.RestartPolicyNever })
 	address := w.ready("mortal").Status.PodIP
 	require.NoError(w.t, w.cluster.KillAPIServer(w.ctx()))
 	require.Eventually(w.t, func() bool {
@@ -351,7 +362,7 @@ func statusCatchesUpAfterAnOutage(w *world) {
 			c.Close()
 		}
 		return err != nil
-	}, guard, 20*time.Millisecond, "it ends while nobody can be told")
+	}, guard, 20*time.Millisecond, "it ends while no API server runs")
 	require.NoError(w.t, w.cluster.StartAPIServer(w.ctx()))
 	pod := w.until("mortal", "failed", func(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodFailed })
 	require.EqualValues(w.t, 7, pod.Status.ContainerStatuses[0].State.Terminated.ExitCode)

@@ -15,7 +15,7 @@ import (
 	"github.com/berth-sandbox/berth/devcluster/proc"
 )
 
-// Options says what a node is called and what it may use.
+// Options configures a node.
 type Options struct {
 	// RestConfig reaches the API server as a user that may do what a kubelet
 	// does. Required. A config without a rate limit is used without one.
@@ -24,9 +24,8 @@ type Options struct {
 	Name string
 	// Supervisor starts the containers. Required; it must outlive Run.
 	Supervisor *proc.Supervisor
-	// Addresses is the range pod addresses come from: IPv4 inside 127.0.0.0/8.
-	// Required. Addresses that end in .0 or .255 are not handed out,
-	// nor is 127.0.0.1, the node's own.
+	// Addresses is the range of pod addresses: IPv4 inside 127.0.0.0/8. Required.
+	// Addresses that end in .0 or .255 and 127.0.0.1, the node's own, are not used.
 	Addresses netip.Prefix
 	// Path lists the directories in which a command without a slash is looked
 	// up before this process's own PATH.
@@ -56,8 +55,8 @@ type Node struct {
 	running sync.WaitGroup
 }
 
-// New checks the options and fills in their defaults. All that is wrong is
-// reported at once.
+// New checks the options and sets their defaults. The error names every wrong
+// option.
 func New(o Options) (*Node, error) {
 	var errs []error
 	if o.RestConfig == nil {
@@ -73,7 +72,8 @@ func New(o Options) (*Node, error) {
 		errs = append(errs, errors.New("processnode: Options.Dir is required"))
 	}
 	if !netip.MustParsePrefix("127.0.0.0/8").Overlaps(o.Addresses) || o.Addresses.Bits() < 8 {
-		errs = append(errs, fmt.Errorf("processnode: Options.Addresses is %v: a range inside 127.0.0.0/8 is required", o.Addresses))
+		errs = append(errs, fmt.Errorf("processnode: Options.Addresses is %v: a range inside 127.0.0.0/8 is required",
+			o.Addresses))
 	}
 	if o.Log == nil {
 		o.Log = zap.NewNop()
@@ -85,14 +85,15 @@ func New(o Options) (*Node, error) {
 		o.RestartBackOff.Max = 5 * time.Minute
 	}
 	if o.RestartBackOff.Initial < 0 || o.RestartBackOff.Max < o.RestartBackOff.Initial {
-		errs = append(errs, fmt.Errorf("RestartBackOff is %v to %v: the first must be positive and not above the second", o.RestartBackOff.Initial, o.RestartBackOff.Max))
+		errs = append(errs, fmt.Errorf("RestartBackOff is %v to %v: the first must be positive and not above the second",
+			o.RestartBackOff.Initial, o.RestartBackOff.Max))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return nil, fmt.Errorf("process node options: %w", err)
 	}
 	config := rest.CopyConfig(o.RestConfig)
 	if config.QPS == 0 {
-		config.QPS = -1 // client-go would otherwise take 5 requests a second
+		config.QPS = -1 // client-go would otherwise limit requests to 5 per second
 	}
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {

@@ -29,11 +29,11 @@ const leaseNamespace = "kube-node-lease"
 // every process node; RunScheduler binds to no other nodes.
 const InstanceType = "process"
 
-// maxPods is what the scheduler puts on one process node at most.
+// maxPods is the largest number of pods on one process node.
 const maxPods = 250
 
-// register makes the Node object, or takes over the one of an earlier run, and
-// waits for an API server that is not up yet.
+// register makes the Node object, or takes over the one of an earlier run. It waits
+// for the API server.
 func (n *Node) register(ctx context.Context) error {
 	var last error
 	err := wait.PollUntilContextCancel(ctx, 500*time.Millisecond, true, func(ctx context.Context) (bool, error) {
@@ -52,8 +52,8 @@ func (n *Node) register(ctx context.Context) error {
 	return nil
 }
 
-// heartbeat keeps the lease and the status fresh, and says at the end that the
-// node is not ready, so that nothing more is bound to it.
+// heartbeat keeps the lease and the status fresh. At the end it reports the node as
+// not ready, so that no more pods are bound to it.
 func (n *Node) heartbeat(ctx context.Context) {
 	renew, report := time.NewTicker(renewEvery), time.NewTicker(reportEvery)
 	defer renew.Stop()
@@ -110,12 +110,14 @@ func (n *Node) fill(s *corev1.NodeStatus, ready bool) {
 		corev1.ResourcePods:   *resource.NewQuantity(maxPods, resource.DecimalSI),
 	}
 	s.Capacity, s.Allocatable = capacity, capacity
-	s.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: hostIP}, {Type: corev1.NodeHostName, Address: n.o.Name}}
+	s.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: hostIP},
+		{Type: corev1.NodeHostName, Address: n.o.Name}}
 	s.NodeInfo.OperatingSystem, s.NodeInfo.Architecture = runtime.GOOS, runtime.GOARCH
 	s.NodeInfo.KubeletVersion, s.NodeInfo.ContainerRuntimeVersion = "v1.36.3-process", "process://1"
 	set := func(t corev1.NodeConditionType, holds bool, reason, message string) {
 		now := metav1.Now()
-		c := corev1.NodeCondition{Type: t, Status: corev1.ConditionFalse, Reason: reason, Message: message, LastHeartbeatTime: now, LastTransitionTime: now}
+		c := corev1.NodeCondition{Type: t, Status: corev1.ConditionFalse, Reason: reason, Message: message,
+			LastHeartbeatTime: now, LastTransitionTime: now}
 		if holds {
 			c.Status = corev1.ConditionTrue
 		}
@@ -149,7 +151,8 @@ func (n *Node) renew(ctx context.Context) error {
 	lease, err := leases.Get(ctx, n.o.Name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
-		_, err = leases.Create(ctx, &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: n.o.Name}, Spec: spec}, metav1.CreateOptions{})
+		_, err = leases.Create(ctx, &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: n.o.Name}, Spec: spec},
+			metav1.CreateOptions{})
 	case err == nil:
 		lease.Spec = spec
 		_, err = leases.Update(ctx, lease, metav1.UpdateOptions{})

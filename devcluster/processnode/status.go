@@ -126,7 +126,8 @@ func terminal(p corev1.PodPhase) bool {
 // refuses. over: no container of the pod will be started any more.
 func phase(spec *corev1.PodSpec, all []corev1.ContainerStatus, over bool) corev1.PodPhase {
 	restartable := func(code int32) bool {
-		return spec.RestartPolicy == corev1.RestartPolicyAlways || (spec.RestartPolicy == corev1.RestartPolicyOnFailure && code != 0)
+		return spec.RestartPolicy == corev1.RestartPolicyAlways ||
+			(spec.RestartPolicy == corev1.RestartPolicyOnFailure && code != 0)
 	}
 	var running, waiting, stopped, final, succeeded int
 	for _, s := range all {
@@ -189,7 +190,8 @@ func conditions(all []corev1.ContainerStatus, p corev1.PodPhase, sandbox bool) [
 	case p == corev1.PodFailed:
 		ready = condition(corev1.ContainersReady, false, "PodFailed", "")
 	case len(unready) > 0:
-		ready = condition(corev1.ContainersReady, false, "ContainersNotReady", fmt.Sprintf("containers with unready status: %s", unready))
+		ready = condition(corev1.ContainersReady, false, "ContainersNotReady",
+			fmt.Sprintf("containers with unready status: %s", unready))
 	}
 	podReady := ready
 	podReady.Type = corev1.PodReady

@@ -71,10 +71,11 @@ func TestMergeKeepsConditionsOfOthersAndTransitionTimes(t *testing.T) {
 }
 
 func TestSupportedPodIsNotRefused(t *testing.T) {
+	token := []corev1.VolumeProjection{{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{}}}
 	require.Empty(t, unsupported(&corev1.PodSpec{
 		Volumes: []corev1.Volume{
 			{VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}},
-			{VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{}}}}}},
+			{VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{Sources: token}}},
 		},
 		Containers: []corev1.Container{{
 			SecurityContext: &corev1.SecurityContext{},
@@ -87,24 +88,23 @@ func TestSupportedPodIsNotRefused(t *testing.T) {
 func TestRefusalNamesEveryUnsupportedField(t *testing.T) {
 	exec := corev1.ProbeHandler{Exec: &corev1.ExecAction{}}
 	of := func(c corev1.Container) *corev1.PodSpec { return &corev1.PodSpec{Containers: []corev1.Container{c}} }
-	preStop := func(h corev1.LifecycleHandler) *corev1.PodSpec {
-		return of(corev1.Container{Lifecycle: &corev1.Lifecycle{PreStop: &h}})
-	}
+	hooks := func(l corev1.Lifecycle) *corev1.PodSpec { return of(corev1.Container{Lifecycle: &l}) }
+	probe, hostPath := &corev1.Probe{ProbeHandler: exec}, corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{}}
 	for field, spec := range map[string]*corev1.PodSpec{
 		"spec.initContainers":        {InitContainers: []corev1.Container{{}}},
 		"spec.readinessGates":        {ReadinessGates: []corev1.PodReadinessGate{{}}},
 		"spec.activeDeadlineSeconds": {ActiveDeadlineSeconds: new(int64)},
 		"spec.hostNetwork":           {HostNetwork: true},
 		"spec.volumes[0] (data: only emptyDir and the projected service account token)": {
-			Volumes: []corev1.Volume{{Name: "data", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{}}}}},
+			Volumes: []corev1.Volume{{Name: "data", VolumeSource: hostPath}}},
 		"spec.containers[0].ports[0].hostPort": of(corev1.Container{Ports: []corev1.ContainerPort{{HostPort: 80}}}),
 		"spec.containers[0].env[0].valueFrom (only fieldRef)": of(corev1.Container{
 			Env: []corev1.EnvVar{{ValueFrom: &corev1.EnvVarSource{SecretKeyRef: &corev1.SecretKeySelector{}}}}}),
-		"spec.containers[0].lifecycle.postStart":            of(corev1.Container{Lifecycle: &corev1.Lifecycle{PostStart: &corev1.LifecycleHandler{}}}),
-		"spec.containers[0].lifecycle.preStop (only sleep)": preStop(corev1.LifecycleHandler{Exec: &corev1.ExecAction{}}),
-		"spec.containers[0].readinessProbe (only httpGet)":  of(corev1.Container{ReadinessProbe: &corev1.Probe{ProbeHandler: exec}}),
-		"spec.containers[0].livenessProbe":                  of(corev1.Container{LivenessProbe: &corev1.Probe{ProbeHandler: exec}}),
-		"spec.containers[0].startupProbe":                   of(corev1.Container{StartupProbe: &corev1.Probe{ProbeHandler: exec}}),
+		"spec.containers[0].lifecycle.postStart":            hooks(corev1.Lifecycle{PostStart: &corev1.LifecycleHandler{}}),
+		"spec.containers[0].lifecycle.preStop (only sleep)": hooks(corev1.Lifecycle{PreStop: &corev1.LifecycleHandler{}}),
+		"spec.containers[0].readinessProbe (only httpGet)":  of(corev1.Container{ReadinessProbe: probe}),
+		"spec.containers[0].livenessProbe":                  of(corev1.Container{LivenessProbe: probe}),
+		"spec.containers[0].startupProbe":                   of(corev1.Container{StartupProbe: probe}),
 	} {
 		require.Equal(t, []string{field}, unsupported(spec))
 	}

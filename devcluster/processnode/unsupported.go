@@ -34,7 +34,8 @@ func unsupported(spec *corev1.PodSpec) []string {
 	refuse(len(spec.ResourceClaims) > 0, "spec.resourceClaims")
 	refuse(len(spec.EphemeralContainers) > 0, "spec.ephemeralContainers")
 	for i, v := range spec.Volumes {
-		refuse(v.EmptyDir == nil && !isTokenVolume(v), "spec.volumes[%d] (%s: only emptyDir and the projected service account token)", i, v.Name)
+		refuse(v.EmptyDir == nil && !isTokenVolume(v),
+			"spec.volumes[%d] (%s: only emptyDir and the projected service account token)", i, v.Name)
 	}
 	for i := range spec.Containers {
 		refuseContainer(&spec.Containers[i], fmt.Sprintf("spec.containers[%d]", i), refuse)

@@ -43,7 +43,8 @@ type statusWriter struct {
 }
 
 func newStatusWriter(client kubernetes.Interface, log *zap.Logger, pod *corev1.Pod) *statusWriter {
-	return &statusWriter{client: client, log: log, namespace: pod.Namespace, name: pod.Name, uid: pod.UID, poke: make(chan struct{}, 1)}
+	return &statusWriter{client: client, log: log, namespace: pod.Namespace, name: pod.Name, uid: pod.UID,
+		poke: make(chan struct{}, 1)}
 }
 
 // offer never blocks. It returns a channel that is closed when this status, or a
@@ -128,14 +129,16 @@ func (s *statusWriter) write(ctx context.Context, d desired) error {
 		if err != nil {
 			return err
 		}
-		if _, err = pods.Patch(ctx, s.name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status"); err != nil && !apierrors.IsNotFound(err) {
+		if _, err = pods.Patch(ctx, s.name, types.StrategicMergePatchType, patch, metav1.PatchOptions{},
+			"status"); err != nil && !apierrors.IsNotFound(err) {
 			return fmt.Errorf("write the pod's status: %w", err)
 		}
 	}
 	if !d.delete {
 		return nil
 	}
-	options := metav1.DeleteOptions{GracePeriodSeconds: new(int64), Preconditions: metav1.NewUIDPreconditions(string(s.uid))}
+	options := metav1.DeleteOptions{GracePeriodSeconds: new(int64),
+		Preconditions: metav1.NewUIDPreconditions(string(s.uid))}
 	if err := pods.Delete(ctx, s.name, options); err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("delete the ended pod: %w", err)
 	}
@@ -163,8 +166,10 @@ func statusPatch(uid types.UID, from, to corev1.PodStatus) ([]byte, error) {
 // QoS class, and the transition times of conditions whose status is unchanged.
 func merge(live, want corev1.PodStatus) corev1.PodStatus {
 	out := live.DeepCopy()
-	out.ObservedGeneration, out.Phase, out.Reason, out.Message = want.ObservedGeneration, want.Phase, want.Reason, want.Message
-	out.StartTime, out.HostIP, out.HostIPs, out.PodIP, out.PodIPs = want.StartTime, want.HostIP, want.HostIPs, want.PodIP, want.PodIPs
+	out.ObservedGeneration, out.Phase, out.Reason, out.Message = want.ObservedGeneration, want.Phase, want.Reason,
+		want.Message
+	out.StartTime, out.HostIP, out.HostIPs, out.PodIP, out.PodIPs = want.StartTime, want.HostIP, want.HostIPs,
+		want.PodIP, want.PodIPs
 	out.ContainerStatuses = want.ContainerStatuses
 	for _, c := range want.Conditions {
 		c.LastTransitionTime = metav1.Now().Rfc3339Copy()

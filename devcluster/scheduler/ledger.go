@@ -8,8 +8,8 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// ledger knows how many pods each node has: those that the watch has shown
-// there, and those that are being bound.
+// ledger counts the pods of each node: pods that the watch has shown there, and pods
+// that are being bound.
 type ledger struct {
 	mu      sync.Mutex
 	node    map[types.UID]string // of a pod that counts
@@ -21,7 +21,7 @@ func newLedger() *ledger {
 	return &ledger{node: map[types.UID]string{}, count: map[string]int{}, waiting: map[cache.ObjectName]struct{}{}}
 }
 
-// saw takes in what the watch shows of a pod, and says whether that made room.
+// saw records a pod that the watch shows, and reports whether that made room.
 func (l *ledger) saw(pod *corev1.Pod) (room bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -34,17 +34,19 @@ func (l *ledger) saw(pod *corev1.Pod) (room bool) {
 	return false
 }
 
-// forget takes a pod off its node, and says whether it was on one.
+// forget removes a pod from its node, and reports whether it was on one.
 func (l *ledger) forget(uid types.UID) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.remove(uid)
 }
 
-// place puts a pod on the node that choose returns for the counts. When that is
-// none, the pod is among the next woken. Whatever choose reads must be told to
-// woken after it changed, or the pod could wait for what has already happened.
-func (l *ledger) place(key cache.ObjectName, uid types.UID, choose func(count map[string]int) string) (node string, placed bool) {
+// place puts a pod on the node that choose returns for the counts. If choose returns
+// none, the pod is in the next result of woken. A change of anything that choose
+// reads must be followed by a call of woken, or the pod may wait for a change that
+// has already happened.
+func (l *ledger) place(key cache.ObjectName, uid types.UID, choose func(count map[string]int) string) (node string,
+	placed bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.node[uid] != "" {

@@ -24,12 +24,12 @@ import (
 // callTimeout bounds each request to the API server.
 const callTimeout = 10 * time.Second
 
-// Options says for which nodes a scheduler works.
+// Options configures a scheduler.
 type Options struct {
 	// Client may bind pods and write their status. Required.
 	Client kubernetes.Interface
 	// InstanceType is the value of the label node.kubernetes.io/instance-type on
-	// the nodes; no others get pods. Required.
+	// the nodes. Other nodes get no pods. Required.
 	InstanceType string
 	// MaxPods is the largest number of pods on one node. 0: no limit.
 	MaxPods int
@@ -39,8 +39,8 @@ type Options struct {
 	Log *zap.Logger
 }
 
-// Run binds pods of the default scheduler until ctx ends. It returns an error
-// only for what waiting cannot repair.
+// Run binds pods of the default scheduler until ctx ends. It returns an error only if
+// waiting cannot repair the cause.
 func Run(ctx context.Context, o Options) error {
 	if o.Client == nil || o.InstanceType == "" {
 		return errors.New("scheduler: Options.Client and Options.InstanceType are required")
@@ -49,12 +49,13 @@ func Run(ctx context.Context, o Options) error {
 		o.Log = zap.NewNop()
 	}
 	factory := informers.NewSharedInformerFactory(o.Client, 0)
+	retries := workqueue.NewTypedItemExponentialFailureRateLimiter[cache.ObjectName](50*time.Millisecond, 10*time.Second)
 	s := &scheduler{
 		o:      o,
 		pods:   factory.Core().V1().Pods().Lister(),
 		nodes:  factory.Core().V1().Nodes().Lister(),
 		ledger: newLedger(),
-		queue:  workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[cache.ObjectName](50*time.Millisecond, 10*time.Second)),
+		queue:  workqueue.NewTypedRateLimitingQueue(retries),
 	}
 	_, podErr := factory.Core().V1().Pods().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc: func(o any) { s.podSeen(o.(*corev1.Pod)) },
@@ -75,7 +76,8 @@ func Run(ctx context.Context, o Options) error {
 	_, nodeErr := factory.Core().V1().Nodes().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc: func(any) { s.wake() },
 		UpdateFunc: func(before, after any) {
-			if old, node := before.(*corev1.Node), after.(*corev1.Node); s.fits(old, nil) != s.fits(node, nil) || !labels.Equals(old.Labels, node.Labels) {
+			if old, node := before.(*corev1.Node), after.(*corev1.Node); s.fits(old, nil) != s.fits(node, nil) ||
+				!labels.Equals(old.Labels, node.Labels) {
 				s.wake()
 			}
 		},
@@ -123,8 +125,7 @@ func (s *scheduler) podGone(pod *corev1.Pod) {
 	}
 }
 
-// wake tries the pods again that had no place: something may have given them
-// one.
+// wake queues the pods without a node again, after a change that may have made room.
 func (s *scheduler) wake() {
 	for _, key := range s.ledger.woken() {
 		s.queue.Add(key)
@@ -147,7 +148,7 @@ func (s *scheduler) work(ctx context.Context) {
 	}
 }
 
-// wanted says whether a pod waits for this scheduler.
+// wanted reports whether a pod waits for this scheduler.
 func wanted(pod *corev1.Pod) bool {
 	return pod.Spec.NodeName == "" && pod.Spec.SchedulerName == corev1.DefaultSchedulerName &&
 		pod.DeletionTimestamp == nil && len(pod.Spec.SchedulingGates) == 0 && !terminal(pod.Status.Phase)
@@ -155,9 +156,10 @@ func wanted(pod *corev1.Pod) bool {
 
 func terminal(p corev1.PodPhase) bool { return p == corev1.PodSucceeded || p == corev1.PodFailed }
 
-// fits says whether a node takes new pods, and this one if it is not nil.
+// fits reports whether a node takes new pods, and this pod if it is not nil.
 func (s *scheduler) fits(node *corev1.Node, pod *corev1.Pod) bool {
-	if node.Spec.Unschedulable || node.DeletionTimestamp != nil || node.Labels[corev1.LabelInstanceTypeStable] != s.o.InstanceType {
+	if node.Spec.Unschedulable || node.DeletionTimestamp != nil ||
+		node.Labels[corev1.LabelInstanceTypeStable] != s.o.InstanceType {
 		return false
 	}
 	for _, c := range node.Status.Conditions {
@@ -168,7 +170,7 @@ func (s *scheduler) fits(node *corev1.Node, pod *corev1.Pod) bool {
 	return false
 }
 
-// unknownRule names a placement rule that must hold and cannot be judged here.
+// unknownRule names a required placement rule that this scheduler does not support.
 func unknownRule(spec *corev1.PodSpec) string {
 	a := spec.Affinity
 	switch {
@@ -204,7 +206,8 @@ func (s *scheduler) schedule(ctx context.Context, key cache.ObjectName) error {
 	}
 	if node == "" {
 		return s.unschedulable(ctx, pod, fmt.Sprintf(
-			"0/%d nodes are available: none is a ready, uncordoned %s node that matches the pod's nodeSelector and has room", seen, s.o.InstanceType))
+			"0/%d nodes are available: none is a ready, uncordoned %s node that matches the pod's nodeSelector and has room",
+			seen, s.o.InstanceType))
 	}
 	err = s.o.Client.CoreV1().Pods(pod.Namespace).Bind(ctx, &corev1.Binding{
 		ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID},
@@ -219,9 +222,9 @@ func (s *scheduler) schedule(ctx context.Context, key cache.ObjectName) error {
 	return nil
 }
 
-// resolve asks whether a pod that has its place in the ledger is bound: a binding
-// may have failed for us and taken place all the same. Until that is known, the
-// place is nobody else's.
+// resolve reads whether a pod that has its place in the ledger is bound. A binding
+// may have succeeded although its request failed. The place stays taken until that
+// is known.
 func (s *scheduler) resolve(ctx context.Context, pod *corev1.Pod) error {
 	now, err := s.o.Client.CoreV1().Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
@@ -269,7 +272,8 @@ func (s *scheduler) unschedulable(ctx context.Context, pod *corev1.Pod, why stri
 	if err != nil {
 		return fmt.Errorf("marshal condition: %w", err)
 	}
-	if _, err := s.o.Client.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status"); err != nil && !apierrors.IsNotFound(err) {
+	if _, err := s.o.Client.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.StrategicMergePatchType, patch,
+		metav1.PatchOptions{}, "status"); err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("write condition: %w", err)
 	}
 	return nil

@@ -97,7 +97,8 @@ func (w *world) run(config *rest.Config) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	running.Go(func() {
-		if err := scheduler.Run(ctx, scheduler.Options{Client: client, InstanceType: ofType, MaxPods: perNode, Workers: atOnce}); err != nil {
+		if err := scheduler.Run(ctx, scheduler.Options{Client: client, InstanceType: ofType, MaxPods: perNode,
+			Workers: atOnce}); err != nil {
 			w.t.Errorf("scheduler: %v", err)
 		}
 	})
@@ -132,7 +133,8 @@ func (w *world) create(prefix string, from, to int, change func(*corev1.PodSpec)
 func (w *world) clear() {
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
-	require.NoError(w.t, w.client.CoreV1().Pods("default").DeleteCollection(ctx, metav1.DeleteOptions{GracePeriodSeconds: new(int64)}, metav1.ListOptions{}))
+	require.NoError(w.t, w.client.CoreV1().Pods("default").DeleteCollection(ctx,
+		metav1.DeleteOptions{GracePeriodSeconds: new(int64)}, metav1.ListOptions{}))
 }
 
 // pods lists them by their node; those without one and with the reason
@@ -144,7 +146,8 @@ func (w *world) pods() map[string][]corev1.Pod {
 	for _, p := range list.Items {
 		node := p.Spec.NodeName
 		for _, c := range p.Status.Conditions {
-			if node == "" && c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse && c.Reason == corev1.PodReasonUnschedulable {
+			if node == "" && c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse &&
+				c.Reason == corev1.PodReasonUnschedulable {
 				node = "none"
 			}
 		}

@@ -8,9 +8,9 @@ import (
 	"strings"
 )
 
-// Build builds programs of this module, by their names below cmd, into dir, for
-// tests and benchmarks: what they run is the tree as it is. With race they have
-// the race detector, which needs a C compiler.
+// Build builds programs of this module, named by their folders in cmd, into dir. Tests
+// and benchmarks then run the tree as it is. With race the programs have the race
+// detector, which needs a C compiler.
 func Build(ctx context.Context, dir string, race bool, programs ...string) error {
 	args := []string{"build", "-o", dir + "/"}
 	env := os.Environ()

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// EnvoyAdmin returns a client that speaks HTTP over Envoy's admin socket,
-// whatever the host of a URL.
+// EnvoyAdmin returns a client that speaks HTTP over Envoy's admin socket. The host of
+// a URL does not matter.
 func EnvoyAdmin(socket string) *http.Client {
 	return &http.Client{Transport: &http.Transport{
 		DisableKeepAlives: true,
@@ -22,9 +22,9 @@ func EnvoyAdmin(socket string) *http.Client {
 	}}
 }
 
-// reserve finds a port of 127.0.0.1 on which nothing listens, and keeps it, until free
-// is called, from everything that does not set SO_REUSEPORT. Envoy does; the kernel
-// gives no such port to those who let it choose.
+// reserve finds a free port of 127.0.0.1. Until free is called, only sockets with
+// SO_REUSEPORT can bind it. Envoy sets that option. The kernel does not choose the
+// port for a listener on port 0.
 func reserve() (addr netip.AddrPort, free func() error, err error) {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

@@ -25,9 +25,9 @@ type Process struct {
 	supervisor *proc.Supervisor
 	argv       []string
 	logFile    string
-	// launchArgs, if set, is asked for further flags at each start.
+	// launchArgs, if set, returns further flags at each start.
 	launchArgs func() []string
-	// ready returns nil once it does its work.
+	// ready returns nil once the process is ready.
 	ready func(context.Context) error
 
 	mu      sync.Mutex
@@ -122,7 +122,7 @@ func (p *Process) logTail() string {
 	return string(raw[max(0, len(raw)-4000):])
 }
 
-// Ready returns nil once the process does its work.
+// Ready returns nil once the process is ready.
 func (p *Process) Ready(ctx context.Context) error { return p.ready(ctx) }
 
 // Stop sends SIGTERM, and SIGKILL after grace, and waits.
@@ -146,7 +146,7 @@ func (p *Process) Kill() error {
 	return nil
 }
 
-// Pause stops the process as it is, Resume lets it go on.
+// Pause stops the process with SIGSTOP. Resume undoes that.
 func (p *Process) Pause() error { return p.signal(syscall.SIGSTOP) }
 
 // Resume undoes Pause.
@@ -159,18 +159,18 @@ func (p *Process) signal(s syscall.Signal) error {
 	return fmt.Errorf("%s is not running", p.Name)
 }
 
-// Last returns the process that was started last, which may have ended. It is nil
-// before the first start.
+// Last returns the latest process, which may have ended. It is nil before the first
+// start.
 func (p *Process) Last() *proc.Process {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.current
 }
 
-// Running reports whether the process is there.
+// Running reports whether the process runs.
 func (p *Process) Running() bool { return p.running() != nil }
 
-// Pid is the process's ID, 0 if it is not there.
+// Pid is the process's ID, 0 if it does not run.
 func (p *Process) Pid() int {
 	if current := p.running(); current != nil {
 		return current.Pid()

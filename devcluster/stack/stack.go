@@ -15,7 +15,7 @@ import (
 	"github.com/berth-sandbox/berth/envoy"
 )
 
-// Options say what to run. Only BinDir is required.
+// Options configures a Stack. Only BinDir is required.
 type Options struct {
 	// BinDir holds the programs allocator and extproc.
 	BinDir string
@@ -31,19 +31,19 @@ type Options struct {
 	// LeaseDuration of the allocators; renewal and retry follow from it.
 	// Default 3 s, so that a killed allocator is replaced soon.
 	LeaseDuration time.Duration
-	// Kubeconfig is the allocators'. Default the cluster's: another one may lead
-	// them through something that fails.
+	// Kubeconfig is the allocators'. Default the cluster's. A test may route them
+	// through a proxy that fails.
 	Kubeconfig string
-	// KubeconfigOf, if set, is called instead: allocator i, counted from 0, has one
-	// of its own.
+	// KubeconfigOf, if set, returns the kubeconfig of allocator i, counted from 0, and
+	// Kubeconfig is not used.
 	KubeconfigOf func(i int) (string, error)
-	// ControlOf, if set, is told where allocator i listens for routers and returns
-	// where they are to connect to: something between the two may fail. Default:
-	// where it listens.
+	// ControlOf, if set, gets the address on which allocator i listens for routers and
+	// returns the one to which routers connect. A test may put a proxy that fails
+	// between the two. Default: the same address.
 	ControlOf func(i int, listens netip.AddrPort) (netip.AddrPort, error)
 	// AllocatorArgs and RouterArgs are further flags.
 	AllocatorArgs, RouterArgs []string
-	// AllocatorLaunchArgs, if set, is asked for further flags each time allocator i is
+	// AllocatorLaunchArgs, if set, returns further flags each time allocator i is
 	// started.
 	AllocatorLaunchArgs func(i int) []string
 }
@@ -68,20 +68,20 @@ type Allocator struct {
 // Gateway is one Envoy with its router.
 type Gateway struct {
 	Envoy, Router *Process
-	// Successor is another router for the same Envoy, with the same flags. It is not
-	// started: two of them at once are what a rollout has for a while.
+	// Successor is another router for the same Envoy, with the same flags. Start does
+	// not start it. A test may run both, as a rollout does for a while.
 	Successor *Process
-	// Addr is where Envoy takes requests: 127.0.0.1 and a free port.
+	// Addr is the address on which Envoy takes requests: 127.0.0.1 and a free port.
 	Addr netip.AddrPort
 	// Admin is the URL of the admin listener of Router.
 	Admin string
-	// EnvoyAdmin asks Envoy's admin socket for what it allows: /clusters, /ready and
-	// /stats/prometheus. The URL's host does not matter.
+	// EnvoyAdmin sends requests to Envoy's admin socket, which allows /clusters, /ready
+	// and /stats/prometheus. The URL's host does not matter.
 	EnvoyAdmin *http.Client
 }
 
-// Start runs Berth and waits until it can hand out and reach sandboxes. What it
-// starts ends with the cluster's supervisor at the latest.
+// Start runs Berth and waits until sandboxes can be claimed and reached. The
+// processes end with the cluster's supervisor at the latest.
 func Start(ctx context.Context, c *devcluster.Cluster, o Options) (_ *Stack, err error) {
 	o = o.withDefaults()
 	if o.Kubeconfig == "" {
@@ -187,10 +187,12 @@ func newAllocator(c *devcluster.Cluster, i int, publicPort uint16, o Options) (*
 			filepath.Join(o.BinDir, "allocator"),
 			"--kubeconfig=" + o.Kubeconfig, "--namespace=" + o.Namespace,
 			fmt.Sprintf("--public-url=http://%s:%d", o.Domain, publicPort),
-			"--api-listen=" + addresses[0].String(), "--control-listen=" + addresses[1].String(), "--admin-listen=" + addresses[2].String(),
+			"--api-listen=" + addresses[0].String(), "--control-listen=" + addresses[1].String(),
+			"--admin-listen=" + addresses[2].String(),
 			"--control-advertise=" + a.Control.String(),
 			"--max-stale=" + o.MaxStale.String(),
-			"--lease-duration=" + o.LeaseDuration.String(), "--lease-renew=" + (o.LeaseDuration * 2 / 3).String(), "--lease-retry=" + (o.LeaseDuration / 10).String(),
+			"--lease-duration=" + o.LeaseDuration.String(), "--lease-renew=" + (o.LeaseDuration * 2 / 3).String(),
+			"--lease-retry=" + (o.LeaseDuration / 10).String(),
 		}, o.AllocatorArgs...),
 		ready: func(ctx context.Context) error { return getOK(ctx, http.DefaultClient, a.Admin+"/healthz") },
 	}
@@ -249,7 +251,8 @@ func newGateway(ctx context.Context, c *devcluster.Cluster, i int, sockets, envo
 	return g, g.Envoy.Start(ctx)
 }
 
-func (g *Gateway) addRouter(c *devcluster.Cluster, i int, sockets string, allocators []*Allocator, o Options) (err error) {
+func (g *Gateway) addRouter(c *devcluster.Cluster, i int, sockets string, allocators []*Allocator,
+	o Options) (err error) {
 	var control, cidrs []string
 	for _, a := range allocators {
 		control = append(control, a.Control.String())
@@ -281,8 +284,8 @@ func (g *Gateway) addRouter(c *devcluster.Cluster, i int, sockets string, alloca
 	return err
 }
 
-// Stop ends everything in an orderly way: Envoys first, so that nothing is
-// admitted any more, allocators last. When ctx ends, what is left is killed.
+// Stop ends the processes in order: Envoys first, so that no more requests are
+// admitted, and allocators last. When ctx ends, the rest is killed.
 func (s *Stack) Stop(ctx context.Context) error {
 	const grace = 5 * time.Second
 	var errs []error

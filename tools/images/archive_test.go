@@ -87,7 +87,7 @@ func TestSameInputsMakeTheSameArchive(t *testing.T) {
 	require.NotEqual(t, id, other, "other programs")
 }
 
-func TestImageHoldsWhatItsRecipeSaysAndNothingElse(t *testing.T) {
+func TestImageHoldsExactlyItsRecipe(t *testing.T) {
 	raw, id := archive(t, router(t, "1.0", ""))
 	file := filepath.Join(t.TempDir(), "router.tar")
 	require.NoError(t, os.WriteFile(file, raw, 0o600))
@@ -172,7 +172,7 @@ func TestOurProgramsMustBeStatic(t *testing.T) {
 	require.ErrorContains(t, err, "berth is not static")
 }
 
-func TestLayerRefusesWhatWouldDependOnTheReader(t *testing.T) {
+func TestLayerRefusesAmbiguousPaths(t *testing.T) {
 	for says, files := range map[string][]file{
 		"twice":                {{path: "/a"}, {path: "/a"}},
 		"file and a directory": {{path: "/a"}, {path: "/a/b"}},

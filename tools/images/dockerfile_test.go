@@ -23,7 +23,8 @@ func TestDockerfileMakesTheSameImages(t *testing.T) {
 
 	require.Contains(t, stages["build"], `"`+linkerFlags("$VERSION")+`"`)
 	require.Contains(t, stages["build"], "CGO_ENABLED=0")
-	require.Contains(t, stages["build"], " -o /out/ ./cmd/"+strings.Join(shippedPrograms(), " ./cmd/")+"\n", "it builds no other program")
+	require.Contains(t, stages["build"], " -o /out/ ./cmd/"+strings.Join(shippedPrograms(), " ./cmd/")+"\n",
+		"it builds no other program")
 	require.Contains(t, stages["base"], "USER "+user+"\n")
 	require.Contains(t, stages["base"], "PATH="+binaries+"\n")
 	require.Contains(t, stages["base"], "org.opencontainers.image.source="+repository)

@@ -150,11 +150,13 @@ func find(name string, by object, directories []string) (object, error) {
 		case errors.Is(err, fs.ErrNotExist):
 		case err != nil:
 			return object{}, fmt.Errorf("%s needs %s: %w", by.from, name, err)
-		case library.class == by.class && library.machine == by.machine: // else another architecture's: the loader goes on too
+		// Else another architecture's: the loader goes on too.
+		case library.class == by.class && library.machine == by.machine:
 			return library, nil
 		}
 	}
-	return object{}, fmt.Errorf("%s needs %s, which is in none of the places where libraries are looked for", by.from, name)
+	return object{}, fmt.Errorf("%s needs %s, which is in none of the places where libraries are looked for", by.from,
+		name)
 }
 
 // expand replaces $ORIGIN, the directory of the object itself, in a place to look

@@ -56,7 +56,8 @@ func (f fakeELF) bytes() []byte {
 	}
 	loads := []elf.Prog64{{Type: uint32(elf.PT_DYNAMIC), Off: dynamicAt, Filesz: dynamicSize}}
 	if f.interpreter != "" {
-		loads = append(loads, elf.Prog64{Type: uint32(elf.PT_INTERP), Off: interpreterAt, Filesz: uint64(len(f.interpreter)) + 1})
+		loads = append(loads, elf.Prog64{Type: uint32(elf.PT_INTERP), Off: interpreterAt,
+			Filesz: uint64(len(f.interpreter)) + 1})
 	}
 	h.Phnum = uint16(len(loads))
 	// The first section is empty, as the format wants; names of sections are not needed.
@@ -101,7 +102,7 @@ func closureOf(t *testing.T, root, program, directory string, files map[string]f
 	return found, err
 }
 
-func TestClosureIsEveryLibraryOnceWithTheLoader(t *testing.T) {
+func TestClosureHasEveryLibraryOnce(t *testing.T) {
 	root := t.TempDir()
 	loader := filepath.Join(root, "lib64/ld.so.2")
 	found, err := closureOf(t, root, "bin/program", "lib", map[string]fakeELF{
@@ -119,7 +120,7 @@ func TestClosureIsEveryLibraryOnceWithTheLoader(t *testing.T) {
 // On systems with a merged /usr the loader's directory and the libraries' are
 // links, and often the loader itself: the kernel wants the loader at the path
 // that the program names, loaders look for libraries in the real directories.
-func TestLoaderStaysWhereItIsNamedAndLibrariesWhereTheyAre(t *testing.T) {
+func TestLoaderAndLibrariesKeepTheirPaths(t *testing.T) {
 	root := t.TempDir()
 	require.NoError(t, os.MkdirAll(filepath.Join(root, "usr/lib"), 0o755))
 	require.NoError(t, os.Symlink("usr/lib", filepath.Join(root, "lib64")))
@@ -162,7 +163,8 @@ func TestLibrariesBesideTheProgramStayBesideIt(t *testing.T) {
 func TestLibraryOfAnotherArchitectureIsPassedOver(t *testing.T) {
 	root := t.TempDir()
 	found, err := closureOf(t, root, "program", "lib", map[string]fakeELF{
-		"program":     {interpreter: filepath.Join(root, "ld.so"), needed: []string{"liba.so"}, runpath: filepath.Join(root, "arm")},
+		"program": {interpreter: filepath.Join(root, "ld.so"), needed: []string{"liba.so"},
+			runpath: filepath.Join(root, "arm")},
 		"ld.so":       {},
 		"arm/liba.so": {machine: elf.EM_AARCH64},
 		"lib/liba.so": {},
@@ -204,7 +206,8 @@ func TestDynamicProgramRunsWithWhatWasFound(t *testing.T) {
 	if err != nil || shell.interpreter == "" {
 		t.Skipf("%s is not a dynamic program here: %v", program, err)
 	}
-	image, err := spec{recipe: recipes()[envoyImage], name: envoyImage, version: "0", arch: runtime.GOARCH, files: map[string]string{"envoy": program}}.build()
+	image, err := spec{recipe: recipes()[envoyImage], name: envoyImage, version: "0", arch: runtime.GOARCH,
+		files: map[string]string{"envoy": program}}.build()
 	require.NoError(t, err)
 	libraries, err := closure(shell, p.directories)
 	require.NoError(t, err)

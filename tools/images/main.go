@@ -46,8 +46,8 @@ import (
 )
 
 type flags struct {
-	Version string   `default:"dev" help:"Version of Berth: the images' tag, and what the programs print. Envoy's image has Envoy's."`
-	Arch    string   `default:"${arch}" enum:"amd64,arm64" help:"Architecture of the images. An Envoy there is for this machine's only."`
+	Version string   `default:"dev" help:"Tag of the images and version that the programs print. Envoy's image has Envoy's."`
+	Arch    string   `default:"${arch}" enum:"amd64,arm64" help:"Architecture of the images. Envoy's image: this machine's only."`
 	Output  string   `default:"bin/images" help:"Where the archives go."`
 	Source  string   `default:"." help:"Top of the source tree."`
 	Images  []string `arg:"" optional:"" name:"image" help:"Images to build, all if none is named: ${images}."`
@@ -137,7 +137,7 @@ func parse(args []string, stdout, stderr io.Writer) (*flags, error) {
 	}
 	var errs []error
 	if !versionTag.MatchString(f.Version) {
-		errs = append(errs, fmt.Errorf("--version %q: must be a valid tag of an image: letters, digits, '_', '.' and '-', at most 128", f.Version))
+		errs = append(errs, fmt.Errorf("--version %q: must be an image tag: at most 128 letters, digits, '_', '.' and '-'", f.Version))
 	}
 	if len(f.Images) == 0 {
 		f.Images = imageNames()
@@ -148,7 +148,8 @@ func parse(args []string, stdout, stderr io.Writer) (*flags, error) {
 		}
 	}
 	if slices.Contains(f.Images, envoyImage) && f.Arch != runtime.GOARCH {
-		errs = append(errs, fmt.Errorf("--arch %s: the Envoy of this machine is for %s; name the other images", f.Arch, runtime.GOARCH))
+		errs = append(errs, fmt.Errorf("--arch %s: the Envoy of this machine is for %s; name the other images", f.Arch,
+			runtime.GOARCH))
 	}
 	return &f, errors.Join(errs...)
 }

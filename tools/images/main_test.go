@@ -44,7 +44,8 @@ func TestProgramsRunInTheirImages(t *testing.T) {
 	}
 	output := t.TempDir()
 	var stdout bytes.Buffer
-	require.NoError(t, run(t.Context(), []string{"--source=../..", "--version=1.2.3-test", "--output=" + output}, &stdout, os.Stderr))
+	require.NoError(t, run(t.Context(), []string{"--source=../..", "--version=1.2.3-test", "--output=" + output},
+		&stdout, os.Stderr))
 	for image, prints := range map[string]map[string]string{
 		"allocator":    {"allocator --version": "1.2.3-test\n", "berth version": "1.2.3-test\n"},
 		"router":       {"extproc --version": "1.2.3-test\n", "berth version": "1.2.3-test\n"},
@@ -77,7 +78,8 @@ func TestAnotherCheckoutMakesTheSameArchive(t *testing.T) {
 	}
 	build := func(source string) []byte {
 		output := t.TempDir()
-		require.NoError(t, run(t.Context(), []string{"--source=" + source, "--output=" + output, "demo-sandbox"}, io.Discard, os.Stderr))
+		require.NoError(t, run(t.Context(), []string{"--source=" + source, "--output=" + output, "demo-sandbox"},
+			io.Discard, os.Stderr))
 		archive, err := os.ReadFile(filepath.Join(output, "demo-sandbox.tar"))
 		require.NoError(t, err)
 		return archive
@@ -131,8 +133,9 @@ func runIn(t *testing.T, root string, command ...string) string {
 		cmd.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{ContainerID: nobody, HostID: os.Getegid(), Size: 1}}
 	}
 	out, err := cmd.CombinedOutput()
-	if os.Geteuid() != 0 && (errors.Is(err, syscall.EPERM) || errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EINVAL)) {
-		t.Skip("this machine lets nobody but root change the root directory of a process:", err)
+	if os.Geteuid() != 0 && (errors.Is(err, syscall.EPERM) || errors.Is(err, syscall.ENOSPC) ||
+		errors.Is(err, syscall.EINVAL)) {
+		t.Skip("only root may change the root directory of a process on this machine:", err)
 	}
 	require.NoError(t, err, "%v: %s", command, out)
 	return string(out)

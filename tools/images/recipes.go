@@ -38,7 +38,8 @@ func recipes() map[string]recipe {
 		"allocator":    {"Berth's control plane", []string{"berth", "allocator"}},
 		"router":       {"Berth's router", []string{"berth", "extproc"}},
 		"demo-sandbox": {"A sandbox for demos and tests of Berth", []string{"demo-sandbox"}},
-		envoyImage:     {"Envoy with the libraries of the machine that built this image, for tests of Berth", []string{"envoy"}},
+		envoyImage: {"Envoy with the libraries of the machine that built this image, for tests of Berth",
+			[]string{"envoy"}},
 	}
 }
 
@@ -80,7 +81,8 @@ func (s spec) build() (v1.Image, error) {
 		}
 	}
 
-	layers := []layer{{"the user that the programs run as", []file{{"/etc/passwd", 0o644, passwd}, {"/etc/group", 0o644, group}}}}
+	layers := []layer{{"the user that the programs run as",
+		[]file{{"/etc/passwd", 0o644, passwd}, {"/etc/group", 0o644, group}}}}
 	if len(libraries) > 0 {
 		layers = append(layers, layer{"the dynamic loader and shared libraries", libraries})
 	}
@@ -111,7 +113,8 @@ func (s spec) build() (v1.Image, error) {
 		if err != nil {
 			return nil, fmt.Errorf("layer %s: %w", l.what, err)
 		}
-		built, err = mutate.Append(built, mutate.Addendum{Layer: packed, History: v1.History{Created: begin, CreatedBy: "tools/images: " + l.what}})
+		built, err = mutate.Append(built, mutate.Addendum{Layer: packed,
+			History: v1.History{Created: begin, CreatedBy: "tools/images: " + l.what}})
 		if err != nil {
 			return nil, err
 		}

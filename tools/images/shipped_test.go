@@ -38,7 +38,8 @@ func TestShippedProgramsLinkNoTestCode(t *testing.T) {
 
 // testCode reports whether a package is only for tests and development.
 func testCode(pkg string) bool {
-	for _, root := range []string{"testing", "github.com/berth-sandbox/berth/devcluster", "github.com/berth-sandbox/berth/e2e",
+	for _, root := range []string{"testing", "github.com/berth-sandbox/berth/devcluster",
+		"github.com/berth-sandbox/berth/e2e",
 		"github.com/berth-sandbox/berth/tools", "github.com/stretchr/testify"} {
 		if pkg == root || strings.HasPrefix(pkg, root+"/") {
 			return true
