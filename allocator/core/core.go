@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"net/netip"
 	"time"
+
+	"github.com/berth-sandbox/berth/allocator/core/fence"
 )
 
 // Config is fixed for a term. All fields are required unless they say otherwise.
@@ -50,11 +52,11 @@ type Config struct {
 
 // Core is the state machine. See the package comment.
 type Core struct {
-	cfg     Config
-	now     Instant
-	started Instant
-	counter uint64 // of revisions in this term
-	out     []Effect
+	cfg       Config
+	now       Instant
+	started   Instant
+	counter   uint64 // of revisions in this term
+	out       []Effect
 	unsettled []*pool    // that this step has changed
 	begun     []*sandbox // whose fences this step has begun
 	// recovering: not everything that is there has been told yet, so nothing is
@@ -83,7 +85,7 @@ type Core struct {
 	starting    map[*sandbox]struct{} // those with callers
 	deadlines   deadlineHeap
 	ended       *list.List // of *sandbox, in the order they ended
-	fences      *list.List // of *sandbox, those that are under way, in the order they began
+	fences      *fence.Ledger
 	outbox      outbox
 	claimNumber uint64
 	reaper
@@ -131,7 +133,7 @@ func New(cfg Config, now Instant) (*Core, error) {
 		sandboxes: map[string]*sandbox{}, holds: map[PodKey]*sandbox{}, discards: map[PodKey]*discard{},
 		sessions: map[string]*session{}, streams: map[uint64]*session{}, bans: map[string]ban{},
 		claims: map[uint64]*claim{}, keys: map[claimKey]*keyed{}, keysEnded: list.New(), starting: map[*sandbox]struct{}{},
-		ended: list.New(), fences: list.New(), outbox: outbox{ready: true},
+		ended: list.New(), fences: fence.New(cfg.Window), outbox: outbox{ready: true},
 	}, nil
 }
 

@@ -62,7 +62,7 @@ func (c *Core) declaredDead(d *declaration, f Fact) {
 		// whether it is back or not.
 		c.emit(Settle{Session: s.id, Revision: f.Revision})
 	} else {
-		fences = c.awaits(s)
+		fences = c.fences.CountByRouter()[s.id]
 		c.ban(s.id, f.Revision, fences)
 		left := c.leaves(s, false)
 		left.until = c.now.Boot // its Envoy has ended with it
@@ -72,16 +72,6 @@ func (c *Core) declaredDead(d *declaration, f Fact) {
 	for _, token := range d.tokens {
 		c.emit(DeadDeclared{Token: token, Status: DeclareOK, Fences: fences})
 	}
-}
-
-// awaits counts the fences that wait for a session.
-func (c *Core) awaits(s *session) (n int) {
-	c.eachFence(func(sb *sandbox) {
-		if _, waits := sb.fence.waiting[s]; waits {
-			n++
-		}
-	})
-	return n
 }
 
 // ban keeps a session away until what it knew cannot be fresh any more.

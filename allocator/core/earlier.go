@@ -51,7 +51,7 @@ func (c *Core) earlierLives(journal string) {
 	c.endRound(false)
 	c.addEarlier(s)
 	c.commit(Fact{Session: s.id, From: s.from, Earlier: true}, true, func(Fact, time.Duration) {})
-	c.eachFence(func(sb *sandbox) { sb.fence.waiting[s] = 0 })
+	c.fences.Await(s.id)
 	for _, p := range c.sortedPools() {
 		for _, q := range sortedPods(p.pods) {
 			q.early = q.early || q.place != nil && q.sandbox == nil

@@ -1,128 +1,94 @@
 package core
 
-import (
-	"container/list"
-	"time"
-)
-
-// fence is what must happen before a released sandbox's pod may be deleted.
-type fence struct {
-	// waiting has, of each session that is waited for, the sequence of the message
-	// whose acknowledgement ends that, if it is connected.
-	waiting map[*session]uint64
-	told    int // how many sessions it waited for at first
-	started time.Duration
-	// clearedAt is when nobody was waited for any more; 0: not yet.
-	clearedAt time.Duration
-	done      bool
-	elem      *list.Element // in Core.fences, until it is done
-}
-
-// eachFence calls f for every fence that is under way. f may end it.
-func (c *Core) eachFence(f func(*sandbox)) {
-	for e := c.fences.Front(); e != nil; {
-		sb := e.Value.(*sandbox)
-		e = e.Next()
-		f(sb)
-	}
-}
+// The fence of a released sandbox: see package fence. Here it is tied to pods, to streams, and
+// to the callers of Release.
 
 // waiter is a caller of Release.
 type waiter struct{ token uint64 }
 
-// startFence tells all routers that a sandbox is gone and begins to wait for
-// them.
+// eachFence calls f for every fence that is under way. f may end it.
+func (c *Core) eachFence(f func(*sandbox)) {
+	for id := range c.fences.UnderWay() {
+		f(c.sandboxes[id])
+	}
+}
+
+// startFence has all routers forget a released sandbox, and begins to wait for them.
 func (c *Core) startFence(sb *sandbox) {
-	if f := sb.fence; f != nil {
-		// Its pod was gone and is there again, or was found at last. Nobody was told
-		// of it since.
-		if f.done {
-			f.done, f.elem = false, c.fences.PushBack(sb)
-		}
+	if _, _, ok := c.fences.Began(sb.ID); ok {
+		// Its pod was gone and is there again, or was found at last. No router has learned of
+		// it since.
+		c.fences.Reopen(sb.ID)
 		c.advanceFence(sb)
 		return
 	}
-	f := &fence{started: c.now.Boot, waiting: make(map[*session]uint64, len(c.sessions))}
-	sb.fence, f.elem = f, c.fences.PushBack(sb)
+	var routers []string
 	for _, s := range c.byID {
-		if !s.durable {
-			continue // it was told nothing
+		if s.durable { // others have no route
+			routers = append(routers, s.id)
 		}
-		f.waiting[s] = 0
 	}
-	f.told = len(f.waiting)
+	c.fences.Begin(sb.ID, routers, c.now.Boot)
 	c.begun = append(c.begun, sb)
 	c.answerReleases(sb)
 	c.advanceFence(sb)
 }
 
-// sendReleases tells the routers which sandboxes this step has released: one message to each
-// router, because hundreds may be released in one step.
+// sendReleases sends the routers the releases of this step: one message to each router, because
+// hundreds may be released in one step.
 func (c *Core) sendReleases() {
 	for _, s := range c.connected() {
 		var ids []string
 		for _, sb := range c.begun {
-			// A snapshot of this step does not have the sandbox: it stands for the release.
-			if sequence, waits := sb.fence.waiting[s]; waits && sequence == 0 {
-				sb.fence.waiting[s] = s.sequence + 1
-				s.pending = append(s.pending, pending{s.sequence + 1, sb})
+			// Else a snapshot of this step stands for the release.
+			if c.fences.Unsent(sb.ID, s.id) {
 				ids = append(ids, sb.ID)
 			}
 		}
 		if len(ids) > 0 {
 			s.sequence++
+			c.fences.Sent(s.id, s.sequence, ids)
 			c.emit(SendRelease{Stream: s.stream, Sequence: s.sequence, IDs: ids})
 		}
 	}
 	c.begun = nil
 }
 
-// cleared notes that s can not route to sb any more.
-func (c *Core) cleared(sb *sandbox, s *session) {
-	if sb.fence == nil {
-		return
-	}
-	delete(sb.fence.waiting, s)
+// cleared goes on with a fence that waits for one router less.
+func (c *Core) cleared(sb *sandbox) {
 	c.answerReleases(sb)
 	c.advanceFence(sb)
 }
 
-// answerReleases answers the callers of Release once all routers that are connected, or
-// may come back in a moment, have acknowledged, or after Config.AckWait.
+// answerReleases answers the callers of Release once all routers that are connected, or may come
+// back in a moment, have acknowledged, or after Config.AckWait.
 func (c *Core) answerReleases(sb *sandbox) {
-	if len(sb.waiters) == 0 || sb.fence == nil {
+	began, _, ok := c.fences.Began(sb.ID)
+	if len(sb.waiters) == 0 || !ok {
 		return
 	}
-	if c.now.Boot-sb.fence.started < c.cfg.AckWait {
-		for s := range sb.fence.waiting {
-			if s.stream != 0 || c.returns(s) > 0 {
+	if c.now.Boot-began < c.cfg.AckWait {
+		for id := range c.fences.Waiting(sb.ID) {
+			if s := c.sessions[id]; s.stream != 0 || c.returns(s) > 0 {
 				return
 			}
 		}
 	}
 	for _, w := range sb.waiters {
-		c.emit(ReleaseAnswered{Token: w.token, Status: ReleaseOK, Outstanding: len(sb.fence.waiting)})
+		c.emit(ReleaseAnswered{Token: w.token, Status: ReleaseOK, Outstanding: c.fences.CountWaiting(sb.ID)})
 	}
 	sb.waiters = nil
 }
 
-// advanceFence deletes the pod when nothing stands in the way any more.
+// advanceFence deletes the pod when its fence is complete.
 func (c *Core) advanceFence(sb *sandbox) {
-	f := sb.fence
-	if f.done || len(f.waiting) > 0 {
+	cleared, complete := c.fences.Advance(sb.ID, c.now.Boot)
+	if _, routers, _ := c.fences.Began(sb.ID); cleared && routers > 0 && sb.durableAt > 0 {
+		c.emit(Acknowledged{ID: sb.ID, Took: c.now.Boot - sb.durableAt})
+	}
+	if !complete {
 		return
 	}
-	if f.clearedAt == 0 {
-		f.clearedAt = c.now.Boot
-		if f.told > 0 && sb.durableAt > 0 {
-			c.emit(Acknowledged{ID: sb.ID, Took: c.now.Boot - sb.durableAt})
-		}
-	}
-	if c.now.Boot < f.clearedAt+c.cfg.Window {
-		return
-	}
-	f.done = true
-	c.fences.Remove(f.elem)
 	c.cover(sb)
 	if q := c.pods[sb.Pod]; q != nil {
 		c.enter(q, podDeleting)

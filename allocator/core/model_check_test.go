@@ -2,6 +2,7 @@ package core
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -158,7 +159,7 @@ func (c *Core) waitsForStart(token uint64) bool {
 func checkTables(t interface{ Fatalf(string, ...any) }, c *Core) {
 	routes := map[netip.Addr]int{}
 	for _, s := range c.sandboxes {
-		if exposed := s.Phase != Ended && (s.fence == nil || !s.fence.done); exposed != s.exposed {
+		if exposed := s.Phase != Ended && !c.fences.Complete(s.ID); exposed != s.exposed {
 			t.Fatalf("%s is exposed: %v, in phase %d", s.ID, s.exposed, s.Phase)
 		}
 		if s.exposed {
@@ -307,7 +308,7 @@ func checkTables(t interface{ Fatalf(string, ...any) }, c *Core) {
 		if s.Phase != Ended && q != nil && q.sandbox != s {
 			t.Fatalf("%s is in phase %d, but its pod does not hold it", id, s.Phase)
 		}
-		if q == nil && (s.Phase == Starting || s.Phase == Running || s.Phase == Released && s.fence.done && s.reaches == 0) {
+		if q == nil && (s.Phase == Starting || s.Phase == Running || s.Phase == Released && c.fences.Complete(s.ID) && s.reaches == 0) {
 			t.Fatalf("%s is in phase %d, and its pod is gone", id, s.Phase)
 		}
 		if s.Phase != Ended && holds[s.Pod] != "" {
@@ -369,25 +370,25 @@ func checkTables(t interface{ Fatalf(string, ...any) }, c *Core) {
 		if c.streams[s.stream] != s {
 			t.Fatalf("session %s is not kept with its stream", id)
 		}
-		for e := c.fences.Front(); e != nil; e = e.Next() {
-			sb := e.Value.(*sandbox)
-			_, waits := sb.fence.waiting[s]
-			if pends := slices.ContainsFunc(s.pending, func(p pending) bool { return p.sandbox == sb }); waits != pends {
-				t.Fatalf("the fence of %s waits for session %s: %v, which owes an acknowledgement: %v", sb.ID, id, waits, pends)
-			}
-			if needed := sb.fence.waiting[s]; waits && !slices.Contains(s.pending, pending{needed, sb}) {
-				t.Fatalf("the fence of %s waits for message %d to be acknowledged by session %s, which owes %+v", sb.ID, needed, id, s.pending)
+		for id := range c.fences.UnderWay() {
+			if c.fences.Unsent(id, s.id) && s.durable {
+				t.Fatalf("session %s was sent no release of %s", s.id, id)
 			}
 		}
 	}
 	if streams != len(c.streams) {
 		t.Fatalf("%d streams, %d sessions with one", len(c.streams), streams)
 	}
-	for e := c.fences.Front(); e != nil; e = e.Next() {
-		sb := e.Value.(*sandbox)
-		for s := range sb.fence.waiting {
-			if c.sessions[s.id] != s {
-				t.Fatalf("the fence of %s waits for session %s, which has ended", sb.ID, s.id)
+	if err := c.fences.Check(); err != nil {
+		t.Fatalf("%v", err)
+	}
+	for id := range c.fences.UnderWay() {
+		if c.sandboxes[id] == nil {
+			t.Fatalf("the fence of %s is under way, which is not known", id)
+		}
+		for router := range c.fences.Waiting(id) {
+			if c.sessions[router] == nil {
+				t.Fatalf("the fence of %s waits for session %s, which has ended", id, router)
 			}
 		}
 	}
@@ -409,18 +410,19 @@ func checkStatus(t interface{ Fatalf(string, ...any) }, c *Core) {
 	}
 	waits := map[string]int{}
 	for _, f := range fences {
-		kept := c.sandboxes[f.Sandbox.ID].fence
-		if kept.done || len(f.Waiting)+f.Others != len(kept.waiting) || len(f.Waiting) != min(len(kept.waiting), awaitedMost) || len(kept.waiting) > 0 && f.Window != 0 {
-			t.Fatalf("the fence of %s is shown as %+v, and kept as %+v", f.Sandbox.ID, f, kept)
+		id := f.Sandbox.ID
+		waiting := maps.Collect(c.fences.Waiting(id))
+		if c.fences.Complete(id) || len(f.Waiting)+f.Others != len(waiting) || len(f.Waiting) != min(len(waiting), awaitedMost) || len(waiting) > 0 && f.Window != 0 {
+			t.Fatalf("the fence of %s is shown as %+v, and waits for %v", id, f, waiting)
 		}
 		for _, a := range f.Waiting {
-			needed, ok := kept.waiting[c.sessions[a.ID]]
+			needed, ok := waiting[a.ID]
 			if !ok || a.Connected && (a.Needed != needed || needed <= a.Acked || needed > a.Sent) || !a.Connected && a.Needed+a.Sent+a.Acked != 0 {
 				t.Fatalf("the fence of %s is shown to wait for %+v, and does: %v, for message %d", f.Sandbox.ID, a, ok, needed)
 			}
 		}
-		for s := range kept.waiting {
-			waits[s.id]++
+		for s := range waiting {
+			waits[s]++
 		}
 	}
 	for _, s := range sessions {

@@ -76,6 +76,7 @@ func (c *Core) forgetEnded() {
 		c.ended.Remove(s.elem)
 		delete(c.sandboxes, s.ID)
 		delete(c.holds, s.Pod)
+		c.fences.Forget(s.ID)
 		c.emit(ForgetRecord{Pool: s.Pool, ID: s.ID})
 	}
 }

@@ -18,10 +18,10 @@ const (
 // still has pods is kept without a spec.
 type pool struct {
 	Pool
-	known    bool // its object exists
+	known    bool     // its object exists
 	list     *[]*pool // Core.unsettled
 	touched  bool     // it is on that list
-	drained  bool // PoolDrained was emitted
+	drained  bool     // PoolDrained was emitted
 	pods     map[*pod]struct{}
 	queue    queue      // of warm pods
 	waiting  *list.List // of *claim without a pod, in the order they came

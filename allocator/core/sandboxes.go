@@ -42,7 +42,6 @@ type sandbox struct {
 	deleting, dropped bool
 	callers           []caller // of Claim, until it runs
 	waiters           []waiter // callers of Release
-	fence             *fence
 	// doubles are where it is as well, on another record. No pod of them serves it;
 	// its fence covers them all, because routers know a sandbox by its ID.
 	doubles []double
@@ -145,7 +144,7 @@ func (c *Core) released(s *sandbox, f Fact, at time.Duration) {
 // pod is gone, no router can send anything to where it was, and what its requests may
 // have reached there is certain to go.
 func (c *Core) tryEnd(s *sandbox) {
-	if s.Phase != Released || c.pods[s.Pod] != nil || s.fence == nil || !s.fence.done || s.reaches > 0 {
+	if s.Phase != Released || c.pods[s.Pod] != nil || !c.fences.Complete(s.ID) || s.reaches > 0 {
 		return
 	}
 	s.Phase = Ended

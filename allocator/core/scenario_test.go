@@ -211,11 +211,12 @@ var sentences = []sentence{
 	}),
 	says(`the fence of (\w+) waits for (.+)`, func(s *scenario, a []string) {
 		var waiting []string
-		if f := s.sandbox(a[0]).fence; f == nil {
+		fences, id := s.w.core.fences, s.sandbox(a[0]).ID
+		if _, _, ok := fences.Began(id); !ok {
 			s.tb.Fatalf("%s has no fence", a[0])
-		} else if !f.done {
-			for r := range f.waiting {
-				waiting = append(waiting, r.id)
+		} else if !fences.Complete(id) {
+			for router := range fences.Waiting(id) {
+				waiting = append(waiting, router)
 			}
 			slices.Sort(waiting)
 			if len(waiting) == 0 {
@@ -225,8 +226,8 @@ var sentences = []sentence{
 		s.want("what the fence of "+a[0]+" waits for", a[1], strings.Join(waiting, " and "))
 	}),
 	says(`the fence of (\w+) is complete`, func(s *scenario, a []string) {
-		f := s.sandbox(a[0]).fence
-		s.want("the fence of "+a[0]+" is complete", "true", strconv.FormatBool(f != nil && f.done))
+		complete := s.w.core.fences.Complete(s.sandbox(a[0]).ID)
+		s.want("the fence of "+a[0]+" is complete", "true", strconv.FormatBool(complete))
 	}),
 	says(`the pod of (\w+) is (there|gone)`, func(s *scenario, a []string) {
 		is := "gone"

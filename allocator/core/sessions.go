@@ -26,8 +26,6 @@ type session struct {
 	// declared: an operator says that it has ended, and that is on its way into the
 	// journal.
 	declared *declaration
-	// pending are the messages that fences wait for, in order of sequence.
-	pending []pending
 	// blind says why it cannot be asked what is idle, and answered is the last round in
 	// which it has answered.
 	blind    string
@@ -42,11 +40,6 @@ type session struct {
 	knows uint64
 	// earlier: it stands for all routers of an earlier journal.
 	earlier bool
-}
-
-type pending struct {
-	sequence uint64
-	sandbox  *sandbox
 }
 
 // expiry is how long after the receipt of its last ping a session may still
@@ -114,15 +107,7 @@ func (c *Core) indexOf(id string) int {
 // welcome tells a router what is so.
 func (c *Core) welcome(s *session) {
 	s.sequence, s.acked = 1, 0
-	// The snapshot replaces what this router had, so its acknowledgement counts
-	// for every sandbox that is not in it.
-	s.pending = nil
-	c.eachFence(func(sb *sandbox) {
-		if _, waits := sb.fence.waiting[s]; waits {
-			s.pending = append(s.pending, pending{s.sequence, sb})
-			sb.fence.waiting[s] = s.sequence
-		}
-	})
+	c.fences.SentSnapshot(s.id, s.sequence)
 	c.emit(SendSnapshot{Stream: s.stream, Sequence: s.sequence, Routes: c.Running()})
 	c.pong(s)
 }
@@ -151,7 +136,8 @@ func (c *Core) sessionLeft(ev SessionLeft) {
 // expires.
 func (c *Core) disconnect(s *session) {
 	delete(c.streams, s.stream)
-	s.stream, s.pending, s.knows = 0, nil, c.told
+	s.stream, s.knows = 0, c.told
+	c.fences.Disconnected(s.id)
 	c.endRound(false)
 	c.eachFence(c.answerReleases)
 }
@@ -215,14 +201,8 @@ func (c *Core) sessionAck(ev SessionAck) {
 		return // what was never sent has not taken effect
 	}
 	s.acked = max(s.acked, ev.Sequence)
-	n := 0
-	for n < len(s.pending) && s.pending[n].sequence <= ev.Sequence {
-		n++
-	}
-	acknowledged := s.pending[:n]
-	s.pending = s.pending[n:]
-	for _, p := range acknowledged {
-		c.cleared(p.sandbox, s)
+	for _, id := range c.fences.Acknowledge(s.id, ev.Sequence) {
+		c.cleared(c.sandboxes[id])
 	}
 }
 
@@ -258,7 +238,9 @@ func (c *Core) dropSession(s *session, left *leftover) {
 		c.leftovers = append(c.leftovers, left)
 	}
 	c.endRound(false)
-	c.eachFence(func(sb *sandbox) { c.cleared(sb, s) })
+	for _, id := range c.fences.Remove(s.id) {
+		c.cleared(c.sandboxes[id])
+	}
 }
 
 func (c *Core) expireSessions() {

@@ -1,6 +1,7 @@
 package core
 
 import (
+	"maps"
 	"time"
 
 	"github.com/berth-sandbox/berth/api/activity"
@@ -76,14 +77,17 @@ const awaitedMost = 20
 // fences began, at most so many, and says how many more there are. Times count from
 // the last Step.
 func (c *Core) Fences(most int) (list []FenceStatus, others int) {
-	for e := c.fences.Front(); e != nil && len(list) < most; e = e.Next() {
-		sb := e.Value.(*sandbox)
-		st := FenceStatus{Sandbox: sb.Sandbox}
+	for id := range c.fences.UnderWay() {
+		if len(list) == most {
+			break
+		}
+		st := FenceStatus{Sandbox: c.sandboxes[id].Sandbox, Window: c.fences.WindowLeft(id, c.now.Boot)}
+		waiting := maps.Collect(c.fences.Waiting(id))
 		for _, s := range c.byID {
-			if len(st.Waiting) == min(awaitedMost, len(sb.fence.waiting)) {
+			if len(st.Waiting) == min(awaitedMost, len(waiting)) {
 				break
 			}
-			needed, waits := sb.fence.waiting[s]
+			needed, waits := waiting[s.id]
 			if !waits {
 				continue
 			}
@@ -93,10 +97,7 @@ func (c *Core) Fences(most int) (list []FenceStatus, others int) {
 			}
 			st.Waiting = append(st.Waiting, a)
 		}
-		st.Others = len(sb.fence.waiting) - len(st.Waiting)
-		if len(sb.fence.waiting) == 0 {
-			st.Window = max(0, sb.fence.clearedAt+c.cfg.Window-c.now.Boot)
-		}
+		st.Others = len(waiting) - len(st.Waiting)
 		list = append(list, st)
 	}
 	return list, c.fences.Len() - len(list)
@@ -106,15 +107,10 @@ func (c *Core) Fences(most int) (list []FenceStatus, others int) {
 // says how many more there are. Times count from the last Step.
 func (c *Core) Sessions(most int) (list []SessionStatus, others int) {
 	all := c.byID
-	awaited := make(map[*session]int, len(all))
-	c.eachFence(func(sb *sandbox) {
-		for s := range sb.fence.waiting {
-			awaited[s]++
-		}
-	})
+	fences := c.fences.CountByRouter()
 	for _, s := range all[:min(most, len(all))] {
 		st := c.statusOf(s)
-		st.Fences = awaited[s]
+		st.Fences = fences[s.id]
 		list = append(list, st)
 	}
 	return list, len(all) - len(list)
