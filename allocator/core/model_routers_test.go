@@ -460,7 +460,7 @@ func (w *world) endAnswer(q *request) {
 
 // guarded is until when the fence waits for an answer, if its router does not come to
 // acknowledge: until it can be known to be dead, or to have served nothing any more.
-// Envoy has read it a stall later: that is assumed, see docs/architecture.md.
+// Envoy has read it a stall later: that is assumed, see docs/design/fence.md.
 func (w *world) guarded(q *request) time.Duration {
 	if r := q.router; r.dead && !r.lockless {
 		return min(r.diedAt, q.fresh)

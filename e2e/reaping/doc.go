@@ -41,7 +41,7 @@
 //
 // No Envoy is stopped or killed, and pods are not deleted: package soak does that. No
 // router is kept away for so long that what is open at its Envoy counts no more
-// (docs/architecture.md says what is assumed).
+// (docs/design/idle.md says what is assumed).
 //
 // # How long
 //

@@ -36,7 +36,7 @@
 //
 // An Envoy is not stopped together with its router, nor for longer than the stall
 // budget (envoy.StallBudget), and no other program gets the address of a pod: that
-// neither happens is assumed, and stated in docs/architecture.md. A router that is stopped
+// neither happens is assumed, and stated in docs/design/fence.md. A router that is stopped
 // in the moment between its last look at a route and its answer is done, and is part of
 // the same assumption where it lasts longer than the budget; it does no harm here because
 // Envoy stops waiting for its answer after 5 s, which is no longer than the window. No Envoy
