@@ -70,7 +70,7 @@ test-long: ground
 .PHONY: soak
 soak: ground
 	@mkdir -p bin
-	go test ./e2e/soak -run '^TestNoRequestReachesTheWrongSandboxWhateverHappens$$' -count=1 -v -timeout 0 \
+	go test ./e2e/soak -run '^TestNoRequestReachesTheWrongSandboxUnderFaults$$' -count=1 -v -timeout 0 \
 		-soak.duration=$(or $(DURATION),10m) -soak.seed=$(or $(SEED),0) -soak.rate=$(or $(RATE),0) -soak.history=$(CURDIR)/bin/soak-history.jsonl
 	@echo "the history is in bin/soak-history.jsonl; go run ./e2e/judge bin/soak-history.jsonl judges it again"
 
@@ -79,7 +79,7 @@ soak: ground
 .PHONY: reap-soak
 reap-soak: ground
 	@mkdir -p bin
-	go test ./e2e/reaping -run '^TestNoSandboxIsReapedWhileItIsUsedAndEverySilentOneIs$$' -count=1 -v -timeout 0 \
+	go test ./e2e/reaping -run '^TestOnlySilentSandboxesAreReapedUnderFaults$$' -count=1 -v -timeout 0 \
 		-reaping.duration=$(or $(DURATION),10m) -reaping.seed=$(or $(SEED),0) -reaping.history=$(CURDIR)/bin/reaping-history.jsonl
 	@echo "the history is in bin/reaping-history.jsonl; go run ./e2e/judge bin/reaping-history.jsonl judges it again"
 

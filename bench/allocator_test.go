@@ -10,12 +10,11 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/berth-sandbox/berth/api/v1alpha1"
 	"github.com/berth-sandbox/berth/devcluster/stack"
 	"github.com/berth-sandbox/berth/e2e/harness"
 )
 
-// BenchmarkHandover: how long nobody is given a sandbox when the leader ends, with
+// BenchmarkHandover: how long no caller gets a sandbox when the leader ends, with
 // a lease of 3 s. A caller tries one replica after the other all the time; the
 // time runs from the signal to the next claim that is answered.
 func BenchmarkHandover(b *testing.B) {
@@ -55,7 +54,8 @@ func BenchmarkHandover(b *testing.B) {
 
 // claims claims from one replica and reports whether it was answered.
 func (g *ground) claims(a *stack.Allocator, pool string) bool {
-	response, err := g.http.Post(a.API+"/sandboxes", "application/json", strings.NewReader(`{"templateID":"`+pool+`","waitTimeout":0}`))
+	response, err := g.http.Post(a.API+"/sandboxes", "application/json",
+		strings.NewReader(`{"templateID":"`+pool+`","waitTimeout":0}`))
 	if err != nil {
 		return false
 	}
@@ -76,11 +76,11 @@ func BenchmarkMemory(b *testing.B) {
 			most := int32(each)
 			pool := stack.DemoPool(harness.Namespace, name, each)
 			pool.Spec.MaxPods = &most
-			require.NoError(b, g.berth.Clients.Berth.Post().Namespace(harness.Namespace).Resource("sandboxpools").Body(pool).Do(b.Context()).Error())
+			require.NoError(b, g.pools(g.berth.Clients.Berth.Post()).Body(pool).Do(b.Context()).Error())
 		}
 		require.Eventually(b, func() bool {
-			var all v1alpha1.SandboxPoolList
-			if err := g.berth.Clients.Berth.Get().Namespace(harness.Namespace).Resource("sandboxpools").Do(b.Context()).Into(&all); err != nil {
+			all, err := g.allPools()
+			if err != nil {
 				return false
 			}
 			warm := 0

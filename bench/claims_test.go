@@ -87,8 +87,9 @@ func BenchmarkClaimsAtOnce(b *testing.B) {
 						floor()
 						burst()
 					}
-					b.Logf("round %d: claims p50 %.1f p99 %.1f ms, patches p50 %.1f p99 %.1f ms, %v batches, projection lag up to %.1f s", round,
-						ms(quantile(claims, 0.5)), ms(quantile(claims, 0.99)), ms(quantile(patches, 0.5)), ms(quantile(patches, 0.99)), batches[len(batches)-1], lag[len(lag)-1])
+					b.Logf("round %d: claims p50 %.1f p99 %.1f ms, patches p50 %.1f p99 %.1f ms, %v batches, lag up to %.1f s",
+						round, ms(quantile(claims, 0.5)), ms(quantile(claims, 0.99)), ms(quantile(patches, 0.5)),
+						ms(quantile(patches, 0.99)), batches[len(batches)-1], lag[len(lag)-1])
 					claim50, claim99 = append(claim50, ms(quantile(claims, 0.5))), append(claim99, ms(quantile(claims, 0.99)))
 					patch50, patch99 = append(patch50, ms(quantile(patches, 0.5))), append(patch99, ms(quantile(patches, 0.99)))
 					p50 = append(p50, claim50[round]/patch50[round])

@@ -64,7 +64,8 @@ func BenchmarkFence(b *testing.B) {
 					g.parallel(released, 64, func(i int) (err error) { ids[i], err = g.claim("fence"); return err })
 					g.settled("fence", released, released) // no pod is made while we measure
 					g.warmUp(callers)
-					require.Equal(b, slices.Repeat([]int{released}, routers), g.known(ids), "a router that does not know them has nothing to forget")
+					require.Equal(b, slices.Repeat([]int{released}, routers), g.known(ids),
+						"a router that does not know them has nothing to forget")
 					stopEchoes := g.echoes(routers)
 					deletes = append(deletes, g.parallel(released, callers, func(i int) error { return g.release(ids[i]) })...)
 					echoes = append(echoes, stopEchoes()...)
@@ -226,7 +227,7 @@ func (g *ground) traffic(envoys, perSecond int) (stop func() uint64) {
 func (g *ground) get(c *http.Client, host string) error {
 	a, err := harness.Do(g.Context(), c, http.MethodGet, "http://pod/", host, "")
 	if err != nil || a.Code != http.StatusOK {
-		return fmt.Errorf("%s: %d %w", host, a.Code, err)
+		return fmt.Errorf("%s: %d %v", host, a.Code, err)
 	}
 	return nil
 }

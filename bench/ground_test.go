@@ -14,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	clientrest "k8s.io/client-go/rest"
 
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 	"github.com/berth-sandbox/berth/devcluster/kwok"
@@ -43,11 +44,13 @@ func newGround(b *testing.B) *ground {
 func newGroundOf(b *testing.B, o stack.Options) *ground {
 	o.BinDir = b.TempDir()
 	require.NoError(b, stack.Build(b.Context(), o.BinDir, false, "allocator", "extproc"))
-	berth := harness.NewRun(b, history.Settings{}, "").Start(harness.Options{KWOK: &kwok.Options{Nodes: kwok.Names("node", 10)}, Stack: o})
+	run := harness.NewRun(b, history.Settings{}, "")
+	berth := run.Start(harness.Options{KWOK: &kwok.Options{Nodes: kwok.Names("node", 10)}, Stack: o})
 	transport := &http.Transport{MaxIdleConnsPerHost: callers, DisableCompression: true}
 	b.Cleanup(transport.CloseIdleConnections)
 	first := berth.Stack.Allocators[0]
-	return &ground{B: b, berth: berth, http: &http.Client{Transport: transport, Timeout: time.Minute}, api: first.API, admin: first.Admin}
+	client := &http.Client{Transport: transport, Timeout: time.Minute}
+	return &ground{B: b, berth: berth, http: client, api: first.API, admin: first.Admin}
 }
 
 // pool makes a pool and waits until it is full. maxPods 0 is no bound; as many as
@@ -70,16 +73,27 @@ func (g *ground) full(name string, warm int32) { g.settled(name, warm, 0) }
 func (g *ground) settled(name string, warm, claimed int32) {
 	require.Eventually(g, func() bool {
 		pool, err := g.berth.ReadPool(g.Context(), name)
-		return err == nil && pool.Status.Warm == warm && pool.Status.Claimed == claimed && pool.Status.Pending+pool.Status.Releasing == 0 && g.idle()
+		return err == nil && pool.Status.Warm == warm && pool.Status.Claimed == claimed &&
+			pool.Status.Pending+pool.Status.Releasing == 0 && g.idle()
 	}, 10*time.Minute, 200*time.Millisecond)
 }
 
-// drop deletes a pool and waits until it is gone.
+// pools is where pools are.
+func (g *ground) pools(r *clientrest.Request) *clientrest.Request {
+	return r.Namespace(harness.Namespace).Resource("sandboxpools")
+}
+
+// allPools lists the pools.
+func (g *ground) allPools() (all v1alpha1.SandboxPoolList, err error) {
+	return all, g.pools(g.berth.Clients.Berth.Get()).Do(g.Context()).Into(&all)
+}
+
+// drop deletes a pool and waits until there is none.
 func (g *ground) drop(name string) {
-	require.NoError(g, g.berth.Clients.Berth.Delete().Namespace(harness.Namespace).Resource("sandboxpools").Name(name).Do(g.Context()).Error())
+	require.NoError(g, g.pools(g.berth.Clients.Berth.Delete()).Name(name).Do(g.Context()).Error())
 	require.Eventually(g, func() bool {
-		var pools v1alpha1.SandboxPoolList
-		return g.berth.Clients.Berth.Get().Namespace(harness.Namespace).Resource("sandboxpools").Do(g.Context()).Into(&pools) == nil && len(pools.Items) == 0 && g.idle()
+		all, err := g.allPools()
+		return err == nil && len(all.Items) == 0 && g.idle()
 	}, 10*time.Minute, 200*time.Millisecond)
 }
 
@@ -97,7 +111,7 @@ func (g *ground) written() float64 {
 	return g.metrics(g.berth.Cluster.EtcdMetrics())["etcd_debugging_mvcc_total_put_size_in_bytes"]
 }
 
-// rawPods makes pods that are nobody's.
+// rawPods makes pods of no pool.
 func (g *ground) rawPods(prefix string, n int) []*corev1.Pod {
 	pods := make([]*corev1.Pod, n)
 	g.parallel(n, 16, func(i int) error {
@@ -112,8 +126,10 @@ func (g *ground) rawPods(prefix string, n int) []*corev1.Pod {
 		return err
 	})
 	require.Eventually(g, func() bool {
-		list, err := g.berth.Clients.Kubernetes.CoreV1().Pods(harness.Namespace).List(g.Context(), metav1.ListOptions{LabelSelector: "raw=" + prefix})
-		return err == nil && !slices.ContainsFunc(list.Items, func(p corev1.Pod) bool { return p.Status.Phase != corev1.PodRunning })
+		list, err := g.berth.Clients.Kubernetes.CoreV1().Pods(harness.Namespace).List(g.Context(),
+			metav1.ListOptions{LabelSelector: "raw=" + prefix})
+		return err == nil &&
+			!slices.ContainsFunc(list.Items, func(p corev1.Pod) bool { return p.Status.Phase != corev1.PodRunning })
 	}, 10*time.Minute, 200*time.Millisecond)
 	return pods
 }
@@ -123,12 +139,14 @@ func (g *ground) patch(p *corev1.Pod, claim int) error {
 	raw, err := json.Marshal([]map[string]any{
 		{"op": "test", "path": "/metadata/uid", "value": p.UID},
 		{"op": "replace", "path": "/metadata/labels/phase", "value": fmt.Sprintf("claimed-%d", claim)},
-		{"op": "add", "path": "/metadata/annotations/binding", "value": fmt.Sprintf(`{"id":"abcdefghij%010d","claimedAt":"2030-01-01T00:00:00Z"}`, claim)},
+		{"op": "add", "path": "/metadata/annotations/binding",
+			"value": fmt.Sprintf(`{"id":"abcdefghij%010d","claimedAt":"2030-01-01T00:00:00Z"}`, claim)},
 	})
 	if err != nil {
 		return err
 	}
-	_, err = g.berth.Clients.Kubernetes.CoreV1().Pods(harness.Namespace).Patch(g.Context(), p.Name, types.JSONPatchType, raw, metav1.PatchOptions{})
+	_, err = g.berth.Clients.Kubernetes.CoreV1().Pods(harness.Namespace).Patch(g.Context(), p.Name, types.JSONPatchType,
+		raw, metav1.PatchOptions{})
 	return err
 }
 

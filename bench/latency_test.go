@@ -57,7 +57,8 @@ func BenchmarkLatency(b *testing.B) {
 		b.Run(fmt.Sprintf("connections=%d", connections), func(b *testing.B) {
 			paths := []*path{
 				{name: "direct", client: client(b, pod)}, {name: "direct_again", client: client(b, pod)},
-				{name: "envoy_static", client: client(b, static)}, {name: "berth", client: client(b, berth.Gateways[0].Addr.String()), host: host},
+				{name: "envoy_static", client: client(b, static)}, {name: "berth",
+					client: client(b, berth.Gateways[0].Addr.String()), host: host},
 			}
 			for _, p := range paths {
 				p.run(b, connections, warmup)
@@ -138,7 +139,8 @@ func client(b *testing.B, addr string) *http.Client {
 func claim(b *testing.B, berth *harness.Berth) (s rest.Sandbox, ip string) {
 	berth.CreatePool("pool", 1, nil)
 	require.Eventually(b, func() bool {
-		response, err := http.Post(berth.Stack.Allocators[0].API+"/sandboxes", "application/json", strings.NewReader(`{"templateID":"pool","timeout":7200}`))
+		response, err := http.Post(berth.Stack.Allocators[0].API+"/sandboxes", "application/json",
+			strings.NewReader(`{"templateID":"pool","timeout":7200}`))
 		if err != nil {
 			return false
 		}
@@ -147,7 +149,8 @@ func claim(b *testing.B, berth *harness.Berth) (s rest.Sandbox, ip string) {
 	}, time.Minute, 50*time.Millisecond)
 	var record v1alpha1.Sandbox
 	require.Eventually(b, func() bool {
-		return berth.Clients.Berth.Get().Namespace(harness.Namespace).Resource("sandboxes").Name(s.SandboxID).Do(b.Context()).Into(&record) == nil
+		get := berth.Clients.Berth.Get().Namespace(harness.Namespace).Resource("sandboxes").Name(s.SandboxID)
+		return get.Do(b.Context()).Into(&record) == nil
 	}, time.Minute, 50*time.Millisecond)
 	return s, record.Spec.PodIP
 }

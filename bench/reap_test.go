@@ -115,7 +115,8 @@ func BenchmarkReap(b *testing.B) {
 
 func (g *ground) claimIdle(pool string, idle time.Duration) (id string, err error) {
 	var s struct{ SandboxID string }
-	code, body, err := g.call(http.MethodPost, "/sandboxes", fmt.Sprintf(`{"templateID":%q,"idleTimeout":%d}`, pool, int(idle.Seconds())))
+	code, body, err := g.call(http.MethodPost, "/sandboxes",
+		fmt.Sprintf(`{"templateID":%q,"idleTimeout":%d}`, pool, int(idle.Seconds())))
 	if err != nil || code != http.StatusCreated {
 		return "", fmt.Errorf("claim: %d %s %w", code, body, err)
 	}

@@ -164,7 +164,8 @@ func (e *env) ends(s rest.Sandbox, reason string, at time.Time) {
 			return nil
 		})
 	}
-	e.t.Logf("%s: gone %v late, 410 on all of %d routers %v late", reason, ended.Sub(at).Round(time.Millisecond), len(fronts), time.Since(at).Round(time.Millisecond))
+	e.t.Logf("%s: gone %v late, 410 on all of %d routers %v late", reason, ended.Sub(at).Round(time.Millisecond),
+		len(fronts), time.Since(at).Round(time.Millisecond))
 	e.eventually(func() error {
 		r, err := e.record(s.SandboxID)
 		if err == nil && r.Status.Reason != reason {
@@ -177,7 +178,8 @@ func (e *env) ends(s rest.Sandbox, reason string, at time.Time) {
 // open opens a WebSocket to a sandbox.
 func (e *env) open(s rest.Sandbox) *websocket.Conn {
 	e.t.Helper()
-	socket, response, err := websocket.Dial(e.t.Context(), "ws://"+e.host(8080, s.SandboxID)+"/ws", &websocket.DialOptions{HTTPClient: e.streaming()})
+	socket, response, err := websocket.Dial(e.t.Context(), "ws://"+e.host(8080, s.SandboxID)+"/ws",
+		&websocket.DialOptions{HTTPClient: e.streaming()})
 	require.NoError(e.t, err)
 	require.Equal(e.t, http.StatusSwitchingProtocols, response.StatusCode)
 	e.t.Cleanup(func() { _ = socket.CloseNow() })
@@ -323,7 +325,9 @@ func TestSandboxesInUseStayAndSilentOnesAreReaped(t *testing.T) {
 			var all sync.WaitGroup
 			for i, port := range stack.DemoPorts() {
 				all.Go(func() {
-					a, err := do(e.t.Context(), e.streaming(), http.MethodGet, fmt.Sprintf("http://gateway/sleep?ms=%d", (i+1)*4*int(leastIdle/time.Millisecond)), e.host(int(port), s.SandboxID), "")
+					a, err := do(e.t.Context(), e.streaming(), http.MethodGet,
+						fmt.Sprintf("http://gateway/sleep?ms=%d", (i+1)*4*int(leastIdle/time.Millisecond)),
+						e.host(int(port), s.SandboxID), "")
 					assert.NoError(e.t, err)
 					assert.Equal(e.t, http.StatusOK, a.code, a.body)
 				})
@@ -336,7 +340,8 @@ func TestSandboxesInUseStayAndSilentOnesAreReaped(t *testing.T) {
 			var all sync.WaitGroup
 			for range 200 {
 				all.Go(func() {
-					a, err := do(e.t.Context(), e.streaming(), http.MethodGet, fmt.Sprintf("http://gateway/sleep?ms=%d", 4*leastIdle/time.Millisecond), e.host(8080, s.SandboxID), "")
+					a, err := do(e.t.Context(), e.streaming(), http.MethodGet,
+						fmt.Sprintf("http://gateway/sleep?ms=%d", 4*leastIdle/time.Millisecond), e.host(8080, s.SandboxID), "")
 					assert.NoError(e.t, err)
 					assert.Equal(e.t, http.StatusOK, a.code, a.body)
 				})
@@ -371,11 +376,13 @@ func TestSandboxesInUseStayAndSilentOnesAreReaped(t *testing.T) {
 		},
 		"a gRPC stream": func(e *env) {
 			s, _ := e.claimIdle(e.pool, leastIdle)
-			conn, err := grpc.NewClient("passthrough:///gateway", grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority(e.host(8080, s.SandboxID)),
+			conn, err := grpc.NewClient("passthrough:///gateway", grpc.WithTransportCredentials(insecure.NewCredentials()),
+				grpc.WithAuthority(e.host(8080, s.SandboxID)),
 				grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return e.site.front(ctx) }))
 			require.NoError(e.t, err)
 			defer conn.Close()
-			stream, err := conn.NewStream(e.t.Context(), &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, "/berth.demo.Echo/Echo")
+			stream, err := conn.NewStream(e.t.Context(), &grpc.StreamDesc{ServerStreams: true, ClientStreams: true},
+				"/berth.demo.Echo/Echo")
 			require.NoError(e.t, err)
 			for range 3 {
 				require.NoError(e.t, stream.SendMsg(wrapperspb.String("ahoy")))
@@ -616,7 +623,8 @@ func TestARequestInTheMomentOfTheReapIsAnsweredOrToldSo(t *testing.T) {
 	e.allAtOnce(parts)
 	require.Equal(t, sandboxes, answered+refused)
 	require.Positive(t, kept)
-	t.Logf("%d requests around the moment of a release: %d answered, %d told that it is gone; %d of the answered ones were looked at again in time", sandboxes, answered, refused, kept)
+	t.Logf("%d requests around a release: %d answered, %d refused as gone; %d of the answered sandboxes were read in time",
+		sandboxes, answered, refused, kept)
 }
 
 func TestTheFirstBoundOfALifeCounts(t *testing.T) {
@@ -794,7 +802,9 @@ func TestOperatorsSeeWhatIsUsedAndWhatHappensNext(t *testing.T) {
 	limited := e.uses("pool=" + e.pool + "&limit=1")
 	require.Len(t, limited.Sandboxes, 1)
 	require.Equal(t, 1, limited.Truncated)
-	require.Equal(t, apierror.NotImplemented, e.api(http.MethodGet, "/v1/admin/last-active?sandbox=x", "").refusal(t).Reason, "what is not understood is not ignored")
+	require.Equal(t, apierror.NotImplemented,
+		e.api(http.MethodGet, "/v1/admin/last-active?sandbox=x", "").refusal(t).Reason,
+		"what is not understood is not ignored")
 
 	text := e.api(http.MethodGet, "/v1/admin/last-active?format=text&id="+used.SandboxID, "").body
 	require.Regexp(t, `^`+used.SandboxID+`  `+e.pool+`  \S+  \d+\.\d{3}s ago  open at \S+  1 open  Idle in \ds\n$`, text)
@@ -824,7 +834,8 @@ func TestADryRunReapsNothingAndSaysWhatItWould(t *testing.T) {
 		return nil
 	})
 	require.True(t, e.uses("").DryRun)
-	require.Contains(t, e.api(http.MethodGet, "/v1/admin/last-active?format=text&id="+silent.SandboxID, "").body, "(dry run)")
+	require.Contains(t, e.api(http.MethodGet, "/v1/admin/last-active?format=text&id="+silent.SandboxID, "").body,
+		"(dry run)")
 	raw, err := os.ReadFile(filepath.Join(e.cluster.Dir(), "allocator-0.log"))
 	require.NoError(t, err)
 	var named []string

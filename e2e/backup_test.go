@@ -124,14 +124,16 @@ func (p *page) noneLeads() {
 func (p *page) slots() v1alpha1.JournalSlotList {
 	p.t.Helper()
 	var all v1alpha1.JournalSlotList
-	require.NoError(p.t, p.clients.Berth.Get().Namespace(p.site.namespace()).Resource("journalslots").Do(p.t.Context()).Into(&all))
+	require.NoError(p.t,
+		p.clients.Berth.Get().Namespace(p.site.namespace()).Resource("journalslots").Do(p.t.Context()).Into(&all))
 	return all
 }
 
 func (p *page) deleteSlots(names ...string) {
 	p.t.Helper()
 	for _, name := range names {
-		require.NoError(p.t, p.clients.Berth.Delete().Namespace(p.site.namespace()).Resource("journalslots").Name(name).Do(p.t.Context()).Error())
+		require.NoError(p.t,
+			p.clients.Berth.Delete().Namespace(p.site.namespace()).Resource("journalslots").Name(name).Do(p.t.Context()).Error())
 	}
 }
 
@@ -140,7 +142,8 @@ func (p *page) deleteSlots(names ...string) {
 func (p *page) quarantined() string {
 	p.t.Helper()
 	p.eventually(func() error { // the leader may have just changed
-		a, err := p.callAPI(http.MethodPost, "/sandboxes", fmt.Sprintf(`{"templateID":%q,"metadata":{}}`, p.pool), p.site.key())
+		a, err := p.callAPI(http.MethodPost, "/sandboxes", fmt.Sprintf(`{"templateID":%q,"metadata":{}}`, p.pool),
+			p.site.key())
 		switch {
 		case err != nil:
 			return err
@@ -173,7 +176,8 @@ func (p *page) earlier() (string, error) {
 // endQuarantine does so as the page says.
 func (p *page) endQuarantine(name string) {
 	p.t.Helper()
-	for _, line := range []string{"kubectl -n berth rollout restart deployment berth-gateway", "kubectl -n berth rollout status deployment berth-gateway"} {
+	for _, line := range []string{"kubectl -n berth rollout restart deployment berth-gateway",
+		"kubectl -n berth rollout status deployment berth-gateway"} {
 		_, err := p.run(line)
 		require.NoError(p.t, err)
 	}
@@ -293,9 +297,11 @@ func (p *page) restore(backup v1alpha1.JournalSlotList) {
 		r := p.clients.Berth.Get().Namespace(s.Namespace).Resource("journalslots").Name(s.Name).Do(p.t.Context())
 		require.NoError(p.t, r.Into(&now))
 		raw, err := json.Marshal(map[string]any{"apiVersion": v1alpha1.GroupVersion().String(), "kind": "JournalSlot",
-			"metadata": map[string]any{"name": s.Name, "namespace": s.Namespace, "resourceVersion": now.ResourceVersion}, "spec": s.Spec})
+			"metadata": map[string]any{"name": s.Name, "namespace": s.Namespace,
+				"resourceVersion": now.ResourceVersion}, "spec": s.Spec})
 		require.NoError(p.t, err)
-		err = p.clients.Berth.Put().Namespace(s.Namespace).Resource("journalslots").Name(s.Name).SetHeader("Content-Type", "application/json").Body(raw).Do(p.t.Context()).Error()
+		err = p.clients.Berth.Put().Namespace(s.Namespace).Resource("journalslots").Name(s.Name).SetHeader("Content-Type",
+			"application/json").Body(raw).Do(p.t.Context()).Error()
 		require.False(p.t, apierrors.IsConflict(err), "something writes to the journal")
 		require.NoError(p.t, err)
 	}

@@ -58,19 +58,22 @@ func TestTwoPodsThatAreOnRecordForOneSandboxAreBothRefused(t *testing.T) {
 	allocator := e.stack.Allocators[0]
 	require.NoError(t, allocator.Kill())
 	objects := e.clients.Berth
-	require.NoError(t, objects.Patch(types.MergePatchType).Namespace(e.site.namespace()).Resource("sandboxes").Name(s.SandboxID).
-		Body([]byte(`{"metadata":{"finalizers":null}}`)).Do(t.Context()).Error())
+	require.NoError(t,
+		objects.Patch(types.MergePatchType).Namespace(e.site.namespace()).Resource("sandboxes").Name(s.SandboxID).
+			Body([]byte(`{"metadata":{"finalizers":null}}`)).Do(t.Context()).Error())
 	require.NoError(t, objects.Delete().Namespace(e.site.namespace()).Resource("sandboxes").Name(s.SandboxID).
 		Body(metav1.NewPreconditionDeleteOptions(string(written.UID))).Do(t.Context()).Error())
 	restored := v1alpha1.Sandbox{
-		TypeMeta:   metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion().String(), Kind: "Sandbox"},
-		ObjectMeta: metav1.ObjectMeta{Name: s.SandboxID, Namespace: e.site.namespace(), Labels: written.Labels, Finalizers: written.Finalizers},
-		Spec:       written.Spec, Status: written.Status,
+		TypeMeta: metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion().String(), Kind: "Sandbox"},
+		ObjectMeta: metav1.ObjectMeta{Name: s.SandboxID, Namespace: e.site.namespace(), Labels: written.Labels,
+			Finalizers: written.Finalizers},
+		Spec: written.Spec, Status: written.Status,
 	}
 	restored.Spec.PodName, restored.Spec.PodUID, restored.Spec.PodIP = other.Name, string(other.UID), other.Status.PodIP
 	term, _, _ := strings.Cut(written.Status.Revision, ".")
 	restored.Status.Revision = term + ".999999" // it seems to be the later one
-	require.NoError(t, objects.Post().Namespace(e.site.namespace()).Resource("sandboxes").Body(&restored).Do(t.Context()).Error())
+	require.NoError(t,
+		objects.Post().Namespace(e.site.namespace()).Resource("sandboxes").Body(&restored).Do(t.Context()).Error())
 
 	require.NoError(t, allocator.Start(t.Context()))
 	_, err := e.stack.Leader(t.Context())
@@ -115,16 +118,19 @@ func TestABindingThatIsOnNoRecordIsIgnoredAndReported(t *testing.T) {
 	require.Zero(t, e.metric(admin, "berth_allocator_repairs_total"))
 
 	_, err := e.clients.Kubernetes.CoreV1().Pods(e.site.namespace()).Patch(t.Context(), marked.Name, types.MergePatchType,
-		fmt.Appendf(nil, `{"metadata":{"uid":%q,"labels":{%q:%q,%q:%q}}}`, marked.UID, v1alpha1.LabelPhase, v1alpha1.PhaseClaimed, v1alpha1.LabelSandbox, s.SandboxID),
+		fmt.Appendf(nil, `{"metadata":{"uid":%q,"labels":{%q:%q,%q:%q}}}`, marked.UID, v1alpha1.LabelPhase,
+			v1alpha1.PhaseClaimed, v1alpha1.LabelSandbox, s.SandboxID),
 		metav1.PatchOptions{})
 	require.NoError(t, err)
 	const madeUp = "cccccccccccccccccccc"
 	object := v1alpha1.Sandbox{
 		TypeMeta:   metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion().String(), Kind: "Sandbox"},
 		ObjectMeta: metav1.ObjectMeta{Name: madeUp, Namespace: e.site.namespace()},
-		Spec:       v1alpha1.SandboxSpec{Pool: e.pool, PodName: named.Name, PodUID: string(named.UID), PodIP: named.Status.PodIP, ClaimedAt: metav1.NowMicro()},
+		Spec: v1alpha1.SandboxSpec{Pool: e.pool, PodName: named.Name, PodUID: string(named.UID),
+			PodIP: named.Status.PodIP, ClaimedAt: metav1.NowMicro()},
 	}
-	require.NoError(t, e.clients.Berth.Post().Namespace(e.site.namespace()).Resource("sandboxes").Body(&object).Do(t.Context()).Error())
+	require.NoError(t,
+		e.clients.Berth.Post().Namespace(e.site.namespace()).Resource("sandboxes").Body(&object).Do(t.Context()).Error())
 	e.eventually(func() error {
 		if e.metric(admin, "berth_allocator_repairs_total") == 0 {
 			return fmt.Errorf("pod %s is not reported", marked.Name)

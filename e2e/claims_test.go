@@ -131,7 +131,8 @@ func TestASandboxIsHandedOutWhenItsPoolsHookHasSucceeded(t *testing.T) {
 	}
 	claim := func(pool string) (a answer) {
 		e.eventually(func() error { // the allocator learns of pools by a watch
-			if a = e.api(http.MethodPost, "/sandboxes", `{"templateID":"`+pool+`","waitTimeout":60}`); a.code == http.StatusNotFound {
+			if a = e.api(http.MethodPost, "/sandboxes",
+				`{"templateID":"`+pool+`","waitTimeout":60}`); a.code == http.StatusNotFound {
 				return fmt.Errorf("%d %s", a.code, a.body)
 			}
 			return nil
@@ -141,7 +142,8 @@ func TestASandboxIsHandedOutWhenItsPoolsHookHasSucceeded(t *testing.T) {
 	client := e.client()
 	s := sandboxOf(t, claim(hooked("hooked", "/any/path?hook=1", v1alpha1.Fail)))
 	require.Equal(t, "running", s.State)
-	require.JSONEq(t, `{"hits":1}`, e.get(client, e.host(8080, s.SandboxID), "/hits").body, "the hook, and nobody before it")
+	require.JSONEq(t, `{"hits":1}`, e.get(client, e.host(8080, s.SandboxID), "/hits").body,
+		"the hook, and nobody before it")
 
 	const refuses = "/ready?value=neither" // 400
 	failed := claim(hooked("fails", refuses, v1alpha1.Fail)).refusal(t)

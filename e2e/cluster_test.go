@@ -78,7 +78,8 @@ func TestAGatewayThatIsReplacedDropsNoRequest(t *testing.T) {
 	pods, err := r.ready(t.Context(), "gateway")
 	require.NoError(t, err)
 	require.Len(t, pods, releaseReplicas)
-	require.NoError(t, r.clients.Kubernetes.CoreV1().Pods(releaseNamespace).Delete(t.Context(), pods[0].Name, metav1.DeleteOptions{}))
+	require.NoError(t,
+		r.clients.Kubernetes.CoreV1().Pods(releaseNamespace).Delete(t.Context(), pods[0].Name, metav1.DeleteOptions{}))
 	require.NoError(t, r.waitGone(t.Context(), &pods[0]))
 	require.NoError(t, r.waitComplete(t.Context()))
 	stop()
@@ -124,7 +125,8 @@ func TestSandboxPodsHaveNoCredentialsAndStayWhereTheyAre(t *testing.T) {
 	require.Eventually(t, func() bool {
 		kept := map[bool]bool{}
 		for _, p := range e.pods(nil) {
-			kept[p.Name == s.PodName] = p.Annotations["cluster-autoscaler.kubernetes.io/safe-to-evict"] == "false" && p.Annotations["karpenter.sh/do-not-disrupt"] == "true"
+			kept[p.Name == s.PodName] = p.Annotations["cluster-autoscaler.kubernetes.io/safe-to-evict"] == "false" &&
+				p.Annotations["karpenter.sh/do-not-disrupt"] == "true"
 		}
 		return kept[true] && !kept[false]
 	}, time.Minute, 10*time.Millisecond, "the claimed pod, and no other, keeps its node")

@@ -94,7 +94,9 @@ func TestAPodDeletedByHandIsGoneAndReplaced(t *testing.T) {
 	s := e.claim()
 	e.reaches(client, s)
 	zero := int64(0)
-	require.NoError(t, e.clients.Kubernetes.CoreV1().Pods(e.site.namespace()).Delete(t.Context(), s.PodName, metav1.DeleteOptions{GracePeriodSeconds: &zero}))
+	require.NoError(t,
+		e.clients.Kubernetes.CoreV1().Pods(e.site.namespace()).Delete(t.Context(), s.PodName,
+			metav1.DeleteOptions{GracePeriodSeconds: &zero}))
 	e.eventually(func() error {
 		if a := e.get(client, e.host(8080, s.SandboxID), "/"); a.code != http.StatusGone {
 			return fmt.Errorf("%d %s", a.code, a.body)
@@ -103,8 +105,8 @@ func TestAPodDeletedByHandIsGoneAndReplaced(t *testing.T) {
 	})
 	e.waitWarm(1)
 	e.eventually(func() error {
-		var record v1alpha1.Sandbox
-		if err := e.clients.Berth.Get().Namespace(e.site.namespace()).Resource("sandboxes").Name(s.SandboxID).Do(t.Context()).Into(&record); err != nil {
+		record, err := e.record(s.SandboxID)
+		if err != nil {
 			return err
 		}
 		if record.Status.Phase != v1alpha1.SandboxEnded {
@@ -131,7 +133,8 @@ func TestAPodWhoseLabelWasTakenKeepsItsSandbox(t *testing.T) {
 	})
 	pods := e.clients.Kubernetes.CoreV1().Pods(e.site.namespace())
 	for name, label := range map[string]string{s.PodName: "null", idle: `"another"`} {
-		_, err := pods.Patch(t.Context(), name, types.MergePatchType, []byte(`{"metadata":{"labels":{"berth.sh/pool":`+label+`}}}`), metav1.PatchOptions{})
+		_, err := pods.Patch(t.Context(), name, types.MergePatchType,
+			[]byte(`{"metadata":{"labels":{"berth.sh/pool":`+label+`}}}`), metav1.PatchOptions{})
 		require.NoError(t, err)
 	}
 	e.eventually(func() error {
@@ -215,7 +218,8 @@ func TestASandboxEndsWhenItsContainerStartsAgainUnlessItsPoolKeepsIt(t *testing.
 func TestAnOpenWebSocketCountsAsActivity(t *testing.T) {
 	e := start(t, 1, 1)
 	s := e.claim()
-	conn, response, err := websocket.Dial(t.Context(), "ws://"+e.host(8080, s.SandboxID)+"/ws", &websocket.DialOptions{HTTPClient: e.client()})
+	conn, response, err := websocket.Dial(t.Context(), "ws://"+e.host(8080, s.SandboxID)+"/ws",
+		&websocket.DialOptions{HTTPClient: e.client()})
 	require.NoError(t, err)
 	defer conn.CloseNow()
 	require.Equal(t, http.StatusSwitchingProtocols, response.StatusCode)

@@ -24,7 +24,8 @@ func TestAPodThatSomebodyElseDeletesServesUntilItsRoutesAreGone(t *testing.T) {
 	client := e.client()
 	s := e.claim()
 	e.reaches(client, s)
-	conn, _, err := websocket.Dial(t.Context(), "ws://"+e.host(8080, s.SandboxID)+"/ws", &websocket.DialOptions{HTTPClient: client})
+	conn, _, err := websocket.Dial(t.Context(), "ws://"+e.host(8080, s.SandboxID)+"/ws",
+		&websocket.DialOptions{HTTPClient: client})
 	require.NoError(t, err)
 	defer conn.CloseNow()
 	pods := e.clients.Kubernetes.CoreV1().Pods(e.site.namespace())
@@ -33,7 +34,9 @@ func TestAPodThatSomebodyElseDeletesServesUntilItsRoutesAreGone(t *testing.T) {
 	sleep := time.Duration(before.Spec.Containers[0].Lifecycle.PreStop.Sleep.Seconds) * time.Second
 	require.GreaterOrEqual(t, sleep, envoy.ConnectWindow+time.Second)
 
-	require.NoError(t, pods.Delete(t.Context(), s.PodName, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(before.UID))}))
+	require.NoError(t,
+		pods.Delete(t.Context(), s.PodName,
+			metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(before.UID))}))
 	// Every request is answered, by the pod or with its sandbox's end, ...
 	e.eventually(func() error {
 		a := e.get(client, e.host(8080, s.SandboxID), "/")
@@ -88,7 +91,9 @@ func TestAPodDeletedWhileNoAllocatorLeadsServesUntilItsRoutesAreGone(t *testing.
 	require.NoError(t, err)
 
 	require.NoError(t, e.site.killLeader(t.Context()))
-	require.NoError(t, pods.Delete(t.Context(), s.PodName, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(before.UID))}))
+	require.NoError(t,
+		pods.Delete(t.Context(), s.PodName,
+			metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(before.UID))}))
 	served := 0
 	e.eventually(func() error {
 		a := e.get(client, e.host(8080, s.SandboxID), "/")
@@ -128,7 +133,9 @@ func TestNoPodThatTheAllocatorDeletesWaitsForItsPreStopSleep(t *testing.T) {
 	hour := int64(3600)
 	pool := e.newPool(e.pool+"-sleeps", 1)
 	pool.Spec.Template.Spec.TerminationGracePeriodSeconds = &hour
-	pool.Spec.Template.Spec.Containers[0].Lifecycle = &corev1.Lifecycle{PreStop: &corev1.LifecycleHandler{Sleep: &corev1.SleepAction{Seconds: hour}}}
+	pool.Spec.Template.Spec.Containers[0].Lifecycle = &corev1.Lifecycle{
+		PreStop: &corev1.LifecycleHandler{Sleep: &corev1.SleepAction{Seconds: hour}},
+	}
 	e.createPool(pool)
 	e.pool = pool.Name
 	e.waitWarm(1)

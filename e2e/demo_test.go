@@ -105,7 +105,8 @@ func TestDemoOnceShowsEveryStepAndLeavesNothing(t *testing.T) {
 	d := startDemo(t, "--once")
 	require.NoError(t, d.wait(), d.output.String())
 	out := d.output.String()
-	for _, want := range []string{"URL          http://8080-", "curl --resolve", "answer       200", "last active", "released     204", "answer       410", "sandbox_gone"} {
+	for _, want := range []string{"URL          http://8080-", "curl --resolve", "answer       200", "last active",
+		"released     204", "answer       410", "sandbox_gone"} {
 		require.Contains(t, out, want)
 	}
 	d.requireNothingLeft(t)
@@ -123,7 +124,8 @@ func TestDemoStaysUpAndItsCurlLineWorks(t *testing.T) {
 		return (&net.Dialer{}).DialContext(ctx, network, net.JoinHostPort(line[3], line[2]))
 	}}
 	defer transport.CloseIdleConnections()
-	a, err := do(t.Context(), &http.Client{Transport: transport, Timeout: 30 * time.Second}, http.MethodGet, line[4], "", "")
+	a, err := do(t.Context(), &http.Client{Transport: transport, Timeout: 30 * time.Second}, http.MethodGet, line[4], "",
+		"")
 	require.NoError(t, err)
 	require.Equal(t, http.StatusOK, a.code, a.body)
 	require.NotEmpty(t, a.identity(t).Pod)
@@ -200,7 +202,8 @@ func testPartsAreStartedAgain(t *testing.T, name string, berthDev func(args ...s
 		require.True(t, p.Running, p.Name)
 		parts[p.Name] = true
 	}
-	require.Equal(t, map[string]bool{"etcd": true, "kube-apiserver": true, "allocator-0": true, "envoy-0": true, "router-0": true}, parts)
+	require.Equal(t,
+		map[string]bool{"etcd": true, "kube-apiserver": true, "allocator-0": true, "envoy-0": true, "router-0": true}, parts)
 
 	// While the owner stands still it starts nothing again, and status still sees
 	// what is down.
@@ -233,7 +236,8 @@ func testPartsAreStartedAgain(t *testing.T, name string, berthDev func(args ...s
 				return fmt.Errorf("%s is not started again", p.Name)
 			}
 		}
-		a, err := do(t.Context(), http.DefaultClient, http.MethodPost, cluster.URLs["api"]+"/sandboxes", "", `{"templateID":"demo"}`)
+		a, err := do(t.Context(), http.DefaultClient, http.MethodPost, cluster.URLs["api"]+"/sandboxes", "",
+			`{"templateID":"demo"}`)
 		if err == nil && a.code != http.StatusCreated {
 			err = fmt.Errorf("%d %s", a.code, a.body)
 		}
@@ -243,7 +247,8 @@ func testPartsAreStartedAgain(t *testing.T, name string, berthDev func(args ...s
 		log, err := os.ReadFile(filepath.Join(cache, "dev", name, "cluster", "parts.log"))
 		require.NoError(t, err)
 		for part := range parts {
-			for _, line := range []string{`part ended\t\{"part": "` + part + `".*signal: killed`, `part started again\t\{"part": "` + part + `"`} {
+			for _, line := range []string{`part ended\t\{"part": "` + part + `".*signal: killed`,
+				`part started again\t\{"part": "` + part + `"`} {
 				if !regexp.MustCompile(line).Match(log) {
 					return fmt.Errorf("%q is not in the log:\n%s", line, log)
 				}

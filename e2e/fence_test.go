@@ -25,7 +25,8 @@ import (
 
 // berth runs the program of that name against the HTTP API.
 func (e *env) berth(args ...string) (string, error) {
-	transport := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return e.site.api(ctx) }}
+	transport := &http.Transport{DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return e.site.api(ctx) }}
 	api := httptest.NewServer(&httputil.ReverseProxy{Transport: transport, Rewrite: func(r *httputil.ProxyRequest) {
 		r.SetURL(&url.URL{Scheme: "http", Host: "api"})
 	}})

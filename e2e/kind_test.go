@@ -56,11 +56,13 @@ func createKind(ctx context.Context) (in installation, remove func() error, err 
 		return in, remove, err
 	}
 	cluster := "berth-e2e-" + rand.String(5)
-	in = installation{kubeconfig: filepath.Join(dir, "kubeconfig"), sandboxImage: short(images["demo-sandbox"]) + ":" + images["demo-sandbox"].TagStr()}
+	in = installation{kubeconfig: filepath.Join(dir, "kubeconfig"),
+		sandboxImage: short(images["demo-sandbox"]) + ":" + images["demo-sandbox"].TagStr()}
 	remove = func() error {
 		limit, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 		defer cancel()
-		return errors.Join(command(limit, "kind", "delete", "cluster", "--name", cluster, "--kubeconfig", in.kubeconfig), os.RemoveAll(dir))
+		return errors.Join(command(limit, "kind", "delete", "cluster", "--name", cluster, "--kubeconfig", in.kubeconfig),
+			os.RemoveAll(dir))
 	}
 	var mappings []map[string]any
 	for port, address := range map[int]*string{nodePortGateway: &in.gatewayAddress, nodePortAPI: &in.apiAddress} {
@@ -82,7 +84,8 @@ func createKind(ctx context.Context) (in installation, remove func() error, err 
 	if err := os.WriteFile(config, raw, 0o600); err != nil {
 		return in, remove, err
 	}
-	create := []string{"kind", "create", "cluster", "--name", cluster, "--config", config, "--kubeconfig", in.kubeconfig, "--wait", "3m"}
+	create := []string{"kind", "create", "cluster", "--name", cluster, "--config", config, "--kubeconfig", in.kubeconfig,
+		"--wait", "3m"}
 	if image := os.Getenv(envNodeImage); image != "" {
 		create = append(create, "--image", image)
 	}
@@ -90,7 +93,8 @@ func createKind(ctx context.Context) (in installation, remove func() error, err 
 		return in, remove, err
 	}
 	for program := range images {
-		if err := command(ctx, "kind", "load", "image-archive", filepath.Join(archives, program+".tar"), "--name", cluster); err != nil {
+		if err := command(ctx, "kind", "load", "image-archive", filepath.Join(archives, program+".tar"), "--name",
+			cluster); err != nil {
 			return in, remove, err
 		}
 	}
@@ -98,7 +102,8 @@ func createKind(ctx context.Context) (in installation, remove func() error, err 
 	in.values["image"] = map[string]any{"tag": images["allocator"].TagStr(), "pullPolicy": "Never"}
 	in.values["allocator"].(map[string]any)["image"] = map[string]any{"repository": short(images["allocator"])}
 	in.values["router"] = map[string]any{"image": map[string]any{"repository": short(images["router"])}}
-	in.values["envoy"] = map[string]any{"image": map[string]any{"repository": short(images["envoy"]), "tag": images["envoy"].TagStr()}}
+	in.values["envoy"] = map[string]any{"image": map[string]any{"repository": short(images["envoy"]),
+		"tag": images["envoy"].TagStr()}}
 	in.values["gateway"].(map[string]any)["service"] = map[string]any{"type": "NodePort", "nodePort": nodePortGateway}
 	in.values["api"] = map[string]any{"service": map[string]any{"type": "NodePort", "nodePort": nodePortAPI}}
 	return in, remove, waitUsable(ctx, in.kubeconfig)
@@ -139,7 +144,8 @@ func waitUsable(ctx context.Context, kubeconfig string) error {
 		return err
 	}
 	return poll(ctx, func(ctx context.Context) error {
-		if _, err := client.CoreV1().ServiceAccounts(metav1.NamespaceDefault).Get(ctx, "default", metav1.GetOptions{}); err != nil {
+		if _, err := client.CoreV1().ServiceAccounts(metav1.NamespaceDefault).Get(ctx, "default",
+			metav1.GetOptions{}); err != nil {
 			return err
 		}
 		dns, err := client.AppsV1().Deployments(metav1.NamespaceSystem).Get(ctx, "coredns", metav1.GetOptions{})

@@ -51,7 +51,8 @@ func TestAnEndThatWasMovedHoldsWhoeverLeads(t *testing.T) {
 	require.EqualValues(t, 600, now.IdleTimeout)
 	require.Equal(t, http.StatusNoContent, e.api(http.MethodPost, "/v1"+path+"/keepalive", "").code)
 	var all rest.LastActive
-	require.NoError(t, json.Unmarshal([]byte(e.api(http.MethodGet, "/v1/admin/last-active?id="+s.SandboxID, "").body), &all))
+	require.NoError(t,
+		json.Unmarshal([]byte(e.api(http.MethodGet, "/v1/admin/last-active?id="+s.SandboxID, "").body), &all))
 	require.Len(t, all.Sandboxes, 1)
 	require.Equal(t, e.pool, all.Sandboxes[0].Pool)
 	require.Equal(t, activity.Keepalive, all.Sandboxes[0].Kind)

@@ -84,7 +84,8 @@ func testMain(m *testing.M) (code int) {
 		dir, err := os.MkdirTemp("", "berth-e2e-")
 		if err == nil {
 			defer os.RemoveAll(dir)
-			err = stack.Build(context.Background(), dir, harness.Race, "allocator", "extproc", "demo-sandbox", "berth", "berth-dev")
+			err = stack.Build(context.Background(), dir, harness.Race, "allocator", "extproc", "demo-sandbox", "berth",
+				"berth-dev")
 		}
 		if err != nil {
 			return fail(fmt.Errorf("build the programs under test: %w", err))
@@ -258,7 +259,8 @@ func (e *env) newPool(name string, warm int32) *v1alpha1.SandboxPool {
 // createPool creates a pool, which ends with the test.
 func (e *env) createPool(p *v1alpha1.SandboxPool) {
 	e.t.Helper()
-	require.NoError(e.t, e.clients.Berth.Post().Namespace(e.site.namespace()).Resource("sandboxpools").Body(p).Do(e.t.Context()).Error())
+	require.NoError(e.t,
+		e.clients.Berth.Post().Namespace(e.site.namespace()).Resource("sandboxpools").Body(p).Do(e.t.Context()).Error())
 	if !e.alone {
 		e.t.Cleanup(func() {
 			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
@@ -277,7 +279,8 @@ func (e *env) deletePool(ctx context.Context, name string) error {
 func (e *env) readPool(name string) *v1alpha1.SandboxPool {
 	e.t.Helper()
 	var p v1alpha1.SandboxPool
-	require.NoError(e.t, e.clients.Berth.Get().Namespace(e.site.namespace()).Resource("sandboxpools").Name(name).Do(e.t.Context()).Into(&p))
+	require.NoError(e.t,
+		e.clients.Berth.Get().Namespace(e.site.namespace()).Resource("sandboxpools").Name(name).Do(e.t.Context()).Into(&p))
 	return &p
 }
 
@@ -297,7 +300,8 @@ func (e *env) pods(also map[string]string) []corev1.Pod {
 	e.t.Helper()
 	selector := labels.Set{v1alpha1.LabelPool: e.pool}
 	maps.Copy(selector, also)
-	list, err := e.clients.Kubernetes.CoreV1().Pods(e.site.namespace()).List(e.t.Context(), metav1.ListOptions{LabelSelector: selector.String()})
+	list, err := e.clients.Kubernetes.CoreV1().Pods(e.site.namespace()).List(e.t.Context(),
+		metav1.ListOptions{LabelSelector: selector.String()})
 	require.NoError(e.t, err)
 	return list.Items
 }
@@ -404,7 +408,8 @@ func (e *env) api(method, path, body string) answer {
 		again = again || err != nil
 		return err
 	})
-	if again && method == http.MethodDelete && a.code == http.StatusNotFound && a.refusal(e.t).Reason == apierror.SandboxGone {
+	if again && method == http.MethodDelete && a.code == http.StatusNotFound &&
+		a.refusal(e.t).Reason == apierror.SandboxGone {
 		a.code = http.StatusNoContent
 	}
 	return a
@@ -412,7 +417,8 @@ func (e *env) api(method, path, body string) answer {
 
 func (e *env) callAPI(method, path, body, key string, headers ...string) (answer, error) {
 	client := e.clientOf(e.site.api, 0)
-	return do(e.t.Context(), client, method, "http://api"+path, "", body, append([]string{"X-API-Key", key}, headers...)...)
+	return do(e.t.Context(), client, method, "http://api"+path, "", body,
+		append([]string{"X-API-Key", key}, headers...)...)
 }
 
 // claim takes a sandbox from the pool, once it has a warm pod.
@@ -420,7 +426,8 @@ func (e *env) claim() rest.Sandbox {
 	e.t.Helper()
 	var a answer
 	e.eventually(func() error {
-		if a = e.api(http.MethodPost, "/sandboxes", fmt.Sprintf(`{"templateID":%q,"timeout":3600}`, e.pool)); a.code == http.StatusTooManyRequests {
+		if a = e.api(http.MethodPost, "/sandboxes",
+			fmt.Sprintf(`{"templateID":%q,"timeout":3600}`, e.pool)); a.code == http.StatusTooManyRequests {
 			return fmt.Errorf("%d %s", a.code, a.body)
 		}
 		return nil

@@ -73,7 +73,8 @@ func TestKnownSandboxesKeepTheirTrafficWhileTheControlPlaneIsAway(t *testing.T) 
 	for i, s := range known {
 		hits[i] = e.hits(client, s)
 	}
-	socket, response, err := websocket.Dial(t.Context(), "ws://"+e.host(8080, known[0].SandboxID)+"/ws", &websocket.DialOptions{HTTPClient: client})
+	socket, response, err := websocket.Dial(t.Context(), "ws://"+e.host(8080, known[0].SandboxID)+"/ws",
+		&websocket.DialOptions{HTTPClient: client})
 	require.NoError(t, err)
 	defer socket.CloseNow()
 	require.Equal(t, http.StatusSwitchingProtocols, response.StatusCode)
@@ -84,7 +85,8 @@ func TestKnownSandboxesKeepTheirTrafficWhileTheControlPlaneIsAway(t *testing.T) 
 	}
 	e.eventually(func() error { // the routers notice
 		for i := range e.stack.Gateways {
-			if a := e.get(e.throughGateway(i), e.host(8080, "bbbbbbbbbbbbbbbbbbbb"), "/"); a.code != http.StatusServiceUnavailable {
+			if a := e.get(e.throughGateway(i), e.host(8080, "bbbbbbbbbbbbbbbbbbbb"),
+				"/"); a.code != http.StatusServiceUnavailable {
 				return fmt.Errorf("%d %s", a.code, a.body)
 			}
 		}
@@ -129,7 +131,8 @@ func TestKnownSandboxesKeepTheirTrafficWhileTheControlPlaneIsAway(t *testing.T) 
 			for n := 0; time.Now().Before(end); n++ {
 				// What it does not know may well be there.
 				err := e.answers(ctx, client, fmt.Sprintf("b%019d", n), http.StatusServiceUnavailable, "router_not_ready")
-				if err := errors.Join(err, e.answers(ctx, client, released.SandboxID, http.StatusGone, "sandbox_gone")); err != nil {
+				if err := errors.Join(err,
+					e.answers(ctx, client, released.SandboxID, http.StatusGone, "sandbox_gone")); err != nil {
 					return err
 				}
 				select {
@@ -185,7 +188,10 @@ func TestKnownSandboxesKeepTheirTrafficWhileTheControlPlaneIsAway(t *testing.T) 
 // throughGateway returns a client of one gateway.
 func (e *env) throughGateway(i int) *http.Client {
 	address := e.stack.Gateways[i].Addr.String()
-	return e.clientOf(func(ctx context.Context) (net.Conn, error) { return (&net.Dialer{}).DialContext(ctx, "tcp", address) }, 8)
+	return e.clientOf(func(ctx context.Context) (net.Conn,
+		error) {
+		return (&net.Dialer{}).DialContext(ctx, "tcp", address)
+	}, 8)
 }
 
 // answers sends one request and returns an error unless it is refused like that.

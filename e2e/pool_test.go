@@ -19,8 +19,9 @@ import (
 
 func (e *env) patchPool(name, patch string) {
 	e.t.Helper()
-	require.NoError(e.t, e.clients.Berth.Patch(types.MergePatchType).Namespace(e.site.namespace()).Resource("sandboxpools").Name(name).
-		Body([]byte(patch)).Do(e.t.Context()).Error())
+	require.NoError(e.t,
+		e.clients.Berth.Patch(types.MergePatchType).Namespace(e.site.namespace()).Resource("sandboxpools").Name(name).
+			Body([]byte(patch)).Do(e.t.Context()).Error())
 }
 
 func TestAPoolFollowsItsSpec(t *testing.T) {
@@ -68,7 +69,8 @@ func TestAPoolFollowsItsSpec(t *testing.T) {
 	// Deleting the pool ends what it holds.
 	require.NoError(t, e.deletePool(t.Context(), e.pool))
 	e.eventually(func() error {
-		err := e.clients.Berth.Get().Namespace(e.site.namespace()).Resource("sandboxpools").Name(e.pool).Do(t.Context()).Error()
+		get := e.clients.Berth.Get().Namespace(e.site.namespace()).Resource("sandboxpools").Name(e.pool)
+		err := get.Do(t.Context()).Error()
 		switch {
 		case apierrors.IsNotFound(err):
 			return nil
@@ -104,7 +106,8 @@ func TestABadPoolIsRefusedByTheNameOfItsField(t *testing.T) {
 				p.Spec.Ports = append(p.Spec.Ports, 8080+port)
 			}
 		}, "spec.ports"},
-		"default port not open": {func(p *v1alpha1.SandboxPool) { p.Spec.Ports = []int32{22, 443} }, "spec.ports: must contain spec.defaultPort"},
+		"default port not open": {func(p *v1alpha1.SandboxPool) { p.Spec.Ports = []int32{22, 443} },
+			"spec.ports: must contain spec.defaultPort"},
 		"default port of nobody's choice not open": {func(p *v1alpha1.SandboxPool) {
 			p.Spec.DefaultPort, p.Spec.Ports = 0, []int32{22}
 		}, "spec.ports: must contain spec.defaultPort"},
@@ -133,10 +136,13 @@ func TestABadPoolIsRefusedByTheNameOfItsField(t *testing.T) {
 			s.Containers[0].SecurityContext = &corev1.SecurityContext{Privileged: &yes}
 		}, v1alpha1.PoolAccepted, "privileged"},
 		"host-path": {func(s *corev1.PodSpec) {
-			s.Volumes = []corev1.Volume{{Name: "root", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/"}}}}
+			s.Volumes = []corev1.Volume{{Name: "root",
+				VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/"}}}}
 		}, v1alpha1.PoolAccepted, "hostPath"},
-		"token":    {func(s *corev1.PodSpec) { yes := true; s.AutomountServiceAccountToken = &yes }, v1alpha1.PoolAccepted, "automountServiceAccountToken"},
-		"bad-name": {func(s *corev1.PodSpec) { s.Containers[0].Name = "Not A Name" }, v1alpha1.PoolPodsCreatable, "spec.containers[0].name"},
+		"token": {func(s *corev1.PodSpec) { yes := true; s.AutomountServiceAccountToken = &yes }, v1alpha1.PoolAccepted,
+			"automountServiceAccountToken"},
+		"bad-name": {func(s *corev1.PodSpec) { s.Containers[0].Name = "Not A Name" }, v1alpha1.PoolPodsCreatable,
+			"spec.containers[0].name"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := e.newPool(e.pool+"-"+name, 1)
@@ -150,7 +156,8 @@ func TestABadPoolIsRefusedByTheNameOfItsField(t *testing.T) {
 				}
 				return fmt.Errorf("conditions: %+v", e.readPool(p.Name).Status.Conditions)
 			})
-			pods, err := e.clients.Kubernetes.CoreV1().Pods(p.Namespace).List(t.Context(), metav1.ListOptions{LabelSelector: v1alpha1.LabelPool + "=" + p.Name})
+			pods, err := e.clients.Kubernetes.CoreV1().Pods(p.Namespace).List(t.Context(),
+				metav1.ListOptions{LabelSelector: v1alpha1.LabelPool + "=" + p.Name})
 			require.NoError(t, err)
 			require.Empty(t, pods.Items)
 		})
@@ -174,7 +181,8 @@ func TestAPoolWhosePodsEndAtOnceSaysWhyAndWaits(t *testing.T) {
 		return nil
 	})
 	e.eventually(func() error {
-		events, err := e.clients.Kubernetes.CoreV1().Events(p.Namespace).List(t.Context(), metav1.ListOptions{FieldSelector: "reason=BackOff,involvedObject.kind=SandboxPool,involvedObject.name=" + p.Name})
+		events, err := e.clients.Kubernetes.CoreV1().Events(p.Namespace).List(t.Context(),
+			metav1.ListOptions{FieldSelector: "reason=BackOff,involvedObject.kind=SandboxPool,involvedObject.name=" + p.Name})
 		if err != nil || len(events.Items) == 1 {
 			return err
 		}

@@ -35,7 +35,8 @@ const processesKey = "e2b_0123456789abcdef"
 func secure(dir string) (allocator, router []string, err error) {
 	var errs []error
 	write := func(name, file string, content []byte) {
-		errs = append(errs, os.MkdirAll(filepath.Join(dir, name), 0o700), os.WriteFile(filepath.Join(dir, name, file), content, 0o600))
+		errs = append(errs, os.MkdirAll(filepath.Join(dir, name), 0o700),
+			os.WriteFile(filepath.Join(dir, name, file), content, 0o600))
 	}
 	authority, err := controltls.NewAuthority(time.Now())
 	if err != nil {
@@ -51,7 +52,8 @@ func secure(dir string) (allocator, router []string, err error) {
 		write(role, controltls.CAFile, f.CA)
 	}
 	write("keys", "suite", []byte(processesKey))
-	return []string{"--api-keys-dir=" + filepath.Join(dir, "keys"), "--control-tls-dir=" + filepath.Join(dir, controltls.AllocatorName)},
+	return []string{"--api-keys-dir=" + filepath.Join(dir, "keys"),
+			"--control-tls-dir=" + filepath.Join(dir, controltls.AllocatorName)},
 		[]string{"--control-tls-dir=" + filepath.Join(dir, controltls.RouterName)}, errors.Join(errs...)
 }
 
@@ -87,7 +89,8 @@ func startCommon() (*processes, error) {
 		return nil, err
 	}
 	running = &processes{cluster: cluster}
-	return running, running.start(context.Background(), stack.Options{Allocators: releaseReplicas, Gateways: releaseReplicas})
+	return running, running.start(context.Background(),
+		stack.Options{Allocators: releaseReplicas, Gateways: releaseReplicas})
 }
 
 // endCommon ends what startCommon has started, if it has.

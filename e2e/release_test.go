@@ -160,7 +160,8 @@ func (in installation) install(ctx context.Context) (*release, error) {
 	if err := r.helm(ctx, args...); err != nil {
 		return nil, fmt.Errorf("%w\n%s", err, r.describe(ctx))
 	}
-	keys, err := clients.Kubernetes.CoreV1().Secrets(releaseNamespace).Get(ctx, releaseName+"-api-keys", metav1.GetOptions{})
+	keys, err := clients.Kubernetes.CoreV1().Secrets(releaseNamespace).Get(ctx, releaseName+"-api-keys",
+		metav1.GetOptions{})
 	if err != nil {
 		return nil, err
 	}
@@ -268,7 +269,8 @@ func (r *release) waitComplete(ctx context.Context) error {
 }
 
 func complete(d *appsv1.Deployment) bool {
-	return d.Status.ObservedGeneration == d.Generation && d.Status.Replicas == releaseReplicas && d.Status.ReadyReplicas == releaseReplicas && d.Status.UpdatedReplicas == releaseReplicas
+	return d.Status.ObservedGeneration == d.Generation && d.Status.Replicas == releaseReplicas &&
+		d.Status.ReadyReplicas == releaseReplicas && d.Status.UpdatedReplicas == releaseReplicas
 }
 
 // closeConnections closes the connections to the API server, which client-go
@@ -329,7 +331,8 @@ func (r *release) gateways(ctx context.Context, port int) ([]dialer, error) {
 
 // ready lists the pods of a component that are ready and not on their way out.
 func (r *release) ready(ctx context.Context, component string) ([]corev1.Pod, error) {
-	list, err := r.clients.Kubernetes.CoreV1().Pods(releaseNamespace).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=" + component})
+	list, err := r.clients.Kubernetes.CoreV1().Pods(releaseNamespace).List(ctx,
+		metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=" + component})
 	if err != nil {
 		return nil, err
 	}
@@ -346,7 +349,8 @@ func (r *release) ready(ctx context.Context, component string) ([]corev1.Pod, er
 
 // leader returns the pod of the allocator that holds the lease.
 func (r *release) leader(ctx context.Context) (*corev1.Pod, error) {
-	lease, err := r.clients.Kubernetes.CoordinationV1().Leases(sandboxNamespace).Get(ctx, "berth-allocator", metav1.GetOptions{})
+	lease, err := r.clients.Kubernetes.CoordinationV1().Leases(sandboxNamespace).Get(ctx, "berth-allocator",
+		metav1.GetOptions{})
 	if err != nil {
 		return nil, err
 	}
@@ -395,7 +399,9 @@ func (r *release) killGateway(ctx context.Context) error {
 // kill ends a pod without a grace period.
 func (r *release) kill(ctx context.Context, p *corev1.Pod) error {
 	pods := r.clients.Kubernetes.CoreV1().Pods(p.Namespace)
-	if err := pods.Delete(ctx, p.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64), Preconditions: metav1.NewUIDPreconditions(string(p.UID))}); err != nil {
+	if err := pods.Delete(ctx, p.Name,
+		metav1.DeleteOptions{GracePeriodSeconds: new(int64),
+			Preconditions: metav1.NewUIDPreconditions(string(p.UID))}); err != nil {
 		return err
 	}
 	return r.waitGone(ctx, p)
@@ -423,7 +429,8 @@ func (r *release) logs(t *testing.T) {
 
 // describe tells the state of the release's pods and the end of their logs.
 func (r *release) describe(ctx context.Context) string {
-	pods, err := r.clients.Kubernetes.CoreV1().Pods(releaseNamespace).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/component"})
+	pods, err := r.clients.Kubernetes.CoreV1().Pods(releaseNamespace).List(ctx,
+		metav1.ListOptions{LabelSelector: "app.kubernetes.io/component"})
 	if err != nil {
 		return err.Error()
 	}
@@ -433,7 +440,8 @@ func (r *release) describe(ctx context.Context) string {
 		for _, c := range append(p.Status.InitContainerStatuses, p.Status.ContainerStatuses...) {
 			fmt.Fprintf(&b, "  container %s: ready %v, %d restarts, %+v\n", c.Name, c.Ready, c.RestartCount, c.State)
 			lines := int64(30)
-			stream, err := r.clients.Kubernetes.CoreV1().Pods(releaseNamespace).GetLogs(p.Name, &corev1.PodLogOptions{Container: c.Name, TailLines: &lines}).Stream(ctx)
+			stream, err := r.clients.Kubernetes.CoreV1().Pods(releaseNamespace).GetLogs(p.Name,
+				&corev1.PodLogOptions{Container: c.Name, TailLines: &lines}).Stream(ctx)
 			if err != nil {
 				fmt.Fprintf(&b, "    %v\n", err)
 				continue

@@ -29,7 +29,8 @@ func newHistory(t *testing.T, claimed []rest.Sandbox) *harness.Run {
 	for _, s := range claimed {
 		now := bootclock.Now()
 		run.History.Add(history.Event{
-			Kind: history.Claim, Claim: s.SandboxID, Code: http.StatusCreated, Sandbox: s.SandboxID, Pod: s.PodName, Began: now, Ended: now,
+			Kind: history.Claim, Began: now, Ended: now, Claim: s.SandboxID, Code: http.StatusCreated,
+			Sandbox: s.SandboxID, Pod: s.PodName,
 		})
 	}
 	return run
@@ -56,7 +57,8 @@ func (e *env) send(ctx context.Context, client *http.Client, run *harness.Run, s
 	ports := stack.DemoPorts()
 	port := int(ports[rand.IntN(len(ports))])
 	r := history.Event{
-		Kind: history.Request, Request: strconv.FormatUint(names.Add(1), 10), Sandbox: s.SandboxID, What: fmt.Sprintf("port %d", port), Began: bootclock.Now(),
+		Kind: history.Request, Began: bootclock.Now(), Request: strconv.FormatUint(names.Add(1), 10),
+		Sandbox: s.SandboxID, What: fmt.Sprintf("port %d", port),
 	}
 	a, err := do(ctx, client, http.MethodGet, "http://gateway/", e.host(port, s.SandboxID), "")
 	r.Ended = bootclock.Now()
@@ -192,8 +194,10 @@ func TestBadRequestsAreRefusedClearlyAndReachNoPod(t *testing.T) {
 
 	// At the bare domain the headers of the E2B SDKs name the sandbox; at another
 	// sandbox's host they name nothing.
-	for host, want := range map[string]int{e.site.domain(): http.StatusOK, e.host(8080, "aaaaaaaaaaaaaaaaaaaa"): http.StatusBadGateway} {
-		a, err := do(t.Context(), client, http.MethodGet, "http://gateway/", host, "", "E2b-Sandbox-Id", s.SandboxID, "E2b-Sandbox-Port", "8080")
+	for host, want := range map[string]int{e.site.domain(): http.StatusOK,
+		e.host(8080, "aaaaaaaaaaaaaaaaaaaa"): http.StatusBadGateway} {
+		a, err := do(t.Context(), client, http.MethodGet, "http://gateway/", host, "", "E2b-Sandbox-Id", s.SandboxID,
+			"E2b-Sandbox-Port", "8080")
 		require.NoError(t, err)
 		require.Equal(t, want, a.code, a.body)
 		if want == http.StatusOK {
@@ -239,7 +243,8 @@ func TestOnlyThePortsThatThePoolOpensAreReached(t *testing.T) {
 		refusal := a.refusal(t)
 		require.Equal(t, "port_private", string(refusal.Reason))
 		require.Equal(t, s.SandboxID, refusal.SandboxID)
-		require.Equal(t, fmt.Sprintf("port %d of this sandbox is not open to the outside; its pool opens 8080", port), refusal.Message)
+		require.Equal(t, fmt.Sprintf("port %d of this sandbox is not open to the outside; its pool opens 8080", port),
+			refusal.Message)
 	}
 
 	// What the pool's owner opens and closes counts for the sandbox that is there.

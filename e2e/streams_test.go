@@ -52,7 +52,8 @@ func TestOpenStreamsDoNotHoldUpReleases(t *testing.T) {
 	client.Timeout = 0 // of a whole answer, however long it is to be
 	open, other := e.claim(), e.claim()
 	e.reaches(client, other)
-	socket, response, err := websocket.Dial(t.Context(), "ws://"+e.host(8080, open.SandboxID)+"/ws", &websocket.DialOptions{HTTPClient: client})
+	socket, response, err := websocket.Dial(t.Context(), "ws://"+e.host(8080, open.SandboxID)+"/ws",
+		&websocket.DialOptions{HTTPClient: client})
 	require.NoError(t, err)
 	defer socket.CloseNow()
 	require.Equal(t, http.StatusSwitchingProtocols, response.StatusCode)

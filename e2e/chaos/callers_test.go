@@ -73,13 +73,15 @@ func (g *ground) readAt(ctx context.Context, replica, id string) history.Event {
 
 func (g *ground) release(random *rand.Rand, id string) history.Event {
 	return g.untilAnswered(random, patience, func(ctx context.Context, replica string, _ int) history.Event {
-		return g.Call(ctx, replica, history.Event{Kind: history.Release, Sandbox: id}, http.MethodDelete, "/sandboxes/"+id, "")
+		return g.Call(ctx, replica, history.Event{Kind: history.Release, Sandbox: id}, http.MethodDelete, "/sandboxes/"+id,
+			"")
 	})
 }
 
 // untilAnswered tries a call at random replicas, each for so long, until one says
 // how it went.
-func (g *ground) untilAnswered(random *rand.Rand, limit time.Duration, call func(ctx context.Context, replica string, try int) history.Event) history.Event {
+func (g *ground) untilAnswered(random *rand.Rand, limit time.Duration,
+	call func(ctx context.Context, replica string, try int) history.Event) history.Event {
 	for try := 0; ; try++ {
 		ctx, cancel := context.WithTimeout(g.ctx, limit)
 		e := call(ctx, g.AnyAPI(random), try)

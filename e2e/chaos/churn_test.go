@@ -9,7 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-func TestNothingIsLostDoubleOrLeakedWhileHalfOfThePodsAreDeleted(t *testing.T) {
+func TestDeletionOfHalfThePodsLosesNoOtherSandbox(t *testing.T) {
 	const callers = 25
 	g := newGround(t, options{replicas: 2, lease: quietLease})
 	g.newPool(40, nil)

@@ -1,37 +1,37 @@
-// Package chaos tests what allocators promise while they are killed and paused,
-// while the API server fails them, and while others delete their pods: real etcd
-// and kube-apiserver, the allocator's own program as processes, KWOK pods.
+// Package chaos tests the promises of allocators while allocators are killed and paused,
+// the API server fails them, and others delete their pods. Real etcd and kube-apiserver run
+// with the allocator's program as processes and pods made by KWOK.
 //
 // # How it is put together
 //
-// Callers use the HTTP API of whichever replica they hit, as through a Service,
-// and ask again when they got no answer. What they asked and what came back goes
-// into one history, with what the test itself has done to processes and pods. At
-// the end, when nothing moves any more, the world is read: the API's list, each
-// sandbox that was ever answered, Sandbox objects, pods, the pool's status. That goes into
-// the history too. The judges of suite chaos in package e2e/history, which know nothing
-// about the scenario, judge it.
+// Callers use the HTTP API of any replica, as through a Service, and ask again when they get
+// no answer. What they ask and are answered goes into one history, with what the test does
+// to processes and pods. At the end, when nothing moves any more, the history gets the API's
+// list, each sandbox that was ever answered, the Sandbox objects, the pods and the pool's
+// status. The judges of suite chaos in package e2e/history, which do not know the scenario,
+// judge the history.
 //
 // # What is judged
 //
-//   - Nothing double: an ID is answered for one claim only, a key stands for one
-//     ID, and no pod ever holds two sandboxes.
-//   - Nothing lost: what was answered is live until it is released, its time is
-//     over or the test has deleted its pod; in the API, as an object and as a pod.
-//   - Nothing leaked: each pod is warm or holds a sandbox that is in the list or
-//     on its way out, and each sandbox in the list is known to the caller who
-//     claimed it. A claim without a key that was never answered lasts for as long
-//     as its timeout says and no longer: whoever asked cannot ask for it again.
-//   - Nothing comes back: a sandbox that was released is never seen again, and
-//     its key claims no other one.
-//   - Claims that wait are answered in the order in which they came.
+//   - Nothing is double: an ID is answered for one claim only, a key stands for one ID, and
+//     no pod ever holds two sandboxes.
+//   - Nothing is lost: an answered sandbox is live until it is released, its time is over or
+//     the test has deleted its pod: in the API, as an object and as a pod.
+//   - Nothing leaks: each pod is warm, or holds a sandbox that is in the list or ending, and
+//     each sandbox in the list is known to the caller that claimed it. A claim without a key
+//     that was never answered lasts no longer than its timeout, because its caller cannot
+//     ask for it again.
+//   - Nothing comes back: a released sandbox is never seen again, and its key claims no
+//     other one.
+//   - Claims that wait are answered in the order of their arrival.
 //
-// # How long
+// A history orders calls by one clock of the machine. The one wall clock time that counts is
+// the end of a sandbox.
 //
-// In make test leaders are killed 5 times, paused twice, and fewer callers come than in
-// make test-long, which kills 20 and pauses 4. A fault that hits only one kill or one wave
-// of callers in ten is found by make test-long, or by several runs of make test.
+// # Duration
 //
-// A history orders calls by one clock of the machine, see package e2e/history. The one wall
-// clock time that counts is the end that a sandbox was given.
+// In make test leaders are killed 5 times and paused twice, and fewer callers come. In
+// make test-long leaders are killed 20 times and paused 4 times. A failure that one kill or
+// one wave of callers in ten meets is found by make test-long, or by several runs of
+// make test.
 package chaos

@@ -124,10 +124,11 @@ func (f *faults) RoundTrip(r *http.Request) (*http.Response, error) {
 }
 
 func (f *faults) String() string {
-	return fmt.Sprintf("writes: %d passed, %d failed before and %d after they were carried out", f.passed.Load(), f.before.Load(), f.after.Load())
+	return fmt.Sprintf("writes: %d passed, %d failed before and %d after they were carried out", f.passed.Load(),
+		f.before.Load(), f.after.Load())
 }
 
-func TestNothingIsLostOrDoubleWhenAThirdOfTheWritesFail(t *testing.T) {
+func TestFailedWritesLoseAndDoubleNoSandbox(t *testing.T) {
 	const callers = 20
 	f := &faults{share: 0.3}
 	g := newGround(t, options{replicas: 2, proxied: f})

@@ -34,7 +34,7 @@ const waitLong = 300
 
 var waitingCount = regexp.MustCompile(`(\d+) claims waiting`)
 
-func TestClaimsThatWaitAreAnsweredInTheOrderInWhichTheyCame(t *testing.T) {
+func TestWaitingClaimsAreAnsweredInOrderOfArrival(t *testing.T) {
 	const warm = 8
 	callers := times(10, 40)
 	g := newGround(t, options{replicas: 2, lease: quietLease})
@@ -52,8 +52,8 @@ func TestClaimsThatWaitAreAnsweredInTheOrderInWhichTheyCame(t *testing.T) {
 	answered := make(chan history.Event, callers)
 	var all sync.WaitGroup
 	t.Cleanup(all.Wait)
-	// Between them are some who hang up: nobody may get a pod in their name, which
-	// would be claimed until its timeout.
+	// Some callers between them hang up. Their claims must get no pod, which would be
+	// claimed until its timeout.
 	quitting, quit := context.WithCancel(g.ctx)
 	defer quit()
 	quitters := 0
@@ -86,8 +86,8 @@ func TestClaimsThatWaitAreAnsweredInTheOrderInWhichTheyCame(t *testing.T) {
 		}
 	}
 	opened := map[types.UID]bool{}
-	// late are the pods that got the address of one that went as it came, before that
-	// was fenced: nobody gets those, and the allocator deletes them.
+	// late are the pods that got the address of a pod that ended at once, before that was
+	// fenced. No claim gets them, and the allocator deletes them.
 	late := 0
 	for got < callers {
 		p := g.gated(opened)
@@ -105,11 +105,12 @@ func TestClaimsThatWaitAreAnsweredInTheOrderInWhichTheyCame(t *testing.T) {
 					return nil
 				}
 				there, err := g.pods()
-				if err == nil && !slices.ContainsFunc(there, func(o corev1.Pod) bool { return o.UID == p.UID && o.DeletionTimestamp == nil }) {
+				if err == nil &&
+					!slices.ContainsFunc(there, func(o corev1.Pod) bool { return o.UID == p.UID && o.DeletionTimestamp == nil }) {
 					late++
 					return nil
 				}
-				return errors.New("a pod has come, and nobody got it")
+				return errors.New("a pod has come, and no claim got it")
 			})
 		}
 		// Before the next one may come: who has a pod has been answered.
@@ -160,7 +161,8 @@ func (g *ground) awaitWaiting(want func() int) {
 }
 
 func (g *ground) waiting() (int, error) {
-	a, err := harness.Do(g.ctx, g.HTTP, http.MethodPost, g.leader().API+"/sandboxes", "", fmt.Sprintf(`{"templateID":%q,"waitTimeout":0}`, poolName))
+	a, err := harness.Do(g.ctx, g.HTTP, http.MethodPost, g.leader().API+"/sandboxes", "",
+		fmt.Sprintf(`{"templateID":%q,"waitTimeout":0}`, poolName))
 	if err != nil {
 		return 0, err
 	}

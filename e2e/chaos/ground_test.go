@@ -169,7 +169,8 @@ func (g *ground) look() (state []history.Event, err error) {
 	}
 	pool := g.readPool()
 	for _, s := range listed {
-		state = append(state, history.Event{Kind: history.Listed, Sandbox: s.SandboxID, Pod: s.PodName, Owner: s.Metadata[harness.ClaimField]})
+		state = append(state,
+			history.Event{Kind: history.Listed, Sandbox: s.SandboxID, Pod: s.PodName, Owner: s.Metadata[harness.ClaimField]})
 	}
 	for _, p := range pods {
 		state = append(state, history.Event{

@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestNothingIsLostOrDoubleWhenTheLeaderIsKilledWithinBursts(t *testing.T) {
+func TestKilledLeadersLoseAndDoubleNoSandbox(t *testing.T) {
 	const callers = 30
 	g := newGround(t, options{replicas: 3})
 	g.newPool(40, nil)

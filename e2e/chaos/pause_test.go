@@ -11,9 +11,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A leader that stood still past its lease wakes up with answers half given,
+// A leader that was paused for longer than its lease wakes up with answers half given,
 // writes half done, and calls that were sent to it meanwhile.
-func TestALeaderThatWakesUpDeposedContradictsNobodyAndEnds(t *testing.T) {
+func TestDeposedLeaderThatWakesUpEndsWithoutContradiction(t *testing.T) {
 	const callers, asked = 30, 8
 	g := newGround(t, options{replicas: 3})
 	g.newPool(40, nil)
@@ -22,7 +22,8 @@ func TestALeaderThatWakesUpDeposedContradictsNobodyAndEnds(t *testing.T) {
 		name := fmt.Sprintf("pause-%d", round)
 		var known []string // claimed before the pause
 		for i := range asked {
-			e := g.claim(random, claimant{name: fmt.Sprintf("%s-before-%d", name, i), key: true, timeout: longTimeout, wait: claimWait})
+			e := g.claim(random,
+				claimant{name: fmt.Sprintf("%s-before-%d", name, i), key: true, timeout: longTimeout, wait: claimWait})
 			require.Equal(t, http.StatusCreated, e.Code, e.Error)
 			known = append(known, e.Sandbox)
 		}
@@ -40,7 +41,7 @@ func TestALeaderThatWakesUpDeposedContradictsNobodyAndEnds(t *testing.T) {
 			return nil
 		})
 
-		// What the one that stands still does not hear of.
+		// The paused leader does not hear of this.
 		for _, id := range known[:asked/2] {
 			e := g.release(random, id)
 			require.Contains(t, []int{http.StatusNoContent, http.StatusNotFound}, e.Code, e.Error)

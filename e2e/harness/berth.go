@@ -110,6 +110,7 @@ func (b *Berth) stop(f func(context.Context) error) {
 // end stops Berth and looks at what it leaves.
 func (b *Berth) end() {
 	if b.Failed() {
+		ShowLogs(b, b.Cluster.Dir()) // before they get the goroutines
 		dumpGoroutines(b.Stack)
 	}
 	b.stop(b.Stack.Stop)
@@ -122,7 +123,6 @@ func (b *Berth) end() {
 	if err := b.History.Flush(); err != nil {
 		b.Error(err)
 	}
-	ShowLogs(b, b.Cluster.Dir())
 	b.keep(Logs(b.Cluster.Dir()))
 }
 

@@ -18,9 +18,18 @@ type Fault struct {
 	Name string
 	// Share is how often the fault is in a round.
 	Share int
-	// Begin waits until a process is free for this fault and occupies it.
-	Begin func(b *Berth, random *rand.Rand) Action
+	Begin Begin
 }
+
+// Begin waits until a process is free for a fault and occupies it.
+type Begin func(b *Berth, random *rand.Rand) Action
+
+// RouterFault, LinkFault and AllocatorFault do a fault and undo it, also when ctx ends.
+type (
+	RouterFault    func(ctx context.Context, g *Gateway, random *rand.Rand) error
+	LinkFault      func(ctx context.Context, b *Berth, g *Gateway, random *rand.Rand) error
+	AllocatorFault func(ctx context.Context, b *Berth, a *stack.Allocator, random *rand.Rand) error
+)
 
 // Action is a fault that is to be done to a process.
 type Action struct {
@@ -47,7 +56,9 @@ func Round(random *rand.Rand, faults []Fault) (all []Fault) {
 // Disturb does one round of faults, several at a time, until ctx ends, and records each. A
 // fault begins a quarter of most to most after the one before it. all waits for the faults
 // that are still going on when Disturb returns.
-func (b *Berth) Disturb(ctx context.Context, all *sync.WaitGroup, random *rand.Rand, faults []Fault, most time.Duration) {
+func (b *Berth) Disturb(
+	ctx context.Context, all *sync.WaitGroup, random *rand.Rand, faults []Fault, most time.Duration,
+) {
 	for _, f := range Round(random, faults) {
 		own := rand.New(rand.NewPCG(random.Uint64(), 0)) // what the fault draws does not change those after it
 		wait := most/4 + Within(random, most*3/4)
@@ -68,23 +79,23 @@ func (b *Berth) Disturb(ctx context.Context, all *sync.WaitGroup, random *rand.R
 }
 
 // OnRouter is a fault of the processes of any gateway.
-func OnRouter(do func(ctx context.Context, g *Gateway, random *rand.Rand) error) func(*Berth, *rand.Rand) Action {
-	return OnRouterLink(func(ctx context.Context, _ *Berth, g *Gateway, random *rand.Rand) error { return do(ctx, g, random) })
+func OnRouter(do RouterFault) Begin {
+	return OnRouterLink(func(ctx context.Context, _ *Berth, g *Gateway, random *rand.Rand) error {
+		return do(ctx, g, random)
+	})
 }
 
 // OnRouterLink is a fault of the connections of a router that has no other fault meanwhile.
-func OnRouterLink(do func(ctx context.Context, b *Berth, g *Gateway, random *rand.Rand) error) func(*Berth, *rand.Rand) Action {
+func OnRouterLink(do LinkFault) Begin {
 	return onGateway(func(g *Gateway) *sync.Mutex { return &g.parts }, do)
 }
 
 // OnLink is a fault of the connections of any gateway's router.
-func OnLink(do func(ctx context.Context, b *Berth, g *Gateway, random *rand.Rand) error) func(*Berth, *rand.Rand) Action {
+func OnLink(do LinkFault) Begin {
 	return onGateway(func(g *Gateway) *sync.Mutex { return &g.link }, do)
 }
 
-func onGateway(
-	lock func(*Gateway) *sync.Mutex, do func(context.Context, *Berth, *Gateway, *rand.Rand) error,
-) func(*Berth, *rand.Rand) Action {
+func onGateway(lock func(*Gateway) *sync.Mutex, do LinkFault) Begin {
 	return func(b *Berth, random *rand.Rand) Action {
 		var all []*sync.Mutex
 		for _, g := range b.Gateways {
@@ -100,7 +111,7 @@ func onGateway(
 
 // OnAllocator is a fault of an allocator: of the leader, if there is one, in all but one of
 // so many cases. One allocator has a fault at a time.
-func OnAllocator(cases int, do func(ctx context.Context, b *Berth, a *stack.Allocator, random *rand.Rand) error) func(*Berth, *rand.Rand) Action {
+func OnAllocator(cases int, do AllocatorFault) Begin {
 	return func(b *Berth, random *rand.Rand) Action {
 		b.allocators.Lock()
 		return Action{Process: "allocator", End: b.allocators.Unlock, Run: func(ctx context.Context) error {
@@ -118,8 +129,8 @@ func OnAllocator(cases int, do func(ctx context.Context, b *Berth, a *stack.Allo
 
 // KillRouterAndStopLeader is a fault of a router and the leader at once: the router is
 // killed, and within pause the leader ends in order.
-func KillRouterAndStopLeader(pause time.Duration) func(*Berth, *rand.Rand) Action {
-	kill := OnRouter(func(_ context.Context, g *Gateway, _ *rand.Rand) error { return g.KillRouter() })
+func KillRouterAndStopLeader(pause time.Duration) Begin {
+	kill := OnRouter(KillRouter)
 	return func(b *Berth, random *rand.Rand) Action {
 		b.allocators.Lock()
 		action := kill(b, random)
@@ -166,7 +177,7 @@ func StopAllocator(ctx context.Context, _ *Berth, a *stack.Allocator, _ *rand.Ra
 }
 
 // PauseAllocator stops an allocator as it is for least to most.
-func PauseAllocator(least, most time.Duration) func(context.Context, *Berth, *stack.Allocator, *rand.Rand) error {
+func PauseAllocator(least, most time.Duration) AllocatorFault {
 	return func(ctx context.Context, _ *Berth, a *stack.Allocator, random *rand.Rand) error {
 		return PauseFor(ctx, a.Process, least+Within(random, most-least))
 	}

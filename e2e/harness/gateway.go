@@ -3,6 +3,7 @@ package harness
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"net/http"
 	"sync"
 	"time"
@@ -33,7 +34,8 @@ func (b *Berth) addGateway(g *stack.Gateway, connections int) {
 	defer b.mu.Unlock()
 	b.gateways = append(b.gateways, &Gateway{
 		Gateway: g, Name: fmt.Sprintf("gateway-%d", len(b.gateways)), serving: g.Router, next: g.Successor,
-		Client: &http.Client{Transport: transport}, Streams: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}},
+		Client:  &http.Client{Transport: transport},
+		Streams: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}},
 	})
 	b.Gateways = b.gateways
 }
@@ -43,7 +45,7 @@ func (b *Berth) addGateway(g *stack.Gateway, connections int) {
 func (g *Gateway) Serving() *stack.Process { return g.serving }
 
 // KillRouter kills the router and starts it again.
-func (g *Gateway) KillRouter() error {
+func KillRouter(_ context.Context, g *Gateway, _ *rand.Rand) error {
 	if err := g.serving.Kill(); err != nil {
 		return err
 	}

@@ -47,5 +47,6 @@ func ReadMetrics(ctx context.Context, client *http.Client, url string) (Metrics,
 
 // Unwritten is how many writes an allocator has left for the background.
 func (m Metrics) Unwritten() float64 {
-	return m["berth_allocator_projection_waiting"] + m["berth_allocator_labels_waiting"] + m["berth_allocator_writes_waiting"]
+	return m["berth_allocator_projection_waiting"] + m["berth_allocator_labels_waiting"] +
+		m["berth_allocator_writes_waiting"]
 }

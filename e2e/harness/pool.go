@@ -26,7 +26,8 @@ func (b *Berth) CreatePool(name string, warm int32, change func(*v1alpha1.Sandbo
 	if change != nil {
 		change(p)
 	}
-	require.NoError(b, b.Clients.Berth.Post().Namespace(Namespace).Resource("sandboxpools").Body(p).Do(b.Context()).Error())
+	require.NoError(b,
+		b.Clients.Berth.Post().Namespace(Namespace).Resource("sandboxpools").Body(p).Do(b.Context()).Error())
 }
 
 // ReadPool reads a pool.
@@ -84,7 +85,8 @@ func (b *Berth) Records(ctx context.Context) (all []history.Event, err error) {
 	for _, s := range list.Items {
 		e := history.Event{
 			Kind: history.Record, Sandbox: s.Name, Pod: s.Spec.PodName, PodUID: s.Spec.PodUID, Address: s.Spec.PodIP,
-			IdleTimeout: time.Duration(s.Spec.IdleTimeoutSeconds) * time.Second, Phase: string(s.Status.Phase), Reason: s.Status.Reason,
+			IdleTimeout: time.Duration(s.Spec.IdleTimeoutSeconds) * time.Second,
+			Phase:       string(s.Status.Phase), Reason: s.Status.Reason,
 		}
 		if s.Status.EndedAt != nil {
 			e.Released = s.Status.EndedAt.Time

@@ -39,7 +39,8 @@ func Alive(h *History) []Violation {
 			continue
 		}
 		if s := h.sandboxes[h.claims[e.Claim][0].Sandbox]; !s.excused(e.Ended, e.Wall) {
-			all.add("lost", "claim %s was answered with sandbox %s, and at %v that it is gone: %s", e.Claim, s.id, e.Ended, e.Error)
+			all.add("lost", "claim %s was answered with sandbox %s, and at %v that it is gone: %s", e.Claim, s.id, e.Ended,
+				e.Error)
 		}
 	}
 	return all

@@ -12,7 +12,8 @@ func CameBack(h *History) []Violation {
 		}
 		if receipts := h.received[e.Request]; e.served() || len(receipts) > 0 {
 			gone := h.sandboxes[e.Sandbox].gone
-			all.add("came back", "request %s for %s, sent by %s at %v, %v after it was gone for every router, was answered %d and received by %s",
+			all.add("came back",
+				"request %s for %s, sent by %s at %v, %v after it was gone for every router, was answered %d and received by %s",
 				e.Request, h.describe(e.Sandbox), e.Gateway, e.Began, e.Began-gone, e.Code, podsOf(receipts))
 		}
 	}

@@ -16,7 +16,8 @@ func TestRequestAfterTheSandboxWasGoneIsFound(t *testing.T) {
 		},
 		"the outstanding routers were stale": {add(received(30, "r10", "d", "pod-d", "uid-d")), []string{"came back"}},
 		"the release was answered with gone": {
-			add(Event{Kind: Release, Began: 18 * time.Second, Ended: 18 * time.Second, Sandbox: "c", Code: http.StatusNotFound, Reason: "sandbox_gone"},
+			add(Event{Kind: Release, Began: 18 * time.Second, Ended: 18 * time.Second, Sandbox: "c", Code: http.StatusNotFound,
+				Reason: "sandbox_gone"},
 				request(23, "x", "c", "uid-c"), received(23, "x", "c", "pod-c", "uid-c")),
 			[]string{"came back"},
 		},

@@ -113,8 +113,9 @@ func (c Reaps) String() string {
 		Total(c.Received), list(c.Received), c.Long, c.KeepAlives)
 	fmt.Fprintf(&b, "near        %d within 200 ms of the deadline: %s\n", Total(c.Near), list(c.Near))
 	fmt.Fprintf(&b, "verge       %d within 200 ms of the release: %s\n", Total(c.Verge), list(c.Verge))
-	fmt.Fprintf(&b, "lateness    of the release p50 %v p99 %v of %d; of the first answer that says so p50 %v p99 %v of %d\n",
-		percentile(c.Late, 50), percentile(c.Late, 99), len(c.Late), percentile(c.Seen, 50), percentile(c.Seen, 99), len(c.Seen))
+	fmt.Fprintf(&b, "lateness    of the release p50 %v p99 %v of %d; of the first 410 p50 %v p99 %v of %d\n",
+		percentile(c.Late, 50), percentile(c.Late, 99), len(c.Late), percentile(c.Seen, 50), percentile(c.Seen,
+			99), len(c.Seen))
 	printFaults(&b, c.Faults, c.Failed)
 	return b.String()
 }

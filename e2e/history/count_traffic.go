@@ -116,11 +116,13 @@ func (c Traffic) String() string {
 	fmt.Fprintf(&b, "sandboxes   %d, %d of them answered; %d released, %d acknowledged by all routers\n",
 		c.Sandboxes, c.Claims, c.Releases, c.Acknowledged)
 	fmt.Fprintf(&b, "addresses   %d times used again\n", c.Reuses)
-	fmt.Fprintf(&b, "temptation  %d requests when their sandbox was gone, %d while another one was at its address\n", c.After, c.Tempted)
+	fmt.Fprintf(&b, "temptation  %d requests when their sandbox was gone, %d while another one was at its address\n",
+		c.After, c.Tempted)
 	fmt.Fprintf(&b, "strays      %d requests to pods that never held a sandbox\n", c.Strays)
 	printFaults(&b, c.Faults, c.Failed)
 	if c.Stalled > 0 {
-		fmt.Fprintf(&b, "STALLED     %d pauses of an Envoy for longer than the stall budget: Berth promises nothing\n", c.Stalled)
+		fmt.Fprintf(&b, "STALLED     %d pauses of an Envoy for longer than the stall budget: Berth promises nothing\n",
+			c.Stalled)
 	}
 	return b.String()
 }

@@ -36,13 +36,16 @@ func Double(h *History) []Violation {
 		}
 		shown[s.listed.Pod] = s.id
 		if got := h.claims[s.listed.Owner]; len(got) > 0 && len(s.claims) == 0 {
-			all.add("double", "sandbox %s is live for claim %s, which was answered with %s", s.id, s.listed.Owner, got[0].Sandbox)
+			all.add("double", "sandbox %s is live for claim %s, which was answered with %s", s.id, s.listed.Owner,
+				got[0].Sandbox)
 		}
 	}
 	for i := range h.Events {
 		e := &h.Events[i]
-		if got := h.claims[e.Claim]; e.Kind == Claim && e.Code == http.StatusGone && len(got) > 0 && got[0].Sandbox != e.Sandbox {
-			all.add("double", "claim %s was answered with sandbox %s, and then that %s is gone", e.Claim, got[0].Sandbox, e.Sandbox)
+		if got := h.claims[e.Claim]; e.Kind == Claim && e.Code == http.StatusGone && len(got) > 0 &&
+			got[0].Sandbox != e.Sandbox {
+			all.add("double", "claim %s was answered with sandbox %s, and then that %s is gone", e.Claim, got[0].Sandbox,
+				e.Sandbox)
 		}
 	}
 	return all

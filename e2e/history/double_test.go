@@ -16,12 +16,16 @@ func TestWhatExistsTwiceInTrafficIsFound(t *testing.T) {
 
 func TestWhatExistsTwiceForCallersIsFound(t *testing.T) {
 	stories{
-		"one pod, two sandboxes":                  {"double: pod", func(s *story) { s.claims("d", "", "id-d", "pod-a"); s.live("id-d", "pod-a", "d") }},
-		"one pod, one sandbox after another":      {"double: pod", func(s *story) { s.claims("d", "", "id-d", "pod-b"); s.live("id-d", "pod-b", "d") }},
-		"one ID for two claims":                   {"several claims", func(s *story) { s.claims("d", "", "id-a", "pod-a") }},
-		"one ID for two keys":                     {"several claims", func(s *story) { s.claims("d", "key-d", "id-a", "pod-a") }},
-		"one key, two IDs":                        {"several sandboxes", func(s *story) { s.claims("a", "key-a", "id-d", "pod-d"); s.live("id-d", "pod-d", "a") }},
-		"one key, one ID answered, another live":  {"double: sandbox id-d is live for claim a", func(s *story) { s.live("id-d", "pod-d", "a") }},
+		"one pod, two sandboxes": {"double: pod",
+			func(s *story) { s.claims("d", "", "id-d", "pod-a"); s.live("id-d", "pod-a", "d") }},
+		"one pod, one sandbox after another": {"double: pod",
+			func(s *story) { s.claims("d", "", "id-d", "pod-b"); s.live("id-d", "pod-b", "d") }},
+		"one ID for two claims": {"several claims", func(s *story) { s.claims("d", "", "id-a", "pod-a") }},
+		"one ID for two keys":   {"several claims", func(s *story) { s.claims("d", "key-d", "id-a", "pod-a") }},
+		"one key, two IDs": {"several sandboxes",
+			func(s *story) { s.claims("a", "key-a", "id-d", "pod-d"); s.live("id-d", "pod-d", "a") }},
+		"one key, one ID answered, another live": {"double: sandbox id-d is live for claim a",
+			func(s *story) { s.live("id-d", "pod-d", "a") }},
 		"one key, an ID and another that is gone": {"double", func(s *story) { s.gone("a", "key-a", "id-b") }},
 		"two sandboxes in the list on one pod":    {"both live on pod", func(s *story) { s.lists("id-d", "pod-a", "a") }},
 	}.judge(t)

@@ -23,9 +23,11 @@ func EarlyReuse(h *History) []Violation {
 				switch {
 				case !slices.Contains(causes, reason):
 				case earlier.mayEnd == 0:
-					all.add("too early", "sandbox %s got address %s at %v, and nothing has ended sandbox %s there", later.id, address, got, earlier.id)
+					all.add("too early", "sandbox %s got address %s at %v, and nothing has ended sandbox %s there", later.id, address,
+						got, earlier.id)
 				case got < earlier.mayEnd+h.Settings.Window:
-					all.add("too early", "sandbox %s got address %s at %v, %v after the first event that can have ended sandbox %s there (%s); the connect window is %v",
+					all.add("too early",
+						"sandbox %s got address %s at %v, %v after sandbox %s there can have ended (%s); the connect window is %v",
 						later.id, address, got, got-earlier.mayEnd, earlier.id, reason, h.Settings.Window)
 				}
 			}

@@ -14,7 +14,8 @@ func TestAddressThatIsUsedAgainTooEarlyIsFound(t *testing.T) {
 		"after a release":  {change(claim(16, "k3", "c", "pod-c"), early), []string{"too early"}},
 		"after a deletion": {change(claim(16, "k4", "d", "pod-d"), early), []string{"too early"}},
 		"after the end that was asked for": {
-			append(change(release(10, "a", 0), func(e *Event) { e.Code, e.Began = http.StatusServiceUnavailable, 30*time.Second }), timed),
+			append(change(release(10, "a", 0),
+				func(e *Event) { e.Code, e.Began = http.StatusServiceUnavailable, 30*time.Second }), timed),
 			[]string{"too early"},
 		},
 		"while the sandbox before it lived": {without(deletion(10, "pod-b", "uid-b")), []string{"too early"}},

@@ -232,5 +232,6 @@ func (h *History) describe(id string) string {
 	if b == nil {
 		return fmt.Sprintf("sandbox %s (not on record)", id)
 	}
-	return fmt.Sprintf("sandbox %s (pod %s, UID %s, at %s, can have ended from %v on)", id, b.Pod, b.PodUID, b.Address, s.mayEnd)
+	return fmt.Sprintf("sandbox %s (pod %s, UID %s, at %s, can have ended from %v on)", id, b.Pod, b.PodUID, b.Address,
+		s.mayEnd)
 }

@@ -27,7 +27,8 @@ func (h *History) leakedOver(s *sandbox, all *found) {
 		return
 	}
 	if s.shown() && s.releaseConfirmed == 0 { // else Revived reports it
-		all.add("leaked", "sandbox %s, answered to %s, is over (release asked at %v, pod deleted at %v, end %v), and still live",
+		all.add("leaked",
+			"sandbox %s, answered to %s, is over (release asked at %v, pod deleted at %v, end %v), and still live",
 			s.id, claim.Claim, s.releaseAsked, s.deleted, claim.EndAt)
 	}
 	if r == nil {
@@ -90,7 +91,8 @@ func (h *History) leakedPods(all *found) {
 		switch {
 		case held && (h.sandboxes[id].listed != nil || h.sandboxes[id].record().Phase == string(v1alpha1.SandboxStopping)):
 		case held:
-			all.add("leaked", "pod %s held sandbox %s, which is %s, and is still there", p.Pod, id, h.sandboxes[id].record().Phase)
+			all.add("leaked", "pod %s held sandbox %s, which is %s, and is still there", p.Pod, id,
+				h.sandboxes[id].record().Phase)
 		case !p.Deleting && p.Ready:
 			warm++
 		default:

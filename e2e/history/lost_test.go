@@ -11,7 +11,8 @@ func TestAnsweredSandboxThatIsNotOnRecordIsFound(t *testing.T) {
 		},
 	}.judge(t)
 	stories{
-		"no object":               {"has no Sandbox object", func(s *story) { s.records = s.records[1:] }},
-		"answered on another pod": {"lost: sandbox id-a was answered as pod warm", func(s *story) { s.events[1].Pod = "warm" }},
+		"no object": {"has no Sandbox object", func(s *story) { s.records = s.records[1:] }},
+		"answered on another pod": {"lost: sandbox id-a was answered as pod warm",
+			func(s *story) { s.events[1].Pod = "warm" }},
 	}.judge(t)
 }

@@ -17,7 +17,8 @@ func FalseReap(h *History) []Violation {
 		if at, ok := h.reaped(s); ok {
 			last, by := s.lastUse(at)
 			if timeout := s.claim().IdleTimeout; at-last < timeout {
-				all.add("false reap", "sandbox %s, with an idle timeout of %v, was released at %v, %v after %s", s.id, timeout, at, at-last, use(by))
+				all.add("false reap", "sandbox %s, with an idle timeout of %v, was released at %v, %v after %s", s.id, timeout, at,
+					at-last, use(by))
 			}
 		}
 		for _, r := range s.asked {
@@ -75,7 +76,8 @@ func OtherReason(h *History) []Violation {
 	var all found
 	for _, s := range h.sorted {
 		r := s.record()
-		if r == nil || r.Released.IsZero() || r.Reason == core.ReasonIdle || s.claim() == nil && r.Reason == core.ReasonAbandoned {
+		if r == nil || r.Released.IsZero() || r.Reason == core.ReasonIdle || s.claim() == nil &&
+			r.Reason == core.ReasonAbandoned {
 			continue
 		}
 		all.add("other reason", "sandbox %s was released: %s", s.id, r.Reason)

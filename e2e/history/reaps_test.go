@@ -22,11 +22,13 @@ var wall = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 func step(s float64) time.Duration { return boot + time.Duration(math.Round(s*1000))*time.Millisecond }
 
 func claimed(at float64, id string) Event {
-	return Event{Kind: Claim, Claim: id, Began: step(at), Ended: step(at + 0.1), Sandbox: id, Code: http.StatusCreated, IdleTimeout: idle}
+	return Event{Kind: Claim, Claim: id, Began: step(at), Ended: step(at + 0.1), Sandbox: id, Code: http.StatusCreated,
+		IdleTimeout: idle}
 }
 
 func had(from, to float64, name, id string) Event {
-	return Event{Kind: Received, Began: step(from), Ended: step(to), Request: name, Sandbox: id, Address: address, What: "short"}
+	return Event{Kind: Received, Began: step(from), Ended: step(to), Request: name, Sandbox: id, Address: address,
+		What: "short"}
 }
 
 // asked is a request as its client saw it, answered by the pod.
@@ -111,21 +113,23 @@ func TestReapOfAUsedSandboxIsFound(t *testing.T) {
 	early := used()[:firstUse+1]
 	twice := []string{"false reap", "false reap"} // by the record, and by the client that was answered that it is gone
 	cases{
-		"used and silent":                        {used(), nil},
-		"the timeout after its last use":         {append(with(itsRecord, reapedAt(7.1, tenMin, "a")), fault(7, 7)), nil},
-		"a moment earlier":                       {with(itsRecord, reapedAt(7.099, tenMin, "a")), []string{"false reap"}},
-		"by the other clock":                     {with(itsRecord, reapedAt(8, -tenMin, "a")), nil},
-		"a moment earlier by the other clock":    {with(itsRecord, reapedAt(7.099, -tenMin, "a")), []string{"false reap"}},
-		"a request is in progress":               {used(had(4.5, 8.2, "9", "a")), twice},
-		"a request ended a moment ago":           {used(had(4.5, 7.9, "9", "a")), twice},
-		"a long request ended in time":           {used(had(1.5, 5, "9", "a")), nil},
-		"a request after the reap":               {used(had(8.01, 8.02, "9", "a")), []string{"after the reap", "false reap"}},
-		"a request of the next sandbox there":    {used(claimed(20, "b"), had(21, 21.1, "9", "b"), reapedAt(30, tenMin, "b")), nil},
-		"a keep-alive":                           {used(keptAlive), twice},
-		"a keep-alive that was refused":          {used(refusedToKeep), nil},
-		"claimed less than the timeout ago":      {append(early[:2:2], reapedAt(2.9, tenMin, "a")), []string{"false reap"}},
-		"never used":                             {append(early[:2:2], reapedAt(3, tenMin, "a")), nil},
-		"answered that it is gone, before it is": {used(turnedAway(6, 6.1, "9", "a", http.StatusGone, "sandbox_gone")), []string{"false reap"}},
+		"used and silent":                     {used(), nil},
+		"the timeout after its last use":      {append(with(itsRecord, reapedAt(7.1, tenMin, "a")), fault(7, 7)), nil},
+		"a moment earlier":                    {with(itsRecord, reapedAt(7.099, tenMin, "a")), []string{"false reap"}},
+		"by the other clock":                  {with(itsRecord, reapedAt(8, -tenMin, "a")), nil},
+		"a moment earlier by the other clock": {with(itsRecord, reapedAt(7.099, -tenMin, "a")), []string{"false reap"}},
+		"a request is in progress":            {used(had(4.5, 8.2, "9", "a")), twice},
+		"a request ended a moment ago":        {used(had(4.5, 7.9, "9", "a")), twice},
+		"a long request ended in time":        {used(had(1.5, 5, "9", "a")), nil},
+		"a request after the reap":            {used(had(8.01, 8.02, "9", "a")), []string{"after the reap", "false reap"}},
+		"a request of the next sandbox there": {used(claimed(20, "b"), had(21, 21.1, "9", "b"), reapedAt(30, tenMin, "b")),
+			nil},
+		"a keep-alive":                      {used(keptAlive), twice},
+		"a keep-alive that was refused":     {used(refusedToKeep), nil},
+		"claimed less than the timeout ago": {append(early[:2:2], reapedAt(2.9, tenMin, "a")), []string{"false reap"}},
+		"never used":                        {append(early[:2:2], reapedAt(3, tenMin, "a")), nil},
+		"answered that it is gone, before it is": {used(turnedAway(6, 6.1, "9", "a", http.StatusGone, "sandbox_gone")),
+			[]string{"false reap"}},
 	}.judge(t)
 }
 
@@ -139,16 +143,17 @@ func TestSilentSandboxThatStaysIsFound(t *testing.T) {
 	live := reapedAt(8, tenMin, "a")
 	live.Reason, live.Released = "", time.Time{}
 	cases{
-		"not released":                      {with(itsRecord, live), []string{"never reaped"}},
-		"not released, and never answered":  {used(Event{Kind: Record, Sandbox: "b"}), []string{"never reaped"}},
-		"released, and never answered":      {used(reapedAt(9, -tenMin, "b")), nil},
-		"released late":                     {with(itsRecord, reapedAt(7.2+60, tenMin, "a")), []string{"never reaped"}},
-		"released late, after a fault":      {append(with(itsRecord, reapedAt(7.2+60, tenMin, "a")), fault(5, 9)), nil},
-		"released late, a fault came later": {append(with(itsRecord, reapedAt(7.2+60, tenMin, "a")), fault(68, 69)), []string{"never reaped"}},
-		"no record":                         {used(claimed(5, "b")), []string{"lost"}},
-		"released for another reason":       {with(itsRecord, killed), []string{"other reason"}},
-		"given back although answered":      {with(itsRecord, abandoned), []string{"other reason"}},
-		"given back and never answered":     {used(unanswered), nil},
+		"not released":                     {with(itsRecord, live), []string{"never reaped"}},
+		"not released, and never answered": {used(Event{Kind: Record, Sandbox: "b"}), []string{"never reaped"}},
+		"released, and never answered":     {used(reapedAt(9, -tenMin, "b")), nil},
+		"released late":                    {with(itsRecord, reapedAt(7.2+60, tenMin, "a")), []string{"never reaped"}},
+		"released late, after a fault":     {append(with(itsRecord, reapedAt(7.2+60, tenMin, "a")), fault(5, 9)), nil},
+		"released late, a fault came later": {append(with(itsRecord, reapedAt(7.2+60, tenMin, "a")), fault(68, 69)),
+			[]string{"never reaped"}},
+		"no record":                     {used(claimed(5, "b")), []string{"lost"}},
+		"released for another reason":   {with(itsRecord, killed), []string{"other reason"}},
+		"given back although answered":  {with(itsRecord, abandoned), []string{"other reason"}},
+		"given back and never answered": {used(unanswered), nil},
 	}.judge(t)
 }
 

@@ -13,7 +13,8 @@ func Twice(h *History) []Violation {
 	for i := range h.Events {
 		e := &h.Events[i]
 		if receipts := h.received[e.Request]; e.Kind == Request && len(receipts) > 1 {
-			all.add("twice", "request %s for sandbox %s was received %d times: %s", e.Request, e.Sandbox, len(receipts), podsOf(receipts))
+			all.add("twice", "request %s for sandbox %s was received %d times: %s", e.Request, e.Sandbox, len(receipts),
+				podsOf(receipts))
 		}
 	}
 	return all

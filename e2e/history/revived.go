@@ -12,7 +12,8 @@ func Revived(h *History) []Violation {
 		}
 		for _, e := range s.calls {
 			if e.Kind == Read && e.Code == http.StatusOK && e.Began > s.releaseConfirmed {
-				all.add("back", "sandbox %s was seen live at %v, after its release had been confirmed at %v", s.id, e.Began, s.releaseConfirmed)
+				all.add("back", "sandbox %s was seen live at %v, after its release had been confirmed at %v", s.id, e.Began,
+					s.releaseConfirmed)
 			}
 		}
 		for _, e := range s.claims {
@@ -22,7 +23,8 @@ func Revived(h *History) []Violation {
 			}
 		}
 		if s.shown() {
-			all.add("back", "sandbox %s, answered to %s, is still live, and its release was confirmed at %v", s.id, s.claim().Claim, s.releaseConfirmed)
+			all.add("back", "sandbox %s, answered to %s, is still live, and its release was confirmed at %v", s.id,
+				s.claim().Claim, s.releaseConfirmed)
 		}
 	}
 	return all

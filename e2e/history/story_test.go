@@ -47,7 +47,8 @@ func (s *story) all() []Event {
 
 // claims adds a claim that was answered with a sandbox on a pod.
 func (s *story) claims(name, key, id, pod string) {
-	s.do(Event{Kind: Claim, Claim: name, Key: key, Code: http.StatusCreated, Sandbox: id, Pod: pod, Owner: name, EndAt: epoch.Add(time.Hour)})
+	s.do(Event{Kind: Claim, Claim: name, Key: key, Code: http.StatusCreated, Sandbox: id, Pod: pod, Owner: name,
+		EndAt: epoch.Add(time.Hour)})
 }
 
 func (s *story) releases(id string, code int, reason apierror.Reason) {
@@ -149,12 +150,20 @@ func (c stories) judge(t *testing.T) {
 
 func TestRightStoriesHaveNoViolation(t *testing.T) {
 	for name, tell := range map[string]func(*story){
-		"nothing more":                  func(*story) {},
-		"a key is used again":           func(s *story) { s.claims("a", "key-a", "id-a", "pod-a") },
-		"a key of what was released":    func(s *story) { s.releases("id-a", 204, ""); s.gone("a", "key-a", "id-a"); s.endA() },
-		"released twice, first unknown": func(s *story) { s.releases("id-a", 0, ""); s.releases("id-a", 404, apierror.SandboxGone); s.endA() },
-		"its pod was deleted":           func(s *story) { s.deletePod("pod-a"); s.reads("id-a", 404); s.endA() },
-		"its time is over":              func(s *story) { s.events[1].EndAt = epoch; s.reads("id-a", 404); s.endA() },
+		"nothing more":        func(*story) {},
+		"a key is used again": func(s *story) { s.claims("a", "key-a", "id-a", "pod-a") },
+		"a key of what was released": func(s *story) {
+			s.releases("id-a", 204, "")
+			s.gone("a", "key-a", "id-a")
+			s.endA()
+		},
+		"released twice, first unknown": func(s *story) {
+			s.releases("id-a", 0, "")
+			s.releases("id-a", 404, apierror.SandboxGone)
+			s.endA()
+		},
+		"its pod was deleted": func(s *story) { s.deletePod("pod-a"); s.reads("id-a", 404); s.endA() },
+		"its time is over":    func(s *story) { s.events[1].EndAt = epoch; s.reads("id-a", 404); s.endA() },
 		"its pod is ending": func(s *story) {
 			s.releases("id-a", 204, "")
 			s.endA()

@@ -54,17 +54,20 @@ func at(step float64) (began, ended time.Duration) {
 
 func claim(step float64, name, sandbox, pod string) Event {
 	began, ended := at(step)
-	return Event{Kind: Claim, Began: began, Ended: ended, Claim: name, Code: http.StatusCreated, Sandbox: sandbox, Pod: pod}
+	return Event{Kind: Claim, Began: began, Ended: ended, Claim: name, Code: http.StatusCreated, Sandbox: sandbox,
+		Pod: pod}
 }
 
 func release(step float64, sandbox string, outstanding int) Event {
 	began, ended := at(step)
-	return Event{Kind: Release, Began: began, Ended: ended, Sandbox: sandbox, Code: http.StatusNoContent, Outstanding: outstanding}
+	return Event{Kind: Release, Began: began, Ended: ended, Sandbox: sandbox, Code: http.StatusNoContent,
+		Outstanding: outstanding}
 }
 
 func request(step float64, name, sandbox, uid string) Event {
 	began, ended := at(step)
-	return Event{Kind: Request, What: "get", Began: began, Ended: ended, Request: name, Sandbox: sandbox, Code: http.StatusOK, PodUID: uid}
+	return Event{Kind: Request, What: "get", Began: began, Ended: ended, Request: name, Sandbox: sandbox,
+		Code: http.StatusOK, PodUID: uid}
 }
 
 func refused(step float64, name, sandbox, reason string) Event {
@@ -100,7 +103,8 @@ func good() []Event {
 		claim(1, "k2", "b", "pod-b"),
 		request(2, "r1", "a", "uid-a"), received(2, "r1", "a", "pod-a", "uid-a"),
 		request(2, "r2", "b", "uid-b"), received(2, "r2", "b", "pod-b", "uid-b"),
-		{Kind: Request, What: "get", Began: 2 * time.Second, Ended: 3 * time.Second, Request: "r3", Sandbox: "a"}, // no answer
+		{Kind: Request, What: "get", Began: 2 * time.Second, Ended: 3 * time.Second, Request: "r3",
+			Sandbox: "a"}, // no answer
 		received(2.5, "r3", "a", "pod-a", "uid-a"),
 		release(10, "a", 0), deletion(10, "pod-b", "uid-b"),
 		refused(11, "r4", "a", "sandbox_gone"), refused(11, "r5", "b", "sandbox_gone"),
@@ -168,7 +172,8 @@ func TestGoodTrafficHasNoViolationAndIsCounted(t *testing.T) {
 }
 
 func TestPauseBeyondTheStallBudgetIsReported(t *testing.T) {
-	c := CountTraffic(New(add(Event{Kind: Fault, What: EnvoyPaused + "-and-kill", Began: time.Second, Ended: time.Second + stallBudget + 1})))
+	c := CountTraffic(New(add(Event{Kind: Fault, What: EnvoyPaused + "-and-kill", Began: time.Second,
+		Ended: time.Second + stallBudget + 1})))
 	require.Equal(t, 1, c.Stalled)
 	require.Contains(t, c.String(), "STALLED")
 }

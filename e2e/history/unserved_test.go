@@ -7,7 +7,8 @@ import (
 
 func TestRequestThatFailsWithoutACauseIsFound(t *testing.T) {
 	events := func(more ...Event) []Event {
-		return append([]Event{{Kind: Run, Settings: &Settings{Suite: Routing}}, claim(1, "k", "a", "pod-a"), claim(1, "l", "b", "pod-b"), release(10, "a", 0)}, more...)
+		return append([]Event{{Kind: Run, Settings: &Settings{Suite: Routing}}, claim(1, "k", "a", "pod-a"),
+			claim(1, "l", "b", "pod-b"), release(10, "a", 0)}, more...)
 	}
 	answer := func(step float64, id, pod string, code int) Event {
 		e := request(step, "x", id, "")

@@ -19,7 +19,8 @@ func WrongPod(h *History) []Violation {
 			continue
 		}
 		if e.Kind == Received {
-			all.add("wrong pod", "request %s for %s was received by %s at %v", e.Request, h.describe(e.Sandbox), podOf(e), e.Began)
+			all.add("wrong pod", "request %s for %s was received by %s at %v", e.Request, h.describe(e.Sandbox), podOf(e),
+				e.Began)
 			continue
 		}
 		all.add("wrong pod", "request %s for %s, through %s from %v to %v, was answered by %s for sandbox %s",

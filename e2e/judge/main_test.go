@@ -19,8 +19,10 @@ func write(t *testing.T, suite history.Suite, pod string) string {
 		Kind: history.Run, Began: time.Hour, Settings: &history.Settings{Suite: suite, Seed: 7},
 	})
 	require.NoError(t, err)
-	log.Add(history.Event{Kind: history.Claim, Claim: "k", Code: http.StatusCreated, Sandbox: "a", Pod: "pod-a", Began: 1, Ended: 2})
-	log.Add(history.Event{Kind: history.Request, Request: "1", Code: http.StatusOK, Sandbox: "a", Pod: pod, Began: 3, Ended: 4})
+	log.Add(history.Event{Kind: history.Claim, Claim: "k", Code: http.StatusCreated, Sandbox: "a", Pod: "pod-a", Began: 1,
+		Ended: 2})
+	log.Add(history.Event{Kind: history.Request, Request: "1", Code: http.StatusOK, Sandbox: "a", Pod: pod, Began: 3,
+		Ended: 4})
 	require.NoError(t, log.Close())
 	return log.Name()
 }
@@ -28,7 +30,8 @@ func write(t *testing.T, suite history.Suite, pod string) string {
 func TestRecordedHistoriesAreJudgedByTheirSuite(t *testing.T) {
 	var out bytes.Buffer
 	require.NoError(t, run([]string{write(t, history.Routing, "pod-a")}, &out))
-	for _, want := range []string{"suite routing, seed 7, 3 events", "judge wrong-pod     0 violations", "judge unserved      0 violations"} {
+	for _, want := range []string{"suite routing, seed 7, 3 events", "judge wrong-pod     0 violations",
+		"judge unserved      0 violations"} {
 		require.Contains(t, out.String(), want)
 	}
 	out.Reset()

@@ -1,52 +1,52 @@
-// Package reaping tests that no sandbox is released for being idle while somebody uses
-// it, whatever becomes of the processes and of the connections between them, and that
-// every one that nobody uses is released.
+// Package reaping tests that a sandbox is not released for being idle while it is used, and
+// that each sandbox that is not used is released, whatever happens to the processes and to
+// the connections between them.
 //
-// # What stands there
+// # Set-up
 //
-// Real etcd and kube-apiserver, two allocators that elect a leader, three gateways of one
-// Envoy and one router each, and pods that KWOK makes. One server of the test answers
-// for all pods and is the recorder: it sees what is in progress at each, and from when
-// to when. Between routers and allocators stand TCP relays of the test.
-// Idle timeouts are as short as they can be: five to seven seconds. Max-stale and the lease
-// last for seconds too.
+// Real etcd and kube-apiserver run with two allocators that elect a leader, three gateways
+// of one Envoy and one router each, and pods made by KWOK. One server of the test, the
+// recorder, answers for all pods, and records what is in progress at each pod from when to
+// when. TCP relays of the test stand between routers and allocators. Idle timeouts are five
+// to seven seconds, close to the minimum. Max-stale and the lease last for seconds too.
 //
-// # What is done
+// # Load
 //
 // Hundreds of users each claim a sandbox with an idle timeout and no end, use it as a
-// script says that is drawn from the seed, and leave it alone: short requests a little
-// before and after the moment at which it will have been idle for long enough, through
-// any of the gateways, WebSockets, SSE streams, long polls and uploads that are silent for
-// longer than the timeout, some of them given up by the client, and keep-alives. Many a
-// script ends with requests in the very moment in which the sandbox is released.
+// script drawn from the seed says, and then leave it alone. They send short requests a
+// little before and after the deadline, through any gateway, WebSockets, SSE streams, long
+// polls and uploads that are silent for longer than the timeout, and keep-alives. Some
+// clients give up early. Many scripts end with requests at the moment of the release.
 //
-// Times of faults alternate with quiet ones:
+// # Faults
 //
-//   - routers are killed and started again, stopped for up to 6 s, and again and again for
-//     less than one, replaced by a successor that is started first, and cut off from all
-//     allocators, in one direction or both;
-//   - allocators, most often the leader, are killed, stopped for up to 8 s, and again and
-//     again for less than one, and ended in order; all of them are started again;
-//   - of the allocators' wall clocks one is ten minutes ahead and the other ten minutes
-//     behind, and each is on the other side when it is started again.
+// Times of faults alternate with quiet times:
 //
-// # What is judged
+//   - Routers are killed and started again, paused for up to 6 s, paused repeatedly for less
+//     than a second, replaced by a successor that is started first, and cut off from all
+//     allocators, in one direction or both.
+//   - Allocators, mostly the leader, are killed, paused for up to 8 s, paused repeatedly for
+//     less than a second, and ended in order. All of them are started again.
+//   - The wall clock of one allocator is ten minutes ahead, that of the other ten minutes
+//     behind. Each restart swaps the sides of that allocator.
 //
-// The judges of suite reaping in package e2e/history judge the run. A run in which nothing could have gone
-// wrong fails too: the test goes on until enough sandboxes were released, enough
-// requests were sent near a deadline and every kind of fault has happened, or fails
-// because that takes too long.
+// # Limits
 //
-// # What is not done
+// No Envoy is paused or killed and no pod is deleted: package soak does that. No router is
+// kept away for so long that what is open at its Envoy does not count any more
+// (see docs/design/idle.md).
 //
-// No Envoy is stopped or killed, and pods are not deleted: package soak does that. No
-// router is kept away for so long that what is open at its Envoy counts no more
-// (docs/design/idle.md says what is assumed).
+// # Judgement
 //
-// # How long
+// The judges of suite reaping in package e2e/history judge the run. A run that proves
+// nothing fails too: the test goes on until enough sandboxes were released, enough requests
+// were sent near a deadline and each kind of fault has happened. It fails if that takes too
+// long.
 //
-// In make test every fault is made once or twice, 100 sandboxes are released and 10
-// requests meet the moment of a release; in make test-long these are 500 and 50, in five
-// minutes of faults. What depends on the order of several faults, or on a moment that few
-// requests meet, is found by make test-long.
+// # Duration
+//
+// In make test each fault is made once or twice, 100 sandboxes are released and 10 requests
+// meet the moment of a release. In make test-long these are 500 and 50, in five minutes of
+// faults. A failure that depends on the order of several faults, or on a moment that few
+// requests meet, is found by make test-long only.
 package reaping

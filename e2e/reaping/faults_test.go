@@ -23,33 +23,27 @@ const (
 
 func faults() []harness.Fault {
 	return []harness.Fault{
-		{Name: "router-kill", Share: 1, Begin: onRouter(func(_ context.Context, g *harness.Gateway, _ *rand.Rand) error { return g.KillRouter() })},
+		{Name: "router-kill", Share: 1, Begin: onRouter(harness.KillRouter)},
 		{Name: "router-pause", Share: 1, Begin: onRouter(pauseRouter)},
 		{Name: "router-doze", Share: 1, Begin: onRouter(dozeRouter)},
-		{Name: "router-blink", Share: 1, Begin: onRouter(func(ctx context.Context, g *harness.Gateway, random *rand.Rand) error {
-			return blink(ctx, g.Serving(), random)
-		})},
+		{Name: "router-blink", Share: 1, Begin: onRouter(blinkRouter)},
 		{Name: "router-replace", Share: 1, Begin: onRouter(replaceRouter)},
 		{Name: "router-cut", Share: 1, Begin: returning(harness.OnRouterLink(cutRouter))},
 		{Name: "allocator-kill", Share: 1, Begin: harness.OnAllocator(4, harness.KillAllocator)},
 		{Name: "allocator-pause", Share: 1, Begin: harness.OnAllocator(4, harness.PauseAllocator(time.Second, standsMost))},
-		{Name: "allocator-blink", Share: 1, Begin: harness.OnAllocator(4, func(ctx context.Context, _ *harness.Berth, a *stack.Allocator, random *rand.Rand) error {
-			return blink(ctx, a.Process, random)
-		})},
+		{Name: "allocator-blink", Share: 1, Begin: harness.OnAllocator(4, blinkAllocator)},
 		{Name: "allocator-stop", Share: 1, Begin: harness.OnAllocator(4, harness.StopAllocator)},
 		// What the dead router knew, and its end, are known to no one but the leader that ends.
 		{Name: "all-rolled", Share: 1, Begin: returning(harness.KillRouterAndStopLeader(1500 * time.Millisecond))},
 	}
 }
 
-func onRouter(do func(context.Context, *harness.Gateway, *rand.Rand) error) func(*harness.Berth, *rand.Rand) harness.Action {
-	return returning(harness.OnRouter(do))
-}
+func onRouter(do harness.RouterFault) harness.Begin { return returning(harness.OnRouter(do)) }
 
 // returning keeps the gateway of a fault occupied until its router is connected again, for a
 // while at the most: two faults in a row would keep it away for too long. An allocator may
 // be away just then, which is not the router's fault.
-func returning(begin func(*harness.Berth, *rand.Rand) harness.Action) func(*harness.Berth, *rand.Rand) harness.Action {
+func returning(begin harness.Begin) harness.Begin {
 	return func(b *harness.Berth, random *rand.Rand) harness.Action {
 		action := begin(b, random)
 		end := action.End
@@ -71,12 +65,21 @@ func pauseRouter(ctx context.Context, g *harness.Gateway, random *rand.Rand) err
 // begins and ends meanwhile, no look shows.
 func dozeRouter(ctx context.Context, g *harness.Gateway, random *rand.Rand) error {
 	for range 3 {
-		if err := harness.PauseFor(ctx, g.Serving(), 3200*time.Millisecond+harness.Within(random, 700*time.Millisecond)); err != nil {
+		if err := harness.PauseFor(ctx, g.Serving(),
+			3200*time.Millisecond+harness.Within(random, 700*time.Millisecond)); err != nil {
 			return err
 		}
 		harness.Pause(ctx, 2*time.Second)
 	}
 	return nil
+}
+
+func blinkRouter(ctx context.Context, g *harness.Gateway, random *rand.Rand) error {
+	return blink(ctx, g.Serving(), random)
+}
+
+func blinkAllocator(ctx context.Context, _ *harness.Berth, a *stack.Allocator, random *rand.Rand) error {
+	return blink(ctx, a.Process, random)
 }
 
 // blink stops a process again and again, for about as long as a question of the leader

@@ -97,7 +97,8 @@ func (g *ground) state(ctx context.Context) (events []history.Event, live int, e
 			live++
 		}
 	}
-	return append(records, history.Event{Kind: history.Clock, Began: bootclock.Now(), Wall: time.Now().Round(0)}), live, nil
+	return append(records,
+		history.Event{Kind: history.Clock, Began: bootclock.Now(), Wall: time.Now().Round(0)}), live, nil
 }
 
 // writeState waits until every sandbox that was answered is on record and all on record were

@@ -12,11 +12,14 @@ import (
 )
 
 var (
-	durationFlag = flag.Duration("reaping.duration", time.Minute, "how long sandboxes are used and routers and allocators disturbed, at least; it goes on until enough has happened")
-	reapsFlag    = flag.Int("reaping.reaps", 100, "how many sandboxes must have been released; ten times as many requests must have been sent near a deadline, and a tenth as many in the moment of a release")
-	seedFlag     = flag.Uint64("reaping.seed", 0, "seed of what is done; 0: another one each time")
-	usersFlag    = flag.Int("reaping.users", 600, "how many sandboxes are used at a time")
-	historyFlag  = flag.String("reaping.history", "", "file to write the history to; empty: it is kept only if the test fails")
+	durationFlag = flag.Duration("reaping.duration", time.Minute,
+		"how long sandboxes are used and processes disturbed, at least; it goes on until enough has happened")
+	reapsFlag = flag.Int("reaping.reaps", 100,
+		"how many sandboxes must be released; ten times as many requests must be near a deadline, a tenth at a release")
+	seedFlag    = flag.Uint64("reaping.seed", 0, "seed of what is done; 0: another one each time")
+	usersFlag   = flag.Int("reaping.users", 600, "how many sandboxes are used at a time")
+	historyFlag = flag.String("reaping.history", "",
+		"file to write the history to; empty: it is kept only if the test fails")
 )
 
 // binDir holds the programs under test. Set by TestMain, read-only after that.

@@ -21,7 +21,7 @@ const (
 	limit = 8 * time.Minute
 )
 
-func TestNoSandboxIsReapedWhileItIsUsedAndEverySilentOneIs(t *testing.T) {
+func TestOnlySilentSandboxesAreReapedUnderFaults(t *testing.T) {
 	g := newGround(t)
 	// Allocators are kept running to the end of the test. Faults stop first, then use.
 	g.KeepAllocators()
@@ -48,7 +48,8 @@ func TestNoSandboxIsReapedWhileItIsUsedAndEverySilentOneIs(t *testing.T) {
 		c := history.CountReaps(h)
 		lacking = tooFew(c)
 		lasted := bootclock.Now() - began
-		t.Logf("after %v: %d reaps, %d requests near a deadline; lacking: %q", lasted.Round(time.Second), c.Reaps, history.Total(c.Near), lacking)
+		t.Logf("after %v: %d reaps, %d requests near a deadline; lacking: %q", lasted.Round(time.Second), c.Reaps,
+			history.Total(c.Near), lacking)
 		switch {
 		case len(history.FalseReap(h))+len(history.AfterReap(h)) > 0:
 			lacking = nil // what comes later cannot undo it
@@ -95,8 +96,10 @@ func tooFew(v history.Reaps) (lacking []string) {
 func TestRunInWhichTooLittleHappensFails(t *testing.T) {
 	full := func() history.Reaps {
 		v := history.Reaps{
-			Reaps: *reapsFlag, Troubled: 50, Late: make([]time.Duration, 50), Near: map[string]int{"answered": nearLeast()}, Verge: map[string]int{"answered": 50},
-			Long: 100, KeepAlives: 50, Received: map[string]int{short: 20, webSocket: 20, sse: 20, longPoll: 20, upload: 20}, Faults: map[string]int{}, Failed: map[string]int{},
+			Reaps: *reapsFlag, Troubled: 50, Late: make([]time.Duration,
+				50), Near: map[string]int{"answered": nearLeast()}, Verge: map[string]int{"answered": 50},
+			Long: 100, KeepAlives: 50, Received: map[string]int{short: 20, webSocket: 20, sse: 20, longPoll: 20,
+				upload: 20}, Faults: map[string]int{}, Failed: map[string]int{},
 		}
 		for _, f := range faults() {
 			v.Faults[f.Name] = 1

@@ -35,7 +35,8 @@ type users struct {
 func (u *users) user(ctx context.Context, name string) {
 	random := u.Random(name)
 	for ctx.Err() == nil {
-		timeout := []time.Duration{5 * time.Second, 5 * time.Second, 5 * time.Second, 6 * time.Second, 7 * time.Second}[random.IntN(5)]
+		timeout := []time.Duration{5 * time.Second, 5 * time.Second, 5 * time.Second, 6 * time.Second,
+			7 * time.Second}[random.IntN(5)]
 		if id := u.claim(ctx, random, timeout); id != "" {
 			u.play(ctx, random, id, timeout)
 		} else {
@@ -126,11 +127,13 @@ func (u *users) play(ctx context.Context, random *rand.Rand, id string, timeout 
 
 // send sends one request through any gateway. It returns when that ended, and whether
 // the sandbox is gone. With abandoned the client does not wait for the end.
-func (u *users) send(ctx context.Context, random *rand.Rand, id, what string, hold time.Duration, abandoned bool) (ended time.Duration, gone bool) {
+func (u *users) send(ctx context.Context, random *rand.Rand, id, what string, hold time.Duration,
+	abandoned bool) (ended time.Duration, gone bool) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), hold+answerMost)
 	defer cancel()
 	g := u.Gateways[random.IntN(len(u.Gateways))]
-	e := history.Event{Kind: history.Request, Sandbox: id, Gateway: g.Name, What: what, Request: fmt.Sprint(u.names.Add(1))}
+	e := history.Event{Kind: history.Request, Sandbox: id, Gateway: g.Name, What: what,
+		Request: fmt.Sprint(u.names.Add(1))}
 	waits := hold + answerMost
 	if abandoned {
 		e.What, waits = history.Abandoned, hold-harness.Within(random, hold/4)
@@ -159,7 +162,8 @@ func (u *users) url(g *harness.Gateway, what string, hold time.Duration) string 
 	return fmt.Sprintf("http://%v/%s?hold=%v", g.Addr, what, hold)
 }
 
-func (u *users) exchange(ctx context.Context, g *harness.Gateway, e *history.Event, what string, hold time.Duration) (who string) {
+func (u *users) exchange(ctx context.Context, g *harness.Gateway, e *history.Event, what string,
+	hold time.Duration) (who string) {
 	// A body that cannot be had again: net/http must not send a request twice by itself.
 	method, body := http.MethodGet, io.NopCloser(http.NoBody)
 	if what == upload {

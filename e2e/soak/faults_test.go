@@ -33,7 +33,7 @@ const (
 
 func faults() []harness.Fault {
 	return []harness.Fault{
-		{Name: "router-kill", Share: 3, Begin: harness.OnRouter(killRouter)},
+		{Name: "router-kill", Share: 3, Begin: harness.OnRouter(harness.KillRouter)},
 		{Name: "router-pause", Share: 4, Begin: harness.OnRouter(pauseRouter)},
 		{Name: "router-replace", Share: 3, Begin: harness.OnRouter(replaceRouter)},
 		{Name: "router-pause-and-replace", Share: 3, Begin: harness.OnRouter(replacePausedRouter)},
@@ -41,12 +41,11 @@ func faults() []harness.Fault {
 		{Name: history.EnvoyPaused + "-and-router-kill", Share: 3, Begin: harness.OnRouter(killRouterBehindEnvoy)},
 		{Name: "router-cut", Share: 6, Begin: harness.OnLink(cutRouter)},
 		{Name: "allocator-kill", Share: 1, Begin: harness.OnAllocator(3, harness.KillAllocator)},
-		{Name: "allocator-pause", Share: 1, Begin: harness.OnAllocator(3, harness.PauseAllocator(200*time.Millisecond, leaderStands))},
+		{Name: "allocator-pause", Share: 1,
+			Begin: harness.OnAllocator(3, harness.PauseAllocator(200*time.Millisecond, leaderStands))},
 		{Name: "allocator-cut", Share: 1, Begin: harness.OnAllocator(3, cutAllocator)},
 	}
 }
-
-func killRouter(_ context.Context, g *harness.Gateway, _ *rand.Rand) error { return g.KillRouter() }
 
 func pauseRouter(ctx context.Context, g *harness.Gateway, random *rand.Rand) error {
 	return harness.PauseFor(ctx, g.Serving(), 50*time.Millisecond+harness.Within(random, routerStands))
@@ -95,7 +94,7 @@ func killRouterBehindEnvoy(_ context.Context, g *harness.Gateway, random *rand.R
 		return err
 	}
 	harness.Pause(context.Background(), harness.Within(random, envoyStands/4))
-	err := g.KillRouter()
+	err := harness.KillRouter(context.Background(), g, random)
 	harness.Pause(context.Background(), harness.Within(random, envoyStands*3/4))
 	if resumed := g.Envoy.Resume(); resumed != nil {
 		return resumed
@@ -145,7 +144,8 @@ func deletePods(ctx context.Context, b *harness.Berth, random *rand.Rand, n int,
 		began := bootclock.Now()
 		switch ok, err := b.DeletePod(ctx, &p, how); {
 		case ok:
-			b.History.Add(history.Event{Kind: history.Fault, What: podDeleted + how, Process: p.Name, Began: began, Ended: bootclock.Now()})
+			b.History.Add(history.Event{Kind: history.Fault, What: podDeleted + how, Process: p.Name, Began: began,
+				Ended: bootclock.Now()})
 		case err != nil && ctx.Err() == nil:
 			b.Errorf("delete pod: %v", err)
 		}

@@ -66,8 +66,8 @@ func (g *ground) isOver(id string) {
 	g.known = kept
 }
 
-// choose returns a sandbox to send a request to: two times out of three one that
-// nobody has released, else one that somebody has.
+// choose returns a sandbox to send a request to: two times out of three one that is not
+// released, else one that is.
 func (g *ground) choose(random *rand.Rand) string {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -84,7 +84,8 @@ func (g *ground) choose(random *rand.Rand) string {
 }
 
 // call calls the API of any allocator.
-func (g *ground) call(ctx context.Context, random *rand.Rand, e history.Event, method, path, body string) history.Event {
+func (g *ground) call(ctx context.Context, random *rand.Rand, e history.Event, method, path,
+	body string) history.Event {
 	ctx, cancel := context.WithTimeout(ctx, 6*time.Second)
 	defer cancel()
 	return g.Call(ctx, g.AnyAPI(random), e, method, path, body)
@@ -183,7 +184,8 @@ func (l *load) begin(random *rand.Rand, id, what string) (e history.Event, g *ha
 	if ports := stack.DemoPorts(); random.IntN(2) == 0 {
 		host = fmt.Sprintf("%d-%s", ports[random.IntN(len(ports))], host)
 	}
-	return history.Event{Kind: history.Request, What: what, Sandbox: id, Gateway: g.Name, Request: strconv.FormatUint(l.names.Add(1), 10)}, g, host
+	return history.Event{Kind: history.Request, What: what, Sandbox: id, Gateway: g.Name,
+		Request: strconv.FormatUint(l.names.Add(1), 10)}, g, host
 }
 
 // use sends one request.

@@ -59,8 +59,9 @@ func newGround(t *testing.T) *ground {
 	g := &ground{records: t.TempDir(), named: map[string]bool{}}
 	g.Berth = run.Start(harness.Options{
 		Cluster: devcluster.Options{Nodes: 1, NodePath: []string{binDir}},
-		Stack:   stack.Options{BinDir: binDir, Allocators: replicas, Gateways: replicas, LeaseDuration: lease, MaxStale: maxStale},
-		Relays:  true, KubeRelays: true, Connections: users,
+		Stack: stack.Options{BinDir: binDir, Allocators: replicas, Gateways: replicas, LeaseDuration: lease,
+			MaxStale: maxStale},
+		Relays: true, KubeRelays: true, Connections: users,
 	})
 	g.CreatePool(poolName, warm, func(p *v1alpha1.SandboxPool) {
 		p.Spec.MaxPods = new(int32)
@@ -71,7 +72,7 @@ func newGround(t *testing.T) *ground {
 	return g
 }
 
-func TestNoRequestReachesTheWrongSandboxWhateverHappens(t *testing.T) {
+func TestNoRequestReachesTheWrongSandboxUnderFaults(t *testing.T) {
 	require.GreaterOrEqual(t, *durationFlag, 20*time.Second)
 	g := newGround(t)
 	perSecond := *rateFlag
@@ -213,7 +214,8 @@ func tooFew(v history.Traffic, lasted time.Duration) []string {
 	least("addresses used again", v.Reuses, 10)
 	least("requests for a sandbox that was gone", v.After, 100)
 	least("requests for a sandbox that was gone, with another one at its address", v.Tempted, 50)
-	for _, f := range append(faults(), harness.Fault{Name: podDeleted + harness.ByForce}, harness.Fault{Name: podDeleted + harness.Plainly}) {
+	for _, f := range append(faults(), harness.Fault{Name: podDeleted + harness.ByForce},
+		harness.Fault{Name: podDeleted + harness.Plainly}) {
 		least("faults "+f.Name, v.Faults[f.Name], 0.5)
 	}
 	for _, what := range []string{"get", "post", "http2", "slow", "websocket"} {
@@ -225,7 +227,8 @@ func tooFew(v history.Traffic, lasted time.Duration) []string {
 func TestRunInWhichTooLittleHappensFails(t *testing.T) {
 	full := history.Traffic{
 		Requests: 4000, Received: 1000, Claims: 30, Acknowledged: 6, Reuses: 20, After: 200, Tempted: 100,
-		Faults: map[string]int{"pod-deleted by force": 1, "pod-deleted plainly": 1}, What: map[string]int{"get": 10, "post": 10, "http2": 10, "slow": 10, "websocket": 10},
+		Faults: map[string]int{"pod-deleted by force": 1, "pod-deleted plainly": 1}, What: map[string]int{"get": 10,
+			"post": 10, "http2": 10, "slow": 10, "websocket": 10},
 	}
 	for _, f := range faults() {
 		full.Faults[f.Name] = 1

@@ -14,7 +14,7 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // What is cut off does not arrive, in the direction that is cut, and later it does.
-func TestWhatIsCutArrivesLater(t *testing.T) {
+func TestHeldBackBytesArriveAfterTheCut(t *testing.T) {
 	n := New(t)
 	echo, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -46,7 +46,8 @@ func TestWhatIsCutArrivesLater(t *testing.T) {
 		serving.Wait()
 	})
 	self := func() map[string][]int { return map[string][]int{"other": {1 << 30}, "self": {os.Getpid()}} }
-	at, err := n.Relay(echo.Addr().String(), func(client, listener netip.AddrPort) string { return Owner(client, listener, self) })
+	at, err := n.Relay(echo.Addr().String(),
+		func(client, listener netip.AddrPort) string { return Owner(client, listener, self) })
 	require.NoError(t, err)
 	c, err := net.Dial("tcp", at.String())
 	require.NoError(t, err)
