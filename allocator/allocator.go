@@ -19,58 +19,58 @@ import (
 	"github.com/berth-sandbox/berth/allocator/kube"
 	"github.com/berth-sandbox/berth/allocator/pools"
 	"github.com/berth-sandbox/berth/allocator/rest"
+	"github.com/berth-sandbox/berth/internal/options"
 )
 
-// Options configure an Allocator. All are required unless they say otherwise.
+// Options configure an Allocator. All are required unless their comment says otherwise.
 type Options struct {
 	Clients *kube.Clients
 	// Namespace holds the pools, their pods, the Sandbox objects and the lease.
 	Namespace string
-	// ControlAddress is where routers reach this replica's control server,
-	// host:port.
+	// ControlAddress is the host:port at which routers reach this replica's control server.
 	ControlAddress string
-	// APIAddress is where other replicas reach this replica's HTTP API,
-	// host:port: they pass calls on to the leader's.
+	// APIAddress is the host:port at which other replicas reach this replica's HTTP API. They
+	// forward calls to the leader's.
 	APIAddress string
-	// Keys open the HTTP API. Optional: without them everybody who can connect
-	// may call it.
+	// Keys authenticate callers of the HTTP API. Optional: without them every client that can
+	// connect may call it.
 	Keys *rest.Keys
-	// LeaseDuration, RenewDeadline and RetryPeriod are the election's timings, which
-	// CheckElection judges. The same for all replicas. Defaults 4 s, 3 s and 0.3 s.
+	// LeaseDuration, RenewDeadline and RetryPeriod are the timings of the leader election;
+	// CheckElection checks them. They must be the same for all replicas. Defaults: 4 s, 3 s and 300
+	// ms.
 	LeaseDuration, RenewDeadline, RetryPeriod time.Duration
-	// MaxStale is for how long a router that is not heard of is waited for: at least
-	// what each router has. One that has more is refused. Window is envoy.ConnectWindow, or more;
-	// no idle timeout is shorter.
-	MaxStale, Window time.Duration
-	// ReapDryRun: sandboxes that are idle are not released, and the log says which
-	// would be. Ends and lifetimes count all the same. Optional.
+	// MaxStale is how long a fence waits for a router that sends no pings: at least as long as each
+	// router serves stale routes. A router with a longer time is refused. ConnectWindow is how long
+	// an admitted request may need to open its connection: at least envoy.ConnectWindow. It is also the
+	// shortest idle timeout.
+	MaxStale, ConnectWindow time.Duration
+	// ReapDryRun only logs which idle sandboxes would be released. Ends and lifetimes still apply.
+	// Optional.
 	ReapDryRun bool
-	// PublicScheme and PublicHost make the URLs of sandboxes.
+	// PublicScheme and PublicHost form the URLs of sandboxes.
 	PublicScheme, PublicHost string
-	// Policy says what pools may ask for.
+	// Policy limits what pools may ask for.
 	Policy pools.Policy
-	// ClaimWait is how long a claim waits for a pod when its pool has none and it
-	// does not say. 0: not at all.
+	// ClaimWait is how long a claim waits for a pod if it does not say. 0 means not at all.
 	ClaimWait time.Duration
-	// MaxWaiting bounds the claims that wait, by pool. Default 1,000.
+	// MaxWaiting bounds the waiting claims of each pool. Default 1,000.
 	MaxWaiting int
-	// JournalBytesPerSecond bounds what is written to the journal: etcd keeps all
-	// of it until it is compacted, every five minutes. Default 1 MiB.
+	// JournalBytesPerSecond bounds the rate of writes to the journal. etcd keeps every version
+	// until its compaction, five minutes by default. Default 1 MiB.
 	JournalBytesPerSecond int
-	// DialPod connects to a pod, for postStart hooks. Optional: the default is the
-	// machine's own network.
+	// DialPod connects to a pod, for postStart hooks. Optional: the default uses the network of
+	// this machine.
 	DialPod func(ctx context.Context, network, address string) (net.Conn, error)
-	// OnSandboxReady, if set, is called once for each sandbox when requests reach
-	// it, or never if this process ends in that moment. It may be called
-	// concurrently; ctx ends with the term.
+	// OnSandboxReady, if set, is called once for each sandbox that can receive requests. The call
+	// is lost if this process ends at that moment. It may be called concurrently; ctx ends with the
+	// term.
 	OnSandboxReady func(ctx context.Context, sandboxID string)
-	// OnSandboxReleased, if set, is called once for each sandbox whose release is
-	// durable, or never if this process ends in that moment. We delete its pod no
-	// sooner than the window after that. It may be called concurrently; ctx ends with
-	// the term.
+	// OnSandboxReleased, if set, is called once for each sandbox whose release is durable. The call
+	// is lost if this process ends at that moment. The pod is deleted at least one connect window
+	// later. It may be called concurrently; ctx ends with the term.
 	OnSandboxReleased func(ctx context.Context, sandboxID string)
-	// WallClock is the time that records are stamped with. Those of different replicas
-	// may differ. Optional: the default is time.Now.
+	// WallClock stamps records. The clocks of different replicas may differ. Optional: the default
+	// is time.Now.
 	WallClock func() time.Time
 	Metrics   prometheus.Registerer
 	Log       *zap.Logger
@@ -86,26 +86,16 @@ type Allocator struct {
 	watches *watches
 
 	mu     sync.Mutex
-	leader replica // the one that leads, empty if that is not known
-	term   *term   // set while this replica leads and has recovered
-	over   error   // why this replica will not lead any more
+	leader replica // the holder of the lease, empty if unknown
+	term   *term   // set while this replica leads, after recovery
+	over   error   // why this replica can no longer lead
 }
 
-// New checks the options and returns a replica that does nothing yet.
+// New returns a replica that is not running yet, or an error that names the missing and wrong
+// options.
 func New(o Options) (*Allocator, error) {
-	var errs []error
-	for _, required := range []struct {
-		name    string
-		missing bool
-	}{
-		{"Clients", o.Clients == nil}, {"Namespace", o.Namespace == ""}, {"ControlAddress", o.ControlAddress == ""}, {"APIAddress", o.APIAddress == ""},
-		{"MaxStale", o.MaxStale <= 0}, {"Window", o.Window <= 0}, {"Policy", o.Policy == pools.Policy{}}, {"Metrics", o.Metrics == nil}, {"Log", o.Log == nil},
-	} {
-		if required.missing {
-			errs = append(errs, fmt.Errorf("allocator: Options.%s is required", required.name))
-		}
-	}
-	if err := errors.Join(errs...); err != nil {
+	if err := options.Require(o, "Clients", "Namespace", "ControlAddress", "APIAddress",
+		"MaxStale", "ConnectWindow", "Policy", "Metrics", "Log"); err != nil {
 		return nil, err
 	}
 	if o.WallClock == nil {
@@ -132,15 +122,15 @@ func New(o Options) (*Allocator, error) {
 	a := &Allocator{o: o}
 	a.lock = newTimedLock(o.Clients.Kubernetes.CoordinationV1(), o.Namespace,
 		a.self().identity(rand.String(10)), o.LeaseDuration)
-	a.lock.clocksApart = func(holder string, ahead time.Duration) {
-		o.Log.Warn("the wall clocks of the leader and of this replica are apart: sandboxes end early or late by that when this one leads; synchronise the clocks",
+	a.lock.onClockSkew = func(holder string, ahead time.Duration) {
+		o.Log.Warn("the wall clocks of the leader and of this replica differ: sandboxes end early or late by the difference when this replica leads; synchronise the clocks",
 			zap.String("leader", replicaOf(holder).api), zap.Duration("thisOneIsAheadBy", ahead))
 	}
 	a.control = controlserver.New(o.MaxStale, func() string { return a.leading().control }, o.Log.Named("control"))
 	var err error
 	if a.api, err = rest.New(rest.Options{
 		Allocator: a, Keys: o.Keys, PublicScheme: o.PublicScheme, PublicHost: o.PublicHost,
-		MinIdleTimeout: o.Window, ReapDryRun: o.ReapDryRun, Log: o.Log.Named("api"),
+		MinIdleTimeout: o.ConnectWindow, ReapDryRun: o.ReapDryRun, Log: o.Log.Named("api"),
 	}); err != nil {
 		return nil, err
 	}
@@ -153,29 +143,28 @@ func New(o Options) (*Allocator, error) {
 	return a, nil
 }
 
-// API is the HTTP API. It answers "not the leader" while this replica does not lead.
+// API returns the handler of the HTTP API. While this replica does not lead, it forwards calls to
+// the leader, or answers "not the leader".
 func (a *Allocator) API() http.Handler { return a.api }
 
-// Control is the control server, to be registered with a gRPC server.
+// Control returns the control server, for registration with a gRPC server.
 func (a *Allocator) Control() *controlserver.Server { return a.control }
 
-// endWait bounds what Run waits for at its end: first for what this replica does as
-// the leader, then for the election, which gives the lease back, and for the watches.
+// endWait bounds the two parts of the end of Run: the end of the term, then that of the election,
+// which gives the lease back, and of the watches.
 const endWait = 5 * time.Second
 
-// EndMost is how long Run takes at most to return once its context has ended or the
-// election is over.
-const EndMost = 2 * endWait
+// MaxShutdown is the longest time that Run takes to return after its context or the election has
+// ended.
+const MaxShutdown = 2 * endWait
 
-// Run stands for election and leads when elected, until ctx ends; it then gives
-// the lease back and returns nil. It returns ErrLeaseLost when the lease was
-// lost: the process must end. What does not end in time, a callback of the embedding
-// program for example, is abandoned: Run gives the lease back all the same, returns
-// within EndMost, and its error says so. It must not be called again.
+// Run stands for election and leads when elected, until ctx ends; it then gives the lease back and
+// returns nil. It returns ErrLeaseLost when the lease was lost: the process must end. Run does not
+// wait longer than MaxShutdown for a part that does not end, such as a callback of the embedding
+// program; it gives the lease back all the same, and its error says so. Run must be called once.
 func (a *Allocator) Run(ctx context.Context) (err error) {
 	defer func() { a.ends(err) }()
-	// The election outlives ctx: the lease is given back only when everything
-	// this replica does as the leader has come to an end.
+	// The election outlives ctx, because the lease is given back only after the term has ended.
 	electing, stopElecting := context.WithCancel(context.WithoutCancel(ctx))
 	defer stopElecting()
 	leading, stopLeading := context.WithCancel(ctx)
@@ -183,8 +172,8 @@ func (a *Allocator) Run(ctx context.Context) (err error) {
 
 	var leadErr error // of lead; read after led is closed
 	led := make(chan struct{})
-	// Whoever sets it first: leading has begun, or never will. The election
-	// starts its callback in a goroutine of its own, which may come late.
+	// Set first by the start of leading, or by the end of Run, which prevents a late start. The
+	// election starts its callback in a goroutine of its own.
 	var decided atomic.Bool
 	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
 		Lock: a.lock, Name: leaseName, ReleaseOnCancel: true,
@@ -213,7 +202,7 @@ func (a *Allocator) Run(ctx context.Context) (err error) {
 		defer close(elected)
 		elector.Run(electing)
 	}()
-	// The watches end last: until then they may have something for the term.
+	// The watches end last, because the term may need their events until its end.
 	watching, stopWatching := context.WithCancel(context.WithoutCancel(ctx))
 	defer stopWatching()
 	var watchErr error // read after watched is closed
@@ -229,11 +218,11 @@ func (a *Allocator) Run(ctx context.Context) (err error) {
 	case <-elected:
 		cause = ErrLeaseLost
 	case <-led:
-		// Its error, or nil if the lease was lost and the election has not ended yet.
+		// leadErr is nil if the lease was lost and the election has not ended yet.
 		if cause = leadErr; cause == nil {
 			cause = ErrLeaseLost
 		}
-	case <-watched: // which it does before it begins only
+	case <-watched: // only if a watch could not start
 		cause = watchErr
 	}
 	if ctx.Err() == nil {
@@ -241,24 +230,24 @@ func (a *Allocator) Run(ctx context.Context) (err error) {
 	}
 	stopLeading()
 	if !decided.CompareAndSwap(false, true) {
-		if !endsWithin(endWait, led) {
-			cause = errors.Join(cause, errAbandoned)
+		if !closedWithin(endWait, led) {
+			cause = errors.Join(cause, errEndTimeout)
 		} else if leadErr != nil && (cause == nil || errors.Is(cause, ErrLeaseLost)) {
 			cause = leadErr
 		}
 	}
 	stopElecting()
 	stopWatching()
-	if !endsWithin(endWait, elected, watched) {
-		cause = errors.Join(cause, errAbandoned)
+	if !closedWithin(endWait, elected, watched) {
+		cause = errors.Join(cause, errEndTimeout)
 	} else if watchErr != nil {
-		a.o.Log.Warn("a watch has ended", zap.Error(watchErr))
+		a.o.Log.Warn("a watch ended with an error", zap.Error(watchErr))
 	}
 	return cause
 }
 
-// endsWithin reports whether all of these are closed before the time is over.
-func endsWithin(limit time.Duration, all ...<-chan struct{}) bool {
+// closedWithin reports whether all channels are closed within limit.
+func closedWithin(limit time.Duration, all ...<-chan struct{}) bool {
 	over := time.NewTimer(limit)
 	defer over.Stop()
 	for _, ended := range all {
@@ -271,7 +260,7 @@ func endsWithin(limit time.Duration, all ...<-chan struct{}) bool {
 	return true
 }
 
-// ends notes why this replica will not lead any more.
+// ends records why this replica can no longer lead. The first reason stays.
 func (a *Allocator) ends(why error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -280,8 +269,8 @@ func (a *Allocator) ends(why error) {
 	}
 }
 
-// Healthy returns nil while this replica leads or may come to lead, or why it cannot:
-// its process is about to end then, and has to be started again.
+// Healthy returns nil while this replica leads or can be elected, else the reason why its process
+// must be restarted.
 func (a *Allocator) Healthy() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -292,30 +281,29 @@ func (a *Allocator) self() replica {
 	return replica{control: a.o.ControlAddress, api: a.o.APIAddress}
 }
 
-// leading returns the replica that leads, as far as is known here.
+// leading returns the addresses of the leader, as far as this replica knows.
 func (a *Allocator) leading() replica {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.leader
 }
 
-// Ready returns nil when calls to this replica are answered, by itself or by the
-// leader that it knows, or why they are not.
+// Ready returns nil when this replica or the leader that it knows answers calls.
 func (a *Allocator) Ready() error {
 	leads, leader := a.Leading()
 	if !leads && leader == "" {
-		return errors.New("no replica is known to lead, or this one does and has not yet read what is there")
+		return errors.New("no leader is known, or this replica leads and has not recovered yet")
 	}
 	return nil
 }
 
-// Leads returns nil when this replica leads and has recovered, or why not.
+// Leads returns nil when this replica leads and has recovered.
 func (a *Allocator) Leads() error {
 	_, err := a.leadingTerm()
 	return err
 }
 
-// leadingTerm returns the term this replica leads, or why it does not.
+// leadingTerm returns the term of this replica, or an error while it does not certainly lead.
 func (a *Allocator) leadingTerm() (*term, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -323,7 +311,7 @@ func (a *Allocator) leadingTerm() (*term, error) {
 	case a.term == nil:
 		return nil, errors.New("this replica does not lead")
 	case !a.lock.valid():
-		return nil, errors.New("this replica cannot tell that it still leads")
+		return nil, errors.New("this replica is not certain to hold the lease")
 	}
 	return a.term, nil
 }

@@ -31,16 +31,16 @@ func baseline(t *testing.T) pools.Policy {
 
 func TestMissingOptionsAreAllNamed(t *testing.T) {
 	_, err := New(Options{})
-	for _, name := range []string{"Clients", "Namespace", "ControlAddress", "APIAddress", "MaxStale", "Window", "Policy", "Metrics", "Log"} {
+	for _, name := range []string{"Clients", "Namespace", "ControlAddress", "APIAddress", "MaxStale", "ConnectWindow", "Policy", "Metrics", "Log"} {
 		require.ErrorContains(t, err, "Options."+name+" is required")
 	}
 	require.NotContains(t, err.Error(), "Keys", "on loopback there need not be any")
 
 	_, err = New(Options{
 		Clients: &kube.Clients{}, Namespace: "default", ControlAddress: "127.0.0.1:1", APIAddress: "127.0.0.1:2",
-		MaxStale: time.Minute, Window: time.Second, Metrics: prometheus.NewRegistry(), Log: zap.NewNop(),
+		MaxStale: time.Minute, ConnectWindow: time.Second, Metrics: prometheus.NewRegistry(), Log: zap.NewNop(),
 	})
-	require.EqualError(t, err, "allocator: Options.Policy is required", "a forgotten policy is not the one that allows everything")
+	require.EqualError(t, err, "allocator.Options.Policy is required", "a forgotten policy is not the one that allows everything")
 }
 
 // The shell may see a pool's new template before the core does, which still asks

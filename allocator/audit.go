@@ -10,27 +10,28 @@ import (
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/allocator/sandboxobjects"
 	"github.com/berth-sandbox/berth/api/sandboxid"
+	"github.com/berth-sandbox/berth/internal/wait"
 )
 
 const (
 	// auditEvery is the pause between audits.
 	auditEvery = 5 * time.Minute
-	// auditWait is how long the watches are given to tell what a listing has shown.
+	// auditWait is the time in which the watches can deliver the changes that a list has shown.
 	auditWait = 5 * time.Second
-	// auditAge is how old a pod is at least that they should have told of: one that
-	// is younger may come and go during the audit.
+	// auditAge is the minimum age of a pod that the watches must know. A younger pod may come and
+	// go during the audit.
 	auditAge = time.Minute
 )
 
-// picture is what the core goes by.
+// picture is the core's state, for comparison with a listing.
 type picture struct {
-	pods    map[core.PodKey]string  // with the version it was seen at
-	pools   map[core.PoolKey]string // likewise
-	nodes   map[string]bool         // those that are usable
-	records map[string]bool         // sandboxes whose object is said to be written
+	pods    map[core.PodKey]string  // resource versions
+	pools   map[core.PoolKey]string // resource versions
+	nodes   map[string]bool         // the usable nodes
+	records map[string]bool         // the sandboxes whose object counts as written
 }
 
-// listing is what is there.
+// listing is the content of the API server.
 type listing struct {
 	pods    []core.Pod
 	pools   []core.Pool
@@ -39,17 +40,16 @@ type listing struct {
 	records sandboxobjects.Listed
 }
 
-// repair is something that the core should have been told by a watch.
+// repair is an event that a watch should have delivered.
 type repair struct {
 	what, name string
 	ev         core.Event
 }
 
-// audit compares what the core goes by with what is there, now and then until ctx
-// ends. Watches are trusted, but not for ever: an event that was lost, by whoever's
-// fault, would otherwise stay lost until the next leader.
+// audit compares the core with the API server every auditEvery until ctx ends, and submits what the
+// watches missed. Otherwise a lost event would stay lost until the next leader.
 func (t *term) audit(ctx context.Context) {
-	for sleep(ctx, auditEvery) {
+	for wait.Sleep(ctx, auditEvery) {
 		before, err := t.picture(ctx)
 		if err != nil {
 			continue
@@ -58,13 +58,13 @@ func (t *term) audit(ctx context.Context) {
 		if err != nil {
 			continue
 		}
-		sleep(ctx, auditWait)
+		wait.Sleep(ctx, auditWait)
 		after, err := t.picture(ctx)
 		if err != nil {
 			continue
 		}
 		for _, r := range repairs(before, after, l, t.a.o.WallClock()) {
-			t.report(r.what+", and no watch has said so", zap.String("name", r.name))
+			t.report(r.what+", which no watch has reported", zap.String("name", r.name))
 			t.Submit(r.ev)
 		}
 	}
@@ -88,9 +88,11 @@ func (t *term) list(ctx context.Context) (l listing, err error) {
 func (t *term) picture(ctx context.Context) (picture, error) {
 	ctx, cancel := context.WithTimeout(ctx, lookWait)
 	defer cancel()
-	found := make(chan picture, 1)
-	err := t.loop.look(ctx, func(c *core.Core) {
-		p := picture{pods: map[core.PodKey]string{}, pools: maps.Clone(t.loop.pools), nodes: map[string]bool{}, records: map[string]bool{}}
+	return look(ctx, t.loop, func(c *core.Core) picture {
+		p := picture{
+			pods: map[core.PodKey]string{}, pools: maps.Clone(t.loop.pools),
+			nodes: map[string]bool{}, records: map[string]bool{},
+		}
 		for _, key := range c.PodKeys() {
 			p.pods[key] = t.loop.versions[key]
 		}
@@ -105,16 +107,12 @@ func (t *term) picture(ctx context.Context) (picture, error) {
 		for _, id := range c.Recorded() {
 			p.records[id] = true
 		}
-		found <- p
+		return p
 	})
-	if err != nil {
-		return picture{}, err
-	}
-	return <-found, nil
 }
 
-// repairs says in what both pictures, from before a listing and from some time after
-// it, differ from it.
+// repairs returns the differences between the listing and both pictures. before is from before the
+// listing, after from auditWait after it.
 func repairs(before, after picture, l listing, now time.Time) (all []repair) {
 	pods := map[core.PodKey]bool{}
 	for _, p := range l.pods {
@@ -123,7 +121,7 @@ func repairs(before, after picture, l listing, now time.Time) (all []repair) {
 		_, wasKnown := before.pods[p.Key]
 		switch {
 		case !known && !wasKnown && p.Pool != "" && now.Sub(p.CreatedAt) > auditAge:
-			all = append(all, repair{"a pod is there", p.Key.Name, core.PodSeen{Pod: p}})
+			all = append(all, repair{"a pod exists", p.Key.Name, core.PodSeen{Pod: p}})
 		case known && wasKnown && before.pods[p.Key] == after.pods[p.Key] && older(after.pods[p.Key], p.Version):
 			all = append(all, repair{"a pod has changed", p.Key.Name, core.PodSeen{Pod: p}})
 		}
@@ -137,7 +135,7 @@ func repairs(before, after picture, l listing, now time.Time) (all []repair) {
 	for _, p := range l.pools {
 		pools[p.Key] = true
 		if before.pools[p.Key] == after.pools[p.Key] && (after.pools[p.Key] == "" || older(after.pools[p.Key], p.Version)) {
-			all = append(all, repair{"a pool is there, or has changed", p.Key.Name, core.PoolSeen{Pool: p}})
+			all = append(all, repair{"a pool exists or has changed", p.Key.Name, core.PoolSeen{Pool: p}})
 		}
 	}
 	for key, version := range before.pools {

@@ -111,7 +111,7 @@ func TestAuditsRepeatAndCountTheirRepairs(t *testing.T) {
 		}).clients(t)
 		a, err := New(Options{
 			Clients: clients, Namespace: "default", ControlAddress: "127.0.0.1:1", APIAddress: "127.0.0.1:2",
-			MaxStale: time.Minute, Window: time.Second, Policy: baseline(t), Metrics: prometheus.NewRegistry(), Log: zap.NewNop(), PublicScheme: "http", PublicHost: "x",
+			MaxStale: time.Minute, ConnectWindow: time.Second, Policy: baseline(t), Metrics: prometheus.NewRegistry(), Log: zap.NewNop(), PublicScheme: "http", PublicHost: "x",
 		})
 		require.NoError(t, err)
 		a.lock.renewed.Store(math.MaxInt64) // the lease is renewed all the time

@@ -17,38 +17,37 @@ import (
 	"github.com/berth-sandbox/berth/allocator/kube"
 	"github.com/berth-sandbox/berth/allocator/sandboxobjects"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
+	"github.com/berth-sandbox/berth/internal/wait"
 )
 
-// JournalBeginning begins a journal anew: after a loss with what is left of it, or after
-// it was restored from a backup. Live sandboxes go on, as their Sandbox objects, or what
-// is left of the journal, have them.
+// JournalBeginning begins a journal anew, after its loss or after its restoration from a backup.
+// Live sandboxes stay live, as recorded in their Sandbox objects or in the readable rest of the
+// journal.
 type JournalBeginning struct {
 	Clients   *kube.Clients
 	Namespace string
-	// Restored: it is begun anew although it is whole, because it is not the latest.
+	// Restored begins the journal anew although it is intact, because it is not the latest one.
 	Restored bool
-	Nonce    func() string // optional
+	// Nonce returns a random string, never the same twice. Optional.
+	Nonce func() string
 }
 
-// How long beginning a journal may keep the lease, and how long it waits for it beside
-// allocators that cannot lead and give it back again and again.
+// beginLease bounds the whole operation, and leaseGrace the additional wait for the lease beside
+// allocators that cannot lead and take it again and again.
 const (
 	beginLease = time.Minute
 	beginRetry = 200 * time.Millisecond
-	beginGrace = 5 * time.Second
+	leaseGrace = 5 * time.Second
 )
 
-// ErrLeads: an allocator leads, so the journal is whole, or that allocator repairs it.
-var ErrLeads = errors.New("an allocator holds the lease; stop the allocators first, for example by scaling their Deployment to 0")
-
-// Plan says what would be done. It changes nothing.
+// Plan returns what Begin would do. It changes nothing.
 func (b JournalBeginning) Plan(ctx context.Context) (*journal.Condition, *journal.Beginning, error) {
 	c, err := journal.Check(ctx, b.store())
 	if err != nil {
 		return nil, nil, err
 	}
 	if c.Err == nil && !b.Restored {
-		return c, nil, errors.New("the journal is whole: there is no need to begin it anew; if it was restored from a backup, say so with --restored")
+		return c, nil, errors.New("the journal is intact and need not be begun anew; if it was restored from a backup, use --restored")
 	}
 	term, err := b.latestTerm(ctx)
 	if err != nil {
@@ -65,7 +64,7 @@ func (b JournalBeginning) Plan(ctx context.Context) (*journal.Condition, *journa
 	return c, plan, err
 }
 
-// Begin does it, under the lease of the leader: no allocator opens the journal meanwhile.
+// Begin carries the plan out under the leader's lease, so no allocator opens the journal meanwhile.
 func (b JournalBeginning) Begin(ctx context.Context) (c *journal.Condition, plan *journal.Beginning, err error) {
 	ctx, cancel := context.WithTimeout(ctx, beginLease)
 	defer cancel()
@@ -86,7 +85,7 @@ func (b JournalBeginning) store() *journal.Objects {
 	return &journal.Objects{Client: b.Clients.Berth, Namespace: b.Namespace}
 }
 
-// latestTerm is the highest term that has written a Sandbox object.
+// latestTerm returns the highest term that has written a Sandbox object.
 func (b JournalBeginning) latestTerm(ctx context.Context) (term uint64, err error) {
 	for next := ""; ; {
 		var page v1alpha1.SandboxList
@@ -105,7 +104,7 @@ func (b JournalBeginning) latestTerm(ctx context.Context) (term uint64, err erro
 	}
 }
 
-// takeLease takes the lease, if no leader holds it, and returns what gives it back.
+// takeLease takes the lease unless a leader holds it, and returns the function that gives it back.
 func takeLease(ctx context.Context, lock *timedLock) (release func() error, err error) {
 	began := time.Now()
 	var seen resourcelock.LeaderElectionRecord
@@ -127,10 +126,10 @@ func takeLease(ctx context.Context, lock *timedLock) (release func() error, err 
 			}
 			duration := time.Duration(have.LeaseDurationSeconds) * time.Second
 			if have.HolderIdentity != "" && now.Sub(unchanged) < duration {
-				if now.Sub(began) > duration+beginGrace {
+				if now.Sub(began) > duration+leaseGrace {
 					return nil, fmt.Errorf("%w: %s", ErrLeads, have.HolderIdentity)
 				}
-				sleep(ctx, beginRetry)
+				wait.Sleep(ctx, beginRetry)
 				if ctx.Err() != nil {
 					return nil, fmt.Errorf("%w: %s", ErrLeads, have.HolderIdentity)
 				}
@@ -146,7 +145,7 @@ func takeLease(ctx context.Context, lock *timedLock) (release func() error, err 
 			return nil, fmt.Errorf("take the lease: %w", err)
 		}
 		return func() error {
-			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), beginGrace)
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaseGrace)
 			defer cancel()
 			mine.HolderIdentity, mine.LeaseDurationSeconds = "", 1
 			if err := lock.Update(ctx, mine); err != nil {

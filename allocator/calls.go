@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/berth-sandbox/berth/allocator/core"
@@ -16,7 +17,7 @@ func (a *Allocator) Leading() (bool, string) {
 	_, err := a.leadingTerm()
 	leader := a.leading()
 	if leader == a.self() {
-		leader = replica{} // it has not recovered yet, or has just lost the lease
+		leader = replica{} // this replica has not recovered yet, or has just lost the lease
 	}
 	return err == nil, leader.api
 }
@@ -24,8 +25,8 @@ func (a *Allocator) Leading() (bool, string) {
 // ClaimWait implements rest.Allocator.
 func (a *Allocator) ClaimWait() time.Duration { return a.o.ClaimWait }
 
-// Claim implements rest.Allocator: it takes a sandbox from a pool. When ctx ends
-// first, the sandbox, if there is one and it has no idempotency key, is released.
+// Claim implements rest.Allocator. When ctx ends first, a sandbox without an idempotency key is
+// released.
 func (a *Allocator) Claim(ctx context.Context, pool string, ev core.Claim) (core.Sandbox, error) {
 	began := time.Now()
 	s, err := a.claim(ctx, pool, ev)
@@ -37,33 +38,21 @@ func (a *Allocator) Claim(ctx context.Context, pool string, ev core.Claim) (core
 }
 
 func (a *Allocator) claim(ctx context.Context, pool string, ev core.Claim) (core.Sandbox, error) {
-	t, err := a.leadingTerm()
-	if err != nil {
-		return core.Sandbox{}, notLeading(err)
-	}
-	t.headStart.call()
-	token, answer := t.answers.expect()
-	ev.Token, ev.Pool = token, core.PoolKey{Namespace: a.o.Namespace, Name: pool}
-	if !t.loop.put(ev) {
-		t.answers.forget(token)
-		return core.Sandbox{}, notLeading(errStepDown)
-	}
-	select {
-	case e := <-answer:
-		t.answers.forget(token)
-		return claimed(pool, e)
-	case <-t.loop.done:
-		t.answers.forget(token)
-		// It may be written all the same; the next leader finds it in the journal.
-		return core.Sandbox{}, notLeading(errStepDown)
-	case <-ctx.Done():
-		if e, ok := t.answers.forget(token).(core.Claimed); ok {
-			t.abandoned(e.Sandbox)
+	e, err := call[core.Effect](ctx, a, func(t *term, token uint64) core.Event {
+		t.headStart.call()
+		ev.Token, ev.Pool = token, core.PoolKey{Namespace: a.o.Namespace, Name: pool}
+		return ev
+	}, func(t *term, token uint64, late core.Effect) {
+		if e, ok := late.(core.Claimed); ok {
+			t.releaseUncollected(e.Sandbox)
 		} else {
 			t.Submit(core.ClaimAbandoned{Token: token})
 		}
-		return core.Sandbox{}, ctx.Err()
+	})
+	if err != nil {
+		return core.Sandbox{}, err
 	}
+	return claimed(pool, e)
 }
 
 func claimed(pool string, e core.Effect) (core.Sandbox, error) {
@@ -90,14 +79,14 @@ func refused(pool string, e core.ClaimRefused) *apierror.Error {
 		err.SandboxID = e.Sandbox.ID
 		return err
 	case core.Overloaded:
-		return apierror.New(apierror.Overloaded, "the allocator does not keep up with what it has to record; try again")
+		return apierror.New(apierror.Overloaded, "the allocator cannot record new claims fast enough; try again")
 	case core.Quarantined:
-		err := apierror.New(apierror.Overloaded, "the journal was begun anew, so no pod is handed out until no router of the earlier one can send requests to its address, which is in %v at the latest; an operator can end that earlier (see docs/backup.md)",
+		err := apierror.New(apierror.Overloaded, "the journal was begun anew, so no pod is handed out until no router of the earlier journal can send requests to its address, in %v at the latest; an operator can end the wait earlier (see docs/backup.md)",
 			e.Wait.Round(time.Second))
 		err.RetryAfter = int(min(e.Wait, time.Minute)/time.Second) + 1
 		return err
 	case core.Ending:
-		return apierror.New(apierror.NotLeader, "the pool has no warm pod, and this replica is about to end; try again")
+		return apierror.New(apierror.NotLeader, "the pool has no warm pod, and this replica is shutting down; try again")
 	case core.StartFailed:
 		err := apierror.New(apierror.StartFailed, "the sandbox was released before it was running: %s", e.Sandbox.Reason)
 		err.SandboxID = e.Sandbox.ID
@@ -106,83 +95,48 @@ func refused(pool string, e core.ClaimRefused) *apierror.Error {
 	return apierror.New(apierror.Internal, "the claim was refused")
 }
 
-// Close lets no claim wait any longer: this replica is about to end, and whoever
-// comes next can serve them. Calls in progress go on.
+// Close answers all waiting claims, because this replica is shutting down and the next leader can
+// serve them. Calls in progress go on.
 func (a *Allocator) Close() {
 	if t, err := a.leadingTerm(); err == nil {
 		t.Submit(core.Closing{})
 	}
 }
 
-// NotifyIdleAvailable wakes the claims that wait for a pod of the pool. The
-// allocator does so by itself when it sees that a pod has become warm.
+// NotifyIdleAvailable retries the waiting claims of a pool. The allocator does so itself whenever a
+// pod becomes warm.
 func (a *Allocator) NotifyIdleAvailable(namespace, pool string) {
 	if t, err := a.leadingTerm(); err == nil {
 		t.Submit(core.IdleAvailable{Pool: core.PoolKey{Namespace: namespace, Name: pool}})
 	}
 }
 
-// Release implements rest.Allocator: it ends a sandbox.
+// Release implements rest.Allocator. When ctx ends first, the release may take effect all
+// the same.
 func (a *Allocator) Release(ctx context.Context, id, reason string) (core.ReleaseStatus, int, error) {
-	t, err := a.leadingTerm()
-	if err != nil {
-		return 0, 0, notLeading(err)
-	}
-	t.headStart.call()
-	token, answer := t.answers.expect()
-	defer t.answers.forget(token)
-	if !t.loop.put(core.Release{Token: token, ID: id, Reason: reason}) {
-		return 0, 0, notLeading(errStepDown)
-	}
-	select {
-	case e := <-answer:
-		if r, ok := e.(core.ReleaseAnswered); ok {
-			return r.Status, r.Outstanding, nil
-		}
-		return 0, 0, fmt.Errorf("allocator: unexpected answer %T to a release", e)
-	case <-t.loop.done:
-		return 0, 0, notLeading(errStepDown)
-	case <-ctx.Done():
-		return 0, 0, ctx.Err()
-	}
+	e, err := call[core.ReleaseAnswered](ctx, a, func(t *term, token uint64) core.Event {
+		t.headStart.call()
+		return core.Release{Token: token, ID: id, Reason: reason}
+	}, nil)
+	return e.Status, e.Outstanding, err
 }
 
 // KeepAlive implements rest.Allocator.
 func (a *Allocator) KeepAlive(ctx context.Context, id string) (core.ReleaseStatus, error) {
-	return a.keep(ctx, func(_ *term, token uint64) core.Event { return core.KeepAlive{Token: token, ID: id} })
+	e, err := call[core.Kept](ctx, a, func(_ *term, token uint64) core.Event {
+		return core.KeepAlive{Token: token, ID: id}
+	}, nil)
+	return e.Status, err
 }
 
-// SetTimeout implements rest.Allocator. When ctx ends first, the end may be moved all
-// the same; it can be moved again.
+// SetTimeout implements rest.Allocator. When ctx ends first, the end may move all the same; the
+// call can be repeated.
 func (a *Allocator) SetTimeout(ctx context.Context, id string, lifetime time.Duration) (core.ReleaseStatus, error) {
-	return a.keep(ctx, func(t *term, token uint64) core.Event {
-		t.headStart.call() // it is answered when it is journaled
+	e, err := call[core.Kept](ctx, a, func(t *term, token uint64) core.Event {
+		t.headStart.call() // its answer waits for the journal
 		return core.SetTimeout{Token: token, ID: id, Lifetime: lifetime}
-	})
-}
-
-// keep makes a call that is answered by core.Kept.
-func (a *Allocator) keep(ctx context.Context, event func(t *term, token uint64) core.Event) (core.ReleaseStatus, error) {
-	t, err := a.leadingTerm()
-	if err != nil {
-		return 0, notLeading(err)
-	}
-	token, answer := t.answers.expect()
-	defer t.answers.forget(token)
-	if !t.loop.put(event(t, token)) {
-		return 0, notLeading(errStepDown)
-	}
-	select {
-	case e := <-answer:
-		if k, ok := e.(core.Kept); ok {
-			return k.Status, nil
-		}
-		return 0, fmt.Errorf("allocator: unexpected answer %T to a call that keeps a sandbox", e)
-	case <-t.loop.done:
-		return 0, notLeading(errStepDown)
-	case <-ctx.Done():
-		return 0, ctx.Err()
-	}
+	}, nil)
+	return e.Status, err
 }
 
 // Activities implements rest.Allocator.
@@ -198,7 +152,7 @@ func (a *Allocator) Sandbox(ctx context.Context, id string) (core.Sandbox, bool,
 		sandbox core.Sandbox
 		known   bool
 	}
-	r, err := look(ctx, a, func(c *core.Core) (r result) {
+	r, err := read(ctx, a, func(c *core.Core) (r result) {
 		r.sandbox, r.known = c.Sandbox(id)
 		return r
 	})
@@ -211,7 +165,7 @@ func (a *Allocator) Live(ctx context.Context, after core.Mark, most int) ([]core
 		list []core.Sandbox
 		more bool
 	}
-	r, err := look(ctx, a, func(c *core.Core) (r result) {
+	r, err := read(ctx, a, func(c *core.Core) (r result) {
 		r.list, r.more = c.Live(after, most)
 		return r
 	})
@@ -228,61 +182,124 @@ func (a *Allocator) Sessions(ctx context.Context, most int) ([]core.SessionStatu
 	return listed(ctx, a, func(c *core.Core) ([]core.SessionStatus, int) { return c.Sessions(most) })
 }
 
-// listed reads a list from the core, and how much of it was left out.
+// listed reads a list from the core, and the number of omitted entries.
 func listed[T any](ctx context.Context, a *Allocator, f func(*core.Core) ([]T, int)) ([]T, int, error) {
 	type result struct {
 		list   []T
 		others int
 	}
-	r, err := look(ctx, a, func(c *core.Core) (r result) {
+	r, err := read(ctx, a, func(c *core.Core) (r result) {
 		r.list, r.others = f(c)
 		return r
 	})
 	return r.list, r.others, err
 }
 
-// DeclareDead implements rest.Allocator: it waits no longer for a router. When ctx
-// ends first, the declaration may take effect all the same; it can be repeated.
+// DeclareDead implements rest.Allocator. When ctx ends first, the declaration may take
+// effect all the same. The call can be repeated.
 func (a *Allocator) DeclareDead(ctx context.Context, session, by, reason string) (core.DeadDeclared, error) {
-	t, err := a.leadingTerm()
-	if err != nil {
-		return core.DeadDeclared{}, notLeading(err)
-	}
-	token, answer := t.answers.expect()
-	defer t.answers.forget(token)
-	if !t.loop.put(core.DeclareDead{Token: token, Session: session, By: by, Reason: reason}) {
-		return core.DeadDeclared{}, notLeading(errStepDown)
-	}
-	select {
-	case e := <-answer:
-		if d, ok := e.(core.DeadDeclared); ok {
-			return d, nil
-		}
-		return core.DeadDeclared{}, fmt.Errorf("allocator: unexpected answer %T to a declaration", e)
-	case <-t.loop.done:
-		return core.DeadDeclared{}, notLeading(errStepDown)
-	case <-ctx.Done():
-		return core.DeadDeclared{}, ctx.Err()
-	}
+	return call[core.DeadDeclared](ctx, a, func(_ *term, token uint64) core.Event {
+		return core.DeclareDead{Token: token, Session: session, By: by, Reason: reason}
+	}, nil)
 }
 
-// look reads something from the core of the present term.
-func look[T any](ctx context.Context, a *Allocator, f func(*core.Core) T) (T, error) {
+// read returns f's view of the core of the current term. It returns an apierror.NotLeader
+// if this replica does not lead.
+func read[T any](ctx context.Context, a *Allocator, f func(*core.Core) T) (T, error) {
 	var none T
 	t, err := a.leadingTerm()
 	if err != nil {
 		return none, notLeading(err)
 	}
-	found := make(chan T, 1)
-	switch err := t.loop.look(ctx, func(c *core.Core) { found <- f(c) }); {
-	case errors.Is(err, errStepDown):
+	result, err := look(ctx, t.loop, f)
+	if errors.Is(err, errStepDown) {
 		return none, notLeading(err)
-	case err != nil:
-		return none, err
 	}
-	return <-found, nil
+	return result, err
+}
+
+// call submits an event that the core answers once, and returns the answer, which must be
+// a T. It returns an apierror.NotLeader if this replica does not lead or stops leading; the
+// event may take effect all the same, and the next leader then finds that in the journal.
+// When ctx ends first, call calls cancelled, if not nil, with the answer if that has just
+// come, and returns ctx's error.
+func call[T core.Effect](ctx context.Context, a *Allocator, event func(t *term, token uint64) core.Event,
+	cancelled func(t *term, token uint64, late core.Effect)) (T, error) {
+	var none T
+	t, err := a.leadingTerm()
+	if err != nil {
+		return none, notLeading(err)
+	}
+	token, answer := t.answers.expect()
+	ev := event(t, token)
+	if !t.loop.put(ev) {
+		t.answers.forget(token)
+		return none, notLeading(errStepDown)
+	}
+	select {
+	case e := <-answer:
+		t.answers.forget(token)
+		if got, ok := e.(T); ok {
+			return got, nil
+		}
+		return none, fmt.Errorf("allocator: unexpected answer %T to %T", e, ev)
+	case <-t.loop.done:
+		t.answers.forget(token)
+		return none, notLeading(errStepDown)
+	case <-ctx.Done():
+		late := t.answers.forget(token)
+		if cancelled != nil {
+			cancelled(t, token, late)
+		}
+		return none, ctx.Err()
+	}
 }
 
 func notLeading(err error) error {
 	return apierror.New(apierror.NotLeader, "%v; try again", err)
+}
+
+// answers matches the core's answers with the calls that wait for them, by token. Its
+// methods may be called concurrently.
+type answers struct {
+	mu      sync.Mutex
+	last    uint64
+	waiting map[uint64]chan core.Effect // each holds its one answer
+}
+
+func newAnswers() *answers { return &answers{waiting: map[uint64]chan core.Effect{}} }
+
+// expect returns a new token and the channel of its answer.
+func (a *answers) expect() (uint64, <-chan core.Effect) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.last++
+	ch := make(chan core.Effect, 1)
+	a.waiting[a.last] = ch
+	return a.last, ch
+}
+
+// forget drops a token. It returns the answer if that was delivered and not yet received.
+func (a *answers) forget(token uint64) core.Effect {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	ch := a.waiting[token]
+	delete(a.waiting, token)
+	select {
+	case e := <-ch:
+		return e
+	default:
+		return nil
+	}
+}
+
+// deliver passes an answer on. It returns false if no call waits for it.
+func (a *answers) deliver(token uint64, e core.Effect) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	ch, ok := a.waiting[token]
+	if ok {
+		ch <- e
+	}
+	return ok
 }

@@ -115,7 +115,7 @@ func TestCallsFailWithNotLeaderWhenTheTermEnds(t *testing.T) {
 			require.ErrorAs(t, call(), &e, name)
 			require.Equal(t, apierror.NotLeader, e.Reason)
 		}
-		require.Empty(t, tm.answers.wait, "who waited is still waited for")
+		require.Empty(t, tm.answers.waiting, "who waited is still waited for")
 	})
 }
 
@@ -143,7 +143,7 @@ func TestDeclareDeadIsAnsweredByTheLoop(t *testing.T) {
 		declare(ctx)
 		<-answers
 		require.ErrorIs(t, <-errs, context.DeadlineExceeded)
-		require.Empty(t, tm.answers.wait)
+		require.Empty(t, tm.answers.waiting)
 	})
 }
 
@@ -210,9 +210,9 @@ func TestReplicaIsReadyWhenALeaderCanAnswer(t *testing.T) {
 func TestKeyedClaimSurvivesItsCancelledCaller(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		_, tm := leading(t)
-		tm.abandoned(core.Sandbox{Binding: core.Binding{ID: "k3x9", IdempotencyKey: "k"}})
+		tm.releaseUncollected(core.Sandbox{Binding: core.Binding{ID: "k3x9", IdempotencyKey: "k"}})
 		require.Empty(t, tm.loop.in)
-		tm.abandoned(core.Sandbox{Binding: core.Binding{ID: "k3x9"}})
+		tm.releaseUncollected(core.Sandbox{Binding: core.Binding{ID: "k3x9"}})
 		require.Equal(t, core.Release{ID: "k3x9", Reason: core.ReasonAbandoned}, <-tm.loop.in)
 	})
 }
@@ -251,7 +251,7 @@ func TestCloseAnswersWaitingClaims(t *testing.T) {
 			var e *apierror.Error
 			require.ErrorAs(t, err, &e)
 			require.Equal(t, apierror.NotLeader, e.Reason)
-			require.Contains(t, e.Message, "about to end")
+			require.Contains(t, e.Message, "shutting down")
 		default:
 			t.Error("the claim waits on")
 		}
@@ -273,7 +273,7 @@ func TestRefusedClaimsNameTheReason(t *testing.T) {
 		{core.ClaimRefused{Why: core.KeyReused}, 409, apierror.KeyReused, "Idempotency-Key", "", 0},
 		{core.ClaimRefused{Why: core.KeyEnded, Sandbox: gone}, 410, apierror.SandboxGone, "Timeout", "k3x9", 0},
 		{core.ClaimRefused{Why: core.Overloaded}, 503, apierror.Overloaded, "try again", "", 1},
-		{core.ClaimRefused{Why: core.Ending}, 503, apierror.NotLeader, "about to end", "", 1},
+		{core.ClaimRefused{Why: core.Ending}, 503, apierror.NotLeader, "shutting down", "", 1},
 		{core.ClaimRefused{Why: core.StartFailed, Sandbox: gone}, 502, apierror.StartFailed, "Timeout", "k3x9", 0},
 	} {
 		_, err := claimed("python", c.refused)
@@ -338,7 +338,7 @@ func TestKeepAliveIsAnsweredByTheLoop(t *testing.T) {
 				require.ErrorIs(t, (<-done).err, context.Canceled)
 				tm.do(core.ReleaseAnswered{Token: call(t.Context())})
 				require.ErrorContains(t, (<-done).err, "unexpected answer")
-				require.Empty(t, tm.answers.wait)
+				require.Empty(t, tm.answers.waiting)
 			})
 		})
 	}

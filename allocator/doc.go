@@ -1,26 +1,33 @@
-// Package allocator is the control plane: it keeps pools of warm pods, hands
-// one out per claim, takes sandboxes back, and tells every router.
+// Package allocator is the control plane of Berth. It keeps pools of warm pods, gives one to each
+// claim, takes released sandboxes back, and keeps the routers up to date.
 //
-// # How it is put together
+// # Structure
 //
-// One loop owns the core and is the only goroutine that calls it. Events come
-// to it through one bounded queue: observations from the watches, calls from
-// the HTTP API, messages from routers, outcomes of writes. What the core wants
-// done goes out as effects: facts to the journal, one write of them at a time,
-// messages to routers in order, everything else to workers.
+// One loop owns the core and is the only goroutine that calls it. Events reach it through one
+// bounded queue: observations of the watches, calls of the HTTP API, messages of routers, and
+// outcomes of writes. The core returns effects: facts for the journal (one write at a time),
+// messages for routers (in order), and work for the workers.
 //
 //	watches, API, routers, outcomes --> loop(core) --> journal, routers, callers, workers
 //
-// # Replicas
+// # States
 //
-// All replicas watch and answer; one, the holder of the Lease, acts. Its term
-// begins when it has taken the journal over, and is numbered by it. A replica
-// that loses the Lease, or cannot tell any more that it holds it, or finds that
-// somebody else has written to the journal, ends its process: nothing of a term is
-// carried over in memory. The next leader reads the journal, Sandbox objects,
-// pools, nodes and pods from the API server's store and knows everything again.
-// Until it has, it answers "not ready", never "unknown".
+// A replica is a follower, a leader that recovers, or a leader. A follower watches the API server
+// and forwards calls. The holder of the Lease takes the journal over, which numbers its term, then
+// recovers from the journal, the Sandbox objects, the pools, nodes and pods, and then acts.
 //
-// The record of a claim or a release is its fact in the journal. Sandbox objects
-// are made from the journal and outlive it.
+// # Guarantees
+//
+//   - The record of a claim or a release is its fact in the journal. A call is answered only after
+//     that fact is durable.
+//   - Nothing of a term is carried over in memory. A replica ends its process when it loses the
+//     Lease, is not certain to hold it, or finds a later term in the journal.
+//   - Until a leader has recovered, it answers "not ready" and never "unknown".
+//   - [Allocator.Run] returns within [MaxShutdown] after its context has ended.
+//
+// # What breaks them
+//
+//   - A second writer of JournalSlot objects while no leader runs.
+//   - A wall clock that jumps: ends and idle times of sandboxes follow it. Leases and fences use
+//     the boot clock and do not.
 package allocator

@@ -3,12 +3,18 @@ package allocator
 import "errors"
 
 var (
-	// errStepDown: this replica has stopped to lead while the call was under way.
-	errStepDown = errors.New("allocator: this replica does not lead any more")
-	// ErrLeaseLost ends Run: another replica may lead now, and this process must
+	// ErrLeaseLost is returned by Run when another replica may lead now. The process must
 	// end.
-	ErrLeaseLost = errors.New("allocator: the lease was lost; this process ends, so that nothing of its term is left")
-	// errAbandoned is returned by Run with what else it returns: something did not end
-	// in time and may still be at work.
-	errAbandoned = errors.New("allocator: what was done as the leader has not ended in time and is abandoned; this process must end")
+	ErrLeaseLost = errors.New("allocator: the lease was lost; this process ends so that nothing of its term remains")
+	// ErrLeads is returned by JournalBeginning.Begin when an allocator holds the lease: it can
+	// read the journal, or repairs it.
+	ErrLeads = errors.New("allocator: an allocator holds the lease; stop the allocators first, for example by scaling their Deployment to 0")
+
+	// errStepDown is returned when this replica stops leading during a call.
+	errStepDown = errors.New("allocator: this replica no longer leads")
+	// errEndTimeout is joined to the error of Run when a part of the term did not end in time
+	// and may still run.
+	errEndTimeout = errors.New("allocator: a part of the ended term still runs; this process must end")
+	// errRestored ends a term whose leader has begun the journal anew.
+	errRestored = errors.New("allocator: the journal was restored from a backup and has been begun anew; the next leader serves it, and hands out no pod until no router of the earlier journal can send requests to its address, see docs/backup.md")
 )

@@ -13,15 +13,14 @@ import (
 	journalv1 "github.com/berth-sandbox/berth/api/journal/v1"
 )
 
-// The first part of a record's key says what it is about.
+// The prefix of a record's key says what the record is about.
 const (
 	sandboxPrefix = "sandbox/"
 	podPrefix     = "pod/"
 	sessionPrefix = "session/"
 )
 
-// toRecord encodes a fact for the journal. The namespace is not in it: it is the
-// one that the journal is in.
+// toRecord encodes a fact for the journal. The record has no namespace: it is that of the journal.
 func toRecord(f core.Fact) (journal.Record, error) {
 	r := &journalv1.Record{Term: f.Revision.Term, Counter: f.Revision.Counter}
 	switch s := f.Sandbox; {
@@ -52,8 +51,8 @@ func toRecord(f core.Fact) (journal.Record, error) {
 	return journal.Record{Key: r.GetKey(), Term: r.GetTerm(), Counter: r.GetCounter(), Raw: raw}, nil
 }
 
-// fromRecord decodes what toRecord has made. It returns false for a record of a
-// kind that this version does not know: such records ride along as they are.
+// fromRecord is the inverse of toRecord. It returns false for a record of a kind that this version
+// does not know; such records are carried unchanged.
 func fromRecord(r journal.Record, namespace string) (core.Fact, bool, error) {
 	var m journalv1.Record
 	if err := proto.Unmarshal(r.Raw, &m); err != nil {
@@ -89,7 +88,7 @@ func fromRecord(r journal.Record, namespace string) (core.Fact, bool, error) {
 			}
 		}
 		if sandbox.Phase == 0 {
-			return core.Fact{}, false, fmt.Errorf("journal record %s: phase %v is not known", r.Key, s.GetPhase())
+			return core.Fact{}, false, fmt.Errorf("journal record %s: unknown phase %v", r.Key, s.GetPhase())
 		}
 		f.Sandbox = sandbox
 	case *journalv1.Record_Discard:
@@ -114,17 +113,17 @@ func fromRecord(r journal.Record, namespace string) (core.Fact, bool, error) {
 	return f, true, nil
 }
 
-// bytesOnlyMeans is what an earlier version had written without a number.
-const bytesOnlyMeans = 1024
+// legacyMinBytes is the meaning of BytesOnly without a number, as an earlier version wrote it.
+const legacyMinBytes = 1024
 
 func minBytesOf(s *journalv1.Sandbox) uint64 {
 	if s.GetMinBytesPerMinute() == 0 && s.GetBytesOnly() {
-		return bytesOnlyMeans
+		return legacyMinBytes
 	}
 	return s.GetMinBytesPerMinute()
 }
 
-// settledKey is the key of what need not be kept any longer.
+// settledKey returns the record key that a Settle effect names.
 func settledKey(e core.Settle) string {
 	switch {
 	case e.ID != "":
@@ -167,7 +166,7 @@ func addresses(all []netip.Addr) [][]byte {
 func addressOf(key string, raw []byte) (netip.Addr, error) {
 	ip, ok := netip.AddrFromSlice(raw)
 	if !ok {
-		return netip.Addr{}, fmt.Errorf("journal record %s: %d bytes are no address", key, len(raw))
+		return netip.Addr{}, fmt.Errorf("journal record %s: %d bytes are not an IP address", key, len(raw))
 	}
 	return ip, nil
 }

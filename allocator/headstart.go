@@ -6,60 +6,46 @@ import (
 	"time"
 
 	"github.com/berth-sandbox/berth/internal/bootclock"
+	"github.com/berth-sandbox/berth/internal/wait"
 )
 
 const (
-	// headStartEach is how long what nobody waits for is kept back after a call,
-	// headStartMost after the first one of a burst, and headStartAgain how soon
-	// that may happen again: calls that come all the time keep nothing back for
-	// more than a quarter of it.
-	headStartEach  = 100 * time.Millisecond
-	headStartMost  = 250 * time.Millisecond
-	headStartAgain = time.Second
+	// headStartPerCall is how long background work waits after a call, maxHeadStart how long it
+	// waits at most after the first call of a burst, and headStartInterval the minimum time between
+	// two bursts. Constant calls therefore delay background work for at most a quarter of the time.
+	headStartPerCall  = 100 * time.Millisecond
+	maxHeadStart      = 250 * time.Millisecond
+	headStartInterval = time.Second
 )
 
-// headStart lets claims and releases go before what nobody waits for: pods that are
-// made anew or deleted, Sandbox objects, labels. A burst of calls makes a burst of
-// those, which would compete with the calls' own answers, and with what routers are told
-// and say, for the API server and for this machine. Its methods may be called
-// concurrently.
+// headStart delays background work while calls are in progress: creating and deleting pods, writing
+// Sandbox objects and labels. A burst of calls causes a burst of such work, which would compete
+// with the calls for the API server and the CPU. Its methods may be called concurrently.
 type headStart struct {
 	mu    sync.Mutex
 	began time.Duration // boot clock; 0: never
 	until time.Duration
 }
 
-// call notes that a claim, a release or a new end has come.
+// call records a claim, a release or a moved end.
 func (h *headStart) call() {
 	now := bootclock.Now()
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.began == 0 || now-h.began >= headStartAgain {
+	if h.began == 0 || now-h.began >= headStartInterval {
 		h.began = now
 	}
-	h.until = max(h.until, min(now+headStartEach, h.began+headStartMost))
+	h.until = max(h.until, min(now+headStartPerCall, h.began+maxHeadStart))
 }
 
-// wait returns when calls have had their head start, or ctx has ended.
+// wait returns when background work may run, or when ctx has ended.
 func (h *headStart) wait(ctx context.Context) {
 	for {
 		h.mu.Lock()
 		left := h.until - bootclock.Now()
 		h.mu.Unlock()
-		if left <= 0 || !sleep(ctx, left) {
+		if left <= 0 || !wait.Sleep(ctx, left) {
 			return
 		}
-	}
-}
-
-// sleep is false when ctx has ended.
-func sleep(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-t.C:
-		return true
 	}
 }

@@ -23,18 +23,18 @@ func TestHeadStartOfCallsIsBounded(t *testing.T) {
 	began := bootclock.Now()
 	h.wait(t.Context()) // nobody has called: no wait
 	h.call()
-	require.InDelta(t, headStartEach, h.after(began, 0), float64(headStartEach/2))
+	require.InDelta(t, headStartPerCall, h.after(began, 0), float64(headStartPerCall/2))
 
 	// Calls that come all the time: the head start ends, and stays ended.
-	h.began = bootclock.Now() - headStartMost
-	h.until = h.began + headStartMost
+	h.began = bootclock.Now() - maxHeadStart
+	h.until = h.began + maxHeadStart
 	for range 100 {
 		h.call()
 	}
-	require.LessOrEqual(t, h.until, h.began+headStartMost)
+	require.LessOrEqual(t, h.until, h.began+maxHeadStart)
 	h.wait(t.Context())
 
-	h.began = bootclock.Now() - headStartAgain // a second later it is their turn again
+	h.began = bootclock.Now() - headStartInterval // a second later it is their turn again
 	h.call()
 	require.Greater(t, h.until, bootclock.Now())
 	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)

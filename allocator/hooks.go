@@ -8,13 +8,12 @@ import (
 	"github.com/berth-sandbox/berth/allocator/core"
 )
 
-// hooksMost is how many postStart hooks of one pool are called side by side. What
-// answers them is strangers' code, which may take all the time it is given: the
-// hooks of one pool must not keep those of another one waiting.
-const hooksMost = 256
+// maxHooksPerPool is the number of concurrent postStart hooks of one pool. A hook runs untrusted
+// code and may use its whole timeout, so the hooks of one pool must not delay those of another.
+const maxHooksPerPool = 256
 
-// hooks call the postStart hooks of sandboxes, those of each pool in the order in
-// which they came. Its methods may be called concurrently.
+// hooks calls the postStart hooks of sandboxes, those of each pool in order. Its methods may be
+// called concurrently.
 type hooks struct {
 	call func(context.Context, core.Sandbox)
 
@@ -47,8 +46,7 @@ func (h *hooks) add(s core.Sandbox) {
 	h.advance(s.Pool)
 }
 
-// drop ends the hook of a sandbox, or sees to it that it is not called: the sandbox
-// was released.
+// drop cancels the hook of a released sandbox, or removes it from the queue.
 func (h *hooks) drop(s core.Sandbox) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -59,7 +57,7 @@ func (h *hooks) drop(s core.Sandbox) {
 	}
 }
 
-// waiting is the number of hooks that were not called yet.
+// waiting returns the number of hooks that are queued.
 func (h *hooks) waiting() (n int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -69,7 +67,7 @@ func (h *hooks) waiting() (n int) {
 	return n
 }
 
-// run calls hooks until ctx ends, and waits for those under way: they are given ctx.
+// run calls hooks until ctx ends, and waits for the running ones, whose contexts end with ctx.
 func (h *hooks) run(ctx context.Context) {
 	h.mu.Lock()
 	h.ctx = ctx
@@ -79,15 +77,15 @@ func (h *hooks) run(ctx context.Context) {
 	h.mu.Unlock()
 	<-ctx.Done()
 	h.mu.Lock()
-	h.ctx = nil // none begins any more
+	h.ctx = nil // starts no further hook
 	h.mu.Unlock()
 	h.all.Wait()
 }
 
-// advance calls as many hooks of a pool as may be called now.
+// advance starts as many queued hooks of a pool as allowed.
 func (h *hooks) advance(pool core.PoolKey) {
 	line := h.lines[pool]
-	for len(line.waiting) > 0 && line.running < hooksMost && h.ctx != nil {
+	for len(line.waiting) > 0 && line.running < maxHooksPerPool && h.ctx != nil {
 		s := line.waiting[0]
 		line.waiting = line.waiting[1:]
 		line.running++

@@ -18,7 +18,7 @@ func starting(pool, id string) core.Sandbox {
 // runHooks calls what is added until the test ends; called gets the IDs, and the
 // calls end when their context does, or when answer is closed.
 func runHooks(t *testing.T) (h *hooks, called chan string, answer chan struct{}, stop func()) {
-	called, answer = make(chan string, 10*hooksMost), make(chan struct{})
+	called, answer = make(chan string, 10*maxHooksPerPool), make(chan struct{})
 	h = newHooks(func(ctx context.Context, s core.Sandbox) {
 		called <- s.ID
 		select {
@@ -36,11 +36,11 @@ func runHooks(t *testing.T) (h *hooks, called chan string, answer chan struct{},
 func TestHangingHooksDoNotBlockOtherPools(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h, called, answer, stop := runHooks(t)
-		for i := range hooksMost + 10 {
+		for i := range maxHooksPerPool + 10 {
 			h.add(starting("slow", fmt.Sprintf("s%d", i)))
 		}
 		synctest.Wait()
-		require.Len(t, called, hooksMost)
+		require.Len(t, called, maxHooksPerPool)
 		require.Equal(t, 10, h.waiting())
 		for len(called) > 0 {
 			<-called
@@ -79,19 +79,19 @@ func TestHooksQueuedBeforeTheStartAreCalled(t *testing.T) {
 func TestReleaseCancelsTheSandboxsHook(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h, called, _, stop := runHooks(t)
-		for i := range hooksMost + 2 {
+		for i := range maxHooksPerPool + 2 {
 			h.add(starting("p", fmt.Sprintf("s%d", i)))
 		}
 		synctest.Wait()
 		for len(called) > 0 {
 			<-called
 		}
-		waiting := fmt.Sprintf("s%d", hooksMost)
+		waiting := fmt.Sprintf("s%d", maxHooksPerPool)
 		h.drop(starting("p", waiting)) // it has not been called yet
 		require.Equal(t, 1, h.waiting())
 		h.drop(starting("p", "s0"))
 		require.Equal(t, "s0 ended", <-called)
-		require.Equal(t, fmt.Sprintf("s%d", hooksMost+1), <-called, "the one behind it takes its place")
+		require.Equal(t, fmt.Sprintf("s%d", maxHooksPerPool+1), <-called, "the one behind it takes its place")
 		h.drop(starting("p", "s0")) // and again
 		h.drop(starting("q", "never seen"))
 		stop()

@@ -17,29 +17,28 @@ import (
 	"github.com/berth-sandbox/berth/internal/bootclock"
 )
 
-// timedLock is a Lease that remembers when the last renewal that succeeded was
-// sent, on the clock that counts suspended time. The election library measures
-// from the answer and on a clock that stands still in a suspended machine.
+// timedLock is a Lease that stores when its last successful renewal was sent, on a clock that
+// counts suspended time. The election library measures from the answer instead, and on a clock that
+// stops while the machine is suspended.
 type timedLock struct {
 	*resourcelock.LeaseLock
 	duration time.Duration
 	renewed  atomic.Int64 // bootclock; 0: never
 
-	// clocksApart, if set, is called once for each holder whose wall clock and that of this
-	// replica are apart by at least ahead. It is positive if this replica's clock is ahead.
-	clocksApart func(holder string, ahead time.Duration)
-	// Of the last Get, which the election calls one after the other.
+	// onClockSkew, if set, is called once for each holder whose wall clock differs from this
+	// replica's by at least ahead. ahead is positive if this replica's clock is ahead.
+	onClockSkew func(holder string, ahead time.Duration)
+	// The result of the last Get, which the election calls sequentially.
 	last   resourcelock.LeaderElectionRecord
-	lastAt time.Time // zero: there was none
-	told   string    // the holder for which clocksApart was called last
+	lastAt time.Time // zero before the first Get
+	warned string    // the last holder that onClockSkew was called for
 }
 
-// clocksMost is how far clocks may be apart before it is worth a word.
-const clocksMost = 2 * time.Second
+// maxClockSkew is the difference of two clocks above which a replica warns.
+const maxClockSkew = 2 * time.Second
 
-// Get implements resourcelock.Interface. A replica that stands for election reads each
-// renewal soon after the holder has written it, which tells how far their clocks are
-// apart: the renewal was written between this Get and the last one.
+// Get implements resourcelock.Interface. A candidate reads each renewal soon after the holder wrote
+// it, namely between this Get and the previous one. That bounds the difference of their clocks.
 func (l *timedLock) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
 	asked := time.Now()
 	r, raw, err := l.LeaseLock.Get(ctx)
@@ -50,25 +49,25 @@ func (l *timedLock) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord
 	return r, raw, nil
 }
 
-// compare judges a record that was asked for and read at these times of this clock.
+// compare checks the clock of the holder in a record that was requested and read at these times.
 func (l *timedLock) compare(r resourcelock.LeaderElectionRecord, asked, read time.Time) {
 	renewed := r.RenewTime.Time
 	if !l.lastAt.IsZero() && r.HolderIdentity == l.last.HolderIdentity && !renewed.Equal(l.last.RenewTime.Time) &&
-		r.HolderIdentity != l.Identity() && r.HolderIdentity != l.told && l.clocksApart != nil {
+		r.HolderIdentity != l.Identity() && r.HolderIdentity != l.warned && l.onClockSkew != nil {
 		least, most := l.lastAt.Sub(renewed), read.Sub(renewed)
 		switch {
-		case least > clocksMost:
-			l.told = r.HolderIdentity
-			l.clocksApart(r.HolderIdentity, least)
-		case most < -clocksMost:
-			l.told = r.HolderIdentity
-			l.clocksApart(r.HolderIdentity, most)
+		case least > maxClockSkew:
+			l.warned = r.HolderIdentity
+			l.onClockSkew(r.HolderIdentity, least)
+		case most < -maxClockSkew:
+			l.warned = r.HolderIdentity
+			l.onClockSkew(r.HolderIdentity, most)
 		}
 	}
 	l.last, l.lastAt = r, asked
 }
 
-// leaseName is the Lease for which replicas stand.
+// leaseName is the name of the replicas' Lease.
 const leaseName = "berth-allocator"
 
 func newTimedLock(client coordinationv1.LeasesGetter, namespace, identity string, duration time.Duration) *timedLock {
@@ -105,61 +104,60 @@ func (l *timedLock) timed(r resourcelock.LeaderElectionRecord, write func() erro
 	return nil
 }
 
-// valid reports whether this replica holds the lease: the lease has not run out since its
-// last renewal was sent, so no other replica can have taken it.
+// valid reports whether this replica certainly holds the lease: it has not expired since its last
+// renewal was sent, so no other replica can have taken it.
 func (l *timedLock) valid() bool {
 	renewed := l.renewed.Load()
 	return renewed != 0 && bootclock.Now()-time.Duration(renewed) < l.duration
 }
 
-// renewedSince reports whether a renewal that was sent after a moment has succeeded: then
-// no other replica can have held the lease before it.
+// renewedSince reports whether a renewal sent after this time of the boot clock has succeeded. No
+// other replica can then have held the lease before that time.
 func (l *timedLock) renewedSince(at time.Duration) bool { return l.renewed.Load() > int64(at) }
 
-// Bounds of a lease. Leases are written in whole seconds. Pods that somebody deletes
-// serve for longer than a lease (serveOn), and drains wait for them.
+// Bounds of a lease. A Lease object counts whole seconds. A pod deleted by another client serves on
+// for longer than a lease (serveOn), and node drains wait for that.
 const (
-	leaseLeast = time.Second
-	leaseMost  = time.Minute
+	minLease = time.Second
+	maxLease = time.Minute
 )
 
-// CheckElection returns what is wrong with timings of an election, or nil.
+// CheckElection returns an error that says what is wrong with the timings of an election, or nil.
 func CheckElection(lease, renew, retry time.Duration) error {
 	switch {
 	case retry <= 0 || renew <= 2*retry || lease <= renew:
-		return errors.New("each must be larger than the next, and the time to renew more than twice the retry period")
-	case lease%time.Second != 0 || lease < leaseLeast || lease > leaseMost:
-		return fmt.Errorf("the lease must last for whole seconds, %v to %v: a Lease has seconds, and a pod that is deleted goes on serving for longer than a lease", leaseLeast, leaseMost)
+		return errors.New("each must be larger than the next, and the renew deadline more than twice the retry period")
+	case lease%time.Second != 0 || lease < minLease || lease > maxLease:
+		return fmt.Errorf("the lease must be %v to %v in whole seconds: a Lease object counts seconds, and a deleted pod serves on for longer than a lease", minLease, maxLease)
 	}
 	return nil
 }
 
-// takeOver is what a new leader may need until it acts on what it finds and the routers
-// have joined it: two reads of the journal, and lists of pods and Sandbox objects.
+// takeOver bounds the time from the election of a new leader until it acts and the routers have
+// joined it: two reads of the journal and lists of pods and Sandbox objects.
 const takeOver = 3 * time.Second
 
-// failover bounds the time from the moment in which a leader is killed until the next one
-// acts. Another replica sees the last renewal one period of its own late at most, waits for
-// the lease to run out, and tries again within another period. The election library makes
-// a period up to JitterFactor longer.
+// failover bounds the time from the death of a leader until the next one acts. A candidate sees the
+// last renewal up to one period of its own late, waits for the lease to expire, and tries again
+// within another period. The election library extends a period by up to JitterFactor.
 func failover(lease, retry time.Duration) time.Duration {
 	period := retry + time.Duration(leaderelection.JitterFactor*float64(retry))
 	return lease + 2*period + takeOver
 }
 
-// serveOn is for how long pods go on serving that somebody else deletes.
+// serveOn returns how long pods serve on that another client deletes.
 func (o *Options) serveOn() time.Duration {
-	return pods.ServeOn(failover(o.LeaseDuration, o.RetryPeriod), o.Window)
+	return pods.ServeOn(failover(o.LeaseDuration, o.RetryPeriod), o.ConnectWindow)
 }
 
-// replica is where one replica can be reached, host:port each.
+// replica holds the addresses of one replica, host:port each.
 type replica struct{ control, api string }
 
-// identity names a holder of the lease: its addresses and something random, so
-// that whoever reads the lease can find the leader.
+// identity returns a lease holder's name: its addresses and a random part, so that readers of the
+// lease can find the leader.
 func (r replica) identity(random string) string { return r.control + "_" + r.api + "_" + random }
 
-// replicaOf reads an identity. What it does not say is empty.
+// replicaOf is the inverse of identity. It returns empty addresses for any other text.
 func replicaOf(identity string) replica {
 	parts := strings.Split(identity, "_")
 	if len(parts) != 3 {

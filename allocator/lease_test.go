@@ -101,7 +101,7 @@ func TestCandidateDetectsClockSkewOfTheLeader(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			l := newTimedLock(nil, "default", "a", time.Hour)
 			var got []time.Duration
-			l.clocksApart = func(_ string, ahead time.Duration) { got = append(got, ahead) }
+			l.onClockSkew = func(_ string, ahead time.Duration) { got = append(got, ahead) }
 			began := time.Unix(1_700_000_000, 0)
 			for _, g := range c.gets {
 				l.compare(resourcelock.LeaderElectionRecord{HolderIdentity: g.holder, RenewTime: metav1.NewTime(began.Add(g.renewed))}, began.Add(g.read), began.Add(g.read))
@@ -144,7 +144,7 @@ func TestContradictoryElectionTimingsAreRefused(t *testing.T) {
 				return // New takes that for the default
 			}
 			_, err = New(Options{
-				Clients: &kube.Clients{}, Namespace: "x", ControlAddress: "x", APIAddress: "x", MaxStale: 1, Window: 1, Policy: baseline(t),
+				Clients: &kube.Clients{}, Namespace: "x", ControlAddress: "x", APIAddress: "x", MaxStale: 1, ConnectWindow: 1, Policy: baseline(t),
 				Metrics: prometheus.NewRegistry(), Log: zap.NewNop(), LeaseDuration: c.lease, RenewDeadline: c.renew, RetryPeriod: c.retry,
 			})
 			require.ErrorContains(t, err, c.wrong)
@@ -154,7 +154,7 @@ func TestContradictoryElectionTimingsAreRefused(t *testing.T) {
 
 // A replica that follows sees a renewal, and the end of the lease, a period late at most.
 func TestPodsServeThroughADefaultFailover(t *testing.T) {
-	o := Options{LeaseDuration: 4 * time.Second, RetryPeriod: 300 * time.Millisecond, Window: envoy.ConnectWindow}
+	o := Options{LeaseDuration: 4 * time.Second, RetryPeriod: 300 * time.Millisecond, ConnectWindow: envoy.ConnectWindow}
 	const period = 660 * time.Millisecond // with the library's jitter
 	require.Equal(t, 4*time.Second+2*period+takeOver, failover(o.LeaseDuration, o.RetryPeriod))
 	require.Equal(t, failover(o.LeaseDuration, o.RetryPeriod)+time.Second+envoy.ConnectWindow, o.serveOn())

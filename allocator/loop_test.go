@@ -49,7 +49,7 @@ func (l *loop) running(t *testing.T) (stop func()) {
 
 func known(t *testing.T, l *loop) (keys []core.PodKey) {
 	t.Helper()
-	require.NoError(t, l.look(t.Context(), func(c *core.Core) { keys = c.PodKeys() }))
+	require.NoError(t, lookError(t.Context(), l, func(c *core.Core) { keys = c.PodKeys() }))
 	return keys
 }
 
@@ -120,7 +120,7 @@ func TestGonePodsAreForgottenEventually(t *testing.T) {
 	l := newTestLoop(t, nil)
 	l.step(core.PodGone{Key: podKey})
 	for range 2 {
-		l.goneSince -= goneFor + time.Second
+		l.goneSince -= goneRetention + time.Second
 		l.step(core.PodGone{Key: core.PodKey{Name: "another"}})
 	}
 	require.False(t, l.isGone(podKey))
@@ -211,7 +211,7 @@ func TestCallersReturnWhenTheLoopEnds(t *testing.T) {
 		}
 		put, looked := make(chan bool, 1), make(chan error, 1)
 		go func() { put <- l.put(core.Tick{}) }()
-		go func() { looked <- l.look(context.Background(), func(*core.Core) {}) }()
+		go func() { looked <- lookError(context.Background(), l, func(*core.Core) {}) }()
 		synctest.Wait()
 		close(l.done) // as run does; nothing is taken any more
 		require.False(t, <-put)
@@ -225,7 +225,7 @@ func TestEventsAfterTheEndAreDropped(t *testing.T) {
 	for range 2 * eventQueue {
 		l.Submit(core.Tick{}) // must not block
 	}
-	require.ErrorIs(t, l.look(t.Context(), func(*core.Core) { t.Error("looked") }), errStepDown)
+	require.ErrorIs(t, lookError(t.Context(), l, func(*core.Core) { t.Error("looked") }), errStepDown)
 }
 
 func TestLookEndsWithItsContext(t *testing.T) {
@@ -233,13 +233,13 @@ func TestLookEndsWithItsContext(t *testing.T) {
 		l := newTestLoop(t, nil)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		require.ErrorIs(t, l.look(ctx, func(*core.Core) {}), context.DeadlineExceeded, "nobody runs the loop")
+		require.ErrorIs(t, lookError(ctx, l, func(*core.Core) {}), context.DeadlineExceeded, "the loop does not run")
 		for len(l.in) < eventQueue {
 			l.Submit(core.Tick{})
 		}
 		ctx, cancel = context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		require.ErrorIs(t, l.look(ctx, func(*core.Core) {}), context.DeadlineExceeded, "the queue is full")
+		require.ErrorIs(t, lookError(ctx, l, func(*core.Core) {}), context.DeadlineExceeded, "the queue is full")
 	})
 }
 
@@ -257,7 +257,7 @@ func TestAnswerGoesToItsCallerOnly(t *testing.T) {
 	require.True(t, a.deliver(first, core.Claimed{Token: first}))
 	require.Equal(t, core.Claimed{Token: first}, a.forget(first), "an answer that came in the last moment was lost")
 	require.Nil(t, a.forget(first))
-	require.Empty(t, a.wait)
+	require.Empty(t, a.waiting)
 }
 
 // A leader that stood still hears its routers before it takes them for gone. One that is
@@ -269,9 +269,9 @@ func TestLateTickWaitsForQueuedMessages(t *testing.T) {
 		most       time.Duration // until one counts after the gap
 		least      time.Duration
 	}{
-		"it stood still":  {tickEvery, 8 * second, hearFirst + tickEvery, hearFirst},
-		"it was not late": {tickEvery, stillMost, 0, 0},
-		"it is slow":      {600 * time.Millisecond, 600 * time.Millisecond, hearFirst + 600*time.Millisecond, hearFirst},
+		"it stood still":  {tickEvery, 8 * second, catchUp + tickEvery, catchUp},
+		"it was not late": {tickEvery, maxTickDelay, 0, 0},
+		"it is slow":      {600 * time.Millisecond, 600 * time.Millisecond, catchUp + 600*time.Millisecond, catchUp},
 	} {
 		t.Run(name, func(t *testing.T) {
 			at := 100 * second
@@ -288,11 +288,19 @@ func TestLateTickWaitsForQueuedMessages(t *testing.T) {
 					t.Fatalf("a tick counts %v after one that was late", at-late)
 				}
 				for range 5 {
-					if at += c.every; c.every < stillMost && !l.count(at) {
+					if at += c.every; c.every < maxTickDelay && !l.count(at) {
 						t.Fatal("a tick that is not late does not count")
 					}
 				}
 			}
 		})
 	}
+}
+
+func lookError(ctx context.Context, l *loop, f func(*core.Core)) error {
+	_, err := look(ctx, l, func(c *core.Core) struct{} {
+		f(c)
+		return struct{}{}
+	})
+	return err
 }

@@ -131,7 +131,7 @@ func newReplica(t *testing.T, api *memoryAPI, options ...func(*Options)) *Alloca
 	t.Helper()
 	o := Options{
 		Clients: fakeAPI(api.answer).clients(t), Namespace: "default", ControlAddress: "127.0.0.1:1", APIAddress: "127.0.0.1:2",
-		MaxStale: time.Minute, Window: time.Second, Policy: baseline(t), Metrics: prometheus.NewRegistry(), Log: zap.NewNop(), PublicScheme: "http", PublicHost: "x",
+		MaxStale: time.Minute, ConnectWindow: time.Second, Policy: baseline(t), Metrics: prometheus.NewRegistry(), Log: zap.NewNop(), PublicScheme: "http", PublicHost: "x",
 	}
 	for _, set := range options {
 		set(&o)

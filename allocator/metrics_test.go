@@ -37,10 +37,10 @@ berth_allocator_routers_connected 0
 		tm.loop.Submit(core.PoolSeen{Pool: core.Pool{Key: poolKey, Warm: 2, DefaultPort: 80, Version: "1"}})
 		tm.loop.Submit(core.PodSeen{Pod: pod("1")})
 		all(routers + `
-# HELP berth_allocator_pool_claims_waiting Claims that wait for a pod, by pool, bounded likewise.
+# HELP berth_allocator_pool_claims_waiting Claims that wait for a pod, by pool. Pools after the first 100 by name are summed as _other.
 # TYPE berth_allocator_pool_claims_waiting gauge
 berth_allocator_pool_claims_waiting{pool="python"} 0
-# HELP berth_allocator_pool_pods Pods by pool and state: warm, pending, claimed or releasing. The first 100 pools by name; those of the others are added up as _other.
+# HELP berth_allocator_pool_pods Pods by pool and state: warm, pending, claimed or releasing. Pools after the first 100 by name are summed as _other.
 # TYPE berth_allocator_pool_pods gauge
 berth_allocator_pool_pods{pool="python",state="claimed"} 0
 berth_allocator_pool_pods{pool="python",state="pending"} 1
@@ -89,7 +89,7 @@ func TestClaimsAreCountedByOutcome(t *testing.T) {
 		}
 		require.Equal(t, 5, testutil.CollectAndCount(a.metrics.claims))
 		require.NoError(t, testutil.CollectAndCompare(a.metrics.claimed, strings.NewReader(`
-# HELP berth_allocator_claim_seconds Time from the call to the answer of claims that were given a sandbox, the wait for a warm pod included.
+# HELP berth_allocator_claim_seconds Time from the call to the answer of successful claims, including the wait for a warm pod.
 # TYPE berth_allocator_claim_seconds histogram
 `+buckets()+`berth_allocator_claim_seconds_sum 1
 berth_allocator_claim_seconds_count 1

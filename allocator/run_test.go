@@ -114,7 +114,7 @@ func TestEndOfATermWaitsForABoundedTime(t *testing.T) {
 				}
 				select {
 				case err := <-done:
-					require.ErrorIs(t, err, errAbandoned)
+					require.ErrorIs(t, err, errEndTimeout)
 					require.Equal(t, c.lost, errors.Is(err, ErrLeaseLost), "%v", err)
 				case <-time.After(time.Hour):
 					t.Fatal("it waits for ever")

@@ -71,7 +71,7 @@ func TestFullJournalTakeoverNeedsHalfTheMemory(t *testing.T) {
 	used := stop()
 	require.NoError(t, err)
 	t.Logf("%d facts, %d bytes unsettled; peak %d MiB", len(facts), log.Stats().UnsettledBytes, used>>20)
-	require.Greater(t, log.Stats().UnsettledBytes, unsettledMost)
+	require.Greater(t, log.Stats().UnsettledBytes, maxUnsettled)
 	require.Less(t, used, uint64(most))
 }
 
@@ -119,7 +119,7 @@ func fillJournal(t *testing.T, a *Allocator) {
 	}
 	var records []journal.Record
 	bytes := 0
-	for n := 0; bytes <= unsettledMost; n++ {
+	for n := 0; bytes <= maxUnsettled; n++ {
 		s := &core.Sandbox{
 			Binding: core.Binding{ID: text(10), ClaimedAt: time.Unix(1, 0), EndAt: time.Unix(300, 0), Metadata: map[string]string{"job": text(60), "owner": text(60)}, Team: "team", IdempotencyKey: text(8)},
 			Pool:    core.PoolKey{Name: "python"}, Pod: core.PodKey{Name: "python-" + text(3), UID: text(16)},

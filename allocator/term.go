@@ -22,20 +22,21 @@ import (
 	"github.com/berth-sandbox/berth/api/sandboxid"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 	"github.com/berth-sandbox/berth/internal/bootclock"
+	"github.com/berth-sandbox/berth/internal/wait"
 )
 
-// How many writes run side by side. Sandbox objects come before pods, because what
-// they do not show yet has to ride along in the journal, and both before labels.
+// Numbers of concurrent writes. Sandbox objects get the most, because the journal must carry every
+// state that they do not show yet; labels get the fewest.
 const (
 	createWorkers     = 8
 	deleteWorkers     = 8
 	backgroundWorkers = 8
 	callbackWorkers   = 8
-	projectWorkers    = 24
+	objectWorkers     = 24
 	labelWorkers      = 4
 )
 
-// term is what a leader has, from its election to its end.
+// term holds the parts of a leader, from its election to the end of its term.
 type term struct {
 	number    uint64
 	a         *Allocator
@@ -50,14 +51,14 @@ type term struct {
 	creates   *workers
 	deletes   *workers
 	other     *workers
-	callbacks *workers // into the program that embeds us, which may take its time
-	lines     *workers // of the log, one for each release: writing them takes longer than the release
-	found     *workers // of the log too: see report
+	callbacks *workers // calls of OnSandboxReady and OnSandboxReleased, which may be slow
+	lines     *workers // log lines of releases: writing one takes longer than a release
+	found     *workers // delayed log lines, see report
 	caller    *poststart.Caller
 	log       *zap.Logger
 }
 
-// lead acts as the leader until ctx ends or something cannot go on.
+// lead leads a term until ctx ends or a part of it fails.
 func (a *Allocator) lead(ctx context.Context) error {
 	a.o.Log.Info("elected; reading the journal")
 	log, facts, err := a.openJournal(ctx)
@@ -71,8 +72,7 @@ func (a *Allocator) lead(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// From here on, so that nothing is missed between what is read and what is
-	// watched.
+	// Attach before the first list, so that no change between list and watch is missed.
 	a.watches.attach(t)
 	defer a.watches.attach(nil)
 	ctx, stop := context.WithCancel(ctx)
@@ -81,7 +81,7 @@ func (a *Allocator) lead(ctx context.Context) error {
 		if ctx.Err() != nil {
 			err = nil
 		}
-		stop() // what follows ends at once: the watches must not wait for a loop that never runs
+		stop() // the parts below then end at once, and drain what the watches submit
 	}
 	var all sync.WaitGroup
 	failed := make(chan error, 1)
@@ -99,8 +99,8 @@ func (a *Allocator) lead(ctx context.Context) error {
 	all.Go(func() { t.found.run(ctx, 1) })
 	all.Go(func() { t.hooks.run(ctx) })
 	all.Go(func() { t.labeler.Run(ctx, labelWorkers) })
-	all.Go(func() { t.objects.Run(ctx, projectWorkers) })
-	all.Go(func() { t.watchPressure(ctx, t.heldUp) })
+	all.Go(func() { t.objects.Run(ctx, objectWorkers) })
+	all.Go(func() { t.watchPressure(ctx, t.journalBacklog) })
 	all.Go(func() { t.journal.audit(ctx) })
 	all.Go(func() { t.audit(ctx) })
 	all.Go(func() { a.watches.pools.Maintain(ctx, t.counts) })
@@ -120,10 +120,10 @@ func (a *Allocator) lead(ctx context.Context) error {
 	return err
 }
 
-// openJournal takes the journal over. Nothing of an earlier term is committed
-// after that.
+// openJournal takes the journal over. After that no earlier leader can commit.
 func (a *Allocator) openJournal(ctx context.Context) (*journal.Log, []core.Fact, error) {
-	// A full journal makes much garbage. Half of the memory is for what there is besides.
+	// Decoding a full journal makes much garbage. Half of the memory limit is reserved for all
+	// other data.
 	if limit := debug.SetMemoryLimit(-1); limit != math.MaxInt64 {
 		debug.SetMemoryLimit(limit / 2)
 		defer debug.SetMemoryLimit(limit)
@@ -147,7 +147,7 @@ func (a *Allocator) openJournal(ctx context.Context) (*journal.Log, []core.Fact,
 		case err != nil:
 			return nil, nil, fmt.Errorf("%w: %w", journal.ErrDamaged, err)
 		case !known:
-			a.o.Log.Warn("a later version has journaled something that this one does not know; it is kept", zap.String("key", r.Key))
+			a.o.Log.Warn("journal record of an unknown kind kept; a later version wrote it", zap.String("key", r.Key))
 			continue
 		}
 		facts = append(facts, f)
@@ -155,8 +155,8 @@ func (a *Allocator) openJournal(ctx context.Context) (*journal.Log, []core.Fact,
 	return log, facts, nil
 }
 
-// mayBeginJournal refuses to begin a journal where an allocator has been at work:
-// what it had promised would be forgotten.
+// mayBeginJournal refuses to create a journal where traces show that one existed: its promises
+// would be forgotten.
 func (a *Allocator) mayBeginJournal(ctx context.Context) error {
 	var records v1alpha1.SandboxList
 	err := a.o.Clients.Berth.Get().Namespace(a.o.Namespace).Resource("sandboxes").Param("limit", "1").Do(ctx).Into(&records)
@@ -170,13 +170,13 @@ func (a *Allocator) mayBeginJournal(ctx context.Context) error {
 	if len(records.Items) == 0 && !slices.ContainsFunc(found, func(p core.Pod) bool { return p.Pool != "" }) {
 		return nil
 	}
-	return journal.Refuse(fmt.Errorf("%w: namespace %s has no journal (JournalSlot objects), but Sandbox objects or pods of pools",
+	return journal.Refuse(fmt.Errorf("%w: namespace %s has no journal (JournalSlot objects), but it has Sandbox objects or pods of pools",
 		journal.ErrMissing, a.o.Namespace))
 }
 
 func (a *Allocator) newTerm(log *journal.Log) (*term, error) {
 	c, err := core.New(core.Config{
-		Term: log.Term(), Lease: a.o.LeaseDuration, MaxStale: a.o.MaxStale, Window: a.o.Window, MaxWaiting: a.o.MaxWaiting, DryRun: a.o.ReapDryRun,
+		Term: log.Term(), Lease: a.o.LeaseDuration, MaxStale: a.o.MaxStale, Window: a.o.ConnectWindow, MaxWaiting: a.o.MaxWaiting, DryRun: a.o.ReapDryRun,
 		NewID: sandboxid.New, NewSuffix: func() string { return rand.String(6) },
 	}, now(a.o.WallClock))
 	if err != nil {
@@ -199,12 +199,13 @@ func (a *Allocator) newTerm(log *journal.Log) (*term, error) {
 	return t, nil
 }
 
-// recover reads what is there and tells the core. Nothing is answered before.
+// recover reads the state of the cluster and passes it to the core. Calls are answered only after
+// that.
 func (t *term) recover(ctx context.Context, facts []core.Fact) error {
 	st := core.State{Facts: facts}
 	w := t.a.watches
-	// The objects after the journal: what is in neither was settled in an object
-	// that is read here.
+	// The objects are listed after the journal was read: a record that is in neither was settled in
+	// an object of this list.
 	records, err := w.records.List(ctx)
 	if err != nil {
 		return err
@@ -222,9 +223,9 @@ func (t *term) recover(ctx context.Context, facts []core.Fact) error {
 		return err
 	}
 	st.Records = records.Sandboxes
-	// Nothing of this term was written yet.
+	// This term has not written an object yet.
 	if seen := latestTerm(st.Records); seen >= t.number {
-		t.log.Error("Sandbox objects are of a later term than what the journal holds: it was restored from a backup, and is begun anew, see docs/backup.md", zap.Uint64("seenTerm", seen))
+		t.log.Error("Sandbox objects are of a later term than the journal: it was restored from a backup and is begun anew, see docs/backup.md", zap.Uint64("seenTerm", seen))
 		return t.journal.renew(ctx, seen)
 	}
 	t.loop.knows(st)
@@ -239,13 +240,13 @@ func (t *term) recover(ctx context.Context, facts []core.Fact) error {
 		t.loop.step(ev)
 	}
 	if left := t.loop.core.Quarantine(); left > 0 {
-		t.log.Error("the journal was begun anew a short while ago: no pod is handed out until no router of before can send requests to its address, or until an operator says so, see docs/backup.md", zap.Duration("atTheLatest", left))
+		t.log.Error("the journal was begun anew recently: no pod is handed out until no router of the earlier journal can send requests to its address, or until an operator ends the wait, see docs/backup.md", zap.Duration("atMost", left))
 	}
 	t.log.Info("recovered", zap.Int("facts", len(facts)), zap.Int("pools", len(st.Pools)), zap.Int("pods", len(st.Pods)), zap.Int("records", len(st.Records)))
 	return nil
 }
 
-// latestTerm is the highest term that has written a Sandbox object.
+// latestTerm returns the highest term that has written a Sandbox object.
 func latestTerm(records []core.Sandbox) (term uint64) {
 	for i := range records {
 		term = max(term, records[i].Revision.Term)
@@ -253,16 +254,15 @@ func latestTerm(records []core.Sandbox) (term uint64) {
 	return term
 }
 
-// unreadable returns an error if a sandbox may be live of which neither its object
-// nor the journal says what it is: then its pod must be left alone, and we do not
-// know which one that is.
+// unreadable returns an error if the state of a live sandbox is in neither a readable object nor
+// the journal. Its pod must not be touched, and it is unknown which pod that is.
 func (t *term) unreadable(records sandboxobjects.Listed, facts []core.Fact) error {
 	for _, f := range facts {
 		if f.Sandbox == nil {
 			continue
 		}
 		if err, ok := records.Unreadable[f.Sandbox.ID]; ok {
-			t.log.Warn("taken from the journal, because its object cannot be understood", zap.Error(err))
+			t.log.Warn("sandbox recovered from the journal because its object cannot be read", zap.Error(err))
 			delete(records.Unreadable, f.Sandbox.ID)
 		}
 	}
@@ -274,21 +274,21 @@ func (t *term) unreadable(records sandboxobjects.Listed, facts []core.Fact) erro
 		return nil
 	}
 	slices.SortFunc(errs, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
-	return fmt.Errorf("%d Sandbox objects in namespace %s cannot be understood, and the journal does not hold them any more; correct them, or delete them and their pods: %w",
-		len(errs), t.a.o.Namespace, errors.Join(errs[:min(len(errs), unreadableMost)]...))
+	return fmt.Errorf("%d Sandbox objects in namespace %s cannot be read, and the journal no longer holds them; correct them, or delete them and their pods: %w",
+		len(errs), t.a.o.Namespace, errors.Join(errs[:min(len(errs), maxUnreadable)]...))
 }
 
-// unreadableMost bounds the objects that an error names.
-const unreadableMost = 10
+// maxUnreadable bounds the number of objects that one error names.
+const maxUnreadable = 10
 
-// do carries out an effect. It is called from the loop and never blocks.
+// do carries out an effect. The loop calls it; it never blocks.
 func (t *term) do(e core.Effect) {
 	if t.a.control.Deliver(t.number, e) {
 		return
 	}
 	switch e := e.(type) {
 	case core.Write:
-		t.journal.facts <- e.Facts // there is room: one is under way at a time
+		t.journal.facts <- e.Facts // never blocks: one core.Write is under way at a time
 	case core.Settle:
 		t.journal.log.Settle(settledKey(e), e.Revision.Term, e.Revision.Counter)
 	case core.DeletePod:
@@ -300,7 +300,7 @@ func (t *term) do(e core.Effect) {
 		t.creates.add("create pod", func(ctx context.Context) error {
 			t.headStart.wait(ctx)
 			t.create(ctx, e)
-			return nil // the core asks for another one
+			return nil // the core creates another one
 		})
 	case core.PoolDrained:
 		t.other.add("remove finalizer of a pool", func(ctx context.Context) error { return t.a.watches.pools.Drained(ctx, e.Key) })
@@ -314,8 +314,8 @@ func (t *term) do(e core.Effect) {
 		t.hooks.add(e.Sandbox)
 	case core.Claimed:
 		if !t.answers.deliver(e.Token, e) {
-			// The caller has gone in this very moment.
-			t.other.add("release", func(context.Context) error { t.abandoned(e.Sandbox); return nil })
+			// The caller was cancelled at this moment.
+			t.other.add("release", func(context.Context) error { t.releaseUncollected(e.Sandbox); return nil })
 		}
 	case core.ClaimRefused:
 		t.answers.deliver(e.Token, e)
@@ -327,11 +327,11 @@ func (t *term) do(e core.Effect) {
 		t.answers.deliver(e.Token, e)
 	case core.WouldReap:
 		t.a.metrics.wouldReap.Inc()
-		t.log.Info("would be released for being idle, were this not a dry run", zap.String("sandbox", sandboxid.Short(e.Sandbox.ID)),
+		t.log.Info("dry run: an idle sandbox would be released", zap.String("sandbox", sandboxid.Short(e.Sandbox.ID)),
 			zap.String("pool", e.Sandbox.Pool.Name), zap.Duration("idle", e.Idle), zap.Duration("idleTimeout", e.Sandbox.IdleTimeout))
 	case core.SessionDeclaredDead:
 		t.a.metrics.declaredDead.Inc()
-		t.log.Error("a router was declared dead by an operator, and is waited for no more: if it lives, it may send requests to pods of other sandboxes until it has gone stale",
+		t.log.Error("an operator declared a router dead, so no fence waits for it: if it still runs, it may send requests to pods of other sandboxes until its routes are stale",
 			zap.String("session", e.Session), zap.String("address", e.From), zap.String("by", e.Declaration.By), zap.String("reason", e.Declaration.Reason), zap.Int("fences", e.Fences))
 	case core.SandboxReady:
 		t.callBack(t.a.o.OnSandboxReady, e.Sandbox.ID)
@@ -354,18 +354,18 @@ func (t *term) do(e core.Effect) {
 	}
 }
 
-// reportEvery is how often a report looks whether the lease was renewed.
+// reportEvery is the interval in which report checks the lease.
 const reportEvery = 100 * time.Millisecond
 
-// report logs and counts something that must not be, and what is done about it, once the
-// lease was renewed after it was found. What a leader finds that was deposed and does not
-// know it yet may be the doing of the next one, and nothing is done about it.
+// report logs and counts a repair, once a renewal of the lease was sent after the finding. A
+// deposed leader that does not know it yet may find changes of the next leader, and does nothing
+// about them.
 func (t *term) report(what string, fields ...zap.Field) {
 	at := bootclock.Now()
 	t.found.add("report", func(ctx context.Context) error {
 		for !t.a.lock.renewedSince(at) {
-			if !sleep(ctx, reportEvery) {
-				return nil // the term has ended
+			if !wait.Sleep(ctx, reportEvery) {
+				return nil // end of the term
 			}
 		}
 		t.a.metrics.repairs.Inc()
@@ -380,24 +380,23 @@ func (t *term) callBack(f func(context.Context, string), sandboxID string) {
 	}
 }
 
-// Labels wait while this many Sandbox objects are to be written, but not for long
-// each: they must not wait for ever.
+// Labels wait up to labelsWait each while more than labelsWaitAbove Sandbox objects wait.
 const (
-	labelsWaitAbove = 2 * projectWorkers
+	labelsWaitAbove = 2 * objectWorkers
 	labelsWait      = 200 * time.Millisecond
 )
 
-// afterObjects lets Sandbox objects go before labels.
+// afterObjects gives Sandbox objects priority over labels.
 func (t *term) afterObjects(ctx context.Context) {
 	t.headStart.wait(ctx)
 	if t.objects.Backlog().Objects > labelsWaitAbove {
-		sleep(ctx, labelsWait)
+		wait.Sleep(ctx, labelsWait)
 	}
 }
 
-// abandoned releases a sandbox whose caller did not wait for it. One that was
-// claimed with an idempotency key is kept: the retry must find it.
-func (t *term) abandoned(s core.Sandbox) {
+// releaseUncollected releases a sandbox whose caller was cancelled. A sandbox with an idempotency
+// key stays, because a retry must find it.
+func (t *term) releaseUncollected(s core.Sandbox) {
 	if s.IdempotencyKey == "" {
 		t.Submit(core.Release{ID: s.ID, Reason: core.ReasonAbandoned})
 	}
@@ -405,7 +404,7 @@ func (t *term) abandoned(s core.Sandbox) {
 
 func (t *term) create(ctx context.Context, e core.CreatePod) {
 	pool, ok := t.a.watches.pools.Get(e.Pool)
-	if !ok { // its object went meanwhile, or its template is refused now
+	if !ok { // its object is gone, or its template is refused now
 		t.Submit(core.CreateFailed(e))
 		return
 	}
@@ -416,10 +415,10 @@ func (t *term) create(ctx context.Context, e core.CreatePod) {
 	}
 }
 
-// start calls the hook of the sandbox's pool.
+// start calls the postStart hook of the sandbox's pool.
 func (t *term) start(ctx context.Context, s core.Sandbox) {
 	pool, ok := t.a.watches.pools.Get(s.Pool)
-	if !ok || pool.Spec.PostStart == nil { // it is called no more
+	if !ok || pool.Spec.PostStart == nil { // the pool has no hook any more
 		t.Submit(core.Started{ID: s.ID, OK: true})
 		return
 	}
@@ -428,13 +427,13 @@ func (t *term) start(ctx context.Context, s core.Sandbox) {
 		return // the next leader calls it again
 	}
 	if err != nil {
-		t.log.Warn("a postStart hook has failed", zap.String("pool", s.Pool.Name), zap.String("sandbox", sandboxid.Short(s.ID)),
+		t.log.Warn("postStart hook failed", zap.String("pool", s.Pool.Name), zap.String("sandbox", sandboxid.Short(s.ID)),
 			zap.String("failurePolicy", string(pool.Spec.PostStart.FailurePolicy)), zap.Error(err))
 	}
 	t.Submit(core.Started{ID: s.ID, OK: err == nil || pool.Spec.PostStart.FailurePolicy == v1alpha1.Ignore})
 }
 
-// Submit hands an event to the core.
+// Submit queues an event for the core.
 func (t *term) Submit(ev core.Event) { t.loop.Submit(ev) }
 
 // Valid implements control.Leader.
@@ -456,40 +455,38 @@ func (t *term) Position() uint64 { return t.journal.log.Position() }
 func (t *term) Restored(term uint64) {
 	select {
 	case t.journal.restored <- term:
-	default: // it has been told
+	default: // already reported
 	}
 }
 
-// lookWait bounds the questions that have no caller's context.
+// lookWait bounds reads of the core without a caller's context.
 const lookWait = 5 * time.Second
 
-// quarantine is for how long no pod is handed out yet.
-func (t *term) quarantine() (left time.Duration) {
+// quarantine returns for how long no pod is handed out yet, or 0 if the core does not
+// answer in time.
+func (t *term) quarantine() time.Duration {
 	ctx, cancel := context.WithTimeout(context.Background(), lookWait)
 	defer cancel()
-	found := make(chan time.Duration, 1)
-	if t.loop.look(ctx, func(c *core.Core) { found <- c.Quarantine() }) != nil {
+	left, err := look(ctx, t.loop, (*core.Core).Quarantine)
+	if err != nil {
 		return 0
 	}
-	return <-found
+	return left
 }
 
-// counts returns a pool's pods by state. It is false if the core does not know the pool,
-// or does not answer in time.
+// counts returns a pool's pods by state. It returns false if the core does not know the
+// pool or does not answer in time.
 func (t *term) counts(ctx context.Context, key core.PoolKey) (core.Counts, bool) {
 	ctx, cancel := context.WithTimeout(ctx, lookWait)
 	defer cancel()
-	type result struct {
-		counts core.Counts
-		ok     bool
-	}
-	found := make(chan result, 1)
-	if t.loop.look(ctx, func(c *core.Core) {
-		counts, ok := c.Counts(key)
-		found <- result{counts, ok}
-	}) != nil {
+	counts, err := look(ctx, t.loop, func(c *core.Core) *core.Counts {
+		if counts, ok := c.Counts(key); ok {
+			return &counts
+		}
+		return nil
+	})
+	if err != nil || counts == nil {
 		return core.Counts{}, false
 	}
-	r := <-found
-	return r.counts, r.ok
+	return *counts, true
 }

@@ -187,7 +187,7 @@ func TestRunReturnsWhenRecoveryFails(t *testing.T) {
 	}
 	a, err := New(Options{
 		Clients: fakeAPI(api).clients(t), Namespace: "default", ControlAddress: "127.0.0.1:1", APIAddress: "127.0.0.1:2",
-		MaxStale: time.Minute, Window: time.Second, Policy: baseline(t), Metrics: prometheus.NewRegistry(), Log: log, PublicScheme: "http", PublicHost: "x",
+		MaxStale: time.Minute, ConnectWindow: time.Second, Policy: baseline(t), Metrics: prometheus.NewRegistry(), Log: log, PublicScheme: "http", PublicHost: "x",
 	})
 	require.NoError(t, err)
 	done := make(chan error, 1)

@@ -45,7 +45,7 @@ func newWatches(o *Options) (*watches, error) {
 	return w, errors.Join(errs[:]...)
 }
 
-// run watches until ctx ends.
+// run watches until ctx ends. It returns an error if a watch cannot start.
 func (w *watches) run(ctx context.Context) error {
 	all, ctx := errgroup.WithContext(ctx)
 	for _, run := range []func(context.Context) error{w.pods.Run, w.pools.Run, w.nodes.Run, w.records.Run} {

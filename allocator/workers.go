@@ -11,15 +11,15 @@ import (
 	"github.com/berth-sandbox/berth/allocator/kube"
 )
 
-// Pauses before a job that has failed is done again.
+// minJobRetry and maxJobRetry bound the back-off of a failed job.
 const (
-	jobRetryFirst = 50 * time.Millisecond
-	jobRetryMost  = 30 * time.Second
+	minJobRetry = 50 * time.Millisecond
+	maxJobRetry = 30 * time.Second
 )
 
-// workers do jobs side by side, so many at a time, in the order in which they came.
-// One that fails is done again later: meanwhile it takes no worker from the others.
-// What waits is bounded by what the jobs are about: so many for a pod or a sandbox.
+// workers run jobs concurrently, at most as many as run's n, in the order in which they were added.
+// A failed job is retried later and occupies no worker meanwhile. The queue has no bound of its
+// own: each pod or sandbox adds a bounded number of jobs.
 type workers struct {
 	queue workqueue.TypedRateLimitingInterface[*job]
 	left  atomic.Int64
@@ -32,12 +32,11 @@ type job struct {
 }
 
 func newWorkers(log *zap.Logger) *workers {
-	limiter := workqueue.NewTypedItemExponentialFailureRateLimiter[*job](jobRetryFirst, jobRetryMost)
+	limiter := workqueue.NewTypedItemExponentialFailureRateLimiter[*job](minJobRetry, maxJobRetry)
 	return &workers{queue: workqueue.NewTypedRateLimitingQueue(limiter), log: log}
 }
 
-// add queues a job; what says in the log what has failed. It never blocks. After
-// the end it is dropped.
+// add queues a job; what names it in the log. It never blocks. After the end the job is dropped.
 func (w *workers) add(what string, do func(context.Context) error) {
 	if w.queue.ShuttingDown() {
 		return
@@ -46,21 +45,21 @@ func (w *workers) add(what string, do func(context.Context) error) {
 	w.queue.Add(&job{what, do})
 }
 
-// waiting is the number of jobs that are not done.
+// waiting returns the number of unfinished jobs.
 func (w *workers) waiting() int { return int(w.left.Load()) }
 
-// run works with n workers until ctx ends, and waits for the jobs under way: they
-// are given ctx.
+// run executes jobs with n workers until ctx ends, and waits for the running jobs, whose context is
+// ctx.
 func (w *workers) run(ctx context.Context, n int) {
 	kube.Work(ctx, w.queue, n, w.next)
 }
 
-// finish is like run, but does what waits, too, before it returns.
+// finish is like run, but also executes the queued jobs before it returns.
 func (w *workers) finish(ctx context.Context, n int) {
 	kube.Work(ctx, w.queue, n, func(ctx context.Context) bool { return w.next(context.WithoutCancel(ctx)) })
 }
 
-// next does the job that is next. It is false after the end.
+// next executes the next job. It returns false after the end.
 func (w *workers) next(ctx context.Context) bool {
 	j, ended := w.queue.Get()
 	if ended {
@@ -72,7 +71,7 @@ func (w *workers) next(ctx context.Context) bool {
 		return true
 	}
 	if err := j.do(ctx); err != nil && ctx.Err() == nil {
-		w.log.Warn("will try again: "+j.what, zap.Error(err))
+		w.log.Warn("failed, retrying: "+j.what, zap.Error(err))
 		w.queue.AddRateLimited(j)
 		return true
 	}

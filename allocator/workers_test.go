@@ -91,7 +91,7 @@ func TestFailedJobIsRetriedWithoutBlockingOthers(t *testing.T) {
 		synctest.Wait()
 		require.Equal(t, 3, attempts, "it was done and is done again")
 		require.Equal(t, 3, w.waiting())
-		most := int(10*time.Minute/jobRetryMost) + 20
+		most := int(10*time.Minute/maxJobRetry) + 20
 		require.Greater(t, failed, 3*10)
 		require.LessOrEqual(t, failed, 3*most, "without pauses")
 		cancel()

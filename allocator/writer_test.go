@@ -23,14 +23,14 @@ func TestPressureHasHysteresis(t *testing.T) {
 		want      bool
 	}{
 		"nothing waits":           {false, 0, 0, false},
-		"as late as may be":       {false, lagMost, 0, false},
-		"too late":                {false, lagMost + 1, 0, true},
-		"as much as may be":       {false, 0, unsettledMost, false},
-		"too much":                {false, 0, unsettledMost + 1, true},
-		"still late":              {true, lagLow, 0, true},
-		"still much":              {true, 0, unsettledLow, true},
-		"neither late nor much":   {true, lagLow - 1, unsettledLow - 1, false},
-		"late, and has not begun": {false, lagLow, unsettledLow, false},
+		"as late as may be":       {false, maxLag, 0, false},
+		"too late":                {false, maxLag + 1, 0, true},
+		"as much as may be":       {false, 0, maxUnsettled, false},
+		"too much":                {false, 0, maxUnsettled + 1, true},
+		"still late":              {true, lowLag, 0, true},
+		"still much":              {true, 0, lowUnsettled, true},
+		"neither late nor much":   {true, lowLag - 1, lowUnsettled - 1, false},
+		"late, and has not begun": {false, lowLag, lowUnsettled, false},
 	} {
 		t.Run(name, func(t *testing.T) { require.Equal(t, c.want, pressure(c.on, c.lag, c.unsettled)) })
 	}
@@ -49,7 +49,7 @@ func TestPressureChangesReachTheCore(t *testing.T) {
 		for range 2 {
 			time.Sleep(time.Minute)
 			require.Empty(t, tm.loop.in, "nothing has changed")
-			unsettled.Store(unsettledMost + 1)
+			unsettled.Store(maxUnsettled + 1)
 			time.Sleep(time.Minute)
 			require.Len(t, tm.loop.in, 1)
 			require.Equal(t, core.Pressure{On: true}, <-tm.loop.in)
@@ -77,8 +77,8 @@ func TestBatchesArePacedByTheirSize(t *testing.T) {
 			return time.Since(began)
 		}
 		require.Zero(t, paused(1, 0), "a claim alone")
-		require.Equal(t, 9*paceRecord, paused(10, 0))
-		require.Equal(t, paceMost, paused(1000, 0))
+		require.Equal(t, 9*pacePerRecord, paused(10, 0))
+		require.Equal(t, maxPace, paused(1000, 0))
 		began := time.Now()
 		time.Sleep(time.Second)
 		require.True(t, w.pause(t.Context(), began, 1000, 0))
@@ -87,7 +87,7 @@ func TestBatchesArePacedByTheirSize(t *testing.T) {
 		require.Zero(t, testutil.ToFloat64(m.heldBack))
 
 		// Bytes: a burst of some seconds, then no more than the bound.
-		require.LessOrEqual(t, paused(1, burstSeconds*second), paceMost)
+		require.LessOrEqual(t, paused(1, burstSeconds*second), maxPace)
 		require.InDelta(t, time.Second, paused(1, second), float64(10*time.Millisecond))
 		require.InDelta(t, 10*time.Second, paused(1, 1000*second), float64(10*time.Millisecond), "one that is larger than the burst is taken all the same")
 

@@ -1,4 +1,3 @@
-// Command allocator is the control plane: one replica of it.
 package main
 
 import (
@@ -16,7 +15,6 @@ import (
 	"github.com/go-logr/zapr"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
-	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"go.uber.org/zap"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
@@ -33,36 +31,37 @@ import (
 	controlv1 "github.com/berth-sandbox/berth/api/control/v1"
 	"github.com/berth-sandbox/berth/cmd/internal/cli"
 	"github.com/berth-sandbox/berth/envoy"
+	"github.com/berth-sandbox/berth/internal/adminpages"
 	"github.com/berth-sandbox/berth/internal/controltls"
 )
 
 type flags struct {
-	PublicURL        string        `name:"public-url" required:"" help:"Where clients reach Envoy: http(s)://<domain>[:port]. Sandboxes are at <port>-<id>. before the domain."`
+	PublicURL        string        `name:"public-url" required:"" help:"URL at which clients reach Envoy: http(s)://<domain>[:port]. A sandbox is at <port>-<id>.<domain>."`
 	Namespace        string        `default:"default" help:"Namespace of the pools, their pods, the Sandbox objects and the lease."`
-	Kubeconfig       string        `help:"Kubeconfig file. Empty: the service account of the pod this runs in."`
+	Kubeconfig       string        `help:"Kubeconfig file. Empty: the service account of the pod."`
 	APIListen        string        `name:"api-listen" default:"127.0.0.1:8081" help:"Address of the HTTP API. Outside loopback it needs --api-keys-dir."`
-	APIAdvertise     string        `name:"api-advertise" help:"Address at which other replicas reach this replica's API, to pass calls on to the leader. Empty: the one it listens on."`
-	APIKeysDir       string        `name:"api-keys-dir" help:"Directory of API keys, one file each, as a mounted Secret has them; read again when it changes. Empty: no key is needed."`
+	APIAdvertise     string        `name:"api-advertise" help:"Address at which other replicas reach this replica's API, to forward calls to the leader. Empty: the address of --api-listen."`
+	APIKeysDir       string        `name:"api-keys-dir" help:"Directory of API keys, one file each, such as a mounted Secret; reloaded when it changes. Empty: no key is needed."`
 	ControlListen    string        `default:"127.0.0.1:9090" help:"Address of the control server for routers. Outside loopback it needs --control-tls-dir."`
-	ControlAdvertise string        `help:"Address at which routers reach this replica's control server. Empty: the one it listens on."`
-	ControlTLSDir    string        `name:"control-tls-dir" help:"Directory with tls.crt, tls.key and ca.crt for mutual TLS with routers; read again when they change. Empty: no TLS."`
-	AdminListen      string        `default:"127.0.0.1:9902" help:"Address for /healthz, /readyz, /leaderz and /metrics."`
-	KubeQPS          float32       `name:"kube-qps" default:"0" help:"Requests per second to the API server. 0: no limit of our own; the API server's priority and fairness is the limit."`
+	ControlAdvertise string        `help:"Address at which routers reach this replica's control server. Empty: the address of --control-listen."`
+	ControlTLSDir    string        `name:"control-tls-dir" help:"Directory with tls.crt, tls.key and ca.crt for mutual TLS with routers; reloaded when they change. Empty: no TLS."`
+	AdminListen      string        `default:"127.0.0.1:9902" help:"Address of /healthz, /readyz, /leaderz, /metrics and, for connections to a loopback address, /debug/pprof."`
+	KubeQPS          float32       `name:"kube-qps" default:"0" help:"Client-side limit of requests per second to the API server. 0: none; the API server's priority and fairness applies."`
 	KubeBurst        int           `default:"100" help:"Burst for --kube-qps."`
-	MaxStale         time.Duration `default:"15m" help:"How long a router that is not heard of is waited for before its routes count as forgotten. Routers whose own --max-stale is larger are refused: raise it here first, lower it there first."`
+	MaxStale         time.Duration `default:"15m" help:"How long a fence waits for a router that sends no pings. A router whose own --max-stale is larger is refused: to raise it, begin with the allocators; to lower it, begin with the routers."`
 	PodSecurity      string        `default:"baseline" help:"What a pool's pods may ask for: baseline (the Pod Security Standard of that name, and no service account token) or privileged (anything)."`
-	Window           time.Duration `default:"5s" help:"How long an admitted request may go on opening connections: at least as long as Envoy's retries take. No idle timeout is shorter. A pod that others delete serves for longer than that and a failover (--lease-duration); a change replaces idle pods."`
-	ReapDryRun       bool          `help:"Sandboxes that are idle are not released, and the log says which would be. Ends and lifetimes count all the same."`
-	ClaimWait        time.Duration `default:"10s" help:"How long a claim waits for a pod when its pool has none, unless it says; 0: not at all."`
-	ClaimQueue       int           `default:"1000" help:"How many claims may wait, by pool."`
-	JournalBytes     int           `name:"journal-bytes-per-second" default:"1048576" help:"Bound of what is written to the journal; etcd keeps all of it until it is compacted, every 5 minutes by default."`
-	LeaseDuration    time.Duration `default:"4s" help:"How long a leader that is not heard from keeps the lease: whole seconds, 1s to 1m. A pod that somebody else deletes serves for longer than a failover takes; so a change replaces idle pods. The same for all replicas."`
-	LeaseRenew       time.Duration `default:"3s" help:"How long a leader tries to renew the lease before it gives up; less than --lease-duration."`
-	LeaseRetry       time.Duration `default:"300ms" help:"Pause between attempts at the lease; a replica that does not lead makes it up to 2.2 times as long."`
+	ConnectWindow    time.Duration `default:"5s" help:"How long an admitted request may need to open its connection: at least as long as Envoy's retries take. It is also the shortest idle timeout. A pod that another client deletes serves on for longer than this and a failover (--lease-duration); a change replaces idle pods."`
+	ReapDryRun       bool          `help:"Only log which idle sandboxes would be released. Ends and lifetimes still apply."`
+	ClaimWait        time.Duration `default:"10s" help:"How long a claim waits for a pod if it does not say; 0: not at all."`
+	ClaimQueue       int           `default:"1000" help:"How many claims of one pool may wait."`
+	JournalBytes     int           `name:"journal-bytes-per-second" default:"1048576" help:"Limit of the bytes written to the journal. etcd keeps all of them until its compaction, every 5 minutes by default."`
+	LeaseDuration    time.Duration `default:"4s" help:"How long a leader keeps the lease without renewing it: whole seconds, 1s to 1m. The same for all replicas. A pod that another client deletes serves on for longer than a failover, so a change replaces idle pods."`
+	LeaseRenew       time.Duration `default:"3s" help:"How long a leader retries a renewal before it gives the lease up; less than --lease-duration."`
+	LeaseRetry       time.Duration `default:"300ms" help:"Pause between attempts at the lease. A follower extends it by up to a factor of 2.2."`
 	ShutdownAfter    time.Duration `default:"10s" help:"How long calls in progress may take at shutdown."`
 	LogLevel         string        `default:"info" help:"debug, info, warn or error."`
 
-	WallClockOffset time.Duration `default:"0s" hidden:"" help:"For tests: what this process takes for the wall clock is off by this."`
+	WallClockOffset time.Duration `default:"0s" hidden:"" help:"For tests: offset of this process's wall clock."`
 
 	Version kong.VersionFlag `env:"-" help:"Print the version."`
 }
@@ -73,7 +72,7 @@ var kubernetesLog sync.Once
 
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	var f flags
-	if _, err := cli.Parse(&f, "allocator", "The control plane: keeps pools warm, hands out sandboxes, tells the routers.", "BERTH_ALLOCATOR", args, stdout, stderr); err != nil {
+	if _, err := cli.Parse(&f, "allocator", "The control plane: keeps pools of warm pods, hands out sandboxes and updates the routers.", "BERTH_ALLOCATOR", args, stdout, stderr); err != nil {
 		return err
 	}
 	public, err := f.check()
@@ -85,115 +84,150 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		return err
 	}
 	defer log.Sync() //nolint:errcheck // stderr has nothing to sync
-
-	// What client-go has to say, about the election for example, in the same form. Its
-	// logger is the process's, and must not change under those who use it.
+	// client-go logs in the same form, for example about the election. Its logger is global
+	// and must be set before its first use.
 	kubernetesLog.Do(func() { klog.SetLogger(zapr.NewLogger(log.Named("kubernetes"))) })
 
-	config, err := f.restConfig()
+	s := &service{flags: &f, log: log}
+	stop, err := s.wire(public)
 	if err != nil {
 		return err
 	}
-	clients, err := kube.NewClients(config, f.KubeQPS, f.KubeBurst)
+	defer stop()
+	return s.serve(ctx)
+}
+
+// service holds the parts of one replica. Its listeners are bound before it serves.
+type service struct {
+	*flags
+	log             *zap.Logger
+	allocator       *allocator.Allocator
+	metrics         *prometheus.Registry
+	api, admin      *cli.HTTPServer
+	control         *grpc.Server
+	controlListener net.Listener
+}
+
+// wire builds the parts and binds the listeners. stop frees what serve does not.
+func (s *service) wire(public *url.URL) (stop func(), err error) {
+	config, err := s.restConfig()
 	if err != nil {
-		return err
+		return nil, err
 	}
-	policy, err := pools.NewPolicy(f.PodSecurity)
+	clients, err := kube.NewClients(config, s.KubeQPS, s.KubeBurst)
 	if err != nil {
-		return fmt.Errorf("--pod-security: %w", err)
+		return nil, err
 	}
-	var keys *apirest.Keys // none: the API is open
-	if f.APIKeysDir != "" {
-		if keys, err = apirest.NewKeys(f.APIKeysDir, time.Now, log.Named("api")); err != nil {
-			return fmt.Errorf("--api-keys-dir: %w", err)
+	policy, err := pools.NewPolicy(s.PodSecurity)
+	if err != nil {
+		return nil, fmt.Errorf("--pod-security: %w", err)
+	}
+	var keys *apirest.Keys // nil: the API needs no key
+	if s.APIKeysDir != "" {
+		if keys, err = apirest.NewKeys(s.APIKeysDir, time.Now, s.log.Named("api")); err != nil {
+			return nil, fmt.Errorf("--api-keys-dir: %w", err)
 		}
 	}
-	security := insecure.NewCredentials()
-	if f.ControlTLSDir != "" {
-		var stop func()
-		if security, stop, err = controltls.Server(f.ControlTLSDir); err != nil {
-			return fmt.Errorf("--control-tls-dir: %w", err)
+	security, stop := insecure.NewCredentials(), func() {}
+	if s.ControlTLSDir != "" {
+		if security, stop, err = controltls.Server(s.ControlTLSDir); err != nil {
+			return nil, fmt.Errorf("--control-tls-dir: %w", err)
 		}
-		defer stop()
 	}
-	controlListener, err := net.Listen("tcp", f.ControlListen)
-	if err != nil {
-		return fmt.Errorf("--control-listen: %w", err)
+	if err := s.listen(); err != nil {
+		stop()
+		return nil, err
 	}
-	api, err := cli.Listen("--api-listen", f.APIListen, apirest.MaxConns)
-	if err != nil {
-		return err
+	s.metrics = prometheus.NewRegistry()
+	s.metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	if s.allocator, err = allocator.New(allocator.Options{
+		Clients: clients, Namespace: s.Namespace, ControlAddress: s.ControlAdvertise, APIAddress: s.APIAdvertise, Keys: keys,
+		LeaseDuration: s.LeaseDuration, RenewDeadline: s.LeaseRenew, RetryPeriod: s.LeaseRetry,
+		ClaimWait: s.ClaimWait, MaxWaiting: s.ClaimQueue, JournalBytesPerSecond: s.JournalBytes,
+		ReapDryRun: s.ReapDryRun, MaxStale: s.MaxStale, ConnectWindow: s.ConnectWindow, Policy: policy,
+		PublicScheme: public.Scheme, PublicHost: public.Host,
+		WallClock: func() time.Time { return time.Now().Add(s.WallClockOffset) },
+		Metrics:   s.metrics, Log: s.log,
+	}); err != nil {
+		stop()
+		return nil, err
 	}
-	admin, err := cli.Listen("--admin-listen", f.AdminListen, cli.AdminConns)
-	if err != nil {
-		return err
-	}
-	if f.ControlAdvertise == "" {
-		f.ControlAdvertise = controlListener.Addr().String()
-	}
-	if f.APIAdvertise == "" {
-		f.APIAdvertise = api.Addr().String()
-	}
-	metrics := prometheus.NewRegistry()
-	metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	a, err := allocator.New(allocator.Options{
-		Clients: clients, Namespace: f.Namespace, ControlAddress: f.ControlAdvertise, APIAddress: f.APIAdvertise, Keys: keys,
-		LeaseDuration: f.LeaseDuration, RenewDeadline: f.LeaseRenew, RetryPeriod: f.LeaseRetry,
-		ClaimWait: f.ClaimWait, MaxWaiting: f.ClaimQueue, JournalBytesPerSecond: f.JournalBytes,
-		ReapDryRun: f.ReapDryRun,
-		MaxStale:   f.MaxStale, Window: f.Window, Policy: policy, PublicScheme: public.Scheme, PublicHost: public.Host,
-		WallClock: func() time.Time { return time.Now().Add(f.WallClockOffset) },
-		Metrics:   metrics, Log: log,
-	})
-	if err != nil {
-		return err
-	}
-	control := grpc.NewServer(
+	s.control = grpc.NewServer(
 		grpc.Creds(security),
-		// A router that stands still must not hold a stream for ever.
+		// A router that hangs must not hold a stream for ever.
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 10 * time.Second, Timeout: 5 * time.Second}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second}),
-		// Nor must a peer that connects and says nothing: Stop waits for it.
-		grpc.ConnectionTimeout(connectMost),
+		// Stop waits for handshakes, so a silent peer must not prolong one.
+		grpc.ConnectionTimeout(maxHandshake),
 	)
-	controlv1.RegisterControlServer(control, a.Control())
-	log.Info("listening", zap.Stringer("api", api.Addr()), zap.Stringer("control", controlListener.Addr()), zap.Stringer("admin", admin.Addr()))
+	controlv1.RegisterControlServer(s.control, s.allocator.Control())
+	return stop, nil
+}
 
-	// The leader's work ends after the calls it is in the middle of.
+// listen binds the listeners. It fills in the advertised addresses that no flag gives.
+func (s *service) listen() (err error) {
+	if s.controlListener, err = net.Listen("tcp", s.ControlListen); err != nil {
+		return fmt.Errorf("--control-listen: %w", err)
+	}
+	if s.api, err = cli.Listen("--api-listen", s.APIListen, apirest.MaxConns); err != nil {
+		return err
+	}
+	if s.admin, err = cli.Listen("--admin-listen", s.AdminListen, cli.AdminConns); err != nil {
+		return err
+	}
+	if s.ControlAdvertise == "" {
+		s.ControlAdvertise = s.controlListener.Addr().String()
+	}
+	if s.APIAdvertise == "" {
+		s.APIAdvertise = s.api.Addr().String()
+	}
+	return nil
+}
+
+// serve runs all parts until ctx ends or one of them fails, and shuts them down.
+func (s *service) serve(ctx context.Context) error {
+	s.log.Info("listening", zap.Stringer("api", s.api.Addr()), zap.Stringer("control", s.controlListener.Addr()),
+		zap.Stringer("admin", s.admin.Addr()))
+	// The term outlives ctx, so that calls in progress can finish.
 	running, stopRunning := context.WithCancel(context.WithoutCancel(ctx))
 	defer stopRunning()
 	all, failed := errgroup.WithContext(ctx)
-	all.Go(func() error { return a.Run(running) })
+	all.Go(func() error { return s.allocator.Run(running) })
 	all.Go(func() error {
-		if err := control.Serve(controlListener); !errors.Is(err, grpc.ErrServerStopped) { // stopped before it began
+		if err := s.control.Serve(s.controlListener); !errors.Is(err, grpc.ErrServerStopped) { // stopped before it began
 			return err
 		}
 		return nil
 	})
-	all.Go(func() error { return api.Serve(a.API()) })
-	all.Go(func() error { return admin.Serve(adminHandler(a, metrics)) })
+	all.Go(func() error { return s.api.Serve(s.allocator.API()) })
+	all.Go(func() error { return s.admin.Serve(adminHandler(s.allocator, s.metrics)) })
 	all.Go(func() error {
-		<-failed.Done() // a signal, or one of the others failed
-		log.Info("stopping")
-		limit, cancel := context.WithTimeout(context.WithoutCancel(ctx), f.ShutdownAfter)
-		defer cancel()
-		a.Close() // else the claims that wait would keep the next leader waiting
-		api.Stop(limit)
-		a.Control().Stop()
-		stopRunning() // what may still be connected does not keep the lease
-		control.Stop()
-		admin.Stop(limit)
+		<-failed.Done() // a signal, or the failure of another part
+		s.shutDown(context.WithoutCancel(ctx), stopRunning)
 		return nil
 	})
-	return await(failed, f.ShutdownAfter+allocator.EndMost, all.Wait)
+	return await(failed, s.ShutdownAfter+allocator.MaxShutdown, all.Wait)
 }
 
-// connectMost is how long a router may take to connect: TLS and HTTP/2 handshakes.
-const connectMost = 5 * time.Second
+// shutDown ends the parts: claims that wait, then calls in progress, then the term.
+func (s *service) shutDown(ctx context.Context, stopRunning func()) {
+	s.log.Info("stopping")
+	limit, cancel := context.WithTimeout(ctx, s.ShutdownAfter)
+	defer cancel()
+	s.allocator.Close() // waiting claims would otherwise delay the next leader
+	s.api.Stop(limit)
+	s.allocator.Control().Stop()
+	stopRunning() // remaining connections must not keep the lease
+	s.control.Stop()
+	s.admin.Stop(limit)
+}
 
-// await returns what wait returns, but once stopping has ended it waits no longer than
-// most: a process that may not lead any more must end, whatever still hangs in it.
-func await(stopping context.Context, most time.Duration, wait func() error) error {
+// maxHandshake bounds the TLS and HTTP/2 handshakes of a router.
+const maxHandshake = 5 * time.Second
+
+// await returns the result of wait. Once stopping has ended it waits for at most limit: a
+// process that may no longer lead must end even if a part of it hangs.
+func await(stopping context.Context, limit time.Duration, wait func() error) error {
 	ended := make(chan error, 1)
 	go func() { ended <- wait() }()
 	select {
@@ -204,12 +238,12 @@ func await(stopping context.Context, most time.Duration, wait func() error) erro
 	select {
 	case err := <-ended:
 		return err
-	case <-time.After(most):
-		return fmt.Errorf("not everything has ended within %v, and the rest is cut off: %w", most, context.Cause(stopping))
+	case <-time.After(limit):
+		return fmt.Errorf("parts did not end within %v and were cut off: %w", limit, context.Cause(stopping))
 	}
 }
 
-// check returns the public URL, or everything that is wrong with the flags.
+// check returns the public URL, or one error that names all wrong flags.
 func (f *flags) check() (*url.URL, error) {
 	var errs []error
 	public, err := url.Parse(f.PublicURL)
@@ -217,16 +251,16 @@ func (f *flags) check() (*url.URL, error) {
 		errs = append(errs, fmt.Errorf("--public-url %q: must be http(s)://<domain>[:port]", f.PublicURL))
 	}
 	for _, listen := range []struct{ name, address, advertised, protection, dir, risk string }{
-		{"api", f.APIListen, f.APIAdvertise, "--api-keys-dir", f.APIKeysDir, "everybody could claim and release sandboxes"},
-		{"control", f.ControlListen, f.ControlAdvertise, "--control-tls-dir", f.ControlTLSDir, "everybody could be a router"},
+		{"api", f.APIListen, f.APIAdvertise, "--api-keys-dir", f.APIKeysDir, "every client could claim and release sandboxes"},
+		{"control", f.ControlListen, f.ControlAdvertise, "--control-tls-dir", f.ControlTLSDir, "every client could act as a router"},
 	} {
 		if listen.dir == "" && !cli.Loopback(listen.address) {
-			errs = append(errs, fmt.Errorf("--%s-listen %q: outside loopback it needs %s, or %s; otherwise use an address such as 127.0.0.1:8081", listen.name, listen.address, listen.protection, listen.risk))
+			errs = append(errs, fmt.Errorf("--%s-listen %q: outside loopback it needs %s, because otherwise %s; or use an address such as 127.0.0.1:8081", listen.name, listen.address, listen.protection, listen.risk))
 		}
 		if listen.advertised == "" && !cli.Advertisable(listen.address) {
-			errs = append(errs, fmt.Errorf("--%s-advertise: needed, because nobody elsewhere can connect to %q", listen.name, listen.address))
+			errs = append(errs, fmt.Errorf("--%s-advertise: required, because other hosts cannot connect to %q", listen.name, listen.address))
 		} else if listen.advertised != "" && !cli.Advertisable(listen.advertised) {
-			errs = append(errs, fmt.Errorf("--%s-advertise %q: must be host:port at which others reach this replica", listen.name, listen.advertised))
+			errs = append(errs, fmt.Errorf("--%s-advertise %q: must be a host:port at which other hosts reach this replica", listen.name, listen.advertised))
 		}
 	}
 	if f.PodSecurity != pools.PolicyBaseline && f.PodSecurity != pools.PolicyPrivileged {
@@ -235,8 +269,8 @@ func (f *flags) check() (*url.URL, error) {
 	if f.MaxStale < time.Second {
 		errs = append(errs, fmt.Errorf("--max-stale %v: must be at least 1s", f.MaxStale))
 	}
-	if f.Window < envoy.ConnectWindow {
-		errs = append(errs, fmt.Errorf("--window %v: must be at least %v, which is what Envoy's retries and a stall may take", f.Window, envoy.ConnectWindow))
+	if f.ConnectWindow < envoy.ConnectWindow {
+		errs = append(errs, fmt.Errorf("--connect-window %v: must be at least %v, the time that Envoy's retries and a stall may take", f.ConnectWindow, envoy.ConnectWindow))
 	}
 	if f.ClaimWait < 0 || f.ClaimWait > apirest.MaxWait {
 		errs = append(errs, fmt.Errorf("--claim-wait %v: must be 0s to %v", f.ClaimWait, apirest.MaxWait))
@@ -274,20 +308,10 @@ func (f *flags) restConfig() (*rest.Config, error) {
 	return config, nil
 }
 
+// adminHandler answers probes, metrics and, on loopback only, profiles.
 func adminHandler(a *allocator.Allocator, metrics *prometheus.Registry) http.Handler {
-	mux := http.NewServeMux()
-	check := func(failure func() error) http.HandlerFunc {
-		return func(w http.ResponseWriter, _ *http.Request) {
-			if err := failure(); err != nil {
-				http.Error(w, err.Error(), http.StatusServiceUnavailable)
-				return
-			}
-			fmt.Fprintln(w, "ok")
-		}
-	}
-	mux.HandleFunc("GET /healthz", check(a.Healthy))
-	mux.HandleFunc("GET /readyz", check(a.Ready))
-	mux.HandleFunc("GET /leaderz", check(a.Leads))
-	mux.Handle("GET /metrics", promhttp.HandlerFor(metrics, promhttp.HandlerOpts{}))
+	mux := adminpages.New(adminpages.Checks{"/healthz": a.Healthy, "/readyz": a.Ready, "/leaderz": a.Leads}, metrics,
+		"/healthz, /readyz, /leaderz, /metrics or, at a loopback address, /debug/pprof/")
+	adminpages.AddProfiles(mux, adminpages.LoopbackOnly)
 	return mux
 }

@@ -113,7 +113,7 @@ func TestReplicaThatLostTheLeaseIsUnhealthy(t *testing.T) {
 	require.NoError(t, err)
 	registry := prometheus.NewRegistry()
 	a, err := allocator.New(allocator.Options{
-		Clients: clients, Namespace: "default", ControlAddress: "127.0.0.1:1", APIAddress: "127.0.0.1:2", MaxStale: time.Minute, Window: time.Second,
+		Clients: clients, Namespace: "default", ControlAddress: "127.0.0.1:1", APIAddress: "127.0.0.1:2", MaxStale: time.Minute, ConnectWindow: time.Second,
 		LeaseDuration: time.Second, RenewDeadline: 200 * time.Millisecond, RetryPeriod: 20 * time.Millisecond,
 		Policy: policy, PublicScheme: "http", PublicHost: "a", Metrics: registry, Log: zap.NewNop(),
 	})
@@ -186,10 +186,10 @@ func TestMissingFlagsAreNamed(t *testing.T) {
 
 func TestWrongFlagsAreAllNamedInOneError(t *testing.T) {
 	_, err := try(t, "--public-url=ftp://x", "--api-listen=0.0.0.0:8081", "--control-listen=:9090", "--control-advertise=$(POD_IP):9090",
-		"--pod-security=restricted", "--max-stale=0s", "--window=1s", "--lease-duration=3s", "--shutdown-after=0s", "--log-level=loud")
+		"--pod-security=restricted", "--max-stale=0s", "--connect-window=1s", "--lease-duration=3s", "--shutdown-after=0s", "--log-level=loud")
 	for _, wrong := range []string{
-		`--public-url "ftp://x"`, `--api-listen "0.0.0.0:8081"`, `--api-advertise: needed`, `--control-listen ":9090"`, `--control-advertise "$(POD_IP):9090"`,
-		`--pod-security "restricted"`, "--max-stale 0s", "--window 1s", "--lease-duration 3s", "--shutdown-after 0s", `--log-level "loud"`,
+		`--public-url "ftp://x"`, `--api-listen "0.0.0.0:8081"`, `--api-advertise: required`, `--control-listen ":9090"`, `--control-advertise "$(POD_IP):9090"`,
+		`--pod-security "restricted"`, "--max-stale 0s", "--connect-window 1s", "--lease-duration 3s", "--shutdown-after 0s", `--log-level "loud"`,
 	} {
 		require.ErrorContains(t, err, wrong)
 	}
@@ -210,7 +210,7 @@ func TestListenersOutsideLoopbackNeedProtection(t *testing.T) {
 		"control without TLS, advertised well":  {[]string{"--control-listen=[::]:9090", "--control-advertise=[fd00::1]:9090"}, []string{"--control-listen", "--control-tls-dir"}},
 		"control with what belongs to the API":  {[]string{"--control-listen=10.0.0.1:9090", "--api-keys-dir=/x"}, []string{"--control-listen", "--control-tls-dir"}},
 		"control with TLS":                      {[]string{"--control-listen=10.0.0.1:9090", "--control-tls-dir=/x"}, nil},
-		"a wildcard nobody can connect to":      {[]string{"--api-listen=:8081", "--api-keys-dir=/x"}, []string{"--api-advertise"}},
+		"an unreachable wildcard":               {[]string{"--api-listen=:8081", "--api-keys-dir=/x"}, []string{"--api-advertise"}},
 		"a wildcard by name":                    {[]string{"--control-listen=0.0.0.0:9090", "--control-tls-dir=/x"}, []string{"--control-advertise"}},
 		"an advertised wildcard":                {[]string{"--control-listen=[::]:9090", "--control-tls-dir=/x", "--control-advertise=[::]:9090"}, []string{"--control-advertise"}},
 		"a variable that was not expanded":      {[]string{"--api-listen=:8081", "--api-keys-dir=/x", "--api-advertise=$(POD_IP):8081"}, []string{"--api-advertise"}},
@@ -259,14 +259,14 @@ func TestConnectWindowDefaultsToEnvoys(t *testing.T) {
 	var f flags
 	_, err := cli.Parse(&f, "allocator", "", "BERTH_ALLOCATOR", []string{"--public-url=http://a"}, io.Discard, io.Discard)
 	require.NoError(t, err)
-	require.Equal(t, envoy.ConnectWindow, f.Window)
+	require.Equal(t, envoy.ConnectWindow, f.ConnectWindow)
 	require.False(t, f.ReapDryRun)
 }
 
 func TestEveryFlagHasAnEnvironmentVariable(t *testing.T) {
 	for name, value := range map[string]string{
 		"PUBLIC_URL": "http://a", "NAMESPACE": "n", "KUBECONFIG": "/k", "API_LISTEN": "127.0.0.1:1", "API_ADVERTISE": "b:5", "API_KEYS_DIR": "/keys",
-		"CONTROL_LISTEN": "127.0.0.1:2", "CONTROL_ADVERTISE": "a:3", "CONTROL_TLS_DIR": "/tls", "POD_SECURITY": "privileged", "ADMIN_LISTEN": "127.0.0.1:4", "KUBE_QPS": "5", "KUBE_BURST": "6", "MAX_STALE": "7m", "WINDOW": "8s", "REAP_DRY_RUN": "true",
+		"CONTROL_LISTEN": "127.0.0.1:2", "CONTROL_ADVERTISE": "a:3", "CONTROL_TLS_DIR": "/tls", "POD_SECURITY": "privileged", "ADMIN_LISTEN": "127.0.0.1:4", "KUBE_QPS": "5", "KUBE_BURST": "6", "MAX_STALE": "7m", "CONNECT_WINDOW": "8s", "REAP_DRY_RUN": "true",
 		"LEASE_DURATION": "30s", "LEASE_RENEW": "20s", "LEASE_RETRY": "1s", "SHUTDOWN_AFTER": "9s", "CLAIM_WAIT": "3s", "CLAIM_QUEUE": "11", "JOURNAL_BYTES_PER_SECOND": "70000", "LOG_LEVEL": "debug", "WALL_CLOCK_OFFSET": "-10m",
 	} {
 		t.Setenv("BERTH_ALLOCATOR_"+name, value)
@@ -277,7 +277,7 @@ func TestEveryFlagHasAnEnvironmentVariable(t *testing.T) {
 	require.Equal(t, flags{
 		PublicURL: "http://a", Namespace: "n", Kubeconfig: "/k", APIListen: "127.0.0.1:1", APIAdvertise: "b:5", APIKeysDir: "/keys",
 		ControlListen: "127.0.0.1:2", ControlAdvertise: "a:3", ControlTLSDir: "/tls", PodSecurity: "privileged",
-		AdminListen: "127.0.0.1:4", KubeQPS: 5, KubeBurst: 6, MaxStale: 7 * time.Minute, Window: 8 * time.Second, ReapDryRun: true,
+		AdminListen: "127.0.0.1:4", KubeQPS: 5, KubeBurst: 6, MaxStale: 7 * time.Minute, ConnectWindow: 8 * time.Second, ReapDryRun: true,
 		LeaseDuration: 30 * time.Second, LeaseRenew: 20 * time.Second, LeaseRetry: time.Second, ShutdownAfter: 9 * time.Second, LogLevel: "debug", ClaimWait: 3 * time.Second, ClaimQueue: 11, JournalBytes: 70000, WallClockOffset: -10 * time.Minute,
 	}, f)
 	_, err = f.check()
@@ -420,7 +420,7 @@ func get(t *testing.T, address, path string, header http.Header) (int, string) {
 
 func TestReplicaWithoutAPIServerIsHealthyButNotReady(t *testing.T) {
 	at := running(t)
-	for path, code := range map[string]int{"/healthz": 200, "/readyz": 503, "/leaderz": 503, "/metrics": 200, "/": 404, "/debug/pprof/": 404} {
+	for path, code := range map[string]int{"/healthz": 200, "/readyz": 503, "/leaderz": 503, "/metrics": 200, "/": 404, "/debug/pprof/": 200} {
 		got, body := get(t, at.Admin, path, nil)
 		require.Equal(t, code, got, "%s: %s", path, body)
 	}

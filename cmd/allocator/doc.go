@@ -1,0 +1,2 @@
+// Command allocator runs one replica of the control plane.
+package main
