@@ -2,8 +2,6 @@ package rest
 
 import (
 	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -12,7 +10,6 @@ import (
 
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/api/activity"
-	"github.com/berth-sandbox/berth/api/apierror"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 )
 
@@ -88,22 +85,6 @@ type Next struct {
 	At     time.Time `json:"at"`
 	// InSeconds is 0 when it is due.
 	InSeconds float64 `json:"inSeconds"`
-}
-
-// endOf is when s ends at the latest, nil for never.
-func endOf(s core.Sandbox) *time.Time {
-	if !s.LifetimeEnd.IsZero() && (s.EndAt.IsZero() || s.LifetimeEnd.Before(s.EndAt)) {
-		return &s.LifetimeEnd
-	}
-	return present(s.EndAt)
-}
-
-// present is nil for the zero time.
-func present(t time.Time) *time.Time {
-	if t.IsZero() {
-		return nil
-	}
-	return &t
 }
 
 func showActivity(a core.ActivityStatus, now time.Time) Activity {
@@ -234,138 +215,4 @@ func (a Activity) Then(dryRun bool) string {
 		text += ", waits for " + strings.Join(a.Awaits, ", ")
 	}
 	return text
-}
-
-// idleTimeoutOf checks the idle timeout of a claim, in seconds.
-func (a *api) idleTimeoutOf(s int64) (time.Duration, error) {
-	least := int64((a.MinIdleTimeout + time.Second - 1) / time.Second)
-	if s != 0 && (s < least || s > int64(maxTimeout/time.Second)) {
-		return 0, invalid("idleTimeout: %d: must be 0, for none, or %d to %d seconds", s, least, int64(maxTimeout/time.Second))
-	}
-	return time.Duration(s) * time.Second, nil
-}
-
-// defaultMinBytes and maxMinBytes are as in a SandboxPool.
-const (
-	defaultMinBytes = 1024
-	maxMinBytes     = 1 << 30
-)
-
-// minBytesOf checks what a claim says of its activity: how many bytes must move over an
-// open connection in a minute, 0 for none; nil if it does not say.
-func minBytesOf(activity *v1alpha1.Activity, least *int64) (*uint64, error) {
-	var n uint64
-	switch {
-	case activity == nil && least == nil:
-		return nil, nil
-	case activity == nil:
-		return nil, invalid(`minBytesPerMinute: %d: needs "activity":"Bytes"`, *least)
-	case *activity == v1alpha1.ActivityRequests && least == nil:
-	case *activity == v1alpha1.ActivityRequests:
-		return nil, invalid("minBytesPerMinute: %d: has no meaning with activity Requests; leave it out, or make activity Bytes", *least)
-	case *activity != v1alpha1.ActivityBytes:
-		return nil, invalid("activity: %q: must be Requests or Bytes", *activity)
-	case least == nil:
-		n = defaultMinBytes
-	case *least < 1 || *least > maxMinBytes:
-		return nil, invalid("minBytesPerMinute: %d: must be 1 to %d", *least, maxMinBytes)
-	default:
-		n = uint64(*least)
-	}
-	return &n, nil
-}
-
-// timeoutOf checks a timeout, in seconds.
-func timeoutOf(s int64) (time.Duration, error) {
-	if s < 1 || s > int64(maxTimeout/time.Second) {
-		return 0, invalid("timeout: %d: must be 1 to %d seconds", s, int64(maxTimeout/time.Second))
-	}
-	return time.Duration(s) * time.Second, nil
-}
-
-// setTimeout moves the end of a sandbox.
-func (a *api) setTimeout(w *reply, r *http.Request) error {
-	var request struct {
-		Timeout *int64 `json:"timeout"`
-	}
-	if err := decodeStrictly(r.Body, &request); err != nil {
-		return err
-	}
-	if request.Timeout == nil {
-		return invalid("timeout: required: seconds from now after which the sandbox is released")
-	}
-	timeout, err := timeoutOf(*request.Timeout)
-	if err != nil {
-		if *request.Timeout == 0 {
-			return invalid("timeout: 0: must be at least 1 second; DELETE releases a sandbox at once")
-		}
-		return err
-	}
-	ctx, cancel := context.WithTimeout(r.Context(), answerWait)
-	defer cancel()
-	id := r.PathValue("id")
-	status, err := a.Allocator.SetTimeout(ctx, id, timeout)
-	return kept(w, id, status, err)
-}
-
-// keepAlive counts as activity.
-func (a *api) keepAlive(w *reply, r *http.Request) error {
-	var nothing struct{}
-	if err := decodeStrictly(r.Body, &nothing); err != nil {
-		return err
-	}
-	ctx, cancel := context.WithTimeout(r.Context(), answerWait)
-	defer cancel()
-	id := r.PathValue("id")
-	status, err := a.Allocator.KeepAlive(ctx, id)
-	return kept(w, id, status, err)
-}
-
-// kept answers a call that is about a live sandbox.
-func kept(w *reply, id string, status core.ReleaseStatus, err error) error {
-	if err != nil {
-		return err
-	}
-	if err := notLive(id, status); err != nil {
-		return err
-	}
-	w.WriteHeader(http.StatusNoContent)
-	return nil
-}
-
-// notLive is the error for a sandbox that is unknown or gone, nil for one that is live.
-func notLive(id string, status core.ReleaseStatus) error {
-	switch status {
-	case core.ReleaseUnknown:
-		return missing(id, apierror.SandboxNotFound, "there is no such sandbox")
-	case core.ReleaseGone:
-		return missing(id, apierror.SandboxGone, "this sandbox has been released before")
-	case core.ReleaseOK:
-	}
-	return nil
-}
-
-// decodeStrictly reads a JSON object that has no other fields than into. An empty body
-// is an empty object.
-func decodeStrictly(body io.Reader, into any) error {
-	raw, err := read(body)
-	if err != nil {
-		return err
-	}
-	text := strings.TrimSpace(string(raw))
-	if text == "" {
-		return nil
-	}
-	if text[0] != '{' { // null, too
-		return invalid("body: must be a JSON object")
-	}
-	decoder := json.NewDecoder(strings.NewReader(text))
-	decoder.DisallowUnknownFields()
-	if err := decoder.Decode(into); err != nil {
-		return invalid("body: %v", err)
-	}
-	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
-		return invalid("body: must be one JSON object")
-	}
-	return nil
 }

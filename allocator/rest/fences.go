@@ -4,7 +4,6 @@ import (
 	"context"
 	"io"
 	"net/http"
-	"strconv"
 	"strings"
 	"time"
 	"unicode"
@@ -109,8 +108,6 @@ type DeclaredDead struct {
 	Fences int `json:"fences"`
 }
 
-func seconds(d time.Duration) float64 { return d.Round(time.Millisecond).Seconds() }
-
 func showSession(s core.SessionStatus) Session {
 	shown := Session{SessionID: s.ID, Address: s.From, Connected: s.Connected, ExpiresInSeconds: seconds(s.Expires), Sent: s.Sent, Acknowledged: s.Acked}
 	if s.Heard {
@@ -180,19 +177,6 @@ func (a *api) sessions(w *reply, r *http.Request) error {
 		all.Sessions = append(all.Sessions, ListedSession{showSession(s), s.Fences})
 	}
 	return writeJSON(w, http.StatusOK, all)
-}
-
-// limitOf reads the parameter that bounds a list.
-func limitOf(r *http.Request, absent, most int) (int, error) {
-	text := r.URL.Query().Get("limit")
-	if text == "" && !r.URL.Query().Has("limit") {
-		return absent, nil
-	}
-	limit, err := strconv.Atoi(text)
-	if err != nil || limit < 1 || limit > most || len(r.URL.Query()["limit"]) > 1 {
-		return 0, invalid("limit: %q: must be one number, 1 to %d", text, most)
-	}
-	return limit, nil
 }
 
 // declareDead takes an operator's word that a router has ended.

@@ -1,0 +1,110 @@
+package rest
+
+import (
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/berth-sandbox/berth/allocator/core"
+)
+
+// read reads a body.
+func read(body io.Reader) ([]byte, error) {
+	raw, err := io.ReadAll(body)
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("read body: %w", err)
+	case !utf8.Valid(raw): // the decoder would put something else in its place
+		return nil, invalid("body: must be UTF-8")
+	}
+	return raw, nil
+}
+
+// decodeStrictly reads a JSON object that has no other fields than into. An empty body
+// is an empty object.
+func decodeStrictly(body io.Reader, into any) error {
+	raw, err := read(body)
+	if err != nil {
+		return err
+	}
+	text := strings.TrimSpace(string(raw))
+	if text == "" {
+		return nil
+	}
+	if text[0] != '{' { // null, too
+		return invalid("body: must be a JSON object")
+	}
+	decoder := json.NewDecoder(strings.NewReader(text))
+	decoder.DisallowUnknownFields()
+	if err := decoder.Decode(into); err != nil {
+		return invalid("body: %v", err)
+	}
+	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
+		return invalid("body: must be one JSON object")
+	}
+	return nil
+}
+
+// limitOf reads the parameter that bounds a list.
+func limitOf(r *http.Request, absent, most int) (int, error) {
+	text := r.URL.Query().Get("limit")
+	if text == "" && !r.URL.Query().Has("limit") {
+		return absent, nil
+	}
+	limit, err := strconv.Atoi(text)
+	if err != nil || limit < 1 || limit > most || len(r.URL.Query()["limit"]) > 1 {
+		return 0, invalid("limit: %q: must be one number, 1 to %d", text, most)
+	}
+	return limit, nil
+}
+
+// noParametersBut refuses query parameters that the call does not have.
+func noParametersBut(values url.Values, known []string) error {
+	maps.DeleteFunc(values, func(name string, _ []string) bool { return slices.Contains(known, name) })
+	if len(values) > 0 {
+		return notImplemented("parameter %s: not supported by this version; leave it out", strings.Join(slices.Sorted(maps.Keys(values)), ", "))
+	}
+	return nil
+}
+
+// idempotencyKey reads the header that makes a claim safe to repeat.
+func idempotencyKey(h http.Header) (string, error) {
+	values := h.Values("Idempotency-Key")
+	if len(values) == 0 {
+		return "", nil
+	}
+	key := values[0]
+	if len(values) > 1 || len(key) < 1 || len(key) > maxIdempotencyKey || strings.ContainsFunc(key, func(r rune) bool { return r < ' ' || r > '~' }) {
+		return "", invalid("Idempotency-Key: must be one header of 1 to %d printable ASCII characters", maxIdempotencyKey)
+	}
+	return key, nil
+}
+
+// tokenOf is a mark as a client sends it back.
+func tokenOf(m core.Mark) string {
+	return base64.RawURLEncoding.EncodeToString([]byte(strconv.FormatInt(m.ClaimedAt.UnixMicro(), 10) + " " + m.ID))
+}
+
+// markOf reads the parameter that says where a list goes on.
+func markOf(tokens []string) (core.Mark, error) {
+	if len(tokens) == 0 || len(tokens) == 1 && tokens[0] == "" {
+		return core.Mark{}, nil
+	}
+	if raw, err := base64.RawURLEncoding.DecodeString(tokens[0]); err == nil && len(tokens) == 1 {
+		claimedAt, id, _ := strings.Cut(string(raw), " ")
+		if micros, err := strconv.ParseInt(claimedAt, 10, 64); err == nil && id != "" {
+			return core.Mark{ClaimedAt: time.UnixMicro(micros), ID: id}, nil
+		}
+	}
+	return core.Mark{}, invalid("nextToken: must be the %s of the page before, or be left out", NextTokenHeader)
+}

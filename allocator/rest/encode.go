@@ -1,0 +1,89 @@
+package rest
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/berth-sandbox/berth/allocator/core"
+	"github.com/berth-sandbox/berth/api/apierror"
+)
+
+func writeJSON(w *reply, code int, v any) error {
+	raw, err := json.Marshal(v)
+	if err != nil {
+		return fmt.Errorf("encode answer: %w", err)
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(code)
+	_, _ = w.Write(raw)
+	return nil
+}
+
+// answer answers r with the error.
+func answer(w http.ResponseWriter, r *http.Request, e *apierror.Error) {
+	e.RequestID = r.Header.Get("X-Request-Id")
+	e.Write(w)
+}
+
+func seconds(d time.Duration) float64 { return d.Round(time.Millisecond).Seconds() }
+
+// present is nil for the zero time.
+func present(t time.Time) *time.Time {
+	if t.IsZero() {
+		return nil
+	}
+	return &t
+}
+
+// endOf is when s ends at the latest, nil for never.
+func endOf(s core.Sandbox) *time.Time {
+	if !s.LifetimeEnd.IsZero() && (s.EndAt.IsZero() || s.LifetimeEnd.Before(s.EndAt)) {
+		return &s.LifetimeEnd
+	}
+	return present(s.EndAt)
+}
+
+// noEnd is the end of a sandbox that has none: the E2B SDKs do not read a sandbox without
+// an end.
+var noEnd = time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC)
+
+// Sandbox is a sandbox as the API shows it.
+type Sandbox struct {
+	SandboxID   string    `json:"sandboxID"`
+	TemplateID  string    `json:"templateID"`
+	ClientID    string    `json:"clientID"`
+	EnvdVersion string    `json:"envdVersion"`
+	Domain      string    `json:"domain"`
+	URL         string    `json:"url"`
+	State       string    `json:"state"`
+	StartedAt   time.Time `json:"startedAt"`
+	// EndAt is when it ends if nobody moves that, noEnd if never.
+	EndAt time.Time `json:"endAt"`
+	// IdleTimeout is in seconds, absent if there is none.
+	IdleTimeout float64           `json:"idleTimeout,omitempty"`
+	Metadata    map[string]string `json:"metadata,omitempty"`
+	User        string            `json:"user,omitempty"`
+	PodName     string            `json:"podName"`
+}
+
+// agentVersion is what is reported as envdVersion. The SDKs refuse sandboxes
+// below 0.1.0, and a higher one would claim features of an agent in the pod.
+const agentVersion = "0.1.0"
+
+func (a *api) show(s core.Sandbox) Sandbox {
+	shown := Sandbox{
+		SandboxID: s.ID, TemplateID: s.Pool.Name, ClientID: "berth", EnvdVersion: agentVersion,
+		Domain: a.PublicHost, URL: fmt.Sprintf("%s://%d-%s.%s/", a.PublicScheme, s.DefaultPort, s.ID, a.PublicHost),
+		State: "running", StartedAt: s.ClaimedAt, Metadata: s.Metadata, User: s.User, PodName: s.Pod.Name,
+	}
+	if s.Phase == core.Starting {
+		shown.State = "starting"
+	}
+	shown.EndAt, shown.IdleTimeout = noEnd, seconds(s.IdleTimeout)
+	if end := endOf(s); end != nil {
+		shown.EndAt = *end
+	}
+	return shown
+}

@@ -1,0 +1,90 @@
+package rest
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"strconv"
+
+	"github.com/berth-sandbox/berth/allocator/core"
+)
+
+// NextTokenHeader is on a page of a list if there are more: what to send as nextToken for
+// the next one.
+const NextTokenHeader = "X-Next-Token"
+
+// OutstandingHeader is on the answer of a release: how many routers may still
+// know the route.
+const OutstandingHeader = "Berth-Routers-Outstanding"
+
+func (a *api) get(w *reply, r *http.Request) error {
+	ctx, cancel := context.WithTimeout(r.Context(), answerWait)
+	defer cancel()
+	id := r.PathValue("id")
+	s, known, err := a.Allocator.Sandbox(ctx, id)
+	if err != nil {
+		return err
+	}
+	if !known || s.Phase == core.Released || s.Phase == core.Ended {
+		return notThere(id, s, known)
+	}
+	return writeJSON(w, http.StatusOK, a.show(s))
+}
+
+func (a *api) list(w *reply, r *http.Request) error {
+	limit, err := limitOf(r, defaultPage, maxPage)
+	if err != nil {
+		return err
+	}
+	after, err := markOf(r.URL.Query()["nextToken"])
+	if err != nil {
+		return err
+	}
+	if err := w.rows(limit); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), answerWait)
+	defer cancel()
+	page, more, err := a.Allocator.Live(ctx, after, limit)
+	if err != nil {
+		return err
+	}
+	if more {
+		last := page[len(page)-1]
+		w.Header().Set(NextTokenHeader, tokenOf(core.Mark{ClaimedAt: last.ClaimedAt, ID: last.ID}))
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_, _ = io.WriteString(w, "[")
+	for i, s := range page { // one after the other, so that no more than there is room for is encoded
+		if i > 0 {
+			_, _ = io.WriteString(w, ",")
+		}
+		raw, err := json.Marshal(a.show(s))
+		if err != nil {
+			return fmt.Errorf("encode answer: %w", err)
+		}
+		if _, _ = w.Write(raw); w.full {
+			return nil
+		}
+	}
+	_, _ = io.WriteString(w, "]")
+	return nil
+}
+
+func (a *api) kill(w *reply, r *http.Request) error {
+	ctx, cancel := context.WithTimeout(r.Context(), answerWait)
+	defer cancel()
+	id := r.PathValue("id")
+	status, outstanding, err := a.Allocator.Release(ctx, id, core.ReasonKilled)
+	if err != nil {
+		return err
+	}
+	if err := notLive(id, status); err != nil {
+		return err
+	}
+	w.Header().Set(OutstandingHeader, strconv.Itoa(outstanding))
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
