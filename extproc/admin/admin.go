@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"maps"
 	"net/http"
-	"net/http/pprof"
 	"net/url"
 	"slices"
 	"sort"
@@ -15,10 +14,10 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/berth-sandbox/berth/api/activity"
 	"github.com/berth-sandbox/berth/api/apierror"
+	"github.com/berth-sandbox/berth/internal/adminpages"
 	"github.com/berth-sandbox/berth/internal/localhost"
 	"github.com/berth-sandbox/berth/lastactive"
 	"github.com/berth-sandbox/berth/routecache"
@@ -53,11 +52,7 @@ func (p *Pages) Admin() http.Handler {
 	mux := p.o.health("/admin/last-active, /admin/routes, /healthz, /readyz, /metrics or /debug/pprof/")
 	mux.HandleFunc("GET /admin/last-active", p.o.lastActive)
 	mux.HandleFunc("GET /admin/routes", p.o.routes)
-	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
-	mux.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)
-	mux.HandleFunc("GET /debug/pprof/profile", withoutReadDeadline(pprof.Profile))
-	mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
-	mux.HandleFunc("GET /debug/pprof/trace", withoutReadDeadline(pprof.Trace))
+	adminpages.AddProfiles(mux, nil)
 	if p.o.AnyHost {
 		return mux
 	}
@@ -73,34 +68,12 @@ func (p *Pages) Admin() http.Handler {
 	})
 }
 
-// withoutReadDeadline removes the listener's read deadline for pages that run as long as the
-// request asks for. The request has been read, but the deadline would still end them. These
-// pages extend the write deadline themselves.
-func withoutReadDeadline(h http.HandlerFunc) http.HandlerFunc {
-	return func(w http.ResponseWriter, r *http.Request) {
-		_ = http.NewResponseController(w).SetReadDeadline(time.Time{}) // fails only without a connection, in tests
-		h(w, r)
-	}
-}
-
 // Health returns the handler of /healthz, /readyz and /metrics.
 func (p *Pages) Health() http.Handler { return p.o.health("/healthz, /readyz or /metrics") }
 
 func (o Options) health(pages string) *http.ServeMux {
-	mux := http.NewServeMux()
-	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
-	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
-		if err := o.Ready(); err != nil {
-			http.Error(w, err.Error(), http.StatusServiceUnavailable)
-			return
-		}
-		fmt.Fprintln(w, "ok")
-	})
-	mux.Handle("GET /metrics", promhttp.HandlerFor(o.Metrics, promhttp.HandlerOpts{}))
-	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
-		apierror.New(apierror.NotFound, "no such page; try %s", pages).Write(w)
-	})
-	return mux
+	alive := func() error { return nil }
+	return adminpages.New(adminpages.Checks{"/healthz": alive, "/readyz": o.Ready}, o.Metrics, pages)
 }
 
 // LastActive is the body of /admin/last-active.
