@@ -226,10 +226,10 @@ func (g *ground) traffic(envoys, perSecond int) (stop func() uint64) {
 // get sends one request to a sandbox. It goes on when the traffic is stopped.
 func (g *ground) get(c *http.Client, host string) error {
 	a, err := harness.Do(g.Context(), c, http.MethodGet, "http://pod/", host, "")
-	if err != nil || a.Code != http.StatusOK {
-		return fmt.Errorf("%s: %d %v", host, a.Code, err)
+	if err == nil && a.Code != http.StatusOK {
+		err = fmt.Errorf("%s: %d %.200s", host, a.Code, a.Body)
 	}
-	return nil
+	return err
 }
 
 // histogram is one of Prometheus': how many values there are up to each bound, which

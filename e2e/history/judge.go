@@ -1,9 +1,6 @@
 package history
 
-import (
-	"fmt"
-	"slices"
-)
+import "fmt"
 
 // Violation is something that must not happen.
 type Violation struct {
@@ -76,9 +73,4 @@ type found []Violation
 
 func (f *found) add(what, format string, args ...any) {
 	*f = append(*f, Violation{what, fmt.Sprintf(format, args...)})
-}
-
-// Has reports whether there is a violation of one of these kinds.
-func Has(all []Violation, what ...string) bool {
-	return slices.ContainsFunc(all, func(v Violation) bool { return slices.Contains(what, v.What) })
 }
