@@ -176,8 +176,8 @@ func (p *page) earlier() (string, error) {
 // endQuarantine does so as the page says.
 func (p *page) endQuarantine(name string) {
 	p.t.Helper()
-	for _, line := range []string{"kubectl -n berth rollout restart deployment berth-gateway",
-		"kubectl -n berth rollout status deployment berth-gateway"} {
+	for _, line := range []string{"kubectl -n berth-system rollout restart deployment berth-gateway",
+		"kubectl -n berth-system rollout status deployment berth-gateway"} {
 		_, err := p.run(line)
 		require.NoError(p.t, err)
 	}
@@ -247,12 +247,12 @@ func TestWhatThePageOnBackupSaysIsTrue(t *testing.T) {
 	t.Log("restored from a backup, and the page was followed")
 	backup := p.slots()
 	e.claim()
-	_, err = p.run("kubectl -n berth scale deployment berth-allocator --replicas=0")
+	_, err = p.run("kubectl -n berth-system scale deployment berth-allocator --replicas=0")
 	require.NoError(t, err)
 	p.restore(backup)
 	_, err = p.run("berth journal begin -n sandboxes --restored")
 	require.NoError(t, err)
-	_, err = p.run("kubectl -n berth scale deployment berth-allocator --replicas=2")
+	_, err = p.run("kubectl -n berth-system scale deployment berth-allocator --replicas=2")
 	require.NoError(t, err)
 	e.reaches(e.client(), live)
 	p.endQuarantine(p.quarantined())
