@@ -58,10 +58,10 @@ func (c *Core) claim(ev Claim) {
 	case c.pressure || len(c.outbox.pending) >= pendingMost:
 		c.emit(ClaimRefused{Token: ev.Token, Why: Overloaded})
 		return
-	case p.queue.n == 0 && c.quarantine() > ev.Wait:
+	case p.queue.Len() == 0 && c.quarantine() > ev.Wait:
 		c.emit(ClaimRefused{Token: ev.Token, Why: Quarantined, Wait: c.quarantine()})
 		return
-	case p.queue.n == 0 && (p.callers >= c.cfg.MaxWaiting || p.hopeless() || ev.Wait <= 0):
+	case p.queue.Len() == 0 && (p.callers >= c.cfg.MaxWaiting || p.hopeless() || ev.Wait <= 0):
 		c.emit(ClaimRefused{Token: ev.Token, Why: PoolEmpty, Counts: p.counts()})
 		return
 	}
@@ -113,17 +113,17 @@ func (c *Core) claimAgain(ev Claim, k *keyed) {
 
 // hopeless reports whether no pod will become warm as things are.
 func (p *pool) hopeless() bool {
-	return p.want() == 0 && p.sum(podPending) == 0 && len(p.creating) == 0 && p.queue.n == 0
+	return p.want() == 0 && p.sum(podPending) == 0 && len(p.creating) == 0 && p.queue.Len() == 0
 }
 
 // serve gives pods to those who wait, in the order in which they came.
 func (c *Core) serve(p *pool) {
 	for !c.recovering && p.waiting.Len() > 0 {
 		cl := p.waiting.Front().Value.(*claim)
-		switch q := p.queue.next(); {
-		case q != nil:
+		switch key, ok := p.queue.Next(); {
+		case ok:
 			p.unline(cl)
-			c.bind(cl, q)
+			c.bind(cl, c.pods[key])
 		case c.closing:
 			c.refuse(cl, Ending)
 		default:
@@ -135,7 +135,7 @@ func (c *Core) serve(p *pool) {
 // bind gives a pod to a claim, under an ID that was never used, and has it
 // journaled.
 func (c *Core) bind(cl *claim, q *pod) {
-	q.pool.queue.passed(q)
+	q.pool.queue.Passed(q.seen.Key)
 	c.enter(q, podClaiming)
 	cl.binding.ID, cl.binding.ClaimedAt = c.cfg.NewID(), c.now.Wall
 	if cl.lifetime > 0 {

@@ -135,8 +135,8 @@ func (w *world) checkUnderWay() {
 		}
 	}
 	for _, p := range w.core.pools {
-		if p.waiting.Len() > 0 && (p.queue.n > 0 || w.core.closing) {
-			w.t.Fatalf("%d claims wait while %d pods are warm", p.waiting.Len(), p.queue.n)
+		if p.waiting.Len() > 0 && (p.queue.Len() > 0 || w.core.closing) {
+			w.t.Fatalf("%d claims wait while %d pods are warm", p.waiting.Len(), p.queue.Len())
 		}
 	}
 	for token, id := range w.releases {
@@ -213,8 +213,8 @@ func checkTables(t interface{ Fatalf(string, ...any) }, c *Core) {
 			if withheld := p.known && p.Refused && !p.Deleting; withheld && (q.phase == podPending || q.phase == podWarm && !q.outdated) {
 				t.Fatalf("pod %s is kept in phase %d, outdated %v, though the template is refused", q.seen.Key.Name, q.phase, q.outdated)
 			}
-			if (q.elem != nil) != (q.phase == podWarm) {
-				t.Fatalf("pod %s is in the queue: %v, phase %d", q.seen.Key.Name, q.elem != nil, q.phase)
+			if p.queue.Has(q.seen.Key) != (q.phase == podWarm) {
+				t.Fatalf("pod %s is in the queue: %v, phase %d", q.seen.Key.Name, p.queue.Has(q.seen.Key), q.phase)
 			}
 			if (q.claim != nil) != (q.phase == podClaiming) {
 				t.Fatalf("pod %s has a claim: %v, phase %d", q.seen.Key.Name, q.claim != nil, q.phase)
@@ -232,23 +232,11 @@ func checkTables(t interface{ Fatalf(string, ...any) }, c *Core) {
 				t.Fatalf("pod %s is warm: %+v", q.seen.Key.Name, q.seen)
 			}
 		}
-		if n != p.n || p.queue.n != p.sum(podWarm) {
-			t.Fatalf("pool %s counts %v, queue %d; there are %v", key.Name, p.n, p.queue.n, n)
+		if n != p.n || p.queue.Len() != p.sum(podWarm) {
+			t.Fatalf("pool %s counts %v, queue %d; there are %v", key.Name, p.n, p.queue.Len(), n)
 		}
-		queued := 0
-		for name, s := range p.queue.shelves {
-			if s.node != name || s.pods.Len() == 0 {
-				t.Fatalf("pool %s: shelf %q of node %q with %d pods", key.Name, name, s.node, s.pods.Len())
-			}
-			queued += s.pods.Len()
-			for e := s.pods.Front(); e != nil && e.Next() != nil; e = e.Next() {
-				if byAge(e.Value.(*pod), e.Next().Value.(*pod)) > 0 {
-					t.Fatalf("pool %s: the queue of node %q is not in order", key.Name, name)
-				}
-			}
-		}
-		if queued != p.queue.n || len(p.queue.shelves) != p.queue.turn.Len() {
-			t.Fatalf("pool %s: %d pods in the queue, counted %d; %d nodes, %d have their turn", key.Name, queued, p.queue.n, len(p.queue.shelves), p.queue.turn.Len())
+		if err := p.queue.Check(); err != nil {
+			t.Fatalf("pool %s: %v", key.Name, err)
 		}
 		last, callers := uint64(0), 0
 		for e := p.waiting.Front(); e != nil; e = e.Next() {

@@ -2,11 +2,12 @@ package core
 
 import (
 	"cmp"
-	"container/list"
 	"net/netip"
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/berth-sandbox/berth/allocator/core/warm"
 )
 
 type podPhase int
@@ -42,10 +43,8 @@ type pod struct {
 	before  []*sandbox    // that do not end before this is certain to be deleted
 	place   *place        // at the address that it was last seen at
 	at      netip.Addr
-	shelf   *shelf        // while warm
-	elem    *list.Element // on it
-	claim   *claim        // while claiming
-	sandbox *sandbox      // from claimed on
+	claim   *claim   // while claiming
+	sandbox *sandbox // from claimed on
 }
 
 // node is a node, or the name of one that was not seen.
@@ -77,13 +76,13 @@ func (q *pod) change(f func()) {
 }
 
 func (c *Core) enter(q *pod, phase podPhase) {
-	if q.elem != nil {
-		q.pool.queue.remove(q)
+	if q.phase == podWarm {
+		q.pool.queue.Remove(q.seen.Key)
 	}
 	q.change(func() { q.phase = phase })
 	if phase == podWarm {
 		c.becameWarm(q)
-		q.pool.queue.put(q)
+		q.pool.queue.Put(warm.Pod[PodKey]{Key: q.seen.Key, Node: q.seen.Node, CreatedAt: q.seen.CreatedAt, Name: q.seen.Key.Name})
 	}
 }
 

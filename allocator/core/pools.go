@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/berth-sandbox/berth/allocator/core/warm"
 )
 
 // Back-off of pod creation after a failure.
@@ -23,7 +25,7 @@ type pool struct {
 	touched  bool     // it is on that list
 	drained  bool     // PoolDrained was emitted
 	pods     map[*pod]struct{}
-	queue    queue      // of warm pods
+	queue    *warm.Queue[PodKey]
 	waiting  *list.List // of *claim without a pod, in the order they came
 	callers  int        // of those claims: claims with one idempotency key have several
 	creating map[string]struct{}
@@ -104,7 +106,7 @@ func (c *Core) poolOf(key PoolKey) *pool {
 	p := c.pools[key]
 	if p == nil {
 		p = &pool{
-			Pool: Pool{Key: key}, pods: map[*pod]struct{}{}, queue: newQueue(), waiting: list.New(),
+			Pool: Pool{Key: key}, pods: map[*pod]struct{}{}, queue: warm.NewQueue[PodKey](), waiting: list.New(),
 			creating: map[string]struct{}{}, list: &c.unsettled,
 		}
 		c.pools[key] = p
@@ -229,7 +231,7 @@ func (c *Core) shrink(p *pool, idle int) {
 		surplus = 1 // no room for a current one to stand in: one makes room at a time
 	}
 	if surplus > 0 {
-		for _, q := range p.queue.all(func(q *pod) bool { return q.outdated })[:surplus] {
+		for _, q := range c.warm(p, func(q *pod) bool { return q.outdated })[:surplus] {
 			c.discard(q)
 		}
 	}
@@ -246,7 +248,7 @@ func (c *Core) shrink(p *pool, idle int) {
 	// Not more than there are, less those that are still being created.
 	surplus = min(surplus, p.current(podWarm)-want)
 	if surplus > 0 {
-		young := p.queue.all(func(q *pod) bool { return !q.outdated })
+		young := c.warm(p, func(q *pod) bool { return !q.outdated })
 		for _, q := range young[len(young)-surplus:] {
 			c.discard(q)
 		}
@@ -260,7 +262,7 @@ func (c *Core) withhold(p *pool) {
 		c.discard(q)
 	}
 	surplus := p.outdated(podWarm) - p.want()
-	for _, q := range p.queue.all(func(*pod) bool { return true }) {
+	for _, q := range c.warm(p, func(*pod) bool { return true }) {
 		switch {
 		case !q.outdated:
 			c.discard(q)
@@ -269,6 +271,16 @@ func (c *Core) withhold(p *pool) {
 			surplus--
 		}
 	}
+}
+
+// warm lists the warm pods of a pool that fit, oldest first.
+func (c *Core) warm(p *pool, fits func(*pod) bool) (found []*pod) {
+	for _, key := range p.queue.ByAge() {
+		if q := c.pods[key]; fits(q) {
+			found = append(found, q)
+		}
+	}
+	return found
 }
 
 // sorted lists the pods in these phases, in an order of their own: the same
