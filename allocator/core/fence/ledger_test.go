@@ -77,7 +77,6 @@ type model struct {
 	next    int
 	routers map[string]*router
 	clearAt map[string]time.Duration // by sandbox: when the last router lost its route
-	ended   map[string]bool
 }
 
 type router struct {
