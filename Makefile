@@ -148,20 +148,26 @@ lint:
 	@echo "building golangci-lint, if it is not in Go's build cache"
 	$(call tool,lint) golangci-lint run ./...
 
+# The tests that write and check the generated parts of docs/ and the golden files that
+# need nothing built.
+REFERENCES := ./api ./api/apierror ./allocator ./cmd/allocator ./cmd/berth ./cmd/extproc ./envoy ./extproc ./tools/docs
+
 ## generate: write the generated code: deepcopy, CRDs, the control protocol
 .PHONY: generate
 generate:
 	tools/generate
 
-## check-generated: fail if the generated code is not what make generate writes
+## check-generated: fail if the generated code, docs/reference or docs/invariants.md is stale
 .PHONY: check-generated
 check-generated: generate
 	@git diff --exit-code -- api charts/berth/files || { echo "generated code is out of date: run make generate and commit"; exit 1; }
+	go test $(REFERENCES) -run GoldenFile
 
-## golden: write the golden files anew
+# Tests of several packages write parts of one page: not at the same time.
+## golden: write the golden files and the generated parts of docs/ anew
 .PHONY: golden
 golden:
-	go test ./api ./envoy ./charts ./api/apierror -run GoldenFile -update
+	go test -p 1 $(REFERENCES) ./charts -run GoldenFile -update
 
 ## clean: remove bin/; the cache outside the tree stays
 .PHONY: clean

@@ -31,7 +31,7 @@ type metrics struct {
 func newMetrics(reg prometheus.Registerer, a *Allocator) (*metrics, error) {
 	m := &metrics{
 		claims: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "berth_allocator_claims_total", Help: "Claims answered, by outcome: claimed, canceled (by the caller), or the reason of the error (docs/errors.md).",
+			Name: "berth_allocator_claims_total", Help: "Claims answered, by outcome: claimed, canceled (by the caller), or the reason of the error (docs/reference/errors.md).",
 		}, []string{"outcome"}),
 		releases: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "berth_allocator_releases_total", Help: "Sandboxes released, by reason.",

@@ -1,7 +1,6 @@
 package apierror_test
 
 import (
-	"flag"
 	"go/ast"
 	"go/parser"
 	"go/token"
@@ -15,29 +14,11 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/berth-sandbox/berth/api/apierror"
+	"github.com/berth-sandbox/berth/tools/docs"
 )
 
-var update = flag.Bool("update", false, "write the table in the documentation anew")
-
-const (
-	begin = "<!-- begin of the table: make golden writes it -->\n"
-	end   = "<!-- end of the table -->\n"
-)
-
-// The table in docs/errors.md is what Kinds says.
 func TestDocumentedReasonsAreTheGoldenFile(t *testing.T) {
-	const page = "../../docs/errors.md"
-	raw, err := os.ReadFile(page)
-	require.NoError(t, err)
-	before, rest, ok := strings.Cut(string(raw), begin)
-	require.True(t, ok)
-	table, after, ok := strings.Cut(rest, end)
-	require.True(t, ok)
-	if *update {
-		require.NoError(t, os.WriteFile(page, []byte(before+begin+apierror.Table()+end+after), 0o644))
-		return
-	}
-	require.Equal(t, apierror.Table(), table, "run make golden")
+	docs.Section(t, "docs/reference/errors.md", "reasons", apierror.Table())
 }
 
 // Who is said to send a reason is who names it in its code. What Envoy sends is

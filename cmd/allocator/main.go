@@ -46,15 +46,15 @@ type flags struct {
 	ControlAdvertise string        `help:"Address at which routers reach this replica's control server. Empty: the address of --control-listen."`
 	ControlTLSDir    string        `name:"control-tls-dir" help:"Directory with tls.crt, tls.key and ca.crt for mutual TLS with routers; reloaded when they change. Empty: no TLS."`
 	AdminListen      string        `default:"127.0.0.1:9902" help:"Address of /healthz, /readyz, /leaderz, /metrics and, for connections to a loopback address, /debug/pprof."`
-	KubeQPS          float32       `name:"kube-qps" default:"0" help:"Client-side limit of requests per second to the API server. 0: none; the API server's priority and fairness applies."`
-	KubeBurst        int           `default:"100" help:"Burst for --kube-qps."`
+	KubeQPS          float32       `name:"kube-qps" default:"0" placeholder:"REQUESTS-PER-SECOND" help:"Client-side limit of requests per second to the API server. 0: none; the API server's priority and fairness applies."`
+	KubeBurst        int           `default:"100" placeholder:"REQUESTS" help:"Burst for --kube-qps."`
 	MaxStale         time.Duration `default:"15m" help:"How long a fence waits for a router that sends no pings. A router whose own --max-stale is larger is refused: to raise it, begin with the allocators; to lower it, begin with the routers."`
 	PodSecurity      string        `default:"baseline" help:"What a pool's pods may ask for: baseline (the Pod Security Standard of that name, and no service account token) or privileged (anything)."`
 	ConnectWindow    time.Duration `default:"5s" help:"How long an admitted request may need to open its connection: at least as long as Envoy's retries take. It is also the shortest idle timeout. A pod that another client deletes serves on for longer than this and a failover (--lease-duration); a change replaces idle pods."`
 	ReapDryRun       bool          `help:"Only log which idle sandboxes would be released. Ends and lifetimes still apply."`
 	ClaimWait        time.Duration `default:"10s" help:"How long a claim waits for a pod if it does not say; 0: not at all."`
-	ClaimQueue       int           `default:"1000" help:"How many claims of one pool may wait."`
-	JournalBytes     int           `name:"journal-bytes-per-second" default:"1048576" help:"Limit of the bytes written to the journal. etcd keeps all of them until its compaction, every 5 minutes by default."`
+	ClaimQueue       int           `default:"1000" placeholder:"CLAIMS" help:"How many claims of one pool may wait."`
+	JournalBytes     int           `name:"journal-bytes-per-second" default:"1048576" placeholder:"BYTES-PER-SECOND" help:"Limit of the bytes written to the journal. etcd keeps all of them until its compaction, every 5 minutes by default."`
 	LeaseDuration    time.Duration `default:"4s" help:"How long a leader keeps the lease without renewing it: whole seconds, 1s to 1m. The same for all replicas. A pod that another client deletes serves on for longer than a failover, so a change replaces idle pods."`
 	LeaseRenew       time.Duration `default:"3s" help:"How long a leader retries a renewal before it gives the lease up; less than --lease-duration."`
 	LeaseRetry       time.Duration `default:"300ms" help:"Pause between attempts at the lease. A follower extends it by up to a factor of 2.2."`

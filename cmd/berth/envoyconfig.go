@@ -15,13 +15,13 @@ type envoyConfigCommand struct {
 	Listen         string `default:"0.0.0.0:8080" help:"Where clients connect, ip:port."`
 	HealthListen   string `help:"Where probes and Prometheus find /ready and /stats/prometheus, ip:port. Empty: nowhere."`
 	TLSDir         string `name:"tls-dir" help:"Directory with tls.crt and tls.key to serve with, read again when they change. Needs --output: a second file is written beside it. Empty: plain HTTP."`
-	TrustedHops    uint32 `help:"How many proxies in front of Envoy set X-Forwarded-For. 0: clients connect to Envoy itself, and what they say in X-Forwarded-* is removed."`
+	TrustedHops    uint32 `placeholder:"PROXIES" help:"How many proxies in front of Envoy set X-Forwarded-For. 0: clients connect to Envoy itself, and what they say in X-Forwarded-* is removed."`
 	ProxyProtocol  bool   `help:"Expect the PROXY protocol, and take the client's address from it. Only a load balancer may be able to connect then."`
 	Paths          bool   `help:"Let the path name the sandbox. The router must be told, too."`
-	MaxHeap        uint64 `help:"Bytes of memory near which Envoy refuses requests, at least 67108864; less than the container's limit. 0: no bound."`
+	MaxHeap        uint64 `placeholder:"BYTES" help:"Bytes of memory near which Envoy refuses requests, at least 67108864; less than the container's limit. 0: no bound."`
 	RouterSocket   string `default:"/run/berth/router.sock" help:"The router's unix socket."`
 	AdminSocket    string `default:"/run/berth/envoy-admin.sock" help:"Envoy's own admin socket: what the router's --envoy-admin names."`
-	MaxConnections uint32 `default:"100000" help:"Bound on clients' connections and on requests in progress, at least 1."`
+	MaxConnections uint32 `default:"100000" placeholder:"CONNECTIONS" help:"Bound on clients' connections and on requests in progress, at least 1."`
 	Output         string `short:"o" help:"File to write. Empty: standard output."`
 }
 

@@ -35,7 +35,7 @@ type apiFlags struct {
 // listFlags are those of lists.
 type listFlags struct {
 	Output string `short:"o" default:"table" enum:"table,json" help:"table or json."`
-	Limit  int    `default:"100" help:"How many to list, 1 to 1000."`
+	Limit  int    `default:"100" placeholder:"ROWS" help:"How many to list, 1 to 1000."`
 }
 
 // maxAnswer bounds what is read of an answer: a list is at most about 10 MiB.

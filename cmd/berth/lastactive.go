@@ -14,7 +14,7 @@ type lastActiveCommand struct {
 	Prefix string `help:"Only sandboxes whose ID begins so."`
 	Pool   string `help:"Only sandboxes of this pool."`
 	Output string `short:"o" default:"table" enum:"table,json" help:"table or json."`
-	Limit  int    `default:"1000" help:"How many to list, 1 to 10000."`
+	Limit  int    `default:"1000" placeholder:"ROWS" help:"How many to list, 1 to 10000."`
 }
 
 // Run implements the command.

@@ -27,7 +27,7 @@ type flags struct {
 	AdminAnywhere bool          `help:"Allow --admin-listen outside loopback. Every client that can connect can then read the IDs of all sandboxes, which give access to them, and take profiles."`
 	HealthListen  string        `help:"Address of a listener with only /healthz, /readyz and /metrics, for probes from outside the pod. Empty: only the admin listener has them."`
 	ControlTLSDir string        `name:"control-tls-dir" help:"Directory with tls.crt, tls.key and ca.crt for mutual TLS with allocators. Changed files are read again. Empty: no TLS, and allocators must be on loopback."`
-	CacheSize     int           `default:"100000" help:"Maximum number of routes to keep, 1 or more."`
+	CacheSize     int           `default:"100000" placeholder:"ROUTES" help:"Maximum number of routes to keep, 1 or more."`
 	NegativeTTL   time.Duration `name:"negative-ttl" default:"1s" help:"How long the cache remembers that a sandbox ID is unknown."`
 	MaxStale      time.Duration `default:"15m" help:"How long known routes are served without the allocator. An allocator with a shorter --max-stale refuses this router."`
 	LookupTimeout time.Duration `default:"2s" help:"How long a request waits for the allocator's answer, at most 4s."`

@@ -1,0 +1,11 @@
+package main
+
+import (
+	"testing"
+
+	"github.com/berth-sandbox/berth/tools/docs"
+)
+
+func TestFlagReferenceIsTheGoldenFile(t *testing.T) {
+	docs.Section(t, "docs/reference/flags.md", "allocator", docs.Flags(t, new(flags), "allocator", "BERTH_ALLOCATOR"))
+}
