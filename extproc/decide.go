@@ -9,6 +9,7 @@ import (
 
 	"github.com/berth-sandbox/berth/api/apierror"
 	"github.com/berth-sandbox/berth/envoy"
+	"github.com/berth-sandbox/berth/internal/wait"
 	"github.com/berth-sandbox/berth/lastactive"
 	"github.com/berth-sandbox/berth/routecache"
 )
@@ -92,7 +93,8 @@ func (d *decider) decide(ctx context.Context, r *request, hold holder) (*admissi
 	for {
 		answer, err := d.lookup(ctx, target.ID, deadline)
 		if err != nil {
-			return nil, target.refuse(apierror.RouterNotReady, "the router does not know at the moment where this sandbox is; try again")
+			return nil, target.refuse(apierror.RouterNotReady,
+				"the router does not know at the moment where this sandbox is; try again")
 		}
 		switch answer.Status {
 		case routecache.Gone:
@@ -160,9 +162,9 @@ func (d *decider) admit(
 	dst := netip.AddrPortFrom(route.Addr, port)
 	// Begin comes before Holds. So a leader that stops admissions and then asks for activity
 	// learns of this request.
-	use, wait := d.activity.Begin(target.ID, dst, isGRPC(r.contentType), route.MinBytes)
+	use, retryAfter := d.activity.Begin(target.ID, dst, isGRPC(r.contentType), route.MinBytes)
 	if use == nil {
-		if wait > 0 && wait < time.Until(deadline) && d.pause(ctx, wait) {
+		if retryAfter > 0 && retryAfter < time.Until(deadline) && d.pause(ctx, retryAfter) {
 			return nil, nil
 		}
 		return nil, target.refuse(apierror.TooManyPorts,
@@ -190,19 +192,14 @@ func (d *decider) awaitVerdict(ctx context.Context, id string, limit time.Durati
 	return d.routes.Await(ctx, id, routecache.Quiesced) == nil
 }
 
-// pause returns true after wait, and false if ctx ends first or there is no room to wait.
-func (d *decider) pause(ctx context.Context, wait time.Duration) bool {
+// pause returns true after length, and false if ctx ends first or there is no room to wait.
+func (d *decider) pause(ctx context.Context, length time.Duration) bool {
 	release, ok := d.park()
 	if !ok {
 		return false
 	}
 	defer release()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-time.After(wait):
-		return true
-	}
+	return wait.Sleep(ctx, length)
 }
 
 // maxPortsNamed bounds the open ports that a refusal lists.

@@ -27,6 +27,7 @@ import (
 	"github.com/berth-sandbox/berth/api/apierror"
 	"github.com/berth-sandbox/berth/api/sandboxid"
 	"github.com/berth-sandbox/berth/envoy"
+	"github.com/berth-sandbox/berth/internal/options"
 )
 
 // Options configure a Server. All are required unless they say otherwise.
@@ -72,20 +73,11 @@ const maxSocketPath = 107
 
 // New checks the options and returns a Server that does not listen yet.
 func New(o Options) (*Server, error) {
-	var errs []error
-	if o.Socket == "" {
-		errs = append(errs, errors.New("extproc: Options.Socket is required"))
+	err := options.Require(o, "Socket", "PodCIDRs", "Routes", "Activity", "Admissions", "Metrics", "Log")
+	if hostsErr := o.Hosts.Check(); hostsErr != nil {
+		err = errors.Join(err, fmt.Errorf("extproc.Options.Hosts: %w", hostsErr))
 	}
-	if err := o.Hosts.Check(); err != nil {
-		errs = append(errs, fmt.Errorf("extproc: Options.Hosts: %w", err))
-	}
-	if len(o.PodCIDRs) == 0 {
-		errs = append(errs, errors.New("extproc: Options.PodCIDRs is required: the address ranges of pods"))
-	}
-	if o.Routes == nil || o.Activity == nil || o.Admissions == nil || o.Metrics == nil || o.Log == nil {
-		errs = append(errs, errors.New("extproc: Options.Routes, Activity, Admissions, Metrics and Log are required"))
-	}
-	if err := errors.Join(errs...); err != nil {
+	if err != nil {
 		return nil, err
 	}
 	if o.LookupTimeout == 0 {
@@ -119,7 +111,8 @@ func New(o Options) (*Server, error) {
 func (s *Server) Listen(ctx context.Context) (net.Listener, error) {
 	temporary := temporaryName(s.socket)
 	if len(temporary) > maxSocketPath {
-		return nil, fmt.Errorf("router socket: the temporary path %q has %d bytes, at most %d are possible: choose a shorter path",
+		return nil, fmt.Errorf(
+			"router socket: the temporary path %q has %d bytes, at most %d are possible: choose a shorter path",
 			temporary, len(temporary), maxSocketPath)
 	}
 	if err := os.Remove(temporary); err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -249,7 +242,8 @@ func (s *Server) hold(stream extprocv3.ExternalProcessor_ProcessServer, d time.D
 		return nil, false
 	}
 	// A message that sets only the timeout is no answer. Envoy accepts one per request.
-	if err := stream.Send(&extprocv3.ProcessingResponse{OverrideMessageTimeout: durationpb.New(d + envoy.MessageTimeout)}); err != nil {
+	more := &extprocv3.ProcessingResponse{OverrideMessageTimeout: durationpb.New(d + envoy.MessageTimeout)}
+	if err := stream.Send(more); err != nil {
 		s.held.Add(-1)
 		return nil, false
 	}

@@ -35,7 +35,7 @@ import (
 const soon = 10 * time.Second
 
 // options are those of a router whose cache knows what the test puts there.
-func options(t *testing.T, socket string) (Options, *routecache.Cache, *lastactive.Tracker) {
+func newOptions(t *testing.T, socket string) (Options, *routecache.Cache, *lastactive.Tracker) {
 	cache, err := routecache.New(routecache.Options{
 		Now: func() time.Duration { return 0 },
 		Ask: func(string) bool { return false },
@@ -128,7 +128,7 @@ func ask(t *testing.T, conn *grpc.ClientConn, message *extprocv3.ProcessingReque
 
 func TestAdmittedReplyNamesOnlyPodAndSandbox(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
-	o, cache, tracker := options(t, socket)
+	o, cache, tracker := newOptions(t, socket)
 	metrics := o.Metrics.(*prometheus.Registry)
 	server := serve(t, o)
 	cache.Put("abc", podRoute)
@@ -156,7 +156,7 @@ berth_router_requests_total{outcome="admitted"} 2
 
 func TestRefusalAnswersInPlaceOfSandbox(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
-	o, cache, tracker := options(t, socket)
+	o, cache, tracker := newOptions(t, socket)
 	server := serve(t, o)
 	cache.Release("gone")
 	conn := dial(t, socket)
@@ -189,7 +189,7 @@ func TestRefusalAnswersInPlaceOfSandbox(t *testing.T) {
 // A client must not be able to fill the log. What is not logged is counted.
 func TestRefusalLogIsRateLimited(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		o, _, _ := options(t, "unused")
+		o, _, _ := newOptions(t, "unused")
 		core, observed := observer.New(zap.InfoLevel)
 		o.Log = zap.New(core)
 		server, err := New(o)
@@ -213,7 +213,7 @@ func TestRefusalLogIsRateLimited(t *testing.T) {
 
 func TestWrongMessageIsNotRetriedByEnvoy(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
-	o, cache, _ := options(t, socket)
+	o, cache, _ := newOptions(t, socket)
 	server := serve(t, o)
 	cache.Put("abc", podRoute)
 	conn := dial(t, socket)
@@ -257,7 +257,7 @@ func (h held) Lookup(ctx context.Context, id string) (routecache.Answer, error) 
 
 func TestStopAnswersRequestsInProgress(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
-	o, cache, _ := options(t, socket)
+	o, cache, _ := newOptions(t, socket)
 	cache.Put("abc", podRoute)
 	h := held{cache, make(chan struct{}), make(chan struct{})}
 	o.Routes, o.LookupTimeout = h, soon
@@ -285,7 +285,7 @@ func TestStopAnswersRequestsInProgress(t *testing.T) {
 
 func TestOnlyEnvoyEndingAStreamProvesReading(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
-	o, cache, _ := options(t, socket)
+	o, cache, _ := newOptions(t, socket)
 	server := serve(t, o)
 	cache.Put("abc", podRoute)
 	conn := dial(t, socket)
@@ -323,7 +323,7 @@ func TestOnlyEnvoyEndingAStreamProvesReading(t *testing.T) {
 
 func TestHeldRequestContinuesWhenSandboxRuns(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
-	o, cache, _ := options(t, socket)
+	o, cache, _ := newOptions(t, socket)
 	server := serve(t, o)
 	conn := dial(t, socket)
 	cache.Resolve("abc", routecache.Answer{Status: routecache.Starting, Hold: 20 * time.Second})
@@ -361,7 +361,7 @@ func TestHeldRequestContinuesWhenSandboxRuns(t *testing.T) {
 
 func TestStopCutsOffSlowRequests(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
-	o, cache, _ := options(t, socket)
+	o, cache, _ := newOptions(t, socket)
 	h := held{cache, make(chan struct{}), make(chan struct{})}
 	o.Routes, o.LookupTimeout = h, 2*soon
 	server := serve(t, o)
@@ -375,7 +375,7 @@ func TestStopCutsOffSlowRequests(t *testing.T) {
 }
 
 func TestServeAfterStopReturnsNil(t *testing.T) {
-	o, _, _ := options(t, filepath.Join(t.TempDir(), "s"))
+	o, _, _ := newOptions(t, filepath.Join(t.TempDir(), "s"))
 	server, err := New(o)
 	require.NoError(t, err)
 	l, err := server.Listen(t.Context())
@@ -386,7 +386,7 @@ func TestServeAfterStopReturnsNil(t *testing.T) {
 
 func TestHealthIsNotServingAfterStop(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
-	o, _, _ := options(t, socket)
+	o, _, _ := newOptions(t, socket)
 	server := serve(t, o)
 	r, err := healthv1.NewHealthClient(dial(t, socket)).Check(within(t), &healthv1.HealthCheckRequest{})
 	require.NoError(t, err)
@@ -402,14 +402,14 @@ func TestHealthIsNotServingAfterStop(t *testing.T) {
 func TestSuccessorTakesTheSocketAndKeepsIt(t *testing.T) {
 	dir := t.TempDir()
 	socket := filepath.Join(dir, "s")
-	old, oldCache, _ := options(t, socket)
+	old, oldCache, _ := newOptions(t, socket)
 	oldCache.Put("abc", routeTo("10.1.0.1", 80).Route)
 	first := serve(t, old)
 	before := dial(t, socket)
 	_, err := ask(t, before, get("80-abc."+domain))
 	require.NoError(t, err)
 
-	next, nextCache, _ := options(t, socket)
+	next, nextCache, _ := newOptions(t, socket)
 	nextCache.Put("abc", routeTo("10.1.0.2", 80).Route)
 	second := serve(t, next)
 	destination := func(conn *grpc.ClientConn) string {
@@ -432,7 +432,7 @@ func TestSuccessorTakesTheSocketAndKeepsIt(t *testing.T) {
 // same name before it renames.
 func TestStopKeepsSuccessorsTemporarySocket(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
-	o, _, _ := options(t, socket)
+	o, _, _ := newOptions(t, socket)
 	server := serve(t, o)
 	require.NoError(t, os.WriteFile(temporaryName(socket), nil, 0o600))
 	server.stop(soon)
@@ -442,7 +442,7 @@ func TestStopKeepsSuccessorsTemporarySocket(t *testing.T) {
 
 func TestListenReplacesLeftoverOfACrash(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
-	o, cache, _ := options(t, socket)
+	o, cache, _ := newOptions(t, socket)
 	server, err := New(o)
 	require.NoError(t, err)
 	cache.Put("abc", podRoute)
@@ -464,7 +464,7 @@ func TestListenReplacesLeftoverOfACrash(t *testing.T) {
 
 func TestStoppingServerReplacesNoSocket(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
-	o, cache, _ := options(t, socket)
+	o, cache, _ := newOptions(t, socket)
 	cache.Put("abc", podRoute)
 	successor := serve(t, o)
 	o.Metrics = prometheus.NewRegistry()
@@ -490,7 +490,7 @@ func TestFailedListenNamesErrorAndLeavesNoFile(t *testing.T) {
 		"a folder":       {filepath.Join(dir, "taken"), "file exists"},
 		"too long":       {filepath.Join(dir, strings.Repeat("x", 107)), "shorter"},
 	} {
-		o, _, _ := options(t, c.socket)
+		o, _, _ := newOptions(t, c.socket)
 		server, err := New(o)
 		require.NoError(t, err)
 		_, err = server.Listen(t.Context())
@@ -506,7 +506,7 @@ func TestMissingOptionsAreNamed(t *testing.T) {
 	for _, name := range []string{"Socket", "domain", "PodCIDRs", "Routes", "Activity", "Metrics", "Log"} {
 		require.ErrorContains(t, err, name)
 	}
-	o, _, _ := options(t, "s")
+	o, _, _ := newOptions(t, "s")
 	_, err = New(o)
 	require.NoError(t, err)
 	_, err = New(o) // the same registry
@@ -515,7 +515,7 @@ func TestMissingOptionsAreNamed(t *testing.T) {
 
 func TestUseIsReadWhenEnvoyEndsTheStream(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
-	o, cache, tracker := options(t, socket)
+	o, cache, tracker := newOptions(t, socket)
 	cache.Put("abc", podRoute)
 	server := serve(t, o)
 	ctx, cancel := context.WithCancel(within(t))
@@ -534,7 +534,7 @@ func TestUseIsReadWhenEnvoyEndsTheStream(t *testing.T) {
 
 func TestHeldRequestContinuesAfterResumeAndIsMeasured(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
-	o, cache, _ := options(t, socket)
+	o, cache, _ := newOptions(t, socket)
 	cache.Put("abc", podRoute)
 	cache.Quiesce("abc")
 	server := serve(t, o)
@@ -559,7 +559,7 @@ func TestHeldRequestContinuesAfterResumeAndIsMeasured(t *testing.T) {
 // While no allocator leads, nothing ends the question whether a sandbox is idle.
 func TestQuiescedSandboxIsRefusedAfterTheWait(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
-	o, cache, _ := options(t, socket)
+	o, cache, _ := newOptions(t, socket)
 	cache.Put("abc", podRoute)
 	cache.Quiesce("abc")
 	cache.Disconnected()
@@ -581,7 +581,7 @@ func TestQuiescedSandboxIsRefusedAfterTheWait(t *testing.T) {
 // Without them, and when its admin socket refuses connections, Envoy has ended.
 func TestEnvoyConnectionsAreCounted(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
-	o, _, _ := options(t, socket)
+	o, _, _ := newOptions(t, socket)
 	server := serve(t, o)
 	require.Zero(t, server.Connections())
 	conns := []*grpc.ClientConn{dial(t, socket), dial(t, socket)}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/berth-sandbox/berth/api/activity"
+	"github.com/berth-sandbox/berth/internal/wait"
 	"github.com/berth-sandbox/berth/lastactive/look"
 )
 
@@ -48,14 +49,7 @@ func (t *Tracker) Run(ctx context.Context) {
 		t.mu.Lock()
 		pause := min(max(minLookPause, lookPauseFactor*t.newest.Took), maxLookPause)
 		t.mu.Unlock()
-		sleep(ctx, pause)
-	}
-}
-
-func sleep(ctx context.Context, d time.Duration) {
-	select {
-	case <-ctx.Done():
-	case <-time.After(d):
+		wait.Sleep(ctx, pause)
 	}
 }
 

@@ -2,7 +2,6 @@ package lastactive
 
 import (
 	"context"
-	"errors"
 	"net/netip"
 	"sync"
 	"sync/atomic"
@@ -12,6 +11,8 @@ import (
 	"golang.org/x/sys/cpu"
 
 	"github.com/berth-sandbox/berth/api/activity"
+	"github.com/berth-sandbox/berth/internal/options"
+	"github.com/berth-sandbox/berth/internal/wait"
 	"github.com/berth-sandbox/berth/lastactive/look"
 	"github.com/berth-sandbox/berth/lastactive/sockets"
 )
@@ -84,8 +85,8 @@ type Tracker struct {
 
 // New returns a Tracker that has not looked yet.
 func New(o Options) (*Tracker, error) {
-	if o.Now == nil || o.Look == nil || o.ConnectWindow <= 0 {
-		return nil, errors.New("lastactive: Options.Now, Look and ConnectWindow are required")
+	if err := options.Require(o, "Now", "Look", "ConnectWindow"); err != nil {
+		return nil, err
 	}
 	if o.Sockets == nil {
 		o.Sockets = sockets.Read
@@ -233,7 +234,7 @@ func (t *Tracker) Ask(ctx context.Context, questions []Question) ([]Activity, er
 	}
 	err := t.Look(ctx)
 	if err == nil {
-		sleep(ctx, askPause)
+		wait.Sleep(ctx, askPause)
 		err = t.Look(ctx)
 	}
 	if err != nil {
@@ -275,7 +276,7 @@ func (t *Tracker) Answer(questions []Question) (list []Activity) {
 func (t *Tracker) FinalReport(ctx context.Context) Report {
 	err := t.Look(ctx)
 	for err != nil && ctx.Err() == nil {
-		sleep(ctx, askPause)
+		wait.Sleep(ctx, askPause)
 		err = t.Look(ctx)
 	}
 	r := t.FinalReportNow()

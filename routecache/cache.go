@@ -79,13 +79,13 @@ type Stats struct {
 func New(o Options) (*Cache, error) {
 	var errs []error
 	if o.Now == nil {
-		errs = append(errs, errors.New("routecache: Options.Now is required"))
+		errs = append(errs, errors.New("routecache.Options.Now is required"))
 	}
 	if o.Ask == nil {
-		errs = append(errs, errors.New("routecache: Options.Ask is required"))
+		errs = append(errs, errors.New("routecache.Options.Ask is required"))
 	}
 	if o.Size < 0 || o.MaxQuestions < 0 || o.NegativeTTL < 0 {
-		errs = append(errs, errors.New("routecache: Options.Size, MaxQuestions and NegativeTTL must not be negative"))
+		errs = append(errs, errors.New("routecache.Options.Size, MaxQuestions and NegativeTTL must not be negative"))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
@@ -110,7 +110,7 @@ func New(o Options) (*Cache, error) {
 		}
 	}
 	if err != nil {
-		return nil, fmt.Errorf("routecache: Options.Size %d: %w", o.Size, err)
+		return nil, fmt.Errorf("routecache.Options.Size %d: %w", o.Size, err)
 	}
 	return c, nil
 }

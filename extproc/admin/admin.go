@@ -3,7 +3,6 @@ package admin
 import (
 	"cmp"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"maps"
 	"net/http"
@@ -19,6 +18,7 @@ import (
 	"github.com/berth-sandbox/berth/api/apierror"
 	"github.com/berth-sandbox/berth/internal/adminpages"
 	"github.com/berth-sandbox/berth/internal/localhost"
+	"github.com/berth-sandbox/berth/internal/options"
 	"github.com/berth-sandbox/berth/lastactive"
 	"github.com/berth-sandbox/berth/routecache"
 )
@@ -41,8 +41,8 @@ type Pages struct{ o Options }
 
 // New checks the options.
 func New(o Options) (*Pages, error) {
-	if o.Cache == nil || o.Tracker == nil || o.Ready == nil || o.Metrics == nil || o.Now == nil {
-		return nil, errors.New("admin: Options.Cache, Tracker, Ready, Metrics and Now are required")
+	if err := options.Require(o, "Cache", "Tracker", "Ready", "Metrics", "Now"); err != nil {
+		return nil, err
 	}
 	return &Pages{o}, nil
 }

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	controlv1 "github.com/berth-sandbox/berth/api/control/v1"
+	"github.com/berth-sandbox/berth/internal/options"
 	"github.com/berth-sandbox/berth/lastactive"
 	"github.com/berth-sandbox/berth/routecache"
 )
@@ -169,28 +170,12 @@ const maxRedirects = 3
 
 // New checks the options and returns a Client that is not connected.
 func New(o Options) (*Client, error) {
-	var errs []error
-	for _, required := range []struct {
-		name    string
-		missing bool
-	}{
-		{"Allocators", len(o.Allocators) == 0 || slices.Contains(o.Allocators, "")},
-		{"RouterID", o.RouterID == ""},
-		{"Cache", o.Cache == nil},
-		{"Activity", o.Activity == nil},
-		{"Admissions", o.Admissions == nil},
-		{"DeadRouters", o.DeadRouters == nil},
-		{"Probe", o.Probe == nil},
-		{"Dial", len(o.Dial) == 0},
-		{"Now", o.Now == nil},
-		{"Log", o.Log == nil},
-		{"MaxStale", o.MaxStale <= 0},
-	} {
-		if required.missing {
-			errs = append(errs, fmt.Errorf("controlclient: Options.%s is required", required.name))
-		}
+	err := options.Require(o, "Allocators", "RouterID", "Cache", "Activity", "Admissions", "DeadRouters",
+		"Probe", "Dial", "Now", "Log", "MaxStale")
+	if slices.Contains(o.Allocators, "") {
+		err = errors.Join(err, errors.New("controlclient.Options.Allocators must not have an empty address"))
 	}
-	if err := errors.Join(errs...); err != nil {
+	if err != nil {
 		return nil, err
 	}
 	if o.PingInterval == 0 {

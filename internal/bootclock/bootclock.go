@@ -1,6 +1,3 @@
-// Package bootclock reads the clock that is monotonic and goes on while the
-// machine is suspended. Leases and fences need it: time.Since stands still in a
-// suspended machine while the rest of the cluster moves on.
 package bootclock
 
 import (
@@ -9,8 +6,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Now returns the time since boot, suspended time included (CLOCK_BOOTTIME, see
-// clock_gettime(2)).
+// Now returns the time since boot, including suspended time (CLOCK_BOOTTIME, see
+// clock_gettime(2)). It may be called concurrently.
 func Now() time.Duration {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {

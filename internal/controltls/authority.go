@@ -15,21 +15,20 @@ import (
 	"time"
 )
 
-// Validity is how long certificates of an Authority are good for, its own among
-// them. Whoever wants shorter ones uses an issuer that renews them by itself.
+// Validity is the lifetime of all certificates of an Authority, including its own. An
+// installation that needs shorter lifetimes uses an issuer that renews certificates.
 const Validity = 10 * 365 * 24 * time.Hour
 
-// Files are the contents of a directory, or of a Secret.
+// Files are the contents of the directory, or of the Secret, in PEM form.
 type Files struct{ Cert, Key, CA []byte }
 
-// Authority signs certificates for the two roles. It is for installations that
-// have no other.
+// Authority signs certificates for the two roles, in installations without another authority.
 type Authority struct {
 	cert *x509.Certificate
 	key  *ecdsa.PrivateKey
 }
 
-// NewAuthority makes an authority.
+// NewAuthority returns an authority with a new key.
 func NewAuthority(now time.Time) (*Authority, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -52,7 +51,7 @@ func NewAuthority(now time.Time) (*Authority, error) {
 	return &Authority{cert: cert, key: key}, nil
 }
 
-// ParseAuthority reads what Files returned before.
+// ParseAuthority reads an authority from the result of Authority.Files.
 func ParseAuthority(cert, key []byte) (*Authority, error) {
 	pair, err := tls.X509KeyPair(cert, key)
 	if err != nil {
@@ -65,13 +64,12 @@ func ParseAuthority(cert, key []byte) (*Authority, error) {
 	return &Authority{cert: pair.Leaf, key: signer}, nil
 }
 
-// Files returns the authority itself, in the form that ParseAuthority reads.
+// Files returns the authority in the form that ParseAuthority reads.
 func (a *Authority) Files() (Files, error) {
 	return encode(a.cert.Raw, a.key, a.cert.Raw)
 }
 
-// Issue returns a certificate with the DNS name of a role, AllocatorName or
-// RouterName, and its key.
+// Issue returns a new certificate and key for a role: AllocatorName or RouterName.
 func (a *Authority) Issue(name string, now time.Time) (Files, error) {
 	template, err := certificate(name, now)
 	if err != nil {
@@ -84,12 +82,12 @@ func (a *Authority) Issue(name string, now time.Time) (Files, error) {
 	case RouterName:
 		template.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}
 	default:
-		return Files{}, fmt.Errorf("no role is called %q", name)
+		return Files{}, fmt.Errorf("role %q: unknown", name)
 	}
 	return a.sign(template)
 }
 
-// sign makes a key and signs its certificate.
+// sign makes a key and signs a certificate for it.
 func (a *Authority) sign(template *x509.Certificate) (Files, error) {
 	template.KeyUsage = x509.KeyUsageDigitalSignature
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -103,18 +101,18 @@ func (a *Authority) sign(template *x509.Certificate) (Files, error) {
 	return encode(raw, key, a.cert.Raw)
 }
 
-// Good reports whether the files hold a certificate of this authority for the
-// name that is valid for more than half of Validity from now on, with its key.
+// Good reports whether the files have a certificate of this authority for the name, with its
+// key, that remains valid for more than half of Validity.
 func (a *Authority) Good(f Files, name string, now time.Time) bool {
 	pair, err := tls.X509KeyPair(f.Cert, f.Key)
 	if err != nil || !bytes.Equal(f.CA, pemBlock("CERTIFICATE", a.cert.Raw)) {
 		return false
 	}
-	return pair.Leaf.CheckSignatureFrom(a.cert) == nil && pair.Leaf.VerifyHostname(name) == nil && fresh(pair.Leaf, now)
+	return pair.Leaf.CheckSignatureFrom(a.cert) == nil && pair.Leaf.VerifyHostname(name) == nil &&
+		fresh(pair.Leaf, now)
 }
 
-// Fresh reports whether the authority itself is valid for more than half of
-// Validity from now on.
+// Fresh reports whether the authority itself remains valid for more than half of Validity.
 func (a *Authority) Fresh(now time.Time) bool { return fresh(a.cert, now) }
 
 func fresh(c *x509.Certificate, now time.Time) bool {
@@ -122,13 +120,14 @@ func fresh(c *x509.Certificate, now time.Time) bool {
 }
 
 func certificate(name string, now time.Time) (*x509.Certificate, error) {
-	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127)) // RFC 5280, section 4.1.2.2: at most 20 octets
+	// RFC 5280, section 4.1.2.2, allows at most 20 octets.
+	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127))
 	if err != nil {
 		return nil, fmt.Errorf("make serial number: %w", err)
 	}
 	return &x509.Certificate{
 		SerialNumber: serial, Subject: pkix.Name{CommonName: name},
-		NotBefore: now.Add(-time.Hour), // clocks differ a little
+		NotBefore: now.Add(-time.Hour), // for peers whose clocks are slightly behind
 		NotAfter:  now.Add(Validity),
 	}, nil
 }
@@ -138,7 +137,9 @@ func encode(cert []byte, key *ecdsa.PrivateKey, ca []byte) (Files, error) {
 	if err != nil {
 		return Files{}, fmt.Errorf("encode key: %w", err)
 	}
-	return Files{Cert: pemBlock("CERTIFICATE", cert), Key: pemBlock("PRIVATE KEY", raw), CA: pemBlock("CERTIFICATE", ca)}, nil
+	return Files{
+		Cert: pemBlock("CERTIFICATE", cert), Key: pemBlock("PRIVATE KEY", raw), CA: pemBlock("CERTIFICATE", ca),
+	}, nil
 }
 
 func pemBlock(kind string, raw []byte) []byte {

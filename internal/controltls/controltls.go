@@ -1,16 +1,3 @@
-// Package controltls secures the control stream between routers and allocators
-// with mutual TLS 1.3.
-//
-// Both ends have a directory with tls.crt, tls.key and ca.crt, the files of a
-// mounted Secret of type kubernetes.io/tls. The files are read again every 30 s:
-// what has changed is used from the next connection on, and connections that are
-// open stay open. Files that cannot be used are logged by gRPC and change
-// nothing.
-//
-// A certificate is believed when ca.crt's authority has signed it for the right
-// use, client or server, and it carries the DNS name of the other end's role.
-// The name stands for the role and not for an address, because routers follow
-// the leader from address to address.
 package controltls
 
 import (
@@ -28,47 +15,54 @@ import (
 	"google.golang.org/grpc/security/advancedtls"
 )
 
-// The DNS names that certificates must carry.
+// The DNS names of the two roles, which certificates must have.
 const (
 	AllocatorName = "allocator.berth.sh"
 	RouterName    = "router.berth.sh"
 )
 
-// The files of a directory.
+// The names of the files in the directory.
 const (
 	CertFile = "tls.crt"
 	KeyFile  = "tls.key"
 	CAFile   = "ca.crt"
 )
 
-// refresh is how often the files are read again.
+// refresh is the interval at which the files are read again.
 const refresh = 30 * time.Second
 
-// Server returns the allocator's credentials from a directory. The caller calls
-// stop when it has stopped the server.
+// Server returns the allocator's credentials from a directory. The caller must call stop after
+// it has stopped the server.
 func Server(dir string) (c credentials.TransportCredentials, stop func(), err error) {
 	return open(dir, refresh, AllocatorName, server)
 }
 
-// Client returns a router's credentials from a directory. The caller calls stop
-// when it has closed the connections.
+// Client returns a router's credentials from a directory. The caller must call stop after it
+// has closed the connections.
 func Client(dir string) (c credentials.TransportCredentials, stop func(), err error) {
 	return open(dir, refresh, RouterName, client)
 }
 
-func open(dir string, refresh time.Duration, name string, of func(certprovider.Provider) (credentials.TransportCredentials, error)) (credentials.TransportCredentials, func(), error) {
-	// The provider would wait for good files for ever; a mistake is told at once.
+// maker makes the credentials of one end from its certificates.
+type maker func(certprovider.Provider) (credentials.TransportCredentials, error)
+
+// open makes the credentials of the role name from a directory.
+func open(
+	dir string, refresh time.Duration, name string, newCreds maker,
+) (credentials.TransportCredentials, func(), error) {
+	// The provider waits for usable files without end, so mistakes are reported here.
 	if err := check(dir, name); err != nil {
 		return nil, nil, err
 	}
 	provider, err := pemfile.NewProvider(pemfile.Options{
-		CertFile: filepath.Join(dir, CertFile), KeyFile: filepath.Join(dir, KeyFile), RootFile: filepath.Join(dir, CAFile),
-		RefreshDuration: refresh,
+		CertFile: filepath.Join(dir, CertFile),
+		KeyFile:  filepath.Join(dir, KeyFile),
+		RootFile: filepath.Join(dir, CAFile), RefreshDuration: refresh,
 	})
 	if err != nil {
 		return nil, nil, fmt.Errorf("%s: %w", dir, err)
 	}
-	c, err := of(provider)
+	c, err := newCreds(provider)
 	if err != nil {
 		provider.Close()
 		return nil, nil, fmt.Errorf("%s: %w", dir, err)
@@ -81,7 +75,7 @@ func server(provider certprovider.Provider) (credentials.TransportCredentials, e
 		IdentityOptions:   advancedtls.IdentityCertificateOptions{IdentityProvider: provider},
 		RootOptions:       advancedtls.RootCertificateOptions{RootProvider: provider},
 		RequireClientCert: true, VerificationType: advancedtls.CertVerification,
-		AdditionalPeerVerification: called(RouterName),
+		AdditionalPeerVerification: requireName(RouterName),
 		MinTLSVersion:              tls.VersionTLS13, MaxTLSVersion: tls.VersionTLS13,
 	})
 }
@@ -91,17 +85,17 @@ func client(provider certprovider.Provider) (credentials.TransportCredentials, e
 		IdentityOptions:            advancedtls.IdentityCertificateOptions{IdentityProvider: provider},
 		RootOptions:                advancedtls.RootCertificateOptions{RootProvider: provider},
 		VerificationType:           advancedtls.CertVerification,
-		AdditionalPeerVerification: called(AllocatorName),
+		AdditionalPeerVerification: requireName(AllocatorName),
 		MinTLSVersion:              tls.VersionTLS13, MaxTLSVersion: tls.VersionTLS13,
 	})
 }
 
-// called refuses a peer whose certificate is not for the name. It runs after
-// the chain has been verified.
-func called(name string) advancedtls.PostHandshakeVerificationFunc {
+// requireName refuses a peer whose certificate does not have the name. gRPC calls it after it
+// has verified the chain.
+func requireName(name string) advancedtls.PostHandshakeVerificationFunc {
 	return func(p *advancedtls.HandshakeVerificationInfo) (*advancedtls.PostHandshakeVerificationResults, error) {
 		if p.Leaf == nil {
-			return nil, errors.New("the peer shows no certificate")
+			return nil, errors.New("the peer has sent no certificate")
 		}
 		if err := p.Leaf.VerifyHostname(name); err != nil {
 			return nil, fmt.Errorf("the peer's certificate: %w", err)
@@ -110,7 +104,7 @@ func called(name string) advancedtls.PostHandshakeVerificationFunc {
 	}
 }
 
-// check reads the files once, and says which of them cannot be used and why.
+// check reads the files once and returns an error for the first that cannot be used.
 func check(dir, name string) error {
 	pair, err := tls.LoadX509KeyPair(filepath.Join(dir, CertFile), filepath.Join(dir, KeyFile))
 	if err != nil {

@@ -130,9 +130,9 @@ func TestOlderVersionsOfTLSAreRefused(t *testing.T) {
 // The same authority may serve other workloads, with certificates for both uses.
 func TestCertificateForAnotherNameIsRefused(t *testing.T) {
 	a := authority(t)
-	template, err := certificate("somebody.berth.sh", time.Now())
+	template, err := certificate("other.berth.sh", time.Now())
 	require.NoError(t, err)
-	template.DNSNames = []string{"somebody.berth.sh"}
+	template.DNSNames = []string{"other.berth.sh"}
 	template.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}
 	f, err := a.sign(template)
 	require.NoError(t, err)
@@ -140,11 +140,11 @@ func TestCertificateForAnotherNameIsRefused(t *testing.T) {
 	for file, content := range map[string][]byte{CertFile: f.Cert, KeyFile: f.Key, CAFile: f.CA} {
 		require.NoError(t, os.WriteFile(filepath.Join(d, file), content, 0o600))
 	}
-	c, stop, err := open(d, time.Hour, "somebody.berth.sh", client)
+	c, stop, err := open(d, time.Hour, "other.berth.sh", client)
 	require.NoError(t, err)
 	t.Cleanup(stop)
-	require.Error(t, ask(t, serve(t, dir(t, a, AllocatorName)), c), "somebody as a router")
-	require.ErrorContains(t, ask(t, serveAs(t, d, "somebody.berth.sh"), router(t, dir(t, a, RouterName))), "somebody.berth.sh", "somebody as an allocator")
+	require.Error(t, ask(t, serve(t, dir(t, a, AllocatorName)), c), "another role as a router")
+	require.ErrorContains(t, ask(t, serveAs(t, d, "other.berth.sh"), router(t, dir(t, a, RouterName))), "other.berth.sh", "another role as an allocator")
 	_, _, err = Client(d)
 	require.ErrorContains(t, err, RouterName)
 	_, _, err = Server(d)
@@ -215,6 +215,6 @@ func TestCertificatesAreKeptForHalfTheirValidity(t *testing.T) {
 	require.False(t, a.Good(Files{}, RouterName, now))
 	_, err = ParseAuthority(f.Cert, f.Key)
 	require.Error(t, err, "a router's certificate is no authority")
-	_, err = a.Issue("somebody", now)
-	require.ErrorContains(t, err, "somebody")
+	_, err = a.Issue("other", now)
+	require.ErrorContains(t, err, "other")
 }

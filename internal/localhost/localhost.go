@@ -1,7 +1,3 @@
-// Package localhost judges the Host of requests to a listener that only loopback
-// protects. A page in a browser can have the name that it came from resolve to 127.0.0.1
-// (DNS rebinding): such requests are of the page's own origin for the browser, and what
-// shows them is the name in Host.
 package localhost
 
 import (
@@ -10,8 +6,8 @@ import (
 	"strings"
 )
 
-// Hostname returns the name or address in the Host of a request, in lower case, without
-// port, brackets and trailing dot.
+// Hostname returns the name or address in a Host header, in lower case, without port, brackets
+// and trailing dot.
 func Hostname(host string) string {
 	if name, _, err := net.SplitHostPort(host); err == nil {
 		host = name
@@ -21,8 +17,8 @@ func Hostname(host string) string {
 	return strings.ToLower(strings.TrimSuffix(host, "."))
 }
 
-// Is reports whether a Hostname is this machine's for every browser: localhost, or a
-// loopback address as a literal.
+// Is reports whether every browser resolves a Hostname to this machine: localhost, or a literal
+// loopback address.
 func Is(hostname string) bool {
 	if hostname == "localhost" {
 		return true

@@ -1,5 +1,3 @@
-// Package pipetest has connections for tests of servers: net.Pipe has no buffer at all,
-// and its deadlines are of the synctest bubble that it is made in.
 package pipetest
 
 import (
@@ -7,7 +5,7 @@ import (
 	"sync"
 )
 
-// Listener hands the far ends of its connections to whoever accepts.
+// Listener returns the server's ends of its connections from Accept.
 type Listener struct {
 	conns  chan net.Conn
 	closed chan struct{}
@@ -15,13 +13,13 @@ type Listener struct {
 	near   []net.Conn
 }
 
-// Listen returns a Listener. It belongs to the bubble that it is made in.
+// Listen returns a Listener that belongs to the current bubble.
 func Listen() *Listener {
 	return &Listener{conns: make(chan net.Conn), closed: make(chan struct{})}
 }
 
-// Connect returns the client's end of a connection that was accepted. Like HangUp it is
-// called from one goroutine.
+// Connect waits until a connection is accepted and returns the client's end. Connect and HangUp
+// must be called from one goroutine.
 func (l *Listener) Connect() net.Conn {
 	near, far := net.Pipe()
 	l.conns <- far
@@ -29,10 +27,10 @@ func (l *Listener) Connect() net.Conn {
 	return near
 }
 
-// HangUp closes the clients' ends of all connections.
+// HangUp closes the client's ends of all connections.
 func (l *Listener) HangUp() {
 	for _, c := range l.near {
-		_ = c.Close() // it never fails
+		_ = c.Close() // a net.Pipe never fails to close
 	}
 }
 
@@ -46,7 +44,7 @@ func (l *Listener) Accept() (net.Conn, error) {
 	}
 }
 
-// Close implements net.Listener. It leaves connections alone.
+// Close implements net.Listener. It does not close connections.
 func (l *Listener) Close() error {
 	l.once.Do(func() { close(l.closed) })
 	return nil

@@ -5,8 +5,8 @@ var ServeOn = serveOn
 
 // The deadlines.
 const (
-	HeaderWait = headerWait
-	ReadWait   = readWait
-	WriteWait  = writeWait
-	IdleWait   = idleWait
+	HeaderTimeout = headerTimeout
+	ReadTimeout   = readTimeout
+	WriteTimeout  = writeTimeout
+	IdleTimeout   = idleTimeout
 )

@@ -56,16 +56,16 @@ func TestEveryCallHasDeadlines(t *testing.T) {
 		send string
 		want time.Duration
 	}{
-		"no request":    {nil, "", cli.HeaderWait},
-		"half a header": {nil, get, cli.HeaderWait},
+		"no request":    {nil, "", cli.HeaderTimeout},
+		"half a header": {nil, get, cli.HeaderTimeout},
 		"no body that the handler reads": {func(_ http.ResponseWriter, r *http.Request) {
 			_, err := io.ReadAll(r.Body)
 			if err == nil {
 				panic("there is none")
 			}
-		}, get + "Content-Length: 1\r\n\r\n", cli.ReadWait},
-		"no body that the handler does not read": {func(http.ResponseWriter, *http.Request) {}, get + "Content-Length: 1\r\n\r\n", cli.ReadWait},
-		"no other request":                       {func(http.ResponseWriter, *http.Request) {}, get + "\r\n", cli.IdleWait},
+		}, get + "Content-Length: 1\r\n\r\n", cli.ReadTimeout},
+		"no body that the handler does not read": {func(http.ResponseWriter, *http.Request) {}, get + "Content-Length: 1\r\n\r\n", cli.ReadTimeout},
+		"no other request":                       {func(http.ResponseWriter, *http.Request) {}, get + "\r\n", cli.IdleTimeout},
 	} {
 		t.Run(name, func(t *testing.T) {
 			onPipes(t, 10, c.h, func(t *testing.T, connect func() net.Conn) {
@@ -90,10 +90,10 @@ func TestEveryCallHasDeadlines(t *testing.T) {
 			began := time.Now()
 			send(t, connect(), get+"\r\n")
 			synctest.Wait()
-			time.Sleep(cli.WriteWait)
+			time.Sleep(cli.WriteTimeout)
 			synctest.Wait()
 			require.Len(t, ended, 1)
-			require.Equal(t, cli.WriteWait, time.Since(began))
+			require.Equal(t, cli.WriteTimeout, time.Since(began))
 		})
 	})
 }
