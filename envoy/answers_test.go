@@ -80,7 +80,7 @@ func TestEnvoysOwnAnswersHaveBerthsForm(t *testing.T) {
 		// admitted: the answer names the sandbox.
 		admitted bool
 		// early: before the request got an ID. unread: before its headers were, so
-		// that nobody knows who asks.
+		// that the kind of client is unknown.
 		early, unread bool
 	}{
 		"the sandbox refuses the connection":  {play: g.to(closed(t)), reason: apierror.SandboxUnreachable, admitted: true},
@@ -214,7 +214,7 @@ func TestSandboxCannotSpeakForBerth(t *testing.T) {
 	})
 }
 
-// The trailers of a request are as little believed as its headers.
+// Trailers of a client are not trusted, like its headers.
 func TestClientTrailersAreNotHeaders(t *testing.T) {
 	g := startGateway(t)
 	got := make(chan http.Header, 1)
@@ -235,7 +235,7 @@ func TestClientTrailersAreNotHeaders(t *testing.T) {
 	require.Equal(t, http.Header{"X-Own": {"kept"}, "Context": {"kept"}}, <-got)
 }
 
-// The address may be another sandbox's by the time of a second attempt.
+// At a second attempt the address may belong to another sandbox.
 func TestRequestReadByASandboxIsNotRetried(t *testing.T) {
 	g := startGateway(t)
 	p := listen(t, "127.0.0.1:0", http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }))
@@ -248,8 +248,8 @@ func TestRequestReadByASandboxIsNotRetried(t *testing.T) {
 	}
 }
 
-// While Envoy tries a second time to connect it keeps little of a body; what comes
-// then must not change the answer.
+// During the second connection attempt Envoy buffers little of a body. More of it must not change
+// the answer.
 func TestUploadToAClosedPortIsAnswered(t *testing.T) {
 	g := startGateway(t)
 	g.router.set(g.to(closed(t)))

@@ -24,7 +24,7 @@ import (
 	"github.com/berth-sandbox/berth/envoy"
 )
 
-// wrongs is everything a router can do wrong, by what it does.
+// wrongs has the faults of a router by name.
 func (g *gateway) wrongs() map[string]play {
 	dst := g.podAddr.String()
 	to := func(dst, id *structpb.Value) play {
@@ -95,8 +95,7 @@ func (g *gateway) wrongs() map[string]play {
 	}
 }
 
-// unavailable requires the answer that is given for a router that is not there,
-// and that no request reached the pod.
+// unavailable requires the answer for a missing router, and that no request reached the pod.
 func (g *gateway) unavailable(t *testing.T, header http.Header) {
 	t.Helper()
 	before := g.hits.Load()
@@ -129,8 +128,7 @@ func TestFaultyRouterServesNoRequest(t *testing.T) {
 	g.serves(t)
 }
 
-// serves requires that the same gateway serves what is admitted: the counter
-// counts.
+// serves requires that the same gateway serves admitted requests, so that the counter is valid.
 func (g *gateway) serves(t *testing.T) {
 	t.Helper()
 	g.router.set(admit(g.admitted("abc")))
@@ -140,8 +138,8 @@ func (g *gateway) serves(t *testing.T) {
 	require.Equal(t, before+1, g.hits.Load())
 }
 
-// With these listener filters a connection has an "original destination", which
-// the pods' cluster would use for want of a better one.
+// With these listener filters a connection has an "original destination", which the cluster of
+// pods uses if no other destination is set.
 func TestListenerFilterSetsNoDestination(t *testing.T) {
 	for name, c := range map[string]struct {
 		config config
@@ -175,7 +173,7 @@ func TestListenerFilterSetsNoDestination(t *testing.T) {
 				require.Equal(t, http.StatusServiceUnavailable, a.code, "%s: %s", wrong, a.body)
 				require.Zero(t, g.hits.Load(), wrong)
 			}
-			// Envoy has not been sent round in circles either.
+			// Envoy has not connected to itself either.
 			require.LessOrEqual(t, g.counter(`http\.ingress\.downstream_rq_total`), len(g.wrongs()))
 			g.router.set(admit(g.admitted("abc")))
 			a := g.answer(c.preamble(g) + "GET / HTTP/1.1\r\nHost: " + host + "\r\nConnection: close\r\n\r\n")

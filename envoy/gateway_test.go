@@ -36,10 +36,10 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// play is what a router does with one stream and its first message.
+// play handles one stream and its first message.
 type play = func(extprocv3.ExternalProcessor_ProcessServer, *extprocv3.ProcessingRequest) error
 
-// script is an ext_proc server that does what a test wants, well or badly.
+// script is an ext_proc server with the behaviour that a test sets.
 type script struct {
 	extprocv3.UnimplementedExternalProcessorServer
 	mu   sync.Mutex
@@ -80,7 +80,7 @@ type gateway struct {
 	hits, connections atomic.Int64
 }
 
-// config is how a test wants its gateway.
+// config is the configuration of a test's gateway.
 type config struct {
 	// settings changes the settings, patch what is rendered from them.
 	settings func(*envoy.Settings)
@@ -207,7 +207,7 @@ func prefix(path string) *matcherv3.StringMatcher {
 	return &matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_Prefix{Prefix: path}}
 }
 
-// output keeps the end of what a process says.
+// output keeps the end of the output of a process.
 type output struct {
 	mu  sync.Mutex
 	buf bytes.Buffer
@@ -284,7 +284,7 @@ func rss(t *testing.T, pid int) int64 {
 	return pages * int64(syscall.Getpagesize())
 }
 
-// answer is what a client got.
+// answer is the answer that a client received.
 type answer struct {
 	code   int
 	header http.Header

@@ -51,7 +51,7 @@ func adminTargets() []string {
 	)
 }
 
-// untouched requires that Envoy goes on as if nobody had asked it for anything.
+// untouched requires that the requests have not changed Envoy.
 func (g *gateway) untouched() {
 	g.Helper()
 	code, body := g.raw(g.health, http.MethodGet, "/ready", "health", "")
@@ -94,7 +94,7 @@ func TestHealthListenerHidesOtherAdminPages(t *testing.T) {
 	g.untouched()
 }
 
-// Whatever else a request says, the page that is shown is the one it names.
+// Headers do not change which page a request gets.
 func TestHeadersDoNotSelectAnotherAdminPage(t *testing.T) {
 	g := startGateway(t)
 	for _, header := range []string{
@@ -135,8 +135,8 @@ func TestIngressHidesTheAdminInterface(t *testing.T) {
 	g.untouched()
 }
 
-// The router may connect to the admin socket. Neither it nor whoever takes it over may
-// change Envoy, or read more than what is open.
+// The router may connect to the admin socket. Even a compromised router must not change Envoy, or
+// read more than the open requests.
 func TestAdminSocketShowsOnlyUsedPages(t *testing.T) {
 	g := startGatewayWith(t, config{onlyAllowed: true})
 	info, err := os.Stat(g.settings.AdminSocket)

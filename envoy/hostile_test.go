@@ -17,7 +17,7 @@ import (
 	"github.com/berth-sandbox/berth/envoy"
 )
 
-// hostile is a pod that says what it likes on each connection, and when.
+// hostile is a pod with scripted behaviour on each connection.
 type hostile struct {
 	addr     netip.AddrPort
 	listener net.Listener
@@ -123,8 +123,7 @@ func frames(send func(*http2.Framer)) func(*net.TCPConn) {
 	}
 }
 
-// full makes a listener that nobody accepts from complete no more connections:
-// further ones wait until they time out.
+// full fills the backlog of a listener without Accept, so that further connections time out.
 func full(t *testing.T) *hostile {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -147,9 +146,8 @@ func full(t *testing.T) *hostile {
 // takes them all, unless the pod says otherwise.
 const waiting = 80
 
-// An admitted request that a pod keeps waiting, for as long as it likes, dies with
-// its connection. Nothing dials the address for it again: another pod may have it
-// by then.
+// An admitted request that a pod keeps waiting ends with its connection. Envoy does not dial the
+// address again for it, because another pod may have the address by then.
 func TestWaitingRequestNeverDialsAgain(t *testing.T) {
 	type sender = func(*gateway) answer
 	plain := func(contentType string) sender {
@@ -259,7 +257,7 @@ func TestWaitingRequestNeverDialsAgain(t *testing.T) {
 			require.Zero(t, pods("upstream_rq_active"))
 			require.Zero(t, pods("upstream_rq_pending_active"))
 
-			// The next request is the first that the other pod hears of.
+			// The next request is the first that reaches the other pod.
 			g.router.set(admit(map[string]*structpb.Value{envoy.MetadataDst: text(another.addr.String()), envoy.MetadataID: text("def")}))
 			require.Equal(t, http.StatusNoContent, http1(g).code)
 			require.Equal(t, 1, another.accepted(), "connections to the pod that has the address now")

@@ -14,8 +14,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A pod that vanishes with its node leaves its connections open at Envoy, and so their
-// requests, until the kernel finds out.
+// When a pod vanishes with its node, its connections and requests stay open at Envoy until the
+// kernel notices.
 func TestSilentConnectionsToPodsAreProbed(t *testing.T) {
 	g := startGateway(t)
 	arrived, release := make(chan struct{}), make(chan struct{})

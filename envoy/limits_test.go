@@ -22,8 +22,7 @@ import (
 	"github.com/berth-sandbox/berth/envoy"
 )
 
-// Connections above the bound are closed; those below it, and the health
-// listener, go on.
+// Connections above the limit are closed. Those below it, and the health listener, continue.
 func TestConnectionsAboveTheBoundAreClosedAtOnce(t *testing.T) {
 	g := startGatewayWith(t, config{settings: func(s *envoy.Settings) { s.MaxConnections = 2 }})
 	g.router.set(admit(g.admitted("abc")))
@@ -38,7 +37,7 @@ func TestConnectionsAboveTheBoundAreClosedAtOnce(t *testing.T) {
 	require.Eventually(t, func() bool { return g.counter(`http\.ingress\.downstream_cx_active`) == 2 }, time.Minute, 10*time.Millisecond)
 	_, err := dial().Read(make([]byte, 1))
 	require.Error(t, err)
-	require.NotErrorIs(t, err, os.ErrDeadlineExceeded, "it is told at once")
+	require.NotErrorIs(t, err, os.ErrDeadlineExceeded, "it must be refused at once")
 	for _, c := range []net.Conn{first, second} {
 		_, err := io.WriteString(c, "GET / HTTP/1.1\r\nHost: "+host+"\r\nConnection: close\r\n\r\n")
 		require.NoError(t, err)
@@ -50,7 +49,7 @@ func TestConnectionsAboveTheBoundAreClosedAtOnce(t *testing.T) {
 	require.Equal(t, http.StatusOK, code)
 }
 
-// Clients that hold every connection must not keep the router from seeing what is open.
+// Clients that hold every connection must not prevent looks.
 func TestAdminSocketAnswersAtTheConnectionLimit(t *testing.T) {
 	g := startGatewayWith(t, config{settings: func(s *envoy.Settings) { s.MaxConnections = 2 }})
 	arrived, release := make(chan struct{}, 2), make(chan struct{})
@@ -74,8 +73,7 @@ func TestAdminSocketAnswersAtTheConnectionLimit(t *testing.T) {
 	require.Equal(t, 2, open, body)
 }
 
-// What cannot be sent on is refused: it never waits in a queue, where it would
-// outlive the window.
+// Envoy refuses requests that it cannot forward. A queue would let them outlive the connect window.
 func TestRequestsAboveTheLimitAreRefusedAtOnce(t *testing.T) {
 	g := startGatewayWith(t, config{settings: func(s *envoy.Settings) { s.MaxConnections = 2 }, patch: func(b *bootstrapv3.Bootstrap) {
 		b.OverloadManager = nil // which counts the clients' connections
@@ -214,7 +212,7 @@ func TestTooManyHeadersAreRefused(t *testing.T) {
 	require.Equal(t, string(apierror.HeadersTooLarge), a.header.Get(envoy.ReasonHeader))
 }
 
-// Many users may share a connection of a proxy in front.
+// Many users may share one connection of a proxy in front.
 func TestInvalidStreamDoesNotAffectOthers(t *testing.T) {
 	e, v := startVersatile(t)
 	for name, headers := range map[string][]string{
@@ -227,7 +225,7 @@ func TestInvalidStreamDoesNotAffectOthers(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := dialH2(t, e.addr)
-			neighbour := c.open(true, ":method", "GET", ":scheme", "http", ":path", "/wait", ":authority", e.host("abc"))
+			other := c.open(true, ":method", "GET", ":scheme", "http", ":path", "/wait", ":authority", e.host("abc"))
 			<-v.arrived
 			bad := c.open(true, headers...)
 			p := c.read()
@@ -236,7 +234,7 @@ func TestInvalidStreamDoesNotAffectOthers(t *testing.T) {
 			require.Zero(t, p.code)
 			v.release <- struct{}{}
 			p = c.read()
-			require.Equal(t, neighbour, p.stream, "%+v", p)
+			require.Equal(t, other, p.stream, "%+v", p)
 			require.Equal(t, http.StatusOK, p.code)
 		})
 	}

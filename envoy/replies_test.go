@@ -11,7 +11,7 @@ import (
 	"github.com/berth-sandbox/berth/api/apierror"
 )
 
-// What the documentation says Envoy sends is what it is configured to send.
+// The documented reasons of Envoy must equal the configured ones.
 func TestEnvoyReasonsAreDocumented(t *testing.T) {
 	var documented, configured []apierror.Reason
 	for _, k := range apierror.Kinds() {

@@ -36,7 +36,7 @@ func (g *gateway) asks(clients *sync.WaitGroup, code *atomic.Int64) {
 	})
 }
 
-// A router that is away for a moment costs time, and no request.
+// A short absence of the router delays requests and fails none.
 func TestRequestWaitsForARestartingRouter(t *testing.T) {
 	comesBack := func(t *testing.T, g *gateway) {
 		socket, err := net.Listen("unix", g.settings.RouterSocket)
@@ -80,7 +80,7 @@ func TestRequestWaitsForARestartingRouter(t *testing.T) {
 	}
 }
 
-// routerAt is the real router, which takes the socket over from the one before it.
+// routerAt starts the real router, which takes over the socket from its predecessor.
 func routerAt(t *testing.T, g *gateway) (stop func()) {
 	t.Helper()
 	server, err := extproc.New(extproc.Options{

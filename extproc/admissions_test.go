@@ -25,7 +25,7 @@ func TestBarrierWaitsOnlyForEarlierAnswers(t *testing.T) {
 	require.Len(t, passed, 1, "the first answer is not read")
 	last := a.begin()
 	a.Done(first)
-	require.Equal(t, []string{"nothing is open", "three"}, passed, "one for all that waited for the same answers")
+	require.Equal(t, []string{"nothing is open", "three"}, passed, "of the barriers for the same answers only the newest is called")
 	barrier("four")
 	require.Len(t, passed, 2)
 	a.Done(last)
@@ -34,7 +34,7 @@ func TestBarrierWaitsOnlyForEarlierAnswers(t *testing.T) {
 	require.Equal(t, 1, epochs(a), "epochs that are over are kept")
 }
 
-// epochs is how many are kept.
+// epochs counts the epochs that are kept.
 func epochs(a *Admissions) (n int) {
 	for e := a.first; e != nil; e = e.later {
 		n++
@@ -42,15 +42,14 @@ func epochs(a *Admissions) (n int) {
 	return n
 }
 
-// As many releases as there may be while Envoy stands still, and requests before and
-// between them.
+// Many releases arrive while Envoy is paused, with requests before and between them.
 func TestBarriersAreBoundedByUnreadAnswers(t *testing.T) {
 	a := NewAdmissions()
 	stuck := a.begin()
 	passed := 0
 	for i := range 10_000 {
 		e := a.begin()
-		a.Barrier(func() { t.Errorf("barrier %d stands for a later one, too", i) })
+		a.Barrier(func() { t.Errorf("barrier %d was drained although a later one covers it", i) })
 		a.Done(e)
 		require.LessOrEqual(t, epochs(a), 3)
 	}
@@ -68,7 +67,7 @@ func TestBarriersDrainInOrderInAnyHistory(t *testing.T) {
 			began int
 		}
 		var open []answer
-		var waiting []int // what had begun at each barrier that has not passed
+		var waiting []int // number of answers begun before each barrier that waits
 		began := 0
 		t.Repeat(map[string]func(*rapid.T){
 			"begin": func(*rapid.T) {
@@ -87,17 +86,17 @@ func TestBarriersDrainInOrderInAnyHistory(t *testing.T) {
 				mine := began
 				waiting = append(waiting, mine)
 				a.Barrier(func() {
-					// It stands for all before it, too.
+					// A barrier covers all earlier ones.
 					i := slices.Index(waiting, mine)
 					if i < 0 {
-						t.Fatalf("the barrier behind %d answers passed twice, or after a later one", mine)
+						t.Fatalf("the barrier behind %d answers was drained twice, or after a later one", mine)
 					}
 					for i < len(waiting) && waiting[i] == mine {
 						i++
 					}
 					for _, o := range open {
 						if o.began <= mine {
-							t.Fatalf("the barrier behind %d answers passed, number %d is open", mine, o.began)
+							t.Fatalf("the barrier behind %d answers was drained while number %d is unread", mine, o.began)
 						}
 					}
 					waiting = waiting[i:]
@@ -110,14 +109,14 @@ func TestBarriersDrainInOrderInAnyHistory(t *testing.T) {
 				}
 				for _, before := range waiting {
 					if before < oldest {
-						t.Fatalf("a barrier behind %d answers has not passed, the oldest that is open is %d", before, oldest)
+						t.Fatalf("a barrier behind %d answers was not drained, the oldest unread answer is %d", before, oldest)
 					}
 				}
 				if n := epochs(a); n > len(open)+1 {
 					t.Fatalf("%d epochs are kept, %d answers are open", n, len(open))
 				}
 				if a.Unread() != len(open) {
-					t.Fatalf("%d are unread, said are %d", len(open), a.Unread())
+					t.Fatalf("%d answers are unread, Unread returns %d", len(open), a.Unread())
 				}
 			},
 		})

@@ -21,26 +21,26 @@ import (
 
 var podRoute = routecache.Route{Addr: netip.MustParseAddr("10.1.2.3"), DefaultPort: 8080}
 
-// history is what a decision did, in order.
+// history records the calls of a decision in order.
 type history struct {
 	events []string
 	answer func(ctx context.Context, id string) (routecache.Answer, error)
 	holds  func() bool
 	await  func(ctx context.Context) error
 	began  []begun
-	full   time.Time // until then Begin has no room, and says that there may be after wait
+	full   time.Time // until then Begin returns nil and wait
 	wait   time.Duration
 	*lastactive.Tracker
 }
 
-// begun is what a use was begun with.
+// begun has the arguments of one Begin.
 type begun struct {
 	to       netip.AddrPort
 	http2    bool
 	minBytes uint64
 }
 
-// unheld keeps no request waiting.
+// unheld is a holder that holds no request.
 func unheld(time.Duration) (func(), bool) { return nil, false }
 
 func (h *history) Await(ctx context.Context, id string, _ routecache.Status) error {
@@ -71,7 +71,7 @@ func (h *history) Begin(id string, to netip.AddrPort, http2 bool, minBytes uint6
 	return h.Tracker.Begin(id, to, http2, minBytes)
 }
 
-// unread is how many uses have begun and not ended.
+// unread counts the uses that have begun and not ended.
 func (h *history) unread() int {
 	n := 0
 	for _, s := range h.Dump() {
@@ -80,7 +80,7 @@ func (h *history) unread() int {
 	return n
 }
 
-// newTracker makes a tracker that is not run.
+// newTracker returns a tracker that does not look.
 func newTracker() *lastactive.Tracker {
 	tracker, err := lastactive.New(lastactive.Options{
 		ConnectWindow: envoy.ConnectWindow, Now: func() time.Duration { return time.Hour },
@@ -108,7 +108,7 @@ func routeTo(addr string, defaultPort uint16) routecache.Answer {
 	return routecache.Answer{Status: routecache.Routable, Route: routecache.Route{Addr: netip.MustParseAddr(addr), DefaultPort: defaultPort}}
 }
 
-// opening is a route that opens these ports only.
+// opening returns the answer with a route that opens only these ports.
 func opening(a routecache.Answer, ports ...uint16) routecache.Answer {
 	a.Route.Ports = routecache.NewPorts(ports)
 	return a
@@ -129,7 +129,7 @@ func TestUseBeginsBeforeTheRouteIsChecked(t *testing.T) {
 		d := h.decider()
 		h.holds = func() bool {
 			require.Equal(t, 1, d.admissions.Unread(), "a release would fit between the check and the answer")
-			require.Equal(t, 1, h.unread(), "whoever stops admissions and asks then would not learn of this one")
+			require.Equal(t, 1, h.unread(), "a leader that stops admissions and then asks must learn of this use")
 			return true
 		}
 		a, refusal := d.decide(t.Context(), &request{authority: host, method: "GET"}, unheld)
@@ -229,8 +229,7 @@ func TestPrivatePortRefusalNamesOpenPorts(t *testing.T) {
 	}
 }
 
-// A port that the pool's owner closes is closed for a request whose route was
-// looked up before that.
+// A port that is closed after the lookup of a request is closed for that request too.
 func TestPortClosedDuringDecisionIsRefused(t *testing.T) {
 	answers := []routecache.Answer{routeTo("10.1.2.3", 8080), opening(routeTo("10.1.2.3", 8080), 8080)}
 	h := &history{holds: func() bool { return false }}
@@ -255,7 +254,7 @@ func TestRepeatedHeadersAreAllRead(t *testing.T) {
 	}, r)
 }
 
-// The first requests to a port wait until all threads of Envoy know it.
+// First requests to a port may have to wait until all threads of Envoy know the port.
 func TestRequestWaitsForRoomInEnvoysList(t *testing.T) {
 	for name, c := range map[string]struct {
 		lasts  time.Duration
@@ -292,7 +291,7 @@ func TestRequestWaitsForRoomInEnvoysList(t *testing.T) {
 	}
 }
 
-// Envoy's list of what is open grows with the ports of a sandbox that are asked for.
+// Envoy's list of open requests grows with the requested ports of a sandbox.
 func TestTooManyPortsOfASandboxAreRefused(t *testing.T) {
 	answer := routeTo("10.1.2.3", 8080)
 	answer.Route.MinBytes = 1024
@@ -309,8 +308,7 @@ func TestTooManyPortsOfASandboxAreRefused(t *testing.T) {
 	require.Equal(t, []begun{{netip.MustParseAddrPort("10.1.2.3:9000"), false, 1024}}, h.began)
 }
 
-// What a release has made the tracker forget must not be brought back by a
-// request that was looked up before it.
+// A request that was looked up before a release must not restore the forgotten activity.
 func TestReleaseDuringDecisionLeavesNoActivity(t *testing.T) {
 	answers := []routecache.Answer{{Status: routecache.Routable, Route: podRoute}, {Status: routecache.Gone}}
 	h := &history{holds: func() bool { return false }}
@@ -362,7 +360,7 @@ func TestLookupEndsAfterTheTimeout(t *testing.T) {
 	})
 }
 
-// Whatever the cache fails with, the client learns only that it should try again.
+// Every error of the cache gives the client the same answer: try again.
 func TestInternalErrorsAreNotShownToClients(t *testing.T) {
 	h := always(routecache.Answer{}, errors.New("secret"))
 	_, refusal := h.decider().decide(t.Context(), &request{authority: "8080-abc." + domain, method: "GET"}, unheld)
@@ -372,8 +370,8 @@ func TestInternalErrorsAreNotShownToClients(t *testing.T) {
 func TestRequestIsHeldUntilTheSandboxRuns(t *testing.T) {
 	starting := routecache.Answer{Status: routecache.Starting, Hold: 10 * time.Second}
 	for name, c := range map[string]struct {
-		then    []routecache.Answer // what is found after each wait
-		after   time.Duration       // it is found so
+		then    []routecache.Answer // the answer after each wait
+		after   time.Duration       // length of each wait
 		reason  apierror.Reason     // "": admitted
 		waited  time.Duration
 		lookups int
@@ -439,7 +437,7 @@ func TestQuiescedSandboxHoldsRequestsUntilVerdict(t *testing.T) {
 	starting := routecache.Answer{Status: routecache.Starting, Hold: 10 * time.Second}
 	running := routeTo("10.1.2.3", 8080)
 	for name, c := range map[string]struct {
-		found  []routecache.Answer // one after the other, a second apart
+		found  []routecache.Answer // in turn, a second apart
 		full   bool
 		reason apierror.Reason // "": admitted
 		waited time.Duration
@@ -495,7 +493,7 @@ func TestQuiescedSandboxHoldsRequestsUntilVerdict(t *testing.T) {
 	}
 }
 
-// Envoy gives up before the router does if a request waits for one thing after the other.
+// The sum of all waits must stay below Envoy's own timeout.
 func TestWaitsFitEnvoysTimeout(t *testing.T) {
 	slowly := func(took time.Duration, a ...routecache.Answer) *history {
 		began := time.Now()

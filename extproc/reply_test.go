@@ -77,7 +77,7 @@ func TestRefusalHasTheFormOfItsClient(t *testing.T) {
 		require.Equal(t, "text/html; charset=utf-8", headersSet(r)["content-type"])
 		require.Equal(t, apierror.PageCSP, headersSet(r)["content-security-policy"])
 		require.Contains(t, string(r.GetBody()), "&lt;b&gt;&amp;&lt;/b&gt;", "a client's bytes are no markup")
-		require.NotContains(t, string(r.GetBody()), "abc", "whoever sees the page over a shoulder does not get the sandbox")
+		require.NotContains(t, string(r.GetBody()), "abc", "the page must not show the sandbox ID")
 	}
 }
 

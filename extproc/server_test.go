@@ -31,10 +31,10 @@ import (
 	"github.com/berth-sandbox/berth/routecache"
 )
 
-// soon is how long a test waits for what must happen.
+// soon bounds how long a test waits for an expected event.
 const soon = 10 * time.Second
 
-// options are those of a router whose cache knows what the test puts there.
+// newOptions returns the options of a router with an empty cache.
 func newOptions(t *testing.T, socket string) (Options, *routecache.Cache, *lastactive.Tracker) {
 	cache, err := routecache.New(routecache.Options{
 		Now: func() time.Duration { return 0 },
@@ -85,14 +85,14 @@ func dial(t *testing.T, socket string) *grpc.ClientConn {
 	return conn
 }
 
-// within is a context that ends with the test, and fails it rather than hang.
+// within returns a context that ends with the test and bounds its duration.
 func within(t *testing.T) context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), soon)
 	t.Cleanup(cancel)
 	return ctx
 }
 
-// headersOf is what Envoy sends about a request.
+// headersOf returns the message that Envoy sends about a request.
 func headersOf(keysAndValues ...string) *extprocv3.ProcessingRequest {
 	headers := &corev3.HeaderMap{}
 	for i := 0; i < len(keysAndValues); i += 2 {
@@ -107,8 +107,7 @@ func get(host string) *extprocv3.ProcessingRequest {
 	return headersOf(":method", "GET", ":authority", host, "x-request-id", "req-1")
 }
 
-// ask does what Envoy does for one request: it reads one answer, and ends the stream
-// of one that is admitted.
+// ask behaves like Envoy: it reads one answer, and ends the stream of an admitted request.
 func ask(t *testing.T, conn *grpc.ClientConn, message *extprocv3.ProcessingRequest) (*extprocv3.ProcessingResponse, error) {
 	ctx, cancel := context.WithCancel(within(t))
 	defer cancel()
@@ -167,7 +166,7 @@ func TestRefusalAnswersInPlaceOfSandbox(t *testing.T) {
 		body string
 	}{
 		"8080-gone." + domain: {410, codes.NotFound, "sandbox_gone", `{"code":410,"reason":"sandbox_gone","message":"this sandbox has been released","sandboxID":"gone","requestID":"req-1"}`},
-		// Nobody to ask: an answer, and never gRPC's Unavailable, which Envoy would retry.
+		// Without a stream the router answers, and never with gRPC's Unavailable, which Envoy retries.
 		"8080-other." + domain:            {503, codes.Unavailable, "router_not_ready", ""},
 		"8080-a." + domain + "," + domain: {400, codes.InvalidArgument, "bad_host", ""},
 	} {
@@ -186,7 +185,7 @@ func TestRefusalAnswersInPlaceOfSandbox(t *testing.T) {
 	server.stop(soon)
 }
 
-// A client must not be able to fill the log. What is not logged is counted.
+// A client must not be able to fill the log. The metric counts all refusals.
 func TestRefusalLogIsRateLimited(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o, _, _ := newOptions(t, "unused")
@@ -239,7 +238,7 @@ func TestWrongMessageIsNotRetriedByEnvoy(t *testing.T) {
 	server.stop(soon)
 }
 
-// held is a cache in which a look-up waits until it is let go.
+// held is a cache in which a lookup waits until the test releases it.
 type held struct {
 	*routecache.Cache
 	began chan struct{}
@@ -310,7 +309,7 @@ func TestOnlyEnvoyEndingAStreamProvesReading(t *testing.T) {
 		t.Fatal("the second answer was not read")
 	default:
 	}
-	_, err := ask(t, conn, get("9000-other."+domain)) // refused: there is nothing to wait for
+	_, err := ask(t, conn, get("9000-other."+domain)) // refused, so no stream stays open
 	require.NoError(t, err)
 	require.Equal(t, 1, o.Admissions.Unread())
 	second()
@@ -397,8 +396,8 @@ func TestHealthIsNotServingAfterStop(t *testing.T) {
 	require.Equal(t, healthv1.HealthCheckResponse_NOT_SERVING, r.GetStatus())
 }
 
-// A successor takes the path over; the predecessor goes on with the connections
-// it has and leaves the path alone when it ends.
+// A successor takes over the path. The predecessor keeps its connections and does not remove the
+// path when it ends.
 func TestSuccessorTakesTheSocketAndKeepsIt(t *testing.T) {
 	dir := t.TempDir()
 	socket := filepath.Join(dir, "s")
@@ -428,8 +427,7 @@ func TestSuccessorTakesTheSocketAndKeepsIt(t *testing.T) {
 	second.stop(soon)
 }
 
-// In containers a successor often has the same process ID, and so binds under the
-// same name before it renames.
+// In containers a successor often has the same process ID, and so the same temporary name.
 func TestStopKeepsSuccessorsTemporarySocket(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
 	o, _, _ := newOptions(t, socket)
@@ -448,7 +446,7 @@ func TestListenReplacesLeftoverOfACrash(t *testing.T) {
 	cache.Put("abc", podRoute)
 	l, err := server.Listen(t.Context())
 	require.NoError(t, err)
-	require.NoError(t, l.Close()) // the process died: the path is there, nobody listens
+	require.NoError(t, l.Close()) // the process died: the path exists without a listener
 	require.FileExists(t, socket)
 	leftover, err := net.ListenUnix("unix", &net.UnixAddr{Name: temporaryName(socket), Net: "unix"}) // died before the rename
 	require.NoError(t, err)
@@ -556,7 +554,7 @@ func TestHeldRequestContinuesAfterResumeAndIsMeasured(t *testing.T) {
 	server.stop(soon)
 }
 
-// While no allocator leads, nothing ends the question whether a sandbox is idle.
+// While no allocator leads, no verdict arrives.
 func TestQuiescedSandboxIsRefusedAfterTheWait(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
 	o, cache, _ := newOptions(t, socket)

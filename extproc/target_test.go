@@ -17,7 +17,7 @@ import (
 
 const domain = "sandbox.example.com"
 
-// byHost is what a request names that says nothing but its host.
+// byHost returns the target of a request that has only a host.
 func byHost(host, domain string) (Target, *apierror.Error) {
 	return (&Hosts{Domain: domain}).target(&request{authority: host})
 }
@@ -154,7 +154,7 @@ func TestHeadersNameTheSandboxAtAGatewayHost(t *testing.T) {
 			"ID of one, port of one": {request{e2bID: one("abc"), port: one("80")}, Target{ID: "abc", Port: 80}},
 			"upper case":             {request{id: one("ABC")}, Target{ID: "abc"}},
 		} {
-			for _, paths := range []bool{false, true} { // where a header speaks, the path is the sandbox's
+			for _, paths := range []bool{false, true} { // if a header names the sandbox, the path is not read
 				h, r := hosts, c.r
 				h.Paths, r.authority, r.path = paths, authority, "/sandboxes/other/81/x"
 				got, err := h.target(&r)
@@ -204,7 +204,7 @@ func TestHeaderNeverOverridesASandboxHost(t *testing.T) {
 		got, err := h.target(&r)
 		require.Nil(t, err)
 		require.Equal(t, Target{ID: "abc", Port: 80}, got)
-		// Nor does it make a sandbox's host of one that is none.
+		// A header does not turn another host into a sandbox host.
 		for _, authority := range []string{"example.com", "gateway.example.com,80-abc." + domain, "x.gateway.example.com", "80-abc_." + domain, ""} {
 			r.authority = authority
 			_, err := h.target(&r)
@@ -304,8 +304,8 @@ func FuzzHost(f *testing.F) {
 		if !sandboxid.Valid(target.ID) || target.Path != "" {
 			t.Fatalf("%q was accepted as %+v", host, target)
 		}
-		// The host is exactly what its target is written as, but for the case, a
-		// trailing dot and the listener's port.
+		// The host equals the written form of its target, except for case, a trailing dot and the
+		// listener's port.
 		composed := e2bHost(target)
 		again, refusal := byHost(composed, domain)
 		if refusal != nil || again != target {
@@ -314,7 +314,7 @@ func FuzzHost(f *testing.F) {
 		if len(host) < len(composed) || !asciiEqualFold(host[:len(composed)], composed) {
 			t.Fatalf("%q was accepted as %q", host, composed)
 		}
-		// A URL with this host is understood in the same way by net/url.
+		// net/url reads the same host from a URL.
 		u, err := url.Parse("http://" + host + "/")
 		if err != nil || u.User != nil || u.Path != "/" || u.RawQuery != "" || !asciiEqualFold(strings.TrimSuffix(u.Hostname(), "."), composed) {
 			t.Fatalf("%q was accepted as %q, but net/url reads %+v, %v", host, composed, u, err)
@@ -354,7 +354,7 @@ func FuzzPath(f *testing.F) {
 		if !sandboxid.Valid(target.ID) || target.Port == 0 || !strings.HasPrefix(target.Path, "/") {
 			t.Fatalf("%q was accepted as %+v", raw, target)
 		}
-		// Nothing of the rest is lost or changed.
+		// The rest of the path is unchanged.
 		named := fmt.Sprintf("/sandboxes/%s/%d", target.ID, target.Port)
 		if len(raw) < len(named) || !asciiEqualFold(raw[:len(named)], named) {
 			t.Fatalf("%q was accepted as %q", raw, named)
@@ -362,11 +362,11 @@ func FuzzPath(f *testing.F) {
 		if rest := raw[len(named):]; rest != target.Path && "/"+rest != target.Path {
 			t.Fatalf("%q became %q", raw, target.Path)
 		}
-		// Whoever decodes and cleans the path, as net/url and path do, still finds
-		// the same sandbox in it, and still what the sandbox is sent.
+		// A proxy that decodes and cleans the path, as net/url and path do, finds the same
+		// sandbox and the same rest.
 		u, err := url.ParseRequestURI(raw)
 		if err != nil {
-			return // what net/url does not take, such a party refuses
+			return // such a proxy refuses what net/url refuses
 		}
 		for _, p := range []string{u.Path, strings.ReplaceAll(u.Path, `\`, "/")} {
 			clean := path.Clean(p)

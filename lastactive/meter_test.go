@@ -111,7 +111,7 @@ func TestUnreadableSocketsKeepOpenConnectionsInUse(t *testing.T) {
 		w.change(func() { w.blocked = errors.New("no netlink") })
 		w.passes(time.Hour)
 		require.Equal(w, &Activity{ID: "a", Addr: addr(podA), Open: 1, Kind: activity.Unknown}, w.use("a"))
-		require.Empty(w, w.tracker.LookError(), "the others can be told")
+		require.Empty(w, w.tracker.LookError(), "other sandboxes are not affected")
 		w.opens(podA, 0)
 		w.passes(2 * time.Second)
 		require.NotZero(w, w.age("a"))

@@ -26,7 +26,7 @@ func benchNames(n int) []string {
 	return ids
 }
 
-// filled is a fresh cache that holds a route for each ID.
+// filled returns a fresh cache with a route for each ID.
 func filled(tb testing.TB, now func() time.Duration, ids []string) *routecache.Cache {
 	tb.Helper()
 	c, err := routecache.New(routecache.Options{Now: now, Ask: func(string) bool { return false }})
@@ -40,7 +40,7 @@ func filled(tb testing.TB, now func() time.Duration, ids []string) *routecache.C
 
 func standstill() time.Duration { return 0 }
 
-// bareLRU is the library alone, holding the same.
+// bareLRU returns an LRU of the library with the same routes.
 func bareLRU[V any](tb testing.TB, ids []string, v func() V) *lru.Cache[string, V] {
 	tb.Helper()
 	c, err := lru.New[string, V](100_000)
@@ -194,7 +194,7 @@ func heap() uint64 {
 	return m.HeapAlloc
 }
 
-// A hit while the allocator's stream writes: everybody shares one lock.
+// A hit while the allocator's stream writes: all calls share one lock.
 func BenchmarkHitUnderPushes(b *testing.B) {
 	c, err := routecache.New(routecache.Options{Now: func() time.Duration { return 0 }, Ask: func(string) bool { return false }})
 	require.NoError(b, err)

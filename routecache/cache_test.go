@@ -67,7 +67,7 @@ func (w *world) setDeaf(deaf bool) { w.mu.Lock(); defer w.mu.Unlock(); w.deaf = 
 
 func (w *world) questions() []string { w.mu.Lock(); defer w.mu.Unlock(); return w.asked }
 
-// lookupNow looks id up in the expectation that nobody needs to be waited for.
+// lookupNow looks id up and fails if the lookup waits.
 func (w *world) lookupNow(id string) (routecache.Answer, error) {
 	w.t.Helper()
 	ctx, cancel := context.WithTimeout(w.t.Context(), 10*time.Second)
@@ -75,7 +75,7 @@ func (w *world) lookupNow(id string) (routecache.Answer, error) {
 	return w.Lookup(ctx, id)
 }
 
-// knows asserts what the cache answers by itself about id, without a question.
+// knows asserts the answer of the cache about id, without a question.
 func (w *world) knows(id string, want routecache.Answer) {
 	w.t.Helper()
 	before := len(w.questions())
@@ -94,7 +94,7 @@ func (w *world) asks(id string) {
 	require.ErrorIs(w.t, err, routecache.ErrDisconnected, "something is held about %s", id)
 }
 
-// result is what a Lookup in the background returned.
+// result is the result of a Lookup in the background.
 type result struct {
 	answer routecache.Answer
 	err    error
@@ -119,7 +119,7 @@ func TestReleaseIsNeverResurrectedByLateLookup(t *testing.T) {
 		for range 10 {
 			lookups = append(lookups, w.lookup(t.Context(), "a"))
 		}
-		// The answer wakes them; before one of them gets its turn comes the release.
+		// The release comes after the answer has woken them and before one of them runs.
 		w.Resolve("a", routable(routeA))
 		w.Release("a")
 		for _, done := range lookups {
@@ -266,7 +266,7 @@ func TestUnknownNeverHidesTheNewerPush(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			w := newWorld(t, routecache.Options{})
 			done := w.lookup(t.Context(), "a")
-			w.Resolve("a", routecache.Answer{}) // wakes it; before its turn comes the push
+			w.Resolve("a", routecache.Answer{}) // wakes it; the push comes before it runs
 			w.Put("a", routeA)
 			require.Equal(t, result{answer: routable(routeA)}, <-done)
 		})
@@ -330,7 +330,7 @@ func TestNewCacheIsNotFresh(t *testing.T) {
 
 func TestFreshnessIsNeverShortened(t *testing.T) {
 	w := newWorld(t, routecache.Options{})
-	w.SetFreshUntil(time.Minute) // the answer to an older ping, which came late
+	w.SetFreshUntil(time.Minute) // a late answer to an older ping
 	w.pass(30 * time.Minute)
 	require.True(t, w.Fresh())
 }
@@ -384,11 +384,11 @@ func TestLookupFailsAtOnceWithoutAStream(t *testing.T) {
 	_, err := w.lookupNow("a")
 	require.ErrorIs(t, err, routecache.ErrDisconnected)
 	require.Zero(t, w.Stats().Open)
-	w.knows("b", routable(routeB)) // what is known goes on being served
+	w.knows("b", routable(routeB)) // known routes are still served
 }
 
-// A question that failed to be sent must fail those who wait for it, and not
-// another one about the same ID that was opened after a reconnect.
+// A question that was not sent must fail its own callers, but not a later question about the same
+// ID that was opened after a reconnect.
 func TestFailedQuestionDoesNotFailItsSuccessor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var c *routecache.Cache
@@ -399,7 +399,7 @@ func TestFailedQuestionDoesNotFailItsSuccessor(t *testing.T) {
 			if asked++; asked > 1 {
 				return true
 			}
-			c.Disconnected() // the stream breaks in this very moment, and a new one stands
+			c.Disconnected() // the stream breaks at this moment, and a new one begins
 			done := make(chan result, 1)
 			second = done
 			go func() {
@@ -439,7 +439,7 @@ func TestReplaceDropsARouteBeforeALookupReturns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, routecache.Options{})
 		done := w.lookup(t.Context(), "a")
-		w.Resolve("a", routable(routeA)) // wakes it; before its turn comes the snapshot
+		w.Resolve("a", routable(routeA)) // wakes it; the snapshot comes before it runs
 		w.Replace(nil)
 		synctest.Wait()
 		require.Empty(t, done, "a route that the snapshot dropped was returned")
@@ -554,7 +554,7 @@ func TestAwaitReturnsWhenTheStatusChanges(t *testing.T) {
 		"it runs":               {func(w *world) { w.Put("a", routeA) }, true},
 		"it was asked for":      {func(w *world) { w.Resolve("a", routable(routeA)) }, true},
 		"it is gone":            {func(w *world) { w.Release("a") }, true},
-		"nobody knows it":       {func(w *world) { w.Resolve("a", routecache.Answer{Status: routecache.Unknown}) }, true},
+		"it is unknown":         {func(w *world) { w.Resolve("a", routecache.Answer{Status: routecache.Unknown}) }, true},
 		"it is quiesced":        {func(w *world) { w.Quiesce("a") }, true},
 		"a snapshot":            {func(w *world) { w.Replace(nil) }, true},
 		"it is still starting":  {func(w *world) { w.Resolve("a", starting) }, false},
@@ -592,9 +592,9 @@ func TestAwaitReturnsWhenTheStatusChanges(t *testing.T) {
 
 func TestAwaitNoticesEarlierChanges(t *testing.T) {
 	for name, happens := range map[string]func(*world){
-		"it runs":         func(w *world) { w.Put("a", routeA) },
-		"it is gone":      func(w *world) { w.Release("a") },
-		"nobody knows it": func(w *world) { w.Resolve("a", routecache.Answer{Status: routecache.Unknown}) },
+		"it runs":       func(w *world) { w.Put("a", routeA) },
+		"it is gone":    func(w *world) { w.Release("a") },
+		"it is unknown": func(w *world) { w.Resolve("a", routecache.Answer{Status: routecache.Unknown}) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t, routecache.Options{})

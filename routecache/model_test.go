@@ -14,8 +14,7 @@ import (
 	"github.com/berth-sandbox/berth/routecache"
 )
 
-// model is the cache as it reads in its documentation, without bounds and
-// without concurrency.
+// model implements the documented behaviour of the cache without limits and concurrency.
 type model struct {
 	now, fresh time.Duration
 	routes     map[string]routecache.Route
@@ -33,7 +32,7 @@ type negative struct {
 
 const modelTTL = 2 * time.Second
 
-// peek is what a lookup is answered without a question.
+// peek returns the answer of a lookup that needs no question.
 func (m *model) peek(id string) (a routecache.Answer, known bool, err error) {
 	if m.gone[id] {
 		return routecache.Answer{Status: routecache.Gone}, true, nil
@@ -53,7 +52,7 @@ func (m *model) peek(id string) (a routecache.Answer, known bool, err error) {
 	return a, false, nil
 }
 
-// set is what is true of id from now on.
+// set sets the state of id.
 func (m *model) set(id string, a routecache.Answer) {
 	switch {
 	case m.gone[id]:
@@ -71,9 +70,8 @@ func (m *model) set(id string, a routecache.Answer) {
 	}
 }
 
-// Every step of any sequence of stream messages, passing time, look-ups that
-// wait and callers that give up leaves the cache answering what the model
-// answers, and each look-up gets what is true when it gets its turn.
+// After every step of any sequence of stream messages, passing time, waiting lookups and canceled
+// calls, the cache answers like the model. Each lookup gets the state at the time it runs.
 func TestCacheBehavesAsTheModel(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		// rapid shrinks a failure that panics in the goroutine it called.
@@ -114,8 +112,7 @@ func runModel(rt *rapid.T, t *testing.T) {
 	routes := rapid.Custom(func(rt *rapid.T) routecache.Route {
 		return routecache.Route{Addr: netip.AddrFrom4([4]byte{10, 0, 0, rapid.Byte().Draw(rt, "octet")}), DefaultPort: 80, Ports: routecache.NewPorts(rapid.SampledFrom([][]uint16{nil, {80}, {80, 443}}).Draw(rt, "ports"))}
 	})
-	// arrives is one message of the stream about one ID: what waits for that ID is
-	// answered with what is true then.
+	// arrives applies one message about one ID. Waiting lookups of that ID get the new state.
 	arrives := func(id string, a routecache.Answer) {
 		m.set(id, a)
 		waiting := m.waiting[id]

@@ -39,7 +39,7 @@ func TestEmptyPortsAllowEveryPort(t *testing.T) {
 			require.True(t, ports.Allows(uint16(port)))
 		}
 	}
-	// What stands for no port must not open all of them.
+	// A set of only port 0 must not become the set of all ports.
 	require.False(t, routecache.NewPorts([]uint16{0}).Allows(80))
 }
 

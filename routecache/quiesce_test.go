@@ -21,21 +21,21 @@ func TestOnlyResumeReleaseAndReplaceEndAQuiesce(t *testing.T) {
 		happens func(*world)
 		want    routecache.Answer
 	}{
-		"nothing":                 {func(*world) {}, quiesced},
-		"resume":                  {func(w *world) { w.Resume("a") }, routable(routeA)},
-		"release":                 {func(w *world) { w.Release("a") }, gone},
-		"told that it is gone":    {func(w *world) { w.Resolve("a", gone) }, gone},
-		"snapshot":                {func(w *world) { w.Replace(map[string]routecache.Route{"a": routeA}) }, routable(routeA)},
-		"resume of another":       {func(w *world) { w.Resume("b") }, quiesced},
-		"push":                    {func(w *world) { w.Put("a", routeB) }, quiesced},
-		"answer":                  {func(w *world) { w.Resolve("a", routable(routeB)) }, quiesced},
-		"told that it is unknown": {func(w *world) { w.Resolve("a", routecache.Answer{}) }, quiesced},
-		"told that it starts":     {func(w *world) { w.Resolve("a", routecache.Answer{Status: routecache.Starting}) }, quiesced},
-		"disconnection":           {func(w *world) { w.Disconnected() }, quiesced},
-		"its route is evicted":    {func(w *world) { w.Put("b", routeB) }, quiesced},
-		"quiesced again":          {func(w *world) { w.Quiesce("a") }, quiesced},
-		"time":                    {func(w *world) { w.pass(59 * time.Minute) }, quiesced},
-		"somebody gave up waiting": {func(w *world) {
+		"nothing":              {func(*world) {}, quiesced},
+		"resume":               {func(w *world) { w.Resume("a") }, routable(routeA)},
+		"release":              {func(w *world) { w.Release("a") }, gone},
+		"answered as gone":     {func(w *world) { w.Resolve("a", gone) }, gone},
+		"snapshot":             {func(w *world) { w.Replace(map[string]routecache.Route{"a": routeA}) }, routable(routeA)},
+		"resume of another":    {func(w *world) { w.Resume("b") }, quiesced},
+		"push":                 {func(w *world) { w.Put("a", routeB) }, quiesced},
+		"answer":               {func(w *world) { w.Resolve("a", routable(routeB)) }, quiesced},
+		"answered as unknown":  {func(w *world) { w.Resolve("a", routecache.Answer{}) }, quiesced},
+		"answered as starting": {func(w *world) { w.Resolve("a", routecache.Answer{Status: routecache.Starting}) }, quiesced},
+		"disconnection":        {func(w *world) { w.Disconnected() }, quiesced},
+		"its route is evicted": {func(w *world) { w.Put("b", routeB) }, quiesced},
+		"quiesced again":       {func(w *world) { w.Quiesce("a") }, quiesced},
+		"time":                 {func(w *world) { w.pass(59 * time.Minute) }, quiesced},
+		"a caller gave up waiting": {func(w *world) {
 			ctx, cancel := context.WithCancel(w.t.Context())
 			cancel()
 			require.ErrorIs(w.t, w.Await(ctx, "a", routecache.Quiesced), context.Canceled)

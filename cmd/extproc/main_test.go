@@ -33,7 +33,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// try runs the command, which is expected to end by itself.
+// try runs the command and expects it to end without a signal.
 func try(t *testing.T, args ...string) (stdout string, err error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
@@ -45,7 +45,7 @@ func try(t *testing.T, args ...string) (stdout string, err error) {
 	return out.String(), err
 }
 
-// enough are the flags that have no default.
+// enough has the flags without a default.
 func enough(more ...string) []string {
 	args := []string{"--domain=sandbox.example.com", "--pod-cidrs=10.0.0.0/8"}
 	if !slices.ContainsFunc(more, func(arg string) bool { return strings.HasPrefix(arg, "--allocator=") }) {
@@ -172,7 +172,7 @@ func TestEmptyEnvironmentIsNotAValue(t *testing.T) {
 // process is a router that runs.
 type process struct {
 	listening struct{ Socket, Admin, Health string }
-	// failed gets the addresses of the allocators with which it had no session.
+	// failed receives the addresses of allocators without a session.
 	failed chan string
 	stop   func() error
 }
@@ -246,11 +246,10 @@ func get(t *testing.T, address, path string) (int, string) {
 	return r.StatusCode, string(body)
 }
 
-// A router without an allocator: healthy, not ready, and gone without an error
-// when it is told to stop.
+// A router without an allocator is healthy and not ready, and ends without an error.
 func TestRouterRunsWithoutAnAllocatorAndStops(t *testing.T) {
 	p := start(t, "--allocator=127.0.0.1:1")
-	require.Empty(t, p.listening.Health, "nobody asked for it")
+	require.Empty(t, p.listening.Health, "no flag has set it")
 	for path, code := range map[string]int{"/healthz": 200, "/readyz": 503, "/metrics": 200, "/admin/last-active": 200} {
 		got, body := get(t, p.listening.Admin, path)
 		require.Equal(t, code, got, path)
@@ -364,7 +363,7 @@ func tlsDir(t *testing.T, a *controltls.Authority, role string) string {
 	return d
 }
 
-// leader is the allocator's core: it has no sandboxes and keeps everybody fresh.
+// leader replaces the allocator's core: it has no sandboxes and answers every ping.
 type leader struct {
 	server *controlserver.Server
 	joined chan string

@@ -29,7 +29,7 @@ type recordingLeader struct {
 	joined chan string
 	ended  chan string
 	pinged chan string
-	banned atomic.Bool // whoever joins was declared dead
+	banned atomic.Bool // every router that joins counts as declared dead
 }
 
 func (l *recordingLeader) Submit(ev core.Event) {
@@ -73,9 +73,9 @@ func (*recordingLeader) Position() uint64 { return 1 }
 
 func (*recordingLeader) Restored(uint64) {}
 
-// Envoy is stopped with an answer of the first router in its socket. That one is
-// restarted, and says no Goodbye. Its successor must not report its death either: Envoy
-// may go on later, read the answer and connect.
+// Envoy is paused with an unread answer of the first router. That router ends without a Goodbye.
+// Its successor must not report its death, because Envoy may continue later, read the answer and
+// connect.
 func TestRouterWithUnreadAnswersIsNotReportedDead(t *testing.T) {
 	l := &recordingLeader{server: controlserver.New(15*time.Minute, func() string { return "" }, zap.NewNop()), joined: make(chan string, 10), ended: make(chan string, 10), pinged: make(chan string)}
 	l.server.Lead(l)
@@ -114,7 +114,7 @@ func TestRouterWithUnreadAnswersIsNotReportedDead(t *testing.T) {
 	require.Empty(t, l.ended, "Envoy may not have read an answer of %s", first)
 }
 
-// An operator was wrong about it, and the allocator has waited for nothing that it knows.
+// The operator was wrong, and the allocator has not waited for this router.
 func TestDeclaredDeadRouterEndsWithAnError(t *testing.T) {
 	l := &recordingLeader{server: controlserver.New(15*time.Minute, func() string { return "" }, zap.NewNop()), joined: make(chan string, 10), ended: make(chan string, 10), pinged: make(chan string)}
 	l.server.Lead(l)
@@ -133,7 +133,7 @@ func TestDeclaredDeadRouterEndsWithAnError(t *testing.T) {
 	require.Empty(t, l.ended, "it says no Goodbye")
 }
 
-// While requests are answered the allocator must count on this router.
+// While the router answers requests, the allocator must wait for it.
 func TestGoodbyeFollowsTheEndOfTheServer(t *testing.T) {
 	l := &recordingLeader{server: controlserver.New(15*time.Minute, func() string { return "" }, zap.NewNop()), joined: make(chan string, 10), ended: make(chan string, 10), pinged: make(chan string)}
 	l.server.Lead(l)
@@ -182,8 +182,8 @@ func TestGoodbyeFollowsTheEndOfTheServer(t *testing.T) {
 	require.Equal(t, "Goodbye of "+session, soon(t, l.ended))
 }
 
-// What is held may be held for longer than a shutdown takes. Without a Goodbye every fence
-// would wait until this router has expired.
+// A request may be held for longer than a shutdown takes. Without a Goodbye every fence would wait
+// until this router has expired.
 func TestGoodbyeIsSentWhileARequestIsHeld(t *testing.T) {
 	l := &recordingLeader{server: controlserver.New(15*time.Minute, func() string { return "" }, zap.NewNop()), joined: make(chan string, 10), ended: make(chan string, 10), pinged: make(chan string)}
 	l.server.Lead(l)
@@ -217,8 +217,8 @@ func TestGoodbyeIsSentWhileARequestIsHeld(t *testing.T) {
 	require.Equal(t, "Goodbye of "+session, <-l.ended)
 }
 
-// A successor that takes the socket before it has routes would refuse what its
-// predecessor can serve.
+// A successor that takes the socket without routes would refuse requests that its predecessor can
+// serve.
 func TestRouterTakesTheSocketWhenItHasRoutes(t *testing.T) {
 	l := &recordingLeader{server: controlserver.New(15*time.Minute, func() string { return "" }, zap.NewNop()), joined: make(chan string, 10), ended: make(chan string, 10), pinged: make(chan string)}
 	s := grpc.NewServer()

@@ -24,8 +24,7 @@ import (
 
 var noon = time.Date(2030, 1, 1, 12, 0, 0, 0, time.UTC)
 
-// router is what the listener shows: two sandboxes, and a third that is only
-// routable.
+// router has a cache and tracker with two sandboxes, and a third that is only routable.
 type router struct {
 	http.Handler
 	health    http.Handler
@@ -87,7 +86,7 @@ func newRouter(t require.TestingT) *router {
 	return r
 }
 
-// openOnly tells the cache that only these ports of a sandbox may be reached.
+// openOnly restricts the ports of a sandbox in the cache.
 func (r *router) openOnly(id string, ports ...uint16) {
 	for _, e := range r.cache.Dump() {
 		if e.ID == id {
@@ -211,7 +210,7 @@ func TestFiltersWithoutMatchGiveEmptyList(t *testing.T) {
 	}
 }
 
-// A parameter that is not understood must not turn into "all".
+// An unknown parameter must not select everything.
 func TestUnknownParametersAreRefused(t *testing.T) {
 	r := newRouter(t)
 	for query, says := range map[string]string{

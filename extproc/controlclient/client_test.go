@@ -92,7 +92,7 @@ func TestAcknowledgementWaitsForTheEffect(t *testing.T) {
 	})
 }
 
-// Envoy may have got an answer before the release, and may not have looked at it yet.
+// Envoy may have received an answer before the release without having read it.
 func TestAcknowledgementWaitsUntilEnvoyHasReadAnswers(t *testing.T) {
 	run(t, []string{"a"}, func(w *world) {
 		w.serve("a", nil)
@@ -116,11 +116,11 @@ func TestDeadRoutersAreReportedUntilAPong(t *testing.T) {
 	run(t, []string{"a"}, func(w *world) {
 		w.serve("a", nil)
 		p := w.joined()
-		early := p.ping() // it waits for its pong
+		early := p.ping() // without a pong yet
 		w.dead.die("router-of-before")
 		require.Equal(t, []string{"router-of-before"}, p.next().GetDead().GetInstanceIds())
 		first := p.ping()
-		second := p.ping() // it is not named again on this stream
+		second := p.ping() // it is not reported again on this stream
 		p.pong(early)
 		synctest.Wait()
 		require.Len(t, w.dead.Dead(), 1, "that ping came before it was named")
@@ -135,7 +135,7 @@ func TestDeadRoutersAreReportedUntilAPong(t *testing.T) {
 		w.begin()
 		p = <-w.streams
 		require.NotNil(t, p.next().GetJoin())
-		require.Equal(t, []string{"another"}, p.next().GetDead().GetInstanceIds(), "nobody has confirmed it")
+		require.Equal(t, []string{"another"}, p.next().GetDead().GetInstanceIds(), "no pong has confirmed it")
 	})
 }
 
@@ -155,7 +155,7 @@ func TestDeadRoutersAreReportedInBatches(t *testing.T) {
 	})
 }
 
-// An allocator that would not wait for it as long as it serves what it knows.
+// An allocator with a shorter max-stale refuses the router.
 func TestRefusedRouterStaysUnreadyAndRetries(t *testing.T) {
 	run(t, []string{"a"}, func(w *world) {
 		refused, said := 0, uint64(0)
@@ -210,7 +210,7 @@ func TestFreshnessCountsFromSendTimeOfPing(t *testing.T) {
 		p.snapshot(route("one", "10.0.0.1"))
 		require.EqualValues(t, 1, p.ack())
 		require.False(t, w.cache.Fresh(), "a snapshot alone makes fresh")
-		time.Sleep(3*time.Second - time.Millisecond) // the answer takes its time
+		time.Sleep(3*time.Second - time.Millisecond) // a slow answer
 		p.pong(nonce)
 		synctest.Wait()
 		require.True(t, w.cache.Fresh())
@@ -261,7 +261,7 @@ func TestOnlyTheNewestAnsweredPingCounts(t *testing.T) {
 		second := p.ping()
 		sent := w.now()
 		p.pong(second)
-		p.pong(first) // an older answer takes nothing back
+		p.pong(first) // an older pong does not shorten freshness
 		synctest.Wait()
 		p.end <- nil
 		w.grpc[0].Stop()
@@ -284,7 +284,7 @@ func TestUnansweredPingsDropTheStream(t *testing.T) {
 	})
 }
 
-// An allocator that does not read must not keep the router from noticing.
+// The router must notice an allocator that does not read.
 func TestUnwritableStreamIsDropped(t *testing.T) {
 	run(t, []string{"a"}, func(w *world) {
 		w.serve("a", nil)
@@ -377,8 +377,8 @@ func TestReconnectPausesGrowAndAreBounded(t *testing.T) {
 	}
 }
 
-// However long there was no leader: new sandboxes can be reached through this router
-// only from then on, and a DELETE waits for it for a second.
+// This holds however long there was no leader, because new sandboxes are unreachable through this
+// router until it joins, and a DELETE waits up to a second for it.
 func TestNewLeaderIsJoinedWithinHalfASecond(t *testing.T) {
 	for outage := 4 * time.Second; outage < 40*time.Second; outage += 5300 * time.Millisecond {
 		run(t, []string{"killed", "other"}, func(w *world) {
@@ -404,7 +404,7 @@ func TestUnresponsiveAddressIsGivenUp(t *testing.T) {
 	})
 }
 
-// A machine may be so busy that no connection is made within the time for one.
+// On a busy machine a connection may take longer than the timeout.
 func TestConnectTimeoutGrowsAfterATimeout(t *testing.T) {
 	run(t, []string{"slow"}, func(w *world) {
 		w.serve("slow", nil)
@@ -413,7 +413,7 @@ func TestConnectTimeoutGrowsAfterATimeout(t *testing.T) {
 	})
 }
 
-// A name of a Service without an address of its own resolves to those of its pods.
+// The name of a headless Service resolves to the addresses of its pods.
 func TestEveryAddressOfANameIsTried(t *testing.T) {
 	run(t, []string{"follower,leader"}, func(w *world) {
 		w.serve("follower", names(""))
@@ -450,7 +450,7 @@ func TestLowerTermEndsItsStream(t *testing.T) {
 		next.snapshot(route("three", "10.0.0.3"))
 		require.EqualValues(t, 1, next.ack())
 		require.Equal(t, []string{"three"}, w.ids())
-		// A message in the middle of a stream counts as well.
+		// This also holds in the middle of a stream.
 		require.NoError(t, next.Send(&controlv1.AllocatorMessage{Term: 7, Sequence: 2, Message: push(route("four", "10.0.0.4")).GetMessage()}))
 		<-next.Context().Done()
 		require.Equal(t, []string{"three"}, w.ids())
@@ -475,7 +475,7 @@ func TestNewJournalReplacesAllAndOldOneIsRefused(t *testing.T) {
 		synctest.Wait()
 		p.end <- nil
 
-		// A leader of a lower term, in a journal that was begun anew.
+		// A leader of a lower term, in a new journal.
 		p, join, _ = accept("j2", 2, 1)
 		require.Equal(t, "j1", join.GetJournal())
 		require.EqualValues(t, 7, join.GetHighestTerm())
@@ -487,7 +487,7 @@ func TestNewJournalReplacesAllAndOldOneIsRefused(t *testing.T) {
 		require.EqualValues(t, 1, p.ack())
 		require.Equal(t, []string{"three", "two"}, w.ids())
 		require.EqualValues(t, 2, w.client.Term())
-		// A message of the left one on the same stream counts no more, whatever its term.
+		// A message of the journal that was left is refused on the same stream, at any term.
 		p.journal, p.term = "j1", 9
 		p.send(2, push(route("four", "10.0.0.4")))
 		<-p.Context().Done()
@@ -500,7 +500,7 @@ func TestNewJournalReplacesAllAndOldOneIsRefused(t *testing.T) {
 		<-p.Context().Done()
 		require.Equal(t, []string{"three", "two"}, w.ids(), "the journal that was left came back")
 
-		// Leaders of a version that knows of no journal go on as before.
+		// Leaders of a version without journal IDs are accepted.
 		p, join, _ = accept("", 3, 0)
 		require.EqualValues(t, 2, join.GetHighestTerm())
 		p.snapshot(route("five", "10.0.0.5"))
@@ -606,7 +606,7 @@ func TestGoodbyeIsTheLastMessage(t *testing.T) {
 		began := w.now()
 		w.stop()
 		require.NotNil(t, p.next().GetGoodbye())
-		p.send(2, release("one")) // too late to be acknowledged
+		p.send(2, release("one")) // it arrives too late for an acknowledgement
 		_, err := p.Recv()
 		require.ErrorIs(t, err, io.EOF, "something followed Goodbye")
 		require.Empty(t, w.ended, "the allocator had not heard Goodbye yet")
@@ -618,7 +618,7 @@ func TestGoodbyeIsTheLastMessage(t *testing.T) {
 	})
 }
 
-// A router that ends while nobody leads must not keep what was released waiting for max-stale.
+// A router that ends while no replica leads must not delay releases by max-stale.
 func TestGoodbyeIsSentToTheNextLeader(t *testing.T) {
 	for name, between := range map[string]func(w *world){
 		"nothing answers": func(*world) { time.Sleep(3 * time.Second) },
@@ -648,7 +648,7 @@ func TestGoodbyeIsSentToTheNextLeader(t *testing.T) {
 						lose()
 					}
 					between(w)
-					require.Empty(t, w.ended, "nobody has heard Goodbye")
+					require.Empty(t, w.ended, "no leader has received Goodbye")
 					w.serve("a", nil)
 					began := w.now()
 					p, join, _ := w.accept()
@@ -666,7 +666,7 @@ func TestGoodbyeIsSentToTheNextLeader(t *testing.T) {
 	}
 }
 
-// A leader of another journal would hand out no pod until this router had expired.
+// Otherwise a leader of another journal would hand out no pod until this router has expired.
 func TestStoppingRouterJoinsAsNotServing(t *testing.T) {
 	for name, leaves := range map[string]bool{"it goes on": false, "it leaves": true} {
 		t.Run(name, func(t *testing.T) {
@@ -696,7 +696,7 @@ func TestStoppingRouterJoinsAsNotServing(t *testing.T) {
 func TestRouterEndsInTimeWithoutGoodbye(t *testing.T) {
 	for name, c := range map[string]struct {
 		leave func(w *world)
-		// waits: until it has no more time.
+		// waits: until the end of its time.
 		waits bool
 	}{
 		"no leader":             {func(*world) {}, true},
@@ -880,7 +880,7 @@ func TestRouteWithoutDefaultPortIsAccepted(t *testing.T) {
 	})
 }
 
-// However a route is told, it is told with the ports that it opens.
+// Routes of snapshots, pushes and answers all carry their ports.
 func TestPortsOfARouteReachTheCache(t *testing.T) {
 	with := func(id string, ports ...uint32) *controlv1.Route {
 		r := route(id, "10.0.0.1")
@@ -890,7 +890,7 @@ func TestPortsOfARouteReachTheCache(t *testing.T) {
 	run(t, []string{"a"}, func(w *world) {
 		w.serve("a", nil)
 		p := w.joined(with("in-snapshot", 80, 65535), with("narrowed"), with("opened", 80))
-		p.send(2, push(with("pushed", 8080, 443))) // in whatever order
+		p.send(2, push(with("pushed", 8080, 443))) // in any order
 		p.send(3, push(with("narrowed", 1)))
 		p.send(4, push(with("opened")))
 		p.send(0, &controlv1.AllocatorMessage{Message: &controlv1.AllocatorMessage_Resolved{
@@ -907,25 +907,25 @@ func TestPortsOfARouteReachTheCache(t *testing.T) {
 	})
 }
 
-// The allocator has waited for nothing of what this router knows.
+// The allocator has not waited for this router's routes to be forgotten.
 func TestDeclaredDeadRouterServesNothingAndEnds(t *testing.T) {
 	run(t, []string{"a"}, func(w *world) {
 		w.serve("a", nil)
 		p := w.joined(route("one", "10.0.0.1"))
 		require.Eventually(t, w.cache.Fresh, time.Minute, time.Millisecond)
-		p.end <- status.Error(codes.Unavailable, "the connection breaks") // and the router knows nothing of what comes
+		p.end <- status.Error(codes.Unavailable, "the connection breaks") // so the router does not know what follows
 		p, _, _ = w.accept()
 		require.True(t, w.cache.Fresh())
 		p.end <- controlv1.DeclaredDead()
 		err := <-w.ended
-		w.ended <- nil // it has ended by itself, which run need not wait for
+		w.ended <- nil // Run has ended already, so run must not wait for it
 		require.ErrorIs(t, err, controlclient.ErrDeclaredDead)
 		require.ErrorContains(t, err, "declared dead")
 		require.False(t, w.cache.Fresh())
 	})
 }
 
-// A proxy in between, or a server that is not an allocator, says such things.
+// A proxy in between, or another kind of server, may answer like this.
 func TestRouterRetriesAfterAnyOtherRefusal(t *testing.T) {
 	other, err := status.New(codes.NotFound, "declared dead").WithDetails(&errdetails.ErrorInfo{Domain: "example.com", Reason: controlv1.ReasonDeclaredDead})
 	require.NoError(t, err)

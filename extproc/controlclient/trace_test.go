@@ -19,16 +19,16 @@ import (
 	"github.com/berth-sandbox/berth/lastactive/look"
 )
 
-// These tests have the tracker of the router, and an Envoy of the test's that is looked at.
+// These tests use the production tracker with a scripted Envoy.
 
-// idleWindow is the router's Window.
+// idleWindow is the tracker's ConnectWindow.
 const idleWindow = 5 * time.Second
 
-// envoy is looked at.
+// envoy is the scripted Envoy.
 type envoy struct {
 	mu    sync.Mutex
 	hosts map[look.Host]look.Counts
-	takes time.Duration // to answer, as of when it was asked
+	takes time.Duration // how long an answer takes; it shows the state at the question
 	fails error
 	began []time.Time // the looks
 }
@@ -46,14 +46,14 @@ func (e *envoy) look(ctx context.Context) (look.Look, error) {
 	return look.Look{Gateway: "envoy-1", Hosts: hosts}, fails
 }
 
-// is has the looks from now on be so.
+// is changes what the following looks show.
 func (e *envoy) is(change func()) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	change()
 }
 
-// looks are how many have begun.
+// looks counts the looks that have begun.
 func (e *envoy) looks() int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -65,14 +65,14 @@ func at(i byte) netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, i}), 8080)
 }
 
-// trace runs f with a tracker that looks at an Envoy at which nothing is open yet, and a
-// stream on which its first look has been reported. Pings are answered.
+// trace runs f with a tracker whose Envoy has no open requests, and with a stream on which the
+// first look has been reported. Pings are answered.
 func trace(t *testing.T, f func(w *world, tracker *lastactive.Tracker, e *envoy, p *peer)) {
 	t.Helper()
 	var tracker *lastactive.Tracker
 	e := &envoy{hosts: map[look.Host]look.Counts{}}
 	runWith(t, []string{"a"}, func(w *world) controlclient.Activity {
-		w.began = time.Now().Add(-time.Hour) // the clock of a machine is never at 0
+		w.began = time.Now().Add(-time.Hour) // a boot clock is never 0
 		var err error
 		tracker, err = lastactive.New(lastactive.Options{Now: w.now, ConnectWindow: idleWindow, Look: e.look})
 		require.NoError(t, err)
@@ -85,7 +85,7 @@ func trace(t *testing.T, f func(w *world, tracker *lastactive.Tracker, e *envoy,
 			tracker.Run(ctx)
 		}()
 		defer func() {
-			w.giveUp() // it may be waiting for a look
+			w.giveUp() // a look may be under way
 			cancel()
 			<-ended
 		}()
@@ -95,7 +95,7 @@ func trace(t *testing.T, f func(w *world, tracker *lastactive.Tracker, e *envoy,
 	})
 }
 
-// pause lets time pass, in which pings are answered.
+// pause lets time pass while pings are answered.
 func (p *peer) pause(d time.Duration) {
 	p.w.t.Helper()
 	for until := time.Now().Add(d); time.Now().Before(until); {
@@ -118,7 +118,7 @@ func ask(number uint64, sandboxes map[string]byte) *controlv1.AllocatorMessage {
 	return &controlv1.AllocatorMessage{Message: &controlv1.AllocatorMessage_Quiesce{Quiesce: q}}
 }
 
-// byID are activities by their sandbox, or by their address if that is not known.
+// byID returns the activities by sandbox ID, or by address without an ID.
 func byID(activities []*controlv1.Activity) map[string]*controlv1.Activity {
 	all := map[string]*controlv1.Activity{}
 	for _, a := range activities {
@@ -131,8 +131,7 @@ func byID(activities []*controlv1.Activity) map[string]*controlv1.Activity {
 	return all
 }
 
-// Envoy may have been stopped before it read an answer, for as long as it takes. Verdicts
-// on other sandboxes do not wait for that.
+// Envoy may be paused before it reads an answer. Verdicts on other sandboxes do not wait for it.
 func TestUnreadAnswerKeepsOnlyItsSandboxInUse(t *testing.T) {
 	trace(t, func(w *world, tracker *lastactive.Tracker, _ *envoy, p *peer) {
 		unread := use(t, tracker, "unread", 1)
@@ -152,13 +151,12 @@ func TestUnreadAnswerKeepsOnlyItsSandboxInUse(t *testing.T) {
 	})
 }
 
-// A look that had begun before the question may be of a moment before the request was
-// admitted.
+// A look that began before the question may show a state from before the request was admitted.
 func TestQuiescedRestsOnLooksAfterTheQuestion(t *testing.T) {
 	trace(t, func(_ *world, tracker *lastactive.Tracker, e *envoy, p *peer) {
 		e.is(func() { e.takes = 20 * time.Millisecond })
 		p.pause(3 * time.Second)
-		for n := e.looks(); e.looks() == n; { // one begins
+		for n := e.looks(); e.looks() == n; { // until a look begins
 			time.Sleep(time.Millisecond)
 		}
 		use(t, tracker, "open", 1).Read()
@@ -210,7 +208,7 @@ func TestLookErrorIsReportedUntilALookSucceeds(t *testing.T) {
 	})
 }
 
-// Looks that hang do not keep the leader waiting for longer than it holds requests.
+// Hanging looks delay the answer by less time than requests are held.
 func TestQuiescedIsInTimeWhileALookHangs(t *testing.T) {
 	trace(t, func(w *world, _ *lastactive.Tracker, e *envoy, p *peer) {
 		e.is(func() { e.takes = 2 * time.Second })
@@ -254,8 +252,7 @@ func TestFinalReportRestsOnALookAfterTheStop(t *testing.T) {
 	}
 }
 
-// The route may have been dropped, or this router may be a successor of the one that
-// admitted the request.
+// The route may have been evicted, or a predecessor of this router may have admitted the request.
 func TestOpenUnknownAddressIsReportedAndFound(t *testing.T) {
 	trace(t, func(_ *world, _ *lastactive.Tracker, e *envoy, p *peer) {
 		e.is(func() { e.hosts[look.Host{AddrPort: at(9)}] = look.Counts{Open: 1, Entries: 1} })

@@ -22,7 +22,7 @@ import (
 
 var pod = netip.MustParseAddr("10.0.0.1")
 
-// quiesce asks about sandboxes, each of which has the address of the pod.
+// quiesce returns a question about sandboxes at the address of the pod.
 func quiesce(number uint64, ids ...string) *controlv1.AllocatorMessage {
 	q := &controlv1.Quiesce{Number: number}
 	for _, id := range ids {
@@ -93,8 +93,8 @@ func TestQuiescedFollowsTheEffectInTheCache(t *testing.T) {
 	})
 }
 
-// The release may be durable already. So nothing but a leader's word ends the wait,
-// however long there is no leader.
+// The release may be durable already. So only a message of a leader ends the quiesce, however
+// long there is no leader.
 func TestQuiesceOutlastsTheLeader(t *testing.T) {
 	run(t, []string{"a"}, func(w *world) {
 		var outage atomic.Bool
@@ -162,13 +162,13 @@ func TestQuiescedNamesTheLookError(t *testing.T) {
 				require.Equal(t, c.most, w.now()-began)
 				a, err := w.cache.Lookup(t.Context(), "one")
 				require.NoError(t, err)
-				require.Equal(t, routecache.Quiesced, a.Status, "the leader decides how it goes on")
+				require.Equal(t, routecache.Quiesced, a.Status, "only the leader ends the quiesce")
 			})
 		})
 	}
 }
 
-// Envoy may take long to answer, and what comes on the stream must take effect meanwhile.
+// Messages must take effect while Envoy is slow to answer.
 func TestLookDoesNotBlockTheStream(t *testing.T) {
 	run(t, []string{"a"}, func(w *world) {
 		w.serve("a", nil)
@@ -186,7 +186,7 @@ func TestLookDoesNotBlockTheStream(t *testing.T) {
 		<-looking
 		p.send(2, release("two"))
 		require.EqualValues(t, 2, p.ack())
-		// One question waits for the look that runs, and the newest replaces it.
+		// One question waits for the running look, and a newer one replaces it.
 		p.send(0, quiesce(2, "one", "three"))
 		p.send(0, quiesce(3, "one", "three", "four"))
 		p.send(0, resume("one"))
@@ -240,7 +240,7 @@ func TestFullReportFollowsASnapshotInParts(t *testing.T) {
 	})
 }
 
-// The first look may take a while. What is remembered is reported all the same.
+// The first look may be slow. The report has the remembered activities nevertheless.
 func TestReportBeforeTheFirstLookNamesAnError(t *testing.T) {
 	run(t, []string{"a"}, func(w *world) {
 		w.serve("a", nil)
@@ -288,7 +288,7 @@ func TestEveryLookIsReported(t *testing.T) {
 	})
 }
 
-// 0 means that it is in use and may go on without this router.
+// 0 means that the use may continue without this router.
 func TestJustEndedUseIsNotReportedAsOpen(t *testing.T) {
 	run(t, []string{"a"}, func(w *world) {
 		w.serve("a", nil)
@@ -313,16 +313,16 @@ func TestReportNamesNewestPongBeforeItsLook(t *testing.T) {
 		}
 		first := w.now()
 		second := p.ping()
-		time.Sleep(100 * time.Millisecond) // the leader takes its time
+		time.Sleep(100 * time.Millisecond) // a slow leader
 		received := w.now()
 		p.pong(second)
-		p.pong(second + 1000) // was never asked
+		p.pong(second + 1000) // without a ping
 		synctest.Wait()
 		require.Zero(t, nonceOf(first), "it came while the look had begun already")
 		require.EqualValues(t, 1, nonceOf(first+1))
 		require.EqualValues(t, 1, nonceOf(received), "the look had begun before the pong, or when it came")
 		require.Equal(t, second, nonceOf(received+1))
-		for range 100 { // they are bounded
+		for range 100 { // the kept pongs are bounded
 			p.pong(p.ping())
 		}
 		synctest.Wait()
@@ -332,7 +332,7 @@ func TestReportNamesNewestPongBeforeItsLook(t *testing.T) {
 		require.EqualValues(t, second+100, nonceOf(newest+1))
 
 		p.end <- nil
-		p = w.joined() // the pongs of another stream mean nothing here
+		p = w.joined() // pongs of another stream do not count
 		require.NotNil(t, p.report())
 		require.Zero(t, nonceOf(w.now()))
 	})
@@ -371,7 +371,7 @@ func TestGoodbyeFollowsAFinalLook(t *testing.T) {
 	}
 }
 
-// A leader that has just begun to lead knows nothing of what was in use before.
+// A new leader does not know earlier activity.
 func TestGoodbyeWithoutEarlierReportHasEverything(t *testing.T) {
 	run(t, []string{"a"}, func(w *world) {
 		w.serve("a", nil)
@@ -389,7 +389,7 @@ func TestGoodbyeWithoutEarlierReportHasEverything(t *testing.T) {
 	})
 }
 
-// An Envoy that does not answer must not keep the router from saying Goodbye.
+// An Envoy that does not answer must not prevent Goodbye.
 func TestSlowFinalLookIsGivenUp(t *testing.T) {
 	run(t, []string{"a"}, func(w *world) {
 		w.serve("a", nil)
@@ -402,7 +402,7 @@ func TestSlowFinalLookIsGivenUp(t *testing.T) {
 		w.stop()
 		require.False(t, p.next().GetGoodbye().GetLooked())
 		require.Equal(t, time.Second, w.now()-began)
-		time.Sleep(900 * time.Millisecond) // the leader has its time after that
+		time.Sleep(900 * time.Millisecond) // some time remains for the leader
 		p.end <- nil
 		require.NoError(t, <-w.ended)
 		w.ended <- nil
@@ -418,7 +418,7 @@ func TestProbeAnswersWithThePodsState(t *testing.T) {
 			require.Equal(t, "/busy", path)
 			return addr.Port() == 80
 		}
-		for _, port := range []uint32{0, 65536 + 80} { // nothing can be asked there
+		for _, port := range []uint32{0, 65536 + 80} { // not a valid port
 			p.send(0, probe("none", port))
 		}
 		for port, want := range map[uint32]bool{80: true, 81: false} {
@@ -431,7 +431,7 @@ func TestProbeAnswersWithThePodsState(t *testing.T) {
 	})
 }
 
-// A thousand pods that do not answer cost 64 connections, and nothing else waits.
+// A thousand unresponsive pods cost 64 connections and delay nothing else.
 func TestProbesAreBounded(t *testing.T) {
 	run(t, []string{"a"}, func(w *world) {
 		w.serve("a", nil)
@@ -461,13 +461,13 @@ func TestProbesAreBounded(t *testing.T) {
 		require.EqualValues(t, 64, asked.Load())
 
 		p.send(0, probe("later", 80))
-		p.end <- nil // what runs ends with the stream
+		p.end <- nil // running probes end with the stream
 		w.joined()
 		require.Zero(t, running.Load())
 	})
 }
 
-// Connections to them may be open that another router has opened.
+// Another router may have opened connections to them.
 func TestRoutesWithMinBytesAreExpected(t *testing.T) {
 	run(t, []string{"a"}, func(w *world) {
 		w.serve("a", nil)

@@ -32,7 +32,7 @@ const (
 )
 
 // world is a client in a synctest bubble, and the allocators that it may reach.
-// Its time is the bubble's: it passes when everybody waits.
+// It uses the clock of the bubble, which advances when all goroutines wait.
 type world struct {
 	t          *testing.T
 	began      time.Time
@@ -56,12 +56,12 @@ type world struct {
 	streams chan *peer // opened by the client
 }
 
-// recorder is a route cache that notes what it is told, and when.
+// recorder is a route cache that records the calls of its methods.
 type recorder struct {
 	*routecache.Cache
 	mu   sync.Mutex
 	told []string
-	hold chan struct{} // if it is there, a release takes until it is closed
+	hold chan struct{} // if not nil, Release blocks until it is closed
 }
 
 func (r *recorder) holdReleases() (unhold func()) {
@@ -78,7 +78,7 @@ func (r *recorder) note(format string, args ...any) {
 	r.told = append(r.told, fmt.Sprintf(format, args...))
 }
 
-// events are what was told since the last call.
+// events returns the calls since the previous events.
 func (r *recorder) events() []string {
 	synctest.Wait()
 	r.mu.Lock()
@@ -124,21 +124,20 @@ func (r *recorder) Disconnected() {
 	r.note("disconnected")
 }
 
-// tracker says what the test has it say. What it is told is noted between what the cache
-// is told.
+// tracker returns what the test sets. It records its calls among those of the cache.
 type tracker struct {
 	r      *recorder
 	looked chan struct{}
-	// ask and last, if they are there, are Ask and FinalReport.
+	// ask and last implement Ask and FinalReport if they are not nil.
 	ask  func(context.Context, []lastactive.Question) ([]lastactive.Activity, error)
 	last func(context.Context) lastactive.Report
 
 	mu   sync.Mutex
-	all  lastactive.Report // of everything
+	all  lastactive.Report // the full report
 	news []lastactive.Report
 }
 
-// look has a look end, which the next report is about.
+// look simulates the end of a look with this report.
 func (a *tracker) look(r lastactive.Report) {
 	a.mu.Lock()
 	a.news = append(a.news, r)
@@ -228,7 +227,7 @@ func (a *admissions) Unread() int {
 	return a.unread
 }
 
-// deadRouters are dead when the test says so.
+// deadRouters lists the routers that the test lets die.
 type deadRouters struct {
 	mu   sync.Mutex
 	dead []string
@@ -253,10 +252,10 @@ func (n *deadRouters) Forget(ids []string) error {
 	return nil
 }
 
-// address is that of an allocator, or of several that have one name, with commas.
+// address returns the address of an allocator, or of several (comma-separated) under one name.
 func address(names string) string { return "allocators:///" + names }
 
-// resolve has gRPC take the addresses of a name from the name.
+// resolve is a gRPC resolver whose names are their own addresses.
 type resolve struct{}
 
 func (resolve) Scheme() string { return "allocators" }
@@ -272,9 +271,8 @@ func (resolve) Build(target resolver.Target, conn resolver.ClientConn, _ resolve
 func (resolve) ResolveNow(resolver.ResolveNowOptions) {}
 func (resolve) Close()                                {}
 
-// run runs f in a bubble with a client of these allocators, none of which is there
-// yet. The client starts when f waits for it, not before: what f makes ahead of that
-// is there for the first attempt.
+// run runs f in a bubble with a client of these allocators, which f starts. The client starts
+// when f first waits for it, so allocators that f starts earlier exist at the first attempt.
 func run(t *testing.T, allocators []string, f func(*world)) {
 	t.Helper()
 	runWith(t, allocators, func(w *world) controlclient.Activity {
@@ -283,12 +281,12 @@ func run(t *testing.T, allocators []string, f func(*world)) {
 	}, f)
 }
 
-// runWith is run with an activity of the test's choice.
+// runWith is run with another implementation of Activity.
 func runWith(t *testing.T, allocators []string, activityOf func(*world) controlclient.Activity, f func(*world)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		// Pings keep the bubble's time going also when everybody waits in vain.
-		defer time.AfterFunc(24*time.Hour, func() { panic("what the test waits for does not happen") }).Stop()
+		// Pings keep the clock of the bubble running, so a test that hangs must be ended.
+		defer time.AfterFunc(24*time.Hour, func() { panic("the test waits in vain") }).Stop()
 		w := &world{
 			t: t, began: time.Now(), ended: make(chan error, 1),
 			servers: map[string]*bufconn.Listener{}, streams: make(chan *peer, 1000),
@@ -355,7 +353,7 @@ func (w *world) dial(ctx context.Context, name string) (net.Conn, error) {
 	return l.DialContext(ctx)
 }
 
-// dials are the allocators that were dialled since the last call.
+// dials returns the allocators that were dialled since the previous call.
 func (w *world) dials() string {
 	w.begin()
 	synctest.Wait()
@@ -366,8 +364,7 @@ func (w *world) dials() string {
 	return dialled
 }
 
-// serve starts an allocator. Its streams are handled by handle, or played by the
-// test if that is nil.
+// serve starts an allocator. handle handles its streams; if it is nil, the test does.
 func (w *world) serve(name string, handle func(*peer) error) {
 	l := bufconn.Listen(1 << 16)
 	s := grpc.NewServer()
@@ -379,28 +376,28 @@ func (w *world) serve(name string, handle func(*peer) error) {
 	go func() { _ = s.Serve(l) }()
 }
 
-// refuse makes an address at which nothing listens any more.
+// refuse makes an address refuse connections.
 func (w *world) refuse(name string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	delete(w.servers, name)
 }
 
-// blackHole makes an address at which connecting takes for ever.
+// blackHole makes connection attempts to an address hang.
 func (w *world) blackHole(name string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.servers[name] = nil
 }
 
-// slow has every connection take so long.
+// slow delays every connection.
 func (w *world) slow(delay time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.delay = delay
 }
 
-// names answers NotLeader with the address of another allocator.
+// names returns a handler that answers NotLeader with the address of another allocator.
 func names(leader string) func(*peer) error {
 	if leader != "" {
 		leader = address(leader)
@@ -426,11 +423,11 @@ type peer struct {
 	name string
 	end  chan error // ends the stream
 	term uint64
-	// journal and position are said with every message.
+	// journal and position are set in every message.
 	journal  string
 	position uint64
 
-	reports []*controlv1.Report // that next has passed over
+	reports []*controlv1.Report // that next has skipped
 }
 
 func (s *scripted) Session(stream grpc.BidiStreamingServer[controlv1.RouterMessage, controlv1.AllocatorMessage]) error {
@@ -441,7 +438,7 @@ func (s *scripted) Session(stream grpc.BidiStreamingServer[controlv1.RouterMessa
 	return s.w.play(p)
 }
 
-// play has the test play a stream.
+// play passes a stream to the test.
 func (w *world) play(p *peer) error {
 	w.streams <- p
 	select {
@@ -556,8 +553,7 @@ func (p *peer) ack() uint64 {
 	return m.GetAck().GetSequence()
 }
 
-// acks reads acknowledgements up to that of last: each message may have its own, or one stands
-// for several.
+// acks reads acknowledgements up to last. One acknowledgement may cover several messages.
 func (p *peer) acks(last uint64) {
 	p.w.t.Helper()
 	for acked := uint64(0); acked < last; {
@@ -582,7 +578,7 @@ func release(ids ...string) *controlv1.AllocatorMessage {
 	return &controlv1.AllocatorMessage{Message: &controlv1.AllocatorMessage_Release{Release: &controlv1.Release{SandboxIds: ids}}}
 }
 
-// ids are those of the routes that the cache holds.
+// ids returns the sandbox IDs of the routes in the cache.
 func (w *world) ids() []string {
 	synctest.Wait()
 	all := []string{}

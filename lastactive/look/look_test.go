@@ -19,7 +19,7 @@ import (
 	"github.com/berth-sandbox/berth/lastactive/look"
 )
 
-// reader is a Reader of the socket, and a number of connections that it is told.
+// reader returns a Reader of the socket and the number of connections that it uses.
 func reader(t testing.TB, socket string) (*look.Reader, *atomic.Int64) {
 	var connections atomic.Int64
 	r, err := look.New(socket, func() int { return int(connections.Load()) })

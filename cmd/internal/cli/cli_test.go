@@ -97,7 +97,7 @@ func TestLoggerWritesJSONFromItsLevel(t *testing.T) {
 	require.ErrorContains(t, err, "--log-level")
 }
 
-// What ends a service is found by whatever reads its log.
+// The error that ends a service must be in its log.
 func TestFatalErrorIsALogLine(t *testing.T) {
 	var out bytes.Buffer
 	cli.Fatal(&out, errors.Join(errors.New("--a: wrong"), errors.New("--b: wrong")))

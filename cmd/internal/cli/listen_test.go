@@ -15,7 +15,7 @@ import (
 	"github.com/berth-sandbox/berth/internal/pipetest"
 )
 
-// onPipes serves h on at most so many connections, and calls f with what connects.
+// onPipes serves h with a limit of connections and calls f with a function that connects.
 func onPipes(t *testing.T, most int, h http.HandlerFunc, f func(t *testing.T, connect func() net.Conn)) {
 	synctest.Test(t, func(t *testing.T) {
 		listener := pipetest.Listen()
@@ -117,7 +117,7 @@ func TestIdleConnectionsAreClosedForNewOnes(t *testing.T) {
 		send(t, busy, "POST / HTTP/1.1\r\nHost: a\r\n\r\n")
 		synctest.Wait()
 
-		// Who has had no request for the longest goes first, and whoever has one stays.
+		// The connection that has waited longest is closed first. One with a call stays.
 		began := time.Now()
 		for range 2 { // the idle one, then the slow one
 			next := connect()
