@@ -14,10 +14,10 @@ import (
 	"github.com/berth-sandbox/berth/lastactive/look"
 )
 
-// What was in use is never said to have been idle, but for the time that a look took; and
-// what is silent is idle by the second good look. Requests are admitted, read, canceled
-// and end at any moment, between looks and during them; looks fail and take long; some
-// requests come through another router.
+// A sandbox that was in use is never reported as idle at that time, up to the duration of a
+// look. A silent sandbox is idle by the second good look. Requests are admitted, read, canceled
+// and end at any moment, between looks and during them. Looks fail and are slow. Some requests
+// come through another router.
 func TestUseIsNeverReportedTooOld(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		const longest = time.Second
@@ -31,10 +31,10 @@ func TestUseIsNeverReportedTooOld(t *testing.T) {
 			unread bool
 		}
 		var requests []*request
-		last := map[string]time.Duration{} // the newest use, by ID
+		last := map[string]time.Duration{} // the newest use, by address
 		used := func() {
 			for _, r := range requests {
-				if r.entry != nil && (r.open || r.unread) { // of others it is known what looks show
+				if r.entry != nil && (r.open || r.unread) { // of other requests only looks count
 					last[id(r.to)] = now
 				}
 			}
@@ -44,7 +44,7 @@ func TestUseIsNeverReportedTooOld(t *testing.T) {
 			switch n := rapid.IntRange(0, 9).Draw(t, "act"); {
 			case n < 2:
 				to := rapid.SampledFrom(pods).Draw(t, "pod")
-				e, _ := tracker.Begin(id(to), to, false, 0)
+				e, _ := tracker.Begin("sandbox at "+id(to), to, false, 0) // an ID is never an address
 				if e == nil {
 					return
 				}
@@ -72,11 +72,11 @@ func TestUseIsNeverReportedTooOld(t *testing.T) {
 			used()
 		}
 		still := false
-		acts := func(most int) {
+		acts := func(limit int) {
 			if still {
 				return
 			}
-			for range rapid.IntRange(0, most).Draw(t, "acts") {
+			for range rapid.IntRange(0, limit).Draw(t, "acts") {
 				act()
 			}
 		}
@@ -110,7 +110,8 @@ func TestUseIsNeverReportedTooOld(t *testing.T) {
 			t.Helper()
 			reported := map[string]time.Duration{}
 			for _, a := range tracker.Report(true).Activities {
-				reported[a.Addr.String()] = now - a.Age
+				addr := a.Addr.String() // may have an entry with an ID and one without
+				reported[addr] = max(reported[addr], now-a.Age)
 			}
 			for id, at := range last {
 				seen, ok := reported[id]
@@ -118,7 +119,7 @@ func TestUseIsNeverReportedTooOld(t *testing.T) {
 					require.GreaterOrEqual(t, seen, at-longest, "%s %s", id, when)
 				}
 			}
-			for _, r := range requests { // through this router: it is never forgotten
+			for _, r := range requests { // a request of this router is never forgotten
 				if r.entry != nil {
 					require.Contains(t, reported, id(r.to), when)
 				}
