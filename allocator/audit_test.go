@@ -23,6 +23,7 @@ import (
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 )
 
+// Invariant: I6
 func TestAuditRepairsOnlyWhatTheWatchesMissed(t *testing.T) {
 	now := time.Now()
 	seen := func(version string, age time.Duration) core.Pod {

@@ -76,6 +76,7 @@ func TestFactsSurviveEncodingForTheJournal(t *testing.T) {
 }
 
 // What is not journaled is forgotten when the leader ends.
+// Invariant: I5
 func TestJournalRecordHoldsEveryFieldOfASandbox(t *testing.T) {
 	at := time.UnixMicro(1_800_000_000_000_001).UTC()
 	full := core.Sandbox{

@@ -61,6 +61,7 @@ func TestLeaseValidityStartsWhenARenewalIsSent(t *testing.T) {
 }
 
 // While the answer is on its way, or this process stands still, the lease runs already.
+// Invariant: I9
 func TestLateAnswerDoesNotExtendTheLease(t *testing.T) {
 	l := newTimedLock(nil, "default", "a", time.Hour)
 	var written time.Duration

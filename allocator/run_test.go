@@ -39,6 +39,7 @@ func (o *order) all() []string {
 	return append([]string(nil), o.list...)
 }
 
+// Invariant: P11
 func TestLeaseIsGivenBackAfterTheTermEnded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var happened order
@@ -65,6 +66,7 @@ func TestLeaseIsGivenBackAfterTheTermEnded(t *testing.T) {
 }
 
 // The program that embeds us, or anything else in the term, may never return.
+// Invariant: P11
 func TestEndOfATermWaitsForABoundedTime(t *testing.T) {
 	for name, c := range map[string]struct {
 		hang func(*term, func())
@@ -128,6 +130,7 @@ func TestEndOfATermWaitsForABoundedTime(t *testing.T) {
 
 // The pod is a real peer: it answers with another protocol, or with nothing, and keeps the
 // connection.
+// Invariant: P11
 func TestHangingHookDoesNotDelayTheTermsEnd(t *testing.T) {
 	for name, answer := range map[string]string{
 		"another protocol": "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n",

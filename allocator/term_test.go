@@ -74,6 +74,7 @@ func TestFailingPodDeletionsBlockNothingElse(t *testing.T) {
 }
 
 // Each answer is in time, all of them together are not.
+// Invariant: I6
 func TestRecoveryMayOutlastACallTimeout(t *testing.T) {
 	for _, slow := range []time.Duration{2 * time.Second, 7 * time.Second, 50 * time.Second} {
 		synctest.Test(t, func(t *testing.T) { recoverSlowly(t, slow) })
@@ -211,6 +212,7 @@ func TestRunReturnsWhenRecoveryFails(t *testing.T) {
 
 // What cannot be read may be live: nothing is done about its pod before somebody has
 // looked at it, unless the journal still says what it is.
+// Invariant: I6
 func TestUnreadableObjectNeedsItsJournalRecord(t *testing.T) {
 	tm := &term{a: &Allocator{o: Options{Namespace: "sandboxes"}}, log: zap.NewNop()}
 	listed := func(ids ...string) sandboxobjects.Listed {

@@ -13,6 +13,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
+// Invariant: P7
 func TestBadValuesAreRefusedWithTheirNames(t *testing.T) {
 	good := []string{"--set", "publicURL=https://sandbox.example.com", "--set", "podCIDRs={10.244.0.0/16}"}
 	for name, c := range map[string]struct {

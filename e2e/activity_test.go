@@ -255,6 +255,7 @@ func (e *env) slowUpload(s rest.Sandbox, d time.Duration) {
 
 // Invariant I4, as clients see it: the shortest idle timeout, and uses that are many
 // times as long.
+// Invariant: I4
 func TestSandboxesInUseStayAndSilentOnesAreReaped(t *testing.T) {
 	e := startWaiting(t, 8, 2)
 	bytes := e.otherPool("bytes", 4, func(p *v1alpha1.SandboxPoolSpec) { p.Activity = v1alpha1.ActivityBytes })
@@ -568,6 +569,7 @@ func TestARouterThatIsReplacedForgetsNothingThatIsOpen(t *testing.T) {
 
 // A request that comes when its sandbox is about to be released is answered by the
 // sandbox's own pod, or is told that it is gone. What has been answered keeps it.
+// Invariant: I4
 func TestARequestInTheMomentOfTheReapIsAnsweredOrToldSo(t *testing.T) {
 	const sandboxes, idle = 32, leastIdle
 	e := startDisturbing(t, sandboxes, 2)

@@ -92,12 +92,14 @@ func TestAGatewayThatIsReplacedDropsNoRequest(t *testing.T) {
 
 // The process node of devcluster stands in for a kubelet in all other tests, so
 // it is judged by the same table as a real one.
+// Invariant: P13
 func TestARealKubeletBehavesAsTheProcessNodeDoes(t *testing.T) {
 	onACluster(t, "needs a kubelet (the process node is judged in devcluster/conformance)")
 	turn(t, guests)
 	conformance.RunInCluster(t, shared.config, shared.image)
 }
 
+// Invariant: P6
 func TestTheAPINeedsAKey(t *testing.T) {
 	e := start(t, 0, 1)
 	for _, key := range []string{"", "0123456789abcdef"} {
@@ -109,6 +111,7 @@ func TestTheAPINeedsAKey(t *testing.T) {
 	require.Equal(t, http.StatusOK, e.api(http.MethodGet, "/sandboxes", "").code)
 }
 
+// Invariant: P7
 func TestSandboxPodsHaveNoCredentialsAndStayWhereTheyAre(t *testing.T) {
 	e := start(t, 1, 1)
 	s := e.claim()

@@ -40,6 +40,7 @@ func (e *env) gone(client *http.Client, s rest.Sandbox) {
 	require.Equal(e.t, http.StatusGone, a.code, a.body)
 }
 
+// Invariant: I5
 func TestStateComesBackAfterACrashOfEachProcess(t *testing.T) {
 	e := startAlone(t, 3, stack.Options{})
 	client := e.client()
@@ -72,6 +73,7 @@ func TestStateComesBackAfterACrashOfEachProcess(t *testing.T) {
 	require.Equal(t, live.SandboxID, all[0].SandboxID)
 }
 
+// Invariant: I5
 func TestAnotherAllocatorTakesOver(t *testing.T) {
 	e := startDisturbing(t, 3, 2)
 	client := e.client()
@@ -88,6 +90,7 @@ func TestAnotherAllocatorTakesOver(t *testing.T) {
 	e.gone(client, live)
 }
 
+// Invariant: I7
 func TestAPodDeletedByHandIsGoneAndReplaced(t *testing.T) {
 	e := start(t, 1, 1)
 	client := e.client()
@@ -273,6 +276,7 @@ func (e *env) lastActive(id string) (last time.Time) {
 	return last
 }
 
+// Invariant: P4
 func TestWithoutARouterNothingIsServed(t *testing.T) {
 	e := startAlone(t, 1, stack.Options{})
 	client := e.client()
@@ -298,6 +302,7 @@ func TestWithoutARouterNothingIsServed(t *testing.T) {
 	require.Equal(t, before+1, after)
 }
 
+// Invariant: I8
 func TestKnownSandboxesKeepTheirTrafficWithoutTheAPIServer(t *testing.T) {
 	e := startAlone(t, 2, stack.Options{})
 	client := e.client()

@@ -36,6 +36,7 @@ func outage(t *testing.T) time.Duration {
 	return d
 }
 
+// Invariant: I8
 func TestKnownSandboxesKeepTheirTrafficWhileTheControlPlaneIsAway(t *testing.T) {
 	e := startLasting(t, 2, stack.Options{Allocators: 2, Gateways: 2})
 	length := outage(t)

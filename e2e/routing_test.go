@@ -79,6 +79,7 @@ func (e *env) send(ctx context.Context, client *http.Client, run *harness.Run, s
 // names of requests in histories.
 var names atomic.Uint64
 
+// Invariant: I1
 func TestEveryRequestReachesThePodThatHoldsItsSandboxAndNoneAfterTheRelease(t *testing.T) {
 	const sandboxes, requests, senders = 50, 2000, 8
 	e := startDisturbing(t, sandboxes, 1)
@@ -152,6 +153,7 @@ func TestEveryRequestReachesThePodThatHoldsItsSandboxAndNoneAfterTheRelease(t *t
 	}
 }
 
+// Invariant: P4
 func TestBadRequestsAreRefusedClearlyAndReachNoPod(t *testing.T) {
 	e := start(t, 1, 1)
 	client := e.client()
@@ -218,6 +220,7 @@ func TestBadRequestsAreRefusedClearlyAndReachNoPod(t *testing.T) {
 	require.Equal(t, "sandbox_gone", string(a.refusal(t).Reason))
 }
 
+// Invariant: P1
 func TestOnlyThePortsThatThePoolOpensAreReached(t *testing.T) {
 	e := start(t, 0, 1)
 	p := e.newPool(e.pool+"-ports", 1)
@@ -274,6 +277,7 @@ func TestOnlyThePortsThatThePoolOpensAreReached(t *testing.T) {
 	})
 }
 
+// Invariant: I8
 func TestWithoutTheAllocatorOnlyWhatIsKnownIsServed(t *testing.T) {
 	e := startAlone(t, 1, stack.Options{})
 	client := e.client()

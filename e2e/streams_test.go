@@ -46,6 +46,7 @@ func (e *env) unread() (sum float64) {
 
 // A request may be open for days. Its answer was read when it began, so no release
 // waits for its end, neither of its own sandbox nor of another one.
+// Invariant: P10
 func TestOpenStreamsDoNotHoldUpReleases(t *testing.T) {
 	e := startDisturbing(t, 2, 1)
 	client := e.client()

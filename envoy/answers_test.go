@@ -236,6 +236,7 @@ func TestClientTrailersAreNotHeaders(t *testing.T) {
 }
 
 // At a second attempt the address may belong to another sandbox.
+// Invariant: I1
 func TestRequestReadByASandboxIsNotRetried(t *testing.T) {
 	g := startGateway(t)
 	p := listen(t, "127.0.0.1:0", http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }))

@@ -113,6 +113,7 @@ func (g *gateway) unavailable(t *testing.T, header http.Header) {
 	require.Equal(t, before, g.hits.Load(), "the request reached the pod")
 }
 
+// Invariant: P4
 func TestFaultyRouterServesNoRequest(t *testing.T) {
 	g := startGateway(t)
 	dst := g.podAddr.String()
@@ -140,6 +141,7 @@ func (g *gateway) serves(t *testing.T) {
 
 // With these listener filters a connection has an "original destination", which the cluster of
 // pods uses if no other destination is set.
+// Invariant: P4
 func TestListenerFilterSetsNoDestination(t *testing.T) {
 	for name, c := range map[string]struct {
 		config config
@@ -188,6 +190,7 @@ func portOf(a netip.AddrPort) string {
 	return port
 }
 
+// Invariant: P4
 func TestWithoutARouterNothingIsServed(t *testing.T) {
 	t.Run("never started", func(t *testing.T) {
 		startGatewayWith(t, config{noRouter: true}).unavailable(t, nil)
@@ -224,6 +227,7 @@ func TestWithoutARouterNothingIsServed(t *testing.T) {
 	})
 }
 
+// Invariant: P5
 func TestInternalClientHeadersNeverReachAPod(t *testing.T) {
 	g := startGateway(t)
 	g.router.set(admit(g.admitted("abc")))
@@ -317,6 +321,7 @@ func TestRouterCannotChangeARequest(t *testing.T) {
 	}
 }
 
+// Invariant: I1
 func TestSandboxesNeverShareAConnection(t *testing.T) {
 	g := startGateway(t)
 	require.Eventually(t, func() bool { // Envoy takes a moment to know an address for one that it has met

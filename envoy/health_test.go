@@ -137,6 +137,7 @@ func TestIngressHidesTheAdminInterface(t *testing.T) {
 
 // The router may connect to the admin socket. Even a compromised router must not change Envoy, or
 // read more than the open requests.
+// Invariant: I4
 func TestAdminSocketShowsOnlyUsedPages(t *testing.T) {
 	g := startGatewayWith(t, config{onlyAllowed: true})
 	info, err := os.Stat(g.settings.AdminSocket)

@@ -148,6 +148,7 @@ const waiting = 80
 
 // An admitted request that a pod keeps waiting ends with its connection. Envoy does not dial the
 // address again for it, because another pod may have the address by then.
+// Invariant: I1
 func TestWaitingRequestNeverDialsAgain(t *testing.T) {
 	type sender = func(*gateway) answer
 	plain := func(contentType string) sender {

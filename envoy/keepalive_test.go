@@ -16,6 +16,7 @@ import (
 
 // When a pod vanishes with its node, its connections and requests stay open at Envoy until the
 // kernel notices.
+// Invariant: I4
 func TestSilentConnectionsToPodsAreProbed(t *testing.T) {
 	g := startGateway(t)
 	arrived, release := make(chan struct{}), make(chan struct{})

@@ -23,6 +23,7 @@ import (
 )
 
 // Connections above the limit are closed. Those below it, and the health listener, continue.
+// Invariant: P8
 func TestConnectionsAboveTheBoundAreClosedAtOnce(t *testing.T) {
 	g := startGatewayWith(t, config{settings: func(s *envoy.Settings) { s.MaxConnections = 2 }})
 	g.router.set(admit(g.admitted("abc")))
@@ -50,6 +51,7 @@ func TestConnectionsAboveTheBoundAreClosedAtOnce(t *testing.T) {
 }
 
 // Clients that hold every connection must not prevent looks.
+// Invariant: I4
 func TestAdminSocketAnswersAtTheConnectionLimit(t *testing.T) {
 	g := startGatewayWith(t, config{settings: func(s *envoy.Settings) { s.MaxConnections = 2 }})
 	arrived, release := make(chan struct{}, 2), make(chan struct{})
@@ -74,6 +76,7 @@ func TestAdminSocketAnswersAtTheConnectionLimit(t *testing.T) {
 }
 
 // Envoy refuses requests that it cannot forward. A queue would let them outlive the connect window.
+// Invariant: P8
 func TestRequestsAboveTheLimitAreRefusedAtOnce(t *testing.T) {
 	g := startGatewayWith(t, config{settings: func(s *envoy.Settings) { s.MaxConnections = 2 }, patch: func(b *bootstrapv3.Bootstrap) {
 		b.OverloadManager = nil // which counts the clients' connections
@@ -104,6 +107,7 @@ func TestRequestsAboveTheLimitAreRefusedAtOnce(t *testing.T) {
 // Envoy's, where it would outlive the window. There are more of them than Envoy
 // takes by default. They come as fast as they arrive at their pods: a router that gets
 // all of them in one moment may need longer for the last than Envoy waits for it.
+// Invariant: I3, P8
 func TestNoAdmittedRequestWaitsForAnother(t *testing.T) {
 	const each = 2000 // of HTTP/1.1 and of gRPC
 	underway, failed := make(chan struct{}, 1000), make(chan struct{})
@@ -169,6 +173,7 @@ func TestNoAdmittedRequestWaitsForAnother(t *testing.T) {
 	}
 }
 
+// Invariant: P8
 func TestRequestsAreRefusedWhenMemoryIsShort(t *testing.T) {
 	g := startGatewayWith(t, config{settings: func(s *envoy.Settings) { s.MaxHeap = 64 << 20 }, patch: func(b *bootstrapv3.Bootstrap) {
 		for _, action := range b.OverloadManager.Actions {

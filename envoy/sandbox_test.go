@@ -205,6 +205,7 @@ func TestBytesAfterAWebSocketRequestReachNoOtherSandbox(t *testing.T) {
 	}
 }
 
+// Invariant: P5
 func TestOnlyOneSpellingOfTrustedHeadersPasses(t *testing.T) {
 	g := startGatewayWith(t, config{settings: func(s *envoy.Settings) { s.TrustedHops = 1 }})
 	g.router.set(admit(g.admitted("abc")))

@@ -196,6 +196,7 @@ var internal = regexp.MustCompile(`(?i)^(x[^a-z0-9](envoy|berth)[^a-z0-9]|x[^a-z
 // routerReads are the headers that the router may see.
 var routerReads = regexp.MustCompile(`^(:authority|:method|:path|x-request-id|e2b-sandbox-id|e2b-sandbox-port|x-sandbox-id|x-sandbox-port|accept|sec-fetch-mode|content-type)$`)
 
+// Invariant: P5
 func TestRequestReachesOnlyThePodOfItsHost(t *testing.T) {
 	e := startEdge(t, echoing)
 	otherIP := e.def.addr.Addr().String()
@@ -251,6 +252,7 @@ func requireNothingInternal(t *testing.T, seen echo) {
 	require.Equal(t, []string{"http"}, seen.Header["X-Forwarded-Proto"])
 }
 
+// Invariant: P5
 func TestHTTP2RequestReachesOnlyThePodOfItsHost(t *testing.T) {
 	e := startEdge(t, echoing)
 	abc, def := e.host("abc"), e.host("def")

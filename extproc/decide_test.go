@@ -114,6 +114,7 @@ func opening(a routecache.Answer, ports ...uint16) routecache.Answer {
 	return a
 }
 
+// Invariant: I2
 func TestUseBeginsBeforeTheRouteIsChecked(t *testing.T) {
 	for host, c := range map[string]struct {
 		answer routecache.Answer
@@ -142,6 +143,7 @@ func TestUseBeginsBeforeTheRouteIsChecked(t *testing.T) {
 	}
 }
 
+// Invariant: P1
 func TestRefusalsNameReasonAndNoDestination(t *testing.T) {
 	const host = "8080-abc.sandbox.example.com"
 	for name, c := range map[string]struct {

@@ -282,6 +282,7 @@ func TestStopAnswersRequestsInProgress(t *testing.T) {
 	<-stopped
 }
 
+// Invariant: I2, I3
 func TestOnlyEnvoyEndingAStreamProvesReading(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
 	o, cache, _ := newOptions(t, socket)

@@ -286,6 +286,7 @@ func TestLongestDomainAndLabelFitADNSName(t *testing.T) {
 	require.Nil(t, err)
 }
 
+// Invariant: P5
 func FuzzHost(f *testing.F) {
 	for _, seed := range []string{
 		"8080-abc.sandbox.example.com", "abc.sandbox.example.com.:443", "8080-ABC.SANDBOX.example.com", "80-a.sandbox.example.com,b",
@@ -335,6 +336,7 @@ func e2bHost(t Target) string {
 	return fmt.Sprintf("%d-%s.%s", t.Port, t.ID, domain)
 }
 
+// Invariant: P5
 func FuzzPath(f *testing.F) {
 	for _, seed := range []string{
 		"/sandboxes/abc/8080/", "/sandboxes/abc/8080?x", "/sandboxes/ABC/80/a/b?c=d", "/sandboxes/abc/80/%2e%2e/x", "/sandboxes/abc/80/a%2f../b",

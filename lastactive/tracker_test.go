@@ -50,6 +50,7 @@ func TestLookDoesNotProveAnAnswerReadMeanwhile(t *testing.T) {
 	})
 }
 
+// Invariant: I4
 func TestUnreadAnswerIsUseOfOneSandbox(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.begin("a", podA).Read()
@@ -84,6 +85,7 @@ func TestOpenRequestIsUseUntilALookMissesIt(t *testing.T) {
 	})
 }
 
+// Invariant: I4
 func TestFailedLooksProveNothing(t *testing.T) {
 	inWorld(t, func(w *world) {
 		e := w.begin("a", podA)

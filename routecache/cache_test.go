@@ -112,6 +112,7 @@ func (w *world) lookup(ctx context.Context, id string) <-chan result {
 	return done
 }
 
+// Invariant: I2
 func TestReleaseIsNeverResurrectedByLateLookup(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, routecache.Options{})
@@ -294,6 +295,7 @@ func TestPushAnswersTheOpenQuestion(t *testing.T) {
 	}
 }
 
+// Invariant: I3
 func TestOnlyTombstonesAreServedWhenStale(t *testing.T) {
 	w := newWorld(t, routecache.Options{NegativeTTL: 100 * time.Hour})
 	w.Put("route", routeA)

@@ -72,6 +72,7 @@ func (m *model) set(id string, a routecache.Answer) {
 
 // After every step of any sequence of stream messages, passing time, waiting lookups and canceled
 // calls, the cache answers like the model. Each lookup gets the state at the time it runs.
+// Invariant: I2, I4
 func TestCacheBehavesAsTheModel(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		// rapid shrinks a failure that panics in the goroutine it called.

@@ -15,6 +15,7 @@ import (
 
 var quiesced = routecache.Answer{Status: routecache.Quiesced}
 
+// Invariant: I4
 func TestOnlyResumeReleaseAndReplaceEndAQuiesce(t *testing.T) {
 	gone := routecache.Answer{Status: routecache.Gone}
 	for name, c := range map[string]struct {

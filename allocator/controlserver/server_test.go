@@ -122,6 +122,7 @@ func (w *world) open() router {
 
 // A journal that was restored from a backup may have the same leader's term again, or its
 // next one, or none as high.
+// Invariant: I3, P12
 func TestRouterAheadOfTheJournalRevealsARestore(t *testing.T) {
 	for name, c := range map[string]struct {
 		journal        string

@@ -11,6 +11,7 @@ import (
 
 // ---- claims
 
+// Invariant: I9
 func TestClaimIsAnsweredOnlyOnceItIsDurable(t *testing.T) {
 	s := newSim(t)
 	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})
@@ -194,6 +195,7 @@ func changed(p Pool, change func(*Pool)) Pool {
 
 // ---- claims that wait
 
+// Invariant: P3
 func TestClaimsWaitForPodsInTheOrderInWhichTheyCame(t *testing.T) {
 	s := newSim(t)
 	s.recover([]Pool{specA(3)}, nil)
@@ -394,6 +396,7 @@ func TestNewClaimsAreRefusedUnderPressure(t *testing.T) {
 
 // ---- claims whose pod goes
 
+// Invariant: P3
 func TestClaimWhosePodGoesKeepsItsPlaceAndGetsAnotherOneUnderANewID(t *testing.T) {
 	for _, handed := range []bool{false, true} {
 		for name, cause := range map[string]Event{
@@ -445,6 +448,7 @@ func TestClaimWhosePodGoesKeepsItsPlaceAndGetsAnotherOneUnderANewID(t *testing.T
 	}
 }
 
+// Invariant: I7
 func TestPodsOfOneNameAreToldApartByUID(t *testing.T) {
 	s := newSim(t)
 	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})
@@ -484,6 +488,7 @@ func TestClaimWhosePodLosesItsAddressIsNotHeldByNobody(t *testing.T) {
 
 // ---- callers who go
 
+// Invariant: P3
 func TestAbandonedClaimThatWasNotHandedToTheWriterGivesItsPodBackToItsPlace(t *testing.T) {
 	s := newSim(t)
 	s.recover([]Pool{specA(3)}, []Pod{warmPod("a-1"), warmPod("a-2"), warmPod("a-3")})
@@ -537,6 +542,7 @@ func TestAbandonedClaimWithAnIdempotencyKeyIsKeptForTheRetry(t *testing.T) {
 
 // ---- idempotency
 
+// Invariant: P3
 func TestClaimsWithOneIdempotencyKeyAreOne(t *testing.T) {
 	s := newSim(t)
 	s.recover([]Pool{specA(3)}, []Pod{warmPod("a-1"), warmPod("a-2"), warmPod("a-3")})
@@ -605,6 +611,7 @@ func TestEachCallerOfAnIdempotencyKeyWaitsForAsLongAsItSays(t *testing.T) {
 	}
 }
 
+// Invariant: P3
 func TestIdempotencyKeyHoldsUnderTheNextLeader(t *testing.T) {
 	for _, object := range []bool{false, true} {
 		s := newSimAt(t, 2, start)

@@ -117,6 +117,7 @@ func TestListsOfFencesAndSessionsAreBounded(t *testing.T) {
 	}
 }
 
+// Invariant: I3, P9
 func TestARouterThatIsDeclaredDeadIsWaitedForNoMoreAsSoonAsThatIsDurable(t *testing.T) {
 	s, sb := silent(t)
 	s.slow = true
@@ -150,6 +151,7 @@ func TestARouterThatIsDeclaredDeadIsWaitedForNoMoreAsSoonAsThatIsDurable(t *test
 	}
 }
 
+// Invariant: P9
 func TestARouterThatIsOrMayBeConnectedIsNotDeclaredDead(t *testing.T) {
 	s := newSim(t)
 	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})
@@ -193,6 +195,7 @@ func TestARouterThatIsOrMayBeConnectedIsNotDeclaredDead(t *testing.T) {
 }
 
 // It lives, and an operator was wrong.
+// Invariant: P9
 func TestARouterThatWasDeclaredDeadDoesNotComeBackUnderItsName(t *testing.T) {
 	s, sb := silent(t)
 	s.declare("r")
@@ -221,6 +224,7 @@ func TestARouterThatWasDeclaredDeadDoesNotComeBackUnderItsName(t *testing.T) {
 	s.join("r", 5)
 }
 
+// Invariant: P9
 func TestTheNextLeaderKnowsWhoWasDeclaredDead(t *testing.T) {
 	s, _ := silent(t)
 	s.slow = true

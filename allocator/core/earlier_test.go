@@ -42,6 +42,7 @@ func (s *sim) replaced(old ...string) {
 	}
 }
 
+// Invariant: I3, P12
 func TestNoAddressIsHandedOutWhileEarlierRoutersMayServe(t *testing.T) {
 	s := newSimAt(t, 2, start)
 	s.recover([]Pool{specA(5)}, []Pod{warmPod("a-1"), warmPod("a-4"), warmPod("a-5")}, on("a-1", "x"), earlierFact())
@@ -59,6 +60,7 @@ func TestNoAddressIsHandedOutWhileEarlierRoutersMayServe(t *testing.T) {
 	none[Claimed](s)
 }
 
+// Invariant: P12
 func TestPodsThatEarlierRoutersMayReachAreDeletedAndReplaced(t *testing.T) {
 	s := newSimAt(t, 2, start)
 	s.recover([]Pool{specA(5)}, []Pod{warmPod("a-1"), warmPod("a-2")}, earlierFact())
@@ -69,6 +71,7 @@ func TestPodsThatEarlierRoutersMayReachAreDeletedAndReplaced(t *testing.T) {
 
 // The fact of its end and those of the pods are in one order: a leader that comes in
 // between finds the session, or that no pod of that time may be handed out.
+// Invariant: P12
 func TestTheNextLeaderWaitsForEarlierRoutersAgain(t *testing.T) {
 	s := newSimAt(t, 2, start)
 	pods := []Pod{warmPod("a-1"), warmPod("a-2")}
@@ -139,6 +142,7 @@ func TestADeclarationOfEarlierRoutersForgetsNoPod(t *testing.T) {
 	s.replaced("a-1", "a-2", "a-6")
 }
 
+// Invariant: P12
 func TestARouterOfAnotherJournalProvesEarlierRouters(t *testing.T) {
 	s := newSimAt(t, 1, start)
 	s.recover([]Pool{specA(5)}, []Pod{warmPod("a-1"), warmPod("a-2"), warmPod("a-3")})

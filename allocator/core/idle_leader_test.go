@@ -11,6 +11,7 @@ import (
 
 // What the object says may be older than what was so, by clocks that differ and writes
 // that wait.
+// Invariant: I4
 func TestANewLeaderGivesTimeForWhatItCannotKnow(t *testing.T) {
 	recovered := func(t *testing.T, claimed, active time.Duration) *sim {
 		s := newSimAt(t, 2, start)
@@ -78,6 +79,7 @@ func afterLeader(t *testing.T, at Instant, record Sandbox, stale time.Duration, 
 // A sandbox is used once, through a router that is not connected, and the router is found
 // dead. Everything was in use until then: its leader knows that from memory, the next one
 // from the object, once the object is written, and before that from the journal.
+// Invariant: I4
 func TestTheEndOfARouterIsKnownToTheNextLeader(t *testing.T) {
 	const idle = 24 * time.Hour
 	for name, after := range map[string]time.Duration{"at once": 0, "much later": time.Hour} {

@@ -98,6 +98,7 @@ func (s *sim) resumed(streams ...uint64) {
 	none[SandboxReleased](s)
 }
 
+// Invariant: I4
 func TestSilenceIsReleasedWhenEveryRouterHasSaidSo(t *testing.T) {
 	s := idleSim(t, 1, "q", "r")
 	sb := s.claim()
@@ -139,6 +140,7 @@ func (s *sim) ping(session string, stream uint64) {
 }
 
 // Whatever a router says but that there was no use for the idle timeout, all go on.
+// Invariant: I4
 func TestOneRouterThatKnowsOfUseIsEnough(t *testing.T) {
 	for name, c := range map[string]struct {
 		activity Activity
@@ -205,6 +207,7 @@ func TestAnOpenAddressIsNoUseWhereBytesCount(t *testing.T) {
 
 // It cannot tell what is open: its Envoy does not answer. It is not asked again before
 // its look has succeeded.
+// Invariant: I4
 func TestARouterThatCannotTellIsNotAsked(t *testing.T) {
 	for name, blind := range map[string]func(s *sim){
 		"by itself": func(s *sim) {
@@ -338,6 +341,7 @@ func TestWhoDoesNotAnswerInTimeKeepsTheSandbox(t *testing.T) {
 }
 
 // What a session could serve is not released while it may serve it.
+// Invariant: I4
 func TestWhoCannotBeAskedKeepsWhatItCouldServe(t *testing.T) {
 	joined := func(s *sim) { s.step(SessionJoined{Session: "r", Stream: 9}) }
 	for name, leave := range map[string]func(s *sim){
@@ -385,6 +389,7 @@ const expiry = maxStale + maxStale/100
 
 // What a router leaves open goes on at its Envoy. It counts as in use until another router
 // has looked at that Envoy, or the one that has ended would have been waited for.
+// Invariant: I4
 func TestTheEndOfARouterBlocksWhatItMayHaveLeftOpen(t *testing.T) {
 	goodbye := SessionGoodbye{Session: "r", Stream: 2, Looked: true}
 	for name, c := range map[string]struct {
@@ -501,6 +506,7 @@ func TestALastLookCountsAlsoOnANewStream(t *testing.T) {
 
 // A look that began before the end was known shows what was open when the router was
 // still there.
+// Invariant: I4
 func TestOnlyALookThatBeginsAfterTheEndCounts(t *testing.T) {
 	for name, c := range map[string]struct {
 		nonce uint64
@@ -583,6 +589,7 @@ func TestARouterThatIsNotDurableYetMayHaveMuchToTell(t *testing.T) {
 }
 
 // It may be a router that had expired, with something open.
+// Invariant: I4
 func TestWhoJoinsWithinARoundEndsItThoughItIsNotDurable(t *testing.T) {
 	s := idleSim(t, 1, "q")
 	for range 4 { // more than max-stale after the recovery
@@ -613,6 +620,7 @@ func TestWhoJoinsWithinARoundEndsItThoughItIsNotDurable(t *testing.T) {
 	}
 }
 
+// Invariant: I4
 func TestWhoeverComesOrGoesEndsTheRound(t *testing.T) {
 	for name, c := range map[string]struct {
 		do      func(s *sim)
@@ -771,6 +779,7 @@ func (s *sim) answers(p SendProbe, busy bool) {
 	s.step(Tick{})
 }
 
+// Invariant: I4
 func TestAPodThatIsBusyIsInUse(t *testing.T) {
 	s := probeSim(t, 1, "q", "r")
 	sb := s.claim()

@@ -71,6 +71,7 @@ type profile struct {
 	only  bool
 }
 
+// Invariant: I3, I4, I5, I7, I9, P1, P3
 func TestCoreAndJournalKeepTheirGuaranteesInAnyHistory(t *testing.T) {
 	var steps, worlds atomic.Int64
 	least := int64(stepsLeast)

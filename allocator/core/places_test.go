@@ -13,6 +13,7 @@ func another() Pod {
 
 // A pod that has the address meanwhile may be reached by the requests of the sandbox
 // before it: it is not handed out later either.
+// Invariant: I3
 func TestAnAddressIsNotHandedOutBeforeTheRoutesToItAreFenced(t *testing.T) {
 	for name, c := range map[string]struct {
 		goes   func(s *sim, sb Sandbox)
@@ -94,6 +95,7 @@ func TestAPodAtAnAddressThatIsNotFencedIsReplacedAtOnce(t *testing.T) {
 	}
 }
 
+// Invariant: I3
 func TestTheNextLeaderKnowsWhichAddressesAreNotFenced(t *testing.T) {
 	s := newSimAt(t, 2, start)
 	gone := released("a-1", "x")

@@ -379,6 +379,7 @@ func TestPoolBeingDeletedIsDrainedThroughItsFences(t *testing.T) {
 	one[CreatePod](s)
 }
 
+// Invariant: I6
 func TestPodsOfAPoolThatWasNotSeenAreLeftAlone(t *testing.T) {
 	s := newSim(t)
 	s.recover(nil, nil)

@@ -9,6 +9,7 @@ import (
 
 // ---- leaders that follow each other
 
+// Invariant: I6
 func TestRecoveryLeavesAPoolThatIsAsItShouldBeAlone(t *testing.T) {
 	s := newSim(t)
 	effects := s.recover([]Pool{specA(2)}, []Pod{warmPod("a-1"), with(warmPod("a-2"), func(p *Pod) { p.Ready = false })})
@@ -100,6 +101,7 @@ func TestRecoveryFindsEverySandboxInItsState(t *testing.T) {
 	}
 }
 
+// Invariant: I7
 func TestRecordsThatContradictEachOtherStopTheLeader(t *testing.T) {
 	s := newSimAt(t, 2, start)
 	_, err := s.core.Recover(State{Facts: []Fact{on("a-1", "x"), on("a-1", "y")}})
@@ -110,6 +112,7 @@ func TestRecordsThatContradictEachOtherStopTheLeader(t *testing.T) {
 
 // Whichever record is later, one of them is not of our making. A router may have been
 // told of either pod.
+// Invariant: I7
 func TestPodsOnRecordForOneSandboxAreBothRefused(t *testing.T) {
 	record := func(f Fact, counter uint64, phase Phase) (Fact, Sandbox) {
 		f.Revision.Counter, f.Sandbox.Revision.Counter, f.Sandbox.Phase = counter, counter, phase
@@ -185,6 +188,7 @@ func TestPodsOnRecordForOneSandboxAreBothRefused(t *testing.T) {
 
 // The records of the sandbox name one pod from then on. The leaders that follow wait for
 // the fence of the other one all the same.
+// Invariant: I7
 func TestLeadersThatFollowKeepTheSecondPodOfASandboxUntilItsFence(t *testing.T) {
 	first, second := warmPod("a-1"), warmPod("a-2")
 	for _, tt := range []struct {
@@ -252,6 +256,7 @@ func TestLeadersThatFollowKeepTheSecondPodOfASandboxUntilItsFence(t *testing.T) 
 	}
 }
 
+// Invariant: I7
 func TestPodThatSomebodyMarkedAsUsedIsNeverHandedOutAndDeleted(t *testing.T) {
 	s := newSim(t)
 	used := with(warmPod("a-1"), func(p *Pod) { p.Used = true })
@@ -265,6 +270,7 @@ func TestPodThatSomebodyMarkedAsUsedIsNeverHandedOutAndDeleted(t *testing.T) {
 	}
 }
 
+// Invariant: I5, I9
 func TestIdlePodIsDeletedOnlyOnceThatIsDurable(t *testing.T) {
 	s := newSim(t)
 	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})
@@ -313,6 +319,7 @@ func TestIntentWhosePodGoesMeanwhileIsSettledOnceItIsWritten(t *testing.T) {
 	none[DeletePod](s)
 }
 
+// Invariant: I3
 func TestNextLeaderWaitsForTheRoutersOfTheLast(t *testing.T) {
 	for name, c := range map[string]struct {
 		happens func(*sim)

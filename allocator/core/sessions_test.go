@@ -11,6 +11,7 @@ import (
 
 // ---- releases and fences
 
+// Invariant: I9
 func TestReleaseIsToldOnlyOnceItIsDurable(t *testing.T) {
 	s := newSim(t)
 	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})
@@ -66,6 +67,7 @@ func TestReleaseDoesNotKeepCallersWaitingForARouterThatIsNotConnected(t *testing
 }
 
 // A router whose stream has just ended is about to join again, and serves what it knows.
+// Invariant: P10
 func TestReleaseWaitsForARouterThatWasConnectedAMomentAgo(t *testing.T) {
 	for name, leave := range map[string]func(s *sim, id string){
 		"before the release": func(s *sim, id string) {
@@ -153,6 +155,7 @@ func TestReleaseSaysWhetherThereWasSuchASandbox(t *testing.T) {
 	}
 }
 
+// Invariant: I3
 func TestReleasedPodIsNotDeletedBeforeEveryRouterAcknowledged(t *testing.T) {
 	s := newSim(t)
 	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})
@@ -178,6 +181,7 @@ func TestReleasedPodIsNotDeletedBeforeEveryRouterAcknowledged(t *testing.T) {
 	}
 }
 
+// Invariant: I3
 func TestRouterIsToldNothingBeforeItsSessionIsDurable(t *testing.T) {
 	s := newSim(t)
 	s.recover([]Pool{specA(2)}, []Pod{warmPod("a-1"), warmPod("a-2")})
@@ -293,6 +297,7 @@ func TestSessionIsJournaledWhenItEnds(t *testing.T) {
 	}
 }
 
+// Invariant: I3
 func TestSilentRouterHoldsTheFenceUntilItMustHaveGoneStale(t *testing.T) {
 	s := newSim(t)
 	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})
@@ -328,6 +333,7 @@ func TestRouterThatIsNotConnectedWhenASandboxIsReleasedIsWaitedFor(t *testing.T)
 	}
 }
 
+// Invariant: I3
 func TestGoodbyeClearsTheFenceButNotTheWindow(t *testing.T) {
 	s := newSim(t)
 	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})

@@ -42,6 +42,7 @@ func keys(records []Record) map[string]bool {
 	return all
 }
 
+// Invariant: P12
 func TestBegunAnewJournalKeepsItsReadableRecords(t *testing.T) {
 	for _, c := range []struct {
 		name    string
@@ -133,6 +134,7 @@ func (s *stopping) Create(ctx context.Context, slot Slot) (string, error) {
 	return s.memory.Create(ctx, slot)
 }
 
+// Invariant: P12
 func TestForeignWritesToSlotsAreRepaired(t *testing.T) {
 	m, l := written(t, 300)
 	suspects, err := l.Suspects(t.Context())
@@ -275,6 +277,7 @@ func TestSeveralRevertedSlotsRevealARestoredJournal(t *testing.T) {
 	})
 }
 
+// Invariant: I9
 func TestDeposedLeaderRepairsNoSlots(t *testing.T) {
 	for _, c := range []struct {
 		name  string

@@ -351,6 +351,7 @@ func (w *world) running() []*leader {
 	return slices.DeleteFunc(slices.Clone(w.leaders), func(l *leader) bool { return l.pending == nil })
 }
 
+// Invariant: I5, I9
 func TestCommittedRecordsSurviveLeaderChanges(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := newWorld(t)

@@ -18,6 +18,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
+// Invariant: I9
 func TestJournalOnARealAPIServer(t *testing.T) {
 	cluster := devcluster.Start(t, devcluster.Options{CRDs: crd.All()})
 	clients, err := kube.NewClients(cluster.RestConfig(), 0, 0)

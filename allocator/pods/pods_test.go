@@ -249,6 +249,7 @@ func TestLabeler(t *testing.T) {
 	})
 }
 
+// Invariant: I7
 func TestWatcherReportsDeletionAndReplacementByUID(t *testing.T) {
 	f := setUp(t)
 	w := newWatcher(t, f.clients.Kubernetes, f.sink.Submit)
@@ -316,6 +317,7 @@ func TestWatcherReportsDeletionAndReplacementByUID(t *testing.T) {
 }
 
 // A watch that breaks off tells of the new pod only, as a change of the old one.
+// Invariant: I7
 func TestPodRecreatedDuringAWatchGapIsNew(t *testing.T) {
 	pod := func(uid, version string) corev1.Pod {
 		return corev1.Pod{

@@ -58,6 +58,7 @@ func endings() map[string]struct {
 	}
 }
 
+// Invariant: P2
 func TestEveryListeningContainerServesOnAfterADeletion(t *testing.T) {
 	for name, c := range endings() {
 		t.Run(name, func(t *testing.T) {
@@ -94,6 +95,7 @@ func TestPreStopSleepIsRoundedUpToSeconds(t *testing.T) {
 	}
 }
 
+// Invariant: P2
 func TestServeOnCoversFailoverReleaseAndConnectWindow(t *testing.T) {
 	require.Equal(t, 9*time.Second+time.Second+envoy.ConnectWindow, pods.ServeOn(9*time.Second, envoy.ConnectWindow))
 }
@@ -114,6 +116,7 @@ func TestConflictingPreStopHandlerIsNamed(t *testing.T) {
 
 // A pod that we delete has nobody to serve any more; one that somebody else deletes
 // is left to its own grace period. The API server takes every pod that is made.
+// Invariant: P2
 func TestAPIServerAcceptsBuiltPodsAndShortDeletions(t *testing.T) {
 	f := setUp(t)
 	_, err := f.clients.Kubernetes.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node"}}, metav1.CreateOptions{})

@@ -216,6 +216,7 @@ func TestZeroPolicyRefusesEveryPool(t *testing.T) {
 	require.Error(t, pools.Policy{}.Check(stack.DemoPool("default", "pool", 1)), "the zero Policy")
 }
 
+// Invariant: P14
 func TestPoolsMayNotBypassSchedulerOrSystemPriority(t *testing.T) {
 	type spec = corev1.PodSpec
 	high := int32(2_000_000_000)

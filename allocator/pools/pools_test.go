@@ -90,6 +90,7 @@ func TestPortsReachTheCoreInOrder(t *testing.T) {
 }
 
 // A leader that is slow for some seconds must not say that all pods are gone.
+// Invariant: I6
 func TestUnknownCountsChangeNoStatus(t *testing.T) {
 	pool := stack.DemoPool("default", "python", 3)
 	pool.Finalizers, pool.ResourceVersion, pool.UID = []string{v1alpha1.PoolFinalizer}, "1", "u"

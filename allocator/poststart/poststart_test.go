@@ -193,6 +193,7 @@ func drips(first, again string, pause time.Duration) func(net.Conn, <-chan struc
 	}
 }
 
+// Invariant: P11
 func TestHookEndsAtItsTimeoutWhateverThePodDoes(t *testing.T) {
 	const switches, early = "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n", "HTTP/1.1 103 Early Hints\r\n\r\n"
 	for name, c := range map[string]struct {

@@ -53,6 +53,7 @@ func callWith(h http.Handler, method, target string, headers http.Header) *httpt
 	return w
 }
 
+// Invariant: P6
 func TestCallsWithoutAKeyAreRefused(t *testing.T) {
 	f := &fake{}
 	h := handlerWithKeys(t, f, keysIn(t, map[string]string{"one": keyOne + "\n", "two": keyTwo}))

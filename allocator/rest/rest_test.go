@@ -628,6 +628,7 @@ func TestCrossOriginCallsAreRefused(t *testing.T) {
 	}
 }
 
+// Invariant: P6
 func TestForeignHostIsRefusedWithoutKeys(t *testing.T) {
 	ask := func(h http.Handler, host, origin string) *httptest.ResponseRecorder {
 		r := request(t.Context(), "POST", "/sandboxes", strings.NewReader(`{"templateID":"python"}`))

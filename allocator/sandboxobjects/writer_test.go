@@ -92,6 +92,7 @@ func (p *writer) list() sandboxobjects.Listed {
 	return all
 }
 
+// Invariant: I9
 func TestObjectsOnlyMoveForwardsAndCanBeRead(t *testing.T) {
 	p := newWriter(t, devcluster.Start(t, devcluster.Options{CRDs: crd.All()}))
 	write := func(s core.Sandbox) {

@@ -68,6 +68,7 @@ func TestFinalErrorIsALogLine(t *testing.T) {
 	require.Contains(t, line.Error, `--public-url "ftp://x"`)
 }
 
+// Invariant: P11
 func TestProcessEndsDespiteHangingParts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		lost := errors.New("the lease was lost")
@@ -86,6 +87,7 @@ func TestProcessEndsDespiteHangingParts(t *testing.T) {
 	})
 }
 
+// Invariant: P11
 func TestReplicaThatLostTheLeaseIsUnhealthy(t *testing.T) {
 	var f flags
 	var held []byte
@@ -131,6 +133,7 @@ func TestReplicaThatLostTheLeaseIsUnhealthy(t *testing.T) {
 }
 
 // Whoever can connect could keep a leader from giving its lease back.
+// Invariant: P11
 func TestSilentConnectionsDoNotDelayTheEnd(t *testing.T) {
 	for name, args := range map[string][]string{
 		"TLS":    {"--control-tls-dir=" + tlsDir(t, authority(t), controltls.AllocatorName), "--shutdown-after=1s"},

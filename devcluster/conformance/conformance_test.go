@@ -24,6 +24,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
+// Invariant: P13
 func TestProcessNodeBehavesAsAKubelet(t *testing.T) {
 	if testing.Short() {
 		t.Skip("needs a real kube-apiserver and etcd: run without -short")

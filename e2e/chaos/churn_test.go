@@ -9,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
+// Invariant: I5
 func TestDeletionOfHalfThePodsLosesNoOtherSandbox(t *testing.T) {
 	const callers = 25
 	g := newGround(t, options{replicas: 2, lease: quietLease})

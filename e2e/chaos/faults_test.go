@@ -128,6 +128,7 @@ func (f *faults) String() string {
 		f.before.Load(), f.after.Load())
 }
 
+// Invariant: I5, I9
 func TestFailedWritesLoseAndDoubleNoSandbox(t *testing.T) {
 	const callers = 20
 	f := &faults{share: 0.3}

@@ -34,6 +34,7 @@ const waitLong = 300
 
 var waitingCount = regexp.MustCompile(`(\d+) claims waiting`)
 
+// Invariant: P3
 func TestWaitingClaimsAreAnsweredInOrderOfArrival(t *testing.T) {
 	const warm = 8
 	callers := times(10, 40)

@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
+// Invariant: I5, I9
 func TestKilledLeadersLoseAndDoubleNoSandbox(t *testing.T) {
 	const callers = 30
 	g := newGround(t, options{replicas: 3})

@@ -21,6 +21,7 @@ const (
 	limit = 8 * time.Minute
 )
 
+// Invariant: I4
 func TestOnlySilentSandboxesAreReapedUnderFaults(t *testing.T) {
 	g := newGround(t)
 	// Allocators are kept running to the end of the test. Faults stop first, then use.

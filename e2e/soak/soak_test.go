@@ -72,6 +72,7 @@ func newGround(t *testing.T) *ground {
 	return g
 }
 
+// Invariant: I1, I2, I3
 func TestNoRequestReachesTheWrongSandboxUnderFaults(t *testing.T) {
 	require.GreaterOrEqual(t, *durationFlag, 20*time.Second)
 	g := newGround(t)

@@ -108,6 +108,7 @@ func (r *router) getFrom(host, target string) *httptest.ResponseRecorder {
 	return w
 }
 
+// Invariant: P6
 func TestForeignHostIsRefusedOnLoopback(t *testing.T) {
 	r := newRouter(t)
 	for _, path := range []string{"/admin/last-active", "/admin/routes", "/metrics", "/debug/pprof/cmdline", "/healthz", "/"} {

@@ -20,6 +20,7 @@ import (
 	"github.com/berth-sandbox/berth/routecache"
 )
 
+// Invariant: I1
 func TestSnapshotReplacesAllRoutesAtOnce(t *testing.T) {
 	run(t, []string{"a"}, func(w *world) {
 		w.serve("a", nil)
@@ -93,6 +94,7 @@ func TestAcknowledgementWaitsForTheEffect(t *testing.T) {
 }
 
 // Envoy may have received an answer before the release without having read it.
+// Invariant: I2, I3
 func TestAcknowledgementWaitsUntilEnvoyHasReadAnswers(t *testing.T) {
 	run(t, []string{"a"}, func(w *world) {
 		w.serve("a", nil)
@@ -185,6 +187,7 @@ func TestRefusedRouterStaysUnreadyAndRetries(t *testing.T) {
 	})
 }
 
+// Invariant: I3
 func TestNoGoodbyeWhileAnAnswerIsUnread(t *testing.T) {
 	run(t, []string{"a"}, func(w *world) {
 		w.serve("a", nil)
@@ -424,6 +427,7 @@ func TestEveryAddressOfANameIsTried(t *testing.T) {
 	})
 }
 
+// Invariant: I9
 func TestLowerTermEndsItsStream(t *testing.T) {
 	run(t, []string{"a"}, func(w *world) {
 		w.serve("a", nil)
@@ -457,6 +461,7 @@ func TestLowerTermEndsItsStream(t *testing.T) {
 	})
 }
 
+// Invariant: P12
 func TestNewJournalReplacesAllAndOldOneIsRefused(t *testing.T) {
 	run(t, []string{"a"}, func(w *world) {
 		w.serve("a", nil)
@@ -533,6 +538,7 @@ func TestJoinNamesTheJournalsLeftBefore(t *testing.T) {
 	})
 }
 
+// Invariant: I8
 func TestReconnectKeepsRoutesUntilNextSnapshot(t *testing.T) {
 	run(t, []string{"a"}, func(w *world) {
 		w.serve("a", nil)
@@ -908,6 +914,7 @@ func TestPortsOfARouteReachTheCache(t *testing.T) {
 }
 
 // The allocator has not waited for this router's routes to be forgotten.
+// Invariant: P9
 func TestDeclaredDeadRouterServesNothingAndEnds(t *testing.T) {
 	run(t, []string{"a"}, func(w *world) {
 		w.serve("a", nil)
@@ -926,6 +933,7 @@ func TestDeclaredDeadRouterServesNothingAndEnds(t *testing.T) {
 }
 
 // A proxy in between, or another kind of server, may answer like this.
+// Invariant: P9
 func TestRouterRetriesAfterAnyOtherRefusal(t *testing.T) {
 	other, err := status.New(codes.NotFound, "declared dead").WithDetails(&errdetails.ErrorInfo{Domain: "example.com", Reason: controlv1.ReasonDeclaredDead})
 	require.NoError(t, err)

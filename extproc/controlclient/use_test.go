@@ -49,6 +49,7 @@ func TestMinBytesOfARouteReachTheCache(t *testing.T) {
 	})
 }
 
+// Invariant: I4
 func TestQuiescedFollowsTheEffectInTheCache(t *testing.T) {
 	run(t, []string{"a"}, func(w *world) {
 		w.serve("a", nil)
@@ -95,6 +96,7 @@ func TestQuiescedFollowsTheEffectInTheCache(t *testing.T) {
 
 // The release may be durable already. So only a message of a leader ends the quiesce, however
 // long there is no leader.
+// Invariant: I4
 func TestQuiesceOutlastsTheLeader(t *testing.T) {
 	run(t, []string{"a"}, func(w *world) {
 		var outage atomic.Bool

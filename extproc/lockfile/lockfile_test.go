@@ -60,6 +60,7 @@ func process(t *testing.T, dir string) (id string, p *os.Process, end func()) {
 	return line[:len(line)-1], cmd.Process, end
 }
 
+// Invariant: I3
 func TestOnlyAnEndedProcessIsFoundDead(t *testing.T) {
 	dir := t.TempDir()
 	i, err := lockfile.New(dir)
@@ -145,6 +146,7 @@ func TestRouterThatRemovesItsFileIsNotFoundDead(t *testing.T) {
 
 // A router that gets the lock while the file exists reports this one as dead. The
 // kernel reports the order of the two.
+// Invariant: I3
 func TestFileIsRemovedBeforeTheLockIsReleased(t *testing.T) {
 	for clean, want := range map[bool][]string{true: {"closed"}, false: {"removed", "closed"}} {
 		dir := t.TempDir()

@@ -89,6 +89,7 @@ func router(t *testing.T, d string) credentials.TransportCredentials {
 	return c
 }
 
+// Invariant: P6
 func TestOnlyTheTwoRolesOfOneAuthorityConnect(t *testing.T) {
 	ours, others := authority(t), authority(t)
 	address := serve(t, dir(t, ours, AllocatorName))

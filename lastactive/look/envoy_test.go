@@ -289,6 +289,7 @@ func TestStoppedEnvoyIsNoLook(t *testing.T) {
 	g.shows(r, map[netip.AddrPort]int{pod: 1})
 }
 
+// Invariant: I4
 func TestKilledEnvoyHasNothingOpen(t *testing.T) {
 	g := startGateway(t)
 	r, connections := reader(t, g.socket())
