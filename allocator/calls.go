@@ -140,9 +140,9 @@ func (a *Allocator) SetTimeout(ctx context.Context, id string, lifetime time.Dur
 }
 
 // Activities implements rest.Allocator.
-func (a *Allocator) Activities(ctx context.Context, which rest.Which, most int) ([]core.ActivityStatus, int, error) {
+func (a *Allocator) Activities(ctx context.Context, filter rest.Filter, most int) ([]core.ActivityStatus, int, error) {
 	return listed(ctx, a, func(c *core.Core) ([]core.ActivityStatus, int) {
-		return c.Activities(which.Takes, most)
+		return c.Activities(filter.Matches, most)
 	})
 }
 

@@ -95,7 +95,7 @@ func TestCallsFailWithNotLeaderWhenTheTermEnds(t *testing.T) {
 			"sessions": func() error { _, _, err := a.Sessions(t.Context(), 1); return err },
 			"keep":     func() error { _, err := a.KeepAlive(t.Context(), "k3x9"); return err },
 			"timeout":  func() error { _, err := a.SetTimeout(t.Context(), "k3x9", 1); return err },
-			"active":   func() error { _, _, err := a.Activities(t.Context(), rest.Which{}, 1); return err },
+			"active":   func() error { _, _, err := a.Activities(t.Context(), rest.Filter{}, 1); return err },
 			"declare":  func() error { _, err := a.DeclareDead(t.Context(), "r", "ops", "burnt"); return err },
 		}
 		errs := make(chan error, 2*len(calls))
@@ -376,7 +376,7 @@ func TestActivitiesMatchTheFilter(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
 		go tm.loop.run(ctx)
 		defer func() { stop(); <-tm.loop.done }()
-		for which, want := range map[rest.Which][]string{
+		for which, want := range map[rest.Filter][]string{
 			{}:                             {"aa1", "aa2", "ab1"},
 			{ID: "aa2"}:                    {"aa2"},
 			{Prefix: "aa"}:                 {"aa1", "aa2"},
@@ -393,7 +393,7 @@ func TestActivitiesMatchTheFilter(t *testing.T) {
 			}
 			require.Equal(t, want, got, "%+v", which)
 		}
-		list, others, err := a.Activities(t.Context(), rest.Which{}, 2)
+		list, others, err := a.Activities(t.Context(), rest.Filter{}, 2)
 		require.NoError(t, err)
 		require.Len(t, list, 2)
 		require.Equal(t, 1, others)

@@ -158,7 +158,7 @@ func TestRouterAheadOfTheJournalRevealsARestore(t *testing.T) {
 						case deposed:
 							require.Empty(t, events)
 							require.Zero(t, w.leader.restored.Load(), "who may be deposed begins nothing")
-							fails(t, stream, codes.FailedPrecondition, "cannot tell that it still leads")
+							fails(t, stream, codes.FailedPrecondition, "is not certain to hold the lease")
 						case c.restored == 0:
 							var want []core.Event
 							if serving && c.earlier != "" {
@@ -320,7 +320,7 @@ func TestActivityNeedsASandboxOrAnAddress(t *testing.T) {
 			require.NoError(t, stream.Send(&controlv1.RouterMessage{Message: &controlv1.RouterMessage_Report{
 				Report: &controlv1.Report{Activities: []*controlv1.Activity{{PodIp: address, Open: 1}}},
 			}}))
-			fails(t, stream, codes.InvalidArgument, "report.activities: neither sandbox_id nor an address in pod_ip: ")
+			fails(t, stream, codes.InvalidArgument, "report.activities: needs sandbox_id or an IP address in pod_ip: ")
 			require.Equal(t, []core.Event{core.SessionLeft{Session: instance, Stream: n}}, w.leader.seen())
 		})
 	}
@@ -339,7 +339,7 @@ func TestTooManyActivitiesAreRefused(t *testing.T) {
 			run(t, func(w *world) {
 				stream, n := w.joined()
 				require.NoError(t, stream.Send(m))
-				fails(t, stream, codes.InvalidArgument, name+".activities: 5001 are more than 5000")
+				fails(t, stream, codes.InvalidArgument, name+".activities: 5001 exceed the limit of 5000")
 				require.Equal(t, []core.Event{core.SessionLeft{Session: instance, Stream: n}}, w.leader.seen())
 			})
 		})
@@ -363,7 +363,7 @@ func TestDeathReportsAreValidatedAsAWhole(t *testing.T) {
 		"empty":    {[]string{other, ""}, "16 to 64"},
 		"strange":  {[]string{other, "router_0123456789abcdef"}, "16 to 64"},
 		"long":     {[]string{other, strings.Repeat("a", 65)}, "16 to 64"},
-		"too many": {tooMany, "1001 are more than 1000"},
+		"too many": {tooMany, "1001 exceed the limit of 1000"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			run(t, func(w *world) {
@@ -486,7 +486,7 @@ func TestGoodbyeIsAcknowledgedOnceDurable(t *testing.T) {
 			require.NoError(t, stream.Send(goodbye()))
 			require.NoError(t, stream.CloseSend())
 			require.Equal(t, []core.Event{core.SessionLeft{Session: instance, Stream: n}}, w.leader.seen(), "it may come back")
-			fails(t, stream, codes.FailedPrecondition, "cannot tell that it still leads")
+			fails(t, stream, codes.FailedPrecondition, "is not certain to hold the lease")
 		})
 	})
 	t.Run("the router does not wait", func(t *testing.T) {
@@ -662,7 +662,7 @@ func TestNoRouterJoinsAnUncertainLeader(t *testing.T) {
 			stream := w.open()
 			require.NoError(t, stream.Send(join(instance, 0)))
 			require.Empty(t, w.leader.seen(), "a session that was refused became known")
-			fails(t, stream, codes.FailedPrecondition, "cannot tell that it still leads")
+			fails(t, stream, codes.FailedPrecondition, "is not certain to hold the lease")
 		}
 		require.Zero(t, logs.Len(), "%v", logs.All())
 		w.leader.deposed.Store(false)

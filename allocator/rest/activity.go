@@ -13,72 +13,72 @@ import (
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 )
 
-// Bounds of what one call lists of the activity of sandboxes.
+// Bounds of the number of sandboxes in one answer.
 const (
 	defaultActivities = 1000
 	maxActivities     = 10_000
 )
 
-// Which says which sandboxes are meant: those of which all that is set is true.
-type Which struct {
-	// ID and Prefix are the sandbox's ID, and how it begins.
+// Filter selects sandboxes: those that match all its non-empty fields.
+type Filter struct {
+	// ID is the sandbox's ID, Prefix the beginning of it.
 	ID, Prefix string
-	// Pool is the name of its pool.
+	// Pool is the name of the sandbox's pool.
 	Pool string
 }
 
-// Takes reports whether s is meant.
-func (w Which) Takes(s *core.Sandbox) bool {
+// Matches reports whether the filter selects s.
+func (w Filter) Matches(s *core.Sandbox) bool {
 	return (w.ID == "" || s.ID == w.ID) && strings.HasPrefix(s.ID, w.Prefix) && (w.Pool == "" || s.Pool.Name == w.Pool)
 }
 
 // LastActive is the answer of GET /v1/admin/last-active.
 type LastActive struct {
-	// Now is the leader's clock.
+	// Now is the leader's wall clock.
 	Now time.Time `json:"now"`
-	// DryRun: sandboxes that are idle are not released.
+	// DryRun means that idle sandboxes are not released.
 	DryRun bool `json:"dryRun"`
-	// Sandboxes are the live ones, the oldest first.
+	// Sandboxes are the live sandboxes, oldest first.
 	Sandboxes []Activity `json:"sandboxes"`
-	// Truncated is how many more there are.
+	// Truncated is the number of omitted sandboxes.
 	Truncated int `json:"truncated"`
 }
 
-// Activity is what is known of the use of a sandbox, by all routers together.
+// Activity is the latest use of a sandbox, as reported by all routers together.
 type Activity struct {
 	SandboxID string `json:"sandboxID"`
 	Pool      string `json:"pool"`
-	// LastActive is AgeSeconds ago: the latest activity that is known of.
+	// LastActive is the time of the latest known activity, AgeSeconds before Now.
 	LastActive time.Time `json:"lastActive"`
 	AgeSeconds float64   `json:"ageSeconds"`
-	// Kind is what it was. Why says, for Unknown, what is not known.
+	// Kind is the kind of that activity. Why says what is unknown if the kind is Unknown.
 	Kind activity.Kind `json:"kind"`
 	Why  string        `json:"why,omitempty"`
-	// Router is the session that has reported it, absent if none has, and Open how many
-	// requests it said are open.
+	// Router is the session that reported it, absent for none. Open is the number of open requests
+	// in that report.
 	Router string `json:"router,omitempty"`
 	Open   int    `json:"open"`
-	// IdleTimeout is in seconds, absent if there is none. Activity is Requests or Bytes:
-	// what keeps it, as the pool or the claim said, and MinBytesPerMinute how many bytes
-	// must move over an open connection.
+	// IdleTimeout is in seconds, absent for none. Activity is Requests or Bytes: what counts as
+	// activity, by the pool or the claim. MinBytesPerMinute is how many bytes must move over an
+	// open connection to count.
 	IdleTimeout       float64           `json:"idleTimeout,omitempty"`
 	Activity          v1alpha1.Activity `json:"activity,omitempty"`
 	MinBytesPerMinute uint64            `json:"minBytesPerMinute,omitempty"`
-	// EndAt is the end that a call can move, LifetimeEnd the one that stands.
+	// EndAt is the end that a call can move. LifetimeEnd is fixed.
 	EndAt       *time.Time `json:"endAt,omitempty"`
 	LifetimeEnd *time.Time `json:"lifetimeEnd,omitempty"`
-	// Next is what ends it if it is not used meanwhile, absent if nothing does.
+	// Next is the next reason for a release without further use, absent for none.
 	Next *Next `json:"next,omitempty"`
-	// Asks are the routers, by session, at most 20, that have to answer before it is
-	// released for being idle.
+	// Asks are the sessions, at most 20, that must answer before the sandbox is released for being
+	// idle.
 	Asks []string `json:"asks"`
-	// Awaits are routers, by session, without whose word it is not released for being
-	// idle, and that cannot be asked now: they are not connected, have not reported yet,
-	// cannot tell what is open, did not answer, or have ended and may have left something open.
+	// Awaits are the sessions that block such a release and cannot be asked now. Such a session is
+	// not connected, has not reported yet, cannot tell what is open, did not answer, or has ended
+	// and may have left connections open.
 	Awaits []string `json:"awaits"`
 }
 
-// Next is when a sandbox is released, and why.
+// Next is when and why a sandbox is released.
 type Next struct {
 	// Reason is Idle, Timeout, MaxLifetime or StartupTimeout.
 	Reason string    `json:"reason"`
@@ -87,12 +87,12 @@ type Next struct {
 	InSeconds float64 `json:"inSeconds"`
 }
 
-func showActivity(a core.ActivityStatus, now time.Time) Activity {
+func toActivity(a core.ActivityStatus, now time.Time) Activity {
 	s := a.Sandbox
 	shown := Activity{
 		SandboxID: s.ID, Pool: s.Pool.Name, LastActive: now.Add(-a.Age), AgeSeconds: seconds(a.Age),
 		Kind: a.Kind, Why: a.Why, Router: a.Router, Open: a.Open, IdleTimeout: seconds(s.IdleTimeout),
-		EndAt: present(s.EndAt), LifetimeEnd: present(s.LifetimeEnd), Asks: append([]string{}, a.Asks...), Awaits: append([]string{}, a.Awaits...),
+		EndAt: optional(s.EndAt), LifetimeEnd: optional(s.LifetimeEnd), Asks: append([]string{}, a.Asks...), Awaits: append([]string{}, a.Awaits...),
 	}
 	if s.IdleTimeout > 0 {
 		shown.Activity, shown.MinBytesPerMinute = v1alpha1.ActivityRequests, s.MinBytes
@@ -114,12 +114,12 @@ type SandboxActivity struct {
 	Activity
 }
 
-// why answers why a live sandbox is alive.
-func (a *api) why(w *reply, r *http.Request) error {
+// explain answers why a sandbox is alive.
+func (a *api) explain(w *reply, r *http.Request) error {
 	ctx, cancel := context.WithTimeout(r.Context(), answerWait)
 	defer cancel()
 	id := r.PathValue("id")
-	list, _, err := a.Allocator.Activities(ctx, Which{ID: id}, 1)
+	list, _, err := a.Allocator.Activities(ctx, Filter{ID: id}, 1)
 	if err != nil {
 		return err
 	}
@@ -128,14 +128,14 @@ func (a *api) why(w *reply, r *http.Request) error {
 		if err != nil {
 			return err
 		}
-		return notThere(id, s, known)
+		return notFound(id, s, known)
 	}
 	now := time.Now().UTC()
-	return writeJSON(w, http.StatusOK, SandboxActivity{Now: now, DryRun: a.ReapDryRun, Activity: showActivity(list[0], now)})
+	return writeJSON(w, http.StatusOK, SandboxActivity{Now: now, DryRun: a.ReapDryRun, Activity: toActivity(list[0], now)})
 }
 
 func (a *api) lastActive(w *reply, r *http.Request) error {
-	limit, err := limitOf(r, defaultActivities, maxActivities)
+	limit, err := decodeLimit(r, defaultActivities, maxActivities)
 	if err != nil {
 		return err
 	}
@@ -154,13 +154,13 @@ func (a *api) lastActive(w *reply, r *http.Request) error {
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), answerWait)
 	defer cancel()
-	list, truncated, err := a.Allocator.Activities(ctx, Which{ID: query.Get("id"), Prefix: query.Get("prefix"), Pool: query.Get("pool")}, limit)
+	list, truncated, err := a.Allocator.Activities(ctx, Filter{ID: query.Get("id"), Prefix: query.Get("prefix"), Pool: query.Get("pool")}, limit)
 	if err != nil {
 		return err
 	}
 	all := LastActive{Now: time.Now().UTC(), DryRun: a.ReapDryRun, Sandboxes: make([]Activity, 0, len(list)), Truncated: truncated}
 	for _, s := range list {
-		all.Sandboxes = append(all.Sandboxes, showActivity(s, all.Now))
+		all.Sandboxes = append(all.Sandboxes, toActivity(s, all.Now))
 	}
 	if format == "text" {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
@@ -170,21 +170,21 @@ func (a *api) lastActive(w *reply, r *http.Request) error {
 	return writeJSON(w, http.StatusOK, all)
 }
 
-// write writes one line for each sandbox. That the client has gone is no error.
+// write writes one line for each sandbox. It ignores errors: the client may have gone.
 func (l LastActive) write(w io.Writer) {
 	if l.DryRun {
 		fmt.Fprintln(w, "dry run: nothing is released for being idle")
 	}
 	for _, s := range l.Sandboxes {
-		fmt.Fprintf(w, "%s  %s  %s  %.3fs ago  %s  %d open  %s\n", s.SandboxID, s.Pool, s.LastActive.Format(time.RFC3339Nano), s.AgeSeconds, s.Last(), s.Open, s.Then(l.DryRun))
+		fmt.Fprintf(w, "%s  %s  %s  %.3fs ago  %s  %d open  %s\n", s.SandboxID, s.Pool, s.LastActive.Format(time.RFC3339Nano), s.AgeSeconds, s.LastText(), s.Open, s.NextText(l.DryRun))
 	}
 	if l.Truncated > 0 {
 		fmt.Fprintf(w, "%d more\n", l.Truncated)
 	}
 }
 
-// Last says for people what the last activity was.
-func (a Activity) Last() string {
+// LastText describes the latest activity.
+func (a Activity) LastText() string {
 	text := string(a.Kind)
 	if a.Router != "" {
 		text += " at " + a.Router
@@ -195,8 +195,8 @@ func (a Activity) Last() string {
 	return text
 }
 
-// Then says for people what happens next.
-func (a Activity) Then(dryRun bool) string {
+// NextText describes what happens next.
+func (a Activity) NextText(dryRun bool) string {
 	if a.Next == nil {
 		return "stays"
 	}

@@ -219,7 +219,7 @@ func TestSandboxExplainsWhyItIsAlive(t *testing.T) {
 		require.JSONEq(t, `{"now": "2000-01-01T00:00:00Z", "dryRun": false,
 			"sandboxID": "aa1", "pool": "python", "lastActive": "1999-12-31T23:59:47.654322Z", "ageSeconds": 12.346, "kind": "open", "router": "router-a", "open": 2,
 			"idleTimeout": 60, "activity": "Requests", "next": {"reason": "Idle", "at": "2000-01-01T00:00:47.654Z", "inSeconds": 47.654}, "asks": ["router-a", "router-b", "router-c"], "awaits": ["router-b", "router-c"]}`, w.Body.String())
-		require.Equal(t, []Which{{ID: "aa1"}}, f.which)
+		require.Equal(t, []Filter{{ID: "aa1"}}, f.which)
 		require.Equal(t, []int{1}, f.limits)
 
 		f = &fake{sandboxes: map[string]core.Sandbox{"k3x9": {Phase: core.Released, Reason: core.ReasonIdle, EndedAt: noon}}}
@@ -248,13 +248,13 @@ ab2  python  1999-12-31T23:00:00Z  3600.000s ago  unknown (a router has ended)  
 }
 
 func TestLastActiveCanBeFiltered(t *testing.T) {
-	for query, want := range map[string]Which{
+	for query, want := range map[string]Filter{
 		"": {}, "id=aa1": {ID: "aa1"}, "prefix=aa": {Prefix: "aa"}, "pool=python": {Pool: "python"}, "format=json": {},
 		"id=aa1&prefix=a&pool=python&format=text": {"aa1", "a", "python"},
 	} {
 		f := &fake{}
 		require.Equal(t, http.StatusOK, call(handler(t, f), "GET", "/v1/admin/last-active?"+query, "").Code, query)
-		require.Equal(t, []Which{want}, f.which, query)
+		require.Equal(t, []Filter{want}, f.which, query)
 		require.Equal(t, []int{defaultActivities}, f.limits)
 	}
 	for query, says := range map[string]string{
@@ -273,10 +273,10 @@ func TestLastActiveCanBeFiltered(t *testing.T) {
 
 func TestFilterMatchesAllItsFields(t *testing.T) {
 	s := core.Sandbox{Binding: core.Binding{ID: "aa1"}, Pool: core.PoolKey{Namespace: "ns", Name: "p"}}
-	for _, w := range []Which{{}, {ID: "aa1"}, {Prefix: "aa"}, {Pool: "p"}, {ID: "aa1", Prefix: "aa1", Pool: "p"}} {
-		require.True(t, w.Takes(&s), "%+v", w)
+	for _, w := range []Filter{{}, {ID: "aa1"}, {Prefix: "aa"}, {Pool: "p"}, {ID: "aa1", Prefix: "aa1", Pool: "p"}} {
+		require.True(t, w.Matches(&s), "%+v", w)
 	}
-	for _, w := range []Which{{ID: "a"}, {ID: "aa12"}, {Prefix: "b"}, {Prefix: "aa12"}, {ID: "aa1", Prefix: "b"}, {ID: "b", Prefix: "aa"}, {ID: "aa1", Pool: "q"}} {
-		require.False(t, w.Takes(&s), "%+v", w)
+	for _, w := range []Filter{{ID: "a"}, {ID: "aa12"}, {Prefix: "b"}, {Prefix: "aa12"}, {ID: "aa1", Prefix: "b"}, {ID: "b", Prefix: "aa"}, {ID: "aa1", Pool: "q"}} {
+		require.False(t, w.Matches(&s), "%+v", w)
 	}
 }

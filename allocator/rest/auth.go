@@ -8,10 +8,10 @@ import (
 	"github.com/berth-sandbox/berth/internal/localhost"
 )
 
-// known lets through calls that name a host of ours. Without keys the browser is all that
-// keeps foreign pages out, and a page whose name resolves to a loopback address is of the
-// same origin for it. With keys any name is good: nothing is done without one.
-func (a *api) known(next http.Handler) http.Handler {
+// knownHost lets calls through whose Host is one of ours. Without keys only the browser's
+// same-origin rule keeps foreign pages out, and a page whose name resolves to a loopback address
+// has the same origin. With keys any Host is accepted.
+func (a *api) knownHost(next http.Handler) http.Handler {
 	if a.Keys != nil {
 		return next
 	}
@@ -26,18 +26,18 @@ func (a *api) known(next http.Handler) http.Handler {
 	})
 }
 
-// authenticated lets through calls that show a key.
+// authenticated lets calls through that have a valid key.
 func (a *api) authenticated(next http.Handler) http.Handler {
 	if a.Keys == nil {
 		return next
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		key := presented(r)
+		key := presentedKey(r)
 		team, ok := a.Keys.Name(key)
 		if !ok {
-			message := "this key is not known"
+			message := "unknown key"
 			if key == "" {
-				message = "a key is needed, in the header X-API-Key or as Authorization: Bearer <key>"
+				message = "a key is required, in the header X-API-Key or as Authorization: Bearer <key>"
 			}
 			w.Header().Set("WWW-Authenticate", "Bearer") // RFC 9110, section 11.6.1
 			refuse(w, r, apierror.New(apierror.Unauthorized, "%s", message))
@@ -49,7 +49,7 @@ func (a *api) authenticated(next http.Handler) http.Handler {
 
 type teamKey struct{}
 
-// teamOf is the name of the key that the call has shown, "" when none is needed.
+// teamOf returns the name of the caller's key, "" for an API without keys.
 func teamOf(ctx context.Context) string {
 	team, _ := ctx.Value(teamKey{}).(string)
 	return team

@@ -39,24 +39,24 @@ func (a *api) create(w *reply, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	return writeJSON(w, http.StatusCreated, a.show(s))
+	return writeJSON(w, http.StatusCreated, a.toSandbox(s))
 }
 
-// createRequest is the body of a create.
+// createRequest is the checked body of a create.
 type createRequest struct {
 	TemplateID string
-	// Timeout is 0 for none.
+	// Timeout is the end from now, 0 for none.
 	Timeout time.Duration
-	// IdleTimeout is nil when the request does not say, and 0 for none.
+	// IdleTimeout is nil if the request has none, and 0 for no idle timeout.
 	IdleTimeout *time.Duration
-	// MinBytes is how many bytes must move over an open connection in a minute, 0 for
-	// none; nil when the request does not say.
+	// MinBytes is how many bytes a minute must move over an open connection to keep the sandbox, 0
+	// for none; nil if the request does not say.
 	MinBytes *uint64
 	Metadata map[string]string
 	User     string
-	// Wait is nil when the request does not say.
+	// Wait is nil if the request does not say.
 	Wait *time.Duration
-	// Hash is that of the body, as it was sent.
+	// Hash is the hash of the body as it was sent.
 	Hash [sha256.Size]byte
 }
 
@@ -177,8 +177,7 @@ func metadataOf(metadata map[string]*string) (map[string]string, error) {
 	return all, nil
 }
 
-// empty reports whether a JSON value asks for nothing: SDKs send fields that
-// the caller has not set.
+// empty reports whether a JSON value is a default: SDKs send fields that their caller has not set.
 func empty(value json.RawMessage) bool {
 	switch strings.TrimSpace(string(value)) {
 	case "null", "false", `""`, "{}", "[]":

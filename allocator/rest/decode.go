@@ -18,21 +18,21 @@ import (
 	"github.com/berth-sandbox/berth/allocator/core"
 )
 
-// read reads a body.
+// read reads a UTF-8 body.
 func read(body io.Reader) ([]byte, error) {
 	raw, err := io.ReadAll(body)
 	switch {
 	case err != nil:
 		return nil, fmt.Errorf("read body: %w", err)
-	case !utf8.Valid(raw): // the decoder would put something else in its place
+	case !utf8.Valid(raw): // the decoder would replace invalid bytes
 		return nil, invalid("body: must be UTF-8")
 	}
 	return raw, nil
 }
 
-// decodeStrictly reads a JSON object that has no other fields than into. An empty body
-// is an empty object.
-func decodeStrictly(body io.Reader, into any) error {
+// decodeObject decodes a JSON object with no other fields than those of into. An empty body is an
+// empty object.
+func decodeObject(body io.Reader, into any) error {
 	raw, err := read(body)
 	if err != nil {
 		return err
@@ -41,7 +41,7 @@ func decodeStrictly(body io.Reader, into any) error {
 	if text == "" {
 		return nil
 	}
-	if text[0] != '{' { // null, too
+	if text[0] != '{' { // null too
 		return invalid("body: must be a JSON object")
 	}
 	decoder := json.NewDecoder(strings.NewReader(text))
@@ -55,8 +55,8 @@ func decodeStrictly(body io.Reader, into any) error {
 	return nil
 }
 
-// limitOf reads the parameter that bounds a list.
-func limitOf(r *http.Request, absent, most int) (int, error) {
+// decodeLimit reads the parameter limit.
+func decodeLimit(r *http.Request, absent, most int) (int, error) {
 	text := r.URL.Query().Get("limit")
 	if text == "" && !r.URL.Query().Has("limit") {
 		return absent, nil
@@ -68,8 +68,8 @@ func limitOf(r *http.Request, absent, most int) (int, error) {
 	return limit, nil
 }
 
-// noParametersBut refuses query parameters that the call does not have.
-func noParametersBut(values url.Values, known []string) error {
+// onlyParameters refuses query parameters other than the known ones.
+func onlyParameters(values url.Values, known []string) error {
 	maps.DeleteFunc(values, func(name string, _ []string) bool { return slices.Contains(known, name) })
 	if len(values) > 0 {
 		return notImplemented("parameter %s: not supported by this version; leave it out", strings.Join(slices.Sorted(maps.Keys(values)), ", "))
@@ -77,7 +77,7 @@ func noParametersBut(values url.Values, known []string) error {
 	return nil
 }
 
-// idempotencyKey reads the header that makes a claim safe to repeat.
+// idempotencyKey reads the header Idempotency-Key, "" for none.
 func idempotencyKey(h http.Header) (string, error) {
 	values := h.Values("Idempotency-Key")
 	if len(values) == 0 {
@@ -90,13 +90,13 @@ func idempotencyKey(h http.Header) (string, error) {
 	return key, nil
 }
 
-// tokenOf is a mark as a client sends it back.
-func tokenOf(m core.Mark) string {
+// encodeToken returns a mark as the token of the next page. decodeToken is its inverse.
+func encodeToken(m core.Mark) string {
 	return base64.RawURLEncoding.EncodeToString([]byte(strconv.FormatInt(m.ClaimedAt.UnixMicro(), 10) + " " + m.ID))
 }
 
-// markOf reads the parameter that says where a list goes on.
-func markOf(tokens []string) (core.Mark, error) {
+// decodeToken reads the parameter nextToken.
+func decodeToken(tokens []string) (core.Mark, error) {
 	if len(tokens) == 0 || len(tokens) == 1 && tokens[0] == "" {
 		return core.Mark{}, nil
 	}
@@ -106,5 +106,5 @@ func markOf(tokens []string) (core.Mark, error) {
 			return core.Mark{ClaimedAt: time.UnixMicro(micros), ID: id}, nil
 		}
 	}
-	return core.Mark{}, invalid("nextToken: must be the %s of the page before, or be left out", NextTokenHeader)
+	return core.Mark{}, invalid("nextToken: must be the %s of the previous page, or be left out", NextTokenHeader)
 }

@@ -1,43 +1,53 @@
-// Package rest is the allocator's HTTP API. Create, get, list and kill have the
-// shapes of the E2B API, under / and /v2; what is accepted is carried out, and
-// what is not carried out is refused by name, never dropped in silence.
+// Package rest is the allocator's HTTP API. Calls that E2B has too have the shapes of the
+// E2B API, under / and /v2. All other calls are under /v1. A field or parameter that the
+// API does not support is refused by name and never ignored.
 //
 //	POST   /sandboxes        claim a sandbox: 201, at the latest after the claim's wait
-//	GET    /sandboxes        live sandboxes, oldest first: 200; ?limit= (1 to 100, 100 if left out); if
-//	                         there are more, the header X-Next-Token has what to send as ?nextToken=
+//	GET    /sandboxes        live sandboxes, oldest first: 200; ?limit= (1 to 100, default 100); the
+//	                         header X-Next-Token, if present, is the ?nextToken= of the next page
 //	GET    /sandboxes/{id}   one live sandbox: 200, or 404
 //	DELETE /sandboxes/{id}   release: 204, or 404
-//	POST   /sandboxes/{id}/timeout       {"timeout":seconds}: the sandbox ends so long from now: 204, or 404
-//	GET    /v1/sandboxes/{id}            why it is alive: its last activity, what that was, when it is
-//	                                     released if it is not used any more, and for which routers that
-//	                                     waits: 200, or 404
+//	POST   /sandboxes/{id}/timeout       {"timeout":seconds}: move the end to that time from now: 204, or 404
+//	GET    /v1/sandboxes/{id}            why it is alive: its latest activity, when it is released
+//	                                     without further use, and which routers that waits for:
+//	                                     200, or 404
 //	POST   /v1/sandboxes/{id}/keepalive  counts as activity: 204, or 404
 //
-// For operators, under /v1 (?limit=, 1 to 1,000, 100 if left out):
+// For operators, under /v1 (?limit=, 1 to 1,000, default 100):
 //
 //	GET    /v1/admin/last-active           the same of every live sandbox: 200; ?id=, ?prefix=, ?pool=, ?format=text,
-//	                                       ?limit= (1 to 10,000, 1,000 if left out)
-//	GET    /v1/fences                      released sandboxes whose pods are kept, and whom they wait for: 200
+//	                                       ?limit= (1 to 10,000, default 1,000)
+//	GET    /v1/fences                      released sandboxes whose pods are kept, and the routers they wait for: 200
 //	GET    /v1/sessions                    routers, and how many fences wait for each: 200
-//	POST   /v1/sessions/{id}/declare-dead  {"reason":"..."}: wait no longer for a router that has ended
+//	POST   /v1/sessions/{id}/declare-dead  {"reason":"..."}: stop waiting for a router that ended
 //	                                       together with its Envoy: 200 when that is durable, 404,
-//	                                       or 409 while it may live
+//	                                       or 409 while it may run
 //
-// A call needs a key, in X-API-Key or as a bearer token, unless the API has no
-// keys, which is for a listener on loopback only: it then answers only to localhost,
-// to loopback addresses, and to the public host and api. before it. A replica that does not lead
-// passes calls on to the one that does.
+// A call needs a key, in X-API-Key or as a bearer token. An API without keys is for a
+// listener on loopback: it accepts only the hosts localhost, loopback addresses, the public
+// host and api.<public host>. A follower forwards calls to the leader.
 //
-// A sandbox is released at its end (timeout), after its idle timeout without activity,
-// or when its pool's maximum lifetime is over, whichever comes first. A claim without
-// a timeout ends after 300 s, or not at all if it has an idleTimeout other than 0. A
-// new timeout replaces the old one, and may be shorter.
+// A sandbox is released at its end (timeout), after its idle timeout without activity, or
+// at its pool's maximum lifetime, whichever comes first. Without a timeout the end is after
+// 300 s, or never if the claim has an idleTimeout other than 0. A new timeout replaces the
+// old one and may be shorter.
 //
-// A claim waits for a pod when its pool has none. With an Idempotency-Key header
-// it can be repeated safely: while its sandbox lives, and ten minutes after, the
-// same key with the same body is answered with the same sandbox.
+// A claim waits for a pod when its pool has none. With an Idempotency-Key header it can be
+// repeated safely: while its sandbox is live, and for ten minutes after that, the same key
+// with the same body gets the same sandbox.
 //
-// 204 means that the release is durable and that every connected router has
-// acknowledged it, or that one second has passed: the header
-// Berth-Routers-Outstanding then says how many have not.
+// The 204 of a release means that the release is durable, and that every connected router
+// has acknowledged it or one second has passed. The header Berth-Routers-Outstanding is the
+// number of routers that have not.
+//
+// # Guarantees
+//
+//   - No call blocks another one by waiting, sending slowly or reading slowly: each class of
+//     calls has bounds for slots, request bodies and answers.
+//   - A call is forwarded at most once, and an unknown outcome is reported as such.
+//
+// # What breaks them
+//
+// A proxy that repeats POST requests without an Idempotency-Key: each repetition claims
+// another sandbox.
 package rest

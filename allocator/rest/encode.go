@@ -21,7 +21,7 @@ func writeJSON(w *reply, code int, v any) error {
 	return nil
 }
 
-// answer answers r with the error.
+// answer answers r with an error.
 func answer(w http.ResponseWriter, r *http.Request, e *apierror.Error) {
 	e.RequestID = r.Header.Get("X-Request-Id")
 	e.Write(w)
@@ -29,27 +29,26 @@ func answer(w http.ResponseWriter, r *http.Request, e *apierror.Error) {
 
 func seconds(d time.Duration) float64 { return d.Round(time.Millisecond).Seconds() }
 
-// present is nil for the zero time.
-func present(t time.Time) *time.Time {
+// optional returns nil for the zero time.
+func optional(t time.Time) *time.Time {
 	if t.IsZero() {
 		return nil
 	}
 	return &t
 }
 
-// endOf is when s ends at the latest, nil for never.
-func endOf(s core.Sandbox) *time.Time {
+// earliestEnd returns when s ends at the latest, nil for never.
+func earliestEnd(s core.Sandbox) *time.Time {
 	if !s.LifetimeEnd.IsZero() && (s.EndAt.IsZero() || s.LifetimeEnd.Before(s.EndAt)) {
 		return &s.LifetimeEnd
 	}
-	return present(s.EndAt)
+	return optional(s.EndAt)
 }
 
-// noEnd is the end of a sandbox that has none: the E2B SDKs do not read a sandbox without
-// an end.
+// noEnd stands for "never": the E2B SDKs cannot read a sandbox without an end.
 var noEnd = time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC)
 
-// Sandbox is a sandbox as the API shows it.
+// Sandbox is the API's form of a sandbox.
 type Sandbox struct {
 	SandboxID   string    `json:"sandboxID"`
 	TemplateID  string    `json:"templateID"`
@@ -59,20 +58,20 @@ type Sandbox struct {
 	URL         string    `json:"url"`
 	State       string    `json:"state"`
 	StartedAt   time.Time `json:"startedAt"`
-	// EndAt is when it ends if nobody moves that, noEnd if never.
+	// EndAt is the present end, noEnd for never.
 	EndAt time.Time `json:"endAt"`
-	// IdleTimeout is in seconds, absent if there is none.
+	// IdleTimeout is in seconds, absent for none.
 	IdleTimeout float64           `json:"idleTimeout,omitempty"`
 	Metadata    map[string]string `json:"metadata,omitempty"`
 	User        string            `json:"user,omitempty"`
 	PodName     string            `json:"podName"`
 }
 
-// agentVersion is what is reported as envdVersion. The SDKs refuse sandboxes
-// below 0.1.0, and a higher one would claim features of an agent in the pod.
+// agentVersion is the reported envdVersion. The SDKs refuse sandboxes below 0.1.0, and a higher
+// version would promise features of an agent in the pod.
 const agentVersion = "0.1.0"
 
-func (a *api) show(s core.Sandbox) Sandbox {
+func (a *api) toSandbox(s core.Sandbox) Sandbox {
 	shown := Sandbox{
 		SandboxID: s.ID, TemplateID: s.Pool.Name, ClientID: "berth", EnvdVersion: agentVersion,
 		Domain: a.PublicHost, URL: fmt.Sprintf("%s://%d-%s.%s/", a.PublicScheme, s.DefaultPort, s.ID, a.PublicHost),
@@ -82,7 +81,7 @@ func (a *api) show(s core.Sandbox) Sandbox {
 		shown.State = "starting"
 	}
 	shown.EndAt, shown.IdleTimeout = noEnd, seconds(s.IdleTimeout)
-	if end := endOf(s); end != nil {
+	if end := earliestEnd(s); end != nil {
 		shown.EndAt = *end
 	}
 	return shown

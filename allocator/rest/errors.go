@@ -20,25 +20,25 @@ func notImplemented(format string, args ...any) *apierror.Error {
 func missing(id string, reason apierror.Reason, message string) *apierror.Error {
 	e := apierror.New(reason, "%s", message)
 	e.SandboxID = id
-	e.Code = http.StatusNotFound // also for one that is gone: the E2B SDKs know no 410
+	e.Code = http.StatusNotFound // for a gone sandbox too: the E2B SDKs do not know 410
 	return e
 }
 
-// notThere is the error for a sandbox that is not live.
-func notThere(id string, s core.Sandbox, known bool) error {
+// notFound returns the error for a sandbox that is not live.
+func notFound(id string, s core.Sandbox, known bool) error {
 	if !known {
 		return missing(id, apierror.SandboxNotFound, "there is no such sandbox")
 	}
 	return missing(id, apierror.SandboxGone, fmt.Sprintf("this sandbox was released at %s: %s", s.EndedAt.UTC().Format(time.RFC3339), s.Reason))
 }
 
-// notLive is the error for a sandbox that is unknown or gone, nil for one that is live.
+// notLive returns the error for a sandbox that is unknown or gone, nil for a live one.
 func notLive(id string, status core.ReleaseStatus) error {
 	switch status {
 	case core.ReleaseUnknown:
 		return missing(id, apierror.SandboxNotFound, "there is no such sandbox")
 	case core.ReleaseGone:
-		return missing(id, apierror.SandboxGone, "this sandbox has been released before")
+		return missing(id, apierror.SandboxGone, "this sandbox was released earlier")
 	case core.ReleaseOK:
 	}
 	return nil

@@ -14,7 +14,7 @@ import (
 	"github.com/berth-sandbox/berth/api/apierror"
 )
 
-// Bounds of what operators may ask for.
+// Bounds of operators' requests.
 const (
 	defaultLimit = 100
 	maxLimit     = 1000
@@ -29,8 +29,8 @@ type Fences struct {
 	Truncated int `json:"truncated"`
 }
 
-// Fence is a released sandbox whose pod may not be deleted, and whose address may not be
-// used again, yet.
+// Fence is a released sandbox whose pod may not be deleted yet and whose address may not be reused
+// yet.
 type Fence struct {
 	SandboxID  string    `json:"sandboxID"`
 	Pool       string    `json:"pool"`
@@ -38,36 +38,34 @@ type Fence struct {
 	PodIP      string    `json:"podIP"`
 	ReleasedAt time.Time `json:"releasedAt"`
 	Reason     string    `json:"reason"`
-	// Phase is PhaseSessions or PhaseWindow.
+	// Phase is PhaseSessions or PhaseConnectWindow.
 	Phase string `json:"phase"`
-	// WaitsFor are routers, by ID; WaitsForOthers is how many more there are.
+	// WaitsFor are the awaited routers by session ID, WaitsForOthers the number of omitted ones.
 	WaitsFor       []Awaited `json:"waitsFor"`
 	WaitsForOthers int       `json:"waitsForOthers"`
-	// WindowEndsInSeconds is there in the last phase.
-	WindowEndsInSeconds *float64 `json:"windowEndsInSeconds,omitempty"`
+	// ConnectWindowEndsInSeconds is present in the phase PhaseConnectWindow.
+	ConnectWindowEndsInSeconds *float64 `json:"connectWindowEndsInSeconds,omitempty"`
 }
 
 // The phases of a fence.
 const (
-	// PhaseSessions: routers may know the route still.
+	// PhaseSessions means that routers may still know the route.
 	PhaseSessions = "sessions"
-	// PhaseWindow: what they have admitted may still connect.
-	PhaseWindow = "window"
+	// PhaseConnectWindow means that admitted requests may still connect.
+	PhaseConnectWindow = "connectWindow"
 )
 
-// Session is a router process that is there, or may be.
+// Session is the membership of a router process that runs, or may still run.
 type Session struct {
 	SessionID string `json:"sessionID"`
-	// Address is where it joined from last, if that is known.
+	// Address is the IP address of its latest join, if known.
 	Address   string `json:"address,omitempty"`
 	Connected bool   `json:"connected"`
-	// LastHeardSeconds is how long ago its last ping came; it is not there if this
-	// leader has not heard it.
+	// LastHeardSeconds is the age of its latest ping, absent if this leader received none.
 	LastHeardSeconds *float64 `json:"lastHeardSeconds,omitempty"`
-	// ExpiresInSeconds is after how long it will have gone stale, and is waited for no
-	// more, if it is not heard again.
+	// ExpiresInSeconds is the time until it expires without a further ping.
 	ExpiresInSeconds float64 `json:"expiresInSeconds"`
-	// Sent and Acknowledged number the messages on its stream, if it is connected.
+	// Sent and Acknowledged are the sequence numbers of its stream, if it is connected.
 	Sent         uint64 `json:"sent,omitempty"`
 	Acknowledged uint64 `json:"acknowledged,omitempty"`
 }
@@ -75,13 +73,13 @@ type Session struct {
 // Awaited is a router that a fence waits for.
 type Awaited struct {
 	Session
-	// Until is UntilAcknowledged or UntilExpired: what will most likely end the wait.
+	// Until is UntilAcknowledged or UntilExpired: what most likely ends the wait.
 	Until string `json:"until"`
-	// Needed is the message that it has not acknowledged, if it is connected.
+	// Needed is the sequence number that it has not acknowledged, if it is connected.
 	Needed uint64 `json:"needed,omitempty"`
 }
 
-// What ends the wait for a router. Its Goodbye and the proof of its death do, too.
+// What ends the wait for a router, besides its Goodbye and the proof of its death.
 const (
 	UntilAcknowledged = "acknowledged"
 	UntilExpired      = "expired"
@@ -89,13 +87,13 @@ const (
 
 // Sessions is the answer of GET /v1/sessions.
 type Sessions struct {
-	// Sessions are by ID.
+	// Sessions are sorted by ID.
 	Sessions []ListedSession `json:"sessions"`
 	// Truncated is how many more there are.
 	Truncated int `json:"truncated"`
 }
 
-// ListedSession is a router, with how many fences wait for it.
+// ListedSession is a session and the number of fences that wait for it.
 type ListedSession struct {
 	Session
 	Fences int `json:"fences"`
@@ -104,11 +102,11 @@ type ListedSession struct {
 // DeclaredDead is the answer of POST /v1/sessions/{id}/declare-dead.
 type DeclaredDead struct {
 	SessionID string `json:"sessionID"`
-	// Fences is how many waited for it.
+	// Fences is the number of fences that waited for it.
 	Fences int `json:"fences"`
 }
 
-func showSession(s core.SessionStatus) Session {
+func toSession(s core.SessionStatus) Session {
 	shown := Session{SessionID: s.ID, Address: s.From, Connected: s.Connected, ExpiresInSeconds: seconds(s.Expires), Sent: s.Sent, Acknowledged: s.Acked}
 	if s.Heard {
 		heard := seconds(s.Silence)
@@ -117,7 +115,7 @@ func showSession(s core.SessionStatus) Session {
 	return shown
 }
 
-func showFence(f core.FenceStatus) Fence {
+func toFence(f core.FenceStatus) Fence {
 	s := f.Sandbox
 	shown := Fence{
 		SandboxID: s.ID, Pool: s.Pool.Name, PodName: s.Pod.Name, PodIP: s.IP.String(), ReleasedAt: s.EndedAt, Reason: s.Reason,
@@ -128,17 +126,17 @@ func showFence(f core.FenceStatus) Fence {
 		if a.Connected {
 			until = UntilAcknowledged
 		}
-		shown.WaitsFor = append(shown.WaitsFor, Awaited{Session: showSession(a.SessionStatus), Until: until, Needed: a.Needed})
+		shown.WaitsFor = append(shown.WaitsFor, Awaited{Session: toSession(a.SessionStatus), Until: until, Needed: a.Needed})
 	}
 	if len(f.Waiting) == 0 {
 		window := seconds(f.Window)
-		shown.Phase, shown.WindowEndsInSeconds = PhaseWindow, &window
+		shown.Phase, shown.ConnectWindowEndsInSeconds = PhaseConnectWindow, &window
 	}
 	return shown
 }
 
 func (a *api) fences(w *reply, r *http.Request) error {
-	limit, err := limitOf(r, defaultLimit, maxLimit)
+	limit, err := decodeLimit(r, defaultLimit, maxLimit)
 	if err != nil {
 		return err
 	}
@@ -153,13 +151,13 @@ func (a *api) fences(w *reply, r *http.Request) error {
 	}
 	all := Fences{Fences: make([]Fence, 0, len(list)), Truncated: truncated}
 	for _, f := range list {
-		all.Fences = append(all.Fences, showFence(f))
+		all.Fences = append(all.Fences, toFence(f))
 	}
 	return writeJSON(w, http.StatusOK, all)
 }
 
 func (a *api) sessions(w *reply, r *http.Request) error {
-	limit, err := limitOf(r, defaultLimit, maxLimit)
+	limit, err := decodeLimit(r, defaultLimit, maxLimit)
 	if err != nil {
 		return err
 	}
@@ -174,12 +172,12 @@ func (a *api) sessions(w *reply, r *http.Request) error {
 	}
 	all := Sessions{Sessions: make([]ListedSession, 0, len(list)), Truncated: truncated}
 	for _, s := range list {
-		all.Sessions = append(all.Sessions, ListedSession{showSession(s), s.Fences})
+		all.Sessions = append(all.Sessions, ListedSession{toSession(s), s.Fences})
 	}
 	return writeJSON(w, http.StatusOK, all)
 }
 
-// declareDead takes an operator's word that a router has ended.
+// declareDead records an operator's statement that a router has ended.
 func (a *api) declareDead(w *reply, r *http.Request) error {
 	reason, err := decodeReason(r.Body)
 	if err != nil {
@@ -197,11 +195,11 @@ func (a *api) declareDead(w *reply, r *http.Request) error {
 	case core.DeclareOK:
 		return writeJSON(w, http.StatusOK, DeclaredDead{SessionID: id, Fences: answer.Fences})
 	case core.DeclareConnected:
-		refusal = apierror.New(apierror.SessionAlive, "session %s is connected, so its router lives: stop that router, and its fences go on; if its machine has gone, the connection is found broken within 15 s: try again then", id)
+		refusal = apierror.New(apierror.SessionAlive, "session %s is connected, so its router runs: stop that router, and its fences advance; if its machine is gone, the broken connection is detected within 15 s: try again then", id)
 	case core.DeclareHeard:
-		refusal = apierror.New(apierror.SessionAlive, "session %s may only have lost its connection, and routers come back within seconds: if it has not in %v, try again", id, answer.Wait.Round(time.Millisecond))
+		refusal = apierror.New(apierror.SessionAlive, "session %s may only have lost its connection, and routers reconnect within seconds: if it has not in %v, try again", id, answer.Wait.Round(time.Millisecond))
 	case core.DeclareUnknown:
-		refusal = apierror.New(apierror.SessionNotFound, "there is no session %s: it has ended, and nothing waits for it, or there was none", id)
+		refusal = apierror.New(apierror.SessionNotFound, "there is no session %s: it has ended and no fence waits for it, or it never existed", id)
 	}
 	a.Log.Warn("refused to declare a router dead", zap.String("session", id), zap.String("by", by), zap.String("reason", reason), zap.Error(refusal))
 	return refusal
@@ -212,12 +210,12 @@ func decodeReason(body io.Reader) (string, error) {
 	var request struct {
 		Reason string `json:"reason"`
 	}
-	if err := decodeStrictly(body, &request); err != nil {
+	if err := decodeObject(body, &request); err != nil {
 		return "", err
 	}
 	reason := strings.TrimSpace(request.Reason)
 	if reason == "" || len(reason) > maxReason || strings.ContainsFunc(reason, unicode.IsControl) {
-		return "", invalid("reason: required: 1 to %d bytes that say how it is known that the router has ended, without control characters", maxReason)
+		return "", invalid("reason: required: 1 to %d bytes without control characters that say how you know that the router has ended", maxReason)
 	}
 	return reason, nil
 }

@@ -47,8 +47,8 @@ func TestFencesNameTheRoutersTheyWaitFor(t *testing.T) {
 			{"sessionID": "router-a", "address": "10.1.0.1", "connected": true, "lastHeardSeconds": 1.5, "expiresInSeconds": 900, "sent": 9, "acknowledged": 7, "until": "acknowledged", "needed": 8},
 			{"sessionID": "router-b", "connected": false, "expiresInSeconds": 60.001, "until": "expired"}
 		]},
-		{"sandboxID": "k3xa", `+common+`, "phase": "window", "waitsForOthers": 0, "waitsFor": [], "windowEndsInSeconds": 2.3},
-		{"sandboxID": "k3xb", `+common+`, "phase": "window", "waitsForOthers": 0, "waitsFor": [], "windowEndsInSeconds": 0}
+		{"sandboxID": "k3xa", `+common+`, "phase": "connectWindow", "waitsForOthers": 0, "waitsFor": [], "connectWindowEndsInSeconds": 2.3},
+		{"sandboxID": "k3xb", `+common+`, "phase": "connectWindow", "waitsForOthers": 0, "waitsFor": [], "connectWindowEndsInSeconds": 0}
 	]}`, w.Body.String())
 	w = call(handler(t, f), "GET", "/v1/sessions", "")
 	require.Equal(t, http.StatusOK, w.Code, w.Body)

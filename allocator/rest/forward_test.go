@@ -81,7 +81,7 @@ func TestForwardingLoopBetweenTwoReplicasEnds(t *testing.T) {
 	one.leader, two.leader = listen(t, handler(t, two)), listen(t, handler(t, one))
 	for _, m := range calls {
 		w := call(handler(t, one), m[0], m[1], `{"templateID":"python"}`)
-		require.Contains(t, refusal(t, w, 503, apierror.NotLeader).Message, "does not lead any more")
+		require.Contains(t, refusal(t, w, 503, apierror.NotLeader).Message, "no longer leads")
 		require.Equal(t, "1", w.Header().Get("Retry-After"))
 	}
 }
@@ -112,7 +112,7 @@ func TestForwardedCallToASilentLeaderTimesOut(t *testing.T) {
 	r.Header.Set("X-Request-Id", "req-1")
 	w := httptest.NewRecorder()
 	handler(t, &fake{leader: leader}).ServeHTTP(w, r)
-	require.Contains(t, refusal(t, w, 503, apierror.NotLeader).Message, "whether the call has taken place is not known")
+	require.Contains(t, refusal(t, w, 503, apierror.NotLeader).Message, "the outcome of the call is unknown")
 }
 
 func TestForwardedCallIsCancelledWithItsCaller(t *testing.T) {

@@ -16,22 +16,21 @@ import (
 	"go.uber.org/zap"
 )
 
-// Bounds of a key, in bytes.
+// Bounds of the length of a key, in bytes.
 const (
 	minKey = 16
 	maxKey = 1024
 )
 
-// keysEvery is how old what was read of the directory may be.
+// keysEvery is the maximum age of the loaded keys.
 const keysEvery = 5 * time.Second
 
-// Keys are the API keys of a directory: a mounted Secret, whose entries are
-// files. A file's name is the name of the key, its content, without white space
-// around it, the key itself.
+// Keys are the API keys in a directory, such as a mounted Secret. Each file is one key: its name is
+// the name of the key, its content without surrounding white space is the key.
 //
-// The directory is read again when a request comes and the last reading is 5 s
-// old or older. A directory that cannot be used then is logged and changes
-// nothing. Methods may be called concurrently.
+// The directory is read again when a request comes 5 s or more after the last reading. If it cannot
+// be read, the error is logged and the loaded keys stay valid. The methods may be called
+// concurrently.
 type Keys struct {
 	dir string
 	now func() time.Time
@@ -39,10 +38,10 @@ type Keys struct {
 
 	mu    sync.Mutex
 	read  time.Time
-	names map[[sha256.Size]byte]string // by the key's hash, so that comparing tells nothing about the key
+	names map[[sha256.Size]byte]string // by the key's hash, so that timing reveals nothing about a key
 }
 
-// NewKeys reads a directory. It is an error if there is no key in it.
+// NewKeys loads a directory. A directory without keys is an error.
 func NewKeys(dir string, now func() time.Time, log *zap.Logger) (*Keys, error) {
 	k := &Keys{dir: dir, now: now, log: log, read: now()}
 	var err error
@@ -52,14 +51,14 @@ func NewKeys(dir string, now func() time.Time, log *zap.Logger) (*Keys, error) {
 	return k, nil
 }
 
-// Name returns the name of a key, or false if it is none.
+// Name returns the name of a key, or false for an unknown key.
 func (k *Keys) Name(key string) (string, bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if now := k.now(); now.Sub(k.read) >= keysEvery {
 		k.read = now
 		if names, err := readKeys(k.dir); err != nil {
-			k.log.Error("API keys cannot be read again; those read before stay good", zap.Error(err))
+			k.log.Error("API keys cannot be reloaded; the loaded keys stay valid", zap.Error(err))
 		} else {
 			k.names = names
 		}
@@ -76,7 +75,7 @@ func readKeys(dir string) (map[[sha256.Size]byte]string, error) {
 	names := map[[sha256.Size]byte]string{}
 	var errs []error
 	for _, e := range entries {
-		if strings.HasPrefix(e.Name(), ".") { // how a Secret's volume keeps its versions
+		if strings.HasPrefix(e.Name(), ".") { // versions of a Secret's volume
 			continue
 		}
 		path := filepath.Join(dir, e.Name())
@@ -109,9 +108,9 @@ func readKeys(dir string) (map[[sha256.Size]byte]string, error) {
 	return names, nil
 }
 
-// presented returns the key that a request shows: X-API-Key, as the E2B SDKs
-// send it, or a bearer token (RFC 6750).
-func presented(r *http.Request) string {
+// presentedKey returns the key of a request: X-API-Key, as the E2B SDKs send it, or a bearer token
+// (RFC 6750).
+func presentedKey(r *http.Request) string {
 	if key := r.Header.Get("X-API-Key"); key != "" {
 		return key
 	}

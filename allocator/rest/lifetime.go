@@ -26,14 +26,14 @@ func timeoutOf(s int64) (time.Duration, error) {
 	return time.Duration(s) * time.Second, nil
 }
 
-// defaultMinBytes and maxMinBytes are as in a SandboxPool.
+// defaultMinBytes and maxMinBytes are those of a SandboxPool.
 const (
 	defaultMinBytes = 1024
 	maxMinBytes     = 1 << 30
 )
 
-// minBytesOf checks what a claim says of its activity: how many bytes must move over an
-// open connection in a minute, 0 for none; nil if it does not say.
+// minBytesOf checks the activity fields of a claim. It returns how many bytes a minute must move
+// over an open connection, 0 for none, nil if the claim does not say.
 func minBytesOf(activity *v1alpha1.Activity, least *int64) (*uint64, error) {
 	var n uint64
 	switch {
@@ -61,7 +61,7 @@ func (a *api) setTimeout(w *reply, r *http.Request) error {
 	var request struct {
 		Timeout *int64 `json:"timeout"`
 	}
-	if err := decodeStrictly(r.Body, &request); err != nil {
+	if err := decodeObject(r.Body, &request); err != nil {
 		return err
 	}
 	if request.Timeout == nil {
@@ -78,24 +78,24 @@ func (a *api) setTimeout(w *reply, r *http.Request) error {
 	defer cancel()
 	id := r.PathValue("id")
 	status, err := a.Allocator.SetTimeout(ctx, id, timeout)
-	return kept(w, id, status, err)
+	return noContent(w, id, status, err)
 }
 
-// keepAlive counts as activity.
+// keepAlive records activity of a sandbox.
 func (a *api) keepAlive(w *reply, r *http.Request) error {
 	var nothing struct{}
-	if err := decodeStrictly(r.Body, &nothing); err != nil {
+	if err := decodeObject(r.Body, &nothing); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), answerWait)
 	defer cancel()
 	id := r.PathValue("id")
 	status, err := a.Allocator.KeepAlive(ctx, id)
-	return kept(w, id, status, err)
+	return noContent(w, id, status, err)
 }
 
-// kept answers a call that is about a live sandbox.
-func kept(w *reply, id string, status core.ReleaseStatus, err error) error {
+// noContent answers a call about a live sandbox with 204.
+func noContent(w *reply, id string, status core.ReleaseStatus, err error) error {
 	if err != nil {
 		return err
 	}

@@ -2,7 +2,6 @@ package rest
 
 import (
 	"context"
-	"errors"
 	"net/http"
 	"net/http/httputil"
 	"strings"
@@ -12,70 +11,71 @@ import (
 
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/api/apierror"
+	"github.com/berth-sandbox/berth/internal/options"
 )
 
 // Bounds of what a client may send.
 const (
 	maxBody     = 64 << 10
 	maxMetadata = 2 << 10
-	// defaultTimeout is what an absent timeout means, as E2B documents it.
+	// defaultTimeout applies to a claim without a timeout, as E2B documents it.
 	defaultTimeout    = 300 * time.Second
 	maxTimeout        = 365 * 24 * time.Hour
 	maxUser           = 256
 	maxIdempotencyKey = 255
-	// answerWait bounds how long a call may take beside the wait for a pod.
+	// answerWait bounds a call in addition to its wait for a pod.
 	answerWait = 10 * time.Second
-	// defaultPage and maxPage are how many sandboxes a list shows, as E2B documents it.
+	// defaultPage and maxPage bound a page of the list of sandboxes, as E2B documents it.
 	defaultPage = 100
 	maxPage     = 100
 )
 
-// MaxWait is the longest that a claim may wait for a pod.
+// MaxWait is the longest time that a claim may wait for a pod.
 const MaxWait = 5 * time.Minute
 
-// Allocator is what the API stands on.
+// Allocator is the control plane behind the API. Errors are *apierror.Error or the context's,
+// unless something is broken. Its methods may be called concurrently.
 type Allocator interface {
-	// Leading reports whether this replica can act, and if not, the address of
-	// the API of the replica that can, "" if that is not known.
+	// Leading reports whether this replica leads. If not, leader is the host:port of the leader's
+	// API, "" if unknown.
 	Leading() (ok bool, leader string)
-	// ClaimWait is how long a claim waits for a pod if it does not say.
+	// ClaimWait returns how long a claim waits for a pod if it does not say.
 	ClaimWait() time.Duration
-	// Claim takes a sandbox from the pool. What the claim leaves open is filled in.
-	// The error is an *apierror.Error or ctx's.
+	// Claim takes a sandbox from the pool. It fills in c.Token and c.Pool.
 	Claim(ctx context.Context, pool string, c core.Claim) (core.Sandbox, error)
-	// Release ends a sandbox and returns how many routers have not acknowledged.
+	// Release releases a sandbox. It returns the number of routers that have not acknowledged.
 	Release(ctx context.Context, id, reason string) (core.ReleaseStatus, int, error)
-	// KeepAlive counts as activity of a sandbox. SetTimeout does, too, and moves its
-	// end to so long from now.
+	// KeepAlive records activity of a sandbox. SetTimeout does too, and moves the end to lifetime
+	// from now.
 	KeepAlive(ctx context.Context, id string) (core.ReleaseStatus, error)
 	SetTimeout(ctx context.Context, id string, lifetime time.Duration) (core.ReleaseStatus, error)
-	// Activities returns at most so many live sandboxes, by ID, and how many more there
-	// are.
-	Activities(ctx context.Context, which Which, most int) ([]core.ActivityStatus, int, error)
+	// Activities returns at most `most` of the live sandboxes that match, by ID, and the number of
+	// omitted ones.
+	Activities(ctx context.Context, filter Filter, most int) ([]core.ActivityStatus, int, error)
 	Sandbox(ctx context.Context, id string) (core.Sandbox, bool, error)
-	// Live returns sandboxes that are starting or running, the oldest first, at most so
-	// many from a mark on, and whether there are more.
+	// Sandbox returns a sandbox, or false if it is unknown. Live returns at most `most` live
+	// sandboxes after a mark, oldest first, and whether there are more.
 	Live(ctx context.Context, after core.Mark, most int) ([]core.Sandbox, bool, error)
-	// Fences and Sessions return at most so many, and how many more there are.
+	// Fences and Sessions return at most `most` entries and the number of omitted ones.
 	Fences(ctx context.Context, most int) ([]core.FenceStatus, int, error)
 	Sessions(ctx context.Context, most int) ([]core.SessionStatus, int, error)
-	// DeclareDead waits no longer for a router, because an operator says, for this
-	// reason, that it has ended. by is the name of the key.
+	// DeclareDead ends every wait for a router, because an operator states that it has ended. by is
+	// the name of the operator's key.
 	DeclareDead(ctx context.Context, session, by, reason string) (core.DeadDeclared, error)
 }
 
-// Options configure the handler. All are required unless they say otherwise.
+// Options configure the handler. All are required except Keys and ReapDryRun.
 type Options struct {
 	Allocator Allocator
-	// Keys open the API. Optional: without them it is open to everybody who can
-	// connect to it.
+	// Keys authenticate callers. Optional: without them every client that can connect may call the
+	// API.
 	Keys *Keys
-	// PublicScheme and PublicHost make the URLs of sandboxes:
-	// <scheme>://<port>-<id>.<host>/. PublicHost may carry a port.
+	// PublicScheme and PublicHost form the URLs of sandboxes: <scheme>://<port>-<id>.<host>/.
+	// PublicHost may have a port.
 	PublicScheme, PublicHost string
-	// MinIdleTimeout is the shortest idle timeout of a claim: core.Config.Window.
+	// MinIdleTimeout is the shortest idle timeout of a claim: the connect window.
 	MinIdleTimeout time.Duration
-	// ReapDryRun: idle sandboxes are not released. Optional; it is only shown.
+	// ReapDryRun is shown in answers: idle sandboxes are not released. Optional.
 	ReapDryRun bool
 	Log        *zap.Logger
 }
@@ -87,10 +87,10 @@ type api struct {
 	answers        *budget
 }
 
-// New returns the handler.
+// New returns the handler, or an error that names the missing options.
 func New(o Options) (http.Handler, error) {
-	if o.Allocator == nil || o.PublicScheme == "" || o.PublicHost == "" || o.MinIdleTimeout <= 0 || o.Log == nil {
-		return nil, errors.New("rest: all options but Keys and ReapDryRun are required")
+	if err := options.Require(o, "Allocator", "PublicScheme", "PublicHost", "MinIdleTimeout", "Log"); err != nil {
+		return nil, err
 	}
 	a := &api{
 		Options: o, forwarder: newForwarder(o.Log), answers: newBudget(answerBytes),
@@ -105,7 +105,7 @@ func New(o Options) (http.Handler, error) {
 		mux.HandleFunc("POST "+prefix+"/sandboxes/{id}/timeout", a.handle(a.others, a.setTimeout))
 	}
 	mux.HandleFunc("POST /v1/sandboxes/{id}/keepalive", a.handle(a.others, a.keepAlive))
-	mux.HandleFunc("GET /v1/sandboxes/{id}", a.handle(a.others, a.why))
+	mux.HandleFunc("GET /v1/sandboxes/{id}", a.handle(a.others, a.explain))
 	mux.HandleFunc("GET /v1/admin/last-active", a.handle(a.others, a.lastActive, "id", "prefix", "pool", "format", "limit"))
 	mux.HandleFunc("GET /v1/fences", a.handle(a.others, a.fences, "limit"))
 	mux.HandleFunc("GET /v1/sessions", a.handle(a.others, a.sessions, "limit"))
@@ -117,11 +117,11 @@ func New(o Options) (http.Handler, error) {
 		}
 		refuse(w, r, e)
 	})
-	// A page in somebody's browser must not claim or release through a listener
-	// that only loopback protects.
+	// A web page must not claim or release from a browser through a listener that only loopback
+	// protects.
 	origin := http.NewCrossOriginProtection()
 	origin.SetDenyHandler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		refuse(w, r, apierror.New(apierror.CrossOrigin, "a web page of another origin may not call this API from a browser"))
 	}))
-	return bounded(a.known(origin.Handler(a.authenticated(mux)))), nil
+	return bounded(a.knownHost(origin.Handler(a.authenticated(mux)))), nil
 }

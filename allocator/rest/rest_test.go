@@ -50,7 +50,7 @@ type fake struct {
 	activities []core.ActivityStatus
 
 	mu       sync.Mutex
-	which    []Which
+	which    []Filter
 	kept     []string
 	limits   []int
 	declared []string
@@ -158,9 +158,9 @@ func (f *fake) SetTimeout(ctx context.Context, id string, lifetime time.Duration
 	return f.status, f.wait(ctx)
 }
 
-func (f *fake) Activities(ctx context.Context, which Which, most int) ([]core.ActivityStatus, int, error) {
+func (f *fake) Activities(ctx context.Context, filter Filter, most int) ([]core.ActivityStatus, int, error) {
 	f.mu.Lock()
-	f.limits, f.which = append(f.limits, most), append(f.which, which)
+	f.limits, f.which = append(f.limits, most), append(f.which, filter)
 	f.mu.Unlock()
 	return f.activities, f.truncated, f.wait(ctx)
 }
@@ -503,7 +503,7 @@ func TestListHasPages(t *testing.T) {
 	}
 	for query, says := range map[string]string{
 		"limit=0": "limit", "limit=101": "limit", "limit=": "limit", "limit=x": "limit", "limit=1&limit=2": "limit",
-		"nextToken=x": "nextToken", "nextToken=eA": "nextToken", "nextToken=MSA": "nextToken", "nextToken=" + tokenOf(core.Mark{ID: "a"}) + "&nextToken=": "nextToken",
+		"nextToken=x": "nextToken", "nextToken=eA": "nextToken", "nextToken=MSA": "nextToken", "nextToken=" + encodeToken(core.Mark{ID: "a"}) + "&nextToken=": "nextToken",
 	} {
 		require.Contains(t, refusal(t, call(handler(t, f), "GET", "/sandboxes?"+query, ""), 400, apierror.BadRequest).Message, says, query)
 	}

@@ -11,11 +11,11 @@ import (
 	"github.com/berth-sandbox/berth/allocator/core"
 )
 
-// NextTokenHeader is on a page of a list if there are more: what to send as nextToken for
-// the next one.
+// NextTokenHeader is the header of a page with the nextToken of the next page. The last page has
+// none.
 const NextTokenHeader = "X-Next-Token"
 
-// OutstandingHeader is on the answer of a release: how many routers may still
+// OutstandingHeader is the header of a release's answer with the number of routers that may still
 // know the route.
 const OutstandingHeader = "Berth-Routers-Outstanding"
 
@@ -28,17 +28,17 @@ func (a *api) get(w *reply, r *http.Request) error {
 		return err
 	}
 	if !known || s.Phase == core.Released || s.Phase == core.Ended {
-		return notThere(id, s, known)
+		return notFound(id, s, known)
 	}
-	return writeJSON(w, http.StatusOK, a.show(s))
+	return writeJSON(w, http.StatusOK, a.toSandbox(s))
 }
 
 func (a *api) list(w *reply, r *http.Request) error {
-	limit, err := limitOf(r, defaultPage, maxPage)
+	limit, err := decodeLimit(r, defaultPage, maxPage)
 	if err != nil {
 		return err
 	}
-	after, err := markOf(r.URL.Query()["nextToken"])
+	after, err := decodeToken(r.URL.Query()["nextToken"])
 	if err != nil {
 		return err
 	}
@@ -53,15 +53,15 @@ func (a *api) list(w *reply, r *http.Request) error {
 	}
 	if more {
 		last := page[len(page)-1]
-		w.Header().Set(NextTokenHeader, tokenOf(core.Mark{ClaimedAt: last.ClaimedAt, ID: last.ID}))
+		w.Header().Set(NextTokenHeader, encodeToken(core.Mark{ClaimedAt: last.ClaimedAt, ID: last.ID}))
 	}
 	w.Header().Set("Content-Type", "application/json")
 	_, _ = io.WriteString(w, "[")
-	for i, s := range page { // one after the other, so that no more than there is room for is encoded
+	for i, s := range page { // one by one, so that the answer never exceeds its room
 		if i > 0 {
 			_, _ = io.WriteString(w, ",")
 		}
-		raw, err := json.Marshal(a.show(s))
+		raw, err := json.Marshal(a.toSandbox(s))
 		if err != nil {
 			return fmt.Errorf("encode answer: %w", err)
 		}

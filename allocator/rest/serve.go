@@ -16,44 +16,41 @@ import (
 	"github.com/berth-sandbox/berth/api/apierror"
 )
 
-// Bounds of what is in progress at one time, so that no caller can hold what others need:
-// not by waiting, not by sending slowly, not by reading slowly.
+// Bounds of calls in progress. They stop a client from blocking others by waiting, sending slowly
+// or reading slowly.
 const (
-	// claimsInFlight and inFlight bound the claims, and the other calls, that are carried
-	// out at one time. A call is carried out when its request has been read, and until its
-	// answer is ready.
+	// claimsInFlight and inFlight bound the concurrent claims and the other concurrent calls. A
+	// call is in progress from the end of its request until its answer is ready.
 	claimsInFlight = 4_000
 	inFlight       = 1_000
-	// MaxConns is how many connections a listener needs for that, and for those that are
-	// idle, send or read.
+	// MaxConns is the number of connections that a listener needs for these calls and for
+	// connections that are idle, sending or reading.
 	MaxConns = claimsInFlight + inFlight + 1_000
 
-	// bodyWait is how long a client may take to send a body, sendWait how long it may
-	// take to read its answer.
+	// bodyWait bounds the time for sending a body, sendWait that for reading the answer.
 	bodyWait = 5 * time.Second
 	sendWait = 10 * time.Second
-	// linger is how long the rest of a request is read that was answered before it had
-	// been read: closing at once would make the kernel drop the answer.
+	// linger is how long the rest of a refused request is read. Closing at once would make the
+	// kernel drop the answer.
 	linger = 500 * time.Millisecond
 
-	// bodyBytes and answerBytes bound the memory of the bodies of each class, and of all
-	// answers. smallBody and smallAnswer are free for each: the bound on connections is
-	// enough for those.
+	// bodyBytes bounds the memory of the request bodies of each class, and answerBytes that of all
+	// answers. The first smallBody and smallAnswer bytes of each are not counted; the bound on
+	// connections limits those.
 	bodyBytes   = 16 << 20
 	answerBytes = 32 << 20
 	smallBody   = 4 << 10
-	// smallAnswer is the largest answer that shows one sandbox: a claim that was made must
-	// not be refused for want of room. JSON escapes a byte to six at most, so 2 KiB of
+	// smallAnswer is the size of the largest answer with one sandbox, because a successful claim
+	// must not be refused for want of room. JSON escapes a byte to at most six, so 2 KiB of
 	// metadata take 18 KiB in a thousand short pairs, and a user takes 1.5 KiB.
 	smallAnswer = 22 << 10
 )
 
-// class is a kind of calls. Two classes share no limit: claims wait, and must not keep
-// anything else waiting.
+// class is a kind of calls. Classes share no limit, so waiting claims block no other call.
 type class struct {
 	slots  chan struct{}
 	bodies *budget
-	// wait is for how long a call may be carried out.
+	// wait bounds the duration of a call.
 	wait time.Duration
 }
 
@@ -61,7 +58,7 @@ func newClass(slots int, wait time.Duration) *class {
 	return &class{slots: make(chan struct{}, slots), bodies: newBudget(bodyBytes), wait: wait}
 }
 
-// budget is a number of bytes that may be in use at one time.
+// budget is a number of bytes that may be in use at one time. It may be used concurrently.
 type budget struct{ left atomic.Int64 }
 
 func newBudget(bytes int64) *budget {
@@ -82,11 +79,11 @@ func (b *budget) take(n int) bool {
 type held struct {
 	buf    bytes.Buffer
 	budget *budget
-	free   int // bytes that do not count
+	free   int // bytes that are not counted
 	taken  int
 }
 
-// reserve makes room for n bytes in all.
+// reserve makes room for n bytes in total.
 func (h *held) reserve(n int) bool {
 	if n -= h.free + h.taken; n <= 0 {
 		return true
@@ -98,7 +95,7 @@ func (h *held) reserve(n int) bool {
 	return true
 }
 
-// settle gives back what is reserved for more than n bytes.
+// settle returns the reservation beyond n bytes.
 func (h *held) settle(n int) {
 	if spare := h.taken - max(0, n-h.free); spare > 0 {
 		h.budget.left.Add(int64(spare))
@@ -110,13 +107,13 @@ func tooManyBytes() *apierror.Error {
 	return apierror.New(apierror.Overloaded, "too many large requests and answers are in progress; try again")
 }
 
-// body reads a request's body, which must come within bodyWait. The caller settles it.
+// body reads a request's body, which must arrive within bodyWait. The caller settles the buffer.
 func (c *class) body(r *http.Request) (*held, error) {
 	h := &held{budget: c.bodies, free: smallBody}
 	if r.ContentLength > maxBody {
 		return h, tooLarge()
 	}
-	chunk := make([]byte, 1<<10) // many may be here at one time, and send nothing
+	chunk := make([]byte, 1<<10) // small, because many clients may be here and send nothing
 	for {
 		n, err := r.Body.Read(chunk)
 		switch {
@@ -141,24 +138,24 @@ func tooLarge() error {
 	return apierror.New(apierror.BodyTooLarge, "body: at most %d bytes", maxBody)
 }
 
-// reply is an answer that is put together while its call has a slot, and is sent when the
-// call has given that back: a client that does not read holds nothing but its answer.
+// reply collects an answer while its call has a slot. It is sent after the call returned the slot,
+// so a slow reader holds nothing but its answer.
 type reply struct {
 	held   held
 	header http.Header
-	code   int  // 0: none was given, because the client has gone
-	full   bool // there was no room for it
+	code   int  // 0: no answer, because the client has gone
+	full   bool // the budget was used up
 }
 
 func (p *reply) Header() http.Header { return p.header }
 
 func (p *reply) WriteHeader(code int) {
-	if p.code == 0 && code >= 200 { // a proxy passes on 1xx, too
+	if p.code == 0 && code >= 200 { // a proxy forwards 1xx too
 		p.code = code
 	}
 }
 
-// Write fails never: whether there was room is found out by send.
+// Write never fails: send reports a full reply.
 func (p *reply) Write(b []byte) (int, error) {
 	p.WriteHeader(http.StatusOK)
 	if p.full = p.full || !p.held.reserve(p.held.buf.Len()+len(b)); !p.full {
@@ -167,7 +164,7 @@ func (p *reply) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// rows makes room for a list of so many before it is made.
+// rows reserves room for a list of n entries before it is built.
 func (p *reply) rows(n int) error {
 	const rowBytes = 1 << 10
 	if !p.held.reserve(n * rowBytes) {
@@ -176,9 +173,9 @@ func (p *reply) rows(n int) error {
 	return nil
 }
 
-// send sends the answer, for which the client has sendWait.
+// send sends the answer, which the client must read within sendWait.
 func (p *reply) send(w http.ResponseWriter, r *http.Request) {
-	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(sendWait)) // errors where there is no connection
+	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(sendWait)) // fails only without a connection, in tests
 	switch {
 	case p.full:
 		answer(w, r, tooManyBytes())
@@ -191,26 +188,26 @@ func (p *reply) send(w http.ResponseWriter, r *http.Request) {
 		w.Header()[name] = values
 	}
 	w.WriteHeader(p.code)
-	_, _ = w.Write(p.held.buf.Bytes()) // the client may have gone; there is nobody else to tell
+	_, _ = w.Write(p.held.buf.Bytes()) // the client may have gone
 }
 
-// abort ends a call that is not answered, because its client has gone, and closes its
-// connection. A client that has closed only its own side counts as gone, and still reads:
-// from a handler that returned it would get an empty 200.
+// abort ends a call without an answer, because its client has gone, and closes the connection. A
+// client that closed only its sending side counts as gone although it still reads: a handler that
+// simply returned would send it an empty 200.
 func abort() { panic(http.ErrAbortHandler) }
 
-// bounded gives each call its deadlines: nothing may take long that a client does.
+// bounded sets the deadlines of each call.
 func bounded(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		connection := http.NewResponseController(w) // its errors: there is no connection
+		connection := http.NewResponseController(w) // fails only without a connection, in tests
 		_ = connection.SetReadDeadline(time.Now().Add(bodyWait))
 		_ = connection.SetWriteDeadline(time.Now().Add(bodyWait + sendWait))
 		next.ServeHTTP(w, r)
 	})
 }
 
-// refuse answers a call whose body was not read, or not to its end. The connection is
-// closed after that: what comes next on it would be the rest of the body.
+// refuse answers a call whose body was not read to its end. It closes the connection, because the
+// rest of the body would follow on it.
 func refuse(w http.ResponseWriter, r *http.Request, e *apierror.Error) {
 	if r.ContentLength != 0 {
 		w.Header().Set("Connection", "close")
@@ -219,23 +216,22 @@ func refuse(w http.ResponseWriter, r *http.Request, e *apierror.Error) {
 	answer(w, r, e)
 }
 
-// handle turns a function that may fail into a handler. Where this replica does
-// not lead, the leader answers. parameters are those that the call may have in its
-// query.
+// handle returns the handler of a call. A follower forwards the call to the leader. parameters are
+// the query parameters of the call.
 func (a *api) handle(c *class, f func(*reply, *http.Request) error, parameters ...string) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		body, err := c.body(r)
 		defer body.settle(0)
 		if err != nil {
-			e := a.told(r, err)
+			e := a.toError(r, err)
 			if e == nil {
 				abort()
 			}
 			refuse(w, r, e)
 			return
 		}
-		// From here on the call's own context bounds it, until its answer is sent: a
-		// deadline for reading would end it.
+		// From here on the call's context bounds it until its answer is sent; a read deadline would
+		// end it early.
 		connection := http.NewResponseController(w)
 		_ = connection.SetReadDeadline(time.Time{})
 		_ = connection.SetWriteDeadline(time.Time{})
@@ -248,7 +244,7 @@ func (a *api) handle(c *class, f func(*reply, *http.Request) error, parameters .
 	}
 }
 
-// carryOut carries a call out, in a slot of its class.
+// carryOut executes a call in a slot of its class.
 func (a *api) carryOut(c *class, p *reply, r *http.Request, f func(*reply, *http.Request) error, parameters []string) {
 	select {
 	case c.slots <- struct{}{}:
@@ -257,7 +253,7 @@ func (a *api) carryOut(c *class, p *reply, r *http.Request, f func(*reply, *http
 		answer(p, r, apierror.New(apierror.Overloaded, "too many requests are being served; try again"))
 		return
 	}
-	// Before it is passed on: the proxy takes out of a query what is not well-formed.
+	// Checked before forwarding, because the proxy drops malformed parts of a query.
 	query, err := url.ParseQuery(r.URL.RawQuery)
 	if err != nil {
 		answer(p, r, invalid("query: %v", err))
@@ -267,18 +263,18 @@ func (a *api) carryOut(c *class, p *reply, r *http.Request, f func(*reply, *http
 		a.forward(c, p, r, leader)
 		return
 	}
-	if err = noParametersBut(query, parameters); err == nil {
+	if err = onlyParameters(query, parameters); err == nil {
 		err = f(p, r)
 	}
-	if e := a.told(r, err); e != nil {
+	if e := a.toError(r, err); e != nil {
 		answer(p, r, e)
 	} else if err == nil {
-		p.WriteHeader(http.StatusOK) // as net/http does it: an empty list in text writes nothing
+		p.WriteHeader(http.StatusOK) // like net/http: an empty text list writes nothing
 	}
 }
 
-// told is what a caller is told of an error: nil if there is none, or no caller any more.
-func (a *api) told(r *http.Request, err error) *apierror.Error {
+// toError returns the answer to an error: nil for no error, and for a caller that has gone.
+func (a *api) toError(r *http.Request, err error) *apierror.Error {
 	var e *apierror.Error
 	switch {
 	case err == nil:
@@ -288,8 +284,8 @@ func (a *api) told(r *http.Request, err error) *apierror.Error {
 	case errors.Is(err, context.Canceled):
 		return nil
 	case errors.Is(err, context.DeadlineExceeded):
-		return apierror.New(apierror.Timeout, "the API server did not confirm in time; a claim that was not answered is given back, unless it had an Idempotency-Key; a release goes on")
+		return apierror.New(apierror.Timeout, "the API server did not confirm in time; an unanswered claim is released unless it had an Idempotency-Key; a release goes on")
 	}
 	a.Log.Error("request failed", zap.String("path", r.URL.Path), zap.Error(err))
-	return apierror.New(apierror.Internal, "the allocator failed; its log says more")
+	return apierror.New(apierror.Internal, "the allocator failed; see its log")
 }

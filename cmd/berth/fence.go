@@ -142,8 +142,8 @@ func (c *fenceLsCommand) Run(ctx context.Context, o *output) error {
 			t.row(f.SandboxID, f.Pool, f.PodName, f.PodIP, released, f.Reason, who, why)
 		}
 		switch {
-		case f.WindowEndsInSeconds != nil:
-			row("window", fmt.Sprintf("no router can admit a request any more; those admitted may connect for %s", span(*f.WindowEndsInSeconds)))
+		case f.ConnectWindowEndsInSeconds != nil:
+			row("connect window", fmt.Sprintf("no router can admit a request any more; those admitted may connect for %s", span(*f.ConnectWindowEndsInSeconds)))
 		case len(f.WaitsFor) == 0:
 			row("?", f.Phase)
 		}

@@ -164,8 +164,8 @@ func TestFenceCommandsSayWhatIsWrong(t *testing.T) {
 		args []string
 		says string
 	}{
-		{[]string{"ls", "--allocator=" + url}, "unauthorized: a key is needed"},
-		{[]string{"ls", "--allocator=" + url, "--api-key=wrong"}, "unauthorized: this key is not known"},
+		{[]string{"ls", "--allocator=" + url}, "unauthorized: a key is required"},
+		{[]string{"ls", "--allocator=" + url, "--api-key=wrong"}, "unauthorized: unknown key"},
 		{[]string{"ls", "--allocator=" + url, key, "--limit=0"}, "bad_request: limit"},
 		{[]string{"ls", "--allocator=" + url, key, "-o", "yaml"}, `must be one of "table","json"`},
 		{[]string{"ls", "--allocator=" + url, key, "--api-key-file=x"}, "only one of them"},

@@ -84,7 +84,7 @@ func TestJournalIsCheckedAndBegunAnewOnlyWhenThatIsNeeded(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "Journal "+log.Stamp().Journal+": 256 slots, ends at position 1, term 1.\nThe journal is whole.\n", out)
 	_, err = journalOf("begin", "--dry-run")
-	require.ErrorContains(t, err, "the journal is whole")
+	require.ErrorContains(t, err, "the journal is intact")
 
 	remove := func(name string) {
 		require.NoError(t, clients.Berth.Delete().Namespace("default").Resource("journalslots").Name(name).Do(t.Context()).Error())

@@ -43,7 +43,7 @@ func (c *lastActiveCommand) Run(ctx context.Context, o *output) error {
 				timeout += fmt.Sprintf(" at %d B/min", s.MinBytesPerMinute)
 			}
 		}
-		t.row(s.SandboxID, s.Pool, span(s.AgeSeconds), timeout, fmt.Sprint(s.Open), s.Last(), s.Then(all.DryRun))
+		t.row(s.SandboxID, s.Pool, span(s.AgeSeconds), timeout, fmt.Sprint(s.Open), s.LastText(), s.NextText(all.DryRun))
 	}
 	return t.end(all.Truncated)
 }

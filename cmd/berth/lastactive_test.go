@@ -19,13 +19,13 @@ import (
 type watched struct {
 	rest.Allocator // the other calls
 	list           []core.ActivityStatus
-	which          rest.Which
+	which          rest.Filter
 	most           int
 }
 
 func (w *watched) Leading() (bool, string) { return true, "" }
 
-func (w *watched) Activities(_ context.Context, which rest.Which, most int) ([]core.ActivityStatus, int, error) {
+func (w *watched) Activities(_ context.Context, which rest.Filter, most int) ([]core.ActivityStatus, int, error) {
 	w.which, w.most = which, most
 	list := w.list[:min(most, len(w.list))]
 	return list, len(w.list) - len(list), nil
@@ -70,10 +70,10 @@ func TestLastActiveShowsWhatIsUsedAndWhatHappensNext(t *testing.T) {
 		"ab2 python 1m0s 1m0s 0 unknown (a router has ended) Idle is due",
 	}, lines(lastActive()))
 	require.Equal(t, 1000, w.most)
-	require.Equal(t, rest.Which{}, w.which)
+	require.Equal(t, rest.Filter{}, w.which)
 	require.Equal(t, "2 more; see --limit", lines(lastActive("--limit=2"))[3])
 	lastActive("--id=aa1", "--prefix=a", "--pool=python")
-	require.Equal(t, rest.Which{ID: "aa1", Prefix: "a", Pool: "python"}, w.which)
+	require.Equal(t, rest.Filter{ID: "aa1", Prefix: "a", Pool: "python"}, w.which)
 	var all rest.LastActive
 	require.NoError(t, json.Unmarshal([]byte(lastActive("-o", "json")), &all))
 	require.Len(t, all.Sandboxes, 4)

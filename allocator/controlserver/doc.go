@@ -1,0 +1,23 @@
+// Package controlserver is the allocator's side of the control stream. It turns the messages
+// of routers into events for the core, and the core's effects into messages.
+//
+// # States
+//
+// A server follows until Lead, and leads after that until its process ends. While it follows
+// it answers each stream with NotLeader and the leader's address. A stream begins with Join,
+// and ends with a Goodbye, an error, or because the server cuts it off.
+//
+// # Guarantees
+//
+//   - Each stream has one bounded queue that keeps the core's order for its router.
+//   - A router that is too slow for its queue is cut off, and gets a snapshot when it joins
+//     again. It never blocks another router.
+//   - A pong or a snapshot is sent only while the lease is certainly held.
+//   - Each joined stream submits exactly one core.SessionJoined and one core.SessionLeft.
+//   - A report of deaths is submitted as a whole or not at all.
+//
+// # What breaks them
+//
+// A Leader whose Valid returns true after its lease has expired: routers would then serve
+// routes that another leader has released.
+package controlserver

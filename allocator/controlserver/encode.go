@@ -1,0 +1,89 @@
+package controlserver
+
+import (
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/berth-sandbox/berth/allocator/core"
+	controlv1 "github.com/berth-sandbox/berth/api/control/v1"
+)
+
+// Deliver queues an effect for its router. It returns false for an effect that is not for a router.
+// It never blocks, and must be called by one goroutine.
+func (s *Server) Deliver(term uint64, e core.Effect) bool {
+	switch e := e.(type) {
+	case core.SendSnapshot:
+		s.push(e.Stream, snapshot(term, e)...)
+	case core.SendRoute:
+		s.push(e.Stream, &controlv1.AllocatorMessage{Term: term, Sequence: e.Sequence, Message: &controlv1.AllocatorMessage_Route{Route: route(&e.Sandbox)}})
+	case core.SendRelease:
+		s.push(e.Stream, &controlv1.AllocatorMessage{Term: term, Sequence: e.Sequence, Message: &controlv1.AllocatorMessage_Release{
+			Release: &controlv1.Release{SandboxIds: e.IDs},
+		}})
+	case core.SendResolved:
+		r := &controlv1.Resolved{SandboxId: e.ID}
+		switch {
+		case e.Sandbox != nil:
+			r.Answer = &controlv1.Resolved_Route{Route: route(e.Sandbox)}
+		case e.Starting:
+			r.Answer = &controlv1.Resolved_Starting{Starting: &controlv1.Starting{HoldMillis: uint32(e.Hold.Milliseconds())}}
+		case e.Gone:
+			r.Answer = &controlv1.Resolved_Gone{Gone: &controlv1.Gone{}}
+		default:
+			r.Answer = &controlv1.Resolved_Unknown{Unknown: &controlv1.Unknown{}}
+		}
+		s.push(e.Stream, &controlv1.AllocatorMessage{Term: term, Message: &controlv1.AllocatorMessage_Resolved{Resolved: r}})
+	case core.SendQuiesce:
+		q := &controlv1.Quiesce{Number: e.Number}
+		for _, question := range e.Questions {
+			q.Questions = append(q.Questions, &controlv1.Question{SandboxId: question.ID, PodIp: question.IP.String(), MinBytesPerMinute: question.MinBytes})
+		}
+		s.push(e.Stream, &controlv1.AllocatorMessage{Term: term, Message: &controlv1.AllocatorMessage_Quiesce{Quiesce: q}})
+	case core.SendProbe:
+		s.push(e.Stream, &controlv1.AllocatorMessage{Term: term, Message: &controlv1.AllocatorMessage_Probe{Probe: &controlv1.Probe{
+			SandboxId: e.ID, PodIp: e.To.Addr().String(), Port: uint32(e.To.Port()), Path: e.Path,
+		}}})
+	case core.SendResume:
+		s.push(e.Stream, &controlv1.AllocatorMessage{Term: term, Message: &controlv1.AllocatorMessage_Resume{Resume: &controlv1.Resume{SandboxIds: e.IDs}}})
+	case core.SendPong:
+		s.push(e.Stream, &controlv1.AllocatorMessage{Term: term, Message: &controlv1.AllocatorMessage_Pong{Pong: &controlv1.Pong{Nonce: e.Nonce}}})
+	case core.CloseStream:
+		switch {
+		case e.Left:
+			s.cut(e.Stream, nil)
+		case e.Banned:
+			s.cut(e.Stream, controlv1.DeclaredDead())
+		default:
+			s.cut(e.Stream, status.Error(codes.Aborted, "another stream joined under the same instance ID, or the session expired"))
+		}
+	default:
+		return false
+	}
+	return true
+}
+
+func snapshot(term uint64, e core.SendSnapshot) []*controlv1.AllocatorMessage {
+	var parts []*controlv1.AllocatorMessage
+	rest := e.Routes
+	for {
+		n := min(len(rest), snapshotPart)
+		part := &controlv1.Snapshot{Routes: make([]*controlv1.Route, 0, n), Last: n == len(rest)}
+		for i := range rest[:n] {
+			part.Routes = append(part.Routes, route(&rest[i]))
+		}
+		m := &controlv1.AllocatorMessage{Term: term, Message: &controlv1.AllocatorMessage_Snapshot{Snapshot: part}}
+		parts = append(parts, m)
+		if rest = rest[n:]; len(rest) == 0 {
+			m.Sequence = e.Sequence // the router acknowledges the whole snapshot
+			return parts
+		}
+	}
+}
+
+func route(s *core.Sandbox) *controlv1.Route {
+	r := &controlv1.Route{SandboxId: s.ID, PodIp: s.IP.String(), DefaultPort: uint32(s.DefaultPort), MinBytesPerMinute: s.MinBytes}
+	for _, port := range s.Ports {
+		r.Ports = append(r.Ports, uint32(port))
+	}
+	return r
+}

@@ -1,0 +1,98 @@
+package controlserver
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"net/netip"
+	"regexp"
+	"slices"
+	"time"
+
+	"go.uber.org/zap"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
+
+	"github.com/berth-sandbox/berth/allocator/core"
+	controlv1 "github.com/berth-sandbox/berth/api/control/v1"
+)
+
+var instanceID = regexp.MustCompile(`^[a-z0-9-]{16,64}$`)
+
+// checkSeen compares what a router has seen of the journal with the journal. It returns the ID of
+// another journal whose routes the router may still serve. It returns an error if the journal was
+// restored from a backup, and then makes the leader begin it anew.
+func (s *Server) checkSeen(leader Leader, join *controlv1.Join) (earlier string, err error) {
+	journal, term, position := join.GetJournal(), join.GetHighestTerm(), join.GetPosition()
+	if term > core.TermMost {
+		return "", status.Errorf(codes.InvalidArgument, "join.highest_term %d: must be %d at most", term, uint64(core.TermMost))
+	}
+	left := slices.Contains(join.GetLeft(), leader.Journal())
+	if !left && journal != "" && journal != leader.Journal() {
+		if join.GetServing() {
+			return journal, nil
+		}
+		return "", nil
+	}
+	var ahead bool
+	switch {
+	case left: // the router left this journal for a later one and follows no leader of it
+		ahead = true
+	case term > leader.Term():
+		ahead = true
+	case term == leader.Term(): // of another leader, whose writes are no longer in the journal
+		ahead = position > leader.Position()
+	default:
+		ahead = position >= leader.Began()
+	}
+	if !ahead {
+		return "", nil
+	}
+	// This leader holds the lease. If it is deposed all the same, it cannot write to the journal
+	// and only ends.
+	s.log.Error("a router has seen more than the journal holds: the journal was restored from a backup and is begun anew, see docs/backup.md",
+		zap.String("session", join.GetInstanceId()), zap.String("seenJournal", journal), zap.Uint64("seenTerm", term), zap.Uint64("seenPosition", position),
+		zap.String("journal", leader.Journal()), zap.Uint64("term", leader.Term()), zap.Uint64("position", leader.Position()))
+	leader.Restored(term)
+	return "", status.Errorf(codes.FailedPrecondition, "the journal is begun anew: the router has seen journal %q up to term %d, position %d, and journal %q ends at term %d, position %d",
+		journal, term, position, leader.Journal(), leader.Term(), leader.Position())
+}
+
+// addressOf returns the IP address of a router, "" if unknown.
+func addressOf(ctx context.Context) string {
+	p, ok := peer.FromContext(ctx)
+	if !ok {
+		return ""
+	}
+	at, err := netip.ParseAddrPort(p.Addr.String())
+	if err != nil {
+		return ""
+	}
+	return at.Addr().Unmap().String()
+}
+
+// checkMaxStale refuses a router that serves stale routes for longer than a fence waits for it.
+func (s *Server) checkMaxStale(join *controlv1.Join) error {
+	theirs, ours := join.GetMaxStaleNanos(), uint64(s.maxStale)
+	switch {
+	case theirs == 0:
+		s.log.Warn("a router of an earlier version does not report its --max-stale; it must not exceed the allocators'",
+			zap.String("session", join.GetInstanceId()), zap.Duration("maxStale", s.maxStale))
+	case theirs > ours:
+		says := duration(theirs)
+		err := status.Errorf(codes.FailedPrecondition, "the router's --max-stale, %s, is larger than the allocators' --max-stale, %v: addresses would be reused while it may still send requests to them; raise --max-stale of the allocators or lower that of the router",
+			says, s.maxStale)
+		s.log.Warn("router refused", zap.String("session", join.GetInstanceId()), zap.Error(err))
+		return err
+	}
+	return nil
+}
+
+// duration formats a router's duration, which may be out of range.
+func duration(nanos uint64) string {
+	if nanos > math.MaxInt64 {
+		return fmt.Sprintf("%d ns", nanos)
+	}
+	return time.Duration(nanos).String()
+}
