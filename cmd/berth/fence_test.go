@@ -144,7 +144,7 @@ func TestFenceLsShowsWhoIsWaitedForAndWhy(t *testing.T) {
 	require.Equal(t, "ops", o.by)
 	require.Equal(t, []string{
 		"SANDBOX POOL POD ADDRESS RELEASED REASON WAITS FOR WHY",
-		sandbox + "window no router can admit a request any more; those admitted may connect for 5s",
+		sandbox + "connect window no router can admit a request any more; those admitted may connect for 5s",
 	}, lines(fence("ls")))
 	o.now.Boot += 5 * time.Second
 	o.step(core.Tick{})
