@@ -86,7 +86,8 @@ func admin(socket string) *bootstrapv3.Admin {
 	address.GetPipe().Mode = adminMode
 	paths := []*matcherv3.StringMatcher{exact(clustersPath)}
 	for _, path := range healthPaths() {
-		paths = append(paths, exact(path), &matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_Prefix{Prefix: path + "?"}})
+		withQuery := &matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_Prefix{Prefix: path + "?"}}
+		paths = append(paths, exact(path), withQuery)
 	}
 	return &bootstrapv3.Admin{Address: address, AllowPaths: paths}
 }

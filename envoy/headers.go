@@ -27,7 +27,8 @@ const (
 	proxyNames    = `x[^a-z0-9]forwarded([^a-z0-9].*)?|forwarded|x[^a-z0-9]real[^a-z0-9]ip`
 	// proxySpellings are the variants of proxyNames that proxies neither send nor remove: those
 	// with another separator than "-".
-	proxySpellings = `x[^a-z0-9-]forwarded([^a-z0-9].*)?|x-forwarded[^a-z0-9-].*|x-forwarded-.*[^a-z0-9-].*|x[^a-z0-9-]real[^a-z0-9]ip|x-real[^a-z0-9-]ip`
+	proxySpellings = `x[^a-z0-9-]forwarded([^a-z0-9].*)?|x-forwarded[^a-z0-9-].*|x-forwarded-.*[^a-z0-9-].*|` +
+		`x[^a-z0-9-]real[^a-z0-9]ip|x-real[^a-z0-9-]ip`
 	// Headers about framing, routing and the caller must not be sent as trailers (RFC 9110,
 	// section 6.5.1), because a server that merges trailers into headers would use them.
 	framingNames = `host|content-.*|transfer-encoding|te|trailer|connection|upgrade|expect`
@@ -99,7 +100,8 @@ func (b *builder) ownCookies() *hcmv3.HttpFilter {
   end
 end
 `
-	lua := &luav3.Lua{DefaultSourceCode: &corev3.DataSource{Specifier: &corev3.DataSource_InlineString{InlineString: script}}}
+	source := &corev3.DataSource{Specifier: &corev3.DataSource_InlineString{InlineString: script}}
+	lua := &luav3.Lua{DefaultSourceCode: source}
 	return b.httpFilter("envoy.filters.http.lua", &matchingv3.ExtensionWithMatcher{
 		ExtensionConfig: &corev3.TypedExtensionConfig{Name: "envoy.filters.http.lua", TypedConfig: b.any(lua)},
 		XdsMatcher:      b.skipWithout("set-cookie"),

@@ -140,7 +140,9 @@ func (b *builder) scheme() *corev3.SchemeHeaderTransformation {
 	if b.TLS != nil {
 		scheme = "https"
 	}
-	return &corev3.SchemeHeaderTransformation{Transformation: &corev3.SchemeHeaderTransformation_SchemeToOverwrite{SchemeToOverwrite: scheme}}
+	return &corev3.SchemeHeaderTransformation{
+		Transformation: &corev3.SchemeHeaderTransformation_SchemeToOverwrite{SchemeToOverwrite: scheme},
+	}
 }
 
 func (b *builder) httpFilter(name string, config proto.Message) *hcmv3.HttpFilter {
@@ -241,7 +243,8 @@ func Destination(a netip.AddrPort) string {
 // guard refuses every request that the router has not explicitly admitted.
 func guard() *rbacv3.RBAC {
 	all := func(ids ...*rbacconfigv3.Principal) *rbacconfigv3.Principal {
-		return &rbacconfigv3.Principal{Identifier: &rbacconfigv3.Principal_AndIds{AndIds: &rbacconfigv3.Principal_Set{Ids: ids}}}
+		set := &rbacconfigv3.Principal_Set{Ids: ids}
+		return &rbacconfigv3.Principal{Identifier: &rbacconfigv3.Principal_AndIds{AndIds: set}}
 	}
 	// The router checks the length of the ID.
 	id, port := metadataMatches(MetadataID, `[a-z0-9]+`), metadataMatches(MetadataDst, validPort)

@@ -13,7 +13,9 @@ import (
 // never wait. Open requests continue.
 func (b *builder) overload() *overloadv3.OverloadManager {
 	monitor := func(name string, config proto.Message) *overloadv3.ResourceMonitor {
-		return &overloadv3.ResourceMonitor{Name: name, ConfigType: &overloadv3.ResourceMonitor_TypedConfig{TypedConfig: b.any(config)}}
+		return &overloadv3.ResourceMonitor{
+			Name: name, ConfigType: &overloadv3.ResourceMonitor_TypedConfig{TypedConfig: b.any(config)},
+		}
 	}
 	m := &overloadv3.OverloadManager{
 		RefreshInterval: seconds(250 * time.Millisecond),

@@ -29,17 +29,29 @@ func failures() []failure {
 	const why = ": %RESPONSE_CODE_DETAILS%"
 	return []failure{
 		// 507: the body is longer than the buffer for the second connection attempt.
-		{anyOf(flags("UF"), equal(507)), apierror.SandboxUnreachable, "no program in the sandbox accepted the connection; does one listen on that port, on all addresses?"},
-		{flags("UC", "UR", "LR", "UPE"), apierror.SandboxReset, "the sandbox closed the connection before it answered, or its answer is not HTTP or has too many headers"},
+		{
+			anyOf(flags("UF"), equal(507)), apierror.SandboxUnreachable,
+			"no program in the sandbox accepted the connection; does one listen on that port, on all addresses?",
+		},
+		{
+			flags("UC", "UR", "LR", "UPE"), apierror.SandboxReset,
+			"the sandbox closed the connection before it answered, or its answer is not HTTP or has too many headers",
+		},
 		{flags("UH", "NR", "NC", "UO"), apierror.NoRoute, "the sandbox cannot be reached at the moment; try again"},
-		{anyOf(flags("OM"), details(`response.code_details == "overload"`)), apierror.Overloaded, "the gateway is overloaded; try again"},
+		{
+			anyOf(flags("OM"), details(`response.code_details == "overload"`)), apierror.Overloaded,
+			"the gateway is overloaded; try again",
+		},
 		// ext_proc failed or did not answer in time, or the guard refused the request. 504 can
 		// only come from ext_proc, because Envoy has no other time limit.
 		{
 			anyOf(equal(statusRouterError), equal(504), details(`response.code_details.startsWith("rbac_access_denied")`)),
 			apierror.RouterUnavailable, "the router is not ready; try again",
 		},
-		{equal(403), apierror.Forbidden, "only plain HTTP and upgrades to WebSocket are served here, under the scheme of this listener"},
+		{
+			equal(403), apierror.Forbidden,
+			"only plain HTTP and upgrades to WebSocket are served here, under the scheme of this listener",
+		},
 		{equal(408), apierror.RequestTimeout, "the request did not arrive in time"},
 		{equal(426), apierror.HTTPVersion, "use HTTP/1.1 or HTTP/2"},
 		{equal(431), apierror.HeadersTooLarge, "the headers of the request are too large or too many"},
@@ -54,7 +66,8 @@ func failures() []failure {
 // own answers, so there is none.
 func (b *builder) localReplies() *hcmv3.LocalReplyConfig {
 	// The router's own answers pass unchanged. They never have a destination.
-	mappers := []*hcmv3.ResponseMapper{{Filter: allOf(metadataPresent(MetadataReply, true), metadataPresent(MetadataDst, false))}}
+	fromRouter := allOf(metadataPresent(MetadataReply, true), metadataPresent(MetadataDst, false))
+	mappers := []*hcmv3.ResponseMapper{{Filter: fromRouter}}
 	for _, f := range failures() {
 		mappers = append(mappers, f.mapper(request(isGRPC()), text("text/plain", f.message))) // becomes grpc-message
 		if f.reason == apierror.SandboxUnreachable {
@@ -69,12 +82,16 @@ func (b *builder) localReplies() *hcmv3.LocalReplyConfig {
 
 // mapper answers the failure in one format, for the clients that who selects. nil selects
 // all clients.
-func (f failure) mapper(who *accesslogv3.AccessLogFilter, format *corev3.SubstitutionFormatString) *hcmv3.ResponseMapper {
+func (f failure) mapper(
+	who *accesslogv3.AccessLogFilter, format *corev3.SubstitutionFormatString,
+) *hcmv3.ResponseMapper {
 	kind := apierror.KindOf(f.reason)
 	m := &hcmv3.ResponseMapper{
-		Filter:             f.when,
-		StatusCode:         wrapperspb.UInt32(uint32(kind.Code)),
-		HeadersToAdd:       []*corev3.HeaderValueOption{header(ReasonHeader, string(f.reason)), header("cache-control", "no-store")},
+		Filter:     f.when,
+		StatusCode: wrapperspb.UInt32(uint32(kind.Code)),
+		HeadersToAdd: []*corev3.HeaderValueOption{
+			header(ReasonHeader, string(f.reason)), header("cache-control", "no-store"),
+		},
 		BodyFormatOverride: format,
 	}
 	if who != nil {
@@ -129,7 +146,9 @@ func requestFromBrowser() *accesslogv3.AccessLogFilter {
 }
 
 func request(m *routev3.HeaderMatcher) *accesslogv3.AccessLogFilter {
-	return &accesslogv3.AccessLogFilter{FilterSpecifier: &accesslogv3.AccessLogFilter_HeaderFilter{HeaderFilter: &accesslogv3.HeaderFilter{Header: m}}}
+	return &accesslogv3.AccessLogFilter{FilterSpecifier: &accesslogv3.AccessLogFilter_HeaderFilter{
+		HeaderFilter: &accesslogv3.HeaderFilter{Header: m},
+	}}
 }
 
 // details distinguishes failures that share their response flag and status with others, for
@@ -140,9 +159,12 @@ func details(expression string) *accesslogv3.AccessLogFilter {
 	if err != nil {
 		panic(err) // packing a message with one string cannot fail
 	}
-	return &accesslogv3.AccessLogFilter{FilterSpecifier: &accesslogv3.AccessLogFilter_ExtensionFilter{ExtensionFilter: &accesslogv3.ExtensionFilter{
-		Name: "envoy.access_loggers.extension_filters.cel", ConfigType: &accesslogv3.ExtensionFilter_TypedConfig{TypedConfig: filter},
-	}}}
+	return &accesslogv3.AccessLogFilter{FilterSpecifier: &accesslogv3.AccessLogFilter_ExtensionFilter{
+		ExtensionFilter: &accesslogv3.ExtensionFilter{
+			Name:       "envoy.access_loggers.extension_filters.cel",
+			ConfigType: &accesslogv3.ExtensionFilter_TypedConfig{TypedConfig: filter},
+		},
+	}}
 }
 
 func header(name, value string) *corev3.HeaderValueOption {

@@ -121,7 +121,8 @@ func (s Settings) withDefaults() (Settings, error) {
 			}
 		}
 		if filepath.Dir(t.CertFile) != filepath.Dir(t.KeyFile) {
-			errs = append(errs, fmt.Errorf("certificate file %q and key file %q: must be in one directory", t.CertFile, t.KeyFile))
+			errs = append(errs, fmt.Errorf("certificate file %q and key file %q: must be in one directory",
+				t.CertFile, t.KeyFile))
 		}
 	}
 	if s.TrustedHops > 100 {

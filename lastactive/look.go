@@ -94,8 +94,9 @@ func (t *Tracker) apply(began time.Duration, hosts map[look.Host]look.Counts, mo
 	now := &openHosts{began, map[netip.Addr]listing{}}
 	for h, n := range hosts {
 		l := now.addrs[h.Addr()]
-		ports := append(l.ports, listedPort{h.Port(), h.HTTP2})
-		now.addrs[h.Addr()] = listing{l.open + n.Open, l.entries + n.Entries, ports}
+		l.open, l.entries = l.open+n.Open, l.entries+n.Entries
+		l.ports = append(l.ports, listedPort{h.Port(), h.HTTP2})
+		now.addrs[h.Addr()] = l
 	}
 	hasSandbox := map[netip.Addr]bool{}
 	for _, e := range t.entries.All() {

@@ -155,7 +155,7 @@ func (w *world) ask(questions ...Question) ([]Activity, error) {
 	return w.tracker.Ask(ctx, questions)
 }
 
-var errStopped = errors.New("Envoy did not answer in time")
+var errStopped = errors.New("no answer from Envoy in time")
 
 const (
 	podA = "10.0.0.1:8080"

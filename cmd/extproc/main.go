@@ -11,7 +11,8 @@ func main() { cli.MainOfService(run) }
 
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	var f flags
-	_, err := cli.Parse(&f, "extproc", "The router: answers Envoy where each request goes.", "BERTH_ROUTER", args, stdout, stderr)
+	const description = "The router: answers Envoy where each request goes."
+	_, err := cli.Parse(&f, "extproc", description, "BERTH_ROUTER", args, stdout, stderr)
 	if err != nil {
 		return err
 	}

@@ -34,10 +34,14 @@ func registerCacheMetrics(reg prometheus.Registerer, cache *routecache.Cache, tr
 	gauge := func(name, help string, value func() float64) {
 		errs = append(errs, reg.Register(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, value)))
 	}
-	counter("berth_routecache_hits_total", "Lookups answered from the cache.", func(s routecache.Stats) uint64 { return s.Hits })
-	counter("berth_routecache_misses_total", "Lookups that waited for the allocator.", func(s routecache.Stats) uint64 { return s.Misses })
-	counter("berth_routecache_questions_total", "Questions sent to the allocator.", func(s routecache.Stats) uint64 { return s.Questions })
-	counter("berth_routecache_evictions_total", "Routes evicted because the cache was full.", func(s routecache.Stats) uint64 { return s.Evictions })
+	counter("berth_routecache_hits_total", "Lookups answered from the cache.",
+		func(s routecache.Stats) uint64 { return s.Hits })
+	counter("berth_routecache_misses_total", "Lookups that waited for the allocator.",
+		func(s routecache.Stats) uint64 { return s.Misses })
+	counter("berth_routecache_questions_total", "Questions sent to the allocator.",
+		func(s routecache.Stats) uint64 { return s.Questions })
+	counter("berth_routecache_evictions_total", "Routes evicted because the cache was full.",
+		func(s routecache.Stats) uint64 { return s.Evictions })
 	gauge("berth_routecache_routes", "Routes held.", func() float64 { return float64(cache.Stats().Routes) })
 	gauge("berth_routecache_quiesced", "Sandboxes whose requests are held while the allocator asks whether they are idle.",
 		func() float64 { return float64(cache.Stats().Quiesced) })

@@ -283,7 +283,7 @@ func TestStoppedEnvoyIsNoLook(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 		_, err := r.Look(ctx)
 		cancel()
-		require.ErrorContains(t, err, "Envoy did not answer")
+		require.ErrorContains(t, err, "no answer from Envoy")
 	}
 	require.NoError(t, g.envoy.Signal(syscall.SIGCONT))
 	g.shows(r, map[netip.AddrPort]int{pod: 1})

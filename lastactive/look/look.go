@@ -83,7 +83,7 @@ func (r *Reader) Look(ctx context.Context) (Look, error) {
 	case errors.Is(err, syscall.ECONNREFUSED):
 		return Look{}, errors.New("the admin socket of Envoy refuses connections")
 	case ctx.Err() != nil:
-		return Look{}, errors.New("Envoy did not answer in time")
+		return Look{}, errors.New("no answer from Envoy in time")
 	case err != nil:
 		return Look{}, err
 	}
@@ -124,7 +124,7 @@ func (r *Reader) read(ctx context.Context) (map[Host]Counts, error) {
 	}
 	defer response.Body.Close()
 	if response.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("Envoy answered with status %d", response.StatusCode)
+		return nil, fmt.Errorf("an answer from Envoy with status %d", response.StatusCode)
 	}
 	if response.ContentLength < 0 && len(response.TransferEncoding) == 0 {
 		// A truncated body would look complete.

@@ -129,7 +129,7 @@ func TestDoubtfulAnswerIsNoLook(t *testing.T) {
 		"no address": {func(w http.ResponseWriter, _ *http.Request) {
 			_, _ = w.Write([]byte(good + "pods_h1::example.com:80::rq_active::1\n"))
 		}, "invalid line"},
-		"nothing": {func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }, "Envoy did not answer"},
+		"nothing": {func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }, "no answer from Envoy"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			socket := filepath.Join(t.TempDir(), "admin.sock")
@@ -148,7 +148,7 @@ func TestDoubtfulAnswerIsNoLook(t *testing.T) {
 			broken.Store(true)
 			ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 			defer cancel()
-			if c.says != "Envoy did not answer" {
+			if c.says != "no answer from Envoy" {
 				ctx = t.Context()
 			}
 			_, err = r.Look(ctx)
