@@ -152,6 +152,19 @@ lint:
 # need nothing built.
 REFERENCES := ./api ./api/apierror ./allocator ./cmd/allocator ./cmd/berth ./cmd/extproc ./envoy ./extproc ./tools/docs
 
+# Packages of this branch's changes, with those that are not committed.
+BASE ?= main
+changed = $(shell { git diff --name-only --diff-filter=d $$(git merge-base HEAD $(BASE)); git ls-files --others --exclude-standard; } | grep '\.go$$' | sort -u)
+changed_packages = $(sort $(addprefix ./,$(dir $(changed))))
+
+## precommit: formatting, vet and lint of the packages that changed since BASE (main), generated files, mutations
+.PHONY: precommit
+precommit:
+	@[ -z "$(changed)" ] || { files=$$(gofmt -l $(changed)); [ -z "$$files" ] || { echo "not gofmt-ed: $$files"; exit 1; }; }
+	@[ -z "$(changed)" ] || go vet $(changed_packages)
+	@[ -z "$(changed)" ] || $(call tool,lint) golangci-lint run $(changed_packages)
+	@$(MAKE) --no-print-directory check-generated check-mutations
+
 ## generate: write the generated code: deepcopy, CRDs, the control protocol
 .PHONY: generate
 generate:

@@ -32,10 +32,12 @@ type schema struct {
 	} `json:"x-kubernetes-validations"`
 }
 
+const kubernetesAPI = "https://kubernetes.io/docs/reference/kubernetes-api/"
+
 // foreign are the fields whose types belong to Kubernetes, with the names of these types.
 var foreign = map[string]string{
-	"spec.template":     "[PodTemplateSpec](https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/pod-template-v1/#PodTemplateSpec)",
-	"status.conditions": "list of [Condition](https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/condition/)",
+	"spec.template":     "[PodTemplateSpec](" + kubernetesAPI + "workload-resources/pod-template-v1/#PodTemplateSpec)",
+	"status.conditions": "list of [Condition](" + kubernetesAPI + "common-definitions/condition/)",
 }
 
 // CRD describes the fields of a custom resource in Markdown. The argument is the YAML of

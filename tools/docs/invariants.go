@@ -94,7 +94,8 @@ func checkInvariants(all []invariant, tests, breaks []reference) error {
 	for _, r := range slices.Concat(tests, breaks) {
 		for _, id := range r.IDs {
 			if !known[id] {
-				errs = append(errs, fmt.Errorf("%s: %s names the invariant %q, which tools/docs/invariants.yaml does not have", r.Group, r.Name, id))
+				errs = append(errs, fmt.Errorf("%s: %s names the invariant %q, which tools/docs/invariants.yaml does not have",
+					r.Group, r.Name, id))
 			}
 		}
 	}

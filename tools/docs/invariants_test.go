@@ -45,7 +45,8 @@ func TestInvariantsWithoutTestAndUnknownIDsAreReported(t *testing.T) {
 		[]reference{{Group: "p", Name: "TestA", IDs: []string{"I1", "I7"}}},
 		[]reference{{Group: "b.yaml", Name: "b", IDs: []string{"README"}}})
 	for _, want := range []string{
-		"I2 has no test", "I2 is there twice", "needs id, title", `TestA names the invariant "I7"`, `b names the invariant "README"`,
+		"I2 has no test", "I2 is there twice", "needs id, title",
+		`TestA names the invariant "I7"`, `b names the invariant "README"`,
 	} {
 		require.ErrorContains(t, err, want)
 	}

@@ -104,7 +104,9 @@ func kindsOf(t *testing.T, c prometheus.Collector) func(name string) string {
 	}
 }
 
-var descForm = regexp.MustCompile(`^Desc\{fqName: ("(?:[^"\\]|\\.)*"), help: ("(?:[^"\\]|\\.)*"), (?:unit: "[^"]*", )?constLabels: \{[^}]*\}, variableLabels: \{([^}]*)\}`)
+var descForm = regexp.MustCompile(
+	`^Desc\{fqName: ("(?:[^"\\]|\\.)*"), help: ("(?:[^"\\]|\\.)*"), ` +
+		`(?:unit: "[^"]*", )?constLabels: \{[^}]*\}, variableLabels: \{([^}]*)\}`)
 
 // parseDesc reads a description from its text: the package prometheus exports no other way.
 func parseDesc(t *testing.T, d *prometheus.Desc) (name, help, labels string) {
