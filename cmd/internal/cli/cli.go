@@ -20,6 +20,8 @@ import (
 	"go.uber.org/zap/zapcore"
 	"golang.org/x/term"
 	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/berth-sandbox/berth/internal/version"
 )
 
 // Parse reads args into a pointer to a struct with kong's tags. Each flag can also be set in the
@@ -51,21 +53,20 @@ func Parse(into any, name, description, prefix string, args []string, stdout, st
 // release is the version of the programs in an image. The linker sets it, see tools/images.
 var release string
 
-// Version is the version of this binary.
+// Version returns the version that the image was built as, otherwise version.Number and the
+// commit, if it is known.
 func Version() string {
 	if release != "" {
 		return release
 	}
-	info, ok := debug.ReadBuildInfo()
-	if !ok {
-		return "unknown"
-	}
-	for _, s := range info.Settings {
-		if s.Key == "vcs.revision" && len(s.Value) >= 12 {
-			return info.Main.Version + " " + s.Value[:12]
+	if info, ok := debug.ReadBuildInfo(); ok {
+		for _, s := range info.Settings {
+			if s.Key == "vcs.revision" && len(s.Value) >= 12 {
+				return version.Number + " " + s.Value[:12]
+			}
 		}
 	}
-	return info.Main.Version
+	return version.Number
 }
 
 // Main runs a command until it returns; SIGTERM and SIGINT end its context. If it fails, the
