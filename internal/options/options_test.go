@@ -20,5 +20,5 @@ func TestRequireNamesEachMissingField(t *testing.T) {
 	require.EqualError(t, options.Require(watcher{Period: -1}, "Client", "Name", "Period"),
 		"options_test.watcher.Client is required\noptions_test.watcher.Name is required\noptions_test.watcher.Period is required")
 	require.NoError(t, options.Require(watcher{Client: func() {}, Name: "a", Period: 1}, "Client", "Name", "Period"))
-	require.Panics(t, func() { _ = options.Require(watcher{}, "Nmae") })
+	require.Panics(t, func() { _ = options.Require(watcher{}, "Unknown") })
 }
