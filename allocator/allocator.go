@@ -187,11 +187,7 @@ func (a *Allocator) Run(ctx context.Context) (err error) {
 				leadErr = a.lead(leading)
 			},
 			OnStoppedLeading: stopLeading,
-			OnNewLeader: func(identity string) {
-				a.mu.Lock()
-				defer a.mu.Unlock()
-				a.leader = replicaOf(identity)
-			},
+			OnNewLeader:      a.setLeader,
 		},
 	})
 	if err != nil {
@@ -279,6 +275,13 @@ func (a *Allocator) Healthy() error {
 
 func (a *Allocator) self() replica {
 	return replica{control: a.o.ControlAddress, api: a.o.APIAddress}
+}
+
+// setLeader records the holder of the lease.
+func (a *Allocator) setLeader(identity string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.leader = replicaOf(identity)
 }
 
 // leading returns the addresses of the leader, as far as this replica knows.
