@@ -28,6 +28,6 @@
 // # What breaks them
 //
 //   - A second writer of JournalSlot objects while no leader runs.
-//   - A wall clock that jumps: ends and idle times of sandboxes follow it. Leases and fences use
-//     the boot clock and do not.
+//   - A wall clock that jumps just before the leader changes: the new leader reads from the
+//     records when sandboxes end, by the wall clock. Within a term everything uses the boot clock.
 package allocator

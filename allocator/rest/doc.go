@@ -36,8 +36,8 @@
 // repeated safely: while its sandbox is live, and for ten minutes after that, the same key
 // with the same body gets the same sandbox.
 //
-// The 204 of a release means that the release is durable, and that every connected router
-// has acknowledged it or one second has passed. The header Berth-Routers-Outstanding is the
+// The 204 of a release means that the release is durable, and that every router that
+// is connected, or was heard in the last 10 s, has acknowledged it, or that one second has passed. The header Berth-Routers-Outstanding is the
 // number of routers that have not.
 //
 // # Guarantees
