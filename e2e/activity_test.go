@@ -843,7 +843,7 @@ func TestADryRunReapsNothingAndSaysWhatItWould(t *testing.T) {
 	var named []string
 	for line := range strings.Lines(string(raw)) {
 		var l struct{ Msg, Sandbox string }
-		if json.Unmarshal([]byte(line), &l) == nil && strings.HasPrefix(l.Msg, "would be released for being idle") {
+		if json.Unmarshal([]byte(line), &l) == nil && strings.HasPrefix(l.Msg, "dry run: an idle sandbox would be released") {
 			named = append(named, l.Sandbox)
 		}
 	}
