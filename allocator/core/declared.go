@@ -6,31 +6,29 @@ import (
 	"time"
 )
 
-// declaration is an operator's word that a router and its Envoy have ended, on its
-// way into the journal. Until it is durable the router is waited for.
+// declaration is an operator's statement that a router and its Envoy have ended, on its way into
+// the journal. Fences wait for the router until it is durable.
 type declaration struct {
 	session *session
 	fact    *pendingFact
 	tokens  []uint64 // of the callers
 }
 
-// ban keeps a session that was declared dead from coming back under its name, while what
-// it knew may be fresh: should it live after all, then nobody has waited for it, and it
-// has to begin anew.
+// ban refuses the ID of a router that was declared dead while its routes may be fresh. Fences no
+// longer wait for that ID. If the router lives after all, it must join under a new ID.
 type ban struct {
 	until    time.Duration
 	revision Revision // of the fact
 	fences   int      // that waited for it
 }
 
-// declareDead ends a session that nothing else proves dead. A router that is
-// connected lives, and so may one that was heard a moment ago: it must be stopped
-// instead.
+// declareDead ends a session on the statement of an operator. It refuses to end a router that is
+// connected or was heard within Config.DeclareAfter: such a router may live and must be stopped.
 func (c *Core) declareDead(ev DeclareDead) {
 	s := c.sessions[ev.Session]
 	if s == nil {
 		answer := DeadDeclared{Token: ev.Token}
-		if b, ok := c.bans[ev.Session]; ok { // the answer was lost, and it is said again
+		if b, ok := c.bans[ev.Session]; ok { // a repeated call whose first answer was lost
 			answer.Status, answer.Fences = DeclareOK, b.fences
 		}
 		c.emit(answer)
@@ -58,8 +56,7 @@ func (c *Core) declaredDead(d *declaration, f Fact) {
 	s := d.session
 	fences := 0
 	if c.sessions[s.id] != s {
-		// It has ended in another way meanwhile, which is on its way into the journal,
-		// whether it is back or not.
+		// It has ended in another way since, and that fact is journaled or on its way.
 		c.emit(Settle{Session: s.id, Revision: f.Revision})
 	} else {
 		fences = c.fences.CountByRouter()[s.id]
@@ -74,12 +71,12 @@ func (c *Core) declaredDead(d *declaration, f Fact) {
 	}
 }
 
-// ban keeps a session away until what it knew cannot be fresh any more.
+// ban refuses a session ID until the routes of that router must be stale.
 func (c *Core) ban(id string, revision Revision, fences int) {
 	c.bans[id] = ban{until: c.now.Boot + c.expiry(), revision: revision, fences: fences}
 }
 
-// liftBans lets those in again that have nothing to serve any more.
+// liftBans ends the bans whose time is over.
 func (c *Core) liftBans() {
 	for _, id := range slices.Sorted(maps.Keys(c.bans)) {
 		if b := c.bans[id]; c.now.Boot > b.until {
@@ -89,8 +86,8 @@ func (c *Core) liftBans() {
 	}
 }
 
-// mayJoin reports whether a router is let in. One that was declared dead is not, and
-// one that comes before that was handed to the writer shows that it lives.
+// mayJoin reports whether a router may join. It may not after it was declared dead. If it joins
+// before the declaration was handed to the writer, it lives, and the declaration is withdrawn.
 func (c *Core) mayJoin(ev SessionJoined) bool {
 	if _, ok := c.bans[ev.Session]; ok {
 		c.emit(CloseStream{Stream: ev.Stream, Banned: true})
@@ -101,7 +98,7 @@ func (c *Core) mayJoin(ev SessionJoined) bool {
 		return true
 	}
 	if s.declared.fact.handed {
-		c.emit(CloseStream{Stream: ev.Stream}) // it tries again, and is told then
+		c.emit(CloseStream{Stream: ev.Stream}) // it tries again, and learns the reason then
 		return false
 	}
 	s.declared.fact.withdrawn = true

@@ -5,20 +5,18 @@ import (
 	"time"
 )
 
-// A journal that was begun anew, after a loss or after it was restored from a backup,
-// does not say which routers there were, which sandboxes they knew, and at which
-// addresses. So one session stands for all routers of the earlier journal. It is a fact
-// like any other session, and no router speaks for it: each fence waits for it until it
-// expires, or an operator declares it dead, and so does each verdict that a sandbox is
-// idle. While it is there
+// A journal begins anew after a loss, or after a restore from a backup. It does not say which
+// routers had sessions before, which sandboxes they knew, and at which addresses. One session
+// stands for all routers of the earlier journal. It is a fact like any other session. No router
+// speaks for it: every fence waits for it until it expires or an operator declares it dead, and
+// so does every verdict that a sandbox is idle. While the session lasts:
 //
-//   - no pod is handed out, because a sandbox that is on no record may have had its
-//     address;
-//   - idle pods that have an address are kept, because the next pod, which may be
-//     anyone's, would get it. They are deleted when the session ends: a sandbox that is on
-//     no record may have used them, or requests for it may have reached them.
+//   - No pod is handed out. A sandbox that is on no record may have had the pod's address.
+//   - Idle pods that have an address are kept. If one were deleted, the pod that gets its
+//     address next would receive the requests of a sandbox that is on no record. They are
+//     deleted when the session ends, because such a sandbox may have used them.
 //
-// Sandboxes that are on record go on: routers are told of them as always.
+// Sandboxes that are on record are served as always.
 
 // EarlierSession names the session that stands for all routers of an earlier journal, by
 // its ID, "" if that is lost.
@@ -39,14 +37,14 @@ func (c *Core) addEarlier(s *session) {
 	c.addSession(s)
 }
 
-// earlierLives acts on the word of a router that it may still serve what it knows from
-// another journal: others may, too.
+// earlierLives begins the session of an earlier journal. A router has reported that it may still
+// serve routes of that journal, so other routers may do so too.
 func (c *Core) earlierLives(journal string) {
 	if c.sessions[EarlierSession(journal)] != nil || c.sessions[EarlierSession("")] != nil {
 		return
 	}
-	// It counts at once, and not only when it is durable: what is there can only be waited
-	// for too long.
+	// The session counts at once, not only when it is durable. The worst consequence is a wait
+	// that is too long.
 	s := &session{id: EarlierSession(journal), from: EarlierFrom, durable: true, knows: c.told, lastPing: max(c.now.Boot, c.started.Boot+c.cfg.Lease)}
 	c.endRound(false)
 	c.addEarlier(s)
@@ -60,8 +58,9 @@ func (c *Core) earlierLives(journal string) {
 	}
 }
 
-// expiryOf is how long after it was heard last a session is waited for. For one of an
-// earlier journal the window is in it: unlike a fence, nothing waits for that besides.
+// expiryOf is how long after its last ping a session expires. For the session of an earlier
+// journal it includes the connect window, because pods that are handed out after its end have no
+// fence that waits for the window.
 func (c *Core) expiryOf(s *session) time.Duration {
 	if s.earlier {
 		return c.expiry() + c.cfg.Window
@@ -69,7 +68,7 @@ func (c *Core) expiryOf(s *session) time.Duration {
 	return c.expiry()
 }
 
-// quarantine is for how long no pod is handed out yet, if it is not ended before.
+// quarantine is how long no pod is handed out yet, unless the session ends before.
 func (c *Core) quarantine() (left time.Duration) {
 	if c.earlier == 0 {
 		return 0
@@ -82,14 +81,14 @@ func (c *Core) quarantine() (left time.Duration) {
 	return left
 }
 
-// Quarantine is for how long no pod is handed out yet, because routers of an earlier
-// journal may serve what they know; 0: pods are handed out.
+// Quarantine is how long no pod is handed out yet, because routers may serve routes of an earlier
+// journal. 0: pods are handed out.
 func (c *Core) Quarantine() time.Duration { return max(0, c.quarantine()) }
 
-// discardEarly takes the idle pods out of use that had an address while the last session
-// of an earlier journal was there. That must be durable no later than its end: the next
-// leader would not know. A session whose declaration is on its way into the journal may
-// end before this one or after it, so it is no reason to wait.
+// discardEarly takes idle pods out of use that had an address while the last session of an earlier
+// journal lasted. That intent must be durable no later than the end of the session, because the
+// next leader cannot know it otherwise. Other sessions of earlier journals count only if they
+// are not declared dead: a declaration on its way into the journal may end them at any time.
 func (c *Core) discardEarly(ends *session) {
 	if !ends.earlier || slices.ContainsFunc(c.byID, func(s *session) bool { return s != ends && s.earlier && s.declared == nil }) {
 		return

@@ -8,56 +8,56 @@ import (
 	"github.com/berth-sandbox/berth/api/activity"
 )
 
-// How a sandbox is released for being idle, and never while it is in use.
+// A sandbox is released for being idle, and never while it is in use.
 //
-// Routers look at what their Envoys hold open, and report it. What is known from reports,
-// from calls and from earlier questions is a lower bound: it only says when to ask. When
-// the idle timeout has passed since then, all routers are asked (SendQuiesce), about all
-// sandboxes that are due, one round at a time. A router that was asked admits no request
-// for them until SendResume, SendRelease or a snapshot, looks twice, and answers. A sandbox
-// is released if all have answered in time, each could tell what is open, and nothing was
-// in use within the idle timeout. From that verdict on no router is sent its route.
+// Reports of routers, calls and earlier answers give a lower bound of the last use. The bound
+// only says when to ask. When the idle timeout has passed since the bound, the leader asks all
+// routers (SendQuiesce) about all sandboxes that are due, in one round at a time. A router that
+// was asked admits no request for these sandboxes until SendResume, SendRelease or a snapshot,
+// takes two looks, and answers. A sandbox is released if all routers have answered in time, every
+// one of them could tell what is open, and nothing was in use within the idle timeout. After
+// that verdict no router receives the route of the sandbox.
 //
-// A session that cannot be asked blocks the question about all that it could serve: it is
-// not connected, has not reported yet, cannot tell what its Envoy holds open, or did not
-// answer the last question. So does a router that has ended, for what it may have left
-// open (leftover).
+// A session that cannot be asked blocks the question about every sandbox that its router could
+// serve. It cannot be asked if it is not connected, has not reported yet, cannot tell what its
+// Envoy holds open, or did not answer the last question. A router that has ended blocks the
+// question about what it may have left open (leftover).
 //
 // A pool can name a busy probe. One router then asks the pod before the round (SendProbe).
 //
-// A new leader takes a sandbox to have been in use until recoveryMargin and twice the
-// expiry after what its object shows, at most until it began to lead.
+// A new leader assumes that a sandbox was in use until recoveryMargin and twice the expiry after
+// the time that its object shows, but not later than the begin of the term.
 
 const (
 	// roundMost bounds the sandboxes that one round asks about, and probesMost the pods
 	// that are probed in one tick.
 	roundMost  = 1000
 	probesMost = 64
-	// askAgain is the pause before it is tried again to ask about a sandbox.
+	// askAgain is the pause before the next attempt to ask about a sandbox.
 	askAgain = 500 * time.Millisecond
 	// answerWait is how long routers may take to look twice and to answer. Requests are
 	// held meanwhile, for 2 s.
 	answerWait = 1500 * time.Millisecond
-	// A round follows the one before by the duration of roundsApart looks, so that its two
-	// looks are 5 % of the time of Envoy's main thread, and at most by roundsMost.
+	// The pause between two rounds is the duration of roundsApart looks, so that the two looks of
+	// a round are 5 % of the time of Envoy's main thread. It is at most roundsMost.
 	roundsApart = 40
 	roundsMost  = 10 * time.Second
-	// bytesLeast is the shortest idle timeout of a sandbox that is judged by bytes: they
-	// are counted by the minute.
+	// bytesLeast is the shortest idle timeout of a sandbox whose bytes count, because routers
+	// count bytes per minute.
 	bytesLeast = time.Minute
-	// probeWait is when a probe that was not answered is made again: a router tries three
+	// probeWait is the pause before a probe without an answer is repeated. A router tries three
 	// times, 200 ms each and a second apart.
 	probeWait = 6 * time.Second
 	// reapHold is how long a request may wait for a sandbox whose release is on its way
 	// into the journal.
 	reapHold = 5 * time.Second
-	// The activity of one sandbox is written to its object at most every showEvery. In
-	// showWithin the turn comes to each of them.
+	// The activity of one sandbox is written to its object at most every showEvery, and at least
+	// every showWithin if it has changed.
 	showEvery  = time.Minute
 	showWithin = 2 * time.Minute
-	// recoveryMargin is by how much the use of a sandbox may be later than what its
-	// object shows: clocks of allocators may each be off by ten minutes, one ahead and the
-	// other behind, and objects lag behind by showEvery, showWithin and the write.
+	// recoveryMargin is how much later than its object shows a sandbox may have been in use. The
+	// clocks of two allocators may each be off by ten minutes, in opposite directions. Objects
+	// lag behind by showEvery, showWithin and the write.
 	recoveryMargin = 25 * time.Minute
 	// pongsKept bounds the pongs of a session whose times are remembered.
 	pongsKept = 64
@@ -68,30 +68,30 @@ type reaping int
 
 const (
 	notDue  reaping = iota
-	asked           // it is in a round, or waits for one
-	decided         // its release is on its way
+	asked           // in a round, or waiting for one
+	decided         // released by a verdict; the fact is on its way into the journal
 )
 
-// lastUse is what is known of the use of a sandbox.
+// lastUse is the newest known use of a sandbox.
 type lastUse struct {
-	at     time.Duration // the newest that is known of, on the boot clock
+	at     time.Duration // on the boot clock
 	kind   activity.Kind
 	router string // that has reported it
 	open   int
-	// told is its number among those that routers were told of; 0: they were not.
+	// told numbers the sandboxes in the order in which routers could learn their routes; 0: not yet.
 	told    uint64
 	reaping reaping
-	// notBefore is when it may be asked about again, and prober the stream whose router
-	// probes it until then; 0: none.
+	// notBefore is the earliest time of the next question about it. prober is the stream whose
+	// router probes it until then; 0: none.
 	notBefore time.Duration
 	prober    uint64
-	shownAt   time.Duration // when its object was written last for this
+	shownAt   time.Duration // when its activity was last written to its object
 }
 
-// leftover is what a router that has ended may have left open at its Envoy: sandboxes up to
-// the number upTo, and those of shown. It counts as in use until a router beside the same
-// Envoy has begun a look after the end was known, or the one that has ended would have
-// expired.
+// leftover is what a router that has ended may have left open at its Envoy: the sandboxes up to
+// the number upTo, and those of shown. They count as in use until another router beside the same
+// Envoy has begun a look after the leader learned of the end, or until the session of the router
+// would have expired.
 type leftover struct {
 	session, gateway string
 	since, until     time.Duration
@@ -110,14 +110,14 @@ type ponged struct {
 	at    time.Duration
 }
 
-// settling is the end of a router that may have left something open. The journal keeps it
-// for the next leader until that is over and the objects show it.
+// settling is the journaled end of a router that may have left something open. The journal keeps
+// it for the next leader until the leftover is over and the objects show the activity.
 type settling struct {
 	at     time.Duration
 	settle Settle
 }
 
-// reaper is the part of the Core that is about activity.
+// reaper is the part of Core that is about activity.
 type reaper struct {
 	due       []*sandbox // that wait for a round
 	round     []*sandbox // that routers are asked about
@@ -127,16 +127,16 @@ type reaper struct {
 	probes    int // in this tick
 	leftovers []*leftover
 	settlings []settling // in the order of time
-	told      uint64     // how many sandboxes routers were told of
-	// shown is the sandbox whose turn it was last to be shown, and showNext when it comes to
-	// the next one.
+	told      uint64     // the newest lastUse.told
+	// shown is the sandbox whose activity was considered for its object last, and showNext is
+	// when the next one is considered.
 	shown    Mark
 	showNext time.Duration
 }
 
-// idleAt is when a sandbox will have been idle for long enough; ok is false if that
-// never comes, or not before a call about it has been answered. What was admitted a window
-// ago shows in a look, if it is open.
+// idleAt is when the idle timeout of a sandbox ends. ok is false if it has none, or if a change of
+// its end is on its way into the journal. The timeout is not shorter than the connect window,
+// because a look may miss a request that was admitted less than that ago.
 func (c *Core) idleAt(s *sandbox) (at time.Duration, ok bool) {
 	least := c.cfg.Window
 	if s.MinBytes > 0 {
@@ -145,7 +145,7 @@ func (c *Core) idleAt(s *sandbox) (at time.Duration, ok bool) {
 	return s.at + max(s.IdleTimeout, least), s.Phase == Running && s.IdleTimeout > 0 && s.changing == 0
 }
 
-// note remembers that a sandbox was in use, and returns whether that is news.
+// note records a use of a sandbox, and reports whether it is the newest.
 func (c *Core) note(s *sandbox, at time.Duration, kind activity.Kind) bool {
 	if s.Phase != Starting && s.Phase != Running || at < s.at {
 		return false
@@ -154,15 +154,15 @@ func (c *Core) note(s *sandbox, at time.Duration, kind activity.Kind) bool {
 	return true
 }
 
-// begin notes that a sandbox has begun to run: routers are told of it from now on.
+// begin notes that a sandbox runs. Routers may have its route from now on.
 func (c *Core) begin(s *sandbox) {
 	c.told++
 	s.told, s.at, s.kind, s.shownAt = c.told, c.now.Boot, activity.Claim, c.now.Boot
 	c.schedule(s)
 }
 
-// recoverActivity notes what an earlier leader has left on the object of a running
-// sandbox. It may have been used later, through routers that expire without a word.
+// recoverActivity reads the activity of a running sandbox from its object. It may have been used
+// later, through routers that never report to this leader.
 func (c *Core) recoverActivity(s *sandbox) {
 	c.begin(s)
 	last := s.ClaimedAt
@@ -172,7 +172,7 @@ func (c *Core) recoverActivity(s *sandbox) {
 	s.at = min(c.now.Boot, c.bootOf(last)+recoveryMargin+2*c.expiry())
 }
 
-// tracked takes what a router says of one sandbox.
+// tracked records what a router reports about one sandbox.
 func (c *Core) tracked(s *session, a Activity) {
 	sb := c.sandboxes[a.ID]
 	if a.ID == "" {
@@ -184,7 +184,7 @@ func (c *Core) tracked(s *session, a Activity) {
 	if a.Age == 0 && s.inUse != nil {
 		s.inUse[sb] = struct{}{}
 	}
-	if a.ID == "" && sb.MinBytes > 0 { // whether bytes move is not known without its route
+	if a.ID == "" && sb.MinBytes > 0 { // a router without the route does not count the bytes
 		return
 	}
 	if c.note(sb, max(0, c.now.Boot-a.Age), a.Kind) {
@@ -204,8 +204,8 @@ func (c *Core) sandboxAt(at netip.Addr) *sandbox {
 	return nil
 }
 
-// report takes what a router says after a look. Each report names all that is in use, in
-// one or more parts; only the last one says how the look went.
+// report records what a router reports after a look. A report names everything in use, in one or
+// more parts. Only the last part has the result of the look.
 func (c *Core) report(ev Report) {
 	s := c.streams[ev.Stream]
 	if s == nil || !s.durable {
@@ -226,8 +226,8 @@ func (c *Core) report(ev Report) {
 	}
 }
 
-// looked lets go of what routers have left open at an Envoy that another one has looked
-// at since: what is open still was reported with that look.
+// looked ends the leftovers of a gateway at which s has begun a look since. That look reported
+// what is still open.
 func (c *Core) looked(s *session, nonce uint64) {
 	i := slices.IndexFunc(s.pongs, func(p ponged) bool { return p.nonce == nonce })
 	for _, l := range c.leftovers {
@@ -238,8 +238,8 @@ func (c *Core) looked(s *session, nonce uint64) {
 	c.expireLeftovers()
 }
 
-// expireLeftovers lets go of what has been waited for long enough. It may have been in use
-// until now.
+// expireLeftovers ends the leftovers whose time is over. Their sandboxes may have been in use until
+// now.
 func (c *Core) expireLeftovers() {
 	c.leftovers = slices.DeleteFunc(c.leftovers, func(l *leftover) bool {
 		if c.now.Boot < l.until {
@@ -254,8 +254,8 @@ func (c *Core) expireLeftovers() {
 	})
 }
 
-// leaves is what a session that ends may leave open, nil for nothing. looked: its last
-// report shows that; else it is all that it could serve.
+// leaves is what a router that ends may leave open; nil: nothing. looked: the last report of the
+// router shows it. Otherwise it is everything that the router could serve.
 func (c *Core) leaves(s *session, looked bool) *leftover {
 	l := &leftover{session: s.id, gateway: s.gateway, since: c.now.Boot, until: s.lastPing + c.expiryOf(s)}
 	switch {
@@ -269,7 +269,7 @@ func (c *Core) leaves(s *session, looked bool) *leftover {
 	return l
 }
 
-// settleLater has the journal keep an end that is durable.
+// settleLater has the journal keep a durable end of a router for a fixed time.
 func (c *Core) settleLater(s Settle) {
 	c.settlings = append(c.settlings, settling{c.now.Boot + c.expiry() + showEvery + showWithin, s})
 }
@@ -284,9 +284,9 @@ func (c *Core) settleEnds() {
 // askable reports whether a session can be asked what is idle.
 func (s *session) askable() bool { return s.stream != 0 && s.durable && s.blind == "" }
 
-// awaited lists the sessions, by ID, without whose word a sandbox is not released for
-// being idle, at most so many. One that is connected may know of use of any sandbox, also
-// if it has been told nothing: it may have expired for this leader with something open.
+// awaited lists the sessions, by ID and at most so many, that block the question whether a sandbox
+// is idle. A connected session counts for every sandbox, even before it has received a route: its
+// router may have rejoined after it expired, with requests still open.
 func (c *Core) awaited(sb *sandbox, most int) (list []string) {
 	for _, s := range c.byID {
 		if len(list) < most && !s.askable() && sb.told <= s.knows {
@@ -301,7 +301,7 @@ func (c *Core) awaited(sb *sandbox, most int) (list []string) {
 	return list
 }
 
-// comes acts on a sandbox for which a moment has come.
+// comes acts on a sandbox whose deadline has come.
 func (c *Core) comes(s *sandbox) {
 	if at, reason := s.ends(); reason != "" && at <= c.now.Boot {
 		c.startRelease(s, reason)
@@ -317,8 +317,8 @@ func (c *Core) comes(s *sandbox) {
 	c.schedule(s)
 }
 
-// probe has the pod of a sandbox that is due asked whether it is busy, and returns false
-// if that need not be known.
+// probe has a router ask the pod of a sandbox that is due whether it is busy. It returns false if
+// the sandbox has no busy probe.
 func (c *Core) probe(s *sandbox) bool {
 	if !c.isProbed(s) {
 		return false
@@ -337,15 +337,15 @@ func (c *Core) probe(s *sandbox) bool {
 	return true
 }
 
-// isProbed reports whether the pod of a sandbox is asked whether it is busy. The pool may
-// have got its probe after the claim: a pod that always says that it is busy ends only if
-// the claim has fixed an end for it.
+// isProbed reports whether the pod of a sandbox is probed. The pool may have got its probe after
+// the claim. A sandbox without a lifetime is not probed then, because a pod that is always busy
+// would keep it for ever.
 func (c *Core) isProbed(s *sandbox) bool {
 	p := c.pools[s.Pool]
 	return p != nil && p.BusyProbe.Port != 0 && !s.LifetimeEnd.IsZero()
 }
 
-// probed takes what a pod has answered.
+// probed records the answer of a pod.
 func (c *Core) probed(ev Probed) {
 	s := c.sandboxes[ev.ID]
 	switch {
@@ -355,20 +355,19 @@ func (c *Core) probed(ev Probed) {
 		c.note(s, c.now.Boot, activity.Busy)
 		c.schedule(s)
 	default:
-		s.prober, s.notBefore = 0, c.now.Boot+probeWait+roundsMost // so long the answer holds
+		s.prober, s.notBefore = 0, c.now.Boot+probeWait+roundsMost // the answer holds until then
 		c.pass(s)
 	}
 }
 
-// pass has a sandbox whose pod is not busy asked about in the next round.
+// pass adds a sandbox whose pod is not busy to the next round.
 func (c *Core) pass(s *sandbox) {
 	s.reaping = asked
 	c.due = append(c.due, s)
 }
 
-// ask begins a round, if there is none and something is due. A verdict has to become
-// durable at once, because requests are held meanwhile: while the journal does not
-// answer nothing is asked.
+// ask begins a round if none is under way and something is due. It does not while the journal
+// does not answer: requests are held until the verdict is durable.
 func (c *Core) ask() {
 	if c.round != nil || c.now.Boot < c.nextRound || c.closing || c.journalStands() {
 		return
@@ -403,8 +402,8 @@ func (c *Core) ask() {
 	c.judge()
 }
 
-// connected lists the sessions that a round is about: while one is connected that cannot
-// be asked there is none.
+// connected lists the sessions that have a stream and are durable. No round begins while one of
+// them cannot be asked.
 func (c *Core) connected() (all []*session) {
 	for _, s := range c.byID {
 		if s.stream != 0 && s.durable {
@@ -414,7 +413,7 @@ func (c *Core) connected() (all []*session) {
 	return all
 }
 
-// quiesced takes the answer of a router.
+// quiesced records the answer of a router.
 func (c *Core) quiesced(ev Quiesced) {
 	s := c.streams[ev.Stream]
 	if s != nil && s.blind == unanswered && ev.Blind == "" {
@@ -445,8 +444,9 @@ func (c *Core) judge() {
 	c.endRound(true)
 }
 
-// endRound ends the round, if there is one. sure: what is known is all that there is to
-// know. Else a session has come or gone, or cannot tell, and it is asked again after a pause.
+// endRound ends the round, if one is under way. sure: every router has answered, so the verdict
+// stands. Otherwise a session joined or ended, or could not tell; the question is repeated after
+// a pause.
 func (c *Core) endRound(sure bool) {
 	round := c.round
 	c.round = nil
@@ -476,11 +476,11 @@ func (c *Core) endRound(sure bool) {
 	}
 }
 
-// unanswered is why a router that has not answered in time cannot be asked.
+// unanswered is session.blind of a router that did not answer in time.
 const unanswered = "it did not answer in time"
 
-// expireRound ends the round when the time for answers is over. A router that has not
-// answered is asked again when it has, or when its next report shows that it can tell.
+// expireRound ends the round when the time for answers is over. A router that did not answer is
+// asked again after its late answer, or after its next report of a good look.
 func (c *Core) expireRound() {
 	if c.round == nil || c.now.Boot < c.until {
 		return
@@ -494,8 +494,8 @@ func (c *Core) expireRound() {
 	c.endRound(false)
 }
 
-// showSome writes the activity of the next sandboxes to their objects. Each gets its turn,
-// and no more is written than the rate allows.
+// showSome writes the activity of the next sandboxes to their objects, in turn and at a bounded
+// rate.
 func (c *Core) showSome() {
 	c.showNext = max(c.showNext, c.now.Boot-100*time.Millisecond) // what was not used is lost
 	for c.showNext <= c.now.Boot && len(c.live) > 0 && !c.pressure {

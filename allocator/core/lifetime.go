@@ -7,10 +7,10 @@ import (
 	"github.com/berth-sandbox/berth/api/activity"
 )
 
-// bootOf is a moment of the wall clock on the boot clock.
+// bootOf converts a time of the wall clock to the boot clock.
 func (c *Core) bootOf(t time.Time) time.Duration { return c.now.Boot + t.Sub(c.now.Wall) }
 
-// times puts the moments at which a sandbox ends on the boot clock.
+// times converts the end times of a sandbox to the boot clock.
 func (c *Core) times(s *sandbox) {
 	s.nextEnd = s.EndAt
 	for _, m := range []struct {
@@ -23,14 +23,15 @@ func (c *Core) times(s *sandbox) {
 	}
 }
 
-// ends is when a sandbox is released, in use or not, and why; "" if it is not.
+// ends returns when a sandbox is released whether it is in use or not, and the reason. An empty
+// reason means that no such end is set.
 func (s *sandbox) ends() (at time.Duration, reason string) {
 	earlier := func(than time.Duration, why string) {
 		if than != 0 && (reason == "" || than < at) {
 			at, reason = than, why
 		}
 	}
-	if s.changing == 0 { // else it is looked at again when that is durable
+	if s.changing == 0 { // else timeoutSet schedules it again
 		earlier(s.endAt, ReasonTimeout)
 	}
 	earlier(s.lifetimeEnd, ReasonMaxLifetime)
@@ -40,7 +41,7 @@ func (s *sandbox) ends() (at time.Duration, reason string) {
 	return at, reason
 }
 
-// schedule sees to it that the sandbox is looked at when it is due.
+// schedule puts the sandbox into the deadline heap for the earliest moment at which it may be due.
 func (c *Core) schedule(s *sandbox) {
 	if s.Phase != Starting && s.Phase != Running {
 		return
@@ -69,8 +70,8 @@ func (c *Core) keepAlive(ev KeepAlive) {
 	}
 }
 
-// kept returns the live sandbox that a call is about, which is activity, or answers
-// that there is none.
+// kept returns the live sandbox of a call and notes the call as activity. If there is none it
+// answers the call and returns nil.
 func (c *Core) kept(token uint64, id string) *sandbox {
 	s := c.sandboxes[id]
 	switch {
@@ -85,7 +86,7 @@ func (c *Core) kept(token uint64, id string) *sandbox {
 	return s
 }
 
-// setTimeout has the end of a sandbox moved. It counts when it is durable.
+// setTimeout moves the end of a sandbox. The new end counts when it is durable.
 func (c *Core) setTimeout(ev SetTimeout) {
 	s := c.kept(ev.Token, ev.ID)
 	if s == nil {
@@ -97,8 +98,8 @@ func (c *Core) setTimeout(ev SetTimeout) {
 	c.commit(Fact{Sandbox: &next}, true, func(f Fact, _ time.Duration) { c.timeoutSet(s, ev.Token, f) })
 }
 
-// next is what the next fact of a sandbox begins with: what is so, and what is on its
-// way into the journal.
+// next returns the state that the next fact of a sandbox starts from: its state, with the changes
+// that are on their way into the journal.
 func (s *sandbox) next() Sandbox {
 	next := s.Sandbox
 	next.EndAt = s.nextEnd
@@ -120,12 +121,12 @@ func (c *Core) timeoutSet(s *sandbox, token uint64, f Fact) {
 	}
 	c.schedule(s)
 	shown := s.Sandbox
-	shown.Phase = f.Sandbox.Phase // its release may be on its way, and it may never have run
+	shown.Phase = f.Sandbox.Phase // not Releasing: the sandbox may never have run
 	c.emit(Record{Sandbox: shown})
 	c.emit(answer)
 }
 
-// deadlineHeap orders sandboxes by when something is due.
+// deadlineHeap orders sandboxes by dueAt.
 type deadlineHeap []*sandbox
 
 func (h deadlineHeap) Len() int           { return len(h) }

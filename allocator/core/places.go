@@ -5,25 +5,23 @@ import (
 	"slices"
 )
 
-// place is an address, and what may be reached there. Addresses come back: to
-// another pod of ours when the network gives them out again, and to a pod that moves.
-// So a pod is handed out only at an address that
+// place is one pod IP address. The network gives an address to another pod when its pod ends,
+// and a pod can move to another address. A pod is handed out only if all of these hold:
 //
-//   - no router may still send the requests of an earlier sandbox to, whoever deleted
-//     that sandbox's pod and under whichever leader: its routes are fenced;
-//   - no such requests can have reached before, while it was idle there. Its next sandbox
-//     would be another one's. Such a pod keeps the address until all is fenced, and is
-//     deleted;
-//   - no other pod of ours seems to have. One of the two is not there any more, and
-//     which one it is cannot be seen from here: those that are idle are deleted, a
-//     sandbox there is released.
+//   - The address is not tainted: the fence of every sandbox that had a route to it is complete,
+//     no matter which leader released the sandbox or who deleted its pod.
+//   - The pod was never idle at the address while the address was tainted. Requests of the
+//     earlier sandbox may have changed the pod. Such a pod keeps its address until all fences
+//     are complete, and is then deleted.
+//   - No other pod was seen at the address. One of the two must have lost it, and Core cannot
+//     see which one. Idle pods there are deleted, and a sandbox there is released.
 type place struct {
 	pods   []*pod // that were last seen there
-	routes int    // of sandboxes whose fence is not complete
-	left   []*pod // that were reached there and have moved away
+	routes int    // how many sandboxes with an incomplete fence had a route to it; above 0 it is tainted
+	left   []*pod // pods that were idle there while it was tainted, and have moved away
 }
 
-// placeOf returns what is at an address.
+// placeOf returns the place of an address, and creates it if there is none.
 func (c *Core) placeOf(at netip.Addr) *place {
 	p := c.places[at]
 	if p == nil {
@@ -46,8 +44,8 @@ func (q *pod) contested() bool {
 	})
 }
 
-// locate puts a pod to the address that it was seen at, or to none. Others that are
-// or were there with it are looked at again.
+// locate moves a pod to the address at which it was seen, or to none. It considers the other pods
+// of the old address again.
 func (c *Core) locate(q *pod, at netip.Addr) {
 	if q.place != nil && q.at != at {
 		p, was := q.place, q.at
@@ -69,7 +67,7 @@ func (c *Core) locate(q *pod, at netip.Addr) {
 	}
 }
 
-// reconsider looks again at the pods at an address, but for one.
+// reconsider considers all pods at an address again, except one.
 func (c *Core) reconsider(p *place, but *pod) {
 	set := map[*pod]struct{}{}
 	for _, o := range p.pods {
@@ -82,7 +80,7 @@ func (c *Core) reconsider(p *place, but *pod) {
 	}
 }
 
-// expose notes that routers may be told where a sandbox is.
+// expose taints the addresses of a sandbox: routers may receive a route to them from now on.
 func (c *Core) expose(s *sandbox) {
 	if !s.exposed {
 		s.exposed = true
@@ -99,7 +97,7 @@ func (c *Core) expose(s *sandbox) {
 	}
 }
 
-// cover notes that no router can send anything to where a sandbox was.
+// cover ends the taint of the addresses of a sandbox: its fence is complete.
 func (c *Core) cover(s *sandbox) {
 	if s.exposed {
 		s.exposed = false
@@ -109,7 +107,8 @@ func (c *Core) cover(s *sandbox) {
 			c.leavePlace(at, p)
 			for _, q := range append(slices.Clone(p.pods), p.left...) {
 				if q.reached && !c.certain(q) && c.pods[q.seen.Key] == q {
-					// The next leader would not know why this pod may not be handed out.
+					// The next leader does not know that this pod must not be handed out. So the
+					// sandbox does not end before the intent to delete the pod is durable.
 					q.before = append(q.before, s)
 					s.reaches++
 				}
@@ -122,13 +121,13 @@ func (c *Core) cover(s *sandbox) {
 	}
 }
 
-// certain reports whether it is durable that an idle pod is to be deleted.
+// certain reports whether the intent to delete an idle pod is durable.
 func (c *Core) certain(q *pod) bool {
 	d := c.discards[q.seen.Key]
 	return d != nil && d.durable
 }
 
-// letEnd has those end that waited for the end of a pod that they had reached.
+// letEnd ends the sandboxes that waited until the intent to delete q is durable.
 func (c *Core) letEnd(q *pod) {
 	all := q.before
 	q.before = nil

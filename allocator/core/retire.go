@@ -5,9 +5,8 @@ import (
 	"time"
 )
 
-// discard takes an idle pod out of use for good. It is deleted once that is in
-// the journal: a leader that comes after must not hand it out while our deletion
-// is still on its way.
+// discard takes an idle pod out of use for good. The pod is deleted when the intent is durable.
+// Otherwise the next leader could hand out a pod whose deletion is on its way.
 func (c *Core) discard(q *pod) {
 	c.enter(q, podDeleting)
 	if !q.seen.Deleting {
@@ -17,8 +16,8 @@ func (c *Core) discard(q *pod) {
 	}
 }
 
-// discardStrays has the pods deleted that are marked as used and on no record,
-// once no router of an earlier term can know a route to them.
+// discardStrays deletes the orphans: pods that are marked as used and on no record. It waits until
+// no router of an earlier term can have a route to them.
 func (c *Core) discardStrays() {
 	if len(c.strays) == 0 || c.now.Boot < c.started.Boot+c.cfg.Lease+c.expiry()+c.cfg.Window {
 		return
@@ -40,10 +39,9 @@ type discard struct {
 	asked bool // for its deletion
 }
 
-// discardDoubles takes the pods out of use for good that records name for a sandbox,
-// at other addresses or beside the pod that it counts as being on. They are deleted when
-// that is in the journal, and the sandbox's fence is complete. The leaders that follow
-// learn of them only from there: its record names one pod and one address from now on.
+// discardDoubles takes the pods out of use for good that conflicting records name for a sandbox.
+// They are deleted when the intent is durable and the sandbox's fence is complete. The intent is
+// the only record of them: the sandbox's own record names one pod and one address from now on.
 func (c *Core) discardDoubles(s *sandbox) {
 	at := map[PodKey][]netip.Addr{}
 	var pods []PodKey
@@ -65,8 +63,8 @@ func (c *Core) discarded(key PodKey) {
 	c.advanceDiscard(key)
 }
 
-// advanceDiscard deletes a pod that is discarded, or drops the durable intent if the pod is gone,
-// unless something stands in the way.
+// advanceDiscard deletes a discarded pod when its intent is durable and no fence protects it, or
+// drops the intent when the pod is gone.
 func (c *Core) advanceDiscard(key PodKey) {
 	q, d := c.pods[key], c.discards[key]
 	switch {

@@ -10,60 +10,59 @@ import (
 
 type sandbox struct {
 	Sandbox
-	// exposed: some router may send requests to where it is, or was.
+	// exposed: its addresses are tainted, because a router may have a route to them.
 	exposed bool
-	// reaches is how many idle pods its requests may have reached whose deletion is not
-	// durable yet.
+	// reaches is how many idle pods its requests may have reached whose intent to be deleted is
+	// not durable yet.
 	reaches int
-	// lost: its pod cannot serve it any more, or has another address than the
-	// routers were told. Its release is on its way.
+	// lost: its pod cannot serve it any more, or has another address than the route. Its release
+	// is on its way into the journal.
 	lost     bool
-	readying bool // that it runs is on its way into the journal
-	ran      bool // routers were told of it before its release began
-	// What these are in Binding and Sandbox, on the boot clock, 0 for none: a step of the
-	// wall clock must not end anything, or keep it for ever.
+	readying bool // the fact that it runs is on its way into the journal
+	ran      bool // it was running before its release began
+	// The times of the same names in Binding and Sandbox, on the boot clock; 0: none. A step of
+	// the wall clock must not end a sandbox, or keep it for ever.
 	endAt, lifetimeEnd, startBy, endedAt time.Duration
-	// changing is how many changes of its end are on their way into the journal, and
-	// nextEnd what the last one says.
+	// changing is how many changes of its end are on their way into the journal. nextEnd is the
+	// end that the last one sets.
 	changing int
 	nextEnd  time.Time
 	lastUse
-	// dueAt is its place in the deadline heap. Nothing is due before; what was moved to
-	// later moments is found out then.
+	// dueAt is its key in the deadline heap. Nothing is due before. A deadline that has moved to a
+	// later time is found out then.
 	dueAt time.Duration
-	// durableAt is when its release was known to be durable, on the boot clock; 0: in
+	// durableAt is when the writer learned that its release is durable, on the boot clock; 0: in
 	// an earlier term, or not yet.
 	durableAt time.Duration
 	index     int // in the deadline heap, -1 or 0 when not in it
 	queued    bool
 	recorded  Revision // what the Sandbox object is known to show
-	// deleting: somebody has deleted the object. It stays for as long as its
-	// idempotency key holds. dropped: it was deleted, and must not come back.
+	// deleting: a user has deleted the object. A finalizer keeps it while its idempotency key
+	// holds. dropped: it was deleted, and must not be written again.
 	deleting, dropped bool
 	callers           []caller // of Claim, until it runs
 	waiters           []waiter // callers of Release
-	// doubles are where it is as well, on another record. No pod of them serves it;
-	// its fence covers them all, because routers know a sandbox by its ID.
+	// doubles are the pods and addresses that conflicting records name for it. None of these
+	// pods serves it. Its fence covers all of them, because routes are keyed by sandbox ID.
 	doubles []double
 	elem    *list.Element // in Core.ended
 	keyElem *list.Element // in Core.keysEnded
 }
 
-// double is a pod that a record names for a sandbox for which another record names
-// another one.
+// double is a pod that one record names for a sandbox while another record names another pod.
 type double struct {
 	pod PodKey
 	ip  netip.Addr
 }
 
-// double notes that another record has s on a pod, at an address.
+// double notes that another record names this pod and address for s.
 func (s *sandbox) double(pod PodKey, ip netip.Addr) {
 	if d := (double{pod, ip}); !slices.Contains(s.doubles, d) {
 		s.doubles = append(s.doubles, d)
 	}
 }
 
-// addresses are where routers may send the requests of a sandbox to.
+// addresses are those to which routers may send the requests of a sandbox.
 func (s *sandbox) addresses() []netip.Addr {
 	all := []netip.Addr{s.IP}
 	for _, d := range s.doubles {
@@ -105,8 +104,8 @@ func (c *Core) startRelease(s *sandbox, reason string) {
 	c.commit(Fact{Sandbox: &released}, true, func(f Fact, at time.Duration) { c.released(s, f, at) })
 }
 
-// lost releases a sandbox whose pod cannot serve it any more. Routers that ask are
-// not told of it from now on.
+// lost releases a sandbox whose pod cannot serve it any more. From now on no router gets its
+// route.
 func (c *Core) lost(s *sandbox, reason string) {
 	if s.Phase == Released {
 		c.tryEnd(s)
@@ -140,9 +139,8 @@ func (c *Core) released(s *sandbox, f Fact, at time.Duration) {
 	c.startFence(s)
 }
 
-// tryEnd notes, if that is so, that nothing is left of a released sandbox: its
-// pod is gone, no router can send anything to where it was, and what its requests may
-// have reached there is certain to go.
+// tryEnd ends a released sandbox if nothing of it is left: its pod is gone, its fence is complete,
+// and the intent to delete every idle pod that its requests may have reached is durable.
 func (c *Core) tryEnd(s *sandbox) {
 	if s.Phase != Released || c.pods[s.Pod] != nil || !c.fences.Complete(s.ID) || s.reaches > 0 {
 		return

@@ -7,43 +7,43 @@ import (
 	"time"
 )
 
-// session is one router process.
+// session is the membership of one router process.
 type session struct {
 	id string
-	// durable: that it is there is in the journal. It has been told nothing before.
+	// durable: the session is in the journal. The router receives nothing before that.
 	durable bool
 	from    string // where it joined from last, for people
 	stream  uint64 // 0: not connected
-	// lastPing is when it was heard last, at the latest; heardAt when this leader has
-	// heard it, 0 if never.
+	// lastPing is an upper bound of when a leader last heard the router. heardAt is when this
+	// leader last heard it, 0 if never.
 	lastPing, heardAt time.Duration
 	unponged          uint64 // the nonce of the last ping, if it has to wait for its answer
-	// burying is how many deaths it has reported that are not durable. Its ping is
-	// answered after that: it then forgets the proof.
+	// burying is how many deaths it has reported that are not durable yet. Its ping is answered
+	// only then, because the router forgets the proof when it gets the pong.
 	burying  int
 	sequence uint64 // of the last message sent on the stream
 	acked    uint64 // of the last one that was acknowledged
-	// declared: an operator says that it has ended, and that is on its way into the
+	// declared is set while an operator's declaration that it has ended is on its way into the
 	// journal.
 	declared *declaration
-	// blind says why it cannot be asked what is idle, and answered is the last round in
-	// which it has answered.
+	// blind says why the router cannot be asked what is idle; empty: it can. answered is the last
+	// round in which it answered.
 	blind    string
 	answered uint64
-	// gateway is the place that its newest look was at, took how long that look took, and
-	// shown what it showed to be in use. inUse is that of a report that is not complete.
+	// gateway, took and shown are of its newest look: which gateway it read, how long it took,
+	// and which sandboxes it showed in use. inUse collects a report that is not complete.
 	gateway      string
 	took         time.Duration
 	shown, inUse map[*sandbox]struct{}
 	pongs        []ponged // the last ones on this stream
-	// knows: it may know the routes of sandboxes up to this number.
+	// knows: the router may have the routes of sandboxes up to this number (lastUse.told).
 	knows uint64
 	// earlier: it stands for all routers of an earlier journal.
 	earlier bool
 }
 
-// expiry is how long after the receipt of its last ping a session may still
-// serve what it knew: max-stale, and 1 % for clocks that run at other speeds.
+// expiry is how long after the receipt of its last ping a router may still serve its routes:
+// max-stale, and 1 % for clocks that run at different speeds.
 func (c *Core) expiry() time.Duration { return c.cfg.MaxStale + c.cfg.MaxStale/100 }
 
 func (c *Core) sessionJoined(ev SessionJoined) {
@@ -52,8 +52,8 @@ func (c *Core) sessionJoined(ev SessionJoined) {
 	}
 	s := c.sessions[ev.Session]
 	if s == nil {
-		// The next leader has to know whom it must wait for. So this is durable before
-		// the router is told anything.
+		// The session must be durable before the router receives a route, because the next
+		// leader must wait for every router that has one.
 		s = &session{id: ev.Session}
 		c.addSession(s)
 		c.commit(Fact{Session: s.id, From: ev.From}, true, func(Fact, time.Duration) { c.sessionDurable(s) })
@@ -104,7 +104,7 @@ func (c *Core) indexOf(id string) int {
 	return at
 }
 
-// welcome tells a router what is so.
+// welcome sends a router the snapshot of all routes.
 func (c *Core) welcome(s *session) {
 	s.sequence, s.acked = 1, 0
 	c.fences.SentSnapshot(s.id, s.sequence)
@@ -112,7 +112,7 @@ func (c *Core) welcome(s *session) {
 	c.pong(s)
 }
 
-// pong answers the ping that had to wait, if there is one and it need not any more.
+// pong answers the ping that had to wait, if there is one and it can be answered now.
 func (c *Core) pong(s *session) {
 	if s.unponged != 0 && s.durable && s.burying == 0 && s.stream != 0 {
 		c.sendPong(s, s.unponged)
@@ -120,8 +120,8 @@ func (c *Core) pong(s *session) {
 	}
 }
 
-// heard notes that a router was alive. What is known of one of an earlier term is more
-// than that: another leader may have heard it since.
+// heard notes that the router was alive. lastPing never goes back: for a session of an earlier
+// term it is later than the join, because another leader may have heard the router since.
 func (s *session) heard(at time.Duration) { s.lastPing, s.heardAt = max(s.lastPing, at), at }
 
 func (c *Core) sessionLeft(ev SessionLeft) {
@@ -132,8 +132,8 @@ func (c *Core) sessionLeft(ev SessionLeft) {
 	c.disconnect(s)
 }
 
-// disconnect notes that a session's stream is gone. It may serve what it knows until it
-// expires.
+// disconnect notes that the stream of a session has ended. The router may serve its routes until
+// the session expires.
 func (c *Core) disconnect(s *session) {
 	delete(c.streams, s.stream)
 	s.stream, s.knows = 0, c.told
@@ -142,7 +142,7 @@ func (c *Core) disconnect(s *session) {
 	c.eachFence(c.answerReleases)
 }
 
-// goodbye acts on a router that has said that it ends.
+// goodbye ends the session of a router that leaves cleanly.
 func (c *Core) goodbye(ev SessionGoodbye) {
 	s := c.sessions[ev.Session]
 	if s == nil {
@@ -151,7 +151,7 @@ func (c *Core) goodbye(ev SessionGoodbye) {
 	s.heard(c.now.Boot)
 	here := s.stream != 0 && s.stream == ev.Stream
 	left := c.leaves(s, ev.Looked && here && s.blind == "")
-	if here { // it is closed when the end is durable
+	if here { // the stream is closed when the end is durable
 		delete(c.streams, s.stream)
 		s.stream = 0
 	}
@@ -164,7 +164,7 @@ func (c *Core) goodbye(ev SessionGoodbye) {
 	c.dropSession(s, left)
 }
 
-// sessionDead acts on a router that has ended, as another one, by, can tell.
+// sessionDead ends the session of a router whose process is proven to have ended. by reported it.
 func (c *Core) sessionDead(id string, by *session) {
 	s := c.sessions[id]
 	if s == nil || s == by {
@@ -189,7 +189,8 @@ func (c *Core) sessionPing(ev SessionPing) {
 	c.sendPong(s, ev.Nonce)
 }
 
-// sendPong answers a ping. What the router does after the answer, it does after now.
+// sendPong answers a ping. It keeps the time, so that a look of the router that names this pong is
+// known to have begun after now.
 func (c *Core) sendPong(s *session, nonce uint64) {
 	c.emit(SendPong{Stream: s.stream, Nonce: nonce})
 	s.pongs = append(s.pongs[max(0, len(s.pongs)+1-pongsKept):], ponged{nonce, c.now.Boot})
@@ -198,7 +199,7 @@ func (c *Core) sendPong(s *session, nonce uint64) {
 func (c *Core) sessionAck(ev SessionAck) {
 	s := c.streams[ev.Stream]
 	if s == nil || ev.Sequence > s.sequence {
-		return // what was never sent has not taken effect
+		return // that message was never sent
 	}
 	s.acked = max(s.acked, ev.Sequence)
 	for _, id := range c.fences.Acknowledge(s.id, ev.Sequence) {
@@ -206,8 +207,8 @@ func (c *Core) sessionAck(ev SessionAck) {
 	}
 }
 
-// removeSession forgets a session that can route to nothing any more. by has proven that,
-// nil: the time is over.
+// removeSession ends a session whose router can route to nothing any more. by is the session that
+// proved it; nil: it has expired.
 func (c *Core) removeSession(s, by *session) {
 	c.discardEarly(s)
 	c.commit(Fact{Session: s.id, Left: true}, by != nil, func(f Fact, _ time.Duration) {
@@ -220,7 +221,7 @@ func (c *Core) removeSession(s, by *session) {
 	c.dropSession(s, c.leaves(s, false))
 }
 
-// dropSession waits for a session no more, but for what it has left open, if anything.
+// dropSession removes a session. left is what its router may have left open; nil: nothing.
 func (c *Core) dropSession(s *session, left *leftover) {
 	c.discardEarly(s)
 	if s.earlier {
