@@ -10,15 +10,13 @@ const (
 	stableAfter = 10 * time.Second
 )
 
-// backOff holds up the replacements of a pool's idle pods that end early: before they
-// were ever warm, or, by themselves, within stableAfter of that. A template whose
-// program ends at once would otherwise have pods made as fast as nodes can start
-// them. Everything else goes on: pods that were claimed are replaced at once, and so
-// are single pods that end later. The end of a sandbox's pod does not count, however
-// soon it comes: a claim has come before each.
+// backOff delays the replacement of idle pods that end early: before they were warm, or by
+// themselves within stableAfter of that. Otherwise a template whose program ends at once would
+// create pods as fast as nodes can start them. Pods that were claimed, and pods that end later,
+// are replaced at once. The end of a sandbox's pod never counts as early.
 //
-// The pause doubles with each round in which pods end early. It is forgotten when no
-// pod has ended early for stableAfter since one became warm, and with another template.
+// The pause doubles with each round in which pods end early. It is reset when no pod has ended
+// early for stableAfter since one became warm, and when the template changes.
 type backOff struct {
 	held    int           // pods that ended early, and are not replaced yet
 	pause   time.Duration // 0: none has ended early
@@ -27,18 +25,17 @@ type backOff struct {
 	trouble Trouble
 }
 
-// Trouble is why a pool makes its pods more slowly, for people. The zero value is: it
-// does not.
+// Trouble says why a pool delays the creation of pods, in text for people. The zero value means
+// that it does not.
 type Trouble struct {
 	// Pod is the last one that ended early, Why what is known of its end.
 	Pod, Why string
-	// Retry is when the next pod is made in its place, in whole seconds; zero: it has been.
+	// Retry is when the replacement is created, in whole seconds; zero: it was.
 	Retry time.Time
 }
 
-// endedEarly notes that an idle pod has ended too soon. Pods that end side by side
-// count once. A stranded pod does not count: its replacement was made when it was
-// stranded, and a held one would be missing from the pool.
+// endedEarly notes that an idle pod has ended early. Pods that end during one pause count once. A
+// stranded pod does not count: its replacement was created when it was stranded.
 func (c *Core) endedEarly(q *pod, why string) {
 	p, b := q.pool, &q.pool.backOff
 	if c.recovering || q.outdated || q.stranded() || !p.known || p.Deleting {
@@ -65,10 +62,10 @@ func (c *Core) becameWarm(q *pod) {
 	}
 }
 
-// early reports whether an idle pod that has ended by itself was too short-lived.
+// early reports whether an idle pod that has ended by itself has ended early.
 func (c *Core) early(q *pod) bool { return q.warmAt == 0 || c.now.Boot-q.warmAt < stableAfter }
 
-// retry has held pods replaced whose time has come.
+// retry ends the pause of a pool when its time is over.
 func (c *Core) retry(p *pool) {
 	b := &p.backOff
 	switch {
@@ -82,8 +79,8 @@ func (c *Core) retry(p *pool) {
 	p.touch()
 }
 
-// stuck says which of the pool's pods is not ready, and why, for people; "" if no pod
-// says so.
+// stuck says for people which pod of the pool is not ready, and why. It is empty if no pod says
+// why.
 func (p *pool) stuck() string {
 	if p.sum(podPending) == 0 {
 		return ""

@@ -11,7 +11,7 @@ import (
 	"github.com/berth-sandbox/berth/api/activity"
 )
 
-// claim is what callers wait for: one, or several with one idempotency key.
+// claim is a claim of one caller, or of several with one idempotency key.
 type claim struct {
 	number   uint64 // in the order of arrival
 	callers  []caller
@@ -28,7 +28,7 @@ type claim struct {
 // claimKey is an idempotency key of a team.
 type claimKey struct{ team, key string }
 
-// keyed is what an idempotency key stands for: a claim, then its sandbox.
+// keyed is what an idempotency key stands for: a claim, and later its sandbox.
 type keyed struct {
 	hash    [sha256.Size]byte
 	claim   *claim
@@ -83,7 +83,7 @@ func (c *Core) claimAgain(ev Claim, k *keyed) {
 	case k.hash != ev.Binding.RequestHash:
 		c.emit(ClaimRefused{Token: ev.Token, Why: KeyReused})
 	case k.claim != nil:
-		// A claim that has a pod is bounded by itself: there are no more of them than pods.
+		// Claims that have a pod are as many as pods at most. So only their callers are bounded.
 		p, n := k.claim.pool, len(k.claim.callers)
 		if k.claim.elem != nil {
 			n = p.callers
@@ -103,7 +103,7 @@ func (c *Core) claimAgain(ev Claim, k *keyed) {
 		c.emit(Claimed{Token: ev.Token, Sandbox: s.Sandbox})
 	case (s.Phase == Starting || s.Phase == Releasing) && len(s.callers) >= c.cfg.MaxWaiting:
 		c.emit(ClaimRefused{Token: ev.Token, Why: Overloaded})
-	case s.Phase == Starting || s.Phase == Releasing: // until it is durable that it runs, or was released
+	case s.Phase == Starting || s.Phase == Releasing: // wait until its start or release is durable
 		s.callers = append(s.callers, caller{ev.Token, c.now.Boot + ev.Wait})
 		c.starting[s] = struct{}{}
 	default:
@@ -111,12 +111,12 @@ func (c *Core) claimAgain(ev Claim, k *keyed) {
 	}
 }
 
-// hopeless reports whether no pod will become warm as things are.
+// hopeless reports whether no pod of the pool will become warm, unless a release makes room.
 func (p *pool) hopeless() bool {
 	return p.want() == 0 && p.sum(podPending) == 0 && len(p.creating) == 0 && p.queue.Len() == 0
 }
 
-// serve gives pods to those who wait, in the order in which they came.
+// serve gives warm pods to the claims that wait, in the order in which they came.
 func (c *Core) serve(p *pool) {
 	for !c.recovering && p.waiting.Len() > 0 {
 		cl := p.waiting.Front().Value.(*claim)
@@ -132,8 +132,7 @@ func (c *Core) serve(p *pool) {
 	}
 }
 
-// bind gives a pod to a claim, under an ID that was never used, and has it
-// journaled.
+// bind gives a pod to a claim under an ID that was never used, and journals it.
 func (c *Core) bind(cl *claim, q *pod) {
 	q.pool.queue.Passed(q.seen.Key)
 	c.enter(q, podClaiming)
@@ -167,8 +166,8 @@ func (c *Core) bind(cl *claim, q *pod) {
 	cl.fact = c.commit(Fact{Sandbox: s}, true, func(f Fact, _ time.Duration) { c.claimed(cl, f) })
 }
 
-// takeBack calls off a binding that was not handed to a Write. The claim waits
-// again, at its place.
+// takeBack withdraws a binding that was not handed to a Write. The claim returns to its place in
+// the line.
 func (c *Core) takeBack(cl *claim) {
 	c.callOff(cl)
 	cl.pool.line(cl)
@@ -181,8 +180,7 @@ func (c *Core) callOff(cl *claim) {
 	cl.pod, cl.fact = nil, nil
 }
 
-// line puts a claim into the line: one that has lost its pod at its place, before those
-// that came after it. unline takes it out.
+// line puts a claim into the line of its pool, ordered by arrival. unline takes it out.
 func (p *pool) line(cl *claim) {
 	p.touch()
 	p.callers += len(cl.callers)
@@ -222,7 +220,7 @@ func (c *Core) claimAbandoned(token uint64) {
 			c.enter(q, podPending)
 			c.consider(q) // back to its place in the queue
 		}
-		return // from here on the outcome is awaited
+		return // a claim that was handed to a Write goes on
 	}
 	for s := range c.starting {
 		n := len(s.callers)
@@ -240,7 +238,7 @@ func (c *Core) claimAbandoned(token uint64) {
 	}
 }
 
-// dropClaim forgets a claim that came to nothing.
+// dropClaim forgets a claim that got no sandbox.
 func (c *Core) dropClaim(cl *claim) {
 	for _, x := range cl.callers {
 		delete(c.claims, x.token)
@@ -259,7 +257,7 @@ func (c *Core) refuse(cl *claim, why Refusal) {
 	c.dropClaim(cl)
 }
 
-// expireWaiting refuses those who have waited for long enough.
+// expireWaiting refuses the callers whose wait is over.
 func (c *Core) expireWaiting(p *pool) {
 	for e := p.waiting.Front(); e != nil; {
 		cl := e.Value.(*claim)
@@ -284,7 +282,7 @@ func (c *Core) expireWaiting(p *pool) {
 func (c *Core) claimed(cl *claim, f Fact) {
 	s := &sandbox{Sandbox: *f.Sandbox}
 	if cl.pool.known {
-		s.takePorts(cl.pool) // they may have changed meanwhile
+		s.takePorts(cl.pool) // they may have changed while the claim was written
 	}
 	c.add(s)
 	q := c.pods[s.Pod]
@@ -300,9 +298,9 @@ func (c *Core) claimed(cl *claim, f Fact) {
 		reason = ReasonAddressShared
 	}
 	if reason != "" {
-		// Its pod went while this was being written. The callers get another one,
-		// at their place, under another ID, which is what their key stands for. So
-		// this one is shown only with its release, which has no key.
+		// The pod ended while the claim was written. The callers get another sandbox at their
+		// place, and their key stands for that one. So this sandbox has no key, and its object
+		// is written only with its release.
 		s.IdempotencyKey = ""
 		c.lost(s, reason)
 		cl.pod, cl.fact = nil, nil
@@ -346,8 +344,7 @@ func (c *Core) claimed(cl *claim, f Fact) {
 	}
 }
 
-// running makes it known that requests may reach the sandbox, and answers its
-// callers.
+// running sends the route of a sandbox to the routers and answers its callers.
 func (c *Core) running(s *sandbox) {
 	c.begin(s)
 	c.emit(Record{Sandbox: s.Sandbox})
@@ -371,7 +368,7 @@ func (c *Core) answerCallers(s *sandbox, with Effect) {
 	delete(c.starting, s)
 }
 
-// close lets nobody wait any longer.
+// close ends all waits, because this leader is about to end.
 func (c *Core) close() {
 	c.closing = true
 	for _, p := range c.pools {
@@ -384,8 +381,7 @@ func (c *Core) close() {
 	}
 }
 
-// answerStarting answers the callers who have waited for long enough with a
-// sandbox that is still starting.
+// answerStarting answers the callers whose wait is over with a sandbox that is still starting.
 func (c *Core) answerStarting() {
 	for _, s := range c.sortedStarting() {
 		s.callers = slices.DeleteFunc(s.callers, func(x caller) bool {
@@ -401,12 +397,12 @@ func (c *Core) answerStarting() {
 	}
 }
 
-// sortedStarting lists those that start and have callers, in an order of their own.
+// sortedStarting lists the starting sandboxes that have callers, by ID.
 func (c *Core) sortedStarting() []*sandbox {
 	return slices.SortedFunc(maps.Keys(c.starting), func(a, b *sandbox) int { return strings.Compare(a.ID, b.ID) })
 }
 
-// startDone acts on the answer of a pool's hook.
+// startDone acts on the outcome of the postStart hook.
 func (c *Core) startDone(ev Started) {
 	s := c.sandboxes[ev.ID]
 	if s == nil || s.Phase != Starting || s.readying {
@@ -433,14 +429,14 @@ func (c *Core) ready(s *sandbox, f Fact) {
 	c.running(s)
 }
 
-// keyEnds lets the time run for which an ended sandbox's idempotency key holds.
+// keyEnds begins the time for which the idempotency key of an ended sandbox still holds.
 func (c *Core) keyEnds(s *sandbox) {
 	if s.IdempotencyKey != "" && s.keyElem == nil {
 		s.keyElem = c.keysEnded.PushBack(s)
 	}
 }
 
-// forgetKeys drops the idempotency keys that hold no longer.
+// forgetKeys drops the idempotency keys whose time is over.
 func (c *Core) forgetKeys() {
 	for e := c.keysEnded.Front(); e != nil; e = c.keysEnded.Front() {
 		s := e.Value.(*sandbox)

@@ -14,7 +14,7 @@ type outbox struct {
 	ready   bool // a Write may be made
 	pending []*pendingFact
 	writing []*pendingFact
-	// since is when the first of pending came; urgent: somebody waits for one.
+	// since is when the first of pending was added. urgent: a caller waits for one of them.
 	since  time.Duration
 	urgent bool
 	// handedAt is when the Write under way was made.
@@ -53,7 +53,7 @@ func (c *Core) commit(fact Fact, urgent bool, then committed) *pendingFact {
 	return pf
 }
 
-// flush hands what waits to the writer, if that is free.
+// flush hands the pending facts to the writer if it is free.
 func (c *Core) flush() {
 	o := &c.outbox
 	if !o.ready || len(o.pending) == 0 || !o.urgent && c.now.Boot-o.since < c.cfg.Linger {
@@ -92,7 +92,8 @@ func (c *Core) journalStands() bool {
 	return len(c.outbox.writing) > 0 && c.now.Boot-c.outbox.handedAt > standsAfter
 }
 
-// written makes true what has become durable, in its order. at is when that was known.
+// written makes the facts of the last Write true, in their order. at is when the writer learned
+// that they are durable.
 func (c *Core) written(at time.Duration) {
 	if at == 0 {
 		at = c.now.Boot

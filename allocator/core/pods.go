@@ -28,33 +28,32 @@ type pod struct {
 	node     *node
 	phase    podPhase
 	outdated bool // made from an older template
-	// away: its node became unusable under it. Such a pod is not counted on, so
-	// the pool makes another one; but not for one that lands on such a node,
-	// because the next might land there too.
+	// away: its node became unusable after the pod was scheduled. The pool creates another pod
+	// for it. A pod that is scheduled to an unusable node is not away, because its replacement
+	// might be scheduled to the same node.
 	away bool
-	// reached: requests for an earlier sandbox may have reached it, because it got the
-	// address while routers could know a route there. It is never handed out, and
-	// not counted on either.
+	// reached: requests of an earlier sandbox may have reached it, because it was idle at an
+	// address while that was tainted. It is never handed out, and the pool creates another one.
 	reached bool
-	// early: the same, for sandboxes of an earlier journal, of which nothing is known. It
-	// is counted on until that is certain.
+	// early: the same for sandboxes of an earlier journal. The pool creates no other pod until
+	// the session of that journal ends.
 	early   bool
 	warmAt  time.Duration // boot clock: when it was warm for the first time; 0: never
-	before  []*sandbox    // that do not end before this is certain to be deleted
+	before  []*sandbox    // that do not end before the intent to delete this pod is durable
 	place   *place        // at the address that it was last seen at
 	at      netip.Addr
 	claim   *claim   // while claiming
 	sandbox *sandbox // from claimed on
 }
 
-// node is a node, or the name of one that was not seen.
+// node is a node. One that pods name and that was not seen is not usable.
 type node struct {
 	name   string
 	usable bool
 	pods   map[*pod]struct{}
 }
 
-// stranded: it is idle and not counted on.
+// stranded reports whether the pod is idle and the pool creates another pod for it.
 func (q *pod) stranded() bool { return q.phase == podPending && (q.away || q.reached) }
 
 // usable reports whether the pod can be handed out.
@@ -62,13 +61,13 @@ func (q *pod) usable() bool {
 	return q.seen.Ready && !q.seen.Deleting && !q.seen.Finished && q.node.usable && q.place != nil && !q.reached && !q.early && !q.contested()
 }
 
-// restarted reports whether the sandbox is to end because a container of its pod has
-// started again since it was claimed.
+// restarted reports whether a container of the pod has restarted since the claim, and the pool
+// ends sandboxes for that.
 func (q *pod) restarted(s *sandbox) bool {
 	return q.seen.Restarts > s.Restarts && !q.pool.KeepOnRestart
 }
 
-// change changes what a pod is counted by.
+// change runs f, which changes a field that the pool counts its pods by.
 func (q *pod) change(f func()) {
 	q.pool.count(q, -1)
 	f()
@@ -120,7 +119,7 @@ func (c *Core) nodeSeen(name string, usable bool) {
 	}
 }
 
-// sortedPods lists pods in an order of their own: the same events do the same.
+// sortedPods lists pods by UID, so that the same events have the same effects.
 func sortedPods(set map[*pod]struct{}) []*pod {
 	all := make([]*pod, 0, len(set))
 	for q := range set {
@@ -150,8 +149,7 @@ func (c *Core) podSeen(seen Pod) {
 		d := c.discards[seen.Key]
 		switch s := c.holds[seen.Key]; {
 		case s != nil:
-			// Used before, whatever this observation shows: it may be older than
-			// the use.
+			// The pod is used, even if this observation does not show it: it may be older.
 			c.hold(q, s)
 		case d != nil:
 			c.enter(q, podDeleting)
@@ -172,9 +170,8 @@ func (c *Core) podSeen(seen Pod) {
 	c.consider(q)
 }
 
-// ownerOf says which pool a pod is of that is not known yet. A pod that is on record
-// as a sandbox's, or as one to be deleted, is ours although its owner reference was
-// taken away.
+// ownerOf returns the pool of a pod that is seen for the first time. A pod that is on record, for a
+// sandbox or as one to be deleted, is ours even if its owner reference was removed.
 func (c *Core) ownerOf(seen Pod) (owner PoolKey, ours bool) {
 	s, d := c.holds[seen.Key], c.discards[seen.Key]
 	if seen.Pool == "" && s != nil {
@@ -183,8 +180,8 @@ func (c *Core) ownerOf(seen Pod) (owner PoolKey, ours bool) {
 	return PoolKey{seen.Key.Namespace, seen.Pool}, seen.Pool != "" || d != nil
 }
 
-// relabel has the pool's label put back. It names the sandbox too: it takes the place of
-// a LabelPod that is not carried out yet.
+// relabel restores the pool's label of a pod. The effect names the sandbox too, because it replaces
+// an earlier LabelPod that is not carried out yet.
 func (c *Core) relabel(q *pod) {
 	if !q.seen.Mislabelled || q.seen.Deleting {
 		return
@@ -196,7 +193,7 @@ func (c *Core) relabel(q *pod) {
 	c.emit(e)
 }
 
-// consider acts on what a pod was last seen as.
+// consider acts on the latest observation of a pod.
 func (c *Core) consider(q *pod) {
 	seen := q.seen
 	switch q.phase {
@@ -210,10 +207,10 @@ func (c *Core) consider(q *pod) {
 			}
 			c.discard(q)
 		case q.reached && (q.place == nil || q.place.routes == 0):
-			// Not before: its address would go to another pod, which would be reached too.
+			// Not while the address is tainted: the next pod there would be reached too.
 			c.discard(q)
 		case seen.Pool == "" && !q.reached:
-			// The next leader would not find it.
+			// The next leader cannot find it without an owner.
 			c.discard(q)
 		case seen.Used:
 			c.emit(Repaired{Pod: seen.Key, What: "a pod of this pool is marked as used, and no record says by whom: it will be deleted"})
@@ -243,8 +240,8 @@ func (c *Core) consider(q *pod) {
 	}
 }
 
-// unfit says why a pod, or none, can no longer be the one of a sandbox, as a reason
-// for its release; it is empty if it can.
+// unfit returns the reason for which a pod can no longer serve its sandbox; empty: it can. q may be
+// nil.
 func (q *pod) unfit(s *sandbox) string {
 	switch {
 	case q == nil:
@@ -254,8 +251,8 @@ func (q *pod) unfit(s *sandbox) string {
 	case q.seen.Finished:
 		return ReasonPodFailed
 	case q.seen.IP != s.IP:
-		// The address the routers know may belong to another pod already, also when
-		// this one has none at the moment.
+		// The address of the route may belong to another pod already, even if this pod has none
+		// at the moment.
 		return ReasonPodMoved
 	case q.contested():
 		return ReasonAddressShared
@@ -265,7 +262,7 @@ func (q *pod) unfit(s *sandbox) string {
 	return ""
 }
 
-// hold ties a pod to the sandbox that it was given earlier.
+// hold ties a pod that was found again to its sandbox.
 func (c *Core) hold(q *pod, s *sandbox) {
 	q.sandbox = s
 	if q.pool.known {
@@ -277,7 +274,7 @@ func (c *Core) hold(q *pod, s *sandbox) {
 		return
 	}
 	c.enter(q, podReleased)
-	if s.elem != nil { // it is not gone after all
+	if s.elem != nil { // it had ended, but its pod exists
 		c.ended.Remove(s.elem)
 		s.elem = nil
 		s.Phase = Released

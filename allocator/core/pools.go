@@ -16,8 +16,8 @@ const (
 	retryMost  = 30 * time.Second
 )
 
-// pool is a pool and its pods. A pool that was deleted, or not seen yet, but
-// still has pods is kept without a spec.
+// pool is a pool and its pods. A pool that has pods is kept while its object does not exist, or was
+// not seen yet.
 type pool struct {
 	Pool
 	known    bool     // its object exists
@@ -29,8 +29,8 @@ type pool struct {
 	waiting  *list.List // of *claim without a pod, in the order they came
 	callers  int        // of those claims: claims with one idempotency key have several
 	creating map[string]struct{}
-	// again are the names of pods whose creation failed. They are asked for
-	// again before new ones: one that was made all the same is not made twice.
+	// again are the names of pods whose creation failed. They are used before new names, so that
+	// a pod that was created although the call failed is not created twice.
 	again []string
 	// n counts pods by phase, by whether they are outdated, and stranded.
 	n [podPhases][2][2]int
@@ -53,8 +53,8 @@ func (p *pool) counts() Counts {
 // sum is how many pods are in a phase.
 func (p *pool) sum(phase podPhase) int { return p.outdated(phase) + p.current(phase) }
 
-// outdated and current are how many of them are made from an older template, and
-// from the present one.
+// outdated and current are how many of them were created from an older template, and from the
+// current one.
 func (p *pool) outdated(phase podPhase) int { return p.n[phase][1][0] + p.n[phase][1][1] }
 func (p *pool) current(phase podPhase) int  { return p.n[phase][0][0] + p.n[phase][0][1] }
 
@@ -100,8 +100,8 @@ func (p *pool) count(q *pod, d int) {
 	p.n[q.phase][outdated][stranded] += d
 }
 
-// poolOf returns the pool of that name, making a place for one whose object was
-// not seen: its pods must not be forgotten.
+// poolOf returns the pool of that name. It creates an entry for a pool whose object was not seen,
+// because the pods of such a pool must be kept.
 func (c *Core) poolOf(key PoolKey) *pool {
 	p := c.pools[key]
 	if p == nil {
@@ -114,7 +114,7 @@ func (c *Core) poolOf(key PoolKey) *pool {
 	return p
 }
 
-// sortedPools lists the pools in an order of their own.
+// sortedPools lists the pools by namespace and name.
 func (c *Core) sortedPools() []*pool {
 	all := make([]*pool, 0, len(c.pools))
 	for _, p := range c.pools {
@@ -165,7 +165,7 @@ func (c *Core) reconcile(p *pool) {
 	case p.Deleting:
 		c.drain(p)
 		return
-	case !p.known: // a pool not seen yet: nothing is decided about its pods
+	case !p.known: // its object was not seen yet, so nothing is decided about its pods
 		if len(p.pods) == 0 {
 			delete(c.pools, p.Key)
 		}
@@ -174,8 +174,8 @@ func (c *Core) reconcile(p *pool) {
 		c.withhold(p)
 		return
 	}
-	// Those that are stranded are not counted on. They come back with their node,
-	// and are then too many; or never, because their address was somebody else's.
+	// Stranded pods do not count. They may come back with their node and are a surplus then. A
+	// pod that was reached never comes back.
 	idle := len(p.creating) + p.n[podPending][0][0] + p.current(podWarm)
 	if p.retryAt == 0 {
 		missing := p.Warm - idle - p.backOff.held
@@ -189,7 +189,7 @@ func (c *Core) reconcile(p *pool) {
 				name, p.again = p.again[0], p.again[1:]
 			}
 			if _, taken := p.creating[name]; taken {
-				continue // as good as never; the next event makes up for it
+				continue // a name collision; the next settling tries another suffix
 			}
 			p.creating[name] = struct{}{}
 			c.emit(CreatePod{Pool: p.Key, Name: name})
@@ -198,15 +198,15 @@ func (c *Core) reconcile(p *pool) {
 	c.shrink(p, idle)
 }
 
-// discardStranded makes room for others, where it is wanted: as many pods go as
-// are missing, but not more than are on their way already.
+// discardStranded makes room for new pods below MaxPods. It discards as many stranded pods as pods
+// are missing, less those that are being deleted already.
 func (c *Core) discardStranded(p *pool, most int) {
 	most -= p.sum(podDeleting)
 	if most <= 0 || p.n[podPending][0][1]+p.n[podPending][1][1] == 0 {
 		return
 	}
 	for _, q := range p.sorted(podPending) {
-		// One that requests for another may reach has to keep its address.
+		// A pod that was reached keeps its address until that is no longer tainted.
 		if q.stranded() && !q.reached && most > 0 && p.want() > p.sum(podWarm) {
 			c.discard(q)
 			most--
@@ -214,9 +214,8 @@ func (c *Core) discardStranded(p *pool, most int) {
 	}
 }
 
-// shrink deletes idle pods that are too many: outdated ones that are not ready,
-// then outdated warm ones as far as current warm ones stand in, then current
-// ones that are not ready, then the youngest.
+// shrink discards surplus idle pods in this order: outdated pods that are not ready; outdated warm
+// pods as far as current warm pods replace them; current pods that are not ready; the youngest.
 func (c *Core) shrink(p *pool, idle int) {
 	if p.outdated(podPending) > 0 {
 		for _, q := range p.sorted(podPending) {
@@ -228,7 +227,7 @@ func (c *Core) shrink(p *pool, idle int) {
 	want := p.want()
 	surplus := min(p.sum(podWarm)-want, p.outdated(podWarm))
 	if underWay := len(p.creating) + p.sum(podPending) + p.sum(podDeleting); surplus <= 0 && p.outdated(podWarm) > 0 && p.full() && underWay == 0 {
-		surplus = 1 // no room for a current one to stand in: one makes room at a time
+		surplus = 1 // MaxPods leaves no room for a replacement, so one pod at a time makes room
 	}
 	if surplus > 0 {
 		for _, q := range c.warm(p, func(q *pod) bool { return q.outdated })[:surplus] {
@@ -245,7 +244,7 @@ func (c *Core) shrink(p *pool, idle int) {
 			surplus--
 		}
 	}
-	// Not more than there are, less those that are still being created.
+	// Pods that are still being created cannot be discarded.
 	surplus = min(surplus, p.current(podWarm)-want)
 	if surplus > 0 {
 		young := c.warm(p, func(q *pod) bool { return !q.outdated })
@@ -255,8 +254,8 @@ func (c *Core) shrink(p *pool, idle int) {
 	}
 }
 
-// withhold deletes the idle pods of a pool whose template is refused, but for
-// warm ones that were made from an earlier template.
+// withhold discards the idle pods of a pool whose template is refused, except warm pods that were
+// created from an earlier template.
 func (c *Core) withhold(p *pool) {
 	for _, q := range p.sorted(podPending) {
 		c.discard(q)
@@ -283,8 +282,7 @@ func (c *Core) warm(p *pool, fits func(*pod) bool) (found []*pod) {
 	return found
 }
 
-// sorted lists the pods in these phases, in an order of their own: the same
-// events choose the same pods.
+// sorted lists the pods in these phases by UID, so that the same events choose the same pods.
 func (p *pool) sorted(phases ...podPhase) []*pod {
 	found := map[*pod]struct{}{}
 	for q := range p.pods {
@@ -295,7 +293,7 @@ func (p *pool) sorted(phases ...podPhase) []*pod {
 	return sortedPods(found)
 }
 
-// drain releases and deletes everything of a pool that is going away.
+// drain refuses the claims, releases the sandboxes and discards the pods of a pool that is deleted.
 func (c *Core) drain(p *pool) {
 	for p.waiting.Len() > 0 {
 		c.refuse(p.waiting.Front().Value.(*claim), NoPool)
@@ -320,8 +318,8 @@ func (c *Core) drain(p *pool) {
 	}
 }
 
-// want is how many warm pods the pool is to have, as far as MaxPods leaves room
-// beside those that are in use.
+// want is how many warm pods the pool should have, as far as MaxPods leaves room beside the pods in
+// use.
 func (p *pool) want() int {
 	if p.MaxPods == 0 {
 		return p.Warm
@@ -345,7 +343,7 @@ func (c *Core) createFailed(key PoolKey, name string) {
 		return
 	}
 	if _, asked := p.creating[name]; !asked {
-		return // it was made all the same, and has been seen
+		return // the pod was created all the same, and was seen
 	}
 	delete(p.creating, name)
 	p.again = append(p.again, name)
