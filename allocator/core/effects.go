@@ -5,36 +5,34 @@ import (
 	"time"
 )
 
-// Effect is something to do. Each type below is one. Effects are handed out in
-// order; those that write to Kubernetes may run side by side, those for one
-// session must reach it in order.
+// Effect is something that the caller of Step has to do. Each type below is one. Effects that
+// write to Kubernetes may be carried out concurrently. Effects for one stream must reach it in
+// their order.
 type Effect interface{ effect() }
 
 type (
-	// CreatePod makes a pod from the pool's template under this name. It is
-	// answered by PodSeen or CreateFailed.
+	// CreatePod creates a pod from the pool's template under this name. PodSeen or CreateFailed
+	// answers it.
 	CreatePod struct {
 		Pool PoolKey
 		Name string
 	}
-	// Write commits facts to the journal, in their order. It is answered by Written
-	// when all of them are durable, later by WriterReady. No other Write is made
-	// before.
+	// Write commits facts to the journal, in their order. Written answers it when all of them are
+	// durable, and WriterReady later. Core emits no other Write before.
 	Write struct{ Facts []Fact }
-	// Settle: the journal need not keep this state of a sandbox, a session, or the
-	// intent to delete a pod, any longer. One of the three is set.
+	// Settle: the journal may drop this state of a sandbox, a session, or the intent to delete a
+	// pod. One of the three is set.
 	Settle struct {
 		ID       string
 		Session  string
 		Pod      PodKey
 		Revision Revision
 	}
-	// DeletePod deletes the pod. Success shows as PodGone.
+	// DeletePod deletes the pod. PodGone follows.
 	DeletePod struct{ Pod PodKey }
-	// LabelPod shows on a pod which pool it is of, and, unless ID is "", that it holds
-	// that sandbox, or that this was released. The core does not depend on it. Only the
-	// latest of several for one pod matters. Restored: the pool's label was taken away
-	// or changed.
+	// LabelPod labels a pod with its pool and, unless ID is empty, with its sandbox and whether
+	// that was released. Core does not depend on it. Only the latest of several for one pod
+	// counts. Restored: the pool's label was removed or changed.
 	LabelPod struct {
 		Pod      PodKey
 		Pool     string
@@ -42,11 +40,11 @@ type (
 		Released bool
 		Restored bool
 	}
-	// StartSandbox calls the pool's postStart hook. It is answered by Started.
+	// StartSandbox calls the pool's postStart hook. Started answers it.
 	StartSandbox struct{ Sandbox Sandbox }
-	// Record writes the Sandbox object. Answered by Recorded. Only the latest
-	// of several for one ID matters. Touch: only its last activity has changed, and an
-	// object that is not there is not made: a leader that was deposed would bring it back.
+	// Record writes the Sandbox object. Recorded answers it. Only the latest of several for one
+	// ID counts. Touch: only the last activity has changed, and a missing object is not created,
+	// because a deposed leader would bring a deleted one back.
 	Record struct {
 		Sandbox Sandbox
 		Touch   bool
@@ -84,14 +82,14 @@ type (
 		Outstanding int
 	}
 
-	// Kept answers a KeepAlive or a SetTimeout: the sandbox as it is now. ReleaseGone:
-	// it has been released, or is about to be.
+	// Kept answers a KeepAlive or a SetTimeout with the sandbox. ReleaseGone: it was released, or
+	// its release is on its way into the journal.
 	Kept struct {
 		Token   uint64
 		Status  ReleaseStatus
 		Sandbox Sandbox
 	}
-	// WouldReap: a sandbox is idle, and would be released if Config.DryRun were not set.
+	// WouldReap: a sandbox is idle, and is not released because Config.DryRun is set.
 	WouldReap struct {
 		Sandbox Sandbox
 		Idle    time.Duration
@@ -103,31 +101,30 @@ type (
 		Status DeclareStatus
 		// Fences is how many fences waited for the session.
 		Fences int
-		// Wait is how long it must be silent still, for DeclareHeard.
+		// Wait is how much longer it must be silent, for DeclareHeard.
 		Wait time.Duration
 	}
-	// SessionDeclaredDead: a session is waited for no more, because an operator says
-	// that it has ended, which is durable now.
+	// SessionDeclaredDead: an operator's declaration is durable, so no fence waits for the session
+	// any more.
 	SessionDeclaredDead struct {
 		Session, From string
 		Declaration   Declaration
 		Fences        int
 	}
 
-	// SendSnapshot sends all routes to a stream that has just joined.
+	// SendSnapshot sends all routes as the first message of a stream.
 	SendSnapshot struct {
 		Stream   uint64
 		Sequence uint64
 		Routes   []Sandbox
 	}
-	// SendRoute tells a stream where a sandbox is.
+	// SendRoute sends the route of a sandbox.
 	SendRoute struct {
 		Stream   uint64
 		Sequence uint64
 		Sandbox  Sandbox
 	}
-	// SendRelease tells a stream that sandboxes are gone: all whose releases became
-	// durable in one step, unless a route comes between them.
+	// SendRelease sends the releases that became durable in one step.
 	SendRelease struct {
 		Stream   uint64
 		Sequence uint64
@@ -137,21 +134,21 @@ type (
 	SendResolved struct {
 		Stream uint64
 		ID     string
-		// Sandbox is set when it is running; Gone when there was one.
+		// Sandbox is set if it is running. Gone: it was released.
 		Sandbox *Sandbox
 		Gone    bool
-		// Starting: it was claimed, and nobody may be sent to it yet. A request may wait
-		// for it for as long as Hold.
+		// Starting: it was claimed, and no request may be sent to it yet. A request may wait
+		// for it for Hold.
 		Starting bool
 		Hold     time.Duration
 	}
-	// SendQuiesce asks a stream whether sandboxes are idle. It is answered by Quiesced.
+	// SendQuiesce asks a router whether sandboxes are idle. Quiesced answers it.
 	SendQuiesce struct {
 		Stream    uint64
 		Number    uint64
 		Questions []Question
 	}
-	// SendProbe has a router ask a pod whether it is busy. It is answered by Probed.
+	// SendProbe has a router ask a pod whether it is busy. Probed answers it.
 	SendProbe struct {
 		Stream uint64
 		ID     string
@@ -168,17 +165,17 @@ type (
 		Stream uint64
 		Nonce  uint64
 	}
-	// CloseStream ends a stream that was replaced by a newer one, or whose session has
-	// ended. Banned: that session was declared dead, and must not come back. Left: its
-	// router has said Goodbye, which is durable now.
+	// CloseStream ends a stream that was replaced by a newer one, or whose session has ended.
+	// Banned: the session was declared dead and must not join again. Left: the Goodbye of its
+	// router is durable.
 	CloseStream struct {
 		Stream uint64
 		Banned bool
 		Left   bool
 	}
 
-	// SandboxReady fires OnSandboxReady: requests reach the sandbox from now on.
-	// It comes once for each sandbox, or never if the leader ends in that moment.
+	// SandboxReady fires OnSandboxReady: requests reach the sandbox from now on. It comes once for
+	// each sandbox, or never if the leader ends in that moment.
 	SandboxReady struct{ Sandbox Sandbox }
 	// SandboxReleased fires OnSandboxReleased: the sandbox has been released, and its pod is not
 	// reused or deleted yet. It comes once for each sandbox.

@@ -8,7 +8,7 @@ import (
 	"github.com/berth-sandbox/berth/api/activity"
 )
 
-// PodKey names one pod for ever: names repeat, UIDs do not.
+// PodKey identifies one pod. Names are used again, UIDs are not.
 type PodKey struct{ Namespace, Name, UID string }
 
 // PoolKey names a pool.
@@ -16,9 +16,9 @@ type PoolKey struct{ Namespace, Name string }
 
 // Instant is a moment on two clocks.
 type Instant struct {
-	// Boot is monotonic and counts suspended time. Fences and sessions use it.
+	// Boot is monotonic and counts suspended time. Everything within a term uses it.
 	Boot time.Duration
-	// Wall is what people and records see.
+	// Wall is the time in records and for people.
 	Wall time.Time
 }
 
@@ -28,29 +28,29 @@ type Pool struct {
 	Warm        int
 	MaxPods     int // 0: no bound
 	DefaultPort uint16
-	// Ports may be reached from outside: ascending, empty means all. Like those
-	// of a Sandbox they are shared and must not be changed.
+	// Ports can be reached from outside, in ascending order; empty: all. The slice is shared
+	// and must not be changed, like that of a Sandbox.
 	Ports []uint16
 	// Template identifies the pod template. Pods made from another one are
 	// replaced while they are warm.
 	Template string
 	// Version is the resource version of this observation, opaque.
 	Version string
-	// PostStart: sandboxes are starting until StartSandbox has been answered.
+	// PostStart: sandboxes are starting until Started answers StartSandbox.
 	PostStart bool
-	// KeepOnRestart: a sandbox goes on when a container of its pod starts again.
+	// KeepOnRestart: a sandbox goes on when a container of its pod restarts.
 	KeepOnRestart bool
 	// Hold is how long a request for a sandbox that is starting may wait for it.
 	Hold time.Duration
-	// IdleTimeout is what a claim that does not say gets; 0: none. MinBytes is that, too.
+	// IdleTimeout and MinBytes are the defaults of claims; 0: none.
 	IdleTimeout time.Duration
 	MinBytes    uint64
 	BusyProbe   BusyProbe
-	// MaxLifetime bounds the life of a sandbox, StartupTimeout how long it may be
-	// starting; 0: no bound.
+	// MaxLifetime bounds the life of a sandbox, StartupTimeout the time for which it is starting;
+	// 0: no bound.
 	MaxLifetime, StartupTimeout time.Duration
-	// Refused: its template may not be used. No pod is made from it, and idle
-	// ones that were are deleted; warm ones of an earlier template are kept.
+	// Refused: its template may not be used. No pod is created from it, and idle pods that were
+	// are deleted. Warm pods of an earlier template are kept.
 	Refused bool
 	// Deleting: release its sandboxes and delete its pods.
 	Deleting bool
@@ -59,8 +59,8 @@ type Pool struct {
 // Pod is an observation of a pod.
 type Pod struct {
 	Key PodKey
-	// Pool owns it. "": none does. Such a pod is ignored unless it is known already, or
-	// on record.
+	// Pool is its owner; empty: none. A pod without an owner is ignored unless it is known
+	// already or on record.
 	Pool     string
 	Node     string // "" until it is scheduled
 	IP       netip.Addr
@@ -70,8 +70,8 @@ type Pod struct {
 	// Version is the resource version of this observation, opaque.
 	Version string
 	Ready   bool
-	// Used: its labels say that it is not warm, or it cannot be understood. A pod
-	// that is not on record as a sandbox's is then nobody's, and never handed out.
+	// Used: its labels say that it is not warm, or cannot be read. Such a pod is an orphan if no
+	// record has it, and is never handed out.
 	Used bool
 	// Mislabelled: its label does not name Pool.
 	Mislabelled bool
@@ -79,9 +79,9 @@ type Pod struct {
 	Deleting bool
 	// Finished: it succeeded or failed and will not run again.
 	Finished bool
-	// Restarts is how often its containers have started again.
+	// Restarts is how often its containers have restarted.
 	Restarts int
-	// Why says, for people, why it is not ready or has ended, as far as it says.
+	// Why says for people why it is not ready or has ended; empty: not known.
 	Why string
 }
 
@@ -89,17 +89,17 @@ type Pod struct {
 type Binding struct {
 	ID        string
 	ClaimedAt time.Time
-	// EndAt is when the sandbox is released, in use or not; it can be moved. LifetimeEnd
-	// is that, too, and stands. StartBy is when it is released if it is starting still.
-	// Zero: never. The earliest of these and IdleTimeout wins.
+	// EndAt is when the sandbox is released, in use or not. SetTimeout moves it. LifetimeEnd is
+	// the same and is fixed. StartBy is when it is released if it is still starting. Zero: never.
+	// The earliest of these and IdleTimeout counts.
 	EndAt, LifetimeEnd, StartBy time.Time
 	// IdleTimeout is after how long without activity it is released; 0: never.
 	IdleTimeout time.Duration
-	// MinBytes: an open connection is activity only while at least so many bytes a minute
-	// move over it. 0: it is activity in any case.
+	// MinBytes is how many bytes a minute must move over an open connection for it to count as
+	// activity. 0: it counts in any case.
 	MinBytes uint64
 	Metadata map[string]string
-	// Team is who claimed it, User whom for, as far as the caller said.
+	// Team claimed it, on behalf of User, as far as the caller said.
 	Team, User string
 	// IdempotencyKey, if not "", makes every claim of the team with this key and
 	// a body of this hash the same claim.
@@ -121,14 +121,13 @@ const (
 	Ended
 )
 
-// Sandbox is what is known of one sandbox.
+// Sandbox is the state of one sandbox.
 type Sandbox struct {
 	Binding
 	Pool PoolKey
 	Pod  PodKey
 	IP   netip.Addr
-	// DefaultPort and Ports are what its pool says, of a live sandbox what it
-	// says now.
+	// DefaultPort and Ports are those of its pool; for a live sandbox the current ones.
 	DefaultPort uint16
 	Ports       []uint16
 	// Restarts are those of the pod before the claim.
@@ -136,11 +135,10 @@ type Sandbox struct {
 	Phase    Phase
 	Reason   string
 	EndedAt  time.Time
-	// LastActive is a lower bound of when it was last active, as its object shows it:
-	// no fact, and not in the journal. Zero: nothing was noted yet.
+	// LastActive is a lower bound of its last activity, as its object shows it. It is not in the
+	// journal. Zero: none was written yet.
 	LastActive time.Time
-	// Revision orders what is written about it: a lower one never overwrites a
-	// higher one.
+	// Revision orders the writes about it. A lower one never overwrites a higher one.
 	Revision Revision
 }
 
@@ -157,33 +155,32 @@ func (r Revision) Less(o Revision) bool {
 	return r.Term < o.Term || r.Term == o.Term && r.Counter < o.Counter
 }
 
-// Fact is the whole state of one thing, as it is journaled: a sandbox, which is
-// Starting, Running or Released, a router's session, or the intent to delete an idle
-// pod.
+// Fact is the whole journaled state of one thing: a sandbox, which is Starting, Running or
+// Released; the session of a router; or the intent to delete an idle pod.
 type Fact struct {
 	Revision Revision
 	// Sandbox is set for a sandbox. Its Revision is this one.
 	Sandbox *Sandbox
-	// Session is set for a session, From where it joined from. Left: it can route to
-	// nothing any more.
+	// Session is set for a session. From is the address it joined from. Left: its router can
+	// route to nothing any more.
 	Session string
 	From    string
 	Left    bool
-	// Declared: it has left because an operator says so.
+	// Declared: it has left because an operator declared it dead.
 	Declared *Declaration
 	// Earlier: it stands for all routers of an earlier journal: see EarlierSession.
 	Earlier bool
-	// Discard is the pod that will not be handed out any more. After is set if records
-	// have named it for that sandbox, at the addresses At, and others have named another
-	// one: it is not deleted before the fence of the sandbox is complete.
+	// Discard is a pod that is never handed out again. After is set if conflicting records named
+	// the pod for that sandbox, at the addresses At: the pod is then not deleted before the fence
+	// of the sandbox is complete.
 	Discard PodKey
 	After   string
 	At      []netip.Addr
 }
 
-// Declaration is an operator's word that a router and its Envoy have ended.
+// Declaration is an operator's statement that a router and its Envoy have ended.
 type Declaration struct {
-	// By is the name of the key that was shown, "" if none was needed.
+	// By is the name of the API key; empty if none was required.
 	By, Reason string
 	At         time.Time
 }
@@ -192,11 +189,11 @@ type Declaration struct {
 const (
 	ReasonKilled      = "Killed"
 	ReasonTimeout     = "Timeout"     // its end time came
-	ReasonIdle        = "Idle"        // nobody used it for its idle timeout
+	ReasonIdle        = "Idle"        // it was not used for its idle timeout
 	ReasonMaxLifetime = "MaxLifetime" // its pool's bound
 	ReasonStartup     = "StartupTimeout"
 	ReasonDeleted     = "Deleted"     // its Sandbox object was
-	ReasonAbandoned   = "Abandoned"   // the caller had gone before the claim was answered
+	ReasonAbandoned   = "Abandoned"   // every caller had gone before the claim was answered
 	ReasonStartFailed = "StartFailed" // by its pool's postStart hook
 	ReasonPodDeleted  = "PodDeleted"
 	ReasonPodGone     = "PodGone"
@@ -216,7 +213,7 @@ type BusyProbe struct {
 	Path string
 }
 
-// Activity is what one router knows of the use of one sandbox.
+// Activity is what one router reports about the use of one sandbox.
 type Activity struct {
 	// ID is "" if the router only knows the address of its pod.
 	ID   string
