@@ -20,12 +20,12 @@ type Config struct {
 	// Window is what an admitted request may still need to open its last
 	// connection: see envoy.ConnectWindow. No idle timeout is shorter.
 	Window time.Duration
-	// Lease is for how long an earlier leader may have answered routers' pings after
-	// this term began, by the clocks of both. Required.
+	// Lease is how long an earlier leader may have answered pings of routers after this term
+	// began, by the clocks of both.
 	Lease time.Duration
-	// DeclareAfter is how long a router must have been silent before an operator is
-	// believed that it has ended, and before a Release does not wait for it any more.
-	// Routers come back within seconds. Default 10 s.
+	// DeclareAfter is how long a router must have been silent before an operator may declare it
+	// dead, and before the answer to a Release does not wait for it. Routers that lost their
+	// connection come back within seconds. Default 10 s.
 	DeclareAfter time.Duration
 	// AckWait bounds how long a Release waits for routers that are connected, or were
 	// heard less than DeclareAfter ago, before it is answered. Default 1 s.
@@ -37,16 +37,15 @@ type Config struct {
 	// KeepKeys is how long after the end of its sandbox an idempotency key holds.
 	// Default 10 min.
 	KeepKeys time.Duration
-	// MaxWaiting bounds the callers of claims that wait for a pod, by pool, and those that
-	// wait with one idempotency key for one sandbox. Default 1,000.
+	// MaxWaiting bounds the callers whose claims wait for a pod of one pool, and the callers that
+	// wait for one sandbox with one idempotency key. Default 1,000.
 	MaxWaiting int
-	// Linger is how long facts that nobody waits for are kept back for others to
-	// be written with them. Default 25 ms.
+	// Linger is how long facts without a waiting caller are held back, so that they are written
+	// together with others. Default 25 ms.
 	Linger time.Duration
-	// DryRun: sandboxes that are idle are not released. WouldReap says which would be.
+	// DryRun: idle sandboxes are not released. WouldReap reports them.
 	DryRun bool
-	// NewID makes a sandbox ID, never the same twice. NewSuffix makes the end
-	// of a pod's name.
+	// NewID returns a sandbox ID that was never used. NewSuffix returns the end of a pod's name.
 	NewID, NewSuffix func() string
 }
 
@@ -59,8 +58,7 @@ type Core struct {
 	out       []Effect
 	unsettled []*pool    // that this step has changed
 	begun     []*sandbox // whose fences this step has begun
-	// recovering: not everything that is there has been told yet, so nothing is
-	// decided about pools.
+	// recovering: Recover has not read everything yet, so nothing is decided about pools.
 	recovering bool
 	pressure   bool
 	closing    bool
@@ -91,7 +89,7 @@ type Core struct {
 	reaper
 }
 
-// New returns a Core that knows nothing. Tell it what is there by Recover.
+// New returns a Core without state. Recover gives it the state that exists.
 func New(cfg Config, now Instant) (*Core, error) {
 	var errs []error
 	if cfg.Term == 0 {
@@ -137,8 +135,7 @@ func New(cfg Config, now Instant) (*Core, error) {
 	}, nil
 }
 
-// Step takes one event and returns what is to be done about it. now never goes
-// back on the boot clock.
+// Step takes one event and returns its effects. now must not go back on the boot clock.
 func (c *Core) Step(now Instant, ev Event) []Effect {
 	c.now = now
 	switch ev := ev.(type) {

@@ -8,25 +8,24 @@ type Event interface{ event() }
 type (
 	// PoolSeen is an observation of a pool.
 	PoolSeen struct{ Pool Pool }
-	// PoolGone: the pool's object is gone. Version is that of its last observation,
-	// opaque.
+	// PoolGone: the pool's object was deleted. Version is that of its last observation, opaque.
 	PoolGone struct {
 		Key     PoolKey
 		Version string
 	}
 	// PodSeen is an observation of a pod, from a watch or as the answer to a write.
 	PodSeen struct{ Pod Pod }
-	// PodGone: the pod's object is gone.
+	// PodGone: the pod's object was deleted.
 	PodGone struct{ Key PodKey }
 	// NodeSeen is an observation of a node. Usable: it is ready and not cordoned.
 	NodeSeen struct {
 		Name   string
 		Usable bool
 	}
-	// NodeGone: the node's object is gone.
+	// NodeGone: the node's object was deleted.
 	NodeGone struct{ Name string }
-	// CreateFailed: the pod that a CreatePod asked for was not made, as far as
-	// is known. It is asked for again under the same name.
+	// CreateFailed: a CreatePod failed. The pod may exist all the same, so it is created again
+	// under the same name.
 	CreateFailed struct {
 		Pool PoolKey
 		Name string
@@ -39,37 +38,37 @@ type (
 		Binding Binding // ID, ClaimedAt and EndAt are filled in by the core
 		// Lifetime is how long the sandbox may live. 0: for ever.
 		Lifetime time.Duration
-		// IdleTimeout is after how long without activity it is released, 0: never; nil:
-		// what its pool says.
+		// IdleTimeout is after how long without activity it is released; 0: never; nil: the
+		// default of the pool.
 		IdleTimeout *time.Duration
 		// MinBytes is how many bytes a minute must move over an open connection for it to
-		// count, 0: it counts in any case; nil: what its pool says.
+		// count; 0: it counts in any case; nil: the default of the pool.
 		MinBytes *uint64
 		// Wait is how long the claim may wait for a pod, and its caller for the
 		// pool's hook.
 		Wait time.Duration
 	}
-	// ClaimAbandoned: the caller behind this token has gone.
+	// ClaimAbandoned: the caller with this token has gone.
 	ClaimAbandoned struct{ Token uint64 }
-	// IdleAvailable: a pod may be there for those who wait for one.
+	// IdleAvailable: a pod may be warm for the claims that wait.
 	IdleAvailable struct{ Pool PoolKey }
 	// Started is the outcome of a StartSandbox: whether the sandbox may run.
 	Started struct {
 		ID string
 		OK bool
 	}
-	// Pressure: what was journaled reaches the Sandbox objects too slowly, or does
-	// no longer. While it is on, new claims are refused.
+	// Pressure: journaled changes reach the Sandbox objects too slowly, or not at all. While it is
+	// on, new claims are refused.
 	Pressure struct{ On bool }
 
-	// Closing: this leader is about to end. Those who wait for a pod are refused,
-	// and nobody waits any more.
+	// Closing: this leader is about to end. Claims that wait for a pod are refused, and no new
+	// wait begins.
 	Closing struct{}
 
-	// Written: all facts of the last Write are durable. At is when that was known, on
-	// the boot clock; 0: now.
+	// Written: all facts of the last Write are durable. At is when the writer learned it, on the
+	// boot clock; 0: now.
 	Written struct{ At time.Duration }
-	// WriterReady: the next Write may be made.
+	// WriterReady: the writer takes the next Write.
 	WriterReady struct{}
 
 	// Release asks to end a sandbox. A Token other than 0 comes back in
@@ -88,14 +87,14 @@ type (
 	RecordSeen struct {
 		ID       string
 		Pool     PoolKey
-		Revision Revision // zero: it is not of an allocator
+		Revision Revision // zero: no allocator has written it
 		Deleting bool
 	}
-	// RecordGone: the Sandbox object is gone.
+	// RecordGone: the Sandbox object was deleted.
 	RecordGone struct{ ID string }
 
-	// KeepAlive counts as activity of a sandbox, SetTimeout does, too, and moves its end
-	// to so long from now; what its LifetimeEnd is stands. Token comes back in Kept.
+	// KeepAlive counts as activity of a sandbox. SetTimeout does too, and moves EndAt to Lifetime
+	// from now; LifetimeEnd does not change. Token comes back in Kept.
 	KeepAlive struct {
 		Token uint64
 		ID    string
@@ -106,39 +105,39 @@ type (
 		Lifetime time.Duration
 	}
 
-	// SessionJoined: a router opened a stream. Stream numbers are never reused
-	// within a term. From is its address, for people.
+	// SessionJoined: a router opened a stream. Stream numbers are not reused within a term. From
+	// is its address, for people.
 	SessionJoined struct {
 		Session string
 		Stream  uint64
 		From    string
 	}
-	// EarlierSeen: a router may still serve what it knows from another journal, of this
-	// ID. It comes before the router's SessionJoined, and also if the router is refused.
+	// EarlierSeen: a router may still serve routes of another journal, with this ID. It comes
+	// before the router's SessionJoined, and also if the router is refused.
 	EarlierSeen struct{ Journal string }
-	// SessionLeft: that stream ended, for whatever cause.
+	// SessionLeft: that stream ended, for any cause.
 	SessionLeft struct {
 		Session string
 		Stream  uint64
 	}
-	// SessionGoodbye: the router's process will admit nothing any more. Looked: its last
-	// report shows what may go on at its Envoy. Its stream is closed when that is durable.
+	// SessionGoodbye: the router admits no request any more. Looked: its last report shows what is
+	// still open at its Envoy. Its stream is closed when the end is durable.
 	SessionGoodbye struct {
 		Session string
 		Stream  uint64
 		Looked  bool
 	}
-	// SessionDead: the process of a router is proven to have ended, by another one.
-	// That one's later pings are answered when it is durable.
+	// SessionDead: the router By has proven that the process of another router has ended. Later
+	// pings of By are answered when the end is durable.
 	SessionDead struct{ Session, By string }
-	// DeclareDead: an operator says that a router and its Envoy have ended. Token comes
-	// back in DeadDeclared.
+	// DeclareDead: an operator declares that a router and its Envoy have ended. Token comes back
+	// in DeadDeclared.
 	DeclareDead struct {
 		Token      uint64
 		Session    string
 		By, Reason string
 	}
-	// SessionPing: the router asked for freshness.
+	// SessionPing: the router asks how long it may serve its routes.
 	SessionPing struct {
 		Session string
 		Stream  uint64
@@ -150,11 +149,11 @@ type (
 		Stream   uint64
 		Sequence uint64
 	}
-	// Report: what is in use through a router, and what its newest look showed to be in use
-	// no more; the first one on a stream has all that it remembers. Gateway names the place
-	// that it has looked at; the look took Took, and began after the router had received the
-	// pong to Nonce (0: none). Blind: it cannot tell what is open, and why. Of a report in
-	// parts only the last one has Gateway or Blind.
+	// Report: what is in use through a router, and what its newest look showed as no longer in
+	// use. The first report on a stream has everything that the router remembers. Gateway is the
+	// gateway it looked at. The look took Took, and began after the router had received the pong
+	// to Nonce (0: none). Blind says why the router cannot tell what is open. Of a report in
+	// parts only the last part has Gateway or Blind.
 	Report struct {
 		Stream     uint64
 		Activities []Activity
@@ -163,17 +162,16 @@ type (
 		Took       time.Duration
 		Blind      string
 	}
-	// Quiesced: a router admits no request any more for the sandboxes of the SendQuiesce
-	// of that number, and has looked twice since. It knows of no use of those that are not
-	// in Activities. Blind: it cannot tell what is open.
+	// Quiesced: a router admits no request for the sandboxes of the SendQuiesce of that number,
+	// and has taken two looks since. It knows of no use of a sandbox that is not in Activities.
+	// Blind says why it cannot tell what is open.
 	Quiesced struct {
 		Stream     uint64
 		Number     uint64
 		Activities []Activity
 		Blind      string
 	}
-	// Probed: whether the pod of a sandbox is busy, as far as the router of a SendProbe has
-	// found out.
+	// Probed: what the router of a SendProbe found out about the pod of a sandbox.
 	Probed struct {
 		Stream uint64
 		ID     string

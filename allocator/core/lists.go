@@ -9,7 +9,7 @@ import (
 
 // enlist puts a sandbox into the list of live ones, delist takes it out.
 func (c *Core) enlist(s *sandbox) {
-	if c.recovering { // sorted once, when all are there
+	if c.recovering { // recoverSandboxes sorts the list once
 		c.live = append(c.live, s)
 		return
 	}
@@ -23,16 +23,16 @@ func (c *Core) delist(s *sandbox) {
 	}
 }
 
-// mark is the place of s in the list of live sandboxes. It does not change.
+// mark is the position of s in the list of live sandboxes. It does not change.
 func (s *sandbox) mark() Mark { return Mark{s.ClaimedAt, s.ID} }
 
-// byClaim orders sandboxes by Mark. Microseconds count: it is what the journal and the
-// objects keep, so the next leader has the same order.
+// byClaim orders sandboxes by Mark, in microseconds. The journal and the objects keep microseconds,
+// so the next leader has the same order.
 func byClaim(s *sandbox, m Mark) int {
 	return cmp.Or(cmp.Compare(s.ClaimedAt.UnixMicro(), m.ClaimedAt.UnixMicro()), strings.Compare(s.ID, m.ID))
 }
 
-// sorted lists the sandboxes in the order they ended, those that have not last.
+// sorted lists the sandboxes in the order in which they ended; those that have not ended come last.
 func (c *Core) sorted() []*sandbox {
 	all := make([]*sandbox, 0, len(c.sandboxes))
 	for _, s := range c.sandboxes {
@@ -64,7 +64,7 @@ func (c *Core) Counts(key PoolKey) (Counts, bool) {
 	return counts, true
 }
 
-// Sandbox returns what is known of a sandbox, live or ended.
+// Sandbox returns the state of a sandbox, live or ended.
 func (c *Core) Sandbox(id string) (Sandbox, bool) {
 	s := c.sandboxes[id]
 	if s == nil {
@@ -73,7 +73,7 @@ func (c *Core) Sandbox(id string) (Sandbox, bool) {
 	return s.Sandbox, true
 }
 
-// PodKeys lists all pods that are known.
+// PodKeys lists all known pods, in no order.
 func (c *Core) PodKeys() []PodKey {
 	keys := make([]PodKey, 0, len(c.pods))
 	for key := range c.pods {
@@ -104,16 +104,16 @@ func (c *Core) Recorded() []string {
 	return ids
 }
 
-// Mark is a place in the list of live sandboxes: behind a sandbox of this ID that was
-// claimed then, whether there is one or not. The zero Mark is the beginning.
+// Mark is a position in the list of live sandboxes: after a sandbox of this ID that was claimed
+// then. The sandbox need not exist. The zero Mark is the beginning of the list.
 type Mark struct {
 	ClaimedAt time.Time
 	ID        string
 }
 
-// Live returns sandboxes that are starting or running, the oldest first, at most so many
-// from a mark on, and whether there are more. Whoever goes on with the mark of the last
-// one sees each sandbox once that is live all the while, whatever comes and goes.
+// Live returns the starting and running sandboxes after a mark, oldest first and at most so many,
+// and whether there are more. Calls that continue with the mark of the last sandbox return every
+// sandbox once that is live throughout.
 func (c *Core) Live(after Mark, most int) (list []Sandbox, more bool) {
 	at := 0
 	if after != (Mark{}) {
@@ -146,7 +146,7 @@ func (c *Core) CountLive() (n int) {
 
 func (s *sandbox) live() bool { return s.routable() || s.Phase == Starting && !s.lost }
 
-// Running returns all sandboxes that routers may be told of, in no order.
+// Running returns all sandboxes whose routes routers may receive, in no order.
 func (c *Core) Running() []Sandbox {
 	all := make([]Sandbox, 0, len(c.sandboxes))
 	for _, s := range c.sandboxes {

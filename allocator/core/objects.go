@@ -10,8 +10,9 @@ func (c *Core) recorded(ev Recorded) {
 	c.letGo(s)
 }
 
-// recordSeen acts on a Sandbox object: deleting one releases the sandbox. One that
-// nobody knows, or that was gone, was written late by a leader that was deposed.
+// recordSeen acts on an observed Sandbox object. The deletion of an object releases its sandbox. A
+// deposed leader may write late an object that is unknown or was deleted; such an object is
+// deleted.
 func (c *Core) recordSeen(ev RecordSeen) {
 	switch s := c.sandboxes[ev.ID]; {
 	case s != nil && s.dropped:
@@ -20,7 +21,7 @@ func (c *Core) recordSeen(ev RecordSeen) {
 		s.deleting = true
 		c.startRelease(s, ReasonDeleted)
 		c.letGo(s)
-	case s != nil && ev.Revision == (Revision{}): // somebody has replaced it
+	case s != nil && ev.Revision == (Revision{}): // a user has replaced it
 		s.recorded = Revision{}
 		c.emit(Record{Sandbox: s.Sandbox})
 	case s == nil && ev.Revision != (Revision{}) && ev.Revision.Term < c.cfg.Term:
@@ -28,9 +29,8 @@ func (c *Core) recordSeen(ev RecordSeen) {
 	}
 }
 
-// letGo lets go of the object of an ended sandbox that somebody has deleted. The
-// write that says that a sandbox has ended does so by itself, but for those with an
-// idempotency key.
+// letGo removes the object of an ended sandbox that a user has deleted, when its idempotency key
+// holds no longer. For a sandbox without a key the write of its end does that.
 func (c *Core) letGo(s *sandbox) {
 	if s.deleting && s.Phase == Ended && !s.recorded.Less(s.Revision) && s.IdempotencyKey != "" && s.keyElem == nil {
 		s.dropped = true
@@ -38,8 +38,7 @@ func (c *Core) letGo(s *sandbox) {
 	}
 }
 
-// recordGone acts on a Sandbox object that is not there any more, although nobody
-// here has deleted it.
+// recordGone acts on a Sandbox object that was deleted, and not by this leader.
 func (c *Core) recordGone(id string) {
 	s := c.sandboxes[id]
 	switch {
@@ -49,18 +48,18 @@ func (c *Core) recordGone(id string) {
 		s.dropped = true
 		return
 	}
-	// What it said, of the key at least, is in nobody's keeping now.
+	// The journal may have dropped what the object recorded, such as the key. So it is written
+	// again.
 	s.recorded, s.deleting = Revision{}, false
 	c.startRelease(s, ReasonDeleted)
 	c.emit(Record{Sandbox: s.Sandbox})
 }
 
-// passedMost bounds how many records that must stay are passed over at a time.
+// passedMost bounds how many records that must stay one call passes over.
 const passedMost = 1000
 
-// forgetEnded drops the records that are too old or too many. Those whose
-// idempotency key holds stay, and those still to be written: that would bring
-// them back.
+// forgetEnded drops the records that are too old or too many. It keeps those whose idempotency key
+// holds, and those with a pending write, which would bring the object back.
 func (c *Core) forgetEnded() {
 	passed := 0
 	for e := c.ended.Front(); e != nil && passed < passedMost; {
@@ -70,7 +69,7 @@ func (c *Core) forgetEnded() {
 			return
 		}
 		if s.recorded.Less(s.Revision) || s.keyElem != nil {
-			passed++ // those behind it need not wait for it
+			passed++ // later records need not wait for it
 			continue
 		}
 		c.ended.Remove(s.elem)
@@ -81,8 +80,8 @@ func (c *Core) forgetEnded() {
 	}
 }
 
-// revise notes that what is shown of a sandbox has changed by something that
-// needs no fact: it is seen again at every recovery.
+// revise writes the object of a sandbox after a change that is no fact, because every recovery
+// observes it again.
 func (c *Core) revise(s *sandbox) {
 	c.counter++
 	s.Revision = Revision{c.cfg.Term, c.counter}

@@ -8,8 +8,8 @@ import (
 	"github.com/berth-sandbox/berth/api/activity"
 )
 
-// State is what is there when a term begins, read after the log was taken over:
-// first the journal, then the rest.
+// State is what exists when a term begins. It is read after the journal was taken over: first the
+// journal, then the rest.
 type State struct {
 	// Facts are the latest of the journal, of each thing.
 	Facts []Fact
@@ -21,9 +21,8 @@ type State struct {
 	Pods  []Pod
 }
 
-// Recover tells a new Core what is there. It is called once, first. An error
-// means that what is on record contradicts itself, and nothing can be done
-// before somebody has looked at it.
+// Recover gives a new Core the state that exists. It is called once, before Step. An error means
+// that the records contradict each other and that an operator must repair them.
 func (c *Core) Recover(st State) ([]Effect, error) {
 	c.recovering = true
 	if err := c.recoverSandboxes(st); err != nil {
@@ -69,8 +68,7 @@ func (c *Core) Recover(st State) ([]Effect, error) {
 	return c.take(), nil
 }
 
-// recoverSandboxes folds the journal and the objects: of each sandbox the higher
-// revision counts.
+// recoverSandboxes merges the journal and the objects: of each sandbox the higher revision counts.
 func (c *Core) recoverSandboxes(st State) error {
 	for _, r := range st.Records {
 		c.sandboxes[r.ID] = &sandbox{Sandbox: r, recorded: r.Revision}
@@ -93,7 +91,7 @@ func (c *Core) recoverSandboxes(st State) error {
 		}
 		s := c.sandboxes[f.Sandbox.ID]
 		if s == nil && f.Sandbox.Phase == Released && !there[f.Sandbox.Pod] && c.now.Wall.Sub(f.Sandbox.EndedAt) > c.cfg.KeepEndedFor {
-			// It was forgotten, and nothing has overwritten its slot since.
+			// Its record was dropped, and no later fact has overwritten its slot.
 			c.emit(Settle{ID: f.Sandbox.ID, Revision: f.Revision})
 			continue
 		}
@@ -101,7 +99,7 @@ func (c *Core) recoverSandboxes(st State) error {
 			s = &sandbox{}
 			c.sandboxes[f.Sandbox.ID] = s
 		} else if s.Pod != f.Sandbox.Pod || s.IP != f.Sandbox.IP {
-			// A claim is never changed, so one of the two is not of our making.
+			// A claim is never changed, so an allocator did not write one of the two.
 			other := *f.Sandbox
 			if s.Revision.Less(f.Revision) {
 				other = s.Sandbox
@@ -110,14 +108,14 @@ func (c *Core) recoverSandboxes(st State) error {
 			c.emit(Repaired{Pod: other.Pod, What: "the journal and a Sandbox object name different pods, or addresses, for one sandbox: none of them is used any more"})
 		}
 		if s.Revision.Less(f.Revision) {
-			shown := s.LastActive // which the journal does not say
+			shown := s.LastActive // the journal does not have it
 			s.Sandbox = *f.Sandbox
 			s.LastActive = shown
 		} else {
 			c.emit(Settle{ID: s.ID, Revision: f.Revision})
 		}
 	}
-	for _, f := range doubles { // an earlier leader has found them; discardDoubles renews the intents
+	for _, f := range doubles { // an earlier leader found them; discardDoubles renews the intents
 		if s := c.sandboxes[f.After]; s != nil {
 			for _, at := range f.At {
 				s.double(f.Discard, at)
@@ -170,13 +168,13 @@ func contradiction(one, other *sandbox, pod PodKey) error {
 	return fmt.Errorf("core: sandboxes %s and %s are both on record with pod %s (UID %s): this is not of our making; delete the Sandbox object that is wrong", one.ID, other.ID, pod.Name, pod.UID)
 }
 
-// recoverSession makes a session of an earlier term known.
+// recoverSession restores a session of an earlier term, its end, or its declaration.
 func (c *Core) recoverSession(f Fact) {
 	switch {
 	case f.Declared != nil:
 		c.ban(f.Session, f.Revision, 0)
 		return
-	case f.Left: // what it means is not in the objects yet
+	case f.Left: // the objects may not show yet what it left open
 		c.leftovers = append(c.leftovers, &leftover{session: f.Session, since: c.now.Boot, until: c.now.Boot + c.expiry(), upTo: c.told})
 		c.settleLater(Settle{Session: f.Session, Revision: f.Revision})
 		return

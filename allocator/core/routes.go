@@ -1,11 +1,11 @@
 package core
 
-// pushRoute tells all connected routers where a sandbox is.
+// pushRoute sends the route of a sandbox to all connected routers.
 func (c *Core) pushRoute(sb *sandbox) {
 	if !sb.routable() {
 		return
 	}
-	for _, s := range c.connected() { // others get it with the snapshot
+	for _, s := range c.connected() { // the others get it with their snapshot
 		s.sequence++
 		c.emit(SendRoute{Stream: s.stream, Sequence: s.sequence, Sandbox: sb.Sandbox})
 	}
@@ -24,7 +24,7 @@ func (c *Core) resolve(ev Resolve) {
 		case s.Phase == Released || s.Phase == Ended:
 			e.Gone = true
 		default:
-			// It starts, or its release is not durable yet: gone is for ever.
+			// It starts, or its release is not durable yet. Gone would be final.
 			e.Starting = true
 			if s.reaping == decided {
 				e.Hold = reapHold
@@ -36,8 +36,8 @@ func (c *Core) resolve(ev Resolve) {
 	c.emit(e)
 }
 
-// pushPorts gives the pool's live sandboxes the ports that it asks for now and
-// tells all connected routers, one route for each sandbox.
+// pushPorts gives the live sandboxes of a pool its current ports, and sends their routes to all
+// connected routers.
 func (c *Core) pushPorts(p *pool) {
 	for _, q := range p.sorted(podClaimed) {
 		q.sandbox.takePorts(p)
@@ -45,10 +45,10 @@ func (c *Core) pushPorts(p *pool) {
 	}
 }
 
-// routable reports whether routers may be told where it is.
+// routable reports whether routers may receive its route.
 func (s *sandbox) routable() bool {
 	return (s.Phase == Running || s.Phase == Releasing && s.ran) && !s.lost && s.reaping != decided
 }
 
-// takePorts gives s what its pool says of ports.
+// takePorts gives s the ports of its pool.
 func (s *sandbox) takePorts(p *pool) { s.DefaultPort, s.Ports = p.DefaultPort, p.Ports }

@@ -10,11 +10,11 @@ import (
 // FenceStatus says what the release of a sandbox waits for.
 type FenceStatus struct {
 	Sandbox Sandbox
-	// Waiting are sessions, by ID, at most awaitedMost; Others is how many more there
-	// are. When nobody is waited for, what is left is the window.
+	// Waiting are sessions, by ID and at most awaitedMost. Others is how many more the fence
+	// waits for.
 	Waiting []Awaited
 	Others  int
-	// Window is what is left of it, 0 while sessions are waited for.
+	// Window is what is left of the connect window; 0 while the fence waits for sessions.
 	Window time.Duration
 }
 
@@ -26,30 +26,30 @@ type Awaited struct {
 	Needed uint64
 }
 
-// SessionStatus is what is known of a router.
+// SessionStatus is what operators see of a session.
 type SessionStatus struct {
 	ID string
-	// From is where it joined from last, "" if that is not known.
+	// From is the address it joined from last; empty: not known.
 	From      string
 	Connected bool
 	// Heard: this leader has heard it, the last time Silence ago.
 	Heard   bool
 	Silence time.Duration
-	// Sent and Acked are the sequences of the last message on its stream, and of the
-	// last one that it has acknowledged; 0 if it is not connected.
+	// Sent and Acked are the sequences of the last message on its stream and of the last one that
+	// it has acknowledged; 0 if it is not connected.
 	Sent, Acked uint64
-	// Expires is after how long it will have gone stale if it is not heard again.
+	// Expires is after how long it expires if it is not heard again.
 	Expires time.Duration
 	// Fences is how many fences wait for it. Only Sessions says so.
 	Fences int
 }
 
-// ActivityStatus is what is known of the use of a live sandbox, and what happens next
-// if nothing more is heard of it. Times count from the last Step.
+// ActivityStatus is the known use of a live sandbox, and what happens next without further
+// activity. Times count from the last Step.
 type ActivityStatus struct {
 	Sandbox Sandbox
-	// Age is the time since the last activity that is known of, Kind what that was, and
-	// Why, for Unknown, what is not known.
+	// Age is the time since the last known activity, Kind its kind, and Why, for Unknown, what is
+	// not known.
 	Age  time.Duration
 	Kind activity.Kind
 	Why  string
@@ -57,16 +57,15 @@ type ActivityStatus struct {
 	Router string
 	// Open is how many requests that router said are open.
 	Open int
-	// Next is the reason for which it is released next, "" for none, and In the time until
-	// then; 0: it is due.
+	// Next is the reason of its next release; empty: none is due. In is the time until then.
 	Next string
 	In   time.Duration
 	// Asks are the sessions, by ID, awaitedMost at most, that have to answer before it is
 	// released for being idle.
 	Asks []string
-	// Awaits are sessions, by ID, awaitedMost at most, without whose word it is not
-	// released for being idle: they are not connected, have not reported yet, cannot tell
-	// what is open, or have ended and left something open.
+	// Awaits are sessions, by ID and awaitedMost at most, that keep it from being released for
+	// being idle: they are not connected, have not reported yet, cannot tell what is open, or
+	// have ended and left something open.
 	Awaits []string
 }
 
@@ -103,8 +102,8 @@ func (c *Core) Fences(most int) (list []FenceStatus, others int) {
 	return list, c.fences.Len() - len(list)
 }
 
-// Sessions lists the routers that are, or may be, there, by ID, at most so many, and
-// says how many more there are. Times count from the last Step.
+// Sessions lists the sessions that have not ended, by ID and at most so many, and says how many
+// more there are. Times count from the last Step.
 func (c *Core) Sessions(most int) (list []SessionStatus, others int) {
 	all := c.byID
 	fences := c.fences.CountByRouter()
