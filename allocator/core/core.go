@@ -73,7 +73,7 @@ type Core struct {
 	discards    map[PodKey]*discard // of idle pods that are there or wait for a fence, or whose fact is not durable yet
 	strays      []*pod              // pods marked as used and on no record, to be deleted
 	sessions    map[string]*session
-	byID        []*session // the same, ordered by their IDs: what is told them is told in that order
+	byID        []*session // the same, by ID: messages go out in that order
 	earlier     int        // how many of them stand for the routers of an earlier journal
 	streams     map[uint64]*session
 	bans        map[string]ban    // by the ID of the session

@@ -45,7 +45,7 @@ func (c *Core) earlierLives(journal string) {
 	}
 	// The session counts at once, not only when it is durable. The worst consequence is a wait
 	// that is too long.
-	s := &session{id: EarlierSession(journal), from: EarlierFrom, durable: true, knows: c.told, lastPing: max(c.now.Boot, c.started.Boot+c.cfg.Lease)}
+	s := &session{id: EarlierSession(journal), from: EarlierFrom, durable: true, seenUpTo: c.lastRouteSeq, lastPing: max(c.now.Boot, c.started.Boot+c.cfg.Lease)}
 	c.endRound(false)
 	c.addEarlier(s)
 	c.commit(Fact{Session: s.id, From: s.from, Earlier: true}, true, func(Fact, time.Duration) {})

@@ -234,7 +234,7 @@ type DeclareStatus int
 
 // The outcomes of a DeclareDead.
 const (
-	DeclareUnknown   DeclareStatus = iota // no such session, or nobody waits for it any more
+	DeclareUnknown   DeclareStatus = iota // no such session, or it has ended
 	DeclareConnected                      // it is connected, so it lives
 	DeclareHeard                          // it was heard a short while ago, or may have been
 	DeclareOK

@@ -78,9 +78,9 @@ type lastUse struct {
 	kind   activity.Kind
 	router string // that has reported it
 	open   int
-	// told numbers the sandboxes in the order in which routers could learn their routes; 0: not yet.
-	told    uint64
-	reaping reaping
+	// routeSeq numbers the sandboxes in the order in which routers could learn their routes; 0: not yet.
+	routeSeq uint64
+	reaping  reaping
 	// notBefore is the earliest time of the next question about it. prober is the stream whose
 	// router probes it until then; 0: none.
 	notBefore time.Duration
@@ -101,7 +101,7 @@ type leftover struct {
 
 func (l *leftover) holds(s *sandbox) bool {
 	_, shown := l.shown[s]
-	return shown || s.told <= l.upTo
+	return shown || s.routeSeq <= l.upTo
 }
 
 // ponged is a pong and when it was sent.
@@ -119,15 +119,15 @@ type settling struct {
 
 // reaper is the part of Core that is about activity.
 type reaper struct {
-	due       []*sandbox // that wait for a round
-	round     []*sandbox // that routers are asked about
-	rounds    uint64     // the number of the last round
-	until     time.Duration
-	nextRound time.Duration
-	probes    int // in this tick
-	leftovers []*leftover
-	settlings []settling // in the order of time
-	told      uint64     // the newest lastUse.told
+	due          []*sandbox // that wait for a round
+	round        []*sandbox // that routers are asked about
+	rounds       uint64     // the number of the last round
+	until        time.Duration
+	nextRound    time.Duration
+	probes       int // in this tick
+	leftovers    []*leftover
+	settlings    []settling // in the order of time
+	lastRouteSeq uint64     // the newest lastUse.routeSeq
 	// shown is the sandbox whose activity was considered for its object last, and showNext is
 	// when the next one is considered.
 	shown    Mark
@@ -156,8 +156,8 @@ func (c *Core) note(s *sandbox, at time.Duration, kind activity.Kind) bool {
 
 // begin notes that a sandbox runs. Routers may have its route from now on.
 func (c *Core) begin(s *sandbox) {
-	c.told++
-	s.told, s.at, s.kind, s.shownAt = c.told, c.now.Boot, activity.Claim, c.now.Boot
+	c.lastRouteSeq++
+	s.routeSeq, s.at, s.kind, s.shownAt = c.lastRouteSeq, c.now.Boot, activity.Claim, c.now.Boot
 	c.schedule(s)
 }
 
@@ -260,7 +260,7 @@ func (c *Core) leaves(s *session, looked bool) *leftover {
 	l := &leftover{session: s.id, gateway: s.gateway, since: c.now.Boot, until: s.lastPing + c.expiryOf(s)}
 	switch {
 	case !looked:
-		l.upTo = min(s.knows, c.told)
+		l.upTo = min(s.seenUpTo, c.lastRouteSeq)
 	case len(s.shown) == 0:
 		return nil
 	default:
@@ -289,7 +289,7 @@ func (s *session) askable() bool { return s.stream != 0 && s.durable && s.blind 
 // router may have rejoined after it expired, with requests still open.
 func (c *Core) awaited(sb *sandbox, most int) (list []string) {
 	for _, s := range c.byID {
-		if len(list) < most && !s.askable() && sb.told <= s.knows {
+		if len(list) < most && !s.askable() && sb.routeSeq <= s.seenUpTo {
 			list = append(list, s.id)
 		}
 	}
@@ -326,7 +326,7 @@ func (c *Core) probe(s *sandbox) bool {
 	p := c.pools[s.Pool]
 	s.notBefore, s.prober = c.now.Boot+askAgain, 0
 	for i := range c.byID { // one after the other, for each sandbox
-		r := c.byID[(int(s.told)+int(c.now.Boot/probeWait)+i)%len(c.byID)]
+		r := c.byID[(int(s.routeSeq)+int(c.now.Boot/probeWait)+i)%len(c.byID)]
 		if r.askable() && c.probes < probesMost {
 			c.probes++
 			s.notBefore, s.prober = c.now.Boot+probeWait, r.stream

@@ -175,11 +175,11 @@ func (c *Core) recoverSession(f Fact) {
 		c.ban(f.Session, f.Revision, 0)
 		return
 	case f.Left: // the objects may not show yet what it left open
-		c.leftovers = append(c.leftovers, &leftover{session: f.Session, since: c.now.Boot, until: c.now.Boot + c.expiry(), upTo: c.told})
+		c.leftovers = append(c.leftovers, &leftover{session: f.Session, since: c.now.Boot, until: c.now.Boot + c.expiry(), upTo: c.lastRouteSeq})
 		c.settleLater(Settle{Session: f.Session, Revision: f.Revision})
 		return
 	}
-	s := &session{id: f.Session, from: f.From, durable: true, knows: c.told, lastPing: c.now.Boot + c.cfg.Lease}
+	s := &session{id: f.Session, from: f.From, durable: true, seenUpTo: c.lastRouteSeq, lastPing: c.now.Boot + c.cfg.Lease}
 	if f.Earlier {
 		c.addEarlier(s)
 		return

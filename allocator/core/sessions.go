@@ -36,8 +36,8 @@ type session struct {
 	took         time.Duration
 	shown, inUse map[*sandbox]struct{}
 	pongs        []ponged // the last ones on this stream
-	// knows: the router may have the routes of sandboxes up to this number (lastUse.told).
-	knows uint64
+	// seenUpTo: the router may have the routes of sandboxes up to this number (lastUse.routeSeq).
+	seenUpTo uint64
 	// earlier: it stands for all routers of an earlier journal.
 	earlier bool
 }
@@ -63,7 +63,7 @@ func (c *Core) sessionJoined(ev SessionJoined) {
 		c.disconnect(s)
 	}
 	c.endRound(false) // it was not asked, may have much to tell, and may admit what the snapshot holds
-	s.stream, s.from, s.unponged, s.knows = ev.Stream, ev.From, 0, math.MaxUint64
+	s.stream, s.from, s.unponged, s.seenUpTo = ev.Stream, ev.From, 0, math.MaxUint64
 	s.blind, s.pongs, s.inUse = "it has not reported yet", nil, nil
 	s.heard(c.now.Boot)
 	c.streams[ev.Stream] = s
@@ -136,7 +136,7 @@ func (c *Core) sessionLeft(ev SessionLeft) {
 // the session expires.
 func (c *Core) disconnect(s *session) {
 	delete(c.streams, s.stream)
-	s.stream, s.knows = 0, c.told
+	s.stream, s.seenUpTo = 0, c.lastRouteSeq
 	c.fences.Disconnected(s.id)
 	c.endRound(false)
 	c.eachFence(c.answerReleases)

@@ -157,7 +157,7 @@ func (c *Core) activityOf(s *sandbox) ActivityStatus {
 		}
 		st.Awaits = c.awaited(s, awaitedMost)
 		for _, x := range c.byID {
-			if s.told <= x.knows && len(st.Asks) < awaitedMost {
+			if s.routeSeq <= x.seenUpTo && len(st.Asks) < awaitedMost {
 				st.Asks = append(st.Asks, x.id)
 			}
 		}
