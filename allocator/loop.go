@@ -110,14 +110,14 @@ func (l *loop) step(ev core.Event) {
 	}
 	releasing := false
 	for _, e := range l.core.Step(now(l.wall), ev) {
-		if _, is := e.(core.SendRelease); is != releasing {
-			if releasing {
-				// Callers wait for the routers' acknowledgements, so the senders run first.
-				runtime.Gosched()
-			}
-			releasing = is
+		if _, is := e.(core.SendRelease); is {
+			releasing = true
 		}
 		l.do(e)
+	}
+	if releasing {
+		// Callers wait for the routers' acknowledgements, so the senders run before the next event.
+		runtime.Gosched()
 	}
 }
 

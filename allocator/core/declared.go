@@ -59,7 +59,7 @@ func (c *Core) declaredDead(d *declaration, f Fact) {
 		// It has ended in another way since, and that fact is journaled or on its way.
 		c.emit(Settle{Session: s.id, Revision: f.Revision})
 	} else {
-		fences = c.fences.CountByRouter()[s.id]
+		fences = c.fences.CountFor(s.id)
 		c.ban(s.id, f.Revision, fences)
 		left := c.leaves(s, false)
 		left.until = c.now.Boot // its Envoy has ended with it

@@ -37,6 +37,9 @@ func (c *Core) startFence(sb *sandbox) {
 // sendReleases sends the routers the releases of this step: one message to each router, because
 // hundreds may be released in one step.
 func (c *Core) sendReleases() {
+	if len(c.begun) == 0 {
+		return
+	}
 	for _, s := range c.connected() {
 		var ids []string
 		for _, sb := range c.begun {

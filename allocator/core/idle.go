@@ -453,6 +453,9 @@ func (c *Core) endRound(sure bool) {
 	var resumed []string
 	for _, s := range round {
 		s.reaping = notDue
+		if s.Phase == Released || s.Phase == Ended {
+			continue // its release ends the question
+		}
 		switch at, ok := c.idleAt(s); {
 		case !sure:
 			s.notBefore = c.now.Boot + askAgain

@@ -1190,3 +1190,18 @@ func TestOfManyActivitiesTheFirstAreListed(t *testing.T) {
 		t.Errorf("%d, and %d others", len(list), others)
 	}
 }
+
+// The end of a router stops the round. A sandbox of the round that was released meanwhile is not
+// resumed: a resume that reaches a router before the release admits requests.
+func TestNoResumeComesBeforeARelease(t *testing.T) {
+	s := idleSim(t, 1, "r1", "r2")
+	s.step(SessionLeft{Session: "r2", Stream: 2})
+	x := s.claim() // r2 cannot have its route, so r2 does not block the question
+	s.pass(idleFor)
+	s.asks(1)
+	s.step(Release{ID: x.ID, Reason: ReasonKilled})
+	one[SendRelease](s)
+	s.step(DeclareDead{Token: 6, Session: "r2", By: "o", Reason: "gone"})
+	one[SessionDeclaredDead](s)
+	none[SendResume](s)
+}

@@ -70,8 +70,12 @@ func (l *Ledger) Reopen(sandbox string) {
 	}
 }
 
-// Forget drops a complete fence.
-func (l *Ledger) Forget(sandbox string) { delete(l.fences, sandbox) }
+// Forget drops a complete fence. It keeps one that is under way.
+func (l *Ledger) Forget(sandbox string) {
+	if l.Complete(sandbox) {
+		delete(l.fences, sandbox)
+	}
+}
 
 // Complete reports whether the fence of a sandbox is complete. It is not if there is none.
 func (l *Ledger) Complete(sandbox string) bool {
@@ -159,7 +163,7 @@ func (l *Ledger) Advance(sandbox string, now time.Duration) (cleared, complete b
 		return cleared, false
 	}
 	l.underWay.Remove(f.elem)
-	f.elem = nil
+	f.elem, f.waiting = nil, map[string]uint64{} // an emptied map keeps its size
 	return cleared, true
 }
 
@@ -227,6 +231,16 @@ func (l *Ledger) CountByRouter() map[string]int {
 	for f := range l.all() {
 		for router := range f.waiting {
 			n[router]++
+		}
+	}
+	return n
+}
+
+// CountFor is how many fences wait for a router.
+func (l *Ledger) CountFor(router string) (n int) {
+	for f := range l.all() {
+		if _, waits := f.waiting[router]; waits {
+			n++
 		}
 	}
 	return n
