@@ -143,7 +143,7 @@ func TestASandboxIsHandedOutWhenItsPoolsHookHasSucceeded(t *testing.T) {
 	s := sandboxOf(t, claim(hooked("hooked", "/any/path?hook=1", v1alpha1.Fail)))
 	require.Equal(t, "running", s.State)
 	require.JSONEq(t, `{"hits":1}`, e.get(client, e.host(8080, s.SandboxID), "/hits").body,
-		"the hook, and nobody before it")
+		"the hook was the only request")
 
 	const refuses = "/ready?value=neither" // 400
 	failed := claim(hooked("fails", refuses, v1alpha1.Fail)).refusal(t)

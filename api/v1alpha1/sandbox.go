@@ -3,15 +3,15 @@ package v1alpha1
 import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 // Sandbox is the record of one sandbox. Its name is the sandbox ID. The
-// allocator writes it after the fact; it outlives the pod, so that an ended
+// allocator writes it when the change is in the journal. It outlives the pod, so that an ended
 // sandbox is answered "gone" and not "unknown". Deleting it releases the sandbox:
 // a finalizer keeps the object until the sandbox has ended, and ten minutes longer if
 // it was claimed with an Idempotency-Key, which must not be free before.
 //
 // The whole object is the allocator's, its status too, and one conditional write
 // moves it from one state to the next. So it has no status subresource. The schema
-// lets nobody, an allocator that was deposed included, write what a new leader could
-// not read, or move a sandbox to another pod or back to an earlier state.
+// refuses a write that a new leader could not read, and one that moves a sandbox to another
+// pod or back to an earlier state, also from a deposed allocator.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.status) || !has(oldSelf.status.revision) || has(self.status) && has(self.status.revision)",message="status.revision: what an allocator has written cannot be taken away; delete the object to release the sandbox"

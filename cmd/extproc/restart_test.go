@@ -62,6 +62,24 @@ func (l *recordingLeader) Submit(ev core.Event) {
 		l.ended <- "Dead " + ev.Session
 	}
 }
+
+// serveLeader serves a leader that records, until the test ends, and returns its address.
+func serveLeader(t *testing.T) (l *recordingLeader, address string) {
+	t.Helper()
+	l = &recordingLeader{
+		server: controlserver.New(15*time.Minute, func() string { return "" }, zap.NewNop()),
+		joined: make(chan string, 10), ended: make(chan string, 10), pinged: make(chan string),
+	}
+	l.server.Lead(l)
+	s := grpc.NewServer()
+	controlv1.RegisterControlServer(s, l.server)
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	go func() { _ = s.Serve(listener) }()
+	t.Cleanup(s.Stop)
+	return l, listener.Addr().String()
+}
+
 func (l *recordingLeader) Valid() bool  { return true }
 func (l *recordingLeader) Term() uint64 { return 1 }
 
@@ -77,16 +95,9 @@ func (*recordingLeader) Restored(uint64) {}
 // Its successor must not report its death, because Envoy may continue later, read the answer and
 // connect.
 func TestRouterWithUnreadAnswersIsNotReportedDead(t *testing.T) {
-	l := &recordingLeader{server: controlserver.New(15*time.Minute, func() string { return "" }, zap.NewNop()), joined: make(chan string, 10), ended: make(chan string, 10), pinged: make(chan string)}
-	l.server.Lead(l)
-	s := grpc.NewServer()
-	controlv1.RegisterControlServer(s, l.server)
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	go func() { _ = s.Serve(listener) }()
-	defer s.Stop()
+	l, allocator := serveLeader(t)
 	socket := filepath.Join(t.TempDir(), "s")
-	args := []string{"--socket=" + socket, "--allocator=" + listener.Addr().String(), "--shutdown-after=50ms", "--pod-cidrs=10.0.0.0/8", "--domain=sb.test"}
+	args := []string{"--socket=" + socket, "--allocator=" + allocator, "--shutdown-after=50ms", "--pod-cidrs=10.0.0.0/8", "--domain=sb.test"}
 	one := start(t, args...)
 	first := soon(t, l.joined)
 	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
@@ -116,18 +127,11 @@ func TestRouterWithUnreadAnswersIsNotReportedDead(t *testing.T) {
 
 // The operator was wrong, and the allocator has not waited for this router.
 func TestDeclaredDeadRouterEndsWithAnError(t *testing.T) {
-	l := &recordingLeader{server: controlserver.New(15*time.Minute, func() string { return "" }, zap.NewNop()), joined: make(chan string, 10), ended: make(chan string, 10), pinged: make(chan string)}
-	l.server.Lead(l)
+	l, allocator := serveLeader(t)
 	l.banned.Store(true)
-	s := grpc.NewServer()
-	controlv1.RegisterControlServer(s, l.server)
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	go func() { _ = s.Serve(listener) }()
-	defer s.Stop()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	err = run(ctx, enough("--socket="+filepath.Join(t.TempDir(), "s"), "--admin-listen=127.0.0.1:0", "--allocator="+listener.Addr().String()), io.Discard, io.Discard)
+	err := run(ctx, enough("--socket="+filepath.Join(t.TempDir(), "s"), "--admin-listen=127.0.0.1:0", "--allocator="+allocator), io.Discard, io.Discard)
 	require.ErrorIs(t, err, controlclient.ErrDeclaredDead)
 	require.NoError(t, ctx.Err())
 	require.Empty(t, l.ended, "it says no Goodbye")
@@ -135,15 +139,8 @@ func TestDeclaredDeadRouterEndsWithAnError(t *testing.T) {
 
 // While the router answers requests, the allocator must wait for it.
 func TestGoodbyeFollowsTheEndOfTheServer(t *testing.T) {
-	l := &recordingLeader{server: controlserver.New(15*time.Minute, func() string { return "" }, zap.NewNop()), joined: make(chan string, 10), ended: make(chan string, 10), pinged: make(chan string)}
-	l.server.Lead(l)
-	s := grpc.NewServer()
-	controlv1.RegisterControlServer(s, l.server)
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	go func() { _ = s.Serve(listener) }()
-	defer s.Stop()
-	p := start(t, "--allocator="+listener.Addr().String(), "--shutdown-after=1m")
+	l, allocator := serveLeader(t)
+	p := start(t, "--allocator="+allocator, "--shutdown-after=1m")
 	session := soon(t, l.joined)
 	conn, err := grpc.NewClient("unix:"+p.listening.Socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	require.NoError(t, err)
@@ -185,15 +182,8 @@ func TestGoodbyeFollowsTheEndOfTheServer(t *testing.T) {
 // A request may be held for longer than a shutdown takes. Without a Goodbye every fence would wait
 // until this router has expired.
 func TestGoodbyeIsSentWhileARequestIsHeld(t *testing.T) {
-	l := &recordingLeader{server: controlserver.New(15*time.Minute, func() string { return "" }, zap.NewNop()), joined: make(chan string, 10), ended: make(chan string, 10), pinged: make(chan string)}
-	l.server.Lead(l)
-	s := grpc.NewServer()
-	controlv1.RegisterControlServer(s, l.server)
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	go func() { _ = s.Serve(listener) }()
-	defer s.Stop()
-	p := start(t, "--allocator="+listener.Addr().String(), "--shutdown-after=4s")
+	l, allocator := serveLeader(t)
+	p := start(t, "--allocator="+allocator, "--shutdown-after=4s")
 	session := soon(t, l.joined)
 	require.Eventually(t, func() bool {
 		code, _ := get(t, p.listening.Admin, "/readyz")
@@ -220,18 +210,11 @@ func TestGoodbyeIsSentWhileARequestIsHeld(t *testing.T) {
 // A successor that takes the socket without routes would refuse requests that its predecessor can
 // serve.
 func TestRouterTakesTheSocketWhenItHasRoutes(t *testing.T) {
-	l := &recordingLeader{server: controlserver.New(15*time.Minute, func() string { return "" }, zap.NewNop()), joined: make(chan string, 10), ended: make(chan string, 10), pinged: make(chan string)}
-	s := grpc.NewServer()
-	controlv1.RegisterControlServer(s, l.server)
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	l.server.Lead(l)
-	go func() { _ = s.Serve(listener) }()
-	defer s.Stop()
+	l, allocator := serveLeader(t)
 	admin := filepath.Join(t.TempDir(), "a")
 	envoyAt(t, admin)
 	for range 20 {
-		p := start(t, "--allocator="+listener.Addr().String(), "--envoy-admin="+admin)
+		p := start(t, "--allocator="+allocator, "--envoy-admin="+admin)
 		code, body := get(t, p.listening.Admin, "/readyz")
 		require.Equal(t, 200, code, body)
 		session := soon(t, l.joined)
