@@ -63,7 +63,7 @@ test-long: ground
 	go test $(RACE) -timeout 60m -count=1 ./e2e/chaos -chaos.long
 	go test $(RACE) -timeout 60m -count=1 ./e2e/reaping -reaping.duration=5m -reaping.reaps=500
 	go test $(RACE) -timeout 60m -count=1 ./e2e/soak -soak.duration=10m
-	BERTH_E2E_OUTAGE=10m go test $(RACE) -timeout 30m -count=1 ./e2e -run TestKnownSandboxesKeepTheirTrafficWhileTheControlPlaneIsAway
+	BERTH_E2E_OUTAGE=10m go test $(RACE) -timeout 30m -count=1 ./e2e -run TestKnownSandboxesKeepTrafficThroughAnOutage
 
 # The soak bounds itself: DURATION, and some minutes in which it ends.
 ## soak: kill, stop and cut off everything under load for DURATION (10m), with SEED if set; 0 mismatches

@@ -256,7 +256,7 @@ func (e *env) slowUpload(s rest.Sandbox, d time.Duration) {
 // Invariant I4, as clients see it: the shortest idle timeout, and uses that are many
 // times as long.
 // Invariant: I4
-func TestSandboxesInUseStayAndSilentOnesAreReaped(t *testing.T) {
+func TestUsedSandboxesStayAndSilentOnesAreReaped(t *testing.T) {
 	e := startWaiting(t, 8, 2)
 	bytes := e.otherPool("bytes", 4, func(p *v1alpha1.SandboxPoolSpec) { p.Activity = v1alpha1.ActivityBytes })
 	longest := int32(3600)
@@ -439,7 +439,7 @@ func TestSandboxesInUseStayAndSilentOnesAreReaped(t *testing.T) {
 // One tenant opens as many requests as it can to its own sandbox, with headers as long as
 // they may be, asks for one port after the other, and leaves connections half open. The
 // sandboxes of others that are in use stay, and the one that is silent is reaped.
-func TestATenantCannotBlindTheLooks(t *testing.T) {
+func TestTenantCannotBlindTheLooks(t *testing.T) {
 	const others, flood = 8, 1500
 	e := startDisturbing(t, others+2, 1)
 	attacker, _ := e.claimOf(e.pool, `"timeout":3600`)
@@ -496,7 +496,7 @@ func TestATenantCannotBlindTheLooks(t *testing.T) {
 
 // An Envoy that stands still may hold anything open. One that has ended holds nothing, and
 // what was open through it counts until then.
-func TestAnEnvoyThatStandsStillKeepsAllAndOneThatEndedNothing(t *testing.T) {
+func TestPausedEnvoyKeepsSandboxesUntilItEnds(t *testing.T) {
 	e := startAlone(t, 3, stack.Options{})
 	used, _ := e.claimIdle(e.pool, leastIdle)
 	silent, _ := e.claimIdle(e.pool, leastIdle)
@@ -526,7 +526,7 @@ func TestAnEnvoyThatStandsStillKeepsAllAndOneThatEndedNothing(t *testing.T) {
 
 // A router is killed, and a moment later stopped in order, beside an Envoy that goes on.
 // What stays open stays in use, and what ends meanwhile is reaped.
-func TestARouterThatIsReplacedForgetsNothingThatIsOpen(t *testing.T) {
+func TestReplacedRouterForgetsNothingThatIsOpen(t *testing.T) {
 	t.Parallel() // else its parts would have ended before other tests begin
 	const maxStale = 20 * time.Second
 	for name, end := range map[string]func(*stack.Process) error{
@@ -570,7 +570,7 @@ func TestARouterThatIsReplacedForgetsNothingThatIsOpen(t *testing.T) {
 // A request that comes when its sandbox is about to be released is answered by the
 // sandbox's own pod, or is told that it is gone. What has been answered keeps it.
 // Invariant: I4
-func TestARequestInTheMomentOfTheReapIsAnsweredOrToldSo(t *testing.T) {
+func TestRequestAtTheReapIsAnsweredOrRefused(t *testing.T) {
 	const sandboxes, idle = 32, leastIdle
 	e := startDisturbing(t, sandboxes, 2)
 	var mu sync.Mutex
@@ -629,7 +629,7 @@ func TestARequestInTheMomentOfTheReapIsAnsweredOrToldSo(t *testing.T) {
 		sandboxes, answered, refused, kept)
 }
 
-func TestTheFirstBoundOfALifeCounts(t *testing.T) {
+func TestFirstBoundOfALifeCounts(t *testing.T) {
 	e := startDisturbing(t, 6, 1)
 	short := e.otherPool("short", 1, func(p *v1alpha1.SandboxPoolSpec) {
 		seconds := int32(5)
@@ -685,7 +685,7 @@ func TestTheFirstBoundOfALifeCounts(t *testing.T) {
 	})
 }
 
-func TestAnIdleTimeoutThatCannotBeKeptIsRefused(t *testing.T) {
+func TestIdleTimeoutOutOfRangeIsRefused(t *testing.T) {
 	e := start(t, 1, 1)
 	for _, seconds := range []int{-1, 1, 4, 31_536_001} {
 		a := e.api(http.MethodPost, "/sandboxes", fmt.Sprintf(`{"templateID":%q,"idleTimeout":%d}`, e.pool, seconds))
@@ -735,7 +735,7 @@ func (e *env) usesThrough(query string) (all []admin.LastActive, texts []string)
 	return all, texts
 }
 
-func TestOperatorsSeeWhatIsUsedAndWhatHappensNext(t *testing.T) {
+func TestOperatorsSeeLastUseAndNextRelease(t *testing.T) {
 	e := start(t, 2, 2)
 	used, _ := e.claimOf(e.pool, `"idleTimeout":6`)
 	silent, _ := e.claimOf(e.pool, `"idleTimeout":600,"timeout":3600`)
@@ -822,7 +822,7 @@ func TestOperatorsSeeWhatIsUsedAndWhatHappensNext(t *testing.T) {
 	e.echoes(socket, "still there")
 }
 
-func TestADryRunReapsNothingAndSaysWhatItWould(t *testing.T) {
+func TestDryRunReapsNothingAndReportsIt(t *testing.T) {
 	e := startAlone(t, 3, stack.Options{AllocatorArgs: []string{"--reap-dry-run"}})
 	silent, _ := e.claimOf(e.pool, `"idleTimeout":5`)
 	used, _ := e.claimOf(e.pool, `"idleTimeout":5`)

@@ -192,7 +192,7 @@ func (p *page) endQuarantine(name string) {
 }
 
 // Invariant: P12
-func TestWhatThePageOnBackupSaysIsTrue(t *testing.T) {
+func TestBackupPageCommandsDoWhatTheySay(t *testing.T) {
 	e := startLasting(t, 2, stack.Options{})
 	p := readPage(e)
 	client := e.client()

@@ -41,7 +41,7 @@ func (e *env) others(s rest.Sandbox) (warm []corev1.Pod) {
 // Somebody restores the object of a sandbox from elsewhere, say, while no allocator
 // runs: the journal names one pod for its ID, and the object another one.
 // Invariant: I7
-func TestTwoPodsThatAreOnRecordForOneSandboxAreBothRefused(t *testing.T) {
+func TestTwoRecordedPodsOfOneSandboxAreRefused(t *testing.T) {
 	e := startAlone(t, 3, stack.Options{})
 	client := e.client()
 	s := e.claim()
@@ -108,7 +108,7 @@ func TestTwoPodsThatAreOnRecordForOneSandboxAreBothRefused(t *testing.T) {
 
 // What labels say, or an object that no allocator has made, gives nobody a pod.
 // Invariant: I7
-func TestABindingThatIsOnNoRecordIsIgnoredAndReported(t *testing.T) {
+func TestBindingWithoutRecordIsIgnoredAndReported(t *testing.T) {
 	e := startAlone(t, 3, stack.Options{MaxStale: 5 * time.Second}) // for which a pod that was marked is left alone
 	client := e.client()
 	s := e.claim()

@@ -28,7 +28,7 @@ func (e *env) record(id string) (r v1alpha1.Sandbox, err error) {
 	return r, err
 }
 
-func TestAClaimWaitsForAPodWhenItsPoolHasNone(t *testing.T) {
+func TestClaimWaitsWhenItsPoolIsEmpty(t *testing.T) {
 	e := start(t, 1, 1)
 	e.waitWarm(1)
 	first := e.claim() // its pod is being replaced
@@ -48,7 +48,7 @@ func TestAClaimWaitsForAPodWhenItsPoolHasNone(t *testing.T) {
 	require.Contains(t, refused.Message, "2 claimed")
 }
 
-func TestAClaimWithItsKeyIsTheSameClaimWhoeverLeads(t *testing.T) {
+func TestRepeatedKeyNamesOneClaimUnderEveryLeader(t *testing.T) {
 	e := startDisturbing(t, 2, 2)
 	e.waitWarm(2)
 	claim := func(key, body string) answer {
@@ -121,7 +121,7 @@ func TestDeletingTheSandboxObjectReleasesTheSandbox(t *testing.T) {
 	})
 }
 
-func TestASandboxIsHandedOutWhenItsPoolsHookHasSucceeded(t *testing.T) {
+func TestSandboxIsHandedOutAfterItsHookSucceeded(t *testing.T) {
 	e := start(t, 0, 1)
 	hooked := func(name, path string, policy v1alpha1.FailurePolicy) string {
 		p := e.newPool(e.pool+"-"+name, 1)
@@ -156,7 +156,7 @@ func TestASandboxIsHandedOutWhenItsPoolsHookHasSucceeded(t *testing.T) {
 	e.reaches(client, sandboxOf(t, claim(hooked("ignored", refuses, v1alpha1.Ignore))))
 }
 
-func TestARequestForASandboxThatIsStartingWaitsForIt(t *testing.T) {
+func TestRequestWaitsForItsStartingSandbox(t *testing.T) {
 	e := start(t, 0, 1)
 	slow := func(name string, holdSeconds int32) rest.Sandbox {
 		p := e.newPool(e.pool+"-"+name, 1)

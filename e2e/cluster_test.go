@@ -16,7 +16,7 @@ import (
 	"github.com/berth-sandbox/berth/devcluster/conformance"
 )
 
-func TestTrafficGoesOnThroughTheOtherGateway(t *testing.T) {
+func TestTrafficContinuesThroughTheOtherGateway(t *testing.T) {
 	e := startDisturbing(t, 2, 2)
 	client := e.clientOf(e.site.front, 0) // each request may take another gateway
 	s := e.claim()
@@ -54,7 +54,7 @@ func (e *env) steady(client *http.Client, s rest.Sandbox) {
 
 // Only on a real cluster: it is the kubelet's preStop hook, its order of ending
 // containers and the Service that make it true.
-func TestAGatewayThatIsReplacedDropsNoRequest(t *testing.T) {
+func TestReplacedGatewayDropsNoRequest(t *testing.T) {
 	onACluster(t, "needs a kubelet and Services")
 	e := startDisturbing(t, 2, 2)
 	r := shared
@@ -93,14 +93,14 @@ func TestAGatewayThatIsReplacedDropsNoRequest(t *testing.T) {
 // The process node of devcluster stands in for a kubelet in all other tests, so
 // it is judged by the same table as a real one.
 // Invariant: P13
-func TestARealKubeletBehavesAsTheProcessNodeDoes(t *testing.T) {
+func TestRealKubeletBehavesLikeTheProcessNode(t *testing.T) {
 	onACluster(t, "needs a kubelet (the process node is judged in devcluster/conformance)")
 	turn(t, guests)
 	conformance.RunInCluster(t, shared.config, shared.image)
 }
 
 // Invariant: P6
-func TestTheAPINeedsAKey(t *testing.T) {
+func TestAPIRefusesCallsWithoutAKey(t *testing.T) {
 	e := start(t, 0, 1)
 	for _, key := range []string{"", "0123456789abcdef"} {
 		a, err := e.callAPI(http.MethodGet, "/sandboxes", "", key)
@@ -112,7 +112,7 @@ func TestTheAPINeedsAKey(t *testing.T) {
 }
 
 // Invariant: P7
-func TestSandboxPodsHaveNoCredentialsAndStayWhereTheyAre(t *testing.T) {
+func TestSandboxPodsHaveNoCredentials(t *testing.T) {
 	e := start(t, 1, 1)
 	s := e.claim()
 	e.waitWarm(1)

@@ -41,7 +41,7 @@ func (e *env) gone(client *http.Client, s rest.Sandbox) {
 }
 
 // Invariant: I5
-func TestStateComesBackAfterACrashOfEachProcess(t *testing.T) {
+func TestStateSurvivesACrashOfEachProcess(t *testing.T) {
 	e := startAlone(t, 3, stack.Options{})
 	client := e.client()
 	live, dead := e.claim(), e.claim()
@@ -74,7 +74,7 @@ func TestStateComesBackAfterACrashOfEachProcess(t *testing.T) {
 }
 
 // Invariant: I5
-func TestAnotherAllocatorTakesOver(t *testing.T) {
+func TestAnotherAllocatorTakesOverTheLead(t *testing.T) {
 	e := startDisturbing(t, 3, 2)
 	client := e.client()
 	live, dead := e.claim(), e.claim()
@@ -91,7 +91,7 @@ func TestAnotherAllocatorTakesOver(t *testing.T) {
 }
 
 // Invariant: I7
-func TestAPodDeletedByHandIsGoneAndReplaced(t *testing.T) {
+func TestPodDeletedByForceIsReplaced(t *testing.T) {
 	e := start(t, 1, 1)
 	client := e.client()
 	s := e.claim()
@@ -120,7 +120,7 @@ func TestAPodDeletedByHandIsGoneAndReplaced(t *testing.T) {
 	})
 }
 
-func TestAPodWhoseLabelWasTakenKeepsItsSandbox(t *testing.T) {
+func TestPodWithoutItsLabelKeepsItsSandbox(t *testing.T) {
 	e := start(t, 1, 1)
 	client := e.client()
 	s := e.claim()
@@ -163,7 +163,7 @@ func TestAPodWhoseLabelWasTakenKeepsItsSandbox(t *testing.T) {
 	})
 }
 
-func TestASandboxEndsWhenItsContainerStartsAgainUnlessItsPoolKeepsIt(t *testing.T) {
+func TestContainerRestartEndsSandboxUnlessPoolKeepsIt(t *testing.T) {
 	e := start(t, 1, 1)
 	client := e.client()
 	crash := func(s rest.Sandbox) {
@@ -277,7 +277,7 @@ func (e *env) lastActive(id string) (last time.Time) {
 }
 
 // Invariant: P4
-func TestWithoutARouterNothingIsServed(t *testing.T) {
+func TestNothingIsServedWithoutARouter(t *testing.T) {
 	e := startAlone(t, 1, stack.Options{})
 	client := e.client()
 	s := e.claim()
@@ -303,7 +303,7 @@ func TestWithoutARouterNothingIsServed(t *testing.T) {
 }
 
 // Invariant: I8
-func TestKnownSandboxesKeepTheirTrafficWithoutTheAPIServer(t *testing.T) {
+func TestKnownSandboxesKeepTrafficWithoutTheAPIServer(t *testing.T) {
 	e := startAlone(t, 2, stack.Options{})
 	client := e.client()
 	s := e.claim()

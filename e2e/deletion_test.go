@@ -20,7 +20,7 @@ import (
 
 // As kubectl delete does, a drain or an eviction: with the pod's own grace period.
 // Invariant: P2
-func TestAPodThatSomebodyElseDeletesServesUntilItsRoutesAreGone(t *testing.T) {
+func TestDeletedPodServesUntilItsRoutesAreGone(t *testing.T) {
 	e := start(t, 1, 1)
 	client := e.client()
 	s := e.claim()
@@ -81,7 +81,7 @@ func TestAPodThatSomebodyElseDeletesServesUntilItsRoutesAreGone(t *testing.T) {
 // The leader was killed a moment before. Until another one leads no router is told of the
 // deletion, and whichever pod had the address then would be sent the sandbox's requests.
 // Invariant: P2
-func TestAPodDeletedWhileNoAllocatorLeadsServesUntilItsRoutesAreGone(t *testing.T) {
+func TestPodDeletedWithoutLeaderServesOnMeanwhile(t *testing.T) {
 	// So that a pod which served for no longer than the window and a second would have ended.
 	const lease = 8 * time.Second
 	e := startAlone(t, 1, stack.Options{Allocators: 2, LeaseDuration: lease})
@@ -131,7 +131,7 @@ func TestAPodDeletedWhileNoAllocatorLeadsServesUntilItsRoutesAreGone(t *testing.
 
 // The pods of this pool would sleep for an hour if they were left to themselves.
 // Invariant: P2
-func TestNoPodThatTheAllocatorDeletesWaitsForItsPreStopSleep(t *testing.T) {
+func TestAllocatorDeletesPodsWithoutTheirPreStopSleep(t *testing.T) {
 	e := start(t, 0, 1)
 	hour := int64(3600)
 	pool := e.newPool(e.pool+"-sleeps", 1)

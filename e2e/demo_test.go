@@ -135,7 +135,7 @@ func TestDemoStaysUpAndItsCurlLineWorks(t *testing.T) {
 	d.requireNothingLeft(t)
 }
 
-func TestDemoLeavesNothingWheneverItEnds(t *testing.T) {
+func TestInterruptedDemoLeavesNothingBehind(t *testing.T) {
 	onThisMachine(t, "runs berth-dev") // else it passes with nothing but skipped parts
 	t.Parallel()                       // else its parts would have ended before other tests begin
 	for _, signal := range []syscall.Signal{syscall.SIGKILL, syscall.SIGINT} {

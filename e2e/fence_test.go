@@ -67,7 +67,7 @@ func (e *env) waitsFor(s rest.Sandbox) ([]rest.Awaited, error) {
 // A router stands still. What it knew is waited for, until an operator says that it has
 // ended, which is not so: it goes on, and serves nothing of it.
 // Invariant: P9
-func TestAnOperatorEndsTheWaitForARouterThatStandsStill(t *testing.T) {
+func TestOperatorEndsTheWaitForAPausedRouter(t *testing.T) {
 	e := startAlone(t, 1, stack.Options{Gateways: 2}) // max-stale is 15 minutes
 	client := e.client()
 	s := e.claim()

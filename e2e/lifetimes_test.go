@@ -14,7 +14,7 @@ import (
 )
 
 // What a claim asked for, and an end that was moved, hold under the next leader.
-func TestAnEndThatWasMovedHoldsWhoeverLeads(t *testing.T) {
+func TestMovedEndHoldsUnderTheNextLeader(t *testing.T) {
 	e := startDisturbing(t, 2, 2)
 	e.waitWarm(1)
 	s := sandboxOf(t, e.api(http.MethodPost, "/sandboxes", `{"templateID":"`+e.pool+`","idleTimeout":600}`))

@@ -37,7 +37,7 @@ func outage(t *testing.T) time.Duration {
 }
 
 // Invariant: I8
-func TestKnownSandboxesKeepTheirTrafficWhileTheControlPlaneIsAway(t *testing.T) {
+func TestKnownSandboxesKeepTrafficThroughAnOutage(t *testing.T) {
 	e := startLasting(t, 2, stack.Options{Allocators: 2, Gateways: 2})
 	length := outage(t)
 	client := e.client()

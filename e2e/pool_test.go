@@ -24,7 +24,7 @@ func (e *env) patchPool(name, patch string) {
 			Body([]byte(patch)).Do(e.t.Context()).Error())
 }
 
-func TestAPoolFollowsItsSpec(t *testing.T) {
+func TestPoolFollowsItsChangedSpec(t *testing.T) {
 	e := start(t, 2, 1)
 	s := e.claim()
 	settled := func(warm int32) func() error {
@@ -86,7 +86,7 @@ func TestAPoolFollowsItsSpec(t *testing.T) {
 	require.Equal(t, "pool_not_found", string(a.refusal(t).Reason))
 }
 
-func TestABadPoolIsRefusedByTheNameOfItsField(t *testing.T) {
+func TestBadPoolIsRefusedNamingItsField(t *testing.T) {
 	e := start(t, 0, 1)
 	for name, c := range map[string]struct {
 		change func(*v1alpha1.SandboxPool)
@@ -164,7 +164,7 @@ func TestABadPoolIsRefusedByTheNameOfItsField(t *testing.T) {
 	}
 }
 
-func TestAPoolWhosePodsEndAtOnceSaysWhyAndWaits(t *testing.T) {
+func TestPoolOfFailingPodsSaysWhyAndWaits(t *testing.T) {
 	e := start(t, 1, 1)
 	p := e.newPool(e.pool+"-ends", 3)
 	p.Spec.Template.Spec.RestartPolicy = corev1.RestartPolicyNever

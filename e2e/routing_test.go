@@ -80,7 +80,7 @@ func (e *env) send(ctx context.Context, client *http.Client, run *harness.Run, s
 var names atomic.Uint64
 
 // Invariant: I1
-func TestEveryRequestReachesThePodThatHoldsItsSandboxAndNoneAfterTheRelease(t *testing.T) {
+func TestRequestsReachTheirPodAndNoneAfterRelease(t *testing.T) {
 	const sandboxes, requests, senders = 50, 2000, 8
 	e := startDisturbing(t, sandboxes, 1)
 	client := e.client()
@@ -154,7 +154,7 @@ func TestEveryRequestReachesThePodThatHoldsItsSandboxAndNoneAfterTheRelease(t *t
 }
 
 // Invariant: P4
-func TestBadRequestsAreRefusedClearlyAndReachNoPod(t *testing.T) {
+func TestBadRequestsAreRefusedAndReachNoPod(t *testing.T) {
 	e := start(t, 1, 1)
 	client := e.client()
 	s := e.claim()
@@ -221,7 +221,7 @@ func TestBadRequestsAreRefusedClearlyAndReachNoPod(t *testing.T) {
 }
 
 // Invariant: P1
-func TestOnlyThePortsThatThePoolOpensAreReached(t *testing.T) {
+func TestOnlyPortsOfThePoolAreReached(t *testing.T) {
 	e := start(t, 0, 1)
 	p := e.newPool(e.pool+"-ports", 1)
 	p.Spec.Ports = []int32{8080}
@@ -278,7 +278,7 @@ func TestOnlyThePortsThatThePoolOpensAreReached(t *testing.T) {
 }
 
 // Invariant: I8
-func TestWithoutTheAllocatorOnlyWhatIsKnownIsServed(t *testing.T) {
+func TestOnlyKnownSandboxesAreServedWithoutAllocator(t *testing.T) {
 	e := startAlone(t, 1, stack.Options{})
 	client := e.client()
 	s := e.claim()

@@ -10,7 +10,7 @@ import (
 )
 
 // Invariant: I5
-func TestDeletionOfHalfThePodsLosesNoOtherSandbox(t *testing.T) {
+func TestDeletingHalfThePodsLosesNoOthers(t *testing.T) {
 	const callers = 25
 	g := newGround(t, options{replicas: 2, lease: quietLease})
 	g.newPool(40, nil)

@@ -14,7 +14,7 @@ import (
 // A leader that was paused for longer than its lease wakes up with answers half given,
 // writes half done, and calls that were sent to it meanwhile.
 // Invariant: I9
-func TestDeposedLeaderThatWakesUpEndsWithoutContradiction(t *testing.T) {
+func TestDeposedLeaderEndsWithoutContradiction(t *testing.T) {
 	const callers, asked = 30, 8
 	g := newGround(t, options{replicas: 3})
 	g.newPool(40, nil)

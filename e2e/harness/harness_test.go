@@ -91,7 +91,7 @@ func TestMetricsOfOneNameAreAddedUp(t *testing.T) {
 	require.Equal(t, 4.0, m.Unwritten())
 }
 
-func TestHostNamesItsSandboxWithOrWithoutAPort(t *testing.T) {
+func TestHostNamesItsSandboxWithOptionalPort(t *testing.T) {
 	require.Equal(t, "abc", SandboxOf("abc.localhost:8080"))
 	require.Equal(t, "abc", SandboxOf("8080-abc.localhost"))
 }

@@ -31,7 +31,7 @@ func TestWhatExistsTwiceForCallersIsFound(t *testing.T) {
 	}.judge(t)
 }
 
-func TestSandboxThatWasMadeForAnotherClaimIsFound(t *testing.T) {
+func TestSandboxOfAnotherClaimIsFound(t *testing.T) {
 	stories{
 		"another claim's sandbox": {"made for claim", func(s *story) {
 			s.claims("d", "", "id-d", "pod-d")

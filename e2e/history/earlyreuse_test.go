@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-func TestAddressThatIsUsedAgainTooEarlyIsFound(t *testing.T) {
+func TestAddressReusedTooEarlyIsFound(t *testing.T) {
 	early := func(e *Event) { e.Ended = 14800 * time.Millisecond }
 	timed := claim(7, "k1", "a", "pod-a")
 	timed.Timeout = 5 * time.Second

@@ -2,7 +2,7 @@ package history
 
 import "testing"
 
-func TestAnsweredSandboxThatIsNotOnRecordIsFound(t *testing.T) {
+func TestAnsweredSandboxWithoutRecordIsFound(t *testing.T) {
 	cases{
 		"no record": {add(claim(17, "k5", "f", "pod-f")), []string{"lost"}},
 		"another pod on record": {

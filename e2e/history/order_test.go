@@ -2,7 +2,7 @@ package history
 
 import "testing"
 
-func TestClaimsThatAreAnsweredOutOfOrderAreFound(t *testing.T) {
+func TestClaimsAnsweredOutOfOrderAreFound(t *testing.T) {
 	stories{
 		"answered before the first one": {"order: claim a came after b", func(s *story) { s.waits("b", "a") }},
 		"never answered":                {"never answered", func(s *story) { s.waits("a", "d") }},

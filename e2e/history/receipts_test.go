@@ -12,7 +12,7 @@ func TestRequestThatWasReceivedTwiceIsFound(t *testing.T) {
 	}.judge(t)
 }
 
-func TestReceiptsAndAnswersThatDoNotMatchAreFound(t *testing.T) {
+func TestUnmatchedReceiptsAndAnswersAreFound(t *testing.T) {
 	cases{
 		"a pod received what was not sent": {add(received(3, "x", "a", "pod-a", "uid-a")), []string{"unmatched"}},
 		"a pod received a request before it was sent": {

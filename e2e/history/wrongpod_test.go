@@ -6,7 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestWrongPodIsFoundByWhatItReceivedAndAnswered(t *testing.T) {
+func TestWrongPodIsFoundByReceiptsAndAnswers(t *testing.T) {
 	cases{
 		"it holds another sandbox": {
 			change(received(2.5, "r3", "a", "pod-a", "uid-a"), func(e *Event) { e.Pod, e.PodUID = "pod-b", "uid-b" }),
@@ -35,7 +35,7 @@ func TestWrongPodIsFoundByWhatItReceivedAndAnswered(t *testing.T) {
 	}.judge(t)
 }
 
-func TestPodThatNeverHeldASandboxIsAStray(t *testing.T) {
+func TestPodWithoutAnySandboxIsAStray(t *testing.T) {
 	// It has the address of a pod that was deleted by force.
 	events := add(request(10.3, "x", "b", "uid-x"), received(10.3, "x", "b", "pod-x", "uid-x"))
 	cases{"stray": {events, nil}}.judge(t)
