@@ -1,12 +1,11 @@
 package main
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -25,9 +24,9 @@ type mutation struct {
 
 // edit replaces text in a declaration of a package, or in a file that is not Go.
 type edit struct {
-	Package string `json:"package"` // folder, relative to the tree
+	Package string `json:"package"` // folder, relative to the root of the repository
 	Decl    string `json:"decl"`    // "(*Core).startFence", "newThing", "connectWindow"
-	File    string `json:"file"`    // relative to the tree
+	File    string `json:"file"`    // relative to the root
 	Old     string `json:"old"`
 	New     string `json:"new"` // empty to delete
 	All     bool   `json:"all"` // replace every occurrence
@@ -35,12 +34,11 @@ type edit struct {
 
 // read reads the breaks of all files in dir. With names it keeps the breaks of these
 // names and all breaks of files of these names.
-func read(dir string, names []string) ([]mutation, error) {
+func read(dir string, names []string) (chosen []mutation, err error) {
 	files, err := filepath.Glob(filepath.Join(dir, "*.yaml"))
 	if err != nil {
 		return nil, err
 	}
-	var chosen []mutation
 	var errs []error
 	seen := map[string]string{} // the file of each name
 	known := map[string]bool{}  // names that can be chosen
@@ -57,14 +55,14 @@ func read(dir string, names []string) ([]mutation, error) {
 		group := strings.TrimSuffix(filepath.Base(file), ".yaml")
 		known[group] = true
 		for i, m := range listed {
-			m.file = file
-			if err := m.valid(); err != nil {
+			err := m.valid()
+			if other, twice := seen[m.Name]; twice {
+				err = errors.Join(err, fmt.Errorf("the name is taken by a break of %s", other))
+			}
+			if err != nil {
 				errs = append(errs, fmt.Errorf("%s, break %d %q: %w", file, i+1, m.Name, err))
 			}
-			if other, twice := seen[m.Name]; twice {
-				errs = append(errs, fmt.Errorf("%s, break %d %q: the name is taken by a break of %s", file, i+1, m.Name, other))
-			}
-			seen[m.Name], known[m.Name] = file, true
+			m.file, seen[m.Name], known[m.Name] = file, file, true
 			if len(names) == 0 || slices.Contains(names, m.Name) || slices.Contains(names, group) {
 				chosen = append(chosen, m)
 			}
@@ -81,34 +79,25 @@ func read(dir string, names []string) ([]mutation, error) {
 	return chosen, errors.Join(errs...)
 }
 
+var testForm = regexp.MustCompile(`^\./\S+\s+(Test|Fuzz)`)
+
 // valid reports which fields are missing or do not go together.
 func (m mutation) valid() error {
 	var errs []error
-	if m.Name == "" {
-		errs = append(errs, errors.New("name: missing"))
+	require := func(ok bool, format string, args ...any) {
+		if !ok {
+			errs = append(errs, fmt.Errorf(format, args...))
+		}
 	}
-	if m.Promise == "" {
-		errs = append(errs, errors.New("promise: missing"))
-	}
-	fields := strings.Fields(m.Test)
-	if len(fields) < 2 || !strings.HasPrefix(fields[0], "./") {
-		errs = append(errs, fmt.Errorf("test: %q is not a package (./...) and a test", m.Test))
-	}
-	if len(m.Edits) == 0 {
-		errs = append(errs, errors.New("edits: missing"))
-	}
+	require(m.Name != "", "name: missing")
+	require(m.Promise != "", "promise: missing")
+	require(testForm.MatchString(m.Test), "test: %q is not a package (./...) and a test", m.Test)
+	require(len(m.Edits) > 0, "edits: missing")
 	for i, e := range m.Edits {
 		inGo := e.Package != "" && e.Decl != "" && e.File == ""
-		inText := e.Package == "" && e.Decl == "" && e.File != ""
-		if !inGo && !inText {
-			errs = append(errs, fmt.Errorf("edit %d: needs package and decl, or file", i+1))
-		}
-		if strings.HasSuffix(e.File, ".go") {
-			errs = append(errs, fmt.Errorf("edit %d: file: needs package and decl for a Go file", i+1))
-		}
-		if strings.TrimSpace(e.Old) == "" {
-			errs = append(errs, fmt.Errorf("edit %d: old: missing", i+1))
-		}
+		inText := e.Package == "" && e.Decl == "" && e.File != "" && filepath.Ext(e.File) != ".go"
+		require(inGo || inText, "edit %d: needs package and decl, or a file that is not Go", i+1)
+		require(strings.TrimSpace(e.Old) != "", "edit %d: old: missing", i+1)
 	}
 	return errors.Join(errs...)
 }
@@ -117,62 +106,4 @@ func (m mutation) valid() error {
 func (m mutation) goTest() (pkg, test string, flags []string) {
 	fields := strings.Fields(m.Test)
 	return fields[0], fields[1], fields[2:]
-}
-
-// change is what an applied break makes of files: their new content by their name,
-// relative to the tree.
-type change map[string][]byte
-
-// write writes the changed files into the tree.
-func (c change) write(t *tree) error {
-	var errs []error
-	for name, content := range c {
-		errs = append(errs, os.WriteFile(filepath.Join(t.dir, name), content, 0o644))
-	}
-	return errors.Join(errs...)
-}
-
-// restore writes the files as the tree has read them first.
-func (c change) restore(t *tree) error {
-	original := change{}
-	for name := range c {
-		original[name] = t.files[name]
-	}
-	return original.write(t)
-}
-
-// overlay writes the changed files to a directory of their own and returns the file that
-// the go command takes as -overlay.
-func (c change) overlay() (file string, remove func(), err error) {
-	dir, err := os.MkdirTemp("", "mutate-")
-	if err != nil {
-		return "", nil, err
-	}
-	remove = func() { os.RemoveAll(dir) }
-	replace := map[string]string{}
-	for i, name := range slices.Sorted(maps.Keys(c)) {
-		if filepath.Ext(name) != ".go" {
-			continue
-		}
-		real, err := filepath.Abs(name)
-		changed := filepath.Join(dir, fmt.Sprintf("%d.go", i))
-		if err == nil {
-			err = os.WriteFile(changed, c[name], 0o600)
-		}
-		if err != nil {
-			remove()
-			return "", nil, err
-		}
-		replace[real] = changed
-	}
-	raw, err := json.Marshal(map[string]any{"Replace": replace})
-	file = filepath.Join(dir, "overlay.json")
-	if err == nil {
-		err = os.WriteFile(file, raw, 0o600)
-	}
-	if err != nil {
-		remove()
-		return "", nil, err
-	}
-	return file, remove, nil
 }

@@ -15,25 +15,28 @@
 //
 // The value of test is a package, a test and flags of the test, if it needs any. An edit
 // replaces old by new in one declaration: a function, a method, a type, a constant or a
-// variable. The tool finds a declaration by its name, in any file of the package. It
-// compares token by token, so that line breaks, indentation and comments do not matter.
-// The old text must occur once in the declaration, unless the edit says "all: true". An
-// edit of a file that is not Go has a file instead of a package and a declaration; there
-// only the amount of white space does not matter.
+// variable. The tool finds a declaration by its name, in any file of the package. White
+// space and line breaks in old stand for any. The old text must occur once in the
+// declaration, unless the edit says "all: true". An edit of a file that is not Go has a
+// file instead of a package and a declaration.
 //
-// Without flags the tool applies one break after the other to a copy of the tree and runs
-// its test, which must fail. With --check it runs no test. It reports every break that
-// does not apply, does not compile or names a test that does not exist. CI runs that.
-// Arguments choose breaks by their names, or all breaks of a file by the file's name
-// without ".yaml".
+// Without flags the tool applies one break after the other and runs its test, which must
+// fail. With --check it runs no test. It reports every break that does not apply, does not
+// compile or names a test that does not exist. CI runs that. Arguments choose breaks by
+// their names, or all breaks of a file by the file's name without ".yaml".
+//
+// Go files stay as they are: the compiler reads the changed ones from elsewhere (go build
+// -overlay). A file that is not Go is changed in place while the test of its break runs.
 package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -64,13 +67,14 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	judge := try
+	var failed []string
 	if *checkOnly {
-		judge = check
+		failed = check(ctx, mutations, out)
+	} else {
+		failed = try(ctx, mutations, out)
 	}
-	failed, err := judge(ctx, mutations, out)
-	if err != nil {
-		return err
+	if ctx.Err() != nil {
+		return ctx.Err()
 	}
 	if len(failed) > 0 {
 		return fmt.Errorf("%d of %d: %s", len(failed), len(mutations), strings.Join(failed, ", "))
@@ -79,52 +83,66 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 }
 
 // check reports the breaks that do not apply, do not compile or name no existing test.
-// It leaves the tree as it is: the compiler reads the changed files from elsewhere.
-func check(ctx context.Context, mutations []mutation, out io.Writer) (failed []string, err error) {
-	t := newTree(".")
-	changes := map[string]change{} // by the name of the break
-	var sound []mutation
+func check(ctx context.Context, mutations []mutation, out io.Writer) (failed []string) {
 	report := func(m mutation, err error) {
 		failed = append(failed, m.Name)
 		fmt.Fprintf(out, "%s (%s):\n\t%s\n", m.Name, m.file, strings.ReplaceAll(err.Error(), "\n", "\n\t"))
 	}
+	changes := map[string]change{} // by the name of the break
+	var waiting []mutation
 	for _, m := range mutations {
-		changed, err := m.apply(t)
-		if err := errors.Join(err, m.findTest(t)); err != nil {
+		changed, err := m.apply()
+		if err := errors.Join(err, m.findTest()); err != nil {
 			report(m, err)
 			continue
 		}
 		changes[m.Name] = changed
-		sound = append(sound, m)
+		waiting = append(waiting, m)
 	}
-	for _, group := range apart(sound, changes) {
-		if compile(ctx, group, changes) == nil {
+	// Breaks of different files are compiled together. Breaks of one file are not: one of
+	// them could use an import or a variable that another one leaves unused.
+	for len(waiting) > 0 {
+		var group, others []mutation
+		all := change{}
+		for _, m := range waiting {
+			if overlap(all, changes[m.Name]) {
+				others = append(others, m)
+				continue
+			}
+			group = append(group, m)
+			maps.Copy(all, changes[m.Name])
+		}
+		waiting = others
+		if compile(ctx, group, all) == nil {
 			continue
 		}
 		for _, m := range group {
-			if err := compile(ctx, []mutation{m}, changes); err != nil {
+			if err := compile(ctx, []mutation{m}, changes[m.Name]); err != nil {
 				report(m, err)
 			}
 		}
 	}
 	good := len(mutations) - len(failed)
 	fmt.Fprintf(out, "%d of %d breaks apply, compile and name an existing test\n", good, len(mutations))
-	return failed, ctx.Err()
+	return failed
+}
+
+func overlap(a, b change) bool {
+	for file := range b {
+		if _, both := a[file]; both {
+			return true
+		}
+	}
+	return false
 }
 
 // try runs the test of each break and reports the breaks that their tests do not notice.
-func try(ctx context.Context, mutations []mutation, out io.Writer) (failed []string, err error) {
-	dir, err := copyTree(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer os.RemoveAll(dir)
-	t := newTree(dir)
+func try(ctx context.Context, mutations []mutation, out io.Writer) (failed []string) {
 	for _, m := range mutations {
 		began := time.Now()
-		verdict, err := m.try(ctx, t)
+		verdict, err := m.try(ctx)
 		if ctx.Err() != nil {
-			return failed, ctx.Err()
+			return failed
 		}
 		if err != nil {
 			failed = append(failed, m.Name)
@@ -132,119 +150,58 @@ func try(ctx context.Context, mutations []mutation, out io.Writer) (failed []str
 		}
 		fmt.Fprintf(out, "%-32s %5.1fs  %s\n", m.Name, time.Since(began).Seconds(), verdict)
 	}
-	return failed, nil
+	return failed
 }
 
-// try applies the break to the tree, runs its test and restores the tree. The error says
-// why the test did not go red.
-func (m mutation) try(ctx context.Context, t *tree) (verdict string, err error) {
-	changed, err := m.apply(t)
+// try applies the break and runs its test. The error says why the test did not go red.
+func (m mutation) try(ctx context.Context) (verdict string, err error) {
+	changed, err := m.apply()
 	if err != nil {
 		return "", err
 	}
-	defer func() { err = errors.Join(err, changed.restore(t)) }()
-	if err := changed.write(t); err != nil {
-		return "", err
+	for file, content := range changed {
+		if filepath.Ext(file) == ".go" {
+			continue
+		}
+		original, err := os.ReadFile(file)
+		if err != nil {
+			return "", err
+		}
+		defer os.WriteFile(file, original, 0o644) //nolint:errcheck // git shows a file that was not restored
+		if err := os.WriteFile(file, content, 0o644); err != nil {
+			return "", err
+		}
 	}
 	pkg, test, flags := m.goTest()
-	// A test that does not compile fails too, so compile it first.
-	if out, err := command(ctx, t.dir, "test", "-vet=off", "-c", "-o", os.DevNull, pkg); err != nil {
-		return "", fmt.Errorf("does not compile:\n%s", out)
-	}
 	args := []string{"test", "-vet=off", pkg, "-count=1", "-run", "^" + test + "$", "-args"}
-	out, err := command(ctx, t.dir, append(args, flags...)...)
+	out, err := command(ctx, changed, append(args, flags...)...)
 	switch {
 	case err == nil && strings.Contains(out, "no tests to run"):
 		return "", fmt.Errorf("no test %s in %s", test, pkg)
 	case err == nil:
 		return "", fmt.Errorf("%s did not notice: %s", test, m.Promise)
+	case strings.Contains(out, "[build failed]"):
+		return "", fmt.Errorf("does not compile:\n%s", out)
 	case !strings.Contains(out, "--- FAIL: "):
 		return "", fmt.Errorf("%s did not fail, but ended otherwise:\n%s", test, out)
 	}
 	return "noticed by " + test, nil
 }
 
-// copyTree copies the files that git knows, as they are in the working tree.
-func copyTree(ctx context.Context) (string, error) {
-	list, err := exec.CommandContext(ctx, "git", "ls-files", "-z", "--cached", "--others", "--exclude-standard").Output()
-	if err != nil {
-		return "", fmt.Errorf("git ls-files: %w", err)
-	}
-	dir, err := os.MkdirTemp("", "mutate-")
-	if err != nil {
-		return "", err
-	}
-	for name := range strings.SplitSeq(strings.TrimSuffix(string(list), "\x00"), "\x00") {
-		content, err := os.ReadFile(name)
-		if errors.Is(err, os.ErrNotExist) { // deleted, and not yet committed
-			continue
-		}
-		target := filepath.Join(dir, name)
-		if err == nil {
-			err = os.MkdirAll(filepath.Dir(target), 0o755)
-		}
-		if err == nil {
-			err = os.WriteFile(target, content, 0o644)
-		}
-		if err != nil {
-			os.RemoveAll(dir)
-			return "", err
-		}
-	}
-	return dir, nil
-}
-
-// apart puts the breaks into groups in which no two change the same file. Breaks of one
-// group cannot hide each other's errors: one break cannot use an import or a variable that
-// another one leaves unused.
-func apart(mutations []mutation, changes map[string]change) (groups [][]mutation) {
-	var taken []map[string]bool // by the groups
+// compile compiles the packages that breaks change and those of their tests.
+func compile(ctx context.Context, mutations []mutation, changed change) error {
+	// The one check of vet that never finds anything: vet type-checks, without linking.
+	args := []string{"vet", "-buildtag"}
 	for _, m := range mutations {
-		i := slices.IndexFunc(taken, func(files map[string]bool) bool {
-			for file := range changes[m.Name] {
-				if files[file] {
-					return false
-				}
-			}
-			return true
-		})
-		if i < 0 {
-			i = len(groups)
-			groups, taken = append(groups, nil), append(taken, map[string]bool{})
-		}
-		groups[i] = append(groups[i], m)
-		for file := range changes[m.Name] {
-			taken[i][file] = true
-		}
-	}
-	return groups
-}
-
-// compile compiles the packages that a group of breaks changes and those of its tests.
-func compile(ctx context.Context, group []mutation, changes map[string]change) error {
-	all := change{}
-	var packages []string
-	for _, m := range group {
 		pkg, _, _ := m.goTest()
-		packages = append(packages, pkg)
+		args = append(args, pkg)
 		for _, e := range m.Edits {
 			if e.Package != "" {
-				packages = append(packages, "./"+e.Package)
+				args = append(args, "./"+e.Package)
 			}
 		}
-		for file, content := range changes[m.Name] {
-			all[file] = content
-		}
 	}
-	overlay, remove, err := all.overlay()
-	if err != nil {
-		return err
-	}
-	defer remove()
-	slices.Sort(packages)
-	// The one check of vet that never finds anything: vet type-checks, without linking.
-	args := append([]string{"vet", "-overlay", overlay, "-buildtag"}, slices.Compact(packages)...)
-	if out, err := command(ctx, ".", args...); err != nil {
+	if out, err := command(ctx, changed, slices.Compact(args)...); err != nil {
 		return fmt.Errorf("does not compile:\n%s", strings.TrimSpace(out))
 	}
 	return nil
@@ -253,11 +210,40 @@ func compile(ctx context.Context, group []mutation, changes map[string]change) e
 // testLimit bounds one run of one test.
 const testLimit = 5 * time.Minute
 
-func command(ctx context.Context, dir string, args ...string) (string, error) {
+// command runs the go command on the changed tree. Go commands that a test runs see the
+// same tree, because the overlay is in the environment.
+func command(ctx context.Context, changed change, args ...string) (string, error) {
+	dir, err := os.MkdirTemp("", "mutate-")
+	if err != nil {
+		return "", err
+	}
+	defer os.RemoveAll(dir)
+	replace := map[string]string{}
+	for file, content := range changed {
+		if filepath.Ext(file) != ".go" {
+			continue
+		}
+		real, err := filepath.Abs(file)
+		if err != nil {
+			return "", err
+		}
+		replace[real] = filepath.Join(dir, fmt.Sprintf("%d.go", len(replace)))
+		if err := os.WriteFile(replace[real], content, 0o600); err != nil {
+			return "", err
+		}
+	}
+	raw, err := json.Marshal(map[string]any{"Replace": replace})
+	if err != nil {
+		return "", err
+	}
+	overlay := filepath.Join(dir, "overlay.json")
+	if err := os.WriteFile(overlay, raw, 0o600); err != nil {
+		return "", err
+	}
 	limit, cancel := context.WithTimeout(ctx, testLimit)
 	defer cancel()
 	cmd := exec.CommandContext(limit, "go", args...)
-	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "GOFLAGS="+strings.TrimSpace(os.Getenv("GOFLAGS")+" -overlay="+overlay))
 	out, err := cmd.CombinedOutput()
 	return string(out), err
 }
