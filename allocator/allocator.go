@@ -126,8 +126,13 @@ func New(o Options) (*Allocator, error) {
 		o.Log.Warn("the wall clocks of the leader and of this replica differ: sandboxes end early or late by the difference when this replica leads; synchronise the clocks",
 			zap.String("leader", replicaOf(holder).api), zap.Duration("thisOneIsAheadBy", ahead))
 	}
-	a.control = controlserver.New(o.MaxStale, func() string { return a.leading().control }, o.Log.Named("control"))
 	var err error
+	a.control, err = controlserver.New(controlserver.Options{
+		MaxStale: o.MaxStale, LeaderAddress: func() string { return a.leading().control }, Log: o.Log.Named("control"),
+	})
+	if err != nil {
+		return nil, err
+	}
 	if a.api, err = rest.New(rest.Options{
 		Allocator: a, Keys: o.Keys, PublicScheme: o.PublicScheme, PublicHost: o.PublicHost,
 		MinIdleTimeout: o.ConnectWindow, ReapDryRun: o.ReapDryRun, Log: o.Log.Named("api"),

@@ -26,13 +26,22 @@ func leading(t *testing.T) (*Allocator, *term) {
 	a := &Allocator{lock: &timedLock{duration: time.Hour}}
 	a.o.Namespace = poolKey.Namespace
 	a.lock.renewed.Store(int64(bootclock.Now()))
-	a.control = controlserver.New(time.Minute, func() string { return "" }, zap.NewNop())
+	a.control = newControl(t)
 	var err error
 	a.metrics, err = newMetrics(prometheus.NewRegistry(), a)
 	require.NoError(t, err)
 	tm := &term{number: 1, a: a, answers: newAnswers(), loop: newTestLoop(t, nil)}
 	a.setTerm(tm)
 	return a, tm
+}
+
+func newControl(t *testing.T) *controlserver.Server {
+	t.Helper()
+	s, err := controlserver.New(controlserver.Options{
+		MaxStale: time.Minute, LeaderAddress: func() string { return "" }, Log: zap.NewNop(),
+	})
+	require.NoError(t, err)
+	return s
 }
 
 // claiming claims in the background and returns the claim that reached the loop.
@@ -158,7 +167,7 @@ func TestDeclareDeadIsLoggedAsErrorAndCounted(t *testing.T) {
 	require.InDelta(t, 1, testutil.ToFloat64(a.metrics.declaredDead), 0)
 	require.Equal(t, 1, logs.Len())
 	require.Equal(t, zap.ErrorLevel, logs.All()[0].Level)
-	require.Equal(t, map[string]any{"session": "r", "address": "10.1.0.1", "by": "ops", "reason": "its node burnt", "fences": int64(3)}, logs.All()[0].ContextMap())
+	require.Equal(t, map[string]any{"router": "r", "address": "10.1.0.1", "by": "ops", "reason": "its node burnt", "fences": int64(3)}, logs.All()[0].ContextMap())
 }
 
 func TestReplicaWithAnUncertainLeaseDoesNotLead(t *testing.T) {
@@ -223,7 +232,6 @@ func TestCloseAnswersWaitingClaims(t *testing.T) {
 		var err error
 		a.metrics, err = newMetrics(prometheus.NewRegistry(), a)
 		require.NoError(t, err)
-		a.control = controlserver.New(time.Minute, func() string { return "" }, zap.NewNop())
 		tm.loop.do = func(e core.Effect) {
 			if _, ok := e.(core.ClaimRefused); ok { // what else is done needs an API server
 				tm.do(e)
@@ -306,7 +314,6 @@ func TestKeepAliveIsAnsweredByTheLoop(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				a, tm := leading(t)
-				tm.a.control = controlserver.New(time.Minute, func() string { return "" }, zap.NewNop())
 				type result struct {
 					status core.ReleaseStatus
 					err    error

@@ -327,12 +327,12 @@ func (t *term) do(e core.Effect) {
 		t.answers.deliver(e.Token, e)
 	case core.WouldReap:
 		t.a.metrics.wouldReap.Inc()
-		t.log.Info("dry run: an idle sandbox would be released", zap.String("sandbox", sandboxid.Short(e.Sandbox.ID)),
+		t.log.Info("dry run: an idle sandbox would be released", zap.String("sandboxID", sandboxid.Short(e.Sandbox.ID)),
 			zap.String("pool", e.Sandbox.Pool.Name), zap.Duration("idle", e.Idle), zap.Duration("idleTimeout", e.Sandbox.IdleTimeout))
 	case core.SessionDeclaredDead:
 		t.a.metrics.declaredDead.Inc()
 		t.log.Error("an operator declared a router dead, so no fence waits for it: if it still runs, it may send requests to pods of other sandboxes until its routes are stale",
-			zap.String("session", e.Session), zap.String("address", e.From), zap.String("by", e.Declaration.By), zap.String("reason", e.Declaration.Reason), zap.Int("fences", e.Fences))
+			zap.String("router", e.Session), zap.String("address", e.From), zap.String("by", e.Declaration.By), zap.String("reason", e.Declaration.Reason), zap.Int("fences", e.Fences))
 	case core.SandboxReady:
 		t.callBack(t.a.o.OnSandboxReady, e.Sandbox.ID)
 	case core.SandboxReleased:
@@ -340,7 +340,7 @@ func (t *term) do(e core.Effect) {
 		t.a.metrics.releases.WithLabelValues(e.Sandbox.Reason).Inc()
 		t.lines.add("log", func(ctx context.Context) error {
 			t.headStart.wait(ctx)
-			t.log.Info("sandbox released", zap.String("sandbox", sandboxid.Short(e.Sandbox.ID)),
+			t.log.Info("sandbox released", zap.String("sandboxID", sandboxid.Short(e.Sandbox.ID)),
 				zap.String("pod", e.Sandbox.Pod.Name), zap.String("reason", e.Sandbox.Reason))
 			return nil
 		})
@@ -427,7 +427,7 @@ func (t *term) start(ctx context.Context, s core.Sandbox) {
 		return // the next leader calls it again
 	}
 	if err != nil {
-		t.log.Warn("postStart hook failed", zap.String("pool", s.Pool.Name), zap.String("sandbox", sandboxid.Short(s.ID)),
+		t.log.Warn("postStart hook failed", zap.String("pool", s.Pool.Name), zap.String("sandboxID", sandboxid.Short(s.ID)),
 			zap.String("failurePolicy", string(pool.Spec.PostStart.FailurePolicy)), zap.Error(err))
 	}
 	t.Submit(core.Started{ID: s.ID, OK: err == nil || pool.Spec.PostStart.FailurePolicy == v1alpha1.Ignore})

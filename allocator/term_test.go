@@ -20,7 +20,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/berth-sandbox/berth/allocator/controlserver"
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/allocator/pods"
 	"github.com/berth-sandbox/berth/allocator/sandboxobjects"
@@ -48,7 +47,7 @@ func TestFailingPodDeletionsBlockNothingElse(t *testing.T) {
 			made <- struct{}{}
 			return 201, corev1.Pod{}
 		}).clients(t)
-		a := &Allocator{watches: &watches{}, control: controlserver.New(time.Minute, func() string { return "" }, zap.NewNop())}
+		a := &Allocator{watches: &watches{}, control: newControl(t)}
 		tm := &term{a: a, loop: newTestLoop(t, nil), log: zap.NewNop(), creates: newWorkers(zap.NewNop()), deletes: newWorkers(zap.NewNop())}
 		tm.writer = &pods.Writer{Client: clients.Kubernetes, ServeOn: time.Second, Submit: tm.Submit, Log: zap.NewNop()}
 		a.watches.pools = newPools(t, clients, tm.Submit)

@@ -282,5 +282,5 @@ func sampled(log *zap.Logger) *zap.Logger {
 func (s *Server) logRefusal(e *apierror.Error) {
 	s.refusals.Info("refused: "+string(e.Reason),
 		zap.String("reason", string(e.Reason)), zap.Int("code", e.Code),
-		zap.String("requestID", e.RequestID), zap.String("sandbox", sandboxid.Short(e.SandboxID)))
+		zap.String("requestID", e.RequestID), zap.String("sandboxID", sandboxid.Short(e.SandboxID)))
 }

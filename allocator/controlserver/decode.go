@@ -16,8 +16,8 @@ import (
 
 // Bounds of a router's texts, in bytes.
 const (
-	maxGateway = 128
-	maxBlind   = 256
+	maxGateway   = 128
+	maxLookError = 256
 )
 
 // kindWord matches a kind of use. A later version may have further kinds.
@@ -38,7 +38,7 @@ func activities(field string, all []*controlv1.Activity) ([]core.Activity, error
 		if !kindWord.MatchString(a.GetKind()) {
 			kind = activity.Unknown
 		}
-		list = append(list, core.Activity{ID: a.GetSandboxId(), Addr: addr.Unmap(), Age: ago(a.GetAgeMillis()), Open: int(a.GetOpen()), Kind: kind})
+		list = append(list, core.Activity{ID: a.GetSandboxId(), Addr: addr.Unmap(), Age: ago(a.GetAgeMillis()), Open: int(a.GetOpenRequests()), Kind: kind})
 	}
 	return list, nil
 }
@@ -50,13 +50,13 @@ func report(stream uint64, r *controlv1.Report) (core.Report, error) {
 		err = status.Errorf(codes.InvalidArgument, "report.gateway: %d bytes exceed the limit of %d", len(r.GetGateway()), maxGateway)
 	}
 	return core.Report{
-		Stream: stream, Activities: all, Gateway: r.GetGateway(), Nonce: r.GetNonce(), Took: ago(r.GetTookMillis()), Blind: first(r.GetBlind(), maxBlind),
+		Stream: stream, Activities: all, Gateway: r.GetGateway(), Nonce: r.GetNonce(), Took: ago(r.GetTookMillis()), Blind: first(r.GetLookError(), maxLookError),
 	}, err
 }
 
 func quiesced(stream uint64, q *controlv1.Quiesced) (core.Quiesced, error) {
 	all, err := activities("quiesced", q.GetActivities())
-	return core.Quiesced{Stream: stream, Number: q.GetNumber(), Activities: all, Blind: first(q.GetBlind(), maxBlind)}, err
+	return core.Quiesced{Stream: stream, Number: q.GetNumber(), Activities: all, Blind: first(q.GetLookError(), maxLookError)}, err
 }
 
 // first returns the first limit bytes of a text.
@@ -72,16 +72,16 @@ func ago(millis uint64) time.Duration {
 
 // checkDead checks a report of deaths.
 func checkDead(dead *controlv1.Dead, by string) error {
-	ids := dead.GetInstanceIds()
+	ids := dead.GetRouterIds()
 	if len(ids) > maxDead {
-		return status.Errorf(codes.InvalidArgument, "dead.instance_ids: %d exceed the limit of %d", len(ids), maxDead)
+		return status.Errorf(codes.InvalidArgument, "dead.router_ids: %d exceed the limit of %d", len(ids), maxDead)
 	}
 	for _, id := range ids {
 		switch {
-		case !instanceID.MatchString(id):
-			return status.Errorf(codes.InvalidArgument, "dead.instance_ids: %.100q: must be 16 to 64 characters of a-z, 0-9 and -", id)
+		case !routerID.MatchString(id):
+			return status.Errorf(codes.InvalidArgument, "dead.router_ids: %.100q: %s", id, formOfID)
 		case id == by:
-			return status.Errorf(codes.InvalidArgument, "dead.instance_ids: %s reports itself as dead", by)
+			return status.Errorf(codes.InvalidArgument, "dead.router_ids: %s reports itself as dead", by)
 		}
 	}
 	return nil

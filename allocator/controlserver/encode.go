@@ -54,7 +54,7 @@ func (s *Server) Deliver(term uint64, e core.Effect) bool {
 		case e.Banned:
 			s.cut(e.Stream, controlv1.DeclaredDead())
 		default:
-			s.cut(e.Stream, status.Error(codes.Aborted, "another stream joined under the same instance ID, or the session expired"))
+			s.cut(e.Stream, status.Error(codes.Aborted, "another stream joined under the same router ID, or the session expired"))
 		}
 	default:
 		return false

@@ -5,5 +5,9 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// errUnsure ends a stream while the leader is not certain to hold the lease.
-var errUnsure = status.Error(codes.FailedPrecondition, "this replica is not certain to hold the lease")
+var (
+	// errUnsure ends a stream while the leader is not certain to hold the lease.
+	errUnsure = status.Error(codes.FailedPrecondition, "this replica is not certain to hold the lease")
+	// errStopping ends all streams at Stop.
+	errStopping = status.Error(codes.FailedPrecondition, "this replica is stopping")
+)

@@ -2,7 +2,6 @@ package controlserver
 
 import (
 	"context"
-	"fmt"
 	"math"
 	"net/netip"
 	"regexp"
@@ -18,7 +17,31 @@ import (
 	controlv1 "github.com/berth-sandbox/berth/api/control/v1"
 )
 
-var instanceID = regexp.MustCompile(`^[a-z0-9-]{16,64}$`)
+// routerID matches valid router IDs. formOfID says the same in words.
+var routerID = regexp.MustCompile(`^[a-z0-9-]{16,64}$`)
+
+const formOfID = "must be 16 to 64 characters of a-z, 0-9 and -"
+
+// check returns why a router must not join. A router of another journal counts in any case: the
+// other routers of that journal may serve too.
+func (s *Server) check(leader Leader, join *controlv1.Join) error {
+	if id := join.GetRouterId(); !routerID.MatchString(id) {
+		return status.Errorf(codes.InvalidArgument, "join.router_id %q: %s", id, formOfID)
+	}
+	if !leader.Valid() {
+		// Its first pong would end the stream again: joins and leaves would follow each other, in
+		// the log and in the core, while the lease is in doubt.
+		return errUnsure
+	}
+	earlier, err := s.checkSeen(leader, join)
+	if err != nil {
+		return err
+	}
+	if earlier != "" {
+		leader.Submit(core.EarlierSeen{Journal: earlier})
+	}
+	return s.checkMaxStale(join)
+}
 
 // checkSeen compares what a router has seen of the journal with the journal. It returns the ID of
 // another journal whose routes the router may still serve. It returns an error if the journal was
@@ -28,7 +51,7 @@ func (s *Server) checkSeen(leader Leader, join *controlv1.Join) (earlier string,
 	if term > core.TermMost {
 		return "", status.Errorf(codes.InvalidArgument, "join.highest_term %d: must be %d at most", term, uint64(core.TermMost))
 	}
-	left := slices.Contains(join.GetLeft(), leader.Journal())
+	left := slices.Contains(join.GetLeftJournals(), leader.Journal())
 	if !left && journal != "" && journal != leader.Journal() {
 		if join.GetServing() {
 			return journal, nil
@@ -51,8 +74,8 @@ func (s *Server) checkSeen(leader Leader, join *controlv1.Join) (earlier string,
 	}
 	// This leader holds the lease. If it is deposed all the same, it cannot write to the journal
 	// and only ends.
-	s.log.Error("a router has seen more than the journal holds: the journal was restored from a backup and is begun anew, see docs/backup.md",
-		zap.String("session", join.GetInstanceId()), zap.String("seenJournal", journal), zap.Uint64("seenTerm", term), zap.Uint64("seenPosition", position),
+	s.o.Log.Error("a router has seen more than the journal holds: the journal was restored from a backup and is begun anew, see docs/backup.md",
+		zap.String("router", join.GetRouterId()), zap.String("seenJournal", journal), zap.Uint64("seenTerm", term), zap.Uint64("seenPosition", position),
 		zap.String("journal", leader.Journal()), zap.Uint64("term", leader.Term()), zap.Uint64("position", leader.Position()))
 	leader.Restored(term)
 	return "", status.Errorf(codes.FailedPrecondition, "the journal is begun anew: the router has seen journal %q up to term %d, position %d, and journal %q ends at term %d, position %d",
@@ -74,25 +97,17 @@ func addressOf(ctx context.Context) string {
 
 // checkMaxStale refuses a router that serves stale routes for longer than a fence waits for it.
 func (s *Server) checkMaxStale(join *controlv1.Join) error {
-	theirs, ours := join.GetMaxStaleNanos(), uint64(s.maxStale)
-	switch {
-	case theirs == 0:
-		s.log.Warn("a router of an earlier version does not report its --max-stale; it must not exceed the allocators'",
-			zap.String("session", join.GetInstanceId()), zap.Duration("maxStale", s.maxStale))
-	case theirs > ours:
-		says := duration(theirs)
-		err := status.Errorf(codes.FailedPrecondition, "the router's --max-stale, %s, is larger than the allocators' --max-stale, %v: addresses would be reused while it may still send requests to them; raise --max-stale of the allocators or lower that of the router",
-			says, s.maxStale)
-		s.log.Warn("router refused", zap.String("session", join.GetInstanceId()), zap.Error(err))
-		return err
+	theirs := join.GetMaxStaleNanos()
+	if theirs == 0 {
+		return status.Error(codes.InvalidArgument, "join.max_stale_nanos: must be 1 or more")
 	}
-	return nil
-}
-
-// duration formats a router's duration, which may be out of range.
-func duration(nanos uint64) string {
-	if nanos > math.MaxInt64 {
-		return fmt.Sprintf("%d ns", nanos)
+	if theirs <= uint64(s.o.MaxStale) {
+		return nil
 	}
-	return time.Duration(nanos).String()
+	err := status.Errorf(codes.FailedPrecondition,
+		"the router's --max-stale, %v, is larger than the allocators' --max-stale, %v: addresses would be reused "+
+			"while it may still send requests to them; raise --max-stale of the allocators or lower that of the router",
+		time.Duration(min(theirs, math.MaxInt64)), s.o.MaxStale)
+	s.o.Log.Warn("router refused", zap.String("router", join.GetRouterId()), zap.Error(err))
+	return err
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/berth-sandbox/berth/allocator/core"
 	controlv1 "github.com/berth-sandbox/berth/api/control/v1"
 	"github.com/berth-sandbox/berth/internal/bootclock"
+	"github.com/berth-sandbox/berth/internal/options"
 )
 
 const (
@@ -53,14 +54,20 @@ type Leader interface {
 	Restored(term uint64)
 }
 
+// Options configure a Server. All are required.
+type Options struct {
+	// MaxStale is how long a fence waits for a router after its last ping. A router that serves
+	// routes for longer is refused.
+	MaxStale time.Duration
+	// LeaderAddress returns the control address of the leader, "" if unknown.
+	LeaderAddress func() string
+	Log           *zap.Logger
+}
+
 // Server serves the control protocol. All methods may be called concurrently.
 type Server struct {
 	controlv1.UnimplementedControlServer
-	log *zap.Logger
-	// maxStale is how long a fence waits for a router after its last ping.
-	maxStale time.Duration
-	// leaderAddress returns the control address of the leader, "" if unknown.
-	leaderAddress func() string
+	o Options
 
 	mu       sync.Mutex
 	leader   Leader // nil while this replica follows
@@ -87,13 +94,12 @@ func (s *stream) end(err error) {
 	})
 }
 
-// New returns a Server that follows. maxStale bounds how long a router may serve routes after its
-// last answered ping: a router with a longer time is refused, because no fence would wait for it.
-func New(maxStale time.Duration, leaderAddress func() string, log *zap.Logger) *Server {
-	return &Server{
-		log: log, maxStale: maxStale, leaderAddress: leaderAddress,
-		streams: map[uint64]*stream{}, stopping: make(chan struct{}),
+// New returns a Server that follows.
+func New(o Options) (*Server, error) {
+	if err := options.Require(o, "MaxStale", "LeaderAddress", "Log"); err != nil {
+		return nil, err
 	}
+	return &Server{o: o, streams: map[uint64]*stream{}, stopping: make(chan struct{})}, nil
 }
 
 // Lead makes this replica serve sessions. It is final: a replica that loses the lease ends its
@@ -111,158 +117,97 @@ func (s *Server) Stop() {
 	close(s.stopping)
 }
 
+// rpcStream is the leader's end of the gRPC stream.
+type rpcStream = grpc.BidiStreamingServer[controlv1.RouterMessage, controlv1.AllocatorMessage]
+
 // Session implements the control protocol.
-func (s *Server) Session(rpc grpc.BidiStreamingServer[controlv1.RouterMessage, controlv1.AllocatorMessage]) error {
+func (s *Server) Session(rpc rpcStream) error {
 	s.mu.Lock()
 	leader := s.leader
 	s.mu.Unlock()
 	if leader == nil {
 		return rpc.Send(&controlv1.AllocatorMessage{Message: &controlv1.AllocatorMessage_NotLeader{
-			NotLeader: &controlv1.NotLeader{LeaderAddress: s.leaderAddress()},
+			NotLeader: &controlv1.NotLeader{LeaderAddress: s.o.LeaderAddress()},
 		}})
 	}
-	// Recv has no deadline, so it runs in a goroutine beside this function, which ends the stream
-	// by returning.
-	incoming := make(chan *controlv1.RouterMessage)
-	failed := make(chan error, 1)
-	readCtx, stopReading := context.WithCancel(rpc.Context())
-	go func() {
-		for {
-			m, err := rpc.Recv()
-			if err != nil {
-				failed <- err
-				return
-			}
-			select {
-			case incoming <- m:
-			case <-readCtx.Done():
-				return
-			}
-		}
-	}()
-	// The reader is not waited for: grpc cancels the stream, and with it Recv, when this function
-	// has returned.
+	messages, failed, stopReading := receive(rpc)
 	defer stopReading()
-
 	var join *controlv1.Join
 	select {
-	case m := <-incoming:
+	case m := <-messages:
 		join = m.GetJoin()
 	case err := <-failed:
 		return err
 	case <-s.stopping:
-		return status.Error(codes.FailedPrecondition, "this replica is stopping")
+		return errStopping
 	case <-time.After(joinWait):
 	}
-	switch {
-	case join == nil:
+	if join == nil {
 		return status.Error(codes.InvalidArgument, "the first message must be Join")
-	case !instanceID.MatchString(join.GetInstanceId()):
-		return status.Errorf(codes.InvalidArgument, "join.instance_id %q: must be 16 to 64 characters of a-z, 0-9 and -", join.GetInstanceId())
-	case !leader.Valid():
-		// Its first pong would end the stream again: joins and leaves would follow each other, in
-		// the log and in the core, while the lease is in doubt.
-		return errUnsure
 	}
-	earlier, err := s.checkSeen(leader, join)
-	if err != nil {
+	if err := s.check(leader, join); err != nil {
 		return err
-	}
-	if earlier != "" {
-		// Also for a router that is refused below: other routers of that journal may serve too.
-		leader.Submit(core.EarlierSeen{Journal: earlier})
-	}
-	if err := s.checkMaxStale(join); err != nil {
-		return err
-	}
-	if !join.GetLooks() {
-		s.log.Warn("a router of an earlier version cannot report idleness; while it is connected no sandbox that it can route to is released for being idle",
-			zap.String("session", join.GetInstanceId()))
 	}
 
 	st := s.add()
 	defer s.remove(st)
-	session := join.GetInstanceId()
-	from := addressOf(rpc.Context())
-	leader.Submit(core.SessionJoined{Session: session, Stream: st.id, From: from})
-	defer leader.Submit(core.SessionLeft{Session: session, Stream: st.id})
-	s.log.Info("router joined", zap.String("session", session), zap.String("address", from))
-	err = s.serve(rpc, leader, st, session, incoming, failed)
-	s.log.Info("router left", zap.String("session", session), zap.Error(err))
+	router, from := join.GetRouterId(), addressOf(rpc.Context())
+	leader.Submit(core.SessionJoined{Session: router, Stream: st.id, From: from})
+	defer leader.Submit(core.SessionLeft{Session: router, Stream: st.id})
+	s.o.Log.Info("router joined", zap.String("router", router), zap.String("address", from))
+	err := s.serve(rpc, leader, st, router, messages, failed)
+	s.o.Log.Info("router left", zap.String("router", router), zap.Error(err))
 	return err
 }
 
-func (s *Server) serve(rpc grpc.BidiStreamingServer[controlv1.RouterMessage, controlv1.AllocatorMessage], leader Leader, st *stream, session string, incoming <-chan *controlv1.RouterMessage, failed <-chan error) error {
+// receive reads messages until the stream fails or stop is called. Recv has no deadline, so it
+// runs in a goroutine. It need not be waited for: gRPC ends Recv when Session has returned.
+func receive(rpc rpcStream) (messages <-chan *controlv1.RouterMessage, failed <-chan error, stop func()) {
+	received, end := make(chan *controlv1.RouterMessage), make(chan error, 1)
+	ctx, stop := context.WithCancel(rpc.Context())
+	go func() {
+		for {
+			m, err := rpc.Recv()
+			if err != nil {
+				end <- err
+				return
+			}
+			select {
+			case received <- m:
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	return received, end, stop
+}
+
+// serve runs a joined stream to its end. After a Goodbye it keeps the stream until the core closes
+// it, because the Goodbye is durable, and then returns nil. The router takes that end as the
+// acknowledgement. After any other end it looks for another leader, because a deposed leader loses
+// what it has not committed.
+func (s *Server) serve(
+	rpc rpcStream, leader Leader, st *stream, router string, messages <-chan *controlv1.RouterMessage, failed <-chan error,
+) error {
 	// Sending may block on a slow router; the router's messages must not wait for that.
 	sending := make(chan error, 1)
 	go func() { sending <- s.send(rpc, leader, st) }()
 	defer st.end(nil) // like Recv, a blocked Send ends after the return
 	for {
 		select {
-		case m := <-incoming:
-			switch m := m.GetMessage().(type) {
-			case *controlv1.RouterMessage_Ack:
-				leader.Submit(core.SessionAck{Session: session, Stream: st.id, Sequence: m.Ack.GetSequence()})
-			case *controlv1.RouterMessage_Resolve:
-				leader.Submit(core.Resolve{Session: session, Stream: st.id, ID: m.Resolve.GetSandboxId()})
-			case *controlv1.RouterMessage_Ping:
-				leader.Submit(core.SessionPing{Session: session, Stream: st.id, Nonce: m.Ping.GetNonce()})
-			case *controlv1.RouterMessage_Goodbye:
-				if !leader.Valid() {
-					return errUnsure
-				}
-				leader.Submit(core.SessionGoodbye{Session: session, Stream: st.id, Looked: m.Goodbye.GetLooked()})
-				return s.leave(st, failed, sending)
-			case *controlv1.RouterMessage_Report:
-				r, err := report(st.id, m.Report)
-				if err != nil {
-					return err
-				}
-				leader.Submit(r)
-			case *controlv1.RouterMessage_Quiesced:
-				q, err := quiesced(st.id, m.Quiesced)
-				if err != nil {
-					return err
-				}
-				leader.Submit(q)
-			case *controlv1.RouterMessage_Probed:
-				leader.Submit(core.Probed{Stream: st.id, ID: m.Probed.GetSandboxId(), Busy: m.Probed.GetBusy()})
-			case *controlv1.RouterMessage_Dead:
-				if err := checkDead(m.Dead, session); err != nil {
-					return err // before any of it takes effect
-				}
-				for _, id := range m.Dead.GetInstanceIds() {
-					s.log.Info("router reported dead", zap.String("session", id), zap.String("by", session))
-					leader.Submit(core.SessionDead{Session: id, By: session})
-				}
-			case *controlv1.RouterMessage_Join:
-				return status.Error(codes.InvalidArgument, "a second Join on one stream")
+		case m := <-messages:
+			if err := s.submit(leader, st.id, router, m); err != nil {
+				return err
 			}
-		case err := <-failed:
-			if errors.Is(err, io.EOF) {
-				return nil // the router has closed its side
+			if m.GetGoodbye() != nil {
+				messages = nil
 			}
-			return err
-		case err := <-sending:
-			return err
-		case <-st.cut:
-			return st.err
-		case <-s.stopping:
-			return status.Error(codes.FailedPrecondition, "this replica is stopping")
-		}
-	}
-}
-
-// leave keeps the stream of a router that said Goodbye until the core closes it, because the
-// Goodbye is durable, and then returns nil. The router takes that end of the stream as the
-// acknowledgement. After any other end it looks for another leader, because a deposed leader loses
-// what it has not committed.
-func (s *Server) leave(st *stream, failed, sending <-chan error) error {
-	for {
-		select {
 		case err := <-failed:
 			if !errors.Is(err, io.EOF) {
 				return err
+			}
+			if messages != nil {
+				return nil // the router has closed its side
 			}
 			failed = nil // the router has closed its side, and waits
 		case err := <-sending:
@@ -270,13 +215,56 @@ func (s *Server) leave(st *stream, failed, sending <-chan error) error {
 		case <-st.cut:
 			return st.err
 		case <-s.stopping:
-			return status.Error(codes.FailedPrecondition, "this replica is stopping")
+			return errStopping
 		}
 	}
 }
 
+// submit passes a message to the leader. An error ends the stream; nothing of the message has
+// taken effect then.
+func (s *Server) submit(leader Leader, stream uint64, router string, m *controlv1.RouterMessage) error {
+	switch m := m.GetMessage().(type) {
+	case *controlv1.RouterMessage_Join:
+		return status.Error(codes.InvalidArgument, "a second Join on one stream")
+	case *controlv1.RouterMessage_Ack:
+		leader.Submit(core.SessionAck{Session: router, Stream: stream, Sequence: m.Ack.GetSequence()})
+	case *controlv1.RouterMessage_Resolve:
+		leader.Submit(core.Resolve{Session: router, Stream: stream, ID: m.Resolve.GetSandboxId()})
+	case *controlv1.RouterMessage_Ping:
+		leader.Submit(core.SessionPing{Session: router, Stream: stream, Nonce: m.Ping.GetNonce()})
+	case *controlv1.RouterMessage_Goodbye:
+		if !leader.Valid() {
+			return errUnsure
+		}
+		leader.Submit(core.SessionGoodbye{Session: router, Stream: stream, Looked: m.Goodbye.GetLooked()})
+	case *controlv1.RouterMessage_Report:
+		r, err := report(stream, m.Report)
+		if err != nil {
+			return err
+		}
+		leader.Submit(r)
+	case *controlv1.RouterMessage_Quiesced:
+		q, err := quiesced(stream, m.Quiesced)
+		if err != nil {
+			return err
+		}
+		leader.Submit(q)
+	case *controlv1.RouterMessage_Probed:
+		leader.Submit(core.Probed{Stream: stream, ID: m.Probed.GetSandboxId(), Busy: m.Probed.GetBusy()})
+	case *controlv1.RouterMessage_Dead:
+		if err := checkDead(m.Dead, router); err != nil {
+			return err
+		}
+		for _, id := range m.Dead.GetRouterIds() {
+			s.o.Log.Info("router reported dead", zap.String("router", id), zap.String("by", router))
+			leader.Submit(core.SessionDead{Session: id, By: router})
+		}
+	}
+	return nil
+}
+
 // send sends the stream's queue to the router.
-func (s *Server) send(rpc grpc.BidiStreamingServer[controlv1.RouterMessage, controlv1.AllocatorMessage], leader Leader, st *stream) error {
+func (s *Server) send(rpc rpcStream, leader Leader, st *stream) error {
 	for {
 		select {
 		case <-st.cut:

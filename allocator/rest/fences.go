@@ -201,7 +201,7 @@ func (a *api) declareDead(w *reply, r *http.Request) error {
 	case core.DeclareUnknown:
 		refusal = apierror.New(apierror.SessionNotFound, "there is no session %s: it has ended and no fence waits for it, or it never existed", id)
 	}
-	a.Log.Warn("refused to declare a router dead", zap.String("session", id), zap.String("by", by), zap.String("reason", reason), zap.Error(refusal))
+	a.Log.Warn("refused to declare a router dead", zap.String("router", id), zap.String("by", by), zap.String("reason", reason), zap.Error(refusal))
 	return refusal
 }
 

@@ -149,7 +149,7 @@ func (p *Writer) next(ctx context.Context) bool {
 	gone := w.touch && apierrors.IsNotFound(err) // the watch reports the loss, and the core has the object created if it is needed
 	if err != nil && !gone {
 		if ctx.Err() == nil {
-			p.log.Warn("Sandbox object not written, retrying", zap.String("sandbox", sandboxid.Short(id)), zap.Error(err))
+			p.log.Warn("Sandbox object not written, retrying", zap.String("sandboxID", sandboxid.Short(id)), zap.Error(err))
 		}
 		p.mu.Lock()
 		if w, waits := p.latest[id]; waits {

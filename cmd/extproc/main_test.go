@@ -296,12 +296,12 @@ func TestRouterLooksAtItsEnvoy(t *testing.T) {
 			return strings.Contains(body, line)
 		}
 	}
-	require.Eventually(t, metrics("berth_router_blind 1"), time.Minute, 10*time.Millisecond, "there is no Envoy yet")
+	require.Eventually(t, metrics("berth_router_look_error 1"), time.Minute, 10*time.Millisecond, "there is no Envoy yet")
 	_, body := get(t, p.listening.Admin, "/admin/last-active?format=text")
 	require.Contains(t, body, "cannot tell what is open: ")
 
 	envoyAt(t, socket)
-	require.Eventually(t, metrics("berth_router_blind 0"), time.Minute, 10*time.Millisecond)
+	require.Eventually(t, metrics("berth_router_look_error 0"), time.Minute, 10*time.Millisecond)
 	require.True(t, metrics("berth_router_look_seconds_count")())
 	require.False(t, metrics("berth_router_look_seconds_count 0")())
 	_, body = get(t, p.listening.Admin, "/admin/last-active?format=text")
@@ -392,10 +392,19 @@ func (*leader) Position() uint64 { return 1 }
 
 func (*leader) Restored(uint64) {}
 
+func newControlServer(t *testing.T) *controlserver.Server {
+	t.Helper()
+	s, err := controlserver.New(controlserver.Options{
+		MaxStale: 15 * time.Minute, LeaderAddress: func() string { return "" }, Log: zap.NewNop(),
+	})
+	require.NoError(t, err)
+	return s
+}
+
 // lead runs the allocator's own control server.
 func lead(t *testing.T, c credentials.TransportCredentials) (*leader, string) {
 	t.Helper()
-	l := &leader{server: controlserver.New(15*time.Minute, func() string { return "" }, zap.NewNop()), joined: make(chan string, 100)}
+	l := &leader{server: newControlServer(t), joined: make(chan string, 100)}
 	l.server.Lead(l)
 	s := grpc.NewServer(grpc.Creds(c))
 	controlv1.RegisterControlServer(s, l.server)

@@ -53,9 +53,9 @@ func registerCacheMetrics(reg prometheus.Registerer, cache *routecache.Cache, tr
 	})
 	gauge("berth_lastactive_sandboxes", "Sandboxes whose last activity is remembered.",
 		func() float64 { return float64(tracker.Len()) })
-	gauge("berth_router_blind",
-		"1 while this router cannot tell what requests Envoy holds open, so that no sandbox is released for being idle. "+
-			"Its page /admin/last-active says why.",
+	gauge("berth_router_look_error",
+		"1 while the newest look at the requests that Envoy holds open has failed, so that no sandbox is released for "+
+			"being idle. The page /admin/last-active of the router says why.",
 		func() float64 {
 			if tracker.LookError() != "" {
 				return 1

@@ -13,7 +13,6 @@ import (
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"github.com/stretchr/testify/require"
-	"go.uber.org/zap"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
@@ -67,7 +66,7 @@ func (l *recordingLeader) Submit(ev core.Event) {
 func serveLeader(t *testing.T) (l *recordingLeader, address string) {
 	t.Helper()
 	l = &recordingLeader{
-		server: controlserver.New(15*time.Minute, func() string { return "" }, zap.NewNop()),
+		server: newControlServer(t),
 		joined: make(chan string, 10), ended: make(chan string, 10), pinged: make(chan string),
 	}
 	l.server.Lead(l)

@@ -251,7 +251,7 @@ func (r *router) serveEnvoy(stopping context.Context) error {
 		return err
 	}
 	listening := []zap.Field{
-		zap.String("session", r.lock.ID()), zap.String("socket", r.flags.Socket),
+		zap.String("router", r.lock.ID()), zap.String("socket", r.flags.Socket),
 		zap.Stringer("admin", r.adminHTTP.Addr()), zap.String("domain", r.flags.Domain),
 	}
 	if r.healthHTTP != nil {

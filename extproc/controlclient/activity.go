@@ -53,7 +53,7 @@ func (s *stream) report(r lastactive.Report) error {
 		switch {
 		case !last:
 		case r.LookError != "":
-			m.Blind = reason(r.LookError)
+			m.LookError = reason(r.LookError)
 		default:
 			m.Gateway, m.Nonce = r.Gateway, s.newestPongBefore(r.Began)
 			m.TookMillis = uint64((r.Took + time.Millisecond - 1) / time.Millisecond)
@@ -74,7 +74,7 @@ func toActivities(activities []lastactive.Activity) []*controlv1.Activity {
 	for _, a := range activities {
 		m := &controlv1.Activity{
 			SandboxId: a.ID, AgeMillis: ageMillis(a.Age),
-			Open: uint32(min(a.Open, math.MaxInt32)), Kind: string(a.Kind),
+			OpenRequests: uint32(min(a.Open, math.MaxInt32)), Kind: string(a.Kind),
 		}
 		if a.Addr.IsValid() {
 			m.PodIp = a.Addr.String()
@@ -139,7 +139,7 @@ func (s *stream) ask(ctx context.Context, q *controlv1.Quiesce) *controlv1.Quies
 	defer cancel()
 	activities, err := s.client.o.Activity.Ask(ctx, questions)
 	if err != nil {
-		return &controlv1.Quiesced{Number: q.GetNumber(), Blind: reason(err.Error())}
+		return &controlv1.Quiesced{Number: q.GetNumber(), LookError: reason(err.Error())}
 	}
 	return &controlv1.Quiesced{Number: q.GetNumber(), Activities: toActivities(activities)}
 }

@@ -300,10 +300,10 @@ func (c *Client) join(ctx context.Context) *controlv1.Join {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return &controlv1.Join{
-		InstanceId: c.o.RouterID, MaxStaleNanos: uint64(c.o.MaxStale), Looks: true,
+		RouterId: c.o.RouterID, MaxStaleNanos: uint64(c.o.MaxStale),
 		Journal: c.newest.journal, HighestTerm: c.newest.term, Position: c.newest.position,
-		Serving: ctx.Err() == nil && c.o.Now() < c.freshUntil,
-		Left:    slices.Clone(c.leftJournals),
+		Serving:      ctx.Err() == nil && c.o.Now() < c.freshUntil,
+		LeftJournals: slices.Clone(c.leftJournals),
 	}
 }
 

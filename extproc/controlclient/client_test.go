@@ -23,8 +23,7 @@ func TestSnapshotReplacesAllRoutesAtOnce(t *testing.T) {
 		w.serve("a", nil)
 		w.cache.Put("old", routecache.Route{})
 		p, join, _ := w.accept()
-		require.Equal(t, routerID, join.GetInstanceId())
-		require.True(t, join.GetLooks())
+		require.Equal(t, routerID, join.GetRouterId())
 		require.Zero(t, join.GetHighestTerm())
 		require.False(t, w.client.Connected())
 		p.send(0, snapshot(false, route("one", "10.0.0.1")))
@@ -109,7 +108,7 @@ func TestDeadRoutersAreReportedUntilAPong(t *testing.T) {
 		p := w.joined()
 		early := p.ping() // without a pong yet
 		w.dead.die("router-of-before")
-		require.Equal(t, []string{"router-of-before"}, p.next().GetDead().GetInstanceIds())
+		require.Equal(t, []string{"router-of-before"}, p.next().GetDead().GetRouterIds())
 		first := p.ping()
 		second := p.ping() // it is not reported again on this stream
 		p.pong(early)
@@ -121,12 +120,12 @@ func TestDeadRoutersAreReportedUntilAPong(t *testing.T) {
 		p.pong(second)
 
 		w.dead.die("another")
-		require.Equal(t, []string{"another"}, p.next().GetDead().GetInstanceIds())
+		require.Equal(t, []string{"another"}, p.next().GetDead().GetRouterIds())
 		p.end <- nil
 		w.begin()
 		p = <-w.streams
 		require.NotNil(t, p.next().GetJoin())
-		require.Equal(t, []string{"another"}, p.next().GetDead().GetInstanceIds(), "no pong has confirmed it")
+		require.Equal(t, []string{"another"}, p.next().GetDead().GetRouterIds(), "no pong has confirmed it")
 	})
 }
 
@@ -138,7 +137,7 @@ func TestDeadRoutersAreReportedInBatches(t *testing.T) {
 			w.dead.die(fmt.Sprintf("router-%020d", i))
 		}
 		for _, want := range []int{1000, 500} {
-			require.Len(t, p.next().GetDead().GetInstanceIds(), want)
+			require.Len(t, p.next().GetDead().GetRouterIds(), want)
 			p.pong(p.ping())
 			synctest.Wait()
 		}

@@ -83,7 +83,7 @@ func TestGoodbyeIsSentToTheNextLeader(t *testing.T) {
 					w.serve("a", nil)
 					began := w.now()
 					p, join, _ := w.accept()
-					require.Equal(t, routerID, join.GetInstanceId())
+					require.Equal(t, routerID, join.GetRouterId())
 					require.NotNil(t, p.next().GetGoodbye())
 					_, err := p.Recv()
 					require.ErrorIs(t, err, io.EOF)

@@ -246,7 +246,7 @@ func TestNewJournalReplacesAllAndOldOneIsRefused(t *testing.T) {
 
 		p, join, _ = accept("j1", 9, 200)
 		require.Equal(t, "j2", join.GetJournal())
-		require.Equal(t, []string{"j1"}, join.GetLeft())
+		require.Equal(t, []string{"j1"}, join.GetLeftJournals())
 		require.EqualValues(t, 2, join.GetHighestTerm())
 		p.send(1, snapshot(true, route("four", "10.0.0.4")))
 		<-p.Context().Done()
@@ -261,7 +261,7 @@ func TestNewJournalReplacesAllAndOldOneIsRefused(t *testing.T) {
 		_, join, _ = w.accept()
 		require.Equal(t, "j2", join.GetJournal())
 		require.EqualValues(t, 3, join.GetHighestTerm())
-		require.Equal(t, []string{"j1"}, join.GetLeft())
+		require.Equal(t, []string{"j1"}, join.GetLeftJournals())
 	})
 }
 
@@ -272,7 +272,7 @@ func TestJoinNamesTheJournalsLeftBefore(t *testing.T) {
 		var left []string // all of them
 		for n := range maxLeft + 3 {
 			p, join, _ := w.accept()
-			require.Equal(t, left[max(0, len(left)-maxLeft):], join.GetLeft())
+			require.Equal(t, left[max(0, len(left)-maxLeft):], join.GetLeftJournals())
 			p.journal, p.term = fmt.Sprintf("j%d", n), 1
 			p.snapshot()
 			require.EqualValues(t, 1, p.ack())

@@ -257,7 +257,7 @@ func (s *stream) tick() error {
 	}
 	s.mu.Unlock()
 	if unreported {
-		m := &controlv1.RouterMessage_Dead{Dead: &controlv1.Dead{InstanceIds: dead}}
+		m := &controlv1.RouterMessage_Dead{Dead: &controlv1.Dead{RouterIds: dead}}
 		if err := s.grpc.Send(&controlv1.RouterMessage{Message: m}); err != nil {
 			return err
 		}

@@ -142,7 +142,7 @@ func TestUnreadAnswerKeepsOnlyItsSandboxInUse(t *testing.T) {
 		p.send(0, ask(1, map[string]byte{"unread": 1, "idle": 2, "never": 3}))
 		q := p.next().GetQuiesced()
 		require.Less(t, w.now()-began, 300*time.Millisecond)
-		require.Empty(t, q.GetBlind())
+		require.Empty(t, q.GetLookError())
 		activities := byID(q.GetActivities())
 		require.Zero(t, activities["unread"].GetAgeMillis())
 		require.Equal(t, string(activity.Admission), activities["unread"].GetKind())
@@ -164,10 +164,10 @@ func TestQuiescedRestsOnLooksAfterTheQuestion(t *testing.T) {
 		asked := time.Now()
 		p.send(0, ask(1, map[string]byte{"open": 1}))
 		q := p.next().GetQuiesced()
-		require.Empty(t, q.GetBlind())
+		require.Empty(t, q.GetLookError())
 		open := byID(q.GetActivities())["open"]
 		require.Zero(t, open.GetAgeMillis())
-		require.EqualValues(t, 2, open.GetOpen())
+		require.EqualValues(t, 2, open.GetOpenRequests())
 		e.is(func() {
 			after := e.began[len(e.began)-2:]
 			require.True(t, after[0].After(asked), "it had begun before")
@@ -183,27 +183,27 @@ func TestLookErrorIsReportedUntilALookSucceeds(t *testing.T) {
 		p.reports = nil
 		e.is(func() { e.fails = errors.New("Envoy does not answer") })
 		r := p.report()
-		for r.GetBlind() == "" {
+		for r.GetLookError() == "" {
 			r = p.report()
 		}
-		require.Equal(t, "Envoy does not answer", r.GetBlind())
+		require.Equal(t, "Envoy does not answer", r.GetLookError())
 		require.Empty(t, r.GetGateway())
 		began := w.now()
 		p.send(0, ask(1, map[string]byte{"idle": 1}))
 		q := p.next().GetQuiesced()
-		require.Equal(t, "Envoy does not answer", q.GetBlind())
+		require.Equal(t, "Envoy does not answer", q.GetLookError())
 		require.Empty(t, q.GetActivities())
 		require.LessOrEqual(t, w.now()-began, 1200*time.Millisecond)
 
 		p.reports = nil
 		e.is(func() { e.fails = nil })
-		for r.GetBlind() != "" {
+		for r.GetLookError() != "" {
 			r = p.report()
 		}
 		require.Equal(t, "envoy-1", r.GetGateway())
 		p.send(0, ask(2, map[string]byte{"idle": 1}))
 		q = p.next().GetQuiesced()
-		require.Empty(t, q.GetBlind())
+		require.Empty(t, q.GetLookError())
 		require.Greater(t, byID(q.GetActivities())["idle"].GetAgeMillis(), uint64(8000), "what was known before counts again")
 	})
 }
@@ -215,7 +215,7 @@ func TestQuiescedIsInTimeWhileALookHangs(t *testing.T) {
 		p.pause(2 * time.Second)
 		began := w.now()
 		p.send(0, ask(1, map[string]byte{"idle": 1}))
-		require.NotEmpty(t, p.next().GetQuiesced().GetBlind())
+		require.NotEmpty(t, p.next().GetQuiesced().GetLookError())
 		require.Equal(t, 1200*time.Millisecond, w.now()-began)
 	})
 }
@@ -237,7 +237,7 @@ func TestFinalReportRestsOnALookAfterTheStop(t *testing.T) {
 				require.Equal(t, fails == nil, goodbye.GetLooked())
 				last := p.reports[len(p.reports)-1]
 				require.Equal(t, fails == nil, last.GetGateway() != "")
-				require.Equal(t, fails != nil, last.GetBlind() != "")
+				require.Equal(t, fails != nil, last.GetLookError() != "")
 				activities := byID(last.GetActivities())
 				require.Zero(t, activities["open"].GetAgeMillis())
 				require.Contains(t, activities, "open")
@@ -261,10 +261,10 @@ func TestOpenUnknownAddressIsReportedAndFound(t *testing.T) {
 		a := byID(p.report().GetActivities())[at(9).Addr().String()]
 		require.NotNil(t, a)
 		require.Zero(t, a.GetAgeMillis())
-		require.EqualValues(t, 1, a.GetOpen())
+		require.EqualValues(t, 1, a.GetOpenRequests())
 		p.send(0, ask(1, map[string]byte{"mine": 9}))
 		q := p.next().GetQuiesced()
 		require.Zero(t, byID(q.GetActivities())["mine"].GetAgeMillis())
-		require.EqualValues(t, 1, byID(q.GetActivities())["mine"].GetOpen())
+		require.EqualValues(t, 1, byID(q.GetActivities())["mine"].GetOpenRequests())
 	})
 }

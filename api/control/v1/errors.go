@@ -19,7 +19,7 @@ const ReasonDeclaredDead = "ROUTER_DECLARED_DEAD"
 
 // DeclaredDead is the end of the stream of a router that an operator has declared dead.
 func DeclaredDead() error {
-	s := status.New(codes.NotFound, "an operator has declared this router dead, and nobody waits for it any more: it must end, and may come back under another instance ID")
+	s := status.New(codes.NotFound, "an operator has declared this router dead, so no release waits for it: it must end, and its successor joins under another router ID")
 	if detailed, err := s.WithDetails(&errdetails.ErrorInfo{Domain: ErrorDomain, Reason: ReasonDeclaredDead}); err == nil {
 		s = detailed
 	}

@@ -1,0 +1,165 @@
+package controlserver
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/berth-sandbox/berth/allocator/core"
+	controlv1 "github.com/berth-sandbox/berth/api/control/v1"
+)
+
+func TestEffectsReachTheRouterInOrder(t *testing.T) {
+	run(t, func(w *world) {
+		stream, n := w.joined()
+		k3x9 := sandbox("k3x9")
+		k3x9.Ports = []uint16{8080, 49983}
+		idle := sandbox("idle")
+		idle.IdleTimeout, idle.MinBytes = 90*time.Second, 1024
+		narrowed := sandbox("new")
+		narrowed.Ports = []uint16{65535}
+		for _, e := range []core.Effect{
+			core.SendSnapshot{Stream: n, Sequence: 1, Routes: []core.Sandbox{k3x9}},
+			core.SendPong{Stream: n, Nonce: 5},
+			core.SendRoute{Stream: n, Sequence: 2, Sandbox: sandbox("new")},
+			core.SendRoute{Stream: n, Sequence: 3, Sandbox: narrowed},
+			core.SendRelease{Stream: n, Sequence: 4, IDs: []string{"k3x9", "x7"}},
+			core.SendResolved{Stream: n, ID: "k3x9", Sandbox: &k3x9},
+			core.SendResolved{Stream: n, ID: "gone", Gone: true},
+			core.SendResolved{Stream: n, ID: "unknown"},
+			core.SendResolved{Stream: n, ID: "starting", Starting: true, Hold: 1500 * time.Millisecond},
+			core.SendResolved{Stream: n, ID: "idle", Sandbox: &idle},
+			core.SendQuiesce{Stream: n, Number: 3, Questions: []core.Question{{ID: "k3x9", IP: netip.MustParseAddr("10.0.0.1")}, {ID: "idle", IP: netip.MustParseAddr("fd00::1"), MinBytes: 2048}}},
+			core.SendProbe{Stream: n, ID: "k3x9", To: netip.MustParseAddrPort("10.0.0.1:9000"), Path: "/busy"},
+			core.SendResume{Stream: n, IDs: []string{"idle"}},
+		} {
+			require.True(t, w.Deliver(7, e))
+		}
+		route := func(id string, ports ...uint32) *controlv1.Route {
+			return &controlv1.Route{SandboxId: id, PodIp: "10.0.0.1", DefaultPort: 8080, Ports: ports}
+		}
+		for _, want := range []*controlv1.AllocatorMessage{
+			{Term: 7, Sequence: 1, Message: &controlv1.AllocatorMessage_Snapshot{Snapshot: &controlv1.Snapshot{Last: true, Routes: []*controlv1.Route{route("k3x9", 8080, 49983)}}}},
+			{Term: 7, Message: &controlv1.AllocatorMessage_Pong{Pong: &controlv1.Pong{Nonce: 5}}},
+			{Term: 7, Sequence: 2, Message: &controlv1.AllocatorMessage_Route{Route: route("new")}},
+			{Term: 7, Sequence: 3, Message: &controlv1.AllocatorMessage_Route{Route: route("new", 65535)}},
+			{Term: 7, Sequence: 4, Message: &controlv1.AllocatorMessage_Release{Release: &controlv1.Release{SandboxIds: []string{"k3x9", "x7"}}}},
+			{Term: 7, Message: &controlv1.AllocatorMessage_Resolved{Resolved: &controlv1.Resolved{SandboxId: "k3x9", Answer: &controlv1.Resolved_Route{Route: route("k3x9", 8080, 49983)}}}},
+			{Term: 7, Message: &controlv1.AllocatorMessage_Resolved{Resolved: &controlv1.Resolved{SandboxId: "gone", Answer: &controlv1.Resolved_Gone{Gone: &controlv1.Gone{}}}}},
+			{Term: 7, Message: &controlv1.AllocatorMessage_Resolved{Resolved: &controlv1.Resolved{SandboxId: "unknown", Answer: &controlv1.Resolved_Unknown{Unknown: &controlv1.Unknown{}}}}},
+			{Term: 7, Message: &controlv1.AllocatorMessage_Resolved{Resolved: &controlv1.Resolved{SandboxId: "starting", Answer: &controlv1.Resolved_Starting{Starting: &controlv1.Starting{HoldMillis: 1500}}}}},
+			{Term: 7, Message: &controlv1.AllocatorMessage_Resolved{Resolved: &controlv1.Resolved{SandboxId: "idle", Answer: &controlv1.Resolved_Route{Route: &controlv1.Route{SandboxId: "idle", PodIp: "10.0.0.1", DefaultPort: 8080, MinBytesPerMinute: 1024}}}}},
+			{Term: 7, Message: &controlv1.AllocatorMessage_Quiesce{Quiesce: &controlv1.Quiesce{Number: 3, Questions: []*controlv1.Question{
+				{SandboxId: "k3x9", PodIp: "10.0.0.1"}, {SandboxId: "idle", PodIp: "fd00::1", MinBytesPerMinute: 2048},
+			}}}},
+			{Term: 7, Message: &controlv1.AllocatorMessage_Probe{Probe: &controlv1.Probe{SandboxId: "k3x9", PodIp: "10.0.0.1", Port: 9000, Path: "/busy"}}},
+			{Term: 7, Message: &controlv1.AllocatorMessage_Resume{Resume: &controlv1.Resume{SandboxIds: []string{"idle"}}}},
+		} {
+			want.Journal, want.Position = "j", 110
+			got, err := stream.Recv()
+			require.NoError(t, err)
+			require.True(t, proto.Equal(want, got), "want %v, got %v", want, got)
+		}
+	})
+}
+
+func TestDeliverIgnoresOtherEffects(t *testing.T) {
+	s := newServer(t, zap.NewNop())
+	require.False(t, s.Deliver(7, core.CreatePod{}))
+	require.False(t, s.Deliver(7, core.Claimed{}))
+}
+
+func TestOnlyTheLastSnapshotPartIsAcknowledged(t *testing.T) {
+	for size, parts := range map[int]int{0: 1, 1: 1, snapshotPart: 1, snapshotPart + 1: 2, 3 * snapshotPart: 3} {
+		e := core.SendSnapshot{Sequence: 9, Routes: make([]core.Sandbox, size)}
+		for i := range e.Routes {
+			e.Routes[i] = sandbox(fmt.Sprint(i))
+		}
+		messages := snapshot(7, e)
+		require.Len(t, messages, parts, "%d routes", size)
+		sent := 0
+		for i, m := range messages {
+			last := i == parts-1
+			require.Equal(t, last, m.GetSnapshot().GetLast())
+			require.Equal(t, last, m.GetSequence() == 9)
+			require.EqualValues(t, 7, m.GetTerm())
+			for _, r := range m.GetSnapshot().GetRoutes() {
+				require.Equal(t, fmt.Sprint(sent), r.GetSandboxId())
+				sent++
+			}
+		}
+		require.Equal(t, size, sent)
+	}
+}
+
+func TestSnapshotPartFitsTheGRPCLimit(t *testing.T) {
+	longest := core.Sandbox{Binding: core.Binding{ID: strings.Repeat("x", 57)}, IP: netip.MustParseAddr("fd00:1111:2222:3333:4444:5555:6666:7777"), DefaultPort: 65535}
+	for port := range uint16(64) { // as many as a pool can name
+		longest.Ports = append(longest.Ports, 65535-64+port)
+	}
+	e := core.SendSnapshot{Routes: make([]core.Sandbox, snapshotPart)}
+	for i := range e.Routes {
+		e.Routes[i] = longest
+	}
+	require.Less(t, proto.Size(snapshot(1, e)[0]), 2<<20)
+}
+
+// A router leaves the journal that it is in for that of a snapshot.
+func TestNoSnapshotIsSentWithoutAValidLease(t *testing.T) {
+	run(t, func(w *world) {
+		stream, n := w.joined()
+		w.leader.deposed.Store(true)
+		w.Deliver(7, core.SendSnapshot{Stream: n, Sequence: 1})
+		m, err := stream.Recv()
+		require.Equal(t, codes.FailedPrecondition, status.Code(err), "got %v", m)
+	})
+}
+
+func TestNoPongWithoutAValidLease(t *testing.T) {
+	run(t, func(w *world) {
+		stream, n := w.joined()
+		w.Deliver(7, core.SendSnapshot{Stream: n, Sequence: 1})
+		w.Deliver(7, core.SendPong{Stream: n, Nonce: 1})
+		for range 2 {
+			_, err := stream.Recv()
+			require.NoError(t, err)
+		}
+		w.leader.deposed.Store(true)
+		w.Deliver(7, core.SendPong{Stream: n, Nonce: 2})
+		m, err := stream.Recv()
+		require.Equal(t, codes.FailedPrecondition, status.Code(err), "got %v", m)
+		require.Equal(t, []core.Event{core.SessionLeft{Session: testRouter, Stream: n}}, w.leader.seen())
+	})
+}
+
+// The server checks the lease when it sends the pong, not when the core decides to send it.
+func TestQueuedPongNeedsAValidLeaseWhenSent(t *testing.T) {
+	run(t, func(w *world) {
+		stream, n := w.joined()
+		big := make([]core.Sandbox, 2*snapshotPart) // more than the stream buffers before the router reads
+		for i := range big {
+			big[i] = sandbox(strings.Repeat("x", 57))
+		}
+		w.Deliver(7, core.SendSnapshot{Stream: n, Sequence: 1, Routes: big})
+		w.Deliver(7, core.SendPong{Stream: n, Nonce: 1})
+		synctest.Wait()
+		w.leader.deposed.Store(true)
+		for {
+			m, err := stream.Recv()
+			if err != nil {
+				require.Equal(t, codes.FailedPrecondition, status.Code(err))
+				return
+			}
+			require.Nil(t, m.GetPong())
+		}
+	})
+}
