@@ -34,8 +34,8 @@ type schema struct {
 
 const kubernetesAPI = "https://kubernetes.io/docs/reference/kubernetes-api/"
 
-// foreign are the fields whose types belong to Kubernetes, with the names of these types.
-var foreign = map[string]string{
+// kubernetesTypes are the fields whose types belong to Kubernetes, with the names of these types.
+var kubernetesTypes = map[string]string{
 	"spec.template":     "[PodTemplateSpec](" + kubernetesAPI + "workload-resources/pod-template-v1/#PodTemplateSpec)",
 	"status.conditions": "list of [Condition](" + kubernetesAPI + "common-definitions/condition/)",
 }
@@ -94,9 +94,9 @@ func fieldRows(out *strings.Builder, path string, s schema) []string {
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.Properties)) {
 		field, at := s.Properties[name], path+"."+name
-		typeName, ours := foreign[at]
-		if !ours {
-			typeName = field.typeName()
+		typeName, foreign := kubernetesTypes[at]
+		if !foreign {
+			typeName = typeOf(field)
 		}
 		preset := ""
 		switch {
@@ -105,21 +105,20 @@ func fieldRows(out *strings.Builder, path string, s schema) []string {
 		case slices.Contains(s.Required, name):
 			preset = "required"
 		}
-		fmt.Fprintf(out, "| %s | %s | %s | %s | %s |\n",
-			code(at), typeName, preset, field.bounds(), cell(field.Description))
-		if !ours {
+		fmt.Fprintf(out, "| %s | %s | %s | %s | %s |\n", code(at), typeName, preset, bounds(field), cell(field.Description))
+		if !foreign {
 			rules = append(rules, fieldRows(out, at, field)...)
 		}
 	}
 	return rules
 }
 
-func (s schema) typeName() string {
+func typeOf(s schema) string {
 	switch {
-	case s.Type == "array" && s.Items != nil:
-		return "list of " + s.Items.typeName()
-	case s.Type == "object" && s.AdditionalProperties != nil:
-		return "map of " + s.AdditionalProperties.typeName()
+	case s.Items != nil:
+		return "list of " + typeOf(*s.Items)
+	case s.AdditionalProperties != nil:
+		return "map of " + typeOf(*s.AdditionalProperties)
 	case s.Format == "date-time" || s.Format == "byte":
 		return s.Format
 	}
@@ -127,43 +126,34 @@ func (s schema) typeName() string {
 }
 
 // bounds returns which values the API server takes.
-func (s schema) bounds() string {
-	var all []string
-	between := func(low, high string, what string) {
-		switch {
-		case low != "" && high != "":
-			all = append(all, low+" to "+high+what)
-		case low != "":
-			all = append(all, low+what+" or more")
-		case high != "":
-			all = append(all, "at most "+high+what)
-		}
+func bounds(s schema) string {
+	all := []string{
+		between(s.Minimum, s.Maximum, ""),
+		between(s.MinLength, s.MaxLength, " characters"),
+		between(s.MinItems, s.MaxItems, " items"),
 	}
-	between(number(s.Minimum), number(s.Maximum), "")
-	between(number(s.MinLength), number(s.MaxLength), " characters")
-	between(number(s.MinItems), number(s.MaxItems), " items")
 	if s.Items != nil {
-		if each := s.Items.bounds(); each != "" {
+		if each := bounds(*s.Items); each != "" {
 			all = append(all, "each "+each)
 		}
 	}
-	if len(s.Enum) > 0 {
-		all = append(all, code(strings.Join(s.Enum, "`, `")))
-	}
-	if s.Pattern != "" {
-		all = append(all, code(strings.ReplaceAll(s.Pattern, "|", `\|`)))
-	}
+	all = append(all, code(strings.Join(s.Enum, "`, `")), code(strings.ReplaceAll(s.Pattern, "|", `\|`)))
 	for _, rule := range s.Rules {
 		if len(s.Properties) == 0 {
 			all = append(all, cell(rule.Message))
 		}
 	}
-	return strings.Join(all, "; ")
+	return strings.Join(slices.DeleteFunc(all, func(b string) bool { return b == "" }), "; ")
 }
 
-func number[T int | float64](n *T) string {
-	if n == nil {
-		return ""
+func between[T int | float64](low, high *T, what string) string {
+	switch {
+	case low != nil && high != nil:
+		return fmt.Sprintf("%.0f to %.0f%s", float64(*low), float64(*high), what)
+	case low != nil:
+		return fmt.Sprintf("%.0f%s or more", float64(*low), what)
+	case high != nil:
+		return fmt.Sprintf("at most %.0f%s", float64(*high), what)
 	}
-	return fmt.Sprintf("%.0f", float64(*n))
+	return ""
 }

@@ -4,12 +4,10 @@ import (
 	_ "embed"
 	"errors"
 	"fmt"
-	"go/ast"
-	"go/parser"
-	"go/token"
 	"io/fs"
 	"maps"
 	"os"
+	"path"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -80,16 +78,12 @@ func Invariants(root string) (string, error) {
 // checkInvariants reports everything that does not fit together.
 func checkInvariants(all []invariant, tests, breaks []reference) error {
 	var errs []error
-	tested := map[string]bool{}
-	known := map[string]bool{}
+	tested, known := map[string]bool{}, map[string]bool{}
 	for _, i := range all {
-		if known[i.ID] {
-			errs = append(errs, fmt.Errorf("invariants.yaml: %s is there twice", i.ID))
+		if known[i.ID] || i.ID == "" || i.Title == "" || i.Statement == "" || i.Why == "" {
+			errs = append(errs, fmt.Errorf("invariants.yaml: %q needs an id of its own, title, statement and why", i.ID))
 		}
 		known[i.ID] = true
-		if i.ID == "" || i.Title == "" || i.Statement == "" || i.Why == "" {
-			errs = append(errs, fmt.Errorf("invariants.yaml: %q needs id, title, statement and why", i.ID))
-		}
 	}
 	for _, r := range slices.Concat(tests, breaks) {
 		for _, id := range r.IDs {
@@ -113,69 +107,44 @@ func checkInvariants(all []invariant, tests, breaks []reference) error {
 }
 
 var (
-	invariantLine = regexp.MustCompile(`^// Invariant: (.*)$`)
-	testName      = regexp.MustCompile(`^(Test|Fuzz)([^a-z]|$)`)
+	invariantLine = regexp.MustCompile(`(?m)^// Invariant: .*$`)
+	invariantTest = regexp.MustCompile(`(?m)^// Invariant: (.*)\nfunc ((?:Test|Fuzz)\w*)\(`)
 )
 
 // readTests returns the tests whose comment ends in a line "// Invariant: I1, I2".
-func readTests(root string) ([]reference, error) {
-	var all []reference
-	var errs []error
-	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+func readTests(root string) (all []reference, err error) {
+	err = fs.WalkDir(os.DirFS(root), ".", func(path string, d fs.DirEntry, err error) error {
 		name := d.Name()
 		switch {
 		case err != nil:
 			return err
-		case d.IsDir() && path != root && (strings.HasPrefix(name, ".") || name == "bin" || name == "testdata"):
-			return filepath.SkipDir
+		case d.IsDir() && path != "." && (name[0] == '.' || name == "bin" || name == "testdata"):
+			return fs.SkipDir
 		case d.IsDir() || !strings.HasSuffix(name, "_test.go"):
 			return nil
 		}
-		dir, err := filepath.Rel(root, filepath.Dir(path))
+		source, err := os.ReadFile(filepath.Join(root, path))
 		if err != nil {
 			return err
 		}
-		raw, err := os.ReadFile(path)
-		if err != nil {
-			return err
-		}
-		found, err := testsOf(filepath.ToSlash(dir), path, raw)
+		found, err := testsOf(path, source)
 		all = append(all, found...)
-		errs = append(errs, err)
-		return nil
+		return err
 	})
-	return all, errors.Join(append(errs, err)...)
+	return all, err
 }
 
 // testsOf returns the tests of one file that name invariants.
-func testsOf(dir, file string, source []byte) ([]reference, error) {
-	set := token.NewFileSet()
-	parsed, err := parser.ParseFile(set, file, source, parser.ParseComments|parser.SkipObjectResolution)
-	if err != nil {
-		return nil, err
+func testsOf(file string, source []byte) (all []reference, err error) {
+	tests := invariantTest.FindAllSubmatch(source, -1)
+	if lines := invariantLine.FindAll(source, -1); len(lines) != len(tests) {
+		return nil, fmt.Errorf("%s: a line \"// Invariant: ...\" is not directly above a test", file)
 	}
-	var all []reference
-	used := map[*ast.Comment]bool{}
-	for _, decl := range parsed.Decls {
-		f, ok := decl.(*ast.FuncDecl)
-		if !ok || f.Recv != nil || f.Doc == nil || !testName.MatchString(f.Name.Name) {
-			continue
-		}
-		last := f.Doc.List[len(f.Doc.List)-1]
-		if m := invariantLine.FindStringSubmatch(last.Text); m != nil {
-			used[last] = true
-			all = append(all, reference{Group: dir, Name: f.Name.Name, IDs: strings.Split(m[1], ", ")})
-		}
+	for _, m := range tests {
+		ids := strings.Split(string(m[1]), ", ")
+		all = append(all, reference{Group: path.Dir(file), Name: string(m[2]), IDs: ids})
 	}
-	var errs []error
-	for _, group := range parsed.Comments {
-		for _, c := range group.List {
-			if invariantLine.MatchString(c.Text) && !used[c] {
-				errs = append(errs, fmt.Errorf("%s: the line is not directly above a test", set.Position(c.Pos())))
-			}
-		}
-	}
-	return all, errors.Join(errs...)
+	return all, nil
 }
 
 // readBreaks returns the breaks of tools/mutate. The promise of each begins with the ID of

@@ -15,15 +15,8 @@ func TestInvariantsPageIsTheGoldenFile(t *testing.T) {
 }
 
 func TestInvariantLineStandsDirectlyAboveATest(t *testing.T) {
-	found, err := testsOf("p", "p_test.go", []byte(`package p
-
-// It does.
-//
-// Invariant: I1, P2
-func TestIt(t *testing.T) {}
-
-func TestOther(t *testing.T) {}
-`))
+	found, err := testsOf("p/p_test.go", []byte("package p\n\n// It does.\n//\n// Invariant: I1, P2\n"+
+		"func TestIt(t *testing.T) {}\n\nfunc TestOther(t *testing.T) {}\n"))
 	require.NoError(t, err)
 	require.Equal(t, []reference{{Group: "p", Name: "TestIt", IDs: []string{"I1", "P2"}}}, found)
 
@@ -32,8 +25,8 @@ func TestOther(t *testing.T) {}
 		"package p\n\n// Invariant: I1\n\nfunc TestIt(t *testing.T) {}\n",
 		"package p\n\n// Invariant: I1\n// More.\nfunc TestIt(t *testing.T) {}\n",
 	} {
-		_, err := testsOf("p", "p_test.go", []byte(source))
-		require.ErrorContains(t, err, "p_test.go:3:1: the line is not directly above a test")
+		_, err := testsOf("p/p_test.go", []byte(source))
+		require.ErrorContains(t, err, "p/p_test.go: a line \"// Invariant: ...\" is not directly above a test")
 	}
 }
 
@@ -45,7 +38,7 @@ func TestInvariantsWithoutTestAndUnknownIDsAreReported(t *testing.T) {
 		[]reference{{Group: "p", Name: "TestA", IDs: []string{"I1", "I7"}}},
 		[]reference{{Group: "b.yaml", Name: "b", IDs: []string{"README"}}})
 	for _, want := range []string{
-		"I2 has no test", "I2 is there twice", "needs id, title",
+		"I2 has no test", `"I2" needs an id of its own, title`,
 		`TestA names the invariant "I7"`, `b names the invariant "README"`,
 	} {
 		require.ErrorContains(t, err, want)

@@ -3,12 +3,12 @@ package main
 import (
 	"archive/tar"
 	"bytes"
-	"fmt"
+	"errors"
+	"io/fs"
 	"os"
-	"path"
 	"path/filepath"
-	"slices"
 	"strings"
+	"testing/fstest"
 	"time"
 
 	"github.com/google/go-containerregistry/pkg/name"
@@ -18,65 +18,26 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
-// file is a file of an image. It belongs to root, so that the user that the
-// programs run as cannot change it.
-type file struct {
-	path    string // absolute
-	mode    int64
-	content []byte
+// epoch is the time of everything in an image. The time of building is not an input.
+var epoch = time.Unix(0, 0).UTC()
+
+// files are files of an image by path, without the leading slash. They belong to root, so
+// that the user that the programs run as cannot change them.
+type files map[string]*fstest.MapFile
+
+func (l files) add(path string, mode fs.FileMode, content []byte) {
+	path = strings.TrimPrefix(path, "/")
+	l[path] = &fstest.MapFile{Data: content, Mode: mode, ModTime: epoch}
+	for dir := filepath.Dir(path); dir != "."; dir = filepath.Dir(dir) {
+		l[dir] = &fstest.MapFile{Mode: fs.ModeDir | 0o755, ModTime: epoch}
+	}
 }
 
-type layer struct {
-	what  string
-	files []file
-}
-
-// pack makes the layer's tar: the files and the directories above them, sorted,
-// with nothing in it of the machine or the moment.
-func (l layer) pack() (v1.Layer, error) {
-	entries := make(map[string]*file) // nil: a directory
-	for _, f := range l.files {
-		if !path.IsAbs(f.path) || path.Clean(f.path) != f.path {
-			return nil, fmt.Errorf("%q is no absolute, clean path", f.path)
-		}
-		if _, taken := entries[f.path]; taken {
-			return nil, fmt.Errorf("%s is in it twice", f.path)
-		}
-		entries[f.path] = &f
-	}
-	for _, f := range l.files {
-		for dir := path.Dir(f.path); dir != "/"; dir = path.Dir(dir) {
-			if entries[dir] != nil {
-				return nil, fmt.Errorf("%s is a file and a directory", dir)
-			}
-			entries[dir] = nil
-		}
-	}
-	paths := make([]string, 0, len(entries))
-	for p := range entries {
-		paths = append(paths, p)
-	}
-	slices.Sort(paths) // a directory before what is in it
-
+// layer returns the files and the directories above them as a layer.
+func (l files) layer() (v1.Layer, error) {
 	var packed bytes.Buffer
 	w := tar.NewWriter(&packed)
-	for _, p := range paths {
-		h := &tar.Header{Typeflag: tar.TypeDir, Name: strings.TrimPrefix(p, "/") + "/", Mode: 0o755, ModTime: time.Unix(0, 0)}
-		f := entries[p]
-		if f != nil {
-			h.Typeflag, h.Name, h.Mode, h.Size = tar.TypeReg, strings.TrimPrefix(p, "/"), f.mode, int64(len(f.content))
-		}
-		if err := w.WriteHeader(h); err != nil {
-			return nil, err
-		}
-		if f == nil {
-			continue
-		}
-		if _, err := w.Write(f.content); err != nil {
-			return nil, err
-		}
-	}
-	if err := w.Close(); err != nil {
+	if err := errors.Join(w.AddFS(fstest.MapFS(l)), w.Close()); err != nil {
 		return nil, err
 	}
 	return static.NewLayer(packed.Bytes(), types.DockerUncompressedLayer), nil

@@ -33,6 +33,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -79,18 +80,17 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if err := os.MkdirAll(f.Output, 0o755); err != nil {
 		return fmt.Errorf("--output: %w", err)
 	}
-	files, programs := make(map[string]string), []string(nil)
+	files := map[string]string{}
 	for _, name := range f.Images {
 		for _, program := range recipes()[name].programs {
-			if _, known := files[program]; !known && name != envoyImage {
+			if name != envoyImage {
 				files[program] = filepath.Join(scratch, program)
-				programs = append(programs, program)
 			}
 		}
 	}
-	if len(programs) > 0 {
+	if len(files) > 0 {
 		fmt.Fprintln(stderr, "images: building Berth's programs (two or three minutes the first time)")
-		if err := buildPrograms(ctx, f, programs, scratch, stderr); err != nil {
+		if err := buildPrograms(ctx, f, slices.Sorted(maps.Keys(files)), scratch, stderr); err != nil {
 			return err
 		}
 	}

@@ -3,8 +3,8 @@ package main
 import (
 	_ "embed"
 	"fmt"
+	"os"
 	"path"
-	"time"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/empty"
@@ -54,49 +54,58 @@ type spec struct {
 
 func (s spec) reference() string { return "berth/" + s.name + ":" + s.version }
 
+// layer is a group of files and what the history of the image calls them.
+type layer struct {
+	what string
+	files
+}
+
+// layers returns the layers of the image, from the one that changes least.
+func (s spec) layers() ([]layer, error) {
+	account := files{}
+	account.add("/etc/passwd", 0o644, passwd)
+	account.add("/etc/group", 0o644, group)
+	all := []layer{{"the user that the programs run as", account}}
+	for _, name := range s.programs {
+		file, path := s.files[name], path.Join(binaries, name)
+		machine, dynamic, err := readProgram(file)
+		switch {
+		case err != nil:
+			return nil, err
+		case machine != machines[s.arch]:
+			return nil, fmt.Errorf("%s is for %v, not for %s", file, machine, s.arch)
+		case dynamic && s.name != envoyImage:
+			return nil, fmt.Errorf("%s is not static", file)
+		case dynamic:
+			shared, err := sharedLibraries(file)
+			if err != nil {
+				return nil, err
+			}
+			all = append(all, layer{"the dynamic loader and shared libraries", shared})
+		}
+		content, err := os.ReadFile(file)
+		if err != nil {
+			return nil, err
+		}
+		program := files{}
+		program.add(path, 0o755, content)
+		all = append(all, layer{path, program})
+	}
+	return all, nil
+}
+
 func (s spec) build() (v1.Image, error) {
-	p, err := platformOf(s.arch)
+	layers, err := s.layers()
 	if err != nil {
 		return nil, err
 	}
-	var libraries, programs []file
-	for _, name := range s.programs {
-		program, err := readObject(s.files[name], path.Join(binaries, name))
-		if err != nil {
-			return nil, err
-		}
-		if program.machine != p.machine {
-			return nil, fmt.Errorf("%s is for %v, not for %s", program.from, program.machine, s.arch)
-		}
-		if program.interpreter != "" && s.name != envoyImage {
-			return nil, fmt.Errorf("%s is not static", program.from)
-		}
-		programs = append(programs, file{program.to, 0o755, program.content})
-		needed, err := closure(program, p.directories)
-		if err != nil {
-			return nil, err
-		}
-		for _, library := range needed {
-			libraries = append(libraries, file{library.to, 0o755, library.content})
-		}
-	}
-
-	layers := []layer{{"the user that the programs run as",
-		[]file{{"/etc/passwd", 0o644, passwd}, {"/etc/group", 0o644, group}}}}
-	if len(libraries) > 0 {
-		layers = append(layers, layer{"the dynamic loader and shared libraries", libraries})
-	}
-	for _, program := range programs {
-		layers = append(layers, layer{program.path, []file{program}})
-	}
-	// A fixed time, as for all files: the time of building is no input.
-	begin := v1.Time{Time: time.Unix(0, 0).UTC()}
+	created := v1.Time{Time: epoch}
 	built, err := mutate.ConfigFile(empty.Image, &v1.ConfigFile{
-		Architecture: s.arch, OS: "linux", Created: begin,
+		Architecture: s.arch, OS: "linux", Created: created,
 		RootFS: v1.RootFS{Type: "layers"},
 		Config: v1.Config{
 			User: user, WorkingDir: "/", Env: []string{"PATH=" + binaries},
-			Entrypoint: []string{programs[len(programs)-1].path},
+			Entrypoint: []string{path.Join(binaries, s.programs[len(s.programs)-1])},
 			Labels: map[string]string{
 				"org.opencontainers.image.title":    s.title,
 				"org.opencontainers.image.version":  s.version,
@@ -109,12 +118,12 @@ func (s spec) build() (v1.Image, error) {
 		return nil, err
 	}
 	for _, l := range layers {
-		packed, err := l.pack()
+		packed, err := l.layer()
 		if err != nil {
 			return nil, fmt.Errorf("layer %s: %w", l.what, err)
 		}
 		built, err = mutate.Append(built, mutate.Addendum{Layer: packed,
-			History: v1.History{Created: begin, CreatedBy: "tools/images: " + l.what}})
+			History: v1.History{Created: created, CreatedBy: "tools/images: " + l.what}})
 		if err != nil {
 			return nil, err
 		}
