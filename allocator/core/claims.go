@@ -58,8 +58,8 @@ func (c *Core) claim(ev Claim) {
 	case c.pressure || len(c.outbox.pending) >= pendingMost:
 		c.emit(ClaimRefused{Token: ev.Token, Why: Overloaded})
 		return
-	case p.queue.Len() == 0 && c.quarantine() > ev.Wait:
-		c.emit(ClaimRefused{Token: ev.Token, Why: Quarantined, Wait: c.quarantine()})
+	case p.queue.Len() == 0 && c.Quarantine() > ev.Wait:
+		c.emit(ClaimRefused{Token: ev.Token, Why: Quarantined, Wait: c.Quarantine()})
 		return
 	case p.queue.Len() == 0 && (p.callers >= c.cfg.MaxWaiting || p.hopeless() || ev.Wait <= 0):
 		c.emit(ClaimRefused{Token: ev.Token, Why: PoolEmpty, Counts: p.counts()})

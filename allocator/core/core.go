@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/berth-sandbox/berth/allocator/core/fence"
+	"github.com/berth-sandbox/berth/allocator/core/member"
 )
 
 // Config is fixed for a term. All fields are required unless they say otherwise.
@@ -56,8 +57,7 @@ type Core struct {
 	started   Instant
 	counter   uint64 // of revisions in this term
 	out       []Effect
-	unsettled []*pool    // that this step has changed
-	begun     []*sandbox // whose fences this step has begun
+	unsettled []*pool // that this step has changed
 	// recovering: Recover has not read everything yet, so nothing is decided about pools.
 	recovering bool
 	pressure   bool
@@ -72,11 +72,7 @@ type Core struct {
 	holds       map[PodKey]*sandbox // of sandboxes, by the pod that is or was theirs
 	discards    map[PodKey]*discard // of idle pods that are there or wait for a fence, or whose fact is not durable yet
 	strays      []*pod              // pods marked as used and on no record, to be deleted
-	sessions    map[string]*session
-	byID        []*session // the same, by ID: messages go out in that order
-	earlier     int        // how many of them stand for the routers of an earlier journal
-	streams     map[uint64]*session
-	bans        map[string]ban    // by the ID of the session
+	members     *member.Ledger
 	claims      map[uint64]*claim // by token
 	keys        map[claimKey]*keyed
 	keysEnded   *list.List            // of *sandbox with a key, in the order they were released
@@ -129,8 +125,9 @@ func New(cfg Config, now Instant) (*Core, error) {
 		cfg: cfg, now: now, started: now,
 		pools: map[PoolKey]*pool{}, pods: map[PodKey]*pod{}, nodes: map[string]*node{}, places: map[netip.Addr]*place{},
 		sandboxes: map[string]*sandbox{}, holds: map[PodKey]*sandbox{}, discards: map[PodKey]*discard{},
-		sessions: map[string]*session{}, streams: map[uint64]*session{}, bans: map[string]ban{},
-		claims: map[uint64]*claim{}, keys: map[claimKey]*keyed{}, keysEnded: list.New(), starting: map[*sandbox]struct{}{},
+		members: member.New(member.Config{Expiry: cfg.expiry(), ConnectWindow: cfg.Window, ReturnWithin: cfg.DeclareAfter}),
+		reaper:  reaper{lookers: map[*member.Session]*looker{}},
+		claims:  map[uint64]*claim{}, keys: map[claimKey]*keyed{}, keysEnded: list.New(), starting: map[*sandbox]struct{}{},
 		ended: list.New(), fences: fence.New(cfg.Window), outbox: outbox{ready: true},
 	}, nil
 }
@@ -188,7 +185,7 @@ func (c *Core) Step(now Instant, ev Event) []Effect {
 	case SessionGoodbye:
 		c.goodbye(ev)
 	case SessionDead:
-		c.sessionDead(ev.Session, c.sessions[ev.By])
+		c.sessionDead(ev)
 	case DeclareDead:
 		c.declareDead(ev)
 	case SessionPing:
@@ -239,10 +236,9 @@ func (c *Core) tick() {
 	c.expireRound()
 	c.ask()
 	c.showSome()
-	c.expireSessions()
+	c.tickSessions()
 	c.expireLeftovers()
 	c.settleEnds()
-	c.liftBans()
 	c.eachFence(func(s *sandbox) {
 		c.answerReleases(s)
 		c.advanceFence(s)

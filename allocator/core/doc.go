@@ -9,6 +9,7 @@
 // and model test, and imports nothing of Core.
 //
 //	core/fence   what the release of a sandbox waits for
+//	core/member  the sessions of routers: which may serve routes, and how far each has come
 //	core/warm    the warm pods of a pool, in the order in which they are handed out
 //
 // The files of Core:

@@ -1,8 +1,9 @@
 package core
 
 import (
-	"slices"
 	"time"
+
+	"github.com/berth-sandbox/berth/allocator/core/member"
 )
 
 // A journal begins anew after a loss, or after a restore from a backup. It does not say which
@@ -30,26 +31,21 @@ func EarlierSession(journal string) string {
 // EarlierFrom is where that session is said to have joined from.
 const EarlierFrom = "every router of the earlier journal"
 
-// addEarlier makes such a session known.
-func (c *Core) addEarlier(s *session) {
-	s.earlier = true
-	c.earlier++
-	c.addSession(s)
-}
-
 // earlierLives begins the session of an earlier journal. A router has reported that it may still
 // serve routes of that journal, so other routers may do so too.
 func (c *Core) earlierLives(journal string) {
-	if c.sessions[EarlierSession(journal)] != nil || c.sessions[EarlierSession("")] != nil {
+	if c.members.Get(EarlierSession(journal)) != nil || c.members.Get(EarlierSession("")) != nil {
 		return
 	}
+	c.endRound(false)
 	// The session counts at once, not only when it is durable. The worst consequence is a wait
 	// that is too long.
-	s := &session{id: EarlierSession(journal), from: EarlierFrom, durable: true, seenUpTo: c.lastRouteSeq, lastPing: max(c.now.Boot, c.started.Boot+c.cfg.Lease)}
-	c.endRound(false)
-	c.addEarlier(s)
-	c.commit(Fact{Session: s.id, From: s.from, Earlier: true}, true, func(Fact, time.Duration) {})
-	c.fences.Await(s.id)
+	s := c.addSession(member.Session{
+		ID: EarlierSession(journal), From: EarlierFrom, Durable: true, Earlier: true,
+		LastPing: max(c.now.Boot, c.started.Boot+c.cfg.Lease),
+	})
+	c.commit(Fact{Session: s.ID, From: s.From, Earlier: true}, true, func(Fact, time.Duration) {})
+	c.fences.Await(s.ID)
 	for _, p := range c.sortedPools() {
 		for _, q := range sortedPods(p.pods) {
 			q.early = q.early || q.place != nil && q.sandbox == nil
@@ -58,39 +54,22 @@ func (c *Core) earlierLives(journal string) {
 	}
 }
 
-// expiryOf is how long after its last ping a session expires. For the session of an earlier
-// journal it includes the connect window, because pods that are handed out after its end have no
-// fence that waits for the window.
-func (c *Core) expiryOf(s *session) time.Duration {
-	if s.earlier {
-		return c.expiry() + c.cfg.Window
-	}
-	return c.expiry()
-}
-
-// quarantine is how long no pod is handed out yet, unless the session ends before.
-func (c *Core) quarantine() (left time.Duration) {
-	if c.earlier == 0 {
-		return 0
-	}
-	for _, s := range c.byID {
-		if s.earlier {
-			left = max(left, s.lastPing+c.expiryOf(s)-c.now.Boot)
-		}
-	}
-	return left
+// addSession makes a session known whose router is not connected to this leader.
+func (c *Core) addSession(s member.Session) *member.Session {
+	added := c.members.Add(s)
+	c.lookers[added] = &looker{Session: added, seenUpTo: c.lastRouteSeq}
+	return added
 }
 
 // Quarantine is how long no pod is handed out yet, because routers may serve routes of an earlier
 // journal. 0: pods are handed out.
-func (c *Core) Quarantine() time.Duration { return max(0, c.quarantine()) }
+func (c *Core) Quarantine() time.Duration { return c.members.Quarantine(c.now.Boot) }
 
 // discardEarly takes idle pods out of use that had an address while the last session of an earlier
 // journal lasted. That intent must be durable no later than the end of the session, because the
-// next leader cannot know it otherwise. Other sessions of earlier journals count only if they
-// are not declared dead: a declaration on its way into the journal may end them at any time.
-func (c *Core) discardEarly(ends *session) {
-	if !ends.earlier || slices.ContainsFunc(c.byID, func(s *session) bool { return s != ends && s.earlier && s.declared == nil }) {
+// next leader cannot know it otherwise.
+func (c *Core) discardEarly(ends *member.Session) {
+	if !c.members.LastEarlier(ends) {
 		return
 	}
 	for _, p := range c.sortedPools() {

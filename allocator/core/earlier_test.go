@@ -164,7 +164,7 @@ func TestARouterOfAnotherJournalProvesEarlierRouters(t *testing.T) {
 	if !written {
 		t.Errorf("the next leader would not know: %+v", s.effects)
 	}
-	left := s.core.quarantine()
+	left := s.core.Quarantine()
 	s.refusedFor(left)
 	s.step(EarlierSeen{Journal: "j0"})
 	s.refusedFor(left) // it is known

@@ -23,44 +23,37 @@ func (c *Core) startFence(sb *sandbox) {
 		return
 	}
 	var routers []string
-	for _, s := range c.byID {
-		if s.durable { // others have no route
-			routers = append(routers, s.id)
+	for _, s := range c.members.All() {
+		if s.Durable { // others have no route
+			routers = append(routers, s.ID)
 		}
 	}
 	c.fences.Begin(sb.ID, routers, c.now.Boot)
-	c.begun = append(c.begun, sb)
-	c.answerReleases(sb)
-	c.advanceFence(sb)
+	c.cleared([]string{sb.ID})
 }
 
 // sendReleases sends the routers the releases of this step: one message to each router, because
 // hundreds may be released in one step.
 func (c *Core) sendReleases() {
-	if len(c.begun) == 0 {
+	if !c.fences.HasUnsent() {
 		return
 	}
-	for _, s := range c.connected() {
-		var ids []string
-		for _, sb := range c.begun {
-			// Else a snapshot of this step stands for the release.
-			if c.fences.Unsent(sb.ID, s.id) {
-				ids = append(ids, sb.ID)
-			}
-		}
-		if len(ids) > 0 {
-			s.sequence++
-			c.fences.Sent(s.id, s.sequence, ids)
-			c.emit(SendRelease{Stream: s.stream, Sequence: s.sequence, IDs: ids})
+	for _, s := range c.members.Reachable() {
+		if ids := c.fences.Unsent(s.ID); len(ids) > 0 {
+			sequence := c.members.NextSequence(s)
+			c.fences.Sent(s.ID, sequence, ids)
+			c.emit(SendRelease{Stream: s.Stream, Sequence: sequence, IDs: ids})
 		}
 	}
-	c.begun = nil
+	c.fences.AllSent()
 }
 
-// cleared goes on with a fence that waits for one router less.
-func (c *Core) cleared(sb *sandbox) {
-	c.answerReleases(sb)
-	c.advanceFence(sb)
+// cleared goes on with fences that wait for one router less.
+func (c *Core) cleared(sandboxes []string) {
+	for _, id := range sandboxes {
+		c.answerReleases(c.sandboxes[id])
+		c.advanceFence(c.sandboxes[id])
+	}
 }
 
 // answerReleases answers the callers of Release once all routers that are connected, or may come
@@ -72,7 +65,7 @@ func (c *Core) answerReleases(sb *sandbox) {
 	}
 	if c.now.Boot-began < c.cfg.AckWait {
 		for id := range c.fences.Waiting(sb.ID) {
-			if s := c.sessions[id]; s.stream != 0 || c.returns(s) > 0 {
+			if s := c.members.Get(id); s.Stream != 0 || c.members.Returns(s, c.now.Boot) > 0 {
 				return
 			}
 		}

@@ -1,10 +1,12 @@
 package core
 
 import (
+	"math"
 	"net/netip"
 	"slices"
 	"time"
 
+	"github.com/berth-sandbox/berth/allocator/core/member"
 	"github.com/berth-sandbox/berth/api/activity"
 )
 
@@ -104,10 +106,42 @@ func (l *leftover) holds(s *sandbox) bool {
 	return shown || s.routeSeq <= l.upTo
 }
 
-// ponged is a pong and when it was sent.
-type ponged struct {
+// looker is what a router that has a session says about use.
+type looker struct {
+	*member.Session
+	// blind says why the router cannot be asked what is idle; empty: it can. answered is the last
+	// round in which it answered.
+	blind    string
+	answered uint64
+	// gateway, took and shown are of its newest look: which gateway it read, how long it took,
+	// and which sandboxes it showed in use. inUse collects a report that is not complete.
+	gateway      string
+	took         time.Duration
+	shown, inUse map[*sandbox]struct{}
+	pongs        []sentPong // the last ones on this stream
+	// seenUpTo: the router may have the routes of sandboxes up to this number (lastUse.routeSeq).
+	seenUpTo uint64
+}
+
+// sentPong is a pong and when it was sent.
+type sentPong struct {
 	nonce uint64
 	at    time.Duration
+}
+
+// lookerJoined notes that a router has connected.
+func (c *Core) lookerJoined(s *member.Session) {
+	l := c.lookers[s]
+	if l == nil {
+		l = &looker{Session: s}
+		c.lookers[s] = l
+	}
+	l.blind, l.pongs, l.inUse, l.seenUpTo = "it has not reported yet", nil, nil, math.MaxUint64
+}
+
+// ponged notes a pong.
+func (s *looker) ponged(nonce uint64, at time.Duration) {
+	s.pongs = append(s.pongs[max(0, len(s.pongs)+1-pongsKept):], sentPong{nonce, at})
 }
 
 // settling is the journaled end of a router that may have left something open. The journal keeps
@@ -126,6 +160,7 @@ type reaper struct {
 	nextRound    time.Duration
 	probes       int // in this tick
 	leftovers    []*leftover
+	lookers      map[*member.Session]*looker
 	settlings    []settling // in the order of time
 	lastRouteSeq uint64     // the newest lastUse.routeSeq
 	// shown is the sandbox whose activity was considered for its object last, and showNext is
@@ -169,11 +204,11 @@ func (c *Core) recoverActivity(s *sandbox) {
 	if s.LastActive.After(last) {
 		last, s.kind = s.LastActive, activity.Record
 	}
-	s.at = min(c.now.Boot, c.bootOf(last)+recoveryMargin+2*c.expiry())
+	s.at = min(c.now.Boot, c.bootOf(last)+recoveryMargin+2*c.cfg.expiry())
 }
 
 // tracked records what a router reports about one sandbox.
-func (c *Core) tracked(s *session, a Activity) {
+func (c *Core) tracked(s *looker, a Activity) {
 	sb := c.sandboxes[a.ID]
 	if a.ID == "" {
 		sb = c.sandboxAt(a.Addr)
@@ -188,7 +223,7 @@ func (c *Core) tracked(s *session, a Activity) {
 		return
 	}
 	if c.note(sb, max(0, c.now.Boot-a.Age), a.Kind) {
-		sb.router, sb.open = s.id, a.Open
+		sb.router, sb.open = s.ID, a.Open
 	}
 }
 
@@ -207,8 +242,8 @@ func (c *Core) sandboxAt(at netip.Addr) *sandbox {
 // report records what a router reports after a look. A report names everything in use, in one or
 // more parts. Only the last part has the result of the look.
 func (c *Core) report(ev Report) {
-	s := c.streams[ev.Stream]
-	if s == nil || !s.durable {
+	s := c.lookers[c.members.OfStream(ev.Stream)]
+	if s == nil || !s.Durable {
 		return
 	}
 	if s.inUse == nil {
@@ -228,8 +263,8 @@ func (c *Core) report(ev Report) {
 
 // looked ends the leftovers of a gateway at which s has begun a look since. That look reported
 // what is still open.
-func (c *Core) looked(s *session, nonce uint64) {
-	i := slices.IndexFunc(s.pongs, func(p ponged) bool { return p.nonce == nonce })
+func (c *Core) looked(s *looker, nonce uint64) {
+	i := slices.IndexFunc(s.pongs, func(p sentPong) bool { return p.nonce == nonce })
 	for _, l := range c.leftovers {
 		if i >= 0 && s.pongs[i].at > l.since && s.gateway == l.gateway {
 			l.until = c.now.Boot
@@ -256,8 +291,9 @@ func (c *Core) expireLeftovers() {
 
 // leaves is what a router that ends may leave open; nil: nothing. looked: the last report of the
 // router shows it. Otherwise it is everything that the router could serve.
-func (c *Core) leaves(s *session, looked bool) *leftover {
-	l := &leftover{session: s.id, gateway: s.gateway, since: c.now.Boot, until: s.lastPing + c.expiryOf(s)}
+func (c *Core) leaves(m *member.Session, looked bool) *leftover {
+	s := c.lookers[m]
+	l := &leftover{session: s.ID, gateway: s.gateway, since: c.now.Boot, until: c.members.ExpiresAt(m)}
 	switch {
 	case !looked:
 		l.upTo = min(s.seenUpTo, c.lastRouteSeq)
@@ -271,7 +307,7 @@ func (c *Core) leaves(s *session, looked bool) *leftover {
 
 // settleLater has the journal keep a durable end of a router for a fixed time.
 func (c *Core) settleLater(s Settle) {
-	c.settlings = append(c.settlings, settling{c.now.Boot + c.expiry() + showEvery + showWithin, s})
+	c.settlings = append(c.settlings, settling{c.now.Boot + c.cfg.expiry() + showEvery + showWithin, s})
 }
 
 func (c *Core) settleEnds() {
@@ -282,15 +318,15 @@ func (c *Core) settleEnds() {
 }
 
 // askable reports whether a session can be asked what is idle.
-func (s *session) askable() bool { return s.stream != 0 && s.durable && s.blind == "" }
+func (s *looker) askable() bool { return s.Stream != 0 && s.Durable && s.blind == "" }
 
 // awaited lists the sessions, by ID and at most so many, that block the question whether a sandbox
 // is idle. A connected session counts for every sandbox, even before it has received a route: its
 // router may have rejoined after it expired, with requests still open.
 func (c *Core) awaited(sb *sandbox, most int) (list []string) {
-	for _, s := range c.byID {
-		if len(list) < most && !s.askable() && sb.routeSeq <= s.seenUpTo {
-			list = append(list, s.id)
+	for _, m := range c.members.All() {
+		if s := c.lookers[m]; len(list) < most && !s.askable() && sb.routeSeq <= s.seenUpTo {
+			list = append(list, s.ID)
 		}
 	}
 	for _, l := range c.leftovers {
@@ -325,12 +361,13 @@ func (c *Core) probe(s *sandbox) bool {
 	}
 	p := c.pools[s.Pool]
 	s.notBefore, s.prober = c.now.Boot+askAgain, 0
-	for i := range c.byID { // one after the other, for each sandbox
-		r := c.byID[(int(s.routeSeq)+int(c.now.Boot/probeWait)+i)%len(c.byID)]
+	all := c.members.All()
+	for i := range all { // one after the other, for each sandbox
+		r := c.lookers[all[(int(s.routeSeq)+int(c.now.Boot/probeWait)+i)%len(all)]]
 		if r.askable() && c.probes < probesMost {
 			c.probes++
-			s.notBefore, s.prober = c.now.Boot+probeWait, r.stream
-			c.emit(SendProbe{Stream: r.stream, ID: s.ID, To: netip.AddrPortFrom(s.IP, p.BusyProbe.Port), Path: p.BusyProbe.Path})
+			s.notBefore, s.prober = c.now.Boot+probeWait, r.Stream
+			c.emit(SendProbe{Stream: r.Stream, ID: s.ID, To: netip.AddrPortFrom(s.IP, p.BusyProbe.Port), Path: p.BusyProbe.Path})
 			break
 		}
 	}
@@ -396,7 +433,7 @@ func (c *Core) ask() {
 	var took time.Duration
 	for _, s := range c.connected() {
 		took = max(took, s.took)
-		c.emit(SendQuiesce{Stream: s.stream, Number: c.rounds, Questions: questions})
+		c.emit(SendQuiesce{Stream: s.Stream, Number: c.rounds, Questions: questions})
 	}
 	c.until, c.nextRound = c.now.Boot+answerWait, c.now.Boot+min(roundsApart*took, roundsMost)
 	c.judge()
@@ -404,18 +441,16 @@ func (c *Core) ask() {
 
 // connected lists the sessions that have a stream and are durable. No round begins while one of
 // them cannot be asked.
-func (c *Core) connected() (all []*session) {
-	for _, s := range c.byID {
-		if s.stream != 0 && s.durable {
-			all = append(all, s)
-		}
+func (c *Core) connected() (all []*looker) {
+	for _, s := range c.members.Reachable() {
+		all = append(all, c.lookers[s])
 	}
 	return all
 }
 
 // quiesced records the answer of a router.
 func (c *Core) quiesced(ev Quiesced) {
-	s := c.streams[ev.Stream]
+	s := c.lookers[c.members.OfStream(ev.Stream)]
 	if s != nil && s.blind == unanswered && ev.Blind == "" {
 		s.blind = "" // it does answer
 	}
@@ -475,11 +510,11 @@ func (c *Core) endRound(sure bool) {
 		return
 	}
 	for _, s := range c.connected() {
-		c.emit(SendResume{Stream: s.stream, IDs: resumed})
+		c.emit(SendResume{Stream: s.Stream, IDs: resumed})
 	}
 }
 
-// unanswered is session.blind of a router that did not answer in time.
+// unanswered is looker.blind of a router that did not answer in time.
 const unanswered = "it did not answer in time"
 
 // expireRound ends the round when the time for answers is over. A router that did not answer is

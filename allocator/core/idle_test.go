@@ -562,7 +562,7 @@ func TestARouterThatIsNotDurableYetMayHaveMuchToTell(t *testing.T) {
 			sb := s.claim()
 			s.now.Boot += maxStale + maxStale/100 + time.Millisecond
 			s.step(Tick{})
-			if len(s.core.byID) > 0 {
+			if len(s.core.members.All()) > 0 {
 				t.Fatal("it has not expired")
 			}
 			s.pass(idleFor - standsAfter/2)

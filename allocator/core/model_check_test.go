@@ -5,7 +5,6 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
-	"strings"
 )
 
 // ---- what must always hold
@@ -75,7 +74,7 @@ func (w *world) checkTold() {
 			continue // nothing is asked for; its sandboxes are being released
 		}
 		for _, r := range w.routers {
-			if s := w.core.sessions[r.id]; !connected(r) || s == nil || !s.durable { // the last two: it was told nothing yet
+			if s := w.core.members.Get(r.id); !connected(r) || s == nil || !s.Durable { // the last two: it was told nothing yet
 				continue
 			}
 			told, ok := r.told[s.ID]
@@ -340,52 +339,41 @@ func checkTables(t interface{ Fatalf(string, ...any) }, c *Core) {
 	if ended != c.ended.Len() || queued != len(c.deadlines) {
 		t.Fatalf("%d ended and %d deadlines, kept are %d and %d", ended, queued, c.ended.Len(), len(c.deadlines))
 	}
-	streams := 0
-	if len(c.byID) != len(c.sessions) || !slices.IsSortedFunc(c.byID, func(a, b *session) int { return strings.Compare(a.id, b.id) }) {
-		t.Fatalf("%d sessions, and in order %d", len(c.sessions), len(c.byID))
-	}
-	for id, s := range c.sessions {
-		if c.byID[c.indexOf(id)] != s {
-			t.Fatalf("session %s is not where it belongs", id)
-		}
-		if s.id != id {
-			t.Fatalf("session %s is kept as %s", s.id, id)
-		}
-		if s.stream == 0 {
-			continue
-		}
-		streams++
-		if c.streams[s.stream] != s {
-			t.Fatalf("session %s is not kept with its stream", id)
-		}
-		for id := range c.fences.UnderWay() {
-			if c.fences.Unsent(id, s.id) && s.durable {
-				t.Fatalf("session %s was sent no release of %s", s.id, id)
-			}
+	for _, err := range []error{c.fences.Check(), c.members.Check()} {
+		if err != nil {
+			t.Fatalf("%v", err)
 		}
 	}
-	if streams != len(c.streams) {
-		t.Fatalf("%d streams, %d sessions with one", len(c.streams), streams)
+	checkFences(t, c)
+	for _, s := range c.members.All() {
+		if c.round != nil && s.Stream != 0 && !s.Durable {
+			t.Fatalf("session %s cannot be asked, and round %d is under way", s.ID, c.rounds)
+		}
+		if c.lookers[s] == nil || len(c.lookers) != len(c.members.All()) {
+			t.Fatalf("%d sessions report activity, there are %d; %s is one: %v", len(c.lookers), len(c.members.All()), s.ID, c.lookers[s] != nil)
+		}
 	}
-	if err := c.fences.Check(); err != nil {
-		t.Fatalf("%v", err)
-	}
+	checkStatus(t, c)
+}
+
+// checkFences: every fence waits for sessions that exist. A connected router that a fence waits for
+// owes the acknowledgement of a message that it was sent.
+func checkFences(t interface{ Fatalf(string, ...any) }, c *Core) {
 	for id := range c.fences.UnderWay() {
 		if c.sandboxes[id] == nil {
 			t.Fatalf("the fence of %s is under way, which is not known", id)
 		}
-		for router := range c.fences.Waiting(id) {
-			if c.sessions[router] == nil {
+		for router, sequence := range c.fences.Waiting(id) {
+			s := c.members.Get(router)
+			if s == nil {
 				t.Fatalf("the fence of %s waits for session %s, which has ended", id, router)
+			}
+			if s.Stream != 0 && s.Durable && (sequence <= s.Acked || sequence > s.Sequence) {
+				t.Fatalf("the fence of %s waits for message %d of %s, which was sent up to %d and has acknowledged up to %d",
+					id, sequence, router, s.Sequence, s.Acked)
 			}
 		}
 	}
-	for _, s := range c.byID {
-		if c.round != nil && s.stream != 0 && !s.durable {
-			t.Fatalf("session %s cannot be asked, and round %d is under way", s.id, c.rounds)
-		}
-	}
-	checkStatus(t, c)
 }
 
 // checkStatus compares what is shown of fences and sessions with the tables.
@@ -393,8 +381,8 @@ func checkStatus(t interface{ Fatalf(string, ...any) }, c *Core) {
 	const most = 1 << 20
 	fences, others := c.Fences(most)
 	sessions, more := c.Sessions(most)
-	if len(fences) != c.fences.Len() || len(sessions) != len(c.sessions) || others+more != 0 {
-		t.Fatalf("%d fences and %d sessions are shown, and %d and %d others; there are %d and %d", len(fences), len(sessions), others, more, c.fences.Len(), len(c.sessions))
+	if len(fences) != c.fences.Len() || len(sessions) != len(c.members.All()) || others+more != 0 {
+		t.Fatalf("%d fences and %d sessions are shown, and %d and %d others; there are %d and %d", len(fences), len(sessions), others, more, c.fences.Len(), len(c.members.All()))
 	}
 	waits := map[string]int{}
 	for _, f := range fences {
@@ -414,12 +402,9 @@ func checkStatus(t interface{ Fatalf(string, ...any) }, c *Core) {
 		}
 	}
 	for _, s := range sessions {
-		kept := c.sessions[s.ID]
-		if s.Fences != waits[s.ID] || s.Connected != (kept.stream != 0) || kept.declared != nil && s.Connected {
+		kept := c.members.Get(s.ID)
+		if s.Fences != waits[s.ID] || s.Connected != (kept.Stream != 0) {
 			t.Fatalf("session %s is shown as %+v, %d fences wait for it, kept is %+v", s.ID, s, waits[s.ID], kept)
-		}
-		if _, banned := c.bans[s.ID]; banned {
-			t.Fatalf("session %s was declared dead and is there", s.ID)
 		}
 	}
 }

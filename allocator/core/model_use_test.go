@@ -346,8 +346,8 @@ func (w *world) judgeIdle(s Sandbox) {
 
 // isKnown reports whether the allocator knows a router.
 func (w *world) isKnown(r *router) bool {
-	s := w.core.sessions[r.id]
-	return !r.dead && r.everJoined && s != nil && s.durable
+	s := w.core.members.Get(r.id)
+	return !r.dead && r.everJoined && s != nil && s.Durable
 }
 
 // heard notes that a leader has heard a router.

@@ -32,6 +32,12 @@ type pendingFact struct {
 	handed bool
 }
 
+// withdraw calls a fact off. It returns false if the fact was handed to a Write.
+func (pf *pendingFact) withdraw() bool {
+	pf.withdrawn = !pf.handed
+	return pf.withdrawn
+}
+
 // committed acts on a durable fact. at is when the writer learned that it is durable, on the
 // boot clock.
 type committed func(f Fact, at time.Duration)

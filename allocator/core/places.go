@@ -60,7 +60,7 @@ func (c *Core) locate(q *pod, at netip.Addr) {
 	if q.place == nil && at.IsValid() {
 		q.place, q.at = c.placeOf(at), at
 		q.place.pods = append(q.place.pods, q)
-		q.early = q.early || q.sandbox == nil && c.earlier > 0
+		q.early = q.early || q.sandbox == nil && c.members.HasEarlier()
 		if q.sandbox == nil && q.place.routes > 0 {
 			q.change(func() { q.reached = true })
 		}

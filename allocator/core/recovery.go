@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/berth-sandbox/berth/allocator/core/member"
 	"github.com/berth-sandbox/berth/api/activity"
 )
 
@@ -172,17 +173,12 @@ func contradiction(one, other *sandbox, pod PodKey) error {
 func (c *Core) recoverSession(f Fact) {
 	switch {
 	case f.Declared != nil:
-		c.ban(f.Session, f.Revision, 0)
+		c.members.Ban(f.Session, member.Revision(f.Revision), 0, c.now.Boot)
 		return
 	case f.Left: // the objects may not show yet what it left open
-		c.leftovers = append(c.leftovers, &leftover{session: f.Session, since: c.now.Boot, until: c.now.Boot + c.expiry(), upTo: c.lastRouteSeq})
+		c.leftovers = append(c.leftovers, &leftover{session: f.Session, since: c.now.Boot, until: c.now.Boot + c.cfg.expiry(), upTo: c.lastRouteSeq})
 		c.settleLater(Settle{Session: f.Session, Revision: f.Revision})
 		return
 	}
-	s := &session{id: f.Session, from: f.From, durable: true, seenUpTo: c.lastRouteSeq, lastPing: c.now.Boot + c.cfg.Lease}
-	if f.Earlier {
-		c.addEarlier(s)
-		return
-	}
-	c.addSession(s)
+	c.addSession(member.Session{ID: f.Session, From: f.From, Durable: true, Earlier: f.Earlier, LastPing: c.now.Boot + c.cfg.Lease})
 }

@@ -19,7 +19,7 @@ func (c *Core) discard(q *pod) {
 // discardStrays deletes the orphans: pods that are marked as used and on no record. It waits until
 // no router of an earlier term can have a route to them.
 func (c *Core) discardStrays() {
-	if len(c.strays) == 0 || c.now.Boot < c.started.Boot+c.cfg.Lease+c.expiry()+c.cfg.Window {
+	if len(c.strays) == 0 || c.now.Boot < c.started.Boot+c.cfg.Lease+c.cfg.expiry()+c.cfg.Window {
 		return
 	}
 	for _, q := range c.strays {

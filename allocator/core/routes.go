@@ -5,14 +5,13 @@ func (c *Core) pushRoute(sb *sandbox) {
 	if !sb.routable() {
 		return
 	}
-	for _, s := range c.connected() { // the others get it with their snapshot
-		s.sequence++
-		c.emit(SendRoute{Stream: s.stream, Sequence: s.sequence, Sandbox: sb.Sandbox})
+	for _, s := range c.members.Reachable() { // the others get it with their snapshot
+		c.emit(SendRoute{Stream: s.Stream, Sequence: c.members.NextSequence(s), Sandbox: sb.Sandbox})
 	}
 }
 
 func (c *Core) resolve(ev Resolve) {
-	if s := c.streams[ev.Stream]; s == nil || !s.durable {
+	if s := c.members.OfStream(ev.Stream); s == nil || !s.Durable {
 		return
 	}
 	e := SendResolved{Stream: ev.Stream, ID: ev.ID}

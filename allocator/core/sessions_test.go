@@ -290,7 +290,7 @@ func TestSessionIsJournaledWhenItEnds(t *testing.T) {
 			if e := s.settles(1)[0]; e.Session != "r" || e.Revision.Counter < 2 {
 				t.Errorf("settled %+v", e)
 			}
-			if s.core.sessions["r"] != nil {
+			if s.core.members.Get("r") != nil {
 				t.Error("it is still there")
 			}
 		})
@@ -586,7 +586,7 @@ func TestWhatIsReleasedInOneStepIsOneMessageForEachRouter(t *testing.T) {
 	s.join("r", 1)
 	s.join("r2", 2)
 	first, second, third := s.claim(), s.claim(), s.claim()
-	sequence := s.core.sessions["r"].sequence
+	sequence := s.core.members.Get("r").Sequence
 	s.slow = true
 	s.step(Release{ID: third.ID, Reason: ReasonKilled}) // is being written while the others come
 	s.step(Release{Token: 1, ID: first.ID, Reason: ReasonKilled})
@@ -630,7 +630,7 @@ func TestManyReleasesAreAcknowledgedAtOnceAndEachIsTimedFromItsWrite(t *testing.
 	s.join("r", 1)
 	s.join("r2", 2)
 	sandboxes := []Sandbox{s.claim(), s.claim()}
-	sequence := s.core.sessions["r"].sequence
+	sequence := s.core.members.Get("r").Sequence
 	s.slow = true
 	s.step(Release{ID: "none", Reason: ReasonKilled})
 	s.step(SessionJoined{Session: "later", Stream: 3}) // the write that the releases wait for

@@ -4,6 +4,7 @@ import (
 	"maps"
 	"time"
 
+	"github.com/berth-sandbox/berth/allocator/core/member"
 	"github.com/berth-sandbox/berth/api/activity"
 )
 
@@ -82,11 +83,11 @@ func (c *Core) Fences(most int) (list []FenceStatus, others int) {
 		}
 		st := FenceStatus{Sandbox: c.sandboxes[id].Sandbox, Window: c.fences.WindowLeft(id, c.now.Boot)}
 		waiting := maps.Collect(c.fences.Waiting(id))
-		for _, s := range c.byID {
+		for _, s := range c.members.All() {
 			if len(st.Waiting) == min(awaitedMost, len(waiting)) {
 				break
 			}
-			needed, waits := waiting[s.id]
+			needed, waits := waiting[s.ID]
 			if !waits {
 				continue
 			}
@@ -105,23 +106,23 @@ func (c *Core) Fences(most int) (list []FenceStatus, others int) {
 // Sessions lists the sessions that have not ended, by ID and at most so many, and says how many
 // more there are. Times count from the last Step.
 func (c *Core) Sessions(most int) (list []SessionStatus, others int) {
-	all := c.byID
+	all := c.members.All()
 	fences := c.fences.CountByRouter()
 	for _, s := range all[:min(most, len(all))] {
 		st := c.statusOf(s)
-		st.Fences = fences[s.id]
+		st.Fences = fences[s.ID]
 		list = append(list, st)
 	}
 	return list, len(all) - len(list)
 }
 
-func (c *Core) statusOf(s *session) SessionStatus {
-	st := SessionStatus{ID: s.id, From: s.from, Connected: s.stream != 0, Heard: s.heardAt != 0, Expires: max(0, s.lastPing+c.expiryOf(s)-c.now.Boot)}
+func (c *Core) statusOf(s *member.Session) SessionStatus {
+	st := SessionStatus{ID: s.ID, From: s.From, Connected: s.Stream != 0, Heard: s.HeardAt != 0, Expires: max(0, c.members.ExpiresAt(s)-c.now.Boot)}
 	if st.Heard {
-		st.Silence = c.now.Boot - s.heardAt
+		st.Silence = c.now.Boot - s.HeardAt
 	}
-	if st.Connected && s.durable {
-		st.Sent, st.Acked = s.sequence, s.acked
+	if st.Connected && s.Durable {
+		st.Sent, st.Acked = s.Sequence, s.Acked
 	}
 	return st
 }
@@ -156,9 +157,9 @@ func (c *Core) activityOf(s *sandbox) ActivityStatus {
 			end, reason = idle, ReasonIdle
 		}
 		st.Awaits = c.awaited(s, awaitedMost)
-		for _, x := range c.byID {
-			if s.routeSeq <= x.seenUpTo && len(st.Asks) < awaitedMost {
-				st.Asks = append(st.Asks, x.id)
+		for _, x := range c.members.All() {
+			if s.routeSeq <= c.lookers[x].seenUpTo && len(st.Asks) < awaitedMost {
+				st.Asks = append(st.Asks, x.ID)
 			}
 		}
 	}

@@ -15,6 +15,7 @@ type Ledger struct {
 	fences        map[string]*fence // by sandbox
 	underWay      *list.List        // of *fence: those that are not complete
 	owed          map[string][]owed // by router, in the order of sequences
+	unsent        []*fence          // those that have begun since AllSent
 }
 
 type fence struct {
@@ -51,6 +52,7 @@ func (l *Ledger) Begin(sandbox string, routers []string, now time.Duration) {
 	}
 	f.elem = l.underWay.PushBack(f)
 	l.fences[sandbox] = f
+	l.unsent = append(l.unsent, f)
 }
 
 // Began reports whether the sandbox has a fence, when it began, and for how many routers it
@@ -91,14 +93,26 @@ func (l *Ledger) Await(router string) {
 	}
 }
 
-// Unsent reports whether a fence waits for a router that was not sent the release yet.
-func (l *Ledger) Unsent(sandbox, router string) bool {
-	sequence, waits := l.fences[sandbox].waiting[router]
-	return waits && sequence == 0
+// HasUnsent reports whether fences have begun since AllSent.
+func (l *Ledger) HasUnsent() bool { return len(l.unsent) > 0 }
+
+// Unsent lists the sandboxes whose fences have begun since AllSent and wait for a router that was
+// not sent their release. A snapshot that was sent since stands for the release.
+func (l *Ledger) Unsent(router string) (sandboxes []string) {
+	for _, f := range l.unsent {
+		if sequence, waits := f.waiting[router]; waits && sequence == 0 {
+			sandboxes = append(sandboxes, f.sandbox)
+		}
+	}
+	return sandboxes
 }
 
-// Sent notes the message that carried these releases to a connected router. Its sequence is
-// above all that were sent to it since its last snapshot.
+// AllSent notes that each connected router was sent the releases of all fences. Other routers
+// receive a snapshot when they connect.
+func (l *Ledger) AllSent() { l.unsent = nil }
+
+// Sent notes the message that carried these releases to a connected router. Its sequence is above
+// all that were sent to it since its last snapshot.
 func (l *Ledger) Sent(router string, sequence uint64, sandboxes []string) {
 	for _, id := range sandboxes {
 		f := l.fences[id]

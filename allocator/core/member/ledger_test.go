@@ -1,0 +1,305 @@
+package member_test
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"github.com/berth-sandbox/berth/allocator/core/member"
+)
+
+const (
+	expiry = 60 * time.Second
+	window = 5 * time.Second
+	absent = 10 * time.Second
+)
+
+func ledger() *member.Ledger {
+	return member.New(member.Config{Expiry: expiry, ConnectWindow: window, ReturnWithin: absent})
+}
+
+func TestPingWaitsForRecordAndReportedDeaths(t *testing.T) {
+	l := ledger()
+	x, _ := l.Join("x", "", 1, 0)
+	r, isNew := l.Join("r", "", 2, 0)
+	require.True(t, isNew)
+	require.Same(t, r, l.Ping(2, 7, 0))
+	_, ok := l.Pong(r)
+	require.False(t, ok, "its session is not durable")
+	require.True(t, l.Recorded(r))
+	dead, reporter := l.Dead("x", "r")
+	require.Same(t, x, dead)
+	_, ok = l.Pong(r)
+	require.False(t, ok, "it may forget the proof of the death")
+	require.EqualValues(t, 1, l.End(x))
+	l.DeathRecorded(reporter)
+	nonce, ok := l.Pong(r)
+	require.True(t, ok)
+	require.EqualValues(t, 7, nonce)
+	_, ok = l.Pong(r)
+	require.False(t, ok, "it was answered")
+}
+
+func TestReturningRouterWithdrawsItsDeclaration(t *testing.T) {
+	l := ledger()
+	s := l.Add(member.Session{ID: "r", Durable: true})
+	d, isNew := l.Declare(s, 1)
+	require.True(t, isNew)
+	handed := true
+	d.Withdraw = func() bool { return !handed }
+	_, isNew = l.Declare(s, 2)
+	require.False(t, isNew)
+	ok, banned, _ := l.MayJoin("r")
+	require.False(t, ok || banned, "the declaration is being written")
+	handed = false
+	ok, _, withdrawn := l.MayJoin("r")
+	require.True(t, ok)
+	require.Equal(t, []uint64{1, 2}, withdrawn)
+	_, isNew = l.Declare(s, 3)
+	require.True(t, isNew)
+}
+
+func TestBannedRouterMustWaitForItsExpiry(t *testing.T) {
+	l := ledger()
+	l.Ban("r", member.Revision{Term: 1, Counter: 2}, 3, 0)
+	ok, banned, _ := l.MayJoin("r")
+	require.True(t, !ok && banned)
+	require.Empty(t, l.Lift(expiry))
+	require.Equal(t, []member.Ban{{Session: "r", Until: expiry, Fact: member.Revision{Term: 1, Counter: 2}, Fences: 3}}, l.Lift(expiry+1))
+	ok, _, _ = l.MayJoin("r")
+	require.True(t, ok)
+}
+
+func TestEarlierSessionLastsForTheWindowToo(t *testing.T) {
+	l := ledger()
+	require.Zero(t, l.Quarantine(0))
+	s := l.Add(member.Session{ID: "earlier", Durable: true, Earlier: true, LastPing: 3})
+	require.Equal(t, expiry+window, l.Quarantine(3))
+	require.Empty(t, l.Expired(3+expiry+window))
+	require.Equal(t, []*member.Session{s}, l.Expired(4+expiry+window))
+	require.True(t, l.HasEarlier() && l.LastEarlier(s))
+	other := l.Add(member.Session{ID: "other", Durable: true, Earlier: true})
+	require.False(t, l.LastEarlier(s))
+	l.Declare(other, 1)
+	require.True(t, l.LastEarlier(s), "the declaration may end the other at any time")
+}
+
+// model knows of each router what its session must be.
+type model struct {
+	*rapid.T
+	ledger  *member.Ledger
+	now     time.Duration
+	stream  uint64
+	routers map[string]*router
+	records []func() // of facts that are not durable yet, in their order
+	bans    map[string]time.Duration
+}
+
+type router struct {
+	session        *member.Session
+	stream         uint64
+	durable, asked bool
+	lastPing       time.Duration
+	deaths         int
+	declaration    *declaration
+}
+
+type declaration struct{ handed, withdrawn bool }
+
+func (m *model) pick(fits func(*router) bool) (string, *router) {
+	var ids []string
+	for _, id := range slices.Sorted(maps.Keys(m.routers)) {
+		if fits(m.routers[id]) {
+			ids = append(ids, id)
+		}
+	}
+	if len(ids) == 0 {
+		m.Skip()
+	}
+	id := rapid.SampledFrom(ids).Draw(m.T, "router")
+	return id, m.routers[id]
+}
+
+func (m *model) end(id string, r *router) {
+	require.Equal(m, r.stream, m.ledger.End(r.session))
+	require.True(m, r.session.Ended())
+	r.stream = 0
+	delete(m.routers, id)
+}
+
+func connected(r *router) bool { return r.stream != 0 }
+func every(*router) bool       { return true }
+
+func (m *model) join() {
+	id := rapid.SampledFrom([]string{"a", "b", "c", "d"}).Draw(m.T, "id") // IDs come again
+	r := m.routers[id]
+	ok, banned, _ := m.ledger.MayJoin(id)
+	_, mustWait := m.bans[id]
+	require.Equal(m, mustWait, banned)
+	inFlight := r != nil && r.declaration != nil && r.declaration.handed
+	require.Equal(m, !mustWait && !inFlight, ok)
+	if !ok {
+		return
+	}
+	if r == nil {
+		r = &router{}
+		m.routers[id] = r
+	}
+	if r.declaration != nil {
+		require.True(m, r.declaration.withdrawn)
+		r.declaration = nil
+	}
+	if r.stream != 0 {
+		require.Equal(m, r.stream, m.ledger.Disconnect(r.session))
+	}
+	m.stream++
+	s, isNew := m.ledger.Join(id, "", m.stream, m.now)
+	require.Equal(m, r.session == nil, isNew)
+	if isNew {
+		m.records = append(m.records, func() {
+			r.durable = true
+			require.Equal(m, r.stream != 0, m.ledger.Recorded(s))
+		})
+	}
+	r.session, r.stream, r.asked, r.lastPing = s, m.stream, false, m.now
+}
+
+func (m *model) declare() {
+	id, r := m.pick(func(r *router) bool { return !connected(r) && m.now >= r.lastPing+absent })
+	d, isNew := m.ledger.Declare(r.session, 1)
+	require.Equal(m, r.declaration == nil, isNew)
+	if !isNew {
+		return
+	}
+	own := &declaration{}
+	r.declaration = own
+	d.Withdraw = func() bool { own.withdrawn = !own.handed; return own.withdrawn }
+	m.records = append(m.records, func() {
+		if own.withdrawn || r.session.Ended() {
+			return
+		}
+		m.end(id, r)
+		m.ledger.Ban(id, member.Revision{}, 0, m.now)
+		m.bans[id] = m.now + expiry
+	})
+}
+
+func (m *model) actions() map[string]func(*rapid.T) {
+	with := func(f func()) func(*rapid.T) {
+		return func(t *rapid.T) { m.T = t; f() }
+	}
+	return map[string]func(*rapid.T){
+		"join":    with(m.join),
+		"declare": with(m.declare),
+		"ping": with(func() {
+			_, r := m.pick(connected)
+			require.Same(m, r.session, m.ledger.Ping(r.stream, uint64(m.now), m.now))
+			r.asked, r.lastPing = true, m.now
+		}),
+		"late": with(func() { // from a stream that has ended
+			require.Nil(m, m.ledger.Ping(m.stream+1, 1, m.now))
+			require.Nil(m, m.ledger.Acknowledge(m.stream+1, 0))
+		}),
+		"disconnect": with(func() {
+			_, r := m.pick(connected)
+			require.Equal(m, r.stream, m.ledger.Disconnect(r.session))
+			r.stream = 0
+		}),
+		"goodbye": with(func() {
+			id, r := m.pick(every)
+			stream := rapid.SampledFrom([]uint64{0, r.stream}).Draw(m.T, "stream")
+			s, here := m.ledger.Goodbye(id, stream, m.now)
+			require.Same(m, r.session, s)
+			require.Equal(m, stream != 0, here)
+			if here {
+				r.stream = 0
+			}
+			m.end(id, r)
+		}),
+		"dead": with(func() {
+			id, r := m.pick(every)
+			by, reporter := m.pick(every)
+			dead, who := m.ledger.Dead(id, by)
+			if id == by {
+				require.Nil(m, dead)
+				return
+			}
+			require.Same(m, r.session, dead)
+			require.Same(m, reporter.session, who)
+			reporter.deaths++
+			m.end(id, r)
+			m.records = append(m.records, func() { reporter.deaths--; m.ledger.DeathRecorded(who) })
+		}),
+		"send": with(func() {
+			_, r := m.pick(func(r *router) bool { return connected(r) && r.durable })
+			sent := r.session.Sequence
+			require.Equal(m, sent+1, m.ledger.NextSequence(r.session))
+			upTo := rapid.Uint64Range(0, sent+2).Draw(m.T, "sequence")
+			require.Equal(m, upTo <= sent+1, m.ledger.Acknowledge(r.stream, upTo) != nil)
+		}),
+		"hand": with(func() { // the facts to the writer
+			for _, r := range m.routers {
+				if r.declaration != nil {
+					r.declaration.handed = true
+				}
+			}
+		}),
+		"write": with(func() {
+			if len(m.records) == 0 {
+				m.Skip()
+			}
+			m.records[0]()
+			m.records = m.records[1:]
+		}),
+		"time": with(m.time),
+		"":     with(m.check),
+	}
+}
+
+func (m *model) time() {
+	m.now += time.Duration(rapid.IntRange(1, 70).Draw(m.T, "seconds")) * time.Second
+	for _, s := range m.ledger.Expired(m.now) {
+		r := m.routers[s.ID]
+		require.Greater(m, m.now, r.lastPing+expiry)
+		m.end(s.ID, r)
+	}
+	for _, b := range m.ledger.Lift(m.now) {
+		require.Greater(m, m.now, m.bans[b.Session])
+		delete(m.bans, b.Session)
+	}
+}
+
+func (m *model) check() {
+	require.NoError(m, m.ledger.Check())
+	require.Len(m, m.ledger.All(), len(m.routers))
+	reachable := m.ledger.Reachable()
+	for id, r := range m.routers {
+		s := m.ledger.Get(id)
+		require.Same(m, r.session, s)
+		require.Equal(m, fmt.Sprint(r.stream, r.durable, r.lastPing), fmt.Sprint(s.Stream, s.Durable, s.LastPing))
+		require.LessOrEqual(m, m.now, r.lastPing+expiry, "its routes are stale")
+		require.Equal(m, connected(r) && r.durable, slices.Contains(reachable, s))
+		if r.stream != 0 {
+			require.Same(m, s, m.ledger.OfStream(r.stream))
+		}
+		_, ok := m.ledger.Pong(s)
+		require.Equal(m, r.asked && connected(r) && r.durable && r.deaths == 0, ok)
+		r.asked = r.asked && !ok
+	}
+	for id, until := range m.bans {
+		b, ok := m.ledger.Banned(id)
+		require.True(m, ok && b.Until == until)
+	}
+}
+
+func TestLedgerAgreesWithItsModel(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		m := &model{T: t, ledger: ledger(), routers: map[string]*router{}, bans: map[string]time.Duration{}}
+		t.Repeat(m.actions())
+	})
+}
