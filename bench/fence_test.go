@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -224,9 +225,15 @@ func (g *ground) traffic(envoys, perSecond int) (stop func() uint64) {
 }
 
 // get sends one request to a sandbox. It goes on when the traffic is stopped.
+// errGone is in the error of a request whose sandbox had been released.
+var errGone = errors.New("the sandbox is gone")
+
 func (g *ground) get(c *http.Client, host string) error {
 	a, err := harness.Do(g.Context(), c, http.MethodGet, "http://pod/", host, "")
-	if err == nil && a.Code != http.StatusOK {
+	switch {
+	case err == nil && a.Code == http.StatusGone:
+		err = fmt.Errorf("%s: %w", host, errGone)
+	case err == nil && a.Code != http.StatusOK:
 		err = fmt.Errorf("%s: %d %.200s", host, a.Code, a.Body)
 	}
 	return err
