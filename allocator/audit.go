@@ -104,7 +104,7 @@ func (t *term) picture(ctx context.Context) (picture, error) {
 		for _, name := range c.UsableNodes() {
 			p.nodes[name] = true
 		}
-		for _, id := range c.Recorded() {
+		for _, id := range c.ObjectsWritten() {
 			p.records[id] = true
 		}
 		return p
@@ -164,7 +164,7 @@ func repairs(before, after picture, l listing, now time.Time) (all []repair) {
 	}
 	for id := range before.records {
 		if after.records[id] && !records[id] {
-			all = append(all, repair{"the object of a sandbox is gone", sandboxid.Short(id), core.RecordGone{ID: id}})
+			all = append(all, repair{"the object of a sandbox is gone", sandboxid.Short(id), core.ObjectGone{ID: id}})
 		}
 	}
 	return all

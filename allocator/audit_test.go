@@ -74,7 +74,7 @@ func TestAuditRepairsOnlyWhatTheWatchesMissed(t *testing.T) {
 		"a node that was told of since":   {before: nodes("n"), after: nodes()},
 		"an object as it is":              {before: recorded, after: recorded, listed: listing{records: sandboxobjects.Listed{Sandboxes: []core.Sandbox{{Binding: core.Binding{ID: "x"}}}}}},
 		"an object that cannot be read":   {before: recorded, after: recorded, listed: listing{records: sandboxobjects.Listed{Unreadable: map[string]error{"x": errors.New("")}}}},
-		"an object that is gone":          {before: recorded, after: recorded, want: core.RecordGone{ID: "x"}},
+		"an object that is gone":          {before: recorded, after: recorded, want: core.ObjectGone{ID: "x"}},
 		"an object that was made since":   {after: recorded},
 		"an object that went, as is told": {before: recorded},
 	} {

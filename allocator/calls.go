@@ -113,7 +113,7 @@ func (a *Allocator) NotifyIdleAvailable(namespace, pool string) {
 
 // Release implements rest.Allocator. When ctx ends first, the release may take effect all
 // the same.
-func (a *Allocator) Release(ctx context.Context, id, reason string) (core.ReleaseStatus, int, error) {
+func (a *Allocator) Release(ctx context.Context, id, reason string) (core.CallStatus, int, error) {
 	e, err := call[core.ReleaseAnswered](ctx, a, func(t *term, token uint64) core.Event {
 		t.headStart.call()
 		return core.Release{Token: token, ID: id, Reason: reason}
@@ -122,8 +122,8 @@ func (a *Allocator) Release(ctx context.Context, id, reason string) (core.Releas
 }
 
 // KeepAlive implements rest.Allocator.
-func (a *Allocator) KeepAlive(ctx context.Context, id string) (core.ReleaseStatus, error) {
-	e, err := call[core.Kept](ctx, a, func(_ *term, token uint64) core.Event {
+func (a *Allocator) KeepAlive(ctx context.Context, id string) (core.CallStatus, error) {
+	e, err := call[core.SandboxCallAnswered](ctx, a, func(_ *term, token uint64) core.Event {
 		return core.KeepAlive{Token: token, ID: id}
 	}, nil)
 	return e.Status, err
@@ -131,8 +131,8 @@ func (a *Allocator) KeepAlive(ctx context.Context, id string) (core.ReleaseStatu
 
 // SetTimeout implements rest.Allocator. When ctx ends first, the end may move all the same; the
 // call can be repeated.
-func (a *Allocator) SetTimeout(ctx context.Context, id string, lifetime time.Duration) (core.ReleaseStatus, error) {
-	e, err := call[core.Kept](ctx, a, func(t *term, token uint64) core.Event {
+func (a *Allocator) SetTimeout(ctx context.Context, id string, lifetime time.Duration) (core.CallStatus, error) {
+	e, err := call[core.SandboxCallAnswered](ctx, a, func(t *term, token uint64) core.Event {
 		t.headStart.call() // its answer waits for the journal
 		return core.SetTimeout{Token: token, ID: id, Lifetime: lifetime}
 	}, nil)

@@ -297,15 +297,15 @@ func TestRefusedClaimsNameTheReason(t *testing.T) {
 
 func TestKeepAliveIsAnsweredByTheLoop(t *testing.T) {
 	for name, c := range map[string]struct {
-		call  func(context.Context, *Allocator) (core.ReleaseStatus, error)
+		call  func(context.Context, *Allocator) (core.CallStatus, error)
 		event func(token uint64) core.Event
 	}{
 		"keep-alive": {
-			func(ctx context.Context, a *Allocator) (core.ReleaseStatus, error) { return a.KeepAlive(ctx, "k3x9") },
+			func(ctx context.Context, a *Allocator) (core.CallStatus, error) { return a.KeepAlive(ctx, "k3x9") },
 			func(token uint64) core.Event { return core.KeepAlive{Token: token, ID: "k3x9"} },
 		},
 		"set timeout": {
-			func(ctx context.Context, a *Allocator) (core.ReleaseStatus, error) {
+			func(ctx context.Context, a *Allocator) (core.CallStatus, error) {
 				return a.SetTimeout(ctx, "k3x9", time.Minute)
 			},
 			func(token uint64) core.Event { return core.SetTimeout{Token: token, ID: "k3x9", Lifetime: time.Minute} },
@@ -315,7 +315,7 @@ func TestKeepAliveIsAnsweredByTheLoop(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				a, tm := leading(t)
 				type result struct {
-					status core.ReleaseStatus
+					status core.CallStatus
 					err    error
 				}
 				done := make(chan result, 1)
@@ -336,8 +336,8 @@ func TestKeepAliveIsAnsweredByTheLoop(t *testing.T) {
 					require.Equal(t, c.event(token), ev)
 					return token
 				}
-				tm.do(core.Kept{Token: call(t.Context()), Status: core.ReleaseGone})
-				require.Equal(t, result{core.ReleaseGone, nil}, <-done)
+				tm.do(core.SandboxCallAnswered{Token: call(t.Context()), Status: core.CallGone})
+				require.Equal(t, result{core.CallGone, nil}, <-done)
 
 				ctx, cancel := context.WithCancel(t.Context())
 				call(ctx)
@@ -356,7 +356,7 @@ func TestActivitiesMatchTheFilter(t *testing.T) {
 		a, tm := leading(t)
 		ids := []string{"aa1", "aa2", "ab1"}
 		c, err := core.New(core.Config{
-			Term: 1, MaxStale: time.Minute, Window: time.Second, Lease: time.Second, Linger: -1,
+			Term: 1, MaxStale: time.Minute, ConnectWindow: time.Second, Lease: time.Second, Linger: -1,
 			NewID: func() (id string) { id, ids = ids[0], ids[1:]; return id }, NewSuffix: func() string { return "x" },
 		}, now(time.Now))
 		require.NoError(t, err)

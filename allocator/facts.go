@@ -41,8 +41,8 @@ func toRecord(f core.Fact) (journal.Record, error) {
 		}
 		r.State = &journalv1.Record_Session{Session: session}
 	default:
-		r.Key = podPrefix + f.Discard.UID
-		r.State = &journalv1.Record_Discard{Discard: &journalv1.Discard{PodName: f.Discard.Name, After: f.After, PodIps: addresses(f.At)}}
+		r.Key = podPrefix + f.Retired.UID
+		r.State = &journalv1.Record_Retirement{Retirement: &journalv1.Retirement{PodName: f.Retired.Name, After: f.After, PodIps: addresses(f.At)}}
 	}
 	raw, err := proto.Marshal(r)
 	if err != nil {
@@ -91,10 +91,10 @@ func fromRecord(r journal.Record, namespace string) (core.Fact, bool, error) {
 			return core.Fact{}, false, fmt.Errorf("journal record %s: unknown phase %v", r.Key, s.GetPhase())
 		}
 		f.Sandbox = sandbox
-	case *journalv1.Record_Discard:
-		f.Discard = core.PodKey{Namespace: namespace, Name: state.Discard.GetPodName(), UID: strings.TrimPrefix(r.Key, podPrefix)}
-		f.After = state.Discard.GetAfter()
-		for _, raw := range state.Discard.GetPodIps() {
+	case *journalv1.Record_Retirement:
+		f.Retired = core.PodKey{Namespace: namespace, Name: state.Retirement.GetPodName(), UID: strings.TrimPrefix(r.Key, podPrefix)}
+		f.After = state.Retirement.GetAfter()
+		for _, raw := range state.Retirement.GetPodIps() {
 			ip, err := addressOf(r.Key, raw)
 			if err != nil {
 				return core.Fact{}, false, err

@@ -35,7 +35,7 @@ func TestFactsSurviveEncodingForTheJournal(t *testing.T) {
 		f := core.Fact{Revision: revision}
 		switch rapid.IntRange(0, 4).Draw(t, "kind") {
 		case 0:
-			f.Discard = core.PodKey{Namespace: "ns", Name: text.Draw(t, "pod"), UID: text.Draw(t, "uid")}
+			f.Retired = core.PodKey{Namespace: "ns", Name: text.Draw(t, "pod"), UID: text.Draw(t, "uid")}
 			if f.After = text.Draw(t, "after"); f.After != "" {
 				f.At = rapid.SliceOfN(addr, 1, 3).Draw(t, "at")
 			}
@@ -103,7 +103,7 @@ func TestJournalRecordHoldsEveryFieldOfASandbox(t *testing.T) {
 
 // What a later version adds must not stop this one, and must not be lost.
 func TestUnknownFieldsOfALaterVersionAreIgnored(t *testing.T) {
-	f := core.Fact{Revision: core.Revision{Term: 1, Counter: 2}, Discard: core.PodKey{Namespace: "ns", Name: "pod", UID: "uid"}}
+	f := core.Fact{Revision: core.Revision{Term: 1, Counter: 2}, Retired: core.PodKey{Namespace: "ns", Name: "pod", UID: "uid"}}
 	r, err := toRecord(f)
 	require.NoError(t, err)
 	r.Raw = append(r.Raw, 0xfa, 0x07, 1, 'x') // field 127 of the record
@@ -130,7 +130,7 @@ func TestInvalidJournalRecordIsRefused(t *testing.T) {
 		_, _, err = fromRecord(journal.Record{Key: "sandbox/x", Raw: raw}, "ns")
 		require.ErrorContains(t, err, "sandbox/x", name)
 	}
-	raw, err := proto.Marshal(&journalv1.Record{Key: "pod/x", State: &journalv1.Record_Discard{Discard: &journalv1.Discard{PodIps: [][]byte{{1, 2, 3}}}}})
+	raw, err := proto.Marshal(&journalv1.Record{Key: "pod/x", State: &journalv1.Record_Retirement{Retirement: &journalv1.Retirement{PodIps: [][]byte{{1, 2, 3}}}}})
 	require.NoError(t, err)
 	_, _, err = fromRecord(journal.Record{Key: "pod/x", Raw: raw}, "ns")
 	require.ErrorContains(t, err, "pod/x")
@@ -160,12 +160,12 @@ func storedFacts() []core.Fact {
 	counted.MinBytes, counted.Revision.Counter = 2048, 50
 	return []core.Fact{
 		{Revision: running.Revision, Sandbox: &running}, {Revision: released.Revision, Sandbox: &released}, {Revision: starting.Revision, Sandbox: &starting},
-		{Revision: core.Revision{Term: 3, Counter: 43}, Discard: core.PodKey{Namespace: "ns", Name: "python-abcd", UID: "ff66a0ba-b4ac-4183-9e2c-df996dc39161"}},
+		{Revision: core.Revision{Term: 3, Counter: 43}, Retired: core.PodKey{Namespace: "ns", Name: "python-abcd", UID: "ff66a0ba-b4ac-4183-9e2c-df996dc39161"}},
 		{Revision: core.Revision{Term: 3, Counter: 44}, Session: "router-0123456789abcdef"},
 		{Revision: core.Revision{Term: 3, Counter: 45}, Session: "router-0123456789abcdef", Left: true},
 		{Revision: core.Revision{Term: 3, Counter: 46}, Session: "router-0123456789abcdef", From: "10.244.1.9"},
 		{Revision: core.Revision{Term: 3, Counter: 47}, Session: "router-0123456789abcdef", From: "10.244.1.9", Left: true, Declared: &core.Declaration{By: "ops", Reason: "its node burnt", At: time.UnixMicro(1_800_000_300_000_100).UTC()}},
-		{Revision: core.Revision{Term: 3, Counter: 48}, Discard: core.PodKey{Namespace: "ns", Name: "python-abce", UID: "1f66a0ba-b4ac-4183-9e2c-df996dc39161"}, After: "662cqtwgka40cdyys0az", At: []netip.Addr{netip.MustParseAddr("10.244.1.8"), netip.MustParseAddr("fd00::8")}},
+		{Revision: core.Revision{Term: 3, Counter: 48}, Retired: core.PodKey{Namespace: "ns", Name: "python-abce", UID: "1f66a0ba-b4ac-4183-9e2c-df996dc39161"}, After: "662cqtwgka40cdyys0az", At: []netip.Addr{netip.MustParseAddr("10.244.1.8"), netip.MustParseAddr("fd00::8")}},
 		{Revision: timed.Revision, Sandbox: &timed}, {Revision: counted.Revision, Sandbox: &counted},
 	}
 }

@@ -26,7 +26,7 @@ func pod(version string) core.Pod {
 func newTestLoop(t *testing.T, do func(core.Effect)) *loop {
 	n := 0
 	c, err := core.New(core.Config{
-		Term: 1, MaxStale: time.Minute, Window: time.Second, Lease: time.Second, NewID: func() string { return "k3x9" },
+		Term: 1, MaxStale: time.Minute, ConnectWindow: time.Second, Lease: time.Second, NewID: func() string { return "k3x9" },
 		NewSuffix: func() string { n++; return fmt.Sprint(n) },
 	}, now(time.Now))
 	require.NoError(t, err)
@@ -170,7 +170,7 @@ func TestTicksReachTheCoreWithoutEvents(t *testing.T) {
 		}
 	})
 	c, err := core.New(core.Config{
-		Term: 1, MaxStale: time.Nanosecond, Window: time.Second, Lease: time.Second, NewID: func() string { return "" }, NewSuffix: func() string { return "" },
+		Term: 1, MaxStale: time.Nanosecond, ConnectWindow: time.Second, Lease: time.Second, NewID: func() string { return "" }, NewSuffix: func() string { return "" },
 	}, now(time.Now))
 	require.NoError(t, err)
 	l.core = c

@@ -176,7 +176,7 @@ func (a *Allocator) mayBeginJournal(ctx context.Context) error {
 
 func (a *Allocator) newTerm(log *journal.Log) (*term, error) {
 	c, err := core.New(core.Config{
-		Term: log.Term(), Lease: a.o.LeaseDuration, MaxStale: a.o.MaxStale, Window: a.o.ConnectWindow, MaxWaiting: a.o.MaxWaiting, DryRun: a.o.ReapDryRun,
+		Term: log.Term(), Lease: a.o.LeaseDuration, MaxStale: a.o.MaxStale, ConnectWindow: a.o.ConnectWindow, MaxWaiting: a.o.MaxWaiting, DryRun: a.o.ReapDryRun,
 		NewID: sandboxid.New, NewSuffix: func() string { return rand.String(6) },
 	}, now(a.o.WallClock))
 	if err != nil {
@@ -222,9 +222,9 @@ func (t *term) recover(ctx context.Context, facts []core.Fact) error {
 	if err := t.unreadable(records, facts); err != nil {
 		return err
 	}
-	st.Records = records.Sandboxes
+	st.Objects = records.Sandboxes
 	// This term has not written an object yet.
-	if seen := latestTerm(st.Records); seen >= t.number {
+	if seen := latestTerm(st.Objects); seen >= t.number {
 		t.log.Error("Sandbox objects are of a later term than the journal: it was restored from a backup and is begun anew, see docs/backup.md", zap.Uint64("seenTerm", seen))
 		return t.journal.renew(ctx, seen)
 	}
@@ -242,7 +242,7 @@ func (t *term) recover(ctx context.Context, facts []core.Fact) error {
 	if left := t.loop.core.Quarantine(); left > 0 {
 		t.log.Error("the journal was begun anew recently: no pod is handed out until no router of the earlier journal can send requests to its address, or until an operator ends the wait, see docs/backup.md", zap.Duration("atMost", left))
 	}
-	t.log.Info("recovered", zap.Int("facts", len(facts)), zap.Int("pools", len(st.Pools)), zap.Int("pods", len(st.Pods)), zap.Int("records", len(st.Records)))
+	t.log.Info("recovered", zap.Int("facts", len(facts)), zap.Int("pools", len(st.Pools)), zap.Int("pods", len(st.Pods)), zap.Int("records", len(st.Objects)))
 	return nil
 }
 
@@ -304,9 +304,9 @@ func (t *term) do(e core.Effect) {
 		})
 	case core.PoolDrained:
 		t.other.add("remove finalizer of a pool", func(ctx context.Context) error { return t.a.watches.pools.Drained(ctx, e.Key) })
-	case core.ForgetRecord:
+	case core.DeleteObject:
 		t.other.add("delete Sandbox object", func(ctx context.Context) error { return t.objects.Forget(ctx, e.ID) })
-	case core.Record:
+	case core.WriteObject:
 		t.objects.Record(e)
 	case core.LabelPod:
 		t.labeler.Label(e)
@@ -323,7 +323,7 @@ func (t *term) do(e core.Effect) {
 		t.answers.deliver(e.Token, e)
 	case core.DeadDeclared:
 		t.answers.deliver(e.Token, e)
-	case core.Kept:
+	case core.SandboxCallAnswered:
 		t.answers.deliver(e.Token, e)
 	case core.WouldReap:
 		t.a.metrics.wouldReap.Inc()

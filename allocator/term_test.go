@@ -98,7 +98,7 @@ func recoverSlowly(t *testing.T, slow time.Duration) {
 	}).clients(t)
 	a := &Allocator{o: Options{Clients: clients, Namespace: "default", Log: zap.NewNop()}}
 	a.watches = newTestWatches(t, a)
-	c, err := core.New(core.Config{Term: 1, MaxStale: 1, Window: 1, Lease: 1, NewID: func() string { return "" }, NewSuffix: func() string { return "" }}, now(time.Now))
+	c, err := core.New(core.Config{Term: 1, MaxStale: 1, ConnectWindow: 1, Lease: 1, NewID: func() string { return "" }, NewSuffix: func() string { return "" }}, now(time.Now))
 	require.NoError(t, err)
 	tm := &term{number: 1, a: a, log: zap.NewNop()}
 	tm.loop = newLoop(c, time.Now, tm.do)
@@ -223,7 +223,7 @@ func TestUnreadableObjectNeedsItsJournalRecord(t *testing.T) {
 	}
 	fact := core.Fact{Sandbox: &core.Sandbox{Binding: core.Binding{ID: "a"}, IP: netip.MustParseAddr("10.0.0.1")}}
 	require.NoError(t, tm.unreadable(listed(), []core.Fact{fact}))
-	require.NoError(t, tm.unreadable(listed("a"), []core.Fact{{Discard: core.PodKey{UID: "u"}}, fact}))
+	require.NoError(t, tm.unreadable(listed("a"), []core.Fact{{Retired: core.PodKey{UID: "u"}}, fact}))
 	err := tm.unreadable(listed("b", "a", "c"), []core.Fact{fact})
 	require.ErrorContains(t, err, "2 Sandbox objects in namespace sandboxes")
 	require.ErrorContains(t, err, "sandbox object b: spec.podIP: no\nsandbox object c")

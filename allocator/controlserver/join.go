@@ -48,8 +48,8 @@ func (s *Server) check(leader Leader, join *controlv1.Join) error {
 // restored from a backup, and then makes the leader begin it anew.
 func (s *Server) checkSeen(leader Leader, join *controlv1.Join) (earlier string, err error) {
 	journal, term, position := join.GetJournal(), join.GetHighestTerm(), join.GetPosition()
-	if term > core.TermMost {
-		return "", status.Errorf(codes.InvalidArgument, "join.highest_term %d: must be %d at most", term, uint64(core.TermMost))
+	if term > core.MaxTerm {
+		return "", status.Errorf(codes.InvalidArgument, "join.highest_term %d: must be %d at most", term, uint64(core.MaxTerm))
 	}
 	left := slices.Contains(join.GetLeftJournals(), leader.Journal())
 	if !left && journal != "" && journal != leader.Journal() {

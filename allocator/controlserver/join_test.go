@@ -103,7 +103,7 @@ func TestImpossibleTermIsRefused(t *testing.T) {
 	run(t, func(w *world) {
 		for _, journal := range []string{"", "j", "k"} {
 			stream := w.open()
-			m := join(testRouter, core.TermMost+1)
+			m := join(testRouter, core.MaxTerm+1)
 			m.GetJoin().Journal, m.GetJoin().LeftJournals, m.GetJoin().Serving = journal, []string{"j"}, true
 			require.NoError(t, stream.Send(m))
 			fails(t, stream, codes.InvalidArgument, "join.highest_term 9007199254740993: must be 9007199254740992 at most")
@@ -111,9 +111,9 @@ func TestImpossibleTermIsRefused(t *testing.T) {
 			require.Zero(t, w.leader.restored.Load())
 		}
 		stream := w.open()
-		require.NoError(t, stream.Send(join(testRouter, core.TermMost)))
+		require.NoError(t, stream.Send(join(testRouter, core.MaxTerm)))
 		fails(t, stream, codes.FailedPrecondition, "begun anew")
-		require.EqualValues(t, core.TermMost, w.leader.restored.Load())
+		require.EqualValues(t, core.MaxTerm, w.leader.restored.Load())
 	})
 }
 

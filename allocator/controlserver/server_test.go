@@ -226,7 +226,7 @@ func TestDeclaredDeadRouterGetsThatError(t *testing.T) {
 // This test runs the real core: the second stream gets a snapshot, and the first ends.
 func TestSecondJoinWithTheRealCore(t *testing.T) {
 	run(t, func(w *world) {
-		c, err := core.New(core.Config{Term: 7, MaxStale: time.Minute, Window: time.Second, Lease: time.Second, NewID: func() string { return "x" }, NewSuffix: func() string { return "x" }}, core.Instant{})
+		c, err := core.New(core.Config{Term: 7, MaxStale: time.Minute, ConnectWindow: time.Second, Lease: time.Second, NewID: func() string { return "x" }, NewSuffix: func() string { return "x" }}, core.Instant{})
 		require.NoError(t, err)
 		_, err = c.Recover(core.State{})
 		require.NoError(t, err)

@@ -4,8 +4,8 @@ import "time"
 
 const (
 	// The replacements of pods that end early wait for so long, first and at most.
-	endFirst = time.Second
-	endMost  = time.Minute
+	firstEndPause = time.Second
+	maxEndPause   = time.Minute
 	// stableAfter: a pod that was warm for so long has not ended early.
 	stableAfter = 10 * time.Second
 )
@@ -36,38 +36,38 @@ type Trouble struct {
 
 // endedEarly notes that an idle pod has ended early. Pods that end during one pause count once. A
 // stranded pod does not count: its replacement was created when it was stranded.
-func (c *Core) endedEarly(q *pod, why string) {
-	p, b := q.pool, &q.pool.backOff
-	if c.recovering || q.outdated || q.stranded() || !p.known || p.Deleting {
+func (c *Core) endedEarly(p *pod, why string) {
+	pool, b := p.pool, &p.pool.backOff
+	if c.recovering || p.outdated || p.stranded() || !pool.known || pool.Deleting {
 		return
 	}
 	b.held++
 	b.warmAt = 0
 	if b.retryAt == 0 {
-		b.pause = min(max(2*b.pause, endFirst), endMost)
+		b.pause = min(max(2*b.pause, firstEndPause), maxEndPause)
 		b.retryAt = c.now.Boot + b.pause
 		b.trouble.Retry = c.now.Wall.Add(b.pause).Truncate(time.Second)
 	}
-	b.trouble.Pod, b.trouble.Why = q.seen.Key.Name, why
+	b.trouble.Pod, b.trouble.Why = p.seen.Key.Name, why
 }
 
 // becameWarm notes when a pod was warm for the first time.
-func (c *Core) becameWarm(q *pod) {
-	if q.warmAt != 0 {
+func (c *Core) becameWarm(p *pod) {
+	if p.warmAt != 0 {
 		return
 	}
-	q.warmAt = c.now.Boot
-	if b := &q.pool.backOff; b.pause != 0 && b.warmAt == 0 {
+	p.warmAt = c.now.Boot
+	if b := &p.pool.backOff; b.pause != 0 && b.warmAt == 0 {
 		b.warmAt = c.now.Boot
 	}
 }
 
 // early reports whether an idle pod that has ended by itself has ended early.
-func (c *Core) early(q *pod) bool { return q.warmAt == 0 || c.now.Boot-q.warmAt < stableAfter }
+func (c *Core) early(p *pod) bool { return p.warmAt == 0 || c.now.Boot-p.warmAt < stableAfter }
 
 // retry ends the pause of a pool when its time is over.
-func (c *Core) retry(p *pool) {
-	b := &p.backOff
+func (c *Core) retry(pool *pool) {
+	b := &pool.backOff
 	switch {
 	case b.warmAt != 0 && c.now.Boot-b.warmAt >= stableAfter:
 		*b = backOff{}
@@ -76,18 +76,18 @@ func (c *Core) retry(p *pool) {
 	default:
 		return
 	}
-	p.touch()
+	pool.touch()
 }
 
 // stuck says for people which pod of the pool is not ready, and why. It is empty if no pod says
 // why.
-func (p *pool) stuck() string {
-	if p.sum(podPending) == 0 {
+func (pool *pool) stuck() string {
+	if pool.sum(podPending) == 0 {
 		return ""
 	}
-	for _, q := range p.sorted(podPending) {
-		if q.seen.Why != "" {
-			return "pod " + q.seen.Key.Name + " is not ready: " + q.seen.Why
+	for _, p := range pool.sorted(podPending) {
+		if p.seen.Why != "" {
+			return "pod " + p.seen.Key.Name + " is not ready: " + p.seen.Why
 		}
 	}
 	return ""

@@ -97,7 +97,7 @@ func TestBackOffIsForgottenOncePodsStayWarm(t *testing.T) {
 	if made := s.end(unready, 0); made != 1 {
 		t.Fatalf("%d made in place of one that was warm for long", made)
 	}
-	s.pass(endFirst)
+	s.pass(firstEndPause)
 	one[CreatePod](s)
 }
 
@@ -121,7 +121,7 @@ func TestSinglePodsThatEndDoNotHoldUpTheirPool(t *testing.T) {
 	none[CreatePod](s)
 	s.step(Claim{Token: 1, Pool: poolA})
 	one[CreatePod](s) // in place of the claimed one
-	s.pass(endFirst)
+	s.pass(firstEndPause)
 	one[CreatePod](s)
 }
 
@@ -188,7 +188,7 @@ func TestPodsDeletedByOthersCountOnlyBeforeTheyWereReady(t *testing.T) {
 			if made := len(of[CreatePod](s.effects)); made != tt.made {
 				t.Errorf("%d made, expected %d", made, tt.made)
 			}
-			s.pass(endFirst)
+			s.pass(firstEndPause)
 			if made := len(of[CreatePod](s.effects)); made != 1-tt.made {
 				t.Errorf("%d made a second later", made)
 			}

@@ -27,7 +27,7 @@ func BenchmarkMemory(b *testing.B) {
 	for range b.N {
 		n := 0
 		c, err := New(Config{
-			Term: 1, MaxStale: time.Minute, Window: time.Second, Linger: -1,
+			Term: 1, MaxStale: time.Minute, ConnectWindow: time.Second, Linger: -1,
 			NewID:     func() string { n++; return fmt.Sprintf("abcdefghij%010d", n) },
 			NewSuffix: func() string { n++; return fmt.Sprint(n) },
 		}, start)
@@ -141,7 +141,7 @@ func newBenchSim(b *testing.B) *benchSim {
 	ids := 0
 	var err error
 	if s.core, err = New(Config{
-		Term: 1, MaxStale: time.Minute, Window: time.Second, Lease: time.Second, Linger: -1,
+		Term: 1, MaxStale: time.Minute, ConnectWindow: time.Second, Lease: time.Second, Linger: -1,
 		NewID:     func() string { ids++; return fmt.Sprintf("abcdefghij%010d", ids) },
 		NewSuffix: func() string { ids++; return fmt.Sprint(ids) },
 	}, start); err != nil {
@@ -208,7 +208,7 @@ func BenchmarkActivity(b *testing.B) {
 				s.now.Boot += 50 * time.Millisecond
 				s.now.Wall = s.now.Wall.Add(50 * time.Millisecond)
 				effects := s.do(Tick{})
-				writes += len(of[Record](effects))
+				writes += len(of[WriteObject](effects))
 				asked += len(of[SendQuiesce](effects))
 			}
 			ticks += time.Since(began)
@@ -266,7 +266,7 @@ func newIdleBench(b *testing.B, sandboxes, routers int, idleTimeout time.Duratio
 		key := PodKey{"ns", fmt.Sprint("pod-", i), fmt.Sprint("uid-", i)}
 		ip := netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)})
 		st.Pods = append(st.Pods, Pod{Key: key, Pool: "pool", Node: "n1", IP: ip, Template: "t", Version: "1", Ready: true, Used: true})
-		st.Records = append(st.Records, Sandbox{
+		st.Objects = append(st.Objects, Sandbox{
 			Binding: Binding{ID: benchID(i), ClaimedAt: start.Wall, IdleTimeout: idleTimeout}, Pool: PoolKey{"ns", "pool"}, Pod: key, IP: ip, Phase: Running, Revision: Revision{1, uint64(i) + 1},
 		})
 	}

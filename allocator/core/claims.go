@@ -50,79 +50,79 @@ func (c *Core) claim(ev Claim) {
 			return
 		}
 	}
-	p := c.pools[ev.Pool]
+	pool := c.pools[ev.Pool]
 	switch {
-	case p == nil || !p.known || p.Deleting:
+	case pool == nil || !pool.known || pool.Deleting:
 		c.emit(ClaimRefused{Token: ev.Token, Why: NoPool})
 		return
-	case c.pressure || len(c.outbox.pending) >= pendingMost:
+	case c.pressure || len(c.outbox.pending) >= maxPendingFacts:
 		c.emit(ClaimRefused{Token: ev.Token, Why: Overloaded})
 		return
-	case p.queue.Len() == 0 && c.Quarantine() > ev.Wait:
+	case pool.queue.Len() == 0 && c.Quarantine() > ev.Wait:
 		c.emit(ClaimRefused{Token: ev.Token, Why: Quarantined, Wait: c.Quarantine()})
 		return
-	case p.queue.Len() == 0 && (p.callers >= c.cfg.MaxWaiting || p.hopeless() || ev.Wait <= 0):
-		c.emit(ClaimRefused{Token: ev.Token, Why: PoolEmpty, Counts: p.counts()})
+	case pool.queue.Len() == 0 && (pool.callers >= c.cfg.MaxWaiting || pool.hopeless() || ev.Wait <= 0):
+		c.emit(ClaimRefused{Token: ev.Token, Why: PoolEmpty, Counts: pool.counts()})
 		return
 	}
 	c.claimNumber++
 	cl := &claim{
-		number: c.claimNumber, callers: []caller{{ev.Token, c.now.Boot + ev.Wait}}, pool: p,
+		number: c.claimNumber, callers: []caller{{ev.Token, c.now.Boot + ev.Wait}}, pool: pool,
 		binding: ev.Binding, lifetime: ev.Lifetime, idle: ev.IdleTimeout, minBytes: ev.MinBytes,
 	}
 	c.claims[ev.Token] = cl
 	if cl.binding.IdempotencyKey != "" {
 		c.keys[cl.binding.claimKey()] = &keyed{hash: cl.binding.RequestHash, claim: cl}
 	}
-	p.line(cl)
+	pool.line(cl)
 }
 
 // claimAgain answers a claim whose idempotency key was used before.
 func (c *Core) claimAgain(ev Claim, k *keyed) {
-	switch s := k.sandbox; {
+	switch sb := k.sandbox; {
 	case k.hash != ev.Binding.RequestHash:
 		c.emit(ClaimRefused{Token: ev.Token, Why: KeyReused})
 	case k.claim != nil:
 		// Claims that have a pod are as many as pods at most. So only their callers are bounded.
-		p, n := k.claim.pool, len(k.claim.callers)
+		pool, n := k.claim.pool, len(k.claim.callers)
 		if k.claim.elem != nil {
-			n = p.callers
+			n = pool.callers
 		}
 		if n >= c.cfg.MaxWaiting {
-			c.emit(ClaimRefused{Token: ev.Token, Why: PoolEmpty, Counts: p.counts()})
+			c.emit(ClaimRefused{Token: ev.Token, Why: PoolEmpty, Counts: pool.counts()})
 			return
 		}
 		k.claim.callers = append(k.claim.callers, caller{ev.Token, c.now.Boot + ev.Wait})
 		c.claims[ev.Token] = k.claim
 		if k.claim.elem != nil {
-			p.callers++
+			pool.callers++
 		}
-	case s.Phase == Running:
-		c.emit(Claimed{Token: ev.Token, Sandbox: s.Sandbox})
-	case s.Phase == Starting && c.closing:
-		c.emit(Claimed{Token: ev.Token, Sandbox: s.Sandbox})
-	case (s.Phase == Starting || s.Phase == Releasing) && len(s.callers) >= c.cfg.MaxWaiting:
+	case sb.Phase == Running:
+		c.emit(Claimed{Token: ev.Token, Sandbox: sb.Sandbox})
+	case sb.Phase == Starting && c.closing:
+		c.emit(Claimed{Token: ev.Token, Sandbox: sb.Sandbox})
+	case (sb.Phase == Starting || sb.Phase == Releasing) && len(sb.callers) >= c.cfg.MaxWaiting:
 		c.emit(ClaimRefused{Token: ev.Token, Why: Overloaded})
-	case s.Phase == Starting || s.Phase == Releasing: // wait until its start or release is durable
-		s.callers = append(s.callers, caller{ev.Token, c.now.Boot + ev.Wait})
-		c.starting[s] = struct{}{}
+	case sb.Phase == Starting || sb.Phase == Releasing: // wait until its start or release is durable
+		sb.callers = append(sb.callers, caller{ev.Token, c.now.Boot + ev.Wait})
+		c.starting[sb] = struct{}{}
 	default:
-		c.emit(ClaimRefused{Token: ev.Token, Why: KeyEnded, Sandbox: s.Sandbox})
+		c.emit(ClaimRefused{Token: ev.Token, Why: KeyEnded, Sandbox: sb.Sandbox})
 	}
 }
 
 // hopeless reports whether no pod of the pool will become warm, unless a release makes room.
-func (p *pool) hopeless() bool {
-	return p.want() == 0 && p.sum(podPending) == 0 && len(p.creating) == 0 && p.queue.Len() == 0
+func (pool *pool) hopeless() bool {
+	return pool.want() == 0 && pool.sum(podPending) == 0 && len(pool.creating) == 0 && pool.queue.Len() == 0
 }
 
 // serve gives warm pods to the claims that wait, in the order in which they came.
-func (c *Core) serve(p *pool) {
-	for !c.recovering && p.waiting.Len() > 0 {
-		cl := p.waiting.Front().Value.(*claim)
-		switch key, ok := p.queue.Next(); {
+func (c *Core) serve(pool *pool) {
+	for !c.recovering && pool.waiting.Len() > 0 {
+		cl := pool.waiting.Front().Value.(*claim)
+		switch key, ok := pool.queue.Next(); {
 		case ok:
-			p.unline(cl)
+			pool.unline(cl)
 			c.bind(cl, c.pods[key])
 		case c.closing:
 			c.refuse(cl, Ending)
@@ -133,15 +133,15 @@ func (c *Core) serve(p *pool) {
 }
 
 // bind gives a pod to a claim under an ID that was never used, and journals it.
-func (c *Core) bind(cl *claim, q *pod) {
-	q.pool.queue.Passed(q.seen.Key)
-	c.enter(q, podClaiming)
+func (c *Core) bind(cl *claim, p *pod) {
+	p.pool.queue.Passed(p.seen.Key)
+	c.enter(p, podClaiming)
 	cl.binding.ID, cl.binding.ClaimedAt = c.cfg.NewID(), c.now.Wall
 	if cl.lifetime > 0 {
 		cl.binding.EndAt = c.now.Wall.Add(cl.lifetime)
 	}
-	p := q.pool
-	cl.binding.IdleTimeout, cl.binding.MinBytes = p.IdleTimeout, p.MinBytes
+	pool := p.pool
+	cl.binding.IdleTimeout, cl.binding.MinBytes = pool.IdleTimeout, pool.MinBytes
 	if cl.idle != nil {
 		cl.binding.IdleTimeout = *cl.idle
 	}
@@ -149,21 +149,21 @@ func (c *Core) bind(cl *claim, q *pod) {
 		cl.binding.MinBytes = *cl.minBytes
 	}
 	cl.binding.LifetimeEnd, cl.binding.StartBy = time.Time{}, time.Time{}
-	if p.MaxLifetime > 0 {
-		cl.binding.LifetimeEnd = c.now.Wall.Add(p.MaxLifetime)
+	if pool.MaxLifetime > 0 {
+		cl.binding.LifetimeEnd = c.now.Wall.Add(pool.MaxLifetime)
 	}
-	if p.PostStart && p.StartupTimeout > 0 {
-		cl.binding.StartBy = c.now.Wall.Add(p.StartupTimeout)
+	if pool.PostStart && pool.StartupTimeout > 0 {
+		cl.binding.StartBy = c.now.Wall.Add(pool.StartupTimeout)
 	}
-	s := &Sandbox{
-		Binding: cl.binding, Pool: q.pool.Key, Pod: q.seen.Key, IP: q.seen.IP,
-		DefaultPort: q.pool.DefaultPort, Ports: q.pool.Ports, Restarts: q.seen.Restarts, Phase: Running,
+	sb := &Sandbox{
+		Binding: cl.binding, Pool: p.pool.Key, Pod: p.seen.Key, IP: p.seen.IP,
+		DefaultPort: p.pool.DefaultPort, Ports: p.pool.Ports, Restarts: p.seen.Restarts, Phase: Running,
 	}
-	if q.pool.PostStart {
-		s.Phase = Starting
+	if p.pool.PostStart {
+		sb.Phase = Starting
 	}
-	q.claim, cl.pod = cl, q
-	cl.fact = c.commit(Fact{Sandbox: s}, true, func(f Fact, _ time.Duration) { c.claimed(cl, f) })
+	p.claim, cl.pod = cl, p
+	cl.fact = c.commit(Fact{Sandbox: sb}, true, func(f Fact, _ time.Duration) { c.claimed(cl, f) })
 }
 
 // takeBack withdraws a binding that was not handed to a Write. The claim returns to its place in
@@ -181,24 +181,24 @@ func (c *Core) callOff(cl *claim) {
 }
 
 // line puts a claim into the line of its pool, ordered by arrival. unline takes it out.
-func (p *pool) line(cl *claim) {
-	p.touch()
-	p.callers += len(cl.callers)
-	if last := p.waiting.Back(); last == nil || last.Value.(*claim).number < cl.number {
-		cl.elem = p.waiting.PushBack(cl)
+func (pool *pool) line(cl *claim) {
+	pool.touch()
+	pool.callers += len(cl.callers)
+	if last := pool.waiting.Back(); last == nil || last.Value.(*claim).number < cl.number {
+		cl.elem = pool.waiting.PushBack(cl)
 		return
 	}
-	at := p.waiting.Front()
+	at := pool.waiting.Front()
 	for at.Value.(*claim).number < cl.number {
 		at = at.Next()
 	}
-	cl.elem = p.waiting.InsertBefore(cl, at)
+	cl.elem = pool.waiting.InsertBefore(cl, at)
 }
 
-func (p *pool) unline(cl *claim) {
-	p.waiting.Remove(cl.elem)
+func (pool *pool) unline(cl *claim) {
+	pool.waiting.Remove(cl.elem)
 	cl.elem = nil
-	p.callers -= len(cl.callers)
+	pool.callers -= len(cl.callers)
 }
 
 func (c *Core) claimAbandoned(token uint64) {
@@ -214,24 +214,24 @@ func (c *Core) claimAbandoned(token uint64) {
 			cl.pool.unline(cl)
 			c.dropClaim(cl)
 		case !cl.fact.handed:
-			q := cl.pod
+			p := cl.pod
 			c.callOff(cl)
 			c.dropClaim(cl)
-			c.enter(q, podPending)
-			c.consider(q) // back to its place in the queue
+			c.enter(p, podPending)
+			c.consider(p) // back to its place in the queue
 		}
 		return // a claim that was handed to a Write goes on
 	}
-	for s := range c.starting {
-		n := len(s.callers)
-		s.callers = slices.DeleteFunc(s.callers, func(x caller) bool { return x.token == token })
-		if len(s.callers) == n {
+	for sb := range c.starting {
+		n := len(sb.callers)
+		sb.callers = slices.DeleteFunc(sb.callers, func(x caller) bool { return x.token == token })
+		if len(sb.callers) == n {
 			continue
 		}
-		if len(s.callers) == 0 {
-			delete(c.starting, s)
-			if s.IdempotencyKey == "" && s.Phase == Starting {
-				c.startRelease(s, ReasonAbandoned)
+		if len(sb.callers) == 0 {
+			delete(c.starting, sb)
+			if sb.IdempotencyKey == "" && sb.Phase == Starting {
+				c.startRelease(sb, ReasonAbandoned)
 			}
 		}
 		return
@@ -258,8 +258,8 @@ func (c *Core) refuse(cl *claim, why Refusal) {
 }
 
 // expireWaiting refuses the callers whose wait is over.
-func (c *Core) expireWaiting(p *pool) {
-	for e := p.waiting.Front(); e != nil; {
+func (c *Core) expireWaiting(pool *pool) {
+	for e := pool.waiting.Front(); e != nil; {
 		cl := e.Value.(*claim)
 		e = e.Next()
 		late := func(x caller) bool { return c.now.Boot >= x.deadline }
@@ -270,8 +270,8 @@ func (c *Core) expireWaiting(p *pool) {
 		cl.callers = slices.DeleteFunc(cl.callers, func(x caller) bool {
 			if late(x) {
 				delete(c.claims, x.token)
-				p.callers--
-				c.emit(ClaimRefused{Token: x.token, Why: PoolEmpty, Counts: p.counts()})
+				pool.callers--
+				c.emit(ClaimRefused{Token: x.token, Why: PoolEmpty, Counts: pool.counts()})
 			}
 			return late(x)
 		})
@@ -280,36 +280,36 @@ func (c *Core) expireWaiting(p *pool) {
 
 // claimed acts on a committed claim.
 func (c *Core) claimed(cl *claim, f Fact) {
-	s := &sandbox{Sandbox: *f.Sandbox}
+	sb := &sandbox{Sandbox: *f.Sandbox}
 	if cl.pool.known {
-		s.takePorts(cl.pool) // they may have changed while the claim was written
+		sb.takePorts(cl.pool) // they may have changed while the claim was written
 	}
-	c.add(s)
-	q := c.pods[s.Pod]
-	if q != nil {
-		q.claim, q.sandbox = nil, s
-		c.enter(q, podClaimed)
+	c.add(sb)
+	p := c.pods[sb.Pod]
+	if p != nil {
+		p.claim, p.sandbox = nil, sb
+		c.enter(p, podClaimed)
 	}
-	c.times(s)
-	s.at, s.kind = c.now.Boot, activity.Claim
-	c.schedule(s)
-	reason := q.unfit(s)
-	if reason == "" && (q.reached || q.early) {
+	c.times(sb)
+	sb.at, sb.kind = c.now.Boot, activity.Claim
+	c.schedule(sb)
+	reason := p.unfit(sb)
+	if reason == "" && (p.reached || p.early) {
 		reason = ReasonAddressShared
 	}
 	if reason != "" {
 		// The pod ended while the claim was written. The callers get another sandbox at their
 		// place, and their key stands for that one. So this sandbox has no key, and its object
 		// is written only with its release.
-		s.IdempotencyKey = ""
-		c.lost(s, reason)
+		sb.IdempotencyKey = ""
+		c.lost(sb, reason)
 		cl.pod, cl.fact = nil, nil
 		if len(cl.callers) == 0 {
 			c.dropClaim(cl)
 			return
 		}
 		cl.pool.line(cl)
-		if p := cl.pool; !p.known || p.Deleting {
+		if pool := cl.pool; !pool.known || pool.Deleting {
 			c.refuse(cl, NoPool)
 		}
 		return
@@ -317,44 +317,44 @@ func (c *Core) claimed(cl *claim, f Fact) {
 	for _, x := range cl.callers {
 		delete(c.claims, x.token)
 	}
-	s.callers = cl.callers
-	keyed := s.IdempotencyKey != ""
-	abandoned := len(s.callers) == 0 && !keyed
+	sb.callers = cl.callers
+	keyed := sb.IdempotencyKey != ""
+	abandoned := len(sb.callers) == 0 && !keyed
 	if keyed {
-		k := c.keys[s.claimKey()]
-		k.claim, k.sandbox = nil, s
+		k := c.keys[sb.claimKey()]
+		k.claim, k.sandbox = nil, sb
 	}
-	c.emit(LabelPod{Pod: s.Pod, Pool: s.Pool.Name, ID: s.ID})
-	if s.Phase == Starting {
-		c.emit(Record{Sandbox: s.Sandbox})
+	c.emit(LabelPod{Pod: sb.Pod, Pool: sb.Pool.Name, ID: sb.ID})
+	if sb.Phase == Starting {
+		c.emit(WriteObject{Sandbox: sb.Sandbox})
 		if c.closing {
-			c.answerCallers(s, Claimed{Sandbox: s.Sandbox})
+			c.answerCallers(sb, Claimed{Sandbox: sb.Sandbox})
 		}
-		if len(s.callers) > 0 {
-			c.starting[s] = struct{}{}
+		if len(sb.callers) > 0 {
+			c.starting[sb] = struct{}{}
 		}
 		if !abandoned {
-			c.emit(StartSandbox{s.Sandbox})
+			c.emit(StartSandbox{sb.Sandbox})
 		}
 	} else {
-		c.running(s)
+		c.running(sb)
 	}
 	if abandoned {
-		c.startRelease(s, ReasonAbandoned)
+		c.startRelease(sb, ReasonAbandoned)
 	}
 }
 
 // running sends the route of a sandbox to the routers and answers its callers.
-func (c *Core) running(s *sandbox) {
-	c.begin(s)
-	c.emit(Record{Sandbox: s.Sandbox})
-	c.pushRoute(s)
-	c.emit(SandboxReady{s.Sandbox})
-	c.answerCallers(s, Claimed{Sandbox: s.Sandbox})
+func (c *Core) running(sb *sandbox) {
+	c.begin(sb)
+	c.emit(WriteObject{Sandbox: sb.Sandbox})
+	c.pushRoute(sb)
+	c.emit(SandboxReady{sb.Sandbox})
+	c.answerCallers(sb, Claimed{Sandbox: sb.Sandbox})
 }
 
-func (c *Core) answerCallers(s *sandbox, with Effect) {
-	for _, x := range s.callers {
+func (c *Core) answerCallers(sb *sandbox, with Effect) {
+	for _, x := range sb.callers {
 		switch e := with.(type) {
 		case Claimed:
 			e.Token = x.token
@@ -364,35 +364,35 @@ func (c *Core) answerCallers(s *sandbox, with Effect) {
 			c.emit(e)
 		}
 	}
-	s.callers = nil
-	delete(c.starting, s)
+	sb.callers = nil
+	delete(c.starting, sb)
 }
 
 // close ends all waits, because this leader is about to end.
 func (c *Core) close() {
 	c.closing = true
-	for _, p := range c.pools {
-		p.touch()
+	for _, pool := range c.pools {
+		pool.touch()
 	}
-	for _, s := range c.sortedStarting() {
-		if s.Phase == Starting {
-			c.answerCallers(s, Claimed{Sandbox: s.Sandbox})
+	for _, sb := range c.sortedStarting() {
+		if sb.Phase == Starting {
+			c.answerCallers(sb, Claimed{Sandbox: sb.Sandbox})
 		}
 	}
 }
 
 // answerStarting answers the callers whose wait is over with a sandbox that is still starting.
 func (c *Core) answerStarting() {
-	for _, s := range c.sortedStarting() {
-		s.callers = slices.DeleteFunc(s.callers, func(x caller) bool {
-			if c.now.Boot < x.deadline || s.Phase != Starting {
+	for _, sb := range c.sortedStarting() {
+		sb.callers = slices.DeleteFunc(sb.callers, func(x caller) bool {
+			if c.now.Boot < x.deadline || sb.Phase != Starting {
 				return false
 			}
-			c.emit(Claimed{Token: x.token, Sandbox: s.Sandbox})
+			c.emit(Claimed{Token: x.token, Sandbox: sb.Sandbox})
 			return true
 		})
-		if len(s.callers) == 0 {
-			delete(c.starting, s)
+		if len(sb.callers) == 0 {
+			delete(c.starting, sb)
 		}
 	}
 }
@@ -404,57 +404,57 @@ func (c *Core) sortedStarting() []*sandbox {
 
 // startDone acts on the outcome of the postStart hook.
 func (c *Core) startDone(ev Started) {
-	s := c.sandboxes[ev.ID]
-	if s == nil || s.Phase != Starting || s.readying {
+	sb := c.sandboxes[ev.ID]
+	if sb == nil || sb.Phase != Starting || sb.readying {
 		return
 	}
 	if !ev.OK {
-		c.startRelease(s, ReasonStartFailed)
+		c.startRelease(sb, ReasonStartFailed)
 		return
 	}
-	s.readying = true
-	ready := s.next()
-	c.commit(Fact{Sandbox: &ready}, true, func(f Fact, _ time.Duration) { c.ready(s, f) })
+	sb.readying = true
+	ready := sb.next()
+	c.commit(Fact{Sandbox: &ready}, true, func(f Fact, _ time.Duration) { c.ready(sb, f) })
 }
 
 // ready acts on a committed start.
-func (c *Core) ready(s *sandbox, f Fact) {
-	s.readying = false
-	s.Revision, s.EndAt = f.Revision, f.Sandbox.EndAt
-	if s.Phase != Starting { // it is being released
-		c.emit(Record{Sandbox: s.Sandbox})
+func (c *Core) ready(sb *sandbox, f Fact) {
+	sb.readying = false
+	sb.Revision, sb.EndAt = f.Revision, f.Sandbox.EndAt
+	if sb.Phase != Starting { // it is being released
+		c.emit(WriteObject{Sandbox: sb.Sandbox})
 		return
 	}
-	s.Phase = Running
-	c.running(s)
+	sb.Phase = Running
+	c.running(sb)
 }
 
 // keyEnds begins the time for which the idempotency key of an ended sandbox still holds.
-func (c *Core) keyEnds(s *sandbox) {
-	if s.IdempotencyKey != "" && s.keyElem == nil {
-		s.keyElem = c.keysEnded.PushBack(s)
+func (c *Core) keyEnds(sb *sandbox) {
+	if sb.IdempotencyKey != "" && sb.keyElem == nil {
+		sb.keyElem = c.keysEnded.PushBack(sb)
 	}
 }
 
 // forgetKeys drops the idempotency keys whose time is over.
 func (c *Core) forgetKeys() {
 	for e := c.keysEnded.Front(); e != nil; e = c.keysEnded.Front() {
-		s := e.Value.(*sandbox)
-		if c.now.Boot-s.endedAt < c.cfg.KeepKeys {
+		sb := e.Value.(*sandbox)
+		if c.now.Boot-sb.endedAt < c.cfg.KeepKeys {
 			return
 		}
-		c.dropKey(s)
+		c.dropKey(sb)
 	}
 }
 
-func (c *Core) dropKey(s *sandbox) {
-	if s.keyElem == nil {
+func (c *Core) dropKey(sb *sandbox) {
+	if sb.keyElem == nil {
 		return
 	}
-	c.keysEnded.Remove(s.keyElem)
-	s.keyElem = nil
-	if k := c.keys[s.claimKey()]; k != nil && k.sandbox == s {
-		delete(c.keys, s.claimKey())
+	c.keysEnded.Remove(sb.keyElem)
+	sb.keyElem = nil
+	if k := c.keys[sb.claimKey()]; k != nil && k.sandbox == sb {
+		delete(c.keys, sb.claimKey())
 	}
-	c.letGo(s)
+	c.letGo(sb)
 }

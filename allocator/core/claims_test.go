@@ -24,7 +24,7 @@ func TestClaimIsAnsweredOnlyOnceItIsDurable(t *testing.T) {
 	}
 	none[Claimed](s)
 	none[SendRoute](s)
-	none[Record](s)
+	none[WriteObject](s)
 	none[SandboxReady](s)
 	s.step(Resolve{Session: "r", Stream: 1, ID: given.ID})
 	if r := one[SendResolved](s); r.Sandbox != nil || r.Gone {
@@ -38,7 +38,7 @@ func TestClaimIsAnsweredOnlyOnceItIsDurable(t *testing.T) {
 	if r := one[SendRoute](s); r.Sandbox.ID != given.ID || r.Sequence != 2 {
 		t.Errorf("route %+v", r)
 	}
-	one[Record](s)
+	one[WriteObject](s)
 	one[SandboxReady](s)
 	if l := one[LabelPod](s); l.Pod != key("a-1") || l.Pool != "a" || l.ID != given.ID || l.Released {
 		t.Errorf("label %+v", l)
@@ -620,7 +620,7 @@ func TestIdempotencyKeyHoldsUnderTheNextLeader(t *testing.T) {
 		ended.Sandbox.Team, ended.Sandbox.IdempotencyKey = "t", "k2"
 		st := State{Pools: []Pool{specA(1)}, Nodes: []string{"n1"}, Pods: []Pod{warmPod("a-1"), warmPod("a-3")}}
 		if object {
-			st.Records = []Sandbox{*running.Sandbox, *ended.Sandbox}
+			st.Objects = []Sandbox{*running.Sandbox, *ended.Sandbox}
 		} else {
 			st.Facts = []Fact{running, ended}
 		}
@@ -658,7 +658,7 @@ func startingSim(t *testing.T) (*sim, Sandbox) {
 
 func TestSandboxIsStartingUntilItsPoolsHookHasAnswered(t *testing.T) {
 	s, sb := startingSim(t)
-	if r := one[Record](s); r.Sandbox.Phase != Starting {
+	if r := one[WriteObject](s); r.Sandbox.Phase != Starting {
 		t.Errorf("recorded %+v", r)
 	}
 	s.step(Resolve{Session: "r", Stream: 1, ID: sb.ID})
@@ -676,7 +676,7 @@ func TestSandboxIsStartingUntilItsPoolsHookHasAnswered(t *testing.T) {
 	}
 	one[SandboxReady](s)
 	one[SendRoute](s)
-	if r := one[Record](s); r.Sandbox.Phase != Running || !sb.Revision.Less(r.Sandbox.Revision) {
+	if r := one[WriteObject](s); r.Sandbox.Phase != Running || !sb.Revision.Less(r.Sandbox.Revision) {
 		t.Errorf("recorded %+v", r)
 	}
 }
@@ -780,9 +780,9 @@ func TestKeyOfAClaimThatMovedOnIsInNoObjectOfTheFirstPod(t *testing.T) {
 	s.step(Claim{Token: 1, Pool: poolA, Binding: Binding{Team: "t", IdempotencyKey: "k"}, Wait: wait})
 	s.step(PodGone{key("a-1")})
 	s.written()
-	none[Record](s)
+	none[WriteObject](s)
 	s.written() // its release
-	if r := one[Record](s); r.Sandbox.Phase != Released || r.Sandbox.IdempotencyKey != "" {
+	if r := one[WriteObject](s); r.Sandbox.Phase != Released || r.Sandbox.IdempotencyKey != "" {
 		t.Errorf("recorded %+v", r)
 	}
 }

@@ -18,9 +18,9 @@ type Config struct {
 	Term uint64
 	// MaxStale is how long a router serves what it knew at its last answered ping.
 	MaxStale time.Duration
-	// Window is what an admitted request may still need to open its last
+	// ConnectWindow is what an admitted request may still need to open its last
 	// connection: see envoy.ConnectWindow. No idle timeout is shorter.
-	Window time.Duration
+	ConnectWindow time.Duration
 	// Lease is how long an earlier leader may have answered pings of routers after this term
 	// began, by the clocks of both.
 	Lease time.Duration
@@ -68,10 +68,10 @@ type Core struct {
 	nodes       map[string]*node
 	places      map[netip.Addr]*place
 	sandboxes   map[string]*sandbox
-	live        []*sandbox          // of sandboxes, those that are not released, in the order of byClaim
-	holds       map[PodKey]*sandbox // of sandboxes, by the pod that is or was theirs
-	discards    map[PodKey]*discard // of idle pods that are there or wait for a fence, or whose fact is not durable yet
-	strays      []*pod              // pods marked as used and on no record, to be deleted
+	live        []*sandbox             // of sandboxes, those that are not released, in the order of byClaim
+	holds       map[PodKey]*sandbox    // of sandboxes, by the pod that is or was theirs
+	retirements map[PodKey]*retirement // of idle pods that are there or wait for a fence, or whose fact is not durable yet
+	orphans     []*pod                 // pods marked as used and on no record, to be deleted
 	members     *member.Ledger
 	claims      map[uint64]*claim // by token
 	keys        map[claimKey]*keyed
@@ -91,8 +91,8 @@ func New(cfg Config, now Instant) (*Core, error) {
 	if cfg.Term == 0 {
 		errs = append(errs, errors.New("core: Config.Term must be at least 1"))
 	}
-	if cfg.MaxStale <= 0 || cfg.Window <= 0 || cfg.Lease <= 0 {
-		errs = append(errs, errors.New("core: Config.MaxStale, Config.Window and Config.Lease must be positive"))
+	if cfg.MaxStale <= 0 || cfg.ConnectWindow <= 0 || cfg.Lease <= 0 {
+		errs = append(errs, errors.New("core: Config.MaxStale, Config.ConnectWindow and Config.Lease must be positive"))
 	}
 	if cfg.NewID == nil || cfg.NewSuffix == nil {
 		errs = append(errs, errors.New("core: Config.NewID and Config.NewSuffix are required"))
@@ -124,11 +124,11 @@ func New(cfg Config, now Instant) (*Core, error) {
 	return &Core{
 		cfg: cfg, now: now, started: now,
 		pools: map[PoolKey]*pool{}, pods: map[PodKey]*pod{}, nodes: map[string]*node{}, places: map[netip.Addr]*place{},
-		sandboxes: map[string]*sandbox{}, holds: map[PodKey]*sandbox{}, discards: map[PodKey]*discard{},
-		members: member.New(member.Config{Expiry: cfg.expiry(), ConnectWindow: cfg.Window, ReturnWithin: cfg.DeclareAfter}),
+		sandboxes: map[string]*sandbox{}, holds: map[PodKey]*sandbox{}, retirements: map[PodKey]*retirement{},
+		members: member.New(member.Config{Expiry: cfg.expiry(), ConnectWindow: cfg.ConnectWindow, ReturnWithin: cfg.DeclareAfter}),
 		reaper:  reaper{lookers: map[*member.Session]*looker{}},
 		claims:  map[uint64]*claim{}, keys: map[claimKey]*keyed{}, keysEnded: list.New(), starting: map[*sandbox]struct{}{},
-		ended: list.New(), fences: fence.New(cfg.Window), outbox: outbox{ready: true},
+		ended: list.New(), fences: fence.New(cfg.ConnectWindow), outbox: outbox{ready: true},
 	}, nil
 }
 
@@ -155,8 +155,8 @@ func (c *Core) Step(now Instant, ev Event) []Effect {
 	case ClaimAbandoned:
 		c.claimAbandoned(ev.Token)
 	case IdleAvailable:
-		if p := c.pools[ev.Pool]; p != nil {
-			p.touch()
+		if pool := c.pools[ev.Pool]; pool != nil {
+			pool.touch()
 		}
 	case Started:
 		c.startDone(ev)
@@ -170,12 +170,12 @@ func (c *Core) Step(now Instant, ev Event) []Effect {
 		c.outbox.ready = true
 	case Release:
 		c.release(ev)
-	case Recorded:
-		c.recorded(ev)
-	case RecordSeen:
-		c.recordSeen(ev)
-	case RecordGone:
-		c.recordGone(ev.ID)
+	case ObjectWritten:
+		c.objectWritten(ev)
+	case ObjectSeen:
+		c.objectSeen(ev)
+	case ObjectGone:
+		c.objectGone(ev.ID)
 	case SessionJoined:
 		c.sessionJoined(ev)
 	case EarlierSeen:
@@ -223,14 +223,14 @@ func (c *Core) take() []Effect {
 	return out
 }
 
-// dueMost bounds the sandboxes that one tick looks at: after a change of leaders all
+// maxDue bounds the sandboxes that one tick looks at: after a change of leaders all
 // may be due at once.
-const dueMost = 10_000
+const maxDue = 10_000
 
 // tick acts on what is due.
 func (c *Core) tick() {
 	c.probes = 0
-	for n := 0; n < dueMost && len(c.deadlines) > 0 && c.deadlines[0].dueAt <= c.now.Boot; n++ {
+	for n := 0; n < maxDue && len(c.deadlines) > 0 && c.deadlines[0].dueAt <= c.now.Boot; n++ {
 		c.comes(heap.Pop(&c.deadlines).(*sandbox))
 	}
 	c.expireRound()
@@ -243,28 +243,28 @@ func (c *Core) tick() {
 		c.answerReleases(s)
 		c.advanceFence(s)
 	})
-	for _, p := range c.sortedPools() {
-		c.expireWaiting(p)
-		if p.retryAt != 0 && c.now.Boot >= p.retryAt {
-			p.retryAt = 0
-			p.touch()
+	for _, pool := range c.sortedPools() {
+		c.expireWaiting(pool)
+		if pool.retryAt != 0 && c.now.Boot >= pool.retryAt {
+			pool.retryAt = 0
+			pool.touch()
 		}
-		c.retry(p)
+		c.retry(pool)
 	}
-	c.discardStrays()
+	c.retireOrphans()
 	c.answerStarting()
 	c.forgetKeys()
 	c.forgetEnded()
 }
 
 // add makes a sandbox known.
-func (c *Core) add(s *sandbox) {
-	c.sandboxes[s.ID] = s
-	c.holds[s.Pod] = s
-	if s.Phase != Ended {
-		c.expose(s)
-		if s.Phase != Released {
-			c.enlist(s)
+func (c *Core) add(sb *sandbox) {
+	c.sandboxes[sb.ID] = sb
+	c.holds[sb.Pod] = sb
+	if sb.Phase != Ended {
+		c.expose(sb)
+		if sb.Phase != Released {
+			c.enlist(sb)
 		}
 	}
 }

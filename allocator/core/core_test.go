@@ -32,7 +32,7 @@ func newSim(t *testing.T) *sim { return newSimAt(t, 1, start) }
 func newSimAt(t *testing.T, term uint64, now Instant) *sim {
 	s := &sim{t: t, now: now}
 	s.cfg = Config{
-		Term: term, MaxStale: maxStale, Window: window, Lease: lease, Linger: -1, // nothing is kept back
+		Term: term, MaxStale: maxStale, ConnectWindow: window, Lease: lease, Linger: -1, // nothing is kept back
 		NewID:     func() string { s.ids++; return fmt.Sprintf("term%d-id%d", term, s.ids) },
 		NewSuffix: func() string { s.pods++; return strconv.Itoa(s.pods) },
 	}
@@ -177,7 +177,7 @@ func (s *sim) claim() Sandbox {
 	s.t.Helper()
 	s.step(Claim{Token: 1, Pool: poolA, Wait: wait})
 	c := one[Claimed](s)
-	s.step(Recorded{ID: c.Sandbox.ID, Revision: c.Sandbox.Revision})
+	s.step(ObjectWritten{ID: c.Sandbox.ID, Revision: c.Sandbox.Revision})
 	return c.Sandbox
 }
 
@@ -203,8 +203,8 @@ func (s *sim) given() Sandbox {
 // record confirms all records among effects.
 func (s *sim) record(effects []Effect) {
 	s.t.Helper()
-	for _, r := range of[Record](effects) {
-		s.step(Recorded{ID: r.Sandbox.ID, Revision: r.Sandbox.Revision})
+	for _, r := range of[WriteObject](effects) {
+		s.step(ObjectWritten{ID: r.Sandbox.ID, Revision: r.Sandbox.Revision})
 	}
 }
 
@@ -241,11 +241,11 @@ const never = 3 * time.Minute
 func TestNewRefusesAConfigThatCannotWork(t *testing.T) {
 	id := func() string { return "x" }
 	for name, cfg := range map[string]Config{
-		"no term":     {MaxStale: 1, Window: 1, Lease: 1, NewID: id, NewSuffix: id},
-		"no maxStale": {Term: 1, Window: 1, Lease: 1, NewID: id, NewSuffix: id},
+		"no term":     {MaxStale: 1, ConnectWindow: 1, Lease: 1, NewID: id, NewSuffix: id},
+		"no maxStale": {Term: 1, ConnectWindow: 1, Lease: 1, NewID: id, NewSuffix: id},
 		"no window":   {Term: 1, MaxStale: 1, Lease: 1, NewID: id, NewSuffix: id},
-		"no lease":    {Term: 1, MaxStale: 1, Window: 1, NewID: id, NewSuffix: id},
-		"no ids":      {Term: 1, MaxStale: 1, Window: 1, Lease: 1},
+		"no lease":    {Term: 1, MaxStale: 1, ConnectWindow: 1, NewID: id, NewSuffix: id},
+		"no ids":      {Term: 1, MaxStale: 1, ConnectWindow: 1, Lease: 1},
 	} {
 		if _, err := New(cfg, start); err == nil {
 			t.Errorf("%s: no error", name)
@@ -268,7 +268,7 @@ func TestTheSameEventsDoTheSameInTheSameOrder(t *testing.T) {
 		for i := range uint64(many) {
 			facts = append(facts,
 				Fact{Revision: Revision{1, 2*i + 1}, Session: fmt.Sprintf("earlier-%d", i)},
-				Fact{Revision: Revision{1, 2*i + 2}, Discard: key(fmt.Sprintf("gone-%d", i))})
+				Fact{Revision: Revision{1, 2*i + 2}, Retired: key(fmt.Sprintf("gone-%d", i))})
 		}
 		do(s.recover([]Pool{pool}, pods, facts...))
 		for i := range uint64(many) {

@@ -87,7 +87,7 @@
 //     node that is not ready or is cordoned.
 //   - Core deletes a released pod only after its fence. Every session that could know the route
 //     has acknowledged the release, left, was proven or declared dead, or has expired; then
-//     Config.Window has passed. Sessions are durable before they receive a route, so a new
+//     Config.ConnectWindow has passed. Sessions are durable before they receive a route, so a new
 //     leader waits for those of earlier terms as well.
 //   - The declaration of an operator that a router has ended counts when it is durable. It is
 //     refused while the router is connected, or may only have lost its connection. The router

@@ -65,17 +65,17 @@ func (c *Core) addSession(s member.Session) *member.Session {
 // journal. 0: pods are handed out.
 func (c *Core) Quarantine() time.Duration { return c.members.Quarantine(c.now.Boot) }
 
-// discardEarly takes idle pods out of use that had an address while the last session of an earlier
+// retireEarly takes idle pods out of use that had an address while the last session of an earlier
 // journal lasted. That intent must be durable no later than the end of the session, because the
 // next leader cannot know it otherwise.
-func (c *Core) discardEarly(ends *member.Session) {
+func (c *Core) retireEarly(ends *member.Session) {
 	if !c.members.LastEarlier(ends) {
 		return
 	}
 	for _, p := range c.sortedPools() {
 		for _, q := range sortedPods(p.pods) {
 			if q.early && q.sandbox == nil && !q.reached {
-				q.change(func() { q.reached = true })
+				q.recount(func() { q.reached = true })
 				c.consider(q)
 			}
 		}

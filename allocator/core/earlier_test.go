@@ -87,7 +87,7 @@ func TestTheNextLeaderWaitsForEarlierRoutersAgain(t *testing.T) {
 	for _, w := range of[Write](s.effects) {
 		facts = append(facts, w.Facts...)
 	}
-	if len(facts) != 3 || facts[0].Discard == (PodKey{}) || facts[1].Discard == (PodKey{}) || !facts[2].Left {
+	if len(facts) != 3 || facts[0].Retired == (PodKey{}) || facts[1].Retired == (PodKey{}) || !facts[2].Left {
 		t.Fatalf("written %+v", facts)
 	}
 	for n := range len(facts) + 1 {
@@ -122,7 +122,7 @@ func TestAnOperatorEndsTheWaitForEarlierRouters(t *testing.T) {
 	next.claim()
 }
 
-// The discards of a declaration are written before it, and what comes while it is on its
+// The retires of a declaration are written before it, and what comes while it is on its
 // way is not handed out by this leader.
 func TestADeclarationOfEarlierRoutersForgetsNoPod(t *testing.T) {
 	s := newSimAt(t, 2, start)
@@ -132,7 +132,7 @@ func TestADeclarationOfEarlierRoutersForgetsNoPod(t *testing.T) {
 	s.slow = true
 	s.step(DeclareDead{Token: 8, Session: EarlierSession("j1"), By: "ops"})
 	facts := one[Write](s).Facts
-	if len(facts) != 3 || facts[0].Discard.Name != "a-1" || facts[1].Discard.Name != "a-2" || facts[2].Declared == nil {
+	if len(facts) != 3 || facts[0].Retired.Name != "a-1" || facts[1].Retired.Name != "a-2" || facts[2].Declared == nil {
 		t.Fatalf("written %+v", facts)
 	}
 	s.step(PodSeen{warmPod("a-6")})
@@ -194,8 +194,8 @@ func TestPodsAreDiscardedBeforeTheLastEarlierSessionEnds(t *testing.T) {
 			discarded, left := map[string]bool{}, map[string]bool{}
 			for effects := end(s); len(of[Write](effects)) > 0; effects = s.written() {
 				for _, f := range one[Write](&sim{t: t, effects: effects}).Facts {
-					if f.Discard != (PodKey{}) {
-						discarded[f.Discard.Name] = true
+					if f.Retired != (PodKey{}) {
+						discarded[f.Retired.Name] = true
 					}
 					if f.Left {
 						left[f.Session] = true

@@ -42,15 +42,15 @@ type (
 	}
 	// StartSandbox calls the pool's postStart hook. Started answers it.
 	StartSandbox struct{ Sandbox Sandbox }
-	// Record writes the Sandbox object. Recorded answers it. Only the latest of several for one
+	// WriteObject writes the Sandbox object. ObjectWritten answers it. Only the latest of several for one
 	// ID counts. Touch: only the last activity has changed, and a missing object is not created,
 	// because a deposed leader would bring a deleted one back.
-	Record struct {
+	WriteObject struct {
 		Sandbox Sandbox
 		Touch   bool
 	}
-	// ForgetRecord deletes the Sandbox object of a sandbox that ended long ago.
-	ForgetRecord struct {
+	// DeleteObject deletes the Sandbox object of a sandbox that ended long ago.
+	DeleteObject struct {
 		Pool PoolKey
 		ID   string
 	}
@@ -77,16 +77,16 @@ type (
 	// ReleaseAnswered answers a Release.
 	ReleaseAnswered struct {
 		Token  uint64
-		Status ReleaseStatus
+		Status CallStatus
 		// Outstanding is the number of sessions that have not acknowledged.
 		Outstanding int
 	}
 
-	// Kept answers a KeepAlive or a SetTimeout with the sandbox. ReleaseGone: it was released, or
+	// SandboxCallAnswered answers a KeepAlive or a SetTimeout with the sandbox. CallGone: it was released, or
 	// its release is on its way into the journal.
-	Kept struct {
+	SandboxCallAnswered struct {
 		Token   uint64
-		Status  ReleaseStatus
+		Status  CallStatus
 		Sandbox Sandbox
 	}
 	// WouldReap: a sandbox is idle, and is not released because Config.DryRun is set.
@@ -219,14 +219,14 @@ const (
 	Quarantined
 )
 
-// ReleaseStatus is the outcome of a Release.
-type ReleaseStatus int
+// CallStatus is the outcome of a Release, a KeepAlive or a SetTimeout.
+type CallStatus int
 
-// The outcomes of a Release.
+// The outcomes of a call about a sandbox.
 const (
-	ReleaseUnknown ReleaseStatus = iota // no such sandbox
-	ReleaseGone                         // it was released before
-	ReleaseOK
+	CallUnknown CallStatus = iota // no such sandbox
+	CallGone                      // it was released before
+	CallOK
 )
 
 // DeclareStatus is the outcome of a DeclareDead.
@@ -240,33 +240,33 @@ const (
 	DeclareOK
 )
 
-func (CreatePod) effect()       {}
-func (Write) effect()           {}
-func (Settle) effect()          {}
-func (LabelPod) effect()        {}
-func (StartSandbox) effect()    {}
-func (SandboxReady) effect()    {}
-func (Repaired) effect()        {}
-func (DeletePod) effect()       {}
-func (Record) effect()          {}
-func (ForgetRecord) effect()    {}
-func (PoolDrained) effect()     {}
-func (Claimed) effect()         {}
-func (ClaimRefused) effect()    {}
-func (ReleaseAnswered) effect() {}
-func (SendSnapshot) effect()    {}
-func (SendRoute) effect()       {}
-func (SendRelease) effect()     {}
-func (Acknowledged) effect()    {}
-func (SendResolved) effect()    {}
-func (SendPong) effect()        {}
-func (SendQuiesce) effect()     {}
-func (SendProbe) effect()       {}
-func (SendResume) effect()      {}
-func (Kept) effect()            {}
-func (WouldReap) effect()       {}
-func (CloseStream) effect()     {}
-func (SandboxReleased) effect() {}
+func (CreatePod) effect()           {}
+func (Write) effect()               {}
+func (Settle) effect()              {}
+func (LabelPod) effect()            {}
+func (StartSandbox) effect()        {}
+func (SandboxReady) effect()        {}
+func (Repaired) effect()            {}
+func (DeletePod) effect()           {}
+func (WriteObject) effect()         {}
+func (DeleteObject) effect()        {}
+func (PoolDrained) effect()         {}
+func (Claimed) effect()             {}
+func (ClaimRefused) effect()        {}
+func (ReleaseAnswered) effect()     {}
+func (SendSnapshot) effect()        {}
+func (SendRoute) effect()           {}
+func (SendRelease) effect()         {}
+func (Acknowledged) effect()        {}
+func (SendResolved) effect()        {}
+func (SendPong) effect()            {}
+func (SendQuiesce) effect()         {}
+func (SendProbe) effect()           {}
+func (SendResume) effect()          {}
+func (SandboxCallAnswered) effect() {}
+func (WouldReap) effect()           {}
+func (CloseStream) effect()         {}
+func (SandboxReleased) effect()     {}
 
 func (DeadDeclared) effect()        {}
 func (SessionDeclaredDead) effect() {}

@@ -78,23 +78,23 @@ type (
 		ID     string
 		Reason string
 	}
-	// Recorded: the Sandbox object shows at least this revision.
-	Recorded struct {
+	// ObjectWritten: the Sandbox object shows at least this revision.
+	ObjectWritten struct {
 		ID       string
 		Revision Revision
 	}
-	// RecordSeen is an observation of a Sandbox object.
-	RecordSeen struct {
+	// ObjectSeen is an observation of a Sandbox object.
+	ObjectSeen struct {
 		ID       string
 		Pool     PoolKey
 		Revision Revision // zero: no allocator has written it
 		Deleting bool
 	}
-	// RecordGone: the Sandbox object was deleted.
-	RecordGone struct{ ID string }
+	// ObjectGone: the Sandbox object was deleted.
+	ObjectGone struct{ ID string }
 
 	// KeepAlive counts as activity of a sandbox. SetTimeout does too, and moves EndAt to Lifetime
-	// from now; LifetimeEnd does not change. Token comes back in Kept.
+	// from now; LifetimeEnd does not change. Token comes back in SandboxCallAnswered.
 	KeepAlive struct {
 		Token uint64
 		ID    string
@@ -204,9 +204,9 @@ func (Closing) event()        {}
 func (Written) event()        {}
 func (WriterReady) event()    {}
 func (Release) event()        {}
-func (Recorded) event()       {}
-func (RecordSeen) event()     {}
-func (RecordGone) event()     {}
+func (ObjectWritten) event()  {}
+func (ObjectSeen) event()     {}
+func (ObjectGone) event()     {}
 func (SessionJoined) event()  {}
 func (EarlierSeen) event()    {}
 func (SessionLeft) event()    {}

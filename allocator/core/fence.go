@@ -71,7 +71,7 @@ func (c *Core) answerReleases(sb *sandbox) {
 		}
 	}
 	for _, w := range sb.waiters {
-		c.emit(ReleaseAnswered{Token: w.token, Status: ReleaseOK, Outstanding: c.fences.CountWaiting(sb.ID)})
+		c.emit(ReleaseAnswered{Token: w.token, Status: CallOK, Outstanding: c.fences.CountWaiting(sb.ID)})
 	}
 	sb.waiters = nil
 }
@@ -92,8 +92,8 @@ func (c *Core) advanceFence(sb *sandbox) {
 			c.emit(DeletePod{Pod: q.seen.Key})
 		}
 	}
-	for _, d := range sb.doubles {
-		c.advanceDiscard(d.pod)
+	for _, d := range sb.conflicts {
+		c.advanceRetirement(d.pod)
 	}
 	c.tryEnd(sb)
 }

@@ -173,11 +173,11 @@ type reaper struct {
 // its end is on its way into the journal. The timeout is not shorter than the connect window,
 // because a look may miss a request that was admitted less than that ago.
 func (c *Core) idleAt(s *sandbox) (at time.Duration, ok bool) {
-	least := c.cfg.Window
+	least := c.cfg.ConnectWindow
 	if s.MinBytes > 0 {
 		least = max(least, bytesLeast)
 	}
-	return s.at + max(s.IdleTimeout, least), s.Phase == Running && s.IdleTimeout > 0 && s.changing == 0
+	return s.at + max(s.IdleTimeout, least), s.Phase == Running && s.IdleTimeout > 0 && s.pendingTimeouts == 0
 }
 
 // note records a use of a sandbox, and reports whether it is the newest.
@@ -545,13 +545,13 @@ func (c *Core) showSome() {
 		s := c.live[at%len(c.live)]
 		c.shown = s.mark()
 		active := c.now.Wall.Add(s.at - c.now.Boot).Truncate(time.Microsecond)
-		if s.Phase != Running || s.IdleTimeout <= 0 || s.changing > 0 || s.recorded.Less(s.Revision) ||
+		if s.Phase != Running || s.IdleTimeout <= 0 || s.pendingTimeouts > 0 || s.objectRevision.Less(s.Revision) ||
 			c.now.Boot-s.shownAt < showEvery || active.Sub(s.LastActive) < time.Second {
 			continue
 		}
 		s.LastActive, s.shownAt = active, c.now.Boot
 		c.counter++
 		s.Revision = Revision{c.cfg.Term, c.counter}
-		c.emit(Record{Sandbox: s.Sandbox, Touch: true})
+		c.emit(WriteObject{Sandbox: s.Sandbox, Touch: true})
 	}
 }

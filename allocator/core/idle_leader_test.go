@@ -21,7 +21,7 @@ func TestANewLeaderGivesTimeForWhatItCannotKnow(t *testing.T) {
 		if active > 0 {
 			record.LastActive = start.Wall.Add(-active)
 		}
-		s.recoverState(State{Pools: []Pool{idlePool(0)}, Nodes: []string{"n1"}, Pods: []Pod{with(warmPod("a-1"), func(p *Pod) { p.Used = true })}, Facts: []Fact{f, {Session: "r"}}, Records: []Sandbox{record}})
+		s.recoverState(State{Pools: []Pool{idlePool(0)}, Nodes: []string{"n1"}, Pods: []Pod{with(warmPod("a-1"), func(p *Pod) { p.Used = true })}, Facts: []Fact{f, {Session: "r"}}, Objects: []Sandbox{record}})
 		return s
 	}
 	const margin = recoveryMargin + 2*expiry
@@ -70,7 +70,7 @@ func afterLeader(t *testing.T, at Instant, record Sandbox, stale time.Duration, 
 	s.restart()
 	s.recoverState(State{
 		Pools: []Pool{idlePool(0)}, Nodes: []string{"n1"}, Pods: []Pod{with(warmPod("a-1"), func(p *Pod) { p.Used = true })},
-		Facts: append([]Fact{{Revision: record.Revision, Sandbox: &record}, {Revision: Revision{1, 1}, Session: "q"}}, facts...), Records: []Sandbox{record},
+		Facts: append([]Fact{{Revision: record.Revision, Sandbox: &record}, {Revision: Revision{1, 1}, Session: "q"}}, facts...), Objects: []Sandbox{record},
 	})
 	s.joinAndReport("q", 1)
 	return s
@@ -89,7 +89,7 @@ func TestTheEndOfARouterIsKnownToTheNextLeader(t *testing.T) {
 			s.joinAndReport("q", 1)
 			s.joinAndReport("r", 2)
 			record := s.claim()
-			s.step(Recorded{ID: record.ID, Revision: record.Revision})
+			s.step(ObjectWritten{ID: record.ID, Revision: record.Revision})
 			left := map[string]Fact{}
 			pass := func(d time.Duration, sessions ...string) {
 				for ; d > 0; d -= maxStale / 2 {
@@ -98,9 +98,9 @@ func TestTheEndOfARouterIsKnownToTheNextLeader(t *testing.T) {
 					}
 					s.pass(maxStale / 2)
 					effects := s.effects
-					for _, r := range of[Record](effects) {
+					for _, r := range of[WriteObject](effects) {
 						record = r.Sandbox
-						s.step(Recorded{ID: record.ID, Revision: record.Revision})
+						s.step(ObjectWritten{ID: record.ID, Revision: record.Revision})
 					}
 					s.effects = effects
 					for _, settled := range of[Settle](s.effects) {
@@ -154,13 +154,13 @@ func TestANewLeaderAllowsForWhatARouterLeftOpen(t *testing.T) {
 	s.joinAndReport("r", 2)
 	s.joinAndReport("q", 3)
 	record := s.claim()
-	s.step(Recorded{ID: record.ID, Revision: record.Revision})
+	s.step(ObjectWritten{ID: record.ID, Revision: record.Revision})
 	step := func(s *sim, d time.Duration, do func()) {
 		for ; d > 0; d -= time.Second {
 			do()
-			for _, r := range of[Record](s.pass(time.Second)) {
+			for _, r := range of[WriteObject](s.pass(time.Second)) {
 				record = r.Sandbox
-				s.step(Recorded{ID: record.ID, Revision: record.Revision})
+				s.step(ObjectWritten{ID: record.ID, Revision: record.Revision})
 			}
 			none[SandboxReleased](s)
 		}
@@ -201,7 +201,7 @@ func TestANewLeaderTakesTheActivityFromTheObjectAndTheRestFromTheJournal(t *test
 	f.Sandbox.IdleTimeout, f.Sandbox.ClaimedAt = time.Hour, start.Wall.Add(-5*time.Hour)
 	record := *f.Sandbox
 	record.Revision, record.LastActive = Revision{1, 4}, start.Wall.Add(-45*time.Minute)
-	s.recoverState(State{Pools: []Pool{idlePool(0)}, Nodes: []string{"n1"}, Pods: []Pod{with(warmPod("a-1"), func(p *Pod) { p.Used = true })}, Facts: []Fact{f}, Records: []Sandbox{record}})
+	s.recoverState(State{Pools: []Pool{idlePool(0)}, Nodes: []string{"n1"}, Pods: []Pod{with(warmPod("a-1"), func(p *Pod) { p.Used = true })}, Facts: []Fact{f}, Objects: []Sandbox{record}})
 	const margin = recoveryMargin + 2*expiry
 	list, _ := s.core.Activities(everySandbox, 1)
 	if len(list) != 1 || list[0].Kind != activity.Record || list[0].Age != 45*time.Minute-margin || list[0].In != 15*time.Minute+margin {

@@ -295,7 +295,7 @@ func TestAClaimSaysWhatItsIdleTimeoutIs(t *testing.T) {
 // A look may miss what was admitted less than a window before.
 func TestAnIdleTimeoutIsNeverShorterThanTheWindow(t *testing.T) {
 	s := newSim(t)
-	s.cfg.Window = idleFor + time.Second
+	s.cfg.ConnectWindow = idleFor + time.Second
 	s.restart()
 	s.recover([]Pool{idlePool(1)}, []Pod{warmPod("a-1")})
 	s.joinAndReport("r", 1)
@@ -992,17 +992,17 @@ func TestSetTimeoutMovesTheEndWhenItIsDurable(t *testing.T) {
 	s.pass(50 * time.Second)
 	s.slow = true
 	s.step(SetTimeout{Token: 9, ID: sb.ID, Lifetime: 2 * time.Minute})
-	none[Kept](s)
+	none[SandboxCallAnswered](s)
 	if f := s.given(); !f.EndAt.Equal(s.now.Wall.Add(2*time.Minute)) || f.Phase != Running {
 		t.Errorf("written: %+v", f)
 	}
 	s.pass(20 * time.Second) // the old end passes while the new one is on its way
 	none[Write](s)
 	s.written()
-	if k := one[Kept](s); k.Token != 9 || k.Status != ReleaseOK || !k.Sandbox.EndAt.Equal(s.now.Wall.Add(100*time.Second)) {
+	if k := one[SandboxCallAnswered](s); k.Token != 9 || k.Status != CallOK || !k.Sandbox.EndAt.Equal(s.now.Wall.Add(100*time.Second)) {
 		t.Errorf("answered: %+v", k)
 	}
-	if r := one[Record](s); !r.Sandbox.EndAt.Equal(s.now.Wall.Add(100 * time.Second)) {
+	if r := one[WriteObject](s); !r.Sandbox.EndAt.Equal(s.now.Wall.Add(100 * time.Second)) {
 		t.Errorf("on record: %+v", r)
 	}
 	s.slow = false
@@ -1014,11 +1014,11 @@ func TestSetTimeoutMovesTheEndWhenItIsDurable(t *testing.T) {
 		t.Errorf("released for %s", r.Sandbox.Reason)
 	}
 	s.step(SetTimeout{Token: 11, ID: sb.ID, Lifetime: time.Minute})
-	if k := one[Kept](s); k.Status != ReleaseGone {
+	if k := one[SandboxCallAnswered](s); k.Status != CallGone {
 		t.Errorf("answered: %+v", k)
 	}
 	s.step(SetTimeout{Token: 12, ID: "none", Lifetime: time.Minute})
-	if k := one[Kept](s); k.Status != ReleaseUnknown {
+	if k := one[SandboxCallAnswered](s); k.Status != CallUnknown {
 		t.Errorf("answered: %+v", k)
 	}
 }
@@ -1053,7 +1053,7 @@ func TestAKeepAliveIsActivity(t *testing.T) {
 	sb := s.claim()
 	s.pass(idleFor - time.Second)
 	s.step(KeepAlive{Token: 3, ID: sb.ID})
-	if k := one[Kept](s); k.Token != 3 || k.Status != ReleaseOK || k.Sandbox.ID != sb.ID {
+	if k := one[SandboxCallAnswered](s); k.Token != 3 || k.Status != CallOK || k.Sandbox.ID != sb.ID {
 		t.Errorf("answered: %+v", k)
 	}
 	s.pass(idleFor - time.Millisecond)
@@ -1073,14 +1073,14 @@ func TestActivityIsWrittenAtMostOnceAMinute(t *testing.T) {
 	s.recover([]Pool{changed(specA(1), func(p *Pool) { p.IdleTimeout = time.Hour })}, []Pod{warmPod("a-1")})
 	s.joinAndReport("r", 1)
 	sb := s.claim()
-	s.step(Recorded{ID: sb.ID, Revision: sb.Revision})
+	s.step(ObjectWritten{ID: sb.ID, Revision: sb.Revision})
 	written := 0
 	last := sb
 	for range 10 * 60 {
 		s.step(Report{Stream: 1, Activities: []Activity{{ID: sb.ID}}})
 		s.ping("r", 1)
-		for _, r := range of[Record](s.pass(time.Second)) {
-			s.step(Recorded{ID: r.Sandbox.ID, Revision: r.Sandbox.Revision})
+		for _, r := range of[WriteObject](s.pass(time.Second)) {
+			s.step(ObjectWritten{ID: r.Sandbox.ID, Revision: r.Sandbox.Revision})
 			written++
 			if !r.Sandbox.LastActive.After(last.LastActive) || !last.Revision.Less(r.Sandbox.Revision) {
 				t.Fatalf("%+v after %+v", r.Sandbox, last)
@@ -1102,7 +1102,7 @@ func TestActivityWithoutAnIdleTimeoutIsNotWritten(t *testing.T) {
 		s.step(Report{Stream: 1, Activities: []Activity{{ID: sb.ID, Kind: activity.Admission}}})
 		s.ping("r", 1)
 		s.pass(time.Second)
-		none[Record](s)
+		none[WriteObject](s)
 	}
 	if list, _ := s.core.Activities(everySandbox, 9); len(list) != 1 || list[0].Kind != activity.Admission || list[0].Router != "r" || list[0].Next != "" {
 		t.Errorf("shown as %+v", list)
@@ -1127,7 +1127,7 @@ func TestActivityIsWrittenInTurn(t *testing.T) {
 	}
 	s.recover([]Pool{changed(specA(0), func(p *Pool) { p.IdleTimeout = time.Hour })}, pods, facts...)
 	for _, f := range facts {
-		s.step(Recorded{ID: f.Sandbox.ID, Revision: f.Revision})
+		s.step(ObjectWritten{ID: f.Sandbox.ID, Revision: f.Revision})
 	}
 	report.Stream = 1
 	s.joinAndReport("r", 1)
@@ -1137,8 +1137,8 @@ func TestActivityIsWrittenInTurn(t *testing.T) {
 		s.ping("r", 1)
 		n := 0
 		for range 10 {
-			for _, r := range of[Record](s.pass(100 * time.Millisecond)) {
-				s.step(Recorded{ID: r.Sandbox.ID, Revision: r.Sandbox.Revision})
+			for _, r := range of[WriteObject](s.pass(100 * time.Millisecond)) {
+				s.step(ObjectWritten{ID: r.Sandbox.ID, Revision: r.Sandbox.Revision})
 				written[r.Sandbox.ID]++
 				n++
 			}

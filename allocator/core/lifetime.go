@@ -31,7 +31,7 @@ func (s *sandbox) ends() (at time.Duration, reason string) {
 			at, reason = than, why
 		}
 	}
-	if s.changing == 0 { // else timeoutSet schedules it again
+	if s.pendingTimeouts == 0 { // else timeoutSet schedules it again
 		earlier(s.endAt, ReasonTimeout)
 	}
 	earlier(s.lifetimeEnd, ReasonMaxLifetime)
@@ -65,21 +65,21 @@ func (c *Core) schedule(s *sandbox) {
 
 // keepAlive counts a call as activity.
 func (c *Core) keepAlive(ev KeepAlive) {
-	if s := c.kept(ev.Token, ev.ID); s != nil {
-		c.emit(Kept{Token: ev.Token, Status: ReleaseOK, Sandbox: s.Sandbox})
+	if s := c.callUse(ev.Token, ev.ID); s != nil {
+		c.emit(SandboxCallAnswered{Token: ev.Token, Status: CallOK, Sandbox: s.Sandbox})
 	}
 }
 
-// kept returns the live sandbox of a call and notes the call as activity. If there is none it
+// callUse returns the live sandbox of a call and notes the call as activity. If there is none it
 // answers the call and returns nil.
-func (c *Core) kept(token uint64, id string) *sandbox {
+func (c *Core) callUse(token uint64, id string) *sandbox {
 	s := c.sandboxes[id]
 	switch {
 	case s == nil:
-		c.emit(Kept{Token: token, Status: ReleaseUnknown})
+		c.emit(SandboxCallAnswered{Token: token, Status: CallUnknown})
 		return nil
 	case s.Phase != Starting && s.Phase != Running:
-		c.emit(Kept{Token: token, Status: ReleaseGone, Sandbox: s.Sandbox})
+		c.emit(SandboxCallAnswered{Token: token, Status: CallGone, Sandbox: s.Sandbox})
 		return nil
 	}
 	c.note(s, c.now.Boot, activity.Keepalive)
@@ -88,11 +88,11 @@ func (c *Core) kept(token uint64, id string) *sandbox {
 
 // setTimeout moves the end of a sandbox. The new end counts when it is durable.
 func (c *Core) setTimeout(ev SetTimeout) {
-	s := c.kept(ev.Token, ev.ID)
+	s := c.callUse(ev.Token, ev.ID)
 	if s == nil {
 		return
 	}
-	s.changing++
+	s.pendingTimeouts++
 	s.nextEnd = c.now.Wall.Add(ev.Lifetime)
 	next := s.next()
 	c.commit(Fact{Sandbox: &next}, true, func(f Fact, _ time.Duration) { c.timeoutSet(s, ev.Token, f) })
@@ -111,18 +111,18 @@ func (s *sandbox) next() Sandbox {
 
 // timeoutSet acts on a committed change of an end.
 func (c *Core) timeoutSet(s *sandbox, token uint64, f Fact) {
-	s.changing--
+	s.pendingTimeouts--
 	s.EndAt, s.Revision = f.Sandbox.EndAt, f.Revision
 	s.endAt = max(1, c.bootOf(s.EndAt))
 	c.note(s, c.now.Boot, activity.Keepalive)
-	answer := Kept{Token: token, Status: ReleaseOK, Sandbox: s.Sandbox}
+	answer := SandboxCallAnswered{Token: token, Status: CallOK, Sandbox: s.Sandbox}
 	if s.Phase != Starting && s.Phase != Running {
-		answer.Status = ReleaseGone
+		answer.Status = CallGone
 	}
 	c.schedule(s)
 	shown := s.Sandbox
 	shown.Phase = f.Sandbox.Phase // not Releasing: the sandbox may never have run
-	c.emit(Record{Sandbox: shown})
+	c.emit(WriteObject{Sandbox: shown})
 	c.emit(answer)
 }
 

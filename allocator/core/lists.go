@@ -8,35 +8,35 @@ import (
 )
 
 // enlist puts a sandbox into the list of live ones, delist takes it out.
-func (c *Core) enlist(s *sandbox) {
+func (c *Core) enlist(sb *sandbox) {
 	if c.recovering { // recoverSandboxes sorts the list once
-		c.live = append(c.live, s)
+		c.live = append(c.live, sb)
 		return
 	}
-	at, _ := slices.BinarySearchFunc(c.live, s.mark(), byClaim)
-	c.live = slices.Insert(c.live, at, s)
+	at, _ := slices.BinarySearchFunc(c.live, sb.mark(), byClaim)
+	c.live = slices.Insert(c.live, at, sb)
 }
 
-func (c *Core) delist(s *sandbox) {
-	if at, found := slices.BinarySearchFunc(c.live, s.mark(), byClaim); found {
+func (c *Core) delist(sb *sandbox) {
+	if at, found := slices.BinarySearchFunc(c.live, sb.mark(), byClaim); found {
 		c.live = slices.Delete(c.live, at, at+1)
 	}
 }
 
 // mark is the position of s in the list of live sandboxes. It does not change.
-func (s *sandbox) mark() Mark { return Mark{s.ClaimedAt, s.ID} }
+func (sb *sandbox) mark() Mark { return Mark{sb.ClaimedAt, sb.ID} }
 
 // byClaim orders sandboxes by Mark, in microseconds. The journal and the objects keep microseconds,
 // so the next leader has the same order.
-func byClaim(s *sandbox, m Mark) int {
-	return cmp.Or(cmp.Compare(s.ClaimedAt.UnixMicro(), m.ClaimedAt.UnixMicro()), strings.Compare(s.ID, m.ID))
+func byClaim(sb *sandbox, m Mark) int {
+	return cmp.Or(cmp.Compare(sb.ClaimedAt.UnixMicro(), m.ClaimedAt.UnixMicro()), strings.Compare(sb.ID, m.ID))
 }
 
 // sorted lists the sandboxes in the order in which they ended; those that have not ended come last.
 func (c *Core) sorted() []*sandbox {
 	all := make([]*sandbox, 0, len(c.sandboxes))
-	for _, s := range c.sandboxes {
-		all = append(all, s)
+	for _, sb := range c.sandboxes {
+		all = append(all, sb)
 	}
 	slices.SortFunc(all, func(a, b *sandbox) int {
 		if a.EndedAt.IsZero() != b.EndedAt.IsZero() {
@@ -55,22 +55,22 @@ func (c *Core) sorted() []*sandbox {
 
 // Counts returns the pods of a pool by state.
 func (c *Core) Counts(key PoolKey) (Counts, bool) {
-	p := c.pools[key]
-	if p == nil {
+	pool := c.pools[key]
+	if pool == nil {
 		return Counts{}, false
 	}
-	counts := p.counts()
-	counts.Stuck, counts.Trouble = p.stuck(), p.backOff.trouble
+	counts := pool.counts()
+	counts.Stuck, counts.Trouble = pool.stuck(), pool.backOff.trouble
 	return counts, true
 }
 
 // Sandbox returns the state of a sandbox, live or ended.
 func (c *Core) Sandbox(id string) (Sandbox, bool) {
-	s := c.sandboxes[id]
-	if s == nil {
+	sb := c.sandboxes[id]
+	if sb == nil {
 		return Sandbox{}, false
 	}
-	return s.Sandbox, true
+	return sb.Sandbox, true
 }
 
 // PodKeys lists all known pods, in no order.
@@ -93,11 +93,11 @@ func (c *Core) UsableNodes() []string {
 	return names
 }
 
-// Recorded lists the sandboxes whose objects show their latest revision, in no order.
-func (c *Core) Recorded() []string {
+// ObjectsWritten lists the sandboxes whose objects show their latest revision, in no order.
+func (c *Core) ObjectsWritten() []string {
 	ids := make([]string, 0, len(c.sandboxes))
-	for id, s := range c.sandboxes {
-		if !s.recorded.Less(s.Revision) && !s.dropped {
+	for id, sb := range c.sandboxes {
+		if !sb.objectRevision.Less(sb.Revision) && !sb.dropped {
 			ids = append(ids, id)
 		}
 	}
@@ -122,36 +122,36 @@ func (c *Core) Live(after Mark, most int) (list []Sandbox, more bool) {
 			at++
 		}
 	}
-	for _, s := range c.live[at:] {
-		if !s.live() {
+	for _, sb := range c.live[at:] {
+		if !sb.live() {
 			continue
 		}
 		if len(list) == most {
 			return list, true
 		}
-		list = append(list, s.Sandbox)
+		list = append(list, sb.Sandbox)
 	}
 	return list, false
 }
 
 // CountLive is how many Live would return.
 func (c *Core) CountLive() (n int) {
-	for _, s := range c.live {
-		if s.live() {
+	for _, sb := range c.live {
+		if sb.live() {
 			n++
 		}
 	}
 	return n
 }
 
-func (s *sandbox) live() bool { return s.routable() || s.Phase == Starting && !s.lost }
+func (sb *sandbox) live() bool { return sb.routable() || sb.Phase == Starting && !sb.lost }
 
 // Running returns all sandboxes whose routes routers may receive, in no order.
 func (c *Core) Running() []Sandbox {
 	all := make([]Sandbox, 0, len(c.sandboxes))
-	for _, s := range c.sandboxes {
-		if s.routable() {
-			all = append(all, s.Sandbox)
+	for _, sb := range c.sandboxes {
+		if sb.routable() {
+			all = append(all, sb.Sandbox)
 		}
 	}
 	return all

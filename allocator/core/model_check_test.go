@@ -109,12 +109,12 @@ func (w *world) checkUnderWay() {
 		if !p.exists || len(p.watch) > 0 { // it will be heard of
 			continue
 		}
-		if d := w.core.discards[key]; d != nil && d.durable && !p.Deleting && (d.after == nil || !d.after.exposed) {
+		if d := w.core.retirements[key]; d != nil && d.durable && !p.Deleting && (d.after == nil || !d.after.exposed) {
 			must("delete %s", key.Name)
 		}
 	}
 	for _, s := range w.core.sandboxes {
-		if neverShown := s.lost && s.Phase == Releasing && s.recorded == (Revision{}); s.recorded.Less(s.Revision) && !neverShown {
+		if neverShown := s.lost && s.Phase == Releasing && s.objectRevision == (Revision{}); s.objectRevision.Less(s.Revision) && !neverShown {
 			must("record %s", s.ID)
 		}
 		if s.Phase == Starting && !s.readying && !s.lost {

@@ -51,9 +51,9 @@ func (j *job) String() string {
 		return "start " + e.Sandbox.ID
 	case DeletePod:
 		return "delete " + e.Pod.Name
-	case Record:
+	case WriteObject:
 		return "record " + e.Sandbox.ID
-	case ForgetRecord:
+	case DeleteObject:
 		return "forget " + e.ID
 	case PoolDrained:
 		return "drained " + e.Key.Name
@@ -336,7 +336,7 @@ func (w *world) attempt(j *job, luck int) bool {
 		} else {
 			j.report = []Event{PodSeen{made.Pod}}
 		}
-	case Record:
+	case WriteObject:
 		s := e.Sandbox
 		if s.Phase == Releasing {
 			s.Phase = Running
@@ -357,8 +357,8 @@ func (w *world) attempt(j *job, luck int) bool {
 		if luck > landsReportedLate {
 			return false
 		}
-		j.report = []Event{Recorded{s.ID, s.Revision}}
-	case ForgetRecord:
+		j.report = []Event{ObjectWritten{s.ID, s.Revision}}
+	case DeleteObject:
 		if takesPlace {
 			w.dropObject(e.ID)
 		}
@@ -384,7 +384,7 @@ func (w *world) attempt(j *job, luck int) bool {
 
 func (w *world) seenRecord(id string) Event {
 	r := w.records[id]
-	return RecordSeen{ID: id, Pool: r.Pool, Revision: r.Revision, Deleting: r.deleting}
+	return ObjectSeen{ID: id, Pool: r.Pool, Revision: r.Revision, Deleting: r.deleting}
 }
 
 // deleteObject is what somebody does; a finalizer keeps the object until its
@@ -404,7 +404,7 @@ func (w *world) deleteObject(id string) {
 func (w *world) dropObject(id string) {
 	if w.records[id] != nil {
 		delete(w.records, id)
-		w.recordWatch = append(w.recordWatch, RecordGone{id})
+		w.recordWatch = append(w.recordWatch, ObjectGone{id})
 	}
 }
 

@@ -76,7 +76,7 @@ func (w *world) durable(f Fact) {
 		return
 	}
 	if f.Sandbox == nil {
-		p := w.pod(f.Discard)
+		p := w.pod(f.Retired)
 		if len(p.bound) > 0 && !w.tampered[p.bound[0]] {
 			w.t.Fatalf("pod %s is discarded with %v on it", p.Key.Name, p.bound)
 		}
@@ -256,7 +256,7 @@ func keyOf(f Fact) string {
 	case f.Session != "":
 		return "session/" + f.Session
 	}
-	return "pod/" + f.Discard.UID
+	return "pod/" + f.Retired.UID
 }
 
 // resume lets the journal go on to its next call, or to the end of its work.
@@ -386,11 +386,11 @@ func (w *world) doOld(p *process, effects []Effect) {
 				w.t.Fatalf("%s is said to be ready twice", e.Sandbox.ID)
 			}
 			w.ready[e.Sandbox.ID] = true
-		case ForgetRecord:
+		case DeleteObject:
 			w.forgotten[e.ID] = true
 			delete(w.ended, e.ID)
 			w.jobs = append(w.jobs, &job{term: p.core.cfg.Term, effect: e})
-		case LabelPod, DeletePod, Record, PoolDrained:
+		case LabelPod, DeletePod, WriteObject, PoolDrained:
 			w.jobs = append(w.jobs, &job{term: p.core.cfg.Term, effect: e})
 		case CreatePod:
 			w.extra++

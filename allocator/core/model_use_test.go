@@ -287,13 +287,13 @@ func (w *world) setTimeout() {
 }
 
 // judgeKept: who is told that the end has moved finds it so under every leader.
-func (w *world) judgeKept(e Kept) {
+func (w *world) judgeKept(e SandboxCallAnswered) {
 	call, waits := w.kept[e.Token]
 	if !waits {
 		w.t.Fatalf("call %d answered twice", e.Token)
 	}
 	delete(w.kept, e.Token)
-	if e.Status != ReleaseOK {
+	if e.Status != CallOK {
 		return
 	}
 	id := call.id

@@ -147,7 +147,7 @@ func (w *world) lead() {
 	w.leader, w.term = p, p.log.Term()
 	var err error
 	p.core, err = New(Config{
-		Term: w.term, MaxStale: maxStale, Window: window, Lease: lease, KeepEnded: 4, KeepEndedFor: 20 * time.Minute, MaxWaiting: 3, KeepKeys: time.Minute,
+		Term: w.term, MaxStale: maxStale, ConnectWindow: window, Lease: lease, KeepEnded: 4, KeepEndedFor: 20 * time.Minute, MaxWaiting: 3, KeepKeys: time.Minute,
 		NewID: func() string {
 			if id := w.nextID; id != "" {
 				w.nextID = ""
@@ -170,7 +170,7 @@ func (w *world) lead() {
 	w.lateWrites()
 	for _, id := range sorted(w.records) {
 		w.untamper(id)
-		st.Records = append(st.Records, w.records[id].Sandbox)
+		st.Objects = append(st.Objects, w.records[id].Sandbox)
 	}
 	w.recordWatch = nil
 	for _, id := range sorted(w.records) {
@@ -200,7 +200,7 @@ func (w *world) lead() {
 			p.watch = append(p.watch, PodSeen{p.Pod}) // the watch begins with a list of its own
 		}
 	}
-	w.log("  recover %d facts, %d pools, %d pods, %d records", len(st.Facts), len(st.Pools), len(st.Pods), len(st.Records))
+	w.log("  recover %d facts, %d pools, %d pods, %d records", len(st.Facts), len(st.Pools), len(st.Pods), len(st.Objects))
 	effects, err := w.core.Recover(st)
 	if err != nil {
 		w.t.Fatal(err)
@@ -397,7 +397,7 @@ func (w *world) do(effects []Effect) {
 					t.Fatalf("pool %s is said to be drained, but pod %s holds a sandbox", e.Key.Name, p.Key.Name)
 				}
 			}
-		case ForgetRecord:
+		case DeleteObject:
 			if r, ok := w.records[e.ID]; ok && r.Phase != Ended && r.Revision.Term == w.term {
 				t.Fatalf("record of %s to be forgotten while it says %+v", e.ID, r)
 			}
@@ -422,7 +422,7 @@ func (w *world) do(effects []Effect) {
 				t.Fatalf("release %d answered twice", e.Token)
 			}
 			delete(w.releases, e.Token)
-			if e.Status == ReleaseOK && !w.released(id) {
+			if e.Status == CallOK && !w.released(id) {
 				t.Fatalf("release of %s answered before it was durable", id)
 			}
 			continue
@@ -437,7 +437,7 @@ func (w *world) do(effects []Effect) {
 				t.Fatalf("%s is waited for no more, and that it was declared dead is not durable", e.Session)
 			}
 			continue
-		case Kept:
+		case SandboxCallAnswered:
 			w.judgeKept(e)
 			continue
 		case WouldReap:
@@ -495,12 +495,12 @@ func (w *world) do(effects []Effect) {
 			w.judgeSession(e.Stream)
 			w.send(e.Stream, e)
 			continue
-		case Record:
+		case WriteObject:
 			if durable, ok := w.disk.sandboxes[e.Sandbox.ID]; !ok || e.Sandbox.Phase != Ended && durable.Revision.Less(e.Sandbox.Revision) && durable.Phase != Released && !activityOnly(e.Sandbox, durable) {
 				t.Fatalf("%s is to be recorded as %+v, durable is %+v", e.Sandbox.ID, e.Sandbox, durable)
 			}
 			same := func(j *job) bool {
-				r, ok := j.effect.(Record)
+				r, ok := j.effect.(WriteObject)
 				return ok && j.term == w.term && !j.done && r.Sandbox.ID == e.Sandbox.ID
 			}
 			// As the projector: only the latest is written.
@@ -600,7 +600,7 @@ func (w *world) judgeAcknowledged(e Acknowledged) {
 // judgeDiscards: a pool whose template is refused loses warm pods of an earlier
 // template only as far as it has more of them than it asks for.
 func (w *world) judgeDiscards() {
-	for key := range w.core.discards {
+	for key := range w.core.retirements {
 		q := w.core.pods[key]
 		if w.judged[key] || q == nil {
 			continue

@@ -1,89 +1,89 @@
 package core
 
-func (c *Core) recorded(ev Recorded) {
-	s := c.sandboxes[ev.ID]
-	if s == nil || !s.recorded.Less(ev.Revision) {
+func (c *Core) objectWritten(ev ObjectWritten) {
+	sb := c.sandboxes[ev.ID]
+	if sb == nil || !sb.objectRevision.Less(ev.Revision) {
 		return
 	}
-	s.recorded = ev.Revision
-	c.emit(Settle{ID: s.ID, Revision: ev.Revision})
-	c.letGo(s)
+	sb.objectRevision = ev.Revision
+	c.emit(Settle{ID: sb.ID, Revision: ev.Revision})
+	c.letGo(sb)
 }
 
-// recordSeen acts on an observed Sandbox object. The deletion of an object releases its sandbox. A
+// objectSeen acts on an observed Sandbox object. The deletion of an object releases its sandbox. A
 // deposed leader may write late an object that is unknown or was deleted; such an object is
 // deleted.
-func (c *Core) recordSeen(ev RecordSeen) {
-	switch s := c.sandboxes[ev.ID]; {
-	case s != nil && s.dropped:
-		c.emit(ForgetRecord{Pool: ev.Pool, ID: ev.ID})
-	case s != nil && ev.Deleting:
-		s.deleting = true
-		c.startRelease(s, ReasonDeleted)
-		c.letGo(s)
-	case s != nil && ev.Revision == (Revision{}): // a user has replaced it
-		s.recorded = Revision{}
-		c.emit(Record{Sandbox: s.Sandbox})
-	case s == nil && ev.Revision != (Revision{}) && ev.Revision.Term < c.cfg.Term:
-		c.emit(ForgetRecord{Pool: ev.Pool, ID: ev.ID})
+func (c *Core) objectSeen(ev ObjectSeen) {
+	switch sb := c.sandboxes[ev.ID]; {
+	case sb != nil && sb.dropped:
+		c.emit(DeleteObject{Pool: ev.Pool, ID: ev.ID})
+	case sb != nil && ev.Deleting:
+		sb.deleting = true
+		c.startRelease(sb, ReasonDeleted)
+		c.letGo(sb)
+	case sb != nil && ev.Revision == (Revision{}): // a user has replaced it
+		sb.objectRevision = Revision{}
+		c.emit(WriteObject{Sandbox: sb.Sandbox})
+	case sb == nil && ev.Revision != (Revision{}) && ev.Revision.Term < c.cfg.Term:
+		c.emit(DeleteObject{Pool: ev.Pool, ID: ev.ID})
 	}
 }
 
 // letGo removes the object of an ended sandbox that a user has deleted, when its idempotency key
 // holds no longer. For a sandbox without a key the write of its end does that.
-func (c *Core) letGo(s *sandbox) {
-	if s.deleting && s.Phase == Ended && !s.recorded.Less(s.Revision) && s.IdempotencyKey != "" && s.keyElem == nil {
-		s.dropped = true
-		c.emit(ForgetRecord{Pool: s.Pool, ID: s.ID})
+func (c *Core) letGo(sb *sandbox) {
+	if sb.deleting && sb.Phase == Ended && !sb.objectRevision.Less(sb.Revision) && sb.IdempotencyKey != "" && sb.keyElem == nil {
+		sb.dropped = true
+		c.emit(DeleteObject{Pool: sb.Pool, ID: sb.ID})
 	}
 }
 
-// recordGone acts on a Sandbox object that was deleted, and not by this leader.
-func (c *Core) recordGone(id string) {
-	s := c.sandboxes[id]
+// objectGone acts on a Sandbox object that was deleted, and not by this leader.
+func (c *Core) objectGone(id string) {
+	sb := c.sandboxes[id]
 	switch {
-	case s == nil:
+	case sb == nil:
 		return
-	case s.Phase == Ended && s.keyElem == nil:
-		s.dropped = true
+	case sb.Phase == Ended && sb.keyElem == nil:
+		sb.dropped = true
 		return
 	}
 	// The journal may have dropped what the object recorded, such as the key. So it is written
 	// again.
-	s.recorded, s.deleting = Revision{}, false
-	c.startRelease(s, ReasonDeleted)
-	c.emit(Record{Sandbox: s.Sandbox})
+	sb.objectRevision, sb.deleting = Revision{}, false
+	c.startRelease(sb, ReasonDeleted)
+	c.emit(WriteObject{Sandbox: sb.Sandbox})
 }
 
-// passedMost bounds how many records that must stay one call passes over.
-const passedMost = 1000
+// maxPassed bounds how many records that must stay one call passes over.
+const maxPassed = 1000
 
 // forgetEnded drops the records that are too old or too many. It keeps those whose idempotency key
 // holds, and those with a pending write, which would bring the object back.
 func (c *Core) forgetEnded() {
 	passed := 0
-	for e := c.ended.Front(); e != nil && passed < passedMost; {
-		s := e.Value.(*sandbox)
+	for e := c.ended.Front(); e != nil && passed < maxPassed; {
+		sb := e.Value.(*sandbox)
 		e = e.Next()
-		if c.ended.Len() <= c.cfg.KeepEnded && c.now.Boot-s.endedAt < c.cfg.KeepEndedFor {
+		if c.ended.Len() <= c.cfg.KeepEnded && c.now.Boot-sb.endedAt < c.cfg.KeepEndedFor {
 			return
 		}
-		if s.recorded.Less(s.Revision) || s.keyElem != nil {
+		if sb.objectRevision.Less(sb.Revision) || sb.keyElem != nil {
 			passed++ // later records need not wait for it
 			continue
 		}
-		c.ended.Remove(s.elem)
-		delete(c.sandboxes, s.ID)
-		delete(c.holds, s.Pod)
-		c.fences.Forget(s.ID)
-		c.emit(ForgetRecord{Pool: s.Pool, ID: s.ID})
+		c.ended.Remove(sb.elem)
+		delete(c.sandboxes, sb.ID)
+		delete(c.holds, sb.Pod)
+		c.fences.Forget(sb.ID)
+		c.emit(DeleteObject{Pool: sb.Pool, ID: sb.ID})
 	}
 }
 
 // revise writes the object of a sandbox after a change that is no fact, because every recovery
 // observes it again.
-func (c *Core) revise(s *sandbox) {
+func (c *Core) revise(sb *sandbox) {
 	c.counter++
-	s.Revision = Revision{c.cfg.Term, c.counter}
-	c.emit(Record{Sandbox: s.Sandbox})
+	sb.Revision = Revision{c.cfg.Term, c.counter}
+	c.emit(WriteObject{Sandbox: sb.Sandbox})
 }

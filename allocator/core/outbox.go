@@ -2,12 +2,12 @@ package core
 
 import "time"
 
-// writeMost bounds the facts of one Write. A burst of claims fits.
-const writeMost = 4000
+// maxFactsPerWrite bounds the facts of one Write. A burst of claims fits.
+const maxFactsPerWrite = 4000
 
-// pendingMost bounds the facts that wait to be written. Beyond it no new claim is
+// maxPendingFacts bounds the facts that wait to be written. Beyond it no new claim is
 // taken; releases and deletions are bounded by what there is to release.
-const pendingMost = 4 * writeMost
+const maxPendingFacts = 4 * maxFactsPerWrite
 
 // outbox is what is on its way into the journal.
 type outbox struct {
@@ -68,7 +68,7 @@ func (c *Core) flush() {
 	taken := 0
 	var facts []Fact
 	for _, pf := range o.pending {
-		if len(facts) == writeMost {
+		if len(facts) == maxFactsPerWrite {
 			break
 		}
 		taken++

@@ -62,7 +62,7 @@ func (c *Core) locate(q *pod, at netip.Addr) {
 		q.place.pods = append(q.place.pods, q)
 		q.early = q.early || q.sandbox == nil && c.members.HasEarlier()
 		if q.sandbox == nil && q.place.routes > 0 {
-			q.change(func() { q.reached = true })
+			q.recount(func() { q.reached = true })
 		}
 	}
 }
@@ -89,7 +89,7 @@ func (c *Core) expose(s *sandbox) {
 			p.routes++
 			for _, q := range p.pods {
 				if q.sandbox == nil && c.holds[q.seen.Key] != s {
-					q.change(func() { q.reached = true })
+					q.recount(func() { q.reached = true })
 				}
 			}
 			c.reconsider(p, c.pods[s.Pod])
@@ -123,7 +123,7 @@ func (c *Core) cover(s *sandbox) {
 
 // certain reports whether the intent to delete an idle pod is durable.
 func (c *Core) certain(q *pod) bool {
-	d := c.discards[q.seen.Key]
+	d := c.retirements[q.seen.Key]
 	return d != nil && d.durable
 }
 

@@ -40,7 +40,7 @@ func TestAnAddressIsNotHandedOutBeforeTheRoutesToItAreFenced(t *testing.T) {
 				if len(of[Claimed](s.effects)) > 0 {
 					t.Fatalf("handed out %s", when)
 				}
-				if s.core.discards[another().Key] != nil {
+				if s.core.retirements[another().Key] != nil {
 					t.Fatalf("deleted %s: the next pod would get the address", when)
 				}
 			}
@@ -88,8 +88,8 @@ func TestAPodAtAnAddressThatIsNotFencedIsReplacedAtOnce(t *testing.T) {
 			if made := of[CreatePod](s.effects); (most == 0) != (len(made) == 1) {
 				t.Fatalf("made %+v", made)
 			}
-			if len(s.core.discards) > 0 {
-				t.Fatalf("discarded: %+v", s.core.discards)
+			if len(s.core.retirements) > 0 {
+				t.Fatalf("discarded: %+v", s.core.retirements)
 			}
 		})
 	}

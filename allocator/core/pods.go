@@ -54,34 +54,34 @@ type node struct {
 }
 
 // stranded reports whether the pod is idle and the pool creates another pod for it.
-func (q *pod) stranded() bool { return q.phase == podPending && (q.away || q.reached) }
+func (p *pod) stranded() bool { return p.phase == podPending && (p.away || p.reached) }
 
 // usable reports whether the pod can be handed out.
-func (q *pod) usable() bool {
-	return q.seen.Ready && !q.seen.Deleting && !q.seen.Finished && q.node.usable && q.place != nil && !q.reached && !q.early && !q.contested()
+func (p *pod) usable() bool {
+	return p.seen.Ready && !p.seen.Deleting && !p.seen.Finished && p.node.usable && p.place != nil && !p.reached && !p.early && !p.contested()
 }
 
 // restarted reports whether a container of the pod has restarted since the claim, and the pool
 // ends sandboxes for that.
-func (q *pod) restarted(s *sandbox) bool {
-	return q.seen.Restarts > s.Restarts && !q.pool.KeepOnRestart
+func (p *pod) restarted(sb *sandbox) bool {
+	return p.seen.Restarts > sb.Restarts && !p.pool.KeepOnRestart
 }
 
-// change runs f, which changes a field that the pool counts its pods by.
-func (q *pod) change(f func()) {
-	q.pool.count(q, -1)
+// recount runs f, which changes a field that the pool counts its pods by.
+func (p *pod) recount(f func()) {
+	p.pool.count(p, -1)
 	f()
-	q.pool.count(q, +1)
+	p.pool.count(p, +1)
 }
 
-func (c *Core) enter(q *pod, phase podPhase) {
-	if q.phase == podWarm {
-		q.pool.queue.Remove(q.seen.Key)
+func (c *Core) enter(p *pod, phase podPhase) {
+	if p.phase == podWarm {
+		p.pool.queue.Remove(p.seen.Key)
 	}
-	q.change(func() { q.phase = phase })
+	p.recount(func() { p.phase = phase })
 	if phase == podWarm {
-		c.becameWarm(q)
-		q.pool.queue.Put(warm.Pod[PodKey]{Key: q.seen.Key, Node: q.seen.Node, CreatedAt: q.seen.CreatedAt, Name: q.seen.Key.Name})
+		c.becameWarm(p)
+		p.pool.queue.Put(warm.Pod[PodKey]{Key: p.seen.Key, Node: p.seen.Node, CreatedAt: p.seen.CreatedAt, Name: p.seen.Key.Name})
 	}
 }
 
@@ -95,10 +95,10 @@ func (c *Core) nodeOf(name string) *node {
 }
 
 // leaveNode takes a pod off its node.
-func (c *Core) leaveNode(q *pod) {
-	delete(q.node.pods, q)
-	if len(q.node.pods) == 0 && !q.node.usable {
-		delete(c.nodes, q.node.name)
+func (c *Core) leaveNode(p *pod) {
+	delete(p.node.pods, p)
+	if len(p.node.pods) == 0 && !p.node.usable {
+		delete(c.nodes, p.node.name)
 	}
 }
 
@@ -107,11 +107,11 @@ func (c *Core) nodeSeen(name string, usable bool) {
 	if n.usable != usable {
 		there := sortedPods(n.pods)
 		n.usable = usable
-		for _, q := range there {
-			q.change(func() { q.away = !usable })
+		for _, p := range there {
+			p.recount(func() { p.away = !usable })
 		}
-		for _, q := range there {
-			c.consider(q)
+		for _, p := range there {
+			c.consider(p)
 		}
 	}
 	if len(n.pods) == 0 && !n.usable {
@@ -122,8 +122,8 @@ func (c *Core) nodeSeen(name string, usable bool) {
 // sortedPods lists pods by UID, so that the same events have the same effects.
 func sortedPods(set map[*pod]struct{}) []*pod {
 	all := make([]*pod, 0, len(set))
-	for q := range set {
-		all = append(all, q)
+	for p := range set {
+		all = append(all, p)
 	}
 	slices.SortFunc(all, func(a, b *pod) int { return comparePods(a.seen.Key, b.seen.Key) })
 	return all
@@ -132,109 +132,109 @@ func sortedPods(set map[*pod]struct{}) []*pod {
 func comparePods(a, b PodKey) int { return strings.Compare(a.UID, b.UID) }
 
 func (c *Core) podSeen(seen Pod) {
-	q := c.pods[seen.Key]
-	if q == nil {
+	p := c.pods[seen.Key]
+	if p == nil {
 		owner, ours := c.ownerOf(seen)
 		if !ours {
 			return
 		}
-		p := c.poolOf(owner)
-		p.made(seen.Key.Name)
-		q = &pod{pool: p, seen: seen, node: c.nodeOf(seen.Node), outdated: p.known && seen.Template != p.Template}
-		q.away = c.recovering && seen.Node != "" && !q.node.usable
-		q.node.pods[q] = struct{}{}
-		c.pods[seen.Key] = q
-		p.pods[q] = struct{}{}
-		p.count(q, +1)
-		d := c.discards[seen.Key]
-		switch s := c.holds[seen.Key]; {
-		case s != nil:
+		pool := c.poolOf(owner)
+		pool.made(seen.Key.Name)
+		p = &pod{pool: pool, seen: seen, node: c.nodeOf(seen.Node), outdated: pool.known && seen.Template != pool.Template}
+		p.away = c.recovering && seen.Node != "" && !p.node.usable
+		p.node.pods[p] = struct{}{}
+		c.pods[seen.Key] = p
+		pool.pods[p] = struct{}{}
+		pool.count(p, +1)
+		d := c.retirements[seen.Key]
+		switch sb := c.holds[seen.Key]; {
+		case sb != nil:
 			// The pod is used, even if this observation does not show it: it may be older.
-			c.hold(q, s)
+			c.hold(p, sb)
 		case d != nil:
-			c.enter(q, podDeleting)
-			c.advanceDiscard(seen.Key)
+			c.enter(p, podDeleting)
+			c.advanceRetirement(seen.Key)
 		}
 	}
-	if q.seen.Node != seen.Node { // it was scheduled
-		c.leaveNode(q)
-		q.node = c.nodeOf(seen.Node)
-		q.node.pods[q] = struct{}{}
+	if p.seen.Node != seen.Node { // it was scheduled
+		c.leaveNode(p)
+		p.node = c.nodeOf(seen.Node)
+		p.node.pods[p] = struct{}{}
 	}
-	q.seen = seen
-	c.locate(q, seen.IP)
-	if q.place != nil {
-		c.reconsider(q.place, q)
+	p.seen = seen
+	c.locate(p, seen.IP)
+	if p.place != nil {
+		c.reconsider(p.place, p)
 	}
-	c.relabel(q)
-	c.consider(q)
+	c.relabel(p)
+	c.consider(p)
 }
 
 // ownerOf returns the pool of a pod that is seen for the first time. A pod that is on record, for a
 // sandbox or as one to be deleted, is ours even if its owner reference was removed.
 func (c *Core) ownerOf(seen Pod) (owner PoolKey, ours bool) {
-	s, d := c.holds[seen.Key], c.discards[seen.Key]
-	if seen.Pool == "" && s != nil {
-		return s.Pool, true
+	sb, d := c.holds[seen.Key], c.retirements[seen.Key]
+	if seen.Pool == "" && sb != nil {
+		return sb.Pool, true
 	}
 	return PoolKey{seen.Key.Namespace, seen.Pool}, seen.Pool != "" || d != nil
 }
 
 // relabel restores the pool's label of a pod. The effect names the sandbox too, because it replaces
 // an earlier LabelPod that is not carried out yet.
-func (c *Core) relabel(q *pod) {
-	if !q.seen.Mislabelled || q.seen.Deleting {
+func (c *Core) relabel(p *pod) {
+	if !p.seen.Mislabelled || p.seen.Deleting {
 		return
 	}
-	e := LabelPod{Pod: q.seen.Key, Pool: q.seen.Pool, Restored: true}
-	if s := q.sandbox; s != nil {
-		e.ID, e.Released = s.ID, s.Phase == Released || s.Phase == Ended
+	e := LabelPod{Pod: p.seen.Key, Pool: p.seen.Pool, Restored: true}
+	if sb := p.sandbox; sb != nil {
+		e.ID, e.Released = sb.ID, sb.Phase == Released || sb.Phase == Ended
 	}
 	c.emit(e)
 }
 
 // consider acts on the latest observation of a pod.
-func (c *Core) consider(q *pod) {
-	seen := q.seen
-	switch q.phase {
+func (c *Core) consider(p *pod) {
+	seen := p.seen
+	switch p.phase {
 	case podPending, podWarm:
 		switch {
-		case seen.Deleting || seen.Finished || q.contested():
-			if seen.Finished && c.early(q) {
-				c.endedEarly(q, cmp.Or(seen.Why, "its containers have ended"))
-			} else if seen.Deleting && q.warmAt == 0 {
-				c.endedEarly(q, "it was deleted before it was ready")
+		case seen.Deleting || seen.Finished || p.contested():
+			if seen.Finished && c.early(p) {
+				c.endedEarly(p, cmp.Or(seen.Why, "its containers have ended"))
+			} else if seen.Deleting && p.warmAt == 0 {
+				c.endedEarly(p, "it was deleted before it was ready")
 			}
-			c.discard(q)
-		case q.reached && (q.place == nil || q.place.routes == 0):
+			c.retire(p)
+		case p.reached && (p.place == nil || p.place.routes == 0):
 			// Not while the address is tainted: the next pod there would be reached too.
-			c.discard(q)
-		case seen.Pool == "" && !q.reached:
+			c.retire(p)
+		case seen.Pool == "" && !p.reached:
 			// The next leader cannot find it without an owner.
-			c.discard(q)
+			c.retire(p)
 		case seen.Used:
 			c.emit(Repaired{Pod: seen.Key, What: "a pod of this pool is marked as used, and no record says by whom: it will be deleted"})
-			c.enter(q, podDeleting)
-			c.strays = append(c.strays, q)
-		case q.usable() && q.phase == podPending:
-			c.enter(q, podWarm)
-		case !q.usable() && q.phase == podWarm:
-			c.enter(q, podPending)
+			c.enter(p, podDeleting)
+			c.orphans = append(c.orphans, p)
+		case p.usable() && p.phase == podPending:
+			c.enter(p, podWarm)
+		case !p.usable() && p.phase == podWarm:
+			c.enter(p, podPending)
 		}
 	case podClaiming:
-		if !q.claim.fact.handed && !q.usable() {
-			c.takeBack(q.claim)
-			c.enter(q, podPending)
-			c.consider(q)
+		if !p.claim.fact.handed && !p.usable() {
+			c.takeBack(p.claim)
+			c.enter(p, podPending)
+			c.consider(p)
 		}
 	case podClaimed:
-		switch s, reason := q.sandbox, q.unfit(q.sandbox); reason {
+		switch sb, reason := p.sandbox, p.unfit(p.sandbox); reason {
 		case "":
-			s.Restarts = max(s.Restarts, seen.Restarts) // they were kept
+			sb.Restarts = max(sb.Restarts, seen.Restarts) // they were kept
 		case ReasonRestart:
-			c.startRelease(s, reason)
+			c.startRelease(sb, reason)
 		default:
-			c.lost(s, reason)
+			c.lost(sb, reason)
 		}
 	case podReleased, podDeleting:
 	}
@@ -242,72 +242,72 @@ func (c *Core) consider(q *pod) {
 
 // unfit returns the reason for which a pod can no longer serve its sandbox; empty: it can. q may be
 // nil.
-func (q *pod) unfit(s *sandbox) string {
+func (p *pod) unfit(sb *sandbox) string {
 	switch {
-	case q == nil:
+	case p == nil:
 		return ReasonPodGone
-	case q.seen.Deleting:
+	case p.seen.Deleting:
 		return ReasonPodDeleted
-	case q.seen.Finished:
+	case p.seen.Finished:
 		return ReasonPodFailed
-	case q.seen.IP != s.IP:
+	case p.seen.IP != sb.IP:
 		// The address of the route may belong to another pod already, even if this pod has none
 		// at the moment.
 		return ReasonPodMoved
-	case q.contested():
+	case p.contested():
 		return ReasonAddressShared
-	case q.restarted(s):
+	case p.restarted(sb):
 		return ReasonRestart
 	}
 	return ""
 }
 
 // hold ties a pod that was found again to its sandbox.
-func (c *Core) hold(q *pod, s *sandbox) {
-	q.sandbox = s
-	if q.pool.known {
-		s.takePorts(q.pool)
+func (c *Core) hold(p *pod, sb *sandbox) {
+	p.sandbox = sb
+	if p.pool.known {
+		sb.takePorts(p.pool)
 	}
-	if s.Phase != Released && s.Phase != Ended {
-		c.enter(q, podClaimed)
-		c.pushRoute(s)
+	if sb.Phase != Released && sb.Phase != Ended {
+		c.enter(p, podClaimed)
+		c.pushRoute(sb)
 		return
 	}
-	c.enter(q, podReleased)
-	if s.elem != nil { // it had ended, but its pod exists
-		c.ended.Remove(s.elem)
-		s.elem = nil
-		s.Phase = Released
-		c.revise(s)
-		c.expose(s)
+	c.enter(p, podReleased)
+	if sb.elem != nil { // it had ended, but its pod exists
+		c.ended.Remove(sb.elem)
+		sb.elem = nil
+		sb.Phase = Released
+		c.revise(sb)
+		c.expose(sb)
 	}
-	c.startFence(s)
+	c.startFence(sb)
 }
 
 func (c *Core) podGone(key PodKey) {
-	q := c.pods[key]
-	if q == nil {
+	p := c.pods[key]
+	if p == nil {
 		return
 	}
-	if q.claim != nil {
-		q.seen.Ready = false // so that it is not answered, when it is being written
-		if !q.claim.fact.handed {
-			c.takeBack(q.claim)
+	if p.claim != nil {
+		p.seen.Ready = false // so that it is not answered, when it is being written
+		if !p.claim.fact.handed {
+			c.takeBack(p.claim)
 		}
 	}
-	s := q.sandbox
-	if q.phase == podPending && q.warmAt == 0 {
-		c.endedEarly(q, "it was deleted before it was ready")
+	sb := p.sandbox
+	if p.phase == podPending && p.warmAt == 0 {
+		c.endedEarly(p, "it was deleted before it was ready")
 	}
-	c.enter(q, podDeleting) // out of the queue
-	q.pool.count(q, -1)
-	delete(q.pool.pods, q)
+	c.enter(p, podDeleting) // out of the queue
+	p.pool.count(p, -1)
+	delete(p.pool.pods, p)
 	delete(c.pods, key)
-	c.leaveNode(q)
-	c.locate(q, netip.Addr{})
-	if s != nil {
-		c.lost(s, ReasonPodGone)
+	c.leaveNode(p)
+	c.locate(p, netip.Addr{})
+	if sb != nil {
+		c.lost(sb, ReasonPodGone)
 	}
-	c.advanceDiscard(key)
-	c.letEnd(q)
+	c.advanceRetirement(key)
+	c.letEnd(p)
 }

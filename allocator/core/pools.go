@@ -12,8 +12,8 @@ import (
 
 // Back-off of pod creation after a failure.
 const (
-	retryFirst = time.Second
-	retryMost  = 30 * time.Second
+	firstRetry = time.Second
+	maxRetry   = 30 * time.Second
 )
 
 // pool is a pool and its pods. A pool that has pods is kept while its object does not exist, or was
@@ -40,30 +40,30 @@ type pool struct {
 	backOff     backOff       // of pods that were made
 }
 
-func (p *pool) counts() Counts {
+func (pool *pool) counts() Counts {
 	return Counts{
-		Pending:   p.sum(podPending) + len(p.creating),
-		Warm:      p.sum(podWarm),
-		Claimed:   p.sum(podClaiming) + p.sum(podClaimed),
-		Releasing: p.sum(podReleased) + p.sum(podDeleting),
-		Waiting:   p.callers,
+		Pending:   pool.sum(podPending) + len(pool.creating),
+		Warm:      pool.sum(podWarm),
+		Claimed:   pool.sum(podClaiming) + pool.sum(podClaimed),
+		Releasing: pool.sum(podReleased) + pool.sum(podDeleting),
+		Waiting:   pool.callers,
 	}
 }
 
 // sum is how many pods are in a phase.
-func (p *pool) sum(phase podPhase) int { return p.outdated(phase) + p.current(phase) }
+func (pool *pool) sum(phase podPhase) int { return pool.outdated(phase) + pool.current(phase) }
 
 // outdated and current are how many of them were created from an older template, and from the
 // current one.
-func (p *pool) outdated(phase podPhase) int { return p.n[phase][1][0] + p.n[phase][1][1] }
-func (p *pool) current(phase podPhase) int  { return p.n[phase][0][0] + p.n[phase][0][1] }
+func (pool *pool) outdated(phase podPhase) int { return pool.n[phase][1][0] + pool.n[phase][1][1] }
+func (pool *pool) current(phase podPhase) int  { return pool.n[phase][0][0] + pool.n[phase][0][1] }
 
 // touch has a pool settled at the end of the step, because something has changed on which that
 // depends: its object, its pods, the claims that wait, or the time.
-func (p *pool) touch() {
-	if !p.touched {
-		p.touched = true
-		*p.list = append(*p.list, p)
+func (pool *pool) touch() {
+	if !pool.touched {
+		pool.touched = true
+		*pool.list = append(*pool.list, pool)
 	}
 }
 
@@ -77,48 +77,46 @@ func (c *Core) settlePools() {
 		pools := c.unsettled
 		c.unsettled = nil
 		slices.SortFunc(pools, byKey)
-		for _, p := range pools {
-			if c.pools[p.Key] == p {
-				c.serve(p)
-				c.reconcile(p)
+		for _, pool := range pools {
+			if c.pools[pool.Key] == pool {
+				c.serve(pool)
+				c.reconcile(pool)
 			}
-			p.touched = false // what settling it has changed is settled already
+			pool.touched = false // what settling it has changed is settled already
 		}
 	}
 }
 
 // count adds d for a pod as it is now.
-func (p *pool) count(q *pod, d int) {
-	p.touch()
+func (pool *pool) count(p *pod, d int) {
+	pool.touch()
 	outdated, stranded := 0, 0
-	if q.outdated {
+	if p.outdated {
 		outdated = 1
 	}
-	if q.stranded() {
+	if p.stranded() {
 		stranded = 1
 	}
-	p.n[q.phase][outdated][stranded] += d
+	pool.n[p.phase][outdated][stranded] += d
 }
 
 // poolOf returns the pool of that name. It creates an entry for a pool whose object was not seen,
 // because the pods of such a pool must be kept.
 func (c *Core) poolOf(key PoolKey) *pool {
-	p := c.pools[key]
-	if p == nil {
-		p = &pool{
+	if c.pools[key] == nil {
+		c.pools[key] = &pool{
 			Pool: Pool{Key: key}, pods: map[*pod]struct{}{}, queue: warm.NewQueue[PodKey](), waiting: list.New(),
 			creating: map[string]struct{}{}, list: &c.unsettled,
 		}
-		c.pools[key] = p
 	}
-	return p
+	return c.pools[key]
 }
 
 // sortedPools lists the pools by namespace and name.
 func (c *Core) sortedPools() []*pool {
 	all := make([]*pool, 0, len(c.pools))
-	for _, p := range c.pools {
-		all = append(all, p)
+	for _, pool := range c.pools {
+		all = append(all, pool)
 	}
 	slices.SortFunc(all, byKey)
 	return all
@@ -129,227 +127,229 @@ func byKey(a, b *pool) int {
 }
 
 func (c *Core) poolSeen(spec Pool) {
-	p := c.poolOf(spec.Key)
-	changed := p.Template != spec.Template
-	otherPorts := p.DefaultPort != spec.DefaultPort || !slices.Equal(p.Ports, spec.Ports)
-	p.Pool, p.known = spec, true
+	pool := c.poolOf(spec.Key)
+	changed := pool.Template != spec.Template
+	otherPorts := pool.DefaultPort != spec.DefaultPort || !slices.Equal(pool.Ports, spec.Ports)
+	pool.Pool, pool.known = spec, true
 	if !spec.Deleting {
-		p.drained = false
+		pool.drained = false
 	}
 	if changed {
-		p.backOff = backOff{}
-		for q := range p.pods {
-			q.change(func() { q.outdated = q.seen.Template != p.Template })
+		pool.backOff = backOff{}
+		for p := range pool.pods {
+			p.recount(func() { p.outdated = p.seen.Template != pool.Template })
 		}
 	}
 	if otherPorts {
-		c.pushPorts(p)
+		c.pushPorts(pool)
 	}
-	p.touch()
+	pool.touch()
 }
 
 func (c *Core) poolGone(key PoolKey) {
-	p := c.pools[key]
-	if p == nil {
+	pool := c.pools[key]
+	if pool == nil {
 		return
 	}
-	p.known, p.Deleting = false, true
-	p.touch()
+	pool.known, pool.Deleting = false, true
+	pool.touch()
 }
 
 // reconcile brings the number of warm pods to what the pool asks for.
-func (c *Core) reconcile(p *pool) {
+func (c *Core) reconcile(pool *pool) {
 	switch {
 	case c.recovering:
 		return
-	case p.Deleting:
-		c.drain(p)
+	case pool.Deleting:
+		c.drain(pool)
 		return
-	case !p.known: // its object was not seen yet, so nothing is decided about its pods
-		if len(p.pods) == 0 {
-			delete(c.pools, p.Key)
+	case !pool.known: // its object was not seen yet, so nothing is decided about its pods
+		if len(pool.pods) == 0 {
+			delete(c.pools, pool.Key)
 		}
 		return
-	case p.Refused:
-		c.withhold(p)
+	case pool.Refused:
+		c.withhold(pool)
 		return
 	}
 	// Stranded pods do not count. They may come back with their node and are a surplus then. A
 	// pod that was reached never comes back.
-	idle := len(p.creating) + p.n[podPending][0][0] + p.current(podWarm)
-	if p.retryAt == 0 {
-		missing := p.Warm - idle - p.backOff.held
-		if room := p.MaxPods - len(p.pods) - len(p.creating); p.MaxPods > 0 && missing > room {
-			c.discardStranded(p, missing-room)
+	idle := len(pool.creating) + pool.n[podPending][0][0] + pool.current(podWarm)
+	if pool.retryAt == 0 {
+		missing := pool.Warm - idle - pool.backOff.held
+		if room := pool.MaxPods - len(pool.pods) - len(pool.creating); pool.MaxPods > 0 && missing > room {
+			c.retireStranded(pool, missing-room)
 			missing = room
 		}
 		for range missing {
-			name := p.Key.Name + "-" + c.cfg.NewSuffix()
-			if len(p.again) > 0 {
-				name, p.again = p.again[0], p.again[1:]
+			name := pool.Key.Name + "-" + c.cfg.NewSuffix()
+			if len(pool.again) > 0 {
+				name, pool.again = pool.again[0], pool.again[1:]
 			}
-			if _, taken := p.creating[name]; taken {
+			if _, taken := pool.creating[name]; taken {
 				continue // a name collision; the next settling tries another suffix
 			}
-			p.creating[name] = struct{}{}
-			c.emit(CreatePod{Pool: p.Key, Name: name})
+			pool.creating[name] = struct{}{}
+			c.emit(CreatePod{Pool: pool.Key, Name: name})
 		}
 	}
-	c.shrink(p, idle)
+	c.shrink(pool, idle)
 }
 
-// discardStranded makes room for new pods below MaxPods. It discards as many stranded pods as pods
+// retireStranded makes room for new pods below MaxPods. It retires as many stranded pods as pods
 // are missing, less those that are being deleted already.
-func (c *Core) discardStranded(p *pool, most int) {
-	most -= p.sum(podDeleting)
-	if most <= 0 || p.n[podPending][0][1]+p.n[podPending][1][1] == 0 {
+func (c *Core) retireStranded(pool *pool, most int) {
+	most -= pool.sum(podDeleting)
+	if most <= 0 || pool.n[podPending][0][1]+pool.n[podPending][1][1] == 0 {
 		return
 	}
-	for _, q := range p.sorted(podPending) {
+	for _, p := range pool.sorted(podPending) {
 		// A pod that was reached keeps its address until that is no longer tainted.
-		if q.stranded() && !q.reached && most > 0 && p.want() > p.sum(podWarm) {
-			c.discard(q)
+		if p.stranded() && !p.reached && most > 0 && pool.want() > pool.sum(podWarm) {
+			c.retire(p)
 			most--
 		}
 	}
 }
 
-// shrink discards surplus idle pods in this order: outdated pods that are not ready; outdated warm
+// shrink retires surplus idle pods in this order: outdated pods that are not ready; outdated warm
 // pods as far as current warm pods replace them; current pods that are not ready; the youngest.
-func (c *Core) shrink(p *pool, idle int) {
-	if p.outdated(podPending) > 0 {
-		for _, q := range p.sorted(podPending) {
-			if q.outdated {
-				c.discard(q)
+func (c *Core) shrink(pool *pool, idle int) {
+	if pool.outdated(podPending) > 0 {
+		for _, p := range pool.sorted(podPending) {
+			if p.outdated {
+				c.retire(p)
 			}
 		}
 	}
-	want := p.want()
-	surplus := min(p.sum(podWarm)-want, p.outdated(podWarm))
-	if underWay := len(p.creating) + p.sum(podPending) + p.sum(podDeleting); surplus <= 0 && p.outdated(podWarm) > 0 && p.full() && underWay == 0 {
+	want := pool.want()
+	surplus := min(pool.sum(podWarm)-want, pool.outdated(podWarm))
+	if underWay := len(pool.creating) + pool.sum(podPending) + pool.sum(podDeleting); surplus <= 0 && pool.outdated(podWarm) > 0 && pool.full() && underWay == 0 {
 		surplus = 1 // MaxPods leaves no room for a replacement, so one pod at a time makes room
 	}
 	if surplus > 0 {
-		for _, q := range c.warm(p, func(q *pod) bool { return q.outdated })[:surplus] {
-			c.discard(q)
+		for _, p := range c.warm(pool, func(p *pod) bool { return p.outdated })[:surplus] {
+			c.retire(p)
 		}
 	}
 	surplus = idle - want
 	if surplus <= 0 {
 		return
 	}
-	for _, q := range p.sorted(podPending) {
-		if surplus > 0 && !q.stranded() {
-			c.discard(q)
+	for _, p := range pool.sorted(podPending) {
+		if surplus > 0 && !p.stranded() {
+			c.retire(p)
 			surplus--
 		}
 	}
-	// Pods that are still being created cannot be discarded.
-	surplus = min(surplus, p.current(podWarm)-want)
+	// Pods that are still being created cannot be retired.
+	surplus = min(surplus, pool.current(podWarm)-want)
 	if surplus > 0 {
-		young := c.warm(p, func(q *pod) bool { return !q.outdated })
-		for _, q := range young[len(young)-surplus:] {
-			c.discard(q)
+		young := c.warm(pool, func(p *pod) bool { return !p.outdated })
+		for _, p := range young[len(young)-surplus:] {
+			c.retire(p)
 		}
 	}
 }
 
-// withhold discards the idle pods of a pool whose template is refused, except warm pods that were
+// withhold retires the idle pods of a pool whose template is refused, except warm pods that were
 // created from an earlier template.
-func (c *Core) withhold(p *pool) {
-	for _, q := range p.sorted(podPending) {
-		c.discard(q)
+func (c *Core) withhold(pool *pool) {
+	for _, p := range pool.sorted(podPending) {
+		c.retire(p)
 	}
-	surplus := p.outdated(podWarm) - p.want()
-	for _, q := range c.warm(p, func(*pod) bool { return true }) {
+	surplus := pool.outdated(podWarm) - pool.want()
+	for _, p := range c.warm(pool, func(*pod) bool { return true }) {
 		switch {
-		case !q.outdated:
-			c.discard(q)
+		case !p.outdated:
+			c.retire(p)
 		case surplus > 0:
-			c.discard(q)
+			c.retire(p)
 			surplus--
 		}
 	}
 }
 
 // warm lists the warm pods of a pool that fit, oldest first.
-func (c *Core) warm(p *pool, fits func(*pod) bool) (found []*pod) {
-	for _, key := range p.queue.ByAge() {
-		if q := c.pods[key]; fits(q) {
-			found = append(found, q)
+func (c *Core) warm(pool *pool, fits func(*pod) bool) (found []*pod) {
+	for _, key := range pool.queue.ByAge() {
+		if p := c.pods[key]; fits(p) {
+			found = append(found, p)
 		}
 	}
 	return found
 }
 
 // sorted lists the pods in these phases by UID, so that the same events choose the same pods.
-func (p *pool) sorted(phases ...podPhase) []*pod {
+func (pool *pool) sorted(phases ...podPhase) []*pod {
 	found := map[*pod]struct{}{}
-	for q := range p.pods {
-		if slices.Contains(phases, q.phase) {
-			found[q] = struct{}{}
+	for p := range pool.pods {
+		if slices.Contains(phases, p.phase) {
+			found[p] = struct{}{}
 		}
 	}
 	return sortedPods(found)
 }
 
-// drain refuses the claims, releases the sandboxes and discards the pods of a pool that is deleted.
-func (c *Core) drain(p *pool) {
-	for p.waiting.Len() > 0 {
-		c.refuse(p.waiting.Front().Value.(*claim), NoPool)
+// drain refuses the claims, releases the sandboxes and retires the pods of a pool that is deleted.
+func (c *Core) drain(pool *pool) {
+	for pool.waiting.Len() > 0 {
+		c.refuse(pool.waiting.Front().Value.(*claim), NoPool)
 	}
-	if p.sum(podPending)+p.sum(podWarm)+p.sum(podClaimed) > 0 {
-		for _, q := range p.sorted(podPending, podWarm, podClaimed) {
-			if q.phase == podClaimed {
-				c.startRelease(q.sandbox, ReasonPoolDeleted)
+	if pool.sum(podPending)+pool.sum(podWarm)+pool.sum(podClaimed) > 0 {
+		for _, p := range pool.sorted(podPending, podWarm, podClaimed) {
+			if p.phase == podClaimed {
+				c.startRelease(p.sandbox, ReasonPoolDeleted)
 			} else {
-				c.discard(q)
+				c.retire(p)
 			}
 		}
 	}
-	p.again, p.backOff = nil, backOff{}
+	pool.again, pool.backOff = nil, backOff{}
 	switch {
-	case len(p.pods)+len(p.creating) > 0:
-	case !p.known:
-		delete(c.pools, p.Key)
-	case !p.drained:
-		p.drained = true
-		c.emit(PoolDrained{p.Key})
+	case len(pool.pods)+len(pool.creating) > 0:
+	case !pool.known:
+		delete(c.pools, pool.Key)
+	case !pool.drained:
+		pool.drained = true
+		c.emit(PoolDrained{pool.Key})
 	}
 }
 
 // want is how many warm pods the pool should have, as far as MaxPods leaves room beside the pods in
 // use.
-func (p *pool) want() int {
-	if p.MaxPods == 0 {
-		return p.Warm
+func (pool *pool) want() int {
+	if pool.MaxPods == 0 {
+		return pool.Warm
 	}
-	return max(0, min(p.Warm, p.MaxPods-p.sum(podClaiming)-p.sum(podClaimed)))
+	return max(0, min(pool.Warm, pool.MaxPods-pool.sum(podClaiming)-pool.sum(podClaimed)))
 }
 
 // full reports whether MaxPods allows no more pods.
-func (p *pool) full() bool { return p.MaxPods > 0 && len(p.pods)+len(p.creating) >= p.MaxPods }
+func (pool *pool) full() bool {
+	return pool.MaxPods > 0 && len(pool.pods)+len(pool.creating) >= pool.MaxPods
+}
 
 // made notes that a pod of that name exists.
-func (p *pool) made(name string) {
-	delete(p.creating, name)
-	p.again = slices.DeleteFunc(p.again, func(n string) bool { return n == name })
-	p.createPause = 0
+func (pool *pool) made(name string) {
+	delete(pool.creating, name)
+	pool.again = slices.DeleteFunc(pool.again, func(n string) bool { return n == name })
+	pool.createPause = 0
 }
 
 func (c *Core) createFailed(key PoolKey, name string) {
-	p := c.pools[key]
-	if p == nil {
+	pool := c.pools[key]
+	if pool == nil {
 		return
 	}
-	if _, asked := p.creating[name]; !asked {
+	if _, asked := pool.creating[name]; !asked {
 		return // the pod was created all the same, and was seen
 	}
-	delete(p.creating, name)
-	p.again = append(p.again, name)
-	if p.retryAt == 0 { // failures side by side count once
-		p.createPause = min(max(2*p.createPause, retryFirst), retryMost)
-		p.retryAt = c.now.Boot + p.createPause
+	delete(pool.creating, name)
+	pool.again = append(pool.again, name)
+	if pool.retryAt == 0 { // failures side by side count once
+		pool.createPause = min(max(2*pool.createPause, firstRetry), maxRetry)
+		pool.retryAt = c.now.Boot + pool.createPause
 	}
-	p.touch()
+	pool.touch()
 }

@@ -59,7 +59,7 @@ func TestChangedPortsOfAPoolCountForItsSandboxesAndAreToldToEveryRouter(t *testi
 	if want := []told{{1, 6, running.ID}, {1, 7, releasing.ID}, {2, 2, running.ID}, {2, 3, releasing.ID}}; !slices.Equal(got, want) {
 		t.Errorf("told %+v, expected %+v", got, want)
 	}
-	none[Record](s) // ports are the pool's, and not on record
+	none[WriteObject](s) // ports are the pool's, and not on record
 	none[SendSnapshot](s)
 
 	// Whatever is told later says the same.
@@ -280,7 +280,7 @@ func TestCreationThatFailedBecauseTheTemplateIsRefusedIsNotTriedAgainUntilItIsMe
 	s.step(CreateFailed{poolA, name})
 	bad := changed(specA(1), notAllowed)
 	s.step(PoolSeen{bad})
-	s.pass(retryMost)
+	s.pass(maxRetry)
 	none[CreatePod](s)
 	s.step(PoolSeen{specA(1)})
 	if again := one[CreatePod](s); again.Name != name {
@@ -316,7 +316,7 @@ func TestFailedCreationIsTriedAgainUnderItsNameAndMorePatiently(t *testing.T) {
 	for _, c := range of[CreatePod](s.effects) {
 		names = append(names, c.Name)
 	}
-	for pause := retryFirst; pause <= 8*retryFirst; pause *= 2 {
+	for pause := firstRetry; pause <= 8*firstRetry; pause *= 2 {
 		for _, name := range names { // side by side: that is one failure
 			s.step(CreateFailed{poolA, name})
 			none[CreatePod](s)

@@ -9,20 +9,20 @@ import (
 
 func TestSandboxIsReleasedWhenItsObjectIsDeleted(t *testing.T) {
 	for name, ev := range map[string]Event{
-		"deleted": RecordSeen{ID: "term1-id1", Revision: Revision{1, 1}, Deleting: true},
-		"gone":    RecordGone{ID: "term1-id1"},
+		"deleted": ObjectSeen{ID: "term1-id1", Revision: Revision{1, 1}, Deleting: true},
+		"gone":    ObjectGone{ID: "term1-id1"},
 	} {
 		s := newSim(t)
 		s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})
-		s.step(RecordGone{ID: "term1-id1"}) // of somebody else's
+		s.step(ObjectGone{ID: "term1-id1"}) // of somebody else's
 		s.claim()
-		s.step(RecordSeen{ID: "term1-id1", Revision: Revision{1, 1}})
+		s.step(ObjectSeen{ID: "term1-id1", Revision: Revision{1, 1}})
 		none[SandboxReleased](s)
 		s.step(ev)
 		if r := one[SandboxReleased](s); r.Sandbox.Reason != ReasonDeleted {
 			t.Errorf("%s: released %+v", name, r)
 		}
-		if records := of[Record](s.effects); len(records) == 0 || records[len(records)-1].Sandbox.Phase != Released {
+		if records := of[WriteObject](s.effects); len(records) == 0 || records[len(records)-1].Sandbox.Phase != Released {
 			t.Errorf("%s: recorded %+v", name, records)
 		}
 	}
@@ -34,16 +34,16 @@ func TestObjectOfASandboxThatHasNotEndedIsWrittenAgain(t *testing.T) {
 	sb := s.claim()
 	s.release(sb.ID)
 	s.step(PodGone{sb.Pod})
-	s.step(RecordGone{ID: sb.ID}) // its fence is not complete
-	if r := one[Record](s); r.Sandbox.Phase != Released {
+	s.step(ObjectGone{ID: sb.ID}) // its fence is not complete
+	if r := one[WriteObject](s); r.Sandbox.Phase != Released {
 		t.Errorf("recorded %+v", r)
 	}
 	s.record(s.pass(window))
-	s.step(RecordGone{ID: sb.ID})
-	none[Record](s)
+	s.step(ObjectGone{ID: sb.ID})
+	none[WriteObject](s)
 	// A leader that was deposed long ago wrote it once more.
-	s.step(RecordSeen{ID: sb.ID, Revision: Revision{1, 1}})
-	if f := one[ForgetRecord](s); f.ID != sb.ID {
+	s.step(ObjectSeen{ID: sb.ID, Revision: Revision{1, 1}})
+	if f := one[DeleteObject](s); f.ID != sb.ID {
 		t.Errorf("forgotten %+v", f)
 	}
 }
@@ -52,8 +52,8 @@ func TestObjectOfASandboxThatHasNotEndedIsWrittenAgain(t *testing.T) {
 // stays until the key holds no longer.
 func TestObjectWithAKeyIsLetGoOnlyWhenTheKeyHoldsNoLonger(t *testing.T) {
 	b := Binding{Team: "t", IdempotencyKey: "k"}
-	deleting := func(s Sandbox) RecordSeen {
-		return RecordSeen{ID: s.ID, Pool: poolA, Revision: s.Revision, Deleting: true}
+	deleting := func(s Sandbox) ObjectSeen {
+		return ObjectSeen{ID: s.ID, Pool: poolA, Revision: s.Revision, Deleting: true}
 	}
 	for name, c := range map[string]struct{ live, ended, late bool }{
 		"while it runs":                 {live: true},
@@ -79,32 +79,32 @@ func TestObjectWithAKeyIsLetGoOnlyWhenTheKeyHoldsNoLonger(t *testing.T) {
 			}
 			if c.ended {
 				s.step(deleting(sb))
-				none[ForgetRecord](s)
+				none[DeleteObject](s)
 			}
 			s.pass(10*time.Minute - never)
-			none[ForgetRecord](s)
+			none[DeleteObject](s)
 			if next := newSimAt(t, 2, s.now); true { // what is left is enough for it
-				next.recoverState(State{Pools: []Pool{specA(1)}, Pods: []Pod{warmPod("a-2")}, Nodes: []string{"n1"}, Records: []Sandbox{sb}})
+				next.recoverState(State{Pools: []Pool{specA(1)}, Pods: []Pod{warmPod("a-2")}, Nodes: []string{"n1"}, Objects: []Sandbox{sb}})
 				next.step(Claim{Token: 1, Pool: poolA, Binding: b, Wait: wait})
 				if r := one[ClaimRefused](next); r.Why != KeyEnded || r.Sandbox.ID != sb.ID {
 					t.Errorf("refused %+v", r)
 				}
 				next.step(deleting(sb))
-				none[ForgetRecord](next)
+				none[DeleteObject](next)
 				next.pass(never)
-				if f := one[ForgetRecord](next); f.ID != sb.ID {
+				if f := one[DeleteObject](next); f.ID != sb.ID {
 					t.Errorf("forgotten %+v", f)
 				}
 			}
 			if s.pass(never); c.late {
-				none[ForgetRecord](s)
+				none[DeleteObject](s)
 				s.step(deleting(sb))
 			}
-			if f := one[ForgetRecord](s); f.ID != sb.ID {
+			if f := one[DeleteObject](s); f.ID != sb.ID {
 				t.Errorf("forgotten %+v", f)
 			}
-			s.step(RecordGone{sb.ID})
-			none[Record](s)
+			s.step(ObjectGone{sb.ID})
+			none[WriteObject](s)
 		})
 	}
 }
@@ -112,12 +112,12 @@ func TestObjectWithAKeyIsLetGoOnlyWhenTheKeyHoldsNoLonger(t *testing.T) {
 func TestObjectThatADeposedLeaderWroteLateIsDeleted(t *testing.T) {
 	s := newSimAt(t, 2, start)
 	s.recover(nil, nil)
-	s.step(RecordSeen{ID: "x", Pool: poolA, Revision: Revision{2, 1}})
-	none[ForgetRecord](s)
-	s.step(RecordSeen{ID: "made-by-hand", Pool: poolA})
-	none[ForgetRecord](s)
-	s.step(RecordSeen{ID: "x", Pool: poolA, Revision: Revision{1, 9}})
-	if f := one[ForgetRecord](s); f.ID != "x" {
+	s.step(ObjectSeen{ID: "x", Pool: poolA, Revision: Revision{2, 1}})
+	none[DeleteObject](s)
+	s.step(ObjectSeen{ID: "made-by-hand", Pool: poolA})
+	none[DeleteObject](s)
+	s.step(ObjectSeen{ID: "x", Pool: poolA, Revision: Revision{1, 9}})
+	if f := one[DeleteObject](s); f.ID != "x" {
 		t.Errorf("forgotten %+v", f)
 	}
 }
@@ -172,7 +172,7 @@ func TestWhatWasForgottenDoesNotComeBackWithANewLeader(t *testing.T) {
 	old := released("a-1", "old")
 	old.Sandbox.EndedAt = start.Wall.Add(-3 * 24 * time.Hour) // KeepEndedFor is 24 h
 	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-2")}, old)
-	none[Record](s)
+	none[WriteObject](s)
 	one[Settle](s)
 }
 
@@ -205,8 +205,8 @@ func TestObjectThatSomebodyHasReplacedIsWrittenAgain(t *testing.T) {
 	s := newSim(t)
 	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})
 	c := s.claim()
-	s.step(RecordSeen{ID: c.ID, Pool: poolA}) // its status is gone
-	if r := one[Record](s); r.Sandbox.ID != c.ID {
+	s.step(ObjectSeen{ID: c.ID, Pool: poolA}) // its status is gone
+	if r := one[WriteObject](s); r.Sandbox.ID != c.ID {
 		t.Errorf("recorded %+v", r)
 	}
 }
@@ -216,9 +216,9 @@ func TestObjectThatGoesBeforeItIsRecordedIsWrittenAgain(t *testing.T) {
 	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})
 	s.step(Claim{Token: 1, Pool: poolA, Wait: wait})
 	c := one[Claimed](s)
-	s.step(RecordSeen{ID: c.Sandbox.ID, Pool: poolA, Revision: c.Sandbox.Revision})
-	s.step(RecordGone{ID: c.Sandbox.ID})
-	if len(of[Record](s.effects)) == 0 {
+	s.step(ObjectSeen{ID: c.Sandbox.ID, Pool: poolA, Revision: c.Sandbox.Revision})
+	s.step(ObjectGone{ID: c.Sandbox.ID})
+	if len(of[WriteObject](s.effects)) == 0 {
 		t.Errorf("%s is not written again", c.Sandbox.ID)
 	}
 }

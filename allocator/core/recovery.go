@@ -14,8 +14,8 @@ import (
 type State struct {
 	// Facts are the latest of the journal, of each thing.
 	Facts []Fact
-	// Records are the Sandbox objects.
-	Records []Sandbox
+	// Objects are the Sandbox objects.
+	Objects []Sandbox
 	Pools   []Pool
 	// Nodes are those that are usable.
 	Nodes []string
@@ -38,41 +38,41 @@ func (c *Core) Recover(st State) ([]Effect, error) {
 	for _, p := range st.Pods {
 		c.podSeen(p)
 	}
-	for _, s := range c.sorted() {
-		if s.recorded.Less(s.Revision) {
-			c.emit(Record{Sandbox: s.Sandbox})
+	for _, sb := range c.sorted() {
+		if sb.objectRevision.Less(sb.Revision) {
+			c.emit(WriteObject{Sandbox: sb.Sandbox})
 		}
-		switch gone := c.pods[s.Pod] == nil; {
-		case s.Phase == Ended:
-		case s.Phase == Released && gone:
-			c.startFence(s)
-		case s.Phase != Released && len(s.doubles) > 0:
-			c.lost(s, ReasonDuplicate)
+		switch gone := c.pods[sb.Pod] == nil; {
+		case sb.Phase == Ended:
+		case sb.Phase == Released && gone:
+			c.startFence(sb)
+		case sb.Phase != Released && len(sb.conflicts) > 0:
+			c.lost(sb, ReasonDuplicate)
 		case gone:
-			c.lost(s, ReasonPodGone)
-		case s.Phase == Starting:
-			c.emit(StartSandbox{s.Sandbox})
+			c.lost(sb, ReasonPodGone)
+		case sb.Phase == Starting:
+			c.emit(StartSandbox{sb.Sandbox})
 		}
 	}
-	for _, key := range slices.SortedFunc(maps.Keys(c.discards), comparePods) {
+	for _, key := range slices.SortedFunc(maps.Keys(c.retirements), comparePods) {
 		if c.pods[key] == nil {
-			c.advanceDiscard(key)
+			c.advanceRetirement(key)
 		}
 	}
 	c.recovering = false
-	for _, p := range c.sortedPools() {
-		if !p.known { // its object is gone, only its pods are left
-			p.Deleting = true
+	for _, pool := range c.sortedPools() {
+		if !pool.known { // its object is gone, only its pods are left
+			pool.Deleting = true
 		}
-		p.touch()
+		pool.touch()
 	}
 	return c.take(), nil
 }
 
 // recoverSandboxes merges the journal and the objects: of each sandbox the higher revision counts.
 func (c *Core) recoverSandboxes(st State) error {
-	for _, r := range st.Records {
-		c.sandboxes[r.ID] = &sandbox{Sandbox: r, recorded: r.Revision}
+	for _, r := range st.Objects {
+		c.sandboxes[r.ID] = &sandbox{Sandbox: r, objectRevision: r.Revision}
 	}
 	there := make(map[PodKey]bool, len(st.Pods))
 	for _, p := range st.Pods {
@@ -84,68 +84,68 @@ func (c *Core) recoverSandboxes(st State) error {
 		case f.Session != "": // below
 			continue
 		case f.Sandbox == nil:
-			c.discards[f.Discard] = &discard{revision: f.Revision, durable: true}
+			c.retirements[f.Retired] = &retirement{revision: f.Revision, durable: true}
 			if f.After != "" {
 				doubles = append(doubles, f)
 			}
 			continue
 		}
-		s := c.sandboxes[f.Sandbox.ID]
-		if s == nil && f.Sandbox.Phase == Released && !there[f.Sandbox.Pod] && c.now.Wall.Sub(f.Sandbox.EndedAt) > c.cfg.KeepEndedFor {
+		sb := c.sandboxes[f.Sandbox.ID]
+		if sb == nil && f.Sandbox.Phase == Released && !there[f.Sandbox.Pod] && c.now.Wall.Sub(f.Sandbox.EndedAt) > c.cfg.KeepEndedFor {
 			// Its record was dropped, and no later fact has overwritten its slot.
 			c.emit(Settle{ID: f.Sandbox.ID, Revision: f.Revision})
 			continue
 		}
-		if s == nil {
-			s = &sandbox{}
-			c.sandboxes[f.Sandbox.ID] = s
-		} else if s.Pod != f.Sandbox.Pod || s.IP != f.Sandbox.IP {
+		if sb == nil {
+			sb = &sandbox{}
+			c.sandboxes[f.Sandbox.ID] = sb
+		} else if sb.Pod != f.Sandbox.Pod || sb.IP != f.Sandbox.IP {
 			// A claim is never changed, so an allocator did not write one of the two.
 			other := *f.Sandbox
-			if s.Revision.Less(f.Revision) {
-				other = s.Sandbox
+			if sb.Revision.Less(f.Revision) {
+				other = sb.Sandbox
 			}
-			s.double(other.Pod, other.IP)
+			sb.addConflict(other.Pod, other.IP)
 			c.emit(Repaired{Pod: other.Pod, What: "the journal and a Sandbox object name different pods, or addresses, for one sandbox: none of them is used any more"})
 		}
-		if s.Revision.Less(f.Revision) {
-			shown := s.LastActive // the journal does not have it
-			s.Sandbox = *f.Sandbox
-			s.LastActive = shown
+		if sb.Revision.Less(f.Revision) {
+			shown := sb.LastActive // the journal does not have it
+			sb.Sandbox = *f.Sandbox
+			sb.LastActive = shown
 		} else {
-			c.emit(Settle{ID: s.ID, Revision: f.Revision})
+			c.emit(Settle{ID: sb.ID, Revision: f.Revision})
 		}
 	}
-	for _, f := range doubles { // an earlier leader found them; discardDoubles renews the intents
-		if s := c.sandboxes[f.After]; s != nil {
+	for _, f := range doubles { // an earlier leader found them; retireConflicts renews the intents
+		if sb := c.sandboxes[f.After]; sb != nil {
 			for _, at := range f.At {
-				s.double(f.Discard, at)
+				sb.addConflict(f.Retired, at)
 			}
 		}
 	}
-	for _, s := range c.sorted() {
-		if other := c.holds[s.Pod]; other != nil {
-			return contradiction(other, s, s.Pod)
+	for _, sb := range c.sorted() {
+		if other := c.holds[sb.Pod]; other != nil {
+			return contradiction(other, sb, sb.Pod)
 		}
-		c.add(s)
-		if s.IdempotencyKey != "" {
-			c.keys[s.claimKey()] = &keyed{hash: s.RequestHash, sandbox: s}
+		c.add(sb)
+		if sb.IdempotencyKey != "" {
+			c.keys[sb.claimKey()] = &keyed{hash: sb.RequestHash, sandbox: sb}
 		}
-		switch s.Phase {
+		switch sb.Phase {
 		case Released, Ended:
-			s.endedAt = c.now.Boot - c.now.Wall.Sub(s.EndedAt)
-			c.keyEnds(s)
-			if s.Phase == Ended {
-				s.elem = c.ended.PushBack(s)
+			sb.endedAt = c.now.Boot - c.now.Wall.Sub(sb.EndedAt)
+			c.keyEnds(sb)
+			if sb.Phase == Ended {
+				sb.elem = c.ended.PushBack(sb)
 			}
 		case Starting, Running, Releasing:
-			s.Phase = max(s.Phase, Starting)
-			c.times(s)
-			s.at, s.kind = c.now.Boot, activity.Claim
-			if s.Phase == Running {
-				c.recoverActivity(s)
+			sb.Phase = max(sb.Phase, Starting)
+			c.times(sb)
+			sb.at, sb.kind = c.now.Boot, activity.Claim
+			if sb.Phase == Running {
+				c.recoverActivity(sb)
 			}
-			c.schedule(s)
+			c.schedule(sb)
 		}
 	}
 	slices.SortFunc(c.live, func(a, b *sandbox) int { return byClaim(a, b.mark()) })
@@ -154,13 +154,13 @@ func (c *Core) recoverSandboxes(st State) error {
 			c.recoverSession(f)
 		}
 	}
-	for _, s := range c.sorted() {
-		for _, d := range s.doubles {
-			if other := c.holds[d.pod]; other != nil && other != s {
-				return contradiction(other, s, d.pod)
+	for _, sb := range c.sorted() {
+		for _, d := range sb.conflicts {
+			if other := c.holds[d.pod]; other != nil && other != sb {
+				return contradiction(other, sb, d.pod)
 			}
 		}
-		c.discardDoubles(s)
+		c.retireConflicts(sb)
 	}
 	return nil
 }

@@ -70,7 +70,7 @@ func TestRecoveryFindsEverySandboxInItsState(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := newSimAt(t, 2, start)
-			s.recoverState(State{Pools: []Pool{specA(0)}, Nodes: []string{"n1"}, Pods: tt.pods, Facts: append(tt.facts, Fact{Revision: Revision{1, 1}, Session: "r"}), Records: tt.objects})
+			s.recoverState(State{Pools: []Pool{specA(0)}, Nodes: []string{"n1"}, Pods: tt.pods, Facts: append(tt.facts, Fact{Revision: Revision{1, 1}, Session: "r"}), Objects: tt.objects})
 			sb, ok := s.core.Sandbox("x")
 			if !ok || sb.Phase != tt.want {
 				t.Fatalf("found %+v %v, expected phase %d", sb, ok, tt.want)
@@ -83,7 +83,7 @@ func TestRecoveryFindsEverySandboxInItsState(t *testing.T) {
 			if got := len(releases) == 1; got != (tt.reason != "") || got && releases[0].Sandbox.Reason != tt.reason {
 				t.Errorf("released %+v, expected %q", releases, tt.reason)
 			}
-			if got := len(of[Record](s.effects)) > 0; got != tt.record {
+			if got := len(of[WriteObject](s.effects)) > 0; got != tt.record {
 				t.Errorf("recorded: %v, expected %v", got, tt.record)
 			}
 			s.step(Claim{Token: 1, Pool: poolA})
@@ -92,9 +92,9 @@ func TestRecoveryFindsEverySandboxInItsState(t *testing.T) {
 				return
 			}
 			s.pass(lease + maxStale) // the router of the earlier term may still know it
-			none[Record](s)
+			none[WriteObject](s)
 			s.pass(maxStale/100 + time.Second)
-			if s.pass(window); one[Record](s).Sandbox.Phase != Ended {
+			if s.pass(window); one[WriteObject](s).Sandbox.Phase != Ended {
 				t.Errorf("recorded %+v", s.effects)
 			}
 		})
@@ -147,7 +147,7 @@ func TestPodsOnRecordForOneSandboxAreBothRefused(t *testing.T) {
 			}
 			s.recoverState(State{
 				Pools: []Pool{specA(2)}, Nodes: []string{"n1"}, Pods: pods,
-				Facts: []Fact{fact, {Revision: Revision{1, 1}, Session: "r"}}, Records: []Sandbox{object},
+				Facts: []Fact{fact, {Revision: Revision{1, 1}, Session: "r"}}, Objects: []Sandbox{object},
 			})
 			one[Repaired](s)
 			none[DeletePod](s)
@@ -219,7 +219,7 @@ func TestLeadersThatFollowKeepTheSecondPodOfASandboxUntilItsFence(t *testing.T) 
 			}
 			for term := uint64(2); term < 5; term++ {
 				s = newSimAt(t, term, start)
-				s.recoverState(State{Pools: []Pool{specA(0)}, Pods: pods, Nodes: []string{"n1"}, Facts: facts, Records: records})
+				s.recoverState(State{Pools: []Pool{specA(0)}, Pods: pods, Nodes: []string{"n1"}, Facts: facts, Objects: records})
 				none[DeletePod](s)
 				// What it leaves behind.
 				facts = []Fact{router}
@@ -227,7 +227,7 @@ func TestLeadersThatFollowKeepTheSecondPodOfASandboxUntilItsFence(t *testing.T) 
 					facts = append(facts, w.Facts...)
 				}
 				noneSettled(s.effects)
-				for _, r := range of[Record](s.effects) {
+				for _, r := range of[WriteObject](s.effects) {
 					records = []Sandbox{r.Sandbox}
 				}
 			}
@@ -277,7 +277,7 @@ func TestIdlePodIsDeletedOnlyOnceThatIsDurable(t *testing.T) {
 	s.slow = true
 	s.step(PoolSeen{specA(0)})
 	facts := one[Write](s).Facts
-	if len(facts) != 1 || facts[0].Sandbox != nil || facts[0].Discard != key("a-1") {
+	if len(facts) != 1 || facts[0].Sandbox != nil || facts[0].Retired != key("a-1") {
 		t.Errorf("written %+v", facts)
 	}
 	none[DeletePod](s)
@@ -294,8 +294,8 @@ func TestIdlePodIsDeletedOnlyOnceThatIsDurable(t *testing.T) {
 
 func TestIntentToDeleteHoldsUnderTheNextLeader(t *testing.T) {
 	s := newSimAt(t, 2, start)
-	intent := Fact{Revision: Revision{1, 3}, Discard: key("a-1")}
-	late := Fact{Revision: Revision{1, 4}, Discard: key("a-2")}
+	intent := Fact{Revision: Revision{1, 3}, Retired: key("a-1")}
+	late := Fact{Revision: Revision{1, 4}, Retired: key("a-2")}
 	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")}, intent, late)
 	if d := one[DeletePod](s); d.Pod != key("a-1") {
 		t.Errorf("deleted %+v", d)
@@ -395,7 +395,7 @@ func TestRecordsOfEndedSandboxesAreBounded(t *testing.T) {
 	s.step(PodGone{first.Pod})
 	s.step(PodGone{second.Pod})
 	var last []Effect
-	for _, r := range of[Record](s.pass(window)) {
+	for _, r := range of[WriteObject](s.pass(window)) {
 		if r.Sandbox.ID == first.ID {
 			last = append(last, r)
 		} else {
@@ -405,23 +405,23 @@ func TestRecordsOfEndedSandboxesAreBounded(t *testing.T) {
 	s.pass(time.Second)
 	// The last state of the first one is not written: that would bring it back. The
 	// second need not wait for it.
-	if f := one[ForgetRecord](s); f.ID != second.ID {
+	if f := one[DeleteObject](s); f.ID != second.ID {
 		t.Errorf("forgotten %+v", f)
 	}
 	s.record(last)
 	s.pass(time.Second)
-	none[ForgetRecord](s)
+	none[DeleteObject](s)
 	s.step(PodGone{third.Pod})
 	s.pass(window)
-	if f := one[ForgetRecord](s); f.ID != first.ID {
+	if f := one[DeleteObject](s); f.ID != first.ID {
 		t.Errorf("forgotten %+v", f)
 	}
 	s.record(s.effects)
 	s.pass(time.Hour)
-	if f := one[ForgetRecord](s); f.ID != third.ID {
+	if f := one[DeleteObject](s); f.ID != third.ID {
 		t.Errorf("forgotten %+v", f)
 	}
-	s.step(Recorded{ID: third.ID, Revision: third.Revision})
+	s.step(ObjectWritten{ID: third.ID, Revision: third.Revision})
 }
 
 func TestRecordIsKeptUntilTheFenceIsComplete(t *testing.T) {
@@ -433,9 +433,9 @@ func TestRecordIsKeptUntilTheFenceIsComplete(t *testing.T) {
 	sb := s.claim()
 	s.record(s.step(PodGone{sb.Pod}))
 	s.pass(maxStale)
-	none[ForgetRecord](s)
+	none[DeleteObject](s)
 	s.step(SessionGoodbye{Session: "r"})
 	s.record(s.pass(window))
 	s.pass(time.Second)
-	one[ForgetRecord](s)
+	one[DeleteObject](s)
 }

@@ -16,7 +16,7 @@ func TestChangedEndOfAStartingSandboxIsNotRecordedAsRunning(t *testing.T) {
 	s.step(SetTimeout{Token: 2, ID: id, Lifetime: time.Minute})
 	s.step(Release{Token: 3, ID: id, Reason: ReasonKilled})
 	s.effects = s.core.Step(s.now, Written{})
-	if r := one[Record](s).Sandbox; r.Phase != Starting {
+	if r := one[WriteObject](s).Sandbox; r.Phase != Starting {
 		t.Errorf("recorded in phase %d", r.Phase)
 	}
 }

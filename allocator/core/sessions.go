@@ -114,7 +114,7 @@ func (c *Core) sessionAck(ev SessionAck) {
 // removeSession ends a session whose router can route to nothing any more. by is the session that
 // proved it; nil: it has expired.
 func (c *Core) removeSession(s, by *member.Session) {
-	c.discardEarly(s)
+	c.retireEarly(s)
 	c.commit(Fact{Session: s.ID, Left: true}, by != nil, func(f Fact, _ time.Duration) {
 		c.settleEnd(f, true)
 		if by != nil {
@@ -127,7 +127,7 @@ func (c *Core) removeSession(s, by *member.Session) {
 
 // endSession ends a session. left is what its router may have left open; nil: nothing.
 func (c *Core) endSession(s *member.Session, left *leftover) {
-	c.discardEarly(s)
+	c.retireEarly(s)
 	if stream := c.members.End(s); stream != 0 {
 		c.emit(CloseStream{Stream: stream})
 	}

@@ -24,7 +24,7 @@ func TestReleaseIsToldOnlyOnceItIsDurable(t *testing.T) {
 	}
 	none[SendRelease](s)
 	none[ReleaseAnswered](s)
-	none[Record](s)
+	none[WriteObject](s)
 	s.step(Release{Token: 3, ID: sb.ID, Reason: ReasonKilled})
 	if len(s.core.outbox.pending) > 0 { // one fact is enough for two callers
 		t.Errorf("waits: %+v", s.core.outbox.pending)
@@ -34,7 +34,7 @@ func TestReleaseIsToldOnlyOnceItIsDurable(t *testing.T) {
 	one[SandboxReleased](s)
 	none[ReleaseAnswered](s)
 	s.ack("r", 1, 3)
-	if answers := of[ReleaseAnswered](s.effects); len(answers) != 2 || answers[0].Status != ReleaseOK || answers[0].Outstanding != 0 {
+	if answers := of[ReleaseAnswered](s.effects); len(answers) != 2 || answers[0].Status != CallOK || answers[0].Outstanding != 0 {
 		t.Errorf("answers %+v", answers)
 	}
 }
@@ -139,18 +139,18 @@ func TestReleaseSaysWhetherThereWasSuchASandbox(t *testing.T) {
 	s := newSim(t)
 	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})
 	s.step(Release{Token: 1, ID: "nobody"})
-	if a := one[ReleaseAnswered](s); a.Status != ReleaseUnknown {
+	if a := one[ReleaseAnswered](s); a.Status != CallUnknown {
 		t.Errorf("unknown: %+v", a)
 	}
 	sb := s.claim()
 	s.release(sb.ID)
 	s.step(Release{Token: 3, ID: sb.ID})
-	if a := one[ReleaseAnswered](s); a.Status != ReleaseGone {
+	if a := one[ReleaseAnswered](s); a.Status != CallGone {
 		t.Errorf("released: %+v", a)
 	}
 	s.step(PodGone{key("a-1")})
 	s.step(Release{Token: 4, ID: sb.ID})
-	if a := one[ReleaseAnswered](s); a.Status != ReleaseGone {
+	if a := one[ReleaseAnswered](s); a.Status != CallGone {
 		t.Errorf("ended: %+v", a)
 	}
 }
@@ -568,14 +568,14 @@ func TestReleaseUnderWayIsAnsweredWhenThePodVanishes(t *testing.T) {
 	if r := one[SandboxReleased](s); r.Sandbox.Reason != ReasonKilled {
 		t.Errorf("released %+v", r)
 	}
-	if a := one[ReleaseAnswered](s); a.Token != 5 || a.Status != ReleaseOK {
+	if a := one[ReleaseAnswered](s); a.Token != 5 || a.Status != CallOK {
 		t.Errorf("answer %+v", a)
 	}
-	if r := one[Record](s); r.Sandbox.Phase != Released {
+	if r := one[WriteObject](s); r.Sandbox.Phase != Released {
 		t.Errorf("recorded %+v", r)
 	}
 	s.pass(window)
-	if r := one[Record](s); r.Sandbox.Phase != Ended {
+	if r := one[WriteObject](s); r.Sandbox.Phase != Ended {
 		t.Errorf("recorded %+v", r)
 	}
 }

@@ -142,10 +142,10 @@ type Sandbox struct {
 	Revision Revision
 }
 
-// TermMost bounds terms that are read from Sandbox objects and routers. Terms count changes
+// MaxTerm bounds terms that are read from Sandbox objects and routers. Terms count changes
 // of leaders, so a higher one is an error. The next leader has a higher term than any it has
 // read, and a term must fit into an int64.
-const TermMost = 1 << 53
+const MaxTerm = 1 << 53
 
 // Revision is a term and a counter within it.
 type Revision struct{ Term, Counter uint64 }
@@ -170,10 +170,10 @@ type Fact struct {
 	Declared *Declaration
 	// Earlier: it stands for all routers of an earlier journal: see EarlierSession.
 	Earlier bool
-	// Discard is a pod that is never handed out again. After is set if conflicting records named
+	// Retired is a pod that is never handed out again. After is set if conflicting records named
 	// the pod for that sandbox, at the addresses At: the pod is then not deleted before the fence
 	// of the sandbox is complete.
-	Discard PodKey
+	Retired PodKey
 	After   string
 	At      []netip.Addr
 }

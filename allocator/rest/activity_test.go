@@ -127,7 +127,7 @@ func TestSandboxShowsItsEarliestEnd(t *testing.T) {
 func TestSetTimeoutMovesTheEnd(t *testing.T) {
 	for _, path := range []string{"/sandboxes/k3x9/timeout", "/v2/sandboxes/k3x9/timeout"} {
 		for body, want := range map[string]string{`{"timeout":1}`: "1s", "{ \"timeout\": 31536000 }\n": "8760h0m0s"} {
-			f := &fake{status: core.ReleaseOK}
+			f := &fake{status: core.CallOK}
 			w := call(handler(t, f), "POST", path, body)
 			require.Equal(t, http.StatusNoContent, w.Code, w.Body)
 			require.Empty(t, w.Body.String())
@@ -144,7 +144,7 @@ func TestSetTimeoutRefusesInvalidBodies(t *testing.T) {
 		`{"timeout":60,"idleTimeout":60}`: "idleTimeout", `{"timeout":60}{}`: "body", `{"timeout":60}}`: "body", "null": "body", "[]": "body", "60": "body", "{": "body",
 		"{\"timeout\":60\xff}": "UTF-8",
 	} {
-		f := &fake{status: core.ReleaseOK}
+		f := &fake{status: core.CallOK}
 		require.Contains(t, refusal(t, call(handler(t, f), "POST", "/sandboxes/k3x9/timeout", body), 400, apierror.BadRequest).Message, says, body)
 		require.Empty(t, f.kept, body)
 	}
@@ -155,21 +155,21 @@ const keepAlivePath = "/v1/sandboxes/k3x9/keepalive"
 
 func TestKeepAliveNeedsNoBody(t *testing.T) {
 	for _, body := range []string{"", "{}", " { } "} {
-		f := &fake{status: core.ReleaseOK}
+		f := &fake{status: core.CallOK}
 		w := call(handler(t, f), "POST", keepAlivePath, body)
 		require.Equal(t, http.StatusNoContent, w.Code, w.Body)
 		require.Equal(t, []string{"k3x9"}, f.kept)
 	}
 	for _, body := range []string{"null", "[]", `{"timeout":60}`, "{}{}", "x"} {
-		f := &fake{status: core.ReleaseOK}
+		f := &fake{status: core.CallOK}
 		refusal(t, call(handler(t, f), "POST", keepAlivePath, body), 400, apierror.BadRequest)
 		require.Empty(t, f.kept, body)
 	}
 }
 
 func TestKeepAliveOfUnknownOrGoneSandboxIs404(t *testing.T) {
-	for status, reason := range map[core.ReleaseStatus]apierror.Reason{
-		core.ReleaseUnknown: apierror.SandboxNotFound, core.ReleaseGone: apierror.SandboxGone,
+	for status, reason := range map[core.CallStatus]apierror.Reason{
+		core.CallUnknown: apierror.SandboxNotFound, core.CallGone: apierror.SandboxGone,
 	} {
 		for path, body := range map[string]string{keepAlivePath: "", "/sandboxes/k3x9/timeout": `{"timeout":60}`, "/v2/sandboxes/k3x9/timeout": `{"timeout":60}`} {
 			require.Equal(t, "k3x9", refusal(t, call(handler(t, &fake{status: status}), "POST", path, body), 404, reason).SandboxID)

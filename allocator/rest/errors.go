@@ -33,13 +33,13 @@ func notFound(id string, s core.Sandbox, known bool) error {
 }
 
 // notLive returns the error for a sandbox that is unknown or gone, nil for a live one.
-func notLive(id string, status core.ReleaseStatus) error {
+func notLive(id string, status core.CallStatus) error {
 	switch status {
-	case core.ReleaseUnknown:
+	case core.CallUnknown:
 		return missing(id, apierror.SandboxNotFound, "there is no such sandbox")
-	case core.ReleaseGone:
+	case core.CallGone:
 		return missing(id, apierror.SandboxGone, "this sandbox was released earlier")
-	case core.ReleaseOK:
+	case core.CallOK:
 	}
 	return nil
 }

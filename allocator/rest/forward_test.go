@@ -30,7 +30,7 @@ func listen(t *testing.T, h http.Handler) string {
 }
 
 func TestFollowerForwardsCallsToTheLeader(t *testing.T) {
-	leader := &fake{status: core.ReleaseOK, outstanding: 2, sandboxes: map[string]core.Sandbox{"x": {Binding: core.Binding{ID: "x"}}}}
+	leader := &fake{status: core.CallOK, outstanding: 2, sandboxes: map[string]core.Sandbox{"x": {Binding: core.Binding{ID: "x"}}}}
 	follower := handler(t, &fake{leader: listen(t, handler(t, leader))})
 	for _, m := range calls {
 		direct := call(handler(t, leader), m[0], m[1], `{"templateID":"python"}`)
@@ -49,7 +49,7 @@ func TestFollowerForwardsCallsToTheLeader(t *testing.T) {
 }
 
 func TestFollowerAndLeaderRefuseTheSameQueries(t *testing.T) {
-	leader := &fake{status: core.ReleaseOK}
+	leader := &fake{status: core.CallOK}
 	follower := handler(t, &fake{leader: listen(t, handler(t, leader))})
 	for _, query := range []string{"?a=%zz", "?%zz", "?a;b", "?limit=1;nextToken=x", "?limit=%zz", "?a=1", "?limit=0"} {
 		direct, passedOn := call(handler(t, leader), "GET", "/sandboxes"+query, ""), call(follower, "GET", "/sandboxes"+query, "")
@@ -70,7 +70,7 @@ func TestFollowerForwardsTheCallersKey(t *testing.T) {
 }
 
 func TestSameOriginCallWorksThroughAFollower(t *testing.T) {
-	leader := &fake{status: core.ReleaseOK}
+	leader := &fake{status: core.CallOK}
 	follower := handler(t, &fake{leader: listen(t, handler(t, leader))})
 	require.Equal(t, http.StatusNoContent, callWith(follower, "DELETE", "/sandboxes/x", http.Header{"Origin": {"http://" + host}}).Code)
 	refusal(t, callWith(follower, "DELETE", "/sandboxes/x", http.Header{"Origin": {"http://evil.example"}}), http.StatusForbidden, apierror.CrossOrigin)
@@ -145,7 +145,7 @@ func TestForwardedCallIsCancelledWithItsCaller(t *testing.T) {
 }
 
 func TestForwardedClaimsBlockNoOtherCalls(t *testing.T) {
-	leader := &fake{status: core.ReleaseOK, blockClaims: true}
+	leader := &fake{status: core.CallOK, blockClaims: true}
 	follower := handler(t, &fake{leader: listen(t, handler(t, leader))})
 	ctx, leave := context.WithCancel(t.Context())
 	var claims sync.WaitGroup

@@ -95,7 +95,7 @@ func (a *api) keepAlive(w *reply, r *http.Request) error {
 }
 
 // noContent answers a call about a live sandbox with 204.
-func noContent(w *reply, id string, status core.ReleaseStatus, err error) error {
+func noContent(w *reply, id string, status core.CallStatus, err error) error {
 	if err != nil {
 		return err
 	}

@@ -44,11 +44,11 @@ type Allocator interface {
 	// Claim takes a sandbox from the pool. It fills in c.Token and c.Pool.
 	Claim(ctx context.Context, pool string, c core.Claim) (core.Sandbox, error)
 	// Release releases a sandbox. It returns the number of routers that have not acknowledged.
-	Release(ctx context.Context, id, reason string) (core.ReleaseStatus, int, error)
+	Release(ctx context.Context, id, reason string) (core.CallStatus, int, error)
 	// KeepAlive records activity of a sandbox. SetTimeout does too, and moves the end to lifetime
 	// from now.
-	KeepAlive(ctx context.Context, id string) (core.ReleaseStatus, error)
-	SetTimeout(ctx context.Context, id string, lifetime time.Duration) (core.ReleaseStatus, error)
+	KeepAlive(ctx context.Context, id string) (core.CallStatus, error)
+	SetTimeout(ctx context.Context, id string, lifetime time.Duration) (core.CallStatus, error)
 	// Activities returns at most `most` of the live sandboxes that match, by ID, and the number of
 	// omitted ones.
 	Activities(ctx context.Context, filter Filter, most int) ([]core.ActivityStatus, int, error)

@@ -39,7 +39,7 @@ type fake struct {
 	live        []core.Sandbox
 	phase       core.Phase          // of what is claimed
 	claimed     func(*core.Sandbox) // changes what is claimed
-	status      core.ReleaseStatus
+	status      core.CallStatus
 	outstanding int
 
 	fences    []core.FenceStatus
@@ -108,7 +108,7 @@ func (f *fake) Claim(ctx context.Context, pool string, c core.Claim) (core.Sandb
 	return s, nil
 }
 
-func (f *fake) Release(ctx context.Context, id, reason string) (core.ReleaseStatus, int, error) {
+func (f *fake) Release(ctx context.Context, id, reason string) (core.CallStatus, int, error) {
 	f.mu.Lock()
 	f.released = append(f.released, id+" "+reason)
 	f.mu.Unlock()
@@ -144,14 +144,14 @@ func (f *fake) Sessions(ctx context.Context, most int) ([]core.SessionStatus, in
 	return f.sessions, f.truncated, f.wait(ctx)
 }
 
-func (f *fake) KeepAlive(ctx context.Context, id string) (core.ReleaseStatus, error) {
+func (f *fake) KeepAlive(ctx context.Context, id string) (core.CallStatus, error) {
 	f.mu.Lock()
 	f.kept = append(f.kept, id)
 	f.mu.Unlock()
 	return f.status, f.wait(ctx)
 }
 
-func (f *fake) SetTimeout(ctx context.Context, id string, lifetime time.Duration) (core.ReleaseStatus, error) {
+func (f *fake) SetTimeout(ctx context.Context, id string, lifetime time.Duration) (core.CallStatus, error) {
 	f.mu.Lock()
 	f.kept = append(f.kept, id+" "+lifetime.String())
 	f.mu.Unlock()
@@ -431,7 +431,7 @@ func TestClaimRefusalsReachTheClient(t *testing.T) {
 
 func TestReleaseReportsOutstandingRouters(t *testing.T) {
 	for _, outstanding := range []int{0, 3} {
-		f := &fake{status: core.ReleaseOK, outstanding: outstanding}
+		f := &fake{status: core.CallOK, outstanding: outstanding}
 		w := call(handler(t, f), "DELETE", "/sandboxes/k3x9", "")
 		require.Equal(t, http.StatusNoContent, w.Code)
 		require.Equal(t, fmt.Sprint(outstanding), w.Header().Get("Berth-Routers-Outstanding"))
@@ -441,8 +441,8 @@ func TestReleaseReportsOutstandingRouters(t *testing.T) {
 }
 
 func TestReleaseOfUnknownOrGoneSandboxIs404(t *testing.T) {
-	for status, reason := range map[core.ReleaseStatus]apierror.Reason{
-		core.ReleaseUnknown: apierror.SandboxNotFound, core.ReleaseGone: apierror.SandboxGone,
+	for status, reason := range map[core.CallStatus]apierror.Reason{
+		core.CallUnknown: apierror.SandboxNotFound, core.CallGone: apierror.SandboxGone,
 	} {
 		w := call(handler(t, &fake{status: status}), "DELETE", "/sandboxes/k3x9", "")
 		require.Equal(t, "k3x9", refusal(t, w, 404, reason).SandboxID)
@@ -614,7 +614,7 @@ func Example() {
 
 func TestCrossOriginCallsAreRefused(t *testing.T) {
 	for _, c := range []struct{ method, target string }{{"POST", "/sandboxes"}, {"DELETE", "/v2/sandboxes/x"}} {
-		f := &fake{status: core.ReleaseOK}
+		f := &fake{status: core.CallOK}
 		for name, value := range map[string]string{"Origin": "https://evil.example", "Sec-Fetch-Site": "cross-site"} {
 			w := httptest.NewRecorder()
 			r := request(t.Context(), c.method, c.target, strings.NewReader(`{"templateID":"python"}`))
@@ -656,7 +656,7 @@ func TestForeignHostIsRefusedWithoutKeys(t *testing.T) {
 }
 
 func TestFollowerRefusesForeignHostItself(t *testing.T) {
-	leader := &fake{status: core.ReleaseOK}
+	leader := &fake{status: core.CallOK}
 	follower := handler(t, &fake{leader: listen(t, handler(t, leader))})
 	r := request(t.Context(), "DELETE", "/sandboxes/x", nil)
 	r.Header.Set("X-Request-Id", "req-1")

@@ -68,7 +68,7 @@ func someSandboxes(n int) (all []core.Sandbox) {
 
 func TestWaitingClaimsLeaveRoomForReleases(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := &fake{status: core.ReleaseOK, blockClaims: true}
+		f := &fake{status: core.CallOK, blockClaims: true}
 		h := handler(t, f)
 		ctx, cancel := context.WithCancel(t.Context())
 		var waiting sync.WaitGroup
@@ -108,7 +108,7 @@ func TestCallsInProgressAreBounded(t *testing.T) {
 }
 
 func TestMissingBodyHoldsNoSlot(t *testing.T) {
-	f := &fake{status: core.ReleaseOK, live: someSandboxes(10)}
+	f := &fake{status: core.CallOK, live: someSandboxes(10)}
 	onPipes(t, handler(t, f), func(t *testing.T, send func(string) net.Conn) {
 		began := time.Now()
 		var slow []net.Conn
@@ -154,7 +154,7 @@ func TestSlowBodyTimesOut(t *testing.T) {
 }
 
 func TestUnreadAnswerHoldsNoSlot(t *testing.T) {
-	f := &fake{status: core.ReleaseOK, live: someSandboxes(2)}
+	f := &fake{status: core.CallOK, live: someSandboxes(2)}
 	onPipes(t, handler(t, f), func(t *testing.T, send func(string) net.Conn) {
 		began := time.Now()
 		var slow []net.Conn
@@ -176,7 +176,7 @@ func TestUnreadAnswerHoldsNoSlot(t *testing.T) {
 }
 
 func TestUnreadAnswersAreBounded(t *testing.T) {
-	f := &fake{status: core.ReleaseOK, live: someSandboxes(100)}
+	f := &fake{status: core.CallOK, live: someSandboxes(100)}
 	h := handler(t, f)
 	size := call(h, "GET", "/sandboxes", "").Body.Len()
 	onPipes(t, h, func(t *testing.T, send func(string) net.Conn) {
@@ -266,7 +266,7 @@ func TestListsNeedRoomBeforeTheyAreBuilt(t *testing.T) {
 }
 
 func TestBodiesAreBoundedByClass(t *testing.T) {
-	f := &fake{status: core.ReleaseOK}
+	f := &fake{status: core.CallOK}
 	h := handler(t, f)
 	onPipes(t, h, func(t *testing.T, send func(string) net.Conn) {
 		const sent = 60 << 10
@@ -317,7 +317,7 @@ func TestRefusedCallIsNotReadAndIsClosed(t *testing.T) {
 }
 
 func TestConnectionIsKeptAfterAReadBody(t *testing.T) {
-	onPipes(t, handler(t, &fake{status: core.ReleaseOK}), func(t *testing.T, send func(string) net.Conn) {
+	onPipes(t, handler(t, &fake{status: core.CallOK}), func(t *testing.T, send func(string) net.Conn) {
 		const claim = "POST /sandboxes HTTP/1.1\r\nHost: localhost\r\nContent-Length: 23\r\n\r\n" + `{"templateID":"python"}`
 		conn := send(claim)
 		code, body := answered(t, conn)

@@ -91,7 +91,7 @@ func toStatus(s core.Sandbox) v1alpha1.SandboxStatus {
 	case core.Running, core.Releasing:
 		status.Phase = v1alpha1.SandboxRunning
 	case core.Released:
-		status.Phase = v1alpha1.SandboxStopping
+		status.Phase = v1alpha1.SandboxReleased
 	case core.Ended:
 		status.Phase = v1alpha1.SandboxEnded
 	}
@@ -140,7 +140,7 @@ func fromObject(o *v1alpha1.Sandbox) (core.Sandbox, error) {
 		s.Phase = core.Starting
 	case v1alpha1.SandboxRunning:
 		s.Phase = core.Running
-	case v1alpha1.SandboxStopping:
+	case v1alpha1.SandboxReleased:
 		s.Phase = core.Released
 	case v1alpha1.SandboxEnded:
 		s.Phase = core.Ended
@@ -162,8 +162,8 @@ func ParseRevision(text string) (core.Revision, error) {
 	if err1 != nil || err2 != nil {
 		return core.Revision{}, fmt.Errorf("status.revision %q is not <term>.<counter>", text)
 	}
-	if t > core.TermMost {
-		return core.Revision{}, fmt.Errorf("status.revision %q: the term must be %d at most", text, uint64(core.TermMost))
+	if t > core.MaxTerm {
+		return core.Revision{}, fmt.Errorf("status.revision %q: the term must be %d at most", text, uint64(core.MaxTerm))
 	}
 	return core.Revision{Term: t, Counter: c}, nil
 }

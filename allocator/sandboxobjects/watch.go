@@ -42,7 +42,7 @@ func NewWatcher(o WatcherOptions) (*Watcher, error) {
 type Listed struct {
 	Sandboxes []core.Sandbox
 	// Deleting are objects with a deletion timestamp.
-	Deleting []core.RecordSeen
+	Deleting []core.ObjectSeen
 	// Unreadable are the errors of the objects that cannot be read, by sandbox ID, for sandboxes
 	// that have not ended. Only the journal can recover these.
 	Unreadable map[string]error
@@ -77,7 +77,7 @@ func (w *Watcher) List(ctx context.Context) (Listed, error) {
 		}
 		listed.Sandboxes = append(listed.Sandboxes, s)
 		if o.DeletionTimestamp != nil {
-			listed.Deleting = append(listed.Deleting, core.RecordSeen{ID: s.ID, Pool: s.Pool, Revision: s.Revision, Deleting: true})
+			listed.Deleting = append(listed.Deleting, core.ObjectSeen{ID: s.ID, Pool: s.Pool, Revision: s.Revision, Deleting: true})
 		}
 	}
 	return listed, err
@@ -98,7 +98,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 				o = unknown.Obj
 			}
 			if s, ok := o.(*v1alpha1.Sandbox); ok {
-				w.o.Submit(core.RecordGone{ID: s.Name})
+				w.o.Submit(core.ObjectGone{ID: s.Name})
 			}
 		},
 	}); err != nil {
@@ -115,7 +115,7 @@ func (w *Watcher) seen(o any) {
 		w.o.Log.Warn("Sandbox object cannot be read", zap.Error(err))
 		return
 	}
-	w.o.Submit(core.RecordSeen{
+	w.o.Submit(core.ObjectSeen{
 		ID: s.Name, Pool: core.PoolKey{Namespace: s.Namespace, Name: s.Spec.Pool}, Revision: revision, Deleting: s.DeletionTimestamp != nil,
 	})
 }

@@ -79,7 +79,7 @@ type version struct {
 	broken     bool // the object cannot be read: all of it is written again
 }
 
-// NewWriter returns a Writer. submit gets a core.Recorded for each written state. yield is called
+// NewWriter returns a Writer. submit gets a core.ObjectWritten for each written state. yield is called
 // before each write and may wait.
 func NewWriter(client rest.Interface, namespace string, submit func(core.Event), yield func(context.Context), log *zap.Logger) *Writer {
 	return &Writer{
@@ -90,7 +90,7 @@ func NewWriter(client rest.Interface, namespace string, submit func(core.Event),
 }
 
 // Record queues a state. It never blocks.
-func (p *Writer) Record(r core.Record) {
+func (p *Writer) Record(r core.WriteObject) {
 	s := r.Sandbox
 	p.mu.Lock()
 	w, waits := p.latest[s.ID]
@@ -171,7 +171,7 @@ func (p *Writer) next(ctx context.Context) bool {
 	}
 	p.mu.Unlock()
 	if !gone {
-		p.submit(core.Recorded{ID: id, Revision: w.sandbox.Revision})
+		p.submit(core.ObjectWritten{ID: id, Revision: w.sandbox.Revision})
 	}
 	return true
 }

@@ -56,14 +56,14 @@ type writer struct {
 	*sandboxobjects.Writer
 	*testing.T
 	clients  *kube.Clients
-	recorded chan core.Recorded
+	recorded chan core.ObjectWritten
 }
 
 func newWriter(t *testing.T, cluster *devcluster.Cluster) *writer {
 	clients, err := kube.NewClients(cluster.RestConfig(), 0, 0)
 	require.NoError(t, err)
-	p := &writer{T: t, clients: clients, recorded: make(chan core.Recorded, 100)}
-	p.Writer = sandboxobjects.NewWriter(clients.Berth, "default", func(ev core.Event) { p.recorded <- ev.(core.Recorded) }, func(context.Context) {}, zaptest.NewLogger(t))
+	p := &writer{T: t, clients: clients, recorded: make(chan core.ObjectWritten, 100)}
+	p.Writer = sandboxobjects.NewWriter(clients.Berth, "default", func(ev core.Event) { p.recorded <- ev.(core.ObjectWritten) }, func(context.Context) {}, zaptest.NewLogger(t))
 	ctx, stop := context.WithCancel(context.Background())
 	var working sync.WaitGroup
 	working.Go(func() { p.Writer.Run(ctx, 4) })
@@ -72,9 +72,9 @@ func newWriter(t *testing.T, cluster *devcluster.Cluster) *writer {
 }
 
 // write has a state written and returns what the core is told.
-func (p *writer) write(s core.Sandbox) core.Recorded {
+func (p *writer) write(s core.Sandbox) core.ObjectWritten {
 	p.Helper()
-	p.Record(core.Record{Sandbox: s})
+	p.Record(core.WriteObject{Sandbox: s})
 	select {
 	case r := <-p.recorded:
 		require.Equal(p, s.Revision, r.Revision)
@@ -82,7 +82,7 @@ func (p *writer) write(s core.Sandbox) core.Recorded {
 	case <-time.After(time.Minute):
 		p.Fatal("not recorded within a minute")
 	}
-	return core.Recorded{}
+	return core.ObjectWritten{}
 }
 
 func (p *writer) list() sandboxobjects.Listed {
@@ -97,7 +97,7 @@ func TestObjectsOnlyMoveForwardsAndCanBeRead(t *testing.T) {
 	p := newWriter(t, devcluster.Start(t, devcluster.Options{CRDs: crd.All()}))
 	write := func(s core.Sandbox) {
 		t.Helper()
-		require.Equal(t, core.Recorded{ID: s.ID, Revision: s.Revision}, p.write(s))
+		require.Equal(t, core.ObjectWritten{ID: s.ID, Revision: s.Revision}, p.write(s))
 	}
 	read := func() core.Sandbox {
 		t.Helper()
@@ -126,7 +126,7 @@ func TestObjectsOnlyMoveForwardsAndCanBeRead(t *testing.T) {
 
 	// Of many states that come at once, the last one is there in the end.
 	for counter := uint64(3); counter <= 50; counter++ {
-		p.Record(core.Record{Sandbox: sandbox(core.Ended, 3, counter)})
+		p.Record(core.WriteObject{Sandbox: sandbox(core.Ended, 3, counter)})
 	}
 	for last := (core.Revision{Term: 3, Counter: 50}); (<-p.recorded).Revision != last; {
 	}
@@ -362,7 +362,7 @@ func TestFewRefusedObjectsDoNotCountForTheLag(t *testing.T) {
 	add := func(n int) {
 		s := sandbox(core.Running, 1, 1)
 		s.ID = fmt.Sprintf("s%03d", n)
-		p.Record(core.Record{Sandbox: s})
+		p.Record(core.WriteObject{Sandbox: s})
 	}
 	settled := func(refused, objects int) sandboxobjects.Backlog {
 		t.Helper()
@@ -383,7 +383,7 @@ func TestFewRefusedObjectsDoNotCountForTheLag(t *testing.T) {
 // sandbox that has ended since.
 func TestTouchCreatesNoMissingObject(t *testing.T) {
 	p := newWriter(t, devcluster.Start(t, devcluster.Options{CRDs: crd.All()}))
-	p.Record(core.Record{Sandbox: sandbox(core.Running, 2, 1), Touch: true})
+	p.Record(core.WriteObject{Sandbox: sandbox(core.Running, 2, 1), Touch: true})
 	other := sandbox(core.Running, 2, 2)
 	other.ID += "x"
 	p.write(other) // by then the first has had its turn
@@ -391,8 +391,8 @@ func TestTouchCreatesNoMissingObject(t *testing.T) {
 	require.Len(t, p.list().Sandboxes, 1)
 	p.write(sandbox(core.Running, 2, 3))
 	require.Len(t, p.list().Sandboxes, 2)
-	p.Record(core.Record{Sandbox: sandbox(core.Running, 2, 4), Touch: true})
-	require.Equal(t, core.Recorded{ID: sandbox(core.Running, 2, 4).ID, Revision: core.Revision{Term: 2, Counter: 4}}, <-p.recorded)
+	p.Record(core.WriteObject{Sandbox: sandbox(core.Running, 2, 4), Touch: true})
+	require.Equal(t, core.ObjectWritten{ID: sandbox(core.Running, 2, 4).ID, Revision: core.Revision{Term: 2, Counter: 4}}, <-p.recorded)
 }
 
 func newWatcher(t *testing.T, clients *kube.Clients) *sandboxobjects.Watcher {

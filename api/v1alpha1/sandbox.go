@@ -113,7 +113,7 @@ type SandboxSpec struct {
 
 // SandboxPhase is where a sandbox is in its life.
 //
-// +kubebuilder:validation:Enum=starting;running;stopping;ended
+// +kubebuilder:validation:Enum=starting;running;released;ended
 type SandboxPhase string
 
 // The phases a Sandbox object can show.
@@ -123,8 +123,8 @@ const (
 	SandboxStarting SandboxPhase = "starting"
 	// SandboxRunning: requests are routed to the pod.
 	SandboxRunning SandboxPhase = "running"
-	// SandboxStopping: released; no new request is admitted, the pod still stands.
-	SandboxStopping SandboxPhase = "stopping"
+	// SandboxReleased: released; no new request is admitted, the pod still stands.
+	SandboxReleased SandboxPhase = "released"
 	// SandboxEnded: released, the pod is gone, and no router can send anything to
 	// where it was.
 	SandboxEnded SandboxPhase = "ended"

@@ -72,7 +72,7 @@ func operate(t *testing.T) (o *operated, url string) {
 	o = &operated{now: core.Instant{Boot: time.Hour, Wall: time.Date(2030, 1, 1, 12, 0, 0, 0, time.UTC)}}
 	var err error
 	o.core, err = core.New(core.Config{
-		Term: 1, MaxStale: 15 * time.Minute, Window: 5 * time.Second, Lease: 15 * time.Second, Linger: -1,
+		Term: 1, MaxStale: 15 * time.Minute, ConnectWindow: 5 * time.Second, Lease: 15 * time.Second, Linger: -1,
 		NewID: func() string { return released }, NewSuffix: func() string { return "x" },
 	}, o.now)
 	require.NoError(t, err)

@@ -89,7 +89,7 @@ func (h *History) leakedPods(all *found) {
 		}
 		id, held := h.holder[p.PodUID]
 		switch {
-		case held && (h.sandboxes[id].listed != nil || h.sandboxes[id].record().Phase == string(v1alpha1.SandboxStopping)):
+		case held && (h.sandboxes[id].listed != nil || h.sandboxes[id].record().Phase == string(v1alpha1.SandboxReleased)):
 		case held:
 			all.add("leaked", "pod %s held sandbox %s, which is %s, and is still there", p.Pod, id,
 				h.sandboxes[id].record().Phase)

@@ -167,7 +167,7 @@ func TestRightStoriesHaveNoViolation(t *testing.T) {
 		"its pod is ending": func(s *story) {
 			s.releases("id-a", 204, "")
 			s.endA()
-			s.records[0].Phase = string(v1alpha1.SandboxStopping)
+			s.records[0].Phase = string(v1alpha1.SandboxReleased)
 			s.pod("pod-a")
 		},
 		"answered in the order of arrival": func(s *story) { s.waits("a", "b") },

@@ -155,7 +155,7 @@ type Record struct {
 	// Types that are valid to be assigned to State:
 	//
 	//	*Record_Sandbox
-	//	*Record_Discard
+	//	*Record_Retirement
 	//	*Record_Session
 	State         isRecord_State `protobuf_oneof:"state"`
 	unknownFields protoimpl.UnknownFields
@@ -229,10 +229,10 @@ func (x *Record) GetSandbox() *Sandbox {
 	return nil
 }
 
-func (x *Record) GetDiscard() *Discard {
+func (x *Record) GetRetirement() *Retirement {
 	if x != nil {
-		if x, ok := x.State.(*Record_Discard); ok {
-			return x.Discard
+		if x, ok := x.State.(*Record_Retirement); ok {
+			return x.Retirement
 		}
 	}
 	return nil
@@ -255,8 +255,8 @@ type Record_Sandbox struct {
 	Sandbox *Sandbox `protobuf:"bytes,4,opt,name=sandbox,proto3,oneof"`
 }
 
-type Record_Discard struct {
-	Discard *Discard `protobuf:"bytes,5,opt,name=discard,proto3,oneof"`
+type Record_Retirement struct {
+	Retirement *Retirement `protobuf:"bytes,5,opt,name=retirement,proto3,oneof"`
 }
 
 type Record_Session struct {
@@ -265,7 +265,7 @@ type Record_Session struct {
 
 func (*Record_Sandbox) isRecord_State() {}
 
-func (*Record_Discard) isRecord_State() {}
+func (*Record_Retirement) isRecord_State() {}
 
 func (*Record_Session) isRecord_State() {}
 
@@ -496,9 +496,9 @@ func (x *Sandbox) GetMinBytesPerMinute() uint64 {
 	return 0
 }
 
-// Discard is the intent to delete an idle pod. It is final: the pod is never
+// Retirement is the intent to delete an idle pod. It is final: the pod is never
 // handed out again.
-type Discard struct {
+type Retirement struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	PodName string                 `protobuf:"bytes,1,opt,name=pod_name,json=podName,proto3" json:"pod_name,omitempty"`
 	// The ID of a sandbox for which some record names this pod, or an address, although
@@ -512,20 +512,20 @@ type Discard struct {
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *Discard) Reset() {
-	*x = Discard{}
+func (x *Retirement) Reset() {
+	*x = Retirement{}
 	mi := &file_api_journal_v1_journal_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *Discard) String() string {
+func (x *Retirement) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*Discard) ProtoMessage() {}
+func (*Retirement) ProtoMessage() {}
 
-func (x *Discard) ProtoReflect() protoreflect.Message {
+func (x *Retirement) ProtoReflect() protoreflect.Message {
 	mi := &file_api_journal_v1_journal_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -537,26 +537,26 @@ func (x *Discard) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use Discard.ProtoReflect.Descriptor instead.
-func (*Discard) Descriptor() ([]byte, []int) {
+// Deprecated: Use Retirement.ProtoReflect.Descriptor instead.
+func (*Retirement) Descriptor() ([]byte, []int) {
 	return file_api_journal_v1_journal_proto_rawDescGZIP(), []int{3}
 }
 
-func (x *Discard) GetPodName() string {
+func (x *Retirement) GetPodName() string {
 	if x != nil {
 		return x.PodName
 	}
 	return ""
 }
 
-func (x *Discard) GetAfter() string {
+func (x *Retirement) GetAfter() string {
 	if x != nil {
 		return x.After
 	}
 	return ""
 }
 
-func (x *Discard) GetPodIps() [][]byte {
+func (x *Retirement) GetPodIps() [][]byte {
 	if x != nil {
 		return x.PodIps
 	}
@@ -708,13 +708,15 @@ const file_api_journal_v1_journal_proto_rawDesc = "" +
 	"\x1capi/journal/v1/journal.proto\x12\x10berth.journal.v1\";\n" +
 	"\x05Batch\x12\x18\n" +
 	"\arecords\x18\x01 \x03(\fR\arecords\x12\x18\n" +
-	"\ajournal\x18\x02 \x01(\tR\ajournal\"\xf6\x01\n" +
+	"\ajournal\x18\x02 \x01(\tR\ajournal\"\xff\x01\n" +
 	"\x06Record\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x12\n" +
 	"\x04term\x18\x02 \x01(\x04R\x04term\x12\x18\n" +
 	"\acounter\x18\x03 \x01(\x04R\acounter\x125\n" +
-	"\asandbox\x18\x04 \x01(\v2\x19.berth.journal.v1.SandboxH\x00R\asandbox\x125\n" +
-	"\adiscard\x18\x05 \x01(\v2\x19.berth.journal.v1.DiscardH\x00R\adiscard\x125\n" +
+	"\asandbox\x18\x04 \x01(\v2\x19.berth.journal.v1.SandboxH\x00R\asandbox\x12>\n" +
+	"\n" +
+	"retirement\x18\x05 \x01(\v2\x1c.berth.journal.v1.RetirementH\x00R\n" +
+	"retirement\x125\n" +
 	"\asession\x18\x06 \x01(\v2\x19.berth.journal.v1.SessionH\x00R\asessionB\a\n" +
 	"\x05state\"\xfc\x05\n" +
 	"\aSandbox\x12\x12\n" +
@@ -745,8 +747,9 @@ const file_api_journal_v1_journal_proto_rawDesc = "" +
 	"\x14min_bytes_per_minute\x18\x16 \x01(\x04R\x11minBytesPerMinute\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"S\n" +
-	"\aDiscard\x12\x19\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"V\n" +
+	"\n" +
+	"Retirement\x12\x19\n" +
 	"\bpod_name\x18\x01 \x01(\tR\apodName\x12\x14\n" +
 	"\x05after\x18\x02 \x01(\tR\x05after\x12\x17\n" +
 	"\apod_ips\x18\x03 \x03(\fR\x06podIps\"\x86\x01\n" +
@@ -784,14 +787,14 @@ var file_api_journal_v1_journal_proto_goTypes = []any{
 	(*Batch)(nil),       // 1: berth.journal.v1.Batch
 	(*Record)(nil),      // 2: berth.journal.v1.Record
 	(*Sandbox)(nil),     // 3: berth.journal.v1.Sandbox
-	(*Discard)(nil),     // 4: berth.journal.v1.Discard
+	(*Retirement)(nil),  // 4: berth.journal.v1.Retirement
 	(*Session)(nil),     // 5: berth.journal.v1.Session
 	(*Declaration)(nil), // 6: berth.journal.v1.Declaration
 	nil,                 // 7: berth.journal.v1.Sandbox.MetadataEntry
 }
 var file_api_journal_v1_journal_proto_depIdxs = []int32{
 	3, // 0: berth.journal.v1.Record.sandbox:type_name -> berth.journal.v1.Sandbox
-	4, // 1: berth.journal.v1.Record.discard:type_name -> berth.journal.v1.Discard
+	4, // 1: berth.journal.v1.Record.retirement:type_name -> berth.journal.v1.Retirement
 	5, // 2: berth.journal.v1.Record.session:type_name -> berth.journal.v1.Session
 	7, // 3: berth.journal.v1.Sandbox.metadata:type_name -> berth.journal.v1.Sandbox.MetadataEntry
 	0, // 4: berth.journal.v1.Sandbox.phase:type_name -> berth.journal.v1.Phase
@@ -810,7 +813,7 @@ func file_api_journal_v1_journal_proto_init() {
 	}
 	file_api_journal_v1_journal_proto_msgTypes[1].OneofWrappers = []any{
 		(*Record_Sandbox)(nil),
-		(*Record_Discard)(nil),
+		(*Record_Retirement)(nil),
 		(*Record_Session)(nil),
 	}
 	type x struct{}
