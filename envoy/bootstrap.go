@@ -1,43 +1,62 @@
 package envoy
 
 import (
+	"bytes"
+	"embed"
+	"encoding/json"
+	"errors"
 	"fmt"
+	"net"
+	"net/netip"
+	"path/filepath"
+	"strconv"
+	"text/template"
 	"time"
 
 	bootstrapv3 "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
-	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
-	matcherv3 "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/types/known/anypb"
-	"google.golang.org/protobuf/types/known/durationpb"
 	"sigs.k8s.io/yaml"
+
+	// The messages that the templates name.
+	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/access_loggers/filters/cel/v3"
+	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/common/matching/v3"
+	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/common/matcher/action/v3"
+	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
+	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/header_mutation/v3"
+	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/lua/v3"
+	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/rbac/v3"
+	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/router/v3"
+	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/set_filter_state/v3"
+	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/listener/proxy_protocol/v3"
+	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
+	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/http/early_header_mutation/header_mutation/v3"
+	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/resource_monitors/downstream_connections/v3"
+	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/resource_monitors/fixed_heap/v3"
+	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
+	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/upstreams/http/v3"
+	_ "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
 )
+
+// statusRouterError is Envoy's status for an ext_proc error, before the local reply mapping.
+// No other failure has it. Nothing else identifies these errors, because they set no response
+// flag.
+const statusRouterError = 511
+
+//go:embed bootstrap.yaml tls-secret.yaml
+var templates embed.FS
 
 // Bootstrap returns Envoy's configuration.
 func Bootstrap(s Settings) (*bootstrapv3.Bootstrap, error) {
-	s, err := s.withDefaults()
-	if err != nil {
-		return nil, fmt.Errorf("envoy settings: %w", err)
-	}
-	b := builder{Settings: s}
-	config := &bootstrapv3.Bootstrap{
-		// Envoy reloads files only if its node has a name.
-		Node:  &corev3.Node{Id: "gateway", Cluster: "berth"},
-		Admin: admin(s.AdminSocket),
-		StaticResources: &bootstrapv3.Bootstrap_StaticResources{
-			Listeners: b.listeners(),
-			Clusters:  b.clusters(),
-		},
-		OverloadManager: b.overload(),
-	}
-	if b.err != nil {
-		return nil, fmt.Errorf("envoy settings: %w", b.err)
+	var config bootstrapv3.Bootstrap
+	if err := read("bootstrap.yaml", s, &config); err != nil {
+		return nil, err
 	}
 	if err := config.ValidateAll(); err != nil {
 		return nil, fmt.Errorf("envoy settings: %w", err)
 	}
-	return config, nil
+	return &config, nil
 }
 
 // YAML renders Envoy's configuration. Equal settings give equal bytes.
@@ -49,6 +68,43 @@ func YAML(s Settings) ([]byte, error) {
 	return render(config)
 }
 
+// TLSSecret renders the file for Settings.TLS.SecretFile.
+func TLSSecret(s Settings) ([]byte, error) {
+	if s.TLS == nil {
+		return nil, errors.New("envoy settings: TLS: not set")
+	}
+	var secret discoveryv3.DiscoveryResponse
+	if err := read("tls-secret.yaml", s, &secret); err != nil {
+		return nil, err
+	}
+	return render(&secret)
+}
+
+// read executes a template and decodes the result, which must be valid for the type of config.
+func read(name string, s Settings, config proto.Message) error {
+	s, err := s.withDefaults()
+	if err != nil {
+		return fmt.Errorf("envoy settings: %w", err)
+	}
+	parsed, err := template.New(name).Funcs(functions()).ParseFS(templates, name)
+	if err != nil {
+		return err
+	}
+	var text bytes.Buffer
+	if err := parsed.Execute(&text, s); err != nil {
+		return err
+	}
+	raw, err := yaml.YAMLToJSONStrict(text.Bytes())
+	if err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	if err := protojson.Unmarshal(raw, config); err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	return nil
+}
+
+// render writes a configuration without template, comments and defaults.
 func render(config proto.Message) ([]byte, error) {
 	raw, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(config)
 	if err != nil {
@@ -58,42 +114,41 @@ func render(config proto.Message) ([]byte, error) {
 	return yaml.JSONToYAML(raw)
 }
 
-// builder keeps the first error of packing messages into Any, so that the configuration can
-// be written as one expression.
-type builder struct {
-	Settings
-	err error
-}
-
-func (b *builder) any(m proto.Message) *anypb.Any {
-	a, err := anypb.New(m)
-	if err != nil && b.err == nil {
-		b.err = err
+// functions are what the templates use besides the settings.
+func functions() template.FuncMap {
+	value := func(v any) func() any { return func() any { return v } }
+	seconds := func(d time.Duration) func() any { return value(fmt.Sprint(d.Seconds(), "s")) }
+	return template.FuncMap{
+		"namespace": value(MetadataNamespace), "dst": value(MetadataDst), "id": value(MetadataID), "reply": value(MetadataReply),
+		"reasonHeader": value(ReasonHeader), "e2bID": value(headerE2BID),
+		"connectTimeout": seconds(ConnectTimeout), "retries": value(Retries),
+		"backOffBase": seconds(retryBackOffBase), "backOffMax": seconds(retryBackOffMax),
+		"messageTimeout": seconds(MessageTimeout), "maxMessageTimeout": seconds(MaxHold + MessageTimeout),
+		"routerError": value(statusRouterError),
+		// connectionBuffer is small because a gateway holds very many connections and streams.
+		"connectionBuffer": value(32 << 10),
+		// maxHeaders bounds the number of headers of a request and of an answer.
+		"maxHeaders": value(200),
+		// Other pages of the admin interface can change Envoy or show data of clients.
+		"healthPages": value([]string{"/ready", "/stats/prometheus"}),
+		"replies":     replies,
+		"isGRPC":      value(isGRPC),
+		"directory":   filepath.Dir,
+		"json": func(text string) (string, error) {
+			raw, err := json.Marshal(text)
+			return string(raw), err
+		},
+		// match has the values of the template metadata.
+		"match": func(key, regex string) struct{ Key, Regex string } { return struct{ Key, Regex string }{key, regex} },
 	}
-	return a
 }
 
-// clustersPath is the page of the admin interface that shows open requests.
-const clustersPath = "/clusters"
-
-// adminMode lets only the user and group of Envoy connect.
-const adminMode = 0o660
-
-// admin is Envoy's admin interface, limited to the pages in use: the router reads /clusters,
-// and the health listener forwards the other two. Envoy compares paths including the query.
-func admin(socket string) *bootstrapv3.Admin {
-	address := pipe(socket)
-	address.GetPipe().Mode = adminMode
-	paths := []*matcherv3.StringMatcher{exact(clustersPath)}
-	for _, path := range healthPaths() {
-		withQuery := &matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_Prefix{Prefix: path + "?"}}
-		paths = append(paths, exact(path), withQuery)
+// Destination returns an address in the form that the guard accepts in MetadataDst. IPv6 is
+// written without abbreviation, so that a simple pattern matches only valid addresses.
+func Destination(a netip.AddrPort) string {
+	host := a.Addr().String()
+	if a.Addr().Is6() {
+		host = a.Addr().StringExpanded()
 	}
-	return &bootstrapv3.Admin{Address: address, AllowPaths: paths}
+	return net.JoinHostPort(host, strconv.Itoa(int(a.Port())))
 }
-
-func pipe(path string) *corev3.Address {
-	return &corev3.Address{Address: &corev3.Address_Pipe{Pipe: &corev3.Pipe{Path: path}}}
-}
-
-func seconds(d time.Duration) *durationpb.Duration { return durationpb.New(d) }

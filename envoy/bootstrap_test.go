@@ -79,7 +79,7 @@ func TestHealthIsOneListenerAndOneClusterMore(t *testing.T) {
 	require.NoError(t, err)
 	listeners, clusters := with.StaticResources.Listeners, with.StaticResources.Clusters
 	require.Equal(t, "health", listeners[len(listeners)-1].Name)
-	require.Equal(t, clusterAdmin, clusters[len(clusters)-1].Name)
+	require.Equal(t, "envoy_admin", clusters[len(clusters)-1].Name)
 	with.StaticResources.Listeners, with.StaticResources.Clusters = listeners[:len(listeners)-1], clusters[:len(clusters)-1]
 	want, err := protojson.Marshal(without)
 	require.NoError(t, err)

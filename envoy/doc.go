@@ -1,6 +1,6 @@
 // Package envoy writes the configuration of the Envoy in front of the sandboxes. It is one
 // static bootstrap. Nothing in it changes while Envoy runs, because every request asks the
-// router where to go.
+// router where to go. bootstrap.yaml is its template.
 //
 // # Guarantees
 //

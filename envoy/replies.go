@@ -1,31 +1,22 @@
 package envoy
 
 import (
-	"strconv"
-
-	accesslogv3 "github.com/envoyproxy/go-control-plane/envoy/config/accesslog/v3"
-	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
-	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
-	celv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/access_loggers/filters/cel/v3"
-	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
-	matcherv3 "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
-	"google.golang.org/protobuf/types/known/anypb"
-	"google.golang.org/protobuf/types/known/structpb"
-	"google.golang.org/protobuf/types/known/wrapperspb"
+	"fmt"
+	"strings"
 
 	"github.com/berth-sandbox/berth/api/apierror"
 )
 
 // failure is a kind of answer that Envoy generates itself.
 type failure struct {
-	when    *accesslogv3.AccessLogFilter
+	when    string // a filter
 	reason  apierror.Reason
 	message string // a percent sign is allowed only in a command of Envoy
 }
 
 // failures lists the answers that Envoy generates itself. The first match counts.
 func failures() []failure {
-	equal := func(code uint32) *accesslogv3.AccessLogFilter { return status(accesslogv3.ComparisonFilter_EQ, code) }
+	equal := func(code int) string { return status("EQ", code) }
 	const why = ": %RESPONSE_CODE_DETAILS%"
 	return []failure{
 		// 507: the body is longer than the buffer for the second connection attempt.
@@ -56,64 +47,8 @@ func failures() []failure {
 		{equal(426), apierror.HTTPVersion, "use HTTP/1.1 or HTTP/2"},
 		{equal(431), apierror.HeadersTooLarge, "the headers of the request are too large or too many"},
 		{equal(501), apierror.NotImplemented, "this transfer encoding is not supported"},
-		{status(accesslogv3.ComparisonFilter_GE, 500), apierror.Internal, "the gateway failed" + why},
-		{status(accesslogv3.ComparisonFilter_GE, 400), apierror.BadRequest, "this is not a valid HTTP request" + why},
-	}
-}
-
-// localReplies gives Envoy's own answers the form of all answers of Berth, for each kind of
-// client. The first matching mapper counts. A global format would also rewrite the router's
-// own answers, so there is none.
-func (b *builder) localReplies() *hcmv3.LocalReplyConfig {
-	// The router's own answers pass unchanged. They never have a destination.
-	fromRouter := allOf(metadataPresent(MetadataReply, true), metadataPresent(MetadataDst, false))
-	mappers := []*hcmv3.ResponseMapper{{Filter: fromRouter}}
-	for _, f := range failures() {
-		mappers = append(mappers, f.mapper(request(isGRPC()), text("text/plain", f.message))) // becomes grpc-message
-		if f.reason == apierror.SandboxUnreachable {
-			mappers = append(mappers, f.mapper(request(headerPresent(headerE2BID, true)), f.json(apierror.E2BPortClosed)))
-		}
-		page := f.mapper(requestFromBrowser(), text("text/html; charset=utf-8", f.page()))
-		page.HeadersToAdd = append(page.HeadersToAdd, header("content-security-policy", apierror.PageCSP))
-		mappers = append(mappers, page, f.mapper(nil, f.json(f.message)))
-	}
-	return &hcmv3.LocalReplyConfig{Mappers: mappers}
-}
-
-// mapper answers the failure in one format, for the clients that who selects. nil selects
-// all clients.
-func (f failure) mapper(
-	who *accesslogv3.AccessLogFilter, format *corev3.SubstitutionFormatString,
-) *hcmv3.ResponseMapper {
-	kind := apierror.KindOf(f.reason)
-	m := &hcmv3.ResponseMapper{
-		Filter:     f.when,
-		StatusCode: wrapperspb.UInt32(uint32(kind.Code)),
-		HeadersToAdd: []*corev3.HeaderValueOption{
-			header(ReasonHeader, string(f.reason)), header("cache-control", "no-store"),
-		},
-		BodyFormatOverride: format,
-	}
-	if who != nil {
-		m.Filter = allOf(f.when, who)
-	}
-	if kind.RetryAfter > 0 {
-		m.HeadersToAdd = append(m.HeadersToAdd, header("retry-after", strconv.Itoa(kind.RetryAfter)))
-	}
-	return m
-}
-
-func (f failure) json(message string) *corev3.SubstitutionFormatString {
-	return &corev3.SubstitutionFormatString{
-		Format: &corev3.SubstitutionFormatString_JsonFormat{JsonFormat: &structpb.Struct{Fields: map[string]*structpb.Value{
-			"code":      structpb.NewNumberValue(float64(apierror.KindOf(f.reason).Code)),
-			"reason":    structpb.NewStringValue(string(f.reason)),
-			"message":   structpb.NewStringValue(message),
-			"sandboxID": structpb.NewStringValue("%DYNAMIC_METADATA(" + MetadataNamespace + ":" + MetadataID + ")%"),
-			"requestID": structpb.NewStringValue("%REQ(X-REQUEST-ID)%"),
-		}}},
-		OmitEmptyValues: true,
-		ContentType:     "application/json",
+		{status("GE", 500), apierror.Internal, "the gateway failed" + why},
+		{status("GE", 400), apierror.BadRequest, "this is not a valid HTTP request" + why},
 	}
 }
 
@@ -121,97 +56,79 @@ func (f failure) json(message string) *corev3.SubstitutionFormatString {
 // one from the client, and Envoy's formats cannot escape HTML.
 func (f failure) page() string { return string(apierror.New(f.reason, "%s", f.message).Page()) }
 
-func text(contentType, format string) *corev3.SubstitutionFormatString {
-	return &corev3.SubstitutionFormatString{
-		Format: &corev3.SubstitutionFormatString_TextFormatSource{TextFormatSource: &corev3.DataSource{
-			Specifier: &corev3.DataSource_InlineString{InlineString: format},
-		}},
-		ContentType: contentType,
-	}
+// localReply is how Envoy answers one failure to one kind of client.
+type localReply struct {
+	Filter      string
+	Kind        apierror.Kind
+	ContentType string
+	Text        string // the body; "": JSON with Message
+	Message     string
+	CSP         string // the Content-Security-Policy of a page
 }
 
 // headerE2BID is in every request of an E2B SDK.
 const headerE2BID = "e2b-sandbox-id"
 
-// requestFromBrowser selects browsers by the rule of request.client in package extproc, which
-// applies to the router's own answers.
-func requestFromBrowser() *accesslogv3.AccessLogFilter {
-	page := &matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_Contains{Contains: "text/html"}}
-	const mode = "sec-fetch-mode"
-	return allOf(
-		request(headerPresent(headerE2BID, false)),
-		request(headerMatches("accept", page)),
-		anyOf(request(headerPresent(mode, false)), request(headerMatches(mode, exact("navigate")))),
+// isGRPC matches requests that Envoy treats as gRPC. gRPC-Web does not match and uses HTTP/1.1.
+const isGRPC = `{name: content-type, string_match: {safe_regex: {regex: 'application/grpc(\+.*)?'}}}`
+
+// replies lists the answers to all failures, for each kind of client. The first match counts.
+func replies() []localReply {
+	const fetchMode = "sec-fetch-mode"
+	// The rule of request.client in package extproc, which applies to the router's own answers.
+	browser := allOf(
+		header(headerE2BID, "present_match: false"),
+		header("accept", "string_match: {contains: text/html}"),
+		anyOf(header(fetchMode, "present_match: false"), header(fetchMode, "string_match: {exact: navigate}")),
 	)
+	var all []localReply
+	for _, f := range failures() {
+		kind := apierror.KindOf(f.reason)
+		add := func(who, contentType, text, message, csp string) {
+			filter := f.when
+			if who != "" {
+				filter = allOf(f.when, who)
+			}
+			all = append(all, localReply{filter, kind, contentType, text, message, csp})
+		}
+		add("{header_filter: {header: "+isGRPC+"}}", "text/plain", f.message, "", "") // becomes grpc-message
+		if f.reason == apierror.SandboxUnreachable {
+			add(header(headerE2BID, "present_match: true"), "application/json", "", apierror.E2BPortClosed, "")
+		}
+		add(browser, "text/html; charset=utf-8", f.page(), "", apierror.PageCSP)
+		add("", "application/json", "", f.message, "")
+	}
+	return all
 }
 
-func request(m *routev3.HeaderMatcher) *accesslogv3.AccessLogFilter {
-	return &accesslogv3.AccessLogFilter{FilterSpecifier: &accesslogv3.AccessLogFilter_HeaderFilter{
-		HeaderFilter: &accesslogv3.HeaderFilter{Header: m},
-	}}
+// The filters of access logs and local replies, in YAML.
+
+func flags(f ...string) string {
+	return "{response_flag_filter: {flags: [" + strings.Join(f, ", ") + "]}}"
+}
+
+// status compares the status with a constant. Envoy requires a runtime key that could
+// override the constant. No runtime layer sets it.
+func status(op string, code int) string {
+	return fmt.Sprintf("{status_code_filter: {comparison: {op: %s, value: {default_value: %d, runtime_key: berth.status}}}}", op, code)
 }
 
 // details distinguishes failures that share their response flag and status with others, for
 // example the guard's 403 from other 403s of Envoy. The expression is in the Common Expression
 // Language.
-func details(expression string) *accesslogv3.AccessLogFilter {
-	filter, err := anypb.New(&celv3.ExpressionFilter{Expression: expression})
-	if err != nil {
-		panic(err) // packing a message with one string cannot fail
-	}
-	return &accesslogv3.AccessLogFilter{FilterSpecifier: &accesslogv3.AccessLogFilter_ExtensionFilter{
-		ExtensionFilter: &accesslogv3.ExtensionFilter{
-			Name:       "envoy.access_loggers.extension_filters.cel",
-			ConfigType: &accesslogv3.ExtensionFilter_TypedConfig{TypedConfig: filter},
-		},
-	}}
+func details(expression string) string {
+	return fmt.Sprintf("{extension_filter: {name: envoy.access_loggers.extension_filters.cel, typed_config: {"+
+		`"@type": type.googleapis.com/envoy.extensions.access_loggers.filters.cel.v3.ExpressionFilter, expression: %q}}}`, expression)
 }
 
-func header(name, value string) *corev3.HeaderValueOption {
-	return &corev3.HeaderValueOption{
-		Header:       &corev3.HeaderValue{Key: name, Value: value},
-		AppendAction: corev3.HeaderValueOption_OVERWRITE_IF_EXISTS_OR_ADD,
-	}
+func header(name, match string) string {
+	return fmt.Sprintf("{header_filter: {header: {name: %s, %s}}}", name, match)
 }
 
-func flags(f ...string) *accesslogv3.AccessLogFilter {
-	return &accesslogv3.AccessLogFilter{FilterSpecifier: &accesslogv3.AccessLogFilter_ResponseFlagFilter{
-		ResponseFlagFilter: &accesslogv3.ResponseFlagFilter{Flags: f},
-	}}
+func anyOf(filters ...string) string {
+	return "{or_filter: {filters: [" + strings.Join(filters, ", ") + "]}}"
 }
 
-// status compares the status with a constant. Envoy requires a runtime key that could
-// override the constant. No runtime layer sets it.
-func status(op accesslogv3.ComparisonFilter_Op, code uint32) *accesslogv3.AccessLogFilter {
-	return &accesslogv3.AccessLogFilter{FilterSpecifier: &accesslogv3.AccessLogFilter_StatusCodeFilter{
-		StatusCodeFilter: &accesslogv3.StatusCodeFilter{Comparison: &accesslogv3.ComparisonFilter{
-			Op: op, Value: &corev3.RuntimeUInt32{DefaultValue: code, RuntimeKey: "berth.status"},
-		}},
-	}}
-}
-
-func anyOf(filters ...*accesslogv3.AccessLogFilter) *accesslogv3.AccessLogFilter {
-	return &accesslogv3.AccessLogFilter{FilterSpecifier: &accesslogv3.AccessLogFilter_OrFilter{
-		OrFilter: &accesslogv3.OrFilter{Filters: filters},
-	}}
-}
-
-func allOf(filters ...*accesslogv3.AccessLogFilter) *accesslogv3.AccessLogFilter {
-	return &accesslogv3.AccessLogFilter{FilterSpecifier: &accesslogv3.AccessLogFilter_AndFilter{
-		AndFilter: &accesslogv3.AndFilter{Filters: filters},
-	}}
-}
-
-func metadataPresent(key string, present bool) *accesslogv3.AccessLogFilter {
-	return &accesslogv3.AccessLogFilter{FilterSpecifier: &accesslogv3.AccessLogFilter_MetadataFilter{
-		MetadataFilter: &accesslogv3.MetadataFilter{
-			Matcher: &matcherv3.MetadataMatcher{
-				Filter: MetadataNamespace,
-				Path:   []*matcherv3.MetadataMatcher_PathSegment{{Segment: &matcherv3.MetadataMatcher_PathSegment_Key{Key: key}}},
-				Value:  &matcherv3.ValueMatcher{MatchPattern: &matcherv3.ValueMatcher_PresentMatch{PresentMatch: true}},
-				Invert: !present,
-			},
-			MatchIfKeyNotFound: wrapperspb.Bool(!present),
-		},
-	}}
+func allOf(filters ...string) string {
+	return "{and_filter: {filters: [" + strings.Join(filters, ", ") + "]}}"
 }
