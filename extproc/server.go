@@ -83,23 +83,22 @@ func New(o Options) (*Server, error) {
 	if o.LookupTimeout == 0 {
 		o.LookupTimeout = 2 * time.Second
 	}
-	m, err := newMetrics(o.Metrics, o.Admissions)
-	if err != nil {
-		return nil, fmt.Errorf("extproc: register metrics: %w", err)
-	}
 	s := &Server{
 		decider: decider{
 			hosts: o.Hosts, podCIDRs: o.PodCIDRs, lookupTimeout: o.LookupTimeout,
 			routes: o.Routes, activity: o.Activity, admissions: o.Admissions,
 		},
-		metrics: m, log: o.Log, refusals: sampled(o.Log), socket: o.Socket,
+		log: o.Log, refusals: sampled(o.Log), socket: o.Socket,
 		// No keepalive pings. If the server closed the connection of an Envoy that was paused,
 		// its streams would end as if Envoy had read the answers.
 		grpc:   grpc.NewServer(grpc.KeepaliveParams(keepalive.ServerParameters{Time: math.MaxInt64})),
 		health: health.NewServer(),
 	}
 	s.decider.park = s.park
-	s.decider.verdictWait = func(waited time.Duration) { m.quiesced.Observe(waited.Seconds()) }
+	s.decider.verdictWait = func(waited time.Duration) { s.metrics.quiesced.Observe(waited.Seconds()) }
+	if s.metrics, err = newMetrics(o.Metrics, o.Admissions.Unread, s.held.Load); err != nil {
+		return nil, fmt.Errorf("extproc: register metrics: %w", err)
+	}
 	extprocv3.RegisterExternalProcessorServer(s.grpc, s)
 	healthv1.RegisterHealthServer(s.grpc, s.health)
 	return s, nil
@@ -237,35 +236,27 @@ func (s *Server) hold(stream extprocv3.ExternalProcessor_ProcessServer, d time.D
 	if d <= 0 || d > maxHold {
 		return nil, false
 	}
-	if s.held.Add(1) > maxHeld {
-		s.held.Add(-1)
+	if release, ok = s.park(); !ok {
 		return nil, false
 	}
 	// A message that sets only the timeout is no answer. Envoy accepts one per request.
 	more := &extprocv3.ProcessingResponse{OverrideMessageTimeout: durationpb.New(d + envoy.MessageTimeout)}
 	if err := stream.Send(more); err != nil {
-		s.held.Add(-1)
+		release()
 		return nil, false
 	}
-	s.metrics.held.Inc()
-	return func() {
-		s.held.Add(-1)
-		s.metrics.held.Dec()
-	}, true
+	return release, true
 }
 
-// park reports whether a request may wait for a verdict on its sandbox, or for a port. Envoy
-// is not asked for more time, because MaxWait bounds this wait too.
+// park reports whether one more request may wait, and counts it until release is called. Envoy
+// need not be asked for more time if MaxWait bounds the wait.
 func (s *Server) park() (release func(), ok bool) {
+	release = func() { s.held.Add(-1) }
 	if s.held.Add(1) > maxHeld {
-		s.held.Add(-1)
+		release()
 		return nil, false
 	}
-	s.metrics.held.Inc()
-	return func() {
-		s.held.Add(-1)
-		s.metrics.held.Dec()
-	}, true
+	return release, true
 }
 
 // maxRefusalsLogged is how many refusals per second are logged for each reason. The metric

@@ -337,7 +337,7 @@ func TestHeldRequestContinuesWhenSandboxRuns(t *testing.T) {
 	require.Nil(t, response.GetResponse(), "that would be the answer")
 	require.Nil(t, response.GetDynamicMetadata())
 	require.Equal(t, 20*time.Second+envoy.MessageTimeout, response.GetOverrideMessageTimeout().AsDuration())
-	require.InDelta(t, 1, testutil.ToFloat64(server.metrics.held), 0)
+	require.EqualValues(t, 1, server.held.Load())
 	cache.Put("abc", podRoute)
 	response, err = stream.Recv()
 	require.NoError(t, err)
@@ -546,11 +546,11 @@ func TestHeldRequestContinuesAfterResumeAndIsMeasured(t *testing.T) {
 		}
 		answers <- answer
 	}()
-	require.Eventually(t, func() bool { return testutil.ToFloat64(server.metrics.held) == 1 }, soon, time.Millisecond)
+	require.Eventually(t, func() bool { return server.held.Load() == 1 }, soon, time.Millisecond)
 	require.Empty(t, answers)
 	cache.Resume("abc")
 	require.NotNil(t, (<-answers).GetRequestHeaders(), "nothing else was said: Envoy was not asked for more time")
-	require.Zero(t, testutil.ToFloat64(server.metrics.held))
+	require.Zero(t, server.held.Load())
 	require.Equal(t, 1, testutil.CollectAndCount(server.metrics.quiesced))
 	server.stop(soon)
 }

@@ -77,18 +77,11 @@ type Stats struct {
 
 // New returns an empty cache that is not fresh.
 func New(o Options) (*Cache, error) {
-	var errs []error
-	if o.Now == nil {
-		errs = append(errs, errors.New("routecache.Options.Now is required"))
-	}
-	if o.Ask == nil {
-		errs = append(errs, errors.New("routecache.Options.Ask is required"))
+	if o.Now == nil || o.Ask == nil {
+		return nil, errors.New("routecache.Options.Now and Ask are required")
 	}
 	if o.Size < 0 || o.MaxQuestions < 0 || o.NegativeTTL < 0 {
-		errs = append(errs, errors.New("routecache.Options.Size, MaxQuestions and NegativeTTL must not be negative"))
-	}
-	if err := errors.Join(errs...); err != nil {
-		return nil, err
+		return nil, errors.New("routecache.Options.Size, MaxQuestions and NegativeTTL must not be negative")
 	}
 	if o.Size == 0 {
 		o.Size = 100_000
@@ -269,11 +262,7 @@ func (c *Cache) Fresh() bool {
 }
 
 // Put stores a route that the allocator pushed.
-func (c *Cache) Put(id string, r Route) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.set(id, Answer{Status: Routable, Route: r})
-}
+func (c *Cache) Put(id string, r Route) { c.Resolve(id, Answer{Status: Routable, Route: r}) }
 
 // Resolve stores the answer to the question about id.
 func (c *Cache) Resolve(id string, a Answer) {
@@ -283,11 +272,7 @@ func (c *Cache) Resolve(id string, a Answer) {
 }
 
 // Release forgets the route of id for good.
-func (c *Cache) Release(id string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.set(id, Answer{Status: Gone})
-}
+func (c *Cache) Release(id string) { c.Resolve(id, Answer{Status: Gone}) }
 
 // Replace drops every route and every quiesced ID, and stores routes instead. An ID that
 // was routable and is not in routes becomes unknown, not gone, because a snapshot does

@@ -536,9 +536,11 @@ func TestReleaseHoldsForConcurrentLookups(t *testing.T) {
 }
 
 func TestInvalidOptionsAreNamed(t *testing.T) {
-	_, err := routecache.New(routecache.Options{Size: -1})
-	require.ErrorContains(t, err, "Options.Now")
-	require.ErrorContains(t, err, "Options.Ask")
+	_, err := routecache.New(routecache.Options{})
+	require.ErrorContains(t, err, "Options.Now and Ask")
+	_, err = routecache.New(routecache.Options{
+		Size: -1, Now: func() time.Duration { return 0 }, Ask: func(string) bool { return false },
+	})
 	require.ErrorContains(t, err, "Options.Size")
 }
 

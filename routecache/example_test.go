@@ -57,7 +57,7 @@ func Example() {
 func ExampleNew() {
 	_, err := routecache.New(routecache.Options{Now: func() time.Duration { return 0 }})
 	fmt.Println(err)
-	// Output: routecache.Options.Ask is required
+	// Output: routecache.Options.Now and Ask are required
 }
 
 func ExampleCache_Lookup() {

@@ -30,7 +30,7 @@ func TestRouterAheadOfTheJournalRevealsARestore(t *testing.T) {
 	}{
 		"as far as it is":                    {"j", 7, 110, 0, "", nil},
 		"an earlier term":                    {"j", 6, 99, 0, "", nil},
-		"of a version that does not say":     {"", 7, 0, 0, "", nil},
+		"no journal named":                   {"", 7, 0, 0, "", nil},
 		"a later term":                       {"j", 9, 0, 9, "", nil},
 		"the same":                           {"", 9, 0, 9, "", nil},
 		"another leader's writes":            {"j", 7, 111, 7, "", nil},

@@ -210,6 +210,8 @@ func (s *Server) serve(
 				return nil // the router has closed its side
 			}
 			failed = nil // the router has closed its side, and waits
+		case <-rpc.Context().Done(): // it waits no longer
+			return status.FromContextError(rpc.Context().Err()).Err()
 		case err := <-sending:
 			return err
 		case <-st.cut:

@@ -55,20 +55,25 @@ func TestGoodbyeIsAcknowledgedOnceDurable(t *testing.T) {
 			fails(t, stream, codes.FailedPrecondition, "is not certain to hold the lease")
 		})
 	})
-	t.Run("the router does not wait", func(t *testing.T) {
-		run(t, func(w *world) {
-			ctx, cancel := context.WithCancel(w.t.Context())
-			defer cancel()
-			stream, err := w.client.Session(ctx)
-			require.NoError(t, err)
-			require.NoError(t, stream.Send(join(testRouter, 0)))
-			require.Len(t, w.leader.seen(), 1)
-			require.NoError(t, stream.Send(goodbye()))
-			require.Len(t, w.leader.seen(), 1)
-			cancel()
-			require.Len(t, w.leader.seen(), 1, "its stream stays")
+	for name, closes := range map[string]bool{"the router closes nothing and is gone": false, "the router closes its side and is gone": true} {
+		t.Run(name, func(t *testing.T) {
+			run(t, func(w *world) {
+				ctx, cancel := context.WithCancel(w.t.Context())
+				defer cancel()
+				stream, err := w.client.Session(ctx)
+				require.NoError(t, err)
+				require.NoError(t, stream.Send(join(testRouter, 0)))
+				require.Len(t, w.leader.seen(), 1)
+				require.NoError(t, stream.Send(goodbye()))
+				if closes {
+					require.NoError(t, stream.CloseSend())
+				}
+				require.Len(t, w.leader.seen(), 1)
+				cancel()
+				require.Equal(t, []core.Event{core.SessionLeft{Session: testRouter, Stream: 1}}, w.leader.seen(), "its stream stays")
+			})
 		})
-	})
+	}
 }
 
 func TestEveryJoinedStreamSubmitsItsEnd(t *testing.T) {

@@ -11,27 +11,24 @@ import (
 	"github.com/alecthomas/kong"
 
 	"github.com/berth-sandbox/berth/cmd/internal/cli"
-	"github.com/berth-sandbox/berth/envoy"
 	"github.com/berth-sandbox/berth/extproc"
 )
 
 type flags struct {
-	Domain        string        `required:"" help:"Domain of the sandboxes: hosts are <port>-<id>.<domain>."`
+	Domain        string        `required:"" help:"Domain of the sandboxes, in lower case: hosts are <port>-<id>.<domain>."`
 	GatewayHosts  []string      `help:"Further hosts at which the headers E2b-Sandbox-Id or X-Sandbox-Id (and -Port) name the sandbox, comma-separated. The domain itself is always one."`
 	Paths         bool          `help:"At these hosts the path /sandboxes/<id>/<port>/rest names the sandbox, which gets /rest. Envoy needs the same setting."`
 	Allocator     []string      `required:"" help:"Control addresses of the allocator's replicas, host:port, comma-separated, tried in turn."`
 	PodCIDRs      []string      `name:"pod-cidrs" required:"" help:"Address ranges of pods, such as 10.0.0.0/8, comma-separated. Every destination must lie in one."`
-	Socket        string        `default:"/run/berth/router.sock" help:"Unix socket for Envoy. Its directory must belong to this gateway alone: routers keep their lock files there."`
+	Socket        string        `default:"/run/berth/router.sock" help:"Unix socket for Envoy, a path of at most about 100 bytes. Its directory must belong to this gateway alone: routers keep their lock files there."`
 	EnvoyAdmin    string        `default:"/run/berth/envoy-admin.sock" help:"Unix socket of Envoy's admin interface, which shows open requests: the --admin-socket of Envoy's configuration. While it does not answer, no sandbox is released for being idle."`
-	AdminListen   string        `default:"127.0.0.1:9901" help:"Address of the admin listener. It shows sandbox IDs: outside loopback it needs --admin-anywhere."`
+	AdminListen   string        `default:"127.0.0.1:9901" help:"Address of the admin listener, ip:port. It shows sandbox IDs: outside loopback it needs --admin-anywhere."`
 	AdminAnywhere bool          `help:"Allow --admin-listen outside loopback. Every client that can connect can then read the IDs of all sandboxes, which give access to them, and take profiles."`
-	HealthListen  string        `help:"Address of a listener with only /healthz, /readyz and /metrics, for probes from outside the pod. Empty: only the admin listener has them."`
+	HealthListen  string        `help:"Address of a listener, ip:port, with only /healthz, /readyz and /metrics, for probes from outside the pod. Empty: only the admin listener has them."`
 	ControlTLSDir string        `name:"control-tls-dir" help:"Directory with tls.crt, tls.key and ca.crt for mutual TLS with allocators. Changed files are read again. Empty: no TLS, and allocators must be on loopback."`
 	CacheSize     int           `default:"100000" placeholder:"ROUTES" help:"Maximum number of routes to keep, 1 or more."`
-	NegativeTTL   time.Duration `name:"negative-ttl" default:"1s" help:"How long the cache remembers that a sandbox ID is unknown."`
-	MaxStale      time.Duration `default:"15m" help:"How long known routes are served without the allocator. An allocator with a shorter --max-stale refuses this router."`
-	LookupTimeout time.Duration `default:"2s" help:"How long a request waits for the allocator's answer, at most 4s."`
-	ShutdownAfter time.Duration `default:"10s" help:"How long a shutdown may take: requests in progress first, then Goodbye to the leader, which gets at least the last 2s. It should be longer than a failover of the allocator."`
+	MaxStale      time.Duration `default:"15m" help:"How long known routes are served without the allocator, 1s or more. An allocator with a shorter --max-stale refuses this router."`
+	ShutdownAfter time.Duration `default:"10s" help:"How long a shutdown may take, above 0: requests in progress first, then Goodbye to the leader, which gets at least the last 2s, or half of a shutdown shorter than 4s. It should be longer than a failover of the allocator."`
 	LogLevel      string        `default:"info" help:"debug, info, warn or error."`
 
 	Version kong.VersionFlag `env:"-" help:"Print the version."`
@@ -72,15 +69,8 @@ func (f *flags) check() ([]netip.Prefix, error) {
 	if f.CacheSize < 1 {
 		errs = append(errs, fmt.Errorf("--cache-size %d: must be at least 1", f.CacheSize))
 	}
-	if f.NegativeTTL <= 0 {
-		errs = append(errs, fmt.Errorf("--negative-ttl %v: must be positive", f.NegativeTTL))
-	}
 	if f.MaxStale < time.Second {
 		errs = append(errs, fmt.Errorf("--max-stale %v: must be at least 1s", f.MaxStale))
-	}
-	if f.LookupTimeout <= 0 || f.LookupTimeout > extproc.MaxWait {
-		errs = append(errs, fmt.Errorf("--lookup-timeout %v: must be above 0 and at most %v, because Envoy waits %v",
-			f.LookupTimeout, extproc.MaxWait, envoy.MessageTimeout))
 	}
 	if f.ShutdownAfter <= 0 {
 		errs = append(errs, fmt.Errorf("--shutdown-after %v: must be positive", f.ShutdownAfter))

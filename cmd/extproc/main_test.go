@@ -73,16 +73,16 @@ func TestMissingFlagsAreAllNamed(t *testing.T) {
 
 func TestInvalidFlagsAreNamedInOneError(t *testing.T) {
 	_, err := try(t, "--domain=Sandbox.Example.com", "--allocator=127.0.0.1:9090,allocator,b:,allocator:9090", "--pod-cidrs=10.0.0.0/8,10.0.0.1,x",
-		"--cache-size=0", "--negative-ttl=0s", "--max-stale=999ms", "--lookup-timeout=5s", "--shutdown-after=-1s", "--log-level=loud")
+		"--cache-size=0", "--max-stale=999ms", "--shutdown-after=-1s", "--log-level=loud")
 	for _, wrong := range []string{
 		`--domain, --gateway-hosts: domain "Sandbox.Example.com"`, `--allocator "allocator"`, `--allocator "b:"`, `--allocator "allocator:9090"`, `--pod-cidrs "10.0.0.1"`, `--pod-cidrs "x"`,
-		"--cache-size 0", "--negative-ttl 0s", "--max-stale 999ms", "--lookup-timeout 5s", "--shutdown-after -1s", `--log-level "loud"`,
+		"--cache-size 0", "--max-stale 999ms", "--shutdown-after -1s", `--log-level "loud"`,
 	} {
 		require.ErrorContains(t, err, wrong)
 	}
 	require.NotContains(t, err.Error(), "127.0.0.1:9090")
 	require.NotContains(t, err.Error(), `"10.0.0.0/8"`)
-	require.Equal(t, 11, strings.Count(err.Error(), "\n"), "each wrong flag has one line")
+	require.Equal(t, 9, strings.Count(err.Error(), "\n"), "each wrong flag has one line")
 }
 
 func TestAllocatorsOutsideLoopbackNeedTLS(t *testing.T) {
@@ -145,7 +145,7 @@ func TestEveryFlagCanComeFromTheEnvironment(t *testing.T) {
 	for name, value := range map[string]string{
 		"DOMAIN": "sandbox.example.com", "ALLOCATOR": "a:1,b:2", "POD_CIDRS": "10.0.0.0/8,fd00::/8", "SOCKET": "/s", "ENVOY_ADMIN": "/a", "ADMIN_LISTEN": "127.0.0.1:1",
 		"HEALTH_LISTEN": ":2", "CONTROL_TLS_DIR": "/tls", "GATEWAY_HOSTS": "g.example.com,api.sandbox.example.com", "PATHS": "true",
-		"ADMIN_ANYWHERE": "true", "CACHE_SIZE": "5", "NEGATIVE_TTL": "2s", "MAX_STALE": "1m", "LOOKUP_TIMEOUT": "3s", "SHUTDOWN_AFTER": "4s", "LOG_LEVEL": "warn",
+		"ADMIN_ANYWHERE": "true", "CACHE_SIZE": "5", "MAX_STALE": "1m", "SHUTDOWN_AFTER": "4s", "LOG_LEVEL": "warn",
 	} {
 		t.Setenv("BERTH_ROUTER_"+name, value)
 	}
@@ -155,7 +155,7 @@ func TestEveryFlagCanComeFromTheEnvironment(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, flags{
 		Domain: "sandbox.example.com", Allocator: []string{"a:1", "b:2"}, PodCIDRs: []string{"10.0.0.0/8", "fd00::/8"}, Socket: "/s",
-		AdminListen: "127.0.0.1:1", AdminAnywhere: true, HealthListen: ":2", ControlTLSDir: "/tls", GatewayHosts: []string{"g.example.com", "api.sandbox.example.com"}, Paths: true, CacheSize: 5, NegativeTTL: 2 * time.Second, MaxStale: time.Minute, LookupTimeout: 3 * time.Second,
+		AdminListen: "127.0.0.1:1", AdminAnywhere: true, HealthListen: ":2", ControlTLSDir: "/tls", GatewayHosts: []string{"g.example.com", "api.sandbox.example.com"}, Paths: true, CacheSize: 5, MaxStale: time.Minute,
 		EnvoyAdmin: "/a", ShutdownAfter: 4 * time.Second, LogLevel: "warn",
 	}, f)
 	_, err = f.check()

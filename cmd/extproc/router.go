@@ -64,7 +64,7 @@ func (r *router) wire(ctx context.Context) error {
 	metrics := newRegistry()
 	var err error
 	r.cache, err = routecache.New(routecache.Options{
-		Size: r.flags.CacheSize, NegativeTTL: r.flags.NegativeTTL, Now: bootclock.Now,
+		Size: r.flags.CacheSize, Now: bootclock.Now,
 		Ask: func(id string) bool { return r.client.Ask(id) },
 	})
 	if err != nil {
@@ -81,7 +81,7 @@ func (r *router) wire(ctx context.Context) error {
 		return err
 	}
 	r.server, err = extproc.New(extproc.Options{
-		Socket: r.flags.Socket, Hosts: r.flags.hosts(), PodCIDRs: r.podCIDRs, LookupTimeout: r.flags.LookupTimeout,
+		Socket: r.flags.Socket, Hosts: r.flags.hosts(), PodCIDRs: r.podCIDRs,
 		Routes: r.cache, Activity: r.tracker, Admissions: r.admissions, Metrics: metrics, Log: r.log.Named("request"),
 	})
 	if err != nil {

@@ -3,12 +3,12 @@ package admin
 import (
 	"cmp"
 	"encoding/json"
+	"errors"
 	"fmt"
-	"maps"
+	"io"
 	"net/http"
 	"net/url"
 	"slices"
-	"sort"
 	"strings"
 	"time"
 
@@ -17,7 +17,6 @@ import (
 	"github.com/berth-sandbox/berth/api/activity"
 	"github.com/berth-sandbox/berth/api/apierror"
 	"github.com/berth-sandbox/berth/internal/adminpages"
-	"github.com/berth-sandbox/berth/internal/localhost"
 	"github.com/berth-sandbox/berth/internal/options"
 	"github.com/berth-sandbox/berth/lastactive"
 	"github.com/berth-sandbox/berth/routecache"
@@ -25,8 +24,8 @@ import (
 
 // Options configure the pages. All are required except AnyHost.
 type Options struct {
-	// AnyHost turns off the check of the Host header, for a listener of Admin that is not on
-	// loopback and whose name is therefore unknown.
+	// AnyHost lets Admin answer at any address and for any host. Otherwise it answers only at
+	// loopback addresses, and only to requests for localhost or a loopback address.
 	AnyHost bool
 	Cache   *routecache.Cache
 	Tracker *lastactive.Tracker
@@ -50,22 +49,13 @@ func New(o Options) (*Pages, error) {
 // Admin returns the handler of all pages.
 func (p *Pages) Admin() http.Handler {
 	mux := p.o.health("/admin/last-active, /admin/routes, /healthz, /readyz, /metrics or /debug/pprof/")
-	mux.HandleFunc("GET /admin/last-active", p.o.lastActive)
-	mux.HandleFunc("GET /admin/routes", p.o.routes)
+	mux.HandleFunc("GET /admin/last-active", page(p.o.lastActive))
+	mux.HandleFunc("GET /admin/routes", page(p.o.routes))
 	adminpages.AddProfiles(mux, nil)
 	if p.o.AnyHost {
 		return mux
 	}
-	// A web page whose host name resolves to a loopback address (DNS rebinding) must not read
-	// the IDs.
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if !localhost.Is(localhost.Hostname(r.Host)) {
-			apierror.New(apierror.HostRefused,
-				"host %q: this listener accepts only localhost and loopback addresses", r.Host).Write(w)
-			return
-		}
-		mux.ServeHTTP(w, r)
-	})
+	return adminpages.LoopbackOnly(mux)
 }
 
 // Health returns the handler of /healthz, /readyz and /metrics.
@@ -104,15 +94,11 @@ type LastActiveSandbox struct {
 	UnreadAnswers int `json:"unreadAnswers"`
 }
 
-func (o Options) lastActive(w http.ResponseWriter, r *http.Request) {
-	q, ok := parseQuery(w, r)
-	if !ok {
-		return
-	}
+func (o Options) lastActive(keep filter) LastActive {
 	now := o.Now()
 	dump := LastActive{Now: now, LookError: o.Tracker.LookError(), Sandboxes: []LastActiveSandbox{}}
 	for _, a := range o.Tracker.Dump() {
-		if q.keep(a.ID) {
+		if keep(a.ID) {
 			dump.Sandboxes = append(dump.Sandboxes, LastActiveSandbox{
 				SandboxID: a.ID, PodIP: a.Addr.String(),
 				LastActive: now.Add(-a.Age), AgeSeconds: a.Age.Seconds(),
@@ -123,19 +109,21 @@ func (o Options) lastActive(w http.ResponseWriter, r *http.Request) {
 	slices.SortFunc(dump.Sandboxes, func(a, b LastActiveSandbox) int {
 		return cmp.Or(cmp.Compare(a.SandboxID, b.SandboxID), cmp.Compare(a.PodIP, b.PodIP))
 	})
-	if q.text {
-		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-		if dump.LookError != "" {
-			fmt.Fprintf(w, "cannot tell what is open: %s\n", dump.LookError)
-		}
-		for _, s := range dump.Sandboxes {
-			fmt.Fprintf(w, "%s  %s  %s  %.3fs ago  %s  open %d  unread %d\n",
-				cmp.Or(s.SandboxID, "-"), s.PodIP, s.LastActive.UTC().Format(time.RFC3339Nano),
-				s.AgeSeconds, s.Kind, s.OpenRequests, s.UnreadAnswers)
-		}
-		return
+	return dump
+}
+
+// String is the text form: a line for each sandbox.
+func (d LastActive) String() string {
+	var text strings.Builder
+	if d.LookError != "" {
+		fmt.Fprintf(&text, "cannot tell what is open: %s\n", d.LookError)
 	}
-	writeJSON(w, dump)
+	for _, s := range d.Sandboxes {
+		fmt.Fprintf(&text, "%s  %s  %s  %.3fs ago  %s  open %d  unread %d\n",
+			cmp.Or(s.SandboxID, "-"), s.PodIP, s.LastActive.UTC().Format(time.RFC3339Nano),
+			s.AgeSeconds, s.Kind, s.OpenRequests, s.UnreadAnswers)
+	}
+	return text.String()
 }
 
 // Routes is the body of /admin/routes.
@@ -156,78 +144,75 @@ type Route struct {
 	Ports []uint16 `json:"ports,omitempty"`
 }
 
-func (o Options) routes(w http.ResponseWriter, r *http.Request) {
-	q, ok := parseQuery(w, r)
-	if !ok {
-		return
-	}
+func (o Options) routes(keep filter) Routes {
 	dump := Routes{Fresh: o.Cache.Fresh(), Routes: []Route{}}
 	for _, e := range o.Cache.Dump() {
-		if q.keep(e.ID) {
+		if keep(e.ID) {
 			dump.Routes = append(dump.Routes, Route{
 				SandboxID: e.ID, PodIP: e.Route.Addr.String(),
 				DefaultPort: e.Route.DefaultPort, Ports: e.Route.Ports.List(),
 			})
 		}
 	}
-	sort.Slice(dump.Routes, func(i, j int) bool { return dump.Routes[i].SandboxID < dump.Routes[j].SandboxID })
-	if q.text {
-		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-		for _, e := range dump.Routes {
-			fmt.Fprintf(w, "%s  %s  default port %d  ports %v\n",
-				e.SandboxID, e.PodIP, e.DefaultPort, routecache.NewPorts(e.Ports))
+	slices.SortFunc(dump.Routes, func(a, b Route) int { return cmp.Compare(a.SandboxID, b.SandboxID) })
+	return dump
+}
+
+// String is the text form: a line for each route.
+func (d Routes) String() string {
+	var text strings.Builder
+	for _, r := range d.Routes {
+		fmt.Fprintf(&text, "%s  %s  default port %d  ports %v\n",
+			r.SandboxID, r.PodIP, r.DefaultPort, routecache.NewPorts(r.Ports))
+	}
+	return text.String()
+}
+
+// filter reports whether a dump includes a sandbox.
+type filter func(id string) bool
+
+// page serves a dump as JSON, or in its text form.
+func page[D fmt.Stringer](dump func(filter) D) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		keep, asText, err := parseQuery(r.URL.RawQuery)
+		if err != nil {
+			apierror.New(apierror.BadRequest, "%v", err).Write(w)
+			return
 		}
-		return
+		d := dump(keep)
+		if asText {
+			w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+			_, _ = io.WriteString(w, d.String())
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		encoder := json.NewEncoder(w)
+		encoder.SetIndent("", "  ")
+		_ = encoder.Encode(d) // fails only if the client has gone
 	}
-	writeJSON(w, dump)
 }
 
-// query has the parameters of both dumps.
-type query struct {
-	keep func(id string) bool
-	text bool
-}
-
-func parseQuery(w http.ResponseWriter, r *http.Request) (query, bool) {
-	bad := func(message string) (query, bool) {
-		apierror.New(apierror.BadRequest, "%s", message).Write(w)
-		return query{}, false
-	}
-	values, err := url.ParseQuery(r.URL.RawQuery)
+func parseQuery(query string) (keep filter, asText bool, err error) {
+	values, err := url.ParseQuery(query)
 	if err != nil {
-		return bad("query: " + err.Error())
+		return nil, false, fmt.Errorf("query: %w", err)
 	}
-	for _, name := range slices.Sorted(maps.Keys(values)) {
-		switch name {
-		case "id", "prefix", "format":
-		default:
-			return bad(fmt.Sprintf("parameter %q: unknown; id, prefix and format are known", name))
+	for name, given := range values {
+		if name != "id" && name != "prefix" && name != "format" {
+			return nil, false, fmt.Errorf("parameter %q: unknown; id, prefix and format are known", name)
 		}
-		if len(values[name]) > 1 {
-			return bad(fmt.Sprintf("parameter %q: given %d times", name, len(values[name])))
+		if len(given) > 1 {
+			return nil, false, fmt.Errorf("parameter %q: given %d times", name, len(given))
 		}
 	}
-	if values.Has("id") && values.Get("id") == "" {
-		return bad(`parameter "id": must not be empty; leave it out to see all`)
+	id, prefix, format := values.Get("id"), values.Get("prefix"), cmp.Or(values.Get("format"), "json")
+	if values.Has("id") && id == "" {
+		return nil, false, errors.New(`parameter "id": must not be empty; leave it out to see all`)
 	}
-	var q query
-	switch format := values.Get("format"); format {
-	case "", "json":
-	case "text":
-		q.text = true
-	default:
-		return bad(fmt.Sprintf("parameter format=%q: must be json or text", format))
+	if format != "json" && format != "text" {
+		return nil, false, fmt.Errorf("parameter format=%q: must be json or text", format)
 	}
-	id, prefix := values.Get("id"), values.Get("prefix")
-	q.keep = func(candidate string) bool {
+	return func(candidate string) bool {
 		return (id == "" || candidate == id) && strings.HasPrefix(candidate, prefix)
-	}
-	return q, true
-}
-
-func writeJSON(w http.ResponseWriter, v any) {
-	w.Header().Set("Content-Type", "application/json")
-	encoder := json.NewEncoder(w)
-	encoder.SetIndent("", "  ")
-	_ = encoder.Encode(v) // fails only if the client has gone
+	}, format == "text", nil
 }

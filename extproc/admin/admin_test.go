@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
@@ -104,6 +105,8 @@ func (r *router) getFrom(host, target string) *httptest.ResponseRecorder {
 	w := httptest.NewRecorder()
 	request := httptest.NewRequest(http.MethodGet, target, nil)
 	request.Host = host
+	request = request.WithContext(context.WithValue(request.Context(), http.LocalAddrContextKey,
+		&net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 9901}))
 	r.ServeHTTP(w, request)
 	return w
 }

@@ -9,8 +9,9 @@
 //
 // # Guarantees
 //
-//   - Pages.Admin shows sandbox IDs, which are credentials. It answers only requests whose
-//     Host is localhost or a loopback address, unless Options.AnyHost is set.
+//   - Pages.Admin shows sandbox IDs, which are credentials. It answers only at a
+//     loopback address, and only requests whose Host is localhost or a loopback address, unless
+//     Options.AnyHost is set.
 //   - Pages.Health shows no sandbox ID. It may listen on any address.
 //   - An unknown parameter is an error, so a misspelled filter never selects everything.
 package admin

@@ -130,7 +130,7 @@ func (s *stream) applyPong(nonce uint64) {
 		return
 	}
 	c := s.client
-	c.setFreshUntil(sent + c.o.MaxStale)
+	c.o.Cache.SetFreshUntil(sent + c.o.MaxStale)
 	c.closeReady()
 	s.forgetReportedDead(nonce)
 }

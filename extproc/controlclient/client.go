@@ -29,6 +29,8 @@ type Cache interface {
 	Replace(routes map[string]routecache.Route)
 	SetFreshUntil(at time.Duration)
 	Expire()
+	// Fresh reports whether routes may be served now.
+	Fresh() bool
 	Disconnected()
 	// Quiesce reports false if there is no room for another sandbox.
 	Quiesce(id string) bool
@@ -113,8 +115,6 @@ type Client struct {
 	current      *stream // nil: not connected
 	newest       position
 	leftJournals []string // journals that this router has left, the newest maxLeftJournals
-	// freshUntil is the moment until which the cache may be served.
-	freshUntil time.Duration
 
 	ready      chan struct{} // closed once routes can be served
 	closeReady func()
@@ -302,7 +302,7 @@ func (c *Client) join(ctx context.Context) *controlv1.Join {
 	return &controlv1.Join{
 		RouterId: c.o.RouterID, MaxStaleNanos: uint64(c.o.MaxStale),
 		Journal: c.newest.journal, HighestTerm: c.newest.term, Position: c.newest.position,
-		Serving:      ctx.Err() == nil && c.o.Now() < c.freshUntil,
+		Serving:      ctx.Err() == nil && c.o.Cache.Fresh(),
 		LeftJournals: slices.Clone(c.leftJournals),
 	}
 }
@@ -313,7 +313,7 @@ func (c *Client) accept(m *controlv1.AllocatorMessage, first bool) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	at := position{m.GetJournal(), m.GetTerm(), m.GetPosition()}
-	if at.journal != c.newest.journal && at.journal != "" && c.newest.journal != "" {
+	if at.journal != c.newest.journal && c.newest.journal != "" {
 		switch {
 		case slices.Contains(c.leftJournals, at.journal):
 			return fmt.Errorf("control stream: a message of journal %s, which this router has left for journal %s",
@@ -338,17 +338,8 @@ func (c *Client) accept(m *controlv1.AllocatorMessage, first bool) error {
 	default:
 		c.newest.position = max(c.newest.position, at.position)
 	}
-	if at.journal != "" {
-		c.newest.journal = at.journal
-	}
+	c.newest.journal = at.journal
 	return nil
-}
-
-func (c *Client) setFreshUntil(until time.Duration) {
-	c.o.Cache.SetFreshUntil(until)
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.freshUntil = until
 }
 
 func (c *Client) setCurrent(s *stream) {

@@ -251,17 +251,6 @@ func TestNewJournalReplacesAllAndOldOneIsRefused(t *testing.T) {
 		p.send(1, snapshot(true, route("four", "10.0.0.4")))
 		<-p.Context().Done()
 		require.Equal(t, []string{"three", "two"}, w.ids(), "the journal that was left came back")
-
-		// Leaders of a version without journal IDs are accepted.
-		p, join, _ = accept("", 3, 0)
-		require.EqualValues(t, 2, join.GetHighestTerm())
-		p.snapshot(route("five", "10.0.0.5"))
-		require.EqualValues(t, 1, p.ack())
-		p.end <- nil
-		_, join, _ = w.accept()
-		require.Equal(t, "j2", join.GetJournal())
-		require.EqualValues(t, 3, join.GetHighestTerm())
-		require.Equal(t, []string{"j1"}, join.GetLeftJournals())
 	})
 }
 

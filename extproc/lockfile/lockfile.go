@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -64,10 +65,7 @@ func (f *File) ID() string { return f.id }
 func (f *File) Dead() []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	entries, err := os.ReadDir(f.dir)
-	if err != nil {
-		entries = nil
-	}
+	entries, _ := os.ReadDir(f.dir) // after an error no router is listed anew
 	for _, e := range entries {
 		id, ok := strings.CutSuffix(e.Name(), suffix)
 		if !ok || !routerID.MatchString(id) || id == f.id || f.dead[id] != nil {
@@ -77,12 +75,7 @@ func (f *File) Dead() []string {
 			f.dead[id] = lock
 		}
 	}
-	var ids []string
-	for id := range f.dead {
-		ids = append(ids, id)
-	}
-	slices.Sort(ids)
-	return ids
+	return slices.Sorted(maps.Keys(f.dead))
 }
 
 // tryLock returns the file with its lock. It returns nil if another process has the lock, or
@@ -92,12 +85,9 @@ func tryLock(path string) *os.File {
 	if err != nil {
 		return nil
 	}
-	if unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil {
-		f.Close()
-		return nil
-	}
 	var stat unix.Stat_t
-	if unix.Fstat(int(f.Fd()), &stat) != nil || stat.Nlink == 0 {
+	if unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil ||
+		unix.Fstat(int(f.Fd()), &stat) != nil || stat.Nlink == 0 {
 		f.Close()
 		return nil
 	}
