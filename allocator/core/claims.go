@@ -113,7 +113,7 @@ func (c *Core) claimAgain(ev Claim, k *keyed) {
 
 // hopeless reports whether no pod of the pool will become warm, unless a release makes room.
 func (pool *pool) hopeless() bool {
-	return pool.want() == 0 && pool.sum(podPending) == 0 && len(pool.creating) == 0 && pool.queue.Len() == 0
+	return pool.spec().Wanted(pool.sum(podClaiming)+pool.sum(podClaimed)) == 0 && pool.sum(podPending) == 0 && len(pool.creating) == 0 && pool.queue.Len() == 0
 }
 
 // serve gives warm pods to the claims that wait, in the order in which they came.

@@ -154,8 +154,22 @@ func (c *Core) waitsForStart(token uint64) bool {
 	return false
 }
 
+// checkSettled settles every pool again. It demands that this has no effect, because a step ends
+// when its pools are settled.
+func checkSettled(t interface{ Fatalf(string, ...any) }, c *Core) {
+	facts := len(c.outbox.pending)
+	for _, p := range c.pools {
+		p.touch()
+	}
+	c.settlePools()
+	if len(c.out) > 0 || len(c.outbox.pending) > facts {
+		t.Fatalf("settling again has the effects %+v and %d facts", c.out, len(c.outbox.pending)-facts)
+	}
+}
+
 // checkTables counts again what the core keeps count of.
 func checkTables(t interface{ Fatalf(string, ...any) }, c *Core) {
+	checkSettled(t, c)
 	routes := map[netip.Addr]int{}
 	for _, s := range c.sandboxes {
 		if exposed := s.Phase != Ended && !c.fences.Complete(s.ID); exposed != s.exposed {

@@ -80,7 +80,7 @@ func (c *Core) settlePools() {
 		for _, pool := range pools {
 			if c.pools[pool.Key] == pool {
 				c.serve(pool)
-				c.reconcile(pool)
+				c.settle(pool)
 			}
 			pool.touched = false // what settling it has changed is settled already
 		}
@@ -155,11 +155,9 @@ func (c *Core) poolGone(key PoolKey) {
 	pool.touch()
 }
 
-// reconcile brings the number of warm pods to what the pool asks for.
-func (c *Core) reconcile(pool *pool) {
+// settle brings the number of warm pods of a pool to what it asks for.
+func (c *Core) settle(pool *pool) {
 	switch {
-	case c.recovering:
-		return
 	case pool.Deleting:
 		c.drain(pool)
 		return
@@ -168,116 +166,81 @@ func (c *Core) reconcile(pool *pool) {
 			delete(c.pools, pool.Key)
 		}
 		return
-	case pool.Refused:
-		c.withhold(pool)
-		return
 	}
-	// Stranded pods do not count. They may come back with their node and are a surplus then. A
-	// pod that was reached never comes back.
-	idle := len(pool.creating) + pool.n[podPending][0][0] + pool.current(podWarm)
-	if pool.retryAt == 0 {
-		missing := pool.Warm - idle - pool.backOff.held
-		if room := pool.MaxPods - len(pool.pods) - len(pool.creating); pool.MaxPods > 0 && missing > room {
-			c.retireStranded(pool, missing-room)
-			missing = room
-		}
-		for range missing {
-			name := pool.Key.Name + "-" + c.cfg.NewSuffix()
-			if len(pool.again) > 0 {
-				name, pool.again = pool.again[0], pool.again[1:]
-			}
-			if _, taken := pool.creating[name]; taken {
-				continue // a name collision; the next settling tries another suffix
-			}
-			pool.creating[name] = struct{}{}
+	plan := warm.PlanFor(pool.spec(), pool.warmCounts())
+	for _, p := range pool.toRetire(plan, c.pods) {
+		c.retire(p)
+	}
+	for range plan.Create {
+		if name := pool.nextName(c.cfg.NewSuffix); name != "" {
 			c.emit(CreatePod{Pool: pool.Key, Name: name})
 		}
 	}
-	c.shrink(pool, idle)
 }
 
-// retireStranded makes room for new pods below MaxPods. It retires as many stranded pods as pods
-// are missing, less those that are being deleted already.
-func (c *Core) retireStranded(pool *pool, most int) {
-	most -= pool.sum(podDeleting)
-	if most <= 0 || pool.n[podPending][0][1]+pool.n[podPending][1][1] == 0 {
-		return
-	}
-	for _, p := range pool.sorted(podPending) {
-		// A pod that was reached keeps its address until that is no longer tainted.
-		if p.stranded() && !p.reached && most > 0 && pool.want() > pool.sum(podWarm) {
-			c.retire(p)
-			most--
-		}
+// spec is what the plan of a pool is made for.
+func (pool *pool) spec() warm.Spec {
+	return warm.Spec{
+		Warm: pool.Warm, MaxPods: pool.MaxPods, Held: pool.backOff.held,
+		Paused: pool.retryAt != 0, Refused: pool.Refused,
 	}
 }
 
-// shrink retires surplus idle pods in this order: outdated pods that are not ready; outdated warm
-// pods as far as current warm pods replace them; current pods that are not ready; the youngest.
-func (c *Core) shrink(pool *pool, idle int) {
-	if pool.outdated(podPending) > 0 {
+// warmCounts are the counts that the plan of a pool depends on.
+func (pool *pool) warmCounts() warm.Counts {
+	pending := pool.n[podPending]
+	return warm.Counts{
+		Creating: len(pool.creating), Pending: pool.sum(podPending), OutdatedPending: pool.outdated(podPending),
+		Stranded: pending[0][1] + pending[1][1], Coming: pending[0][0],
+		Warm: pool.current(podWarm), OutdatedWarm: pool.outdated(podWarm),
+		InUse:    pool.sum(podClaiming) + pool.sum(podClaimed),
+		Deleting: pool.sum(podDeleting), Total: len(pool.pods),
+	}
+}
+
+// toRetire chooses the idle pods that a plan deletes. A stranded pod that was reached keeps its
+// address until that is no longer tainted.
+func (pool *pool) toRetire(plan warm.Plan, pods map[PodKey]*pod) (chosen []*pod) {
+	if plan.AllPending || plan.OutdatedPending || plan.Stranded > 0 || plan.Coming > 0 {
 		for _, p := range pool.sorted(podPending) {
-			if p.outdated {
-				c.retire(p)
+			switch {
+			case p.stranded() && !p.reached && plan.Stranded > 0:
+				plan.Stranded--
+			case plan.AllPending || p.outdated && plan.OutdatedPending:
+			case !p.stranded() && plan.Coming > 0:
+				plan.Coming--
+			default:
+				continue
 			}
+			chosen = append(chosen, p)
 		}
 	}
-	want := pool.want()
-	surplus := min(pool.sum(podWarm)-want, pool.outdated(podWarm))
-	if underWay := len(pool.creating) + pool.sum(podPending) + pool.sum(podDeleting); surplus <= 0 && pool.outdated(podWarm) > 0 && pool.full() && underWay == 0 {
-		surplus = 1 // MaxPods leaves no room for a replacement, so one pod at a time makes room
+	if plan.OutdatedWarm+plan.Warm == 0 {
+		return chosen
 	}
-	if surplus > 0 {
-		for _, p := range c.warm(pool, func(p *pod) bool { return p.outdated })[:surplus] {
-			c.retire(p)
-		}
-	}
-	surplus = idle - want
-	if surplus <= 0 {
-		return
-	}
-	for _, p := range pool.sorted(podPending) {
-		if surplus > 0 && !p.stranded() {
-			c.retire(p)
-			surplus--
-		}
-	}
-	// Pods that are still being created cannot be retired.
-	surplus = min(surplus, pool.current(podWarm)-want)
-	if surplus > 0 {
-		young := c.warm(pool, func(p *pod) bool { return !p.outdated })
-		for _, p := range young[len(young)-surplus:] {
-			c.retire(p)
-		}
-	}
-}
-
-// withhold retires the idle pods of a pool whose template is refused, except warm pods that were
-// created from an earlier template.
-func (c *Core) withhold(pool *pool) {
-	for _, p := range pool.sorted(podPending) {
-		c.retire(p)
-	}
-	surplus := pool.outdated(podWarm) - pool.want()
-	for _, p := range c.warm(pool, func(*pod) bool { return true }) {
-		switch {
-		case !p.outdated:
-			c.retire(p)
-		case surplus > 0:
-			c.retire(p)
-			surplus--
-		}
-	}
-}
-
-// warm lists the warm pods of a pool that fit, oldest first.
-func (c *Core) warm(pool *pool, fits func(*pod) bool) (found []*pod) {
+	var outdated, current []*pod
 	for _, key := range pool.queue.ByAge() {
-		if p := c.pods[key]; fits(p) {
-			found = append(found, p)
+		if p := pods[key]; p.outdated {
+			outdated = append(outdated, p)
+		} else {
+			current = append(current, p)
 		}
 	}
-	return found
+	return slices.Concat(chosen, outdated[:plan.OutdatedWarm], current[len(current)-plan.Warm:])
+}
+
+// nextName returns the name of a pod to be created. Names whose creation failed come first. It is
+// empty after a name collision; the next settling tries another suffix.
+func (pool *pool) nextName(suffix func() string) string {
+	name := pool.Key.Name + "-" + suffix()
+	if len(pool.again) > 0 {
+		name, pool.again = pool.again[0], pool.again[1:]
+	}
+	if _, taken := pool.creating[name]; taken {
+		return ""
+	}
+	pool.creating[name] = struct{}{}
+	return name
 }
 
 // sorted lists the pods in these phases by UID, so that the same events choose the same pods.
@@ -314,20 +277,6 @@ func (c *Core) drain(pool *pool) {
 		pool.drained = true
 		c.emit(PoolDrained{pool.Key})
 	}
-}
-
-// want is how many warm pods the pool should have, as far as MaxPods leaves room beside the pods in
-// use.
-func (pool *pool) want() int {
-	if pool.MaxPods == 0 {
-		return pool.Warm
-	}
-	return max(0, min(pool.Warm, pool.MaxPods-pool.sum(podClaiming)-pool.sum(podClaimed)))
-}
-
-// full reports whether MaxPods allows no more pods.
-func (pool *pool) full() bool {
-	return pool.MaxPods > 0 && len(pool.pods)+len(pool.creating) >= pool.MaxPods
 }
 
 // made notes that a pod of that name exists.

@@ -1,0 +1,91 @@
+package warm
+
+// Spec is what a pool asks for.
+type Spec struct {
+	// Warm is how many warm pods it should have.
+	Warm int
+	// MaxPods bounds its pods in all states; 0: no bound.
+	MaxPods int
+	// Held is how many pods ended early and are not replaced yet.
+	Held int
+	// Paused: no pod is created now, because a creation failed a short while ago.
+	Paused bool
+	// Refused: no pod may be created from the current template.
+	Refused bool
+}
+
+// Counts are the pods of a pool. A pod is outdated if it was created from an older template. It is
+// stranded if it is pending, and the pool creates another pod for it.
+type Counts struct {
+	Creating        int // asked for, and not seen yet
+	Pending         int // not ready
+	OutdatedPending int // of Pending
+	Stranded        int // of Pending
+	Coming          int // of Pending: neither outdated nor stranded
+	Warm            int // current ones
+	OutdatedWarm    int
+	InUse           int // by claims and sandboxes
+	Deleting        int
+	Total           int // that exist, in all states
+}
+
+// Plan is what a pool does to reach its spec. Pods are created, and idle pods are deleted.
+type Plan struct {
+	Create int
+	// Stranded is how many stranded pods are deleted at most, to make room for new ones.
+	Stranded int
+	// OutdatedPending: all pods that are not ready and outdated are deleted. AllPending: all pods
+	// that are not ready are.
+	OutdatedPending, AllPending bool
+	// OutdatedWarm is how many outdated warm pods are deleted, the oldest first.
+	OutdatedWarm int
+	// Coming is how many current pods are deleted that are neither ready nor stranded.
+	Coming int
+	// Warm is how many current warm pods are deleted, the youngest first.
+	Warm int
+}
+
+// Wanted is how many warm pods a pool should have, as far as MaxPods leaves room beside the pods
+// in use.
+func (s Spec) Wanted(inUse int) int {
+	if s.MaxPods == 0 {
+		return s.Warm
+	}
+	return max(0, min(s.Warm, s.MaxPods-inUse))
+}
+
+// PlanFor decides what a pool does. After the plan is carried out, the plan for the new counts is
+// empty. Surplus pods go in this order: outdated pods that are not ready; outdated warm pods as far
+// as current warm pods replace them; current pods that are not ready; the youngest warm pods.
+func PlanFor(s Spec, n Counts) (p Plan) {
+	wanted, warm := s.Wanted(n.InUse), n.Warm+n.OutdatedWarm
+	if s.Refused { // warm pods of an earlier template are kept as far as they are wanted
+		return Plan{AllPending: n.Pending > 0, OutdatedWarm: max(0, n.OutdatedWarm-wanted), Warm: n.Warm}
+	}
+	// Stranded pods do not count. They may come back with their node and are a surplus then.
+	idle := n.Creating + n.Coming + n.Warm
+	if !s.Paused {
+		missing := s.Warm - idle - s.Held
+		if room := s.MaxPods - n.Total - n.Creating; s.MaxPods > 0 && missing > room {
+			if wanted > warm {
+				p.Stranded = max(0, min(n.Stranded, missing-room-n.Deleting))
+			}
+			missing = room
+		}
+		p.Create = max(0, missing)
+	}
+	p.OutdatedPending = n.OutdatedPending > 0
+	if n.OutdatedWarm > 0 {
+		p.OutdatedWarm = max(0, min(warm-wanted, n.OutdatedWarm))
+		full := s.MaxPods > 0 && n.Total+n.Creating+p.Create >= s.MaxPods
+		if underWay := n.Creating + p.Create + n.Pending + n.Deleting; p.OutdatedWarm == 0 && full && underWay == 0 {
+			p.OutdatedWarm = 1 // there is no room for a replacement, so one pod at a time makes room
+		}
+	}
+	if surplus := idle - wanted; surplus > 0 {
+		p.Coming = min(surplus, n.Coming)
+		// Pods that are still being created cannot be deleted.
+		p.Warm = max(0, min(surplus-p.Coming, n.Warm-wanted))
+	}
+	return p
+}
