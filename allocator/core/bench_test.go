@@ -11,6 +11,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/berth-sandbox/berth/api/activity"
 	controlv1 "github.com/berth-sandbox/berth/api/control/v1"
 )
 
@@ -234,8 +235,7 @@ func BenchmarkDeadlines(b *testing.B) {
 		var ticks, longest time.Duration
 		for second := range hours * 3600 {
 			for i := second % 2700 * sandboxes / 2700; i < (second%2700+1)*sandboxes/2700; i++ {
-				sb := s.core.sandboxes[benchID(i)]
-				sb.at = s.now.Boot
+				s.core.idle.Note(benchID(i), activity.Open, s.now.Boot)
 			}
 			for range 20 {
 				s.now.Boot += 50 * time.Millisecond

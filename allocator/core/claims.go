@@ -290,8 +290,7 @@ func (c *Core) claimed(cl *claim, f Fact) {
 		p.claim, p.sandbox = nil, sb
 		c.enter(p, podClaimed)
 	}
-	c.times(sb)
-	sb.at, sb.kind = c.now.Boot, activity.Claim
+	sb.setTimes(c.now)
 	c.schedule(sb)
 	reason := p.unfit(sb)
 	if reason == "" && (p.reached || p.early) {
@@ -346,7 +345,7 @@ func (c *Core) claimed(cl *claim, f Fact) {
 
 // running sends the route of a sandbox to the routers and answers its callers.
 func (c *Core) running(sb *sandbox) {
-	c.begin(sb)
+	c.markRunning(sb, c.now.Boot, activity.Claim)
 	c.emit(WriteObject{Sandbox: sb.Sandbox})
 	c.pushRoute(sb)
 	c.emit(SandboxReady{sb.Sandbox})

@@ -1,14 +1,15 @@
 package core
 
 import (
-	"container/heap"
 	"container/list"
 	"errors"
 	"fmt"
 	"net/netip"
 	"time"
 
+	"github.com/berth-sandbox/berth/allocator/core/deadline"
 	"github.com/berth-sandbox/berth/allocator/core/fence"
+	"github.com/berth-sandbox/berth/allocator/core/idle"
 	"github.com/berth-sandbox/berth/allocator/core/member"
 )
 
@@ -77,12 +78,14 @@ type Core struct {
 	keys        map[claimKey]*keyed
 	keysEnded   *list.List            // of *sandbox with a key, in the order they were released
 	starting    map[*sandbox]struct{} // those with callers
-	deadlines   deadlineHeap
-	ended       *list.List // of *sandbox, in the order they ended
+	deadlines   *deadline.Queue       // of sandboxes that may have an end
+	ended       *list.List            // of *sandbox, in the order they ended
 	fences      *fence.Ledger
 	outbox      outbox
 	claimNumber uint64
-	reaper
+	idle        *idle.Ledger // of the running sandboxes and of those that were running until their release
+	// journaledEnds are kept by the journal, in the order of until.
+	journaledEnds []journaledEnd
 }
 
 // New returns a Core without state. Recover gives it the state that exists.
@@ -126,9 +129,9 @@ func New(cfg Config, now Instant) (*Core, error) {
 		pools: map[PoolKey]*pool{}, pods: map[PodKey]*pod{}, nodes: map[string]*node{}, places: map[netip.Addr]*place{},
 		sandboxes: map[string]*sandbox{}, holds: map[PodKey]*sandbox{}, retirements: map[PodKey]*retirement{},
 		members: member.New(member.Config{Expiry: cfg.expiry(), ConnectWindow: cfg.ConnectWindow, ReturnWithin: cfg.DeclareAfter}),
-		reaper:  reaper{lookers: map[*member.Session]*looker{}},
 		claims:  map[uint64]*claim{}, keys: map[claimKey]*keyed{}, keysEnded: list.New(), starting: map[*sandbox]struct{}{},
 		ended: list.New(), fences: fence.New(cfg.ConnectWindow), outbox: outbox{ready: true},
+		deadlines: deadline.New(), idle: idle.New(cfg.ConnectWindow, cfg.DryRun),
 	}, nil
 }
 
@@ -199,7 +202,9 @@ func (c *Core) Step(now Instant, ev Event) []Effect {
 	case Quiesced:
 		c.quiesced(ev)
 	case Probed:
-		c.probed(ev)
+		if s := c.members.OfStream(ev.Stream); s != nil {
+			c.idle.Probed(s.ID, ev.ID, ev.Busy, c.now.Boot)
+		}
 	case KeepAlive:
 		c.keepAlive(ev)
 	case SetTimeout:
@@ -223,21 +228,12 @@ func (c *Core) take() []Effect {
 	return out
 }
 
-// maxDue bounds the sandboxes that one tick looks at: after a change of leaders all
-// may be due at once.
-const maxDue = 10_000
-
 // tick acts on what is due.
 func (c *Core) tick() {
-	c.probes = 0
-	for n := 0; n < maxDue && len(c.deadlines) > 0 && c.deadlines[0].dueAt <= c.now.Boot; n++ {
-		c.comes(heap.Pop(&c.deadlines).(*sandbox))
-	}
-	c.expireRound()
-	c.ask()
-	c.showSome()
+	c.expireEnds()
+	c.reapIdle()
+	c.persistActivity()
 	c.tickSessions()
-	c.expireLeftovers()
 	c.settleEnds()
 	c.eachFence(func(s *sandbox) {
 		c.answerReleases(s)

@@ -39,9 +39,7 @@ func (c *Core) declaredDead(s *member.Session, d *member.Declaration, f Fact) {
 		c.emit(Settle{Session: s.ID, Revision: f.Revision})
 	} else {
 		fences = c.fences.CountFor(s.ID)
-		left := c.leaves(s, false)
-		left.until = c.now.Boot // its Envoy has ended with it
-		c.endSession(s, left)
+		c.endSession(s, false, c.now.Boot) // its Envoy has ended with it
 		c.members.Ban(s.ID, member.Revision(f.Revision), fences, c.now.Boot)
 		c.emit(SessionDeclaredDead{Session: s.ID, From: s.From, Declaration: *f.Declared, Fences: fences})
 	}

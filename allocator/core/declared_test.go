@@ -98,7 +98,7 @@ func TestListsOfFencesAndSessionsAreBounded(t *testing.T) {
 		pods = append(pods, warmPod(fmt.Sprintf("a-%d", i+1)))
 	}
 	s.recover([]Pool{specA(5)}, pods)
-	for i := range awaitedMost + 3 {
+	for i := range maxAwaited + 3 {
 		s.join(fmt.Sprintf("r%02d", i), uint64(i+1))
 	}
 	var ids []string
@@ -112,7 +112,7 @@ func TestListsOfFencesAndSessionsAreBounded(t *testing.T) {
 	if len(list) != 2 || others != 3 || list[0].Sandbox.ID != ids[0] || list[1].Sandbox.ID != ids[1] {
 		t.Errorf("%d others than %+v", others, list)
 	}
-	if f := list[0]; len(f.Waiting) != awaitedMost || f.Others != 3 || f.Waiting[0].ID != "r00" || f.Waiting[1].ID != "r01" {
+	if f := list[0]; len(f.Waiting) != maxAwaited || f.Others != 3 || f.Waiting[0].ID != "r00" || f.Waiting[1].ID != "r01" {
 		t.Errorf("%+v", f)
 	}
 }

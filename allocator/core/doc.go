@@ -8,9 +8,11 @@
 // what can be decided without the rest. A ledger is keyed by IDs, has its own package comment
 // and model test, and imports nothing of Core.
 //
-//	core/fence   what the release of a sandbox waits for
-//	core/member  the sessions of routers: which may serve routes, and how far each has come
-//	core/warm    the warm pods of a pool, in the order in which they are handed out
+//	core/fence      what the release of a sandbox waits for
+//	core/member     the sessions of routers: which may serve routes, and how far each has come
+//	core/idle       when a sandbox is released for not being used
+//	core/warm       the warm pods of a pool, in the order in which they are handed out
+//	core/deadline   the next deadline of each sandbox
 //
 // The files of Core:
 //
@@ -18,8 +20,8 @@
 //	recovery.go     what a new leader learns from the journal, the objects and the pods
 //	claims.go       claims, their idempotency keys, and the pods that they get
 //	sandboxes.go    the life of a sandbox, from running to ended
-//	lifetime.go     end times, keep-alives, and the heap of deadlines
-//	idle.go         the release of idle sandboxes
+//	lifetime.go     end times and keep-alives
+//	idle.go         the release of idle sandboxes, tied to streams and objects
 //	fence.go        the fence of a release, tied to pods and streams
 //	places.go       which addresses stale routes may still reach
 //	sessions.go     routers: join, ping, acknowledge, leave, expire
@@ -100,7 +102,7 @@
 //     out a pod whose deletion is on its way.
 //   - A sandbox is released for being idle only if every session that could know its route was
 //     asked, answered in time that nothing was in use within the idle timeout, and has admitted
-//     nothing since: see idle.go. A session that cannot be asked, or does not answer, counts as
+//     nothing since: see package idle. A session that cannot be asked, or does not answer, counts as
 //     use until it has expired.
 //   - The record of a sandbox stays until it has ended and its idempotency key holds no longer.
 //   - Core decides nothing about a pool before Recover has seen all of its pods, and repeats

@@ -37,7 +37,6 @@ func (c *Core) earlierLives(journal string) {
 	if c.members.Get(EarlierSession(journal)) != nil || c.members.Get(EarlierSession("")) != nil {
 		return
 	}
-	c.endRound(false)
 	// The session counts at once, not only when it is durable. The worst consequence is a wait
 	// that is too long.
 	s := c.addSession(member.Session{
@@ -56,9 +55,8 @@ func (c *Core) earlierLives(journal string) {
 
 // addSession makes a session known whose router is not connected to this leader.
 func (c *Core) addSession(s member.Session) *member.Session {
-	added := c.members.Add(s)
-	c.lookers[added] = &looker{Session: added, seenUpTo: c.lastRouteSeq}
-	return added
+	c.decide(c.idle.Known(s.ID, c.now.Boot))
+	return c.members.Add(s)
 }
 
 // Quarantine is how long no pod is handed out yet, because routers may serve routes of an earlier

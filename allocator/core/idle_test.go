@@ -1,6 +1,8 @@
 package core
 
 import (
+	"github.com/berth-sandbox/berth/allocator/core/idle"
+
 	"fmt"
 	"net/netip"
 	"slices"
@@ -226,7 +228,7 @@ func TestARouterThatCannotTellIsNotAsked(t *testing.T) {
 		"by its silence": func(s *sim) {
 			s.pass(idleFor)
 			s.says(s.asks(1, 2), 1)
-			s.pass(answerWait)
+			s.pass(idle.AnswerWait)
 			s.resumed(1, 2)
 		},
 	} {
@@ -245,7 +247,7 @@ func TestARouterThatCannotTellIsNotAsked(t *testing.T) {
 				t.Errorf("shown as %+v", list)
 			}
 			s.looks("r", 2, 0)
-			s.pass(askAgain)
+			s.pass(idle.AskAgain)
 			q := s.asks(1, 2)
 			s.says(q, 1)
 			s.says(q, 2)
@@ -323,15 +325,15 @@ func TestWhoDoesNotAnswerInTimeKeepsTheSandbox(t *testing.T) {
 	s.pass(idleFor)
 	q := s.asks(1, 2)
 	s.says(q, 1)
-	s.pass(answerWait - time.Millisecond)
+	s.pass(idle.AnswerWait - time.Millisecond)
 	none[SendResume](s)
 	s.pass(time.Millisecond)
 	s.resumed(1, 2)
 	s.says(q, 2) // late, but it does answer
 	none[SandboxReleased](s)
-	s.pass(roundsMost)
+	s.pass(idle.MaxPause)
 	q = s.asks(1, 2)
-	s.now.Boot += answerWait + time.Millisecond // the answer is there before the tick
+	s.now.Boot += idle.AnswerWait + time.Millisecond // the answer is there before the tick
 	s.says(q, 1)
 	s.says(q, 2)
 	none[SandboxReleased](s)
@@ -378,7 +380,7 @@ func TestWhoCannotBeAskedKeepsWhatItCouldServe(t *testing.T) {
 			s.step(Report{Stream: 10, Blind: "no look yet"})
 			none[SendQuiesce](s)
 			s.looks("r", 10, 0)
-			s.pass(askAgain)
+			s.pass(idle.AskAgain)
 			s.asks(1, 10)
 		})
 	}
@@ -499,7 +501,7 @@ func TestALastLookCountsAlsoOnANewStream(t *testing.T) {
 	s.step(SessionLeft{Session: "r", Stream: 2})
 	s.joinAndReport("r", 3)
 	s.step(SessionGoodbye{Session: "r", Stream: 3, Looked: true})
-	if n := len(s.core.leftovers); n > 0 {
+	if n := s.core.idle.Leftovers(); n > 0 {
 		t.Errorf("%d routers have left something open", n)
 	}
 }
@@ -688,7 +690,7 @@ func TestNothingIsAskedWhileTheJournalStandsStill(t *testing.T) {
 
 func TestARoundIsBounded(t *testing.T) {
 	s := newSim(t)
-	const all = roundMost + 10
+	const all = idle.MaxRound + 10
 	var facts []Fact
 	var pods []Pod
 	for i := range all {
@@ -706,7 +708,7 @@ func TestARoundIsBounded(t *testing.T) {
 	s.says(q, 1)
 	released := len(of[SandboxReleased](s.effects))
 	s.pass(time.Millisecond)
-	if rest := s.asks(1); len(q.Questions) != roundMost || len(rest.Questions) != all-roundMost || released != roundMost {
+	if rest := s.asks(1); len(q.Questions) != idle.MaxRound || len(rest.Questions) != all-idle.MaxRound || released != idle.MaxRound {
 		t.Errorf("asked about %d and %d, released %d", len(q.Questions), len(rest.Questions), released)
 	}
 }
@@ -802,18 +804,24 @@ func TestAPodThatIsBusyIsInUse(t *testing.T) {
 
 // A round may be long in coming, for example while the journal does not answer.
 func TestAPodIsProbedAgainBeforeALateRound(t *testing.T) {
-	s := probeSim(t, 1, "r")
+	s := probeSim(t, 2, "r")
 	s.claim()
-	s.pass(idleFor)
+	s.pass(idleFor - 2*time.Second)
+	s.slow = true
+	s.step(Claim{Token: 7, Pool: poolA, Wait: wait})
+	s.given()
+	s.pass(2 * time.Second)
 	p := one[SendProbe](s)
-	s.core.nextRound = s.now.Boot + time.Minute
 	s.answers(p, false)
 	for range 12 {
 		s.ping("r", 1)
 		s.pass(5 * time.Second)
 		none[SendQuiesce](s)
 	}
-	s.pass(askAgain)
+	s.written()
+	s.pass(time.Millisecond)
+	none[SendQuiesce](s)
+	s.pass(time.Millisecond)
 	p = one[SendProbe](s)
 	s.answers(p, false)
 	s.asks(1)
@@ -849,7 +857,7 @@ func TestAProbeWithoutAnAnswerIsMadeByTheNextRouter(t *testing.T) {
 	s.pass(idleFor)
 	first := one[SendProbe](s)
 	for range 3 {
-		s.pass(probeWait - time.Millisecond)
+		s.pass(idle.ProbeWait - time.Millisecond)
 		none[SendProbe](s)
 		none[SendQuiesce](s)
 		s.pass(time.Millisecond)
@@ -879,32 +887,32 @@ func TestAPodIsProbedAgainWhenItCouldNotBeAskedAbout(t *testing.T) {
 		none[SendQuiesce](s)
 	}
 	s.looks("r", 2, 0)
-	s.pass(askAgain)
+	s.pass(idle.AskAgain)
 	p := one[SendProbe](s)
 	s.step(Report{Stream: 2, Blind: "the look timed out"})
 	s.answers(p, false)
 	none[SendQuiesce](s)
 	s.looks("r", 2, 0)
-	s.pass(askAgain)
+	s.pass(idle.AskAgain)
 	one[SendProbe](s)
 }
 
 func TestProbesAreBoundedAndEveryPodGetsItsTurn(t *testing.T) {
-	const all = probesMost + 10
+	const all = idle.MaxProbes + 10
 	s := probeSim(t, all, "r")
 	for range all {
 		s.claim()
 	}
 	s.pass(idleFor)
 	first := of[SendProbe](s.effects)
-	if len(first) != probesMost {
+	if len(first) != idle.MaxProbes {
 		t.Fatalf("%d at once", len(first))
 	}
 	for _, p := range first {
 		s.step(Probed{Stream: p.Stream, ID: p.ID, Busy: true})
 	}
-	s.pass(askAgain)
-	if rest := of[SendProbe](s.effects); len(rest) != all-probesMost {
+	s.pass(idle.AskAgain)
+	if rest := of[SendProbe](s.effects); len(rest) != all-idle.MaxProbes {
 		t.Errorf("then %d", len(rest))
 	}
 }
@@ -917,7 +925,7 @@ func TestWithoutARouterNoPodIsTakenForIdle(t *testing.T) {
 		none[SandboxReleased](s)
 	}
 	s.joinAndReport("r", 1)
-	s.pass(askAgain)
+	s.pass(idle.AskAgain)
 	one[SendProbe](s)
 }
 

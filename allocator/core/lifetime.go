@@ -1,24 +1,27 @@
 package core
 
 import (
-	"container/heap"
 	"time"
 
 	"github.com/berth-sandbox/berth/api/activity"
 )
 
-// bootOf converts a time of the wall clock to the boot clock.
-func (c *Core) bootOf(t time.Time) time.Duration { return c.now.Boot + t.Sub(c.now.Wall) }
+// maxDeadlines bounds the deadlines that one tick looks at: after a change of leaders all may have
+// come at once.
+const maxDeadlines = 10_000
 
-// times converts the end times of a sandbox to the boot clock.
-func (c *Core) times(s *sandbox) {
+// bootOf converts a time of the wall clock to the boot clock.
+func (now Instant) bootOf(t time.Time) time.Duration { return now.Boot + t.Sub(now.Wall) }
+
+// setTimes converts the end times of a sandbox to the boot clock.
+func (s *sandbox) setTimes(now Instant) {
 	s.nextEnd = s.EndAt
 	for _, m := range []struct {
 		at   time.Time
 		boot *time.Duration
 	}{{s.EndAt, &s.endAt}, {s.LifetimeEnd, &s.lifetimeEnd}, {s.StartBy, &s.startBy}} {
 		if *m.boot = 0; !m.at.IsZero() {
-			*m.boot = max(1, c.bootOf(m.at))
+			*m.boot = max(1, now.bootOf(m.at))
 		}
 	}
 }
@@ -41,25 +44,22 @@ func (s *sandbox) ends() (at time.Duration, reason string) {
 	return at, reason
 }
 
-// schedule puts the sandbox into the deadline heap for the earliest moment at which it may be due.
+// schedule has expireEnds look at a sandbox when its earliest end has come.
 func (c *Core) schedule(s *sandbox) {
-	if s.Phase != Starting && s.Phase != Running {
-		return
+	if at, reason := s.ends(); reason != "" && (s.Phase == Starting || s.Phase == Running) {
+		c.deadlines.Set(s.ID, at)
 	}
-	at, reason := s.ends()
-	if idle, ok := c.idleAt(s); ok && s.reaping == notDue {
-		if idle = max(idle, s.notBefore); reason == "" || idle < at {
-			at, reason = idle, ReasonIdle
+}
+
+// expireEnds releases the sandboxes whose end has come.
+func (c *Core) expireEnds() {
+	for _, id := range c.deadlines.Due(c.now.Boot, maxDeadlines) {
+		s := c.sandboxes[id]
+		if at, reason := s.ends(); reason != "" && at <= c.now.Boot {
+			c.startRelease(s, reason)
+		} else {
+			c.schedule(s)
 		}
-	}
-	switch {
-	case reason == "":
-	case !s.queued:
-		s.dueAt = at
-		heap.Push(&c.deadlines, s)
-	case at < s.dueAt:
-		s.dueAt = at
-		heap.Fix(&c.deadlines, s.index)
 	}
 }
 
@@ -82,7 +82,7 @@ func (c *Core) callUse(token uint64, id string) *sandbox {
 		c.emit(SandboxCallAnswered{Token: token, Status: CallGone, Sandbox: s.Sandbox})
 		return nil
 	}
-	c.note(s, c.now.Boot, activity.Keepalive)
+	c.idle.Note(s.ID, activity.Keepalive, c.now.Boot)
 	return s
 }
 
@@ -113,8 +113,8 @@ func (s *sandbox) next() Sandbox {
 func (c *Core) timeoutSet(s *sandbox, token uint64, f Fact) {
 	s.pendingTimeouts--
 	s.EndAt, s.Revision = f.Sandbox.EndAt, f.Revision
-	s.endAt = max(1, c.bootOf(s.EndAt))
-	c.note(s, c.now.Boot, activity.Keepalive)
+	s.endAt = max(1, c.now.bootOf(s.EndAt))
+	c.idle.Note(s.ID, activity.Keepalive, c.now.Boot)
 	answer := SandboxCallAnswered{Token: token, Status: CallOK, Sandbox: s.Sandbox}
 	if s.Phase != Starting && s.Phase != Running {
 		answer.Status = CallGone
@@ -124,29 +124,4 @@ func (c *Core) timeoutSet(s *sandbox, token uint64, f Fact) {
 	shown.Phase = f.Sandbox.Phase // not Releasing: the sandbox may never have run
 	c.emit(WriteObject{Sandbox: shown})
 	c.emit(answer)
-}
-
-// deadlineHeap orders sandboxes by dueAt.
-type deadlineHeap []*sandbox
-
-func (h deadlineHeap) Len() int           { return len(h) }
-func (h deadlineHeap) Less(i, j int) bool { return h[i].dueAt < h[j].dueAt }
-func (h deadlineHeap) Swap(i, j int) {
-	h[i], h[j] = h[j], h[i]
-	h[i].index, h[j].index = i, j
-}
-
-func (h *deadlineHeap) Push(x any) {
-	s := x.(*sandbox)
-	s.index, s.queued = len(*h), true
-	*h = append(*h, s)
-}
-
-func (h *deadlineHeap) Pop() any {
-	old := *h
-	s := old[len(old)-1]
-	old[len(old)-1] = nil
-	*h = old[:len(old)-1]
-	s.queued = false
-	return s
 }

@@ -286,7 +286,7 @@ func checkTables(t interface{ Fatalf(string, ...any) }, c *Core) {
 		t.Fatalf("%d pods, %d in pools", len(c.pods), all)
 	}
 	holds := map[PodKey]string{}
-	ended, queued := 0, 0
+	ended, deadlines := 0, 0
 	live := 0
 	for _, s := range c.sandboxes {
 		if s.Phase != Released && s.Phase != Ended {
@@ -328,45 +328,34 @@ func checkTables(t interface{ Fatalf(string, ...any) }, c *Core) {
 		case Ended:
 			ended++
 		}
-		if s.queued {
-			queued++
+		deadline, queued := c.deadlines.At(id)
+		if queued {
+			deadlines++
 			if s.Phase != Starting && s.Phase != Running && s.Phase != Releasing {
 				t.Fatalf("%s still has a deadline in phase %d", id, s.Phase)
 			}
-			if s.index >= len(c.deadlines) || c.deadlines[s.index] != s {
-				t.Fatalf("%s is not at its place among the deadlines", id)
-			}
 		}
-		if s.Phase == Running || s.Phase == Starting {
-			at, reason := s.ends()
-			if idle, ok := c.idleAt(s); ok && s.reaping == notDue && (reason == "" || max(idle, s.notBefore) < at) {
-				at, reason = max(idle, s.notBefore), ReasonIdle
-			}
-			if reason != "" && (!s.queued || s.dueAt > at) {
-				t.Fatalf("%s is due at %v (%s), and is looked at: %v, at %v", id, at, reason, s.queued, s.dueAt)
-			}
+		end, reason := s.ends()
+		if live := s.Phase == Running || s.Phase == Starting; reason != "" && live && (!queued || deadline > end) {
+			t.Fatalf("%s ends at %v (%s), and is looked at: %v, at %v", id, end, reason, queued, deadline)
 		}
-		if listed := slices.Contains(c.due, s) || slices.Contains(c.round, s); listed != (s.reaping == asked) || s.reaping == decided && s.Phase < Releasing {
-			t.Fatalf("%s: %+v, in phase %d, listed: %v", id, s.lastUse, s.Phase, listed)
+		use, known := c.idle.Use(id)
+		if known && s.Phase != Running && s.Phase != Releasing || !known && s.Phase == Running {
+			t.Fatalf("%s in phase %d, reaped: %v, has the activity %+v: %v", id, s.Phase, s.reaped, use, known)
+		}
+		if s.reaped && s.Phase < Releasing {
+			t.Fatalf("%s is released by a verdict, and in phase %d", id, s.Phase)
 		}
 	}
-	if ended != c.ended.Len() || queued != len(c.deadlines) {
-		t.Fatalf("%d ended and %d deadlines, kept are %d and %d", ended, queued, c.ended.Len(), len(c.deadlines))
+	if ended != c.ended.Len() || deadlines != c.deadlines.Len() {
+		t.Fatalf("%d ended and %d deadlines, kept are %d and %d", ended, deadlines, c.ended.Len(), c.deadlines.Len())
 	}
-	for _, err := range []error{c.fences.Check(), c.members.Check()} {
+	for _, err := range []error{c.fences.Check(), c.members.Check(), c.deadlines.Check(), c.idle.Check()} {
 		if err != nil {
 			t.Fatalf("%v", err)
 		}
 	}
 	checkFences(t, c)
-	for _, s := range c.members.All() {
-		if c.round != nil && s.Stream != 0 && !s.Durable {
-			t.Fatalf("session %s cannot be asked, and round %d is under way", s.ID, c.rounds)
-		}
-		if c.lookers[s] == nil || len(c.lookers) != len(c.members.All()) {
-			t.Fatalf("%d sessions report activity, there are %d; %s is one: %v", len(c.lookers), len(c.members.All()), s.ID, c.lookers[s] != nil)
-		}
-	}
 	checkStatus(t, c)
 }
 
@@ -402,7 +391,7 @@ func checkStatus(t interface{ Fatalf(string, ...any) }, c *Core) {
 	for _, f := range fences {
 		id := f.Sandbox.ID
 		waiting := maps.Collect(c.fences.Waiting(id))
-		if c.fences.Complete(id) || len(f.Waiting)+f.Others != len(waiting) || len(f.Waiting) != min(len(waiting), awaitedMost) || len(waiting) > 0 && f.Window != 0 {
+		if c.fences.Complete(id) || len(f.Waiting)+f.Others != len(waiting) || len(f.Waiting) != min(len(waiting), maxAwaited) || len(waiting) > 0 && f.Window != 0 {
 			t.Fatalf("the fence of %s is shown as %+v, and waits for %v", id, f, waiting)
 		}
 		for _, a := range f.Waiting {

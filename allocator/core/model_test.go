@@ -174,7 +174,7 @@ func (w *world) table(p profile) []action {
 				durable := w.disk.sandboxes[id]
 				return durable.Phase != Running || !w.records[id].Revision.Less(durable.Revision)
 			})
-			if p := pick(w, w.pods, idle); p != nil && len(ids) > 0 && w.draw(2) == 0 {
+			if p := pick(w, w.pods, unused); p != nil && len(ids) > 0 && w.draw(2) == 0 {
 				w.tamper(ids[w.draw(len(ids))], p)
 				w.changeLeader()
 			}

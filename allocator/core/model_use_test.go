@@ -312,7 +312,7 @@ var verdicts atomic.Int64
 // decided to release for being idle.
 func (w *world) judgeVerdicts() {
 	for _, id := range sorted(w.core.sandboxes) {
-		if s := w.core.sandboxes[id]; s.reaping == decided && s.Phase == Releasing && w.judgedBy[id] != w.term {
+		if s := w.core.sandboxes[id]; s.reaped && s.Phase == Releasing && w.judgedBy[id] != w.term {
 			w.judgedBy[id] = w.term
 			verdicts.Add(1)
 			w.judgeIdle(s.Sandbox)
@@ -375,7 +375,8 @@ func (w *world) judgeReaped() {
 			for _, r := range w.routers {
 				w.log("  %s, dead: %v, knows %+v, blind %q", r.id, r.dead, r.tracker.Dump(), r.tracker.LookError())
 			}
-			w.t.Fatalf("%s is silent since %v, and runs at %v: %+v", id, w.activeAt[id], w.now.Boot, s.lastUse)
+			use, _ := w.core.idle.Use(id)
+			w.t.Fatalf("%s is silent since %v, and runs at %v: %+v", id, w.activeAt[id], w.now.Boot, use)
 		}
 	}
 }

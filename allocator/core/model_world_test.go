@@ -263,8 +263,8 @@ func (w *world) lateWrites() {
 	}
 }
 
-// idle: it can be handed out, and never was.
-func idle(p *simPod) bool { return p.exists && p.Ready && !p.discarded && len(p.bound) == 0 }
+// unused: it can be handed out, and never was.
+func unused(p *simPod) bool { return p.exists && p.Ready && !p.discarded && len(p.bound) == 0 }
 
 // tamper writes on the object of a sandbox that it is on another pod. A leader that begins
 // finds that out.

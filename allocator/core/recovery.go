@@ -6,7 +6,6 @@ import (
 	"slices"
 
 	"github.com/berth-sandbox/berth/allocator/core/member"
-	"github.com/berth-sandbox/berth/api/activity"
 )
 
 // State is what exists when a term begins. It is read after the journal was taken over: first the
@@ -140,8 +139,7 @@ func (c *Core) recoverSandboxes(st State) error {
 			}
 		case Starting, Running, Releasing:
 			sb.Phase = max(sb.Phase, Starting)
-			c.times(sb)
-			sb.at, sb.kind = c.now.Boot, activity.Claim
+			sb.setTimes(c.now)
 			if sb.Phase == Running {
 				c.recoverActivity(sb)
 			}
@@ -176,8 +174,9 @@ func (c *Core) recoverSession(f Fact) {
 		c.members.Ban(f.Session, member.Revision(f.Revision), 0, c.now.Boot)
 		return
 	case f.Left: // the objects may not show yet what it left open
-		c.leftovers = append(c.leftovers, &leftover{session: f.Session, since: c.now.Boot, until: c.now.Boot + c.cfg.expiry(), upTo: c.lastRouteSeq})
-		c.settleLater(Settle{Session: f.Session, Revision: f.Revision})
+		c.idle.Known(f.Session, c.now.Boot)
+		c.idle.End(f.Session, false, c.now.Boot+c.cfg.expiry(), c.now.Boot)
+		c.keepEnd(Settle{Session: f.Session, Revision: f.Revision})
 		return
 	}
 	c.addSession(member.Session{ID: f.Session, From: f.From, Durable: true, Earlier: f.Earlier, LastPing: c.now.Boot + c.cfg.Lease})

@@ -25,7 +25,7 @@ func (c *Core) resolve(ev Resolve) {
 		default:
 			// It starts, or its release is not durable yet. Gone would be final.
 			e.Starting = true
-			if s.reaping == decided {
+			if s.reaped {
 				e.Hold = reapHold
 			} else if p := c.pools[s.Pool]; p != nil && !s.lost {
 				e.Hold = p.Hold
@@ -46,7 +46,7 @@ func (c *Core) pushPorts(p *pool) {
 
 // routable reports whether routers may receive its route.
 func (s *sandbox) routable() bool {
-	return (s.Phase == Running || s.Phase == Releasing && s.ran) && !s.lost && s.reaping != decided
+	return (s.Phase == Running || s.Phase == Releasing && s.ran) && !s.lost && !s.reaped
 }
 
 // takePorts gives s the ports of its pool.

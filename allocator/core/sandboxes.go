@@ -1,7 +1,6 @@
 package core
 
 import (
-	"container/heap"
 	"container/list"
 	"net/netip"
 	"slices"
@@ -27,15 +26,11 @@ type sandbox struct {
 	// end that the last one sets.
 	pendingTimeouts int
 	nextEnd         time.Time
-	lastUse
-	// dueAt is its key in the deadline heap. Nothing is due before. A deadline that has moved to a
-	// later time is found out then.
-	dueAt time.Duration
+	// reaped: a verdict has found it idle. From then on no router gets its route.
+	reaped bool
 	// durableAt is when the writer learned that its release is durable, on the boot clock; 0: in
 	// an earlier term, or not yet.
 	durableAt      time.Duration
-	index          int // in the deadline heap, -1 or 0 when not in it
-	queued         bool
 	objectRevision Revision // what the Sandbox object is known to show
 	// deleting: a user has deleted the object. A finalizer keeps it while its idempotency key
 	// holds. dropped: it was deleted, and must not be written again.
@@ -117,9 +112,8 @@ func (c *Core) lost(sb *sandbox, reason string) {
 
 // released acts on a committed release. at is when that was known.
 func (c *Core) released(sb *sandbox, f Fact, at time.Duration) {
-	if sb.queued {
-		heap.Remove(&c.deadlines, sb.index)
-	}
+	c.deadlines.Remove(sb.ID)
+	c.idle.Remove(sb.ID)
 	c.delist(sb)
 	sb.Phase, sb.Reason, sb.EndedAt, sb.endedAt, sb.Revision = Released, f.Sandbox.Reason, f.Sandbox.EndedAt, c.now.Boot, f.Revision
 	p := c.pods[sb.Pod]

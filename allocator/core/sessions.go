@@ -25,9 +25,8 @@ func (c *Core) sessionJoined(ev SessionJoined) {
 		c.emit(CloseStream{Stream: s.Stream})
 		c.disconnect(s)
 	}
-	c.endRound(false) // it was not asked, may have much to tell, and may admit what the snapshot holds
+	c.decide(c.idle.Joined(ev.Session, c.now.Boot))
 	s, isNew := c.members.Join(ev.Session, ev.From, ev.Stream, c.now.Boot)
-	c.lookerJoined(s)
 	if isNew {
 		// The session must be durable before the router receives a route, because the next
 		// leader must wait for every router that has one.
@@ -55,7 +54,7 @@ func (c *Core) welcome(s *member.Session) {
 func (c *Core) pong(s *member.Session) {
 	if nonce, ok := c.members.Pong(s); ok {
 		c.emit(SendPong{Stream: s.Stream, Nonce: nonce})
-		c.lookers[s].ponged(nonce, c.now.Boot)
+		c.idle.Ponged(s.ID, nonce, c.now.Boot)
 	}
 }
 
@@ -69,9 +68,8 @@ func (c *Core) sessionLeft(ev SessionLeft) {
 // the session expires.
 func (c *Core) disconnect(s *member.Session) {
 	c.members.Disconnect(s)
-	c.lookers[s].seenUpTo = c.lastRouteSeq
 	c.fences.Disconnected(s.ID)
-	c.endRound(false)
+	c.decide(c.idle.Left(s.ID, c.now.Boot))
 	c.eachFence(c.answerReleases)
 }
 
@@ -82,14 +80,14 @@ func (c *Core) goodbye(ev SessionGoodbye) {
 	if s == nil {
 		return
 	}
-	left := c.leaves(s, ev.Looked && here && c.lookers[s].blind == "")
+	var mayBeOpen bool
 	c.commit(Fact{Session: s.ID, Left: true}, true, func(f Fact, _ time.Duration) {
-		c.settleEnd(f, left != nil)
+		c.settleEnd(f, mayBeOpen)
 		if ev.Stream != 0 {
 			c.emit(CloseStream{Stream: ev.Stream, Left: true})
 		}
 	})
-	c.endSession(s, left)
+	mayBeOpen = c.endSession(s, ev.Looked && here, c.members.ExpiresAt(s))
 }
 
 // sessionDead ends the session of a router whose process another router has proven to have ended.
@@ -122,28 +120,28 @@ func (c *Core) removeSession(s, by *member.Session) {
 			c.pong(by)
 		}
 	})
-	c.endSession(s, c.leaves(s, false))
+	c.endSession(s, false, c.members.ExpiresAt(s))
 }
 
-// endSession ends a session. left is what its router may have left open; nil: nothing.
-func (c *Core) endSession(s *member.Session, left *leftover) {
+// endSession ends a session. Its router may have left requests open at its Envoy, at the latest
+// until the given time. looked: the last report of the router shows which. It returns whether
+// there may be any.
+func (c *Core) endSession(s *member.Session, looked bool, until time.Duration) (mayBeOpen bool) {
 	c.retireEarly(s)
 	if stream := c.members.End(s); stream != 0 {
 		c.emit(CloseStream{Stream: stream})
 	}
-	delete(c.lookers, s)
-	if left != nil {
-		c.leftovers = append(c.leftovers, left)
-	}
-	c.endRound(false)
+	mayBeOpen, verdict := c.idle.End(s.ID, looked, until, c.now.Boot)
+	c.decide(verdict)
 	c.cleared(c.fences.Remove(s.ID))
+	return mayBeOpen
 }
 
 // settleEnd acts on a committed end of a session. The journal keeps an end that may have left
 // requests open.
 func (c *Core) settleEnd(f Fact, mayBeOpen bool) {
 	if settle := (Settle{Session: f.Session, Revision: f.Revision}); mayBeOpen {
-		c.settleLater(settle)
+		c.keepEnd(settle)
 	} else {
 		c.emit(settle)
 	}

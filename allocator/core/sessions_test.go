@@ -260,7 +260,7 @@ func TestRouterThatIsBackIsNotTakenForTheOneThatLeft(t *testing.T) {
 func (s *sim) settles(most int) []Settle {
 	s.t.Helper()
 	all := of[Settle](s.pass(expiry)) // nothing that it may have left open counts any more
-	all = append(all, of[Settle](s.pass(showEvery+showWithin))...)
+	all = append(all, of[Settle](s.pass(persistLag))...)
 	if len(all) != most {
 		s.t.Fatalf("settled: %+v, expected %d", all, most)
 	}

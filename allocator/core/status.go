@@ -11,7 +11,7 @@ import (
 // FenceStatus says what the release of a sandbox waits for.
 type FenceStatus struct {
 	Sandbox Sandbox
-	// Waiting are sessions, by ID and at most awaitedMost. Others is how many more the fence
+	// Waiting are sessions, by ID and at most maxAwaited. Others is how many more the fence
 	// waits for.
 	Waiting []Awaited
 	Others  int
@@ -61,17 +61,17 @@ type ActivityStatus struct {
 	// Next is the reason of its next release; empty: none is due. In is the time until then.
 	Next string
 	In   time.Duration
-	// Asks are the sessions, by ID, awaitedMost at most, that have to answer before it is
+	// Asks are the sessions, by ID, maxAwaited at most, that have to answer before it is
 	// released for being idle.
 	Asks []string
-	// Awaits are sessions, by ID and awaitedMost at most, that keep it from being released for
+	// Awaits are sessions, by ID and maxAwaited at most, that keep it from being released for
 	// being idle: they are not connected, have not reported yet, cannot tell what is open, or
 	// have ended and left something open.
 	Awaits []string
 }
 
-// awaitedMost bounds the sessions that a FenceStatus lists.
-const awaitedMost = 20
+// maxAwaited bounds the sessions that a FenceStatus lists.
+const maxAwaited = 20
 
 // Fences lists the sandboxes whose fence is not complete, in the order in which the
 // fences began, at most so many, and says how many more there are. Times count from
@@ -84,7 +84,7 @@ func (c *Core) Fences(most int) (list []FenceStatus, others int) {
 		st := FenceStatus{Sandbox: c.sandboxes[id].Sandbox, Window: c.fences.WindowLeft(id, c.now.Boot)}
 		waiting := maps.Collect(c.fences.Waiting(id))
 		for _, s := range c.members.All() {
-			if len(st.Waiting) == min(awaitedMost, len(waiting)) {
+			if len(st.Waiting) == min(maxAwaited, len(waiting)) {
 				break
 			}
 			needed, waits := waiting[s.ID]
@@ -143,25 +143,23 @@ func (c *Core) Activities(keep func(*Sandbox) bool, most int) (list []ActivitySt
 }
 
 func (c *Core) activityOf(s *sandbox) ActivityStatus {
-	st := ActivityStatus{Sandbox: s.Sandbox, Age: c.now.Boot - s.at, Kind: s.kind, Router: s.router, Open: s.open}
+	st := ActivityStatus{Sandbox: s.Sandbox, Age: max(0, c.now.Wall.Sub(s.ClaimedAt)), Kind: activity.Claim}
+	if use, ok := c.idle.Use(s.ID); ok { // else it is starting
+		st.Age, st.Kind, st.Router, st.Open = c.now.Boot-use.At, use.Kind, use.Router, use.Open
+	}
 	switch {
-	case s.kind != activity.Unknown:
-	case s.router != "":
+	case st.Kind != activity.Unknown:
+	case st.Router != "":
 		st.Why = "the router cannot tell yet"
 	default:
 		st.Why = "a router has ended, and it is not known how long a request that it had admitted went on"
 	}
 	end, reason := s.ends()
-	if idle, ok := c.idleAt(s); ok {
+	if idle, ok := c.idle.IdleAt(s.ID); ok && s.Phase == Running {
 		if reason == "" || idle < end {
 			end, reason = idle, ReasonIdle
 		}
-		st.Awaits = c.awaited(s, awaitedMost)
-		for _, x := range c.members.All() {
-			if s.routeSeq <= c.lookers[x].seenUpTo && len(st.Asks) < awaitedMost {
-				st.Asks = append(st.Asks, x.ID)
-			}
-		}
+		st.Asks, st.Awaits = c.idle.Asks(s.ID, maxAwaited), c.idle.Awaits(s.ID, maxAwaited)
 	}
 	if reason != "" {
 		st.Next, st.In = reason, max(0, end-c.now.Boot)

@@ -5,7 +5,7 @@ import (
 	"net/netip"
 	"time"
 
-	"github.com/berth-sandbox/berth/api/activity"
+	"github.com/berth-sandbox/berth/allocator/core/idle"
 )
 
 // PodKey identifies one pod. Names are used again, UIDs are not.
@@ -214,16 +214,7 @@ type BusyProbe struct {
 }
 
 // Activity is what one router reports about the use of one sandbox.
-type Activity struct {
-	// ID is "" if the router only knows the address of its pod.
-	ID   string
-	Addr netip.Addr
-	// Age is the time since it was last in use, 0 if it is, or may be.
-	Age time.Duration
-	// Open is how many requests the newest look showed to be open.
-	Open int
-	Kind activity.Kind
-}
+type Activity = idle.Activity
 
 // Question asks whether a sandbox is idle.
 type Question struct {

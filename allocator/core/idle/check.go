@@ -1,0 +1,50 @@
+package idle
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Check returns the first contradiction between the tables. It is for tests.
+func (l *Ledger) Check() error {
+	if err := l.due.Check(); err != nil {
+		return err
+	}
+	if !slices.IsSortedFunc(l.routers, func(a, b *router) int { return strings.Compare(a.id, b.id) }) {
+		return fmt.Errorf("idle: the routers are not in order")
+	}
+	for _, r := range l.routers {
+		if l.asked != nil && r.connected && r.blind == notReported {
+			return fmt.Errorf("idle: %s was not asked, and round %d is under way", r.id, l.round)
+		}
+	}
+	for at, s := range l.byAddr {
+		if l.sandboxes[s.ID] != s || s.Addr != at {
+			return fmt.Errorf("idle: %s is kept for %s, which is not there", at, s.ID)
+		}
+	}
+	scheduled, turns := 0, 0
+	for id, s := range l.sandboxes {
+		if s.ID != id || s.routeSeq == 0 || s.routeSeq > l.lastRouteSeq {
+			return fmt.Errorf("idle: %s is kept as %s, with the number %d of %d", s.ID, id, s.routeSeq, l.lastRouteSeq)
+		}
+		if listed := slices.Contains(l.waiting, s) || slices.Contains(l.asked, s); listed != (s.state == due) {
+			return fmt.Errorf("idle: %s is in state %d, listed: %v", id, s.state, listed)
+		}
+		if s.turn != nil {
+			turns++
+		}
+		at, ok := l.due.At(id)
+		if ok {
+			scheduled++
+		}
+		if wants := s.Timeout > 0 && s.state == notDue; ok != wants || wants && at > max(l.idleAt(s), s.notBefore) {
+			return fmt.Errorf("idle: %s is in state %d and looked at: %v, at %v", id, s.state, ok, at)
+		}
+	}
+	if scheduled != l.due.Len() || turns != l.unpersisted.Len() {
+		return fmt.Errorf("idle: %d deadlines and %d turns are of no sandbox", l.due.Len()-scheduled, l.unpersisted.Len()-turns)
+	}
+	return nil
+}

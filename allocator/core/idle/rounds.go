@@ -1,0 +1,205 @@
+package idle
+
+import (
+	"slices"
+	"time"
+
+	"github.com/berth-sandbox/berth/api/activity"
+)
+
+// Probe asks a router to ask the pod of a sandbox whether it is busy.
+type Probe struct{ Sandbox, Router string }
+
+// Ask is a question to every connected router. Answer takes the answers.
+type Ask struct {
+	Round     uint64
+	Sandboxes []string // none: there is nothing to ask
+}
+
+// Verdict is the outcome of a round. The zero Verdict means that no round has ended.
+type Verdict struct {
+	// Idle are to be released. In a dry run they stay.
+	Idle []Idle
+	// Resume are those for which routers may admit requests again.
+	Resume []string
+}
+
+// Idle is a sandbox that was not used for so long.
+type Idle struct {
+	ID  string
+	For time.Duration
+}
+
+// Due looks at the sandboxes whose idle timeouts may have ended. Those that are due wait for the
+// next round. If hasProbe says so, a router probes the pod first.
+func (l *Ledger) Due(now time.Duration, hasProbe func(id string) bool) (probes []Probe) {
+	for _, id := range l.due.Due(now, maxDue) {
+		s := l.sandboxes[id]
+		switch {
+		case max(l.idleAt(s), s.notBefore) > now: // it was used since
+		case len(l.awaits(s, 1)) > 0:
+			s.notBefore = now + AskAgain
+		case !hasProbe(id):
+			s.quietUntil = 0
+			l.enqueue(s)
+		default:
+			s.notBefore, s.prober = now+AskAgain, ""
+			if r := l.proberOf(s, now); r != nil && len(probes) < MaxProbes {
+				s.notBefore, s.prober = now+ProbeWait, r.id
+				probes = append(probes, Probe{id, r.id})
+			}
+		}
+		l.schedule(s)
+	}
+	return probes
+}
+
+// proberOf chooses an askable router, the next one for each attempt; nil: there is none.
+func (l *Ledger) proberOf(s *sandbox, now time.Duration) *router {
+	for i := range l.routers {
+		r := l.routers[(int(s.routeSeq)+int(now/ProbeWait)+i)%len(l.routers)]
+		if r.askable() {
+			return r
+		}
+	}
+	return nil
+}
+
+// Probed records the answer of a pod, from the router that was asked to probe it.
+func (l *Ledger) Probed(router, id string, busy bool, now time.Duration) {
+	s := l.sandboxes[id]
+	if s == nil || s.prober != router || s.state != notDue {
+		return // it came late
+	}
+	s.prober, s.notBefore = "", 0
+	if busy {
+		s.note(Use{At: now, Kind: activity.Busy})
+		l.schedule(s)
+		return
+	}
+	s.quietUntil = now + ProbeWait + MaxPause
+	l.enqueue(s)
+}
+
+// enqueue adds a sandbox to the next round.
+func (l *Ledger) enqueue(s *sandbox) {
+	s.state = due
+	l.due.Remove(s.ID)
+	l.waiting = append(l.waiting, s)
+}
+
+// Ask begins a round if none is under way and something is due. The caller sends the question to
+// every connected router. Without a router the round ends at once.
+func (l *Ledger) Ask(now time.Duration) (Ask, Verdict) {
+	if l.asked != nil || now < l.nextRound {
+		return Ask{}, Verdict{}
+	}
+	n := min(len(l.waiting), MaxRound)
+	var ids []string
+	for _, s := range l.waiting[:n] {
+		if l.sandboxes[s.ID] != s {
+			continue // it was released meanwhile
+		}
+		switch {
+		case len(l.awaits(s, 1)) > 0:
+			s.state, s.notBefore = notDue, now+AskAgain
+		case l.idleAt(s) > now, s.quietUntil != 0 && s.quietUntil < now: // it was used since, or may be busy by now
+			s.state, s.notBefore = notDue, 0
+		default:
+			l.asked = append(l.asked, s)
+			ids = append(ids, s.ID)
+		}
+		l.schedule(s)
+	}
+	l.waiting = slices.Delete(l.waiting, 0, n)
+	if l.asked == nil {
+		return Ask{}, Verdict{}
+	}
+	l.round++
+	var took time.Duration
+	for _, r := range l.routers {
+		if r.connected {
+			took = max(took, r.took)
+		}
+	}
+	l.answersBy, l.nextRound = now+AnswerWait, now+min(pauseLooks*took, MaxPause)
+	return Ask{l.round, ids}, l.judge(now)
+}
+
+// Answer records the answer of a router to the question of a round. It knows of no use that is not
+// in activities. blind says why it cannot tell what is open; empty: it can.
+func (l *Ledger) Answer(id string, round uint64, activities []Activity, blind string, now time.Duration) Verdict {
+	r := l.router(id)
+	if r == nil {
+		return Verdict{}
+	}
+	if r.blind == unanswered && blind == "" {
+		r.blind = "" // it does answer
+	}
+	if l.asked == nil || round != l.round || now > l.answersBy {
+		return Verdict{}
+	}
+	for _, a := range activities {
+		l.noteActivity(r, a, now)
+	}
+	if blind != "" {
+		r.blind = blind
+		return l.endRound(false, now)
+	}
+	r.answered = round
+	return l.judge(now)
+}
+
+// judge ends the round if every router has answered.
+func (l *Ledger) judge(now time.Duration) Verdict {
+	for _, r := range l.routers {
+		if r.connected && r.answered != l.round {
+			return Verdict{}
+		}
+	}
+	return l.endRound(true, now)
+}
+
+// Expire ends the leftovers whose time is over, and the round when its time for answers is over. A
+// router that did not answer is asked again after its late answer, or after its next good report.
+func (l *Ledger) Expire(now time.Duration) Verdict {
+	l.expireLeftovers(now)
+	if l.asked == nil || now < l.answersBy {
+		return Verdict{}
+	}
+	for _, r := range l.routers {
+		if r.connected && r.answered != l.round {
+			r.blind = unanswered
+		}
+	}
+	l.nextRound = now + MaxPause // requests are held while routers do not answer
+	return l.endRound(false, now)
+}
+
+// endRound ends the round, if one is under way. sure: every router has answered, so the verdict
+// stands. Otherwise the question is repeated after a pause.
+func (l *Ledger) endRound(sure bool, now time.Duration) (v Verdict) {
+	asked := l.asked
+	l.asked = nil
+	for _, s := range asked {
+		if l.sandboxes[s.ID] != s {
+			continue // its release ends the question
+		}
+		s.state = notDue
+		switch at := l.idleAt(s); {
+		case !sure:
+			s.notBefore = now + AskAgain
+		case now < at: // it is in use, or was
+		case l.dryRun:
+			s.notBefore = now + at - s.At
+			v.Idle = append(v.Idle, Idle{s.ID, now - s.At})
+		default:
+			s.state = decided
+			v.Idle = append(v.Idle, Idle{s.ID, now - s.At})
+			continue
+		}
+		v.Resume = append(v.Resume, s.ID)
+		l.schedule(s)
+	}
+	return v
+}

@@ -1,0 +1,267 @@
+package idle
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/berth-sandbox/berth/api/activity"
+)
+
+// Activity is what one router says about the use of one sandbox.
+type Activity struct {
+	// ID is empty if the router only knows the address of the pod.
+	ID   string
+	Addr netip.Addr
+	// Age is the time since it was last in use, 0 if it is, or may be.
+	Age time.Duration
+	// Open is how many requests the newest look showed to be open.
+	Open int
+	Kind activity.Kind
+}
+
+// Report is what a router says after a look. A report names everything in use, in one or more
+// parts. Only the last part has Gateway or Blind.
+type Report struct {
+	Activities []Activity
+	// Gateway identifies the Envoy and its successors at which the router has looked.
+	Gateway string
+	// Nonce is that of a pong that the router had received before the look began; 0: of none.
+	Nonce uint64
+	// Took is the duration of the look.
+	Took time.Duration
+	// Blind says why the router cannot tell what is open; empty: it can.
+	Blind string
+}
+
+// router is a router that has not ended.
+type router struct {
+	id        string
+	connected bool
+	// blind says why it cannot be asked although it is connected; empty: it can.
+	blind string
+	// seenUpTo: while it is away, it may have the routes of sandboxes up to this number.
+	seenUpTo uint64
+	answered uint64 // the last round that it answered
+	// gateway, took and inUse are of its newest look. collected is that of a report of which
+	// the last part has not come yet.
+	gateway          string
+	took             time.Duration
+	inUse, collected []string
+	pongs            []pong // the last ones on this stream
+}
+
+// pong is a pong and when it was sent.
+type pong struct {
+	nonce uint64
+	at    time.Duration
+}
+
+// maxPongs bounds the pongs of a router whose times are kept.
+const maxPongs = 64
+
+// The reasons of this package for being blind.
+const (
+	notReported = "it has not reported yet"
+	unanswered  = "it did not answer in time"
+)
+
+func (r *router) askable() bool { return r.connected && r.blind == "" }
+
+// mayKnow reports whether the router may have the route of a sandbox. A connected router counts
+// for every sandbox, even before it has received a route: it may have rejoined after it expired,
+// with requests still open.
+func (r *router) mayKnow(s *sandbox) bool { return r.connected || s.routeSeq <= r.seenUpTo }
+
+// leftover is what a router that has ended may have left open at its Envoy: the sandboxes up to
+// the number upTo, and those of inUse.
+type leftover struct {
+	router, gateway string
+	since, until    time.Duration
+	upTo            uint64
+	inUse           map[string]struct{}
+}
+
+func (o *leftover) includes(s *sandbox) bool {
+	_, inUse := o.inUse[s.ID]
+	return inUse || s.routeSeq <= o.upTo
+}
+
+func (l *Ledger) find(id string) (at int, found bool) {
+	return slices.BinarySearchFunc(l.routers, id, func(r *router, id string) int { return strings.Compare(r.id, id) })
+}
+
+// router returns a connected router, or nil.
+func (l *Ledger) router(id string) *router {
+	if at, found := l.find(id); found && l.routers[at].connected {
+		return l.routers[at]
+	}
+	return nil
+}
+
+// Known adds a router that is not connected and may have the routes of all sandboxes so far. It
+// ends the round.
+func (l *Ledger) Known(id string, now time.Duration) Verdict {
+	at, found := l.find(id)
+	if !found {
+		l.routers = slices.Insert(l.routers, at, &router{id: id, seenUpTo: l.lastRouteSeq})
+	}
+	return l.endRound(false, now)
+}
+
+// Joined notes that a router has a new stream. It ends the round: the router was not asked, may
+// have requests open, and may admit what the snapshot that it gets has.
+func (l *Ledger) Joined(id string, now time.Duration) Verdict {
+	v := l.Known(id, now)
+	at, _ := l.find(id)
+	r := l.routers[at]
+	r.connected, r.blind, r.pongs, r.collected = true, notReported, nil, nil
+	return v
+}
+
+// Left notes that the stream of a router has ended. It ends the round. The router may serve its
+// routes until End.
+func (l *Ledger) Left(id string, now time.Duration) Verdict {
+	if r := l.router(id); r != nil {
+		r.connected, r.seenUpTo = false, l.lastRouteSeq
+	}
+	return l.endRound(false, now)
+}
+
+// End removes a router that can route to nothing any more. It ends the round. looked: the last
+// report of the router shows what it leaves open. Otherwise that may be everything that it could
+// serve. until is when its leftover ends without a look. open: it may have left something open.
+func (l *Ledger) End(id string, looked bool, until, now time.Duration) (open bool, v Verdict) {
+	at, found := l.find(id)
+	if !found {
+		return false, Verdict{}
+	}
+	r := l.routers[at]
+	l.routers = slices.Delete(l.routers, at, at+1)
+	o := &leftover{router: id, gateway: r.gateway, since: now, until: until, inUse: map[string]struct{}{}}
+	switch {
+	case looked && r.askable():
+		for _, id := range r.inUse {
+			o.inUse[id] = struct{}{}
+		}
+		open = len(o.inUse) > 0
+	case r.connected:
+		o.upTo, open = l.lastRouteSeq, true
+	default:
+		o.upTo, open = r.seenUpTo, true
+	}
+	if open {
+		l.leftovers = append(l.leftovers, o)
+		l.expireLeftovers(now)
+	}
+	return open, l.endRound(false, now)
+}
+
+// Ponged notes that a router is sent a pong now.
+func (l *Ledger) Ponged(id string, nonce uint64, now time.Duration) {
+	if r := l.router(id); r != nil {
+		r.pongs = append(r.pongs[max(0, len(r.pongs)+1-maxPongs):], pong{nonce, now})
+	}
+}
+
+// Report records a report of a connected router.
+func (l *Ledger) Report(id string, report Report, now time.Duration) {
+	r := l.router(id)
+	if r == nil {
+		return
+	}
+	for _, a := range report.Activities {
+		if s := l.noteActivity(r, a, now); s != nil && a.Age == 0 {
+			r.collected = append(r.collected, s.ID)
+		}
+	}
+	switch {
+	case report.Blind != "":
+		r.blind, r.collected = report.Blind, nil
+	case report.Gateway != "":
+		r.blind, r.gateway, r.took = "", report.Gateway, report.Took
+		r.inUse, r.collected = r.collected, nil
+		l.endLeftovers(r, report.Nonce, now)
+	}
+}
+
+// noteActivity records what a router says about one sandbox, and returns the sandbox.
+func (l *Ledger) noteActivity(r *router, a Activity, now time.Duration) *sandbox {
+	s := l.sandboxes[a.ID]
+	if a.ID == "" {
+		s = l.byAddr[a.Addr]
+	}
+	// A router without the route does not count the bytes.
+	if s != nil && (a.ID != "" || s.MinBytes == 0) {
+		s.note(Use{At: max(0, now-a.Age), Kind: a.Kind, Router: r.id, Open: a.Open})
+	}
+	return s
+}
+
+// endLeftovers ends the leftovers of the gateway at which r has begun a look since. That look
+// reported what is still open.
+func (l *Ledger) endLeftovers(r *router, nonce uint64, now time.Duration) {
+	i := slices.IndexFunc(r.pongs, func(p pong) bool { return p.nonce == nonce })
+	if i < 0 {
+		return
+	}
+	for _, o := range l.leftovers {
+		if o.gateway == r.gateway && r.pongs[i].at > o.since {
+			o.until = now
+		}
+	}
+	l.expireLeftovers(now)
+}
+
+// expireLeftovers ends the leftovers whose time is over. Their sandboxes may have been in use until
+// now.
+func (l *Ledger) expireLeftovers(now time.Duration) {
+	l.leftovers = slices.DeleteFunc(l.leftovers, func(o *leftover) bool {
+		if now < o.until {
+			return false
+		}
+		for _, s := range l.sandboxes {
+			if o.includes(s) && now > s.At {
+				s.note(Use{At: now, Kind: activity.Unknown})
+			}
+		}
+		return true
+	})
+}
+
+// Leftovers is the number of routers that have ended and may have left something open.
+func (l *Ledger) Leftovers() int { return len(l.leftovers) }
+
+// Asks lists the routers, at most so many, that have to answer before a sandbox is idle.
+func (l *Ledger) Asks(id string, most int) (routers []string) {
+	for _, r := range l.routers {
+		if s := l.sandboxes[id]; s != nil && len(routers) < most && r.mayKnow(s) {
+			routers = append(routers, r.id)
+		}
+	}
+	return routers
+}
+
+// Awaits lists the routers, at most so many, that block the question about a sandbox: they may have
+// its route and cannot be asked, or have ended and may have left something open.
+func (l *Ledger) Awaits(id string, most int) []string {
+	if s := l.sandboxes[id]; s != nil {
+		return l.awaits(s, most)
+	}
+	return nil
+}
+
+func (l *Ledger) awaits(s *sandbox, most int) (routers []string) {
+	for _, r := range l.routers {
+		if len(routers) < most && !r.askable() && r.mayKnow(s) {
+			routers = append(routers, r.id)
+		}
+	}
+	for _, o := range l.leftovers {
+		if len(routers) < most && o.includes(s) {
+			routers = append(routers, o.router)
+		}
+	}
+	return routers
+}
