@@ -78,6 +78,8 @@ type Gateway struct {
 	// EnvoyAdmin sends requests to Envoy's admin socket, which allows /clusters, /ready
 	// and /stats/prometheus. The URL's host does not matter.
 	EnvoyAdmin *http.Client
+
+	routerSocket, adminSocket string
 }
 
 // Start runs Berth and waits until sandboxes can be claimed and reached. The
@@ -99,14 +101,9 @@ func Start(ctx context.Context, c *devcluster.Cluster, o Options) (_ *Stack, err
 	if err != nil {
 		return nil, err
 	}
-	// Unix socket paths are limited to 107 bytes, so they get a short directory.
-	sockets, err := c.Supervisor().TempDir("", "berth-")
-	if err != nil {
-		return nil, err
-	}
 	// Envoy first: its port is part of every URL.
 	for i := range o.Gateways {
-		g, err := newGateway(ctx, c, i, sockets, envoyBin)
+		g, err := newGateway(ctx, c, i, envoyBin)
 		if err != nil {
 			return nil, err
 		}
@@ -126,7 +123,7 @@ func Start(ctx context.Context, c *devcluster.Cluster, o Options) (_ *Stack, err
 		return nil, err
 	}
 	for i, g := range s.Gateways {
-		if err := g.addRouter(c, i, sockets, s.Allocators, o); err != nil {
+		if err := g.addRouter(c, i, s.Allocators, o); err != nil {
 			return nil, err
 		}
 		if err := g.Router.Start(ctx); err != nil {
@@ -222,17 +219,23 @@ func (s *Stack) Leader(ctx context.Context) (*Allocator, error) {
 	}
 }
 
-func newGateway(ctx context.Context, c *devcluster.Cluster, i int, sockets, envoyBin string) (g *Gateway, err error) {
+func newGateway(ctx context.Context, c *devcluster.Cluster, i int, envoyBin string) (g *Gateway, err error) {
 	name := fmt.Sprintf("envoy-%d", i)
 	addr, free, err := reserve()
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, free()) }()
+	// The directory of its sockets tells one gateway from another. It is short, because the
+	// path of a Unix socket has at most 107 bytes.
+	sockets, err := c.Supervisor().TempDir("", "berth-")
+	if err != nil {
+		return nil, err
+	}
 	settings := envoy.Settings{
 		Listen:       addr,
-		RouterSocket: filepath.Join(sockets, fmt.Sprintf("router-%d.sock", i)),
-		AdminSocket:  filepath.Join(sockets, fmt.Sprintf("envoy-%d.sock", i)),
+		RouterSocket: filepath.Join(sockets, "router.sock"),
+		AdminSocket:  filepath.Join(sockets, "envoy.sock"),
 	}
 	config := filepath.Join(c.Dir(), name+".yaml")
 	raw, err := envoy.YAML(settings)
@@ -242,7 +245,10 @@ func newGateway(ctx context.Context, c *devcluster.Cluster, i int, sockets, envo
 	if err := os.WriteFile(config, raw, 0o644); err != nil {
 		return nil, err
 	}
-	g = &Gateway{Addr: addr, EnvoyAdmin: EnvoyAdmin(settings.AdminSocket)}
+	g = &Gateway{
+		Addr: addr, EnvoyAdmin: EnvoyAdmin(settings.AdminSocket),
+		routerSocket: settings.RouterSocket, adminSocket: settings.AdminSocket,
+	}
 	g.Envoy = &Process{
 		Name: name, supervisor: c.Supervisor(), logFile: filepath.Join(c.Dir(), name+".log"),
 		argv:  []string{envoyBin, "-c", config, "--disable-hot-restart", "--concurrency", "2", "--log-level", "warn"},
@@ -251,8 +257,7 @@ func newGateway(ctx context.Context, c *devcluster.Cluster, i int, sockets, envo
 	return g, g.Envoy.Start(ctx)
 }
 
-func (g *Gateway) addRouter(c *devcluster.Cluster, i int, sockets string, allocators []*Allocator,
-	o Options) (err error) {
+func (g *Gateway) addRouter(c *devcluster.Cluster, i int, allocators []*Allocator, o Options) (err error) {
 	var control, cidrs []string
 	for _, a := range allocators {
 		control = append(control, a.Control.String())
@@ -271,8 +276,8 @@ func (g *Gateway) addRouter(c *devcluster.Cluster, i int, sockets string, alloca
 			argv: append([]string{
 				filepath.Join(o.BinDir, "extproc"),
 				"--domain=" + o.Domain, "--allocator=" + strings.Join(control, ","), "--pod-cidrs=" + strings.Join(cidrs, ","),
-				"--socket=" + filepath.Join(sockets, fmt.Sprintf("router-%d.sock", i)), "--admin-listen=" + admin.String(),
-				"--envoy-admin=" + filepath.Join(sockets, fmt.Sprintf("envoy-%d.sock", i)), "--max-stale=" + o.MaxStale.String(),
+				"--socket=" + g.routerSocket, "--admin-listen=" + admin.String(),
+				"--envoy-admin=" + g.adminSocket, "--max-stale=" + o.MaxStale.String(),
 			}, o.RouterArgs...),
 			ready: func(ctx context.Context) error { return getOK(ctx, http.DefaultClient, url+"/readyz") },
 		}, url, nil
