@@ -8,11 +8,10 @@ SHELL := /bin/bash
 # The race detector needs cgo.
 RACE := $(shell command -v "$$(go env CC)" >/dev/null 2>&1 && echo -race)
 TEST_FLAGS ?= -timeout 20m
-# One goroutine, which the race detector would only make slow.
+# The core has one goroutine. The race detector would find nothing and make it slow.
 CORE := ./allocator/core
-# The package e2e keeps the machine busy with many clusters: it runs by itself.
-# These judge what a busy Berth does while parts of it are killed. One at a time: two of
-# them would keep one another from getting anything done.
+# These judge a busy Berth while its parts are killed. Two of them at one time would keep one
+# another from making progress. e2e runs tests in parallel by itself.
 ALONE := ./e2e/chaos ./e2e/reaping ./e2e/soak
 tool = go tool -modfile=tools/$(1).mod
 
@@ -41,9 +40,10 @@ ground: build
 .PHONY: test
 test: ground
 	@[ -n "$(RACE)" ] || echo "no C compiler: the race detector is off"
-	go test $(TEST_FLAGS) $(CORE)
 	go test $(RACE) $(TEST_FLAGS) ./e2e
-	go test $(RACE) $(TEST_FLAGS) $$(go list ./... | grep -v -x -F "$$(go list ./e2e $(CORE) $(ALONE))")
+	go test $(TEST_FLAGS) $(CORE) & core=$$!; \
+	go test $(RACE) $(TEST_FLAGS) -p 3 $$(go list ./... | grep -v -x -F "$$(go list ./e2e $(CORE) $(ALONE))"); code=$$?; \
+	wait $$core && exit $$code
 	go test $(RACE) $(TEST_FLAGS) -p 1 $(ALONE)
 
 ## test-short: the tests that need no real parts, in seconds
@@ -59,7 +59,8 @@ test-long: ground
 	go test ./allocator/core -count=1 -timeout 90m -run AnyHistory -rapid.checks=3000
 	go test ./routecache -count=1 -timeout 30m -rapid.checks=20000
 	go test ./envoy -count=1 -timeout 20m -run TestThousandsOfWebSocketsStayOpen -envoy.websockets=5m
-	go test $(RACE) -timeout 60m -count=5 ./e2e ./devcluster/...
+	go test $(RACE) -timeout 60m -count=5 ./devcluster/...
+	go test $(RACE) -timeout 60m -count=3 ./e2e -e2e.long
 	go test $(RACE) -timeout 60m -count=1 ./e2e/chaos -chaos.long
 	go test $(RACE) -timeout 60m -count=1 ./e2e/reaping -reaping.duration=5m -reaping.reaps=500
 	go test $(RACE) -timeout 60m -count=1 ./e2e/soak -soak.duration=10m
