@@ -184,7 +184,7 @@ func PauseAllocator(least, most time.Duration) AllocatorFault {
 }
 
 // CutOff cuts a process off for 300 ms to most, in one direction or both, and calls during
-// meanwhile. At the end what was held back arrives, or the connections break.
+// meanwhile. At the end the bytes that were held back arrive, or the connections break.
 func (b *Berth) CutOff(ctx context.Context, random *rand.Rand, process string, most time.Duration, during func()) {
 	const least = 300 * time.Millisecond
 	b.Network.Cut(process, []network.Cut{{From: true}, {To: true}, {From: true, To: true}}[random.IntN(3)])
@@ -209,7 +209,7 @@ func (b *Berth) KeepAllocators() {
 	var all sync.WaitGroup
 	for _, a := range b.Stack.Allocators {
 		all.Go(func() {
-			for ; ctx.Err() == nil; Pause(ctx, every) {
+			for ; ctx.Err() == nil; Pause(ctx, 25*time.Millisecond) {
 				if a.Running() || b.isHeld(a) {
 					continue
 				}

@@ -87,6 +87,6 @@ func (r *Run) Judge() *history.History {
 		}
 		r.Error(v)
 	}
-	r.Logf("seed %d, %d violations:\n%s", r.Seed, len(all), h.Summary())
+	r.Logf("seed %d, %d violations:\n%v", r.Seed, len(all), history.Count(h))
 	return h
 }

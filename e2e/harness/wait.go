@@ -7,28 +7,23 @@ import (
 	"time"
 )
 
-// every is the pause between two checks of a condition.
-const every = 25 * time.Millisecond
-
-// Wait calls check until it returns nil. When ctx ends it returns the last error of check.
+// Wait calls check until it returns nil. When ctx ends it returns the last error of check. The
+// pauses between calls grow from 10 to 200 ms, because many tests wait at the same time.
 func Wait(ctx context.Context, check func(context.Context) error) error {
-	ticker := time.NewTicker(every)
-	defer ticker.Stop()
-	for {
+	const least, most = 10 * time.Millisecond, 200 * time.Millisecond
+	for pause := least; ; pause = min(2*pause, most) {
 		err := check(ctx)
 		if err == nil {
 			return nil
 		}
-		select {
-		case <-ctx.Done():
+		if Pause(ctx, pause); ctx.Err() != nil {
 			return fmt.Errorf("%w: %w", context.Cause(ctx), err)
-		case <-ticker.C:
 		}
 	}
 }
 
-// Eventually waits until check returns nil, and ends the test if it does not within limit.
-// limit is a guard and not what is tested.
+// Eventually waits until check returns nil, and ends the test if it does not within limit, which
+// Berth does not promise.
 func Eventually(t testing.TB, limit time.Duration, check func(context.Context) error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), limit)

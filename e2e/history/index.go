@@ -225,7 +225,7 @@ func (h *History) binding(s *sandbox) *Event {
 	return s.record()
 }
 
-// describe says what is known about a sandbox.
+// describe names a sandbox with its pod and the time of its end.
 func (h *History) describe(id string) string {
 	s := h.sandboxes[id]
 	b := h.binding(s)

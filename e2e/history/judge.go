@@ -4,7 +4,7 @@ import "fmt"
 
 // Violation is something that must not happen.
 type Violation struct {
-	// What is the kind of violation in a word or two.
+	// What names the kind of violation in a word or two.
 	What string
 	// Text names the sandboxes, pods, requests and moments.
 	Text string

@@ -56,7 +56,7 @@ func (l *Log) All() []Event {
 	return l.events[:len(l.events):len(l.events)]
 }
 
-// Flush writes to the file what is buffered. It returns all errors since Create.
+// Flush writes buffered events to the file. It returns all errors since Create.
 func (l *Log) Flush() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -97,7 +97,7 @@ func NotServed(h *History) []Violation {
 			case r.saysGone():
 			case r.Code == http.StatusNotFound && r.Reason != "":
 				all.add("unknown", "sandbox %s: %s was answered %s", s.id, use(r), got)
-			case got != answered && r.What != Abandoned && h.quiet(r.Began, r.Ended):
+			case got != Answered && r.What != Abandoned && h.quiet(r.Began, r.Ended):
 				all.add("error", "sandbox %s: %s was answered %s %s while nothing was wrong", s.id, use(r), got, r.Error)
 			}
 		}
@@ -109,9 +109,6 @@ func NotServed(h *History) []Violation {
 func (e *Event) saysGone() bool {
 	return e.Code == http.StatusGone && e.Reason == string(apierror.SandboxGone)
 }
-
-// answered is the outcome of a request that its sandbox has answered completely.
-const answered = "answered"
 
 // outcome is the result of a request in a word or two.
 func (e *Event) outcome() string {
@@ -125,7 +122,7 @@ func (e *Event) outcome() string {
 	case e.Error != "":
 		return fmt.Sprintf("%d, cut short", e.Code)
 	}
-	return answered
+	return Answered
 }
 
 // use describes a use or a request.

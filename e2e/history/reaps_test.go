@@ -89,21 +89,19 @@ func with(i int, e Event) []Event {
 
 func TestReapsAreCountedByWhatHappenedNearThem(t *testing.T) {
 	h := New(used())
-	c := CountReaps(h)
-	require.Equal(t, 1, c.Claims)
-	require.Equal(t, 1, c.Reaps)
-	require.Zero(t, c.Troubled)
-	require.Equal(t, map[string]int{"answered": 1}, c.Near, "the second, at 4 s: the first one's use ended at 1.1 s")
-	require.Equal(t, map[string]int{"410 sandbox_gone": 1}, c.Verge)
-	require.Equal(t, map[string]int{"answered": 2, "410 sandbox_gone": 1}, c.Requests)
-	require.Equal(t, []time.Duration{900 * time.Millisecond}, c.Late)
-	require.Equal(t, []time.Duration{time.Second}, c.Seen)
-	require.Contains(t, h.Summary(), "reaps       1, 0")
+	c := Count(h)
+	require.Equal(t, 1, c.Total(Claims))
+	require.Equal(t, map[string]int{Quiet: 1}, c[Reaps])
+	require.Equal(t, map[string]int{Answered: 1}, c[NearDeadline], "the second, at 4 s: the first one's use ended at 1.1 s")
+	require.Equal(t, map[string]int{"410 sandbox_gone": 1}, c[NearReap])
+	require.Equal(t, map[string]int{Answered: 2, "410 sandbox_gone": 1}, c[Requests])
+	require.Equal(t, map[string]int{"less than 1s": 1}, c[Late])
+	require.Contains(t, c.String(), "reaps: 1, quiet 1\n")
 
-	c = CountReaps(New(used(fault(2, 2.1))))
-	require.Equal(t, 1, c.Troubled)
-	require.Empty(t, c.Late)
-	require.Equal(t, map[string]int{"router-kill": 1}, c.Faults)
+	c = Count(New(used(fault(2, 2.1))))
+	require.Equal(t, map[string]int{Troubled: 1}, c[Reaps])
+	require.Empty(t, c[Late])
+	require.Equal(t, map[string]int{"router-kill": 1}, c[Faults])
 }
 
 func TestReapOfAUsedSandboxIsFound(t *testing.T) {
@@ -193,9 +191,9 @@ func TestRequestIsNearOnlyItsOwnDeadline(t *testing.T) {
 			if c.near {
 				want = 2
 			}
-			require.Equal(t, want, Total(CountReaps(New(used(r, fault(0, 9)))).Near))
+			require.Equal(t, want, Count(New(used(r, fault(0, 9)))).Total(NearDeadline))
 		})
 	}
-	c := CountReaps(New(used(had(1.3, 6, "9", "a"))))
-	require.Zero(t, Total(c.Near), "something is in progress: it is far from idle")
+	c := Count(New(used(had(1.3, 6, "9", "a"))))
+	require.Zero(t, c.Total(NearDeadline), "something is in progress: it is far from idle")
 }

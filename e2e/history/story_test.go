@@ -93,7 +93,7 @@ func (s *story) lists(id, pod, owner string) {
 	s.counts.Claimed++
 }
 
-// over adds what is left of a sandbox.
+// over adds the record of a sandbox that is over.
 func (s *story) over(id, pod string) {
 	s.record(id, pod, v1alpha1.SandboxEnded)
 	s.final[id] = http.StatusNotFound
@@ -107,8 +107,8 @@ func (s *story) endA() {
 	s.final["id-a"] = http.StatusNotFound
 }
 
-// newStory begins with what is right: a has a sandbox, under a key, b has had one, c got no
-// answer and may ask again, and there is a warm pod.
+// newStory is a history without violations: a has a sandbox under a key, b has released one, c got
+// no answer and can ask again, and there is a warm pod.
 func newStory() *story {
 	s := &story{final: map[string]int{}, counts: Counts{Wanted: 1, Warm: 1}}
 	s.do(Event{Kind: Run, Settings: &Settings{Suite: Chaos}})

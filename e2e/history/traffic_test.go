@@ -153,29 +153,27 @@ func TestGoodTrafficHasNoViolationAndIsCounted(t *testing.T) {
 	all, err := h.Violations()
 	require.NoError(t, err)
 	require.Empty(t, all)
-	c := CountTraffic(h)
-	require.Equal(t, 10, c.Requests)
-	require.Equal(t, 5, c.Received)
-	require.Equal(t, map[string]int{"200": 4, "no answer": 1, "sandbox_gone": 5}, c.Outcomes)
-	require.Equal(t, 5, c.Sandboxes)
-	require.Equal(t, 5, c.Claims)
-	require.Equal(t, 2, c.Releases)
-	require.Equal(t, 1, c.Acknowledged)
-	require.Equal(t, 2, c.Reuses)
-	require.Equal(t, 3, c.After, "r4, r7 and r10")
-	require.Equal(t, 2, c.Tempted, "r7 and r8")
-	require.Zero(t, c.Strays)
-	require.Equal(t, map[string]int{"router-kill": 1, EnvoyPaused: 1}, c.Faults)
-	require.Equal(t, map[string]int{"router-kill": 1}, c.Failed)
-	require.Zero(t, c.Stalled)
-	require.Contains(t, h.Summary(), "10: get 10")
+	c := Count(h)
+	require.Equal(t, map[string]int{Answered: 4, "no answer": 1, "410 sandbox_gone": 5}, c[Requests])
+	require.Equal(t, map[string]int{"get": 10}, c[Sent])
+	require.Equal(t, 5, c.Total(Receipts))
+	require.Equal(t, 5, c.Total(Records))
+	require.Equal(t, 5, c.Total(Claims))
+	require.Equal(t, map[string]int{Acknowledged: 1, Outstanding: 1}, c[Releases])
+	require.Equal(t, 2, c.Total(Reuses))
+	require.Equal(t, 3, c.Total(After), "r4, r7 and r10")
+	require.Equal(t, 2, c.Total(Tempted), "r7 and r8")
+	require.Zero(t, c.Total(Strays))
+	require.Equal(t, map[string]int{"router-kill": 1, EnvoyPaused: 1}, c[Faults])
+	require.Equal(t, map[string]int{"router-kill": 1}, c[FailedFaults])
+	require.Zero(t, c.Total(Stalled))
+	require.Contains(t, c.String(), "sent: 10, get 10\n")
 }
 
 func TestPauseBeyondTheStallBudgetIsReported(t *testing.T) {
-	c := CountTraffic(New(add(Event{Kind: Fault, What: EnvoyPaused + "-and-kill", Began: time.Second,
+	c := Count(New(add(Event{Kind: Fault, What: EnvoyPaused + "-and-kill", Began: time.Second,
 		Ended: time.Second + stallBudget + 1})))
-	require.Equal(t, 1, c.Stalled)
-	require.Contains(t, c.String(), "STALLED")
+	require.Equal(t, 1, c.Total(Stalled))
 }
 
 func TestUnknownSuiteIsAnErrorNotAVerdict(t *testing.T) {

@@ -10,7 +10,7 @@ import (
 //
 // One case is no violation but a stray: after the sandbox can have ended, a pod that never
 // held any sandbox has its address. That pod was warm when a pod was deleted by force, and
-// holds nothing of a sandbox, before or after. CountTraffic counts strays.
+// holds nothing of a sandbox, before or after. Count counts strays.
 func WrongPod(h *History) []Violation {
 	var all found
 	for i := range h.Events {

@@ -39,7 +39,7 @@ func TestPodWithoutAnySandboxIsAStray(t *testing.T) {
 	// It has the address of a pod that was deleted by force.
 	events := add(request(10.3, "x", "b", "uid-x"), received(10.3, "x", "b", "pod-x", "uid-x"))
 	cases{"stray": {events, nil}}.judge(t)
-	require.Equal(t, 1, CountTraffic(New(events)).Strays)
+	require.Equal(t, 1, Count(New(events)).Total(Strays))
 }
 
 func TestWithoutRecordsTheClaimNamesThePod(t *testing.T) {

@@ -46,8 +46,8 @@ func judge(name string, stdout io.Writer) (violations int, err error) {
 	if len(judges) == 0 {
 		return 0, fmt.Errorf("%s: suite %q has no judges", name, h.Settings.Suite)
 	}
-	fmt.Fprintf(stdout, "%s: suite %s, seed %d, %d events\n%s", name, h.Settings.Suite, h.Settings.Seed, len(h.Events),
-		h.Summary())
+	fmt.Fprintf(stdout, "%s: suite %s, seed %d, %d events\n%v", name, h.Settings.Suite, h.Settings.Seed, len(h.Events),
+		history.Count(h))
 	for _, j := range judges {
 		all := j.Find(h)
 		fmt.Fprintf(stdout, "judge %-13s %d violations\n", j.Name, len(all))

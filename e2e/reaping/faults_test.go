@@ -10,12 +10,11 @@ import (
 )
 
 const (
-	// standsMost is for how long allocators are stopped at the most: past the lease.
+	// standsMost is the longest pause of an allocator, longer than the lease.
 	standsMost = 8 * time.Second
-	// awayMost is for how long a router is stopped or cut off at the most. With what is done
-	// to allocators at the same time it may be away for longer than the shortest idle
-	// timeout, but not past max-stale. What is open at an Envoy whose router has expired
-	// counts as in use until then, and no longer: the model test of package core has that.
+	// awayMost is how long a router is paused or cut off at most. With a fault of an allocator
+	// at the same time it may be away for longer than the shortest idle timeout, but not
+	// longer than max-stale. The model test of package core has routers that expire.
 	awayMost = 6 * time.Second
 	// pauseMost is the longest pause between two faults.
 	pauseMost = 4 * time.Second
@@ -33,16 +32,15 @@ func faults() []harness.Fault {
 		{Name: "allocator-pause", Share: 1, Begin: harness.OnAllocator(4, harness.PauseAllocator(time.Second, standsMost))},
 		{Name: "allocator-blink", Share: 1, Begin: harness.OnAllocator(4, blinkAllocator)},
 		{Name: "allocator-stop", Share: 1, Begin: harness.OnAllocator(4, harness.StopAllocator)},
-		// What the dead router knew, and its end, are known to no one but the leader that ends.
+		// Only the leader that ends knows of the router's end.
 		{Name: "all-rolled", Share: 1, Begin: returning(harness.KillRouterAndStopLeader(1500 * time.Millisecond))},
 	}
 }
 
 func onRouter(do harness.RouterFault) harness.Begin { return returning(harness.OnRouter(do)) }
 
-// returning keeps the gateway of a fault occupied until its router is connected again, for a
-// while at the most: two faults in a row would keep it away for too long. An allocator may
-// be away just then, which is not the router's fault.
+// returning keeps the gateway of a fault occupied until its router is connected again, but no
+// longer than settle, because two faults in a row would keep the router away for too long.
 func returning(begin harness.Begin) harness.Begin {
 	return func(b *harness.Berth, random *rand.Rand) harness.Action {
 		action := begin(b, random)
@@ -61,8 +59,8 @@ func pauseRouter(ctx context.Context, g *harness.Gateway, random *rand.Rand) err
 	return harness.PauseFor(ctx, g.Serving(), time.Second+harness.Within(random, awayMost-time.Second))
 }
 
-// dozeRouter stops a router for nearly as long as its session lasts, three times: what
-// begins and ends meanwhile, no look shows.
+// dozeRouter pauses a router three times for nearly as long as its session lasts. No look shows a
+// request that begins and ends meanwhile.
 func dozeRouter(ctx context.Context, g *harness.Gateway, random *rand.Rand) error {
 	for range 3 {
 		if err := harness.PauseFor(ctx, g.Serving(),
@@ -82,8 +80,8 @@ func blinkAllocator(ctx context.Context, _ *harness.Berth, a *stack.Allocator, r
 	return blink(ctx, a.Process, random)
 }
 
-// blink stops a process again and again, for about as long as a question of the leader
-// waits: between a question and its answer, or between a verdict and the release.
+// blink pauses a process ten times for about as long as a question of the leader waits, so that
+// pauses come between question and answer, or between verdict and release.
 func blink(ctx context.Context, p *stack.Process, random *rand.Rand) error {
 	for range 10 {
 		if err := harness.PauseFor(ctx, p, 50*time.Millisecond+harness.Within(random, 800*time.Millisecond)); err != nil {

@@ -21,15 +21,15 @@ const (
 	warm     = 60
 	// lease gives a renewal of 3.3 s and retries of 0.5 s, for a machine that is busy.
 	lease = 5 * time.Second
-	// maxStale is longer than faults keep a router and the leader apart, several at a time:
-	// what is open at a router's Envoy counts as in use no longer than that.
+	// maxStale is longer than several faults at a time keep a router and the leader apart. A
+	// request that is open at an Envoy counts as use no longer than maxStale without a router.
 	maxStale = 20 * time.Second
 	// offset is by how much the allocators' wall clocks are off, ahead or behind.
 	offset = 10 * time.Minute
-	// settle is how long the effects of a fault may last: a lease until there is another
-	// leader, the expiry of what it does not hear of, a look at what is open.
+	// settle is how long the effects of a fault may last: a lease until another allocator
+	// leads, then the expiry of silent sessions, then a look.
 	settle = 15 * time.Second
-	// guard is how long the release of a silent sandbox may take when nothing is wrong any more.
+	// guard is how long the release of a silent sandbox may take after the last fault.
 	guard = time.Minute
 )
 
@@ -65,8 +65,8 @@ func newGround(t *testing.T) *ground {
 	return g
 }
 
-// wallClock has one allocator ahead and the other behind, and each on the other side the
-// next time it is started.
+// wallClock puts one allocator ahead and the other behind, and swaps the side of an allocator each
+// time it is started.
 func (g *ground) wallClock(i int) []string {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -78,8 +78,8 @@ func (g *ground) wallClock(i int) []string {
 	return []string{"--wall-clock-offset=" + by.String()}
 }
 
-// state is what is on record now, and one moment on both clocks. live is how many sandboxes
-// have not been released, or are answered and not on record.
+// state returns the records and one moment on both clocks. live is the number of sandboxes that
+// were not released, or were answered and are not on record.
 func (g *ground) state(ctx context.Context) (events []history.Event, live int, err error) {
 	records, err := g.Records(ctx)
 	if err != nil {
@@ -101,8 +101,8 @@ func (g *ground) state(ctx context.Context) (events []history.Event, live int, e
 		history.Event{Kind: history.Clock, Began: bootclock.Now(), Wall: time.Now().Round(0)}), live, nil
 }
 
-// writeState waits until every sandbox that was answered is on record and all on record were
-// released, and writes the state to the history.
+// writeState waits until every answered sandbox is on record and every sandbox on record was
+// released. Then it writes the state to the history.
 func (g *ground) writeState() {
 	g.Helper()
 	ctx, cancel := context.WithTimeout(g.Context(), guard)
@@ -128,7 +128,7 @@ func (g *ground) writeState() {
 	}
 }
 
-// keepState has the history of a test that ends early say what is on record.
+// keepState adds the records to the history of a test that has failed before writeState.
 func (g *ground) keepState() {
 	if !g.Failed() || g.wroteState {
 		return
@@ -144,7 +144,7 @@ func (g *ground) keepState() {
 	}
 }
 
-// lastActive is what the allocators say about the sandboxes that live.
+// lastActive returns the leader's page about live sandboxes.
 func (g *ground) lastActive() string {
 	ctx, cancel := context.WithTimeout(g.Context(), 10*time.Second)
 	defer cancel()

@@ -46,11 +46,11 @@ func TestOnlySilentSandboxesAreReapedUnderFaults(t *testing.T) {
 		state, _, err := g.state(t.Context())
 		require.NoError(t, err)
 		h := history.New(append(g.History.All(), state...))
-		c := history.CountReaps(h)
+		c := history.Count(h)
 		lacking = tooFew(c)
 		lasted := bootclock.Now() - began
-		t.Logf("after %v: %d reaps, %d requests near a deadline; lacking: %q", lasted.Round(time.Second), c.Reaps,
-			history.Total(c.Near), lacking)
+		t.Logf("after %v: %d reaps, %d requests near a deadline; lacking: %q", lasted.Round(time.Second),
+			c.Total(history.Reaps), c.Total(history.NearDeadline), lacking)
 		switch {
 		case len(history.FalseReap(h))+len(history.AfterReap(h)) > 0:
 			lacking = nil // what comes later cannot undo it
@@ -71,52 +71,56 @@ func TestOnlySilentSandboxesAreReapedUnderFaults(t *testing.T) {
 func nearLeast() int { return 10 * (*reapsFlag) }
 
 // tooFew says what has not happened often enough for the verdict to mean anything.
-func tooFew(v history.Reaps) (lacking []string) {
+func tooFew(v history.Tally) (lacking []string) {
 	least := func(what string, count, want int) {
 		if count < want {
 			lacking = append(lacking, fmt.Sprintf("%s: %d, expected %d at least", what, count, want))
 		}
 	}
-	least("reaps", v.Reaps, *reapsFlag)
-	least("reaps while something was wrong", v.Troubled, *reapsFlag/5)
-	least("reaps while nothing was wrong", len(v.Late), *reapsFlag/5)
-	least("requests near a deadline", history.Total(v.Near), nearLeast())
-	least("requests near a deadline that were answered", v.Near["answered"], nearLeast()/2)
-	least("requests at the moment of a release", history.Total(v.Verge), *reapsFlag/10)
-	least("requests for longer than the idle timeout", v.Long, *reapsFlag/5)
-	least("keep-alives", v.KeepAlives, 50)
-	for _, what := range []string{short, webSocket, sse, longPoll, upload} {
-		least("received: "+what, v.Received[what], 20)
+	least("reaps", v.Total(history.Reaps), *reapsFlag)
+	least("reaps while something was wrong", v[history.Reaps][history.Troubled], *reapsFlag/5)
+	least("reaps while nothing was wrong", v[history.Reaps][history.Quiet], *reapsFlag/5)
+	least("requests near a deadline", v.Total(history.NearDeadline), nearLeast())
+	least("requests near a deadline that were answered", v[history.NearDeadline][history.Answered], nearLeast()/2)
+	least("requests at the moment of a release", v.Total(history.NearReap), *reapsFlag/10)
+	least("requests for longer than the idle timeout", v.Total(history.LongUses), *reapsFlag/5)
+	least("keep-alives", v.Total(history.KeepAlives), 50)
+	for _, what := range kinds() {
+		least("received: "+what, v[history.Receipts][what], 20)
 	}
 	for _, f := range faults() {
-		least("faults: "+f.Name, v.Faults[f.Name]-v.Failed[f.Name], 1)
+		least("faults: "+f.Name, v[history.Faults][f.Name], 1)
 	}
 	return lacking
 }
 
+func kinds() []string { return []string{short, webSocket, sse, longPoll, upload} }
+
 func TestRunInWhichTooLittleHappensFails(t *testing.T) {
-	full := func() history.Reaps {
-		v := history.Reaps{
-			Reaps: *reapsFlag, Troubled: 50, Late: make([]time.Duration,
-				50), Near: map[string]int{"answered": nearLeast()}, Verge: map[string]int{"answered": 50},
-			Long: 100, KeepAlives: 50, Received: map[string]int{short: 20, webSocket: 20, sse: 20, longPoll: 20,
-				upload: 20}, Faults: map[string]int{}, Failed: map[string]int{},
+	full := func() history.Tally {
+		v := history.Tally{
+			history.Reaps:        {history.Troubled: *reapsFlag / 2, history.Quiet: *reapsFlag / 2},
+			history.NearDeadline: {history.Answered: nearLeast()}, history.NearReap: {"": *reapsFlag / 10},
+			history.LongUses: {"": *reapsFlag / 5}, history.KeepAlives: {"": 50}, history.Receipts: {}, history.Faults: {},
+		}
+		for _, what := range kinds() {
+			v[history.Receipts][what] = 20
 		}
 		for _, f := range faults() {
-			v.Faults[f.Name] = 1
+			v[history.Faults][f.Name] = 1
 		}
 		return v
 	}
 	require.Empty(t, tooFew(full()))
-	require.Len(t, tooFew(history.Reaps{}), 8+5+len(faults()))
-	for _, less := range []func(*history.Reaps){
-		func(v *history.Reaps) { v.Reaps-- },
-		func(v *history.Reaps) { v.Near["answered"]-- },
-		func(v *history.Reaps) { v.Failed["router-kill"]++ },
-		func(v *history.Reaps) { v.Received[upload]-- },
+	require.Len(t, tooFew(history.Tally{}), 8+len(kinds())+len(faults()))
+	for _, less := range []func(history.Tally){
+		func(v history.Tally) { v[history.Reaps][history.Quiet]-- },
+		func(v history.Tally) { v[history.NearDeadline][history.Answered]-- },
+		func(v history.Tally) { v[history.Faults]["router-kill"]-- },
+		func(v history.Tally) { v[history.Receipts][upload]-- },
 	} {
 		v := full()
-		less(&v)
+		less(v)
 		require.Len(t, tooFew(v), 1)
 	}
 }

@@ -29,7 +29,7 @@ const (
 // requestHeader names a request.
 const requestHeader = "X-Reaping-Request"
 
-// recorder answers for all pods, and writes down what was in progress at which.
+// recorder answers for all pods, and records which request was in progress at which pod.
 type recorder struct {
 	run *harness.Run
 	ctx context.Context // ends everything
@@ -43,7 +43,7 @@ func newRecorder(run *harness.Run) *recorder {
 	return r
 }
 
-// close ends what is in progress.
+// close ends the requests in progress.
 func (rec *recorder) close() {
 	rec.end()
 	rec.all.Wait()

@@ -51,7 +51,7 @@
 //
 // # Duration
 //
-// In make test faults are made for a minute, which is once or twice each, and in
-// make test-long for ten minutes. A failure that needs two rare faults at once is found by
-// make test-long or make soak only.
+// In make test faults are made for 45 s, which is one round of them, and in make test-long for
+// ten minutes. A failure that needs two rare faults at once is found by make test-long or
+// make soak only.
 package soak

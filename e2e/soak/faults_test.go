@@ -16,12 +16,11 @@ import (
 )
 
 const (
-	// routerStands and leaderStands are for how long they are stopped at the most: well
-	// past max-stale, and past the lease.
+	// routerStands and leaderStands are the longest pauses, well beyond max-stale and the lease.
 	routerStands, leaderStands = 8 * time.Second, 8 * time.Second
-	// cutLasts is for how long connections are held up at the most.
+	// cutLasts is the longest cut of connections.
 	cutLasts = 7 * time.Second
-	// envoyStands leaves most of the stall budget to a machine that is slow.
+	// envoyStands is the longest pause of an Envoy. It leaves most of the stall budget to a slow machine.
 	envoyStands = time.Second
 	// faultEvery is the longest pause between two faults.
 	faultEvery = 2 * time.Second
@@ -64,8 +63,8 @@ func replaceRouter(ctx context.Context, g *harness.Gateway, random *rand.Rand) e
 	return old.Stop(context.WithoutCancel(ctx), 3*time.Second)
 }
 
-// replacePausedRouter starts a second router while the first stands still. The first one
-// goes on for a moment, with what it has not read and not sent, before it is killed.
+// replacePausedRouter starts a second router while the first one is paused. The first one then
+// runs for a moment, with old messages to read and to send, before it is killed.
 func replacePausedRouter(ctx context.Context, g *harness.Gateway, random *rand.Rand) error {
 	old := g.Serving()
 	if err := old.Pause(); err != nil {
@@ -87,8 +86,7 @@ func pauseEnvoy(_ context.Context, g *harness.Gateway, random *rand.Rand) error 
 	return harness.PauseFor(context.Background(), g.Envoy, harness.Within(random, envoyStands))
 }
 
-// killRouterBehindEnvoy leaves answers that Envoy reads only when their router has been
-// found dead.
+// killRouterBehindEnvoy leaves answers that Envoy reads only after the router was found dead.
 func killRouterBehindEnvoy(_ context.Context, g *harness.Gateway, random *rand.Rand) error {
 	if err := g.Envoy.Pause(); err != nil {
 		return err
@@ -102,8 +100,8 @@ func killRouterBehindEnvoy(_ context.Context, g *harness.Gateway, random *rand.R
 	return err
 }
 
-// cutRouter cuts a router off from all allocators. In many cases pods that hold sandboxes
-// are deleted meanwhile: the router does not hear of it, and serves what it knows.
+// cutRouter cuts a router off from all allocators. In many cases pods that hold sandboxes are
+// deleted meanwhile. The router does not hear of that and serves the routes that it knows.
 func cutRouter(ctx context.Context, b *harness.Berth, g *harness.Gateway, random *rand.Rand) error {
 	b.CutOff(ctx, random, g.Name, cutLasts, func() { deletePods(ctx, b, random, random.IntN(4), harness.ByForce) })
 	return nil

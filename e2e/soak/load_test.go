@@ -26,10 +26,10 @@ const (
 	claimers = 10
 	// users send one request at a time, streams keep a WebSocket.
 	users, streams = 150, 6
-	// remembered is for how long requests are sent to a sandbox that is gone: its address
-	// has another one by then.
+	// remembered is how long requests are sent to a sandbox that is gone. Another one has its
+	// address by then.
 	remembered = 40 * time.Second
-	// requestHeader names a request; pods write it down.
+	// requestHeader names a request. Pods record it.
 	requestHeader = "X-Soak-Request"
 )
 

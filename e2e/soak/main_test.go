@@ -12,8 +12,8 @@ import (
 )
 
 var (
-	durationFlag = flag.Duration("soak.duration", time.Minute,
-		"how long the soak lasts, 20s or more; cluster and judgement take another half minute")
+	durationFlag = flag.Duration("soak.duration", 45*time.Second,
+		"how long faults are made, 20s or more; cluster and judgement take another half minute")
 	seedFlag    = flag.Uint64("soak.seed", 0, "seed of what is done; 0: another one each time")
 	rateFlag    = flag.Float64("soak.rate", 0, "requests a second at the most; 0: 150 with the race detector, else 500")
 	historyFlag = flag.String("soak.history", "", "file to write the history to; empty: it is kept only if the test fails")

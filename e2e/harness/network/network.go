@@ -1,5 +1,5 @@
-// Package network holds relays through which the connections of a process pass, so that a
-// test can cut them. What is cut is not lost but late, as with TCP.
+// Package network has relays for the connections of processes, so that a test can cut them. Bytes
+// that are held back by a cut arrive when it ends, as with TCP.
 package network
 
 import (
@@ -77,8 +77,8 @@ func (n *Network) Reset(who string) {
 	}
 }
 
-// arrives waits until what is held back for a reason does not apply any more. It
-// returns false when the network is closed.
+// arrives waits while held says so of the owner's cut. It returns false when the network is
+// closed.
 func (n *Network) arrives(who string, held func(Cut) bool) bool {
 	for {
 		n.mu.Lock()
@@ -149,8 +149,8 @@ func (n *Network) keep(c net.Conn, who string) func() {
 	}
 }
 
-// copy carries one direction. What it has read and may not deliver waits here, what
-// comes after that in the kernel.
+// copy carries one direction. During a cut one buffer waits here, and the bytes after it wait in
+// the kernel.
 func (n *Network) copy(to, from net.Conn, who string, held func(Cut) bool) {
 	buffer := make([]byte, 32<<10)
 	for {

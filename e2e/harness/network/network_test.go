@@ -13,7 +13,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// What is cut off does not arrive, in the direction that is cut, and later it does.
+// Bytes in a cut direction do not arrive until the cut ends.
 func TestHeldBackBytesArriveAfterTheCut(t *testing.T) {
 	n := New(t)
 	echo, err := net.Listen("tcp", "127.0.0.1:0")
