@@ -19,7 +19,7 @@ import (
 	"github.com/berth-sandbox/berth/devcluster/stack"
 )
 
-// page is docs/backup.md. What a test does not do word for word is not on it.
+// page is docs/backup.md. A test runs every command on it, word for word.
 type page struct {
 	*env
 	commands map[string]bool // those on the page, and whether they were run
@@ -38,8 +38,8 @@ func readPage(e *env) *page {
 	return p
 }
 
-// run runs a command of the page. Where it names a Deployment, its processes on this
-// machine are meant.
+// run runs a command of the page. A command on a Deployment is done to the processes of this
+// machine.
 func (p *page) run(line string) (string, error) {
 	p.t.Helper()
 	_, on := p.commands[line]
@@ -86,8 +86,7 @@ func (p *page) run(line string) (string, error) {
 	return p.berth(args...)
 }
 
-// startAllocators starts those that do not run, until one leads. Like a kubelet it starts
-// again what has ended.
+// startAllocators starts those that do not run until one leads, as a kubelet does.
 func (p *page) startAllocators() {
 	p.t.Helper()
 	p.eventually(func() error {
@@ -108,7 +107,7 @@ func (p *page) stopAllocators() {
 	}
 }
 
-// noneLeads requires that an allocator ends without leading, and says this.
+// noneLeads requires that an allocator ends and does not lead.
 func (p *page) noneLeads() {
 	p.t.Helper()
 	a := p.stack.Allocators[0]
@@ -137,8 +136,8 @@ func (p *page) deleteSlots(names ...string) {
 	}
 }
 
-// quarantined requires that nothing is handed out, and returns the name of the session
-// that stands for the routers of before.
+// quarantined requires that no pod is handed out, and returns the name of the session that stands
+// for the earlier routers.
 func (p *page) quarantined() string {
 	p.t.Helper()
 	p.eventually(func() error { // the leader may have just changed
@@ -148,7 +147,7 @@ func (p *page) quarantined() string {
 		case err != nil:
 			return err
 		case a.code == http.StatusCreated:
-			p.t.Fatal("a pod was handed out that routers of before may send requests to")
+			p.t.Fatal("a pod was handed out to which earlier routers may send requests")
 		case a.code != http.StatusServiceUnavailable || !strings.Contains(a.body, "the journal was begun anew"):
 			return fmt.Errorf("%d: %s", a.code, a.body)
 		}
@@ -159,7 +158,7 @@ func (p *page) quarantined() string {
 	return name
 }
 
-// earlier is the session that stands for the routers of before.
+// earlier is the session that stands for the earlier routers.
 func (p *page) earlier() (string, error) {
 	p.t.Helper()
 	out, err := p.run("berth fence sessions")
@@ -168,12 +167,12 @@ func (p *page) earlier() (string, error) {
 	}
 	name := regexp.MustCompile(`earlier-journal-\w+`).FindString(out)
 	if name == "" {
-		return "", fmt.Errorf("no session stands for the routers of before: %s", out)
+		return "", fmt.Errorf("no session stands for the earlier routers: %s", out)
 	}
 	return name, nil
 }
 
-// endQuarantine does so as the page says.
+// endQuarantine ends a quarantine as the page says.
 func (p *page) endQuarantine(name string) {
 	p.t.Helper()
 	for _, line := range []string{"kubectl -n berth-system rollout restart deployment berth-gateway",
@@ -191,106 +190,123 @@ func (p *page) endQuarantine(name string) {
 	})
 }
 
+// Every command of docs/backup.md is run, in the situations that the page describes.
+//
+// It takes more than 20 s because allocators are ended and started again for each situation.
 // Invariant: P12
 func TestBackupPageCommandsDoWhatTheySay(t *testing.T) {
-	e := startLasting(t, 2, stack.Options{})
+	e := startDamaging(t, long, 2, stack.Options{})
 	p := readPage(e)
-	client := e.client()
 	live := e.claim()
-	e.reaches(client, live)
-	recorded := func(s rest.Sandbox) {
-		t.Helper()
-		e.eventually(func() error { _, err := e.record(s.SandboxID); return err })
+	e.reaches(e.client(), live)
+	p.recorded(live)
+	p.slotIsLost(live)
+	p.allSlotsAreLost(live)
+	p.backupIsRestored(live)
+	p.oldBackupIsFound(live)
+	for line, was := range p.commands {
+		require.True(t, was, "no test runs %q", line)
 	}
-	recorded(live)
+}
 
-	t.Log("a slot is lost under a leader")
+// recorded waits until a sandbox has an object.
+func (p *page) recorded(s rest.Sandbox) {
+	p.t.Helper()
+	p.eventually(func() error { _, err := p.record(s.SandboxID); return err })
+}
+
+// slotIsLost deletes a slot under a leader, and then another time with the leader.
+func (p *page) slotIsLost(live rest.Sandbox) {
+	p.t.Helper()
 	p.deleteSlots("berth-200")
-	e.eventually(func() error {
-		_, err := berthLocal(e, "journal", "check", "--kubeconfig="+e.cluster.Kubeconfig())
+	p.eventually(func() error {
+		_, err := berthLocal(p.env, "journal", "check", "--kubeconfig="+p.cluster.Kubeconfig())
 		return err
 	})
-
-	t.Log("a slot is lost, and the leader")
 	p.stopAllocators()
 	p.deleteSlots("berth-200")
 	p.noneLeads()
 	_, err := p.run("berth journal check -n sandboxes")
-	require.ErrorContains(t, err, "slot 200 of 256")
+	require.ErrorContains(p.t, err, "slot 200 of 256")
 	out, err := p.run("berth journal begin -n sandboxes --dry-run")
-	require.NoError(t, err)
-	require.Contains(t, out, "berth-200")
+	require.NoError(p.t, err)
+	require.Contains(p.t, out, "berth-200")
 	_, err = p.run("berth journal begin -n sandboxes")
-	require.NoError(t, err)
+	require.NoError(p.t, err)
 	p.startAllocators()
-	e.reaches(client, live)
+	p.reaches(p.client(), live)
 	p.endQuarantine(p.quarantined())
-	another := e.claim()
-	e.reaches(e.client(), another)
-	e.reaches(e.client(), live)
-	recorded(another)
+}
 
-	t.Log("all slots are lost")
+// allSlotsAreLost deletes the whole journal.
+func (p *page) allSlotsAreLost(live rest.Sandbox) {
+	p.t.Helper()
+	another := p.claim()
+	p.reaches(p.client(), another)
+	p.reaches(p.client(), live)
+	p.recorded(another)
 	p.stopAllocators()
 	for _, s := range p.slots().Items {
 		p.deleteSlots(s.Name)
 	}
 	p.noneLeads()
-	_, err = p.run("berth journal begin -n sandboxes")
-	require.NoError(t, err)
+	_, err := p.run("berth journal begin -n sandboxes")
+	require.NoError(p.t, err)
 	p.startAllocators()
-	e.reaches(e.client(), live)
-	e.reaches(e.client(), another)
+	p.reaches(p.client(), live)
+	p.reaches(p.client(), another)
 	p.endQuarantine(p.quarantined())
-	e.release(another.SandboxID)
-	e.gone(e.client(), another)
+	p.release(another.SandboxID)
+	p.gone(p.client(), another)
+}
 
-	t.Log("restored from a backup, and the page was followed")
+// backupIsRestored restores a backup as the page says.
+func (p *page) backupIsRestored(live rest.Sandbox) {
+	p.t.Helper()
 	backup := p.slots()
-	e.claim()
-	_, err = p.run("kubectl -n berth-system scale deployment berth-allocator --replicas=0")
-	require.NoError(t, err)
-	p.restore(backup)
+	p.claim()
+	_, err := p.run("kubectl -n berth-system scale deployment berth-allocator --replicas=0")
+	require.NoError(p.t, err)
+	p.restoreSlots(backup)
 	_, err = p.run("berth journal begin -n sandboxes --restored")
-	require.NoError(t, err)
+	require.NoError(p.t, err)
 	_, err = p.run("kubectl -n berth-system scale deployment berth-allocator --replicas=2")
-	require.NoError(t, err)
-	e.reaches(e.client(), live)
+	require.NoError(p.t, err)
+	p.reaches(p.client(), live)
 	p.endQuarantine(p.quarantined())
+}
 
-	t.Log("restored from a backup, which nothing shows but what routers have seen")
-	recorded(e.claim())
-	backup = p.slots()
-	e.release(live.SandboxID) // one write
+// oldBackupIsFound restores a backup and does not follow the page. First only the routers know
+// that it is old. Then Sandbox objects show it.
+func (p *page) oldBackupIsFound(live rest.Sandbox) {
+	p.t.Helper()
+	p.recorded(p.claim())
+	backup := p.slots()
+	p.release(live.SandboxID) // one write
 	p.stopAllocators()
-	p.restore(backup)
+	p.restoreSlots(backup)
 	p.startAllocators()
 	var name string
-	e.eventually(func() (err error) {
+	p.eventually(func() (err error) {
 		p.startAllocators() // the leader has ended
 		name, err = p.earlier()
 		return err
 	})
 	p.endQuarantine(name)
 
-	t.Log("restored from a backup, of which Sandbox objects show that it is old")
 	backup = p.slots()
 	p.stopAllocators()
 	p.startAllocators()
-	recorded(e.claim())
+	p.recorded(p.claim())
 	p.stopAllocators()
-	p.restore(backup)
+	p.restoreSlots(backup)
 	p.noneLeads()
 	p.startAllocators()
 	p.quarantined()
-
-	for line, was := range p.commands {
-		require.True(t, was, "no test runs %q", line)
-	}
 }
 
-// restore puts the slots back as they were.
-func (p *page) restore(backup v1alpha1.JournalSlotList) {
+// restoreSlots puts the slots back as they were.
+func (p *page) restoreSlots(backup v1alpha1.JournalSlotList) {
 	p.t.Helper()
 	for i := range backup.Items {
 		s := &backup.Items[i]

@@ -19,8 +19,8 @@ import (
 	"github.com/berth-sandbox/berth/devcluster/stack"
 )
 
-// others are the warm pods but for the one of a sandbox, two at least. Labels and the
-// pool's status do not tell: they follow in the background.
+// others are the ready pods without that of a sandbox, two at least. It does not ask labels or
+// the pool's status, which follow in the background.
 func (e *env) others(s rest.Sandbox) (warm []corev1.Pod) {
 	e.t.Helper()
 	e.eventually(func() error {
@@ -38,8 +38,8 @@ func (e *env) others(s rest.Sandbox) (warm []corev1.Pod) {
 	return warm
 }
 
-// Somebody restores the object of a sandbox from elsewhere, say, while no allocator
-// runs: the journal names one pod for its ID, and the object another one.
+// An operator restores the object of a sandbox from elsewhere while no allocator runs. Then the
+// journal names one pod for its ID, and the object another one.
 // Invariant: I7
 func TestTwoRecordedPodsOfOneSandboxAreRefused(t *testing.T) {
 	e := startAlone(t, 3, stack.Options{})
@@ -106,10 +106,10 @@ func TestTwoRecordedPodsOfOneSandboxAreRefused(t *testing.T) {
 	e.reaches(client, e.claim())
 }
 
-// What labels say, or an object that no allocator has made, gives nobody a pod.
+// Neither labels nor an object that no allocator has made bind a pod.
 // Invariant: I7
 func TestBindingWithoutRecordIsIgnoredAndReported(t *testing.T) {
-	e := startAlone(t, 3, stack.Options{MaxStale: 5 * time.Second}) // for which a pod that was marked is left alone
+	e := startDamaging(t, owners, 3, stack.Options{MaxStale: 5 * time.Second})
 	client := e.client()
 	s := e.claim()
 	e.reaches(client, s)
@@ -139,7 +139,7 @@ func TestBindingWithoutRecordIsIgnoredAndReported(t *testing.T) {
 		}
 		return nil
 	})
-	for range 2 { // what the leader has been told, and what the next one reads
+	for range 2 { // this leader, and the next one
 		for range 20 { // not by turns either
 			a := e.get(client, e.host(8080, s.SandboxID), "/")
 			require.Equal(t, http.StatusOK, a.code, a.body)
@@ -160,7 +160,7 @@ func TestBindingWithoutRecordIsIgnoredAndReported(t *testing.T) {
 		require.NoError(t, err)
 		e.reaches(client, s)
 	}
-	e.eventually(func() error { // it is replaced, and not handed out
+	e.eventually(func() error { // after max-stale it is replaced
 		for _, p := range e.pods(nil) {
 			if p.UID == marked.UID {
 				return fmt.Errorf("pod %s is still there", p.Name)

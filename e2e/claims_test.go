@@ -29,7 +29,7 @@ func (e *env) record(id string) (r v1alpha1.Sandbox, err error) {
 }
 
 func TestClaimWaitsWhenItsPoolIsEmpty(t *testing.T) {
-	e := start(t, 1, 1)
+	e := start(t, 1)
 	e.waitWarm(1)
 	first := e.claim() // its pod is being replaced
 	second := sandboxOf(t, e.api(http.MethodPost, "/sandboxes", `{"templateID":"`+e.pool+`","waitTimeout":60}`))
@@ -49,7 +49,7 @@ func TestClaimWaitsWhenItsPoolIsEmpty(t *testing.T) {
 }
 
 func TestRepeatedKeyNamesOneClaimUnderEveryLeader(t *testing.T) {
-	e := startDisturbing(t, 2, 2)
+	e := startHere(t, 2)
 	e.waitWarm(2)
 	claim := func(key, body string) answer {
 		var a answer
@@ -83,7 +83,7 @@ func TestRepeatedKeyNamesOneClaimUnderEveryLeader(t *testing.T) {
 }
 
 func TestDeletingTheSandboxObjectReleasesTheSandbox(t *testing.T) {
-	e := start(t, 1, 1)
+	e := start(t, 1)
 	s := e.claim()
 	e.reaches(e.client(), s)
 	var record v1alpha1.Sandbox
@@ -122,7 +122,7 @@ func TestDeletingTheSandboxObjectReleasesTheSandbox(t *testing.T) {
 }
 
 func TestSandboxIsHandedOutAfterItsHookSucceeded(t *testing.T) {
-	e := start(t, 0, 1)
+	e := start(t, 0)
 	hooked := func(name, path string, policy v1alpha1.FailurePolicy) string {
 		p := e.newPool(e.pool+"-"+name, 1)
 		p.Spec.PostStart = &v1alpha1.PostStartHook{Path: path, TimeoutSeconds: 30, FailurePolicy: policy}
@@ -157,7 +157,7 @@ func TestSandboxIsHandedOutAfterItsHookSucceeded(t *testing.T) {
 }
 
 func TestRequestWaitsForItsStartingSandbox(t *testing.T) {
-	e := start(t, 0, 1)
+	e := start(t, 0)
 	slow := func(name string, holdSeconds int32) rest.Sandbox {
 		p := e.newPool(e.pool+"-"+name, 1)
 		p.Spec.PostStart = &v1alpha1.PostStartHook{Path: "/sleep?ms=6000", TimeoutSeconds: 30, FailurePolicy: v1alpha1.Fail}

@@ -17,7 +17,7 @@ import (
 )
 
 func TestTrafficContinuesThroughTheOtherGateway(t *testing.T) {
-	e := startDisturbing(t, 2, 2)
+	e := startDisturbing(t, 2)
 	client := e.clientOf(e.site.front, 0) // each request may take another gateway
 	s := e.claim()
 	e.reaches(client, s)
@@ -56,7 +56,7 @@ func (e *env) steady(client *http.Client, s rest.Sandbox) {
 // containers and the Service that make it true.
 func TestReplacedGatewayDropsNoRequest(t *testing.T) {
 	onACluster(t, "needs a kubelet and Services")
-	e := startDisturbing(t, 2, 2)
+	e := startDisturbing(t, 2)
 	r := shared
 	if r.gatewayAddress == "" {
 		t.Skip("needs a way to the gateway's Service: set " + envGateway)
@@ -101,7 +101,7 @@ func TestRealKubeletBehavesLikeTheProcessNode(t *testing.T) {
 
 // Invariant: P6
 func TestAPIRefusesCallsWithoutAKey(t *testing.T) {
-	e := start(t, 0, 1)
+	e := start(t, 0)
 	for _, key := range []string{"", "0123456789abcdef"} {
 		a, err := e.callAPI(http.MethodGet, "/sandboxes", "", key)
 		require.NoError(t, err)
@@ -113,7 +113,7 @@ func TestAPIRefusesCallsWithoutAKey(t *testing.T) {
 
 // Invariant: P7
 func TestSandboxPodsHaveNoCredentials(t *testing.T) {
-	e := start(t, 1, 1)
+	e := start(t, 1)
 	s := e.claim()
 	e.waitWarm(1)
 	for _, p := range e.pods(nil) {

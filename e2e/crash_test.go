@@ -6,9 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"testing"
-	"time"
 
-	"github.com/coder/websocket"
 	"github.com/stretchr/testify/require"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -17,7 +15,6 @@ import (
 	"github.com/berth-sandbox/berth/allocator/rest"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 	"github.com/berth-sandbox/berth/devcluster/stack"
-	"github.com/berth-sandbox/berth/extproc/admin"
 )
 
 // reaches requires that a sandbox answers, as soon as it can be reached at all.
@@ -75,7 +72,7 @@ func TestStateSurvivesACrashOfEachProcess(t *testing.T) {
 
 // Invariant: I5
 func TestAnotherAllocatorTakesOverTheLead(t *testing.T) {
-	e := startDisturbing(t, 3, 2)
+	e := startDisturbing(t, 3)
 	client := e.client()
 	live, dead := e.claim(), e.claim()
 	e.release(dead.SandboxID)
@@ -92,7 +89,7 @@ func TestAnotherAllocatorTakesOverTheLead(t *testing.T) {
 
 // Invariant: I7
 func TestPodDeletedByForceIsReplaced(t *testing.T) {
-	e := start(t, 1, 1)
+	e := start(t, 1)
 	client := e.client()
 	s := e.claim()
 	e.reaches(client, s)
@@ -121,7 +118,7 @@ func TestPodDeletedByForceIsReplaced(t *testing.T) {
 }
 
 func TestPodWithoutItsLabelKeepsItsSandbox(t *testing.T) {
-	e := start(t, 1, 1)
+	e := start(t, 1)
 	client := e.client()
 	s := e.claim()
 	e.reaches(client, s)
@@ -164,7 +161,7 @@ func TestPodWithoutItsLabelKeepsItsSandbox(t *testing.T) {
 }
 
 func TestContainerRestartEndsSandboxUnlessPoolKeepsIt(t *testing.T) {
-	e := start(t, 1, 1)
+	e := start(t, 1)
 	client := e.client()
 	crash := func(s rest.Sandbox) {
 		e.eventually(func() error {
@@ -216,64 +213,6 @@ func TestContainerRestartEndsSandboxUnlessPoolKeepsIt(t *testing.T) {
 		}
 		return nil
 	})
-}
-
-func TestAnOpenWebSocketCountsAsActivity(t *testing.T) {
-	e := start(t, 1, 1)
-	s := e.claim()
-	conn, response, err := websocket.Dial(t.Context(), "ws://"+e.host(8080, s.SandboxID)+"/ws",
-		&websocket.DialOptions{HTTPClient: e.client()})
-	require.NoError(t, err)
-	defer conn.CloseNow()
-	require.Equal(t, http.StatusSwitchingProtocols, response.StatusCode)
-	require.NoError(t, conn.Write(t.Context(), websocket.MessageText, []byte("ahoy")))
-	_, message, err := conn.Read(t.Context())
-	require.NoError(t, err)
-	require.Equal(t, "ahoy", string(message))
-
-	// Nothing is sent any more, and still the time moves on.
-	first := e.lastActive(s.SandboxID)
-	e.eventually(func() error {
-		if now := e.lastActive(s.SandboxID); !now.After(first) {
-			return fmt.Errorf("last active at %v, as before", now)
-		}
-		return nil
-	})
-	require.NoError(t, conn.Close(websocket.StatusNormalClosure, ""))
-
-	e.release(s.SandboxID)
-	require.Empty(t, e.activity("?id="+s.SandboxID), "a released sandbox leaves the dump")
-}
-
-// activity reads the last-active dumps of all routers.
-func (e *env) activity(query string) []admin.LastActiveSandbox {
-	e.t.Helper()
-	listeners, err := e.site.admins(e.t.Context())
-	require.NoError(e.t, err)
-	require.NotEmpty(e.t, listeners)
-	var all []admin.LastActiveSandbox
-	for _, dial := range listeners {
-		a, err := do(e.t.Context(), e.clientOf(dial, 0), http.MethodGet, "http://localhost/admin/last-active"+query, "", "")
-		require.NoError(e.t, err)
-		require.Equal(e.t, http.StatusOK, a.code, a.body)
-		var dump admin.LastActive
-		require.NoError(e.t, json.Unmarshal([]byte(a.body), &dump))
-		all = append(all, dump.Sandboxes...)
-	}
-	return all
-}
-
-// lastActive is when a sandbox was last used, through any router.
-func (e *env) lastActive(id string) (last time.Time) {
-	e.t.Helper()
-	all := e.activity("?id=" + id)
-	require.NotEmpty(e.t, all)
-	for _, s := range all {
-		if s.LastActive.After(last) {
-			last = s.LastActive
-		}
-	}
-	return last
 }
 
 // Invariant: P4

@@ -18,10 +18,10 @@ import (
 	"github.com/berth-sandbox/berth/envoy"
 )
 
-// As kubectl delete does, a drain or an eviction: with the pod's own grace period.
+// The pod is deleted with its own grace period, as by kubectl delete, a drain or an eviction.
 // Invariant: P2
 func TestDeletedPodServesUntilItsRoutesAreGone(t *testing.T) {
-	e := start(t, 1, 1)
+	e := start(t, 1)
 	client := e.client()
 	s := e.claim()
 	e.reaches(client, s)
@@ -58,7 +58,7 @@ func TestDeletedPodServesUntilItsRoutesAreGone(t *testing.T) {
 		}
 		return nil
 	})
-	for i := range 100 {
+	for i := range 10 {
 		sent := fmt.Sprint("ahoy ", i)
 		require.NoError(t, conn.Write(t.Context(), websocket.MessageText, []byte(sent)), "the pod ended before its routes")
 		_, got, err := conn.Read(t.Context())
@@ -78,11 +78,14 @@ func TestDeletedPodServesUntilItsRoutesAreGone(t *testing.T) {
 	e.waitWarm(1)
 }
 
-// The leader was killed a moment before. Until another one leads no router is told of the
-// deletion, and whichever pod had the address then would be sent the sandbox's requests.
+// The leader was killed a moment before. Until another one leads, no router hears of the
+// deletion. A pod that got the address would get the sandbox's requests.
+//
+// It takes more than 20 s because it waits for a new leader after a lease of 8 s, and then for
+// the deleted pod, which serves for 15 s.
 // Invariant: P2
 func TestPodDeletedWithoutLeaderServesOnMeanwhile(t *testing.T) {
-	// So that a pod which served for no longer than the window and a second would have ended.
+	// A pod that served for the connect window and a second only would have ended.
 	const lease = 8 * time.Second
 	e := startAlone(t, 1, stack.Options{Allocators: 2, LeaseDuration: lease})
 	client := e.client()
@@ -129,10 +132,10 @@ func TestPodDeletedWithoutLeaderServesOnMeanwhile(t *testing.T) {
 	})
 }
 
-// The pods of this pool would sleep for an hour if they were left to themselves.
+// The preStop hook of these pods sleeps for an hour.
 // Invariant: P2
 func TestAllocatorDeletesPodsWithoutTheirPreStopSleep(t *testing.T) {
-	e := start(t, 0, 1)
+	e := start(t, 0)
 	hour := int64(3600)
 	pool := e.newPool(e.pool+"-sleeps", 1)
 	pool.Spec.Template.Spec.TerminationGracePeriodSeconds = &hour

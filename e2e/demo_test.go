@@ -25,7 +25,7 @@ import (
 // demoRun is a "berth-dev demo" under way.
 type demoRun struct {
 	cmd *exec.Cmd
-	// dir is its temporary directory: every process it starts has it in its
+	// dir is its temporary directory. Every process that it starts has dir in its
 	// command line or works in it.
 	dir    string
 	lines  *bufio.Scanner
@@ -135,11 +135,17 @@ func TestDemoStaysUpAndItsCurlLineWorks(t *testing.T) {
 	d.requireNothingLeft(t)
 }
 
+// Each step is interrupted by one of two signals, with -e2e.long by both.
 func TestInterruptedDemoLeavesNothingBehind(t *testing.T) {
 	onThisMachine(t, "runs berth-dev") // else it passes with nothing but skipped parts
 	t.Parallel()                       // else its parts would have ended before other tests begin
-	for _, signal := range []syscall.Signal{syscall.SIGKILL, syscall.SIGINT} {
-		for _, step := range []string{"cluster: etcd", "Berth: Envoy", "pool ", "claim a sandbox", "send the same request"} {
+	signals := []syscall.Signal{syscall.SIGKILL, syscall.SIGINT}
+	steps := []string{"cluster: etcd", "Berth: Envoy", "pool ", "claim a sandbox", "send the same request"}
+	for i, step := range steps {
+		for k, signal := range signals {
+			if !*longFlag && i%len(signals) != k {
+				continue
+			}
 			t.Run(fmt.Sprintf("%v at %s", signal, step), func(t *testing.T) {
 				d := startDemo(t)
 				d.until(t, step)
@@ -180,9 +186,9 @@ func TestDevClustersAreFoundAndEnded(t *testing.T) {
 	out, err = berthDev("up", "--name", name)
 	require.Error(t, err)
 	require.Contains(t, out, "is running")
-	out, err = berthDev("status")
-	require.NoError(t, err, out)
+	out, _ = berthDev("status") // it fails if a part of another cluster on this machine is down
 	require.Contains(t, out, name+" is up")
+	require.NotContains(t, out, name+": ")
 	t.Run("parts that end are started again", func(t *testing.T) { testPartsAreStartedAgain(t, name, berthDev) })
 	out, err = berthDev("down", "--name", name)
 	require.NoError(t, err, out)
@@ -205,8 +211,7 @@ func testPartsAreStartedAgain(t *testing.T, name string, berthDev func(args ...s
 	require.Equal(t,
 		map[string]bool{"etcd": true, "kube-apiserver": true, "allocator-0": true, "envoy-0": true, "router-0": true}, parts)
 
-	// While the owner stands still it starts nothing again, and status still sees
-	// what is down.
+	// While the owner is paused it starts nothing again, and status shows which parts are down.
 	owner, err := os.FindProcess(cluster.PID)
 	require.NoError(t, err)
 	require.NoError(t, owner.Signal(syscall.SIGSTOP))

@@ -64,11 +64,13 @@ func (e *env) waitsFor(s rest.Sandbox) ([]rest.Awaited, error) {
 	return nil, fmt.Errorf("no fence of %s in %s", s.SandboxID, out)
 }
 
-// A router stands still. What it knew is waited for, until an operator says that it has
-// ended, which is not so: it goes on, and serves nothing of it.
+// A fence waits for a paused router until an operator declares it dead. That is wrong here, and
+// the router goes on, but it serves no sandbox that was released.
+//
+// It takes more than 20 s because the router must be away for 10 s before it can be declared dead.
 // Invariant: P9
 func TestOperatorEndsTheWaitForAPausedRouter(t *testing.T) {
-	e := startAlone(t, 1, stack.Options{Gateways: 2}) // max-stale is 15 minutes
+	e := startDamaging(t, owners, 1, stack.Options{Gateways: 2}) // max-stale is 15 minutes
 	client := e.client()
 	s := e.claim()
 	e.reaches(client, s)

@@ -9,17 +9,20 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/allocator/rest"
 	"github.com/berth-sandbox/berth/api/activity"
+	"github.com/berth-sandbox/berth/api/apierror"
+	"github.com/berth-sandbox/berth/api/v1alpha1"
 )
 
-// What a claim asked for, and an end that was moved, hold under the next leader.
+// The next leader keeps what a claim asked for, and an end that was moved.
 func TestMovedEndHoldsUnderTheNextLeader(t *testing.T) {
-	e := startDisturbing(t, 2, 2)
+	e := startHere(t, 2)
 	e.waitWarm(1)
 	s := sandboxOf(t, e.api(http.MethodPost, "/sandboxes", `{"templateID":"`+e.pool+`","idleTimeout":600}`))
 	require.EqualValues(t, 600, s.IdleTimeout)
-	require.Equal(t, 9999, s.EndAt.Year(), "nobody asked for an end")
+	require.Equal(t, 9999, s.EndAt.Year(), "the claim has no end")
 	path := "/sandboxes/" + s.SandboxID
 	before := time.Now()
 	require.Equal(t, http.StatusNoContent, e.api(http.MethodPost, path+"/timeout", `{"timeout":3000}`).code)
@@ -79,5 +82,61 @@ func TestMovedEndHoldsUnderTheNextLeader(t *testing.T) {
 			err = fmt.Errorf("reason %q", r.Status.Reason)
 		}
 		return err
+	})
+}
+
+func TestFirstBoundOfALifeCounts(t *testing.T) {
+	e := start(t, 6)
+	short := e.otherPool("short", 1, func(p *v1alpha1.SandboxPoolSpec) {
+		seconds := int32(5)
+		p.MaxLifetimeSeconds = &seconds
+	})
+	starting := e.otherPool("starting", 1, func(p *v1alpha1.SandboxPoolSpec) {
+		seconds := int32(2)
+		p.StartupTimeoutSeconds = &seconds
+		p.PostStart = &v1alpha1.PostStartHook{Path: "/sleep?ms=600000", TimeoutSeconds: 120, FailurePolicy: v1alpha1.Fail}
+	})
+	setTimeout := func(e *env, s rest.Sandbox, seconds int) time.Time {
+		e.t.Helper()
+		asked := time.Now()
+		a := e.api(http.MethodPost, "/sandboxes/"+s.SandboxID+"/timeout", fmt.Sprintf(`{"timeout":%d}`, seconds))
+		require.Equal(e.t, http.StatusNoContent, a.code, a.body)
+		return asked.Add(time.Duration(seconds) * time.Second)
+	}
+	e.allAtOnce(map[string]func(e *env){
+		"the end, though it is in use": func(e *env) {
+			s, asked := e.claimOf(e.pool, `"timeout":4,"idleTimeout":3600`)
+			e.echoes(e.open(s), "in use")
+			e.ends(s, core.ReasonTimeout, asked.Add(4*time.Second))
+		},
+		"an end that was moved to sooner": func(e *env) {
+			s, _ := e.claimOf(e.pool, `"timeout":3600`)
+			e.ends(s, core.ReasonTimeout, setTimeout(e, s, 3))
+		},
+		"an end that was moved to later": func(e *env) {
+			s, _ := e.claimOf(e.pool, `"timeout":4`)
+			at := setTimeout(e, s, 10)
+			require.Equal(e.t, http.StatusOK, e.get(e.client(), e.host(8080, s.SandboxID), "/").code)
+			e.ends(s, core.ReasonTimeout, at)
+		},
+		"silence, long before the end": func(e *env) {
+			s, asked := e.claimOf(e.pool, `"timeout":3600,"idleTimeout":5`)
+			require.WithinDuration(e.t, s.StartedAt.Add(time.Hour), s.EndAt, time.Minute)
+			e.ends(s, core.ReasonIdle, asked.Add(leastIdle))
+		},
+		"the longest life, though it is in use and its end was moved": func(e *env) {
+			s, asked := e.claimOf(short, `"timeout":4`)
+			e.echoes(e.open(s), "in use")
+			setTimeout(e, s, 3600)
+			e.ends(s, core.ReasonMaxLifetime, asked.Add(5*time.Second))
+		},
+		"a hook that does not answer": func(e *env) {
+			asked := time.Now()
+			r := e.api(http.MethodPost, "/sandboxes", fmt.Sprintf(`{"templateID":%q,"waitTimeout":60}`, starting)).refusal(e.t)
+			require.Equal(e.t, apierror.StartFailed, r.Reason)
+			require.Contains(e.t, r.Message, core.ReasonStartup)
+			require.GreaterOrEqual(e.t, time.Since(asked), 2*time.Second)
+			e.ends(rest.Sandbox{SandboxID: r.SandboxID}, core.ReasonStartup, asked.Add(2*time.Second))
+		},
 	})
 }

@@ -3,6 +3,7 @@ package e2e
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"maps"
@@ -10,7 +11,6 @@ import (
 	"net/http"
 	"os"
 	"strconv"
-	"sync"
 	"testing"
 	"time"
 
@@ -20,7 +20,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/util/rand"
 
 	"github.com/berth-sandbox/berth/allocator/kube"
 	"github.com/berth-sandbox/berth/allocator/rest"
@@ -36,37 +35,18 @@ var (
 	binDir string
 	// shared is the Berth on a real cluster, which all tests use; nil on devclusters.
 	shared *release
-	// common is the Berth on a devcluster that most tests use. The first one starts it.
-	common = sync.OnceValues(startCommon)
-)
-
-// How many tests run at one time: most of their time is waiting, but what has a
-// devcluster to itself has an API server and an Envoy. The time until it is a test's turn
-// is part of what go test says that it took.
-var (
-	guests  = make(chan struct{}, 4) // on the Berth that they share
-	owners  = make(chan struct{}, 2) // of a devcluster
-	lasting = make(chan struct{}, 2) // owners that take a minute or more: so that none of them begins last
 )
 
 func TestMain(m *testing.M) {
 	flag.Parse()
 	parallel := cap(guests)
 	if where, err := provider(); err == nil && where == onDevcluster {
-		parallel = 1000 // guests and owners say how many
+		parallel = 1000 // the slots bound how many run
 	}
 	if err := flag.Set("test.parallel", strconv.Itoa(parallel)); err != nil {
 		panic(err) // the testing package has had this flag since Go 1.0
 	}
 	os.Exit(testMain(m))
-}
-
-// turn lets a test run beside others, when it is its turn.
-func turn(t *testing.T, slots chan struct{}) {
-	t.Helper()
-	t.Parallel()
-	slots <- struct{}{}
-	t.Cleanup(func() { <-slots })
 }
 
 func testMain(m *testing.M) (code int) {
@@ -84,16 +64,16 @@ func testMain(m *testing.M) (code int) {
 		dir, err := os.MkdirTemp("", "berth-e2e-")
 		if err == nil {
 			defer os.RemoveAll(dir)
-			err = stack.Build(context.Background(), dir, harness.Race, "allocator", "extproc", "demo-sandbox", "berth",
-				"berth-dev")
+			err = errors.Join(
+				stack.Build(context.Background(), dir, harness.Race, "allocator", "extproc", "berth", "berth-dev"),
+				stack.Build(context.Background(), dir, false, "demo-sandbox")) // is not under test, and there are many
 		}
 		if err != nil {
 			return fail(fmt.Errorf("build the programs under test: %w", err))
 		}
 		binDir = dir
 	default:
-		// As long as go test has given the whole suite; what is made is removed
-		// in any case.
+		// go test bounds the whole suite. remove is called after an error, too.
 		r, remove, err := install(context.Background(), where)
 		defer func() {
 			if err := remove(); err != nil {
@@ -106,7 +86,7 @@ func testMain(m *testing.M) (code int) {
 		shared = r
 	}
 	code = m.Run()
-	if err := endCommon(); err != nil {
+	if err := grounds.end(); err != nil {
 		code = fail(err)
 	}
 	if shared != nil {
@@ -131,120 +111,6 @@ type env struct {
 
 	// processes is the site, where Berth's programs are processes; else nil.
 	*processes
-	// alone is set where the cluster ends with the test.
-	alone bool
-}
-
-// start makes a pool on the Berth that the tests share, for one that does nothing to
-// Berth itself that others would notice. replicas is how many allocators and gateways
-// there must be at least.
-func start(t *testing.T, warm int32, replicas int) *env {
-	t.Helper()
-	skipShort(t)
-	turn(t, guests)
-	require.LessOrEqual(t, replicas, releaseReplicas)
-	if shared != nil {
-		return startShared(t, warm)
-	}
-	p, err := common()
-	require.NoError(t, err)
-	t.Cleanup(func() {
-		if t.Failed() {
-			p.logs(t)
-		}
-	})
-	return startOn(t, p, warm, false)
-}
-
-// startDisturbing is start for tests that others would notice: those that end parts of
-// Berth, flood it or keep it busy, and those to which it matters what others do. Each has a devcluster
-// to itself; on a real cluster they run before the others, one after another.
-func startDisturbing(t *testing.T, warm int32, replicas int) *env {
-	t.Helper()
-	skipShort(t)
-	if shared == nil {
-		return startAlone(t, warm, stack.Options{Allocators: replicas, Gateways: replicas})
-	}
-	require.LessOrEqual(t, replicas, releaseReplicas)
-	return startShared(t, warm)
-}
-
-// startWaiting is start for a test that waits a minute or more for what happens when
-// nothing does: it has a devcluster to itself, and runs beside others on a real cluster.
-func startWaiting(t *testing.T, warm int32, replicas int) *env {
-	t.Helper()
-	skipShort(t)
-	if shared == nil {
-		return startLasting(t, warm, stack.Options{Allocators: replicas, Gateways: replicas})
-	}
-	return start(t, warm, replicas)
-}
-
-func startShared(t *testing.T, warm int32) *env {
-	t.Helper()
-	require.NoError(t, shared.waitComplete(t.Context())) // after what a test before has broken
-	t.Cleanup(func() {
-		if t.Failed() {
-			shared.logs(t)
-		}
-	})
-	return startOn(t, shared, warm, false)
-}
-
-// startAlone is start for tests that kill and pause processes one by one. On a
-// real cluster they are skipped.
-func startAlone(t *testing.T, warm int32, o stack.Options) *env {
-	t.Helper()
-	return startAs(t, owners, warm, o)
-}
-
-// startLasting is startAlone for tests that take a minute or more.
-func startLasting(t *testing.T, warm int32, o stack.Options) *env {
-	t.Helper()
-	return startAs(t, lasting, warm, o)
-}
-
-func startAs(t *testing.T, slots chan struct{}, warm int32, o stack.Options) *env {
-	t.Helper()
-	onThisMachine(t, "kills or pauses single processes, of Berth or of the control plane")
-	turn(t, slots)
-	return startOn(t, startProcesses(t, o), warm, true)
-}
-
-// onThisMachine skips a test that a real cluster is nothing for.
-func onThisMachine(t *testing.T, why string) {
-	t.Helper()
-	skipShort(t)
-	if shared != nil {
-		t.Skipf("%s: only on the provider %s", why, onDevcluster)
-	}
-}
-
-// onACluster skips a test that needs a real cluster.
-func onACluster(t *testing.T, why string) {
-	t.Helper()
-	skipShort(t)
-	if shared == nil {
-		t.Skipf("%s: only on the providers %s and %s", why, onKubeconfig, onKind)
-	}
-}
-
-func skipShort(t *testing.T) {
-	t.Helper()
-	if testing.Short() {
-		t.Skip("needs a cluster and Envoy; not under -short")
-	}
-}
-
-func startOn(t *testing.T, s site, warm int32, alone bool) *env {
-	t.Helper()
-	clients, err := kube.NewClients(s.restConfig(), 0, 0)
-	require.NoError(t, err)
-	e := &env{t: t, site: s, clients: clients, pool: "pool-" + rand.String(5), alone: alone}
-	e.processes, _ = s.(*processes)
-	e.createPool(e.newPool(e.pool, warm))
-	e.waitWarm(warm)
-	return e
 }
 
 // newPool returns a pool that has not been created.
@@ -261,15 +127,13 @@ func (e *env) createPool(p *v1alpha1.SandboxPool) {
 	e.t.Helper()
 	require.NoError(e.t,
 		e.clients.Berth.Post().Namespace(e.site.namespace()).Resource("sandboxpools").Body(p).Do(e.t.Context()).Error())
-	if !e.alone {
-		e.t.Cleanup(func() {
-			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-			defer cancel()
-			if err := e.deletePool(ctx, p.Name); err != nil && !apierrors.IsNotFound(err) {
-				e.t.Errorf("delete pool %s: %v", p.Name, err)
-			}
-		})
-	}
+	e.t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		if err := e.deletePool(ctx, p.Name); err != nil && !apierrors.IsNotFound(err) {
+			e.t.Errorf("delete pool %s: %v", p.Name, err)
+		}
+	})
 }
 
 func (e *env) deletePool(ctx context.Context, name string) error {
@@ -306,14 +170,14 @@ func (e *env) pods(also map[string]string) []corev1.Pod {
 	return list.Items
 }
 
-// eventually waits until check returns nil. The limit is a guard and not what
-// is tested.
+// eventually waits until check returns nil. The limit ends a test in which nothing happens.
+// Berth does not promise it.
 func (e *env) eventually(check func() error) {
 	e.t.Helper()
 	harness.Eventually(e.t, 2*time.Minute, func(context.Context) error { return check() })
 }
 
-// client returns an HTTP client that connects to the gateways, whatever the host.
+// client returns an HTTP client that connects to the gateways for every host.
 func (e *env) client() *http.Client { return e.clientOf(e.site.front, 8) }
 
 // clientOf returns an HTTP client with that many idle connections at most, 0 for
@@ -373,9 +237,8 @@ func (e *env) get(client *http.Client, host, path string) answer {
 	return a
 }
 
-// reachable waits until the network of a cluster leads to a sandbox. Where it is not of our
-// making, an address that is used again may lead to its last pod for some seconds: those
-// beside it on a bridge remember where it was. A devcluster has nothing in between.
+// reachable waits until the network of a real cluster leads to a sandbox. A bridge may send
+// packets for a reused address to its previous pod for some seconds. A devcluster has no bridge.
 func (e *env) reachable(client *http.Client, s rest.Sandbox) {
 	e.t.Helper()
 	if e.processes != nil {
@@ -393,9 +256,8 @@ func (e *env) host(port int, id string) string {
 	return fmt.Sprintf("%d-%s.%s", port, id, e.site.domain())
 }
 
-// api calls the HTTP API, as soon as there is a leader. Which replica takes the
-// call does not matter. A call whose outcome is not known, because the leader
-// went away under it, is made again.
+// api calls the HTTP API of any replica, as soon as there is a leader. It repeats a call without
+// an answer, which a leader leaves when it ends.
 func (e *env) api(method, path, body string) answer {
 	e.t.Helper()
 	var a answer

@@ -25,7 +25,7 @@ func (e *env) patchPool(name, patch string) {
 }
 
 func TestPoolFollowsItsChangedSpec(t *testing.T) {
-	e := start(t, 2, 1)
+	e := start(t, 2)
 	s := e.claim()
 	settled := func(warm int32) func() error {
 		return func() error {
@@ -87,7 +87,7 @@ func TestPoolFollowsItsChangedSpec(t *testing.T) {
 }
 
 func TestBadPoolIsRefusedNamingItsField(t *testing.T) {
-	e := start(t, 0, 1)
+	e := start(t, 0)
 	for name, c := range map[string]struct {
 		change func(*v1alpha1.SandboxPool)
 		want   string
@@ -108,7 +108,7 @@ func TestBadPoolIsRefusedNamingItsField(t *testing.T) {
 		}, "spec.ports"},
 		"default port not open": {func(p *v1alpha1.SandboxPool) { p.Spec.Ports = []int32{22, 443} },
 			"spec.ports: must contain spec.defaultPort"},
-		"default port of nobody's choice not open": {func(p *v1alpha1.SandboxPool) {
+		"default port not set and not open": {func(p *v1alpha1.SandboxPool) {
 			p.Spec.DefaultPort, p.Spec.Ports = 0, []int32{22}
 		}, "spec.ports: must contain spec.defaultPort"},
 		"host network":  {func(p *v1alpha1.SandboxPool) { p.Spec.Template.Spec.HostNetwork = true }, "hostNetwork"},
@@ -165,7 +165,7 @@ func TestBadPoolIsRefusedNamingItsField(t *testing.T) {
 }
 
 func TestPoolOfFailingPodsSaysWhyAndWaits(t *testing.T) {
-	e := start(t, 1, 1)
+	e := start(t, 1)
 	p := e.newPool(e.pool+"-ends", 3)
 	p.Spec.Template.Spec.RestartPolicy = corev1.RestartPolicyNever
 	p.Spec.Template.Spec.Containers[0].ReadinessProbe = nil
@@ -193,7 +193,7 @@ func TestPoolOfFailingPodsSaysWhyAndWaits(t *testing.T) {
 }
 
 func TestBadClaimsAreRefused(t *testing.T) {
-	e := start(t, 1, 1)
+	e := start(t, 1)
 	for _, c := range []struct {
 		body   string
 		code   int

@@ -11,10 +11,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stretchr/testify/require"
 	"k8s.io/client-go/rest"
 
+	"github.com/berth-sandbox/berth/allocator/kube"
 	"github.com/berth-sandbox/berth/api/crd"
+	"github.com/berth-sandbox/berth/api/v1alpha1"
 	"github.com/berth-sandbox/berth/devcluster"
 	"github.com/berth-sandbox/berth/devcluster/stack"
 	"github.com/berth-sandbox/berth/e2e/harness"
@@ -57,54 +58,17 @@ func secure(dir string) (allocator, router []string, err error) {
 		[]string{"--control-tls-dir=" + filepath.Join(dir, controltls.RouterName)}, errors.Join(errs...)
 }
 
-// startProcesses starts a devcluster and Berth on it for a test.
-func startProcesses(t *testing.T, o stack.Options) *processes {
-	t.Helper()
-	p := &processes{cluster: devcluster.Start(t, clusterOptions())}
-	require.NoError(t, p.start(t.Context(), o))
-	t.Cleanup(func() {
-		if err := p.stop(); err != nil {
-			t.Error(err)
-		}
-		if t.Failed() {
-			p.logs(t)
-		}
+// upProcesses starts a devcluster and Berth on it. The caller must call down, also after an
+// error, if the result is not nil.
+func upProcesses(ctx context.Context, o stack.Options) (*processes, error) {
+	cluster, err := devcluster.Up(ctx, devcluster.Options{
+		Nodes: 1, NodePath: []string{binDir}, CRDs: crd.All(), Progress: os.Stderr,
 	})
-	return p
-}
-
-func clusterOptions() devcluster.Options {
-	return devcluster.Options{Nodes: 1, NodePath: []string{binDir}, CRDs: crd.All()}
-}
-
-// running is what startCommon has started. Set by that, read when no test runs any more.
-var running *processes
-
-// startCommon starts a devcluster and Berth on it that tests share.
-func startCommon() (*processes, error) {
-	o := clusterOptions()
-	o.Progress = os.Stderr
-	cluster, err := devcluster.Up(context.Background(), o)
 	if err != nil {
 		return nil, err
 	}
-	running = &processes{cluster: cluster}
-	return running, running.start(context.Background(),
-		stack.Options{Allocators: releaseReplicas, Gateways: releaseReplicas})
-}
-
-// endCommon ends what startCommon has started, if it has.
-func endCommon() error {
-	if running == nil {
-		return nil
-	}
-	var err error
-	if running.stack != nil {
-		err = running.stop()
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
-	return errors.Join(err, running.cluster.Down(ctx))
+	p := &processes{cluster: cluster}
+	return p, p.start(ctx, o)
 }
 
 // start starts Berth, secured as it must be outside loopback.
@@ -119,15 +83,56 @@ func (p *processes) start(ctx context.Context, o stack.Options) error {
 	return err
 }
 
-// stop ends Berth. It fails if a program has reported a data race or has panicked.
-func (p *processes) stop() error {
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+// down ends Berth and its cluster. It fails if a program has reported a data race or has
+// panicked.
+func (p *processes) down() error {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	var errs []error
-	if err := p.stack.Stop(ctx); err != nil {
-		errs = append(errs, fmt.Errorf("stop Berth: %w", err))
+	if p.stack != nil {
+		if err := p.stack.Stop(ctx); err != nil {
+			errs = append(errs, fmt.Errorf("stop Berth: %w", err))
+		}
 	}
-	return errors.Join(append(errs, harness.CheckLogs(p.cluster.Dir()))...)
+	return errors.Join(append(errs, harness.CheckLogs(p.cluster.Dir()), p.cluster.Down(ctx))...)
+}
+
+// restore starts what a test has ended, and waits until nothing of the test is left.
+func (p *processes) restore(ctx context.Context) error {
+	var all []*stack.Process
+	for _, a := range p.stack.Allocators {
+		all = append(all, a.Process)
+	}
+	for _, g := range p.stack.Gateways {
+		all = append(all, g.Envoy, g.Router)
+	}
+	for _, process := range all {
+		if !process.Running() {
+			if err := process.Launch(); err != nil {
+				return err
+			}
+		}
+	}
+	for _, process := range all {
+		if err := process.Wait(ctx, process.Ready); err != nil {
+			return err
+		}
+	}
+	if err := p.waitLeader(ctx); err != nil {
+		return err
+	}
+	clients, err := kube.NewClients(p.restConfig(), 0, 0)
+	if err != nil {
+		return err
+	}
+	return harness.Wait(ctx, func(ctx context.Context) error {
+		var left v1alpha1.SandboxPoolList
+		err := clients.Berth.Get().Namespace(p.namespace()).Resource("sandboxpools").Do(ctx).Into(&left)
+		if err == nil && len(left.Items) > 0 {
+			err = fmt.Errorf("%d pools are left", len(left.Items))
+		}
+		return err
+	})
 }
 
 func (p *processes) restConfig() *rest.Config { return p.cluster.RestConfig() }
@@ -136,11 +141,11 @@ func (p *processes) domain() string           { return p.stack.Domain }
 func (p *processes) sandboxImage() string     { return "" } // the process node runs the command
 func (p *processes) key() string              { return processesKey }
 
-// front goes to the first gateway that takes connections.
+// front connects to the first gateway that takes connections.
 func (p *processes) front(ctx context.Context) (net.Conn, error) {
 	var errs []error
 	for _, g := range p.stack.Gateways {
-		c, err := (&net.Dialer{}).DialContext(ctx, "tcp", g.Addr.String())
+		c, err := dialerOf(g)(ctx)
 		if err == nil {
 			return c, nil
 		}
@@ -149,8 +154,8 @@ func (p *processes) front(ctx context.Context) (net.Conn, error) {
 	return nil, errors.Join(errs...)
 }
 
-// api goes to the last allocator that takes connections: with several, that is
-// in most cases one that does not lead.
+// api connects to the last allocator that takes connections. The first one is the first that
+// can lead, so the last one often does not.
 func (p *processes) api(ctx context.Context) (net.Conn, error) {
 	var errs []error
 	for i := range p.stack.Allocators {
@@ -168,12 +173,17 @@ func (p *processes) fronts(context.Context) ([]dialer, error) {
 	var all []dialer
 	for _, g := range p.stack.Gateways {
 		if g.Envoy.Running() {
-			all = append(all, func(ctx context.Context) (net.Conn, error) {
-				return (&net.Dialer{}).DialContext(ctx, "tcp", g.Addr.String())
-			})
+			all = append(all, dialerOf(g))
 		}
 	}
 	return all, nil
+}
+
+// dialerOf connects to one gateway.
+func dialerOf(g *stack.Gateway) dialer {
+	return func(ctx context.Context) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "tcp", g.Addr.String())
+	}
 }
 
 func (p *processes) admins(context.Context) ([]dialer, error) {

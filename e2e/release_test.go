@@ -184,7 +184,7 @@ func (in installation) uninstall() error {
 		return err
 	}
 	r := &release{kubeconfig: in.kubeconfig, config: config, clients: clients}
-	// While there is somebody to take care of their finalizers.
+	// Allocators remove the finalizers of pools and sandboxes.
 	errs := []error{clients.Berth.Delete().Namespace(sandboxNamespace).Resource("sandboxpools").Do(ctx).Error()}
 	errs = append(errs, poll(ctx, func(ctx context.Context) error {
 		var left v1alpha1.SandboxPoolList

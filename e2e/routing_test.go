@@ -82,7 +82,7 @@ var names atomic.Uint64
 // Invariant: I1
 func TestRequestsReachTheirPodAndNoneAfterRelease(t *testing.T) {
 	const sandboxes, requests, senders = 50, 2000, 8
-	e := startDisturbing(t, sandboxes, 1)
+	e := startDisturbing(t, sandboxes)
 	client := e.client()
 
 	claimed := make([]rest.Sandbox, 0, sandboxes)
@@ -122,14 +122,14 @@ func TestRequestsReachTheirPodAndNoneAfterRelease(t *testing.T) {
 		})
 	}
 	for _, s := range claimed[:sandboxes/2] {
-		// From its answer on no request is served, whatever the header about routers says.
+		// From its answer on no request is served.
 		r := history.Event{Kind: history.Release, Sandbox: s.SandboxID, Code: http.StatusNoContent, Began: bootclock.Now()}
 		e.release(s.SandboxID)
 		r.Ended = bootclock.Now()
 		run.History.Add(r)
 	}
-	// Beyond the fence: the pods have been deleted and replaced on their
-	// addresses, and still nobody else answers for the released IDs.
+	// After the fence, other pods have the addresses, and none of them answers for a
+	// released ID.
 	e.waitWarm(sandboxes)
 	e.eventually(func() error {
 		if n := e.readPool(e.pool).Status.Releasing; n > 0 {
@@ -155,7 +155,7 @@ func TestRequestsReachTheirPodAndNoneAfterRelease(t *testing.T) {
 
 // Invariant: P4
 func TestBadRequestsAreRefusedAndReachNoPod(t *testing.T) {
-	e := start(t, 1, 1)
+	e := start(t, 1)
 	client := e.client()
 	s := e.claim()
 	before := e.hits(client, s)
@@ -222,7 +222,7 @@ func TestBadRequestsAreRefusedAndReachNoPod(t *testing.T) {
 
 // Invariant: P1
 func TestOnlyPortsOfThePoolAreReached(t *testing.T) {
-	e := start(t, 0, 1)
+	e := start(t, 0)
 	p := e.newPool(e.pool+"-ports", 1)
 	p.Spec.Ports = []int32{8080}
 	e.createPool(p)

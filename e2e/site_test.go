@@ -25,12 +25,12 @@ const (
 // Environment variables of the suite. All but the first two are for a real cluster.
 const (
 	// envOutage is how long the control plane is away in the test of that, with
-	// onDevcluster; one minute if it is not set.
+	// onDevcluster; 15 s if it is not set.
 	envOutage = "BERTH_E2E_OUTAGE"
 	// envProvider is one of the providers; devcluster if it is not set.
 	envProvider = "BERTH_E2E_PROVIDER"
-	// envKubeconfig is the kubeconfig file, for onKubeconfig. There is no default:
-	// nobody should run this by mistake on the cluster that kubectl points at.
+	// envKubeconfig is the kubeconfig file, for onKubeconfig. There is no default, so that
+	// a run without it does not use the cluster that kubectl points at.
 	envKubeconfig = "BERTH_E2E_KUBECONFIG"
 	// envGateway and envAPI are host:port at which the Services of the gateway
 	// and of the API can be reached, for onKubeconfig. Without them connections
@@ -65,25 +65,23 @@ func provider() (string, error) {
 // dialer makes a connection.
 type dialer func(ctx context.Context) (net.Conn, error)
 
-// site is a Berth under test, wherever it runs: two or more allocators and
-// gateways if the test asked for that.
+// site is a Berth under test, with one or more allocators and gateways.
 type site interface {
 	restConfig() *rest.Config
 	// namespace is that of the pools.
 	namespace() string
 	// domain is that of the sandboxes.
 	domain() string
-	// sandboxImage is what sandboxes run; "" if nobody looks.
+	// sandboxImage is what sandboxes run; "" if nothing reads it.
 	sandboxImage() string
 	// key is an API key.
 	key() string
-	// front is how clients reach the gateways, api how they reach the HTTP API:
-	// whichever replica takes the connection.
+	// front connects a client to the gateways and api to the HTTP API, to any replica.
 	front(ctx context.Context) (net.Conn, error)
 	api(ctx context.Context) (net.Conn, error)
-	// fronts are the gateways one by one: each that runs.
+	// fronts connect to the gateways that run, one each.
 	fronts(ctx context.Context) ([]dialer, error)
-	// admins are the routers' admin listeners, one for each gateway that runs.
+	// admins connect to the admin listeners of the routers that run, one each.
 	admins(ctx context.Context) ([]dialer, error)
 	// waitLeader waits until an allocator leads.
 	waitLeader(ctx context.Context) error

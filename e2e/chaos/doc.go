@@ -30,8 +30,12 @@
 //
 // # Duration
 //
-// In make test leaders are killed 5 times and paused twice, and fewer callers come. In
-// make test-long leaders are killed 20 times and paused 4 times. A failure that one kill or
+// Two tests have a Berth each. In one, leaders are killed, paused and fail to write, one scenario
+// after another. In the other, pods are deleted and claims wait. Each scenario has a pool of its
+// own, and one judgement is about all pools of a Berth.
+//
+// In make test leaders are killed 6 times and paused once, and fewer callers come. In
+// make test-long leaders are killed 23 times and paused 4 times. A failure that one kill or
 // one wave of callers in ten meets is found by make test-long, or by several runs of
 // make test.
 package chaos

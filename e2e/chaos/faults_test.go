@@ -42,8 +42,8 @@ type faults struct {
 
 var errFault = errors.New("the test has failed this write")
 
-// start serves the proxy until the test is over and returns a kubeconfig for it.
-// It speaks plain HTTP, over which no credentials are sent: it has its own.
+// start serves the proxy until the test is over and returns a kubeconfig for it. Clients speak
+// plain HTTP without credentials. The proxy has credentials of its own.
 func (f *faults) start(t *testing.T, c *devcluster.Cluster) string {
 	t.Helper()
 	config := c.RestConfig()
@@ -112,7 +112,7 @@ func (f *faults) RoundTrip(r *http.Request) (*http.Response, error) {
 		f.before.Add(1)
 		return nil, errFault
 	}
-	// Also when the client goes meanwhile, the API server carries it out.
+	// The API server carries it out, also when the client goes away meanwhile.
 	response, err := f.next.RoundTrip(r.WithContext(context.WithoutCancel(r.Context())))
 	if err != nil {
 		return nil, err
@@ -128,27 +128,24 @@ func (f *faults) String() string {
 		f.before.Load(), f.after.Load())
 }
 
-// Invariant: I5, I9
-func TestFailedWritesLoseAndDoubleNoSandbox(t *testing.T) {
+// failWrites fails a part of the writes to the API server while callers claim and release.
+func (g *ground) failWrites(f *faults) {
 	const callers = 20
-	f := &faults{share: 0.3}
-	g := newGround(t, options{replicas: 2, proxied: f})
-	g.newPool(60, nil)
+	p := g.newPool("faults", 60, nil)
 	f.on.Store(true)
 	random := g.Random("faults")
 	for i := range times(8, 30) {
 		leader := g.leader()
-		b := g.burst(fmt.Sprintf("faults-%d", i), callers)
-		if i%8 == 7 { // what was said to be written is read by another one
+		b := p.burst(fmt.Sprintf("faults-%d", i), callers)
+		if i%8 == 7 { // another leader reads what this one has written
 			b.after(random.IntN(callers / 2))
 			g.Did(leader.Name, "kill")
-			require.NoError(t, leader.Kill())
+			require.NoError(g, leader.Kill())
 		}
 		b.end()
 	}
 	f.on.Store(false)
-	t.Log(f)
-	require.Positive(t, f.before.Load())
-	require.Positive(t, f.after.Load())
-	g.judge()
+	g.Log(f)
+	require.Positive(g, f.before.Load())
+	require.Positive(g, f.after.Load())
 }

@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strconv"
 	"sync"
-	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -25,61 +24,73 @@ import (
 	"github.com/berth-sandbox/berth/e2e/history"
 )
 
-// gate keeps a pod from being bound to a node until it is taken off.
+// gate keeps a pod from being bound to a node until it is removed.
 const gate = "chaos.test/gate"
 
-// waitLong is how long claims wait that are to wait until they get a pod, in
-// seconds.
+// waitLong is how long claims wait that must get a pod in the end, in seconds.
 const waitLong = 300
 
 var waitingCount = regexp.MustCompile(`(\d+) claims waiting`)
 
-// Invariant: P3
-func TestWaitingClaimsAreAnsweredInOrderOfArrival(t *testing.T) {
+// waitInOrder has claims wait for pods that come one by one. They are answered in the order in
+// which they came.
+func (g *ground) waitInOrder() {
 	const warm = 8
 	callers := times(10, 40)
-	g := newGround(t, options{replicas: 2, lease: quietLease})
-	g.newPool(warm, func(p *v1alpha1.SandboxPool) {
+	p := g.newPool("fifo", warm, func(p *v1alpha1.SandboxPool) {
 		p.Spec.Template.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: gate}}
 	})
 	g.eventually(func() error {
-		if p := g.readPool().Status.Pending; p < warm {
-			return fmt.Errorf("%d of %d pods are there", p, warm)
+		if n := p.state().Status.Pending; n < warm {
+			return fmt.Errorf("%d of %d pods are there", n, warm)
 		}
 		return nil
 	})
 
-	random := g.Random("fifo")
 	answered := make(chan history.Event, callers)
 	var all sync.WaitGroup
-	t.Cleanup(all.Wait)
-	// Some callers between them hang up. Their claims must get no pod, which would be
-	// claimed until its timeout.
-	quitting, quit := context.WithCancel(g.ctx)
+	g.Cleanup(all.Wait)
+	p.callInTurn(callers, &all, answered)
+	p.answerOneByOne(callers, answered)
+	// From here on the pool fills.
+	ctx, stop := context.WithCancel(g.ctx)
+	all.Go(func() { p.openAll(ctx) })
+	g.Cleanup(stop)
+}
+
+// callInTurn has callers claim. Each one waits before the next one comes. Some callers between
+// them hang up. Their claims must get no pod, which would be claimed until its timeout.
+func (p *pool) callInTurn(callers int, all *sync.WaitGroup, answered chan<- history.Event) {
+	quitting, quit := context.WithCancel(p.ctx)
 	defer quit()
 	quitters := 0
 	for i := range callers {
 		c := claimant{name: fmt.Sprintf("fifo-%d", i), key: true, timeout: longTimeout, wait: waitLong, patient: true}
-		all.Go(func() { answered <- g.claim(g.Random(c.name), c) })
-		g.awaitWaiting(func() int { return i + 1 + quitters })
-		g.waits(c.name)
+		all.Go(func() { answered <- p.claim(p.Random(c.name), c) })
+		p.awaitWaiting(func() int { return i + 1 + quitters })
+		p.waits(c.name)
 		if i%5 == 0 {
 			c := claimant{name: fmt.Sprintf("quitter-%d", i), timeout: longTimeout, wait: waitLong}
-			replica := g.Stack.Allocators[quitters%len(g.Stack.Allocators)].API
-			all.Go(func() { g.claimAt(quitting, replica, c, 0) })
+			replica := p.Stack.Allocators[quitters%len(p.Stack.Allocators)].API
+			all.Go(func() { p.claimAt(quitting, replica, c, 0) })
 			quitters++
-			g.awaitWaiting(func() int { return i + 1 + quitters })
+			p.awaitWaiting(func() int { return i + 1 + quitters })
 		}
 	}
 	quit()
-	g.awaitWaiting(func() int { return callers })
+	p.awaitWaiting(func() int { return callers })
+}
 
+// answerOneByOne lets one pod come after the other until all claims are answered. Some pods are
+// deleted before they come or as they come.
+func (p *pool) answerOneByOne(callers int, answered <-chan history.Event) {
+	random := p.Random("fifo")
 	got, spoiled := 0, 0
 	take := func() {
 		for {
 			select {
 			case e := <-answered:
-				require.Equal(t, http.StatusCreated, e.Code, e.Error)
+				require.Equal(p, http.StatusCreated, e.Code, e.Error)
 				got++
 			default:
 				return
@@ -91,69 +102,56 @@ func TestWaitingClaimsAreAnsweredInOrderOfArrival(t *testing.T) {
 	// fenced. No claim gets them, and the allocator deletes them.
 	late := 0
 	for got < callers {
-		p := g.gated(opened)
-		opened[p.UID] = true
+		one := p.gated(opened)
+		opened[one.UID] = true
 		switch before := got; random.IntN(5) {
 		case 0: // it never comes
-			g.deletePod(p)
-		case 1, 2: // it goes as it comes
-			g.gone(p, random.IntN(4) > 0)
+			p.deletePod(one)
+		case 1, 2: // it is deleted as it comes
+			p.gone(one, random.IntN(4) > 0)
 			spoiled++
 		default:
-			g.open(p)
-			g.eventually(func() error {
+			p.open(one)
+			p.eventually(func() error {
 				if take(); got > before {
 					return nil
 				}
-				there, err := g.pods()
-				if err == nil &&
-					!slices.ContainsFunc(there, func(o corev1.Pod) bool { return o.UID == p.UID && o.DeletionTimestamp == nil }) {
+				there, err := p.pods()
+				if err == nil && !slices.ContainsFunc(there, func(o corev1.Pod) bool {
+					return o.UID == one.UID && o.DeletionTimestamp == nil
+				}) {
 					late++
 					return nil
 				}
 				return errors.New("a pod has come, and no claim got it")
 			})
 		}
-		// Before the next one may come: who has a pod has been answered.
-		if got < callers {
-			g.awaitWaiting(func() int { take(); return callers - got })
+		if got < callers { // the claim that got the pod is answered before the next pod comes
+			p.awaitWaiting(func() int { take(); return callers - got })
 		}
 	}
-	t.Logf("%d pods were deleted as they came, %d had an address of theirs too early", spoiled, late)
-	require.LessOrEqual(t, late, spoiled)
-	// From here on the pool fills.
-	done := make(chan struct{})
-	var opening sync.WaitGroup
-	opening.Go(func() {
-		ticker := time.NewTicker(50 * time.Millisecond)
-		defer ticker.Stop()
-		for {
-			there, _ := g.pods() // what is not seen now is seen the next time
-			for _, p := range there {
-				if len(p.Spec.SchedulingGates) > 0 {
-					g.open(p)
-				}
-			}
-			select {
-			case <-done:
-				return
-			case <-g.ctx.Done():
-				return
-			case <-ticker.C:
-			}
-		}
-	})
-	defer opening.Wait()
-	defer close(done)
-	g.judge()
+	p.Logf("%d pods were deleted as they came, %d had an address of theirs too early", spoiled, late)
+	require.LessOrEqual(p, late, spoiled)
 }
 
-// awaitWaiting waits until so many claims wait, as the refusal of one that does
-// not want to wait says. There must be no warm pod.
-func (g *ground) awaitWaiting(want func() int) {
-	g.Helper()
-	g.eventually(func() error {
-		n, err := g.waiting()
+// openAll opens the gate for every pod until ctx ends.
+func (p *pool) openAll(ctx context.Context) {
+	for ; ctx.Err() == nil; harness.Pause(ctx, 50*time.Millisecond) {
+		there, _ := p.pods() // the next round opens the gate for a pod that this one does not see
+		for _, one := range there {
+			if len(one.Spec.SchedulingGates) > 0 {
+				p.open(one)
+			}
+		}
+	}
+}
+
+// awaitWaiting waits until so many claims wait. The refusal of a claim that does not wait has
+// the number. There must be no warm pod.
+func (p *pool) awaitWaiting(want func() int) {
+	p.Helper()
+	p.eventually(func() error {
+		n, err := p.waiting()
 		if err == nil && n != want() {
 			err = fmt.Errorf("%d claims wait, expected %d", n, want())
 		}
@@ -161,9 +159,9 @@ func (g *ground) awaitWaiting(want func() int) {
 	})
 }
 
-func (g *ground) waiting() (int, error) {
-	a, err := harness.Do(g.ctx, g.HTTP, http.MethodPost, g.leader().API+"/sandboxes", "",
-		fmt.Sprintf(`{"templateID":%q,"waitTimeout":0}`, poolName))
+func (p *pool) waiting() (int, error) {
+	a, err := harness.Do(p.ctx, p.HTTP, http.MethodPost, p.leader().API+"/sandboxes", "",
+		fmt.Sprintf(`{"templateID":%q,"waitTimeout":0}`, p.name))
 	if err != nil {
 		return 0, err
 	}
@@ -174,17 +172,17 @@ func (g *ground) waiting() (int, error) {
 	return strconv.Atoi(string(found[1]))
 }
 
-// gated waits for a pod that stands at the gate and returns it.
-func (g *ground) gated(opened map[types.UID]bool) (found corev1.Pod) {
-	g.Helper()
-	g.eventually(func() error {
-		there, err := g.pods()
+// gated waits for a pod behind the gate and returns it.
+func (p *pool) gated(opened map[types.UID]bool) (found corev1.Pod) {
+	p.Helper()
+	p.eventually(func() error {
+		there, err := p.pods()
 		if err != nil {
 			return err
 		}
-		for _, p := range there {
-			if len(p.Spec.SchedulingGates) > 0 && !opened[p.UID] {
-				found = p
+		for _, one := range there {
+			if len(one.Spec.SchedulingGates) > 0 && !opened[one.UID] {
+				found = one
 				return nil
 			}
 		}
@@ -193,39 +191,38 @@ func (g *ground) gated(opened map[types.UID]bool) (found corev1.Pod) {
 	return found
 }
 
-// open lets a pod have a node.
-func (g *ground) open(p corev1.Pod) {
-	_, err := g.Clients.Kubernetes.CoreV1().Pods(harness.Namespace).Patch(g.ctx, p.Name, types.JSONPatchType,
+// open lets a pod be bound to a node.
+func (p *pool) open(one corev1.Pod) {
+	_, err := p.Clients.Kubernetes.CoreV1().Pods(harness.Namespace).Patch(p.ctx, one.Name, types.JSONPatchType,
 		[]byte(`[{"op":"remove","path":"/spec/schedulingGates"}]`), metav1.PatchOptions{})
-	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsInvalid(err) && g.ctx.Err() == nil {
-		g.Errorf("open the gate for pod %s: %v", p.Name, err)
+	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsInvalid(err) && p.ctx.Err() == nil {
+		p.Errorf("open the gate for pod %s: %v", one.Name, err)
 	}
 }
 
-// gone opens the gate for a pod and deletes it, at once or in the moment in which
-// it is ready, and waits until it is gone. The watch tells this test of the pod
-// when it tells the allocator.
-func (g *ground) gone(p corev1.Pod, whenReady bool) {
-	g.Helper()
-	watcher, err := g.Clients.Kubernetes.CoreV1().Pods(harness.Namespace).Watch(g.ctx, metav1.ListOptions{
-		FieldSelector: "metadata.name=" + p.Name, ResourceVersion: p.ResourceVersion,
+// gone opens the gate for a pod, deletes it at once or when it is ready, and waits until it is
+// gone. The watch shows the pod to the test when it shows it to the allocator.
+func (p *pool) gone(one corev1.Pod, whenReady bool) {
+	p.Helper()
+	watcher, err := p.Clients.Kubernetes.CoreV1().Pods(harness.Namespace).Watch(p.ctx, metav1.ListOptions{
+		FieldSelector: "metadata.name=" + one.Name, ResourceVersion: one.ResourceVersion,
 	})
-	require.NoError(g, err)
+	require.NoError(p, err)
 	defer watcher.Stop()
-	g.open(p)
+	p.open(one)
 	if !whenReady {
-		g.deletePod(p)
+		p.deletePod(one)
 	}
 	for e := range watcher.ResultChan() {
 		now, ok := e.Object.(*corev1.Pod)
-		require.True(g, ok, "%+v", e.Object)
+		require.True(p, ok, "%+v", e.Object)
 		switch {
 		case e.Type == watch.Deleted:
 			return
 		case whenReady && ready(*now):
-			g.deletePod(p)
+			p.deletePod(one)
 			whenReady = false
 		}
 	}
-	g.Fatalf("the watch of pod %s has ended: %v", p.Name, g.ctx.Err())
+	p.Fatalf("the watch of pod %s has ended: %v", one.Name, p.ctx.Err())
 }

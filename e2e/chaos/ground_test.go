@@ -1,9 +1,9 @@
 package chaos
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -24,35 +24,41 @@ import (
 )
 
 const (
-	poolName = "chaos"
-	// limit bounds one scenario. It is a guard and not what is tested.
-	limit = 6 * time.Minute
-	// lease gives a renewal of 2 s and retries of 0.3 s. quietLease is for tests in
-	// which the leader is not to change, however slow the machine.
+	// limit ends scenarios in which nothing happens. Berth does not promise it.
+	limit = 10 * time.Minute
+	// lease gives a renewal of 2 s and retries of 0.3 s. quietLease is for scenarios in which
+	// the leader must not change on a slow machine either.
 	lease, quietLease = 3 * time.Second, 15 * time.Second
 	// maxStale is short, so that the pods of what was released under an earlier
 	// leader go before the end of a test.
 	maxStale = 2 * time.Second
 )
 
-// ground is a Berth with a pool of KWOK pods.
+// ground is a Berth with pools of KWOK pods. Each scenario has a pool.
 type ground struct {
 	*harness.Berth
-	// ctx ends when the scenario has taken too long.
-	ctx context.Context
+	// ctx ends when the scenarios have taken too long.
+	ctx   context.Context
+	pools []*pool
+}
+
+// pool is one pool of a ground.
+type pool struct {
+	*ground
+	name string
 }
 
 // options say what a test needs.
 type options struct {
 	replicas int
-	lease    time.Duration // default lease
-	proxied  *faults       // what the allocators reach the API server through, if set
+	lease    time.Duration
+	proxied  *faults // the proxy between allocators and API server, if set
 }
 
 // newGround starts everything.
 func newGround(t *testing.T, o options) *ground {
 	t.Helper()
-	so := stack.Options{BinDir: binDir, Allocators: o.replicas, LeaseDuration: cmp.Or(o.lease, lease), MaxStale: maxStale}
+	so := stack.Options{BinDir: binDir, Allocators: o.replicas, LeaseDuration: o.lease, MaxStale: maxStale}
 	ho := harness.Options{KWOK: &kwok.Options{Nodes: kwok.Names("node", 4)}, Stack: so}
 	if o.proxied != nil {
 		ho.Kubeconfig = func(c *devcluster.Cluster) string { return o.proxied.start(t, c) }
@@ -75,34 +81,37 @@ func (g *ground) leader() *stack.Allocator {
 }
 
 // newPool makes a pool and, if that is not changed, waits until it has its pods.
-func (g *ground) newPool(warm int32, change func(*v1alpha1.SandboxPool)) {
+func (g *ground) newPool(name string, warm int32, change func(*v1alpha1.SandboxPool)) *pool {
 	g.Helper()
-	g.CreatePool(poolName, warm, change)
+	g.CreatePool(name, warm, change)
+	p := &pool{g, name}
+	g.pools = append(g.pools, p)
 	if change == nil {
 		g.eventually(func() error {
-			if s := g.readPool().Status; s.Warm < warm {
+			if s := p.state().Status; s.Warm < warm {
 				return fmt.Errorf("%d of %d pods are warm", s.Warm, warm)
 			}
 			return nil
 		})
 	}
-}
-
-func (g *ground) readPool() v1alpha1.SandboxPool {
-	g.Helper()
-	p, err := g.ReadPool(g.ctx, poolName)
-	require.NoError(g, err)
 	return p
 }
 
-func (g *ground) pods() ([]corev1.Pod, error) { return g.Pods(g.ctx, poolName, "") }
+func (p *pool) state() v1alpha1.SandboxPool {
+	p.Helper()
+	now, err := p.ReadPool(p.ctx, p.name)
+	require.NoError(p, err)
+	return now
+}
+
+func (p *pool) pods() ([]corev1.Pod, error) { return p.Pods(p.ctx, p.name, "") }
 
 // deletePod deletes a pod by force.
 func (g *ground) deletePod(p corev1.Pod) {
 	_, _ = g.DeletePod(g.ctx, &p, harness.ByForce) // the history has the error
 }
 
-// eventually waits until check returns nil, or the scenario has taken too long.
+// eventually waits until check returns nil, or the scenarios have taken too long.
 func (g *ground) eventually(check func() error) {
 	g.Helper()
 	if err := g.wait(check); err != nil {
@@ -114,7 +123,7 @@ func (g *ground) wait(check func() error) error {
 	return harness.Wait(g.ctx, func(context.Context) error { return check() })
 }
 
-// judge waits until nothing moves any more, writes down what there is, and judges.
+// judge waits until nothing moves any more, records what there is, and judges.
 func (g *ground) judge() {
 	g.Helper()
 	var state []history.Event
@@ -163,28 +172,37 @@ func (g *ground) look() (state []history.Event, err error) {
 	if state, err = g.Records(g.ctx); err != nil {
 		return nil, err
 	}
-	pods, err := g.pods()
-	if err != nil {
-		return nil, err
-	}
-	pool := g.readPool()
+	claimed := map[string]int{} // by pool
 	for _, s := range listed {
+		claimed[s.TemplateID]++
 		state = append(state,
 			history.Event{Kind: history.Listed, Sandbox: s.SandboxID, Pod: s.PodName, Owner: s.Metadata[harness.ClaimField]})
 	}
-	for _, p := range pods {
-		state = append(state, history.Event{
-			Kind: history.Pod, Pod: p.Name, PodUID: string(p.UID), Ready: ready(p), Deleting: p.DeletionTimestamp != nil,
-		})
+	var counts history.Counts // of all pools
+	var moving error
+	for _, p := range g.pools {
+		pods, err := p.pods()
+		if err != nil {
+			return nil, err
+		}
+		for _, one := range pods {
+			state = append(state, history.Event{
+				Kind: history.Pod, Pod: one.Name, PodUID: string(one.UID), Ready: ready(one),
+				Deleting: one.DeletionTimestamp != nil,
+			})
+		}
+		now := p.state()
+		counts.Wanted += int(now.Spec.Warm)
+		counts.Warm += int(now.Status.Warm)
+		counts.Claimed += int(now.Status.Claimed)
+		moving = errors.Join(moving, moves(now, len(pods), claimed[p.name]))
 	}
-	state = append(state, history.Event{Kind: history.Pool, Wall: at.Round(0), Counts: &history.Counts{
-		Wanted: int(pool.Spec.Warm), Warm: int(pool.Status.Warm), Claimed: int(pool.Status.Claimed),
-	}})
+	state = append(state, history.Event{Kind: history.Pool, Wall: at.Round(0), Counts: &counts})
 	final, err := g.final()
 	if err != nil {
 		return state, err
 	}
-	return append(state, final...), g.moves(at, listed, len(pods), pool)
+	return append(state, final...), errors.Join(moving, g.movesOn(at, listed))
 }
 
 // final reads each sandbox that was answered.
@@ -207,27 +225,30 @@ func (g *ground) final() (all []history.Event, err error) {
 	return all, nil
 }
 
-// moves says what is still under way.
-func (g *ground) moves(at time.Time, listed []rest.Sandbox, pods int, pool v1alpha1.SandboxPool) error {
+// moves says what is still under way in a pool with so many pods and listed sandboxes.
+func moves(p v1alpha1.SandboxPool, pods, listed int) error {
+	s := p.Status
+	switch {
+	case s.Pending+s.Releasing > 0 || s.Warm != p.Spec.Warm || int(s.Claimed) != listed:
+		return fmt.Errorf("pool %s asks for %d, has %+v, and %d sandboxes are listed", p.Name, p.Spec.Warm, s, listed)
+	case pods != int(s.Warm+s.Claimed):
+		return fmt.Errorf("pool %s has %d pods: %+v", p.Name, pods, s)
+	}
+	return nil
+}
+
+// movesOn says what is still under way in all pools.
+func (g *ground) movesOn(at time.Time, listed []rest.Sandbox) error {
 	for _, s := range listed {
 		if s.EndAt.Before(at.Add(soon)) {
 			return fmt.Errorf("sandbox %s ends at %v", s.SandboxID, s.EndAt)
 		}
 	}
 	metrics, err := harness.ReadMetrics(g.ctx, g.HTTP, g.leader().Admin+"/metrics")
-	if err != nil {
-		return err
+	if err == nil && metrics.Unwritten() > 0 {
+		err = fmt.Errorf("%v writes wait", metrics.Unwritten())
 	}
-	status := pool.Status
-	switch {
-	case metrics.Unwritten() > 0:
-		return fmt.Errorf("%v writes wait", metrics.Unwritten())
-	case status.Pending+status.Releasing > 0 || status.Warm != pool.Spec.Warm || int(status.Claimed) != len(listed):
-		return fmt.Errorf("the pool asks for %d, has %+v, and %d sandboxes are listed", pool.Spec.Warm, status, len(listed))
-	case pods != int(status.Warm+status.Claimed):
-		return fmt.Errorf("%d pods are there: %+v", pods, status)
-	}
-	return nil
+	return err
 }
 
 func ready(p corev1.Pod) bool {

@@ -6,35 +6,32 @@ import (
 	"fmt"
 	"net/http"
 	"sync"
-	"testing"
 
 	"github.com/stretchr/testify/require"
 )
 
-// A leader that was paused for longer than its lease wakes up with answers half given,
-// writes half done, and calls that were sent to it meanwhile.
-// Invariant: I9
-func TestDeposedLeaderEndsWithoutContradiction(t *testing.T) {
+// pauseLeaders pauses leaders for longer than their lease. Each wakes up with answers half given,
+// writes half done, and calls that were sent to it meanwhile, and must end.
+func (g *ground) pauseLeaders() {
 	const callers, asked = 30, 8
-	g := newGround(t, options{replicas: 3})
-	g.newPool(40, nil)
+	p := g.newPool("pause", 40, nil)
 	random := g.Random("pauses")
-	for round := range times(2, 4) {
+	for round := range times(1, 4) {
 		name := fmt.Sprintf("pause-%d", round)
 		var known []string // claimed before the pause
 		for i := range asked {
-			e := g.claim(random,
+			e := p.claim(random,
 				claimant{name: fmt.Sprintf("%s-before-%d", name, i), key: true, timeout: longTimeout, wait: claimWait})
-			require.Equal(t, http.StatusCreated, e.Code, e.Error)
+			require.Equal(g, http.StatusCreated, e.Code, e.Error)
 			known = append(known, e.Sandbox)
 		}
 
 		old := g.leader()
 		g.Hold(old, true)
-		earlier := g.burst(name+"-earlier", callers)
+		earlier := p.burst(name+"-earlier", callers)
 		earlier.after(random.IntN(callers * 2 / 3))
 		g.Did(old.Name, "pause")
-		require.NoError(t, old.Pause())
+		require.NoError(g, old.Pause())
 		g.eventually(func() error {
 			if g.leader() == old { // it stops when the kernel gets to it
 				return errors.New("the allocator that was paused still leads")
@@ -44,20 +41,20 @@ func TestDeposedLeaderEndsWithoutContradiction(t *testing.T) {
 
 		// The paused leader does not hear of this.
 		for _, id := range known[:asked/2] {
-			e := g.release(random, id)
-			require.Contains(t, []int{http.StatusNoContent, http.StatusNotFound}, e.Code, e.Error)
+			e := p.release(random, id)
+			require.Contains(g, []int{http.StatusNoContent, http.StatusNotFound}, e.Code, e.Error)
 		}
 		var direct sync.WaitGroup
 		for i, id := range known {
 			c := claimant{name: fmt.Sprintf("%s-direct-%d", name, i), key: i%2 == 0, timeout: shortTimeout, wait: claimWait}
-			onceSent(g.ctx, &direct, func(ctx context.Context) { g.readAt(ctx, old.API, id) })
-			onceSent(g.ctx, &direct, func(ctx context.Context) { g.claimAt(ctx, old.API, c, 0) })
+			onceSent(g.ctx, &direct, func(ctx context.Context) { p.readAt(ctx, old.API, id) })
+			onceSent(g.ctx, &direct, func(ctx context.Context) { p.claimAt(ctx, old.API, c, 0) })
 		}
 
-		later := g.burst(name+"-later", callers)
+		later := p.burst(name+"-later", callers)
 		later.after(random.IntN(callers / 2))
 		g.Did(old.Name, "resume")
-		require.NoError(t, old.Resume())
+		require.NoError(g, old.Resume())
 		g.eventually(func() error {
 			if old.Running() {
 				return errors.New("the allocator that was deposed still runs")
@@ -70,5 +67,4 @@ func TestDeposedLeaderEndsWithoutContradiction(t *testing.T) {
 		earlier.end()
 		later.end()
 	}
-	g.judge()
 }
