@@ -1,0 +1,108 @@
+package extproc
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"time"
+
+	"github.com/berth-sandbox/berth/envoy"
+	"github.com/berth-sandbox/berth/lastactive"
+	"github.com/berth-sandbox/berth/lastactive/look"
+	"github.com/berth-sandbox/berth/routecache"
+)
+
+var podRoute = routecache.Route{Addr: netip.MustParseAddr("10.1.2.3"), DefaultPort: 8080}
+
+// history records the calls of a decision in order.
+type history struct {
+	events []string
+	answer func(ctx context.Context, id string) (routecache.Answer, error)
+	holds  func() bool
+	await  func(ctx context.Context) error
+	began  []begun
+	full   time.Time // until then Begin returns nil and wait
+	wait   time.Duration
+	*lastactive.Tracker
+}
+
+// begun has the arguments of one Begin.
+type begun struct {
+	to       netip.AddrPort
+	http2    bool
+	minBytes uint64
+}
+
+// unheld is a holder that holds no request.
+func unheld(time.Duration) (func(), bool) { return nil, false }
+
+func (h *history) Await(ctx context.Context, id string, _ routecache.Status) error {
+	h.events = append(h.events, "await "+id)
+	return h.await(ctx)
+}
+
+func (h *history) Lookup(ctx context.Context, id string) (routecache.Answer, error) {
+	h.events = append(h.events, "lookup "+id)
+	return h.answer(ctx, id)
+}
+
+func (h *history) Holds(id string, _ routecache.Route) bool {
+	h.events = append(h.events, "holds "+id)
+	return h.holds == nil || h.holds()
+}
+func (h *history) Forget(id string) {
+	h.events = append(h.events, "forget "+id)
+	h.Tracker.Forget(id)
+}
+
+func (h *history) Begin(id string, to netip.AddrPort, http2 bool, minBytes uint64) (*lastactive.Entry, time.Duration) {
+	h.events = append(h.events, "begin "+id)
+	h.began = append(h.began, begun{to, http2, minBytes})
+	if time.Now().Before(h.full) {
+		return nil, h.wait
+	}
+	return h.Tracker.Begin(id, to, http2, minBytes)
+}
+
+// unread counts the uses that have begun and not ended.
+func (h *history) unread() int {
+	n := 0
+	for _, s := range h.Dump() {
+		n += s.Unread
+	}
+	return n
+}
+
+// newTracker returns a tracker that does not look.
+func newTracker() *lastactive.Tracker {
+	tracker, err := lastactive.New(lastactive.Options{
+		ConnectWindow: envoy.ConnectWindow, Now: func() time.Duration { return time.Hour },
+		Look: func(context.Context) (look.Look, error) { return look.Look{}, errors.New("there is no Envoy") },
+	})
+	if err != nil {
+		panic(err)
+	}
+	return tracker
+}
+
+func always(a routecache.Answer, err error) *history {
+	return &history{answer: func(context.Context, string) (routecache.Answer, error) { return a, err }}
+}
+
+func (h *history) decider() *decider {
+	h.Tracker = newTracker()
+	return &decider{
+		hosts: Hosts{Domain: domain}, podCIDRs: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16"), netip.MustParsePrefix("fd00::/8")},
+		lookupTimeout: time.Second, routes: h, activity: h, admissions: NewAdmissions(), park: func() (func(), bool) { return func() {}, true }, verdictWait: func(time.Duration) {},
+	}
+}
+
+func routeTo(addr string, defaultPort uint16) routecache.Answer {
+	return routecache.Answer{Status: routecache.Routable, Route: routecache.Route{Addr: netip.MustParseAddr(addr), DefaultPort: defaultPort}}
+}
+
+// opening returns the answer with a route that opens only these ports.
+func opening(a routecache.Answer, ports ...uint16) routecache.Answer {
+	a.Route.Ports = routecache.NewPorts(ports)
+	return a
+}

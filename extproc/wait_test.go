@@ -1,0 +1,252 @@
+package extproc
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/berth-sandbox/berth/api/apierror"
+	"github.com/berth-sandbox/berth/envoy"
+	"github.com/berth-sandbox/berth/routecache"
+)
+
+// First requests to a port may have to wait until all threads of Envoy know the port.
+func TestRequestWaitsForRoomInEnvoysList(t *testing.T) {
+	for name, c := range map[string]struct {
+		lasts  time.Duration
+		full   bool
+		reason apierror.Reason
+	}{
+		"it comes in time": {lasts: 300 * time.Millisecond},
+		"too many wait":    {lasts: 300 * time.Millisecond, full: true, reason: apierror.TooManyPorts},
+		"it never comes":   {lasts: time.Hour, reason: apierror.TooManyPorts},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				h := always(routeTo("10.1.2.3", 8080), nil)
+				d := h.decider()
+				parked, began := 0, time.Now()
+				d.park = func() (func(), bool) {
+					parked++
+					return func() { parked-- }, !c.full
+				}
+				h.wait, h.full = 200*time.Millisecond, time.Now().Add(c.lasts)
+				a, refusal := d.decide(t.Context(), &request{authority: "9000-abc." + domain, method: "POST", contentType: "application/grpc"}, unheld)
+				require.Less(t, time.Since(began), envoy.MessageTimeout)
+				require.True(t, h.began[0].http2)
+				if c.reason != "" {
+					require.Equal(t, c.reason, refusal.Reason)
+					return
+				}
+				require.Nil(t, refusal)
+				require.Zero(t, parked)
+				a.use.Read()
+				require.Zero(t, h.unread())
+			})
+		})
+	}
+}
+
+func TestLookupEndsAfterTheTimeout(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := &history{answer: func(ctx context.Context, _ string) (routecache.Answer, error) {
+			<-ctx.Done()
+			return routecache.Answer{}, context.Cause(ctx)
+		}}
+		began := time.Now()
+		_, refusal := h.decider().decide(t.Context(), &request{authority: "8080-abc." + domain, method: "GET"}, unheld)
+		require.Equal(t, apierror.RouterNotReady, refusal.Reason)
+		require.Equal(t, time.Second, time.Since(began))
+
+		gone, cancel := context.WithCancel(t.Context())
+		cancel() // the client has left
+		_, refusal = h.decider().decide(gone, &request{authority: "8080-abc." + domain, method: "GET"}, unheld)
+		require.Equal(t, apierror.RouterNotReady, refusal.Reason)
+		require.Equal(t, time.Second, time.Since(began))
+	})
+}
+
+func TestRequestIsHeldUntilTheSandboxRuns(t *testing.T) {
+	starting := routecache.Answer{Status: routecache.Starting, Hold: 10 * time.Second}
+	for name, c := range map[string]struct {
+		then    []routecache.Answer // the answer after each wait
+		after   time.Duration       // length of each wait
+		reason  apierror.Reason     // "": admitted
+		waited  time.Duration
+		lookups int
+	}{
+		"runs":                   {[]routecache.Answer{routeTo("10.1.2.3", 8080)}, 3 * time.Second, "", 3 * time.Second, 2},
+		"still starting at last": {[]routecache.Answer{starting, starting, starting}, 4 * time.Second, apierror.SandboxStarting, 10 * time.Second, 3},
+		"has failed":             {[]routecache.Answer{{Status: routecache.Gone}}, time.Second, apierror.SandboxGone, time.Second, 2},
+		"a new leader, and then": {[]routecache.Answer{starting, routeTo("10.1.2.3", 8080)}, 2 * time.Second, "", 4 * time.Second, 3},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				now := starting
+				h := &history{answer: func(context.Context, string) (routecache.Answer, error) { return now, nil }}
+				h.await = func(ctx context.Context) error {
+					select {
+					case <-time.After(c.after):
+						now, c.then = c.then[0], c.then[1:]
+						return nil
+					case <-ctx.Done():
+						return ctx.Err()
+					}
+				}
+				asked, released := 0, 0
+				began := time.Now()
+				a, refusal := h.decider().decide(t.Context(), &request{authority: "8080-abc." + domain, method: "GET"}, func(d time.Duration) (func(), bool) {
+					asked++
+					require.Equal(t, 10*time.Second, d)
+					return func() { released++ }, true
+				})
+				require.Equal(t, c.waited, time.Since(began))
+				require.Equal(t, 1, asked, "Envoy can be asked for more time once only")
+				require.Equal(t, 1, released)
+				if c.reason == "" {
+					require.Nil(t, refusal)
+					require.Equal(t, "abc", a.id)
+				} else {
+					require.Nil(t, a)
+					require.Equal(t, c.reason, refusal.Reason)
+				}
+				lookups := 0
+				for _, e := range h.events {
+					if e == "lookup abc" {
+						lookups++
+					}
+				}
+				require.Equal(t, c.lookups, lookups)
+			})
+		})
+	}
+}
+
+func TestUnholdableRequestIsRefusedAtOnce(t *testing.T) {
+	h := always(routecache.Answer{Status: routecache.Starting, Hold: time.Minute}, nil)
+	a, refusal := h.decider().decide(t.Context(), &request{authority: "8080-abc." + domain, method: "GET"}, unheld)
+	require.Nil(t, a)
+	require.Equal(t, apierror.SandboxStarting, refusal.Reason)
+	require.Positive(t, refusal.RetryAfter)
+	require.Equal(t, []string{"lookup abc"}, h.events)
+}
+
+func TestQuiescedSandboxHoldsRequestsUntilVerdict(t *testing.T) {
+	quiesced := routecache.Answer{Status: routecache.Quiesced}
+	starting := routecache.Answer{Status: routecache.Starting, Hold: 10 * time.Second}
+	running := routeTo("10.1.2.3", 8080)
+	for name, c := range map[string]struct {
+		found  []routecache.Answer // in turn, a second apart
+		full   bool
+		reason apierror.Reason // "": admitted
+		waited time.Duration
+	}{
+		"resumed":                {found: []routecache.Answer{quiesced, running}, waited: time.Second},
+		"released":               {found: []routecache.Answer{quiesced, {Status: routecache.Gone}}, reason: apierror.SandboxGone, waited: time.Second},
+		"no verdict":             {found: []routecache.Answer{quiesced, quiesced, quiesced, quiesced}, reason: apierror.SandboxQuiesced, waited: 2 * time.Second},
+		"too many wait":          {found: []routecache.Answer{quiesced, running}, full: true, reason: apierror.SandboxQuiesced},
+		"it was starting before": {found: []routecache.Answer{starting, starting, starting, quiesced, running}, waited: 4 * time.Second},
+		"starting in between":    {found: []routecache.Answer{quiesced, starting, starting, quiesced, quiesced}, reason: apierror.SandboxQuiesced, waited: 4 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				began := time.Now()
+				h := &history{answer: func(context.Context, string) (routecache.Answer, error) {
+					return c.found[min(int(time.Since(began)/time.Second), len(c.found)-1)], nil
+				}}
+				h.await = func(ctx context.Context) error {
+					select {
+					case <-time.After(time.Second):
+						return nil
+					case <-ctx.Done():
+						return ctx.Err()
+					}
+				}
+				d := h.decider()
+				parked := 0
+				d.park = func() (func(), bool) {
+					if c.full {
+						return nil, false
+					}
+					parked++
+					return func() { parked-- }, true
+				}
+				a, refusal := d.decide(t.Context(), &request{authority: "8080-abc." + domain, method: "GET"}, func(time.Duration) (func(), bool) { return func() {}, true })
+				require.Equal(t, c.waited, time.Since(began))
+				require.Zero(t, parked)
+				if c.reason == "" {
+					require.Nil(t, refusal)
+					require.Equal(t, "abc", a.id)
+					require.Equal(t, 1, h.unread())
+					return
+				}
+				require.Nil(t, a)
+				require.Equal(t, c.reason, refusal.Reason)
+				require.Zero(t, h.unread())
+				if c.reason == apierror.SandboxQuiesced {
+					require.Equal(t, 503, refusal.Code)
+					require.Equal(t, 1, refusal.RetryAfter)
+				}
+			})
+		})
+	}
+}
+
+// The sum of all waits must stay below Envoy's own timeout.
+func TestWaitsFitEnvoysTimeout(t *testing.T) {
+	slowly := func(took time.Duration, a ...routecache.Answer) *history {
+		began := time.Now()
+		h := &history{answer: func(ctx context.Context, _ string) (routecache.Answer, error) {
+			select {
+			case <-time.After(took):
+				return a[min(int(time.Since(began)/time.Second), len(a)-1)], nil
+			case <-ctx.Done():
+				return routecache.Answer{}, ctx.Err()
+			}
+		}}
+		h.await = func(ctx context.Context) error {
+			select {
+			case <-time.After(took):
+				return nil
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+		return h
+	}
+	quiesced, starting := routecache.Answer{Status: routecache.Quiesced}, routecache.Answer{Status: routecache.Starting, Hold: 10 * time.Second}
+	for took := 100 * time.Millisecond; took < 5*time.Second; took += 100 * time.Millisecond {
+		synctest.Test(t, func(t *testing.T) {
+			for name, h := range map[string]*history{
+				"quiesced":            slowly(took, quiesced),
+				"and then found":      slowly(took, quiesced, quiesced, quiesced, quiesced, routeTo("10.1.2.3", 80)),
+				"one after the other": {answer: slowly(took, routeTo("10.1.2.3", 80)).answer, holds: func() bool { return false }},
+			} {
+				d := h.decider()
+				d.lookupTimeout = MaxWait
+				began := time.Now()
+				_, refusal := d.decide(t.Context(), &request{authority: "8080-abc." + domain, method: "GET"}, unheld)
+				require.LessOrEqual(t, time.Since(began), MaxWait, name)
+				require.Less(t, time.Since(began), envoy.MessageTimeout)
+				if refusal != nil {
+					require.Equal(t, 503, refusal.Code)
+				}
+			}
+			h := slowly(took, starting, starting, starting, starting, starting, starting, starting, starting, starting, quiesced)
+			d := h.decider()
+			d.lookupTimeout = MaxWait
+			var held time.Time
+			_, refusal := d.decide(t.Context(), &request{authority: "8080-abc." + domain, method: "GET"}, func(time.Duration) (func(), bool) {
+				held = time.Now()
+				return func() {}, true
+			})
+			require.NotNil(t, refusal)
+			if !held.IsZero() {
+				require.Less(t, time.Since(held), starting.Hold+envoy.MessageTimeout)
+			}
+		})
+	}
+}
