@@ -189,7 +189,7 @@ func TestSandboxCannotSpeakForBerth(t *testing.T) {
 				require.Equal(t, "kept", a.header.Get("X-Own"))
 				require.Empty(t, a.header.Values("X-Berth-Reason"), status)
 			}
-			// And what is Berth's stays.
+			// Headers of Berth's own answers stay.
 			g.router.set(g.to(closed(t)))
 			a := g.answer("GET / HTTP/1.1\r\nHost: " + host + "\r\n" + headers + "\r\n")
 			require.Equal(t, http.StatusBadGateway, a.code)

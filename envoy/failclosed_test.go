@@ -324,7 +324,7 @@ func TestRouterCannotChangeARequest(t *testing.T) {
 // Invariant: I1
 func TestSandboxesNeverShareAConnection(t *testing.T) {
 	g := startGateway(t)
-	require.Eventually(t, func() bool { // Envoy takes a moment to know an address for one that it has met
+	require.Eventually(t, func() bool { // Envoy needs a moment to count an address as a known one
 		before := g.connections.Load()
 		g.serves(t)
 		return g.connections.Load() == before

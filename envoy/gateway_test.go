@@ -58,7 +58,7 @@ func (s *script) Process(stream extprocv3.ExternalProcessor_ProcessServer) error
 	s.mu.Unlock()
 	m, err := stream.Recv()
 	if err != nil {
-		return nil // Envoy went away
+		return nil // Envoy has ended the stream
 	}
 	return play(stream, m)
 }

@@ -64,7 +64,7 @@ func (*routes) Await(ctx context.Context, _ string, _ routecache.Status) error {
 }
 func (*routes) Holds(string, routecache.Route) bool { return true }
 
-// recorder is the router, and remembers what it was sent.
+// recorder is a router that records the messages it gets.
 type recorder struct {
 	*extproc.Server
 	mu   sync.Mutex

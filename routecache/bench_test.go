@@ -54,9 +54,9 @@ func bareLRU[V any](tb testing.TB, ids []string, v func() V) *lru.Cache[string, 
 // BenchmarkHit: what the guarantees cost on top of the library. All ways take turns in
 // one run, in rounds of rotating order, and each figure is the median of its rounds.
 // "ratio" is that of Lookup to Get of a golang-lru cache that holds routes,
-// "ratio_pointers" to one that holds pointers to routes, which spares it a copy. The
-// clock of Lookup stands still; the reading of the boot clock that it has in a router
-// is a figure of its own.
+// "ratio_pointers" to one that holds pointers to routes, which needs no copy. The
+// clock of Lookup does not advance. Reading the boot clock, as in a router, is a figure of
+// its own.
 func BenchmarkHit(b *testing.B) {
 	const rounds, perRound = 41, 100_000
 	ids := benchNames(benchIDs)
@@ -136,7 +136,7 @@ func BenchmarkHit(b *testing.B) {
 		}
 		return median(ratios)
 	}
-	b.ReportMetric(0, "ns/op") // of all ways together, which says nothing
+	b.ReportMetric(0, "ns/op") // the sum of all ways has no meaning
 	for _, way := range ways {
 		b.ReportMetric(median(took[way.name]), way.name+"_ns")
 	}
@@ -150,9 +150,9 @@ func median(all []float64) float64 {
 	return sorted[len(sorted)/2]
 }
 
-// BenchmarkMemory: what 100,000 routes take, their IDs and the room that the tables
-// have left included. There is nothing else to keep: what Envoy is told is made from
-// the route for each request.
+// BenchmarkMemory reports the memory of 100,000 routes, including their IDs and the free room
+// of the tables. The router keeps nothing else per route: it makes each answer for Envoy from
+// the route.
 func BenchmarkMemory(b *testing.B) {
 	const routes = 100_000
 	ports := routecache.NewPorts([]uint16{80, 443, 8080})
@@ -163,7 +163,7 @@ func BenchmarkMemory(b *testing.B) {
 		"route_with_3_ports": func(c *routecache.Cache, i int) {
 			c.Put(fmt.Sprintf("%020d", i), routecache.Route{
 				Addr: netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}), DefaultPort: 8080,
-				Ports: routecache.NewPorts(ports.List()), // as it comes from the stream: a copy for each
+				Ports: routecache.NewPorts(ports.List()), // as decoded from the stream: a copy for each
 			})
 		},
 		"tombstone": func(c *routecache.Cache, i int) { c.Release(fmt.Sprintf("%020d", i)) },
@@ -185,10 +185,10 @@ func BenchmarkMemory(b *testing.B) {
 	}
 }
 
-// heap is what is live on it.
+// heap returns the live bytes of the heap.
 func heap() uint64 {
 	runtime.GC()
-	runtime.GC() // what the first one has found to be finalized
+	runtime.GC() // frees what the first one has finalized
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	return m.HeapAlloc

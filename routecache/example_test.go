@@ -41,7 +41,7 @@ func Example() {
 			c.Resolve(id, routecache.Answer{Status: routecache.Unknown})
 		}
 	})
-	for _, id := range []string{"k3x9", "nobody"} {
+	for _, id := range []string{"k3x9", "other"} {
 		answer, err := c.Lookup(context.Background(), id)
 		fmt.Println(id, answer.Status, err)
 	}
@@ -50,7 +50,7 @@ func Example() {
 	fmt.Println("k3x9", answer.Status, err)
 	// Output:
 	// k3x9 routable <nil>
-	// nobody unknown <nil>
+	// other unknown <nil>
 	// k3x9 gone <nil>
 }
 
@@ -93,8 +93,8 @@ func ExampleCache_Put() {
 
 func ExampleCache_Resolve() {
 	c := example(nil)
-	c.Resolve("nobody", routecache.Answer{Status: routecache.Unknown})
-	answer, err := c.Lookup(context.Background(), "nobody")
+	c.Resolve("other", routecache.Answer{Status: routecache.Unknown})
+	answer, err := c.Lookup(context.Background(), "other")
 	fmt.Println(answer.Status, err)
 	// Output: unknown <nil>
 }

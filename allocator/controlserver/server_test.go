@@ -201,7 +201,7 @@ func TestSecondJoinClosesOnlyTheOldStream(t *testing.T) {
 		first, n := w.joined()
 		second, m := w.joined()
 		require.NotEqual(t, n, m)
-		w.Deliver(7, core.CloseStream{Stream: n}) // what the core makes of it
+		w.Deliver(7, core.CloseStream{Stream: n}) // as the core does after a second join
 		fails(t, first, codes.Aborted, "another stream")
 		require.Equal(t, []core.Event{core.SessionLeft{Session: testRouter, Stream: n}}, w.leader.seen())
 		w.Deliver(7, core.SendRelease{Stream: m, Sequence: 2, IDs: []string{"k3x9"}})

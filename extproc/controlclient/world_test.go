@@ -89,7 +89,7 @@ func runWith(t *testing.T, allocators []string, activityOf func(*world) controlc
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		// Pings keep the clock of the bubble running, so a test that hangs must be ended.
-		defer time.AfterFunc(24*time.Hour, func() { panic("the test waits in vain") }).Stop()
+		defer time.AfterFunc(24*time.Hour, func() { panic("what the test waits for does not happen") }).Stop()
 		w := &world{
 			t: t, began: time.Now(), ended: make(chan error, 1),
 			servers: map[string]*bufconn.Listener{}, streams: make(chan *peer, 1000),

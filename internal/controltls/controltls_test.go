@@ -104,7 +104,7 @@ func TestOnlyTheTwoRolesOfOneAuthorityConnect(t *testing.T) {
 	require.NoError(t, os.WriteFile(filepath.Join(mixed, CAFile), f.CA, 0o600))
 	require.Error(t, ask(t, address, router(t, mixed)), "a certificate of another authority")
 
-	// An allocator's certificate does not make a router, nor the other way round.
+	// The certificate of one role is refused for the other role.
 	d := dir(t, ours, AllocatorName)
 	c, stop, err := open(d, time.Hour, AllocatorName, client)
 	require.NoError(t, err)

@@ -40,6 +40,6 @@ func TestOnlyTheReasonOfTheAllocatorDeclaresDead(t *testing.T) {
 	} {
 		require.Equal(t, c.want, controlv1.IsDeclaredDead(c.err), name)
 	}
-	// Routers of earlier versions go by the code.
+	// The code must not change, because routers of other versions may compare it.
 	require.Equal(t, codes.NotFound, status.Code(controlv1.DeclaredDead()))
 }
