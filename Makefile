@@ -104,7 +104,7 @@ kind-e2e: image-archives
 bench: ground
 	go test ./bench -run '^$$' -bench Latency -benchtime 1x -timeout 20m -v
 
-## bench-claims: what claims, bursts of them and whole lives cost, against raw patches; on KWOK pods
+## bench-claims: what claims, bursts of them and whole lives cost, against raw patches; on pods without processes
 .PHONY: bench-claims
 bench-claims: ground
 	go test ./bench -run '^$$' -bench 'Claim|Drain|Lives|Handover|Memory' -benchtime 1x -timeout 60m -v

@@ -17,13 +17,13 @@ import (
 	clientrest "k8s.io/client-go/rest"
 
 	"github.com/berth-sandbox/berth/api/v1alpha1"
-	"github.com/berth-sandbox/berth/devcluster/kwok"
+	"github.com/berth-sandbox/berth/devcluster/hollow"
 	"github.com/berth-sandbox/berth/devcluster/stack"
 	"github.com/berth-sandbox/berth/e2e/harness"
 	"github.com/berth-sandbox/berth/e2e/history"
 )
 
-// ground is a control plane with KWOK nodes, one allocator and one gateway. What
+// ground is a control plane with hollow nodes, one allocator and one gateway. What
 // claims cost is compared with the floor: a conditional patch of a pod, straight
 // to the same API server.
 type ground struct {
@@ -45,7 +45,7 @@ func newGroundOf(b *testing.B, o stack.Options) *ground {
 	o.BinDir = b.TempDir()
 	require.NoError(b, stack.Build(b.Context(), o.BinDir, false, "allocator", "extproc"))
 	run := harness.NewRun(b, history.Settings{}, "")
-	berth := run.Start(harness.Options{KWOK: &kwok.Options{Nodes: kwok.Names("node", 10)}, Stack: o})
+	berth := run.Start(harness.Options{Hollow: &hollow.Options{Nodes: 10}, Stack: o})
 	transport := &http.Transport{MaxIdleConnsPerHost: callers, DisableCompression: true}
 	b.Cleanup(transport.CloseIdleConnections)
 	first := berth.Stack.Allocators[0]

@@ -13,7 +13,7 @@ import (
 // Clusters on one machine do not share addresses. Each has a block of its own, a
 // /16 in 127.64.0.0/10. The first /20 of the block is for servers (the control plane
 // is on .0.1). Each of the next seven is for one process node. The upper half is for
-// pods without processes (KWOK).
+// pods without processes.
 //
 //	127.B.0.0/20  127.B.16.0/20 ... 127.B.112.0/20  127.B.128.0/17
 const (

@@ -9,6 +9,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -89,25 +91,44 @@ func kubeVersionServes(line string) bool {
 	return err == nil && minor >= oldestKubeMinor
 }
 
-// kubeArtifact builds etcd and kube-apiserver from the module in tools.
+// kubeArtifact builds etcd and kube-apiserver from the module in tools, which pins every
+// dependency by version and hash.
 func kubeArtifact(progress io.Writer) artifact {
+	const what = "kube-apiserver " + kubeVersion + " and etcd " + etcdVersion
 	const pkg = "k8s.io/component-base/version."
 	v := strings.SplitN(strings.TrimPrefix(kubeVersion, "v"), ".", 3)
-	b := goBuild{
-		what: "kube-apiserver " + kubeVersion + " and etcd " + etcdVersion,
-		took: "3 to 6 minutes",
-		mod:  tools.KubeMod, sum: tools.KubeSum,
-		// Without these flags the API server reports v0.0.0-master, and clients that
-		// check its version refuse it.
-		ldflags: "-s -w -X " + pkg + "gitVersion=" + kubeVersion + " -X " + pkg + "gitMajor=" + v[0] +
-			" -X " + pkg + "gitMinor=" + v[1] + " -X " + pkg + "gitTreeState=clean",
-		packages: []string{"k8s.io/kubernetes/cmd/kube-apiserver", "go.etcd.io/etcd/server/v3"},
-	}
+	// Without these flags the API server reports v0.0.0-master, and clients that check
+	// its version refuse it.
+	ldflags := "-s -w -X " + pkg + "gitVersion=" + kubeVersion + " -X " + pkg + "gitMajor=" + v[0] +
+		" -X " + pkg + "gitMinor=" + v[1] + " -X " + pkg + "gitTreeState=clean"
+	args := []string{"build", "-mod=readonly", "-trimpath", "-buildvcs=false", "-tags=grpcnotrace", "-ldflags=" + ldflags}
+	packages := []string{"k8s.io/kubernetes/cmd/kube-apiserver", "go.etcd.io/etcd/server/v3"}
+	// These override Go settings of the caller's environment. GOFLAGS is not empty,
+	// because the go command would then use the one of "go env -w".
+	env := []string{"GOFLAGS=-mod=readonly", "GOWORK=off", "CGO_ENABLED=0",
+		"GOOS=" + runtime.GOOS, "GOARCH=" + runtime.GOARCH}
 	return artifact{
-		name:   "kubernetes-" + kubeVersion,
-		recipe: b.recipe(),
+		name: "kubernetes-" + kubeVersion,
+		// All input that decides the result, except the version of Go.
+		recipe: slices.Concat([]string{string(tools.KubeMod), string(tools.KubeSum)}, env, args, packages),
 		make: func(ctx context.Context, sup *proc.Supervisor, out, scratch string) error {
-			if err := b.run(ctx, sup, progress, out, scratch); err != nil {
+			for name, content := range map[string][]byte{"go.mod": tools.KubeMod, "go.sum": tools.KubeSum} {
+				if err := os.WriteFile(filepath.Join(scratch, name), content, 0o644); err != nil {
+					return err
+				}
+			}
+			goBin, err := exec.LookPath("go")
+			if err != nil {
+				return fmt.Errorf("the go command is needed: %w", err)
+			}
+			cmd := exec.Command(goBin, slices.Concat(args, []string{"-o", out + "/"}, packages)...)
+			cmd.Dir = scratch
+			// An interrupted build leaves nothing outside scratch.
+			cmd.Env = slices.Concat(os.Environ(), env, []string{"GOTMPDIR=" + scratch, "PWD=" + scratch})
+			fmt.Fprintf(progress, "devcluster: building %s from source, first time only, 3 to 6 minutes\n", what)
+			if err := run(ctx, sup, cmd, func(elapsed time.Duration) {
+				fmt.Fprintf(progress, "devcluster: building %s, %v\n", what, elapsed)
+			}); err != nil {
 				return err
 			}
 			return os.Rename(filepath.Join(out, "server"), filepath.Join(out, "etcd"))

@@ -115,45 +115,9 @@ while [ "$1" != -o ]; do shift; done
 	require.Contains(t, progress.String(), "building kube-apiserver v1.36.3 and etcd v3.6.8 from source, first time only, 3 to 6 minutes\n")
 }
 
-func TestStagesComeFromTheModuleThatIsBuilt(t *testing.T) {
-	useCache(t)
-	bin, module := t.TempDir(), t.TempDir()
-	for _, stage := range kwokStages {
-		path := filepath.Join(module, "kustomize", "stage", stage)
-		require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
-		require.NoError(t, os.WriteFile(path, []byte("name: "+filepath.Base(stage)), 0o600))
-	}
-	script := `#!/bin/sh
-[ -s go.mod ] && [ -s go.sum ] && [ "$GOFLAGS" = "-mod=readonly" ] || exit 1
-echo noise >&2
-[ "$1" = build ] || { echo '` + module + `'; exit; }
-while [ "$1" != -o ]; do shift; done
-: >"$2/kwok"
-`
-	require.NoError(t, os.WriteFile(filepath.Join(bin, "go"), []byte(script), 0o755))
-	t.Setenv("PATH", bin)
-	var progress bytes.Buffer
-	kwok, stages, err := KWOKBinary(t.Context(), &progress)
-	require.NoError(t, err)
-	require.FileExists(t, kwok)
-	require.Len(t, stages, len(kwokStages))
-	for i, stage := range stages {
-		content, err := os.ReadFile(stage)
-		require.NoError(t, err)
-		require.Equal(t, "name: "+filepath.Base(kwokStages[i]), string(content))
-	}
-	require.Contains(t, progress.String(), "building kwok v0.8.0 from source, first time only")
-
-	require.NoError(t, os.RemoveAll(filepath.Join(module, "kustomize")))
-	useCache(t)
-	_, _, err = KWOKBinary(t.Context(), nil)
-	require.ErrorContains(t, err, "stage of the module")
-}
-
 func TestPinnedModulesMatchTheConstants(t *testing.T) {
 	require.Contains(t, string(tools.KubeMod), "k8s.io/kubernetes "+kubeVersion+"\n")
 	require.Contains(t, string(tools.KubeMod), "go.etcd.io/etcd/server/v3 "+etcdVersion+"\n")
-	require.Contains(t, string(tools.KwokMod), "sigs.k8s.io/kwok "+kwokVersion+"\n")
 }
 
 func TestEnvoyBinMustBeTheVersionWanted(t *testing.T) {

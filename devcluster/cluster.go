@@ -9,25 +9,30 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/dynamic"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
+	"github.com/berth-sandbox/berth/devcluster/nodes"
 	"github.com/berth-sandbox/berth/devcluster/proc"
 	"github.com/berth-sandbox/berth/devcluster/processnode"
 )
 
-// downLimit bounds the stop of a cluster in Start's cleanup or after an Up that
-// failed. Processes that have not ended by then are killed.
-const downLimit = time.Minute
+const (
+	// downLimit bounds the stop of a cluster in Start's cleanup or after an Up that
+	// failed. Processes that have not ended by then are killed.
+	downLimit = time.Minute
+	// readyLimit bounds the start of the process nodes, and the wait for a CRD. Each
+	// takes some 0.2 s.
+	readyLimit = time.Minute
+	readyPoll  = 50 * time.Millisecond
+)
 
 // Options configures a cluster. The zero value is an API server without nodes.
 type Options struct {
@@ -44,8 +49,6 @@ type Options struct {
 	// NodePath lists the directories in which process nodes look a container's
 	// command up before PATH.
 	NodePath []string
-	// RestartBackOff is that of the process nodes.
-	RestartBackOff processnode.RestartBackOff
 	// CRDs are YAML files of CustomResourceDefinitions. They are served when Up
 	// returns.
 	CRDs [][]byte
@@ -53,10 +56,14 @@ type Options struct {
 
 // Cluster is a running cluster. All methods may be called concurrently.
 type Cluster struct {
-	o     Options
-	block *block
-	sup   *proc.Supervisor
-	plane *controlPlane
+	o               Options
+	block           *block
+	sup             *proc.Supervisor
+	dir             string
+	config          *rest.Config
+	client          *kubernetes.Clientset
+	etcdURL         string
+	etcd, apiServer *proc.Server
 
 	log     *zap.Logger // of the process nodes
 	logFile *os.File
@@ -67,8 +74,8 @@ type Cluster struct {
 	down    sync.Once
 	downErr error
 
-	mu      sync.Mutex
-	runErrs []error
+	mu     sync.Mutex
+	runErr error // of the process nodes and the scheduler
 }
 
 // Start starts a cluster for a test and stops it after the test. With -short it
@@ -119,35 +126,22 @@ func Up(ctx context.Context, o Options) (_ *Cluster, err error) {
 			err = errors.Join(err, c.Down(ctx))
 		}
 	}()
-	dir, err := c.makeDir()
-	if err != nil {
+	if c.dir, err = c.makeDir(); err != nil {
 		return nil, err
 	}
-	c.plane = &controlPlane{sup: c.sup, dir: dir, etcdBin: etcd, apiBin: apiServer}
-	if err := c.plane.prepare(c.block); err != nil {
+	if err := c.prepare(etcd, apiServer); err != nil {
 		return nil, err
 	}
-	if err := c.plane.startEtcd(ctx); err != nil {
+	if err := c.etcd.Start(ctx); err != nil {
 		return nil, err
 	}
-	if err := c.plane.startAPIServer(ctx); err != nil {
+	if err := c.apiServer.Start(ctx); err != nil {
 		return nil, err
 	}
-	if len(o.CRDs) > 0 {
-		client, err := dynamic.NewForConfig(c.RestConfig())
-		if err != nil {
-			return nil, fmt.Errorf("client for CRDs: %w", err)
-		}
-		if err := installCRDs(ctx, client, o.CRDs); err != nil {
-			return nil, err
-		}
+	if err := c.installCRDs(ctx); err != nil {
+		return nil, err
 	}
-	if o.Nodes > 0 {
-		if err := c.startNodes(ctx); err != nil {
-			return nil, err
-		}
-	}
-	return c, nil
+	return c, c.startNodes(ctx)
 }
 
 func (c *Cluster) makeDir() (string, error) {
@@ -172,19 +166,17 @@ func (c *Cluster) makeDir() (string, error) {
 	return dir, nil
 }
 
-// startNodes starts the process nodes and the scheduler and waits until the
-// nodes are ready.
-func (c *Cluster) startNodes(ctx context.Context) error {
-	var err error
-	if c.logFile, err = os.Create(filepath.Join(c.Dir(), "nodes.log")); err != nil {
+// startNodes starts the process nodes and the scheduler and waits until the nodes are
+// ready.
+func (c *Cluster) startNodes(ctx context.Context) (err error) {
+	if c.o.Nodes == 0 {
+		return nil
+	}
+	if c.logFile, err = os.Create(filepath.Join(c.dir, "nodes.log")); err != nil {
 		return fmt.Errorf("log of the process nodes: %w", err)
 	}
 	c.log = zap.New(zapcore.NewCore(zapcore.NewConsoleEncoder(zap.NewDevelopmentEncoderConfig()),
 		zapcore.Lock(c.logFile), zap.DebugLevel))
-	client, err := kubernetes.NewForConfig(c.RestConfig())
-	if err != nil {
-		return fmt.Errorf("client for the process nodes: %w", err)
-	}
 	for i := range c.o.Nodes {
 		n, err := processnode.New(c.NodeOptions(i))
 		if err != nil {
@@ -196,57 +188,38 @@ func (c *Cluster) startNodes(ctx context.Context) error {
 	// server to which they report.
 	var run context.Context
 	run, c.cancel = context.WithCancel(context.WithoutCancel(ctx))
-	for _, n := range c.nodes {
-		c.runs.Go(func() { c.keep(n.Run(run)) })
+	keep := func(f func(context.Context) error) {
+		c.runs.Go(func() {
+			if err := f(run); err != nil {
+				c.mu.Lock()
+				defer c.mu.Unlock()
+				c.runErr = errors.Join(c.runErr, err)
+			}
+		})
 	}
-	c.runs.Go(func() { c.keep(processnode.RunScheduler(run, client, c.log.Named("scheduler"))) })
+	for _, n := range c.nodes {
+		keep(n.Run)
+	}
+	keep((&nodes.Scheduler{Client: c.client, Kind: processnode.Kind, Log: c.log.Named("scheduler")}).Run)
 
-	ctx, cancel := context.WithTimeoutCause(ctx, startLimit, fmt.Errorf("it took longer than %v", startLimit))
+	ctx, cancel := context.WithTimeoutCause(ctx, readyLimit, fmt.Errorf("it took longer than %v", readyLimit))
 	defer cancel()
 	for i := range c.o.Nodes {
-		if err := c.awaitNode(ctx, client, nodeName(i)); err != nil {
+		err := wait.PollUntilContextCancel(ctx, readyPoll, true, func(ctx context.Context) (bool, error) {
+			node, err := c.client.CoreV1().Nodes().Get(ctx, nodeName(i), metav1.GetOptions{})
+			return err == nil && nodes.IsReady(node), c.nodesErr()
+		})
+		if err != nil {
 			return fmt.Errorf("%s is not ready: %w; the end of the nodes' log:\n%s", nodeName(i), err, tailOf(c.logFile.Name()))
 		}
 	}
 	return nil
 }
 
-func (c *Cluster) awaitNode(ctx context.Context, client kubernetes.Interface, name string) error {
-	tick := time.NewTicker(readyPoll)
-	defer tick.Stop()
-	for {
-		node, err := client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
-		if err == nil {
-			for _, condition := range node.Status.Conditions {
-				if condition.Type == corev1.NodeReady && condition.Status == corev1.ConditionTrue {
-					return nil
-				}
-			}
-		}
-		if err := c.runErr(); err != nil {
-			return err
-		}
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return fmt.Errorf("%w (last answer: %w)", context.Cause(ctx), err)
-		}
-	}
-}
-
-func (c *Cluster) keep(err error) {
-	if err == nil {
-		return
-	}
+func (c *Cluster) nodesErr() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.runErrs = append(c.runErrs, err)
-}
-
-func (c *Cluster) runErr() error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return errors.Join(c.runErrs...)
+	return c.runErr
 }
 
 // Down stops the cluster: pods, then the API server, then etcd. When ctx ends, the
@@ -254,15 +227,14 @@ func (c *Cluster) runErr() error {
 // return the error of the first one.
 func (c *Cluster) Down(ctx context.Context) error {
 	c.down.Do(func() {
-		var errs []error
-		if c.plane != nil {
-			_ = c.plane.signalAPIServer(syscall.SIGCONT) // a paused one would delay the nodes
+		if c.apiServer != nil && c.apiServer.Running() {
+			_ = c.apiServer.Resume() // a paused one would delay the nodes, and does not act on SIGTERM
 		}
 		c.cancel()
 		c.runs.Wait()
-		errs = append(errs, c.runErr())
-		if c.plane != nil {
-			errs = append(errs, c.plane.stop(ctx))
+		errs := []error{c.nodesErr()}
+		if c.apiServer != nil {
+			errs = append(errs, c.apiServer.Stop(ctx, apiServerGrace), c.etcd.Stop(ctx, etcdGrace))
 		}
 		if c.logFile != nil {
 			errs = append(errs, c.logFile.Close())
@@ -275,30 +247,32 @@ func (c *Cluster) Down(ctx context.Context) error {
 
 // RestConfig returns a new config of a user with all permissions, without a limit on
 // the rate of requests.
-func (c *Cluster) RestConfig() *rest.Config { return c.plane.restConfig() }
+func (c *Cluster) RestConfig() *rest.Config { return rest.CopyConfig(c.config) }
 
 // Kubeconfig returns the path of a kubeconfig of the same user.
-func (c *Cluster) Kubeconfig() string { return c.plane.kubeconfig() }
+func (c *Cluster) Kubeconfig() string { return filepath.Join(c.dir, "kubeconfig") }
 
 // Dir returns the directory with data, logs (kube-apiserver.log, etcd.log,
 // nodes.log, nodes/...) and keys.
-func (c *Cluster) Dir() string { return c.plane.dir }
+func (c *Cluster) Dir() string { return c.dir }
 
 // Supervisor starts processes that end with the cluster, and are killed when
 // this process dies.
 func (c *Cluster) Supervisor() *proc.Supervisor { return c.sup }
 
+// APIServer is kube-apiserver. It keeps its address and its data when it is ended and
+// started again.
+func (c *Cluster) APIServer() *proc.Server { return c.apiServer }
+
+// Etcd is etcd. It keeps its addresses and its data when it is ended and started again.
+func (c *Cluster) Etcd() *proc.Server { return c.etcd }
+
 // EtcdMetrics is the URL of etcd's metrics in Prometheus' format.
-func (c *Cluster) EtcdMetrics() string { return "http://" + c.plane.etcdAddr.String() + "/metrics" }
+func (c *Cluster) EtcdMetrics() string { return c.etcdURL + "/metrics" }
 
 // EnvoyBin returns the path of Envoy 1.40, see EnvoyBinary.
 func (c *Cluster) EnvoyBin(ctx context.Context) (string, error) {
 	return EnvoyBinary(ctx, c.o.Progress)
-}
-
-// KWOKBinary returns the paths of KWOK and its stages, see function KWOKBinary.
-func (c *Cluster) KWOKBinary(ctx context.Context) (kwok string, stages []string, err error) {
-	return KWOKBinary(ctx, c.o.Progress)
 }
 
 // Nodes returns the process nodes.
@@ -311,14 +285,13 @@ func nodeName(i int) string { return fmt.Sprintf("node-%d", i) }
 // must end it before Down.
 func (c *Cluster) NodeOptions(i int) processnode.Options {
 	return processnode.Options{
-		RestConfig:     c.RestConfig(),
-		Name:           nodeName(i),
-		Supervisor:     c.sup,
-		Addresses:      c.block.node(i),
-		Path:           c.o.NodePath,
-		Dir:            filepath.Join(c.Dir(), "nodes", nodeName(i)),
-		Log:            c.log.Named(nodeName(i)),
-		RestartBackOff: c.o.RestartBackOff,
+		Client:     c.client,
+		Name:       nodeName(i),
+		Supervisor: c.sup,
+		Addresses:  c.block.node(i),
+		Path:       c.o.NodePath,
+		Dir:        filepath.Join(c.dir, "nodes", nodeName(i)),
+		Log:        c.log.Named(nodeName(i)),
 	}
 }
 
@@ -333,35 +306,10 @@ func (c *Cluster) PodCIDRs() []netip.Prefix {
 }
 
 // FakePodCIDR is the range, of 32,766 addresses, for pods without processes: pods on
-// KWOK nodes, and pods whose status a test writes.
+// hollow nodes, and pods whose status a test writes.
 func (c *Cluster) FakePodCIDR() netip.Prefix { return c.block.fake() }
 
 // FreeAddr returns an address with a free port, never the same twice. Its IP belongs
 // to this cluster alone. A caller that listens on exactly this address finds the
 // port free.
 func (c *Cluster) FreeAddr() (netip.AddrPort, error) { return c.block.freeAddr(0) }
-
-// KillAPIServer ends the API server by SIGKILL. etcd keeps running.
-func (c *Cluster) KillAPIServer(ctx context.Context) error { return c.plane.killAPIServer(ctx) }
-
-// StartAPIServer starts an API server that was killed or has ended, on the same
-// address and data, and waits until it is ready.
-func (c *Cluster) StartAPIServer(ctx context.Context) error { return c.plane.startAPIServer(ctx) }
-
-// StartEtcd starts an etcd that has ended on the same addresses and data, and
-// waits until it is ready. It may not be called while etcd runs.
-func (c *Cluster) StartEtcd(ctx context.Context) error { return c.plane.startEtcd(ctx) }
-
-// APIServer returns the latest process of the API server. It is nil after
-// KillAPIServer.
-func (c *Cluster) APIServer() *proc.Process { return c.plane.process(&c.plane.api) }
-
-// Etcd returns the latest process of etcd.
-func (c *Cluster) Etcd() *proc.Process { return c.plane.process(&c.plane.etcd) }
-
-// PauseAPIServer stops the API server from answering while its connections stay
-// open, as if its machine hung or the network was partitioned.
-func (c *Cluster) PauseAPIServer() error { return c.plane.signalAPIServer(syscall.SIGSTOP) }
-
-// ResumeAPIServer undoes PauseAPIServer.
-func (c *Cluster) ResumeAPIServer() error { return c.plane.signalAPIServer(syscall.SIGCONT) }

@@ -66,28 +66,28 @@ func TestTwoClustersSideBySide(t *testing.T) {
 	}
 
 	c, client := clusters[0], clientOf(t, clusters[0])
-	require.NoError(t, c.KillAPIServer(testContext(t)))
-	require.ErrorIs(t, c.KillAPIServer(testContext(t)), errNoAPIServer)
-	require.ErrorIs(t, c.PauseAPIServer(), errNoAPIServer)
+	require.NoError(t, c.APIServer().Kill())
+	require.NoError(t, c.APIServer().Kill())
+	require.ErrorContains(t, c.APIServer().Pause(), "kube-apiserver is not running")
 	_, err := client.CoreV1().Pods("default").List(testContext(t), metav1.ListOptions{})
 	require.Error(t, err)
-	require.NoError(t, c.StartAPIServer(testContext(t)))
+	require.NoError(t, c.APIServer().Start(testContext(t)))
 	require.Equal(t, []string{"pod-0"}, podNames(t, client), "the same client finds the same data")
 
-	require.NoError(t, c.PauseAPIServer())
+	require.NoError(t, c.APIServer().Pause())
 	short, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 	defer cancel()
 	_, err = client.CoreV1().Pods("default").List(short, metav1.ListOptions{})
 	require.ErrorIs(t, err, context.DeadlineExceeded)
-	require.NoError(t, c.ResumeAPIServer())
+	require.NoError(t, c.APIServer().Resume())
 	require.Equal(t, []string{"pod-0"}, podNames(t, client))
 
 	for _, c := range clusters {
-		pids := []int{c.plane.api.Pid(), c.plane.etcd.Pid()}
+		pids := []int{c.APIServer().Pid(), c.Etcd().Pid()}
 		for _, pid := range pids {
 			require.True(t, running(pid))
 		}
-		require.NoError(t, c.PauseAPIServer(), "Down copes with it")
+		require.NoError(t, c.APIServer().Pause(), "Down copes with it")
 		began := time.Now()
 		require.NoError(t, c.Down(testContext(t)))
 		require.Less(t, time.Since(began), apiServerGrace, "nothing had to be killed")
@@ -112,7 +112,6 @@ func TestClusterServesWhatBerthUses(t *testing.T) {
 			_, err := dyn.Resource(gvr).List(testContext(t), metav1.ListOptions{})
 			require.NoError(t, err)
 		}
-		require.NoError(t, installCRDs(testContext(t), dyn, crd.All()), "once more is no error")
 	})
 	t.Run("kubeconfig", func(t *testing.T) {
 		config, err := clientcmd.BuildConfigFromFlags("", c.Kubeconfig())
@@ -173,7 +172,7 @@ func actCluster() error {
 		metav1.CreateOptions{}); err != nil {
 		return err
 	}
-	fmt.Println(c.Dir(), c.plane.api.Pid(), c.plane.etcd.Pid())
+	fmt.Println(c.Dir(), c.APIServer().Pid(), c.Etcd().Pid())
 	if err := announce(ctx, pidFile); err != nil {
 		return err
 	}
@@ -211,7 +210,7 @@ func TestFailedStartNamesCauseAndLeavesNothing(t *testing.T) {
 	program(t, assets, "etcd", "the disk is full")
 	t.Setenv("KUBEBUILDER_ASSETS", assets)
 	_, err := Up(testContext(t), Options{Dir: dir})
-	require.ErrorContains(t, err, "etcd ended before it was ready (exit status 0)")
+	require.ErrorContains(t, err, "start etcd: it ended (exit status 0)")
 	require.ErrorContains(t, err, "the disk is full")
 }
 

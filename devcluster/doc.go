@@ -1,5 +1,5 @@
 // Package devcluster runs a real kube-apiserver and etcd on loopback, for tests and
-// the demo. Its process nodes run pods as local processes. Package kwok adds nodes
+// the demo. Its process nodes run pods as local processes. Package hollow adds nodes
 // for thousands of pods without processes. Package stack runs Berth on the cluster.
 //
 // # Guarantees
@@ -38,15 +38,9 @@
 //
 // # Why not kube-scheduler
 //
-// The module k8s.io/kubernetes is pinned for the API server and contains
-// kube-scheduler. It would add about a minute to the first build, and one process to
-// each of the many clusters that a test run starts. Berth needs little of it: each
-// pod must get a node. Package scheduler does that in this process. It binds a pod
-// to the ready, uncordoned node with the fewest pods that matches the pod's
-// nodeSelector, and marks a pod without a node as unschedulable. It knows no
-// affinity, taints, resources, priorities, preemption or topology spread. A pod that
-// requires affinity is not bound. The tests on a kind cluster run with the real
-// kube-scheduler.
+// It would add about a minute to the first build, and one process to each of the many
+// clusters that a test run starts. Package nodes has a scheduler that does what Berth
+// needs. The tests on a kind cluster run with the real kube-scheduler.
 //
 // # Programs
 //

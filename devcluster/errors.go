@@ -10,10 +10,6 @@ var (
 	// living owner.
 	ErrNotRunning = errors.New("no cluster of this name is running")
 
-	// errNoAPIServer is returned by the calls that pause, resume or kill the API
-	// server after KillAPIServer.
-	errNoAPIServer = errors.New("kube-apiserver is not running; StartAPIServer starts it")
-
 	// errLocked is returned by tryLock if another process, or another part of this
 	// one, holds the lock.
 	errLocked = errors.New("locked by another")

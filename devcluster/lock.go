@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/util/wait"
 )
 
 // lockPoll is the time between two tries for a lock.
@@ -57,20 +58,20 @@ func isLocked(path string) (bool, error) {
 // awaitLock takes the lock of the file at path; it calls waiting once if it has
 // to wait.
 func awaitLock(ctx context.Context, path string, waiting func()) (*os.File, error) {
-	tick := time.NewTicker(lockPoll)
-	defer tick.Stop()
-	for first := true; ; first = false {
-		f, err := tryLock(path)
-		if !errors.Is(err, errLocked) {
-			return f, err
-		}
-		if first {
-			waiting()
-		}
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return nil, fmt.Errorf("wait for the lock of %s: %w", path, context.Cause(ctx))
-		}
+	f, err := tryLock(path)
+	if !errors.Is(err, errLocked) {
+		return f, err
 	}
+	waiting()
+	err = wait.PollUntilContextCancel(ctx, lockPoll, false, func(context.Context) (bool, error) {
+		var err error
+		if f, err = tryLock(path); errors.Is(err, errLocked) {
+			return false, nil
+		}
+		return true, err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("wait for the lock of %s: %w", path, err)
+	}
+	return f, nil
 }

@@ -12,6 +12,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"k8s.io/apimachinery/pkg/util/wait"
 )
 
 // Each named cluster lives in a background process, its owner. Other processes find
@@ -188,32 +190,26 @@ func RequestStop(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	tick := time.NewTicker(lockPoll)
-	defer tick.Stop()
 	// Only the present owner is stopped. Another owner that follows within one poll
 	// shows that the first one has ended.
-	var asked string
-	for {
+	var asked State
+	err = wait.PollUntilContextCancel(ctx, lockPoll, true, func(context.Context) (bool, error) {
 		s, err := Lookup(name)
 		switch {
-		case errors.Is(err, ErrNotRunning) && asked != "":
-			return nil
-		case err != nil:
-			return err
-		case asked == "" && s.PID != 0:
-			if err := terminate(s); err != nil {
-				return fmt.Errorf("stop cluster %s: %w", name, err)
-			}
-			asked = s.Process
-		case asked != "" && s.PID != 0 && s.Process != asked:
-			return nil
+		case errors.Is(err, ErrNotRunning) && asked.PID != 0:
+			return true, nil
+		case err != nil || s.PID == 0:
+			return false, err
+		case asked.PID == 0:
+			asked = s
+			return false, terminate(s)
 		}
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return fmt.Errorf("stop cluster %s: %w; its process is %d, its log is in %s", name, context.Cause(ctx), s.PID, dir)
-		}
+		return s.Process != asked.Process, nil
+	})
+	if ctx.Err() != nil {
+		return fmt.Errorf("stop cluster %s: %w; its process is %d, its log is in %s", name, err, asked.PID, dir)
 	}
+	return err
 }
 
 // terminate signals the process that wrote s and no later one with the same PID. It

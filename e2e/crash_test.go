@@ -14,6 +14,7 @@ import (
 
 	"github.com/berth-sandbox/berth/allocator/rest"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
+	"github.com/berth-sandbox/berth/devcluster/proc"
 	"github.com/berth-sandbox/berth/devcluster/stack"
 )
 
@@ -47,7 +48,7 @@ func TestStateSurvivesACrashOfEachProcess(t *testing.T) {
 	e.gone(client, dead)
 
 	gateway := e.stack.Gateways[0]
-	for _, p := range []*stack.Process{gateway.Router, gateway.Envoy, e.stack.Allocators[0].Process} {
+	for _, p := range []*proc.Server{gateway.Router, gateway.Envoy, e.stack.Allocators[0].Server} {
 		t.Run(p.Name, func(t *testing.T) {
 			require.NoError(t, p.Kill())
 			require.NoError(t, p.Start(t.Context()))
@@ -250,7 +251,7 @@ func TestKnownSandboxesKeepTrafficWithoutTheAPIServer(t *testing.T) {
 
 	// The API server hangs. The leader cannot renew its lease, and a process
 	// that may not be the leader any more ends.
-	require.NoError(t, e.cluster.PauseAPIServer())
+	require.NoError(t, e.cluster.APIServer().Pause())
 	leader := e.stack.Allocators[0]
 	e.eventually(func() error {
 		if leader.Running() {
@@ -264,7 +265,7 @@ func TestKnownSandboxesKeepTrafficWithoutTheAPIServer(t *testing.T) {
 		require.Equal(t, s.PodName, a.identity(t).Pod)
 	}
 
-	require.NoError(t, e.cluster.ResumeAPIServer())
+	require.NoError(t, e.cluster.APIServer().Resume())
 	require.NoError(t, leader.Start(t.Context()))
 	another := e.claim()
 	e.reaches(client, another)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/allocator/rest"
+	"github.com/berth-sandbox/berth/devcluster/proc"
 	"github.com/berth-sandbox/berth/devcluster/stack"
 )
 
@@ -120,8 +121,8 @@ func TestPausedEnvoyKeepsSandboxesUntilItEnds(t *testing.T) {
 // then stays for three.
 func TestReplacedRouterForgetsNothingThatIsOpen(t *testing.T) {
 	const maxStale = 20 * time.Second
-	kill := (*stack.Process).Kill
-	stop := func(p *stack.Process) error { return p.Stop(t.Context(), 10*time.Second) }
+	kill := (*proc.Server).Kill
+	stop := func(p *proc.Server) error { return p.Stop(t.Context(), 10*time.Second) }
 	e := startLongAlone(t, 8, stack.Options{Gateways: 4, MaxStale: maxStale})
 	gateways := e.stack.Gateways
 	e.allAtOnce(map[string]func(e *env){
@@ -133,7 +134,7 @@ func TestReplacedRouterForgetsNothingThatIsOpen(t *testing.T) {
 }
 
 // replaceRouter ends the router of a gateway, through which two sandboxes are used.
-func (e *env) replaceRouter(g *stack.Gateway, end func(*stack.Process) error, successor bool) {
+func (e *env) replaceRouter(g *stack.Gateway, end func(*proc.Server) error, successor bool) {
 	stays, _ := e.claimIdle(e.pool, leastIdle)
 	ends, _ := e.claimIdle(e.pool, leastIdle)
 	client := e.clientOf(dialerOf(g), 8)

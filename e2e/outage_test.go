@@ -50,7 +50,7 @@ func TestKnownSandboxesKeepTrafficThroughAnOutage(t *testing.T) {
 	}
 	socket := e.open(known[0])
 
-	require.NoError(t, e.cluster.KillAPIServer(t.Context()))
+	require.NoError(t, e.cluster.APIServer().Kill())
 	for _, a := range e.stack.Allocators {
 		require.NoError(t, a.Kill())
 	}
@@ -67,7 +67,7 @@ func TestKnownSandboxesKeepTrafficThroughAnOutage(t *testing.T) {
 	t.Logf("%d requests in %v", served, length)
 	e.echoes(socket, "still there")
 
-	require.NoError(t, e.cluster.StartAPIServer(t.Context()))
+	require.NoError(t, e.cluster.APIServer().Start(t.Context()))
 	for _, a := range e.stack.Allocators {
 		require.NoError(t, a.Start(t.Context()))
 	}

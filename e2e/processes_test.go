@@ -17,6 +17,7 @@ import (
 	"github.com/berth-sandbox/berth/api/crd"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 	"github.com/berth-sandbox/berth/devcluster"
+	"github.com/berth-sandbox/berth/devcluster/proc"
 	"github.com/berth-sandbox/berth/devcluster/stack"
 	"github.com/berth-sandbox/berth/e2e/harness"
 	"github.com/berth-sandbox/berth/internal/controltls"
@@ -99,9 +100,9 @@ func (p *processes) down() error {
 
 // restore starts what a test has ended, and waits until nothing of the test is left.
 func (p *processes) restore(ctx context.Context) error {
-	var all []*stack.Process
+	var all []*proc.Server
 	for _, a := range p.stack.Allocators {
-		all = append(all, a.Process)
+		all = append(all, a.Server)
 	}
 	for _, g := range p.stack.Gateways {
 		all = append(all, g.Envoy, g.Router)

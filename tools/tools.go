@@ -12,11 +12,3 @@ var (
 	//go:embed kube.sum
 	KubeSum []byte
 )
-
-// KwokMod and KwokSum are the same for sigs.k8s.io/kwok/cmd/kwok.
-var (
-	//go:embed kwok.mod
-	KwokMod []byte
-	//go:embed kwok.sum
-	KwokSum []byte
-)

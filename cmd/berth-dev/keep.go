@@ -11,7 +11,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/berth-sandbox/berth/devcluster"
-	"github.com/berth-sandbox/berth/devcluster/stack"
+	"github.com/berth-sandbox/berth/devcluster/proc"
 )
 
 const (
@@ -40,19 +40,16 @@ type part struct {
 
 // parts are the processes of the environment except those of pods.
 func (e *environment) parts() []part {
-	parts := []part{
-		{"etcd", func() process { return e.cluster.Etcd() }, e.cluster.StartEtcd},
-		{"kube-apiserver", func() process { return e.cluster.APIServer() }, e.cluster.StartAPIServer},
-	}
-	add := func(p *stack.Process) {
-		parts = append(parts, part{p.Name, func() process { return p.Last() }, p.Start})
-	}
+	servers := []*proc.Server{e.cluster.Etcd(), e.cluster.APIServer()}
 	for _, a := range e.stack.Allocators {
-		add(a.Process)
+		servers = append(servers, a.Server)
 	}
 	for _, g := range e.stack.Gateways {
-		add(g.Envoy)
-		add(g.Router)
+		servers = append(servers, g.Envoy, g.Router)
+	}
+	var parts []part
+	for _, s := range servers {
+		parts = append(parts, part{s.Name, func() process { return s.Last() }, s.Start})
 	}
 	return parts
 }

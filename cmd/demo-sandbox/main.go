@@ -1,6 +1,6 @@
 // Command demo-sandbox is what runs in the sandboxes of demos and tests: an HTTP
-// server that says who it is, and that can be made to start slowly, end by
-// itself, refuse to end, or write down what reaches it.
+// server that says who it is. Flags make it end by itself, refuse to end, or write
+// down what reaches it.
 package main
 
 import (
@@ -19,6 +19,8 @@ import (
 	"time"
 
 	"github.com/alecthomas/kong"
+
+	"github.com/berth-sandbox/berth/internal/wait"
 )
 
 // flags is the command line; each flag may also come from the environment.
@@ -30,20 +32,13 @@ type flags struct {
 	PodUID    string `name:"pod-uid" env:"POD_UID" help:"Pod UID to answer with."`
 	Namespace string `env:"POD_NAMESPACE" help:"Namespace to answer with."`
 
-	ListenAfter   time.Duration `env:"LISTEN_AFTER" help:"Refuse connections for this long."`
-	ReadyAfter    time.Duration `env:"READY_AFTER" help:"Answer /readyz with 503 for this long."`
-	UnreadyFrom   time.Duration `env:"UNREADY_FROM" help:"Answer /readyz with 503 again from then on; 0: never."`
-	UnreadyUntil  time.Duration `env:"UNREADY_UNTIL" help:"End of the time that --unready-from began."`
-	UnreadyOnTerm bool          `env:"UNREADY_ON_TERM" help:"Answer /readyz with 503 after SIGTERM."`
-	HealthyFor    time.Duration `env:"HEALTHY_FOR" help:"Answer /healthz with 503 from then on; 0: never."`
 	ExitAfter     time.Duration `env:"EXIT_AFTER" help:"End by itself after this time; 0: never."`
-	ExitNow       bool          `env:"EXIT_NOW" help:"End at once, without listening."`
 	ExitCode      int           `env:"EXIT_CODE" help:"Exit code of an end by itself."`
 	IgnoreSigterm bool          `env:"IGNORE_SIGTERM" help:"Go on after SIGTERM."`
 	TermDelay     time.Duration `env:"TERM_DELAY" help:"Serve on for this long after SIGTERM."`
 	SpawnChild    int           `env:"SPAWN_CHILD" help:"Start a copy in this process group that ignores SIGTERM and listens on this port; 0: none."`
 	Record        string        `env:"RECORD" help:"Directory. Every request but those of probes is written to the end of the file <pod UID>.jsonl in it, a line of JSON each, before it is answered."`
-	Relay         bool          `env:"RELAY" help:"Answer CONNECT by connecting to any address. For tests that reach a cluster only through its API server."`
+	Relay         bool          `env:"RELAY" help:"Be an HTTP proxy to any address. For tests that reach a cluster only through its API server."`
 }
 
 // exit is an end with an exit code that was asked for.
@@ -86,9 +81,6 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if f.Pod == "" {
 		f.Pod = os.Getenv("HOSTNAME")
 	}
-	if f.ExitNow {
-		return ended(f.ExitCode)
-	}
 	if f.SpawnChild != 0 {
 		if err := spawn(f.IP, f.SpawnChild, stdout, stderr); err != nil {
 			return err
@@ -99,13 +91,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 
 // serve listens on every port and waits for the first reason to end.
 func (f *flags) serve(ctx context.Context, term <-chan os.Signal, stdout io.Writer) error {
-	begun := time.Now()
-	if !pause(ctx, term, f.ListenAfter) {
-		return nil
-	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	s, err := newSandbox(f, begun)
+	s, err := newSandbox(f)
 	if err != nil {
 		return err
 	}
@@ -173,11 +161,10 @@ func (f *flags) await(ctx context.Context, s *sandbox, term <-chan os.Signal, al
 			return ended(code)
 		case <-term:
 			fmt.Fprintln(stdout, "SIGTERM")
-			s.terminating.Store(true)
 			if f.IgnoreSigterm {
 				continue
 			}
-			pause(ctx, nil, f.TermDelay)
+			wait.Sleep(ctx, f.TermDelay)
 			return nil
 		}
 	}
@@ -190,23 +177,7 @@ func ended(code int) error {
 	return exit(code)
 }
 
-// pause returns false when something else than the passing of time ended it.
-func pause(ctx context.Context, term <-chan os.Signal, d time.Duration) bool {
-	if d <= 0 {
-		return true
-	}
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-term:
-	case <-ctx.Done():
-	}
-	return false
-}
-
-// spawn leaves a child behind on purpose: who stops the pod must stop it too.
+// spawn leaves a child behind on purpose: a node that stops the pod must stop it too.
 func spawn(ip string, port int, stdout, stderr io.Writer) error {
 	self, err := os.Executable()
 	if err != nil {

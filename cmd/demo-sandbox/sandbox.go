@@ -14,6 +14,7 @@ import (
 	"github.com/coder/websocket"
 
 	"github.com/berth-sandbox/berth/internal/bootclock"
+	"github.com/berth-sandbox/berth/internal/wait"
 )
 
 // identity is what every path without a meaning of its own answers with.
@@ -31,17 +32,15 @@ type identity struct {
 
 // sandbox is what all listeners share.
 type sandbox struct {
-	f           *flags
-	begun       time.Time
-	ready       atomic.Pointer[bool] // what was asked for; nil: nothing, so ReadyAfter decides
-	terminating atomic.Bool
-	busyUntil   atomic.Int64 // bootclock
-	exits       chan int     // capacity 1; exit codes asked for, the first counts
-	record      *os.File     // nil: nothing is written down
+	f         *flags
+	unready   atomic.Bool
+	busyUntil atomic.Int64 // bootclock
+	exits     chan int     // capacity 1; exit codes asked for, the first counts
+	record    *os.File     // nil: nothing is written down
 }
 
-func newSandbox(f *flags, begun time.Time) (*sandbox, error) {
-	s := &sandbox{f: f, begun: begun, exits: make(chan int, 1)}
+func newSandbox(f *flags) (*sandbox, error) {
+	s := &sandbox{f: f, exits: make(chan int, 1)}
 	if f.Record == "" {
 		return s, nil
 	}
@@ -90,12 +89,12 @@ func (s *sandbox) note(w http.ResponseWriter, r *http.Request) bool {
 }
 
 // handler answers on one port. Hits are counted per port and without health
-// checks, so that a test can prove that nobody reached it.
+// checks, so that a test can prove that no request reached it.
 func (s *sandbox) handler(port int) http.Handler {
 	var hits atomic.Int64
 	mux := http.NewServeMux()
-	mux.HandleFunc("/healthz", s.healthz)
-	mux.HandleFunc("/readyz", s.readyz)
+	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { status(w, true) })
+	mux.HandleFunc("/readyz", func(w http.ResponseWriter, _ *http.Request) { status(w, !s.unready.Load()) })
 	mux.HandleFunc("POST /ready", s.setReady)
 	mux.HandleFunc("GET /busy", s.busy)
 	mux.HandleFunc("POST /busy", s.setBusy)
@@ -130,20 +129,6 @@ func reply(w http.ResponseWriter, v any) {
 	_ = json.NewEncoder(w).Encode(v) // the reader is gone
 }
 
-func (s *sandbox) healthz(w http.ResponseWriter, _ *http.Request) {
-	status(w, s.f.HealthyFor == 0 || time.Since(s.begun) < s.f.HealthyFor)
-}
-
-func (s *sandbox) readyz(w http.ResponseWriter, _ *http.Request) {
-	if asked := s.ready.Load(); asked != nil {
-		status(w, *asked)
-		return
-	}
-	age := time.Since(s.begun)
-	unready := s.f.UnreadyFrom > 0 && age >= s.f.UnreadyFrom && age < s.f.UnreadyUntil
-	status(w, age >= s.f.ReadyAfter && !unready && (!s.f.UnreadyOnTerm || !s.terminating.Load()))
-}
-
 func status(w http.ResponseWriter, ok bool) {
 	if !ok {
 		w.WriteHeader(http.StatusServiceUnavailable)
@@ -157,7 +142,7 @@ func (s *sandbox) setReady(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "value must be true or false", http.StatusBadRequest)
 		return
 	}
-	s.ready.Store(&value)
+	s.unready.Store(!value)
 	fmt.Fprintln(w, value)
 }
 
@@ -208,7 +193,7 @@ func sleep(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "ms must be a number of milliseconds", http.StatusBadRequest)
 		return
 	}
-	pause(r.Context(), nil, time.Duration(ms)*time.Millisecond)
+	wait.Sleep(r.Context(), time.Duration(ms)*time.Millisecond)
 	fmt.Fprintln(w, "slept", ms, "ms")
 }
 
@@ -236,7 +221,7 @@ func events(w http.ResponseWriter, r *http.Request) {
 		if _, err := fmt.Fprintf(w, "id: %d\ndata: %d\n\n", n, n); err != nil || out.Flush() != nil {
 			return
 		}
-		if n != count && !pause(r.Context(), nil, interval) {
+		if n != count && !wait.Sleep(r.Context(), interval) {
 			return
 		}
 	}

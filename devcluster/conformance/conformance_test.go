@@ -1,16 +1,16 @@
 package conformance_test
 
 import (
-	"context"
 	"flag"
-	"net"
-	"strconv"
+	"net/http"
 	"testing"
 
+	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
 	"github.com/berth-sandbox/berth/devcluster"
 	"github.com/berth-sandbox/berth/devcluster/conformance"
+	"github.com/berth-sandbox/berth/devcluster/stack"
 )
 
 // TestMain raises the number of parallel subtests: they mostly wait.
@@ -29,12 +29,11 @@ func TestProcessNodeBehavesAsAKubelet(t *testing.T) {
 	if testing.Short() {
 		t.Skip("needs a real kube-apiserver and etcd: run without -short")
 	}
-	cluster := devcluster.Start(t, devcluster.Options{Nodes: 1, NodePath: []string{conformance.BuildSandbox(t)}})
+	bin := t.TempDir()
+	require.NoError(t, stack.Build(t.Context(), bin, false, "demo-sandbox"))
+	cluster := devcluster.Start(t, devcluster.Options{Nodes: 1, NodePath: []string{bin}})
 	conformance.Run(t, conformance.Options{
 		RestConfig: cluster.RestConfig(),
-		Dial: func(ctx context.Context, podIP string, port int) (net.Conn, error) {
-			var d net.Dialer
-			return d.DialContext(ctx, "tcp", net.JoinHostPort(podIP, strconv.Itoa(port)))
-		},
+		Client:     &http.Client{Transport: &http.Transport{DisableKeepAlives: true}},
 	})
 }

@@ -30,13 +30,17 @@ func RunInCluster(t *testing.T, config *rest.Config, image string) {
 	t.Helper()
 	client, err := kubernetes.NewForConfig(config)
 	require.NoError(t, err)
-	t.Cleanup(func() { closeIdle(config) })
+	t.Cleanup(func() { // the clients of a config share connections
+		if transport, err := rest.TransportFor(config); err == nil {
+			utilnet.CloseIdleConnectionsFor(transport)
+		}
+	})
 	ctx, cancel := context.WithTimeout(t.Context(), setUpLimit)
 	defer cancel()
 	namespace := makeNamespace(ctx, t, client)
-	relay, err := podnet.StartRelay(ctx, config, namespace, image)
+	pods, err := podnet.StartRelay(ctx, config, namespace, image)
 	require.NoError(t, err)
-	Run(t, Options{RestConfig: config, Namespace: namespace, Image: image, Dial: relay.Dial, Guard: inClusterGuard})
+	Run(t, Options{RestConfig: config, Namespace: namespace, Image: image, Client: pods, Guard: inClusterGuard})
 }
 
 func makeNamespace(ctx context.Context, t *testing.T, client kubernetes.Interface) string {
@@ -59,12 +63,4 @@ func makeNamespace(ctx context.Context, t *testing.T, client kubernetes.Interfac
 			return err == nil, nil //nolint:nilerr // not yet
 		}), "namespace %s has no default service account", made.Name)
 	return made.Name
-}
-
-// closeIdle ends the connections that the clients of a config share: the API
-// server stays, so they would.
-func closeIdle(config *rest.Config) {
-	if transport, err := rest.TransportFor(config); err == nil {
-		utilnet.CloseIdleConnectionsFor(transport)
-	}
 }

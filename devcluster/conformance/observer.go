@@ -19,34 +19,28 @@ import (
 // label is on every pod of a run; its value names the run.
 const label = "conformance-run"
 
-// observation is one version of a pod, as a watch showed it.
-type observation struct {
-	pod  *corev1.Pod
-	gone bool // the object was deleted; pod is its last version
-}
-
 // observer keeps every version of every pod of a run, in the watch's order.
 type observer struct {
 	run string
 
 	mu      sync.Mutex
-	byName  map[string][]observation
-	changed chan struct{} // closed and replaced at each observation
+	byName  map[string][]version
+	changed chan struct{} // closed and replaced at each version
 }
 
 func observe(t *testing.T, client kubernetes.Interface, namespace, run string) *observer {
-	o := &observer{run: run, byName: map[string][]observation{}, changed: make(chan struct{})}
+	o := &observer{run: run, byName: map[string][]version{}, changed: make(chan struct{})}
 	factory := informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithNamespace(namespace),
 		informers.WithTweakListOptions(func(l *metav1.ListOptions) { l.LabelSelector = label + "=" + run }))
 	pods := factory.Core().V1().Pods().Informer()
 	_, err := pods.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(p any) { o.add(observation{pod: p.(*corev1.Pod)}) },
-		UpdateFunc: func(_, p any) { o.add(observation{pod: p.(*corev1.Pod)}) },
+		AddFunc:    func(p any) { o.add(version{p.(*corev1.Pod), false}) },
+		UpdateFunc: func(_, p any) { o.add(version{p.(*corev1.Pod), false}) },
 		DeleteFunc: func(p any) {
 			if unseen, ok := p.(cache.DeletedFinalStateUnknown); ok {
 				p = unseen.Obj
 			}
-			o.add(observation{pod: p.(*corev1.Pod), gone: true})
+			o.add(version{p.(*corev1.Pod), true})
 		},
 	})
 	require.NoError(t, err)
@@ -61,24 +55,24 @@ func observe(t *testing.T, client kubernetes.Interface, namespace, run string) *
 	return o
 }
 
-func (o *observer) add(n observation) {
+func (o *observer) add(v version) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.byName[n.pod.Name] = append(o.byName[n.pod.Name], n)
+	o.byName[v.Name] = append(o.byName[v.Name], v)
 	close(o.changed)
 	o.changed = make(chan struct{})
 }
 
-func (o *observer) all(name string) []observation {
+func (o *observer) all(name string) []version {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.byName[name]
 }
 
-// await returns the first observation from index on that has the property.
+// await returns the first version from index on that has the property.
 func (o *observer) await(
-	ctx context.Context, name string, index int, holds func(observation) bool,
-) (int, observation, bool) {
+	ctx context.Context, name string, index int, holds property,
+) (int, version, bool) {
 	for {
 		o.mu.Lock()
 		seen, changed := o.byName[name], o.changed
@@ -91,7 +85,7 @@ func (o *observer) await(
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			return 0, observation{}, false
+			return 0, version{}, false
 		}
 	}
 }
@@ -99,9 +93,9 @@ func (o *observer) await(
 // history is the evidence of a failed run: the status of each version.
 func (o *observer) history(name string) string {
 	var b strings.Builder
-	for _, n := range o.all(name) {
-		status, _ := json.Marshal(n.pod.Status)
-		fmt.Fprintf(&b, "gone=%v uid=%s deletion=%v %s\n", n.gone, n.pod.UID, n.pod.DeletionTimestamp, status)
+	for _, v := range o.all(name) {
+		status, _ := json.Marshal(v.Status)
+		fmt.Fprintf(&b, "gone=%v uid=%s deletion=%v %s\n", v.gone, v.UID, v.DeletionTimestamp, status)
 	}
 	return b.String()
 }

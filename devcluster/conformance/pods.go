@@ -1,6 +1,7 @@
 package conformance
 
 import (
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -9,9 +10,8 @@ import (
 )
 
 const (
-	mainName   = "main"
-	besideName = "beside" // sorts before main
-	mainPort   = 8080
+	mainName = "main"
+	mainPort = 8080
 	// Ports of one behaviour each: the next pod at an address answers elsewhere.
 	childPort       = 8099
 	forcedChildPort = 8100
@@ -20,90 +20,78 @@ const (
 
 // podSpec is what differs between the pods of the behaviours.
 type podSpec struct {
-	args      []string // of demo-sandbox in the main container
-	command   []string // instead of demo-sandbox
-	beside    []string // arguments of a second container on port 8081; nil: none
-	restart   corev1.RestartPolicy
-	grace     int64 // seconds; 0: 30
-	readiness *corev1.Probe
-	preStop   *corev1.LifecycleHandler
-	finalizer string // empty: none
+	args    string // of demo-sandbox, separated by blanks
+	command string // instead of demo-sandbox
+	never   bool   // restart policy Never
+	grace   int64  // seconds; 0: 30
+	preStop int64  // seconds of sleep; 0: no hook
+	// probe is the path of a readiness probe once a second; empty: none. failures is
+	// its threshold, 0: 3. successes and delay are the others, if not 0.
+	probe                      string
+	failures, successes, delay int32
+	finalizer                  string // empty: none
 }
 
 func (p podSpec) build(s *subject) *corev1.Pod {
-	container := func(name string, command, args []string) corev1.Container {
-		field := func(path string) *corev1.EnvVarSource {
-			return &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: path}}
+	field := func(name, path string) corev1.EnvVar {
+		return corev1.EnvVar{Name: name,
+			ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: path}}}
+	}
+	c := corev1.Container{
+		Name: mainName, Image: s.o.Image, ImagePullPolicy: corev1.PullIfNotPresent,
+		Command: []string{"demo-sandbox"}, Args: strings.Fields(p.args),
+		Env: []corev1.EnvVar{
+			field("POD_IP", "status.podIP"), field("POD_NAME", "metadata.name"), field("POD_UID", "metadata.uid"),
+			{Name: "GREETING", Value: "$(POD_NAME)!"},
+			{Name: "POD_NAMESPACE", Value: "$(GREETING)$$(POD_NAME)$(NOBODY)"}, // shown in the answer: proves the expansion
+		},
+	}
+	if p.command != "" {
+		c.Command = []string{p.command}
+	}
+	if p.probe != "" {
+		c.ReadinessProbe = &corev1.Probe{
+			ProbeHandler: corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Path: p.probe,
+				Port: intstr.FromInt32(mainPort)}},
+			PeriodSeconds: 1, TimeoutSeconds: 5, FailureThreshold: p.failures, SuccessThreshold: p.successes,
+			InitialDelaySeconds: p.delay,
 		}
-		return corev1.Container{
-			Name: name, Image: s.o.Image, ImagePullPolicy: corev1.PullIfNotPresent, Command: command, Args: args,
-			Env: []corev1.EnvVar{
-				{Name: "POD_IP", ValueFrom: field("status.podIP")},
-				{Name: "POD_NAME", ValueFrom: field("metadata.name")},
-				{Name: "POD_UID", ValueFrom: field("metadata.uid")},
-				{Name: "GREETING", Value: "$(POD_NAME)!"},
-				{Name: "POD_NAMESPACE", Value: "$(GREETING)$$(POD_NAME)$(NOBODY)"}, // shown in the answer: proves the expansion
-			},
-		}
 	}
-	sandbox := []string{"demo-sandbox"}
-	first := container(mainName, sandbox, p.args)
-	if p.command != nil {
-		first.Command = p.command
-	}
-	first.ReadinessProbe = p.readiness
-	if p.preStop != nil {
-		first.Lifecycle = &corev1.Lifecycle{PreStop: p.preStop}
-	}
-	grace := p.grace
-	if grace == 0 {
-		grace = 30
+	if p.preStop != 0 {
+		c.Lifecycle = &corev1.Lifecycle{PreStop: &corev1.LifecycleHandler{Sleep: &corev1.SleepAction{Seconds: p.preStop}}}
 	}
 	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: s.name, Labels: map[string]string{label: s.seen.run}},
-		Spec: corev1.PodSpec{
-			NodeName: s.o.NodeName, RestartPolicy: p.restart, TerminationGracePeriodSeconds: &grace,
-			AutomountServiceAccountToken: new(bool), Containers: []corev1.Container{first},
-		},
+		Spec:       corev1.PodSpec{AutomountServiceAccountToken: new(bool), Containers: []corev1.Container{c}},
+	}
+	if p.grace != 0 {
+		pod.Spec.TerminationGracePeriodSeconds = &p.grace
+	}
+	if p.never {
+		pod.Spec.RestartPolicy = corev1.RestartPolicyNever
 	}
 	if p.finalizer != "" {
 		pod.Finalizers = []string{p.finalizer}
 	}
-	if p.beside != nil {
-		pod.Spec.Containers = append(pod.Spec.Containers,
-			container(besideName, sandbox, append([]string{"--ports", "8081"}, p.beside...)))
-	}
 	return pod
 }
 
-// get is a probe of the main container, once a second.
-func get(path string, failures int32) *corev1.Probe {
-	return &corev1.Probe{
-		ProbeHandler:  corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Path: path, Port: intstr.FromInt32(mainPort)}},
-		PeriodSeconds: 1, TimeoutSeconds: 5, FailureThreshold: failures,
+// version is one version of a pod, as a watch showed it.
+type version struct {
+	*corev1.Pod
+	gone bool // the object was deleted; Pod is its last version
+}
+
+// main is the container's status.
+func (v version) main() corev1.ContainerStatus {
+	if len(v.Status.ContainerStatuses) == 0 {
+		return corev1.ContainerStatus{}
 	}
+	return v.Status.ContainerStatuses[0]
 }
 
-func sleepHook(seconds int64) *corev1.LifecycleHandler {
-	return &corev1.LifecycleHandler{Sleep: &corev1.SleepAction{Seconds: seconds}}
-}
-
-// The properties of a version that a behaviour can wait for.
-
-func mainOf(o observation) corev1.ContainerStatus   { return containerOf(o, mainName) }
-func besideOf(o observation) corev1.ContainerStatus { return containerOf(o, besideName) }
-
-func containerOf(o observation, name string) corev1.ContainerStatus {
-	for _, c := range o.pod.Status.ContainerStatuses {
-		if c.Name == name {
-			return c
-		}
-	}
-	return corev1.ContainerStatus{}
-}
-
-func condition(pod *corev1.Pod, t corev1.PodConditionType) corev1.PodCondition {
-	for _, c := range pod.Status.Conditions {
+func (v version) condition(t corev1.PodConditionType) corev1.PodCondition {
+	for _, c := range v.Status.Conditions {
 		if c.Type == t {
 			return c
 		}
@@ -111,45 +99,30 @@ func condition(pod *corev1.Pod, t corev1.PodConditionType) corev1.PodCondition {
 	return corev1.PodCondition{Status: corev1.ConditionUnknown}
 }
 
-func ready(o observation) bool {
-	return condition(o.pod, corev1.PodReady).Status == corev1.ConditionTrue
+// asked is the time of the deletion request.
+func (v version) asked() time.Time {
+	return v.DeletionTimestamp.Add(-time.Duration(*v.DeletionGracePeriodSeconds) * time.Second)
 }
-func notReady(o observation) bool { return !ready(o) }
-func gone(o observation) bool     { return o.gone }
-func deleting(o observation) bool { return o.pod.DeletionTimestamp != nil }
+
+// property is one that a version may have.
+type property = func(version) bool
+
+func ready(v version) bool    { return v.condition(corev1.PodReady).Status == corev1.ConditionTrue }
+func notReady(v version) bool { return !ready(v) }
+func gone(v version) bool     { return v.gone }
+func deleting(v version) bool { return v.DeletionTimestamp != nil }
 
 // stopping reports whether the node has begun to end the pod.
-func stopping(o observation) bool {
-	return deleting(o) && o.pod.Status.ObservedGeneration == o.pod.Generation
-}
-func running(o observation) bool    { return mainOf(o).State.Running != nil }
-func terminated(o observation) bool { return mainOf(o).State.Terminated != nil }
-func restarted(o observation) bool  { return running(o) && mainOf(o).RestartCount > 0 }
+func stopping(v version) bool   { return deleting(v) && v.Status.ObservedGeneration == v.Generation }
+func running(v version) bool    { return v.main().State.Running != nil }
+func terminated(v version) bool { return v.main().State.Terminated != nil }
+func restarted(v version) bool  { return running(v) && v.main().RestartCount > 0 }
 
-func inPhase(p corev1.PodPhase) func(observation) bool {
-	return func(o observation) bool { return o.pod.Status.Phase == p }
+func inPhase(p corev1.PodPhase) property {
+	return func(v version) bool { return v.Status.Phase == p }
 }
 
-func backingOff() func(observation) bool {
-	return func(o observation) bool {
-		w := mainOf(o).State.Waiting
-		return w != nil && w.Reason == "CrashLoopBackOff"
-	}
-}
-
-func both(a, b func(observation) bool) func(observation) bool {
-	return func(o observation) bool { return a(o) && b(o) }
-}
-
-// asked is the time of the deletion request.
-func asked(pod *corev1.Pod) time.Time {
-	return pod.DeletionTimestamp.Add(-time.Duration(*pod.DeletionGracePeriodSeconds) * time.Second)
-}
-
-// startOf is the start of the current run, else of the latest one.
-func startOf(c corev1.ContainerStatus) time.Time {
-	if c.State.Running != nil {
-		return c.State.Running.StartedAt.Time
-	}
-	return c.State.Terminated.StartedAt.Time
+func backingOff(v version) bool {
+	w := v.main().State.Waiting
+	return w != nil && w.Reason == "CrashLoopBackOff"
 }

@@ -3,7 +3,6 @@ package podnet
 import (
 	"bufio"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -17,7 +16,6 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -144,39 +142,20 @@ func TestDialFailsWithItsContextAndWithoutAPod(t *testing.T) {
 	require.ErrorContains(t, err, "ns/other")
 }
 
-func TestRelayReportsRefusedConnections(t *testing.T) {
-	for _, c := range []struct {
-		name, answer string
-		want         error
-		rest         string
-	}{
-		{"connected, the target speaks first", "HTTP/1.1 200 OK\r\n\r\nbanner", nil, "banner"},
-		{"nothing there", "HTTP/1.1 502 Bad Gateway\r\nContent-Length: 7\r\n\r\nrefused", ErrUnreachable, ""},
-		{"not a relay", "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", nil, ""},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			near, far := net.Pipe()
-			var answering sync.WaitGroup
-			answering.Go(func() {
-				defer far.Close()
-				r, err := http.ReadRequest(bufio.NewReader(far))
-				if err == nil && r.Method == http.MethodConnect && r.Host == "10.1.2.3:80" {
-					_, _ = io.WriteString(far, c.answer)
-				}
-			})
-			defer answering.Wait()
-			defer near.Close()
-			from, err := ask(near, "10.1.2.3:80")
-			if c.rest == "" {
-				require.Error(t, err)
-				require.Equal(t, c.want != nil, errors.Is(err, ErrUnreachable))
-				return
-			}
-			require.NoError(t, err)
-			raw, err := io.ReadAll(from)
-			require.NoError(t, err)
-			require.Equal(t, c.rest, string(raw))
-		})
+func TestRequestsPassTheRelay(t *testing.T) {
+	proxy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		fmt.Fprint(w, r.RequestURI)
+	}))
+	defer proxy.Close()
+	config := startAPIServer(t, proxy.Listener.Addr().String())
+	pods := relayed(func(ctx context.Context) (net.Conn, error) { return Dial(ctx, config, "ns", "pod", 8080) })
+	for range 2 {
+		response, err := pods.Get("http://10.1.2.3:80/path")
+		require.NoError(t, err)
+		raw, err := io.ReadAll(response.Body)
+		require.NoError(t, err)
+		require.NoError(t, response.Body.Close())
+		require.Equal(t, "http://10.1.2.3:80/path", string(raw))
 	}
 }
 
@@ -194,27 +173,9 @@ func TestOnARealCluster(t *testing.T) {
 	})
 	ctx, cancel := context.WithTimeout(t.Context(), 2*guard)
 	defer cancel()
-	relay, err := StartRelay(ctx, config, "default", image)
+	pods, err := StartRelay(ctx, config, "default", image)
 	require.NoError(t, err)
-	defer func() { require.NoError(t, relay.Close(context.WithoutCancel(ctx))) }()
-	pod, err := relay.client.CoreV1().Pods("default").Get(ctx, relay.pod.Name, metav1.GetOptions{})
-	require.NoError(t, err)
-
-	c, err := relay.Dial(ctx, pod.Status.PodIP, relayPort) // itself, by its address
-	require.NoError(t, err)
-	fmt.Fprintf(c, "GET /some/path HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-	raw, err := io.ReadAll(c) // to the end
-	require.NoError(t, err)
-	require.Contains(t, string(raw), `"path":"/some/path"`)
-	require.NoError(t, c.Close())
-
-	_, err = relay.Dial(ctx, pod.Status.PodIP, 1)
-	require.ErrorIs(t, err, ErrUnreachable)
-	c, err = Dial(ctx, config, "default", pod.Name, 1)
-	require.NoError(t, err)
-	_, err = c.Read(make([]byte, 1))
-	require.ErrorContains(t, err, "forward to default/"+pod.Name)
-	require.NoError(t, c.Close())
+	require.NoError(t, passes(ctx, pods))
 	_, err = Dial(ctx, config, "default", "no-such-pod", 1)
 	require.ErrorContains(t, err, "not found")
 }

@@ -1,7 +1,7 @@
 // Package processnode is a Kubernetes node without containers. It registers a Node
-// object and runs the commands of the pods bound to it as local processes. Each pod
-// has an address of its own in 127.0.0.0/8. The node reports the pods' status as a
-// kubelet 1.36 with containerd would.
+// object and runs the command of each pod bound to it as a local process. Each pod has
+// an address of its own in 127.0.0.0/8. The node reports the pods' status as a kubelet
+// 1.36 with containerd would.
 //
 // # Guarantees
 //
@@ -11,16 +11,17 @@
 //   - A pod's address becomes free when no process of the pod is left. It then goes
 //     to the next pod, while the old pod's object may still name it. A pod that has
 //     ended keeps its object and loses its address.
-//   - A pod that asks for an unsupported field is refused before any of its
-//     containers starts: phase Failed, reason ProcessNodeUnsupported, and a message
-//     that names every such field.
+//   - A pod that asks for an unsupported field is refused before its container starts:
+//     phase Failed, reason ProcessNodeUnsupported, and a message that names every such
+//     field.
 //   - Containers never outlive this process (package proc).
 //
 // # Supported
 //
+//   - One container with a command, and restart policies Always, with the crash
+//     back-off, and Never.
 //   - Pod phases and conditions, container states, restart counts and exit codes.
-//   - Restart policies and the crash back-off.
-//   - Readiness probes by httpGet.
+//   - Readiness probes by httpGet with a path and a number as port.
 //   - preStop sleep within the grace period, SIGTERM, SIGKILL at its end.
 //   - Graceful and forced deletion, and eviction through the API.
 //   - Environment variables with $(VAR) and fieldRef.
@@ -28,28 +29,20 @@
 //     and gives the pods new addresses.
 //
 // As in a kubelet, neither a shorter grace period nor a forced deletion affects a
-// stop that is under way. A forced deletion deletes the object while the containers
-// still run.
-//
-// RunScheduler binds pods on clusters without a kube-scheduler.
+// stop that is under way. A forced deletion deletes the object while the container
+// still runs.
 //
 // # Not supported
 //
-// Refused: init containers and sidecars, ephemeral containers, readiness gates,
-// activeDeadlineSeconds, liveness and startup probes, readiness probes other than
-// httpGet, preStop actions other than sleep, postStart, volumes other than emptyDir
-// and the service account token, host namespaces and ports, envFrom, and variables
-// from Secrets and ConfigMaps. The function unsupported has the whole list.
+// The function unsupported has the list of what is refused.
 //
 // Accepted without effect:
 //
-//   - The image. A container must name its command. A command without a slash is
-//     looked up in Options.Path and then in this process's PATH. A container without
-//     a command waits with CreateContainerConfigError.
+//   - The image. A command without a slash is looked up in Options.Path and then in
+//     this process's PATH.
 //   - securityContext, resources, container ports and the service account.
 //   - emptyDir volumes and service account tokens, which are not mounted. A
-//     container's working directory is its own and empty at each start. workingDir
-//     counts only if that directory exists on this machine.
+//     container's working directory is its own and empty at each start.
 //
 // Different from a kubelet:
 //
@@ -62,6 +55,8 @@
 //   - A cluster's node controller marks the pods of a silent node as not ready after
 //     some 40 s and deletes them after some minutes. On a devcluster they stay.
 //   - Starts take milliseconds and do not fail under load.
+//   - While the API server does not answer, a pod waits up to 10 s for it at each
+//     change of its status.
 //
 // # Misuse
 //

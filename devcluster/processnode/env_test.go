@@ -6,6 +6,8 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/berth-sandbox/berth/devcluster/nodes"
 )
 
 func TestVariablesAreExpandedAsInKubernetes(t *testing.T) {
@@ -38,9 +40,8 @@ func TestLaterVariablesSeeEarlierOnesOnly(t *testing.T) {
 		return &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: path}}
 	}
 	pod := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "n", UID: "u", Labels: map[string]string{"b": "2", "a": "1"},
-			Annotations: map[string]string{"x/y": "z"}},
-		Spec: corev1.PodSpec{NodeName: "node"},
+		ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "n", UID: "u"},
+		Spec:       corev1.PodSpec{NodeName: "node"},
 	}
 	c := &corev1.Container{Env: []corev1.EnvVar{
 		{Name: "EARLY", Value: "$(IP)"},
@@ -49,19 +50,10 @@ func TestLaterVariablesSeeEarlierOnesOnly(t *testing.T) {
 		{Name: "NODE", ValueFrom: field("spec.nodeName")},
 		{Name: "UID", ValueFrom: field("metadata.uid")},
 		{Name: "NAME", ValueFrom: field("metadata.name")},
-		{Name: "LABEL", ValueFrom: field("metadata.labels['a']")},
-		{Name: "ANNOTATION", ValueFrom: field("metadata.annotations['x/y']")},
-		{Name: "LABELS", ValueFrom: field("metadata.labels")},
 		{Name: "URL", Value: "http://$(IP):80"},
 	}}
-	env, err := environment(pod, c, "127.3.0.1", hostIP)
-	require.NoError(t, err)
 	require.Equal(t, map[string]string{
-		"EARLY": "$(IP)", "IP": "127.3.0.1", "HOST": hostIP, "NODE": "node", "UID": "u", "NAME": "p", "LABEL": "1",
-		"ANNOTATION": "z",
-		"LABELS":     "a=\"1\"\nb=\"2\"", "URL": "http://127.3.0.1:80",
-	}, env)
-	c.Env = []corev1.EnvVar{{Name: "X", ValueFrom: field("status.phase")}}
-	_, err = environment(pod, c, "", "")
-	require.ErrorContains(t, err, "status.phase")
+		"EARLY": "$(IP)", "IP": "127.3.0.1", "HOST": nodes.HostIP, "NODE": "node", "UID": "u", "NAME": "p",
+		"URL": "http://127.3.0.1:80",
+	}, environment(pod, c, "127.3.0.1"))
 }

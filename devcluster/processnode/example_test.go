@@ -8,9 +8,11 @@ import (
 	"os/signal"
 	"syscall"
 
+	"go.uber.org/zap"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"github.com/berth-sandbox/berth/devcluster/nodes"
 	"github.com/berth-sandbox/berth/devcluster/proc"
 	"github.com/berth-sandbox/berth/devcluster/processnode"
 )
@@ -27,18 +29,23 @@ func runNode() error {
 	if err != nil {
 		return err
 	}
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return err
+	}
 	supervisor, err := proc.New()
 	if err != nil {
 		return err
 	}
 	defer supervisor.Close() // after the node: kills what is left
 	node, err := processnode.New(processnode.Options{
-		RestConfig: config,
+		Client:     client,
 		Name:       "node-0",
 		Supervisor: supervisor,
 		Addresses:  netip.MustParsePrefix("127.20.0.0/24"),
 		Path:       []string{"bin"},
 		Dir:        "node-0",
+		Log:        zap.NewNop(),
 	})
 	if err != nil {
 		return err
@@ -47,7 +54,8 @@ func runNode() error {
 	defer stop()
 	scheduled := make(chan error, 1)
 	go func() {
-		scheduled <- processnode.RunScheduler(ctx, kubernetes.NewForConfigOrDie(config), nil)
+		scheduler := nodes.Scheduler{Client: client, Kind: processnode.Kind, Log: zap.NewNop()}
+		scheduled <- scheduler.Run(ctx)
 	}()
 	ran := node.Run(ctx)
 	stop()

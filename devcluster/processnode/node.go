@@ -3,14 +3,64 @@ package processnode
 import (
 	"context"
 	"fmt"
+	"net/netip"
+	"sync"
+	"time"
 
 	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/types"
+	utilwait "k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
+
+	"github.com/berth-sandbox/berth/devcluster/nodes"
+	"github.com/berth-sandbox/berth/devcluster/proc"
+	"github.com/berth-sandbox/berth/internal/options"
 )
+
+// Kind is the value of the label node.kubernetes.io/instance-type on every process
+// node.
+const Kind = "process"
+
+// Options configures a node. All fields but Path are required.
+type Options struct {
+	// Client reaches the API server as a user that may do what a kubelet does.
+	Client kubernetes.Interface
+	// Name of the Node object.
+	Name string
+	// Supervisor starts the containers. It must outlive Run.
+	Supervisor *proc.Supervisor
+	// Addresses is the range of pod addresses: IPv4 inside 127.0.0.0/8.
+	Addresses netip.Prefix
+	// Path lists the directories in which a command without a slash is looked up
+	// before this process's own PATH.
+	Path []string
+	// Dir holds, per pod, its logs and its working directories.
+	Dir string
+	Log *zap.Logger
+}
+
+// Node is one process node. Make it with New and let it work with Run.
+type Node struct {
+	o         Options
+	addresses *nodes.Addresses
+
+	mu      sync.Mutex
+	workers map[types.UID]*worker
+	running sync.WaitGroup
+}
+
+// New checks the options. The error names every missing one.
+func New(o Options) (*Node, error) {
+	if err := options.Require(o, "Client", "Name", "Supervisor", "Addresses", "Dir", "Log"); err != nil {
+		return nil, fmt.Errorf("process node: %w", err)
+	}
+	return &Node{o: o, addresses: nodes.NewAddresses(o.Addresses), workers: map[types.UID]*worker{}}, nil
+}
 
 // Run registers the node and runs the pods bound to it until ctx ends. It then
 // stops every container and does not report that to the API server, as if the
@@ -18,25 +68,26 @@ import (
 // Run may be called once. It returns an error only if waiting cannot repair the
 // cause.
 func (n *Node) Run(ctx context.Context) error {
-	if err := n.register(ctx); err != nil {
-		if ctx.Err() != nil {
-			return nil
+	err := utilwait.PollUntilContextCancel(ctx, 500*time.Millisecond, true, func(ctx context.Context) (bool, error) {
+		err := n.report(ctx, true)
+		if err != nil {
+			n.o.Log.Info("node is not registered yet", zap.Error(err))
 		}
-		return fmt.Errorf("register node %s: %w", n.o.Name, err)
+		return err == nil, nil
+	})
+	if err != nil {
+		return nil //nolint:nilerr // ctx has ended
 	}
-	n.running.Go(func() { n.heartbeat(ctx) })
-
-	factory := informers.NewSharedInformerFactoryWithOptions(n.client, 0,
+	factory := informers.NewSharedInformerFactoryWithOptions(n.o.Client, 0,
 		informers.WithTweakListOptions(func(o *metav1.ListOptions) {
 			o.FieldSelector = fields.OneTermEqualSelector("spec.nodeName", n.o.Name).String()
 		}))
-	pods := factory.Core().V1().Pods().Informer()
-	_, err := pods.AddEventHandler(cache.ResourceEventHandlerFuncs{
+	_, err = factory.Core().V1().Pods().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc: func(o any) { n.seen(ctx, o.(*corev1.Pod)) },
 		UpdateFunc: func(before, after any) {
 			old, pod := before.(*corev1.Pod), after.(*corev1.Pod)
 			if old.UID != pod.UID { // deleted and made again between two lists
-				n.vanished(old)
+				n.gone(old)
 			}
 			n.seen(ctx, pod)
 		},
@@ -44,25 +95,34 @@ func (n *Node) Run(ctx context.Context) error {
 			if unseen, ok := o.(cache.DeletedFinalStateUnknown); ok {
 				o = unseen.Obj
 			}
-			n.vanished(o.(*corev1.Pod))
+			n.gone(o.(*corev1.Pod))
 		},
 	})
 	if err != nil {
-		return fmt.Errorf("watch pods: %w", err)
+		return fmt.Errorf("watch the pods of node %s: %w", n.o.Name, err)
 	}
 	factory.StartWithContext(ctx)
-	n.o.Log.Info("process node runs", zap.String("node", n.o.Name))
 	<-ctx.Done()
+	// No more pods are bound to a node that is not ready.
+	if err := n.report(context.WithoutCancel(ctx), false); err != nil {
+		n.o.Log.Info("node could not report its end", zap.Error(err))
+	}
 	factory.Shutdown() // no worker is added after this
 	n.running.Wait()
 	return nil
+}
+
+func (n *Node) report(ctx context.Context, ready bool) error {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	return nodes.Report(ctx, n.o.Client, n.o.Name, Kind, ready)
 }
 
 func (n *Node) seen(ctx context.Context, pod *corev1.Pod) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if w, ok := n.workers[pod.UID]; ok {
-		w.tell(func(in *inbox) { in.pod = pod })
+		w.notify(pod, false)
 		return
 	}
 	if ctx.Err() != nil {
@@ -78,10 +138,10 @@ func (n *Node) seen(ctx context.Context, pod *corev1.Pod) {
 	})
 }
 
-func (n *Node) vanished(pod *corev1.Pod) {
+func (n *Node) gone(pod *corev1.Pod) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if w, ok := n.workers[pod.UID]; ok {
-		w.tell(func(in *inbox) { in.pod, in.gone = pod, true })
+		w.notify(pod, true)
 	}
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
+	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -19,8 +20,9 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/berth-sandbox/berth/devcluster"
-	"github.com/berth-sandbox/berth/devcluster/conformance"
+	"github.com/berth-sandbox/berth/devcluster/nodes"
 	"github.com/berth-sandbox/berth/devcluster/processnode"
+	"github.com/berth-sandbox/berth/devcluster/stack"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -40,7 +42,9 @@ func TestNode(t *testing.T) {
 	if testing.Short() {
 		t.Skip("needs a real kube-apiserver and etcd: run without -short")
 	}
-	cluster := devcluster.Start(t, devcluster.Options{NodePath: []string{conformance.BuildSandbox(t)}})
+	bin := t.TempDir()
+	require.NoError(t, stack.Build(t.Context(), bin, false, "demo-sandbox"))
+	cluster := devcluster.Start(t, devcluster.Options{NodePath: []string{bin}})
 	client, err := kubernetes.NewForConfig(cluster.RestConfig())
 	require.NoError(t, err)
 	for _, test := range []struct {
@@ -49,7 +53,6 @@ func TestNode(t *testing.T) {
 	}{
 		{"RestartedNodeStartsItsPodsAgain", restartedNodeStartsItsPodsAgain},
 		{"EndedPodLosesItsAddress", endedPodLosesItsAddress},
-		{"WithoutCommandNothingRuns", withoutCommandNothingRuns},
 		{"UnsupportedPodFails", unsupportedPodFails},
 		{"ForcedDeletionHoldsTheAddress", forcedDeletionHoldsTheAddress},
 		{"SchedulerFindsTheNode", schedulerFindsTheNode},
@@ -192,7 +195,7 @@ func restartedNodeStartsItsPodsAgain(w *world) {
 	never := func(s *corev1.PodSpec) { s.RestartPolicy = corev1.RestartPolicyNever }
 	w.create("lives", 0, nil, nil)
 	w.create("dies", 0, nil, never)
-	w.create("ended", 0, []string{"--exit-now"}, never)
+	w.create("ended", 0, []string{"--exit-after", "1ms"}, never)
 	before := w.ready("lives")
 	w.ready("dies")
 	w.until("ended", "succeeded", func(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodSucceeded })
@@ -225,24 +228,11 @@ func restartedNodeStartsItsPodsAgain(w *world) {
 
 func endedPodLosesItsAddress(w *world) {
 	w.run(0)
-	w.create("ended", 0, []string{"--exit-now"}, func(s *corev1.PodSpec) { s.RestartPolicy = corev1.RestartPolicyNever })
+	w.create("ended", 0, []string{"--exit-after", "1ms"}, func(s *corev1.PodSpec) { s.RestartPolicy = corev1.RestartPolicyNever })
 	ended := w.until("ended", "succeeded", func(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodSucceeded })
 	require.NotEmpty(w.t, ended.Status.PodIP)
 	w.create("next", 0, nil, nil)
 	require.Equal(w.t, ended.Status.PodIP, w.ready("next").Status.PodIP)
-}
-
-func withoutCommandNothingRuns(w *world) {
-	w.run(0)
-	w.create("bare", 0, nil, func(s *corev1.PodSpec) { s.Containers[0].Command = nil })
-	pod := w.until("bare", "waiting", func(p *corev1.Pod) bool {
-		s := p.Status.ContainerStatuses
-		return len(s) == 1 && s[0].State.Waiting != nil && s[0].State.Waiting.Reason == "CreateContainerConfigError"
-	})
-	require.Contains(w.t, pod.Status.ContainerStatuses[0].State.Waiting.Message, "command")
-	require.Equal(w.t, corev1.PodPending, pod.Status.Phase)
-	w.delete("bare", 30)
-	w.gone("bare")
 }
 
 func unsupportedPodFails(w *world) {
@@ -289,7 +279,8 @@ func schedulerFindsTheNode(w *world) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	running.Go(func() {
-		if err := processnode.RunScheduler(ctx, w.client, nil); err != nil {
+		scheduler := nodes.Scheduler{Client: w.client, Kind: processnode.Kind, Log: zap.NewNop()}
+		if err := scheduler.Run(ctx); err != nil {
 			w.t.Errorf("scheduler: %v", err)
 		}
 	})
@@ -355,7 +346,7 @@ func statusCatchesUpAfterAnOutage(w *world) {
 	w.create("mortal", 0, []string{"--exit-after", "2s", "--exit-code", "7"},
 		func(s *corev1.PodSpec) { s.RestartPolicy = corev1.RestartPolicyNever })
 	address := w.ready("mortal").Status.PodIP
-	require.NoError(w.t, w.cluster.KillAPIServer(w.ctx()))
+	require.NoError(w.t, w.cluster.APIServer().Kill())
 	require.Eventually(w.t, func() bool {
 		c, err := net.DialTimeout("tcp", net.JoinHostPort(address, "8080"), time.Second)
 		if err == nil {
@@ -363,7 +354,7 @@ func statusCatchesUpAfterAnOutage(w *world) {
 		}
 		return err != nil
 	}, guard, 20*time.Millisecond, "it ends while no API server runs")
-	require.NoError(w.t, w.cluster.StartAPIServer(w.ctx()))
+	require.NoError(w.t, w.cluster.APIServer().Start(w.ctx()))
 	pod := w.until("mortal", "failed", func(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodFailed })
 	require.EqualValues(w.t, 7, pod.Status.ContainerStatuses[0].State.Terminated.ExitCode)
 }

@@ -1,223 +1,183 @@
 package processnode
 
 import (
-	"errors"
+	"context"
+	"fmt"
+	"syscall"
 	"time"
 
+	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/berth-sandbox/berth/internal/wait"
 )
 
-// ending reports whether the pod's end has been decided. No container is started
+// minimumGrace is the least time between SIGTERM and SIGKILL, also when the
+// preStop sleep has used up the grace period (kuberuntime,
+// minimumGracePeriodInSeconds).
+const minimumGrace = 2 * time.Second
+
+// ending reports whether the pod's end has been decided. The container is not started
 // after that.
 func (w *worker) ending() bool {
 	return w.pod.DeletionTimestamp != nil || w.gone || w.rejected != "" || w.completed
 }
 
-// sync is one pass of the kubelet's pod worker. A pass that stops containers goes on
-// until all of them have ended. Until then a kubelet does not react to changes of
-// the pod, and reports changes of readiness only.
+// sync is one pass of the kubelet's pod worker. A pass that stops the container goes
+// on until it has ended. Until then a kubelet does not react to changes of the pod,
+// and reports changes of readiness only.
 func (w *worker) sync() {
 	w.wake = time.Time{}
-	if w.stopping() {
+	if r := w.current; r != nil && r.stopping && (!r.stopped || r.exit == nil) {
 		return
 	}
-	w.reported = false
-	w.fold()
-	w.take()
+	if w.current != nil && w.current.exit != nil {
+		w.earlier, w.exited, w.current, w.waiting = w.exited, w.current.exit, nil, nil
+	}
+	w.mu.Lock()
+	w.pod, w.gone = w.latest, w.latestGone
+	w.mu.Unlock()
 	if w.finished {
 		return
 	}
-	if !w.ending() {
-		w.advance()
-		w.completed = terminal(phase(&w.pod.Spec, w.containerStatuses(), false))
+	if !w.ending() && w.current == nil {
+		if w.restartable() {
+			w.launch()
+		}
+		w.completed = !w.restartable()
 	}
 	if w.ending() {
 		w.terminate()
 	}
 }
 
-func (w *worker) stopping() bool {
-	for _, c := range w.containers {
-		if r := c.run; r != nil && r.killer != nil && (!r.killer.done || r.exit == nil) {
-			return true
-		}
-	}
-	return false
+// restartable reports whether a container that does not run should be started.
+func (w *worker) restartable() bool {
+	return w.exited == nil || w.pod.Spec.RestartPolicy == corev1.RestartPolicyAlways
 }
 
-// fold turns runs that are over into past ones.
-func (w *worker) fold() {
-	for _, c := range w.containers {
-		if c.run != nil && c.run.exit != nil {
-			c.earlier, c.exited, c.run, c.waiting = c.exited, c.run.exit, nil, nil
-		}
-	}
-}
-
-func (w *worker) wakeAt(at time.Time) {
-	if w.wake.IsZero() || at.Before(w.wake) {
-		w.wake = at
-	}
-}
-
-// advance starts the containers that should run and do not: the kubelet's
-// computePodActions.
-func (w *worker) advance() {
-	defer func() { w.known = w.holds }()
-	for _, c := range w.containers {
-		if c.run == nil && w.restarts(c) {
-			w.report()
-			if !w.ensureSandbox() {
-				return
+// launch starts the container, or sets an alarm if that must wait. It writes the present
+// status first. A kubelet does not wait for that write, but its runtime takes longer to
+// start a container than the write takes the API server. So a watch shows the status
+// between.
+func (w *worker) launch() {
+	const id = "" // one container
+	if w.exited != nil {
+		ended := w.exited.FinishedAt.Time
+		if w.backOff.IsInBackOffSince(id, ended) {
+			w.waiting = &corev1.ContainerStateWaiting{
+				Reason: "CrashLoopBackOff",
+				Message: fmt.Sprintf("back-off %s restarting failed container=%s pod=%s_%s(%s)",
+					w.backOff.Get(id), w.spec.Name, w.pod.Name, w.pod.Namespace, w.pod.UID),
 			}
-			w.launch(c)
-		}
-	}
-}
-
-// restarts reports whether a container that does not run should be started.
-func (w *worker) restarts(c *container) bool {
-	switch {
-	case c.exited == nil, w.pod.Spec.RestartPolicy == corev1.RestartPolicyAlways:
-		return true
-	default:
-		return w.pod.Spec.RestartPolicy != corev1.RestartPolicyNever && c.exited.ExitCode != 0
-	}
-}
-
-// report writes the present status before the next step changes it. A kubelet does
-// not wait for that write. But its next step takes a runtime longer than the write
-// takes the API server, so a watch shows the status between. The wait is bounded,
-// so a slow API server may skip it here too.
-func (w *worker) report() {
-	const limit = time.Second
-	if w.reported || w.gone {
-		return
-	}
-	w.reported = true
-	w.publish()
-	timer := time.NewTimer(limit)
-	defer timer.Stop()
-	select {
-	case <-w.written:
-	case <-timer.C:
-	case <-w.ctx.Done():
-	}
-}
-
-// ensureSandbox makes sure that the pod has an address. The status shows that there
-// is one before it shows which (kubelet.go, OnPodSandboxReady).
-func (w *worker) ensureSandbox() bool {
-	if w.holds {
-		return true
-	}
-	if w.address, w.holds = w.node.addresses.take(); !w.holds {
-		w.log.Warn("no pod address is free")
-		w.wakeAt(time.Now().Add(time.Second))
-		return false
-	}
-	w.startProbes()
-	w.reported = false
-	w.report()
-	return true
-}
-
-func (w *worker) launch(c *container) {
-	if c.exited != nil {
-		wait, ok := w.backOff.restart(c.spec.Name, c.exited.FinishedAt.Time)
-		if !ok {
-			c.waiting = w.backOff.waiting(w.pod, c.spec.Name)
-			w.wakeAt(time.Now().Add(wait))
+			w.wakeAfter(time.Until(ended.Add(w.backOff.Get(id))))
 			return
 		}
 	}
-	before := c.restarts
-	if c.exited != nil {
-		c.restarts++
-	}
-	r, err := w.start(c)
-	switch {
-	case errors.Is(err, errConfig):
-		c.restarts = before
-		c.waiting = &corev1.ContainerStateWaiting{Reason: "CreateContainerConfigError", Message: err.Error()}
-	case err != nil:
-		c.earlier, c.exited = c.exited, failedStart(err)
-		c.waiting = &corev1.ContainerStateWaiting{Reason: "RunContainerError", Message: c.exited.Message}
-		w.wakeAt(time.Now())
-	default:
-		c.run, c.waiting, c.passed, c.fresh = r, nil, false, true
-		w.children.Go(func() {
-			select {
-			case <-r.proc.Done():
-			case <-w.ctx.Done():
-				return
-			}
-			at := time.Now()
-			groupGone(r.proc.Pid())
-			w.post(func() { r.exit = r.ended(at) })
-		})
-	}
-}
-
-func (w *worker) startProbes() {
-	for _, c := range w.containers {
-		if c.spec.ReadinessProbe != nil {
-			w.children.Go(func() { w.probe(c) })
+	w.publish()
+	if !w.holds {
+		if w.address, w.holds = w.node.addresses.Take(); !w.holds {
+			w.log.Warn("no pod address is free")
+			w.wakeAfter(time.Second)
+			return
 		}
 	}
-}
-
-// probed notes a probe's news, unless it is about an earlier run.
-func (w *worker) probed(c *container, id string, o outcome) {
-	if c.run != nil && c.run.id == id {
-		c.passed = o == success
+	if w.exited != nil {
+		w.backOff.Next(id, w.exited.FinishedAt.Time)
+		w.restarts++
 	}
-}
-
-func (w *worker) startKill(c *container, grace time.Duration) {
-	r, k := c.run, &killer{}
-	r.killer = k
+	r, err := w.start()
+	if err != nil {
+		w.earlier, w.exited = w.exited, failedStart(err)
+		w.wakeAfter(0)
+		return
+	}
+	w.current, w.waiting = r, nil
+	if w.spec.ReadinessProbe != nil {
+		w.children.Go(func() { w.probe(r) })
+	}
 	w.children.Go(func() {
-		w.kill(c, r, grace)
-		w.post(func() { k.done = true })
+		select {
+		case <-r.proc.Done():
+		case <-w.ctx.Done():
+			return
+		}
+		at := time.Now()
+		groupGone(r.proc.Pid())
+		w.post(func() { r.exit = r.ended(at) })
 	})
 }
 
-// terminate stops all containers and, when they have ended, the pod.
+// terminate stops the container and, when it has ended, the pod.
 func (w *worker) terminate() {
-	if !w.terminating {
-		w.terminating, w.reported = true, false
-		w.report()
-	}
-	grace, left := w.gracePeriod(), false
-	for _, c := range w.containers {
-		if c.run != nil {
-			left = true
-			w.startKill(c, grace)
+	r := w.current
+	if r == nil {
+		w.waiting, w.finished = nil, true
+		if w.holds {
+			w.node.addresses.Release(w.address)
+			w.holds = false
 		}
-	}
-	if left {
 		return
 	}
-	for _, c := range w.containers {
-		c.waiting = nil
-	}
-	if w.holds {
-		w.node.addresses.release(w.address)
-		w.holds = false
-	}
-	w.finished = true
+	w.publish()
+	r.stopping = true
+	grace := gracePeriod(w.pod)
+	w.children.Go(func() {
+		w.kill(r, grace)
+		w.post(func() { r.stopped = true })
+	})
 }
 
 // gracePeriod is the deletion's, else the pod's own, and at least a second
 // (pod_workers.go, calculateEffectiveGracePeriod).
-func (w *worker) gracePeriod() time.Duration {
+func gracePeriod(pod *corev1.Pod) time.Duration {
 	var grace int64
-	switch own := w.pod.Spec.TerminationGracePeriodSeconds; {
-	case w.pod.DeletionGracePeriodSeconds != nil:
-		grace = *w.pod.DeletionGracePeriodSeconds
+	switch own := pod.Spec.TerminationGracePeriodSeconds; {
+	case pod.DeletionGracePeriodSeconds != nil:
+		grace = *pod.DeletionGracePeriodSeconds
 	case own != nil:
 		grace = *own
 	}
 	return time.Duration(max(grace, 1)) * time.Second
+}
+
+// kill follows kuberuntime_container.go, killContainer. The preStop sleep counts
+// against the grace period. It is not cut short when the container ends by itself. The
+// grace period is fixed at the start: a kubelet does not pass a shorter one on to a stop
+// that is under way.
+func (w *worker) kill(r *run, grace time.Duration) {
+	deadline := time.Now().Add(grace)
+	if l := w.spec.Lifecycle; l != nil && l.PreStop != nil {
+		wait.Sleep(w.ctx, min(time.Duration(l.PreStop.Sleep.Seconds)*time.Second, grace))
+	}
+	// A runtime signals the first process of the container only. The other
+	// processes are killed when that process ends.
+	_ = r.cmd.Process.Signal(syscall.SIGTERM) // fails when it has ended already
+	timer := time.NewTimer(max(time.Until(deadline), minimumGrace))
+	defer timer.Stop()
+	select {
+	case <-r.proc.Done():
+		return
+	case <-w.ctx.Done():
+		return // abandon stops the process
+	case <-timer.C:
+	}
+	if err := r.proc.Signal(syscall.SIGKILL); err != nil {
+		w.log.Error("container cannot be killed", zap.Error(err))
+	}
+	<-r.proc.Done()
+}
+
+// abandon ends the container without a report to the API server, as a machine that
+// loses power does. The next run of the node finds it dead.
+func (w *worker) abandon() {
+	if r := w.current; r != nil {
+		if err := r.proc.Stop(context.WithoutCancel(w.ctx), time.Second); err != nil {
+			w.log.Error("container cannot be stopped", zap.Error(err))
+		}
+		groupGone(r.proc.Pid())
+	}
+	if w.holds {
+		w.node.addresses.Release(w.address)
+	}
 }

@@ -5,10 +5,19 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
 // reasonUnsupported is the status reason of a pod that is refused.
 const reasonUnsupported = "ProcessNodeUnsupported"
+
+// rejection says why a pod is refused. It is empty for a pod that is supported.
+func rejection(spec *corev1.PodSpec) string {
+	if fields := unsupported(spec); len(fields) > 0 {
+		return "Pod was rejected: a process node does not support " + strings.Join(fields, ", ")
+	}
+	return ""
+}
 
 // unsupported returns every field of the spec that would have an effect on a
 // kubelet and has none here. A pod with such a field is refused, because a test
@@ -20,6 +29,7 @@ func unsupported(spec *corev1.PodSpec) []string {
 			fields = append(fields, fmt.Sprintf(format, args...))
 		}
 	}
+	refuse(spec.RestartPolicy == corev1.RestartPolicyOnFailure, "spec.restartPolicy (only Always and Never)")
 	refuse(len(spec.InitContainers) > 0, "spec.initContainers")
 	refuse(len(spec.ReadinessGates) > 0, "spec.readinessGates")
 	refuse(spec.ActiveDeadlineSeconds != nil, "spec.activeDeadlineSeconds")
@@ -37,33 +47,41 @@ func unsupported(spec *corev1.PodSpec) []string {
 		refuse(v.EmptyDir == nil && !isTokenVolume(v),
 			"spec.volumes[%d] (%s: only emptyDir and the projected service account token)", i, v.Name)
 	}
-	for i := range spec.Containers {
-		refuseContainer(&spec.Containers[i], fmt.Sprintf("spec.containers[%d]", i), refuse)
-	}
+	refuse(len(spec.Containers) > 1, "spec.containers[1] (only one container)")
+	refuseContainer(&spec.Containers[0], refuse)
 	return fields
 }
 
-func refuseContainer(c *corev1.Container, at string, refuse func(is bool, format string, args ...any)) {
-	refuse(c.RestartPolicy != nil, "%s.restartPolicy", at)
-	refuse(len(c.RestartPolicyRules) > 0, "%s.restartPolicyRules", at)
-	refuse(len(c.EnvFrom) > 0, "%s.envFrom", at)
-	refuse(len(c.VolumeDevices) > 0, "%s.volumeDevices", at)
-	refuse(c.Stdin, "%s.stdin", at)
-	refuse(c.TTY, "%s.tty", at)
+func refuseContainer(c *corev1.Container, refuse func(is bool, format string, args ...any)) {
+	const at = "spec.containers[0]"
+	refuse(len(c.Command) == 0, at+".command (a process node runs no image, so it is required)")
+	refuse(c.WorkingDir != "", at+".workingDir")
+	refuse(c.RestartPolicy != nil, at+".restartPolicy")
+	refuse(len(c.RestartPolicyRules) > 0, at+".restartPolicyRules")
+	refuse(len(c.EnvFrom) > 0, at+".envFrom")
+	refuse(len(c.VolumeDevices) > 0, at+".volumeDevices")
+	refuse(c.Stdin, at+".stdin")
+	refuse(c.TTY, at+".tty")
 	for i, e := range c.Env {
-		refuse(e.ValueFrom != nil && e.ValueFrom.FieldRef == nil, "%s.env[%d].valueFrom (only fieldRef)", at, i)
+		known := e.ValueFrom == nil || e.ValueFrom.FieldRef != nil && fieldRefs[e.ValueFrom.FieldRef.FieldPath] != nil
+		refuse(!known, at+".env[%d].valueFrom (only fieldRef of metadata.name, namespace and uid, spec.nodeName, "+
+			"status.podIP and hostIP)", i)
 	}
 	for i, p := range c.Ports {
-		refuse(p.HostPort != 0, "%s.ports[%d].hostPort", at, i)
+		refuse(p.HostPort != 0, at+".ports[%d].hostPort", i)
 	}
 	if l := c.Lifecycle; l != nil {
-		refuse(l.PostStart != nil, "%s.lifecycle.postStart", at)
-		refuse(l.StopSignal != nil, "%s.lifecycle.stopSignal", at)
-		refuse(l.PreStop != nil && l.PreStop.Sleep == nil, "%s.lifecycle.preStop (only sleep)", at)
+		refuse(l.PostStart != nil, at+".lifecycle.postStart")
+		refuse(l.StopSignal != nil, at+".lifecycle.stopSignal")
+		refuse(l.PreStop != nil && l.PreStop.Sleep == nil, at+".lifecycle.preStop (only sleep)")
 	}
-	refuse(c.ReadinessProbe != nil && c.ReadinessProbe.HTTPGet == nil, "%s.readinessProbe (only httpGet)", at)
-	refuse(c.LivenessProbe != nil, "%s.livenessProbe", at)
-	refuse(c.StartupProbe != nil, "%s.startupProbe", at)
+	if p := c.ReadinessProbe; p != nil {
+		plain := p.HTTPGet != nil && p.HTTPGet.Port.Type == intstr.Int && p.HTTPGet.Host == "" &&
+			p.HTTPGet.Scheme != corev1.URISchemeHTTPS && len(p.HTTPGet.HTTPHeaders) == 0
+		refuse(!plain, at+".readinessProbe (only httpGet with path and number of the port)")
+	}
+	refuse(c.LivenessProbe != nil, at+".livenessProbe")
+	refuse(c.StartupProbe != nil, at+".startupProbe")
 }
 
 // isTokenVolume recognises the volume that the ServiceAccount admission plugin adds
@@ -79,8 +97,4 @@ func isTokenVolume(v corev1.Volume) bool {
 		}
 	}
 	return false
-}
-
-func rejection(fields []string) string {
-	return "Pod was rejected: a process node does not support " + strings.Join(fields, ", ")
 }

@@ -2,7 +2,6 @@ package processnode
 
 import (
 	"context"
-	"fmt"
 	"net/netip"
 	"path/filepath"
 	"sync"
@@ -12,11 +11,21 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/util/flowcontrol"
+)
+
+const (
+	// callTimeout bounds each request to the API server.
+	callTimeout = 10 * time.Second
+	// writeAgain is the pause after a status that could not be written.
+	writeAgain = 200 * time.Millisecond
+	// The kubelet's default bounds of the wait before a container is started again.
+	firstBackOff, lastBackOff = 10 * time.Second, 5 * time.Minute
 )
 
 // worker runs one pod, from its first sight on the node until its object is gone
-// and none of its containers runs. A pod of the same name with another UID has a
-// worker of its own.
+// and its container has ended. A pod of the same name with another UID has a worker
+// of its own.
 type worker struct {
 	node *Node
 	log  *zap.Logger
@@ -24,50 +33,46 @@ type worker struct {
 	ctx      context.Context    // of all goroutines of this pod
 	cancel   context.CancelFunc // called by run as it ends
 	events   chan func()        // to be called on the worker's goroutine; never closed
-	poke     chan struct{}      // capacity 1: the inbox has news
+	poke     chan struct{}      // capacity 1: latest or latestGone have changed
 	children sync.WaitGroup
-	writer   *statusWriter
 
-	mu    sync.Mutex
-	inbox inbox
+	mu         sync.Mutex
+	latest     *corev1.Pod // as the watch showed it last
+	latestGone bool
 
 	// The fields below belong to the goroutine of run.
-	pod         *corev1.Pod
-	gone        bool   // the object is deleted
-	rejected    string // why the pod is refused; empty: it is not
-	completed   bool   // all its containers have ended for good
-	finished    bool   // no container runs or will ever run
-	past        bool   // the pod was terminal when first seen: its status stays
-	containers  []*container
-	address     netip.Addr // valid from the first start on
-	holds       bool       // the address is taken from the node's pool
-	known       bool       // the status shows the address
-	backOff     crashBackOff
-	startTime   metav1.Time
-	status      corev1.PodStatus // as offered last
-	written     <-chan struct{}  // closed when that status, or a later one, was written
-	reported    bool             // in this pass
-	terminating bool             // the pod's end has begun
-	wake        time.Time        // zero: no alarm
+	pod       *corev1.Pod
+	spec      *corev1.Container
+	gone      bool   // the object is deleted
+	rejected  string // why the pod is refused; empty: it is not
+	completed bool   // its container has ended for good
+	finished  bool   // the container does not run and will never run
+	past      bool   // the pod was terminal when first seen: its status stays
+	deleted   bool   // the deletion of the object was requested after the end
+
+	current  *run                             // nil while the container does not run
+	exited   *corev1.ContainerStateTerminated // how the latest run ended
+	earlier  *corev1.ContainerStateTerminated // how the run before it ended
+	waiting  *corev1.ContainerStateWaiting    // why it is not started now; nil: no reason
+	restarts int32
+	backOff  *flowcontrol.Backoff
+
+	address   netip.Addr // valid from the first start on
+	holds     bool       // the address is taken from the node's pool
+	startTime metav1.Time
+	status    corev1.PodStatus // as written last
+	wake      time.Time        // zero: no alarm
 }
 
-// inbox holds the latest news for a worker.
-type inbox struct {
-	pod  *corev1.Pod
-	gone bool
-}
-
-// newWorker reads the status that an earlier run of the node has left: restart
-// counts go on, and containers that it shows as running have died with that node.
+// newWorker reads the status that an earlier run of the node has left: the restart
+// count goes on, and a container that it shows as running has died with that node.
 func newWorker(ctx context.Context, n *Node, pod *corev1.Pod) *worker {
-	log := n.o.Log.With(zap.String("pod", pod.Namespace+"/"+pod.Name), zap.String("uid", string(pod.UID)))
 	w := &worker{
-		node: n, log: log, pod: pod,
+		node: n, pod: pod, latest: pod, spec: &pod.Spec.Containers[0], status: pod.Status,
+		log:    n.o.Log.With(zap.String("pod", pod.Namespace+"/"+pod.Name), zap.String("uid", string(pod.UID))),
 		events: make(chan func()), poke: make(chan struct{}, 1),
-		writer:    newStatusWriter(n.client, log, pod),
-		backOff:   newCrashBackOff(n.o.RestartBackOff),
+		backOff:   flowcontrol.NewBackOff(firstBackOff, lastBackOff),
 		startTime: metav1.Now().Rfc3339Copy(),
-		status:    pod.Status,
 	}
 	w.ctx, w.cancel = context.WithCancel(ctx)
 	if pod.Status.StartTime != nil {
@@ -75,38 +80,26 @@ func newWorker(ctx context.Context, n *Node, pod *corev1.Pod) *worker {
 	}
 	if terminal(pod.Status.Phase) {
 		w.past, w.finished = true, true
-	} else if fields := unsupported(&pod.Spec); len(fields) > 0 {
-		w.rejected = rejection(fields)
+	} else {
+		w.rejected = rejection(&pod.Spec)
 	}
-	for i := range pod.Spec.Containers {
-		w.adopt(&container{spec: &pod.Spec.Containers[i], trigger: make(chan struct{}, 1)})
-	}
-	return w
-}
-
-func (w *worker) adopt(c *container) {
-	w.containers = append(w.containers, c)
-	for _, s := range w.pod.Status.ContainerStatuses {
-		if s.Name != c.spec.Name {
-			continue
-		}
-		c.restarts, c.exited, c.earlier = s.RestartCount, s.LastTerminationState.Terminated, nil
+	for _, s := range pod.Status.ContainerStatuses {
+		w.restarts, w.exited = s.RestartCount, s.LastTerminationState.Terminated
 		switch {
 		case s.State.Running != nil: // containerd reports this for containers that a reboot has ended
-			c.earlier = c.exited
-			c.exited = &corev1.ContainerStateTerminated{ExitCode: 255, Reason: "Unknown", ContainerID: s.ContainerID,
-				StartedAt: s.State.Running.StartedAt, FinishedAt: metav1.Now()}
+			w.earlier, w.exited = w.exited, &corev1.ContainerStateTerminated{ExitCode: 255, Reason: "Unknown",
+				ContainerID: s.ContainerID, StartedAt: s.State.Running.StartedAt, FinishedAt: metav1.Now()}
 		case s.State.Terminated != nil:
-			c.earlier, c.exited = c.exited, s.State.Terminated
+			w.earlier, w.exited = w.exited, s.State.Terminated
 		}
 	}
+	return w
 }
 
 // run is the worker's goroutine. Each round acts on the news, reports and waits.
 func (w *worker) run() {
 	defer w.children.Wait()
 	defer w.cancel()
-	w.children.Go(func() { w.writer.run(w.ctx) })
 	for {
 		w.sync()
 		w.publish()
@@ -142,28 +135,6 @@ func (w *worker) wait() bool {
 	return true
 }
 
-// abandon ends the containers without a report to the API server, as a machine that
-// loses power does. The next run of the node finds them dead.
-func (w *worker) abandon() {
-	const grace = time.Second
-	var stops sync.WaitGroup
-	for _, c := range w.containers {
-		if c.run != nil {
-			r := c.run
-			stops.Go(func() {
-				if err := r.proc.Stop(context.WithoutCancel(w.ctx), grace); err != nil {
-					w.log.Error("container cannot be stopped", zap.Error(err))
-				}
-				groupGone(r.proc.Pid())
-			})
-		}
-	}
-	stops.Wait()
-	if w.holds {
-		w.node.addresses.release(w.address)
-	}
-}
-
 // post has f called on the worker's goroutine, unless the worker is ending.
 func (w *worker) post(f func()) {
 	select {
@@ -172,10 +143,10 @@ func (w *worker) post(f func()) {
 	}
 }
 
-// tell changes the inbox and wakes the worker. It never blocks.
-func (w *worker) tell(change func(*inbox)) {
+// notify tells the worker what the watch shows. It never blocks.
+func (w *worker) notify(pod *corev1.Pod, gone bool) {
 	w.mu.Lock()
-	change(&w.inbox)
+	w.latest, w.latestGone = pod, w.latestGone || gone
 	w.mu.Unlock()
 	select {
 	case w.poke <- struct{}{}:
@@ -183,67 +154,37 @@ func (w *worker) tell(change func(*inbox)) {
 	}
 }
 
-func (w *worker) take() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.inbox.pod != nil {
-		w.pod = w.inbox.pod
+func (w *worker) wakeAfter(d time.Duration) {
+	if at := time.Now().Add(d); w.wake.IsZero() || at.Before(w.wake) {
+		w.wake = at
 	}
-	w.gone = w.gone || w.inbox.gone
-	w.inbox = inbox{}
 }
 
-// publish passes the present state to the probes and to the API server.
+// publish writes the present status to the API server if it has changed. After the end
+// of a pod whose deletion was requested it deletes the object too.
 func (w *worker) publish() {
-	for _, c := range w.containers {
-		c.see(w.targetOf(c))
-		if c.fresh && c.run != nil && c.spec.ReadinessProbe != nil {
-			c.fresh = false
-			select { // prober_manager.go, UpdatePodStatus: probe now, not at the next period
-			case c.trigger <- struct{}{}:
-			default:
-			}
-		}
-	}
 	if w.gone {
 		return
 	}
-	s := w.makeStatus()
-	d := desired{status: s, delete: w.finished && w.pod.DeletionTimestamp != nil}
-	if !apiequality.Semantic.DeepEqual(s, w.status) || d.delete {
-		w.status = s
-		w.written = w.writer.offer(d)
+	status := w.makeStatus()
+	if !apiequality.Semantic.DeepEqual(status, w.status) {
+		if err := w.write(status); err != nil {
+			w.log.Info("pod status will be written again", zap.Error(err))
+			w.wakeAfter(writeAgain)
+			return
+		}
+		w.status = status
 	}
-}
-
-func (w *worker) targetOf(c *container) target {
-	t := target{terminal: w.finished}
-	switch {
-	case c.run != nil:
-		t.id, t.running, t.startedAt = c.run.id, true, c.run.startedAt
-	case c.exited != nil:
-		t.id = c.exited.ContainerID
-		t.terminal = t.terminal || !w.restarts(c)
+	if w.finished && w.pod.DeletionTimestamp != nil && !w.deleted {
+		if err := w.deleteObject(); err != nil {
+			w.log.Info("pod will be deleted again", zap.Error(err))
+			w.wakeAfter(writeAgain)
+			return
+		}
+		w.deleted = true
 	}
-	return t
-}
-
-func (c *container) see(t target) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.target = t
-}
-
-func (c *container) seen() target {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.target
-}
-
-func (c *container) ready() bool {
-	return c.run != nil && (c.spec.ReadinessProbe == nil || c.passed)
 }
 
 func (w *worker) dir() string {
-	return filepath.Join(w.node.o.Dir, fmt.Sprintf("%s_%s_%s", w.pod.Namespace, w.pod.Name, w.pod.UID))
+	return filepath.Join(w.node.o.Dir, w.pod.Namespace+"_"+w.pod.Name+"_"+string(w.pod.UID))
 }

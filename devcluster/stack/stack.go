@@ -11,9 +11,15 @@ import (
 	"strings"
 	"time"
 
+	"k8s.io/apimachinery/pkg/util/wait"
+
 	"github.com/berth-sandbox/berth/devcluster"
+	"github.com/berth-sandbox/berth/devcluster/proc"
 	"github.com/berth-sandbox/berth/envoy"
 )
+
+// leaderLimit bounds the wait for a leader.
+const leaderLimit = time.Minute
 
 // Options configures a Stack. Only BinDir is required.
 type Options struct {
@@ -58,7 +64,7 @@ type Stack struct {
 
 // Allocator is one replica.
 type Allocator struct {
-	*Process
+	*proc.Server
 	// API is the URL of its HTTP API, Admin that of its admin listener.
 	API, Admin string
 	// Control is where routers reach its control server.
@@ -67,10 +73,10 @@ type Allocator struct {
 
 // Gateway is one Envoy with its router.
 type Gateway struct {
-	Envoy, Router *Process
+	Envoy, Router *proc.Server
 	// Successor is another router for the same Envoy, with the same flags. Start does
 	// not start it. A test may run both, as a rollout does for a while.
-	Successor *Process
+	Successor *proc.Server
 	// Addr is the address on which Envoy takes requests: 127.0.0.1 and a free port.
 	Addr netip.AddrPort
 	// Admin is the URL of the admin listener of Router.
@@ -178,9 +184,9 @@ func newAllocator(c *devcluster.Cluster, i int, publicPort uint16, o Options) (*
 			return nil, err
 		}
 	}
-	a.Process = &Process{
-		Name: name, supervisor: c.Supervisor(), logFile: filepath.Join(c.Dir(), name+".log"),
-		argv: append([]string{
+	a.Server = &proc.Server{
+		Name: name, Supervisor: c.Supervisor(), Log: filepath.Join(c.Dir(), name+".log"),
+		Argv: append([]string{
 			filepath.Join(o.BinDir, "allocator"),
 			"--kubeconfig=" + o.Kubeconfig, "--namespace=" + o.Namespace,
 			fmt.Sprintf("--public-url=http://%s:%d", o.Domain, publicPort),
@@ -191,32 +197,32 @@ func newAllocator(c *devcluster.Cluster, i int, publicPort uint16, o Options) (*
 			"--lease-duration=" + o.LeaseDuration.String(), "--lease-renew=" + (o.LeaseDuration * 2 / 3).String(),
 			"--lease-retry=" + (o.LeaseDuration / 10).String(),
 		}, o.AllocatorArgs...),
-		ready: func(ctx context.Context) error { return getOK(ctx, http.DefaultClient, a.Admin+"/healthz") },
+		Check: func(ctx context.Context) error { return proc.GetOK(ctx, http.DefaultClient, a.Admin+"/healthz") },
 	}
 	if o.AllocatorLaunchArgs != nil {
-		a.launchArgs = func() []string { return o.AllocatorLaunchArgs(i) }
+		a.LaunchArgs = func() []string { return o.AllocatorLaunchArgs(i) }
 	}
 	return a, nil
 }
 
 // Leader waits for an allocator that leads and returns it.
 func (s *Stack) Leader(ctx context.Context) (*Allocator, error) {
-	ctx, cancel := context.WithTimeout(ctx, startWait)
+	var leader *Allocator
+	ctx, cancel := context.WithTimeout(ctx, leaderLimit)
 	defer cancel()
-	ticker := time.NewTicker(20 * time.Millisecond)
-	defer ticker.Stop()
-	for {
+	err := wait.PollUntilContextCancel(ctx, 20*time.Millisecond, true, func(ctx context.Context) (bool, error) {
 		for _, a := range s.Allocators {
-			if a.Running() && getOK(ctx, http.DefaultClient, a.Admin+"/leaderz") == nil {
-				return a, nil
+			if a.Running() && proc.GetOK(ctx, http.DefaultClient, a.Admin+"/leaderz") == nil {
+				leader = a
+				return true, nil
 			}
 		}
-		select {
-		case <-ctx.Done():
-			return nil, fmt.Errorf("no allocator leads: %w\n%s", context.Cause(ctx), s.Allocators[0].logTail())
-		case <-ticker.C:
-		}
+		return false, nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("no allocator leads: %w\n%s", err, s.Allocators[0].LogTail())
 	}
+	return leader, nil
 }
 
 func newGateway(ctx context.Context, c *devcluster.Cluster, i int, envoyBin string) (g *Gateway, err error) {
@@ -249,10 +255,10 @@ func newGateway(ctx context.Context, c *devcluster.Cluster, i int, envoyBin stri
 		Addr: addr, EnvoyAdmin: EnvoyAdmin(settings.AdminSocket),
 		routerSocket: settings.RouterSocket, adminSocket: settings.AdminSocket,
 	}
-	g.Envoy = &Process{
-		Name: name, supervisor: c.Supervisor(), logFile: filepath.Join(c.Dir(), name+".log"),
-		argv:  []string{envoyBin, "-c", config, "--disable-hot-restart", "--concurrency", "2", "--log-level", "warn"},
-		ready: func(ctx context.Context) error { return getOK(ctx, g.EnvoyAdmin, "http://envoy/ready") },
+	g.Envoy = &proc.Server{
+		Name: name, Supervisor: c.Supervisor(), Log: filepath.Join(c.Dir(), name+".log"),
+		Argv:  []string{envoyBin, "-c", config, "--disable-hot-restart", "--concurrency", "2", "--log-level", "warn"},
+		Check: func(ctx context.Context) error { return proc.GetOK(ctx, g.EnvoyAdmin, "http://envoy/ready") },
 	}
 	return g, g.Envoy.Start(ctx)
 }
@@ -265,21 +271,21 @@ func (g *Gateway) addRouter(c *devcluster.Cluster, i int, allocators []*Allocato
 	for _, p := range c.PodCIDRs() {
 		cidrs = append(cidrs, p.String())
 	}
-	router := func(name string) (_ *Process, url string, err error) {
+	router := func(name string) (_ *proc.Server, url string, err error) {
 		admin, err := c.FreeAddr()
 		if err != nil {
 			return nil, "", err
 		}
 		url = "http://" + admin.String()
-		return &Process{
-			Name: name, supervisor: c.Supervisor(), logFile: filepath.Join(c.Dir(), name+".log"),
-			argv: append([]string{
+		return &proc.Server{
+			Name: name, Supervisor: c.Supervisor(), Log: filepath.Join(c.Dir(), name+".log"),
+			Argv: append([]string{
 				filepath.Join(o.BinDir, "extproc"),
 				"--domain=" + o.Domain, "--allocator=" + strings.Join(control, ","), "--pod-cidrs=" + strings.Join(cidrs, ","),
 				"--socket=" + g.routerSocket, "--admin-listen=" + admin.String(),
 				"--envoy-admin=" + g.adminSocket, "--max-stale=" + o.MaxStale.String(),
 			}, o.RouterArgs...),
-			ready: func(ctx context.Context) error { return getOK(ctx, http.DefaultClient, url+"/readyz") },
+			Check: func(ctx context.Context) error { return proc.GetOK(ctx, http.DefaultClient, url+"/readyz") },
 		}, url, nil
 	}
 	if g.Router, g.Admin, err = router(fmt.Sprintf("router-%d", i)); err != nil {
@@ -296,7 +302,7 @@ func (s *Stack) Stop(ctx context.Context) error {
 	var errs []error
 	for _, g := range s.Gateways {
 		errs = append(errs, g.Envoy.Stop(ctx, grace))
-		for _, router := range []*Process{g.Router, g.Successor} {
+		for _, router := range []*proc.Server{g.Router, g.Successor} {
 			if router != nil {
 				errs = append(errs, router.Stop(ctx, grace))
 			}

@@ -1,6 +1,6 @@
 // Package chaos tests the promises of allocators while allocators are killed and paused,
 // the API server fails them, and others delete their pods. Real etcd and kube-apiserver run
-// with the allocator's program as processes and pods made by KWOK.
+// with the allocator's program as processes and pods without processes.
 //
 // # How it is put together
 //

@@ -16,7 +16,7 @@ import (
 	"github.com/berth-sandbox/berth/allocator/rest"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 	"github.com/berth-sandbox/berth/devcluster"
-	"github.com/berth-sandbox/berth/devcluster/kwok"
+	"github.com/berth-sandbox/berth/devcluster/hollow"
 	"github.com/berth-sandbox/berth/devcluster/stack"
 	"github.com/berth-sandbox/berth/e2e/harness"
 	"github.com/berth-sandbox/berth/e2e/history"
@@ -34,7 +34,7 @@ const (
 	maxStale = 2 * time.Second
 )
 
-// ground is a Berth with pools of KWOK pods. Each scenario has a pool.
+// ground is a Berth with pools of pods without processes. Each scenario has a pool.
 type ground struct {
 	*harness.Berth
 	// ctx ends when the scenarios have taken too long.
@@ -59,7 +59,7 @@ type options struct {
 func newGround(t *testing.T, o options) *ground {
 	t.Helper()
 	so := stack.Options{BinDir: binDir, Allocators: o.replicas, LeaseDuration: o.lease, MaxStale: maxStale}
-	ho := harness.Options{KWOK: &kwok.Options{Nodes: kwok.Names("node", 4)}, Stack: so}
+	ho := harness.Options{Hollow: &hollow.Options{Nodes: 4}, Stack: so}
 	if o.proxied != nil {
 		ho.Kubeconfig = func(c *devcluster.Cluster) string { return o.proxied.start(t, c) }
 	}

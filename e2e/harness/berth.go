@@ -15,7 +15,8 @@ import (
 	"github.com/berth-sandbox/berth/allocator/kube"
 	"github.com/berth-sandbox/berth/api/crd"
 	"github.com/berth-sandbox/berth/devcluster"
-	"github.com/berth-sandbox/berth/devcluster/kwok"
+	"github.com/berth-sandbox/berth/devcluster/hollow"
+	"github.com/berth-sandbox/berth/devcluster/proc"
 	"github.com/berth-sandbox/berth/devcluster/stack"
 	"github.com/berth-sandbox/berth/e2e/harness/network"
 )
@@ -27,8 +28,8 @@ const Namespace = "default"
 type Options struct {
 	// Cluster is the cluster. Start adds Berth's CRDs.
 	Cluster devcluster.Options
-	// KWOK has pods without processes if it is set.
-	KWOK *kwok.Options
+	// Hollow has pods without processes if it is set.
+	Hollow *hollow.Options
 	// Stack is Berth itself.
 	Stack stack.Options
 	// Kubeconfig, if set, returns the allocators' way to the API server.
@@ -45,7 +46,7 @@ type Options struct {
 type Berth struct {
 	*Run
 	Cluster  *devcluster.Cluster
-	Nodes    *kwok.Nodes // nil without Options.KWOK
+	Nodes    *hollow.Nodes // nil without Options.Hollow
 	Clients  *kube.Clients
 	Stack    *stack.Stack
 	Gateways []*Gateway
@@ -73,10 +74,10 @@ func (r *Run) Start(o Options) *Berth {
 	o.Cluster.CRDs = crd.All()
 	b.Cluster = devcluster.Start(r, o.Cluster)
 	var err error
-	if o.KWOK != nil {
-		b.Nodes, err = kwok.Start(r.Context(), b.Cluster, *o.KWOK)
+	if o.Hollow != nil {
+		b.Nodes, err = hollow.Start(r.Context(), b.Cluster, *o.Hollow)
 		require.NoError(r, err)
-		r.Cleanup(func() { b.stop(b.Nodes.Close) })
+		r.Cleanup(func() { b.stop(func(context.Context) error { return b.Nodes.Close() }) })
 	}
 	if o.Kubeconfig != nil {
 		o.Stack.Kubeconfig = o.Kubeconfig(b.Cluster)
@@ -174,7 +175,7 @@ func (b *Berth) routers() map[string][]int {
 	defer b.mu.Unlock()
 	all := map[string][]int{}
 	for _, g := range b.gateways {
-		for _, p := range []*stack.Process{g.Router, g.Successor} {
+		for _, p := range []*proc.Server{g.Router, g.Successor} {
 			if pid := p.Pid(); pid != 0 {
 				all[g.Name] = append(all[g.Name], pid)
 			}

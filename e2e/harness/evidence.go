@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/berth-sandbox/berth/devcluster/proc"
 	"github.com/berth-sandbox/berth/devcluster/stack"
 )
 
@@ -56,9 +57,9 @@ const dumpWait = time.Second
 // dumpGoroutines has Berth's Go programs write the stacks of their goroutines to their logs,
 // which ends them. It is for a test that has failed.
 func dumpGoroutines(s *stack.Stack) {
-	var all []*stack.Process
+	var all []*proc.Server
 	for _, a := range s.Allocators {
-		all = append(all, a.Process)
+		all = append(all, a.Server)
 	}
 	for _, g := range s.Gateways {
 		all = append(all, g.Router, g.Successor)

@@ -179,7 +179,7 @@ func StopAllocator(ctx context.Context, _ *Berth, a *stack.Allocator, _ *rand.Ra
 // PauseAllocator stops an allocator as it is for least to most.
 func PauseAllocator(least, most time.Duration) AllocatorFault {
 	return func(ctx context.Context, _ *Berth, a *stack.Allocator, random *rand.Rand) error {
-		return PauseFor(ctx, a.Process, least+Within(random, most-least))
+		return PauseFor(ctx, a.Server, least+Within(random, most-least))
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/berth-sandbox/berth/devcluster/proc"
 	"github.com/berth-sandbox/berth/devcluster/stack"
 )
 
@@ -24,7 +25,7 @@ type Gateway struct {
 	link  sync.Mutex // held by a fault of the router's connections
 
 	// serving is the router that serves, next the one that may come. They change under parts.
-	serving, next *stack.Process
+	serving, next *proc.Server
 }
 
 func (b *Berth) addGateway(g *stack.Gateway, connections int) {
@@ -42,7 +43,7 @@ func (b *Berth) addGateway(g *stack.Gateway, connections int) {
 
 // Serving is the router that serves. It may be read by a fault of the gateway's processes,
 // and when no fault is going on.
-func (g *Gateway) Serving() *stack.Process { return g.serving }
+func (g *Gateway) Serving() *proc.Server { return g.serving }
 
 // KillRouter kills the router and starts it again.
 func KillRouter(_ context.Context, g *Gateway, _ *rand.Rand) error {
@@ -53,7 +54,7 @@ func KillRouter(_ context.Context, g *Gateway, _ *rand.Rand) error {
 }
 
 // Succeed starts the other router on the same socket and returns the one that served.
-func (g *Gateway) Succeed() (old *stack.Process, err error) {
+func (g *Gateway) Succeed() (old *proc.Server, err error) {
 	if err := g.next.Launch(); err != nil {
 		return nil, err
 	}
@@ -63,7 +64,7 @@ func (g *Gateway) Succeed() (old *stack.Process, err error) {
 }
 
 // PauseFor stops a process as it is and lets it go on after d, or when ctx ends.
-func PauseFor(ctx context.Context, p *stack.Process, d time.Duration) error {
+func PauseFor(ctx context.Context, p *proc.Server, d time.Duration) error {
 	if err := p.Pause(); err != nil {
 		return err
 	}

@@ -21,7 +21,7 @@ func (b *Berth) CreatePool(name string, warm int32, change func(*v1alpha1.Sandbo
 	b.Helper()
 	p := stack.DemoPool(Namespace, name, warm)
 	if b.Nodes != nil {
-		p.Spec.Template.Spec.Containers[0].Env = nil // KWOK runs nothing that would read it
+		p.Spec.Template.Spec.Containers[0].Env = nil // no process reads it
 	}
 	if change != nil {
 		change(p)

@@ -5,7 +5,7 @@
 // # Set-up
 //
 // Real etcd and kube-apiserver run with two allocators that elect a leader, three gateways
-// of one Envoy and one router each, and pods made by KWOK. One server of the test, the
+// of one Envoy and one router each, and pods without processes. One server of the test, the
 // recorder, answers for all pods, and records what is in progress at each pod from when to
 // when. TCP relays of the test stand between routers and allocators. Idle timeouts are five
 // to seven seconds, close to the minimum. Max-stale and the lease last for seconds too.

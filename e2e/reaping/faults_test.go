@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"github.com/berth-sandbox/berth/devcluster/proc"
 	"github.com/berth-sandbox/berth/devcluster/stack"
 	"github.com/berth-sandbox/berth/e2e/harness"
 )
@@ -77,12 +78,12 @@ func blinkRouter(ctx context.Context, g *harness.Gateway, random *rand.Rand) err
 }
 
 func blinkAllocator(ctx context.Context, _ *harness.Berth, a *stack.Allocator, random *rand.Rand) error {
-	return blink(ctx, a.Process, random)
+	return blink(ctx, a.Server, random)
 }
 
 // blink pauses a process ten times for about as long as a question of the leader waits, so that
 // pauses come between question and answer, or between verdict and release.
-func blink(ctx context.Context, p *stack.Process, random *rand.Rand) error {
+func blink(ctx context.Context, p *proc.Server, random *rand.Rand) error {
 	for range 10 {
 		if err := harness.PauseFor(ctx, p, 50*time.Millisecond+harness.Within(random, 800*time.Millisecond)); err != nil {
 			return err

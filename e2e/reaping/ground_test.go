@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/berth-sandbox/berth/api/v1alpha1"
-	"github.com/berth-sandbox/berth/devcluster/kwok"
+	"github.com/berth-sandbox/berth/devcluster/hollow"
 	"github.com/berth-sandbox/berth/devcluster/stack"
 	"github.com/berth-sandbox/berth/e2e/harness"
 	"github.com/berth-sandbox/berth/e2e/history"
@@ -53,7 +53,7 @@ func newGround(t *testing.T) *ground {
 	t.Cleanup(pods.close)
 	g := &ground{}
 	g.Berth = run.Start(harness.Options{
-		KWOK: &kwok.Options{Nodes: kwok.Names("node", 4), Handler: pods},
+		Hollow: &hollow.Options{Nodes: 4, Handler: pods},
 		Stack: stack.Options{
 			BinDir: binDir, Allocators: len(g.launches), Gateways: 3, LeaseDuration: lease, MaxStale: maxStale,
 			AllocatorLaunchArgs: g.wallClock,

@@ -1,4 +1,4 @@
-package kwok
+package hollow
 
 import (
 	"context"
@@ -8,15 +8,12 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
-	"os/exec"
-	"path/filepath"
-	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -28,17 +25,9 @@ import (
 
 const limit = time.Minute
 
-// cluster is an API server without nodes, with KWOK in the cache: building it
-// takes longer than a test may.
-func cluster(t testing.TB, o devcluster.Options) *devcluster.Cluster {
-	t.Helper()
-	c := devcluster.Start(t, o) // skips under -short
-	_, _, err := devcluster.KWOKBinary(t.Context(), os.Stderr)
-	require.NoError(t, err)
-	return c
-}
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// world is KWOK nodes and a client to use them.
+// world is hollow nodes and a client to use them.
 type world struct {
 	t      testing.TB
 	nodes  *Nodes
@@ -53,11 +42,7 @@ func newWorld(t testing.TB, c *devcluster.Cluster, o Options) *world {
 	require.NoError(t, err)
 	w.nodes, err = Start(w.ctx(), c, o)
 	require.NoError(t, err)
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), limit)
-		defer cancel()
-		require.NoError(t, w.nodes.Close(ctx))
-	})
+	t.Cleanup(func() { require.NoError(t, w.nodes.Close()) })
 	return w
 }
 
@@ -89,8 +74,8 @@ func (w *world) create(prefix string, count, creators int, change func(*corev1.P
 			}
 		})
 	}
-	for _, name := range Names(prefix, count) {
-		names <- name
+	for i := range count {
+		names <- fmt.Sprintf("%s-%d", prefix, i)
 	}
 	close(names)
 	all.Wait()
@@ -163,7 +148,7 @@ func (w *world) get(url string, protocols *http.Protocols) (*http.Response, stri
 }
 
 func TestNodes(t *testing.T) {
-	w := newWorld(t, cluster(t, devcluster.Options{}), Options{Nodes: Names("kwok", 4)})
+	w := newWorld(t, devcluster.Start(t, devcluster.Options{}), Options{Nodes: 4})
 	for _, test := range []struct {
 		name  string
 		judge func(w *world)
@@ -182,7 +167,7 @@ func TestNodes(t *testing.T) {
 
 // How long it takes until 1,000 pods, made by 16 creators, are ready.
 func BenchmarkPodsBecomeReady(b *testing.B) {
-	w := newWorld(b, cluster(b, devcluster.Options{}), Options{Nodes: Names("kwok", 10)})
+	w := newWorld(b, devcluster.Start(b, devcluster.Options{}), Options{Nodes: 10})
 	for i := 0; b.Loop(); i++ {
 		set := fmt.Sprint("many-", i)
 		began := time.Now()
@@ -200,7 +185,7 @@ func podsAreReadyAtAddressesOfTheirOwnOnAllNodes(w *world) {
 	for _, p := range pods {
 		on[p.Spec.NodeName]++
 	}
-	require.Equal(w.t, map[string]int{"kwok-0": 50, "kwok-1": 50, "kwok-2": 50, "kwok-3": 50}, on)
+	require.Equal(w.t, map[string]int{"node-0": 50, "node-1": 50, "node-2": 50, "node-3": 50}, on)
 }
 
 func serverSaysWhichAddressWasReached(w *world) {
@@ -226,7 +211,7 @@ func addressOfADeletedPodIsALaterPods(w *world) {
 	w.create("mortal", 1, 1, nil)
 	address := w.ready("mortal", 1)[0].Status.PodIP
 	w.delete("mortal-0")
-	// KWOK may hear of the deletion after us, and of the next pods before.
+	// The nodes may hear of the deletion after us, and of the next pods before.
 	for i := 0; ; i++ {
 		require.Less(w.t, i, 100, "%s does not answer for a pod any more", address)
 		heir := fmt.Sprint("heir-", i)
@@ -240,7 +225,7 @@ func addressOfADeletedPodIsALaterPods(w *world) {
 func cordonedNodeGetsNoPods(w *world) {
 	cordon := func(value bool) {
 		patch := fmt.Sprintf(`{"spec":{"unschedulable":%v}}`, value)
-		_, err := w.client.CoreV1().Nodes().Patch(w.ctx(), "kwok-1", types.MergePatchType, []byte(patch),
+		_, err := w.client.CoreV1().Nodes().Patch(w.ctx(), "node-1", types.MergePatchType, []byte(patch),
 			metav1.PatchOptions{})
 		require.NoError(w.t, err)
 	}
@@ -251,7 +236,7 @@ func cordonedNodeGetsNoPods(w *world) {
 	for i := 0; waiting == ""; i++ {
 		require.Less(w.t, i, 100, "a cordoned node gets pods")
 		set := fmt.Sprint("probe-", i)
-		w.create(set, 1, 1, func(s *corev1.PodSpec) { s.NodeSelector = map[string]string{corev1.LabelHostname: "kwok-1"} })
+		w.create(set, 1, 1, func(s *corev1.PodSpec) { s.NodeSelector = map[string]string{corev1.LabelHostname: "node-1"} })
 		require.Eventually(w.t, func() bool {
 			p, err := w.client.CoreV1().Pods("default").Get(w.t.Context(), set+"-0", metav1.GetOptions{})
 			if err != nil {
@@ -265,23 +250,18 @@ func cordonedNodeGetsNoPods(w *world) {
 	}
 	w.create("elsewhere", 30, 4, nil)
 	for _, p := range w.ready("elsewhere", 30) {
-		require.NotEqual(w.t, "kwok-1", p.Spec.NodeName)
+		require.NotEqual(w.t, "node-1", p.Spec.NodeName)
 	}
 	cordon(false)
-	require.Equal(w.t, "kwok-1", w.ready(waiting, 1)[0].Spec.NodeName)
+	require.Equal(w.t, "node-1", w.ready(waiting, 1)[0].Spec.NodeName)
 }
 
 func closedNodesLeaveNothingRunning(w *world) {
-	pid := w.nodes.kwok.Pid()
-	require.True(w.t, running(pid))
 	idle, err := net.Dial("tcp", netip.AddrPortFrom(w.nodes.PodCIDR().Addr().Next(), w.nodes.Port()).String())
 	require.NoError(w.t, err)
 	defer idle.Close()
-	began := time.Now()
-	require.NoError(w.t, w.nodes.Close(w.ctx()))
-	require.Less(w.t, time.Since(began), stopGrace, "nothing had to be killed")
-	require.NoError(w.t, w.nodes.Close(w.ctx()))
-	require.False(w.t, running(pid))
+	require.NoError(w.t, w.nodes.Close())
+	require.NoError(w.t, w.nodes.Close())
 	require.NoError(w.t, idle.SetReadDeadline(time.Now().Add(limit)))
 	_, err = idle.Read(make([]byte, 1))
 	require.Error(w.t, err)
@@ -291,123 +271,7 @@ func closedNodesLeaveNothingRunning(w *world) {
 	require.NoError(w.t, l.Close())
 }
 
-// running reports whether pid is there and no zombie.
-func running(pid int) bool {
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return false
-	}
-	s := string(stat)
-	return !strings.Contains("ZX", strings.Fields(s[strings.LastIndexByte(s, ')')+1:])[0])
-}
-
-func TestKWOKEndsWithAKilledOwner(t *testing.T) {
-	if testing.Short() {
-		t.Skip("needs a real kube-apiserver and etcd: run without -short")
-	}
-	_, _, err := devcluster.KWOKBinary(t.Context(), os.Stderr)
-	require.NoError(t, err)
-	exe, err := os.Executable()
-	require.NoError(t, err)
-	cmd := exec.Command(exe)
-	cmd.Env = append(os.Environ(), actEnv+"=1")
-	cmd.Stderr = os.Stderr
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	out, err := cmd.StdoutPipe()
-	require.NoError(t, err)
-	require.NoError(t, cmd.Start())
-	defer func() { _ = cmd.Wait() }()
-	defer func() { _ = cmd.Process.Kill() }()
-	var pid int
-	_, err = fmt.Fscan(out, &pid)
-	require.NoError(t, err)
-	require.True(t, running(pid))
-	require.NoError(t, syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL))
-	require.Eventually(t, func() bool { return !running(pid) }, limit, 5*time.Millisecond)
-}
-
-func TestOptionsAreUsedAndCloseReportsADeath(t *testing.T) {
-	c := cluster(t, devcluster.Options{})
-	w := &world{t: t}
-	var err error
-	w.client, err = kubernetes.NewForConfig(c.RestConfig())
-	require.NoError(t, err)
-	free, err := net.Listen("tcp4", ":0")
-	require.NoError(t, err)
-	port := netip.MustParseAddrPort(free.Addr().String()).Port()
-	require.NoError(t, free.Close())
-	asked := netip.MustParsePrefix("127.16.0.0/16")
-	w.nodes, err = Start(w.ctx(), c, Options{Nodes: []string{"alone"}, PodCIDR: asked, Port: port})
-	require.NoError(t, err)
-	defer w.nodes.Close(w.ctx())
-	require.Equal(t, asked, w.nodes.PodCIDR())
-	require.Equal(t, port, w.nodes.Port())
-	w.create("pod", 2, 1, nil)
-	for address := range w.addresses(w.ready("pod", 2)) {
-		_, body, err := w.get("http://"+netip.AddrPortFrom(address, port).String(), nil)
-		require.NoError(t, err)
-		require.Equal(t, address.String(), body)
-	}
-	require.NoError(t, w.nodes.kwok.Signal(syscall.SIGKILL))
-	<-w.nodes.kwok.Done()
-	require.ErrorContains(t, w.nodes.Close(w.ctx()), "kwok ended by itself (signal: killed)")
-}
-
-func TestFailedStartNamesCauseAndLeavesNothing(t *testing.T) {
-	c := cluster(t, devcluster.Options{})
-	ctx, cancel := context.WithTimeout(t.Context(), limit)
-	defer cancel()
-	taken, err := net.Listen("tcp4", "127.0.0.1:0")
-	require.NoError(t, err)
-	defer taken.Close()
-	o := Options{Nodes: Names("kwok", 2), Port: netip.MustParseAddrPort(taken.Addr().String()).Port()}
-	_, err = Start(ctx, c, o)
-	require.ErrorContains(t, err, "listen for the pods")
-	require.NoError(t, taken.Close())
-
-	// A program that passes for KWOK, in a cache of its own.
-	module, bin := t.TempDir(), t.TempDir()
-	_, stages, err := devcluster.KWOKBinary(ctx, nil)
-	require.NoError(t, err)
-	for _, stage := range stages {
-		path := filepath.Join(module, "kustomize", stage[strings.LastIndex(stage, "/stage/"):])
-		require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
-		require.NoError(t, os.WriteFile(path, nil, 0o600))
-	}
-	script := `#!/bin/sh
-[ "$1" = build ] || { echo '` + module + `'; exit; }
-while [ "$1" != -o ]; do shift; done
-printf '#!/bin/sh\necho the disk is full; exit 3' >"$2/kwok"; chmod +x "$2/kwok"
-`
-	require.NoError(t, os.WriteFile(filepath.Join(bin, "go"), []byte(script), 0o755))
-	t.Setenv("BERTH_CACHE", t.TempDir())
-	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
-	_, err = Start(ctx, c, o)
-	require.ErrorContains(t, err, "kwok ended before it was ready (exit status 3)")
-	require.ErrorContains(t, err, "the disk is full")
-	l, err := net.Listen("tcp4", fmt.Sprint(":", o.Port))
-	require.NoError(t, err, "the port is free again")
-	require.NoError(t, l.Close())
-
-	_, err = Start(ctx, c, o)
-	require.ErrorContains(t, err, "KWOK can be started once on a cluster")
-}
-
 func TestOptionsThatCannotWorkAreRefused(t *testing.T) {
-	c := new(devcluster.Cluster)
-	fits := netip.MustParsePrefix("127.16.0.7/16")
-	o, err := Options{Nodes: Names("n", 2), PodCIDR: fits}.withDefaults(c)
-	require.NoError(t, err)
-	require.Equal(t, "127.16.0.0/16", o.PodCIDR.String())
-	for name, o := range map[string]Options{
-		"Options.Nodes is required":        {PodCIDR: fits},
-		"Options.Nodes holds a name twice": {Nodes: []string{"a", "b", "a"}, PodCIDR: fits},
-		"is 10.0.0.0/8":                    {Nodes: Names("n", 2), PodCIDR: netip.MustParsePrefix("10.0.0.0/8")},
-		"is 126.0.0.0/7":                   {Nodes: Names("n", 2), PodCIDR: netip.MustParsePrefix("126.0.0.0/7")},
-		"without 127.0.0.1":                {Nodes: Names("n", 2), PodCIDR: netip.MustParsePrefix("127.0.0.0/16")},
-		"a pod address for each node":      {Nodes: Names("n", 3), PodCIDR: netip.MustParsePrefix("127.16.0.0/30")},
-	} {
-		_, err := o.withDefaults(c)
-		require.ErrorContains(t, err, name)
-	}
+	_, err := Start(t.Context(), new(devcluster.Cluster), Options{})
+	require.ErrorContains(t, err, "Options.Nodes is required")
 }

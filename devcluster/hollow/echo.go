@@ -1,4 +1,4 @@
-package kwok
+package hollow
 
 import (
 	"errors"
@@ -20,8 +20,8 @@ type echo struct {
 	err    error          // of Serve; read after runs
 }
 
-func startEcho(cidr netip.Prefix, port uint16, handler http.Handler) (*echo, error) {
-	listener, err := net.ListenTCP("tcp4", &net.TCPAddr{Port: int(port)})
+func startEcho(cidr netip.Prefix, handler http.Handler) (*echo, error) {
+	listener, err := net.ListenTCP("tcp4", nil)
 	if err != nil {
 		return nil, fmt.Errorf("listen for the pods: %w", err)
 	}

@@ -1,4 +1,4 @@
-package scheduler_test
+package nodes_test
 
 import (
 	"context"
@@ -15,42 +15,41 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
+	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
 	"github.com/berth-sandbox/berth/devcluster"
-	"github.com/berth-sandbox/berth/devcluster/scheduler"
+	"github.com/berth-sandbox/berth/devcluster/nodes"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const (
 	limit    = time.Minute
-	ofType   = "wanted"
-	perNode  = 20
-	atOnce   = 8
+	ofKind   = "wanted"
 	creators = 8
 )
 
-// TestScheduler has nodes and pods that are objects only. What the scheduler of
-// process nodes does is judged there, too.
+// TestScheduler has nodes and pods that are objects only. The tests of package
+// processnode have cordons.
 func TestScheduler(t *testing.T) {
 	c := devcluster.Start(t, devcluster.Options{})
 	client, err := kubernetes.NewForConfig(c.RestConfig())
 	require.NoError(t, err)
 	w := &world{t, client}
 	for _, name := range []string{"a", "b", "c"} {
-		w.node(name, ofType, true)
+		w.node(name, ofKind, true)
 	}
-	w.node("unready", ofType, false)
+	w.node("unready", ofKind, false)
 	w.node("foreign", "other", true)
 	for _, test := range []struct {
 		name  string
 		judge func(*world, *rest.Config)
 	}{
-		{"NodesFillEvenlyToTheirLimit", nodesFillEvenlyToTheirLimit},
+		{"NodesFillEvenly", nodesFillEvenly},
 		{"BindingThatFailedTakesNoRoom", bindingThatFailedTakesNoRoom},
 		{"PodWithAnUnknownRuleSaysSo", podWithAnUnknownRuleSaysSo},
 	} {
@@ -60,10 +59,6 @@ func TestScheduler(t *testing.T) {
 			test.judge(w, c.RestConfig())
 		})
 	}
-}
-
-func TestRequiredOptions(t *testing.T) {
-	require.ErrorContains(t, scheduler.Run(t.Context(), scheduler.Options{}), "required")
 }
 
 type world struct {
@@ -77,17 +72,9 @@ func (w *world) ctx() context.Context {
 	return ctx
 }
 
-func (w *world) node(name, instanceType string, ready bool) {
+func (w *world) node(name, kind string, ready bool) {
 	w.t.Helper()
-	status := corev1.ConditionFalse
-	if ready {
-		status = corev1.ConditionTrue
-	}
-	_, err := w.client.CoreV1().Nodes().Create(w.ctx(), &corev1.Node{
-		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{corev1.LabelInstanceTypeStable: instanceType}},
-		Status:     corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: status}}},
-	}, metav1.CreateOptions{})
-	require.NoError(w.t, err)
+	require.NoError(w.t, nodes.Report(w.ctx(), w.client, name, kind, ready))
 }
 
 func (w *world) run(config *rest.Config) {
@@ -97,8 +84,8 @@ func (w *world) run(config *rest.Config) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	running.Go(func() {
-		if err := scheduler.Run(ctx, scheduler.Options{Client: client, InstanceType: ofType, MaxPods: perNode,
-			Workers: atOnce}); err != nil {
+		scheduler := nodes.Scheduler{Client: client, Kind: ofKind, Log: zap.NewNop()}
+		if err := scheduler.Run(ctx); err != nil {
 			w.t.Errorf("scheduler: %v", err)
 		}
 	})
@@ -167,25 +154,25 @@ func (w *world) await(want map[string]int) {
 	}, limit, 50*time.Millisecond)
 }
 
-func nodesFillEvenlyToTheirLimit(w *world, config *rest.Config) {
+func nodesFillEvenly(w *world, config *rest.Config) {
 	w.run(config)
 	w.create("pod-", 0, 30, nil)
 	w.await(map[string]int{"a": 10, "b": 10, "c": 10})
-	w.create("pod-", 30, 3*perNode+10, nil)
-	w.await(map[string]int{"a": perNode, "b": perNode, "c": perNode, "none": 10})
-	at := w.pods()
-	require.Contains(w.t, at["none"][0].Status.Conditions[0].Message, "0/5 nodes are available")
 
-	pods := w.client.CoreV1().Pods("default")
-	require.NoError(w.t, pods.Delete(w.ctx(), at["b"][0].Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)}))
-	w.await(map[string]int{"a": perNode, "b": perNode, "c": perNode, "none": 9})
-	ended := at["c"][0]
+	ended := w.pods()["c"][0]
 	ended.Status.Phase = corev1.PodSucceeded
+	pods := w.client.CoreV1().Pods("default")
 	_, err := pods.UpdateStatus(w.ctx(), &ended, metav1.UpdateOptions{})
 	require.NoError(w.t, err)
-	w.await(map[string]int{"a": perNode, "b": perNode, "c": perNode + 1, "none": 8}) // one of them has ended
-	w.node("d", ofType, true)
-	w.await(map[string]int{"a": perNode, "b": perNode, "c": perNode + 1, "d": 8})
+	w.create("pod-", 30, 31, nil)
+	w.await(map[string]int{"a": 10, "b": 10, "c": 11}) // one of them has ended
+
+	nowhere := func(s *corev1.PodSpec) { s.NodeSelector = map[string]string{corev1.LabelHostname: "d"} }
+	w.create("selective-", 0, 8, nowhere)
+	w.await(map[string]int{"a": 10, "b": 10, "c": 11, "none": 8})
+	require.Contains(w.t, w.pods()["none"][0].Status.Conditions[0].Message, "0/5 nodes are available")
+	w.node("d", ofKind, true)
+	w.await(map[string]int{"a": 10, "b": 10, "c": 11, "d": 8})
 	require.NoError(w.t, w.client.CoreV1().Nodes().Delete(w.ctx(), "d", metav1.DeleteOptions{}))
 }
 
@@ -231,9 +218,9 @@ func (l late) Read(b []byte) (int, error) {
 func bindingThatFailedTakesNoRoom(w *world, config *rest.Config) {
 	config.WrapTransport = func(rt http.RoundTripper) http.RoundTripper { return lossy{rt, new(atomic.Int32)} }
 	w.run(config)
-	for i := range 2 { // what one round took for good would be missing in the other
-		w.create(fmt.Sprintf("round-%d-", i), 0, 3*perNode, nil)
-		w.await(map[string]int{"a": perNode, "b": perNode, "c": perNode})
+	for i := range 2 { // a place that one round keeps would be missing in the other
+		w.create(fmt.Sprintf("round-%d-", i), 0, 60, nil)
+		w.await(map[string]int{"a": 20, "b": 20, "c": 20})
 		w.clear()
 	}
 }
@@ -246,5 +233,5 @@ func podWithAnUnknownRuleSaysSo(w *world, config *rest.Config) {
 		}}
 	})
 	w.await(map[string]int{"none": 1})
-	require.Contains(w.t, w.pods()["none"][0].Status.Conditions[0].Message, "spec.affinity.podAntiAffinity is not known")
+	require.Contains(w.t, w.pods()["none"][0].Status.Conditions[0].Message, "spec.affinity is not known")
 }
