@@ -64,7 +64,7 @@ func TestNoPodIsCreatedFromARefusedTemplate(t *testing.T) {
 	a := &Allocator{watches: &watches{}}
 	tm := &term{a: a, loop: newTestLoop(t, nil), log: zap.NewNop()}
 	a.watches.pools = newPools(t, clients, tm.Submit)
-	tm.writer = &pods.Writer{Client: clients.Kubernetes, ServeOn: time.Second, Submit: tm.Submit, Log: zap.NewNop()}
+	tm.writer = newPodWriter(t, clients, tm)
 	asked := core.CreatePod{Pool: poolKey, Name: "python-1"}
 
 	_, _, err = a.watches.pools.List(t.Context())
@@ -82,11 +82,20 @@ func TestNoPodIsCreatedFromARefusedTemplate(t *testing.T) {
 	require.Empty(t, made)
 }
 
+func newPodWriter(t *testing.T, clients *kube.Clients, tm *term) *pods.Writer {
+	t.Helper()
+	w, err := pods.NewWriter(pods.WriterOptions{ServeOn: time.Second, Options: kube.Options{
+		Clients: clients, Namespace: poolKey.Namespace, Submit: tm.Submit, Log: zap.NewNop(),
+	}})
+	require.NoError(t, err)
+	return w
+}
+
 func newPools(t *testing.T, clients *kube.Clients, submit func(core.Event)) *pools.Pools {
 	t.Helper()
 	p, err := pools.New(pools.Options{
-		Clients: clients, Namespace: poolKey.Namespace, Policy: baseline(t), ServeOn: time.Second,
-		Submit: submit, Log: zap.NewNop(),
+		Options: kube.Options{Clients: clients, Namespace: poolKey.Namespace, Submit: submit, Log: zap.NewNop()},
+		Policy:  baseline(t), ServeOn: time.Second,
 	})
 	require.NoError(t, err)
 	return p

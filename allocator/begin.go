@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"strconv"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -87,11 +86,11 @@ func (b JournalBeginning) store() *journal.Objects {
 
 // latestTerm returns the highest term that has written a Sandbox object.
 func (b JournalBeginning) latestTerm(ctx context.Context) (term uint64, err error) {
+	objects := kube.Resource{Client: b.Clients.Berth, Name: "sandboxes", Namespace: b.Namespace}
 	for next := ""; ; {
 		var page v1alpha1.SandboxList
-		if err := b.Clients.Berth.Get().Namespace(b.Namespace).Resource("sandboxes").
-			Param("limit", strconv.Itoa(kube.PageSize)).Param("continue", next).Do(ctx).Into(&page); err != nil {
-			return 0, fmt.Errorf("list sandboxes: %w", err)
+		if err := objects.Page(ctx, next, &page); err != nil {
+			return 0, err
 		}
 		for i := range page.Items {
 			if r, err := sandboxobjects.ParseRevision(page.Items[i].Status.Revision); err == nil {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/allocator/journal"
+	"github.com/berth-sandbox/berth/allocator/kube"
 	"github.com/berth-sandbox/berth/allocator/pods"
 	"github.com/berth-sandbox/berth/allocator/poststart"
 	"github.com/berth-sandbox/berth/allocator/sandboxobjects"
@@ -184,7 +185,7 @@ func (a *Allocator) newTerm(log *journal.Log) (*term, error) {
 	}
 	t := &term{
 		number: log.Term(), a: a, answers: newAnswers(),
-		caller: poststart.New(a.o.DialPod, a.lock.valid), log: a.o.Log.With(zap.Uint64("term", log.Term())),
+		log: a.o.Log.With(zap.Uint64("term", log.Term())),
 	}
 	for _, w := range []**workers{&t.creates, &t.deletes, &t.other, &t.callbacks, &t.lines, &t.found} {
 		*w = newWorkers(t.log)
@@ -193,10 +194,15 @@ func (a *Allocator) newTerm(log *journal.Log) (*term, error) {
 	t.loop = newLoop(c, a.o.WallClock, t.do)
 	k := a.o.Clients
 	t.journal = newJournalWriter(log, a.o.JournalBytesPerSecond, t.Submit, a.metrics, t.log.Named("journal"))
-	t.writer = &pods.Writer{Client: k.Kubernetes, ServeOn: a.o.serveOn(), Submit: t.Submit, Log: t.log.Named("pods")}
-	t.objects = sandboxobjects.NewWriter(k.Berth, a.o.Namespace, t.Submit, t.headStart.wait, t.log.Named("objects"))
-	t.labeler = pods.NewLabeler(k.Kubernetes, t.afterObjects, t.log.Named("pods"))
-	return t, nil
+	named := func(name string) kube.Options {
+		return kube.Options{Clients: k, Namespace: a.o.Namespace, Submit: t.Submit, Log: t.log.Named(name)}
+	}
+	var errs [4]error
+	t.caller, errs[0] = poststart.New(poststart.Options{Dial: a.o.DialPod, Leads: a.lock.valid})
+	t.writer, errs[1] = pods.NewWriter(pods.WriterOptions{Options: named("pods"), ServeOn: a.o.serveOn()})
+	t.objects, errs[2] = sandboxobjects.NewWriter(sandboxobjects.WriterOptions{Options: named("objects"), Yield: t.headStart.wait})
+	t.labeler, errs[3] = pods.NewLabeler(pods.LabelerOptions{Client: k.Kubernetes, Yield: t.afterObjects, Log: t.log.Named("pods")})
+	return t, errors.Join(errs[:]...)
 }
 
 // recover reads the state of the cluster and passes it to the core. Calls are answered only after

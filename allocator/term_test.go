@@ -21,7 +21,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berth-sandbox/berth/allocator/core"
-	"github.com/berth-sandbox/berth/allocator/pods"
 	"github.com/berth-sandbox/berth/allocator/sandboxobjects"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 	"github.com/berth-sandbox/berth/devcluster/stack"
@@ -49,7 +48,7 @@ func TestFailingPodDeletionsBlockNothingElse(t *testing.T) {
 		}).clients(t)
 		a := &Allocator{watches: &watches{}, control: newControl(t)}
 		tm := &term{a: a, loop: newTestLoop(t, nil), log: zap.NewNop(), creates: newWorkers(zap.NewNop()), deletes: newWorkers(zap.NewNop())}
-		tm.writer = &pods.Writer{Client: clients.Kubernetes, ServeOn: time.Second, Submit: tm.Submit, Log: zap.NewNop()}
+		tm.writer = newPodWriter(t, clients, tm)
 		a.watches.pools = newPools(t, clients, tm.Submit)
 		_, _, err := a.watches.pools.List(t.Context())
 		require.NoError(t, err)

@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/berth-sandbox/berth/allocator/core"
+	"github.com/berth-sandbox/berth/allocator/kube"
 	"github.com/berth-sandbox/berth/allocator/nodes"
 	"github.com/berth-sandbox/berth/allocator/pods"
 	"github.com/berth-sandbox/berth/allocator/pools"
@@ -28,20 +29,14 @@ type watches struct {
 
 func newWatches(o *Options) (*watches, error) {
 	w := &watches{}
-	k := o.Clients
+	named := func(name string) kube.Options {
+		return kube.Options{Clients: o.Clients, Namespace: o.Namespace, Submit: w.submit, Log: o.Log.Named(name)}
+	}
 	var errs [4]error
-	w.pods, errs[0] = pods.NewWatcher(pods.WatcherOptions{
-		Client: k.Kubernetes, Namespace: o.Namespace, Submit: w.submit, Log: o.Log.Named("pods"),
-	})
-	w.pools, errs[1] = pools.New(pools.Options{
-		Clients: k, Namespace: o.Namespace, Policy: o.Policy, ServeOn: o.serveOn(), Submit: w.submit, Log: o.Log.Named("pools"),
-	})
-	w.nodes, errs[2] = nodes.NewWatcher(nodes.WatcherOptions{
-		Client: k.Kubernetes, Submit: w.submit, Log: o.Log.Named("nodes"),
-	})
-	w.records, errs[3] = sandboxobjects.NewWatcher(sandboxobjects.WatcherOptions{
-		Client: k.Berth, Namespace: o.Namespace, Submit: w.submit, Log: o.Log.Named("objects"),
-	})
+	w.pods, errs[0] = pods.NewWatcher(named("pods"))
+	w.pools, errs[1] = pools.New(pools.Options{Options: named("pools"), Policy: o.Policy, ServeOn: o.serveOn()})
+	w.nodes, errs[2] = nodes.NewWatcher(named("nodes"))
+	w.records, errs[3] = sandboxobjects.NewWatcher(named("objects"))
 	return w, errors.Join(errs[:]...)
 }
 

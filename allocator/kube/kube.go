@@ -6,7 +6,6 @@ import (
 	"sync"
 	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/client-go/kubernetes"
@@ -60,46 +59,6 @@ func NewClients(config *rest.Config, qps float32, burst int) (*Clients, error) {
 		return nil, fmt.Errorf("berth.sh client: %w", err)
 	}
 	return &Clients{Kubernetes: k, Berth: b}, nil
-}
-
-// ListTimeout bounds one page of a list. It is the API server's own limit of a request.
-const ListTimeout = time.Minute
-
-// PageSize is the number of objects in one page of a list.
-const PageSize = 1000
-
-// List reads a list page by page from the API server's store. page gets the continue token, "" for
-// the first page, and returns the token of the next one. List retries a failed page after a growing
-// pause and with twice the timeout, from CallTimeout up to ListTimeout. It starts again when the
-// API server no longer has the snapshot that the list was read from. failed gets every error. List
-// itself returns an error only when ctx has ended.
-func List[T any](ctx context.Context, page func(ctx context.Context, next string) ([]T, string, error), failed func(error)) ([]T, error) {
-	const first, most = 50 * time.Millisecond, 5 * time.Second
-	pause, timeout := first, CallTimeout
-	var all []T
-	for next := ""; ; {
-		call, cancel := context.WithTimeout(ctx, timeout)
-		items, following, err := page(call, next)
-		cancel()
-		switch {
-		case err == nil:
-			if all, next, pause = append(all, items...), following, first; next == "" {
-				return all, nil
-			}
-			continue
-		case ctx.Err() != nil:
-			return nil, err
-		case apierrors.IsResourceExpired(err):
-			all, next = nil, ""
-		}
-		failed(err)
-		select {
-		case <-ctx.Done():
-			return nil, err
-		case <-time.After(pause):
-		}
-		pause, timeout = min(2*pause, most), min(2*timeout, ListTimeout)
-	}
 }
 
 // Work calls next in n goroutines until it returns false, and waits for them. It shuts the queue

@@ -26,8 +26,8 @@ func TestReadyUncordonedNodesAreReportedAsUsable(t *testing.T) {
 	require.NoError(t, err)
 	api := clients.Kubernetes.CoreV1().Nodes()
 	events := make(chan core.Event, 100)
-	w, err := nodes.NewWatcher(nodes.WatcherOptions{
-		Client: clients.Kubernetes, Submit: func(ev core.Event) { events <- ev }, Log: zap.NewNop(),
+	w, err := nodes.NewWatcher(kube.Options{
+		Clients: clients, Namespace: "default", Submit: func(ev core.Event) { events <- ev }, Log: zap.NewNop(),
 	})
 	require.NoError(t, err)
 	ctx, stop := context.WithCancel(t.Context())

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -39,9 +40,9 @@ func poolOf(p *corev1.Pod) string {
 
 const poolKind = "SandboxPool"
 
-// observe turns a pod into an observation. With an error the observation is incomplete, and the
-// core must not hand the pod out.
-func observe(p *corev1.Pod) (core.Pod, error) {
+// observe turns a pod into an observation. The core does not hand out a pod whose address is missing
+// or cannot be read.
+func observe(p *corev1.Pod, log *zap.Logger) core.Pod {
 	seen := core.Pod{
 		Key:       keyOf(p),
 		Pool:      poolOf(p),
@@ -68,11 +69,11 @@ func observe(p *corev1.Pod) (core.Pod, error) {
 	if p.Status.PodIP != "" && !p.Spec.HostNetwork {
 		ip, err := netip.ParseAddr(p.Status.PodIP)
 		if err != nil {
-			return seen, fmt.Errorf("pod %s: status.podIP: %w", p.Name, err)
+			log.Warn("pod cannot be read, it will not be handed out", zap.String("pod", p.Name), zap.Error(err))
 		}
 		seen.IP = ip.Unmap()
 	}
-	return seen, nil
+	return seen
 }
 
 // maxWhy bounds the explanation taken from a pod's status, in bytes.

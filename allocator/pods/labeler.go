@@ -17,6 +17,7 @@ import (
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/allocator/kube"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
+	"github.com/berth-sandbox/berth/internal/options"
 )
 
 // Annotations that keep the cluster autoscaler and Karpenter from removing a node under a claimed
@@ -40,19 +41,26 @@ const (
 // for cluster autoscalers. The allocator never reads them back. Only the latest state of a pod is
 // written. Its methods may be called concurrently.
 type Labeler struct {
-	client kubernetes.Interface
-	yield  func(context.Context)
-	log    *zap.Logger
-	queue  workqueue.TypedRateLimitingInterface[core.PodKey]
+	o     LabelerOptions
+	queue workqueue.TypedRateLimitingInterface[core.PodKey]
 
 	mu     sync.Mutex
 	latest map[core.PodKey]core.LabelPod
 }
 
-// NewLabeler returns a Labeler. It calls yield before each write; yield may wait.
-func NewLabeler(client kubernetes.Interface, yield func(context.Context), log *zap.Logger) *Labeler {
+// LabelerOptions configure a Labeler. All are required.
+type LabelerOptions struct {
+	Client kubernetes.Interface
+	// Yield is called before each write and may wait.
+	Yield func(context.Context)
+	Log   *zap.Logger
+}
+
+// NewLabeler returns a Labeler, or an error that names the missing options.
+func NewLabeler(o LabelerOptions) (*Labeler, error) {
 	limiter := workqueue.NewTypedItemExponentialFailureRateLimiter[core.PodKey](minLabelRetry, maxLabelRetry)
-	return &Labeler{client: client, yield: yield, log: log, queue: workqueue.NewTypedRateLimitingQueue(limiter), latest: map[core.PodKey]core.LabelPod{}}
+	queue := workqueue.NewTypedRateLimitingQueue(limiter)
+	return &Labeler{o: o, queue: queue, latest: map[core.PodKey]core.LabelPod{}}, options.Require(o, "Client", "Yield", "Log")
 }
 
 // Label queues a pod's new labels. It never blocks.
@@ -85,7 +93,7 @@ func (l *Labeler) next(ctx context.Context) bool {
 		return false
 	}
 	defer l.queue.Done(key)
-	l.yield(ctx)
+	l.o.Yield(ctx)
 	l.mu.Lock()
 	e, ok := l.latest[key]
 	delete(l.latest, key)
@@ -101,7 +109,7 @@ func (l *Labeler) next(ctx context.Context) bool {
 		return true
 	}
 	if ctx.Err() == nil {
-		l.log.Warn("pod not labelled, retrying", zap.String("pod", key.Name), zap.Error(err))
+		l.o.Log.Warn("pod not labelled, retrying", zap.String("pod", key.Name), zap.Error(err))
 	}
 	l.mu.Lock()
 	if _, newer := l.latest[key]; !newer {
@@ -127,7 +135,7 @@ func (l *Labeler) write(ctx context.Context, e core.LabelPod) error {
 	if err != nil {
 		return fmt.Errorf("encode patch: %w", err)
 	}
-	_, err = l.client.CoreV1().Pods(e.Pod.Namespace).Patch(ctx, e.Pod.Name, types.MergePatchType, raw, metav1.PatchOptions{})
+	_, err = l.o.Client.CoreV1().Pods(e.Pod.Namespace).Patch(ctx, e.Pod.Name, types.MergePatchType, raw, metav1.PatchOptions{})
 	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) { // the pod is gone, or a new pod has its name
 		return nil
 	}

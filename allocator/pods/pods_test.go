@@ -19,7 +19,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
 	"github.com/berth-sandbox/berth/allocator/core"
@@ -97,7 +96,10 @@ func setUp(t *testing.T) *fixture {
 	var err error
 	f.clients, err = kube.NewClients(config, 0, 0)
 	require.NoError(t, err)
-	f.writer = &pods.Writer{Client: f.clients.Kubernetes, ServeOn: serveOn, Submit: f.sink.Submit, Log: zaptest.NewLogger(t)}
+	f.writer, err = pods.NewWriter(pods.WriterOptions{ServeOn: serveOn, Options: kube.Options{
+		Clients: f.clients, Namespace: "default", Submit: f.sink.Submit, Log: zaptest.NewLogger(t),
+	}})
+	require.NoError(t, err)
 	f.pool = &v1alpha1.SandboxPool{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "pool", UID: "pool-uid"},
 		Spec: v1alpha1.SandboxPoolSpec{Template: v1alpha1.PodTemplate{Spec: corev1.PodSpec{
@@ -177,7 +179,10 @@ func TestWriter(t *testing.T) {
 
 func TestLabeler(t *testing.T) {
 	f := setUp(t)
-	l := pods.NewLabeler(f.clients.Kubernetes, func(context.Context) {}, zaptest.NewLogger(t))
+	l, err := pods.NewLabeler(pods.LabelerOptions{
+		Client: f.clients.Kubernetes, Yield: func(context.Context) {}, Log: zaptest.NewLogger(t),
+	})
+	require.NoError(t, err)
 	ctx, stop := context.WithCancel(t.Context())
 	var working sync.WaitGroup
 	working.Go(func() { l.Run(ctx, 4) })
@@ -252,7 +257,7 @@ func TestLabeler(t *testing.T) {
 // Invariant: I7
 func TestWatcherReportsDeletionAndReplacementByUID(t *testing.T) {
 	f := setUp(t)
-	w := newWatcher(t, f.clients.Kubernetes, f.sink.Submit)
+	w := newWatcher(t, f.clients, f.sink.Submit)
 	var watching sync.WaitGroup
 	ctx, stop := context.WithCancel(t.Context())
 	watching.Go(func() {
@@ -348,7 +353,7 @@ func TestPodRecreatedDuringAWatchGapIsNew(t *testing.T) {
 	clients, err := kube.NewClients(&rest.Config{Host: apiServer.URL, Transport: &http.Transport{DisableKeepAlives: true}}, 0, 0)
 	require.NoError(t, err)
 	events := make(chan core.Event, 10)
-	w := newWatcher(t, clients.Kubernetes, func(ev core.Event) { events <- ev })
+	w := newWatcher(t, clients, func(ev core.Event) { events <- ev })
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- w.Run(ctx) }()
@@ -371,7 +376,7 @@ func TestPodRecreatedDuringAWatchGapIsNew(t *testing.T) {
 
 // watching runs a Watcher until the test has ended.
 func (f *fixture) watching() *pods.Watcher {
-	w := newWatcher(f.T, f.clients.Kubernetes, f.sink.Submit)
+	w := newWatcher(f.T, f.clients, f.sink.Submit)
 	ctx, stop := context.WithCancel(f.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- w.Run(ctx) }()
@@ -473,7 +478,10 @@ func TestOwnerReferenceDecidesThePoolOfAPod(t *testing.T) {
 
 func TestRestoringThePoolLabelTouchesNothingElse(t *testing.T) {
 	f := setUp(t)
-	l := pods.NewLabeler(f.clients.Kubernetes, func(context.Context) {}, zaptest.NewLogger(t))
+	l, err := pods.NewLabeler(pods.LabelerOptions{
+		Client: f.clients.Kubernetes, Yield: func(context.Context) {}, Log: zaptest.NewLogger(t),
+	})
+	require.NoError(t, err)
 	ctx, stop := context.WithCancel(t.Context())
 	var working sync.WaitGroup
 	working.Go(func() { l.Run(ctx, 1) })
@@ -490,10 +498,10 @@ func TestRestoringThePoolLabelTouchesNothingElse(t *testing.T) {
 	require.NotContains(t, now.Labels, v1alpha1.LabelSandbox)
 }
 
-func newWatcher(t *testing.T, client kubernetes.Interface, submit func(core.Event)) *pods.Watcher {
+func newWatcher(t *testing.T, clients *kube.Clients, submit func(core.Event)) *pods.Watcher {
 	t.Helper()
-	w, err := pods.NewWatcher(pods.WatcherOptions{
-		Client: client, Namespace: "default", Submit: submit, Log: zaptest.NewLogger(t),
+	w, err := pods.NewWatcher(kube.Options{
+		Clients: clients, Namespace: "default", Submit: submit, Log: zaptest.NewLogger(t),
 	})
 	require.NoError(t, err)
 	return w

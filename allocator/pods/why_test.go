@@ -1,16 +1,13 @@
-package pods_test
+package pods
 
 import (
-	"context"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes/fake"
-
-	"github.com/berth-sandbox/berth/allocator/core"
 )
 
 func TestUnreadyPodIsReportedWithItsReason(t *testing.T) {
@@ -47,18 +44,8 @@ func TestUnreadyPodIsReportedWithItsReason(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "p", UID: "u", ResourceVersion: "5"}, Status: c.status}
-			client := fake.NewClientset(p)
-			told := make(chan core.Event, 10)
-			w := newWatcher(t, client, func(ev core.Event) { told <- ev })
-			listed, _, err := w.List(t.Context())
-			require.NoError(t, err)
-			require.Equal(t, c.want, listed[0].Why)
-			ctx, stop := context.WithCancel(t.Context())
-			ended := make(chan error, 1)
-			go func() { ended <- w.Run(ctx) }()
-			require.Equal(t, c.want, (<-told).(core.PodSeen).Pod.Why, "the watch keeps less of a pod")
-			stop()
-			require.NoError(t, <-ended)
+			require.Equal(t, c.want, observe(p, zap.NewNop()).Why)
+			require.Equal(t, c.want, observe(slim(p), zap.NewNop()).Why, "the watch keeps less of a pod")
 		})
 	}
 }

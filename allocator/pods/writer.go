@@ -6,16 +6,15 @@ import (
 	"fmt"
 	"time"
 
-	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes"
 
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/allocator/kube"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
+	"github.com/berth-sandbox/berth/internal/options"
 )
 
 // deleteGrace is the grace period of the allocator's own deletions: the shortest that leaves the
@@ -26,12 +25,18 @@ const deleteGrace = time.Second
 
 // Writer carries out the core's effects on pods. Every write is conditional. Each method makes one
 // attempt; the methods may be called concurrently.
-type Writer struct {
-	Client kubernetes.Interface
+type Writer struct{ o WriterOptions }
+
+// WriterOptions configure a Writer. All are required.
+type WriterOptions struct {
+	kube.Options
 	// ServeOn is passed on to Build.
 	ServeOn time.Duration
-	Submit  func(core.Event)
-	Log     *zap.Logger
+}
+
+// NewWriter returns a Writer, or an error that names the missing options.
+func NewWriter(o WriterOptions) (*Writer, error) {
+	return &Writer{o}, errors.Join(o.Check(), options.Require(o, "ServeOn"))
 }
 
 // Delete deletes a pod. The caller repeats it until it returns nil, which means that the deletion
@@ -41,7 +46,7 @@ func (w *Writer) Delete(ctx context.Context, e core.DeletePod) error {
 	defer cancel()
 	grace := int64(deleteGrace / time.Second)
 	uid := types.UID(e.Pod.UID)
-	err := w.Client.CoreV1().Pods(e.Pod.Namespace).Delete(ctx, e.Pod.Name, metav1.DeleteOptions{
+	err := w.o.Clients.Kubernetes.CoreV1().Pods(e.Pod.Namespace).Delete(ctx, e.Pod.Name, metav1.DeleteOptions{
 		GracePeriodSeconds: &grace, Preconditions: &metav1.Preconditions{UID: &uid},
 	})
 	if err == nil {
@@ -52,7 +57,7 @@ func (w *Writer) Delete(ctx context.Context, e core.DeletePod) error {
 	case readErr != nil:
 		return errors.Join(err, readErr)
 	case gone:
-		w.Submit(core.PodGone{Key: e.Pod})
+		w.o.Submit(core.PodGone{Key: e.Pod})
 		return nil
 	case p.DeletionTimestamp != nil:
 		return nil
@@ -65,28 +70,19 @@ func (w *Writer) Delete(ctx context.Context, e core.DeletePod) error {
 func (w *Writer) Create(ctx context.Context, pool *v1alpha1.SandboxPool, e core.CreatePod) error {
 	call, cancel := context.WithTimeout(ctx, kube.CallTimeout)
 	defer cancel()
-	p, err := w.Client.CoreV1().Pods(pool.Namespace).Create(call, Build(pool, e.Name, w.ServeOn), metav1.CreateOptions{})
+	p, err := w.o.Clients.Kubernetes.CoreV1().Pods(pool.Namespace).Create(call, Build(pool, e.Name, w.o.ServeOn), metav1.CreateOptions{})
 	if err != nil {
 		// If the pod was created despite the error, the watch reports it.
-		w.Submit(core.CreateFailed(e))
+		w.o.Submit(core.CreateFailed(e))
 		return fmt.Errorf("create pod %s: %w", e.Name, err)
 	}
-	w.observed(p)
+	w.o.Submit(core.PodSeen{Pod: observe(p, w.o.Log)})
 	return nil
-}
-
-// observed submits the result of a read or a write.
-func (w *Writer) observed(p *corev1.Pod) {
-	seen, err := observe(p)
-	if err != nil {
-		w.Log.Warn("pod cannot be read, it will not be handed out", zap.Error(err))
-	}
-	w.Submit(core.PodSeen{Pod: seen})
 }
 
 // read reads a pod from the API server's store. gone is true when no pod with that UID exists.
 func (w *Writer) read(ctx context.Context, key core.PodKey) (p *corev1.Pod, gone bool, err error) {
-	p, err = w.Client.CoreV1().Pods(key.Namespace).Get(ctx, key.Name, metav1.GetOptions{})
+	p, err = w.o.Clients.Kubernetes.CoreV1().Pods(key.Namespace).Get(ctx, key.Name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
 		return nil, true, nil

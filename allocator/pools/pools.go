@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -16,10 +15,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
-	typedv1 "k8s.io/client-go/kubernetes/typed/core/v1"
-	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/berth-sandbox/berth/allocator/core"
@@ -36,27 +32,18 @@ const statusEvery = time.Second
 
 // Options configure Pools. All are required.
 type Options struct {
-	Clients   *kube.Clients
-	Namespace string
-	Policy    Policy
+	kube.Options
+	Policy Policy
 	// ServeOn is passed on to pods.TemplateHash.
 	ServeOn time.Duration
-	// Submit takes the events. It may block.
-	Submit func(core.Event)
-	Log    *zap.Logger
 }
 
 // Pools watches and maintains the pools of one namespace. Its methods may be called
 // concurrently.
 type Pools struct {
-	client    rest.Interface
-	events    typedv1.EventsGetter
-	namespace string
-	policy    Policy
-	serveOn   time.Duration
-	submit    func(core.Event)
-	log       *zap.Logger
-	informer  cache.SharedIndexInformer
+	o        Options
+	resource kube.Resource
+	informer cache.SharedIndexInformer
 
 	mu        sync.Mutex
 	pools     map[core.PoolKey]seen
@@ -65,17 +52,15 @@ type Pools struct {
 
 // New returns Pools, or an error that names the missing options.
 func New(o Options) (*Pools, error) {
-	if err := options.Require(o, "Clients", "Namespace", "Policy", "ServeOn", "Submit", "Log"); err != nil {
+	if err := errors.Join(o.Check(), options.Require(o, "Policy", "ServeOn")); err != nil {
 		return nil, err
 	}
-	client := o.Clients.Berth
+	r := kube.Resource{Client: o.Clients.Berth, Name: resource, Namespace: o.Namespace}
+	informer, err := kube.NewInformer(r, &v1alpha1.SandboxPool{}, nil)
 	return &Pools{
-		client: client, events: o.Clients.Kubernetes.CoreV1(), namespace: o.Namespace,
-		policy: o.Policy, serveOn: o.ServeOn, submit: o.Submit, log: o.Log,
-		informer: cache.NewSharedIndexInformer(
-			cache.NewListWatchFromClient(client, resource, o.Namespace, fields.Everything()), &v1alpha1.SandboxPool{}, 0, nil),
+		o: o, resource: r, informer: informer,
 		pools: map[core.PoolKey]seen{}, createErr: map[core.PoolKey]error{},
-	}, nil
+	}, err
 }
 
 // seen is the latest observation of a pool.
@@ -91,19 +76,12 @@ func keyOf(p *v1alpha1.SandboxPool) core.PoolKey {
 // List returns the pools and the resource version of that list, read from the API server's store.
 // It retries until ctx ends.
 func (p *Pools) List(ctx context.Context) (all []core.Pool, version string, err error) {
-	all, err = kube.List(ctx, func(ctx context.Context, next string) (pools []core.Pool, following string, err error) {
-		var page v1alpha1.SandboxPoolList
-		if err := p.client.Get().Namespace(p.namespace).Resource(resource).
-			Param("limit", strconv.Itoa(kube.PageSize)).Param("continue", next).Do(ctx).Into(&page); err != nil {
-			return nil, "", fmt.Errorf("list sandbox pools: %w", err)
-		}
+	return kube.List(ctx, p.resource, p.o.Log, func(page *v1alpha1.SandboxPoolList) (pools []core.Pool) {
 		for i := range page.Items {
 			pools = append(pools, p.keep(&page.Items[i]))
 		}
-		version = page.ResourceVersion
-		return pools, page.Continue, nil
-	}, func(err error) { p.log.Warn("list failed, retrying", zap.Error(err)) })
-	return all, version, err
+		return pools
+	})
 }
 
 // Get returns the latest observation of a pool, for making a pod from it. It returns false if the
@@ -131,8 +109,8 @@ func (p *Pools) CreateResult(key core.PoolKey, err error) {
 func (p *Pools) keep(pool *v1alpha1.SandboxPool) core.Pool {
 	spec := core.Pool{
 		Key: keyOf(pool), Warm: int(pool.Spec.Warm), DefaultPort: uint16(pool.Spec.DefaultPort),
-		Template: pods.TemplateHash(pool, p.serveOn), PostStart: pool.Spec.PostStart != nil, KeepOnRestart: pool.Spec.OnRestart == v1alpha1.KeepOnRestart, Version: pool.ResourceVersion,
-		Refused: p.policy.Check(pool) != nil, Deleting: pool.DeletionTimestamp != nil,
+		Template: pods.TemplateHash(pool, p.o.ServeOn), PostStart: pool.Spec.PostStart != nil, KeepOnRestart: pool.Spec.OnRestart == v1alpha1.KeepOnRestart, Version: pool.ResourceVersion,
+		Refused: p.o.Policy.Check(pool) != nil, Deleting: pool.DeletionTimestamp != nil,
 	}
 	for _, port := range pool.Spec.Ports {
 		spec.Ports = append(spec.Ports, uint16(port))
@@ -177,25 +155,12 @@ func (p *Pools) forget(pool *v1alpha1.SandboxPool) {
 
 // Run watches until ctx ends. It must be called once.
 func (p *Pools) Run(ctx context.Context) error {
-	changed := func(o any) { p.submit(core.PoolSeen{Pool: p.keep(o.(*v1alpha1.SandboxPool))}) }
-	_, err := p.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    changed,
-		UpdateFunc: func(_, o any) { changed(o) },
-		DeleteFunc: func(o any) {
-			if unknown, ok := o.(cache.DeletedFinalStateUnknown); ok {
-				o = unknown.Obj
-			}
-			if pool, ok := o.(*v1alpha1.SandboxPool); ok {
-				p.forget(pool)
-				p.submit(core.PoolGone{Key: keyOf(pool), Version: pool.ResourceVersion})
-			}
-		},
+	return kube.Watch(ctx, p.informer, func(_, pool *v1alpha1.SandboxPool) {
+		p.o.Submit(core.PoolSeen{Pool: p.keep(pool)})
+	}, func(pool *v1alpha1.SandboxPool) {
+		p.forget(pool)
+		p.o.Submit(core.PoolGone{Key: keyOf(pool), Version: pool.ResourceVersion})
 	})
-	if err != nil {
-		return fmt.Errorf("watch sandbox pools: %w", err)
-	}
-	p.informer.RunWithContext(ctx)
-	return nil
 }
 
 // Maintain updates the finalizers and statuses of all pools until ctx ends. counts returns a pool's
@@ -241,7 +206,7 @@ func (p *Pools) maintain(ctx context.Context, pool *v1alpha1.SandboxPool, counts
 		return // the pool has changed: the watch delivers it before a later turn
 	}
 	if err != nil && ctx.Err() == nil {
-		p.log.Warn("pool not updated, retrying", zap.String("pool", pool.Name), zap.Error(err))
+		p.o.Log.Warn("pool not updated, retrying", zap.String("pool", pool.Name), zap.Error(err))
 	}
 }
 
@@ -250,7 +215,7 @@ func (p *Pools) warn(ctx context.Context, pool *v1alpha1.SandboxPool, c *metav1.
 	call, cancel := context.WithTimeout(ctx, kube.CallTimeout)
 	defer cancel()
 	now := metav1.Now()
-	_, err := p.events.Events(pool.Namespace).Create(call, &corev1.Event{
+	_, err := p.o.Clients.Kubernetes.CoreV1().Events(pool.Namespace).Create(call, &corev1.Event{
 		ObjectMeta: metav1.ObjectMeta{GenerateName: pool.Name + "-", Namespace: pool.Namespace},
 		InvolvedObject: corev1.ObjectReference{
 			APIVersion: v1alpha1.GroupVersion().String(), Kind: "SandboxPool", Namespace: pool.Namespace, Name: pool.Name, UID: pool.UID,
@@ -259,7 +224,7 @@ func (p *Pools) warn(ctx context.Context, pool *v1alpha1.SandboxPool, c *metav1.
 		FirstTimestamp: now, LastTimestamp: now, Count: 1,
 	}, metav1.CreateOptions{})
 	if err != nil && ctx.Err() == nil {
-		p.log.Warn("Event not created", zap.String("pool", pool.Name), zap.String("reason", c.Reason), zap.Error(err))
+		p.o.Log.Warn("Event not created", zap.String("pool", pool.Name), zap.String("reason", c.Reason), zap.Error(err))
 	}
 }
 
@@ -269,7 +234,7 @@ func (p *Pools) Drained(ctx context.Context, key core.PoolKey) error {
 	call, cancel := context.WithTimeout(ctx, kube.CallTimeout)
 	defer cancel()
 	var pool v1alpha1.SandboxPool
-	err := p.client.Get().Namespace(key.Namespace).Resource(resource).Name(key.Name).Do(call).Into(&pool)
+	err := p.o.Clients.Berth.Get().Namespace(key.Namespace).Resource(resource).Name(key.Name).Do(call).Into(&pool)
 	switch {
 	case apierrors.IsNotFound(err):
 		return nil
@@ -302,7 +267,7 @@ func (p *Pools) patch(ctx context.Context, pool *v1alpha1.SandboxPool, patch map
 	}
 	call, cancel := context.WithTimeout(ctx, kube.CallTimeout)
 	defer cancel()
-	return p.client.Patch(types.MergePatchType).Namespace(pool.Namespace).Resource(resource).Name(pool.Name).
+	return p.o.Clients.Berth.Patch(types.MergePatchType).Namespace(pool.Namespace).Resource(resource).Name(pool.Name).
 		SubResource(subresource...).Body(raw).Do(call).Error()
 }
 
@@ -328,7 +293,7 @@ func (p *Pools) status(pool *v1alpha1.SandboxPool, counts core.Counts) v1alpha1.
 	meta.SetStatusCondition(&s.Conditions, ready)
 	meta.SetStatusCondition(&s.Conditions, stable(pool, counts.Trouble))
 	accepted := metav1.Condition{Type: v1alpha1.PoolAccepted, Status: metav1.ConditionTrue, Reason: "Accepted", ObservedGeneration: pool.Generation}
-	if err := p.policy.Check(pool); err != nil {
+	if err := p.o.Policy.Check(pool); err != nil {
 		accepted.Status, accepted.Reason, accepted.Message = metav1.ConditionFalse, "PodSecurity", message(err)
 		if errors.Is(err, pods.ErrPreStop) {
 			accepted.Reason = "PreStop"

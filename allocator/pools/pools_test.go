@@ -455,8 +455,8 @@ func TestFailingPodsShowInOneConditionAndOneEvent(t *testing.T) {
 func newPools(t *testing.T, clients *kube.Clients, submit func(core.Event)) *pools.Pools {
 	t.Helper()
 	p, err := pools.New(pools.Options{
-		Clients: clients, Namespace: "default", Policy: policy(t, pools.PolicyBaseline), ServeOn: time.Second,
-		Submit: submit, Log: zaptest.NewLogger(t),
+		Options: kube.Options{Clients: clients, Namespace: "default", Submit: submit, Log: zaptest.NewLogger(t)},
+		Policy:  policy(t, pools.PolicyBaseline), ServeOn: time.Second,
 	})
 	require.NoError(t, err)
 	return p

@@ -15,6 +15,7 @@ import (
 
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
+	"github.com/berth-sandbox/berth/internal/options"
 )
 
 const (
@@ -39,29 +40,36 @@ type Caller struct {
 // errDeposed is returned for an attempt while this process is not certain to hold the lease.
 var errDeposed = errors.New("this process may no longer hold the lease")
 
-// New returns a Caller. dial connects to a pod's address; nil means the network of this machine.
-// leads reports whether this process certainly holds the lease. Only then is the pod certainly at
-// its address: another leader could have released it. Before that leader reuses the address it
-// waits for the connect window, which is longer than one attempt.
-func New(dial func(ctx context.Context, network, address string) (net.Conn, error), leads func() bool) *Caller {
-	if dial == nil {
-		dial = (&net.Dialer{}).DialContext
+// Options configure a Caller.
+type Options struct {
+	// Dial connects to a pod's address. Optional: the default uses the network of this machine.
+	Dial func(ctx context.Context, network, address string) (net.Conn, error)
+	// Leads reports whether this process certainly holds the lease. Only then is the pod certainly at
+	// its address: another leader could have released it. Before that leader reuses the address it
+	// waits for the connect window, which is longer than one attempt. Required.
+	Leads func() bool
+}
+
+// New returns a Caller, or an error that names the missing options.
+func New(o Options) (*Caller, error) {
+	if o.Dial == nil {
+		o.Dial = (&net.Dialer{}).DialContext
 	}
 	return &Caller{func(ctx context.Context, address string) (net.Conn, error) {
-		if !leads() {
+		if !o.Leads() {
 			return nil, errDeposed
 		}
 		attempt, cancel := context.WithTimeout(ctx, dialWait)
 		defer cancel()
-		conn, err := dial(attempt, "tcp", address)
+		conn, err := o.Dial(attempt, "tcp", address)
 		switch {
-		case err == nil && !leads(): // the process was paused in between
+		case err == nil && !o.Leads(): // the process was paused in between
 			return nil, errors.Join(errDeposed, conn.Close())
 		case err != nil && attempt.Err() != nil && ctx.Err() == nil: // a timeout of the attempt, whatever error dial returned
 			return nil, &net.OpError{Op: "dial", Net: "tcp", Err: err}
 		}
 		return conn, err
-	}}
+	}}, options.Require(o, "Leads")
 }
 
 // body is the JSON body of the request.

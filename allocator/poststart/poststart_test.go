@@ -47,12 +47,12 @@ func TestHookRequestNamesTheSandbox(t *testing.T) {
 		require.NoError(t, json.Unmarshal(raw, &got))
 		w.WriteHeader(http.StatusNoContent)
 	})
-	require.NoError(t, poststart.New(nil, leads).Call(t.Context(), hook, 1, s))
+	require.NoError(t, caller(t, nil, leads).Call(t.Context(), hook, 1, s))
 	require.Equal(t, map[string]any{"sandboxID": "k3x9", "pool": "python", "metadata": map[string]any{"k": "v"}, "user": "ada"}, got)
 
 	port := hook.Port
 	hook.Port = 0 // then it is the pool's default port
-	require.NoError(t, poststart.New(nil, leads).Call(t.Context(), hook, uint16(port), s))
+	require.NoError(t, caller(t, nil, leads).Call(t.Context(), hook, uint16(port), s))
 }
 
 func TestHookFailsOnAnyAnswerBut2xx(t *testing.T) {
@@ -66,7 +66,7 @@ func TestHookFailsOnAnyAnswerBut2xx(t *testing.T) {
 			w.Header().Set("Location", elsewhere.URL)
 			w.WriteHeader(code)
 		})
-		require.ErrorContains(t, poststart.New(nil, leads).Call(t.Context(), hook, 1, s), "answered")
+		require.ErrorContains(t, caller(t, nil, leads).Call(t.Context(), hook, 1, s), "answered")
 		require.EqualValues(t, 1, calls.Load(), "an answer is an answer")
 	}
 }
@@ -74,7 +74,7 @@ func TestHookFailsOnAnyAnswerBut2xx(t *testing.T) {
 func TestHookIsRetriedWhileThePodRefusesConnections(t *testing.T) {
 	s, hook := pod(t, func(http.ResponseWriter, *http.Request) {})
 	tries := 0
-	c := poststart.New(func(ctx context.Context, network, address string) (net.Conn, error) {
+	c := caller(t, func(ctx context.Context, network, address string) (net.Conn, error) {
 		require.Equal(t, netip.AddrPortFrom(s.IP, uint16(hook.Port)).String(), address)
 		if tries++; tries < 4 {
 			return nil, &net.OpError{Op: "dial", Net: network, Err: io.ErrUnexpectedEOF}
@@ -96,7 +96,7 @@ func TestHookWithoutAnswerTimesOut(t *testing.T) {
 	defer close(released)
 	hook.TimeoutSeconds = 1
 	began := time.Now()
-	require.ErrorIs(t, poststart.New(nil, leads).Call(t.Context(), hook, 1, s), context.DeadlineExceeded)
+	require.ErrorIs(t, caller(t, nil, leads).Call(t.Context(), hook, 1, s), context.DeadlineExceeded)
 	require.GreaterOrEqual(t, time.Since(began), time.Second)
 }
 
@@ -110,7 +110,7 @@ func TestNoHookIsCalledWithoutACertainLease(t *testing.T) {
 	for leadsFor := range 2 { // not any more: before it connects, and once it has connected
 		asked, dialed = 0, 0
 		ctx, end := context.WithCancel(t.Context()) // of the term
-		c := poststart.New(dial, func() bool {
+		c := caller(t, dial, func() bool {
 			if asked++; asked == 4 {
 				end()
 			}
@@ -130,7 +130,7 @@ func TestHookIsCalledOnceTheLeaseIsCertainAgain(t *testing.T) {
 			var calls atomic.Int32
 			s, hook := pod(t, func(http.ResponseWriter, *http.Request) { calls.Add(1) })
 			asked := 0
-			c := poststart.New(nil, func() bool { asked++; return !unsure(asked) })
+			c := caller(t, nil, func() bool { asked++; return !unsure(asked) })
 			require.NoError(t, c.Call(t.Context(), hook, 1, s))
 			require.EqualValues(t, 1, calls.Load())
 			require.Equal(t, 4, asked)
@@ -234,7 +234,7 @@ func TestHookEndsAtItsTimeoutWhateverThePodDoes(t *testing.T) {
 				return conn, nil
 			}
 			done := make(chan error, 1)
-			go func() { done <- poststart.New(dial, leads).Call(t.Context(), hook, 1, s) }()
+			go func() { done <- caller(t, dial, leads).Call(t.Context(), hook, 1, s) }()
 			select {
 			case err := <-done:
 				if c.want == "" {
@@ -272,7 +272,7 @@ func TestCancelledHookEndsAtOnce(t *testing.T) {
 			hook.TimeoutSeconds = 3600
 			ctx, cancel := context.WithCancel(t.Context())
 			done := make(chan error, 1)
-			go func() { done <- poststart.New(nil, leads).Call(ctx, hook, 1, s) }()
+			go func() { done <- caller(t, nil, leads).Call(ctx, hook, 1, s) }()
 			<-asked
 			cancel()
 			select {
@@ -283,4 +283,10 @@ func TestCancelledHookEndsAtOnce(t *testing.T) {
 			}
 		})
 	}
+}
+
+func caller(t *testing.T, dial func(context.Context, string, string) (net.Conn, error), leads func() bool) *poststart.Caller {
+	c, err := poststart.New(poststart.Options{Dial: dial, Leads: leads})
+	require.NoError(t, err)
+	return c
 }

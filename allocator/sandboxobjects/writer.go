@@ -13,7 +13,6 @@ import (
 	"go.uber.org/zap"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/rest"
 	"k8s.io/client-go/util/workqueue"
 
 	"github.com/berth-sandbox/berth/allocator/core"
@@ -21,6 +20,7 @@ import (
 	"github.com/berth-sandbox/berth/api/sandboxid"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 	"github.com/berth-sandbox/berth/internal/bootclock"
+	"github.com/berth-sandbox/berth/internal/options"
 )
 
 const resource = "sandboxes"
@@ -35,12 +35,8 @@ const (
 // in between, so its backlog is bounded by the number of sandboxes. Its methods may be called
 // concurrently.
 type Writer struct {
-	client    rest.Interface
-	namespace string
-	submit    func(core.Event)
-	log       *zap.Logger
-	yield     func(context.Context)
-	queue     workqueue.TypedRateLimitingInterface[string]
+	o     WriterOptions
+	queue workqueue.TypedRateLimitingInterface[string]
 
 	mu sync.Mutex
 	// latest is the unwritten state of each sandbox.
@@ -79,14 +75,21 @@ type version struct {
 	broken     bool // the object cannot be read: all of it is written again
 }
 
-// NewWriter returns a Writer. submit gets a core.ObjectWritten for each written state. yield is called
-// before each write and may wait.
-func NewWriter(client rest.Interface, namespace string, submit func(core.Event), yield func(context.Context), log *zap.Logger) *Writer {
+// WriterOptions configure a Writer. All are required.
+type WriterOptions struct {
+	// Submit gets a core.ObjectWritten for each written state.
+	kube.Options
+	// Yield is called before each write and may wait.
+	Yield func(context.Context)
+}
+
+// NewWriter returns a Writer, or an error that names the missing options.
+func NewWriter(o WriterOptions) (*Writer, error) {
 	return &Writer{
-		client: client, namespace: namespace, submit: submit, log: log, yield: yield,
+		o:      o,
 		queue:  workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[string](minRetry, maxRetry)),
 		latest: map[string]waiting{}, written: map[string]version{},
-	}
+	}, errors.Join(o.Check(), options.Require(o, "Yield"))
 }
 
 // Record queues a state. It never blocks.
@@ -136,7 +139,7 @@ func (p *Writer) next(ctx context.Context) bool {
 		return false
 	}
 	defer p.queue.Done(id)
-	p.yield(ctx)
+	p.o.Yield(ctx)
 	p.mu.Lock()
 	w, waits := p.latest[id]
 	p.mu.Unlock()
@@ -149,7 +152,7 @@ func (p *Writer) next(ctx context.Context) bool {
 	gone := w.touch && apierrors.IsNotFound(err) // the watch reports the loss, and the core has the object created if it is needed
 	if err != nil && !gone {
 		if ctx.Err() == nil {
-			p.log.Warn("Sandbox object not written, retrying", zap.String("sandboxID", sandboxid.Short(id)), zap.Error(err))
+			p.o.Log.Warn("Sandbox object not written, retrying", zap.String("sandboxID", sandboxid.Short(id)), zap.Error(err))
 		}
 		p.mu.Lock()
 		if w, waits := p.latest[id]; waits {
@@ -171,7 +174,7 @@ func (p *Writer) next(ctx context.Context) bool {
 	}
 	p.mu.Unlock()
 	if !gone {
-		p.submit(core.ObjectWritten{ID: id, Revision: w.sandbox.Revision})
+		p.o.Submit(core.ObjectWritten{ID: id, Revision: w.sandbox.Revision})
 	}
 	return true
 }
@@ -210,7 +213,7 @@ func (p *Writer) write(ctx context.Context, s core.Sandbox, touch bool) error {
 	case !known:
 		// Decode into an object of its own, because the maps of the first are shared.
 		var made v1alpha1.Sandbox
-		err := p.client.Post().Namespace(p.namespace).Resource(resource).Body(toObject(s, p.namespace)).Do(ctx).Into(&made)
+		err := p.o.Clients.Berth.Post().Namespace(p.o.Namespace).Resource(resource).Body(toObject(s, p.o.Namespace)).Do(ctx).Into(&made)
 		if err == nil {
 			p.remember(s, &made)
 			return nil
@@ -229,7 +232,7 @@ func (p *Writer) write(ctx context.Context, s core.Sandbox, touch bool) error {
 	if err != nil {
 		return fmt.Errorf("encode patch: %w", err)
 	}
-	err = p.client.Patch(types.MergePatchType).Namespace(p.namespace).Resource(resource).Name(s.ID).Body(raw).Do(ctx).Into(&object)
+	err = p.o.Clients.Berth.Patch(types.MergePatchType).Namespace(p.o.Namespace).Resource(resource).Name(s.ID).Body(raw).Do(ctx).Into(&object)
 	if err != nil {
 		p.forget(s.ID) // the next attempt reads or creates the object
 		return fmt.Errorf("update sandbox object: %w", err)
@@ -265,12 +268,12 @@ func patchOf(s core.Sandbox, at version) any {
 // read reads the object's version. newer is true if the object shows s or a later state.
 func (p *Writer) read(ctx context.Context, s core.Sandbox) (newer bool, at version, err error) {
 	var object v1alpha1.Sandbox
-	if err := p.client.Get().Namespace(p.namespace).Resource(resource).Name(s.ID).Do(ctx).Into(&object); err != nil {
+	if err := p.o.Clients.Berth.Get().Namespace(p.o.Namespace).Resource(resource).Name(s.ID).Do(ctx).Into(&object); err != nil {
 		return false, version{}, fmt.Errorf("read sandbox object: %w", err)
 	}
 	stored, err := fromObject(&object)
 	if err != nil {
-		p.log.Warn("Sandbox object cannot be read and is rewritten", zap.Error(err))
+		p.o.Log.Warn("Sandbox object cannot be read and is rewritten", zap.Error(err))
 		at = versionOf(&object, core.Revision{})
 		at.broken = true
 		return false, at, nil
@@ -303,7 +306,7 @@ func (p *Writer) forget(id string) {
 func (p *Writer) Forget(ctx context.Context, id string) error {
 	ctx, cancel := context.WithTimeout(ctx, kube.CallTimeout)
 	defer cancel()
-	err := p.client.Delete().Namespace(p.namespace).Resource(resource).Name(id).Do(ctx).Error()
+	err := p.o.Clients.Berth.Delete().Namespace(p.o.Namespace).Resource(resource).Name(id).Do(ctx).Error()
 	if err == nil {
 		err = p.removeFinalizer(ctx, id)
 	}
@@ -319,7 +322,7 @@ func (p *Writer) Forget(ctx context.Context, id string) error {
 // removeFinalizer removes the finalizer of a deleted object, if it still has one.
 func (p *Writer) removeFinalizer(ctx context.Context, id string) error {
 	var object v1alpha1.Sandbox
-	if err := p.client.Get().Namespace(p.namespace).Resource(resource).Name(id).Do(ctx).Into(&object); err != nil {
+	if err := p.o.Clients.Berth.Get().Namespace(p.o.Namespace).Resource(resource).Name(id).Do(ctx).Into(&object); err != nil {
 		return err
 	}
 	if object.DeletionTimestamp == nil {
@@ -330,5 +333,5 @@ func (p *Writer) removeFinalizer(ctx context.Context, id string) error {
 	if err != nil {
 		return fmt.Errorf("encode patch: %w", err)
 	}
-	return p.client.Patch(types.MergePatchType).Namespace(p.namespace).Resource(resource).Name(id).Body([]byte(`{"metadata":` + string(raw) + `}`)).Do(ctx).Error()
+	return p.o.Clients.Berth.Patch(types.MergePatchType).Namespace(p.o.Namespace).Resource(resource).Name(id).Body([]byte(`{"metadata":` + string(raw) + `}`)).Do(ctx).Error()
 }

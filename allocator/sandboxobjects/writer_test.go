@@ -15,7 +15,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
-	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -63,7 +62,7 @@ func newWriter(t *testing.T, cluster *devcluster.Cluster) *writer {
 	clients, err := kube.NewClients(cluster.RestConfig(), 0, 0)
 	require.NoError(t, err)
 	p := &writer{T: t, clients: clients, recorded: make(chan core.ObjectWritten, 100)}
-	p.Writer = sandboxobjects.NewWriter(clients.Berth, "default", func(ev core.Event) { p.recorded <- ev.(core.ObjectWritten) }, func(context.Context) {}, zaptest.NewLogger(t))
+	p.Writer = objectWriter(t, clients, func(ev core.Event) { p.recorded <- ev.(core.ObjectWritten) })
 	ctx, stop := context.WithCancel(context.Background())
 	var working sync.WaitGroup
 	working.Go(func() { p.Writer.Run(ctx, 4) })
@@ -353,7 +352,7 @@ func TestFewRefusedObjectsDoNotCountForTheLag(t *testing.T) {
 	defer apiServer.Close()
 	clients, err := kube.NewClients(&rest.Config{Host: apiServer.URL, Transport: &http.Transport{DisableKeepAlives: true}}, 0, 0)
 	require.NoError(t, err)
-	p := sandboxobjects.NewWriter(clients.Berth, "default", func(core.Event) {}, func(context.Context) {}, zap.NewNop())
+	p := objectWriter(t, clients, func(core.Event) {})
 	ctx, stop := context.WithCancel(t.Context())
 	var working sync.WaitGroup
 	working.Go(func() { p.Run(ctx, 4) })
@@ -397,8 +396,18 @@ func TestTouchCreatesNoMissingObject(t *testing.T) {
 
 func newWatcher(t *testing.T, clients *kube.Clients) *sandboxobjects.Watcher {
 	t.Helper()
-	w, err := sandboxobjects.NewWatcher(sandboxobjects.WatcherOptions{
-		Client: clients.Berth, Namespace: "default", Submit: func(core.Event) {}, Log: zaptest.NewLogger(t),
+	w, err := sandboxobjects.NewWatcher(kube.Options{
+		Clients: clients, Namespace: "default", Submit: func(core.Event) {}, Log: zaptest.NewLogger(t),
+	})
+	require.NoError(t, err)
+	return w
+}
+
+func objectWriter(t *testing.T, clients *kube.Clients, submit func(core.Event)) *sandboxobjects.Writer {
+	t.Helper()
+	w, err := sandboxobjects.NewWriter(sandboxobjects.WriterOptions{
+		Options: kube.Options{Clients: clients, Namespace: "default", Submit: submit, Log: zaptest.NewLogger(t)},
+		Yield:   func(context.Context) {},
 	})
 	require.NoError(t, err)
 	return w
