@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/http"
 	"sync"
 	"sync/atomic"
@@ -58,9 +57,6 @@ type Options struct {
 	// JournalBytesPerSecond bounds the rate of writes to the journal. etcd keeps every version
 	// until its compaction, five minutes by default. Default 1 MiB.
 	JournalBytesPerSecond int
-	// DialPod connects to a pod, for postStart hooks. Optional: the default uses the network of
-	// this machine.
-	DialPod func(ctx context.Context, network, address string) (net.Conn, error)
 	// OnSandboxReady, if set, is called once for each sandbox that can receive requests. The call
 	// is lost if this process ends at that moment. It may be called concurrently; ctx ends with the
 	// term.

@@ -86,9 +86,7 @@ func (t *term) list(ctx context.Context) (l listing, err error) {
 }
 
 func (t *term) picture(ctx context.Context) (picture, error) {
-	ctx, cancel := context.WithTimeout(ctx, lookWait)
-	defer cancel()
-	return look(ctx, t.loop, func(c *core.Core) picture {
+	p, _, err := ask(ctx, t, func(c *core.Core) (picture, bool) {
 		p := picture{
 			pods: map[core.PodKey]string{}, pools: maps.Clone(t.loop.pools),
 			nodes: map[string]bool{}, records: map[string]bool{},
@@ -107,8 +105,9 @@ func (t *term) picture(ctx context.Context) (picture, error) {
 		for _, id := range c.ObjectsWritten() {
 			p.records[id] = true
 		}
-		return p
+		return p, true
 	})
+	return p, err
 }
 
 // repairs returns the differences between the listing and both pictures. before is from before the

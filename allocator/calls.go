@@ -141,58 +141,27 @@ func (a *Allocator) SetTimeout(ctx context.Context, id string, lifetime time.Dur
 
 // Activities implements rest.Allocator.
 func (a *Allocator) Activities(ctx context.Context, filter rest.Filter, most int) ([]core.ActivityStatus, int, error) {
-	return listed(ctx, a, func(c *core.Core) ([]core.ActivityStatus, int) {
-		return c.Activities(filter.Matches, most)
-	})
+	return read(ctx, a, func(c *core.Core) ([]core.ActivityStatus, int) { return c.Activities(filter.Matches, most) })
 }
 
 // Sandbox implements rest.Allocator.
 func (a *Allocator) Sandbox(ctx context.Context, id string) (core.Sandbox, bool, error) {
-	type result struct {
-		sandbox core.Sandbox
-		known   bool
-	}
-	r, err := read(ctx, a, func(c *core.Core) (r result) {
-		r.sandbox, r.known = c.Sandbox(id)
-		return r
-	})
-	return r.sandbox, r.known, err
+	return read(ctx, a, func(c *core.Core) (core.Sandbox, bool) { return c.Sandbox(id) })
 }
 
 // Live implements rest.Allocator.
 func (a *Allocator) Live(ctx context.Context, after core.Mark, most int) ([]core.Sandbox, bool, error) {
-	type result struct {
-		list []core.Sandbox
-		more bool
-	}
-	r, err := read(ctx, a, func(c *core.Core) (r result) {
-		r.list, r.more = c.Live(after, most)
-		return r
-	})
-	return r.list, r.more, err
+	return read(ctx, a, func(c *core.Core) ([]core.Sandbox, bool) { return c.Live(after, most) })
 }
 
 // Fences implements rest.Allocator.
 func (a *Allocator) Fences(ctx context.Context, most int) ([]core.FenceStatus, int, error) {
-	return listed(ctx, a, func(c *core.Core) ([]core.FenceStatus, int) { return c.Fences(most) })
+	return read(ctx, a, func(c *core.Core) ([]core.FenceStatus, int) { return c.Fences(most) })
 }
 
 // Sessions implements rest.Allocator.
 func (a *Allocator) Sessions(ctx context.Context, most int) ([]core.SessionStatus, int, error) {
-	return listed(ctx, a, func(c *core.Core) ([]core.SessionStatus, int) { return c.Sessions(most) })
-}
-
-// listed reads a list from the core, and the number of omitted entries.
-func listed[T any](ctx context.Context, a *Allocator, f func(*core.Core) ([]T, int)) ([]T, int, error) {
-	type result struct {
-		list   []T
-		others int
-	}
-	r, err := read(ctx, a, func(c *core.Core) (r result) {
-		r.list, r.others = f(c)
-		return r
-	})
-	return r.list, r.others, err
+	return read(ctx, a, func(c *core.Core) ([]core.SessionStatus, int) { return c.Sessions(most) })
 }
 
 // DeclareDead implements rest.Allocator. When ctx ends first, the declaration may take
@@ -205,17 +174,15 @@ func (a *Allocator) DeclareDead(ctx context.Context, session, by, reason string)
 
 // read returns f's view of the core of the current term. It returns an apierror.NotLeader
 // if this replica does not lead.
-func read[T any](ctx context.Context, a *Allocator, f func(*core.Core) T) (T, error) {
-	var none T
+func read[T, U any](ctx context.Context, a *Allocator, f func(*core.Core) (T, U)) (first T, second U, err error) {
 	t, err := a.leadingTerm()
 	if err != nil {
-		return none, notLeading(err)
+		return first, second, notLeading(err)
 	}
-	result, err := look(ctx, t.loop, f)
-	if errors.Is(err, errStepDown) {
-		return none, notLeading(err)
+	if first, second, err = look(ctx, t.loop, f); errors.Is(err, errStepDown) {
+		err = notLeading(err)
 	}
-	return result, err
+	return first, second, err
 }
 
 // call submits an event that the core answers once, and returns the answer, which must be

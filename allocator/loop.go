@@ -164,25 +164,29 @@ func (l *loop) put(in any) bool {
 	}
 }
 
-// look calls f with the core in the loop's goroutine and returns its result. It returns
+// look calls f with the core in the loop's goroutine and returns its results. It returns
 // errStepDown when the loop has ended, and ctx's error when ctx ends first. f may then
 // still run later, so f must not write to variables of its caller.
-func look[T any](ctx context.Context, l *loop, f func(*core.Core) T) (T, error) {
-	var none T
-	found := make(chan T, 1)
-	select {
-	case l.in <- func(c *core.Core) { found <- f(c) }:
-	case <-l.done:
-		return none, errStepDown
-	case <-ctx.Done():
-		return none, ctx.Err()
+func look[T, U any](ctx context.Context, l *loop, f func(*core.Core) (T, U)) (first T, second U, err error) {
+	type results struct {
+		first  T
+		second U
 	}
-	select {
-	case result := <-found:
-		return result, nil
-	case <-l.done:
-		return none, errStepDown
-	case <-ctx.Done():
-		return none, ctx.Err()
+	found := make(chan results, 1)
+	in := any(func(c *core.Core) {
+		first, second := f(c)
+		found <- results{first, second}
+	})
+	for queue := l.in; ; {
+		select {
+		case queue <- in:
+			queue = nil // queued
+		case r := <-found:
+			return r.first, r.second, nil
+		case <-l.done:
+			return first, second, errStepDown
+		case <-ctx.Done():
+			return first, second, ctx.Err()
+		}
 	}
 }

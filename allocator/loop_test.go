@@ -298,9 +298,9 @@ func TestLateTickWaitsForQueuedMessages(t *testing.T) {
 }
 
 func lookError(ctx context.Context, l *loop, f func(*core.Core)) error {
-	_, err := look(ctx, l, func(c *core.Core) struct{} {
+	_, _, err := look(ctx, l, func(c *core.Core) (struct{}, struct{}) {
 		f(c)
-		return struct{}{}
+		return struct{}{}, struct{}{}
 	})
 	return err
 }

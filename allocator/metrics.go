@@ -5,7 +5,6 @@ import (
 	"errors"
 	"maps"
 	"slices"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -112,8 +111,6 @@ func newMetrics(reg prometheus.Registerer, a *Allocator) (*metrics, error) {
 }
 
 const (
-	// censusWait bounds the time that a scrape waits for the core.
-	censusWait = time.Second
 	// censusPools bounds the pools that have series of their own, by name. The other pools are
 	// summed under otherPools, which is no valid pool name.
 	censusPools = 100
@@ -152,26 +149,20 @@ func (c *census) Collect(all chan<- prometheus.Metric) {
 	value(routersConnected, float64(connected))
 	value(pongAge, age.Seconds())
 
-	ctx, cancel := context.WithTimeout(context.Background(), censusWait)
-	defer cancel()
-	type counted struct {
-		live  int
-		pools map[string]core.Counts
-	}
-	n, err := look(ctx, t.loop, func(k *core.Core) counted {
-		n := counted{k.CountLive(), map[string]core.Counts{}}
+	live, pools, err := ask(context.Background(), t, func(k *core.Core) (int, map[string]core.Counts) {
+		pools := map[string]core.Counts{}
 		for key := range t.loop.pools {
 			if counts, ok := k.Counts(key); ok {
-				n.pools[key.Name] = counts
+				pools[key.Name] = counts
 			}
 		}
-		return n
+		return k.CountLive(), pools
 	})
 	if err != nil {
 		return
 	}
-	value(sandboxesLive, float64(n.live))
-	for name, counts := range bounded(n.pools) {
+	value(sandboxesLive, float64(live))
+	for name, counts := range bounded(pools) {
 		value(poolPods, float64(counts.Warm), name, "warm")
 		value(poolPods, float64(counts.Pending), name, "pending")
 		value(poolPods, float64(counts.Claimed), name, "claimed")

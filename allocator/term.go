@@ -198,10 +198,10 @@ func (a *Allocator) newTerm(log *journal.Log) (*term, error) {
 		return kube.Options{Clients: k, Namespace: a.o.Namespace, Submit: t.Submit, Log: t.log.Named(name)}
 	}
 	var errs [4]error
-	t.caller, errs[0] = poststart.New(poststart.Options{Dial: a.o.DialPod, Leads: a.lock.valid})
+	t.caller, errs[0] = poststart.New(poststart.Options{Leads: a.lock.valid})
 	t.writer, errs[1] = pods.NewWriter(pods.WriterOptions{Options: named("pods"), ServeOn: a.o.serveOn()})
 	t.objects, errs[2] = sandboxobjects.NewWriter(sandboxobjects.WriterOptions{Options: named("objects"), Yield: t.headStart.wait})
-	t.labeler, errs[3] = pods.NewLabeler(pods.LabelerOptions{Client: k.Kubernetes, Yield: t.afterObjects, Log: t.log.Named("pods")})
+	t.labeler, errs[3] = pods.NewLabeler(pods.LabelerOptions{Client: k.Kubernetes, Yield: t.headStart.wait, Log: t.log.Named("pods")})
 	return t, errors.Join(errs[:]...)
 }
 
@@ -386,20 +386,6 @@ func (t *term) callBack(f func(context.Context, string), sandboxID string) {
 	}
 }
 
-// Labels wait up to labelsWait each while more than labelsWaitAbove Sandbox objects wait.
-const (
-	labelsWaitAbove = 2 * objectWorkers
-	labelsWait      = 200 * time.Millisecond
-)
-
-// afterObjects gives Sandbox objects priority over labels.
-func (t *term) afterObjects(ctx context.Context) {
-	t.headStart.wait(ctx)
-	if t.objects.Backlog().Objects > labelsWaitAbove {
-		wait.Sleep(ctx, labelsWait)
-	}
-}
-
 // releaseUncollected releases a sandbox whose caller was cancelled. A sandbox with an idempotency
 // key stays, because a retry must find it.
 func (t *term) releaseUncollected(s core.Sandbox) {
@@ -465,34 +451,26 @@ func (t *term) Restored(term uint64) {
 	}
 }
 
-// lookWait bounds reads of the core without a caller's context.
-const lookWait = 5 * time.Second
+// lookWait bounds reads of the core for metrics, statuses and audits, which can do without.
+const lookWait = time.Second
+
+// ask is look for at most lookWait.
+func ask[T, U any](ctx context.Context, t *term, f func(*core.Core) (T, U)) (T, U, error) {
+	ctx, cancel := context.WithTimeout(ctx, lookWait)
+	defer cancel()
+	return look(ctx, t.loop, f)
+}
 
 // quarantine returns for how long no pod is handed out yet, or 0 if the core does not
 // answer in time.
 func (t *term) quarantine() time.Duration {
-	ctx, cancel := context.WithTimeout(context.Background(), lookWait)
-	defer cancel()
-	left, err := look(ctx, t.loop, (*core.Core).Quarantine)
-	if err != nil {
-		return 0
-	}
+	left, _, _ := ask(context.Background(), t, func(c *core.Core) (time.Duration, bool) { return c.Quarantine(), true })
 	return left
 }
 
 // counts returns a pool's pods by state. It returns false if the core does not know the
 // pool or does not answer in time.
 func (t *term) counts(ctx context.Context, key core.PoolKey) (core.Counts, bool) {
-	ctx, cancel := context.WithTimeout(ctx, lookWait)
-	defer cancel()
-	counts, err := look(ctx, t.loop, func(c *core.Core) *core.Counts {
-		if counts, ok := c.Counts(key); ok {
-			return &counts
-		}
-		return nil
-	})
-	if err != nil || counts == nil {
-		return core.Counts{}, false
-	}
-	return *counts, true
+	counts, known, _ := ask(ctx, t, func(c *core.Core) (core.Counts, bool) { return c.Counts(key) })
+	return counts, known
 }

@@ -116,15 +116,13 @@ type SandboxActivity struct {
 
 // explain answers why a sandbox is alive.
 func (a *api) explain(w *reply, r *http.Request) error {
-	ctx, cancel := context.WithTimeout(r.Context(), answerWait)
-	defer cancel()
 	id := r.PathValue("id")
-	list, _, err := a.Allocator.Activities(ctx, Filter{ID: id}, 1)
+	list, _, err := a.Allocator.Activities(r.Context(), Filter{ID: id}, 1)
 	if err != nil {
 		return err
 	}
 	if len(list) == 0 {
-		s, known, err := a.Allocator.Sandbox(ctx, id)
+		s, known, err := a.Allocator.Sandbox(r.Context(), id)
 		if err != nil {
 			return err
 		}
@@ -135,13 +133,6 @@ func (a *api) explain(w *reply, r *http.Request) error {
 }
 
 func (a *api) lastActive(w *reply, r *http.Request) error {
-	limit, err := decodeLimit(r, defaultActivities, maxActivities)
-	if err != nil {
-		return err
-	}
-	if err := w.rows(limit); err != nil {
-		return err
-	}
 	query := r.URL.Query()
 	for _, name := range []string{"id", "prefix", "pool", "format"} {
 		if values := query[name]; len(values) > 1 || len(values) == 1 && values[0] == "" {
@@ -152,15 +143,15 @@ func (a *api) lastActive(w *reply, r *http.Request) error {
 	if format != "" && format != "json" && format != "text" {
 		return invalid("format: %q: must be json or text", format)
 	}
-	ctx, cancel := context.WithTimeout(r.Context(), answerWait)
-	defer cancel()
-	list, truncated, err := a.Allocator.Activities(ctx, Filter{ID: query.Get("id"), Prefix: query.Get("prefix"), Pool: query.Get("pool")}, limit)
+	filter := Filter{ID: query.Get("id"), Prefix: query.Get("prefix"), Pool: query.Get("pool")}
+	all := LastActive{Now: time.Now().UTC(), DryRun: a.ReapDryRun}
+	var err error
+	all.Sandboxes, all.Truncated, err = entries(w, r, defaultActivities, maxActivities,
+		func(ctx context.Context, limit int) ([]core.ActivityStatus, int, error) {
+			return a.Allocator.Activities(ctx, filter, limit)
+		}, func(s core.ActivityStatus) Activity { return toActivity(s, all.Now) })
 	if err != nil {
 		return err
-	}
-	all := LastActive{Now: time.Now().UTC(), DryRun: a.ReapDryRun, Sandboxes: make([]Activity, 0, len(list)), Truncated: truncated}
-	for _, s := range list {
-		all.Sandboxes = append(all.Sandboxes, toActivity(s, all.Now))
 	}
 	if format == "text" {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")

@@ -1,6 +1,7 @@
 package rest
 
 import (
+	"context"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
@@ -66,6 +67,27 @@ func decodeLimit(r *http.Request, absent, most int) (int, error) {
 		return 0, invalid("limit: %q: must be one number, 1 to %d", text, most)
 	}
 	return limit, nil
+}
+
+// entries reads a list whose length the parameter limit bounds, and shows each entry. It returns
+// the number of omitted entries.
+func entries[S, T any](
+	w *reply, r *http.Request, absent, most int,
+	list func(ctx context.Context, most int) ([]S, int, error), show func(S) T,
+) (all []T, truncated int, err error) {
+	limit, err := decodeLimit(r, absent, most)
+	if err != nil {
+		return nil, 0, err
+	}
+	if err := w.rows(limit); err != nil {
+		return nil, 0, err
+	}
+	found, truncated, err := list(r.Context(), limit)
+	all = make([]T, 0, len(found))
+	for _, s := range found {
+		all = append(all, show(s))
+	}
+	return all, truncated, err
 }
 
 // onlyParameters refuses query parameters other than the known ones.

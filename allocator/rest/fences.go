@@ -1,7 +1,6 @@
 package rest
 
 import (
-	"context"
 	"io"
 	"net/http"
 	"strings"
@@ -136,45 +135,21 @@ func toFence(f core.FenceStatus) Fence {
 }
 
 func (a *api) fences(w *reply, r *http.Request) error {
-	limit, err := decodeLimit(r, defaultLimit, maxLimit)
+	list, truncated, err := entries(w, r, defaultLimit, maxLimit, a.Allocator.Fences, toFence)
 	if err != nil {
 		return err
 	}
-	if err := w.rows(limit); err != nil {
-		return err
-	}
-	ctx, cancel := context.WithTimeout(r.Context(), answerWait)
-	defer cancel()
-	list, truncated, err := a.Allocator.Fences(ctx, limit)
-	if err != nil {
-		return err
-	}
-	all := Fences{Fences: make([]Fence, 0, len(list)), Truncated: truncated}
-	for _, f := range list {
-		all.Fences = append(all.Fences, toFence(f))
-	}
-	return writeJSON(w, http.StatusOK, all)
+	return writeJSON(w, http.StatusOK, Fences{list, truncated})
 }
 
 func (a *api) sessions(w *reply, r *http.Request) error {
-	limit, err := decodeLimit(r, defaultLimit, maxLimit)
+	list, truncated, err := entries(w, r, defaultLimit, maxLimit, a.Allocator.Sessions, func(s core.SessionStatus) ListedSession {
+		return ListedSession{toSession(s), s.Fences}
+	})
 	if err != nil {
 		return err
 	}
-	if err := w.rows(limit); err != nil {
-		return err
-	}
-	ctx, cancel := context.WithTimeout(r.Context(), answerWait)
-	defer cancel()
-	list, truncated, err := a.Allocator.Sessions(ctx, limit)
-	if err != nil {
-		return err
-	}
-	all := Sessions{Sessions: make([]ListedSession, 0, len(list)), Truncated: truncated}
-	for _, s := range list {
-		all.Sessions = append(all.Sessions, ListedSession{toSession(s), s.Fences})
-	}
-	return writeJSON(w, http.StatusOK, all)
+	return writeJSON(w, http.StatusOK, Sessions{list, truncated})
 }
 
 // declareDead records an operator's statement that a router has ended.
@@ -183,10 +158,8 @@ func (a *api) declareDead(w *reply, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(r.Context(), answerWait)
-	defer cancel()
-	id, by := r.PathValue("id"), teamOf(ctx)
-	answer, err := a.Allocator.DeclareDead(ctx, id, by, reason)
+	id, by := r.PathValue("id"), teamOf(r.Context())
+	answer, err := a.Allocator.DeclareDead(r.Context(), id, by, reason)
 	if err != nil {
 		return err
 	}

@@ -1,7 +1,6 @@
 package rest
 
 import (
-	"context"
 	"net/http"
 	"time"
 
@@ -74,10 +73,8 @@ func (a *api) setTimeout(w *reply, r *http.Request) error {
 		}
 		return err
 	}
-	ctx, cancel := context.WithTimeout(r.Context(), answerWait)
-	defer cancel()
 	id := r.PathValue("id")
-	status, err := a.Allocator.SetTimeout(ctx, id, timeout)
+	status, err := a.Allocator.SetTimeout(r.Context(), id, timeout)
 	return noContent(w, id, status, err)
 }
 
@@ -87,10 +84,8 @@ func (a *api) keepAlive(w *reply, r *http.Request) error {
 	if err := decodeObject(r.Body, &nothing); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(r.Context(), answerWait)
-	defer cancel()
 	id := r.PathValue("id")
-	status, err := a.Allocator.KeepAlive(ctx, id)
+	status, err := a.Allocator.KeepAlive(r.Context(), id)
 	return noContent(w, id, status, err)
 }
 

@@ -1,7 +1,6 @@
 package rest
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -20,10 +19,8 @@ const NextTokenHeader = "X-Next-Token"
 const OutstandingHeader = "Berth-Routers-Outstanding"
 
 func (a *api) get(w *reply, r *http.Request) error {
-	ctx, cancel := context.WithTimeout(r.Context(), answerWait)
-	defer cancel()
 	id := r.PathValue("id")
-	s, known, err := a.Allocator.Sandbox(ctx, id)
+	s, known, err := a.Allocator.Sandbox(r.Context(), id)
 	if err != nil {
 		return err
 	}
@@ -45,9 +42,7 @@ func (a *api) list(w *reply, r *http.Request) error {
 	if err := w.rows(limit); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(r.Context(), answerWait)
-	defer cancel()
-	page, more, err := a.Allocator.Live(ctx, after, limit)
+	page, more, err := a.Allocator.Live(r.Context(), after, limit)
 	if err != nil {
 		return err
 	}
@@ -74,10 +69,8 @@ func (a *api) list(w *reply, r *http.Request) error {
 }
 
 func (a *api) kill(w *reply, r *http.Request) error {
-	ctx, cancel := context.WithTimeout(r.Context(), answerWait)
-	defer cancel()
 	id := r.PathValue("id")
-	status, outstanding, err := a.Allocator.Release(ctx, id, core.ReasonKilled)
+	status, outstanding, err := a.Allocator.Release(r.Context(), id, core.ReasonKilled)
 	if err != nil {
 		return err
 	}

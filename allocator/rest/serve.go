@@ -263,8 +263,10 @@ func (a *api) carryOut(c *class, p *reply, r *http.Request, f func(*reply, *http
 		a.forward(c, p, r, leader)
 		return
 	}
+	ctx, cancel := context.WithTimeout(r.Context(), c.wait)
+	defer cancel()
 	if err = onlyParameters(query, parameters); err == nil {
-		err = f(p, r)
+		err = f(p, r.WithContext(ctx))
 	}
 	if e := a.toError(r, err); e != nil {
 		answer(p, r, e)
