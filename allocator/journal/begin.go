@@ -39,42 +39,7 @@ func Check(ctx context.Context, store Store) (*Condition, error) {
 	if err := store.List(ctx, f.add); err != nil {
 		return nil, err
 	}
-	c := &Condition{Slots: Slots, Damaged: map[int]error{}, slots: map[int]Slot{}, ring: newRing(Slots)}
-	if len(f.slots) == 0 {
-		for i := range c.Slots {
-			c.Missing = append(c.Missing, i)
-		}
-		c.Err = fmt.Errorf("%w: no slot exists", ErrMissing)
-		return c, nil
-	}
-	c.Slots, c.ring, c.ID = f.slots[0].Slots, f.ring, f.id
-	for _, s := range f.slots {
-		c.slots[s.Index] = s
-		if err := f.broken[s.Index]; err != nil {
-			c.Damaged[s.Index] = err
-			continue
-		}
-		c.Position = max(c.Position, s.Position)
-	}
-	for i := range c.Slots {
-		s, there := c.slots[i]
-		want := last(c.Position, i, c.Slots)
-		switch {
-		case !there:
-			c.Missing = append(c.Missing, i)
-		case c.Damaged[i] == nil && s.Position != want:
-			c.Damaged[i] = fmt.Errorf("%w: slot %d holds position %d, but the log ends at %d, so it should hold %d", ErrDamaged, i, s.Position, c.Position, want)
-		}
-	}
-	for _, s := range c.validInOrder() {
-		if s.Term < c.Term {
-			c.Damaged[s.Index] = fmt.Errorf("%w: position %d is of term %d, the one before of term %d", ErrDamaged, s.Position, s.Term, c.Term)
-			continue
-		}
-		c.Term = s.Term
-	}
-	_, c.Err = f.whole()
-	return c, nil
+	return f.condition(), nil
 }
 
 // validInOrder returns the undamaged slots that hold a batch, in the order of the log.

@@ -55,6 +55,5 @@ func Dump(ctx context.Context, store Store) ([]Batch, error) {
 	if len(batches) == 0 {
 		return nil, nil
 	}
-	_, err = f.whole()
-	return batches, err
+	return batches, f.condition().Err
 }

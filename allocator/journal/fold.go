@@ -1,9 +1,9 @@
 package journal
 
 import (
-	"cmp"
 	"crypto/sha256"
 	"fmt"
+	"maps"
 	"slices"
 )
 
@@ -19,7 +19,7 @@ type folder struct {
 	broken map[int]error
 }
 
-// add adds a slot. It returns no error; whole and Check report the broken slots.
+// add adds a slot. It returns no error; condition reports the broken slots.
 func (f *folder) add(s Slot) error {
 	if f.ring == nil {
 		f.ring, f.broken = newRing(s.Slots), map[int]error{}
@@ -50,43 +50,50 @@ func (f *folder) add(s Slot) error {
 	return nil
 }
 
-// whole checks that the slots form one log, and returns that log.
-func (f *folder) whole() (*contents, error) {
-	slots := f.slots
-	slices.SortFunc(slots, func(a, b Slot) int { return a.Index - b.Index })
-	n := slots[0].Slots
-	c := &contents{slots: slots, ring: f.ring, id: f.id}
-	for i, s := range slots {
-		if err := f.broken[s.Index]; err != nil {
-			return nil, err
-		}
-		if s.Index != i {
-			return nil, missing(i, n)
-		}
-		c.position, c.term = max(c.position, s.Position), max(c.term, s.Term)
+// condition describes the log that the slots form.
+func (f *folder) condition() *Condition {
+	c := &Condition{Slots: Slots, Damaged: map[int]error{}, slots: map[int]Slot{}, ring: newRing(Slots)}
+	if len(f.slots) > 0 {
+		c.Slots, c.ring, c.ID, c.Damaged = f.slots[0].Slots, f.ring, f.id, f.broken
 	}
-	if len(slots) < n {
-		return nil, missing(len(slots), n)
-	}
-	for i, s := range slots {
-		if want := last(c.position, i, n); s.Position != want {
-			return nil, fmt.Errorf("%w: slot %d holds position %d, but the log ends at %d, so it should hold %d", ErrDamaged, i, s.Position, c.position, want)
+	for _, s := range f.slots {
+		c.slots[s.Index] = s
+		if c.Damaged[s.Index] == nil {
+			c.Position = max(c.Position, s.Position)
 		}
 	}
-	order := slices.Clone(slots)
-	slices.SortFunc(order, func(a, b Slot) int { return cmp.Compare(a.Position, b.Position) })
-	term := uint64(0)
-	for _, s := range order {
-		if s.Position > 0 && s.Term < term {
-			return nil, fmt.Errorf("%w: position %d is of term %d, the one before of term %d", ErrDamaged, s.Position, s.Term, term)
+	for i := range c.Slots {
+		s, there := c.slots[i]
+		want := last(c.Position, i, c.Slots)
+		switch {
+		case !there:
+			c.Missing = append(c.Missing, i)
+		case c.Damaged[i] == nil && s.Position != want:
+			c.Damaged[i] = fmt.Errorf("%w: slot %d holds position %d, but the log ends at %d, so it should hold %d",
+				ErrDamaged, i, s.Position, c.Position, want)
 		}
-		term = s.Term
 	}
-	return c, nil
-}
-
-func missing(index, slots int) error {
-	return fmt.Errorf("%w: slot %d of %d", ErrMissing, index, slots)
+	for _, s := range c.validInOrder() {
+		if s.Term < c.Term {
+			c.Damaged[s.Index] = fmt.Errorf("%w: position %d is of term %d, the one before of term %d",
+				ErrDamaged, s.Position, s.Term, c.Term)
+			continue
+		}
+		c.Term = s.Term
+	}
+	if len(f.slots) == 0 {
+		c.Err = fmt.Errorf("%w: no slot exists", ErrMissing)
+		return c
+	}
+	// The error of the first slot that has one.
+	wrong := maps.Clone(c.Damaged)
+	for _, i := range c.Missing {
+		wrong[i] = fmt.Errorf("%w: slot %d of %d", ErrMissing, i, c.Slots)
+	}
+	if len(wrong) > 0 {
+		c.Err = wrong[slices.Min(slices.Collect(maps.Keys(wrong)))]
+	}
+	return c
 }
 
 // last returns the last position of a slot in a log that ends at position end, or 0 if the slot

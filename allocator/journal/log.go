@@ -156,16 +156,16 @@ func (l *Log) takeOver(ctx context.Context) ([]Record, error) {
 	if err != nil {
 		return nil, err
 	}
-	l.stamp = Stamp{Journal: before.id, Term: before.term + 1}
+	l.stamp = Stamp{Journal: before.ID, Term: before.Term + 1}
 	if l.stamp.Journal == "" { // a new journal, or one of a version without IDs
 		l.stamp.Journal = l.o.Nonce()
 	}
 	l.renewed = l.stamp
-	position := before.position + 1
+	position := before.Position + 1
 	index := before.ring.slot(position)
 	// The records of the slot may not be stored elsewhere.
 	carried := before.ring.carried(position)
-	own := l.batch(before.slots[index], position, len(before.slots), carried)
+	own := l.batch(before.slots[index], position, before.Slots, carried)
 	if _, err := l.replace(ctx, own, before.slots[index], l.o.Valid); errors.Is(err, errForeignWrite) || errors.Is(err, ErrDeposed) && l.o.Valid() {
 		return nil, errOvertaken
 	} else if err != nil {
@@ -178,12 +178,16 @@ func (l *Log) takeOver(ctx context.Context) ([]Record, error) {
 	if err != nil {
 		return nil, err
 	}
-	if after.position != position {
+	if after.Position != position {
 		return nil, errOvertaken
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.ring, l.slots, l.position, l.began = after.ring, after.slots, position, position
+	l.ring, l.position, l.began = after.ring, position, position
+	l.slots = make([]Slot, after.Slots)
+	for i := range l.slots {
+		l.slots[i] = after.slots[i]
+	}
 	records := make([]Record, 0, len(after.ring.newest))
 	for _, n := range after.ring.newest {
 		records = append(records, n.Record)
@@ -194,24 +198,16 @@ func (l *Log) takeOver(ctx context.Context) ([]Record, error) {
 	return records, nil
 }
 
-// contents is the log that the slots form.
-type contents struct {
-	slots    []Slot // by index, without their data
-	ring     *ring
-	position uint64
-	term     uint64
-	id       string
-}
-
 // read lists and checks the slots. It creates them if there are none.
-func (l *Log) read(ctx context.Context) (*contents, error) {
+func (l *Log) read(ctx context.Context) (*Condition, error) {
 	for {
 		f := folder{codec: l.codec}
 		if err := l.list(ctx, f.add); err != nil {
 			return nil, err
 		}
 		if ringExists(f.slots) {
-			return f.whole()
+			c := f.condition()
+			return c, c.Err
 		}
 		if err := l.begin(ctx, f.slots); err != nil {
 			return nil, err
@@ -236,8 +232,8 @@ func (l *Log) list(ctx context.Context, f func(Slot) error) error {
 }
 
 // ringExists reports whether the ring was created completely. Slot 0 is created last, so its
-// presence shows that. A ring without slot 0 that holds a batch has lost slot 0; whole then reports
-// that.
+// presence shows that. A ring without slot 0 that holds a batch has lost slot 0; Condition.Err then
+// reports that.
 func ringExists(slots []Slot) bool {
 	return slices.ContainsFunc(slots, func(s Slot) bool { return s.Index == 0 || s.Position > 0 })
 }

@@ -74,19 +74,20 @@ func TestOpenRefusesADamagedLogWithTheReason(t *testing.T) {
 	require.NoError(t, err)
 	c, err := folded(codec, whole(t))
 	require.NoError(t, err)
-	require.Equal(t, uint64(6), c.position)
+	require.Equal(t, uint64(6), c.Position)
 	require.Len(t, c.ring.newest, 4)
-	require.Equal(t, "id", c.id)
+	require.Equal(t, "id", c.ID)
 }
 
-func folded(codec *codec, slots []Slot) (*contents, error) {
+func folded(codec *codec, slots []Slot) (*Condition, error) {
 	f := folder{codec: codec}
 	for _, s := range slots {
 		if err := f.add(s); err != nil {
 			return nil, err
 		}
 	}
-	return f.whole()
+	c := f.condition()
+	return c, c.Err
 }
 
 // memory is a Store in which nothing goes wrong.
