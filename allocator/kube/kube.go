@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 )
@@ -23,6 +24,19 @@ type Clients struct {
 	Kubernetes kubernetes.Interface
 	// Berth serves the API group berth.sh.
 	Berth rest.Interface
+}
+
+// Config returns the configuration of a kubeconfig file, or that of the pod's service account for
+// an empty name.
+func Config(kubeconfig string) (*rest.Config, error) {
+	if kubeconfig != "" {
+		return clientcmd.BuildConfigFromFlags("", kubeconfig)
+	}
+	config, err := rest.InClusterConfig()
+	if err != nil {
+		return nil, fmt.Errorf("not set, and not in a cluster: %w", err)
+	}
+	return config, nil
 }
 
 // NewClients returns clients for config. qps (requests per second) and burst (requests) are the

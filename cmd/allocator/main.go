@@ -20,8 +20,6 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/keepalive"
-	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/klog/v2"
 
 	"github.com/berth-sandbox/berth/allocator"
@@ -110,9 +108,9 @@ type service struct {
 
 // wire builds the parts and binds the listeners. stop frees what serve does not.
 func (s *service) wire(public *url.URL) (stop func(), err error) {
-	config, err := s.restConfig()
+	config, err := kube.Config(s.Kubeconfig)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("--kubeconfig: %w", err)
 	}
 	clients, err := kube.NewClients(config, s.KubeQPS, s.KubeBurst)
 	if err != nil {
@@ -291,21 +289,6 @@ func (f *flags) check() (*url.URL, error) {
 		errs = append(errs, err)
 	}
 	return public, errors.Join(errs...)
-}
-
-func (f *flags) restConfig() (*rest.Config, error) {
-	if f.Kubeconfig == "" {
-		config, err := rest.InClusterConfig()
-		if err != nil {
-			return nil, fmt.Errorf("--kubeconfig: not set, and not in a cluster: %w", err)
-		}
-		return config, nil
-	}
-	config, err := clientcmd.BuildConfigFromFlags("", f.Kubeconfig)
-	if err != nil {
-		return nil, fmt.Errorf("--kubeconfig: %w", err)
-	}
-	return config, nil
 }
 
 // adminHandler answers probes, metrics and, on loopback only, profiles.

@@ -106,7 +106,7 @@ func TestReplicaThatLostTheLeaseIsUnhealthy(t *testing.T) {
 		_, _ = w.Write(held)
 	})}, io.Discard, io.Discard)
 	require.NoError(t, err)
-	config, err := f.restConfig()
+	config, err := kube.Config(f.Kubeconfig)
 	require.NoError(t, err)
 	config.Transport = &http.Transport{DisableKeepAlives: true}
 	clients, err := kube.NewClients(config, 0, 0)

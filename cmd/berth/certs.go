@@ -11,9 +11,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
-	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
 
+	"github.com/berth-sandbox/berth/allocator/kube"
 	"github.com/berth-sandbox/berth/internal/controltls"
 )
 
@@ -30,19 +29,13 @@ type certsEnsureCommand struct {
 	Timeout         time.Duration `default:"1m" help:"How long all of it may take."`
 }
 
-// Run implements the command. Running it again, also twice at a time, changes
-// nothing that is good.
+// Run implements the command. It can be repeated, also concurrently: it changes no valid Secret.
 func (c *certsEnsureCommand) Run(ctx context.Context, o *output) error {
 	if c.CASecret == c.AllocatorSecret || c.CASecret == c.RouterSecret || c.AllocatorSecret == c.RouterSecret {
 		return errors.New("--ca-secret, --allocator-secret and --router-secret: must be three different Secrets")
 	}
-	var config *rest.Config
-	var err error
-	if c.Kubeconfig == "" {
-		if config, err = rest.InClusterConfig(); err != nil {
-			return fmt.Errorf("--kubeconfig: not set, and not in a cluster: %w", err)
-		}
-	} else if config, err = clientcmd.BuildConfigFromFlags("", c.Kubeconfig); err != nil {
+	config, err := kube.Config(c.Kubeconfig)
+	if err != nil {
 		return fmt.Errorf("--kubeconfig: %w", err)
 	}
 	clients, err := kubernetes.NewForConfig(config)
@@ -62,8 +55,8 @@ type keeper struct {
 	now     time.Time
 }
 
-// conflictsMost bounds how often somebody else may be faster.
-const conflictsMost = 10
+// maxConflicts bounds how often another writer may be first.
+const maxConflicts = 10
 
 func (k keeper) all(ctx context.Context, ca, allocator, router string) error {
 	a, err := k.authority(ctx, ca)
@@ -101,10 +94,10 @@ func (k keeper) certificate(ctx context.Context, a *controltls.Authority, secret
 // managed marks the Secrets that may be written again.
 const managed = "berth-certs"
 
-// ensure creates a Secret, or writes it again if good says that it must be. A
-// Secret that somebody else made is not touched.
+// ensure creates a Secret, or writes it again unless good accepts it. It does not touch a Secret
+// that another program made.
 func (k keeper) ensure(ctx context.Context, name string, good func(controltls.Files) (bool, error), issue func() (controltls.Files, error)) error {
-	for range conflictsMost {
+	for range maxConflicts {
 		present, err := k.secrets.Get(ctx, name, metav1.GetOptions{})
 		missing := apierrors.IsNotFound(err)
 		switch {
@@ -136,7 +129,7 @@ func (k keeper) ensure(ctx context.Context, name string, good func(controltls.Fi
 		}
 		switch {
 		case apierrors.IsAlreadyExists(err) || apierrors.IsConflict(err):
-			continue // somebody was faster: see what is there now
+			continue // another writer was first
 		case err != nil:
 			return fmt.Errorf("write Secret %s: %w", name, err)
 		}

@@ -11,7 +11,6 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
-	"math/big"
 	"time"
 )
 
@@ -34,10 +33,7 @@ func NewAuthority(now time.Time) (*Authority, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make key: %w", err)
 	}
-	template, err := certificate("berth control authority", now)
-	if err != nil {
-		return nil, err
-	}
+	template := certificate("berth control authority", now)
 	template.IsCA, template.BasicConstraintsValid, template.MaxPathLenZero = true, true, true
 	template.KeyUsage = x509.KeyUsageCertSign
 	raw, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
@@ -71,10 +67,7 @@ func (a *Authority) Files() (Files, error) {
 
 // Issue returns a new certificate and key for a role: AllocatorName or RouterName.
 func (a *Authority) Issue(name string, now time.Time) (Files, error) {
-	template, err := certificate(name, now)
-	if err != nil {
-		return Files{}, err
-	}
+	template := certificate(name, now)
 	template.DNSNames = []string{name}
 	switch name {
 	case AllocatorName:
@@ -119,17 +112,13 @@ func fresh(c *x509.Certificate, now time.Time) bool {
 	return now.After(c.NotBefore) && c.NotAfter.Sub(now) > Validity/2
 }
 
-func certificate(name string, now time.Time) (*x509.Certificate, error) {
-	// RFC 5280, section 4.1.2.2, allows at most 20 octets.
-	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127))
-	if err != nil {
-		return nil, fmt.Errorf("make serial number: %w", err)
-	}
+// certificate returns a template without a serial number, which crypto/x509 chooses at random.
+func certificate(name string, now time.Time) *x509.Certificate {
 	return &x509.Certificate{
-		SerialNumber: serial, Subject: pkix.Name{CommonName: name},
+		Subject:   pkix.Name{CommonName: name},
 		NotBefore: now.Add(-time.Hour), // for peers whose clocks are slightly behind
 		NotAfter:  now.Add(Validity),
-	}, nil
+	}
 }
 
 func encode(cert []byte, key *ecdsa.PrivateKey, ca []byte) (Files, error) {
