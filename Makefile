@@ -131,10 +131,10 @@ bench-reap: ground
 bench-fence: ground
 	go test ./bench -run '^$$' -bench 'Fence' -benchtime 1x -timeout 30m -v
 
-## image-archives: build the container images as archives in bin/images, as VERSION (default dev); needs no Docker
+## image-archives: build the container images as archives in bin/images, as VERSION (default: that of internal/version); needs no Docker
 .PHONY: image-archives
 image-archives:
-	@CGO_ENABLED=0 go run -trimpath ./tools/images --version='$(or $(VERSION),dev)' --output=bin/images
+	@CGO_ENABLED=0 go run -trimpath ./tools/images $(if $(VERSION),--version='$(VERSION)') --output=bin/images
 
 ## images: build the container images and load them into Docker
 .PHONY: images

@@ -2,7 +2,7 @@
 // container runtime and without a base image. `docker load` and `kind load
 // image-archive` take them. Run it from the top of the source tree:
 //
-//	go run ./tools/images [--version=dev] [--arch=amd64] [--output=bin/images] [name...]
+//	go run ./tools/images [--version=0.1.0] [--arch=amd64] [--output=bin/images] [name...]
 //
 // What it promises, each with a test:
 //
@@ -44,10 +44,12 @@ import (
 	"syscall"
 
 	"github.com/alecthomas/kong"
+
+	"github.com/berth-sandbox/berth/internal/version"
 )
 
 type flags struct {
-	Version string   `default:"dev" help:"Tag of the images and version that the programs print. Envoy's image has Envoy's."`
+	Version string   `default:"${version}" help:"Tag of the images and version that the programs print. Envoy's image has Envoy's."`
 	Arch    string   `default:"${arch}" enum:"amd64,arm64" help:"Architecture of the images. Envoy's image: this machine's only."`
 	Output  string   `default:"bin/images" help:"Where the archives go."`
 	Source  string   `default:"." help:"Top of the source tree."`
@@ -125,7 +127,7 @@ func parse(args []string, stdout, stderr io.Writer) (*flags, error) {
 	helped := false
 	parser, err := kong.New(&f, kong.Name("images"), kong.Writers(stdout, stderr),
 		kong.Description("Builds Berth's container images as Docker archives."),
-		kong.Vars{"arch": runtime.GOARCH, "images": strings.Join(imageNames(), ", ")},
+		kong.Vars{"arch": runtime.GOARCH, "version": version.Number, "images": strings.Join(imageNames(), ", ")},
 		kong.Exit(func(int) { helped = true }))
 	if err != nil {
 		return nil, fmt.Errorf("flags: %w", err)
