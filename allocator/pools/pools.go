@@ -12,6 +12,7 @@ import (
 
 	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -193,7 +194,7 @@ func (p *Pools) maintain(ctx context.Context, pool *v1alpha1.SandboxPool, counts
 	if pool.DeletionTimestamp == nil && !slices.Contains(pool.Finalizers, v1alpha1.PoolFinalizer) {
 		err = p.setFinalizers(ctx, pool, append(slices.Clone(pool.Finalizers), v1alpha1.PoolFinalizer))
 	} else if known { // an unknown count must not show as 0
-		if status := p.status(pool, counts); !sameStatus(status, pool.Status) {
+		if status := p.status(pool, counts); !equality.Semantic.DeepEqual(status, pool.Status) {
 			err = p.patch(ctx, pool, map[string]any{"status": status}, "status")
 			if c := meta.FindStatusCondition(status.Conditions, v1alpha1.PoolPodsStable); err == nil && c.Status == metav1.ConditionFalse &&
 				!meta.IsStatusConditionFalse(pool.Status.Conditions, v1alpha1.PoolPodsStable) {
@@ -279,51 +280,50 @@ func (p *Pools) status(pool *v1alpha1.SandboxPool, counts core.Counts) v1alpha1.
 		Claimed: int32(counts.Claimed), Releasing: int32(counts.Releasing),
 		Conditions: slices.Clone(pool.Status.Conditions),
 	}
-	ready := metav1.Condition{Type: v1alpha1.PoolReady, Status: metav1.ConditionTrue, Reason: "Warm", ObservedGeneration: pool.Generation}
-	if counts.Warm < int(pool.Spec.Warm) {
-		ready.Status, ready.Reason = metav1.ConditionFalse, "Filling"
-		ready.Message = fmt.Sprintf("%d of %d pods are warm", counts.Warm, pool.Spec.Warm)
+	set := func(kind, reason string, status metav1.ConditionStatus, message string) {
+		meta.SetStatusCondition(&s.Conditions, metav1.Condition{
+			Type: kind, Status: status, Reason: reason, Message: message, ObservedGeneration: pool.Generation,
+		})
+	}
+	if counts.Warm >= int(pool.Spec.Warm) {
+		set(v1alpha1.PoolReady, "Warm", metav1.ConditionTrue, "")
+	} else {
+		reason, text := "Filling", fmt.Sprintf("%d of %d pods are warm", counts.Warm, pool.Spec.Warm)
 		if counts.Trouble != (core.Trouble{}) {
-			ready.Reason = "BackOff"
+			reason = "BackOff"
 		}
 		if counts.Stuck != "" {
-			ready.Message += "; " + counts.Stuck
+			text += "; " + counts.Stuck
 		}
+		set(v1alpha1.PoolReady, reason, metav1.ConditionFalse, text)
 	}
-	meta.SetStatusCondition(&s.Conditions, ready)
-	meta.SetStatusCondition(&s.Conditions, stable(pool, counts.Trouble))
-	accepted := metav1.Condition{Type: v1alpha1.PoolAccepted, Status: metav1.ConditionTrue, Reason: "Accepted", ObservedGeneration: pool.Generation}
-	if err := p.o.Policy.Check(pool); err != nil {
-		accepted.Status, accepted.Reason, accepted.Message = metav1.ConditionFalse, "PodSecurity", message(err)
-		if errors.Is(err, pods.ErrPreStop) {
-			accepted.Reason = "PreStop"
+	if t := counts.Trouble; t == (core.Trouble{}) {
+		set(v1alpha1.PoolPodsStable, "Stable", metav1.ConditionTrue, "")
+	} else {
+		next := "a replacement is being tried"
+		if !t.Retry.IsZero() {
+			next = "the next attempt is at " + t.Retry.UTC().Format(time.RFC3339)
 		}
+		set(v1alpha1.PoolPodsStable, "BackOff", metav1.ConditionFalse,
+			fmt.Sprintf("pod %s ended before it could be used: %s; %s", t.Pod, t.Why, next))
 	}
-	meta.SetStatusCondition(&s.Conditions, accepted)
+	switch err := p.o.Policy.Check(pool); {
+	case err == nil:
+		set(v1alpha1.PoolAccepted, "Accepted", metav1.ConditionTrue, "")
+	case errors.Is(err, pods.ErrPreStop):
+		set(v1alpha1.PoolAccepted, "PreStop", metav1.ConditionFalse, message(err))
+	default:
+		set(v1alpha1.PoolAccepted, "PodSecurity", metav1.ConditionFalse, message(err))
+	}
 	p.mu.Lock()
 	createErr := p.createErr[keyOf(pool)]
 	p.mu.Unlock()
-	creatable := metav1.Condition{Type: v1alpha1.PoolPodsCreatable, Status: metav1.ConditionTrue, Reason: "Accepted", ObservedGeneration: pool.Generation}
-	if createErr != nil {
-		creatable.Status, creatable.Reason, creatable.Message = metav1.ConditionFalse, "Refused", message(createErr)
+	if createErr == nil {
+		set(v1alpha1.PoolPodsCreatable, "Accepted", metav1.ConditionTrue, "")
+	} else {
+		set(v1alpha1.PoolPodsCreatable, "Refused", metav1.ConditionFalse, message(createErr))
 	}
-	meta.SetStatusCondition(&s.Conditions, creatable)
 	return s
-}
-
-// stable returns the condition PodsStable.
-func stable(pool *v1alpha1.SandboxPool, t core.Trouble) metav1.Condition {
-	c := metav1.Condition{Type: v1alpha1.PoolPodsStable, Status: metav1.ConditionTrue, Reason: "Stable", ObservedGeneration: pool.Generation}
-	if t == (core.Trouble{}) {
-		return c
-	}
-	next := "a replacement is being tried"
-	if !t.Retry.IsZero() {
-		next = "the next attempt is at " + t.Retry.UTC().Format(time.RFC3339)
-	}
-	c.Status, c.Reason = metav1.ConditionFalse, "BackOff"
-	c.Message = fmt.Sprintf("pod %s ended before it could be used: %s; %s", t.Pod, t.Why, next)
-	return c
 }
 
 // maxMessage bounds the message of a condition, in bytes. A message that names every container of a
@@ -340,13 +340,4 @@ func bounded(m string, limit int) string {
 		return m
 	}
 	return strings.ToValidUTF8(m[:limit], "") + "..."
-}
-
-func sameStatus(a, b v1alpha1.SandboxPoolStatus) bool {
-	return a.ObservedGeneration == b.ObservedGeneration && a.Warm == b.Warm && a.Pending == b.Pending &&
-		a.Claimed == b.Claimed && a.Releasing == b.Releasing &&
-		slices.EqualFunc(a.Conditions, b.Conditions, func(x, y metav1.Condition) bool {
-			return x.Type == y.Type && x.Status == y.Status && x.Reason == y.Reason && x.Message == y.Message &&
-				x.ObservedGeneration == y.ObservedGeneration
-		})
 }

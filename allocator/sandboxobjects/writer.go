@@ -203,17 +203,11 @@ func (p *Writer) write(ctx context.Context, s core.Sandbox, touch bool) error {
 	if known && s.Revision.Less(at.revision) {
 		return nil
 	}
-	switch {
-	case !known && touch:
-		newer, found, err := p.read(ctx, s)
-		if newer || err != nil {
-			return err
-		}
-		at = found
-	case !known:
+	if !known && !touch {
 		// Decode into an object of its own, because the maps of the first are shared.
 		var made v1alpha1.Sandbox
-		err := p.o.Clients.Berth.Post().Namespace(p.o.Namespace).Resource(resource).Body(toObject(s, p.o.Namespace)).Do(ctx).Into(&made)
+		err := p.o.Clients.Berth.Post().Namespace(p.o.Namespace).Resource(resource).
+			Body(toObject(s, p.o.Namespace)).Do(ctx).Into(&made)
 		if err == nil {
 			p.remember(s, &made)
 			return nil
@@ -221,6 +215,8 @@ func (p *Writer) write(ctx context.Context, s core.Sandbox, touch bool) error {
 		if !apierrors.IsAlreadyExists(err) {
 			return fmt.Errorf("create sandbox object: %w", err)
 		}
+	}
+	if !known {
 		newer, found, err := p.read(ctx, s)
 		if newer || err != nil {
 			return err

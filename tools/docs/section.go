@@ -1,13 +1,15 @@
 package docs
 
 import (
-	"errors"
 	"flag"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/stretchr/testify/assert"
 )
 
 var update = flag.Bool("update", false, "write the generated parts of the documentation")
@@ -38,7 +40,7 @@ func Section(t *testing.T, page, name, content string) {
 			t.Fatal(err)
 		}
 	default:
-		t.Errorf("%s: the part %q is stale: run make golden\n%s", page, name, firstDifference(string(raw), whole))
+		assert.Equal(t, whole, string(raw), "%s: the part %q is stale: run make golden", page, name)
 	}
 }
 
@@ -54,33 +56,13 @@ func replaceSection(page, name, content string) (string, error) {
 	return before + begin + content + end + after, nil
 }
 
-// firstDifference returns the first line in which two texts differ.
-func firstDifference(have, want string) string {
-	a, b := strings.Split(have, "\n"), strings.Split(want, "\n")
-	for i := range min(len(a), len(b)) {
-		if a[i] != b[i] {
-			return fmt.Sprintf("line %d is:        %s\nline %d should be: %s", i+1, a[i], i+1, b[i])
-		}
-	}
-	return fmt.Sprintf("the page has %d lines and should have %d", len(a), len(b))
-}
-
 // Root returns the root of the repository that holds the working directory.
 func Root() (string, error) {
-	dir, err := os.Getwd()
+	mod, err := exec.Command("go", "env", "GOMOD").Output()
 	if err != nil {
-		return "", err
+		return "", fmt.Errorf("go env GOMOD: %w", err)
 	}
-	for {
-		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
-			return dir, nil
-		}
-		parent := filepath.Dir(dir)
-		if parent == dir {
-			return "", errors.New("no go.mod in the working directory or above it")
-		}
-		dir = parent
-	}
+	return filepath.Dir(string(mod)), nil
 }
 
 // cell makes text fit into a cell of a Markdown table.
