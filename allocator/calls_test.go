@@ -67,8 +67,8 @@ func TestClaimOfACancelledCallerIsAbandoned(t *testing.T) {
 	})
 }
 
-// The answer and the caller's end may come together: whichever is seen, the
-// sandbox is not left to nobody.
+// The answer and the caller's end may come together. In either order the sandbox
+// gets a caller or is released.
 func TestClaimAnsweredDuringCancellationIsReleased(t *testing.T) {
 	for range 20 {
 		synctest.Test(t, func(t *testing.T) {
@@ -193,7 +193,7 @@ func TestReplicaIsReadyWhenALeaderCanAnswer(t *testing.T) {
 		ready, leads bool
 		passOnTo     string
 	}{
-		"nobody leads":          {},
+		"no replica leads":      {},
 		"another one leads":     {holder: other, ready: true, passOnTo: "10.0.0.2:8081"},
 		"leads":                 {holder: self, term: true, ready: true, leads: true},
 		"has not yet recovered": {holder: self},
@@ -332,7 +332,7 @@ func TestKeepAliveIsAnsweredByTheLoop(t *testing.T) {
 					case core.SetTimeout:
 						token = ev.Token
 					}
-					require.NotZero(t, token, "nobody could be answered")
+					require.NotZero(t, token, "no call could be answered")
 					require.Equal(t, c.event(token), ev)
 					return token
 				}

@@ -21,7 +21,7 @@ func (h *headStart) after(began time.Duration, d time.Duration) time.Duration {
 func TestHeadStartOfCallsIsBounded(t *testing.T) {
 	var h headStart
 	began := bootclock.Now()
-	h.wait(t.Context()) // nobody has called: no wait
+	h.wait(t.Context()) // no call was made: no wait
 	h.call()
 	require.InDelta(t, headStartPerCall, h.after(began, 0), float64(headStartPerCall/2))
 

@@ -30,7 +30,7 @@ type memoryAPI struct {
 	mu      sync.Mutex
 	objects map[string]map[string]any // by path
 	version int
-	// written, if set, is told of every write that was taken, before it is answered.
+	// written, if set, gets every accepted write before it is answered.
 	written func(method, path string, object map[string]any)
 }
 
@@ -162,7 +162,7 @@ func start(t *testing.T, a *Allocator) (tm *term, stop func(), done <-chan error
 	}
 }
 
-// put makes an object as if somebody else had.
+// put makes an object, as another client would.
 func (m *memoryAPI) put(t *testing.T, at string, object any) {
 	t.Helper()
 	raw, err := json.Marshal(object)

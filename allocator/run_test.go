@@ -105,7 +105,7 @@ func TestEndOfATermWaitsForABoundedTime(t *testing.T) {
 					api.mu.Lock()
 					for at, object := range api.objects {
 						if _, lease := holder(at, object); lease {
-							object["spec"].(map[string]any)["holderIdentity"] = "somebody else"
+							object["spec"].(map[string]any)["holderIdentity"] = "another"
 							object["spec"].(map[string]any)["renewTime"] = time.Now().Add(time.Hour).UTC().Format("2006-01-02T15:04:05.000000Z")
 							metadata(object)["resourceVersion"] = "999999"
 						}

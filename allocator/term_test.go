@@ -122,7 +122,7 @@ func TestRunReturnsWhenRecoveryFails(t *testing.T) {
 		s.Status = v1alpha1.SandboxStatus{Phase: v1alpha1.SandboxRunning, Revision: "0.1"}
 		many.Items = append(many.Items, s)
 	}
-	many.Items[1].Spec.PodUID = many.Items[0].Spec.PodUID // somebody has copied an object
+	many.Items[1].Spec.PodUID = many.Items[0].Spec.PodUID // a client has copied an object
 	slots := map[string]*v1alpha1.JournalSlot{}
 	for n := range 2 {
 		s := &v1alpha1.JournalSlot{Spec: v1alpha1.JournalSlotSpec{Slots: 2, Format: 1}}
@@ -208,8 +208,8 @@ func TestRunReturnsWhenRecoveryFails(t *testing.T) {
 	}
 }
 
-// What cannot be read may be live: nothing is done about its pod before somebody has
-// looked at it, unless the journal still says what it is.
+// A sandbox whose object cannot be read may be live. Its pod is not touched, unless the
+// journal still has its record.
 // Invariant: I6
 func TestUnreadableObjectNeedsItsJournalRecord(t *testing.T) {
 	tm := &term{a: &Allocator{o: Options{Namespace: "sandboxes"}}, log: zap.NewNop()}

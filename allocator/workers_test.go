@@ -104,12 +104,12 @@ func TestWorkersEndAfterRunningJobsAndDropQueuedOnes(t *testing.T) {
 		w := newWorkers(zap.NewNop())
 		ctx, cancel := context.WithCancel(t.Context())
 		finish := make(chan struct{})
-		var told error
+		var canceled error
 		unwanted := func(context.Context) error { t.Error("a job ran after the end"); return nil }
 		w.add("job", func(ctx context.Context) error {
-			<-ctx.Done() // it is told of the end
-			told = ctx.Err()
-			time.Sleep(time.Second) // until everybody knows
+			<-ctx.Done() // its context ends
+			canceled = ctx.Err()
+			time.Sleep(time.Second) // until the worker has seen the end
 			w.add("job", unwanted)
 			<-finish
 			return nil
@@ -127,9 +127,9 @@ func TestWorkersEndAfterRunningJobsAndDropQueuedOnes(t *testing.T) {
 		}
 		close(finish)
 		<-ended
-		require.ErrorIs(t, told, context.Canceled)
+		require.ErrorIs(t, canceled, context.Canceled)
 		w.add("job", unwanted)
-		require.Zero(t, w.waiting(), "jobs nobody will run are kept")
+		require.Zero(t, w.waiting(), "jobs that no worker will run are kept")
 	})
 }
 

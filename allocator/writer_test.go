@@ -54,7 +54,7 @@ func TestPressureChangesReachTheCore(t *testing.T) {
 			require.Len(t, tm.loop.in, 1)
 			require.Equal(t, core.Pressure{On: true}, <-tm.loop.in)
 			time.Sleep(time.Minute)
-			require.Empty(t, tm.loop.in, "it was told")
+			require.Empty(t, tm.loop.in, "no event was submitted")
 			unsettled.Store(0)
 			time.Sleep(time.Minute)
 			require.Len(t, tm.loop.in, 1)

@@ -139,8 +139,8 @@ func findService(t *testing.T, all []object, name string) *corev1.Service {
 
 func TestPortsLeadToListeners(t *testing.T) {
 	forEachValues(t, func(t *testing.T, all []object) {
-		// What each program is told to listen on must be a port of its container,
-		// unless nobody but the pod itself can connect.
+		// Every address that a program listens on must be a port of its container,
+		// unless only the pod itself can connect.
 		listens := func(w workload, c corev1.Container, in corev1.Container) {
 			for name, address := range flagsOf(c) {
 				if !strings.HasSuffix(name, "listen") {
@@ -277,9 +277,9 @@ func TestSecretsOfPodsHaveAMaker(t *testing.T) {
 	})
 }
 
-// What the router and Envoy are told of the edge must be the same, and Envoy must
+// The router and Envoy must have the same settings of the edge, and Envoy must
 // find its certificate where its configuration says.
-func TestRouterAndEnvoyAreToldTheSame(t *testing.T) {
+func TestRouterAndEnvoyGetTheSameSettings(t *testing.T) {
 	for values, full := range map[string]bool{"minimal": false, "full": true} {
 		all := render(t, values)
 		gateway := findWorkload(t, all, "berth-gateway")

@@ -317,7 +317,7 @@ func groups(user string) []string {
 }
 
 // testNothingElse asks the server for all rights of each account, and compares
-// them with those of an account that nobody gave any.
+// them with those of an account without any.
 func (s *server) testNothingElse(t *testing.T) {
 	s.startHookRights(t)
 	roles := map[string][]rbacv1.PolicyRule{}
@@ -427,7 +427,7 @@ func (s *server) testKey(t *testing.T) {
 	upgrade("--set", "allocator.replicas=3")
 	require.Equal(t, first, keys())
 
-	// Somebody replaces it: that stands.
+	// A person replaces it: the new one stays.
 	mine := map[string][]byte{"mine": []byte("e2b_0123456789abcdef")}
 	secret, err := secrets.Get(t.Context(), "berth-api-keys", metav1.GetOptions{})
 	require.NoError(t, err)

@@ -56,7 +56,7 @@ func EnvoyBinary(ctx context.Context, progress io.Writer) (string, error) {
 	return filepath.Join(dir, "envoy"), nil
 }
 
-// /usr/bin/envoy  version: <commit>/1.40.0/Clean/RELEASE/BoringSSL
+// The line is "/usr/bin/envoy  version: <commit>/1.40.0/Clean/RELEASE/BoringSSL".
 var envoyVersionLine = regexp.MustCompile(`  version: [^/]+/([^/]+)/`)
 
 func checkEnvoy(ctx context.Context, bin string) error {

@@ -141,7 +141,7 @@ func TestEnvoysOwnAnswersHaveBerthsForm(t *testing.T) {
 				require.Equal(t, apierror.PageCSP, a.header.Get("Content-Security-Policy"))
 				require.Contains(t, a.body, "<!doctype html>")
 				require.Contains(t, a.body, string(c.reason))
-				require.Equal(t, kind.Reload, strings.Contains(a.body, `http-equiv="refresh"`))
+				require.Equal(t, kind.RetryAfter > 0, strings.Contains(a.body, `http-equiv="refresh"`))
 				require.NotContains(t, a.body, "%")
 				require.NotContains(t, a.body, "<i>", "a page shows nothing of the client's")
 			}

@@ -167,7 +167,7 @@ func TestWriter(t *testing.T) {
 		require.Nil(t, p.DeletionTimestamp)
 	})
 
-	t.Run("a refused pod says why, and the core is told", func(t *testing.T) {
+	t.Run("a refused pod says why, and the core gets the failure", func(t *testing.T) {
 		bad := f.pool.DeepCopy()
 		bad.Spec.Template.Spec.Containers[0].Name = "Not A Name"
 		pool := core.PoolKey{Namespace: "default", Name: "pool"}
@@ -321,7 +321,7 @@ func TestWatcherReportsDeletionAndReplacementByUID(t *testing.T) {
 	require.NotEmpty(t, version)
 }
 
-// A watch that breaks off tells of the new pod only, as a change of the old one.
+// After a gap the watch reports only the new pod, as a change of the old one.
 // Invariant: I7
 func TestPodRecreatedDuringAWatchGapIsNew(t *testing.T) {
 	pod := func(uid, version string) corev1.Pod {
@@ -331,15 +331,15 @@ func TestPodRecreatedDuringAWatchGapIsNew(t *testing.T) {
 		}
 	}
 	var lists atomic.Int32
-	told := make(chan struct{}) // of the first pod
+	first := make(chan struct{}) // closed after the event of the first pod
 	apiServer := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		switch q := r.URL.Query(); {
 		case q.Get("sendInitialEvents") != "":
 			w.WriteHeader(http.StatusBadRequest) // list, then watch
 		case q.Get("watch") != "" && lists.Load() == 1:
-			<-told
-			w.WriteHeader(http.StatusGone) // and nobody knows what has happened since
+			<-first
+			w.WriteHeader(http.StatusGone) // the changes since are unknown
 			_ = json.NewEncoder(w).Encode(metav1.Status{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}, Status: "Failure", Code: http.StatusGone, Reason: metav1.StatusReasonExpired})
 		case q.Get("watch") != "":
 			<-r.Context().Done()
@@ -362,12 +362,12 @@ func TestPodRecreatedDuringAWatchGapIsNew(t *testing.T) {
 		case ev := <-events:
 			return ev
 		case <-time.After(time.Minute):
-			t.Fatal("nothing is told")
+			t.Fatal("no event")
 			return nil
 		}
 	}
 	require.Equal(t, "one", next().(core.PodSeen).Pod.Key.UID)
-	close(told)
+	close(first)
 	require.Equal(t, core.PodGone{Key: core.PodKey{Namespace: "default", Name: "p", UID: "one"}}, next())
 	require.Equal(t, "two", next().(core.PodSeen).Pod.Key.UID)
 	stop()

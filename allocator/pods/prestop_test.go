@@ -114,8 +114,8 @@ func TestConflictingPreStopHandlerIsNamed(t *testing.T) {
 	require.ErrorContains(t, err, "SIGTERM", "what to do about it")
 }
 
-// A pod that we delete has nobody to serve any more; one that somebody else deletes
-// is left to its own grace period. The API server takes every pod that is made.
+// A pod that the allocator deletes serves no requests any more. A pod that another client
+// deletes keeps its own grace period. The API server takes every pod that is made.
 // Invariant: P2
 func TestAPIServerAcceptsBuiltPodsAndShortDeletions(t *testing.T) {
 	f := setUp(t)

@@ -29,7 +29,7 @@ func (e *Error) Error() string { return string(e.Reason) + ": " + e.Message }
 func (e *Error) JSON() []byte {
 	var body bytes.Buffer
 	encoder := json.NewEncoder(&body)
-	encoder.SetEscapeHTML(false)              // messages say <port>-<id>; nobody renders them as HTML
+	encoder.SetEscapeHTML(false)              // messages contain <port>-<id> and are not HTML
 	if err := encoder.Encode(e); err != nil { // strings and integers always encode
 		return []byte(`{"code":500,"reason":"internal","message":"the error could not be encoded"}`)
 	}
@@ -43,5 +43,5 @@ func (e *Error) Write(w http.ResponseWriter) {
 		w.Header().Set("Retry-After", strconv.Itoa(e.RetryAfter))
 	}
 	w.WriteHeader(e.Code)
-	_, _ = w.Write(e.JSON()) // the client may have gone; there is nobody else to tell
+	_, _ = w.Write(e.JSON()) // the client may have gone
 }

@@ -45,15 +45,15 @@ small { color: #666; }
 </html>
 `))
 
-// Page returns the answer as an HTML page that needs nothing else, for a person
-// in front of a browser. What passes by itself makes the page reload.
+// Page returns the answer as an HTML page without other files. The page reloads itself if a retry
+// may help.
 func (e *Error) Page() []byte {
 	data := struct {
 		*Error
 		Title  string
 		Reload int
 	}{Error: e, Title: e.title()}
-	if KindOf(e.Reason).Reload {
+	if KindOf(e.Reason).RetryAfter > 0 {
 		data.Reload = max(e.RetryAfter, reloadMin)
 	}
 	var body bytes.Buffer
@@ -77,7 +77,7 @@ func (e *Error) title() string {
 		return "The sandbox broke off"
 	}
 	switch {
-	case KindOf(e.Reason).Reload:
+	case KindOf(e.Reason).RetryAfter > 0:
 		return "One moment, please"
 	case e.Code < http.StatusInternalServerError:
 		return "This request cannot be served"

@@ -80,10 +80,9 @@ type Kind struct {
 	// GRPC is the status that a gRPC client gets. Where Envoy answers by itself
 	// this is Envoy's own translation of Code.
 	GRPC codes.Code
-	// RetryAfter, in seconds, is told where trying again may help; else 0.
+	// RetryAfter is in seconds, 0 if a retry does not help. If it is set, the page for a browser
+	// reloads itself.
 	RetryAfter int
-	// Reload: it passes by itself, so a browser's page reloads.
-	Reload bool
 	// By is who sends it.
 	By []Sender
 	// When says what happened, and Do what the caller can do.
@@ -134,9 +133,9 @@ var kinds = []Kind{
 		When: "the listener does not accept this host: an API without keys accepts `localhost`, loopback addresses, the public host and `api.` before it; a router's admin listener the first two", Do: "use one of these hosts, or give the API keys"},
 	{Reason: HTTPVersion, Code: http.StatusUpgradeRequired, GRPC: codes.Unknown, By: []Sender{Envoy},
 		When: "the request is HTTP/1.0, or of a version that does not exist", Do: "use HTTP/1.1 or HTTP/2"},
-	{Reason: PoolEmpty, Code: http.StatusTooManyRequests, GRPC: codes.ResourceExhausted, RetryAfter: 1, Reload: true, By: []Sender{API},
+	{Reason: PoolEmpty, Code: http.StatusTooManyRequests, GRPC: codes.ResourceExhausted, RetryAfter: 1, By: []Sender{API},
 		When: "the pool had no warm pod for as long as a claim waits for one, or too many claims wait", Do: "try again, or raise the pool's `spec.warm`"},
-	{Reason: TooManyPorts, Code: http.StatusTooManyRequests, GRPC: codes.ResourceExhausted, RetryAfter: 1, Reload: true, By: []Sender{Router},
+	{Reason: TooManyPorts, Code: http.StatusTooManyRequests, GRPC: codes.ResourceExhausted, RetryAfter: 1, By: []Sender{Router},
 		When: "Envoy lists too many ports of the sandbox, or too many were asked for at the same time", Do: "try again, with fewer ports at one time"},
 	{Reason: HeadersTooLarge, Code: http.StatusRequestHeaderFieldsTooLarge, GRPC: codes.Unknown, By: []Sender{Envoy},
 		When: "the request's headers are larger than 64 KiB or more than 200", Do: "send fewer"},
@@ -150,21 +149,21 @@ var kinds = []Kind{
 		When: "the pool's `postStart` hook failed, or the sandbox ended before it ran", Do: "look at the program in the sandbox that answers the hook"},
 	{Reason: SandboxReset, Code: http.StatusBadGateway, GRPC: codes.Unavailable, By: []Sender{Envoy},
 		When: "the sandbox broke the connection before it answered, or answered something that is not HTTP", Do: "look at the program in the sandbox"},
-	{Reason: SandboxStarting, Code: http.StatusServiceUnavailable, GRPC: codes.Unavailable, RetryAfter: 1, Reload: true, By: []Sender{Router},
+	{Reason: SandboxStarting, Code: http.StatusServiceUnavailable, GRPC: codes.Unavailable, RetryAfter: 1, By: []Sender{Router},
 		When: "the sandbox was claimed, and its pool's `postStart` hook was not answered for as long as requests wait (`holdSeconds`), or too many of them wait", Do: "try again"},
-	{Reason: SandboxQuiesced, Code: http.StatusServiceUnavailable, GRPC: codes.Unavailable, RetryAfter: 1, Reload: true, By: []Sender{Router},
+	{Reason: SandboxQuiesced, Code: http.StatusServiceUnavailable, GRPC: codes.Unavailable, RetryAfter: 1, By: []Sender{Router},
 		When: "the sandbox seemed idle, and for 2 s the allocator has not decided whether it is released, or too many requests wait for that", Do: "try again"},
-	{Reason: RouterNotReady, Code: http.StatusServiceUnavailable, GRPC: codes.Unavailable, RetryAfter: 1, Reload: true, By: []Sender{Router},
+	{Reason: RouterNotReady, Code: http.StatusServiceUnavailable, GRPC: codes.Unavailable, RetryAfter: 1, By: []Sender{Router},
 		When: "the router cannot tell at the moment where the sandbox is: it has just started, or the allocator is away", Do: "try again"},
-	{Reason: RouterUnavailable, Code: http.StatusServiceUnavailable, GRPC: codes.Unavailable, RetryAfter: 1, Reload: true, By: []Sender{Envoy},
+	{Reason: RouterUnavailable, Code: http.StatusServiceUnavailable, GRPC: codes.Unavailable, RetryAfter: 1, By: []Sender{Envoy},
 		When: "the router did not answer Envoy", Do: "try again; operators: is the router running?"},
-	{Reason: NoRoute, Code: http.StatusServiceUnavailable, GRPC: codes.Unavailable, RetryAfter: 1, Reload: true, By: []Sender{Envoy, Router},
+	{Reason: NoRoute, Code: http.StatusServiceUnavailable, GRPC: codes.Unavailable, RetryAfter: 1, By: []Sender{Envoy, Router},
 		When: "a connection limit is reached, or the sandbox's address may not be used", Do: "try again; operators: see the message"},
-	{Reason: NotLeader, Code: http.StatusServiceUnavailable, GRPC: codes.Unavailable, RetryAfter: 1, Reload: true, By: []Sender{API},
+	{Reason: NotLeader, Code: http.StatusServiceUnavailable, GRPC: codes.Unavailable, RetryAfter: 1, By: []Sender{API},
 		When: "no replica of the allocator leads at the moment, or the leader ended during the call: a claim without an `Idempotency-Key` may then have taken place, and ends at its `timeout`", Do: "try again"},
-	{Reason: Timeout, Code: http.StatusServiceUnavailable, GRPC: codes.Unavailable, RetryAfter: 1, Reload: true, By: []Sender{API},
+	{Reason: Timeout, Code: http.StatusServiceUnavailable, GRPC: codes.Unavailable, RetryAfter: 1, By: []Sender{API},
 		When: "the Kubernetes API server did not confirm in time; a claim that was not answered is given back, unless it had an `Idempotency-Key`, a release goes on", Do: "try again"},
-	{Reason: Overloaded, Code: http.StatusServiceUnavailable, GRPC: codes.Unavailable, RetryAfter: 1, Reload: true, By: []Sender{Envoy, API},
+	{Reason: Overloaded, Code: http.StatusServiceUnavailable, GRPC: codes.Unavailable, RetryAfter: 1, By: []Sender{Envoy, API},
 		When: "too many requests at one time, too many large bodies or answers that are not read, too little memory, or the allocator does not keep up with what it has to record", Do: "try again, more slowly"},
 }
 
@@ -175,8 +174,8 @@ func Kinds() []Kind {
 	return all
 }
 
-// KindOf returns what is fixed for a reason. A reason that is not in the list is
-// a mistake in Berth: it is told as Internal.
+// KindOf returns what is fixed for a reason. It returns Internal for a reason that is not in the
+// list, which is a mistake in Berth.
 func KindOf(r Reason) Kind {
 	for _, k := range kinds {
 		if k.Reason == r {

@@ -1,6 +1,5 @@
-// Package sandboxid knows what a sandbox ID is: the name of a sandbox, random
-// and never used twice. Whoever knows it can reach the sandbox, so it is a
-// credential.
+// Package sandboxid makes and checks sandbox IDs. An ID is random and never used twice. Every client
+// that has it can reach the sandbox, so it is a credential.
 package sandboxid
 
 import "crypto/rand"

@@ -64,8 +64,8 @@ type SandboxPoolSpec struct {
 	// +kubebuilder:validation:items:Maximum=65535
 	Ports []int32 `json:"ports,omitempty"`
 
-	// PostStart, if set, is called for every sandbox, in its pod, before anybody
-	// else can reach it. The claim is answered when it has succeeded, or with a
+	// PostStart, if set, is called for every sandbox, in its pod, before other
+	// requests can reach it. The claim is answered when it has succeeded, or with a
 	// sandbox that is still starting when its caller has waited for long enough.
 	// +optional
 	PostStart *PostStartHook `json:"postStart,omitempty"`
@@ -152,8 +152,8 @@ type SandboxPoolSpec struct {
 	// A pod is handed out once it is Ready, so containers should have a
 	// readiness probe.
 	//
-	// After a deletion by anybody but the allocator, a drain and an eviction among
-	// them, a pod goes on serving for 6 s, while its sandbox is released: every
+	// After a deletion by another client than the allocator, a drain and an eviction
+	// among them, a pod goes on serving for 6 s, while its sandbox is released: every
 	// container that may listen gets a preStop sleep of that time, or keeps its own if
 	// that is longer, and terminationGracePeriodSeconds becomes longer by as much. A
 	// template with another preStop action (exec, httpGet) is not accepted: containers

@@ -132,7 +132,7 @@ func TestReplicaThatLostTheLeaseIsUnhealthy(t *testing.T) {
 	require.Equal(t, 503, health())
 }
 
-// Whoever can connect could keep a leader from giving its lease back.
+// A client that only connects must not keep a leader from giving its lease back.
 // Invariant: P11
 func TestSilentConnectionsDoNotDelayTheEnd(t *testing.T) {
 	for name, args := range map[string][]string{
@@ -439,7 +439,7 @@ func TestAPIAcceptsOnlyKeysOfTheDirectory(t *testing.T) {
 		require.Equal(t, 401, code, body)
 	}
 	code, body := get(t, at.API, "/sandboxes", http.Header{"X-Api-Key": {key}})
-	require.Equal(t, 503, code, "let through, and nobody leads: %s", body)
+	require.Equal(t, 503, code, "let through, and no replica leads: %s", body)
 	code, _ = get(t, at.Admin, "/healthz", nil)
 	require.Equal(t, 200, code, "probes have no key")
 }

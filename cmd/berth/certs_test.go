@@ -208,7 +208,7 @@ func TestCertsEnsure(t *testing.T) {
 		}
 	})
 
-	t.Run("a Secret that somebody else made is refused and untouched", func(t *testing.T) {
+	t.Run("a Secret that another program made is refused and untouched", func(t *testing.T) {
 		for i, prefix := range []string{"foreign-1", "foreign-2", "foreign-3"} {
 			c := all.in(t, prefix)
 			name := c.names()[i]

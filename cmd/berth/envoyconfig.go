@@ -17,7 +17,7 @@ type envoyConfigCommand struct {
 	TLSDir         string `name:"tls-dir" help:"Directory with tls.crt and tls.key to serve with, read again when they change. Needs --output: a second file is written beside it. Empty: plain HTTP."`
 	TrustedHops    uint32 `placeholder:"PROXIES" help:"How many proxies in front of Envoy set X-Forwarded-For. 0: clients connect to Envoy itself, and what they say in X-Forwarded-* is removed."`
 	ProxyProtocol  bool   `help:"Expect the PROXY protocol, and take the client's address from it. Only a load balancer may be able to connect then."`
-	Paths          bool   `help:"Let the path name the sandbox. The router must be told, too."`
+	Paths          bool   `help:"Let the path name the sandbox. The router needs its own --paths."`
 	MaxHeap        uint64 `placeholder:"BYTES" help:"Bytes of memory near which Envoy refuses requests, at least 67108864; less than the container's limit. 0: no bound."`
 	RouterSocket   string `default:"/run/berth/router.sock" help:"The router's unix socket."`
 	AdminSocket    string `default:"/run/berth/envoy-admin.sock" help:"Envoy's own admin socket: what the router's --envoy-admin names."`

@@ -80,7 +80,7 @@ func (f *apiFlags) call(ctx context.Context, method, path string, query url.Valu
 	if body != nil {
 		request.Header.Set("Content-Type", "application/json")
 	}
-	// No other host may be told the key.
+	// No other host may get the key.
 	client := &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }, Transport: &http.Transport{
 		Proxy: http.ProxyFromEnvironment, DisableKeepAlives: true,
 	}}
@@ -200,7 +200,7 @@ type fenceDeclareDeadCommand struct {
 // Run implements the command.
 func (c *fenceDeclareDeadCommand) Run(ctx context.Context, o *output) error {
 	if !c.Gone {
-		return errors.New("--gone: router and Envoy must have ended; if they can be reached, stop them, and nobody waits for them")
+		return errors.New("--gone: router and Envoy must have ended; if they can be reached, stop them, and no fence waits for them")
 	}
 	raw, err := c.call(ctx, http.MethodPost, "/v1/sessions/"+url.PathEscape(c.Session)+"/declare-dead", nil, map[string]string{"reason": c.Reason})
 	if err != nil {

@@ -56,7 +56,7 @@ func start(t *testing.T, listeners int, args ...string) *started {
 	}()
 	t.Cleanup(func() {
 		cancel()
-		r.Close() // a write meanwhile fails, which nobody minds
+		r.Close() // a write meanwhile fails, which does not matter
 		<-done
 	})
 	for range listeners {

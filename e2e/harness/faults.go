@@ -24,10 +24,12 @@ type Fault struct {
 // Begin waits until a process is free for a fault and occupies it.
 type Begin func(b *Berth, random *rand.Rand) Action
 
-// RouterFault, LinkFault and AllocatorFault do a fault and undo it, also when ctx ends.
 type (
-	RouterFault    func(ctx context.Context, g *Gateway, random *rand.Rand) error
-	LinkFault      func(ctx context.Context, b *Berth, g *Gateway, random *rand.Rand) error
+	// RouterFault does a fault and undoes it, also when ctx ends.
+	RouterFault func(ctx context.Context, g *Gateway, random *rand.Rand) error
+	// LinkFault is the same for the link of a router.
+	LinkFault func(ctx context.Context, b *Berth, g *Gateway, random *rand.Rand) error
+	// AllocatorFault is the same for allocators.
 	AllocatorFault func(ctx context.Context, b *Berth, a *stack.Allocator, random *rand.Rand) error
 )
 

@@ -39,7 +39,7 @@ func buildPrograms(ctx context.Context, f *flags, programs []string, out string,
 	return nil
 }
 
-// envoy  version: <commit>/1.40.0/Clean/RELEASE/BoringSSL
+// envoyVersionLine matches "envoy  version: <commit>/1.40.0/Clean/RELEASE/BoringSSL".
 var envoyVersionLine = regexp.MustCompile(`  version: [^/]+/([^/]+)/`)
 
 // findEnvoy returns this machine's Envoy and the version that it says it is.
