@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/berth-sandbox/berth/api/apierror"
@@ -46,12 +47,7 @@ type admission struct {
 }
 
 type decider struct {
-	hosts         Hosts
-	podCIDRs      []netip.Prefix
-	lookupTimeout time.Duration
-	routes        Routes
-	activity      Activity
-	admissions    *Admissions
+	o Options
 	// park reports whether one more request may wait, and counts it until release is called.
 	park func() (release func(), ok bool)
 	// verdictWait receives how long a request has waited for a verdict.
@@ -83,7 +79,7 @@ func (d *decider) decide(ctx context.Context, r *request, hold holder) (*admissi
 		return nil, apierror.New(apierror.MethodRefused,
 			"CONNECT is not supported; connect to the sandbox's host name directly")
 	}
-	target, refusal := d.hosts.target(r)
+	target, refusal := d.o.Hosts.target(r)
 	if refusal != nil {
 		return nil, refusal
 	}
@@ -98,10 +94,10 @@ func (d *decider) decide(ctx context.Context, r *request, hold holder) (*admissi
 		}
 		switch answer.Status {
 		case routecache.Gone:
-			d.activity.Forget(target.ID) // a Begin after the release may have added it again
+			d.o.Activity.Forget(target.ID) // a Begin after the release may have added it again
 			return nil, target.refuse(apierror.SandboxGone, "this sandbox has been released")
 		case routecache.Unknown:
-			d.activity.Forget(target.ID)
+			d.o.Activity.Forget(target.ID)
 			return nil, target.refuse(apierror.SandboxNotFound, "there is no such sandbox")
 		case routecache.Starting:
 			if held == nil {
@@ -115,7 +111,7 @@ func (d *decider) decide(ctx context.Context, r *request, hold holder) (*admissi
 				defer cancel()
 				deadline = time.Now().Add(answer.Hold + MaxWait)
 			}
-			if d.routes.Await(held, target.ID, answer.Status) != nil {
+			if d.o.Routes.Await(held, target.ID, answer.Status) != nil {
 				return nil, target.refuse(apierror.SandboxStarting, "this sandbox is still starting; try again")
 			}
 		case routecache.Quiesced:
@@ -135,9 +131,9 @@ func (d *decider) decide(ctx context.Context, r *request, hold holder) (*admissi
 }
 
 func (d *decider) lookup(ctx context.Context, id string, deadline time.Time) (routecache.Answer, error) {
-	ctx, cancel := context.WithTimeout(ctx, min(d.lookupTimeout, time.Until(deadline)))
+	ctx, cancel := context.WithTimeout(ctx, min(d.o.LookupTimeout, time.Until(deadline)))
 	defer cancel()
-	return d.routes.Lookup(ctx, id)
+	return d.o.Routes.Lookup(ctx, id)
 }
 
 // admit admits a request to the sandbox at route, or returns why it is refused. It returns
@@ -155,14 +151,14 @@ func (d *decider) admit(
 	if !route.Ports.Allows(port) {
 		return nil, target.refuse(apierror.PortPrivate, portPrivate(port, route.Ports))
 	}
-	if !d.inPodRange(route.Addr) {
+	if !slices.ContainsFunc(d.o.PodCIDRs, func(p netip.Prefix) bool { return p.Contains(route.Addr) }) {
 		return nil, target.refuse(apierror.NoRoute,
 			"the sandbox's address is outside the configured pod address ranges; tell the operator")
 	}
 	dst := netip.AddrPortFrom(route.Addr, port)
 	// Begin comes before Holds. So a leader that stops admissions and then asks for activity
 	// learns of this request.
-	use, retryAfter := d.activity.Begin(target.ID, dst, isGRPC(r.contentType), route.MinBytes)
+	use, retryAfter := d.o.Activity.Begin(target.ID, dst, isGRPC(r.contentType), route.MinBytes)
 	if use == nil {
 		if retryAfter > 0 && retryAfter < time.Until(deadline) && d.pause(ctx, retryAfter) {
 			return nil, nil
@@ -170,7 +166,7 @@ func (d *decider) admit(
 		return nil, target.refuse(apierror.TooManyPorts,
 			"too many ports of this sandbox are in use, or were requested at the same time; try again")
 	}
-	epoch, ok := d.admissions.Admit(func() bool { return d.routes.Holds(target.ID, route) })
+	epoch, ok := d.o.Admissions.Admit(func() bool { return d.o.Routes.Holds(target.ID, route) })
 	if !ok {
 		use.Cancel()
 		return nil, nil
@@ -189,7 +185,7 @@ func (d *decider) awaitVerdict(ctx context.Context, id string, limit time.Durati
 	defer func(began time.Time) { d.verdictWait(time.Since(began)) }(time.Now())
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	return d.routes.Await(ctx, id, routecache.Quiesced) == nil
+	return d.o.Routes.Await(ctx, id, routecache.Quiesced) == nil
 }
 
 // pause returns true after length, and false if ctx ends first or there is no room to wait.
@@ -213,13 +209,4 @@ func portPrivate(port uint16, open routecache.Ports) string {
 	}
 	return fmt.Sprintf("port %d of this sandbox is not open to the outside; its pool opens %v%s",
 		port, routecache.NewPorts(named), more)
-}
-
-func (d *decider) inPodRange(addr netip.Addr) bool {
-	for _, p := range d.podCIDRs {
-		if p.Contains(addr) {
-			return true
-		}
-	}
-	return false
 }

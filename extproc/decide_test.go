@@ -30,7 +30,7 @@ func TestUseBeginsBeforeTheRouteIsChecked(t *testing.T) {
 		h := always(c.answer, nil)
 		d := h.decider()
 		h.holds = func() bool {
-			require.Equal(t, 1, d.admissions.Unread(), "a release would fit between the check and the answer")
+			require.Equal(t, 1, d.o.Admissions.Unread(), "a release would fit between the check and the answer")
 			require.Equal(t, 1, h.unread(), "a leader that stops admissions and then asks must learn of this use")
 			return true
 		}
@@ -38,8 +38,8 @@ func TestUseBeginsBeforeTheRouteIsChecked(t *testing.T) {
 		require.Nil(t, refusal)
 		require.Equal(t, &admission{id: "abc", dst: netip.MustParseAddrPort(c.dst), epoch: a.epoch, use: a.use}, a)
 		require.Equal(t, 1, h.unread())
-		d.admissions.Done(a.epoch)
-		require.Zero(t, d.admissions.Unread())
+		d.o.Admissions.Done(a.epoch)
+		require.Zero(t, d.o.Admissions.Unread())
 		require.Equal(t, []string{"lookup abc", "begin abc", "holds abc"}, h.events, "what is checked last must be the route")
 	}
 }
@@ -169,7 +169,7 @@ func TestTooManyPortsOfASandboxAreRefused(t *testing.T) {
 	require.Equal(t, 429, refusal.Code)
 	require.Equal(t, 1, refusal.RetryAfter)
 	require.Equal(t, "abc", refusal.SandboxID)
-	require.Zero(t, d.admissions.Unread())
+	require.Zero(t, d.o.Admissions.Unread())
 	require.Equal(t, []string{"lookup abc", "begin abc"}, h.events)
 	require.Equal(t, []begun{{netip.MustParseAddrPort("10.1.2.3:9000"), false, 1024}}, h.began)
 }

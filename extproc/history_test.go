@@ -92,8 +92,11 @@ func always(a routecache.Answer, err error) *history {
 func (h *history) decider() *decider {
 	h.Tracker = newTracker()
 	return &decider{
-		hosts: Hosts{Domain: domain}, podCIDRs: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16"), netip.MustParsePrefix("fd00::/8")},
-		lookupTimeout: time.Second, routes: h, activity: h, admissions: NewAdmissions(), park: func() (func(), bool) { return func() {}, true }, verdictWait: func(time.Duration) {},
+		o: Options{
+			Hosts: Hosts{Domain: domain}, PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16"), netip.MustParsePrefix("fd00::/8")},
+			LookupTimeout: time.Second, Routes: h, Activity: h, Admissions: NewAdmissions(),
+		},
+		park: func() (func(), bool) { return func() {}, true }, verdictWait: func(time.Duration) {},
 	}
 }
 

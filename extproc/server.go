@@ -55,12 +55,10 @@ type Server struct {
 
 	decider decider
 	metrics *metrics
-	log     *zap.Logger
 	// refusals is the rate-limited log of refused requests.
 	refusals *zap.Logger
 	grpc     *grpc.Server
 	health   *health.Server
-	socket   string
 	held     atomic.Int64
 	// connections is the number of open connections.
 	connections atomic.Int64
@@ -84,11 +82,7 @@ func New(o Options) (*Server, error) {
 		o.LookupTimeout = 2 * time.Second
 	}
 	s := &Server{
-		decider: decider{
-			hosts: o.Hosts, podCIDRs: o.PodCIDRs, lookupTimeout: o.LookupTimeout,
-			routes: o.Routes, activity: o.Activity, admissions: o.Admissions,
-		},
-		log: o.Log, refusals: sampled(o.Log), socket: o.Socket,
+		decider: decider{o: o}, refusals: sampled(o.Log),
 		// No keepalive pings. If the server closed the connection of an Envoy that was paused,
 		// its streams would end as if Envoy had read the answers.
 		grpc:   grpc.NewServer(grpc.KeepaliveParams(keepalive.ServerParameters{Time: math.MaxInt64})),
@@ -108,7 +102,7 @@ func New(o Options) (*Server, error) {
 // Envoy changes from a predecessor to this process without a gap. If ctx has ended it
 // returns ctx's error and replaces nothing, because the path may belong to a successor.
 func (s *Server) Listen(ctx context.Context) (net.Listener, error) {
-	temporary := temporaryName(s.socket)
+	temporary := temporaryName(s.decider.o.Socket)
 	if len(temporary) > maxSocketPath {
 		return nil, fmt.Errorf(
 			"router socket: the temporary path %q has %d bytes, at most %d are possible: choose a shorter path",
@@ -123,7 +117,7 @@ func (s *Server) Listen(ctx context.Context) (net.Listener, error) {
 	}
 	l.SetUnlinkOnClose(false)        // the path may belong to a successor by then
 	if err = ctx.Err(); err == nil { // checked as late as possible
-		err = os.Rename(temporary, s.socket)
+		err = os.Rename(temporary, s.decider.o.Socket)
 	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("router socket: %w", err), l.Close(), os.Remove(temporary))
@@ -218,7 +212,7 @@ func (s *Server) Process(stream extprocv3.ExternalProcessor_ProcessServer) error
 	}
 	if !s.forced.Load() {
 		admission.use.Read()
-		s.decider.admissions.Done(admission.epoch)
+		s.decider.o.Admissions.Done(admission.epoch)
 	}
 	return nil
 }

@@ -196,7 +196,7 @@ func TestRefusalLogIsRateLimited(t *testing.T) {
 			for range 1000 {
 				for _, reason := range reasons {
 					server.logRefusal(apierror.New(reason, "no"))
-					server.log.Info("anything else")
+					o.Log.Info("anything else")
 				}
 			}
 			for _, reason := range reasons {

@@ -226,7 +226,7 @@ func TestWaitsFitEnvoysTimeout(t *testing.T) {
 				"one after the other": {answer: slowly(took, routeTo("10.1.2.3", 80)).answer, holds: func() bool { return false }},
 			} {
 				d := h.decider()
-				d.lookupTimeout = MaxWait
+				d.o.LookupTimeout = MaxWait
 				began := time.Now()
 				_, refusal := d.decide(t.Context(), &request{authority: "8080-abc." + domain, method: "GET"}, unheld)
 				require.LessOrEqual(t, time.Since(began), MaxWait, name)
@@ -237,7 +237,7 @@ func TestWaitsFitEnvoysTimeout(t *testing.T) {
 			}
 			h := slowly(took, starting, starting, starting, starting, starting, starting, starting, starting, starting, quiesced)
 			d := h.decider()
-			d.lookupTimeout = MaxWait
+			d.o.LookupTimeout = MaxWait
 			var held time.Time
 			_, refusal := d.decide(t.Context(), &request{authority: "8080-abc." + domain, method: "GET"}, func(time.Duration) (func(), bool) {
 				held = time.Now()

@@ -125,14 +125,16 @@ func (s *stream) applyResolved(m *controlv1.Resolved) error {
 // applyPong extends the freshness of the cache. A pong to a ping that this stream did not
 // send has no effect.
 func (s *stream) applyPong(nonce uint64) {
-	sent, ok := s.answeredPing(nonce)
+	p, ok := s.answeredPing(nonce)
 	if !ok {
 		return
 	}
 	c := s.client
-	c.o.Cache.SetFreshUntil(sent + c.o.MaxStale)
+	c.o.Cache.SetFreshUntil(p.sent + c.o.MaxStale)
 	c.closeReady()
-	s.forgetReportedDead(nonce)
+	if err := c.o.DeadRouters.Forget(p.dead); err != nil {
+		c.o.Log.Warn("the lock file of a dead router was not removed, so it is reported again", zap.Error(err))
+	}
 }
 
 // acknowledge schedules the acknowledgement of all messages up to sequence.

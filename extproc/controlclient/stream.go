@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -32,27 +33,24 @@ type grpcStream = grpc.BidiStreamingClient[controlv1.RouterMessage, controlv1.Al
 type stream struct {
 	client *Client
 	grpc   grpcStream
+	cancel context.CancelCauseFunc // ends the stream
 	// out is never closed. The writer stops with its context.
 	out     chan *controlv1.RouterMessage
 	helpers sync.WaitGroup
 
 	mu              sync.Mutex
-	applied         uint64                   // sequence of the last message to acknowledge
-	ackPending      chan struct{}            // capacity 1: applied has increased
-	snapshotApplied chan struct{}            // capacity 1
-	pings           map[uint64]time.Duration // nonce -> send time, of pings without a pong
-	nonce           uint64                   // of the newest ping
+	applied         uint64          // sequence of the last message to acknowledge
+	ackPending      chan struct{}   // capacity 1: applied has increased
+	snapshotApplied chan struct{}   // capacity 1
+	pings           map[uint64]ping // by nonce, without a pong
+	nonce           uint64          // of the newest ping
 	lastPong        time.Duration
-	pongs           []pong // the newest maxPongs
-	// reportedDead are the dead routers that were reported before the ping with the nonce
-	// reportedDeadNonce.
-	reportedDead      []string
-	reportedDeadNonce uint64
+	pongs           []pong   // the newest maxPongs
+	reportedDead    []string // the dead routers that were reported last
 
 	// left: Goodbye was sent, or none must be sent. Owned by the writer until writerDone is
 	// closed.
 	left       bool
-	leaving    chan struct{} // closed when left is set
 	writerDone chan struct{}
 
 	quiesces chan *controlv1.Quiesce // capacity 1: the newest one
@@ -62,6 +60,12 @@ type stream struct {
 	snapshot map[string]routecache.Route // parts received so far
 	joined   bool                        // a complete snapshot is in effect
 	sequence uint64                      // of the last message that had one
+}
+
+// ping is the sending of one ping.
+type ping struct {
+	sent time.Duration
+	dead []string // the dead routers that were reported before it
 }
 
 // pong is the receipt of one pong.
@@ -95,9 +99,8 @@ func (c *Client) runStream(
 		out:             make(chan *controlv1.RouterMessage, outQueueSize),
 		ackPending:      make(chan struct{}, 1),
 		snapshotApplied: make(chan struct{}, 1),
-		leaving:         make(chan struct{}),
 		writerDone:      make(chan struct{}),
-		pings:           map[uint64]time.Duration{},
+		pings:           map[uint64]ping{},
 		lastPong:        c.o.Now(),
 		snapshot:        map[string]routecache.Route{},
 		quiesces:        make(chan *controlv1.Quiesce, 1),
@@ -123,6 +126,7 @@ func (c *Client) runStream(
 	if err != nil {
 		return "", failed("open the control stream", err)
 	}
+	s.cancel = cancel
 	s.helpers.Go(func() { cancel(s.watch(streamCtx)) })
 	s.helpers.Go(func() { s.answerQuiesces(streamCtx) })
 	s.helpers.Go(func() {
@@ -162,16 +166,10 @@ func (c *Client) runStream(
 func (s *stream) watch(streamCtx context.Context) error {
 	ticker := time.NewTicker(s.client.o.PingInterval)
 	defer ticker.Stop()
-	leaving := s.leaving
-	var deadline <-chan time.Time
 	for {
 		select {
 		case <-streamCtx.Done():
 			return nil
-		case <-leaving:
-			leaving, deadline = nil, time.After(goodbyeTimeout)
-		case <-deadline:
-			return errors.New("the allocator did not end the stream after Goodbye")
 		case <-ticker.C:
 			s.mu.Lock()
 			silent := s.client.o.Now() - s.lastPong
@@ -241,20 +239,21 @@ func (s *stream) leave(streamCtx context.Context) error {
 		return err
 	}
 	s.left = true
-	close(s.leaving)
+	time.AfterFunc(goodbyeTimeout, func() { s.cancel(errors.New("the allocator did not end the stream after Goodbye")) })
 	return s.grpc.CloseSend()
 }
 
-// tick reports dead routers that were not reported on this stream, and sends a ping.
+// tick reports dead routers that were not reported on this stream, and sends a ping. The
+// recorded send time of the ping is before the send, because freshness counts from there.
 func (s *stream) tick() error {
 	dead := s.client.o.DeadRouters.Dead()
 	dead = dead[:min(len(dead), maxDeadReported)] // the others follow after Forget
-	ping := s.ping()
 	s.mu.Lock()
 	unreported := len(dead) > 0 && !slices.Equal(dead, s.reportedDead)
-	if unreported {
-		s.reportedDead, s.reportedDeadNonce = dead, ping.GetPing().GetNonce()
-	}
+	s.reportedDead = dead
+	s.nonce++
+	nonce := s.nonce
+	s.pings[nonce] = ping{s.client.o.Now(), dead}
 	s.mu.Unlock()
 	if unreported {
 		m := &controlv1.RouterMessage_Dead{Dead: &controlv1.Dead{RouterIds: dead}}
@@ -262,37 +261,13 @@ func (s *stream) tick() error {
 			return err
 		}
 	}
-	return s.grpc.Send(ping)
-}
-
-// forgetReportedDead forgets the dead routers that were reported before a ping that was
-// answered.
-func (s *stream) forgetReportedDead(nonce uint64) {
-	s.mu.Lock()
-	var ids []string
-	if len(s.reportedDead) > 0 && nonce >= s.reportedDeadNonce {
-		ids, s.reportedDead = s.reportedDead, nil
-	}
-	s.mu.Unlock()
-	if err := s.client.o.DeadRouters.Forget(ids); err != nil {
-		s.client.o.Log.Warn("the lock file of a dead router was not removed, so it is reported again", zap.Error(err))
-	}
+	return s.grpc.Send(&controlv1.RouterMessage{Message: &controlv1.RouterMessage_Ping{Ping: &controlv1.Ping{Nonce: nonce}}})
 }
 
 func (s *stream) ack() *controlv1.RouterMessage {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return &controlv1.RouterMessage{Message: &controlv1.RouterMessage_Ack{Ack: &controlv1.Ack{Sequence: s.applied}}}
-}
-
-// ping returns the next ping. Its recorded send time is before the send, because freshness
-// counts from there.
-func (s *stream) ping() *controlv1.RouterMessage {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.nonce++
-	s.pings[s.nonce] = s.client.o.Now()
-	return &controlv1.RouterMessage{Message: &controlv1.RouterMessage_Ping{Ping: &controlv1.Ping{Nonce: s.nonce}}}
 }
 
 // newestPongBefore returns the nonce of the newest pong received before at, or 0.
@@ -307,18 +282,14 @@ func (s *stream) newestPongBefore(at time.Duration) uint64 {
 	return 0
 }
 
-// answeredPing records a pong and returns the send time of its ping.
-func (s *stream) answeredPing(nonce uint64) (sent time.Duration, ok bool) {
+// answeredPing records a pong and returns its ping, if this stream has sent it.
+func (s *stream) answeredPing(nonce uint64) (p ping, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if sent, ok = s.pings[nonce]; ok {
+	if p, ok = s.pings[nonce]; ok {
 		s.lastPong = s.client.o.Now()
 		s.pongs = append(s.pongs[max(0, len(s.pongs)+1-maxPongs):], pong{nonce, s.lastPong})
-		for n := range s.pings {
-			if n <= nonce {
-				delete(s.pings, n)
-			}
-		}
+		maps.DeleteFunc(s.pings, func(n uint64, _ ping) bool { return n <= nonce })
 	}
-	return sent, ok
+	return p, ok
 }
