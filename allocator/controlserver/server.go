@@ -1,7 +1,6 @@
 package controlserver
 
 import (
-	"context"
 	"errors"
 	"io"
 	"sync"
@@ -130,8 +129,7 @@ func (s *Server) Session(rpc rpcStream) error {
 			NotLeader: &controlv1.NotLeader{LeaderAddress: s.o.LeaderAddress()},
 		}})
 	}
-	messages, failed, stopReading := receive(rpc)
-	defer stopReading()
+	messages, failed := receive(rpc)
 	var join *controlv1.Join
 	select {
 	case m := <-messages:
@@ -160,26 +158,25 @@ func (s *Server) Session(rpc rpcStream) error {
 	return err
 }
 
-// receive reads messages until the stream fails or stop is called. Recv has no deadline, so it
-// runs in a goroutine. It need not be waited for: gRPC ends Recv when Session has returned.
-func receive(rpc rpcStream) (messages <-chan *controlv1.RouterMessage, failed <-chan error, stop func()) {
-	received, end := make(chan *controlv1.RouterMessage), make(chan error, 1)
-	ctx, stop := context.WithCancel(rpc.Context())
+// receive reads messages until the stream fails or Session has returned, which ends the stream's
+// context. Recv has no deadline, so it runs in a goroutine.
+func receive(rpc rpcStream) (<-chan *controlv1.RouterMessage, <-chan error) {
+	messages, failed := make(chan *controlv1.RouterMessage), make(chan error, 1)
 	go func() {
 		for {
 			m, err := rpc.Recv()
 			if err != nil {
-				end <- err
+				failed <- err
 				return
 			}
 			select {
-			case received <- m:
-			case <-ctx.Done():
+			case messages <- m:
+			case <-rpc.Context().Done():
 				return
 			}
 		}
 	}()
-	return received, end, stop
+	return messages, failed
 }
 
 // serve runs a joined stream to its end. After a Goodbye it keeps the stream until the core closes

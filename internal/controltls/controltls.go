@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"google.golang.org/grpc/credentials"
-	"google.golang.org/grpc/credentials/tls/certprovider"
 	"google.golang.org/grpc/credentials/tls/certprovider/pemfile"
 	"google.golang.org/grpc/security/advancedtls"
 )
@@ -34,21 +33,20 @@ const refresh = 30 * time.Second
 // Server returns the allocator's credentials from a directory. The caller must call stop after
 // it has stopped the server.
 func Server(dir string) (c credentials.TransportCredentials, stop func(), err error) {
-	return open(dir, refresh, AllocatorName, server)
+	return open(dir, refresh, AllocatorName, RouterName, advancedtls.NewServerCreds)
 }
 
 // Client returns a router's credentials from a directory. The caller must call stop after it
 // has closed the connections.
 func Client(dir string) (c credentials.TransportCredentials, stop func(), err error) {
-	return open(dir, refresh, RouterName, client)
+	return open(dir, refresh, RouterName, AllocatorName, advancedtls.NewClientCreds)
 }
 
-// maker makes the credentials of one end from its certificates.
-type maker func(certprovider.Provider) (credentials.TransportCredentials, error)
-
-// open makes the credentials of the role name from a directory.
+// open makes the credentials of the role name from a directory. The other end has the role
+// peer.
 func open(
-	dir string, refresh time.Duration, name string, newCreds maker,
+	dir string, refresh time.Duration, name, peer string,
+	newCreds func(*advancedtls.Options) (credentials.TransportCredentials, error),
 ) (credentials.TransportCredentials, func(), error) {
 	// The provider waits for usable files without end, so mistakes are reported here.
 	if err := check(dir, name); err != nil {
@@ -62,32 +60,18 @@ func open(
 	if err != nil {
 		return nil, nil, fmt.Errorf("%s: %w", dir, err)
 	}
-	c, err := newCreds(provider)
+	c, err := newCreds(&advancedtls.Options{
+		IdentityOptions:   advancedtls.IdentityCertificateOptions{IdentityProvider: provider},
+		RootOptions:       advancedtls.RootCertificateOptions{RootProvider: provider},
+		RequireClientCert: true, // clients ignore it
+		VerificationType:  advancedtls.CertVerification, AdditionalPeerVerification: requireName(peer),
+		MinTLSVersion: tls.VersionTLS13, MaxTLSVersion: tls.VersionTLS13,
+	})
 	if err != nil {
 		provider.Close()
 		return nil, nil, fmt.Errorf("%s: %w", dir, err)
 	}
 	return c, provider.Close, nil
-}
-
-func server(provider certprovider.Provider) (credentials.TransportCredentials, error) {
-	return advancedtls.NewServerCreds(&advancedtls.Options{
-		IdentityOptions:   advancedtls.IdentityCertificateOptions{IdentityProvider: provider},
-		RootOptions:       advancedtls.RootCertificateOptions{RootProvider: provider},
-		RequireClientCert: true, VerificationType: advancedtls.CertVerification,
-		AdditionalPeerVerification: requireName(RouterName),
-		MinTLSVersion:              tls.VersionTLS13, MaxTLSVersion: tls.VersionTLS13,
-	})
-}
-
-func client(provider certprovider.Provider) (credentials.TransportCredentials, error) {
-	return advancedtls.NewClientCreds(&advancedtls.Options{
-		IdentityOptions:            advancedtls.IdentityCertificateOptions{IdentityProvider: provider},
-		RootOptions:                advancedtls.RootCertificateOptions{RootProvider: provider},
-		VerificationType:           advancedtls.CertVerification,
-		AdditionalPeerVerification: requireName(AllocatorName),
-		MinTLSVersion:              tls.VersionTLS13, MaxTLSVersion: tls.VersionTLS13,
-	})
 }
 
 // requireName refuses a peer whose certificate does not have the name. gRPC calls it after it

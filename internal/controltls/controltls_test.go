@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/health"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/security/advancedtls"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -53,7 +54,7 @@ func serve(t *testing.T, d string) string { return serveAs(t, d, AllocatorName) 
 
 func serveAs(t *testing.T, d, name string) string {
 	t.Helper()
-	c, stop, err := open(d, 10*time.Millisecond, name, server)
+	c, stop, err := open(d, 10*time.Millisecond, name, RouterName, advancedtls.NewServerCreds)
 	require.NoError(t, err)
 	s := grpc.NewServer(grpc.Creds(c))
 	healthv1.RegisterHealthServer(s, health.NewServer())
@@ -83,7 +84,7 @@ func ask(t *testing.T, address string, c credentials.TransportCredentials) error
 
 func router(t *testing.T, d string) credentials.TransportCredentials {
 	t.Helper()
-	c, stop, err := open(d, 10*time.Millisecond, RouterName, client)
+	c, stop, err := open(d, 10*time.Millisecond, RouterName, AllocatorName, advancedtls.NewClientCreds)
 	require.NoError(t, err)
 	t.Cleanup(stop)
 	return c
@@ -106,7 +107,7 @@ func TestOnlyTheTwoRolesOfOneAuthorityConnect(t *testing.T) {
 
 	// The certificate of one role is refused for the other role.
 	d := dir(t, ours, AllocatorName)
-	c, stop, err := open(d, time.Hour, AllocatorName, client)
+	c, stop, err := open(d, time.Hour, AllocatorName, AllocatorName, advancedtls.NewClientCreds)
 	require.NoError(t, err)
 	t.Cleanup(stop)
 	require.Error(t, ask(t, address, c), "an allocator as a client")
@@ -140,7 +141,7 @@ func TestCertificateForAnotherNameIsRefused(t *testing.T) {
 	for file, content := range map[string][]byte{CertFile: f.Cert, KeyFile: f.Key, CAFile: f.CA} {
 		require.NoError(t, os.WriteFile(filepath.Join(d, file), content, 0o600))
 	}
-	c, stop, err := open(d, time.Hour, "other.berth.sh", client)
+	c, stop, err := open(d, time.Hour, "other.berth.sh", AllocatorName, advancedtls.NewClientCreds)
 	require.NoError(t, err)
 	t.Cleanup(stop)
 	require.Error(t, ask(t, serve(t, dir(t, a, AllocatorName)), c), "another role as a router")
