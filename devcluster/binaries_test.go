@@ -23,56 +23,28 @@ func program(t *testing.T, dir, name, what string) string {
 
 const envoyLine = "\n/usr/bin/envoy  version: 9e55809/1.40.7/Clean/RELEASE/BoringSSL\n"
 
-func TestControlPlaneBinariesFollowTheSearchOrder(t *testing.T) {
+func TestControlPlaneComesFromAssetsElseFromTheCache(t *testing.T) {
 	useCache(t)
 	cached, err := kubeArtifact(io.Discard).dir()
 	require.NoError(t, err)
 	require.NoError(t, os.MkdirAll(cached, 0o755))
-	for _, tt := range []struct {
-		name, apiServer string // what the API server on PATH says; empty: there is none
-		etcd, assets    bool
-		want, progress  string
-	}{
-		{name: "cache", want: "cache"},
-		{name: "path", apiServer: "Kubernetes v1.30.0", etcd: true, want: "path"},
-		{name: "path of a vendor", apiServer: "Kubernetes v1.36.3+k3s1", etcd: true, want: "path"},
-		{name: "path without etcd", apiServer: "Kubernetes v1.36.3", want: "cache"},
-		{name: "path too old", apiServer: "Kubernetes v1.29.9", etcd: true, want: "cache",
-			progress: "is ignored, it is not Kubernetes 1.30 or newer: Kubernetes v1.29.9"},
-		{name: "path unknown", apiServer: "hello", etcd: true, want: "cache", progress: "hello"},
-		{name: "assets before path", apiServer: "Kubernetes v1.36.3", etcd: true, assets: true, want: "assets"},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			dirs := map[string]string{"cache": cached, "path": t.TempDir(), "assets": t.TempDir()}
-			t.Setenv("PATH", dirs["path"])
-			t.Setenv("KUBEBUILDER_ASSETS", "")
-			if tt.apiServer != "" {
-				program(t, dirs["path"], "kube-apiserver", tt.apiServer)
-			}
-			if tt.etcd {
-				program(t, dirs["path"], "etcd", "etcd Version: 3.6.8")
-			}
-			if tt.assets {
-				t.Setenv("KUBEBUILDER_ASSETS", dirs["assets"])
-				program(t, dirs["assets"], "kube-apiserver", "")
-				program(t, dirs["assets"], "etcd", "")
-			}
-			var progress bytes.Buffer
-			etcd, apiServer, err := ControlPlaneBinaries(t.Context(), &progress)
-			require.NoError(t, err)
-			require.Equal(t, filepath.Join(dirs[tt.want], "etcd"), etcd)
-			require.Equal(t, filepath.Join(dirs[tt.want], "kube-apiserver"), apiServer)
-			if tt.progress == "" {
-				require.Empty(t, progress.String(), "silent")
-			}
-			require.Contains(t, progress.String(), tt.progress)
-		})
+	assets := t.TempDir()
+	for _, dir := range []string{cached, assets} {
+		program(t, dir, "kube-apiserver", "")
+		program(t, dir, "etcd", "")
 	}
-	t.Run("assets without etcd", func(t *testing.T) {
-		t.Setenv("KUBEBUILDER_ASSETS", t.TempDir())
-		_, _, err := ControlPlaneBinaries(t.Context(), nil)
-		require.ErrorContains(t, err, "KUBEBUILDER_ASSETS")
-	})
+	for env, want := range map[string]string{"": cached, assets: assets} {
+		t.Setenv("KUBEBUILDER_ASSETS", env)
+		var progress bytes.Buffer
+		etcd, apiServer, err := ControlPlaneBinaries(t.Context(), &progress)
+		require.NoError(t, err)
+		require.Equal(t, filepath.Join(want, "etcd"), etcd)
+		require.Equal(t, filepath.Join(want, "kube-apiserver"), apiServer)
+		require.Empty(t, progress.String(), "silent")
+	}
+	t.Setenv("KUBEBUILDER_ASSETS", t.TempDir())
+	_, _, err = ControlPlaneBinaries(t.Context(), nil)
+	require.ErrorContains(t, err, "KUBEBUILDER_ASSETS")
 }
 
 func TestFailedBuildNamesStepAndCause(t *testing.T) {
@@ -98,10 +70,10 @@ func TestBuildIgnoresTheCallersGoSettings(t *testing.T) {
 [ "$GOFLAGS $GOWORK $CGO_ENABLED" = "-mod=readonly off 0" ] && [ "$GOPROXY" = "the caller's" ] || { echo "$GOFLAGS $GOWORK $CGO_ENABLED $GOPROXY"; exit 1; }
 [ -s go.mod ] && [ -s go.sum ] || exit 1
 while [ "$1" != -o ]; do shift; done
-: >"$2/server"; : >"$2/kube-apiserver"
+: >"$2/server"; : >"$2/kube-apiserver"; chmod +x "$2/server" "$2/kube-apiserver"
 `
 	require.NoError(t, os.WriteFile(filepath.Join(bin, "go"), []byte(script), 0o755))
-	t.Setenv("PATH", bin)
+	t.Setenv("PATH", bin+":/bin:/usr/bin")
 	t.Setenv("KUBEBUILDER_ASSETS", "")
 	t.Setenv("GOFLAGS", "-mod=vendor")
 	t.Setenv("GOWORK", "/go.work")
@@ -135,26 +107,6 @@ func TestEnvoyBinMustBeTheVersionWanted(t *testing.T) {
 		require.ErrorContains(t, err, "ENVOY_BIN")
 		require.ErrorContains(t, err, bad)
 	}
-}
-
-func TestEnvoyComesFromPathElseFromTheCache(t *testing.T) {
-	useCache(t)
-	t.Setenv("ENVOY_BIN", "")
-	cached, err := envoyArtifact(io.Discard).dir()
-	require.NoError(t, err)
-	require.NoError(t, os.MkdirAll(cached, 0o755))
-	bin := t.TempDir()
-	t.Setenv("PATH", bin)
-	want := program(t, bin, "envoy", envoyLine)
-	got, err := EnvoyBinary(t.Context(), nil)
-	require.NoError(t, err)
-	require.Equal(t, want, got)
-	program(t, bin, "envoy", "envoy 2")
-	var progress bytes.Buffer
-	got, err = EnvoyBinary(t.Context(), &progress)
-	require.NoError(t, err)
-	require.Equal(t, filepath.Join(cached, "envoy"), got)
-	require.Contains(t, progress.String(), "is ignored")
 }
 
 func TestUnzipEnvoyFindsTheProgram(t *testing.T) {

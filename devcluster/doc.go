@@ -44,7 +44,6 @@
 //
 // # Programs
 //
-// etcd, kube-apiserver and Envoy come from the machine if it has them
-// (KUBEBUILDER_ASSETS, ENVOY_BIN, PATH). Else they are built or downloaded into the
-// cache (BERTH_CACHE) on first use.
+// etcd, kube-apiserver and Envoy come from KUBEBUILDER_ASSETS and ENVOY_BIN if these are
+// set. Else they are built or downloaded into the cache (BERTH_CACHE) on first use.
 package devcluster

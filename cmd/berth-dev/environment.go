@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"time"
 
+	"k8s.io/apimachinery/pkg/util/wait"
+
 	"github.com/berth-sandbox/berth/allocator/kube"
 	"github.com/berth-sandbox/berth/api/crd"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
@@ -72,7 +74,7 @@ func startEnvironment(
 		return nil, err
 	}
 	step("Berth: Envoy, allocator, router")
-	if e.stack, err = stack.Start(ctx, e.cluster, stack.Options{BinDir: bin, Namespace: namespace}); err != nil {
+	if e.stack, err = stack.Start(ctx, e.cluster, stack.Options{BinDir: bin}); err != nil {
 		return nil, err
 	}
 	step(fmt.Sprintf("pool %q with %d warm pods", demoPool, demoWarm))
@@ -91,20 +93,14 @@ func (e *environment) createPool(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, time.Minute, errors.New("the pool was not filled within a minute"))
 	defer cancel()
-	ticker := time.NewTicker(50 * time.Millisecond)
-	defer ticker.Stop()
-	for {
-		var p v1alpha1.SandboxPool
+	var p v1alpha1.SandboxPool
+	if err := wait.PollUntilContextCancel(ctx, 50*time.Millisecond, true, func(ctx context.Context) (bool, error) {
 		err := clients.Berth.Get().Namespace(namespace).Resource("sandboxpools").Name(demoPool).Do(ctx).Into(&p)
-		if err == nil && p.Status.Warm >= demoWarm {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("%w; its status: %+v", context.Cause(ctx), p.Status)
-		case <-ticker.C:
-		}
+		return err == nil && p.Status.Warm >= demoWarm, nil
+	}); err != nil {
+		return fmt.Errorf("%w; its status: %+v", context.Cause(ctx), p.Status)
 	}
+	return nil
 }
 
 // stop ends Berth and then the cluster. It may be called on a half-started

@@ -16,7 +16,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
@@ -94,10 +93,12 @@ func Start(ctx context.Context, c *devcluster.Cluster, o Options) (*Nodes, error
 			return nil, fmt.Errorf("hollow nodes: %w", err)
 		}
 	}
-	factory, err := n.watch()
+	factory, err := nodes.WatchPods(client, fields.OneTermNotEqualSelector("spec.nodeName", ""),
+		func(pod *corev1.Pod) { n.queue.Add(cache.MetaObjectToName(pod)) }, n.gone)
 	if err != nil {
-		return nil, fmt.Errorf("hollow nodes: watch pods: %w", err)
+		return nil, fmt.Errorf("hollow nodes: %w", err)
 	}
+	n.pods = factory.Core().V1().Pods().Lister()
 	if n.echo, err = startEcho(n.cidr, o.Handler); err != nil {
 		return nil, fmt.Errorf("hollow nodes: %w", err)
 	}
@@ -111,31 +112,6 @@ func Start(ctx context.Context, c *devcluster.Cluster, o Options) (*Nodes, error
 		n.runs.Go(func() { n.work(run) })
 	}
 	return n, nil
-}
-
-func (n *Nodes) watch() (informers.SharedInformerFactory, error) {
-	factory := informers.NewSharedInformerFactoryWithOptions(n.client, 0,
-		informers.WithTweakListOptions(func(o *metav1.ListOptions) {
-			o.FieldSelector = fields.OneTermNotEqualSelector("spec.nodeName", "").String()
-		}))
-	n.pods = factory.Core().V1().Pods().Lister()
-	_, err := factory.Core().V1().Pods().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc: func(o any) { n.queue.Add(cache.MetaObjectToName(o.(*corev1.Pod))) },
-		UpdateFunc: func(before, after any) {
-			old, pod := before.(*corev1.Pod), after.(*corev1.Pod)
-			if old.UID != pod.UID { // deleted and made again between two lists
-				n.gone(old)
-			}
-			n.queue.Add(cache.MetaObjectToName(pod))
-		},
-		DeleteFunc: func(o any) {
-			if unseen, ok := o.(cache.DeletedFinalStateUnknown); ok {
-				o = unseen.Obj
-			}
-			n.gone(o.(*corev1.Pod))
-		},
-	})
-	return factory, err
 }
 
 // PodCIDR is the range of pod addresses.

@@ -9,13 +9,10 @@ import (
 
 	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
 	utilwait "k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/cache"
 
 	"github.com/berth-sandbox/berth/devcluster/nodes"
 	"github.com/berth-sandbox/berth/devcluster/proc"
@@ -78,28 +75,10 @@ func (n *Node) Run(ctx context.Context) error {
 	if err != nil {
 		return nil //nolint:nilerr // ctx has ended
 	}
-	factory := informers.NewSharedInformerFactoryWithOptions(n.o.Client, 0,
-		informers.WithTweakListOptions(func(o *metav1.ListOptions) {
-			o.FieldSelector = fields.OneTermEqualSelector("spec.nodeName", n.o.Name).String()
-		}))
-	_, err = factory.Core().V1().Pods().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc: func(o any) { n.seen(ctx, o.(*corev1.Pod)) },
-		UpdateFunc: func(before, after any) {
-			old, pod := before.(*corev1.Pod), after.(*corev1.Pod)
-			if old.UID != pod.UID { // deleted and made again between two lists
-				n.gone(old)
-			}
-			n.seen(ctx, pod)
-		},
-		DeleteFunc: func(o any) {
-			if unseen, ok := o.(cache.DeletedFinalStateUnknown); ok {
-				o = unseen.Obj
-			}
-			n.gone(o.(*corev1.Pod))
-		},
-	})
+	factory, err := nodes.WatchPods(n.o.Client, fields.OneTermEqualSelector("spec.nodeName", n.o.Name),
+		func(pod *corev1.Pod) { n.seen(ctx, pod) }, n.gone)
 	if err != nil {
-		return fmt.Errorf("watch the pods of node %s: %w", n.o.Name, err)
+		return fmt.Errorf("node %s: %w", n.o.Name, err)
 	}
 	factory.StartWithContext(ctx)
 	<-ctx.Done()

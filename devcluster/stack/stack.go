@@ -21,17 +21,16 @@ import (
 // leaderLimit bounds the wait for a leader.
 const leaderLimit = time.Minute
 
+// domain is that of the sandboxes. Browsers and curl resolve any name below it to this
+// machine (RFC 6761, section 6.3).
+const domain = "localhost"
+
 // Options configures a Stack. Only BinDir is required.
 type Options struct {
 	// BinDir holds the programs allocator and extproc.
 	BinDir string
 	// Allocators and Gateways are how many to run. Default 1 each.
 	Allocators, Gateways int
-	// Domain of the sandboxes. Default localhost: browsers and curl resolve any
-	// name below it to this machine (RFC 6761, section 6.3).
-	Domain string
-	// Namespace of pools and pods. Default default.
-	Namespace string
 	// MaxStale is that of routers and allocators. Default 15 min.
 	MaxStale time.Duration
 	// LeaseDuration of the allocators; renewal and retry follow from it.
@@ -88,14 +87,14 @@ type Gateway struct {
 	routerSocket, adminSocket string
 }
 
-// Start runs Berth and waits until sandboxes can be claimed and reached. The
+// Start runs Berth, with pools and pods in the namespace default, and waits until sandboxes can be claimed and reached. The
 // processes end with the cluster's supervisor at the latest.
 func Start(ctx context.Context, c *devcluster.Cluster, o Options) (_ *Stack, err error) {
 	o = o.withDefaults()
 	if o.Kubeconfig == "" {
 		o.Kubeconfig = c.Kubeconfig()
 	}
-	s := &Stack{Domain: o.Domain}
+	s := &Stack{Domain: domain}
 	defer func() {
 		if err != nil {
 			limit, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
@@ -146,12 +145,6 @@ func (o Options) withDefaults() Options {
 	if o.Gateways == 0 {
 		o.Gateways = 1
 	}
-	if o.Domain == "" {
-		o.Domain = "localhost"
-	}
-	if o.Namespace == "" {
-		o.Namespace = "default"
-	}
 	if o.MaxStale == 0 {
 		o.MaxStale = 15 * time.Minute
 	}
@@ -188,8 +181,8 @@ func newAllocator(c *devcluster.Cluster, i int, publicPort uint16, o Options) (*
 		Name: name, Supervisor: c.Supervisor(), Log: filepath.Join(c.Dir(), name+".log"),
 		Argv: append([]string{
 			filepath.Join(o.BinDir, "allocator"),
-			"--kubeconfig=" + o.Kubeconfig, "--namespace=" + o.Namespace,
-			fmt.Sprintf("--public-url=http://%s:%d", o.Domain, publicPort),
+			"--kubeconfig=" + o.Kubeconfig, "--namespace=default",
+			fmt.Sprintf("--public-url=http://%s:%d", domain, publicPort),
 			"--api-listen=" + addresses[0].String(), "--control-listen=" + addresses[1].String(),
 			"--admin-listen=" + addresses[2].String(),
 			"--control-advertise=" + a.Control.String(),
@@ -281,7 +274,7 @@ func (g *Gateway) addRouter(c *devcluster.Cluster, i int, allocators []*Allocato
 			Name: name, Supervisor: c.Supervisor(), Log: filepath.Join(c.Dir(), name+".log"),
 			Argv: append([]string{
 				filepath.Join(o.BinDir, "extproc"),
-				"--domain=" + o.Domain, "--allocator=" + strings.Join(control, ","), "--pod-cidrs=" + strings.Join(cidrs, ","),
+				"--domain=" + domain, "--allocator=" + strings.Join(control, ","), "--pod-cidrs=" + strings.Join(cidrs, ","),
 				"--socket=" + g.routerSocket, "--admin-listen=" + admin.String(),
 				"--envoy-admin=" + g.adminSocket, "--max-stale=" + o.MaxStale.String(),
 			}, o.RouterArgs...),
