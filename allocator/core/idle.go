@@ -128,12 +128,14 @@ func (c *Core) persistActivity() {
 		s := c.sandboxes[id]
 		use, _ := c.idle.Use(id)
 		active := c.now.Wall.Add(use.At - c.now.Boot).Truncate(time.Microsecond)
-		if s.Phase == Running && s.pendingTimeouts == 0 && !s.objectRevision.Less(s.Revision) && active.Sub(s.LastActive) >= time.Second {
-			s.LastActive = active
-			c.counter++
-			s.Revision = Revision{c.cfg.Term, c.counter}
-			c.emit(WriteObject{Sandbox: s.Sandbox, Touch: true})
+		if s.Phase != Running || s.pendingTimeouts > 0 || s.objectRevision.Less(s.Revision) ||
+			active.Sub(s.LastActive) < time.Second {
+			continue
 		}
+		s.LastActive = active
+		c.counter++
+		s.Revision = Revision{c.cfg.Term, c.counter}
+		c.emit(WriteObject{Sandbox: s.Sandbox, Touch: true})
 	}
 }
 

@@ -7,12 +7,11 @@ import (
 	"github.com/berth-sandbox/berth/api/activity"
 )
 
-// What a new leader takes sandboxes to have been used by.
+// When a new leader assumes that sandboxes were used.
 
-// What the object says may be older than what was so, by clocks that differ and writes
-// that wait.
+// The object may lag behind, by clocks that differ and by writes that wait.
 // Invariant: I4
-func TestANewLeaderGivesTimeForWhatItCannotKnow(t *testing.T) {
+func TestNewLeaderAllowsForUnwrittenActivity(t *testing.T) {
 	recovered := func(t *testing.T, claimed, active time.Duration) *sim {
 		s := newSimAt(t, 2, start)
 		f := on("a-1", "x")
@@ -47,7 +46,7 @@ func TestANewLeaderGivesTimeForWhatItCannotKnow(t *testing.T) {
 
 // One ten minutes behind and the other ten minutes ahead are twenty minutes apart. A short
 // idle timeout adds nothing to the margin.
-func TestTheClocksOfTwoLeadersMayEachBeTenMinutesOff(t *testing.T) {
+func TestNewLeaderAllowsForTwentyMinutesOfClockSkew(t *testing.T) {
 	s := newSimAt(t, 2, start)
 	f := on("a-1", "x")
 	f.Sandbox.IdleTimeout, f.Sandbox.ClaimedAt = idleFor, start.Wall.Add(-20*time.Minute)
@@ -76,11 +75,11 @@ func afterLeader(t *testing.T, at Instant, record Sandbox, stale time.Duration, 
 	return s
 }
 
-// A sandbox is used once, through a router that is not connected, and the router is found
-// dead. Everything was in use until then: its leader knows that from memory, the next one
-// from the object, once the object is written, and before that from the journal.
+// A router that is not connected is found dead. Every sandbox counts as in use until then. The
+// leader knows that from memory. The next leader knows it from the object, and from the journal
+// while the object is not written.
 // Invariant: I4
-func TestTheEndOfARouterIsKnownToTheNextLeader(t *testing.T) {
+func TestNextLeaderKnowsTheEndOfARouter(t *testing.T) {
 	const idle = 24 * time.Hour
 	for name, after := range map[string]time.Duration{"at once": 0, "much later": time.Hour} {
 		t.Run(name, func(t *testing.T) {
@@ -141,10 +140,9 @@ func TestTheEndOfARouterIsKnownToTheNextLeader(t *testing.T) {
 	}
 }
 
-// Clocks are twenty minutes apart, as documented; r says Goodbye with x open; p goes on
-// using x, is cut off as late as what r left open is let go of, serves for max-stale, and
-// expires.
-func TestANewLeaderAllowsForWhatARouterLeftOpen(t *testing.T) {
+// The clocks of two leaders are 20 minutes apart. r says Goodbye with x open. p uses x, is cut off
+// when the leftover of r ends, serves x for max-stale, and expires.
+func TestNewLeaderAllowsForRequestsLeftOpen(t *testing.T) {
 	const idle, stale = 20 * time.Minute, 15 * time.Minute // the default of max-stale
 	s := newSim(t)
 	s.cfg.MaxStale = stale
@@ -194,8 +192,8 @@ func TestANewLeaderAllowsForWhatARouterLeftOpen(t *testing.T) {
 	}
 }
 
-// The journal does not say when a sandbox was active, and is newer than the object.
-func TestANewLeaderTakesTheActivityFromTheObjectAndTheRestFromTheJournal(t *testing.T) {
+// The journal is newer than the object and has no activity.
+func TestNewLeaderReadsActivityFromTheObject(t *testing.T) {
 	s := newSimAt(t, 2, start)
 	f := on("a-1", "x")
 	f.Sandbox.IdleTimeout, f.Sandbox.ClaimedAt = time.Hour, start.Wall.Add(-5*time.Hour)
@@ -209,7 +207,7 @@ func TestANewLeaderTakesTheActivityFromTheObjectAndTheRestFromTheJournal(t *test
 	}
 }
 
-func TestANewLeaderAsksEveryRouterOfTheTermBefore(t *testing.T) {
+func TestNewLeaderAsksRoutersOfEarlierTerms(t *testing.T) {
 	s := newSimAt(t, 2, start)
 	f := on("a-1", "x")
 	f.Sandbox.IdleTimeout = idleFor

@@ -286,7 +286,7 @@ func (w *world) setTimeout() {
 	w.step(SetTimeout{Token: token, ID: id, Lifetime: time.Duration(1+w.draw(4)) * 15 * time.Second})
 }
 
-// judgeKept: who is told that the end has moved finds it so under every leader.
+// judgeKept: an end that was confirmed to a caller holds under every leader.
 func (w *world) judgeKept(e SandboxCallAnswered) {
 	call, waits := w.kept[e.Token]
 	if !waits {
@@ -367,7 +367,7 @@ func (w *world) seen(envoy int) bool {
 	})
 }
 
-// judgeReaped that whoever is silent was released in the end.
+// judgeReaped demands that every silent sandbox was released in the end.
 func (w *world) judgeReaped() {
 	for id, s := range w.core.sandboxes {
 		used := slices.ContainsFunc(w.uses, func(u *use) bool { return u.id == id })

@@ -117,7 +117,10 @@ func (c *Core) Sessions(most int) (list []SessionStatus, others int) {
 }
 
 func (c *Core) statusOf(s *member.Session) SessionStatus {
-	st := SessionStatus{ID: s.ID, From: s.From, Connected: s.Stream != 0, Heard: s.HeardAt != 0, Expires: max(0, c.members.ExpiresAt(s)-c.now.Boot)}
+	st := SessionStatus{
+		ID: s.ID, From: s.From, Connected: s.Stream != 0, Heard: s.HeardAt != 0,
+		Expires: max(0, c.members.ExpiresAt(s)-c.now.Boot),
+	}
 	if st.Heard {
 		st.Silence = c.now.Boot - s.HeardAt
 	}
@@ -155,11 +158,11 @@ func (c *Core) activityOf(s *sandbox) ActivityStatus {
 		st.Why = "a router has ended, and it is not known how long a request that it had admitted went on"
 	}
 	end, reason := s.ends()
-	if idle, ok := c.idle.IdleAt(s.ID); ok && s.Phase == Running {
-		if reason == "" || idle < end {
-			end, reason = idle, ReasonIdle
+	if q, ok := c.idle.Question(s.ID, maxAwaited); ok && s.Phase == Running {
+		if reason == "" || q.At < end {
+			end, reason = q.At, ReasonIdle
 		}
-		st.Asks, st.Awaits = c.idle.Asks(s.ID, maxAwaited), c.idle.Awaits(s.ID, maxAwaited)
+		st.Asks, st.Awaits = q.Asks, q.Awaits
 	}
 	if reason != "" {
 		st.Next, st.In = reason, max(0, end-c.now.Boot)

@@ -44,7 +44,8 @@ func (l *Ledger) Check() error {
 		}
 	}
 	if scheduled != l.due.Len() || turns != l.unpersisted.Len() {
-		return fmt.Errorf("idle: %d deadlines and %d turns are of no sandbox", l.due.Len()-scheduled, l.unpersisted.Len()-turns)
+		return fmt.Errorf("idle: %d of %d deadlines and %d of %d turns are of a sandbox",
+			scheduled, l.due.Len(), turns, l.unpersisted.Len())
 	}
 	return nil
 }

@@ -152,14 +152,7 @@ func (l *Ledger) Use(id string) (Use, bool) {
 	return Use{}, false
 }
 
-// IdleAt is when the idle timeout of a sandbox ends. ok is false if it has none.
-func (l *Ledger) IdleAt(id string) (at time.Duration, ok bool) {
-	if s := l.sandboxes[id]; s != nil && s.Timeout > 0 {
-		return l.idleAt(s), true
-	}
-	return 0, false
-}
-
+// idleAt is when the idle timeout of a sandbox ends.
 func (l *Ledger) idleAt(s *sandbox) time.Duration {
 	least := l.connectWindow
 	if s.MinBytes > 0 {

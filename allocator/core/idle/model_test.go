@@ -80,7 +80,8 @@ func (m *model) id(from map[string]bool) string {
 func (m *model) add(*rapid.T) {
 	m.next++
 	s := &sandbox{used: m.now, Sandbox: idle.Sandbox{
-		ID: fmt.Sprintf("s%03d", m.next), Addr: netip.AddrFrom4([4]byte{10, 0, byte(m.next >> 8), byte(m.next)}), Timeout: timeout,
+		ID: fmt.Sprintf("s%03d", m.next), Timeout: timeout,
+		Addr: netip.AddrFrom4([4]byte{10, 0, byte(m.next >> 8), byte(m.next)}),
 	}}
 	m.sandboxes[s.ID] = s
 	m.ledger.Add(s.Sandbox, m.now, activity.Claim, m.now)
@@ -279,11 +280,12 @@ func TestModelReleasesOnlyWhatIsUnused(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		m := &model{T: t, ledger: idle.New(window, false), now: time.Second, sandboxes: map[string]*sandbox{}}
 		for i := range 2 {
-			m.gateways = append(m.gateways, &gateway{name: fmt.Sprintf("gateway %d", i), open: map[string]bool{}, used: map[string]time.Duration{}})
+			m.gateways = append(m.gateways, &gateway{name: fmt.Sprintf("gateway %d", i), open: map[string]bool{}})
 		}
 		t.Repeat(map[string]func(*rapid.T){
 			"add": m.add, "join": m.join, "leave": m.leave, "end": m.end, "use": m.use, "close": m.closes,
-			"report": m.reports, "report2": m.reports, "blind": m.blind, "tick": m.passes, "tick2": m.passes, "answer": m.answers, "answer2": m.answers,
+			"report": m.reports, "report2": m.reports, "blind": m.blind, "tick": m.passes, "tick2": m.passes,
+			"answer": m.answers, "answer2": m.answers,
 			"": func(*rapid.T) { require.NoError(m, m.ledger.Check()) },
 		})
 		m.settle()

@@ -230,26 +230,28 @@ func (l *Ledger) expireLeftovers(now time.Duration) {
 	})
 }
 
-// Leftovers is the number of routers that have ended and may have left something open.
-func (l *Ledger) Leftovers() int { return len(l.leftovers) }
-
-// Asks lists the routers, at most so many, that have to answer before a sandbox is idle.
-func (l *Ledger) Asks(id string, most int) (routers []string) {
-	for _, r := range l.routers {
-		if s := l.sandboxes[id]; s != nil && len(routers) < most && r.mayKnow(s) {
-			routers = append(routers, r.id)
-		}
-	}
-	return routers
+// Question describes the next question about a sandbox with an idle timeout.
+type Question struct {
+	// At is when it is due without further use.
+	At time.Duration
+	// Asks are the routers that have to answer. Awaits are those that block the question: they
+	// may have the route and cannot be asked, or have ended and may have left something open.
+	Asks, Awaits []string
 }
 
-// Awaits lists the routers, at most so many, that block the question about a sandbox: they may have
-// its route and cannot be asked, or have ended and may have left something open.
-func (l *Ledger) Awaits(id string, most int) []string {
-	if s := l.sandboxes[id]; s != nil {
-		return l.awaits(s, most)
+// Question returns the next question about a sandbox, with at most so many routers of each kind.
+func (l *Ledger) Question(id string, most int) (q Question, ok bool) {
+	s := l.sandboxes[id]
+	if s == nil || s.Timeout <= 0 {
+		return q, false
 	}
-	return nil
+	q = Question{At: l.idleAt(s), Awaits: l.awaits(s, most)}
+	for _, r := range l.routers {
+		if len(q.Asks) < most && r.mayKnow(s) {
+			q.Asks = append(q.Asks, r.id)
+		}
+	}
+	return q, true
 }
 
 func (l *Ledger) awaits(s *sandbox, most int) (routers []string) {

@@ -1,0 +1,133 @@
+package core
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/berth-sandbox/berth/api/activity"
+)
+
+// What people see of activity.
+
+func TestActivityIsPersistedOnceAMinute(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{changed(specA(1), func(p *Pool) { p.IdleTimeout = time.Hour })}, []Pod{warmPod("a-1")})
+	s.joinAndReport("r", 1)
+	sb := s.claim()
+	s.step(ObjectWritten{ID: sb.ID, Revision: sb.Revision})
+	written := 0
+	last := sb
+	for range 10 * 60 {
+		s.step(Report{Stream: 1, Activities: []Activity{{ID: sb.ID}}})
+		s.ping("r", 1)
+		for _, r := range of[WriteObject](s.pass(time.Second)) {
+			s.step(ObjectWritten{ID: r.Sandbox.ID, Revision: r.Sandbox.Revision})
+			written++
+			if !r.Sandbox.LastActive.After(last.LastActive) || !last.Revision.Less(r.Sandbox.Revision) {
+				t.Fatalf("%+v after %+v", r.Sandbox, last)
+			}
+			last = r.Sandbox
+		}
+	}
+	if written < 9 || written > 10 {
+		t.Errorf("written %d times in ten minutes", written)
+	}
+}
+
+func TestActivityWithoutIdleTimeoutIsNotPersisted(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})
+	s.joinAndReport("r", 1)
+	sb := s.claim()
+	for range 200 {
+		s.step(Report{Stream: 1, Activities: []Activity{{ID: sb.ID, Kind: activity.Admission}}})
+		s.ping("r", 1)
+		s.pass(time.Second)
+		none[WriteObject](s)
+	}
+	if list, _ := s.core.Activities(everySandbox, 9); len(list) != 1 || list[0].Kind != activity.Admission || list[0].Router != "r" || list[0].Next != "" {
+		t.Errorf("shown as %+v", list)
+	}
+}
+
+// When a thousand are due at once, each is written, at a bounded rate.
+func TestManyActivitiesArePersistedInTurn(t *testing.T) {
+	const all = 1000
+	s := newSim(t)
+	var facts []Fact
+	var pods []Pod
+	var report Report
+	for i := range all {
+		name := fmt.Sprintf("a-%d", i)
+		f := on("a-1", fmt.Sprintf("id%04d", i))
+		f.Sandbox.Pod, f.Sandbox.IdleTimeout, f.Sandbox.IP = key(name), time.Hour, address(i)
+		facts = append(facts, f)
+		pods = append(pods, with(warmPod("a-1"), func(p *Pod) { p.Key, p.IP, p.Used = key(name), address(i), true }))
+		report.Activities = append(report.Activities, Activity{ID: f.Sandbox.ID})
+	}
+	s.recover([]Pool{changed(specA(0), func(p *Pool) { p.IdleTimeout = time.Hour })}, pods, facts...)
+	for _, f := range facts {
+		s.step(ObjectWritten{ID: f.Sandbox.ID, Revision: f.Revision})
+	}
+	report.Stream = 1
+	s.joinAndReport("r", 1)
+	written := map[string]int{}
+	for second := range 120 {
+		s.step(report)
+		s.ping("r", 1)
+		n := 0
+		for range 10 {
+			for _, r := range of[WriteObject](s.pass(100 * time.Millisecond)) {
+				s.step(ObjectWritten{ID: r.Sandbox.ID, Revision: r.Sandbox.Revision})
+				written[r.Sandbox.ID]++
+				n++
+			}
+		}
+		if n > 60 {
+			t.Fatalf("%d written in second %d", n, second)
+		}
+	}
+	for id, n := range written {
+		if n > 2 {
+			t.Errorf("%s was written %d times in two minutes", id, n)
+		}
+	}
+	if len(written) != all {
+		t.Errorf("%d of %d were written", len(written), all)
+	}
+}
+
+// address returns a different address for each of many pods.
+func address(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}) }
+
+func TestActivitiesListsTheOldestSandboxesFirst(t *testing.T) {
+	const all = 5000
+	s := newSim(t)
+	var facts []Fact
+	var pods []Pod
+	for i := range all {
+		name := fmt.Sprintf("a-%d", i)
+		f := on("a-1", fmt.Sprintf("id%04d", i*7919%all))
+		f.Sandbox.Pod, f.Sandbox.IP = key(name), address(i)
+		f.Sandbox.ClaimedAt = start.Wall.Add(time.Duration(i*7919%all) * time.Millisecond)
+		facts = append(facts, f)
+		pods = append(pods, with(warmPod("a-1"), func(p *Pod) { p.Key, p.IP, p.Used = key(name), address(i), true }))
+	}
+	s.recover([]Pool{specA(0)}, pods, facts...)
+	for _, most := range []int{0, 1, 100, all - 1, all, all + 1} {
+		list, others := s.core.Activities(everySandbox, most)
+		if len(list) != min(most, all) || others != all-len(list) {
+			t.Errorf("of %d at most %d are listed, and %d others", most, len(list), others)
+		}
+		for i, st := range list {
+			if st.Sandbox.ID != fmt.Sprintf("id%04d", i) {
+				t.Fatalf("at %d of %d is %s", i, most, st.Sandbox.ID)
+			}
+		}
+	}
+	if list, others := s.core.Activities(only("id0042"), 10); len(list) != 1 || others != 0 {
+		t.Errorf("%d, and %d others", len(list), others)
+	}
+}

@@ -1,0 +1,151 @@
+package core
+
+import (
+	"testing"
+	"time"
+)
+
+// The ends of a life.
+
+func TestEarliestEndReleasesTheSandbox(t *testing.T) {
+	for name, c := range map[string]struct {
+		change   func(*Pool)
+		lifetime time.Duration
+		want     string
+		after    time.Duration
+	}{
+		"end time":         {func(p *Pool) { p.MaxLifetime, p.IdleTimeout = time.Hour, time.Hour }, time.Minute, ReasonTimeout, time.Minute},
+		"maximal lifetime": {func(p *Pool) { p.MaxLifetime, p.IdleTimeout = 30*time.Second, time.Hour }, time.Minute, ReasonMaxLifetime, 30 * time.Second},
+		"idle":             {func(p *Pool) { p.MaxLifetime = time.Hour }, time.Hour, ReasonIdle, idleFor},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newSim(t)
+			s.recover([]Pool{changed(idlePool(1), c.change)}, []Pod{warmPod("a-1")})
+			s.step(Claim{Token: 1, Pool: poolA, Wait: wait, Lifetime: c.lifetime})
+			sb := one[Claimed](s).Sandbox
+			list, _ := s.core.Activities(only(sb.ID), 1)
+			if len(list) != 1 || list[0].Next != c.want || list[0].In != c.after {
+				t.Errorf("shown as %+v", list)
+			}
+			s.pass(c.after - time.Millisecond)
+			none[SandboxReleased](s)
+			s.pass(time.Millisecond)
+			if r := one[SandboxReleased](s); r.Sandbox.Reason != c.want {
+				t.Errorf("released for %s", r.Sandbox.Reason)
+			}
+		})
+	}
+}
+
+func TestSandboxThatDoesNotStartIsReleased(t *testing.T) {
+	s := newSim(t)
+	pool := changed(specA(1), func(p *Pool) { p.PostStart, p.StartupTimeout = true, 20*time.Second })
+	s.recover([]Pool{pool}, []Pod{warmPod("a-1")})
+	s.step(Claim{Token: 1, Pool: poolA, Wait: time.Minute})
+	s.pass(20*time.Second - time.Millisecond)
+	none[SandboxReleased](s)
+	s.pass(time.Millisecond)
+	if r := one[SandboxReleased](s); r.Sandbox.Reason != ReasonStartup {
+		t.Errorf("released for %s", r.Sandbox.Reason)
+	}
+	if refused := one[ClaimRefused](s); refused.Why != StartFailed {
+		t.Errorf("%+v", refused)
+	}
+}
+
+func TestStartupTimeoutEndsWhenTheSandboxRuns(t *testing.T) {
+	s := newSim(t)
+	pool := changed(specA(1), func(p *Pool) { p.PostStart, p.StartupTimeout = true, 20*time.Second })
+	s.recover([]Pool{pool}, []Pod{warmPod("a-1")})
+	s.step(Claim{Token: 1, Pool: poolA, Wait: time.Minute})
+	s.slow = true
+	s.step(Started{ID: one[StartSandbox](s).Sandbox.ID, OK: true})
+	s.pass(30 * time.Second) // it takes long until that is durable
+	none[SandboxReleased](s)
+	s.written()
+	one[Claimed](s)
+	s.pass(time.Minute)
+	none[SandboxReleased](s)
+}
+
+func TestSetTimeoutMovesTheEndOnceDurable(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})
+	s.step(Claim{Token: 1, Pool: poolA, Wait: wait, Lifetime: time.Minute})
+	sb := one[Claimed](s).Sandbox
+	s.pass(50 * time.Second)
+	s.slow = true
+	s.step(SetTimeout{Token: 9, ID: sb.ID, Lifetime: 2 * time.Minute})
+	none[SandboxCallAnswered](s)
+	if f := s.given(); !f.EndAt.Equal(s.now.Wall.Add(2*time.Minute)) || f.Phase != Running {
+		t.Errorf("written: %+v", f)
+	}
+	s.pass(20 * time.Second) // the old end passes while the new one is on its way
+	none[Write](s)
+	s.written()
+	if k := one[SandboxCallAnswered](s); k.Token != 9 || k.Status != CallOK || !k.Sandbox.EndAt.Equal(s.now.Wall.Add(100*time.Second)) {
+		t.Errorf("answered: %+v", k)
+	}
+	if r := one[WriteObject](s); !r.Sandbox.EndAt.Equal(s.now.Wall.Add(100 * time.Second)) {
+		t.Errorf("on record: %+v", r)
+	}
+	s.slow = false
+	s.step(SetTimeout{Token: 10, ID: sb.ID, Lifetime: 10 * time.Second}) // it may be earlier as well
+	s.pass(10*time.Second - time.Millisecond)
+	none[SandboxReleased](s)
+	s.pass(time.Millisecond)
+	if r := one[SandboxReleased](s); r.Sandbox.Reason != ReasonTimeout {
+		t.Errorf("released for %s", r.Sandbox.Reason)
+	}
+	s.step(SetTimeout{Token: 11, ID: sb.ID, Lifetime: time.Minute})
+	if k := one[SandboxCallAnswered](s); k.Status != CallGone {
+		t.Errorf("answered: %+v", k)
+	}
+	s.step(SetTimeout{Token: 12, ID: "none", Lifetime: time.Minute})
+	if k := one[SandboxCallAnswered](s); k.Status != CallUnknown {
+		t.Errorf("answered: %+v", k)
+	}
+}
+
+// A fact is a whole state. It must have the changes of the facts that are pending before it.
+func TestLaterFactsKeepThePendingEnd(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{changed(specA(1), func(p *Pool) { p.PostStart = true })}, []Pod{warmPod("a-1")})
+	s.step(Claim{Token: 1, Pool: poolA, Wait: wait, Lifetime: time.Minute})
+	id := one[StartSandbox](s).Sandbox.ID
+	s.slow = true
+	s.step(SetTimeout{Token: 9, ID: id, Lifetime: time.Hour})
+	s.step(Started{ID: id, OK: true})
+	end := s.now.Wall.Add(time.Hour)
+	s.written()
+	if f := s.given(); f.Phase != Running || !f.EndAt.Equal(end) {
+		t.Errorf("written: %+v", f)
+	}
+	s.step(SetTimeout{Token: 10, ID: id, Lifetime: 2 * time.Hour})
+	s.written()
+	if f := s.given(); f.Phase != Running || !f.EndAt.Equal(end.Add(time.Hour)) {
+		t.Errorf("written: %+v", f)
+	}
+	s.written()
+	if got, _ := s.core.Sandbox(id); got.Phase != Running || !got.EndAt.Equal(end.Add(time.Hour)) {
+		t.Errorf("%+v", got)
+	}
+}
+
+func TestKeepAliveCountsAsActivity(t *testing.T) {
+	s := idleSim(t, 1, "r")
+	sb := s.claim()
+	s.pass(idleFor - time.Second)
+	s.step(KeepAlive{Token: 3, ID: sb.ID})
+	if k := one[SandboxCallAnswered](s); k.Token != 3 || k.Status != CallOK || k.Sandbox.ID != sb.ID {
+		t.Errorf("answered: %+v", k)
+	}
+	s.pass(idleFor - time.Millisecond)
+	none[SendQuiesce](s)
+	s.pass(time.Millisecond)
+	s.asks(1)
+	// Also in the moment in which routers are asked.
+	s.step(KeepAlive{Token: 4, ID: sb.ID})
+	s.says(SendQuiesce{Number: 1}, 1)
+	s.resumed(1)
+}
