@@ -1,6 +1,7 @@
 package envoy
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -95,9 +96,7 @@ type TLS struct {
 
 // withDefaults returns the settings with defaults, or all errors in them.
 func (s Settings) withDefaults() (Settings, error) {
-	if s.MaxConnections == 0 {
-		s.MaxConnections = 100_000
-	}
+	s.MaxConnections = cmp.Or(s.MaxConnections, 100_000)
 	var errs []error
 	if !s.Listen.IsValid() {
 		errs = append(errs, errors.New("listen address: required, as ip:port"))

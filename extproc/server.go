@@ -1,6 +1,7 @@
 package extproc
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -78,9 +79,7 @@ func New(o Options) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	if o.LookupTimeout == 0 {
-		o.LookupTimeout = 2 * time.Second
-	}
+	o.LookupTimeout = cmp.Or(o.LookupTimeout, 2*time.Second)
 	s := &Server{
 		decider: decider{o: o}, refusals: sampled(o.Log),
 		// No keepalive pings. If the server closed the connection of an Envoy that was paused,

@@ -3,6 +3,7 @@ package extproc
 import (
 	"errors"
 	"fmt"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -256,24 +257,13 @@ func (h *Hosts) Check() error {
 	return nil
 }
 
+// domainName matches DNS labels in lower case with dots between them.
+var domainName = regexp.MustCompile(`^([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\.)*[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
+
 // ValidDomain reports whether domain consists of DNS labels in lower case, without a
-// trailing dot, and leaves room for the label of a sandbox.
-func ValidDomain(domain string) bool {
-	if domain == "" || len(domain) > 189 { // 253 minus the label of a sandbox and a dot
-		return false
-	}
-	for label := range strings.SplitSeq(domain, ".") {
-		if label == "" || len(label) > 63 || label[0] == '-' || label[len(label)-1] == '-' {
-			return false
-		}
-		for _, c := range []byte(label) {
-			if (c < 'a' || c > 'z') && (c < '0' || c > '9') && c != '-' {
-				return false
-			}
-		}
-	}
-	return true
-}
+// trailing dot, and leaves room for the label of a sandbox: 253 characters less that label and
+// a dot.
+func ValidDomain(domain string) bool { return len(domain) <= 189 && domainName.MatchString(domain) }
 
 // clip shortens a client's text for a message.
 func clip(s string) string {

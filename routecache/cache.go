@@ -1,9 +1,9 @@
 package routecache
 
 import (
+	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"sync"
 	"time"
 
@@ -83,28 +83,15 @@ func New(o Options) (*Cache, error) {
 	if o.Size < 0 || o.MaxQuestions < 0 || o.NegativeTTL < 0 {
 		return nil, errors.New("routecache.Options.Size, MaxQuestions and NegativeTTL must not be negative")
 	}
-	if o.Size == 0 {
-		o.Size = 100_000
-	}
-	if o.MaxQuestions == 0 {
-		o.MaxQuestions = 10_000
-	}
-	if o.NegativeTTL == 0 {
-		o.NegativeTTL = time.Second
-	}
 	c := &Cache{
-		now: o.Now, ask: o.Ask, negativeTTL: o.NegativeTTL, maxQuestions: o.MaxQuestions,
+		now: o.Now, ask: o.Ask,
+		negativeTTL: cmp.Or(o.NegativeTTL, time.Second), maxQuestions: cmp.Or(o.MaxQuestions, 10_000),
 		questions: map[string]*question{}, awaited: map[string]*awaited{}, quiesced: map[string]struct{}{},
 	}
-	var err error
-	if c.routes, err = simplelru.NewLRU[string, *Route](o.Size, nil); err == nil {
-		if c.negative, err = simplelru.NewLRU[string, negative](o.Size, nil); err == nil {
-			c.tombstones, err = simplelru.NewLRU[string, struct{}](o.Size, nil)
-		}
-	}
-	if err != nil {
-		return nil, fmt.Errorf("routecache.Options.Size %d: %w", o.Size, err)
-	}
+	size := cmp.Or(o.Size, 100_000)
+	c.routes, _ = simplelru.NewLRU[string, *Route](size, nil) // fails only for a size below 1
+	c.negative, _ = simplelru.NewLRU[string, negative](size, nil)
+	c.tombstones, _ = simplelru.NewLRU[string, struct{}](size, nil)
 	return c, nil
 }
 

@@ -39,17 +39,8 @@ const (
 )
 
 func (s Status) String() string {
-	switch s {
-	case Unknown:
-		return "unknown"
-	case Routable:
-		return "routable"
-	case Gone:
-		return "gone"
-	case Starting:
-		return "starting"
-	case Quiesced:
-		return "quiesced"
+	if names := [...]string{"unknown", "routable", "gone", "starting", "quiesced"}; s >= 0 && int(s) < len(names) {
+		return names[s]
 	}
 	return fmt.Sprintf("Status(%d)", int(s))
 }

@@ -60,9 +60,7 @@ func (s *Server) checkSeen(leader Leader, join *controlv1.Join) (earlier string,
 	}
 	var ahead bool
 	switch {
-	case left: // the router left this journal for a later one and follows no leader of it
-		ahead = true
-	case term > leader.Term():
+	case left, term > leader.Term(): // a router follows no leader of a journal that it has left
 		ahead = true
 	case term == leader.Term(): // of another leader, whose writes are no longer in the journal
 		ahead = position > leader.Position()

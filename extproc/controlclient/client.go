@@ -1,6 +1,7 @@
 package controlclient
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -178,9 +179,7 @@ func New(o Options) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	if o.PingInterval == 0 {
-		o.PingInterval = time.Second
-	}
+	o.PingInterval = cmp.Or(o.PingInterval, time.Second)
 	ready := make(chan struct{})
 	return &Client{o: o, ready: ready, closeReady: sync.OnceFunc(func() { close(ready) })}, nil
 }
