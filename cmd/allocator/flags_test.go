@@ -1,0 +1,223 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/berth-sandbox/berth/allocator/pools"
+	"github.com/berth-sandbox/berth/cmd/internal/cli"
+	"github.com/berth-sandbox/berth/envoy"
+	"github.com/berth-sandbox/berth/internal/controltls"
+)
+
+// try runs the command, which is expected to end by itself.
+func try(t *testing.T, args ...string) (stdout string, err error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	var out, errs bytes.Buffer
+	err = run(ctx, args, &out, &errs)
+	require.NoError(t, ctx.Err(), "it went on with wrong flags")
+	require.Empty(t, errs.String())
+	return out.String(), err
+}
+
+func TestHelpAndVersionNeedNoOtherFlags(t *testing.T) {
+	stdout, err := try(t, "--version")
+	require.ErrorIs(t, err, cli.ErrHelp)
+	require.Equal(t, cli.Version()+"\n", stdout)
+	stdout, err = try(t, "--help")
+	require.ErrorIs(t, err, cli.ErrHelp)
+	require.Contains(t, stdout, "BERTH_ALLOCATOR_PUBLIC_URL")
+}
+
+func TestMissingFlagsAreNamed(t *testing.T) {
+	_, err := try(t)
+	require.ErrorContains(t, err, "--public-url")
+}
+
+func TestWrongFlagsAreAllNamedInOneError(t *testing.T) {
+	_, err := try(t, "--public-url=ftp://x", "--api-listen=0.0.0.0:8081", "--control-listen=:9090", "--control-advertise=$(POD_IP):9090",
+		"--pod-security=restricted", "--max-stale=0s", "--connect-window=1s", "--lease-duration=3s", "--shutdown-after=0s", "--log-level=loud")
+	for _, wrong := range []string{
+		`--public-url "ftp://x"`, `--api-listen "0.0.0.0:8081"`, `--api-advertise: required`, `--control-listen ":9090"`, `--control-advertise "$(POD_IP):9090"`,
+		`--pod-security "restricted"`, "--max-stale 0s", "--connect-window 1s", "--lease-duration 3s", "--shutdown-after 0s", `--log-level "loud"`,
+	} {
+		require.ErrorContains(t, err, wrong)
+	}
+	require.Equal(t, 10, strings.Count(err.Error(), "\n"), "each wrong flag has one line")
+}
+
+func TestListenersOutsideLoopbackNeedProtection(t *testing.T) {
+	for name, c := range map[string]struct {
+		args []string
+		want []string // nothing: it may start
+	}{
+		"loopback needs nothing":                {nil, nil},
+		"API without keys":                      {[]string{"--api-listen=10.0.0.1:8081"}, []string{"--api-listen", "--api-keys-dir"}},
+		"API without keys on every address":     {[]string{"--api-listen=:8081", "--api-advertise=10.0.0.1:8081"}, []string{"--api-listen", "--api-keys-dir"}},
+		"API with what belongs to the control":  {[]string{"--api-listen=10.0.0.1:8081", "--control-tls-dir=/x"}, []string{"--api-listen", "--api-keys-dir"}},
+		"API with keys":                         {[]string{"--api-listen=10.0.0.1:8081", "--api-keys-dir=/x"}, nil},
+		"control without TLS":                   {[]string{"--control-listen=10.0.0.1:9090"}, []string{"--control-listen", "--control-tls-dir"}},
+		"control without TLS, advertised well":  {[]string{"--control-listen=[::]:9090", "--control-advertise=[fd00::1]:9090"}, []string{"--control-listen", "--control-tls-dir"}},
+		"control with what belongs to the API":  {[]string{"--control-listen=10.0.0.1:9090", "--api-keys-dir=/x"}, []string{"--control-listen", "--control-tls-dir"}},
+		"control with TLS":                      {[]string{"--control-listen=10.0.0.1:9090", "--control-tls-dir=/x"}, nil},
+		"an unreachable wildcard":               {[]string{"--api-listen=:8081", "--api-keys-dir=/x"}, []string{"--api-advertise"}},
+		"a wildcard by name":                    {[]string{"--control-listen=0.0.0.0:9090", "--control-tls-dir=/x"}, []string{"--control-advertise"}},
+		"an advertised wildcard":                {[]string{"--control-listen=[::]:9090", "--control-tls-dir=/x", "--control-advertise=[::]:9090"}, []string{"--control-advertise"}},
+		"a variable that was not expanded":      {[]string{"--api-listen=:8081", "--api-keys-dir=/x", "--api-advertise=$(POD_IP):8081"}, []string{"--api-advertise"}},
+		"a variable that was empty":             {[]string{"--api-listen=:8081", "--api-keys-dir=/x", "--api-advertise=:8081"}, []string{"--api-advertise"}},
+		"wildcards, secured and advertised":     {[]string{"--api-listen=:8081", "--api-keys-dir=/x", "--api-advertise=10.0.0.1:8081", "--control-listen=[::]:9090", "--control-tls-dir=/x", "--control-advertise=[fd00::1]:9090"}, nil},
+		"an address in brackets may be an IPv4": {[]string{"--api-advertise=[10.0.0.1]:8081"}, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var f flags
+			_, err := cli.Parse(&f, "allocator", "", "BERTH_ALLOCATOR", append(c.args, "--public-url=http://a"), io.Discard, io.Discard)
+			require.NoError(t, err)
+			_, err = f.check()
+			if c.want == nil {
+				require.NoError(t, err)
+				return
+			}
+			for _, want := range c.want {
+				require.ErrorContains(t, err, want)
+			}
+			require.NotContains(t, err.Error(), "\n", "one mistake, one line")
+		})
+	}
+}
+
+func TestPublicURLIsOnlySchemeAndHost(t *testing.T) {
+	for _, ok := range []string{"http://a", "https://sandbox.example.com", "http://127.0.0.1.nip.io:8080", "https://a/"} {
+		f := flags{PublicURL: ok}
+		_, err := f.check()
+		require.NotContains(t, err.Error(), "--public-url", ok) // the other flags are wrong
+	}
+	for _, wrong := range []string{"", "a", "a:80", "//a", "http://", "http:///x", "ftp://a", "http://a/x", "http://user@a", "http://a?x=1", "http://a#x", "http://[", "http://a b"} {
+		f := flags{PublicURL: wrong}
+		_, err := f.check()
+		require.ErrorContains(t, err, "--public-url", wrong)
+	}
+}
+
+func TestPodSecurityDefaultsToBaseline(t *testing.T) {
+	var f flags
+	_, err := cli.Parse(&f, "allocator", "", "BERTH_ALLOCATOR", []string{"--public-url=http://a"}, io.Discard, io.Discard)
+	require.NoError(t, err)
+	require.Equal(t, pools.PolicyBaseline, f.PodSecurity)
+}
+
+func TestConnectWindowDefaultsToEnvoys(t *testing.T) {
+	var f flags
+	_, err := cli.Parse(&f, "allocator", "", "BERTH_ALLOCATOR", []string{"--public-url=http://a"}, io.Discard, io.Discard)
+	require.NoError(t, err)
+	require.Equal(t, envoy.ConnectWindow, f.ConnectWindow)
+	require.False(t, f.ReapDryRun)
+}
+
+func TestEveryFlagHasAnEnvironmentVariable(t *testing.T) {
+	for name, value := range map[string]string{
+		"PUBLIC_URL": "http://a", "NAMESPACE": "n", "KUBECONFIG": "/k", "API_LISTEN": "127.0.0.1:1", "API_ADVERTISE": "b:5", "API_KEYS_DIR": "/keys",
+		"CONTROL_LISTEN": "127.0.0.1:2", "CONTROL_ADVERTISE": "a:3", "CONTROL_TLS_DIR": "/tls", "POD_SECURITY": "privileged", "ADMIN_LISTEN": "127.0.0.1:4", "KUBE_QPS": "5", "KUBE_BURST": "6", "MAX_STALE": "7m", "CONNECT_WINDOW": "8s", "REAP_DRY_RUN": "true",
+		"LEASE_DURATION": "30s", "LEASE_RENEW": "20s", "LEASE_RETRY": "1s", "SHUTDOWN_AFTER": "9s", "CLAIM_WAIT": "3s", "CLAIM_QUEUE": "11", "JOURNAL_BYTES_PER_SECOND": "70000", "LOG_LEVEL": "debug", "WALL_CLOCK_OFFSET": "-10m",
+	} {
+		t.Setenv("BERTH_ALLOCATOR_"+name, value)
+	}
+	var f flags
+	_, err := cli.Parse(&f, "allocator", "", "BERTH_ALLOCATOR", nil, io.Discard, io.Discard)
+	require.NoError(t, err)
+	require.Equal(t, flags{
+		PublicURL: "http://a", Namespace: "n", Kubeconfig: "/k", APIListen: "127.0.0.1:1", APIAdvertise: "b:5", APIKeysDir: "/keys",
+		ControlListen: "127.0.0.1:2", ControlAdvertise: "a:3", ControlTLSDir: "/tls", PodSecurity: "privileged",
+		AdminListen: "127.0.0.1:4", KubeQPS: 5, KubeBurst: 6, MaxStale: 7 * time.Minute, ConnectWindow: 8 * time.Second, ReapDryRun: true,
+		LeaseDuration: 30 * time.Second, LeaseRenew: 20 * time.Second, LeaseRetry: time.Second, ShutdownAfter: 9 * time.Second, LogLevel: "debug", ClaimWait: 3 * time.Second, ClaimQueue: 11, JournalBytes: 70000, WallClockOffset: -10 * time.Minute,
+	}, f)
+	_, err = f.check()
+	require.NoError(t, err)
+}
+
+func TestUnusableKubeconfigIsNamed(t *testing.T) {
+	t.Setenv("KUBERNETES_SERVICE_HOST", "")
+	_, err := try(t, "--public-url=http://a")
+	require.ErrorContains(t, err, "--kubeconfig")
+	_, err = try(t, "--public-url=http://a", "--kubeconfig="+filepath.Join(t.TempDir(), "none"))
+	require.ErrorContains(t, err, "--kubeconfig")
+}
+
+func kubeconfig(t *testing.T, server string) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "kubeconfig")
+	require.NoError(t, os.WriteFile(file, fmt.Appendf(nil, `{"apiVersion":"v1","kind":"Config","current-context":"c",
+		"contexts":[{"name":"c","context":{"cluster":"c"}}],"clusters":[{"name":"c","cluster":{"server":%q}}]}`, server), 0o600))
+	return file
+}
+
+// enough are flags for a replica on addresses that are free, without an API
+// server.
+func enough(t *testing.T, more ...string) []string {
+	t.Helper()
+	return append([]string{"--public-url=http://a", "--kubeconfig=" + kubeconfig(t, "http://127.0.0.1:1"), "--control-listen=127.0.0.1:0", "--api-listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0"}, more...)
+}
+
+func TestTakenAddressIsNamed(t *testing.T) {
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer taken.Close()
+	for _, flag := range []string{"--control-listen", "--api-listen", "--admin-listen"} {
+		_, err := try(t, enough(t, flag+"="+taken.Addr().String())...)
+		require.ErrorContains(t, err, flag+": ")
+	}
+}
+
+// dir writes files.
+func dir(t *testing.T, files map[string]string) string {
+	t.Helper()
+	d := t.TempDir()
+	for name, content := range files {
+		require.NoError(t, os.WriteFile(filepath.Join(d, name), []byte(content), 0o600))
+	}
+	return d
+}
+
+// tlsDir is a certificate of the authority for the role.
+func tlsDir(t *testing.T, a *controltls.Authority, role string) string {
+	t.Helper()
+	f, err := a.Issue(role, time.Now())
+	require.NoError(t, err)
+	return dir(t, map[string]string{controltls.CertFile: string(f.Cert), controltls.KeyFile: string(f.Key), controltls.CAFile: string(f.CA)})
+}
+
+func authority(t *testing.T) *controltls.Authority {
+	t.Helper()
+	a, err := controltls.NewAuthority(time.Now())
+	require.NoError(t, err)
+	return a
+}
+
+func TestUnusableDirectoryIsNamedBeforeServing(t *testing.T) {
+	a := authority(t)
+	for name, c := range map[string]struct{ flag, dir, want string }{
+		"no keys":               {"--api-keys-dir", t.TempDir(), "put one file"},
+		"no directory of keys":  {"--api-keys-dir", filepath.Join(t.TempDir(), "none"), "none"},
+		"a key that is weak":    {"--api-keys-dir", dir(t, map[string]string{"team": "short"}), "team"},
+		"no certificate":        {"--control-tls-dir", t.TempDir(), controltls.CertFile},
+		"a router's":            {"--control-tls-dir", tlsDir(t, a, controltls.RouterName), controltls.AllocatorName},
+		"a key of another pair": {"--control-tls-dir", dir(t, map[string]string{controltls.CertFile: "x", controltls.KeyFile: "y"}), controltls.KeyFile},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := try(t, enough(t, c.flag+"="+c.dir)...)
+			require.ErrorContains(t, err, c.flag+": ")
+			require.ErrorContains(t, err, c.want)
+		})
+	}
+}
