@@ -78,8 +78,8 @@ func (c *envoyConfigCommand) Run(o *output) error {
 	return writeFile(c.Output, raw)
 }
 
-// writeFile puts a whole file in place or none: a container that is started
-// again may find its last run's.
+// writeFile puts a whole file in place or none. A container that starts again may find the file of
+// its last run.
 func writeFile(path string, raw []byte) error {
 	temporary := path + ".new"
 	err := os.WriteFile(temporary, raw, 0o644)
