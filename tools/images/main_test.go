@@ -73,7 +73,7 @@ func TestAnotherCheckoutMakesTheSameArchive(t *testing.T) {
 		t.Skip("runs the Go toolchain")
 	}
 	elsewhere := t.TempDir()
-	for _, part := range []string{"go.mod", "go.sum", "cmd/demo-sandbox", "internal/bootclock"} {
+	for _, part := range []string{"go.mod", "go.sum", "cmd/demo-sandbox", "internal/bootclock", "internal/wait"} {
 		copyTree(t, filepath.Join("../..", part), filepath.Join(elsewhere, part))
 	}
 	build := func(source string) []byte {
