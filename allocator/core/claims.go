@@ -84,12 +84,13 @@ func (c *Core) claimAgain(ev Claim, k *keyed) {
 		c.emit(ClaimRefused{Token: ev.Token, Why: KeyReused})
 	case k.claim != nil:
 		// Claims that have a pod are as many as pods at most. So only their callers are bounded.
-		pool, n := k.claim.pool, len(k.claim.callers)
-		if k.claim.elem != nil {
-			n = pool.callers
-		}
-		if n >= c.cfg.MaxWaiting {
+		pool := k.claim.pool
+		switch {
+		case k.claim.elem != nil && pool.callers >= c.cfg.MaxWaiting:
 			c.emit(ClaimRefused{Token: ev.Token, Why: PoolEmpty, Counts: pool.counts()})
+			return
+		case k.claim.elem == nil && len(k.claim.callers) >= c.cfg.MaxWaiting:
+			c.emit(ClaimRefused{Token: ev.Token, Why: Overloaded})
 			return
 		}
 		k.claim.callers = append(k.claim.callers, caller{ev.Token, c.now.Boot + ev.Wait})

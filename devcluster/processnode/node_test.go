@@ -228,7 +228,9 @@ func restartedNodeStartsItsPodsAgain(w *world) {
 
 func endedPodLosesItsAddress(w *world) {
 	w.run(0)
-	w.create("ended", 0, []string{"--exit-after", "1ms"}, func(s *corev1.PodSpec) { s.RestartPolicy = corev1.RestartPolicyNever })
+	w.create("ended", 0, []string{"--exit-after", "1ms"}, func(s *corev1.PodSpec) {
+		s.RestartPolicy = corev1.RestartPolicyNever
+	})
 	ended := w.until("ended", "succeeded", func(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodSucceeded })
 	require.NotEmpty(w.t, ended.Status.PodIP)
 	w.create("next", 0, nil, nil)

@@ -87,8 +87,8 @@ type Gateway struct {
 	routerSocket, adminSocket string
 }
 
-// Start runs Berth, with pools and pods in the namespace default, and waits until sandboxes can be claimed and reached. The
-// processes end with the cluster's supervisor at the latest.
+// Start runs Berth, with pools and pods in the namespace default, and waits until sandboxes can be
+// claimed and reached. The processes end with the cluster's supervisor at the latest.
 func Start(ctx context.Context, c *devcluster.Cluster, o Options) (_ *Stack, err error) {
 	o = o.withDefaults()
 	if o.Kubeconfig == "" {

@@ -26,17 +26,21 @@ const (
 	Tempted = "sent after the end with another sandbox at the address"
 	// Strays are requests that reached a pod that never held a sandbox, see WrongPod.
 	Strays = "strays"
-	// Reaps are releases for being idle with a known last use, by Quiet or Troubled. Late are
-	// the quiet ones by how long the sandbox was idle beyond its timeout.
-	Reaps, Late = "reaps", "reaped late by"
+	// Reaps are releases for being idle with a known last use, by Quiet or Troubled.
+	Reaps = "reaps"
+	// Late are the quiet reaps, by how long the sandbox was idle beyond its timeout.
+	Late = "reaped late by"
 	// NearDeadline are requests that were sent within 200 ms of the moment at which their
-	// sandbox would have been idle for its timeout, by outcome. NearReap are those within
-	// 200 ms of the release.
-	NearDeadline, NearReap = "sent near a deadline", "sent near a reap"
-	LongUses               = "received for longer than the idle timeout"
-	KeepAlives             = "keep-alives"
-	// Faults are those that were done, by kind, and FailedFaults the others.
-	Faults, FailedFaults = "faults", "failed faults"
+	// sandbox would have been idle for its timeout, by outcome.
+	NearDeadline = "sent near a deadline"
+	// NearReap are requests that were sent within 200 ms of the release, by outcome.
+	NearReap   = "sent near a reap"
+	LongUses   = "received for longer than the idle timeout"
+	KeepAlives = "keep-alives"
+	// Faults are those that were done, by kind.
+	Faults = "faults"
+	// FailedFaults are those that could not be done, by kind.
+	FailedFaults = "failed faults"
 	// Stalled are pauses of an Envoy that took longer than the stall budget, for which Berth
 	// promises nothing. A test means to make none.
 	Stalled = "pauses beyond the stall budget"

@@ -18,7 +18,7 @@ func readProgram(file string) (machine elf.Machine, dynamic bool, err error) {
 	if err != nil {
 		return 0, false, fmt.Errorf("%s is not an ELF file: %w", file, err)
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }() // only read
 	for _, p := range f.Progs {
 		dynamic = dynamic || p.Type == elf.PT_INTERP
 	}

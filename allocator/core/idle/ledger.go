@@ -10,8 +10,9 @@ import (
 )
 
 const (
-	// MaxRound bounds the sandboxes of one round, MaxProbes the probes of one call of Due.
-	MaxRound  = 1000
+	// MaxRound bounds the sandboxes of one round.
+	MaxRound = 1000
+	// MaxProbes bounds the probes of one call of Due.
 	MaxProbes = 64
 	// AskAgain is the pause before the next attempt to ask about a sandbox.
 	AskAgain = 500 * time.Millisecond
