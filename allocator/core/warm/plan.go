@@ -32,7 +32,8 @@ type Counts struct {
 // Plan is what a pool does to reach its spec. Pods are created, and idle pods are deleted.
 type Plan struct {
 	Create int
-	// Stranded is how many stranded pods are deleted at most, to make room for new ones.
+	// Stranded is how many stranded pods are deleted at most, to make room for new ones. Current
+	// pods go before outdated ones.
 	Stranded int
 	// OutdatedPending: all pods that are not ready and outdated are deleted. AllPending: all pods
 	// that are not ready are.
@@ -78,8 +79,14 @@ func PlanFor(s Spec, n Counts) (p Plan) {
 	if n.OutdatedWarm > 0 {
 		p.OutdatedWarm = max(0, min(warm-wanted, n.OutdatedWarm))
 		full := s.MaxPods > 0 && n.Total+n.Creating+p.Create >= s.MaxPods
-		if underWay := n.Creating + p.Create + n.Pending + n.Deleting; p.OutdatedWarm == 0 && full && underWay == 0 {
-			p.OutdatedWarm = 1 // there is no room for a replacement, so one pod at a time makes room
+		underWay := n.Creating + p.Create + p.Stranded + n.Coming + n.OutdatedPending + n.Deleting
+		if p.OutdatedWarm == 0 && full && underWay == 0 {
+			// There is no room for a replacement, so one pod at a time makes room.
+			if n.Stranded > 0 {
+				p.Stranded = 1
+			} else {
+				p.OutdatedWarm = 1
+			}
 		}
 	}
 	if surplus := idle - wanted; surplus > 0 {
