@@ -216,7 +216,7 @@ func tooFew(v history.Tally, lasted time.Duration) []string {
 	least("releases acknowledged by all routers", v[history.Releases][history.Acknowledged], 3)
 	least("addresses used again", v.Total(history.Reuses), 10)
 	least("requests for a sandbox that was gone", v.Total(history.After), 100)
-	least("requests for a sandbox that was gone, with another one at its address", v.Total(history.Tempted), 50)
+	least("requests for a sandbox that was gone, with another one at its address", v.Total(history.Tempted), 30)
 	for _, f := range allFaults() {
 		least("faults "+f, v[history.Faults][f], 0.7)
 	}
@@ -241,7 +241,7 @@ func TestRunInWhichTooLittleHappensFails(t *testing.T) {
 	full := history.Tally{
 		history.Requests: {history.Answered: 4000}, history.Receipts: {"": 1000}, history.Claims: {"": 30},
 		history.Releases: {history.Acknowledged: 6}, history.Reuses: {"": 20}, history.After: {"": 200},
-		history.Tempted: {"": 100}, history.Sent: {}, history.Faults: {},
+		history.Tempted: {"": 60}, history.Sent: {}, history.Faults: {},
 	}
 	for _, f := range allFaults() {
 		full[history.Faults][f] = 1
