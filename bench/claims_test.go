@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 )
 
@@ -197,8 +198,8 @@ func (g *ground) rawRate(raw []*corev1.Pod) float64 {
 	return n / time.Since(began).Seconds()
 }
 
-// lives are what a minute of them has shown: growth is of the last third over the
-// second.
+// lives are measurements of claims that are released again. first and last are of the second and
+// the last third of the time.
 type lives struct {
 	n                         int
 	claims                    []time.Duration
@@ -209,8 +210,7 @@ type lives struct {
 	heapFirst, heapLast       float64 // bytes after a collection, the least seen
 }
 
-// live claims and releases for so long: perSecond lives, or as many as 64 callers
-// manage when that is 0.
+// live claims and releases for d: perSecond times a second, or with 0 as often as 64 callers manage.
 func (g *ground) live(pool string, perSecond int, d time.Duration) lives {
 	ctx, cancel := context.WithTimeout(g.Context(), d)
 	defer cancel()
@@ -235,43 +235,7 @@ func (g *ground) live(pool string, perSecond int, d time.Duration) lives {
 	}
 	bytes, writes := g.written(), g.writes()
 	journal := g.metrics(g.admin + "/metrics")["berth_allocator_journal_bytes_total"]
-	var working sync.WaitGroup
-	errs := make(chan error, 1)
-	fail := func(err error) {
-		select {
-		case errs <- err:
-		default:
-		}
-	}
-	if perSecond == 0 {
-		for range 64 {
-			working.Go(func() {
-				for ctx.Err() == nil {
-					if err := one(0); err != nil {
-						fail(err)
-						return
-					}
-				}
-			})
-		}
-	} else {
-		working.Go(func() {
-			tick := time.NewTicker(time.Second / time.Duration(perSecond))
-			defer tick.Stop()
-			for {
-				select {
-				case <-ctx.Done():
-					return
-				case <-tick.C:
-					working.Go(func() {
-						if err := one(time.Second); err != nil {
-							fail(err)
-						}
-					})
-				}
-			}
-		})
-	}
+	working := atRate(ctx, perSecond, one)
 	var l lives
 	third := func() (n int, journal float64) { // until the next third is over
 		least := 0.0
@@ -291,12 +255,7 @@ func (g *ground) live(pool string, perSecond int, d time.Duration) lives {
 	n2, journal2 := third()
 	n3, journal3 := third()
 	l.journalFirst, l.journalLast = (journal2-journal1)/float64(n2-n1), (journal3-journal2)/float64(n3-n2)
-	working.Wait()
-	select {
-	case err := <-errs:
-		g.Fatal(err)
-	default:
-	}
+	require.NoError(g, working.Wait())
 	l.lag = max(l.lag, g.projectionLag())
 	l.n, l.bytes, l.writes = len(all), g.written()-bytes, g.writes()-writes
 	l.journal = g.metrics(g.admin + "/metrics")["berth_allocator_journal_bytes_total"] - journal
@@ -312,6 +271,38 @@ func (g *ground) live(pool string, perSecond int, d time.Duration) lives {
 	}
 	l.first, l.last = quantile(second, 0.5), quantile(last, 0.5)
 	return l
+}
+
+// atRate begins lives until ctx ends: perSecond of one second each, or with 0 as many as 64 callers
+// manage. The result waits for them.
+func atRate(ctx context.Context, perSecond int, live func(hold time.Duration) error) *errgroup.Group {
+	working := new(errgroup.Group)
+	if perSecond == 0 {
+		for range 64 {
+			working.Go(func() error {
+				for ctx.Err() == nil {
+					if err := live(0); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+		}
+		return working
+	}
+	working.Go(func() error {
+		tick := time.NewTicker(time.Second / time.Duration(perSecond))
+		defer tick.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-tick.C:
+				working.Go(func() error { return live(time.Second) })
+			}
+		}
+	})
+	return working
 }
 
 // writes is how many writes the API server has served.

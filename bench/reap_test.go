@@ -29,100 +29,122 @@ import (
 // values are taken to be spread evenly. "missed" counts the sandboxes that were released because
 // the benchmark woke up too late to use them.
 func BenchmarkReap(b *testing.B) {
-	const sandboxes, asked, times = 300, 25, 20
-	const idle = 10 * time.Second
+	const sandboxes = 300
 	g := newGroundOf(b, stack.Options{Gateways: 3, LeaseDuration: 15 * time.Second})
 	g.pool("reap", sandboxes, 0)
-	clients := make([]*http.Client, len(g.berth.Gateways))
-	for i, gateway := range g.berth.Gateways {
-		clients[i] = client(b, gateway.Addr.String())
+	r := reaper{ground: g}
+	for _, gateway := range g.berth.Gateways {
+		r.clients = append(r.clients, client(b, gateway.Addr.String()))
 	}
-	host := func(id string) string { return fmt.Sprintf("%d-%s.%s", g.berth.Nodes.Port(), id, g.berth.Stack.Domain) }
 	b.ResetTimer()
 	for range b.N {
-		var mu sync.Mutex
-		used, gone := map[string]time.Time{}, map[string]time.Time{}
-		g.parallel(sandboxes, 4, func(i int) error {
-			id, err := g.claimIdle("reap", idle)
-			if err != nil {
-				return err
-			}
-			if err := g.get(clients[i%len(clients)], host(id)); err != nil {
-				return err
-			}
-			mu.Lock()
-			defer mu.Unlock()
-			used[id] = time.Now()
-			return nil
-		})
-		require.Eventually(b, func() bool {
-			routed := map[string]bool{}
-			now := time.Now() // not later than the answers
-			for _, id := range g.routed() {
-				routed[id] = true
-			}
-			for id := range used {
-				if _, is := gone[id]; !is && !routed[id] {
-					gone[id] = now
-				}
-			}
-			return len(gone) == sandboxes
-		}, time.Minute, 50*time.Millisecond)
-		var late []time.Duration
-		for id, at := range gone {
-			late = append(late, at.Sub(used[id])-idle)
-		}
-		for _, q := range []float64{0.5, 0.9, 0.99, 1} {
-			b.ReportMetric(ms(quantile(late, q)), fmt.Sprintf("late_p%g_ms", 100*q))
-		}
-
+		r.late(sandboxes)
 		g.full("reap", sandboxes)
-		before := g.held()
-		var missed atomic.Int32
-		g.parallel(asked*times, asked, func(i int) error {
-			id, err := g.claimIdle("reap", idle)
-			if err != nil {
-				return err
-			}
-			c := clients[i%len(clients)]
-			if err := g.get(c, host(id)); err != nil {
-				return err
-			}
-			// A report may come until shortly before, and put it off.
-			for left := time.Duration(1); left > 0; {
-				if left, err = g.untilAsked(id); errors.Is(err, errGone) {
-					missed.Add(1)
-					return nil
-				} else if err != nil {
-					return err
-				}
-				left = min(left-100*time.Millisecond, 300*time.Millisecond)
-				time.Sleep(left)
-			}
-			for until := time.Now().Add(300 * time.Millisecond); time.Now().Before(until); {
-				switch err := g.get(c, host(id)); {
-				case errors.Is(err, errGone): // this process slept too long, and the sandbox was idle
-					missed.Add(1)
-					return nil
-				case err != nil:
-					return err
-				}
-			}
-			return nil
-		})
-		held := g.held().since(before)
-		b.ReportMetric(held.count(), "held")
-		b.ReportMetric(float64(missed.Load()), "missed")
-		if held.count() == 0 {
-			b.Log("no request was held: for how long they are is not measured")
-		} else {
-			for _, q := range []float64{0.5, 0.99} {
-				b.ReportMetric(1000*held.quantile(q), fmt.Sprintf("held_p%g_ms", 100*q))
-			}
-		}
+		r.held()
 		require.Eventually(b, func() bool { return len(g.routed()) == 0 }, time.Minute, 50*time.Millisecond)
 		g.full("reap", sandboxes)
 	}
+}
+
+// reapIdle is the idle timeout of the sandboxes.
+const reapIdle = 10 * time.Second
+
+// reaper has clients of each gateway.
+type reaper struct {
+	*ground
+	clients []*http.Client
+}
+
+// claimed claims a sandbox and sends a request to it.
+func (r reaper) claimed(i int) (id string, err error) {
+	if id, err = r.claimIdle("reap", reapIdle); err != nil {
+		return "", err
+	}
+	return id, r.request(i, id)
+}
+
+func (r reaper) request(i int, id string) error {
+	return r.get(r.clients[i%len(r.clients)], fmt.Sprintf("%d-%s.%s", r.berth.Nodes.Port(), id, r.berth.Stack.Domain))
+}
+
+// late reports how long after their idle timeout so many sandboxes are gone on every router.
+func (r reaper) late(sandboxes int) {
+	var mu sync.Mutex
+	used, gone := map[string]time.Time{}, map[string]time.Time{}
+	r.parallel(sandboxes, 4, func(i int) error {
+		id, err := r.claimed(i)
+		mu.Lock()
+		defer mu.Unlock()
+		used[id] = time.Now()
+		return err
+	})
+	require.Eventually(r, func() bool {
+		routed := map[string]bool{}
+		now := time.Now() // not later than the answers
+		for _, id := range r.routed() {
+			routed[id] = true
+		}
+		for id := range used {
+			if _, is := gone[id]; !is && !routed[id] {
+				gone[id] = now
+			}
+		}
+		return len(gone) == sandboxes
+	}, time.Minute, 50*time.Millisecond)
+	var late []time.Duration
+	for id, at := range gone {
+		late = append(late, at.Sub(used[id])-reapIdle)
+	}
+	for _, q := range []float64{0.5, 0.9, 0.99, 1} {
+		r.ReportMetric(ms(quantile(late, q)), fmt.Sprintf("late_p%g_ms", 100*q))
+	}
+}
+
+// held reports how long requests are held that come while the leader asks about their sandbox.
+func (r reaper) held() {
+	const asked, times = 25, 20
+	before := r.ground.held()
+	var missed atomic.Int32
+	r.parallel(asked*times, asked, func(i int) error {
+		err := r.hold(i)
+		if errors.Is(err, errGone) { // this process slept too long, and the sandbox was idle
+			missed.Add(1)
+			return nil
+		}
+		return err
+	})
+	held := r.ground.held().since(before)
+	r.ReportMetric(held.count(), "held")
+	r.ReportMetric(float64(missed.Load()), "missed")
+	if held.count() == 0 {
+		r.Log("no request was held: for how long they are is not measured")
+		return
+	}
+	for _, q := range []float64{0.5, 0.99} {
+		r.ReportMetric(1000*held.quantile(q), fmt.Sprintf("held_p%g_ms", 100*q))
+	}
+}
+
+// hold claims a sandbox and sends requests to it when the leader is about to ask.
+func (r reaper) hold(i int) error {
+	id, err := r.claimed(i)
+	if err != nil {
+		return err
+	}
+	// A report may come until shortly before, and put it off.
+	for left := time.Duration(1); left > 0; {
+		if left, err = r.untilAsked(id); err != nil {
+			return err
+		}
+		left = min(left-100*time.Millisecond, 300*time.Millisecond)
+		time.Sleep(left)
+	}
+	for until := time.Now().Add(300 * time.Millisecond); time.Now().Before(until); {
+		if err := r.request(i, id); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (g *ground) claimIdle(pool string, idle time.Duration) (id string, err error) {
