@@ -10,7 +10,6 @@ import (
 	"runtime"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/berth-sandbox/berth/devcluster/proc"
 	"github.com/berth-sandbox/berth/tools"
@@ -49,7 +48,7 @@ func ControlPlaneBinaries(ctx context.Context, progress io.Writer) (etcd, apiSer
 // kubeArtifact builds etcd and kube-apiserver from the module in tools, which pins every
 // dependency by version and hash.
 func kubeArtifact(progress io.Writer) artifact {
-	const what = "kube-apiserver " + kubeVersion + " and etcd " + etcdVersion
+	const doing = "building kube-apiserver " + kubeVersion + " and etcd " + etcdVersion + " from source (3 to 6 minutes)"
 	const pkg = "k8s.io/component-base/version."
 	v := strings.SplitN(strings.TrimPrefix(kubeVersion, "v"), ".", 3)
 	// Without these flags the API server reports v0.0.0-master, and clients that check
@@ -80,10 +79,7 @@ func kubeArtifact(progress io.Writer) artifact {
 			cmd.Dir = scratch
 			// An interrupted build leaves nothing outside scratch.
 			cmd.Env = slices.Concat(os.Environ(), env, []string{"GOTMPDIR=" + scratch, "PWD=" + scratch})
-			fmt.Fprintf(progress, "devcluster: building %s from source, first time only, 3 to 6 minutes\n", what)
-			if err := run(ctx, sup, cmd, func(elapsed time.Duration) {
-				fmt.Fprintf(progress, "devcluster: building %s, %v\n", what, elapsed)
-			}); err != nil {
+			if err := run(ctx, sup, cmd, progress, doing); err != nil {
 				return err
 			}
 			return os.Rename(filepath.Join(out, "server"), filepath.Join(out, "etcd"))

@@ -84,7 +84,7 @@ while [ "$1" != -o ]; do shift; done
 	require.NoError(t, err)
 	require.FileExists(t, etcd)
 	require.FileExists(t, apiServer)
-	require.Contains(t, progress.String(), "building kube-apiserver v1.36.3 and etcd v3.6.8 from source, first time only, 3 to 6 minutes\n")
+	require.Contains(t, progress.String(), "building kube-apiserver v1.36.3 and etcd v3.6.8 from source (3 to 6 minutes), first time only\n")
 }
 
 func TestPinnedModulesMatchTheConstants(t *testing.T) {

