@@ -294,7 +294,7 @@ func (c *Core) claimed(cl *claim, f Fact) {
 	sb.setTimes(c.now)
 	c.schedule(sb)
 	reason := p.unfit(sb)
-	if reason == "" && (p.reached || p.early) {
+	if reason == "" && (p.tainted || p.quarantined) {
 		reason = ReasonAddressShared
 	}
 	if reason != "" {

@@ -4,13 +4,13 @@ import (
 	"container/list"
 	"errors"
 	"fmt"
-	"net/netip"
 	"time"
 
 	"github.com/berth-sandbox/berth/allocator/core/deadline"
 	"github.com/berth-sandbox/berth/allocator/core/fence"
 	"github.com/berth-sandbox/berth/allocator/core/idle"
 	"github.com/berth-sandbox/berth/allocator/core/member"
+	"github.com/berth-sandbox/berth/allocator/core/taint"
 )
 
 // Config is fixed for a term. All fields are required unless they say otherwise.
@@ -67,7 +67,7 @@ type Core struct {
 	pools       map[PoolKey]*pool
 	pods        map[PodKey]*pod
 	nodes       map[string]*node
-	places      map[netip.Addr]*place
+	taints      *taint.Ledger[PodKey]
 	sandboxes   map[string]*sandbox
 	live        []*sandbox             // of sandboxes, those that are not released, in the order of byClaim
 	holds       map[PodKey]*sandbox    // of sandboxes, by the pod that is or was theirs
@@ -126,7 +126,7 @@ func New(cfg Config, now Instant) (*Core, error) {
 	}
 	return &Core{
 		cfg: cfg, now: now, started: now,
-		pools: map[PoolKey]*pool{}, pods: map[PodKey]*pod{}, nodes: map[string]*node{}, places: map[netip.Addr]*place{},
+		pools: map[PoolKey]*pool{}, pods: map[PodKey]*pod{}, nodes: map[string]*node{}, taints: taint.New[PodKey](),
 		sandboxes: map[string]*sandbox{}, holds: map[PodKey]*sandbox{}, retirements: map[PodKey]*retirement{},
 		members: member.New(member.Config{Expiry: cfg.expiry(), ConnectWindow: cfg.ConnectWindow, ReturnWithin: cfg.DeclareAfter}),
 		claims:  map[uint64]*claim{}, keys: map[claimKey]*keyed{}, keysEnded: list.New(), starting: map[*sandbox]struct{}{},
@@ -258,7 +258,7 @@ func (c *Core) add(sb *sandbox) {
 	c.sandboxes[sb.ID] = sb
 	c.holds[sb.Pod] = sb
 	if sb.Phase != Ended {
-		c.expose(sb)
+		c.addRoutes(sb)
 		if sb.Phase != Released {
 			c.enlist(sb)
 		}

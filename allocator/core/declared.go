@@ -22,7 +22,7 @@ func (c *Core) declareDead(ev DeclareDead) {
 	default:
 		d, isNew := c.members.Declare(s, ev.Token)
 		if isNew {
-			c.retireEarly(s)
+			c.retireQuarantined(s)
 			said := &Declaration{By: ev.By, Reason: ev.Reason, At: c.now.Wall}
 			fact := Fact{Session: s.ID, From: s.From, Left: true, Declared: said}
 			d.Withdraw = c.commit(fact, true, func(f Fact, _ time.Duration) { c.declaredDead(s, d, f) }).withdraw

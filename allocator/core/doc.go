@@ -10,6 +10,7 @@
 //
 //	core/fence      what the release of a sandbox waits for
 //	core/member     the sessions of routers: which may serve routes, and how far each has come
+//	core/taint      the addresses that stale routes may still reach, and the pods that were there
 //	core/idle       when a sandbox is released for not being used
 //	core/warm       the warm pods of a pool, in the order in which they are handed out
 //	core/deadline   the next deadline of each sandbox
@@ -23,7 +24,7 @@
 //	lifetime.go     end times and keep-alives
 //	idle.go         the release of idle sandboxes, tied to streams and objects
 //	fence.go        the fence of a release, tied to pods and streams
-//	places.go       which addresses stale routes may still reach
+//	taint.go        tainted addresses, tied to pods
 //	sessions.go     routers: join, ping, acknowledge, leave, expire
 //	declared.go     routers that an operator has declared dead
 //	earlier.go      routers that may serve routes of an earlier journal
@@ -95,7 +96,7 @@
 //     refused while the router is connected, or may only have lost its connection. The router
 //     cannot join again under that name before its routes must have gone stale.
 //   - No pod is handed out at an address to which a router may still send the requests of an
-//     earlier sandbox, nor at one where two pods seem to be: see places.go.
+//     earlier sandbox, nor at one where two pods seem to be: see taint.go.
 //   - While routers of an earlier journal may serve routes that are on no record, no pod is
 //     handed out. Pods that had an address by then are not handed out later: see earlier.go.
 //   - An idle pod is deleted only when that intent is durable, so the next leader never hands

@@ -45,10 +45,10 @@ func (c *Core) earlierLives(journal string) {
 	})
 	c.commit(Fact{Session: s.ID, From: s.From, Earlier: true}, true, func(Fact, time.Duration) {})
 	c.fences.Await(s.ID)
-	for _, p := range c.sortedPools() {
-		for _, q := range sortedPods(p.pods) {
-			q.early = q.early || q.place != nil && q.sandbox == nil
-			c.consider(q)
+	for _, pool := range c.sortedPools() {
+		for _, p := range sortedPods(pool.pods) {
+			p.quarantined = p.quarantined || p.addr.HasAddress() && p.sandbox == nil
+			c.consider(p)
 		}
 	}
 }
@@ -63,18 +63,17 @@ func (c *Core) addSession(s member.Session) *member.Session {
 // journal. 0: pods are handed out.
 func (c *Core) Quarantine() time.Duration { return c.members.Quarantine(c.now.Boot) }
 
-// retireEarly takes idle pods out of use that had an address while the last session of an earlier
+// retireQuarantined takes idle pods out of use that had an address while the last session of an earlier
 // journal lasted. That intent must be durable no later than the end of the session, because the
 // next leader cannot know it otherwise.
-func (c *Core) retireEarly(ends *member.Session) {
+func (c *Core) retireQuarantined(ends *member.Session) {
 	if !c.members.LastEarlier(ends) {
 		return
 	}
-	for _, p := range c.sortedPools() {
-		for _, q := range sortedPods(p.pods) {
-			if q.early && q.sandbox == nil && !q.reached {
-				q.recount(func() { q.reached = true })
-				c.consider(q)
+	for _, pool := range c.sortedPools() {
+		for _, p := range pool.sorted(podPending) {
+			if p.quarantined && !p.tainted { // tainted pods keep their address until its fences are complete
+				c.retire(p)
 			}
 		}
 	}

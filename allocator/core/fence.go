@@ -85,7 +85,10 @@ func (c *Core) advanceFence(sb *sandbox) {
 	if !complete {
 		return
 	}
-	c.cover(sb)
+	c.reconsider(c.taints.Fenced(sb.ID, func(key PodKey) bool {
+		r := c.retirements[key]
+		return r != nil && r.durable
+	}))
 	if q := c.pods[sb.Pod]; q != nil {
 		c.enter(q, podDeleting)
 		if !q.seen.Deleting {

@@ -3,8 +3,9 @@ package core
 import (
 	"fmt"
 	"maps"
-	"net/netip"
 	"slices"
+
+	"github.com/berth-sandbox/berth/allocator/core/taint"
 )
 
 // ---- what must always hold
@@ -109,7 +110,7 @@ func (w *world) checkUnderWay() {
 		if !p.exists || len(p.watch) > 0 { // it will be heard of
 			continue
 		}
-		if d := w.core.retirements[key]; d != nil && d.durable && !p.Deleting && (d.after == nil || !d.after.exposed) {
+		if d := w.core.retirements[key]; d != nil && d.durable && !p.Deleting && (d.after == nil || !w.core.taints.Routed(d.after.ID)) {
 			must("delete %s", key.Name)
 		}
 	}
@@ -170,26 +171,12 @@ func checkSettled(t interface{ Fatalf(string, ...any) }, c *Core) {
 // checkTables counts again what the core keeps count of.
 func checkTables(t interface{ Fatalf(string, ...any) }, c *Core) {
 	checkSettled(t, c)
-	routes := map[netip.Addr]int{}
 	for _, s := range c.sandboxes {
-		if exposed := s.Phase != Ended && !c.fences.Complete(s.ID); exposed != s.exposed {
-			t.Fatalf("%s is exposed: %v, in phase %d", s.ID, s.exposed, s.Phase)
-		}
-		if s.exposed {
-			for _, at := range s.addresses() {
-				routes[at]++
-			}
+		if routed := s.Phase != Ended && !c.fences.Complete(s.ID); routed != c.taints.Routed(s.ID) {
+			t.Fatalf("%s has routes: %v, in phase %d", s.ID, c.taints.Routed(s.ID), s.Phase)
 		}
 	}
-	for at, p := range c.places {
-		if p.routes != routes[at] || p.routes == 0 && len(p.pods) == 0 {
-			t.Fatalf("%d routes lead to %v, kept is %+v", routes[at], at, p)
-		}
-		delete(routes, at)
-	}
-	if len(routes) > 0 {
-		t.Fatalf("routes to %v are not kept", routes)
-	}
+	var located []*taint.Pod[PodKey]
 	waiting := map[*claim]bool{}
 	for key, p := range c.pools {
 		if p.Key != key {
@@ -208,14 +195,15 @@ func checkTables(t interface{ Fatalf(string, ...any) }, c *Core) {
 				t.Fatalf("pod %s is away from a node that is usable", q.seen.Key.Name)
 			}
 			n[q.phase][outdated][stranded]++
-			if q.at != q.seen.IP || (q.place != nil) != q.at.IsValid() || q.place != nil && (c.places[q.at] != q.place || !slices.Contains(q.place.pods, q)) {
-				t.Fatalf("pod %s is kept at %v, it was seen at %v", q.seen.Key.Name, q.at, q.seen.IP)
+			located = append(located, q.addr)
+			if q.addr.HasAddress() != q.seen.IP.IsValid() || q.addr.IP() != q.seen.IP || q.tainted != q.addr.Tainted() {
+				t.Fatalf("pod %s was seen at %v, and is tainted: %v; kept is %+v", q.seen.Key.Name, q.seen.IP, q.tainted, q.addr)
 			}
 			if q.phase == podWarm && !q.usable() {
 				t.Fatalf("pod %s is warm and cannot be used", q.seen.Key.Name)
 			}
-			if q.phase == podPending && q.reached && (q.place == nil || q.place.routes == 0) {
-				t.Fatalf("pod %s may have been reached for another sandbox, and is not deleted", q.seen.Key.Name)
+			if q.phase == podPending && q.tainted && !q.addr.AddressTainted() {
+				t.Fatalf("pod %s is tainted at an address that is not, and is not deleted", q.seen.Key.Name)
 			}
 			if c.pods[q.seen.Key] != q || q.pool != p {
 				t.Fatalf("pool %s holds a pod %s that is not its own", key.Name, q.seen.Key.Name)
@@ -309,7 +297,7 @@ func checkTables(t interface{ Fatalf(string, ...any) }, c *Core) {
 		if s.Phase != Ended && q != nil && q.sandbox != s {
 			t.Fatalf("%s is in phase %d, but its pod does not hold it", id, s.Phase)
 		}
-		if q == nil && (s.Phase == Starting || s.Phase == Running || s.Phase == Released && c.fences.Complete(s.ID) && s.reaches == 0) {
+		if q == nil && (s.Phase == Starting || s.Phase == Running || s.Phase == Released && c.fences.Complete(s.ID) && !c.taints.Blocked(s.ID)) {
 			t.Fatalf("%s is in phase %d, and its pod is gone", id, s.Phase)
 		}
 		if s.Phase != Ended && holds[s.Pod] != "" {
@@ -350,7 +338,7 @@ func checkTables(t interface{ Fatalf(string, ...any) }, c *Core) {
 	if ended != c.ended.Len() || deadlines != c.deadlines.Len() {
 		t.Fatalf("%d ended and %d deadlines, kept are %d and %d", ended, deadlines, c.ended.Len(), c.deadlines.Len())
 	}
-	for _, err := range []error{c.fences.Check(), c.members.Check(), c.deadlines.Check(), c.idle.Check()} {
+	for _, err := range []error{c.fences.Check(), c.members.Check(), c.deadlines.Check(), c.idle.Check(), c.taints.Check(located)} {
 		if err != nil {
 			t.Fatalf("%v", err)
 		}

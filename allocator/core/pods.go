@@ -2,11 +2,11 @@ package core
 
 import (
 	"cmp"
-	"net/netip"
 	"slices"
 	"strings"
 	"time"
 
+	"github.com/berth-sandbox/berth/allocator/core/taint"
 	"github.com/berth-sandbox/berth/allocator/core/warm"
 )
 
@@ -32,18 +32,16 @@ type pod struct {
 	// for it. A pod that is scheduled to an unusable node is not away, because its replacement
 	// might be scheduled to the same node.
 	away bool
-	// reached: requests of an earlier sandbox may have reached it, because it was idle at an
+	// tainted: requests of an earlier sandbox may have reached it, because it was idle at an
 	// address while that was tainted. It is never handed out, and the pool creates another one.
-	reached bool
-	// early: the same for sandboxes of an earlier journal. The pool creates no other pod until
+	tainted bool
+	// quarantined: the same for sandboxes of an earlier journal. The pool creates no other pod until
 	// the session of that journal ends.
-	early   bool
-	warmAt  time.Duration // boot clock: when it was warm for the first time; 0: never
-	before  []*sandbox    // that do not end before the intent to delete this pod is durable
-	place   *place        // at the address that it was last seen at
-	at      netip.Addr
-	claim   *claim   // while claiming
-	sandbox *sandbox // from claimed on
+	quarantined bool
+	warmAt      time.Duration // boot clock: when it was warm for the first time; 0: never
+	addr        *taint.Pod[PodKey]
+	claim       *claim   // while claiming
+	sandbox     *sandbox // from claimed on
 }
 
 // node is a node. One that pods name and that was not seen is not usable.
@@ -54,11 +52,12 @@ type node struct {
 }
 
 // stranded reports whether the pod is idle and the pool creates another pod for it.
-func (p *pod) stranded() bool { return p.phase == podPending && (p.away || p.reached) }
+func (p *pod) stranded() bool { return p.phase == podPending && (p.away || p.tainted) }
 
 // usable reports whether the pod can be handed out.
 func (p *pod) usable() bool {
-	return p.seen.Ready && !p.seen.Deleting && !p.seen.Finished && p.node.usable && p.place != nil && !p.reached && !p.early && !p.contested()
+	return p.seen.Ready && !p.seen.Deleting && !p.seen.Finished && p.node.usable && p.addr.HasAddress() && !p.tainted && !p.quarantined &&
+		!p.addr.Contested()
 }
 
 // restarted reports whether a container of the pod has restarted since the claim, and the pool
@@ -140,7 +139,7 @@ func (c *Core) podSeen(seen Pod) {
 		}
 		pool := c.poolOf(owner)
 		pool.made(seen.Key.Name)
-		p = &pod{pool: pool, seen: seen, node: c.nodeOf(seen.Node), outdated: pool.known && seen.Template != pool.Template}
+		p = &pod{pool: pool, seen: seen, node: c.nodeOf(seen.Node), outdated: pool.known && seen.Template != pool.Template, addr: &taint.Pod[PodKey]{Key: seen.Key}}
 		p.away = c.recovering && seen.Node != "" && !p.node.usable
 		p.node.pods[p] = struct{}{}
 		c.pods[seen.Key] = p
@@ -162,10 +161,7 @@ func (c *Core) podSeen(seen Pod) {
 		p.node.pods[p] = struct{}{}
 	}
 	p.seen = seen
-	c.locate(p, seen.IP)
-	if p.place != nil {
-		c.reconsider(p.place, p)
-	}
+	c.locate(p)
 	c.relabel(p)
 	c.consider(p)
 }
@@ -199,17 +195,17 @@ func (c *Core) consider(p *pod) {
 	switch p.phase {
 	case podPending, podWarm:
 		switch {
-		case seen.Deleting || seen.Finished || p.contested():
+		case seen.Deleting || seen.Finished || p.addr.Contested():
 			if seen.Finished && c.early(p) {
 				c.endedEarly(p, cmp.Or(seen.Why, "its containers have ended"))
 			} else if seen.Deleting && p.warmAt == 0 {
 				c.endedEarly(p, "it was deleted before it was ready")
 			}
 			c.retire(p)
-		case p.reached && (p.place == nil || p.place.routes == 0):
-			// Not while the address is tainted: the next pod there would be reached too.
+		case p.tainted && !p.addr.AddressTainted():
+			// Not while the address is tainted: the next pod there would be tainted too.
 			c.retire(p)
-		case seen.Pool == "" && !p.reached:
+		case seen.Pool == "" && !p.tainted:
 			// The next leader cannot find it without an owner.
 			c.retire(p)
 		case seen.Used:
@@ -254,7 +250,7 @@ func (p *pod) unfit(sb *sandbox) string {
 		// The address of the route may belong to another pod already, even if this pod has none
 		// at the moment.
 		return ReasonPodMoved
-	case p.contested():
+	case p.addr.Contested():
 		return ReasonAddressShared
 	case p.restarted(sb):
 		return ReasonRestart
@@ -279,7 +275,7 @@ func (c *Core) hold(p *pod, sb *sandbox) {
 		sb.elem = nil
 		sb.Phase = Released
 		c.revise(sb)
-		c.expose(sb)
+		c.addRoutes(sb)
 	}
 	c.startFence(sb)
 }
@@ -304,10 +300,11 @@ func (c *Core) podGone(key PodKey) {
 	delete(p.pool.pods, p)
 	delete(c.pods, key)
 	c.leaveNode(p)
-	c.locate(p, netip.Addr{})
+	others, done := c.taints.Gone(p.addr)
+	c.reconsider(others)
 	if sb != nil {
 		c.lost(sb, ReasonPodGone)
 	}
 	c.advanceRetirement(key)
-	c.letEnd(p)
+	c.tryEndAll(done)
 }

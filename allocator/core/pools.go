@@ -204,7 +204,7 @@ func (pool *pool) toRetire(plan warm.Plan, pods map[PodKey]*pod) (chosen []*pod)
 	if plan.AllPending || plan.OutdatedPending || plan.Stranded > 0 || plan.Coming > 0 {
 		for _, p := range pool.sorted(podPending) {
 			switch {
-			case p.stranded() && !p.reached && plan.Stranded > 0:
+			case p.stranded() && !p.tainted && plan.Stranded > 0:
 				plan.Stranded--
 			case plan.AllPending || p.outdated && plan.OutdatedPending:
 			case !p.stranded() && plan.Coming > 0:

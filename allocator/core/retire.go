@@ -68,13 +68,13 @@ func (c *Core) retired(key PodKey) {
 func (c *Core) advanceRetirement(key PodKey) {
 	p, d := c.pods[key], c.retirements[key]
 	switch {
-	case d == nil || !d.durable || d.after != nil && d.after.exposed:
+	case d == nil || !d.durable || d.after != nil && c.taints.Routed(d.after.ID):
 	case p == nil:
 		delete(c.retirements, key)
 		c.emit(Settle{Pod: key, Revision: d.revision})
 	case !p.seen.Deleting && !d.asked && p.sandbox == nil: // the pod of a sandbox goes with its fence
 		d.asked = true
 		c.emit(DeletePod{Pod: key})
-		c.letEnd(p)
+		c.tryEndAll(c.taints.Retired(p.addr))
 	}
 }

@@ -9,11 +9,6 @@ import (
 
 type sandbox struct {
 	Sandbox
-	// exposed: its addresses are tainted, because a router may have a route to them.
-	exposed bool
-	// reaches is how many idle pods its requests may have reached whose intent to be deleted is
-	// not durable yet.
-	reaches int
 	// lost: its pod cannot serve it any more, or has another address than the route. Its release
 	// is on its way into the journal.
 	lost     bool
@@ -136,7 +131,7 @@ func (c *Core) released(sb *sandbox, f Fact, at time.Duration) {
 // tryEnd ends a released sandbox if nothing of it is left: its pod is gone, its fence is complete,
 // and the intent to delete every idle pod that its requests may have reached is durable.
 func (c *Core) tryEnd(sb *sandbox) {
-	if sb.Phase != Released || c.pods[sb.Pod] != nil || !c.fences.Complete(sb.ID) || sb.reaches > 0 {
+	if sb.Phase != Released || c.pods[sb.Pod] != nil || !c.fences.Complete(sb.ID) || c.taints.Blocked(sb.ID) {
 		return
 	}
 	sb.Phase = Ended

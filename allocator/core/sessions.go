@@ -112,7 +112,7 @@ func (c *Core) sessionAck(ev SessionAck) {
 // removeSession ends a session whose router can route to nothing any more. by is the session that
 // proved it; nil: it has expired.
 func (c *Core) removeSession(s, by *member.Session) {
-	c.retireEarly(s)
+	c.retireQuarantined(s)
 	c.commit(Fact{Session: s.ID, Left: true}, by != nil, func(f Fact, _ time.Duration) {
 		c.settleEnd(f, true)
 		if by != nil {
@@ -127,7 +127,7 @@ func (c *Core) removeSession(s, by *member.Session) {
 // until the given time. looked: the last report of the router shows which. It returns whether
 // there may be any.
 func (c *Core) endSession(s *member.Session, looked bool, until time.Duration) (mayBeOpen bool) {
-	c.retireEarly(s)
+	c.retireQuarantined(s)
 	if stream := c.members.End(s); stream != 0 {
 		c.emit(CloseStream{Stream: stream})
 	}
