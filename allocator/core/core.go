@@ -235,10 +235,7 @@ func (c *Core) tick() {
 	c.persistActivity()
 	c.tickSessions()
 	c.settleEnds()
-	c.eachFence(func(s *sandbox) {
-		c.answerReleases(s)
-		c.advanceFence(s)
-	})
+	c.advanceFences(c.fences.UnderWay())
 	for _, pool := range c.sortedPools() {
 		c.expireWaiting(pool)
 		if pool.retryAt != 0 && c.now.Boot >= pool.retryAt {

@@ -6,8 +6,6 @@ import (
 	"time"
 )
 
-// ---- what is shown of fences, and an operator's word that a router has ended
-
 // declareAfter is the default of Config.DeclareAfter.
 const declareAfter = 10 * time.Second
 
@@ -25,8 +23,7 @@ func (s *sim) declare(session string) []Effect {
 	return s.step(DeclareDead{Token: 7, Session: session, By: "ops", Reason: "its node burnt"})
 }
 
-// silent has a sandbox of which a router knows that was not heard for a while, and that
-// is released.
+// silent has a released sandbox. Its fence waits for a router that was not heard for a while.
 func silent(t *testing.T) (*sim, Sandbox) {
 	s := newSim(t)
 	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})
@@ -38,7 +35,7 @@ func silent(t *testing.T) (*sim, Sandbox) {
 	return s, sb
 }
 
-func TestFencesSayWhomTheyWaitForAndWhy(t *testing.T) {
+func TestFencesListSessionsTheyWaitFor(t *testing.T) {
 	s := newSim(t)
 	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})
 	s.step(SessionJoined{Session: "r1", Stream: 1, From: "10.1.0.1"})
@@ -78,7 +75,7 @@ func TestFencesSayWhomTheyWaitForAndWhy(t *testing.T) {
 	}
 }
 
-func TestARouterOfAnEarlierTermIsShownAsNotHeard(t *testing.T) {
+func TestRouterOfEarlierTermIsShownAsNotHeard(t *testing.T) {
 	s := newSimAt(t, 2, start)
 	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")}, released("a-1", "x"), Fact{Revision: Revision{1, 1}, Session: "r", From: "10.1.0.1"})
 	s.pass(time.Second)
@@ -118,7 +115,7 @@ func TestListsOfFencesAndSessionsAreBounded(t *testing.T) {
 }
 
 // Invariant: I3, P9
-func TestARouterThatIsDeclaredDeadIsWaitedForNoMoreAsSoonAsThatIsDurable(t *testing.T) {
+func TestDurableDeclarationEndsTheWaitForRouter(t *testing.T) {
 	s, sb := silent(t)
 	s.slow = true
 	s.declare("r")
@@ -145,14 +142,14 @@ func TestARouterThatIsDeclaredDeadIsWaitedForNoMoreAsSoonAsThatIsDurable(t *test
 	if after := s.deletedAfter(sb.Pod, never); after != window {
 		t.Errorf("deleted %v after that, expected the window, %v", after, window)
 	}
-	s.declare("r") // whoever has not got the answer
+	s.declare("r") // the first answer was lost
 	if a := one[DeadDeclared](s); a.Status != DeclareOK || a.Fences != 1 {
 		t.Errorf("answer %+v", a)
 	}
 }
 
 // Invariant: P9
-func TestARouterThatIsOrMayBeConnectedIsNotDeclaredDead(t *testing.T) {
+func TestConnectedRouterIsNotDeclaredDead(t *testing.T) {
 	s := newSim(t)
 	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})
 	s.join("r", 1)
@@ -173,7 +170,7 @@ func TestARouterThatIsOrMayBeConnectedIsNotDeclaredDead(t *testing.T) {
 	s.step(SessionLeft{Session: "r", Stream: 1})
 	s.pass(declareAfter - time.Second)
 	refused(DeadDeclared{Token: 7, Status: DeclareHeard, Wait: time.Second})
-	s.step(DeclareDead{Token: 7, Session: "nobody"})
+	s.step(DeclareDead{Token: 7, Session: "unknown"})
 	if a := one[DeadDeclared](s); a.Status != DeclareUnknown {
 		t.Errorf("answer %+v", a)
 	}
@@ -183,7 +180,7 @@ func TestARouterThatIsOrMayBeConnectedIsNotDeclaredDead(t *testing.T) {
 		t.Errorf("answer %+v", a)
 	}
 
-	// When a leader begins, nobody is connected, and somebody else may have heard them.
+	// When a leader begins no router is connected, and the last leader may have heard them.
 	s = newSimAt(t, 2, start)
 	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")}, released("a-1", "x"), Fact{Revision: Revision{1, 1}, Session: "r"})
 	refused(DeadDeclared{Token: 7, Status: DeclareHeard, Wait: lease + declareAfter})
@@ -196,7 +193,7 @@ func TestARouterThatIsOrMayBeConnectedIsNotDeclaredDead(t *testing.T) {
 
 // It lives, and an operator was wrong.
 // Invariant: P9
-func TestARouterThatWasDeclaredDeadDoesNotComeBackUnderItsName(t *testing.T) {
+func TestDeclaredDeadRouterMustChangeItsID(t *testing.T) {
 	s, sb := silent(t)
 	s.declare("r")
 	turnedAway := func(stream uint64) {
@@ -225,7 +222,7 @@ func TestARouterThatWasDeclaredDeadDoesNotComeBackUnderItsName(t *testing.T) {
 }
 
 // Invariant: P9
-func TestTheNextLeaderKnowsWhoWasDeclaredDead(t *testing.T) {
+func TestNextLeaderKnowsWhichRoutersAreBanned(t *testing.T) {
 	s, _ := silent(t)
 	s.slow = true
 	s.declare("r")
@@ -248,11 +245,11 @@ func TestTheNextLeaderKnowsWhoWasDeclaredDead(t *testing.T) {
 	}
 }
 
-func TestARouterThatIsBackBeforeItsDeathIsWrittenIsAlive(t *testing.T) {
+func TestReturningRouterWithdrawsItsDeclaration(t *testing.T) {
 	s, sb := silent(t)
 	s.slow = true
 	s.step(Claim{Token: 1, Pool: poolA, Wait: wait})
-	s.step(DeclareDead{Token: 6, Session: "nobody"})
+	s.step(DeclareDead{Token: 6, Session: "unknown"})
 	s.core.outbox.ready = false // something else is being written
 	s.declare("r")
 	s.step(SessionJoined{Session: "r", Stream: 2})
@@ -270,7 +267,7 @@ func TestARouterThatIsBackBeforeItsDeathIsWrittenIsAlive(t *testing.T) {
 }
 
 // Once it is handed to the writer, the outcome is awaited.
-func TestARouterThatIsBackWhileItsDeathIsWrittenIsToldWhenThatIsDurable(t *testing.T) {
+func TestReturnDuringWriteOfDeclarationIsRefused(t *testing.T) {
 	s, _ := silent(t)
 	s.slow = true
 	s.declare("r")
@@ -287,7 +284,7 @@ func TestARouterThatIsBackWhileItsDeathIsWrittenIsToldWhenThatIsDurable(t *testi
 	}
 }
 
-func TestARouterMayEndInAnotherWayWhileItsDeathIsWritten(t *testing.T) {
+func TestRouterEndsOtherwiseWhileDeclarationIsWritten(t *testing.T) {
 	for name, ends := range map[string]func(*sim){
 		"goodbye": func(s *sim) { s.step(SessionGoodbye{Session: "r"}) },
 		"expired": func(s *sim) { s.pass(2 * maxStale) },
@@ -309,14 +306,14 @@ func TestARouterMayEndInAnotherWayWhileItsDeathIsWritten(t *testing.T) {
 				t.Errorf("settled %d times", n)
 			}
 			s.settles(1)
-			s.join("r", 9) // nobody is kept away for what was proven
+			s.join("r", 9) // a router that was proven dead is not banned
 		})
 	}
 }
 
 // What was handed to the writer before it expired says nothing of the session that has
 // begun since, under the same name.
-func TestARouterThatHasExpiredAndIsBackIsNotEndedByAnOlderDeclaration(t *testing.T) {
+func TestOldDeclarationDoesNotEndNewSession(t *testing.T) {
 	s, _ := silent(t)
 	s.slow = true
 	s.declare("r")

@@ -43,7 +43,7 @@ func (s *sim) replaced(old ...string) {
 }
 
 // Invariant: I3, P12
-func TestNoAddressIsHandedOutWhileEarlierRoutersMayServe(t *testing.T) {
+func TestNoPodIsHandedOutDuringQuarantine(t *testing.T) {
 	s := newSimAt(t, 2, start)
 	s.recover([]Pool{specA(5)}, []Pod{warmPod("a-1"), warmPod("a-4"), warmPod("a-5")}, on("a-1", "x"), earlierFact())
 	none[DeletePod](s)
@@ -61,7 +61,7 @@ func TestNoAddressIsHandedOutWhileEarlierRoutersMayServe(t *testing.T) {
 }
 
 // Invariant: P12
-func TestPodsThatEarlierRoutersMayReachAreDeletedAndReplaced(t *testing.T) {
+func TestQuarantinedPodsAreDeletedAndReplaced(t *testing.T) {
 	s := newSimAt(t, 2, start)
 	s.recover([]Pool{specA(5)}, []Pod{warmPod("a-1"), warmPod("a-2")}, earlierFact())
 	s.step(PodSeen{warmPod("a-3")})
@@ -72,7 +72,7 @@ func TestPodsThatEarlierRoutersMayReachAreDeletedAndReplaced(t *testing.T) {
 // The fact of its end and those of the pods are in one order: a leader that comes in
 // between finds the session, or that no pod of that time may be handed out.
 // Invariant: P12
-func TestTheNextLeaderWaitsForEarlierRoutersAgain(t *testing.T) {
+func TestNextLeaderWaitsForEarlierRoutersAgain(t *testing.T) {
 	s := newSimAt(t, 2, start)
 	pods := []Pod{warmPod("a-1"), warmPod("a-2")}
 	s.recover([]Pool{specA(5)}, pods, earlierFact())
@@ -102,7 +102,7 @@ func TestTheNextLeaderWaitsForEarlierRoutersAgain(t *testing.T) {
 	}
 }
 
-func TestAnOperatorEndsTheWaitForEarlierRouters(t *testing.T) {
+func TestDeclarationEndsTheWaitForEarlierRouters(t *testing.T) {
 	s := newSimAt(t, 2, start)
 	s.recover([]Pool{specA(5)}, []Pod{warmPod("a-1"), warmPod("a-2")}, earlierFact())
 	s.step(DeclareDead{Token: 7, Session: EarlierSession("j1"), By: "ops"})
@@ -124,7 +124,7 @@ func TestAnOperatorEndsTheWaitForEarlierRouters(t *testing.T) {
 
 // The retires of a declaration are written before it, and what comes while it is on its
 // way is not handed out by this leader.
-func TestADeclarationOfEarlierRoutersForgetsNoPod(t *testing.T) {
+func TestDeclarationOfEarlierRoutersRetiresEveryPod(t *testing.T) {
 	s := newSimAt(t, 2, start)
 	s.recover([]Pool{specA(5)}, []Pod{warmPod("a-1")}, earlierFact())
 	s.step(PodSeen{warmPod("a-2")})
@@ -143,7 +143,7 @@ func TestADeclarationOfEarlierRoutersForgetsNoPod(t *testing.T) {
 }
 
 // Invariant: P12
-func TestARouterOfAnotherJournalProvesEarlierRouters(t *testing.T) {
+func TestRouterOfAnotherJournalStartsQuarantine(t *testing.T) {
 	s := newSimAt(t, 1, start)
 	s.recover([]Pool{specA(5)}, []Pod{warmPod("a-1"), warmPod("a-2"), warmPod("a-3")})
 	s.join("r1", 1)
@@ -176,7 +176,7 @@ func TestARouterOfAnotherJournalProvesEarlierRouters(t *testing.T) {
 
 // Sessions of two earlier journals end together: the idle pods are discarded before the last
 // of them ends, whichever way each ends.
-func TestPodsAreDiscardedBeforeTheLastEarlierSessionEnds(t *testing.T) {
+func TestPodsRetireBeforeLastEarlierSessionEnds(t *testing.T) {
 	declare := func(s *sim, journal string) []Effect {
 		return s.step(DeclareDead{Token: 8, Session: EarlierSession(journal), By: "ops"})
 	}
@@ -213,7 +213,7 @@ func TestPodsAreDiscardedBeforeTheLastEarlierSessionEnds(t *testing.T) {
 }
 
 // The write of a claim cannot be called off any more when the word of another journal comes.
-func TestAClaimInFlightWhenAQuarantineBeginsGetsNothing(t *testing.T) {
+func TestClaimInFlightAtQuarantineGetsNothing(t *testing.T) {
 	s := newSimAt(t, 1, start)
 	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})
 	s.slow = true
@@ -240,7 +240,7 @@ func TestAClaimInFlightWhenAQuarantineBeginsGetsNothing(t *testing.T) {
 	one[DeletePod](s)
 }
 
-func TestAFenceWaitsForEarlierRouters(t *testing.T) {
+func TestFenceWaitsForEarlierRouters(t *testing.T) {
 	s := newSimAt(t, 2, start)
 	s.recover([]Pool{specA(0)}, []Pod{warmPod("a-1")}, on("a-1", "x"), earlierFact())
 	s.release("x")

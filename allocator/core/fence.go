@@ -1,17 +1,15 @@
 package core
 
+import (
+	"iter"
+	"slices"
+)
+
 // The fence of a released sandbox: see package fence. Here it is tied to pods, to streams, and
 // to the callers of Release.
 
 // waiter is a caller of Release.
 type waiter struct{ token uint64 }
-
-// eachFence calls f for every fence that is under way. f may end it.
-func (c *Core) eachFence(f func(*sandbox)) {
-	for id := range c.fences.UnderWay() {
-		f(c.sandboxes[id])
-	}
-}
 
 // startFence has all routers forget a released sandbox, and begins to wait for them.
 func (c *Core) startFence(sb *sandbox) {
@@ -19,7 +17,7 @@ func (c *Core) startFence(sb *sandbox) {
 		// Its pod was gone and is there again, or was found at last. No router has learned of
 		// it since.
 		c.fences.Reopen(sb.ID)
-		c.advanceFence(sb)
+		c.advanceFences(slices.Values([]string{sb.ID}))
 		return
 	}
 	var routers []string
@@ -29,7 +27,7 @@ func (c *Core) startFence(sb *sandbox) {
 		}
 	}
 	c.fences.Begin(sb.ID, routers, c.now.Boot)
-	c.cleared([]string{sb.ID})
+	c.advanceFences(slices.Values([]string{sb.ID}))
 }
 
 // sendReleases sends the routers the releases of this step: one message to each router, because
@@ -46,14 +44,6 @@ func (c *Core) sendReleases() {
 		}
 	}
 	c.fences.AllSent()
-}
-
-// cleared goes on with fences that wait for one router less.
-func (c *Core) cleared(sandboxes []string) {
-	for _, id := range sandboxes {
-		c.answerReleases(c.sandboxes[id])
-		c.advanceFence(c.sandboxes[id])
-	}
 }
 
 // answerReleases answers the callers of Release once all routers that are connected, or may come
@@ -76,27 +66,33 @@ func (c *Core) answerReleases(sb *sandbox) {
 	sb.waiters = nil
 }
 
-// advanceFence deletes the pod when its fence is complete.
-func (c *Core) advanceFence(sb *sandbox) {
-	cleared, complete := c.fences.Advance(sb.ID, c.now.Boot)
-	if _, routers, _ := c.fences.Began(sb.ID); cleared && routers > 0 && sb.durableAt > 0 {
-		c.emit(Acknowledged{ID: sb.ID, Took: c.now.Boot - sb.durableAt})
-	}
-	if !complete {
-		return
-	}
-	c.reconsider(c.taints.Fenced(sb.ID, func(key PodKey) bool {
+// advanceFences goes on with fences that may wait for less than before. It deletes the pod of a
+// sandbox when its fence is complete.
+func (c *Core) advanceFences(sandboxes iter.Seq[string]) {
+	retired := func(key PodKey) bool {
 		r := c.retirements[key]
 		return r != nil && r.durable
-	}))
-	if q := c.pods[sb.Pod]; q != nil {
-		c.enter(q, podDeleting)
-		if !q.seen.Deleting {
-			c.emit(DeletePod{Pod: q.seen.Key})
+	}
+	for id := range sandboxes {
+		sb := c.sandboxes[id]
+		c.answerReleases(sb)
+		cleared, complete := c.fences.Advance(id, c.now.Boot)
+		if _, routers, _ := c.fences.Began(id); cleared && routers > 0 && sb.durableAt > 0 {
+			c.emit(Acknowledged{ID: id, Took: c.now.Boot - sb.durableAt})
 		}
+		if !complete {
+			continue
+		}
+		c.reconsider(c.taints.Fenced(id, retired))
+		if p := c.pods[sb.Pod]; p != nil {
+			c.enter(p, podDeleting)
+			if !p.seen.Deleting {
+				c.emit(DeletePod{Pod: p.seen.Key})
+			}
+		}
+		for _, d := range sb.conflicts {
+			c.advanceRetirement(d.pod)
+		}
+		c.tryEnd(sb)
 	}
-	for _, d := range sb.conflicts {
-		c.advanceRetirement(d.pod)
-	}
-	c.tryEnd(sb)
 }

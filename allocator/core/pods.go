@@ -306,5 +306,7 @@ func (c *Core) podGone(key PodKey) {
 		c.lost(sb, ReasonPodGone)
 	}
 	c.advanceRetirement(key)
-	c.tryEndAll(done)
+	for _, id := range done {
+		c.tryEnd(c.sandboxes[id])
+	}
 }

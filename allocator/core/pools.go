@@ -141,7 +141,10 @@ func (c *Core) poolSeen(spec Pool) {
 		}
 	}
 	if otherPorts {
-		c.pushPorts(pool)
+		for _, p := range pool.sorted(podClaimed) {
+			p.sandbox.takePorts(pool)
+			c.pushRoute(p.sandbox)
+		}
 	}
 	pool.touch()
 }
@@ -198,7 +201,7 @@ func (pool *pool) warmCounts() warm.Counts {
 	}
 }
 
-// toRetire chooses the idle pods that a plan deletes. A stranded pod that was reached keeps its
+// toRetire chooses the idle pods that a plan deletes. A stranded pod that is tainted keeps its
 // address until that is no longer tainted.
 func (pool *pool) toRetire(plan warm.Plan, pods map[PodKey]*pod) (chosen []*pod) {
 	if plan.AllPending || plan.OutdatedPending || plan.Stranded > 0 || plan.Coming > 0 {

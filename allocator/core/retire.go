@@ -75,6 +75,8 @@ func (c *Core) advanceRetirement(key PodKey) {
 	case !p.seen.Deleting && !d.asked && p.sandbox == nil: // the pod of a sandbox goes with its fence
 		d.asked = true
 		c.emit(DeletePod{Pod: key})
-		c.tryEndAll(c.taints.Retired(p.addr))
+		for _, id := range c.taints.Retired(p.addr) {
+			c.tryEnd(c.sandboxes[id])
+		}
 	}
 }

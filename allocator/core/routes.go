@@ -35,15 +35,6 @@ func (c *Core) resolve(ev Resolve) {
 	c.emit(e)
 }
 
-// pushPorts gives the live sandboxes of a pool its current ports, and sends their routes to all
-// connected routers.
-func (c *Core) pushPorts(p *pool) {
-	for _, q := range p.sorted(podClaimed) {
-		q.sandbox.takePorts(p)
-		c.pushRoute(q.sandbox)
-	}
-}
-
 // routable reports whether routers may receive its route.
 func (s *sandbox) routable() bool {
 	return (s.Phase == Running || s.Phase == Releasing && s.ran) && !s.lost && !s.reaped

@@ -1,6 +1,7 @@
 package core
 
 import (
+	"slices"
 	"time"
 
 	"github.com/berth-sandbox/berth/allocator/core/member"
@@ -70,7 +71,7 @@ func (c *Core) disconnect(s *member.Session) {
 	c.members.Disconnect(s)
 	c.fences.Disconnected(s.ID)
 	c.decide(c.idle.Left(s.ID, c.now.Boot))
-	c.eachFence(c.answerReleases)
+	c.advanceFences(c.fences.UnderWay())
 }
 
 // goodbye ends the session of a router that leaves cleanly. Its stream is closed when the end is
@@ -105,7 +106,7 @@ func (c *Core) sessionPing(ev SessionPing) {
 
 func (c *Core) sessionAck(ev SessionAck) {
 	if s := c.members.Acknowledge(ev.Stream, ev.Sequence); s != nil {
-		c.cleared(c.fences.Acknowledge(s.ID, ev.Sequence))
+		c.advanceFences(slices.Values(c.fences.Acknowledge(s.ID, ev.Sequence)))
 	}
 }
 
@@ -133,7 +134,7 @@ func (c *Core) endSession(s *member.Session, looked bool, until time.Duration) (
 	}
 	mayBeOpen, verdict := c.idle.End(s.ID, looked, until, c.now.Boot)
 	c.decide(verdict)
-	c.cleared(c.fences.Remove(s.ID))
+	c.advanceFences(slices.Values(c.fences.Remove(s.ID)))
 	return mayBeOpen
 }
 

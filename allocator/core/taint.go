@@ -42,10 +42,3 @@ func (c *Core) reconsider(pods []*taint.Pod[PodKey]) {
 		}
 	}
 }
-
-// tryEndAll ends the sandboxes that waited for tainted pods.
-func (c *Core) tryEndAll(ids []string) {
-	for _, id := range ids {
-		c.tryEnd(c.sandboxes[id])
-	}
-}

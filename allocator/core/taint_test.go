@@ -11,15 +11,15 @@ func another() Pod {
 	return with(warmPod("a-4"), func(p *Pod) { p.IP = warmPod("a-1").IP })
 }
 
-// A pod that has the address meanwhile may be reached by the requests of the sandbox
-// before it: it is not handed out later either.
+// Requests of the earlier sandbox may reach a pod that gets the address meanwhile. Such a pod is
+// never handed out.
 // Invariant: I3
-func TestAnAddressIsNotHandedOutBeforeTheRoutesToItAreFenced(t *testing.T) {
+func TestAddressIsReusedOnlyAfterItsFence(t *testing.T) {
 	for name, c := range map[string]struct {
 		goes   func(s *sim, sb Sandbox)
 		fenced time.Duration // after which its fence is complete, with the router's acknowledgement at once
 	}{
-		"deleted by somebody": {func(s *sim, sb Sandbox) { s.step(PodGone{sb.Pod}) }, window},
+		"deleted by others": {func(s *sim, sb Sandbox) { s.step(PodGone{sb.Pod}) }, window},
 		"moved away": {func(s *sim, _ Sandbox) {
 			s.step(PodSeen{with(warmPod("a-1"), func(p *Pod) { p.IP = warmPod("a-7").IP })})
 		}, window},
@@ -54,7 +54,7 @@ func TestAnAddressIsNotHandedOutBeforeTheRoutesToItAreFenced(t *testing.T) {
 			s.pass(100 * time.Millisecond)
 			one[Write](s) // the intent
 			if phase := s.core.sandboxes[sb.ID].Phase; phase == Ended {
-				t.Fatal("the next leader would not know what its requests may have reached")
+				t.Fatal("the next leader would not know that the pod is tainted")
 			}
 			s.slow = false
 			s.written()
@@ -70,9 +70,9 @@ func TestAnAddressIsNotHandedOutBeforeTheRoutesToItAreFenced(t *testing.T) {
 	}
 }
 
-// It is not counted on: the pool does not wait for the fence, which may take as long as
-// max-stale. But it keeps the address, also where that leaves no room for another one.
-func TestAPodAtAnAddressThatIsNotFencedIsReplacedAtOnce(t *testing.T) {
+// The pool does not wait for the fence, which may take as long as max-stale. The tainted pod keeps
+// its address, even if that leaves no room for another pod.
+func TestPodAtTaintedAddressIsReplacedAtOnce(t *testing.T) {
 	for name, most := range map[string]int{"": 0, "no room": 1} {
 		t.Run(name, func(t *testing.T) {
 			s := newSim(t)
@@ -96,7 +96,7 @@ func TestAPodAtAnAddressThatIsNotFencedIsReplacedAtOnce(t *testing.T) {
 }
 
 // Invariant: I3
-func TestTheNextLeaderKnowsWhichAddressesAreNotFenced(t *testing.T) {
+func TestNextLeaderKnowsTaintedAddresses(t *testing.T) {
 	s := newSimAt(t, 2, start)
 	gone := released("a-1", "x")
 	s.recover([]Pool{specA(5)}, []Pod{another()}, gone, Fact{Revision: Revision{1, 1}, Session: "r"})
@@ -116,7 +116,7 @@ func TestTheNextLeaderKnowsWhichAddressesAreNotFenced(t *testing.T) {
 	one[Claimed](s)
 }
 
-// One of them is not there any more, and nobody here can tell which.
+// One of them does not exist any more, and Core cannot see which one.
 func TestTwoIdlePodsAtOneAddressAreReplaced(t *testing.T) {
 	s := newSim(t)
 	s.recover([]Pool{specA(2)}, []Pod{warmPod("a-1")})
@@ -128,7 +128,7 @@ func TestTwoIdlePodsAtOneAddressAreReplaced(t *testing.T) {
 	}
 }
 
-func TestSandboxAtWhoseAddressAnotherPodIsSeenIsReleased(t *testing.T) {
+func TestSandboxAtContestedAddressIsReleased(t *testing.T) {
 	s := newSim(t)
 	s.recover([]Pool{specA(5)}, []Pod{warmPod("a-1")})
 	s.join("r", 1)
@@ -140,7 +140,7 @@ func TestSandboxAtWhoseAddressAnotherPodIsSeenIsReleased(t *testing.T) {
 	one[SendRelease](s)
 }
 
-func TestClaimAtWhoseAddressAnotherPodIsSeenMeanwhileGetsAnotherOne(t *testing.T) {
+func TestClaimAtContestedAddressGetsAnotherPod(t *testing.T) {
 	s := newSim(t)
 	s.recover([]Pool{specA(5)}, []Pod{warmPod("a-1"), warmPod("a-2")})
 	s.slow = true
@@ -160,21 +160,21 @@ func TestClaimAtWhoseAddressAnotherPodIsSeenMeanwhileGetsAnotherOne(t *testing.T
 	}
 }
 
-// A pod that was reached may get another address before it is durable that it goes. What
-// was sent to it must not end before: the next leader could not know.
-func TestASandboxDoesNotEndBeforeItIsDurableThatAPodGoesWhichItHadReachedAndThatMovedAway(t *testing.T) {
+// A tainted pod may get another address before its retirement is durable. The sandbox that tainted
+// it must not end before that, because the next leader could not know that the pod is tainted.
+func TestSandboxEndsOnlyAfterTaintedPodsRetire(t *testing.T) {
 	s := newSim(t)
 	s.recover([]Pool{specA(5)}, []Pod{warmPod("a-1")})
 	s.join("r", 1)
 	sb := s.claim()
 	s.step(PodGone{sb.Pod})
-	s.step(PodSeen{another()}) // reached
+	s.step(PodSeen{another()}) // tainted
 	s.ack("r", 1, 3)
 	s.slow = true // the journal stands still
 	s.step(PodSeen{with(another(), func(p *Pod) { p.IP = warmPod("a-7").IP })})
 	s.pass(window)
 	if s.core.sandboxes[sb.ID].Phase == Ended {
-		t.Fatal("ended, although nothing durable says that the pod which it had reached is to go")
+		t.Fatal("ended before the retirement of the tainted pod is durable")
 	}
 	s.slow = false
 	s.written()
@@ -184,8 +184,8 @@ func TestASandboxDoesNotEndBeforeItIsDurableThatAPodGoesWhichItHadReachedAndThat
 	}
 }
 
-// A pod may be somewhere else, and back, while a claim on it is written.
-func TestAClaimIsNotAnsweredWithAPodThatWasReachedMeanwhile(t *testing.T) {
+// A pod may move to a tainted address, and back, while a claim on it is written.
+func TestClaimIsNotAnsweredWithTaintedPod(t *testing.T) {
 	s := newSim(t)
 	s.recover([]Pool{specA(5)}, []Pod{warmPod("a-1"), warmPod("a-2")})
 	s.join("r", 1)
