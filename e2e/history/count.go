@@ -3,7 +3,6 @@ package history
 import (
 	"fmt"
 	"maps"
-	"net/http"
 	"slices"
 	"strings"
 	"time"
@@ -97,13 +96,39 @@ func (t Tally) String() string {
 // Count counts what happened in a history.
 func Count(h *History) Tally {
 	t := Tally{}
-	at := h.byAddress()
-	for i := range h.Events {
-		t.event(h, &h.Events[i], at)
+	for range h.of[Record] {
+		t.Add(Records, "")
 	}
+	for _, e := range h.of[Received] {
+		t.Add(Receipts, e.What)
+		if !h.rightPod(e) && h.stray(e, e.Began) {
+			t.Add(Strays, "")
+		}
+	}
+	at := h.byAddress()
 	for _, all := range at {
 		for range all[1:] {
 			t.Add(Reuses, "")
+		}
+	}
+	for _, e := range h.of[Request] {
+		t.Add(Requests, e.outcome())
+		t.Add(Sent, e.What)
+		if h.after(e) {
+			t.Add(After, "")
+		}
+		if s := h.sandboxes[e.Sandbox]; s != nil && s.tempts(e, at) {
+			t.Add(Tempted, "")
+		}
+	}
+	for _, e := range h.of[Fault] {
+		if e.Error != "" {
+			t.Add(FailedFaults, e.What)
+			continue
+		}
+		t.Add(Faults, e.What)
+		if strings.HasPrefix(e.What, EnvoyPaused) && e.Ended-e.Began > h.Settings.StallBudget {
+			t.Add(Stalled, "")
 		}
 	}
 	for _, s := range h.sorted {
@@ -112,91 +137,57 @@ func Count(h *History) Tally {
 	return t
 }
 
-func (t Tally) event(h *History, e *Event, at map[string][]*sandbox) {
-	s := h.sandboxes[e.Sandbox]
-	switch e.Kind {
-	case Claim:
-		if e.Code == http.StatusCreated {
-			t.Add(Claims, "")
-		}
-	case KeepAlive:
-		if e.Code == http.StatusNoContent {
-			t.Add(KeepAlives, "")
-		}
-	case Release:
-		if known := s.claim() != nil || s.record() != nil; known && acknowledged(e) {
-			t.Add(Releases, Acknowledged)
-		} else if known && released(e) {
-			t.Add(Releases, Outstanding)
-		}
-	case Record:
-		t.Add(Records, "")
-	case Request:
-		t.Add(Requests, e.outcome())
-		t.Add(Sent, e.What)
-		if h.after(e) {
-			t.Add(After, "")
-		}
-		if s != nil && s.tempts(e, at) {
-			t.Add(Tempted, "")
-		}
-	case Received:
-		t.Add(Receipts, e.What)
-		if !h.rightPod(e) && h.stray(e) {
-			t.Add(Strays, "")
-		}
-	case Fault:
-		name := Faults
-		if e.Error != "" {
-			name = FailedFaults
-		} else if strings.HasPrefix(e.What, EnvoyPaused) && e.Ended-e.Began > h.Settings.StallBudget {
-			t.Add(Stalled, "")
-		}
-		t.Add(name, e.What)
-	}
-}
-
 // tempts reports whether the sandbox was over and another one lived at its address when a
 // request for it was sent.
 func (s *sandbox) tempts(e *Event, at map[string][]*sandbox) bool {
-	return s.record() != nil && s.overAt(e.Began) &&
-		slices.ContainsFunc(at[s.record().Address], func(other *sandbox) bool {
-			return other != s && other.claim().Ended <= e.Began && !other.overAt(e.Began)
+	return s.record != nil && s.overAt(e.Began) &&
+		slices.ContainsFunc(at[s.record.Address], func(other *sandbox) bool {
+			return other != s && other.claim.Ended <= e.Began && !other.overAt(e.Began)
 		})
 }
 
-// sandbox counts the reap of a sandbox with an idle timeout, and the requests near it.
+// sandbox counts what was done with a sandbox, its reap and the requests near that.
 func (t Tally) sandbox(h *History, s *sandbox) {
-	claim := s.claim()
-	if claim == nil || claim.IdleTimeout == 0 {
-		return
-	}
-	at, reaped := h.reaped(s)
-	for _, r := range s.asked {
-		last, by := s.lastUse(r.Began)
-		if by != nil && last < r.Began && (r.Began-last-claim.IdleTimeout).Abs() <= near {
-			t.Add(NearDeadline, r.outcome())
+	for _, e := range s.of[Release] {
+		if known := s.claim != nil || s.record != nil; known && e.acknowledged() {
+			t.Add(Releases, Acknowledged)
+		} else if known && e.released() {
+			t.Add(Releases, Outstanding)
 		}
-		if reaped && (r.Began-at).Abs() <= near {
-			t.Add(NearReap, r.outcome())
-		}
-	}
-	if !reaped {
-		return
 	}
 	for _, u := range s.used {
-		if u.Kind == Received && u.Ended-u.Began > claim.IdleTimeout {
+		switch {
+		case u.Kind == Claim:
+			t.Add(Claims, "")
+		case u.Kind == KeepAlive:
+			t.Add(KeepAlives, "")
+		case s.reaped != 0 && u.Ended-u.Began > s.claim.IdleTimeout:
 			t.Add(LongUses, "")
 		}
 	}
-	last, _ := s.lastUse(at)
-	if !h.quiet(last, at) {
+	if s.claim == nil || s.claim.IdleTimeout == 0 {
+		return
+	}
+	for _, r := range s.of[Request] {
+		last, by := s.lastUse(r.Began)
+		if by != nil && last < r.Began && (r.Began-last-s.claim.IdleTimeout).Abs() <= near {
+			t.Add(NearDeadline, r.outcome())
+		}
+		if s.reaped != 0 && (r.Began-s.reaped).Abs() <= near {
+			t.Add(NearReap, r.outcome())
+		}
+	}
+	if s.reaped == 0 {
+		return
+	}
+	last, _ := s.lastUse(s.reaped)
+	if !h.quiet(last, s.reaped) {
 		t.Add(Reaps, Troubled)
 		return
 	}
 	t.Add(Reaps, Quiet)
 	for _, bound := range []time.Duration{time.Second, 2 * time.Second, 5 * time.Second, 10 * time.Second, time.Minute} {
-		if at-last-claim.IdleTimeout < bound {
+		if s.reaped-last-s.claim.IdleTimeout < bound {
 			t.Add(Late, fmt.Sprintf("less than %v", bound))
 			return
 		}

@@ -9,8 +9,8 @@
 //
 // A judge is a function that looks for one kind of violation. It reads the history and
 // nothing else, so it finds the same each time it is asked. Judges lists the judges of
-// each suite, and "go run ./e2e/judge FILE" runs them on a file again. Each judge has a
-// file of its own, which states its rule.
+// each suite, and "go run ./e2e/judge FILE" runs them on a file again. The comment of each
+// judge states its rule.
 //
 // # Clocks
 //

@@ -3,10 +3,14 @@ package history
 import (
 	"fmt"
 	"net/http"
+	"slices"
+	"time"
 
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/api/apierror"
 )
+
+// This file has the judges of idle sandboxes.
 
 // FalseReap finds sandboxes that were released for being idle although they were in use at
 // the moment of the record, or had been less than their idle timeout before; and requests
@@ -14,19 +18,16 @@ import (
 func FalseReap(h *History) []Violation {
 	var all found
 	for _, s := range h.sorted {
-		if at, ok := h.reaped(s); ok {
-			last, by := s.lastUse(at)
-			if timeout := s.claim().IdleTimeout; at-last < timeout {
-				all.add("false reap", "sandbox %s, with an idle timeout of %v, was released at %v, %v after %s", s.id, timeout, at,
-					at-last, use(by))
-			}
+		if s.claim == nil {
+			continue
 		}
-		for _, r := range s.asked {
-			if s.claim() == nil || !r.saysGone() {
-				continue
-			}
-			last, by := s.lastUse(r.Ended)
-			if timeout := s.claim().IdleTimeout; by != nil && r.Ended-last < timeout {
+		timeout := s.claim.IdleTimeout
+		if last, by := s.lastUse(s.reaped); s.reaped != 0 && s.reaped-last < timeout {
+			all.add("false reap", "sandbox %s, with an idle timeout of %v, was released at %v, %v after %s", s.id, timeout,
+				s.reaped, s.reaped-last, use(by))
+		}
+		for _, r := range s.of[Request] {
+			if last, by := s.lastUse(r.Ended); r.saysGone() && by != nil && r.Ended-last < timeout {
 				all.add("false reap", "sandbox %s, with an idle timeout of %v: %s was answered that it is gone, %v after %s",
 					s.id, timeout, use(r), r.Ended-last, use(by))
 			}
@@ -39,10 +40,9 @@ func FalseReap(h *History) []Violation {
 func AfterReap(h *History) []Violation {
 	var all found
 	for _, s := range h.sorted {
-		at, ok := h.reaped(s)
 		for _, u := range s.used {
-			if ok && u.Began > at {
-				all.add("after the reap", "sandbox %s was released at %v, %v before %s", s.id, at, u.Began-at, use(u))
+			if s.reaped != 0 && u.Began > s.reaped {
+				all.add("after the reap", "sandbox %s was released at %v, %v before %s", s.id, s.reaped, u.Began-s.reaped, use(u))
 			}
 		}
 	}
@@ -54,16 +54,20 @@ func AfterReap(h *History) []Violation {
 func NeverReaped(h *History) []Violation {
 	var all found
 	for _, s := range h.sorted {
-		if r := s.record(); r != nil && r.Released.IsZero() {
+		if s.record != nil && !s.over() {
 			all.add("never reaped", "sandbox %s", s.id)
 		}
-		at, ok := h.reaped(s)
-		if !ok {
+		if s.reaped == 0 {
 			continue
 		}
-		last, _ := s.lastUse(at)
-		from := max(last+s.claim().IdleTimeout, h.lastFaultBefore(at))
-		if late := at - from; late > h.Settings.Guard {
+		last, _ := s.lastUse(s.reaped)
+		from := last + s.claim.IdleTimeout
+		for _, f := range h.of[Fault] {
+			if f.Began <= s.reaped {
+				from = max(from, min(f.Ended, s.reaped))
+			}
+		}
+		if late := s.reaped - from; late > h.Settings.Guard {
 			all.add("never reaped", "sandbox %s was released %v later than it could have been", s.id, late)
 		}
 	}
@@ -75,12 +79,9 @@ func NeverReaped(h *History) []Violation {
 func OtherReason(h *History) []Violation {
 	var all found
 	for _, s := range h.sorted {
-		r := s.record()
-		if r == nil || r.Released.IsZero() || r.Reason == core.ReasonIdle || s.claim() == nil &&
-			r.Reason == core.ReasonAbandoned {
-			continue
+		if s.over() && !s.idle() && (s.claim != nil || s.record.Reason != core.ReasonAbandoned) {
+			all.add("other reason", "sandbox %s was released: %s", s.id, s.record.Reason)
 		}
-		all.add("other reason", "sandbox %s was released: %s", s.id, r.Reason)
 	}
 	return all
 }
@@ -90,19 +91,66 @@ func OtherReason(h *History) []Violation {
 // the sandbox's answer or "gone".
 func NotServed(h *History) []Violation {
 	var all found
-	for _, s := range h.sorted {
-		for _, r := range s.asked {
-			got := r.outcome()
-			switch {
-			case r.saysGone():
-			case r.Code == http.StatusNotFound && r.Reason != "":
-				all.add("unknown", "sandbox %s: %s was answered %s", s.id, use(r), got)
-			case got != Answered && r.What != Abandoned && h.quiet(r.Began, r.Ended):
-				all.add("error", "sandbox %s: %s was answered %s %s while nothing was wrong", s.id, use(r), got, r.Error)
-			}
+	for _, r := range h.of[Request] {
+		got := r.outcome()
+		switch {
+		case r.saysGone():
+		case r.Code == http.StatusNotFound && r.Reason != "":
+			all.add("unknown", "sandbox %s: %s was answered %s", r.Sandbox, use(r), got)
+		case got != Answered && r.What != Abandoned && h.quiet(r.Began, r.Ended):
+			all.add("error", "sandbox %s: %s was answered %s %s while nothing was wrong", r.Sandbox, use(r), got, r.Error)
 		}
 	}
 	return all
+}
+
+// driftMost is how far the machine's clocks may drift apart in a run. Berth takes the end of
+// a use to be later than it was by more than that.
+const driftMost = 20 * time.Millisecond
+
+// Clocks finds moments that show that the other judges know nothing: the machine's wall
+// clock was set during the run, or a record's time can be from no allocator's clock.
+func Clocks(h *History) []Violation {
+	var all found
+	for _, e := range h.of[Clock] {
+		if drift := (e.Wall.Sub(h.Start.Wall) - (e.Began - h.Start.Began)).Abs(); drift > driftMost {
+			all.add("clock", "the machine's wall clock has moved by %v", drift)
+		}
+	}
+	for _, s := range h.sorted {
+		if s.claim != nil && s.idle() && s.reaped == 0 {
+			all.add("clock", "sandbox %s was released at %v, which is before its claim on every clock", s.id,
+				s.record.Released)
+		}
+	}
+	return all
+}
+
+// lastUse is the latest moment, not after t, at which the sandbox was in use, and what
+// used it. A claim, a keep-alive and what a pod received are uses. When a claim or a
+// keep-alive had its effect is not known: not before the call began.
+func (s *sandbox) lastUse(t time.Duration) (last time.Duration, by *Event) {
+	for _, u := range s.used {
+		if u.Began > t {
+			break
+		}
+		until := u.Began
+		if u.Kind == Received {
+			until = min(t, u.Ended)
+		}
+		if by == nil || until >= last {
+			last, by = until, u
+		}
+	}
+	return last, by
+}
+
+// quiet reports whether no fault was going on between two moments, nor for Settings.Settle
+// before.
+func (h *History) quiet(from, to time.Duration) bool {
+	return !slices.ContainsFunc(h.of[Fault], func(e *Event) bool {
+		return e.Began <= to && e.Ended+h.Settings.Settle >= from
+	})
 }
 
 // saysGone reports whether a request was answered that its sandbox is gone.
@@ -127,13 +175,12 @@ func (e *Event) outcome() string {
 
 // use describes a use or a request.
 func use(e *Event) string {
+	what := fmt.Sprintf("request %s (%s) through %s", e.Request, e.What, e.Gateway)
 	switch e.Kind {
-	case Claim:
-		return fmt.Sprintf("its claim from %v to %v", e.Began, e.Ended)
-	case KeepAlive:
-		return fmt.Sprintf("a keep-alive from %v to %v", e.Began, e.Ended)
+	case Claim, KeepAlive:
+		what = "its " + string(e.Kind)
 	case Received:
-		return fmt.Sprintf("its pod %s had request %s (%s) from %v to %v", e.Address, e.Request, e.What, e.Began, e.Ended)
+		what = fmt.Sprintf("request %s (%s) in its %s", e.Request, e.What, podOf(e))
 	}
-	return fmt.Sprintf("request %s (%s) through %s from %v to %v", e.Request, e.What, e.Gateway, e.Began, e.Ended)
+	return fmt.Sprintf("%s from %v to %v", what, e.Began, e.Ended)
 }
