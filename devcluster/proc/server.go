@@ -190,8 +190,13 @@ func (s *Server) running() *Process {
 	return nil
 }
 
-// GetOK sends a GET request and returns nil if the answer is 200.
+// getTimeout bounds GetOK: a process that is paused accepts connections and does not answer.
+const getTimeout = 2 * time.Second
+
+// GetOK sends a GET request and returns nil if the answer is 200. It waits for at most 2 s.
 func GetOK(ctx context.Context, client *http.Client, url string) error {
+	ctx, cancel := context.WithTimeout(ctx, getTimeout)
+	defer cancel()
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
 	if err != nil {
 		return err

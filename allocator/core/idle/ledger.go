@@ -20,9 +20,10 @@ const (
 	// held meanwhile, for 2 s.
 	AnswerWait = 1500 * time.Millisecond
 	// The pause between two rounds is the duration of pauseLooks looks, so that the two looks of
-	// a round are 5 % of the time of Envoy's main thread. It is at most MaxPause.
+	// a round are 5 % of the time of Envoy's main thread.
 	pauseLooks = 40
-	MaxPause   = 10 * time.Second
+	// MaxPause bounds the pause between two rounds.
+	MaxPause = 10 * time.Second
 	// ProbeWait is the pause before a probe without an answer is repeated. A router tries three
 	// times, 200 ms each and a second apart.
 	ProbeWait = 6 * time.Second
