@@ -86,7 +86,7 @@ func (t *term) list(ctx context.Context) (l listing, err error) {
 }
 
 func (t *term) picture(ctx context.Context) (picture, error) {
-	p, _, err := ask(ctx, t, func(c *core.Core) (picture, bool) {
+	p, _, err := ask(ctx, t, func(c core.View) (picture, bool) {
 		p := picture{
 			pods: map[core.PodKey]string{}, pools: maps.Clone(t.loop.pools),
 			nodes: map[string]bool{}, records: map[string]bool{},

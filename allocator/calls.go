@@ -141,27 +141,27 @@ func (a *Allocator) SetTimeout(ctx context.Context, id string, lifetime time.Dur
 
 // Activities implements rest.Allocator.
 func (a *Allocator) Activities(ctx context.Context, filter rest.Filter, most int) ([]core.ActivityStatus, int, error) {
-	return read(ctx, a, func(c *core.Core) ([]core.ActivityStatus, int) { return c.Activities(filter.Matches, most) })
+	return read(ctx, a, func(c core.View) ([]core.ActivityStatus, int) { return c.Activities(filter.Matches, most) })
 }
 
 // Sandbox implements rest.Allocator.
 func (a *Allocator) Sandbox(ctx context.Context, id string) (core.Sandbox, bool, error) {
-	return read(ctx, a, func(c *core.Core) (core.Sandbox, bool) { return c.Sandbox(id) })
+	return read(ctx, a, func(c core.View) (core.Sandbox, bool) { return c.Sandbox(id) })
 }
 
 // Live implements rest.Allocator.
 func (a *Allocator) Live(ctx context.Context, after core.Mark, most int) ([]core.Sandbox, bool, error) {
-	return read(ctx, a, func(c *core.Core) ([]core.Sandbox, bool) { return c.Live(after, most) })
+	return read(ctx, a, func(c core.View) ([]core.Sandbox, bool) { return c.Live(after, most) })
 }
 
 // Fences implements rest.Allocator.
 func (a *Allocator) Fences(ctx context.Context, most int) ([]core.FenceStatus, int, error) {
-	return read(ctx, a, func(c *core.Core) ([]core.FenceStatus, int) { return c.Fences(most) })
+	return read(ctx, a, func(c core.View) ([]core.FenceStatus, int) { return c.Fences(most) })
 }
 
 // Sessions implements rest.Allocator.
 func (a *Allocator) Sessions(ctx context.Context, most int) ([]core.SessionStatus, int, error) {
-	return read(ctx, a, func(c *core.Core) ([]core.SessionStatus, int) { return c.Sessions(most) })
+	return read(ctx, a, func(c core.View) ([]core.SessionStatus, int) { return c.Sessions(most) })
 }
 
 // DeclareDead implements rest.Allocator. When ctx ends first, the declaration may take
@@ -174,7 +174,7 @@ func (a *Allocator) DeclareDead(ctx context.Context, session, by, reason string)
 
 // read returns f's view of the core of the current term. It returns an apierror.NotLeader
 // if this replica does not lead.
-func read[T, U any](ctx context.Context, a *Allocator, f func(*core.Core) (T, U)) (first T, second U, err error) {
+func read[T, U any](ctx context.Context, a *Allocator, f func(core.View) (T, U)) (first T, second U, err error) {
 	t, err := a.leadingTerm()
 	if err != nil {
 		return first, second, notLeading(err)

@@ -21,7 +21,7 @@ const (
 type loop struct {
 	core *core.Core
 	wall func() time.Time
-	in   chan any // a core.Event, or a func(*core.Core) that reads it
+	in   chan any // a core.Event, or a func(core.View)
 	do   func(core.Effect)
 	done chan struct{} // closed when run has returned
 	// versions are the resource versions of the latest observation of each pod. Older observations,
@@ -68,8 +68,8 @@ func (l *loop) run(ctx context.Context) {
 			}
 		case in := <-l.in:
 			switch in := in.(type) {
-			case func(*core.Core):
-				in(l.core)
+			case func(core.View):
+				in(l.core.View())
 			case core.Event:
 				l.step(in)
 			}
@@ -167,13 +167,13 @@ func (l *loop) put(in any) bool {
 // look calls f with the core in the loop's goroutine and returns its results. It returns
 // errStepDown when the loop has ended, and ctx's error when ctx ends first. f may then
 // still run later, so f must not write to variables of its caller.
-func look[T, U any](ctx context.Context, l *loop, f func(*core.Core) (T, U)) (first T, second U, err error) {
+func look[T, U any](ctx context.Context, l *loop, f func(core.View) (T, U)) (first T, second U, err error) {
 	type results struct {
 		first  T
 		second U
 	}
 	found := make(chan results, 1)
-	in := any(func(c *core.Core) {
+	in := any(func(c core.View) {
 		first, second := f(c)
 		found <- results{first, second}
 	})

@@ -49,7 +49,7 @@ func (l *loop) running(t *testing.T) (stop func()) {
 
 func known(t *testing.T, l *loop) (keys []core.PodKey) {
 	t.Helper()
-	require.NoError(t, lookError(t.Context(), l, func(c *core.Core) { keys = c.PodKeys() }))
+	require.NoError(t, lookError(t.Context(), l, func(c core.View) { keys = c.PodKeys() }))
 	return keys
 }
 
@@ -70,12 +70,12 @@ func TestStaleObservationIsDropped(t *testing.T) {
 			l := newTestLoop(t, nil)
 			l.step(core.PoolSeen{Pool: core.Pool{Key: poolKey, Warm: 1}})
 			l.step(core.PodSeen{Pod: pod("10")})
-			counts, _ := l.core.Counts(poolKey)
+			counts, _ := l.core.View().Counts(poolKey)
 			require.Equal(t, 1, counts.Warm)
 			going := pod(c.version)
 			going.Deleting = true
 			l.step(core.PodSeen{Pod: going})
-			counts, _ = l.core.Counts(poolKey)
+			counts, _ = l.core.View().Counts(poolKey)
 			require.Equal(t, c.taken, counts.Warm == 0)
 		})
 	}
@@ -112,7 +112,7 @@ func TestLateObservationDoesNotRevivePod(t *testing.T) {
 			l.step(core.PodGone{Key: p.Key})
 		}
 		l.step(core.PodSeen{Pod: pod("11")})
-		require.Empty(t, l.core.PodKeys())
+		require.Empty(t, l.core.View().PodKeys())
 	})
 }
 
@@ -131,21 +131,21 @@ func TestObservationsOlderThanTheFirstListAreDropped(t *testing.T) {
 	l.listed = "10"
 	l.knows(core.State{Pools: []core.Pool{{Key: poolKey, Version: "9"}}})
 	l.step(core.PodSeen{Pod: pod("8")}) // deleted before the list was made
-	require.Empty(t, l.core.PodKeys())
+	require.Empty(t, l.core.View().PodKeys())
 	l.step(core.PoolSeen{Pool: core.Pool{Key: poolKey, Version: "8"}})
-	_, known := l.core.Counts(poolKey)
+	_, known := l.core.View().Counts(poolKey)
 	require.False(t, known)
 	l.poolsListed = "9"
 	other := core.PoolKey{Namespace: "default", Name: "gone before the list"}
 	l.step(core.PoolSeen{Pool: core.Pool{Key: other, Version: "7"}})
-	_, known = l.core.Counts(other)
+	_, known = l.core.View().Counts(other)
 	require.False(t, known)
 	l.step(core.PoolSeen{Pool: core.Pool{Key: poolKey, Version: "11"}})
 	l.step(core.PoolGone{Key: poolKey, Version: "10"}) // of the one before
-	_, known = l.core.Counts(poolKey)
+	_, known = l.core.View().Counts(poolKey)
 	require.True(t, known)
 	l.step(core.PodSeen{Pod: pod("11")})
-	require.Len(t, l.core.PodKeys(), 1)
+	require.Len(t, l.core.View().PodKeys(), 1)
 }
 
 func TestEffectsRunInOrderBeforeTheNextEvent(t *testing.T) {
@@ -211,7 +211,7 @@ func TestCallersReturnWhenTheLoopEnds(t *testing.T) {
 		}
 		put, looked := make(chan bool, 1), make(chan error, 1)
 		go func() { put <- l.put(core.Tick{}) }()
-		go func() { looked <- lookError(context.Background(), l, func(*core.Core) {}) }()
+		go func() { looked <- lookError(context.Background(), l, func(core.View) {}) }()
 		synctest.Wait()
 		close(l.done) // as run does; nothing is taken any more
 		require.False(t, <-put)
@@ -225,7 +225,7 @@ func TestEventsAfterTheEndAreDropped(t *testing.T) {
 	for range 2 * eventQueue {
 		l.Submit(core.Tick{}) // must not block
 	}
-	require.ErrorIs(t, lookError(t.Context(), l, func(*core.Core) { t.Error("looked") }), errStepDown)
+	require.ErrorIs(t, lookError(t.Context(), l, func(core.View) { t.Error("looked") }), errStepDown)
 }
 
 func TestLookEndsWithItsContext(t *testing.T) {
@@ -233,13 +233,13 @@ func TestLookEndsWithItsContext(t *testing.T) {
 		l := newTestLoop(t, nil)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		require.ErrorIs(t, lookError(ctx, l, func(*core.Core) {}), context.DeadlineExceeded, "the loop does not run")
+		require.ErrorIs(t, lookError(ctx, l, func(core.View) {}), context.DeadlineExceeded, "the loop does not run")
 		for len(l.in) < eventQueue {
 			l.Submit(core.Tick{})
 		}
 		ctx, cancel = context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		require.ErrorIs(t, lookError(ctx, l, func(*core.Core) {}), context.DeadlineExceeded, "the queue is full")
+		require.ErrorIs(t, lookError(ctx, l, func(core.View) {}), context.DeadlineExceeded, "the queue is full")
 	})
 }
 
@@ -297,8 +297,8 @@ func TestLateTickWaitsForQueuedMessages(t *testing.T) {
 	}
 }
 
-func lookError(ctx context.Context, l *loop, f func(*core.Core)) error {
-	_, _, err := look(ctx, l, func(c *core.Core) (struct{}, struct{}) {
+func lookError(ctx context.Context, l *loop, f func(core.View)) error {
+	_, _, err := look(ctx, l, func(c core.View) (struct{}, struct{}) {
 		f(c)
 		return struct{}{}, struct{}{}
 	})

@@ -149,7 +149,7 @@ func (c *census) Collect(all chan<- prometheus.Metric) {
 	value(routersConnected, float64(connected))
 	value(pongAge, age.Seconds())
 
-	live, pools, err := ask(context.Background(), t, func(k *core.Core) (int, map[string]core.Counts) {
+	live, pools, err := ask(context.Background(), t, func(k core.View) (int, map[string]core.Counts) {
 		pools := map[string]core.Counts{}
 		for key := range t.loop.pools {
 			if counts, ok := k.Counts(key); ok {

@@ -82,7 +82,7 @@ func TestEndOfATermWaitsForABoundedTime(t *testing.T) {
 			tm.hooks.call = func(context.Context, core.Sandbox) { hangs() }
 			tm.hooks.add(starting("python", "k3x9"))
 		}, lost: true},
-		"the loop, when the lease is lost": {hang: func(tm *term, hangs func()) { tm.loop.in <- func(*core.Core) { hangs() } }, lost: true},
+		"the loop, when the lease is lost": {hang: func(tm *term, hangs func()) { tm.loop.in <- func(core.View) { hangs() } }, lost: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -245,7 +245,7 @@ func (t *term) recover(ctx context.Context, facts []core.Fact) error {
 	for _, ev := range records.Deleting {
 		t.loop.step(ev)
 	}
-	if left := t.loop.core.Quarantine(); left > 0 {
+	if left := t.loop.core.View().Quarantine(); left > 0 {
 		t.log.Error("the journal was begun anew recently: no pod is handed out until no router of the earlier journal can send requests to its address, or until an operator ends the wait, see docs/backup.md", zap.Duration("atMost", left))
 	}
 	t.log.Info("recovered", zap.Int("facts", len(facts)), zap.Int("pools", len(st.Pools)), zap.Int("pods", len(st.Pods)), zap.Int("records", len(st.Objects)))
@@ -455,7 +455,7 @@ func (t *term) Restored(term uint64) {
 const lookWait = time.Second
 
 // ask is look for at most lookWait.
-func ask[T, U any](ctx context.Context, t *term, f func(*core.Core) (T, U)) (T, U, error) {
+func ask[T, U any](ctx context.Context, t *term, f func(core.View) (T, U)) (T, U, error) {
 	ctx, cancel := context.WithTimeout(ctx, lookWait)
 	defer cancel()
 	return look(ctx, t.loop, f)
@@ -464,13 +464,13 @@ func ask[T, U any](ctx context.Context, t *term, f func(*core.Core) (T, U)) (T, 
 // quarantine returns for how long no pod is handed out yet, or 0 if the core does not
 // answer in time.
 func (t *term) quarantine() time.Duration {
-	left, _, _ := ask(context.Background(), t, func(c *core.Core) (time.Duration, bool) { return c.Quarantine(), true })
+	left, _, _ := ask(context.Background(), t, func(c core.View) (time.Duration, bool) { return c.Quarantine(), true })
 	return left
 }
 
 // counts returns a pool's pods by state. It returns false if the core does not know the
 // pool or does not answer in time.
 func (t *term) counts(ctx context.Context, key core.PoolKey) (core.Counts, bool) {
-	counts, known, _ := ask(ctx, t, func(c *core.Core) (core.Counts, bool) { return c.Counts(key) })
+	counts, known, _ := ask(ctx, t, func(c core.View) (core.Counts, bool) { return c.Counts(key) })
 	return counts, known
 }

@@ -47,7 +47,7 @@ func TestActivityWithoutIdleTimeoutIsNotPersisted(t *testing.T) {
 		s.pass(time.Second)
 		none[WriteObject](s)
 	}
-	if list, _ := s.core.Activities(everySandbox, 9); len(list) != 1 || list[0].Kind != activity.Admission || list[0].Router != "r" || list[0].Next != "" {
+	if list, _ := s.core.View().Activities(everySandbox, 9); len(list) != 1 || list[0].Kind != activity.Admission || list[0].Router != "r" || list[0].Next != "" {
 		t.Errorf("shown as %+v", list)
 	}
 }
@@ -117,7 +117,7 @@ func TestActivitiesListsTheOldestSandboxesFirst(t *testing.T) {
 	}
 	s.recover([]Pool{specA(0)}, pods, facts...)
 	for _, most := range []int{0, 1, 100, all - 1, all, all + 1} {
-		list, others := s.core.Activities(everySandbox, most)
+		list, others := s.core.View().Activities(everySandbox, most)
 		if len(list) != min(most, all) || others != all-len(list) {
 			t.Errorf("of %d at most %d are listed, and %d others", most, len(list), others)
 		}
@@ -127,7 +127,7 @@ func TestActivitiesListsTheOldestSandboxesFirst(t *testing.T) {
 			}
 		}
 	}
-	if list, others := s.core.Activities(only("id0042"), 10); len(list) != 1 || others != 0 {
+	if list, others := s.core.View().Activities(only("id0042"), 10); len(list) != 1 || others != 0 {
 		t.Errorf("%d, and %d others", len(list), others)
 	}
 }

@@ -1,6 +1,9 @@
 package core
 
-import "time"
+import (
+	"cmp"
+	"time"
+)
 
 const (
 	// The replacements of pods that end early wait for so long, first and at most.
@@ -34,44 +37,59 @@ type Trouble struct {
 	Retry time.Time
 }
 
+// deletedEarly is why the pod of a pool ended early that was deleted.
+const deletedEarly = "it was deleted before it was ready"
+
+// mayHaveEndedEarly acts on an idle pod that is seen to end. A pod that was warm for stableAfter, or
+// was deleted after it was warm, has not ended early.
+func (p *pod) mayHaveEndedEarly(now Instant) {
+	switch {
+	case p.seen.Finished && (p.warmAt == 0 || now.Boot-p.warmAt < stableAfter):
+		p.endedEarly(now, cmp.Or(p.seen.Why, "its containers have ended"))
+	case p.seen.Deleting && p.warmAt == 0:
+		p.endedEarly(now, deletedEarly)
+	}
+}
+
 // endedEarly notes that an idle pod has ended early. Pods that end during one pause count once. A
 // stranded pod does not count: its replacement was created when it was stranded.
-func (c *Core) endedEarly(p *pod, why string) {
-	pool, b := p.pool, &p.pool.backOff
-	if c.recovering || p.outdated || p.stranded() || !pool.known || pool.Deleting {
+func (p *pod) endedEarly(now Instant, why string) {
+	b := &p.pool.backOff
+	if p.outdated || p.stranded() || !p.pool.known || p.pool.Deleting {
 		return
 	}
 	b.held++
 	b.warmAt = 0
 	if b.retryAt == 0 {
 		b.pause = min(max(2*b.pause, firstEndPause), maxEndPause)
-		b.retryAt = c.now.Boot + b.pause
-		b.trouble.Retry = c.now.Wall.Add(b.pause).Truncate(time.Second)
+		b.retryAt = now.Boot + b.pause
+		b.trouble.Retry = now.Wall.Add(b.pause).Truncate(time.Second)
 	}
 	b.trouble.Pod, b.trouble.Why = p.seen.Key.Name, why
 }
 
 // becameWarm notes when a pod was warm for the first time.
-func (c *Core) becameWarm(p *pod) {
+func (p *pod) becameWarm(now time.Duration) {
 	if p.warmAt != 0 {
 		return
 	}
-	p.warmAt = c.now.Boot
+	p.warmAt = now
 	if b := &p.pool.backOff; b.pause != 0 && b.warmAt == 0 {
-		b.warmAt = c.now.Boot
+		b.warmAt = now
 	}
 }
 
-// early reports whether an idle pod that has ended by itself has ended early.
-func (c *Core) early(p *pod) bool { return p.warmAt == 0 || c.now.Boot-p.warmAt < stableAfter }
-
-// retry ends the pause of a pool when its time is over.
-func (c *Core) retry(pool *pool) {
+// retry ends the pauses of a pool whose time is over.
+func (pool *pool) retry(now time.Duration) {
+	if pool.retryAt != 0 && now >= pool.retryAt {
+		pool.retryAt = 0
+		pool.touch()
+	}
 	b := &pool.backOff
 	switch {
-	case b.warmAt != 0 && c.now.Boot-b.warmAt >= stableAfter:
+	case b.warmAt != 0 && now-b.warmAt >= stableAfter:
 		*b = backOff{}
-	case b.retryAt != 0 && c.now.Boot >= b.retryAt:
+	case b.retryAt != 0 && now >= b.retryAt:
 		b.held, b.retryAt, b.trouble.Retry = 0, 0, time.Time{}
 	default:
 		return

@@ -35,7 +35,7 @@ func (s *sim) end(lives func(*Pod), after time.Duration) (made int) {
 
 func (s *sim) trouble() Trouble {
 	s.t.Helper()
-	counts, ok := s.core.Counts(poolA)
+	counts, ok := s.core.View().Counts(poolA)
 	if !ok {
 		s.t.Fatal("no such pool")
 	}
@@ -200,14 +200,14 @@ func TestCountsNameOnePodThatIsStuck(t *testing.T) {
 	s := newSim(t)
 	stuck := func(p *Pod) { p.Ready, p.Why = false, "container sandbox: ImagePullBackOff" }
 	s.recover([]Pool{specA(3)}, []Pod{with(warmPod("a-1"), unready), with(warmPod("a-2"), stuck), with(warmPod("a-3"), stuck)})
-	if counts, _ := s.core.Counts(poolA); counts.Stuck != "pod a-2 is not ready: container sandbox: ImagePullBackOff" {
+	if counts, _ := s.core.View().Counts(poolA); counts.Stuck != "pod a-2 is not ready: container sandbox: ImagePullBackOff" {
 		t.Errorf("stuck %q", counts.Stuck)
 	}
 	for range 2 {
 		s.step(PodSeen{warmPod("a-2")})
 		s.step(PodSeen{warmPod("a-3")})
 	}
-	if counts, _ := s.core.Counts(poolA); counts.Stuck != "" {
+	if counts, _ := s.core.View().Counts(poolA); counts.Stuck != "" {
 		t.Errorf("stuck %q", counts.Stuck)
 	}
 }

@@ -60,7 +60,7 @@ func BenchmarkMemory(b *testing.B) {
 		used := heap()
 		b.ReportMetric((warm-empty)/pods, "bytes/pod")
 		b.ReportMetric((used-warm)/claims, "bytes/sandbox")
-		if list, more := c.Live(Mark{}, claims); len(list) != claims || more {
+		if list, more := c.View().Live(Mark{}, claims); len(list) != claims || more {
 			b.Fatalf("%d live", len(list))
 		}
 		runtime.KeepAlive(c)
@@ -219,7 +219,7 @@ func BenchmarkActivity(b *testing.B) {
 		b.ReportMetric(100*ticks.Seconds()/seconds, "ticks_%")
 		b.ReportMetric(float64(writes)/seconds/sandboxes, "writes_/s/id")
 		b.ReportMetric(float64(asked), "asked")
-		if n := len(s.core.Running()); n != sandboxes || s.core.members.Get("router0").Stream != 1 {
+		if n := len(s.core.View().Running()); n != sandboxes || s.core.members.Get("router0").Stream != 1 {
 			b.Fatalf("%d are left", n)
 		}
 	}
@@ -250,7 +250,7 @@ func BenchmarkDeadlines(b *testing.B) {
 		}
 		b.ReportMetric(100*ticks.Seconds()/(hours*3600), "ticks_%")
 		b.ReportMetric(float64(longest.Microseconds()), "longest_us")
-		if n := len(s.core.live); n != sandboxes {
+		if n := len(s.core.sandboxes.live); n != sandboxes {
 			b.Fatalf("%d are left", n)
 		}
 	}

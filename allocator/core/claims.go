@@ -50,7 +50,7 @@ func (c *Core) claim(ev Claim) {
 			return
 		}
 	}
-	pool := c.pools[ev.Pool]
+	pool := c.pools.byKey[ev.Pool]
 	switch {
 	case pool == nil || !pool.known || pool.Deleting:
 		c.emit(ClaimRefused{Token: ev.Token, Why: NoPool})
@@ -58,8 +58,8 @@ func (c *Core) claim(ev Claim) {
 	case c.pressure || len(c.outbox.pending) >= maxPendingFacts:
 		c.emit(ClaimRefused{Token: ev.Token, Why: Overloaded})
 		return
-	case pool.queue.Len() == 0 && c.Quarantine() > ev.Wait:
-		c.emit(ClaimRefused{Token: ev.Token, Why: Quarantined, Wait: c.Quarantine()})
+	case pool.queue.Len() == 0 && c.members.Quarantine(c.now.Boot) > ev.Wait:
+		c.emit(ClaimRefused{Token: ev.Token, Why: Quarantined, Wait: c.members.Quarantine(c.now.Boot)})
 		return
 	case pool.queue.Len() == 0 && (pool.callers >= c.cfg.MaxWaiting || pool.hopeless() || ev.Wait <= 0):
 		c.emit(ClaimRefused{Token: ev.Token, Why: PoolEmpty, Counts: pool.counts()})
@@ -136,7 +136,7 @@ func (c *Core) serve(pool *pool) {
 // bind gives a pod to a claim under an ID that was never used, and journals it.
 func (c *Core) bind(cl *claim, p *pod) {
 	p.pool.queue.Passed(p.seen.Key)
-	c.enter(p, podClaiming)
+	p.enter(podClaiming, c.now.Boot)
 	cl.binding.ID, cl.binding.ClaimedAt = c.cfg.NewID(), c.now.Wall
 	if cl.lifetime > 0 {
 		cl.binding.EndAt = c.now.Wall.Add(cl.lifetime)
@@ -164,18 +164,18 @@ func (c *Core) bind(cl *claim, p *pod) {
 		sb.Phase = Starting
 	}
 	p.claim, cl.pod = cl, p
-	cl.fact = c.commit(Fact{Sandbox: sb}, true, func(f Fact, _ time.Duration) { c.claimed(cl, f) })
+	cl.fact = c.outbox.commit(Fact{Sandbox: sb}, true, func(f Fact, _ time.Duration) { c.claimed(cl, f) })
 }
 
 // takeBack withdraws a binding that was not handed to a Write. The claim returns to its place in
 // the line.
-func (c *Core) takeBack(cl *claim) {
-	c.callOff(cl)
+func (cl *claim) takeBack() {
+	cl.callOff()
 	cl.pool.line(cl)
 }
 
 // callOff takes a claim off its pod, before it was handed to a Write.
-func (c *Core) callOff(cl *claim) {
+func (cl *claim) callOff() {
 	cl.fact.withdrawn = true
 	cl.pod.claim = nil
 	cl.pod, cl.fact = nil, nil
@@ -216,9 +216,9 @@ func (c *Core) claimAbandoned(token uint64) {
 			c.dropClaim(cl)
 		case !cl.fact.handed:
 			p := cl.pod
-			c.callOff(cl)
+			cl.callOff()
 			c.dropClaim(cl)
-			c.enter(p, podPending)
+			p.enter(podPending, c.now.Boot)
 			c.consider(p) // back to its place in the queue
 		}
 		return // a claim that was handed to a Write goes on
@@ -285,11 +285,12 @@ func (c *Core) claimed(cl *claim, f Fact) {
 	if cl.pool.known {
 		sb.takePorts(cl.pool) // they may have changed while the claim was written
 	}
-	c.add(sb)
+	c.sandboxes.add(sb)
+	c.addRoutes(sb)
 	p := c.pods[sb.Pod]
 	if p != nil {
 		p.claim, p.sandbox = nil, sb
-		c.enter(p, podClaimed)
+		p.enter(podClaimed, c.now.Boot)
 	}
 	sb.setTimes(c.now)
 	c.schedule(sb)
@@ -371,7 +372,7 @@ func (c *Core) answerCallers(sb *sandbox, with Effect) {
 // close ends all waits, because this leader is about to end.
 func (c *Core) close() {
 	c.closing = true
-	for _, pool := range c.pools {
+	for _, pool := range c.pools.byKey {
 		pool.touch()
 	}
 	for _, sb := range c.sortedStarting() {
@@ -404,7 +405,7 @@ func (c *Core) sortedStarting() []*sandbox {
 
 // startDone acts on the outcome of the postStart hook.
 func (c *Core) startDone(ev Started) {
-	sb := c.sandboxes[ev.ID]
+	sb := c.sandboxes.byID[ev.ID]
 	if sb == nil || sb.Phase != Starting || sb.readying {
 		return
 	}
@@ -414,7 +415,7 @@ func (c *Core) startDone(ev Started) {
 	}
 	sb.readying = true
 	ready := sb.next()
-	c.commit(Fact{Sandbox: &ready}, true, func(f Fact, _ time.Duration) { c.ready(sb, f) })
+	c.outbox.commit(Fact{Sandbox: &ready}, true, func(f Fact, _ time.Duration) { c.ready(sb, f) })
 }
 
 // ready acts on a committed start.

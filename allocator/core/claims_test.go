@@ -160,7 +160,7 @@ func TestPodsOfANodeThatIsCordonedAreReplacedAndComeBackWithIt(t *testing.T) {
 		t.Errorf("made %+v", made)
 	}
 	none[DeletePod](s) // whoever drains the node does that
-	if counts, _ := s.core.Counts(poolA); counts.Warm != 0 {
+	if counts, _ := s.core.View().Counts(poolA); counts.Warm != 0 {
 		t.Errorf("counts %+v", counts)
 	}
 	other := func(name string) Pod { return with(warmPod(name), func(p *Pod) { p.Node = "n2" }) }
@@ -172,7 +172,7 @@ func TestPodsOfANodeThatIsCordonedAreReplacedAndComeBackWithIt(t *testing.T) {
 		t.Errorf("deleted %+v, expected the two youngest", gone)
 	}
 	s.step(NodeGone{Name: "n1"})
-	if counts, _ := s.core.Counts(poolA); counts.Warm != 0 {
+	if counts, _ := s.core.View().Counts(poolA); counts.Warm != 0 {
 		t.Errorf("counts %+v", counts)
 	}
 }
@@ -204,7 +204,7 @@ func TestClaimsWaitForPodsInTheOrderInWhichTheyCame(t *testing.T) {
 			t.Errorf("unexpected %+v", s.effects)
 		}
 	}
-	if counts, _ := s.core.Counts(poolA); counts.Waiting != 3 {
+	if counts, _ := s.core.View().Counts(poolA); counts.Waiting != 3 {
 		t.Errorf("counts %+v", counts)
 	}
 	s.step(ClaimAbandoned{Token: 2})
@@ -433,7 +433,7 @@ func TestClaimWhosePodGoesKeepsItsPlaceAndGetsAnotherOneUnderANewID(t *testing.T
 				if c.Token != 1 || c.Sandbox.Pod != key("a-2") || c.Sandbox.ID == first {
 					t.Errorf("answer %+v after %s", c, first)
 				}
-				sb, known := s.core.Sandbox(first)
+				sb, known := s.core.View().Sandbox(first)
 				if known != handed || known && sb.Phase == Running {
 					t.Errorf("the first one is %+v", sb)
 				}
@@ -481,8 +481,8 @@ func TestClaimWhosePodLosesItsAddressIsNotHeldByNobody(t *testing.T) {
 		t.Fatalf("answered with %s, whose pod has no address", first.ID)
 	}
 	s.step(PodSeen{with(warmPod(first.Pod.Name), func(p *Pod) { p.Version = "3" })}) // it has it again
-	if held, _ := s.core.Sandbox(first.ID); held.Phase == Running {
-		t.Errorf("nobody was told of %s, and it runs: %+v", held.ID, s.core.pools[poolA].counts())
+	if held, _ := s.core.View().Sandbox(first.ID); held.Phase == Running {
+		t.Errorf("nobody was told of %s, and it runs: %+v", held.ID, s.core.pools.byKey[poolA].counts())
 	}
 }
 
@@ -719,7 +719,7 @@ func TestSandboxThatIsReleasedWhileItsStartIsWrittenStaysReleased(t *testing.T) 
 	if r := one[SandboxReleased](s); r.Sandbox.Phase != Released {
 		t.Errorf("released %+v", r)
 	}
-	if got, _ := s.core.Sandbox(sb.ID); got.Phase != Released {
+	if got, _ := s.core.View().Sandbox(sb.ID); got.Phase != Released {
 		t.Errorf("it is %+v", got)
 	}
 }

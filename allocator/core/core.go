@@ -53,24 +53,19 @@ type Config struct {
 
 // Core is the state machine. See the package comment.
 type Core struct {
-	cfg       Config
-	now       Instant
-	started   Instant
-	counter   uint64 // of revisions in this term
-	out       []Effect
-	unsettled []*pool // that this step has changed
+	*step
+	cfg     Config
+	started Instant
 	// recovering: Recover has not read everything yet, so nothing is decided about pools.
 	recovering bool
 	pressure   bool
 	closing    bool
 
-	pools       map[PoolKey]*pool
+	pools       poolTable
 	pods        map[PodKey]*pod
-	nodes       map[string]*node
+	nodes       nodeTable
 	taints      *taint.Ledger[PodKey]
-	sandboxes   map[string]*sandbox
-	live        []*sandbox             // of sandboxes, those that are not released, in the order of byClaim
-	holds       map[PodKey]*sandbox    // of sandboxes, by the pod that is or was theirs
+	sandboxes   sandboxTable
 	retirements map[PodKey]*retirement // of idle pods that are there or wait for a fence, or whose fact is not durable yet
 	orphans     []*pod                 // pods marked as used and on no record, to be deleted
 	members     *member.Ledger
@@ -79,9 +74,8 @@ type Core struct {
 	keysEnded   *list.List            // of *sandbox with a key, in the order they were released
 	starting    map[*sandbox]struct{} // those with callers
 	deadlines   *deadline.Queue       // of sandboxes that may have an end
-	ended       *list.List            // of *sandbox, in the order they ended
 	fences      *fence.Ledger
-	outbox      outbox
+	outbox      *outbox
 	claimNumber uint64
 	idle        *idle.Ledger // of the running sandboxes and of those that were running until their release
 	// journaledEnds are kept by the journal, in the order of until.
@@ -124,13 +118,14 @@ func New(cfg Config, now Instant) (*Core, error) {
 	if cfg.Linger == 0 {
 		cfg.Linger = 25 * time.Millisecond
 	}
+	st := &step{now: now}
 	return &Core{
-		cfg: cfg, now: now, started: now,
-		pools: map[PoolKey]*pool{}, pods: map[PodKey]*pod{}, nodes: map[string]*node{}, taints: taint.New[PodKey](),
-		sandboxes: map[string]*sandbox{}, holds: map[PodKey]*sandbox{}, retirements: map[PodKey]*retirement{},
+		step: st, cfg: cfg, started: now, outbox: &outbox{step: st, term: cfg.Term, linger: cfg.Linger, ready: true},
+		pools: poolTable{byKey: map[PoolKey]*pool{}}, pods: map[PodKey]*pod{}, nodes: nodeTable{}, taints: taint.New[PodKey](),
+		sandboxes: newSandboxTable(), retirements: map[PodKey]*retirement{},
 		members: member.New(member.Config{Expiry: cfg.expiry(), ConnectWindow: cfg.ConnectWindow, ReturnWithin: cfg.DeclareAfter}),
 		claims:  map[uint64]*claim{}, keys: map[claimKey]*keyed{}, keysEnded: list.New(), starting: map[*sandbox]struct{}{},
-		ended: list.New(), fences: fence.New(cfg.ConnectWindow), outbox: outbox{ready: true},
+		fences:    fence.New(cfg.ConnectWindow),
 		deadlines: deadline.New(), idle: idle.New(cfg.ConnectWindow, cfg.DryRun),
 	}, nil
 }
@@ -142,7 +137,10 @@ func (c *Core) Step(now Instant, ev Event) []Effect {
 	case PoolSeen:
 		c.poolSeen(ev.Pool)
 	case PoolGone:
-		c.poolGone(ev.Key)
+		if pool := c.pools.byKey[ev.Key]; pool != nil {
+			pool.known, pool.Deleting = false, true
+			pool.touch()
+		}
 	case PodSeen:
 		c.podSeen(ev.Pod)
 	case PodGone:
@@ -152,13 +150,15 @@ func (c *Core) Step(now Instant, ev Event) []Effect {
 	case NodeGone:
 		c.nodeSeen(ev.Name, false)
 	case CreateFailed:
-		c.createFailed(ev.Pool, ev.Name)
+		if pool := c.pools.byKey[ev.Pool]; pool != nil {
+			pool.createFailed(ev.Name, c.now.Boot)
+		}
 	case Claim:
 		c.claim(ev)
 	case ClaimAbandoned:
 		c.claimAbandoned(ev.Token)
 	case IdleAvailable:
-		if pool := c.pools[ev.Pool]; pool != nil {
+		if pool := c.pools.byKey[ev.Pool]; pool != nil {
 			pool.touch()
 		}
 	case Started:
@@ -168,7 +168,7 @@ func (c *Core) Step(now Instant, ev Event) []Effect {
 	case Closing:
 		c.close()
 	case Written:
-		c.written(ev.At)
+		c.outbox.written(ev.At)
 	case WriterReady:
 		c.outbox.ready = true
 	case Release:
@@ -217,12 +217,18 @@ func (c *Core) Step(now Instant, ev Event) []Effect {
 	return c.take()
 }
 
-func (c *Core) emit(e Effect) { c.out = append(c.out, e) }
+// step has what all parts of Core share: the time, and the effects so far.
+type step struct {
+	now Instant
+	out []Effect
+}
+
+func (s *step) emit(e Effect) { s.out = append(s.out, e) }
 
 func (c *Core) take() []Effect {
 	c.settlePools()
 	c.sendReleases()
-	c.flush()
+	c.outbox.flush()
 	out := c.out
 	c.out = nil
 	return out
@@ -236,28 +242,12 @@ func (c *Core) tick() {
 	c.tickSessions()
 	c.settleEnds()
 	c.advanceFences(c.fences.UnderWay())
-	for _, pool := range c.sortedPools() {
+	for _, pool := range c.pools.sorted() {
 		c.expireWaiting(pool)
-		if pool.retryAt != 0 && c.now.Boot >= pool.retryAt {
-			pool.retryAt = 0
-			pool.touch()
-		}
-		c.retry(pool)
+		pool.retry(c.now.Boot)
 	}
 	c.retireOrphans()
 	c.answerStarting()
 	c.forgetKeys()
 	c.forgetEnded()
-}
-
-// add makes a sandbox known.
-func (c *Core) add(sb *sandbox) {
-	c.sandboxes[sb.ID] = sb
-	c.holds[sb.Pod] = sb
-	if sb.Phase != Ended {
-		c.addRoutes(sb)
-		if sb.Phase != Released {
-			c.enlist(sb)
-		}
-	}
 }

@@ -25,7 +25,7 @@ func (c *Core) declareDead(ev DeclareDead) {
 			c.retireQuarantined(s)
 			said := &Declaration{By: ev.By, Reason: ev.Reason, At: c.now.Wall}
 			fact := Fact{Session: s.ID, From: s.From, Left: true, Declared: said}
-			d.Withdraw = c.commit(fact, true, func(f Fact, _ time.Duration) { c.declaredDead(s, d, f) }).withdraw
+			d.Withdraw = c.outbox.commit(fact, true, func(f Fact, _ time.Duration) { c.declaredDead(s, d, f) }).withdraw
 		}
 		return
 	}

@@ -11,7 +11,7 @@ const declareAfter = 10 * time.Second
 
 func (s *sim) fence() FenceStatus {
 	s.t.Helper()
-	list, others := s.core.Fences(10)
+	list, others := s.core.View().Fences(10)
 	if len(list) != 1 || others != 0 {
 		s.t.Fatalf("fences %+v and %d others", list, others)
 	}
@@ -59,7 +59,7 @@ func TestFencesListSessionsTheyWaitFor(t *testing.T) {
 	if got, want := f.Waiting[1], (Awaited{SessionStatus{ID: "r2", Heard: true, Silence: 5 * time.Second, Expires: s.core.cfg.expiry() - 5*time.Second}, 0}); got != want {
 		t.Errorf("%+v, expected %+v", got, want)
 	}
-	sessions, others := s.core.Sessions(2)
+	sessions, others := s.core.View().Sessions(2)
 	if len(sessions) != 2 || others != 1 || sessions[0].ID != "r1" || sessions[0].Fences != 1 || sessions[1].ID != "r2" || sessions[1].Fences != 1 {
 		t.Errorf("sessions %+v and %d others", sessions, others)
 	}
@@ -70,7 +70,7 @@ func TestFencesListSessionsTheyWaitFor(t *testing.T) {
 		t.Errorf("fence %+v", f)
 	}
 	s.pass(window)
-	if list, others := s.core.Fences(10); len(list)+others != 0 {
+	if list, others := s.core.View().Fences(10); len(list)+others != 0 {
 		t.Errorf("fences %+v and %d others", list, others)
 	}
 }
@@ -105,7 +105,7 @@ func TestListsOfFencesAndSessionsAreBounded(t *testing.T) {
 	for _, id := range ids {
 		s.release(id)
 	}
-	list, others := s.core.Fences(2)
+	list, others := s.core.View().Fences(2)
 	if len(list) != 2 || others != 3 || list[0].Sandbox.ID != ids[0] || list[1].Sandbox.ID != ids[1] {
 		t.Errorf("%d others than %+v", others, list)
 	}
@@ -336,7 +336,7 @@ func TestOldDeclarationDoesNotEndNewSession(t *testing.T) {
 	if e := one[SendSnapshot](s); e.Stream != 2 {
 		t.Errorf("snapshot %+v", e)
 	}
-	if sessions, _ := s.core.Sessions(10); len(sessions) != 1 || !sessions[0].Connected {
+	if sessions, _ := s.core.View().Sessions(10); len(sessions) != 1 || !sessions[0].Connected {
 		t.Errorf("sessions %+v", sessions)
 	}
 	s.step(SessionPing{Session: "r", Stream: 2, Nonce: 1})

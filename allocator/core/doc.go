@@ -34,7 +34,8 @@
 //	retire.go       idle pods that are taken out of use for good
 //	outbox.go       facts on their way into the journal
 //	objects.go      the Sandbox objects
-//	lists.go        queries, in a stable order
+//	view.go         queries, in a stable order
+//	table.go        the sandboxes: by ID, by pod, in the order of their claims, in that of their ends
 //	status.go       what operators see of fences, sessions and activity
 //
 // # States

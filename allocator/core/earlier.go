@@ -43,9 +43,9 @@ func (c *Core) earlierLives(journal string) {
 		ID: EarlierSession(journal), From: EarlierFrom, Durable: true, Earlier: true,
 		LastPing: max(c.now.Boot, c.started.Boot+c.cfg.Lease),
 	})
-	c.commit(Fact{Session: s.ID, From: s.From, Earlier: true}, true, func(Fact, time.Duration) {})
+	c.outbox.commit(Fact{Session: s.ID, From: s.From, Earlier: true}, true, func(Fact, time.Duration) {})
 	c.fences.Await(s.ID)
-	for _, pool := range c.sortedPools() {
+	for _, pool := range c.pools.sorted() {
 		for _, p := range sortedPods(pool.pods) {
 			p.quarantined = p.quarantined || p.addr.HasAddress() && p.sandbox == nil
 			c.consider(p)
@@ -59,10 +59,6 @@ func (c *Core) addSession(s member.Session) *member.Session {
 	return c.members.Add(s)
 }
 
-// Quarantine is how long no pod is handed out yet, because routers may serve routes of an earlier
-// journal. 0: pods are handed out.
-func (c *Core) Quarantine() time.Duration { return c.members.Quarantine(c.now.Boot) }
-
 // retireQuarantined takes idle pods out of use that had an address while the last session of an earlier
 // journal lasted. That intent must be durable no later than the end of the session, because the
 // next leader cannot know it otherwise.
@@ -70,7 +66,7 @@ func (c *Core) retireQuarantined(ends *member.Session) {
 	if !c.members.LastEarlier(ends) {
 		return
 	}
-	for _, pool := range c.sortedPools() {
+	for _, pool := range c.pools.sorted() {
 		for _, p := range pool.sorted(podPending) {
 			if p.quarantined && !p.tainted { // tainted pods keep their address until its fences are complete
 				c.retire(p)

@@ -151,7 +151,7 @@ func TestRouterOfAnotherJournalStartsQuarantine(t *testing.T) {
 	s.release(sb.ID)
 	s.ack("r1", 1, 3)
 	s.pass(time.Minute)
-	if n := s.core.pools[poolA].sum(podWarm); n != 2 {
+	if n := s.core.pools.byKey[poolA].sum(podWarm); n != 2 {
 		t.Fatalf("%d warm", n)
 	}
 	s.step(EarlierSeen{Journal: "j0"})
@@ -164,7 +164,7 @@ func TestRouterOfAnotherJournalStartsQuarantine(t *testing.T) {
 	if !written {
 		t.Errorf("the next leader would not know: %+v", s.effects)
 	}
-	left := s.core.Quarantine()
+	left := s.core.View().Quarantine()
 	s.refusedFor(left)
 	s.step(EarlierSeen{Journal: "j0"})
 	s.refusedFor(left) // it is known
@@ -227,7 +227,7 @@ func TestClaimInFlightAtQuarantineGetsNothing(t *testing.T) {
 	none[Claimed](s)
 	none[SendRoute](s)
 	s.record(s.effects)
-	if found, ok := s.core.Sandbox(sb.ID); !ok || found.Phase != Released || found.Reason != ReasonAddressShared {
+	if found, ok := s.core.View().Sandbox(sb.ID); !ok || found.Phase != Released || found.Reason != ReasonAddressShared {
 		t.Errorf("%+v", found)
 	}
 	s.pass(wait)

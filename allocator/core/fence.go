@@ -74,7 +74,7 @@ func (c *Core) advanceFences(sandboxes iter.Seq[string]) {
 		return r != nil && r.durable
 	}
 	for id := range sandboxes {
-		sb := c.sandboxes[id]
+		sb := c.sandboxes.byID[id]
 		c.answerReleases(sb)
 		cleared, complete := c.fences.Advance(id, c.now.Boot)
 		if _, routers, _ := c.fences.Began(id); cleared && routers > 0 && sb.durableAt > 0 {
@@ -85,7 +85,7 @@ func (c *Core) advanceFences(sandboxes iter.Seq[string]) {
 		}
 		c.reconsider(c.taints.Fenced(id, retired))
 		if p := c.pods[sb.Pod]; p != nil {
-			c.enter(p, podDeleting)
+			p.enter(podDeleting, c.now.Boot)
 			if !p.seen.Deleting {
 				c.emit(DeletePod{Pod: p.seen.Key})
 			}

@@ -64,8 +64,8 @@ func (c *Core) quiesced(ev Quiesced) {
 // claim. A sandbox without a lifetime is not probed then, because a pod that is always busy would
 // keep it for ever.
 func (c *Core) busyProbeOf(id string) (probe BusyProbe, ok bool) {
-	s := c.sandboxes[id]
-	if p := c.pools[s.Pool]; p != nil && !s.LifetimeEnd.IsZero() {
+	s := c.sandboxes.byID[id]
+	if p := c.pools.byKey[s.Pool]; p != nil && !s.LifetimeEnd.IsZero() {
 		probe = p.BusyProbe
 	}
 	return probe, probe.Port != 0
@@ -77,18 +77,18 @@ func (c *Core) reapIdle() {
 	probes := c.idle.Due(c.now.Boot, func(id string) bool { _, ok := c.busyProbeOf(id); return ok })
 	for _, p := range probes {
 		probe, _ := c.busyProbeOf(p.Sandbox)
-		to := netip.AddrPortFrom(c.sandboxes[p.Sandbox].IP, probe.Port)
+		to := netip.AddrPortFrom(c.sandboxes.byID[p.Sandbox].IP, probe.Port)
 		c.emit(SendProbe{Stream: c.members.Get(p.Router).Stream, ID: p.Sandbox, To: to, Path: probe.Path})
 	}
 	c.decide(c.idle.Expire(c.now.Boot))
-	if c.closing || c.journalStands() {
+	if c.closing || c.outbox.stands() {
 		return
 	}
 	ask, verdict := c.idle.Ask(c.now.Boot)
 	if len(ask.Sandboxes) > 0 {
 		questions := make([]Question, len(ask.Sandboxes))
 		for i, id := range ask.Sandboxes {
-			s := c.sandboxes[id]
+			s := c.sandboxes.byID[id]
 			questions[i] = Question{ID: id, IP: s.IP, MinBytes: s.MinBytes}
 		}
 		for _, s := range c.members.Reachable() {
@@ -102,7 +102,7 @@ func (c *Core) reapIdle() {
 // idle.
 func (c *Core) decide(v idle.Verdict) {
 	for _, quiet := range v.Idle {
-		switch s := c.sandboxes[quiet.ID]; {
+		switch s := c.sandboxes.byID[quiet.ID]; {
 		case !c.cfg.DryRun:
 			s.reaped = true
 			c.startRelease(s, ReasonIdle)
@@ -125,7 +125,7 @@ func (c *Core) persistActivity() {
 		return
 	}
 	for _, id := range c.idle.ToPersist(c.now.Boot) {
-		s := c.sandboxes[id]
+		s := c.sandboxes.byID[id]
 		use, _ := c.idle.Use(id)
 		active := c.now.Wall.Add(use.At - c.now.Boot).Truncate(time.Microsecond)
 		if s.Phase != Running || s.pendingTimeouts > 0 || s.objectRevision.Less(s.Revision) ||
@@ -133,8 +133,7 @@ func (c *Core) persistActivity() {
 			continue
 		}
 		s.LastActive = active
-		c.counter++
-		s.Revision = Revision{c.cfg.Term, c.counter}
+		s.Revision = c.outbox.revision()
 		c.emit(WriteObject{Sandbox: s.Sandbox, Touch: true})
 	}
 }

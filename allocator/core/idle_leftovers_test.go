@@ -112,7 +112,7 @@ func TestAddressLeftOpenBlocksAlsoWhereBytesCount(t *testing.T) {
 	sb := s.claim()
 	s.looks("r", 2, 0, Activity{Addr: sb.IP, Open: 1, Kind: activity.Open})
 	s.step(SessionGoodbye{Session: "r", Stream: 2, Looked: true})
-	if list, _ := s.core.Activities(everySandbox, 1); !slices.Equal(list[0].Awaits, []string{"r"}) {
+	if list, _ := s.core.View().Activities(everySandbox, 1); !slices.Equal(list[0].Awaits, []string{"r"}) {
 		t.Errorf("shown as %+v", list)
 	}
 }
@@ -124,7 +124,7 @@ func TestLastLookCountsOnANewStream(t *testing.T) {
 	s.step(SessionLeft{Session: "r", Stream: 2})
 	s.joinAndReport("r", 3)
 	s.step(SessionGoodbye{Session: "r", Stream: 3, Looked: true})
-	if list, _ := s.core.Activities(only(sb.ID), 1); len(list[0].Awaits) > 0 {
+	if list, _ := s.core.View().Activities(only(sb.ID), 1); len(list[0].Awaits) > 0 {
 		t.Errorf("shown as %+v", list)
 	}
 }
@@ -163,7 +163,7 @@ func TestRequestOpenAtTheNextLookIsUse(t *testing.T) {
 	s.pass(time.Second)
 	s.step(SessionPing{Session: "q", Stream: 1, Nonce: 6})
 	s.looksAt("envoy of r", 1, 6, Activity{Addr: sb.IP, Open: 1, Kind: activity.Open})
-	if list, _ := s.core.Activities(everySandbox, 1); list[0].Age != 0 || list[0].Kind != activity.Open || len(list[0].Awaits) > 0 {
+	if list, _ := s.core.View().Activities(everySandbox, 1); list[0].Age != 0 || list[0].Kind != activity.Open || len(list[0].Awaits) > 0 {
 		t.Errorf("shown as %+v", list)
 	}
 	s.pass(idleFor - time.Millisecond)

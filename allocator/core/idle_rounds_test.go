@@ -35,7 +35,7 @@ func TestRouterNotYetDurableBlocksTheQuestion(t *testing.T) {
 			for range 9 { // after that the journal stands still, which is another reason
 				s.pass(standsAfter / 10)
 				none[SendQuiesce](s)
-				if got, _ := s.core.Sandbox(sb.ID); got.Phase != Running {
+				if got, _ := s.core.View().Sandbox(sb.ID); got.Phase != Running {
 					t.Fatalf("it is on its way to being released: %+v", got)
 				}
 			}

@@ -173,7 +173,7 @@ func TestOpenAddressIsUseOfItsSandbox(t *testing.T) {
 	sb := s.claim()
 	s.pass(idleFor - time.Second)
 	s.looks("r", 1, 0, Activity{Addr: sb.IP, Open: 1, Kind: activity.Open}, Activity{Addr: address(7), Open: 1})
-	if list, _ := s.core.Activities(everySandbox, 1); !slices.Equal(list[0].Asks, []string{"r"}) || list[0].Age != 0 || list[0].Kind != activity.Open || list[0].Router != "r" || list[0].Open != 1 {
+	if list, _ := s.core.View().Activities(everySandbox, 1); !slices.Equal(list[0].Asks, []string{"r"}) || list[0].Age != 0 || list[0].Kind != activity.Open || list[0].Router != "r" || list[0].Open != 1 {
 		t.Errorf("shown as %+v", list)
 	}
 	s.pass(idleFor - time.Millisecond)
@@ -241,7 +241,7 @@ func TestBlindRouterBlocksTheQuestion(t *testing.T) {
 				none[SendQuiesce](s)
 				s.step(Report{Stream: 2, Activities: []Activity{{ID: "other"}}}) // a part of a report
 			}
-			if list, _ := s.core.Activities(only(sb.ID), 1); !slices.Equal(list[0].Awaits, []string{"r"}) {
+			if list, _ := s.core.View().Activities(only(sb.ID), 1); !slices.Equal(list[0].Awaits, []string{"r"}) {
 				t.Errorf("shown as %+v", list)
 			}
 			s.looks("r", 2, 0)
@@ -335,7 +335,7 @@ func TestLateAnswerKeepsTheSandbox(t *testing.T) {
 	s.says(q, 1)
 	s.says(q, 2)
 	none[SandboxReleased](s)
-	if got, _ := s.core.Sandbox(sb.ID); got.Phase != Running {
+	if got, _ := s.core.View().Sandbox(sb.ID); got.Phase != Running {
 		t.Errorf("%+v", got)
 	}
 }
@@ -369,7 +369,7 @@ func TestRouterThatCannotBeAskedKeepsItsSandboxes(t *testing.T) {
 			} else if len(q) > 0 {
 				t.Fatalf("asked: %+v", q)
 			}
-			if list, _ := s.core.Activities(only(sb.ID), 1); len(list) != 1 || !slices.Equal(list[0].Awaits, []string{"r"}) || list[0].In != 0 {
+			if list, _ := s.core.View().Activities(only(sb.ID), 1); len(list) != 1 || !slices.Equal(list[0].Awaits, []string{"r"}) || list[0].In != 0 {
 				t.Errorf("shown as %+v", list)
 			}
 			// As soon as it can be asked, it is.

@@ -54,7 +54,7 @@ func (c *Core) schedule(s *sandbox) {
 // expireEnds releases the sandboxes whose end has come.
 func (c *Core) expireEnds() {
 	for _, id := range c.deadlines.Due(c.now.Boot, maxDeadlines) {
-		s := c.sandboxes[id]
+		s := c.sandboxes.byID[id]
 		if at, reason := s.ends(); reason != "" && at <= c.now.Boot {
 			c.startRelease(s, reason)
 		} else {
@@ -73,7 +73,7 @@ func (c *Core) keepAlive(ev KeepAlive) {
 // callUse returns the live sandbox of a call and notes the call as activity. If there is none it
 // answers the call and returns nil.
 func (c *Core) callUse(token uint64, id string) *sandbox {
-	s := c.sandboxes[id]
+	s := c.sandboxes.byID[id]
 	switch {
 	case s == nil:
 		c.emit(SandboxCallAnswered{Token: token, Status: CallUnknown})
@@ -95,7 +95,7 @@ func (c *Core) setTimeout(ev SetTimeout) {
 	s.pendingTimeouts++
 	s.nextEnd = c.now.Wall.Add(ev.Lifetime)
 	next := s.next()
-	c.commit(Fact{Sandbox: &next}, true, func(f Fact, _ time.Duration) { c.timeoutSet(s, ev.Token, f) })
+	c.outbox.commit(Fact{Sandbox: &next}, true, func(f Fact, _ time.Duration) { c.timeoutSet(s, ev.Token, f) })
 }
 
 // next returns the state that the next fact of a sandbox starts from: its state, with the changes

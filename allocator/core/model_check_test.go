@@ -30,7 +30,7 @@ func (w *world) checkTruth() {
 		inPool[p.pool()]++
 	}
 	for id := range w.answered {
-		if s := w.core.sandboxes[id]; s == nil && !w.forgotten[id] && !w.unwanted[id] {
+		if s := w.core.sandboxes.byID[id]; s == nil && !w.forgotten[id] && !w.unwanted[id] {
 			w.t.Fatalf("%s was answered, and the core does not know it", id)
 		}
 	}
@@ -69,7 +69,7 @@ func (w *world) checkKnown(r *router) {
 // checkTold: every connected router was last told, of each sandbox that may be
 // routed to, where it is and the ports that its pool asks for now.
 func (w *world) checkTold() {
-	for _, s := range w.core.Running() {
+	for _, s := range w.core.View().Running() {
 		pool := w.pool(s.Pool)
 		if !pool.seen {
 			continue // nothing is asked for; its sandboxes are being released
@@ -100,7 +100,7 @@ func (w *world) checkUnderWay() {
 			w.t.Fatalf("the core waits for %q, which is not under way", s)
 		}
 	}
-	for _, p := range w.core.pools {
+	for _, p := range w.core.pools.byKey {
 		for name := range p.creating {
 			must("create %s", name)
 		}
@@ -114,7 +114,7 @@ func (w *world) checkUnderWay() {
 			must("delete %s", key.Name)
 		}
 	}
-	for _, s := range w.core.sandboxes {
+	for _, s := range w.core.sandboxes.byID {
 		if neverShown := s.lost && s.Phase == Releasing && s.objectRevision == (Revision{}); s.objectRevision.Less(s.Revision) && !neverShown {
 			must("record %s", s.ID)
 		}
@@ -122,7 +122,7 @@ func (w *world) checkUnderWay() {
 			must("start %s", s.ID)
 		}
 	}
-	o := &w.core.outbox
+	o := w.core.outbox
 	if writing := w.leader.committing != nil || w.leader.written; writing != (len(o.writing) > 0) || writing && o.ready {
 		w.t.Fatalf("the core is writing %d facts, ready: %v; under way: %v", len(o.writing), o.ready, writing)
 	}
@@ -134,13 +134,13 @@ func (w *world) checkUnderWay() {
 			w.t.Fatalf("claim %d has no answer and is not under way", token)
 		}
 	}
-	for _, p := range w.core.pools {
+	for _, p := range w.core.pools.byKey {
 		if p.waiting.Len() > 0 && (p.queue.Len() > 0 || w.core.closing) {
 			w.t.Fatalf("%d claims wait while %d pods are warm", p.waiting.Len(), p.queue.Len())
 		}
 	}
 	for token, id := range w.releases {
-		if !slices.ContainsFunc(w.core.sandboxes[id].waiters, func(x waiter) bool { return x.token == token }) {
+		if !slices.ContainsFunc(w.core.sandboxes.byID[id].waiters, func(x waiter) bool { return x.token == token }) {
 			w.t.Fatalf("release %d of %s has no answer and does not wait for one", token, id)
 		}
 	}
@@ -159,7 +159,7 @@ func (c *Core) waitsForStart(token uint64) bool {
 // when its pools are settled.
 func checkSettled(t interface{ Fatalf(string, ...any) }, c *Core) {
 	facts := len(c.outbox.pending)
-	for _, p := range c.pools {
+	for _, p := range c.pools.byKey {
 		p.touch()
 	}
 	c.settlePools()
@@ -171,14 +171,14 @@ func checkSettled(t interface{ Fatalf(string, ...any) }, c *Core) {
 // checkTables counts again what the core keeps count of.
 func checkTables(t interface{ Fatalf(string, ...any) }, c *Core) {
 	checkSettled(t, c)
-	for _, s := range c.sandboxes {
+	for _, s := range c.sandboxes.byID {
 		if routed := s.Phase != Ended && !c.fences.Complete(s.ID); routed != c.taints.Routed(s.ID) {
 			t.Fatalf("%s has routes: %v, in phase %d", s.ID, c.taints.Routed(s.ID), s.Phase)
 		}
 	}
 	var located []*taint.Pod[PodKey]
 	waiting := map[*claim]bool{}
-	for key, p := range c.pools {
+	for key, p := range c.pools.byKey {
 		if p.Key != key {
 			t.Fatalf("pool %v is kept as %v", p.Key, key)
 		}
@@ -226,7 +226,7 @@ func checkTables(t interface{ Fatalf(string, ...any) }, c *Core) {
 			if held := q.phase == podClaimed || q.phase == podReleased; held && q.sandbox == nil {
 				t.Fatalf("pod %s holds no sandbox, phase %d", q.seen.Key.Name, q.phase)
 			}
-			if s := q.sandbox; s != nil && (s.Pod != q.seen.Key || c.sandboxes[s.ID] != s) {
+			if s := q.sandbox; s != nil && (s.Pod != q.seen.Key || c.sandboxes.byID[s.ID] != s) {
 				t.Fatalf("pod %s holds %s, which is on %s", q.seen.Key.Name, s.ID, s.Pod.Name)
 			}
 			if q.phase == podWarm && (q.sandbox != nil || !q.usable() || q.seen.Used) {
@@ -262,12 +262,12 @@ func checkTables(t interface{ Fatalf(string, ...any) }, c *Core) {
 		if (k.claim != nil) == (k.sandbox != nil) {
 			t.Fatalf("key %v stands for %+v", key, k)
 		}
-		if s := k.sandbox; s != nil && (c.sandboxes[s.ID] != s || s.claimKey() != key || (s.keyElem != nil) != (s.Phase == Released || s.Phase == Ended)) {
+		if s := k.sandbox; s != nil && (c.sandboxes.byID[s.ID] != s || s.claimKey() != key || (s.keyElem != nil) != (s.Phase == Released || s.Phase == Ended)) {
 			t.Fatalf("key %v stands for %+v", key, s)
 		}
 	}
 	all := 0
-	for _, p := range c.pools {
+	for _, p := range c.pools.byKey {
 		all += len(p.pods)
 	}
 	if all != len(c.pods) {
@@ -276,20 +276,20 @@ func checkTables(t interface{ Fatalf(string, ...any) }, c *Core) {
 	holds := map[PodKey]string{}
 	ended, deadlines := 0, 0
 	live := 0
-	for _, s := range c.sandboxes {
+	for _, s := range c.sandboxes.byID {
 		if s.Phase != Released && s.Phase != Ended {
 			live++
 		}
 	}
-	if live != len(c.live) {
-		t.Fatalf("%d sandboxes are live, %d are listed", live, len(c.live))
+	if live != len(c.sandboxes.live) {
+		t.Fatalf("%d sandboxes are live, %d are listed", live, len(c.sandboxes.live))
 	}
-	for i, s := range c.live {
-		if c.sandboxes[s.ID] != s || i > 0 && byClaim(c.live[i-1], s.mark()) >= 0 {
+	for i, s := range c.sandboxes.live {
+		if c.sandboxes.byID[s.ID] != s || i > 0 && byClaim(c.sandboxes.live[i-1], s.mark()) >= 0 {
 			t.Fatalf("live sandbox %s is not known, or not in its place", s.ID)
 		}
 	}
-	for id, s := range c.sandboxes {
+	for id, s := range c.sandboxes.byID {
 		q := c.pods[s.Pod]
 		if s.ID != id {
 			t.Fatalf("%s is kept as %s", s.ID, id)
@@ -335,8 +335,8 @@ func checkTables(t interface{ Fatalf(string, ...any) }, c *Core) {
 			t.Fatalf("%s is released by a verdict, and in phase %d", id, s.Phase)
 		}
 	}
-	if ended != c.ended.Len() || deadlines != c.deadlines.Len() {
-		t.Fatalf("%d ended and %d deadlines, kept are %d and %d", ended, deadlines, c.ended.Len(), c.deadlines.Len())
+	if ended != c.sandboxes.ended.Len() || deadlines != c.deadlines.Len() {
+		t.Fatalf("%d ended and %d deadlines, kept are %d and %d", ended, deadlines, c.sandboxes.ended.Len(), c.deadlines.Len())
 	}
 	for _, err := range []error{c.fences.Check(), c.members.Check(), c.deadlines.Check(), c.idle.Check(), c.taints.Check(located)} {
 		if err != nil {
@@ -351,7 +351,7 @@ func checkTables(t interface{ Fatalf(string, ...any) }, c *Core) {
 // owes the acknowledgement of a message that it was sent.
 func checkFences(t interface{ Fatalf(string, ...any) }, c *Core) {
 	for id := range c.fences.UnderWay() {
-		if c.sandboxes[id] == nil {
+		if c.sandboxes.byID[id] == nil {
 			t.Fatalf("the fence of %s is under way, which is not known", id)
 		}
 		for router, sequence := range c.fences.Waiting(id) {
@@ -370,8 +370,8 @@ func checkFences(t interface{ Fatalf(string, ...any) }, c *Core) {
 // checkStatus compares what is shown of fences and sessions with the tables.
 func checkStatus(t interface{ Fatalf(string, ...any) }, c *Core) {
 	const most = 1 << 20
-	fences, others := c.Fences(most)
-	sessions, more := c.Sessions(most)
+	fences, others := c.View().Fences(most)
+	sessions, more := c.View().Sessions(most)
 	if len(fences) != c.fences.Len() || len(sessions) != len(c.members.All()) || others+more != 0 {
 		t.Fatalf("%d fences and %d sessions are shown, and %d and %d others; there are %d and %d", len(fences), len(sessions), others, more, c.fences.Len(), len(c.members.All()))
 	}

@@ -195,7 +195,7 @@ func (p *simPool) show(ev Event) {
 }
 
 func (w *world) audit() {
-	keys := w.core.PodKeys()
+	keys := w.core.View().PodKeys()
 	slices.SortFunc(keys, func(a, b PodKey) int { return cmp.Compare(a.UID, b.UID) })
 	for _, key := range keys {
 		if p := w.pod(key); !p.exists {

@@ -63,7 +63,7 @@ func (w *world) settle() {
 		case len(p.bound) > 0:
 			id := p.bound[0]
 			used[p.pool()]++
-			if s := w.core.sandboxes[id]; s == nil || s.Phase != Running {
+			if s := w.core.sandboxes.byID[id]; s == nil || s.Phase != Running {
 				t.Fatalf("pod %s is left with %s: %+v", p.Key.Name, id, s)
 			}
 			if r, ok := w.records[id]; !ok || r.Phase != Running {
@@ -80,7 +80,7 @@ func (w *world) settle() {
 		}
 	}
 	for _, p := range w.pools {
-		switch known := w.core.pools[p.Key]; {
+		switch known := w.core.pools.byKey[p.Key]; {
 		case p.Deleting && (p.exists || known != nil):
 			t.Fatalf("pool %s is being deleted and still there, known: %v", p.Key.Name, known != nil)
 		case p.Deleting:
@@ -90,14 +90,14 @@ func (w *world) settle() {
 		if p.Refused {
 			want = min(want, warm[p.Key]) // none are made
 		}
-		counts, _ := w.core.Counts(p.Key)
+		counts, _ := w.core.View().Counts(p.Key)
 		counts.Trouble = Trouble{} // a pod may have been deleted a moment ago
 		if warm[p.Key] != want || counts != (Counts{Warm: want, Claimed: used[p.Key]}) {
 			t.Fatalf("pool %s: %d warm pods, expected %d; counts %+v", p.Key.Name, warm[p.Key], want, counts)
 		}
 	}
 	for id, r := range w.records {
-		if w.core.sandboxes[id] == nil {
+		if w.core.sandboxes.byID[id] == nil {
 			continue // written late by a deposed leader: the next one will find it
 		}
 		if p := w.podOf(id); r.Phase == Running && (p == nil || !p.exists) {

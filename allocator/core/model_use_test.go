@@ -311,8 +311,8 @@ var verdicts atomic.Int64
 // judgeVerdicts judges, before anything else happens, which sandboxes the leader has
 // decided to release for being idle.
 func (w *world) judgeVerdicts() {
-	for _, id := range sorted(w.core.sandboxes) {
-		if s := w.core.sandboxes[id]; s.reaped && s.Phase == Releasing && w.judgedBy[id] != w.term {
+	for _, id := range sorted(w.core.sandboxes.byID) {
+		if s := w.core.sandboxes.byID[id]; s.reaped && s.Phase == Releasing && w.judgedBy[id] != w.term {
 			w.judgedBy[id] = w.term
 			verdicts.Add(1)
 			w.judgeIdle(s.Sandbox)
@@ -369,7 +369,7 @@ func (w *world) seen(envoy int) bool {
 
 // judgeReaped demands that every silent sandbox was released in the end.
 func (w *world) judgeReaped() {
-	for id, s := range w.core.sandboxes {
+	for id, s := range w.core.sandboxes.byID {
 		used := slices.ContainsFunc(w.uses, func(u *use) bool { return u.id == id })
 		if s.Phase == Running && s.IdleTimeout > 0 && !used && !w.core.closing {
 			for _, r := range w.routers {

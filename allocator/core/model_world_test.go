@@ -207,7 +207,7 @@ func (w *world) lead() {
 	}
 	w.checkRecovered()
 	w.earlier = map[string]bool{}
-	for id := range w.core.sandboxes {
+	for id := range w.core.sandboxes.byID {
 		w.earlier[id] = true
 	}
 	w.do(effects)
@@ -224,7 +224,7 @@ func (w *world) checkRecovered() {
 		if w.forgotten[id] {
 			continue
 		}
-		s := w.core.sandboxes[id]
+		s := w.core.sandboxes.byID[id]
 		if s == nil {
 			w.t.Fatalf("%s is durable as %+v, the new leader does not know it", id, durable)
 		}
@@ -239,7 +239,7 @@ func (w *world) checkRecovered() {
 		}
 	}
 	for id := range w.answered {
-		if w.core.sandboxes[id] == nil && !w.forgotten[id] {
+		if w.core.sandboxes.byID[id] == nil && !w.forgotten[id] {
 			w.t.Fatalf("%s was answered, the new leader does not know it", id)
 		}
 	}
@@ -358,7 +358,7 @@ func version(s string) int {
 // do judges the effects of one step and puts them where they belong.
 func (w *world) do(effects []Effect) {
 	t := w.t
-	most := 20 + 4*(len(w.core.pods)+len(w.core.sandboxes)+8)*(1+len(w.core.members.All()))
+	most := 20 + 4*(len(w.core.pods)+len(w.core.sandboxes.byID)+8)*(1+len(w.core.members.All()))
 	if len(effects) > most {
 		t.Fatalf("%d effects of one step, expected at most %d", len(effects), most)
 	}

@@ -1,7 +1,7 @@
 package core
 
 func (c *Core) objectWritten(ev ObjectWritten) {
-	sb := c.sandboxes[ev.ID]
+	sb := c.sandboxes.byID[ev.ID]
 	if sb == nil || !sb.objectRevision.Less(ev.Revision) {
 		return
 	}
@@ -14,7 +14,7 @@ func (c *Core) objectWritten(ev ObjectWritten) {
 // deposed leader may write late an object that is unknown or was deleted; such an object is
 // deleted.
 func (c *Core) objectSeen(ev ObjectSeen) {
-	switch sb := c.sandboxes[ev.ID]; {
+	switch sb := c.sandboxes.byID[ev.ID]; {
 	case sb != nil && sb.dropped:
 		c.emit(DeleteObject{Pool: ev.Pool, ID: ev.ID})
 	case sb != nil && ev.Deleting:
@@ -40,7 +40,7 @@ func (c *Core) letGo(sb *sandbox) {
 
 // objectGone acts on a Sandbox object that was deleted, and not by this leader.
 func (c *Core) objectGone(id string) {
-	sb := c.sandboxes[id]
+	sb := c.sandboxes.byID[id]
 	switch {
 	case sb == nil:
 		return
@@ -55,26 +55,12 @@ func (c *Core) objectGone(id string) {
 	c.emit(WriteObject{Sandbox: sb.Sandbox})
 }
 
-// maxPassed bounds how many records that must stay one call passes over.
-const maxPassed = 1000
-
 // forgetEnded drops the records that are too old or too many. It keeps those whose idempotency key
 // holds, and those with a pending write, which would bring the object back.
 func (c *Core) forgetEnded() {
-	passed := 0
-	for e := c.ended.Front(); e != nil && passed < maxPassed; {
-		sb := e.Value.(*sandbox)
-		e = e.Next()
-		if c.ended.Len() <= c.cfg.KeepEnded && c.now.Boot-sb.endedAt < c.cfg.KeepEndedFor {
-			return
-		}
-		if sb.objectRevision.Less(sb.Revision) || sb.keyElem != nil {
-			passed++ // later records need not wait for it
-			continue
-		}
-		c.ended.Remove(sb.elem)
-		delete(c.sandboxes, sb.ID)
-		delete(c.holds, sb.Pod)
+	for _, sb := range c.sandboxes.forget(c.cfg.KeepEnded, c.now.Boot-c.cfg.KeepEndedFor, func(sb *sandbox) bool {
+		return sb.objectRevision.Less(sb.Revision) || sb.keyElem != nil
+	}) {
 		c.fences.Forget(sb.ID)
 		c.emit(DeleteObject{Pool: sb.Pool, ID: sb.ID})
 	}
@@ -83,7 +69,6 @@ func (c *Core) forgetEnded() {
 // revise writes the object of a sandbox after a change that is no fact, because every recovery
 // observes it again.
 func (c *Core) revise(sb *sandbox) {
-	c.counter++
-	sb.Revision = Revision{c.cfg.Term, c.counter}
+	sb.Revision = c.outbox.revision()
 	c.emit(WriteObject{Sandbox: sb.Sandbox})
 }

@@ -11,6 +11,10 @@ const maxPendingFacts = 4 * maxFactsPerWrite
 
 // outbox is what is on its way into the journal.
 type outbox struct {
+	*step
+	term    uint64
+	counter uint64 // of revisions in this term
+	linger  time.Duration
 	ready   bool // a Write may be made
 	pending []*pendingFact
 	writing []*pendingFact
@@ -42,31 +46,36 @@ func (pf *pendingFact) withdraw() bool {
 // boot clock.
 type committed func(f Fact, at time.Duration)
 
+// revision returns a new revision. It is higher than all before.
+func (o *outbox) revision() Revision {
+	o.counter++
+	return Revision{o.term, o.counter}
+}
+
 // commit has a fact journaled, with a new revision. then runs when it is durable, after those
 // of all earlier facts. urgent: a caller waits for it.
-func (c *Core) commit(fact Fact, urgent bool, then committed) *pendingFact {
-	c.counter++
-	fact.Revision = Revision{c.cfg.Term, c.counter}
+func (o *outbox) commit(fact Fact, urgent bool, then committed) *pendingFact {
+	fact.Revision = o.revision()
 	if fact.Sandbox != nil {
 		fact.Sandbox.Revision = fact.Revision
 	}
-	if len(c.outbox.pending) == 0 {
-		c.outbox.since = c.now.Boot
+	if len(o.pending) == 0 {
+		o.since = o.now.Boot
 	}
 	pf := &pendingFact{fact: fact, then: then}
-	c.outbox.pending = append(c.outbox.pending, pf)
-	c.outbox.urgent = c.outbox.urgent || urgent
+	o.pending = append(o.pending, pf)
+	o.urgent = o.urgent || urgent
 	return pf
 }
 
-// flush hands the pending facts to the writer if it is free.
-func (c *Core) flush() {
-	o := &c.outbox
-	if !o.ready || len(o.pending) == 0 || !o.urgent && c.now.Boot-o.since < c.cfg.Linger {
+// flush hands the pending facts to the writer if it is free. A fact that no caller waits for is
+// held back for linger.
+func (o *outbox) flush() {
+	if !o.ready || len(o.pending) == 0 || !o.urgent && o.now.Boot-o.since < o.linger {
 		return
 	}
-	taken := 0
 	var facts []Fact
+	taken := 0
 	for _, pf := range o.pending {
 		if len(facts) == maxFactsPerWrite {
 			break
@@ -85,27 +94,27 @@ func (c *Core) flush() {
 		o.urgent = false
 	}
 	if len(facts) > 0 {
-		o.ready, o.handedAt = false, c.now.Boot
-		c.emit(Write{facts})
+		o.ready, o.handedAt = false, o.now.Boot
+		o.emit(Write{facts})
 	}
 }
 
 // standsAfter is how long a Write may take before the journal counts as standing still.
 const standsAfter = time.Second
 
-// journalStands reports whether what is journaled now would not be durable soon.
-func (c *Core) journalStands() bool {
-	return len(c.outbox.writing) > 0 && c.now.Boot-c.outbox.handedAt > standsAfter
+// stands reports whether what is journaled now would not be durable soon.
+func (o *outbox) stands() bool {
+	return len(o.writing) > 0 && o.now.Boot-o.handedAt > standsAfter
 }
 
 // written makes the facts of the last Write true, in their order. at is when the writer learned
 // that they are durable.
-func (c *Core) written(at time.Duration) {
+func (o *outbox) written(at time.Duration) {
 	if at == 0 {
-		at = c.now.Boot
+		at = o.now.Boot
 	}
-	done := c.outbox.writing
-	c.outbox.writing = nil
+	done := o.writing
+	o.writing = nil
 	for _, pf := range done {
 		pf.then(pf.fact, at)
 	}

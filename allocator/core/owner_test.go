@@ -44,7 +44,7 @@ func TestPodOfNoPoolIsIgnoredUnlessItIsOnRecord(t *testing.T) {
 	}
 	none[SandboxReleased](s)
 	one[CreatePod](s) // the foreign one does not count
-	if sb, _ := s.core.Sandbox("x"); sb.Phase != Running {
+	if sb, _ := s.core.View().Sandbox("x"); sb.Phase != Running {
 		t.Errorf("sandbox %+v", sb)
 	}
 	s.release("x")
@@ -55,8 +55,8 @@ func TestPodOfNoPoolIsIgnoredUnlessItIsOnRecord(t *testing.T) {
 	s.step(PodGone{key("a-8")})
 	s.step(PodGone{key("a-9")})
 	s.step(PodGone{key("foreign")})
-	if len(s.core.pools) != 1 {
-		t.Errorf("pools %v", s.core.pools)
+	if len(s.core.pools.byKey) != 1 {
+		t.Errorf("pools %v", s.core.pools.byKey)
 	}
 }
 

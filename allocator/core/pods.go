@@ -1,7 +1,7 @@
 package core
 
 import (
-	"cmp"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -73,36 +73,49 @@ func (p *pod) recount(f func()) {
 	p.pool.count(p, +1)
 }
 
-func (c *Core) enter(p *pod, phase podPhase) {
+// enter gives a pod another phase. The queue of its pool has it while it is warm.
+func (p *pod) enter(phase podPhase, now time.Duration) {
 	if p.phase == podWarm {
 		p.pool.queue.Remove(p.seen.Key)
 	}
 	p.recount(func() { p.phase = phase })
 	if phase == podWarm {
-		c.becameWarm(p)
+		p.becameWarm(now)
 		p.pool.queue.Put(warm.Pod[PodKey]{Key: p.seen.Key, Node: p.seen.Node, CreatedAt: p.seen.CreatedAt, Name: p.seen.Key.Name})
 	}
 }
 
-func (c *Core) nodeOf(name string) *node {
-	n := c.nodes[name]
-	if n == nil {
-		n = &node{name: name, pods: map[*pod]struct{}{}}
-		c.nodes[name] = n
+// nodeTable has the nodes that are usable or that pods name.
+type nodeTable map[string]*node
+
+// of returns the node of that name, and creates an entry if there is none.
+func (t nodeTable) of(name string) *node {
+	if t[name] == nil {
+		t[name] = &node{name: name, pods: map[*pod]struct{}{}}
 	}
-	return n
+	return t[name]
 }
 
-// leaveNode takes a pod off its node.
-func (c *Core) leaveNode(p *pod) {
+// join puts a pod on the node where it was seen, leave takes it off.
+func (t nodeTable) join(p *pod, name string) {
+	p.node = t.of(name)
+	p.node.pods[p] = struct{}{}
+}
+
+func (t nodeTable) leave(p *pod) {
 	delete(p.node.pods, p)
-	if len(p.node.pods) == 0 && !p.node.usable {
-		delete(c.nodes, p.node.name)
+	t.prune(p.node)
+}
+
+// prune drops a node that has no pods and is not usable.
+func (t nodeTable) prune(n *node) {
+	if len(n.pods) == 0 && !n.usable {
+		delete(t, n.name)
 	}
 }
 
 func (c *Core) nodeSeen(name string, usable bool) {
-	n := c.nodeOf(name)
+	n := c.nodes.of(name)
 	if n.usable != usable {
 		there := sortedPods(n.pods)
 		n.usable = usable
@@ -113,19 +126,12 @@ func (c *Core) nodeSeen(name string, usable bool) {
 			c.consider(p)
 		}
 	}
-	if len(n.pods) == 0 && !n.usable {
-		delete(c.nodes, name)
-	}
+	c.nodes.prune(n)
 }
 
 // sortedPods lists pods by UID, so that the same events have the same effects.
 func sortedPods(set map[*pod]struct{}) []*pod {
-	all := make([]*pod, 0, len(set))
-	for p := range set {
-		all = append(all, p)
-	}
-	slices.SortFunc(all, func(a, b *pod) int { return comparePods(a.seen.Key, b.seen.Key) })
-	return all
+	return slices.SortedFunc(maps.Keys(set), func(a, b *pod) int { return comparePods(a.seen.Key, b.seen.Key) })
 }
 
 func comparePods(a, b PodKey) int { return strings.Compare(a.UID, b.UID) }
@@ -133,60 +139,53 @@ func comparePods(a, b PodKey) int { return strings.Compare(a.UID, b.UID) }
 func (c *Core) podSeen(seen Pod) {
 	p := c.pods[seen.Key]
 	if p == nil {
-		owner, ours := c.ownerOf(seen)
-		if !ours {
+		// A pod that is on record, for a sandbox or as one to be deleted, is ours even if its owner
+		// reference was removed.
+		owner := PoolKey{seen.Key.Namespace, seen.Pool}
+		onRecord, retired := c.sandboxes.byPod[seen.Key], c.retirements[seen.Key] != nil
+		switch {
+		case seen.Pool == "" && onRecord != nil:
+			owner = onRecord.Pool
+		case seen.Pool == "" && !retired:
 			return
 		}
-		pool := c.poolOf(owner)
+		pool := c.pools.of(owner)
 		pool.made(seen.Key.Name)
-		p = &pod{pool: pool, seen: seen, node: c.nodeOf(seen.Node), outdated: pool.known && seen.Template != pool.Template, addr: &taint.Pod[PodKey]{Key: seen.Key}}
+		p = &pod{pool: pool, seen: seen, outdated: pool.known && seen.Template != pool.Template, addr: &taint.Pod[PodKey]{Key: seen.Key}}
+		c.nodes.join(p, seen.Node)
 		p.away = c.recovering && seen.Node != "" && !p.node.usable
-		p.node.pods[p] = struct{}{}
 		c.pods[seen.Key] = p
 		pool.pods[p] = struct{}{}
 		pool.count(p, +1)
-		d := c.retirements[seen.Key]
-		switch sb := c.holds[seen.Key]; {
+		switch sb := onRecord; {
 		case sb != nil:
 			// The pod is used, even if this observation does not show it: it may be older.
 			c.hold(p, sb)
-		case d != nil:
-			c.enter(p, podDeleting)
+		case retired:
+			p.enter(podDeleting, c.now.Boot)
 			c.advanceRetirement(seen.Key)
 		}
 	}
 	if p.seen.Node != seen.Node { // it was scheduled
-		c.leaveNode(p)
-		p.node = c.nodeOf(seen.Node)
-		p.node.pods[p] = struct{}{}
+		c.nodes.leave(p)
+		c.nodes.join(p, seen.Node)
 	}
 	p.seen = seen
 	c.locate(p)
-	c.relabel(p)
+	if seen.Mislabelled && !seen.Deleting {
+		c.emit(p.label())
+	}
 	c.consider(p)
 }
 
-// ownerOf returns the pool of a pod that is seen for the first time. A pod that is on record, for a
-// sandbox or as one to be deleted, is ours even if its owner reference was removed.
-func (c *Core) ownerOf(seen Pod) (owner PoolKey, ours bool) {
-	sb, d := c.holds[seen.Key], c.retirements[seen.Key]
-	if seen.Pool == "" && sb != nil {
-		return sb.Pool, true
-	}
-	return PoolKey{seen.Key.Namespace, seen.Pool}, seen.Pool != "" || d != nil
-}
-
-// relabel restores the pool's label of a pod. The effect names the sandbox too, because it replaces
+// label restores the pool's label of a pod. The effect names the sandbox too, because it replaces
 // an earlier LabelPod that is not carried out yet.
-func (c *Core) relabel(p *pod) {
-	if !p.seen.Mislabelled || p.seen.Deleting {
-		return
-	}
+func (p *pod) label() LabelPod {
 	e := LabelPod{Pod: p.seen.Key, Pool: p.seen.Pool, Restored: true}
 	if sb := p.sandbox; sb != nil {
 		e.ID, e.Released = sb.ID, sb.Phase == Released || sb.Phase == Ended
 	}
-	c.emit(e)
+	return e
 }
 
 // consider acts on the latest observation of a pod.
@@ -196,10 +195,8 @@ func (c *Core) consider(p *pod) {
 	case podPending, podWarm:
 		switch {
 		case seen.Deleting || seen.Finished || p.addr.Contested():
-			if seen.Finished && c.early(p) {
-				c.endedEarly(p, cmp.Or(seen.Why, "its containers have ended"))
-			} else if seen.Deleting && p.warmAt == 0 {
-				c.endedEarly(p, "it was deleted before it was ready")
+			if !c.recovering {
+				p.mayHaveEndedEarly(c.now)
 			}
 			c.retire(p)
 		case p.tainted && !p.addr.AddressTainted():
@@ -210,17 +207,17 @@ func (c *Core) consider(p *pod) {
 			c.retire(p)
 		case seen.Used:
 			c.emit(Repaired{Pod: seen.Key, What: "a pod of this pool is marked as used, and no record says by whom: it will be deleted"})
-			c.enter(p, podDeleting)
+			p.enter(podDeleting, c.now.Boot)
 			c.orphans = append(c.orphans, p)
 		case p.usable() && p.phase == podPending:
-			c.enter(p, podWarm)
+			p.enter(podWarm, c.now.Boot)
 		case !p.usable() && p.phase == podWarm:
-			c.enter(p, podPending)
+			p.enter(podPending, c.now.Boot)
 		}
 	case podClaiming:
 		if !p.claim.fact.handed && !p.usable() {
-			c.takeBack(p.claim)
-			c.enter(p, podPending)
+			p.claim.takeBack()
+			p.enter(podPending, c.now.Boot)
 			c.consider(p)
 		}
 	case podClaimed:
@@ -265,14 +262,13 @@ func (c *Core) hold(p *pod, sb *sandbox) {
 		sb.takePorts(p.pool)
 	}
 	if sb.Phase != Released && sb.Phase != Ended {
-		c.enter(p, podClaimed)
+		p.enter(podClaimed, c.now.Boot)
 		c.pushRoute(sb)
 		return
 	}
-	c.enter(p, podReleased)
+	p.enter(podReleased, c.now.Boot)
 	if sb.elem != nil { // it had ended, but its pod exists
-		c.ended.Remove(sb.elem)
-		sb.elem = nil
+		c.sandboxes.revive(sb)
 		sb.Phase = Released
 		c.revise(sb)
 		c.addRoutes(sb)
@@ -288,18 +284,18 @@ func (c *Core) podGone(key PodKey) {
 	if p.claim != nil {
 		p.seen.Ready = false // so that it is not answered, when it is being written
 		if !p.claim.fact.handed {
-			c.takeBack(p.claim)
+			p.claim.takeBack()
 		}
 	}
 	sb := p.sandbox
 	if p.phase == podPending && p.warmAt == 0 {
-		c.endedEarly(p, "it was deleted before it was ready")
+		p.endedEarly(c.now, deletedEarly)
 	}
-	c.enter(p, podDeleting) // out of the queue
+	p.enter(podDeleting, c.now.Boot) // out of the queue
 	p.pool.count(p, -1)
 	delete(p.pool.pods, p)
 	delete(c.pods, key)
-	c.leaveNode(p)
+	c.nodes.leave(p)
 	others, done := c.taints.Gone(p.addr)
 	c.reconsider(others)
 	if sb != nil {
@@ -307,6 +303,6 @@ func (c *Core) podGone(key PodKey) {
 	}
 	c.advanceRetirement(key)
 	for _, id := range done {
-		c.tryEnd(c.sandboxes[id])
+		c.tryEnd(c.sandboxes.byID[id])
 	}
 }

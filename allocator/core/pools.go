@@ -3,6 +3,7 @@ package core
 import (
 	"cmp"
 	"container/list"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -16,12 +17,18 @@ const (
 	maxRetry   = 30 * time.Second
 )
 
+// poolTable has the pools, and those that this step has changed.
+type poolTable struct {
+	byKey     map[PoolKey]*pool
+	unsettled []*pool
+}
+
 // pool is a pool and its pods. A pool that has pods is kept while its object does not exist, or was
 // not seen yet.
 type pool struct {
 	Pool
 	known    bool     // its object exists
-	list     *[]*pool // Core.unsettled
+	list     *[]*pool // poolTable.unsettled
 	touched  bool     // it is on that list
 	drained  bool     // PoolDrained was emitted
 	pods     map[*pod]struct{}
@@ -73,12 +80,12 @@ func (c *Core) settlePools() {
 	if c.recovering {
 		return
 	}
-	for len(c.unsettled) > 0 {
-		pools := c.unsettled
-		c.unsettled = nil
+	for len(c.pools.unsettled) > 0 {
+		pools := c.pools.unsettled
+		c.pools.unsettled = nil
 		slices.SortFunc(pools, byKey)
 		for _, pool := range pools {
-			if c.pools[pool.Key] == pool {
+			if c.pools.byKey[pool.Key] == pool {
 				c.serve(pool)
 				c.settle(pool)
 			}
@@ -100,34 +107,27 @@ func (pool *pool) count(p *pod, d int) {
 	pool.n[p.phase][outdated][stranded] += d
 }
 
-// poolOf returns the pool of that name. It creates an entry for a pool whose object was not seen,
+// of returns the pool of that name. It creates an entry for a pool whose object was not seen,
 // because the pods of such a pool must be kept.
-func (c *Core) poolOf(key PoolKey) *pool {
-	if c.pools[key] == nil {
-		c.pools[key] = &pool{
+func (t *poolTable) of(key PoolKey) *pool {
+	if t.byKey[key] == nil {
+		t.byKey[key] = &pool{
 			Pool: Pool{Key: key}, pods: map[*pod]struct{}{}, queue: warm.NewQueue[PodKey](), waiting: list.New(),
-			creating: map[string]struct{}{}, list: &c.unsettled,
+			creating: map[string]struct{}{}, list: &t.unsettled,
 		}
 	}
-	return c.pools[key]
+	return t.byKey[key]
 }
 
-// sortedPools lists the pools by namespace and name.
-func (c *Core) sortedPools() []*pool {
-	all := make([]*pool, 0, len(c.pools))
-	for _, pool := range c.pools {
-		all = append(all, pool)
-	}
-	slices.SortFunc(all, byKey)
-	return all
-}
+// sorted lists the pools by namespace and name.
+func (t *poolTable) sorted() []*pool { return slices.SortedFunc(maps.Values(t.byKey), byKey) }
 
 func byKey(a, b *pool) int {
 	return cmp.Or(strings.Compare(a.Key.Namespace, b.Key.Namespace), strings.Compare(a.Key.Name, b.Key.Name))
 }
 
 func (c *Core) poolSeen(spec Pool) {
-	pool := c.poolOf(spec.Key)
+	pool := c.pools.of(spec.Key)
 	changed := pool.Template != spec.Template
 	otherPorts := pool.DefaultPort != spec.DefaultPort || !slices.Equal(pool.Ports, spec.Ports)
 	pool.Pool, pool.known = spec, true
@@ -149,15 +149,6 @@ func (c *Core) poolSeen(spec Pool) {
 	pool.touch()
 }
 
-func (c *Core) poolGone(key PoolKey) {
-	pool := c.pools[key]
-	if pool == nil {
-		return
-	}
-	pool.known, pool.Deleting = false, true
-	pool.touch()
-}
-
 // settle brings the number of warm pods of a pool to what it asks for.
 func (c *Core) settle(pool *pool) {
 	switch {
@@ -166,7 +157,7 @@ func (c *Core) settle(pool *pool) {
 		return
 	case !pool.known: // its object was not seen yet, so nothing is decided about its pods
 		if len(pool.pods) == 0 {
-			delete(c.pools, pool.Key)
+			delete(c.pools.byKey, pool.Key)
 		}
 		return
 	}
@@ -275,7 +266,7 @@ func (c *Core) drain(pool *pool) {
 	switch {
 	case len(pool.pods)+len(pool.creating) > 0:
 	case !pool.known:
-		delete(c.pools, pool.Key)
+		delete(c.pools.byKey, pool.Key)
 	case !pool.drained:
 		pool.drained = true
 		c.emit(PoolDrained{pool.Key})
@@ -289,11 +280,8 @@ func (pool *pool) made(name string) {
 	pool.createPause = 0
 }
 
-func (c *Core) createFailed(key PoolKey, name string) {
-	pool := c.pools[key]
-	if pool == nil {
-		return
-	}
+// createFailed has a pod created again under the same name, after a pause.
+func (pool *pool) createFailed(name string, now time.Duration) {
 	if _, asked := pool.creating[name]; !asked {
 		return // the pod was created all the same, and was seen
 	}
@@ -301,7 +289,7 @@ func (c *Core) createFailed(key PoolKey, name string) {
 	pool.again = append(pool.again, name)
 	if pool.retryAt == 0 { // failures side by side count once
 		pool.createPause = min(max(2*pool.createPause, firstRetry), maxRetry)
-		pool.retryAt = c.now.Boot + pool.createPause
+		pool.retryAt = now + pool.createPause
 	}
 	pool.touch()
 }

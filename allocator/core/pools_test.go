@@ -192,13 +192,13 @@ func TestTemplateChangeReplacesWarmPodsWithoutEmptyingThePool(t *testing.T) {
 					continue
 				}
 				queue = append(queue, s.step(ev)...)
-				counts, _ := s.core.Counts(poolA)
+				counts, _ := s.core.View().Counts(poolA)
 				least = min(least, counts.Warm)
 			}
 			if want := map[int]int{0: 2, 2: 1}[most]; least < want {
 				t.Errorf("%d warm pods at the least, expected %d", least, want)
 			}
-			for q := range s.core.pools[poolA].pods {
+			for q := range s.core.pools.byKey[poolA].pods {
 				if q.seen.Template != "t2" || q.phase != podWarm {
 					t.Errorf("left: %+v", q.seen)
 				}
@@ -372,7 +372,7 @@ func TestPoolBeingDeletedIsDrainedThroughItsFences(t *testing.T) {
 	s.step(PoolSeen{p})
 	none[PoolDrained](s)
 	s.step(PoolGone{Key: poolA})
-	if _, known := s.core.Counts(poolA); known {
+	if _, known := s.core.View().Counts(poolA); known {
 		t.Error("the pool is still known")
 	}
 	s.step(PoolSeen{specA(1)}) // another one of that name
@@ -388,7 +388,7 @@ func TestPodsOfAPoolThatWasNotSeenAreLeftAlone(t *testing.T) {
 		t.Errorf("unexpected %+v", s.effects)
 	}
 	s.step(PodGone{key("a-1")})
-	if len(s.core.pools) > 0 {
+	if len(s.core.pools.byKey) > 0 {
 		t.Error("a pool without an object and without pods is kept")
 	}
 }

@@ -73,7 +73,7 @@ func TestObjectWithAKeyIsLetGoOnlyWhenTheKeyHoldsNoLonger(t *testing.T) {
 			}
 			s.deletedAfter(sb.Pod, never)
 			s.record(s.step(PodGone{sb.Pod}))
-			sb, _ = s.core.Sandbox(sb.ID)
+			sb, _ = s.core.View().Sandbox(sb.ID)
 			if sb.Phase != Ended {
 				t.Fatalf("it is %+v", sb)
 			}
@@ -158,8 +158,8 @@ func TestAStepOfTheWallClockDoesNotStopTheForgetting(t *testing.T) {
 	}
 	s.pass(25 * time.Hour)
 	s.pass(time.Second)
-	if len(s.core.sandboxes) > 1 || len(s.core.keys) > 1 {
-		t.Errorf("%d records and %d keys are left a day later", len(s.core.sandboxes), len(s.core.keys))
+	if len(s.core.sandboxes.byID) > 1 || len(s.core.keys) > 1 {
+		t.Errorf("%d records and %d keys are left a day later", len(s.core.sandboxes.byID), len(s.core.keys))
 	}
 }
 
@@ -188,13 +188,13 @@ func TestRecordThatCannotBeWrittenDoesNotKeepAllOthers(t *testing.T) {
 			}
 		}
 		written(s.step(Claim{Token: n, Pool: poolA, Wait: wait}))
-		c := s.core.live[0].Sandbox
+		c := s.core.sandboxes.live[0].Sandbox
 		written(s.step(Release{ID: c.ID, Reason: ReasonKilled}))
 		s.deletedAfter(c.Pod, never)
 		written(s.step(PodGone{c.Pod}))
 	}
 	s.pass(25 * time.Hour)
-	if n := len(s.core.sandboxes); n > 1 {
+	if n := len(s.core.sandboxes.byID); n > 1 {
 		t.Errorf("%d records a day later; one cannot be written", n)
 	}
 }

@@ -37,7 +37,7 @@ func (c *Core) Recover(st State) ([]Effect, error) {
 	for _, p := range st.Pods {
 		c.podSeen(p)
 	}
-	for _, sb := range c.sorted() {
+	for _, sb := range c.sandboxes.byEnd() {
 		if sb.objectRevision.Less(sb.Revision) {
 			c.emit(WriteObject{Sandbox: sb.Sandbox})
 		}
@@ -59,7 +59,7 @@ func (c *Core) Recover(st State) ([]Effect, error) {
 		}
 	}
 	c.recovering = false
-	for _, pool := range c.sortedPools() {
+	for _, pool := range c.pools.sorted() {
 		if !pool.known { // its object is gone, only its pods are left
 			pool.Deleting = true
 		}
@@ -68,28 +68,54 @@ func (c *Core) Recover(st State) ([]Effect, error) {
 	return c.take(), nil
 }
 
-// recoverSandboxes merges the journal and the objects: of each sandbox the higher revision counts.
+// recoverSandboxes merges the journal and the objects, and recovers what was merged.
 func (c *Core) recoverSandboxes(st State) error {
 	for _, r := range st.Objects {
-		c.sandboxes[r.ID] = &sandbox{Sandbox: r, objectRevision: r.Revision}
+		c.sandboxes.byID[r.ID] = &sandbox{Sandbox: r, objectRevision: r.Revision}
 	}
+	c.mergeFacts(st)
+	for _, sb := range c.sandboxes.byEnd() {
+		if other := c.sandboxes.byPod[sb.Pod]; other != nil {
+			return contradiction(other, sb, sb.Pod)
+		}
+		c.recoverSandbox(sb)
+	}
+	for _, f := range st.Facts {
+		if f.Session != "" {
+			c.recoverSession(f)
+		}
+	}
+	for _, sb := range c.sandboxes.byEnd() {
+		for _, d := range sb.conflicts {
+			if other := c.sandboxes.byPod[d.pod]; other != nil && other != sb {
+				return contradiction(other, sb, d.pod)
+			}
+		}
+		c.retireConflicts(sb)
+	}
+	return nil
+}
+
+// mergeFacts merges the journal into what the objects show. Of each sandbox the higher revision
+// counts.
+func (c *Core) mergeFacts(st State) {
 	there := make(map[PodKey]bool, len(st.Pods))
 	for _, p := range st.Pods {
 		there[p.Key] = true
 	}
-	var doubles []Fact
+	var conflicts []Fact
 	for _, f := range st.Facts {
 		switch {
-		case f.Session != "": // below
+		case f.Session != "": // recoverSession follows
 			continue
 		case f.Sandbox == nil:
 			c.retirements[f.Retired] = &retirement{revision: f.Revision, durable: true}
 			if f.After != "" {
-				doubles = append(doubles, f)
+				conflicts = append(conflicts, f)
 			}
 			continue
 		}
-		sb := c.sandboxes[f.Sandbox.ID]
+		sb := c.sandboxes.byID[f.Sandbox.ID]
 		if sb == nil && f.Sandbox.Phase == Released && !there[f.Sandbox.Pod] && c.now.Wall.Sub(f.Sandbox.EndedAt) > c.cfg.KeepEndedFor {
 			// Its record was dropped, and no later fact has overwritten its slot.
 			c.emit(Settle{ID: f.Sandbox.ID, Revision: f.Revision})
@@ -97,7 +123,7 @@ func (c *Core) recoverSandboxes(st State) error {
 		}
 		if sb == nil {
 			sb = &sandbox{}
-			c.sandboxes[f.Sandbox.ID] = sb
+			c.sandboxes.byID[f.Sandbox.ID] = sb
 		} else if sb.Pod != f.Sandbox.Pod || sb.IP != f.Sandbox.IP {
 			// A claim is never changed, so an allocator did not write one of the two.
 			other := *f.Sandbox
@@ -115,52 +141,39 @@ func (c *Core) recoverSandboxes(st State) error {
 			c.emit(Settle{ID: sb.ID, Revision: f.Revision})
 		}
 	}
-	for _, f := range doubles { // an earlier leader found them; retireConflicts renews the intents
-		if sb := c.sandboxes[f.After]; sb != nil {
+	for _, f := range conflicts { // an earlier leader found them; retireConflicts renews the intents
+		if sb := c.sandboxes.byID[f.After]; sb != nil {
 			for _, at := range f.At {
 				sb.addConflict(f.Retired, at)
 			}
 		}
 	}
-	for _, sb := range c.sorted() {
-		if other := c.holds[sb.Pod]; other != nil {
-			return contradiction(other, sb, sb.Pod)
-		}
-		c.add(sb)
-		if sb.IdempotencyKey != "" {
-			c.keys[sb.claimKey()] = &keyed{hash: sb.RequestHash, sandbox: sb}
-		}
-		switch sb.Phase {
-		case Released, Ended:
-			sb.endedAt = c.now.Boot - c.now.Wall.Sub(sb.EndedAt)
-			c.keyEnds(sb)
-			if sb.Phase == Ended {
-				sb.elem = c.ended.PushBack(sb)
-			}
-		case Starting, Running, Releasing:
-			sb.Phase = max(sb.Phase, Starting)
-			sb.setTimes(c.now)
-			if sb.Phase == Running {
-				c.recoverActivity(sb)
-			}
-			c.schedule(sb)
-		}
+}
+
+// recoverSandbox recovers a sandbox of an earlier term.
+func (c *Core) recoverSandbox(sb *sandbox) {
+	c.sandboxes.add(sb)
+	if sb.Phase != Ended {
+		c.addRoutes(sb)
 	}
-	slices.SortFunc(c.live, func(a, b *sandbox) int { return byClaim(a, b.mark()) })
-	for _, f := range st.Facts {
-		if f.Session != "" {
-			c.recoverSession(f)
-		}
+	if sb.IdempotencyKey != "" {
+		c.keys[sb.claimKey()] = &keyed{hash: sb.RequestHash, sandbox: sb}
 	}
-	for _, sb := range c.sorted() {
-		for _, d := range sb.conflicts {
-			if other := c.holds[d.pod]; other != nil && other != sb {
-				return contradiction(other, sb, d.pod)
-			}
+	switch sb.Phase {
+	case Released, Ended:
+		sb.endedAt = c.now.Boot - c.now.Wall.Sub(sb.EndedAt)
+		c.keyEnds(sb)
+		if sb.Phase == Ended {
+			c.sandboxes.end(sb)
 		}
-		c.retireConflicts(sb)
+	case Starting, Running, Releasing:
+		sb.Phase = max(sb.Phase, Starting)
+		sb.setTimes(c.now)
+		if sb.Phase == Running {
+			c.recoverActivity(sb)
+		}
+		c.schedule(sb)
 	}
-	return nil
 }
 
 func contradiction(one, other *sandbox, pod PodKey) error {

@@ -71,7 +71,7 @@ func TestRecoveryFindsEverySandboxInItsState(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			s := newSimAt(t, 2, start)
 			s.recoverState(State{Pools: []Pool{specA(0)}, Nodes: []string{"n1"}, Pods: tt.pods, Facts: append(tt.facts, Fact{Revision: Revision{1, 1}, Session: "r"}), Objects: tt.objects})
-			sb, ok := s.core.Sandbox("x")
+			sb, ok := s.core.View().Sandbox("x")
 			if !ok || sb.Phase != tt.want {
 				t.Fatalf("found %+v %v, expected phase %d", sb, ok, tt.want)
 			}

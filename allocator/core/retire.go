@@ -8,10 +8,10 @@ import (
 // retire takes an idle pod out of use for good. The pod is deleted when the intent is durable.
 // Otherwise the next leader could hand out a pod whose deletion is on its way.
 func (c *Core) retire(p *pod) {
-	c.enter(p, podDeleting)
+	p.enter(podDeleting, c.now.Boot)
 	if !p.seen.Deleting {
 		key := p.seen.Key
-		pf := c.commit(Fact{Retired: key}, false, func(Fact, time.Duration) { c.retired(key) })
+		pf := c.outbox.commit(Fact{Retired: key}, false, func(Fact, time.Duration) { c.retired(key) })
 		c.retirements[key] = &retirement{revision: pf.fact.Revision}
 	}
 }
@@ -52,7 +52,7 @@ func (c *Core) retireConflicts(sb *sandbox) {
 		at[d.pod] = append(at[d.pod], d.ip)
 	}
 	for _, key := range pods {
-		pf := c.commit(Fact{Retired: key, After: sb.ID, At: at[key]}, true, func(Fact, time.Duration) { c.retired(key) })
+		pf := c.outbox.commit(Fact{Retired: key, After: sb.ID, At: at[key]}, true, func(Fact, time.Duration) { c.retired(key) })
 		c.retirements[key] = &retirement{revision: pf.fact.Revision, after: sb}
 	}
 }
@@ -76,7 +76,7 @@ func (c *Core) advanceRetirement(key PodKey) {
 		d.asked = true
 		c.emit(DeletePod{Pod: key})
 		for _, id := range c.taints.Retired(p.addr) {
-			c.tryEnd(c.sandboxes[id])
+			c.tryEnd(c.sandboxes.byID[id])
 		}
 	}
 }

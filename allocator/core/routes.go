@@ -15,7 +15,7 @@ func (c *Core) resolve(ev Resolve) {
 		return
 	}
 	e := SendResolved{Stream: ev.Stream, ID: ev.ID}
-	if s := c.sandboxes[ev.ID]; s != nil {
+	if s := c.sandboxes.byID[ev.ID]; s != nil {
 		switch {
 		case s.routable():
 			found := s.Sandbox
@@ -27,7 +27,7 @@ func (c *Core) resolve(ev Resolve) {
 			e.Starting = true
 			if s.reaped {
 				e.Hold = reapHold
-			} else if p := c.pools[s.Pool]; p != nil && !s.lost {
+			} else if p := c.pools.byKey[s.Pool]; p != nil && !s.lost {
 				e.Hold = p.Hold
 			}
 		}

@@ -35,7 +35,7 @@ type sandbox struct {
 	// conflicts are the pods and addresses that conflicting records name for it. None of these
 	// pods serves it. Its fence covers all of them, because routes are keyed by sandbox ID.
 	conflicts []conflict
-	elem      *list.Element // in Core.ended
+	elem      *list.Element // in sandboxTable.ended
 	keyElem   *list.Element // in Core.keysEnded
 }
 
@@ -61,8 +61,11 @@ func (sb *sandbox) addresses() []netip.Addr {
 	return all
 }
 
+// live reports whether a sandbox is listed: it starts or runs, and its pod serves it.
+func (sb *sandbox) live() bool { return sb.routable() || sb.Phase == Starting && !sb.lost }
+
 func (c *Core) release(ev Release) {
-	sb := c.sandboxes[ev.ID]
+	sb := c.sandboxes.byID[ev.ID]
 	answer := func(status CallStatus) {
 		if ev.Token != 0 {
 			c.emit(ReleaseAnswered{Token: ev.Token, Status: status})
@@ -91,7 +94,7 @@ func (c *Core) startRelease(sb *sandbox, reason string) {
 	sb.ran = sb.Phase == Running
 	sb.Phase = Releasing
 	released.Phase, released.Reason, released.EndedAt = Released, reason, c.now.Wall
-	c.commit(Fact{Sandbox: &released}, true, func(f Fact, at time.Duration) { c.released(sb, f, at) })
+	c.outbox.commit(Fact{Sandbox: &released}, true, func(f Fact, at time.Duration) { c.released(sb, f, at) })
 }
 
 // lost releases a sandbox whose pod cannot serve it any more. From now on no router gets its
@@ -109,11 +112,11 @@ func (c *Core) lost(sb *sandbox, reason string) {
 func (c *Core) released(sb *sandbox, f Fact, at time.Duration) {
 	c.deadlines.Remove(sb.ID)
 	c.idle.Remove(sb.ID)
-	c.delist(sb)
+	c.sandboxes.released(sb)
 	sb.Phase, sb.Reason, sb.EndedAt, sb.endedAt, sb.Revision = Released, f.Sandbox.Reason, f.Sandbox.EndedAt, c.now.Boot, f.Revision
 	p := c.pods[sb.Pod]
 	if p != nil {
-		c.enter(p, podReleased)
+		p.enter(podReleased, c.now.Boot)
 		c.emit(LabelPod{Pod: sb.Pod, Pool: sb.Pool.Name, ID: sb.ID, Released: true})
 	}
 	c.emit(WriteObject{Sandbox: sb.Sandbox})
@@ -135,6 +138,6 @@ func (c *Core) tryEnd(sb *sandbox) {
 		return
 	}
 	sb.Phase = Ended
-	sb.elem = c.ended.PushBack(sb)
+	c.sandboxes.end(sb)
 	c.revise(sb)
 }

@@ -244,7 +244,7 @@ var sentences = []sentence{
 		s.want(a[0]+": the address of "+a[2], a[1], has)
 	}),
 	says(`pool (\w+) has (\d+) warm`, func(s *scenario, a []string) {
-		counts, _ := s.w.core.Counts(PoolKey{"ns", a[0]})
+		counts, _ := s.w.core.View().Counts(PoolKey{"ns", a[0]})
 		s.want("warm pods", a[1], strconv.Itoa(counts.Warm))
 	}),
 }
@@ -331,7 +331,7 @@ func (s *scenario) id(name string) string {
 }
 
 func (s *scenario) sandbox(name string) *sandbox {
-	sb := s.w.core.sandboxes[s.id(name)]
+	sb := s.w.core.sandboxes.byID[s.id(name)]
 	if sb == nil {
 		s.tb.Fatalf("%s is not known any more", name)
 	}

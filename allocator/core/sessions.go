@@ -31,7 +31,7 @@ func (c *Core) sessionJoined(ev SessionJoined) {
 	if isNew {
 		// The session must be durable before the router receives a route, because the next
 		// leader must wait for every router that has one.
-		c.commit(Fact{Session: s.ID, From: ev.From}, true, func(Fact, time.Duration) {
+		c.outbox.commit(Fact{Session: s.ID, From: ev.From}, true, func(Fact, time.Duration) {
 			if c.members.Recorded(s) {
 				c.welcome(s)
 			}
@@ -46,7 +46,7 @@ func (c *Core) sessionJoined(ev SessionJoined) {
 func (c *Core) welcome(s *member.Session) {
 	sequence := c.members.FirstSequence(s)
 	c.fences.SentSnapshot(s.ID, sequence)
-	c.emit(SendSnapshot{Stream: s.Stream, Sequence: sequence, Routes: c.Running()})
+	c.emit(SendSnapshot{Stream: s.Stream, Sequence: sequence, Routes: c.sandboxes.routable()})
 	c.pong(s)
 }
 
@@ -82,7 +82,7 @@ func (c *Core) goodbye(ev SessionGoodbye) {
 		return
 	}
 	var mayBeOpen bool
-	c.commit(Fact{Session: s.ID, Left: true}, true, func(f Fact, _ time.Duration) {
+	c.outbox.commit(Fact{Session: s.ID, Left: true}, true, func(f Fact, _ time.Duration) {
 		c.settleEnd(f, mayBeOpen)
 		if ev.Stream != 0 {
 			c.emit(CloseStream{Stream: ev.Stream, Left: true})
@@ -114,7 +114,7 @@ func (c *Core) sessionAck(ev SessionAck) {
 // proved it; nil: it has expired.
 func (c *Core) removeSession(s, by *member.Session) {
 	c.retireQuarantined(s)
-	c.commit(Fact{Session: s.ID, Left: true}, by != nil, func(f Fact, _ time.Duration) {
+	c.outbox.commit(Fact{Session: s.ID, Left: true}, by != nil, func(f Fact, _ time.Duration) {
 		c.settleEnd(f, true)
 		if by != nil {
 			c.members.DeathRecorded(by)

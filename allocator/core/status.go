@@ -76,14 +76,14 @@ const maxAwaited = 20
 // Fences lists the sandboxes whose fence is not complete, in the order in which the
 // fences began, at most so many, and says how many more there are. Times count from
 // the last Step.
-func (c *Core) Fences(most int) (list []FenceStatus, others int) {
-	for id := range c.fences.UnderWay() {
+func (v View) Fences(most int) (list []FenceStatus, others int) {
+	for id := range v.c.fences.UnderWay() {
 		if len(list) == most {
 			break
 		}
-		st := FenceStatus{Sandbox: c.sandboxes[id].Sandbox, Window: c.fences.WindowLeft(id, c.now.Boot)}
-		waiting := maps.Collect(c.fences.Waiting(id))
-		for _, s := range c.members.All() {
+		st := FenceStatus{Sandbox: v.c.sandboxes.byID[id].Sandbox, Window: v.c.fences.WindowLeft(id, v.c.now.Boot)}
+		waiting := maps.Collect(v.c.fences.Waiting(id))
+		for _, s := range v.c.members.All() {
 			if len(st.Waiting) == min(maxAwaited, len(waiting)) {
 				break
 			}
@@ -91,7 +91,7 @@ func (c *Core) Fences(most int) (list []FenceStatus, others int) {
 			if !waits {
 				continue
 			}
-			a := Awaited{SessionStatus: c.statusOf(s)}
+			a := Awaited{SessionStatus: v.statusOf(s)}
 			if a.Connected {
 				a.Needed = needed
 			}
@@ -100,29 +100,29 @@ func (c *Core) Fences(most int) (list []FenceStatus, others int) {
 		st.Others = len(waiting) - len(st.Waiting)
 		list = append(list, st)
 	}
-	return list, c.fences.Len() - len(list)
+	return list, v.c.fences.Len() - len(list)
 }
 
 // Sessions lists the sessions that have not ended, by ID and at most so many, and says how many
 // more there are. Times count from the last Step.
-func (c *Core) Sessions(most int) (list []SessionStatus, others int) {
-	all := c.members.All()
-	fences := c.fences.CountByRouter()
+func (v View) Sessions(most int) (list []SessionStatus, others int) {
+	all := v.c.members.All()
+	fences := v.c.fences.CountByRouter()
 	for _, s := range all[:min(most, len(all))] {
-		st := c.statusOf(s)
+		st := v.statusOf(s)
 		st.Fences = fences[s.ID]
 		list = append(list, st)
 	}
 	return list, len(all) - len(list)
 }
 
-func (c *Core) statusOf(s *member.Session) SessionStatus {
+func (v View) statusOf(s *member.Session) SessionStatus {
 	st := SessionStatus{
 		ID: s.ID, From: s.From, Connected: s.Stream != 0, Heard: s.HeardAt != 0,
-		Expires: max(0, c.members.ExpiresAt(s)-c.now.Boot),
+		Expires: max(0, v.c.members.ExpiresAt(s)-v.c.now.Boot),
 	}
 	if st.Heard {
-		st.Silence = c.now.Boot - s.HeardAt
+		st.Silence = v.c.now.Boot - s.HeardAt
 	}
 	if st.Connected && s.Durable {
 		st.Sent, st.Acked = s.Sequence, s.Acked
@@ -132,23 +132,23 @@ func (c *Core) statusOf(s *member.Session) SessionStatus {
 
 // Activities lists the live sandboxes for which keep returns true, the oldest first, at
 // most so many, and says how many more there are.
-func (c *Core) Activities(keep func(*Sandbox) bool, most int) (list []ActivityStatus, others int) {
-	for _, s := range c.live {
+func (v View) Activities(keep func(*Sandbox) bool, most int) (list []ActivityStatus, others int) {
+	for _, s := range v.c.sandboxes.live {
 		switch {
 		case !s.live() || !keep(&s.Sandbox):
 		case len(list) == most:
 			others++
 		default:
-			list = append(list, c.activityOf(s))
+			list = append(list, v.activityOf(s))
 		}
 	}
 	return list, others
 }
 
-func (c *Core) activityOf(s *sandbox) ActivityStatus {
-	st := ActivityStatus{Sandbox: s.Sandbox, Age: max(0, c.now.Wall.Sub(s.ClaimedAt)), Kind: activity.Claim}
-	if use, ok := c.idle.Use(s.ID); ok { // else it is starting
-		st.Age, st.Kind, st.Router, st.Open = c.now.Boot-use.At, use.Kind, use.Router, use.Open
+func (v View) activityOf(s *sandbox) ActivityStatus {
+	st := ActivityStatus{Sandbox: s.Sandbox, Age: max(0, v.c.now.Wall.Sub(s.ClaimedAt)), Kind: activity.Claim}
+	if use, ok := v.c.idle.Use(s.ID); ok { // else it is starting
+		st.Age, st.Kind, st.Router, st.Open = v.c.now.Boot-use.At, use.Kind, use.Router, use.Open
 	}
 	switch {
 	case st.Kind != activity.Unknown:
@@ -158,14 +158,14 @@ func (c *Core) activityOf(s *sandbox) ActivityStatus {
 		st.Why = "a router has ended, and it is not known how long a request that it had admitted went on"
 	}
 	end, reason := s.ends()
-	if q, ok := c.idle.Question(s.ID, maxAwaited); ok && s.Phase == Running {
+	if q, ok := v.c.idle.Question(s.ID, maxAwaited); ok && s.Phase == Running {
 		if reason == "" || q.At < end {
 			end, reason = q.At, ReasonIdle
 		}
 		st.Asks, st.Awaits = q.Asks, q.Awaits
 	}
 	if reason != "" {
-		st.Next, st.In = reason, max(0, end-c.now.Boot)
+		st.Next, st.In = reason, max(0, end-v.c.now.Boot)
 	}
 	return st
 }

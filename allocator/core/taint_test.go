@@ -53,7 +53,7 @@ func TestAddressIsReusedOnlyAfterItsFence(t *testing.T) {
 			s.slow = true
 			s.pass(100 * time.Millisecond)
 			one[Write](s) // the intent
-			if phase := s.core.sandboxes[sb.ID].Phase; phase == Ended {
+			if phase := s.core.sandboxes.byID[sb.ID].Phase; phase == Ended {
 				t.Fatal("the next leader would not know that the pod is tainted")
 			}
 			s.slow = false
@@ -82,7 +82,7 @@ func TestPodAtTaintedAddressIsReplacedAtOnce(t *testing.T) {
 			s.join("r", 1)
 			sb := s.claim()
 			s.step(PodGone{sb.Pod})
-			for name := range s.core.pools[poolA].creating {
+			for name := range s.core.pools.byKey[poolA].creating {
 				s.step(PodSeen{with(another(), func(p *Pod) { p.Key.Name = name })})
 			}
 			if made := of[CreatePod](s.effects); (most == 0) != (len(made) == 1) {
@@ -123,7 +123,7 @@ func TestTwoIdlePodsAtOneAddressAreReplaced(t *testing.T) {
 	s.step(PodSeen{another()})
 	s.step(Claim{Token: 1, Pool: poolA})
 	one[ClaimRefused](s)
-	if c := s.core.pools[poolA].counts(); c.Releasing != 2 || c.Pending != 2 {
+	if c := s.core.pools.byKey[poolA].counts(); c.Releasing != 2 || c.Pending != 2 {
 		t.Errorf("counts %+v", c)
 	}
 }
@@ -173,13 +173,13 @@ func TestSandboxEndsOnlyAfterTaintedPodsRetire(t *testing.T) {
 	s.slow = true // the journal stands still
 	s.step(PodSeen{with(another(), func(p *Pod) { p.IP = warmPod("a-7").IP })})
 	s.pass(window)
-	if s.core.sandboxes[sb.ID].Phase == Ended {
+	if s.core.sandboxes.byID[sb.ID].Phase == Ended {
 		t.Fatal("ended before the retirement of the tainted pod is durable")
 	}
 	s.slow = false
 	s.written()
 	s.writeAll()
-	if s.core.sandboxes[sb.ID].Phase != Ended {
+	if s.core.sandboxes.byID[sb.ID].Phase != Ended {
 		t.Fatal("it does not end")
 	}
 }

@@ -71,7 +71,7 @@ func TestSandboxWhosePodLosesItsAddressIsReleased(t *testing.T) {
 	if r := one[SandboxReleased](s); r.Sandbox.ID != sb.ID || r.Sandbox.Reason != ReasonPodMoved {
 		t.Errorf("released %+v", r)
 	}
-	if running := s.core.Running(); len(running) != 0 {
+	if running := s.core.View().Running(); len(running) != 0 {
 		t.Errorf("routes of %v", running)
 	}
 }

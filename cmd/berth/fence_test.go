@@ -30,12 +30,12 @@ type operated struct {
 func (o *operated) Leading() (bool, string) { return true, "" }
 
 func (o *operated) Fences(_ context.Context, most int) ([]core.FenceStatus, int, error) {
-	list, others := o.core.Fences(most)
+	list, others := o.core.View().Fences(most)
 	return list, others, nil
 }
 
 func (o *operated) Sessions(_ context.Context, most int) ([]core.SessionStatus, int, error) {
-	list, others := o.core.Sessions(most)
+	list, others := o.core.View().Sessions(most)
 	return list, others, nil
 }
 
