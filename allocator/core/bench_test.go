@@ -219,7 +219,7 @@ func BenchmarkActivity(b *testing.B) {
 		b.ReportMetric(100*ticks.Seconds()/seconds, "ticks_%")
 		b.ReportMetric(float64(writes)/seconds/sandboxes, "writes_/s/id")
 		b.ReportMetric(float64(asked), "asked")
-		if n := len(s.core.View().Running()); n != sandboxes || s.core.members.Get("router0").Stream != 1 {
+		if n := len(s.core.View().Running()); n != sandboxes || s.core.routers.members.Get("router0").Stream != 1 {
 			b.Fatalf("%d are left", n)
 		}
 	}

@@ -58,8 +58,8 @@ func (c *Core) claim(ev Claim) {
 	case c.pressure || len(c.outbox.pending) >= maxPendingFacts:
 		c.emit(ClaimRefused{Token: ev.Token, Why: Overloaded})
 		return
-	case pool.queue.Len() == 0 && c.members.Quarantine(c.now.Boot) > ev.Wait:
-		c.emit(ClaimRefused{Token: ev.Token, Why: Quarantined, Wait: c.members.Quarantine(c.now.Boot)})
+	case pool.queue.Len() == 0 && c.routers.members.Quarantine(c.now.Boot) > ev.Wait:
+		c.emit(ClaimRefused{Token: ev.Token, Why: Quarantined, Wait: c.routers.members.Quarantine(c.now.Boot)})
 		return
 	case pool.queue.Len() == 0 && (pool.callers >= c.cfg.MaxWaiting || pool.hopeless() || ev.Wait <= 0):
 		c.emit(ClaimRefused{Token: ev.Token, Why: PoolEmpty, Counts: pool.counts()})
@@ -349,7 +349,7 @@ func (c *Core) claimed(cl *claim, f Fact) {
 func (c *Core) running(sb *sandbox) {
 	c.markRunning(sb, c.now.Boot, activity.Claim)
 	c.emit(WriteObject{Sandbox: sb.Sandbox})
-	c.pushRoute(sb)
+	c.routers.sendRoute(sb)
 	c.emit(SandboxReady{sb.Sandbox})
 	c.answerCallers(sb, Claimed{Sandbox: sb.Sandbox})
 }

@@ -61,25 +61,23 @@ type Core struct {
 	pressure   bool
 	closing    bool
 
+	outbox      *outbox
 	pools       poolTable
 	pods        map[PodKey]*pod
 	nodes       nodeTable
-	taints      *taint.Ledger[PodKey]
-	sandboxes   sandboxTable
 	retirements map[PodKey]*retirement // of idle pods that are there or wait for a fence, or whose fact is not durable yet
 	orphans     []*pod                 // pods marked as used and on no record, to be deleted
-	members     *member.Ledger
+	taints      *taint.Ledger[PodKey]
+	sandboxes   *sandboxTable
+	deadlines   *deadline.Queue // of sandboxes that may have an end
+	fences      *fence.Ledger
+	idle        *idle.Ledger // of the running sandboxes and of those that were running until their release
+	routers     *routers
 	claims      map[uint64]*claim // by token
 	keys        map[claimKey]*keyed
 	keysEnded   *list.List            // of *sandbox with a key, in the order they were released
 	starting    map[*sandbox]struct{} // those with callers
-	deadlines   *deadline.Queue       // of sandboxes that may have an end
-	fences      *fence.Ledger
-	outbox      *outbox
 	claimNumber uint64
-	idle        *idle.Ledger // of the running sandboxes and of those that were running until their release
-	// journaledEnds are kept by the journal, in the order of until.
-	journaledEnds []journaledEnd
 }
 
 // New returns a Core without state. Recover gives it the state that exists.
@@ -119,15 +117,19 @@ func New(cfg Config, now Instant) (*Core, error) {
 		cfg.Linger = 25 * time.Millisecond
 	}
 	st := &step{now: now}
-	return &Core{
+	c := &Core{
 		step: st, cfg: cfg, started: now, outbox: &outbox{step: st, term: cfg.Term, linger: cfg.Linger, ready: true},
-		pools: poolTable{byKey: map[PoolKey]*pool{}}, pods: map[PodKey]*pod{}, nodes: nodeTable{}, taints: taint.New[PodKey](),
-		sandboxes: newSandboxTable(), retirements: map[PodKey]*retirement{},
-		members: member.New(member.Config{Expiry: cfg.expiry(), ConnectWindow: cfg.ConnectWindow, ReturnWithin: cfg.DeclareAfter}),
-		claims:  map[uint64]*claim{}, keys: map[claimKey]*keyed{}, keysEnded: list.New(), starting: map[*sandbox]struct{}{},
-		fences:    fence.New(cfg.ConnectWindow),
-		deadlines: deadline.New(), idle: idle.New(cfg.ConnectWindow, cfg.DryRun),
-	}, nil
+		pools: poolTable{byKey: map[PoolKey]*pool{}}, pods: map[PodKey]*pod{}, nodes: nodeTable{},
+		retirements: map[PodKey]*retirement{}, taints: taint.New[PodKey](), sandboxes: newSandboxTable(),
+		deadlines: deadline.New(), fences: fence.New(cfg.ConnectWindow), idle: idle.New(cfg.ConnectWindow, cfg.DryRun),
+		claims: map[uint64]*claim{}, keys: map[claimKey]*keyed{}, keysEnded: list.New(), starting: map[*sandbox]struct{}{},
+	}
+	c.routers = &routers{
+		step: st, cfg: &c.cfg, outbox: c.outbox, sandboxes: c.sandboxes, fences: c.fences, idle: c.idle,
+		members:     member.New(member.Config{Expiry: cfg.expiry(), ConnectWindow: cfg.ConnectWindow, ReturnWithin: cfg.DeclareAfter}),
+		earlierEnds: c.retireQuarantined,
+	}
+	return c, nil
 }
 
 // Step takes one event and returns its effects. now must not go back on the boot clock.
@@ -180,31 +182,29 @@ func (c *Core) Step(now Instant, ev Event) []Effect {
 	case ObjectGone:
 		c.objectGone(ev.ID)
 	case SessionJoined:
-		c.sessionJoined(ev)
+		c.routers.join(ev)
 	case EarlierSeen:
 		c.earlierLives(ev.Journal)
 	case SessionLeft:
-		c.sessionLeft(ev)
+		c.routers.left(ev)
 	case SessionGoodbye:
-		c.goodbye(ev)
+		c.routers.goodbye(ev)
 	case SessionDead:
-		c.sessionDead(ev)
+		c.routers.dead(ev)
 	case DeclareDead:
-		c.declareDead(ev)
+		c.routers.declareDead(ev)
 	case SessionPing:
-		c.sessionPing(ev)
+		c.routers.ping(ev)
 	case SessionAck:
-		c.sessionAck(ev)
+		c.routers.acknowledge(ev)
 	case Resolve:
 		c.resolve(ev)
 	case Report:
-		c.report(ev)
+		c.routers.report(ev)
 	case Quiesced:
 		c.quiesced(ev)
 	case Probed:
-		if s := c.members.OfStream(ev.Stream); s != nil {
-			c.idle.Probed(s.ID, ev.ID, ev.Busy, c.now.Boot)
-		}
+		c.routers.probed(ev)
 	case KeepAlive:
 		c.keepAlive(ev)
 	case SetTimeout:
@@ -226,8 +226,9 @@ type step struct {
 func (s *step) emit(e Effect) { s.out = append(s.out, e) }
 
 func (c *Core) take() []Effect {
+	c.advanceFences()
 	c.settlePools()
-	c.sendReleases()
+	c.routers.sendReleases()
 	c.outbox.flush()
 	out := c.out
 	c.out = nil
@@ -239,9 +240,8 @@ func (c *Core) tick() {
 	c.expireEnds()
 	c.reapIdle()
 	c.persistActivity()
-	c.tickSessions()
-	c.settleEnds()
-	c.advanceFences(c.fences.UnderWay())
+	c.routers.tick()
+	c.advanceFences()
 	for _, pool := range c.pools.sorted() {
 		c.expireWaiting(pool)
 		pool.retry(c.now.Boot)

@@ -25,10 +25,10 @@
 //	idle.go         the release of idle sandboxes, tied to streams and objects
 //	fence.go        the fence of a release, tied to pods and streams
 //	taint.go        tainted addresses, tied to pods
-//	sessions.go     routers: join, ping, acknowledge, leave, expire
+//	sessions.go     routers: their sessions, and the messages that they are sent
 //	declared.go     routers that an operator has declared dead
 //	earlier.go      routers that may serve routes of an earlier journal
-//	routes.go       what routers learn about sandboxes
+//	routes.go       the routes that routers ask for
 //	pools.go        how many pods a pool makes and deletes
 //	pods.go         pods, from pending to deleted
 //	retire.go       idle pods that are taken out of use for good
@@ -71,10 +71,11 @@
 //
 // # Settling
 //
-// An event changes tables. A pool is marked when something changes on which its plan depends:
-// its object, its pods, its claims, or the time. At the end of the step every marked pool gives
-// warm pods to the claims that wait, and creates or deletes pods. The releases of a step are
-// sent last, in one message to each router. No effect is changed after it was emitted.
+// An event changes tables. A fence is marked when it may wait for less than before, and a pool when
+// something changes on which its plan depends: its object, its pods, its claims, or the time. At
+// the end of the step marked fences go on, and every marked pool gives warm pods to the claims
+// that wait, and creates or deletes pods. The releases of a step are sent last, in one message to
+// each router. No effect is changed after it was emitted.
 //
 // # Guarantees
 //

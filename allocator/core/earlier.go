@@ -34,12 +34,12 @@ const EarlierFrom = "every router of the earlier journal"
 // earlierLives begins the session of an earlier journal. A router has reported that it may still
 // serve routes of that journal, so other routers may do so too.
 func (c *Core) earlierLives(journal string) {
-	if c.members.Get(EarlierSession(journal)) != nil || c.members.Get(EarlierSession("")) != nil {
+	if m := c.routers.members; m.Get(EarlierSession(journal)) != nil || m.Get(EarlierSession("")) != nil {
 		return
 	}
 	// The session counts at once, not only when it is durable. The worst consequence is a wait
 	// that is too long.
-	s := c.addSession(member.Session{
+	s := c.routers.know(member.Session{
 		ID: EarlierSession(journal), From: EarlierFrom, Durable: true, Earlier: true,
 		LastPing: max(c.now.Boot, c.started.Boot+c.cfg.Lease),
 	})
@@ -53,19 +53,10 @@ func (c *Core) earlierLives(journal string) {
 	}
 }
 
-// addSession makes a session known whose router is not connected to this leader.
-func (c *Core) addSession(s member.Session) *member.Session {
-	c.decide(c.idle.Known(s.ID, c.now.Boot))
-	return c.members.Add(s)
-}
-
-// retireQuarantined takes idle pods out of use that had an address while the last session of an earlier
-// journal lasted. That intent must be durable no later than the end of the session, because the
-// next leader cannot know it otherwise.
-func (c *Core) retireQuarantined(ends *member.Session) {
-	if !c.members.LastEarlier(ends) {
-		return
-	}
+// retireQuarantined takes idle pods out of use that had an address while a session of an earlier
+// journal lasted. That intent must be durable no later than the end of the last such session,
+// because the next leader cannot know it otherwise.
+func (c *Core) retireQuarantined() {
 	for _, pool := range c.pools.sorted() {
 		for _, p := range pool.sorted(podPending) {
 			if p.quarantined && !p.tainted { // tainted pods keep their address until its fences are complete

@@ -1,10 +1,5 @@
 package core
 
-import (
-	"iter"
-	"slices"
-)
-
 // The fence of a released sandbox: see package fence. Here it is tied to pods, to streams, and
 // to the callers of Release.
 
@@ -13,37 +8,20 @@ type waiter struct{ token uint64 }
 
 // startFence has all routers forget a released sandbox, and begins to wait for them.
 func (c *Core) startFence(sb *sandbox) {
+	c.routers.changed = append(c.routers.changed, sb.ID)
 	if _, _, ok := c.fences.Began(sb.ID); ok {
 		// Its pod was gone and is there again, or was found at last. No router has learned of
 		// it since.
 		c.fences.Reopen(sb.ID)
-		c.advanceFences(slices.Values([]string{sb.ID}))
 		return
 	}
 	var routers []string
-	for _, s := range c.members.All() {
+	for _, s := range c.routers.members.All() {
 		if s.Durable { // others have no route
 			routers = append(routers, s.ID)
 		}
 	}
 	c.fences.Begin(sb.ID, routers, c.now.Boot)
-	c.advanceFences(slices.Values([]string{sb.ID}))
-}
-
-// sendReleases sends the routers the releases of this step: one message to each router, because
-// hundreds may be released in one step.
-func (c *Core) sendReleases() {
-	if !c.fences.HasUnsent() {
-		return
-	}
-	for _, s := range c.members.Reachable() {
-		if ids := c.fences.Unsent(s.ID); len(ids) > 0 {
-			sequence := c.members.NextSequence(s)
-			c.fences.Sent(s.ID, sequence, ids)
-			c.emit(SendRelease{Stream: s.Stream, Sequence: sequence, IDs: ids})
-		}
-	}
-	c.fences.AllSent()
 }
 
 // answerReleases answers the callers of Release once all routers that are connected, or may come
@@ -55,7 +33,7 @@ func (c *Core) answerReleases(sb *sandbox) {
 	}
 	if c.now.Boot-began < c.cfg.AckWait {
 		for id := range c.fences.Waiting(sb.ID) {
-			if s := c.members.Get(id); s.Stream != 0 || c.members.Returns(s, c.now.Boot) > 0 {
+			if s := c.routers.members.Get(id); s.Stream != 0 || c.routers.members.Returns(s, c.now.Boot) > 0 {
 				return
 			}
 		}
@@ -66,14 +44,16 @@ func (c *Core) answerReleases(sb *sandbox) {
 	sb.waiters = nil
 }
 
-// advanceFences goes on with fences that may wait for less than before. It deletes the pod of a
+// advanceFences goes on with the fences that may wait for less than before. It deletes the pod of a
 // sandbox when its fence is complete.
-func (c *Core) advanceFences(sandboxes iter.Seq[string]) {
+func (c *Core) advanceFences() {
+	sandboxes := c.routers.changed
+	c.routers.changed = nil
 	retired := func(key PodKey) bool {
 		r := c.retirements[key]
 		return r != nil && r.durable
 	}
-	for id := range sandboxes {
+	for _, id := range sandboxes {
 		sb := c.sandboxes.byID[id]
 		c.answerReleases(sb)
 		cleared, complete := c.fences.Advance(id, c.now.Boot)

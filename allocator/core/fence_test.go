@@ -296,7 +296,7 @@ func TestReleasesOfOneStepAreOneMessage(t *testing.T) {
 	s.join("r", 1)
 	s.join("r2", 2)
 	first, second, third := s.claim(), s.claim(), s.claim()
-	sequence := s.core.members.Get("r").Sequence
+	sequence := s.core.routers.members.Get("r").Sequence
 	s.slow = true
 	s.step(Release{ID: third.ID, Reason: ReasonKilled}) // is being written while the others come
 	s.step(Release{Token: 1, ID: first.ID, Reason: ReasonKilled})
@@ -340,7 +340,7 @@ func TestEachReleaseIsTimedFromItsOwnWrite(t *testing.T) {
 	s.join("r", 1)
 	s.join("r2", 2)
 	sandboxes := []Sandbox{s.claim(), s.claim()}
-	sequence := s.core.members.Get("r").Sequence
+	sequence := s.core.routers.members.Get("r").Sequence
 	s.slow = true
 	s.step(Release{ID: "none", Reason: ReasonKilled})
 	s.step(SessionJoined{Session: "later", Stream: 3}) // the write that the releases wait for

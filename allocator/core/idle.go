@@ -43,19 +43,9 @@ func (c *Core) recoverActivity(s *sandbox) {
 	c.markRunning(s, min(c.now.Boot, c.now.bootOf(last)+recoveryMargin+2*c.cfg.expiry()), kind)
 }
 
-// report records what a router reports after a look. A router has nothing to report before it
-// has a durable session.
-func (c *Core) report(ev Report) {
-	if s := c.members.OfStream(ev.Stream); s != nil && s.Durable {
-		c.idle.Report(s.ID, idle.Report{
-			Activities: ev.Activities, Gateway: ev.Gateway, Nonce: ev.Nonce, Took: ev.Took, Blind: ev.Blind,
-		}, c.now.Boot)
-	}
-}
-
 // quiesced records the answer of a router to a question.
 func (c *Core) quiesced(ev Quiesced) {
-	if s := c.members.OfStream(ev.Stream); s != nil {
+	if s := c.routers.members.OfStream(ev.Stream); s != nil {
 		c.decide(c.idle.Answer(s.ID, ev.Number, ev.Activities, ev.Blind, c.now.Boot))
 	}
 }
@@ -78,7 +68,7 @@ func (c *Core) reapIdle() {
 	for _, p := range probes {
 		probe, _ := c.busyProbeOf(p.Sandbox)
 		to := netip.AddrPortFrom(c.sandboxes.byID[p.Sandbox].IP, probe.Port)
-		c.emit(SendProbe{Stream: c.members.Get(p.Router).Stream, ID: p.Sandbox, To: to, Path: probe.Path})
+		c.emit(SendProbe{Stream: c.routers.members.Get(p.Router).Stream, ID: p.Sandbox, To: to, Path: probe.Path})
 	}
 	c.decide(c.idle.Expire(c.now.Boot))
 	if c.closing || c.outbox.stands() {
@@ -91,7 +81,7 @@ func (c *Core) reapIdle() {
 			s := c.sandboxes.byID[id]
 			questions[i] = Question{ID: id, IP: s.IP, MinBytes: s.MinBytes}
 		}
-		for _, s := range c.members.Reachable() {
+		for _, s := range c.routers.members.Reachable() {
 			c.emit(SendQuiesce{Stream: s.Stream, Number: ask.Round, Questions: questions})
 		}
 	}
@@ -110,12 +100,7 @@ func (c *Core) decide(v idle.Verdict) {
 			c.emit(WouldReap{Sandbox: s.Sandbox, Idle: quiet.For})
 		}
 	}
-	if len(v.Resume) == 0 {
-		return
-	}
-	for _, s := range c.members.Reachable() {
-		c.emit(SendResume{Stream: s.Stream, IDs: v.Resume})
-	}
+	c.routers.resume(v)
 }
 
 // persistActivity writes the activity of the next sandboxes to their objects, unless it has hardly
@@ -135,25 +120,5 @@ func (c *Core) persistActivity() {
 		s.LastActive = active
 		s.Revision = c.outbox.revision()
 		c.emit(WriteObject{Sandbox: s.Sandbox, Touch: true})
-	}
-}
-
-// journaledEnd is the journaled end of a router that may have left something open.
-type journaledEnd struct {
-	until  time.Duration
-	settle Settle
-}
-
-// keepEnd has the journal keep a durable end of a router for the next leader, until the leftover is
-// over and the objects show the activity.
-func (c *Core) keepEnd(s Settle) {
-	c.journaledEnds = append(c.journaledEnds, journaledEnd{c.now.Boot + c.cfg.expiry() + persistLag, s})
-}
-
-// settleEnds has the journal drop the ends that it has kept for long enough.
-func (c *Core) settleEnds() {
-	for len(c.journaledEnds) > 0 && c.journaledEnds[0].until <= c.now.Boot {
-		c.emit(c.journaledEnds[0].settle)
-		c.journaledEnds = c.journaledEnds[1:]
 	}
 }

@@ -24,7 +24,7 @@ func TestRouterNotYetDurableBlocksTheQuestion(t *testing.T) {
 			sb := s.claim()
 			s.now.Boot += maxStale + maxStale/100 + time.Millisecond
 			s.step(Tick{})
-			if len(s.core.members.All()) > 0 {
+			if len(s.core.routers.members.All()) > 0 {
 				t.Fatal("it has not expired")
 			}
 			s.pass(idleFor - standsAfter/2)

@@ -75,7 +75,7 @@ func (w *world) checkTold() {
 			continue // nothing is asked for; its sandboxes are being released
 		}
 		for _, r := range w.routers {
-			if s := w.core.members.Get(r.id); !connected(r) || s == nil || !s.Durable { // the last two: it was told nothing yet
+			if s := w.core.routers.members.Get(r.id); !connected(r) || s == nil || !s.Durable { // the last two: it was told nothing yet
 				continue
 			}
 			told, ok := r.told[s.ID]
@@ -338,7 +338,7 @@ func checkTables(t interface{ Fatalf(string, ...any) }, c *Core) {
 	if ended != c.sandboxes.ended.Len() || deadlines != c.deadlines.Len() {
 		t.Fatalf("%d ended and %d deadlines, kept are %d and %d", ended, deadlines, c.sandboxes.ended.Len(), c.deadlines.Len())
 	}
-	for _, err := range []error{c.fences.Check(), c.members.Check(), c.deadlines.Check(), c.idle.Check(), c.taints.Check(located)} {
+	for _, err := range []error{c.fences.Check(), c.routers.members.Check(), c.deadlines.Check(), c.idle.Check(), c.taints.Check(located)} {
 		if err != nil {
 			t.Fatalf("%v", err)
 		}
@@ -355,7 +355,7 @@ func checkFences(t interface{ Fatalf(string, ...any) }, c *Core) {
 			t.Fatalf("the fence of %s is under way, which is not known", id)
 		}
 		for router, sequence := range c.fences.Waiting(id) {
-			s := c.members.Get(router)
+			s := c.routers.members.Get(router)
 			if s == nil {
 				t.Fatalf("the fence of %s waits for session %s, which has ended", id, router)
 			}
@@ -372,8 +372,8 @@ func checkStatus(t interface{ Fatalf(string, ...any) }, c *Core) {
 	const most = 1 << 20
 	fences, others := c.View().Fences(most)
 	sessions, more := c.View().Sessions(most)
-	if len(fences) != c.fences.Len() || len(sessions) != len(c.members.All()) || others+more != 0 {
-		t.Fatalf("%d fences and %d sessions are shown, and %d and %d others; there are %d and %d", len(fences), len(sessions), others, more, c.fences.Len(), len(c.members.All()))
+	if len(fences) != c.fences.Len() || len(sessions) != len(c.routers.members.All()) || others+more != 0 {
+		t.Fatalf("%d fences and %d sessions are shown, and %d and %d others; there are %d and %d", len(fences), len(sessions), others, more, c.fences.Len(), len(c.routers.members.All()))
 	}
 	waits := map[string]int{}
 	for _, f := range fences {
@@ -393,7 +393,7 @@ func checkStatus(t interface{ Fatalf(string, ...any) }, c *Core) {
 		}
 	}
 	for _, s := range sessions {
-		kept := c.members.Get(s.ID)
+		kept := c.routers.members.Get(s.ID)
 		if s.Fences != waits[s.ID] || s.Connected != (kept.Stream != 0) {
 			t.Fatalf("session %s is shown as %+v, %d fences wait for it, kept is %+v", s.ID, s, waits[s.ID], kept)
 		}

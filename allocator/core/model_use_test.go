@@ -346,7 +346,7 @@ func (w *world) judgeIdle(s Sandbox) {
 
 // isKnown reports whether the allocator knows a router.
 func (w *world) isKnown(r *router) bool {
-	s := w.core.members.Get(r.id)
+	s := w.core.routers.members.Get(r.id)
 	return !r.dead && r.everJoined && s != nil && s.Durable
 }
 

@@ -244,7 +244,7 @@ func (w *world) checkRecovered() {
 		}
 	}
 	for id, there := range w.disk.sessions {
-		if s := w.core.members.Get(id); there != (s != nil && s.Durable) {
+		if s := w.core.routers.members.Get(id); there != (s != nil && s.Durable) {
 			w.t.Fatalf("session %s: there is one durably: %v, the new leader has %+v", id, there, s)
 		}
 	}
@@ -358,7 +358,7 @@ func version(s string) int {
 // do judges the effects of one step and puts them where they belong.
 func (w *world) do(effects []Effect) {
 	t := w.t
-	most := 20 + 4*(len(w.core.pods)+len(w.core.sandboxes.byID)+8)*(1+len(w.core.members.All()))
+	most := 20 + 4*(len(w.core.pods)+len(w.core.sandboxes.byID)+8)*(1+len(w.core.routers.members.All()))
 	if len(effects) > most {
 		t.Fatalf("%d effects of one step, expected at most %d", len(effects), most)
 	}

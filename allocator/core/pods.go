@@ -263,7 +263,7 @@ func (c *Core) hold(p *pod, sb *sandbox) {
 	}
 	if sb.Phase != Released && sb.Phase != Ended {
 		p.enter(podClaimed, c.now.Boot)
-		c.pushRoute(sb)
+		c.routers.sendRoute(sb)
 		return
 	}
 	p.enter(podReleased, c.now.Boot)

@@ -143,7 +143,7 @@ func (c *Core) poolSeen(spec Pool) {
 	if otherPorts {
 		for _, p := range pool.sorted(podClaimed) {
 			p.sandbox.takePorts(pool)
-			c.pushRoute(p.sandbox)
+			c.routers.sendRoute(p.sandbox)
 		}
 	}
 	pool.touch()

@@ -4,8 +4,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-
-	"github.com/berth-sandbox/berth/allocator/core/member"
 )
 
 // State is what exists when a term begins. It is read after the journal was taken over: first the
@@ -82,7 +80,7 @@ func (c *Core) recoverSandboxes(st State) error {
 	}
 	for _, f := range st.Facts {
 		if f.Session != "" {
-			c.recoverSession(f)
+			c.routers.recover(f)
 		}
 	}
 	for _, sb := range c.sandboxes.byEnd() {
@@ -106,7 +104,7 @@ func (c *Core) mergeFacts(st State) {
 	var conflicts []Fact
 	for _, f := range st.Facts {
 		switch {
-		case f.Session != "": // recoverSession follows
+		case f.Session != "": // below
 			continue
 		case f.Sandbox == nil:
 			c.retirements[f.Retired] = &retirement{revision: f.Revision, durable: true}
@@ -178,19 +176,4 @@ func (c *Core) recoverSandbox(sb *sandbox) {
 
 func contradiction(one, other *sandbox, pod PodKey) error {
 	return fmt.Errorf("core: sandboxes %s and %s are both on record with pod %s (UID %s): this is not of our making; delete the Sandbox object that is wrong", one.ID, other.ID, pod.Name, pod.UID)
-}
-
-// recoverSession restores a session of an earlier term, its end, or its declaration.
-func (c *Core) recoverSession(f Fact) {
-	switch {
-	case f.Declared != nil:
-		c.members.Ban(f.Session, member.Revision(f.Revision), 0, c.now.Boot)
-		return
-	case f.Left: // the objects may not show yet what it left open
-		c.idle.Known(f.Session, c.now.Boot)
-		c.idle.End(f.Session, false, c.now.Boot+c.cfg.expiry(), c.now.Boot)
-		c.keepEnd(Settle{Session: f.Session, Revision: f.Revision})
-		return
-	}
-	c.addSession(member.Session{ID: f.Session, From: f.From, Durable: true, Earlier: f.Earlier, LastPing: c.now.Boot + c.cfg.Lease})
 }

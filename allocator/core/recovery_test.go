@@ -335,7 +335,7 @@ func TestNextLeaderWaitsForTheRoutersOfTheLast(t *testing.T) {
 			left := Fact{Revision: Revision{1, 8}, Session: "left", Left: true}
 			s.recover([]Pool{specA(0)}, []Pod{warmPod("a-1")}, on("a-1", "x"), Fact{Revision: Revision{1, 7}, Session: "r"}, left)
 			none[Settle](s)
-			if list := s.core.journaledEnds; len(list) != 1 || list[0].settle != (Settle{Session: "left", Revision: left.Revision}) {
+			if list := s.core.routers.ends; len(list) != 1 || list[0].settle != (Settle{Session: "left", Revision: left.Revision}) {
 				t.Errorf("left: %+v", list)
 			}
 			s.pass(10 * time.Second)

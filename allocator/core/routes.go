@@ -1,17 +1,7 @@
 package core
 
-// pushRoute sends the route of a sandbox to all connected routers.
-func (c *Core) pushRoute(sb *sandbox) {
-	if !sb.routable() {
-		return
-	}
-	for _, s := range c.members.Reachable() { // the others get it with their snapshot
-		c.emit(SendRoute{Stream: s.Stream, Sequence: c.members.NextSequence(s), Sandbox: sb.Sandbox})
-	}
-}
-
 func (c *Core) resolve(ev Resolve) {
-	if s := c.members.OfStream(ev.Stream); s == nil || !s.Durable {
+	if s := c.routers.members.OfStream(ev.Stream); s == nil || !s.Durable {
 		return
 	}
 	e := SendResolved{Stream: ev.Stream, ID: ev.ID}

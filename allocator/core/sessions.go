@@ -4,6 +4,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/berth-sandbox/berth/allocator/core/fence"
+	"github.com/berth-sandbox/berth/allocator/core/idle"
 	"github.com/berth-sandbox/berth/allocator/core/member"
 )
 
@@ -11,149 +13,260 @@ import (
 // max-stale, and 1 % for clocks that run at different speeds.
 func (c Config) expiry() time.Duration { return c.MaxStale + c.MaxStale/100 }
 
-// sessionJoined connects a router. A router that was declared dead may not join. A declaration
-// that was not handed to the writer is withdrawn, because the router lives.
-func (c *Core) sessionJoined(ev SessionJoined) {
-	ok, banned, withdrawn := c.members.MayJoin(ev.Session)
+// routers sends the routers their messages, and keeps the ledgers in step that know their sessions.
+type routers struct {
+	*step
+	cfg       *Config
+	outbox    *outbox
+	sandboxes *sandboxTable
+	members   *member.Ledger
+	fences    *fence.Ledger
+	idle      *idle.Ledger
+	// changed are the sandboxes whose fences may go on since the fences were advanced last.
+	changed []string
+	// ends are kept by the journal, in the order of until.
+	ends []journaledEnd
+	// earlierEnds is called before the last session of an earlier journal ends.
+	earlierEnds func()
+}
+
+// join connects a router. A router that was declared dead may not join. A declaration that was not
+// handed to the writer is withdrawn, because the router lives.
+func (r *routers) join(ev SessionJoined) {
+	ok, banned, withdrawn := r.members.MayJoin(ev.Session)
 	for _, token := range withdrawn {
-		c.emit(DeadDeclared{Token: token, Status: DeclareConnected})
+		r.emit(DeadDeclared{Token: token, Status: DeclareConnected})
 	}
 	if !ok { // unless it is banned it tries again, and learns the reason then
-		c.emit(CloseStream{Stream: ev.Stream, Banned: banned})
+		r.emit(CloseStream{Stream: ev.Stream, Banned: banned})
 		return
 	}
-	if s := c.members.Get(ev.Session); s != nil && s.Stream != 0 {
-		c.emit(CloseStream{Stream: s.Stream})
-		c.disconnect(s)
+	if s := r.members.Get(ev.Session); s != nil && s.Stream != 0 {
+		r.emit(CloseStream{Stream: s.Stream})
+		r.disconnect(s)
 	}
-	c.decide(c.idle.Joined(ev.Session, c.now.Boot))
-	s, isNew := c.members.Join(ev.Session, ev.From, ev.Stream, c.now.Boot)
+	r.resume(r.idle.Joined(ev.Session, r.now.Boot))
+	s, isNew := r.members.Join(ev.Session, ev.From, ev.Stream, r.now.Boot)
 	if isNew {
 		// The session must be durable before the router receives a route, because the next
 		// leader must wait for every router that has one.
-		c.outbox.commit(Fact{Session: s.ID, From: ev.From}, true, func(Fact, time.Duration) {
-			if c.members.Recorded(s) {
-				c.welcome(s)
+		r.outbox.commit(Fact{Session: s.ID, From: ev.From}, true, func(Fact, time.Duration) {
+			if r.members.Recorded(s) {
+				r.welcome(s)
 			}
 		})
 	}
 	if s.Durable {
-		c.welcome(s)
+		r.welcome(s)
+	}
+}
+
+// know makes a session known whose router is not connected to this leader.
+func (r *routers) know(s member.Session) *member.Session {
+	r.resume(r.idle.Known(s.ID, r.now.Boot))
+	return r.members.Add(s)
+}
+
+// recover restores a session of an earlier term, its end, or its declaration.
+func (r *routers) recover(f Fact) {
+	switch {
+	case f.Declared != nil:
+		r.members.Ban(f.Session, member.Revision(f.Revision), 0, r.now.Boot)
+	case f.Left: // the objects may not show yet what it left open
+		r.idle.Known(f.Session, r.now.Boot)
+		r.idle.End(f.Session, false, r.now.Boot+r.cfg.expiry(), r.now.Boot)
+		r.settleEnd(f, true)
+	default:
+		r.know(member.Session{ID: f.Session, From: f.From, Durable: true, Earlier: f.Earlier, LastPing: r.now.Boot + r.cfg.Lease})
 	}
 }
 
 // welcome sends a router the snapshot of all routes.
-func (c *Core) welcome(s *member.Session) {
-	sequence := c.members.FirstSequence(s)
-	c.fences.SentSnapshot(s.ID, sequence)
-	c.emit(SendSnapshot{Stream: s.Stream, Sequence: sequence, Routes: c.sandboxes.routable()})
-	c.pong(s)
+func (r *routers) welcome(s *member.Session) {
+	sequence := r.members.FirstSequence(s)
+	r.fences.SentSnapshot(s.ID, sequence)
+	r.emit(SendSnapshot{Stream: s.Stream, Sequence: sequence, Routes: r.sandboxes.routable()})
+	r.pong(s)
 }
 
 // pong answers the last ping of a router if it can be answered now. It keeps the time, so that a
 // look of the router that names this pong is known to have begun after now.
-func (c *Core) pong(s *member.Session) {
-	if nonce, ok := c.members.Pong(s); ok {
-		c.emit(SendPong{Stream: s.Stream, Nonce: nonce})
-		c.idle.Ponged(s.ID, nonce, c.now.Boot)
+func (r *routers) pong(s *member.Session) {
+	if nonce, ok := r.members.Pong(s); ok {
+		r.emit(SendPong{Stream: s.Stream, Nonce: nonce})
+		r.idle.Ponged(s.ID, nonce, r.now.Boot)
 	}
 }
 
-func (c *Core) sessionLeft(ev SessionLeft) {
-	if s := c.members.OfStream(ev.Stream); s != nil && s.ID == ev.Session {
-		c.disconnect(s)
+func (r *routers) left(ev SessionLeft) {
+	if s := r.members.OfStream(ev.Stream); s != nil && s.ID == ev.Session {
+		r.disconnect(s)
 	}
 }
 
 // disconnect notes that the stream of a session has ended. The router may serve its routes until
 // the session expires.
-func (c *Core) disconnect(s *member.Session) {
-	c.members.Disconnect(s)
-	c.fences.Disconnected(s.ID)
-	c.decide(c.idle.Left(s.ID, c.now.Boot))
-	c.advanceFences(c.fences.UnderWay())
+func (r *routers) disconnect(s *member.Session) {
+	r.members.Disconnect(s)
+	r.fences.Disconnected(s.ID)
+	r.resume(r.idle.Left(s.ID, r.now.Boot))
+	r.changed = slices.AppendSeq(r.changed, r.fences.UnderWay()) // callers of Release may not wait for it
 }
 
 // goodbye ends the session of a router that leaves cleanly. Its stream is closed when the end is
 // durable.
-func (c *Core) goodbye(ev SessionGoodbye) {
-	s, here := c.members.Goodbye(ev.Session, ev.Stream, c.now.Boot)
+func (r *routers) goodbye(ev SessionGoodbye) {
+	s, here := r.members.Goodbye(ev.Session, ev.Stream, r.now.Boot)
 	if s == nil {
 		return
 	}
 	var mayBeOpen bool
-	c.outbox.commit(Fact{Session: s.ID, Left: true}, true, func(f Fact, _ time.Duration) {
-		c.settleEnd(f, mayBeOpen)
+	r.outbox.commit(Fact{Session: s.ID, Left: true}, true, func(f Fact, _ time.Duration) {
+		r.settleEnd(f, mayBeOpen)
 		if ev.Stream != 0 {
-			c.emit(CloseStream{Stream: ev.Stream, Left: true})
+			r.emit(CloseStream{Stream: ev.Stream, Left: true})
 		}
 	})
-	mayBeOpen = c.endSession(s, ev.Looked && here, c.members.ExpiresAt(s))
+	mayBeOpen = r.end(s, ev.Looked && here, r.members.ExpiresAt(s))
 }
 
-// sessionDead ends the session of a router whose process another router has proven to have ended.
-func (c *Core) sessionDead(ev SessionDead) {
-	if s, by := c.members.Dead(ev.Session, ev.By); s != nil {
-		c.removeSession(s, by)
+// dead ends the session of a router whose process another router has proven to have ended.
+func (r *routers) dead(ev SessionDead) {
+	if s, by := r.members.Dead(ev.Session, ev.By); s != nil {
+		r.remove(s, by)
 	}
 }
 
-func (c *Core) sessionPing(ev SessionPing) {
-	if s := c.members.Ping(ev.Stream, ev.Nonce, c.now.Boot); s != nil {
-		c.pong(s)
+func (r *routers) ping(ev SessionPing) {
+	if s := r.members.Ping(ev.Stream, ev.Nonce, r.now.Boot); s != nil {
+		r.pong(s)
 	}
 }
 
-func (c *Core) sessionAck(ev SessionAck) {
-	if s := c.members.Acknowledge(ev.Stream, ev.Sequence); s != nil {
-		c.advanceFences(slices.Values(c.fences.Acknowledge(s.ID, ev.Sequence)))
+func (r *routers) acknowledge(ev SessionAck) {
+	if s := r.members.Acknowledge(ev.Stream, ev.Sequence); s != nil {
+		r.changed = append(r.changed, r.fences.Acknowledge(s.ID, ev.Sequence)...)
 	}
 }
 
-// removeSession ends a session whose router can route to nothing any more. by is the session that
-// proved it; nil: it has expired.
-func (c *Core) removeSession(s, by *member.Session) {
-	c.retireQuarantined(s)
-	c.outbox.commit(Fact{Session: s.ID, Left: true}, by != nil, func(f Fact, _ time.Duration) {
-		c.settleEnd(f, true)
+// remove ends a session whose router can route to nothing any more. by is the session that proved
+// it; nil: it has expired.
+func (r *routers) remove(s, by *member.Session) {
+	r.ending(s)
+	r.outbox.commit(Fact{Session: s.ID, Left: true}, by != nil, func(f Fact, _ time.Duration) {
+		r.settleEnd(f, true)
 		if by != nil {
-			c.members.DeathRecorded(by)
-			c.pong(by)
+			r.members.DeathRecorded(by)
+			r.pong(by)
 		}
 	})
-	c.endSession(s, false, c.members.ExpiresAt(s))
+	r.end(s, false, r.members.ExpiresAt(s))
 }
 
-// endSession ends a session. Its router may have left requests open at its Envoy, at the latest
-// until the given time. looked: the last report of the router shows which. It returns whether
-// there may be any.
-func (c *Core) endSession(s *member.Session, looked bool, until time.Duration) (mayBeOpen bool) {
-	c.retireQuarantined(s)
-	if stream := c.members.End(s); stream != 0 {
-		c.emit(CloseStream{Stream: stream})
+// ending is called before a fact that ends a session is journaled.
+func (r *routers) ending(s *member.Session) {
+	if r.members.LastEarlier(s) {
+		r.earlierEnds()
 	}
-	mayBeOpen, verdict := c.idle.End(s.ID, looked, until, c.now.Boot)
-	c.decide(verdict)
-	c.advanceFences(slices.Values(c.fences.Remove(s.ID)))
+}
+
+// end ends a session. Its router may have left requests open at its Envoy, at the latest until the
+// given time. looked: the last report of the router shows which. It returns whether there may be
+// any.
+func (r *routers) end(s *member.Session, looked bool, until time.Duration) (mayBeOpen bool) {
+	r.ending(s)
+	if stream := r.members.End(s); stream != 0 {
+		r.emit(CloseStream{Stream: stream})
+	}
+	mayBeOpen, verdict := r.idle.End(s.ID, looked, until, r.now.Boot)
+	r.resume(verdict)
+	r.changed = append(r.changed, r.fences.Remove(s.ID)...)
 	return mayBeOpen
 }
 
-// settleEnd acts on a committed end of a session. The journal keeps an end that may have left
-// requests open.
-func (c *Core) settleEnd(f Fact, mayBeOpen bool) {
+// journaledEnd is the journaled end of a router that may have left something open.
+type journaledEnd struct {
+	until  time.Duration
+	settle Settle
+}
+
+// settleEnd acts on a committed end of a session. If the router may have left requests open, the
+// journal keeps the end for the next leader, until the leftover is over and the objects show the
+// activity.
+func (r *routers) settleEnd(f Fact, mayBeOpen bool) {
 	if settle := (Settle{Session: f.Session, Revision: f.Revision}); mayBeOpen {
-		c.keepEnd(settle)
+		r.ends = append(r.ends, journaledEnd{r.now.Boot + r.cfg.expiry() + persistLag, settle})
 	} else {
-		c.emit(settle)
+		r.emit(settle)
 	}
 }
 
-// tickSessions ends the sessions and the bans whose time is over.
-func (c *Core) tickSessions() {
-	for _, s := range c.members.Expired(c.now.Boot) {
-		c.removeSession(s, nil)
+// tick ends the sessions and the bans whose time is over, and has the journal drop the ends that it
+// has kept for long enough. Every fence may go on.
+func (r *routers) tick() {
+	for _, s := range r.members.Expired(r.now.Boot) {
+		r.remove(s, nil)
 	}
-	for _, b := range c.members.Lift(c.now.Boot) {
-		c.emit(Settle{Session: b.Session, Revision: Revision(b.Fact)})
+	for _, b := range r.members.Lift(r.now.Boot) {
+		r.emit(Settle{Session: b.Session, Revision: Revision(b.Fact)})
+	}
+	for len(r.ends) > 0 && r.ends[0].until <= r.now.Boot {
+		r.emit(r.ends[0].settle)
+		r.ends = r.ends[1:]
+	}
+	r.changed = slices.Collect(r.fences.UnderWay())
+}
+
+// sendRoute sends the route of a sandbox to all connected routers.
+func (r *routers) sendRoute(sb *sandbox) {
+	if !sb.routable() {
+		return
+	}
+	for _, s := range r.members.Reachable() { // the others get it with their snapshot
+		r.emit(SendRoute{Stream: s.Stream, Sequence: r.members.NextSequence(s), Sandbox: sb.Sandbox})
+	}
+}
+
+// sendReleases sends the routers the releases of this step: one message to each router, because
+// hundreds may be released in one step.
+func (r *routers) sendReleases() {
+	if !r.fences.HasUnsent() {
+		return
+	}
+	for _, s := range r.members.Reachable() {
+		if ids := r.fences.Unsent(s.ID); len(ids) > 0 {
+			sequence := r.members.NextSequence(s)
+			r.fences.Sent(s.ID, sequence, ids)
+			r.emit(SendRelease{Stream: s.Stream, Sequence: sequence, IDs: ids})
+		}
+	}
+	r.fences.AllSent()
+}
+
+// report records what a router reports after a look. A router has nothing to report before it
+// has a durable session.
+func (r *routers) report(ev Report) {
+	if s := r.members.OfStream(ev.Stream); s != nil && s.Durable {
+		r.idle.Report(s.ID, idle.Report{
+			Activities: ev.Activities, Gateway: ev.Gateway, Nonce: ev.Nonce, Took: ev.Took, Blind: ev.Blind,
+		}, r.now.Boot)
+	}
+}
+
+// probed records the answer of a pod to a probe.
+func (r *routers) probed(ev Probed) {
+	if s := r.members.OfStream(ev.Stream); s != nil {
+		r.idle.Probed(s.ID, ev.ID, ev.Busy, r.now.Boot)
+	}
+}
+
+// resume lets the routers admit requests again for sandboxes that a round has found in use, or that
+// were in a round without a verdict.
+func (r *routers) resume(v idle.Verdict) {
+	if len(v.Resume) == 0 {
+		return
+	}
+	for _, s := range r.members.Reachable() {
+		r.emit(SendResume{Stream: s.Stream, IDs: v.Resume})
 	}
 }

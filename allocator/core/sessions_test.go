@@ -114,7 +114,7 @@ func TestSessionIsJournaledWhenItEnds(t *testing.T) {
 			if e := s.settles(1)[0]; e.Session != "r" || e.Revision.Counter < 2 {
 				t.Errorf("settled %+v", e)
 			}
-			if s.core.members.Get("r") != nil {
+			if s.core.routers.members.Get("r") != nil {
 				t.Error("it is still there")
 			}
 		})

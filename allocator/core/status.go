@@ -83,7 +83,7 @@ func (v View) Fences(most int) (list []FenceStatus, others int) {
 		}
 		st := FenceStatus{Sandbox: v.c.sandboxes.byID[id].Sandbox, Window: v.c.fences.WindowLeft(id, v.c.now.Boot)}
 		waiting := maps.Collect(v.c.fences.Waiting(id))
-		for _, s := range v.c.members.All() {
+		for _, s := range v.c.routers.members.All() {
 			if len(st.Waiting) == min(maxAwaited, len(waiting)) {
 				break
 			}
@@ -106,7 +106,7 @@ func (v View) Fences(most int) (list []FenceStatus, others int) {
 // Sessions lists the sessions that have not ended, by ID and at most so many, and says how many
 // more there are. Times count from the last Step.
 func (v View) Sessions(most int) (list []SessionStatus, others int) {
-	all := v.c.members.All()
+	all := v.c.routers.members.All()
 	fences := v.c.fences.CountByRouter()
 	for _, s := range all[:min(most, len(all))] {
 		st := v.statusOf(s)
@@ -119,7 +119,7 @@ func (v View) Sessions(most int) (list []SessionStatus, others int) {
 func (v View) statusOf(s *member.Session) SessionStatus {
 	st := SessionStatus{
 		ID: s.ID, From: s.From, Connected: s.Stream != 0, Heard: s.HeardAt != 0,
-		Expires: max(0, v.c.members.ExpiresAt(s)-v.c.now.Boot),
+		Expires: max(0, v.c.routers.members.ExpiresAt(s)-v.c.now.Boot),
 	}
 	if st.Heard {
 		st.Silence = v.c.now.Boot - s.HeardAt

@@ -17,8 +17,8 @@ type sandboxTable struct {
 	ended *list.List          // of *sandbox, in the order in which they ended
 }
 
-func newSandboxTable() sandboxTable {
-	return sandboxTable{byID: map[string]*sandbox{}, byPod: map[PodKey]*sandbox{}, ended: list.New()}
+func newSandboxTable() *sandboxTable {
+	return &sandboxTable{byID: map[string]*sandbox{}, byPod: map[PodKey]*sandbox{}, ended: list.New()}
 }
 
 // add enters a sandbox.

@@ -10,7 +10,7 @@ func (c *Core) View() View { return View{c} }
 
 // Quarantine is how long no pod is handed out yet, because routers may serve routes of an earlier
 // journal. 0: pods are handed out.
-func (v View) Quarantine() time.Duration { return v.c.members.Quarantine(v.c.now.Boot) }
+func (v View) Quarantine() time.Duration { return v.c.routers.members.Quarantine(v.c.now.Boot) }
 
 // Counts returns the pods of a pool by state.
 func (v View) Counts(key PoolKey) (Counts, bool) {
