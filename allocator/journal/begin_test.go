@@ -296,7 +296,7 @@ func TestDeposedLeaderRepairsNoSlots(t *testing.T) {
 			require.ErrorIs(t, l.Commit(t.Context(), []Record{record("late", 1, 1000)}), ErrDeposed)
 			_, there := m.slots[next]
 			require.Equal(t, c.made, there)
-			require.False(t, keys(func() []Record { b, _, _ := l.codec.decode(m.slots[next].Data, nil); return b.records }())["late"])
+			require.False(t, keys(func() []Record { b, _ := l.codec.decode(m.slots[next].Data); return b.records }())["late"])
 		})
 	}
 	m, l := written(t, 300)

@@ -5,7 +5,9 @@ import (
 	"fmt"
 
 	"github.com/klauspost/compress/zstd"
-	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+
+	journalv1 "github.com/berth-sandbox/berth/api/journal/v1"
 )
 
 // format is the version of the batch format that this version writes. api/journal/v1/journal.proto
@@ -40,28 +42,16 @@ func newCodec() (*codec, error) {
 
 // encode returns the data of a slot.
 func (c *codec) encode(id string, records []Record) []byte {
-	size := len(id) + 8
-	for _, r := range records {
-		size += len(r.Raw) + 8
+	b := journalv1.Batch{Journal: id, Records: make([][]byte, len(records))}
+	for i, r := range records {
+		b.Records[i] = r.Raw
 	}
-	// The encoding of a journalv1.Batch, written field by field to avoid a copy.
-	raw := make([]byte, 0, size)
-	for _, r := range records {
-		raw = protowire.AppendTag(raw, batchRecords, protowire.BytesType)
-		raw = protowire.AppendBytes(raw, r.Raw)
-	}
-	if id != "" {
-		raw = protowire.AppendTag(raw, batchJournal, protowire.BytesType)
-		raw = protowire.AppendString(raw, id)
+	raw, err := proto.Marshal(&b)
+	if err != nil {
+		panic(fmt.Sprintf("encode batch: %v", err)) // id is UTF-8, and nothing else can fail
 	}
 	return c.encoder.EncodeAll(raw, nil)
 }
-
-// Field numbers of journalv1.Batch and journalv1.Record.
-const (
-	batchRecords, batchJournal           = 1, 2
-	recordKey, recordTerm, recordCounter = 1, 2, 3
-)
 
 // batch is the decoded data of a slot.
 type batch struct {
@@ -69,81 +59,28 @@ type batch struct {
 	records []Record
 }
 
-// decode reads the data of a slot. The records point into the returned buffer, which is room if
-// room is large enough; room may be nil. A journal may hold hundreds of thousands of records, so
-// decode reads journalv1.Batch and journalv1.Record field by field and allocates only the keys.
-func (c *codec) decode(data, room []byte) (b batch, buffer []byte, err error) {
-	if len(data) == 0 {
-		return b, room, nil
-	}
-	buffer, err = c.decoder.DecodeAll(data, room[:0])
+// decode reads the data of a slot. A journal may hold hundreds of thousands of records, so decode
+// reads only their heads.
+func (c *codec) decode(data []byte) (b batch, err error) {
+	raw, err := c.decoder.DecodeAll(data, nil)
 	if err != nil {
-		return b, room, fmt.Errorf("decompress: %w", err)
+		return b, fmt.Errorf("decompress: %w", err)
 	}
-	err = fields(buffer, func(number protowire.Number, value []byte, _ uint64) error {
-		switch number {
-		case batchRecords:
-			r, err := toRecord(value)
-			if err != nil {
-				return fmt.Errorf("decode record %d: %w", len(b.records), err)
-			}
-			b.records = append(b.records, r)
-		case batchJournal:
-			b.id = string(value)
-		}
-		return nil
-	})
-	if err != nil {
-		return b, buffer, fmt.Errorf("decode batch: %w", err)
+	var whole journalv1.Batch
+	if err := proto.Unmarshal(raw, &whole); err != nil {
+		return b, fmt.Errorf("decode batch: %w", err)
 	}
-	return b, buffer, nil
-}
-
-func toRecord(raw []byte) (Record, error) {
-	r := Record{Raw: raw}
-	err := fields(raw, func(number protowire.Number, value []byte, n uint64) error {
-		switch number {
-		case recordKey:
-			r.Key = string(value)
-		case recordTerm:
-			r.Term = n
-		case recordCounter:
-			r.Counter = n
+	b.id = whole.Journal
+	for i, raw := range whole.Records {
+		var head journalv1.RecordHead
+		err := proto.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(raw, &head)
+		if err == nil && head.Key == "" {
+			err = errors.New("the record has no key")
 		}
-		return nil
-	})
-	if err == nil && r.Key == "" {
-		err = errors.New("the record has no key")
+		if err != nil {
+			return b, fmt.Errorf("decode record %d: %w", i, err)
+		}
+		b.records = append(b.records, Record{Key: head.Key, Term: head.Term, Counter: head.Counter, Raw: raw})
 	}
-	return r, err
-}
-
-// fields calls f with each field of a message: with the bytes of a bytes field, or with the number
-// of a varint field.
-func fields(raw []byte, f func(number protowire.Number, value []byte, n uint64) error) error {
-	for len(raw) > 0 {
-		number, kind, size := protowire.ConsumeTag(raw)
-		if size < 0 {
-			return protowire.ParseError(size)
-		}
-		raw = raw[size:]
-		var value []byte
-		var n uint64
-		switch kind {
-		case protowire.BytesType:
-			value, size = protowire.ConsumeBytes(raw)
-		case protowire.VarintType:
-			n, size = protowire.ConsumeVarint(raw)
-		default:
-			size = protowire.ConsumeFieldValue(number, kind, raw)
-		}
-		if size < 0 {
-			return protowire.ParseError(size)
-		}
-		raw = raw[size:]
-		if err := f(number, value, n); err != nil {
-			return err
-		}
-	}
-	return nil
+	return b, nil
 }

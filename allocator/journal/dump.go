@@ -33,7 +33,7 @@ func Dump(ctx context.Context, store Store) ([]Batch, error) {
 	f := folder{codec: codec}
 	err = store.List(ctx, func(s Slot) error {
 		b := Batch{Slot: s}
-		decoded, _, err := codec.decode(s.Data, nil)
+		decoded, err := codec.decode(s.Data)
 		if b.Err = err; s.Format > format {
 			b.Err = fmt.Errorf("%w: format %d", ErrFormat, s.Format)
 		}

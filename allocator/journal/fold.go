@@ -9,12 +9,11 @@ import (
 
 // folder assembles the log slot by slot, because the data of all slots is too large to keep.
 type folder struct {
-	codec  *codec
-	slots  []Slot // without their data
-	ring   *ring
-	id     string
-	idAt   uint64 // the position of id
-	buffer []byte
+	codec *codec
+	slots []Slot // without their data
+	ring  *ring
+	id    string
+	idAt  uint64 // the position of id
 	// broken are the errors of slots that do not belong where they are, or cannot be decoded.
 	broken map[int]error
 }
@@ -36,9 +35,8 @@ func (f *folder) add(s Slot) error {
 	case s.Position > 0 && s.Position%uint64(n) != uint64(s.Index):
 		f.broken[s.Index] = fmt.Errorf("%w: slot %d holds position %d, which belongs to slot %d", ErrDamaged, s.Index, s.Position, s.Position%uint64(n))
 	case s.Position > 0:
-		var b batch
-		var err error
-		if b, f.buffer, err = f.codec.decode(data, f.buffer); err != nil {
+		b, err := f.codec.decode(data)
+		if err != nil {
 			f.broken[s.Index] = fmt.Errorf("%w: slot %d: %w", ErrDamaged, s.Index, err)
 			return nil
 		}

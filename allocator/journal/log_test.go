@@ -237,7 +237,7 @@ func TestBatchOfAnEarlierVersionIsReadable(t *testing.T) {
 	require.NoError(t, err)
 	codec, err := newCodec()
 	require.NoError(t, err)
-	b, _, err := codec.decode(data, nil)
+	b, err := codec.decode(data)
 	require.NoError(t, err)
 	require.Equal(t, batch{records: []Record{record("sandbox/a", 1, 2), record("pod/b", 3, 4), record("sandbox/a", 3, 5)}}, b)
 }

@@ -81,7 +81,7 @@ func (l *Log) holdsEarlierBatch(found, ours Slot) bool {
 	if found.Position >= ours.Position || found.Position != last(found.Position, found.Index, len(l.slots)) {
 		return false
 	}
-	b, _, err := l.codec.decode(found.Data, nil)
+	b, err := l.codec.decode(found.Data)
 	return err == nil && (b.id == l.stamp.Journal || found.Position == 0)
 }
 

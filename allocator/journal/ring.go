@@ -1,7 +1,5 @@
 package journal
 
-import "bytes"
-
 // Record is the state of one thing, as far as the log decodes it.
 type Record struct {
 	// Key names the thing.
@@ -52,8 +50,7 @@ func (r *ring) put(position uint64, carried, records []Record) {
 	r.held[r.slot(position)] = keys
 }
 
-// merge records a batch that was read. Batches come in any order. merge copies the records out of
-// their buffer.
+// merge records a batch that was read. Batches come in any order.
 func (r *ring) merge(position uint64, records []Record) {
 	keys := make([]string, 0, len(records))
 	for _, rec := range records {
@@ -66,7 +63,6 @@ func (r *ring) merge(position uint64, records []Record) {
 			continue
 		}
 		r.bytes += len(rec.Raw) - len(n.Raw)
-		rec.Raw = bytes.Clone(rec.Raw)
 		r.newest[rec.Key] = newest{rec, position}
 	}
 	r.held[r.slot(position)] = keys

@@ -269,6 +269,68 @@ func (*Record_Retirement) isRecord_State() {}
 
 func (*Record_Session) isRecord_State() {}
 
+// RecordHead is the part of a Record that the log itself needs. The fields have the numbers
+// that they have in Record.
+type RecordHead struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Key           string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	Term          uint64                 `protobuf:"varint,2,opt,name=term,proto3" json:"term,omitempty"`
+	Counter       uint64                 `protobuf:"varint,3,opt,name=counter,proto3" json:"counter,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RecordHead) Reset() {
+	*x = RecordHead{}
+	mi := &file_api_journal_v1_journal_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RecordHead) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RecordHead) ProtoMessage() {}
+
+func (x *RecordHead) ProtoReflect() protoreflect.Message {
+	mi := &file_api_journal_v1_journal_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RecordHead.ProtoReflect.Descriptor instead.
+func (*RecordHead) Descriptor() ([]byte, []int) {
+	return file_api_journal_v1_journal_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *RecordHead) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+func (x *RecordHead) GetTerm() uint64 {
+	if x != nil {
+		return x.Term
+	}
+	return 0
+}
+
+func (x *RecordHead) GetCounter() uint64 {
+	if x != nil {
+		return x.Counter
+	}
+	return 0
+}
+
 // Sandbox is what is known of a sandbox.
 type Sandbox struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
@@ -314,7 +376,7 @@ type Sandbox struct {
 
 func (x *Sandbox) Reset() {
 	*x = Sandbox{}
-	mi := &file_api_journal_v1_journal_proto_msgTypes[2]
+	mi := &file_api_journal_v1_journal_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -326,7 +388,7 @@ func (x *Sandbox) String() string {
 func (*Sandbox) ProtoMessage() {}
 
 func (x *Sandbox) ProtoReflect() protoreflect.Message {
-	mi := &file_api_journal_v1_journal_proto_msgTypes[2]
+	mi := &file_api_journal_v1_journal_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -339,7 +401,7 @@ func (x *Sandbox) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sandbox.ProtoReflect.Descriptor instead.
 func (*Sandbox) Descriptor() ([]byte, []int) {
-	return file_api_journal_v1_journal_proto_rawDescGZIP(), []int{2}
+	return file_api_journal_v1_journal_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Sandbox) GetPool() string {
@@ -514,7 +576,7 @@ type Retirement struct {
 
 func (x *Retirement) Reset() {
 	*x = Retirement{}
-	mi := &file_api_journal_v1_journal_proto_msgTypes[3]
+	mi := &file_api_journal_v1_journal_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -526,7 +588,7 @@ func (x *Retirement) String() string {
 func (*Retirement) ProtoMessage() {}
 
 func (x *Retirement) ProtoReflect() protoreflect.Message {
-	mi := &file_api_journal_v1_journal_proto_msgTypes[3]
+	mi := &file_api_journal_v1_journal_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -539,7 +601,7 @@ func (x *Retirement) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Retirement.ProtoReflect.Descriptor instead.
 func (*Retirement) Descriptor() ([]byte, []int) {
-	return file_api_journal_v1_journal_proto_rawDescGZIP(), []int{3}
+	return file_api_journal_v1_journal_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Retirement) GetPodName() string {
@@ -582,7 +644,7 @@ type Session struct {
 
 func (x *Session) Reset() {
 	*x = Session{}
-	mi := &file_api_journal_v1_journal_proto_msgTypes[4]
+	mi := &file_api_journal_v1_journal_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -594,7 +656,7 @@ func (x *Session) String() string {
 func (*Session) ProtoMessage() {}
 
 func (x *Session) ProtoReflect() protoreflect.Message {
-	mi := &file_api_journal_v1_journal_proto_msgTypes[4]
+	mi := &file_api_journal_v1_journal_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -607,7 +669,7 @@ func (x *Session) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Session.ProtoReflect.Descriptor instead.
 func (*Session) Descriptor() ([]byte, []int) {
-	return file_api_journal_v1_journal_proto_rawDescGZIP(), []int{4}
+	return file_api_journal_v1_journal_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Session) GetLeft() bool {
@@ -652,7 +714,7 @@ type Declaration struct {
 
 func (x *Declaration) Reset() {
 	*x = Declaration{}
-	mi := &file_api_journal_v1_journal_proto_msgTypes[5]
+	mi := &file_api_journal_v1_journal_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -664,7 +726,7 @@ func (x *Declaration) String() string {
 func (*Declaration) ProtoMessage() {}
 
 func (x *Declaration) ProtoReflect() protoreflect.Message {
-	mi := &file_api_journal_v1_journal_proto_msgTypes[5]
+	mi := &file_api_journal_v1_journal_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -677,7 +739,7 @@ func (x *Declaration) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Declaration.ProtoReflect.Descriptor instead.
 func (*Declaration) Descriptor() ([]byte, []int) {
-	return file_api_journal_v1_journal_proto_rawDescGZIP(), []int{5}
+	return file_api_journal_v1_journal_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Declaration) GetBy() string {
@@ -718,7 +780,12 @@ const file_api_journal_v1_journal_proto_rawDesc = "" +
 	"retirement\x18\x05 \x01(\v2\x1c.berth.journal.v1.RetirementH\x00R\n" +
 	"retirement\x125\n" +
 	"\asession\x18\x06 \x01(\v2\x19.berth.journal.v1.SessionH\x00R\asessionB\a\n" +
-	"\x05state\"\xfc\x05\n" +
+	"\x05state\"L\n" +
+	"\n" +
+	"RecordHead\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x12\n" +
+	"\x04term\x18\x02 \x01(\x04R\x04term\x12\x18\n" +
+	"\acounter\x18\x03 \x01(\x04R\acounter\"\xfc\x05\n" +
 	"\aSandbox\x12\x12\n" +
 	"\x04pool\x18\x01 \x01(\tR\x04pool\x12\x19\n" +
 	"\bpod_name\x18\x02 \x01(\tR\apodName\x12\x17\n" +
@@ -781,24 +848,25 @@ func file_api_journal_v1_journal_proto_rawDescGZIP() []byte {
 }
 
 var file_api_journal_v1_journal_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_api_journal_v1_journal_proto_msgTypes = make([]protoimpl.MessageInfo, 7)
+var file_api_journal_v1_journal_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
 var file_api_journal_v1_journal_proto_goTypes = []any{
 	(Phase)(0),          // 0: berth.journal.v1.Phase
 	(*Batch)(nil),       // 1: berth.journal.v1.Batch
 	(*Record)(nil),      // 2: berth.journal.v1.Record
-	(*Sandbox)(nil),     // 3: berth.journal.v1.Sandbox
-	(*Retirement)(nil),  // 4: berth.journal.v1.Retirement
-	(*Session)(nil),     // 5: berth.journal.v1.Session
-	(*Declaration)(nil), // 6: berth.journal.v1.Declaration
-	nil,                 // 7: berth.journal.v1.Sandbox.MetadataEntry
+	(*RecordHead)(nil),  // 3: berth.journal.v1.RecordHead
+	(*Sandbox)(nil),     // 4: berth.journal.v1.Sandbox
+	(*Retirement)(nil),  // 5: berth.journal.v1.Retirement
+	(*Session)(nil),     // 6: berth.journal.v1.Session
+	(*Declaration)(nil), // 7: berth.journal.v1.Declaration
+	nil,                 // 8: berth.journal.v1.Sandbox.MetadataEntry
 }
 var file_api_journal_v1_journal_proto_depIdxs = []int32{
-	3, // 0: berth.journal.v1.Record.sandbox:type_name -> berth.journal.v1.Sandbox
-	4, // 1: berth.journal.v1.Record.retirement:type_name -> berth.journal.v1.Retirement
-	5, // 2: berth.journal.v1.Record.session:type_name -> berth.journal.v1.Session
-	7, // 3: berth.journal.v1.Sandbox.metadata:type_name -> berth.journal.v1.Sandbox.MetadataEntry
+	4, // 0: berth.journal.v1.Record.sandbox:type_name -> berth.journal.v1.Sandbox
+	5, // 1: berth.journal.v1.Record.retirement:type_name -> berth.journal.v1.Retirement
+	6, // 2: berth.journal.v1.Record.session:type_name -> berth.journal.v1.Session
+	8, // 3: berth.journal.v1.Sandbox.metadata:type_name -> berth.journal.v1.Sandbox.MetadataEntry
 	0, // 4: berth.journal.v1.Sandbox.phase:type_name -> berth.journal.v1.Phase
-	6, // 5: berth.journal.v1.Session.declared:type_name -> berth.journal.v1.Declaration
+	7, // 5: berth.journal.v1.Session.declared:type_name -> berth.journal.v1.Declaration
 	6, // [6:6] is the sub-list for method output_type
 	6, // [6:6] is the sub-list for method input_type
 	6, // [6:6] is the sub-list for extension type_name
@@ -822,7 +890,7 @@ func file_api_journal_v1_journal_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_journal_v1_journal_proto_rawDesc), len(file_api_journal_v1_journal_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   7,
+			NumMessages:   8,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
