@@ -14,8 +14,6 @@ import (
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
@@ -28,8 +26,7 @@ const (
 	// downLimit bounds the stop of a cluster in Start's cleanup or after an Up that
 	// failed. Processes that have not ended by then are killed.
 	downLimit = time.Minute
-	// readyLimit bounds the start of the process nodes, and the wait for a CRD. Each
-	// takes some 0.2 s.
+	// readyLimit bounds the wait for a CRD, which takes some 0.2 s.
 	readyLimit = time.Minute
 	readyPoll  = 50 * time.Millisecond
 )
@@ -166,8 +163,7 @@ func (c *Cluster) makeDir() (string, error) {
 	return dir, nil
 }
 
-// startNodes starts the process nodes and the scheduler and waits until the nodes are
-// ready.
+// startNodes starts the process nodes and the scheduler.
 func (c *Cluster) startNodes(ctx context.Context) (err error) {
 	if c.o.Nodes == 0 {
 		return nil
@@ -178,7 +174,7 @@ func (c *Cluster) startNodes(ctx context.Context) (err error) {
 	c.log = zap.New(zapcore.NewCore(zapcore.NewConsoleEncoder(zap.NewDevelopmentEncoderConfig()),
 		zapcore.Lock(c.logFile), zap.DebugLevel))
 	for i := range c.o.Nodes {
-		n, err := processnode.New(c.NodeOptions(i))
+		n, err := processnode.New(ctx, c.NodeOptions(i))
 		if err != nil {
 			return err
 		}
@@ -201,18 +197,6 @@ func (c *Cluster) startNodes(ctx context.Context) (err error) {
 		keep(n.Run)
 	}
 	keep((&nodes.Scheduler{Client: c.client, Kind: processnode.Kind, Log: c.log.Named("scheduler")}).Run)
-
-	ctx, cancel := context.WithTimeoutCause(ctx, readyLimit, fmt.Errorf("it took longer than %v", readyLimit))
-	defer cancel()
-	for i := range c.o.Nodes {
-		err := wait.PollUntilContextCancel(ctx, readyPoll, true, func(ctx context.Context) (bool, error) {
-			node, err := c.client.CoreV1().Nodes().Get(ctx, nodeName(i), metav1.GetOptions{})
-			return err == nil && nodes.IsReady(node), c.nodesErr()
-		})
-		if err != nil {
-			return fmt.Errorf("%s is not ready: %w; the end of the nodes' log:\n%s", nodeName(i), err, tailOf(c.logFile.Name()))
-		}
-	}
 	return nil
 }
 

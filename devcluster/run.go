@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -67,13 +66,4 @@ func (t tail) String() string {
 		t = t[over:]
 	}
 	return strings.TrimSpace(string(t))
-}
-
-// tailOf returns the end of a file, for an error message.
-func tailOf(path string) string {
-	b, err := os.ReadFile(path)
-	if err != nil {
-		return err.Error()
-	}
-	return tail(b).String()
 }

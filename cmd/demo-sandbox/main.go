@@ -28,9 +28,8 @@ type flags struct {
 	IP    string `name:"ip" env:"POD_IP" help:"Address to listen on; empty: all."`
 	Ports []int  `env:"PORTS" default:"8080" help:"Ports to listen on."`
 
-	Pod       string `env:"POD_NAME" help:"Pod name to answer with; empty: HOSTNAME."`
-	PodUID    string `name:"pod-uid" env:"POD_UID" help:"Pod UID to answer with."`
-	Namespace string `env:"POD_NAMESPACE" help:"Namespace to answer with."`
+	Pod    string `env:"POD_NAME" help:"Pod name to answer with; empty: HOSTNAME."`
+	PodUID string `name:"pod-uid" env:"POD_UID" help:"Pod UID to answer with."`
 
 	ExitAfter     time.Duration `env:"EXIT_AFTER" help:"End by itself after this time; 0: never."`
 	ExitCode      int           `env:"EXIT_CODE" help:"Exit code of an end by itself."`

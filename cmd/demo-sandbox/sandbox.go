@@ -21,7 +21,6 @@ import (
 type identity struct {
 	Pod       string      `json:"pod"`
 	PodUID    string      `json:"podUID"`
-	Namespace string      `json:"namespace,omitempty"`
 	IP        string      `json:"ip"`
 	Port      int         `json:"port"`
 	Method    string      `json:"method"`
@@ -119,7 +118,7 @@ func (s *sandbox) handler(port int) http.Handler {
 
 func (s *sandbox) identify(w http.ResponseWriter, r *http.Request, port int) {
 	reply(w, identity{
-		Pod: s.f.Pod, PodUID: s.f.PodUID, Namespace: s.f.Namespace, IP: s.f.IP, Port: port,
+		Pod: s.f.Pod, PodUID: s.f.PodUID, IP: s.f.IP, Port: port,
 		Method: r.Method, Path: r.URL.RequestURI(), Host: r.Host, Headers: r.Header,
 	})
 }

@@ -42,8 +42,6 @@ func (p podSpec) build(s *subject) *corev1.Pod {
 		Command: []string{"demo-sandbox"}, Args: strings.Fields(p.args),
 		Env: []corev1.EnvVar{
 			field("POD_IP", "status.podIP"), field("POD_NAME", "metadata.name"), field("POD_UID", "metadata.uid"),
-			{Name: "GREETING", Value: "$(POD_NAME)!"},
-			{Name: "POD_NAMESPACE", Value: "$(GREETING)$$(POD_NAME)$(NOBODY)"}, // shown in the answer: proves the expansion
 		},
 	}
 	if p.command != "" {

@@ -312,8 +312,8 @@ func addressTable() []behaviour {
 		{"the process knows its pod", podSpec{probe: probe}, func(s *subject) {
 			v := s.until("ready", ready)
 			var who struct {
-				Pod, PodUID, Namespace, IP, Path string
-				Port                             int
+				Pod, PodUID, IP, Path string
+				Port                  int
 			}
 			require.NoError(s.t, s.do("GET", v.Status.PodIP, mainPort, "/some/path?q=1", &who))
 			require.Equal(s.t, s.name, who.Pod)
@@ -321,7 +321,6 @@ func addressTable() []behaviour {
 			require.Equal(s.t, v.Status.PodIP, who.IP)
 			require.Equal(s.t, mainPort, who.Port)
 			require.Equal(s.t, "/some/path?q=1", who.Path)
-			require.Equal(s.t, s.name+"!$(POD_NAME)$(NOBODY)", who.Namespace, "$(VAR) expansion")
 		}},
 		{"a child process ends with its pod", podSpec{probe: probe, grace: 5,
 			args: fmt.Sprintf("--spawn-child %d", childPort)}, func(s *subject) {

@@ -5,7 +5,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -37,28 +36,26 @@ type run struct {
 // start runs the container's command with the pod's address in its environment.
 func (w *worker) start() (*run, error) {
 	path := slices.Concat(w.node.o.Path, filepath.SplitList(os.Getenv("PATH")))
-	env := environment(w.pod, w.spec, w.address.String())
-	argv := expandAll(slices.Concat(w.spec.Command, w.spec.Args), env)
-	command, err := lookUp(argv[0], path)
+	command, err := lookUp(w.spec.Command[0], path)
 	if err != nil {
 		return nil, err
 	}
-	home := filepath.Join(w.dir(), w.spec.Name, fmt.Sprint(w.restarts))
+	home := filepath.Join(w.node.o.Dir, w.pod.Namespace+"_"+w.pod.Name+"_"+string(w.pod.UID))
 	if err := os.MkdirAll(home, 0o755); err != nil {
 		return nil, err
 	}
-	log, err := os.OpenFile(home+".log", os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	log, err := os.Create(filepath.Join(home, fmt.Sprintf("%d.log", w.restarts)))
 	if err != nil {
 		return nil, err
 	}
 	defer log.Close()
-	// A later variable of one name wins.
-	environ := []string{"PATH=" + strings.Join(path, string(os.PathListSeparator)), "HOSTNAME=" + w.pod.Name}
-	for name, value := range env {
-		environ = append(environ, name+"="+value)
-	}
 	r := &run{id: newContainerID(), startedAt: time.Now(), passed: w.spec.ReadinessProbe == nil}
-	r.cmd = &exec.Cmd{Path: command, Args: argv, Env: environ, Dir: home, Stdout: log, Stderr: log}
+	r.cmd = &exec.Cmd{
+		Path: command, Args: slices.Concat(w.spec.Command, w.spec.Args), Dir: home, Stdout: log, Stderr: log,
+		// A later variable of one name wins.
+		Env: append([]string{"PATH=" + strings.Join(path, string(os.PathListSeparator)), "HOSTNAME=" + w.pod.Name},
+			environment(w.pod, w.spec, w.address.String())...),
+	}
 	if r.proc, err = w.node.o.Supervisor.Start(r.cmd); err != nil {
 		return nil, err
 	}
@@ -127,22 +124,4 @@ func groupGone(pgid int) {
 			return
 		}
 	}
-}
-
-// removeHomes deletes the working directories of a pod that is gone. Its logs
-// stay for a later look at a failed test.
-func (w *worker) removeHomes() error {
-	homes := filepath.Join(w.dir(), w.spec.Name)
-	entries, err := os.ReadDir(homes)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	for _, e := range entries {
-		if e.IsDir() {
-			if err := os.RemoveAll(filepath.Join(homes, e.Name())); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
 }

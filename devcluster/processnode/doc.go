@@ -24,9 +24,7 @@
 //   - Readiness probes by httpGet with a path and a number as port.
 //   - preStop sleep within the grace period, SIGTERM, SIGKILL at its end.
 //   - Graceful and forced deletion, and eviction through the API.
-//   - Environment variables with $(VAR) and fieldRef.
-//   - A restart of the node: it finds its pods' containers dead, starts them again
-//     and gives the pods new addresses.
+//   - Environment variables with fieldRef.
 //
 // As in a kubelet, neither a shorter grace period nor a forced deletion affects a
 // stop that is under way. A forced deletion deletes the object while the container
@@ -41,8 +39,8 @@
 //   - The image. A command without a slash is looked up in Options.Path and then in
 //     this process's PATH.
 //   - securityContext, resources, container ports and the service account.
-//   - emptyDir volumes and service account tokens, which are not mounted. A
-//     container's working directory is its own and empty at each start.
+//   - emptyDir volumes and service account tokens, which are not mounted. A pod has a
+//     working directory of its own, which a restart of the container keeps.
 //
 // Different from a kubelet:
 //
@@ -62,6 +60,6 @@
 //
 // A process that leaves its process group (setsid) is not stopped with its pod and
 // may keep the address busy. Two nodes whose Addresses overlap assign the same
-// address twice. A stopped node is a power cut for its pods: the next run finds
-// their containers dead (exit code 255, reason Unknown).
+// address twice. A node that runs again under its name does not know that the
+// containers of its earlier run have ended: it starts them as if for the first time.
 package processnode

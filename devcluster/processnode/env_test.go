@@ -10,32 +10,7 @@ import (
 	"github.com/berth-sandbox/berth/devcluster/nodes"
 )
 
-func TestVariablesAreExpandedAsInKubernetes(t *testing.T) {
-	env := map[string]string{"A": "a", "EMPTY": "", "REF": "$(A)"}
-	for in, want := range map[string]string{ // third_party/forked/golang/expansion
-		"":            "",
-		"plain":       "plain",
-		"$(A)":        "a",
-		"x$(A)y$(A)":  "xaya",
-		"$(EMPTY)":    "",
-		"$(NONE)":     "$(NONE)",
-		"$$(A)":       "$(A)",
-		"$$$(A)":      "$a",
-		"$$$$(A)":     "$$(A)",
-		"$A":          "$A",
-		"$":           "$",
-		"a$":          "a$",
-		"$(A":         "$(A",
-		"$(REF)":      "$(A)", // once, not again
-		"$(A)$(NONE)": "a$(NONE)",
-		"$()":         "$()",
-		"-$(A)-$x$(":  "-a-$x$(",
-	} {
-		require.Equal(t, want, expand(in, env), "%q", in)
-	}
-}
-
-func TestLaterVariablesSeeEarlierOnesOnly(t *testing.T) {
+func TestEnvironmentHasValuesAndFieldsOfThePod(t *testing.T) {
 	field := func(path string) *corev1.EnvVarSource {
 		return &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: path}}
 	}
@@ -44,16 +19,15 @@ func TestLaterVariablesSeeEarlierOnesOnly(t *testing.T) {
 		Spec:       corev1.PodSpec{NodeName: "node"},
 	}
 	c := &corev1.Container{Env: []corev1.EnvVar{
-		{Name: "EARLY", Value: "$(IP)"},
+		{Name: "PLAIN", Value: "a $value"},
 		{Name: "IP", ValueFrom: field("status.podIP")},
 		{Name: "HOST", ValueFrom: field("status.hostIP")},
 		{Name: "NODE", ValueFrom: field("spec.nodeName")},
 		{Name: "UID", ValueFrom: field("metadata.uid")},
 		{Name: "NAME", ValueFrom: field("metadata.name")},
-		{Name: "URL", Value: "http://$(IP):80"},
+		{Name: "NAMESPACE", ValueFrom: field("metadata.namespace")},
 	}}
-	require.Equal(t, map[string]string{
-		"EARLY": "$(IP)", "IP": "127.3.0.1", "HOST": nodes.HostIP, "NODE": "node", "UID": "u", "NAME": "p",
-		"URL": "http://127.3.0.1:80",
+	require.Equal(t, []string{
+		"PLAIN=a $value", "IP=127.3.0.1", "HOST=" + nodes.HostIP, "NODE=node", "UID=u", "NAME=p", "NAMESPACE=n",
 	}, environment(pod, c, "127.3.0.1"))
 }

@@ -38,7 +38,9 @@ func runNode() error {
 		return err
 	}
 	defer supervisor.Close() // after the node: kills what is left
-	node, err := processnode.New(processnode.Options{
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT)
+	defer stop()
+	node, err := processnode.New(ctx, processnode.Options{
 		Client:     client,
 		Name:       "node-0",
 		Supervisor: supervisor,
@@ -50,8 +52,6 @@ func runNode() error {
 	if err != nil {
 		return err
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT)
-	defer stop()
 	scheduled := make(chan error, 1)
 	go func() {
 		scheduler := nodes.Scheduler{Client: client, Kind: processnode.Kind, Log: zap.NewNop()}

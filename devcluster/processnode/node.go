@@ -5,13 +5,11 @@ import (
 	"fmt"
 	"net/netip"
 	"sync"
-	"time"
 
 	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
-	utilwait "k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/berth-sandbox/berth/devcluster/nodes"
@@ -51,30 +49,19 @@ type Node struct {
 	running sync.WaitGroup
 }
 
-// New checks the options. The error names every missing one.
-func New(o Options) (*Node, error) {
+// New registers a node. The error names every missing option.
+func New(ctx context.Context, o Options) (*Node, error) {
 	if err := options.Require(o, "Client", "Name", "Supervisor", "Addresses", "Dir", "Log"); err != nil {
 		return nil, fmt.Errorf("process node: %w", err)
 	}
-	return &Node{o: o, addresses: nodes.NewAddresses(o.Addresses), workers: map[types.UID]*worker{}}, nil
+	n := &Node{o: o, addresses: nodes.NewAddresses(o.Addresses), workers: map[types.UID]*worker{}}
+	return n, nodes.Report(ctx, o.Client, o.Name, Kind, true)
 }
 
-// Run registers the node and runs the pods bound to it until ctx ends. It then
-// stops every container and does not report that to the API server, as if the
-// machine had lost power. The next node of this name starts the containers again.
-// Run may be called once. It returns an error only if waiting cannot repair the
-// cause.
+// Run runs the pods bound to the node until ctx ends. It then stops every container and
+// reports nothing to the API server. It may be called once. It returns an error only if
+// waiting cannot repair the cause.
 func (n *Node) Run(ctx context.Context) error {
-	err := utilwait.PollUntilContextCancel(ctx, 500*time.Millisecond, true, func(ctx context.Context) (bool, error) {
-		err := n.report(ctx, true)
-		if err != nil {
-			n.o.Log.Info("node is not registered yet", zap.Error(err))
-		}
-		return err == nil, nil
-	})
-	if err != nil {
-		return nil //nolint:nilerr // ctx has ended
-	}
 	factory, err := nodes.WatchPods(n.o.Client, fields.OneTermEqualSelector("spec.nodeName", n.o.Name),
 		func(pod *corev1.Pod) { n.seen(ctx, pod) }, n.gone)
 	if err != nil {
@@ -82,19 +69,9 @@ func (n *Node) Run(ctx context.Context) error {
 	}
 	factory.StartWithContext(ctx)
 	<-ctx.Done()
-	// No more pods are bound to a node that is not ready.
-	if err := n.report(context.WithoutCancel(ctx), false); err != nil {
-		n.o.Log.Info("node could not report its end", zap.Error(err))
-	}
 	factory.Shutdown() // no worker is added after this
 	n.running.Wait()
 	return nil
-}
-
-func (n *Node) report(ctx context.Context, ready bool) error {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
-	return nodes.Report(ctx, n.o.Client, n.o.Name, Kind, ready)
 }
 
 func (n *Node) seen(ctx context.Context, pod *corev1.Pod) {

@@ -51,7 +51,6 @@ func TestNode(t *testing.T) {
 		name  string
 		judge func(w *world)
 	}{
-		{"RestartedNodeStartsItsPodsAgain", restartedNodeStartsItsPodsAgain},
 		{"EndedPodLosesItsAddress", endedPodLosesItsAddress},
 		{"UnsupportedPodFails", unsupportedPodFails},
 		{"ForcedDeletionHoldsTheAddress", forcedDeletionHoldsTheAddress},
@@ -68,7 +67,7 @@ func TestNode(t *testing.T) {
 func (w *world) run(i int) (stop func()) {
 	w.t.Helper()
 	o := w.cluster.NodeOptions(i)
-	n, err := processnode.New(o)
+	n, err := processnode.New(w.ctx(), o)
 	require.NoError(w.t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
@@ -162,68 +161,6 @@ func has(p *corev1.Pod, t corev1.PodConditionType) bool {
 		}
 	}
 	return false
-}
-
-// versions collects what a watch shows of a pod from now on, until the returned
-// function is called.
-func (w *world) versions(name string) (stop func() []*corev1.Pod) {
-	w.t.Helper()
-	ctx, cancel := context.WithTimeout(w.t.Context(), guard)
-	watch, err := w.client.CoreV1().Pods("default").Watch(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + name})
-	require.NoError(w.t, err)
-	var seen []*corev1.Pod
-	var collecting sync.WaitGroup
-	collecting.Go(func() {
-		for e := range watch.ResultChan() {
-			if pod, ok := e.Object.(*corev1.Pod); ok {
-				seen = append(seen, pod)
-			}
-		}
-	})
-	return func() []*corev1.Pod {
-		cancel()
-		watch.Stop()
-		collecting.Wait()
-		return seen
-	}
-}
-
-func mainOf(p *corev1.Pod) corev1.ContainerStatus { return p.Status.ContainerStatuses[0] }
-
-func restartedNodeStartsItsPodsAgain(w *world) {
-	stop := w.run(0)
-	never := func(s *corev1.PodSpec) { s.RestartPolicy = corev1.RestartPolicyNever }
-	w.create("lives", 0, nil, nil)
-	w.create("dies", 0, nil, never)
-	w.create("ended", 0, []string{"--exit-after", "1ms"}, never)
-	before := w.ready("lives")
-	w.ready("dies")
-	w.until("ended", "succeeded", func(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodSucceeded })
-	stop()
-	lives := w.versions("lives")
-	w.run(0)
-	after := w.until("lives", "restarted", func(p *corev1.Pod) bool {
-		return has(p, corev1.PodReady) &&
-			mainOf(p).RestartCount == 1
-	})
-	last := mainOf(after).LastTerminationState.Terminated
-	require.EqualValues(w.t, 255, last.ExitCode)
-	require.Equal(w.t, "Unknown", last.Reason)
-	require.Equal(w.t, mainOf(before).ContainerID, last.ContainerID)
-	require.Equal(w.t, before.Status.StartTime.Unix(), after.Status.StartTime.Unix())
-	between := 0
-	for _, p := range lives() {
-		if mainOf(p).State.Terminated != nil {
-			between++
-			require.Empty(w.t, p.Status.PodIP, "the address went down with the machine")
-			require.False(w.t, has(p, corev1.PodReady))
-			require.Equal(w.t, corev1.PodRunning, p.Status.Phase)
-		}
-	}
-	require.Positive(w.t, between, "the end is reported before the restart")
-	dead := w.until("dies", "failed", func(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodFailed })
-	require.Empty(w.t, dead.Status.PodIP)
-	w.until("ended", "no address any more", func(p *corev1.Pod) bool { return p.Status.PodIP == "" })
 }
 
 func endedPodLosesItsAddress(w *world) {

@@ -15,11 +15,6 @@ import (
 // makeStatus returns the pod's present status, as the kubelet's generateAPIPodStatus
 // does.
 func (w *worker) makeStatus() corev1.PodStatus {
-	if w.past { // a restarted kubelet does not know the address of a pod that has ended
-		s := *w.pod.Status.DeepCopy()
-		s.PodIP, s.PodIPs = "", nil
-		return s
-	}
 	s := corev1.PodStatus{
 		ObservedGeneration: w.pod.Generation,
 		StartTime:          &w.startTime,
@@ -74,10 +69,6 @@ func (w *worker) containerStatus() corev1.ContainerStatus {
 		s.ImageID = "process-node/" + w.spec.Image
 	}
 	return s
-}
-
-func terminal(p corev1.PodPhase) bool {
-	return p == corev1.PodSucceeded || p == corev1.PodFailed
 }
 
 // phase is kubelet_pods.go, getPhase, for one container. over: the container will not be

@@ -113,10 +113,12 @@ func TestRefusalNamesEveryUnsupportedField(t *testing.T) {
 		"env[0].valueFrom": func(c *corev1.Container) {
 			c.Env[0].ValueFrom = &corev1.EnvVarSource{SecretKeyRef: &corev1.SecretKeySelector{}}
 		},
-		"env[1].valueFrom":    func(c *corev1.Container) { c.Env[1].ValueFrom.FieldRef.FieldPath = "status.phase" },
-		"lifecycle.postStart": func(c *corev1.Container) { c.Lifecycle.PostStart = &corev1.LifecycleHandler{} },
-		"lifecycle.preStop":   func(c *corev1.Container) { c.Lifecycle.PreStop = &corev1.LifecycleHandler{} },
-		"readinessProbe":      func(c *corev1.Container) { c.ReadinessProbe.ProbeHandler = exec },
+		"env[0].value ($(VAR))":     func(c *corev1.Container) { c.Env[0].Value = "http://$(IP):80" },
+		"command and args ($(VAR))": func(c *corev1.Container) { c.Args = []string{"--ip", "$(IP)"} },
+		"env[1].valueFrom":          func(c *corev1.Container) { c.Env[1].ValueFrom.FieldRef.FieldPath = "status.phase" },
+		"lifecycle.postStart":       func(c *corev1.Container) { c.Lifecycle.PostStart = &corev1.LifecycleHandler{} },
+		"lifecycle.preStop":         func(c *corev1.Container) { c.Lifecycle.PreStop = &corev1.LifecycleHandler{} },
+		"readinessProbe":            func(c *corev1.Container) { c.ReadinessProbe.ProbeHandler = exec },
 		"readinessProbe (only httpGet with path and number of the port)": func(c *corev1.Container) {
 			c.ReadinessProbe.HTTPGet.Port = intstr.FromString("http")
 		},
@@ -134,7 +136,7 @@ func TestRefusalNamesEveryUnsupportedField(t *testing.T) {
 }
 
 func TestOptionsReportEveryMissingField(t *testing.T) {
-	_, err := New(Options{})
+	_, err := New(t.Context(), Options{})
 	for _, field := range []string{"Client", "Name", "Supervisor", "Dir", "Addresses", "Log"} {
 		require.ErrorContains(t, err, field)
 	}

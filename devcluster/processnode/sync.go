@@ -168,16 +168,12 @@ func (w *worker) kill(r *run, grace time.Duration) {
 	<-r.proc.Done()
 }
 
-// abandon ends the container without a report to the API server, as a machine that
-// loses power does. The next run of the node finds it dead.
+// abandon ends the container at the end of the node.
 func (w *worker) abandon() {
-	if r := w.current; r != nil {
-		if err := r.proc.Stop(context.WithoutCancel(w.ctx), time.Second); err != nil {
-			w.log.Error("container cannot be stopped", zap.Error(err))
-		}
-		groupGone(r.proc.Pid())
+	if w.current == nil {
+		return
 	}
-	if w.holds {
-		w.node.addresses.Release(w.address)
+	if err := w.current.proc.Stop(context.WithoutCancel(w.ctx), time.Second); err != nil {
+		w.log.Error("container cannot be stopped", zap.Error(err))
 	}
 }

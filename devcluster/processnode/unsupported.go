@@ -2,6 +2,7 @@ package processnode
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -62,7 +63,10 @@ func refuseContainer(c *corev1.Container, refuse func(is bool, format string, ar
 	refuse(len(c.VolumeDevices) > 0, at+".volumeDevices")
 	refuse(c.Stdin, at+".stdin")
 	refuse(c.TTY, at+".tty")
+	expands := func(s string) bool { return strings.Contains(s, "$(") || strings.Contains(s, "$$") }
+	refuse(slices.ContainsFunc(slices.Concat(c.Command, c.Args), expands), at+".command and args ($(VAR))")
 	for i, e := range c.Env {
+		refuse(expands(e.Value), at+".env[%d].value ($(VAR))", i)
 		known := e.ValueFrom == nil || e.ValueFrom.FieldRef != nil && fieldRefs[e.ValueFrom.FieldRef.FieldPath] != nil
 		refuse(!known, at+".env[%d].valueFrom (only fieldRef of metadata.name, namespace and uid, spec.nodeName, "+
 			"status.podIP and hostIP)", i)

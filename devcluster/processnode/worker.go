@@ -3,7 +3,6 @@ package processnode
 import (
 	"context"
 	"net/netip"
-	"path/filepath"
 	"sync"
 	"time"
 
@@ -47,7 +46,6 @@ type worker struct {
 	rejected  string // why the pod is refused; empty: it is not
 	completed bool   // its container has ended for good
 	finished  bool   // the container does not run and will never run
-	past      bool   // the pod was terminal when first seen: its status stays
 	deleted   bool   // the deletion of the object was requested after the end
 
 	current  *run                             // nil while the container does not run
@@ -64,35 +62,15 @@ type worker struct {
 	wake      time.Time        // zero: no alarm
 }
 
-// newWorker reads the status that an earlier run of the node has left: the restart
-// count goes on, and a container that it shows as running has died with that node.
 func newWorker(ctx context.Context, n *Node, pod *corev1.Pod) *worker {
 	w := &worker{
-		node: n, pod: pod, latest: pod, spec: &pod.Spec.Containers[0], status: pod.Status,
+		node: n, pod: pod, latest: pod, spec: &pod.Spec.Containers[0], status: pod.Status, rejected: rejection(&pod.Spec),
 		log:    n.o.Log.With(zap.String("pod", pod.Namespace+"/"+pod.Name), zap.String("uid", string(pod.UID))),
 		events: make(chan func()), poke: make(chan struct{}, 1),
 		backOff:   flowcontrol.NewBackOff(firstBackOff, lastBackOff),
 		startTime: metav1.Now().Rfc3339Copy(),
 	}
 	w.ctx, w.cancel = context.WithCancel(ctx)
-	if pod.Status.StartTime != nil {
-		w.startTime = *pod.Status.StartTime
-	}
-	if terminal(pod.Status.Phase) {
-		w.past, w.finished = true, true
-	} else {
-		w.rejected = rejection(&pod.Spec)
-	}
-	for _, s := range pod.Status.ContainerStatuses {
-		w.restarts, w.exited = s.RestartCount, s.LastTerminationState.Terminated
-		switch {
-		case s.State.Running != nil: // containerd reports this for containers that a reboot has ended
-			w.earlier, w.exited = w.exited, &corev1.ContainerStateTerminated{ExitCode: 255, Reason: "Unknown",
-				ContainerID: s.ContainerID, StartedAt: s.State.Running.StartedAt, FinishedAt: metav1.Now()}
-		case s.State.Terminated != nil:
-			w.earlier, w.exited = w.exited, s.State.Terminated
-		}
-	}
 	return w
 }
 
@@ -104,15 +82,12 @@ func (w *worker) run() {
 		w.sync()
 		w.publish()
 		if w.finished && w.gone {
-			break
+			return
 		}
 		if !w.wait() {
 			w.abandon()
 			return
 		}
-	}
-	if err := w.removeHomes(); err != nil {
-		w.log.Warn("working directories stay behind", zap.Error(err))
 	}
 }
 
@@ -183,8 +158,4 @@ func (w *worker) publish() {
 		}
 		w.deleted = true
 	}
-}
-
-func (w *worker) dir() string {
-	return filepath.Join(w.node.o.Dir, w.pod.Namespace+"_"+w.pod.Name+"_"+string(w.pod.UID))
 }
