@@ -19,81 +19,62 @@ import (
 // relative to the root.
 type change map[string][]byte
 
-// span is a part of a file.
-type span struct {
-	file     string
-	from, to int
-}
-
 // apply returns what the break makes of the files. It does not write anything. Its error
-// lists every edit that does not apply.
+// lists every edit that does not apply. An edit applies to what those before it made.
 func (m mutation) apply() (change, error) {
-	type replacement struct {
-		span
-		text string
-	}
-	var all []replacement
+	changed := change{}
 	var errs []error
 	for i, e := range m.Edits {
-		found, err := e.find()
-		if err != nil {
+		if err := e.apply(changed); err != nil {
 			errs = append(errs, fmt.Errorf("edit %d: %w", i+1, err))
 		}
-		for _, s := range found {
-			all = append(all, replacement{s, strings.TrimSpace(e.New)})
-		}
 	}
-	if len(errs) > 0 {
-		return nil, errors.Join(errs...)
-	}
-	// From the end of each file, so that the places before a replacement stay valid.
-	slices.SortFunc(all, func(a, b replacement) int { return b.from - a.from })
-	changed, begun := change{}, map[string]int{}
-	for _, r := range all {
-		content, ok := changed[r.file]
-		if !ok {
-			var err error
-			if content, err = os.ReadFile(r.file); err != nil {
-				return nil, err
-			}
-		} else if r.to > begun[r.file] {
-			return nil, fmt.Errorf("two edits of %s overlap", r.file)
-		}
-		changed[r.file] = slices.Replace(content, r.from, r.to, []byte(r.text)...)
-		begun[r.file] = r.from
-	}
-	return changed, nil
+	return changed, errors.Join(errs...)
 }
 
-// find returns the parts of files that the edit replaces.
-func (e edit) find() (found []span, err error) {
-	places, where := []span{{file: e.File, to: -1}}, e.File
+func (e edit) apply(changed change) error {
+	files, where := []string{e.File}, e.File
 	if e.File == "" {
 		where = fmt.Sprintf("%s of %s", e.Decl, e.Package)
-		if places, err = declared(e.Package, e.Decl); err != nil {
-			return nil, err
-		}
+		files, _ = filepath.Glob(filepath.Join(e.Package, "*.go")) // the pattern is valid
+		files = slices.DeleteFunc(files, func(f string) bool { return strings.HasSuffix(f, "_test.go") })
 	}
-	text := pattern(e.Old)
-	for _, in := range places {
-		content, err := os.ReadFile(in.file)
-		if err != nil {
-			return nil, fmt.Errorf("file: %w", err)
+	text, declared, found := pattern(e.Old), false, 0
+	for _, file := range files {
+		content, ok := changed[file]
+		if !ok {
+			var err error
+			if content, err = os.ReadFile(file); err != nil {
+				return fmt.Errorf("file: %w", err)
+			}
 		}
-		if in.to >= 0 {
-			content = content[:in.to]
+		places := []span{{0, len(content)}}
+		if e.File == "" {
+			var err error
+			if places, err = declarations(content, e.Decl); err != nil {
+				return fmt.Errorf("%s: %w", file, err)
+			}
 		}
-		for _, at := range text.FindAllIndex(content[in.from:], -1) {
-			found = append(found, span{in.file, in.from + at[0], in.from + at[1]})
+		for _, at := range slices.Backward(places) { // the places before a replacement stay valid
+			declared = true
+			part := content[at.from:at.to]
+			if n := len(text.FindAllIndex(part, -1)); n > 0 {
+				found += n
+				content = slices.Replace(slices.Clone(content), at.from, at.to,
+					text.ReplaceAllLiteral(part, []byte(strings.TrimSpace(e.New)))...)
+				changed[file] = content
+			}
 		}
 	}
 	switch {
-	case len(found) == 0:
-		return nil, fmt.Errorf("old: not found in %s: %q", where, e.Old)
-	case len(found) > 1 && !e.All:
-		return nil, fmt.Errorf("old: found %d times in %s: %q; add context, or say all: true", len(found), where, e.Old)
+	case !declared:
+		return fmt.Errorf("decl: no %s in %s", e.Decl, e.Package)
+	case found == 0:
+		return fmt.Errorf("old: not found in %s: %q", where, e.Old)
+	case found > 1 && !e.All:
+		return fmt.Errorf("old: found %d times in %s: %q; add context, or say all: true", found, where, e.Old)
 	}
-	return found, nil
+	return nil
 }
 
 var (
@@ -126,48 +107,39 @@ func pattern(text string) *regexp.Regexp {
 	return regexp.MustCompile(b.String())
 }
 
-// declared returns the declarations of a name in the package in a folder, tests excluded.
-// The name of a method is "(*T).name" or "T.name", whatever its receiver.
-func declared(folder, name string) (found []span, err error) {
+// span is a part of a file.
+type span struct{ from, to int }
+
+// declarations returns the declarations of a name in a Go file. The name of a method is
+// "(*T).name" or "T.name", whatever its receiver.
+func declarations(content []byte, name string) (found []span, err error) {
 	name = strings.NewReplacer("(", "", "*", "", ")", "").Replace(name)
-	files, err := filepath.Glob(filepath.Join(folder, "*.go"))
+	set := token.NewFileSet()
+	parsed, err := parser.ParseFile(set, "", content, parser.SkipObjectResolution)
 	if err != nil {
 		return nil, err
 	}
-	for _, file := range files {
-		if strings.HasSuffix(file, "_test.go") {
-			continue
-		}
-		set := token.NewFileSet()
-		parsed, err := parser.ParseFile(set, file, nil, parser.SkipObjectResolution)
-		if err != nil {
-			return nil, err
-		}
-		add := func(declares string, node ast.Node) {
-			if declares == name {
-				found = append(found, span{file, set.Position(node.Pos()).Offset, set.Position(node.End()).Offset})
+	for _, d := range parsed.Decls {
+		var all []ast.Node
+		switch d := d.(type) {
+		case *ast.FuncDecl:
+			if funcName(d) == name {
+				all = append(all, d)
 			}
-		}
-		for _, d := range parsed.Decls {
-			switch d := d.(type) {
-			case *ast.FuncDecl:
-				add(funcName(d), d)
-			case *ast.GenDecl:
-				for _, spec := range d.Specs {
-					switch spec := spec.(type) {
-					case *ast.TypeSpec:
-						add(spec.Name.Name, spec)
-					case *ast.ValueSpec:
-						for _, declares := range spec.Names {
-							add(declares.Name, spec)
-						}
-					}
+		case *ast.GenDecl:
+			for _, spec := range d.Specs {
+				is := func(i *ast.Ident) bool { return i.Name == name }
+				if t, ok := spec.(*ast.TypeSpec); ok && is(t.Name) {
+					all = append(all, spec)
+				}
+				if v, ok := spec.(*ast.ValueSpec); ok && slices.ContainsFunc(v.Names, is) {
+					all = append(all, spec)
 				}
 			}
 		}
-	}
-	if len(found) == 0 {
-		return nil, fmt.Errorf("decl: no %s in %s", name, folder)
+		for _, node := range all {
+			found = append(found, span{set.Position(node.Pos()).Offset, set.Position(node.End()).Offset})
+		}
 	}
 	return found, nil
 }
