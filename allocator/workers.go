@@ -32,8 +32,7 @@ type job struct {
 }
 
 func newWorkers(log *zap.Logger) *workers {
-	limiter := workqueue.NewTypedItemExponentialFailureRateLimiter[*job](minJobRetry, maxJobRetry)
-	return &workers{queue: workqueue.NewTypedRateLimitingQueue(limiter), log: log}
+	return &workers{queue: kube.NewQueue[*job](minJobRetry, maxJobRetry), log: log}
 }
 
 // add queues a job; what names it in the log. It never blocks. After the end the job is dropped.
@@ -51,31 +50,22 @@ func (w *workers) waiting() int { return int(w.left.Load()) }
 // run executes jobs with n workers until ctx ends, and waits for the running jobs, whose context is
 // ctx.
 func (w *workers) run(ctx context.Context, n int) {
-	kube.Work(ctx, w.queue, n, w.next)
+	kube.Work(ctx, w.queue, n, w.do)
 }
 
 // finish is like run, but also executes the queued jobs before it returns.
 func (w *workers) finish(ctx context.Context, n int) {
-	kube.Work(ctx, w.queue, n, func(ctx context.Context) bool { return w.next(context.WithoutCancel(ctx)) })
+	kube.Work(ctx, w.queue, n, func(ctx context.Context, j *job) error { return w.do(context.WithoutCancel(ctx), j) })
 }
 
-// next executes the next job. It returns false after the end.
-func (w *workers) next(ctx context.Context) bool {
-	j, ended := w.queue.Get()
-	if ended {
-		return false
+// do executes a job, unless ctx has ended. The error says that it is to be tried again.
+func (w *workers) do(ctx context.Context, j *job) error {
+	if ctx.Err() == nil {
+		if err := j.do(ctx); err != nil && ctx.Err() == nil {
+			w.log.Warn("failed, retrying: "+j.what, zap.Error(err))
+			return err
+		}
 	}
-	defer w.queue.Done(j)
-	if ctx.Err() != nil {
-		w.left.Add(-1)
-		return true
-	}
-	if err := j.do(ctx); err != nil && ctx.Err() == nil {
-		w.log.Warn("failed, retrying: "+j.what, zap.Error(err))
-		w.queue.AddRateLimited(j)
-		return true
-	}
-	w.queue.Forget(j)
 	w.left.Add(-1)
-	return true
+	return nil
 }

@@ -3,6 +3,7 @@ package kube
 import (
 	"context"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 
@@ -11,6 +12,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/util/workqueue"
 
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 )
@@ -75,17 +77,43 @@ func NewClients(config *rest.Config, qps float32, burst int) (*Clients, error) {
 	return &Clients{Kubernetes: k, Berth: b}, nil
 }
 
-// Work calls next in n goroutines until it returns false, and waits for them. It shuts the queue
-// down when ctx ends, so that next, which takes from that queue, returns false.
-func Work(ctx context.Context, queue interface{ ShutDown() }, n int, next func(context.Context) bool) {
+// NewQueue returns a queue. An item that fails comes back after a pause, which grows from least to
+// most with each failure in a row.
+func NewQueue[T comparable](least, most time.Duration) workqueue.TypedRateLimitingInterface[T] {
+	return workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[T](least, most))
+}
+
+// Work calls do with each item of the queue, in n goroutines, and adds the item again if do fails.
+// When ctx ends it shuts the queue down, works off the rest and waits for the goroutines.
+func Work[T comparable](
+	ctx context.Context, queue workqueue.TypedRateLimitingInterface[T], n int, do func(context.Context, T) error,
+) {
 	stop := context.AfterFunc(ctx, queue.ShutDown)
 	defer stop()
 	var all sync.WaitGroup
 	for range n {
 		all.Go(func() {
-			for next(ctx) {
+			for {
+				item, ended := queue.Get()
+				if ended {
+					return
+				}
+				if do(ctx, item) != nil {
+					queue.AddRateLimited(item)
+				} else {
+					queue.Forget(item)
+				}
+				queue.Done(item)
 			}
 		})
 	}
 	all.Wait()
+}
+
+// Bounded cuts a text for people to at most limit bytes and a mark.
+func Bounded(text string, limit int) string {
+	if len(text) <= limit {
+		return text
+	}
+	return strings.ToValidUTF8(text[:limit], "") + "..."
 }

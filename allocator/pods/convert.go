@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/berth-sandbox/berth/allocator/core"
+	"github.com/berth-sandbox/berth/allocator/kube"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 )
 
@@ -95,7 +96,7 @@ func why(p *corev1.Pod) string {
 			parts = append(parts, strings.TrimSpace(fmt.Sprintf("exit code %d %s", ended.ExitCode, ended.Reason)))
 		}
 		if len(parts) > 0 {
-			return bounded(fmt.Sprintf("container %s: %s", c.Name, strings.Join(parts, ", ")))
+			return kube.Bounded(fmt.Sprintf("container %s: %s", c.Name, strings.Join(parts, ", ")), maxWhy)
 		}
 	}
 	parts := []string{p.Status.Reason, p.Status.Message}
@@ -104,14 +105,7 @@ func why(p *corev1.Pod) string {
 			parts = append(parts, c.Reason, c.Message)
 		}
 	}
-	return bounded(strings.Join(slices.DeleteFunc(parts, func(s string) bool { return s == "" }), ": "))
-}
-
-func bounded(s string) string {
-	if len(s) <= maxWhy {
-		return s
-	}
-	return strings.ToValidUTF8(s[:maxWhy], "") + "..."
+	return kube.Bounded(strings.Join(slices.DeleteFunc(parts, func(s string) bool { return s == "" }), ": "), maxWhy)
 }
 
 // buildVersion changes whenever Build makes a different pod from the same template, so that idle

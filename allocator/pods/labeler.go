@@ -58,9 +58,9 @@ type LabelerOptions struct {
 
 // NewLabeler returns a Labeler, or an error that names the missing options.
 func NewLabeler(o LabelerOptions) (*Labeler, error) {
-	limiter := workqueue.NewTypedItemExponentialFailureRateLimiter[core.PodKey](minLabelRetry, maxLabelRetry)
-	queue := workqueue.NewTypedRateLimitingQueue(limiter)
-	return &Labeler{o: o, queue: queue, latest: map[core.PodKey]core.LabelPod{}}, options.Require(o, "Client", "Yield", "Log")
+	return &Labeler{
+		o: o, queue: kube.NewQueue[core.PodKey](minLabelRetry, maxLabelRetry), latest: map[core.PodKey]core.LabelPod{},
+	}, options.Require(o, "Client", "Yield", "Log")
 }
 
 // Label queues a pod's new labels. It never blocks.
@@ -87,37 +87,29 @@ func (l *Labeler) Run(ctx context.Context, workers int) {
 	kube.Work(ctx, l.queue, workers, l.next)
 }
 
-func (l *Labeler) next(ctx context.Context) bool {
-	key, ended := l.queue.Get()
-	if ended {
-		return false
-	}
-	defer l.queue.Done(key)
+// next writes the latest labels of a pod.
+func (l *Labeler) next(ctx context.Context, key core.PodKey) error {
 	l.o.Yield(ctx)
 	l.mu.Lock()
-	e, ok := l.latest[key]
-	delete(l.latest, key)
+	e, waits := l.latest[key]
 	l.mu.Unlock()
-	if !ok {
-		return true
+	if !waits {
+		return nil // an earlier write included it
 	}
 	call, cancel := context.WithTimeout(ctx, kube.CallTimeout)
 	defer cancel()
-	err := l.write(call, e)
-	if err == nil {
-		l.queue.Forget(key)
-		return true
-	}
-	if ctx.Err() == nil {
-		l.o.Log.Warn("pod not labelled, retrying", zap.String("pod", key.Name), zap.Error(err))
+	if err := l.write(call, e); err != nil {
+		if ctx.Err() == nil {
+			l.o.Log.Warn("pod not labelled, retrying", zap.String("pod", key.Name), zap.Error(err))
+		}
+		return err
 	}
 	l.mu.Lock()
-	if _, newer := l.latest[key]; !newer {
-		l.latest[key] = e
+	defer l.mu.Unlock()
+	if l.latest[key] == e {
+		delete(l.latest, key)
 	}
-	l.mu.Unlock()
-	l.queue.AddRateLimited(key)
-	return true
+	return nil
 }
 
 // write labels the pod if it still exists.
@@ -136,7 +128,9 @@ func (l *Labeler) write(ctx context.Context, e core.LabelPod) error {
 		return fmt.Errorf("encode patch: %w", err)
 	}
 	_, err = l.o.Client.CoreV1().Pods(e.Pod.Namespace).Patch(ctx, e.Pod.Name, types.MergePatchType, raw, metav1.PatchOptions{})
-	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) { // the pod is gone, or a new pod has its name
+	// The pod is gone, or another pod has its name: the UID of a pod cannot change, so the API server
+	// calls the patch invalid.
+	if apierrors.IsNotFound(err) || apierrors.IsInvalid(err) {
 		return nil
 	}
 	return err

@@ -2,6 +2,7 @@ package pods
 
 import (
 	"fmt"
+	"iter"
 	"strings"
 	"time"
 
@@ -56,24 +57,24 @@ func addStopDelay(spec *corev1.PodSpec, seconds int64) {
 	spec.TerminationGracePeriodSeconds = &grace
 }
 
-// listeners returns the containers that may have requests to answer when the pod is deleted. Any
-// container may listen, because a container need not declare its ports. Init containers other than
-// sidecars have ended by then, and Kubernetes allows them no hooks.
-func listeners(spec *corev1.PodSpec) []*corev1.Container {
-	var all []*corev1.Container
-	for i := range spec.InitContainers {
-		if c := &spec.InitContainers[i]; sidecar(c) {
-			all = append(all, c)
+// listeners are the containers that may have requests to answer when the pod is deleted, each with
+// its place in the spec. Any container may listen, because a container need not declare its ports.
+// Init containers other than sidecars have ended by then, and Kubernetes allows them no hooks.
+func listeners(spec *corev1.PodSpec) iter.Seq2[string, *corev1.Container] {
+	return func(yield func(string, *corev1.Container) bool) {
+		for i := range spec.InitContainers {
+			c := &spec.InitContainers[i]
+			sidecar := c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways
+			if sidecar && !yield(fmt.Sprintf("initContainers[%d]", i), c) {
+				return
+			}
+		}
+		for i := range spec.Containers {
+			if !yield(fmt.Sprintf("containers[%d]", i), &spec.Containers[i]) {
+				return
+			}
 		}
 	}
-	for i := range spec.Containers {
-		all = append(all, &spec.Containers[i])
-	}
-	return all
-}
-
-func sidecar(c *corev1.Container) bool {
-	return c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways
 }
 
 // actionBesideSleep names a handler's action if it is not a sleep, else it returns "".
@@ -94,22 +95,13 @@ func actionBesideSleep(h *corev1.LifecycleHandler) string {
 // handler has one action.
 func CheckPreStop(pool *v1alpha1.SandboxPool) error {
 	var refused []string
-	look := func(list string, i int, c *corev1.Container) {
+	for place, c := range listeners(&pool.Spec.Template.Spec) {
 		if c.Lifecycle == nil || c.Lifecycle.PreStop == nil {
-			return
+			continue
 		}
 		if action := actionBesideSleep(c.Lifecycle.PreStop); action != "" {
-			refused = append(refused, fmt.Sprintf("spec.template.spec.%s[%d].lifecycle.preStop.%s", list, i, action))
+			refused = append(refused, fmt.Sprintf("spec.template.spec.%s.lifecycle.preStop.%s", place, action))
 		}
-	}
-	spec := &pool.Spec.Template.Spec
-	for i := range spec.InitContainers {
-		if c := &spec.InitContainers[i]; sidecar(c) {
-			look("initContainers", i, c)
-		}
-	}
-	for i := range spec.Containers {
-		look("containers", i, &spec.Containers[i])
 	}
 	if len(refused) == 0 {
 		return nil

@@ -47,6 +47,9 @@ func NewPolicy(name string) (Policy, error) {
 	return Policy{level: api.Level(name), evaluator: evaluator}, nil
 }
 
+// errNoPolicy is returned by Policy.Check of the zero Policy.
+var errNoPolicy = errors.New("pools: no policy is set")
+
 // Check returns nil, or an error that lists everything the pool's template asks for and must not
 // have. Under any policy it wraps pods.ErrPreStop if a container has a preStop action other than
 // sleep.

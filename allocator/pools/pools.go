@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -221,7 +220,7 @@ func (p *Pools) warn(ctx context.Context, pool *v1alpha1.SandboxPool, c *metav1.
 		InvolvedObject: corev1.ObjectReference{
 			APIVersion: v1alpha1.GroupVersion().String(), Kind: "SandboxPool", Namespace: pool.Namespace, Name: pool.Name, UID: pool.UID,
 		},
-		Type: corev1.EventTypeWarning, Reason: c.Reason, Message: bounded(c.Message, maxEventMessage), Source: corev1.EventSource{Component: "berth-allocator"},
+		Type: corev1.EventTypeWarning, Reason: c.Reason, Message: kube.Bounded(c.Message, maxEventMessage), Source: corev1.EventSource{Component: "berth-allocator"},
 		FirstTimestamp: now, LastTimestamp: now, Count: 1,
 	}, metav1.CreateOptions{})
 	if err != nil && ctx.Err() == nil {
@@ -333,11 +332,4 @@ const maxMessage = 4 << 10
 // maxEventMessage bounds the message of an Event, in bytes.
 const maxEventMessage = 1000
 
-func message(err error) string { return bounded(err.Error(), maxMessage) }
-
-func bounded(m string, limit int) string {
-	if len(m) <= limit {
-		return m
-	}
-	return strings.ToValidUTF8(m[:limit], "") + "..."
-}
+func message(err error) string { return kube.Bounded(err.Error(), maxMessage) }

@@ -13,6 +13,7 @@ import (
 	"go.uber.org/zap"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/util/workqueue"
 
 	"github.com/berth-sandbox/berth/allocator/core"
@@ -86,8 +87,7 @@ type WriterOptions struct {
 // NewWriter returns a Writer, or an error that names the missing options.
 func NewWriter(o WriterOptions) (*Writer, error) {
 	return &Writer{
-		o:      o,
-		queue:  workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[string](minRetry, maxRetry)),
+		o: o, queue: kube.NewQueue[string](minRetry, maxRetry),
 		latest: map[string]waiting{}, written: map[string]version{},
 	}, errors.Join(o.Check(), options.Require(o, "Yield"))
 }
@@ -132,19 +132,14 @@ func (p *Writer) Run(ctx context.Context, workers int) {
 	kube.Work(ctx, p.queue, workers, p.next)
 }
 
-// next writes the next sandbox of the queue. It returns false after the end.
-func (p *Writer) next(ctx context.Context) bool {
-	id, ended := p.queue.Get()
-	if ended {
-		return false
-	}
-	defer p.queue.Done(id)
+// next writes the latest state of a sandbox.
+func (p *Writer) next(ctx context.Context, id string) error {
 	p.o.Yield(ctx)
 	p.mu.Lock()
 	w, waits := p.latest[id]
 	p.mu.Unlock()
 	if !waits {
-		return true // an earlier write included it
+		return nil // an earlier write included it
 	}
 	call, cancel := context.WithTimeout(ctx, kube.CallTimeout)
 	err := p.write(call, w.sandbox, w.touch)
@@ -160,10 +155,8 @@ func (p *Writer) next(ctx context.Context) bool {
 			p.latest[id] = w
 		}
 		p.mu.Unlock()
-		p.queue.AddRateLimited(id)
-		return true
+		return err
 	}
-	p.queue.Forget(id)
 	p.mu.Lock()
 	now := p.latest[id]
 	if now.sandbox.Revision == w.sandbox.Revision {
@@ -176,7 +169,7 @@ func (p *Writer) next(ctx context.Context) bool {
 	if !gone {
 		p.o.Submit(core.ObjectWritten{ID: id, Revision: w.sandbox.Revision})
 	}
-	return true
+	return nil
 }
 
 // refused reports whether the API server rejected a write for its content. A retry fails too unless
@@ -223,18 +216,28 @@ func (p *Writer) write(ctx context.Context, s core.Sandbox, touch bool) error {
 		}
 		at = found
 	}
-	var object v1alpha1.Sandbox
-	raw, err := json.Marshal(patchOf(s, at))
-	if err != nil {
-		return fmt.Errorf("encode patch: %w", err)
-	}
-	err = p.o.Clients.Berth.Patch(types.MergePatchType).Namespace(p.o.Namespace).Resource(resource).Name(s.ID).Body(raw).Do(ctx).Into(&object)
+	object, err := p.patch(ctx, s.ID, patchOf(s, at))
 	if err != nil {
 		p.forget(s.ID) // the next attempt reads or creates the object
 		return fmt.Errorf("update sandbox object: %w", err)
 	}
-	p.remember(s, &object)
+	p.remember(s, object)
 	return nil
+}
+
+// patch applies a merge patch.
+func (p *Writer) patch(ctx context.Context, id string, patch map[string]any) (*v1alpha1.Sandbox, error) {
+	raw, err := json.Marshal(patch)
+	if err != nil {
+		return nil, fmt.Errorf("encode patch: %w", err)
+	}
+	var object v1alpha1.Sandbox
+	return &object, p.named(p.o.Clients.Berth.Patch(types.MergePatchType), id).Body(raw).Do(ctx).Into(&object)
+}
+
+// named completes a request for an object.
+func (p *Writer) named(r *rest.Request, id string) *rest.Request {
+	return r.Namespace(p.o.Namespace).Resource(resource).Name(id)
 }
 
 // needsFinalizer reports whether the object of s must survive a deletion by another client. It must
@@ -243,7 +246,7 @@ func needsFinalizer(s core.Sandbox) bool { return s.Phase != core.Ended || s.Ide
 
 // patchOf returns the patch from the known version of the object to s. The version is a
 // precondition.
-func patchOf(s core.Sandbox, at version) any {
+func patchOf(s core.Sandbox, at version) map[string]any {
 	metadata := map[string]any{"uid": at.uid, "resourceVersion": at.version}
 	if !needsFinalizer(s) && slices.Contains(at.finalizers, v1alpha1.SandboxFinalizer) {
 		metadata["finalizers"] = slices.DeleteFunc(slices.Clone(at.finalizers), func(f string) bool { return f == v1alpha1.SandboxFinalizer })
@@ -264,7 +267,7 @@ func patchOf(s core.Sandbox, at version) any {
 // read reads the object's version. newer is true if the object shows s or a later state.
 func (p *Writer) read(ctx context.Context, s core.Sandbox) (newer bool, at version, err error) {
 	var object v1alpha1.Sandbox
-	if err := p.o.Clients.Berth.Get().Namespace(p.o.Namespace).Resource(resource).Name(s.ID).Do(ctx).Into(&object); err != nil {
+	if err := p.named(p.o.Clients.Berth.Get(), s.ID).Do(ctx).Into(&object); err != nil {
 		return false, version{}, fmt.Errorf("read sandbox object: %w", err)
 	}
 	stored, err := fromObject(&object)
@@ -302,7 +305,7 @@ func (p *Writer) forget(id string) {
 func (p *Writer) Forget(ctx context.Context, id string) error {
 	ctx, cancel := context.WithTimeout(ctx, kube.CallTimeout)
 	defer cancel()
-	err := p.o.Clients.Berth.Delete().Namespace(p.o.Namespace).Resource(resource).Name(id).Do(ctx).Error()
+	err := p.named(p.o.Clients.Berth.Delete(), id).Do(ctx).Error()
 	if err == nil {
 		err = p.removeFinalizer(ctx, id)
 	}
@@ -315,19 +318,20 @@ func (p *Writer) Forget(ctx context.Context, id string) error {
 	return nil
 }
 
+// errCreatedAgain is returned when a deleted object has been created again before its
+// finalizer could be removed.
+var errCreatedAgain = errors.New("sandbox objects: the deleted object was created again")
+
 // removeFinalizer removes the finalizer of a deleted object, if it still has one.
 func (p *Writer) removeFinalizer(ctx context.Context, id string) error {
 	var object v1alpha1.Sandbox
-	if err := p.o.Clients.Berth.Get().Namespace(p.o.Namespace).Resource(resource).Name(id).Do(ctx).Into(&object); err != nil {
+	if err := p.named(p.o.Clients.Berth.Get(), id).Do(ctx).Into(&object); err != nil {
 		return err
 	}
 	if object.DeletionTimestamp == nil {
 		return errCreatedAgain
 	}
-	at := versionOf(&object, core.Revision{})
-	raw, err := json.Marshal(patchOf(core.Sandbox{Phase: core.Ended}, at).(map[string]any)["metadata"])
-	if err != nil {
-		return fmt.Errorf("encode patch: %w", err)
-	}
-	return p.o.Clients.Berth.Patch(types.MergePatchType).Namespace(p.o.Namespace).Resource(resource).Name(id).Body([]byte(`{"metadata":` + string(raw) + `}`)).Do(ctx).Error()
+	patch := patchOf(core.Sandbox{Phase: core.Ended}, versionOf(&object, core.Revision{}))
+	_, err := p.patch(ctx, id, map[string]any{"metadata": patch["metadata"]})
+	return err
 }
