@@ -20,7 +20,7 @@ const lockPoll = 50 * time.Millisecond
 // removed, because two holders could then lock two files of one name.
 //
 // The lock belongs to the open file description, not to the process. So it also
-// excludes goroutines of one process, and isLocked can test it without taking it.
+// excludes goroutines of one process.
 func tryLock(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
@@ -36,23 +36,6 @@ func tryLock(path string) (*os.File, error) {
 		err = fmt.Errorf("lock %s: %w", path, err)
 	}
 	return nil, errors.Join(err, f.Close())
-}
-
-// isLocked reports whether the lock of the file at path is held.
-func isLocked(path string) (bool, error) {
-	f, err := os.OpenFile(path, os.O_RDWR, 0)
-	if errors.Is(err, os.ErrNotExist) {
-		return false, nil
-	}
-	if err != nil {
-		return false, fmt.Errorf("open lock file: %w", err)
-	}
-	defer f.Close()
-	l := unix.Flock_t{Type: unix.F_WRLCK, Whence: io.SeekStart}
-	if err := unix.FcntlFlock(f.Fd(), unix.F_OFD_GETLK, &l); err != nil {
-		return false, fmt.Errorf("ask for the lock of %s: %w", path, err)
-	}
-	return l.Type != unix.F_UNLCK, nil
 }
 
 // awaitLock takes the lock of the file at path; it calls waiting once if it has

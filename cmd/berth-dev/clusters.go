@@ -4,10 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"sort"
+	"slices"
 	"syscall"
 	"time"
 
@@ -80,7 +81,9 @@ type serveCommand struct{ named }
 // Run implements the command. It owns the cluster until it gets a signal to end. It
 // restarts the parts of the cluster that end.
 func (c *serveCommand) Run(ctx context.Context, o *output) (err error) {
-	registration, err := devcluster.Acquire(c.Name)
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	registration, err := devcluster.Acquire(c.Name, stop)
 	if err != nil {
 		return err
 	}
@@ -97,9 +100,12 @@ func (c *serveCommand) Run(ctx context.Context, o *output) (err error) {
 	defer f.Close()
 	log := zap.New(zapcore.NewCore(zapcore.NewConsoleEncoder(zap.NewDevelopmentEncoderConfig()), zapcore.Lock(f),
 		zap.InfoLevel))
-	return keep(ctx, e.parts(), func(parts []devcluster.Part) error {
-		return registration.Publish(devcluster.State{Kubeconfig: e.cluster.Kubeconfig(), URLs: e.urls(), Parts: parts})
-	}, log)
+	parts := e.parts()
+	registration.Serve(func() devcluster.State {
+		return devcluster.State{Kubeconfig: e.cluster.Kubeconfig(), URLs: e.urls(), Parts: states(parts)}
+	})
+	keep(ctx, parts, log)
+	return nil
 }
 
 type downCommand struct{ named }
@@ -148,12 +154,7 @@ func show(o *output, s devcluster.State) error {
 	for _, p := range s.Parts {
 		fmt.Fprintf(o.out, "  %-18s %s\n", p.Name, partState(p))
 	}
-	names := make([]string, 0, len(s.URLs))
-	for name := range s.URLs {
-		names = append(names, name)
-	}
-	sort.Strings(names)
-	for _, name := range names {
+	for _, name := range slices.Sorted(maps.Keys(s.URLs)) {
 		fmt.Fprintf(o.out, "  %-18s %s\n", name, s.URLs[name])
 	}
 	if s.Kubeconfig != "" {

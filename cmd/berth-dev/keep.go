@@ -4,8 +4,8 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
@@ -35,11 +35,12 @@ type part struct {
 	// last returns the latest process. It may have ended.
 	last func() process
 	// start starts a part that has ended, and waits until it is ready.
-	start func(context.Context) error
+	start    func(context.Context) error
+	restarts atomic.Int32
 }
 
 // parts are the processes of the environment except those of pods.
-func (e *environment) parts() []part {
+func (e *environment) parts() []*part {
 	servers := []*proc.Server{e.cluster.Etcd(), e.cluster.APIServer()}
 	for _, a := range e.stack.Allocators {
 		servers = append(servers, a.Server)
@@ -47,48 +48,43 @@ func (e *environment) parts() []part {
 	for _, g := range e.stack.Gateways {
 		servers = append(servers, g.Envoy, g.Router)
 	}
-	var parts []part
+	var parts []*part
 	for _, s := range servers {
-		parts = append(parts, part{s.Name, func() process { return s.Last() }, s.Start})
+		parts = append(parts, &part{name: s.Name, last: func() process { return s.Last() }, start: s.Start})
 	}
 	return parts
 }
 
-// restarter restarts parts and publishes their processes.
-type restarter struct {
-	log     *zap.Logger
-	publish func([]devcluster.Part) error
-
-	mu    sync.Mutex
-	parts []devcluster.Part
+// state describes the part as it is now.
+func (p *part) state() devcluster.Part {
+	last := p.last()
+	return devcluster.Part{
+		Name: p.name, PID: last.Pid(), Running: last.State() == nil, Restarts: int(p.restarts.Load()),
+	}
 }
 
-// keep publishes the parts and restarts those that end, until ctx ends.
-func keep(ctx context.Context, parts []part, publish func([]devcluster.Part) error, log *zap.Logger) error {
-	k := &restarter{log: log, publish: publish}
-	var processes []process
+func states(parts []*part) (all []devcluster.Part) {
 	for _, p := range parts {
-		processes = append(processes, p.last())
-		k.parts = append(k.parts, devcluster.Part{Name: p.name, PID: p.last().Pid()})
+		all = append(all, p.state())
 	}
-	if err := publish(slices.Clone(k.parts)); err != nil {
-		return err
-	}
+	return all
+}
+
+// keep restarts parts that end, until ctx ends.
+func keep(ctx context.Context, parts []*part, log *zap.Logger) {
 	var running sync.WaitGroup
-	defer running.Wait()
-	for i, p := range parts {
-		running.Go(func() { k.keep(ctx, i, p, processes[i]) })
+	for _, p := range parts {
+		running.Go(func() { p.keep(ctx, log.With(zap.String("part", p.name))) })
 	}
-	return nil
+	running.Wait()
 }
 
 // keep restarts one part until ctx ends. A start that fails counts as a run that
 // ended at once.
-func (k *restarter) keep(ctx context.Context, i int, p part, current process) {
-	log := k.log.With(zap.String("part", p.name))
+func (p *part) keep(ctx context.Context, log *zap.Logger) {
 	pause := firstPause
 	for {
-		began := time.Now()
+		began, current := time.Now(), p.last()
 		select {
 		case <-current.Done():
 		case <-ctx.Done():
@@ -105,28 +101,13 @@ func (k *restarter) keep(ctx context.Context, i int, p part, current process) {
 			return
 		}
 		pause = min(2*pause, maxPause)
-		err := p.start(ctx)
-		if err != nil && ctx.Err() == nil {
+		if err := p.start(ctx); err != nil && ctx.Err() == nil {
 			log.Error("part not started again", zap.Error(err))
 		}
 		if now := p.last(); now != current {
-			current = now
-			restarts, err := k.restarted(i, now.Pid())
-			log.Info("part started again", zap.Int("pid", now.Pid()), zap.Int("restarts", restarts))
-			if err != nil {
-				log.Error("state not published", zap.Error(err))
-			}
+			log.Info("part started again", zap.Int("pid", now.Pid()), zap.Int32("restarts", p.restarts.Add(1)))
 		}
 	}
-}
-
-// restarted publishes the new process of a part.
-func (k *restarter) restarted(i, pid int) (restarts int, err error) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.parts[i].PID = pid
-	k.parts[i].Restarts++
-	return k.parts[i].Restarts, k.publish(slices.Clone(k.parts))
 }
 
 // partState describes a part's state in a few words.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -21,9 +22,17 @@ type fakeRun struct {
 	ended chan struct{} // closed when it ends
 }
 
-func (r *fakeRun) Pid() int                { return r.pid }
-func (r *fakeRun) Done() <-chan struct{}   { return r.ended }
-func (r *fakeRun) State() *os.ProcessState { return nil }
+func (r *fakeRun) Pid() int              { return r.pid }
+func (r *fakeRun) Done() <-chan struct{} { return r.ended }
+
+func (r *fakeRun) State() *os.ProcessState {
+	select {
+	case <-r.ended:
+		return &os.ProcessState{}
+	default:
+		return nil
+	}
+}
 
 // fakePart is a part whose runs last as long as a test says.
 type fakePart struct {
@@ -50,8 +59,8 @@ func (f *fakePart) start(context.Context) error {
 	return err
 }
 
-func (f *fakePart) part(name string) part {
-	return part{name, func() process { return f.runs[len(f.runs)-1] }, f.start}
+func (f *fakePart) part(name string) *part {
+	return &part{name: name, last: func() process { return f.runs[len(f.runs)-1] }, start: f.start}
 }
 
 // pauses are the times between the starts, less those of the runs between them.
@@ -64,17 +73,13 @@ func (f *fakePart) pauses(since time.Time, lasted ...time.Duration) []time.Durat
 	return pauses
 }
 
-// keepFor runs keep for so long, and returns what it published.
-func keepFor(t *testing.T, d time.Duration, parts ...part) [][]devcluster.Part {
+// keepFor runs keep for so long, and returns the states of the parts after it.
+func keepFor(t *testing.T, d time.Duration, parts ...*part) []devcluster.Part {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), d)
 	defer cancel()
-	var published [][]devcluster.Part
-	require.NoError(t, keep(ctx, parts, func(p []devcluster.Part) error {
-		published = append(published, p)
-		return nil
-	}, zap.NewNop()))
-	return published
+	keep(ctx, parts, zap.NewNop())
+	return states(parts)
 }
 
 func TestPauseBeforeRestartGrowsUntilPartSettles(t *testing.T) {
@@ -91,15 +96,16 @@ func TestPauseBeforeRestartGrowsUntilPartSettles(t *testing.T) {
 		}
 		began := time.Now()
 		f.begin(lasts[0])
-		published := keepFor(t, 10*time.Minute, f.part("router-0"))
+		router := f.part("router-0")
+		require.Equal(t, devcluster.Part{Name: "router-0", PID: 100, Running: true}, router.state())
+		last := keepFor(t, 10*time.Minute, router)
 		ms := time.Millisecond
 		require.Equal(t, []time.Duration{500 * ms, 1000 * ms, 2000 * ms, 4000 * ms, 8000 * ms, maxPause, maxPause,
 			500 * ms, 1000 * ms, 2000 * ms},
 			f.pauses(began, lasts...))
-		require.Len(t, published, 1+len(lasts))
-		require.Equal(t, []devcluster.Part{{Name: "router-0", PID: 100}}, published[0])
-		require.Equal(t, []devcluster.Part{{Name: "router-0", PID: 100 + len(lasts), Restarts: len(lasts)}},
-			published[len(lasts)])
+		require.Equal(t, []devcluster.Part{
+			{Name: "router-0", PID: 100 + len(lasts), Running: true, Restarts: len(lasts)},
+		}, last)
 	})
 }
 
@@ -114,10 +120,10 @@ func TestStartThatFailsIsTriedAgainLater(t *testing.T) {
 		}
 		began := time.Now()
 		f.begin(time.Second)
-		published := keepFor(t, time.Minute, f.part("router-0"))
+		last := keepFor(t, time.Minute, f.part("router-0"))
 		require.Equal(t, []time.Duration{firstPause, 2 * firstPause, 4 * firstPause}, f.pauses(began, time.Second, 0, 0))
-		require.Len(t, published, 2, "a start that failed is no restart")
-		require.Equal(t, []devcluster.Part{{Name: "router-0", PID: 101, Restarts: 1}}, published[1])
+		require.Equal(t, []devcluster.Part{{Name: "router-0", PID: 101, Running: true, Restarts: 1}}, last,
+			"a start that failed is no restart")
 	})
 }
 
@@ -127,11 +133,12 @@ func TestEndOfOnePartStartsNoOther(t *testing.T) {
 		one, other := &fakePart{next: forever}, &fakePart{next: forever}
 		one.begin(time.Second)
 		other.begin(0)
-		published := keepFor(t, time.Minute, one.part("envoy-0"), other.part("router-0"))
+		last := keepFor(t, time.Minute, one.part("envoy-0"), other.part("router-0"))
 		require.Len(t, one.started, 1)
 		require.Empty(t, other.started)
-		require.Equal(t, []devcluster.Part{{Name: "envoy-0", PID: 101, Restarts: 1}, {Name: "router-0", PID: 100}},
-			published[1])
+		require.Equal(t, []devcluster.Part{
+			{Name: "envoy-0", PID: 101, Running: true, Restarts: 1}, {Name: "router-0", PID: 100, Running: true},
+		}, last)
 	})
 }
 
@@ -141,42 +148,33 @@ func TestNothingIsStartedAfterTheOwnersEnd(t *testing.T) {
 		f := &fakePart{next: func() (time.Duration, error) { return 0, nil }}
 		f.begin(time.Second)
 		began := time.Now()
-		keepFor(t, time.Second+firstPause/2, f.part("router-0"))
+		last := keepFor(t, time.Second+firstPause/2, f.part("router-0"))
+		require.Equal(t, []devcluster.Part{{Name: "router-0", PID: 100}}, last)
 		require.Equal(t, time.Second+firstPause/2, time.Since(began), "it waited for the start")
 		time.Sleep(time.Hour) // of the bubble
 		require.Empty(t, f.started)
 	})
 }
 
-// endedProcess is the ID of a process that has ended.
-func endedProcess(t *testing.T) int {
-	t.Helper()
-	p, err := os.StartProcess("/bin/true", []string{"true"}, &os.ProcAttr{})
-	require.NoError(t, err)
-	_, err = p.Wait()
-	require.NoError(t, err)
-	return p.Pid
-}
-
 func TestStatusFailsAndNamesPartsThatAreDown(t *testing.T) {
 	t.Setenv("BERTH_CACHE", t.TempDir())
-	r, err := devcluster.Acquire("dev")
+	r, err := devcluster.Acquire("dev", func() {})
 	require.NoError(t, err)
 	defer r.Close()
-	publish := func(router int) {
-		require.NoError(t, r.Publish(devcluster.State{Parts: []devcluster.Part{
-			{Name: "allocator-0", PID: os.Getpid()}, {Name: "router-0", PID: router, Restarts: 3},
-		}}))
-	}
-	publish(endedProcess(t))
+	var running atomic.Bool
+	r.Serve(func() devcluster.State {
+		return devcluster.State{Parts: []devcluster.Part{
+			{Name: "allocator-0", PID: 7, Running: true}, {Name: "router-0", PID: 8, Running: running.Load(), Restarts: 3},
+		}}
+	})
 	stdout, err := berthDev(t, "status")
 	require.ErrorContains(t, err, "dev: router-0 is down")
 	require.NotContains(t, err.Error(), "allocator-0")
-	require.Regexp(t, `allocator-0 +running, process \d+\n`, stdout)
+	require.Regexp(t, `allocator-0 +running, process 7\n`, stdout)
 	require.Regexp(t, `router-0 +down, restarts 3\n`, stdout)
 
-	publish(os.Getpid())
+	running.Store(true)
 	stdout, err = berthDev(t, "status")
 	require.NoError(t, err)
-	require.Regexp(t, `router-0 +running, process \d+, restarts 3\n`, stdout)
+	require.Regexp(t, `router-0 +running, process 8, restarts 3\n`, stdout)
 }

@@ -19,14 +19,14 @@ import (
 
 // identity is what every path without a meaning of its own answers with.
 type identity struct {
-	Pod       string      `json:"pod"`
-	PodUID    string      `json:"podUID"`
-	IP        string      `json:"ip"`
-	Port      int         `json:"port"`
-	Method    string      `json:"method"`
-	Path      string      `json:"path"`
-	Host      string      `json:"host"`
-	Headers   http.Header `json:"headers"`
+	Pod     string      `json:"pod"`
+	PodUID  string      `json:"podUID"`
+	IP      string      `json:"ip"`
+	Port    int         `json:"port"`
+	Method  string      `json:"method"`
+	Path    string      `json:"path"`
+	Host    string      `json:"host"`
+	Headers http.Header `json:"headers"`
 }
 
 // sandbox is what all listeners share.
