@@ -64,8 +64,8 @@ func (p *page) run(line string) (string, error) {
 		return "", nil
 	case strings.HasSuffix(line, "rollout status deployment berth-gateway"):
 		for _, g := range p.stack.Gateways {
-			require.NoError(p.t, g.Router.Wait(p.t.Context(), g.Router.Ready))
-			require.NoError(p.t, g.Envoy.Wait(p.t.Context(), g.Envoy.Ready))
+			require.NoError(p.t, g.Router.Wait(p.t.Context(), g.Router.Check))
+			require.NoError(p.t, g.Envoy.Wait(p.t.Context(), g.Envoy.Check))
 		}
 		return "", nil
 	}

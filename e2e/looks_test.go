@@ -109,7 +109,7 @@ func TestPausedEnvoyKeepsSandboxesUntilItEnds(t *testing.T) {
 	_, _, err := socket.Read(t.Context())
 	require.Error(t, err)
 	require.NoError(t, front.Launch())
-	e.eventually(func() error { return front.Ready(t.Context()) })
+	e.eventually(func() error { return front.Check(t.Context()) })
 	e.reaped(used, ended)
 }
 
@@ -144,7 +144,7 @@ func (e *env) replaceRouter(g *stack.Gateway, end func(*proc.Server) error, succ
 	router := g.Router
 	if successor {
 		require.NoError(e.t, g.Successor.Launch())
-		e.eventually(func() error { return g.Successor.Ready(e.t.Context()) })
+		e.eventually(func() error { return g.Successor.Check(e.t.Context()) })
 		router = g.Successor
 	}
 	require.NoError(e.t, end(g.Router))
@@ -153,7 +153,7 @@ func (e *env) replaceRouter(g *stack.Gateway, end func(*proc.Server) error, succ
 	if !successor {
 		e.pass(2 * leastIdle) // no router looks at that Envoy meanwhile
 		require.NoError(e.t, router.Launch())
-		e.eventually(func() error { return router.Ready(e.t.Context()) })
+		e.eventually(func() error { return router.Check(e.t.Context()) })
 	}
 	e.ends(ends, core.ReasonIdle, ended.Add(leastIdle-time.Second))
 	e.pass(3 * leastIdle)

@@ -19,7 +19,7 @@ import (
 	"github.com/berth-sandbox/berth/allocator/rest"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 	"github.com/berth-sandbox/berth/devcluster/stack"
-	"github.com/berth-sandbox/berth/e2e/harness"
+	"github.com/berth-sandbox/berth/internal/wait"
 )
 
 // outage is how long the control plane is away: 15 s, which is five leases, or what the
@@ -151,7 +151,7 @@ func (e *env) duringTheOutage(end time.Time, known []rest.Sandbox, released rest
 				if err := send(n); err != nil {
 					return err
 				}
-				harness.Pause(ctx, pause)
+				wait.Sleep(ctx, pause)
 			}
 			return nil
 		})

@@ -115,7 +115,7 @@ func (p *processes) restore(ctx context.Context) error {
 		}
 	}
 	for _, process := range all {
-		if err := process.Wait(ctx, process.Ready); err != nil {
+		if err := process.Wait(ctx, process.Check); err != nil {
 			return err
 		}
 	}

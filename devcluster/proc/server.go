@@ -127,9 +127,6 @@ func (s *Server) LogTail() string {
 	return string(raw[max(0, len(raw)-tailBytes):])
 }
 
-// Ready returns nil once the server is ready.
-func (s *Server) Ready(ctx context.Context) error { return s.Check(ctx) }
-
 // Stop sends SIGTERM, and SIGKILL after grace, and waits.
 func (s *Server) Stop(ctx context.Context, grace time.Duration) error {
 	if current := s.running(); current != nil {

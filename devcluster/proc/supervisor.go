@@ -21,7 +21,7 @@ const outputDelay = 2 * time.Second
 // Supervisor starts processes and makes sure that they end. All methods may be
 // called concurrently.
 type Supervisor struct {
-	forks chan fork     // never closed
+	forks chan func()   // never closed
 	quit  chan struct{} // closed by Close, when no process is left
 	ended chan struct{} // closed by the forking goroutine as it returns
 	once  sync.Once
@@ -34,16 +34,6 @@ type Supervisor struct {
 	procs  map[*Process]struct{}
 }
 
-type fork struct {
-	cmd   *exec.Cmd
-	reply chan<- forked // buffered
-}
-
-type forked struct {
-	p   *Process
-	err error
-}
-
 // New starts the guard. The caller must Close the supervisor.
 func New() (*Supervisor, error) {
 	g, err := startGuard()
@@ -51,7 +41,7 @@ func New() (*Supervisor, error) {
 		return nil, err
 	}
 	s := &Supervisor{
-		forks: make(chan fork),
+		forks: make(chan func()),
 		quit:  make(chan struct{}),
 		ended: make(chan struct{}),
 		guard: g,
@@ -71,8 +61,7 @@ func (s *Supervisor) forkLoop() {
 	for {
 		select {
 		case f := <-s.forks:
-			p, err := s.fork(f.cmd)
-			f.reply <- forked{p, err}
+			f()
 		case <-s.quit:
 			return
 		}
@@ -82,12 +71,12 @@ func (s *Supervisor) forkLoop() {
 // Start starts cmd as the leader of a new process group. It sets
 // cmd.SysProcAttr.Setpgid and Pdeathsig and, when zero, cmd.WaitDelay; Setsid
 // and Pgid must not be set. The caller must not call cmd.Wait.
-func (s *Supervisor) Start(cmd *exec.Cmd) (*Process, error) {
-	reply := make(chan forked, 1)
+func (s *Supervisor) Start(cmd *exec.Cmd) (p *Process, err error) {
+	forked := make(chan struct{})
 	select {
-	case s.forks <- fork{cmd, reply}:
-		f := <-reply
-		return f.p, f.err
+	case s.forks <- func() { defer close(forked); p, err = s.fork(cmd) }:
+		<-forked
+		return p, err
 	case <-s.ended:
 		return nil, ErrClosed
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/berth-sandbox/berth/e2e/harness"
 	"github.com/berth-sandbox/berth/e2e/history"
+	"github.com/berth-sandbox/berth/internal/wait"
 )
 
 const (
@@ -90,7 +91,7 @@ func (p *pool) untilAnswered(random *rand.Rand, limit time.Duration,
 		default:
 			return e
 		}
-		harness.Pause(p.ctx, pauseMost/5+harness.Within(random, pauseMost*4/5))
+		wait.Sleep(p.ctx, pauseMost/5+harness.Within(random, pauseMost*4/5))
 		if p.ctx.Err() != nil {
 			return e
 		}

@@ -22,6 +22,7 @@ import (
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 	"github.com/berth-sandbox/berth/e2e/harness"
 	"github.com/berth-sandbox/berth/e2e/history"
+	"github.com/berth-sandbox/berth/internal/wait"
 )
 
 // gate keeps a pod from being bound to a node until it is removed.
@@ -136,7 +137,7 @@ func (p *pool) answerOneByOne(callers int, answered <-chan history.Event) {
 
 // openAll opens the gate for every pod until ctx ends.
 func (p *pool) openAll(ctx context.Context) {
-	for ; ctx.Err() == nil; harness.Pause(ctx, 50*time.Millisecond) {
+	for ; ctx.Err() == nil; wait.Sleep(ctx, 50*time.Millisecond) {
 		there, _ := p.pods() // the next round opens the gate for a pod that this one does not see
 		for _, one := range there {
 			if len(one.Spec.SchedulingGates) > 0 {

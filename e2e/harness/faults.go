@@ -11,6 +11,7 @@ import (
 	"github.com/berth-sandbox/berth/e2e/harness/network"
 	"github.com/berth-sandbox/berth/e2e/history"
 	"github.com/berth-sandbox/berth/internal/bootclock"
+	"github.com/berth-sandbox/berth/internal/wait"
 )
 
 // Fault is one kind of fault.
@@ -27,8 +28,6 @@ type Begin func(b *Berth, random *rand.Rand) Action
 type (
 	// RouterFault does a fault and undoes it, also when ctx ends.
 	RouterFault func(ctx context.Context, g *Gateway, random *rand.Rand) error
-	// LinkFault is the same for the link of a router.
-	LinkFault func(ctx context.Context, b *Berth, g *Gateway, random *rand.Rand) error
 	// AllocatorFault is the same for allocators.
 	AllocatorFault func(ctx context.Context, b *Berth, a *stack.Allocator, random *rand.Rand) error
 )
@@ -63,7 +62,7 @@ func (b *Berth) Disturb(
 ) {
 	for _, f := range Round(random, faults) {
 		own := rand.New(rand.NewPCG(random.Uint64(), 0)) // what the fault draws does not change those after it
-		wait := most/4 + Within(random, most*3/4)
+		pause := most/4 + Within(random, most*3/4)
 		action := f.Begin(b, own)
 		all.Go(func() {
 			defer action.End()
@@ -74,30 +73,24 @@ func (b *Berth) Disturb(
 			e.Ended = bootclock.Now()
 			b.History.Add(e)
 		})
-		if Pause(ctx, wait); ctx.Err() != nil {
+		if !wait.Sleep(ctx, pause) {
 			return
 		}
 	}
 }
 
-// OnRouter is a fault of the processes of any gateway.
+// OnRouter is a fault of any gateway that has no other fault of its processes meanwhile.
 func OnRouter(do RouterFault) Begin {
-	return OnRouterLink(func(ctx context.Context, _ *Berth, g *Gateway, random *rand.Rand) error {
-		return do(ctx, g, random)
-	})
-}
-
-// OnRouterLink is a fault of the connections of a router that has no other fault meanwhile.
-func OnRouterLink(do LinkFault) Begin {
 	return onGateway(func(g *Gateway) *sync.Mutex { return &g.parts }, do)
 }
 
-// OnLink is a fault of the connections of any gateway's router.
-func OnLink(do LinkFault) Begin {
+// OnLink is a fault of the connections of any gateway's router. The gateway may have a fault
+// of its processes meanwhile.
+func OnLink(do RouterFault) Begin {
 	return onGateway(func(g *Gateway) *sync.Mutex { return &g.link }, do)
 }
 
-func onGateway(lock func(*Gateway) *sync.Mutex, do LinkFault) Begin {
+func onGateway(lock func(*Gateway) *sync.Mutex, do RouterFault) Begin {
 	return func(b *Berth, random *rand.Rand) Action {
 		var all []*sync.Mutex
 		for _, g := range b.Gateways {
@@ -106,7 +99,7 @@ func onGateway(lock func(*Gateway) *sync.Mutex, do LinkFault) Begin {
 		g := b.Gateways[occupy(random, all)]
 		return Action{
 			Process: g.Name, Gateway: g,
-			Run: func(ctx context.Context) error { return do(ctx, b, g, random) }, End: lock(g).Unlock,
+			Run: func(ctx context.Context) error { return do(ctx, g, random) }, End: lock(g).Unlock,
 		}
 	}
 }
@@ -141,7 +134,7 @@ func KillRouterAndStopLeader(pause time.Duration) Begin {
 			if err := run(ctx); err != nil {
 				return err
 			}
-			Pause(ctx, Within(random, pause))
+			wait.Sleep(ctx, Within(random, pause))
 			a := b.leaderOr(ctx, b.Stack.Allocators[random.IntN(len(b.Stack.Allocators))])
 			return StopAllocator(ctx, b, a, random)
 		}
@@ -191,7 +184,7 @@ func (b *Berth) CutOff(ctx context.Context, random *rand.Rand, process string, m
 	const least = 300 * time.Millisecond
 	b.Network.Cut(process, []network.Cut{{From: true}, {To: true}, {From: true, To: true}}[random.IntN(3)])
 	during()
-	Pause(ctx, least+Within(random, most-least))
+	wait.Sleep(ctx, least+Within(random, most-least))
 	if random.IntN(2) == 0 {
 		b.Network.Reset(process)
 	}
@@ -211,7 +204,7 @@ func (b *Berth) KeepAllocators() {
 	var all sync.WaitGroup
 	for _, a := range b.Stack.Allocators {
 		all.Go(func() {
-			for ; ctx.Err() == nil; Pause(ctx, 25*time.Millisecond) {
+			for ; ctx.Err() == nil; wait.Sleep(ctx, 25*time.Millisecond) {
 				if a.Running() || b.isHeld(a) {
 					continue
 				}

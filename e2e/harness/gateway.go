@@ -10,13 +10,15 @@ import (
 
 	"github.com/berth-sandbox/berth/devcluster/proc"
 	"github.com/berth-sandbox/berth/devcluster/stack"
+	"github.com/berth-sandbox/berth/internal/wait"
 )
 
 // Gateway is one Envoy with the router that serves it, and a second router that can take
 // its place.
 type Gateway struct {
 	*stack.Gateway
-	Name string
+	Berth *Berth
+	Name  string
 	// Client keeps connections. Streams opens one for each request: net/http sends a request
 	// without a body again by itself if an idle connection was closed.
 	Client, Streams *http.Client
@@ -34,7 +36,7 @@ func (b *Berth) addGateway(g *stack.Gateway, connections int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.gateways = append(b.gateways, &Gateway{
-		Gateway: g, Name: fmt.Sprintf("gateway-%d", len(b.gateways)), serving: g.Router, next: g.Successor,
+		Gateway: g, Berth: b, Name: fmt.Sprintf("gateway-%d", len(b.gateways)), serving: g.Router, next: g.Successor,
 		Client:  &http.Client{Transport: transport},
 		Streams: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}},
 	})
@@ -68,6 +70,6 @@ func PauseFor(ctx context.Context, p *proc.Server, d time.Duration) error {
 	if err := p.Pause(); err != nil {
 		return err
 	}
-	Pause(ctx, d)
+	wait.Sleep(ctx, d)
 	return p.Resume()
 }

@@ -1,7 +1,6 @@
 package harness
 
 import (
-	"context"
 	"math/rand/v2"
 	"sync"
 	"time"
@@ -19,16 +18,6 @@ func Random(seed uint64, name string) *rand.Rand {
 // Within returns a duration from 0 to less than most. most must be above 0.
 func Within(random *rand.Rand, most time.Duration) time.Duration {
 	return time.Duration(random.Int64N(int64(most)))
-}
-
-// Pause waits for d, or until ctx ends.
-func Pause(ctx context.Context, d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
-	}
 }
 
 // occupy locks one of several mutexes, a free one if there is one, and returns its index.

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"testing"
 	"time"
+
+	"github.com/berth-sandbox/berth/internal/wait"
 )
 
 // Wait calls check until it returns nil. When ctx ends it returns the last error of check. The
@@ -16,7 +18,7 @@ func Wait(ctx context.Context, check func(context.Context) error) error {
 		if err == nil {
 			return nil
 		}
-		if Pause(ctx, pause); ctx.Err() != nil {
+		if !wait.Sleep(ctx, pause) {
 			return fmt.Errorf("%w: %w", context.Cause(ctx), err)
 		}
 	}

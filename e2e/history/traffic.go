@@ -166,7 +166,8 @@ func Unserved(h *History) []Violation {
 			e.Code == http.StatusBadGateway && released && !h.after(e):
 			continue
 		}
-		all.add("unserved", "request %s for sandbox %s, sent at %v, was answered %d %s %s (released: %v, sent after that: %v)",
+		all.add("unserved",
+			"request %s for sandbox %s, sent at %v, was answered %d %s %s (released: %v, sent after that: %v)",
 			e.Request, e.Sandbox, e.Began, e.Code, e.Reason, e.Error, released, h.after(e))
 	}
 	return all

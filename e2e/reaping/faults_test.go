@@ -8,6 +8,7 @@ import (
 	"github.com/berth-sandbox/berth/devcluster/proc"
 	"github.com/berth-sandbox/berth/devcluster/stack"
 	"github.com/berth-sandbox/berth/e2e/harness"
+	"github.com/berth-sandbox/berth/internal/wait"
 )
 
 const (
@@ -28,7 +29,7 @@ func faults() []harness.Fault {
 		{Name: "router-doze", Share: 1, Begin: onRouter(dozeRouter)},
 		{Name: "router-blink", Share: 1, Begin: onRouter(blinkRouter)},
 		{Name: "router-replace", Share: 1, Begin: onRouter(replaceRouter)},
-		{Name: "router-cut", Share: 1, Begin: returning(harness.OnRouterLink(cutRouter))},
+		{Name: "router-cut", Share: 1, Begin: onRouter(cutRouter)},
 		{Name: "allocator-kill", Share: 1, Begin: harness.OnAllocator(4, harness.KillAllocator)},
 		{Name: "allocator-pause", Share: 1, Begin: harness.OnAllocator(4, harness.PauseAllocator(time.Second, standsMost))},
 		{Name: "allocator-blink", Share: 1, Begin: harness.OnAllocator(4, blinkAllocator)},
@@ -50,7 +51,7 @@ func returning(begin harness.Begin) harness.Begin {
 			defer end()
 			ctx, cancel := context.WithTimeout(b.Context(), settle)
 			defer cancel()
-			_ = harness.Wait(ctx, action.Gateway.Serving().Ready)
+			_ = harness.Wait(ctx, action.Gateway.Serving().Check)
 		}
 		return action
 	}
@@ -68,7 +69,7 @@ func dozeRouter(ctx context.Context, g *harness.Gateway, random *rand.Rand) erro
 			3200*time.Millisecond+harness.Within(random, 700*time.Millisecond)); err != nil {
 			return err
 		}
-		harness.Pause(ctx, 2*time.Second)
+		wait.Sleep(ctx, 2*time.Second)
 	}
 	return nil
 }
@@ -88,7 +89,7 @@ func blink(ctx context.Context, p *proc.Server, random *rand.Rand) error {
 		if err := harness.PauseFor(ctx, p, 50*time.Millisecond+harness.Within(random, 800*time.Millisecond)); err != nil {
 			return err
 		}
-		harness.Pause(ctx, harness.Within(random, 400*time.Millisecond))
+		wait.Sleep(ctx, harness.Within(random, 400*time.Millisecond))
 	}
 	return nil
 }
@@ -99,12 +100,12 @@ func replaceRouter(ctx context.Context, g *harness.Gateway, random *rand.Rand) e
 	if err != nil {
 		return err
 	}
-	harness.Pause(ctx, harness.Within(random, 3*time.Second))
+	wait.Sleep(ctx, harness.Within(random, 3*time.Second))
 	return old.Stop(context.WithoutCancel(ctx), 5*time.Second)
 }
 
 // cutRouter cuts a router off from all allocators.
-func cutRouter(ctx context.Context, b *harness.Berth, g *harness.Gateway, random *rand.Rand) error {
-	b.CutOff(ctx, random, g.Name, awayMost, func() {})
+func cutRouter(ctx context.Context, g *harness.Gateway, random *rand.Rand) error {
+	g.Berth.CutOff(ctx, random, g.Name, awayMost, func() {})
 	return nil
 }

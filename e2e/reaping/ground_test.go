@@ -14,6 +14,7 @@ import (
 	"github.com/berth-sandbox/berth/e2e/harness"
 	"github.com/berth-sandbox/berth/e2e/history"
 	"github.com/berth-sandbox/berth/internal/bootclock"
+	"github.com/berth-sandbox/berth/internal/wait"
 )
 
 const (
@@ -114,7 +115,7 @@ func (g *ground) writeState() {
 			return err
 		}
 		if events = now; live > 0 {
-			harness.Pause(ctx, 500*time.Millisecond)
+			wait.Sleep(ctx, 500*time.Millisecond)
 			return fmt.Errorf("%d sandboxes have not been released", live)
 		}
 		return nil

@@ -9,9 +9,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/berth-sandbox/berth/e2e/harness"
 	"github.com/berth-sandbox/berth/e2e/history"
 	"github.com/berth-sandbox/berth/internal/bootclock"
+	"github.com/berth-sandbox/berth/internal/wait"
 )
 
 const (
@@ -42,7 +42,7 @@ func TestOnlySilentSandboxesAreReapedUnderFaults(t *testing.T) {
 		var disturbed sync.WaitGroup
 		g.Disturb(t.Context(), &disturbed, random, faults(), pauseMost)
 		disturbed.Wait()
-		harness.Pause(t.Context(), quietLasts)
+		wait.Sleep(t.Context(), quietLasts)
 		state, _, err := g.state(t.Context())
 		require.NoError(t, err)
 		h := history.New(append(g.History.All(), state...))

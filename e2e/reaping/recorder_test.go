@@ -15,6 +15,7 @@ import (
 	"github.com/berth-sandbox/berth/e2e/harness"
 	"github.com/berth-sandbox/berth/e2e/history"
 	"github.com/berth-sandbox/berth/internal/bootclock"
+	"github.com/berth-sandbox/berth/internal/wait"
 )
 
 // What requests are, in the path of each.
@@ -85,21 +86,21 @@ func (rec *recorder) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		ctx, cancel := context.WithCancel(rec.ctx)
 		defer cancel()
 		_ = c.Write(ctx, websocket.MessageText, []byte(who)) // a client that has gone needs no answer
-		harness.Pause(c.CloseRead(ctx), hold)
+		wait.Sleep(c.CloseRead(ctx), hold)
 		ended()
 		_ = c.Close(websocket.StatusNormalClosure, "")
 	case sse:
 		w.Header().Set("Content-Type", "text/event-stream")
 		_, _ = io.WriteString(w, who)
 		_ = http.NewResponseController(w).Flush()
-		harness.Pause(ctx, hold)
+		wait.Sleep(ctx, hold)
 		ended()
 	case upload:
 		_, _ = io.Copy(io.Discard, r.Body)
 		ended()
 		_, _ = io.WriteString(w, who)
 	default:
-		harness.Pause(ctx, hold)
+		wait.Sleep(ctx, hold)
 		ended()
 		_, _ = io.WriteString(w, who)
 	}

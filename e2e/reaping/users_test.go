@@ -14,6 +14,7 @@ import (
 	"github.com/berth-sandbox/berth/e2e/harness"
 	"github.com/berth-sandbox/berth/e2e/history"
 	"github.com/berth-sandbox/berth/internal/bootclock"
+	"github.com/berth-sandbox/berth/internal/wait"
 )
 
 const (
@@ -40,7 +41,7 @@ func (u *users) user(ctx context.Context, name string) {
 		if id := u.claim(ctx, random, timeout); id != "" {
 			u.play(ctx, random, id, timeout)
 		} else {
-			harness.Pause(ctx, 100*time.Millisecond+harness.Within(random, 400*time.Millisecond))
+			wait.Sleep(ctx, 100*time.Millisecond+harness.Within(random, 400*time.Millisecond))
 		}
 	}
 }
@@ -69,7 +70,7 @@ func (u *users) claim(ctx context.Context, random *rand.Rand, timeout time.Durat
 func (u *users) play(ctx context.Context, random *rand.Rand, id string, timeout time.Duration) {
 	last := bootclock.Now() // the end of its last use
 	until := func(moment time.Duration) bool {
-		harness.Pause(ctx, moment-bootclock.Now())
+		wait.Sleep(ctx, moment-bootclock.Now())
 		return ctx.Err() == nil
 	}
 	for range 4 + random.IntN(9) {
@@ -190,7 +191,7 @@ func (b *slowBody) Read(p []byte) (int, error) {
 	switch b.sent++; b.sent {
 	case 1:
 	case 2:
-		harness.Pause(b.ctx, b.hold)
+		wait.Sleep(b.ctx, b.hold)
 		if err := b.ctx.Err(); err != nil {
 			return 0, err
 		}

@@ -13,6 +13,7 @@ import (
 	"github.com/berth-sandbox/berth/e2e/harness"
 	"github.com/berth-sandbox/berth/e2e/history"
 	"github.com/berth-sandbox/berth/internal/bootclock"
+	"github.com/berth-sandbox/berth/internal/wait"
 )
 
 const (
@@ -56,7 +57,7 @@ func replaceRouter(ctx context.Context, g *harness.Gateway, random *rand.Rand) e
 	if err != nil {
 		return err
 	}
-	harness.Pause(ctx, harness.Within(random, 3*time.Second))
+	wait.Sleep(ctx, harness.Within(random, 3*time.Second))
 	if random.IntN(2) == 0 {
 		return old.Kill()
 	}
@@ -70,15 +71,15 @@ func replacePausedRouter(ctx context.Context, g *harness.Gateway, random *rand.R
 	if err := old.Pause(); err != nil {
 		return err
 	}
-	harness.Pause(ctx, harness.Within(random, 3*time.Second))
+	wait.Sleep(ctx, harness.Within(random, 3*time.Second))
 	if _, err := g.Succeed(); err != nil {
 		return err
 	}
-	harness.Pause(ctx, harness.Within(random, routerStands-3*time.Second))
+	wait.Sleep(ctx, harness.Within(random, routerStands-3*time.Second))
 	if err := old.Resume(); err != nil {
 		return err
 	}
-	harness.Pause(ctx, harness.Within(random, time.Second))
+	wait.Sleep(ctx, harness.Within(random, time.Second))
 	return old.Kill()
 }
 
@@ -91,9 +92,9 @@ func killRouterBehindEnvoy(_ context.Context, g *harness.Gateway, random *rand.R
 	if err := g.Envoy.Pause(); err != nil {
 		return err
 	}
-	harness.Pause(context.Background(), harness.Within(random, envoyStands/4))
+	wait.Sleep(context.Background(), harness.Within(random, envoyStands/4))
 	err := harness.KillRouter(context.Background(), g, random)
-	harness.Pause(context.Background(), harness.Within(random, envoyStands*3/4))
+	wait.Sleep(context.Background(), harness.Within(random, envoyStands*3/4))
 	if resumed := g.Envoy.Resume(); resumed != nil {
 		return resumed
 	}
@@ -102,8 +103,10 @@ func killRouterBehindEnvoy(_ context.Context, g *harness.Gateway, random *rand.R
 
 // cutRouter cuts a router off from all allocators. In many cases pods that hold sandboxes are
 // deleted meanwhile. The router does not hear of that and serves the routes that it knows.
-func cutRouter(ctx context.Context, b *harness.Berth, g *harness.Gateway, random *rand.Rand) error {
-	b.CutOff(ctx, random, g.Name, cutLasts, func() { deletePods(ctx, b, random, random.IntN(4), harness.ByForce) })
+func cutRouter(ctx context.Context, g *harness.Gateway, random *rand.Rand) error {
+	g.Berth.CutOff(ctx, random, g.Name, cutLasts, func() {
+		deletePods(ctx, g.Berth, random, random.IntN(4), harness.ByForce)
+	})
 	return nil
 }
 
@@ -117,7 +120,7 @@ func cutAllocator(ctx context.Context, b *harness.Berth, a *stack.Allocator, ran
 func (g *ground) churn(ctx context.Context) {
 	random := g.Random("deletions")
 	for {
-		if harness.Pause(ctx, harness.Within(random, deleteEvery)); ctx.Err() != nil {
+		if !wait.Sleep(ctx, harness.Within(random, deleteEvery)) {
 			return
 		}
 		how := harness.ByForce

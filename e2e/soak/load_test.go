@@ -20,6 +20,7 @@ import (
 	"github.com/berth-sandbox/berth/e2e/harness"
 	"github.com/berth-sandbox/berth/e2e/history"
 	"github.com/berth-sandbox/berth/internal/bootclock"
+	"github.com/berth-sandbox/berth/internal/wait"
 )
 
 const (
@@ -113,7 +114,7 @@ func (g *ground) claimer(ctx context.Context, name string) {
 		e, body := claimOf(fmt.Sprintf("%s-%d", name, n), timeout), claimBody(timeout)
 		got := g.call(ctx, random, e, http.MethodPost, "/sandboxes", body)
 		for got.Code != http.StatusCreated && got.Code != http.StatusGone && ctx.Err() == nil {
-			harness.Pause(ctx, 50*time.Millisecond+harness.Within(random, 200*time.Millisecond))
+			wait.Sleep(ctx, 50*time.Millisecond+harness.Within(random, 200*time.Millisecond))
 			got = g.call(ctx, random, e, http.MethodPost, "/sandboxes", body)
 		}
 		if got.Code != http.StatusCreated {
@@ -121,11 +122,11 @@ func (g *ground) claimer(ctx context.Context, name string) {
 		}
 		g.knows(got.Sandbox)
 		if expires {
-			harness.Pause(ctx, timeout)
+			wait.Sleep(ctx, timeout)
 			g.isOver(got.Sandbox)
 			continue
 		}
-		harness.Pause(ctx, stays)
+		wait.Sleep(ctx, stays)
 		g.release(ctx, random, got.Sandbox)
 	}
 }
@@ -137,7 +138,7 @@ func (g *ground) release(ctx context.Context, random *rand.Rand, id string) {
 		if got.Code == http.StatusNoContent || got.Code == http.StatusNotFound {
 			break
 		}
-		harness.Pause(ctx, 50*time.Millisecond+harness.Within(random, 200*time.Millisecond))
+		wait.Sleep(ctx, 50*time.Millisecond+harness.Within(random, 200*time.Millisecond))
 	}
 	g.isOver(id)
 }
@@ -171,7 +172,7 @@ func (l *load) start(ctx context.Context, all *sync.WaitGroup) {
 				if id := l.choose(random); id != "" {
 					l.stream(ctx, random, id)
 				}
-				harness.Pause(ctx, harness.Within(random, time.Second))
+				wait.Sleep(ctx, harness.Within(random, time.Second))
 			}
 		})
 	}
@@ -261,6 +262,6 @@ func (l *load) stream(ctx context.Context, random *rand.Rand, id string) {
 		} else if string(message) != e.Request {
 			l.Errorf("the WebSocket of request %s answers %q", e.Request, message)
 		}
-		harness.Pause(ctx, harness.Within(random, 500*time.Millisecond))
+		wait.Sleep(ctx, harness.Within(random, 500*time.Millisecond))
 	}
 }

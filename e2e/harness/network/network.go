@@ -34,16 +34,6 @@ type Network struct {
 // the owner, or both.
 type Cut struct{ From, To bool }
 
-func (c Cut) String() string {
-	switch c {
-	case Cut{From: true}:
-		return "outgoing"
-	case Cut{To: true}:
-		return "incoming"
-	}
-	return "both ways"
-}
-
 // New returns a network that is closed when the test is over.
 func New(t testing.TB) *Network {
 	n := &Network{cuts: map[string]Cut{}, changed: make(chan struct{}), open: map[net.Conn]string{}}
