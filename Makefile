@@ -166,7 +166,7 @@ precommit:
 	@[ -z "$(changed)" ] || $(call tool,lint) golangci-lint run $(changed_packages)
 	@$(MAKE) --no-print-directory check-generated check-mutations
 
-## generate: write the generated code: deepcopy, CRDs, the control protocol
+## generate: write the generated code: deepcopy, CRDs (also those of the chart), control protocol, journal
 .PHONY: generate
 generate:
 	tools/generate

@@ -158,13 +158,13 @@ var kinds = []Kind{
 	{Reason: RouterUnavailable, Code: http.StatusServiceUnavailable, GRPC: codes.Unavailable, RetryAfter: 1, By: []Sender{Envoy},
 		When: "the router did not answer Envoy", Do: "try again; operators: is the router running?"},
 	{Reason: NoRoute, Code: http.StatusServiceUnavailable, GRPC: codes.Unavailable, RetryAfter: 1, By: []Sender{Envoy, Router},
-		When: "a connection limit is reached, or the sandbox's address may not be used", Do: "try again; operators: see the message"},
+		When: "a limit on requests in progress is reached, the sandbox's default port is not known, or its address may not be used", Do: "try again; operators: see the message"},
 	{Reason: NotLeader, Code: http.StatusServiceUnavailable, GRPC: codes.Unavailable, RetryAfter: 1, By: []Sender{API},
 		When: "no replica of the allocator leads at the moment, or the leader ended during the call: a claim without an `Idempotency-Key` may then have taken place, and ends at its `timeout`", Do: "try again"},
 	{Reason: Timeout, Code: http.StatusServiceUnavailable, GRPC: codes.Unavailable, RetryAfter: 1, By: []Sender{API},
 		When: "the Kubernetes API server did not confirm in time; a claim that was not answered is given back, unless it had an `Idempotency-Key`, a release goes on", Do: "try again"},
 	{Reason: Overloaded, Code: http.StatusServiceUnavailable, GRPC: codes.Unavailable, RetryAfter: 1, By: []Sender{Envoy, API},
-		When: "too many requests at one time, too many large bodies or answers that are not read, too little memory, or the allocator does not keep up with what it has to record", Do: "try again, more slowly"},
+		When: "too many requests at one time, too many large bodies or answers that are not read, too little memory, the allocator does not keep up with what it has to record, or a quarantine", Do: "try again, more slowly"},
 }
 
 // Kinds lists every reason, by status.
