@@ -27,6 +27,10 @@
 //
 // # How
 //
+// What ends a route: Release, a Resolve that has no route, a Replace without the ID, or
+// eviction. What hides a route and keeps it: the end of freshness, Expire, and Quiesce. The
+// end of a stream does neither; Disconnected fails open questions only.
+//
 // The allocator's stream is ordered, and the caller applies its messages to the
 // cache in that order: Replace for a snapshot, Put, Release, Resolve for the answer
 // to a question, Quiesce and Resume. The cache therefore never compares versions.
