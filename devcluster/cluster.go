@@ -14,6 +14,7 @@ import (
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
+	"golang.org/x/sync/errgroup"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
@@ -66,13 +67,10 @@ type Cluster struct {
 	logFile *os.File
 	nodes   []*processnode.Node
 	cancel  context.CancelFunc // ends the nodes and the scheduler
-	runs    sync.WaitGroup     // the process nodes and the scheduler
+	runs    errgroup.Group     // the process nodes and the scheduler
 
 	down    sync.Once
 	downErr error
-
-	mu     sync.Mutex
-	runErr error // of the process nodes and the scheduler
 }
 
 // Start starts a cluster for a test and stops it after the test. With -short it
@@ -184,30 +182,16 @@ func (c *Cluster) startNodes(ctx context.Context) (err error) {
 	// server to which they report.
 	var run context.Context
 	run, c.cancel = context.WithCancel(context.WithoutCancel(ctx))
-	keep := func(f func(context.Context) error) {
-		c.runs.Go(func() {
-			if err := f(run); err != nil {
-				c.mu.Lock()
-				defer c.mu.Unlock()
-				c.runErr = errors.Join(c.runErr, err)
-			}
-		})
-	}
 	for _, n := range c.nodes {
-		keep(n.Run)
+		c.runs.Go(func() error { return n.Run(run) })
 	}
-	keep((&nodes.Scheduler{Client: c.client, Kind: processnode.Kind, Log: c.log.Named("scheduler")}).Run)
+	scheduler := nodes.Scheduler{Client: c.client, Kind: processnode.Kind, Log: c.log.Named("scheduler")}
+	c.runs.Go(func() error { return scheduler.Run(run) })
 	return nil
 }
 
-func (c *Cluster) nodesErr() error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.runErr
-}
-
 // Down stops the cluster: pods, then the API server, then etcd. When ctx ends, the
-// rest is killed. The error includes those of the process nodes since Up. Later calls
+// rest is killed. The error includes that of a process node since Up. Later calls
 // return the error of the first one.
 func (c *Cluster) Down(ctx context.Context) error {
 	c.down.Do(func() {
@@ -215,8 +199,7 @@ func (c *Cluster) Down(ctx context.Context) error {
 			_ = c.apiServer.Resume() // a paused one would delay the nodes, and does not act on SIGTERM
 		}
 		c.cancel()
-		c.runs.Wait()
-		errs := []error{c.nodesErr()}
+		errs := []error{c.runs.Wait()}
 		if c.apiServer != nil {
 			errs = append(errs, c.apiServer.Stop(ctx, apiServerGrace), c.etcd.Stop(ctx, etcdGrace))
 		}

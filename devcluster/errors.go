@@ -9,8 +9,4 @@ var (
 	// ErrNotRunning is returned by Lookup and RequestStop for a name without a
 	// living owner.
 	ErrNotRunning = errors.New("no cluster of this name is running")
-
-	// errLocked is returned by tryLock if another process, or another part of this
-	// one, holds the lock.
-	errLocked = errors.New("locked by another")
 )

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 )
 
@@ -107,33 +106,30 @@ func (c *Condition) Plan(o BeginOptions) (*Beginning, error) {
 	for _, i := range c.Missing {
 		b.create[i] = true
 	}
-	term := uint64(0)
-	terms := map[uint64]uint64{} // of the readable positions
-	for _, s := range c.validInOrder() {
-		terms[s.Position] = s.Term
+	empty := func(s Slot) {
+		b.Emptied = append(b.Emptied, s.Index)
+		if s.Index != at {
+			b.empty = append(b.empty, s)
+		}
 	}
-	wanted := map[int]uint64{}
+	broken := func(i int) bool { return b.create[i] || c.Damaged[i] != nil }
+	slot := func(i int) Slot { return Slot{Index: i, Version: c.slots[i].Version, Slots: c.Slots, Format: format} }
 	for i := range c.Slots {
-		wanted[i] = last(c.Position, i, c.Slots)
+		if broken(i) && last(c.Position, i, c.Slots) == 0 { // it holds no batch yet
+			empty(slot(i))
+		}
 	}
 	// In the order of the log, so that each slot gets the term of its predecessor.
-	indices := slices.SortedFunc(maps.Keys(wanted), func(x, y int) int { return cmp.Or(cmp.Compare(wanted[x], wanted[y]), cmp.Compare(x, y)) })
-	for _, i := range indices {
-		if known, ok := terms[wanted[i]]; ok && wanted[i] > 0 {
-			term = known
-		}
-		if !b.create[i] && c.Damaged[i] == nil {
+	term := uint64(1)
+	for p := c.Position - min(c.Position, uint64(c.Slots)) + 1; p <= c.Position; p++ {
+		i := c.ring.slot(p)
+		if !broken(i) {
+			term = c.slots[i].Term
 			continue
 		}
-		b.Emptied = append(b.Emptied, i)
-		if i == at {
-			continue
-		}
-		s := Slot{Index: i, Version: c.slots[i].Version, Slots: c.Slots, Format: format, Position: wanted[i]}
-		if s.Position > 0 {
-			s.Term, s.Nonce, s.Data = max(term, 1), o.Nonce(), codec.encode(b.Journal, nil)
-		}
-		b.empty = append(b.empty, s)
+		s := slot(i)
+		s.Position, s.Term, s.Nonce, s.Data = p, term, o.Nonce(), codec.encode(b.Journal, nil)
+		empty(s)
 	}
 	slices.Sort(b.Emptied)
 	// Slot 0 is written last, as always. A leader takes slots without slot 0 for a journal whose

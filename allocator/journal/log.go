@@ -124,9 +124,7 @@ func Open(ctx context.Context, o Options) (*Log, []Record, error) {
 	if err := options.Require(o, "Store", "Valid", "Begin", "Nonce", "Log"); err != nil {
 		return nil, nil, err
 	}
-	if o.CallTimeout == 0 {
-		o.CallTimeout = 2 * time.Second
-	}
+	o.CallTimeout = cmp.Or(o.CallTimeout, 2*time.Second)
 	if o.Pause == nil {
 		o.Pause = func(ctx context.Context, attempt int) { wait.Sleep(ctx, pauseAfter(attempt)) }
 	}

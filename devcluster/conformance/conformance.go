@@ -1,6 +1,7 @@
 package conformance
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -50,15 +51,8 @@ type behaviour struct {
 func Run(t *testing.T, o Options) {
 	t.Helper()
 	require.NoError(t, options.Require(o, "RestConfig", "Client"))
-	if o.Namespace == "" {
-		o.Namespace = metav1.NamespaceDefault
-	}
-	if o.Image == "" {
-		o.Image = "demo-sandbox"
-	}
-	if o.Guard == 0 {
-		o.Guard = 90 * time.Second
-	}
+	o.Namespace, o.Image = cmp.Or(o.Namespace, metav1.NamespaceDefault), cmp.Or(o.Image, "demo-sandbox")
+	o.Guard = cmp.Or(o.Guard, 90*time.Second)
 	config := rest.CopyConfig(o.RestConfig)
 	config.QPS = -1
 	client, err := kubernetes.NewForConfig(config)

@@ -89,7 +89,7 @@ func Start(ctx context.Context, c *devcluster.Cluster, o Options) (*Nodes, error
 		given: map[types.UID]netip.Addr{},
 	}
 	for i := range o.Nodes {
-		if err := nodes.Report(ctx, client, fmt.Sprintf("node-%d", i), Kind, true); err != nil {
+		if err := nodes.Register(ctx, client, fmt.Sprintf("node-%d", i), Kind); err != nil {
 			return nil, fmt.Errorf("hollow nodes: %w", err)
 		}
 	}

@@ -6,8 +6,8 @@
 //
 //   - A pod goes to the node with the fewest pods. Among equals the first by name
 //     gets it.
-//   - A pod is bound to a node that is ready, uncordoned and of the scheduler's kind,
-//     and matches the pod's nodeSelector, as far as the watches show. Nodes and pods
+//   - A pod is bound to a node that is uncordoned and of the scheduler's kind, and
+//     matches the pod's nodeSelector, as far as the watches show. Nodes and pods
 //     are two watches, as in kube-scheduler, so a pod may be bound to a node that has
 //     just been cordoned.
 //   - A pod without a node stays Pending with the condition PodScheduled=False and a

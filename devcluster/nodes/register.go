@@ -12,13 +12,13 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// Report writes a Node object that is ready or not. It makes the object if it is
-// missing. kind is the value of its label node.kubernetes.io/instance-type.
+// Register makes a Node object, if it is missing, and reports that the node is ready. kind is
+// the value of its label node.kubernetes.io/instance-type.
 //
 // A kubelet repeats its report and renews a Lease, so that the node controller can
 // recognise a silent node. A devcluster has no node controller, so one report is
 // enough.
-func Report(ctx context.Context, client kubernetes.Interface, name, kind string, ready bool) error {
+func Register(ctx context.Context, client kubernetes.Interface, name, kind string) error {
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{
 		corev1.LabelHostname:           name,
 		corev1.LabelOSStable:           runtime.GOOS,
@@ -36,13 +36,10 @@ func Report(ctx context.Context, client kubernetes.Interface, name, kind string,
 		corev1.ResourceCPU:    *resource.NewQuantity(int64(runtime.NumCPU()), resource.DecimalSI),
 		corev1.ResourceMemory: resource.MustParse("8Gi"),
 	}
-	condition := corev1.NodeCondition{Type: corev1.NodeReady, Status: corev1.ConditionFalse, Reason: "KubeletNotReady",
-		LastHeartbeatTime: metav1.Now(), LastTransitionTime: metav1.Now()}
-	if ready {
-		condition.Status, condition.Reason = corev1.ConditionTrue, "KubeletReady"
-	}
 	node.Status = corev1.NodeStatus{
-		Capacity: capacity, Allocatable: capacity, Conditions: []corev1.NodeCondition{condition},
+		Capacity: capacity, Allocatable: capacity,
+		Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue, Reason: "KubeletReady",
+			LastHeartbeatTime: metav1.Now(), LastTransitionTime: metav1.Now()}},
 		Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: HostIP}},
 		NodeInfo: corev1.NodeSystemInfo{OperatingSystem: runtime.GOOS, Architecture: runtime.GOARCH,
 			KubeletVersion: "v1.36.3-" + kind, ContainerRuntimeVersion: kind + "://1"},
@@ -51,15 +48,4 @@ func Report(ctx context.Context, client kubernetes.Interface, name, kind string,
 		return fmt.Errorf("report node %s: %w", name, err)
 	}
 	return nil
-}
-
-// IsReady reports whether a node's status says that it takes pods. A cordoned node may
-// be ready.
-func IsReady(node *corev1.Node) bool {
-	for _, c := range node.Status.Conditions {
-		if c.Type == corev1.NodeReady {
-			return c.Status == corev1.ConditionTrue
-		}
-	}
-	return false
 }

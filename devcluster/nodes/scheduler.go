@@ -159,7 +159,7 @@ func (s *Scheduler) pass(ctx context.Context) error {
 		if node == "" {
 			why := "spec.affinity is not known to the scheduler of " + s.Kind + " nodes"
 			if pod.Spec.Affinity == nil {
-				why = fmt.Sprintf("0/%d nodes are available: none is a ready, uncordoned %s node that matches the pod's "+
+				why = fmt.Sprintf("0/%d nodes are available: none is an uncordoned %s node that matches the pod's "+
 					"nodeSelector", len(all), s.Kind)
 			}
 			sends.Go(func() error { return s.unschedulable(ctx, pod, why) })
@@ -188,7 +188,7 @@ func choose(all []*corev1.Node, pod *corev1.Pod, kind string, count map[string]i
 		return ""
 	}
 	for _, n := range all {
-		fits := IsReady(n) && !n.Spec.Unschedulable && n.DeletionTimestamp == nil &&
+		fits := !n.Spec.Unschedulable && n.DeletionTimestamp == nil &&
 			n.Labels[corev1.LabelInstanceTypeStable] == kind &&
 			labels.SelectorFromSet(pod.Spec.NodeSelector).Matches(labels.Set(n.Labels))
 		if fits && (node == "" || count[n.Name] < count[node] || (count[n.Name] == count[node] && n.Name < node)) {

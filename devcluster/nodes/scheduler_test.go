@@ -41,10 +41,9 @@ func TestScheduler(t *testing.T) {
 	require.NoError(t, err)
 	w := &world{t, client}
 	for _, name := range []string{"a", "b", "c"} {
-		w.node(name, ofKind, true)
+		w.node(name, ofKind)
 	}
-	w.node("unready", ofKind, false)
-	w.node("foreign", "other", true)
+	w.node("foreign", "other")
 	for _, test := range []struct {
 		name  string
 		judge func(*world, *rest.Config)
@@ -72,9 +71,9 @@ func (w *world) ctx() context.Context {
 	return ctx
 }
 
-func (w *world) node(name, kind string, ready bool) {
+func (w *world) node(name, kind string) {
 	w.t.Helper()
-	require.NoError(w.t, nodes.Report(w.ctx(), w.client, name, kind, ready))
+	require.NoError(w.t, nodes.Register(w.ctx(), w.client, name, kind))
 }
 
 func (w *world) run(config *rest.Config) {
@@ -170,8 +169,8 @@ func nodesFillEvenly(w *world, config *rest.Config) {
 	nowhere := func(s *corev1.PodSpec) { s.NodeSelector = map[string]string{corev1.LabelHostname: "d"} }
 	w.create("selective-", 0, 8, nowhere)
 	w.await(map[string]int{"a": 10, "b": 10, "c": 11, "none": 8})
-	require.Contains(w.t, w.pods()["none"][0].Status.Conditions[0].Message, "0/5 nodes are available")
-	w.node("d", ofKind, true)
+	require.Contains(w.t, w.pods()["none"][0].Status.Conditions[0].Message, "0/4 nodes are available")
+	w.node("d", ofKind)
 	w.await(map[string]int{"a": 10, "b": 10, "c": 11, "d": 8})
 	require.NoError(w.t, w.client.CoreV1().Nodes().Delete(w.ctx(), "d", metav1.DeleteOptions{}))
 }

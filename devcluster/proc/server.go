@@ -58,14 +58,12 @@ func (s *Server) Start(ctx context.Context) error {
 }
 
 // Launch starts the server and does not wait for anything. It fails if the server runs.
-func (s *Server) Launch() error {
-	if err := s.launch(); err != nil {
-		return fmt.Errorf("start %s: %w", s.Name, err)
-	}
-	return nil
-}
-
-func (s *Server) launch() error {
+func (s *Server) Launch() (err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("start %s: %w", s.Name, err)
+		}
+	}()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.current != nil && s.current.State() == nil {

@@ -55,7 +55,7 @@ func New(ctx context.Context, o Options) (*Node, error) {
 		return nil, fmt.Errorf("process node: %w", err)
 	}
 	n := &Node{o: o, addresses: nodes.NewAddresses(o.Addresses), workers: map[types.UID]*worker{}}
-	return n, nodes.Report(ctx, o.Client, o.Name, Kind, true)
+	return n, nodes.Register(ctx, o.Client, o.Name, Kind)
 }
 
 // Run runs the pods bound to the node until ctx ends. It then stops every container and

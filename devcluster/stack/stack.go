@@ -1,6 +1,7 @@
 package stack
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -87,7 +88,8 @@ type Gateway struct {
 // Start runs Berth, with pools and pods in the namespace default, and waits until sandboxes can be
 // claimed and reached. The processes end with the cluster's supervisor at the latest.
 func Start(ctx context.Context, c *devcluster.Cluster, o Options) (_ *Stack, err error) {
-	o = o.withDefaults()
+	o.Allocators, o.Gateways = cmp.Or(o.Allocators, 1), cmp.Or(o.Gateways, 1)
+	o.MaxStale, o.LeaseDuration = cmp.Or(o.MaxStale, 15*time.Minute), cmp.Or(o.LeaseDuration, 3*time.Second)
 	s := &Stack{Domain: domain}
 	defer func() {
 		if err != nil {
@@ -130,22 +132,6 @@ func Start(ctx context.Context, c *devcluster.Cluster, o Options) (_ *Stack, err
 		}
 	}
 	return s, nil
-}
-
-func (o Options) withDefaults() Options {
-	if o.Allocators == 0 {
-		o.Allocators = 1
-	}
-	if o.Gateways == 0 {
-		o.Gateways = 1
-	}
-	if o.MaxStale == 0 {
-		o.MaxStale = 15 * time.Minute
-	}
-	if o.LeaseDuration == 0 {
-		o.LeaseDuration = 3 * time.Second
-	}
-	return o
 }
 
 func newAllocator(c *devcluster.Cluster, i int, publicPort uint16, o Options) (*Allocator, error) {

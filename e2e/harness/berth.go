@@ -57,9 +57,8 @@ type Berth struct {
 
 	allocators sync.Mutex // held by a fault of one
 
-	mu       sync.Mutex
-	held     map[*stack.Allocator]bool // not started again
-	gateways []*Gateway                // Gateways, while Start fills them
+	mu   sync.Mutex                // also of Gateways, while Start fills them
+	held map[*stack.Allocator]bool // not started again
 }
 
 // Start starts a cluster and Berth on it. Both end with the test. Then the test fails if a
@@ -174,7 +173,7 @@ func (b *Berth) routers() map[string][]int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	all := map[string][]int{}
-	for _, g := range b.gateways {
+	for _, g := range b.Gateways {
 		for _, p := range []*proc.Server{g.Router, g.Successor} {
 			if pid := p.Pid(); pid != 0 {
 				all[g.Name] = append(all[g.Name], pid)

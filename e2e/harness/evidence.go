@@ -73,20 +73,24 @@ func dumpGoroutines(s *stack.Stack) {
 	time.Sleep(dumpWait)
 }
 
-// keepEvidence copies files to a new directory, with the goroutines of the test, and prints
-// where they are.
-func keepEvidence(t testing.TB, name string, files []string) {
-	dir, err := os.MkdirTemp("", "berth-"+name+"-")
-	if err != nil {
-		t.Logf("no evidence is kept: %v", err)
+// keep copies the history and other files to a new directory, with the goroutines of the test,
+// if the test has failed. It does so once.
+func (r *Run) keep(files []string) {
+	if !r.Failed() || r.kept {
 		return
 	}
-	for _, f := range files {
+	r.kept = true
+	dir, err := os.MkdirTemp("", "berth-"+filepath.Base(r.Name())+"-")
+	if err != nil {
+		r.Logf("no evidence is kept: %v", err)
+		return
+	}
+	for _, f := range append(files, r.History.Name()) {
 		raw, readErr := os.ReadFile(f)
 		err = errors.Join(err, readErr, os.WriteFile(filepath.Join(dir, filepath.Base(f)), raw, 0o600))
 	}
 	var stacks bytes.Buffer
 	err = errors.Join(err, pprof.Lookup("goroutine").WriteTo(&stacks, 2),
 		os.WriteFile(filepath.Join(dir, "goroutines.txt"), stacks.Bytes(), 0o600))
-	t.Logf("the history, the logs and the goroutines are kept in %s (%v)", dir, err)
+	r.Logf("the history, the logs and the goroutines are kept in %s (%v)", dir, err)
 }

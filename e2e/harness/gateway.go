@@ -35,12 +35,11 @@ func (b *Berth) addGateway(g *stack.Gateway, connections int) {
 	b.Cleanup(transport.CloseIdleConnections)
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.gateways = append(b.gateways, &Gateway{
-		Gateway: g, Berth: b, Name: fmt.Sprintf("gateway-%d", len(b.gateways)), serving: g.Router, next: g.Successor,
+	b.Gateways = append(b.Gateways, &Gateway{
+		Gateway: g, Berth: b, Name: fmt.Sprintf("gateway-%d", len(b.Gateways)), serving: g.Router, next: g.Successor,
 		Client:  &http.Client{Transport: transport},
 		Streams: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}},
 	})
-	b.Gateways = b.gateways
 }
 
 // Serving is the router that serves. It may be read by a fault of the gateway's processes,

@@ -60,15 +60,6 @@ func (r *Run) Did(process, what string) {
 	r.History.Add(history.Event{Kind: history.Fault, What: what, Process: process, Began: now, Ended: now})
 }
 
-// keep keeps the history and other files if the test has failed, once.
-func (r *Run) keep(files []string) {
-	if !r.Failed() || r.kept {
-		return
-	}
-	r.kept = true
-	keepEvidence(r, filepath.Base(r.Name()), append(files, r.History.Name()))
-}
-
 // mostViolations bounds how many violations a test prints.
 const mostViolations = 30
 
