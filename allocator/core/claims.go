@@ -1,129 +1,82 @@
 package core
 
 import (
-	"container/list"
-	"crypto/sha256"
-	"maps"
-	"slices"
-	"strings"
 	"time"
 
+	"github.com/berth-sandbox/berth/allocator/core/claims"
 	"github.com/berth-sandbox/berth/api/activity"
 )
 
-// claim is a claim of one caller, or of several with one idempotency key.
-type claim struct {
-	number   uint64 // in the order of arrival
-	callers  []caller
+// The claims: see package claims. Here they get pods, sandboxes and answers.
+
+type claim = claims.Claim[claimState]
+
+// claimState is what a claim asks for, and what it has got so far.
+type claimState struct {
 	pool     *pool
 	binding  Binding
 	lifetime time.Duration
 	idle     *time.Duration // nil: what the pool says
 	minBytes *uint64        // the same
-	elem     *list.Element  // in the pool's waiting, while it has no pod
-	pod      *pod           // from then on
-	fact     *pendingFact
+	pod      *pod           // while it is bound
+	fact     *pendingFact   // the same
 }
 
-// claimKey is an idempotency key of a team.
-type claimKey struct{ team, key string }
-
-// keyed is what an idempotency key stands for: a claim, and later its sandbox.
-type keyed struct {
-	hash    [sha256.Size]byte
-	claim   *claim
-	sandbox *sandbox
-}
-
-// caller waits for a sandbox, until its deadline on the boot clock.
-type caller struct {
-	token    uint64
-	deadline time.Duration
-}
-
-func (b Binding) claimKey() claimKey { return claimKey{b.Team, b.IdempotencyKey} }
+func (b Binding) claimKey() claims.Key { return claims.Key{Team: b.Team, Key: b.IdempotencyKey} }
 
 func (c *Core) claim(ev Claim) {
-	if ev.Binding.IdempotencyKey != "" {
-		if k := c.keys[ev.Binding.claimKey()]; k != nil {
-			c.claimAgain(ev, k)
-			return
-		}
+	caller := claims.Caller{Token: ev.Token, Until: c.now.Boot + ev.Wait}
+	if k := c.claims.Of(ev.Binding.claimKey()); k != nil {
+		c.claimAgain(ev, caller, k)
+		return
 	}
 	pool := c.pools.byKey[ev.Pool]
+	quarantine := c.routers.members.Quarantine(c.now.Boot)
 	switch {
 	case pool == nil || !pool.known || pool.Deleting:
 		c.emit(ClaimRefused{Token: ev.Token, Why: NoPool})
-		return
 	case c.pressure || len(c.outbox.pending) >= maxPendingFacts:
 		c.emit(ClaimRefused{Token: ev.Token, Why: Overloaded})
-		return
-	case pool.queue.Len() == 0 && c.routers.members.Quarantine(c.now.Boot) > ev.Wait:
-		c.emit(ClaimRefused{Token: ev.Token, Why: Quarantined, Wait: c.routers.members.Quarantine(c.now.Boot)})
-		return
-	case pool.queue.Len() == 0 && (pool.callers >= c.cfg.MaxWaiting || pool.hopeless() || ev.Wait <= 0):
+	case pool.queue.Len() == 0 && quarantine > ev.Wait:
+		c.emit(ClaimRefused{Token: ev.Token, Why: Quarantined, Wait: quarantine})
+	case pool.queue.Len() == 0 && (pool.line.Callers() >= c.cfg.MaxWaiting || pool.hopeless() || ev.Wait <= 0):
 		c.emit(ClaimRefused{Token: ev.Token, Why: PoolEmpty, Counts: pool.counts()})
-		return
+	default:
+		c.claims.Add(pool.line, caller, ev.Binding.claimKey(), ev.Binding.RequestHash, claimState{
+			pool: pool, binding: ev.Binding, lifetime: ev.Lifetime, idle: ev.IdleTimeout, minBytes: ev.MinBytes,
+		})
+		pool.touch()
 	}
-	c.claimNumber++
-	cl := &claim{
-		number: c.claimNumber, callers: []caller{{ev.Token, c.now.Boot + ev.Wait}}, pool: pool,
-		binding: ev.Binding, lifetime: ev.Lifetime, idle: ev.IdleTimeout, minBytes: ev.MinBytes,
-	}
-	c.claims[ev.Token] = cl
-	if cl.binding.IdempotencyKey != "" {
-		c.keys[cl.binding.claimKey()] = &keyed{hash: cl.binding.RequestHash, claim: cl}
-	}
-	pool.line(cl)
 }
 
 // claimAgain answers a claim whose idempotency key was used before.
-func (c *Core) claimAgain(ev Claim, k *keyed) {
-	switch sb := k.sandbox; {
-	case k.hash != ev.Binding.RequestHash:
+func (c *Core) claimAgain(ev Claim, caller claims.Caller, k *claims.Holder[claimState]) {
+	switch sb := c.sandboxes.byID[k.Sandbox]; {
+	case k.Hash != ev.Binding.RequestHash:
 		c.emit(ClaimRefused{Token: ev.Token, Why: KeyReused})
-	case k.claim != nil:
+	case k.Claim != nil && k.Claim.Waits() && k.Claim.Request.pool.line.Callers() >= c.cfg.MaxWaiting:
+		c.emit(ClaimRefused{Token: ev.Token, Why: PoolEmpty, Counts: k.Claim.Request.pool.counts()})
+	case k.Claim != nil && !k.Claim.Waits() && k.Claim.Callers() >= c.cfg.MaxWaiting:
 		// Claims that have a pod are as many as pods at most. So only their callers are bounded.
-		pool := k.claim.pool
-		switch {
-		case k.claim.elem != nil && pool.callers >= c.cfg.MaxWaiting:
-			c.emit(ClaimRefused{Token: ev.Token, Why: PoolEmpty, Counts: pool.counts()})
-			return
-		case k.claim.elem == nil && len(k.claim.callers) >= c.cfg.MaxWaiting:
-			c.emit(ClaimRefused{Token: ev.Token, Why: Overloaded})
-			return
-		}
-		k.claim.callers = append(k.claim.callers, caller{ev.Token, c.now.Boot + ev.Wait})
-		c.claims[ev.Token] = k.claim
-		if k.claim.elem != nil {
-			pool.callers++
-		}
-	case sb.Phase == Running:
-		c.emit(Claimed{Token: ev.Token, Sandbox: sb.Sandbox})
-	case sb.Phase == Starting && c.closing:
-		c.emit(Claimed{Token: ev.Token, Sandbox: sb.Sandbox})
-	case (sb.Phase == Starting || sb.Phase == Releasing) && len(sb.callers) >= c.cfg.MaxWaiting:
 		c.emit(ClaimRefused{Token: ev.Token, Why: Overloaded})
-	case sb.Phase == Starting || sb.Phase == Releasing: // wait until its start or release is durable
-		sb.callers = append(sb.callers, caller{ev.Token, c.now.Boot + ev.Wait})
-		c.starting[sb] = struct{}{}
-	default:
+	case k.Claim != nil:
+		c.claims.Join(k.Claim, caller)
+	case sb.Phase == Running || sb.Phase == Starting && c.closing:
+		c.emit(Claimed{Token: ev.Token, Sandbox: sb.Sandbox})
+	case sb.Phase == Released || sb.Phase == Ended:
 		c.emit(ClaimRefused{Token: ev.Token, Why: KeyEnded, Sandbox: sb.Sandbox})
+	case c.claims.CountAwaiting(sb.ID) >= c.cfg.MaxWaiting:
+		c.emit(ClaimRefused{Token: ev.Token, Why: Overloaded})
+	default: // wait until its start or release is durable
+		c.claims.Await(sb.ID, caller)
 	}
-}
-
-// hopeless reports whether no pod of the pool will become warm, unless a release makes room.
-func (pool *pool) hopeless() bool {
-	return pool.spec().Wanted(pool.sum(podClaiming)+pool.sum(podClaimed)) == 0 && pool.sum(podPending) == 0 && len(pool.creating) == 0 && pool.queue.Len() == 0
 }
 
 // serve gives warm pods to the claims that wait, in the order in which they came.
 func (c *Core) serve(pool *pool) {
-	for !c.recovering && pool.waiting.Len() > 0 {
-		cl := pool.waiting.Front().Value.(*claim)
+	for cl := pool.line.First(); cl != nil; cl = pool.line.First() {
 		switch key, ok := pool.queue.Next(); {
 		case ok:
-			pool.unline(cl)
 			c.bind(cl, c.pods[key])
 		case c.closing:
 			c.refuse(cl, Ending)
@@ -135,155 +88,82 @@ func (c *Core) serve(pool *pool) {
 
 // bind gives a pod to a claim under an ID that was never used, and journals it.
 func (c *Core) bind(cl *claim, p *pod) {
+	req := &cl.Request
+	cl.Bind()
 	p.pool.queue.Passed(p.seen.Key)
 	p.enter(podClaiming, c.now.Boot)
-	cl.binding.ID, cl.binding.ClaimedAt = c.cfg.NewID(), c.now.Wall
-	if cl.lifetime > 0 {
-		cl.binding.EndAt = c.now.Wall.Add(cl.lifetime)
+	req.binding.ID, req.binding.ClaimedAt = c.cfg.NewID(), c.now.Wall
+	if req.lifetime > 0 {
+		req.binding.EndAt = c.now.Wall.Add(req.lifetime)
 	}
 	pool := p.pool
-	cl.binding.IdleTimeout, cl.binding.MinBytes = pool.IdleTimeout, pool.MinBytes
-	if cl.idle != nil {
-		cl.binding.IdleTimeout = *cl.idle
+	req.binding.IdleTimeout, req.binding.MinBytes = pool.IdleTimeout, pool.MinBytes
+	if req.idle != nil {
+		req.binding.IdleTimeout = *req.idle
 	}
-	if cl.minBytes != nil {
-		cl.binding.MinBytes = *cl.minBytes
+	if req.minBytes != nil {
+		req.binding.MinBytes = *req.minBytes
 	}
-	cl.binding.LifetimeEnd, cl.binding.StartBy = time.Time{}, time.Time{}
+	req.binding.LifetimeEnd, req.binding.StartBy = time.Time{}, time.Time{}
 	if pool.MaxLifetime > 0 {
-		cl.binding.LifetimeEnd = c.now.Wall.Add(pool.MaxLifetime)
+		req.binding.LifetimeEnd = c.now.Wall.Add(pool.MaxLifetime)
 	}
 	if pool.PostStart && pool.StartupTimeout > 0 {
-		cl.binding.StartBy = c.now.Wall.Add(pool.StartupTimeout)
+		req.binding.StartBy = c.now.Wall.Add(pool.StartupTimeout)
 	}
 	sb := &Sandbox{
-		Binding: cl.binding, Pool: p.pool.Key, Pod: p.seen.Key, IP: p.seen.IP,
+		Binding: req.binding, Pool: p.pool.Key, Pod: p.seen.Key, IP: p.seen.IP,
 		DefaultPort: p.pool.DefaultPort, Ports: p.pool.Ports, Restarts: p.seen.Restarts, Phase: Running,
 	}
 	if p.pool.PostStart {
 		sb.Phase = Starting
 	}
-	p.claim, cl.pod = cl, p
-	cl.fact = c.outbox.commit(Fact{Sandbox: sb}, true, func(f Fact, _ time.Duration) { c.claimed(cl, f) })
+	p.claim, req.pod = cl, p
+	req.fact = c.outbox.commit(Fact{Sandbox: sb}, true, func(f Fact, _ time.Duration) { c.claimed(cl, f) })
 }
 
-// takeBack withdraws a binding that was not handed to a Write. The claim returns to its place in
-// the line.
-func (cl *claim) takeBack() {
-	cl.callOff()
-	cl.pool.line(cl)
+// callOff takes the claim off a pod, before it was handed to a Write. takeBack also returns it to its
+// place in the line.
+func (p *pod) callOff() (cl *claim) {
+	cl = p.claim
+	cl.Request.fact.withdrawn = true
+	p.claim, cl.Request.pod, cl.Request.fact = nil, nil, nil
+	return cl
 }
 
-// callOff takes a claim off its pod, before it was handed to a Write.
-func (cl *claim) callOff() {
-	cl.fact.withdrawn = true
-	cl.pod.claim = nil
-	cl.pod, cl.fact = nil, nil
-}
-
-// line puts a claim into the line of its pool, ordered by arrival. unline takes it out.
-func (pool *pool) line(cl *claim) {
-	pool.touch()
-	pool.callers += len(cl.callers)
-	if last := pool.waiting.Back(); last == nil || last.Value.(*claim).number < cl.number {
-		cl.elem = pool.waiting.PushBack(cl)
-		return
-	}
-	at := pool.waiting.Front()
-	for at.Value.(*claim).number < cl.number {
-		at = at.Next()
-	}
-	cl.elem = pool.waiting.InsertBefore(cl, at)
-}
-
-func (pool *pool) unline(cl *claim) {
-	pool.waiting.Remove(cl.elem)
-	cl.elem = nil
-	pool.callers -= len(cl.callers)
+func (p *pod) takeBack() {
+	p.callOff().Return()
+	p.pool.touch()
 }
 
 func (c *Core) claimAbandoned(token uint64) {
-	if cl := c.claims[token]; cl != nil {
-		delete(c.claims, token)
-		cl.callers = slices.DeleteFunc(cl.callers, func(x caller) bool { return x.token == token })
-		if cl.elem != nil {
-			cl.pool.callers--
-		}
-		switch {
-		case len(cl.callers) > 0:
-		case cl.elem != nil: // it waits
-			cl.pool.unline(cl)
-			c.dropClaim(cl)
-		case !cl.fact.handed:
-			p := cl.pod
-			cl.callOff()
-			c.dropClaim(cl)
-			p.enter(podPending, c.now.Boot)
-			c.consider(p) // back to its place in the queue
-		}
-		return // a claim that was handed to a Write goes on
-	}
-	for sb := range c.starting {
-		n := len(sb.callers)
-		sb.callers = slices.DeleteFunc(sb.callers, func(x caller) bool { return x.token == token })
-		if len(sb.callers) == n {
-			continue
-		}
-		if len(sb.callers) == 0 {
-			delete(c.starting, sb)
-			if sb.IdempotencyKey == "" && sb.Phase == Starting {
-				c.startRelease(sb, ReasonAbandoned)
-			}
-		}
-		return
+	cl, id := c.claims.Abandon(token)
+	switch sb := c.sandboxes.byID[id]; {
+	case cl != nil && cl.Waits():
+		c.claims.Drop(cl)
+	case cl != nil && !cl.Request.fact.handed: // a claim that was handed to a Write goes on
+		p := cl.Request.pod
+		c.claims.Drop(p.callOff())
+		p.enter(podPending, c.now.Boot)
+		c.consider(p) // back to its place in the queue
+	case sb != nil && sb.IdempotencyKey == "" && sb.Phase == Starting:
+		c.startRelease(sb, ReasonAbandoned)
 	}
 }
 
-// dropClaim forgets a claim that got no sandbox.
-func (c *Core) dropClaim(cl *claim) {
-	for _, x := range cl.callers {
-		delete(c.claims, x.token)
-	}
-	if cl.binding.IdempotencyKey != "" {
-		delete(c.keys, cl.binding.claimKey())
-	}
-}
-
-// refuse answers all callers of a claim that waits.
+// refuse answers all callers of a claim.
 func (c *Core) refuse(cl *claim, why Refusal) {
-	cl.pool.unline(cl)
-	for _, x := range cl.callers {
-		c.emit(ClaimRefused{Token: x.token, Why: why, Counts: cl.pool.counts()})
-	}
-	c.dropClaim(cl)
-}
-
-// expireWaiting refuses the callers whose wait is over.
-func (c *Core) expireWaiting(pool *pool) {
-	for e := pool.waiting.Front(); e != nil; {
-		cl := e.Value.(*claim)
-		e = e.Next()
-		late := func(x caller) bool { return c.now.Boot >= x.deadline }
-		if !slices.ContainsFunc(cl.callers, func(x caller) bool { return !late(x) }) {
-			c.refuse(cl, PoolEmpty)
-			continue
-		}
-		cl.callers = slices.DeleteFunc(cl.callers, func(x caller) bool {
-			if late(x) {
-				delete(c.claims, x.token)
-				pool.callers--
-				c.emit(ClaimRefused{Token: x.token, Why: PoolEmpty, Counts: pool.counts()})
-			}
-			return late(x)
-		})
+	for _, x := range c.claims.Drop(cl) {
+		c.emit(ClaimRefused{Token: x.Token, Why: why, Counts: cl.Request.pool.counts()})
 	}
 }
 
 // claimed acts on a committed claim.
 func (c *Core) claimed(cl *claim, f Fact) {
-	sb := &sandbox{Sandbox: *f.Sandbox}
-	if cl.pool.known {
-		sb.takePorts(cl.pool) // they may have changed while the claim was written
+	sb, pool := &sandbox{Sandbox: *f.Sandbox}, cl.Request.pool
+	cl.Request.pod, cl.Request.fact = nil, nil
+	if pool.known {
+		sb.takePorts(pool) // they may have changed while the claim was written
 	}
 	c.sandboxes.add(sb)
 	c.addRoutes(sb)
@@ -304,35 +184,24 @@ func (c *Core) claimed(cl *claim, f Fact) {
 		// is written only with its release.
 		sb.IdempotencyKey = ""
 		c.lost(sb, reason)
-		cl.pod, cl.fact = nil, nil
-		if len(cl.callers) == 0 {
-			c.dropClaim(cl)
-			return
-		}
-		cl.pool.line(cl)
-		if pool := cl.pool; !pool.known || pool.Deleting {
+		switch {
+		case cl.Callers() == 0:
+			c.claims.Drop(cl)
+		case !pool.known || pool.Deleting:
 			c.refuse(cl, NoPool)
+		default:
+			cl.Return()
+			pool.touch()
 		}
 		return
 	}
-	for _, x := range cl.callers {
-		delete(c.claims, x.token)
-	}
-	sb.callers = cl.callers
-	keyed := sb.IdempotencyKey != ""
-	abandoned := len(sb.callers) == 0 && !keyed
-	if keyed {
-		k := c.keys[sb.claimKey()]
-		k.claim, k.sandbox = nil, sb
-	}
+	abandoned := cl.Callers() == 0 && sb.IdempotencyKey == ""
+	c.claims.Grant(cl, sb.ID)
 	c.emit(LabelPod{Pod: sb.Pod, Pool: sb.Pool.Name, ID: sb.ID})
 	if sb.Phase == Starting {
 		c.emit(WriteObject{Sandbox: sb.Sandbox})
 		if c.closing {
-			c.answerCallers(sb, Claimed{Sandbox: sb.Sandbox})
-		}
-		if len(sb.callers) > 0 {
-			c.starting[sb] = struct{}{}
+			c.answerCallers(sb, claims.All)
 		}
 		if !abandoned {
 			c.emit(StartSandbox{sb.Sandbox})
@@ -351,22 +220,24 @@ func (c *Core) running(sb *sandbox) {
 	c.emit(WriteObject{Sandbox: sb.Sandbox})
 	c.routers.sendRoute(sb)
 	c.emit(SandboxReady{sb.Sandbox})
-	c.answerCallers(sb, Claimed{Sandbox: sb.Sandbox})
+	c.answerCallers(sb, claims.All)
 }
 
-func (c *Core) answerCallers(sb *sandbox, with Effect) {
-	for _, x := range sb.callers {
-		switch e := with.(type) {
-		case Claimed:
-			e.Token = x.token
-			c.emit(e)
-		case ClaimRefused:
-			e.Token = x.token
-			c.emit(e)
+// answerCallers answers the callers of a sandbox whose wait is over by a time.
+func (c *Core) answerCallers(sb *sandbox, by time.Duration) {
+	for _, x := range c.claims.Answer(sb.ID, by) {
+		c.emit(Claimed{Token: x.Token, Sandbox: sb.Sandbox})
+	}
+}
+
+// answerStarting answers the callers whose wait is over by a time with a sandbox that is still
+// starting.
+func (c *Core) answerStarting(by time.Duration) {
+	for _, id := range c.claims.Awaited() {
+		if sb := c.sandboxes.byID[id]; sb.Phase == Starting {
+			c.answerCallers(sb, by)
 		}
 	}
-	sb.callers = nil
-	delete(c.starting, sb)
 }
 
 // close ends all waits, because this leader is about to end.
@@ -375,32 +246,7 @@ func (c *Core) close() {
 	for _, pool := range c.pools.byKey {
 		pool.touch()
 	}
-	for _, sb := range c.sortedStarting() {
-		if sb.Phase == Starting {
-			c.answerCallers(sb, Claimed{Sandbox: sb.Sandbox})
-		}
-	}
-}
-
-// answerStarting answers the callers whose wait is over with a sandbox that is still starting.
-func (c *Core) answerStarting() {
-	for _, sb := range c.sortedStarting() {
-		sb.callers = slices.DeleteFunc(sb.callers, func(x caller) bool {
-			if c.now.Boot < x.deadline || sb.Phase != Starting {
-				return false
-			}
-			c.emit(Claimed{Token: x.token, Sandbox: sb.Sandbox})
-			return true
-		})
-		if len(sb.callers) == 0 {
-			delete(c.starting, sb)
-		}
-	}
-}
-
-// sortedStarting lists the starting sandboxes that have callers, by ID.
-func (c *Core) sortedStarting() []*sandbox {
-	return slices.SortedFunc(maps.Keys(c.starting), func(a, b *sandbox) int { return strings.Compare(a.ID, b.ID) })
+	c.answerStarting(claims.All)
 }
 
 // startDone acts on the outcome of the postStart hook.
@@ -428,34 +274,4 @@ func (c *Core) ready(sb *sandbox, f Fact) {
 	}
 	sb.Phase = Running
 	c.running(sb)
-}
-
-// keyEnds begins the time for which the idempotency key of an ended sandbox still holds.
-func (c *Core) keyEnds(sb *sandbox) {
-	if sb.IdempotencyKey != "" && sb.keyElem == nil {
-		sb.keyElem = c.keysEnded.PushBack(sb)
-	}
-}
-
-// forgetKeys drops the idempotency keys whose time is over.
-func (c *Core) forgetKeys() {
-	for e := c.keysEnded.Front(); e != nil; e = c.keysEnded.Front() {
-		sb := e.Value.(*sandbox)
-		if c.now.Boot-sb.endedAt < c.cfg.KeepKeys {
-			return
-		}
-		c.dropKey(sb)
-	}
-}
-
-func (c *Core) dropKey(sb *sandbox) {
-	if sb.keyElem == nil {
-		return
-	}
-	c.keysEnded.Remove(sb.keyElem)
-	sb.keyElem = nil
-	if k := c.keys[sb.claimKey()]; k != nil && k.sandbox == sb {
-		delete(c.keys, sb.claimKey())
-	}
-	c.letGo(sb)
 }

@@ -417,7 +417,12 @@ func TestClaimWhosePodGoesKeepsItsPlaceAndGetsAnotherOneUnderANewID(t *testing.T
 					one[Write](s)
 				}
 				s.step(Claim{Token: 1, Pool: poolA, Wait: wait, Binding: Binding{IdempotencyKey: "k"}})
-				first := s.core.claims[1].binding.ID
+				first := ""
+				for _, p := range s.core.pods {
+					if p.claim != nil {
+						first = p.claim.Request.binding.ID
+					}
+				}
 				s.step(Claim{Token: 2, Pool: poolA, Wait: wait}) // waits behind
 				s.step(cause)
 				none[Claimed](s)

@@ -1,11 +1,11 @@
 package core
 
 import (
-	"container/list"
 	"errors"
 	"fmt"
 	"time"
 
+	"github.com/berth-sandbox/berth/allocator/core/claims"
 	"github.com/berth-sandbox/berth/allocator/core/deadline"
 	"github.com/berth-sandbox/berth/allocator/core/fence"
 	"github.com/berth-sandbox/berth/allocator/core/idle"
@@ -73,11 +73,7 @@ type Core struct {
 	fences      *fence.Ledger
 	idle        *idle.Ledger // of the running sandboxes and of those that were running until their release
 	routers     *routers
-	claims      map[uint64]*claim // by token
-	keys        map[claimKey]*keyed
-	keysEnded   *list.List            // of *sandbox with a key, in the order they were released
-	starting    map[*sandbox]struct{} // those with callers
-	claimNumber uint64
+	claims      *claims.Ledger[claimState]
 }
 
 // New returns a Core without state. Recover gives it the state that exists.
@@ -122,7 +118,7 @@ func New(cfg Config, now Instant) (*Core, error) {
 		pools: poolTable{byKey: map[PoolKey]*pool{}}, pods: map[PodKey]*pod{}, nodes: nodeTable{},
 		retirements: map[PodKey]*retirement{}, taints: taint.New[PodKey](), sandboxes: newSandboxTable(),
 		deadlines: deadline.New(), fences: fence.New(cfg.ConnectWindow), idle: idle.New(cfg.ConnectWindow, cfg.DryRun),
-		claims: map[uint64]*claim{}, keys: map[claimKey]*keyed{}, keysEnded: list.New(), starting: map[*sandbox]struct{}{},
+		claims: claims.New[claimState](),
 	}
 	c.routers = &routers{
 		step: st, cfg: &c.cfg, outbox: c.outbox, sandboxes: c.sandboxes, fences: c.fences, idle: c.idle,
@@ -139,10 +135,7 @@ func (c *Core) Step(now Instant, ev Event) []Effect {
 	case PoolSeen:
 		c.poolSeen(ev.Pool)
 	case PoolGone:
-		if pool := c.pools.byKey[ev.Key]; pool != nil {
-			pool.known, pool.Deleting = false, true
-			pool.touch()
-		}
+		c.pools.gone(ev.Key)
 	case PodSeen:
 		c.podSeen(ev.Pod)
 	case PodGone:
@@ -243,11 +236,15 @@ func (c *Core) tick() {
 	c.routers.tick()
 	c.advanceFences()
 	for _, pool := range c.pools.sorted() {
-		c.expireWaiting(pool)
+		for _, x := range c.claims.Expire(pool.line, c.now.Boot) {
+			c.emit(ClaimRefused{Token: x.Token, Why: PoolEmpty, Counts: pool.counts()})
+		}
 		pool.retry(c.now.Boot)
 	}
 	c.retireOrphans()
-	c.answerStarting()
-	c.forgetKeys()
+	c.answerStarting(c.now.Boot)
+	for _, id := range c.claims.DropKeys(c.now.Boot - c.cfg.KeepKeys) {
+		c.letGo(c.sandboxes.byID[id])
+	}
 	c.forgetEnded()
 }

@@ -8,6 +8,7 @@
 // what can be decided without the rest. A ledger is keyed by IDs, has its own package comment
 // and model test, and imports nothing of Core.
 //
+//	core/claims     the claims without an answer, their callers, and the idempotency keys
 //	core/fence      what the release of a sandbox waits for
 //	core/member     the sessions of routers: which may serve routes, and how far each has come
 //	core/taint      the addresses that stale routes may still reach, and the pods that were there
@@ -19,7 +20,7 @@
 //
 //	core.go         Config, Core, Step, Tick
 //	recovery.go     what a new leader learns from the journal, the objects and the pods
-//	claims.go       claims, their idempotency keys, and the pods that they get
+//	claims.go       claims, tied to pods, sandboxes and callers
 //	sandboxes.go    the life of a sandbox, from running to ended
 //	lifetime.go     end times and keep-alives
 //	idle.go         the release of idle sandboxes, tied to streams and objects

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/berth-sandbox/berth/allocator/core/claims"
 	"github.com/berth-sandbox/berth/allocator/core/taint"
 )
 
@@ -130,13 +131,13 @@ func (w *world) checkUnderWay() {
 		w.t.Fatalf("%d facts wait, though the writer is free", len(o.pending))
 	}
 	for token, c := range w.claims {
-		if w.core.claims[token] == nil && !w.core.waitsForStart(token) && !c.abandoned {
+		if !w.core.claims.Has(token) && !c.abandoned {
 			w.t.Fatalf("claim %d has no answer and is not under way", token)
 		}
 	}
 	for _, p := range w.core.pools.byKey {
-		if p.waiting.Len() > 0 && (p.queue.Len() > 0 || w.core.closing) {
-			w.t.Fatalf("%d claims wait while %d pods are warm", p.waiting.Len(), p.queue.Len())
+		if n := p.line.Callers(); n > 0 && (p.queue.Len() > 0 || w.core.closing) {
+			w.t.Fatalf("%d callers wait while %d pods are warm", n, p.queue.Len())
 		}
 	}
 	for token, id := range w.releases {
@@ -144,15 +145,6 @@ func (w *world) checkUnderWay() {
 			w.t.Fatalf("release %d of %s has no answer and does not wait for one", token, id)
 		}
 	}
-}
-
-func (c *Core) waitsForStart(token uint64) bool {
-	for s := range c.starting {
-		if slices.ContainsFunc(s.callers, func(x caller) bool { return x.token == token }) {
-			return true
-		}
-	}
-	return false
 }
 
 // checkSettled settles every pool again. It demands that this has no effect, because a step ends
@@ -177,7 +169,7 @@ func checkTables(t interface{ Fatalf(string, ...any) }, c *Core) {
 		}
 	}
 	var located []*taint.Pod[PodKey]
-	waiting := map[*claim]bool{}
+	var lines []*claims.Line[claimState]
 	for key, p := range c.pools.byKey {
 		if p.Key != key {
 			t.Fatalf("pool %v is kept as %v", p.Key, key)
@@ -220,7 +212,7 @@ func checkTables(t interface{ Fatalf(string, ...any) }, c *Core) {
 			if (q.claim != nil) != (q.phase == podClaiming) {
 				t.Fatalf("pod %s has a claim: %v, phase %d", q.seen.Key.Name, q.claim != nil, q.phase)
 			}
-			if q.claim != nil && (q.claim.pod != q || q.claim.elem != nil || !q.claim.fact.handed && !q.usable()) {
+			if q.claim != nil && (q.claim.Request.pod != q || q.claim.Waits() || !q.claim.Request.fact.handed && !q.usable()) {
 				t.Fatalf("pod %s is given to a claim that does not have it: %+v", q.seen.Key.Name, q.claim)
 			}
 			if held := q.phase == podClaimed || q.phase == podReleased; held && q.sandbox == nil {
@@ -239,32 +231,7 @@ func checkTables(t interface{ Fatalf(string, ...any) }, c *Core) {
 		if err := p.queue.Check(); err != nil {
 			t.Fatalf("pool %s: %v", key.Name, err)
 		}
-		last, callers := uint64(0), 0
-		for e := p.waiting.Front(); e != nil; e = e.Next() {
-			cl := e.Value.(*claim)
-			waiting[cl] = true
-			callers += len(cl.callers)
-			if cl.elem != e || cl.pod != nil || cl.number <= last || len(cl.callers) == 0 {
-				t.Fatalf("pool %s: claim %+v waits after %d", key.Name, cl, last)
-			}
-			last = cl.number
-		}
-		if callers != p.callers {
-			t.Fatalf("pool %s: %d callers wait, counted %d", key.Name, callers, p.callers)
-		}
-	}
-	for token, cl := range c.claims {
-		if !slices.ContainsFunc(cl.callers, func(x caller) bool { return x.token == token }) || waiting[cl] == (cl.pod != nil) {
-			t.Fatalf("claim %d: %+v, waits: %v", token, cl, waiting[cl])
-		}
-	}
-	for key, k := range c.keys {
-		if (k.claim != nil) == (k.sandbox != nil) {
-			t.Fatalf("key %v stands for %+v", key, k)
-		}
-		if s := k.sandbox; s != nil && (c.sandboxes.byID[s.ID] != s || s.claimKey() != key || (s.keyElem != nil) != (s.Phase == Released || s.Phase == Ended)) {
-			t.Fatalf("key %v stands for %+v", key, s)
-		}
+		lines = append(lines, p.line)
 	}
 	all := 0
 	for _, p := range c.pools.byKey {
@@ -293,6 +260,9 @@ func checkTables(t interface{ Fatalf(string, ...any) }, c *Core) {
 		q := c.pods[s.Pod]
 		if s.ID != id {
 			t.Fatalf("%s is kept as %s", s.ID, id)
+		}
+		if k := c.claims.Of(s.claimKey()); k != nil && k.Sandbox == id && c.claims.Keeps(id) != (s.Phase == Released || s.Phase == Ended) {
+			t.Fatalf("the key of %s is kept: %v, in phase %d", id, c.claims.Keeps(id), s.Phase)
 		}
 		if s.Phase != Ended && q != nil && q.sandbox != s {
 			t.Fatalf("%s is in phase %d, but its pod does not hold it", id, s.Phase)
@@ -338,7 +308,7 @@ func checkTables(t interface{ Fatalf(string, ...any) }, c *Core) {
 	if ended != c.sandboxes.ended.Len() || deadlines != c.deadlines.Len() {
 		t.Fatalf("%d ended and %d deadlines, kept are %d and %d", ended, deadlines, c.sandboxes.ended.Len(), c.deadlines.Len())
 	}
-	for _, err := range []error{c.fences.Check(), c.routers.members.Check(), c.deadlines.Check(), c.idle.Check(), c.taints.Check(located)} {
+	for _, err := range []error{c.fences.Check(), c.routers.members.Check(), c.deadlines.Check(), c.idle.Check(), c.taints.Check(located), c.claims.Check(lines)} {
 		if err != nil {
 			t.Fatalf("%v", err)
 		}

@@ -32,7 +32,7 @@ func (c *Core) objectSeen(ev ObjectSeen) {
 // letGo removes the object of an ended sandbox that a user has deleted, when its idempotency key
 // holds no longer. For a sandbox without a key the write of its end does that.
 func (c *Core) letGo(sb *sandbox) {
-	if sb.deleting && sb.Phase == Ended && !sb.objectRevision.Less(sb.Revision) && sb.IdempotencyKey != "" && sb.keyElem == nil {
+	if sb.deleting && sb.Phase == Ended && !sb.objectRevision.Less(sb.Revision) && sb.IdempotencyKey != "" && !c.claims.Keeps(sb.ID) {
 		sb.dropped = true
 		c.emit(DeleteObject{Pool: sb.Pool, ID: sb.ID})
 	}
@@ -44,7 +44,7 @@ func (c *Core) objectGone(id string) {
 	switch {
 	case sb == nil:
 		return
-	case sb.Phase == Ended && sb.keyElem == nil:
+	case sb.Phase == Ended && !c.claims.Keeps(sb.ID):
 		sb.dropped = true
 		return
 	}
@@ -59,7 +59,7 @@ func (c *Core) objectGone(id string) {
 // holds, and those with a pending write, which would bring the object back.
 func (c *Core) forgetEnded() {
 	for _, sb := range c.sandboxes.forget(c.cfg.KeepEnded, c.now.Boot-c.cfg.KeepEndedFor, func(sb *sandbox) bool {
-		return sb.objectRevision.Less(sb.Revision) || sb.keyElem != nil
+		return sb.objectRevision.Less(sb.Revision) || c.claims.Keeps(sb.ID)
 	}) {
 		c.fences.Forget(sb.ID)
 		c.emit(DeleteObject{Pool: sb.Pool, ID: sb.ID})

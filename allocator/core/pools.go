@@ -2,12 +2,12 @@ package core
 
 import (
 	"cmp"
-	"container/list"
 	"maps"
 	"slices"
 	"strings"
 	"time"
 
+	"github.com/berth-sandbox/berth/allocator/core/claims"
 	"github.com/berth-sandbox/berth/allocator/core/warm"
 )
 
@@ -33,8 +33,7 @@ type pool struct {
 	drained  bool     // PoolDrained was emitted
 	pods     map[*pod]struct{}
 	queue    *warm.Queue[PodKey]
-	waiting  *list.List // of *claim without a pod, in the order they came
-	callers  int        // of those claims: claims with one idempotency key have several
+	line     *claims.Line[claimState] // the claims without a pod
 	creating map[string]struct{}
 	// again are the names of pods whose creation failed. They are used before new names, so that
 	// a pod that was created although the call failed is not created twice.
@@ -53,7 +52,7 @@ func (pool *pool) counts() Counts {
 		Warm:      pool.sum(podWarm),
 		Claimed:   pool.sum(podClaiming) + pool.sum(podClaimed),
 		Releasing: pool.sum(podReleased) + pool.sum(podDeleting),
-		Waiting:   pool.callers,
+		Waiting:   pool.line.Callers(),
 	}
 }
 
@@ -112,11 +111,19 @@ func (pool *pool) count(p *pod, d int) {
 func (t *poolTable) of(key PoolKey) *pool {
 	if t.byKey[key] == nil {
 		t.byKey[key] = &pool{
-			Pool: Pool{Key: key}, pods: map[*pod]struct{}{}, queue: warm.NewQueue[PodKey](), waiting: list.New(),
+			Pool: Pool{Key: key}, pods: map[*pod]struct{}{}, queue: warm.NewQueue[PodKey](), line: claims.NewLine[claimState](),
 			creating: map[string]struct{}{}, list: &t.unsettled,
 		}
 	}
 	return t.byKey[key]
+}
+
+// gone notes that the object of a pool does not exist any more.
+func (t *poolTable) gone(key PoolKey) {
+	if pool := t.byKey[key]; pool != nil {
+		pool.known, pool.Deleting = false, true
+		pool.touch()
+	}
 }
 
 // sorted lists the pools by namespace and name.
@@ -223,6 +230,11 @@ func (pool *pool) toRetire(plan warm.Plan, pods map[PodKey]*pod) (chosen []*pod)
 	return slices.Concat(chosen, outdated[:plan.OutdatedWarm], current[len(current)-plan.Warm:])
 }
 
+// hopeless reports whether no pod of the pool will become warm, unless a release makes room.
+func (pool *pool) hopeless() bool {
+	return pool.spec().Wanted(pool.sum(podClaiming)+pool.sum(podClaimed)) == 0 && pool.sum(podPending) == 0 && len(pool.creating) == 0 && pool.queue.Len() == 0
+}
+
 // nextName returns the name of a pod to be created. Names whose creation failed come first. It is
 // empty after a name collision; the next settling tries another suffix.
 func (pool *pool) nextName(suffix func() string) string {
@@ -250,8 +262,8 @@ func (pool *pool) sorted(phases ...podPhase) []*pod {
 
 // drain refuses the claims, releases the sandboxes and retires the pods of a pool that is deleted.
 func (c *Core) drain(pool *pool) {
-	for pool.waiting.Len() > 0 {
-		c.refuse(pool.waiting.Front().Value.(*claim), NoPool)
+	for cl := pool.line.First(); cl != nil; cl = pool.line.First() {
+		c.refuse(cl, NoPool)
 	}
 	if pool.sum(podPending)+pool.sum(podWarm)+pool.sum(podClaimed) > 0 {
 		for _, p := range pool.sorted(podPending, podWarm, podClaimed) {

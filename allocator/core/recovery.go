@@ -154,13 +154,11 @@ func (c *Core) recoverSandbox(sb *sandbox) {
 	if sb.Phase != Ended {
 		c.addRoutes(sb)
 	}
-	if sb.IdempotencyKey != "" {
-		c.keys[sb.claimKey()] = &keyed{hash: sb.RequestHash, sandbox: sb}
-	}
+	c.claims.Recover(sb.claimKey(), sb.RequestHash, sb.ID)
 	switch sb.Phase {
 	case Released, Ended:
 		sb.endedAt = c.now.Boot - c.now.Wall.Sub(sb.EndedAt)
-		c.keyEnds(sb)
+		c.claims.Keep(sb.claimKey(), sb.ID, sb.endedAt)
 		if sb.Phase == Ended {
 			c.sandboxes.end(sb)
 		}

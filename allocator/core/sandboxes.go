@@ -5,6 +5,8 @@ import (
 	"net/netip"
 	"slices"
 	"time"
+
+	"github.com/berth-sandbox/berth/allocator/core/claims"
 )
 
 type sandbox struct {
@@ -30,13 +32,11 @@ type sandbox struct {
 	// deleting: a user has deleted the object. A finalizer keeps it while its idempotency key
 	// holds. dropped: it was deleted, and must not be written again.
 	deleting, dropped bool
-	callers           []caller // of Claim, until it runs
 	waiters           []waiter // callers of Release
 	// conflicts are the pods and addresses that conflicting records name for it. None of these
 	// pods serves it. Its fence covers all of them, because routes are keyed by sandbox ID.
 	conflicts []conflict
 	elem      *list.Element // in sandboxTable.ended
-	keyElem   *list.Element // in Core.keysEnded
 }
 
 // conflict is a pod that one record names for a sandbox while another record names another pod.
@@ -121,12 +121,14 @@ func (c *Core) released(sb *sandbox, f Fact, at time.Duration) {
 	}
 	c.emit(WriteObject{Sandbox: sb.Sandbox})
 	c.emit(SandboxReleased{sb.Sandbox})
-	c.keyEnds(sb)
+	c.claims.Keep(sb.claimKey(), sb.ID, sb.endedAt)
 	why := StartFailed
 	if sb.ran {
 		why = KeyEnded
 	}
-	c.answerCallers(sb, ClaimRefused{Why: why, Sandbox: sb.Sandbox})
+	for _, x := range c.claims.Answer(sb.ID, claims.All) {
+		c.emit(ClaimRefused{Token: x.Token, Why: why, Sandbox: sb.Sandbox})
+	}
 	sb.durableAt = at
 	c.startFence(sb)
 }
