@@ -42,7 +42,7 @@ func (s *sim) trouble() Trouble {
 	return counts.Trouble
 }
 
-func TestPodsThatEndEarlyAreReplacedMoreAndMorePatiently(t *testing.T) {
+func TestPauseGrowsWhilePodsEndEarly(t *testing.T) {
 	for name, c := range map[string]struct {
 		lives func(*Pod)
 		after time.Duration
@@ -114,7 +114,7 @@ func TestAnotherTemplateIsTriedAtOnce(t *testing.T) {
 	}
 }
 
-func TestSinglePodsThatEndDoNotHoldUpTheirPool(t *testing.T) {
+func TestSinglePodsThatEndCauseNoPause(t *testing.T) {
 	s := newSim(t)
 	s.recover([]Pool{specA(3)}, []Pod{warmPod("a-91"), warmPod("a-92"), with(warmPod("a-93"), unready)})
 	s.step(PodSeen{with(warmPod("a-93"), finished)})
@@ -151,7 +151,7 @@ func TestPodsAlreadyReplacedAreNotHeldUpAgain(t *testing.T) {
 	}
 }
 
-func TestSandboxesThatEndSoonDoNotHoldUpTheirPool(t *testing.T) {
+func TestSandboxesThatEndSoonCauseNoPause(t *testing.T) {
 	s := newSim(t)
 	s.recover([]Pool{specA(1)}, nil)
 	s.step(PodSeen{warmPod(one[CreatePod](s).Name)})
@@ -169,7 +169,7 @@ func TestSandboxesThatEndSoonDoNotHoldUpTheirPool(t *testing.T) {
 	}
 }
 
-func TestPodsDeletedByOthersCountOnlyBeforeTheyWereReady(t *testing.T) {
+func TestDeletedPodsCountAsEarlyBeforeReady(t *testing.T) {
 	deleted := func(p *Pod) { p.Deleting = true }
 	for name, tt := range map[string]struct {
 		was  func(*Pod)

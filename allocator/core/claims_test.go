@@ -1,15 +1,12 @@
 package core
 
 import (
-	"fmt"
 	"net/netip"
 	"slices"
 	"strconv"
 	"testing"
 	"time"
 )
-
-// ---- claims
 
 // Invariant: I9
 func TestClaimIsAnsweredOnlyOnceItIsDurable(t *testing.T) {
@@ -46,7 +43,7 @@ func TestClaimIsAnsweredOnlyOnceItIsDurable(t *testing.T) {
 }
 
 // What comes while a write is under way goes together into the next one.
-func TestClaimsThatWaitForTheWriterAreWrittenTogether(t *testing.T) {
+func TestClaimsThatAwaitTheWriterAreWrittenTogether(t *testing.T) {
 	s := newSim(t)
 	var pods []Pod
 	for n := range 9 {
@@ -75,7 +72,7 @@ func TestClaimsThatWaitForTheWriterAreWrittenTogether(t *testing.T) {
 	}
 }
 
-func TestFactsThatNobodyWaitsForAreKeptBackForOthers(t *testing.T) {
+func TestFactsWithoutCallersAreHeldBack(t *testing.T) {
 	s := newSim(t)
 	s.cfg.Linger = 25 * time.Millisecond
 	s.restart()
@@ -96,7 +93,7 @@ func TestFactsThatNobodyWaitsForAreKeptBackForOthers(t *testing.T) {
 	}
 }
 
-func TestPodsAreHandedOutOnceOldestFirstAndFromOneNodeAfterTheOther(t *testing.T) {
+func TestPodsAreHandedOutByNodeAndAge(t *testing.T) {
 	s := newSim(t)
 	at := func(name, node string) Pod { return with(warmPod(name), func(p *Pod) { p.Node = node }) }
 	s.recoverState(State{
@@ -152,7 +149,7 @@ func TestPodsThatCannotServeAreNotHandedOut(t *testing.T) {
 	}
 }
 
-func TestPodsOfANodeThatIsCordonedAreReplacedAndComeBackWithIt(t *testing.T) {
+func TestPodsOfCordonedNodeAreReplacedAndReturn(t *testing.T) {
 	s := newSim(t)
 	s.recover([]Pool{specA(2)}, []Pod{warmPod("a-1"), warmPod("a-2")})
 	s.step(NodeSeen{Name: "n1"})
@@ -177,7 +174,7 @@ func TestPodsOfANodeThatIsCordonedAreReplacedAndComeBackWithIt(t *testing.T) {
 	}
 }
 
-func TestClaimOfAPoolThatIsNotThereIsRefused(t *testing.T) {
+func TestClaimOfUnknownPoolIsRefused(t *testing.T) {
 	s := newSim(t)
 	s.recover([]Pool{changed(specA(1), func(p *Pool) { p.Deleting = true })}, []Pod{warmPod("a-1")})
 	for _, p := range []PoolKey{poolA, {"ns", "other"}} {
@@ -193,10 +190,8 @@ func changed(p Pool, change func(*Pool)) Pool {
 	return p
 }
 
-// ---- claims that wait
-
 // Invariant: P3
-func TestClaimsWaitForPodsInTheOrderInWhichTheyCame(t *testing.T) {
+func TestClaimsAreServedInOrderOfArrival(t *testing.T) {
 	s := newSim(t)
 	s.recover([]Pool{specA(3)}, nil)
 	for token := range uint64(3) {
@@ -304,7 +299,7 @@ func TestCallersThatShareAStartingSandboxAreBounded(t *testing.T) {
 	}
 }
 
-func TestThoseWhoWaitAreToldWhenThePoolGoes(t *testing.T) {
+func TestWaitingClaimsAreRefusedWhenPoolGoes(t *testing.T) {
 	s := newSim(t)
 	s.recover([]Pool{specA(1)}, nil)
 	s.step(Claim{Token: 1, Pool: poolA, Wait: wait})
@@ -314,7 +309,7 @@ func TestThoseWhoWaitAreToldWhenThePoolGoes(t *testing.T) {
 	}
 }
 
-func TestNotifyThatAPodIsAvailableWakesThoseWhoWait(t *testing.T) {
+func TestAvailablePodServesAWaitingClaim(t *testing.T) {
 	s := newSim(t)
 	s.recover([]Pool{specA(1)}, nil)
 	s.step(IdleAvailable{poolA})
@@ -347,7 +342,7 @@ func TestAClaimChoosesWhatCountsAsItsActivity(t *testing.T) {
 	}
 }
 
-func TestNobodyWaitsForALeaderThatIsAboutToEnd(t *testing.T) {
+func TestClosingLeaderAnswersEveryCaller(t *testing.T) {
 	s := newSim(t)
 	s.recover([]Pool{specA(2)}, nil)
 	s.step(Claim{Token: 1, Pool: poolA, Wait: wait})
@@ -392,402 +387,4 @@ func TestNewClaimsAreRefusedUnderPressure(t *testing.T) {
 	}
 	s.step(Pressure{})
 	s.claim()
-}
-
-// ---- claims whose pod goes
-
-// Invariant: P3
-func TestClaimWhosePodGoesKeepsItsPlaceAndGetsAnotherOneUnderANewID(t *testing.T) {
-	for _, handed := range []bool{false, true} {
-		for name, cause := range map[string]Event{
-			"gone":     PodGone{key("a-1")},
-			"deleted":  PodSeen{with(warmPod("a-1"), func(p *Pod) { p.Deleting = true })},
-			"finished": PodSeen{with(warmPod("a-1"), func(p *Pod) { p.Finished = true })},
-			"moved":    PodSeen{with(warmPod("a-1"), func(p *Pod) { p.IP = netip.MustParseAddr("10.9.9.9") })},
-		} {
-			if !handed && name == "moved" {
-				continue // it is given to the claim at its new address
-			}
-			t.Run(fmt.Sprintf("%s, handed to the writer: %v", name, handed), func(t *testing.T) {
-				s := newSim(t)
-				s.recover([]Pool{specA(2)}, []Pod{warmPod("a-1")})
-				s.slow = true
-				if !handed { // the writer is busy with something else
-					s.step(PodSeen{with(warmPod("a-7"), func(p *Pod) { p.Finished = true })})
-					one[Write](s)
-				}
-				s.step(Claim{Token: 1, Pool: poolA, Wait: wait, Binding: Binding{IdempotencyKey: "k"}})
-				first := ""
-				for _, p := range s.core.pods {
-					if p.claim != nil {
-						first = p.claim.Request.binding.ID
-					}
-				}
-				s.step(Claim{Token: 2, Pool: poolA, Wait: wait}) // waits behind
-				s.step(cause)
-				none[Claimed](s)
-				s.written()
-				none[Claimed](s)
-				s.step(PodSeen{warmPod("a-2")})
-				for range 3 {
-					if len(of[Claimed](s.effects)) == 0 {
-						s.written()
-					}
-				}
-				c := one[Claimed](s)
-				if c.Token != 1 || c.Sandbox.Pod != key("a-2") || c.Sandbox.ID == first {
-					t.Errorf("answer %+v after %s", c, first)
-				}
-				sb, known := s.core.View().Sandbox(first)
-				if known != handed || known && sb.Phase == Running {
-					t.Errorf("the first one is %+v", sb)
-				}
-				s.slow = false
-				s.written()
-				s.step(Claim{Token: 3, Pool: poolA, Binding: Binding{IdempotencyKey: "k"}})
-				if again := one[Claimed](s); again.Sandbox.ID != c.Sandbox.ID {
-					t.Errorf("the key stands for %s", again.Sandbox.ID)
-				}
-			})
-		}
-	}
-}
-
-// Invariant: I7
-func TestPodsOfOneNameAreToldApartByUID(t *testing.T) {
-	s := newSim(t)
-	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})
-	s.slow = true
-	s.step(Claim{Token: 1, Pool: poolA})
-	namesake := PodKey{"ns", "a-1", "uid-of-an-earlier-one"}
-	s.step(PodGone{namesake})
-	if len(s.effects) > 0 {
-		t.Fatalf("unexpected %+v", s.effects)
-	}
-	s.written()
-	one[Claimed](s)
-	s.step(PodGone{namesake})
-	none[Write](s)
-}
-
-// Whatever becomes of a pod while a claim is written to it, the sandbox that
-// became durable is answered or released.
-func TestClaimWhosePodLosesItsAddressIsNotHeldByNobody(t *testing.T) {
-	s := newSim(t)
-	s.recover([]Pool{specA(2)}, []Pod{warmPod("a-1"), warmPod("a-2")})
-	s.slow = true
-	s.step(Claim{Token: 1, Pool: poolA, Wait: wait})
-	first := s.given()
-	s.step(PodSeen{with(warmPod(first.Pod.Name), func(p *Pod) { p.IP, p.Ready, p.Version = netip.Addr{}, false, "2" })})
-	s.written()
-	s.slow = false
-	s.writeAll()
-	if c := one[Claimed](s); c.Sandbox.ID == first.ID {
-		t.Fatalf("answered with %s, whose pod has no address", first.ID)
-	}
-	s.step(PodSeen{with(warmPod(first.Pod.Name), func(p *Pod) { p.Version = "3" })}) // it has it again
-	if held, _ := s.core.View().Sandbox(first.ID); held.Phase == Running {
-		t.Errorf("nobody was told of %s, and it runs: %+v", held.ID, s.core.pools.byKey[poolA].counts())
-	}
-}
-
-// ---- callers who go
-
-// Invariant: P3
-func TestAbandonedClaimThatWasNotHandedToTheWriterGivesItsPodBackToItsPlace(t *testing.T) {
-	s := newSim(t)
-	s.recover([]Pool{specA(3)}, []Pod{warmPod("a-1"), warmPod("a-2"), warmPod("a-3")})
-	s.slow = true
-	s.step(Claim{Token: 1, Pool: poolA}) // a-1, keeps the writer busy
-	s.step(Claim{Token: 2, Pool: poolA, Binding: Binding{IdempotencyKey: "k"}})
-	s.step(ClaimAbandoned{Token: 2})
-	s.step(Claim{Token: 3, Pool: poolA})
-	s.written()
-	if given := s.given(); given.Pod != key("a-2") {
-		t.Errorf("written %+v, expected the oldest that is left", given)
-	}
-	s.written()
-	one[Claimed](s)
-	s.slow = false
-	s.step(Claim{Token: 4, Pool: poolA, Binding: Binding{IdempotencyKey: "k", RequestHash: [32]byte{1}}})
-	one[Claimed](s) // the key stands for nothing
-}
-
-func TestAbandonedClaimThatWasHandedToTheWriterIsReleasedOnceItIsWritten(t *testing.T) {
-	s := newSim(t)
-	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})
-	s.slow = true
-	s.step(Claim{Token: 1, Pool: poolA})
-	given := s.given()
-	s.step(ClaimAbandoned{Token: 1})
-	s.written()
-	none[Claimed](s)
-	if f := s.given(); f.ID != given.ID || f.Reason != ReasonAbandoned {
-		t.Errorf("written %+v", f)
-	}
-}
-
-func TestAbandonedClaimWithAnIdempotencyKeyIsKeptForTheRetry(t *testing.T) {
-	s := newSim(t)
-	s.recover([]Pool{specA(2)}, []Pod{warmPod("a-1"), warmPod("a-2")})
-	s.slow = true
-	keyed := Claim{Token: 1, Pool: poolA, Binding: Binding{Team: "t", IdempotencyKey: "k"}}
-	s.step(keyed)
-	given := s.given()
-	s.step(ClaimAbandoned{Token: 1})
-	s.written()
-	none[Claimed](s)
-	none[Write](s)
-	keyed.Token = 2
-	s.step(keyed)
-	if c := one[Claimed](s); c.Token != 2 || c.Sandbox.ID != given.ID {
-		t.Errorf("answer %+v", c)
-	}
-}
-
-// ---- idempotency
-
-// Invariant: P3
-func TestClaimsWithOneIdempotencyKeyAreOne(t *testing.T) {
-	s := newSim(t)
-	s.recover([]Pool{specA(3)}, []Pod{warmPod("a-1"), warmPod("a-2"), warmPod("a-3")})
-	s.slow = true
-	keyed := func(token uint64, team string, body byte) Claim {
-		return Claim{Token: token, Pool: poolA, Wait: wait, Binding: Binding{Team: team, IdempotencyKey: "k", RequestHash: [32]byte{body}}}
-	}
-	s.step(keyed(1, "t", 1))
-	s.step(keyed(2, "t", 1)) // joins it
-	s.step(keyed(3, "t", 2)) // another body
-	if r := one[ClaimRefused](s); r.Token != 3 || r.Why != KeyReused {
-		t.Errorf("refused %+v", r)
-	}
-	s.step(keyed(4, "other", 2)) // another team's key
-	s.written()
-	answers := of[Claimed](s.effects)
-	if len(answers) != 2 || answers[0].Token != 1 || answers[1].Token != 2 || answers[0].Sandbox.ID != answers[1].Sandbox.ID {
-		t.Fatalf("answers %+v", answers)
-	}
-	id := answers[0].Sandbox.ID
-	s.slow = false
-	s.written()
-	if c := one[Claimed](s); c.Token != 4 || c.Sandbox.ID == id {
-		t.Errorf("the other team got %+v", c)
-	}
-
-	s.step(keyed(5, "t", 1))
-	if c := one[Claimed](s); c.Sandbox.ID != id {
-		t.Errorf("a later retry got %+v", c)
-	}
-	s.step(keyed(6, "t", 2))
-	one[ClaimRefused](s)
-	s.release(id)
-	s.pass(10*time.Minute - time.Second)
-	s.step(keyed(7, "t", 1))
-	if r := one[ClaimRefused](s); r.Why != KeyEnded || r.Sandbox.ID != id {
-		t.Errorf("refused %+v", r)
-	}
-	s.pass(time.Second)
-	s.step(keyed(8, "t", 2))
-	if c := one[Claimed](s); c.Sandbox.ID == id {
-		t.Errorf("answer %+v", c)
-	}
-}
-
-func TestEachCallerOfAnIdempotencyKeyWaitsForAsLongAsItSays(t *testing.T) {
-	s := newSim(t)
-	s.recover([]Pool{specA(1)}, nil)
-	keyed := Claim{Token: 1, Pool: poolA, Wait: wait, Binding: Binding{Team: "t", IdempotencyKey: "k"}}
-	s.step(keyed)
-	keyed.Token, keyed.Wait = 2, 3*wait
-	s.step(keyed)
-	keyed.Token, keyed.Wait = 3, wait/2
-	s.step(keyed)
-	s.pass(wait / 2)
-	if r := one[ClaimRefused](s); r.Token != 3 || r.Why != PoolEmpty {
-		t.Errorf("refused %+v", r)
-	}
-	s.pass(wait / 2)
-	if r := one[ClaimRefused](s); r.Token != 1 || r.Why != PoolEmpty {
-		t.Errorf("refused %+v", r)
-	}
-	s.step(PodSeen{warmPod("a-1")})
-	if c := one[Claimed](s); c.Token != 2 {
-		t.Errorf("answer %+v", c)
-	}
-}
-
-// Invariant: P3
-func TestIdempotencyKeyHoldsUnderTheNextLeader(t *testing.T) {
-	for _, object := range []bool{false, true} {
-		s := newSimAt(t, 2, start)
-		running, ended := on("a-1", "x"), released("a-2", "y")
-		running.Sandbox.Team, running.Sandbox.IdempotencyKey, running.Sandbox.RequestHash = "t", "k1", [32]byte{1}
-		ended.Sandbox.Team, ended.Sandbox.IdempotencyKey = "t", "k2"
-		st := State{Pools: []Pool{specA(1)}, Nodes: []string{"n1"}, Pods: []Pod{warmPod("a-1"), warmPod("a-3")}}
-		if object {
-			st.Objects = []Sandbox{*running.Sandbox, *ended.Sandbox}
-		} else {
-			st.Facts = []Fact{running, ended}
-		}
-		s.recoverState(st)
-		s.step(Claim{Token: 1, Pool: poolA, Binding: Binding{Team: "t", IdempotencyKey: "k1", RequestHash: [32]byte{1}}})
-		if c := one[Claimed](s); c.Sandbox.ID != "x" {
-			t.Errorf("answer %+v", c)
-		}
-		s.step(Claim{Token: 2, Pool: poolA, Binding: Binding{Team: "t", IdempotencyKey: "k1", RequestHash: [32]byte{2}}})
-		if r := one[ClaimRefused](s); r.Why != KeyReused {
-			t.Errorf("refused %+v", r)
-		}
-		s.step(Claim{Token: 3, Pool: poolA, Binding: Binding{Team: "t", IdempotencyKey: "k2"}})
-		if r := one[ClaimRefused](s); r.Why != KeyEnded || r.Sandbox.ID != "y" {
-			t.Errorf("refused %+v", r)
-		}
-		s.pass(9 * time.Minute) // it was released a minute before this term
-		s.step(Claim{Token: 4, Pool: poolA, Binding: Binding{Team: "t", IdempotencyKey: "k2"}})
-		one[Claimed](s)
-	}
-}
-
-// ---- the pool's hook
-
-func startingSim(t *testing.T) (*sim, Sandbox) {
-	s := newSim(t)
-	s.recover([]Pool{changed(specA(2), func(p *Pool) { p.PostStart = true })}, []Pod{warmPod("a-1"), warmPod("a-2")})
-	s.join("r", 1)
-	s.step(Claim{Token: 1, Pool: poolA, Wait: wait, Binding: Binding{IdempotencyKey: "k"}})
-	none[Claimed](s)
-	none[SandboxReady](s)
-	none[SendRoute](s)
-	return s, one[StartSandbox](s).Sandbox
-}
-
-func TestSandboxIsStartingUntilItsPoolsHookHasAnswered(t *testing.T) {
-	s, sb := startingSim(t)
-	if r := one[WriteObject](s); r.Sandbox.Phase != Starting {
-		t.Errorf("recorded %+v", r)
-	}
-	s.step(Resolve{Session: "r", Stream: 1, ID: sb.ID})
-	if r := one[SendResolved](s); !r.Starting || r.Gone || r.Sandbox != nil {
-		t.Errorf("resolved %+v", r)
-	}
-	s.slow = true
-	s.step(Started{ID: sb.ID, OK: true})
-	none[Claimed](s)
-	s.step(Started{ID: sb.ID, OK: true})
-	s.slow = false
-	s.written()
-	if c := one[Claimed](s); c.Sandbox.ID != sb.ID || c.Sandbox.Phase != Running {
-		t.Errorf("answer %+v", c)
-	}
-	one[SandboxReady](s)
-	one[SendRoute](s)
-	if r := one[WriteObject](s); r.Sandbox.Phase != Running || !sb.Revision.Less(r.Sandbox.Revision) {
-		t.Errorf("recorded %+v", r)
-	}
-}
-
-func TestCallerThatHasWaitedLongEnoughIsAnsweredWithASandboxThatIsStarting(t *testing.T) {
-	s, sb := startingSim(t)
-	s.step(Claim{Token: 2, Pool: poolA, Wait: 20 * time.Second, Binding: Binding{IdempotencyKey: "k"}})
-	s.pass(wait)
-	if c := one[Claimed](s); c.Token != 1 || c.Sandbox.ID != sb.ID || c.Sandbox.Phase != Starting {
-		t.Errorf("answer %+v", c)
-	}
-	s.step(Started{ID: sb.ID, OK: true})
-	if c := one[Claimed](s); c.Token != 2 || c.Sandbox.Phase != Running {
-		t.Errorf("answer %+v", c)
-	}
-	one[SandboxReady](s)
-}
-
-func TestSandboxWhoseHookFailsIsReleased(t *testing.T) {
-	s, sb := startingSim(t)
-	s.step(Started{ID: sb.ID})
-	if r := one[ClaimRefused](s); r.Token != 1 || r.Why != StartFailed || r.Sandbox.ID != sb.ID {
-		t.Errorf("refused %+v", r)
-	}
-	if r := one[SandboxReleased](s); r.Sandbox.Reason != ReasonStartFailed {
-		t.Errorf("released %+v", r)
-	}
-	none[SandboxReady](s)
-}
-
-func TestSandboxThatIsReleasedWhileItsStartIsWrittenStaysReleased(t *testing.T) {
-	s, sb := startingSim(t)
-	s.slow = true
-	s.step(Started{ID: sb.ID, OK: true})
-	s.step(Release{Token: 9, ID: sb.ID, Reason: ReasonKilled})
-	s.written()
-	none[SandboxReady](s)
-	none[SendRoute](s)
-	s.written()
-	if r := one[SandboxReleased](s); r.Sandbox.Phase != Released {
-		t.Errorf("released %+v", r)
-	}
-	if got, _ := s.core.View().Sandbox(sb.ID); got.Phase != Released {
-		t.Errorf("it is %+v", got)
-	}
-}
-
-func TestCallersOfASandboxThatIsStartingMayGo(t *testing.T) {
-	s := newSim(t)
-	s.recover([]Pool{changed(specA(2), func(p *Pool) { p.PostStart = true })}, []Pod{warmPod("a-1"), warmPod("a-2")})
-	s.step(Claim{Token: 1, Pool: poolA, Wait: wait, Binding: Binding{IdempotencyKey: "k"}})
-	s.step(ClaimAbandoned{Token: 1})
-	none[SandboxReleased](s) // the retry must find it
-	s.step(Claim{Token: 2, Pool: poolA, Wait: wait})
-	s.step(ClaimAbandoned{Token: 2})
-	if r := one[SandboxReleased](s); r.Sandbox.Reason != ReasonAbandoned {
-		t.Errorf("released %+v", r)
-	}
-}
-
-func TestNextLeaderCallsTheHookOfASandboxThatIsStartingAgain(t *testing.T) {
-	s := newSimAt(t, 2, start)
-	f := on("a-1", "x")
-	f.Sandbox.Phase = Starting
-	s.recover([]Pool{specA(0)}, []Pod{warmPod("a-1")}, f)
-	if e := one[StartSandbox](s); e.Sandbox.ID != "x" {
-		t.Errorf("starts %+v", e)
-	}
-	s.step(Started{ID: "x", OK: true})
-	one[SandboxReady](s)
-}
-
-// ---- keys
-
-func TestKeyIsSaidToHaveEndedOnlyWhenTheReleaseIsDurable(t *testing.T) {
-	s := newSim(t)
-	s.recover([]Pool{specA(2)}, []Pod{warmPod("a-1"), warmPod("a-2")})
-	b := Binding{Team: "t", IdempotencyKey: "k"}
-	s.step(Claim{Token: 1, Pool: poolA, Binding: b, Wait: wait})
-	id := one[Claimed](s).Sandbox.ID
-	s.slow = true
-	s.step(Release{ID: id, Reason: ReasonKilled})
-	s.step(Claim{Token: 2, Pool: poolA, Binding: b, Wait: wait})
-	none[ClaimRefused](s)
-	s.pass(2 * wait)
-	none[Claimed](s)
-	none[ClaimRefused](s)
-	s.written()
-	if r := one[ClaimRefused](s); r.Token != 2 || r.Why != KeyEnded || r.Sandbox.Reason != ReasonKilled {
-		t.Errorf("refused %+v", r)
-	}
-}
-
-// A claim that moves on to another pod takes its key with it: the object of the
-// sandbox that it leaves behind, which is written once and then changed in its
-// status only, must not have it.
-func TestKeyOfAClaimThatMovedOnIsInNoObjectOfTheFirstPod(t *testing.T) {
-	s := newSim(t)
-	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})
-	s.slow = true
-	s.step(Claim{Token: 1, Pool: poolA, Binding: Binding{Team: "t", IdempotencyKey: "k"}, Wait: wait})
-	s.step(PodGone{key("a-1")})
-	s.written()
-	none[WriteObject](s)
-	s.written() // its release
-	if r := one[WriteObject](s); r.Sandbox.Phase != Released || r.Sandbox.IdempotencyKey != "" {
-		t.Errorf("recorded %+v", r)
-	}
 }

@@ -254,7 +254,7 @@ func TestNewRefusesAConfigThatCannotWork(t *testing.T) {
 }
 
 // Whatever fails can then be done again. What a snapshot holds is in no order: it is a set.
-func TestTheSameEventsDoTheSameInTheSameOrder(t *testing.T) {
+func TestSameEventsHaveTheSameEffects(t *testing.T) {
 	const many = 8
 	history := func() (all []Effect) {
 		s := newSimAt(t, 2, start)

@@ -147,29 +147,41 @@ func (w *world) checkUnderWay() {
 	}
 }
 
-// checkSettled settles every pool again. It demands that this has no effect, because a step ends
-// when its pools are settled.
-func checkSettled(t interface{ Fatalf(string, ...any) }, c *Core) {
+type fataler interface{ Fatalf(string, ...any) }
+
+// checkSettled settles the fences and every pool again. It demands that this has no effect, because a
+// step ends when they are settled.
+func checkSettled(t fataler, c *Core) {
 	facts := len(c.outbox.pending)
 	for _, p := range c.pools.byKey {
 		p.touch()
 	}
+	c.advanceFences()
 	c.settlePools()
+	c.routers.sendReleases()
 	if len(c.out) > 0 || len(c.outbox.pending) > facts {
 		t.Fatalf("settling again has the effects %+v and %d facts", c.out, len(c.outbox.pending)-facts)
 	}
 }
 
 // checkTables counts again what the core keeps count of.
-func checkTables(t interface{ Fatalf(string, ...any) }, c *Core) {
+func checkTables(t fataler, c *Core) {
 	checkSettled(t, c)
-	for _, s := range c.sandboxes.byID {
-		if routed := s.Phase != Ended && !c.fences.Complete(s.ID); routed != c.taints.Routed(s.ID) {
-			t.Fatalf("%s has routes: %v, in phase %d", s.ID, c.taints.Routed(s.ID), s.Phase)
+	located, lines := checkPools(t, c)
+	checkSandboxes(t, c)
+	for _, err := range []error{
+		c.fences.Check(), c.routers.members.Check(), c.deadlines.Check(), c.idle.Check(), c.taints.Check(located), c.claims.Check(lines),
+	} {
+		if err != nil {
+			t.Fatalf("%v", err)
 		}
 	}
-	var located []*taint.Pod[PodKey]
-	var lines []*claims.Line[claimState]
+	checkFences(t, c)
+	checkStatus(t, c)
+}
+
+func checkPools(t fataler, c *Core) (located []*taint.Pod[PodKey], lines []*claims.Line[claimState]) {
+	all := 0
 	for key, p := range c.pools.byKey {
 		if p.Key != key {
 			t.Fatalf("pool %v is kept as %v", p.Key, key)
@@ -183,47 +195,9 @@ func checkTables(t interface{ Fatalf(string, ...any) }, c *Core) {
 			if q.stranded() {
 				stranded = 1
 			}
-			if q.away && q.node.usable {
-				t.Fatalf("pod %s is away from a node that is usable", q.seen.Key.Name)
-			}
 			n[q.phase][outdated][stranded]++
 			located = append(located, q.addr)
-			if q.addr.HasAddress() != q.seen.IP.IsValid() || q.addr.IP() != q.seen.IP || q.tainted != q.addr.Tainted() {
-				t.Fatalf("pod %s was seen at %v, and is tainted: %v; kept is %+v", q.seen.Key.Name, q.seen.IP, q.tainted, q.addr)
-			}
-			if q.phase == podWarm && !q.usable() {
-				t.Fatalf("pod %s is warm and cannot be used", q.seen.Key.Name)
-			}
-			if q.phase == podPending && q.tainted && !q.addr.AddressTainted() {
-				t.Fatalf("pod %s is tainted at an address that is not, and is not deleted", q.seen.Key.Name)
-			}
-			if c.pods[q.seen.Key] != q || q.pool != p {
-				t.Fatalf("pool %s holds a pod %s that is not its own", key.Name, q.seen.Key.Name)
-			}
-			if c.nodes[q.seen.Node] != q.node || q.node.name != q.seen.Node {
-				t.Fatalf("pod %s is kept with node %q, it is on %q", q.seen.Key.Name, q.node.name, q.seen.Node)
-			}
-			if withheld := p.known && p.Refused && !p.Deleting; withheld && (q.phase == podPending || q.phase == podWarm && !q.outdated) {
-				t.Fatalf("pod %s is kept in phase %d, outdated %v, though the template is refused", q.seen.Key.Name, q.phase, q.outdated)
-			}
-			if p.queue.Has(q.seen.Key) != (q.phase == podWarm) {
-				t.Fatalf("pod %s is in the queue: %v, phase %d", q.seen.Key.Name, p.queue.Has(q.seen.Key), q.phase)
-			}
-			if (q.claim != nil) != (q.phase == podClaiming) {
-				t.Fatalf("pod %s has a claim: %v, phase %d", q.seen.Key.Name, q.claim != nil, q.phase)
-			}
-			if q.claim != nil && (q.claim.Request.pod != q || q.claim.Waits() || !q.claim.Request.fact.handed && !q.usable()) {
-				t.Fatalf("pod %s is given to a claim that does not have it: %+v", q.seen.Key.Name, q.claim)
-			}
-			if held := q.phase == podClaimed || q.phase == podReleased; held && q.sandbox == nil {
-				t.Fatalf("pod %s holds no sandbox, phase %d", q.seen.Key.Name, q.phase)
-			}
-			if s := q.sandbox; s != nil && (s.Pod != q.seen.Key || c.sandboxes.byID[s.ID] != s) {
-				t.Fatalf("pod %s holds %s, which is on %s", q.seen.Key.Name, s.ID, s.Pod.Name)
-			}
-			if q.phase == podWarm && (q.sandbox != nil || !q.usable() || q.seen.Used) {
-				t.Fatalf("pod %s is warm: %+v", q.seen.Key.Name, q.seen)
-			}
+			checkPod(t, c, p, q)
 		}
 		if n != p.n || p.queue.Len() != p.sum(podWarm) {
 			t.Fatalf("pool %s counts %v, queue %d; there are %v", key.Name, p.n, p.queue.Len(), n)
@@ -232,94 +206,130 @@ func checkTables(t interface{ Fatalf(string, ...any) }, c *Core) {
 			t.Fatalf("pool %s: %v", key.Name, err)
 		}
 		lines = append(lines, p.line)
-	}
-	all := 0
-	for _, p := range c.pools.byKey {
 		all += len(p.pods)
 	}
 	if all != len(c.pods) {
 		t.Fatalf("%d pods, %d in pools", len(c.pods), all)
 	}
+	return located, lines
+}
+
+func checkPod(t fataler, c *Core, p *pool, q *pod) {
+	if q.away && q.node.usable {
+		t.Fatalf("pod %s is away from a node that is usable", q.seen.Key.Name)
+	}
+	if q.addr.HasAddress() != q.seen.IP.IsValid() || q.addr.IP() != q.seen.IP || q.tainted != q.addr.Tainted() {
+		t.Fatalf("pod %s was seen at %v, and is tainted: %v; kept is %+v", q.seen.Key.Name, q.seen.IP, q.tainted, q.addr)
+	}
+	if q.phase == podPending && q.tainted && !q.addr.AddressTainted() {
+		t.Fatalf("pod %s is tainted at an address that is not, and is not deleted", q.seen.Key.Name)
+	}
+	if c.pods[q.seen.Key] != q || q.pool != p {
+		t.Fatalf("pool %s holds a pod %s that is not its own", p.Key.Name, q.seen.Key.Name)
+	}
+	if c.nodes[q.seen.Node] != q.node || q.node.name != q.seen.Node {
+		t.Fatalf("pod %s is kept with node %q, it is on %q", q.seen.Key.Name, q.node.name, q.seen.Node)
+	}
+	if withheld := p.known && p.Refused && !p.Deleting; withheld && (q.phase == podPending || q.phase == podWarm && !q.outdated) {
+		t.Fatalf("pod %s is kept in phase %d, outdated %v, though the template is refused", q.seen.Key.Name, q.phase, q.outdated)
+	}
+	if p.queue.Has(q.seen.Key) != (q.phase == podWarm) {
+		t.Fatalf("pod %s is in the queue: %v, phase %d", q.seen.Key.Name, p.queue.Has(q.seen.Key), q.phase)
+	}
+	if (q.claim != nil) != (q.phase == podClaiming) {
+		t.Fatalf("pod %s has a claim: %v, phase %d", q.seen.Key.Name, q.claim != nil, q.phase)
+	}
+	if q.claim != nil && (q.claim.Request.pod != q || q.claim.Waits() || !q.claim.Request.fact.handed && !q.usable()) {
+		t.Fatalf("pod %s is given to a claim that does not have it: %+v", q.seen.Key.Name, q.claim)
+	}
+	if held := q.phase == podClaimed || q.phase == podReleased; held && q.sandbox == nil {
+		t.Fatalf("pod %s holds no sandbox, phase %d", q.seen.Key.Name, q.phase)
+	}
+	if s := q.sandbox; s != nil && (s.Pod != q.seen.Key || c.sandboxes.byID[s.ID] != s) {
+		t.Fatalf("pod %s holds %s, which is on %s", q.seen.Key.Name, s.ID, s.Pod.Name)
+	}
+	if q.phase == podWarm && (q.sandbox != nil || !q.usable() || q.seen.Used) {
+		t.Fatalf("pod %s is warm: %+v", q.seen.Key.Name, q.seen)
+	}
+}
+
+func checkSandboxes(t fataler, c *Core) {
 	holds := map[PodKey]string{}
-	ended, deadlines := 0, 0
-	live := 0
-	for _, s := range c.sandboxes.byID {
-		if s.Phase != Released && s.Phase != Ended {
+	live, ended, deadlines := 0, 0, 0
+	for id, s := range c.sandboxes.byID {
+		if s.ID != id {
+			t.Fatalf("%s is kept as %s", s.ID, id)
+		}
+		if s.Phase < Released {
 			live++
 		}
-	}
-	if live != len(c.sandboxes.live) {
-		t.Fatalf("%d sandboxes are live, %d are listed", live, len(c.sandboxes.live))
+		if _, queued := c.deadlines.At(id); queued {
+			deadlines++
+		}
+		if s.Phase == Ended {
+			ended++
+		} else if holds[s.Pod] != "" {
+			t.Fatalf("pod %s holds %s and %s", s.Pod.Name, id, holds[s.Pod])
+		}
+		holds[s.Pod] = id
+		checkSandbox(t, c, s)
 	}
 	for i, s := range c.sandboxes.live {
 		if c.sandboxes.byID[s.ID] != s || i > 0 && byClaim(c.sandboxes.live[i-1], s.mark()) >= 0 {
 			t.Fatalf("live sandbox %s is not known, or not in its place", s.ID)
 		}
 	}
-	for id, s := range c.sandboxes.byID {
-		q := c.pods[s.Pod]
-		if s.ID != id {
-			t.Fatalf("%s is kept as %s", s.ID, id)
-		}
-		if k := c.claims.Of(s.claimKey()); k != nil && k.Sandbox == id && c.claims.Keeps(id) != (s.Phase == Released || s.Phase == Ended) {
-			t.Fatalf("the key of %s is kept: %v, in phase %d", id, c.claims.Keeps(id), s.Phase)
-		}
-		if s.Phase != Ended && q != nil && q.sandbox != s {
-			t.Fatalf("%s is in phase %d, but its pod does not hold it", id, s.Phase)
-		}
-		if q == nil && (s.Phase == Starting || s.Phase == Running || s.Phase == Released && c.fences.Complete(s.ID) && !c.taints.Blocked(s.ID)) {
-			t.Fatalf("%s is in phase %d, and its pod is gone", id, s.Phase)
-		}
-		if s.Phase != Ended && holds[s.Pod] != "" {
-			t.Fatalf("pod %s holds %s and %s", s.Pod.Name, id, holds[s.Pod])
-		}
-		holds[s.Pod] = id
-		switch s.Phase {
-		case Starting, Running, Releasing:
-			if q != nil && q.phase != podClaimed {
-				t.Fatalf("%s is in phase %d, its pod in %d", id, s.Phase, q.phase)
-			}
-		case Released:
-			if q != nil && q.phase != podReleased && q.phase != podDeleting {
-				t.Fatalf("%s is released, its pod in phase %d", id, q.phase)
-			}
-		case Ended:
-			ended++
-		}
-		deadline, queued := c.deadlines.At(id)
-		if queued {
-			deadlines++
-			if s.Phase != Starting && s.Phase != Running && s.Phase != Releasing {
-				t.Fatalf("%s still has a deadline in phase %d", id, s.Phase)
-			}
-		}
-		end, reason := s.ends()
-		if live := s.Phase == Running || s.Phase == Starting; reason != "" && live && (!queued || deadline > end) {
-			t.Fatalf("%s ends at %v (%s), and is looked at: %v, at %v", id, end, reason, queued, deadline)
-		}
-		use, known := c.idle.Use(id)
-		if known && s.Phase != Running && s.Phase != Releasing || !known && s.Phase == Running {
-			t.Fatalf("%s in phase %d, reaped: %v, has the activity %+v: %v", id, s.Phase, s.reaped, use, known)
-		}
-		if s.reaped && s.Phase < Releasing {
-			t.Fatalf("%s is released by a verdict, and in phase %d", id, s.Phase)
-		}
+	if live != len(c.sandboxes.live) || ended != c.sandboxes.ended.Len() || deadlines != c.deadlines.Len() {
+		t.Fatalf("%d live, %d ended and %d deadlines, kept are %d, %d and %d",
+			live, ended, deadlines, len(c.sandboxes.live), c.sandboxes.ended.Len(), c.deadlines.Len())
 	}
-	if ended != c.sandboxes.ended.Len() || deadlines != c.deadlines.Len() {
-		t.Fatalf("%d ended and %d deadlines, kept are %d and %d", ended, deadlines, c.sandboxes.ended.Len(), c.deadlines.Len())
+}
+
+func checkSandbox(t fataler, c *Core, s *sandbox) {
+	id, q := s.ID, c.pods[s.Pod]
+	if routed := s.Phase != Ended && !c.fences.Complete(id); routed != c.taints.Routed(id) {
+		t.Fatalf("%s has routes: %v, in phase %d", id, c.taints.Routed(id), s.Phase)
 	}
-	for _, err := range []error{c.fences.Check(), c.routers.members.Check(), c.deadlines.Check(), c.idle.Check(), c.taints.Check(located), c.claims.Check(lines)} {
-		if err != nil {
-			t.Fatalf("%v", err)
+	if k := c.claims.Of(s.claimKey()); k != nil && k.Sandbox == id && c.claims.Keeps(id) != (s.Phase == Released || s.Phase == Ended) {
+		t.Fatalf("the key of %s is kept: %v, in phase %d", id, c.claims.Keeps(id), s.Phase)
+	}
+	if s.Phase != Ended && q != nil && q.sandbox != s {
+		t.Fatalf("%s is in phase %d, but its pod does not hold it", id, s.Phase)
+	}
+	if q == nil && (s.Phase == Starting || s.Phase == Running || s.Phase == Released && c.fences.Complete(s.ID) && !c.taints.Blocked(s.ID)) {
+		t.Fatalf("%s is in phase %d, and its pod is gone", id, s.Phase)
+	}
+	switch s.Phase {
+	case Starting, Running, Releasing:
+		if q != nil && q.phase != podClaimed {
+			t.Fatalf("%s is in phase %d, its pod in %d", id, s.Phase, q.phase)
 		}
+	case Released:
+		if q != nil && q.phase != podReleased && q.phase != podDeleting {
+			t.Fatalf("%s is released, its pod in phase %d", id, q.phase)
+		}
+	case Ended:
 	}
-	checkFences(t, c)
-	checkStatus(t, c)
+	deadline, queued := c.deadlines.At(id)
+	if queued && s.Phase >= Released {
+		t.Fatalf("%s still has a deadline in phase %d", id, s.Phase)
+	}
+	end, reason := s.ends()
+	if live := s.Phase == Running || s.Phase == Starting; reason != "" && live && (!queued || deadline > end) {
+		t.Fatalf("%s ends at %v (%s), and is looked at: %v, at %v", id, end, reason, queued, deadline)
+	}
+	use, known := c.idle.Use(id)
+	if known && s.Phase != Running && s.Phase != Releasing || !known && s.Phase == Running {
+		t.Fatalf("%s in phase %d, reaped: %v, has the activity %+v: %v", id, s.Phase, s.reaped, use, known)
+	}
+	if s.reaped && s.Phase < Releasing {
+		t.Fatalf("%s is released by a verdict, and in phase %d", id, s.Phase)
+	}
 }
 
 // checkFences: every fence waits for sessions that exist. A connected router that a fence waits for
 // owes the acknowledgement of a message that it was sent.
-func checkFences(t interface{ Fatalf(string, ...any) }, c *Core) {
+func checkFences(t fataler, c *Core) {
 	for id := range c.fences.UnderWay() {
 		if c.sandboxes.byID[id] == nil {
 			t.Fatalf("the fence of %s is under way, which is not known", id)
@@ -338,7 +348,7 @@ func checkFences(t interface{ Fatalf(string, ...any) }, c *Core) {
 }
 
 // checkStatus compares what is shown of fences and sessions with the tables.
-func checkStatus(t interface{ Fatalf(string, ...any) }, c *Core) {
+func checkStatus(t fataler, c *Core) {
 	const most = 1 << 20
 	fences, others := c.View().Fences(most)
 	sessions, more := c.View().Sessions(most)

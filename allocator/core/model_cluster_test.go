@@ -423,3 +423,26 @@ func (w *world) watchNodes() {
 		w.step(ev)
 	}
 }
+
+// unused: it can be handed out, and never was.
+func unused(p *simPod) bool { return p.exists && p.Ready && !p.discarded && len(p.bound) == 0 }
+
+// tamper writes on the object of a sandbox that it is on another pod. A leader that begins
+// finds that out.
+func (w *world) tamper(id string, p *simPod) {
+	r := w.records[id]
+	r.Pod, r.IP = p.Key, p.IP
+	w.tampered[id] = true
+	w.log("  %s is said to be on %s", id, p.Key.Name)
+}
+
+// untamper takes back that a sandbox is said to be on a pod that another one was given
+// meanwhile: no leader begins with two sandboxes on record with one pod.
+func (w *world) untamper(id string) {
+	r := w.records[id]
+	for other, durable := range w.disk.sandboxes {
+		if w.tampered[id] && other != id && durable.Pod == r.Pod {
+			r.Pod, r.IP = w.disk.sandboxes[id].Pod, w.disk.sandboxes[id].IP
+		}
+	}
+}

@@ -5,6 +5,7 @@ import (
 	"flag"
 	"maps"
 	"slices"
+	"strconv"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -321,3 +322,51 @@ func pick[T any](w *world, all []*T, fits func(*T) bool) *T {
 }
 
 func sorted[K cmp.Ordered, V any](m map[K]V) []K { return slices.Sorted(maps.Keys(m)) }
+
+func (w *world) token() uint64 { w.tokens++; return uint64(w.tokens) }
+
+func (w *world) claim() {
+	token := w.token()
+	ev := Claim{Token: token, Pool: w.pools[w.draw(len(w.pools))].Key, Lifetime: time.Duration(w.draw(3)) * 30 * time.Second, Wait: time.Duration(w.draw(3)) * 10 * time.Second}
+	if w.draw(4) == 3 {
+		idle := []time.Duration{idleShort, 0}[w.draw(2)]
+		ev.IdleTimeout = &idle
+	}
+	if n := w.draw(4); n > 1 {
+		ev.Binding.IdempotencyKey = "k" + strconv.Itoa(n)
+		ev.Binding.RequestHash[0] = byte(w.draw(2))
+	}
+	w.claims[token] = &simClaim{}
+	w.step(ev)
+}
+
+func (w *world) abandon() {
+	if waiting := sorted(w.claims); len(waiting) > 0 {
+		token := waiting[w.draw(len(waiting))]
+		w.claims[token].abandoned = true
+		w.step(ClaimAbandoned{token})
+	}
+}
+
+func (w *world) anyID() string { return "id" + strconv.Itoa(1+w.draw(w.ids+1)) }
+
+func (w *world) release() {
+	id := w.anyID()
+	token := w.token()
+	w.releases[token], w.asked[id] = id, true
+	w.step(Release{Token: token, ID: id, Reason: ReasonKilled})
+}
+
+func (w *world) advance(d time.Duration) {
+	w.runFor(d)
+	w.step(Tick{})
+}
+
+// sleep lets time pass in which nobody does anything.
+func (w *world) sleep(d time.Duration) {
+	w.used(w.now.Boot + d)
+	w.now.Boot += d
+	w.now.Wall = w.now.Wall.Add(d)
+	w.pass(w.now.Boot)
+	w.passUses()
+}

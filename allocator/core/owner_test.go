@@ -9,7 +9,7 @@ import (
 func orphaned(p *Pod)    { p.Pool = "" }
 func mislabelled(p *Pod) { p.Mislabelled = true }
 
-func TestTakenLabelIsPutBackAndChangesNothingElse(t *testing.T) {
+func TestRemovedPoolLabelIsRestored(t *testing.T) {
 	s := newSim(t)
 	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1"), with(warmPod("a-2"), mislabelled)})
 	if l := one[LabelPod](s); l != (LabelPod{Pod: key("a-2"), Pool: "a", Restored: true}) {
@@ -35,7 +35,7 @@ func TestTakenLabelIsPutBackAndChangesNothingElse(t *testing.T) {
 	none[LabelPod](s) // it goes
 }
 
-func TestPodOfNoPoolIsIgnoredUnlessItIsOnRecord(t *testing.T) {
+func TestPodWithoutOwnerIsIgnoredUnlessOnRecord(t *testing.T) {
 	s := newSimAt(t, 2, start)
 	discarded := Fact{Revision: Revision{1, 9}, Retired: key("a-8")}
 	s.recover([]Pool{specA(1)}, []Pod{with(warmPod("foreign"), orphaned), with(warmPod("a-9"), orphaned), with(warmPod("a-8"), orphaned)}, on("a-9", "x"), discarded)

@@ -24,7 +24,7 @@ func ported(t *testing.T, s Sandbox, defaultPort uint16, ports ...uint16) {
 	}
 }
 
-func TestChangedPortsOfAPoolCountForItsSandboxesAndAreToldToEveryRouter(t *testing.T) {
+func TestChangedPortsReachSandboxesAndRouters(t *testing.T) {
 	s := newSim(t)
 	b := Pool{Key: PoolKey{"ns", "b"}, Template: "t1", DefaultPort: 1}
 	inB := with(warmPod("b-9"), func(p *Pod) { p.Pool = "b" })
@@ -98,14 +98,14 @@ func TestChangedPortsOfAPoolCountForItsSandboxesAndAreToldToEveryRouter(t *testi
 	}
 }
 
-func TestRecoveredSandboxHasThePortsThatItsPoolAsksForNow(t *testing.T) {
+func TestRecoveredSandboxHasCurrentPortsOfItsPool(t *testing.T) {
 	s := newSimAt(t, 2, start)
 	s.recover([]Pool{opens(specA(0), 443, 443, 8080)}, []Pod{warmPod("a-1")}, on("a-1", "x"))
 	s.step(SessionJoined{Session: "r", Stream: 1})
 	ported(t, one[SendSnapshot](s).Routes[0], 443, 443, 8080)
 }
 
-func TestRecoveredSandboxWhosePoolIsGoneKeepsThePortsItHad(t *testing.T) {
+func TestRecoveredSandboxWithoutPoolKeepsItsPorts(t *testing.T) {
 	s := newSimAt(t, 2, start)
 	s.slow = true // its release is under way for long
 	f := on("a-1", "x")
@@ -164,7 +164,7 @@ func facts(pods []Pod) (all []Fact) {
 
 func old(p *Pod) { p.Template = "t0" }
 
-func TestTemplateChangeReplacesWarmPodsWithoutEmptyingThePool(t *testing.T) {
+func TestTemplateChangeReplacesPodsWithoutEmptyingThePool(t *testing.T) {
 	for _, most := range []int{0, 2} {
 		t.Run(fmt.Sprintf("at most %d", most), func(t *testing.T) {
 			s := newSim(t)
@@ -245,7 +245,7 @@ func TestRefusedTemplateIsWithheld(t *testing.T) {
 	}
 }
 
-func TestPoolWhoseTemplateIsRefusedHandsOutWhatItHasAndIsFilledOnceItIsMended(t *testing.T) {
+func TestRefusedTemplateKeepsOldWarmPods(t *testing.T) {
 	s := newSim(t)
 	s.recover([]Pool{specA(2)}, []Pod{warmPod("a-1"), warmPod("a-2")})
 	bad := changed(specA(2), func(p *Pool) { p.Template, p.Refused = "t2", true })
@@ -273,7 +273,7 @@ func TestPoolWhoseTemplateIsRefusedHandsOutWhatItHasAndIsFilledOnceItIsMended(t 
 }
 
 // The shell refuses as well: it may have seen the template before the core has.
-func TestCreationThatFailedBecauseTheTemplateIsRefusedIsNotTriedAgainUntilItIsMended(t *testing.T) {
+func TestRefusedTemplateIsNotRetriedUntilItChanges(t *testing.T) {
 	s := newSim(t)
 	s.recover([]Pool{specA(1)}, nil)
 	name := one[CreatePod](s).Name
@@ -288,7 +288,7 @@ func TestCreationThatFailedBecauseTheTemplateIsRefusedIsNotTriedAgainUntilItIsMe
 	}
 }
 
-func TestPoolWhoseTemplateIsRefusedIsDrainedLikeAnother(t *testing.T) {
+func TestPoolWithRefusedTemplateIsDrained(t *testing.T) {
 	s := newSim(t)
 	s.recover([]Pool{changed(specA(1), notAllowed)}, []Pod{with(warmPod("a-1"), old)})
 	none[DeletePod](s)
@@ -298,7 +298,7 @@ func TestPoolWhoseTemplateIsRefusedIsDrainedLikeAnother(t *testing.T) {
 	one[PoolDrained](s)
 }
 
-func TestScalingDownDoesNotCountOnPodsThatAreNotMadeYet(t *testing.T) {
+func TestScalingDownIgnoresPodsUnderCreation(t *testing.T) {
 	s := newSim(t)
 	s.recover([]Pool{specA(4)}, []Pod{warmPod("a-1"), warmPod("a-2")})
 	s.step(PoolSeen{specA(1)})
@@ -307,7 +307,7 @@ func TestScalingDownDoesNotCountOnPodsThatAreNotMadeYet(t *testing.T) {
 	}
 }
 
-func TestFailedCreationIsTriedAgainUnderItsNameAndMorePatiently(t *testing.T) {
+func TestFailedCreationIsRetriedUnderItsName(t *testing.T) {
 	s := newSim(t)
 	p := specA(3)
 	p.MaxPods = 3
@@ -334,7 +334,7 @@ func TestFailedCreationIsTriedAgainUnderItsNameAndMorePatiently(t *testing.T) {
 	}
 }
 
-func TestPodThatWasSeenWasMadeWhateverIsSaidOfItsCreation(t *testing.T) {
+func TestSeenPodOverridesItsFailedCreation(t *testing.T) {
 	s := newSim(t)
 	s.recover([]Pool{specA(1)}, nil)
 	name := one[CreatePod](s).Name
@@ -380,7 +380,7 @@ func TestPoolBeingDeletedIsDrainedThroughItsFences(t *testing.T) {
 }
 
 // Invariant: I6
-func TestPodsOfAPoolThatWasNotSeenAreLeftAlone(t *testing.T) {
+func TestPodsOfUnknownPoolAreLeftAlone(t *testing.T) {
 	s := newSim(t)
 	s.recover(nil, nil)
 	s.step(PodSeen{warmPod("a-1")})
@@ -393,7 +393,7 @@ func TestPodsOfAPoolThatWasNotSeenAreLeftAlone(t *testing.T) {
 	}
 }
 
-func TestPodsOfAPoolThatIsGoneAreDeleted(t *testing.T) {
+func TestPodsOfDeletedPoolAreDeleted(t *testing.T) {
 	s := newSim(t)
 	s.recover(nil, []Pod{warmPod("a-1"), warmPod("a-9")}, facts([]Pod{warmPod("a-9")})...)
 	one[DeletePod](s)

@@ -28,7 +28,7 @@ func TestSandboxIsReleasedWhenItsObjectIsDeleted(t *testing.T) {
 	}
 }
 
-func TestObjectOfASandboxThatHasNotEndedIsWrittenAgain(t *testing.T) {
+func TestObjectOfLiveSandboxIsWrittenAgain(t *testing.T) {
 	s := newSim(t)
 	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})
 	sb := s.claim()
@@ -50,7 +50,7 @@ func TestObjectOfASandboxThatHasNotEndedIsWrittenAgain(t *testing.T) {
 
 // Whoever deletes the object of a sandbox must not make its key free: the object
 // stays until the key holds no longer.
-func TestObjectWithAKeyIsLetGoOnlyWhenTheKeyHoldsNoLonger(t *testing.T) {
+func TestDeletedObjectStaysWhileItsKeyHolds(t *testing.T) {
 	b := Binding{Team: "t", IdempotencyKey: "k"}
 	deleting := func(s Sandbox) ObjectSeen {
 		return ObjectSeen{ID: s.ID, Pool: poolA, Revision: s.Revision, Deleting: true}
@@ -109,7 +109,7 @@ func TestObjectWithAKeyIsLetGoOnlyWhenTheKeyHoldsNoLonger(t *testing.T) {
 	}
 }
 
-func TestObjectThatADeposedLeaderWroteLateIsDeleted(t *testing.T) {
+func TestLateObjectOfDeposedLeaderIsDeleted(t *testing.T) {
 	s := newSimAt(t, 2, start)
 	s.recover(nil, nil)
 	s.step(ObjectSeen{ID: "x", Pool: poolA, Revision: Revision{2, 1}})
@@ -124,7 +124,7 @@ func TestObjectThatADeposedLeaderWroteLateIsDeleted(t *testing.T) {
 
 // ---- clocks
 
-func TestAStepOfTheWallClockReleasesNothingEarly(t *testing.T) {
+func TestWallClockStepReleasesNothingEarly(t *testing.T) {
 	s := newSim(t)
 	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})
 	s.step(Claim{Token: 1, Pool: poolA, Lifetime: time.Hour, Wait: wait})
@@ -137,7 +137,7 @@ func TestAStepOfTheWallClockReleasesNothingEarly(t *testing.T) {
 	one[SandboxReleased](s)
 }
 
-func TestAStepOfTheWallClockDoesNotStopTheForgetting(t *testing.T) {
+func TestWallClockStepDoesNotKeepRecords(t *testing.T) {
 	s := newSim(t)
 	s.cfg.KeepEnded = 1
 	s.restart()
@@ -172,7 +172,7 @@ func TestAStepOfTheWallClockDoesNotStopTheForgetting(t *testing.T) {
 
 // The journal keeps what nothing has overwritten yet, for days where few claims
 // come.
-func TestWhatWasForgottenDoesNotComeBackWithANewLeader(t *testing.T) {
+func TestForgottenRecordStaysGoneUnderNewLeader(t *testing.T) {
 	s := newSimAt(t, 2, start)
 	old := released("a-1", "old")
 	old.Sandbox.EndedAt = start.Wall.Add(-3 * 24 * time.Hour) // KeepEndedFor is 24 h
@@ -181,7 +181,7 @@ func TestWhatWasForgottenDoesNotComeBackWithANewLeader(t *testing.T) {
 	one[Settle](s)
 }
 
-func TestRecordThatCannotBeWrittenDoesNotKeepAllOthers(t *testing.T) {
+func TestUnwrittenRecordDoesNotKeepOthers(t *testing.T) {
 	s := newSim(t)
 	s.cfg.KeepEnded = 1
 	s.restart()
@@ -206,7 +206,7 @@ func TestRecordThatCannotBeWrittenDoesNotKeepAllOthers(t *testing.T) {
 
 // ---- objects that people change
 
-func TestObjectThatSomebodyHasReplacedIsWrittenAgain(t *testing.T) {
+func TestReplacedObjectIsWrittenAgain(t *testing.T) {
 	s := newSim(t)
 	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})
 	c := s.claim()
@@ -216,7 +216,7 @@ func TestObjectThatSomebodyHasReplacedIsWrittenAgain(t *testing.T) {
 	}
 }
 
-func TestObjectThatGoesBeforeItIsRecordedIsWrittenAgain(t *testing.T) {
+func TestObjectDeletedBeforeItsEndIsWrittenAgain(t *testing.T) {
 	s := newSim(t)
 	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})
 	s.step(Claim{Token: 1, Pool: poolA, Wait: wait})

@@ -10,7 +10,7 @@ import (
 // ---- leaders that follow each other
 
 // Invariant: I6
-func TestRecoveryLeavesAPoolThatIsAsItShouldBeAlone(t *testing.T) {
+func TestRecoveryChangesNothingInASettledPool(t *testing.T) {
 	s := newSim(t)
 	effects := s.recover([]Pool{specA(2)}, []Pod{warmPod("a-1"), with(warmPod("a-2"), func(p *Pod) { p.Ready = false })})
 	if len(effects) > 0 {
@@ -18,7 +18,7 @@ func TestRecoveryLeavesAPoolThatIsAsItShouldBeAlone(t *testing.T) {
 	}
 }
 
-func TestRecoveryDoesNotTakeAPoolForDrainedThatHoldsASandbox(t *testing.T) {
+func TestPoolWithSandboxIsNotDrainedAtRecovery(t *testing.T) {
 	s := newSim(t)
 	s.recover([]Pool{changed(specA(1), func(p *Pool) { p.Deleting = true })}, []Pod{warmPod("a-1")}, on("a-1", "x"))
 	none[PoolDrained](s)
@@ -113,7 +113,7 @@ func TestRecordsThatContradictEachOtherStopTheLeader(t *testing.T) {
 // Whichever record is later, one of them is not of our making. A router may have been
 // told of either pod.
 // Invariant: I7
-func TestPodsOnRecordForOneSandboxAreBothRefused(t *testing.T) {
+func TestConflictingPodsOfOneSandboxAreBothRefused(t *testing.T) {
 	record := func(f Fact, counter uint64, phase Phase) (Fact, Sandbox) {
 		f.Revision.Counter, f.Sandbox.Revision.Counter, f.Sandbox.Phase = counter, counter, phase
 		return f, *f.Sandbox
@@ -189,7 +189,7 @@ func TestPodsOnRecordForOneSandboxAreBothRefused(t *testing.T) {
 // The records of the sandbox name one pod from then on. The leaders that follow wait for
 // the fence of the other one all the same.
 // Invariant: I7
-func TestLeadersThatFollowKeepTheSecondPodOfASandboxUntilItsFence(t *testing.T) {
+func TestNextLeadersKeepConflictingPodUntilItsFence(t *testing.T) {
 	first, second := warmPod("a-1"), warmPod("a-2")
 	for _, tt := range []struct {
 		name string
@@ -257,7 +257,7 @@ func TestLeadersThatFollowKeepTheSecondPodOfASandboxUntilItsFence(t *testing.T) 
 }
 
 // Invariant: I7
-func TestPodThatSomebodyMarkedAsUsedIsNeverHandedOutAndDeleted(t *testing.T) {
+func TestOrphanIsDeletedAndNeverHandedOut(t *testing.T) {
 	s := newSim(t)
 	used := with(warmPod("a-1"), func(p *Pod) { p.Used = true })
 	s.recover([]Pool{specA(0)}, []Pod{used})
@@ -271,7 +271,7 @@ func TestPodThatSomebodyMarkedAsUsedIsNeverHandedOutAndDeleted(t *testing.T) {
 }
 
 // Invariant: I5, I9
-func TestIdlePodIsDeletedOnlyOnceThatIsDurable(t *testing.T) {
+func TestIdlePodIsDeletedOnlyWhenDurable(t *testing.T) {
 	s := newSim(t)
 	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})
 	s.slow = true
@@ -307,7 +307,7 @@ func TestIntentToDeleteHoldsUnderTheNextLeader(t *testing.T) {
 	one[ClaimRefused](s)
 }
 
-func TestIntentWhosePodGoesMeanwhileIsSettledOnceItIsWritten(t *testing.T) {
+func TestIntentOfVanishedPodIsSettledAfterItsWrite(t *testing.T) {
 	s := newSim(t)
 	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})
 	s.slow = true
@@ -320,7 +320,7 @@ func TestIntentWhosePodGoesMeanwhileIsSettledOnceItIsWritten(t *testing.T) {
 }
 
 // Invariant: I3
-func TestNextLeaderWaitsForTheRoutersOfTheLast(t *testing.T) {
+func TestNextLeaderWaitsForRoutersOfTheLast(t *testing.T) {
 	for name, c := range map[string]struct {
 		happens func(*sim)
 		want    time.Duration // until the pod is deleted
@@ -348,7 +348,7 @@ func TestNextLeaderWaitsForTheRoutersOfTheLast(t *testing.T) {
 	}
 }
 
-func TestSandboxOfThisTermIsNotFencedAgainstEarlierOnes(t *testing.T) {
+func TestNewSandboxIsNotFencedAgainstEarlierRouters(t *testing.T) {
 	s := newSimAt(t, 2, start)
 	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})
 	sb := s.claim()
@@ -358,7 +358,7 @@ func TestSandboxOfThisTermIsNotFencedAgainstEarlierOnes(t *testing.T) {
 	}
 }
 
-func TestUsedPodIsNeverHandedOutAgainByAnObservationThatIsOld(t *testing.T) {
+func TestOldObservationDoesNotFreeUsedPod(t *testing.T) {
 	s := newSim(t)
 	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})
 	sb := s.claim()
@@ -374,7 +374,7 @@ func TestUsedPodIsNeverHandedOutAgainByAnObservationThatIsOld(t *testing.T) {
 	}
 }
 
-func TestPodThatComesBackAfterItsFenceIsDeleted(t *testing.T) {
+func TestPodThatReturnsAfterItsFenceIsDeleted(t *testing.T) {
 	s := newSim(t)
 	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})
 	sb := s.claim()

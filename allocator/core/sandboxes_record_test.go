@@ -7,7 +7,7 @@ import (
 
 // The next leader goes by the object: requests must not reach it before its hook has
 // been answered.
-func TestChangedEndOfAStartingSandboxIsNotRecordedAsRunning(t *testing.T) {
+func TestNewEndOfStartingSandboxKeepsItsPhase(t *testing.T) {
 	s := newSim(t)
 	s.recover([]Pool{changed(specA(1), func(p *Pool) { p.PostStart = true })}, []Pod{warmPod("a-1")})
 	s.step(Claim{Token: 1, Pool: poolA})
