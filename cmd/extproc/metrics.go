@@ -38,7 +38,7 @@ func registerCacheMetrics(reg prometheus.Registerer, cache *routecache.Cache, tr
 		func(s routecache.Stats) uint64 { return s.Hits })
 	counter("berth_routecache_misses_total", "Lookups that waited for the allocator.",
 		func(s routecache.Stats) uint64 { return s.Misses })
-	counter("berth_routecache_questions_total", "Questions sent to the allocator.",
+	counter("berth_routecache_questions_total", "Resolve messages sent to the allocator, one for each sandbox ID that was not known.",
 		func(s routecache.Stats) uint64 { return s.Questions })
 	counter("berth_routecache_evictions_total", "Routes evicted because the cache was full.",
 		func(s routecache.Stats) uint64 { return s.Evictions })

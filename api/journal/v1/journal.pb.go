@@ -147,7 +147,7 @@ func (x *Batch) GetJournal() string {
 type Record struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// What the record is about: "sandbox/<sandbox ID>", "pod/<pod UID>",
-	// "session/<instance ID of a router>".
+	// "session/<router ID>".
 	Key string `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
 	// The revision: term of the leader that made the record, and a counter in it.
 	Term    uint64 `protobuf:"varint,2,opt,name=term,proto3" json:"term,omitempty"`
