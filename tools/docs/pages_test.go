@@ -98,6 +98,34 @@ func declarations(t *testing.T, file string) (names []string) {
 	return names
 }
 
+func TestTestsAndTargetsThatPagesNameExist(t *testing.T) {
+	root, err := Root()
+	require.NoError(t, err)
+	tests := map[string]bool{}
+	function := regexp.MustCompile(`(?m)^func (Test\w+)\(`)
+	require.NoError(t, filepath.WalkDir(root, func(file string, _ fs.DirEntry, err error) error {
+		if err != nil || !strings.HasSuffix(file, "_test.go") {
+			return err
+		}
+		source, err := os.ReadFile(file)
+		for _, m := range function.FindAllSubmatch(source, -1) {
+			tests[string(m[1])] = true
+		}
+		return err
+	}))
+	makefile, err := os.ReadFile(filepath.Join(root, "Makefile"))
+	require.NoError(t, err)
+	test, target := regexp.MustCompile("`(Test\\w+)`"), regexp.MustCompile("(?m)(?:`|^    )make ([a-z][\\w-]*)")
+	for page, text := range readPages(t, root) {
+		for _, m := range test.FindAllStringSubmatch(text, -1) {
+			assert.True(t, tests[m[1]], "%s names %s", page, m[1])
+		}
+		for _, m := range target.FindAllStringSubmatch(text, -1) {
+			assert.True(t, strings.Contains(string(makefile), "\n"+m[1]+":"), "%s names make %s", page, m[1])
+		}
+	}
+}
+
 func TestPathsAndLinksOfPagesExist(t *testing.T) {
 	root, err := Root()
 	require.NoError(t, err)
