@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"sync"
 	"testing"
+	"time"
 
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"github.com/prometheus/client_golang/prometheus"
@@ -139,13 +140,21 @@ func startEdge(t *testing.T, handler func(name string) http.Handler) *edge {
 	return e
 }
 
+// expecting takes every request for one of a sandbox that has a route.
+type expecting struct{ *lastactive.Tracker }
+
+func (t expecting) Begin(id string, to netip.AddrPort, http2 bool) (*lastactive.Entry, time.Duration) {
+	t.Expect(id, to.Addr(), 0)
+	return t.Tracker.Begin(id, to, http2)
+}
+
 // tracker is one that has looked once, and has seen requests to these: their next ones
 // are not bounded.
-func tracker(t *testing.T, listed ...netip.AddrPort) *lastactive.Tracker {
+func tracker(t *testing.T, listed ...netip.AddrPort) extproc.Activity {
 	t.Helper()
-	hosts := map[look.Host]look.Counts{}
+	hosts := map[look.Host]int{}
 	for _, at := range listed {
-		hosts[look.Host{AddrPort: at}] = look.Counts{Open: 1, Entries: 1}
+		hosts[look.Host{AddrPort: at}] = 1
 	}
 	all, err := lastactive.New(lastactive.Options{
 		Now: bootclock.Now, ConnectWindow: envoy.ConnectWindow,
@@ -153,7 +162,7 @@ func tracker(t *testing.T, listed ...netip.AddrPort) *lastactive.Tracker {
 	})
 	require.NoError(t, err)
 	all.Look(t.Context())
-	return all
+	return expecting{all}
 }
 
 // commonPort finds a port that is free at all addresses.

@@ -28,12 +28,10 @@ type Routes interface {
 type Activity interface {
 	// Begin records that a request for id to this address is about to be admitted. The
 	// caller ends it with Read when Envoy has read the answer, or with Cancel if no answer
-	// is sent. minBytes is that of the route. If Envoy's list of open requests would become
-	// too long for this sandbox, Begin returns nil. The request may be tried again after
-	// wait; if wait is 0, it must be refused.
-	Begin(id string, to netip.AddrPort, http2 bool, minBytes uint64) (use *lastactive.Entry, wait time.Duration)
-	// Forget drops a sandbox that does not exist or has been released.
-	Forget(id string)
+	// is sent. If the sandbox has no such route, or Envoy's list of open requests would become
+	// too long for it, Begin returns nil. The route may be looked up again after wait; if wait
+	// is 0, the request must be refused.
+	Begin(id string, to netip.AddrPort, http2 bool) (use *lastactive.Entry, wait time.Duration)
 }
 
 // admission is a decision to let a request through.
@@ -94,10 +92,8 @@ func (d *decider) decide(ctx context.Context, r *request, hold holder) (*admissi
 		}
 		switch answer.Status {
 		case routecache.Gone:
-			d.o.Activity.Forget(target.ID) // a Begin after the release may have added it again
 			return nil, target.refuse(apierror.SandboxGone, "this sandbox has been released")
 		case routecache.Unknown:
-			d.o.Activity.Forget(target.ID)
 			return nil, target.refuse(apierror.SandboxNotFound, "there is no such sandbox")
 		case routecache.Starting:
 			if held == nil {
@@ -158,9 +154,9 @@ func (d *decider) admit(
 	dst := netip.AddrPortFrom(route.Addr, port)
 	// Begin comes before Holds. So a leader that stops admissions and then asks for activity
 	// learns of this request.
-	use, retryAfter := d.o.Activity.Begin(target.ID, dst, isGRPC(r.contentType), route.MinBytes)
+	use, retryAfter := d.o.Activity.Begin(target.ID, dst, isGRPC(r.contentType))
 	if use == nil {
-		if retryAfter > 0 && retryAfter < time.Until(deadline) && d.pause(ctx, retryAfter) {
+		if retryAfter > 0 && retryAfter < time.Until(deadline) && wait.Sleep(ctx, retryAfter) {
 			return nil, nil
 		}
 		return nil, target.refuse(apierror.TooManyPorts,
@@ -186,16 +182,6 @@ func (d *decider) awaitVerdict(ctx context.Context, id string, limit time.Durati
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	return d.o.Routes.Await(ctx, id, routecache.Quiesced) == nil
-}
-
-// pause returns true after length, and false if ctx ends first or there is no room to wait.
-func (d *decider) pause(ctx context.Context, length time.Duration) bool {
-	release, ok := d.park()
-	if !ok {
-		return false
-	}
-	defer release()
-	return wait.Sleep(ctx, length)
 }
 
 // maxPortsNamed bounds the open ports that a refusal lists.

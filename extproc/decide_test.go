@@ -171,10 +171,9 @@ func TestTooManyPortsOfASandboxAreRefused(t *testing.T) {
 	require.Equal(t, "abc", refusal.SandboxID)
 	require.Zero(t, d.o.Admissions.Unread())
 	require.Equal(t, []string{"lookup abc", "begin abc"}, h.events)
-	require.Equal(t, []begun{{netip.MustParseAddrPort("10.1.2.3:9000"), false, 1024}}, h.began)
+	require.Equal(t, []begun{{netip.MustParseAddrPort("10.1.2.3:9000"), false}}, h.began)
 }
 
-// A request that was looked up before a release must not restore the forgotten activity.
 func TestReleaseDuringDecisionLeavesNoActivity(t *testing.T) {
 	answers := []routecache.Answer{{Status: routecache.Routable, Route: podRoute}, {Status: routecache.Gone}}
 	h := &history{holds: func() bool { return false }}
@@ -185,8 +184,8 @@ func TestReleaseDuringDecisionLeavesNoActivity(t *testing.T) {
 	}
 	_, refusal := h.decider().decide(t.Context(), &request{authority: "8080-abc." + domain, method: "GET"}, unheld)
 	require.Equal(t, apierror.SandboxGone, refusal.Reason)
-	require.Equal(t, []string{"lookup abc", "begin abc", "holds abc", "lookup abc", "forget abc"}, h.events)
-	require.Zero(t, h.Len())
+	require.Equal(t, []string{"lookup abc", "begin abc", "holds abc", "lookup abc"}, h.events)
+	require.Zero(t, h.unread())
 }
 
 func TestEvictedRouteIsLookedUpAgain(t *testing.T) {
@@ -203,7 +202,6 @@ func TestEvictedRouteIsLookedUpAgain(t *testing.T) {
 	a, refusal := h.decider().decide(t.Context(), &request{authority: "8080-abc." + domain, method: "GET"}, unheld)
 	require.Nil(t, refusal)
 	require.Equal(t, netip.MustParseAddrPort("10.1.9.9:8080"), a.dst)
-	require.NotContains(t, h.events, "forget abc", "the activity of a sandbox that lives was lost")
 	require.Equal(t, 1, h.unread(), "the first attempt was not admitted")
 }
 

@@ -28,9 +28,8 @@ type history struct {
 
 // begun has the arguments of one Begin.
 type begun struct {
-	to       netip.AddrPort
-	http2    bool
-	minBytes uint64
+	to    netip.AddrPort
+	http2 bool
 }
 
 // unheld is a holder that holds no request.
@@ -50,18 +49,14 @@ func (h *history) Holds(id string, _ routecache.Route) bool {
 	h.events = append(h.events, "holds "+id)
 	return h.holds == nil || h.holds()
 }
-func (h *history) Forget(id string) {
-	h.events = append(h.events, "forget "+id)
-	h.Tracker.Forget(id)
-}
 
-func (h *history) Begin(id string, to netip.AddrPort, http2 bool, minBytes uint64) (*lastactive.Entry, time.Duration) {
+func (h *history) Begin(id string, to netip.AddrPort, http2 bool) (*lastactive.Entry, time.Duration) {
 	h.events = append(h.events, "begin "+id)
-	h.began = append(h.began, begun{to, http2, minBytes})
+	h.began = append(h.began, begun{to, http2})
 	if time.Now().Before(h.full) {
 		return nil, h.wait
 	}
-	return h.Tracker.Begin(id, to, http2, minBytes)
+	return expecting{h.Tracker}.Begin(id, to, http2)
 }
 
 // unread counts the uses that have begun and not ended.
@@ -73,10 +68,19 @@ func (h *history) unread() int {
 	return n
 }
 
+// expecting takes every request for one of a sandbox that has a route.
+type expecting struct{ *lastactive.Tracker }
+
+func (t expecting) Begin(id string, to netip.AddrPort, http2 bool) (*lastactive.Entry, time.Duration) {
+	t.Expect(id, to.Addr(), 0)
+	return t.Tracker.Begin(id, to, http2)
+}
+
 // newTracker returns a tracker that does not look.
 func newTracker() *lastactive.Tracker {
+	started := time.Now()
 	tracker, err := lastactive.New(lastactive.Options{
-		ConnectWindow: envoy.ConnectWindow, Now: func() time.Duration { return time.Hour },
+		ConnectWindow: envoy.ConnectWindow, Now: func() time.Duration { return time.Hour + time.Since(started) },
 		Look: func(context.Context) (look.Look, error) { return look.Look{}, errors.New("there is no Envoy") },
 	})
 	if err != nil {

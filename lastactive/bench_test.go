@@ -17,7 +17,7 @@ const active = 10_000
 func benchTracker(b *testing.B) (*Tracker, []string, []netip.AddrPort) {
 	b.Helper()
 	now := time.Hour
-	hosts := map[look.Host]look.Counts{}
+	hosts := map[look.Host]int{}
 	t, err := New(Options{
 		Now: func() time.Duration { now += time.Millisecond; return now }, ConnectWindow: window,
 		Look: func(context.Context) (look.Look, error) { return look.Look{Hosts: hosts}, nil },
@@ -28,13 +28,14 @@ func benchTracker(b *testing.B) (*Tracker, []string, []netip.AddrPort) {
 	for i := range all {
 		pods[i] = netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}), 8080)
 		ids[i] = pods[i].Addr().String() + "-padded-as-long-as"
-		e, _ := t.Begin(ids[i], pods[i], false, 0)
+		t.Expect(ids[i], pods[i].Addr(), 0)
+		e, _ := t.Begin(ids[i], pods[i], false)
 		e.Read()
 	}
 	for range 2 {
 		t.Look(b.Context())
 		for i := range active {
-			hosts[look.Host{AddrPort: pods[i]}] = look.Counts{Open: 1, Entries: 1}
+			hosts[look.Host{AddrPort: pods[i]}] = 1
 		}
 	}
 	t.Report(true)
@@ -63,7 +64,7 @@ func BenchmarkBeginRead(b *testing.B) {
 	b.ResetTimer()
 	for i := range b.N {
 		at := i * 7919 % active
-		e, _ := t.Begin(ids[at], pods[at], false, 0)
+		e, _ := t.Begin(ids[at], pods[at], false)
 		e.Read()
 	}
 }

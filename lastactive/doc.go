@@ -14,7 +14,7 @@
 //   - Otherwise at the end of the first good look that found none of these. Later looks do
 //     not change that time.
 //
-// If only bytes count (minBytes of Begin), an open request alone is not use. A look then
+// If only bytes count (minBytes of Expect), an open request alone is not use. A look then
 // finds a sandbox in use if enough bytes have moved over one of its connections, by the
 // kernel's count (package sockets), to fill a leaky bucket. The bucket holds minBytes and
 // loses minBytes per minute. A connection that moves minBytes in every minute fills it at
@@ -31,17 +31,18 @@
 //     first and checks the flag afterwards. The looks of Ask begin after the flag was set.
 //     They see the answer unread, or see that it was read before they began.
 //   - An unread answer, or an open address, counts as use of its own sandbox only.
-//   - An open address to which this router has sent no request is reported as an address.
-//     Another router of the same gateway has sent the request there.
-//   - Begin and Read take no lock and do not allocate if the sandbox and its port are known.
-//   - Memory grows with the sandboxes that have routes. Releases (Forget) and snapshots
-//     (Retain) drop the others.
-//   - One sandbox cannot make looks slow. Envoy lists about 512 entries of it, at most twice
-//     as many between two looks, for at most 64 ports.
+//   - Requests that another router of the same gateway has admitted count, because each
+//     sandbox with a route has an entry (Expect). Requests at other addresses do not count.
+//   - Only Expect creates an entry. Releases (Forget) and snapshots (Retain) drop entries. So
+//     memory grows with the sandboxes that have routes.
+//   - Begin and Read take no lock and do not allocate if Envoy lists the port.
+//   - One sandbox cannot make looks slow. Envoy lists at most 64 ports of it, with about 8
+//     entries each, and at most twice as many entries between two looks.
 //
 // # What breaks them
 //
 //   - A caller that checks the flag before it calls Begin.
+//   - A caller that serves a route before Expect, or after Forget.
 //   - A Begin without a Read or Cancel. Its sandbox stays in use.
 //   - An idle timeout shorter than Options.ConnectWindow. A look may not yet show a request
 //     that Envoy is about to open.

@@ -3,39 +3,37 @@ package lastactive
 import (
 	"maps"
 	"net/netip"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/berth-sandbox/berth/api/activity"
+	"github.com/berth-sandbox/berth/lastactive/look"
 )
 
 const (
 	// maxPorts bounds the ports of one sandbox that Envoy lists.
 	maxPorts = 64
-	// maxEntries bounds what Envoy lists of one sandbox: the entries that the newest good
-	// look has shown plus the first requests since that look. A first request goes to a port
-	// that not every thread of Envoy knows, so it can create an entry.
-	maxEntries = 512
-	// firstRequestTime is how long requests to a new port count as first requests.
+	// maxFirst bounds the first requests to one port. Envoy lists a new entry for each request
+	// to a port that the thread of the request does not know yet.
+	maxFirst = 8
+	// firstRequestTime is how long threads of Envoy may not know a port after its first request.
 	firstRequestTime = 200 * time.Millisecond
+	// lookUpAgain is the pause before a request of a sandbox without a route is tried again.
+	lookUpAgain = time.Millisecond
 )
 
 // Entry is one sandbox. Each Begin is ended by exactly one call of Read or Cancel.
 type Entry struct {
 	t        *Tracker
-	id       string
 	addr     netip.Addr
 	minBytes uint64
 
 	unread   atomic.Int64 // answers that Envoy may not have read
 	lastRead atomic.Int64 // Tracker.lookBegan at the newest Read; negative: no Read yet
 
-	mu            sync.Mutex
-	look          *openHosts                   // the counts below began with this look
-	ports         map[listedPort]time.Duration // ports that look does not list -> time of the first request
-	firstRequests int
+	mu       sync.Mutex
+	newPorts map[look.Host]newPort // requested since the newest good look, which does not list them
 
 	// Guarded by Tracker.mu:
 	inUse bool // at the newest good look
@@ -43,6 +41,12 @@ type Entry struct {
 	// to be in use; 0: no such look.
 	lastUsed time.Duration
 	kind     activity.Kind
+}
+
+// newPort is a port since its first request.
+type newPort struct {
+	at       time.Duration
+	requests int
 }
 
 // Read records that Envoy has read the answer that admitted the request, or has given up
@@ -74,32 +78,27 @@ func (e *Entry) use() (unread bool, lastRead time.Duration) {
 }
 
 // room reports whether a request may be sent to this port now. If not, it may be sent after
-// wait. If wait is 0, it must not be sent until Envoy lists fewer entries.
-func (e *Entry) room(port listedPort) (wait time.Duration, ok bool) {
-	look := e.t.openHosts.Load()
-	l := look.addrs[e.addr]
-	if slices.Contains(l.ports, port) {
+// wait. If wait is 0, it must not be sent until Envoy lists fewer ports.
+func (e *Entry) room(port look.Host) (wait time.Duration, ok bool) {
+	shown := e.t.shown.Load()
+	if _, listed := shown.hosts[port]; listed {
 		return 0, true // the request creates no new entry
 	}
 	now := e.t.o.Now()
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.look != look {
-		e.look, e.firstRequests = look, 0
-		// A port that was requested before this look is listed in it, or closed again.
-		maps.DeleteFunc(e.ports, func(_ listedPort, at time.Duration) bool { return at < look.began })
-	}
-	at, requested := e.ports[port]
-	switch full := l.entries+e.firstRequests >= maxEntries; {
-	case requested && now-at >= firstRequestTime:
-		return 0, true
-	case requested && full:
-		return firstRequestTime - (now - at), false
-	case full || !requested && len(l.ports)+len(e.ports) >= maxPorts:
+	// A port that was requested before this look is listed in it, or closed again.
+	maps.DeleteFunc(e.newPorts, func(_ look.Host, p newPort) bool { return p.at < shown.began })
+	p, requested := e.newPorts[port]
+	switch {
+	case !requested && shown.addrs[e.addr].ports+len(e.newPorts) >= maxPorts:
 		return 0, false
+	case !requested:
+		p.at = now
+	case p.requests >= maxFirst && now-p.at < firstRequestTime:
+		return firstRequestTime - (now - p.at), false
 	}
-	if e.firstRequests++; !requested {
-		e.ports[port] = now
-	}
+	p.requests++
+	e.newPorts[port] = p
 	return 0, true
 }

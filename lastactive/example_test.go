@@ -13,7 +13,7 @@ import (
 func Example() {
 	pod := netip.MustParseAddrPort("10.0.0.1:8080")
 	now := time.Hour
-	open := map[look.Host]look.Counts{{AddrPort: pod}: {Open: 1, Entries: 1}} // what Envoy says
+	open := map[look.Host]int{{AddrPort: pod}: 1} // what Envoy says
 	t, err := lastactive.New(lastactive.Options{
 		Now: func() time.Duration { return now }, ConnectWindow: 5 * time.Second,
 		Look: func(context.Context) (look.Look, error) { return look.Look{Gateway: "envoy", Hosts: open}, nil },
@@ -21,8 +21,9 @@ func Example() {
 	if err != nil {
 		panic(err)
 	}
-	e, _ := t.Begin("k3x9", pod, false, 0) // a request is about to be admitted
-	e.Read()                               // it was, and Envoy has read the answer
+	t.Expect("k3x9", pod.Addr(), 0)
+	e, _ := t.Begin("k3x9", pod, false) // a request is about to be admitted
+	e.Read()                            // it was, and Envoy has read the answer
 	now += time.Second
 	t.Look(context.Background()) // Run does that
 	fmt.Println(t.Report(false).Activities)

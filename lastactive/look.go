@@ -24,23 +24,15 @@ const (
 	askPause = 101 * time.Millisecond
 )
 
-// openHosts is what one good look has shown.
-type openHosts struct {
+// shown is what one good look has shown.
+type shown struct {
 	began time.Duration
+	hosts map[look.Host]int
 	addrs map[netip.Addr]listing
 }
 
-// listing is what Envoy lists of one address.
-type listing struct {
-	open, entries int
-	ports         []listedPort
-}
-
-// listedPort is one port. Envoy has separate entries for HTTP/1.1 and HTTP/2.
-type listedPort struct {
-	port  uint16
-	http2 bool
-}
+// listing is the sum over the ports of one address.
+type listing struct{ open, ports int }
 
 // Run looks until ctx ends.
 func (t *Tracker) Run(ctx context.Context) {
@@ -90,35 +82,19 @@ func (t *Tracker) Look(ctx context.Context) error {
 }
 
 // apply updates all entries with the result of a good look. t.mu is held.
-func (t *Tracker) apply(began time.Duration, hosts map[look.Host]look.Counts, moved connections) {
-	now := &openHosts{began, map[netip.Addr]listing{}}
-	for h, n := range hosts {
+func (t *Tracker) apply(began time.Duration, hosts map[look.Host]int, moved connections) {
+	before, now, ended := t.shown.Load(), &shown{began, hosts, map[netip.Addr]listing{}}, t.o.Now()
+	for h, open := range hosts {
 		l := now.addrs[h.Addr()]
-		l.open, l.entries = l.open+n.Open, l.entries+n.Entries
-		l.ports = append(l.ports, listedPort{h.Port(), h.HTTP2})
-		now.addrs[h.Addr()] = l
+		now.addrs[h.Addr()] = listing{l.open + open, l.ports + 1}
 	}
-	hasSandbox := map[netip.Addr]bool{}
 	for _, e := range t.entries.All() {
-		hasSandbox[e.addr] = hasSandbox[e.addr] || e.id != ""
-	}
-	for addr, l := range now.addrs {
-		if l.open > 0 && !hasSandbox[addr] {
-			t.entry(addr.String(), "", addr, 0)
-		}
-	}
-	before, ended := t.openHosts.Load(), t.o.Now()
-	for key, e := range t.entries.All() {
-		l := now.addrs[e.addr]
-		if e.id == "" && hasSandbox[e.addr] {
-			l = listing{} // counted for the entry with the ID
-		}
+		active, kind := now.addrs[e.addr].open > 0, e.kind
 		unread, lastRead := e.use()
-		admitted, kind := unread || lastRead >= before.began, e.kind
+		admitted := unread || lastRead >= before.began
 		if admitted {
 			kind = activity.Admission
 		}
-		active := l.open > 0
 		switch {
 		case !active:
 		case e.minBytes == 0:
@@ -130,14 +106,11 @@ func (t *Tracker) apply(began time.Duration, hosts map[look.Host]look.Counts, mo
 				kind = activity.Bytes
 			}
 		}
-		if active || admitted || e.inUse || l.open > 0 && e.lastUsed == 0 {
+		if active || admitted || e.inUse {
 			e.lastUsed, e.kind = ended, kind
 		}
 		e.inUse = active || unread || lastRead >= began
-		if e.id == "" && !e.inUse && e.lastUsed < t.reportFrom {
-			t.entries.Delete(key)
-		}
 	}
 	t.lookEnded, t.buckets = ended, moved.buckets
-	t.openHosts.Store(now)
+	t.shown.Store(now)
 }

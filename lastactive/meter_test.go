@@ -32,7 +32,8 @@ func (w *world) socket(cookie uint64, pod string, bytes uint64) {
 // openCounted is a connection over which bytes count.
 func (w *world) openCounted() {
 	w.Helper()
-	e, _ := w.tracker.Begin("a", netip.MustParseAddrPort(podA), false, least)
+	w.tracker.Expect("a", addr(podA), least)
+	e, _ := w.tracker.Begin("a", netip.MustParseAddrPort(podA), false)
 	require.NotNil(w, e)
 	w.opens(podA, 1)
 	e.Read()
@@ -123,32 +124,13 @@ func TestSocketsAreReadOnlyIfBytesCount(t *testing.T) {
 		w.begin("b", podB).Read()
 		w.opens(podB, 1)
 		w.passes(time.Minute)
-		_, err := w.ask(Question{ID: "b", Addr: addr(podB)})
+		_, err := w.ask("b")
 		require.NoError(w, err)
 		require.Zero(w, w.read)
-		w.opens(podA, 0)
-		_, err = w.ask(Question{ID: "a", Addr: addr(podA), MinBytes: least})
+		w.tracker.Expect("a", addr(podA), least)
+		_, err = w.ask("a")
 		require.NoError(w, err)
 		require.NotZero(w, w.read)
-	})
-}
-
-// A router that has just started knows of no admission, and its question says that bytes
-// count.
-func TestQuestionMakesBytesCount(t *testing.T) {
-	inWorld(t, func(w *world) {
-		w.opens(podA, 1)
-		w.socket(1, podA, 1<<20)
-		w.passes(time.Minute)
-		question := Question{ID: "a", Addr: addr(podA), MinBytes: least}
-		activities, err := w.ask(question)
-		require.NoError(w, err)
-		require.Less(w, activities[0].Age, time.Second)
-		w.passes(2 * time.Minute)
-		activities, err = w.ask(question)
-		require.NoError(w, err)
-		require.Greater(w, activities[0].Age, 2*time.Minute)
-		require.Equal(w, 1, activities[0].Open)
 	})
 }
 
@@ -164,7 +146,7 @@ func TestExpectedRouteCountsBytesBeforeAnyRequest(t *testing.T) {
 		require.Less(w, w.age("a"), 15*time.Second)
 		w.opens(podA, 0)
 		w.passes(30 * time.Second)
-		activities, err := w.ask(Question{ID: "a", Addr: addr(podA), MinBytes: least})
+		activities, err := w.ask("a")
 		require.NoError(w, err)
 		require.InDelta(w, 30*time.Second, activities[0].Age, float64(15*time.Second))
 	})

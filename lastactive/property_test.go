@@ -44,7 +44,7 @@ func TestUseIsNeverReportedTooOld(t *testing.T) {
 			switch n := rapid.IntRange(0, 9).Draw(t, "act"); {
 			case n < 2:
 				to := rapid.SampledFrom(pods).Draw(t, "pod")
-				e, _ := tracker.Begin("sandbox at "+id(to), to, false, 0) // an ID is never an address
+				e, _ := tracker.Begin("sandbox at "+id(to), to, false)
 				if e == nil {
 					return
 				}
@@ -86,12 +86,12 @@ func TestUseIsNeverReportedTooOld(t *testing.T) {
 			Look: func(context.Context) (look.Look, error) {
 				began := now
 				acts(3)
-				l := look.Look{Hosts: map[look.Host]look.Counts{}}
+				l := look.Look{Hosts: map[look.Host]int{}}
 				shown := map[string]time.Duration{}
 				for _, r := range requests {
 					if r.open {
 						h := look.Host{AddrPort: r.to}
-						l.Hosts[h] = look.Counts{Open: l.Hosts[h].Open + 1, Entries: l.Hosts[h].Entries + 1}
+						l.Hosts[h]++
 						shown[id(r.to)] = now
 					}
 				}
@@ -106,12 +106,14 @@ func TestUseIsNeverReportedTooOld(t *testing.T) {
 			},
 		})
 		require.NoError(t, err)
+		for _, pod := range pods {
+			tracker.Expect("sandbox at "+id(pod), pod.Addr(), 0)
+		}
 		check := func(when string) {
 			t.Helper()
 			reported := map[string]time.Duration{}
 			for _, a := range tracker.Report(true).Activities {
-				addr := a.Addr.String() // may have an entry with an ID and one without
-				reported[addr] = max(reported[addr], now-a.Age)
+				reported[a.Addr.String()] = now - a.Age
 			}
 			for id, at := range last {
 				seen, ok := reported[id]

@@ -34,7 +34,7 @@ type Options struct {
 
 // Activity is how a sandbox was used.
 type Activity struct {
-	ID   string // empty: the sandbox at Addr has no known ID
+	ID   string
 	Addr netip.Addr
 	// Age is the time since the last use. 0: it is in use, or may be.
 	Age time.Duration
@@ -57,21 +57,14 @@ type Report struct {
 	LookError string
 }
 
-// Question asks how the sandbox ID at Addr was used.
-type Question struct {
-	ID       string
-	Addr     netip.Addr
-	MinBytes uint64 // as in Begin
-}
-
 // Tracker remembers when each sandbox was last in use. See the package comment.
 type Tracker struct {
 	o         Options
 	_         cpu.CacheLinePad
-	lookBegan atomic.Int64              // begin of the newest look
-	openHosts atomic.Pointer[openHosts] // of the newest good look
+	lookBegan atomic.Int64          // begin of the newest look
+	shown     atomic.Pointer[shown] // by the newest good look
 	_         cpu.CacheLinePad
-	entries   *xsync.Map[string, *Entry] // by ID, or by address if the ID is unknown
+	entries   *xsync.Map[string, *Entry] // by ID
 	metering  atomic.Bool                // an entry whose bytes count exists or has existed
 
 	lookTurn, lookDone chan struct{} // capacity 1
@@ -96,61 +89,50 @@ func New(o Options) (*Tracker, error) {
 		lookTurn: make(chan struct{}, 1), lookDone: make(chan struct{}, 1),
 		newest: Report{LookError: "there was no look yet"},
 	}
-	t.openHosts.Store(&openHosts{})
+	t.shown.Store(&shown{})
 	return t, nil
 }
 
-// Begin records that a request for a sandbox is about to be admitted, to this address, over
-// HTTP/2 or 1.1. The caller must check afterwards whether it may be admitted, and then call
-// Cancel, or Read as soon as Envoy has read the answer. minBytes is how many bytes per
-// minute must move over an open connection for it to count as use. 0: it always counts.
+// Begin records that a request for a sandbox is about to be admitted, to this address without
+// zone, over HTTP/2 or 1.1. The caller must check afterwards whether it may be admitted, and
+// then call Cancel, or Read as soon as Envoy has read the answer.
 //
-// A nil Entry means that nothing has begun, because Envoy's list of this sandbox would
-// become too long. The caller may try again after wait. If wait is 0, it must not try again
-// until Envoy lists fewer entries.
+// A nil Entry means that nothing has begun, because the sandbox has no such route, or because
+// Envoy's list of this sandbox would become too long. The caller may look the route up again
+// after wait. If wait is 0, it must not try again until Envoy lists fewer ports.
 //
-// Begin takes no lock and does not allocate if the sandbox is known and its port is listed.
-func (t *Tracker) Begin(
-	id string, to netip.AddrPort, http2 bool, minBytes uint64,
-) (e *Entry, wait time.Duration) {
-	e = t.entry(id, id, to.Addr().Unmap(), minBytes)
-	if wait, ok := e.room(listedPort{to.Port(), http2}); !ok {
+// Begin takes no lock and does not allocate if its port is listed.
+func (t *Tracker) Begin(id string, to netip.AddrPort, http2 bool) (e *Entry, wait time.Duration) {
+	e, ok := t.entries.Load(id)
+	if !ok || e.addr != to.Addr() {
+		return nil, lookUpAgain
+	}
+	if wait, ok := e.room(look.Host{AddrPort: to, HTTP2: http2}); !ok {
 		return nil, wait
 	}
 	e.unread.Add(1)
 	return e, 0
 }
 
-// Expect records that a sandbox has a route. If only bytes count, the tracker counts them
-// from now on, because other routers may have opened connections to it.
+// Expect records that a sandbox has a route, before a request can find the route. Another
+// router may have admitted requests for it already. minBytes is how many bytes per minute must
+// move over an open connection for it to count as use. 0: it always counts.
 func (t *Tracker) Expect(id string, addr netip.Addr, minBytes uint64) {
-	if minBytes > 0 {
-		t.entry(id, id, addr.Unmap(), minBytes)
-	}
-}
-
-// entry returns the entry under key, and creates one if the key is new or had another
-// address.
-func (t *Tracker) entry(key, id string, addr netip.Addr, minBytes uint64) *Entry {
-	if e, ok := t.entries.Load(key); ok && e.addr == addr {
-		return e
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if e, ok := t.entries.Load(id); ok && e.addr == addr {
+		return
 	}
 	if minBytes > 0 {
 		t.metering.Store(true)
 	}
-	e, _ := t.entries.Compute(key, func(e *Entry, ok bool) (*Entry, xsync.ComputeOp) {
-		if ok && e.addr == addr {
-			return e, xsync.CancelOp
-		}
-		e = &Entry{t: t, id: id, addr: addr, minBytes: minBytes, ports: map[listedPort]time.Duration{}}
-		e.lastRead.Store(-1)
-		return e, xsync.UpdateOp
-	})
-	return e
+	e := &Entry{t: t, addr: addr, minBytes: minBytes, newPorts: map[look.Host]newPort{}, kind: activity.Open}
+	e.lastRead.Store(-1)
+	e.inUse = t.shown.Load().addrs[addr].open > 0
+	t.entries.Store(id, e)
 }
 
-// Forget drops a released sandbox. If requests are still open at its address, they are
-// reported without an ID from the next look on.
+// Forget drops a released sandbox.
 func (t *Tracker) Forget(id string) { t.entries.Delete(id) }
 
 // Retain drops the sandboxes for which keep returns false and that are not in use. Their
@@ -159,20 +141,18 @@ func (t *Tracker) Retain(keep func(id string) bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for id, e := range t.entries.All() {
-		if a, _ := t.activity(e, 0); a.Age > 0 && !keep(id) {
+		if a, _ := t.activity(id, e, 0); a.Age > 0 && !keep(id) {
 			t.entries.Delete(id)
 		}
 	}
 }
 
 // activity returns how e was used. used is false if it never was. t.mu is held.
-func (t *Tracker) activity(e *Entry, now time.Duration) (a Activity, used bool) {
+func (t *Tracker) activity(id string, e *Entry, now time.Duration) (a Activity, used bool) {
 	unread, lastRead := e.use()
-	look := t.openHosts.Load()
-	a = Activity{
-		ID: e.id, Addr: e.addr, Open: look.addrs[e.addr].open, Unread: int(e.unread.Load()), Kind: e.kind,
-	}
-	admitted := unread || lastRead >= look.began
+	shown := t.shown.Load()
+	a = Activity{ID: id, Addr: e.addr, Open: shown.addrs[e.addr].open, Unread: int(e.unread.Load()), Kind: e.kind}
+	admitted := unread || lastRead >= shown.began
 	switch {
 	case !admitted && !e.inUse:
 		a.Age = max(now-e.lastUsed, 1)
@@ -187,8 +167,8 @@ func (t *Tracker) activity(e *Entry, now time.Duration) (a Activity, used bool) 
 // list returns what is in use or was last used at or after from. t.mu is held.
 func (t *Tracker) list(from time.Duration) (list []Activity) {
 	now := t.o.Now()
-	for _, e := range t.entries.All() {
-		if a, used := t.activity(e, now); used && (a.Age == 0 || e.lastUsed >= from) {
+	for id, e := range t.entries.All() {
+		if a, used := t.activity(id, e, now); used && (a.Age == 0 || e.lastUsed >= from) {
 			list = append(list, a)
 		}
 	}
@@ -226,12 +206,7 @@ func (t *Tracker) LookError() string {
 // Ask takes two looks that begin after the call, and returns how these sandboxes were used.
 // A sandbox without an activity was never in use. A caller that stops admissions first
 // learns of every use, see the package comment. An error says why a look failed.
-func (t *Tracker) Ask(ctx context.Context, questions []Question) ([]Activity, error) {
-	for _, q := range questions {
-		if q.MinBytes > 0 && q.Addr.IsValid() {
-			t.entry(q.ID, q.ID, q.Addr.Unmap(), q.MinBytes)
-		}
-	}
+func (t *Tracker) Ask(ctx context.Context, ids []string) ([]Activity, error) {
 	err := t.Look(ctx)
 	if err == nil {
 		wait.Sleep(ctx, askPause)
@@ -240,31 +215,19 @@ func (t *Tracker) Ask(ctx context.Context, questions []Question) ([]Activity, er
 	if err != nil {
 		return nil, err
 	}
-	return t.Answer(questions), nil
+	return t.Answer(ids), nil
 }
 
-// Answer returns what Ask returns after its looks.
-func (t *Tracker) Answer(questions []Question) (list []Activity) {
+// Answer returns what Ask returns after its looks. A sandbox without a route may be in use.
+func (t *Tracker) Answer(ids []string) (list []Activity) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	now := t.o.Now()
-	for _, q := range questions {
-		addr := q.Addr.Unmap()
-		newest, used := Activity{}, false
-		e, known := t.entries.Load(q.ID)
-		if known {
-			newest, used = t.activity(e, now)
-		} else if open := t.openHosts.Load().addrs[addr].open; open > 0 {
-			newest, used = Activity{Addr: q.Addr, Open: open, Kind: activity.Open}, true
-		}
-		// Another router of this gateway may have had requests open at the address.
-		if unnamed, ok := t.entries.Load(addr.String()); ok {
-			if a, ok := t.activity(unnamed, now); ok && (!used || a.Age < newest.Age) {
-				newest, used = a, true
-			}
-		}
-		if newest.ID = q.ID; used {
-			list = append(list, newest)
+	for _, id := range ids {
+		if e, ok := t.entries.Load(id); !ok {
+			list = append(list, Activity{ID: id, Kind: activity.Unknown})
+		} else if a, used := t.activity(id, e, now); used {
+			list = append(list, a)
 		}
 	}
 	return list

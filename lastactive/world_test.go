@@ -26,7 +26,7 @@ type world struct {
 	options Options
 
 	mu      sync.Mutex
-	open    map[look.Host]look.Counts
+	open    map[look.Host]int
 	envoy   string
 	ended   bool
 	err     error
@@ -58,7 +58,7 @@ func inWorldWith(t *testing.T, change func(*Options), test func(*world)) {
 }
 
 func newWorld(t *testing.T, change func(*Options)) *world {
-	w := &world{T: t, open: map[look.Host]look.Counts{}, envoy: "envoy-1", took: 2 * time.Millisecond}
+	w := &world{T: t, open: map[look.Host]int{}, envoy: "envoy-1", took: 2 * time.Millisecond}
 	started := time.Now()
 	w.options = Options{
 		Now: func() time.Duration { return time.Hour + time.Since(started) }, Look: w.look, ConnectWindow: window,
@@ -83,7 +83,7 @@ func (w *world) look(ctx context.Context) (look.Look, error) {
 	w.mu.Unlock()
 	time.Sleep(half)
 	w.mu.Lock()
-	l, err := look.Look{Gateway: w.envoy, Hosts: map[look.Host]look.Counts{}}, w.err
+	l, err := look.Look{Gateway: w.envoy, Hosts: map[look.Host]int{}}, w.err
 	for at, h := range w.open {
 		l.Hosts[at] = h
 	}
@@ -109,7 +109,7 @@ func (w *world) change(f func()) {
 }
 
 func (w *world) opens(to string, n int) {
-	w.change(func() { w.open[host(to)] = look.Counts{Open: n, Entries: 1} })
+	w.change(func() { w.open[host(to)] = n })
 }
 
 func (w *world) looks() int {
@@ -127,7 +127,8 @@ func (w *world) lookBegan(before int) time.Duration {
 
 func (w *world) begin(id, to string) *Entry {
 	w.Helper()
-	e, _ := w.tracker.Begin(id, netip.MustParseAddrPort(to), false, 0)
+	w.tracker.Expect(id, addr(to), 0)
+	e, _ := w.tracker.Begin(id, netip.MustParseAddrPort(to), false)
 	require.NotNil(w, e)
 	return e
 }
@@ -149,10 +150,10 @@ func (w *world) age(id string) time.Duration {
 	return a.Age
 }
 
-func (w *world) ask(questions ...Question) ([]Activity, error) {
+func (w *world) ask(ids ...string) ([]Activity, error) {
 	ctx, cancel := context.WithTimeout(w.Context(), 10*time.Second)
 	defer cancel()
-	return w.tracker.Ask(ctx, questions)
+	return w.tracker.Ask(ctx, ids)
 }
 
 var errStopped = errors.New("no answer from Envoy in time")

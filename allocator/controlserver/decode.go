@@ -1,7 +1,6 @@
 package controlserver
 
 import (
-	"net/netip"
 	"regexp"
 	"strings"
 	"time"
@@ -30,15 +29,11 @@ func activities(field string, all []*controlv1.Activity) ([]core.Activity, error
 	}
 	list := make([]core.Activity, 0, len(all))
 	for _, a := range all {
-		addr, err := netip.ParseAddr(a.GetPodIp())
-		if err != nil && a.GetSandboxId() == "" {
-			return nil, status.Errorf(codes.InvalidArgument, "%s.activities: needs sandbox_id or an IP address in pod_ip: %.100q", field, a.GetPodIp())
-		}
 		kind := activity.Kind(a.GetKind())
 		if !kindWord.MatchString(a.GetKind()) {
 			kind = activity.Unknown
 		}
-		list = append(list, core.Activity{ID: a.GetSandboxId(), Addr: addr.Unmap(), Age: ago(a.GetAgeMillis()), Open: int(a.GetOpenRequests()), Kind: kind})
+		list = append(list, core.Activity{ID: a.GetSandboxId(), Age: ago(a.GetAgeMillis()), Open: int(a.GetOpenRequests()), Kind: kind})
 	}
 	return list, nil
 }

@@ -3,7 +3,6 @@ package controlserver
 import (
 	"fmt"
 	"io"
-	"net/netip"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -16,19 +15,6 @@ import (
 	"github.com/berth-sandbox/berth/api/activity"
 	controlv1 "github.com/berth-sandbox/berth/api/control/v1"
 )
-
-func TestActivityNeedsASandboxOrAnAddress(t *testing.T) {
-	for _, address := range []string{"", "10.0.0.300"} {
-		run(t, func(w *world) {
-			stream, n := w.joined()
-			require.NoError(t, stream.Send(&controlv1.RouterMessage{Message: &controlv1.RouterMessage_Report{
-				Report: &controlv1.Report{Activities: []*controlv1.Activity{{PodIp: address, OpenRequests: 1}}},
-			}}))
-			fails(t, stream, codes.InvalidArgument, "report.activities: needs sandbox_id or an IP address in pod_ip: ")
-			require.Equal(t, []core.Event{core.SessionLeft{Session: testRouter, Stream: n}}, w.leader.seen())
-		})
-	}
-}
 
 func TestTooManyActivitiesAreRefused(t *testing.T) {
 	many := make([]*controlv1.Activity, maxActivities+1)
@@ -95,12 +81,12 @@ func TestRouterMessagesBecomeEventsInOrder(t *testing.T) {
 			{Message: &controlv1.RouterMessage_Ack{Ack: &controlv1.Ack{Sequence: 1}}},
 			{Message: &controlv1.RouterMessage_Resolve{Resolve: &controlv1.Resolve{SandboxId: "k3x9"}}},
 			{Message: &controlv1.RouterMessage_Report{Report: &controlv1.Report{Activities: []*controlv1.Activity{
-				{SandboxId: "k3x9", AgeMillis: 1<<64 - 1, OpenRequests: 2, PodIp: "10.0.0.7", Kind: "bytes"}, {PodIp: "::ffff:10.0.0.8", OpenRequests: 1, Kind: "later"}, {SandboxId: "x7", Kind: "No word"}, {SandboxId: "x8"},
+				{SandboxId: "k3x9", AgeMillis: 1<<64 - 1, OpenRequests: 2, Kind: "bytes"}, {SandboxId: "x6", OpenRequests: 1, Kind: "later"}, {SandboxId: "x7", Kind: "No word"}, {SandboxId: "x8"},
 			}}}},
 			{Message: &controlv1.RouterMessage_Report{Report: &controlv1.Report{Gateway: "e", Nonce: 7, TookMillis: 3}}},
 			{Message: &controlv1.RouterMessage_Report{Report: &controlv1.Report{LookError: strings.Repeat("ü", 200)}}},
 			{Message: &controlv1.RouterMessage_Quiesced{Quiesced: &controlv1.Quiesced{Number: 9, Activities: []*controlv1.Activity{{SandboxId: "k3x9", AgeMillis: 3, Kind: strings.Repeat("x", 33)}}, LookError: "the look timed out"}}},
-			{Message: &controlv1.RouterMessage_Probed{Probed: &controlv1.Probed{SandboxId: "k3x9", Busy: true}}},
+			{Message: &controlv1.RouterMessage_Probed{Probed: &controlv1.Probed{SandboxId: "k3x9", Busy: true, Number: 5}}},
 			{Message: &controlv1.RouterMessage_Probed{Probed: &controlv1.Probed{SandboxId: "x7"}}},
 			{}, // of a kind that is not known yet
 			{Message: &controlv1.RouterMessage_Goodbye{Goodbye: &controlv1.Goodbye{Looked: true}}},
@@ -116,12 +102,12 @@ func TestRouterMessagesBecomeEventsInOrder(t *testing.T) {
 			core.SessionAck{Session: testRouter, Stream: n, Sequence: 1},
 			core.Resolve{Session: testRouter, Stream: n, ID: "k3x9"},
 			core.Report{Stream: n, Activities: []core.Activity{
-				{ID: "k3x9", Addr: netip.MustParseAddr("10.0.0.7"), Age: 100 * 365 * 24 * time.Hour, Open: 2, Kind: activity.Bytes}, {Addr: netip.MustParseAddr("10.0.0.8"), Open: 1, Kind: "later"}, {ID: "x7", Kind: activity.Unknown}, {ID: "x8", Kind: activity.Unknown},
+				{ID: "k3x9", Age: 100 * 365 * 24 * time.Hour, Open: 2, Kind: activity.Bytes}, {ID: "x6", Open: 1, Kind: "later"}, {ID: "x7", Kind: activity.Unknown}, {ID: "x8", Kind: activity.Unknown},
 			}},
 			core.Report{Stream: n, Activities: []core.Activity{}, Gateway: "e", Nonce: 7, Took: 3 * time.Millisecond},
 			core.Report{Stream: n, Activities: []core.Activity{}, Blind: strings.Repeat("ü", 128)},
 			core.Quiesced{Stream: n, Number: 9, Activities: []core.Activity{{ID: "k3x9", Age: 3 * time.Millisecond, Kind: activity.Unknown}}, Blind: "the look timed out"},
-			core.Probed{Stream: n, ID: "k3x9", Busy: true},
+			core.Probed{Stream: n, ID: "k3x9", Busy: true, Number: 5},
 			core.Probed{Stream: n, ID: "x7"},
 			core.SessionGoodbye{Session: testRouter, Stream: n, Looked: true},
 			core.SessionLeft{Session: testRouter, Stream: n},

@@ -41,7 +41,7 @@ func (s *Server) Deliver(term uint64, e core.Effect) bool {
 		s.push(e.Stream, &controlv1.AllocatorMessage{Term: term, Message: &controlv1.AllocatorMessage_Quiesce{Quiesce: q}})
 	case core.SendProbe:
 		s.push(e.Stream, &controlv1.AllocatorMessage{Term: term, Message: &controlv1.AllocatorMessage_Probe{Probe: &controlv1.Probe{
-			SandboxId: e.ID, PodIp: e.To.Addr().String(), Port: uint32(e.To.Port()), Path: e.Path,
+			Number: e.Number, SandboxId: e.ID, PodIp: e.To.Addr().String(), Port: uint32(e.To.Port()), Path: e.Path,
 		}}})
 	case core.SendResume:
 		s.push(e.Stream, &controlv1.AllocatorMessage{Term: term, Message: &controlv1.AllocatorMessage_Resume{Resume: &controlv1.Resume{SandboxIds: e.IDs}}})

@@ -39,7 +39,7 @@ func TestEffectsReachTheRouterInOrder(t *testing.T) {
 			core.SendResolved{Stream: n, ID: "starting", Starting: true, Hold: 1500 * time.Millisecond},
 			core.SendResolved{Stream: n, ID: "idle", Sandbox: &idle},
 			core.SendQuiesce{Stream: n, Number: 3, Questions: []core.Question{{ID: "k3x9", IP: netip.MustParseAddr("10.0.0.1")}, {ID: "idle", IP: netip.MustParseAddr("fd00::1"), MinBytes: 2048}}},
-			core.SendProbe{Stream: n, ID: "k3x9", To: netip.MustParseAddrPort("10.0.0.1:9000"), Path: "/busy"},
+			core.SendProbe{Stream: n, ID: "k3x9", To: netip.MustParseAddrPort("10.0.0.1:9000"), Path: "/busy", Number: 5},
 			core.SendResume{Stream: n, IDs: []string{"idle"}},
 		} {
 			require.True(t, w.Deliver(7, e))
@@ -61,7 +61,7 @@ func TestEffectsReachTheRouterInOrder(t *testing.T) {
 			{Term: 7, Message: &controlv1.AllocatorMessage_Quiesce{Quiesce: &controlv1.Quiesce{Number: 3, Questions: []*controlv1.Question{
 				{SandboxId: "k3x9", PodIp: "10.0.0.1"}, {SandboxId: "idle", PodIp: "fd00::1", MinBytesPerMinute: 2048},
 			}}}},
-			{Term: 7, Message: &controlv1.AllocatorMessage_Probe{Probe: &controlv1.Probe{SandboxId: "k3x9", PodIp: "10.0.0.1", Port: 9000, Path: "/busy"}}},
+			{Term: 7, Message: &controlv1.AllocatorMessage_Probe{Probe: &controlv1.Probe{SandboxId: "k3x9", PodIp: "10.0.0.1", Port: 9000, Path: "/busy", Number: 5}}},
 			{Term: 7, Message: &controlv1.AllocatorMessage_Resume{Resume: &controlv1.Resume{SandboxIds: []string{"idle"}}}},
 		} {
 			want.Journal, want.Position = "j", 110

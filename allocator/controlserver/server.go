@@ -249,7 +249,7 @@ func (s *Server) submit(leader Leader, stream uint64, router string, m *controlv
 		}
 		leader.Submit(q)
 	case *controlv1.RouterMessage_Probed:
-		leader.Submit(core.Probed{Stream: stream, ID: m.Probed.GetSandboxId(), Busy: m.Probed.GetBusy()})
+		leader.Submit(core.Probed{Stream: stream, Number: m.Probed.GetNumber(), ID: m.Probed.GetSandboxId(), Busy: m.Probed.GetBusy()})
 	case *controlv1.RouterMessage_Dead:
 		if err := checkDead(m.Dead, router); err != nil {
 			return err

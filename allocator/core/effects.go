@@ -151,6 +151,7 @@ type (
 	// SendProbe has a router ask a pod whether it is busy. Probed answers it.
 	SendProbe struct {
 		Stream uint64
+		Number uint64
 		ID     string
 		To     netip.AddrPort
 		Path   string

@@ -174,6 +174,7 @@ type (
 	// Probed: what the router of a SendProbe found out about the pod of a sandbox.
 	Probed struct {
 		Stream uint64
+		Number uint64
 		ID     string
 		Busy   bool
 	}

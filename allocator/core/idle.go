@@ -29,7 +29,7 @@ const (
 
 // markRunning notes that a sandbox runs. Routers may have its route from now on.
 func (c *Core) markRunning(s *sandbox, usedAt time.Duration, kind activity.Kind) {
-	c.idle.Add(idle.Sandbox{ID: s.ID, Addr: s.IP, Timeout: s.IdleTimeout, MinBytes: s.MinBytes}, usedAt, kind, c.now.Boot)
+	c.idle.Add(idle.Sandbox{ID: s.ID, Timeout: s.IdleTimeout, MinBytes: s.MinBytes}, usedAt, kind, c.now.Boot)
 	c.schedule(s)
 }
 
@@ -64,17 +64,18 @@ func (c *Core) busyProbeOf(id string) (probe BusyProbe, ok bool) {
 // reapIdle asks about the sandboxes that are due. No round begins while the journal does not answer:
 // requests are held until the verdict is durable.
 func (c *Core) reapIdle() {
-	probes := c.idle.Due(c.now.Boot, func(id string) bool { _, ok := c.busyProbeOf(id); return ok })
-	for _, p := range probes {
-		probe, _ := c.busyProbeOf(p.Sandbox)
-		to := netip.AddrPortFrom(c.sandboxes.byID[p.Sandbox].IP, probe.Port)
-		c.emit(SendProbe{Stream: c.routers.members.Get(p.Router).Stream, ID: p.Sandbox, To: to, Path: probe.Path})
-	}
 	c.decide(c.idle.Expire(c.now.Boot))
 	if c.closing || c.outbox.stands() {
 		return
 	}
-	ask, verdict := c.idle.Ask(c.now.Boot)
+	probes, ask, verdict := c.idle.Ask(c.now.Boot, func(id string) bool { _, ok := c.busyProbeOf(id); return ok })
+	for _, p := range probes {
+		probe, _ := c.busyProbeOf(p.Sandbox)
+		to := netip.AddrPortFrom(c.sandboxes.byID[p.Sandbox].IP, probe.Port)
+		c.emit(SendProbe{
+			Stream: c.routers.members.Get(p.Router).Stream, Number: p.Number, ID: p.Sandbox, To: to, Path: probe.Path,
+		})
+	}
 	if len(ask.Sandboxes) > 0 {
 		questions := make([]Question, len(ask.Sandboxes))
 		for i, id := range ask.Sandboxes {

@@ -1,7 +1,6 @@
 package core
 
 import (
-	"slices"
 	"testing"
 	"time"
 
@@ -103,20 +102,6 @@ func TestLeftoverOfAnEndedRouterBlocksTheQuestion(t *testing.T) {
 	}
 }
 
-// The router that ends knows only the address, so it does not count bytes.
-func TestAddressLeftOpenBlocksAlsoWhereBytesCount(t *testing.T) {
-	s := newSim(t)
-	s.recover([]Pool{changed(idlePool(1), func(p *Pool) { p.IdleTimeout, p.MinBytes = time.Minute, 1024 })}, []Pod{warmPod("a-1")})
-	s.joinAndReport("q", 1)
-	s.joinAndReport("r", 2)
-	sb := s.claim()
-	s.looks("r", 2, 0, Activity{Addr: sb.IP, Open: 1, Kind: activity.Open})
-	s.step(SessionGoodbye{Session: "r", Stream: 2, Looked: true})
-	if list, _ := s.core.View().Activities(everySandbox, 1); !slices.Equal(list[0].Awaits, []string{"r"}) {
-		t.Errorf("shown as %+v", list)
-	}
-}
-
 // A router that joins while it ends sends one report, which is complete and has its last look.
 func TestLastLookCountsOnANewStream(t *testing.T) {
 	s := idleSim(t, 1, "q", "r")
@@ -162,7 +147,7 @@ func TestRequestOpenAtTheNextLookIsUse(t *testing.T) {
 	s.step(SessionGoodbye{Session: "r", Stream: 2, Looked: true})
 	s.pass(time.Second)
 	s.step(SessionPing{Session: "q", Stream: 1, Nonce: 6})
-	s.looksAt("envoy of r", 1, 6, Activity{Addr: sb.IP, Open: 1, Kind: activity.Open})
+	s.looksAt("envoy of r", 1, 6, Activity{ID: sb.ID, Open: 1, Kind: activity.Open})
 	if list, _ := s.core.View().Activities(everySandbox, 1); list[0].Age != 0 || list[0].Kind != activity.Open || len(list[0].Awaits) > 0 {
 		t.Errorf("shown as %+v", list)
 	}

@@ -32,7 +32,7 @@ func probeSim(t *testing.T, warm int, routers ...string) *sim {
 // answers has a router say whether a pod is busy.
 func (s *sim) answers(p SendProbe, busy bool) {
 	s.t.Helper()
-	s.step(Probed{Stream: p.Stream, ID: p.ID, Busy: busy})
+	s.step(Probed{Stream: p.Stream, Number: p.Number, ID: p.ID, Busy: busy})
 	s.step(Tick{})
 }
 
@@ -61,12 +61,12 @@ func TestBusyPodCountsAsInUse(t *testing.T) {
 func TestPodIsProbedAgainBeforeLateRound(t *testing.T) {
 	s := probeSim(t, 2, "r")
 	s.claim()
-	s.pass(idleFor - 2*time.Second)
+	s.pass(idleFor)
+	p := one[SendProbe](s)
 	s.slow = true
 	s.step(Claim{Token: 7, Pool: poolA, Wait: wait})
 	s.given()
 	s.pass(2 * time.Second)
-	p := one[SendProbe](s)
 	s.answers(p, false)
 	for range 12 {
 		s.ping("r", 1)
@@ -76,7 +76,6 @@ func TestPodIsProbedAgainBeforeLateRound(t *testing.T) {
 	s.written()
 	s.pass(time.Millisecond)
 	none[SendQuiesce](s)
-	s.pass(time.Millisecond)
 	p = one[SendProbe](s)
 	s.answers(p, false)
 	s.asks(1)
@@ -162,7 +161,7 @@ func TestProbesAreBoundedAndAllPodsGetOne(t *testing.T) {
 		t.Fatalf("%d at once", len(first))
 	}
 	for _, p := range first {
-		s.step(Probed{Stream: p.Stream, ID: p.ID, Busy: true})
+		s.step(Probed{Stream: p.Stream, Number: p.Number, ID: p.ID, Busy: true})
 	}
 	s.pass(idle.AskAgain)
 	if rest := of[SendProbe](s.effects); len(rest) != all-idle.MaxProbes {

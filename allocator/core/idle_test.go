@@ -166,13 +166,11 @@ func TestUseAtOneRouterKeepsTheSandbox(t *testing.T) {
 	}
 }
 
-// A router that has lost the route knows only the address, and a new router knows no route
-// at all when it looks for the first time.
-func TestOpenAddressIsUseOfItsSandbox(t *testing.T) {
+func TestOpenRequestDelaysTheQuestion(t *testing.T) {
 	s := idleSim(t, 1, "r")
 	sb := s.claim()
 	s.pass(idleFor - time.Second)
-	s.looks("r", 1, 0, Activity{Addr: sb.IP, Open: 1, Kind: activity.Open}, Activity{Addr: address(7), Open: 1})
+	s.looks("r", 1, 0, Activity{ID: sb.ID, Open: 1, Kind: activity.Open}, Activity{Open: 1})
 	if list, _ := s.core.View().Activities(everySandbox, 1); !slices.Equal(list[0].Asks, []string{"r"}) || list[0].Age != 0 || list[0].Kind != activity.Open || list[0].Router != "r" || list[0].Open != 1 {
 		t.Errorf("shown as %+v", list)
 	}
@@ -180,28 +178,10 @@ func TestOpenAddressIsUseOfItsSandbox(t *testing.T) {
 	none[SendQuiesce](s)
 	s.pass(time.Millisecond)
 	q := s.asks(1)
-	if q.Questions[0] != (Question{ID: sb.ID, IP: sb.IP}) {
+	if !slices.Equal(q.Questions, []Question{{ID: sb.ID, IP: sb.IP}}) {
 		t.Errorf("asked: %+v", q)
 	}
-	s.says(q, 1, Activity{Addr: sb.IP, Open: 1})
-	s.resumed(1)
-}
-
-// A router that does not know the route does not know that bytes count, and an open
-// connection over which nothing moves must not keep its sandbox.
-func TestOpenAddressIsNoUseWhereBytesCount(t *testing.T) {
-	s := newSim(t)
-	s.recover([]Pool{changed(idlePool(1), func(p *Pool) { p.IdleTimeout, p.MinBytes = time.Minute, 1024 })}, []Pod{warmPod("a-1")})
-	s.joinAndReport("r", 1)
-	sb := s.claim()
-	for range 59 {
-		s.ping("r", 1)
-		s.pass(time.Second)
-		s.looks("r", 1, 0, Activity{Addr: sb.IP, Open: 1, Kind: activity.Open})
-		none[SendQuiesce](s)
-	}
-	s.pass(time.Second)
-	s.says(s.asks(1), 1, Activity{ID: sb.ID, Addr: sb.IP, Kind: activity.Bytes}) // it has read the kernel for the first time
+	s.says(q, 1, Activity{ID: sb.ID, Open: 1})
 	s.resumed(1)
 }
 
@@ -271,9 +251,6 @@ func TestBytesAreJudgedOverAtLeastOneMinute(t *testing.T) {
 			}
 			s.pass(time.Second)
 			q := s.asks(1)
-			if q.Questions[0] != (Question{ID: sb.ID, IP: sb.IP, MinBytes: 2048}) {
-				t.Errorf("asked: %+v", q)
-			}
 			s.says(q, 1, Activity{ID: sb.ID, Age: c.counts, Open: 1})
 			one[SandboxReleased](s)
 		})

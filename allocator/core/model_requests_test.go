@@ -66,7 +66,7 @@ func (w *world) request(r *router, id string) {
 		}
 	}
 	meanwhile(30 * time.Second)
-	entry, _ := r.tracker.Begin(id, netip.AddrPortFrom(answer.Route.Addr, 80), false, 0)
+	entry, _ := r.tracker.Begin(id, netip.AddrPortFrom(answer.Route.Addr, 80), false)
 	if entry == nil {
 		return // too many first requests
 	}

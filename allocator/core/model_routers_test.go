@@ -287,7 +287,7 @@ func (w *world) stopRouter(r *router) {
 		return
 	}
 	nonce := r.ponged
-	r.tracker.Look(over)
+	r.tracker.Look(context.Background())
 	if r.stream != 0 {
 		last := w.toReport(r, r.tracker.FinalReportNow(), nonce, false)
 		r.out = append(r.out, last, SessionGoodbye{Session: r.id, Stream: r.stream, Looked: last.Blind == ""})
@@ -379,6 +379,7 @@ func (w *world) toRouter(r *router) {
 		routes := map[string]routecache.Route{}
 		for _, s := range e.Routes {
 			routes[s.ID] = route(s)
+			r.tracker.Expect(s.ID, s.IP, s.MinBytes)
 		}
 		r.cache.Replace(routes)
 		r.tracker.Retain(func(id string) bool { _, ok := routes[id]; return ok })
@@ -388,6 +389,7 @@ func (w *world) toRouter(r *router) {
 		w.reports(r, true, 0)
 		r.ending = append(r.ending, ending{sequence, m.over})
 	case SendRoute:
+		r.tracker.Expect(e.Sandbox.ID, e.Sandbox.IP, e.Sandbox.MinBytes)
 		r.cache.Put(e.Sandbox.ID, route(e.Sandbox))
 		sequence = e.Sequence
 	case SendRelease:

@@ -80,11 +80,11 @@ func (w *world) look(r *router) (look.Look, error) {
 			return look.Look{}, errors.New("another Envoy process")
 		}
 	}
-	hosts := map[look.Host]look.Counts{}
+	hosts := map[look.Host]int{}
 	for _, u := range w.uses {
 		if u.envoy == r.envoy && u.open(w.now.Boot) && u.shows <= w.now.Boot {
 			h := look.Host{AddrPort: u.at}
-			hosts[h] = look.Counts{Open: hosts[h].Open + 1, Entries: hosts[h].Entries + 1}
+			hosts[h]++
 		}
 	}
 	if !w.prompt && w.draw(8) == 7 { // what it says was so a moment ago
@@ -101,7 +101,7 @@ func (w *world) looks(r *router) {
 	r.lookedAt = w.now.Boot
 	nonce := r.ponged
 	stream := r.stream
-	r.tracker.Look(over)
+	r.tracker.Look(context.Background())
 	if r.stream != stream {
 		return
 	}
@@ -111,7 +111,7 @@ func (w *world) looks(r *router) {
 			r.asking = nil
 			answer := Quiesced{Stream: r.stream, Number: a.number, Blind: blind}
 			if blind == "" {
-				answer.Activities = toActivities(r.tracker.Answer(a.questions))
+				answer.Activities = toActivities(r.tracker.Answer(a.ids))
 			}
 			r.out = append(r.out, answer)
 		}
@@ -139,27 +139,26 @@ func (w *world) toReport(r *router, report lastactive.Report, nonce uint64, comp
 
 func toActivities(list []lastactive.Activity) (all []Activity) {
 	for _, a := range list {
-		all = append(all, Activity{ID: a.ID, Addr: a.Addr, Age: a.Age.Truncate(time.Millisecond), Open: a.Open, Kind: activity.Open})
+		all = append(all, Activity{ID: a.ID, Age: a.Age.Truncate(time.Millisecond), Open: a.Open, Kind: activity.Open})
 	}
 	return all
 }
 
 // question is one that a router has to answer.
 type question struct {
-	number    uint64
-	questions []lastactive.Question
-	looks     int // that have ended since
+	number uint64
+	ids    []string
+	looks  int // that have ended since
 }
 
 // quiesced has a router hold the requests for sandboxes, and look.
 func (w *world) quiesced(r *router, e SendQuiesce) {
-	r.asking = &question{number: e.Number}
-	for _, q := range e.Questions {
-		if !r.cache.Quiesce(q.ID) {
-			w.t.Fatalf("%s cannot hold requests for %s", r.id, q.ID)
+	r.asking = &question{number: e.Number, ids: ids(e)}
+	for _, id := range r.asking.ids {
+		if !r.cache.Quiesce(id) {
+			w.t.Fatalf("%s cannot hold requests for %s", r.id, id)
 		}
-		r.held[q.ID] = true
-		r.asking.questions = append(r.asking.questions, lastactive.Question{ID: q.ID, Addr: q.IP, MinBytes: q.MinBytes})
+		r.held[id] = true
 	}
 }
 

@@ -24,7 +24,7 @@ type routers struct {
 	idle      *idle.Ledger
 	// changed are the sandboxes whose fences may go on since the fences were advanced last.
 	changed []string
-	// ends are kept by the journal, in the order of until.
+	// ends are kept by the journal.
 	ends []journaledEnd
 	// earlierEnds is called before the last session of an earlier journal ends.
 	earlierEnds func()
@@ -184,7 +184,8 @@ func (r *routers) end(s *member.Session, looked bool, until time.Duration) (mayB
 	return mayBeOpen
 }
 
-// journaledEnd is the journaled end of a router that may have left something open.
+// journaledEnd is the journaled end of a router that may have left something open. The objects
+// show at the time until what the end of its leftover means.
 type journaledEnd struct {
 	until  time.Duration
 	settle Settle
@@ -195,7 +196,7 @@ type journaledEnd struct {
 // activity.
 func (r *routers) settleEnd(f Fact, mayBeOpen bool) {
 	if settle := (Settle{Session: f.Session, Revision: f.Revision}); mayBeOpen {
-		r.ends = append(r.ends, journaledEnd{r.now.Boot + r.cfg.expiry() + persistLag, settle})
+		r.ends = append(r.ends, journaledEnd{r.now.Boot + persistLag, settle})
 	} else {
 		r.emit(settle)
 	}
@@ -210,10 +211,18 @@ func (r *routers) tick() {
 	for _, b := range r.members.Lift(r.now.Boot) {
 		r.emit(Settle{Session: b.Session, Revision: Revision(b.Fact)})
 	}
-	for len(r.ends) > 0 && r.ends[0].until <= r.now.Boot {
-		r.emit(r.ends[0].settle)
-		r.ends = r.ends[1:]
+	kept := r.ends[:0]
+	for _, e := range r.ends {
+		if r.idle.MayBeOpen(e.settle.Session) {
+			e.until = r.now.Boot + persistLag
+		}
+		if e.until <= r.now.Boot {
+			r.emit(e.settle)
+		} else {
+			kept = append(kept, e)
+		}
 	}
+	r.ends = kept
 	r.changed = slices.Collect(r.fences.UnderWay())
 }
 
@@ -256,7 +265,7 @@ func (r *routers) report(ev Report) {
 // probed records the answer of a pod to a probe.
 func (r *routers) probed(ev Probed) {
 	if s := r.members.OfStream(ev.Stream); s != nil {
-		r.idle.Probed(s.ID, ev.ID, ev.Busy, r.now.Boot)
+		r.idle.Probed(ev.ID, ev.Number, ev.Busy, r.now.Boot)
 	}
 }
 

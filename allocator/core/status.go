@@ -1,6 +1,7 @@
 package core
 
 import (
+	"cmp"
 	"maps"
 	"time"
 
@@ -49,8 +50,8 @@ type SessionStatus struct {
 // activity. Times count from the last Step.
 type ActivityStatus struct {
 	Sandbox Sandbox
-	// Age is the time since the last known activity, Kind its kind, and Why, for Unknown, what is
-	// not known.
+	// Age is the time since the last known activity, Kind its kind. Why says for Unknown what is
+	// not known, and otherwise why the first of Awaits cannot answer.
 	Age  time.Duration
 	Kind activity.Kind
 	Why  string
@@ -65,8 +66,7 @@ type ActivityStatus struct {
 	// released for being idle.
 	Asks []string
 	// Awaits are sessions, by ID and maxAwaited at most, that keep it from being released for
-	// being idle: they are not connected, have not reported yet, cannot tell what is open, or
-	// have ended and left something open.
+	// being idle: see idle.Question.
 	Awaits []string
 }
 
@@ -162,7 +162,7 @@ func (v View) activityOf(s *sandbox) ActivityStatus {
 		if reason == "" || q.At < end {
 			end, reason = q.At, ReasonIdle
 		}
-		st.Asks, st.Awaits = q.Asks, q.Awaits
+		st.Asks, st.Awaits, st.Why = q.Asks, q.Awaits, cmp.Or(st.Why, q.Why)
 	}
 	if reason != "" {
 		st.Next, st.In = reason, max(0, end-v.c.now.Boot)

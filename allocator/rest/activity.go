@@ -51,7 +51,8 @@ type Activity struct {
 	// LastActive is the time of the latest known activity, AgeSeconds before Now.
 	LastActive time.Time `json:"lastActive"`
 	AgeSeconds float64   `json:"ageSeconds"`
-	// Kind is the kind of that activity. Why says what is unknown if the kind is Unknown.
+	// Kind is the kind of that activity. Why says what is unknown if the kind is
+	// Unknown, and otherwise why the first of Awaits blocks the release.
 	Kind activity.Kind `json:"kind"`
 	Why  string        `json:"why,omitempty"`
 	// Router is the session that reported it, absent for none. Open is the number of open requests
@@ -180,7 +181,7 @@ func (a Activity) LastText() string {
 	if a.Router != "" {
 		text += " at " + a.Router
 	}
-	if a.Why != "" {
+	if a.Why != "" && a.Kind == activity.Unknown {
 		text += " (" + a.Why + ")"
 	}
 	return text
@@ -204,6 +205,9 @@ func (a Activity) NextText(dryRun bool) string {
 	}
 	if len(a.Awaits) > 0 {
 		text += ", waits for " + strings.Join(a.Awaits, ", ")
+		if a.Why != "" && a.Kind != activity.Unknown {
+			text += " (" + a.Why + ")"
+		}
 	}
 	return text
 }

@@ -79,7 +79,6 @@ type LastActive struct {
 
 // LastActiveSandbox says when one sandbox was last used through this gateway.
 type LastActiveSandbox struct {
-	// SandboxID is empty if the router does not know which sandbox is at PodIP.
 	SandboxID string `json:"sandboxID"`
 	PodIP     string `json:"podIP"`
 	// LastActive is Now less the age.
@@ -107,7 +106,7 @@ func (o Options) lastActive(keep filter) LastActive {
 		}
 	}
 	slices.SortFunc(dump.Sandboxes, func(a, b LastActiveSandbox) int {
-		return cmp.Or(cmp.Compare(a.SandboxID, b.SandboxID), cmp.Compare(a.PodIP, b.PodIP))
+		return cmp.Compare(a.SandboxID, b.SandboxID)
 	})
 	return dump
 }
@@ -120,7 +119,7 @@ func (d LastActive) String() string {
 	}
 	for _, s := range d.Sandboxes {
 		fmt.Fprintf(&text, "%s  %s  %s  %.3fs ago  %s  open %d  unread %d\n",
-			cmp.Or(s.SandboxID, "-"), s.PodIP, s.LastActive.UTC().Format(time.RFC3339Nano),
+			s.SandboxID, s.PodIP, s.LastActive.UTC().Format(time.RFC3339Nano),
 			s.AgeSeconds, s.Kind, s.OpenRequests, s.UnreadAnswers)
 	}
 	return text.String()

@@ -40,7 +40,7 @@ func newRouter(t require.TestingT) *router {
 	var err error
 	r.cache, err = routecache.New(routecache.Options{Now: func() time.Duration { return 0 }, Ask: func(string) bool { return false }})
 	require.NoError(t, err)
-	now, open, lookError := time.Minute, map[look.Host]look.Counts{}, error(nil)
+	now, open, lookError := time.Minute, map[look.Host]int{}, error(nil)
 	tracker, err := lastactive.New(lastactive.Options{
 		ConnectWindow: 5 * time.Second, Now: func() time.Duration { return now },
 		Look: func(context.Context) (look.Look, error) { return look.Look{Gateway: "envoy-1", Hosts: open}, lookError },
@@ -49,7 +49,8 @@ func newRouter(t require.TestingT) *router {
 	at := func(i byte) netip.AddrPort { return netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, i}), 8080) }
 	host := func(i byte) look.Host { return look.Host{AddrPort: at(i)} }
 	begin := func(id string, i byte) *lastactive.Entry {
-		e, _ := tracker.Begin(id, at(i), false, 0)
+		tracker.Expect(id, at(i).Addr(), 0)
+		e, _ := tracker.Begin(id, at(i), false)
 		require.NotNil(t, e)
 		return e
 	}
@@ -59,12 +60,12 @@ func newRouter(t require.TestingT) *router {
 	}
 	begin("aa2", 1).Read()
 	looks(0) // it was idle then
-	open[host(2)] = look.Counts{Open: 1, Entries: 1}
+	open[host(2)] = 1
 	begin("aa1", 2).Read()
 	looks(time.Second)
 	delete(open, host(2))
 	looks(87500 * time.Millisecond)
-	open[host(0)], open[host(3)] = look.Counts{Open: 1, Entries: 1}, look.Counts{Open: 2, Entries: 2}
+	open[host(0)], open[host(3)] = 1, 2
 	begin("bb1", 0)
 	looks(time.Second)
 	now += 500 * time.Millisecond
@@ -163,8 +164,7 @@ func TestTextForms(t *testing.T) {
 	r := newRouter(t)
 	w := r.get("/admin/last-active?format=text")
 	require.Equal(t, "text/plain; charset=utf-8", w.Header().Get("Content-Type"))
-	const list = `-  10.0.0.3  2030-01-01T12:00:00Z  0.000s ago  open  open 2  unread 0
-aa1  10.0.0.2  2030-01-01T11:59:58.5Z  1.500s ago  open  open 0  unread 0
+	const list = `aa1  10.0.0.2  2030-01-01T11:59:58.5Z  1.500s ago  open  open 0  unread 0
 aa2  10.0.0.1  2030-01-01T11:58:30Z  90.000s ago  admission  open 0  unread 0
 bb1  10.0.0.0  2030-01-01T12:00:00Z  0.000s ago  open  open 1  unread 1
 `

@@ -18,9 +18,10 @@ const (
 	// finalLookTimeout bounds the look before a Goodbye. A shutdown leaves 2 s for both.
 	finalLookTimeout = time.Second
 	// askTimeout bounds the looks before a Quiesced, because requests are held meanwhile.
-	askTimeout = 1200 * time.Millisecond
-	// maxProbes bounds the sandboxes that are probed at one time.
-	maxProbes = 64
+	askTimeout = 1600 * time.Millisecond
+	// maxProbes bounds the sandboxes that are probed at one time. It is far above what slow pods
+	// of one pool keep busy, because a probe takes up to 4 s.
+	maxProbes = 1000
 	// maxReportActivities bounds the activities of one message: the protocol's limit.
 	maxReportActivities = 5000
 	// maxReason bounds the length of a reason in bytes: the protocol's limit.
@@ -72,14 +73,10 @@ func reason(s string) string { return strings.ToValidUTF8(s[:min(len(s), maxReas
 func toActivities(activities []lastactive.Activity) []*controlv1.Activity {
 	all := make([]*controlv1.Activity, 0, len(activities))
 	for _, a := range activities {
-		m := &controlv1.Activity{
+		all = append(all, &controlv1.Activity{
 			SandboxId: a.ID, AgeMillis: ageMillis(a.Age),
 			OpenRequests: uint32(min(a.Open, math.MaxInt32)), Kind: string(a.Kind),
-		}
-		if a.Addr.IsValid() {
-			m.PodIp = a.Addr.String()
-		}
-		all = append(all, m)
+		})
 	}
 	return all
 }
@@ -128,16 +125,13 @@ func (s *stream) answerQuiesces(ctx context.Context) {
 
 // ask looks how the sandboxes of q were used.
 func (s *stream) ask(ctx context.Context, q *controlv1.Quiesce) *controlv1.Quiesced {
-	questions := make([]lastactive.Question, 0, len(q.GetQuestions()))
+	ids := make([]string, 0, len(q.GetQuestions()))
 	for _, question := range q.GetQuestions() {
-		addr, _ := netip.ParseAddr(question.GetPodIp()) // without an address only the ID counts
-		questions = append(questions, lastactive.Question{
-			ID: question.GetSandboxId(), Addr: addr.Unmap(), MinBytes: question.GetMinBytesPerMinute(),
-		})
+		ids = append(ids, question.GetSandboxId())
 	}
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
-	activities, err := s.client.o.Activity.Ask(ctx, questions)
+	activities, err := s.client.o.Activity.Ask(ctx, ids)
 	if err != nil {
 		return &controlv1.Quiesced{Number: q.GetNumber(), LookError: reason(err.Error())}
 	}
@@ -163,7 +157,7 @@ func (s *stream) probe(ctx context.Context, p *controlv1.Probe) {
 	s.helpers.Go(func() {
 		defer s.probes.Add(-1)
 		busy := s.client.o.Probe(ctx, netip.AddrPortFrom(addr.Unmap(), uint16(p.GetPort())), p.GetPath())
-		m := &controlv1.RouterMessage_Probed{Probed: &controlv1.Probed{SandboxId: p.GetSandboxId(), Busy: busy}}
+		m := &controlv1.RouterMessage_Probed{Probed: &controlv1.Probed{SandboxId: p.GetSandboxId(), Busy: busy, Number: p.GetNumber()}}
 		s.answer(&controlv1.RouterMessage{Message: m})
 	})
 }

@@ -78,11 +78,11 @@ func (s *stream) applySnapshot(m *controlv1.Snapshot) error {
 		return nil
 	}
 	c, routes := s.client, s.snapshot
-	c.o.Cache.Replace(routes)
-	c.o.Activity.Retain(func(id string) bool { _, ok := routes[id]; return ok })
 	for id, r := range routes {
 		c.o.Activity.Expect(id, r.Addr, r.MinBytes)
 	}
+	c.o.Cache.Replace(routes)
+	c.o.Activity.Retain(func(id string) bool { _, ok := routes[id]; return ok })
 	c.o.Log.Info("joined", zap.Uint64("term", c.Term()), zap.Int("routes", len(routes)))
 	s.snapshot, s.joined = map[string]routecache.Route{}, true
 	c.setCurrent(s)
@@ -95,8 +95,8 @@ func (s *stream) applyRoute(m *controlv1.Route) error {
 	if err != nil {
 		return err
 	}
-	s.client.o.Cache.Put(m.GetSandboxId(), route)
 	s.client.o.Activity.Expect(m.GetSandboxId(), route.Addr, route.MinBytes)
+	s.client.o.Cache.Put(m.GetSandboxId(), route)
 	return nil
 }
 
@@ -110,6 +110,7 @@ func (s *stream) applyResolved(m *controlv1.Resolved) error {
 		if err != nil {
 			return err
 		}
+		s.client.o.Activity.Expect(m.GetSandboxId(), route.Addr, route.MinBytes)
 		answer = routecache.Answer{Status: routecache.Routable, Route: route}
 	case *controlv1.Resolved_Gone:
 		answer.Status = routecache.Gone

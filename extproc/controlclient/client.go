@@ -44,7 +44,7 @@ type Activity interface {
 	Forget(id string)
 	// Retain drops the sandboxes for which keep returns false.
 	Retain(keep func(id string) bool)
-	// Expect records that a sandbox has a route.
+	// Expect records that a sandbox has a route, before the cache has the route.
 	Expect(id string, addr netip.Addr, minBytes uint64)
 	// LookDone receives a value after a look. Its capacity is 1.
 	LookDone() <-chan struct{}
@@ -53,7 +53,7 @@ type Activity interface {
 	Report(all bool) lastactive.Report
 	// Ask returns how these sandboxes were used, from two looks that begin after the call. An
 	// error says why the looks failed.
-	Ask(ctx context.Context, questions []lastactive.Question) ([]lastactive.Activity, error)
+	Ask(ctx context.Context, ids []string) ([]lastactive.Activity, error)
 	// FinalReport returns everything, from a look that begins after the call. Age 0 marks use
 	// that may continue without this router.
 	FinalReport(ctx context.Context) lastactive.Report
@@ -94,7 +94,7 @@ type Options struct {
 	// for 5 of them. Default 1 s.
 	PingInterval time.Duration
 	Cache        Cache
-	// Activity receives every message after the cache.
+	// Activity receives a route before the cache, and the end of a route after the cache.
 	Activity   Activity
 	Admissions Admissions
 	// DeadRouters are reported to the allocator.

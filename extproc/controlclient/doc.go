@@ -33,10 +33,10 @@
 //     report names the newest pong that was received before its look began, which gives the
 //     leader a lower bound for the begin of the look.
 //   - A Quiesce is answered after it took effect in the cache, with looks that began after
-//     that, within 1.2 s. If the looks fail, the answer says so. The router does not answer a
+//     that, within 1.6 s. If the looks fail, the answer says so. The router does not answer a
 //     Quiesce that the cache has no room for, that a newer one follows, or whose answer does
 //     not fit into the queue; its sandboxes stay quiesced. Looks do not delay the reader.
-//   - At most 64 probes run at one time. The router does not answer probes above that.
+//   - At most 1,000 probes run at one time. The router does not answer probes above that.
 //
 // End:
 //

@@ -85,7 +85,7 @@ type tracker struct {
 	r      *recorder
 	looked chan struct{}
 	// ask and last implement Ask and FinalReport if they are not nil.
-	ask  func(context.Context, []lastactive.Question) ([]lastactive.Activity, error)
+	ask  func(context.Context, []string) ([]lastactive.Activity, error)
 	last func(context.Context) lastactive.Report
 
 	mu   sync.Mutex
@@ -114,7 +114,7 @@ func (a *tracker) Report(all bool) lastactive.Report {
 	return r
 }
 
-func (a *tracker) Ask(ctx context.Context, questions []lastactive.Question) ([]lastactive.Activity, error) {
+func (a *tracker) Ask(ctx context.Context, questions []string) ([]lastactive.Activity, error) {
 	a.r.note("ask")
 	if a.ask == nil {
 		return nil, nil

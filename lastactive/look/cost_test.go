@@ -121,7 +121,8 @@ func (g *gateway) openMany(tracker *lastactive.Tracker) {
 	room := make(chan struct{}, 100)
 	for i := range hostsOpen {
 		pod := netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 1, byte(i / 250), byte(1 + i%250)}), uint16(port))
-		e, _ := tracker.Begin(fmt.Sprint("sandbox-", i), pod, false, 0)
+		tracker.Expect(fmt.Sprint("sandbox-", i), pod.Addr(), 0)
+		e, _ := tracker.Begin(fmt.Sprint("sandbox-", i), pod, false)
 		e.Read()
 		room <- struct{}{}
 		all.Go(func() {
@@ -144,7 +145,7 @@ func (g *gateway) showsOpen(r *look.Reader, want int) {
 		l, err := r.Look(context.Background())
 		open := 0
 		for _, n := range l.Hosts {
-			open += n.Open
+			open += n
 		}
 		if err == nil && open == want {
 			return

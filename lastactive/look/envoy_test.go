@@ -202,8 +202,8 @@ func (g *gateway) shows(r *look.Reader, want map[netip.AddrPort]int) {
 		l, err := r.Look(g.Context())
 		got = map[netip.AddrPort]int{}
 		for h, n := range l.Hosts {
-			if n.Open > 0 {
-				got[h.AddrPort] += n.Open
+			if n > 0 {
+				got[h.AddrPort] += n
 			}
 		}
 		return err == nil && fmt.Sprint(got) == fmt.Sprint(want)
@@ -238,7 +238,7 @@ func TestEnvoyShowsOpenRequestsUntilTheyEnd(t *testing.T) {
 				for range 20 { // and goes on to
 					l, err := r.Look(t.Context())
 					require.NoError(t, err)
-					require.Equal(t, c.n, l.Hosts[look.Host{AddrPort: c.to}].Open+l.Hosts[look.Host{AddrPort: c.to, HTTP2: true}].Open)
+					require.Equal(t, c.n, l.Hosts[look.Host{AddrPort: c.to}]+l.Hosts[look.Host{AddrPort: c.to, HTTP2: true}])
 				}
 			}
 			end()

@@ -25,17 +25,11 @@ const MaxDuration = 2 * time.Second
 // clusters are the prefixes of the lines about pods: the HTTP/1.1 and the HTTP/2 cluster.
 var clusters = [2]string{"pods_h1::", "pods_h2::"}
 
-// Host is an address and port in one of the two clusters.
+// Host is an address and port in one of the two clusters. Envoy can list several entries of one
+// host, because each thread can create one.
 type Host struct {
 	netip.AddrPort
 	HTTP2 bool
-}
-
-// Counts are the sums over all entries of one host. Each thread of Envoy can create an entry
-// of its own.
-type Counts struct {
-	Open    int // requests in progress, or waiting for a connection
-	Entries int
 }
 
 // Look is what Envoy held open.
@@ -43,8 +37,9 @@ type Look struct {
 	// Gateway names this gateway in at most 128 characters. It is the same for all readers of
 	// one socket path and for all Envoys that replace one another there.
 	Gateway string
-	// Hosts are the hosts that Envoy lists. nil: Envoy has ended.
-	Hosts map[Host]Counts
+	// Hosts has, for each host that Envoy lists, how many requests are in progress or wait for a
+	// connection. nil: Envoy has ended.
+	Hosts map[Host]int
 }
 
 // Reader looks at the Envoy behind one admin socket.
@@ -108,7 +103,7 @@ func (r *Reader) process() (envoy unix.Stat_t, gateway string, err error) {
 	return unix.Stat_t{Dev: envoy.Dev, Ino: envoy.Ino, Mtim: envoy.Mtim}, gateway, nil
 }
 
-func (r *Reader) read(ctx context.Context) (map[Host]Counts, error) {
+func (r *Reader) read(ctx context.Context) (map[Host]int, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://envoy/clusters", http.NoBody)
 	if err != nil {
 		return nil, err
@@ -134,15 +129,15 @@ func (r *Reader) read(ctx context.Context) (map[Host]Counts, error) {
 }
 
 // parse reads the page. Its lines about hosts are cluster::address::statistic::value.
-func parse(page io.Reader) (map[Host]Counts, error) {
-	hosts := map[Host]Counts{}
+func parse(page io.Reader) (map[Host]int, error) {
+	hosts := map[Host]int{}
 	var seen [len(clusters)]bool
 	lines := bufio.NewScanner(page)
 	for lines.Scan() {
 		for i, cluster := range clusters {
 			rest, ok := bytes.CutPrefix(lines.Bytes(), []byte(cluster))
 			seen[i] = seen[i] || ok
-			for j, statistic := range [...]string{"::rq_active::", "::rq_pending_active::"} {
+			for _, statistic := range [...]string{"::rq_active::", "::rq_pending_active::"} {
 				name, value, is := bytes.Cut(rest, []byte(statistic))
 				if !ok || !is {
 					continue
@@ -152,9 +147,7 @@ func parse(page io.Reader) (map[Host]Counts, error) {
 				if err != nil || err2 != nil {
 					return nil, errors.New("the answer of Envoy has an invalid line")
 				}
-				h := Host{netip.AddrPortFrom(at.Addr().Unmap(), at.Port()), i == 1}
-				// Each entry has each of the two statistics once, so the first one counts entries.
-				hosts[h] = Counts{hosts[h].Open + int(n), hosts[h].Entries + 1 - j}
+				hosts[Host{netip.AddrPortFrom(at.Addr().Unmap(), at.Port()), i == 1}] += int(n)
 			}
 		}
 	}

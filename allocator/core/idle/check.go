@@ -19,20 +19,15 @@ func (l *Ledger) Check() error {
 			return fmt.Errorf("idle: %s was not asked, and round %d is under way", r.id, l.round)
 		}
 	}
-	for at, s := range l.byAddr {
-		if l.sandboxes[s.ID] != s || s.Addr != at {
-			return fmt.Errorf("idle: %s is kept for %s, which is not there", at, s.ID)
-		}
-	}
 	scheduled, turns := 0, 0
 	for id, s := range l.sandboxes {
 		if s.ID != id || s.routeSeq == 0 || s.routeSeq > l.lastRouteSeq {
 			return fmt.Errorf("idle: %s is kept as %s, with the number %d of %d", s.ID, id, s.routeSeq, l.lastRouteSeq)
 		}
-		if listed := slices.Contains(l.waiting, s) || slices.Contains(l.asked, s); listed != (s.state == due) {
+		if listed := slices.Contains(l.asked, s); listed != (s.state == asked) {
 			return fmt.Errorf("idle: %s is in state %d, listed: %v", id, s.state, listed)
 		}
-		if s.turn != nil {
+		if s.Timeout > 0 {
 			turns++
 		}
 		at, ok := l.due.At(id)
@@ -43,9 +38,9 @@ func (l *Ledger) Check() error {
 			return fmt.Errorf("idle: %s is in state %d and looked at: %v, at %v", id, s.state, ok, at)
 		}
 	}
-	if scheduled != l.due.Len() || turns != l.unpersisted.Len() {
+	if scheduled != l.due.Len() || turns != l.turns.Len() {
 		return fmt.Errorf("idle: %d of %d deadlines and %d of %d turns are of a sandbox",
-			scheduled, l.due.Len(), turns, l.unpersisted.Len())
+			scheduled, l.due.Len(), turns, l.turns.Len())
 	}
 	return nil
 }

@@ -14,15 +14,14 @@
 //
 //	not due    in use, or used within its idle timeout, or not to be asked about yet
 //	probed     one router asks its pod whether it is busy, because its pool has a busy probe
-//	waiting    due, and not busy; it is in the next round
 //	asked      in the round that is under way
 //	decided    released by a verdict; it stays so until it is removed
 //
 // A router is
 //
 //	away        known, and not connected; it may serve the routes that it has
-//	blind       connected; it has not reported yet, cannot tell what its Envoy holds open, or did
-//	            not answer the last question
+//	blind       connected; it has not reported yet, cannot tell what its Envoy holds open, needs
+//	            too long for a look, or has not reported since a question that it did not answer
 //	askable     connected, and its last report or answer was good
 //
 // A router that ends may leave requests open at its Envoy: a leftover. It lasts until another

@@ -1,8 +1,6 @@
 package idle
 
 import (
-	"container/list"
-	"net/netip"
 	"time"
 
 	"github.com/berth-sandbox/berth/allocator/core/deadline"
@@ -12,13 +10,15 @@ import (
 const (
 	// MaxRound bounds the sandboxes of one round.
 	MaxRound = 1000
-	// MaxProbes bounds the probes of one call of Due.
+	// MaxProbes bounds the probes of one call of Ask.
 	MaxProbes = 64
 	// AskAgain is the pause before the next attempt to ask about a sandbox.
 	AskAgain = 500 * time.Millisecond
-	// AnswerWait is how long routers may take to look twice and to answer. Requests are
-	// held meanwhile, for 2 s.
-	AnswerWait = 1500 * time.Millisecond
+	// AnswerWait is how long routers may take to look twice and to answer. Routers hold requests
+	// for 2 s meanwhile, and answer within 1.6 s.
+	AnswerWait = 1800 * time.Millisecond
+	// MaxLook is how long a look of a router may take. Two longer ones could be too late.
+	MaxLook = 700 * time.Millisecond
 	// The pause between two rounds is the duration of pauseLooks looks, so that the two looks of
 	// a round are 5 % of the time of Envoy's main thread.
 	pauseLooks = 40
@@ -31,7 +31,7 @@ const (
 	PersistEvery = time.Minute
 	// minBytesTimeout is the shortest idle timeout of a sandbox whose bytes count.
 	minBytesTimeout = time.Minute
-	// maxDue bounds the sandboxes that one call of Due looks at: after a change of leaders all
+	// maxDue bounds the sandboxes that one call of Ask looks at: after a change of leaders all
 	// may be due at once.
 	maxDue = 10_000
 )
@@ -42,26 +42,24 @@ type Ledger struct {
 	dryRun        bool
 
 	sandboxes    map[string]*sandbox
-	byAddr       map[netip.Addr]*sandbox
 	lastRouteSeq uint64
 	due          *deadline.Queue // of sandboxes that are not due
-	unpersisted  *list.List      // of *sandbox with an idle timeout, in the order of their turns
-	persistAt    time.Duration   // the next turn
+	turns        *deadline.Queue // of sandboxes with an idle timeout: their next turns
+	persistAt    time.Duration   // the earliest next turn
 
 	routers   []*router // by ID
 	leftovers []*leftover
 
-	waiting   []*sandbox // for a round
 	asked     []*sandbox // in the round that is under way; nil: none is
 	round     uint64     // number of the last one
 	answersBy time.Duration
 	nextRound time.Duration
+	probe     uint64 // number of the last one
 }
 
 // Sandbox is what the ledger must know of a sandbox. It does not change.
 type Sandbox struct {
-	ID   string
-	Addr netip.Addr
+	ID string
 	// Timeout is after how long without use it is idle. 0: never.
 	Timeout time.Duration
 	// MinBytes is how many bytes a minute must move over an open connection for it to count as use.
@@ -86,20 +84,17 @@ type sandbox struct {
 	state    state
 	// notBefore is the earliest time of the next question about it.
 	notBefore time.Duration
-	// prober is the router that probes its pod until notBefore; empty: none.
-	prober string
+	// probe is the number of the probe that is under way until notBefore; 0: none.
+	probe uint64
 	// quietUntil is how long the answer that its pod is not busy holds; 0: it was not probed.
 	quietUntil time.Duration
-	// turn is its place in Ledger.unpersisted, turnAt the time of its last turn.
-	turn   *list.Element
-	turnAt time.Duration
 }
 
 type state int
 
 const (
 	notDue state = iota // or probed
-	due                 // waiting, or asked
+	asked
 	decided
 )
 
@@ -108,35 +103,26 @@ const (
 func New(connectWindow time.Duration, dryRun bool) *Ledger {
 	return &Ledger{
 		connectWindow: connectWindow, dryRun: dryRun, sandboxes: map[string]*sandbox{},
-		byAddr: map[netip.Addr]*sandbox{}, due: deadline.New(), unpersisted: list.New(),
+		due: deadline.New(), turns: deadline.New(),
 	}
 }
 
 // Add adds a sandbox that was in use at that time. Routers may learn its route from now on.
 func (l *Ledger) Add(added Sandbox, at time.Duration, kind activity.Kind, now time.Duration) {
 	l.lastRouteSeq++
-	s := &sandbox{Sandbox: added, Use: Use{At: at, Kind: kind}, routeSeq: l.lastRouteSeq, turnAt: now}
-	l.sandboxes[s.ID], l.byAddr[s.Addr] = s, s
+	s := &sandbox{Sandbox: added, Use: Use{At: at, Kind: kind}, routeSeq: l.lastRouteSeq}
+	l.sandboxes[s.ID] = s
 	if s.Timeout > 0 {
-		s.turn = l.unpersisted.PushBack(s)
+		l.turns.Set(s.ID, now+PersistEvery)
 	}
 	l.schedule(s)
 }
 
 // Remove drops a sandbox that was released. Its release ends a question about it.
 func (l *Ledger) Remove(id string) {
-	s := l.sandboxes[id]
-	if s == nil {
-		return
-	}
 	delete(l.sandboxes, id)
-	if l.byAddr[s.Addr] == s {
-		delete(l.byAddr, s.Addr)
-	}
 	l.due.Remove(id)
-	if s.turn != nil {
-		l.unpersisted.Remove(s.turn)
-	}
+	l.turns.Remove(id)
 }
 
 // Note records a use that goes on at this time.
@@ -170,7 +156,7 @@ func (s *sandbox) note(u Use) {
 	}
 }
 
-// schedule has Due look at a sandbox when it may be due.
+// schedule has Ask look at a sandbox when it may be due.
 func (l *Ledger) schedule(s *sandbox) {
 	if s.Timeout > 0 && s.state == notDue {
 		l.due.Set(s.ID, max(l.idleAt(s), s.notBefore))
@@ -182,16 +168,13 @@ func (l *Ledger) schedule(s *sandbox) {
 // the rate of writes is bounded. Turns that were not taken in time come later at the same rate.
 func (l *Ledger) ToPersist(now time.Duration) (ids []string) {
 	l.persistAt = max(l.persistAt, now-100*time.Millisecond)
-	for l.unpersisted.Len() > 0 && l.persistAt <= now {
-		first := l.unpersisted.Front()
-		s := first.Value.(*sandbox)
-		if now < s.turnAt+PersistEvery {
+	for all := time.Duration(l.turns.Len()); l.persistAt <= now; l.persistAt += PersistEvery / all {
+		turn := l.turns.Due(now, 1)
+		if len(turn) == 0 {
 			break
 		}
-		l.persistAt += PersistEvery / time.Duration(l.unpersisted.Len())
-		s.turnAt = now
-		l.unpersisted.MoveToBack(first)
-		ids = append(ids, s.ID)
+		l.turns.Set(turn[0], now+PersistEvery)
+		ids = append(ids, turn[0])
 	}
 	return ids
 }

@@ -15,9 +15,8 @@ func noProbe(string) bool { return false }
 
 // askAt returns the question of one tick.
 func askAt(l *idle.Ledger, now time.Duration) idle.Ask {
-	l.Due(now, noProbe)
 	l.Expire(now)
-	ask, _ := l.Ask(now)
+	_, ask, _ := l.Ask(now, noProbe)
 	return ask
 }
 
@@ -36,22 +35,71 @@ func TestReleasedSandboxLeavesItsRound(t *testing.T) {
 	require.NoError(t, l.Check())
 }
 
-func TestBusyAnswerOfAnotherRouterIsLate(t *testing.T) {
+func hasProbe(string) bool { return true }
+
+// The answer to the first probe comes while the second one is under way, or after the pause.
+// Invariant: I4
+func TestLateProbeAnswerDoesNotCount(t *testing.T) {
 	l := idle.New(window, false)
-	for _, id := range []string{"q", "r"} {
-		l.Joined(id, 0)
-		l.Report(id, idle.Report{Gateway: id}, 0)
-	}
+	l.Joined("r", 0)
+	l.Report("r", idle.Report{Gateway: "g"}, 0)
 	l.Add(idle.Sandbox{ID: "x", Timeout: timeout}, 0, activity.Claim, 0)
-	probe := l.Due(timeout, func(string) bool { return true })[0]
-	other := map[string]string{"q": "r", "r": "q"}[probe.Router]
-	l.Probed(other, "x", true, timeout)
+	now := timeout
+	first, _, _ := l.Ask(now, hasProbe)
+	now += idle.ProbeWait
+	second, _, _ := l.Ask(now, hasProbe)
+	require.Equal(t, first[0].Router, second[0].Router)
+	l.Probed("x", first[0].Number, false, now)
+	_, ask, _ := l.Ask(now, hasProbe)
+	require.Empty(t, ask.Sandboxes)
+	l.Probed("x", second[0].Number, false, now+idle.ProbeWait+1)
+	third, ask, _ := l.Ask(now+idle.ProbeWait+1, hasProbe)
+	require.Empty(t, ask.Sandboxes)
+	l.Probed("x", third[0].Number, true, now+idle.ProbeWait+1)
 	use, _ := l.Use("x")
-	require.Zero(t, use.At)
-	l.Probed(probe.Router, "x", true, timeout)
-	use, _ = l.Use("x")
-	require.Equal(t, idle.Use{At: timeout, Kind: activity.Busy}, use)
+	require.Equal(t, idle.Use{At: now + idle.ProbeWait + 1, Kind: activity.Busy}, use)
 	require.NoError(t, l.Check())
+}
+
+// Looks that take longer leave no time for a verdict.
+func TestSlowLooksBlockTheQuestionVisibly(t *testing.T) {
+	l := idle.New(window, false)
+	l.Joined("r", 0)
+	l.Add(idle.Sandbox{ID: "x", Timeout: timeout}, 0, activity.Claim, 0)
+	l.Report("r", idle.Report{Gateway: "g", Took: idle.MaxLook + 1}, timeout)
+	require.Empty(t, askAt(l, timeout).Sandboxes)
+	q, _ := l.Question("x", 1)
+	require.Equal(t, []string{"r"}, q.Awaits)
+	require.Equal(t, "its looks at Envoy take too long", q.Why)
+	l.Report("r", idle.Report{Gateway: "g", Took: idle.MaxLook}, timeout)
+	require.Equal(t, []string{"x"}, askAt(l, timeout+idle.AskAgain).Sandboxes)
+	require.Less(t, 2*idle.MaxLook+101*time.Millisecond, 1600*time.Millisecond, "a router gives up then")
+	require.Less(t, idle.AnswerWait, 2*time.Second, "requests are held for so long")
+}
+
+// It reports, so it is asked again, and it is named until it answers.
+func TestRouterThatNeverAnswersIsNamed(t *testing.T) {
+	l := idle.New(window, false)
+	l.Joined("r", 0)
+	l.Add(idle.Sandbox{ID: "x", Timeout: timeout}, 0, activity.Claim, 0)
+	now, asked := timeout, 0
+	var ask idle.Ask
+	for range 60 {
+		l.Report("r", idle.Report{Gateway: "g"}, now)
+		if next := askAt(l, now); len(next.Sandboxes) > 0 {
+			ask, asked = next, asked+1
+		}
+		if asked > 1 {
+			q, _ := l.Question("x", 1)
+			require.Equal(t, []string{"r"}, q.Awaits)
+			require.Equal(t, "it did not answer in time", q.Why)
+		}
+		now += time.Second
+	}
+	require.InDelta(t, 5, asked, 1, "once in ten seconds, because requests are held meanwhile")
+	l.Answer("r", ask.Round, nil, "", now)
+	q, _ := l.Question("x", 1)
+	require.Empty(t, q.Awaits)
 }
 
 // All of one burst have their turns at once a minute later.

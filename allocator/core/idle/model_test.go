@@ -3,7 +3,6 @@ package idle_test
 import (
 	"fmt"
 	"maps"
-	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -81,7 +80,6 @@ func (m *model) add(*rapid.T) {
 	m.next++
 	s := &sandbox{used: m.now, Sandbox: idle.Sandbox{
 		ID: fmt.Sprintf("s%03d", m.next), Timeout: timeout,
-		Addr: netip.AddrFrom4([4]byte{10, 0, byte(m.next >> 8), byte(m.next)}),
 	}}
 	m.sandboxes[s.ID] = s
 	m.ledger.Add(s.Sandbox, m.now, activity.Claim, m.now)
@@ -154,16 +152,13 @@ func (m *model) close(g *gateway, id string) {
 	}
 }
 
-// activities are what a router says: the ID if it has admitted a request, else the address.
+// activities are what a router says.
 func (m *model) activities(g *gateway) (list []idle.Activity) {
-	for id, s := range m.sandboxes {
+	for id := range m.sandboxes {
 		at, used := g.used[id]
 		a := idle.Activity{ID: id, Age: m.now - at, Kind: activity.Open}
 		if g.open[id] {
 			a.Age, a.Open = 0, 1
-		}
-		if !used {
-			a.ID, a.Addr = "", s.Addr
 		}
 		if used || g.open[id] {
 			list = append(list, a)
@@ -198,9 +193,8 @@ func (m *model) tick(passed time.Duration) {
 			clear(g.open) // no router has had a session beside it for too long
 		}
 	}
-	require.Empty(m, m.ledger.Due(m.now, func(string) bool { return false }))
 	m.judge(m.ledger.Expire(m.now))
-	ask, v := m.ledger.Ask(m.now)
+	_, ask, v := m.ledger.Ask(m.now, noProbe)
 	if len(ask.Sandboxes) > 0 {
 		for _, g := range m.gateways {
 			if g.connected {

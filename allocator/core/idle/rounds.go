@@ -1,14 +1,16 @@
 package idle
 
 import (
-	"slices"
 	"time"
 
 	"github.com/berth-sandbox/berth/api/activity"
 )
 
-// Probe asks a router to ask the pod of a sandbox whether it is busy.
-type Probe struct{ Sandbox, Router string }
+// Probe asks a router to ask the pod of a sandbox whether it is busy. Probed takes the answer.
+type Probe struct {
+	Sandbox, Router string
+	Number          uint64
+}
 
 // Ask is a question to every connected router. Answer takes the answers.
 type Ask struct {
@@ -30,92 +32,44 @@ type Idle struct {
 	For time.Duration
 }
 
-// Due looks at the sandboxes whose idle timeouts may have ended. Those that are due wait for the
-// next round. If hasProbe says so, a router probes the pod first.
-func (l *Ledger) Due(now time.Duration, hasProbe func(id string) bool) (probes []Probe) {
-	for _, id := range l.due.Due(now, maxDue) {
-		s := l.sandboxes[id]
+// Ask begins a round if none is under way and something is due. The caller sends the question to
+// every connected router. Without a router the round ends at once. If hasProbe says so, a router
+// probes the pod of a sandbox before its round.
+func (l *Ledger) Ask(now time.Duration, hasProbe func(id string) bool) (probes []Probe, ask Ask, v Verdict) {
+	if l.asked != nil || now < l.nextRound {
+		return nil, Ask{}, Verdict{}
+	}
+	for i := 0; i < maxDue && len(l.asked) < MaxRound; i++ {
+		due := l.due.Due(now, 1)
+		if len(due) == 0 {
+			break
+		}
+		s := l.sandboxes[due[0]]
+		quiet := s.quietUntil >= now
+		s.probe, s.quietUntil = 0, 0
 		switch {
 		case max(l.idleAt(s), s.notBefore) > now: // it was used since
-		case len(l.awaits(s, 1)) > 0:
+		case len(l.obstacles(s, 1)) > 0:
 			s.notBefore = now + AskAgain
-		case !hasProbe(id):
-			s.quietUntil = 0
-			l.enqueue(s)
+		case quiet || !hasProbe(s.ID):
+			s.state = asked
+			l.asked = append(l.asked, s)
+			ask.Sandboxes = append(ask.Sandboxes, s.ID)
 		default:
-			s.notBefore, s.prober = now+AskAgain, ""
+			s.notBefore = now + AskAgain
 			if r := l.proberOf(s, now); r != nil && len(probes) < MaxProbes {
-				s.notBefore, s.prober = now+ProbeWait, r.id
-				probes = append(probes, Probe{id, r.id})
+				l.probe++
+				s.notBefore, s.probe = now+ProbeWait, l.probe
+				probes = append(probes, Probe{s.ID, r.id, l.probe})
 			}
 		}
 		l.schedule(s)
 	}
-	return probes
-}
-
-// proberOf chooses an askable router, the next one for each attempt; nil: there is none.
-func (l *Ledger) proberOf(s *sandbox, now time.Duration) *router {
-	for i := range l.routers {
-		r := l.routers[(int(s.routeSeq)+int(now/ProbeWait)+i)%len(l.routers)]
-		if r.askable() {
-			return r
-		}
-	}
-	return nil
-}
-
-// Probed records the answer of a pod, from the router that was asked to probe it.
-func (l *Ledger) Probed(router, id string, busy bool, now time.Duration) {
-	s := l.sandboxes[id]
-	if s == nil || s.prober != router || s.state != notDue {
-		return // it came late
-	}
-	s.prober, s.notBefore = "", 0
-	if busy {
-		s.note(Use{At: now, Kind: activity.Busy})
-		l.schedule(s)
-		return
-	}
-	s.quietUntil = now + ProbeWait + MaxPause
-	l.enqueue(s)
-}
-
-// enqueue adds a sandbox to the next round.
-func (l *Ledger) enqueue(s *sandbox) {
-	s.state = due
-	l.due.Remove(s.ID)
-	l.waiting = append(l.waiting, s)
-}
-
-// Ask begins a round if none is under way and something is due. The caller sends the question to
-// every connected router. Without a router the round ends at once.
-func (l *Ledger) Ask(now time.Duration) (Ask, Verdict) {
-	if l.asked != nil || now < l.nextRound {
-		return Ask{}, Verdict{}
-	}
-	n := min(len(l.waiting), MaxRound)
-	var ids []string
-	for _, s := range l.waiting[:n] {
-		if l.sandboxes[s.ID] != s {
-			continue // it was released meanwhile
-		}
-		switch {
-		case len(l.awaits(s, 1)) > 0:
-			s.state, s.notBefore = notDue, now+AskAgain
-		case l.idleAt(s) > now, s.quietUntil != 0 && s.quietUntil < now: // it was used since, or may be busy by now
-			s.state, s.notBefore = notDue, 0
-		default:
-			l.asked = append(l.asked, s)
-			ids = append(ids, s.ID)
-		}
-		l.schedule(s)
-	}
-	l.waiting = slices.Delete(l.waiting, 0, n)
 	if l.asked == nil {
-		return Ask{}, Verdict{}
+		return probes, Ask{}, Verdict{}
 	}
 	l.round++
+	ask.Round = l.round
 	var took time.Duration
 	for _, r := range l.routers {
 		if r.connected {
@@ -123,7 +77,34 @@ func (l *Ledger) Ask(now time.Duration) (Ask, Verdict) {
 		}
 	}
 	l.answersBy, l.nextRound = now+AnswerWait, now+min(pauseLooks*took, MaxPause)
-	return Ask{l.round, ids}, l.judge(now)
+	return probes, ask, l.judge(now)
+}
+
+// proberOf chooses an askable router, the next one for each attempt; nil: there is none.
+func (l *Ledger) proberOf(s *sandbox, now time.Duration) *router {
+	for i := range l.routers {
+		r := l.routers[(int(s.routeSeq)+int(now/ProbeWait)+i)%len(l.routers)]
+		if r.obstacle() == "" {
+			return r
+		}
+	}
+	return nil
+}
+
+// Probed records the answer of a pod to a probe. An answer that comes after the next probe, or
+// after the pause for answers, does not count.
+func (l *Ledger) Probed(id string, number uint64, busy bool, now time.Duration) {
+	s := l.sandboxes[id]
+	if s == nil || s.probe == 0 || s.probe != number || now > s.notBefore {
+		return
+	}
+	s.probe, s.notBefore = 0, 0
+	if busy {
+		s.note(Use{At: now, Kind: activity.Busy})
+	} else {
+		s.quietUntil = now + ProbeWait + MaxPause
+	}
+	l.schedule(s)
 }
 
 // Answer records the answer of a router to the question of a round. It knows of no use that is not
@@ -133,8 +114,9 @@ func (l *Ledger) Answer(id string, round uint64, activities []Activity, blind st
 	if r == nil {
 		return Verdict{}
 	}
+	r.mute = false
 	if r.blind == unanswered && blind == "" {
-		r.blind = "" // it does answer
+		r.blind = ""
 	}
 	if l.asked == nil || round != l.round || now > l.answersBy {
 		return Verdict{}
@@ -169,7 +151,7 @@ func (l *Ledger) Expire(now time.Duration) Verdict {
 	}
 	for _, r := range l.routers {
 		if r.connected && r.answered != l.round {
-			r.blind = unanswered
+			r.blind, r.mute = unanswered, true
 		}
 	}
 	l.nextRound = now + MaxPause // requests are held while routers do not answer

@@ -1,7 +1,6 @@
 package idle
 
 import (
-	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -11,9 +10,7 @@ import (
 
 // Activity is what one router says about the use of one sandbox.
 type Activity struct {
-	// ID is empty if the router only knows the address of the pod.
-	ID   string
-	Addr netip.Addr
+	ID string
 	// Age is the time since it was last in use, 0 if it is, or may be.
 	Age time.Duration
 	// Open is how many requests the newest look showed to be open.
@@ -41,6 +38,8 @@ type router struct {
 	connected bool
 	// blind says why it cannot be asked although it is connected; empty: it can.
 	blind string
+	// mute: it has not answered the last question that it was asked in time.
+	mute bool
 	// seenUpTo: while it is away, it may have the routes of sandboxes up to this number.
 	seenUpTo uint64
 	answered uint64 // the last round that it answered
@@ -48,7 +47,7 @@ type router struct {
 	// the last part has not come yet.
 	gateway          string
 	took             time.Duration
-	inUse, collected []string
+	inUse, collected map[string]bool
 	pongs            []pong // the last ones on this stream
 }
 
@@ -61,13 +60,25 @@ type pong struct {
 // maxPongs bounds the pongs of a router whose times are kept.
 const maxPongs = 64
 
-// The reasons of this package for being blind.
+// The reasons of this package for not asking a router.
 const (
-	notReported = "it has not reported yet"
-	unanswered  = "it did not answer in time"
+	notConnected = "it is not connected"
+	notReported  = "it has not reported yet"
+	unanswered   = "it did not answer in time"
+	slow         = "its looks at Envoy take too long"
+	ended        = "it has ended and may have left requests open"
 )
 
-func (r *router) askable() bool { return r.connected && r.blind == "" }
+// obstacle says why the router cannot be asked; empty: it can.
+func (r *router) obstacle() string {
+	switch {
+	case !r.connected:
+		return notConnected
+	case r.blind == "" && r.took > MaxLook:
+		return slow
+	}
+	return r.blind
+}
 
 // mayKnow reports whether the router may have the route of a sandbox. A connected router counts
 // for every sandbox, even before it has received a route: it may have rejoined after it expired,
@@ -75,17 +86,15 @@ func (r *router) askable() bool { return r.connected && r.blind == "" }
 func (r *router) mayKnow(s *sandbox) bool { return r.connected || s.routeSeq <= r.seenUpTo }
 
 // leftover is what a router that has ended may have left open at its Envoy: the sandboxes up to
-// the number upTo, and those of inUse.
+// the number seenUpTo, and those of inUse. A router of an earlier version may have reported use of
+// a sandbox without its ID.
 type leftover struct {
-	router, gateway string
-	since, until    time.Duration
-	upTo            uint64
-	inUse           map[string]struct{}
+	*router
+	since, until time.Duration
 }
 
 func (o *leftover) includes(s *sandbox) bool {
-	_, inUse := o.inUse[s.ID]
-	return inUse || s.routeSeq <= o.upTo
+	return o.inUse[s.ID] || o.inUse[""] || s.routeSeq <= o.seenUpTo
 }
 
 func (l *Ledger) find(id string) (at int, found bool) {
@@ -116,7 +125,7 @@ func (l *Ledger) Joined(id string, now time.Duration) Verdict {
 	v := l.Known(id, now)
 	at, _ := l.find(id)
 	r := l.routers[at]
-	r.connected, r.blind, r.pongs, r.collected = true, notReported, nil, nil
+	r.connected, r.blind, r.pongs, r.collected = true, notReported, nil, map[string]bool{}
 	return v
 }
 
@@ -139,23 +148,25 @@ func (l *Ledger) End(id string, looked bool, until, now time.Duration) (open boo
 	}
 	r := l.routers[at]
 	l.routers = slices.Delete(l.routers, at, at+1)
-	o := &leftover{router: id, gateway: r.gateway, since: now, until: until, inUse: map[string]struct{}{}}
 	switch {
-	case looked && r.askable():
-		for _, id := range r.inUse {
-			o.inUse[id] = struct{}{}
-		}
-		open = len(o.inUse) > 0
+	case looked && r.connected && r.blind == "":
+		r.seenUpTo = 0
+		open = len(r.inUse) > 0
 	case r.connected:
-		o.upTo, open = l.lastRouteSeq, true
+		r.seenUpTo, open = l.lastRouteSeq, true
 	default:
-		o.upTo, open = r.seenUpTo, true
+		open = true
 	}
 	if open {
-		l.leftovers = append(l.leftovers, o)
+		l.leftovers = append(l.leftovers, &leftover{r, now, until})
 		l.expireLeftovers(now)
 	}
 	return open, l.endRound(false, now)
+}
+
+// MayBeOpen reports whether a router that has ended may have left something open.
+func (l *Ledger) MayBeOpen(id string) bool {
+	return slices.ContainsFunc(l.leftovers, func(o *leftover) bool { return o.id == id })
 }
 
 // Ponged notes that a router is sent a pong now.
@@ -172,31 +183,25 @@ func (l *Ledger) Report(id string, report Report, now time.Duration) {
 		return
 	}
 	for _, a := range report.Activities {
-		if s := l.noteActivity(r, a, now); s != nil && a.Age == 0 {
-			r.collected = append(r.collected, s.ID)
+		if l.noteActivity(r, a, now); a.Age == 0 && (a.ID == "" || l.sandboxes[a.ID] != nil) {
+			r.collected[a.ID] = true
 		}
 	}
 	switch {
 	case report.Blind != "":
-		r.blind, r.collected = report.Blind, nil
+		r.blind, r.collected = report.Blind, map[string]bool{}
 	case report.Gateway != "":
 		r.blind, r.gateway, r.took = "", report.Gateway, report.Took
-		r.inUse, r.collected = r.collected, nil
+		r.inUse, r.collected = r.collected, map[string]bool{}
 		l.endLeftovers(r, report.Nonce, now)
 	}
 }
 
-// noteActivity records what a router says about one sandbox, and returns the sandbox.
-func (l *Ledger) noteActivity(r *router, a Activity, now time.Duration) *sandbox {
-	s := l.sandboxes[a.ID]
-	if a.ID == "" {
-		s = l.byAddr[a.Addr]
-	}
-	// A router without the route does not count the bytes.
-	if s != nil && (a.ID != "" || s.MinBytes == 0) {
+// noteActivity records what a router says about one sandbox.
+func (l *Ledger) noteActivity(r *router, a Activity, now time.Duration) {
+	if s := l.sandboxes[a.ID]; s != nil {
 		s.note(Use{At: max(0, now-a.Age), Kind: a.Kind, Router: r.id, Open: a.Open})
 	}
-	return s
 }
 
 // endLeftovers ends the leftovers of the gateway at which r has begun a look since. That look
@@ -234,9 +239,12 @@ func (l *Ledger) expireLeftovers(now time.Duration) {
 type Question struct {
 	// At is when it is due without further use.
 	At time.Duration
-	// Asks are the routers that have to answer. Awaits are those that block the question: they
-	// may have the route and cannot be asked, or have ended and may have left something open.
+	// Asks are the routers that have to answer. Awaits are those that delay the verdict: they may
+	// have the route and cannot be asked, did not answer the last question, or have ended and may
+	// have left something open.
 	Asks, Awaits []string
+	// Why is the reason of the first one of Awaits.
+	Why string
 }
 
 // Question returns the next question about a sandbox, with at most so many routers of each kind.
@@ -245,25 +253,36 @@ func (l *Ledger) Question(id string, most int) (q Question, ok bool) {
 	if s == nil || s.Timeout <= 0 {
 		return q, false
 	}
-	q = Question{At: l.idleAt(s), Awaits: l.awaits(s, most)}
+	obstacles := l.obstacles(s, most)
 	for _, r := range l.routers {
 		if len(q.Asks) < most && r.mayKnow(s) {
 			q.Asks = append(q.Asks, r.id)
 		}
+		if len(obstacles) < most && r.mute && r.obstacle() == "" {
+			obstacles = append(obstacles, obstacle{r.id, unanswered})
+		}
 	}
+	for _, o := range obstacles {
+		q.Awaits = append(q.Awaits, o.router)
+		q.Why = obstacles[0].why
+	}
+	q.At = l.idleAt(s)
 	return q, true
 }
 
-func (l *Ledger) awaits(s *sandbox, most int) (routers []string) {
+// obstacle is a router that blocks a question.
+type obstacle struct{ router, why string }
+
+func (l *Ledger) obstacles(s *sandbox, most int) (all []obstacle) {
 	for _, r := range l.routers {
-		if len(routers) < most && !r.askable() && r.mayKnow(s) {
-			routers = append(routers, r.id)
+		if why := r.obstacle(); len(all) < most && why != "" && r.mayKnow(s) {
+			all = append(all, obstacle{r.id, why})
 		}
 	}
 	for _, o := range l.leftovers {
-		if len(routers) < most && o.includes(s) {
-			routers = append(routers, o.router)
+		if len(all) < most && o.includes(s) {
+			all = append(all, obstacle{o.id, ended})
 		}
 	}
-	return routers
+	return all
 }

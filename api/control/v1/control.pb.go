@@ -422,7 +422,7 @@ func (x *Report) GetLookError() string {
 // Activity says when one sandbox was last used through one router.
 type Activity struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Empty: the router does not know which sandbox is at pod_ip.
+	// Only routers of earlier versions leave it empty: they do not know which sandbox is at pod_ip.
 	SandboxId string `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
 	// The address of its pod.
 	PodIp string `protobuf:"bytes,2,opt,name=pod_ip,json=podIp,proto3" json:"pod_ip,omitempty"`
@@ -576,7 +576,9 @@ type Probed struct {
 	SandboxId string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
 	// Whether the sandbox has answered 200. It is false after 204 and after three failed
 	// attempts.
-	Busy          bool `protobuf:"varint,2,opt,name=busy,proto3" json:"busy,omitempty"`
+	Busy bool `protobuf:"varint,2,opt,name=busy,proto3" json:"busy,omitempty"`
+	// The number of the Probe.
+	Number        uint64 `protobuf:"varint,3,opt,name=number,proto3" json:"number,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -623,6 +625,13 @@ func (x *Probed) GetBusy() bool {
 		return x.Busy
 	}
 	return false
+}
+
+func (x *Probed) GetNumber() uint64 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
 }
 
 // Dead names routers of the same gateway whose processes have ended: the sender has taken
@@ -1662,12 +1671,12 @@ func (x *Quiesce) GetQuestions() []*Question {
 	return nil
 }
 
-// Question asks about one sandbox. It has what a look needs, because the router may have
-// forgotten the route.
+// Question asks about one sandbox.
 type Question struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	SandboxId string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
-	PodIp     string                 `protobuf:"bytes,2,opt,name=pod_ip,json=podIp,proto3" json:"pod_ip,omitempty"`
+	// For routers of earlier versions, which may have forgotten the route.
+	PodIp string `protobuf:"bytes,2,opt,name=pod_ip,json=podIp,proto3" json:"pod_ip,omitempty"`
 	// As in Route.
 	MinBytesPerMinute uint64 `protobuf:"varint,3,opt,name=min_bytes_per_minute,json=minBytesPerMinute,proto3" json:"min_bytes_per_minute,omitempty"`
 	unknownFields     protoimpl.UnknownFields
@@ -1736,7 +1745,9 @@ type Probe struct {
 	// 1 to 65535.
 	Port uint32 `protobuf:"varint,3,opt,name=port,proto3" json:"port,omitempty"`
 	// Begins with a slash.
-	Path          string `protobuf:"bytes,4,opt,name=path,proto3" json:"path,omitempty"`
+	Path string `protobuf:"bytes,4,opt,name=path,proto3" json:"path,omitempty"`
+	// Chosen by the leader and returned in Probed.
+	Number        uint64 `protobuf:"varint,5,opt,name=number,proto3" json:"number,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1797,6 +1808,13 @@ func (x *Probe) GetPath() string {
 		return x.Path
 	}
 	return ""
+}
+
+func (x *Probe) GetNumber() uint64 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
 }
 
 // Resume ends the effect of Quiesce for these sandboxes.
@@ -1892,11 +1910,12 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"activities\x18\x02 \x03(\v2\x1a.berth.control.v1.ActivityR\n" +
 	"activities\x12\x1d\n" +
 	"\n" +
-	"look_error\x18\x03 \x01(\tR\tlookError\";\n" +
+	"look_error\x18\x03 \x01(\tR\tlookError\"S\n" +
 	"\x06Probed\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x12\n" +
-	"\x04busy\x18\x02 \x01(\bR\x04busy\"%\n" +
+	"\x04busy\x18\x02 \x01(\bR\x04busy\x12\x16\n" +
+	"\x06number\x18\x03 \x01(\x04R\x06number\"%\n" +
 	"\x04Dead\x12\x1d\n" +
 	"\n" +
 	"router_ids\x18\x01 \x03(\tR\trouterIds\"!\n" +
@@ -1963,13 +1982,14 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x15\n" +
 	"\x06pod_ip\x18\x02 \x01(\tR\x05podIp\x12/\n" +
-	"\x14min_bytes_per_minute\x18\x03 \x01(\x04R\x11minBytesPerMinute\"e\n" +
+	"\x14min_bytes_per_minute\x18\x03 \x01(\x04R\x11minBytesPerMinute\"}\n" +
 	"\x05Probe\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x15\n" +
 	"\x06pod_ip\x18\x02 \x01(\tR\x05podIp\x12\x12\n" +
 	"\x04port\x18\x03 \x01(\rR\x04port\x12\x12\n" +
-	"\x04path\x18\x04 \x01(\tR\x04path\")\n" +
+	"\x04path\x18\x04 \x01(\tR\x04path\x12\x16\n" +
+	"\x06number\x18\x05 \x01(\x04R\x06number\")\n" +
 	"\x06Resume\x12\x1f\n" +
 	"\vsandbox_ids\x18\x01 \x03(\tR\n" +
 	"sandboxIds2]\n" +
