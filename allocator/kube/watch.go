@@ -2,6 +2,7 @@ package kube
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strconv"
 	"time"
@@ -99,26 +100,21 @@ func (r Resource) Page(ctx context.Context, next string, into runtime.Object) er
 	return nil
 }
 
-// NewInformer returns an informer of objects of the type of object. slim, if not nil,
-// returns a copy with only the fields that the caller reads, so that the cache stays small.
-func NewInformer[T runtime.Object](r Resource, object T, slim func(T) T) (cache.SharedIndexInformer, error) {
-	informer := cache.NewSharedIndexInformer(
+// Watch watches all objects of the type of object until ctx ends. It calls seen for each new
+// and changed object, with the zero T as the former state of a new one, and gone for each
+// deleted object, with its last known state. slim, if not nil, returns a copy with only the
+// fields that the caller reads, so that the cache stays small.
+func Watch[T runtime.Object](
+	ctx context.Context, r Resource, object T, slim func(T) T, seen func(was, is T), gone func(T),
+) error {
+	i := cache.NewSharedIndexInformer(
 		cache.NewListWatchFromClient(r.Client, r.Name, r.Namespace, fields.Everything()), object, 0, nil)
-	if slim == nil {
-		return informer, nil
-	}
-	return informer, informer.SetTransform(func(o any) (any, error) {
-		if full, ok := o.(T); ok {
+	errSlim := i.SetTransform(func(o any) (any, error) {
+		if full, ok := o.(T); ok && slim != nil {
 			return slim(full), nil
 		}
 		return o, nil // cache.DeletedFinalStateUnknown
 	})
-}
-
-// Watch runs an informer until ctx ends. It calls seen for each new and changed object, with
-// the zero T as the former state of a new one, and gone for each deleted object, with its
-// last known state. It must be called once for an informer.
-func Watch[T runtime.Object](ctx context.Context, i cache.SharedIndexInformer, seen func(was, is T), gone func(T)) error {
 	_, err := i.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc: func(o any) {
 			var none T
@@ -134,8 +130,8 @@ func Watch[T runtime.Object](ctx context.Context, i cache.SharedIndexInformer, s
 			}
 		},
 	})
-	if err != nil {
-		return fmt.Errorf("watch: %w", err)
+	if err := errors.Join(errSlim, err); err != nil {
+		return fmt.Errorf("watch %s: %w", r.Name, err)
 	}
 	i.RunWithContext(ctx)
 	return nil

@@ -40,11 +40,7 @@ func (w *Watcher) List(ctx context.Context) ([]string, error) {
 
 // Run submits every change until ctx ends.
 func (w *Watcher) Run(ctx context.Context) error {
-	informer, err := kube.NewInformer(w.resource, &corev1.Node{}, slim)
-	if err != nil {
-		return err
-	}
-	return kube.Watch(ctx, informer, func(was, is *corev1.Node) {
+	return kube.Watch(ctx, w.resource, &corev1.Node{}, slim, func(was, is *corev1.Node) {
 		// The kubelet renews a node's status every few seconds.
 		if was == nil || usable(was) != usable(is) {
 			w.o.Submit(core.NodeSeen{Name: is.Name, Usable: usable(is)})

@@ -42,11 +42,7 @@ func (w *Watcher) List(ctx context.Context) (all []core.Pod, version string, err
 
 // Run watches until ctx ends. It must be called once.
 func (w *Watcher) Run(ctx context.Context) error {
-	informer, err := kube.NewInformer(w.resource, &corev1.Pod{}, slim)
-	if err != nil {
-		return err
-	}
-	return kube.Watch(ctx, informer, func(was, is *corev1.Pod) {
+	return kube.Watch(ctx, w.resource, &corev1.Pod{}, slim, func(was, is *corev1.Pod) {
 		if was != nil && was.UID != is.UID { // deleted and created again between two events
 			w.o.Submit(core.PodGone{Key: keyOf(was)})
 		}

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -16,7 +17,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/tools/cache"
 
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/allocator/kube"
@@ -43,7 +43,6 @@ type Options struct {
 type Pools struct {
 	o        Options
 	resource kube.Resource
-	informer cache.SharedIndexInformer
 
 	mu        sync.Mutex
 	pools     map[core.PoolKey]seen
@@ -56,11 +55,7 @@ func New(o Options) (*Pools, error) {
 		return nil, err
 	}
 	r := kube.Resource{Client: o.Clients.Berth, Name: resource, Namespace: o.Namespace}
-	informer, err := kube.NewInformer(r, &v1alpha1.SandboxPool{}, nil)
-	return &Pools{
-		o: o, resource: r, informer: informer,
-		pools: map[core.PoolKey]seen{}, createErr: map[core.PoolKey]error{},
-	}, err
+	return &Pools{o: o, resource: r, pools: map[core.PoolKey]seen{}, createErr: map[core.PoolKey]error{}}, nil
 }
 
 // seen is the latest observation of a pool.
@@ -155,7 +150,7 @@ func (p *Pools) forget(pool *v1alpha1.SandboxPool) {
 
 // Run watches until ctx ends. It must be called once.
 func (p *Pools) Run(ctx context.Context) error {
-	return kube.Watch(ctx, p.informer, func(_, pool *v1alpha1.SandboxPool) {
+	return kube.Watch(ctx, p.resource, &v1alpha1.SandboxPool{}, nil, func(_, pool *v1alpha1.SandboxPool) {
 		p.o.Submit(core.PoolSeen{Pool: p.keep(pool)})
 	}, func(pool *v1alpha1.SandboxPool) {
 		p.forget(pool)
@@ -167,16 +162,15 @@ func (p *Pools) Run(ctx context.Context) error {
 // pods by state, or false if the core did not answer; the status of that pool then stays as it is
 // until the next turn.
 func (p *Pools) Maintain(ctx context.Context, counts func(context.Context, core.PoolKey) (core.Counts, bool)) {
-	if !cache.WaitForCacheSync(ctx.Done(), p.informer.HasSynced) {
-		return // ctx has ended
-	}
 	ticker := time.NewTicker(statusEvery)
 	defer ticker.Stop()
 	for {
-		for _, o := range p.informer.GetStore().List() {
-			pool := o.(*v1alpha1.SandboxPool)
-			counted, known := counts(ctx, keyOf(pool))
-			p.maintain(ctx, pool, counted, known)
+		p.mu.Lock()
+		all := slices.Collect(maps.Values(p.pools))
+		p.mu.Unlock()
+		for _, s := range all {
+			counted, known := counts(ctx, keyOf(s.pool))
+			p.maintain(ctx, s.pool, counted, known)
 		}
 		select {
 		case <-ctx.Done():
@@ -279,49 +273,41 @@ func (p *Pools) status(pool *v1alpha1.SandboxPool, counts core.Counts) v1alpha1.
 		Claimed: int32(counts.Claimed), Releasing: int32(counts.Releasing),
 		Conditions: slices.Clone(pool.Status.Conditions),
 	}
-	set := func(kind, reason string, status metav1.ConditionStatus, message string) {
-		meta.SetStatusCondition(&s.Conditions, metav1.Condition{
-			Type: kind, Status: status, Reason: reason, Message: message, ObservedGeneration: pool.Generation,
-		})
-	}
-	if counts.Warm >= int(pool.Spec.Warm) {
-		set(v1alpha1.PoolReady, "Warm", metav1.ConditionTrue, "")
-	} else {
-		reason, text := "Filling", fmt.Sprintf("%d of %d pods are warm", counts.Warm, pool.Spec.Warm)
-		if counts.Trouble != (core.Trouble{}) {
-			reason = "BackOff"
+	// A condition is true for the reason good. With a problem it is false for the reason bad.
+	set := func(kind, good, bad, problem string) {
+		c := metav1.Condition{Type: kind, Status: metav1.ConditionTrue, Reason: good, ObservedGeneration: pool.Generation}
+		if problem != "" {
+			c.Status, c.Reason, c.Message = metav1.ConditionFalse, bad, problem
 		}
+		meta.SetStatusCondition(&s.Conditions, c)
+	}
+	missing, filling := "", "Filling"
+	if counts.Warm < int(pool.Spec.Warm) {
+		missing = fmt.Sprintf("%d of %d pods are warm", counts.Warm, pool.Spec.Warm)
 		if counts.Stuck != "" {
-			text += "; " + counts.Stuck
+			missing += "; " + counts.Stuck
 		}
-		set(v1alpha1.PoolReady, reason, metav1.ConditionFalse, text)
 	}
-	if t := counts.Trouble; t == (core.Trouble{}) {
-		set(v1alpha1.PoolPodsStable, "Stable", metav1.ConditionTrue, "")
-	} else {
+	unstable := ""
+	if t := counts.Trouble; t != (core.Trouble{}) {
+		filling = "BackOff"
 		next := "a replacement is being tried"
 		if !t.Retry.IsZero() {
 			next = "the next attempt is at " + t.Retry.UTC().Format(time.RFC3339)
 		}
-		set(v1alpha1.PoolPodsStable, "BackOff", metav1.ConditionFalse,
-			fmt.Sprintf("pod %s ended before it could be used: %s; %s", t.Pod, t.Why, next))
+		unstable = fmt.Sprintf("pod %s ended before it could be used: %s; %s", t.Pod, t.Why, next)
 	}
-	switch err := p.o.Policy.Check(pool); {
-	case err == nil:
-		set(v1alpha1.PoolAccepted, "Accepted", metav1.ConditionTrue, "")
-	case errors.Is(err, pods.ErrPreStop):
-		set(v1alpha1.PoolAccepted, "PreStop", metav1.ConditionFalse, message(err))
-	default:
-		set(v1alpha1.PoolAccepted, "PodSecurity", metav1.ConditionFalse, message(err))
+	refused, by := p.o.Policy.Check(pool), "PodSecurity"
+	if errors.Is(refused, pods.ErrPreStop) {
+		by = "PreStop"
 	}
 	p.mu.Lock()
 	createErr := p.createErr[keyOf(pool)]
 	p.mu.Unlock()
-	if createErr == nil {
-		set(v1alpha1.PoolPodsCreatable, "Accepted", metav1.ConditionTrue, "")
-	} else {
-		set(v1alpha1.PoolPodsCreatable, "Refused", metav1.ConditionFalse, message(createErr))
-	}
+	set(v1alpha1.PoolReady, "Warm", filling, missing)
+	set(v1alpha1.PoolPodsStable, "Stable", "BackOff", unstable)
+	set(v1alpha1.PoolAccepted, "Accepted", by, message(refused))
+	set(v1alpha1.PoolPodsCreatable, "Accepted", "Refused", message(createErr))
 	return s
 }
 
@@ -332,4 +318,10 @@ const maxMessage = 4 << 10
 // maxEventMessage bounds the message of an Event, in bytes.
 const maxEventMessage = 1000
 
-func message(err error) string { return kube.Bounded(err.Error(), maxMessage) }
+// message is empty for no error.
+func message(err error) string {
+	if err == nil {
+		return ""
+	}
+	return kube.Bounded(err.Error(), maxMessage)
+}

@@ -67,11 +67,7 @@ func (w *Watcher) List(ctx context.Context) (Listed, error) {
 
 // Run submits deletions and changed revisions of objects until ctx ends.
 func (w *Watcher) Run(ctx context.Context) error {
-	informer, err := kube.NewInformer(w.resource, &v1alpha1.Sandbox{}, slim)
-	if err != nil {
-		return err
-	}
-	return kube.Watch(ctx, informer, func(_, s *v1alpha1.Sandbox) {
+	return kube.Watch(ctx, w.resource, &v1alpha1.Sandbox{}, slim, func(_, s *v1alpha1.Sandbox) {
 		revision, err := ParseRevision(s.Status.Revision)
 		if err != nil {
 			w.o.Log.Warn("Sandbox object cannot be read", zap.Error(err))

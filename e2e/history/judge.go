@@ -29,37 +29,37 @@ const (
 	Routing Suite = "routing"
 )
 
-// Judges returns the judges of a suite, in the order in which they report. An unknown
-// suite has none.
-func Judges(s Suite) []Judge {
+// Judges returns the judges of a suite, in the order in which they report. It fails for a
+// suite that has none.
+func Judges(s Suite) ([]Judge, error) {
 	switch s {
 	case Soak:
 		return []Judge{
 			{"wrong-pod", WrongPod}, {"twice", Twice}, {"unmatched", Unmatched}, {"came-back", CameBack},
 			{"early-reuse", EarlyReuse}, {"double", Double}, {"lost", Lost},
-		}
+		}, nil
 	case Reaping:
 		return []Judge{
 			{"false-reap", FalseReap}, {"after-reap", AfterReap}, {"never-reaped", NeverReaped}, {"other-reason", OtherReason},
 			{"wrong-pod", WrongPod}, {"lost", Lost}, {"not-served", NotServed}, {"clock", Clocks},
-		}
+		}, nil
 	case Chaos:
 		return []Judge{
 			{"double", Double}, {"owner", Owners}, {"lost", Lost}, {"alive", Alive}, {"revived", Revived},
 			{"leaked", Leaked}, {"order", Order}, {"refused", Refused},
-		}
+		}, nil
 	case Routing:
-		return []Judge{{"wrong-pod", WrongPod}, {"came-back", CameBack}, {"unserved", Unserved}}
+		return []Judge{{"wrong-pod", WrongPod}, {"came-back", CameBack}, {"unserved", Unserved}}, nil
 	}
-	return nil
+	return nil, fmt.Errorf("history: suite %q has no judges", s)
 }
 
 // Violations returns what the judges of the history's suite find. It fails for a suite
 // that has no judges.
 func (h *History) Violations() ([]Violation, error) {
-	judges := Judges(h.Settings.Suite)
-	if len(judges) == 0 {
-		return nil, fmt.Errorf("history: suite %q has no judges", h.Settings.Suite)
+	judges, err := Judges(h.Settings.Suite)
+	if err != nil {
+		return nil, err
 	}
 	var all []Violation
 	for _, j := range judges {

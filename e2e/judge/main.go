@@ -42,9 +42,9 @@ func judge(name string, stdout io.Writer) (violations int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	judges := history.Judges(h.Settings.Suite)
-	if len(judges) == 0 {
-		return 0, fmt.Errorf("%s: suite %q has no judges", name, h.Settings.Suite)
+	judges, err := history.Judges(h.Settings.Suite)
+	if err != nil {
+		return 0, fmt.Errorf("%s: %w", name, err)
 	}
 	fmt.Fprintf(stdout, "%s: suite %s, seed %d, %d events\n%v", name, h.Settings.Suite, h.Settings.Seed, len(h.Events),
 		history.Count(h))

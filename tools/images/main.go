@@ -71,7 +71,7 @@ func main() {
 
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	f, err := parse(args, stdout, stderr)
-	if err != nil || f == nil {
+	if err != nil {
 		return err
 	}
 	scratch, err := os.MkdirTemp("", "berth-images-")
@@ -121,20 +121,16 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	return nil
 }
 
-// parse returns nil flags when help was printed.
+// parse ends the program if it has printed help.
 func parse(args []string, stdout, stderr io.Writer) (*flags, error) {
 	var f flags
-	helped := false
 	parser, err := kong.New(&f, kong.Name("images"), kong.Writers(stdout, stderr),
 		kong.Description("Builds Berth's container images as Docker archives."),
-		kong.Vars{"arch": runtime.GOARCH, "version": version.Number, "images": strings.Join(imageNames(), ", ")},
-		kong.Exit(func(int) { helped = true }))
+		kong.Vars{"arch": runtime.GOARCH, "version": version.Number, "images": strings.Join(imageNames(), ", ")})
 	if err != nil {
 		return nil, fmt.Errorf("flags: %w", err)
 	}
-	if _, err := parser.Parse(args); helped {
-		return nil, nil
-	} else if err != nil {
+	if _, err := parser.Parse(args); err != nil {
 		return nil, err
 	}
 	var errs []error
