@@ -1,0 +1,268 @@
+package openapi
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"iter"
+	"maps"
+	"net/url"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/santhosh-tekuri/jsonschema/v6"
+	"github.com/santhosh-tekuri/jsonschema/v6/kind"
+	"golang.org/x/text/language"
+	"golang.org/x/text/message"
+)
+
+// Schema checks a JSON value. It may be used concurrently.
+type Schema struct {
+	compiled *jsonschema.Schema
+	refused  *refusal
+}
+
+// refusal is what Berth refuses of a property.
+type refusal struct {
+	// advice is empty if only properties within it are refused. accepted are the values that are
+	// not refused besides null; absent: those that ask for nothing.
+	advice     string
+	accepted   []any
+	properties map[string]*refusal
+}
+
+// Problem is why a value is refused. It is an error.
+type Problem struct {
+	// Field is the path of the property or the name of the parameter; "body" for a whole body.
+	Field string
+	// Message says what is wrong, or what to do instead.
+	Message string
+	// Refused: the value is valid, and asks for what Berth cannot do.
+	Refused bool
+}
+
+func (p *Problem) Error() string { return p.Field + ": " + p.Message }
+
+// Check checks a JSON value. Its error is a *Problem.
+func (s *Schema) Check(raw []byte) error {
+	value, err := jsonschema.UnmarshalJSON(bytes.NewReader(raw))
+	if err != nil {
+		return &Problem{Field: "body", Message: fmt.Sprintf("must be one JSON object: %v", err)}
+	}
+	if p := s.problem("body", value); p != nil {
+		return p
+	}
+	if p := s.refused.of("", value); p != nil {
+		return p
+	}
+	return nil
+}
+
+// problem returns one violation of the schema, nil for none. field names the value itself. An unknown
+// field comes before all others: it may be the reason of a missing one.
+func (s *Schema) problem(field string, value any) *Problem {
+	var failed *jsonschema.ValidationError
+	if err := s.compiled.Validate(value); !errors.As(err, &failed) {
+		return nil
+	}
+	first := failed
+	for e := range leaves(failed) {
+		_, unknown := e.ErrorKind.(*kind.AdditionalProperties)
+		if first == failed || unknown {
+			first = e
+		}
+	}
+	at, text := slices.Clone(first.InstanceLocation), ""
+	switch k := first.ErrorKind.(type) {
+	case *kind.AdditionalProperties:
+		slices.Sort(k.Properties)
+		text = "unknown field"
+		if near := s.nearest(at, k.Properties[0]); near != "" {
+			text += fmt.Sprintf("; did you mean %s?", near)
+		}
+		at = append(at, k.Properties[0])
+	case *kind.Required:
+		at, text = append(at, k.Missing[0]), "required"
+	case *kind.Type:
+		text = "must be " + article(k.Want)
+	case *kind.Minimum:
+		text = fmt.Sprintf("%s: must be at least %s", k.Got.RatString(), k.Want.RatString())
+	case *kind.Maximum:
+		text = fmt.Sprintf("%s: must be at most %s", k.Got.RatString(), k.Want.RatString())
+	case *kind.MaxLength:
+		text = fmt.Sprintf("%d characters: at most %d", k.Got, k.Want)
+	case *kind.MinLength:
+		text = "must not be empty"
+	case *kind.Enum:
+		text = fmt.Sprintf("%q: must be one of %s", fmt.Sprint(k.Got), strings.Join(words(k.Want), ", "))
+	default:
+		text = k.LocalizedString(message.NewPrinter(language.English))
+	}
+	if _, whole := value.(map[string]any); whole && len(at) > 0 {
+		field = strings.Join(at, ".")
+	}
+	return &Problem{Field: field, Message: text}
+}
+
+// leaves yields the errors that have no causes.
+func leaves(e *jsonschema.ValidationError) iter.Seq[*jsonschema.ValidationError] {
+	return func(yield func(*jsonschema.ValidationError) bool) { eachLeaf(e, yield) }
+}
+
+func eachLeaf(e *jsonschema.ValidationError, yield func(*jsonschema.ValidationError) bool) bool {
+	if len(e.Causes) == 0 {
+		return yield(e)
+	}
+	for _, cause := range e.Causes {
+		if !eachLeaf(cause, yield) {
+			return false
+		}
+	}
+	return true
+}
+
+// article names JSON types. null is left out: a field that may be null may be left out too.
+func article(types []string) string {
+	var all []string
+	for _, t := range types {
+		switch t {
+		case "null":
+		case "integer", "array", "object":
+			all = append(all, "an "+t)
+		default:
+			all = append(all, "a "+t)
+		}
+	}
+	return strings.Join(all, " or ")
+}
+
+func words(values []any) []string {
+	var all []string
+	for _, v := range values {
+		if text, ok := v.(string); ok {
+			all = append(all, text)
+		}
+	}
+	return all
+}
+
+// of returns the first refused property within value, nil for none.
+func (r *refusal) of(path string, value any) *Problem {
+	if r == nil || value == nil {
+		return nil
+	}
+	if r.advice != "" && !r.accepts(value) {
+		return &Problem{Field: path, Message: r.advice, Refused: true}
+	}
+	object, _ := value.(map[string]any)
+	for _, name := range slices.Sorted(maps.Keys(r.properties)) {
+		if p := r.properties[name].of(strings.TrimPrefix(path+"."+name, "."), object[name]); p != nil {
+			return p
+		}
+	}
+	return nil
+}
+
+func (r *refusal) accepts(value any) bool {
+	if r.accepted != nil {
+		return slices.ContainsFunc(r.accepted, func(a any) bool { return reflect.DeepEqual(a, value) })
+	}
+	switch v := value.(type) {
+	case bool:
+		return !v
+	case string:
+		return v == ""
+	case []any:
+		return len(v) == 0
+	case map[string]any:
+		return len(v) == 0
+	}
+	return false
+}
+
+// nearest returns the property that a name within the object at a path may mean, "" for none.
+func (s *Schema) nearest(at []string, name string) string {
+	schema := s.compiled
+	for _, part := range at {
+		for schema.Ref != nil {
+			schema = schema.Ref
+		}
+		if schema = schema.Properties[part]; schema == nil {
+			return ""
+		}
+	}
+	for schema.Ref != nil {
+		schema = schema.Ref
+	}
+	const most = 3 // edits
+	best, least := "", most+1
+	for _, known := range slices.Sorted(maps.Keys(schema.Properties)) {
+		a, b := strings.ToLower(known), strings.ToLower(name)
+		d := distance(a, b)
+		if len(b) > most && strings.HasPrefix(a, b) {
+			d = min(d, most)
+		}
+		if d < least && d < len(b) {
+			best, least = known, d
+		}
+	}
+	return best
+}
+
+// distance is the Levenshtein distance of two short strings.
+func distance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		before := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			cost := before
+			if a[i] != b[j] {
+				cost = 1 + min(before, row[j], row[j+1])
+			}
+			before, row[j+1] = row[j+1], cost
+		}
+	}
+	return row[len(b)]
+}
+
+// CheckQuery checks the parameters of a query. Its error is a *Problem.
+func (o *Operation) CheckQuery(values url.Values) error {
+	for _, name := range slices.Sorted(maps.Keys(values)) {
+		i := slices.IndexFunc(o.Query, func(p Parameter) bool { return p.Name == name })
+		if i < 0 {
+			return &Problem{Field: name, Message: "unknown parameter"}
+		}
+		if p := o.Query[i].check(values[name]); p != nil {
+			return p
+		}
+	}
+	return nil
+}
+
+func (p Parameter) check(values []string) *Problem {
+	if len(values) > 1 {
+		return &Problem{Field: p.Name, Message: "must be given once"}
+	}
+	var value any = values[0]
+	switch p.kind {
+	case "integer":
+		n, err := strconv.ParseInt(values[0], 10, 64)
+		if err != nil {
+			return &Problem{Field: p.Name, Message: fmt.Sprintf("%q: must be an integer", values[0])}
+		}
+		value = n
+	case "array":
+		var all []any
+		for one := range strings.SplitSeq(values[0], ",") {
+			all = append(all, one)
+		}
+		value = all
+	}
+	return p.schema.problem(p.Name, value)
+}
