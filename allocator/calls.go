@@ -10,6 +10,7 @@ import (
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/allocator/rest"
 	"github.com/berth-sandbox/berth/api/apierror"
+	"github.com/berth-sandbox/berth/api/v1alpha1"
 )
 
 // Leading implements rest.Allocator.
@@ -132,11 +133,23 @@ func (a *Allocator) KeepAlive(ctx context.Context, id string) (core.CallStatus, 
 // SetTimeout implements rest.Allocator. When ctx ends first, the end may move all the same; the
 // call can be repeated.
 func (a *Allocator) SetTimeout(ctx context.Context, id string, lifetime time.Duration) (core.CallStatus, error) {
+	_, status, err := a.moveEnd(ctx, core.SetTimeout{ID: id, Lifetime: lifetime})
+	return status, err
+}
+
+// Extend implements rest.Allocator. When ctx ends first, the end may move all the same; the call
+// can be repeated.
+func (a *Allocator) Extend(ctx context.Context, id string, lifetime time.Duration) (core.Sandbox, core.CallStatus, error) {
+	return a.moveEnd(ctx, core.SetTimeout{ID: id, Lifetime: lifetime, Extend: true})
+}
+
+func (a *Allocator) moveEnd(ctx context.Context, ev core.SetTimeout) (core.Sandbox, core.CallStatus, error) {
 	e, err := call[core.SandboxCallAnswered](ctx, a, func(t *term, token uint64) core.Event {
 		t.headStart.call() // its answer waits for the journal
-		return core.SetTimeout{Token: token, ID: id, Lifetime: lifetime}
+		ev.Token = token
+		return ev
 	}, nil)
-	return e.Status, err
+	return e.Sandbox, e.Status, err
 }
 
 // Activities implements rest.Allocator.
@@ -150,9 +163,17 @@ func (a *Allocator) Sandbox(ctx context.Context, id string) (core.Sandbox, bool,
 }
 
 // Live implements rest.Allocator.
-func (a *Allocator) Live(ctx context.Context, after core.Mark, most int) ([]core.Sandbox, bool, error) {
-	return read(ctx, a, func(c core.View) ([]core.Sandbox, bool) { return c.Live(after, most) })
+func (a *Allocator) Live(ctx context.Context, after core.Mark, order core.Order, most int) ([]core.Sandbox, bool, error) {
+	return read(ctx, a, func(c core.View) ([]core.Sandbox, bool) { return c.Live(after, order, most) })
 }
+
+// Pool implements rest.Allocator.
+func (a *Allocator) Pool(name string) (*v1alpha1.SandboxPool, bool) {
+	return a.watches.pools.Seen(core.PoolKey{Namespace: a.o.Namespace, Name: name})
+}
+
+// Pools implements rest.Allocator.
+func (a *Allocator) Pools() []*v1alpha1.SandboxPool { return a.watches.pools.All() }
 
 // Fences implements rest.Allocator.
 func (a *Allocator) Fences(ctx context.Context, most int) ([]core.FenceStatus, int, error) {

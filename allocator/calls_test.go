@@ -99,7 +99,7 @@ func TestCallsFailWithNotLeaderWhenTheTermEnds(t *testing.T) {
 			"claim":    func() error { _, err := a.Claim(t.Context(), "python", core.Claim{}); return err },
 			"release":  func() error { _, _, err := a.Release(t.Context(), "k3x9", core.ReasonKilled); return err },
 			"sandbox":  func() error { _, _, err := a.Sandbox(t.Context(), "k3x9"); return err },
-			"live":     func() error { _, _, err := a.Live(t.Context(), core.Mark{}, 1); return err },
+			"live":     func() error { _, _, err := a.Live(t.Context(), core.Mark{}, core.OldestFirst, 1); return err },
 			"fences":   func() error { _, _, err := a.Fences(t.Context(), 1); return err },
 			"sessions": func() error { _, _, err := a.Sessions(t.Context(), 1); return err },
 			"keep":     func() error { _, err := a.KeepAlive(t.Context(), "k3x9"); return err },

@@ -60,7 +60,7 @@ func BenchmarkMemory(b *testing.B) {
 		used := heap()
 		b.ReportMetric((warm-empty)/pods, "bytes/pod")
 		b.ReportMetric((used-warm)/claims, "bytes/sandbox")
-		if list, more := c.View().Live(Mark{}, claims); len(list) != claims || more {
+		if list, more := c.View().Live(Mark{}, OldestFirst, claims); len(list) != claims || more {
 			b.Fatalf("%d live", len(list))
 		}
 		runtime.KeepAlive(c)

@@ -330,7 +330,7 @@ func TestPagesShowEachLiveSandboxOnceOldestFirst(t *testing.T) {
 		slices.Sort(ids[at : at+3])
 	}
 	page := func(after Mark, most int) (got []string, next Mark, more bool) {
-		list, more := s.core.View().Live(after, most)
+		list, more := s.core.View().Live(after, OldestFirst, most)
 		for _, sb := range list {
 			got, next = append(got, sb.ID), Mark{sb.ClaimedAt, sb.ID}
 		}

@@ -94,7 +94,8 @@ type (
 	ObjectGone struct{ ID string }
 
 	// KeepAlive counts as activity of a sandbox. SetTimeout does too, and moves EndAt to Lifetime
-	// from now; LifetimeEnd does not change. Token comes back in SandboxCallAnswered.
+	// from now, unless Extend is set and EndAt is later; LifetimeEnd does not change. Token comes back
+	// in SandboxCallAnswered.
 	KeepAlive struct {
 		Token uint64
 		ID    string
@@ -103,6 +104,7 @@ type (
 		Token    uint64
 		ID       string
 		Lifetime time.Duration
+		Extend   bool
 	}
 
 	// SessionJoined: a router opened a stream. Stream numbers are not reused within a term. From

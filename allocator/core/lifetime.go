@@ -92,8 +92,15 @@ func (c *Core) setTimeout(ev SetTimeout) {
 	if s == nil {
 		return
 	}
+	end := c.now.Wall.Add(ev.Lifetime)
+	if ev.Extend && (s.nextEnd.IsZero() || s.nextEnd.After(end)) {
+		if end = s.nextEnd; s.pendingTimeouts == 0 { // it is durable
+			c.emit(SandboxCallAnswered{Token: ev.Token, Status: CallOK, Sandbox: s.Sandbox})
+			return
+		}
+	}
 	s.pendingTimeouts++
-	s.nextEnd = c.now.Wall.Add(ev.Lifetime)
+	s.nextEnd = end
 	next := s.next()
 	c.outbox.commit(Fact{Sandbox: &next}, true, func(f Fact, _ time.Duration) { c.timeoutSet(s, ev.Token, f) })
 }

@@ -3,6 +3,7 @@ package core
 import (
 	"cmp"
 	"container/list"
+	"iter"
 	"maps"
 	"slices"
 	"strings"
@@ -70,13 +71,30 @@ func (t *sandboxTable) forget(most int, before time.Duration, keep func(*sandbox
 	return forgotten
 }
 
-// after lists the live sandboxes behind a mark.
-func (t *sandboxTable) after(m Mark) []*sandbox {
+// page yields the live sandboxes that follow a mark.
+func (t *sandboxTable) page(m Mark, order Order) iter.Seq[*sandbox] {
 	at, found := slices.BinarySearchFunc(t.live, m, byClaim)
-	if found {
-		at++
+	return func(yield func(*sandbox) bool) {
+		if order == NewestFirst {
+			if m == (Mark{}) {
+				at = len(t.live)
+			}
+			for _, sb := range slices.Backward(t.live[:at]) {
+				if !yield(sb) {
+					return
+				}
+			}
+			return
+		}
+		if found {
+			at++
+		}
+		for _, sb := range t.live[at:] {
+			if !yield(sb) {
+				return
+			}
+		}
 	}
-	return t.live[at:]
 }
 
 // byEnd lists the sandboxes in the order in which they ended; those that have not ended come last.

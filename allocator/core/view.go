@@ -64,17 +64,26 @@ func (v View) ObjectsWritten() []string {
 }
 
 // Mark is a position in the list of live sandboxes: after a sandbox of this ID that was claimed
-// then. The sandbox need not exist. The zero Mark is the beginning of the list.
+// then. The sandbox need not exist. The zero Mark is the beginning of the list in either order.
 type Mark struct {
 	ClaimedAt time.Time
 	ID        string
 }
 
-// Live returns the starting and running sandboxes after a mark, oldest first and at most so many,
-// and whether there are more. Calls that continue with the mark of the last sandbox return every
-// sandbox once that is live throughout.
-func (v View) Live(after Mark, most int) (list []Sandbox, more bool) {
-	for _, sb := range v.c.sandboxes.after(after) {
+// Order is an order of the list of live sandboxes, by the time of the claim.
+type Order bool
+
+// The orders.
+const (
+	OldestFirst Order = false
+	NewestFirst Order = true
+)
+
+// Live returns the starting and running sandboxes that follow a mark, at most so many, and whether
+// there are more. Calls that continue with the mark of the last sandbox return every sandbox once
+// that is live throughout.
+func (v View) Live(after Mark, order Order, most int) (list []Sandbox, more bool) {
+	for sb := range v.c.sandboxes.page(after, order) {
 		if !sb.live() {
 			continue
 		}

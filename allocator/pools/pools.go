@@ -89,6 +89,26 @@ func (p *Pools) Get(key core.PoolKey) (*v1alpha1.SandboxPool, bool) {
 	return s.pool, ok && !s.refused
 }
 
+// Seen returns the latest observation of a pool. The caller must not change it.
+func (p *Pools) Seen(key core.PoolKey) (*v1alpha1.SandboxPool, bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s, ok := p.pools[key]
+	return s.pool, ok
+}
+
+// All returns the latest observations of all pools, by name. The caller must not change them.
+func (p *Pools) All() []*v1alpha1.SandboxPool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	all := make([]*v1alpha1.SandboxPool, 0, len(p.pools))
+	for _, s := range p.pools {
+		all = append(all, s.pool)
+	}
+	slices.SortFunc(all, func(a, b *v1alpha1.SandboxPool) int { return strings.Compare(a.Name, b.Name) })
+	return all
+}
+
 // CreateResult records how the latest creation of a pod went, for the condition PodsCreatable.
 func (p *Pools) CreateResult(key core.PoolKey, err error) {
 	p.mu.Lock()

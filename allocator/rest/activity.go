@@ -16,7 +16,6 @@ import (
 // Bounds of the number of sandboxes in one answer.
 const (
 	defaultActivities = 1000
-	maxActivities     = 10_000
 )
 
 // Filter selects sandboxes: those that match all its non-empty fields.
@@ -117,7 +116,7 @@ type SandboxActivity struct {
 
 // explain answers why a sandbox is alive.
 func (a *api) explain(w *reply, r *http.Request) error {
-	id := r.PathValue("id")
+	id := r.PathValue("sandboxID")
 	list, _, err := a.Allocator.Activities(r.Context(), Filter{ID: id}, 1)
 	if err != nil {
 		return err
@@ -147,7 +146,7 @@ func (a *api) lastActive(w *reply, r *http.Request) error {
 	filter := Filter{ID: query.Get("id"), Prefix: query.Get("prefix"), Pool: query.Get("pool")}
 	all := LastActive{Now: time.Now().UTC(), DryRun: a.ReapDryRun}
 	var err error
-	all.Sandboxes, all.Truncated, err = entries(w, r, defaultActivities, maxActivities,
+	all.Sandboxes, all.Truncated, err = entries(w, r, defaultActivities,
 		func(ctx context.Context, limit int) ([]core.ActivityStatus, int, error) {
 			return a.Allocator.Activities(ctx, filter, limit)
 		}, func(s core.ActivityStatus) Activity { return toActivity(s, all.Now) })

@@ -1,187 +1,164 @@
 package rest
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/json"
-	"io"
+	"fmt"
 	"net/http"
-	"slices"
-	"strings"
+	"strconv"
 	"time"
 
 	"github.com/berth-sandbox/berth/allocator/core"
-	"github.com/berth-sandbox/berth/api/v1alpha1"
+	"github.com/berth-sandbox/berth/api/openapi"
 )
 
 func (a *api) create(w *reply, r *http.Request) error {
-	request, err := a.decodeCreate(r.Body)
+	raw, err := read(r.Body)
 	if err != nil {
 		return err
 	}
-	key, err := idempotencyKey(r.Header)
+	var request openapi.NewSandbox
+	if err := decode(raw, &request); err != nil {
+		return err
+	}
+	claim, err := a.claimOf(&request)
 	if err != nil {
 		return err
 	}
-	wait := a.Allocator.ClaimWait()
-	if request.Wait != nil {
-		wait = *request.Wait
+	if claim.Binding.IdempotencyKey, err = idempotencyKey(r.Header); err != nil {
+		return err
 	}
-	ctx, cancel := context.WithTimeout(r.Context(), wait+answerWait)
+	claim.Binding.RequestHash = sha256.Sum256(raw)
+	ctx, cancel := context.WithTimeout(r.Context(), claim.Wait+answerWait)
 	defer cancel()
-	s, err := a.Allocator.Claim(ctx, request.TemplateID, core.Claim{
-		Binding: core.Binding{
-			Metadata: request.Metadata, Team: teamOf(ctx), User: request.User,
-			IdempotencyKey: key, RequestHash: request.Hash,
-		},
-		Lifetime: request.Timeout, IdleTimeout: request.IdleTimeout, MinBytes: request.MinBytes, Wait: wait,
-	})
+	claim.Binding.Team = teamOf(ctx)
+	s, err := a.Allocator.Claim(ctx, request.TemplateID, claim)
 	if err != nil {
 		return err
 	}
 	return writeJSON(w, http.StatusCreated, a.toSandbox(s))
 }
 
-// createRequest is the checked body of a create.
-type createRequest struct {
-	TemplateID string
-	// Timeout is the end from now, 0 for none.
-	Timeout time.Duration
-	// IdleTimeout is nil if the request has none, and 0 for no idle timeout.
-	IdleTimeout *time.Duration
-	// MinBytes is how many bytes a minute must move over an open connection to keep the sandbox, 0
-	// for none; nil if the request does not say.
-	MinBytes *uint64
-	Metadata map[string]string
-	User     string
-	// Wait is nil if the request does not say.
-	Wait *time.Duration
-	// Hash is the hash of the body as it was sent.
-	Hash [sha256.Size]byte
-}
+// idleTimeoutKey is the metadata that sets the idle timeout. Clients that can send metadata only
+// use it.
+const idleTimeoutKey = "idle_timeout"
 
-// createFields are the fields of a create as the client sent them. Timeouts are in seconds.
-type createFields struct {
-	templateID, user    string
-	timeout, idle, wait *int64
-	activity            *v1alpha1.Activity
-	minBytes            *int64
-	metadata            map[string]*string // a nil value is a JSON null
-}
-
-// decodeCreate reads the body of a create and applies its limits and defaults.
-func (a *api) decodeCreate(body io.Reader) (*createRequest, error) {
-	raw, err := read(body)
-	if err != nil {
-		return nil, err
+// claimOf checks what the document's schema cannot express, and applies the defaults.
+func (a *api) claimOf(request *openapi.NewSandbox) (c core.Claim, err error) {
+	if c.Binding.User = deref(request.User, ""); len(request.Metadata) > 0 {
+		c.Binding.Metadata = request.Metadata
 	}
-	f, err := decodeCreateFields(raw)
-	if err != nil {
-		return nil, err
+	if err := checkMetadata(c.Binding.Metadata); err != nil {
+		return c, err
 	}
-	request := createRequest{TemplateID: f.templateID, User: f.user, Hash: sha256.Sum256(raw)}
-	if err := a.setTimes(&request, f); err != nil {
-		return nil, err
-	}
-	if request.MinBytes, err = minBytesOf(f.activity, f.minBytes); err != nil {
-		return nil, err
-	}
-	if len(request.User) > maxUser {
-		return nil, invalid("user: %d bytes: at most %d", len(request.User), maxUser)
-	}
-	if request.Metadata, err = metadataOf(f.metadata); err != nil {
-		return nil, err
-	}
-	return &request, nil
-}
-
-// decodeCreateFields decodes the fields and refuses unknown ones by name.
-func decodeCreateFields(raw []byte) (f createFields, err error) {
-	var fields map[string]json.RawMessage
-	if err := json.Unmarshal(raw, &fields); err != nil {
-		return f, invalid("body: must be a JSON object: %v", err)
-	}
-	for _, known := range []struct {
-		name string
-		into any
-	}{
-		{"templateID", &f.templateID}, {"timeout", &f.timeout}, {"idleTimeout", &f.idle}, {"activity", &f.activity},
-		{"minBytesPerMinute", &f.minBytes}, {"metadata", &f.metadata}, {"user", &f.user}, {"waitTimeout", &f.wait},
-	} {
-		if value, ok := fields[known.name]; ok {
-			if err := json.Unmarshal(value, known.into); err != nil {
-				return f, invalid("%s: %v", known.name, err)
-			}
-			delete(fields, known.name)
-		}
-	}
-	var refused []string
-	for name, value := range fields {
-		if !empty(value) {
-			refused = append(refused, name)
-		}
-	}
-	if len(refused) > 0 {
-		slices.Sort(refused)
-		return f, notImplemented("%s: not supported by this version; leave it out", strings.Join(refused, ", "))
-	}
-	if f.templateID == "" {
-		return f, invalid("templateID: required: the name of a SandboxPool")
-	}
-	return f, nil
-}
-
-// setTimes sets the timeouts of a claim and the time that it waits for a pod.
-func (a *api) setTimes(request *createRequest, f createFields) (err error) {
-	if f.idle != nil {
-		d, err := a.idleTimeoutOf(*f.idle)
+	idle, field := request.IdleTimeout, "idleTimeout"
+	if text, ok := c.Binding.Metadata[idleTimeoutKey]; ok && idle == nil {
+		n, err := strconv.ParseInt(text, 10, 64)
 		if err != nil {
-			return err
+			return c, invalid("metadata.%s: %q: must be a number of seconds", idleTimeoutKey, text)
 		}
-		request.IdleTimeout = &d
+		idle, field = &n, "metadata."+idleTimeoutKey
+	}
+	if idle != nil {
+		d, err := a.idleTimeoutOf(field, *idle)
+		if err != nil {
+			return c, err
+		}
+		c.IdleTimeout = &d
 	}
 	switch {
-	case f.timeout != nil:
-		if request.Timeout, err = timeoutOf(*f.timeout); err != nil {
-			return err
-		}
-	case request.IdleTimeout == nil || *request.IdleTimeout == 0: // every sandbox needs an end
-		request.Timeout = defaultTimeout
+	case request.Timeout != nil:
+		c.Lifetime = secondsOf(*request.Timeout)
+	case idle == nil || *idle == 0: // every sandbox needs an end
+		c.Lifetime = defaultTimeout
 	}
-	if f.wait != nil {
-		if *f.wait < 0 || *f.wait > int64(MaxWait/time.Second) {
-			return invalid("waitTimeout: %d: must be 0 to %d seconds", *f.wait, int64(MaxWait/time.Second))
-		}
-		d := time.Duration(*f.wait) * time.Second
-		request.Wait = &d
+	if c.Wait = a.Allocator.ClaimWait(); request.WaitTimeout != nil {
+		c.Wait = secondsOf(*request.WaitTimeout)
+	}
+	c.MinBytes, err = minBytesOf(request.Activity, request.MinBytesPerMinute)
+	return c, err
+}
+
+func checkMetadata(metadata map[string]string) error {
+	size := 0
+	for k, v := range metadata {
+		size += len(k) + len(v)
+	}
+	if size > maxMetadata {
+		return invalid("metadata: %d bytes: at most %d in all", size, maxMetadata)
 	}
 	return nil
 }
 
-// metadataOf checks the metadata of a claim. It returns nil for none.
-func metadataOf(metadata map[string]*string) (map[string]string, error) {
-	if len(metadata) == 0 {
-		return nil, nil
+// decode decodes a body that was checked against its schema. An empty one is an empty object.
+func decode(raw []byte, into any) error {
+	if len(bytes.TrimSpace(raw)) == 0 {
+		return nil
 	}
-	all, size := make(map[string]string, len(metadata)), 0
-	for k, v := range metadata {
-		if v == nil {
-			return nil, invalid("metadata: %q: must be a string", k)
-		}
-		all[k] = *v
-		size += len(k) + len(*v)
+	if err := json.Unmarshal(raw, into); err != nil { // a number such as 1.0 or 1e3
+		return invalid("body: %v", err)
 	}
-	if size > maxMetadata {
-		return nil, invalid("metadata: %d bytes: at most %d in all", size, maxMetadata)
-	}
-	return all, nil
+	return nil
 }
 
-// empty reports whether a JSON value is a default: SDKs send fields that their caller has not set.
-func empty(value json.RawMessage) bool {
-	switch strings.TrimSpace(string(value)) {
-	case "null", "false", `""`, "{}", "[]":
-		return true
+func deref[T any](p *T, absent T) T {
+	if p == nil {
+		return absent
 	}
-	return false
+	return *p
+}
+
+func secondsOf(n int64) time.Duration { return time.Duration(n) * time.Second }
+
+// idleTimeoutOf checks an idle timeout, in seconds.
+func (a *api) idleTimeoutOf(field string, s int64) (time.Duration, error) {
+	least := int64((a.MinIdleTimeout + time.Second - 1) / time.Second)
+	if most := int64(maxTimeout / time.Second); s != 0 && (s < least || s > most) {
+		return 0, invalid("%s: %d: must be 0, for none, or %d to %d seconds", field, s, least, most)
+	}
+	return secondsOf(s), nil
+}
+
+// defaultMinBytes is that of a SandboxPool.
+const defaultMinBytes = 1024
+
+// minBytesOf returns how many bytes a minute must move over an open connection, 0 for none, nil if
+// the claim does not say.
+func minBytesOf(activity *openapi.ActivityMode, least *int64) (*uint64, error) {
+	var n uint64
+	switch {
+	case activity == nil && least == nil:
+		return nil, nil
+	case activity == nil:
+		return nil, invalid(`minBytesPerMinute: %d: needs "activity":"Bytes"`, *least)
+	case *activity == openapi.Requests && least == nil:
+	case *activity == openapi.Requests:
+		return nil, invalid("minBytesPerMinute: %d: has no meaning with activity Requests; leave it out, or make activity Bytes", *least)
+	default:
+		n = uint64(deref(least, defaultMinBytes))
+	}
+	return &n, nil
+}
+
+// toSandbox returns the API's form of a sandbox.
+func (a *api) toSandbox(s core.Sandbox) openapi.Sandbox {
+	shown := openapi.Sandbox{
+		SandboxID: s.ID, TemplateID: s.Pool.Name, Alias: s.Pool.Name, ClientID: "berth", EnvdVersion: agentVersion,
+		Domain: a.PublicHost, URL: fmt.Sprintf("%s://%d-%s.%s/", a.PublicScheme, s.DefaultPort, s.ID, a.PublicHost),
+		State: openapi.SandboxStateRunning, Phase: openapi.SandboxPhaseRunning,
+		StartedAt: s.ClaimedAt, EndAt: noEnd, IdleTimeout: seconds(s.IdleTimeout), Metadata: s.Metadata, User: s.User,
+		PodName: s.Pod.Name,
+	}
+	if s.Phase == core.Starting {
+		shown.Phase = openapi.SandboxPhaseStarting
+	}
+	if end := earliestEnd(s); end != nil {
+		shown.EndAt = *end
+	}
+	if pool, ok := a.Allocator.Pool(s.Pool.Name); ok {
+		shown.CPUCount, shown.MemoryMB, shown.DiskSizeMB = resourcesOf(pool)
+	}
+	return shown
 }

@@ -25,7 +25,8 @@ func TestCreateAnswersInE2BShape(t *testing.T) {
 			"sandboxID": "k3x9", "templateID": "python", "clientID": "berth", "envdVersion": "0.1.0",
 			"domain": "sandbox.example.com:8443", "url": "https://8080-k3x9.sandbox.example.com:8443/",
 			"state": "running", "startedAt": "2030-01-01T12:00:00Z", "endAt": "2030-01-01T12:01:00Z",
-			"metadata": {"user": "ada", "": ""}, "podName": "python-abcdef"
+			"metadata": {"user": "ada", "": ""}, "podName": "python-abcdef",
+			"alias": "python", "phase": "running", "cpuCount": 0, "memoryMB": 0, "diskSizeMB": 0
 		}`, w.Body.String())
 		require.Equal(t, "python", f.pool)
 		require.Equal(t, map[string]string{"user": "ada", "": ""}, f.claim.Binding.Metadata)
@@ -38,15 +39,12 @@ func TestCreateFillsInDefaults(t *testing.T) {
 		`{"templateID":"python"}`,
 		`{"templateID":"python","timeout":null,"metadata":null}`,
 		// What SDKs send for what their caller has not set.
-		`{"templateID":"python","secure":false,"envVars":{},"mcp":null,"volumeMounts":[],"alias":"", "metadata":{}}`,
+		`{"templateID":"python","secure":false,"envVars":{},"mcp":null,"volumeMounts":[],"autoResume":{"enabled":false}, "metadata":{}}`,
+		`{"templateID":"python","secure":true,"allow_internet_access":true,"autoPause":false,"network":{"allowPublicTraffic":true,"allowOut":[]}}`,
 		" \n{ \"templateID\" : \"python\" , \"envVars\" : { } }\n",
 	} {
 		f := &fake{}
 		w := call(handler(t, f), "POST", "/sandboxes", body)
-		if strings.Contains(body, "{ }") {
-			refusal(t, w, 501, apierror.NotImplemented) // a value we do not take for empty is refused, not dropped
-			continue
-		}
 		require.Equal(t, http.StatusCreated, w.Code, body)
 		require.Equal(t, core.Claim{
 			Binding: core.Binding{RequestHash: sha256.Sum256([]byte(body))}, Lifetime: 300 * time.Second, Wait: claimWait,
@@ -131,16 +129,16 @@ func TestIdempotencyKeyIsValidated(t *testing.T) {
 	refusal(t, w, 400, apierror.BadRequest)
 }
 
-func TestStartingSandboxHasStateStarting(t *testing.T) {
+func TestStartingSandboxHasPhaseStarting(t *testing.T) {
 	w := call(handler(t, &fake{phase: core.Starting}), "POST", "/sandboxes", `{"templateID":"python"}`)
 	require.Equal(t, http.StatusCreated, w.Code)
-	require.Contains(t, w.Body.String(), `"state":"starting"`)
+	require.Contains(t, w.Body.String(), `"phase":"starting"`)
 }
 
 func TestCreateRefusesInvalidBodies(t *testing.T) {
 	for body, says := range map[string]string{
 		"":                                       "body",
-		"null":                                   "templateID",
+		"null":                                   "body",
 		"[]":                                     "body",
 		`"python"`:                               "body",
 		"{":                                      "body",
@@ -178,19 +176,61 @@ func TestMetadataAndBodyMayReachTheirLimits(t *testing.T) {
 }
 
 func TestUnsupportedFieldsAreRefusedByName(t *testing.T) {
-	f := &fake{}
-	w := call(handler(t, f), "POST", "/sandboxes", `{"templateID":"python","secure":true,"envVars":{"A":"1"},"autoPause":false,"templateid":"x","Timeout":5}`)
-	e := refusal(t, w, 501, apierror.NotImplemented)
-	require.Equal(t, "Timeout, envVars, secure, templateid: not supported by this version; leave it out", e.Message)
-	require.Empty(t, f.pool)
+	for body, says := range map[string]string{
+		`"envVars":{"A":"1"}`:                       "envVars: A warm pod",
+		`"autoPause":true`:                          "autoPause: Berth does not pause",
+		`"autoResume":{"enabled":true}`:             "autoResume.enabled: Berth does not pause",
+		`"allow_internet_access":false`:             "allow_internet_access: Use a NetworkPolicy",
+		`"network":{"allowPublicTraffic":false}`:    "network.allowPublicTraffic: ",
+		`"network":{"denyOut":["10.0.0.0/8"]}`:      "network.denyOut: Use a NetworkPolicy",
+		`"network":{"maskRequestHost":"localhost"}`: "network.maskRequestHost: ",
+		`"volumeMounts":[{"name":"a","path":"/a"}]`: "volumeMounts: Put volumes",
+		`"mcp":{"x":{}}`:                            "mcp: ",
+		`"iam":{"x":1}`:                             "iam: ",
+	} {
+		f := &fake{}
+		w := call(handler(t, f), "POST", "/v2/sandboxes", `{"templateID":"python",`+body+`}`)
+		require.Contains(t, refusal(t, w, 501, apierror.NotImplemented).Message, says)
+		require.Empty(t, f.pool)
+	}
+}
+
+func TestUnknownFieldsAreRefusedByName(t *testing.T) {
+	for body, says := range map[string]string{
+		`{"template":"python"}`:                            "template: unknown field; did you mean templateID?",
+		`{"templateID":"python","Timeout":5}`:              "Timeout: unknown field; did you mean timeout?",
+		`{"templateID":"python","color":"red"}`:            "color: unknown field",
+		`{"templateID":"python","network":{"allowIn":[]}}`: "network.allowIn: unknown field; did you mean allowOut?",
+	} {
+		f := &fake{}
+		require.Equal(t, says, refusal(t, call(handler(t, f), "POST", "/sandboxes", body), 400, apierror.BadRequest).Message)
+		require.Empty(t, f.pool)
+	}
+}
+
+func TestMetadataCanSetTheIdleTimeout(t *testing.T) {
+	for body, want := range map[string]time.Duration{
+		`"metadata":{"idle_timeout":"60"}`:                 time.Minute,
+		`"metadata":{"idle_timeout":"0"}`:                  0,
+		`"metadata":{"idle_timeout":"60"},"idleTimeout":7`: 7 * time.Second,
+	} {
+		f := &fake{}
+		require.Equal(t, 201, call(handler(t, f), "POST", "/sandboxes", `{"templateID":"python",`+body+`}`).Code)
+		require.Equal(t, want, *f.claim.IdleTimeout, body)
+		require.Contains(t, f.claim.Binding.Metadata, "idle_timeout", "the SDK finds what it has set")
+	}
+	for text, says := range map[string]string{"soon": `metadata.idle_timeout: "soon": must be a number of seconds`, "3": "metadata.idle_timeout: 3: must be 0"} {
+		w := call(handler(t, &fake{}), "POST", "/sandboxes", `{"templateID":"python","metadata":{"idle_timeout":"`+text+`"}}`)
+		require.Contains(t, refusal(t, w, 400, apierror.BadRequest).Message, says)
+	}
 }
 
 func TestUnknownParametersAreRefused(t *testing.T) {
 	f := &fake{sandboxes: map[string]core.Sandbox{"k3x9": {}}}
 	for _, c := range [][2]string{{"POST", "/sandboxes"}, {"GET", "/sandboxes"}, {"GET", "/v2/sandboxes"}, {"GET", "/sandboxes/k3x9"}, {"DELETE", "/sandboxes/k3x9"},
 		{"POST", "/sandboxes/k3x9/timeout"}, {"POST", "/v1/sandboxes/k3x9/keepalive"}, {"GET", "/v1/sandboxes/k3x9"}} {
-		e := refusal(t, call(handler(t, f), c[0], c[1]+"?state=paused&order=asc", `{"templateID":"python"}`), 501, apierror.NotImplemented)
-		require.Contains(t, e.Message, "order, state")
+		e := refusal(t, call(handler(t, f), c[0], c[1]+"?color=red&zebra=1", `{"templateID":"python"}`), 400, apierror.BadRequest)
+		require.Equal(t, "color: unknown parameter", e.Message)
 		refusal(t, call(handler(t, f), c[0], c[1]+"?state=%zz", `{"templateID":"python"}`), 400, apierror.BadRequest)
 		refusal(t, call(handler(t, f), c[0], c[1]+"?a;b", `{"templateID":"python"}`), 400, apierror.BadRequest)
 	}

@@ -3,14 +3,11 @@ package rest
 import (
 	"context"
 	"encoding/base64"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"net/http"
 	"net/url"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -31,51 +28,56 @@ func read(body io.Reader) ([]byte, error) {
 	return raw, nil
 }
 
-// decodeObject decodes a JSON object with no other fields than those of into. An empty body is an
-// empty object.
-func decodeObject(body io.Reader, into any) error {
-	raw, err := read(body)
+// decodeBody decodes the body of a call.
+func decodeBody(r *http.Request, into any) error {
+	raw, err := read(r.Body)
 	if err != nil {
 		return err
 	}
-	text := strings.TrimSpace(string(raw))
-	if text == "" {
-		return nil
-	}
-	if text[0] != '{' { // null too
-		return invalid("body: must be a JSON object")
-	}
-	decoder := json.NewDecoder(strings.NewReader(text))
-	decoder.DisallowUnknownFields()
-	if err := decoder.Decode(into); err != nil {
-		return invalid("body: %v", err)
-	}
-	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
-		return invalid("body: must be one JSON object")
-	}
-	return nil
+	return decode(raw, into)
 }
 
-// decodeLimit reads the parameter limit.
-func decodeLimit(r *http.Request, absent, most int) (int, error) {
+// decodeLimit reads the parameter limit, which was checked against its schema.
+func decodeLimit(r *http.Request, absent int) (int, error) {
 	text := r.URL.Query().Get("limit")
-	if text == "" && !r.URL.Query().Has("limit") {
+	if text == "" {
 		return absent, nil
 	}
 	limit, err := strconv.Atoi(text)
-	if err != nil || limit < 1 || limit > most || len(r.URL.Query()["limit"]) > 1 {
-		return 0, invalid("limit: %q: must be one number, 1 to %d", text, most)
+	if err != nil {
+		return 0, invalid("limit: %q: must be an integer", text)
 	}
 	return limit, nil
+}
+
+// decodeMetadata reads a filter: a query string whose keys and values are percent-encoded once more.
+func decodeMetadata(text string) (map[string]string, error) {
+	values, err := url.ParseQuery(text)
+	if err != nil {
+		return nil, invalid("metadata: %v", err)
+	}
+	all := make(map[string]string, len(values))
+	for key, some := range values {
+		k, err1 := url.QueryUnescape(key)
+		v, err2 := url.QueryUnescape(some[0])
+		if err := errors.Join(err1, err2); err != nil {
+			return nil, invalid("metadata: %v", err)
+		}
+		if len(some) > 1 {
+			return nil, invalid("metadata: %q: must be given once", k)
+		}
+		all[k] = v
+	}
+	return all, nil
 }
 
 // entries reads a list whose length the parameter limit bounds, and shows each entry. It returns
 // the number of omitted entries.
 func entries[S, T any](
-	w *reply, r *http.Request, absent, most int,
+	w *reply, r *http.Request, absent int,
 	list func(ctx context.Context, most int) ([]S, int, error), show func(S) T,
 ) (all []T, truncated int, err error) {
-	limit, err := decodeLimit(r, absent, most)
+	limit, err := decodeLimit(r, absent)
 	if err != nil {
 		return nil, 0, err
 	}
@@ -88,15 +90,6 @@ func entries[S, T any](
 		all = append(all, show(s))
 	}
 	return all, truncated, err
-}
-
-// onlyParameters refuses query parameters other than the known ones.
-func onlyParameters(values url.Values, known []string) error {
-	maps.DeleteFunc(values, func(name string, _ []string) bool { return slices.Contains(known, name) })
-	if len(values) > 0 {
-		return notImplemented("parameter %s: not supported by this version; leave it out", strings.Join(slices.Sorted(maps.Keys(values)), ", "))
-	}
-	return nil
 }
 
 // idempotencyKey reads the header Idempotency-Key, "" for none.
@@ -118,11 +111,11 @@ func encodeToken(m core.Mark) string {
 }
 
 // decodeToken reads the parameter nextToken.
-func decodeToken(tokens []string) (core.Mark, error) {
-	if len(tokens) == 0 || len(tokens) == 1 && tokens[0] == "" {
+func decodeToken(token string) (core.Mark, error) {
+	if token == "" {
 		return core.Mark{}, nil
 	}
-	if raw, err := base64.RawURLEncoding.DecodeString(tokens[0]); err == nil && len(tokens) == 1 {
+	if raw, err := base64.RawURLEncoding.DecodeString(token); err == nil {
 		claimedAt, id, _ := strings.Cut(string(raw), " ")
 		if micros, err := strconv.ParseInt(claimedAt, 10, 64); err == nil && id != "" {
 			return core.Mark{ClaimedAt: time.UnixMicro(micros), ID: id}, nil

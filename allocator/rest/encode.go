@@ -8,6 +8,7 @@ import (
 
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/api/apierror"
+	"github.com/berth-sandbox/berth/api/openapi"
 )
 
 func writeJSON(w *reply, code int, v any) error {
@@ -48,41 +49,9 @@ func earliestEnd(s core.Sandbox) *time.Time {
 // noEnd stands for "never": the E2B SDKs cannot read a sandbox without an end.
 var noEnd = time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC)
 
-// Sandbox is the API's form of a sandbox.
-type Sandbox struct {
-	SandboxID   string    `json:"sandboxID"`
-	TemplateID  string    `json:"templateID"`
-	ClientID    string    `json:"clientID"`
-	EnvdVersion string    `json:"envdVersion"`
-	Domain      string    `json:"domain"`
-	URL         string    `json:"url"`
-	State       string    `json:"state"`
-	StartedAt   time.Time `json:"startedAt"`
-	// EndAt is the present end, noEnd for never.
-	EndAt time.Time `json:"endAt"`
-	// IdleTimeout is in seconds, absent for none.
-	IdleTimeout float64           `json:"idleTimeout,omitempty"`
-	Metadata    map[string]string `json:"metadata,omitempty"`
-	User        string            `json:"user,omitempty"`
-	PodName     string            `json:"podName"`
-}
-
 // agentVersion is the reported envdVersion. The SDKs refuse sandboxes below 0.1.0, and a higher
 // version would promise features of an agent in the pod.
 const agentVersion = "0.1.0"
 
-func (a *api) toSandbox(s core.Sandbox) Sandbox {
-	shown := Sandbox{
-		SandboxID: s.ID, TemplateID: s.Pool.Name, ClientID: "berth", EnvdVersion: agentVersion,
-		Domain: a.PublicHost, URL: fmt.Sprintf("%s://%d-%s.%s/", a.PublicScheme, s.DefaultPort, s.ID, a.PublicHost),
-		State: "running", StartedAt: s.ClaimedAt, Metadata: s.Metadata, User: s.User, PodName: s.Pod.Name,
-	}
-	if s.Phase == core.Starting {
-		shown.State = "starting"
-	}
-	shown.EndAt, shown.IdleTimeout = noEnd, seconds(s.IdleTimeout)
-	if end := earliestEnd(s); end != nil {
-		shown.EndAt = *end
-	}
-	return shown
-}
+// Sandbox is the API's form of a sandbox.
+type Sandbox = openapi.Sandbox

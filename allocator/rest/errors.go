@@ -17,6 +17,13 @@ func notImplemented(format string, args ...any) *apierror.Error {
 	return apierror.New(apierror.NotImplemented, format, args...)
 }
 
+// unknownOutcome is the error of a call that may have taken effect.
+func unknownOutcome(reason apierror.Reason, format string, args ...any) *apierror.Error {
+	e := apierror.New(reason, format, args...)
+	e.OutcomeUnknown = true
+	return e
+}
+
 func missing(id string, reason apierror.Reason, message string) *apierror.Error {
 	e := apierror.New(reason, "%s", message)
 	e.SandboxID = id

@@ -1,7 +1,6 @@
 package rest
 
 import (
-	"io"
 	"net/http"
 	"strings"
 	"time"
@@ -11,12 +10,12 @@ import (
 
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/api/apierror"
+	"github.com/berth-sandbox/berth/api/openapi"
 )
 
 // Bounds of operators' requests.
 const (
 	defaultLimit = 100
-	maxLimit     = 1000
 	maxReason    = 500 // bytes
 )
 
@@ -135,7 +134,7 @@ func toFence(f core.FenceStatus) Fence {
 }
 
 func (a *api) fences(w *reply, r *http.Request) error {
-	list, truncated, err := entries(w, r, defaultLimit, maxLimit, a.Allocator.Fences, toFence)
+	list, truncated, err := entries(w, r, defaultLimit, a.Allocator.Fences, toFence)
 	if err != nil {
 		return err
 	}
@@ -143,7 +142,7 @@ func (a *api) fences(w *reply, r *http.Request) error {
 }
 
 func (a *api) sessions(w *reply, r *http.Request) error {
-	list, truncated, err := entries(w, r, defaultLimit, maxLimit, a.Allocator.Sessions, func(s core.SessionStatus) ListedSession {
+	list, truncated, err := entries(w, r, defaultLimit, a.Allocator.Sessions, func(s core.SessionStatus) ListedSession {
 		return ListedSession{toSession(s), s.Fences}
 	})
 	if err != nil {
@@ -154,11 +153,11 @@ func (a *api) sessions(w *reply, r *http.Request) error {
 
 // declareDead records an operator's statement that a router has ended.
 func (a *api) declareDead(w *reply, r *http.Request) error {
-	reason, err := decodeReason(r.Body)
+	reason, err := decodeReason(r)
 	if err != nil {
 		return err
 	}
-	id, by := r.PathValue("id"), teamOf(r.Context())
+	id, by := r.PathValue("sessionID"), teamOf(r.Context())
 	answer, err := a.Allocator.DeclareDead(r.Context(), id, by, reason)
 	if err != nil {
 		return err
@@ -179,11 +178,9 @@ func (a *api) declareDead(w *reply, r *http.Request) error {
 }
 
 // decodeReason reads the body of a declare-dead.
-func decodeReason(body io.Reader) (string, error) {
-	var request struct {
-		Reason string `json:"reason"`
-	}
-	if err := decodeObject(body, &request); err != nil {
+func decodeReason(r *http.Request) (string, error) {
+	var request openapi.DeclareDeadJSONBody
+	if err := decodeBody(r, &request); err != nil {
 		return "", err
 	}
 	reason := strings.TrimSpace(request.Reason)

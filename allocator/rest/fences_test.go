@@ -71,7 +71,7 @@ func TestListsHaveALimit(t *testing.T) {
 			require.Contains(t, refusal(t, call(handler(t, f), "GET", path+"?"+query, ""), 400, apierror.BadRequest).Message, "limit", query)
 			require.Empty(t, f.limits)
 		}
-		require.Contains(t, refusal(t, call(handler(t, &fake{}), "GET", path+"?limit=1&pool=x", ""), 501, apierror.NotImplemented).Message, "pool")
+		require.Contains(t, refusal(t, call(handler(t, &fake{}), "GET", path+"?limit=1&pool=x", ""), 400, apierror.BadRequest).Message, "pool")
 	}
 }
 
@@ -134,7 +134,7 @@ func TestRefusedDeclareDeadIsExplainedAndLogged(t *testing.T) {
 
 func TestOperatorCallsHaveADeadlineAndAreForwarded(t *testing.T) {
 	for _, c := range []struct{ method, path, body string }{
-		{"GET", "/v1/fences", ""}, {"GET", "/v1/sessions", ""}, {"POST", declarePath, `{"reason":"x"}`}, {"GET", "/v1/admin/last-active", ""}, {"GET", "/v1/sandboxes/k3x9", ""},
+		{"GET", "/v1/fences", ""}, {"GET", "/v1/sessions", ""}, {"POST", declarePath, `{"reason":"x"}`}, {"GET", "/v1/last-active", ""}, {"GET", "/v1/sandboxes/k3x9", ""},
 		{"POST", "/v1/sandboxes/k3x9/keepalive", ""}, {"POST", "/sandboxes/k3x9/timeout", `{"timeout":1}`},
 	} {
 		t.Run(fmt.Sprint(c.method, " ", c.path), func(t *testing.T) {

@@ -54,7 +54,7 @@ func newForwarder(log *zap.Logger) *httputil.ReverseProxy {
 			if errors.Is(err, context.Canceled) {
 				return // the client has gone
 			}
-			answer(w, r, apierror.New(apierror.NotLeader,
+			answer(w, r, unknownOutcome(apierror.NotLeader,
 				"this replica does not lead, and the leader did not answer: %v; the outcome of the call is unknown: repeat a claim with its Idempotency-Key; a claim without a key ends at its timeout", err))
 		},
 	}

@@ -182,7 +182,7 @@ func TestSlowReaderHoldsNoSlotOfAFollower(t *testing.T) {
 	require.Equal(t, 200, w.Code)
 	a := &api{Options: Options{Allocator: &fake{leader: at}}, forwarder: newForwarder(zap.NewNop()), others: newClass(1, answerWait)}
 	p := &reply{held: held{budget: newBudget(100 << 10), free: smallAnswer}, header: http.Header{}}
-	a.carryOut(a.others, p, request(t.Context(), "GET", "/sandboxes", nil), nil, nil)
+	a.carryOut(action{class: a.others}, nil, p, request(t.Context(), "GET", "/sandboxes", nil), nil)
 	require.True(t, p.full, "an answer of %d bytes was taken", p.held.buf.Len())
 	require.Empty(t, a.others.slots, "it is not sent yet, and its slot is free")
 	w = httptest.NewRecorder()

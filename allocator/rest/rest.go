@@ -4,13 +4,14 @@ import (
 	"context"
 	"net/http"
 	"net/http/httputil"
-	"strings"
 	"time"
 
 	"go.uber.org/zap"
 
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/api/apierror"
+	"github.com/berth-sandbox/berth/api/openapi"
+	"github.com/berth-sandbox/berth/api/v1alpha1"
 	"github.com/berth-sandbox/berth/internal/options"
 )
 
@@ -21,7 +22,6 @@ const (
 	// defaultTimeout applies to a claim without a timeout, as E2B documents it.
 	defaultTimeout    = 300 * time.Second
 	maxTimeout        = 365 * 24 * time.Hour
-	maxUser           = 256
 	maxIdempotencyKey = 255
 	// answerWait bounds a call in addition to its wait for a pod.
 	answerWait = 10 * time.Second
@@ -52,10 +52,16 @@ type Allocator interface {
 	// Activities returns at most `most` of the live sandboxes that match, by ID, and the number of
 	// omitted ones.
 	Activities(ctx context.Context, filter Filter, most int) ([]core.ActivityStatus, int, error)
-	Sandbox(ctx context.Context, id string) (core.Sandbox, bool, error)
+	// Extend is like SetTimeout, and never brings the end forward. It returns the sandbox.
+	Extend(ctx context.Context, id string, lifetime time.Duration) (core.Sandbox, core.CallStatus, error)
 	// Sandbox returns a sandbox, or false if it is unknown. Live returns at most `most` live
-	// sandboxes after a mark, oldest first, and whether there are more.
-	Live(ctx context.Context, after core.Mark, most int) ([]core.Sandbox, bool, error)
+	// sandboxes that follow a mark in this order, and whether there are more.
+	Sandbox(ctx context.Context, id string) (core.Sandbox, bool, error)
+	Live(ctx context.Context, after core.Mark, order core.Order, most int) ([]core.Sandbox, bool, error)
+	// Pool returns a pool, or false if there is none. Pools lists all by name. The caller must not
+	// change them.
+	Pool(name string) (*v1alpha1.SandboxPool, bool)
+	Pools() []*v1alpha1.SandboxPool
 	// Fences and Sessions return at most `most` entries and the number of omitted ones.
 	Fences(ctx context.Context, most int) ([]core.FenceStatus, int, error)
 	Sessions(ctx context.Context, most int) ([]core.SessionStatus, int, error)
@@ -96,27 +102,14 @@ func New(o Options) (http.Handler, error) {
 		Options: o, forwarder: newForwarder(o.Log), answers: newBudget(answerBytes),
 		claims: newClass(claimsInFlight, MaxWait+answerWait), others: newClass(inFlight, answerWait),
 	}
-	mux := http.NewServeMux()
-	for _, prefix := range []string{"", "/v2"} {
-		mux.HandleFunc("POST "+prefix+"/sandboxes", a.handle(a.claims, a.create))
-		mux.HandleFunc("GET "+prefix+"/sandboxes", a.handle(a.others, a.list, "limit", "nextToken"))
-		mux.HandleFunc("GET "+prefix+"/sandboxes/{id}", a.handle(a.others, a.get))
-		mux.HandleFunc("DELETE "+prefix+"/sandboxes/{id}", a.handle(a.others, a.kill))
-		mux.HandleFunc("POST "+prefix+"/sandboxes/{id}/timeout", a.handle(a.others, a.setTimeout))
+	document, err := openapi.Load()
+	if err != nil {
+		return nil, err
 	}
-	mux.HandleFunc("POST /v1/sandboxes/{id}/keepalive", a.handle(a.others, a.keepAlive))
-	mux.HandleFunc("GET /v1/sandboxes/{id}", a.handle(a.others, a.explain))
-	mux.HandleFunc("GET /v1/admin/last-active", a.handle(a.others, a.lastActive, "id", "prefix", "pool", "format", "limit"))
-	mux.HandleFunc("GET /v1/fences", a.handle(a.others, a.fences, "limit"))
-	mux.HandleFunc("GET /v1/sessions", a.handle(a.others, a.sessions, "limit"))
-	mux.HandleFunc("POST /v1/sessions/{id}/declare-dead", a.handle(a.others, a.declareDead))
-	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-		e := apierror.New(apierror.NotFound, "no such resource; this version serves /sandboxes, /sandboxes/{id}, /sandboxes/{id}/timeout, /v1/sandboxes/{id}, /v1/sandboxes/{id}/keepalive, /v1/admin/last-active, /v1/fences, /v1/sessions and /v1/sessions/{id}/declare-dead")
-		if strings.HasPrefix(strings.TrimPrefix(r.URL.Path, "/v2")+"/", "/sandboxes/") {
-			e = notImplemented("%s %s is not implemented", r.Method, r.URL.Path)
-		}
-		refuse(w, r, e)
-	})
+	mux, err := a.routes(document)
+	if err != nil {
+		return nil, err
+	}
 	// A web page must not claim or release from a browser through a listener that only loopback
 	// protects.
 	origin := http.NewCrossOriginProtection()

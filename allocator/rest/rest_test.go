@@ -9,7 +9,9 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -21,6 +23,7 @@ import (
 
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/api/apierror"
+	"github.com/berth-sandbox/berth/api/v1alpha1"
 )
 
 var noon = time.Date(2030, 1, 1, 12, 0, 0, 0, time.UTC)
@@ -35,6 +38,7 @@ type fake struct {
 	blockClaims bool // the same, claims only
 	sandboxes   map[string]core.Sandbox
 	live        []core.Sandbox
+	pools       []*v1alpha1.SandboxPool
 	phase       core.Phase          // of what is claimed
 	claimed     func(*core.Sandbox) // changes what is claimed
 	status      core.CallStatus
@@ -119,14 +123,35 @@ func (f *fake) Sandbox(ctx context.Context, id string) (core.Sandbox, bool, erro
 }
 
 // Live lists what is in live.
-func (f *fake) Live(ctx context.Context, after core.Mark, most int) ([]core.Sandbox, bool, error) {
+func (f *fake) Live(ctx context.Context, after core.Mark, order core.Order, most int) ([]core.Sandbox, bool, error) {
+	list := slices.Clone(f.live)
+	if order == core.NewestFirst {
+		slices.Reverse(list)
+	}
 	at := 0
 	if after != (core.Mark{}) {
-		at = 1 + slices.IndexFunc(f.live, func(s core.Sandbox) bool { return s.ID == after.ID && s.ClaimedAt.Equal(after.ClaimedAt) })
+		at = 1 + slices.IndexFunc(list, func(s core.Sandbox) bool { return s.ID == after.ID && s.ClaimedAt.Equal(after.ClaimedAt) })
 	}
-	page := f.live[at:min(at+most, len(f.live))]
-	return page, at+most < len(f.live), f.wait(ctx)
+	page := list[at:min(at+most, len(list))]
+	return page, at+most < len(list), f.wait(ctx)
 }
+
+func (f *fake) Extend(ctx context.Context, id string, lifetime time.Duration) (core.Sandbox, core.CallStatus, error) {
+	f.mu.Lock()
+	f.kept = append(f.kept, fmt.Sprintf("%s at least %v", id, lifetime))
+	f.mu.Unlock()
+	return f.sandboxes[id], f.status, f.wait(ctx)
+}
+
+func (f *fake) Pool(name string) (*v1alpha1.SandboxPool, bool) {
+	i := slices.IndexFunc(f.pools, func(p *v1alpha1.SandboxPool) bool { return p.Name == name })
+	if i < 0 {
+		return nil, false
+	}
+	return f.pools[i], true
+}
+
+func (f *fake) Pools() []*v1alpha1.SandboxPool { return f.pools }
 
 func (f *fake) Fences(ctx context.Context, most int) ([]core.FenceStatus, int, error) {
 	f.mu.Lock()
@@ -288,7 +313,7 @@ func TestListHasPages(t *testing.T) {
 		var pages []int
 		var ids []string
 		for more := true; more; more = token != "" {
-			w := call(handler(t, f), "GET", "/v2/sandboxes?"+c.limit+"&nextToken="+token, "")
+			w := call(handler(t, f), "GET", "/v2/sandboxes?order=asc&"+c.limit+"&nextToken="+token, "")
 			var page []Sandbox
 			require.NoError(t, json.Unmarshal(w.Body.Bytes(), &page), w.Body)
 			pages = append(pages, len(page))
@@ -309,15 +334,63 @@ func TestListHasPages(t *testing.T) {
 	}
 }
 
+func TestListSelectsByItsParameters(t *testing.T) {
+	f := &fake{}
+	for i := range 1200 {
+		s := core.Sandbox{Binding: core.Binding{ID: fmt.Sprintf("id%04d", i), ClaimedAt: noon.Add(time.Duration(i) * time.Second)}, Pool: core.PoolKey{Name: []string{"python", "node"}[i%2]}}
+		s.Metadata = map[string]string{"i": strconv.Itoa(i), "a&b=c d": "é+%"}
+		f.live = append(f.live, s)
+	}
+	doubly := func(k, v string) string { // as the SDKs encode it
+		return url.QueryEscape(url.Values{url.QueryEscape(k): {url.QueryEscape(v)}}.Encode())
+	}
+	for query, want := range map[string][]string{
+		"limit=2":                                      {"id1199", "id1198"},
+		"limit=2&order=asc":                            {"id0000", "id0001"},
+		"limit=2&order=desc&template=python":           {"id1198", "id1196"},
+		"template=ruby":                                {},
+		"state=running&limit=1":                        {"id1199"},
+		"state=paused%2Crunning&limit=1":               {"id1199"},
+		"state=paused":                                 {},
+		"metadata=" + doubly("i", "17"):                {"id0017"},
+		"metadata=" + doubly("a&b=c d", "other"):       {},
+		"metadata=i%3D17%26x%3Dy":                      {},
+		"limit=1&metadata=" + doubly("a&b=c d", "é+%"): {"id1199"},
+		"startedAfter=" + noon.Add(1198*time.Second).Format(time.RFC3339):                {"id1199", "id1198"},
+		"startedAfter=" + noon.Add(1199*time.Second).Format(time.RFC3339) + "&order=asc": {"id1199"},
+	} {
+		w := call(handler(t, f), "GET", "/sandboxes?"+query, "")
+		require.Equal(t, 200, w.Code, w.Body)
+		var page []Sandbox
+		require.NoError(t, json.Unmarshal(w.Body.Bytes(), &page))
+		ids := []string{}
+		for _, s := range page {
+			ids = append(ids, s.SandboxID)
+		}
+		require.Equal(t, want, ids, query)
+		require.Equal(t, strings.HasPrefix(query, "limit") || strings.HasSuffix(query, "limit=1"), w.Header().Get(NextTokenHeader) != "", query)
+	}
+	for query, says := range map[string]string{
+		"state=ended": "state", "order=up": "order", "startedAfter=yesterday": "startedAfter", "metadata=%25zz": "metadata", "metadata=a%3D1%26a%3D2": "metadata",
+	} {
+		require.Contains(t, refusal(t, call(handler(t, f), "GET", "/sandboxes?"+query, ""), 400, apierror.BadRequest).Message, says, query)
+	}
+}
+
 func TestUnservedPathsAreRefusedByName(t *testing.T) {
 	h := handler(t, &fake{})
 	for _, c := range [][2]string{
-		{"PUT", "/sandboxes"}, {"POST", "/sandboxes/k3x9/pause"}, {"POST", "/v2/sandboxes/k3x9/connect"}, {"PATCH", "/sandboxes/k3x9"}, {"GET", "/sandboxes/"},
+		{"POST", "/sandboxes/k3x9/pause"}, {"POST", "/v2/sandboxes/k3x9/fork"}, {"GET", "/volumes"}, {"DELETE", "/templates/a"}, {"GET", "/sandboxes/metrics"},
 	} {
-		require.Contains(t, refusal(t, call(h, c[0], c[1], ""), 501, apierror.NotImplemented).Message, c[0]+" "+c[1])
+		require.NotEmpty(t, refusal(t, call(h, c[0], c[1], ""), 501, apierror.NotImplemented).Message)
 	}
-	for _, path := range []string{"/", "/templates", "/v1/sandboxes", "/sandboxesx", "/v2sandboxes", "/v2"} {
-		refusal(t, call(h, "GET", path, ""), 404, apierror.NotFound)
+	for _, c := range [][3]string{{"PUT", "/sandboxes", "GET, POST"}, {"PATCH", "/v2/sandboxes/k3x9", "DELETE, GET"}, {"GET", "/v1/sandboxes/x/keepalive", "POST"}} {
+		w := call(h, c[0], c[1], "")
+		require.Contains(t, refusal(t, w, 405, apierror.MethodRefused).Message, c[0])
+		require.Equal(t, c[2], w.Header().Get("Allow"))
+	}
+	for _, path := range []string{"/", "/v1/sandboxes", "/sandboxesx", "/v2sandboxes", "/v2", "/sandboxes/"} {
+		require.Contains(t, refusal(t, call(h, "GET", path, ""), 404, apierror.NotFound).Message, "/openapi.json")
 	}
 }
 
@@ -409,7 +482,7 @@ func Example() {
 	fmt.Println(w.Body)
 	// Output:
 	// 201 https://8080-k3x9.sandbox.example.com:8443/
-	// {"code":501,"reason":"not_implemented","message":"parameter force: not supported by this version; leave it out","requestID":"req-1"}
+	// {"code":400,"reason":"bad_request","message":"force: unknown parameter","requestID":"req-1"}
 }
 
 func TestCrossOriginCallsAreRefused(t *testing.T) {

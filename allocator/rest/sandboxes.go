@@ -1,13 +1,19 @@
 package rest
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
+	"net/url"
+	"slices"
 	"strconv"
+	"strings"
+	"time"
 
 	"github.com/berth-sandbox/berth/allocator/core"
+	"github.com/berth-sandbox/berth/api/openapi"
 )
 
 // NextTokenHeader is the header of a page with the nextToken of the next page. The last page has
@@ -19,7 +25,7 @@ const NextTokenHeader = "X-Next-Token"
 const OutstandingHeader = "Berth-Routers-Outstanding"
 
 func (a *api) get(w *reply, r *http.Request) error {
-	id := r.PathValue("id")
+	id := r.PathValue("sandboxID")
 	s, known, err := a.Allocator.Sandbox(r.Context(), id)
 	if err != nil {
 		return err
@@ -30,19 +36,65 @@ func (a *api) get(w *reply, r *http.Request) error {
 	return writeJSON(w, http.StatusOK, a.toSandbox(s))
 }
 
+// filter is what a list selects.
+type filter struct {
+	template     string
+	metadata     map[string]string
+	startedAfter time.Time
+	none         bool // no sandbox has the wanted states
+}
+
+func (f *filter) matches(s *core.Sandbox) bool {
+	if f.template != "" && s.Pool.Name != f.template || s.ClaimedAt.Before(f.startedAfter) {
+		return false
+	}
+	for k, v := range f.metadata {
+		if own, ok := s.Metadata[k]; !ok || own != v {
+			return false
+		}
+	}
+	return true
+}
+
+// filterOf reads the parameters of a list.
+func filterOf(query url.Values) (f filter, err error) {
+	f.template = query.Get("template")
+	f.none = query.Has("state") && !slices.Contains(strings.Split(query.Get("state"), ","), string(openapi.SandboxStateRunning))
+	if text := query.Get("startedAfter"); text != "" {
+		if f.startedAfter, err = time.Parse(time.RFC3339Nano, text); err != nil {
+			return f, invalid("startedAfter: %v", err)
+		}
+	}
+	f.metadata, err = decodeMetadata(query.Get("metadata"))
+	return f, err
+}
+
+// scanned is how many sandboxes a list reads at a time.
+const scanned = 500
+
+// list answers with one page.
 func (a *api) list(w *reply, r *http.Request) error {
-	limit, err := decodeLimit(r, defaultPage, maxPage)
+	query := r.URL.Query()
+	limit, err := decodeLimit(r, defaultPage)
 	if err != nil {
 		return err
 	}
-	after, err := decodeToken(r.URL.Query()["nextToken"])
+	after, err := decodeToken(query.Get("nextToken"))
 	if err != nil {
 		return err
+	}
+	filter, err := filterOf(query)
+	if err != nil {
+		return err
+	}
+	order := core.NewestFirst
+	if query.Get("order") == string(openapi.Asc) {
+		order = core.OldestFirst
 	}
 	if err := w.rows(limit); err != nil {
 		return err
 	}
-	page, more, err := a.Allocator.Live(r.Context(), after, limit)
+	page, more, err := a.page(r.Context(), after, order, limit, filter)
 	if err != nil {
 		return err
 	}
@@ -68,8 +120,38 @@ func (a *api) list(w *reply, r *http.Request) error {
 	return nil
 }
 
+// page returns at most limit sandboxes that a filter selects, and whether there are more. It reads
+// them in parts, so that a filter that selects few of many holds up no other call.
+func (a *api) page(ctx context.Context, after core.Mark, order core.Order, limit int, f filter) (page []core.Sandbox, more bool, err error) {
+	if f.none {
+		return nil, false, nil
+	}
+	for unread := true; unread; {
+		var part []core.Sandbox
+		if part, unread, err = a.Allocator.Live(ctx, after, order, max(scanned, limit)); err != nil {
+			return nil, false, err
+		}
+		for _, s := range part {
+			switch {
+			case order == core.NewestFirst && s.ClaimedAt.Before(f.startedAfter):
+				return page, false, nil
+			case !f.matches(&s):
+			case len(page) == limit:
+				return page, true, nil
+			default:
+				page = append(page, s)
+			}
+		}
+		if unread {
+			last := part[len(part)-1]
+			after = core.Mark{ClaimedAt: last.ClaimedAt, ID: last.ID}
+		}
+	}
+	return page, false, nil
+}
+
 func (a *api) kill(w *reply, r *http.Request) error {
-	id := r.PathValue("id")
+	id := r.PathValue("sandboxID")
 	status, outstanding, err := a.Allocator.Release(r.Context(), id, core.ReasonKilled)
 	if err != nil {
 		return err

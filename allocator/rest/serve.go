@@ -10,10 +10,12 @@ import (
 	"os"
 	"sync/atomic"
 	"time"
+	"unicode/utf8"
 
 	"go.uber.org/zap"
 
 	"github.com/berth-sandbox/berth/api/apierror"
+	"github.com/berth-sandbox/berth/api/openapi"
 )
 
 // Bounds of calls in progress. They stop a client from blocking others by waiting, sending slowly
@@ -216,11 +218,10 @@ func refuse(w http.ResponseWriter, r *http.Request, e *apierror.Error) {
 	answer(w, r, e)
 }
 
-// handle returns the handler of a call. A follower forwards the call to the leader. parameters are
-// the query parameters of the call.
-func (a *api) handle(c *class, f func(*reply, *http.Request) error, parameters ...string) http.HandlerFunc {
+// handle returns the handler of an operation. A follower forwards the call to the leader.
+func (a *api) handle(c action, o *openapi.Operation) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		body, err := c.body(r)
+		body, err := c.class.body(r)
 		defer body.settle(0)
 		if err != nil {
 			e := a.toError(r, err)
@@ -236,19 +237,19 @@ func (a *api) handle(c *class, f func(*reply, *http.Request) error, parameters .
 		_ = connection.SetReadDeadline(time.Time{})
 		_ = connection.SetWriteDeadline(time.Time{})
 		call := r.WithContext(r.Context())
-		call.Body, call.ContentLength, call.TransferEncoding = io.NopCloser(&body.buf), int64(body.buf.Len()), nil
+		call.Body, call.ContentLength, call.TransferEncoding = io.NopCloser(bytes.NewReader(body.buf.Bytes())), int64(body.buf.Len()), nil
 		p := &reply{held: held{budget: a.answers, free: smallAnswer}, header: http.Header{}}
 		defer p.held.settle(0)
-		a.carryOut(c, p, call, f, parameters)
+		a.carryOut(c, o, p, call, body.buf.Bytes())
 		p.send(w, r)
 	}
 }
 
 // carryOut executes a call in a slot of its class.
-func (a *api) carryOut(c *class, p *reply, r *http.Request, f func(*reply, *http.Request) error, parameters []string) {
+func (a *api) carryOut(c action, o *openapi.Operation, p *reply, r *http.Request, body []byte) {
 	select {
-	case c.slots <- struct{}{}:
-		defer func() { <-c.slots }()
+	case c.class.slots <- struct{}{}:
+		defer func() { <-c.class.slots }()
 	default:
 		answer(p, r, apierror.New(apierror.Overloaded, "too many requests are being served; try again"))
 		return
@@ -260,13 +261,13 @@ func (a *api) carryOut(c *class, p *reply, r *http.Request, f func(*reply, *http
 		return
 	}
 	if ok, leader := a.Allocator.Leading(); !ok {
-		a.forward(c, p, r, leader)
+		a.forward(c.class, p, r, leader)
 		return
 	}
-	ctx, cancel := context.WithTimeout(r.Context(), c.wait)
+	ctx, cancel := context.WithTimeout(r.Context(), c.class.wait)
 	defer cancel()
-	if err = onlyParameters(query, parameters); err == nil {
-		err = f(p, r.WithContext(ctx))
+	if err = check(o, query, body); err == nil {
+		err = c.f(p, r.WithContext(ctx))
 	}
 	if e := a.toError(r, err); e != nil {
 		answer(p, r, e)
@@ -275,18 +276,42 @@ func (a *api) carryOut(c *class, p *reply, r *http.Request, f func(*reply, *http
 	}
 }
 
+// check checks a request against the OpenAPI document.
+func check(o *openapi.Operation, query url.Values, body []byte) error {
+	if err := o.CheckQuery(query); err != nil {
+		return err
+	}
+	body = bytes.TrimSpace(body)
+	switch {
+	case o.Body == nil: // RFC 9110, section 9.3: a body of GET or DELETE has no meaning
+		return nil
+	case !utf8.Valid(body): // the decoder would replace invalid bytes
+		return invalid("body: must be UTF-8")
+	case len(body) > 0:
+		return o.Body.Check(body)
+	case o.BodyRequired:
+		return invalid("body: must be a JSON object")
+	}
+	return nil
+}
+
 // toError returns the answer to an error: nil for no error, and for a caller that has gone.
 func (a *api) toError(r *http.Request, err error) *apierror.Error {
 	var e *apierror.Error
+	var problem *openapi.Problem
 	switch {
 	case err == nil:
 		return nil
 	case errors.As(err, &e):
 		return e
+	case errors.As(err, &problem) && problem.Refused:
+		return notImplemented("%v", problem)
+	case problem != nil:
+		return invalid("%v", problem)
 	case errors.Is(err, context.Canceled):
 		return nil
 	case errors.Is(err, context.DeadlineExceeded):
-		return apierror.New(apierror.Timeout, "the API server did not confirm in time; an unanswered claim is released unless it had an Idempotency-Key; a release goes on")
+		return unknownOutcome(apierror.Timeout, "the API server did not confirm in time; an unanswered claim is released unless it had an Idempotency-Key; a release goes on")
 	}
 	a.Log.Error("request failed", zap.String("path", r.URL.Path), zap.Error(err))
 	return apierror.New(apierror.Internal, "the allocator failed; see its log")

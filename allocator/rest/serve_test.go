@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -22,6 +23,7 @@ import (
 
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/api/apierror"
+	"github.com/berth-sandbox/berth/api/openapi"
 	"github.com/berth-sandbox/berth/internal/pipetest"
 )
 
@@ -235,10 +237,10 @@ func TestClaimIsAnsweredEvenWhenTheBudgetIsUsed(t *testing.T) {
 		Options: Options{Allocator: f, PublicScheme: "https", PublicHost: longest(253) + ":65535", Log: zap.NewNop()},
 		claims:  newClass(1, answerWait), answers: newBudget(0),
 	}
-	body, err := json.Marshal(map[string]any{"templateID": "python", "user": strings.Repeat("\x00", maxUser), "metadata": worstMetadata()})
+	body, err := json.Marshal(map[string]any{"templateID": "python", "user": strings.Repeat("\x00", 256), "metadata": worstMetadata()})
 	require.NoError(t, err)
 	w := httptest.NewRecorder()
-	a.handle(a.claims, a.create).ServeHTTP(w, request(t.Context(), "POST", "/sandboxes", bytes.NewReader(body)))
+	a.handle(action{a.claims, a.create}, operation(t, "createSandbox")).ServeHTTP(w, request(t.Context(), "POST", "/sandboxes", bytes.NewReader(body)))
 	require.Equal(t, http.StatusCreated, w.Code, w.Body)
 	require.Equal(t, worstMetadata(), f.claim.Binding.Metadata)
 	require.Greater(t, w.Body.Len(), smallAnswer*9/10, "much more room than any answer needs")
@@ -251,17 +253,17 @@ func TestListsNeedRoomBeforeTheyAreBuilt(t *testing.T) {
 		f.block = true
 		ctx, cancel := context.WithCancel(t.Context())
 		var asking sync.WaitGroup
-		for range answerBytes / (maxActivities << 10) {
+		for range answerBytes / (10_000 << 10) {
 			asking.Go(func() {
-				serve(h, httptest.NewRecorder(), request(ctx, "GET", "/v1/admin/last-active?limit=10000", nil))
+				serve(h, httptest.NewRecorder(), request(ctx, "GET", "/v1/last-active?limit=10000", nil))
 			})
 		}
 		synctest.Wait()
-		refusal(t, call(h, "GET", "/v1/admin/last-active?limit=10000", ""), 503, apierror.Overloaded)
+		refusal(t, call(h, "GET", "/v1/last-active?limit=10000", ""), 503, apierror.Overloaded)
 		cancel()
 		asking.Wait()
 		f.block = false
-		require.Equal(t, 200, call(h, "GET", "/v1/admin/last-active?limit=10000", "").Code)
+		require.Equal(t, 200, call(h, "GET", "/v1/last-active?limit=10000", "").Code)
 	})
 }
 
@@ -296,7 +298,7 @@ func TestRefusedCallIsNotReadAndIsClosed(t *testing.T) {
 		"foreign host":   {handler(t, &fake{}), "POST /sandboxes HTTP/1.1\r\nHost: evil.example\r\nContent-Length: 100\r\n\r\n", 421},
 		"cross-origin":   {handler(t, &fake{}), "POST /sandboxes HTTP/1.1\r\nHost: localhost\r\nOrigin: http://evil.example\r\nContent-Length: 100\r\n\r\n", 403},
 		"no such page":   {handler(t, &fake{}), "POST /none HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n", 404},
-		"not served":     {handler(t, &fake{}), "PUT /sandboxes HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n", 501},
+		"not served":     {handler(t, &fake{}), "PUT /sandboxes HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n", 405},
 		"too large":      {handler(t, &fake{}), "POST /sandboxes HTTP/1.1\r\nHost: localhost\r\nContent-Length: 65537\r\n\r\n", 413},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -341,4 +343,13 @@ func TestClaimsMayWaitLongerThanOtherCalls(t *testing.T) {
 		require.Contains(t, body, string(apierror.Timeout))
 		require.Equal(t, MaxWait+answerWait, time.Since(began))
 	})
+}
+
+// operation is one of the OpenAPI document.
+func operation(t *testing.T, id string) *openapi.Operation {
+	document, err := openapi.Load()
+	require.NoError(t, err)
+	i := slices.IndexFunc(document.Operations, func(o openapi.Operation) bool { return o.ID == id })
+	require.GreaterOrEqual(t, i, 0)
+	return &document.Operations[i]
 }

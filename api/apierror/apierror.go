@@ -20,6 +20,9 @@ type Error struct {
 	RequestID string `json:"requestID,omitempty"`
 	// RetryAfter, in seconds, goes into the header of that name if it is not 0.
 	RetryAfter int `json:"-"`
+	// OutcomeUnknown: the call may have taken effect. The header Should-Retry: false stops E2B's
+	// SDKs from repeating it.
+	OutcomeUnknown bool `json:"-"`
 }
 
 // Error implements error.
@@ -41,6 +44,9 @@ func (e *Error) Write(w http.ResponseWriter) {
 	w.Header().Set("Content-Type", "application/json")
 	if e.RetryAfter > 0 {
 		w.Header().Set("Retry-After", strconv.Itoa(e.RetryAfter))
+	}
+	if e.OutcomeUnknown {
+		w.Header().Set("Should-Retry", "false")
 	}
 	w.WriteHeader(e.Code)
 	_, _ = w.Write(e.JSON()) // the client may have gone

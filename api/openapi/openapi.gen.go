@@ -17,18 +17,18 @@ import (
 	"github.com/oapi-codegen/runtime"
 )
 
-// Defines values for ActivityActivity.
+// Defines values for ActivityMode.
 const (
-	ActivityActivityBytes    ActivityActivity = "Bytes"
-	ActivityActivityRequests ActivityActivity = "Requests"
+	Bytes    ActivityMode = "Bytes"
+	Requests ActivityMode = "Requests"
 )
 
-// Valid indicates whether the value is a known member of the ActivityActivity enum.
-func (e ActivityActivity) Valid() bool {
+// Valid indicates whether the value is a known member of the ActivityMode enum.
+func (e ActivityMode) Valid() bool {
 	switch e {
-	case ActivityActivityBytes:
+	case Bytes:
 		return true
-	case ActivityActivityRequests:
+	case Requests:
 		return true
 	default:
 		return false
@@ -65,27 +65,6 @@ func (e FencePhase) Valid() bool {
 	case FencePhaseConnectWindow:
 		return true
 	case FencePhaseSessions:
-		return true
-	default:
-		return false
-	}
-}
-
-// Defines values for NewSandboxActivity.
-const (
-	NewSandboxActivityBytes       NewSandboxActivity = "Bytes"
-	NewSandboxActivityLessThanNil NewSandboxActivity = "<nil>"
-	NewSandboxActivityRequests    NewSandboxActivity = "Requests"
-)
-
-// Valid indicates whether the value is a known member of the NewSandboxActivity enum.
-func (e NewSandboxActivity) Valid() bool {
-	switch e {
-	case NewSandboxActivityBytes:
-		return true
-	case NewSandboxActivityLessThanNil:
-		return true
-	case NewSandboxActivityRequests:
 		return true
 	default:
 		return false
@@ -146,24 +125,6 @@ func (e SandboxState) Valid() bool {
 	case SandboxStatePaused:
 		return true
 	case SandboxStateRunning:
-		return true
-	default:
-		return false
-	}
-}
-
-// Defines values for SandboxActivityActivity.
-const (
-	SandboxActivityActivityBytes    SandboxActivityActivity = "Bytes"
-	SandboxActivityActivityRequests SandboxActivityActivity = "Requests"
-)
-
-// Valid indicates whether the value is a known member of the SandboxActivityActivity enum.
-func (e SandboxActivityActivity) Valid() bool {
-	switch e {
-	case SandboxActivityActivityBytes:
-		return true
-	case SandboxActivityActivityRequests:
 		return true
 	default:
 		return false
@@ -244,8 +205,9 @@ func (e LastActiveParamsFormat) Valid() bool {
 
 // Activity defines model for Activity.
 type Activity struct {
-	Activity   *ActivityActivity `json:"activity,omitempty"`
-	AgeSeconds float64           `json:"ageSeconds"`
+	// Activity What an open connection means for the idle timeout.
+	Activity   *ActivityMode `json:"activity,omitempty"`
+	AgeSeconds float64       `json:"ageSeconds"`
 
 	// Asks Sessions that must answer before it is released for being idle; at most 20.
 	Asks []string `json:"asks"`
@@ -257,7 +219,7 @@ type Activity struct {
 	EndAt *time.Time `json:"endAt,omitempty"`
 
 	// IdleTimeout In seconds; absent for none.
-	IdleTimeout *float64 `json:"idleTimeout,omitempty"`
+	IdleTimeout float64 `json:"idleTimeout,omitempty"`
 
 	// Kind The kind of that activity.
 	Kind string `json:"kind"`
@@ -284,8 +246,8 @@ type Activity struct {
 	Why *string `json:"why,omitempty"`
 }
 
-// ActivityActivity defines model for Activity.Activity.
-type ActivityActivity string
+// ActivityMode What an open connection means for the idle timeout.
+type ActivityMode string
 
 // AwaitedSession defines model for AwaitedSession.
 type AwaitedSession struct {
@@ -401,10 +363,10 @@ type ListedSession struct {
 
 // NewSandbox defines model for NewSandbox.
 type NewSandbox struct {
-	// Activity What an open connection means for the idle timeout. The pool's if it is absent.
-	Activity            *NewSandboxActivity `json:"activity,omitempty"`
-	AllowInternetAccess *bool               `json:"allow_internet_access,omitempty"`
-	AutoPause           *bool               `json:"autoPause,omitempty"`
+	// Activity The pool's if it is absent.
+	Activity            *ActivityMode `json:"activity,omitempty"`
+	AllowInternetAccess *bool         `json:"allow_internet_access,omitempty"`
+	AutoPause           *bool         `json:"autoPause,omitempty"`
 
 	// AutoPauseMemory Without meaning, because Berth does not pause sandboxes.
 	AutoPauseMemory *bool `json:"autoPauseMemory,omitempty"`
@@ -454,9 +416,6 @@ type NewSandbox struct {
 	WaitTimeout *int64 `json:"waitTimeout,omitempty"`
 }
 
-// NewSandboxActivity What an open connection means for the idle timeout. The pool's if it is absent.
-type NewSandboxActivity string
-
 // NextRelease The next release without further use.
 type NextRelease struct {
 	At time.Time `json:"at"`
@@ -472,7 +431,7 @@ type NextReleaseReason string
 // Sandbox defines model for Sandbox.
 type Sandbox struct {
 	// Alias The name of its pool.
-	Alias *string `json:"alias,omitempty"`
+	Alias string `json:"alias,omitempty"`
 
 	// ClientID Always "berth".
 	ClientID string `json:"clientID"`
@@ -493,7 +452,7 @@ type Sandbox struct {
 	EnvdVersion string `json:"envdVersion"`
 
 	// IdleTimeout In seconds; absent for none.
-	IdleTimeout *float64 `json:"idleTimeout,omitempty"`
+	IdleTimeout float64 `json:"idleTimeout,omitempty"`
 
 	// MemoryMB MiB of memory that its pool limits a pod to; 0 for no limit.
 	MemoryMB int               `json:"memoryMB"`
@@ -514,8 +473,8 @@ type Sandbox struct {
 	TemplateID string `json:"templateID"`
 
 	// URL The address of its default port.
-	URL  string  `json:"url"`
-	User *string `json:"user,omitempty"`
+	URL  string `json:"url"`
+	User string `json:"user,omitempty"`
 }
 
 // SandboxPhase Requests for a sandbox that is starting are held until its PostStart hook has succeeded.
@@ -526,8 +485,9 @@ type SandboxState string
 
 // SandboxActivity defines model for SandboxActivity.
 type SandboxActivity struct {
-	Activity   *SandboxActivityActivity `json:"activity,omitempty"`
-	AgeSeconds float64                  `json:"ageSeconds"`
+	// Activity What an open connection means for the idle timeout.
+	Activity   *ActivityMode `json:"activity,omitempty"`
+	AgeSeconds float64       `json:"ageSeconds"`
 
 	// Asks Sessions that must answer before it is released for being idle; at most 20.
 	Asks []string `json:"asks"`
@@ -542,7 +502,7 @@ type SandboxActivity struct {
 	EndAt *time.Time `json:"endAt,omitempty"`
 
 	// IdleTimeout In seconds; absent for none.
-	IdleTimeout *float64 `json:"idleTimeout,omitempty"`
+	IdleTimeout float64 `json:"idleTimeout,omitempty"`
 
 	// Kind The kind of that activity.
 	Kind string `json:"kind"`
@@ -571,9 +531,6 @@ type SandboxActivity struct {
 	// Why What is not known if the kind is Unknown.
 	Why *string `json:"why,omitempty"`
 }
-
-// SandboxActivityActivity defines model for SandboxActivity.Activity.
-type SandboxActivityActivity string
 
 // Seconds Seconds.
 type Seconds = int64
@@ -605,6 +562,17 @@ type Sessions struct {
 
 	// Truncated How many more there are.
 	Truncated int `json:"truncated"`
+}
+
+// Team defines model for Team.
+type Team struct {
+	// APIKey Always empty.
+	APIKey    string `json:"apiKey"`
+	IsDefault bool   `json:"isDefault"`
+	Name      string `json:"name"`
+
+	// TeamID The name of the key.
+	TeamID string `json:"teamID"`
 }
 
 // Template defines model for Template.
@@ -639,6 +607,13 @@ type Template struct {
 
 // TemplateBuildStatus error if its pod template is refused.
 type TemplateBuildStatus string
+
+// TemplateAlias defines model for TemplateAlias.
+type TemplateAlias struct {
+	// Public Always false.
+	Public     bool   `json:"public"`
+	TemplateID string `json:"templateID"`
+}
 
 // Limit defines model for limit.
 type Limit = int
@@ -716,8 +691,8 @@ type ResumeSandboxJSONBody struct {
 
 // SetTimeoutJSONBody defines parameters for SetTimeout.
 type SetTimeoutJSONBody struct {
-	// Timeout Seconds.
-	Timeout *Seconds `json:"timeout"`
+	// Timeout Seconds. DELETE releases a sandbox at once.
+	Timeout int64 `json:"timeout"`
 }
 
 // ListFencesParams defines parameters for ListFences.
@@ -741,6 +716,9 @@ type LastActiveParams struct {
 
 // LastActiveParamsFormat defines parameters for LastActive.
 type LastActiveParamsFormat string
+
+// KeepAliveJSONBody defines parameters for KeepAlive.
+type KeepAliveJSONBody = map[string]interface{}
 
 // ListSessionsParams defines parameters for ListSessions.
 type ListSessionsParams struct {
@@ -766,6 +744,9 @@ type ResumeSandboxJSONRequestBody ResumeSandboxJSONBody
 
 // SetTimeoutJSONRequestBody defines body for SetTimeout for application/json ContentType.
 type SetTimeoutJSONRequestBody SetTimeoutJSONBody
+
+// KeepAliveJSONRequestBody defines body for KeepAlive for application/json ContentType.
+type KeepAliveJSONRequestBody = KeepAliveJSONBody
 
 // DeclareDeadJSONRequestBody defines body for DeclareDead for application/json ContentType.
 type DeclareDeadJSONRequestBody DeclareDeadJSONBody
@@ -980,10 +961,19 @@ type ClientInterface interface {
 	// Corresponds with GET /v1/sandboxes/{sandboxID} (the `ExplainSandbox` operationId).
 	ExplainSandbox(ctx context.Context, sandboxID SandboxID, reqEditors ...RequestEditorFn) (*http.Response, error)
 
-	// KeepAlive Count as use of a sandbox.
+	// KeepAliveWithBody Count as use of a sandbox.
+	//
+	// Takes any type of body and a specified content type.
 	//
 	// Corresponds with POST /v1/sandboxes/{sandboxID}/keepalive (the `KeepAlive` operationId).
-	KeepAlive(ctx context.Context, sandboxID SandboxID, reqEditors ...RequestEditorFn) (*http.Response, error)
+	KeepAliveWithBody(ctx context.Context, sandboxID SandboxID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// KeepAlive Count as use of a sandbox.
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with POST /v1/sandboxes/{sandboxID}/keepalive (the `KeepAlive` operationId).
+	KeepAlive(ctx context.Context, sandboxID SandboxID, body KeepAliveJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	// ListSessions List the routers that run, or may still run.
 	//
@@ -1335,11 +1325,30 @@ func (c *Client) ExplainSandbox(ctx context.Context, sandboxID SandboxID, reqEdi
 	return c.Client.Do(req)
 }
 
-// KeepAlive Count as use of a sandbox.
+// KeepAliveWithBody Count as use of a sandbox.
+//
+// Takes any type of body and a specified content type.
 //
 // Corresponds with POST /v1/sandboxes/{sandboxID}/keepalive (the `KeepAlive` operationId).
-func (c *Client) KeepAlive(ctx context.Context, sandboxID SandboxID, reqEditors ...RequestEditorFn) (*http.Response, error) {
-	req, err := NewKeepAliveRequest(c.Server, sandboxID)
+func (c *Client) KeepAliveWithBody(ctx context.Context, sandboxID SandboxID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewKeepAliveRequestWithBody(c.Server, sandboxID, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// KeepAlive Count as use of a sandbox.
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with POST /v1/sandboxes/{sandboxID}/keepalive (the `KeepAlive` operationId).
+func (c *Client) KeepAlive(ctx context.Context, sandboxID SandboxID, body KeepAliveJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewKeepAliveRequest(c.Server, sandboxID, body)
 	if err != nil {
 		return nil, err
 	}
@@ -2118,8 +2127,19 @@ func NewExplainSandboxRequest(server string, sandboxID SandboxID) (*http.Request
 	return req, nil
 }
 
-// NewKeepAliveRequest constructs an http.Request for the KeepAlive method
-func NewKeepAliveRequest(server string, sandboxID SandboxID) (*http.Request, error) {
+// NewKeepAliveRequest calls the generic KeepAlive builder with application/json body
+func NewKeepAliveRequest(server string, sandboxID SandboxID, body KeepAliveJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewKeepAliveRequestWithBody(server, sandboxID, "application/json", bodyReader)
+}
+
+// NewKeepAliveRequestWithBody constructs an http.Request for the KeepAlive method, with any body, and a specified content type
+func NewKeepAliveRequestWithBody(server string, sandboxID SandboxID, contentType string, body io.Reader) (*http.Request, error) {
 	var err error
 
 	var pathParam0 string
@@ -2144,10 +2164,12 @@ func NewKeepAliveRequest(server string, sandboxID SandboxID) (*http.Request, err
 		return nil, err
 	}
 
-	req, err := http.NewRequest(http.MethodPost, queryURL.String(), nil)
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), body)
 	if err != nil {
 		return nil, err
 	}
+
+	req.Header.Add("Content-Type", contentType)
 
 	return req, nil
 }
@@ -2451,12 +2473,19 @@ type ClientWithResponsesInterface interface {
 	// Corresponds with GET /v1/sandboxes/{sandboxID} (the `ExplainSandbox` operationId).
 	ExplainSandboxWithResponse(ctx context.Context, sandboxID SandboxID, reqEditors ...RequestEditorFn) (*ExplainSandboxResponse, error)
 
-	// KeepAliveWithResponse Count as use of a sandbox.
+	// KeepAliveWithBodyWithResponse Count as use of a sandbox.
 	//
-	// Returns a wrapper object for the known response body format(s).
+	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
 	//
 	// Corresponds with POST /v1/sandboxes/{sandboxID}/keepalive (the `KeepAlive` operationId).
-	KeepAliveWithResponse(ctx context.Context, sandboxID SandboxID, reqEditors ...RequestEditorFn) (*KeepAliveResponse, error)
+	KeepAliveWithBodyWithResponse(ctx context.Context, sandboxID SandboxID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*KeepAliveResponse, error)
+
+	// KeepAliveWithResponse Count as use of a sandbox.
+	//
+	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /v1/sandboxes/{sandboxID}/keepalive (the `KeepAlive` operationId).
+	KeepAliveWithResponse(ctx context.Context, sandboxID SandboxID, body KeepAliveJSONRequestBody, reqEditors ...RequestEditorFn) (*KeepAliveResponse, error)
 
 	// ListSessionsWithResponse List the routers that run, or may still run.
 	//
@@ -2865,25 +2894,13 @@ type ListTeamsResponse struct {
 	Body         []byte
 	HTTPResponse *http.Response
 	// JSON200 the response for an HTTP 200 `application/json` response
-	JSON200 *[]struct {
-		// APIKey Always empty: Berth keeps no keys, only their hashes.
-		APIKey    string `json:"apiKey"`
-		IsDefault bool   `json:"isDefault"`
-		Name      string `json:"name"`
-		TeamID    string `json:"teamID"`
-	}
+	JSON200 *[]Team
 	// JSONDefault the response for an HTTP default `application/json` response
 	JSONDefault *Error
 }
 
 // GetJSON200 returns the response for an HTTP 200 `application/json` response
-func (r ListTeamsResponse) GetJSON200() *[]struct {
-	// APIKey Always empty: Berth keeps no keys, only their hashes.
-	APIKey    string `json:"apiKey"`
-	IsDefault bool   `json:"isDefault"`
-	Name      string `json:"name"`
-	TeamID    string `json:"teamID"`
-} {
+func (r ListTeamsResponse) GetJSON200() *[]Team {
 	return r.JSON200
 }
 
@@ -2973,21 +2990,13 @@ type GetTemplateByAliasResponse struct {
 	Body         []byte
 	HTTPResponse *http.Response
 	// JSON200 the response for an HTTP 200 `application/json` response
-	JSON200 *struct {
-		// Public Always false.
-		Public     bool   `json:"public"`
-		TemplateID string `json:"templateID"`
-	}
+	JSON200 *TemplateAlias
 	// JSONDefault the response for an HTTP default `application/json` response
 	JSONDefault *Error
 }
 
 // GetJSON200 returns the response for an HTTP 200 `application/json` response
-func (r GetTemplateByAliasResponse) GetJSON200() *struct {
-	// Public Always false.
-	Public     bool   `json:"public"`
-	TemplateID string `json:"templateID"`
-} {
+func (r GetTemplateByAliasResponse) GetJSON200() *TemplateAlias {
 	return r.JSON200
 }
 
@@ -3574,13 +3583,26 @@ func (c *ClientWithResponses) ExplainSandboxWithResponse(ctx context.Context, sa
 	return ParseExplainSandboxResponse(rsp)
 }
 
-// KeepAliveWithResponse Count as use of a sandbox.
+// KeepAliveWithBodyWithResponse Count as use of a sandbox.
 //
-// Returns a wrapper object for the known response body format(s).
+// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
 //
 // Corresponds with POST /v1/sandboxes/{sandboxID}/keepalive (the `KeepAlive` operationId).
-func (c *ClientWithResponses) KeepAliveWithResponse(ctx context.Context, sandboxID SandboxID, reqEditors ...RequestEditorFn) (*KeepAliveResponse, error) {
-	rsp, err := c.KeepAlive(ctx, sandboxID, reqEditors...)
+func (c *ClientWithResponses) KeepAliveWithBodyWithResponse(ctx context.Context, sandboxID SandboxID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*KeepAliveResponse, error) {
+	rsp, err := c.KeepAliveWithBody(ctx, sandboxID, contentType, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseKeepAliveResponse(rsp)
+}
+
+// KeepAliveWithResponse Count as use of a sandbox.
+//
+// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /v1/sandboxes/{sandboxID}/keepalive (the `KeepAlive` operationId).
+func (c *ClientWithResponses) KeepAliveWithResponse(ctx context.Context, sandboxID SandboxID, body KeepAliveJSONRequestBody, reqEditors ...RequestEditorFn) (*KeepAliveResponse, error) {
+	rsp, err := c.KeepAlive(ctx, sandboxID, body, reqEditors...)
 	if err != nil {
 		return nil, err
 	}
@@ -3923,13 +3945,7 @@ func ParseListTeamsResponse(rsp *http.Response) (*ListTeamsResponse, error) {
 
 	switch {
 	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
-		var dest []struct {
-			// APIKey Always empty: Berth keeps no keys, only their hashes.
-			APIKey    string `json:"apiKey"`
-			IsDefault bool   `json:"isDefault"`
-			Name      string `json:"name"`
-			TeamID    string `json:"teamID"`
-		}
+		var dest []Team
 		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
 			return nil, err
 		}
@@ -3995,11 +4011,7 @@ func ParseGetTemplateByAliasResponse(rsp *http.Response) (*GetTemplateByAliasRes
 
 	switch {
 	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
-		var dest struct {
-			// Public Always false.
-			Public     bool   `json:"public"`
-			TemplateID string `json:"templateID"`
-		}
+		var dest TemplateAlias
 		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
 			return nil, err
 		}

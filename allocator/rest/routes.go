@@ -1,0 +1,90 @@
+package rest
+
+import (
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+
+	"github.com/berth-sandbox/berth/api/apierror"
+	"github.com/berth-sandbox/berth/api/openapi"
+)
+
+// action is how an operation is carried out.
+type action struct {
+	class *class
+	f     func(*reply, *http.Request) error
+}
+
+// actions are those of all operations, by ID.
+func (a *api) actions() map[string]action {
+	return map[string]action{
+		"createSandbox":      {a.claims, a.create},
+		"listSandboxes":      {a.others, a.list},
+		"getSandbox":         {a.others, a.get},
+		"killSandbox":        {a.others, a.kill},
+		"connectSandbox":     {a.others, a.connect},
+		"resumeSandbox":      {a.others, a.resume},
+		"setTimeout":         {a.others, a.setTimeout},
+		"refreshSandbox":     {a.others, a.refresh},
+		"listTemplates":      {a.others, a.listTemplates},
+		"getTemplateByAlias": {a.others, a.getTemplateByAlias},
+		"listTeams":          {a.others, a.listTeams},
+		"explainSandbox":     {a.others, a.explain},
+		"keepAlive":          {a.others, a.keepAlive},
+		"lastActive":         {a.others, a.lastActive},
+		"listFences":         {a.others, a.fences},
+		"listSessions":       {a.others, a.sessions},
+		"declareDead":        {a.others, a.declareDead},
+	}
+}
+
+// routes returns a handler of the document's operations. An operation that is not in the document
+// gets 404, another method of a path 405.
+func (a *api) routes(document *openapi.Document) (http.Handler, error) {
+	actions, mux, paths := a.actions(), http.NewServeMux(), http.NewServeMux()
+	methods := map[string][]string{} // by path
+	for _, o := range document.Operations {
+		handler := refusing(apierror.NotImplemented, o.Refused)
+		if c, ok := actions[o.ID]; ok {
+			handler = a.handle(c, &o)
+			delete(actions, o.ID)
+		} else if o.Refused == "" {
+			return nil, fmt.Errorf("rest: operation %s of the OpenAPI document has no handler", o.ID)
+		}
+		for _, path := range o.Paths {
+			mux.HandleFunc(o.Method+" "+path, handler)
+			methods[path] = append(methods[path], o.Method)
+		}
+	}
+	for id := range actions {
+		return nil, fmt.Errorf("rest: operation %s is not in the OpenAPI document", id)
+	}
+	for path := range methods {
+		slices.Sort(methods[path])
+		paths.HandleFunc(path, func(http.ResponseWriter, *http.Request) {})
+	}
+	mux.HandleFunc("GET /openapi.json", constant("application/json", document.JSON))
+	mux.HandleFunc("GET /openapi.yaml", constant("application/yaml", openapi.YAML))
+	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+		if _, path := paths.Handler(r); path != "" {
+			w.Header().Set("Allow", strings.Join(methods[path], ", "))
+			refuse(w, r, apierror.New(apierror.MethodRefused, "%s: not a method of %s; it has %s", r.Method, path, strings.Join(methods[path], ", ")))
+			return
+		}
+		refuse(w, r, apierror.New(apierror.NotFound, "%s: no such path; /openapi.json lists all", r.URL.Path))
+	})
+	return mux, nil
+}
+
+// refusing answers every request with an error.
+func refusing(reason apierror.Reason, message string) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) { refuse(w, r, apierror.New(reason, "%s", message)) }
+}
+
+func constant(contentType string, body []byte) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", contentType)
+		_, _ = w.Write(body) // the client may have gone
+	}
+}

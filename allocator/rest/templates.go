@@ -1,0 +1,63 @@
+package rest
+
+import (
+	"math"
+	"net/http"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+
+	"github.com/berth-sandbox/berth/api/apierror"
+	"github.com/berth-sandbox/berth/api/openapi"
+	"github.com/berth-sandbox/berth/api/v1alpha1"
+)
+
+// resourcesOf returns what a pool limits a pod to: CPUs, MiB of memory and MiB of ephemeral
+// storage. 0: a container has no limit.
+func resourcesOf(pool *v1alpha1.SandboxPool) (cpus, memory, disk int) {
+	sum := func(name corev1.ResourceName, unit float64) int {
+		var all float64
+		for i := range pool.Spec.Template.Spec.Containers {
+			limit, ok := pool.Spec.Template.Spec.Containers[i].Resources.Limits[name]
+			if !ok {
+				return 0
+			}
+			all += limit.AsApproximateFloat64()
+		}
+		return int(math.Ceil(all / unit))
+	}
+	return sum(corev1.ResourceCPU, 1), sum(corev1.ResourceMemory, 1<<20), sum(corev1.ResourceEphemeralStorage, 1<<20)
+}
+
+func (a *api) listTemplates(w *reply, _ *http.Request) error {
+	all := []openapi.Template{}
+	for _, pool := range a.Allocator.Pools() {
+		shown := openapi.Template{
+			TemplateID: pool.Name, BuildID: string(pool.UID), Aliases: []string{pool.Name}, Names: []string{pool.Name},
+			CreatedAt: pool.CreationTimestamp.UTC(), UpdatedAt: pool.CreationTimestamp.UTC(), BuildCount: 1,
+			EnvdVersion: agentVersion, BuildStatus: openapi.TemplateBuildStatusReady,
+		}
+		shown.CPUCount, shown.MemoryMB, shown.DiskSizeMB = resourcesOf(pool)
+		if meta.IsStatusConditionFalse(pool.Status.Conditions, v1alpha1.PoolAccepted) {
+			shown.BuildStatus = openapi.TemplateBuildStatusError
+		}
+		all = append(all, shown)
+	}
+	return writeJSON(w, http.StatusOK, all)
+}
+
+func (a *api) getTemplateByAlias(w *reply, r *http.Request) error {
+	pool, ok := a.Allocator.Pool(r.PathValue("alias"))
+	if !ok {
+		return apierror.New(apierror.PoolNotFound, "there is no pool %q", r.PathValue("alias"))
+	}
+	return writeJSON(w, http.StatusOK, openapi.TemplateAlias{TemplateID: pool.Name})
+}
+
+func (a *api) listTeams(w *reply, r *http.Request) error {
+	name := teamOf(r.Context())
+	if name == "" {
+		name = "default" // an API without keys
+	}
+	return writeJSON(w, http.StatusOK, []openapi.Team{{TeamID: name, Name: name, IsDefault: true}})
+}
