@@ -161,7 +161,7 @@ func (g *ground) claimIdle(pool string, idle time.Duration) (id string, err erro
 // it until then.
 func (g *ground) untilAsked(id string) (time.Duration, error) {
 	var page rest.LastActive
-	code, body, err := g.call(http.MethodGet, "/v1/admin/last-active?id="+id, "")
+	code, body, err := g.call(http.MethodGet, "/v1/last-active?id="+id, "")
 	if err != nil || code != http.StatusOK {
 		return 0, fmt.Errorf("last-active: %d %s %w", code, body, err)
 	}

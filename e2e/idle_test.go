@@ -348,7 +348,7 @@ func TestDryRunReapsNothingAndReportsIt(t *testing.T) {
 		return nil
 	})
 	require.True(t, e.uses("").DryRun)
-	require.Contains(t, e.api(http.MethodGet, "/v1/admin/last-active?format=text&id="+silent.SandboxID, "").body,
+	require.Contains(t, e.api(http.MethodGet, "/v1/last-active?format=text&id="+silent.SandboxID, "").body,
 		"(dry run)")
 	raw, err := os.ReadFile(filepath.Join(e.cluster.Dir(), "allocator-0.log"))
 	require.NoError(t, err)

@@ -22,7 +22,7 @@ import (
 // uses asks the API when sandboxes were last used.
 func (e *env) uses(query string) rest.LastActive {
 	e.t.Helper()
-	a := e.api(http.MethodGet, "/v1/admin/last-active?"+query, "")
+	a := e.api(http.MethodGet, "/v1/last-active?"+query, "")
 	require.Equal(e.t, http.StatusOK, a.code, a.body)
 	var all rest.LastActive
 	require.NoError(e.t, json.Unmarshal([]byte(a.body), &all))
@@ -96,9 +96,9 @@ func TestOperatorsSeeLastUseAndNextRelease(t *testing.T) {
 	require.Len(t, limited.Sandboxes, 1)
 	require.Equal(t, 1, limited.Truncated)
 	require.Equal(t, apierror.NotImplemented,
-		e.api(http.MethodGet, "/v1/admin/last-active?sandbox=x", "").refusal(t).Reason, "an unknown parameter is refused")
+		e.api(http.MethodGet, "/v1/last-active?sandbox=x", "").refusal(t).Reason, "an unknown parameter is refused")
 
-	text := e.api(http.MethodGet, "/v1/admin/last-active?format=text&id="+used.SandboxID, "").body
+	text := e.api(http.MethodGet, "/v1/last-active?format=text&id="+used.SandboxID, "").body
 	require.Regexp(t, `^`+used.SandboxID+`  `+e.pool+`  \S+  \d+\.\d{3}s ago  open at \S+  1 open  Idle (in \ds|is due)\n$`, text)
 	out, err := e.berth("last-active", "--pool="+e.pool)
 	require.NoError(t, err)

@@ -55,7 +55,7 @@ func TestMovedEndHoldsUnderTheNextLeader(t *testing.T) {
 	require.Equal(t, http.StatusNoContent, e.api(http.MethodPost, "/v1"+path+"/keepalive", "").code)
 	var all rest.LastActive
 	require.NoError(t,
-		json.Unmarshal([]byte(e.api(http.MethodGet, "/v1/admin/last-active?id="+s.SandboxID, "").body), &all))
+		json.Unmarshal([]byte(e.api(http.MethodGet, "/v1/last-active?id="+s.SandboxID, "").body), &all))
 	require.Len(t, all.Sandboxes, 1)
 	require.Equal(t, e.pool, all.Sandboxes[0].Pool)
 	require.Equal(t, activity.Keepalive, all.Sandboxes[0].Kind)

@@ -31,7 +31,7 @@ func (w Filter) Matches(s *core.Sandbox) bool {
 	return (w.ID == "" || s.ID == w.ID) && strings.HasPrefix(s.ID, w.Prefix) && (w.Pool == "" || s.Pool.Name == w.Pool)
 }
 
-// LastActive is the answer of GET /v1/admin/last-active.
+// LastActive is the answer of GET /v1/last-active.
 type LastActive struct {
 	// Now is the leader's wall clock.
 	Now time.Time `json:"now"`

@@ -15,7 +15,7 @@
 //
 // For operators, under /v1 (?limit=, 1 to 1,000, default 100):
 //
-//	GET    /v1/admin/last-active           the same of every live sandbox: 200; ?id=, ?prefix=, ?pool=, ?format=text,
+//	GET    /v1/last-active           the same of every live sandbox: 200; ?id=, ?prefix=, ?pool=, ?format=text,
 //	                                       ?limit= (1 to 10,000, default 1,000)
 //	GET    /v1/fences                      released sandboxes whose pods are kept, and the routers they wait for: 200
 //	GET    /v1/sessions                    routers, and how many fences wait for each: 200

@@ -1,26 +1,116 @@
 package openapi
 
 import (
+	"errors"
+	"net/url"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 )
 
-func TestX(t *testing.T) {
+func operationOf(t testing.TB, id string) Operation {
+	t.Helper()
 	d, err := Load()
 	require.NoError(t, err)
-	for _, o := range d.Operations {
-		t.Log(o.Method, o.Paths, o.ID, o.Refused, len(o.Query), o.Body != nil)
-		if o.ID == "createSandbox" {
-			for _, b := range []string{`{}`, `[]`, `null`, `{"templateID":5}`, `{"templateID":"a","timeout":"5m"}`, `{"template":"x"}`, `{"temlateID":"x"}`, `{"templateID":"a","zzz":3}`, `{"templateID":"a","secure":true,"envVars":{},"allow_internet_access":true}`,
-				`{"templateID":"a","envVars":{"a":"b"}}`, `{"templateID":"a","network":{"allowPublicTraffic":false}}`, `{"templateID":"a","network":{"allowPublicTrafic":false}}`, `{"templateID":"a","autoResume":{"enabled":true}}`, `{"templateID":"a","timeout":0}`, `{"templateID":"a","metadata":{"x":5}}`, `{"templateID":"a","activity":"x"}`, `{"templateID":"a","timeout":3.5}`, `{"templateID":"a"} x`, `{"templateID":"a","allow_internet_access":false}`} {
-				t.Log(b, " -> ", o.Body.Check([]byte(b)))
-			}
+	i := slices.IndexFunc(d.Operations, func(o Operation) bool { return o.ID == id })
+	require.GreaterOrEqual(t, i, 0)
+	return d.Operations[i]
+}
+
+func TestOperationsAreServedBehindEachServer(t *testing.T) {
+	require.Equal(t, []string{"/sandboxes", "/v2/sandboxes"}, operationOf(t, "createSandbox").Paths)
+	require.Equal(t, []string{"/v1/fences"}, operationOf(t, "listFences").Paths)
+	require.NotEmpty(t, operationOf(t, "pauseSandbox").Refused)
+	require.Len(t, operationOf(t, "listSandboxes").Query, 7)
+}
+
+func TestProblemNamesFieldAndFix(t *testing.T) {
+	create := operationOf(t, "createSandbox")
+	for body, want := range map[string]string{
+		`{}`:                                    "templateID: required",
+		`[]`:                                    "body: must be an object",
+		`null`:                                  "body: must be an object",
+		`{"templateID":5}`:                      "templateID: must be a string",
+		`{"templateID":""}`:                     "templateID: must not be empty",
+		`{"template":"x"}`:                      "template: unknown field; did you mean templateID?",
+		`{"templateID":"a","zzz":3}`:            "zzz: unknown field",
+		`{"templateID":"a","timeout":"5m"}`:     "timeout: must be an integer",
+		`{"templateID":"a","timeout":3.5}`:      "timeout: must be an integer",
+		`{"templateID":"a","timeout":0}`:        "timeout: 0: must be at least 1",
+		`{"templateID":"a","waitTimeout":301}`:  "waitTimeout: 301: must be at most 300",
+		`{"templateID":"a","metadata":{"x":5}}`: "metadata.x: must be a string",
+		`{"templateID":"a","activity":"x"}`:     `activity: "x": must be one of Requests, Bytes`,
+		`{"templateID":"a","network":{"allowPublicTrafic":false}}`: "network.allowPublicTrafic: unknown field; did you mean allowPublicTraffic?",
+		`{"templateID":"a"} x`: "body: must be one JSON object: invalid character after top-level value",
+	} {
+		err := create.Body.Check([]byte(body))
+		var problem *Problem
+		require.ErrorAs(t, err, &problem, body)
+		require.Equal(t, want, err.Error(), body)
+		require.False(t, problem.Refused)
+	}
+}
+
+func TestOnlyWhatChangesBehaviourIsRefused(t *testing.T) {
+	create := operationOf(t, "createSandbox")
+	for _, fields := range []string{
+		`"secure":true`, `"allow_internet_access":true`, `"autoPause":false`, `"envVars":{}`, `"autoResume":{"enabled":false}`, `"mcp":null`,
+		`"volumeMounts":[]`, `"network":{"allowPublicTraffic":true,"allowOut":[]}`, `"autoPauseMemory":true`,
+	} {
+		require.NoError(t, create.Body.Check([]byte(`{"templateID":"a",`+fields+`}`)), fields)
+	}
+	for fields, field := range map[string]string{
+		`"allow_internet_access":false`:          "allow_internet_access",
+		`"autoPause":true`:                       "autoPause",
+		`"autoResume":{"enabled":true}`:          "autoResume.enabled",
+		`"envVars":{"a":"b"}`:                    "envVars",
+		`"network":{"allowPublicTraffic":false}`: "network.allowPublicTraffic",
+		`"mcp":{"a":{}}`:                         "mcp",
+	} {
+		var problem *Problem
+		require.ErrorAs(t, create.Body.Check([]byte(`{"templateID":"a",`+fields+`}`)), &problem, fields)
+		require.Equal(t, field, problem.Field)
+		require.True(t, problem.Refused)
+		require.NotEmpty(t, problem.Message)
+	}
+}
+
+func TestQueryParametersAreChecked(t *testing.T) {
+	list := operationOf(t, "listSandboxes")
+	for query, want := range map[string]string{
+		"limit=0": "limit: 0: must be at least 1", "limit=x": `limit: "x": must be an integer`, "limit=101": "limit: 101: must be at most 100",
+		"state=x": `state: "x": must be one of running, paused`, "order=desc&order=asc": "order: must be given once", "color=1": "color: unknown parameter",
+	} {
+		values, err := url.ParseQuery(query)
+		require.NoError(t, err)
+		require.EqualError(t, list.CheckQuery(values), want)
+	}
+	values := url.Values{"limit": {"100"}, "state": {"running,paused"}, "order": {"asc"}, "startedAfter": {"2026-01-01T00:00:00.123Z"}, "metadata": {"a=b"}}
+	require.NoError(t, list.CheckQuery(values))
+}
+
+// A body is either refused with a field, or it is JSON that the schema allows. Nothing panics.
+func FuzzCheck(f *testing.F) {
+	create := operationOf(f, "createSandbox")
+	for _, seed := range []string{`{"templateID":"a","network":{"rules":1}}`, `{"a":[{}]}`, `1e400`, `{"templateID":"a","timeout":1e3}`} {
+		f.Add([]byte(seed))
+	}
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		var problem *Problem
+		if err := create.Body.Check(raw); err != nil && (!errors.As(err, &problem) || problem.Field == "" || problem.Message == "") {
+			t.Fatalf("%q: %v", raw, err)
 		}
-		if o.ID == "listSandboxes" {
-			for _, q := range []map[string][]string{{"limit": {"0"}}, {"limit": {"x"}}, {"state": {"running,paused"}}, {"state": {"x"}}, {"startedAfter": {"yesterday"}}, {"startedAfter": {"2026-01-01T00:00:00.123Z"}}, {"foo": {"1"}}, {"order": {"desc", "asc"}}} {
-				t.Log(q, " -> ", o.CheckQuery(q))
-			}
+	})
+}
+
+func BenchmarkCheck(b *testing.B) {
+	create := operationOf(b, "createSandbox")
+	body := []byte(`{"templateID":"python","timeout":300,"metadata":{"user":"ada"},"envVars":{},"secure":true}`)
+	b.ReportAllocs()
+	for b.Loop() {
+		if err := create.Body.Check(body); err != nil {
+			b.Fatal(err)
 		}
 	}
 }

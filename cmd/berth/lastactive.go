@@ -26,7 +26,7 @@ func (c *lastActiveCommand) Run(ctx context.Context, o *output) error {
 		}
 	}
 	var all rest.LastActive
-	if printed, err := c.fetch(ctx, o, "/v1/admin/last-active", query, c.Output, &all); printed || err != nil {
+	if printed, err := c.fetch(ctx, o, "/v1/last-active", query, c.Output, &all); printed || err != nil {
 		return err
 	}
 	if all.DryRun {

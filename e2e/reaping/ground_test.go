@@ -153,7 +153,7 @@ func (g *ground) lastActive() string {
 	if err != nil {
 		return err.Error()
 	}
-	page, err := harness.Do(ctx, g.HTTP, http.MethodGet, a.API+"/v1/admin/last-active?format=text&limit=20", "", "")
+	page, err := harness.Do(ctx, g.HTTP, http.MethodGet, a.API+"/v1/last-active?format=text&limit=20", "", "")
 	if err != nil {
 		return err.Error()
 	}

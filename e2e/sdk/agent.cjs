@@ -1,0 +1,84 @@
+// Uses a Berth through E2B's JavaScript SDK as an agent does, and checks what it gets.
+// node agent.cjs <directory with the SDK>; the pool is in POOL, the rest in the SDK's variables.
+'use strict'
+const assert = require('node:assert/strict')
+const http = require('node:http')
+const { createRequire } = require('node:module')
+const { pathToFileURL } = require('node:url')
+
+const sdk = createRequire(pathToFileURL(process.argv[2] + '/x.js'))('e2b')
+const { Sandbox } = sdk
+const pool = process.env.POOL
+const run = process.argv[2].split('/').pop() // tells the sandboxes of several runs apart
+
+// get sends a request to a sandbox's host at the gateway.
+function get(host) {
+  const gateway = new URL(process.env.E2B_SANDBOX_URL)
+  return new Promise((resolve, reject) => {
+    http.get({ host: gateway.hostname, port: gateway.port, path: '/', headers: { Host: host } }, (answer) => {
+      let body = ''
+      answer.on('data', (part) => { body += part })
+      answer.on('end', () => resolve({ code: answer.statusCode, body }))
+    }).on('error', reject)
+  })
+}
+
+async function fails(name, call) {
+  const error = await call.then(() => undefined, (e) => e)
+  assert.ok(error, `no ${name}`)
+  assert.equal(error.name, name, error.message)
+  return error
+}
+
+async function main() {
+  const sandbox = await Sandbox.create(pool, { timeoutMs: 60_000, metadata: { run, 'a key': 'é&=%', idle_timeout: '600' } })
+  const info = await sandbox.getInfo()
+  assert.equal(info.sandboxId, sandbox.sandboxId)
+  assert.equal(info.templateId, pool)
+  assert.equal(info.state, 'running')
+  assert.deepEqual(info.metadata, { run, 'a key': 'é&=%', idle_timeout: '600' })
+  assert.ok(info.endAt - info.startedAt === 60_000, `${info.startedAt} ${info.endAt}`)
+
+  await sandbox.setTimeout(120_000)
+  const later = (await sandbox.getInfo()).endAt
+  assert.ok(later - info.endAt > 30_000, 'setTimeout did not move the end')
+  const again = await Sandbox.connect(sandbox.sandboxId, { timeoutMs: 30_000 })
+  assert.equal(again.sandboxId, sandbox.sandboxId)
+  assert.ok((await again.getInfo()).endAt >= later, 'connect brought the end forward')
+
+  const answer = await get(sandbox.getHost(8080))
+  assert.equal(answer.code, 200, answer.body)
+  assert.ok(JSON.parse(answer.body).pod, answer.body)
+  assert.equal(await sandbox.isRunning(), true)
+
+  const others = [await Sandbox.create(pool, { metadata: { run } }), await Sandbox.create(pool, { metadata: { run } })]
+  const page = Sandbox.list({ query: { metadata: { run } }, limit: 2 })
+  const first = await page.nextItems()
+  assert.deepEqual([first.length, page.hasNext], [2, true])
+  const second = await page.nextItems()
+  assert.deepEqual([second.length, page.hasNext], [1, false])
+  assert.deepEqual([...first, ...second].map((s) => s.sandboxId).sort(), [sandbox, ...others].map((s) => s.sandboxId).sort())
+  const odd = Sandbox.list({ query: { metadata: { run, 'a key': 'é&=%' }, state: ['running'] } })
+  assert.deepEqual((await odd.nextItems()).map((s) => s.sandboxId), [sandbox.sandboxId])
+  const paused = Sandbox.list({ query: { metadata: { run }, state: ['paused'] } })
+  assert.deepEqual(await paused.nextItems(), [])
+
+  for (const s of [sandbox, ...others]) {
+    assert.equal(await Sandbox.kill(s.sandboxId), true)
+  }
+  assert.equal(await Sandbox.kill(sandbox.sandboxId), false)
+  assert.equal(await sandbox.isRunning(), false)
+  assert.equal((await get(sandbox.getHost(8080))).code, 410)
+  const notFound = sdk.SandboxNotFoundError ? 'SandboxNotFoundError' : 'NotFoundError'
+  await fails(notFound, Sandbox.connect(sandbox.sandboxId))
+  await fails(notFound, sandbox.setTimeout(1000))
+  await fails('AuthenticationError', Sandbox.create(pool, { apiKey: 'e2b_00000000000000000000' }))
+  await fails('SandboxError', Sandbox.create('no-such-pool'))
+  const refused = await fails('SandboxError', Sandbox.create(pool, { envs: { A: 'b' } }))
+  assert.match(refused.message, /envVars: A warm pod has started already/)
+}
+
+main().then(() => console.log('ok'), (error) => {
+  console.error(error)
+  process.exit(1)
+})

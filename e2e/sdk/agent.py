@@ -1,0 +1,86 @@
+"""Uses a Berth through E2B's Python SDK as an agent does, and checks what it gets.
+
+python3 agent.py <directory with the SDK>; the pool is in POOL, the rest in the SDK's variables.
+"""
+import http.client
+import json
+import os
+import sys
+from urllib.parse import urlsplit
+
+sys.path.insert(0, sys.argv[1])
+
+import e2b  # noqa: E402
+from e2b import Sandbox, SandboxQuery, SandboxState  # noqa: E402
+
+POOL = os.environ["POOL"]
+RUN = os.path.basename(sys.argv[1])  # tells the sandboxes of several runs apart
+
+
+def get(host):
+    """Sends a request to a sandbox's host at the gateway."""
+    connection = http.client.HTTPConnection(urlsplit(os.environ["E2B_SANDBOX_URL"]).netloc, timeout=30)
+    connection.request("GET", "/", headers={"Host": host})
+    answer = connection.getresponse()
+    return answer.status, answer.read()
+
+
+def fails(name, call, *args, **kwargs):
+    try:
+        call(*args, **kwargs)
+    except Exception as error:
+        assert type(error).__name__ == name, f"{type(error).__name__}, not {name}: {error}"
+        return str(error)
+    raise AssertionError(f"no {name}")
+
+
+def main():
+    metadata = {"run": RUN, "a key": "é&=%", "idle_timeout": "600"}
+    sandbox = Sandbox.create(POOL, timeout=60, metadata=metadata)
+    info = sandbox.get_info()
+    assert info.sandbox_id == sandbox.sandbox_id
+    assert info.template_id == POOL
+    assert info.state == SandboxState.RUNNING
+    assert info.metadata == metadata, info.metadata
+    assert (info.end_at - info.started_at).total_seconds() == 60, info
+
+    sandbox.set_timeout(120)
+    later = sandbox.get_info().end_at
+    assert (later - info.end_at).total_seconds() > 30, "set_timeout did not move the end"
+    again = Sandbox.connect(sandbox.sandbox_id, timeout=30)
+    assert again.sandbox_id == sandbox.sandbox_id
+    assert again.get_info().end_at >= later, "connect brought the end forward"
+
+    code, body = get(sandbox.get_host(8080))
+    assert code == 200 and json.loads(body)["pod"], (code, body)
+    assert sandbox.is_running()
+
+    others = [Sandbox.create(POOL, metadata={"run": RUN}) for _ in range(2)]
+    everything = sorted(s.sandbox_id for s in [sandbox, *others])
+    page = Sandbox.list(query=SandboxQuery(metadata={"run": RUN}), limit=2)
+    first = page.next_items()
+    assert len(first) == 2 and page.has_next
+    second = page.next_items()
+    assert len(second) == 1 and not page.has_next
+    assert sorted(s.sandbox_id for s in first + second) == everything
+    odd = Sandbox.list(query=SandboxQuery(metadata={"a key": "é&=%", "run": RUN}, state=[SandboxState.RUNNING]))
+    assert [s.sandbox_id for s in odd.next_items()] == [sandbox.sandbox_id]
+    paused = Sandbox.list(query=SandboxQuery(metadata={"run": RUN}, state=[SandboxState.PAUSED]))
+    assert paused.next_items() == []
+
+    for s in [sandbox, *others]:
+        assert s.kill() is True
+    assert sandbox.kill() is False
+    assert sandbox.is_running() is False
+    assert get(sandbox.get_host(8080))[0] == 410
+    not_found = "SandboxNotFoundException" if hasattr(e2b, "SandboxNotFoundException") else "NotFoundException"
+    fails(not_found, Sandbox.connect, sandbox.sandbox_id)
+    fails(not_found, sandbox.set_timeout, 1)
+    fails("AuthenticationException", Sandbox.create, POOL, api_key="e2b_00000000000000000000")
+    fails("SandboxException", Sandbox.create, "no-such-pool")
+    refused = fails("SandboxException", Sandbox.create, POOL, envs={"A": "b"})
+    assert "envVars: A warm pod has started already" in refused, refused
+
+
+main()
+print("ok")
