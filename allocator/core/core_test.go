@@ -355,8 +355,22 @@ func TestPagesShowEachLiveSandboxOnceOldestFirst(t *testing.T) {
 	if !slices.Equal(third, want[4:]) || more {
 		t.Fatalf("third page %v, expected %v; more: %v", third, want[4:], more)
 	}
-	if all, _, more := page(Mark{}, 8); len(all) != 8 || more {
+	all, _, more := page(Mark{}, 8)
+	if len(all) != 8 || more {
 		t.Errorf("all are %v; more: %v", all, more)
+	}
+	// The other way round.
+	var backward []string
+	for next, more := (Mark{}), true; more; {
+		var list []Sandbox
+		list, more = s.core.View().Live(next, NewestFirst, 3)
+		for _, sb := range list {
+			backward, next = append(backward, sb.ID), Mark{sb.ClaimedAt, sb.ID}
+		}
+	}
+	slices.Reverse(backward)
+	if !slices.Equal(backward, all) {
+		t.Errorf("newest first: %v, oldest first: %v", backward, all)
 	}
 	// The next leader has the same order: what it knows is exact to a microsecond.
 	s.step(Claim{Token: 101, Pool: poolA, Wait: wait})

@@ -107,6 +107,41 @@ func TestSetTimeoutMovesTheEndOnceDurable(t *testing.T) {
 	}
 }
 
+func TestExtendNeverBringsTheEndForward(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})
+	s.step(Claim{Token: 1, Pool: poolA, Wait: wait, Lifetime: time.Minute})
+	sb := one[Claimed](s).Sandbox
+	s.step(SetTimeout{Token: 2, ID: sb.ID, Lifetime: 30 * time.Second, Extend: true})
+	if k := one[SandboxCallAnswered](s); k.Status != CallOK || !k.Sandbox.EndAt.Equal(sb.EndAt) {
+		t.Errorf("answered: %+v", k)
+	}
+	none[Write](s)
+	s.slow = true
+	s.step(SetTimeout{Token: 3, ID: sb.ID, Lifetime: 3 * time.Minute, Extend: true})
+	s.step(SetTimeout{Token: 4, ID: sb.ID, Lifetime: 2 * time.Minute, Extend: true}) // answered once the later end is durable
+	none[SandboxCallAnswered](s)
+	s.written()
+	if k := one[SandboxCallAnswered](s); k.Token != 3 || !k.Sandbox.EndAt.Equal(s.now.Wall.Add(3*time.Minute)) {
+		t.Errorf("answered: %+v", k)
+	}
+	s.written()
+	if k := one[SandboxCallAnswered](s); k.Token != 4 || !k.Sandbox.EndAt.Equal(s.now.Wall.Add(3*time.Minute)) {
+		t.Errorf("answered: %+v", k)
+	}
+}
+
+func TestExtendGivesNoEndToASandboxWithoutOne(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})
+	s.step(Claim{Token: 1, Pool: poolA, Wait: wait})
+	sb := one[Claimed](s).Sandbox
+	s.step(SetTimeout{Token: 2, ID: sb.ID, Lifetime: time.Minute, Extend: true})
+	if k := one[SandboxCallAnswered](s); k.Status != CallOK || !k.Sandbox.EndAt.IsZero() {
+		t.Errorf("answered: %+v", k)
+	}
+}
+
 // A fact is a whole state. It must have the changes of the facts that are pending before it.
 func TestLaterFactsKeepThePendingEnd(t *testing.T) {
 	s := newSim(t)
