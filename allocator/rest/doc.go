@@ -1,27 +1,8 @@
-// Package rest is the allocator's HTTP API. Calls that E2B has too have the shapes of the
-// E2B API, under / and /v2. All other calls are under /v1. A field or parameter that the
-// API does not support is refused by name and never ignored.
-//
-//	POST   /sandboxes        claim a sandbox: 201, at the latest after the claim's wait
-//	GET    /sandboxes        live sandboxes, oldest first: 200; ?limit= (1 to 100, default 100); the
-//	                         header X-Next-Token, if present, is the ?nextToken= of the next page
-//	GET    /sandboxes/{id}   one live sandbox: 200, or 404
-//	DELETE /sandboxes/{id}   release: 204, or 404
-//	POST   /sandboxes/{id}/timeout       {"timeout":seconds}: move the end to that time from now: 204, or 404
-//	GET    /v1/sandboxes/{id}            why it is alive: its latest activity, when it is released
-//	                                     without further use, and which routers that waits for:
-//	                                     200, or 404
-//	POST   /v1/sandboxes/{id}/keepalive  counts as activity: 204, or 404
-//
-// For operators, under /v1 (?limit=, 1 to 1,000, default 100):
-//
-//	GET    /v1/last-active           the same of every live sandbox: 200; ?id=, ?prefix=, ?pool=, ?format=text,
-//	                                       ?limit= (1 to 10,000, default 1,000)
-//	GET    /v1/fences                      released sandboxes whose pods are kept, and the routers they wait for: 200
-//	GET    /v1/sessions                    routers, and how many fences wait for each: 200
-//	POST   /v1/sessions/{id}/declare-dead  {"reason":"..."}: stop waiting for a router that ended
-//	                                       together with its Envoy: 200 when that is durable, 404,
-//	                                       or 409 while it may run
+// Package rest is the allocator's HTTP API. Package openapi has the document that describes it: each
+// operation of the document is a method of api, and requests are checked against the document
+// before they are carried out. Calls that E2B has too have the shapes of the E2B API, under / and
+// /v2. All other calls are under /v1. A field or parameter that the API does not support is refused
+// by name and never ignored.
 //
 // A call needs a key, in X-API-Key or as a bearer token. An API without keys is for a
 // listener on loopback: it accepts only the hosts localhost, loopback addresses, the public
@@ -37,8 +18,8 @@
 // with the same body gets the same sandbox.
 //
 // The 204 of a release means that the release is durable, and that every router that
-// is connected, or was heard in the last 10 s, has acknowledged it, or that one second has passed. The header Berth-Routers-Outstanding is the
-// number of routers that have not.
+// is connected, or was heard in the last 10 s, has acknowledged it, or that one second has
+// passed. The header Berth-Routers-Outstanding is the number of routers that have not.
 //
 // # Guarantees
 //
