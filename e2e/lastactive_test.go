@@ -99,7 +99,8 @@ func TestOperatorsSeeLastUseAndNextRelease(t *testing.T) {
 		e.api(http.MethodGet, "/v1/last-active?sandbox=x", "").refusal(t).Reason, "an unknown parameter is refused")
 
 	text := e.api(http.MethodGet, "/v1/last-active?format=text&id="+used.SandboxID, "").body
-	require.Regexp(t, `^`+used.SandboxID+`  `+e.pool+`  \S+  \d+\.\d{3}s ago  open at \S+  1 open  Idle (in \ds|is due)\n$`, text)
+	require.Regexp(t, `^`+used.SandboxID+`  `+e.pool+
+		`  \S+  \d+\.\d{3}s ago  open at \S+  1 open  Idle (in \ds|is due)\n$`, text)
 	out, err := e.berth("last-active", "--pool="+e.pool)
 	require.NoError(t, err)
 	table := strings.Split(strings.TrimSpace(out), "\n")

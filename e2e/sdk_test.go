@@ -38,8 +38,8 @@ func TestStockSDKsOfE2BWorkUnchanged(t *testing.T) {
 	}
 	_, gatewayPort, err := net.SplitHostPort(address(e.site.front))
 	require.NoError(t, err)
-	environment := append(os.Environ(), "POOL="+pool.Name, "E2B_API_KEY="+e.site.key(), "E2B_API_URL=http://"+address(e.site.api),
-		"E2B_SANDBOX_URL=http://"+e.site.domain()+":"+gatewayPort)
+	environment := append(os.Environ(), "POOL="+pool.Name, "E2B_API_KEY="+e.site.key(),
+		"E2B_API_URL=http://"+address(e.site.api), "E2B_SANDBOX_URL=http://"+e.site.domain()+":"+gatewayPort)
 	for _, c := range []struct {
 		version string
 		install func(dir, version string) *exec.Cmd

@@ -74,7 +74,8 @@ func (s *Schema) problem(field string, value any) *Problem {
 			first = e
 		}
 	}
-	at, text := slices.Clone(first.InstanceLocation), ""
+	at := slices.Clone(first.InstanceLocation)
+	var text string
 	switch k := first.ErrorKind.(type) {
 	case *kind.AdditionalProperties:
 		slices.Sort(k.Properties)
