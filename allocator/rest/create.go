@@ -5,7 +5,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/json"
-	"fmt"
 	"net/http"
 	"strconv"
 	"time"
@@ -140,25 +139,4 @@ func minBytesOf(activity *openapi.ActivityMode, least *int64) (*uint64, error) {
 		n = uint64(deref(least, defaultMinBytes))
 	}
 	return &n, nil
-}
-
-// toSandbox returns the API's form of a sandbox.
-func (a *api) toSandbox(s core.Sandbox) openapi.Sandbox {
-	shown := openapi.Sandbox{
-		SandboxID: s.ID, TemplateID: s.Pool.Name, Alias: s.Pool.Name, ClientID: "berth", EnvdVersion: agentVersion,
-		Domain: a.PublicHost, URL: fmt.Sprintf("%s://%d-%s.%s/", a.PublicScheme, s.DefaultPort, s.ID, a.PublicHost),
-		State: openapi.SandboxStateRunning, Phase: openapi.SandboxPhaseRunning,
-		StartedAt: s.ClaimedAt, EndAt: noEnd, IdleTimeout: seconds(s.IdleTimeout), Metadata: s.Metadata, User: s.User,
-		PodName: s.Pod.Name,
-	}
-	if s.Phase == core.Starting {
-		shown.Phase = openapi.SandboxPhaseStarting
-	}
-	if end := earliestEnd(s); end != nil {
-		shown.EndAt = *end
-	}
-	if pool, ok := a.Allocator.Pool(s.Pool.Name); ok {
-		shown.CPUCount, shown.MemoryMB, shown.DiskSizeMB = resourcesOf(pool)
-	}
-	return shown
 }
