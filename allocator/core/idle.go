@@ -92,13 +92,14 @@ func (c *Core) reapIdle() {
 // decide acts on the verdict of a round. From now on no router gets the route of a sandbox that is
 // idle.
 func (c *Core) decide(v idle.Verdict) {
-	for _, quiet := range v.Idle {
-		switch s := c.sandboxes.byID[quiet.ID]; {
+	for _, id := range v.Idle {
+		switch s := c.sandboxes.byID[id]; {
 		case !c.cfg.DryRun:
 			s.reaped = true
 			c.startRelease(s, ReasonIdle)
 		case s.Phase == Running:
-			c.emit(WouldReap{Sandbox: s.Sandbox, Idle: quiet.For})
+			use, _ := c.idle.Use(id)
+			c.emit(WouldReap{Sandbox: s.Sandbox, Idle: c.now.Boot - use.At})
 		}
 	}
 	c.routers.resume(v)

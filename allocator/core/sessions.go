@@ -94,7 +94,7 @@ func (r *routers) welcome(s *member.Session) {
 func (r *routers) pong(s *member.Session) {
 	if nonce, ok := r.members.Pong(s); ok {
 		r.emit(SendPong{Stream: s.Stream, Nonce: nonce})
-		r.idle.Ponged(s.ID, nonce, r.now.Boot)
+		r.idle.Ponged(s.ID, nonce)
 	}
 }
 

@@ -21,21 +21,18 @@ func (l *Ledger) Check() error {
 	}
 	scheduled, turns := 0, 0
 	for id, s := range l.sandboxes {
-		if s.ID != id || s.routeSeq == 0 || s.routeSeq > l.lastRouteSeq {
-			return fmt.Errorf("idle: %s is kept as %s, with the number %d of %d", s.ID, id, s.routeSeq, l.lastRouteSeq)
-		}
-		if listed := slices.Contains(l.asked, s); listed != (s.state == asked) {
-			return fmt.Errorf("idle: %s is in state %d, listed: %v", id, s.state, listed)
-		}
-		if s.Timeout > 0 {
-			turns++
-		}
 		at, ok := l.due.At(id)
 		if ok {
 			scheduled++
 		}
-		if wants := s.Timeout > 0 && s.state == notDue; ok != wants || wants && at > max(l.idleAt(s), s.notBefore) {
-			return fmt.Errorf("idle: %s is in state %d and looked at: %v, at %v", id, s.state, ok, at)
+		if s.Timeout > 0 {
+			turns++
+		}
+		switch {
+		case s.ID != id || s.routeSeq == 0 || s.routeSeq > l.lastRouteSeq:
+			return fmt.Errorf("idle: %s is kept as %s, with the number %d of %d", s.ID, id, s.routeSeq, l.lastRouteSeq)
+		case ok && (s.Timeout == 0 || slices.Contains(l.asked, s) || at > max(l.idleAt(s), s.notBefore)):
+			return fmt.Errorf("idle: %s is looked at, at %v", id, at)
 		}
 	}
 	if scheduled != l.due.Len() || turns != l.turns.Len() {

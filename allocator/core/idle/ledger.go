@@ -43,7 +43,7 @@ type Ledger struct {
 
 	sandboxes    map[string]*sandbox
 	lastRouteSeq uint64
-	due          *deadline.Queue // of sandboxes that are not due
+	due          *deadline.Queue // of sandboxes that are neither asked about nor decided
 	turns        *deadline.Queue // of sandboxes with an idle timeout: their next turns
 	persistAt    time.Duration   // the earliest next turn
 
@@ -81,7 +81,6 @@ type sandbox struct {
 	Use
 	// routeSeq numbers the sandboxes in the order in which routers could learn their routes.
 	routeSeq uint64
-	state    state
 	// notBefore is the earliest time of the next question about it.
 	notBefore time.Duration
 	// probe is the number of the probe that is under way until notBefore; 0: none.
@@ -89,14 +88,6 @@ type sandbox struct {
 	// quietUntil is how long the answer that its pod is not busy holds; 0: it was not probed.
 	quietUntil time.Duration
 }
-
-type state int
-
-const (
-	notDue state = iota // or probed
-	asked
-	decided
-)
 
 // New returns an empty ledger. connectWindow is how long a request that was admitted may need to
 // open its connection. dryRun: idle sandboxes stay and are asked about again.
@@ -158,7 +149,7 @@ func (s *sandbox) note(u Use) {
 
 // schedule has Ask look at a sandbox when it may be due.
 func (l *Ledger) schedule(s *sandbox) {
-	if s.Timeout > 0 && s.state == notDue {
+	if s.Timeout > 0 {
 		l.due.Set(s.ID, max(l.idleAt(s), s.notBefore))
 	}
 }

@@ -172,7 +172,7 @@ func (m *model) reports(*rapid.T) { m.report(m.gateway(func(g *gateway) bool { r
 
 func (m *model) report(g *gateway) {
 	g.nonce++
-	m.ledger.Ponged(g.router, g.nonce, m.now)
+	m.ledger.Ponged(g.router, g.nonce)
 	m.ledger.Report(g.router, idle.Report{Activities: m.activities(g)}, m.now) // in two parts
 	m.ledger.Report(g.router, idle.Report{Gateway: g.name, Nonce: g.nonce}, m.now)
 }
@@ -225,10 +225,11 @@ func (m *model) answer(g *gateway) {
 // judge demands that nothing that is released was in use within its timeout, as far as a router
 // could tell.
 func (m *model) judge(v idle.Verdict) {
-	for _, quiet := range v.Idle {
-		s := m.sandboxes[quiet.ID]
+	for _, id := range v.Idle {
+		s := m.sandboxes[id]
 		require.LessOrEqual(m, s.used, m.now-timeout, "%s was used", s.ID)
-		require.LessOrEqual(m, quiet.For, m.now-s.used)
+		use, _ := m.ledger.Use(id)
+		require.GreaterOrEqual(m, use.At, s.used)
 		for _, g := range m.gateways {
 			require.False(m, g.open[s.ID] && g.counts(m.now), "%s has an open request at %s", s.ID, g.name)
 			delete(g.knows, s.ID)

@@ -21,15 +21,9 @@ type Ask struct {
 // Verdict is the outcome of a round. The zero Verdict means that no round has ended.
 type Verdict struct {
 	// Idle are to be released. In a dry run they stay.
-	Idle []Idle
+	Idle []string
 	// Resume are those for which routers may admit requests again.
 	Resume []string
-}
-
-// Idle is a sandbox that was not used for so long.
-type Idle struct {
-	ID  string
-	For time.Duration
 }
 
 // Ask begins a round if none is under way and something is due. The caller sends the question to
@@ -49,12 +43,12 @@ func (l *Ledger) Ask(now time.Duration, hasProbe func(id string) bool) (probes [
 		s.probe, s.quietUntil = 0, 0
 		switch {
 		case max(l.idleAt(s), s.notBefore) > now: // it was used since
-		case len(l.obstacles(s, 1)) > 0:
+		case len(l.obstacles(s)) > 0:
 			s.notBefore = now + AskAgain
 		case quiet || !hasProbe(s.ID):
-			s.state = asked
 			l.asked = append(l.asked, s)
 			ask.Sandboxes = append(ask.Sandboxes, s.ID)
+			continue
 		default:
 			s.notBefore = now + AskAgain
 			if r := l.proberOf(s, now); r != nil && len(probes) < MaxProbes {
@@ -167,17 +161,15 @@ func (l *Ledger) endRound(sure bool, now time.Duration) (v Verdict) {
 		if l.sandboxes[s.ID] != s {
 			continue // its release ends the question
 		}
-		s.state = notDue
 		switch at := l.idleAt(s); {
 		case !sure:
 			s.notBefore = now + AskAgain
 		case now < at: // it is in use, or was
 		case l.dryRun:
 			s.notBefore = now + at - s.At
-			v.Idle = append(v.Idle, Idle{s.ID, now - s.At})
+			v.Idle = append(v.Idle, s.ID)
 		default:
-			s.state = decided
-			v.Idle = append(v.Idle, Idle{s.ID, now - s.At})
+			v.Idle = append(v.Idle, s.ID)
 			continue
 		}
 		v.Resume = append(v.Resume, s.ID)

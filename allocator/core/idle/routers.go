@@ -1,6 +1,7 @@
 package idle
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 	"time"
@@ -48,17 +49,10 @@ type router struct {
 	gateway          string
 	took             time.Duration
 	inUse, collected map[string]bool
-	pongs            []pong // the last ones on this stream
+	// firstPong is the nonce of the first pong on this stream since a router ended last, lastPong
+	// that of the last pong; 0: none. Nonces increase.
+	firstPong, lastPong uint64
 }
-
-// pong is a pong and when it was sent.
-type pong struct {
-	nonce uint64
-	at    time.Duration
-}
-
-// maxPongs bounds the pongs of a router whose times are kept.
-const maxPongs = 64
 
 // The reasons of this package for not asking a router.
 const (
@@ -90,7 +84,7 @@ func (r *router) mayKnow(s *sandbox) bool { return r.connected || s.routeSeq <= 
 // a sandbox without its ID.
 type leftover struct {
 	*router
-	since, until time.Duration
+	until time.Duration
 }
 
 func (o *leftover) includes(s *sandbox) bool {
@@ -125,7 +119,7 @@ func (l *Ledger) Joined(id string, now time.Duration) Verdict {
 	v := l.Known(id, now)
 	at, _ := l.find(id)
 	r := l.routers[at]
-	r.connected, r.blind, r.pongs, r.collected = true, notReported, nil, map[string]bool{}
+	r.connected, r.blind, r.firstPong, r.lastPong, r.collected = true, notReported, 0, 0, map[string]bool{}
 	return v
 }
 
@@ -158,7 +152,10 @@ func (l *Ledger) End(id string, looked bool, until, now time.Duration) (open boo
 		open = true
 	}
 	if open {
-		l.leftovers = append(l.leftovers, &leftover{r, now, until})
+		for _, other := range l.routers {
+			other.firstPong = 0 // its next look may have begun already
+		}
+		l.leftovers = append(l.leftovers, &leftover{r, until})
 		l.expireLeftovers(now)
 	}
 	return open, l.endRound(false, now)
@@ -170,9 +167,9 @@ func (l *Ledger) MayBeOpen(id string) bool {
 }
 
 // Ponged notes that a router is sent a pong now.
-func (l *Ledger) Ponged(id string, nonce uint64, now time.Duration) {
+func (l *Ledger) Ponged(id string, nonce uint64) {
 	if r := l.router(id); r != nil {
-		r.pongs = append(r.pongs[max(0, len(r.pongs)+1-maxPongs):], pong{nonce, now})
+		r.firstPong, r.lastPong = cmp.Or(r.firstPong, nonce), nonce
 	}
 }
 
@@ -207,12 +204,11 @@ func (l *Ledger) noteActivity(r *router, a Activity, now time.Duration) {
 // endLeftovers ends the leftovers of the gateway at which r has begun a look since. That look
 // reported what is still open.
 func (l *Ledger) endLeftovers(r *router, nonce uint64, now time.Duration) {
-	i := slices.IndexFunc(r.pongs, func(p pong) bool { return p.nonce == nonce })
-	if i < 0 {
+	if r.firstPong == 0 || nonce < r.firstPong || nonce > r.lastPong {
 		return
 	}
 	for _, o := range l.leftovers {
-		if o.gateway == r.gateway && r.pongs[i].at > o.since {
+		if o.gateway == r.gateway {
 			o.until = now
 		}
 	}
@@ -253,34 +249,33 @@ func (l *Ledger) Question(id string, most int) (q Question, ok bool) {
 	if s == nil || s.Timeout <= 0 {
 		return q, false
 	}
-	obstacles := l.obstacles(s, most)
+	q.At = l.idleAt(s)
+	obstacles := l.obstacles(s)
 	for _, r := range l.routers {
 		if len(q.Asks) < most && r.mayKnow(s) {
 			q.Asks = append(q.Asks, r.id)
 		}
-		if len(obstacles) < most && r.mute && r.obstacle() == "" {
+		if r.mute && r.obstacle() == "" {
 			obstacles = append(obstacles, obstacle{r.id, unanswered})
 		}
 	}
-	for _, o := range obstacles {
-		q.Awaits = append(q.Awaits, o.router)
-		q.Why = obstacles[0].why
+	for _, o := range obstacles[:min(most, len(obstacles))] {
+		q.Awaits, q.Why = append(q.Awaits, o.router), obstacles[0].why
 	}
-	q.At = l.idleAt(s)
 	return q, true
 }
 
 // obstacle is a router that blocks a question.
 type obstacle struct{ router, why string }
 
-func (l *Ledger) obstacles(s *sandbox, most int) (all []obstacle) {
+func (l *Ledger) obstacles(s *sandbox) (all []obstacle) {
 	for _, r := range l.routers {
-		if why := r.obstacle(); len(all) < most && why != "" && r.mayKnow(s) {
+		if why := r.obstacle(); why != "" && r.mayKnow(s) {
 			all = append(all, obstacle{r.id, why})
 		}
 	}
 	for _, o := range l.leftovers {
-		if len(all) < most && o.includes(s) {
+		if o.includes(s) {
 			all = append(all, obstacle{o.id, ended})
 		}
 	}

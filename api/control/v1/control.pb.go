@@ -775,7 +775,7 @@ func (x *Resolve) GetSandboxId() string {
 // answered Ping plus its max-stale.
 type Ping struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Chosen by the router and returned in Pong.
+	// Chosen by the router and returned in Pong. Nonces increase on a stream.
 	Nonce         uint64 `protobuf:"varint,1,opt,name=nonce,proto3" json:"nonce,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
