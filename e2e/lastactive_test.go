@@ -95,7 +95,7 @@ func TestOperatorsSeeLastUseAndNextRelease(t *testing.T) {
 	limited := e.uses("pool=" + e.pool + "&limit=1")
 	require.Len(t, limited.Sandboxes, 1)
 	require.Equal(t, 1, limited.Truncated)
-	require.Equal(t, apierror.NotImplemented,
+	require.Equal(t, apierror.BadRequest,
 		e.api(http.MethodGet, "/v1/last-active?sandbox=x", "").refusal(t).Reason, "an unknown parameter is refused")
 
 	text := e.api(http.MethodGet, "/v1/last-active?format=text&id="+used.SandboxID, "").body
