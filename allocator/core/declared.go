@@ -38,7 +38,7 @@ func (r *routers) declaredDead(s *member.Session, d *member.Declaration, f Fact)
 	if s.Ended() { // in another way; that fact is journaled or on its way
 		r.emit(Settle{Session: s.ID, Revision: f.Revision})
 	} else {
-		fences = r.fences.CountFor(s.ID)
+		fences = r.fences.CountByRouter()[s.ID]
 		r.end(s, false, r.now.Boot) // its Envoy has ended with it
 		r.members.Ban(s.ID, member.Revision(f.Revision), fences, r.now.Boot)
 		r.emit(SessionDeclaredDead{Session: s.ID, From: s.From, Declaration: *f.Declared, Fences: fences})

@@ -4,7 +4,7 @@
 //
 // # Rooms
 //
-// Core keeps the step, claims, the life of sandboxes, recovery and the outbox. Pure ledgers keep
+// Core keeps the step, the life of sandboxes, recovery and the outbox. Pure ledgers keep
 // what can be decided without the rest. A ledger is keyed by IDs, has its own package comment
 // and model test, and imports nothing of Core.
 //
@@ -15,6 +15,11 @@
 //	core/idle       when a sandbox is released for not being used
 //	core/warm       the warm pods of a pool, in the order in which they are handed out
 //	core/deadline   the next deadline of each sandbox
+//
+// Within Core, what concerns one part alone is a method of that part, and no part points back to
+// Core: the outbox, the tables of pools, nodes and sandboxes, and the routers, which keep the
+// ledgers of sessions in step and send the messages. Core decides what concerns several of them.
+// View reads it.
 //
 // The files of Core:
 //
@@ -29,7 +34,6 @@
 //	sessions.go     routers: their sessions, and the messages that they are sent
 //	declared.go     routers that an operator has declared dead
 //	earlier.go      routers that may serve routes of an earlier journal
-//	routes.go       the routes that routers ask for
 //	pools.go        how many pods a pool makes and deletes
 //	pods.go         pods, from pending to deleted
 //	retire.go       idle pods that are taken out of use for good

@@ -218,7 +218,7 @@ func checkPod(t fataler, c *Core, p *pool, q *pod) {
 	if q.away && q.node.usable {
 		t.Fatalf("pod %s is away from a node that is usable", q.seen.Key.Name)
 	}
-	if q.addr.HasAddress() != q.seen.IP.IsValid() || q.addr.IP() != q.seen.IP || q.tainted != q.addr.Tainted() {
+	if q.addr.IP() != q.seen.IP || q.tainted != q.addr.Tainted() {
 		t.Fatalf("pod %s was seen at %v, and is tainted: %v; kept is %+v", q.seen.Key.Name, q.seen.IP, q.tainted, q.addr)
 	}
 	if q.phase == podPending && q.tainted && !q.addr.AddressTainted() {

@@ -317,47 +317,15 @@ func (w *world) attempt(j *job, luck int) bool {
 			j.report = []Event{PodGone{p.Key}}
 		}
 	case CreatePod:
-		p := w.pool(e.Pool)
-		taken := slices.ContainsFunc(w.pods, func(o *simPod) bool { return o.exists && o.Key.Name == e.Name })
-		if !takesPlace || !p.exists || taken || p.shown.Refused { // the last is allocator/pools.Pools.Get
-			j.report = []Event{CreateFailed(e)}
-			return true
-		}
-		again := slices.ContainsFunc(w.pods, func(o *simPod) bool { return o.Key.Name == e.Name })
-		if again {
-			w.extra++ // made twice, removed in between: too rare to be worth a rule
-		}
-		uid := fmt.Sprintf("uid%02d", len(w.pods))
-		made := &simPod{exists: true, Pod: Pod{Key: PodKey{e.Pool.Namespace, e.Name, uid}, Pool: e.Pool.Name, Template: p.shown.Template, CreatedAt: w.now.Wall}}
-		w.pods = append(w.pods, made)
-		w.write(made, func(*Pod) {})
-		if luck > landsReportedLate {
-			j.report = []Event{CreateFailed(e)}
-		} else {
-			j.report = []Event{PodSeen{made.Pod}}
-		}
+		j.report = []Event{w.create(e, luck)}
 	case WriteObject:
-		s := e.Sandbox
-		if s.Phase == Releasing {
-			s.Phase = Running
-		}
-		stored, ok := w.records[s.ID]
-		if takesPlace && (!ok && !e.Touch || ok && stored.Revision.Less(s.Revision)) {
-			if !ok {
-				stored = &simRecord{}
-			}
-			stored.Sandbox = s
-			if w.records[s.ID] = stored; s.Phase == Ended && s.IdempotencyKey == "" && stored.deleting { // its finalizer goes
-				w.forgotten[s.ID] = true
-				w.dropObject(s.ID)
-			} else {
-				w.recordWatch = append(w.recordWatch, w.seenRecord(s.ID))
-			}
+		if takesPlace {
+			w.writeRecord(e)
 		}
 		if luck > landsReportedLate {
 			return false
 		}
-		j.report = []Event{ObjectWritten{s.ID, s.Revision}}
+		j.report = []Event{ObjectWritten{e.Sandbox.ID, e.Sandbox.Revision}}
 	case DeleteObject:
 		if takesPlace {
 			w.dropObject(e.ID)
@@ -380,6 +348,46 @@ func (w *world) attempt(j *job, luck int) bool {
 		w.t.Fatalf("unknown effect %T", e)
 	}
 	return true
+}
+
+func (w *world) create(e CreatePod, luck int) Event {
+	p := w.pool(e.Pool)
+	taken := slices.ContainsFunc(w.pods, func(o *simPod) bool { return o.exists && o.Key.Name == e.Name })
+	if luck == lost || luck == refused || !p.exists || taken || p.shown.Refused { // the last is allocator/pools.Pools.Get
+		return CreateFailed(e)
+	}
+	again := slices.ContainsFunc(w.pods, func(o *simPod) bool { return o.Key.Name == e.Name })
+	if again {
+		w.extra++ // made twice, removed in between: too rare to be worth a rule
+	}
+	uid := fmt.Sprintf("uid%02d", len(w.pods))
+	made := &simPod{exists: true, Pod: Pod{Key: PodKey{e.Pool.Namespace, e.Name, uid}, Pool: e.Pool.Name, Template: p.shown.Template, CreatedAt: w.now.Wall}}
+	w.pods = append(w.pods, made)
+	w.write(made, func(*Pod) {})
+	if luck > landsReportedLate {
+		return CreateFailed(e)
+	}
+	return PodSeen{made.Pod}
+}
+
+func (w *world) writeRecord(e WriteObject) {
+	s := e.Sandbox
+	if s.Phase == Releasing {
+		s.Phase = Running
+	}
+	stored, ok := w.records[s.ID]
+	if !ok && !e.Touch || ok && stored.Revision.Less(s.Revision) {
+		if !ok {
+			stored = &simRecord{}
+		}
+		stored.Sandbox = s
+		if w.records[s.ID] = stored; s.Phase == Ended && s.IdempotencyKey == "" && stored.deleting { // its finalizer goes
+			w.forgotten[s.ID] = true
+			w.dropObject(s.ID)
+		} else {
+			w.recordWatch = append(w.recordWatch, w.seenRecord(s.ID))
+		}
+	}
 }
 
 func (w *world) seenRecord(id string) Event {

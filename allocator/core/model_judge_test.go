@@ -184,3 +184,139 @@ func (w *world) judgeRelease(s Sandbox) {
 		w.t.Fatalf("%s released for no good reason: %q", s.ID, s.Reason)
 	}
 }
+
+// judge acts on answers, and what is journaled and counted.
+func (w *world) judge(e Effect) {
+	t := w.t
+	switch e := e.(type) {
+	case Write:
+		w.leader.commit(e.Facts)
+	case Settle:
+		w.settleFact(w.leader, e)
+	case Repaired:
+		if p := w.pod(e.Pod); !p.marked && len(w.tampered) == 0 {
+			t.Fatalf("pod %s repaired: %s", e.Pod.Name, e.What)
+		}
+	case SandboxReady:
+		if w.ready[e.Sandbox.ID] || w.disk.sandboxes[e.Sandbox.ID].Phase != Running {
+			t.Fatalf("%s is said to be ready, before: %v; durable is %+v", e.Sandbox.ID, w.ready[e.Sandbox.ID], w.disk.sandboxes[e.Sandbox.ID])
+		}
+		w.ready[e.Sandbox.ID] = true
+	case Claimed:
+		w.answerClaim(e.Token)
+		w.judgeClaimed(e.Sandbox)
+		w.given[e.Token] = e.Sandbox.ID
+	case ClaimRefused:
+		w.judgeRefused(e)
+		w.answerClaim(e.Token)
+	case ReleaseAnswered:
+		id, waits := w.releases[e.Token]
+		if !waits {
+			t.Fatalf("release %d answered twice", e.Token)
+		}
+		delete(w.releases, e.Token)
+		if e.Status == CallOK && !w.released(id) {
+			t.Fatalf("release of %s answered before it was durable", id)
+		}
+	case DeadDeclared:
+		if _, waits := w.declared[e.Token]; !waits {
+			t.Fatalf("declaration %d answered twice", e.Token)
+		}
+		delete(w.declared, e.Token)
+	case SessionDeclaredDead:
+		if w.disk.sessions[e.Session] {
+			t.Fatalf("%s is waited for no more, and that it was declared dead is not durable", e.Session)
+		}
+	case SandboxCallAnswered:
+		w.judgeKept(e)
+	case WouldReap:
+		t.Fatalf("a dry run: %+v", e)
+	case SandboxReleased:
+		w.judgeRelease(e.Sandbox)
+	case Acknowledged:
+		w.judgeAcknowledged(e)
+	default:
+		t.Fatalf("unknown effect %T", e)
+	}
+}
+
+// judgeJob judges effects that the shell carries out.
+func (w *world) judgeJob(e Effect) {
+	t := w.t
+	switch e := e.(type) {
+	case CreatePod:
+		if p := w.pool(e.Pool); p.told.Refused {
+			t.Fatalf("pod %s is to be made from a template that is refused", e.Name)
+		}
+	case DeletePod:
+		w.judgeDelete(e)
+	case PoolDrained:
+		for _, p := range w.pods {
+			if p.exists && len(p.bound) > 0 && p.pool() == e.Key {
+				t.Fatalf("pool %s is said to be drained, but pod %s holds a sandbox", e.Key.Name, p.Key.Name)
+			}
+		}
+	case DeleteObject:
+		if r, ok := w.records[e.ID]; ok && r.Phase != Ended && r.Revision.Term == w.term {
+			t.Fatalf("record of %s to be forgotten while it says %+v", e.ID, r)
+		}
+		delete(w.ended, e.ID)
+		w.forgotten[e.ID] = true
+		// No observation lags behind for as long as records are kept.
+		if p := w.podOf(e.ID); p != nil && !p.exists {
+			p.watch = nil
+		}
+	}
+}
+
+func (w *world) judgeWrite(e WriteObject) {
+	if durable, ok := w.disk.sandboxes[e.Sandbox.ID]; !ok || e.Sandbox.Phase != Ended && durable.Revision.Less(e.Sandbox.Revision) && durable.Phase != Released && !activityOnly(e.Sandbox, durable) {
+		w.t.Fatalf("%s is to be recorded as %+v, durable is %+v", e.Sandbox.ID, e.Sandbox, durable)
+	}
+}
+
+// deliver judges and sends the messages to routers.
+func (w *world) deliver(e Effect) {
+	t := w.t
+	switch e := e.(type) {
+	case SendQuiesce:
+		w.judgeSession(e.Stream)
+		w.send(e.Stream, e)
+	case SendResume:
+		w.judgeSession(e.Stream)
+		w.send(e.Stream, e)
+	case CloseStream:
+		for _, r := range w.routers {
+			if r.stream == e.Stream {
+				r.cut, r.out = true, nil
+			}
+		}
+	case SendSnapshot:
+		w.judgeSession(e.Stream)
+		for _, s := range e.Routes {
+			w.judgeRoute(s)
+		}
+		w.send(e.Stream, e)
+	case SendRoute:
+		w.judgeRoute(e.Sandbox)
+		w.send(e.Stream, e)
+	case SendRelease:
+		for _, id := range e.IDs {
+			if !w.released(id) {
+				t.Fatalf("routers are told that %s is gone before that is durable", id)
+			}
+		}
+		w.send(e.Stream, e)
+	case SendResolved:
+		if e.Sandbox != nil {
+			w.judgeRoute(*e.Sandbox)
+		}
+		if e.Gone && !w.released(e.ID) {
+			t.Fatalf("a router that asks is told that %s is gone before that is durable", e.ID)
+		}
+		w.send(e.Stream, e)
+	case SendPong:
+		w.judgeSession(e.Stream)
+		w.send(e.Stream, e)
+	}
+}

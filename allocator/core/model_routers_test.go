@@ -421,28 +421,37 @@ func (w *world) toRouter(r *router) {
 			delete(r.held, id)
 		}
 	case SendPong:
-		r.ponged = max(r.ponged, e.Nonce)
-		if sent, ok := r.pings[e.Nonce]; ok {
-			r.cache.SetFreshUntil(r.clock(sent) + maxStale)
-			r.freshUntil = max(r.freshUntil, sent+r.stale())
-			for _, q := range w.requests {
-				if q.router == r && w.now.Boot < q.fresh { // since it was admitted, without a gap
-					q.fresh = r.freshUntil
-				}
-			}
-		}
+		w.ponged(r, e)
 	}
 	r.entries = r.known()
 	if sequence > 0 {
-		if sequence != r.sequence+1 {
-			w.t.Fatalf("%s got message %d after message %d", r.id, sequence, r.sequence)
+		w.applies(r, sequence)
+	}
+}
+
+// applies: a router acknowledges a message when its Envoy has read every answer before it.
+func (w *world) applies(r *router, sequence uint64) {
+	if sequence != r.sequence+1 {
+		w.t.Fatalf("%s got message %d after message %d", r.id, sequence, r.sequence)
+	}
+	r.sequence = sequence
+	stream := r.stream
+	r.answers.Barrier(func() {
+		if r.stream == stream {
+			r.applied = sequence
 		}
-		r.sequence = sequence
-		stream := r.stream
-		r.answers.Barrier(func() {
-			if r.stream == stream {
-				r.applied = sequence
+	})
+}
+
+func (w *world) ponged(r *router, e SendPong) {
+	r.ponged = max(r.ponged, e.Nonce)
+	if sent, ok := r.pings[e.Nonce]; ok {
+		r.cache.SetFreshUntil(r.clock(sent) + maxStale)
+		r.freshUntil = max(r.freshUntil, sent+r.stale())
+		for _, q := range w.requests {
+			if q.router == r && w.now.Boot < q.fresh { // since it was admitted, without a gap
+				q.fresh = r.freshUntil
 			}
-		})
+		}
 	}
 }

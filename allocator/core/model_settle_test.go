@@ -33,6 +33,13 @@ func (w *world) settle() {
 		w.check()
 	}
 	w.quiesce()
+	w.checkAnswered()
+	w.checkPodsSettled()
+	w.checkRecordsSettled()
+}
+
+// checkAnswered: no caller waits any more, and no fence.
+func (w *world) checkAnswered() {
 	t := w.t
 	for token, c := range w.claims {
 		if !c.abandoned {
@@ -52,6 +59,11 @@ func (w *world) settle() {
 	if w.core.fences.Len() > 0 {
 		t.Fatalf("%d fences never completed", w.core.fences.Len())
 	}
+}
+
+// checkPodsSettled: every pool has what it asks for, and no other pods exist.
+func (w *world) checkPodsSettled() {
+	t := w.t
 	used := map[PoolKey]int{}
 	warm := map[PoolKey]int{}
 	for _, p := range w.pods {
@@ -96,6 +108,10 @@ func (w *world) settle() {
 			t.Fatalf("pool %s: %d warm pods, expected %d; counts %+v", p.Key.Name, warm[p.Key], want, counts)
 		}
 	}
+}
+
+func (w *world) checkRecordsSettled() {
+	t := w.t
 	for id, r := range w.records {
 		if w.core.sandboxes.byID[id] == nil {
 			continue // written late by a deposed leader: the next one will find it

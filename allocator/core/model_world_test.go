@@ -161,9 +161,28 @@ func (w *world) lead() {
 		w.t.Fatal(err)
 	}
 	w.core = p.core
-	// The order in which the shell reads, with late writes in between.
-	var st State
-	for _, r := range p.opened {
+	st := w.readState()
+	w.log("  recover %d facts, %d pools, %d pods, %d records", len(st.Facts), len(st.Pools), len(st.Pods), len(st.Objects))
+	effects, err := w.core.Recover(st)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.checkRecovered()
+	w.earlier = map[string]bool{}
+	for id := range w.core.sandboxes.byID {
+		w.earlier[id] = true
+	}
+	w.do(effects)
+	for _, p := range w.pools {
+		if p.exists {
+			p.watch = append(p.watch, PoolSeen{p.Pool})
+		}
+	}
+}
+
+// readState reads what exists, in the order of the shell, with late writes in between.
+func (w *world) readState() (st State) {
+	for _, r := range w.leader.opened {
 		st.Facts = append(st.Facts, w.disk.facts[r.Key][Revision{r.Term, r.Counter}])
 	}
 	w.lateWrites()
@@ -199,22 +218,7 @@ func (w *world) lead() {
 			p.watch = append(p.watch, PodSeen{p.Pod}) // the watch begins with a list of its own
 		}
 	}
-	w.log("  recover %d facts, %d pools, %d pods, %d records", len(st.Facts), len(st.Pools), len(st.Pods), len(st.Objects))
-	effects, err := w.core.Recover(st)
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	w.checkRecovered()
-	w.earlier = map[string]bool{}
-	for id := range w.core.sandboxes.byID {
-		w.earlier[id] = true
-	}
-	w.do(effects)
-	for _, p := range w.pools {
-		if p.exists {
-			p.watch = append(p.watch, PoolSeen{p.Pool})
-		}
-	}
+	return st
 }
 
 // checkRecovered compares what a new leader knows with what is durable.
@@ -333,10 +337,9 @@ func version(s string) int {
 
 // do judges the effects of one step and puts them where they belong.
 func (w *world) do(effects []Effect) {
-	t := w.t
 	most := 20 + 4*(len(w.core.pods)+len(w.core.sandboxes.byID)+8)*(1+len(w.core.routers.members.All()))
 	if len(effects) > most {
-		t.Fatalf("%d effects of one step, expected at most %d", len(effects), most)
+		w.t.Fatalf("%d effects of one step, expected at most %d", len(effects), most)
 	}
 	w.judgeDiscards()
 	w.judgeVerdicts()
@@ -344,137 +347,8 @@ func (w *world) do(effects []Effect) {
 	for _, e := range effects {
 		w.log("    => %v", traced{e})
 		switch e := e.(type) {
-		case Write:
-			w.leader.commit(e.Facts)
-			continue
-		case Settle:
-			w.settleFact(w.leader, e)
-			continue
-		case Repaired:
-			if p := w.pod(e.Pod); !p.marked && len(w.tampered) == 0 {
-				t.Fatalf("pod %s repaired: %s", e.Pod.Name, e.What)
-			}
-			continue
-		case SandboxReady:
-			if w.ready[e.Sandbox.ID] || w.disk.sandboxes[e.Sandbox.ID].Phase != Running {
-				t.Fatalf("%s is said to be ready, before: %v; durable is %+v", e.Sandbox.ID, w.ready[e.Sandbox.ID], w.disk.sandboxes[e.Sandbox.ID])
-			}
-			w.ready[e.Sandbox.ID] = true
-			continue
-		case CreatePod:
-			if p := w.pool(e.Pool); p.told.Refused {
-				t.Fatalf("pod %s is to be made from a template that is refused", e.Name)
-			}
-		case DeletePod:
-			w.judgeDelete(e)
-		case PoolDrained:
-			for _, p := range w.pods {
-				if p.exists && len(p.bound) > 0 && p.pool() == e.Key {
-					t.Fatalf("pool %s is said to be drained, but pod %s holds a sandbox", e.Key.Name, p.Key.Name)
-				}
-			}
-		case DeleteObject:
-			if r, ok := w.records[e.ID]; ok && r.Phase != Ended && r.Revision.Term == w.term {
-				t.Fatalf("record of %s to be forgotten while it says %+v", e.ID, r)
-			}
-			delete(w.ended, e.ID)
-			w.forgotten[e.ID] = true
-			// No observation lags behind for as long as records are kept.
-			if p := w.podOf(e.ID); p != nil && !p.exists {
-				p.watch = nil
-			}
-		case Claimed:
-			w.answerClaim(e.Token)
-			w.judgeClaimed(e.Sandbox)
-			w.given[e.Token] = e.Sandbox.ID
-			continue
-		case ClaimRefused:
-			w.judgeRefused(e)
-			w.answerClaim(e.Token)
-			continue
-		case ReleaseAnswered:
-			id, waits := w.releases[e.Token]
-			if !waits {
-				t.Fatalf("release %d answered twice", e.Token)
-			}
-			delete(w.releases, e.Token)
-			if e.Status == CallOK && !w.released(id) {
-				t.Fatalf("release of %s answered before it was durable", id)
-			}
-			continue
-		case DeadDeclared:
-			if _, waits := w.declared[e.Token]; !waits {
-				t.Fatalf("declaration %d answered twice", e.Token)
-			}
-			delete(w.declared, e.Token)
-			continue
-		case SessionDeclaredDead:
-			if w.disk.sessions[e.Session] {
-				t.Fatalf("%s is waited for no more, and that it was declared dead is not durable", e.Session)
-			}
-			continue
-		case SandboxCallAnswered:
-			w.judgeKept(e)
-			continue
-		case WouldReap:
-			t.Fatalf("a dry run: %+v", e)
-		case SendQuiesce:
-			w.judgeSession(e.Stream)
-			w.send(e.Stream, e)
-			continue
-		case SendResume:
-			w.judgeSession(e.Stream)
-			w.send(e.Stream, e)
-			continue
-		case SandboxReleased:
-			w.judgeRelease(e.Sandbox)
-			continue
-		case Acknowledged:
-			w.judgeAcknowledged(e)
-			continue
-		case CloseStream:
-			for _, r := range w.routers {
-				if r.stream == e.Stream {
-					r.cut, r.out = true, nil
-				}
-			}
-			continue
-		case SendSnapshot:
-			w.judgeSession(e.Stream)
-			for _, s := range e.Routes {
-				w.judgeRoute(s)
-			}
-			w.send(e.Stream, e)
-			continue
-		case SendRoute:
-			w.judgeRoute(e.Sandbox)
-			w.send(e.Stream, e)
-			continue
-		case SendRelease:
-			for _, id := range e.IDs {
-				if !w.released(id) {
-					t.Fatalf("routers are told that %s is gone before that is durable", id)
-				}
-			}
-			w.send(e.Stream, e)
-			continue
-		case SendResolved:
-			if e.Sandbox != nil {
-				w.judgeRoute(*e.Sandbox)
-			}
-			if e.Gone && !w.released(e.ID) {
-				t.Fatalf("a router that asks is told that %s is gone before that is durable", e.ID)
-			}
-			w.send(e.Stream, e)
-			continue
-		case SendPong:
-			w.judgeSession(e.Stream)
-			w.send(e.Stream, e)
-			continue
 		case WriteObject:
-			if durable, ok := w.disk.sandboxes[e.Sandbox.ID]; !ok || e.Sandbox.Phase != Ended && durable.Revision.Less(e.Sandbox.Revision) && durable.Phase != Released && !activityOnly(e.Sandbox, durable) {
-				t.Fatalf("%s is to be recorded as %+v, durable is %+v", e.Sandbox.ID, e.Sandbox, durable)
-			}
+			w.judgeWrite(e)
 			same := func(j *job) bool {
 				r, ok := j.effect.(WriteObject)
 				return ok && j.term == w.term && !j.done && r.Sandbox.ID == e.Sandbox.ID
@@ -485,6 +359,14 @@ func (w *world) do(effects []Effect) {
 				continue
 			}
 			writes = slices.DeleteFunc(writes, same)
+		case CreatePod, DeletePod, PoolDrained, DeleteObject, LabelPod, StartSandbox:
+			w.judgeJob(e)
+		case SendSnapshot, SendRoute, SendRelease, SendResolved, SendPong, SendQuiesce, SendResume, CloseStream:
+			w.deliver(e)
+			continue
+		default:
+			w.judge(e)
+			continue
 		}
 		writes = append(writes, &job{term: w.term, effect: e})
 	}

@@ -56,7 +56,7 @@ func (p *pod) stranded() bool { return p.phase == podPending && (p.away || p.tai
 
 // usable reports whether the pod can be handed out.
 func (p *pod) usable() bool {
-	return p.seen.Ready && !p.seen.Deleting && !p.seen.Finished && p.node.usable && p.addr.HasAddress() && !p.tainted && !p.quarantined &&
+	return p.seen.Ready && !p.seen.Deleting && !p.seen.Finished && p.node.usable && p.seen.IP.IsValid() && !p.tainted && !p.quarantined &&
 		!p.addr.Contested()
 }
 

@@ -143,3 +143,11 @@ func (c *Core) tryEnd(sb *sandbox) {
 	c.sandboxes.end(sb)
 	c.revise(sb)
 }
+
+// routable reports whether routers may receive its route.
+func (s *sandbox) routable() bool {
+	return (s.Phase == Running || s.Phase == Releasing && s.ran) && !s.lost && !s.reaped
+}
+
+// takePorts gives s the ports of its pool.
+func (s *sandbox) takePorts(p *pool) { s.DefaultPort, s.Ports = p.DefaultPort, p.Ports }

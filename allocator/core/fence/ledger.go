@@ -250,16 +250,6 @@ func (l *Ledger) CountByRouter() map[string]int {
 	return n
 }
 
-// CountFor is how many fences wait for a router.
-func (l *Ledger) CountFor(router string) (n int) {
-	for f := range l.all() {
-		if _, waits := f.waiting[router]; waits {
-			n++
-		}
-	}
-	return n
-}
-
 // Check returns the first contradiction between the tables. It is for tests.
 func (l *Ledger) Check() error {
 	for e := l.underWay.Front(); e != nil; e = e.Next() {

@@ -50,9 +50,6 @@ func (p *Pod[K]) IP() (ip netip.Addr) {
 	return ip
 }
 
-// HasAddress reports whether a pod was last seen with an address.
-func (p *Pod[K]) HasAddress() bool { return p.at != nil }
-
 // AddressTainted reports whether stale routes may reach the address of a pod.
 func (p *Pod[K]) AddressTainted() bool { return p.at != nil && p.at.routes > 0 }
 
