@@ -3,9 +3,6 @@ package core
 // The fence of a released sandbox: see package fence. Here it is tied to pods, to streams, and
 // to the callers of Release.
 
-// waiter is a caller of Release.
-type waiter struct{ token uint64 }
-
 // startFence has all routers forget a released sandbox, and begins to wait for them.
 func (c *Core) startFence(sb *sandbox) {
 	c.routers.changed = append(c.routers.changed, sb.ID)
@@ -38,8 +35,8 @@ func (c *Core) answerReleases(sb *sandbox) {
 			}
 		}
 	}
-	for _, w := range sb.waiters {
-		c.emit(ReleaseAnswered{Token: w.token, Status: CallOK, Outstanding: c.fences.CountWaiting(sb.ID)})
+	for _, token := range sb.waiters {
+		c.emit(ReleaseAnswered{Token: token, Status: CallOK, Outstanding: c.fences.CountWaiting(sb.ID)})
 	}
 	sb.waiters = nil
 }

@@ -141,7 +141,7 @@ func (w *world) checkUnderWay() {
 		}
 	}
 	for token, id := range w.releases {
-		if !slices.ContainsFunc(w.core.sandboxes.byID[id].waiters, func(x waiter) bool { return x.token == token }) {
+		if !slices.Contains(w.core.sandboxes.byID[id].waiters, token) {
 			w.t.Fatalf("release %d of %s has no answer and does not wait for one", token, id)
 		}
 	}

@@ -32,7 +32,7 @@ type sandbox struct {
 	// deleting: a user has deleted the object. A finalizer keeps it while its idempotency key
 	// holds. dropped: it was deleted, and must not be written again.
 	deleting, dropped bool
-	waiters           []waiter // callers of Release
+	waiters           []uint64 // tokens of callers of Release
 	// conflicts are the pods and addresses that conflicting records name for it. None of these
 	// pods serves it. Its fence covers all of them, because routes are keyed by sandbox ID.
 	conflicts []conflict
@@ -80,7 +80,7 @@ func (c *Core) release(ev Release) {
 		return
 	}
 	if ev.Token != 0 {
-		sb.waiters = append(sb.waiters, waiter{token: ev.Token})
+		sb.waiters = append(sb.waiters, ev.Token)
 	}
 	c.startRelease(sb, ev.Reason)
 }
