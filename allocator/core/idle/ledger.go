@@ -11,7 +11,7 @@ const (
 	// MaxRound bounds the sandboxes of one round.
 	MaxRound = 1000
 	// MaxProbes bounds the probes of one call of Ask.
-	MaxProbes = 64
+	MaxProbes = 500
 	// AskAgain is the pause before the next attempt to ask about a sandbox.
 	AskAgain = 500 * time.Millisecond
 	// AnswerWait is how long routers may take to look twice and to answer. Routers hold requests
