@@ -226,7 +226,7 @@ func BenchmarkActivity(b *testing.B) {
 }
 
 // BenchmarkDeadlines: 100,000 sandboxes with an idle timeout of an hour, of which
-// nobody hears anything but that they are in use once in 45 minutes: what their
+// the only news is that they are in use, once in 45 minutes: what their
 // deadlines cost, as a share of one core, and how long the longest step took.
 func BenchmarkDeadlines(b *testing.B) {
 	const sandboxes, hours = 100_000, 3

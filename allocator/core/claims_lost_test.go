@@ -97,7 +97,7 @@ func TestClaimWhosePodLosesItsAddressIsReleased(t *testing.T) {
 	}
 	s.step(PodSeen{with(warmPod(first.Pod.Name), func(p *Pod) { p.Version = "3" })}) // it has it again
 	if held, _ := s.core.View().Sandbox(first.ID); held.Phase == Running {
-		t.Errorf("nobody was told of %s, and it runs: %+v", held.ID, s.core.pools.byKey[poolA].counts())
+		t.Errorf("no caller was given %s, and it runs: %+v", held.ID, s.core.pools.byKey[poolA].counts())
 	}
 }
 

@@ -156,7 +156,7 @@ func TestPodsOfCordonedNodeAreReplacedAndReturn(t *testing.T) {
 	if made := of[CreatePod](s.effects); len(made) != 2 {
 		t.Errorf("made %+v", made)
 	}
-	none[DeletePod](s) // whoever drains the node does that
+	none[DeletePod](s) // the drain of the node does that
 	if counts, _ := s.core.View().Counts(poolA); counts.Warm != 0 {
 		t.Errorf("counts %+v", counts)
 	}
@@ -313,7 +313,7 @@ func TestAvailablePodServesAWaitingClaim(t *testing.T) {
 	s := newSim(t)
 	s.recover([]Pool{specA(1)}, nil)
 	s.step(IdleAvailable{poolA})
-	s.step(IdleAvailable{PoolKey{"ns", "nobody"}})
+	s.step(IdleAvailable{PoolKey{"ns", "unknown"}})
 	s.step(Claim{Token: 1, Pool: poolA, Wait: wait})
 	s.step(IdleAvailable{poolA})
 	none[Claimed](s) // there is none, whatever was said

@@ -59,7 +59,7 @@ func (w *world) checkTruth() {
 func (w *world) checkKnown(r *router) {
 	for _, e := range r.entries {
 		if told, ok := r.told[e.ID]; !ok || routeTo(told) != e.Route {
-			w.t.Fatalf("%s knows the route %+v to %s; it was told: %v, %+v", r.id, e.Route, e.ID, ok, told)
+			w.t.Fatalf("%s knows the route %+v to %s; it was sent: %v, %+v", r.id, e.Route, e.ID, ok, told)
 		}
 	}
 	if len(r.entries) != len(r.told) {
@@ -76,12 +76,12 @@ func (w *world) checkTold() {
 			continue // nothing is asked for; its sandboxes are being released
 		}
 		for _, r := range w.routers {
-			if s := w.core.routers.members.Get(r.id); !connected(r) || s == nil || !s.Durable { // the last two: it was told nothing yet
+			if s := w.core.routers.members.Get(r.id); !connected(r) || s == nil || !s.Durable { // the last two: it was sent nothing yet
 				continue
 			}
 			told, ok := r.told[s.ID]
 			if !ok || told.IP != s.IP || told.DefaultPort != pool.told.DefaultPort || !slices.Equal(told.Ports, pool.told.Ports) {
-				w.t.Fatalf("%s was last told of %s: %v, at %v with default port %d and ports %v; it is at %v, and pool %s asks for %d and %v",
+				w.t.Fatalf("%s was last sent %s: %v, at %v with default port %d and ports %v; it is at %v, and pool %s asks for %d and %v",
 					r.id, s.ID, ok, told.IP, told.DefaultPort, told.Ports, s.IP, s.Pool.Name, pool.told.DefaultPort, pool.told.Ports)
 			}
 		}

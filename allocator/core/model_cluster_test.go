@@ -20,7 +20,7 @@ type simPool struct {
 	watch                []Event
 	shown                Pool // as the shell last saw it: pods are made from its template
 	told                 Pool // as the core was last told of it
-	seen                 bool // the core was told of it last, and not of its end
+	seen                 bool // the last event about it was an observation, not its end
 }
 
 type simPod struct {
@@ -273,7 +273,7 @@ func (w *world) run(j *job, luck int) {
 	}
 	w.log("  %s (%d)", j, luck)
 	done := w.attempt(j, luck)
-	if j.term != w.term { // nobody waits for it, and nobody tries again
+	if j.term != w.term { // the deposed leader neither waits for it nor tries again
 		w.finish(j)
 		return
 	}
@@ -282,7 +282,7 @@ func (w *world) run(j *job, luck int) {
 	}
 }
 
-// attempt reports whether the outcome is known; j.report is then what is told.
+// attempt reports whether the outcome is known; j.report has the events of the outcome.
 func (w *world) attempt(j *job, luck int) bool {
 	takesPlace := luck != lost && luck != refused
 	switch e := j.effect.(type) {
@@ -395,7 +395,7 @@ func (w *world) seenRecord(id string) Event {
 	return ObjectSeen{ID: id, Pool: r.Pool, Revision: r.Revision, Deleting: r.deleting}
 }
 
-// deleteObject is what somebody does; a finalizer keeps the object until its
+// deleteObject: a user deletes an object; a finalizer keeps the object until its
 // sandbox has ended, and if it has a key until that holds no longer.
 func (w *world) deleteObject(id string) {
 	r := w.records[id]

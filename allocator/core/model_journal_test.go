@@ -102,7 +102,7 @@ func (w *world) durable(f Fact) {
 	w.disk.sandboxes[s.ID] = s
 }
 
-// judgeDeleted judges a deletion that takes place, whoever sent it and when.
+// judgeDeleted judges a deletion that takes place, by any leader and at any time.
 func (w *world) judgeDeleted(p *simPod) {
 	switch {
 	case len(p.bound) == 0 && !p.discarded:
@@ -128,7 +128,7 @@ type process struct {
 
 	pending    *storeCall // what the journal waits for; nil: nothing, or it has ended
 	committing []Fact
-	written    bool // Written has not been told to the core yet
+	written    bool // the core has not received Written yet
 	paced      bool // WriterReady has not
 	dead       bool
 }
@@ -295,7 +295,7 @@ func (w *world) settleFact(p *process, e Settle) {
 }
 
 // journal lets a process's journal go on by one step: a call is answered, or the
-// core is told.
+// core receives the outcome.
 func (w *world) journal(p *process, luck int) {
 	switch {
 	case p.dead:

@@ -11,7 +11,7 @@ func activityOnly(s, durable Sandbox) bool {
 	return !s.LastActive.IsZero() && s.Phase == Running && durable.Phase == Running && reflect.DeepEqual(s.Binding, durable.Binding)
 }
 
-// judgeSession: a router is told nothing before the next leader would know of it.
+// judgeSession: a router is sent nothing before its session is durable.
 func (w *world) judgeSession(stream uint64) {
 	for _, r := range w.routers {
 		if r.stream == stream && !w.disk.sessions[r.id] {
@@ -43,7 +43,7 @@ func (w *world) inherited(id string) bool {
 	return w.earlier[id]
 }
 
-// judgeRefused: nobody is refused for want of a pod while one is warm.
+// judgeRefused: no claim is refused for want of a pod while one is warm.
 func (w *world) judgeRefused(e ClaimRefused) {
 	if e.Why == PoolEmpty && e.Counts.Warm > 0 {
 		w.t.Fatalf("claim %d refused with %+v", e.Token, e.Counts)
@@ -123,7 +123,7 @@ func wanted(p Pool, inUse int) int {
 	return max(0, min(p.Warm, p.MaxPods-inUse))
 }
 
-// judgeRoute: what routers are told was written, and is true as far as is known.
+// judgeRoute: a route that routers are sent is durable, and its pod serves the sandbox.
 func (w *world) judgeRoute(s Sandbox) {
 	p := w.pod(s.Pod)
 	if !slices.Contains(p.bound, s.ID) {
@@ -133,7 +133,7 @@ func (w *world) judgeRoute(s Sandbox) {
 		w.t.Fatalf("%s is said to be at %v, its pod is at %v", s.ID, s.IP, q.seen.IP)
 	}
 	if w.disk.sandboxes[s.ID].Phase == Starting {
-		w.t.Fatalf("%s is told to routers and is starting", s.ID)
+		w.t.Fatalf("%s is sent to routers and is starting", s.ID)
 	}
 }
 
@@ -303,7 +303,7 @@ func (w *world) deliver(e Effect) {
 	case SendRelease:
 		for _, id := range e.IDs {
 			if !w.released(id) {
-				t.Fatalf("routers are told that %s is gone before that is durable", id)
+				t.Fatalf("routers are sent the release of %s before that is durable", id)
 			}
 		}
 		w.send(e.Stream, e)
@@ -312,7 +312,7 @@ func (w *world) deliver(e Effect) {
 			w.judgeRoute(*e.Sandbox)
 		}
 		if e.Gone && !w.released(e.ID) {
-			t.Fatalf("a router that asks is told that %s is gone before that is durable", e.ID)
+			t.Fatalf("a router that asks is answered that %s is gone before that is durable", e.ID)
 		}
 		w.send(e.Stream, e)
 	case SendPong:

@@ -51,8 +51,8 @@ type router struct {
 	sequence   uint64             // of the last message
 	applied    uint64             // of the last one that is in effect for good
 	acked      uint64             // of the last one that it has acknowledged
-	gone       map[string]bool    // it was told so
-	held       map[string]bool    // it was asked whether these are idle, and not told to go on
+	gone       map[string]bool    // sandboxes whose release it received
+	held       map[string]bool    // it was asked whether these are idle, and has received no outcome
 	ending     []ending           // what follows once it has acknowledged
 	over       map[string]bool    // it has acknowledged that
 	freshUntil time.Duration      // by the allocator's clock

@@ -152,7 +152,7 @@ func (w *world) table(p profile) []action {
 		{"watch", func() { w.watch(pick(w, w.pods, func(p *simPod) bool { return len(p.watch) > 0 })) }},
 		{"watch", func() { w.watch(pick(w, w.pods, func(p *simPod) bool { return len(p.watch) > 0 })) }},
 		{"shell sees pool", func() {
-			// The loop is told a little later.
+			// The loop learns it a little later.
 			if p := pick(w, w.pools, func(p *simPool) bool { return len(p.watch) > 0 }); p != nil {
 				p.show(p.watch[0])
 			}
@@ -362,7 +362,7 @@ func (w *world) advance(d time.Duration) {
 	w.step(Tick{})
 }
 
-// sleep lets time pass in which nobody does anything.
+// sleep lets time pass without any event.
 func (w *world) sleep(d time.Duration) {
 	w.used(w.now.Boot + d)
 	w.now.Boot += d

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// traced is shown only when somebody reads it.
+// traced is formatted only when it is printed.
 type traced struct{ v any }
 
 func (t traced) String() string { return trace(t.v) }

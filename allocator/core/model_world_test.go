@@ -46,7 +46,7 @@ type world struct {
 	declared     map[uint64]string // DeclareDead that are not answered yet
 	asked        map[string]bool   // a caller wanted it released
 	answered     map[string]bool   // a caller was given it
-	unwanted     map[string]bool   // its Sandbox object was deleted by somebody
+	unwanted     map[string]bool   // a user has deleted its Sandbox object
 	fired        map[string]bool   // SandboxReleased in this term
 	acknowledged map[string]bool   // Acknowledged, ever
 	ready        map[string]bool   // SandboxReady, ever
@@ -61,7 +61,7 @@ type world struct {
 	hadAddress map[netip.Addr]map[PodKey]bool // the pods that ever had each
 	// forgotten are those whose records were to be dropped.
 	forgotten map[string]bool
-	tampered  map[string]bool // somebody has changed its object
+	tampered  map[string]bool // a user has changed its object
 	extra     int             // pods that may exceed a pool's bound
 
 	// uses are what is in progress at pods.
@@ -275,7 +275,7 @@ func (w *world) changeLeader() {
 		}
 	}
 	w.strays = nil
-	clear(w.claims) // their callers were told to try again
+	clear(w.claims) // their callers were asked to try again
 	clear(w.releases)
 	clear(w.declared)
 	clear(w.kept)

@@ -57,12 +57,12 @@ func TestChangedPortsReachSandboxesAndRouters(t *testing.T) {
 		return cmp.Or(cmp.Compare(a.stream, b.stream), cmp.Compare(a.sequence, b.sequence))
 	})
 	if want := []told{{1, 6, running.ID}, {1, 7, releasing.ID}, {2, 2, running.ID}, {2, 3, releasing.ID}}; !slices.Equal(got, want) {
-		t.Errorf("told %+v, expected %+v", got, want)
+		t.Errorf("sent %+v, expected %+v", got, want)
 	}
 	none[WriteObject](s) // ports are the pool's, and not on record
 	none[SendSnapshot](s)
 
-	// Whatever is told later says the same.
+	// Later messages say the same.
 	s.step(Resolve{Session: "r1", Stream: 1, ID: running.ID})
 	ported(t, *one[SendResolved](s).Sandbox, 8080, 22, 8080)
 	s.written()
@@ -90,11 +90,11 @@ func TestChangedPortsReachSandboxesAndRouters(t *testing.T) {
 	// Each of the two alone is a change, to all ports too.
 	for _, ports := range [][]uint16{{8080}, {443, 8080}, nil} {
 		if s.step(PoolSeen{opens(spec, 8080, ports...)}); len(of[SendRoute](s.effects)) == 0 {
-			t.Errorf("a change to ports %v was not told", ports)
+			t.Errorf("a change to ports %v was not sent", ports)
 		}
 	}
 	if s.step(PoolSeen{opens(spec, 443)}); len(of[SendRoute](s.effects)) == 0 {
-		t.Error("a change of the default port was not told")
+		t.Error("a change of the default port was not sent")
 	}
 }
 

@@ -14,7 +14,7 @@ func TestSandboxIsReleasedWhenItsObjectIsDeleted(t *testing.T) {
 	} {
 		s := newSim(t)
 		s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})
-		s.step(ObjectGone{ID: "term1-id1"}) // of somebody else's
+		s.step(ObjectGone{ID: "term1-id1"}) // of another owner
 		s.claim()
 		s.step(ObjectSeen{ID: "term1-id1", Revision: Revision{1, 1}})
 		none[SandboxReleased](s)
@@ -48,7 +48,7 @@ func TestObjectOfLiveSandboxIsWrittenAgain(t *testing.T) {
 	}
 }
 
-// Whoever deletes the object of a sandbox must not make its key free: the object
+// The deletion of the object of a sandbox must not make its key free: the object
 // stays until the key holds no longer.
 func TestDeletedObjectStaysWhileItsKeyHolds(t *testing.T) {
 	b := Binding{Team: "t", IdempotencyKey: "k"}

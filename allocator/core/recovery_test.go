@@ -110,8 +110,8 @@ func TestRecordsThatContradictEachOtherStopTheLeader(t *testing.T) {
 	}
 }
 
-// Whichever record is later, one of them is not of our making. A router may have been
-// told of either pod.
+// One of the two records is not of our making, in any order. A router may have received
+// the route to either pod.
 // Invariant: I7
 func TestConflictingPodsOfOneSandboxAreBothRefused(t *testing.T) {
 	record := func(f Fact, counter uint64, phase Phase) (Fact, Sandbox) {
@@ -158,7 +158,7 @@ func TestConflictingPodsOfOneSandboxAreBothRefused(t *testing.T) {
 			}
 			s.join("r", 1)
 			if snapshot := one[SendSnapshot](s); len(snapshot.Routes) > 0 {
-				t.Errorf("told of %+v", snapshot.Routes)
+				t.Errorf("sent %+v", snapshot.Routes)
 			}
 			s.step(Resolve{Stream: 1, ID: "x"})
 			if r := one[SendResolved](s); !r.Gone {
@@ -193,7 +193,7 @@ func TestNextLeadersKeepConflictingPodUntilItsFence(t *testing.T) {
 	first, second := warmPod("a-1"), warmPod("a-2")
 	for _, tt := range []struct {
 		name string
-		// object is where somebody has written that x is, pods what is there.
+		// object is where a user has written that x is, pods what is there.
 		object Pod
 		pods   []Pod
 	}{
