@@ -21,7 +21,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/berth-sandbox/berth/allocator/rest"
+	"github.com/berth-sandbox/berth/api/openapi"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 	"github.com/berth-sandbox/berth/devcluster"
 	"github.com/berth-sandbox/berth/devcluster/stack"
@@ -136,7 +136,7 @@ func client(b *testing.B, addr string) *http.Client {
 }
 
 // claim makes a pool and takes a sandbox from it.
-func claim(b *testing.B, berth *harness.Berth) (s rest.Sandbox, ip string) {
+func claim(b *testing.B, berth *harness.Berth) (s openapi.Sandbox, ip string) {
 	berth.CreatePool("pool", 1, nil)
 	require.Eventually(b, func() bool {
 		response, err := http.Post(berth.Stack.Allocators[0].API+"/sandboxes", "application/json",

@@ -14,7 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
-	"github.com/berth-sandbox/berth/allocator/rest"
+	"github.com/berth-sandbox/berth/api/openapi"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 	"github.com/berth-sandbox/berth/devcluster/stack"
 )
@@ -210,13 +210,13 @@ func TestBackupPageCommandsDoWhatTheySay(t *testing.T) {
 }
 
 // recorded waits until a sandbox has an object.
-func (p *page) recorded(s rest.Sandbox) {
+func (p *page) recorded(s openapi.Sandbox) {
 	p.t.Helper()
 	p.eventually(func() error { _, err := p.record(s.SandboxID); return err })
 }
 
 // slotIsLost deletes a slot under a leader, and then another time with the leader.
-func (p *page) slotIsLost(live rest.Sandbox) {
+func (p *page) slotIsLost(live openapi.Sandbox) {
 	p.t.Helper()
 	p.deleteSlots("berth-200")
 	p.eventually(func() error {
@@ -239,7 +239,7 @@ func (p *page) slotIsLost(live rest.Sandbox) {
 }
 
 // allSlotsAreLost deletes the whole journal.
-func (p *page) allSlotsAreLost(live rest.Sandbox) {
+func (p *page) allSlotsAreLost(live openapi.Sandbox) {
 	p.t.Helper()
 	another := p.claim()
 	p.reaches(p.client(), another)
@@ -261,7 +261,7 @@ func (p *page) allSlotsAreLost(live rest.Sandbox) {
 }
 
 // backupIsRestored restores a backup as the page says.
-func (p *page) backupIsRestored(live rest.Sandbox) {
+func (p *page) backupIsRestored(live openapi.Sandbox) {
 	p.t.Helper()
 	backup := p.slots()
 	p.claim()
@@ -278,7 +278,7 @@ func (p *page) backupIsRestored(live rest.Sandbox) {
 
 // oldBackupIsFound restores a backup and does not follow the page. First only the routers know
 // that it is old. Then Sandbox objects show it.
-func (p *page) oldBackupIsFound(live rest.Sandbox) {
+func (p *page) oldBackupIsFound(live openapi.Sandbox) {
 	p.t.Helper()
 	p.recorded(p.claim())
 	backup := p.slots()

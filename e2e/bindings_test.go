@@ -14,14 +14,14 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berth-sandbox/berth/allocator/core"
-	"github.com/berth-sandbox/berth/allocator/rest"
+	"github.com/berth-sandbox/berth/api/openapi"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 	"github.com/berth-sandbox/berth/devcluster/stack"
 )
 
 // others are the ready pods without that of a sandbox, two at least. It does not ask labels or
 // the pool's status, which follow in the background.
-func (e *env) others(s rest.Sandbox) (warm []corev1.Pod) {
+func (e *env) others(s openapi.Sandbox) (warm []corev1.Pod) {
 	e.t.Helper()
 	e.eventually(func() error {
 		warm = slices.DeleteFunc(e.pods(nil), func(p corev1.Pod) bool {

@@ -9,13 +9,13 @@ import (
 	"github.com/stretchr/testify/require"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/berth-sandbox/berth/allocator/rest"
 	"github.com/berth-sandbox/berth/api/apierror"
+	"github.com/berth-sandbox/berth/api/openapi"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 )
 
 // sandboxOf reads the answer to a claim.
-func sandboxOf(t *testing.T, a answer) (s rest.Sandbox) {
+func sandboxOf(t *testing.T, a answer) (s openapi.Sandbox) {
 	t.Helper()
 	require.Equal(t, http.StatusCreated, a.code, a.body)
 	require.NoError(t, json.Unmarshal([]byte(a.body), &s))
@@ -141,7 +141,7 @@ func TestSandboxIsHandedOutAfterItsHookSucceeded(t *testing.T) {
 	}
 	client := e.client()
 	s := sandboxOf(t, claim(hooked("hooked", "/any/path?hook=1", v1alpha1.Fail)))
-	require.Equal(t, "running", s.State)
+	require.Equal(t, openapi.SandboxPhaseRunning, s.Phase)
 	require.JSONEq(t, `{"hits":1}`, e.get(client, e.host(8080, s.SandboxID), "/hits").body,
 		"the hook was the only request")
 
@@ -158,12 +158,12 @@ func TestSandboxIsHandedOutAfterItsHookSucceeded(t *testing.T) {
 
 func TestRequestWaitsForItsStartingSandbox(t *testing.T) {
 	e := start(t, 0)
-	slow := func(name string, holdSeconds int32) rest.Sandbox {
+	slow := func(name string, holdSeconds int32) openapi.Sandbox {
 		p := e.newPool(e.pool+"-"+name, 1)
 		p.Spec.PostStart = &v1alpha1.PostStartHook{Path: "/sleep?ms=6000", TimeoutSeconds: 30, FailurePolicy: v1alpha1.Fail}
 		p.Spec.HoldSeconds = &holdSeconds
 		e.createPool(p)
-		var s rest.Sandbox
+		var s openapi.Sandbox
 		e.eventually(func() error { // until it has a pod, which then starts for longer than the claim waits
 			a := e.api(http.MethodPost, "/sandboxes", `{"templateID":"`+p.Name+`","waitTimeout":1}`)
 			if a.code == http.StatusNotFound || a.code == http.StatusTooManyRequests {
@@ -172,7 +172,7 @@ func TestRequestWaitsForItsStartingSandbox(t *testing.T) {
 			s = sandboxOf(t, a)
 			return nil
 		})
-		require.Equal(t, "starting", s.State)
+		require.Equal(t, openapi.SandboxPhaseStarting, s.Phase)
 		return s
 	}
 	client := e.client()

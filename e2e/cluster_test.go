@@ -11,8 +11,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/berth-sandbox/berth/allocator/rest"
 	"github.com/berth-sandbox/berth/api/apierror"
+	"github.com/berth-sandbox/berth/api/openapi"
 	"github.com/berth-sandbox/berth/devcluster/conformance"
 )
 
@@ -33,7 +33,7 @@ func TestTrafficContinuesThroughTheOtherGateway(t *testing.T) {
 
 // steady waits until many requests in a row reach the sandbox. What answers
 // must be the right pod at any time.
-func (e *env) steady(client *http.Client, s rest.Sandbox) {
+func (e *env) steady(client *http.Client, s openapi.Sandbox) {
 	e.t.Helper()
 	const enough = 50
 	row := 0
@@ -66,12 +66,12 @@ func TestReplacedGatewayDropsNoRequest(t *testing.T) {
 	e.reaches(client, s)
 
 	ctx, stop := context.WithCancel(t.Context())
-	run := newHistory(t, []rest.Sandbox{s})
+	run := newHistory(t, []openapi.Sandbox{s})
 	var all sync.WaitGroup
 	for range 4 {
 		all.Go(func() {
 			for ctx.Err() == nil {
-				e.send(t.Context(), client, run, []rest.Sandbox{s})
+				e.send(t.Context(), client, run, []openapi.Sandbox{s})
 			}
 		})
 	}

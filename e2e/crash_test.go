@@ -12,14 +12,14 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/berth-sandbox/berth/allocator/rest"
+	"github.com/berth-sandbox/berth/api/openapi"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 	"github.com/berth-sandbox/berth/devcluster/proc"
 	"github.com/berth-sandbox/berth/devcluster/stack"
 )
 
 // reaches requires that a sandbox answers, as soon as it can be reached at all.
-func (e *env) reaches(client *http.Client, s rest.Sandbox) {
+func (e *env) reaches(client *http.Client, s openapi.Sandbox) {
 	e.t.Helper()
 	e.eventually(func() error {
 		a := e.get(client, e.host(8080, s.SandboxID), "/")
@@ -32,7 +32,7 @@ func (e *env) reaches(client *http.Client, s rest.Sandbox) {
 	})
 }
 
-func (e *env) gone(client *http.Client, s rest.Sandbox) {
+func (e *env) gone(client *http.Client, s openapi.Sandbox) {
 	e.t.Helper()
 	a := e.get(client, e.host(8080, s.SandboxID), "/")
 	require.Equal(e.t, http.StatusGone, a.code, a.body)
@@ -65,7 +65,7 @@ func TestStateSurvivesACrashOfEachProcess(t *testing.T) {
 			e.gone(client, another)
 		})
 	}
-	var all []rest.Sandbox
+	var all []openapi.Sandbox
 	require.NoError(t, json.Unmarshal([]byte(e.api(http.MethodGet, "/sandboxes", "").body), &all))
 	require.Len(t, all, 1, "the only live sandbox")
 	require.Equal(t, live.SandboxID, all[0].SandboxID)
@@ -164,7 +164,7 @@ func TestPodWithoutItsLabelKeepsItsSandbox(t *testing.T) {
 func TestContainerRestartEndsSandboxUnlessPoolKeepsIt(t *testing.T) {
 	e := start(t, 1)
 	client := e.client()
-	crash := func(s rest.Sandbox) {
+	crash := func(s openapi.Sandbox) {
 		e.eventually(func() error {
 			if a := e.get(client, e.host(8080, s.SandboxID), "/exit?code=7"); a.code != http.StatusOK {
 				return fmt.Errorf("%d %s", a.code, a.body)
@@ -191,7 +191,7 @@ func TestContainerRestartEndsSandboxUnlessPoolKeepsIt(t *testing.T) {
 	keeps := e.newPool(e.pool+"-keeps", 1)
 	keeps.Spec.OnRestart = v1alpha1.KeepOnRestart
 	e.createPool(keeps)
-	var kept rest.Sandbox
+	var kept openapi.Sandbox
 	e.eventually(func() error {
 		a := e.api(http.MethodPost, "/sandboxes", `{"templateID":"`+keeps.Name+`","waitTimeout":60}`)
 		if a.code == http.StatusNotFound { // the allocator learns of pools by a watch

@@ -20,6 +20,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berth-sandbox/berth/allocator/rest"
+	"github.com/berth-sandbox/berth/api/openapi"
 	"github.com/berth-sandbox/berth/devcluster/stack"
 )
 
@@ -50,7 +51,7 @@ func berthLocal(e *env, args ...string) (string, error) {
 }
 
 // waitsFor are the routers that the fence of a sandbox waits for.
-func (e *env) waitsFor(s rest.Sandbox) ([]rest.Awaited, error) {
+func (e *env) waitsFor(s openapi.Sandbox) ([]rest.Awaited, error) {
 	out := e.api(http.MethodGet, "/v1/fences", "").body
 	var all rest.Fences
 	if err := json.Unmarshal([]byte(out), &all); err != nil {

@@ -23,8 +23,8 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/berth-sandbox/berth/allocator/core"
-	"github.com/berth-sandbox/berth/allocator/rest"
 	"github.com/berth-sandbox/berth/api/apierror"
+	"github.com/berth-sandbox/berth/api/openapi"
 	"github.com/berth-sandbox/berth/api/sandboxid"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 	"github.com/berth-sandbox/berth/devcluster/stack"
@@ -109,7 +109,7 @@ func (e *env) manyFirstRequests() {
 }
 
 // sleeps sends a request that is answered after d. It may be called by any goroutine.
-func (e *env) sleeps(port int, s rest.Sandbox, d time.Duration) {
+func (e *env) sleeps(port int, s openapi.Sandbox, d time.Duration) {
 	a, err := do(e.t.Context(), e.streaming(), http.MethodGet, fmt.Sprintf("http://gateway/sleep?ms=%d", d.Milliseconds()),
 		e.host(port, s.SandboxID), "")
 	assert.NoError(e.t, err)
@@ -259,7 +259,7 @@ func TestRequestAtTheReapIsAnsweredOrRefused(t *testing.T) {
 	e := startHere(t, sandboxes)
 	var mu sync.Mutex
 	answered, refused, kept := 0, 0, 0
-	ask := func(e *env, client *http.Client, s rest.Sandbox) bool {
+	ask := func(e *env, client *http.Client, s openapi.Sandbox) bool {
 		e.t.Helper()
 		a := e.get(client, e.host(8080, s.SandboxID), "/")
 		if a.code == http.StatusGone {

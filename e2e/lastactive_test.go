@@ -15,6 +15,7 @@ import (
 	"github.com/berth-sandbox/berth/allocator/rest"
 	"github.com/berth-sandbox/berth/api/activity"
 	"github.com/berth-sandbox/berth/api/apierror"
+	"github.com/berth-sandbox/berth/api/openapi"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 	"github.com/berth-sandbox/berth/extproc/admin"
 )
@@ -115,7 +116,7 @@ func TestOperatorsSeeLastUseAndNextRelease(t *testing.T) {
 
 // seesUse checks what the leader and the routers show of a sandbox with one open request and an
 // idle timeout of 6 s.
-func (e *env) seesUse(used rest.Sandbox) {
+func (e *env) seesUse(used openapi.Sandbox) {
 	e.t.Helper()
 	var first rest.LastActive
 	e.eventually(func() error { // a look shows it, then the router reports it
@@ -155,7 +156,7 @@ func (e *env) seesUse(used rest.Sandbox) {
 }
 
 // seesIdleness checks that a silent sandbox counts down and a used one does not.
-func (e *env) seesIdleness(used, silent rest.Sandbox) {
+func (e *env) seesIdleness(used, silent openapi.Sandbox) {
 	e.t.Helper()
 	before := e.uses("prefix=" + silent.SandboxID[:10]).Sandboxes
 	require.Len(e.t, before, 1)

@@ -13,6 +13,7 @@ import (
 	"github.com/berth-sandbox/berth/allocator/rest"
 	"github.com/berth-sandbox/berth/api/activity"
 	"github.com/berth-sandbox/berth/api/apierror"
+	"github.com/berth-sandbox/berth/api/openapi"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 )
 
@@ -26,7 +27,7 @@ func TestMovedEndHoldsUnderTheNextLeader(t *testing.T) {
 	path := "/sandboxes/" + s.SandboxID
 	before := time.Now()
 	require.Equal(t, http.StatusNoContent, e.api(http.MethodPost, path+"/timeout", `{"timeout":3000}`).code)
-	shown := func() (now rest.Sandbox) {
+	shown := func() (now openapi.Sandbox) {
 		t.Helper()
 		a := e.api(http.MethodGet, path, "")
 		require.Equal(t, http.StatusOK, a.code, a.body)
@@ -96,7 +97,7 @@ func TestFirstBoundOfALifeCounts(t *testing.T) {
 		p.StartupTimeoutSeconds = &seconds
 		p.PostStart = &v1alpha1.PostStartHook{Path: "/sleep?ms=600000", TimeoutSeconds: 120, FailurePolicy: v1alpha1.Fail}
 	})
-	setTimeout := func(e *env, s rest.Sandbox, seconds int) time.Time {
+	setTimeout := func(e *env, s openapi.Sandbox, seconds int) time.Time {
 		e.t.Helper()
 		asked := time.Now()
 		a := e.api(http.MethodPost, "/sandboxes/"+s.SandboxID+"/timeout", fmt.Sprintf(`{"timeout":%d}`, seconds))
@@ -136,7 +137,7 @@ func TestFirstBoundOfALifeCounts(t *testing.T) {
 			require.Equal(e.t, apierror.StartFailed, r.Reason)
 			require.Contains(e.t, r.Message, core.ReasonStartup)
 			require.GreaterOrEqual(e.t, time.Since(asked), 2*time.Second)
-			e.ends(rest.Sandbox{SandboxID: r.SandboxID}, core.ReasonStartup, asked.Add(2*time.Second))
+			e.ends(openapi.Sandbox{SandboxID: r.SandboxID}, core.ReasonStartup, asked.Add(2*time.Second))
 		},
 	})
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/berth-sandbox/berth/allocator/core"
-	"github.com/berth-sandbox/berth/allocator/rest"
+	"github.com/berth-sandbox/berth/api/openapi"
 	"github.com/berth-sandbox/berth/devcluster/proc"
 	"github.com/berth-sandbox/berth/devcluster/stack"
 )
@@ -30,7 +30,7 @@ func TestTenantCannotBlindTheLooks(t *testing.T) {
 	e := startDisturbing(t, others+2)
 	attacker, _ := e.claimOf(e.pool, `"timeout":3600`)
 	var sockets []*websocket.Conn
-	var used []rest.Sandbox
+	var used []openapi.Sandbox
 	for range others {
 		s, _ := e.claimIdle(e.pool, leastIdle)
 		sockets, used = append(sockets, e.open(s)), append(used, s)

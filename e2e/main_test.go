@@ -22,8 +22,8 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/berth-sandbox/berth/allocator/kube"
-	"github.com/berth-sandbox/berth/allocator/rest"
 	"github.com/berth-sandbox/berth/api/apierror"
+	"github.com/berth-sandbox/berth/api/openapi"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 	"github.com/berth-sandbox/berth/devcluster/stack"
 	"github.com/berth-sandbox/berth/e2e/harness"
@@ -239,7 +239,7 @@ func (e *env) get(client *http.Client, host, path string) answer {
 
 // reachable waits until the network of a real cluster leads to a sandbox. A bridge may send
 // packets for a reused address to its previous pod for some seconds. A devcluster has no bridge.
-func (e *env) reachable(client *http.Client, s rest.Sandbox) {
+func (e *env) reachable(client *http.Client, s openapi.Sandbox) {
 	e.t.Helper()
 	if e.processes != nil {
 		return
@@ -284,7 +284,7 @@ func (e *env) callAPI(method, path, body, key string, headers ...string) (answer
 }
 
 // claim takes a sandbox from the pool, once it has a warm pod.
-func (e *env) claim() rest.Sandbox {
+func (e *env) claim() openapi.Sandbox {
 	e.t.Helper()
 	var a answer
 	e.eventually(func() error {
@@ -295,7 +295,7 @@ func (e *env) claim() rest.Sandbox {
 		return nil
 	})
 	require.Equal(e.t, http.StatusCreated, a.code, a.body)
-	var s rest.Sandbox
+	var s openapi.Sandbox
 	require.NoError(e.t, json.Unmarshal([]byte(a.body), &s))
 	return s
 }

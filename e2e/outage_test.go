@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/berth-sandbox/berth/allocator/rest"
+	"github.com/berth-sandbox/berth/api/openapi"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 	"github.com/berth-sandbox/berth/devcluster/stack"
 	"github.com/berth-sandbox/berth/internal/wait"
@@ -75,7 +75,7 @@ func TestKnownSandboxesKeepTrafficThroughAnOutage(t *testing.T) {
 	require.NoError(t, err)
 	e.waitWarm(2)
 	require.Equal(t, before, e.podsOf(known), "no pod of a sandbox was replaced")
-	var live []rest.Sandbox
+	var live []openapi.Sandbox
 	require.NoError(t, json.Unmarshal([]byte(e.api(http.MethodGet, "/sandboxes", "").body), &live))
 	require.Len(t, live, len(known), "nothing was released")
 	records, err := e.ended()
@@ -103,7 +103,7 @@ func TestKnownSandboxesKeepTrafficThroughAnOutage(t *testing.T) {
 
 // beforeTheOutage claims sandboxes that every router knows and one that is released, and waits
 // until nothing is under way.
-func (e *env) beforeTheOutage(client *http.Client) (known []rest.Sandbox, released rest.Sandbox) {
+func (e *env) beforeTheOutage(client *http.Client) (known []openapi.Sandbox, released openapi.Sandbox) {
 	e.t.Helper()
 	for range 4 {
 		s := e.claim()
@@ -126,11 +126,11 @@ func (e *env) beforeTheOutage(client *http.Client) (known []rest.Sandbox, releas
 }
 
 // podsOf are the pods of sandboxes, by name. Warm pods may be replaced.
-func (e *env) podsOf(known []rest.Sandbox) map[string]types.UID {
+func (e *env) podsOf(known []openapi.Sandbox) map[string]types.UID {
 	e.t.Helper()
 	all := map[string]types.UID{}
 	for _, p := range e.pods(nil) {
-		if slices.ContainsFunc(known, func(s rest.Sandbox) bool { return s.PodName == p.Name }) {
+		if slices.ContainsFunc(known, func(s openapi.Sandbox) bool { return s.PodName == p.Name }) {
 			all[p.Name] = p.UID
 		}
 	}
@@ -140,7 +140,7 @@ func (e *env) podsOf(known []rest.Sandbox) map[string]types.UID {
 // duringTheOutage sends requests through each gateway until end, and returns how many sandboxes
 // have answered. Those for known sandboxes reach their pods. Those for an unknown one are refused
 // as not ready, because it may exist, and those for the released one as gone.
-func (e *env) duringTheOutage(end time.Time, known []rest.Sandbox, released rest.Sandbox) int {
+func (e *env) duringTheOutage(end time.Time, known []openapi.Sandbox, released openapi.Sandbox) int {
 	e.t.Helper()
 	var served atomic.Int64
 	const pause = 20 * time.Millisecond // between two requests of one client

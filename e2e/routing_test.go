@@ -13,7 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/berth-sandbox/berth/allocator/rest"
+	"github.com/berth-sandbox/berth/api/openapi"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 	"github.com/berth-sandbox/berth/devcluster/stack"
 	"github.com/berth-sandbox/berth/e2e/harness"
@@ -23,7 +23,7 @@ import (
 )
 
 // newHistory begins a history with the claims of sandboxes.
-func newHistory(t *testing.T, claimed []rest.Sandbox) *harness.Run {
+func newHistory(t *testing.T, claimed []openapi.Sandbox) *harness.Run {
 	t.Helper()
 	run := harness.NewRun(t, history.Settings{Suite: history.Routing}, "")
 	for _, s := range claimed {
@@ -52,7 +52,7 @@ func judged(run *harness.Run) (served, refused int) {
 }
 
 // send sends a request to a random one of the sandboxes and records it.
-func (e *env) send(ctx context.Context, client *http.Client, run *harness.Run, sandboxes []rest.Sandbox) {
+func (e *env) send(ctx context.Context, client *http.Client, run *harness.Run, sandboxes []openapi.Sandbox) {
 	s := sandboxes[rand.IntN(len(sandboxes))]
 	ports := stack.DemoPorts()
 	port := int(ports[rand.IntN(len(ports))])
@@ -85,7 +85,7 @@ func TestRequestsReachTheirPodAndNoneAfterRelease(t *testing.T) {
 	e := startDisturbing(t, sandboxes)
 	client := e.client()
 
-	claimed := make([]rest.Sandbox, 0, sandboxes)
+	claimed := make([]openapi.Sandbox, 0, sandboxes)
 	pods := map[string]string{}
 	for range sandboxes {
 		s := e.claim()
@@ -308,7 +308,7 @@ func upper(s string) string {
 
 // hits is how many requests the sandbox has received so far: this one and
 // probes are not counted.
-func (e *env) hits(client *http.Client, s rest.Sandbox) int {
+func (e *env) hits(client *http.Client, s openapi.Sandbox) int {
 	e.t.Helper()
 	a := e.get(client, e.host(8080, s.SandboxID), "/hits")
 	require.Equal(e.t, http.StatusOK, a.code, a.body)

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/berth-sandbox/berth/allocator/rest"
+	"github.com/berth-sandbox/berth/api/openapi"
 	"github.com/berth-sandbox/berth/e2e/harness"
 )
 
@@ -78,7 +79,7 @@ func TestOpenStreamsDoNotHoldUpReleases(t *testing.T) {
 	}
 	flows()
 
-	for _, s := range []rest.Sandbox{other, open} {
+	for _, s := range []openapi.Sandbox{other, open} {
 		flows()
 		a := e.api(http.MethodDelete, "/sandboxes/"+s.SandboxID, "")
 		require.Equal(t, http.StatusNoContent, a.code, a.body)

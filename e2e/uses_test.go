@@ -16,8 +16,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/berth-sandbox/berth/allocator/core"
-	"github.com/berth-sandbox/berth/allocator/rest"
 	"github.com/berth-sandbox/berth/api/apierror"
+	"github.com/berth-sandbox/berth/api/openapi"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 )
 
@@ -94,7 +94,7 @@ func (e *env) otherPool(name string, warm int32, change func(*v1alpha1.SandboxPo
 
 // claimOf claims a sandbox of a pool as soon as the pool has a warm pod. It returns when the
 // claim began. more are further fields of the claim, as JSON.
-func (e *env) claimOf(pool, more string) (s rest.Sandbox, asked time.Time) {
+func (e *env) claimOf(pool, more string) (s openapi.Sandbox, asked time.Time) {
 	e.t.Helper()
 	var a answer
 	e.eventually(func() error {
@@ -109,7 +109,7 @@ func (e *env) claimOf(pool, more string) (s rest.Sandbox, asked time.Time) {
 }
 
 // claimIdle takes a sandbox that has an idle timeout and no end.
-func (e *env) claimIdle(pool string, idle time.Duration) (s rest.Sandbox, asked time.Time) {
+func (e *env) claimIdle(pool string, idle time.Duration) (s openapi.Sandbox, asked time.Time) {
 	e.t.Helper()
 	s, asked = e.claimOf(pool, fmt.Sprintf(`"idleTimeout":%d`, idle/time.Second))
 	require.Equal(e.t, 9999, s.EndAt.Year())
@@ -118,7 +118,7 @@ func (e *env) claimIdle(pool string, idle time.Duration) (s rest.Sandbox, asked 
 }
 
 // live reports whether the API has the sandbox, which is no use of it.
-func (e *env) live(s rest.Sandbox) bool {
+func (e *env) live(s openapi.Sandbox) bool {
 	e.t.Helper()
 	a := e.api(http.MethodGet, "/sandboxes/"+s.SandboxID, "")
 	if a.code == http.StatusOK {
@@ -130,7 +130,7 @@ func (e *env) live(s rest.Sandbox) bool {
 
 // reaped waits until a sandbox is released for being idle. It fails if that happens before the
 // sandbox was idle for its timeout. used is a moment at which the sandbox was in use.
-func (e *env) reaped(s rest.Sandbox, used time.Time) {
+func (e *env) reaped(s openapi.Sandbox, used time.Time) {
 	e.t.Helper()
 	idle := time.Duration(s.IdleTimeout * float64(time.Second))
 	e.ends(s, core.ReasonIdle, used.Add(idle))
@@ -138,7 +138,7 @@ func (e *env) reaped(s rest.Sandbox, used time.Time) {
 
 // ends waits until a sandbox is released for a reason, and fails if that happens before a
 // moment. Then every router must answer that the sandbox is gone.
-func (e *env) ends(s rest.Sandbox, reason string, at time.Time) {
+func (e *env) ends(s openapi.Sandbox, reason string, at time.Time) {
 	e.t.Helper()
 	e.pass(max(0, time.Until(at)-500*time.Millisecond))
 	for e.live(s) {
@@ -181,13 +181,13 @@ func (e *env) ends(s rest.Sandbox, reason string, at time.Time) {
 }
 
 // open opens a WebSocket to a sandbox.
-func (e *env) open(s rest.Sandbox) *websocket.Conn {
+func (e *env) open(s openapi.Sandbox) *websocket.Conn {
 	e.t.Helper()
 	return e.openWith(e.streaming(), s)
 }
 
 // openWith is open with a client, whose requests may last.
-func (e *env) openWith(client *http.Client, s rest.Sandbox) *websocket.Conn {
+func (e *env) openWith(client *http.Client, s openapi.Sandbox) *websocket.Conn {
 	e.t.Helper()
 	socket, response, err := websocket.Dial(e.t.Context(), "ws://"+e.host(8080, s.SandboxID)+"/ws",
 		&websocket.DialOptions{HTTPClient: client})
@@ -206,7 +206,7 @@ func (e *env) echoes(socket *websocket.Conn, word string) {
 }
 
 // request opens a request to a sandbox that may last.
-func (e *env) request(s rest.Sandbox, method, path string, body io.Reader) *http.Response {
+func (e *env) request(s openapi.Sandbox, method, path string, body io.Reader) *http.Response {
 	e.t.Helper()
 	r, err := http.NewRequestWithContext(e.t.Context(), method, "http://gateway"+path, body)
 	require.NoError(e.t, err)
@@ -218,7 +218,7 @@ func (e *env) request(s rest.Sandbox, method, path string, body io.Reader) *http
 }
 
 // do sends a request to a sandbox and reads its answer.
-func (e *env) do(method string, s rest.Sandbox, path string) answer {
+func (e *env) do(method string, s openapi.Sandbox, path string) answer {
 	e.t.Helper()
 	a, err := do(e.t.Context(), e.client(), method, "http://gateway"+path, e.host(8080, s.SandboxID), "")
 	require.NoError(e.t, err)
@@ -226,7 +226,7 @@ func (e *env) do(method string, s rest.Sandbox, path string) answer {
 }
 
 // sse reads one event each second to the end.
-func (e *env) sse(s rest.Sandbox, events int) {
+func (e *env) sse(s openapi.Sandbox, events int) {
 	e.t.Helper()
 	response := e.request(s, http.MethodGet, fmt.Sprintf("/sse?interval=1s&count=%d", events), http.NoBody)
 	require.Equal(e.t, http.StatusOK, response.StatusCode)
@@ -240,7 +240,7 @@ func (e *env) sse(s rest.Sandbox, events int) {
 }
 
 // slowUpload sends a few bytes twice a second.
-func (e *env) slowUpload(s rest.Sandbox, d time.Duration) {
+func (e *env) slowUpload(s openapi.Sandbox, d time.Duration) {
 	e.t.Helper()
 	const pieces, every = "bytes", 500 * time.Millisecond
 	body, writes := io.Pipe()

@@ -53,9 +53,6 @@ var noEnd = time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC)
 // version would promise features of an agent in the pod.
 const agentVersion = "0.1.0"
 
-// Sandbox is the API's form of a sandbox.
-type Sandbox = openapi.Sandbox
-
 // toSandbox returns the API's form of a sandbox.
 func (a *api) toSandbox(s core.Sandbox) openapi.Sandbox {
 	shown := openapi.Sandbox{

@@ -21,6 +21,7 @@ import (
 
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/api/apierror"
+	"github.com/berth-sandbox/berth/api/openapi"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 )
 
@@ -350,7 +351,7 @@ func (silent) FailNow()              {}
 func Example() {
 	h := handler(silent{}, &fake{})
 	w := call(h, "POST", "/sandboxes", `{"templateID": "python", "timeout": 300}`)
-	var s Sandbox
+	var s openapi.Sandbox
 	_ = json.Unmarshal(w.Body.Bytes(), &s)
 	fmt.Println(w.Code, s.URL)
 	w = call(h, "DELETE", "/sandboxes/k3x9?force=true", "")

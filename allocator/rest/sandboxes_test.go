@@ -15,6 +15,7 @@ import (
 
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/api/apierror"
+	"github.com/berth-sandbox/berth/api/openapi"
 )
 
 func TestReleaseReportsOutstandingRouters(t *testing.T) {
@@ -77,7 +78,7 @@ func TestListHasPages(t *testing.T) {
 		var ids []string
 		for more := true; more; more = token != "" {
 			w := call(handler(t, f), "GET", "/v2/sandboxes?order=asc&"+c.limit+"&nextToken="+token, "")
-			var page []Sandbox
+			var page []openapi.Sandbox
 			require.NoError(t, json.Unmarshal(w.Body.Bytes(), &page), w.Body)
 			pages = append(pages, len(page))
 			for _, s := range page {
@@ -124,7 +125,7 @@ func TestListSelectsByItsParameters(t *testing.T) {
 	} {
 		w := call(handler(t, f), "GET", "/sandboxes?"+query, "")
 		require.Equal(t, 200, w.Code, w.Body)
-		var page []Sandbox
+		var page []openapi.Sandbox
 		require.NoError(t, json.Unmarshal(w.Body.Bytes(), &page))
 		ids := []string{}
 		for _, s := range page {

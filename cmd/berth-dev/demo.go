@@ -13,7 +13,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/berth-sandbox/berth/allocator/rest"
+	"github.com/berth-sandbox/berth/api/openapi"
 )
 
 type demoCommand struct {
@@ -153,18 +153,18 @@ func (d *demo) stay(ctx context.Context) error {
 	return nil
 }
 
-func (d *demo) claim(ctx context.Context) (rest.Sandbox, time.Duration, error) {
+func (d *demo) claim(ctx context.Context) (openapi.Sandbox, time.Duration, error) {
 	body := fmt.Sprintf(`{"templateID":%q,"timeout":%d}`, demoPool, int((24 * time.Hour).Seconds()))
 	began := time.Now()
 	code, answer, err := d.call(ctx, http.MethodPost, d.env.stack.Allocators[0].API+"/sandboxes", body, http.DefaultClient)
 	took := time.Since(began)
 	if err != nil {
-		return rest.Sandbox{}, 0, err
+		return openapi.Sandbox{}, 0, err
 	}
 	if code != http.StatusCreated {
-		return rest.Sandbox{}, 0, fmt.Errorf("expected 201, got %d %s", code, answer)
+		return openapi.Sandbox{}, 0, fmt.Errorf("expected 201, got %d %s", code, answer)
 	}
-	var s rest.Sandbox
+	var s openapi.Sandbox
 	return s, took, json.Unmarshal([]byte(answer), &s)
 }
 

@@ -14,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/berth-sandbox/berth/allocator/rest"
+	"github.com/berth-sandbox/berth/api/openapi"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 	"github.com/berth-sandbox/berth/devcluster"
 	"github.com/berth-sandbox/berth/devcluster/hollow"
@@ -144,7 +145,7 @@ func (g *ground) judge() {
 const soon = time.Minute
 
 // listed reads all pages of the list.
-func (g *ground) listed() (all []rest.Sandbox, err error) {
+func (g *ground) listed() (all []openapi.Sandbox, err error) {
 	for token, more := "", true; more; more = token != "" {
 		a, err := harness.Do(g.ctx, g.HTTP, http.MethodGet, g.leader().API+"/sandboxes?nextToken="+token, "", "")
 		if err != nil {
@@ -153,7 +154,7 @@ func (g *ground) listed() (all []rest.Sandbox, err error) {
 		if a.Code != http.StatusOK {
 			return nil, fmt.Errorf("list: %d %s", a.Code, a.Body)
 		}
-		var page []rest.Sandbox
+		var page []openapi.Sandbox
 		if err := json.Unmarshal(a.Body, &page); err != nil {
 			return nil, err
 		}
@@ -238,7 +239,7 @@ func moves(p v1alpha1.SandboxPool, pods, listed int) error {
 }
 
 // movesOn says what is still under way in all pools.
-func (g *ground) movesOn(at time.Time, listed []rest.Sandbox) error {
+func (g *ground) movesOn(at time.Time, listed []openapi.Sandbox) error {
 	for _, s := range listed {
 		if s.EndAt.Before(at.Add(soon)) {
 			return fmt.Errorf("sandbox %s ends at %v", s.SandboxID, s.EndAt)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/berth-sandbox/berth/allocator/rest"
 	"github.com/berth-sandbox/berth/api/apierror"
+	"github.com/berth-sandbox/berth/api/openapi"
 	"github.com/berth-sandbox/berth/e2e/history"
 	"github.com/berth-sandbox/berth/envoy"
 	"github.com/berth-sandbox/berth/internal/bootclock"
@@ -85,7 +86,7 @@ func read(e *history.Event, a Answer) (err error) {
 	e.Code = a.Code
 	switch {
 	case a.Code == http.StatusOK || a.Code == http.StatusCreated:
-		var s rest.Sandbox
+		var s openapi.Sandbox
 		if err := json.Unmarshal(a.Body, &s); err != nil {
 			return err
 		}
