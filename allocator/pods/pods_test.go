@@ -372,7 +372,8 @@ func TestOwnerReferenceDecidesThePoolOfAPod(t *testing.T) {
 		}, time.Minute, 10*time.Millisecond, "%s at %s", name, version)
 		return seen
 	}
-	for label, mislabelled := range map[string]bool{`null`: true, `"other"`: true, `"pool"`: false} {
+	for _, label := range []string{`null`, `"other"`, `"pool"`} { // each differs from the one before
+		mislabelled := label != `"pool"`
 		seen := told("owned", f.patch("owned", `{"metadata":{"labels":{"berth.sh/pool":`+label+`}}}`))
 		require.Equal(t, owned, seen.Key)
 		require.Equal(t, "pool", seen.Pool)
