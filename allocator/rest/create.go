@@ -5,6 +5,8 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/json"
+	"fmt"
+	"io"
 	"net/http"
 	"strconv"
 	"time"
@@ -14,9 +16,9 @@ import (
 )
 
 func (a *api) create(w *reply, r *http.Request) error {
-	raw, err := read(r.Body)
+	raw, err := io.ReadAll(r.Body)
 	if err != nil {
-		return err
+		return fmt.Errorf("read body: %w", err)
 	}
 	var request openapi.NewSandbox
 	if err := decode(raw, &request); err != nil {

@@ -11,28 +11,15 @@ import (
 	"strconv"
 	"strings"
 	"time"
-	"unicode/utf8"
 
 	"github.com/berth-sandbox/berth/allocator/core"
 )
 
-// read reads a UTF-8 body.
-func read(body io.Reader) ([]byte, error) {
-	raw, err := io.ReadAll(body)
-	switch {
-	case err != nil:
-		return nil, fmt.Errorf("read body: %w", err)
-	case !utf8.Valid(raw): // the decoder would replace invalid bytes
-		return nil, invalid("body: must be UTF-8")
-	}
-	return raw, nil
-}
-
-// decodeBody decodes the body of a call.
+// decodeBody decodes the body of a call, which was checked against its schema.
 func decodeBody(r *http.Request, into any) error {
-	raw, err := read(r.Body)
+	raw, err := io.ReadAll(r.Body)
 	if err != nil {
-		return err
+		return fmt.Errorf("read body: %w", err)
 	}
 	return decode(raw, into)
 }

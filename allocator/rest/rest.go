@@ -25,9 +25,8 @@ const (
 	maxIdempotencyKey = 255
 	// answerWait bounds a call in addition to its wait for a pod.
 	answerWait = 10 * time.Second
-	// defaultPage and maxPage bound a page of the list of sandboxes, as E2B documents it.
+	// defaultPage is the length of a page of the list of sandboxes, as E2B documents it.
 	defaultPage = 100
-	maxPage     = 100
 )
 
 // MaxWait is the longest time that a claim may wait for a pod.

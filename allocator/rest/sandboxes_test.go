@@ -58,7 +58,7 @@ func TestGetShowsLiveSandboxesOnly(t *testing.T) {
 		require.Equal(t, "this sandbox was released at 2030-01-01T13:00:00Z: Timeout", e.Message)
 		require.Equal(t, id, e.SandboxID)
 	}
-	require.Equal(t, "nobody", refusal(t, call(h, "GET", "/sandboxes/nobody", ""), 404, apierror.SandboxNotFound).SandboxID)
+	require.Equal(t, "unknown", refusal(t, call(h, "GET", "/sandboxes/unknown", ""), 404, apierror.SandboxNotFound).SandboxID)
 }
 
 func TestListHasPages(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net/url"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -52,6 +53,26 @@ func TestProblemNamesFieldAndFix(t *testing.T) {
 	}
 }
 
+// A short body must not cost the server a long computation or a long answer.
+func TestLargeNumbersAndNamesAreRefusedBriefly(t *testing.T) {
+	create := operationOf(t, "createSandbox")
+	long := strings.Repeat("x", 60_000)
+	for _, fields := range []string{
+		`"timeout":1e400`, `"timeout":1e999999`, `"timeout":-1e999999`, `"timeout":1e-999999`, `"timeout":0e999999`,
+		`"timeout":1e999999999999`, `"timeout":1` + strings.Repeat("0", 60_000), `"metadata":{"a":1e999999}`, `"mcp":[[1e999999]]`,
+	} {
+		err := create.Body.Check([]byte(`{"templateID":"a",` + fields + `}`))
+		require.ErrorContains(t, err, "must be below 1e+18", "refused before the validator computes with it")
+		require.Less(t, len(err.Error()), 500)
+	}
+	for _, fields := range []string{`"activity":"` + long + `"`, `"` + long + `":1`, `"network":{"` + long + `":1}`} {
+		err := create.Body.Check([]byte(`{"templateID":"a",` + fields + `}`))
+		require.Error(t, err)
+		require.Less(t, len(err.Error()), 500)
+	}
+	require.NoError(t, create.Body.Check([]byte(`{"templateID":"a","timeout":31536000,"idleTimeout":0}`)))
+}
+
 func TestOnlyWhatChangesBehaviourIsRefused(t *testing.T) {
 	create := operationOf(t, "createSandbox")
 	for _, fields := range []string{
@@ -93,7 +114,7 @@ func TestQueryParametersAreChecked(t *testing.T) {
 // A body is either refused with a field, or it is JSON that the schema allows. Nothing panics.
 func FuzzCheck(f *testing.F) {
 	create := operationOf(f, "createSandbox")
-	for _, seed := range []string{`{"templateID":"a","network":{"rules":1}}`, `{"a":[{}]}`, `1e400`, `{"templateID":"a","timeout":1e3}`} {
+	for _, seed := range []string{`{"templateID":"a","network":{"rules":1}}`, `{"a":[{}]}`, `1e400`, `{"templateID":"a","timeout":1e3}`, `{"":0}`} {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, raw []byte) {

@@ -2,10 +2,13 @@ package openapi
 
 import (
 	"bytes"
+	"cmp"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"iter"
 	"maps"
+	"math"
 	"net/url"
 	"reflect"
 	"slices"
@@ -49,7 +52,13 @@ func (p *Problem) Error() string { return p.Field + ": " + p.Message }
 func (s *Schema) Check(raw []byte) error {
 	value, err := jsonschema.UnmarshalJSON(bytes.NewReader(raw))
 	if err != nil {
-		return &Problem{Field: "body", Message: fmt.Sprintf("must be one JSON object: %v", err)}
+		return &Problem{Field: "body", Message: short(fmt.Sprintf("must be one JSON object: %v", err))}
+	}
+	if at, number := excessive(nil, value); number != "" {
+		return &Problem{
+			Field:   short(cmp.Or(strings.Join(at, "."), "body")),
+			Message: fmt.Sprintf("%s: must be below %.0e and have at most %d characters", short(number), maxNumber, maxDigits),
+		}
 	}
 	if p := s.problem("body", value); p != nil {
 		return p
@@ -58,6 +67,48 @@ func (s *Schema) Check(raw []byte) error {
 		return p
 	}
 	return nil
+}
+
+// The validator computes with exact numbers. These bounds of a number keep that cheap: 1e999999 has a
+// million digits.
+const (
+	maxNumber = 1e18
+	maxDigits = 32
+)
+
+// excessive returns a number within a value that is not within the bounds, and where it is; "" for
+// none.
+func excessive(at []string, value any) (where []string, number string) {
+	switch v := value.(type) {
+	case json.Number:
+		f, err := v.Float64()
+		small := math.Abs(f) < 1/maxNumber && strings.ContainsAny(v.String(), "eE") // it has as many digits as a large one
+		if err != nil || len(v) > maxDigits || math.Abs(f) >= maxNumber || small {
+			return at, v.String()
+		}
+	case []any:
+		for i, one := range v {
+			if where, number = excessive(append(at, strconv.Itoa(i)), one); number != "" {
+				return where, number
+			}
+		}
+	case map[string]any:
+		for name, one := range v {
+			if where, number = excessive(append(at, name), one); number != "" {
+				return where, number
+			}
+		}
+	}
+	return nil, ""
+}
+
+// short bounds a text that a client has sent.
+func short(text string) string {
+	const most = 200 // bytes
+	if len(text) <= most {
+		return text
+	}
+	return strings.ToValidUTF8(text[:most], "") + "..."
 }
 
 // problem returns one violation of the schema, nil for none. field names the value itself. An unknown
@@ -102,9 +153,9 @@ func (s *Schema) problem(field string, value any) *Problem {
 		text = k.LocalizedString(message.NewPrinter(language.English))
 	}
 	if _, whole := value.(map[string]any); whole && len(at) > 0 {
-		field = strings.Join(at, ".")
+		field = cmp.Or(strings.Join(at, "."), `""`) // a property may have an empty name
 	}
-	return &Problem{Field: field, Message: text}
+	return &Problem{Field: short(field), Message: short(text)}
 }
 
 // leaves yields the errors that have no causes.
@@ -197,7 +248,10 @@ func (s *Schema) nearest(at []string, name string) string {
 	for schema.Ref != nil {
 		schema = schema.Ref
 	}
-	const most = 3 // edits
+	const most, longest = 3, 40 // edits, bytes
+	if len(name) > longest {
+		return ""
+	}
 	best, least := "", most+1
 	for _, known := range slices.Sorted(maps.Keys(schema.Properties)) {
 		a, b := strings.ToLower(known), strings.ToLower(name)
@@ -237,7 +291,7 @@ func (o *Operation) CheckQuery(values url.Values) error {
 	for _, name := range slices.Sorted(maps.Keys(values)) {
 		i := slices.IndexFunc(o.Query, func(p Parameter) bool { return p.Name == name })
 		if i < 0 {
-			return &Problem{Field: name, Message: "unknown parameter"}
+			return &Problem{Field: short(name), Message: "unknown parameter"}
 		}
 		if p := o.Query[i].check(values[name]); p != nil {
 			return p
@@ -255,7 +309,7 @@ func (p Parameter) check(values []string) *Problem {
 	case "integer":
 		n, err := strconv.ParseInt(values[0], 10, 64)
 		if err != nil {
-			return &Problem{Field: p.Name, Message: fmt.Sprintf("%q: must be an integer", values[0])}
+			return &Problem{Field: p.Name, Message: short(fmt.Sprintf("%q: must be an integer", values[0]))}
 		}
 		value = n
 	case "array":
