@@ -93,7 +93,11 @@ func Acquire(name string, stop func()) (*Registration, error) {
 		s.Name, s.PID, s.Started = name, os.Getpid(), started
 		_ = json.NewEncoder(w).Encode(s) // fails if the client has gone
 	})
-	mux.HandleFunc("POST /stop", func(http.ResponseWriter, *http.Request) { stop() })
+	mux.HandleFunc("POST /stop", func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(http.StatusNoContent)
+		_ = http.NewResponseController(w).Flush() // before the process can end; it fails only if the caller has gone
+		stop()
+	})
 	r.server = http.Server{Handler: mux, ReadHeaderTimeout: stateLimit}
 	go func() {
 		defer close(r.served)

@@ -79,7 +79,8 @@ func (r *Run) Start(o Options) *Berth {
 		r.Cleanup(func() { b.stop(func(context.Context) error { return b.Nodes.Close() }) })
 	}
 	if o.Kubeconfig != nil {
-		o.Stack.Kubeconfig = func(int) (string, error) { return o.Kubeconfig(b.Cluster), nil }
+		shared := o.Kubeconfig(b.Cluster)
+		o.Stack.Kubeconfig = func(int) (string, error) { return shared, nil }
 	}
 	b.relays(&o)
 	b.Stack, err = stack.Start(r.Context(), b.Cluster, o.Stack)
