@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/berth-sandbox/berth/allocator/access"
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/allocator/rest"
 	"github.com/berth-sandbox/berth/api/apierror"
@@ -112,12 +113,18 @@ func (a *Allocator) NotifyIdleAvailable(namespace, pool string) {
 	}
 }
 
+// scopeOf returns what the caller of a call sees.
+func scopeOf(ctx context.Context) core.Scope {
+	c := access.From(ctx)
+	return core.Scope{All: c.Role == access.Admin, Team: c.Team}
+}
+
 // Release implements rest.Allocator. When ctx ends first, the release may take effect all
 // the same.
 func (a *Allocator) Release(ctx context.Context, id, reason string) (core.CallStatus, int, error) {
 	e, err := call[core.ReleaseAnswered](ctx, a, func(t *term, token uint64) core.Event {
 		t.headStart.call()
-		return core.Release{Token: token, ID: id, Reason: reason}
+		return core.Release{Token: token, Scope: scopeOf(ctx), ID: id, Reason: reason}
 	}, nil)
 	return e.Status, e.Outstanding, err
 }
@@ -125,7 +132,7 @@ func (a *Allocator) Release(ctx context.Context, id, reason string) (core.CallSt
 // KeepAlive implements rest.Allocator.
 func (a *Allocator) KeepAlive(ctx context.Context, id string) (core.CallStatus, error) {
 	e, err := call[core.SandboxCallAnswered](ctx, a, func(_ *term, token uint64) core.Event {
-		return core.KeepAlive{Token: token, ID: id}
+		return core.KeepAlive{Token: token, Scope: scopeOf(ctx), ID: id}
 	}, nil)
 	return e.Status, err
 }
@@ -133,14 +140,14 @@ func (a *Allocator) KeepAlive(ctx context.Context, id string) (core.CallStatus, 
 // SetTimeout implements rest.Allocator. When ctx ends first, the end may move all the same; the
 // call can be repeated.
 func (a *Allocator) SetTimeout(ctx context.Context, id string, lifetime time.Duration) (core.CallStatus, error) {
-	_, status, err := a.moveEnd(ctx, core.SetTimeout{ID: id, Lifetime: lifetime})
+	_, status, err := a.moveEnd(ctx, core.SetTimeout{Scope: scopeOf(ctx), ID: id, Lifetime: lifetime})
 	return status, err
 }
 
 // Extend implements rest.Allocator. When ctx ends first, the end may move all the same; the call
 // can be repeated.
 func (a *Allocator) Extend(ctx context.Context, id string, lifetime time.Duration) (core.Sandbox, core.CallStatus, error) {
-	return a.moveEnd(ctx, core.SetTimeout{ID: id, Lifetime: lifetime, Extend: true})
+	return a.moveEnd(ctx, core.SetTimeout{Scope: scopeOf(ctx), ID: id, Lifetime: lifetime, Extend: true})
 }
 
 func (a *Allocator) moveEnd(ctx context.Context, ev core.SetTimeout) (core.Sandbox, core.CallStatus, error) {
@@ -152,19 +159,55 @@ func (a *Allocator) moveEnd(ctx context.Context, ev core.SetTimeout) (core.Sandb
 	return e.Sandbox, e.Status, err
 }
 
+// scanned is how many sandboxes one read of a list passes over.
+const scanned = 500
+
 // Activities implements rest.Allocator.
 func (a *Allocator) Activities(ctx context.Context, filter rest.Filter, most int) ([]core.ActivityStatus, int, error) {
-	return read(ctx, a, func(c core.View) ([]core.ActivityStatus, int) { return c.Activities(filter.Matches, most) })
+	scope := scopeOf(ctx)
+	if filter.ID != "" {
+		one, ok, err := read(ctx, a, func(c core.View) (core.ActivityStatus, bool) { return c.Activity(filter.ID, scope) })
+		if ok = ok && filter.Matches(&one.Sandbox); !ok || most < 1 {
+			return nil, 0, err
+		}
+		return []core.ActivityStatus{one}, 0, nil
+	}
+	sel := core.Selection{Scope: scope}
+	if filter.Pool != "" {
+		sel.Pool = core.PoolKey{Namespace: a.o.Namespace, Name: filter.Pool}
+	}
+	var all core.Activities // a part at a time, so that a long list holds up no other call
+	for !all.Done {
+		part, _, err := read(ctx, a, func(c core.View) (core.Activities, bool) {
+			return c.Activities(sel, all.Next, filter.Matches, most-len(all.List), scanned), true
+		})
+		if err != nil {
+			return nil, 0, err
+		}
+		all.List, all.Others = append(all.List, part.List...), all.Others+part.Others
+		all.Next, all.Done = part.Next, part.Done
+	}
+	return all.List, all.Others, nil
 }
 
 // Sandbox implements rest.Allocator.
 func (a *Allocator) Sandbox(ctx context.Context, id string) (core.Sandbox, bool, error) {
-	return read(ctx, a, func(c core.View) (core.Sandbox, bool) { return c.Sandbox(id) })
+	scope := scopeOf(ctx)
+	return read(ctx, a, func(c core.View) (core.Sandbox, bool) {
+		if s, ok := c.Sandbox(id); ok && scope.Sees(s.Team) {
+			return s, true
+		}
+		return core.Sandbox{}, false
+	})
 }
 
 // Live implements rest.Allocator.
-func (a *Allocator) Live(ctx context.Context, after core.Mark, order core.Order, most int) ([]core.Sandbox, bool, error) {
-	return read(ctx, a, func(c core.View) ([]core.Sandbox, bool) { return c.Live(after, order, most) })
+func (a *Allocator) Live(ctx context.Context, pool string, after core.Mark, order core.Order, most int) ([]core.Sandbox, bool, error) {
+	sel := core.Selection{Scope: scopeOf(ctx)}
+	if pool != "" {
+		sel.Pool = core.PoolKey{Namespace: a.o.Namespace, Name: pool}
+	}
+	return read(ctx, a, func(c core.View) ([]core.Sandbox, bool) { return c.Live(sel, after, order, most) })
 }
 
 // Pool implements rest.Allocator.

@@ -84,7 +84,7 @@ func TestClaimAnsweredDuringCancellationIsReleased(t *testing.T) {
 				require.True(t, delivered)
 				require.Empty(t, tm.loop.in)
 			case delivered:
-				require.Equal(t, core.Release{ID: "k3x9", Reason: core.ReasonAbandoned}, <-tm.loop.in)
+				require.Equal(t, core.Release{Scope: core.Scope{All: true}, ID: "k3x9", Reason: core.ReasonAbandoned}, <-tm.loop.in)
 			default: // the loop releases it
 				require.Equal(t, core.ClaimAbandoned{Token: claim.Token}, <-tm.loop.in)
 			}
@@ -99,7 +99,7 @@ func TestCallsFailWithNotLeaderWhenTheTermEnds(t *testing.T) {
 			"claim":    func() error { _, err := a.Claim(t.Context(), "python", core.Claim{}); return err },
 			"release":  func() error { _, _, err := a.Release(t.Context(), "k3x9", core.ReasonKilled); return err },
 			"sandbox":  func() error { _, _, err := a.Sandbox(t.Context(), "k3x9"); return err },
-			"live":     func() error { _, _, err := a.Live(t.Context(), core.Mark{}, core.OldestFirst, 1); return err },
+			"live":     func() error { _, _, err := a.Live(t.Context(), "", core.Mark{}, core.OldestFirst, 1); return err },
 			"fences":   func() error { _, _, err := a.Fences(t.Context(), 1); return err },
 			"sessions": func() error { _, _, err := a.Sessions(t.Context(), 1); return err },
 			"keep":     func() error { _, err := a.KeepAlive(t.Context(), "k3x9"); return err },
@@ -222,7 +222,7 @@ func TestKeyedClaimSurvivesItsCancelledCaller(t *testing.T) {
 		tm.releaseUncollected(core.Sandbox{Binding: core.Binding{ID: "k3x9", IdempotencyKey: "k"}})
 		require.Empty(t, tm.loop.in)
 		tm.releaseUncollected(core.Sandbox{Binding: core.Binding{ID: "k3x9"}})
-		require.Equal(t, core.Release{ID: "k3x9", Reason: core.ReasonAbandoned}, <-tm.loop.in)
+		require.Equal(t, core.Release{Scope: core.Scope{All: true}, ID: "k3x9", Reason: core.ReasonAbandoned}, <-tm.loop.in)
 	})
 }
 

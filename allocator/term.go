@@ -390,7 +390,7 @@ func (t *term) callBack(f func(context.Context, string), sandboxID string) {
 // key stays, because a retry must find it.
 func (t *term) releaseUncollected(s core.Sandbox) {
 	if s.IdempotencyKey == "" {
-		t.Submit(core.Release{ID: s.ID, Reason: core.ReasonAbandoned})
+		t.Submit(core.Release{Scope: core.Scope{All: true}, ID: s.ID, Reason: core.ReasonAbandoned})
 	}
 }
 

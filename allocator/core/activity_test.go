@@ -2,6 +2,7 @@ package core
 
 import (
 	"fmt"
+	"math"
 	"net/netip"
 	"testing"
 	"time"
@@ -47,7 +48,7 @@ func TestActivityWithoutIdleTimeoutIsNotPersisted(t *testing.T) {
 		s.pass(time.Second)
 		none[WriteObject](s)
 	}
-	if list, _ := s.core.View().Activities(everySandbox, 9); len(list) != 1 || list[0].Kind != activity.Admission || list[0].Router != "r" || list[0].Next != "" {
+	if list := s.activities(everySandbox, 9); len(list) != 1 || list[0].Kind != activity.Admission || list[0].Router != "r" || list[0].Next != "" {
 		t.Errorf("shown as %+v", list)
 	}
 }
@@ -117,7 +118,8 @@ func TestActivitiesListsTheOldestSandboxesFirst(t *testing.T) {
 	}
 	s.recover([]Pool{specA(0)}, pods, facts...)
 	for _, most := range []int{0, 1, 100, all - 1, all, all + 1} {
-		list, others := s.core.View().Activities(everySandbox, most)
+		part := s.core.View().Activities(everything(), Mark{}, everySandbox, most, math.MaxInt)
+		list, others := part.List, part.Others
 		if len(list) != min(most, all) || others != all-len(list) {
 			t.Errorf("of %d at most %d are listed, and %d others", most, len(list), others)
 		}
@@ -127,7 +129,57 @@ func TestActivitiesListsTheOldestSandboxesFirst(t *testing.T) {
 			}
 		}
 	}
-	if list, others := s.core.View().Activities(only("id0042"), 10); len(list) != 1 || others != 0 {
-		t.Errorf("%d, and %d others", len(list), others)
+	if list := s.activities(only("id0042"), 10); len(list) != 1 {
+		t.Errorf("%d are listed", len(list))
+	}
+}
+
+// A page must cost what it returns, however many sandboxes other teams and pools have.
+func TestSelectionHasItsTeamAndPoolOnly(t *testing.T) {
+	const all = 60
+	s := newSim(t)
+	var facts []Fact
+	var pods []Pod
+	for i := range all {
+		name := fmt.Sprintf("a-%d", i)
+		f := on("a-1", fmt.Sprintf("id%02d", i))
+		f.Sandbox.Pod, f.Sandbox.IP, f.Sandbox.Team = key(name), address(i), fmt.Sprint("team-", i%3)
+		f.Sandbox.ClaimedAt = start.Wall.Add(time.Duration(i) * time.Millisecond)
+		facts = append(facts, f)
+		pods = append(pods, with(warmPod("a-1"), func(p *Pod) { p.Key, p.IP, p.Used = key(name), address(i), true }))
+	}
+	s.recover([]Pool{specA(0)}, pods, facts...)
+	v := s.core.View()
+	one := Scope{Team: "team-1"}
+	for sel, want := range map[Selection]int{
+		everything(): all, {Scope: Scope{All: true, Team: "x"}, Pool: poolA}: all, {Scope: one}: all / 3, {Scope: one, Pool: poolA}: all / 3,
+		{Scope: one, Pool: PoolKey{Name: "other"}}: 0, {}: 0, {Scope: Scope{Team: "other"}}: 0,
+	} {
+		list, more := v.Live(sel, Mark{}, OldestFirst, all)
+		if len(list) != want || more {
+			t.Errorf("%+v: %d sandboxes, %v more; want %d", sel, len(list), more, want)
+		}
+		if scanned := v.Activities(sel, Mark{}, everySandbox, all, want); len(scanned.List) != want || !scanned.Done {
+			t.Errorf("%+v: it passes over sandboxes that it does not have: %d, %v", sel, len(scanned.List), scanned.Done)
+		}
+	}
+	if part := v.Activities(Selection{Scope: one}, Mark{}, everySandbox, all, 7); len(part.List) != 7 || part.Done || part.Next.ID != part.List[6].Sandbox.ID {
+		t.Errorf("a part of 7 has %d, and continues after %s", len(part.List), part.Next.ID)
+	}
+
+	// A sandbox of another team is unknown to every call.
+	others := facts[0].Sandbox.ID
+	s.step(Release{Token: 1, Scope: one, ID: others})
+	s.step(KeepAlive{Token: 2, Scope: one, ID: others})
+	s.step(SetTimeout{Token: 3, Scope: Scope{}, ID: others, Lifetime: time.Hour})
+	if _, known := v.Activity(others, one); known {
+		t.Error("its activity is shown")
+	}
+	if sb, _ := v.Sandbox(others); sb.Phase != Running {
+		t.Error("it was released")
+	}
+	s.step(Release{Token: 4, Scope: Scope{Team: "team-0"}, ID: others})
+	if sb, _ := v.Sandbox(others); sb.Phase < Releasing {
+		t.Error("its own team cannot release it")
 	}
 }

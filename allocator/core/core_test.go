@@ -330,7 +330,7 @@ func TestPagesShowEachLiveSandboxOnceOldestFirst(t *testing.T) {
 		slices.Sort(ids[at : at+3])
 	}
 	page := func(after Mark, most int) (got []string, next Mark, more bool) {
-		list, more := s.core.View().Live(after, OldestFirst, most)
+		list, more := s.core.View().Live(everything(), after, OldestFirst, most)
 		for _, sb := range list {
 			got, next = append(got, sb.ID), Mark{sb.ClaimedAt, sb.ID}
 		}
@@ -363,7 +363,7 @@ func TestPagesShowEachLiveSandboxOnceOldestFirst(t *testing.T) {
 	var backward []string
 	for next, more := (Mark{}), true; more; {
 		var list []Sandbox
-		list, more = s.core.View().Live(next, NewestFirst, 3)
+		list, more = s.core.View().Live(everything(), next, NewestFirst, 3)
 		for _, sb := range list {
 			backward, next = append(backward, sb.ID), Mark{sb.ClaimedAt, sb.ID}
 		}

@@ -72,9 +72,10 @@ type (
 	WriterReady struct{}
 
 	// Release asks to end a sandbox. A Token other than 0 comes back in
-	// ReleaseAnswered.
+	// ReleaseAnswered. A sandbox outside of Scope is unknown; so it is in KeepAlive and SetTimeout.
 	Release struct {
 		Token  uint64
+		Scope  Scope
 		ID     string
 		Reason string
 	}
@@ -98,10 +99,12 @@ type (
 	// in SandboxCallAnswered.
 	KeepAlive struct {
 		Token uint64
+		Scope Scope
 		ID    string
 	}
 	SetTimeout struct {
 		Token    uint64
+		Scope    Scope
 		ID       string
 		Lifetime time.Duration
 		Extend   bool

@@ -201,7 +201,7 @@ func TestNewLeaderReadsActivityFromTheObject(t *testing.T) {
 	record.Revision, record.LastActive = Revision{1, 4}, start.Wall.Add(-45*time.Minute)
 	s.recoverState(State{Pools: []Pool{idlePool(0)}, Nodes: []string{"n1"}, Pods: []Pod{with(warmPod("a-1"), func(p *Pod) { p.Used = true })}, Facts: []Fact{f}, Objects: []Sandbox{record}})
 	const margin = recoveryMargin + 2*expiry
-	list, _ := s.core.View().Activities(everySandbox, 1)
+	list := s.activities(everySandbox, 1)
 	if len(list) != 1 || list[0].Kind != activity.Record || list[0].Age != 45*time.Minute-margin || list[0].In != 15*time.Minute+margin {
 		t.Errorf("shown as %+v", list)
 	}

@@ -109,7 +109,7 @@ func TestLastLookCountsOnANewStream(t *testing.T) {
 	s.step(SessionLeft{Session: "r", Stream: 2})
 	s.joinAndReport("r", 3)
 	s.step(SessionGoodbye{Session: "r", Stream: 3, Looked: true})
-	if list, _ := s.core.View().Activities(only(sb.ID), 1); len(list[0].Awaits) > 0 {
+	if list := s.activities(only(sb.ID), 1); len(list[0].Awaits) > 0 {
 		t.Errorf("shown as %+v", list)
 	}
 }
@@ -148,7 +148,7 @@ func TestRequestOpenAtTheNextLookIsUse(t *testing.T) {
 	s.pass(time.Second)
 	s.step(SessionPing{Session: "q", Stream: 1, Nonce: 6})
 	s.looksAt("envoy of r", 1, 6, Activity{ID: sb.ID, Open: 1, Kind: activity.Open})
-	if list, _ := s.core.View().Activities(everySandbox, 1); list[0].Age != 0 || list[0].Kind != activity.Open || len(list[0].Awaits) > 0 {
+	if list := s.activities(everySandbox, 1); list[0].Age != 0 || list[0].Kind != activity.Open || len(list[0].Awaits) > 0 {
 		t.Errorf("shown as %+v", list)
 	}
 	s.pass(idleFor - time.Millisecond)

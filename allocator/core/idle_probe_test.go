@@ -49,7 +49,7 @@ func TestBusyPodCountsAsInUse(t *testing.T) {
 		none[SendQuiesce](s)
 		s.answers(p, true)
 		none[SendQuiesce](s)
-		if list, _ := s.core.View().Activities(everySandbox, 1); list[0].Kind != activity.Busy || list[0].Age != 0 || list[0].In != idleFor {
+		if list := s.activities(everySandbox, 1); list[0].Kind != activity.Busy || list[0].Age != 0 || list[0].In != idleFor {
 			t.Errorf("shown as %+v", list)
 		}
 		s.ping("q", 1)

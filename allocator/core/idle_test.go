@@ -2,6 +2,7 @@ package core
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"testing"
 	"time"
@@ -54,6 +55,11 @@ func (s *sim) looksAt(envoy string, stream, nonce uint64, activities ...Activity
 func everySandbox(*Sandbox) bool { return true }
 
 func only(id string) func(*Sandbox) bool { return func(s *Sandbox) bool { return s.ID == id } }
+
+// activities lists the activity of at most so many live sandboxes that keep selects.
+func (s *sim) activities(keep func(*Sandbox) bool, most int) []ActivityStatus {
+	return s.core.View().Activities(everything(), Mark{}, keep, most, math.MaxInt).List
+}
 
 // asks returns the only question of the last step, which every stream was asked.
 func (s *sim) asks(streams ...uint64) SendQuiesce {
@@ -171,7 +177,7 @@ func TestOpenRequestDelaysTheQuestion(t *testing.T) {
 	sb := s.claim()
 	s.pass(idleFor - time.Second)
 	s.looks("r", 1, 0, Activity{ID: sb.ID, Open: 1, Kind: activity.Open}, Activity{Open: 1})
-	if list, _ := s.core.View().Activities(everySandbox, 1); !slices.Equal(list[0].Asks, []string{"r"}) || list[0].Age != 0 || list[0].Kind != activity.Open || list[0].Router != "r" || list[0].Open != 1 {
+	if list := s.activities(everySandbox, 1); !slices.Equal(list[0].Asks, []string{"r"}) || list[0].Age != 0 || list[0].Kind != activity.Open || list[0].Router != "r" || list[0].Open != 1 {
 		t.Errorf("shown as %+v", list)
 	}
 	s.pass(idleFor - time.Millisecond)
@@ -221,7 +227,7 @@ func TestBlindRouterBlocksTheQuestion(t *testing.T) {
 				none[SendQuiesce](s)
 				s.step(Report{Stream: 2, Activities: []Activity{{ID: "other"}}}) // a part of a report
 			}
-			if list, _ := s.core.View().Activities(only(sb.ID), 1); !slices.Equal(list[0].Awaits, []string{"r"}) {
+			if list := s.activities(only(sb.ID), 1); !slices.Equal(list[0].Awaits, []string{"r"}) {
 				t.Errorf("shown as %+v", list)
 			}
 			s.looks("r", 2, 0)
@@ -346,7 +352,7 @@ func TestRouterThatCannotBeAskedKeepsItsSandboxes(t *testing.T) {
 			} else if len(q) > 0 {
 				t.Fatalf("asked: %+v", q)
 			}
-			if list, _ := s.core.View().Activities(only(sb.ID), 1); len(list) != 1 || !slices.Equal(list[0].Awaits, []string{"r"}) || list[0].In != 0 {
+			if list := s.activities(only(sb.ID), 1); len(list) != 1 || !slices.Equal(list[0].Awaits, []string{"r"}) || list[0].In != 0 {
 				t.Errorf("shown as %+v", list)
 			}
 			// As soon as it can be asked, it is.

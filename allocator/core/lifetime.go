@@ -65,15 +65,15 @@ func (c *Core) expireEnds() {
 
 // keepAlive counts a call as activity.
 func (c *Core) keepAlive(ev KeepAlive) {
-	if s := c.callUse(ev.Token, ev.ID); s != nil {
+	if s := c.callUse(ev.Token, ev.Scope, ev.ID); s != nil {
 		c.emit(SandboxCallAnswered{Token: ev.Token, Status: CallOK, Sandbox: s.Sandbox})
 	}
 }
 
 // callUse returns the live sandbox of a call and notes the call as activity. If there is none it
 // answers the call and returns nil.
-func (c *Core) callUse(token uint64, id string) *sandbox {
-	s := c.sandboxes.byID[id]
+func (c *Core) callUse(token uint64, scope Scope, id string) *sandbox {
+	s := c.sandboxes.seen(id, scope)
 	switch {
 	case s == nil:
 		c.emit(SandboxCallAnswered{Token: token, Status: CallUnknown})
@@ -88,7 +88,7 @@ func (c *Core) callUse(token uint64, id string) *sandbox {
 
 // setTimeout moves the end of a sandbox. The new end counts when it is durable.
 func (c *Core) setTimeout(ev SetTimeout) {
-	s := c.callUse(ev.Token, ev.ID)
+	s := c.callUse(ev.Token, ev.Scope, ev.ID)
 	if s == nil {
 		return
 	}

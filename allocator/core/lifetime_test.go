@@ -23,7 +23,7 @@ func TestEarliestEndReleasesTheSandbox(t *testing.T) {
 			s.recover([]Pool{changed(idlePool(1), c.change)}, []Pod{warmPod("a-1")})
 			s.step(Claim{Token: 1, Pool: poolA, Wait: wait, Lifetime: c.lifetime})
 			sb := one[Claimed](s).Sandbox
-			list, _ := s.core.View().Activities(only(sb.ID), 1)
+			list := s.activities(only(sb.ID), 1)
 			if len(list) != 1 || list[0].Next != c.want || list[0].In != c.after {
 				t.Errorf("shown as %+v", list)
 			}

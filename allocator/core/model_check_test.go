@@ -274,14 +274,14 @@ func checkSandboxes(t fataler, c *Core) {
 		holds[s.Pod] = id
 		checkSandbox(t, c, s)
 	}
-	for i, s := range c.sandboxes.live {
-		if c.sandboxes.byID[s.ID] != s || i > 0 && byClaim(c.sandboxes.live[i-1], s.mark()) >= 0 {
+	for i, s := range c.sandboxes.of(everything()) {
+		if c.sandboxes.byID[s.ID] != s || i > 0 && byClaim(c.sandboxes.of(everything())[i-1], s.mark()) >= 0 {
 			t.Fatalf("live sandbox %s is not known, or not in its place", s.ID)
 		}
 	}
-	if live != len(c.sandboxes.live) || ended != c.sandboxes.ended.Len() || deadlines != c.deadlines.Len() {
+	if live != len(c.sandboxes.of(everything())) || ended != c.sandboxes.ended.Len() || deadlines != c.deadlines.Len() {
 		t.Fatalf("%d live, %d ended and %d deadlines, kept are %d, %d and %d",
-			live, ended, deadlines, len(c.sandboxes.live), c.sandboxes.ended.Len(), c.deadlines.Len())
+			live, ended, deadlines, len(c.sandboxes.of(everything())), c.sandboxes.ended.Len(), c.deadlines.Len())
 	}
 }
 

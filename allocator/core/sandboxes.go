@@ -65,7 +65,7 @@ func (sb *sandbox) addresses() []netip.Addr {
 func (sb *sandbox) live() bool { return sb.routable() || sb.Phase == Starting && !sb.lost }
 
 func (c *Core) release(ev Release) {
-	sb := c.sandboxes.byID[ev.ID]
+	sb := c.sandboxes.seen(ev.ID, ev.Scope)
 	answer := func(status CallStatus) {
 		if ev.Token != 0 {
 			c.emit(ReleaseAnswered{Token: ev.Token, Status: status})

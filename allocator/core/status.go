@@ -130,19 +130,42 @@ func (v View) statusOf(s *member.Session) SessionStatus {
 	return st
 }
 
-// Activities lists the live sandboxes for which keep returns true, the oldest first, at
-// most so many, and says how many more there are.
-func (v View) Activities(keep func(*Sandbox) bool, most int) (list []ActivityStatus, others int) {
-	for _, s := range v.c.sandboxes.live {
+// Activity returns the activity of a live sandbox, or false if there is none within the scope.
+func (v View) Activity(id string, scope Scope) (ActivityStatus, bool) {
+	if s := v.c.sandboxes.seen(id, scope); s != nil && s.live() {
+		return v.activityOf(s), true
+	}
+	return ActivityStatus{}, false
+}
+
+// Activities is a part of the list of the activity of live sandboxes, the oldest first.
+type Activities struct {
+	List []ActivityStatus
+	// Others is how many more were kept.
+	Others int
+	// Next is the mark of the next part. Done: there is none.
+	Next Mark
+	Done bool
+}
+
+// Activities passes over at most scan live sandboxes of a selection that follow a mark. It lists
+// those for which keep returns true, at most so many.
+func (v View) Activities(sel Selection, after Mark, keep func(*Sandbox) bool, most, scan int) (part Activities) {
+	for s := range v.c.sandboxes.page(sel, after, OldestFirst) {
+		if scan--; scan < 0 {
+			return part
+		}
+		part.Next = s.mark()
 		switch {
 		case !s.live() || !keep(&s.Sandbox):
-		case len(list) == most:
-			others++
+		case len(part.List) == most:
+			part.Others++
 		default:
-			list = append(list, v.activityOf(s))
+			part.List = append(part.List, v.activityOf(s))
 		}
 	}
-	return list, others
+	part.Done = true
+	return part
 }
 
 func (v View) activityOf(s *sandbox) ActivityStatus {

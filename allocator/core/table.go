@@ -14,27 +14,66 @@ import (
 type sandboxTable struct {
 	byID  map[string]*sandbox
 	byPod map[PodKey]*sandbox // by the pod that is or was theirs
-	live  []*sandbox          // those that are not released, in the order of byClaim
-	ended *list.List          // of *sandbox, in the order in which they ended
+	// live has those that are not released, in the order of byClaim: for each selection that a call
+	// can make, so that a call passes over no others.
+	live  map[Selection][]*sandbox
+	ended *list.List // of *sandbox, in the order in which they ended
 }
 
 func newSandboxTable() *sandboxTable {
-	return &sandboxTable{byID: map[string]*sandbox{}, byPod: map[PodKey]*sandbox{}, ended: list.New()}
+	return &sandboxTable{
+		byID: map[string]*sandbox{}, byPod: map[PodKey]*sandbox{}, live: map[Selection][]*sandbox{}, ended: list.New(),
+	}
+}
+
+// everything selects all live sandboxes.
+func everything() Selection { return Selection{Scope: Scope{All: true}} }
+
+// selections are those that a sandbox belongs to.
+func (sb *sandbox) selections() [4]Selection {
+	all, team := Scope{All: true}, Scope{Team: sb.Team}
+	return [...]Selection{{all, PoolKey{}}, {all, sb.Pool}, {team, PoolKey{}}, {team, sb.Pool}}
+}
+
+// of returns the live sandboxes of a selection.
+func (t *sandboxTable) of(sel Selection) []*sandbox {
+	if sel.All {
+		sel.Team = ""
+	}
+	return t.live[sel]
+}
+
+// seen returns a sandbox that exists within a scope, else nil.
+func (t *sandboxTable) seen(id string, scope Scope) *sandbox {
+	if sb := t.byID[id]; sb != nil && scope.Sees(sb.Team) {
+		return sb
+	}
+	return nil
 }
 
 // add enters a sandbox.
 func (t *sandboxTable) add(sb *sandbox) {
 	t.byID[sb.ID], t.byPod[sb.Pod] = sb, sb
-	if sb.Phase < Released {
-		at, _ := slices.BinarySearchFunc(t.live, sb.mark(), byClaim)
-		t.live = slices.Insert(t.live, at, sb)
+	if sb.Phase >= Released {
+		return
+	}
+	for _, sel := range sb.selections() {
+		at, _ := slices.BinarySearchFunc(t.live[sel], sb.mark(), byClaim)
+		t.live[sel] = slices.Insert(t.live[sel], at, sb)
 	}
 }
 
 // released takes a sandbox from the live ones.
 func (t *sandboxTable) released(sb *sandbox) {
-	if at, found := slices.BinarySearchFunc(t.live, sb.mark(), byClaim); found {
-		t.live = slices.Delete(t.live, at, at+1)
+	for _, sel := range sb.selections() {
+		at, found := slices.BinarySearchFunc(t.live[sel], sb.mark(), byClaim)
+		switch {
+		case !found:
+		case len(t.live[sel]) == 1:
+			delete(t.live, sel)
+		default:
+			t.live[sel] = slices.Delete(t.live[sel], at, at+1)
+		}
 	}
 }
 
@@ -71,15 +110,16 @@ func (t *sandboxTable) forget(most int, before time.Duration, keep func(*sandbox
 	return forgotten
 }
 
-// page yields the live sandboxes that follow a mark.
-func (t *sandboxTable) page(m Mark, order Order) iter.Seq[*sandbox] {
-	at, found := slices.BinarySearchFunc(t.live, m, byClaim)
+// page yields the live sandboxes of a selection that follow a mark.
+func (t *sandboxTable) page(sel Selection, m Mark, order Order) iter.Seq[*sandbox] {
+	live := t.of(sel)
+	at, found := slices.BinarySearchFunc(live, m, byClaim)
 	return func(yield func(*sandbox) bool) {
 		if order == NewestFirst {
 			if m == (Mark{}) {
-				at = len(t.live)
+				at = len(live)
 			}
-			for _, sb := range slices.Backward(t.live[:at]) {
+			for _, sb := range slices.Backward(live[:at]) {
 				if !yield(sb) {
 					return
 				}
@@ -89,7 +129,7 @@ func (t *sandboxTable) page(m Mark, order Order) iter.Seq[*sandbox] {
 		if found {
 			at++
 		}
-		for _, sb := range t.live[at:] {
+		for _, sb := range live[at:] {
 			if !yield(sb) {
 				return
 			}
@@ -112,8 +152,9 @@ func (t *sandboxTable) byEnd() []*sandbox {
 
 // routable returns the sandboxes whose routes routers may receive, in no order.
 func (t *sandboxTable) routable() []Sandbox {
-	all := make([]Sandbox, 0, len(t.live))
-	for _, sb := range t.live {
+	live := t.of(everything())
+	all := make([]Sandbox, 0, len(live))
+	for _, sb := range live {
 		if sb.routable() {
 			all = append(all, sb.Sandbox)
 		}

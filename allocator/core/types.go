@@ -107,6 +107,23 @@ type Binding struct {
 	RequestHash    [sha256.Size]byte
 }
 
+// Scope is which sandboxes exist for a caller: those of a team, or all. The zero Scope is the team
+// "".
+type Scope struct {
+	// All: the sandboxes of every team. Team has no meaning then.
+	All  bool
+	Team string
+}
+
+// Sees reports whether the sandboxes of a team exist for the caller.
+func (s Scope) Sees(team string) bool { return s.All || s.Team == team }
+
+// Selection is a part of the live sandboxes: those of a scope and, unless it is zero, of one pool.
+type Selection struct {
+	Scope
+	Pool PoolKey
+}
+
 // Phase is where a sandbox is in its life.
 type Phase int
 

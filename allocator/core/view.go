@@ -79,11 +79,11 @@ const (
 	NewestFirst Order = true
 )
 
-// Live returns the starting and running sandboxes that follow a mark, at most so many, and whether
-// there are more. Calls that continue with the mark of the last sandbox return every sandbox once
-// that is live throughout.
-func (v View) Live(after Mark, order Order, most int) (list []Sandbox, more bool) {
-	for sb := range v.c.sandboxes.page(after, order) {
+// Live returns the starting and running sandboxes of a selection that follow a mark, at most so many,
+// and whether there are more. Calls that continue with the mark of the last sandbox return every
+// sandbox once that is live throughout. It passes over no sandbox outside of the selection.
+func (v View) Live(sel Selection, after Mark, order Order, most int) (list []Sandbox, more bool) {
+	for sb := range v.c.sandboxes.page(sel, after, order) {
 		if !sb.live() {
 			continue
 		}
@@ -97,7 +97,7 @@ func (v View) Live(after Mark, order Order, most int) (list []Sandbox, more bool
 
 // CountLive is how many Live would return.
 func (v View) CountLive() (n int) {
-	for _, sb := range v.c.sandboxes.live {
+	for _, sb := range v.c.sandboxes.of(everything()) {
 		if sb.live() {
 			n++
 		}

@@ -1,9 +1,9 @@
 package rest
 
 import (
-	"context"
 	"net/http"
 
+	"github.com/berth-sandbox/berth/allocator/access"
 	"github.com/berth-sandbox/berth/api/apierror"
 	"github.com/berth-sandbox/berth/internal/localhost"
 )
@@ -26,31 +26,36 @@ func (a *api) knownHost(next http.Handler) http.Handler {
 	})
 }
 
-// authenticated lets calls through that have a valid key.
+// authenticated lets calls through that have a valid key, and names their caller in the context.
+// Without keys every caller is an admin of the team "".
 func (a *api) authenticated(next http.Handler) http.Handler {
-	if a.Keys == nil {
-		return next
-	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		key := presentedKey(r)
-		team, ok := a.Keys.Name(key)
-		if !ok {
-			message := "unknown key"
-			if key == "" {
-				message = "a key is required, in the header X-API-Key or as Authorization: Bearer <key>"
+		caller := access.Caller{Role: access.Admin}
+		if a.Keys != nil {
+			key := presentedKey(r)
+			name, ok := a.Keys.Name(key)
+			if !ok {
+				message := "unknown key"
+				if key == "" {
+					message = "a key is required, in the header X-API-Key or as Authorization: Bearer <key>"
+				}
+				w.Header().Set("WWW-Authenticate", "Bearer") // RFC 9110, section 11.6.1
+				refuse(w, r, apierror.New(apierror.Unauthorized, "%s", message))
+				return
 			}
-			w.Header().Set("WWW-Authenticate", "Bearer") // RFC 9110, section 11.6.1
-			refuse(w, r, apierror.New(apierror.Unauthorized, "%s", message))
-			return
+			caller.Key, caller.Team = name, name
 		}
-		next.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), teamKey{}, team)))
+		next.ServeHTTP(w, r.WithContext(access.With(r.Context(), caller)))
 	})
 }
 
-type teamKey struct{}
-
-// teamOf returns the name of the caller's key, "" for an API without keys.
-func teamOf(ctx context.Context) string {
-	team, _ := ctx.Value(teamKey{}).(string)
-	return team
+// permitted lets calls through whose caller has a role.
+func permitted(needed access.Role, next http.HandlerFunc) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		if c := access.From(r.Context()); !c.Role.May(needed) {
+			refuse(w, r, apierror.New(apierror.Forbidden, "the key %s has the role %s, and this call needs %s", c.Key, c.Role, needed))
+			return
+		}
+		next(w, r)
+	}
 }

@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/berth-sandbox/berth/allocator/access"
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/api/openapi"
 )
@@ -34,7 +35,7 @@ func (a *api) create(w *reply, r *http.Request) error {
 	claim.Binding.RequestHash = sha256.Sum256(raw)
 	ctx, cancel := context.WithTimeout(r.Context(), claim.Wait+answerWait)
 	defer cancel()
-	claim.Binding.Team = teamOf(ctx)
+	claim.Binding.Team = access.From(ctx).Team
 	s, err := a.Allocator.Claim(ctx, request.TemplateID, claim)
 	if err != nil {
 		return err

@@ -8,6 +8,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/berth-sandbox/berth/allocator/access"
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/api/apierror"
 	"github.com/berth-sandbox/berth/api/openapi"
@@ -157,7 +158,7 @@ func (a *api) declareDead(w *reply, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	id, by := r.PathValue("sessionID"), teamOf(r.Context())
+	id, by := r.PathValue("sessionID"), access.From(r.Context()).Key
 	answer, err := a.Allocator.DeclareDead(r.Context(), id, by, reason)
 	if err != nil {
 		return err

@@ -33,7 +33,8 @@ const (
 const MaxWait = 5 * time.Minute
 
 // Allocator is the control plane behind the API. Errors are *apierror.Error or the context's,
-// unless something is broken. Its methods may be called concurrently.
+// unless something is broken. A sandbox that the context's caller (access.From) does not see is
+// unknown. Its methods may be called concurrently.
 type Allocator interface {
 	// Leading reports whether this replica leads. If not, leader is the host:port of the leader's
 	// API, "" if unknown.
@@ -54,9 +55,9 @@ type Allocator interface {
 	// Extend is like SetTimeout, and never brings the end forward. It returns the sandbox.
 	Extend(ctx context.Context, id string, lifetime time.Duration) (core.Sandbox, core.CallStatus, error)
 	// Sandbox returns a sandbox, or false if it is unknown. Live returns at most `most` live
-	// sandboxes that follow a mark in this order, and whether there are more.
+	// sandboxes of a pool ("": of all) that follow a mark in this order, and whether there are more.
 	Sandbox(ctx context.Context, id string) (core.Sandbox, bool, error)
-	Live(ctx context.Context, after core.Mark, order core.Order, most int) ([]core.Sandbox, bool, error)
+	Live(ctx context.Context, pool string, after core.Mark, order core.Order, most int) ([]core.Sandbox, bool, error)
 	// Pool returns a pool, or false if there is none. Pools lists all by name. The caller must not
 	// change them.
 	Pool(name string) (*v1alpha1.SandboxPool, bool)

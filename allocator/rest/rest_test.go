@@ -122,8 +122,8 @@ func (f *fake) Sandbox(ctx context.Context, id string) (core.Sandbox, bool, erro
 }
 
 // Live lists what is in live.
-func (f *fake) Live(ctx context.Context, after core.Mark, order core.Order, most int) ([]core.Sandbox, bool, error) {
-	list := slices.Clone(f.live)
+func (f *fake) Live(ctx context.Context, pool string, after core.Mark, order core.Order, most int) ([]core.Sandbox, bool, error) {
+	list := slices.DeleteFunc(slices.Clone(f.live), func(s core.Sandbox) bool { return pool != "" && s.Pool.Name != pool })
 	if order == core.NewestFirst {
 		slices.Reverse(list)
 	}

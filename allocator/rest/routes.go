@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/berth-sandbox/berth/allocator/access"
 	"github.com/berth-sandbox/berth/api/apierror"
 	"github.com/berth-sandbox/berth/api/openapi"
 )
@@ -47,7 +48,11 @@ func (a *api) routes(document *openapi.Document) (http.Handler, error) {
 	for _, o := range document.Operations {
 		handler := refusing(apierror.NotImplemented, o.Refused)
 		if c, ok := actions[o.ID]; ok {
-			handler = a.handle(c, &o)
+			role, err := access.ParseRole(o.Role)
+			if err != nil {
+				return nil, fmt.Errorf("rest: x-berth-role of operation %s of the OpenAPI document: %w", o.ID, err)
+			}
+			handler = permitted(role, a.handle(c, &o))
 			delete(actions, o.ID)
 		} else if o.Refused == "" {
 			return nil, fmt.Errorf("rest: operation %s of the OpenAPI document has no handler", o.ID)

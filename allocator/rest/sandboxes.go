@@ -45,7 +45,7 @@ type filter struct {
 }
 
 func (f *filter) matches(s *core.Sandbox) bool {
-	if f.template != "" && s.Pool.Name != f.template || s.ClaimedAt.Before(f.startedAfter) {
+	if s.ClaimedAt.Before(f.startedAfter) {
 		return false
 	}
 	for k, v := range f.metadata {
@@ -128,7 +128,7 @@ func (a *api) page(ctx context.Context, after core.Mark, order core.Order, limit
 	}
 	for unread := true; unread; {
 		var part []core.Sandbox
-		if part, unread, err = a.Allocator.Live(ctx, after, order, max(scanned, limit)); err != nil {
+		if part, unread, err = a.Allocator.Live(ctx, f.template, after, order, max(scanned, limit)); err != nil {
 			return nil, false, err
 		}
 		for _, s := range part {

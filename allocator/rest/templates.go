@@ -7,6 +7,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 
+	"github.com/berth-sandbox/berth/allocator/access"
 	"github.com/berth-sandbox/berth/api/apierror"
 	"github.com/berth-sandbox/berth/api/openapi"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
@@ -55,7 +56,7 @@ func (a *api) getTemplateByAlias(w *reply, r *http.Request) error {
 }
 
 func (a *api) listTeams(w *reply, r *http.Request) error {
-	name := teamOf(r.Context())
+	name := access.From(r.Context()).Team
 	if name == "" {
 		name = "default" // an API without keys
 	}

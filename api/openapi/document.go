@@ -40,6 +40,8 @@ type Operation struct {
 	BodyRequired bool
 	// Refused is the advice of a call that Berth cannot carry out, "" for all others.
 	Refused string
+	// Role is what a caller needs for it: x-berth-role, "" for a refused call.
+	Role string
 }
 
 // Parameter is a query parameter.
@@ -64,6 +66,7 @@ type operation struct {
 		Required bool `json:"required"`
 	} `json:"requestBody"`
 	Refused string `json:"x-berth-refused"`
+	Role    string `json:"x-berth-role"`
 }
 
 type parameter struct {
@@ -132,7 +135,7 @@ func (d *document) operation(schemas *schemas, path, method string, raw json.Raw
 	if err := json.Unmarshal(raw, &o); err != nil {
 		return Operation{}, err
 	}
-	op := Operation{ID: o.OperationID, Method: strings.ToUpper(method), Refused: o.Refused}
+	op := Operation{ID: o.OperationID, Method: strings.ToUpper(method), Refused: o.Refused, Role: o.Role}
 	if op.Refused != "" {
 		return op, nil
 	}
