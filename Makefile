@@ -8,11 +8,11 @@ SHELL := /bin/bash
 # The race detector needs cgo.
 RACE := $(shell command -v "$$(go env CC)" >/dev/null 2>&1 && echo -race)
 TEST_FLAGS ?= -timeout 20m
+# These judge a whole Berth. All but e2e judge it while its parts are killed: two of those at one
+# time would keep one another from making progress. e2e runs tests in parallel by itself.
+SUITES := ./e2e ./e2e/chaos ./e2e/reaping ./e2e/soak
 # The core has one goroutine. The race detector would find nothing and make it slow.
 CORE := ./allocator/core
-# These judge a busy Berth while its parts are killed. Two of them at one time would keep one
-# another from making progress. e2e runs tests in parallel by itself.
-ALONE := ./e2e/chaos ./e2e/reaping ./e2e/soak
 tool = go tool -modfile=tools/$(1).mod
 
 ## help: list the targets
@@ -40,11 +40,19 @@ ground: build
 .PHONY: test
 test: ground
 	@[ -n "$(RACE)" ] || echo "no C compiler: the race detector is off"
-	go test $(RACE) $(TEST_FLAGS) ./e2e
-	go test $(TEST_FLAGS) $(CORE) & core=$$!; \
-	go test $(RACE) $(TEST_FLAGS) -p 3 $$(go list ./... | grep -v -x -F "$$(go list ./e2e $(CORE) $(ALONE))"); code=$$?; \
-	wait $$core && exit $$code
-	go test $(RACE) $(TEST_FLAGS) -p 1 $(ALONE)
+	@$(MAKE) --no-print-directory -j2 -k test-suites test-core test-memory test-packages
+
+# The suites wait for half of their time. The others use the rest of it, at the lowest priority.
+.PHONY: test-suites test-core test-memory test-packages
+test-suites:
+	go test $(RACE) $(TEST_FLAGS) -p 1 $(SUITES)
+test-core:
+	nice -n 19 go test $(TEST_FLAGS) $(CORE)
+# The race detector multiplies what this test measures, so it has none.
+test-memory:
+	nice -n 19 go test $(TEST_FLAGS) ./allocator -run '^TestFullJournalTakeoverNeedsHalfTheMemory$$'
+test-packages:
+	nice -n 19 go test $(RACE) $(TEST_FLAGS) -p 3 $$(go list ./... | grep -v -x -F "$$(go list $(SUITES) $(CORE))")
 
 ## test-short: the tests that need no real parts, in seconds
 .PHONY: test-short

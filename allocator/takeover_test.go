@@ -1,3 +1,5 @@
+//go:build !race
+
 package allocator
 
 import (
@@ -52,7 +54,7 @@ func peak() func() uint64 {
 
 // The container of the chart has 512 MiB. The journal of this test is as large as the
 // slots allow, and holds as much that no Sandbox object shows as is allowed before new
-// claims are refused.
+// claims are refused. "make test" runs this test without the race detector.
 func TestFullJournalTakeoverNeedsHalfTheMemory(t *testing.T) {
 	const most = 256 << 20
 	cluster := devcluster.Start(t, devcluster.Options{CRDs: crd.All()})
