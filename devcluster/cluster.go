@@ -15,6 +15,7 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 	"golang.org/x/sync/errgroup"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
@@ -62,6 +63,7 @@ type Cluster struct {
 	client          *kubernetes.Clientset
 	etcdURL         string
 	etcd, apiServer *proc.Server
+	served          []schema.GroupVersionResource // custom resources
 
 	log     *zap.Logger // of the process nodes
 	logFile *os.File
@@ -77,9 +79,7 @@ type Cluster struct {
 // skips the test, because -short needs no real parts.
 func Start(t testing.TB, o Options) *Cluster {
 	t.Helper()
-	if testing.Short() {
-		t.Skip("needs a real kube-apiserver and etcd: run without -short")
-	}
+	skipShort(t)
 	if o.Progress == nil {
 		o.Progress = os.Stderr // a test's own log shows only after the wait
 	}
@@ -95,6 +95,13 @@ func Start(t testing.TB, o Options) *Cluster {
 		}
 	})
 	return c
+}
+
+func skipShort(t testing.TB) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("needs a real kube-apiserver and etcd: run without -short")
+	}
 }
 
 // Up starts a cluster. The caller must call Down. If Up fails, it has stopped all

@@ -23,7 +23,6 @@ func (c *Cluster) installCRDs(ctx context.Context) error {
 		Resource: "customresourcedefinitions"})
 	ctx, cancel := context.WithTimeoutCause(ctx, readyLimit, fmt.Errorf("it took longer than %v", readyLimit))
 	defer cancel()
-	var served []schema.GroupVersionResource
 	for i, file := range c.o.CRDs {
 		crd := &unstructured.Unstructured{}
 		if err := yaml.Unmarshal(file, &crd.Object); err != nil {
@@ -32,9 +31,9 @@ func (c *Cluster) installCRDs(ctx context.Context) error {
 		if _, err := crds.Create(ctx, crd, metav1.CreateOptions{}); err != nil {
 			return fmt.Errorf("install CRD %s: %w", crd.GetName(), err)
 		}
-		served = append(served, servedBy(crd)...)
+		c.served = append(c.served, servedBy(crd)...)
 	}
-	for _, gvr := range served {
+	for _, gvr := range c.served {
 		var last error
 		if err := wait.PollUntilContextCancel(ctx, readyPoll, true, func(ctx context.Context) (bool, error) {
 			_, last = client.Resource(gvr).List(ctx, metav1.ListOptions{Limit: 1})

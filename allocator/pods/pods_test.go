@@ -28,7 +28,9 @@ import (
 	"github.com/berth-sandbox/berth/devcluster"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+var shared devcluster.Shared
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(shared.Tests(m)) }
 
 // faults stands between the writer and the API server.
 type faults struct {
@@ -86,7 +88,7 @@ type fixture struct {
 }
 
 func setUp(t *testing.T) *fixture {
-	cluster := devcluster.Start(t, devcluster.Options{})
+	cluster := shared.Start(t)
 	f := &fixture{T: t, sink: &sink{}, faults: &faults{}}
 	config := cluster.RestConfig()
 	config.Wrap(func(next http.RoundTripper) http.RoundTripper {

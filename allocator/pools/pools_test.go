@@ -33,7 +33,9 @@ import (
 	"github.com/berth-sandbox/berth/devcluster/stack"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+var shared = devcluster.Shared{Options: devcluster.Options{CRDs: crd.All()}}
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(shared.Tests(m)) }
 
 // sink is a core that remembers what it is told and has no pods.
 type sink struct {
@@ -160,7 +162,7 @@ func (w *watched) counted(c core.Counts) {
 }
 
 func watch(t *testing.T) *watched {
-	cluster := devcluster.Start(t, devcluster.Options{CRDs: crd.All()})
+	cluster := shared.Start(t)
 	clients, err := kube.NewClients(cluster.RestConfig(), 0, 0)
 	require.NoError(t, err)
 	w := &watched{T: t, clients: clients, sink: &sink{}}

@@ -29,7 +29,9 @@ import (
 	"github.com/berth-sandbox/berth/devcluster"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+var shared = devcluster.Shared{Options: devcluster.Options{CRDs: crd.All()}}
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(shared.Tests(m)) }
 
 func sandbox(phase core.Phase, term, counter uint64) core.Sandbox {
 	s := core.Sandbox{
@@ -93,7 +95,7 @@ func (p *writer) list() sandboxobjects.Listed {
 
 // Invariant: I9
 func TestObjectsOnlyMoveForwardsAndCanBeRead(t *testing.T) {
-	p := newWriter(t, devcluster.Start(t, devcluster.Options{CRDs: crd.All()}))
+	p := newWriter(t, shared.Start(t))
 	write := func(s core.Sandbox) {
 		t.Helper()
 		require.Equal(t, core.ObjectWritten{ID: s.ID, Revision: s.Revision}, p.write(s))
@@ -141,7 +143,7 @@ func TestObjectsOnlyMoveForwardsAndCanBeRead(t *testing.T) {
 }
 
 func TestFinalizerKeepsDeletedObjectsWhileNeeded(t *testing.T) {
-	p := newWriter(t, devcluster.Start(t, devcluster.Options{CRDs: crd.All()}))
+	p := newWriter(t, shared.Start(t))
 	for name, key := range map[string]string{"without a key until it has ended": "", "with a key until it is forgotten": "key"} {
 		t.Run(name, func(t *testing.T) {
 			write := func(phase core.Phase, counter uint64) string {
@@ -176,7 +178,7 @@ func TestObjectHoldsEveryFieldOfASandbox(t *testing.T) {
 			require.False(t, v.Field(i).IsZero(), "%s: this test does not know it yet", v.Type().Field(i).Name)
 		}
 	}
-	p := newWriter(t, devcluster.Start(t, devcluster.Options{CRDs: crd.All()}))
+	p := newWriter(t, shared.Start(t))
 	for i, edit := range []func(*core.Sandbox){
 		func(*core.Sandbox) {},
 		func(s *core.Sandbox) { s.MinBytes = 0 },
@@ -200,7 +202,7 @@ func TestObjectHoldsEveryFieldOfASandbox(t *testing.T) {
 
 // The version before had no number.
 func TestLegacyBytesOnlyObjectMeansOneKilobyte(t *testing.T) {
-	p := newWriter(t, devcluster.Start(t, devcluster.Options{CRDs: crd.All()}))
+	p := newWriter(t, shared.Start(t))
 	s := sandbox(core.Running, 1, 1)
 	p.write(s)
 	patch := func(body string) {
@@ -216,7 +218,7 @@ func TestLegacyBytesOnlyObjectMeansOneKilobyte(t *testing.T) {
 // The end can be moved; the last activity goes forwards only, whoever writes it and
 // whatever that one knew.
 func TestObjectShowsTheMovedEndAndLatestActivity(t *testing.T) {
-	cluster := devcluster.Start(t, devcluster.Options{CRDs: crd.All()})
+	cluster := shared.Start(t)
 	p := newWriter(t, cluster)
 	counter := uint64(0)
 	write := func(p *writer, end, active time.Time) core.Sandbox {
@@ -247,7 +249,7 @@ func TestObjectShowsTheMovedEndAndLatestActivity(t *testing.T) {
 
 // Whoever edits an object must not be able to keep every leader from beginning.
 func TestSchemaRejectsUnreadableObjects(t *testing.T) {
-	cluster := devcluster.Start(t, devcluster.Options{CRDs: crd.All()})
+	cluster := shared.Start(t)
 	p := newWriter(t, cluster)
 	p.write(sandbox(core.Running, 3, 4))
 	for name, c := range map[string]struct{ patch, want string }{
@@ -381,7 +383,7 @@ func TestFewRefusedObjectsDoNotCountForTheLag(t *testing.T) {
 // A leader that was deposed and goes on for a moment must not bring back the object of a
 // sandbox that has ended since.
 func TestTouchCreatesNoMissingObject(t *testing.T) {
-	p := newWriter(t, devcluster.Start(t, devcluster.Options{CRDs: crd.All()}))
+	p := newWriter(t, shared.Start(t))
 	p.Record(core.WriteObject{Sandbox: sandbox(core.Running, 2, 1), Touch: true})
 	other := sandbox(core.Running, 2, 2)
 	other.ID += "x"
