@@ -32,7 +32,7 @@ func (e *env) berth(args ...string) (string, error) {
 		r.SetURL(&url.URL{Scheme: "http", Host: "api"})
 	}})
 	defer api.Close()
-	return berthLocal(e, append(args, "--allocator="+api.URL)...)
+	return berthLocal(e, append(args, "--api-url="+api.URL)...)
 }
 
 // berthLocal runs the program of that name.

@@ -93,6 +93,11 @@ func (c *serveCommand) Run(ctx context.Context, o *output) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, e.stop()) }()
+	withdraw, err := e.publish(c.Name)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, withdraw()) }()
 	f, err := os.Create(filepath.Join(e.cluster.Dir(), "parts.log"))
 	if err != nil {
 		return err

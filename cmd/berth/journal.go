@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"os"
 	"slices"
 	"strings"
 	"time"
@@ -18,18 +19,19 @@ import (
 	"github.com/berth-sandbox/berth/allocator"
 	"github.com/berth-sandbox/berth/allocator/journal"
 	"github.com/berth-sandbox/berth/allocator/kube"
+	"github.com/berth-sandbox/berth/cmd/internal/contexts"
 )
 
 type journalCommand struct {
-	Check journalCheckCommand `cmd:"" help:"Say whether the allocator's journal is whole and can be read, and which slots are missing or damaged. Changes nothing. Fails if it is not whole."`
-	Begin journalBeginCommand `cmd:"" help:"Begin the allocator's journal anew, with what is left of it, after a loss, or after it was restored from a backup. No allocator may lead. Live sandboxes go on; no pod is handed out until no router of before can send requests to its address."`
-	Dump  journalDumpCommand  `cmd:"" help:"Print what the allocator's journal holds, oldest first: one line of JSON for each slot that was written. Changes nothing. Fails if the journal is damaged, after having printed what can be read."`
+	Check journalCheckCommand `cmd:"" help:"Say whether the journal is whole, and which slots are missing or damaged."`
+	Begin journalBeginCommand `cmd:"" help:"Begin the journal anew after a loss, or after it was restored from a backup."`
+	Dump  journalDumpCommand  `cmd:"" help:"Print what the journal holds."`
 }
 
 // journalFlags say where a journal is.
 type journalFlags struct {
-	Namespace  string        `short:"n" default:"default" help:"Namespace of the sandboxes."`
-	Kubeconfig string        `help:"Kubeconfig file. Empty: the one that kubectl would use."`
+	Namespace  string        `short:"n" help:"Namespace of the sandboxes. Left out: that of the context whose kubeconfig is used, else default."`
+	Kubeconfig string        `help:"Kubeconfig file. Left out: KUBECONFIG, the current context's, kubectl's own, or a development cluster's."`
 	Timeout    time.Duration `default:"1m" help:"How long it may take."`
 }
 
@@ -47,10 +49,51 @@ type journalBeginCommand struct {
 	DryRun   bool `help:"Say what would be done, and change nothing."`
 }
 
+// fill sets what no flag has set.
+func (f *journalFlags) fill() error {
+	if f.Kubeconfig == "" && os.Getenv(clientcmd.RecommendedConfigPathEnvVar) == "" {
+		c, from, err := selected(os.Getenv("BERTH_CONTEXT"))
+		// A development cluster must not come before the cluster that kubectl uses.
+		if _, missing := os.Stat(clientcmd.RecommendedHomeFile); missing == nil && !strings.HasPrefix(from, "context ") {
+			c, err = contexts.Context{}, nil
+		}
+		if err != nil {
+			return err
+		}
+		f.Kubeconfig = c.Kubeconfig
+		f.Namespace = cmp.Or(f.Namespace, c.Namespace)
+	}
+	f.Namespace = cmp.Or(f.Namespace, "default")
+	return nil
+}
+
+// Help implements kong.HelpProvider.
+func (*journalCheckCommand) Help() string {
+	return "Changes nothing. Fails if the journal is not whole."
+}
+
+// Help implements kong.HelpProvider.
+func (*journalBeginCommand) Help() string {
+	return "It keeps what is left of the journal. No allocator may lead. Live sandboxes go on. No pod is handed out until no " +
+		"earlier router can send requests to its address."
+}
+
+// Help implements kong.HelpProvider.
+func (*journalDumpCommand) Help() string {
+	return "One line of JSON for each slot that was written, the oldest first. Changes nothing. Fails if the journal is " +
+		"damaged, after it has printed what can be read."
+}
+
 func (f *journalFlags) clients() (*kube.Clients, error) {
+	if err := f.fill(); err != nil {
+		return nil, err
+	}
 	rules := clientcmd.NewDefaultClientConfigLoadingRules()
 	rules.ExplicitPath = f.Kubeconfig
 	config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, nil).ClientConfig()
+	if clientcmd.IsEmptyConfig(err) {
+		return nil, usage("no kubeconfig: set --kubeconfig or KUBECONFIG, or a context's (berth context set)")
+	}
 	if err != nil {
 		return nil, fmt.Errorf("--kubeconfig: %w", err)
 	}

@@ -3,47 +3,170 @@ package main
 import (
 	"context"
 	"fmt"
-	"net/url"
+	"strings"
 
-	"github.com/berth-sandbox/berth/allocator/rest"
+	"github.com/berth-sandbox/berth/api/activity"
+	"github.com/berth-sandbox/berth/api/openapi"
 )
+
+// activities is the view of the activity of sandboxes.
+func activities(dryRun bool) view[openapi.Activity] {
+	return view[openapi.Activity]{
+		name: func(a openapi.Activity) string { return a.SandboxID },
+		columns: []column[openapi.Activity]{
+			{name: "SANDBOX", text: func(a openapi.Activity) string { return a.SandboxID }},
+			{name: "POOL", text: func(a openapi.Activity) string { return a.Pool }},
+			{name: "LAST ACTIVE", ticks: true, text: func(a openapi.Activity) string { return spanSeconds(a.AgeSeconds) + " ago" }},
+			{name: "BY", text: func(a openapi.Activity) string { return a.Kind }},
+			{name: "OPEN", text: func(a openapi.Activity) string { return fmt.Sprint(a.Open) }},
+			{name: "IDLE TIMEOUT", text: idleTimeout},
+			{name: "NEXT", ticks: true, text: func(a openapi.Activity) string { return next(a, dryRun) }},
+			{name: "ROUTER", wide: true, text: func(a openapi.Activity) string { return deref(a.Router) }},
+			{name: "WHY", wide: true, text: func(a openapi.Activity) string { return deref(a.Why) }},
+		},
+	}
+}
+
+func idleTimeout(a openapi.Activity) string {
+	if a.IdleTimeout == 0 {
+		return ""
+	}
+	text := spanSeconds(a.IdleTimeout)
+	if n := deref(a.MinBytesPerMinute); n > 0 {
+		text += fmt.Sprintf(" at %d B/min", n)
+	}
+	return text
+}
+
+// next says what ends a sandbox without further use.
+func next(a openapi.Activity, dryRun bool) string {
+	if a.Next == nil {
+		return "stays"
+	}
+	text := fmt.Sprintf("%s in %s", a.Next.Reason, spanSeconds(a.Next.InSeconds))
+	if a.Next.InSeconds == 0 {
+		text = string(a.Next.Reason) + " is due"
+	}
+	if a.Next.Reason != openapi.Idle {
+		return text
+	}
+	if dryRun {
+		text += " (dry run)"
+	}
+	if len(a.Awaits) > 0 {
+		text += ", waits for " + strings.Join(a.Awaits, ", ")
+	}
+	if why := deref(a.Why); why != "" && (len(a.Awaits) > 0 || a.Kind == string(activity.Unknown)) {
+		text += " (" + why + ")"
+	}
+	return text
+}
+
+func deref[T any](p *T) (v T) {
+	if p != nil {
+		v = *p
+	}
+	return v
+}
 
 type lastActiveCommand struct {
 	apiFlags
-	ID     string `name:"id" help:"Only the sandbox of this ID."`
+	formatFlags
+	watchFlags
+	ID     string `name:"id" complete:"sandbox" help:"Only the sandbox of this ID."`
 	Prefix string `help:"Only sandboxes whose ID begins so."`
-	Pool   string `help:"Only sandboxes of this pool."`
-	Output string `short:"o" default:"table" enum:"table,json" help:"table or json."`
+	Pool   string `complete:"pool" help:"Only sandboxes of this pool."`
 	Limit  int    `default:"1000" placeholder:"ROWS" help:"How many to list, 1 to 10000."`
 }
 
 // Run implements the command.
 func (c *lastActiveCommand) Run(ctx context.Context, o *output) error {
-	query := url.Values{"limit": {fmt.Sprint(c.Limit)}}
-	for name, value := range map[string]string{"id": c.ID, "prefix": c.Prefix, "pool": c.Pool} {
-		if value != "" {
-			query.Set(name, value)
-		}
-	}
-	var all rest.LastActive
-	if printed, err := c.fetch(ctx, o, "/v1/last-active", query, c.Output, &all); printed || err != nil {
+	t, err := c.target()
+	if err != nil {
 		return err
 	}
-	if all.DryRun {
-		if _, err := fmt.Fprintln(o.out, "dry run: nothing is released for being idle"); err != nil {
+	filter := openapi.LastActiveParams{Limit: &c.Limit, ID: nonEmpty(c.ID), Prefix: nonEmpty(c.Prefix), Pool: nonEmpty(c.Pool)}
+	all := new(openapi.LastActive)
+	list := func() ([]openapi.Activity, error) {
+		all, err = call(ctx, t, func(ctx context.Context) (*openapi.LastActive, error) {
+			return t.api.LastActive(ctx, filter)
+		})
+		if err != nil {
+			return nil, err
+		}
+		return all.Sandboxes, nil
+	}
+	if c.Watch {
+		return watch(ctx, o, c.formatFlags, c.watchFlags, activities(false), list)
+	}
+	items, err := list()
+	if err != nil {
+		return err
+	}
+	if len(items) == 0 && c.ID != "" {
+		// Says whether the sandbox is unknown or has ended.
+		_, err := call(ctx, t, func(ctx context.Context) (*openapi.SandboxActivity, error) { return t.api.Why(ctx, c.ID) })
+		if err != nil {
 			return err
 		}
 	}
-	t := newTable(o.out, "SANDBOX", "POOL", "IDLE FOR", "TIMEOUT", "OPEN", "LAST ACTIVITY", "NEXT")
-	for _, s := range all.Sandboxes {
-		timeout := "-"
-		if s.IdleTimeout > 0 {
-			timeout = span(s.IdleTimeout)
-			if s.MinBytesPerMinute > 0 {
-				timeout += fmt.Sprintf(" at %d B/min", s.MinBytesPerMinute)
-			}
-		}
-		t.row(s.SandboxID, s.Pool, span(s.AgeSeconds), timeout, fmt.Sprint(s.Open), s.LastText(), s.NextText(all.DryRun))
+	if all.DryRun {
+		fmt.Fprintln(o.err, "dry run: nothing is released for being idle")
 	}
-	return t.end(all.Truncated)
+	if err := show(o, c.formatFlags, activities(all.DryRun), items, all); err != nil {
+		return err
+	}
+	return truncated(o, c.formatFlags, all.Truncated)
+}
+
+func nonEmpty(text string) *string {
+	if text == "" {
+		return nil
+	}
+	return &text
+}
+
+type whyCommand struct {
+	apiFlags
+	formatFlags
+	idsArg
+}
+
+// Run implements the command.
+func (c *whyCommand) Run(ctx context.Context, o *output) error {
+	t, err := c.target()
+	if err != nil {
+		return err
+	}
+	var dryRun bool
+	all, err := each(c.IDs, func(id string) (openapi.SandboxActivity, error) {
+		a, err := call(ctx, t, func(ctx context.Context) (*openapi.SandboxActivity, error) { return t.api.Why(ctx, id) })
+		if err != nil {
+			return openapi.SandboxActivity{}, err
+		}
+		dryRun = a.DryRun
+		return *a, nil
+	})
+	if len(all) == 0 {
+		return err
+	}
+	rows := make([]openapi.Activity, len(all))
+	for i, a := range all {
+		rows[i] = activityOf(a)
+	}
+	failed := show(o, c.formatFlags, activities(dryRun), rows, single(c.IDs, all))
+	if err == nil {
+		err = failed
+	}
+	return err
+}
+
+// activityOf drops the fields that SandboxActivity has in addition.
+func activityOf(a openapi.SandboxActivity) openapi.Activity {
+	return openapi.Activity{
+		SandboxID: a.SandboxID, Pool: a.Pool, LastActive: a.LastActive, AgeSeconds: a.AgeSeconds, Kind: a.Kind, Why: a.Why,
+		Router: a.Router, Open: a.Open, IdleTimeout: a.IdleTimeout, Activity: a.Activity,
+		MinBytesPerMinute: a.MinBytesPerMinute, EndAt: a.EndAt, LifetimeEnd: a.LifetimeEnd, Next: a.Next, Asks: a.Asks,
+		Awaits: a.Awaits,
+	}
 }

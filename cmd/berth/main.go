@@ -1,38 +1,71 @@
-// Command berth is for people who operate Berth. It prints Envoy's configuration, issues
-// certificates, reads the journal, and lists what releases wait for and when sandboxes
-// were last used. The images of the allocator and of the router contain it.
+// Command berth is the command line of Berth: for people who use sandboxes, and for those who
+// operate an installation. The images of the allocator and of the router contain it.
+//
+// It finds the API by a flag, the environment, a context of the configuration file, or a
+// development cluster that runs, in this order. A key that belongs to a context is sent to the
+// address of that context only.
+//
+// # Exit statuses
+//
+//	0  done
+//	1  another error
+//	2  wrong arguments or configuration
+//	3  not found: the sandbox, pool or router is unknown or has ended
+//	4  refused: by a limit, a missing or unknown key, a role, or the state of the object
+//	5  the API, or the part of Berth behind it, cannot be reached
 package main
 
 import (
 	"context"
 	"fmt"
 	"io"
+	"time"
+
+	"github.com/alecthomas/kong"
 
 	"github.com/berth-sandbox/berth/cmd/internal/cli"
 )
 
 type commands struct {
+	Claim       claimCommand       `cmd:"" aliases:"up" help:"Claim a sandbox of a pool."`
+	Ls          lsCommand          `cmd:"" help:"List live sandboxes."`
+	Get         getCommand         `cmd:"" help:"Show live sandboxes."`
+	Kill        killCommand        `cmd:"" help:"Release sandboxes."`
+	Timeout     timeoutCommand     `cmd:"" help:"Move the end of a sandbox to a time from now."`
+	Keepalive   keepaliveCommand   `cmd:"" help:"Count as use of sandboxes."`
+	Why         whyCommand         `cmd:"" help:"Say why sandboxes are alive, and until when."`
+	Open        openCommand        `cmd:"" help:"Open a sandbox in the browser."`
+	Curl        curlCommand        `cmd:"" help:"Run curl against a sandbox."`
+	PortForward portForwardCommand `cmd:"" help:"Forward a local port to a port of a sandbox, for HTTP and WebSocket."`
+	LastActive  lastActiveCommand  `cmd:"" help:"When sandboxes were last used, and what happens next."`
+	Fence       fenceCommand       `cmd:"" help:"What released sandboxes wait for."`
+	Journal     journalCommand     `cmd:"" help:"The allocator's journal."`
 	EnvoyConfig envoyConfigCommand `cmd:"" help:"Print Envoy's bootstrap configuration."`
 	Certs       certsCommand       `cmd:"" help:"Certificates for the control stream."`
-	Journal     journalCommand     `cmd:"" help:"The allocator's journal."`
-	Fence       fenceCommand       `cmd:"" help:"What released sandboxes wait for."`
-	LastActive  lastActiveCommand  `cmd:"" help:"When sandboxes were last used, and what happens next."`
-	Version     versionCommand     `cmd:"" help:"Print the version."`
+	Context     contextCommand     `cmd:"" help:"The installations that this command knows."`
+	Completion  completionCommand  `cmd:"" help:"Print a script that completes arguments in a shell."`
+	Complete    completeCommand    `cmd:"" name:"__complete" hidden:"" passthrough:"" help:"Print completions."`
+	ShowVersion versionCommand     `cmd:"" name:"version" help:"Print the version."`
+
+	Version kong.VersionFlag `help:"Print the version."`
 }
 
 // output is where commands write.
-type output struct{ out, err io.Writer }
+type output struct {
+	out, err io.Writer
+	now      func() time.Time
+}
 
 func main() { cli.Main(run) }
 
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	var c commands
-	k, err := cli.Parse(&c, "berth", "Agent sandboxes behind one Envoy.", "BERTH", args, stdout, stderr)
+	k, err := cli.Parse(&c, "berth", "Sandboxes for AI agents behind one Envoy.", "", args, stdout, stderr)
 	if err != nil {
 		return err
 	}
 	k.BindTo(ctx, (*context.Context)(nil))
-	return k.Run(&output{stdout, stderr})
+	return k.Run(&output{stdout, stderr, time.Now})
 }
 
 type versionCommand struct{}

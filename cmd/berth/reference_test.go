@@ -7,5 +7,5 @@ import (
 )
 
 func TestFlagReferenceIsTheGoldenFile(t *testing.T) {
-	docs.Section(t, "docs/reference/flags.md", "berth", docs.Flags(t, new(commands), "berth", "BERTH"))
+	docs.Section(t, "docs/reference/flags.md", "berth", docs.Flags(t, new(commands), "berth", ""))
 }

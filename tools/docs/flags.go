@@ -12,17 +12,21 @@ import (
 
 // Flags describes the flags of a program and of its subcommands in Markdown. The program
 // is a pointer to the struct that the program parses its arguments into, and prefix is the
-// one of its environment variables.
+// one of its environment variables, or "" if only flags that name a variable have one.
 func Flags(t *testing.T, program any, name, prefix string) string {
 	t.Helper()
-	parser, err := kong.New(program, kong.Name(name), kong.DefaultEnvars(prefix), kong.Vars{"version": ""})
+	options := []kong.Option{kong.Name(name), kong.Vars{"version": ""}}
+	if prefix != "" {
+		options = append(options, kong.DefaultEnvars(prefix))
+	}
+	parser, err := kong.New(program, options...)
 	if err != nil {
 		t.Fatal(err)
 	}
 	var out strings.Builder
 	for _, leaf := range parser.Model.Leaves(true) {
 		if len(parser.Model.Children) > 0 {
-			fmt.Fprintf(&out, "### %s\n\n%s\n\n", leaf.FullPath(), cell(leaf.Help))
+			fmt.Fprintf(&out, "### %s\n\n%s\n\n", leaf.FullPath(), cell(strings.TrimSpace(leaf.Help+" "+leaf.Detail)))
 		}
 		out.WriteString(flagTable(t, leaf))
 	}
@@ -76,16 +80,22 @@ func unit(t *testing.T, value *kong.Value) string {
 	if value.Enum != "" {
 		return "one of " + code(strings.ReplaceAll(value.Enum, ",", "`, `"))
 	}
-	if value.Target.Type() == reflect.TypeFor[time.Duration]() {
+	of := value.Target.Type()
+	if of.Kind() == reflect.Pointer {
+		of = of.Elem()
+	}
+	if of == reflect.TypeFor[time.Duration]() {
 		return "duration"
 	}
-	switch kind := value.Target.Kind(); kind {
+	switch kind := of.Kind(); kind {
 	case reflect.Bool:
 		return "switch"
 	case reflect.String:
 		return "text"
 	case reflect.Slice:
 		return "list"
+	case reflect.Map:
+		return "pairs"
 	default:
 		if value.Flag == nil || value.Flag.PlaceHolder == "" {
 			t.Errorf("--%s: a flag of type %v needs a placeholder that names the unit", value.Name, kind)

@@ -25,18 +25,22 @@ import (
 )
 
 // Parse reads args into a pointer to a struct with kong's tags. Each flag can also be set in the
-// environment, as the prefix and the flag's name in upper case. Errors name the flag. A field
-// of type kong.VersionFlag prints Version. Like --help, it works without the required flags.
-// The error is ErrHelp after --help and --version.
+// environment, as the prefix and the flag's name in upper case; with the prefix "" only flags that
+// name a variable. Errors name the flag, and have ExitUsage. A field of type kong.VersionFlag
+// prints Version. Like --help, it works without the required flags. The error is ErrHelp after
+// --help and --version.
 func Parse(into any, name, description, prefix string, args []string, stdout, stderr io.Writer) (*kong.Context, error) {
 	exited := false
-	parser, err := kong.New(into,
-		kong.Name(name), kong.Description(description),
-		kong.DefaultEnvars(prefix), kong.Writers(stdout, stderr),
+	options := []kong.Option{
+		kong.Name(name), kong.Description(description), kong.Writers(stdout, stderr),
 		kong.Vars{"version": Version()},
 		kong.Exit(func(int) { exited = true }),
-		kong.ConfigureHelp(kong.HelpOptions{Compact: true}),
-	)
+		kong.ConfigureHelp(kong.HelpOptions{Compact: true}), kong.Help(printHelp),
+	}
+	if prefix != "" {
+		options = append(options, kong.DefaultEnvars(prefix))
+	}
+	parser, err := kong.New(into, options...)
 	if err != nil {
 		return nil, fmt.Errorf("flags: %w", err)
 	}
@@ -45,9 +49,40 @@ func Parse(into any, name, description, prefix string, args []string, stdout, st
 		return nil, ErrHelp
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%w; see %s --help", err, name)
+		var wrong *kong.ParseError
+		if errors.As(err, &wrong) && wrong.Context != nil && wrong.Context.Selected() != nil {
+			name = wrong.Context.Selected().FullPath()
+		}
+		return nil, WithExitCode(ExitUsage, fmt.Errorf("%w; see %s --help", err, name))
 	}
 	return k, nil
+}
+
+// printHelp prints kong's help with its first line, the usage, broken at 80 columns.
+func printHelp(options kong.HelpOptions, ctx *kong.Context) error {
+	out := ctx.Stdout
+	defer func() { ctx.Stdout = out }()
+	var text strings.Builder
+	ctx.Stdout = &text
+	if err := kong.DefaultHelpPrinter(options, ctx); err != nil {
+		return err
+	}
+	usage, rest, _ := strings.Cut(text.String(), "\n")
+	const width = 80
+	broken, column := "", 0
+	for i, word := range strings.Split(usage, " ") {
+		switch {
+		case i == 0:
+		case column+1+len(word) > width:
+			broken, column = broken+"\n   ", 3
+			fallthrough
+		default:
+			broken, column = broken+" ", column+1
+		}
+		broken, column = broken+word, column+len(word)
+	}
+	_, err := fmt.Fprintf(out, "%s\n%s", broken, rest)
+	return err
 }
 
 // release is the version of the programs in an image. The linker sets it, see tools/images.
@@ -70,7 +105,7 @@ func Version() string {
 }
 
 // Main runs a command until it returns; SIGTERM and SIGINT end its context. If it fails, the
-// process ends with status 1 and the error on stderr.
+// process ends with the error on stderr and the status of WithExitCode, or 1.
 func Main(run func(ctx context.Context, args []string, stdout, stderr io.Writer) error) {
 	main(run, func(w io.Writer, err error) { fmt.Fprintln(w, "error:", err) })
 }
@@ -101,7 +136,7 @@ func main(run func(ctx context.Context, args []string, stdout, stderr io.Writer)
 	case <-reported:
 	case <-time.After(fatalTimeout):
 	}
-	os.Exit(1)
+	os.Exit(ExitCode(err))
 }
 
 // Fatal writes the error that ends a service as a line of its log.

@@ -1,0 +1,299 @@
+package client
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+	mathrand "math/rand/v2"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/berth-sandbox/berth/api/openapi"
+)
+
+// Options configure a client. URL is required.
+type Options struct {
+	// URL is the address of the API, such as https://api.sandbox.example.com.
+	URL string
+	// Key authenticates the caller. An API without keys needs none.
+	Key string
+	// HTTP sends the requests. Optional: the default follows no redirect.
+	HTTP *http.Client
+}
+
+// Client calls the API.
+type Client struct {
+	api  *openapi.Client
+	base *url.URL
+	http *http.Client
+	key  string
+}
+
+const (
+	// maxRepeats bounds how often a call is repeated.
+	maxRepeats = 3
+	// firstPause is the pause before the first repeated call.
+	firstPause = 100 * time.Millisecond
+	// maxAnswer bounds an answer in bytes: 10,000 sandboxes are about 10 MiB.
+	maxAnswer = 32 << 20
+)
+
+// New returns a client. It makes no call.
+func New(o Options) (*Client, error) {
+	base, err := url.Parse(o.URL)
+	if err != nil || base.Host == "" || base.Scheme != "http" && base.Scheme != "https" {
+		return nil, fmt.Errorf("%w: URL %q: must be a URL such as https://api.sandbox.example.com", ErrConfig, o.URL)
+	}
+	if strings.ContainsFunc(o.Key, func(r rune) bool { return r <= ' ' || r > '~' }) {
+		return nil, fmt.Errorf("%w: the key has characters other than printable ASCII", ErrConfig)
+	}
+	c := &Client{base: base, http: o.HTTP, key: o.Key}
+	if c.http == nil {
+		c.http = &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+	}
+	c.api, err = openapi.NewClient(o.URL, openapi.WithHTTPClient(c.http), openapi.WithRequestEditorFn(c.authenticate))
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrConfig, err)
+	}
+	return c, nil
+}
+
+func (c *Client) authenticate(_ context.Context, r *http.Request) error {
+	if c.key != "" {
+		r.Header.Set("X-API-Key", c.key)
+	}
+	return nil
+}
+
+// Claim claims a sandbox. It waits for a warm pod for at most the claim's WaitTimeout.
+func (c *Client) Claim(ctx context.Context, claim openapi.NewSandbox) (*openapi.Sandbox, error) {
+	return c.ClaimOnce(ctx, rand.Text(), claim)
+}
+
+// ClaimOnce is Claim with an Idempotency-Key of the caller's, 1 to 255 printable ASCII characters.
+// The same key and claim return the same sandbox while it is live and for ten minutes after.
+func (c *Client) ClaimOnce(ctx context.Context, key string, claim openapi.NewSandbox) (*openapi.Sandbox, error) {
+	return call[openapi.Sandbox](ctx, repeatable, func() (*http.Response, error) {
+		return c.api.CreateSandbox(ctx, &openapi.CreateSandboxParams{IdempotencyKey: &key}, claim)
+	})
+}
+
+// Get returns a live sandbox.
+func (c *Client) Get(ctx context.Context, id string) (*openapi.Sandbox, error) {
+	return call[openapi.Sandbox](ctx, repeatable, func() (*http.Response, error) {
+		return c.api.GetSandbox(ctx, id)
+	})
+}
+
+// List returns live sandboxes, a page at a time. The sequence ends after an error. Sandboxes that
+// are claimed or released meanwhile may be missing. Limit is the length of a page.
+func (c *Client) List(ctx context.Context, filter openapi.ListSandboxesParams) iter.Seq2[openapi.Sandbox, error] {
+	return func(yield func(openapi.Sandbox, error) bool) {
+		params := filter
+		for {
+			var next string
+			page, err := call[[]openapi.Sandbox](ctx, repeatable, func() (*http.Response, error) {
+				response, err := c.api.ListSandboxes(ctx, &params)
+				if err == nil {
+					next = response.Header.Get("X-Next-Token")
+				}
+				return response, err
+			})
+			if err != nil {
+				yield(openapi.Sandbox{}, err)
+				return
+			}
+			for _, s := range *page {
+				if !yield(s, nil) {
+					return
+				}
+			}
+			if next == "" {
+				return
+			}
+			params.NextToken = &next
+		}
+	}
+}
+
+// Kill releases a sandbox. It returns nil once the release is durable. A repeated call that finds
+// the sandbox released counts as success.
+func (c *Client) Kill(ctx context.Context, id string) error {
+	attempts := 0
+	_, err := call[none](ctx, repeatable, func() (*http.Response, error) {
+		attempts++
+		return c.api.KillSandbox(ctx, id)
+	})
+	var e *Error
+	if attempts > 1 && errors.As(err, &e) && e.Reason == "sandbox_gone" {
+		return nil
+	}
+	return err
+}
+
+// SetTimeout moves the end of a sandbox to a time from now, of whole seconds, at least one. It
+// counts as use.
+func (c *Client) SetTimeout(ctx context.Context, id string, timeout time.Duration) error {
+	_, err := call[none](ctx, repeatable, func() (*http.Response, error) {
+		return c.api.SetTimeout(ctx, id, openapi.SetTimeoutJSONRequestBody{Timeout: int64(timeout / time.Second)})
+	})
+	return err
+}
+
+// KeepAlive counts as use of a sandbox.
+func (c *Client) KeepAlive(ctx context.Context, id string) error {
+	_, err := call[none](ctx, repeatable, func() (*http.Response, error) {
+		return c.api.KeepAlive(ctx, id, openapi.KeepAliveJSONRequestBody{})
+	})
+	return err
+}
+
+// Pools returns the pools, by name.
+func (c *Client) Pools(ctx context.Context) ([]openapi.Template, error) {
+	all, err := call[[]openapi.Template](ctx, repeatable, func() (*http.Response, error) {
+		return c.api.ListTemplates(ctx)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return *all, nil
+}
+
+// Why says why a sandbox is alive, and until when.
+func (c *Client) Why(ctx context.Context, id string) (*openapi.SandboxActivity, error) {
+	return call[openapi.SandboxActivity](ctx, repeatable, func() (*http.Response, error) {
+		return c.api.ExplainSandbox(ctx, id)
+	})
+}
+
+// LastActive returns when live sandboxes were last used. The API may leave some out, and says how
+// many.
+func (c *Client) LastActive(ctx context.Context, filter openapi.LastActiveParams) (*openapi.LastActive, error) {
+	filter.Format = nil
+	return call[openapi.LastActive](ctx, repeatable, func() (*http.Response, error) {
+		return c.api.LastActive(ctx, &filter)
+	})
+}
+
+// Fences returns at most limit released sandboxes whose pods are kept, and what they wait for.
+func (c *Client) Fences(ctx context.Context, limit int) (*openapi.Fences, error) {
+	return call[openapi.Fences](ctx, repeatable, func() (*http.Response, error) {
+		return c.api.ListFences(ctx, &openapi.ListFencesParams{Limit: &limit})
+	})
+}
+
+// Sessions returns at most limit routers that run, or may still run.
+func (c *Client) Sessions(ctx context.Context, limit int) (*openapi.Sessions, error) {
+	return call[openapi.Sessions](ctx, repeatable, func() (*http.Response, error) {
+		return c.api.ListSessions(ctx, &openapi.ListSessionsParams{Limit: &limit})
+	})
+}
+
+// DeclareDead ends every wait for a router that has ended together with its Envoy. If either still
+// runs, requests may reach the pod of another sandbox.
+func (c *Client) DeclareDead(ctx context.Context, session, reason string) (*openapi.DeadDeclared, error) {
+	return call[openapi.DeadDeclared](ctx, once, func() (*http.Response, error) {
+		return c.api.DeclareDead(ctx, session, openapi.DeclareDeadJSONRequestBody{Reason: reason})
+	})
+}
+
+// URL returns the address of a port of a sandbox. 0 is its default port.
+func URL(s *openapi.Sandbox, port int) (string, error) {
+	u, err := url.Parse(s.URL)
+	if err != nil {
+		return "", fmt.Errorf("the address of sandbox %s: %w", s.SandboxID, err)
+	}
+	if port == 0 {
+		return u.String(), nil
+	}
+	_, rest, ok := strings.Cut(u.Host, "-")
+	if !ok || port < 1 || port > 65535 {
+		return "", fmt.Errorf("the address of port %d of sandbox %s: its URL is %q", port, s.SandboxID, s.URL)
+	}
+	u.Host = strconv.Itoa(port) + "-" + rest
+	return u.String(), nil
+}
+
+// none is the answer of a call that has no body.
+type none struct{}
+
+type policy bool
+
+const (
+	repeatable policy = true
+	once       policy = false
+)
+
+// call makes a call, repeats it where that is safe and helps, and decodes its answer.
+func call[T any](ctx context.Context, p policy, send func() (*http.Response, error)) (*T, error) {
+	for repeats := 0; ; repeats++ {
+		into := new(T)
+		err := answer(send, into)
+		if err == nil {
+			return into, nil
+		}
+		pause, again := repeatAfter(err, repeats)
+		if p != repeatable || !again || repeats == maxRepeats || ctx.Err() != nil {
+			return nil, err
+		}
+		if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) < pause {
+			return nil, err
+		}
+		timer := time.NewTimer(pause)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return nil, err
+		case <-timer.C:
+		}
+	}
+}
+
+// repeatAfter returns the pause before a call is repeated, or false if a repeated call does not
+// help.
+func repeatAfter(err error, repeats int) (time.Duration, bool) {
+	pause := firstPause << repeats
+	pause -= time.Duration(mathrand.Int64N(int64(pause) / 2))
+	var e *Error
+	if errors.As(err, &e) {
+		switch e.Status {
+		case http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
+			return max(pause, e.RetryAfter), true
+		}
+		return 0, false
+	}
+	var untrusted *tls.CertificateVerificationError
+	return pause, !errors.Is(err, context.Canceled) && !errors.As(err, &untrusted)
+}
+
+func answer(send func() (*http.Response, error), into any) error {
+	response, err := send()
+	if err != nil {
+		return fmt.Errorf("call the API: %w", err)
+	}
+	defer response.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(response.Body, maxAnswer+1))
+	switch {
+	case err != nil:
+		return fmt.Errorf("call the API: read the answer: %w", err)
+	case len(body) > maxAnswer:
+		return fmt.Errorf("call the API: the answer is larger than %d bytes", maxAnswer)
+	case response.StatusCode >= 300:
+		return newError(response, body)
+	}
+	if _, empty := into.(*none); empty {
+		return nil
+	}
+	if err := json.Unmarshal(body, into); err != nil {
+		return &Error{Status: response.StatusCode, Message: fmt.Sprintf("the answer is not Berth's: %v", err)}
+	}
+	return nil
+}

@@ -1,0 +1,180 @@
+package main
+
+import (
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/berth-sandbox/berth/api/openapi"
+	"github.com/berth-sandbox/berth/cmd/internal/cli"
+)
+
+// The IDs of the sandboxes that the stub knows.
+const (
+	first  = "k3x9k3x9k3x9k3x9k3x9"
+	second = "p7q2p7q2p7q2p7q2p7q2"
+)
+
+// stub answers calls with fixed values of the API's types. The commands are tested with a real API
+// in e2e.
+type stub struct {
+	mu    sync.Mutex
+	calls []string
+	live  []openapi.Sandbox
+}
+
+func (s *stub) seen() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.calls
+}
+
+func sandboxOf(id, pool string, phase openapi.SandboxPhase, age time.Duration) openapi.Sandbox {
+	return openapi.Sandbox{
+		SandboxID: id, TemplateID: pool, Alias: pool, ClientID: "berth", EnvdVersion: "0.5.8", Domain: "sandbox.localhost:8000",
+		URL: "http://8080-" + id + ".sandbox.localhost:8000/", State: openapi.SandboxStateRunning, Phase: phase,
+		StartedAt: noon.Add(-age), EndAt: noon.Add(5 * time.Minute), PodName: pool + "-abcdef",
+	}
+}
+
+// serve starts the stub.
+func serve(t *testing.T) (s *stub, url string) {
+	t.Helper()
+	isolate(t)
+	s = &stub{live: []openapi.Sandbox{
+		sandboxOf(first, "python", openapi.SandboxPhaseRunning, 90*time.Second),
+		sandboxOf(second, "node", openapi.SandboxPhaseStarting, 2*time.Second),
+	}}
+	s.live[0].User, s.live[0].Metadata, s.live[0].IdleTimeout = "ann", map[string]string{"job": "17", "a": "b"}, 600
+	s.live[1].EndAt = time.Date(9999, 12, 31, 0, 0, 0, 0, time.UTC)
+	server := httptest.NewServer(s)
+	t.Cleanup(server.Close)
+	return s, server.URL
+}
+
+func (s *stub) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	s.mu.Lock()
+	s.calls = append(s.calls, r.Method+" "+r.URL.String())
+	s.mu.Unlock()
+	id, rest, _ := strings.Cut(strings.TrimPrefix(strings.TrimPrefix(r.URL.Path, "/v1"), "/sandboxes/"), "/")
+	switch path := r.URL.Path; {
+	case r.Method == http.MethodPost && path == "/sandboxes":
+		answer(w, http.StatusCreated, s.live[0])
+	case path == "/sandboxes":
+		all := []openapi.Sandbox{}
+		for _, one := range s.live {
+			if pool := r.URL.Query().Get("template"); pool == "" || pool == one.TemplateID {
+				all = append(all, one)
+			}
+		}
+		answer(w, http.StatusOK, all)
+	case path == "/templates":
+		answer(w, http.StatusOK, []openapi.Template{{TemplateID: "node"}, {TemplateID: "python"}})
+	case path == "/v1/last-active" && r.URL.Query().Get("id") == "nosuch":
+		answer(w, http.StatusOK, openapi.LastActive{Now: noon, Sandboxes: []openapi.Activity{}})
+	case path == "/v1/last-active":
+		answer(w, http.StatusOK, openapi.LastActive{Now: noon, Sandboxes: []openapi.Activity{activityOf(s.why(first)), activityOf(s.why(second))}, Truncated: 2})
+	case path == "/v1/fences":
+		answer(w, http.StatusOK, fencesOf())
+	case path == "/v1/sessions":
+		answer(w, http.StatusOK, sessionsOf())
+	case strings.HasPrefix(path, "/v1/sessions/"):
+		answer(w, http.StatusOK, openapi.DeadDeclared{SessionID: "router-b", Fences: 1})
+	case id != first && id != second:
+		refuse(w, http.StatusNotFound, "sandbox_not_found", "there is no such sandbox")
+	case r.Method == http.MethodDelete, rest == "timeout", rest == "keepalive":
+		w.WriteHeader(http.StatusNoContent)
+	case strings.HasPrefix(path, "/v1/"):
+		answer(w, http.StatusOK, s.why(id))
+	default:
+		answer(w, http.StatusOK, s.live[map[string]int{first: 0, second: 1}[id]])
+	}
+}
+
+func (s *stub) why(id string) openapi.SandboxActivity {
+	a := openapi.SandboxActivity{
+		SandboxID: id, Pool: "python", Now: noon, LastActive: noon.Add(-12 * time.Second), AgeSeconds: 12, Kind: "open", Open: 2,
+		Router: new("router-a"), IdleTimeout: 60, Awaits: []string{}, Asks: []string{},
+		Next: &openapi.NextRelease{Reason: openapi.Idle, At: noon.Add(48 * time.Second), InSeconds: 48},
+	}
+	if id == second {
+		a.Kind, a.Why, a.Next.InSeconds, a.Router, a.Open = "unknown", new("a router has ended"), 0, nil, 0
+		a.MinBytesPerMinute, a.Awaits = new(int64(2048)), []string{"router-b"}
+	}
+	return a
+}
+
+func sessionsOf() openapi.Sessions {
+	return openapi.Sessions{Truncated: 1, Sessions: []openapi.ListedSession{
+		{SessionID: "router-a", Address: new("10.1.0.1"), Connected: true, LastHeardSeconds: new(0.2), ExpiresInSeconds: 909, Sent: new(int64(3)), Acknowledged: new(int64(2)), Fences: 1},
+		{SessionID: "router-b", ExpiresInSeconds: 889, Fences: 1},
+	}}
+}
+
+func fencesOf() openapi.Fences {
+	fence := openapi.Fence{SandboxID: first, Pool: "python", PodName: "python-abcdef", PodIP: "10.0.0.1", ReleasedAt: noon, Reason: "Killed", Phase: openapi.FencePhaseSessions}
+	open := fence
+	open.SandboxID, open.Phase, open.ConnectWindowEndsInSeconds = second, openapi.FencePhaseConnectWindow, new(5.0)
+	fence.WaitsFor = []openapi.AwaitedSession{
+		{SessionID: "router-a", Connected: true, Until: openapi.Acknowledged, LastHeardSeconds: new(0.2), Acknowledged: new(int64(2)), Needed: new(int64(3))},
+		{SessionID: "router-b", Until: openapi.Expired, ExpiresInSeconds: 889},
+	}
+	fence.WaitsForOthers = 4
+	return openapi.Fences{Fences: []openapi.Fence{fence, open}}
+}
+
+func answer(w http.ResponseWriter, status int, v any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_ = json.NewEncoder(w).Encode(v)
+}
+
+func refuse(w http.ResponseWriter, status int, reason, message string) {
+	answer(w, status, openapi.Error{Code: status, Reason: reason, Message: message})
+}
+
+func TestOutputOfEveryCommandIsTheGoldenFile(t *testing.T) {
+	_, url := serve(t)
+	var all strings.Builder
+	for _, line := range []string{
+		"claim python", "claim python -o name", "claim python -o json", "ls", "ls --no-headers", "ls -o wide", "ls -o name",
+		"ls -o json", "ls -o yaml", "ls --pool=node", "ls --pool=none", "get " + first, "get " + first + " -o yaml",
+		"get " + first + " " + second + " -o json", "get nosuch", "kill " + first, "kill " + first + " nosuch",
+		"kill --all --pool=node", "timeout " + first + " 10m", "keepalive " + first, "why " + first + " " + second,
+		"why " + first + " -o json", "last-active", "last-active -o wide", "last-active --id=nosuch", "open --print " + first,
+		"open --print " + first + ":3000/a?b=c", "fence ls", "fence ls -o name", "fence sessions", "fence sessions -o yaml",
+		"fence declare-dead router-b --gone --reason=burnt",
+	} {
+		stdout, stderr, err := command(t.Context(), append(strings.Fields(line), "--api-url="+url)...)
+		all.WriteString("$ berth " + line + "\n" + stdout)
+		if stderr != "" {
+			all.WriteString("(stderr) " + stderr)
+		}
+		if err != nil {
+			all.WriteString("(error) " + strings.ReplaceAll(err.Error(), url, "http://api") + "\n")
+		}
+		if code := cli.ExitCode(err); code != 0 {
+			all.WriteString("(exit status " + string(rune('0'+code)) + ")\n")
+		}
+		all.WriteString("\n")
+	}
+	golden(t, "output", all.String())
+}
+
+func TestKillOfAllNeedsAFilterOrYes(t *testing.T) {
+	s, url := serve(t)
+	for _, args := range [][]string{{}, {"--all"}, {"--pool=node"}, {first, "--all"}} {
+		_, err := berth(t, append([]string{"kill", "--api-url=" + url}, args...)...)
+		require.Equal(t, cli.ExitUsage, cli.ExitCode(err), "%v: %v", args, err)
+	}
+	require.Empty(t, s.seen())
+	_, err := berth(t, "kill", "--all", "-y", "--api-url="+url)
+	require.NoError(t, err)
+	require.Equal(t, []string{"GET /sandboxes", "DELETE /sandboxes/" + first, "DELETE /sandboxes/" + second}, s.seen())
+}

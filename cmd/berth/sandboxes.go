@@ -1,0 +1,357 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/berth-sandbox/berth/api/openapi"
+	"github.com/berth-sandbox/berth/client"
+	"github.com/berth-sandbox/berth/cmd/internal/cli"
+)
+
+func (o *output) sandboxes() view[openapi.Sandbox] {
+	return view[openapi.Sandbox]{
+		name: func(s openapi.Sandbox) string { return s.SandboxID },
+		columns: []column[openapi.Sandbox]{
+			{name: "SANDBOX", text: func(s openapi.Sandbox) string { return s.SandboxID }},
+			{name: "POOL", text: func(s openapi.Sandbox) string { return s.TemplateID }},
+			{name: "PHASE", colour: true, text: func(s openapi.Sandbox) string { return string(s.Phase) }},
+			{name: "AGE", ticks: true, text: func(s openapi.Sandbox) string { return span(o.now().Sub(s.StartedAt)) }},
+			{name: "ENDS IN", ticks: true, text: func(s openapi.Sandbox) string { return until(o.now(), s.EndAt) }},
+			{name: "IDLE TIMEOUT", wide: true, text: func(s openapi.Sandbox) string {
+				if s.IdleTimeout == 0 {
+					return ""
+				}
+				return spanSeconds(s.IdleTimeout)
+			}},
+			{name: "USER", wide: true, text: func(s openapi.Sandbox) string { return s.User }},
+			{name: "POD", wide: true, text: func(s openapi.Sandbox) string { return s.PodName }},
+			{name: "METADATA", wide: true, text: func(s openapi.Sandbox) string {
+				pairs := make([]string, 0, len(s.Metadata))
+				for _, k := range slices.Sorted(maps.Keys(s.Metadata)) {
+					pairs = append(pairs, k+"="+s.Metadata[k])
+				}
+				return strings.Join(pairs, ",")
+			}},
+			{name: "URL", text: func(s openapi.Sandbox) string { return s.URL }},
+		},
+	}
+}
+
+type claimCommand struct {
+	apiFlags
+	formatFlags
+	Pool        string            `arg:"" optional:"" complete:"pool" help:"Name of the pool. It can be left out if there is only one."`
+	Timeout     time.Duration     `help:"Time from now until the end. The API's default is 5m."`
+	IdleTimeout *time.Duration    `help:"Time without use after which the sandbox is released; 0s for never. The pool's if it is left out."`
+	Wait        time.Duration     `default:"10s" help:"How long to wait for a warm pod, at most 5m."`
+	Metadata    map[string]string `short:"m" mapsep:"none" placeholder:"KEY=VALUE" help:"Metadata of the sandbox. Can be repeated."`
+	User        string            `help:"User, kept with the sandbox."`
+	Key         string            `help:"Idempotency key: the same key and claim get the same sandbox."`
+}
+
+// Run implements the command.
+func (c *claimCommand) Run(ctx context.Context, o *output) error {
+	t, err := c.target()
+	if err != nil {
+		return err
+	}
+	if c.Pool == "" {
+		if c.Pool, err = onlyPool(ctx, t); err != nil {
+			return err
+		}
+	}
+	claim := openapi.NewSandbox{TemplateID: c.Pool, Metadata: c.Metadata}
+	for _, d := range []struct {
+		flag string
+		from *time.Duration
+		into **int64
+	}{{"--timeout", given(c.Timeout), &claim.Timeout}, {"--idle-timeout", c.IdleTimeout, &claim.IdleTimeout}, {"--wait", &c.Wait, &claim.WaitTimeout}} {
+		if d.from == nil {
+			continue
+		}
+		if *d.from < 0 || *d.from%time.Second != 0 {
+			return cli.WithExitCode(cli.ExitUsage, fmt.Errorf("%s %v: must be whole seconds", d.flag, *d.from))
+		}
+		*d.into = new(int64(*d.from / time.Second))
+	}
+	if c.User != "" {
+		claim.User = &c.User
+	}
+	if terminal(o.err) {
+		notice := time.AfterFunc(time.Second, func() {
+			fmt.Fprintf(o.err, "waiting up to %v for a warm pod of %s\n", c.Wait, c.Pool)
+		})
+		defer notice.Stop()
+	}
+	t.wait += c.Wait
+	s, err := call(ctx, t, func(ctx context.Context) (*openapi.Sandbox, error) {
+		if c.Key != "" {
+			return t.api.ClaimOnce(ctx, c.Key, claim)
+		}
+		return t.api.Claim(ctx, claim)
+	})
+	if err != nil {
+		return err
+	}
+	return show(o, c.formatFlags, o.sandboxes(), []openapi.Sandbox{*s}, s)
+}
+
+func given(d time.Duration) *time.Duration {
+	if d == 0 {
+		return nil
+	}
+	return &d
+}
+
+// onlyPool returns the name of the pool if there is one.
+func onlyPool(ctx context.Context, t *target) (string, error) {
+	pools, err := call(ctx, t, t.api.Pools)
+	if err != nil {
+		return "", err
+	}
+	names := make([]string, len(pools))
+	for i, p := range pools {
+		names[i] = p.TemplateID
+	}
+	switch len(names) {
+	case 0:
+		return "", cli.WithExitCode(exitNotFound, errors.New("there is no pool; create a SandboxPool with kubectl"))
+	case 1:
+		return names[0], nil
+	}
+	return "", cli.WithExitCode(cli.ExitUsage, fmt.Errorf("name one of the pools: %s", strings.Join(names, ", ")))
+}
+
+// filterFlags select sandboxes.
+type filterFlags struct {
+	Pool     string            `complete:"pool" help:"Only sandboxes of this pool."`
+	Metadata map[string]string `short:"m" mapsep:"none" placeholder:"KEY=VALUE" help:"Only sandboxes with this metadata. Can be repeated."`
+}
+
+func (f *filterFlags) empty() bool { return f.Pool == "" && len(f.Metadata) == 0 }
+
+func (f *filterFlags) list(ctx context.Context, t *target) ([]openapi.Sandbox, error) {
+	var params openapi.ListSandboxesParams
+	if f.Pool != "" {
+		params.Template = &f.Pool
+	}
+	if len(f.Metadata) > 0 {
+		query := url.Values{}
+		for k, v := range f.Metadata {
+			query.Set(k, v)
+		}
+		params.Metadata = new(query.Encode())
+	}
+	return call(ctx, t, func(ctx context.Context) ([]openapi.Sandbox, error) {
+		all := []openapi.Sandbox{}
+		for s, err := range t.api.List(ctx, params) {
+			if err != nil {
+				return nil, err
+			}
+			all = append(all, s)
+		}
+		return all, nil
+	})
+}
+
+type lsCommand struct {
+	apiFlags
+	formatFlags
+	watchFlags
+	filterFlags
+}
+
+// Run implements the command.
+func (c *lsCommand) Run(ctx context.Context, o *output) error {
+	t, err := c.target()
+	if err != nil {
+		return err
+	}
+	list := func() ([]openapi.Sandbox, error) { return c.list(ctx, t) }
+	if c.Watch {
+		return watch(ctx, o, c.formatFlags, c.watchFlags, o.sandboxes(), list)
+	}
+	all, err := list()
+	if err != nil {
+		return err
+	}
+	return show(o, c.formatFlags, o.sandboxes(), all, all)
+}
+
+// idsArg are sandboxes.
+type idsArg struct {
+	IDs []string `arg:"" name:"sandbox" complete:"sandbox" help:"IDs of sandboxes."`
+}
+
+// each calls f for every ID, and returns the answers and what went wrong. The exit status is that of
+// the last error.
+func each[T any](ids []string, f func(id string) (T, error)) (all []T, err error) {
+	for _, id := range ids {
+		answer, failed := f(id)
+		if failed != nil {
+			code := cli.ExitCode(failed)
+			err = cli.WithExitCode(code, errors.Join(err, fmt.Errorf("%s: %w", id, failed)))
+			continue
+		}
+		all = append(all, answer)
+	}
+	return all, err
+}
+
+// single is a list's only entry, for formats that print an object.
+func single[T any](asked []string, all []T) any {
+	if len(asked) == 1 && len(all) == 1 {
+		return all[0]
+	}
+	return all
+}
+
+type getCommand struct {
+	apiFlags
+	formatFlags
+	idsArg
+}
+
+// Run implements the command.
+func (c *getCommand) Run(ctx context.Context, o *output) error {
+	t, err := c.target()
+	if err != nil {
+		return err
+	}
+	all, err := each(c.IDs, func(id string) (openapi.Sandbox, error) {
+		s, err := call(ctx, t, func(ctx context.Context) (*openapi.Sandbox, error) { return t.api.Get(ctx, id) })
+		if err != nil {
+			return openapi.Sandbox{}, err
+		}
+		return *s, nil
+	})
+	if len(all) > 0 {
+		err = errors.Join(err, show(o, c.formatFlags, o.sandboxes(), all, single(c.IDs, all)))
+	}
+	return err
+}
+
+type killCommand struct {
+	apiFlags
+	IDs []string `arg:"" optional:"" name:"sandbox" complete:"sandbox" help:"IDs of sandboxes."`
+	All bool     `help:"Release all sandboxes. Needs a filter or --yes."`
+	Yes bool     `short:"y" help:"With --all: really all."`
+	filterFlags
+}
+
+// Run implements the command.
+func (c *killCommand) Run(ctx context.Context, o *output) error {
+	switch {
+	case c.All == (len(c.IDs) > 0):
+		return usage("name sandboxes, or give --all")
+	case !c.All && !c.empty():
+		return usage("--pool and --metadata: need --all")
+	case c.All && c.empty() && !c.Yes:
+		return usage("--all: needs a filter, --pool or --metadata, or --yes for every sandbox that this key can see")
+	}
+	t, err := c.target()
+	if err != nil {
+		return err
+	}
+	if c.All {
+		all, err := c.list(ctx, t)
+		if err != nil {
+			return err
+		}
+		for _, s := range all {
+			c.IDs = append(c.IDs, s.SandboxID)
+		}
+	}
+	_, err = each(c.IDs, func(id string) (none, error) {
+		err := do(ctx, t, func(ctx context.Context) error { return t.api.Kill(ctx, id) })
+		if err != nil && c.All && cli.ExitCode(err) == exitNotFound {
+			return none{}, nil // it ended meanwhile
+		}
+		if err == nil {
+			_, err = fmt.Fprintf(o.out, "%s released\n", id)
+		}
+		return none{}, err
+	})
+	return err
+}
+
+type none struct{}
+
+func usage(format string, args ...any) error {
+	return cli.WithExitCode(cli.ExitUsage, fmt.Errorf(format, args...))
+}
+
+type timeoutCommand struct {
+	apiFlags
+	ID      string        `arg:"" name:"sandbox" complete:"sandbox" help:"ID of a sandbox."`
+	Timeout time.Duration `arg:"" help:"Time from now until the end, such as 30m."`
+}
+
+// Run implements the command.
+func (c *timeoutCommand) Run(ctx context.Context, o *output) error {
+	if c.Timeout < time.Second || c.Timeout%time.Second != 0 {
+		return usage("timeout %v: must be whole seconds, 1s or more; berth kill ends a sandbox at once", c.Timeout)
+	}
+	t, err := c.target()
+	if err != nil {
+		return err
+	}
+	if err := do(ctx, t, func(ctx context.Context) error { return t.api.SetTimeout(ctx, c.ID, c.Timeout) }); err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(o.out, "%s ends in %v\n", c.ID, c.Timeout)
+	return err
+}
+
+type keepaliveCommand struct {
+	apiFlags
+	idsArg
+}
+
+// Run implements the command.
+func (c *keepaliveCommand) Run(ctx context.Context, o *output) error {
+	t, err := c.target()
+	if err != nil {
+		return err
+	}
+	_, err = each(c.IDs, func(id string) (none, error) {
+		err := do(ctx, t, func(ctx context.Context) error { return t.api.KeepAlive(ctx, id) })
+		if err == nil {
+			_, err = fmt.Fprintf(o.out, "%s used\n", id)
+		}
+		return none{}, err
+	})
+	return err
+}
+
+// readOnce gets the sandbox of a command that sends requests to it.
+func readOnce(ctx context.Context, t *target, id string) (*openapi.Sandbox, error) {
+	return call(ctx, t, func(ctx context.Context) (*openapi.Sandbox, error) { return t.api.Get(ctx, id) })
+}
+
+// addressOf returns the address of a port, or a usage error.
+func addressOf(s *openapi.Sandbox, port uint16, path string) (string, error) {
+	text, err := client.URL(s, int(port))
+	if err != nil {
+		return "", err
+	}
+	base, err := url.Parse(text)
+	if err != nil {
+		return "", err
+	}
+	reference, err := url.Parse(cmp.Or(path, "/"))
+	if err != nil || reference.Host != "" || !strings.HasPrefix(reference.Path, "/") {
+		return "", usage("%q: must be a path that begins with /", path)
+	}
+	base.Path, base.RawPath, base.RawQuery = reference.Path, reference.RawPath, reference.RawQuery
+	base.Fragment = reference.Fragment
+	return base.String(), nil
+}
