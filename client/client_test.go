@@ -3,9 +3,11 @@ package client
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -16,7 +18,22 @@ import (
 	"github.com/berth-sandbox/berth/api/openapi"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// The examples need an API. A test in e2e runs them with one.
+func TestMain(m *testing.M) {
+	flag.Parse()
+	if os.Getenv("BERTH_API_URL") == "" {
+		if err := flag.Set("test.skip", "^Example"); err != nil {
+			panic(err)
+		}
+	}
+	code := m.Run()
+	http.DefaultClient.CloseIdleConnections()
+	if err := goleak.Find(); err != nil && code == 0 {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	os.Exit(code)
+}
 
 // script answers each call with the next handler; the last one answers all further calls. It is an
 // http.RoundTripper, so that time can stand still.
