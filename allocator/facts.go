@@ -31,7 +31,7 @@ func toRecord(f core.Fact) (journal.Record, error) {
 			ClaimedAt: micros(s.ClaimedAt), EndAt: micros(s.EndAt), EndedAt: micros(s.EndedAt),
 			Metadata: s.Metadata, Team: s.Team, User: s.User, IdempotencyKey: s.IdempotencyKey, RequestHash: hashOf(s.Binding),
 			Phase: phases[s.Phase], Reason: s.Reason, DefaultPort: uint32(s.DefaultPort), Ports: ports(s.Ports), Restarts: uint32(s.Restarts),
-			IdleTimeout: s.IdleTimeout.Microseconds(), BytesOnly: s.MinBytes > 0, MinBytesPerMinute: s.MinBytes, LifetimeEnd: micros(s.LifetimeEnd), StartBy: micros(s.StartBy),
+			IdleTimeout: s.IdleTimeout.Microseconds(), MinBytesPerMinute: s.MinBytes, LifetimeEnd: micros(s.LifetimeEnd), StartBy: micros(s.StartBy),
 		}}
 	case f.Session != "":
 		r.Key = sessionPrefix + f.Session
@@ -67,7 +67,7 @@ func fromRecord(r journal.Record, namespace string) (core.Fact, bool, error) {
 				ID:        strings.TrimPrefix(r.Key, sandboxPrefix),
 				ClaimedAt: moment(s.GetClaimedAt()), EndAt: moment(s.GetEndAt()), Metadata: s.GetMetadata(),
 				LifetimeEnd: moment(s.GetLifetimeEnd()), StartBy: moment(s.GetStartBy()),
-				IdleTimeout: time.Duration(s.GetIdleTimeout()) * time.Microsecond, MinBytes: minBytesOf(s),
+				IdleTimeout: time.Duration(s.GetIdleTimeout()) * time.Microsecond, MinBytes: s.GetMinBytesPerMinute(),
 				Team: s.GetTeam(), User: s.GetUser(), IdempotencyKey: s.GetIdempotencyKey(),
 			},
 			Pool:        core.PoolKey{Namespace: namespace, Name: s.GetPool()},
@@ -111,16 +111,6 @@ func fromRecord(r journal.Record, namespace string) (core.Fact, bool, error) {
 		return core.Fact{}, false, nil
 	}
 	return f, true, nil
-}
-
-// legacyMinBytes is the meaning of BytesOnly without a number, as an earlier version wrote it.
-const legacyMinBytes = 1024
-
-func minBytesOf(s *journalv1.Sandbox) uint64 {
-	if s.GetMinBytesPerMinute() == 0 && s.GetBytesOnly() {
-		return legacyMinBytes
-	}
-	return s.GetMinBytesPerMinute()
 }
 
 // settledKey returns the record key that a Settle effect names.

@@ -29,6 +29,9 @@ func activities(field string, all []*controlv1.Activity) ([]core.Activity, error
 	}
 	list := make([]core.Activity, 0, len(all))
 	for _, a := range all {
+		if a.GetSandboxId() == "" {
+			return nil, status.Errorf(codes.InvalidArgument, "%s.activities: sandbox_id is missing", field)
+		}
 		kind := activity.Kind(a.GetKind())
 		if !kindWord.MatchString(a.GetKind()) {
 			kind = activity.Unknown

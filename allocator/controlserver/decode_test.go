@@ -16,23 +16,28 @@ import (
 	controlv1 "github.com/berth-sandbox/berth/api/control/v1"
 )
 
-func TestTooManyActivitiesAreRefused(t *testing.T) {
+func TestUnusableActivitiesAreRefused(t *testing.T) {
 	many := make([]*controlv1.Activity, maxActivities+1)
 	for i := range many {
 		many[i] = &controlv1.Activity{SandboxId: "k3x9"}
 	}
-	for name, m := range map[string]*controlv1.RouterMessage{
-		"report":   {Message: &controlv1.RouterMessage_Report{Report: &controlv1.Report{Activities: many}}},
-		"quiesced": {Message: &controlv1.RouterMessage_Quiesced{Quiesced: &controlv1.Quiesced{Activities: many}}},
+	for says, all := range map[string][]*controlv1.Activity{
+		"5001 exceed the limit of 5000": many,
+		"sandbox_id is missing":         {{SandboxId: "k3x9"}, {}},
 	} {
-		t.Run(name, func(t *testing.T) {
-			run(t, func(w *world) {
-				stream, n := w.joined()
-				require.NoError(t, stream.Send(m))
-				fails(t, stream, codes.InvalidArgument, name+".activities: 5001 exceed the limit of 5000")
-				require.Equal(t, []core.Event{core.SessionLeft{Session: testRouter, Stream: n}}, w.leader.seen())
+		for name, m := range map[string]*controlv1.RouterMessage{
+			"report":   {Message: &controlv1.RouterMessage_Report{Report: &controlv1.Report{Activities: all}}},
+			"quiesced": {Message: &controlv1.RouterMessage_Quiesced{Quiesced: &controlv1.Quiesced{Activities: all}}},
+		} {
+			t.Run(name+": "+says, func(t *testing.T) {
+				run(t, func(w *world) {
+					stream, n := w.joined()
+					require.NoError(t, stream.Send(m))
+					fails(t, stream, codes.InvalidArgument, name+".activities: "+says)
+					require.Equal(t, []core.Event{core.SessionLeft{Session: testRouter, Stream: n}}, w.leader.seen())
+				})
 			})
-		})
+		}
 	}
 }
 

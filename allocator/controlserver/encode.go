@@ -36,7 +36,7 @@ func (s *Server) Deliver(term uint64, e core.Effect) bool {
 	case core.SendQuiesce:
 		q := &controlv1.Quiesce{Number: e.Number}
 		for _, question := range e.Questions {
-			q.Questions = append(q.Questions, &controlv1.Question{SandboxId: question.ID, PodIp: question.IP.String(), MinBytesPerMinute: question.MinBytes})
+			q.Questions = append(q.Questions, &controlv1.Question{SandboxId: question.ID, MinBytesPerMinute: question.MinBytes})
 		}
 		s.push(e.Stream, &controlv1.AllocatorMessage{Term: term, Message: &controlv1.AllocatorMessage_Quiesce{Quiesce: q}})
 	case core.SendProbe:

@@ -80,7 +80,7 @@ func (c *Core) reapIdle() {
 		questions := make([]Question, len(ask.Sandboxes))
 		for i, id := range ask.Sandboxes {
 			s := c.sandboxes.byID[id]
-			questions[i] = Question{ID: id, IP: s.IP, MinBytes: s.MinBytes}
+			questions[i] = Question{ID: id, MinBytes: s.MinBytes}
 		}
 		for _, s := range c.routers.members.Reachable() {
 			c.emit(SendQuiesce{Stream: s.Stream, Number: ask.Round, Questions: questions})

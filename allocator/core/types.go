@@ -236,7 +236,6 @@ type Activity = idle.Activity
 // Question asks whether a sandbox is idle.
 type Question struct {
 	ID       string
-	IP       netip.Addr
 	MinBytes uint64
 }
 

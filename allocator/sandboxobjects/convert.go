@@ -38,25 +38,8 @@ func toObject(s core.Sandbox, namespace string) *v1alpha1.Sandbox {
 	if s.IdempotencyKey != "" {
 		o.Spec.RequestHash = hex.EncodeToString(s.RequestHash[:])
 	}
-	if s.MinBytes > 0 {
-		o.Spec.MinBytesPerMinute, o.Spec.OpenConnections = int64(s.MinBytes), legacyBytesOnly
-	}
+	o.Spec.MinBytesPerMinute = int64(s.MinBytes)
 	return o
-}
-
-// Earlier versions of the allocator know no byte count. They read and write the value BytesOnly of
-// the field openConnections, which means legacyMinBytes bytes a minute.
-const (
-	legacyBytesOnly = "BytesOnly"
-	legacyMinBytes  = 1024
-)
-
-// minBytesOf returns the byte count of an object of any version, 0 for none.
-func minBytesOf(s *v1alpha1.SandboxSpec) uint64 {
-	if s.MinBytesPerMinute == 0 && s.OpenConnections == legacyBytesOnly {
-		return legacyMinBytes
-	}
-	return uint64(s.MinBytesPerMinute)
 }
 
 // wholeSeconds rounds d up.
@@ -112,7 +95,7 @@ func fromObject(o *v1alpha1.Sandbox) (core.Sandbox, error) {
 		Binding: core.Binding{
 			ID: o.Name, ClaimedAt: o.Spec.ClaimedAt.UTC(), Metadata: o.Spec.Metadata,
 			EndAt: timeFromObject(o.Spec.EndAt), LifetimeEnd: timeFromObject(o.Spec.LifetimeEnd), StartBy: timeFromObject(o.Spec.StartBy),
-			IdleTimeout: time.Duration(o.Spec.IdleTimeoutSeconds) * time.Second, MinBytes: minBytesOf(&o.Spec),
+			IdleTimeout: time.Duration(o.Spec.IdleTimeoutSeconds) * time.Second, MinBytes: uint64(o.Spec.MinBytesPerMinute),
 			Team: o.Spec.Team, User: o.Spec.User, IdempotencyKey: o.Spec.IdempotencyKey,
 		},
 		Pool:        core.PoolKey{Namespace: o.Namespace, Name: o.Spec.Pool},

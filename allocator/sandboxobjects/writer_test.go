@@ -200,21 +200,6 @@ func TestObjectHoldsEveryFieldOfASandbox(t *testing.T) {
 	require.Equal(t, 2*time.Second, p.list().Sandboxes[0].IdleTimeout, "a whole number, and not less")
 }
 
-// The version before had no number.
-func TestLegacyBytesOnlyObjectMeansOneKilobyte(t *testing.T) {
-	p := newWriter(t, shared.Start(t))
-	s := sandbox(core.Running, 1, 1)
-	p.write(s)
-	patch := func(body string) {
-		t.Helper()
-		require.NoError(t, p.clients.Berth.Patch(types.MergePatchType).Namespace("default").Resource("sandboxes").Name(s.ID).Body([]byte(body)).Do(t.Context()).Error())
-	}
-	patch(`{"spec":{"minBytesPerMinute":null}}`)
-	require.EqualValues(t, 1024, p.list().Sandboxes[0].MinBytes)
-	patch(`{"spec":{"openConnections":"Active"}}`)
-	require.Zero(t, p.list().Sandboxes[0].MinBytes)
-}
-
 // The end can be moved; the last activity goes forwards only, whoever writes it and
 // whatever that one knew.
 func TestObjectShowsTheMovedEndAndLatestActivity(t *testing.T) {
@@ -271,7 +256,6 @@ func TestSchemaRejectsUnreadableObjects(t *testing.T) {
 		"no activity":           {`{"status":{"revision":"3.5","lastActive":null}}`, "status.lastActive: never goes back"},
 		"a negative timeout":    {`{"spec":{"idleTimeoutSeconds":-1}}`, "spec.idleTimeoutSeconds"},
 		"a half timeout":        {`{"spec":{"idleTimeoutSeconds":1.5}}`, "spec.idleTimeoutSeconds"},
-		"unknown connections":   {`{"spec":{"openConnections":"Ignored"}}`, "spec.openConnections"},
 		"negative bytes":        {`{"spec":{"minBytesPerMinute":-1}}`, "spec.minBytesPerMinute"},
 		"no moment":             {`{"spec":{"lifetimeEnd":"soon"}}`, "spec.lifetimeEnd"},
 	} {

@@ -76,11 +76,6 @@ type SandboxSpec struct {
 	// +kubebuilder:validation:Minimum=1
 	// +optional
 	MinBytesPerMinute int64 `json:"minBytesPerMinute,omitempty"`
-	// OpenConnections is what versions without MinBytesPerMinute read and have written:
-	// BytesOnly stands for 1,024 bytes, and is here together with MinBytesPerMinute.
-	// +kubebuilder:validation:Enum=Active;BytesOnly
-	// +optional
-	OpenConnections string `json:"openConnections,omitempty"`
 	// DefaultPort and Ports are what the pool said when it was claimed. What
 	// counts is what the pool says now.
 	// +optional

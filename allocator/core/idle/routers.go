@@ -80,15 +80,14 @@ func (r *router) obstacle() string {
 func (r *router) mayKnow(s *sandbox) bool { return r.connected || s.routeSeq <= r.seenUpTo }
 
 // leftover is what a router that has ended may have left open at its Envoy: the sandboxes up to
-// the number seenUpTo, and those of inUse. A router of an earlier version may have reported use of
-// a sandbox without its ID.
+// the number seenUpTo, and those of inUse.
 type leftover struct {
 	*router
 	until time.Duration
 }
 
 func (o *leftover) includes(s *sandbox) bool {
-	return o.inUse[s.ID] || o.inUse[""] || s.routeSeq <= o.seenUpTo
+	return o.inUse[s.ID] || s.routeSeq <= o.seenUpTo
 }
 
 func (l *Ledger) find(id string) (at int, found bool) {

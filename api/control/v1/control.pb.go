@@ -421,19 +421,16 @@ func (x *Report) GetLookError() string {
 
 // Activity says when one sandbox was last used through one router.
 type Activity struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// Only routers of earlier versions leave it empty: they do not know which sandbox is at pod_ip.
-	SandboxId string `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
-	// The address of its pod.
-	PodIp string `protobuf:"bytes,2,opt,name=pod_ip,json=podIp,proto3" json:"pod_ip,omitempty"`
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	SandboxId string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
 	// The time since the last use, in milliseconds at the time of sending, rounded down but at
 	// least 1. 0: the sandbox is in use, or may be.
-	AgeMillis uint64 `protobuf:"varint,3,opt,name=age_millis,json=ageMillis,proto3" json:"age_millis,omitempty"`
+	AgeMillis uint64 `protobuf:"varint,2,opt,name=age_millis,json=ageMillis,proto3" json:"age_millis,omitempty"`
 	// How many open requests the newest look has found.
-	OpenRequests uint32 `protobuf:"varint,4,opt,name=open_requests,json=openRequests,proto3" json:"open_requests,omitempty"`
+	OpenRequests uint32 `protobuf:"varint,3,opt,name=open_requests,json=openRequests,proto3" json:"open_requests,omitempty"`
 	// The kind of the last use, a word of package api/activity: admission, open, bytes or
 	// unknown. At most 32 characters of [a-z].
-	Kind          string `protobuf:"bytes,5,opt,name=kind,proto3" json:"kind,omitempty"`
+	Kind          string `protobuf:"bytes,4,opt,name=kind,proto3" json:"kind,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -471,13 +468,6 @@ func (*Activity) Descriptor() ([]byte, []int) {
 func (x *Activity) GetSandboxId() string {
 	if x != nil {
 		return x.SandboxId
-	}
-	return ""
-}
-
-func (x *Activity) GetPodIp() string {
-	if x != nil {
-		return x.PodIp
 	}
 	return ""
 }
@@ -1675,10 +1665,8 @@ func (x *Quiesce) GetQuestions() []*Question {
 type Question struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	SandboxId string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
-	// For routers of earlier versions, which may have forgotten the route.
-	PodIp string `protobuf:"bytes,2,opt,name=pod_ip,json=podIp,proto3" json:"pod_ip,omitempty"`
 	// As in Route.
-	MinBytesPerMinute uint64 `protobuf:"varint,3,opt,name=min_bytes_per_minute,json=minBytesPerMinute,proto3" json:"min_bytes_per_minute,omitempty"`
+	MinBytesPerMinute uint64 `protobuf:"varint,2,opt,name=min_bytes_per_minute,json=minBytesPerMinute,proto3" json:"min_bytes_per_minute,omitempty"`
 	unknownFields     protoimpl.UnknownFields
 	sizeCache         protoimpl.SizeCache
 }
@@ -1716,13 +1704,6 @@ func (*Question) Descriptor() ([]byte, []int) {
 func (x *Question) GetSandboxId() string {
 	if x != nil {
 		return x.SandboxId
-	}
-	return ""
-}
-
-func (x *Question) GetPodIp() string {
-	if x != nil {
-		return x.PodIp
 	}
 	return ""
 }
@@ -1895,15 +1876,14 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\vtook_millis\x18\x04 \x01(\x04R\n" +
 	"tookMillis\x12\x1d\n" +
 	"\n" +
-	"look_error\x18\x05 \x01(\tR\tlookError\"\x98\x01\n" +
+	"look_error\x18\x05 \x01(\tR\tlookError\"\x81\x01\n" +
 	"\bActivity\x12\x1d\n" +
 	"\n" +
-	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x15\n" +
-	"\x06pod_ip\x18\x02 \x01(\tR\x05podIp\x12\x1d\n" +
+	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x1d\n" +
 	"\n" +
-	"age_millis\x18\x03 \x01(\x04R\tageMillis\x12#\n" +
-	"\ropen_requests\x18\x04 \x01(\rR\fopenRequests\x12\x12\n" +
-	"\x04kind\x18\x05 \x01(\tR\x04kind\"}\n" +
+	"age_millis\x18\x02 \x01(\x04R\tageMillis\x12#\n" +
+	"\ropen_requests\x18\x03 \x01(\rR\fopenRequests\x12\x12\n" +
+	"\x04kind\x18\x04 \x01(\tR\x04kind\"}\n" +
 	"\bQuiesced\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\x04R\x06number\x12:\n" +
 	"\n" +
@@ -1977,12 +1957,11 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\x05nonce\x18\x01 \x01(\x04R\x05nonce\"[\n" +
 	"\aQuiesce\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\x04R\x06number\x128\n" +
-	"\tquestions\x18\x02 \x03(\v2\x1a.berth.control.v1.QuestionR\tquestions\"q\n" +
+	"\tquestions\x18\x02 \x03(\v2\x1a.berth.control.v1.QuestionR\tquestions\"Z\n" +
 	"\bQuestion\x12\x1d\n" +
 	"\n" +
-	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x15\n" +
-	"\x06pod_ip\x18\x02 \x01(\tR\x05podIp\x12/\n" +
-	"\x14min_bytes_per_minute\x18\x03 \x01(\x04R\x11minBytesPerMinute\"}\n" +
+	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12/\n" +
+	"\x14min_bytes_per_minute\x18\x02 \x01(\x04R\x11minBytesPerMinute\"}\n" +
 	"\x05Probe\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x15\n" +

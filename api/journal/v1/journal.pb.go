@@ -360,9 +360,6 @@ type Sandbox struct {
 	Restarts uint32 `protobuf:"varint,17,opt,name=restarts,proto3" json:"restarts,omitempty"`
 	// Microseconds without activity after which it is released; 0: never.
 	IdleTimeout int64 `protobuf:"varint,18,opt,name=idle_timeout,json=idleTimeout,proto3" json:"idle_timeout,omitempty"`
-	// What versions without min_bytes_per_minute read and have written: true stands for
-	// 1,024, and is here together with min_bytes_per_minute.
-	BytesOnly bool `protobuf:"varint,19,opt,name=bytes_only,json=bytesOnly,proto3" json:"bytes_only,omitempty"`
 	// Moments like those above: when it is released whatever is said of end_at, and when
 	// it is if it has not started by then.
 	LifetimeEnd int64 `protobuf:"varint,20,opt,name=lifetime_end,json=lifetimeEnd,proto3" json:"lifetime_end,omitempty"`
@@ -528,13 +525,6 @@ func (x *Sandbox) GetIdleTimeout() int64 {
 		return x.IdleTimeout
 	}
 	return 0
-}
-
-func (x *Sandbox) GetBytesOnly() bool {
-	if x != nil {
-		return x.BytesOnly
-	}
-	return false
 }
 
 func (x *Sandbox) GetLifetimeEnd() int64 {
@@ -785,7 +775,7 @@ const file_api_journal_v1_journal_proto_rawDesc = "" +
 	"RecordHead\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x12\n" +
 	"\x04term\x18\x02 \x01(\x04R\x04term\x12\x18\n" +
-	"\acounter\x18\x03 \x01(\x04R\acounter\"\xfc\x05\n" +
+	"\acounter\x18\x03 \x01(\x04R\acounter\"\xe3\x05\n" +
 	"\aSandbox\x12\x12\n" +
 	"\x04pool\x18\x01 \x01(\tR\x04pool\x12\x19\n" +
 	"\bpod_name\x18\x02 \x01(\tR\apodName\x12\x17\n" +
@@ -806,15 +796,13 @@ const file_api_journal_v1_journal_proto_rawDesc = "" +
 	"\fdefault_port\x18\x0f \x01(\rR\vdefaultPort\x12\x14\n" +
 	"\x05ports\x18\x10 \x03(\rR\x05ports\x12\x1a\n" +
 	"\brestarts\x18\x11 \x01(\rR\brestarts\x12!\n" +
-	"\fidle_timeout\x18\x12 \x01(\x03R\vidleTimeout\x12\x1d\n" +
-	"\n" +
-	"bytes_only\x18\x13 \x01(\bR\tbytesOnly\x12!\n" +
+	"\fidle_timeout\x18\x12 \x01(\x03R\vidleTimeout\x12!\n" +
 	"\flifetime_end\x18\x14 \x01(\x03R\vlifetimeEnd\x12\x19\n" +
 	"\bstart_by\x18\x15 \x01(\x03R\astartBy\x12/\n" +
 	"\x14min_bytes_per_minute\x18\x16 \x01(\x04R\x11minBytesPerMinute\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"V\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01J\x04\b\x13\x10\x14\"V\n" +
 	"\n" +
 	"Retirement\x12\x19\n" +
 	"\bpod_name\x18\x01 \x01(\tR\apodName\x12\x14\n" +
