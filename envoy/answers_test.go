@@ -71,6 +71,20 @@ func unavailable(extprocv3.ExternalProcessor_ProcessServer, *extprocv3.Processin
 	return status.Error(codes.Internal, "boom")
 }
 
+// portClosed is E2B's answer if nothing listens on the port.
+const portClosed = `{"sandboxId":"abc","message":"The sandbox is running but port is not open","code":502}`
+
+func TestE2BStatusesAreForEveryClient(t *testing.T) {
+	g := startGatewayWith(t, config{settings: func(s *envoy.Settings) { s.E2BStatuses = true }})
+	g.router.set(g.to(closed(t)))
+	a := g.do(g.request(host, "/", nil))
+	require.Equal(t, http.StatusBadGateway, a.code)
+	require.Equal(t, "application/json", a.header.Get("Content-Type"))
+	require.JSONEq(t, portClosed, a.body)
+	a = g.do(g.request(host, "/", http.Header{"Accept": {browserAccept}}))
+	require.Contains(t, a.body, "Nothing answers in this sandbox")
+}
+
 func TestEnvoysOwnAnswersHaveBerthsForm(t *testing.T) {
 	g := startGateway(t)
 	for name, c := range map[string]struct {
@@ -126,11 +140,11 @@ func TestEnvoysOwnAnswersHaveBerthsForm(t *testing.T) {
 			program("", "")
 			program("Accept: application/json\r\n", "")
 			program("Accept: "+browserAccept+"\r\nSec-Fetch-Mode: cors\r\n", "")
-			e2b := ""
-			if c.reason == apierror.SandboxUnreachable {
-				e2b = "port is not open"
+			if e2b := "E2b-Sandbox-Id: abc\r\nAccept: " + browserAccept + "\r\n"; c.reason == apierror.SandboxUnreachable {
+				require.JSONEq(t, portClosed, ask(e2b).body)
+			} else {
+				program(e2b, "")
 			}
-			program("E2b-Sandbox-Id: abc\r\nAccept: "+browserAccept+"\r\n", e2b)
 			for _, headers := range []string{"Accept: " + browserAccept + "\r\nSec-Fetch-Mode: navigate\r\nX-Request-Id: <i>\r\n", "Accept: " + browserAccept + "\r\n"} {
 				if c.unread {
 					program(headers, "")
@@ -303,7 +317,8 @@ func TestRouterAnswersPassUnchanged(t *testing.T) {
 		"private, for an E2B SDK":    {e.host("private"), http.Header{"E2b-Sandbox-Id": {"private"}}, 502, apierror.PortPrivate, false, "port is not open"},
 		"outside the pod ranges":     {e.host("out"), nil, 503, apierror.NoRoute, false, "pod address ranges"},
 		"no sandbox's host":          {"a&b." + sandboxDomain, page, 400, apierror.BadHost, true, "a&amp;b"},
-		"no sandbox at the gateway":  {gatewayHost, nil, 400, apierror.BadPath, false, "sandboxes"},
+		"no sandbox at the gateway":  {gatewayHost, nil, 404, apierror.NotFound, false, "nothing is served"},
+		"the gateway, in a browser":  {gatewayHost, page, 200, apierror.NotFound, true, "Berth runs sandboxes"},
 		"two sandboxes in headers":   {gatewayHost, http.Header{"E2b-Sandbox-Id": {"a"}, "X-Sandbox-Id": {"b"}}, 400, apierror.BadTarget, false, "contradict"},
 		"a script of a page, not it": {e.host("gone"), http.Header{"Accept": {browserAccept}, "Sec-Fetch-Mode": {"cors"}}, 410, apierror.SandboxGone, false, "released"},
 	} {
@@ -324,6 +339,10 @@ func TestRouterAnswersPassUnchanged(t *testing.T) {
 			var answered apierror.Error
 			require.NoError(t, json.Unmarshal([]byte(a.body), &answered), a.body)
 			require.Equal(t, c.code, answered.Code)
+			if c.code == http.StatusBadGateway {
+				require.NotContains(t, a.body, "reason", "E2B's answer has three fields")
+				return
+			}
 			require.Equal(t, c.reason, answered.Reason)
 			require.NotEmpty(t, answered.RequestID)
 		})

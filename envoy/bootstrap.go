@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"text/template"
 	"time"
@@ -132,8 +133,10 @@ func functions() template.FuncMap {
 		// Other pages of the admin interface can change Envoy or show data of clients.
 		"healthPages": value([]string{"/ready", "/stats/prometheus"}),
 		"replies":     replies,
-		"isGRPC":      value(isGRPC),
-		"directory":   filepath.Dir,
+		"apiRoute":    value(apiRoute), "apiIdle": seconds(apiIdle), "apiRequests": value(apiRequests),
+		"quoteMeta": regexp.QuoteMeta,
+		"isGRPC":    value(isGRPC),
+		"directory": filepath.Dir,
 		"json": func(text string) (string, error) {
 			raw, err := json.Marshal(text)
 			return string(raw), err

@@ -44,6 +44,7 @@ func golden() map[string]Settings {
 		"tls.yaml": with(func(s *Settings) {
 			s.Listen = netip.MustParseAddrPort("[::]:8443")
 			s.TLS = &TLS{CertFile: "/etc/berth/tls/tls.crt", KeyFile: "/etc/berth/tls/tls.key", SecretFile: "/run/berth/envoy-tls.yaml"}
+			s.API = &API{Domain: "sandbox.example.com", Endpoints: []Endpoint{{"berth-allocator-api.berth-system.svc", 80}}}
 		}),
 		"load-balancer.yaml": with(func(s *Settings) {
 			s.TrustedHops, s.ProxyProtocol, s.MaxHeap = 1, true, 1<<30
@@ -100,6 +101,8 @@ func TestInvalidSettingsAreNamed(t *testing.T) {
 		"certificate at no fixed place": {func(s *Settings) { s.TLS = &TLS{CertFile: "c", KeyFile: "/k", SecretFile: "/s"} }, "certificate file \"c\""},
 		"key elsewhere":                 {func(s *Settings) { s.TLS = &TLS{CertFile: "/a/c", KeyFile: "/b/k", SecretFile: "/s"} }, "must be in one directory"},
 		"no TLS secret file":            {func(s *Settings) { s.TLS = &TLS{CertFile: "/a/c", KeyFile: "/a/k"} }, "TLS secret file"},
+		"no domain for the API":         {func(s *Settings) { s.API = &API{Endpoints: []Endpoint{{"a", 1}}} }, "domain \"\""},
+		"an API without addresses":      {func(s *Settings) { s.API = &API{Domain: "a.b"} }, "API: at least one address"},
 		"too many hops":                 {func(s *Settings) { s.TrustedHops = 101 }, "trusted hops 101"},
 		"too little memory":             {func(s *Settings) { s.MaxHeap = 1 << 20 }, "max heap 1048576"},
 	} {

@@ -14,7 +14,23 @@ type failure struct {
 	message string // a percent sign is allowed only in a command of Envoy
 }
 
-// failures lists the answers that Envoy generates itself. The first match counts.
+// apiFailures lists the answers that Envoy generates in place of the API.
+func apiFailures() []failure {
+	api := details(fmt.Sprintf("xds.route_name == %q", apiRoute))
+	return []failure{
+		{
+			allOf(api, anyOf(flags("UC", "UR", "LR", "UPE"), status("EQ", 504))), apierror.APIReset,
+			"the API broke the connection before it answered, or did not answer; the outcome of the call is unknown",
+		},
+		{
+			allOf(api, status("GE", 500)), apierror.APIUnreachable,
+			"no replica of the API accepted the call, and nothing was done; try again",
+		},
+	}
+}
+
+// failures lists the answers that Envoy generates in place of a sandbox, and those to requests that
+// it does not accept. The first match counts.
 func failures() []failure {
 	equal := func(code int) string { return status("EQ", code) }
 	const why = ": %RESPONSE_CODE_DETAILS%"
@@ -64,6 +80,10 @@ type localReply struct {
 	Text        string // the body; "": JSON with Message
 	Message     string
 	CSP         string // the Content-Security-Policy of a page
+	// E2B: the JSON has the fields of E2B's own answers.
+	E2B bool
+	// OutcomeUnknown: the request may have taken effect.
+	OutcomeUnknown bool
 }
 
 // headerE2BID is in every request of an E2B SDK.
@@ -73,7 +93,7 @@ const headerE2BID = "e2b-sandbox-id"
 const isGRPC = `{name: content-type, string_match: {safe_regex: {regex: 'application/grpc(\+.*)?'}}}`
 
 // replies lists the answers to all failures, for each kind of client. The first match counts.
-func replies() []localReply {
+func replies(s Settings) []localReply {
 	const fetchMode = "sec-fetch-mode"
 	// The rule of request.client in package extproc, which applies to the router's own answers.
 	browser := allOf(
@@ -82,21 +102,32 @@ func replies() []localReply {
 		anyOf(header(fetchMode, "present_match: false"), header(fetchMode, "string_match: {exact: navigate}")),
 	)
 	var all []localReply
-	for _, f := range failures() {
+	kinds := failures()
+	if s.API != nil {
+		kinds = append(apiFailures(), kinds...)
+	}
+	for _, f := range kinds {
 		kind := apierror.KindOf(f.reason)
 		add := func(who, contentType, text, message, csp string) {
 			filter := f.when
 			if who != "" {
 				filter = allOf(f.when, who)
 			}
-			all = append(all, localReply{filter, kind, contentType, text, message, csp})
+			all = append(all, localReply{
+				Filter: filter, Kind: kind, ContentType: contentType, Text: text, Message: message, CSP: csp,
+				E2B: message == apierror.E2BPortClosed, OutcomeUnknown: f.reason == apierror.APIReset,
+			})
 		}
 		add("{header_filter: {header: "+isGRPC+"}}", "text/plain", f.message, "", "") // becomes grpc-message
 		if f.reason == apierror.SandboxUnreachable {
 			add(header(headerE2BID, "present_match: true"), "application/json", "", apierror.E2BPortClosed, "")
 		}
 		add(browser, "text/html; charset=utf-8", f.page(), "", apierror.PageCSP)
-		add("", "application/json", "", f.message, "")
+		message := f.message
+		if f.reason == apierror.SandboxUnreachable && s.E2BStatuses {
+			message = apierror.E2BPortClosed
+		}
+		add("", "application/json", "", message, "")
 	}
 	return all
 }

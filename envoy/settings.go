@@ -4,8 +4,11 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"path/filepath"
+	"regexp"
+	"strconv"
 	"time"
 )
 
@@ -72,6 +75,11 @@ type Settings struct {
 	// or 2, and takes the client's address from it. Only the load balancer may then be able
 	// to connect, because every peer can name any client address.
 	ProxyProtocol bool
+	// API, if set, is served at api.<domain> of this listener.
+	API *API
+	// E2BStatuses answers every client as E2B does if no program listens on a sandbox's port. The
+	// router has the same setting for its own answers.
+	E2BStatuses bool
 	// Paths allows the path to name the sandbox. Envoy then sends the path to the router,
 	// which may change it.
 	Paths bool
@@ -83,6 +91,52 @@ type Settings struct {
 	// refuses what exceeds it. Default 100,000.
 	MaxConnections uint32
 }
+
+// API is where Envoy finds the allocators' HTTP API.
+type API struct {
+	// Domain of the sandboxes, in lower case. The API is served at Host.
+	Domain string
+	// Endpoints are the replicas, or a Service in front of them.
+	Endpoints []Endpoint
+}
+
+// Endpoint is a host name or IP address, and a port.
+type Endpoint struct {
+	Host string
+	Port uint16
+}
+
+// ParseEndpoint reads host:port.
+func ParseEndpoint(s string) (Endpoint, error) {
+	host, port, err := net.SplitHostPort(s)
+	if err != nil || host == "" {
+		return Endpoint{}, fmt.Errorf("address %q: must be host:port", s)
+	}
+	n, err := strconv.ParseUint(port, 10, 16)
+	if err != nil || n == 0 {
+		return Endpoint{}, fmt.Errorf("address %q: must be host:port", s)
+	}
+	return Endpoint{host, uint16(n)}, nil
+}
+
+// apiLabel is the host name of the API below the domain of the sandboxes. It is no sandbox ID.
+const apiLabel = "api"
+
+// Host is the name at which the API is served.
+func (a *API) Host() string { return apiLabel + "." + a.Domain }
+
+const (
+	// apiRoute is the name of the API's route.
+	apiRoute = "api"
+	// apiIdle is how long a call to the API may be silent. It is longer than the longest wait of a
+	// claim, which is 5 min and the time for its answer, and than the pauses of an event stream.
+	apiIdle = 330 * time.Second
+	// apiRequests bounds the calls to the API in progress at one Envoy.
+	apiRequests = 2_000
+)
+
+// hostName matches a DNS name in lower case.
+var hostName = regexp.MustCompile(`^[a-z0-9-]+(\.[a-z0-9-]+)*$`)
 
 // TLS is the certificate of the listener. Envoy reads it again when it changes.
 type TLS struct {
@@ -122,6 +176,14 @@ func (s Settings) withDefaults() (Settings, error) {
 		if filepath.Dir(t.CertFile) != filepath.Dir(t.KeyFile) {
 			errs = append(errs, fmt.Errorf("certificate file %q and key file %q: must be in one directory",
 				t.CertFile, t.KeyFile))
+		}
+	}
+	if a := s.API; a != nil {
+		if !hostName.MatchString(a.Domain) {
+			errs = append(errs, fmt.Errorf("domain %q: must be a DNS name in lower case", a.Domain))
+		}
+		if len(a.Endpoints) == 0 {
+			errs = append(errs, errors.New("API: at least one address is required"))
 		}
 	}
 	if s.TrustedHops > 100 {

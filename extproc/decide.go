@@ -145,7 +145,9 @@ func (d *decider) admit(
 		return nil, target.refuse(apierror.NoRoute, "this sandbox's default port is not known; name the port")
 	}
 	if !route.Ports.Allows(port) {
-		return nil, target.refuse(apierror.PortPrivate, portPrivate(port, route.Ports))
+		refusal := target.refuse(apierror.PortPrivate, portPrivate(port, route.Ports))
+		refusal.Links = d.o.Hosts.links(r, target.ID, route)
+		return nil, refusal
 	}
 	if !slices.ContainsFunc(d.o.PodCIDRs, func(p netip.Prefix) bool { return p.Contains(route.Addr) }) {
 		return nil, target.refuse(apierror.NoRoute,

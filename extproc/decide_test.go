@@ -61,7 +61,8 @@ func TestRefusalsNameReasonAndNoDestination(t *testing.T) {
 		"no host":            {request: request{method: "GET"}, code: 400, reason: apierror.BadHost},
 		"two hosts":          {request: request{method: "GET", authority: host + "," + host}, code: 400, reason: apierror.BadHost},
 		"foreign domain":     {request: request{method: "GET", authority: "8080-abc.example.org"}, code: 400, reason: apierror.BadHost},
-		"bare domain":        {request: request{method: "GET", authority: domain}, code: 400, reason: apierror.BadTarget},
+		"bare domain":        {request: request{method: "GET", authority: domain}, code: 404, reason: apierror.NotFound},
+		"the API's host":     {request: request{method: "GET", authority: "api." + domain}, code: 404, reason: apierror.NotFound},
 		"port 0":             {request: request{method: "GET", authority: "0-abc." + domain}, code: 400, reason: apierror.BadPort},
 		"gone":               {answer: routecache.Answer{Status: routecache.Gone}, code: 410, reason: apierror.SandboxGone, id: "abc", asks: true},
 		"starting":           {answer: routecache.Answer{Status: routecache.Starting}, code: 503, reason: apierror.SandboxStarting, id: "abc", retry: true, asks: true},
@@ -106,7 +107,7 @@ func TestRefusalsNameReasonAndNoDestination(t *testing.T) {
 			for _, e := range h.events {
 				require.NotContains(t, e, "holds", "the decision was made on what a refused route said")
 			}
-			reply := refused(refusal, program)
+			reply := refused(refusal, program, false)
 			require.NotContains(t, reply.GetDynamicMetadata().GetFields()["berth"].GetStructValue().GetFields(), "dst")
 			require.NotContains(t, reply.GetDynamicMetadata().GetFields()["berth"].GetStructValue().GetFields(), "id")
 			require.EqualValues(t, c.code, reply.GetImmediateResponse().GetStatus().GetCode())
@@ -127,9 +128,29 @@ func TestPrivatePortRefusalNamesOpenPorts(t *testing.T) {
 		h := always(opening(routeTo("10.1.2.3", 8080), open...), nil)
 		_, refusal := h.decider().decide(t.Context(), &request{authority: "22-abc." + domain, method: "GET"}, unheld)
 		require.Equal(t, begin+want, refusal.Message)
-		reply := refused(refusal, grpcClient).GetImmediateResponse()
+		reply := refused(refusal, grpcClient, false).GetImmediateResponse()
 		require.EqualValues(t, codes.PermissionDenied, reply.GetGrpcStatus().GetStatus())
 	}
+}
+
+func TestPrivatePortPageLinksAnOpenPort(t *testing.T) {
+	for authority, want := range map[string][]string{
+		"22-abc." + domain:            {"//8080-abc." + domain + "/"},
+		"22-abc." + domain + ".:8443": {"//8080-abc." + domain + ":8443/"},
+		"22-ABC-DEF." + domain:        {"//8080-abc." + domain + "/"},
+		domain:                        nil, // a header names the sandbox
+	} {
+		h := always(opening(routeTo("10.1.2.3", 8080), 80, 8080), nil)
+		r := &request{authority: authority, method: "GET"}
+		if authority == domain {
+			r.id, r.port = one("abc"), one("22")
+		}
+		_, refusal := h.decider().decide(t.Context(), r, unheld)
+		require.Equal(t, want, refusal.Links, authority)
+	}
+	h := always(opening(routeTo("10.1.2.3", 8080), 81, 90), nil)
+	_, refusal := h.decider().decide(t.Context(), &request{authority: "22-abc." + domain, method: "GET"}, unheld)
+	require.Equal(t, []string{"//81-abc." + domain + "/"}, refusal.Links, "the default port is not open")
 }
 
 // A port that is closed after the lookup of a request is closed for that request too.

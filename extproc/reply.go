@@ -32,19 +32,24 @@ func admitted(a *admission) *extprocv3.ProcessingResponse {
 }
 
 // refused is the answer to the client in place of the sandbox, in the form that this kind of
-// client reads.
-func refused(e *apierror.Error, to client) *extprocv3.ProcessingResponse {
+// client reads. With e2bStatuses every client gets the statuses of E2B.
+func refused(e *apierror.Error, to client, e2bStatuses bool) *extprocv3.ProcessingResponse {
 	answer, contentType, body := *e, "application/json", []byte(nil)
-	switch to {
-	case program:
+	likeE2B := (e2bStatuses || to == e2bSDK) && forE2B(&answer)
+	switch {
+	case to == grpcClient: // becomes grpc-message; Envoy sets the content type
+		contentType, body = "", []byte(e.Message)
+	case to == browser:
+		page := *e
+		page.Code = answer.Code
+		contentType, body = "text/html; charset=utf-8", page.Page()
+		if answer.Home != "" {
+			answer.Code = http.StatusOK
+		}
+	case likeE2B:
+		body = answer.E2B()
+	default:
 		body = answer.JSON()
-	case grpcClient: // becomes grpc-message; Envoy sets the content type
-		contentType, body = "", []byte(answer.Message)
-	case e2bSDK:
-		forE2B(&answer)
-		body = answer.JSON()
-	case browser:
-		contentType, body = "text/html; charset=utf-8", answer.Page()
 	}
 	headers := []*corev3.HeaderValueOption{
 		setHeader(envoy.ReasonHeader, string(answer.Reason)),
@@ -74,14 +79,18 @@ func refused(e *apierror.Error, to client) *extprocv3.ProcessingResponse {
 }
 
 // forE2B changes an answer to the status and text that the E2B SDKs look for: 502 with "was
-// not found" for a missing sandbox, and with "port is not open" for a closed port.
-func forE2B(e *apierror.Error) {
+// not found" for a missing sandbox, and with "port is not open" for a closed port. It returns
+// false if E2B has no such answer.
+func forE2B(e *apierror.Error) bool {
 	switch e.Reason {
 	case apierror.SandboxNotFound, apierror.SandboxGone:
 		e.Code, e.Message = http.StatusBadGateway, apierror.E2BNotFound
 	case apierror.PortPrivate:
 		e.Code, e.Message = http.StatusBadGateway, apierror.E2BPortClosed
+	default:
+		return false
 	}
+	return true
 }
 
 func metadata(fields map[string]*structpb.Value) *structpb.Struct {

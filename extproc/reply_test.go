@@ -23,7 +23,7 @@ func headersSet(r *extprocv3.ImmediateResponse) map[string]string {
 func TestRefusalIsTheDocumentedJSON(t *testing.T) {
 	e := apierror.New(apierror.RouterNotReady, `say "please"`)
 	e.SandboxID, e.RequestID = "abc", "req\xff-1"
-	reply := refused(e, program).GetImmediateResponse()
+	reply := refused(e, program, false).GetImmediateResponse()
 	var body map[string]any
 	require.NoError(t, json.Unmarshal(reply.GetBody(), &body))
 	require.Equal(t, map[string]any{
@@ -42,7 +42,7 @@ func TestRefusalHasTheFormOfItsClient(t *testing.T) {
 	}
 	answer := func(reason apierror.Reason, to client) (*extprocv3.ImmediateResponse, apierror.Error) {
 		var e apierror.Error
-		r := refused(refusal(reason), to).GetImmediateResponse()
+		r := refused(refusal(reason), to, false).GetImmediateResponse()
 		_ = json.Unmarshal(r.GetBody(), &e)
 		return r, e
 	}
@@ -53,8 +53,7 @@ func TestRefusalHasTheFormOfItsClient(t *testing.T) {
 
 		r, e = answer(k.Reason, e2bSDK)
 		require.EqualValues(t, e.Code, r.GetStatus().GetCode())
-		require.Equal(t, k.Reason, e.Reason)
-		require.Equal(t, "abc", e.SandboxID)
+		require.Equal(t, string(k.Reason), headersSet(r)["x-berth-reason"])
 		switch k.Reason {
 		case apierror.SandboxNotFound, apierror.SandboxGone:
 			require.Equal(t, 502, e.Code)
@@ -64,6 +63,8 @@ func TestRefusalHasTheFormOfItsClient(t *testing.T) {
 			require.Contains(t, e.Message, "port is not open")
 		default:
 			require.Equal(t, k.Code, e.Code)
+			require.Equal(t, k.Reason, e.Reason)
+			require.Equal(t, "abc", e.SandboxID)
 		}
 
 		r, _ = answer(k.Reason, grpcClient)
@@ -77,8 +78,51 @@ func TestRefusalHasTheFormOfItsClient(t *testing.T) {
 		require.Equal(t, "text/html; charset=utf-8", headersSet(r)["content-type"])
 		require.Equal(t, apierror.PageCSP, headersSet(r)["content-security-policy"])
 		require.Contains(t, string(r.GetBody()), "&lt;b&gt;&amp;&lt;/b&gt;", "a client's bytes are no markup")
-		require.NotContains(t, string(r.GetBody()), "abc", "the page must not show the sandbox ID")
+		require.Contains(t, string(r.GetBody()), "sandbox abc")
 	}
+}
+
+// The facts of E2B's own proxy: 502 and these bodies, whatever the client is.
+func TestE2BStatusesAreThoseOfE2B(t *testing.T) {
+	for reason, message := range map[apierror.Reason]string{
+		apierror.SandboxNotFound: "The sandbox was not found", apierror.SandboxGone: "The sandbox was not found",
+		apierror.PortPrivate: "The sandbox is running but port is not open",
+	} {
+		e := apierror.New(reason, "of Berth")
+		e.SandboxID, e.RequestID = "abc", "r"
+		want := `{"sandboxId":"abc","message":"` + message + `","code":502}`
+		for _, to := range []client{program, e2bSDK} {
+			r := refused(e, to, true).GetImmediateResponse()
+			require.EqualValues(t, 502, r.GetStatus().GetCode())
+			require.Equal(t, want, string(r.GetBody()))
+			require.Equal(t, "application/json", headersSet(r)["content-type"])
+		}
+		require.Equal(t, want, string(refused(e, e2bSDK, false).GetImmediateResponse().GetBody()))
+
+		r := refused(e, browser, true).GetImmediateResponse()
+		require.EqualValues(t, 502, r.GetStatus().GetCode())
+		require.Contains(t, string(r.GetBody()), "<!doctype html>")
+		require.Contains(t, string(r.GetBody()), "Of Berth.", "people read Berth's message")
+
+		r = refused(e, grpcClient, true).GetImmediateResponse()
+		require.Equal(t, uint32(apierror.KindOf(reason).GRPC), r.GetGrpcStatus().GetStatus())
+		require.Equal(t, "of Berth", string(r.GetBody()))
+	}
+	r := refused(apierror.New(apierror.SandboxStarting, "m"), program, true).GetImmediateResponse()
+	require.EqualValues(t, 503, r.GetStatus().GetCode(), "E2B has no such answer")
+}
+
+func TestBareDomainHasPageForPeople(t *testing.T) {
+	h := Hosts{Domain: domain}
+	_, e := h.target(&request{authority: domain + ":8443"})
+	require.Equal(t, apierror.NotFound, e.Reason)
+	require.Contains(t, e.Message, "<port>-<sandbox id>."+domain)
+	require.Contains(t, e.Message, "api."+domain)
+	require.EqualValues(t, 404, refused(e, program, false).GetImmediateResponse().GetStatus().GetCode())
+	r := refused(e, browser, false).GetImmediateResponse()
+	require.EqualValues(t, 200, r.GetStatus().GetCode())
+	require.Equal(t, apierror.Home(domain), r.GetBody())
+	require.Equal(t, apierror.PageCSP, headersSet(r)["content-security-policy"])
 }
 
 func TestClientKinds(t *testing.T) {

@@ -37,6 +37,9 @@ type Options struct {
 	Socket string
 	// Hosts are the host names that are served.
 	Hosts Hosts
+	// E2BStatuses answers every client, not only E2B's SDKs, as E2B does for sandboxes that are
+	// unknown or have ended, and for closed ports. Optional.
+	E2BStatuses bool
 	// PodCIDRs are the address ranges of destinations.
 	PodCIDRs []netip.Prefix
 	// LookupTimeout bounds how long a request waits for the allocator's answer. At most
@@ -202,7 +205,7 @@ func (s *Server) Process(stream extprocv3.ExternalProcessor_ProcessServer) error
 		refusal.RequestID = r.requestID
 		s.metrics.requests.WithLabelValues(string(refusal.Reason)).Inc()
 		s.logRefusal(refusal)
-		return stream.Send(refused(refusal, r.client()))
+		return stream.Send(refused(refusal, r.client(), s.decider.o.E2BStatuses))
 	}
 	s.metrics.requests.WithLabelValues("admitted").Inc()
 	err = stream.Send(admitted(admission))

@@ -10,6 +10,7 @@ import (
 
 	"github.com/berth-sandbox/berth/api/apierror"
 	"github.com/berth-sandbox/berth/api/sandboxid"
+	"github.com/berth-sandbox/berth/routecache"
 )
 
 // Hosts are the host names that the router serves. Names are in lower case, without a port
@@ -66,13 +67,18 @@ func (h *Hosts) target(r *request) (Target, *apierror.Error) {
 		return h.byHost(host, r.authority)
 	case r.namesTarget():
 		return byHeaders(r)
-	case h.Paths:
+	case h.Paths && r.path != "/":
 		return byPath(r.path)
 	}
-	return Target{}, apierror.New(apierror.BadTarget,
-		"at host %q the header E2b-Sandbox-Id or X-Sandbox-Id must name the sandbox; or use the host <port>-<sandbox id>.%s",
-		clip(r.authority), h.Domain)
+	home := apierror.New(apierror.NotFound, "nothing is served at host %q itself: a sandbox is at <port>-<sandbox id>.%s, "+
+		"or the header E2b-Sandbox-Id or X-Sandbox-Id names it; the API is at %s if the operator serves it there",
+		clip(r.authority), h.Domain, h.api())
+	home.Home = h.Domain
+	return Target{}, home
 }
+
+// api returns the host of the API. Envoy sends its requests to the API and does not ask the router.
+func (h *Hosts) api() string { return sandboxid.Reserved + "." + h.Domain }
 
 // hostName returns an authority in lower case, without its port and without one trailing
 // dot. It returns false if the text after the last colon is not a port.
@@ -93,7 +99,13 @@ func hostName(authority string) (string, bool) {
 func (h *Hosts) byHost(host, authority string) (Target, *apierror.Error) {
 	label, found := strings.CutSuffix(host, "."+h.Domain)
 	if !found {
-		return Target{}, apierror.New(apierror.BadHost, "host %q is not <port>-<sandbox id>.%s", clip(authority), h.Domain)
+		return Target{}, apierror.New(apierror.BadHost,
+			"host %q is not <port>-<sandbox id>.%s, and not a gateway host (the router's --gateway-hosts), at which a header names the sandbox",
+			clip(authority), h.Domain)
+	}
+	if label == sandboxid.Reserved {
+		return Target{}, apierror.New(apierror.NotFound,
+			"the API is not served at host %q; ask the operator for its address (E2B_API_URL, BERTH_API_URL)", clip(authority))
 	}
 	var t Target
 	id := label
@@ -109,6 +121,27 @@ func (h *Hosts) byHost(host, authority string) (Target, *apierror.Error) {
 		return Target{}, apierror.New(apierror.BadHost, "sandbox ID %q in host %q: %s", clip(id), clip(authority), idRule)
 	}
 	return t, nil
+}
+
+// links returns the URL of a port of the sandbox that is open, for a request whose host named the
+// sandbox. It has the scheme and the listener's port of the request.
+func (h *Hosts) links(r *request, id string, route routecache.Route) []string {
+	host, _ := hostName(r.authority)
+	if _, named := strings.CutSuffix(host, "."+h.Domain); !named || slices.Contains(h.Gateways, host) {
+		return nil
+	}
+	open := route.Ports.List()
+	if route.Ports.Allows(route.DefaultPort) {
+		open = []uint16{route.DefaultPort}
+	}
+	if len(open) == 0 || open[0] == 0 {
+		return nil
+	}
+	listener := ""
+	if i := strings.LastIndexByte(r.authority, ':'); i >= 0 { // hostName has checked that it is a port
+		listener = r.authority[i:]
+	}
+	return []string{fmt.Sprintf("//%d-%s.%s%s/", open[0], id, h.Domain, listener)}
 }
 
 // byHeaders reads the headers of both families. If a request has both, they must agree.
@@ -215,7 +248,7 @@ func dotSegment(path string) error {
 var encodedPath = strings.NewReplacer("%2e", ".", "%2E", ".", "%2f", "/", "%2F", "/",
 	"%5c", `\`, "%5C", `\`, "%3b", ";", "%3B", ";")
 
-var idRule = fmt.Sprintf("must be 1 to %d characters of a-z and 0-9", sandboxid.MaxLen)
+var idRule = fmt.Sprintf("must be 1 to %d characters of a-z and 0-9, and not %q", sandboxid.MaxLen, sandboxid.Reserved)
 
 func badPort(where, port string) *apierror.Error {
 	return apierror.New(apierror.BadPort,
@@ -249,6 +282,9 @@ func (h *Hosts) Check() error {
 	for _, g := range h.Gateways {
 		if !ValidDomain(g) {
 			return fmt.Errorf("gateway host %q: must be a DNS name in lower case without a trailing dot", g)
+		}
+		if g == h.api() {
+			return fmt.Errorf("gateway host %q: is the host of the API; choose another", g)
 		}
 		if t, refusal := h.byHost(g, g); refusal == nil && (t.Port != 0 || len(t.ID) == sandboxid.Len) {
 			return fmt.Errorf("gateway host %q: could also be the host name of a sandbox; choose another", g)

@@ -113,7 +113,11 @@ func TestOtherHostsAreRefused(t *testing.T) {
 	} {
 		target, err := byHost(host, domain)
 		require.NotNil(t, err, "%q", host)
-		require.Equal(t, http.StatusBadRequest, err.Code)
+		if host == domain {
+			require.Equal(t, http.StatusNotFound, err.Code)
+		} else {
+			require.Equal(t, http.StatusBadRequest, err.Code, host)
+		}
 		require.Zero(t, target, "%q", host)
 		require.LessOrEqual(t, len(err.Error()), 1000, "a client chooses how long the answer is")
 	}
@@ -129,7 +133,10 @@ func TestRefusalNamesTheMistake(t *testing.T) {
 		"8080-abc.sandbox.example.com:0":   apierror.BadHost, // the port of the listener, not of a sandbox
 		"8080-abc.sandbox.example.com,x":   apierror.BadHost,
 		"0-abc.sandbox.example.com,0-x.io": apierror.BadHost,
-		"sandbox.example.com":              apierror.BadTarget,
+		"sandbox.example.com":              apierror.NotFound,
+		"api.sandbox.example.com":          apierror.NotFound,
+		"API.sandbox.example.com.:8443":    apierror.NotFound,
+		"80-api.sandbox.example.com":       apierror.BadHost,
 	} {
 		_, err := byHost(host, domain)
 		require.NotNil(t, err, host)
@@ -140,9 +147,9 @@ func TestRefusalNamesTheMistake(t *testing.T) {
 func one(s string) []string { return []string{s} }
 
 func TestHeadersNameTheSandboxAtAGatewayHost(t *testing.T) {
-	hosts := Hosts{Domain: domain, Gateways: []string{"gateway.example.com", "api." + domain}}
+	hosts := Hosts{Domain: domain, Gateways: []string{"gateway.example.com", "gw." + domain}}
 	require.NoError(t, hosts.Check())
-	for _, authority := range []string{domain, "SANDBOX.example.com.:8443", "gateway.example.com", "api." + domain + ":80"} {
+	for _, authority := range []string{domain, "SANDBOX.example.com.:8443", "gateway.example.com", "gw." + domain + ":80"} {
 		for name, c := range map[string]struct {
 			r    request
 			want Target
@@ -166,7 +173,8 @@ func TestHeadersNameTheSandboxAtAGatewayHost(t *testing.T) {
 			r    request
 			want apierror.Reason
 		}{
-			"none":               {request{}, apierror.BadTarget},
+			"none":               {request{}, apierror.NotFound},
+			"the API's name":     {request{id: one("api")}, apierror.BadTarget},
 			"port alone":         {request{e2bPort: one("80")}, apierror.BadTarget},
 			"twice":              {request{e2bID: []string{"abc", "abc"}}, apierror.BadTarget},
 			"twice, unbranded":   {request{id: []string{"abc", "def"}}, apierror.BadTarget},
@@ -231,7 +239,7 @@ func TestPathNamesTheSandboxIfEnabled(t *testing.T) {
 		require.Equal(t, want, got, path)
 	}
 	for path, want := range map[string]apierror.Reason{
-		"": apierror.BadPath, "*": apierror.BadPath, "/": apierror.BadPath, "/sandboxes": apierror.BadPath, "/sandboxes/": apierror.BadPath,
+		"": apierror.BadPath, "*": apierror.BadPath, "/": apierror.NotFound, "/sandboxes/api/80/": apierror.BadPath, "/sandboxes": apierror.BadPath, "/sandboxes/": apierror.BadPath,
 		"/sandboxes/abc": apierror.BadPath, "/sandboxes?/abc/80/": apierror.BadPath, "/Sandboxes/abc/80/": apierror.BadPath, "//sandboxes/abc/80/": apierror.BadPath,
 		"/sandboxes//80/": apierror.BadPath, "/sandboxes/a_b/80/": apierror.BadPath, "/sandboxes/%61bc/80/": apierror.BadPath,
 		"/sandboxes/abc%2F80/x": apierror.BadPath, "sandboxes/abc/80/": apierror.BadPath, "/x/sandboxes/abc/80/": apierror.BadPath,
@@ -250,13 +258,13 @@ func TestPathNamesTheSandboxIfEnabled(t *testing.T) {
 	// Off by default.
 	_, err := (&Hosts{Domain: domain}).target(&request{authority: domain, path: "/sandboxes/abc/80/"})
 	require.NotNil(t, err)
-	require.Equal(t, apierror.BadTarget, err.Reason)
+	require.Equal(t, apierror.NotFound, err.Reason)
 }
 
 func TestAmbiguousGatewayHostsAreRefused(t *testing.T) {
 	for gateway, ok := range map[string]bool{
-		"gateway.example.com": true, "api." + domain: true, "a-b." + domain: true, "a.b." + domain: true,
-		"80-api." + domain: false, strings.Repeat("a", sandboxid.Len) + "." + domain: false,
+		"gateway.example.com": true, "api." + domain: false, "api.example.com": true, "a-b." + domain: true, "a.b." + domain: true,
+		"80-abc." + domain: false, strings.Repeat("a", sandboxid.Len) + "." + domain: false,
 		"Gateway.example.com": false, "gateway.example.com.": false, "gateway.example.com:80": false, "": false, "*.example.com": false,
 	} {
 		require.Equal(t, ok, (&Hosts{Domain: domain, Gateways: []string{gateway}}).Check() == nil, gateway)
@@ -297,7 +305,7 @@ func FuzzHost(f *testing.F) {
 	f.Fuzz(func(t *testing.T, host string) {
 		target, refusal := byHost(host, domain)
 		if refusal != nil {
-			if target != (Target{}) || len(refusal.Message) > 1000 || refusal.Code != http.StatusBadRequest {
+			if target != (Target{}) || len(refusal.Message) > 1000 || refusal.Code != http.StatusBadRequest && refusal.Code != http.StatusNotFound {
 				t.Fatalf("%q was refused with %v and yet names %+v", host, refusal, target)
 			}
 			return
@@ -348,7 +356,7 @@ func FuzzPath(f *testing.F) {
 	f.Fuzz(func(t *testing.T, raw string) {
 		target, refusal := h.target(&request{authority: domain, path: raw})
 		if refusal != nil {
-			if target != (Target{}) || len(refusal.Message) > 1000 || refusal.Code != http.StatusBadRequest {
+			if target != (Target{}) || len(refusal.Message) > 1000 || refusal.Code != http.StatusBadRequest && refusal.Code != http.StatusNotFound {
 				t.Fatalf("%q was refused with %v and yet names %+v", raw, refusal, target)
 			}
 			return

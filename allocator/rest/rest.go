@@ -116,5 +116,5 @@ func New(o Options) (http.Handler, error) {
 	origin.SetDenyHandler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		refuse(w, r, apierror.New(apierror.CrossOrigin, "a web page of another origin may not call this API from a browser"))
 	}))
-	return bounded(a.knownHost(origin.Handler(a.authenticated(mux)))), nil
+	return bounded(a.knownHost(a.home(origin.Handler(a.authenticated(mux))))), nil
 }

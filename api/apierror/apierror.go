@@ -20,6 +20,11 @@ type Error struct {
 	RequestID string `json:"requestID,omitempty"`
 	// RetryAfter, in seconds, goes into the header of that name if it is not 0.
 	RetryAfter int `json:"-"`
+	// Links are URLs that Page shows as what to open instead. They contain nothing of a client but
+	// what was checked.
+	Links []string `json:"-"`
+	// Home is a domain of sandboxes. If it is set, Page is the page of that domain for people.
+	Home string `json:"-"`
 	// OutcomeUnknown: the call may have taken effect. The header Should-Retry: false stops E2B's
 	// SDKs from repeating it.
 	OutcomeUnknown bool `json:"-"`
@@ -37,6 +42,19 @@ func (e *Error) JSON() []byte {
 		return []byte(`{"code":500,"reason":"internal","message":"the error could not be encoded"}`)
 	}
 	return bytes.TrimSuffix(body.Bytes(), []byte("\n"))
+}
+
+// E2B returns the body that E2B's own proxy answers in place of a sandbox.
+func (e *Error) E2B() []byte {
+	body, err := json.Marshal(struct {
+		SandboxID string `json:"sandboxId"`
+		Message   string `json:"message"`
+		Code      int    `json:"code"`
+	}{e.SandboxID, e.Message, e.Code})
+	if err != nil { // strings and integers always encode
+		return e.JSON()
+	}
+	return body
 }
 
 // Write answers an HTTP request with the error.

@@ -4,11 +4,17 @@ import (
 	"bytes"
 	"html/template"
 	"net/http"
+	"strings"
+	"unicode"
+	"unicode/utf8"
 )
 
-// PageCSP is the Content-Security-Policy that Page needs: it loads nothing and
-// runs nothing.
+// PageCSP is the Content-Security-Policy that Page and Home need: they load nothing and run
+// nothing.
 const PageCSP = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"
+
+// docsURL is where the pages send people.
+const docsURL = "https://github.com/berth-sandbox/berth/blob/main/docs"
 
 // reloadMin is the shortest pause before a page reloads, in seconds: a reader
 // should see what it says.
@@ -24,43 +30,104 @@ var pageTemplate = template.Must(template.New("page").Parse(`<!doctype html>
 {{- if .Reload}}
 <meta http-equiv="refresh" content="{{.Reload}}">
 {{- end}}
-<title>{{.Title}}</title>
+<title>{{.Title}} - Berth</title>
 <style>
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 40em; margin: 15vh auto; padding: 0 1em; color: #222; background: #fff; overflow-wrap: anywhere; }
 h1 { font-size: 1.4em; }
 small { color: #666; }
-@media (prefers-color-scheme: dark) { body { color: #ddd; background: #181818; } small { color: #999; } }
+@media (prefers-color-scheme: dark) { body { color: #ddd; background: #181818; } a { color: #8bf; } small { color: #999; } }
 </style>
 </head>
 <body>
 <main>
 <h1>{{.Title}}</h1>
-<p>{{.Message}}</p>
+{{- range .Text}}
+<p>{{.}}</p>
+{{- end}}
+{{- range .Links}}
+<p><a href="{{.}}">{{.}}</a></p>
+{{- end}}
 {{- if .Reload}}
 <p>This page tries again by itself.</p>
 {{- end}}
-<p><small>{{.Code}} {{.Reason}}{{if .RequestID}} &middot; request {{.RequestID}}{{end}}</small></p>
+<p><small>Berth
+{{- range .Small}} &middot; {{.}}{{end}} &middot; <a href="{{.Docs}}">Documentation</a></small></p>
 </main>
 </body>
 </html>
 `))
 
-// Page returns the answer as an HTML page without other files. The page reloads itself if a retry
-// may help.
-func (e *Error) Page() []byte {
-	data := struct {
-		*Error
-		Title  string
-		Reload int
-	}{Error: e, Title: e.title()}
-	if KindOf(e.Reason).RetryAfter > 0 {
-		data.Reload = max(e.RetryAfter, reloadMin)
-	}
+// page is the data of pageTemplate.
+type page struct {
+	Title  string
+	Text   []string
+	Links  []string
+	Small  []string
+	Docs   string
+	Reload int
+}
+
+func (p page) render() []byte {
 	var body bytes.Buffer
-	if err := pageTemplate.Execute(&body, data); err != nil { // nothing in the data can fail
+	if err := pageTemplate.Execute(&body, p); err != nil { // nothing in the data can fail
 		return []byte("<!doctype html><title>Error</title>the page could not be made")
 	}
 	return body.Bytes()
+}
+
+// Page returns the answer as an HTML page without other files. The page reloads itself if a retry
+// may help.
+func (e *Error) Page() []byte {
+	if e.Home != "" {
+		return Home(e.Home)
+	}
+	p := page{Title: e.title(), Links: e.Links, Docs: docsURL + "/reference/errors.md"}
+	kind, message := KindOf(e.Reason), e.Message
+	if kind.RetryAfter > 0 {
+		p.Reload = max(e.RetryAfter, reloadMin)
+		message = strings.TrimSuffix(message, "; try again")
+	}
+	if !strings.EqualFold(message, p.Title) {
+		p.Text = append(p.Text, sentence(message))
+	}
+	if e.Reason == SandboxNotFound || e.Reason == SandboxGone {
+		p.Text = append(p.Text, sentence(kind.Do))
+	}
+	p.Small = append(p.Small, http.StatusText(e.Code)+" ("+string(e.Reason)+")")
+	if e.SandboxID != "" {
+		p.Small = append(p.Small, "sandbox "+e.SandboxID)
+	}
+	if e.RequestID != "" {
+		p.Small = append(p.Small, "request "+e.RequestID)
+	}
+	return p.render()
+}
+
+// Home returns the page that people get at the domain of the sandboxes and at its API.
+func Home(domain string) []byte {
+	return page{
+		Title: "Berth",
+		Text: []string{
+			"Berth runs sandboxes for AI agents. Each sandbox has an address of its own below this domain: " +
+				"<port>-<sandbox ID>." + domain + ".",
+			"Programs claim and release sandboxes through the API, at api." + domain +
+				" if the operator serves it there. What a sandbox shows is made by its user, not by the operator of this domain.",
+		},
+		Docs: docsURL + "/overview.md",
+	}.render()
+}
+
+// sentence returns a message with a capital letter at the begin and a full stop at the end.
+func sentence(message string) string {
+	first, size := utf8.DecodeRuneInString(message)
+	if size == 0 {
+		return ""
+	}
+	message = string(unicode.ToUpper(first)) + message[size:]
+	if strings.HasSuffix(message, ".") || strings.HasSuffix(message, "?") {
+		return message
+	}
+	return message + "."
 }
 
 func (e *Error) title() string {

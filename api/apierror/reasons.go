@@ -44,6 +44,8 @@ const (
 	SandboxReset       Reason = "sandbox_reset"
 	SandboxStarting    Reason = "sandbox_starting"
 	SandboxQuiesced    Reason = "sandbox_quiesced"
+	APIUnreachable     Reason = "api_unreachable"
+	APIReset           Reason = "api_reset"
 	RouterNotReady     Reason = "router_not_ready"
 	RouterUnavailable  Reason = "router_unavailable"
 	NoRoute            Reason = "no_route"
@@ -109,8 +111,8 @@ var kinds = []Kind{
 		When: "the role of the key may not make this call; from Envoy: an upgrade other than to WebSocket, or a URL scheme that the listener does not speak", Do: "use a key with the role that the message names; from Envoy: use HTTP or WebSocket, under the listener's scheme"},
 	{Reason: PortPrivate, Code: http.StatusForbidden, GRPC: codes.PermissionDenied, By: []Sender{Router},
 		When: "the sandbox's pool does not open this port", Do: "use a port that the message names, or add it to the pool's `spec.ports`"},
-	{Reason: NotFound, Code: http.StatusNotFound, GRPC: codes.Unimplemented, By: []Sender{API, Admin},
-		When: "there is no such page", Do: "see the message"},
+	{Reason: NotFound, Code: http.StatusNotFound, GRPC: codes.Unimplemented, By: []Sender{Router, API, Admin},
+		When: "there is no such page; from the router: the host is the domain itself or `api.<domain>`, and serves nothing here", Do: "see the message"},
 	{Reason: PoolNotFound, Code: http.StatusNotFound, GRPC: codes.NotFound, By: []Sender{API},
 		When: "there is no pool of the name in `templateID`", Do: "create the pool or mend the name"},
 	{Reason: SandboxNotFound, Code: http.StatusNotFound, GRPC: codes.NotFound, By: []Sender{Router, API},
@@ -149,6 +151,10 @@ var kinds = []Kind{
 		When: "the pool's `postStart` hook failed, or the sandbox ended before it ran", Do: "look at the program in the sandbox that answers the hook"},
 	{Reason: SandboxReset, Code: http.StatusBadGateway, GRPC: codes.Unavailable, By: []Sender{Envoy},
 		When: "the sandbox broke the connection before it answered, or answered something that is not HTTP", Do: "look at the program in the sandbox"},
+	{Reason: APIReset, Code: http.StatusBadGateway, GRPC: codes.Unavailable, By: []Sender{Envoy},
+		When: "at `api.<domain>`: the API broke the connection before it answered, or did not answer; the call may have taken effect", Do: "see whether it did; repeat a claim with its `Idempotency-Key`"},
+	{Reason: APIUnreachable, Code: http.StatusServiceUnavailable, GRPC: codes.Unavailable, RetryAfter: 1, By: []Sender{Envoy},
+		When: "at `api.<domain>`: no replica of the API accepted the connection, or too many calls are in progress", Do: "try again; operators: does an allocator run?"},
 	{Reason: SandboxStarting, Code: http.StatusServiceUnavailable, GRPC: codes.Unavailable, RetryAfter: 1, By: []Sender{Router},
 		When: "the sandbox was claimed, and its pool's `postStart` hook was not answered for as long as requests wait (`holdSeconds`), or too many of them wait", Do: "try again"},
 	{Reason: SandboxQuiesced, Code: http.StatusServiceUnavailable, GRPC: codes.Unavailable, RetryAfter: 1, By: []Sender{Router},

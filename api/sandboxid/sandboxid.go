@@ -11,6 +11,9 @@ const (
 	// label of 63 octets (RFC 1035, section 2.3.4).
 	MaxLen = 57
 
+	// Reserved is no sandbox ID: Reserved.<domain> is the host of the API.
+	Reserved = "api"
+
 	alphabet = "abcdefghijklmnopqrstuvwxyz0123456789"
 )
 
@@ -31,9 +34,9 @@ func New() string {
 }
 
 // Valid reports whether id can be a sandbox ID: 1 to MaxLen characters of a-z
-// and 0-9.
+// and 0-9, and not Reserved.
 func Valid(id string) bool {
-	if id == "" || len(id) > MaxLen {
+	if id == "" || len(id) > MaxLen || id == Reserved {
 		return false
 	}
 	for _, c := range []byte(id) {

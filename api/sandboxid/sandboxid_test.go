@@ -22,7 +22,7 @@ func TestValid(t *testing.T) {
 	for _, id := range []string{"a", "0", strings.Repeat("z", MaxLen)} {
 		require.True(t, Valid(id), id)
 	}
-	for _, id := range []string{"", "A", "a-b", "a.b", "ä", "a b", strings.Repeat("z", MaxLen+1)} {
+	for _, id := range []string{"", Reserved, "A", "a-b", "a.b", "ä", "a b", strings.Repeat("z", MaxLen+1)} {
 		require.False(t, Valid(id), id)
 	}
 }

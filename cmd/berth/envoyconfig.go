@@ -12,17 +12,20 @@ import (
 )
 
 type envoyConfigCommand struct {
-	Listen         string `default:"0.0.0.0:8080" help:"Where clients connect, ip:port."`
-	HealthListen   string `help:"Where probes and Prometheus find /ready and /stats/prometheus, ip:port. Empty: nowhere."`
-	TLSDir         string `name:"tls-dir" help:"Directory with tls.crt and tls.key to serve with, read again when they change. Needs --output: a second file is written beside it. Empty: plain HTTP."`
-	TrustedHops    uint32 `placeholder:"PROXIES" help:"How many proxies in front of Envoy set X-Forwarded-For. 0: clients connect to Envoy itself, and what they say in X-Forwarded-* is removed."`
-	ProxyProtocol  bool   `help:"Expect the PROXY protocol, and take the client's address from it. Only a load balancer may be able to connect then."`
-	Paths          bool   `help:"Let the path name the sandbox. The router needs its own --paths."`
-	MaxHeap        uint64 `placeholder:"BYTES" help:"Bytes of memory near which Envoy refuses requests, at least 67108864; less than the container's limit. 0: no bound."`
-	RouterSocket   string `default:"/run/berth/router.sock" help:"The router's unix socket."`
-	AdminSocket    string `default:"/run/berth/envoy-admin.sock" help:"Envoy's own admin socket: what the router's --envoy-admin names."`
-	MaxConnections uint32 `default:"100000" placeholder:"CONNECTIONS" help:"Bound on clients' connections and on requests in progress, at least 1."`
-	Output         string `short:"o" help:"File to write. Empty: standard output."`
+	Listen         string   `default:"0.0.0.0:8080" help:"Where clients connect, ip:port."`
+	HealthListen   string   `help:"Where probes and Prometheus find /ready and /stats/prometheus, ip:port. Empty: nowhere."`
+	TLSDir         string   `name:"tls-dir" help:"Directory with tls.crt and tls.key to serve with, read again when they change. Needs --output: a second file is written beside it. Empty: plain HTTP."`
+	TrustedHops    uint32   `placeholder:"PROXIES" help:"How many proxies in front of Envoy set X-Forwarded-For. 0: clients connect to Envoy itself, and what they say in X-Forwarded-* is removed."`
+	ProxyProtocol  bool     `help:"Expect the PROXY protocol, and take the client's address from it. Only a load balancer may be able to connect then."`
+	Domain         string   `help:"Domain of the sandboxes. Needed with --api."`
+	API            []string `name:"api" placeholder:"HOST:PORT" help:"Addresses of the allocators' HTTP API, or of its Service, comma-separated: it is served at api.<domain>. Empty: not at all."`
+	E2BStatuses    bool     `name:"e2b-statuses" help:"Answer every client as E2B does if nothing listens on a sandbox's port. The router needs its own --e2b-statuses."`
+	Paths          bool     `help:"Let the path name the sandbox. The router needs its own --paths."`
+	MaxHeap        uint64   `placeholder:"BYTES" help:"Bytes of memory near which Envoy refuses requests, at least 67108864; less than the container's limit. 0: no bound."`
+	RouterSocket   string   `default:"/run/berth/router.sock" help:"The router's unix socket."`
+	AdminSocket    string   `default:"/run/berth/envoy-admin.sock" help:"Envoy's own admin socket: what the router's --envoy-admin names."`
+	MaxConnections uint32   `default:"100000" placeholder:"CONNECTIONS" help:"Bound on clients' connections and on requests in progress, at least 1."`
+	Output         string   `short:"o" help:"File to write. Empty: standard output."`
 }
 
 // Run implements the command.
@@ -40,7 +43,17 @@ func (c *envoyConfigCommand) Run(o *output) error {
 	settings := envoy.Settings{
 		Listen: listen, HealthListen: health, RouterSocket: c.RouterSocket, AdminSocket: c.AdminSocket,
 		TrustedHops: c.TrustedHops, ProxyProtocol: c.ProxyProtocol, Paths: c.Paths, MaxHeap: c.MaxHeap,
-		MaxConnections: c.MaxConnections,
+		MaxConnections: c.MaxConnections, E2BStatuses: c.E2BStatuses,
+	}
+	if len(c.API) > 0 {
+		settings.API = &envoy.API{Domain: c.Domain}
+		for _, address := range c.API {
+			endpoint, err := envoy.ParseEndpoint(address)
+			if err != nil {
+				return fmt.Errorf("--api: %w", err)
+			}
+			settings.API.Endpoints = append(settings.API.Endpoints, endpoint)
+		}
 	}
 	if c.TLSDir != "" {
 		if c.Output == "" {

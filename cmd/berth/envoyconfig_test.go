@@ -26,7 +26,11 @@ func TestEnvoyConfigIsTheBootstrapOfItsFlags(t *testing.T) {
 		"behind a load balancer": {[]string{"--trusted-hops=2", "--proxy-protocol", "--max-heap=67108864"}, func(s *envoy.Settings) {
 			s.TrustedHops, s.ProxyProtocol, s.MaxHeap = 2, true, 64<<20
 		}},
-		"path mode": {[]string{"--paths"}, func(s *envoy.Settings) { s.Paths = true }},
+		"the API": {[]string{"--api=10.0.0.1:80,api.svc:81", "--domain=a.b"}, func(s *envoy.Settings) {
+			s.API = &envoy.API{Domain: "a.b", Endpoints: []envoy.Endpoint{{Host: "10.0.0.1", Port: 80}, {Host: "api.svc", Port: 81}}}
+		}},
+		"E2B's statuses": {[]string{"--e2b-statuses"}, func(s *envoy.Settings) { s.E2BStatuses = true }},
+		"path mode":      {[]string{"--paths"}, func(s *envoy.Settings) { s.Paths = true }},
 		"IPv6": {[]string{"--listen=[::]:80", "--health-listen=[::1]:81"}, func(s *envoy.Settings) {
 			s.Listen, s.HealthListen = netip.MustParseAddrPort("[::]:80"), netip.MustParseAddrPort("[::1]:81")
 		}},
@@ -59,6 +63,9 @@ func TestEnvoyConfigNamesTheFlagThatIsWrong(t *testing.T) {
 		"--health-listen=localhost:80": "--health-listen",
 		"--health-listen=0.0.0.0:8080": "health listen address",
 		"--router-socket=r":            "router socket",
+		"--api=api.svc":                "--api: address",
+		"--api=api.svc:0":              "--api: address",
+		"--api=api.svc:80":             "domain",
 		"--output=/nonexistent/x":      "--output",
 		"--trusted-hops=101":           "trusted hops 101",
 		"--max-heap=1000":              "max heap 1000",

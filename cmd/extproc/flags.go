@@ -18,6 +18,7 @@ type flags struct {
 	Domain        string        `required:"" help:"Domain of the sandboxes, in lower case: hosts are <port>-<id>.<domain>."`
 	GatewayHosts  []string      `help:"Further hosts at which the headers E2b-Sandbox-Id or X-Sandbox-Id (and -Port) name the sandbox, comma-separated. The domain itself is always one."`
 	Paths         bool          `help:"At these hosts the path /sandboxes/<id>/<port>/rest names the sandbox, which gets /rest. Envoy needs the same setting."`
+	E2BStatuses   bool          `name:"e2b-statuses" help:"Answer every client as E2B does, not only its SDKs: 502 for sandboxes that are unknown or have ended and for closed ports. Envoy needs the same setting."`
 	Allocator     []string      `required:"" help:"Control addresses of the allocator's replicas, host:port, comma-separated, tried in turn."`
 	PodCIDRs      []string      `name:"pod-cidrs" required:"" help:"Address ranges of pods, such as 10.0.0.0/8, comma-separated. Every destination must lie in one."`
 	Socket        string        `default:"/run/berth/router.sock" help:"Unix socket for Envoy, a path of at most about 100 bytes. Its directory must belong to this gateway alone: routers keep their lock files there."`

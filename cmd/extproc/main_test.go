@@ -144,7 +144,7 @@ func TestUnusableListenAddressesAreNamed(t *testing.T) {
 func TestEveryFlagCanComeFromTheEnvironment(t *testing.T) {
 	for name, value := range map[string]string{
 		"DOMAIN": "sandbox.example.com", "ALLOCATOR": "a:1,b:2", "POD_CIDRS": "10.0.0.0/8,fd00::/8", "SOCKET": "/s", "ENVOY_ADMIN": "/a", "ADMIN_LISTEN": "127.0.0.1:1",
-		"HEALTH_LISTEN": ":2", "CONTROL_TLS_DIR": "/tls", "GATEWAY_HOSTS": "g.example.com,api.sandbox.example.com", "PATHS": "true",
+		"HEALTH_LISTEN": ":2", "CONTROL_TLS_DIR": "/tls", "GATEWAY_HOSTS": "g.example.com,gw.sandbox.example.com", "PATHS": "true",
 		"ADMIN_ANYWHERE": "true", "CACHE_SIZE": "5", "MAX_STALE": "1m", "SHUTDOWN_AFTER": "4s", "LOG_LEVEL": "warn",
 	} {
 		t.Setenv("BERTH_ROUTER_"+name, value)
@@ -155,7 +155,7 @@ func TestEveryFlagCanComeFromTheEnvironment(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, flags{
 		Domain: "sandbox.example.com", Allocator: []string{"a:1", "b:2"}, PodCIDRs: []string{"10.0.0.0/8", "fd00::/8"}, Socket: "/s",
-		AdminListen: "127.0.0.1:1", AdminAnywhere: true, HealthListen: ":2", ControlTLSDir: "/tls", GatewayHosts: []string{"g.example.com", "api.sandbox.example.com"}, Paths: true, CacheSize: 5, MaxStale: time.Minute,
+		AdminListen: "127.0.0.1:1", AdminAnywhere: true, HealthListen: ":2", ControlTLSDir: "/tls", GatewayHosts: []string{"g.example.com", "gw.sandbox.example.com"}, Paths: true, CacheSize: 5, MaxStale: time.Minute,
 		EnvoyAdmin: "/a", ShutdownAfter: 4 * time.Second, LogLevel: "warn",
 	}, f)
 	_, err = f.check()

@@ -81,7 +81,7 @@ func (r *router) wire(ctx context.Context) error {
 		return err
 	}
 	r.server, err = extproc.New(extproc.Options{
-		Socket: r.flags.Socket, Hosts: r.flags.hosts(), PodCIDRs: r.podCIDRs,
+		Socket: r.flags.Socket, Hosts: r.flags.hosts(), PodCIDRs: r.podCIDRs, E2BStatuses: r.flags.E2BStatuses,
 		Routes: r.cache, Activity: r.tracker, Admissions: r.admissions, Metrics: metrics, Log: r.log.Named("request"),
 	})
 	if err != nil {

@@ -152,6 +152,9 @@ What values.schema.json cannot say. All mistakes at once, each with what to do.
 {{- else if or $own.allocator $own.router }}
 {{- $errors = append $errors (printf "controlTLS.secret: not used with controlTLS.mode %s: set controlTLS.mode to secret, or leave the names empty" .Values.controlTLS.mode) }}
 {{- end }}
+{{- if and .Values.gateway.api .Values.networkPolicy.enabled .Values.networkPolicy.api.from }}
+{{- $errors = append $errors "networkPolicy.api.from: bounds who can call the API, but gateway.api serves it to all clients of the gateway: set gateway.api=false, or leave networkPolicy.api.from empty" }}
+{{- end }}
 {{- if $errors }}
 {{- fail (printf "\n\n%s\n" (join "\n" $errors)) }}
 {{- end }}
