@@ -42,7 +42,9 @@ type State struct {
 	Ready      bool              `json:"ready"`
 	Kubeconfig string            `json:"kubeconfig,omitempty"`
 	URLs       map[string]string `json:"urls,omitempty"`
-	Parts      []Part            `json:"parts,omitempty"`
+	// Environment has the variables with which programs find the cluster.
+	Environment map[string]string `json:"environment,omitempty"`
+	Parts       []Part            `json:"parts,omitempty"`
 }
 
 // Part is a process that belongs to a named cluster.

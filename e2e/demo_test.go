@@ -4,6 +4,9 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
 	"fmt"
 	"io"
 	"net"
@@ -19,6 +22,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/berth-sandbox/berth/api/openapi"
 	"github.com/berth-sandbox/berth/devcluster"
 )
 
@@ -179,10 +183,10 @@ func TestDevClustersAreFoundAndEnded(t *testing.T) {
 		out, err := exec.Command(filepath.Join(binDir, "berth-dev"), args...).CombinedOutput()
 		return string(out), err
 	}
-	out, err := berthDev("up", "--name", name)
+	out, err := berthDev("up", "--name", name, "--tls")
 	require.NoError(t, err, out)
 	t.Cleanup(func() { _, _ = berthDev("down", "--name", name) }) // ended already, if all went well
-	require.Contains(t, out, "export KUBECONFIG=")
+	requirePastedLinesWork(t, out)
 	out, err = berthDev("up", "--name", name)
 	require.Error(t, err)
 	require.Contains(t, out, "is running")
@@ -195,6 +199,34 @@ func TestDevClustersAreFoundAndEnded(t *testing.T) {
 	out, err = berthDev("down", "--name", name)
 	require.Error(t, err)
 	require.Contains(t, out, "no cluster of this name is running")
+}
+
+// requirePastedLinesWork uses a cluster with TLS as a program does that has the variables in its
+// environment and does not resolve names below localhost.
+func requirePastedLinesWork(t *testing.T, up string) {
+	t.Helper()
+	pasted := map[string]string{}
+	for _, line := range regexp.MustCompile(`export ([A-Z0-9_]+)=(\S+)`).FindAllStringSubmatch(up, -1) {
+		pasted[line[1]] = line[2]
+	}
+	require.FileExists(t, pasted["KUBECONFIG"])
+	a, err := do(t.Context(), http.DefaultClient, http.MethodPost, pasted["BERTH_API_URL"]+"/sandboxes", "", `{"templateID":"demo"}`)
+	require.NoError(t, err)
+	require.Equal(t, http.StatusCreated, a.code, a.body)
+	var s openapi.Sandbox
+	require.NoError(t, json.Unmarshal([]byte(a.body), &s))
+	require.Contains(t, s.URL, "https://8080-"+s.SandboxID+".sandbox.localhost:")
+
+	ca, err := os.ReadFile(pasted["SSL_CERT_FILE"])
+	require.NoError(t, err)
+	roots := x509.NewCertPool()
+	require.True(t, roots.AppendCertsFromPEM(ca))
+	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots}}}
+	defer client.CloseIdleConnections()
+	a, err = do(t.Context(), client, http.MethodGet, pasted["E2B_SANDBOX_URL"]+"/", "", "", "E2b-Sandbox-Id", s.SandboxID)
+	require.NoError(t, err)
+	require.Equal(t, http.StatusOK, a.code, a.body)
+	require.NotEmpty(t, a.identity(t).Pod)
 }
 
 // testPartsAreStartedAgain kills all parts of a cluster until all are down at once.

@@ -165,7 +165,7 @@ func TestBadRequestsAreRefusedAndReachNoPod(t *testing.T) {
 		code       int
 		reason     string
 	}{
-		{"bare domain", e.site.domain(), 400, "bad_target"},
+		{"bare domain", e.site.domain(), 404, "not_found"},
 		{"another domain", "8080-" + s.SandboxID + ".example.com", 400, "bad_host"},
 		{"something before the sandbox", "x." + e.host(8080, s.SandboxID), 400, "bad_port"},
 		{"two hosts", e.host(8080, s.SandboxID) + "," + e.host(8080, s.SandboxID), 400, "bad_host"},

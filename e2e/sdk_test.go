@@ -21,15 +21,10 @@ import (
 // agentPort is the port on which E2B's SDKs expect their agent.
 const agentPort = 49983
 
-// E2B's SDKs, as their registries have them, use a Berth: the newest releases and two that talk to
-// the first generation of the API.
-func TestStockSDKsOfE2BWorkUnchanged(t *testing.T) {
+// The variables name the API and the gateway, and headers name the sandbox.
+func TestStockSDKsWorkOverPlainHTTP(t *testing.T) {
 	onThisMachine(t, "does not depend on the cluster")
 	e := start(t, 0)
-	pool := e.newPool(e.pool+"-sdk", 6)
-	pool.Spec.Template.Spec.Containers[0].Args = []string{fmt.Sprintf("--ports=%d,%d", stack.DemoPorts()[0], agentPort)}
-	e.createPool(pool)
-
 	address := func(dial dialer) string {
 		conn, err := dial(t.Context())
 		require.NoError(t, err)
@@ -38,8 +33,30 @@ func TestStockSDKsOfE2BWorkUnchanged(t *testing.T) {
 	}
 	_, gatewayPort, err := net.SplitHostPort(address(e.site.front))
 	require.NoError(t, err)
-	environment := append(os.Environ(), "POOL="+pool.Name, "E2B_API_KEY="+e.site.key(),
-		"E2B_API_URL=http://"+address(e.site.api), "E2B_SANDBOX_URL=http://"+e.site.domain()+":"+gatewayPort)
+	e.runSDKs("E2B_API_URL=http://"+address(e.site.api), "E2B_SANDBOX_URL=http://"+e.site.domain()+":"+gatewayPort)
+}
+
+// The domain is all that the SDKs know: host names lead to the API and to sandboxes. What is in
+// sdk/resolve makes names below localhost resolvable in Node and Python.
+func TestStockSDKsOverTLSNeedOnlyTheDomain(t *testing.T) {
+	e := startAlone(t, 0, stack.Options{TLS: true, Domain: "sandbox.localhost"})
+	resolve, err := filepath.Abs(filepath.Join("sdk", "resolve"))
+	require.NoError(t, err)
+	e.runSDKs(fmt.Sprintf("E2B_DOMAIN=%s:%d", e.stack.Domain, e.stack.Gateways[0].Addr.Port()),
+		"NODE_EXTRA_CA_CERTS="+e.stack.CAFile, "SSL_CERT_FILE="+e.stack.CAFile,
+		"NODE_OPTIONS=--require="+filepath.Join(resolve, "resolve.cjs"), "PYTHONPATH="+resolve, "PYTHONDONTWRITEBYTECODE=1")
+}
+
+// runSDKs uses a Berth through E2B's SDKs, as their registries have them: the newest releases, and
+// two that call the first generation of the API.
+func (e *env) runSDKs(variables ...string) {
+	t := e.t
+	t.Helper()
+	pool := e.newPool(e.pool+"-sdk", 6)
+	pool.Spec.Template.Spec.Containers[0].Args = []string{fmt.Sprintf("--ports=%d,%d", stack.DemoPorts()[0], agentPort)}
+	e.createPool(pool)
+	environment := append(os.Environ(), "POOL="+pool.Name, "E2B_API_KEY="+e.site.key())
+	environment = append(environment, variables...)
 	for _, c := range []struct {
 		version string
 		install func(dir, version string) *exec.Cmd

@@ -23,13 +23,20 @@ type named struct {
 	Name string `default:"dev" help:"Name of the cluster."`
 }
 
-type upCommand struct{ named }
+type upCommand struct {
+	named
+	shape
+}
 
 // Run implements the command.
 func (c *upCommand) Run(ctx context.Context, o *output) error {
+	if _, err := c.check(); err != nil {
+		return err
+	}
 	switch _, err := devcluster.Lookup(c.Name); {
 	case err == nil:
-		return fmt.Errorf("--name %s: %w", c.Name, devcluster.ErrRunning)
+		return fmt.Errorf("--name %s: %w; \"berth-dev status\" shows it, \"berth-dev down --name %s\" ends it",
+			c.Name, devcluster.ErrRunning, c.Name)
 	case !errors.Is(err, devcluster.ErrNotRunning):
 		return err
 	}
@@ -47,7 +54,7 @@ func (c *upCommand) Run(ctx context.Context, o *output) error {
 	}
 	defer os.Remove(output.Name())
 	defer output.Close()
-	cmd := exec.Command(self, "serve", "--name", c.Name)
+	cmd := exec.Command(self, append([]string{"serve", "--name", c.Name}, c.args()...)...)
 	cmd.Stdout, cmd.Stderr = output, output
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // Ctrl-C in this terminal must not end the cluster
 	if err := cmd.Start(); err != nil {
@@ -76,11 +83,18 @@ func (c *upCommand) Run(ctx context.Context, o *output) error {
 	}
 }
 
-type serveCommand struct{ named }
+type serveCommand struct {
+	named
+	shape
+}
 
 // Run implements the command. It owns the cluster until it gets a signal to end. It
 // restarts the parts of the cluster that end.
 func (c *serveCommand) Run(ctx context.Context, o *output) (err error) {
+	shape, err := c.check()
+	if err != nil {
+		return err
+	}
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	registration, err := devcluster.Acquire(c.Name, stop)
@@ -88,7 +102,7 @@ func (c *serveCommand) Run(ctx context.Context, o *output) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, registration.Close()) }()
-	e, err := startEnvironment(ctx, registration.Dir(), o.err, func(step string) { fmt.Fprintln(o.out, step) })
+	e, err := startEnvironment(ctx, registration.Dir(), shape, o.err, func(step string) { fmt.Fprintln(o.out, step) })
 	if err != nil {
 		return err
 	}
@@ -107,7 +121,9 @@ func (c *serveCommand) Run(ctx context.Context, o *output) (err error) {
 		zap.InfoLevel))
 	parts := e.parts()
 	registration.Serve(func() devcluster.State {
-		return devcluster.State{Kubeconfig: e.cluster.Kubeconfig(), URLs: e.urls(), Parts: states(parts)}
+		return devcluster.State{
+			Kubeconfig: e.cluster.Kubeconfig(), URLs: e.urls(), Environment: e.variables(), Parts: states(parts),
+		}
 	})
 	keep(ctx, parts, log)
 	return nil
@@ -162,10 +178,21 @@ func show(o *output, s devcluster.State) error {
 	for _, name := range slices.Sorted(maps.Keys(s.URLs)) {
 		fmt.Fprintf(o.out, "  %-18s %s\n", name, s.URLs[name])
 	}
-	if s.Kubeconfig != "" {
-		fmt.Fprintf(o.out, "  %-18s export KUBECONFIG=%s\n  %-18s %s\n", "kubectl", s.Kubeconfig, "logs",
-			filepath.Dir(s.Kubeconfig))
+	if s.Kubeconfig == "" {
+		return nil
 	}
+	fmt.Fprintf(o.out, "  %-18s %s\n\nTo use it, paste:\n\n", "logs", filepath.Dir(s.Kubeconfig))
+	for _, name := range slices.Sorted(maps.Keys(s.Environment)) {
+		fmt.Fprintf(o.out, "  export %s=%s\n", name, s.Environment[name])
+	}
+	fmt.Fprintf(o.out, `
+  curl -d '{"templateID":%q}' $BERTH_API_URL/sandboxes        # claims a sandbox; "url" is its address
+  curl -X DELETE $BERTH_API_URL/sandboxes/<sandboxID>
+
+curl and browsers resolve names below localhost. Node, Python and others may not: they reach a sandbox at $E2B_SANDBOX_URL
+with the headers E2b-Sandbox-Id and E2b-Sandbox-Port. Pods are processes of this machine: "kubectl logs" and "kubectl exec"
+do not work, their output is in the directory of the logs, and a pool needs a command in its template.
+`, demoPool)
 	return nil
 }
 

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/berth-sandbox/berth/api/openapi"
+	"github.com/berth-sandbox/berth/devcluster/stack"
 )
 
 type demoCommand struct {
@@ -52,7 +53,7 @@ func (c *demoCommand) Run(ctx context.Context, o *output) (err error) {
 			err = fmt.Errorf("step %q failed: %w", d.step, err)
 		}
 	}()
-	if d.env, err = startEnvironment(ctx, "", o.err, d.begin); err != nil {
+	if d.env, err = startEnvironment(ctx, "", stack.Options{GatewayHosts: []string{"127.0.0.1"}}, o.err, d.begin); err != nil {
 		return err
 	}
 	envoyAddr := d.env.stack.Gateways[0].Addr.String()

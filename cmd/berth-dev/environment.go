@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/wait"
@@ -28,6 +29,8 @@ const (
 type environment struct {
 	cluster *devcluster.Cluster
 	stack   *stack.Stack
+	// gatewayHost is a host at which headers name the sandbox.
+	gatewayHost string
 }
 
 // binDir is the directory of this program and of Berth's other programs.
@@ -45,12 +48,42 @@ func binDir() (string, error) {
 	return dir, nil
 }
 
+// shape says what a cluster looks like from outside.
+type shape struct {
+	Domain      string   `help:"Domain of the sandboxes. Default: localhost, with --tls sandbox.localhost. Browsers and curl resolve names below localhost to this machine."`
+	TLS         bool     `name:"tls" help:"The gateways serve HTTPS, with a certificate of an authority of this cluster's own."`
+	GatewayHost []string `default:"127.0.0.1" help:"Hosts beside the domain at which headers name the sandbox, as E2B's SDKs do with E2B_SANDBOX_URL."`
+	Replicas    int      `default:"1" help:"How many allocators and gateways to run."`
+}
+
+// check returns the options of the stack.
+func (s *shape) check() (stack.Options, error) {
+	o := stack.Options{Domain: s.Domain, TLS: s.TLS, GatewayHosts: s.GatewayHost, Allocators: s.Replicas, Gateways: s.Replicas}
+	switch {
+	case s.Domain == "" && s.TLS:
+		o.Domain = "sandbox.localhost"
+	case s.TLS && !strings.Contains(s.Domain, "."):
+		return o, fmt.Errorf("--domain %s: with --tls it needs two labels, because TLS clients accept no certificate for *.%s: "+
+			"use sandbox.%s", s.Domain, s.Domain, s.Domain)
+	}
+	if s.Replicas < 1 || s.Replicas > 10 {
+		return o, fmt.Errorf("--replicas %d: must be 1 to 10", s.Replicas)
+	}
+	return o, nil
+}
+
+// args are the flags that have this shape.
+func (s *shape) args() []string {
+	return []string{"--domain=" + s.Domain, fmt.Sprintf("--tls=%t", s.TLS),
+		"--gateway-host=" + strings.Join(s.GatewayHost, ","), fmt.Sprintf("--replicas=%d", s.Replicas)}
+}
+
 // startEnvironment starts a cluster with Berth and the demo pool. It calls step at
 // the begin of each step.
 func startEnvironment(
-	ctx context.Context, dir string, progress io.Writer, step func(string),
+	ctx context.Context, dir string, o stack.Options, progress io.Writer, step func(string),
 ) (_ *environment, err error) {
-	e := &environment{}
+	e := &environment{gatewayHost: append(o.GatewayHosts, o.Domain)[0]}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, e.stop())
@@ -74,7 +107,8 @@ func startEnvironment(
 		return nil, err
 	}
 	step("Berth: Envoy, allocator, router")
-	if e.stack, err = stack.Start(ctx, e.cluster, stack.Options{BinDir: bin}); err != nil {
+	o.BinDir = bin
+	if e.stack, err = stack.Start(ctx, e.cluster, o); err != nil {
 		return nil, err
 	}
 	step(fmt.Sprintf("pool %q with %d warm pods", demoPool, demoWarm))
@@ -122,8 +156,29 @@ func (e *environment) stop() error {
 func (e *environment) urls() map[string]string {
 	return map[string]string{
 		"api":               e.stack.Allocators[0].API,
-		"envoy":             fmt.Sprintf("http://*.%s:%d", e.stack.Domain, e.stack.Gateways[0].Addr.Port()),
+		"gateway":           e.gatewayURL(),
 		"allocator metrics": e.stack.Allocators[0].Admin + "/metrics",
 		"router admin":      e.stack.Gateways[0].Admin + "/admin/last-active",
 	}
+}
+
+// gatewayURL is where headers name the sandbox.
+func (e *environment) gatewayURL() string {
+	return fmt.Sprintf("%s://%s:%d", e.stack.Scheme(), e.gatewayHost, e.stack.Gateways[0].Addr.Port())
+}
+
+// variables are those with which programs find the cluster. E2B's SDKs want a key of this form. The
+// cluster's API needs none.
+func (e *environment) variables() map[string]string {
+	all := map[string]string{
+		"KUBECONFIG":      e.cluster.Kubeconfig(),
+		"BERTH_API_URL":   e.stack.Allocators[0].API,
+		"E2B_API_URL":     e.stack.Allocators[0].API,
+		"E2B_SANDBOX_URL": e.gatewayURL(),
+		"E2B_API_KEY":     "e2b_0123456789abcdef",
+	}
+	if e.stack.CAFile != "" { // of Node, of Python and of curl
+		all["NODE_EXTRA_CA_CERTS"], all["SSL_CERT_FILE"], all["CURL_CA_BUNDLE"] = e.stack.CAFile, e.stack.CAFile, e.stack.CAFile
+	}
+	return all
 }

@@ -2,12 +2,15 @@ package main
 
 import (
 	"bytes"
+	"fmt"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
 	"github.com/berth-sandbox/berth/cmd/internal/cli"
+	"github.com/berth-sandbox/berth/devcluster"
+	"github.com/berth-sandbox/berth/devcluster/stack"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -35,4 +38,42 @@ func TestStatusWithoutClustersNamesTheCommand(t *testing.T) {
 	stdout, err := berthDev(t, "status")
 	require.NoError(t, err)
 	require.Equal(t, "no cluster is running; start one with: berth-dev up\n", stdout)
+}
+
+func TestUpRefusesClustersThatCannotWork(t *testing.T) {
+	t.Setenv("BERTH_CACHE", t.TempDir())
+	for says, args := range map[string][]string{
+		"use sandbox.box":             {"--tls", "--domain=box"},
+		"--replicas 0: must be 1":     {"--replicas=0"},
+		"--replicas 11: must be 1 to": {"--replicas=11"},
+	} {
+		_, err := berthDev(t, append([]string{"up"}, args...)...)
+		require.ErrorContains(t, err, says)
+	}
+	o, err := (&shape{TLS: true, Replicas: 1}).check()
+	require.NoError(t, err)
+	require.Equal(t, stack.Options{Domain: "sandbox.localhost", TLS: true, Allocators: 1, Gateways: 1}, o)
+}
+
+func TestUpOfARunningClusterNamesTheCommands(t *testing.T) {
+	t.Setenv("BERTH_CACHE", t.TempDir())
+	r, err := devcluster.Acquire("dev", func() {})
+	require.NoError(t, err)
+	defer r.Close()
+	_, err = berthDev(t, "up")
+	require.ErrorIs(t, err, devcluster.ErrRunning)
+	require.ErrorContains(t, err, "berth-dev down --name dev")
+}
+
+// The background process gets the flags of "up".
+func TestShapePassesToTheBackgroundProcess(t *testing.T) {
+	for _, want := range []shape{
+		{GatewayHost: []string{"127.0.0.1"}, Replicas: 1},
+		{Domain: "a.b", TLS: true, GatewayHost: []string{"x.y", "127.0.0.1"}, Replicas: 3},
+	} {
+		var got struct{ shape }
+		_, err := cli.Parse(&got, "serve", "", "X", want.args(), nil, nil)
+		require.NoError(t, err)
+		require.Equal(t, want, got.shape, fmt.Sprint(want.args()))
+	}
 }

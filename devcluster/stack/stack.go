@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -22,9 +23,9 @@ import (
 // leaderLimit bounds the wait for a leader.
 const leaderLimit = time.Minute
 
-// domain is that of the sandboxes. Browsers and curl resolve any name below it to this
+// localDomain is the default domain. Browsers and curl resolve any name below it to this
 // machine (RFC 6761, section 6.3).
-const domain = "localhost"
+const localDomain = "localhost"
 
 // Options configures a Stack. Only BinDir is required.
 type Options struct {
@@ -32,6 +33,14 @@ type Options struct {
 	BinDir string
 	// Allocators and Gateways are how many to run. Default 1 each.
 	Allocators, Gateways int
+	// Domain of the sandboxes. Default localhost. With TLS it has two labels or more, because TLS
+	// clients accept no wildcard directly below a top-level name.
+	Domain string
+	// TLS has the gateways serve HTTPS. The certificate is for Domain, the names below it,
+	// localhost and 127.0.0.1. Stack.CAFile has its authority.
+	TLS bool
+	// GatewayHosts are hosts beside Domain at which headers name the sandbox.
+	GatewayHosts []string
 	// MaxStale is that of routers and allocators. Default 15 min.
 	MaxStale time.Duration
 	// LeaseDuration of the allocators; renewal and retry follow from it.
@@ -55,8 +64,18 @@ type Options struct {
 type Stack struct {
 	Allocators []*Allocator
 	Gateways   []*Gateway
-	// Domain of the sandboxes.
+	// Domain of the sandboxes. The gateways serve the API at api.<Domain>.
 	Domain string
+	// CAFile has the certificate of the authority that signed the gateways', with Options.TLS.
+	CAFile string
+}
+
+// Scheme is that of the gateways' URLs.
+func (s *Stack) Scheme() string {
+	if s.CAFile != "" {
+		return "https"
+	}
+	return "http"
 }
 
 // Allocator is one replica.
@@ -90,7 +109,8 @@ type Gateway struct {
 func Start(ctx context.Context, c *devcluster.Cluster, o Options) (_ *Stack, err error) {
 	o.Allocators, o.Gateways = cmp.Or(o.Allocators, 1), cmp.Or(o.Gateways, 1)
 	o.MaxStale, o.LeaseDuration = cmp.Or(o.MaxStale, 15*time.Minute), cmp.Or(o.LeaseDuration, 3*time.Second)
-	s := &Stack{Domain: domain}
+	o.Domain = cmp.Or(o.Domain, localDomain)
+	s := &Stack{Domain: o.Domain}
 	defer func() {
 		if err != nil {
 			limit, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
@@ -102,16 +122,29 @@ func Start(ctx context.Context, c *devcluster.Cluster, o Options) (_ *Stack, err
 	if err != nil {
 		return nil, err
 	}
+	settings := envoy.Settings{API: &envoy.API{Domain: o.Domain}}
+	if o.TLS {
+		if settings.TLS, s.CAFile, err = newCertificate(filepath.Join(c.Dir(), "gateway-tls"), o.Domain); err != nil {
+			return nil, err
+		}
+	}
+	apis := make([]netip.AddrPort, o.Allocators)
+	for i := range apis {
+		if apis[i], err = c.FreeAddr(); err != nil {
+			return nil, err
+		}
+		settings.API.Endpoints = append(settings.API.Endpoints, envoy.Endpoint{Host: apis[i].Addr().String(), Port: apis[i].Port()})
+	}
 	// Envoy first: its port is part of every URL.
 	for i := range o.Gateways {
-		g, err := newGateway(ctx, c, i, envoyBin)
+		g, err := newGateway(ctx, c, i, envoyBin, settings)
 		if err != nil {
 			return nil, err
 		}
 		s.Gateways = append(s.Gateways, g)
 	}
 	for i := range o.Allocators {
-		a, err := newAllocator(c, i, s.Gateways[0].Addr.Port(), o)
+		a, err := newAllocator(c, i, apis[i], fmt.Sprintf("%s://%s:%d", s.Scheme(), o.Domain, s.Gateways[0].Addr.Port()), o)
 		if err != nil {
 			return nil, err
 		}
@@ -134,9 +167,9 @@ func Start(ctx context.Context, c *devcluster.Cluster, o Options) (_ *Stack, err
 	return s, nil
 }
 
-func newAllocator(c *devcluster.Cluster, i int, publicPort uint16, o Options) (*Allocator, error) {
-	var addresses [3]netip.AddrPort
-	for j := range addresses {
+func newAllocator(c *devcluster.Cluster, i int, api netip.AddrPort, publicURL string, o Options) (*Allocator, error) {
+	addresses := [3]netip.AddrPort{api}
+	for j := 1; j < len(addresses); j++ {
 		var err error
 		if addresses[j], err = c.FreeAddr(); err != nil {
 			return nil, err
@@ -163,7 +196,7 @@ func newAllocator(c *devcluster.Cluster, i int, publicPort uint16, o Options) (*
 		Argv: append([]string{
 			filepath.Join(o.BinDir, "allocator"),
 			"--kubeconfig=" + kubeconfig, "--namespace=default",
-			fmt.Sprintf("--public-url=http://%s:%d", domain, publicPort),
+			"--public-url=" + publicURL,
 			"--api-listen=" + addresses[0].String(), "--control-listen=" + addresses[1].String(),
 			"--admin-listen=" + addresses[2].String(),
 			"--control-advertise=" + a.Control.String(),
@@ -199,7 +232,9 @@ func (s *Stack) Leader(ctx context.Context) (*Allocator, error) {
 	return leader, nil
 }
 
-func newGateway(ctx context.Context, c *devcluster.Cluster, i int, envoyBin string) (g *Gateway, err error) {
+func newGateway(
+	ctx context.Context, c *devcluster.Cluster, i int, envoyBin string, settings envoy.Settings,
+) (g *Gateway, err error) {
 	name := fmt.Sprintf("envoy-%d", i)
 	addr, free, err := reserve()
 	if err != nil {
@@ -212,10 +247,16 @@ func newGateway(ctx context.Context, c *devcluster.Cluster, i int, envoyBin stri
 	if err != nil {
 		return nil, err
 	}
-	settings := envoy.Settings{
-		Listen:       addr,
-		RouterSocket: filepath.Join(sockets, "router.sock"),
-		AdminSocket:  filepath.Join(sockets, "envoy.sock"),
+	settings.Listen = addr
+	settings.RouterSocket, settings.AdminSocket = filepath.Join(sockets, "router.sock"), filepath.Join(sockets, "envoy.sock")
+	if settings.TLS != nil {
+		secret, err := envoy.TLSSecret(settings)
+		if err != nil {
+			return nil, err
+		}
+		if err := os.WriteFile(settings.TLS.SecretFile, secret, 0o600); err != nil {
+			return nil, err
+		}
 	}
 	config := filepath.Join(c.Dir(), name+".yaml")
 	raw, err := envoy.YAML(settings)
@@ -251,14 +292,18 @@ func (g *Gateway) addRouter(c *devcluster.Cluster, i int, allocators []*Allocato
 			return nil, "", err
 		}
 		url = "http://" + admin.String()
+		var hosts []string
+		if len(o.GatewayHosts) > 0 {
+			hosts = []string{"--gateway-hosts=" + strings.Join(o.GatewayHosts, ",")}
+		}
 		return &proc.Server{
 			Name: name, Supervisor: c.Supervisor(), Log: filepath.Join(c.Dir(), name+".log"),
 			Argv: append([]string{
 				filepath.Join(o.BinDir, "extproc"),
-				"--domain=" + domain, "--allocator=" + strings.Join(control, ","), "--pod-cidrs=" + strings.Join(cidrs, ","),
+				"--domain=" + o.Domain, "--allocator=" + strings.Join(control, ","), "--pod-cidrs=" + strings.Join(cidrs, ","),
 				"--socket=" + g.routerSocket, "--admin-listen=" + admin.String(),
 				"--envoy-admin=" + g.adminSocket, "--max-stale=" + o.MaxStale.String(),
-			}, o.RouterArgs...),
+			}, slices.Concat(hosts, o.RouterArgs)...),
 			Check: func(ctx context.Context) error { return proc.GetOK(ctx, http.DefaultClient, url+"/readyz") },
 		}, url, nil
 	}

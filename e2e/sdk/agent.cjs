@@ -3,6 +3,7 @@
 'use strict'
 const assert = require('node:assert/strict')
 const http = require('node:http')
+const https = require('node:https')
 const { createRequire } = require('node:module')
 const { pathToFileURL } = require('node:url')
 
@@ -11,15 +12,21 @@ const { Sandbox } = sdk
 const pool = process.env.POOL
 const run = process.argv[2].split('/').pop() // tells the sandboxes of several runs apart
 
-// get sends a request to a sandbox's host at the gateway.
+// get sends a request to a sandbox's host, as a program without the SDK does. Over plain HTTP the
+// name does not resolve, and the request goes to the gateway.
 function get(host) {
-  const gateway = new URL(process.env.E2B_SANDBOX_URL)
   return new Promise((resolve, reject) => {
-    http.get({ host: gateway.hostname, port: gateway.port, path: '/', headers: { Host: host } }, (answer) => {
+    const read = (answer) => {
       let body = ''
       answer.on('data', (part) => { body += part })
       answer.on('end', () => resolve({ code: answer.statusCode, body }))
-    }).on('error', reject)
+    }
+    if (process.env.E2B_DOMAIN) {
+      https.get(`https://${host}/`, read).on('error', reject)
+      return
+    }
+    const gateway = new URL(process.env.E2B_SANDBOX_URL)
+    http.get({ host: gateway.hostname, port: gateway.port, path: '/', headers: { Host: host } }, read).on('error', reject)
   })
 }
 

@@ -5,6 +5,7 @@ python3 agent.py <directory with the SDK>; the pool is in POOL, the rest in the 
 import http.client
 import json
 import os
+import ssl
 import sys
 from urllib.parse import urlsplit
 
@@ -18,8 +19,14 @@ RUN = os.path.basename(sys.argv[1])  # tells the sandboxes of several runs apart
 
 
 def get(host):
-    """Sends a request to a sandbox's host at the gateway."""
-    connection = http.client.HTTPConnection(urlsplit(os.environ["E2B_SANDBOX_URL"]).netloc, timeout=30)
+    """Sends a request to a sandbox's host, as a program without the SDK does.
+
+    Over plain HTTP the name does not resolve, and the request goes to the gateway.
+    """
+    if "E2B_DOMAIN" in os.environ:
+        connection = http.client.HTTPSConnection(host, timeout=30, context=ssl.create_default_context())
+    else:
+        connection = http.client.HTTPConnection(urlsplit(os.environ["E2B_SANDBOX_URL"]).netloc, timeout=30)
     connection.request("GET", "/", headers={"Host": host})
     answer = connection.getresponse()
     return answer.status, answer.read()
