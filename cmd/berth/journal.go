@@ -3,8 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -13,7 +11,6 @@ import (
 	"strings"
 	"time"
 
-	"google.golang.org/protobuf/encoding/protojson"
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/berth-sandbox/berth/allocator"
@@ -37,6 +34,8 @@ type journalFlags struct {
 
 type journalDumpCommand struct {
 	journalFlags
+	formatFlags
+	Key string `help:"Only records whose key begins so, such as sandbox/k3x9, pod/ or session/."`
 }
 
 type journalCheckCommand struct {
@@ -80,8 +79,8 @@ func (*journalBeginCommand) Help() string {
 
 // Help implements kong.HelpProvider.
 func (*journalDumpCommand) Help() string {
-	return "One line of JSON for each slot that was written, the oldest first. Changes nothing. Fails if the journal is " +
-		"damaged, after it has printed what can be read."
+	return "Tables have one line for each record, the oldest first. The formats json and yaml have the slots that were " +
+		"written. Changes nothing. Fails if the journal is damaged, after it has printed what can be read."
 }
 
 func (f *journalFlags) clients() (*kube.Clients, error) {
@@ -187,52 +186,4 @@ func (c *journalBeginCommand) Run(ctx context.Context, o *output) error {
 	}
 	_, err = fmt.Fprintf(o.out, "%sjournal begun anew at position %d, term %d. No pod is handed out until no router of before can send requests to its address.\n", would, plan.Position, plan.Term)
 	return err
-}
-
-// dumped is a line of the dump.
-type dumped struct {
-	Position uint64            `json:"position"`
-	Term     uint64            `json:"term"`
-	Journal  string            `json:"journal,omitempty"`
-	Slot     int               `json:"slot"`
-	Format   int               `json:"format"`
-	Bytes    int               `json:"bytes"`
-	Error    string            `json:"error,omitempty"`
-	Records  []json.RawMessage `json:"records"`
-}
-
-// Run implements the command.
-func (c *journalDumpCommand) Run(ctx context.Context, o *output) error {
-	clients, err := c.clients()
-	if err != nil {
-		return err
-	}
-	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
-	defer cancel()
-	batches, damage := journal.Dump(ctx, &journal.Objects{Client: clients.Berth, Namespace: c.Namespace})
-	if len(batches) == 0 && damage == nil {
-		damage = fmt.Errorf("there is no journal in namespace %s", c.Namespace)
-	}
-	lines := json.NewEncoder(o.out)
-	for _, b := range batches {
-		if b.Position == 0 && b.Err == nil {
-			continue
-		}
-		line := dumped{Position: b.Position, Term: b.Term, Journal: b.Journal, Slot: b.Index, Format: b.Format, Bytes: len(b.Data), Records: []json.RawMessage{}}
-		if b.Err != nil {
-			line.Error = b.Err.Error()
-			damage = errors.Join(damage, fmt.Errorf("slot %d: %w", b.Index, b.Err))
-		}
-		for _, r := range b.Records {
-			raw, err := protojson.Marshal(r)
-			if err != nil {
-				return fmt.Errorf("encode record %s: %w", r.GetKey(), err)
-			}
-			line.Records = append(line.Records, raw)
-		}
-		if err := lines.Encode(line); err != nil {
-			return err
-		}
-	}
-	return damage
 }

@@ -27,9 +27,12 @@ func TestJournalDumpShowsWhatTheJournalHolds(t *testing.T) {
 	cluster := devcluster.Start(t, devcluster.Options{CRDs: crd.All()})
 	clients, err := kube.NewClients(cluster.RestConfig(), 0, 0)
 	require.NoError(t, err)
-	dump := func() ([]string, error) {
-		stdout, err := berth(t, "journal", "dump", "--kubeconfig="+cluster.Kubeconfig())
-		return strings.FieldsFunc(stdout, func(r rune) bool { return r == '\n' }), err
+	dump := func(args ...string) (slots []dumped, err error) {
+		stdout, err := berth(t, append([]string{"journal", "dump", "-o", "json", "--kubeconfig=" + cluster.Kubeconfig()}, args...)...)
+		if stdout != "" {
+			require.NoError(t, json.Unmarshal([]byte(stdout), &slots))
+		}
+		return slots, err
 	}
 	_, err = dump()
 	require.ErrorContains(t, err, "there is no journal in namespace default")
@@ -40,27 +43,36 @@ func TestJournalDumpShowsWhatTheJournalHolds(t *testing.T) {
 	})
 	require.NoError(t, err)
 	raw, err := proto.Marshal(&journalv1.Record{Key: "sandbox/k3x9", Term: 1, Counter: 7, State: &journalv1.Record_Sandbox{Sandbox: &journalv1.Sandbox{
-		Pool: "python", Phase: journalv1.Phase_PHASE_RELEASED, Reason: "Killed",
+		Pool: "python", Phase: journalv1.Phase_PHASE_RELEASED, Reason: "Killed", PodIp: []byte{10, 0, 0, 1}, ClaimedAt: 1795360359627291,
+		IdleTimeout: 3600000000, Metadata: map[string]string{"at": "7"}, RequestHash: []byte{1, 255},
 	}}})
 	require.NoError(t, err)
 	require.NoError(t, log.Commit(t.Context(), []journal.Record{{Key: "sandbox/k3x9", Term: 1, Counter: 7, Raw: raw}}))
-	lines, err := dump()
+	slots, err := dump()
 	require.NoError(t, err)
-	require.Len(t, lines, 2, "the term record, and the batch")
-	var last dumped
-	require.NoError(t, json.Unmarshal([]byte(lines[1]), &last))
+	require.Len(t, slots, 2, "the term record, and the batch")
+	last := slots[1]
 	require.Equal(t, uint64(2), last.Position)
 	require.Equal(t, uint64(1), last.Term)
-	require.Len(t, last.Records, 1)
-	require.JSONEq(t, `{"key":"sandbox/k3x9","term":"1","counter":"7","sandbox":{"pool":"python","phase":"PHASE_RELEASED","reason":"Killed"}}`, string(last.Records[0]))
+	require.Equal(t, []map[string]any{{"key": "sandbox/k3x9", "term": 1.0, "counter": 7.0, "sandbox": map[string]any{
+		"pool": "python", "phase": "released", "reason": "Killed", "podIp": "10.0.0.1", "claimedAt": "2026-11-22T15:12:39.627291Z",
+		"idleTimeout": "1h0m0s", "metadata": map[string]any{"at": "7"}, "requestHash": "01ff",
+	}}}, last.Records)
+	slots, err = dump("--key=session/")
+	require.NoError(t, err)
+	require.Empty(t, slots)
+	table, err := berth(t, "journal", "dump", "-o", "wide", "--no-headers", "--key=sandbox/k3", "--kubeconfig="+cluster.Kubeconfig())
+	require.NoError(t, err)
+	require.Equal(t, `2 1 2 1.7 sandbox/k3x9 claimedAt=2026-11-22T15:12:39.627291Z idleTimeout=1h0m0s metadata={"at":"7"} phase=released podIp=10.0.0.1 pool=python reason=Killed requestHash=01ff`,
+		strings.Join(strings.Fields(table), " "))
 
 	// Of a journal that is damaged it shows what can be read.
 	require.NoError(t, clients.Berth.Patch(types.MergePatchType).Namespace("default").Resource("journalslots").Name("berth-001").
 		Body([]byte(`{"spec":{"data":"bm90IHpzdGQ="}}`)).Do(t.Context()).Error())
-	lines, err = dump()
+	slots, err = dump()
 	require.ErrorContains(t, err, "slot 1")
-	require.Len(t, lines, 2)
-	require.Contains(t, lines[0], `"error":`)
+	require.Len(t, slots, 2)
+	require.NotEmpty(t, slots[0].Error)
 }
 
 func TestJournalIsCheckedAndBegunAnewOnlyWhenThatIsNeeded(t *testing.T) {
@@ -129,7 +141,7 @@ func TestJournalIsCheckedAndBegunAnewOnlyWhenThatIsNeeded(t *testing.T) {
 	require.NoError(t, err)
 	dump, err := journalOf("dump")
 	require.NoError(t, err)
-	require.Contains(t, dump, `"earlier":true`)
+	require.Contains(t, dump, "earlier=true")
 
 	// Objects that are left keep their revisions.
 	require.NoError(t, clients.Berth.Delete().Namespace("default").Resource("journalslots").Do(t.Context()).Error())
