@@ -96,7 +96,7 @@ func BenchmarkReleases(b *testing.B) {
 		s.do(SessionJoined{Session: fmt.Sprint("late", s.n), Stream: uint64(1000 + s.n)}) // the write that they wait for
 		s.do(SessionGoodbye{Session: fmt.Sprint("late", s.n)})
 		for _, id := range ids {
-			s.do(Release{Token: 1, ID: id, Reason: ReasonKilled})
+			s.do(Release{Scope: everyTeam, Token: 1, ID: id, Reason: ReasonKilled})
 		}
 		s.core.Step(s.now, Written{})
 		s.core.Step(s.now, WriterReady{})

@@ -10,6 +10,8 @@ import (
 	"time"
 )
 
+var everyTeam = Scope{All: true}
+
 // sim is a core with a clock, names that count up, and a writer.
 type sim struct {
 	t         *testing.T
@@ -184,7 +186,7 @@ func (s *sim) claim() Sandbox {
 // release ends a sandbox, durably and on record.
 func (s *sim) release(id string) []Effect {
 	s.t.Helper()
-	released := s.step(Release{Token: 2, ID: id, Reason: ReasonKilled})
+	released := s.step(Release{Scope: everyTeam, Token: 2, ID: id, Reason: ReasonKilled})
 	s.record(released)
 	s.effects = released
 	return released
@@ -287,7 +289,7 @@ func TestSameEventsHaveTheSameEffects(t *testing.T) {
 		}
 		for _, c := range answered {
 			do(s.step(Started{ID: c.Sandbox.ID, OK: true}))
-			do(s.step(Release{Token: 10, ID: c.Sandbox.ID}))
+			do(s.step(Release{Scope: everyTeam, Token: 10, ID: c.Sandbox.ID}))
 		}
 		claims(4)
 		do(s.step(Closing{}))

@@ -14,14 +14,14 @@ func TestReleaseIsSentOnlyWhenDurable(t *testing.T) {
 	s.join("r", 1)
 	sb := s.claim()
 	s.slow = true
-	s.step(Release{Token: 2, ID: sb.ID, Reason: ReasonKilled})
+	s.step(Release{Scope: everyTeam, Token: 2, ID: sb.ID, Reason: ReasonKilled})
 	if f := s.given(); f.Phase != Released || f.Reason != ReasonKilled || !f.EndedAt.Equal(s.now.Wall) {
 		t.Errorf("written %+v", f)
 	}
 	none[SendRelease](s)
 	none[ReleaseAnswered](s)
 	none[WriteObject](s)
-	s.step(Release{Token: 3, ID: sb.ID, Reason: ReasonKilled})
+	s.step(Release{Scope: everyTeam, Token: 3, ID: sb.ID, Reason: ReasonKilled})
 	if len(s.core.outbox.pending) > 0 { // one fact is enough for two callers
 		t.Errorf("waits: %+v", s.core.outbox.pending)
 	}
@@ -134,18 +134,18 @@ func TestReleaseWaitsForRoutersOfTheLastLeader(t *testing.T) {
 func TestReleaseAnswersUnknownAndReleasedSandboxes(t *testing.T) {
 	s := newSim(t)
 	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})
-	s.step(Release{Token: 1, ID: "unknown"})
+	s.step(Release{Scope: everyTeam, Token: 1, ID: "unknown"})
 	if a := one[ReleaseAnswered](s); a.Status != CallUnknown {
 		t.Errorf("unknown: %+v", a)
 	}
 	sb := s.claim()
 	s.release(sb.ID)
-	s.step(Release{Token: 3, ID: sb.ID})
+	s.step(Release{Scope: everyTeam, Token: 3, ID: sb.ID})
 	if a := one[ReleaseAnswered](s); a.Status != CallGone {
 		t.Errorf("released: %+v", a)
 	}
 	s.step(PodGone{key("a-1")})
-	s.step(Release{Token: 4, ID: sb.ID})
+	s.step(Release{Scope: everyTeam, Token: 4, ID: sb.ID})
 	if a := one[ReleaseAnswered](s); a.Status != CallGone {
 		t.Errorf("ended: %+v", a)
 	}
@@ -272,7 +272,7 @@ func TestReleaseIsAnsweredWhenThePodVanishes(t *testing.T) {
 	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})
 	sb := s.claim()
 	s.slow = true
-	s.step(Release{Token: 5, ID: sb.ID, Reason: ReasonKilled})
+	s.step(Release{Scope: everyTeam, Token: 5, ID: sb.ID, Reason: ReasonKilled})
 	s.step(PodGone{sb.Pod})
 	s.written()
 	if r := one[SandboxReleased](s); r.Sandbox.Reason != ReasonKilled {
@@ -298,10 +298,10 @@ func TestReleasesOfOneStepAreOneMessage(t *testing.T) {
 	first, second, third := s.claim(), s.claim(), s.claim()
 	sequence := s.core.routers.members.Get("r").Sequence
 	s.slow = true
-	s.step(Release{ID: third.ID, Reason: ReasonKilled}) // is being written while the others come
-	s.step(Release{Token: 1, ID: first.ID, Reason: ReasonKilled})
+	s.step(Release{Scope: everyTeam, ID: third.ID, Reason: ReasonKilled}) // is being written while the others come
+	s.step(Release{Scope: everyTeam, Token: 1, ID: first.ID, Reason: ReasonKilled})
 	s.step(Claim{Token: 2, Pool: poolA, Wait: wait})
-	s.step(Release{Token: 3, ID: second.ID, Reason: ReasonKilled})
+	s.step(Release{Scope: everyTeam, Token: 3, ID: second.ID, Reason: ReasonKilled})
 	s.written()
 	for _, e := range of[SendRelease](s.effects) {
 		if !slices.Equal(e.IDs, []string{third.ID}) || e.Sequence != sequence+1 {
@@ -335,17 +335,17 @@ func TestEachReleaseIsTimedFromItsOwnWrite(t *testing.T) {
 	s := newSim(t)
 	s.recover([]Pool{specA(4)}, []Pod{warmPod("a-1"), warmPod("a-2"), warmPod("a-3")})
 	unseen := s.claim()
-	s.step(Release{ID: unseen.ID, Reason: ReasonKilled})
+	s.step(Release{Scope: everyTeam, ID: unseen.ID, Reason: ReasonKilled})
 	none[Acknowledged](s) // there is no router
 	s.join("r", 1)
 	s.join("r2", 2)
 	sandboxes := []Sandbox{s.claim(), s.claim()}
 	sequence := s.core.routers.members.Get("r").Sequence
 	s.slow = true
-	s.step(Release{ID: "none", Reason: ReasonKilled})
+	s.step(Release{Scope: everyTeam, ID: "none", Reason: ReasonKilled})
 	s.step(SessionJoined{Session: "later", Stream: 3}) // the write that the releases wait for
-	s.step(Release{Token: 1, ID: sandboxes[0].ID, Reason: ReasonKilled})
-	s.step(Release{Token: 2, ID: sandboxes[1].ID, Reason: ReasonKilled})
+	s.step(Release{Scope: everyTeam, Token: 1, ID: sandboxes[0].ID, Reason: ReasonKilled})
+	s.step(Release{Scope: everyTeam, Token: 2, ID: sandboxes[1].ID, Reason: ReasonKilled})
 	s.written()
 	durable := s.now.Boot
 	s.now.Boot += time.Millisecond

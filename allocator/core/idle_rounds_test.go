@@ -221,7 +221,7 @@ func TestReleasedSandboxIsNotResumed(t *testing.T) {
 	x := s.claim() // r2 cannot have its route, so r2 does not block the question
 	s.pass(idleFor)
 	s.asks(1)
-	s.step(Release{ID: x.ID, Reason: ReasonKilled})
+	s.step(Release{Scope: everyTeam, ID: x.ID, Reason: ReasonKilled})
 	one[SendRelease](s)
 	s.step(DeclareDead{Token: 6, Session: "r2", By: "o", Reason: "gone"})
 	one[SessionDeclaredDead](s)

@@ -113,7 +113,7 @@ func TestKeyEndsOnlyWhenReleaseIsDurable(t *testing.T) {
 	s.step(Claim{Token: 1, Pool: poolA, Binding: b, Wait: wait})
 	id := one[Claimed](s).Sandbox.ID
 	s.slow = true
-	s.step(Release{ID: id, Reason: ReasonKilled})
+	s.step(Release{Scope: everyTeam, ID: id, Reason: ReasonKilled})
 	s.step(Claim{Token: 2, Pool: poolA, Binding: b, Wait: wait})
 	none[ClaimRefused](s)
 	s.pass(2 * wait)

@@ -75,7 +75,7 @@ func TestSetTimeoutMovesTheEndOnceDurable(t *testing.T) {
 	sb := one[Claimed](s).Sandbox
 	s.pass(50 * time.Second)
 	s.slow = true
-	s.step(SetTimeout{Token: 9, ID: sb.ID, Lifetime: 2 * time.Minute})
+	s.step(SetTimeout{Scope: everyTeam, Token: 9, ID: sb.ID, Lifetime: 2 * time.Minute})
 	none[SandboxCallAnswered](s)
 	if f := s.given(); !f.EndAt.Equal(s.now.Wall.Add(2*time.Minute)) || f.Phase != Running {
 		t.Errorf("written: %+v", f)
@@ -90,18 +90,18 @@ func TestSetTimeoutMovesTheEndOnceDurable(t *testing.T) {
 		t.Errorf("on record: %+v", r)
 	}
 	s.slow = false
-	s.step(SetTimeout{Token: 10, ID: sb.ID, Lifetime: 10 * time.Second}) // it may be earlier as well
+	s.step(SetTimeout{Scope: everyTeam, Token: 10, ID: sb.ID, Lifetime: 10 * time.Second}) // it may be earlier as well
 	s.pass(10*time.Second - time.Millisecond)
 	none[SandboxReleased](s)
 	s.pass(time.Millisecond)
 	if r := one[SandboxReleased](s); r.Sandbox.Reason != ReasonTimeout {
 		t.Errorf("released for %s", r.Sandbox.Reason)
 	}
-	s.step(SetTimeout{Token: 11, ID: sb.ID, Lifetime: time.Minute})
+	s.step(SetTimeout{Scope: everyTeam, Token: 11, ID: sb.ID, Lifetime: time.Minute})
 	if k := one[SandboxCallAnswered](s); k.Status != CallGone {
 		t.Errorf("answered: %+v", k)
 	}
-	s.step(SetTimeout{Token: 12, ID: "none", Lifetime: time.Minute})
+	s.step(SetTimeout{Scope: everyTeam, Token: 12, ID: "none", Lifetime: time.Minute})
 	if k := one[SandboxCallAnswered](s); k.Status != CallUnknown {
 		t.Errorf("answered: %+v", k)
 	}
@@ -112,14 +112,14 @@ func TestExtendNeverBringsTheEndForward(t *testing.T) {
 	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})
 	s.step(Claim{Token: 1, Pool: poolA, Wait: wait, Lifetime: time.Minute})
 	sb := one[Claimed](s).Sandbox
-	s.step(SetTimeout{Token: 2, ID: sb.ID, Lifetime: 30 * time.Second, Extend: true})
+	s.step(SetTimeout{Scope: everyTeam, Token: 2, ID: sb.ID, Lifetime: 30 * time.Second, Extend: true})
 	if k := one[SandboxCallAnswered](s); k.Status != CallOK || !k.Sandbox.EndAt.Equal(sb.EndAt) {
 		t.Errorf("answered: %+v", k)
 	}
 	none[Write](s)
 	s.slow = true
-	s.step(SetTimeout{Token: 3, ID: sb.ID, Lifetime: 3 * time.Minute, Extend: true})
-	s.step(SetTimeout{Token: 4, ID: sb.ID, Lifetime: 2 * time.Minute, Extend: true}) // answered once the later end is durable
+	s.step(SetTimeout{Scope: everyTeam, Token: 3, ID: sb.ID, Lifetime: 3 * time.Minute, Extend: true})
+	s.step(SetTimeout{Scope: everyTeam, Token: 4, ID: sb.ID, Lifetime: 2 * time.Minute, Extend: true}) // answered once the later end is durable
 	none[SandboxCallAnswered](s)
 	s.written()
 	if k := one[SandboxCallAnswered](s); k.Token != 3 || !k.Sandbox.EndAt.Equal(s.now.Wall.Add(3*time.Minute)) {
@@ -136,7 +136,7 @@ func TestExtendGivesNoEndToASandboxWithoutOne(t *testing.T) {
 	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})
 	s.step(Claim{Token: 1, Pool: poolA, Wait: wait})
 	sb := one[Claimed](s).Sandbox
-	s.step(SetTimeout{Token: 2, ID: sb.ID, Lifetime: time.Minute, Extend: true})
+	s.step(SetTimeout{Scope: everyTeam, Token: 2, ID: sb.ID, Lifetime: time.Minute, Extend: true})
 	if k := one[SandboxCallAnswered](s); k.Status != CallOK || !k.Sandbox.EndAt.IsZero() {
 		t.Errorf("answered: %+v", k)
 	}
@@ -149,14 +149,14 @@ func TestLaterFactsKeepThePendingEnd(t *testing.T) {
 	s.step(Claim{Token: 1, Pool: poolA, Wait: wait, Lifetime: time.Minute})
 	id := one[StartSandbox](s).Sandbox.ID
 	s.slow = true
-	s.step(SetTimeout{Token: 9, ID: id, Lifetime: time.Hour})
+	s.step(SetTimeout{Scope: everyTeam, Token: 9, ID: id, Lifetime: time.Hour})
 	s.step(Started{ID: id, OK: true})
 	end := s.now.Wall.Add(time.Hour)
 	s.written()
 	if f := s.given(); f.Phase != Running || !f.EndAt.Equal(end) {
 		t.Errorf("written: %+v", f)
 	}
-	s.step(SetTimeout{Token: 10, ID: id, Lifetime: 2 * time.Hour})
+	s.step(SetTimeout{Scope: everyTeam, Token: 10, ID: id, Lifetime: 2 * time.Hour})
 	s.written()
 	if f := s.given(); f.Phase != Running || !f.EndAt.Equal(end.Add(time.Hour)) {
 		t.Errorf("written: %+v", f)
@@ -171,7 +171,7 @@ func TestKeepAliveCountsAsActivity(t *testing.T) {
 	s := idleSim(t, 1, "r")
 	sb := s.claim()
 	s.pass(idleFor - time.Second)
-	s.step(KeepAlive{Token: 3, ID: sb.ID})
+	s.step(KeepAlive{Scope: everyTeam, Token: 3, ID: sb.ID})
 	if k := one[SandboxCallAnswered](s); k.Token != 3 || k.Status != CallOK || k.Sandbox.ID != sb.ID {
 		t.Errorf("answered: %+v", k)
 	}
@@ -180,7 +180,7 @@ func TestKeepAliveCountsAsActivity(t *testing.T) {
 	s.pass(time.Millisecond)
 	s.asks(1)
 	// Also in the moment in which routers are asked.
-	s.step(KeepAlive{Token: 4, ID: sb.ID})
+	s.step(KeepAlive{Scope: everyTeam, Token: 4, ID: sb.ID})
 	s.says(SendQuiesce{Number: 1}, 1)
 	s.resumed(1)
 }

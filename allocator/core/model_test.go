@@ -354,7 +354,7 @@ func (w *world) release() {
 	id := w.anyID()
 	token := w.token()
 	w.releases[token], w.asked[id] = id, true
-	w.step(Release{Token: token, ID: id, Reason: ReasonKilled})
+	w.step(Release{Scope: everyTeam, Token: token, ID: id, Reason: ReasonKilled})
 }
 
 func (w *world) advance(d time.Duration) {

@@ -275,14 +275,14 @@ func (w *world) keepAlive() {
 	token := w.token()
 	id := w.anyID()
 	w.kept[token] = keptCall{id: id}
-	w.step(KeepAlive{Token: token, ID: id})
+	w.step(KeepAlive{Scope: everyTeam, Token: token, ID: id})
 }
 
 func (w *world) setTimeout() {
 	token := w.token()
 	id := w.anyID()
 	w.kept[token] = keptCall{id: id, end: true}
-	w.step(SetTimeout{Token: token, ID: id, Lifetime: time.Duration(1+w.draw(4)) * 15 * time.Second, Extend: w.draw(2) == 0})
+	w.step(SetTimeout{Scope: everyTeam, Token: token, ID: id, Lifetime: time.Duration(1+w.draw(4)) * 15 * time.Second, Extend: w.draw(2) == 0})
 }
 
 // judgeKept: an end that was confirmed to a caller holds under every leader.

@@ -36,7 +36,7 @@ func TestChangedPortsReachSandboxesAndRouters(t *testing.T) {
 	ported(t, running, 80, 80)
 	s.release(released.ID)
 	s.slow = true
-	s.step(Release{ID: releasing.ID, Reason: ReasonKilled})
+	s.step(Release{Scope: everyTeam, ID: releasing.ID, Reason: ReasonKilled})
 	s.step(Claim{Token: 7, Pool: poolA, Wait: wait})
 	s.join("r2", 2)
 	s.join("left", 3)

@@ -69,7 +69,7 @@ func TestDeletedObjectStaysWhileItsKeyHolds(t *testing.T) {
 			if c.live {
 				s.record(s.step(deleting(sb)))
 			} else {
-				s.record(s.step(Release{ID: sb.ID, Reason: ReasonKilled}))
+				s.record(s.step(Release{Scope: everyTeam, ID: sb.ID, Reason: ReasonKilled}))
 			}
 			s.deletedAfter(sb.Pod, never)
 			s.record(s.step(PodGone{sb.Pod}))
@@ -194,7 +194,7 @@ func TestUnwrittenRecordDoesNotKeepOthers(t *testing.T) {
 		}
 		written(s.step(Claim{Token: n, Pool: poolA, Wait: wait}))
 		c := s.core.sandboxes.of(everything())[0].Sandbox
-		written(s.step(Release{ID: c.ID, Reason: ReasonKilled}))
+		written(s.step(Release{Scope: everyTeam, ID: c.ID, Reason: ReasonKilled}))
 		s.deletedAfter(c.Pod, never)
 		written(s.step(PodGone{c.Pod}))
 	}

@@ -16,7 +16,7 @@ func TestSnapshotHoldsOnlyRunningSandboxes(t *testing.T) {
 	s.release(released.ID)
 	s.slow = true
 	s.step(Claim{Token: 1, Pool: poolA, Wait: wait}) // not durable yet
-	s.step(Release{ID: releasing.ID, Reason: ReasonKilled})
+	s.step(Release{Scope: everyTeam, ID: releasing.ID, Reason: ReasonKilled})
 	s.step(SessionJoined{Session: "r", Stream: 1})
 	var got []string
 	for _, r := range one[SendSnapshot](s).Routes {
@@ -71,7 +71,7 @@ func TestResolveNeverAnswersGoneBeforeDurable(t *testing.T) {
 	s.step(Claim{Token: 1, Pool: poolA, Wait: wait})
 	sb := one[StartSandbox](s).Sandbox
 	s.slow = true
-	s.step(Release{Token: 2, ID: sb.ID, Reason: ReasonKilled}) // handed to the writer
+	s.step(Release{Scope: everyTeam, Token: 2, ID: sb.ID, Reason: ReasonKilled}) // handed to the writer
 	s.step(Resolve{Session: "r", Stream: 1, ID: sb.ID})
 	if r := one[SendResolved](s); r.Gone || !r.Starting {
 		t.Errorf("resolved %+v", r)

@@ -13,8 +13,8 @@ func TestNewEndOfStartingSandboxKeepsItsPhase(t *testing.T) {
 	s.step(Claim{Token: 1, Pool: poolA})
 	id := one[StartSandbox](s).Sandbox.ID
 	s.slow = true
-	s.step(SetTimeout{Token: 2, ID: id, Lifetime: time.Minute})
-	s.step(Release{Token: 3, ID: id, Reason: ReasonKilled})
+	s.step(SetTimeout{Scope: everyTeam, Token: 2, ID: id, Lifetime: time.Minute})
+	s.step(Release{Scope: everyTeam, Token: 3, ID: id, Reason: ReasonKilled})
 	s.effects = s.core.Step(s.now, Written{})
 	if r := one[WriteObject](s).Sandbox; r.Phase != Starting {
 		t.Errorf("recorded in phase %d", r.Phase)

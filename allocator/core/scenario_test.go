@@ -133,7 +133,7 @@ var sentences = []sentence{
 		id := s.id(a[0])
 		token := s.w.token()
 		s.w.releases[token], s.w.asked[id] = id, true
-		s.w.step(Release{Token: token, ID: id, Reason: ReasonKilled})
+		s.w.step(Release{Scope: everyTeam, Token: token, ID: id, Reason: ReasonKilled})
 	}),
 	says(`the pod of (\w+) is deleted`, func(s *scenario, a []string) {
 		s.w.write(s.pod(a[0]), func(p *Pod) { p.Deleting = true })

@@ -20,7 +20,7 @@ func TestRouterReceivesNothingBeforeItsSessionIsDurable(t *testing.T) {
 	none[SendPong](s)
 	s.step(Resolve{Session: "r", Stream: 1, ID: first.ID})
 	none[SendResolved](s)
-	s.step(Release{ID: first.ID, Reason: ReasonKilled})
+	s.step(Release{Scope: everyTeam, ID: first.ID, Reason: ReasonKilled})
 	s.step(Claim{Token: 2, Pool: poolA, Wait: wait})
 	none[SendRoute](s)
 	s.written()
@@ -46,7 +46,7 @@ func TestRouterThatReceivedNothingIsNotAwaited(t *testing.T) {
 	s.slow = true
 	s.step(SessionJoined{Session: "r", Stream: 1})
 	s.step(SessionLeft{Session: "r", Stream: 1})
-	s.step(Release{ID: sb.ID, Reason: ReasonKilled})
+	s.step(Release{Scope: everyTeam, ID: sb.ID, Reason: ReasonKilled})
 	s.written()
 	none[SendSnapshot](s)
 	s.slow = false

@@ -71,7 +71,7 @@ func TestReleaseDuringWriteOfStartStands(t *testing.T) {
 	s, sb := startingSim(t)
 	s.slow = true
 	s.step(Started{ID: sb.ID, OK: true})
-	s.step(Release{Token: 9, ID: sb.ID, Reason: ReasonKilled})
+	s.step(Release{Scope: everyTeam, Token: 9, ID: sb.ID, Reason: ReasonKilled})
 	s.written()
 	none[SandboxReady](s)
 	none[SendRoute](s)
