@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"sync"
 	"sync/atomic"
@@ -33,7 +34,9 @@ type Options struct {
 	APIAddress string
 	// Keys authenticate callers of the HTTP API. Optional: without them every client that can
 	// connect may call it.
-	Keys *rest.Keys
+	Keys rest.Keys
+	// DialLeader connects to the HTTP API of another replica, for APIs that speak TLS. Optional.
+	DialLeader func(ctx context.Context, network, address string) (net.Conn, error)
 	// LeaseDuration, RenewDeadline and RetryPeriod are the timings of the leader election;
 	// CheckElection checks them. They must be the same for all replicas. Defaults: 4 s, 3 s and 300
 	// ms.
@@ -130,8 +133,8 @@ func New(o Options) (*Allocator, error) {
 		return nil, err
 	}
 	if a.api, err = rest.New(rest.Options{
-		Allocator: a, Keys: o.Keys, PublicScheme: o.PublicScheme, PublicHost: o.PublicHost,
-		MinIdleTimeout: o.ConnectWindow, ReapDryRun: o.ReapDryRun, Log: o.Log.Named("api"),
+		Allocator: a, Keys: o.Keys, DialLeader: o.DialLeader, PublicScheme: o.PublicScheme, PublicHost: o.PublicHost,
+		MinIdleTimeout: o.ConnectWindow, ReapDryRun: o.ReapDryRun, Log: o.Log,
 	}); err != nil {
 		return nil, err
 	}

@@ -247,7 +247,7 @@ func TestDomainIsThatOfThePublicURL(t *testing.T) {
 // cert-manager makes, or that the values name.
 func TestSecretsOfPodsHaveAMaker(t *testing.T) {
 	forEachValues(t, func(t *testing.T, all []object) {
-		makers := map[string]bool{"my-keys": true, "my-allocator": true, "my-router": true, "wildcard": true}
+		makers := map[string]bool{"my-api": true, "my-allocator": true, "my-router": true, "wildcard": true}
 		for _, s := range objectsOf[*corev1.Secret](all) {
 			makers[s.Name] = true
 		}
@@ -272,7 +272,8 @@ func TestSecretsOfPodsHaveAMaker(t *testing.T) {
 			}
 		}
 		_, tls := mounted["berth-gateway/tls"]
-		require.Len(t, mounted, map[bool]int{false: 3, true: 4}[tls])
+		require.Equal(t, tls, mounted["berth-allocator/api-tls"] == "my-api", "the full values have both")
+		require.Len(t, mounted, map[bool]int{false: 2, true: 4}[tls])
 		require.NotEqual(t, mounted["berth-gateway/control-tls"], mounted["berth-allocator/control-tls"])
 	})
 }

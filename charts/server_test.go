@@ -84,7 +84,6 @@ func TestOnAnAPIServer(t *testing.T) {
 	t.Run("nothing but these rights", s.testNothingElse)
 	t.Run("flows", s.testFlows)
 	t.Run("pools", s.testPools)
-	t.Run("key", s.testKey)
 	t.Run("uninstall", s.testUninstall)
 	t.Run("commands of the pages", s.testPages)
 }
@@ -199,7 +198,9 @@ func (s *server) testRights(t *testing.T) {
 		{allocator, no, "get update", "leases.coordination.k8s.io", sandboxes, "other"},
 		{allocator, no, "get update", "leases.coordination.k8s.io", other, "berth-allocator"},
 		{allocator, no, "get list watch create update patch delete", "secrets", sandboxes, "x"},
-		{allocator, no, "get list watch create update patch delete", "secrets", here, "berth-api-keys"},
+		{allocator, yes, "list watch", "secrets", here, ""},
+		{allocator, no, "get create update patch delete deletecollection", "secrets", here, "berth-control-ca"},
+		{allocator, no, "get list watch", "secrets", other, ""},
 		{allocator, no, "get list watch create update", "configmaps", sandboxes, "x"},
 		{allocator, no, "get list watch create update", "configmaps", here, "x"},
 		{allocator, yes, "create patch", "events", sandboxes, ""},
@@ -224,7 +225,7 @@ func (s *server) testRights(t *testing.T) {
 		{certs, yes, "get update", "secrets", here, "berth-control-router"},
 		{certs, no, "list watch deletecollection", "secrets", here, ""},
 		{certs, no, "list watch delete patch", "secrets", here, "berth-control-ca"},
-		{certs, no, "get update patch delete", "secrets", here, "berth-api-keys"},
+		{certs, no, "get update patch delete", "secrets", here, "ci"},
 		{certs, no, "get create", "secrets", sandboxes, "berth-control-ca"},
 		{certs, no, "get create", "secrets", other, "berth-control-ca"},
 		{certs, no, "get list create", "pods", here, ""},
@@ -351,7 +352,7 @@ func (s *server) testNothingElse(t *testing.T) {
 		}
 	}
 	maps.DeleteFunc(given, func(_ string, some bool) bool { return !some })
-	require.Equal(t, map[string]bool{sandboxes + "/berth-allocator": true, namespace + "/berth-control-tls": true}, given)
+	require.Equal(t, map[string]bool{sandboxes + "/berth-allocator": true, namespace + "/berth-allocator": true, namespace + "/berth-control-tls": true}, given)
 }
 
 func (s *server) rules(t *testing.T, user, namespace string) []authorizationv1.ResourceRule {
@@ -406,36 +407,6 @@ func (s *server) testPools(t *testing.T) {
 			require.NoError(t, err)
 		})
 	}
-}
-
-// testKey checks that the key is made once and then left to its owner.
-func (s *server) testKey(t *testing.T) {
-	secrets := s.client.CoreV1().Secrets(namespace)
-	keys := func() map[string][]byte {
-		secret, err := secrets.Get(t.Context(), "berth-api-keys", metav1.GetOptions{})
-		require.NoError(t, err)
-		return secret.Data
-	}
-	upgrade := func(args ...string) {
-		s.helm(t, append([]string{"upgrade", release, "berth", "--values", valueFile("minimal")}, args...)...)
-	}
-	first := keys()
-	require.Len(t, first, 1)
-	require.Regexp(t, `^e2b_[0-9a-f]{40}$`, string(first["default"]), "what stock E2B SDKs accept")
-	require.Contains(t, s.notes, "get secret berth-api-keys -o jsonpath='{.data.default}'")
-
-	upgrade("--set", "allocator.replicas=3")
-	require.Equal(t, first, keys())
-
-	// A person replaces it: the new one stays.
-	mine := map[string][]byte{"mine": []byte("e2b_0123456789abcdef")}
-	secret, err := secrets.Get(t.Context(), "berth-api-keys", metav1.GetOptions{})
-	require.NoError(t, err)
-	secret.Data = mine
-	_, err = secrets.Update(t.Context(), secret, metav1.UpdateOptions{})
-	require.NoError(t, err)
-	upgrade()
-	require.Equal(t, mine, keys())
 }
 
 // testUninstall comes after all that need the release.

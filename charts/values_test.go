@@ -51,7 +51,7 @@ func TestBadValuesAreRefusedWithTheirNames(t *testing.T) {
 		"names of Secrets not used":     {append(good, "--set", "controlTLS.secret.router=mine"), []string{"controlTLS.secret", "bootstrap"}},
 		"namespace that is none":        {append(good, "--set", "sandboxes.namespace=My_Sandboxes"), []string{"namespace", "pattern"}},
 		"no namespace for sandboxes":    {append(good, "--set", "sandboxes.namespace="), []string{"sandboxes.namespace: required", "--set sandboxes.namespace=sandboxes"}},
-		"sandboxes beside the keys":     {append(good, "--namespace", "one", "--set", "sandboxes.namespace=one"), []string{"sandboxes.namespace: one is the release's namespace", "API keys", "--set sandboxes.namespace=one-sandboxes"}},
+		"sandboxes beside the keys":     {append(good, "--namespace", "one", "--set", "sandboxes.namespace=one"), []string{"sandboxes.namespace: one is the release's namespace", "keys of the control stream", "--set sandboxes.namespace=one-sandboxes"}},
 		"keys beside the sandboxes":     {append(good, "--namespace", "sandboxes"), []string{"sandboxes.namespace: sandboxes is the release's namespace", "--namespace berth-system"}},
 		"resources without limits":      {append(good, "--set", "envoy.resources.limits=null"), []string{"resources", "limits"}},
 		"exception that is no CIDR":     {append(good, "--set", "networkPolicy.sandboxes.extraExcept={example.com}"), []string{"extraExcept", "pattern"}},

@@ -11,8 +11,11 @@ import (
 	"testing"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 
+	"github.com/berth-sandbox/berth/allocator/access"
 	"github.com/berth-sandbox/berth/allocator/kube"
 	"github.com/berth-sandbox/berth/api/crd"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
@@ -29,11 +32,11 @@ type processes struct {
 	stack   *stack.Stack
 }
 
-// processesKey is the API key of all devclusters.
-const processesKey = "e2b_0123456789abcdef"
+// processesKey is the API key of all devclusters, of an admin.
+const processesKey = "e2b_0123456789abcdef0123456789abcdef01234567"
 
-// secure writes an API key and certificates to dir, and returns the flags with which
-// allocators and routers use them.
+// secure writes certificates to dir, and returns the flags with which allocators and routers use
+// them, and allocators the API keys of the namespace default.
 func secure(dir string) (allocator, router []string, err error) {
 	var errs []error
 	write := func(name, file string, content []byte) {
@@ -53,10 +56,22 @@ func secure(dir string) (allocator, router []string, err error) {
 		write(role, controltls.KeyFile, f.Key)
 		write(role, controltls.CAFile, f.CA)
 	}
-	write("keys", "suite", []byte(processesKey))
-	return []string{"--api-keys-dir=" + filepath.Join(dir, "keys"),
+	return []string{"--api-keys-namespace=default",
 			"--control-tls-dir=" + filepath.Join(dir, controltls.AllocatorName)},
 		[]string{"--control-tls-dir=" + filepath.Join(dir, controltls.RouterName)}, errors.Join(errs...)
+}
+
+// createKey stores an API key.
+func createKey(ctx context.Context, c *kube.Clients, namespace, key string, caller access.Caller) error {
+	secret, err := access.NewSecret(key, caller)
+	if err != nil {
+		return err
+	}
+	_, err = c.Kubernetes.CoreV1().Secrets(namespace).Create(ctx, secret, metav1.CreateOptions{})
+	if apierrors.IsAlreadyExists(err) { // Berth was started before on this cluster
+		return nil
+	}
+	return err
 }
 
 // upProcesses starts a devcluster and Berth on it. The caller must call down, also after an
@@ -77,6 +92,13 @@ func (p *processes) start(ctx context.Context, o stack.Options) error {
 	o.BinDir = binDir
 	allocator, router, err := secure(filepath.Join(p.cluster.Dir(), "secure"))
 	if err != nil {
+		return err
+	}
+	clients, err := kube.NewClients(p.restConfig(), 0, 0)
+	if err != nil {
+		return err
+	}
+	if err := createKey(ctx, clients, p.namespace(), processesKey, access.Caller{Key: "suite", Team: "suite", Role: access.Admin}); err != nil {
 		return err
 	}
 	o.AllocatorArgs, o.RouterArgs = append(allocator, o.AllocatorArgs...), append(router, o.RouterArgs...)

@@ -22,6 +22,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"github.com/berth-sandbox/berth/allocator/access"
 	"github.com/berth-sandbox/berth/allocator/kube"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 	"github.com/berth-sandbox/berth/devcluster/podnet"
@@ -160,13 +161,9 @@ func (in installation) install(ctx context.Context) (*release, error) {
 	if err := r.helm(ctx, args...); err != nil {
 		return nil, fmt.Errorf("%w\n%s", err, r.describe(ctx))
 	}
-	keys, err := clients.Kubernetes.CoreV1().Secrets(releaseNamespace).Get(ctx, releaseName+"-api-keys",
-		metav1.GetOptions{})
-	if err != nil {
+	r.apiKey = access.NewKey()
+	if err := createKey(ctx, clients, releaseNamespace, r.apiKey, access.Caller{Key: "suite", Team: "suite", Role: access.Admin}); err != nil {
 		return nil, err
-	}
-	for _, key := range keys.Data {
-		r.apiKey = string(key)
 	}
 	return r, r.waitComplete(ctx)
 }

@@ -1,10 +1,13 @@
 package rest
 
 import (
+	"errors"
 	"net/http"
+	"strings"
 
 	"github.com/berth-sandbox/berth/allocator/access"
 	"github.com/berth-sandbox/berth/api/apierror"
+	"github.com/berth-sandbox/berth/api/openapi"
 	"github.com/berth-sandbox/berth/internal/localhost"
 )
 
@@ -28,32 +31,62 @@ func (a *api) knownHost(next http.Handler) http.Handler {
 
 // authenticated lets calls through that have a valid key, and names their caller in the context.
 // Without keys every caller is an admin of the team "".
-func (a *api) authenticated(next http.Handler) http.Handler {
+func (a *api) authenticated(mux *http.ServeMux) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		caller := access.Caller{Role: access.Admin}
 		if a.Keys != nil {
-			key := presentedKey(r)
-			name, ok := a.Keys.Name(key)
-			if !ok {
-				message := "unknown key"
-				if key == "" {
-					message = "a key is required, in the header X-API-Key or as Authorization: Bearer <key>"
+			var err *apierror.Error
+			if caller, err = a.callerOf(r); err != nil {
+				if err.Reason == apierror.Unauthorized {
+					w.Header().Set("WWW-Authenticate", "Bearer") // RFC 9110, section 11.6.1
+					_, pattern := mux.Handler(r)
+					a.audit.refusal(r, a.operations[pattern], "", err)
 				}
-				w.Header().Set("WWW-Authenticate", "Bearer") // RFC 9110, section 11.6.1
-				refuse(w, r, apierror.New(apierror.Unauthorized, "%s", message))
+				refuse(w, r, err)
 				return
 			}
-			caller.Key, caller.Team = name, name
 		}
-		next.ServeHTTP(w, r.WithContext(access.With(r.Context(), caller)))
+		mux.ServeHTTP(w, r.WithContext(access.With(r.Context(), caller)))
 	})
 }
 
-// permitted lets calls through whose caller has a role.
-func permitted(needed access.Role, next http.HandlerFunc) http.HandlerFunc {
+// callerOf returns the caller whose key a request presents.
+func (a *api) callerOf(r *http.Request) (access.Caller, *apierror.Error) {
+	key := presentedKey(r)
+	if key == "" {
+		return access.Caller{}, apierror.New(apierror.Unauthorized,
+			"a key is required, in the header X-API-Key or as Authorization: Bearer <key>")
+	}
+	c, err := a.Keys.Caller(key)
+	switch {
+	case err == nil:
+		return c, nil
+	case errors.Is(err, access.ErrUnknownKey):
+		return access.Caller{}, apierror.New(apierror.Unauthorized, "unknown key")
+	}
+	return access.Caller{}, apierror.New(apierror.Timeout, "this replica has just started: %v; try again", err)
+}
+
+// presentedKey returns the key of a request: X-API-Key, as the E2B SDKs send it, or a bearer token
+// (RFC 6750).
+func presentedKey(r *http.Request) string {
+	if key := r.Header.Get("X-API-Key"); key != "" {
+		return key
+	}
+	scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
+	if !strings.EqualFold(scheme, "Bearer") {
+		return ""
+	}
+	return strings.TrimSpace(token)
+}
+
+// permitted lets calls of an operation through whose caller has the role.
+func (a *api) permitted(o *openapi.Operation, needed access.Role, next http.HandlerFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		if c := access.From(r.Context()); !c.Role.May(needed) {
-			refuse(w, r, apierror.New(apierror.Forbidden, "the key %s has the role %s, and this call needs %s", c.Key, c.Role, needed))
+			err := apierror.New(apierror.Forbidden, "the key %s has the role %s, and this call needs %s", c.Key, c.Role, needed)
+			a.audit.refusal(r, o.ID, objectOf(o, r), err)
+			refuse(w, r, err)
 			return
 		}
 		next(w, r)

@@ -14,6 +14,7 @@ import (
 	"github.com/berth-sandbox/berth/allocator/access"
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/api/openapi"
+	"github.com/berth-sandbox/berth/api/sandboxid"
 )
 
 func (a *api) create(w *reply, r *http.Request) error {
@@ -40,6 +41,7 @@ func (a *api) create(w *reply, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	w.object = sandboxid.Short(s.ID)
 	return writeJSON(w, http.StatusCreated, a.toSandbox(s))
 }
 

@@ -87,7 +87,7 @@ func TestWaitTimeoutBounds(t *testing.T) {
 
 func TestClaimRecordsTheTeamAndUser(t *testing.T) {
 	f := &fake{}
-	h := handlerWithKeys(t, f, keysIn(t, map[string]string{"ada-team": "0123456789abcdef"}))
+	h := handlerWithKeys(t, f, keysIn(map[string]string{"ada-team": "0123456789abcdef"}))
 	r := request(t.Context(), http.MethodPost, "/sandboxes", strings.NewReader(`{"templateID":"python","user":"ada"}`))
 	r.Header.Set("X-API-Key", "0123456789abcdef")
 	w := httptest.NewRecorder()

@@ -6,8 +6,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -78,10 +76,7 @@ func TestListsHaveALimit(t *testing.T) {
 const declarePath = "/v1/sessions/router-a/declare-dead"
 
 func TestDeclareDeadRecordsKeyNameAndReason(t *testing.T) {
-	dir := t.TempDir()
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "ops"), []byte("key-of-the-operators"), 0o600))
-	keys, err := NewKeys(dir, time.Now, zap.NewNop())
-	require.NoError(t, err)
+	keys := keysIn(map[string]string{"ops": "key-of-the-operators"})
 	f := &fake{dead: core.DeadDeclared{Status: core.DeclareOK, Fences: 3}}
 	h := handlerWithKeys(t, f, keys)
 	body := `{"reason": " its node burnt "}`

@@ -29,22 +29,40 @@ const (
 
 type leaderKey struct{}
 
+type dial = func(ctx context.Context, network, address string) (net.Conn, error)
+
+// within bounds the time of a dial.
+func within(limit time.Duration, d dial) dial {
+	if d == nil {
+		return nil
+	}
+	return func(ctx context.Context, network, address string) (net.Conn, error) {
+		ctx, cancel := context.WithTimeout(ctx, limit)
+		defer cancel()
+		return d(ctx, network, address)
+	}
+}
+
 // newForwarder returns a proxy to the leader that the request's context names. It sends a call
 // once, because the outcome of a failed call is unknown.
 //
 // Connections have no bound of their own, because waiting claims would use it up; the slots of each
-// class bound forwarded calls. Without TLS the proxy uses HTTP/1, so two calls never share a
-// connection.
-func newForwarder(log *zap.Logger) *httputil.ReverseProxy {
+// class bound forwarded calls. The proxy uses HTTP/1, so two calls never share a connection.
+func newForwarder(dialTLS dial, log *zap.Logger) *httputil.ReverseProxy {
+	scheme := "http"
+	if dialTLS != nil {
+		scheme = "https"
+	}
 	return &httputil.ReverseProxy{
 		Rewrite: func(p *httputil.ProxyRequest) {
 			leader, _ := p.In.Context().Value(leaderKey{}).(string)
-			p.SetURL(&url.URL{Scheme: "http", Host: leader})
+			p.SetURL(&url.URL{Scheme: scheme, Host: leader})
 			p.Out.Host = p.In.Host // compared with a browser's Origin
 			p.Out.Header.Set(forwardedHeader, "1")
 		},
 		Transport: &http.Transport{
-			DialContext:         (&net.Dialer{Timeout: leaderDialWait}).DialContext,
+			DialContext:         within(leaderDialWait, (&net.Dialer{}).DialContext),
+			DialTLSContext:      within(leaderDialWait, dialTLS),
 			MaxIdleConnsPerHost: leaderIdle, IdleConnTimeout: time.Minute,
 			// Accept-Encoding passes unchanged.
 			DisableCompression: true,

@@ -2,7 +2,9 @@ package rest
 
 import (
 	"context"
+	"crypto/tls"
 	"io"
+	"log"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -62,7 +64,7 @@ func TestFollowerAndLeaderRefuseTheSameQueries(t *testing.T) {
 }
 
 func TestFollowerForwardsTheCallersKey(t *testing.T) {
-	keys := keysIn(t, map[string]string{"team": keyOne})
+	keys := keysIn(map[string]string{"team": keyOne})
 	leader := &fake{}
 	follower := handlerWithKeys(t, &fake{leader: listen(t, handlerWithKeys(t, leader, keys))}, keys)
 	require.Equal(t, http.StatusOK, callWith(follower, "GET", "/sandboxes", http.Header{"X-Api-Key": {keyOne}}).Code)
@@ -180,7 +182,7 @@ func TestSlowReaderHoldsNoSlotOfAFollower(t *testing.T) {
 	w := call(h, "GET", "/sandboxes", "")
 	require.Equal(t, call(handler(t, leader), "GET", "/sandboxes", "").Body.String(), w.Body.String())
 	require.Equal(t, 200, w.Code)
-	a := &api{Options: Options{Allocator: &fake{leader: at}}, forwarder: newForwarder(zap.NewNop()), others: newClass(1, answerWait)}
+	a := &api{Options: Options{Allocator: &fake{leader: at}}, forwarder: newForwarder(nil, zap.NewNop()), others: newClass(1, answerWait)}
 	p := &reply{held: held{budget: newBudget(100 << 10), free: smallAnswer}, header: http.Header{}}
 	a.carryOut(action{class: a.others}, nil, p, request(t.Context(), "GET", "/sandboxes", nil), nil)
 	require.True(t, p.full, "an answer of %d bytes was taken", p.held.buf.Len())
@@ -190,4 +192,26 @@ func TestSlowReaderHoldsNoSlotOfAFollower(t *testing.T) {
 	r.Header.Set("X-Request-Id", "req-1")
 	p.send(w, r)
 	refusal(t, w, 503, apierror.Overloaded)
+}
+
+func TestFollowerForwardsOverTLS(t *testing.T) {
+	leader := &fake{status: core.CallOK}
+	server := httptest.NewUnstartedServer(handler(t, leader))
+	server.Config.ErrorLog = log.New(io.Discard, "", 0) // of handshakes that fail
+	server.StartTLS()
+	t.Cleanup(server.Close)
+	trusting := &tls.Dialer{Config: server.Client().Transport.(*http.Transport).TLSClientConfig}
+	for name, c := range map[string]struct {
+		dial dial
+		code int
+	}{"verified": {trusting.DialContext, 204}, "not verified": {(&tls.Dialer{}).DialContext, 503}, "plain": {nil, 503}} {
+		follower, err := New(Options{
+			Allocator: &fake{leader: server.Listener.Addr().String()}, DialLeader: c.dial, PublicScheme: "https", PublicHost: "sandbox.example.com",
+			MinIdleTimeout: minIdle, Log: zap.NewNop(),
+		})
+		require.NoError(t, err)
+		w := call(follower, "DELETE", "/sandboxes/x", "")
+		require.Equal(t, c.code, w.Code, "%s: %s", name, w.Body)
+	}
+	require.Len(t, leader.released, 1)
 }

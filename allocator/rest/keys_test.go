@@ -4,15 +4,12 @@ import (
 	"context"
 	"net/http"
 	"net/http/httptest"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
-	"go.uber.org/zap"
 
+	"github.com/berth-sandbox/berth/allocator/access"
 	"github.com/berth-sandbox/berth/api/apierror"
 )
 
@@ -21,24 +18,28 @@ const (
 	keyTwo = "two-0123456789abcdef"
 )
 
-// keyDir writes a directory of keys the way that a Secret's volume looks.
-func keyDir(t *testing.T, keys map[string]string) string {
-	t.Helper()
-	dir := t.TempDir()
-	data := filepath.Join(dir, "..2030_01_01")
-	require.NoError(t, os.Mkdir(data, 0o700))
-	require.NoError(t, os.Symlink("..2030_01_01", filepath.Join(dir, "..data")))
-	for name, key := range keys {
-		require.NoError(t, os.WriteFile(filepath.Join(data, name), []byte(key), 0o600))
-		require.NoError(t, os.Symlink(filepath.Join("..data", name), filepath.Join(dir, name)))
+// knownKeys are callers by their keys. notLoaded, as a key, is one that cannot be judged yet.
+type knownKeys map[string]access.Caller
+
+const notLoaded = "not-loaded"
+
+func (k knownKeys) Caller(key string) (access.Caller, error) {
+	c, ok := k[key]
+	switch {
+	case key == notLoaded:
+		return c, access.ErrNotLoaded
+	case !ok:
+		return c, access.ErrUnknownKey
 	}
-	return dir
+	return c, nil
 }
 
-func keysIn(t *testing.T, keys map[string]string) *Keys {
-	t.Helper()
-	k, err := NewKeys(keyDir(t, keys), time.Now, zap.NewNop())
-	require.NoError(t, err)
+// keysIn are the keys of admins, each the only one of a team of its name.
+func keysIn(keys map[string]string) knownKeys {
+	k := knownKeys{}
+	for name, key := range keys {
+		k[key] = access.Caller{Key: name, Team: name, Role: access.Admin}
+	}
 	return k
 }
 
@@ -56,7 +57,7 @@ func callWith(h http.Handler, method, target string, headers http.Header) *httpt
 // Invariant: P6
 func TestCallsWithoutAKeyAreRefused(t *testing.T) {
 	f := &fake{}
-	h := handlerWithKeys(t, f, keysIn(t, map[string]string{"one": keyOne + "\n", "two": keyTwo}))
+	h := handlerWithKeys(t, f, keysIn(map[string]string{"one": keyOne, "two": keyTwo}))
 	for _, headers := range []http.Header{
 		nil,
 		{"X-Api-Key": {""}},
@@ -86,49 +87,9 @@ func TestCallsWithoutAKeyAreRefused(t *testing.T) {
 	}
 }
 
-func TestKeysAreReloaded(t *testing.T) {
-	now := noon
-	dir := keyDir(t, map[string]string{"one": keyOne})
-	k, err := NewKeys(dir, func() time.Time { return now }, zap.NewNop())
-	require.NoError(t, err)
-	known := func(key string) bool { _, ok := k.Name(key); return ok }
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "..data", "one"), []byte(keyTwo), 0o600))
-	require.True(t, known(keyOne), "not before its time")
-	now = now.Add(keysEvery)
-	require.False(t, known(keyOne))
-	require.True(t, known(keyTwo))
-
-	// What cannot be used changes nothing.
-	for _, bad := range []func() error{
-		func() error { return os.WriteFile(filepath.Join(dir, "..data", "one"), []byte("short"), 0o600) },
-		func() error { return os.Remove(filepath.Join(dir, "..data", "one")) },
-		func() error { return os.RemoveAll(dir) },
-	} {
-		require.NoError(t, bad())
-		now = now.Add(keysEvery)
-		require.True(t, known(keyTwo))
-	}
-}
-
-func TestInvalidKeyFilesAreNamed(t *testing.T) {
-	for name, c := range map[string]struct {
-		keys map[string]string
-		want string
-	}{
-		"none":            {nil, "put one file"},
-		"too short":       {map[string]string{"good": keyOne, "bad": "0123456789abcde"}, "bad: must hold one key of 16"},
-		"too long":        {map[string]string{"bad": strings.Repeat("x", 1025)}, "bad: "},
-		"two lines":       {map[string]string{"bad": keyOne + "\n" + keyTwo}, "bad: "},
-		"not ASCII":       {map[string]string{"bad": keyOne + "\u00e9"}, "bad: "},
-		"twice":           {map[string]string{"a": keyOne, "b": keyOne}, "b: holds the same key as a"},
-		"several at once": {map[string]string{"a": "x", "b": "y"}, "b: must hold"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			_, err := NewKeys(keyDir(t, c.keys), time.Now, zap.NewNop())
-			require.ErrorContains(t, err, c.want)
-			require.NotContains(t, err.Error(), keyOne)
-		})
-	}
-	_, err := NewKeys(filepath.Join(t.TempDir(), "none"), time.Now, zap.NewNop())
-	require.ErrorContains(t, err, "none")
+func TestUnloadedKeysAreNotUnknown(t *testing.T) {
+	h := handlerWithKeys(t, &fake{}, knownKeys{})
+	w := callWith(h, "POST", "/sandboxes", http.Header{"X-Api-Key": {notLoaded}})
+	refusal(t, w, http.StatusServiceUnavailable, apierror.Timeout)
+	require.Equal(t, "1", w.Header().Get("Retry-After"))
 }

@@ -8,6 +8,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/berth-sandbox/berth/allocator/access"
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/api/apierror"
 	"github.com/berth-sandbox/berth/api/openapi"
@@ -70,12 +71,21 @@ type Allocator interface {
 	DeclareDead(ctx context.Context, session, by, reason string) (core.DeadDeclared, error)
 }
 
-// Options configure the handler. All are required except Keys and ReapDryRun.
+// Keys are the API keys. Its methods may be called concurrently.
+type Keys interface {
+	// Caller returns who presents a key, access.ErrUnknownKey, or another error if it cannot tell yet.
+	Caller(key string) (access.Caller, error)
+}
+
+// Options configure the handler. All are required unless their comment says otherwise.
 type Options struct {
 	Allocator Allocator
-	// Keys authenticate callers. Optional: without them every client that can connect may call the
-	// API.
-	Keys *Keys
+	// Keys authenticate callers. Optional: without them every client that can connect may make every
+	// call.
+	Keys Keys
+	// DialLeader connects to the API of another replica, with TLS if it speaks that. Optional: without
+	// it the API of every replica speaks plain HTTP.
+	DialLeader dial
 	// PublicScheme and PublicHost form the URLs of sandboxes: <scheme>://<port>-<id>.<host>/.
 	// PublicHost may have a port.
 	PublicScheme, PublicHost string
@@ -91,6 +101,8 @@ type api struct {
 	forwarder      *httputil.ReverseProxy
 	claims, others *class
 	answers        *budget
+	audit          audit
+	operations     map[string]string // IDs by the mux's pattern
 }
 
 // New returns the handler, or an error that names the missing options.
@@ -98,8 +110,10 @@ func New(o Options) (http.Handler, error) {
 	if err := options.Require(o, "Allocator", "PublicScheme", "PublicHost", "MinIdleTimeout", "Log"); err != nil {
 		return nil, err
 	}
+	trail := newAudit(o.Log.Named("audit"))
+	o.Log = o.Log.Named("api")
 	a := &api{
-		Options: o, forwarder: newForwarder(o.Log), answers: newBudget(answerBytes),
+		Options: o, forwarder: newForwarder(o.DialLeader, o.Log), answers: newBudget(answerBytes), audit: trail, operations: map[string]string{},
 		claims: newClass(claimsInFlight, MaxWait+answerWait), others: newClass(inFlight, answerWait),
 	}
 	document, err := openapi.Load()

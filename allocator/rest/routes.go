@@ -42,7 +42,7 @@ func (a *api) actions() map[string]action {
 
 // routes returns a handler of the document's operations. An operation that is not in the document
 // gets 404, another method of a path 405.
-func (a *api) routes(document *openapi.Document) (http.Handler, error) {
+func (a *api) routes(document *openapi.Document) (*http.ServeMux, error) {
 	actions, mux, paths := a.actions(), http.NewServeMux(), http.NewServeMux()
 	methods := map[string][]string{} // by path
 	for _, o := range document.Operations {
@@ -52,13 +52,14 @@ func (a *api) routes(document *openapi.Document) (http.Handler, error) {
 			if err != nil {
 				return nil, fmt.Errorf("rest: x-berth-role of operation %s of the OpenAPI document: %w", o.ID, err)
 			}
-			handler = permitted(role, a.handle(c, &o))
+			handler = a.permitted(&o, role, a.handle(c, &o))
 			delete(actions, o.ID)
 		} else if o.Refused == "" {
 			return nil, fmt.Errorf("rest: operation %s of the OpenAPI document has no handler", o.ID)
 		}
 		for _, path := range o.Paths {
 			mux.HandleFunc(o.Method+" "+path, handler)
+			a.operations[o.Method+" "+path] = o.ID
 			methods[path] = append(methods[path], o.Method)
 		}
 	}

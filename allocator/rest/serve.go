@@ -145,8 +145,9 @@ func tooLarge() error {
 type reply struct {
 	held   held
 	header http.Header
-	code   int  // 0: no answer, because the client has gone
-	full   bool // the budget was used up
+	code   int    // 0: no answer, because the client has gone
+	full   bool   // the budget was used up
+	object string // for the audit, if it is not in the path
 }
 
 func (p *reply) Header() http.Header { return p.header }
@@ -266,6 +267,9 @@ func (a *api) carryOut(c action, o *openapi.Operation, p *reply, r *http.Request
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), c.class.wait)
 	defer cancel()
+	if o.Method != http.MethodGet {
+		defer a.audit.call(o, r, p, time.Now())
+	}
 	if err = check(o, query, body); err == nil {
 		err = c.f(p, r.WithContext(ctx))
 	}

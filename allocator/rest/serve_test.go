@@ -235,7 +235,7 @@ func TestClaimIsAnsweredEvenWhenTheBudgetIsUsed(t *testing.T) {
 	}}
 	a := &api{
 		Options: Options{Allocator: f, PublicScheme: "https", PublicHost: longest(253) + ":65535", Log: zap.NewNop()},
-		claims:  newClass(1, answerWait), answers: newBudget(0),
+		claims:  newClass(1, answerWait), answers: newBudget(0), audit: newAudit(zap.NewNop()),
 	}
 	body, err := json.Marshal(map[string]any{"templateID": "python", "user": strings.Repeat("\x00", 256), "metadata": worstMetadata()})
 	require.NoError(t, err)
@@ -287,7 +287,7 @@ func TestBodiesAreBoundedByClass(t *testing.T) {
 }
 
 func TestRefusedCallIsNotReadAndIsClosed(t *testing.T) {
-	keyed := handlerWithKeys(t, &fake{}, keysIn(t, map[string]string{"team": keyOne}))
+	keyed := handlerWithKeys(t, &fake{}, keysIn(map[string]string{"team": keyOne}))
 	for name, c := range map[string]struct {
 		h       http.Handler
 		request string

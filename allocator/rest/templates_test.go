@@ -56,7 +56,7 @@ func TestPoolsAreShownAsTemplates(t *testing.T) {
 }
 
 func TestTeamIsTheNameOfTheKey(t *testing.T) {
-	keys := keysIn(t, map[string]string{"ann": keyOne})
+	keys := keysIn(map[string]string{"ann": keyOne})
 	w := callWith(handlerWithKeys(t, &fake{}, keys), "GET", "/teams", http.Header{"X-Api-Key": {keyOne}})
 	require.JSONEq(t, `[{"teamID": "ann", "name": "ann", "apiKey": "", "isDefault": true}]`, w.Body.String())
 	require.Contains(t, call(handler(t, &fake{}), "GET", "/teams", "").Body.String(), `"name":"default"`)

@@ -64,20 +64,24 @@ func TestListenersOutsideLoopbackNeedProtection(t *testing.T) {
 		want []string // nothing: it may start
 	}{
 		"loopback needs nothing":                {nil, nil},
-		"API without keys":                      {[]string{"--api-listen=10.0.0.1:8081"}, []string{"--api-listen", "--api-keys-dir"}},
-		"API without keys on every address":     {[]string{"--api-listen=:8081", "--api-advertise=10.0.0.1:8081"}, []string{"--api-listen", "--api-keys-dir"}},
-		"API with what belongs to the control":  {[]string{"--api-listen=10.0.0.1:8081", "--control-tls-dir=/x"}, []string{"--api-listen", "--api-keys-dir"}},
-		"API with keys":                         {[]string{"--api-listen=10.0.0.1:8081", "--api-keys-dir=/x"}, nil},
+		"API without keys":                      {[]string{"--api-listen=10.0.0.1:8081"}, []string{"--api-listen", "--api-keys-namespace"}},
+		"API without keys on every address":     {[]string{"--api-listen=:8081", "--api-advertise=10.0.0.1:8081"}, []string{"--api-listen", "--api-keys-namespace"}},
+		"API with what belongs to the control":  {[]string{"--api-listen=10.0.0.1:8081", "--control-tls-dir=/x"}, []string{"--api-listen", "--api-keys-namespace"}},
+		"API with keys":                         {[]string{"--api-listen=10.0.0.1:8081", "--api-keys-namespace=x"}, nil},
 		"control without TLS":                   {[]string{"--control-listen=10.0.0.1:9090"}, []string{"--control-listen", "--control-tls-dir"}},
 		"control without TLS, advertised well":  {[]string{"--control-listen=[::]:9090", "--control-advertise=[fd00::1]:9090"}, []string{"--control-listen", "--control-tls-dir"}},
-		"control with what belongs to the API":  {[]string{"--control-listen=10.0.0.1:9090", "--api-keys-dir=/x"}, []string{"--control-listen", "--control-tls-dir"}},
+		"control with what belongs to the API":  {[]string{"--control-listen=10.0.0.1:9090", "--api-keys-namespace=x"}, []string{"--control-listen", "--control-tls-dir"}},
 		"control with TLS":                      {[]string{"--control-listen=10.0.0.1:9090", "--control-tls-dir=/x"}, nil},
-		"an unreachable wildcard":               {[]string{"--api-listen=:8081", "--api-keys-dir=/x"}, []string{"--api-advertise"}},
+		"an unreachable wildcard":               {[]string{"--api-listen=:8081", "--api-keys-namespace=x"}, []string{"--api-advertise"}},
 		"a wildcard by name":                    {[]string{"--control-listen=0.0.0.0:9090", "--control-tls-dir=/x"}, []string{"--control-advertise"}},
 		"an advertised wildcard":                {[]string{"--control-listen=[::]:9090", "--control-tls-dir=/x", "--control-advertise=[::]:9090"}, []string{"--control-advertise"}},
-		"a variable that was not expanded":      {[]string{"--api-listen=:8081", "--api-keys-dir=/x", "--api-advertise=$(POD_IP):8081"}, []string{"--api-advertise"}},
-		"a variable that was empty":             {[]string{"--api-listen=:8081", "--api-keys-dir=/x", "--api-advertise=:8081"}, []string{"--api-advertise"}},
-		"wildcards, secured and advertised":     {[]string{"--api-listen=:8081", "--api-keys-dir=/x", "--api-advertise=10.0.0.1:8081", "--control-listen=[::]:9090", "--control-tls-dir=/x", "--control-advertise=[fd00::1]:9090"}, nil},
+		"a variable that was not expanded":      {[]string{"--api-listen=:8081", "--api-keys-namespace=x", "--api-advertise=$(POD_IP):8081"}, []string{"--api-advertise"}},
+		"a variable that was empty":             {[]string{"--api-listen=:8081", "--api-keys-namespace=x", "--api-advertise=:8081"}, []string{"--api-advertise"}},
+		"wildcards, secured and advertised":     {[]string{"--api-listen=:8081", "--api-keys-namespace=x", "--api-advertise=10.0.0.1:8081", "--control-listen=[::]:9090", "--control-tls-dir=/x", "--control-advertise=[fd00::1]:9090"}, nil},
+		"a certificate without its key":         {[]string{"--api-tls-cert=/x", "--control-tls-dir=/x"}, []string{"--api-tls-cert", "--api-tls-key"}},
+		"a key without its certificate":         {[]string{"--api-tls-key=/x", "--control-tls-dir=/x"}, []string{"--api-tls-cert", "--api-tls-key"}},
+		"TLS that replicas could not verify":    {[]string{"--api-tls-cert=/x", "--api-tls-key=/y"}, []string{"--api-tls-cert", "--control-tls-dir"}},
+		"TLS of both":                           {[]string{"--api-tls-cert=/x", "--api-tls-key=/y", "--control-tls-dir=/x"}, nil},
 		"an address in brackets may be an IPv4": {[]string{"--api-advertise=[10.0.0.1]:8081"}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -127,7 +131,7 @@ func TestConnectWindowDefaultsToEnvoys(t *testing.T) {
 
 func TestEveryFlagHasAnEnvironmentVariable(t *testing.T) {
 	for name, value := range map[string]string{
-		"PUBLIC_URL": "http://a", "NAMESPACE": "n", "KUBECONFIG": "/k", "API_LISTEN": "127.0.0.1:1", "API_ADVERTISE": "b:5", "API_KEYS_DIR": "/keys",
+		"PUBLIC_URL": "http://a", "NAMESPACE": "n", "KUBECONFIG": "/k", "API_LISTEN": "127.0.0.1:1", "API_ADVERTISE": "b:5", "API_KEYS_NAMESPACE": "keys", "API_TLS_CERT": "/cert", "API_TLS_KEY": "/key",
 		"CONTROL_LISTEN": "127.0.0.1:2", "CONTROL_ADVERTISE": "a:3", "CONTROL_TLS_DIR": "/tls", "POD_SECURITY": "privileged", "ADMIN_LISTEN": "127.0.0.1:4", "KUBE_QPS": "5", "KUBE_BURST": "6", "MAX_STALE": "7m", "CONNECT_WINDOW": "8s", "REAP_DRY_RUN": "true",
 		"LEASE_DURATION": "30s", "LEASE_RENEW": "20s", "LEASE_RETRY": "1s", "SHUTDOWN_AFTER": "9s", "CLAIM_WAIT": "3s", "CLAIM_QUEUE": "11", "JOURNAL_BYTES_PER_SECOND": "70000", "LOG_LEVEL": "debug", "WALL_CLOCK_OFFSET": "-10m",
 	} {
@@ -137,7 +141,7 @@ func TestEveryFlagHasAnEnvironmentVariable(t *testing.T) {
 	_, err := cli.Parse(&f, "allocator", "", "BERTH_ALLOCATOR", nil, io.Discard, io.Discard)
 	require.NoError(t, err)
 	require.Equal(t, flags{
-		PublicURL: "http://a", Namespace: "n", Kubeconfig: "/k", APIListen: "127.0.0.1:1", APIAdvertise: "b:5", APIKeysDir: "/keys",
+		PublicURL: "http://a", Namespace: "n", Kubeconfig: "/k", APIListen: "127.0.0.1:1", APIAdvertise: "b:5", APIKeysNamespace: "keys", APITLSCert: "/cert", APITLSKey: "/key",
 		ControlListen: "127.0.0.1:2", ControlAdvertise: "a:3", ControlTLSDir: "/tls", PodSecurity: "privileged",
 		AdminListen: "127.0.0.1:4", KubeQPS: 5, KubeBurst: 6, MaxStale: 7 * time.Minute, ConnectWindow: 8 * time.Second, ReapDryRun: true,
 		LeaseDuration: 30 * time.Second, LeaseRenew: 20 * time.Second, LeaseRetry: time.Second, ShutdownAfter: 9 * time.Second, LogLevel: "debug", ClaimWait: 3 * time.Second, ClaimQueue: 11, JournalBytes: 70000, WallClockOffset: -10 * time.Minute,
@@ -207,9 +211,6 @@ func authority(t *testing.T) *controltls.Authority {
 func TestUnusableDirectoryIsNamedBeforeServing(t *testing.T) {
 	a := authority(t)
 	for name, c := range map[string]struct{ flag, dir, want string }{
-		"no keys":               {"--api-keys-dir", t.TempDir(), "put one file"},
-		"no directory of keys":  {"--api-keys-dir", filepath.Join(t.TempDir(), "none"), "none"},
-		"a key that is weak":    {"--api-keys-dir", dir(t, map[string]string{"team": "short"}), "team"},
 		"no certificate":        {"--control-tls-dir", t.TempDir(), controltls.CertFile},
 		"a router's":            {"--control-tls-dir", tlsDir(t, a, controltls.RouterName), controltls.AllocatorName},
 		"a key of another pair": {"--control-tls-dir", dir(t, map[string]string{controltls.CertFile: "x", controltls.KeyFile: "y"}), controltls.KeyFile},

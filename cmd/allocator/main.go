@@ -23,6 +23,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/berth-sandbox/berth/allocator"
+	"github.com/berth-sandbox/berth/allocator/access"
 	"github.com/berth-sandbox/berth/allocator/kube"
 	"github.com/berth-sandbox/berth/allocator/pools"
 	apirest "github.com/berth-sandbox/berth/allocator/rest"
@@ -37,9 +38,11 @@ type flags struct {
 	PublicURL        string        `name:"public-url" required:"" help:"URL at which clients reach Envoy: http(s)://<domain>[:port]. A sandbox is at <port>-<id>.<domain>."`
 	Namespace        string        `default:"default" help:"Namespace of the pools, their pods, the Sandbox objects and the lease."`
 	Kubeconfig       string        `help:"Kubeconfig file. Empty: the service account of the pod."`
-	APIListen        string        `name:"api-listen" default:"127.0.0.1:8081" help:"Address of the HTTP API. Outside loopback it needs --api-keys-dir."`
+	APIListen        string        `name:"api-listen" default:"127.0.0.1:8081" help:"Address of the HTTP API. Outside loopback it needs --api-keys-namespace."`
 	APIAdvertise     string        `name:"api-advertise" help:"Address at which other replicas reach this replica's API, to forward calls to the leader. Empty: the address of --api-listen."`
-	APIKeysDir       string        `name:"api-keys-dir" help:"Directory of API keys, one file each, such as a mounted Secret; reloaded when it changes. Empty: no key is needed."`
+	APIKeysNamespace string        `name:"api-keys-namespace" help:"Namespace of the Secrets of type berth.sh/api-key, which \"berth keys\" makes; a change counts at once. Empty: no key is needed."`
+	APITLSCert       string        `name:"api-tls-cert" help:"Certificate of the HTTP API in PEM form; reloaded when it changes. Needs --api-tls-key, and --control-tls-dir, whose certificates replicas use among each other. Empty: plain HTTP."`
+	APITLSKey        string        `name:"api-tls-key" help:"Private key of --api-tls-cert in PEM form; reloaded when it changes."`
 	ControlListen    string        `default:"127.0.0.1:9090" help:"Address of the control server for routers. Outside loopback it needs --control-tls-dir."`
 	ControlAdvertise string        `help:"Address at which routers reach this replica's control server. Empty: the address of --control-listen."`
 	ControlTLSDir    string        `name:"control-tls-dir" help:"Directory with tls.crt, tls.key and ca.crt for mutual TLS with routers; reloaded when they change. Empty: no TLS."`
@@ -101,6 +104,7 @@ type service struct {
 	log             *zap.Logger
 	allocator       *allocator.Allocator
 	metrics         *prometheus.Registry
+	keys            *access.Keys // nil: the API needs no key
 	api, admin      *cli.HTTPServer
 	control         *grpc.Server
 	controlListener net.Listener
@@ -120,26 +124,37 @@ func (s *service) wire(public *url.URL) (stop func(), err error) {
 	if err != nil {
 		return nil, fmt.Errorf("--pod-security: %w", err)
 	}
-	var keys *apirest.Keys // nil: the API needs no key
-	if s.APIKeysDir != "" {
-		if keys, err = apirest.NewKeys(s.APIKeysDir, time.Now, s.log.Named("api")); err != nil {
-			return nil, fmt.Errorf("--api-keys-dir: %w", err)
+	var stops []func()
+	stopAll := func() {
+		for _, f := range stops {
+			f()
 		}
 	}
-	security, stop := insecure.NewCredentials(), func() {}
+	defer func() {
+		if err != nil {
+			stopAll()
+		}
+	}()
+	security := insecure.NewCredentials()
 	if s.ControlTLSDir != "" {
-		if security, stop, err = controltls.Server(s.ControlTLSDir); err != nil {
+		c, stopped, err := controltls.Server(s.ControlTLSDir)
+		if err != nil {
 			return nil, fmt.Errorf("--control-tls-dir: %w", err)
 		}
+		security, stops = c, append(stops, stopped)
 	}
 	if err := s.listen(); err != nil {
-		stop()
 		return nil, err
 	}
+	callers, err := s.access(clients)
+	if err != nil {
+		return nil, err
+	}
+	stops = append(stops, callers.stop)
 	s.metrics = prometheus.NewRegistry()
 	s.metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	if s.allocator, err = allocator.New(allocator.Options{
-		Clients: clients, Namespace: s.Namespace, ControlAddress: s.ControlAdvertise, APIAddress: s.APIAdvertise, Keys: keys,
+		Clients: clients, Namespace: s.Namespace, ControlAddress: s.ControlAdvertise, APIAddress: s.APIAdvertise, Keys: callers.keys, DialLeader: callers.dialLeader,
 		LeaseDuration: s.LeaseDuration, RenewDeadline: s.LeaseRenew, RetryPeriod: s.LeaseRetry,
 		ClaimWait: s.ClaimWait, MaxWaiting: s.ClaimQueue, JournalBytesPerSecond: s.JournalBytes,
 		ReapDryRun: s.ReapDryRun, MaxStale: s.MaxStale, ConnectWindow: s.ConnectWindow, Policy: policy,
@@ -147,7 +162,6 @@ func (s *service) wire(public *url.URL) (stop func(), err error) {
 		WallClock: func() time.Time { return time.Now().Add(s.WallClockOffset) },
 		Metrics:   s.metrics, Log: s.log,
 	}); err != nil {
-		stop()
 		return nil, err
 	}
 	s.control = grpc.NewServer(
@@ -159,7 +173,36 @@ func (s *service) wire(public *url.URL) (stop func(), err error) {
 		grpc.ConnectionTimeout(maxHandshake),
 	)
 	controlv1.RegisterControlServer(s.control, s.allocator.Control())
-	return stop, nil
+	return stopAll, nil
+}
+
+// apiAccess is who may call the HTTP API, and how replicas reach each other's.
+type apiAccess struct {
+	keys       apirest.Keys // nil: no key is needed
+	dialLeader func(ctx context.Context, network, address string) (net.Conn, error)
+	stop       func()
+}
+
+// access makes the keys and, if it is asked for, has the bound API speak TLS.
+func (s *service) access(clients *kube.Clients) (a apiAccess, err error) {
+	a.stop = func() {}
+	if s.APIKeysNamespace != "" {
+		if s.keys, err = access.NewKeys(access.Options{
+			Client: clients.Kubernetes, Namespace: s.APIKeysNamespace, Log: s.log.Named("keys"),
+		}); err != nil {
+			return a, err
+		}
+		a.keys = s.keys
+	}
+	if s.APITLSCert != "" {
+		t, err := controltls.NewAPI(s.APITLSCert, s.APITLSKey, s.ControlTLSDir)
+		if err != nil {
+			return a, fmt.Errorf("--api-tls-cert: %w", err)
+		}
+		s.api.UseTLS(t.Config())
+		a.dialLeader, a.stop = t.DialReplica, t.Close
+	}
+	return a, nil
 }
 
 // listen binds the listeners. It fills in the advertised addresses that no flag gives.
@@ -198,7 +241,10 @@ func (s *service) serve(ctx context.Context) error {
 		return nil
 	})
 	all.Go(func() error { return s.api.Serve(s.allocator.API()) })
-	all.Go(func() error { return s.admin.Serve(adminHandler(s.allocator, s.metrics)) })
+	all.Go(func() error { return s.admin.Serve(s.adminHandler()) })
+	if s.keys != nil {
+		all.Go(func() error { s.keys.Run(running); return nil })
+	}
 	all.Go(func() error {
 		<-failed.Done() // a signal, or the failure of another part
 		s.shutDown(context.WithoutCancel(ctx), stopRunning)
@@ -249,7 +295,7 @@ func (f *flags) check() (*url.URL, error) {
 		errs = append(errs, fmt.Errorf("--public-url %q: must be http(s)://<domain>[:port]", f.PublicURL))
 	}
 	for _, listen := range []struct{ name, address, advertised, protection, dir, risk string }{
-		{"api", f.APIListen, f.APIAdvertise, "--api-keys-dir", f.APIKeysDir, "every client could claim and release sandboxes"},
+		{"api", f.APIListen, f.APIAdvertise, "--api-keys-namespace", f.APIKeysNamespace, "every client could claim and release sandboxes"},
 		{"control", f.ControlListen, f.ControlAdvertise, "--control-tls-dir", f.ControlTLSDir, "every client could act as a router"},
 	} {
 		if listen.dir == "" && !cli.Loopback(listen.address) {
@@ -260,6 +306,11 @@ func (f *flags) check() (*url.URL, error) {
 		} else if listen.advertised != "" && !cli.Advertisable(listen.advertised) {
 			errs = append(errs, fmt.Errorf("--%s-advertise %q: must be a host:port at which other hosts reach this replica", listen.name, listen.advertised))
 		}
+	}
+	if (f.APITLSCert == "") != (f.APITLSKey == "") {
+		errs = append(errs, errors.New("--api-tls-cert and --api-tls-key: give both or none"))
+	} else if f.APITLSCert != "" && f.ControlTLSDir == "" {
+		errs = append(errs, errors.New("--api-tls-cert: needs --control-tls-dir, because replicas that forward calls verify each other with its certificates"))
 	}
 	if f.PodSecurity != pools.PolicyBaseline && f.PodSecurity != pools.PolicyPrivileged {
 		errs = append(errs, fmt.Errorf("--pod-security %q: must be %s or %s", f.PodSecurity, pools.PolicyBaseline, pools.PolicyPrivileged))
@@ -292,8 +343,13 @@ func (f *flags) check() (*url.URL, error) {
 }
 
 // adminHandler answers probes, metrics and, on loopback only, profiles.
-func adminHandler(a *allocator.Allocator, metrics *prometheus.Registry) http.Handler {
-	mux := adminpages.New(adminpages.Checks{"/healthz": a.Healthy, "/readyz": a.Ready, "/leaderz": a.Leads}, metrics,
+func (s *service) adminHandler() http.Handler {
+	a := s.allocator
+	ready := a.Ready
+	if s.keys != nil {
+		ready = func() error { return errors.Join(a.Ready(), s.keys.Ready()) }
+	}
+	mux := adminpages.New(adminpages.Checks{"/healthz": a.Healthy, "/readyz": ready, "/leaderz": a.Leads}, s.metrics,
 		"/healthz, /readyz, /leaderz, /metrics or, at a loopback address, /debug/pprof/")
 	adminpages.AddProfiles(mux, adminpages.LoopbackOnly)
 	return mux

@@ -27,9 +27,11 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berth-sandbox/berth/allocator"
+	"github.com/berth-sandbox/berth/allocator/access"
 	"github.com/berth-sandbox/berth/allocator/kube"
 	"github.com/berth-sandbox/berth/allocator/pools"
 	controlv1 "github.com/berth-sandbox/berth/api/control/v1"
@@ -120,7 +122,7 @@ func TestReplicaThatLostTheLeaseIsUnhealthy(t *testing.T) {
 	require.NoError(t, err)
 	health := func() int {
 		w := httptest.NewRecorder()
-		adminHandler(a, registry).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/healthz", http.NoBody))
+		(&service{allocator: a, metrics: registry}).adminHandler().ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/healthz", http.NoBody))
 		return w.Code
 	}
 	require.Equal(t, 200, health())
@@ -159,7 +161,7 @@ func TestSilentConnectionsDoNotDelayTheEnd(t *testing.T) {
 	}
 }
 
-const key = "one-0123456789abcdef"
+const key = "e2b_0123456789abcdef0123456789abcdef01234567"
 
 // addresses are where a replica listens.
 type addresses struct{ API, Control, Admin string }
@@ -228,16 +230,29 @@ func TestReplicaWithoutAPIServerIsHealthyButNotReady(t *testing.T) {
 	require.Contains(t, body, "not_leader")
 }
 
-func TestAPIAcceptsOnlyKeysOfTheDirectory(t *testing.T) {
-	at := running(t, "--api-keys-dir="+dir(t, map[string]string{"team": key}))
-	for _, header := range []http.Header{nil, {"X-Api-Key": {"another-0123456789"}}} {
+func TestAPIAcceptsOnlyKeysOfItsNamespace(t *testing.T) {
+	key := access.NewKey()
+	at := running(t, "--api-keys-namespace=keys", apiServer(t, nil, key))
+	with := http.Header{"X-Api-Key": {key}}
+	require.Eventually(t, func() bool {
+		_, body := get(t, at.API, "/sandboxes", with)
+		return strings.Contains(body, "not_leader") // let through, and no replica leads
+	}, time.Minute, time.Millisecond)
+	for _, header := range []http.Header{nil, {"X-Api-Key": {access.NewKey()}}} {
 		code, body := get(t, at.API, "/sandboxes", header)
 		require.Equal(t, 401, code, body)
 	}
-	code, body := get(t, at.API, "/sandboxes", http.Header{"X-Api-Key": {key}})
-	require.Equal(t, 503, code, "let through, and no replica leads: %s", body)
-	code, _ = get(t, at.Admin, "/healthz", nil)
+	code, _ := get(t, at.Admin, "/healthz", nil)
 	require.Equal(t, 200, code, "probes have no key")
+}
+
+func TestReplicaIsNotReadyBeforeItHasKeys(t *testing.T) {
+	at := running(t, "--api-keys-namespace=keys") // there is no API server
+	code, body := get(t, at.API, "/sandboxes", http.Header{"X-Api-Key": {access.NewKey()}})
+	require.Equal(t, 503, code, body)
+	code, body = get(t, at.Admin, "/readyz", nil)
+	require.Equal(t, 503, code)
+	require.Contains(t, body, access.ErrNotLoaded.Error())
 }
 
 func TestControlServerAcceptsOnlyItsAuthoritysRouters(t *testing.T) {
@@ -273,14 +288,30 @@ func TestControlServerAcceptsOnlyItsAuthoritysRouters(t *testing.T) {
 }
 
 // leases is an API server that has nothing but the lease.
-func leases(t *testing.T, h http.HandlerFunc) (flag string) {
+func leases(t *testing.T, h http.HandlerFunc) (flag string) { return apiServer(t, h) }
+
+// apiServer is an API server that has the lease, if h is not nil, and the Secrets of these keys.
+func apiServer(t *testing.T, h http.HandlerFunc, keys ...string) (flag string) {
 	t.Helper()
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if !strings.HasPrefix(r.URL.Path, "/apis/coordination.k8s.io/v1/namespaces/default/leases") {
+		switch {
+		case h != nil && strings.HasPrefix(r.URL.Path, "/apis/coordination.k8s.io/v1/namespaces/default/leases"):
+			h(w, r)
+		case r.URL.Path == "/api/v1/namespaces/keys/secrets" && r.URL.Query().Get("watch") == "":
+			secrets := corev1.SecretList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "SecretList"}, ListMeta: metav1.ListMeta{ResourceVersion: "1"}}
+			for i, key := range keys {
+				s, err := access.NewSecret(key, access.Caller{Key: fmt.Sprint("key-", i), Team: "team", Role: access.Admin})
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				secrets.Items = append(secrets.Items, *s)
+			}
+			w.Header().Set("Content-Type", "application/json")
+			_ = json.NewEncoder(w).Encode(&secrets)
+		default:
 			http.NotFound(w, r)
-			return
 		}
-		h(w, r)
 	}))
 	t.Cleanup(s.Close)
 	return "--kubeconfig=" + kubeconfig(t, s.URL)
@@ -292,7 +323,7 @@ func TestFollowerIsReadyAndForwardsToTheLeader(t *testing.T) {
 	}))
 	t.Cleanup(leader.Close)
 	holder, seconds := "10.0.0.9:9090_"+leader.Listener.Addr().String()+"_x7k2", int32(60)
-	at := running(t, leases(t, func(w http.ResponseWriter, _ *http.Request) {
+	at := running(t, apiServer(t, func(w http.ResponseWriter, _ *http.Request) {
 		now := metav1.NowMicro()
 		w.Header().Set("Content-Type", "application/json")
 		_ = json.NewEncoder(w).Encode(&coordinationv1.Lease{
@@ -300,7 +331,7 @@ func TestFollowerIsReadyAndForwardsToTheLeader(t *testing.T) {
 			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "berth-allocator", ResourceVersion: "1"},
 			Spec:       coordinationv1.LeaseSpec{HolderIdentity: &holder, LeaseDurationSeconds: &seconds, AcquireTime: &now, RenewTime: &now},
 		})
-	}), "--api-keys-dir="+dir(t, map[string]string{"team": key}))
+	}, key), "--api-keys-namespace=keys")
 	require.Eventually(t, func() bool {
 		code, _ := get(t, at.Admin, "/readyz", nil)
 		return code == 200

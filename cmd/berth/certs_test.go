@@ -117,6 +117,7 @@ func TestCertsEnsure(t *testing.T) {
 	require.NoError(t, err)
 	all := &certs{secrets: clients.CoreV1().Secrets("default"), kubeconfig: cluster.Kubeconfig()}
 
+	t.Run("API keys", func(t *testing.T) { testKeys(t, clients, cluster.Kubeconfig()) }) // shares the API server
 	t.Run("three Secrets are made, and once more changes nothing", func(t *testing.T) {
 		c := all.in(t, "first")
 		stdout, err := c.ensure()

@@ -42,6 +42,7 @@ type commands struct {
 	Journal     journalCommand     `cmd:"" help:"The allocator's journal."`
 	EnvoyConfig envoyConfigCommand `cmd:"" help:"Print Envoy's bootstrap configuration."`
 	Certs       certsCommand       `cmd:"" help:"Certificates for the control stream."`
+	Keys        keysCommand        `cmd:"" help:"API keys, in the Secrets of a cluster."`
 	Context     contextCommand     `cmd:"" help:"The installations that this command knows."`
 	Completion  completionCommand  `cmd:"" help:"Print a script that completes arguments in a shell."`
 	Complete    completeCommand    `cmd:"" name:"__complete" hidden:"" passthrough:"" help:"Print completions."`

@@ -52,11 +52,7 @@ func open(
 	if err := check(dir, name); err != nil {
 		return nil, nil, err
 	}
-	provider, err := pemfile.NewProvider(pemfile.Options{
-		CertFile: filepath.Join(dir, CertFile),
-		KeyFile:  filepath.Join(dir, KeyFile),
-		RootFile: filepath.Join(dir, CAFile), RefreshDuration: refresh,
-	})
+	provider, err := pemfile.NewProvider(files(dir, refresh))
 	if err != nil {
 		return nil, nil, fmt.Errorf("%s: %w", dir, err)
 	}

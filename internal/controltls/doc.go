@@ -1,5 +1,5 @@
 // Package controltls secures the control stream between routers and allocators with mutual
-// TLS 1.3.
+// TLS 1.3, and the HTTP API with TLS.
 //
 // Both ends have a directory with tls.crt, tls.key and ca.crt: the files of a mounted Secret
 // of type kubernetes.io/tls.
@@ -12,6 +12,8 @@
 //     address.
 //   - The files are read again every 30 s. New connections use the new files. Open connections
 //     stay open. Unusable files are logged by gRPC and change nothing.
+//   - A replica that forwards a call to the leader's API verifies the role of the other end in the
+//     same way.
 //
 // # What breaks them
 //

@@ -1,9 +1,5 @@
 {{/* Names. Everything is named after the release alone: <release>-allocator and so on. */}}
 
-{{- define "berth.keysSecret" -}}
-{{ default (printf "%s-api-keys" .Release.Name) .Values.api.keysSecret }}
-{{- end }}
-
 {{- define "berth.allocatorTLSSecret" -}}
 {{ if eq .Values.controlTLS.mode "secret" }}{{ .Values.controlTLS.secret.allocator }}{{ else }}{{ .Release.Name }}-control-allocator{{ end }}
 {{- end }}
@@ -140,7 +136,7 @@ What values.schema.json cannot say. All mistakes at once, each with what to do.
 {{- if not $sandboxes }}
 {{- $errors = append $errors "sandboxes.namespace: required: an existing namespace other than the release's, for example --set sandboxes.namespace=sandboxes" }}
 {{- else if eq $sandboxes .Release.Namespace }}
-{{- $errors = append $errors (printf "sandboxes.namespace: %s is the release's namespace, which holds the API keys and the keys of the control stream, and pods of pools could mount them: name another existing namespace (--set sandboxes.namespace=%s-sandboxes), or install the release in another one (--namespace berth-system)" $sandboxes $sandboxes) }}
+{{- $errors = append $errors (printf "sandboxes.namespace: %s is the release's namespace, which holds the keys of the control stream, and pods of pools could mount them: name another existing namespace (--set sandboxes.namespace=%s-sandboxes), or install the release in another one (--namespace berth-system)" $sandboxes $sandboxes) }}
 {{- end }}
 {{- $own := .Values.controlTLS.secret }}
 {{- if eq .Values.controlTLS.mode "secret" }}

@@ -3,6 +3,7 @@ package cli
 import (
 	"container/list"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
@@ -85,6 +86,9 @@ func (c *conns) changed(conn net.Conn, state http.ConnState) {
 		_ = oldest.Close() // the server notices it
 	}
 }
+
+// UseTLS makes Serve speak TLS. A client has the time for a header for its handshake.
+func (s *HTTPServer) UseTLS(c *tls.Config) { s.listener = tls.NewListener(s.listener, c) }
 
 // Addr is the bound address.
 func (s *HTTPServer) Addr() net.Addr { return s.listener.Addr() }

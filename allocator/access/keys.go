@@ -1,0 +1,154 @@
+package access
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"go.uber.org/zap"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	informers "k8s.io/client-go/informers/core/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/berth-sandbox/berth/internal/options"
+)
+
+// The errors of Keys.
+var (
+	// ErrUnknownKey: no Secret holds the key.
+	ErrUnknownKey = errors.New("unknown key")
+	// ErrNotLoaded: the Secrets have not been read since the start of the process.
+	ErrNotLoaded = errors.New("the API keys have not been read yet")
+)
+
+// Options configure Keys. All are required.
+type Options struct {
+	Client kubernetes.Interface
+	// Namespace is that of the Secrets.
+	Namespace string
+	Log       *zap.Logger
+}
+
+// Keys are the API keys in the Secrets of a namespace. The methods may be called concurrently.
+type Keys struct {
+	o        Options
+	informer cache.SharedIndexInformer
+	synced   func() bool
+	changed  chan struct{} // holds one note of a change
+	valid    atomic.Pointer[map[hashed]Caller]
+}
+
+// NewKeys returns keys that are loaded by Run.
+func NewKeys(o Options) (*Keys, error) {
+	if err := options.Require(o, "Client", "Namespace", "Log"); err != nil {
+		return nil, err
+	}
+	k := &Keys{o: o, changed: make(chan struct{}, 1)}
+	k.informer = informers.NewFilteredSecretInformer(o.Client, o.Namespace, 0, nil, func(l *metav1.ListOptions) {
+		l.FieldSelector = fields.OneTermEqualSelector("type", string(SecretType)).String()
+	})
+	events, err := k.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc: func(any) { k.note() }, UpdateFunc: func(_, _ any) { k.note() }, DeleteFunc: func(any) { k.note() },
+	})
+	if err != nil {
+		return nil, fmt.Errorf("watch API keys: %w", err)
+	}
+	k.synced = events.HasSynced
+	return k, nil
+}
+
+func (k *Keys) note() {
+	select {
+	case k.changed <- struct{}{}:
+	default: // a note is there already, and load reads everything
+	}
+}
+
+// Run keeps the keys up to date until ctx ends.
+func (k *Keys) Run(ctx context.Context) {
+	var all sync.WaitGroup
+	defer all.Wait()
+	all.Go(func() { k.informer.RunWithContext(ctx) })
+	if !cache.WaitForCacheSync(ctx.Done(), k.synced) {
+		return
+	}
+	for refused := map[string]string{}; ; {
+		refused = k.load(refused)
+		select {
+		case <-ctx.Done():
+			return
+		case <-k.changed:
+		}
+	}
+}
+
+// Caller returns the caller that presents a key, ErrUnknownKey or ErrNotLoaded. The time that it
+// takes depends on the hash of the key only, which a client cannot choose.
+func (k *Keys) Caller(key string) (Caller, error) {
+	valid := k.valid.Load()
+	switch {
+	case valid == nil:
+		return Caller{}, ErrNotLoaded
+	case !keyShape.MatchString(key):
+		return Caller{}, ErrUnknownKey
+	}
+	c, ok := (*valid)[sha256.Sum256([]byte(key))]
+	if !ok {
+		return Caller{}, ErrUnknownKey
+	}
+	return c, nil
+}
+
+// Ready returns ErrNotLoaded until the keys have been read.
+func (k *Keys) Ready() error {
+	if k.valid.Load() == nil {
+		return ErrNotLoaded
+	}
+	return nil
+}
+
+// load replaces the valid keys by those of the watched Secrets. It logs each Secret that it refuses
+// and that was not refused for the same reason before, and returns all refused ones.
+func (k *Keys) load(before map[string]string) (refused map[string]string) {
+	refused = map[string]string{}
+	valid, holders := map[hashed]Caller{}, map[hashed][]string{}
+	for _, o := range k.informer.GetStore().List() {
+		s := o.(*corev1.Secret)
+		if s.DeletionTimestamp != nil {
+			continue // revoked, and a finalizer keeps the object
+		}
+		hash, c, err := parse(s)
+		if err != nil {
+			refused[s.Name] = strings.ReplaceAll(err.Error(), "\n", "; ")
+			continue
+		}
+		valid[hash], holders[hash] = c, append(holders[hash], s.Name)
+	}
+	for hash, names := range holders { // which of them counts must not depend on the order
+		if slices.Sort(names); len(names) > 1 {
+			delete(valid, hash)
+			for _, name := range names {
+				refused[name] = "several Secrets hold the same key: " + strings.Join(names, ", ")
+			}
+		}
+	}
+	first := k.valid.Swap(&valid) == nil
+	for _, name := range slices.Sorted(maps.Keys(refused)) {
+		if before[name] != refused[name] {
+			k.o.Log.Error("the Secret of an API key is refused; it opens nothing", zap.String("secret", name), zap.String("why", refused[name]))
+		}
+	}
+	if first && len(valid) == 0 {
+		k.o.Log.Warn("there are no API keys, so every call is refused: make one with berth keys create", zap.String("namespace", k.o.Namespace))
+	}
+	return refused
+}
