@@ -571,7 +571,7 @@ type Team struct {
 	IsDefault bool   `json:"isDefault"`
 	Name      string `json:"name"`
 
-	// TeamID The name of the key.
+	// TeamID The team of the key.
 	TeamID string `json:"teamID"`
 }
 

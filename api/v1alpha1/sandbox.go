@@ -91,7 +91,7 @@ type SandboxSpec struct {
 	// Metadata is the caller's, at most 2 KB, and not interpreted.
 	// +optional
 	Metadata map[string]string `json:"metadata,omitempty"`
-	// Team is the name of the API key that claimed it.
+	// Team is that of the API key that claimed it.
 	// +optional
 	Team string `json:"team,omitempty"`
 	// User is whom it was claimed for, as the caller said.
