@@ -13,6 +13,6 @@ func (e *environment) publish(name string) (withdraw func() error, err error) {
 	}
 	return contexts.Publish(name, contexts.Context{
 		APIURL: e.stack.Allocators[0].API, Gateway: e.stack.Gateways[0].Addr.String(),
-		Kubeconfig: e.cluster.Kubeconfig(), Namespace: namespace,
+		Kubeconfig: e.cluster.Kubeconfig(), Namespace: namespace, CAFile: e.stack.CAFile,
 	})
 }
