@@ -107,6 +107,13 @@ check-mutations:
 kind-e2e: image-archives
 	BERTH_E2E_PROVIDER=kind go test ./e2e -count=1 -timeout 30m -v
 
+# Chromium is Debian's. To install it takes root and a minute.
+## browser-e2e: pages, private links and a dev server with hot reload in Chromium, which is installed as root if it is missing
+.PHONY: browser-e2e
+browser-e2e: ground
+	@command -v chromium >/dev/null || apt-get install -y --no-install-recommends chromium
+	BERTH_E2E_CHROMIUM=$$(command -v chromium) go test ./e2e -count=1 -timeout 10m -run Chromium -v
+
 ## bench: what a request costs: direct, through Envoy, through Berth
 .PHONY: bench
 bench: ground

@@ -104,7 +104,7 @@ func TestPausedEnvoyKeepsSandboxesUntilItEnds(t *testing.T) {
 	e.echoes(socket, "still there")
 
 	e.pass(2 * time.Second) // a look has shown it
-	ended := time.Now() // or later
+	ended := time.Now()     // or later
 	require.NoError(t, front.Kill())
 	_, _, err := socket.Read(t.Context())
 	require.Error(t, err)

@@ -1,0 +1,97 @@
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"github.com/berth-sandbox/berth/devcluster/stack"
+)
+
+// Versions of the npm packages that the tests with a browser use.
+const (
+	playwrightVersion = "1.65.1"
+	viteVersion       = "8.3.8" // as in examples/vite/package.json
+)
+
+// browserDomain is a domain that dev servers do not know, unlike those below localhost.
+const browserDomain = "sandbox.test"
+
+// withBrowser returns a Berth with TLS for a test with Chromium. "make browser-e2e" installs
+// Chromium and runs these tests.
+func withBrowser(t *testing.T, warm int32) *env {
+	t.Helper()
+	if os.Getenv("BERTH_E2E_CHROMIUM") == "" {
+		t.Skip("needs Chromium: make browser-e2e")
+	}
+	return startAlone(t, warm, stack.Options{TLS: true, Domain: browserDomain})
+}
+
+func npmPackage(spec string) func(dir string) *exec.Cmd {
+	return func(dir string) *exec.Cmd {
+		return exec.Command("npm", "install", "--no-audit", "--no-fund", "--ignore-scripts", "--prefix", dir, spec)
+	}
+}
+
+// browse plays a scenario of browser/browser.cjs.
+func (e *env) browse(scenario string, variables ...string) {
+	e.t.Helper()
+	dir := installed(e.t, "node-playwright-"+playwrightVersion, npmPackage("playwright-core@"+playwrightVersion))
+	ctx, cancel := context.WithTimeout(e.t.Context(), 2*time.Minute)
+	defer cancel()
+	command := exec.CommandContext(ctx, "node", filepath.Join("browser", "browser.cjs"), dir, scenario)
+	command.Env = append(append(os.Environ(), "CHROMIUM="+os.Getenv("BERTH_E2E_CHROMIUM"), "DOMAIN="+browserDomain,
+		"ADDRESS="+e.stack.Gateways[0].Addr.Addr().String()), variables...)
+	out, err := command.CombinedOutput()
+	require.NoError(e.t, err, "%s", out)
+}
+
+// urlOf is the address of a port of a sandbox.
+func (e *env) urlOf(port int, id string) string {
+	return fmt.Sprintf("https://%d-%s.%s:%d/", port, id, browserDomain, e.stack.Gateways[0].Addr.Port())
+}
+
+func TestDevServerReloadsInChromiumThroughEnvoy(t *testing.T) {
+	const port = 5173
+	e := withBrowser(t, 0)
+	vite := installed(t, "node-vite-"+viteVersion, npmPackage("vite@"+viteVersion))
+	project := t.TempDir()
+	require.NoError(t, os.CopyFS(project, os.DirFS(filepath.Join("..", "examples", "vite"))))
+	require.NoError(t, os.Symlink(filepath.Join(vite, "node_modules"), filepath.Join(project, "node_modules")))
+
+	pool := e.newPool(e.pool+"-vite", 2)
+	pool.Spec.DefaultPort = port
+	container := &pool.Spec.Template.Spec.Containers[0]
+	container.Command = []string{"sh", "-c", fmt.Sprintf(`cd %s && exec node node_modules/vite/bin/vite.js --port %d --strictPort --host "$POD_IP"`, project, port)}
+	container.Args = nil
+	container.ReadinessProbe.HTTPGet = &corev1.HTTPGetAction{Path: "/", Port: intstr.FromInt32(port)}
+	e.createPool(pool)
+
+	plain, _ := e.claimOf(pool.Name, `"timeout":300`)
+	e.browse("refused", "URL="+e.urlOf(port, plain.SandboxID))
+	masked, _ := e.claimOf(pool.Name, `"timeout":300,"network":{"maskRequestHost":"localhost:${PORT}"}`)
+	e.browse("reload", "URL="+e.urlOf(port, masked.SandboxID), "FILE="+filepath.Join(project, "greeting.js"))
+}
+
+func TestPagesSpeakToPeopleInChromium(t *testing.T) {
+	e := withBrowser(t, 2)
+	live, ended := e.claim(), e.claim()
+	require.Equal(t, http.StatusNoContent, e.api(http.MethodDelete, "/sandboxes/"+ended.SandboxID, "").code)
+	pages, err := json.Marshal([][]any{
+		{e.urlOf(8080, "abcdefghijklmnopqrst"), http.StatusNotFound, "no such sandbox"},
+		{e.urlOf(8080, ended.SandboxID), http.StatusGone, "has ended"},
+		{e.urlOf(9, live.SandboxID), http.StatusBadGateway, "listen"},
+	})
+	require.NoError(t, err)
+	e.browse("pages", "PAGES="+string(pages))
+}
