@@ -18,7 +18,7 @@ tool = go tool -modfile=tools/$(1).mod
 ## help: list the targets
 .PHONY: help
 help:
-	@sed -n 's/^## \([a-z-]*\): /\1|/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "  make %-15s %s\n", $$1, $$2}'
+	@sed -n 's/^## \([a-z0-9-]*\): /\1|/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "  make %-15s %s\n", $$1, $$2}'
 
 ## build: build all programs into bin/
 .PHONY: build
@@ -107,12 +107,15 @@ check-mutations:
 kind-e2e: image-archives
 	BERTH_E2E_PROVIDER=kind go test ./e2e -count=1 -timeout 30m -v
 
-# Chromium is Debian's. To install it takes root and a minute.
-## browser-e2e: pages, private links and a dev server with hot reload in Chromium, which is installed as root if it is missing
+## browser-e2e: pages, private links and a dev server with hot reload in Chromium
 .PHONY: browser-e2e
-browser-e2e: ground
-	@command -v chromium >/dev/null || apt-get install -y --no-install-recommends chromium
+browser-e2e: ground chromium
 	BERTH_E2E_CHROMIUM=$$(command -v chromium) go test ./e2e -count=1 -timeout 10m -run Chromium -v
+
+## chromium: install Debian's Chromium if there is none; needs root
+.PHONY: chromium
+chromium:
+	@command -v chromium >/dev/null || { apt-get update && apt-get install -y --no-install-recommends chromium; }
 
 ## bench: what a request costs: direct, through Envoy, through Berth
 .PHONY: bench
