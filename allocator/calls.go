@@ -1,6 +1,7 @@
 package allocator
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/berth-sandbox/berth/allocator/access"
 	"github.com/berth-sandbox/berth/allocator/core"
+	"github.com/berth-sandbox/berth/allocator/core/teams"
 	"github.com/berth-sandbox/berth/allocator/rest"
 	"github.com/berth-sandbox/berth/api/apierror"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
@@ -31,49 +33,66 @@ func (a *Allocator) ClaimWait() time.Duration { return a.o.ClaimWait }
 // released.
 func (a *Allocator) Claim(ctx context.Context, pool string, ev core.Claim) (core.Sandbox, error) {
 	began := time.Now()
-	s, err := a.claim(ctx, pool, ev)
+	e, err := claim[core.Claimed](ctx, a, pool, ev)
 	a.metrics.claims.WithLabelValues(outcome(err)).Inc()
 	if err == nil {
 		a.metrics.claimed.Observe(time.Since(began).Seconds())
 	}
-	return s, err
+	return e.Sandbox, err
 }
 
-func (a *Allocator) claim(ctx context.Context, pool string, ev core.Claim) (core.Sandbox, error) {
+// ClaimBatch implements rest.Allocator. When ctx ends first, sandboxes without an idempotency key are
+// released.
+func (a *Allocator) ClaimBatch(ctx context.Context, pool string, ev core.Claim) ([]core.Sandbox, []string, error) {
+	e, err := claim[core.BatchClaimed](ctx, a, pool, ev)
+	a.metrics.batches.WithLabelValues(outcome(err)).Inc()
+	return e.Sandboxes, e.Ended, err
+}
+
+// claim makes a claim that is answered with a T or refused.
+func claim[T core.Effect](ctx context.Context, a *Allocator, pool string, ev core.Claim) (answer T, err error) {
 	e, err := call[core.Effect](ctx, a, func(t *term, token uint64) core.Event {
 		t.headStart.call()
 		ev.Token, ev.Pool = token, core.PoolKey{Namespace: a.o.Namespace, Name: pool}
 		return ev
 	}, func(t *term, token uint64, late core.Effect) {
-		if e, ok := late.(core.Claimed); ok {
+		switch e := late.(type) {
+		case core.Claimed:
 			t.releaseUncollected(e.Sandbox)
-		} else {
+		case core.BatchClaimed:
+			t.releaseUncollected(e.Sandboxes...)
+		default:
 			t.Submit(core.ClaimAbandoned{Token: token})
 		}
 	})
 	if err != nil {
-		return core.Sandbox{}, err
+		return answer, err
 	}
-	return claimed(pool, e)
-}
-
-func claimed(pool string, e core.Effect) (core.Sandbox, error) {
 	switch e := e.(type) {
-	case core.Claimed:
-		return e.Sandbox, nil
+	case T:
+		return e, nil
 	case core.ClaimRefused:
-		return core.Sandbox{}, refused(pool, e)
+		return answer, refused(pool, ev, e)
 	}
-	return core.Sandbox{}, fmt.Errorf("allocator: unexpected answer %T to a claim", e)
+	return answer, fmt.Errorf("allocator: unexpected answer %T to a claim", e)
 }
 
-func refused(pool string, e core.ClaimRefused) *apierror.Error {
+func refused(pool string, ev core.Claim, e core.ClaimRefused) *apierror.Error {
 	switch e.Why {
 	case core.NoPool:
-		return apierror.New(apierror.PoolNotFound, "templateID %q: there is no such SandboxPool", pool)
+		field := "templateID"
+		if ev.Count > 0 {
+			field = "pool"
+		}
+		return apierror.New(apierror.PoolNotFound, "%s %q: there is no such SandboxPool", field, pool)
 	case core.PoolEmpty:
-		return apierror.New(apierror.PoolEmpty, "pool %q has no warm pod: %d starting, %d claimed, %d being released, %d claims waiting; try again",
-			pool, e.Counts.Pending, e.Counts.Claimed, e.Counts.Releasing, e.Counts.Waiting)
+		return poolEmpty(pool, ev, e)
+	case core.LineFull:
+		return apierror.New(apierror.PoolEmpty, "pool %q has no warm pod, and the claims that wait for one leave no place for another one of this team: %d wait (--claim-queue); try again", pool, e.Counts.Waiting)
+	case core.NotAccepted:
+		return apierror.New(apierror.PoolNotAccepted, "pool %q has no warm pod, and none can be made from its template: %s", pool, e.Problem)
+	case core.OverLimit:
+		return overLimit(e.Excess)
 	case core.KeyReused:
 		return apierror.New(apierror.KeyReused, "Idempotency-Key: it was used for a claim with another body; use a new key for a new claim")
 	case core.KeyEnded:
@@ -95,6 +114,43 @@ func refused(pool string, e core.ClaimRefused) *apierror.Error {
 		return err
 	}
 	return apierror.New(apierror.Internal, "the claim was refused")
+}
+
+// poolEmpty names what the claim has waited for.
+func poolEmpty(pool string, ev core.Claim, e core.ClaimRefused) *apierror.Error {
+	n := e.Counts
+	what := fmt.Sprintf("pool %q had no warm pod within %v", pool, ev.Wait)
+	switch least := cmp.Or(ev.AtLeast, ev.Count); {
+	case e.MaxPods > 0 && least > e.MaxPods:
+		return apierror.New(apierror.PoolEmpty, "pool %q cannot have %d sandboxes: its maxPods is %d", pool, least, e.MaxPods)
+	case least > 1:
+		what = fmt.Sprintf("pool %q had fewer than %d warm pods within %v", pool, least, ev.Wait)
+	}
+	var why string
+	switch counted := fmt.Sprintf("%d claimed, %d being released", n.Claimed, n.Releasing); {
+	case e.MaxPods > 0 && n.Pending+n.Warm+n.Claimed+n.Releasing >= e.MaxPods:
+		why = fmt.Sprintf("maxPods %d is reached: %d starting, %s", e.MaxPods, n.Pending, counted)
+	case e.Warm == 0:
+		why = "the pool is paused: warm is 0"
+	default:
+		why = fmt.Sprintf("%d of %d are starting, %s", n.Pending, e.Warm, counted)
+	}
+	return apierror.New(apierror.PoolEmpty, "%s: %s, %d claims waiting; try again", what, why, n.Waiting)
+}
+
+// overLimit names the limit that a team has reached.
+func overLimit(e teams.Excess) *apierror.Error {
+	limit := fmt.Sprintf("team %q: %s %v is reached", e.Team, e.Limit, e.Value)
+	switch e.Limit {
+	case teams.ClaimsPerSecond:
+		err := apierror.New(apierror.RateLimited, "%s; try again in %v", limit, e.Wait.Round(time.Millisecond))
+		err.RetryAfter = int((e.Wait + time.Second - 1) / time.Second)
+		return err
+	case teams.MaxWaiting:
+		return apierror.New(apierror.QuotaExceeded, "%s: %d claims wait for a pod", limit, e.Used)
+	case teams.MaxSandboxes:
+	}
+	return apierror.New(apierror.QuotaExceeded, "%s: %d are live or being claimed; release some", limit, e.Used)
 }
 
 // Close answers all waiting claims, because this replica is shutting down and the next leader can

@@ -16,6 +16,7 @@ import (
 
 	"github.com/berth-sandbox/berth/allocator/controlserver"
 	"github.com/berth-sandbox/berth/allocator/core"
+	"github.com/berth-sandbox/berth/allocator/core/teams"
 	"github.com/berth-sandbox/berth/allocator/rest"
 	"github.com/berth-sandbox/berth/api/apierror"
 	"github.com/berth-sandbox/berth/internal/bootclock"
@@ -277,16 +278,30 @@ func TestRefusedClaimsNameTheReason(t *testing.T) {
 		retry   int
 	}{
 		{core.ClaimRefused{Why: core.NoPool}, 404, apierror.PoolNotFound, `"python"`, "", 0},
-		{core.ClaimRefused{Why: core.PoolEmpty, Counts: core.Counts{Pending: 2, Claimed: 3, Releasing: 4, Waiting: 5}}, 429, apierror.PoolEmpty, "2 starting, 3 claimed, 4 being released, 5 claims waiting", "", 1},
+		{core.ClaimRefused{Why: core.PoolEmpty, Counts: core.Counts{Pending: 2, Claimed: 3, Releasing: 4, Waiting: 5}, Warm: 6}, 429, apierror.PoolEmpty, "within 7s: 2 of 6 are starting, 3 claimed, 4 being released, 5 claims waiting", "", 1},
+		{core.ClaimRefused{Why: core.PoolEmpty, Counts: core.Counts{Claimed: 6}, Warm: 2, MaxPods: 6}, 429, apierror.PoolEmpty, "maxPods 6 is reached: 0 starting, 6 claimed", "", 1},
+		{core.ClaimRefused{Why: core.PoolEmpty}, 429, apierror.PoolEmpty, "the pool is paused: warm is 0", "", 1},
+		{core.ClaimRefused{Why: core.LineFull, Counts: core.Counts{Waiting: 5}}, 429, apierror.PoolEmpty, "5 wait (--claim-queue)", "", 1},
+		{core.ClaimRefused{Why: core.NotAccepted, Problem: "hostNetwork is set"}, 409, apierror.PoolNotAccepted, "hostNetwork is set", "", 0},
+		{
+			core.ClaimRefused{Why: core.OverLimit, Excess: teams.Excess{Team: "ann", Limit: teams.MaxSandboxes, Value: 10, Used: 9}},
+			429, apierror.QuotaExceeded, `team "ann": maxSandboxes 10 is reached: 9 are live`, "", 1,
+		},
+		{
+			core.ClaimRefused{Why: core.OverLimit, Excess: teams.Excess{Team: "ann", Limit: teams.MaxWaiting, Value: 2, Used: 2}},
+			429, apierror.QuotaExceeded, `team "ann": maxWaiting 2 is reached: 2 claims wait`, "", 1,
+		},
+		{
+			core.ClaimRefused{Why: core.OverLimit, Excess: teams.Excess{Team: "ann", Limit: teams.ClaimsPerSecond, Value: 0.5, Wait: 1200 * time.Millisecond}},
+			429, apierror.RateLimited, `team "ann": claimsPerSecond 0.5 is reached; try again in 1.2s`, "", 2,
+		},
 		{core.ClaimRefused{Why: core.KeyReused}, 409, apierror.KeyReused, "Idempotency-Key", "", 0},
 		{core.ClaimRefused{Why: core.KeyEnded, Sandbox: gone}, 410, apierror.SandboxGone, "Timeout", "k3x9", 0},
 		{core.ClaimRefused{Why: core.Overloaded}, 503, apierror.Overloaded, "try again", "", 1},
 		{core.ClaimRefused{Why: core.Ending}, 503, apierror.NotLeader, "shutting down", "", 1},
 		{core.ClaimRefused{Why: core.StartFailed, Sandbox: gone}, 502, apierror.StartFailed, "Timeout", "k3x9", 0},
 	} {
-		_, err := claimed("python", c.refused)
-		var e *apierror.Error
-		require.ErrorAs(t, err, &e)
+		e := refused("python", core.Claim{Wait: 7 * time.Second}, c.refused)
 		require.Equal(t, c.code, e.Code)
 		require.Equal(t, c.reason, e.Reason)
 		require.Equal(t, c.sandbox, e.SandboxID)

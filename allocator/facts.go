@@ -29,7 +29,7 @@ func toRecord(f core.Fact) (journal.Record, error) {
 		r.State = &journalv1.Record_Sandbox{Sandbox: &journalv1.Sandbox{
 			Pool: s.Pool.Name, PodName: s.Pod.Name, PodUid: s.Pod.UID, PodIp: s.IP.AsSlice(),
 			ClaimedAt: micros(s.ClaimedAt), EndAt: micros(s.EndAt), EndedAt: micros(s.EndedAt),
-			Metadata: s.Metadata, Team: s.Team, User: s.User, IdempotencyKey: s.IdempotencyKey, RequestHash: hashOf(s.Binding),
+			Metadata: s.Metadata, Team: s.Team, User: s.User, IdempotencyKey: s.IdempotencyKey, RequestHash: hashOf(s.Binding), Batch: s.Batch,
 			Phase: phases[s.Phase], Reason: s.Reason, DefaultPort: uint32(s.DefaultPort), Ports: ports(s.Ports), Restarts: uint32(s.Restarts),
 			IdleTimeout: s.IdleTimeout.Microseconds(), MinBytesPerMinute: s.MinBytes, LifetimeEnd: micros(s.LifetimeEnd), StartBy: micros(s.StartBy),
 		}}
@@ -48,7 +48,7 @@ func toRecord(f core.Fact) (journal.Record, error) {
 	if err != nil {
 		return journal.Record{}, fmt.Errorf("encode %s: %w", r.GetKey(), err) // a string that is not UTF-8
 	}
-	return journal.Record{Key: r.GetKey(), Term: r.GetTerm(), Counter: r.GetCounter(), Raw: raw}, nil
+	return journal.Record{Key: r.GetKey(), Term: r.GetTerm(), Counter: r.GetCounter(), Raw: raw, Joined: f.Joined}, nil
 }
 
 // fromRecord is the inverse of toRecord. It returns false for a record of a kind that this version
@@ -68,7 +68,7 @@ func fromRecord(r journal.Record, namespace string) (core.Fact, bool, error) {
 				ClaimedAt: moment(s.GetClaimedAt()), EndAt: moment(s.GetEndAt()), Metadata: s.GetMetadata(),
 				LifetimeEnd: moment(s.GetLifetimeEnd()), StartBy: moment(s.GetStartBy()),
 				IdleTimeout: time.Duration(s.GetIdleTimeout()) * time.Microsecond, MinBytes: s.GetMinBytesPerMinute(),
-				Team: s.GetTeam(), User: s.GetUser(), IdempotencyKey: s.GetIdempotencyKey(),
+				Team: s.GetTeam(), User: s.GetUser(), IdempotencyKey: s.GetIdempotencyKey(), Batch: s.GetBatch(),
 			},
 			Pool:        core.PoolKey{Namespace: namespace, Name: s.GetPool()},
 			Pod:         core.PodKey{Namespace: namespace, Name: s.GetPodName(), UID: s.GetPodUid()},

@@ -16,6 +16,7 @@ import (
 type metrics struct {
 	claims        *prometheus.CounterVec
 	claimed       prometheus.Histogram
+	batches       *prometheus.CounterVec
 	releases      *prometheus.CounterVec
 	repairs       prometheus.Counter
 	declaredDead  prometheus.Counter
@@ -31,6 +32,9 @@ func newMetrics(reg prometheus.Registerer, a *Allocator) (*metrics, error) {
 	m := &metrics{
 		claims: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "berth_allocator_claims_total", Help: "Claims answered, by outcome: claimed, canceled (by the caller), or the reason of the error (docs/reference/errors.md).",
+		}, []string{"outcome"}),
+		batches: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "berth_allocator_batch_claims_total", Help: "Batch claims (POST /v1/claims) answered, by outcome, like berth_allocator_claims_total.",
 		}, []string{"outcome"}),
 		releases: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "berth_allocator_releases_total", Help: "Sandboxes released, by reason.",
@@ -85,7 +89,7 @@ func newMetrics(reg prometheus.Registerer, a *Allocator) (*metrics, error) {
 		})
 	}
 	for _, c := range []prometheus.Collector{
-		m.claims, m.claimed, m.releases, m.repairs, m.declaredDead, m.wouldReap, m.commits, m.acknowledged, m.heldBack, m.slotsRepaired, m.journalWrong,
+		m.claims, m.claimed, m.batches, m.releases, m.repairs, m.declaredDead, m.wouldReap, m.commits, m.acknowledged, m.heldBack, m.slotsRepaired, m.journalWrong,
 		counter("berth_allocator_journal_batches_total", "Batches written to the journal.", func(s journal.Stats) uint64 { return s.Batches }),
 		counter("berth_allocator_journal_records_total", "New records written to the journal.", func(s journal.Stats) uint64 { return s.Records }),
 		counter("berth_allocator_journal_carried_total", "Records carried into another batch because no Sandbox object showed them yet.", func(s journal.Stats) uint64 { return s.Carried }),

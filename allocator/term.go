@@ -323,6 +323,10 @@ func (t *term) do(e core.Effect) {
 			// The caller was cancelled at this moment.
 			t.other.add("release", func(context.Context) error { t.releaseUncollected(e.Sandbox); return nil })
 		}
+	case core.BatchClaimed:
+		if !t.answers.deliver(e.Token, e) {
+			t.other.add("release", func(context.Context) error { t.releaseUncollected(e.Sandboxes...); return nil })
+		}
 	case core.ClaimRefused:
 		t.answers.deliver(e.Token, e)
 	case core.ReleaseAnswered:
@@ -386,11 +390,13 @@ func (t *term) callBack(f func(context.Context, string), sandboxID string) {
 	}
 }
 
-// releaseUncollected releases a sandbox whose caller was cancelled. A sandbox with an idempotency
-// key stays, because a retry must find it.
-func (t *term) releaseUncollected(s core.Sandbox) {
-	if s.IdempotencyKey == "" {
-		t.Submit(core.Release{Scope: core.Scope{All: true}, ID: s.ID, Reason: core.ReasonAbandoned})
+// releaseUncollected releases sandboxes whose caller was cancelled. Those with an idempotency key
+// stay, because a retry must find them.
+func (t *term) releaseUncollected(all ...core.Sandbox) {
+	for _, s := range all {
+		if s.IdempotencyKey == "" {
+			t.Submit(core.Release{Scope: core.Scope{All: true}, ID: s.ID, Reason: core.ReasonAbandoned})
+		}
 	}
 }
 

@@ -1,13 +1,16 @@
 package core
 
 import (
+	"cmp"
+	"slices"
 	"time"
 
 	"github.com/berth-sandbox/berth/allocator/core/claims"
 	"github.com/berth-sandbox/berth/api/activity"
 )
 
-// The claims: see package claims. Here they get pods, sandboxes and answers.
+// The claims: see package claims. Here they get pods, sandboxes and answers. The answers are in
+// answers.go.
 
 type claim = claims.Claim[claimState]
 
@@ -18,11 +21,39 @@ type claimState struct {
 	lifetime time.Duration
 	idle     *time.Duration // nil: what the pool says
 	minBytes *uint64        // the same
-	pod      *pod           // while it is bound
-	fact     *pendingFact   // the same
+	// A claim gets count pods, or atLeast of them when its wait is over. batch: it may ask for more
+	// than one, and is answered with a list.
+	count, atLeast int
+	batch          bool
+	ends           bool // its wait is over
+	// pods are those that it has. While it waits it collects them, see pool.filling.
+	pods  []*pod
+	facts []*pendingFact // of the pods, while it is bound
+	got   []*sandbox     // of the facts, until the last of them is durable
+}
+
+// handed reports whether the facts of a bound claim were handed to a Write.
+func (req *claimState) handed() bool { return len(req.facts) > 0 && req.facts[0].handed }
+
+// callOff takes a claim off its pods, before its facts were handed to a Write, and returns them.
+func (req *claimState) callOff() (pods []*pod) {
+	for _, pf := range req.facts {
+		pf.withdrawn = true
+	}
+	pods, req.pods, req.facts = req.pods, nil, nil
+	for _, p := range pods {
+		p.claim = nil
+	}
+	if f := req.pool.filling; f != nil && &f.Request == req {
+		req.pool.filling = nil
+	}
+	return pods
 }
 
 func (b Binding) claimKey() claims.Key { return claims.Key{Team: b.Team, Key: b.IdempotencyKey} }
+
+// grant is the ID of what the claim got that has made the sandbox.
+func (b Binding) grant() string { return cmp.Or(b.Batch, b.ID) }
 
 func (c *Core) claim(ev Claim) {
 	caller := claims.Caller{Token: ev.Token, Until: c.now.Boot + ev.Wait}
@@ -31,53 +62,102 @@ func (c *Core) claim(ev Claim) {
 		return
 	}
 	pool := c.pools.byKey[ev.Pool]
-	quarantine := c.routers.members.Quarantine(c.now.Boot)
-	switch {
-	case pool == nil || !pool.known || pool.Deleting:
+	if pool == nil || !pool.known || pool.Deleting {
 		c.emit(ClaimRefused{Token: ev.Token, Why: NoPool})
-	case c.pressure || len(c.outbox.pending) >= maxPendingFacts:
-		c.emit(ClaimRefused{Token: ev.Token, Why: Overloaded})
-	case pool.queue.Len() == 0 && quarantine > ev.Wait:
-		c.emit(ClaimRefused{Token: ev.Token, Why: Quarantined, Wait: quarantine})
-	case pool.queue.Len() == 0 && (pool.line.Callers() >= c.cfg.MaxWaiting || pool.hopeless() || ev.Wait <= 0):
-		c.emit(ClaimRefused{Token: ev.Token, Why: PoolEmpty, Counts: pool.counts()})
-	default:
-		c.claims.Add(pool.line, caller, ev.Binding.claimKey(), ev.Binding.RequestHash, claimState{
-			pool: pool, binding: ev.Binding, lifetime: ev.Lifetime, idle: ev.IdleTimeout, minBytes: ev.MinBytes,
-		})
-		pool.touch()
+		return
 	}
+	req := claimState{
+		pool: pool, binding: ev.Binding, lifetime: ev.Lifetime, idle: ev.IdleTimeout, minBytes: ev.MinBytes,
+		count: max(1, ev.Count), batch: ev.Count > 0, ends: ev.Wait <= 0,
+	}
+	req.atLeast = req.count
+	if ev.AtLeast > 0 {
+		req.atLeast = min(ev.AtLeast, req.count)
+	}
+	refused := pool.refusal(ev.Token, 0)
+	refused.Why, refused.Wait = c.hopeless(&req, ev.Wait)
+	waits := ev.Wait > 0 && pool.queue.Len() < req.count
+	var crowding *claim
+	if refused.Why == 0 && waits && pool.line.Callers() >= c.cfg.MaxWaiting {
+		if crowding = pool.line.Crowding(ev.Binding.Team); crowding == nil {
+			refused.Why = LineFull
+		}
+	}
+	if refused.Why == 0 {
+		if refused.Excess = c.claims.admit(&c.pools, ev.Binding.Team, req.count, waits); refused.Excess.Limit != "" {
+			refused.Why = OverLimit
+		}
+	}
+	if refused.Why != 0 {
+		c.emit(refused)
+		return
+	}
+	if crowding != nil {
+		c.refuse(crowding, LineFull)
+	}
+	c.claims.Add(pool.line, caller, ev.Binding.claimKey(), ev.Binding.RequestHash, req.count, req)
+	pool.touch()
+}
+
+// hopeless says why a new claim cannot get its pods within a wait; 0: it may.
+func (c *Core) hopeless(req *claimState, wait time.Duration) (Refusal, time.Duration) {
+	pool, quarantine := req.pool, c.routers.members.Quarantine(c.now.Boot)
+	switch short := pool.queue.Len() < req.atLeast; {
+	case c.pressure || len(c.outbox.pending) >= maxPendingFacts:
+		return Overloaded, 0
+	case !short:
+	case quarantine > wait:
+		return Quarantined, quarantine
+	case pool.Refused != "":
+		return NotAccepted, 0
+	case wait <= 0 || pool.MaxPods > 0 && req.atLeast > pool.MaxPods:
+		return PoolEmpty, 0
+	}
+	return 0, 0
 }
 
 // claimAgain answers a claim whose idempotency key was used before.
 func (c *Core) claimAgain(ev Claim, caller claims.Caller, k *claims.Holder[claimState]) {
-	switch sb := c.sandboxes.byID[k.Sandbox]; {
+	switch sb := c.sandboxes.byID[k.Grant]; {
 	case k.Hash != ev.Binding.RequestHash:
 		c.emit(ClaimRefused{Token: ev.Token, Why: KeyReused})
 	case k.Claim != nil && k.Claim.Waits() && k.Claim.Request.pool.line.Callers() >= c.cfg.MaxWaiting:
-		c.emit(ClaimRefused{Token: ev.Token, Why: PoolEmpty, Counts: k.Claim.Request.pool.counts()})
+		c.emit(k.Claim.Request.pool.refusal(ev.Token, LineFull))
 	case k.Claim != nil && !k.Claim.Waits() && k.Claim.Callers() >= c.cfg.MaxWaiting:
 		// Claims that have a pod are as many as pods at most. So only their callers are bounded.
 		c.emit(ClaimRefused{Token: ev.Token, Why: Overloaded})
 	case k.Claim != nil:
 		c.claims.Join(k.Claim, caller)
-	case sb.Phase == Running || sb.Phase == Starting && c.closing:
-		c.emit(Claimed{Token: ev.Token, Sandbox: sb.Sandbox})
-	case sb.Phase == Released || sb.Phase == Ended:
+	case sb != nil && (sb.Phase == Released || sb.Phase == Ended):
 		c.emit(ClaimRefused{Token: ev.Token, Why: KeyEnded, Sandbox: sb.Sandbox})
-	case c.claims.CountAwaiting(sb.ID) >= c.cfg.MaxWaiting:
+	case c.claims.CountAwaiting(k.Grant) >= c.cfg.MaxWaiting:
 		c.emit(ClaimRefused{Token: ev.Token, Why: Overloaded})
 	default: // wait until its start or release is durable
-		c.claims.Await(sb.ID, caller)
+		c.claims.Await(k.Grant, caller)
+		c.answer(k.Grant)
 	}
 }
 
-// serve gives warm pods to the claims that wait, in the order in which they came.
+// serve gives warm pods to the claims that wait, one team after the other. A batch that waits collects
+// its pods.
 func (c *Core) serve(pool *pool) {
-	for cl := pool.line.First(); cl != nil; cl = pool.line.First() {
+	for cl := pool.next(); cl != nil; cl = pool.next() {
 		switch key, ok := pool.queue.Next(); {
 		case ok:
-			c.bind(cl, c.pods[key])
+			p := c.pods[key]
+			pool.queue.Passed(key)
+			p.enter(podClaiming, c.now.Boot)
+			p.claim, cl.Request.pods = cl, append(cl.Request.pods, p)
+			if len(cl.Request.pods) < cl.Request.count {
+				pool.filling = cl
+				cl.Pass()
+			} else {
+				c.bind(cl)
+			}
+		case pool.enough(c.closing):
+			c.bind(pool.filling)
+		case pool.Refused != "":
+			c.refuse(cl, NotAccepted)
 		case c.closing:
 			c.refuse(cl, Ending)
 		default:
@@ -86,167 +166,229 @@ func (c *Core) serve(pool *pool) {
 	}
 }
 
-// bind gives a pod to a claim under an ID that was never used, and journals it.
-func (c *Core) bind(cl *claim, p *pod) {
+// next returns the claim whose turn it is; nil: there is none. Only one batch at a time collects
+// pods, because two could wait for each other.
+func (pool *pool) next() *claim {
+	return pool.line.Next(func(cl *claim) bool {
+		return cl.Request.count == 1 || pool.filling == nil || pool.filling == cl
+	})
+}
+
+// enough reports whether the batch that collects pods takes those that it has.
+func (pool *pool) enough(closing bool) bool {
+	cl := pool.filling
+	return cl != nil && len(cl.Request.pods) >= cl.Request.atLeast && (closing || pool.Refused != "" || cl.Request.ends)
+}
+
+// bind gives the pods of a claim to sandboxes with IDs that were never used, and journals them in one
+// Write.
+func (c *Core) bind(cl *claim) {
 	req := &cl.Request
-	cl.Bind()
-	p.pool.queue.Passed(p.seen.Key)
-	p.enter(podClaiming, c.now.Boot)
-	req.binding.ID, req.binding.ClaimedAt = c.cfg.NewID(), c.now.Wall
-	if req.lifetime > 0 {
-		req.binding.EndAt = c.now.Wall.Add(req.lifetime)
+	pool, b := req.pool, req.binding
+	if pool.filling == cl {
+		pool.filling = nil
 	}
-	pool := p.pool
-	req.binding.IdleTimeout, req.binding.MinBytes = pool.IdleTimeout, pool.MinBytes
+	cl.Bind()
+	b.ClaimedAt = c.now.Wall
+	if req.lifetime > 0 {
+		b.EndAt = c.now.Wall.Add(req.lifetime)
+	}
+	b.IdleTimeout, b.MinBytes = pool.IdleTimeout, pool.MinBytes
 	if req.idle != nil {
-		req.binding.IdleTimeout = *req.idle
+		b.IdleTimeout = *req.idle
 	}
 	if req.minBytes != nil {
-		req.binding.MinBytes = *req.minBytes
+		b.MinBytes = *req.minBytes
 	}
-	req.binding.LifetimeEnd, req.binding.StartBy = time.Time{}, time.Time{}
 	if pool.MaxLifetime > 0 {
-		req.binding.LifetimeEnd = c.now.Wall.Add(pool.MaxLifetime)
+		b.LifetimeEnd = c.now.Wall.Add(pool.MaxLifetime)
 	}
 	if pool.PostStart && pool.StartupTimeout > 0 {
-		req.binding.StartBy = c.now.Wall.Add(pool.StartupTimeout)
+		b.StartBy = c.now.Wall.Add(pool.StartupTimeout)
 	}
-	sb := &Sandbox{
-		Binding: req.binding, Pool: p.pool.Key, Pod: p.seen.Key, IP: p.seen.IP,
-		DefaultPort: p.pool.DefaultPort, Ports: p.pool.Ports, Restarts: p.seen.Restarts, Phase: Running,
+	if req.batch {
+		b.Batch = c.cfg.NewID()
 	}
-	if p.pool.PostStart {
-		sb.Phase = Starting
+	for i, p := range req.pods {
+		b.ID = c.cfg.NewID()
+		sb := &Sandbox{
+			Binding: b, Pool: pool.Key, Pod: p.seen.Key, IP: p.seen.IP,
+			DefaultPort: pool.DefaultPort, Ports: pool.Ports, Restarts: p.seen.Restarts, Phase: Running,
+		}
+		if pool.PostStart {
+			sb.Phase = Starting
+		}
+		pf := c.outbox.commit(Fact{Sandbox: sb, Joined: i > 0}, true, func(f Fact, _ time.Duration) { c.claimed(cl, f) })
+		req.facts = append(req.facts, pf)
 	}
-	p.claim, req.pod = cl, p
-	req.fact = c.outbox.commit(Fact{Sandbox: sb}, true, func(f Fact, _ time.Duration) { c.claimed(cl, f) })
 }
 
-// callOff takes the claim off a pod, before it was handed to a Write. takeBack also returns it to its
-// place in the line.
-func (p *pod) callOff() (cl *claim) {
-	cl = p.claim
-	cl.Request.fact.withdrawn = true
-	p.claim, cl.Request.pod, cl.Request.fact = nil, nil, nil
-	return cl
+// takeBack takes a pod that can no longer serve away from its claim, before the facts of that were
+// handed to a Write. A claim that is bound returns to its place in the line.
+func (c *Core) takeBack(p *pod) {
+	cl := p.claim
+	if cl.Waits() {
+		p.claim = nil
+		cl.Request.pods = slices.DeleteFunc(cl.Request.pods, func(q *pod) bool { return q == p })
+		if len(cl.Request.pods) == 0 {
+			p.pool.filling = nil
+		}
+		p.pool.touch()
+		return
+	}
+	pods := cl.Request.callOff()
+	pods = append(pods, p.pool.comesBack(cl)...)
+	c.free(slices.DeleteFunc(pods, func(q *pod) bool { return q == p }))
 }
 
-func (p *pod) takeBack() {
-	p.callOff().Return()
-	p.pool.touch()
+// comesBack returns a bound claim to its place in the line. A batch that collects pods meanwhile
+// gives them back, because the claim may come before it.
+func (pool *pool) comesBack(cl *claim) (pods []*pod) {
+	cl.Return()
+	pool.touch()
+	if cl.Request.count > 1 && pool.filling != nil {
+		return pool.filling.Request.callOff()
+	}
+	return nil
+}
+
+// free returns pods that no claim has any more to their places in the queue.
+func (c *Core) free(pods []*pod) {
+	for _, p := range pods {
+		p.enter(podPending, c.now.Boot)
+		c.consider(p)
+	}
 }
 
 func (c *Core) claimAbandoned(token uint64) {
-	cl, id := c.claims.Abandon(token)
-	switch sb := c.sandboxes.byID[id]; {
-	case cl != nil && cl.Waits():
+	cl, grant := c.claims.Abandon(token)
+	switch {
+	case cl != nil && (cl.Waits() || !cl.Request.handed()): // a claim that was handed to a Write goes on
 		c.claims.Drop(cl)
-	case cl != nil && !cl.Request.fact.handed: // a claim that was handed to a Write goes on
-		p := cl.Request.pod
-		c.claims.Drop(p.callOff())
-		p.enter(podPending, c.now.Boot)
-		c.consider(p) // back to its place in the queue
-	case sb != nil && sb.IdempotencyKey == "" && sb.Phase == Starting:
-		c.startRelease(sb, ReasonAbandoned)
+		c.free(cl.Request.callOff())
+		cl.Request.pool.touch()
+	case grant != "":
+		for _, sb := range c.sandboxes.granted(grant) {
+			if sb.IdempotencyKey == "" {
+				c.startRelease(sb, ReasonAbandoned)
+			}
+		}
 	}
 }
 
 // refuse answers all callers of a claim.
 func (c *Core) refuse(cl *claim, why Refusal) {
 	for _, x := range c.claims.Drop(cl) {
-		c.emit(ClaimRefused{Token: x.Token, Why: why, Counts: cl.Request.pool.counts()})
+		c.emit(cl.Request.pool.refusal(x.Token, why))
 	}
+	c.free(cl.Request.callOff())
 }
 
-// claimed acts on a committed claim.
+// claimed acts on one durable fact of a claim. All of them are in one Write.
 func (c *Core) claimed(cl *claim, f Fact) {
-	sb, pool := &sandbox{Sandbox: *f.Sandbox}, cl.Request.pool
-	cl.Request.pod, cl.Request.fact = nil, nil
-	if pool.known {
-		sb.takePorts(pool) // they may have changed while the claim was written
+	req, sb := &cl.Request, &sandbox{Sandbox: *f.Sandbox}
+	if req.pool.known {
+		sb.takePorts(req.pool) // they may have changed while the claim was written
 	}
 	c.sandboxes.add(sb)
 	c.addRoutes(sb)
-	p := c.pods[sb.Pod]
-	if p != nil {
+	if p := c.pods[sb.Pod]; p != nil {
 		p.claim, p.sandbox = nil, sb
 		p.enter(podClaimed, c.now.Boot)
 	}
 	sb.setTimes(c.now)
 	c.schedule(sb)
-	reason := p.unfit(sb)
-	if reason == "" && (p.tainted || p.quarantined) {
-		reason = ReasonAddressShared
-	}
-	if reason != "" {
-		// The pod ended while the claim was written. The callers get another sandbox at their
-		// place, and their key stands for that one. So this sandbox has no key, and its object
-		// is written only with its release.
-		sb.IdempotencyKey = ""
-		c.lost(sb, reason)
-		switch {
-		case cl.Callers() == 0:
-			c.claims.Drop(cl)
-		case !pool.known || pool.Deleting:
-			c.refuse(cl, NoPool)
-		default:
-			cl.Return()
-			pool.touch()
-		}
-		return
-	}
-	abandoned := cl.Callers() == 0 && sb.IdempotencyKey == ""
-	c.claims.Grant(cl, sb.ID)
-	c.emit(LabelPod{Pod: sb.Pod, Pool: sb.Pool.Name, ID: sb.ID})
-	if sb.Phase == Starting {
-		c.emit(WriteObject{Sandbox: sb.Sandbox})
-		if c.closing {
-			c.answerCallers(sb, claims.All)
-		}
-		if !abandoned {
-			c.emit(StartSandbox{sb.Sandbox})
-		}
-	} else {
-		c.running(sb)
-	}
-	if abandoned {
-		c.startRelease(sb, ReasonAbandoned)
+	if req.got = append(req.got, sb); len(req.got) == len(req.pods) {
+		c.grant(cl)
 	}
 }
 
-// running sends the route of a sandbox to the routers and answers its callers.
+// grant gives a claim its sandboxes when all of them are durable. Those whose pods have ended
+// meanwhile do not count. If too few are left, the callers get others at their place, and their key
+// stands for those. So a sandbox that is not granted has no key, and its object is written only with
+// its release.
+func (c *Core) grant(cl *claim) {
+	req := &cl.Request
+	got := req.got
+	req.pods, req.facts, req.got = nil, nil, nil
+	drop := func(sb *sandbox, reason string) {
+		sb.IdempotencyKey, sb.Batch = "", ""
+		c.lost(sb, reason)
+	}
+	fit := got[:0]
+	for _, sb := range got {
+		p := c.pods[sb.Pod]
+		reason := p.unfit(sb)
+		if reason == "" && (p.tainted || p.quarantined) {
+			reason = ReasonAddressShared
+		}
+		if reason != "" {
+			drop(sb, reason)
+			continue
+		}
+		fit = append(fit, sb)
+	}
+	if len(fit) < req.atLeast {
+		for _, sb := range fit {
+			drop(sb, ReasonIncomplete)
+		}
+		switch {
+		case cl.Callers() == 0:
+			c.claims.Drop(cl)
+		case !req.pool.known || req.pool.Deleting:
+			c.refuse(cl, NoPool)
+		default:
+			c.free(req.pool.comesBack(cl))
+		}
+		return
+	}
+	abandoned, id := cl.Callers() == 0 && req.binding.IdempotencyKey == "", fit[0].grant()
+	c.claims.Grant(cl, id, len(fit))
+	if req.batch {
+		for _, sb := range fit {
+			c.sandboxes.join(sb)
+		}
+		c.sandboxes.batches[id].atLeast = req.atLeast
+	}
+	for _, sb := range fit {
+		c.emit(LabelPod{Pod: sb.Pod, Pool: sb.Pool.Name, ID: sb.ID})
+		switch {
+		case sb.Phase == Running:
+			c.running(sb)
+		case abandoned:
+			c.emit(WriteObject{Sandbox: sb.Sandbox})
+		default:
+			c.emit(WriteObject{Sandbox: sb.Sandbox})
+			c.emit(StartSandbox{sb.Sandbox})
+		}
+	}
+	if abandoned {
+		for _, sb := range fit {
+			c.startRelease(sb, ReasonAbandoned)
+		}
+		return
+	}
+	c.answer(id)
+}
+
+// running sends the route of a sandbox to the routers.
 func (c *Core) running(sb *sandbox) {
 	c.markRunning(sb, c.now.Boot, activity.Claim)
 	c.emit(WriteObject{Sandbox: sb.Sandbox})
 	c.routers.sendRoute(sb)
 	c.emit(SandboxReady{sb.Sandbox})
-	c.answerCallers(sb, claims.All)
 }
 
-// answerCallers answers the callers of a sandbox whose wait is over by a time.
-func (c *Core) answerCallers(sb *sandbox, by time.Duration) {
-	for _, x := range c.claims.Answer(sb.ID, by) {
-		c.emit(Claimed{Token: x.Token, Sandbox: sb.Sandbox})
+// answer answers the callers of a grant, as far as its sandboxes have started. It releases those of a
+// batch that has failed.
+func (c *Core) answer(grant string) {
+	by := c.now.Boot
+	if c.closing {
+		by = claims.All
 	}
-}
-
-// answerStarting answers the callers whose wait is over by a time with a sandbox that is still
-// starting.
-func (c *Core) answerStarting(by time.Duration) {
-	for _, id := range c.claims.Awaited() {
-		if sb := c.sandboxes.byID[id]; sb.Phase == Starting {
-			c.answerCallers(sb, by)
-		}
+	for _, sb := range c.claims.answer(grant, by) {
+		c.startRelease(sb, ReasonIncomplete)
 	}
-}
-
-// close ends all waits, because this leader is about to end.
-func (c *Core) close() {
-	c.closing = true
-	for _, pool := range c.pools.byKey {
-		pool.touch()
-	}
-	c.answerStarting(claims.All)
 }
 
 // startDone acts on the outcome of the postStart hook.
@@ -274,4 +416,12 @@ func (c *Core) ready(sb *sandbox, f Fact) {
 	}
 	sb.Phase = Running
 	c.running(sb)
+	c.answer(sb.grant())
+}
+
+// answerStarting answers the callers whose wait is over with sandboxes that are still starting.
+func (c *Core) answerStarting() {
+	for _, grant := range c.claims.Awaited() {
+		c.answer(grant)
+	}
 }

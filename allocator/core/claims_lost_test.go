@@ -30,7 +30,7 @@ func TestClaimWhosePodGoesKeepsItsPlace(t *testing.T) {
 				first := ""
 				for _, p := range s.core.pods {
 					if p.claim != nil {
-						first = p.claim.Request.binding.ID
+						first = p.claim.Request.facts[0].fact.Sandbox.ID
 					}
 				}
 				s.step(Claim{Token: 2, Pool: poolA, Wait: wait}) // waits behind

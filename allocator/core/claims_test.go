@@ -241,10 +241,60 @@ func TestClaimsThatCannotWaitAreRefusedAtOnce(t *testing.T) {
 	if r := one[ClaimRefused](s); r.Token != 2 || r.Counts.Waiting != 2 {
 		t.Errorf("refused %+v", r)
 	}
-	// No pod would ever come.
-	s.step(PoolSeen{Pool{Key: PoolKey{"ns", "b"}, DefaultPort: 80}})
-	s.step(Claim{Token: 9, Pool: PoolKey{"ns", "b"}, Wait: wait})
-	one[ClaimRefused](s)
+	s.step(PoolSeen{Pool{Key: PoolKey{"ns", "b"}, DefaultPort: 80, MaxPods: 3}})
+	s.step(Claim{Token: 9, Pool: PoolKey{"ns", "b"}, Wait: wait, Count: 4})
+	if r := one[ClaimRefused](s); r.Why != PoolEmpty || r.MaxPods != 3 {
+		t.Errorf("refused %+v", r)
+	}
+}
+
+func TestClaimWaitsForAReleaseAtMaxPods(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{changed(specA(1), func(p *Pool) { p.MaxPods = 1 })}, []Pod{warmPod("a-1")})
+	sb := s.claim()
+	s.step(Claim{Token: 1, Pool: poolA, Wait: wait})
+	s.step(Claim{Token: 2, Pool: poolA, Wait: 10 * wait})
+	none[ClaimRefused](s)
+	s.pass(wait)
+	if r := one[ClaimRefused](s); r.Token != 1 || r.Why != PoolEmpty || r.MaxPods != 1 || r.Counts.Claimed != 1 {
+		t.Errorf("refused %+v", r)
+	}
+	s.release(sb.ID)
+	s.step(PodGone{key("a-1")})
+	one[CreatePod](s)
+	s.step(PodSeen{warmPod("a-2")})
+	if c := one[Claimed](s); c.Token != 2 {
+		t.Errorf("answer %+v", c)
+	}
+}
+
+func TestPausedPoolKeepsClaimsWaiting(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{specA(0)}, nil)
+	s.step(Claim{Token: 1, Pool: poolA, Wait: wait})
+	s.step(Claim{Token: 2, Pool: poolA, Wait: wait})
+	s.step(ClaimAbandoned{Token: 1})
+	s.pass(wait)
+	if r := one[ClaimRefused](s); r.Token != 2 || r.Warm != 0 {
+		t.Errorf("refused %+v", r)
+	}
+}
+
+func TestRefusedTemplateAnswersWithItsProblem(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{specA(1)}, nil)
+	s.step(Claim{Token: 1, Pool: poolA, Wait: wait})
+	s.step(PodSeen{warmPod("a-1")})
+	one[Claimed](s)
+	s.step(Claim{Token: 2, Pool: poolA, Wait: wait})
+	s.step(PoolSeen{changed(specA(1), notAllowed)})
+	if r := one[ClaimRefused](s); r.Token != 2 || r.Why != NotAccepted || r.Problem != "it may not" {
+		t.Errorf("refused %+v", r)
+	}
+	s.step(Claim{Token: 3, Pool: poolA, Wait: wait})
+	if r := one[ClaimRefused](s); r.Token != 3 || r.Why != NotAccepted {
+		t.Errorf("refused %+v", r)
+	}
 }
 
 func TestCallersThatShareAnIdempotencyKeyAreBounded(t *testing.T) {
@@ -260,7 +310,7 @@ func TestCallersThatShareAnIdempotencyKeyAreBounded(t *testing.T) {
 	none[ClaimRefused](s)
 	for token := range uint64(500) {
 		s.step(keyed(3 + token))
-		if r := one[ClaimRefused](s); r.Token != 3+token || r.Why != PoolEmpty || r.Counts.Waiting != 2 {
+		if r := one[ClaimRefused](s); r.Token != 3+token || r.Why != LineFull || r.Counts.Waiting != 2 {
 			t.Fatalf("refused %+v", r)
 		}
 	}

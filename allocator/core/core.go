@@ -11,6 +11,7 @@ import (
 	"github.com/berth-sandbox/berth/allocator/core/idle"
 	"github.com/berth-sandbox/berth/allocator/core/member"
 	"github.com/berth-sandbox/berth/allocator/core/taint"
+	"github.com/berth-sandbox/berth/allocator/core/teams"
 )
 
 // Config is fixed for a term. All fields are required unless they say otherwise.
@@ -40,7 +41,8 @@ type Config struct {
 	// Default 10 min.
 	KeepKeys time.Duration
 	// MaxWaiting bounds the callers whose claims wait for a pod of one pool, and the callers that
-	// wait for one sandbox with one idempotency key. Default 1,000.
+	// wait for one sandbox with one idempotency key. Each of n teams that wait for a pod of one
+	// pool can have 1/n of them. Default 1,000.
 	MaxWaiting int
 	// Linger is how long facts without a waiting caller are held back, so that they are written
 	// together with others. Default 25 ms.
@@ -73,7 +75,7 @@ type Core struct {
 	fences      *fence.Ledger
 	idle        *idle.Ledger // of the running sandboxes and of those that were running until their release
 	routers     *routers
-	claims      *claims.Ledger[claimState]
+	claims      *desk
 }
 
 // New returns a Core without state. Recover gives it the state that exists.
@@ -118,8 +120,8 @@ func New(cfg Config, now Instant) (*Core, error) {
 		pools: poolTable{byKey: map[PoolKey]*pool{}}, pods: map[PodKey]*pod{}, nodes: nodeTable{},
 		retirements: map[PodKey]*retirement{}, taints: taint.New[PodKey](), sandboxes: newSandboxTable(),
 		deadlines: deadline.New(), fences: fence.New(cfg.ConnectWindow), idle: idle.New(cfg.ConnectWindow, cfg.DryRun),
-		claims: claims.New[claimState](),
 	}
+	c.claims = &desk{step: st, Ledger: claims.New[claimState](), sandboxes: c.sandboxes, limits: teams.New()}
 	c.routers = &routers{
 		step: st, cfg: &c.cfg, outbox: c.outbox, sandboxes: c.sandboxes, fences: c.fences, idle: c.idle,
 		members:     member.New(member.Config{Expiry: cfg.expiry(), ConnectWindow: cfg.ConnectWindow, ReturnWithin: cfg.DeclareAfter}),
@@ -160,8 +162,14 @@ func (c *Core) Step(now Instant, ev Event) []Effect {
 		c.startDone(ev)
 	case Pressure:
 		c.pressure = ev.On
-	case Closing:
-		c.close()
+	case TeamLimits:
+		c.claims.limits.Set(ev.Settings, now.Boot)
+	case Closing: // all waits end
+		c.closing = true
+		for _, pool := range c.pools.byKey {
+			pool.touch()
+		}
+		c.answerStarting()
 	case Written:
 		c.outbox.written(ev.At)
 	case WriterReady:
@@ -236,13 +244,21 @@ func (c *Core) tick() {
 	c.routers.tick()
 	c.advanceFences()
 	for _, pool := range c.pools.sorted() {
+		filling := pool.filling
+		if filling != nil && filling.Late(c.now.Boot) {
+			filling.Request.ends = true
+			c.serve(pool)
+		}
 		for _, x := range c.claims.Expire(pool.line, c.now.Boot) {
-			c.emit(ClaimRefused{Token: x.Token, Why: PoolEmpty, Counts: pool.counts()})
+			c.emit(pool.refusal(x.Token, PoolEmpty))
+		}
+		if filling != nil && !filling.Waits() && len(filling.Request.facts) == 0 { // it has expired
+			c.free(filling.Request.callOff())
 		}
 		pool.retry(c.now.Boot)
 	}
 	c.retireOrphans()
-	c.answerStarting(c.now.Boot)
+	c.answerStarting()
 	for _, id := range c.claims.DropKeys(c.now.Boot - c.cfg.KeepKeys) {
 		c.letGo(c.sandboxes.byID[id])
 	}

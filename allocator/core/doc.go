@@ -8,7 +8,8 @@
 // what can be decided without the rest. A ledger is keyed by IDs, has its own package comment
 // and model test, and imports nothing of Core.
 //
-//	core/claims     the claims without an answer, their callers, and the idempotency keys
+//	core/claims     the claims without an answer, whose turn it is, and the idempotency keys
+//	core/teams      whether the limits of a team allow a claim
 //	core/fence      what the release of a sandbox waits for
 //	core/member     the sessions of routers: which may serve routes, and how far each has come
 //	core/taint      the addresses that stale routes may still reach, and the pods that were there
@@ -25,7 +26,8 @@
 //
 //	core.go         Config, Core, Step, Tick
 //	recovery.go     what a new leader learns from the journal, the objects and the pods
-//	claims.go       claims, tied to pods, sandboxes and callers
+//	claims.go       claims and batches, tied to pods and sandboxes
+//	answers.go      the answers to claims, and what their teams may
 //	sandboxes.go    the life of a sandbox, from running to ended
 //	lifetime.go     end times and keep-alives
 //	idle.go         the release of idle sandboxes, tied to streams and objects
@@ -88,8 +90,14 @@
 //     writer, and enters the queue only from pending. A pod that is on record as used stays
 //     used, whatever a late observation shows. A pod that is marked as used and is on no record
 //     is never handed out.
-//   - Claims of a pool are served in the order in which they came. A claim whose pod ends before
-//     the answer keeps its place, and gets another pod under an ID that was never used.
+//   - Claims of a pool and a team are served in the order in which they came. Teams take turns. A
+//     claim whose pod ends before the answer keeps its place, and gets another pod under an ID that
+//     was never used.
+//   - A batch gets all of its sandboxes in one Write, or at least as many as it asked for, or none.
+//     Until then it collects pods, one in each turn of its team. One batch of a pool does so at a
+//     time, so two batches never wait for each other.
+//   - A team never has more sandboxes than its limit at the time of the claim: those that are not
+//     released, and those that its claims ask for. Both are counted from the tables.
 //   - Every claim is answered once for each of its callers, unless the caller has gone. A
 //     Release is answered once. Claims of one team with one idempotency key are one claim while
 //     the sandbox lives and for Config.KeepKeys after its end, also under the next leader.

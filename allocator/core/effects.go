@@ -3,6 +3,8 @@ package core
 import (
 	"net/netip"
 	"time"
+
+	"github.com/berth-sandbox/berth/allocator/core/teams"
 )
 
 // Effect is something that the caller of Step has to do. Each type below is one. Effects that
@@ -62,12 +64,24 @@ type (
 		Token   uint64
 		Sandbox Sandbox
 	}
+	// BatchClaimed answers a Claim of a batch. Sandboxes are the live ones, in no order; Ended are
+	// the IDs of those that have ended since the first answer, or have not started.
+	BatchClaimed struct {
+		Token     uint64
+		Sandboxes []Sandbox
+		Ended     []string
+	}
 	// ClaimRefused answers a Claim.
 	ClaimRefused struct {
 		Token uint64
 		Why   Refusal
-		// Counts are the pool's, for PoolEmpty.
-		Counts Counts
+		// Counts are the pool's. Warm, MaxPods and Problem are what it asks for, and why it is
+		// refused: see Pool.
+		Counts        Counts
+		Warm, MaxPods int
+		Problem       string
+		// Excess is the limit of the team, for OverLimit.
+		Excess teams.Excess
 		// Wait is for how long still, for Quarantined.
 		Wait time.Duration
 		// Sandbox is the one that the idempotency key stands for, for KeyEnded, or
@@ -204,7 +218,7 @@ type Refusal int
 const (
 	// NoPool: there is no such pool, or it is being deleted.
 	NoPool Refusal = iota + 1
-	// PoolEmpty: no pod came in time, none will come, or too many wait already.
+	// PoolEmpty: no pod came in time, or, of a batch, too few.
 	PoolEmpty
 	// KeyReused: the idempotency key stands for a claim with another body.
 	KeyReused
@@ -218,6 +232,13 @@ const (
 	Ending
 	// Quarantined: routers of an earlier journal may still send requests to any address.
 	Quarantined
+	// LineFull: Config.MaxWaiting callers wait for a pod of the pool, or a claim of another team
+	// took the place.
+	LineFull
+	// OverLimit: the team has reached a limit.
+	OverLimit
+	// NotAccepted: no pod may be made from the pool's template, and none is warm.
+	NotAccepted
 )
 
 // CallStatus is the outcome of a Release, a KeepAlive or a SetTimeout.
@@ -253,6 +274,7 @@ func (WriteObject) effect()         {}
 func (DeleteObject) effect()        {}
 func (PoolDrained) effect()         {}
 func (Claimed) effect()             {}
+func (BatchClaimed) effect()        {}
 func (ClaimRefused) effect()        {}
 func (ReleaseAnswered) effect()     {}
 func (SendSnapshot) effect()        {}

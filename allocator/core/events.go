@@ -1,6 +1,10 @@
 package core
 
-import "time"
+import (
+	"time"
+
+	"github.com/berth-sandbox/berth/allocator/core/teams"
+)
 
 // Event is something that happened. Each type below is one.
 type Event interface{ event() }
@@ -47,7 +51,13 @@ type (
 		// Wait is how long the claim may wait for a pod, and its caller for the
 		// pool's hook.
 		Wait time.Duration
+		// Count, if not 0, asks for a batch of so many sandboxes. BatchClaimed answers it then. When
+		// Wait is over, AtLeast sandboxes are enough; 0: all. Fewer are none. The facts of a batch
+		// must fit into one write of the journal.
+		Count, AtLeast int
 	}
+	// TeamLimits replaces the limits of the teams. Without it there are none.
+	TeamLimits struct{ Settings teams.Settings }
 	// ClaimAbandoned: the caller with this token has gone.
 	ClaimAbandoned struct{ Token uint64 }
 	// IdleAvailable: a pod may be warm for the claims that wait.
@@ -202,6 +212,7 @@ func (NodeSeen) event()       {}
 func (NodeGone) event()       {}
 func (CreateFailed) event()   {}
 func (Claim) event()          {}
+func (TeamLimits) event()     {}
 func (ClaimAbandoned) event() {}
 func (IdleAvailable) event()  {}
 func (Started) event()        {}

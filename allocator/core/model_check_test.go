@@ -170,9 +170,14 @@ func checkTables(t fataler, c *Core) {
 	located, lines := checkPools(t, c)
 	checkSandboxes(t, c)
 	for _, err := range []error{
-		c.fences.Check(), c.routers.members.Check(), c.deadlines.Check(), c.idle.Check(), c.taints.Check(located), c.claims.Check(lines),
+		c.fences.Check(), c.routers.members.Check(), c.deadlines.Check(), c.idle.Check(), c.taints.Check(located), c.claims.Check(lines), c.claims.limits.Check(c.now.Boot),
 	} {
 		if err != nil {
+			t.Fatalf("%v", err)
+		}
+	}
+	if len(c.outbox.pending)+len(c.outbox.writing) == 0 { // no claim is bound
+		if err := c.claims.CheckAsked(lines, nil); err != nil {
 			t.Fatalf("%v", err)
 		}
 	}
@@ -206,6 +211,9 @@ func checkPools(t fataler, c *Core) (located []*taint.Pod[PodKey], lines []*clai
 			t.Fatalf("pool %s: %v", key.Name, err)
 		}
 		lines = append(lines, p.line)
+		if f := p.filling; f != nil && (!f.Waits() || len(f.Request.pods) == 0 || len(f.Request.pods) >= f.Request.count) {
+			t.Fatalf("pool %s fills a batch that does not wait: %+v", key.Name, f.Request)
+		}
 		all += len(p.pods)
 	}
 	if all != len(c.pods) {
@@ -230,7 +238,7 @@ func checkPod(t fataler, c *Core, p *pool, q *pod) {
 	if c.nodes[q.seen.Node] != q.node || q.node.name != q.seen.Node {
 		t.Fatalf("pod %s is kept with node %q, it is on %q", q.seen.Key.Name, q.node.name, q.seen.Node)
 	}
-	if withheld := p.known && p.Refused && !p.Deleting; withheld && (q.phase == podPending || q.phase == podWarm && !q.outdated) {
+	if withheld := p.known && p.Refused != "" && !p.Deleting; withheld && (q.phase == podPending || q.phase == podWarm && !q.outdated) {
 		t.Fatalf("pod %s is kept in phase %d, outdated %v, though the template is refused", q.seen.Key.Name, q.phase, q.outdated)
 	}
 	if p.queue.Has(q.seen.Key) != (q.phase == podWarm) {
@@ -239,7 +247,7 @@ func checkPod(t fataler, c *Core, p *pool, q *pod) {
 	if (q.claim != nil) != (q.phase == podClaiming) {
 		t.Fatalf("pod %s has a claim: %v, phase %d", q.seen.Key.Name, q.claim != nil, q.phase)
 	}
-	if q.claim != nil && (q.claim.Request.pod != q || q.claim.Waits() || !q.claim.Request.fact.handed && !q.usable()) {
+	if q.claim != nil && (!slices.Contains(q.claim.Request.pods, q) || q.claim.Waits() && p.filling != q.claim || !q.claim.Request.handed() && !q.usable()) {
 		t.Fatalf("pod %s is given to a claim that does not have it: %+v", q.seen.Key.Name, q.claim)
 	}
 	if held := q.phase == podClaimed || q.phase == podReleased; held && q.sandbox == nil {
@@ -290,7 +298,7 @@ func checkSandbox(t fataler, c *Core, s *sandbox) {
 	if routed := s.Phase != Ended && !c.fences.Complete(id); routed != c.taints.Routed(id) {
 		t.Fatalf("%s has routes: %v, in phase %d", id, c.taints.Routed(id), s.Phase)
 	}
-	if k := c.claims.Of(s.claimKey()); k != nil && k.Sandbox == id && c.claims.Keeps(id) != (s.Phase == Released || s.Phase == Ended) {
+	if k := c.claims.Of(s.claimKey()); k != nil && k.Grant == s.grant() && c.claims.Keeps(id) != (s.Phase == Released || s.Phase == Ended) && (s.Batch == "" || c.claims.Keeps(id)) {
 		t.Fatalf("the key of %s is kept: %v, in phase %d", id, c.claims.Keeps(id), s.Phase)
 	}
 	if s.Phase != Ended && q != nil && q.sandbox != s {

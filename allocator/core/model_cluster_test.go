@@ -208,7 +208,7 @@ func (w *world) changePool() {
 	p := pick(w, w.pools, func(*simPool) bool { return true })
 	switch n := w.draw(16); {
 	case !p.exists: // another of the same name
-		p.exists, p.Deleting, p.Template, p.Refused, p.Ports = true, false, "t1", false, nil
+		p.exists, p.Deleting, p.Template, p.Refused, p.Ports = true, false, "t1", "", nil
 	case p.Deleting:
 		return
 	case n < 4:
@@ -216,9 +216,9 @@ func (w *world) changePool() {
 	case n < 7:
 		p.Template = "t" + strconv.Itoa(n-3)
 	case n < 9:
-		p.Template, p.Refused = "t"+strconv.Itoa(n-6), true
+		p.Template, p.Refused = "t"+strconv.Itoa(n-6), "refused"
 	case n < 11: // the same template under another policy, or one that was mended
-		p.Refused = !p.Refused
+		p.Refused = map[string]string{"": "refused"}[p.Refused]
 	case n < 13:
 		p.Ports = w.ports(p.Ports)
 	case n < 15:
@@ -353,7 +353,7 @@ func (w *world) attempt(j *job, luck int) bool {
 func (w *world) create(e CreatePod, luck int) Event {
 	p := w.pool(e.Pool)
 	taken := slices.ContainsFunc(w.pods, func(o *simPod) bool { return o.exists && o.Key.Name == e.Name })
-	if luck == lost || luck == refused || !p.exists || taken || p.shown.Refused { // the last is allocator/pools.Pools.Get
+	if luck == lost || luck == refused || !p.exists || taken || p.shown.Refused != "" { // the last is allocator/pools.Pools.Get
 		return CreateFailed(e)
 	}
 	again := slices.ContainsFunc(w.pods, func(o *simPod) bool { return o.Key.Name == e.Name })

@@ -54,9 +54,11 @@ func (d *disk) land(w *world, s journal.Slot) (string, error) {
 	d.term = s.Term
 	s.Version = strconv.Itoa(d.version)
 	d.slots[s.Index] = s
+	before := maps.Clone(w.batches)
 	for _, f := range d.batches[s.Nonce] {
 		w.durable(f)
 	}
+	w.judgeLanded(before)
 	return s.Version, nil
 }
 
@@ -101,8 +103,12 @@ func (w *world) durable(f Fact) {
 		}
 		p.bound = append(p.bound, s.ID)
 		w.judgeHandOver(s)
+		if s.Batch != "" {
+			w.batches[s.Batch] = append(slices.Clip(w.batches[s.Batch]), s)
+		}
 	}
 	w.disk.sandboxes[s.ID] = s
+	w.judgeQuota(s.Team)
 }
 
 // judgeDeleted judges a deletion that takes place, by any leader and at any time.
@@ -247,7 +253,7 @@ func (w *world) encode(facts []Fact) (all []journal.Record) {
 			w.disk.facts[key] = map[Revision]Fact{}
 		}
 		w.disk.facts[key][f.Revision] = f
-		all = append(all, journal.Record{Key: key, Term: f.Revision.Term, Counter: f.Revision.Counter, Raw: raw})
+		all = append(all, journal.Record{Key: key, Term: f.Revision.Term, Counter: f.Revision.Counter, Raw: raw, Joined: f.Joined})
 	}
 	return all
 }

@@ -1,6 +1,7 @@
 package core
 
 import (
+	"cmp"
 	"reflect"
 	"slices"
 )
@@ -45,8 +46,61 @@ func (w *world) inherited(id string) bool {
 
 // judgeRefused: no claim is refused for want of a pod while one is warm.
 func (w *world) judgeRefused(e ClaimRefused) {
-	if e.Why == PoolEmpty && e.Counts.Warm > 0 {
+	if asks := w.claims[e.Token].asks; e.Why == PoolEmpty && e.Counts.Warm >= max(1, cmp.Or(asks.AtLeast, asks.Count)) {
 		w.t.Fatalf("claim %d refused with %+v", e.Token, e.Counts)
+	}
+}
+
+// judgeBatch: a batch is answered with sandboxes that one claim got in one write, at least as many as
+// it asked for. A claim that is repeated with its key may find fewer.
+func (w *world) judgeBatch(e BatchClaimed) {
+	asks, all := w.claims[e.Token].asks, append([]string{}, e.Ended...)
+	for _, s := range e.Sandboxes {
+		all = append(all, s.ID)
+		w.judgeClaimed(s)
+	}
+	if len(e.Sandboxes) == 0 {
+		w.t.Fatalf("batch claim %d is answered with %+v", e.Token, e)
+	}
+	id := e.Sandboxes[0].Batch
+	members := w.batches[id]
+	ended := slices.ContainsFunc(members, func(s Sandbox) bool { return w.released(s.ID) })
+	if !w.complete[id] && (asks.Binding.IdempotencyKey == "" || !ended) && len(e.Sandboxes) < cmp.Or(asks.AtLeast, asks.Count) || len(all) > asks.Count {
+		w.t.Fatalf("batch claim %+v is answered with %+v", asks, e)
+	}
+	w.complete[id] = true
+	slices.Sort(all)
+	for i, member := range all {
+		if i > 0 && all[i-1] == member || !slices.ContainsFunc(members, func(s Sandbox) bool { return s.ID == member }) {
+			w.t.Fatalf("batch claim %d is answered with %+v, batch %s has %+v", e.Token, e, id, members)
+		}
+	}
+	for _, s := range e.Sandboxes {
+		if s.Batch != id {
+			w.t.Fatalf("batch claim %d is answered with %+v", e.Token, e)
+		}
+	}
+}
+
+// judgeLanded: no batch grows after the write that began it.
+func (w *world) judgeLanded(before map[string][]Sandbox) {
+	for id, members := range before {
+		if len(w.batches[id]) != len(members) {
+			w.t.Fatalf("batch %s is durable as %+v, and had %+v in an earlier write", id, w.batches[id], members)
+		}
+	}
+}
+
+// judgeQuota: a team never has more sandboxes on record that were not released than it may.
+func (w *world) judgeQuota(team string) {
+	live, most := 0, limitsOfModel.Of(team).MaxSandboxes
+	for id, s := range w.disk.sandboxes {
+		if s.Team == team && s.Phase != Released && !w.forgotten[id] {
+			live++
+		}
+	}
+	if most > 0 && live > most {
+		w.t.Fatalf("team %s has %d sandboxes, at most %d are allowed", team, live, most)
 	}
 }
 
@@ -95,7 +149,7 @@ func (w *world) judgeDiscards() {
 		}
 		w.judged[key] = true
 		known, pool := q.pool, w.pool(q.pool.Key)
-		if !known.known || !known.Refused || known.Deleting || !q.usable() || q.seen.Used || q.seen.Template == pool.told.Template {
+		if !known.known || known.Refused == "" || known.Deleting || !q.usable() || q.seen.Used || q.seen.Template == pool.told.Template {
 			continue
 		}
 		if want := wanted(pool.told, inUse(known)); known.sum(podWarm) < want {
@@ -158,6 +212,8 @@ func (w *world) judgeRelease(s Sandbox) {
 		ok = !s.StartBy.IsZero() && !s.StartBy.After(w.now.Wall) && !w.ready[s.ID]
 	case ReasonAbandoned:
 		ok = !w.answered[s.ID]
+	case ReasonIncomplete:
+		ok = s.Batch == "" && !w.answered[s.ID] || slices.ContainsFunc(w.batches[s.Batch], func(other Sandbox) bool { return w.released(other.ID) && !w.ready[other.ID] })
 	case ReasonPodDeleted:
 		ok = p.Deleting || !p.exists
 	case ReasonPodGone:
@@ -206,6 +262,9 @@ func (w *world) judge(e Effect) {
 		w.answerClaim(e.Token)
 		w.judgeClaimed(e.Sandbox)
 		w.given[e.Token] = e.Sandbox.ID
+	case BatchClaimed:
+		w.judgeBatch(e)
+		w.answerClaim(e.Token)
 	case ClaimRefused:
 		w.judgeRefused(e)
 		w.answerClaim(e.Token)
@@ -245,7 +304,7 @@ func (w *world) judgeJob(e Effect) {
 	t := w.t
 	switch e := e.(type) {
 	case CreatePod:
-		if p := w.pool(e.Pool); p.told.Refused {
+		if p := w.pool(e.Pool); p.told.Refused != "" {
 			t.Fatalf("pod %s is to be made from a template that is refused", e.Name)
 		}
 	case DeletePod:

@@ -84,9 +84,9 @@ func (w *world) checkPodsSettled() {
 		default:
 			warm[p.pool()]++
 			switch pool := w.pool(p.pool()); {
-			case !pool.Refused && p.Template != pool.Template:
+			case pool.Refused == "" && p.Template != pool.Template:
 				t.Fatalf("pod %s is of an older template", p.Key.Name)
-			case pool.Refused && p.Template == pool.Template:
+			case pool.Refused != "" && p.Template == pool.Template:
 				t.Fatalf("pod %s is of a template that is refused", p.Key.Name)
 			}
 		}
@@ -99,7 +99,7 @@ func (w *world) checkPodsSettled() {
 			continue
 		}
 		want := wanted(p.Pool, used[p.Key])
-		if p.Refused {
+		if p.Refused != "" {
 			want = min(want, warm[p.Key]) // none are made
 		}
 		counts, _ := w.core.View().Counts(p.Key)

@@ -12,6 +12,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/berth-sandbox/berth/allocator/core/teams"
 	"github.com/berth-sandbox/berth/envoy"
 )
 
@@ -332,13 +333,23 @@ func (w *world) claim() {
 		idle := []time.Duration{idleShort, 0}[w.draw(2)]
 		ev.IdleTimeout = &idle
 	}
+	ev.Binding.Team = teamsOfModel[w.draw(len(teamsOfModel))]
+	if w.draw(3) == 2 {
+		ev.Count = 1 + w.draw(4)
+		ev.AtLeast = w.draw(ev.Count + 1)
+	}
 	if n := w.draw(4); n > 1 {
 		ev.Binding.IdempotencyKey = "k" + strconv.Itoa(n)
-		ev.Binding.RequestHash[0] = byte(w.draw(2))
+		ev.Binding.RequestHash = [32]byte{byte(w.draw(2)), byte(ev.Count), byte(ev.AtLeast)}
 	}
-	w.claims[token] = &simClaim{}
+	w.claims[token] = &simClaim{asks: ev}
 	w.step(ev)
 }
+
+// teamsOfModel: the second one has a limit.
+var teamsOfModel = []string{"", "limited", "other"}
+
+var limitsOfModel = teams.Settings{Teams: map[string]teams.Limits{teamsOfModel[1]: {MaxSandboxes: 3, MaxWaiting: 2}}}
 
 func (w *world) abandon() {
 	if waiting := sorted(w.claims); len(waiting) > 0 {

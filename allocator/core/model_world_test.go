@@ -72,6 +72,9 @@ type world struct {
 	// activeAt is when each sandbox was in use last, as far as routers can know.
 	activeAt map[string]time.Duration
 	judgedBy map[string]uint64 // the term whose verdict on its idleness was judged
+	// batches are the sandboxes that were claimed together; complete: a caller was given them.
+	batches  map[string][]Sandbox
+	complete map[string]bool
 
 	// held is what does not go on by itself: see scenario_test.go.
 	held held
@@ -83,6 +86,7 @@ type world struct {
 
 // simClaim is a caller.
 type simClaim struct {
+	asks      Claim
 	abandoned bool
 }
 
@@ -102,7 +106,7 @@ func newWorld(t tb, draws func(int) int) *world {
 		nodes:   map[string]bool{"n1": true, "n2": true},
 		records: map[string]*simRecord{}, known: map[PodKey]int{}, holders: map[netip.Addr]string{},
 		claims: map[uint64]*simClaim{}, given: map[uint64]string{}, releases: map[uint64]string{}, declared: map[uint64]string{}, asked: map[string]bool{}, answered: map[string]bool{}, unwanted: map[string]bool{},
-		envoys: map[int]*simEnvoy{}, kept: map[uint64]keptCall{}, activeAt: map[string]time.Duration{}, judgedBy: map[string]uint64{},
+		envoys: map[int]*simEnvoy{}, kept: map[uint64]keptCall{}, activeAt: map[string]time.Duration{}, judgedBy: map[string]uint64{}, batches: map[string][]Sandbox{}, complete: map[string]bool{},
 		fired: map[string]bool{}, acknowledged: map[string]bool{}, ready: map[string]bool{}, failed: map[string]bool{},
 		lastUse: map[string]time.Duration{}, doomed: map[string]bool{}, judged: map[PodKey]bool{}, ended: map[string]PodKey{}, forgotten: map[string]bool{}, tampered: map[string]bool{}, hadAddress: map[netip.Addr]map[PodKey]bool{},
 	}
@@ -113,7 +117,7 @@ func anyWorld(t tb, draws func(int) int) *world {
 	w := newWorld(t, draws)
 	for _, name := range []string{"a", "b"} {
 		w.addPool(Pool{
-			Key: PoolKey{"ns", name}, Warm: w.draw(4), MaxPods: []int{0, 1, 3, 5}[w.draw(4)], Refused: w.draw(4) == 3, PostStart: w.draw(3) == 2, KeepOnRestart: w.draw(2) == 1,
+			Key: PoolKey{"ns", name}, Warm: w.draw(4), MaxPods: []int{0, 1, 3, 5}[w.draw(4)], Refused: []string{"", "", "", "refused"}[w.draw(4)], PostStart: w.draw(3) == 2, KeepOnRestart: w.draw(2) == 1,
 			IdleTimeout: []time.Duration{0, idleLong}[w.draw(2)],
 			MaxLifetime: []time.Duration{0, 0, 2 * time.Minute}[w.draw(3)], StartupTimeout: []time.Duration{0, 20 * time.Second}[w.draw(2)],
 		})
@@ -173,6 +177,7 @@ func (w *world) lead() {
 		w.earlier[id] = true
 	}
 	w.do(effects)
+	w.step(TeamLimits{limitsOfModel})
 	for _, p := range w.pools {
 		if p.exists {
 			p.watch = append(p.watch, PoolSeen{p.Pool})

@@ -2,7 +2,8 @@ package core
 
 import "time"
 
-// maxFactsPerWrite bounds the facts of one Write. A burst of claims fits.
+// maxFactsPerWrite bounds the facts of one Write, except that a batch is not divided. A burst of
+// claims fits.
 const maxFactsPerWrite = 4000
 
 // maxPendingFacts bounds the facts that wait to be written. Beyond it no new claim is
@@ -77,7 +78,7 @@ func (o *outbox) flush() {
 	var facts []Fact
 	taken := 0
 	for _, pf := range o.pending {
-		if len(facts) == maxFactsPerWrite {
+		if len(facts) >= maxFactsPerWrite && !pf.fact.Joined {
 			break
 		}
 		taken++

@@ -215,8 +215,8 @@ func (c *Core) consider(p *pod) {
 			p.enter(podPending, c.now.Boot)
 		}
 	case podClaiming:
-		if !p.claim.Request.fact.handed && !p.usable() {
-			p.takeBack()
+		if !p.claim.Request.handed() && !p.usable() {
+			c.takeBack(p)
 			p.enter(podPending, c.now.Boot)
 			c.consider(p)
 		}
@@ -283,8 +283,8 @@ func (c *Core) podGone(key PodKey) {
 	}
 	if p.claim != nil {
 		p.seen.Ready = false // so that it is not answered, when it is being written
-		if !p.claim.Request.fact.handed {
-			p.takeBack()
+		if !p.claim.Request.handed() {
+			c.takeBack(p)
 		}
 	}
 	sb := p.sandbox

@@ -27,13 +27,15 @@ type poolTable struct {
 // not seen yet.
 type pool struct {
 	Pool
-	known    bool     // its object exists
-	list     *[]*pool // poolTable.unsettled
-	touched  bool     // it is on that list
-	drained  bool     // PoolDrained was emitted
-	pods     map[*pod]struct{}
-	queue    *warm.Queue[PodKey]
-	line     *claims.Line[claimState] // the claims without a pod
+	known   bool     // its object exists
+	list    *[]*pool // poolTable.unsettled
+	touched bool     // it is on that list
+	drained bool     // PoolDrained was emitted
+	pods    map[*pod]struct{}
+	queue   *warm.Queue[PodKey]
+	line    *claims.Line[claimState] // the claims that wait
+	// filling is the claim of line that collects pods for its batch.
+	filling  *claim
 	creating map[string]struct{}
 	// again are the names of pods whose creation failed. They are used before new names, so that
 	// a pod that was created although the call failed is not created twice.
@@ -183,7 +185,7 @@ func (c *Core) settle(pool *pool) {
 func (pool *pool) spec() warm.Spec {
 	return warm.Spec{
 		Warm: pool.Warm, MaxPods: pool.MaxPods, Held: pool.backOff.held,
-		Paused: pool.retryAt != 0, Refused: pool.Refused,
+		Paused: pool.retryAt != 0, Refused: pool.Refused != "",
 	}
 }
 
@@ -230,9 +232,11 @@ func (pool *pool) toRetire(plan warm.Plan, pods map[PodKey]*pod) (chosen []*pod)
 	return slices.Concat(chosen, outdated[:plan.OutdatedWarm], current[len(current)-plan.Warm:])
 }
 
-// hopeless reports whether no pod of the pool will become warm, unless a release makes room.
-func (pool *pool) hopeless() bool {
-	return pool.spec().Wanted(pool.sum(podClaiming)+pool.sum(podClaimed)) == 0 && pool.sum(podPending) == 0 && len(pool.creating) == 0 && pool.queue.Len() == 0
+// refusal is the answer to a caller whose claim is refused.
+func (pool *pool) refusal(token uint64, why Refusal) ClaimRefused {
+	return ClaimRefused{
+		Token: token, Why: why, Counts: pool.counts(), Warm: pool.Warm, MaxPods: pool.MaxPods, Problem: pool.Refused,
+	}
 }
 
 // nextName returns the name of a pod to be created. Names whose creation failed come first. It is

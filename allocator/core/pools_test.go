@@ -207,7 +207,7 @@ func TestTemplateChangeReplacesPodsWithoutEmptyingThePool(t *testing.T) {
 	}
 }
 
-func notAllowed(p *Pool) { p.Refused = true }
+func notAllowed(p *Pool) { p.Refused = "it may not" }
 
 func TestRefusedTemplateIsWithheld(t *testing.T) {
 	unready := func(p *Pod) { p.Ready = false }
@@ -248,7 +248,7 @@ func TestRefusedTemplateIsWithheld(t *testing.T) {
 func TestRefusedTemplateKeepsOldWarmPods(t *testing.T) {
 	s := newSim(t)
 	s.recover([]Pool{specA(2)}, []Pod{warmPod("a-1"), warmPod("a-2")})
-	bad := changed(specA(2), func(p *Pool) { p.Template, p.Refused = "t2", true })
+	bad := changed(specA(2), func(p *Pool) { p.Template, p.Refused = "t2", "it may not" })
 	s.step(PoolSeen{bad})
 	if len(s.effects) > 0 {
 		t.Errorf("unexpected %+v", s.effects)
@@ -266,7 +266,7 @@ func TestRefusedTemplateKeepsOldWarmPods(t *testing.T) {
 	one[ClaimRefused](s)
 	none[CreatePod](s)
 
-	s.step(PoolSeen{changed(bad, func(p *Pool) { p.Template, p.Refused = "t3", false })})
+	s.step(PoolSeen{changed(bad, func(p *Pool) { p.Template, p.Refused = "t3", "" })})
 	if made := of[CreatePod](s.effects); len(made) != 2 {
 		t.Errorf("made %+v", made)
 	}
@@ -292,7 +292,7 @@ func TestPoolWithRefusedTemplateIsDrained(t *testing.T) {
 	s := newSim(t)
 	s.recover([]Pool{changed(specA(1), notAllowed)}, []Pod{with(warmPod("a-1"), old)})
 	none[DeletePod](s)
-	s.step(PoolSeen{changed(specA(1), func(p *Pool) { p.Refused, p.Deleting = true, true })})
+	s.step(PoolSeen{changed(specA(1), func(p *Pool) { p.Refused, p.Deleting = "it may not", true })})
 	one[DeletePod](s)
 	s.step(PodGone{key("a-1")})
 	one[PoolDrained](s)

@@ -154,11 +154,12 @@ func (c *Core) recoverSandbox(sb *sandbox) {
 	if sb.Phase != Ended {
 		c.addRoutes(sb)
 	}
-	c.claims.Recover(sb.claimKey(), sb.RequestHash, sb.ID)
+	c.sandboxes.join(sb)
+	c.claims.Recover(sb.claimKey(), sb.RequestHash, sb.grant())
 	switch sb.Phase {
 	case Released, Ended:
 		sb.endedAt = c.now.Boot - c.now.Wall.Sub(sb.EndedAt)
-		c.claims.Keep(sb.claimKey(), sb.ID, sb.endedAt)
+		c.claims.Keep(sb.claimKey(), sb.grant(), sb.ID, sb.endedAt)
 		if sb.Phase == Ended {
 			c.sandboxes.end(sb)
 		}

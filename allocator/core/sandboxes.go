@@ -5,8 +5,6 @@ import (
 	"net/netip"
 	"slices"
 	"time"
-
-	"github.com/berth-sandbox/berth/allocator/core/claims"
 )
 
 type sandbox struct {
@@ -121,14 +119,8 @@ func (c *Core) released(sb *sandbox, f Fact, at time.Duration) {
 	}
 	c.emit(WriteObject{Sandbox: sb.Sandbox})
 	c.emit(SandboxReleased{sb.Sandbox})
-	c.claims.Keep(sb.claimKey(), sb.ID, sb.endedAt)
-	why := StartFailed
-	if sb.ran {
-		why = KeyEnded
-	}
-	for _, x := range c.claims.Answer(sb.ID, claims.All) {
-		c.emit(ClaimRefused{Token: x.Token, Why: why, Sandbox: sb.Sandbox})
-	}
+	c.claims.Keep(sb.claimKey(), sb.grant(), sb.ID, sb.endedAt)
+	c.answer(sb.grant())
 	sb.durableAt = at
 	c.startFence(sb)
 }

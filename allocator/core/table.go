@@ -16,13 +16,15 @@ type sandboxTable struct {
 	byPod map[PodKey]*sandbox // by the pod that is or was theirs
 	// live has those that are not released, in the order of byClaim: for each selection that a call
 	// can make, so that a call passes over no others.
-	live  map[Selection][]*sandbox
-	ended *list.List // of *sandbox, in the order in which they ended
+	live    map[Selection][]*sandbox
+	ended   *list.List        // of *sandbox, in the order in which they ended
+	batches map[string]*batch // those with a sandbox on record, by ID
 }
 
 func newSandboxTable() *sandboxTable {
 	return &sandboxTable{
 		byID: map[string]*sandbox{}, byPod: map[PodKey]*sandbox{}, live: map[Selection][]*sandbox{}, ended: list.New(),
+		batches: map[string]*batch{},
 	}
 }
 
@@ -61,6 +63,27 @@ func (t *sandboxTable) add(sb *sandbox) {
 		at, _ := slices.BinarySearchFunc(t.live[sel], sb.mark(), byClaim)
 		t.live[sel] = slices.Insert(t.live[sel], at, sb)
 	}
+}
+
+// join enters a sandbox into its batch, if it has one.
+func (t *sandboxTable) join(sb *sandbox) {
+	if sb.Batch == "" {
+		return
+	}
+	b := t.batches[sb.Batch]
+	if b == nil {
+		b = &batch{}
+		t.batches[sb.Batch] = b
+	}
+	b.members = append(b.members, sb)
+}
+
+// granted returns the sandboxes of a grant.
+func (t *sandboxTable) granted(grant string) []*sandbox {
+	if b := t.batches[grant]; b != nil {
+		return b.members
+	}
+	return []*sandbox{t.byID[grant]}
 }
 
 // released takes a sandbox from the live ones.
@@ -105,6 +128,11 @@ func (t *sandboxTable) forget(most int, before time.Duration, keep func(*sandbox
 		t.ended.Remove(sb.elem)
 		delete(t.byID, sb.ID)
 		delete(t.byPod, sb.Pod)
+		if b := t.batches[sb.Batch]; b != nil {
+			if b.members = slices.DeleteFunc(b.members, func(x *sandbox) bool { return x == sb }); len(b.members) == 0 {
+				delete(t.batches, sb.Batch)
+			}
+		}
 		forgotten = append(forgotten, sb)
 	}
 	return forgotten

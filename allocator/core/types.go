@@ -49,9 +49,9 @@ type Pool struct {
 	// MaxLifetime bounds the life of a sandbox, StartupTimeout the time for which it is starting;
 	// 0: no bound.
 	MaxLifetime, StartupTimeout time.Duration
-	// Refused: its template may not be used. No pod is created from it, and idle pods that were
-	// are deleted. Warm pods of an earlier template are kept.
-	Refused bool
+	// Refused says why its template may not be used; empty: it may. No pod is created from a
+	// refused one, and idle pods that were are deleted. Warm pods of an earlier template are kept.
+	Refused string
 	// Deleting: release its sandboxes and delete its pods.
 	Deleting bool
 }
@@ -105,6 +105,8 @@ type Binding struct {
 	// a body of this hash the same claim.
 	IdempotencyKey string
 	RequestHash    [sha256.Size]byte
+	// Batch, if not "", is the ID of the batch that it was claimed with.
+	Batch string
 }
 
 // Scope is which sandboxes exist for a caller: those of a team, or all. The zero Scope is the team
@@ -178,6 +180,8 @@ type Fact struct {
 	Revision Revision
 	// Sandbox is set for a sandbox. Its Revision is this one.
 	Sandbox *Sandbox
+	// Joined: it is durable together with the fact before it, or not at all.
+	Joined bool
 	// Session is set for a session. From is the address it joined from. Left: its router can
 	// route to nothing any more.
 	Session string
@@ -218,6 +222,8 @@ const (
 	ReasonPodMoved    = "PodMoved" // its address changed
 	ReasonRestart     = "UnexpectedRestart"
 	ReasonPoolDeleted = "PoolDeleted"
+	// ReasonIncomplete: too few sandboxes of its batch started.
+	ReasonIncomplete = "BatchIncomplete"
 	// ReasonDuplicate: its Sandbox object and the journal name different pods.
 	ReasonDuplicate = "Duplicate"
 	// ReasonAddressShared: another pod was seen at its address.

@@ -17,7 +17,10 @@ const format = 1
 // Bounds of one batch in bytes, before compression. Incompressible data grows by a third as base64,
 // and etcd accepts requests of up to 1.5 MiB.
 const (
-	maxBatch   = 512 << 10
+	maxBatch = 512 << 10
+	// MaxJoined bounds the records that are joined. They may exceed maxBatch together with the records
+	// to carry, because they must not wait until the slot has few of those.
+	MaxJoined  = maxBatch
 	maxDecoded = 4 << 20 // bound of a slot's decompressed data
 )
 

@@ -372,7 +372,8 @@ func (l *Log) Commit(ctx context.Context, records []Record) error {
 	return nil
 }
 
-// next returns the next batch and its slot: the records to carry, then as many of records as fit.
+// next returns the next batch and its slot: the records to carry, then as many of records as fit. It does not
+// divide records that are joined.
 func (l *Log) next(records []Record) (slot Slot, position uint64, carried, fresh []Record) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -382,9 +383,16 @@ func (l *Log) next(records []Record) (slot Slot, position uint64, carried, fresh
 	for _, r := range carried {
 		size += len(r.Raw)
 	}
-	for n < len(records) && (size == 0 || size+len(records[n].Raw) <= maxBatch) {
-		size += len(records[n].Raw)
-		n++
+	for n < len(records) {
+		more, bytes := n+1, len(records[n].Raw)
+		for ; more < len(records) && records[more].Joined; more++ {
+			bytes += len(records[more].Raw)
+		}
+		fits := size == 0 || size+bytes <= maxBatch || n == 0 && more > 1
+		if !fits {
+			break
+		}
+		size, n = size+bytes, more
 	}
 	return l.slots[l.ring.slot(position)], position, carried, records[:n]
 }

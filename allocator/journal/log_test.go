@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/base64"
 	"errors"
+	"slices"
 	"strconv"
 	"testing"
 	"testing/synctest"
@@ -201,6 +202,38 @@ func TestLargeCommitIsSplitIntoBatches(t *testing.T) {
 	require.LessOrEqual(t, m.most, maxBatch+maxBatch/16)
 	_, found := open(t, m)
 	require.Len(t, found, 3001)
+}
+
+func TestJoinedRecordsAreInOneBatch(t *testing.T) {
+	m := &memory{slots: map[int]Slot{}}
+	l, _ := open(t, m)
+	counter := uint64(0)
+	records := func(n int, joined bool) (all []Record) {
+		for i := range n {
+			counter++
+			r := record("key"+strconv.Itoa(int(counter)), 1, counter)
+			r.Raw, r.Joined = append(r.Raw, incompressible(counter, 1000)...), joined && i > 0
+			all = append(all, r)
+		}
+		return all
+	}
+	for name, c := range map[string]struct{ before, joined, writes int }{
+		"first of all":       {0, 400, 1},
+		"behind others":      {300, 400, 2},
+		"as many as may":     {0, MaxJoined / 1100, 1},
+		"what fits together": {50, 400, 1},
+	} {
+		writes := m.writes
+		require.NoError(t, l.Commit(t.Context(), slices.Concat(records(c.before, false), records(c.joined, true))), name)
+		require.Equal(t, c.writes, m.writes-writes, name)
+	}
+	// Every slot has records to carry when its turn comes again. Joined records need no empty slot.
+	for range Slots {
+		require.NoError(t, l.Commit(t.Context(), records(1, false)))
+	}
+	writes := m.writes
+	require.NoError(t, l.Commit(t.Context(), records(MaxJoined/1100, true)))
+	require.Equal(t, 1, m.writes-writes)
 }
 
 // incompressible is the same for the same seed.

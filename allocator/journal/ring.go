@@ -8,6 +8,9 @@ type Record struct {
 	Term, Counter uint64
 	// Raw is the encoded berth.journal.v1.Record, including the other fields.
 	Raw []byte
+	// Joined: Commit writes it in one batch with the record before it. Records that are joined have
+	// at most MaxJoined bytes. Open does not fill it in.
+	Joined bool
 }
 
 // ring tracks which records of each slot are still needed.

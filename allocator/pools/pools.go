@@ -126,7 +126,7 @@ func (p *Pools) keep(pool *v1alpha1.SandboxPool) core.Pool {
 	spec := core.Pool{
 		Key: keyOf(pool), Warm: int(pool.Spec.Warm), DefaultPort: uint16(pool.Spec.DefaultPort),
 		Template: pods.TemplateHash(pool, p.o.ServeOn), PostStart: pool.Spec.PostStart != nil, KeepOnRestart: pool.Spec.OnRestart == v1alpha1.KeepOnRestart, Version: pool.ResourceVersion,
-		Refused: p.o.Policy.Check(pool) != nil, Deleting: pool.DeletionTimestamp != nil,
+		Refused: message(p.o.Policy.Check(pool)), Deleting: pool.DeletionTimestamp != nil,
 	}
 	for _, port := range pool.Spec.Ports {
 		spec.Ports = append(spec.Ports, uint16(port))
@@ -146,7 +146,7 @@ func (p *Pools) keep(pool *v1alpha1.SandboxPool) core.Pool {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.pools[spec.Key] = seen{pool, spec.Refused}
+	p.pools[spec.Key] = seen{pool, spec.Refused != ""}
 	return spec
 }
 

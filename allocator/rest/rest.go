@@ -44,6 +44,9 @@ type Allocator interface {
 	ClaimWait() time.Duration
 	// Claim takes a sandbox from the pool. It fills in c.Token and c.Pool.
 	Claim(ctx context.Context, pool string, c core.Claim) (core.Sandbox, error)
+	// ClaimBatch takes c.Count sandboxes, or at least c.AtLeast. It returns the live ones, and the IDs
+	// of those that have ended since the first answer.
+	ClaimBatch(ctx context.Context, pool string, c core.Claim) (live []core.Sandbox, ended []string, err error)
 	// Release releases a sandbox. It returns the number of routers that have not acknowledged.
 	Release(ctx context.Context, id, reason string) (core.CallStatus, int, error)
 	// KeepAlive records activity of a sandbox. SetTimeout does too, and moves the end to lifetime

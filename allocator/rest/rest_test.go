@@ -109,6 +109,18 @@ func (f *fake) Claim(ctx context.Context, pool string, c core.Claim) (core.Sandb
 	return s, nil
 }
 
+func (f *fake) ClaimBatch(ctx context.Context, pool string, c core.Claim) (live []core.Sandbox, ended []string, err error) {
+	s, err := f.Claim(ctx, pool, c)
+	for i := range c.AtLeast {
+		s.ID = fmt.Sprintf("k3x%d", i)
+		live = append(live, s)
+	}
+	for i := range c.Count - c.AtLeast {
+		ended = append(ended, fmt.Sprintf("gone%d", i))
+	}
+	return live, ended, err
+}
+
 func (f *fake) Release(ctx context.Context, id, reason string) (core.CallStatus, int, error) {
 	f.mu.Lock()
 	f.released = append(f.released, id+" "+reason)

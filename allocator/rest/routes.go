@@ -21,6 +21,7 @@ type action struct {
 func (a *api) actions() map[string]action {
 	return map[string]action{
 		"createSandbox":      {a.claims, a.create},
+		"claimBatch":         {a.claims, a.claimBatch},
 		"listSandboxes":      {a.others, a.list},
 		"getSandbox":         {a.others, a.get},
 		"killSandbox":        {a.others, a.kill},

@@ -25,7 +25,7 @@ func toObject(s core.Sandbox, namespace string) *v1alpha1.Sandbox {
 			Pool: s.Pool.Name, PodName: s.Pod.Name, PodUID: s.Pod.UID, PodIP: s.IP.String(), DefaultPort: int32(s.DefaultPort), Restarts: int32(s.Restarts),
 			ClaimedAt: metav1.NewMicroTime(s.ClaimedAt), EndAt: timeToObject(s.EndAt), LifetimeEnd: timeToObject(s.LifetimeEnd), StartBy: timeToObject(s.StartBy),
 			IdleTimeoutSeconds: wholeSeconds(s.IdleTimeout), Metadata: s.Metadata,
-			Team: s.Team, User: s.User, IdempotencyKey: s.IdempotencyKey,
+			Team: s.Team, User: s.User, IdempotencyKey: s.IdempotencyKey, Batch: s.Batch,
 		},
 		Status: toStatus(s),
 	}
@@ -96,7 +96,7 @@ func fromObject(o *v1alpha1.Sandbox) (core.Sandbox, error) {
 			ID: o.Name, ClaimedAt: o.Spec.ClaimedAt.UTC(), Metadata: o.Spec.Metadata,
 			EndAt: timeFromObject(o.Spec.EndAt), LifetimeEnd: timeFromObject(o.Spec.LifetimeEnd), StartBy: timeFromObject(o.Spec.StartBy),
 			IdleTimeout: time.Duration(o.Spec.IdleTimeoutSeconds) * time.Second, MinBytes: uint64(o.Spec.MinBytesPerMinute),
-			Team: o.Spec.Team, User: o.Spec.User, IdempotencyKey: o.Spec.IdempotencyKey,
+			Team: o.Spec.Team, User: o.Spec.User, IdempotencyKey: o.Spec.IdempotencyKey, Batch: o.Spec.Batch,
 		},
 		Pool:        core.PoolKey{Namespace: o.Namespace, Name: o.Spec.Pool},
 		Pod:         core.PodKey{Namespace: o.Namespace, Name: o.Spec.PodName, UID: o.Spec.PodUID},

@@ -36,6 +36,9 @@ const (
 	SessionNotFound    Reason = "session_not_found"
 	SessionAlive       Reason = "session_alive"
 	PoolEmpty          Reason = "pool_empty"
+	PoolNotAccepted    Reason = "pool_not_accepted"
+	QuotaExceeded      Reason = "quota_exceeded"
+	RateLimited        Reason = "rate_limited"
 	TooManyPorts       Reason = "too_many_ports"
 	KeyReused          Reason = "idempotency_key_reused"
 	StartFailed        Reason = "start_failed"
@@ -127,6 +130,8 @@ var kinds = []Kind{
 		When: "the `Idempotency-Key` was used for a claim with another body", Do: "use a new key for a new claim"},
 	{Reason: SessionAlive, Code: http.StatusConflict, GRPC: codes.FailedPrecondition, By: []Sender{API},
 		When: "a router is to be declared dead that is connected, or was a moment ago", Do: "stop it instead; if it has ended, try again when the message says so"},
+	{Reason: PoolNotAccepted, Code: http.StatusConflict, GRPC: codes.FailedPrecondition, By: []Sender{API},
+		When: "the pool has no warm pod, and its template is refused: its condition `Accepted` is false", Do: "mend the pod template of the pool; the message says what is wrong"},
 	{Reason: SandboxGone, Code: http.StatusGone, GRPC: codes.NotFound, By: []Sender{Router, API},
 		When: "the sandbox has been released; the API says so with status 404, but for one that was claimed with the same `Idempotency-Key`", Do: "claim another one"},
 	{Reason: BodyTooLarge, Code: http.StatusRequestEntityTooLarge, GRPC: codes.ResourceExhausted, By: []Sender{API},
@@ -136,7 +141,11 @@ var kinds = []Kind{
 	{Reason: HTTPVersion, Code: http.StatusUpgradeRequired, GRPC: codes.Unknown, By: []Sender{Envoy},
 		When: "the request is HTTP/1.0, or of a version that does not exist", Do: "use HTTP/1.1 or HTTP/2"},
 	{Reason: PoolEmpty, Code: http.StatusTooManyRequests, GRPC: codes.ResourceExhausted, RetryAfter: 1, By: []Sender{API},
-		When: "the pool had no warm pod for as long as a claim waits for one, or too many claims wait", Do: "try again, or raise the pool's `spec.warm`"},
+		When: "the pool had no warm pod for as long as the claim waited for one, or too many claims wait; the message says what is missing", Do: "try again, or raise the pool's `spec.warm` or `spec.maxPods`"},
+	{Reason: QuotaExceeded, Code: http.StatusTooManyRequests, GRPC: codes.ResourceExhausted, RetryAfter: 1, By: []Sender{API},
+		When: "the team has as many sandboxes, or as many claims that wait, as its limits allow; the message names the limit", Do: "release sandboxes, or wait for claims; operators: raise the limit"},
+	{Reason: RateLimited, Code: http.StatusTooManyRequests, GRPC: codes.ResourceExhausted, RetryAfter: 1, By: []Sender{API},
+		When: "the team claims more sandboxes per second than its limits allow", Do: "try again after `Retry-After`"},
 	{Reason: TooManyPorts, Code: http.StatusTooManyRequests, GRPC: codes.ResourceExhausted, RetryAfter: 1, By: []Sender{Router},
 		When: "Envoy lists too many ports of the sandbox, or too many were asked for at the same time", Do: "try again, with fewer ports at one time"},
 	{Reason: HeadersTooLarge, Code: http.StatusRequestHeaderFieldsTooLarge, GRPC: codes.Unknown, By: []Sender{Envoy},

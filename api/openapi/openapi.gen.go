@@ -278,6 +278,15 @@ type AwaitedSession struct {
 // AwaitedSessionUntil What most likely ends the wait.
 type AwaitedSessionUntil string
 
+// Claims defines model for Claims.
+type Claims struct {
+	// Ended IDs of those that did not start, or have ended since the first answer.
+	Ended []string `json:"ended"`
+
+	// Sandboxes Those that are live.
+	Sandboxes []Sandbox `json:"sandboxes"`
+}
+
 // DeadDeclared defines model for DeadDeclared.
 type DeadDeclared struct {
 	// Fences How many fences waited for it.
@@ -359,6 +368,39 @@ type ListedSession struct {
 	// Sent The number of the last message to it.
 	Sent      *int64 `json:"sent,omitempty"`
 	SessionID string `json:"sessionID"`
+}
+
+// NewClaims defines model for NewClaims.
+type NewClaims struct {
+	// Activity What an open connection means for the idle timeout.
+	Activity *ActivityMode `json:"activity,omitempty"`
+
+	// AtLeast How many are enough when waitTimeout is over. Absent: count.
+	AtLeast *int `json:"atLeast,omitempty"`
+
+	// Count How many sandboxes.
+	Count int `json:"count"`
+
+	// IdleTimeout As in NewSandbox.
+	IdleTimeout *int64 `json:"idleTimeout,omitempty"`
+
+	// Metadata Of each sandbox. With user and the Idempotency-Key, count times, at most 128 KiB.
+	Metadata map[string]string `json:"metadata,omitempty"`
+
+	// MinBytesPerMinute As in NewSandbox.
+	MinBytesPerMinute *int64 `json:"minBytesPerMinute,omitempty"`
+
+	// Pool The name of a SandboxPool.
+	Pool string `json:"pool"`
+
+	// Timeout Seconds.
+	Timeout *Seconds `json:"timeout,omitempty"`
+
+	// User Of each sandbox.
+	User *string `json:"user,omitempty"`
+
+	// WaitTimeout As in NewSandbox.
+	WaitTimeout *int64 `json:"waitTimeout,omitempty"`
 }
 
 // NewSandbox defines model for NewSandbox.
@@ -695,6 +737,14 @@ type SetTimeoutJSONBody struct {
 	Timeout int64 `json:"timeout"`
 }
 
+// ClaimBatchParams defines parameters for ClaimBatch.
+type ClaimBatchParams struct {
+	// IdempotencyKey It stands for the whole batch. The same key with the same body gets those of its sandboxes
+	// that are live, while one is, and for ten minutes after that. The same key with another body
+	// gets 409.
+	IdempotencyKey *string `json:"Idempotency-Key,omitempty"`
+}
+
 // ListFencesParams defines parameters for ListFences.
 type ListFencesParams struct {
 	Limit *int `form:"limit,omitempty" json:"limit,omitempty"`
@@ -744,6 +794,9 @@ type ResumeSandboxJSONRequestBody ResumeSandboxJSONBody
 
 // SetTimeoutJSONRequestBody defines body for SetTimeout for application/json ContentType.
 type SetTimeoutJSONRequestBody SetTimeoutJSONBody
+
+// ClaimBatchJSONRequestBody defines body for ClaimBatch for application/json ContentType.
+type ClaimBatchJSONRequestBody = NewClaims
 
 // KeepAliveJSONRequestBody defines body for KeepAlive for application/json ContentType.
 type KeepAliveJSONRequestBody = KeepAliveJSONBody
@@ -945,6 +998,28 @@ type ClientInterface interface {
 	//
 	// Corresponds with GET /templates/aliases/{alias} (the `GetTemplateByAlias` operationId).
 	GetTemplateByAlias(ctx context.Context, alias string, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// ClaimBatchWithBody Claim several sandboxes of a pool in one call.
+	//
+	// Waits for count warm pods for at most waitTimeout, and takes what there is then if that is
+	// atLeast; else the call claims nothing. All sandboxes of an answer become durable in one write.
+	// A caller that gives up without an Idempotency-Key leaves no sandbox behind.
+	//
+	// Takes any type of body and a specified content type.
+	//
+	// Corresponds with POST /v1/claims (the `ClaimBatch` operationId).
+	ClaimBatchWithBody(ctx context.Context, params *ClaimBatchParams, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// ClaimBatch Claim several sandboxes of a pool in one call.
+	//
+	// Waits for count warm pods for at most waitTimeout, and takes what there is then if that is
+	// atLeast; else the call claims nothing. All sandboxes of an answer become durable in one write.
+	// A caller that gives up without an Idempotency-Key leaves no sandbox behind.
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with POST /v1/claims (the `ClaimBatch` operationId).
+	ClaimBatch(ctx context.Context, params *ClaimBatchParams, body ClaimBatchJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	// ListFences List released sandboxes whose pods are kept, and the routers that they wait for.
 	//
@@ -1270,6 +1345,48 @@ func (c *Client) ListTemplates(ctx context.Context, reqEditors ...RequestEditorF
 // Corresponds with GET /templates/aliases/{alias} (the `GetTemplateByAlias` operationId).
 func (c *Client) GetTemplateByAlias(ctx context.Context, alias string, reqEditors ...RequestEditorFn) (*http.Response, error) {
 	req, err := NewGetTemplateByAliasRequest(c.Server, alias)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// ClaimBatchWithBody Claim several sandboxes of a pool in one call.
+//
+// Waits for count warm pods for at most waitTimeout, and takes what there is then if that is
+// atLeast; else the call claims nothing. All sandboxes of an answer become durable in one write.
+// A caller that gives up without an Idempotency-Key leaves no sandbox behind.
+//
+// Takes any type of body and a specified content type.
+//
+// Corresponds with POST /v1/claims (the `ClaimBatch` operationId).
+func (c *Client) ClaimBatchWithBody(ctx context.Context, params *ClaimBatchParams, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewClaimBatchRequestWithBody(c.Server, params, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// ClaimBatch Claim several sandboxes of a pool in one call.
+//
+// Waits for count warm pods for at most waitTimeout, and takes what there is then if that is
+// atLeast; else the call claims nothing. All sandboxes of an answer become durable in one write.
+// A caller that gives up without an Idempotency-Key leaves no sandbox behind.
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with POST /v1/claims (the `ClaimBatch` operationId).
+func (c *Client) ClaimBatch(ctx context.Context, params *ClaimBatchParams, body ClaimBatchJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewClaimBatchRequest(c.Server, params, body)
 	if err != nil {
 		return nil, err
 	}
@@ -1937,6 +2054,61 @@ func NewGetTemplateByAliasRequest(server string, alias string) (*http.Request, e
 	return req, nil
 }
 
+// NewClaimBatchRequest calls the generic ClaimBatch builder with application/json body
+func NewClaimBatchRequest(server string, params *ClaimBatchParams, body ClaimBatchJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewClaimBatchRequestWithBody(server, params, "application/json", bodyReader)
+}
+
+// NewClaimBatchRequestWithBody constructs an http.Request for the ClaimBatch method, with any body, and a specified content type
+func NewClaimBatchRequestWithBody(server string, params *ClaimBatchParams, contentType string, body io.Reader) (*http.Request, error) {
+	var err error
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/v1/claims")
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), body)
+	if err != nil {
+		return nil, err
+	}
+
+	req.Header.Add("Content-Type", contentType)
+
+	if params != nil {
+
+		if params.IdempotencyKey != nil {
+			var headerParam0 string
+
+			headerParam0, err = runtime.StyleParamWithOptions("simple", false, "Idempotency-Key", *params.IdempotencyKey, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationHeader, Type: "string", Format: ""})
+			if err != nil {
+				return nil, err
+			}
+
+			req.Header.Set("Idempotency-Key", headerParam0)
+		}
+
+	}
+
+	return req, nil
+}
+
 // NewListFencesRequest constructs an http.Request for the ListFences method
 func NewListFencesRequest(server string, params *ListFencesParams) (*http.Request, error) {
 	var err error
@@ -2451,6 +2623,28 @@ type ClientWithResponsesInterface interface {
 	//
 	// Corresponds with GET /templates/aliases/{alias} (the `GetTemplateByAlias` operationId).
 	GetTemplateByAliasWithResponse(ctx context.Context, alias string, reqEditors ...RequestEditorFn) (*GetTemplateByAliasResponse, error)
+
+	// ClaimBatchWithBodyWithResponse Claim several sandboxes of a pool in one call.
+	//
+	// Waits for count warm pods for at most waitTimeout, and takes what there is then if that is
+	// atLeast; else the call claims nothing. All sandboxes of an answer become durable in one write.
+	// A caller that gives up without an Idempotency-Key leaves no sandbox behind.
+	//
+	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /v1/claims (the `ClaimBatch` operationId).
+	ClaimBatchWithBodyWithResponse(ctx context.Context, params *ClaimBatchParams, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*ClaimBatchResponse, error)
+
+	// ClaimBatchWithResponse Claim several sandboxes of a pool in one call.
+	//
+	// Waits for count warm pods for at most waitTimeout, and takes what there is then if that is
+	// atLeast; else the call claims nothing. All sandboxes of an answer become durable in one write.
+	// A caller that gives up without an Idempotency-Key leaves no sandbox behind.
+	//
+	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /v1/claims (the `ClaimBatch` operationId).
+	ClaimBatchWithResponse(ctx context.Context, params *ClaimBatchParams, body ClaimBatchJSONRequestBody, reqEditors ...RequestEditorFn) (*ClaimBatchResponse, error)
 
 	// ListFencesWithResponse List released sandboxes whose pods are kept, and the routers that they wait for.
 	//
@@ -3034,6 +3228,54 @@ func (r GetTemplateByAliasResponse) ContentType() string {
 	return ""
 }
 
+type ClaimBatchResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON201 the response for an HTTP 201 `application/json` response
+	JSON201 *Claims
+	// JSONDefault the response for an HTTP default `application/json` response
+	JSONDefault *Error
+}
+
+// GetJSON201 returns the response for an HTTP 201 `application/json` response
+func (r ClaimBatchResponse) GetJSON201() *Claims {
+	return r.JSON201
+}
+
+// GetJSONDefault returns the response for an HTTP default `application/json` response
+func (r ClaimBatchResponse) GetJSONDefault() *Error {
+	return r.JSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r ClaimBatchResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r ClaimBatchResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r ClaimBatchResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r ClaimBatchResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
 type ListFencesResponse struct {
 	Body         []byte
 	HTTPResponse *http.Response
@@ -3544,6 +3786,40 @@ func (c *ClientWithResponses) GetTemplateByAliasWithResponse(ctx context.Context
 	return ParseGetTemplateByAliasResponse(rsp)
 }
 
+// ClaimBatchWithBodyWithResponse Claim several sandboxes of a pool in one call.
+//
+// Waits for count warm pods for at most waitTimeout, and takes what there is then if that is
+// atLeast; else the call claims nothing. All sandboxes of an answer become durable in one write.
+// A caller that gives up without an Idempotency-Key leaves no sandbox behind.
+//
+// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /v1/claims (the `ClaimBatch` operationId).
+func (c *ClientWithResponses) ClaimBatchWithBodyWithResponse(ctx context.Context, params *ClaimBatchParams, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*ClaimBatchResponse, error) {
+	rsp, err := c.ClaimBatchWithBody(ctx, params, contentType, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseClaimBatchResponse(rsp)
+}
+
+// ClaimBatchWithResponse Claim several sandboxes of a pool in one call.
+//
+// Waits for count warm pods for at most waitTimeout, and takes what there is then if that is
+// atLeast; else the call claims nothing. All sandboxes of an answer become durable in one write.
+// A caller that gives up without an Idempotency-Key leaves no sandbox behind.
+//
+// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /v1/claims (the `ClaimBatch` operationId).
+func (c *ClientWithResponses) ClaimBatchWithResponse(ctx context.Context, params *ClaimBatchParams, body ClaimBatchJSONRequestBody, reqEditors ...RequestEditorFn) (*ClaimBatchResponse, error) {
+	rsp, err := c.ClaimBatch(ctx, params, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseClaimBatchResponse(rsp)
+}
+
 // ListFencesWithResponse List released sandboxes whose pods are kept, and the routers that they wait for.
 //
 // Returns a wrapper object for the known response body format(s).
@@ -4016,6 +4292,39 @@ func ParseGetTemplateByAliasResponse(rsp *http.Response) (*GetTemplateByAliasRes
 			return nil, err
 		}
 		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Error
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseClaimBatchResponse parses an HTTP response from a ClaimBatchWithResponse call
+func ParseClaimBatchResponse(rsp *http.Response) (*ClaimBatchResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &ClaimBatchResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 201:
+		var dest Claims
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON201 = &dest
 
 	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
 		var dest Error

@@ -104,6 +104,10 @@ type SandboxSpec struct {
 	// +kubebuilder:validation:Pattern=`^([0-9a-f]{64})?$`
 	// +optional
 	RequestHash string `json:"requestHash,omitempty"`
+	// Batch is the ID of the batch that it was claimed with: sandboxes that one
+	// call has claimed have the same.
+	// +optional
+	Batch string `json:"batch,omitempty"`
 }
 
 // SandboxPhase is where a sandbox is in its life.

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// Caller waits for a sandbox.
+// Caller waits for a sandbox, or for several.
 type Caller struct {
 	Token uint64
 	// Until is its deadline.
@@ -31,108 +31,86 @@ type Hash = [sha256.Size]byte
 type Claim[R any] struct {
 	Request R
 	key     Key
+	team    string
+	pods    int    // that it asks for
 	number  uint64 // in the order of arrival
 	callers []Caller
 	line    *Line[R]
-	elem    *list.Element // in line; nil: it is bound
+	elem    *list.Element // in the queue of its team; nil: it is bound
 }
-
-// Waits reports whether a claim is in its line.
-func (cl *Claim[R]) Waits() bool { return cl.elem != nil }
 
 // Callers is how many callers wait for a claim.
 func (cl *Claim[R]) Callers() int { return len(cl.callers) }
 
-// Bind takes a claim out of its line.
-func (cl *Claim[R]) Bind() {
-	cl.line.claims.Remove(cl.elem)
-	cl.line.callers -= len(cl.callers)
-	cl.elem = nil
+// Late reports whether the deadlines of all its callers have come.
+func (cl *Claim[R]) Late(now time.Duration) bool {
+	return !slices.ContainsFunc(cl.callers, func(x Caller) bool { return x.Until > now })
 }
 
-// Return puts a bound claim back to its place in its line.
-func (cl *Claim[R]) Return() {
-	cl.line.callers += len(cl.callers)
-	at := cl.line.claims.Back()
-	for at != nil && at.Value.(*Claim[R]).number > cl.number {
-		at = at.Prev()
-	}
-	if at == nil {
-		cl.elem = cl.line.claims.PushFront(cl)
-	} else {
-		cl.elem = cl.line.claims.InsertAfter(cl, at)
-	}
-}
-
-// Line has the waiting claims of a pool.
-type Line[R any] struct {
-	claims  *list.List // of *Claim
-	callers int
-}
-
-// NewLine returns an empty line.
-func NewLine[R any]() *Line[R] { return &Line[R]{claims: list.New()} }
-
-// Callers is how many callers wait in a line.
-func (l *Line[R]) Callers() int { return l.callers }
-
-// First returns the claim that is next; nil: none waits.
-func (l *Line[R]) First() *Claim[R] {
-	if e := l.claims.Front(); e != nil {
-		return e.Value.(*Claim[R])
-	}
-	return nil
-}
-
-// Holder is what an idempotency key stands for: a claim, or a sandbox.
+// Holder is what an idempotency key stands for: a claim, or what was granted to it.
 type Holder[R any] struct {
-	Hash    Hash
-	Claim   *Claim[R]
-	Sandbox string
+	Hash  Hash
+	Claim *Claim[R]
+	Grant string
+	// holds is how many sandboxes of the grant are live, or keep the key.
+	holds int
 }
 
 // Ledger has all claims, callers and keys.
 type Ledger[R any] struct {
 	last     uint64                   // number of the last claim
 	claims   map[uint64]*Claim[R]     // by token
+	asked    map[string]int           // pods that claims without a grant ask for, by team
 	keys     map[Key]*Holder[R]       // that are not free
-	starting map[string][]Caller      // by sandbox
+	starting map[string][]Caller      // by grant
 	kept     *list.List               // of kept, in the order in which they end
 	keptOf   map[string]*list.Element // by sandbox
 }
 
 // kept is the key of a sandbox that was released.
 type kept struct {
-	key     Key
-	sandbox string
-	since   time.Duration
+	key            Key
+	grant, sandbox string
+	since          time.Duration
 }
 
 // New returns an empty ledger.
 func New[R any]() *Ledger[R] {
 	return &Ledger[R]{
-		claims: map[uint64]*Claim[R]{}, keys: map[Key]*Holder[R]{}, starting: map[string][]Caller{},
-		kept: list.New(), keptOf: map[string]*list.Element{},
+		claims: map[uint64]*Claim[R]{}, asked: map[string]int{}, keys: map[Key]*Holder[R]{},
+		starting: map[string][]Caller{}, kept: list.New(), keptOf: map[string]*list.Element{},
 	}
 }
 
-// Add puts a new claim at the end of a line. Its key is free.
-func (l *Ledger[R]) Add(line *Line[R], caller Caller, key Key, hash Hash, request R) {
+// Add puts a new claim of so many pods at the end of the queue of its team. Its key is free.
+func (l *Ledger[R]) Add(line *Line[R], caller Caller, key Key, hash Hash, pods int, request R) *Claim[R] {
 	l.last++
-	cl := &Claim[R]{Request: request, key: key, number: l.last, line: line}
+	cl := &Claim[R]{Request: request, key: key, team: key.Team, pods: pods, number: l.last, line: line}
 	if key.Key != "" {
 		l.keys[key] = &Holder[R]{Hash: hash, Claim: cl}
 	}
-	cl.Return()
+	l.ask(cl, pods)
+	cl.enter()
 	l.Join(cl, caller)
+	return cl
 }
+
+// ask adds to the number of pods that a team asks for.
+func (l *Ledger[R]) ask(cl *Claim[R], pods int) {
+	if l.asked[cl.team] += pods; l.asked[cl.team] == 0 {
+		delete(l.asked, cl.team)
+	}
+}
+
+// Asked is how many pods the claims of a team ask for that are waiting or bound.
+func (l *Ledger[R]) Asked(team string) int { return l.asked[team] }
 
 // Join adds a caller to a claim.
 func (l *Ledger[R]) Join(cl *Claim[R], caller Caller) {
 	cl.callers = append(cl.callers, caller)
 	l.claims[caller.Token] = cl
 	if cl.Waits() {
-		cl.line.callers++
+		cl.count(1)
 	}
 }
 
@@ -142,8 +120,9 @@ func (l *Ledger[R]) Of(key Key) *Holder[R] { return l.keys[key] }
 // Drop forgets a claim that gets no sandbox, and returns its callers.
 func (l *Ledger[R]) Drop(cl *Claim[R]) []Caller {
 	if cl.Waits() {
-		cl.Bind()
+		cl.leave()
 	}
+	l.ask(cl, -cl.pods)
 	for _, x := range cl.callers {
 		delete(l.claims, x.Token)
 	}
@@ -155,15 +134,19 @@ func (l *Ledger[R]) Drop(cl *Claim[R]) []Caller {
 
 // Expire removes the callers in a line that are late, and the claims that have no other callers.
 func (l *Ledger[R]) Expire(line *Line[R], now time.Duration) (late []Caller) {
-	for e := line.claims.Front(); e != nil; {
-		cl := e.Value.(*Claim[R])
-		e = e.Next()
+	if line.callers == 0 {
+		return nil
+	}
+	for _, cl := range line.waiting() {
 		left, over := split(cl.callers, now)
+		if len(over) == 0 {
+			continue
+		}
 		for _, x := range over {
 			delete(l.claims, x.Token)
 		}
 		cl.callers = left
-		line.callers -= len(over)
+		cl.count(-len(over))
 		late = append(late, over...)
 		if len(left) == 0 {
 			l.Drop(cl)
@@ -172,15 +155,15 @@ func (l *Ledger[R]) Expire(line *Line[R], now time.Duration) (late []Caller) {
 	return late
 }
 
-// Abandon removes a caller. It returns the claim, or the sandbox, that has no caller any more because
+// Abandon removes a caller. It returns the claim, or the grant, that has no caller any more because
 // of that.
-func (l *Ledger[R]) Abandon(token uint64) (cl *Claim[R], sandbox string) {
+func (l *Ledger[R]) Abandon(token uint64) (cl *Claim[R], grant string) {
 	is := func(x Caller) bool { return x.Token == token }
 	if cl := l.claims[token]; cl != nil {
 		delete(l.claims, token)
 		cl.callers = slices.DeleteFunc(cl.callers, is)
 		if cl.Waits() {
-			cl.line.callers--
+			cl.count(-1)
 		}
 		if len(cl.callers) == 0 {
 			return cl, ""
@@ -198,41 +181,42 @@ func (l *Ledger[R]) Abandon(token uint64) (cl *Claim[R], sandbox string) {
 	return nil, ""
 }
 
-// Grant notes that a bound claim got a sandbox. Its callers wait for the sandbox from now on, and
-// its key stands for it.
-func (l *Ledger[R]) Grant(cl *Claim[R], sandbox string) {
+// Grant notes that a bound claim got so many sandboxes. Its callers wait for them from now on, and
+// its key stands for them. The ID of a grant is never used twice.
+func (l *Ledger[R]) Grant(cl *Claim[R], grant string, sandboxes int) {
 	if k := l.keys[cl.key]; k != nil {
-		k.Claim, k.Sandbox = nil, sandbox
+		k.Claim, k.Grant, k.holds = nil, grant, sandboxes
 	}
+	l.ask(cl, -cl.pods)
 	for _, x := range cl.callers {
 		delete(l.claims, x.Token)
 	}
-	l.setStarting(sandbox, cl.callers)
+	l.setStarting(grant, cl.callers)
 }
 
-// Await adds a caller that waits for a sandbox.
-func (l *Ledger[R]) Await(sandbox string, caller Caller) {
-	l.starting[sandbox] = append(l.starting[sandbox], caller)
+// Await adds a caller that waits for a grant.
+func (l *Ledger[R]) Await(grant string, caller Caller) {
+	l.starting[grant] = append(l.starting[grant], caller)
 }
 
-// Awaited lists the sandboxes that callers wait for, by ID.
+// Awaited lists the grants that callers wait for, by ID.
 func (l *Ledger[R]) Awaited() []string { return slices.Sorted(maps.Keys(l.starting)) }
 
-// CountAwaiting is how many callers wait for a sandbox.
-func (l *Ledger[R]) CountAwaiting(sandbox string) int { return len(l.starting[sandbox]) }
+// CountAwaiting is how many callers wait for a grant.
+func (l *Ledger[R]) CountAwaiting(grant string) int { return len(l.starting[grant]) }
 
-// Answer removes and returns the callers that wait for a sandbox and are late.
-func (l *Ledger[R]) Answer(sandbox string, now time.Duration) []Caller {
-	left, late := split(l.starting[sandbox], now)
-	l.setStarting(sandbox, left)
+// Answer removes and returns the callers that wait for a grant and are late.
+func (l *Ledger[R]) Answer(grant string, now time.Duration) []Caller {
+	left, late := split(l.starting[grant], now)
+	l.setStarting(grant, left)
 	return late
 }
 
-func (l *Ledger[R]) setStarting(sandbox string, callers []Caller) {
+func (l *Ledger[R]) setStarting(grant string, callers []Caller) {
 	if len(callers) == 0 {
-		delete(l.starting, sandbox)
+		delete(l.starting, grant)
 	} else {
-		l.starting[sandbox] = callers
+		l.starting[grant] = callers
 	}
 }
 
@@ -247,31 +231,39 @@ func split(callers []Caller, now time.Duration) (left, late []Caller) {
 	return left, late
 }
 
-// Recover notes the key of a sandbox of an earlier term, if there is one.
-func (l *Ledger[R]) Recover(key Key, hash Hash, sandbox string) {
-	if key.Key != "" {
-		l.keys[key] = &Holder[R]{Hash: hash, Sandbox: sandbox}
+// Recover notes the key of a sandbox of an earlier term, if there is one. Sandboxes of one grant come
+// after those of all earlier grants of the key.
+func (l *Ledger[R]) Recover(key Key, hash Hash, grant string) {
+	if key.Key == "" {
+		return
 	}
+	if k := l.keys[key]; k == nil || k.Grant != grant {
+		l.keys[key] = &Holder[R]{Hash: hash, Grant: grant}
+	}
+	l.keys[key].holds++
 }
 
 // Keep begins the time for which the key of a released sandbox holds longer, if there is one. since
 // is not before that of the last call.
-func (l *Ledger[R]) Keep(key Key, sandbox string, since time.Duration) {
+func (l *Ledger[R]) Keep(key Key, grant, sandbox string, since time.Duration) {
 	if key.Key != "" {
-		l.keptOf[sandbox] = l.kept.PushBack(kept{key, sandbox, since})
+		l.keptOf[sandbox] = l.kept.PushBack(kept{key, grant, sandbox, since})
 	}
 }
 
 // Keeps reports whether the key of a released sandbox holds.
 func (l *Ledger[R]) Keeps(sandbox string) bool { return l.keptOf[sandbox] != nil }
 
-// DropKeys frees the keys that are kept since a time or longer, and returns their sandboxes.
+// DropKeys ends the keeping that began at a time or before, and returns the sandboxes. A key is free
+// when no sandbox of its grant is live or keeps it.
 func (l *Ledger[R]) DropKeys(since time.Duration) (sandboxes []string) {
 	for e := l.kept.Front(); e != nil && e.Value.(kept).since <= since; e = l.kept.Front() {
 		k := l.kept.Remove(e).(kept)
 		delete(l.keptOf, k.sandbox)
-		if h := l.keys[k.key]; h != nil && h.Sandbox == k.sandbox {
-			delete(l.keys, k.key)
+		if h := l.keys[k.key]; h != nil && h.Grant == k.grant {
+			if h.holds--; h.holds == 0 {
+				delete(l.keys, k.key)
+			}
 		}
 		sandboxes = append(sandboxes, k.sandbox)
 	}
@@ -288,21 +280,28 @@ func (l *Ledger[R]) Has(token uint64) bool {
 	return l.claims[token] != nil
 }
 
+// CheckAsked compares what teams ask for with the claims: those in all lines and all bound ones. It
+// is for tests.
+func (l *Ledger[R]) CheckAsked(lines []*Line[R], bound []*Claim[R]) error {
+	asked := map[string]int{}
+	for _, line := range lines {
+		bound = slices.Concat(bound, line.waiting())
+	}
+	for _, cl := range bound {
+		asked[cl.team] += cl.pods
+	}
+	if !maps.Equal(asked, l.asked) {
+		return fmt.Errorf("claims: teams ask for %v pods, counted are %v", asked, l.asked)
+	}
+	return nil
+}
+
 // Check returns the first contradiction between the tables. lines are all that exist. It is for
 // tests.
 func (l *Ledger[R]) Check(lines []*Line[R]) error {
 	for _, line := range lines {
-		last, callers := uint64(0), 0
-		for e := line.claims.Front(); e != nil; e = e.Next() {
-			cl := e.Value.(*Claim[R])
-			if cl.elem != e || cl.line != line || cl.number <= last || len(cl.callers) == 0 {
-				return fmt.Errorf("claims: %+v waits after claim %d", *cl, last)
-			}
-			callers += len(cl.callers)
-			last = cl.number
-		}
-		if callers != line.callers {
-			return fmt.Errorf("claims: %d callers wait in a line, counted are %d", callers, line.callers)
+		if err := line.check(); err != nil {
+			return err
 		}
 	}
 	for token, cl := range l.claims {
@@ -316,7 +315,7 @@ func (l *Ledger[R]) Check(lines []*Line[R]) error {
 		}
 	}
 	for key, k := range l.keys {
-		if key.Key == "" || (k.Claim != nil) == (k.Sandbox != "") || k.Claim != nil && k.Claim.key != key {
+		if key.Key == "" || (k.Claim != nil) == (k.Grant != "") || k.Claim != nil && k.Claim.key != key || (k.Grant != "") != (k.holds > 0) {
 			return fmt.Errorf("claims: key %v stands for %+v", key, *k)
 		}
 	}

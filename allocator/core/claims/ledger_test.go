@@ -1,7 +1,9 @@
 package claims_test
 
 import (
+	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"testing"
 	"time"
@@ -22,7 +24,7 @@ func tokens(callers []claims.Caller) (all []uint64) {
 func TestReturnedClaimKeepsItsPlace(t *testing.T) {
 	l, line := claims.New[string](), claims.NewLine[string]()
 	for i, name := range []string{"a", "b", "c"} {
-		l.Add(line, claims.Caller{Token: uint64(i), Until: claims.All}, claims.Key{}, claims.Hash{}, name)
+		l.Add(line, claims.Caller{Token: uint64(i), Until: claims.All}, claims.Key{}, claims.Hash{}, 1, name)
 	}
 	a := line.First()
 	a.Bind()
@@ -39,18 +41,39 @@ func TestReturnedClaimKeepsItsPlace(t *testing.T) {
 	require.Zero(t, line.Callers())
 }
 
+func TestTeamsTakeTurnsInALine(t *testing.T) {
+	l, line := claims.New[int](), claims.NewLine[int]()
+	add := func(team string, n int) {
+		for range n {
+			token := uint64(line.Callers() + 1)
+			l.Add(line, claims.Caller{Token: token, Until: claims.All}, claims.Key{Team: team}, claims.Hash{}, 1, int(token))
+		}
+	}
+	add("noisy", 4)
+	add("quiet", 2)
+	add("late", 1)
+	require.Equal(t, 4, line.Crowding("late").Request, "the newest claim of the team with the most")
+	require.Nil(t, line.Crowding("noisy"))
+	var order []int
+	for cl := line.First(); cl != nil; cl = line.First() {
+		order = append(order, cl.Request)
+		cl.Bind()
+	}
+	require.Equal(t, []int{1, 5, 7, 2, 6, 3, 4}, order)
+}
+
 func TestKeyIsFreeAfterItsTime(t *testing.T) {
 	l, line := claims.New[string](), claims.NewLine[string]()
 	key := claims.Key{Team: "t", Key: "k"}
-	l.Add(line, claims.Caller{Token: 1, Until: claims.All}, key, claims.Hash{}, "")
+	l.Add(line, claims.Caller{Token: 1, Until: claims.All}, key, claims.Hash{}, 1, "")
 	cl := l.Of(key).Claim
 	l.Join(cl, claims.Caller{Token: 2, Until: time.Second})
 	cl.Bind()
-	l.Grant(cl, "x")
-	require.Equal(t, "x", l.Of(key).Sandbox)
+	l.Grant(cl, "x", 1)
+	require.Equal(t, "x", l.Of(key).Grant)
 	require.Equal(t, []uint64{2}, tokens(l.Answer("x", time.Second)))
 	require.Equal(t, []uint64{1}, tokens(l.Answer("x", claims.All)))
-	l.Keep(key, "x", time.Minute)
+	l.Keep(key, "x", "x", time.Minute)
 	require.True(t, l.Keeps("x"))
 	require.Empty(t, l.DropKeys(time.Minute-1))
 	require.Equal(t, []string{"x"}, l.DropKeys(time.Minute))
@@ -75,6 +98,12 @@ type model struct {
 	callers map[uint64]place
 	bound   []*claims.Claim[int]
 	granted map[string]claims.Key
+	team    map[int]string // of each claim
+	// passed is how many turns each team has had since another one waits. A returned claim gives a
+	// turn back.
+	passed map[[2]string]int
+	// released and freed are the sandboxes that were released, and whose keys do not hold longer.
+	released, freed map[string]bool
 }
 
 func (m *model) caller() claims.Caller {
@@ -83,25 +112,29 @@ func (m *model) caller() claims.Caller {
 }
 
 func (m *model) claim() {
-	key := claims.Key{Team: "t", Key: rapid.SampledFrom([]string{"", "k1", "k2"}).Draw(m.T, "key")}
+	key := claims.Key{
+		Team: rapid.SampledFrom([]string{"t", "u", "v"}).Draw(m.T, "team"), Key: rapid.SampledFrom([]string{"", "", "k1", "k2"}).Draw(m.T, "key"),
+	}
 	x := m.caller()
 	switch k := m.ledger.Of(key); {
 	case k == nil:
 		m.numbers++
-		m.ledger.Add(m.line, x, key, claims.Hash{}, m.numbers)
+		m.team[m.numbers] = key.Team
+		m.ledger.Add(m.line, x, key, claims.Hash{}, rapid.IntRange(1, 3).Draw(m.T, "pods"), m.numbers)
 		m.callers[x.Token] = place{claim: m.numbers, until: x.Until}
 	case k.Claim != nil:
 		m.ledger.Join(k.Claim, x)
 		m.callers[x.Token] = place{claim: k.Claim.Request, until: x.Until}
-	case m.granted[k.Sandbox] != key:
-		m.Fatalf("key %v stands for %s, of key %v", key, k.Sandbox, m.granted[k.Sandbox])
+	case m.granted[k.Grant] != key:
+		m.Fatalf("key %v stands for %s, of key %v", key, k.Grant, m.granted[k.Grant])
 	default:
-		m.ledger.Await(k.Sandbox, x)
-		m.callers[x.Token] = place{sandbox: k.Sandbox, until: x.Until}
+		m.ledger.Await(k.Grant, x)
+		m.callers[x.Token] = place{sandbox: k.Grant, until: x.Until}
 	}
 }
 
-// bind takes the first claim out of the line. It must be the one that was added first.
+// bind takes the first claim out of the line. It must be the oldest of its team, and no other team
+// must have waited for two turns of this one.
 func (m *model) bind() {
 	cl := m.line.First()
 	if cl == nil {
@@ -109,8 +142,33 @@ func (m *model) bind() {
 	}
 	cl.Bind()
 	m.bound = append(m.bound, cl)
-	if next := m.line.First(); next != nil && next.Request < cl.Request {
-		m.Fatalf("claim %d comes before claim %d", cl.Request, next.Request)
+	team := m.team[cl.Request]
+	bound := map[int]bool{}
+	for _, b := range m.bound {
+		bound[b.Request] = true
+	}
+	for _, p := range m.callers {
+		if m.team[p.claim] == team && p.claim < cl.Request && !bound[p.claim] {
+			m.Fatalf("claim %d of team %s comes before claim %d", cl.Request, team, p.claim)
+		}
+	}
+	for _, other := range []string{"t", "u", "v"} {
+		m.passed[[2]string{team, other}] = 0
+		if other == team || m.line.CallersOf(other) == 0 {
+			continue
+		}
+		if m.passed[[2]string{other, team}]++; m.passed[[2]string{other, team}] > 1 {
+			m.Fatalf("team %s has waited for two turns of team %s", other, team)
+		}
+	}
+}
+
+// idle forgets the turns that others had while a team waited that does not wait any more.
+func (m *model) idle() {
+	for pair := range m.passed {
+		if m.line.CallersOf(pair[0]) == 0 {
+			delete(m.passed, pair)
+		}
 	}
 }
 
@@ -132,18 +190,21 @@ func (m *model) returned() {
 		return
 	}
 	cl.Return()
+	for _, other := range []string{"t", "u", "v"} {
+		m.passed[[2]string{other, m.team[cl.Request]}]--
+	}
 }
 
 func (m *model) grant() {
 	cl := m.takeBound()
 	id := fmt.Sprint("s", cl.Request)
 	for _, k := range []string{"k1", "k2"} {
-		key := claims.Key{Team: "t", Key: k}
+		key := claims.Key{Team: m.team[cl.Request], Key: k}
 		if h := m.ledger.Of(key); h != nil && h.Claim == cl {
 			m.granted[id] = key
 		}
 	}
-	m.ledger.Grant(cl, id)
+	m.ledger.Grant(cl, id, 2) // sandboxes <id>a and <id>b
 	m.move(func(p place) bool { return p.claim == cl.Request }, func(p *place) { p.claim, p.sandbox = 0, id })
 }
 
@@ -210,11 +271,18 @@ func (m *model) abandon() {
 }
 
 func (m *model) release() {
-	for id, key := range m.granted {
-		if !m.ledger.Keeps(id) && m.ledger.Of(key) != nil {
+	for _, id := range slices.Sorted(maps.Keys(m.granted)) {
+		key := m.granted[id]
+		switch sandbox := id + rapid.SampledFrom([]string{"a", "b"}).Draw(m.T, "sandbox"); {
+		case m.released[sandbox]:
+			continue
+		default:
+			m.released[sandbox] = true
+			m.ledger.Keep(key, id, sandbox, m.now)
+		}
+		if m.released[id+"a"] && m.released[id+"b"] {
 			m.ledger.Answer(id, claims.All)
 			m.move(func(p place) bool { return p.sandbox == id }, func(p *place) { p.sandbox = "gone" })
-			m.ledger.Keep(key, id, m.now)
 		}
 	}
 	for token, p := range m.callers {
@@ -222,15 +290,28 @@ func (m *model) release() {
 			delete(m.callers, token)
 		}
 	}
-	for _, id := range m.ledger.DropKeys(m.now - 20) {
-		delete(m.granted, id)
+	for _, sandbox := range m.ledger.DropKeys(m.now - 20) {
+		m.freed[sandbox] = true
+		if id := sandbox[:len(sandbox)-1]; m.freed[id+"a"] && m.freed[id+"b"] {
+			if k := m.ledger.Of(m.granted[id]); k != nil {
+				m.Fatalf("key %v of %s is not free: %+v", m.granted[id], id, k)
+			}
+			delete(m.granted, id)
+		}
+	}
+	for id, key := range m.granted {
+		if k := m.ledger.Of(key); k == nil || k.Grant != id {
+			m.Fatalf("key %v of %s does not hold: %+v", key, id, k)
+		}
 	}
 }
 
 func (m *model) check() {
-	if err := m.ledger.Check([]*claims.Line[int]{m.line}); err != nil {
+	lines := []*claims.Line[int]{m.line}
+	if err := errors.Join(m.ledger.Check(lines), m.ledger.CheckAsked(lines, m.bound)); err != nil {
 		m.Fatal(err)
 	}
+	m.idle()
 	for token := uint64(1); token <= m.token; token++ {
 		if _, waits := m.callers[token]; waits != m.ledger.Has(token) {
 			m.Fatalf("caller %d waits: %v", token, m.ledger.Has(token))
@@ -242,6 +323,7 @@ func TestLedgerAgreesWithItsModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		m := &model{
 			T: t, ledger: claims.New[int](), line: claims.NewLine[int](), callers: map[uint64]place{}, granted: map[string]claims.Key{},
+			team: map[int]string{}, passed: map[[2]string]int{}, released: map[string]bool{}, freed: map[string]bool{},
 		}
 		actions := map[string]func(*rapid.T){"": func(*rapid.T) { m.check() }}
 		for name, f := range map[string]func(){

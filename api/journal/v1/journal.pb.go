@@ -367,8 +367,10 @@ type Sandbox struct {
 	// An open connection is activity only while so many bytes a minute move over it. 0: it
 	// is activity in any case.
 	MinBytesPerMinute uint64 `protobuf:"varint,22,opt,name=min_bytes_per_minute,json=minBytesPerMinute,proto3" json:"min_bytes_per_minute,omitempty"`
-	unknownFields     protoimpl.UnknownFields
-	sizeCache         protoimpl.SizeCache
+	// The ID of the batch that it was claimed with; empty: none.
+	Batch         string `protobuf:"bytes,23,opt,name=batch,proto3" json:"batch,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Sandbox) Reset() {
@@ -546,6 +548,13 @@ func (x *Sandbox) GetMinBytesPerMinute() uint64 {
 		return x.MinBytesPerMinute
 	}
 	return 0
+}
+
+func (x *Sandbox) GetBatch() string {
+	if x != nil {
+		return x.Batch
+	}
+	return ""
 }
 
 // Retirement is the intent to delete an idle pod. It is final: the pod is never
@@ -775,7 +784,7 @@ const file_api_journal_v1_journal_proto_rawDesc = "" +
 	"RecordHead\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x12\n" +
 	"\x04term\x18\x02 \x01(\x04R\x04term\x12\x18\n" +
-	"\acounter\x18\x03 \x01(\x04R\acounter\"\xe3\x05\n" +
+	"\acounter\x18\x03 \x01(\x04R\acounter\"\xf9\x05\n" +
 	"\aSandbox\x12\x12\n" +
 	"\x04pool\x18\x01 \x01(\tR\x04pool\x12\x19\n" +
 	"\bpod_name\x18\x02 \x01(\tR\apodName\x12\x17\n" +
@@ -799,7 +808,8 @@ const file_api_journal_v1_journal_proto_rawDesc = "" +
 	"\fidle_timeout\x18\x12 \x01(\x03R\vidleTimeout\x12!\n" +
 	"\flifetime_end\x18\x14 \x01(\x03R\vlifetimeEnd\x12\x19\n" +
 	"\bstart_by\x18\x15 \x01(\x03R\astartBy\x12/\n" +
-	"\x14min_bytes_per_minute\x18\x16 \x01(\x04R\x11minBytesPerMinute\x1a;\n" +
+	"\x14min_bytes_per_minute\x18\x16 \x01(\x04R\x11minBytesPerMinute\x12\x14\n" +
+	"\x05batch\x18\x17 \x01(\tR\x05batch\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01J\x04\b\x13\x10\x14\"V\n" +

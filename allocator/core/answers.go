@@ -1,0 +1,121 @@
+package core
+
+import (
+	"time"
+
+	"github.com/berth-sandbox/berth/allocator/core/claims"
+	"github.com/berth-sandbox/berth/allocator/core/teams"
+)
+
+// desk has the claims and the limits of the teams, and answers the callers.
+type desk struct {
+	*step
+	*claims.Ledger[claimState]
+	sandboxes *sandboxTable
+	limits    *teams.Ledger
+}
+
+// admit takes what a new claim costs its team, or says which limit refuses the claim. What the team
+// has is counted from the tables.
+func (d *desk) admit(pools *poolTable, team string, sandboxes int, waits bool) teams.Excess {
+	r := teams.Request{Team: team, Sandboxes: sandboxes, Waits: waits, Used: len(d.sandboxes.of(Selection{Scope: Scope{Team: team}})) + d.Asked(team)}
+	if waits {
+		for _, pool := range pools.byKey {
+			r.Waiting += pool.line.CallersOf(team)
+		}
+	}
+	return d.limits.Admit(r, d.now.Boot)
+}
+
+// answer answers the callers of a grant when its sandboxes have started or were released. A caller
+// whose wait is over by a time is answered with sandboxes that are still starting. It returns the
+// sandboxes of a batch that has failed; they must be released.
+func (d *desk) answer(grant string, by time.Duration) (failed []*sandbox) {
+	if b := d.sandboxes.batches[grant]; b != nil {
+		return d.answerBatch(grant, b, by)
+	}
+	switch sb := d.sandboxes.byID[grant]; sb.Phase {
+	case Running, Starting:
+		if sb.Phase == Running {
+			by = claims.All
+		}
+		for _, x := range d.Answer(grant, by) {
+			d.emit(Claimed{Token: x.Token, Sandbox: sb.Sandbox})
+		}
+	case Releasing:
+	case Released, Ended:
+		why := StartFailed
+		if sb.ran {
+			why = KeyEnded
+		}
+		d.refuse(grant, ClaimRefused{Why: why, Sandbox: sb.Sandbox})
+	}
+	return nil
+}
+
+// refuse answers all callers of a grant.
+func (d *desk) refuse(grant string, e ClaimRefused) {
+	for _, x := range d.Answer(grant, claims.All) {
+		e.Token = x.Token
+		d.emit(e)
+	}
+}
+
+// batch has the sandboxes that one claim got together.
+type batch struct {
+	members []*sandbox
+	// atLeast is how many must start for the claim to succeed. 0: it has succeeded or failed, or is
+	// of an earlier term.
+	atLeast int
+}
+
+// sandboxesOf returns the sandboxes that are starting or running, how many are starting and being
+// released, and one that was released.
+func (b *batch) sandboxesOf() (live []*sandbox, starting, releasing int, gone *sandbox) {
+	for _, sb := range b.members {
+		switch sb.Phase {
+		case Starting:
+			starting++
+			live = append(live, sb)
+		case Running:
+			live = append(live, sb)
+		case Releasing:
+			releasing++
+		case Released, Ended:
+			gone = sb
+		}
+	}
+	return live, starting, releasing, gone
+}
+
+// answerBatch is answer for a batch. All callers get the same sandboxes, those that are live. A batch
+// fails if fewer than atLeast sandboxes start.
+func (d *desk) answerBatch(grant string, b *batch, by time.Duration) (failed []*sandbox) {
+	live, starting, releasing, gone := b.sandboxesOf()
+	switch {
+	case gone != nil && len(live) < b.atLeast:
+		b.atLeast = 0
+		d.refuse(grant, ClaimRefused{Why: StartFailed, Sandbox: gone.Sandbox})
+		return live
+	case releasing > 0:
+		return nil
+	case len(live) == 0:
+		d.refuse(grant, ClaimRefused{Why: KeyEnded, Sandbox: gone.Sandbox})
+		return nil
+	case starting == 0:
+		by, b.atLeast = claims.All, 0
+	}
+	for _, x := range d.Answer(grant, by) {
+		e := BatchClaimed{Token: x.Token}
+		for _, sb := range b.members {
+			if sb.live() {
+				e.Sandboxes = append(e.Sandboxes, sb.Sandbox)
+			} else {
+				e.Ended = append(e.Ended, sb.ID)
+			}
+		}
+		d.emit(e)
+		b.atLeast = 0
+	}
+	return nil
+}

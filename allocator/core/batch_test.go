@@ -1,0 +1,251 @@
+package core
+
+import (
+	"net/netip"
+	"strconv"
+	"testing"
+	"time"
+)
+
+// warmPods makes the pods a-1 to a-n.
+func warmPods(n int) (all []Pod) {
+	for i := range n {
+		all = append(all, warmPod("a-"+strconv.Itoa(i+1)))
+	}
+	return all
+}
+
+func batchOf(token uint64, count, atLeast int, wait time.Duration) Claim {
+	return Claim{Token: token, Pool: poolA, Count: count, AtLeast: atLeast, Wait: wait}
+}
+
+// Invariant: I9, P3
+func TestBatchIsJournaledInOneWrite(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{specA(4)}, warmPods(4))
+	s.slow = true
+	s.step(batchOf(1, 3, 0, wait))
+	facts := one[Write](s).Facts
+	if len(facts) != 3 || facts[0].Joined || !facts[1].Joined || !facts[2].Joined || facts[0].Sandbox.Batch == "" || facts[2].Sandbox.Batch != facts[0].Sandbox.Batch {
+		t.Errorf("written %+v", facts)
+	}
+	none[BatchClaimed](s)
+	s.written()
+	if b := one[BatchClaimed](s); b.Token != 1 || len(b.Sandboxes) != 3 || len(b.Ended) != 0 {
+		t.Errorf("answer %+v", b)
+	}
+	if n := len(of[SandboxReady](s.effects)); n != 3 {
+		t.Errorf("%d are ready", n)
+	}
+}
+
+func TestFullWriteDoesNotDivideABatch(t *testing.T) {
+	const singles, count = maxFactsPerWrite - 2, 5
+	ids := 0
+	c, err := New(Config{
+		Term: 1, MaxStale: maxStale, ConnectWindow: window, Lease: lease, Linger: -1, MaxWaiting: 1,
+		NewID:     func() string { ids++; return strconv.Itoa(ids) },
+		NewSuffix: func() string { ids++; return strconv.Itoa(ids) },
+	}, start)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pods := warmPods(singles + count + 1)
+	for i := range pods {
+		pods[i].IP = netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)})
+	}
+	if _, err := c.Recover(State{Pools: []Pool{specA(len(pods))}, Pods: pods, Nodes: []string{"n1"}}); err != nil {
+		t.Fatal(err)
+	}
+	c.Step(start, Claim{Token: 1, Pool: poolA}) // keeps the writer busy
+	for i := range singles {
+		c.Step(start, Claim{Token: uint64(i + 2), Pool: poolA, Wait: wait})
+	}
+	c.Step(start, batchOf(1_000_000, count, 0, wait))
+	c.Step(start, Written{})
+	facts := of[Write](c.Step(start, WriterReady{}))[0].Facts
+	if n := len(facts); n != singles+count {
+		t.Errorf("%d facts, expected %d with the whole batch", n, singles+count)
+	}
+}
+
+func TestBatchCollectsPodsUntilItHasAll(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{specA(2)}, warmPods(2))
+	s.step(batchOf(1, 4, 0, wait))
+	none[Write](s)
+	if made := of[CreatePod](s.effects); len(made) != 2 {
+		t.Errorf("created %+v", made)
+	}
+	s.step(batchOf(2, 2, 0, 2*wait)) // another one does not collect at the same time
+	s.step(PodSeen{warmPod("a-3")})
+	none[BatchClaimed](s)
+	s.step(PodSeen{warmPod("a-4")})
+	if b := one[BatchClaimed](s); b.Token != 1 || len(b.Sandboxes) != 4 {
+		t.Errorf("answer %+v", b)
+	}
+	s.step(PodSeen{warmPod("a-5")})
+	s.step(PodGone{key("a-5")}) // it has to find another one
+	s.step(PodSeen{warmPod("a-6")})
+	none[BatchClaimed](s)
+	s.step(PodSeen{warmPod("a-7")})
+	if b := one[BatchClaimed](s); b.Token != 2 || len(b.Sandboxes) != 2 {
+		t.Errorf("answer %+v", b)
+	}
+}
+
+func TestBatchTakesEnoughWhenItsWaitIsOver(t *testing.T) {
+	for name, c := range map[string]struct {
+		atLeast, want int
+		wait          time.Duration
+	}{
+		"enough":                {2, 2, wait},
+		"too few":               {3, 0, wait},
+		"enough at once":        {2, 2, 0},
+		"too few at once":       {3, 0, 0},
+		"more than enough":      {1, 2, wait},
+		"all, if not said else": {0, 0, wait},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newSim(t)
+			s.recover([]Pool{specA(2)}, warmPods(2))
+			s.step(batchOf(1, 4, c.atLeast, c.wait))
+			if c.wait > 0 {
+				none[BatchClaimed](s)
+				none[ClaimRefused](s)
+				s.pass(c.wait)
+			}
+			if c.want == 0 {
+				if r := one[ClaimRefused](s); r.Why != PoolEmpty {
+					t.Errorf("refused %+v", r)
+				}
+				if counts, _ := s.core.View().Counts(poolA); counts.Warm != 2 || counts.Claimed != 0 {
+					t.Errorf("counts %+v", counts)
+				}
+				return
+			}
+			if b := one[BatchClaimed](s); len(b.Sandboxes) != c.want {
+				t.Errorf("answer %+v", b)
+			}
+		})
+	}
+}
+
+func TestBatchThatLosesPodsIsAllOrNone(t *testing.T) {
+	for atLeast, want := range map[int]int{3: 0, 2: 2} {
+		s := newSim(t)
+		s.recover([]Pool{specA(3)}, warmPods(3))
+		s.slow = true
+		s.step(Claim{Token: 1, Pool: poolA, Count: 3, AtLeast: atLeast, Wait: wait, Binding: Binding{IdempotencyKey: "k"}})
+		s.step(PodGone{key("a-2")})
+		s.written()
+		if want > 0 {
+			if b := one[BatchClaimed](s); len(b.Sandboxes) != want {
+				t.Errorf("answer %+v", b)
+			}
+			continue
+		}
+		none[BatchClaimed](s)
+		none[SendRoute](s)
+		s.slow = false
+		s.written()
+		if gone := of[SandboxReleased](s.effects); len(gone) != 3 || gone[0].Sandbox.Reason == "" || gone[0].Sandbox.IdempotencyKey != "" {
+			t.Errorf("released %+v", gone)
+		}
+		for _, name := range []string{"a-4", "a-5", "a-6"} { // the claim has kept its place
+			none[BatchClaimed](s)
+			s.step(PodSeen{warmPod(name)})
+		}
+		if b := one[BatchClaimed](s); len(b.Sandboxes) != 3 {
+			t.Errorf("answer %+v", b)
+		}
+	}
+}
+
+func TestAbandonedBatchLeavesNothingBehind(t *testing.T) {
+	for _, handed := range []bool{false, true} {
+		s := newSim(t)
+		s.recover([]Pool{specA(3)}, warmPods(3))
+		s.slow = handed
+		s.step(batchOf(1, map[bool]int{false: 4, true: 3}[handed], 0, wait))
+		s.step(ClaimAbandoned{Token: 1})
+		s.slow = false
+		s.written()
+		s.written()
+		if n := len(s.core.View().Running()); n != 0 {
+			t.Errorf("handed to the writer: %v: %d sandboxes are left", handed, n)
+		}
+		if counts, _ := s.core.View().Counts(poolA); !handed && counts.Warm != 3 || counts.Claimed != 0 {
+			t.Errorf("counts %+v", counts)
+		}
+	}
+}
+
+func TestBatchFailsIfTooFewStart(t *testing.T) {
+	for atLeast, failed := range map[int]bool{1: false, 2: true} {
+		s := newSim(t)
+		s.recover([]Pool{changed(specA(2), func(p *Pool) { p.PostStart = true })}, warmPods(2))
+		s.step(batchOf(1, 2, atLeast, wait))
+		starts := of[StartSandbox](s.effects)
+		s.step(Started{ID: starts[0].Sandbox.ID, OK: true})
+		none[BatchClaimed](s)
+		s.step(Started{ID: starts[1].Sandbox.ID})
+		if failed {
+			if r := one[ClaimRefused](s); r.Why != StartFailed || r.Sandbox.ID != starts[1].Sandbox.ID {
+				t.Errorf("refused %+v", r)
+			}
+			if n := len(of[SandboxReleased](s.effects)); n != 2 {
+				t.Errorf("%d were released", n)
+			}
+			continue
+		}
+		if b := one[BatchClaimed](s); len(b.Sandboxes) != 1 || len(b.Ended) != 1 || b.Ended[0] != starts[1].Sandbox.ID {
+			t.Errorf("answer %+v", b)
+		}
+	}
+}
+
+// Invariant: P3
+func TestKeyStandsForTheWholeBatch(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{specA(3)}, warmPods(3))
+	keyed := func(token uint64) Claim {
+		return Claim{Token: token, Pool: poolA, Count: 3, Wait: wait, Binding: Binding{Team: "t", IdempotencyKey: "k"}}
+	}
+	s.slow = true
+	s.step(keyed(1))
+	facts := one[Write](s).Facts
+	s.written()
+	first := one[BatchClaimed](s)
+
+	// The next leader finds the batch in the journal, whether it was answered or not.
+	next := newSimAt(t, 2, s.now)
+	next.recover([]Pool{specA(3)}, warmPods(3), facts...)
+	next.step(keyed(2))
+	again := one[BatchClaimed](next)
+	if len(first.Sandboxes) != 3 || len(again.Sandboxes) != 3 {
+		t.Fatalf("answers %+v, %+v", first, again)
+	}
+	ids := map[string]bool{}
+	for i := range again.Sandboxes {
+		ids[first.Sandboxes[i].ID], ids[again.Sandboxes[i].ID] = true, true
+	}
+	if len(ids) != 3 {
+		t.Errorf("sandboxes %v", ids)
+	}
+	next.release(again.Sandboxes[0].ID)
+	next.pass(time.Hour)
+	next.step(keyed(3))
+	if b := one[BatchClaimed](next); len(b.Sandboxes) != 2 || len(b.Ended) != 1 || b.Ended[0] != again.Sandboxes[0].ID {
+		t.Errorf("answer %+v", b)
+	}
+	next.release(again.Sandboxes[1].ID)
+	next.release(again.Sandboxes[2].ID)
+	next.step(keyed(4))
+	if r := one[ClaimRefused](next); r.Why != KeyEnded {
+		t.Errorf("refused %+v", r)
+	}
+	next.pass(10 * time.Minute)
+	next.step(keyed(5))
+	none[ClaimRefused](next) // the key is free
+}

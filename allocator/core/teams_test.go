@@ -1,0 +1,106 @@
+package core
+
+import (
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/berth-sandbox/berth/allocator/core/teams"
+)
+
+func of1(team string, token uint64) Claim {
+	return Claim{Token: token, Pool: poolA, Wait: wait, Binding: Binding{Team: team}}
+}
+
+func TestTeamsAreServedInTurns(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{specA(1)}, nil)
+	for token := range uint64(500) {
+		s.step(of1("noisy", token+1))
+	}
+	s.step(of1("quiet", 1001))
+	s.step(of1("quiet", 1002))
+	var order []uint64
+	for i := range 5 {
+		s.step(PodSeen{warmPod("a-" + strconv.Itoa(i+1))})
+		order = append(order, one[Claimed](s).Token)
+	}
+	if want := [5]uint64{1, 1001, 2, 1002, 3}; [5]uint64(order) != want {
+		t.Errorf("served %v, expected %v", order, want)
+	}
+}
+
+func TestTeamCannotFillALineAlone(t *testing.T) {
+	s := newSim(t)
+	s.cfg.MaxWaiting = 4
+	s.restart()
+	s.recover([]Pool{specA(1)}, nil)
+	for token := range uint64(4) {
+		s.step(of1("noisy", token+1))
+	}
+	none[ClaimRefused](s)
+	for i, displaced := range []uint64{4, 3} {
+		s.step(of1("quiet", uint64(10+i)))
+		if r := one[ClaimRefused](s); r.Token != displaced || r.Why != LineFull {
+			t.Errorf("refused %+v", r)
+		}
+	}
+	for _, team := range []string{"quiet", "noisy"} { // each has its half
+		s.step(of1(team, 20))
+		if r := one[ClaimRefused](s); r.Token != 20 || r.Why != LineFull {
+			t.Errorf("refused %+v", r)
+		}
+	}
+}
+
+func TestQuotaCountsWhatTheNextLeaderFinds(t *testing.T) {
+	limits := TeamLimits{teams.Settings{Teams: map[string]teams.Limits{"t": {MaxSandboxes: 3}}}}
+	s := newSim(t)
+	s.recover([]Pool{specA(5)}, warmPods(5))
+	s.step(limits)
+	s.slow = true
+	s.step(of1("t", 1))
+	facts := one[Write](s).Facts
+	s.step(of1("t", 2)) // on its way
+	s.step(Claim{Token: 3, Pool: poolA, Count: 2, Wait: wait, Binding: Binding{Team: "t"}})
+	if r := one[ClaimRefused](s); r.Why != OverLimit || r.Excess != (teams.Excess{Team: "t", Limit: teams.MaxSandboxes, Value: 3, Used: 2}) {
+		t.Errorf("refused %+v", r)
+	}
+	s.step(of1("other", 4))
+	none[ClaimRefused](s)
+
+	next := newSimAt(t, 2, s.now)
+	next.recover([]Pool{specA(5)}, warmPods(5), facts...)
+	next.step(limits)
+	for token := range uint64(2) {
+		next.step(of1("t", token+1))
+		one[Claimed](next)
+	}
+	next.step(of1("t", 9))
+	if r := one[ClaimRefused](next); r.Excess.Used != 3 {
+		t.Errorf("refused %+v", r)
+	}
+	next.release(facts[0].Sandbox.ID)
+	next.step(of1("t", 10))
+	one[Claimed](next)
+}
+
+func TestWaitingClaimsOfATeamAreBounded(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{specA(1), changed(specA(1), func(p *Pool) { p.Key.Name = "b" })}, nil)
+	s.step(TeamLimits{teams.Settings{Default: teams.Limits{MaxWaiting: 2, ClaimsPerSecond: 3}}})
+	s.step(of1("t", 1))
+	s.step(Claim{Token: 2, Pool: PoolKey{"ns", "b"}, Wait: wait, Binding: Binding{Team: "t"}})
+	s.step(of1("t", 3))
+	if r := one[ClaimRefused](s); r.Excess.Limit != teams.MaxWaiting || r.Excess.Used != 2 {
+		t.Errorf("refused %+v", r)
+	}
+	s.step(PodSeen{warmPod("a-1")})
+	s.step(of1("t", 4)) // the refused one has cost no token
+	none[ClaimRefused](s)
+	s.step(PodSeen{warmPod("a-2")})
+	s.step(of1("t", 5))
+	if r := one[ClaimRefused](s); r.Excess.Limit != teams.ClaimsPerSecond || r.Excess.Wait <= 0 || r.Excess.Wait > time.Second {
+		t.Errorf("refused %+v", r)
+	}
+}

@@ -1,0 +1,74 @@
+package rest
+
+import (
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"io"
+	"net/http"
+
+	"github.com/berth-sandbox/berth/allocator/access"
+	"github.com/berth-sandbox/berth/allocator/core"
+	"github.com/berth-sandbox/berth/api/openapi"
+)
+
+// maxBatchBytes bounds the strings of a caller in the records of a batch. The records of 1,000
+// sandboxes and these strings fit into one write of the journal.
+const maxBatchBytes = 128 << 10
+
+// claimBatch claims several sandboxes: all, at least so many, or none.
+func (a *api) claimBatch(w *reply, r *http.Request) error {
+	raw, err := io.ReadAll(r.Body)
+	if err != nil {
+		return fmt.Errorf("read body: %w", err)
+	}
+	var request openapi.NewClaims
+	if err := decode(raw, &request); err != nil {
+		return err
+	}
+	claim, err := a.claimOf(&openapi.NewSandbox{
+		TemplateID: request.Pool, Timeout: request.Timeout, IdleTimeout: request.IdleTimeout, Activity: request.Activity,
+		MinBytesPerMinute: request.MinBytesPerMinute, WaitTimeout: request.WaitTimeout, Metadata: request.Metadata, User: request.User,
+	})
+	if err != nil {
+		return err
+	}
+	if claim.Binding.IdempotencyKey, err = idempotencyKey(r.Header); err != nil {
+		return err
+	}
+	claim.Count, claim.AtLeast = request.Count, deref(request.AtLeast, request.Count)
+	if err := checkBatch(claim); err != nil {
+		return err
+	}
+	if err := w.rows(claim.Count); err != nil {
+		return err
+	}
+	claim.Binding.RequestHash = sha256.Sum256(raw)
+	ctx, cancel := context.WithTimeout(r.Context(), claim.Wait+answerWait)
+	defer cancel()
+	claim.Binding.Team = access.From(ctx).Team
+	live, ended, err := a.Allocator.ClaimBatch(ctx, request.Pool, claim)
+	if err != nil {
+		return err
+	}
+	answer := openapi.Claims{Sandboxes: make([]openapi.Sandbox, 0, len(live)), Ended: append([]string{}, ended...)}
+	for _, s := range live {
+		answer.Sandboxes = append(answer.Sandboxes, a.toSandbox(s))
+	}
+	return writeJSON(w, http.StatusCreated, answer)
+}
+
+// checkBatch checks what the document's schema cannot express.
+func checkBatch(c core.Claim) error {
+	if c.AtLeast > c.Count {
+		return invalid("atLeast: %d: must be count (%d) at most", c.AtLeast, c.Count)
+	}
+	size := len(c.Binding.User) + len(c.Binding.IdempotencyKey)
+	for k, v := range c.Binding.Metadata {
+		size += len(k) + len(v)
+	}
+	if size*c.Count > maxBatchBytes {
+		return invalid("metadata, user and Idempotency-Key: %d bytes for each of %d sandboxes: at most %d in all", size, c.Count, maxBatchBytes)
+	}
+	return nil
+}
