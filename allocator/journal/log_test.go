@@ -217,14 +217,16 @@ func TestJoinedRecordsAreInOneBatch(t *testing.T) {
 		}
 		return all
 	}
-	for name, c := range map[string]struct{ before, joined, writes int }{
-		"first of all":       {0, 400, 1},
-		"behind others":      {300, 400, 2},
-		"as many as may":     {0, MaxJoined / 1100, 1},
-		"what fits together": {50, 400, 1},
+	for name, c := range map[string]struct{ before, joined, next, writes int }{
+		"first of all":            {0, 400, 0, 1},
+		"behind others":           {300, 400, 340, 3}, // 1,040 KB, two batches if they were divided
+		"as many as may":          {0, MaxJoined / 1100, 0, 1},
+		"what fits in one batch":  {50, 400, 0, 1},
+		"two that fit in a batch": {0, 200, 200, 1},
 	} {
 		writes := m.writes
-		require.NoError(t, l.Commit(t.Context(), slices.Concat(records(c.before, false), records(c.joined, true))), name)
+		all := slices.Concat(records(c.before, false), records(c.joined, true), records(c.next, true))
+		require.NoError(t, l.Commit(t.Context(), all), name)
 		require.Equal(t, c.writes, m.writes-writes, name)
 	}
 	// Every slot has records to carry when its turn comes again. Joined records need no empty slot.
