@@ -271,11 +271,33 @@ func TestSecretsOfPodsHaveAMaker(t *testing.T) {
 				}
 			}
 		}
-		_, tls := mounted["berth-gateway/tls"]
-		require.Equal(t, tls, mounted["berth-allocator/api-tls"] == "my-api", "the full values have both")
-		require.Len(t, mounted, map[bool]int{false: 2, true: 4}[tls])
+		for mount := range mounted {
+			require.Contains(t, []string{
+				"berth-gateway/tls", "berth-gateway/control-tls", "berth-gateway/api-ca", "berth-allocator/control-tls", "berth-allocator/api-tls",
+			}, mount)
+		}
 		require.NotEqual(t, mounted["berth-gateway/control-tls"], mounted["berth-allocator/control-tls"])
 	})
+}
+
+// Where the API has a certificate, the gateway must speak TLS to it, and Envoy needs the authority
+// and nothing else.
+func TestGatewaySpeaksTLSToAnAPIWithACertificate(t *testing.T) {
+	for values, secured := range map[string]bool{"minimal": false, "closed": true} {
+		all := render(t, values)
+		gateway := findWorkload(t, all, "berth-gateway")
+		allocator := flagsOf(findWorkload(t, all, "berth-allocator").container(t, "allocator"))
+		config := flagsOf(gateway.container(t, "config"))
+		require.NotEmpty(t, config["api"], values)
+		require.Equal(t, secured, allocator["api-tls-cert"] != "" && allocator["api-tls-key"] != "", values)
+		require.Equal(t, secured, config["api-ca"] != "", values)
+		for _, v := range gateway.pod.Spec.Volumes {
+			if v.Name == "api-ca" {
+				require.Len(t, v.Secret.Items, 1)
+				require.Equal(t, "ca.crt", v.Secret.Items[0].Key)
+			}
+		}
+	}
 }
 
 // The router and Envoy must have the same settings of the edge, and Envoy must

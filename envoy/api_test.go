@@ -2,11 +2,15 @@ package envoy_test
 
 import (
 	"bufio"
+	"crypto/tls"
 	"encoding/json"
 	"io"
+	"log"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -19,6 +23,7 @@ import (
 
 	"github.com/berth-sandbox/berth/api/apierror"
 	"github.com/berth-sandbox/berth/envoy"
+	"github.com/berth-sandbox/berth/internal/controltls"
 )
 
 const apiHost = "api." + sandboxDomain
@@ -200,4 +205,65 @@ func TestEventsOfTheAPIArriveOneByOne(t *testing.T) {
 		more <- struct{}{}
 	}
 	require.False(t, lines.Scan())
+}
+
+// The authority is a mounted Secret, which the kubelet replaces by moving a link.
+func TestAPIIsVerifiedByTheNewestAuthority(t *testing.T) {
+	role := func(a *controltls.Authority, name string) (dir string) {
+		f, err := a.Issue(name, time.Now())
+		require.NoError(t, err)
+		dir = t.TempDir()
+		for file, content := range map[string][]byte{controltls.CertFile: f.Cert, controltls.KeyFile: f.Key, controltls.CAFile: f.CA} {
+			require.NoError(t, os.WriteFile(filepath.Join(dir, file), content, 0o600))
+		}
+		return dir
+	}
+	ours, err := controltls.NewAuthority(time.Now())
+	require.NoError(t, err)
+	others, err := controltls.NewAuthority(time.Now())
+	require.NoError(t, err)
+	// What clients get is of the same authority and has another name.
+	clients, allocator := role(ours, controltls.RouterName), role(ours, controltls.AllocatorName)
+	secured, err := controltls.NewAPI(filepath.Join(clients, controltls.CertFile), filepath.Join(clients, controltls.KeyFile), allocator)
+	require.NoError(t, err)
+	defer secured.Close()
+	api := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) }))
+	api.Config.SetKeepAlivesEnabled(false)
+	api.Config.ErrorLog = log.New(io.Discard, "", 0) // of handshakes that Envoy gives up
+	api.Listener = tls.NewListener(api.Listener, secured.Config())
+	api.Start()
+	defer api.Close()
+
+	dir := t.TempDir()
+	trust := func(a *controltls.Authority) {
+		version, err := os.MkdirTemp(dir, "..version-")
+		require.NoError(t, err)
+		f, err := a.Files()
+		require.NoError(t, err)
+		require.NoError(t, os.WriteFile(filepath.Join(version, controltls.CAFile), f.CA, 0o600))
+		require.NoError(t, os.Symlink(filepath.Base(version), filepath.Join(dir, "..data_new")))
+		require.NoError(t, os.Rename(filepath.Join(dir, "..data_new"), filepath.Join(dir, "..data")))
+	}
+	trust(ours)
+	require.NoError(t, os.Symlink(filepath.Join("..data", controltls.CAFile), filepath.Join(dir, controltls.CAFile)))
+	endpoint, err := envoy.ParseEndpoint(address(api))
+	require.NoError(t, err)
+	g := startGatewayWith(t, config{settings: func(s *envoy.Settings) {
+		s.API = &envoy.API{Domain: sandboxDomain, Endpoints: []envoy.Endpoint{endpoint}, TLS: &envoy.APITLS{
+			CAFile: filepath.Join(dir, controltls.CAFile), ServerName: controltls.AllocatorName, SecretFile: filepath.Join(dir, "envoy-api.yaml"),
+		}}
+		raw, err := envoy.APISecret(*s)
+		require.NoError(t, err)
+		require.NoError(t, os.WriteFile(s.API.TLS.SecretFile, raw, 0o600))
+	}})
+	answers := func(code int) func() bool {
+		return func() bool {
+			return g.answer("GET /teams HTTP/1.1\r\nHost: "+apiHost+"\r\nConnection: close\r\n\r\n").code == code
+		}
+	}
+	require.Eventually(t, answers(http.StatusTeapot), time.Minute, 10*time.Millisecond)
+	trust(others)
+	require.Eventually(t, answers(http.StatusServiceUnavailable), time.Minute, 10*time.Millisecond, "a false API is believed")
+	trust(ours)
+	require.Eventually(t, answers(http.StatusTeapot), time.Minute, 10*time.Millisecond, "the authority is not read again")
 }

@@ -45,7 +45,7 @@ import (
 // flag.
 const statusRouterError = 511
 
-//go:embed bootstrap.yaml tls-secret.yaml
+//go:embed bootstrap.yaml tls-secret.yaml api-secret.yaml
 var templates embed.FS
 
 // Bootstrap returns Envoy's configuration.
@@ -76,6 +76,18 @@ func TLSSecret(s Settings) ([]byte, error) {
 	}
 	var secret discoveryv3.DiscoveryResponse
 	if err := read("tls-secret.yaml", s, &secret); err != nil {
+		return nil, err
+	}
+	return render(&secret)
+}
+
+// APISecret renders the file for Settings.API.TLS.SecretFile.
+func APISecret(s Settings) ([]byte, error) {
+	if s.API == nil || s.API.TLS == nil {
+		return nil, errors.New("envoy settings: API.TLS: not set")
+	}
+	var secret discoveryv3.DiscoveryResponse
+	if err := read("api-secret.yaml", s, &secret); err != nil {
 		return nil, err
 	}
 	return render(&secret)

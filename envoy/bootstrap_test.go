@@ -44,7 +44,9 @@ func golden() map[string]Settings {
 		"tls.yaml": with(func(s *Settings) {
 			s.Listen = netip.MustParseAddrPort("[::]:8443")
 			s.TLS = &TLS{CertFile: "/etc/berth/tls/tls.crt", KeyFile: "/etc/berth/tls/tls.key", SecretFile: "/run/berth/envoy-tls.yaml"}
-			s.API = &API{Domain: "sandbox.example.com", Endpoints: []Endpoint{{"berth-allocator-api.berth-system.svc", 80}}}
+			s.API = &API{Domain: "sandbox.example.com", Endpoints: []Endpoint{{"berth-allocator-api.berth-system.svc", 80}}, TLS: &APITLS{
+				CAFile: "/etc/berth/api-ca/ca.crt", ServerName: "allocator.berth.sh", SecretFile: "/run/berth/envoy-api.yaml",
+			}}
 		}),
 		"load-balancer.yaml": with(func(s *Settings) {
 			s.TrustedHops, s.ProxyProtocol, s.MaxHeap = 1, true, 1<<30
@@ -70,6 +72,8 @@ func TestBootstrapIsTheGoldenFile(t *testing.T) {
 	}
 	secret, err := TLSSecret(golden()["tls.yaml"])
 	check("tls-secret.yaml", secret, err)
+	secret, err = APISecret(golden()["tls.yaml"])
+	check("api-secret.yaml", secret, err)
 }
 
 // Nothing else may differ: the sandboxes' traffic has nothing to do with it.

@@ -98,6 +98,18 @@ type API struct {
 	Domain string
 	// Endpoints are the replicas, or a Service in front of them.
 	Endpoints []Endpoint
+	// TLS is how Envoy connects to them. nil: plain HTTP.
+	TLS *APITLS
+}
+
+// APITLS verifies the API with an authority. The paths are absolute.
+type APITLS struct {
+	// CAFile is in PEM form. Envoy reads it again when a file is moved into its directory.
+	CAFile string
+	// ServerName is the DNS name that the certificate of the API must have, and that Envoy asks for.
+	ServerName string
+	// SecretFile is the path of the file that APISecret renders.
+	SecretFile string
 }
 
 // Endpoint is a host name or IP address, and a port.
@@ -184,6 +196,10 @@ func (s Settings) withDefaults() (Settings, error) {
 		}
 		if len(a.Endpoints) == 0 {
 			errs = append(errs, errors.New("API: at least one address is required"))
+		}
+		if t := a.TLS; t != nil && (!filepath.IsAbs(t.CAFile) || !filepath.IsAbs(t.SecretFile) || !hostName.MatchString(t.ServerName)) {
+			errs = append(errs, fmt.Errorf("API: authority %q, secret file %q, name %q: must be absolute paths and a DNS name",
+				t.CAFile, t.SecretFile, t.ServerName))
 		}
 	}
 	if s.TrustedHops > 100 {

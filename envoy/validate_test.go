@@ -30,6 +30,11 @@ func TestRealEnvoyAcceptsTheBootstrap(t *testing.T) {
 				secret, err := TLSSecret(settings)
 				require.NoError(t, err)
 				require.NoError(t, os.WriteFile(settings.TLS.SecretFile, secret, 0o600))
+				api := *settings.API.TLS
+				settings.API.TLS, api.SecretFile = &api, filepath.Join(dir, "api.yaml")
+				secret, err = APISecret(settings)
+				require.NoError(t, err)
+				require.NoError(t, os.WriteFile(api.SecretFile, secret, 0o600))
 			}
 			raw, err := YAML(settings)
 			require.NoError(t, err)

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/berth-sandbox/berth/envoy"
+	"github.com/berth-sandbox/berth/internal/controltls"
 )
 
 type envoyConfigCommand struct {
@@ -19,6 +20,7 @@ type envoyConfigCommand struct {
 	ProxyProtocol  bool     `help:"Expect the PROXY protocol, and take the client's address from it. Only a load balancer may be able to connect then."`
 	Domain         string   `help:"Domain of the sandboxes. Needed with --api."`
 	API            []string `name:"api" placeholder:"HOST:PORT" help:"Addresses of the allocators' HTTP API, or of its Service, comma-separated: it is served at api.<domain>. Empty: not at all."`
+	APICA          string   `name:"api-ca" help:"Connect to --api with TLS, and verify it with the authority in this file: the control stream's ca.crt. Needs --output: another file is written beside it. Empty: plain HTTP."`
 	E2BStatuses    bool     `name:"e2b-statuses" help:"Answer every client as E2B does if nothing listens on a sandbox's port. The router needs its own --e2b-statuses."`
 	Paths          bool     `help:"Let the path name the sandbox. The router needs its own --paths."`
 	MaxHeap        uint64   `placeholder:"BYTES" help:"Bytes of memory near which Envoy refuses requests, at least 67108864; less than the container's limit. 0: no bound."`
@@ -55,14 +57,21 @@ func (c *envoyConfigCommand) Run(o *output) error {
 			settings.API.Endpoints = append(settings.API.Endpoints, endpoint)
 		}
 	}
+	for name, value := range map[string]string{"--tls-dir": c.TLSDir, "--api-ca": c.APICA} {
+		if value != "" && c.Output == "" {
+			return fmt.Errorf("%s: needs --output, because another file is written beside it", name)
+		}
+	}
+	output, err := filepath.Abs(c.Output)
+	if err != nil {
+		return fmt.Errorf("--output: %w", err)
+	}
+	if c.APICA != "" {
+		if err := c.verifyAPI(&settings, output); err != nil {
+			return err
+		}
+	}
 	if c.TLSDir != "" {
-		if c.Output == "" {
-			return errors.New("--tls-dir: needs --output, because a second file is written beside it")
-		}
-		output, err := filepath.Abs(c.Output)
-		if err != nil {
-			return fmt.Errorf("--output: %w", err)
-		}
 		dir, err := filepath.Abs(c.TLSDir)
 		if err != nil {
 			return fmt.Errorf("--tls-dir: %w", err)
@@ -89,6 +98,26 @@ func (c *envoyConfigCommand) Run(o *output) error {
 		return err
 	}
 	return writeFile(c.Output, raw)
+}
+
+// verifyAPI has Envoy verify the API by the role of an allocator.
+func (c *envoyConfigCommand) verifyAPI(settings *envoy.Settings, output string) error {
+	if settings.API == nil {
+		return errors.New("--api-ca: needs --api")
+	}
+	ca, err := filepath.Abs(c.APICA)
+	if err != nil {
+		return fmt.Errorf("--api-ca: %w", err)
+	}
+	extension := filepath.Ext(output)
+	settings.API.TLS = &envoy.APITLS{
+		CAFile: ca, ServerName: controltls.AllocatorName, SecretFile: strings.TrimSuffix(output, extension) + "-api" + extension,
+	}
+	secret, err := envoy.APISecret(*settings)
+	if err != nil {
+		return err
+	}
+	return writeFile(settings.API.TLS.SecretFile, secret)
 }
 
 // writeFile puts a whole file in place or none. A container that starts again may find the file of

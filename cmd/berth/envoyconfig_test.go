@@ -96,6 +96,22 @@ func TestEnvoyConfigWithTLSIsTwoFiles(t *testing.T) {
 	}
 }
 
+func TestEnvoyConfigVerifiesTheAPI(t *testing.T) {
+	dir := t.TempDir()
+	at := filepath.Join(dir, "envoy.yaml")
+	_, err := berth(t, "envoy-config", "--api=a:80", "--domain=x.example.com", "--api-ca=/ca/ca.crt", "--output="+at)
+	require.NoError(t, err)
+	for name, want := range map[string]string{"envoy.yaml": "sni: allocator.berth.sh", "envoy-api.yaml": "exact: allocator.berth.sh"} {
+		got, err := os.ReadFile(filepath.Join(dir, name))
+		require.NoError(t, err)
+		require.Contains(t, string(got), want)
+	}
+	_, err = berth(t, "envoy-config", "--api=a:80", "--domain=x.example.com", "--api-ca=/ca/ca.crt")
+	require.ErrorContains(t, err, "--output")
+	_, err = berth(t, "envoy-config", "--api-ca=/ca/ca.crt", "--output="+at)
+	require.ErrorContains(t, err, "--api")
+}
+
 // A container that is started again finds its last run's file, which Envoy may be
 // reading.
 func TestOutputReplacesTheWholeFileOrNothing(t *testing.T) {
