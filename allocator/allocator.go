@@ -83,6 +83,9 @@ type Allocator struct {
 	api     http.Handler
 	metrics *metrics
 	watches *watches
+	// serving ends at Close.
+	serving     context.Context
+	stopServing context.CancelFunc
 
 	mu     sync.Mutex
 	leader replica // the holder of the lease, empty if unknown
@@ -119,6 +122,7 @@ func New(o Options) (*Allocator, error) {
 		o.JournalBytesPerSecond = 1 << 20
 	}
 	a := &Allocator{o: o}
+	a.serving, a.stopServing = context.WithCancel(context.Background())
 	a.lock = newTimedLock(o.Clients.Kubernetes.CoordinationV1(), o.Namespace,
 		a.self().identity(rand.String(10)), o.LeaseDuration)
 	a.lock.onClockSkew = func(holder string, ahead time.Duration) {

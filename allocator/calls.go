@@ -8,9 +8,13 @@ import (
 	"sync"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
 	"github.com/berth-sandbox/berth/allocator/access"
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/allocator/core/teams"
+	"github.com/berth-sandbox/berth/allocator/events"
+	"github.com/berth-sandbox/berth/allocator/pools"
 	"github.com/berth-sandbox/berth/allocator/rest"
 	"github.com/berth-sandbox/berth/api/apierror"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
@@ -153,9 +157,22 @@ func overLimit(e teams.Excess) *apierror.Error {
 	return apierror.New(apierror.QuotaExceeded, "%s: %d are live or being claimed; release some", limit, e.Used)
 }
 
-// Close answers all waiting claims, because this replica is shutting down and the next leader can
-// serve them. Calls in progress go on.
+// Events implements rest.Allocator.
+func (a *Allocator) Events() (*events.Ring, error) {
+	t, err := a.leadingTerm()
+	if err != nil {
+		return nil, notLeading(err)
+	}
+	return t.events, nil
+}
+
+// Serving implements rest.Allocator.
+func (a *Allocator) Serving() context.Context { return a.serving }
+
+// Close ends streams and answers all waiting claims, because this replica is shutting down and the
+// next leader can serve them. Other calls in progress go on.
 func (a *Allocator) Close() {
+	a.stopServing()
 	if t, err := a.leadingTerm(); err == nil {
 		t.Submit(core.Closing{})
 	}
@@ -257,13 +274,20 @@ func (a *Allocator) Sandbox(ctx context.Context, id string) (core.Sandbox, bool,
 	})
 }
 
-// Live implements rest.Allocator.
-func (a *Allocator) Live(ctx context.Context, pool string, after core.Mark, order core.Order, most int) ([]core.Sandbox, bool, error) {
-	sel := core.Selection{Scope: scopeOf(ctx)}
-	if pool != "" {
-		sel.Pool = core.PoolKey{Namespace: a.o.Namespace, Name: pool}
+// List implements rest.Allocator.
+func (a *Allocator) List(ctx context.Context, q rest.Query) ([]core.Sandbox, bool, error) {
+	scope := scopeOf(ctx)
+	if q.Team != "" {
+		if !scope.Sees(q.Team) {
+			return nil, false, nil
+		}
+		scope = core.Scope{Team: q.Team}
 	}
-	return read(ctx, a, func(c core.View) ([]core.Sandbox, bool) { return c.Live(sel, after, order, most) })
+	page := core.Query{Selection: core.Selection{Scope: scope}, Live: q.Live, Gone: q.Gone, After: q.After, Order: q.Order, Most: q.Most}
+	if q.Pool != "" {
+		page.Pool = core.PoolKey{Namespace: a.o.Namespace, Name: q.Pool}
+	}
+	return read(ctx, a, func(c core.View) ([]core.Sandbox, bool) { return c.List(page) })
 }
 
 // Pool implements rest.Allocator.
@@ -273,6 +297,40 @@ func (a *Allocator) Pool(name string) (*v1alpha1.SandboxPool, bool) {
 
 // Pools implements rest.Allocator.
 func (a *Allocator) Pools() []*v1alpha1.SandboxPool { return a.watches.pools.All() }
+
+// Route implements rest.Allocator.
+func (a *Allocator) Route(ctx context.Context, id string) (core.RouteStatus, bool, error) {
+	scope := scopeOf(ctx)
+	return read(ctx, a, func(c core.View) (core.RouteStatus, bool) { return c.Route(id, scope) })
+}
+
+// Counts implements rest.Allocator.
+func (a *Allocator) Counts(ctx context.Context) (map[string]core.Counts, error) {
+	all, _, err := read(ctx, a, func(c core.View) (map[core.PoolKey]core.Counts, bool) { return c.AllCounts(), true })
+	counts := make(map[string]core.Counts, len(all))
+	for key, n := range all {
+		counts[key.Name] = n
+	}
+	return counts, err
+}
+
+// ScalePool implements rest.Allocator.
+func (a *Allocator) ScalePool(ctx context.Context, name string, s rest.PoolScale) (*v1alpha1.SandboxPool, error) {
+	pool, err := a.watches.pools.Scale(ctx, core.PoolKey{Namespace: a.o.Namespace, Name: name}, pools.Scale(s))
+	switch {
+	case err == nil:
+		return pool, nil
+	case apierrors.IsNotFound(err):
+		return nil, apierror.New(apierror.PoolNotFound, "there is no pool %q", name)
+	case errors.Is(err, pools.ErrChanged), apierrors.IsConflict(err):
+		return nil, apierror.New(apierror.PoolChanged, "pool %q: %v; read it again", name, err)
+	case apierrors.IsInvalid(err), apierrors.IsBadRequest(err):
+		return nil, apierror.New(apierror.BadRequest, "pool %q: %v", name, err)
+	case apierrors.IsForbidden(err):
+		return nil, apierror.New(apierror.NotImplemented, "the allocator may not change SandboxPools here: %v; use kubectl", err)
+	}
+	return nil, err
+}
 
 // Fences implements rest.Allocator.
 func (a *Allocator) Fences(ctx context.Context, most int) ([]core.FenceStatus, int, error) {

@@ -17,6 +17,7 @@ import (
 	"github.com/berth-sandbox/berth/allocator/controlserver"
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/allocator/core/teams"
+	"github.com/berth-sandbox/berth/allocator/events"
 	"github.com/berth-sandbox/berth/allocator/rest"
 	"github.com/berth-sandbox/berth/api/apierror"
 	"github.com/berth-sandbox/berth/internal/bootclock"
@@ -31,7 +32,9 @@ func leading(t *testing.T) (*Allocator, *term) {
 	var err error
 	a.metrics, err = newMetrics(prometheus.NewRegistry(), a)
 	require.NoError(t, err)
-	tm := &term{number: 1, a: a, answers: newAnswers(), loop: newTestLoop(t, nil)}
+	a.serving, a.stopServing = context.WithCancel(t.Context())
+	t.Cleanup(a.stopServing)
+	tm := &term{number: 1, a: a, answers: newAnswers(), loop: newTestLoop(t, nil), events: events.New(1)}
 	a.setTerm(tm)
 	return a, tm
 }
@@ -100,7 +103,7 @@ func TestCallsFailWithNotLeaderWhenTheTermEnds(t *testing.T) {
 			"claim":    func() error { _, err := a.Claim(t.Context(), "python", core.Claim{}); return err },
 			"release":  func() error { _, _, err := a.Release(t.Context(), "k3x9", core.ReasonKilled); return err },
 			"sandbox":  func() error { _, _, err := a.Sandbox(t.Context(), "k3x9"); return err },
-			"live":     func() error { _, _, err := a.Live(t.Context(), "", core.Mark{}, core.OldestFirst, 1); return err },
+			"list":     func() error { _, _, err := a.List(t.Context(), rest.Query{Live: true}); return err },
 			"fences":   func() error { _, _, err := a.Fences(t.Context(), 1); return err },
 			"sessions": func() error { _, _, err := a.Sessions(t.Context(), 1); return err },
 			"keep":     func() error { _, err := a.KeepAlive(t.Context(), "k3x9"); return err },

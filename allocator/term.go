@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/rand"
 
 	"github.com/berth-sandbox/berth/allocator/core"
+	"github.com/berth-sandbox/berth/allocator/events"
 	"github.com/berth-sandbox/berth/allocator/journal"
 	"github.com/berth-sandbox/berth/allocator/kube"
 	"github.com/berth-sandbox/berth/allocator/pods"
@@ -56,6 +57,7 @@ type term struct {
 	lines     *workers // log lines of releases: writing one takes longer than a release
 	found     *workers // delayed log lines, see report
 	caller    *poststart.Caller
+	events    *events.Ring
 	log       *zap.Logger
 }
 
@@ -116,6 +118,7 @@ func (a *Allocator) lead(ctx context.Context) error {
 	case err = <-failed:
 	}
 	a.setTerm(nil)
+	t.events.Close()
 	stop()
 	all.Wait()
 	return err
@@ -184,7 +187,7 @@ func (a *Allocator) newTerm(log *journal.Log) (*term, error) {
 		return nil, err
 	}
 	t := &term{
-		number: log.Term(), a: a, answers: newAnswers(),
+		number: log.Term(), a: a, answers: newAnswers(), events: events.New(log.Term()),
 		log: a.o.Log.With(zap.Uint64("term", log.Term())),
 	}
 	for _, w := range []**workers{&t.creates, &t.deletes, &t.other, &t.callbacks, &t.lines, &t.found} {
@@ -343,10 +346,14 @@ func (t *term) do(e core.Effect) {
 		t.a.metrics.declaredDead.Inc()
 		t.log.Error("an operator declared a router dead, so no fence waits for it: if it still runs, it may send requests to pods of other sandboxes until its routes are stale",
 			zap.String("router", e.Session), zap.String("address", e.From), zap.String("by", e.Declaration.By), zap.String("reason", e.Declaration.Reason), zap.Int("fences", e.Fences))
+	case core.SandboxCreated:
+		t.publish(events.Created, e.Sandbox)
 	case core.SandboxReady:
+		t.publish(events.Ready, e.Sandbox)
 		t.callBack(t.a.o.OnSandboxReady, e.Sandbox.ID)
 	case core.SandboxReleased:
 		t.hooks.drop(e.Sandbox)
+		t.publish(events.Released, e.Sandbox)
 		t.a.metrics.releases.WithLabelValues(e.Sandbox.Reason).Inc()
 		t.lines.add("log", func(ctx context.Context) error {
 			t.headStart.wait(ctx)
@@ -381,6 +388,12 @@ func (t *term) report(what string, fields ...zap.Field) {
 		t.a.metrics.repairs.Inc()
 		t.log.Warn("found: "+what, fields...)
 		return nil
+	})
+}
+
+func (t *term) publish(what events.Type, s core.Sandbox) {
+	t.events.Publish(events.Event{
+		Type: what, At: t.a.o.WallClock(), SandboxID: s.ID, Pool: s.Pool.Name, Team: s.Team, User: s.User, Reason: s.Reason,
 	})
 }
 

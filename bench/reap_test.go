@@ -13,7 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/berth-sandbox/berth/allocator/rest"
+	"github.com/berth-sandbox/berth/api/openapi"
 	"github.com/berth-sandbox/berth/devcluster/stack"
 )
 
@@ -160,7 +160,7 @@ func (g *ground) claimIdle(pool string, idle time.Duration) (id string, err erro
 // untilAsked is when the allocator asks whether a sandbox is idle, if it hears nothing of
 // it until then.
 func (g *ground) untilAsked(id string) (time.Duration, error) {
-	var page rest.LastActive
+	var page openapi.LastActive
 	code, body, err := g.call(http.MethodGet, "/v1/last-active?id="+id, "")
 	if err != nil || code != http.StatusOK {
 		return 0, fmt.Errorf("last-active: %d %s %w", code, body, err)

@@ -167,9 +167,10 @@ func (c *Client) Pools(ctx context.Context) ([]openapi.Template, error) {
 	return *all, nil
 }
 
-// Why says why a sandbox is alive, and until when.
-func (c *Client) Why(ctx context.Context, id string) (*openapi.SandboxActivity, error) {
-	return call[openapi.SandboxActivity](ctx, repeatable, func() (*http.Response, error) {
+// Why says why a sandbox is alive and until when, or when and why it was released: then Activity is
+// nil.
+func (c *Client) Why(ctx context.Context, id string) (*openapi.SandboxExplanation, error) {
+	return call[openapi.SandboxExplanation](ctx, repeatable, func() (*http.Response, error) {
 		return c.api.ExplainSandbox(ctx, id)
 	})
 }

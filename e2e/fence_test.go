@@ -19,7 +19,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/berth-sandbox/berth/allocator/rest"
 	"github.com/berth-sandbox/berth/api/openapi"
 	"github.com/berth-sandbox/berth/devcluster/stack"
 )
@@ -51,9 +50,9 @@ func berthLocal(e *env, args ...string) (string, error) {
 }
 
 // waitsFor are the routers that the fence of a sandbox waits for.
-func (e *env) waitsFor(s openapi.Sandbox) ([]rest.Awaited, error) {
+func (e *env) waitsFor(s openapi.Sandbox) ([]openapi.AwaitedSession, error) {
 	out := e.api(http.MethodGet, "/v1/fences", "").body
-	var all rest.Fences
+	var all openapi.Fences
 	if err := json.Unmarshal([]byte(out), &all); err != nil {
 		return nil, err
 	}
@@ -79,7 +78,7 @@ func TestOperatorEndsTheWaitForAPausedRouter(t *testing.T) {
 	require.NoError(t, router.Pause())
 	e.release(s.SandboxID)
 
-	var silent rest.Awaited
+	var silent openapi.AwaitedSession
 	e.eventually(func() error {
 		waitsFor, err := e.waitsFor(s)
 		switch {

@@ -12,7 +12,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/berth-sandbox/berth/allocator/core"
-	"github.com/berth-sandbox/berth/allocator/rest"
 	"github.com/berth-sandbox/berth/api/activity"
 	"github.com/berth-sandbox/berth/api/apierror"
 	"github.com/berth-sandbox/berth/api/openapi"
@@ -21,11 +20,11 @@ import (
 )
 
 // uses asks the API when sandboxes were last used.
-func (e *env) uses(query string) rest.LastActive {
+func (e *env) uses(query string) openapi.LastActive {
 	e.t.Helper()
 	a := e.api(http.MethodGet, "/v1/last-active?"+query, "")
 	require.Equal(e.t, http.StatusOK, a.code, a.body)
-	var all rest.LastActive
+	var all openapi.LastActive
 	require.NoError(e.t, json.Unmarshal([]byte(a.body), &all))
 	return all
 }
@@ -118,7 +117,7 @@ func TestOperatorsSeeLastUseAndNextRelease(t *testing.T) {
 // idle timeout of 6 s.
 func (e *env) seesUse(used openapi.Sandbox) {
 	e.t.Helper()
-	var first rest.LastActive
+	var first openapi.LastActive
 	e.eventually(func() error { // a look shows it, then the router reports it
 		first = e.uses("id=" + used.SandboxID)
 		require.Len(e.t, first.Sandboxes, 1)
@@ -163,9 +162,9 @@ func (e *env) seesIdleness(used, silent openapi.Sandbox) {
 	require.Equal(e.t, core.ReasonIdle, before[0].Next.Reason, "which is before its end")
 	require.NotNil(e.t, before[0].EndAt)
 	e.pass(2 * 6 * time.Second)
-	var after map[string]rest.Activity
+	var after map[string]openapi.Activity
 	e.eventually(func() error { // a look of a busy machine may come late
-		after = map[string]rest.Activity{}
+		after = map[string]openapi.Activity{}
 		for _, s := range e.uses("pool=" + e.pool).Sandboxes {
 			after[s.SandboxID] = s
 		}

@@ -10,7 +10,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/berth-sandbox/berth/allocator/core"
-	"github.com/berth-sandbox/berth/allocator/rest"
 	"github.com/berth-sandbox/berth/api/activity"
 	"github.com/berth-sandbox/berth/api/apierror"
 	"github.com/berth-sandbox/berth/api/openapi"
@@ -54,7 +53,7 @@ func TestMovedEndHoldsUnderTheNextLeader(t *testing.T) {
 	require.WithinDuration(t, moved.EndAt, now.EndAt, time.Microsecond)
 	require.EqualValues(t, 600, now.IdleTimeout)
 	require.Equal(t, http.StatusNoContent, e.api(http.MethodPost, "/v1"+path+"/keepalive", "").code)
-	var all rest.LastActive
+	var all openapi.LastActive
 	require.NoError(t,
 		json.Unmarshal([]byte(e.api(http.MethodGet, "/v1/last-active?id="+s.SandboxID, "").body), &all))
 	require.Len(t, all.Sandboxes, 1)

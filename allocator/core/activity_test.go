@@ -155,7 +155,7 @@ func TestSelectionHasItsTeamAndPoolOnly(t *testing.T) {
 		everything(): all, {Scope: Scope{All: true, Team: "x"}, Pool: poolA}: all, {Scope: one}: all / 3, {Scope: one, Pool: poolA}: all / 3,
 		{Scope: one, Pool: PoolKey{Name: "other"}}: 0, {}: 0, {Scope: Scope{Team: "other"}}: 0,
 	} {
-		list, more := v.Live(sel, Mark{}, OldestFirst, all)
+		list, more := v.List(Query{Selection: sel, Live: true, Most: all})
 		if len(list) != want || more {
 			t.Errorf("%+v: %d sandboxes, %v more; want %d", sel, len(list), more, want)
 		}

@@ -18,7 +18,7 @@ type desk struct {
 // admit takes what a new claim costs its team, or says which limit refuses the claim. What the team
 // has is counted from the tables.
 func (d *desk) admit(pools *poolTable, team string, sandboxes int, waits bool) teams.Excess {
-	r := teams.Request{Team: team, Sandboxes: sandboxes, Waits: waits, Used: len(d.sandboxes.of(Selection{Scope: Scope{Team: team}})) + d.Asked(team)}
+	r := teams.Request{Team: team, Sandboxes: sandboxes, Waits: waits, Used: len(d.sandboxes.live.of(Selection{Scope: Scope{Team: team}})) + d.Asked(team)}
 	if waits {
 		for _, pool := range pools.byKey {
 			r.Waiting += pool.line.CallersOf(team)

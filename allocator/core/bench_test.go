@@ -60,7 +60,7 @@ func BenchmarkMemory(b *testing.B) {
 		used := heap()
 		b.ReportMetric((warm-empty)/pods, "bytes/pod")
 		b.ReportMetric((used-warm)/claims, "bytes/sandbox")
-		if list, more := c.View().Live(everything(), Mark{}, OldestFirst, claims); len(list) != claims || more {
+		if list, more := c.View().List(Query{Selection: everything(), Live: true, Most: claims}); len(list) != claims || more {
 			b.Fatalf("%d live", len(list))
 		}
 		runtime.KeepAlive(c)
@@ -250,7 +250,7 @@ func BenchmarkDeadlines(b *testing.B) {
 		}
 		b.ReportMetric(100*ticks.Seconds()/(hours*3600), "ticks_%")
 		b.ReportMetric(float64(longest.Microseconds()), "longest_us")
-		if n := len(s.core.sandboxes.of(everything())); n != sandboxes {
+		if n := len(s.core.sandboxes.live.of(everything())); n != sandboxes {
 			b.Fatalf("%d are left", n)
 		}
 	}

@@ -292,6 +292,7 @@ func (c *Core) claimed(cl *claim, f Fact) {
 	}
 	c.sandboxes.add(sb)
 	c.addRoutes(sb)
+	c.emit(SandboxCreated{sb.Sandbox})
 	if p := c.pods[sb.Pod]; p != nil {
 		p.claim, p.sandbox = nil, sb
 		p.enter(podClaimed, c.now.Boot)

@@ -6,6 +6,7 @@ import (
 	"reflect"
 	"slices"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 )
@@ -332,7 +333,7 @@ func TestPagesShowEachLiveSandboxOnceOldestFirst(t *testing.T) {
 		slices.Sort(ids[at : at+3])
 	}
 	page := func(after Mark, most int) (got []string, next Mark, more bool) {
-		list, more := s.core.View().Live(everything(), after, OldestFirst, most)
+		list, more := s.core.View().List(Query{Selection: everything(), Live: true, After: after, Most: most})
 		for _, sb := range list {
 			got, next = append(got, sb.ID), Mark{sb.ClaimedAt, sb.ID}
 		}
@@ -365,7 +366,7 @@ func TestPagesShowEachLiveSandboxOnceOldestFirst(t *testing.T) {
 	var backward []string
 	for next, more := (Mark{}), true; more; {
 		var list []Sandbox
-		list, more = s.core.View().Live(everything(), next, NewestFirst, 3)
+		list, more = s.core.View().List(Query{Selection: everything(), Live: true, After: next, Order: NewestFirst, Most: 3})
 		for _, sb := range list {
 			backward, next = append(backward, sb.ID), Mark{sb.ClaimedAt, sb.ID}
 		}
@@ -381,4 +382,59 @@ func TestPagesShowEachLiveSandboxOnceOldestFirst(t *testing.T) {
 	if len(before) != 5 || len(after) != 4 || slices.Contains(after, next.ID) {
 		t.Errorf("%v, then %v", before, after)
 	}
+}
+
+func TestListSelectsByPoolTeamAndPhase(t *testing.T) {
+	s := newSim(t)
+	var pods []Pod
+	for i := range 6 {
+		pods = append(pods, with(warmPod("a-"+strconv.Itoa(i)), func(p *Pod) { p.IP = netip.AddrFrom4([4]byte{10, 0, 1, byte(i)}) }))
+		pods = append(pods, with(warmPod("b-"+strconv.Itoa(i)), func(p *Pod) { p.Pool, p.IP = "b", netip.AddrFrom4([4]byte{10, 0, 2, byte(i)}) }))
+	}
+	poolB := PoolKey{poolA.Namespace, "b"}
+	s.recover([]Pool{specA(6), changed(specA(6), func(p *Pool) { p.Key = poolB })}, pods)
+	names := map[string]string{} // of sandboxes: pool, team, number
+	for i := range 6 {
+		for _, pool := range []PoolKey{poolA, poolB} {
+			s.now.Wall = s.now.Wall.Add(time.Second)
+			team := []string{"x", "y", ""}[i%3]
+			s.step(Claim{Token: 1, Pool: pool, Wait: wait, Binding: Binding{Team: team}})
+			sb := one[Claimed](s).Sandbox
+			names[sb.ID] = pool.Name + team + strconv.Itoa(i)
+			if i >= 3 {
+				s.release(sb.ID)
+			}
+		}
+	}
+	of := func(pool PoolKey, team string) Selection {
+		return Selection{Scope{All: team == "", Team: team}, pool}
+	}
+	for _, c := range []struct {
+		query Query
+		want  string
+		more  bool
+	}{
+		{Query{Selection: of(PoolKey{}, ""), Live: true, Most: 9}, "ax0 bx0 ay1 by1 a2 b2", false},
+		{Query{Selection: of(PoolKey{}, ""), Live: true, Most: 5}, "ax0 bx0 ay1 by1 a2", true},
+		{Query{Selection: of(poolB, ""), Live: true, Most: 9}, "bx0 by1 b2", false},
+		{Query{Selection: of(PoolKey{}, "y"), Live: true, Most: 9}, "ay1 by1", false},
+		{Query{Selection: of(poolA, "x"), Live: true, Most: 9}, "ax0", false},
+		{Query{Selection: of(PoolKey{poolA.Namespace, "c"}, ""), Live: true, Most: 9}, "", false},
+		{Query{Selection: of(poolA, ""), Gone: true, Most: 9}, "ax3 ay4 a5", false},
+		{Query{Selection: of(PoolKey{}, ""), Gone: true, Most: 1, Order: NewestFirst}, "b5", true},
+		{Query{Selection: of(PoolKey{}, "x"), Live: true, Gone: true, Most: 4}, "ax0 bx0 ax3 bx3", false},
+		{Query{Selection: of(PoolKey{}, "x"), Live: true, Gone: true, Most: 3}, "ax0 bx0 ax3", true},
+		{Query{Selection: of(PoolKey{}, "x"), Live: true, Gone: true, Most: 3, Order: NewestFirst}, "bx3 ax3 bx0", true},
+		{Query{Selection: of(PoolKey{}, ""), Most: 9}, "", false},
+	} {
+		var got []string
+		list, more := s.core.View().List(c.query)
+		for i := range list {
+			got = append(got, names[list[i].ID])
+		}
+		if strings.Join(got, " ") != c.want || more != c.more {
+			t.Errorf("%+v: %v, more: %v", c.query, got, more)
+		}
+	}
+	checkSandboxes(t, s.core)
 }

@@ -189,6 +189,9 @@ type (
 		Left   bool
 	}
 
+	// SandboxCreated: the claim of a sandbox is durable. It comes once for each sandbox, or never if
+	// the leader ends in that moment.
+	SandboxCreated struct{ Sandbox Sandbox }
 	// SandboxReady fires OnSandboxReady: requests reach the sandbox from now on. It comes once for
 	// each sandbox, or never if the leader ends in that moment.
 	SandboxReady struct{ Sandbox Sandbox }
@@ -267,6 +270,7 @@ func (Write) effect()               {}
 func (Settle) effect()              {}
 func (LabelPod) effect()            {}
 func (StartSandbox) effect()        {}
+func (SandboxCreated) effect()      {}
 func (SandboxReady) effect()        {}
 func (Repaired) effect()            {}
 func (DeletePod) effect()           {}

@@ -282,14 +282,30 @@ func checkSandboxes(t fataler, c *Core) {
 		holds[s.Pod] = id
 		checkSandbox(t, c, s)
 	}
-	for i, s := range c.sandboxes.of(everything()) {
-		if c.sandboxes.byID[s.ID] != s || i > 0 && byClaim(c.sandboxes.of(everything())[i-1], s.mark()) >= 0 {
-			t.Fatalf("live sandbox %s is not known, or not in its place", s.ID)
+	checkLists(t, c, c.sandboxes.live, false)
+	checkLists(t, c, c.sandboxes.gone, true)
+	all, gone := len(c.sandboxes.live.of(everything())), len(c.sandboxes.gone.of(everything()))
+	if live != all || len(c.sandboxes.byID)-live != gone || ended != c.sandboxes.ended.Len() || deadlines != c.deadlines.Len() {
+		t.Fatalf("%d live, %d ended and %d deadlines, kept are %d, %d and %d",
+			live, ended, deadlines, all, c.sandboxes.ended.Len(), c.deadlines.Len())
+	}
+}
+
+func checkLists(t fataler, c *Core, l lists, gone bool) {
+	for sel, list := range l {
+		for i, s := range list {
+			selected := sel.Sees(s.Team) && (sel.Pool == PoolKey{} || sel.Pool == s.Pool)
+			if c.sandboxes.byID[s.ID] != s || gone != (s.Phase >= Released) || !selected || i > 0 && byClaim(list[i-1], s.mark()) >= 0 {
+				t.Fatalf("sandbox %s in the list of %v is not known, or not in its place", s.ID, sel)
+			}
 		}
 	}
-	if live != len(c.sandboxes.of(everything())) || ended != c.sandboxes.ended.Len() || deadlines != c.deadlines.Len() {
-		t.Fatalf("%d live, %d ended and %d deadlines, kept are %d, %d and %d",
-			live, ended, deadlines, len(c.sandboxes.of(everything())), c.sandboxes.ended.Len(), c.deadlines.Len())
+	for _, s := range l.of(everything()) {
+		for _, sel := range s.selections() {
+			if _, found := slices.BinarySearchFunc(l[sel], s.mark(), byClaim); !found {
+				t.Fatalf("sandbox %s is not in the list of %v", s.ID, sel)
+			}
+		}
 	}
 }
 

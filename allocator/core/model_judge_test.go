@@ -253,6 +253,10 @@ func (w *world) judge(e Effect) {
 		if p := w.pod(e.Pod); !p.marked && len(w.tampered) == 0 {
 			t.Fatalf("pod %s repaired: %s", e.Pod.Name, e.What)
 		}
+	case SandboxCreated:
+		if w.disk.sandboxes[e.Sandbox.ID].ID == "" || w.ready[e.Sandbox.ID] {
+			t.Fatalf("%s is said to be created, ready: %v; durable is %+v", e.Sandbox.ID, w.ready[e.Sandbox.ID], w.disk.sandboxes[e.Sandbox.ID])
+		}
 	case SandboxReady:
 		if w.ready[e.Sandbox.ID] || w.disk.sandboxes[e.Sandbox.ID].Phase != Running {
 			t.Fatalf("%s is said to be ready, before: %v; durable is %+v", e.Sandbox.ID, w.ready[e.Sandbox.ID], w.disk.sandboxes[e.Sandbox.ID])

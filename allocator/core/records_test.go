@@ -193,7 +193,7 @@ func TestUnwrittenRecordDoesNotKeepOthers(t *testing.T) {
 			}
 		}
 		written(s.step(Claim{Token: n, Pool: poolA, Wait: wait}))
-		c := s.core.sandboxes.of(everything())[0].Sandbox
+		c := s.core.sandboxes.live.of(everything())[0].Sandbox
 		written(s.step(Release{Scope: everyTeam, ID: c.ID, Reason: ReasonKilled}))
 		s.deletedAfter(c.Pod, never)
 		written(s.step(PodGone{c.Pod}))

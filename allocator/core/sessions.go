@@ -232,7 +232,7 @@ func (r *routers) sendRoute(sb *sandbox) {
 		return
 	}
 	for _, s := range r.members.Reachable() { // the others get it with their snapshot
-		r.emit(SendRoute{Stream: s.Stream, Sequence: r.members.NextSequence(s), Sandbox: sb.Sandbox})
+		r.emit(SendRoute{Stream: s.Stream, Sequence: r.members.SentRoute(s, sb.ID), Sandbox: sb.Sandbox})
 	}
 }
 

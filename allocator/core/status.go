@@ -81,26 +81,30 @@ func (v View) Fences(most int) (list []FenceStatus, others int) {
 		if len(list) == most {
 			break
 		}
-		st := FenceStatus{Sandbox: v.c.sandboxes.byID[id].Sandbox, Window: v.c.fences.WindowLeft(id, v.c.now.Boot)}
-		waiting := maps.Collect(v.c.fences.Waiting(id))
-		for _, s := range v.c.routers.members.All() {
-			if len(st.Waiting) == min(maxAwaited, len(waiting)) {
-				break
-			}
-			needed, waits := waiting[s.ID]
-			if !waits {
-				continue
-			}
-			a := Awaited{SessionStatus: v.statusOf(s)}
-			if a.Connected {
-				a.Needed = needed
-			}
-			st.Waiting = append(st.Waiting, a)
-		}
-		st.Others = len(waiting) - len(st.Waiting)
-		list = append(list, st)
+		list = append(list, v.fenceOf(v.c.sandboxes.byID[id]))
 	}
 	return list, v.c.fences.Len() - len(list)
+}
+
+func (v View) fenceOf(sb *sandbox) FenceStatus {
+	st := FenceStatus{Sandbox: sb.Sandbox, Window: v.c.fences.WindowLeft(sb.ID, v.c.now.Boot)}
+	waiting := maps.Collect(v.c.fences.Waiting(sb.ID))
+	for _, s := range v.c.routers.members.All() {
+		if len(st.Waiting) == min(maxAwaited, len(waiting)) {
+			break
+		}
+		needed, waits := waiting[s.ID]
+		if !waits {
+			continue
+		}
+		a := Awaited{SessionStatus: v.statusOf(s)}
+		if a.Connected {
+			a.Needed = needed
+		}
+		st.Waiting = append(st.Waiting, a)
+	}
+	st.Others = len(waiting) - len(st.Waiting)
+	return st
 }
 
 // Sessions lists the sessions that have not ended, by ID and at most so many, and says how many
@@ -151,7 +155,7 @@ type Activities struct {
 // Activities passes over at most scan live sandboxes of a selection that follow a mark. It lists
 // those for which keep returns true, at most so many.
 func (v View) Activities(sel Selection, after Mark, keep func(*Sandbox) bool, most, scan int) (part Activities) {
-	for s := range v.c.sandboxes.page(sel, after, OldestFirst) {
+	for s := range v.c.sandboxes.live.page(sel, after, OldestFirst) {
 		if scan--; scan < 0 {
 			return part
 		}

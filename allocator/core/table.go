@@ -12,37 +12,19 @@ import (
 
 // sandboxTable has the sandboxes, in the orders in which they are asked for.
 type sandboxTable struct {
-	byID  map[string]*sandbox
-	byPod map[PodKey]*sandbox // by the pod that is or was theirs
-	// live has those that are not released, in the order of byClaim: for each selection that a call
-	// can make, so that a call passes over no others.
-	live    map[Selection][]*sandbox
-	ended   *list.List        // of *sandbox, in the order in which they ended
-	batches map[string]*batch // those with a sandbox on record, by ID
+	byID    map[string]*sandbox
+	byPod   map[PodKey]*sandbox // by the pod that is or was theirs
+	live    lists               // those that are not released
+	gone    lists               // those that are
+	ended   *list.List          // of *sandbox, in the order in which they ended
+	batches map[string]*batch   // those with a sandbox on record, by ID
 }
 
 func newSandboxTable() *sandboxTable {
 	return &sandboxTable{
-		byID: map[string]*sandbox{}, byPod: map[PodKey]*sandbox{}, live: map[Selection][]*sandbox{}, ended: list.New(),
+		byID: map[string]*sandbox{}, byPod: map[PodKey]*sandbox{}, live: lists{}, gone: lists{}, ended: list.New(),
 		batches: map[string]*batch{},
 	}
-}
-
-// everything selects all live sandboxes.
-func everything() Selection { return Selection{Scope: Scope{All: true}} }
-
-// selections are those that a sandbox belongs to.
-func (sb *sandbox) selections() [4]Selection {
-	all, team := Scope{All: true}, Scope{Team: sb.Team}
-	return [...]Selection{{all, PoolKey{}}, {all, sb.Pool}, {team, PoolKey{}}, {team, sb.Pool}}
-}
-
-// of returns the live sandboxes of a selection.
-func (t *sandboxTable) of(sel Selection) []*sandbox {
-	if sel.All {
-		sel.Team = ""
-	}
-	return t.live[sel]
 }
 
 // seen returns a sandbox that exists within a scope, else nil.
@@ -56,12 +38,10 @@ func (t *sandboxTable) seen(id string, scope Scope) *sandbox {
 // add enters a sandbox.
 func (t *sandboxTable) add(sb *sandbox) {
 	t.byID[sb.ID], t.byPod[sb.Pod] = sb, sb
-	if sb.Phase >= Released {
-		return
-	}
-	for _, sel := range sb.selections() {
-		at, _ := slices.BinarySearchFunc(t.live[sel], sb.mark(), byClaim)
-		t.live[sel] = slices.Insert(t.live[sel], at, sb)
+	if sb.Phase < Released {
+		t.live.add(sb)
+	} else {
+		t.gone.add(sb)
 	}
 }
 
@@ -86,16 +66,49 @@ func (t *sandboxTable) granted(grant string) []*sandbox {
 	return []*sandbox{t.byID[grant]}
 }
 
-// released takes a sandbox from the live ones.
+// released moves a sandbox from the live ones to those that are gone.
 func (t *sandboxTable) released(sb *sandbox) {
+	t.live.remove(sb)
+	t.gone.add(sb)
+}
+
+// lists has sandboxes in the order of byClaim: for each selection that a call can make, so that a
+// call passes over no others.
+type lists map[Selection][]*sandbox
+
+// everything selects all sandboxes.
+func everything() Selection { return Selection{Scope: Scope{All: true}} }
+
+// selections are those that a sandbox belongs to.
+func (sb *sandbox) selections() [4]Selection {
+	all, team := Scope{All: true}, Scope{Team: sb.Team}
+	return [...]Selection{{all, PoolKey{}}, {all, sb.Pool}, {team, PoolKey{}}, {team, sb.Pool}}
+}
+
+// of returns the sandboxes of a selection.
+func (l lists) of(sel Selection) []*sandbox {
+	if sel.All {
+		sel.Team = ""
+	}
+	return l[sel]
+}
+
+func (l lists) add(sb *sandbox) {
 	for _, sel := range sb.selections() {
-		at, found := slices.BinarySearchFunc(t.live[sel], sb.mark(), byClaim)
+		at, _ := slices.BinarySearchFunc(l[sel], sb.mark(), byClaim)
+		l[sel] = slices.Insert(l[sel], at, sb)
+	}
+}
+
+func (l lists) remove(sb *sandbox) {
+	for _, sel := range sb.selections() {
+		at, found := slices.BinarySearchFunc(l[sel], sb.mark(), byClaim)
 		switch {
 		case !found:
-		case len(t.live[sel]) == 1:
-			delete(t.live, sel)
+		case len(l[sel]) == 1:
+			delete(l, sel)
 		default:
-			t.live[sel] = slices.Delete(t.live[sel], at, at+1)
+			l[sel] = slices.Delete(l[sel], at, at+1)
 		}
 	}
 }
@@ -126,6 +139,7 @@ func (t *sandboxTable) forget(most int, before time.Duration, keep func(*sandbox
 			continue
 		}
 		t.ended.Remove(sb.elem)
+		t.gone.remove(sb)
 		delete(t.byID, sb.ID)
 		delete(t.byPod, sb.Pod)
 		if b := t.batches[sb.Batch]; b != nil {
@@ -138,16 +152,16 @@ func (t *sandboxTable) forget(most int, before time.Duration, keep func(*sandbox
 	return forgotten
 }
 
-// page yields the live sandboxes of a selection that follow a mark.
-func (t *sandboxTable) page(sel Selection, m Mark, order Order) iter.Seq[*sandbox] {
-	live := t.of(sel)
-	at, found := slices.BinarySearchFunc(live, m, byClaim)
+// page yields the sandboxes of a selection that follow a mark.
+func (l lists) page(sel Selection, m Mark, order Order) iter.Seq[*sandbox] {
+	list := l.of(sel)
+	at, found := slices.BinarySearchFunc(list, m, byClaim)
 	return func(yield func(*sandbox) bool) {
 		if order == NewestFirst {
 			if m == (Mark{}) {
-				at = len(live)
+				at = len(list)
 			}
-			for _, sb := range slices.Backward(live[:at]) {
+			for _, sb := range slices.Backward(list[:at]) {
 				if !yield(sb) {
 					return
 				}
@@ -157,7 +171,7 @@ func (t *sandboxTable) page(sel Selection, m Mark, order Order) iter.Seq[*sandbo
 		if found {
 			at++
 		}
-		for _, sb := range live[at:] {
+		for _, sb := range list[at:] {
 			if !yield(sb) {
 				return
 			}
@@ -180,7 +194,7 @@ func (t *sandboxTable) byEnd() []*sandbox {
 
 // routable returns the sandboxes whose routes routers may receive, in no order.
 func (t *sandboxTable) routable() []Sandbox {
-	live := t.of(everything())
+	live := t.live.of(everything())
 	all := make([]Sandbox, 0, len(live))
 	for _, sb := range live {
 		if sb.routable() {
@@ -190,11 +204,14 @@ func (t *sandboxTable) routable() []Sandbox {
 	return all
 }
 
-// mark is the position of a sandbox among the live ones. It does not change.
-func (sb *sandbox) mark() Mark { return Mark{sb.ClaimedAt, sb.ID} }
+// mark is the position of a sandbox in lists. It does not change.
+func (s *Sandbox) mark() Mark { return Mark{s.ClaimedAt, s.ID} }
 
-// byClaim orders sandboxes by Mark, in microseconds. The journal and the objects keep microseconds,
-// so the next leader has the same order.
-func byClaim(sb *sandbox, m Mark) int {
-	return cmp.Or(cmp.Compare(sb.ClaimedAt.UnixMicro(), m.ClaimedAt.UnixMicro()), strings.Compare(sb.ID, m.ID))
+// byClaim orders sandboxes by Mark.
+func byClaim(sb *sandbox, m Mark) int { return byMark(sb.mark(), m) }
+
+// byMark compares in microseconds. The journal and the objects keep microseconds, so the next
+// leader has the same order.
+func byMark(a, b Mark) int {
+	return cmp.Or(cmp.Compare(a.ClaimedAt.UnixMicro(), b.ClaimedAt.UnixMicro()), strings.Compare(a.ID, b.ID))
 }

@@ -1,6 +1,9 @@
 package core
 
-import "time"
+import (
+	"slices"
+	"time"
+)
 
 // View reads a Core. It shows the state after the last Step.
 type View struct{ c *Core }
@@ -21,6 +24,15 @@ func (v View) Counts(key PoolKey) (Counts, bool) {
 	counts := pool.counts()
 	counts.Stuck, counts.Trouble = pool.stuck(), pool.backOff.trouble
 	return counts, true
+}
+
+// AllCounts returns the pods of all pools by state, without Stuck and Trouble.
+func (v View) AllCounts() map[PoolKey]Counts {
+	all := make(map[PoolKey]Counts, len(v.c.pools.byKey))
+	for key, pool := range v.c.pools.byKey {
+		all[key] = pool.counts()
+	}
+	return all
 }
 
 // Sandbox returns the state of a sandbox, live or ended.
@@ -63,14 +75,14 @@ func (v View) ObjectsWritten() []string {
 	return ids
 }
 
-// Mark is a position in the list of live sandboxes: after a sandbox of this ID that was claimed
-// then. The sandbox need not exist. The zero Mark is the beginning of the list in either order.
+// Mark is a position in a list of sandboxes: after a sandbox of this ID that was claimed then. The
+// sandbox need not exist. The zero Mark is the beginning of the list in either order.
 type Mark struct {
 	ClaimedAt time.Time
 	ID        string
 }
 
-// Order is an order of the list of live sandboxes, by the time of the claim.
+// Order is an order of a list of sandboxes, by the time of the claim.
 type Order bool
 
 // The orders.
@@ -79,25 +91,55 @@ const (
 	NewestFirst Order = true
 )
 
-// Live returns the starting and running sandboxes of a selection that follow a mark, at most so many,
-// and whether there are more. Calls that continue with the mark of the last sandbox return every
-// sandbox once that is live throughout. It passes over no sandbox outside of the selection.
-func (v View) Live(sel Selection, after Mark, order Order, most int) (list []Sandbox, more bool) {
-	for sb := range v.c.sandboxes.page(sel, after, order) {
-		if !sb.live() {
-			continue
-		}
-		if len(list) == most {
-			return list, true
-		}
-		list = append(list, sb.Sandbox)
-	}
-	return list, false
+// Query is a page of a list of sandboxes.
+type Query struct {
+	Selection
+	// Live selects the starting and running sandboxes, Gone those that are released or ended and
+	// not forgotten yet.
+	Live, Gone bool
+	After      Mark
+	Order      Order
+	// Most bounds the page.
+	Most int
 }
 
-// CountLive is how many Live would return.
+// List returns a page, and whether there are more. Pages that begin after the last sandbox of the
+// page before have every sandbox once that the query selects throughout. List passes over no
+// sandbox outside of the selection.
+func (v View) List(q Query) (page []Sandbox, more bool) {
+	if q.Live {
+		for sb := range v.c.sandboxes.live.page(q.Selection, q.After, q.Order) {
+			if len(page) > q.Most {
+				break
+			}
+			if sb.live() {
+				page = append(page, sb.Sandbox)
+			}
+		}
+	}
+	if live := len(page); q.Gone {
+		for sb := range v.c.sandboxes.gone.page(q.Selection, q.After, q.Order) {
+			if len(page)-live > q.Most {
+				break
+			}
+			page = append(page, sb.Sandbox)
+		}
+		slices.SortFunc(page, func(a, b Sandbox) int {
+			if q.Order == NewestFirst {
+				return byMark(b.mark(), a.mark())
+			}
+			return byMark(a.mark(), b.mark())
+		})
+	}
+	if len(page) > q.Most {
+		return page[:q.Most], true
+	}
+	return page, false
+}
+
+// CountLive is how many sandboxes start or run.
 func (v View) CountLive() (n int) {
-	for _, sb := range v.c.sandboxes.of(everything()) {
+	for _, sb := range v.c.sandboxes.live.of(everything()) {
 		if sb.live() {
 			n++
 		}

@@ -206,24 +206,6 @@ func TestLastActiveIsTheDocumentedJSON(t *testing.T) {
 	})
 }
 
-func TestSandboxExplainsWhyItIsAlive(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := &fake{activities: activities()[:1]}
-		w := call(handler(t, f), "GET", "/v1/sandboxes/aa1", "")
-		require.Equal(t, http.StatusOK, w.Code, w.Body)
-		require.JSONEq(t, `{"now": "2000-01-01T00:00:00Z", "dryRun": false,
-			"sandboxID": "aa1", "pool": "python", "lastActive": "1999-12-31T23:59:47.654322Z", "ageSeconds": 12.346, "kind": "open", "router": "router-a", "open": 2,
-			"idleTimeout": 60, "activity": "Requests", "next": {"reason": "Idle", "at": "2000-01-01T00:00:47.654Z", "inSeconds": 47.654}, "asks": ["router-a", "router-b", "router-c"], "awaits": ["router-b", "router-c"]}`, w.Body.String())
-		require.Equal(t, []Filter{{ID: "aa1"}}, f.which)
-		require.Equal(t, []int{1}, f.limits)
-
-		f = &fake{sandboxes: map[string]core.Sandbox{"k3x9": {Phase: core.Released, Reason: core.ReasonIdle, EndedAt: noon}}}
-		require.Contains(t, refusal(t, call(handler(t, f), "GET", "/v1/sandboxes/k3x9", ""), 404, apierror.SandboxGone).Message, "Idle")
-		refusal(t, call(handler(t, f), "GET", "/v1/sandboxes/none", ""), 404, apierror.SandboxNotFound)
-		refusal(t, call(handler(t, f), "GET", "/v1/sandboxes/k3x9?format=text", ""), 400, apierror.BadRequest)
-	})
-}
-
 func TestLastActiveHasATextForm(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fake{activities: activities(), truncated: 3}

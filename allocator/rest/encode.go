@@ -30,6 +30,14 @@ func answer(w http.ResponseWriter, r *http.Request, e *apierror.Error) {
 
 func seconds(d time.Duration) float64 { return d.Round(time.Millisecond).Seconds() }
 
+// nonzero returns nil for the zero value.
+func nonzero[T comparable](v T) *T {
+	if v == *new(T) {
+		return nil
+	}
+	return &v
+}
+
 // optional returns nil for the zero time.
 func optional(t time.Time) *time.Time {
 	if t.IsZero() {
@@ -57,7 +65,7 @@ const agentVersion = "0.1.0"
 func (a *api) toSandbox(s core.Sandbox) openapi.Sandbox {
 	shown := openapi.Sandbox{
 		SandboxID: s.ID, TemplateID: s.Pool.Name, Alias: s.Pool.Name, ClientID: "berth", EnvdVersion: agentVersion,
-		Domain: a.PublicHost, URL: fmt.Sprintf("%s://%d-%s.%s/", a.PublicScheme, s.DefaultPort, s.ID, a.PublicHost),
+		Domain: a.PublicHost, URL: a.url(s),
 		State: openapi.SandboxStateRunning, Phase: openapi.SandboxPhaseRunning,
 		StartedAt: s.ClaimedAt, EndAt: noEnd, IdleTimeout: seconds(s.IdleTimeout), Metadata: s.Metadata, User: s.User,
 		PodName: s.Pod.Name,

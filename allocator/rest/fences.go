@@ -20,93 +20,11 @@ const (
 	maxReason    = 500 // bytes
 )
 
-// Fences is the answer of GET /v1/fences.
-type Fences struct {
-	// Fences are in the order in which they began.
-	Fences []Fence `json:"fences"`
-	// Truncated is how many more there are.
-	Truncated int `json:"truncated"`
-}
-
-// Fence is a released sandbox whose pod may not be deleted yet and whose address may not be reused
-// yet.
-type Fence struct {
-	SandboxID  string    `json:"sandboxID"`
-	Pool       string    `json:"pool"`
-	PodName    string    `json:"podName"`
-	PodIP      string    `json:"podIP"`
-	ReleasedAt time.Time `json:"releasedAt"`
-	Reason     string    `json:"reason"`
-	// Phase is PhaseSessions or PhaseConnectWindow.
-	Phase string `json:"phase"`
-	// WaitsFor are the awaited routers by session ID, WaitsForOthers the number of omitted ones.
-	WaitsFor       []Awaited `json:"waitsFor"`
-	WaitsForOthers int       `json:"waitsForOthers"`
-	// ConnectWindowEndsInSeconds is present in the phase PhaseConnectWindow.
-	ConnectWindowEndsInSeconds *float64 `json:"connectWindowEndsInSeconds,omitempty"`
-}
-
-// The phases of a fence.
-const (
-	// PhaseSessions means that routers may still know the route.
-	PhaseSessions = "sessions"
-	// PhaseConnectWindow means that admitted requests may still connect.
-	PhaseConnectWindow = "connectWindow"
-)
-
-// Session is the membership of a router process that runs, or may still run.
-type Session struct {
-	SessionID string `json:"sessionID"`
-	// Address is the IP address of its latest join, if known.
-	Address   string `json:"address,omitempty"`
-	Connected bool   `json:"connected"`
-	// LastHeardSeconds is the age of its latest ping, absent if this leader received none.
-	LastHeardSeconds *float64 `json:"lastHeardSeconds,omitempty"`
-	// ExpiresInSeconds is the time until it expires without a further ping.
-	ExpiresInSeconds float64 `json:"expiresInSeconds"`
-	// Sent and Acknowledged are the sequence numbers of its stream, if it is connected.
-	Sent         uint64 `json:"sent,omitempty"`
-	Acknowledged uint64 `json:"acknowledged,omitempty"`
-}
-
-// Awaited is a router that a fence waits for.
-type Awaited struct {
-	Session
-	// Until is UntilAcknowledged or UntilExpired: what most likely ends the wait.
-	Until string `json:"until"`
-	// Needed is the sequence number that it has not acknowledged, if it is connected.
-	Needed uint64 `json:"needed,omitempty"`
-}
-
-// What ends the wait for a router, besides its Goodbye and the proof of its death.
-const (
-	UntilAcknowledged = "acknowledged"
-	UntilExpired      = "expired"
-)
-
-// Sessions is the answer of GET /v1/sessions.
-type Sessions struct {
-	// Sessions are sorted by ID.
-	Sessions []ListedSession `json:"sessions"`
-	// Truncated is how many more there are.
-	Truncated int `json:"truncated"`
-}
-
-// ListedSession is a session and the number of fences that wait for it.
-type ListedSession struct {
-	Session
-	Fences int `json:"fences"`
-}
-
-// DeclaredDead is the answer of POST /v1/sessions/{id}/declare-dead.
-type DeclaredDead struct {
-	SessionID string `json:"sessionID"`
-	// Fences is the number of fences that waited for it.
-	Fences int `json:"fences"`
-}
-
-func toSession(s core.SessionStatus) Session {
-	shown := Session{SessionID: s.ID, Address: s.From, Connected: s.Connected, ExpiresInSeconds: seconds(s.Expires), Sent: s.Sent, Acknowledged: s.Acked}
+func toSession(s core.SessionStatus) openapi.Session {
+	shown := openapi.Session{
+		SessionID: s.ID, Address: nonzero(s.From), Connected: s.Connected, ExpiresInSeconds: seconds(s.Expires),
+		Sent: nonzero(int64(s.Sent)), Acknowledged: nonzero(int64(s.Acked)),
+	}
 	if s.Heard {
 		heard := seconds(s.Silence)
 		shown.LastHeardSeconds = &heard
@@ -114,22 +32,38 @@ func toSession(s core.SessionStatus) Session {
 	return shown
 }
 
-func toFence(f core.FenceStatus) Fence {
+func toAwaited(a core.Awaited) openapi.AwaitedSession {
+	until := openapi.AwaitedSessionUntilExpired
+	if a.Connected {
+		until = openapi.AwaitedSessionUntilAcknowledged
+	}
+	s := toSession(a.SessionStatus)
+	return openapi.AwaitedSession{
+		SessionID: s.SessionID, Address: s.Address, Connected: s.Connected, LastHeardSeconds: s.LastHeardSeconds,
+		ExpiresInSeconds: s.ExpiresInSeconds, Sent: s.Sent, Acknowledged: s.Acknowledged, Until: until, Needed: nonzero(int64(a.Needed)),
+	}
+}
+
+func toListed(status core.SessionStatus) openapi.ListedSession {
+	s := toSession(status)
+	return openapi.ListedSession{
+		SessionID: s.SessionID, Address: s.Address, Connected: s.Connected, LastHeardSeconds: s.LastHeardSeconds,
+		ExpiresInSeconds: s.ExpiresInSeconds, Sent: s.Sent, Acknowledged: s.Acknowledged, Fences: status.Fences,
+	}
+}
+
+func toFence(f core.FenceStatus) openapi.Fence {
 	s := f.Sandbox
-	shown := Fence{
+	shown := openapi.Fence{
 		SandboxID: s.ID, Pool: s.Pool.Name, PodName: s.Pod.Name, PodIP: s.IP.String(), ReleasedAt: s.EndedAt, Reason: s.Reason,
-		Phase: PhaseSessions, WaitsFor: []Awaited{}, WaitsForOthers: f.Others,
+		Phase: openapi.FencePhaseSessions, WaitsFor: []openapi.AwaitedSession{}, WaitsForOthers: f.Others,
 	}
 	for _, a := range f.Waiting {
-		until := UntilExpired
-		if a.Connected {
-			until = UntilAcknowledged
-		}
-		shown.WaitsFor = append(shown.WaitsFor, Awaited{Session: toSession(a.SessionStatus), Until: until, Needed: a.Needed})
+		shown.WaitsFor = append(shown.WaitsFor, toAwaited(a))
 	}
 	if len(f.Waiting) == 0 {
 		window := seconds(f.Window)
-		shown.Phase, shown.ConnectWindowEndsInSeconds = PhaseConnectWindow, &window
+		shown.Phase, shown.ConnectWindowEndsInSeconds = openapi.FencePhaseConnectWindow, &window
 	}
 	return shown
 }
@@ -139,17 +73,15 @@ func (a *api) fences(w *reply, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	return writeJSON(w, http.StatusOK, Fences{list, truncated})
+	return writeJSON(w, http.StatusOK, openapi.Fences{Fences: list, Truncated: truncated})
 }
 
 func (a *api) sessions(w *reply, r *http.Request) error {
-	list, truncated, err := entries(w, r, defaultLimit, a.Allocator.Sessions, func(s core.SessionStatus) ListedSession {
-		return ListedSession{toSession(s), s.Fences}
-	})
+	list, truncated, err := entries(w, r, defaultLimit, a.Allocator.Sessions, toListed)
 	if err != nil {
 		return err
 	}
-	return writeJSON(w, http.StatusOK, Sessions{list, truncated})
+	return writeJSON(w, http.StatusOK, openapi.Sessions{Sessions: list, Truncated: truncated})
 }
 
 // declareDead records an operator's statement that a router has ended.
@@ -166,7 +98,7 @@ func (a *api) declareDead(w *reply, r *http.Request) error {
 	var refusal *apierror.Error
 	switch answer.Status {
 	case core.DeclareOK:
-		return writeJSON(w, http.StatusOK, DeclaredDead{SessionID: id, Fences: answer.Fences})
+		return writeJSON(w, http.StatusOK, openapi.DeadDeclared{SessionID: id, Fences: answer.Fences})
 	case core.DeclareConnected:
 		refusal = apierror.New(apierror.SessionAlive, "session %s is connected, so its router runs: stop that router, and its fences advance; if its machine is gone, the broken connection is detected within 15 s: try again then", id)
 	case core.DeclareHeard:

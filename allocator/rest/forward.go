@@ -79,7 +79,7 @@ func newForwarder(dialTLS dial, log *zap.Logger) *httputil.ReverseProxy {
 }
 
 // forward forwards a call to the leader.
-func (a *api) forward(c *class, w *reply, r *http.Request, leader string) {
+func (a *api) forward(c *class, w http.ResponseWriter, r *http.Request, leader string) {
 	refuse := func(message string) {
 		answer(w, r, apierror.New(apierror.NotLeader, "%s", message))
 	}

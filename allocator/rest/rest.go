@@ -10,6 +10,7 @@ import (
 
 	"github.com/berth-sandbox/berth/allocator/access"
 	"github.com/berth-sandbox/berth/allocator/core"
+	"github.com/berth-sandbox/berth/allocator/events"
 	"github.com/berth-sandbox/berth/api/apierror"
 	"github.com/berth-sandbox/berth/api/openapi"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
@@ -40,6 +41,10 @@ type Allocator interface {
 	// Leading reports whether this replica leads. If not, leader is the host:port of the leader's
 	// API, "" if unknown.
 	Leading() (ok bool, leader string)
+	// Serving ends when this replica shuts down.
+	Serving() context.Context
+	// Events returns the events of this term.
+	Events() (*events.Ring, error)
 	// ClaimWait returns how long a claim waits for a pod if it does not say.
 	ClaimWait() time.Duration
 	// Claim takes a sandbox from the pool. It fills in c.Token and c.Pool.
@@ -58,20 +63,38 @@ type Allocator interface {
 	Activities(ctx context.Context, filter Filter, most int) ([]core.ActivityStatus, int, error)
 	// Extend is like SetTimeout, and never brings the end forward. It returns the sandbox.
 	Extend(ctx context.Context, id string, lifetime time.Duration) (core.Sandbox, core.CallStatus, error)
-	// Sandbox returns a sandbox, or false if it is unknown. Live returns at most `most` live
-	// sandboxes of a pool ("": of all) that follow a mark in this order, and whether there are more.
+	// Sandbox returns a sandbox, or false if it is unknown. List returns a page of sandboxes, and
+	// whether there are more.
 	Sandbox(ctx context.Context, id string) (core.Sandbox, bool, error)
-	Live(ctx context.Context, pool string, after core.Mark, order core.Order, most int) ([]core.Sandbox, bool, error)
+	List(ctx context.Context, q Query) ([]core.Sandbox, bool, error)
+	// Route returns whether requests reach a sandbox, or false if it is unknown.
+	Route(ctx context.Context, id string) (core.RouteStatus, bool, error)
 	// Pool returns a pool, or false if there is none. Pools lists all by name. The caller must not
-	// change them.
+	// change them. Counts returns the pods of all pools by state, by the names of the pools.
 	Pool(name string) (*v1alpha1.SandboxPool, bool)
 	Pools() []*v1alpha1.SandboxPool
+	Counts(ctx context.Context) (map[string]core.Counts, error)
+	// ScalePool changes the size of a pool and returns it.
+	ScalePool(ctx context.Context, name string, s PoolScale) (*v1alpha1.SandboxPool, error)
 	// Fences and Sessions return at most `most` entries and the number of omitted ones.
 	Fences(ctx context.Context, most int) ([]core.FenceStatus, int, error)
 	Sessions(ctx context.Context, most int) ([]core.SessionStatus, int, error)
 	// DeclareDead ends every wait for a router, because an operator states that it has ended. by is
 	// the name of the operator's key.
 	DeclareDead(ctx context.Context, session, by, reason string) (core.DeadDeclared, error)
+}
+
+// Query is a page of a list of sandboxes.
+type Query struct {
+	// Pool and Team are names, "" for all that the caller sees.
+	Pool, Team string
+	// Live selects the starting and running sandboxes, Gone those that are released or ended and
+	// are remembered.
+	Live, Gone bool
+	After      core.Mark
+	Order      core.Order
+	// Most bounds the page.
+	Most int
 }
 
 // Keys are the API keys. Its methods may be called concurrently.
@@ -101,11 +124,11 @@ type Options struct {
 
 type api struct {
 	Options
-	forwarder      *httputil.ReverseProxy
-	claims, others *class
-	answers        *budget
-	audit          audit
-	operations     map[string]string // IDs by the mux's pattern
+	forwarder               *httputil.ReverseProxy
+	claims, others, streams *class
+	answers                 *budget
+	audit                   audit
+	operations              map[string]string // IDs by the mux's pattern
 }
 
 // New returns the handler, or an error that names the missing options.
@@ -117,7 +140,7 @@ func New(o Options) (http.Handler, error) {
 	o.Log = o.Log.Named("api")
 	a := &api{
 		Options: o, forwarder: newForwarder(o.DialLeader, o.Log), answers: newBudget(answerBytes), audit: trail, operations: map[string]string{},
-		claims: newClass(claimsInFlight, MaxWait+answerWait), others: newClass(inFlight, answerWait),
+		claims: newClass(claimsInFlight, MaxWait+answerWait), others: newClass(inFlight, answerWait), streams: newClass(maxStreams, streamLife),
 	}
 	document, err := openapi.Load()
 	if err != nil {

@@ -20,6 +20,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/berth-sandbox/berth/allocator/core"
+	"github.com/berth-sandbox/berth/allocator/events"
 	"github.com/berth-sandbox/berth/api/apierror"
 	"github.com/berth-sandbox/berth/api/openapi"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
@@ -49,6 +50,10 @@ type fake struct {
 	dead      core.DeadDeclared
 
 	activities []core.ActivityStatus
+	counts     map[string]core.Counts
+	routes     map[string]core.RouteStatus
+	events     *events.Ring
+	serving    context.Context // nil: it serves on
 
 	mu       sync.Mutex
 	which    []Filter
@@ -59,6 +64,8 @@ type fake struct {
 	claim    core.Claim
 	claims   int // how many came
 	released []string
+	queries  []Query
+	scaled   []string
 }
 
 func (f *fake) Leading() (bool, string) { return f.leader == "" && !f.followers, f.leader }
@@ -133,18 +140,24 @@ func (f *fake) Sandbox(ctx context.Context, id string) (core.Sandbox, bool, erro
 	return s, known, f.wait(ctx)
 }
 
-// Live lists what is in live.
-func (f *fake) Live(ctx context.Context, pool string, after core.Mark, order core.Order, most int) ([]core.Sandbox, bool, error) {
-	list := slices.DeleteFunc(slices.Clone(f.live), func(s core.Sandbox) bool { return pool != "" && s.Pool.Name != pool })
-	if order == core.NewestFirst {
+// List lists what is in live.
+func (f *fake) List(ctx context.Context, q Query) ([]core.Sandbox, bool, error) {
+	f.mu.Lock()
+	f.queries = append(f.queries, q)
+	f.mu.Unlock()
+	list := slices.DeleteFunc(slices.Clone(f.live), func(s core.Sandbox) bool {
+		gone := s.Phase == core.Released || s.Phase == core.Ended
+		return q.Pool != "" && q.Pool != s.Pool.Name || q.Team != "" && q.Team != s.Team || gone && !q.Gone || !gone && !q.Live
+	})
+	if q.Order == core.NewestFirst {
 		slices.Reverse(list)
 	}
 	at := 0
-	if after != (core.Mark{}) {
-		at = 1 + slices.IndexFunc(list, func(s core.Sandbox) bool { return s.ID == after.ID && s.ClaimedAt.Equal(after.ClaimedAt) })
+	if q.After != (core.Mark{}) {
+		at = 1 + slices.IndexFunc(list, func(s core.Sandbox) bool { return s.ID == q.After.ID && s.ClaimedAt.Equal(q.After.ClaimedAt) })
 	}
-	page := list[at:min(at+most, len(list))]
-	return page, at+most < len(list), f.wait(ctx)
+	page := list[at:min(at+q.Most, len(list))]
+	return page, at+q.Most < len(list), f.wait(ctx)
 }
 
 func (f *fake) Extend(ctx context.Context, id string, lifetime time.Duration) (core.Sandbox, core.CallStatus, error) {
@@ -163,6 +176,32 @@ func (f *fake) Pool(name string) (*v1alpha1.SandboxPool, bool) {
 }
 
 func (f *fake) Pools() []*v1alpha1.SandboxPool { return f.pools }
+
+func (f *fake) Counts(ctx context.Context) (map[string]core.Counts, error) {
+	return f.counts, f.wait(ctx)
+}
+
+func (f *fake) ScalePool(ctx context.Context, name string, s PoolScale) (*v1alpha1.SandboxPool, error) {
+	f.mu.Lock()
+	f.scaled = append(f.scaled, fmt.Sprint(name, " ", deref(s.Warm, -1), " ", deref(s.MaxPods, -1), " ", s.Generation))
+	f.mu.Unlock()
+	pool, _ := f.Pool(name)
+	return pool, f.wait(ctx)
+}
+
+func (f *fake) Route(ctx context.Context, id string) (core.RouteStatus, bool, error) {
+	st, known := f.routes[id]
+	return st, known, f.wait(ctx)
+}
+
+func (f *fake) Serving() context.Context {
+	if f.serving == nil {
+		return context.Background()
+	}
+	return f.serving
+}
+
+func (f *fake) Events() (*events.Ring, error) { return f.events, f.err }
 
 func (f *fake) Fences(ctx context.Context, most int) ([]core.FenceStatus, int, error) {
 	f.mu.Lock()
@@ -277,7 +316,7 @@ func TestUnservedPathsAreRefusedByName(t *testing.T) {
 		require.Contains(t, refusal(t, w, 405, apierror.MethodRefused).Message, c[0])
 		require.Equal(t, c[2], w.Header().Get("Allow"))
 	}
-	for _, path := range []string{"/", "/v1/sandboxes", "/sandboxesx", "/v2sandboxes", "/v2", "/sandboxes/"} {
+	for _, path := range []string{"/", "/v1", "/v1/sandboxes/", "/sandboxesx", "/v2sandboxes", "/v2", "/sandboxes/"} {
 		require.Contains(t, refusal(t, call(h, "GET", path, ""), 404, apierror.NotFound).Message, "/openapi.json")
 	}
 }

@@ -15,29 +15,37 @@ import (
 type action struct {
 	class *class
 	f     func(*reply, *http.Request) error
+	// stream is set instead for an answer without an end.
+	stream func(http.ResponseWriter, *http.Request) error
 }
 
 // actions are those of all operations, by ID.
 func (a *api) actions() map[string]action {
 	return map[string]action{
-		"createSandbox":      {a.claims, a.create},
-		"claimBatch":         {a.claims, a.claimBatch},
-		"listSandboxes":      {a.others, a.list},
-		"getSandbox":         {a.others, a.get},
-		"killSandbox":        {a.others, a.kill},
-		"connectSandbox":     {a.others, a.connect},
-		"resumeSandbox":      {a.others, a.resume},
-		"setTimeout":         {a.others, a.setTimeout},
-		"refreshSandbox":     {a.others, a.refresh},
-		"listTemplates":      {a.others, a.listTemplates},
-		"getTemplateByAlias": {a.others, a.getTemplateByAlias},
-		"listTeams":          {a.others, a.listTeams},
-		"explainSandbox":     {a.others, a.explain},
-		"keepAlive":          {a.others, a.keepAlive},
-		"lastActive":         {a.others, a.lastActive},
-		"listFences":         {a.others, a.fences},
-		"listSessions":       {a.others, a.sessions},
-		"declareDead":        {a.others, a.declareDead},
+		"createSandbox":      {class: a.claims, f: a.create},
+		"claimBatch":         {class: a.claims, f: a.claimBatch},
+		"listSandboxes":      {class: a.others, f: a.list},
+		"getSandbox":         {class: a.others, f: a.get},
+		"killSandbox":        {class: a.others, f: a.kill},
+		"connectSandbox":     {class: a.others, f: a.connect},
+		"resumeSandbox":      {class: a.others, f: a.resume},
+		"setTimeout":         {class: a.others, f: a.setTimeout},
+		"refreshSandbox":     {class: a.others, f: a.refresh},
+		"listTemplates":      {class: a.others, f: a.listTemplates},
+		"getTemplateByAlias": {class: a.others, f: a.getTemplateByAlias},
+		"listTeams":          {class: a.others, f: a.listTeams},
+		"listPools":          {class: a.others, f: a.listPools},
+		"getPool":            {class: a.others, f: a.getPool},
+		"scalePool":          {class: a.others, f: a.scale},
+		"findSandboxes":      {class: a.others, f: a.find},
+		"explainSandbox":     {class: a.others, f: a.explain},
+		"explainRoute":       {class: a.others, f: a.explainRoute},
+		"keepAlive":          {class: a.others, f: a.keepAlive},
+		"streamEvents":       {stream: a.sendEvents},
+		"lastActive":         {class: a.others, f: a.lastActive},
+		"listFences":         {class: a.others, f: a.fences},
+		"listSessions":       {class: a.others, f: a.sessions},
+		"declareDead":        {class: a.others, f: a.declareDead},
 	}
 }
 
@@ -53,7 +61,10 @@ func (a *api) routes(document *openapi.Document) (*http.ServeMux, error) {
 			if err != nil {
 				return nil, fmt.Errorf("rest: x-berth-role of operation %s of the OpenAPI document: %w", o.ID, err)
 			}
-			handler = a.permitted(&o, role, a.handle(c, &o))
+			if handler = a.handle(c, &o); c.stream != nil {
+				handler = a.stream(&o, c.stream)
+			}
+			handler = a.permitted(&o, role, handler)
 			delete(actions, o.ID)
 		} else if o.Refused == "" {
 			return nil, fmt.Errorf("rest: operation %s of the OpenAPI document has no handler", o.ID)

@@ -1,12 +1,10 @@
 package rest
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
-	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -36,16 +34,22 @@ func (a *api) get(w *reply, r *http.Request) error {
 	return writeJSON(w, http.StatusOK, a.toSandbox(s))
 }
 
-// filter is what a list selects.
+// filter is what a list selects: of its query, what has all the other properties.
 type filter struct {
-	template     string
+	Query
 	metadata     map[string]string
+	user         string
+	phases       []core.Phase // none: all
 	startedAfter time.Time
-	none         bool // no sandbox has the wanted states
+}
+
+// indexed reports whether the query alone selects.
+func (f *filter) indexed() bool {
+	return len(f.metadata) == 0 && f.user == "" && len(f.phases) == 0
 }
 
 func (f *filter) matches(s *core.Sandbox) bool {
-	if s.ClaimedAt.Before(f.startedAfter) {
+	if s.ClaimedAt.Before(f.startedAfter) || f.user != "" && s.User != f.user || len(f.phases) > 0 && !slices.Contains(f.phases, s.Phase) {
 		return false
 	}
 	for k, v := range f.metadata {
@@ -56,59 +60,59 @@ func (f *filter) matches(s *core.Sandbox) bool {
 	return true
 }
 
-// filterOf reads the parameters of a list.
-func filterOf(query url.Values) (f filter, err error) {
-	f.template = query.Get("template")
-	f.none = query.Has("state") && !slices.Contains(strings.Split(query.Get("state"), ","), string(openapi.SandboxStateRunning))
-	if text := query.Get("startedAfter"); text != "" {
-		if f.startedAfter, err = time.Parse(time.RFC3339Nano, text); err != nil {
-			return f, invalid("startedAfter: %v", err)
-		}
+// filterOf reads the parameters of a list that all lists have.
+func filterOf(r *http.Request) (f filter, err error) {
+	query := r.URL.Query()
+	if f.Most, err = decodeLimit(r, defaultPage); err != nil {
+		return f, err
 	}
-	f.metadata, err = decodeMetadata(query.Get("metadata"))
-	return f, err
+	if f.After, err = decodeToken(query.Get("nextToken")); err != nil {
+		return f, err
+	}
+	if f.Order = core.NewestFirst; query.Get("order") == string(openapi.ListSandboxesParamsOrderAsc) {
+		f.Order = core.OldestFirst
+	}
+	return f, nil
 }
-
-// scanned is how many sandboxes a list reads at a time.
-const scanned = 500
 
 // list answers with one page.
 func (a *api) list(w *reply, r *http.Request) error {
+	filter, err := filterOf(r)
+	if err != nil {
+		return err
+	}
 	query := r.URL.Query()
-	limit, err := decodeLimit(r, defaultPage)
+	filter.Pool = query.Get("template")
+	filter.Live = !query.Has("state") || slices.Contains(strings.Split(query.Get("state"), ","), string(openapi.SandboxStateRunning))
+	if text := query.Get("startedAfter"); text != "" {
+		if filter.startedAfter, err = time.Parse(time.RFC3339Nano, text); err != nil {
+			return invalid("startedAfter: %v", err)
+		}
+	}
+	if filter.metadata, err = decodeMetadata(query.Get("metadata")); err != nil {
+		return err
+	}
+	page, next, err := a.page(w, r, filter)
 	if err != nil {
 		return err
 	}
-	after, err := decodeToken(query.Get("nextToken"))
-	if err != nil {
-		return err
-	}
-	filter, err := filterOf(query)
-	if err != nil {
-		return err
-	}
-	order := core.NewestFirst
-	if query.Get("order") == string(openapi.Asc) {
-		order = core.OldestFirst
-	}
-	if err := w.rows(limit); err != nil {
-		return err
-	}
-	page, more, err := a.page(r.Context(), after, order, limit, filter)
-	if err != nil {
-		return err
-	}
-	if more {
-		last := page[len(page)-1]
-		w.Header().Set(NextTokenHeader, encodeToken(core.Mark{ClaimedAt: last.ClaimedAt, ID: last.ID}))
+	if next != "" {
+		w.Header().Set(NextTokenHeader, next)
 	}
 	w.Header().Set("Content-Type", "application/json")
 	_, _ = io.WriteString(w, "[")
-	for i, s := range page { // one by one, so that the answer never exceeds its room
+	err = writeEach(w, page, func(s core.Sandbox) any { return a.toSandbox(s) })
+	_, _ = io.WriteString(w, "]")
+	return err
+}
+
+// writeEach encodes entries one by one, so that the answer never exceeds its room.
+func writeEach[T any](w *reply, entries []T, show func(T) any) error {
+	for i, e := range entries {
 		if i > 0 {
 			_, _ = io.WriteString(w, ",")
 		}
-		raw, err := json.Marshal(a.toSandbox(s))
+		raw, err := json.Marshal(show(e))
 		if err != nil {
 			return fmt.Errorf("encode answer: %w", err)
 		}
@@ -116,39 +120,49 @@ func (a *api) list(w *reply, r *http.Request) error {
 			return nil
 		}
 	}
-	_, _ = io.WriteString(w, "]")
 	return nil
 }
 
-// page returns at most limit sandboxes that a filter selects, and whether there are more. It reads
-// them in parts, so that a filter that selects few of many holds up no other call.
-func (a *api) page(ctx context.Context, after core.Mark, order core.Order, limit int, f filter) (page []core.Sandbox, more bool, err error) {
-	if f.none {
-		return nil, false, nil
+// scanned is how many sandboxes a list reads at a time whose filter needs more than an index.
+const scanned = 500
+
+// page returns the sandboxes of a page, and the token of the next page, "" for none. It reads in
+// parts, so that a filter that selects few of many holds up no other call.
+func (a *api) page(w *reply, r *http.Request, f filter) (page []core.Sandbox, next string, err error) {
+	if err := w.rows(f.Most); err != nil {
+		return nil, "", err
+	}
+	limit := f.Most
+	if f.Most = limit + 1; !f.indexed() {
+		f.Most = max(scanned, limit+1)
+	}
+	if f.Order == core.OldestFirst && f.After.ClaimedAt.Before(f.startedAfter) {
+		f.After = core.Mark{ClaimedAt: f.startedAfter}
 	}
 	for unread := true; unread; {
 		var part []core.Sandbox
-		if part, unread, err = a.Allocator.Live(ctx, f.template, after, order, max(scanned, limit)); err != nil {
-			return nil, false, err
+		if part, unread, err = a.Allocator.List(r.Context(), f.Query); err != nil {
+			return nil, "", err
 		}
-		for _, s := range part {
-			switch {
-			case order == core.NewestFirst && s.ClaimedAt.Before(f.startedAfter):
-				return page, false, nil
-			case !f.matches(&s):
+		for i := range part {
+			switch s := &part[i]; {
+			case f.Order == core.NewestFirst && s.ClaimedAt.Before(f.startedAfter):
+				return page, "", nil
+			case !f.matches(s):
 			case len(page) == limit:
-				return page, true, nil
+				return page, encodeToken(markOf(&page[limit-1])), nil
 			default:
-				page = append(page, s)
+				page = append(page, *s)
 			}
 		}
 		if unread {
-			last := part[len(part)-1]
-			after = core.Mark{ClaimedAt: last.ClaimedAt, ID: last.ID}
+			f.After = markOf(&part[len(part)-1])
 		}
 	}
-	return page, false, nil
+	return page, "", nil
 }
+
+func markOf(s *core.Sandbox) core.Mark { return core.Mark{ClaimedAt: s.ClaimedAt, ID: s.ID} }
 
 func (a *api) kill(w *reply, r *http.Request) error {
 	id := r.PathValue("sandboxID")

@@ -27,7 +27,7 @@ const (
 	inFlight       = 1_000
 	// MaxConns is the number of connections that a listener needs for these calls and for
 	// connections that are idle, sending or reading.
-	MaxConns = claimsInFlight + inFlight + 1_000
+	MaxConns = claimsInFlight + inFlight + maxStreams + 1_000
 
 	// bodyWait bounds the time for sending a body, sendWait that for reading the answer.
 	bodyWait = 5 * time.Second

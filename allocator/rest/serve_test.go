@@ -240,7 +240,7 @@ func TestClaimIsAnsweredEvenWhenTheBudgetIsUsed(t *testing.T) {
 	body, err := json.Marshal(map[string]any{"templateID": "python", "user": strings.Repeat("\x00", 256), "metadata": worstMetadata()})
 	require.NoError(t, err)
 	w := httptest.NewRecorder()
-	a.handle(action{a.claims, a.create}, operation(t, "createSandbox")).ServeHTTP(w, request(t.Context(), "POST", "/sandboxes", bytes.NewReader(body)))
+	a.handle(action{class: a.claims, f: a.create}, operation(t, "createSandbox")).ServeHTTP(w, request(t.Context(), "POST", "/sandboxes", bytes.NewReader(body)))
 	require.Equal(t, http.StatusCreated, w.Code, w.Body)
 	require.Equal(t, worstMetadata(), f.claim.Binding.Metadata)
 	require.Greater(t, w.Body.Len(), smallAnswer*9/10, "much more room than any answer needs")

@@ -8,7 +8,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 
 	"github.com/berth-sandbox/berth/allocator/access"
-	"github.com/berth-sandbox/berth/api/apierror"
 	"github.com/berth-sandbox/berth/api/openapi"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 )
@@ -50,7 +49,7 @@ func (a *api) listTemplates(w *reply, _ *http.Request) error {
 func (a *api) getTemplateByAlias(w *reply, r *http.Request) error {
 	pool, ok := a.Allocator.Pool(r.PathValue("alias"))
 	if !ok {
-		return apierror.New(apierror.PoolNotFound, "there is no pool %q", r.PathValue("alias"))
+		return noPool(r.PathValue("alias"))
 	}
 	return writeJSON(w, http.StatusOK, openapi.TemplateAlias{TemplateID: pool.Name})
 }

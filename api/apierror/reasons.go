@@ -31,6 +31,7 @@ const (
 	MethodRefused      Reason = "method_refused"
 	NotFound           Reason = "not_found"
 	PoolNotFound       Reason = "pool_not_found"
+	PoolChanged        Reason = "pool_changed"
 	SandboxNotFound    Reason = "sandbox_not_found"
 	SandboxGone        Reason = "sandbox_gone"
 	SessionNotFound    Reason = "session_not_found"
@@ -128,6 +129,8 @@ var kinds = []Kind{
 		When: "the request's headers did not arrive in time; from the API: its body did not", Do: "send them faster"},
 	{Reason: KeyReused, Code: http.StatusConflict, GRPC: codes.AlreadyExists, By: []Sender{API},
 		When: "the `Idempotency-Key` was used for a claim with another body", Do: "use a new key for a new claim"},
+	{Reason: PoolChanged, Code: http.StatusConflict, GRPC: codes.Aborted, By: []Sender{API},
+		When: "a pool is to be scaled whose spec has changed since the caller read it", Do: "read the pool again"},
 	{Reason: SessionAlive, Code: http.StatusConflict, GRPC: codes.FailedPrecondition, By: []Sender{API},
 		When: "a router is to be declared dead that is connected, or was a moment ago", Do: "stop it instead; if it has ended, try again when the message says so"},
 	{Reason: PoolNotAccepted, Code: http.StatusConflict, GRPC: codes.FailedPrecondition, By: []Sender{API},

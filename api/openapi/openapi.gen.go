@@ -37,16 +37,34 @@ func (e ActivityMode) Valid() bool {
 
 // Defines values for AwaitedSessionUntil.
 const (
-	Acknowledged AwaitedSessionUntil = "acknowledged"
-	Expired      AwaitedSessionUntil = "expired"
+	AwaitedSessionUntilAcknowledged AwaitedSessionUntil = "acknowledged"
+	AwaitedSessionUntilExpired      AwaitedSessionUntil = "expired"
 )
 
 // Valid indicates whether the value is a known member of the AwaitedSessionUntil enum.
 func (e AwaitedSessionUntil) Valid() bool {
 	switch e {
-	case Acknowledged:
+	case AwaitedSessionUntilAcknowledged:
 		return true
-	case Expired:
+	case AwaitedSessionUntilExpired:
+		return true
+	default:
+		return false
+	}
+}
+
+// Defines values for EventGapReason.
+const (
+	LeaderChanged EventGapReason = "leaderChanged"
+	Overwritten   EventGapReason = "overwritten"
+)
+
+// Valid indicates whether the value is a known member of the EventGapReason enum.
+func (e EventGapReason) Valid() bool {
+	switch e {
+	case LeaderChanged:
+		return true
+	case Overwritten:
 		return true
 	default:
 		return false
@@ -95,6 +113,69 @@ func (e NextReleaseReason) Valid() bool {
 	}
 }
 
+// Defines values for PoolSpecOnRestart.
+const (
+	Keep    PoolSpecOnRestart = "Keep"
+	Release PoolSpecOnRestart = "Release"
+)
+
+// Valid indicates whether the value is a known member of the PoolSpecOnRestart enum.
+func (e PoolSpecOnRestart) Valid() bool {
+	switch e {
+	case Keep:
+		return true
+	case Release:
+		return true
+	default:
+		return false
+	}
+}
+
+// Defines values for RecordPhase.
+const (
+	RecordPhaseEnded    RecordPhase = "ended"
+	RecordPhaseReleased RecordPhase = "released"
+	RecordPhaseRunning  RecordPhase = "running"
+	RecordPhaseStarting RecordPhase = "starting"
+)
+
+// Valid indicates whether the value is a known member of the RecordPhase enum.
+func (e RecordPhase) Valid() bool {
+	switch e {
+	case RecordPhaseEnded:
+		return true
+	case RecordPhaseReleased:
+		return true
+	case RecordPhaseRunning:
+		return true
+	case RecordPhaseStarting:
+		return true
+	default:
+		return false
+	}
+}
+
+// Defines values for RouterOfRouteState.
+const (
+	RouterOfRouteStateAcknowledged RouterOfRouteState = "acknowledged"
+	RouterOfRouteStateSent         RouterOfRouteState = "sent"
+	RouterOfRouteStateUnknown      RouterOfRouteState = "unknown"
+)
+
+// Valid indicates whether the value is a known member of the RouterOfRouteState enum.
+func (e RouterOfRouteState) Valid() bool {
+	switch e {
+	case RouterOfRouteStateAcknowledged:
+		return true
+	case RouterOfRouteStateSent:
+		return true
+	case RouterOfRouteStateUnknown:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for SandboxPhase.
 const (
 	SandboxPhaseRunning  SandboxPhase = "running"
@@ -131,6 +212,27 @@ func (e SandboxState) Valid() bool {
 	}
 }
 
+// Defines values for SandboxEventType.
+const (
+	SandboxEventTypeCreated  SandboxEventType = "created"
+	SandboxEventTypeReady    SandboxEventType = "ready"
+	SandboxEventTypeReleased SandboxEventType = "released"
+)
+
+// Valid indicates whether the value is a known member of the SandboxEventType enum.
+func (e SandboxEventType) Valid() bool {
+	switch e {
+	case SandboxEventTypeCreated:
+		return true
+	case SandboxEventTypeReady:
+		return true
+	case SandboxEventTypeReleased:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for TemplateBuildStatus.
 const (
 	TemplateBuildStatusError TemplateBuildStatus = "error"
@@ -143,6 +245,24 @@ func (e TemplateBuildStatus) Valid() bool {
 	case TemplateBuildStatusError:
 		return true
 	case TemplateBuildStatusReady:
+		return true
+	default:
+		return false
+	}
+}
+
+// Defines values for Order.
+const (
+	OrderAsc  Order = "asc"
+	OrderDesc Order = "desc"
+)
+
+// Valid indicates whether the value is a known member of the Order enum.
+func (e Order) Valid() bool {
+	switch e {
+	case OrderAsc:
+		return true
+	case OrderDesc:
 		return true
 	default:
 		return false
@@ -169,16 +289,16 @@ func (e ListSandboxesParamsState) Valid() bool {
 
 // Defines values for ListSandboxesParamsOrder.
 const (
-	Asc  ListSandboxesParamsOrder = "asc"
-	Desc ListSandboxesParamsOrder = "desc"
+	ListSandboxesParamsOrderAsc  ListSandboxesParamsOrder = "asc"
+	ListSandboxesParamsOrderDesc ListSandboxesParamsOrder = "desc"
 )
 
 // Valid indicates whether the value is a known member of the ListSandboxesParamsOrder enum.
 func (e ListSandboxesParamsOrder) Valid() bool {
 	switch e {
-	case Asc:
+	case ListSandboxesParamsOrderAsc:
 		return true
-	case Desc:
+	case ListSandboxesParamsOrderDesc:
 		return true
 	default:
 		return false
@@ -197,6 +317,24 @@ func (e LastActiveParamsFormat) Valid() bool {
 	case JSON:
 		return true
 	case Text:
+		return true
+	default:
+		return false
+	}
+}
+
+// Defines values for FindSandboxesParamsOrder.
+const (
+	FindSandboxesParamsOrderAsc  FindSandboxesParamsOrder = "asc"
+	FindSandboxesParamsOrderDesc FindSandboxesParamsOrder = "desc"
+)
+
+// Valid indicates whether the value is a known member of the FindSandboxesParamsOrder enum.
+func (e FindSandboxesParamsOrder) Valid() bool {
+	switch e {
+	case FindSandboxesParamsOrderAsc:
+		return true
+	case FindSandboxesParamsOrderDesc:
 		return true
 	default:
 		return false
@@ -287,6 +425,19 @@ type Claims struct {
 	Sandboxes []Sandbox `json:"sandboxes"`
 }
 
+// Condition defines model for Condition.
+type Condition struct {
+	Message string `json:"message,omitempty"`
+	Reason  string `json:"reason,omitempty"`
+
+	// Since When the status changed last.
+	Since *time.Time `json:"since,omitempty"`
+
+	// Status True, False or Unknown.
+	Status string `json:"status"`
+	Type   string `json:"type"`
+}
+
 // DeadDeclared defines model for DeadDeclared.
 type DeadDeclared struct {
 	// Fences How many fences waited for it.
@@ -305,6 +456,15 @@ type Error struct {
 	RequestID *string `json:"requestID,omitempty"`
 	SandboxID *string `json:"sandboxID,omitempty"`
 }
+
+// EventGap Events may be lost. Read the list of sandboxes, and go on with the stream.
+type EventGap struct {
+	Message string         `json:"message"`
+	Reason  EventGapReason `json:"reason"`
+}
+
+// EventGapReason defines model for EventGap.Reason.
+type EventGapReason string
 
 // Fence defines model for Fence.
 type Fence struct {
@@ -470,6 +630,148 @@ type NextRelease struct {
 // NextReleaseReason defines model for NextRelease.Reason.
 type NextReleaseReason string
 
+// Pool defines model for Pool.
+type Pool struct {
+	Conditions []Condition `json:"conditions"`
+	Counts     PoolCounts  `json:"counts"`
+	CreatedAt  time.Time   `json:"createdAt"`
+
+	// Deleting Its sandboxes are being released.
+	Deleting bool `json:"deleting"`
+
+	// Generation Counts the changes of its spec.
+	Generation int64  `json:"generation"`
+	Name       string `json:"name"`
+
+	// Spec What matters to callers of the SandboxPool's spec.
+	Spec PoolSpec `json:"spec"`
+}
+
+// PoolCounts defines model for PoolCounts.
+type PoolCounts struct {
+	// Claimed Pods of live sandboxes.
+	Claimed int `json:"claimed"`
+
+	// Pending Pods that are not ready yet.
+	Pending int `json:"pending"`
+
+	// Releasing Pods of released sandboxes.
+	Releasing int `json:"releasing"`
+
+	// WaitingClaims Claims that wait for a pod.
+	WaitingClaims int `json:"waitingClaims"`
+
+	// Warm Pods that can be claimed now.
+	Warm int `json:"warm"`
+}
+
+// PoolSpec What matters to callers of the SandboxPool's spec.
+type PoolSpec struct {
+	// Activity What an open connection means for the idle timeout.
+	Activity ActivityMode `json:"activity"`
+
+	// CPUCount CPUs that it limits a pod to, rounded up; 0 for no limit.
+	CPUCount    int `json:"cpuCount"`
+	DefaultPort int `json:"defaultPort"`
+
+	// DiskSizeMB MiB of ephemeral storage that it limits a pod to; 0 for no limit.
+	DiskSizeMB int `json:"diskSizeMB"`
+
+	// Hold How long a request waits for a sandbox that is starting, in seconds.
+	Hold float64 `json:"hold"`
+
+	// IdleTimeout In seconds; 0 for none.
+	IdleTimeout float64 `json:"idleTimeout"`
+
+	// Images Those of the containers.
+	Images []string `json:"images"`
+
+	// MaxLifetime In seconds; absent for none.
+	MaxLifetime float64 `json:"maxLifetime,omitempty"`
+
+	// MaxPods The most pods of any kind; absent for no bound.
+	MaxPods int `json:"maxPods,omitempty"`
+
+	// MemoryMB MiB of memory that it limits a pod to; 0 for no limit.
+	MemoryMB          int   `json:"memoryMB"`
+	MinBytesPerMinute int64 `json:"minBytesPerMinute,omitempty"`
+
+	// OnRestart What becomes of a sandbox when a container of its pod restarts.
+	OnRestart PoolSpecOnRestart `json:"onRestart"`
+
+	// Ports The ports that can be reached from outside; empty for all.
+	Ports []int `json:"ports"`
+
+	// PostStart It has a PostStart hook.
+	PostStart bool `json:"postStart"`
+
+	// Warm How many pods it keeps warm.
+	Warm int `json:"warm"`
+}
+
+// PoolSpecOnRestart What becomes of a sandbox when a container of its pod restarts.
+type PoolSpecOnRestart string
+
+// Pools defines model for Pools.
+type Pools struct {
+	Pools []Pool `json:"pools"`
+}
+
+// RecordPhase starting: its PostStart hook has not succeeded yet. released: its pod may still exist. ended:
+// its pod is gone, and no router can send requests to where it was.
+type RecordPhase string
+
+// RouteExplanation defines model for RouteExplanation.
+type RouteExplanation struct {
+	DefaultPort int    `json:"defaultPort"`
+	Fence       *Fence `json:"fence,omitempty"`
+
+	// Phase starting: its PostStart hook has not succeeded yet. released: its pod may still exist. ended:
+	// its pod is gone, and no router can send requests to where it was.
+	Phase   RecordPhase `json:"phase"`
+	PodIP   string      `json:"podIP"`
+	PodName string      `json:"podName"`
+
+	// PodNotReady Why its pod is not ready; absent if it is ready. Routers send requests to it nevertheless.
+	PodNotReady string `json:"podNotReady,omitempty"`
+
+	// Ports The ports that can be reached from outside; empty for all.
+	Ports []int `json:"ports"`
+
+	// Reason Why it was released.
+	Reason     string     `json:"reason,omitempty"`
+	ReleasedAt *time.Time `json:"releasedAt,omitempty"`
+
+	// Routable Routers send requests to it.
+	Routable bool `json:"routable"`
+
+	// Routers By session ID, at most 100.
+	Routers       []RouterOfRoute `json:"routers"`
+	RoutersOthers int             `json:"routersOthers"`
+	SandboxID     string          `json:"sandboxID"`
+
+	// Why Why requests reach it, or do not.
+	Why string `json:"why"`
+}
+
+// RouterOfRoute defines model for RouterOfRoute.
+type RouterOfRoute struct {
+	// Address The IP address of its latest join.
+	Address   string `json:"address,omitempty"`
+	Connected bool   `json:"connected"`
+	SessionID string `json:"sessionID"`
+
+	// State What is known of its latest message about this sandbox. acknowledged: it took effect. sent:
+	// the router has not acknowledged it yet. unknown: the router is not connected, so it serves
+	// what it knew for at most maxStale.
+	State RouterOfRouteState `json:"state"`
+}
+
+// RouterOfRouteState What is known of its latest message about this sandbox. acknowledged: it took effect. sent:
+// the router has not acknowledged it yet. unknown: the router is not connected, so it serves
+// what it knew for at most maxStale.
+type RouterOfRouteState string
+
 // Sandbox defines model for Sandbox.
 type Sandbox struct {
 	// Alias The name of its pool.
@@ -525,53 +827,78 @@ type SandboxPhase string
 // SandboxState Always running. E2B's shape has no other word for a sandbox that is starting.
 type SandboxState string
 
-// SandboxActivity defines model for SandboxActivity.
-type SandboxActivity struct {
-	// Activity What an open connection means for the idle timeout.
-	Activity   *ActivityMode `json:"activity,omitempty"`
-	AgeSeconds float64       `json:"ageSeconds"`
+// SandboxEvent defines model for SandboxEvent.
+type SandboxEvent struct {
+	// At The leader's wall clock.
+	At   time.Time `json:"at"`
+	Pool string    `json:"pool"`
 
-	// Asks Sessions that must answer before it is released for being idle; at most 20.
-	Asks []string `json:"asks"`
+	// Reason Why it was released.
+	Reason    string `json:"reason,omitempty"`
+	SandboxID string `json:"sandboxID"`
+	Team      string `json:"team,omitempty"`
 
-	// Awaits Sessions that keep it from being released for being idle; at most 20.
-	Awaits []string `json:"awaits"`
+	// Type created: the claim is durable. ready: requests reach the sandbox. released: the release is durable.
+	Type SandboxEventType `json:"type"`
+	User string           `json:"user,omitempty"`
+}
+
+// SandboxEventType created: the claim is durable. ready: requests reach the sandbox. released: the release is durable.
+type SandboxEventType string
+
+// SandboxExplanation defines model for SandboxExplanation.
+type SandboxExplanation struct {
+	Activity *Activity `json:"activity,omitempty"`
 
 	// DryRun Idle sandboxes are not released.
 	DryRun bool `json:"dryRun"`
 
-	// EndAt The end that a call can move.
+	// Now The leader's wall clock.
+	Now     time.Time     `json:"now"`
+	Sandbox SandboxRecord `json:"sandbox"`
+}
+
+// SandboxRecord defines model for SandboxRecord.
+type SandboxRecord struct {
+	ClaimedAt   time.Time `json:"claimedAt"`
+	DefaultPort int       `json:"defaultPort"`
+
+	// EndAt The end that a call can move; absent for none.
 	EndAt *time.Time `json:"endAt,omitempty"`
 
 	// IdleTimeout In seconds; absent for none.
 	IdleTimeout float64 `json:"idleTimeout,omitempty"`
 
-	// Kind The kind of that activity.
-	Kind string `json:"kind"`
+	// LifetimeEnd The end that nothing moves; absent for none.
+	LifetimeEnd *time.Time        `json:"lifetimeEnd,omitempty"`
+	Metadata    map[string]string `json:"metadata,omitempty"`
 
-	// LastActive The latest known activity, ageSeconds before now.
-	LastActive time.Time `json:"lastActive"`
+	// Phase starting: its PostStart hook has not succeeded yet. released: its pod may still exist. ended:
+	// its pod is gone, and no router can send requests to where it was.
+	Phase   RecordPhase `json:"phase"`
+	PodIP   string      `json:"podIP"`
+	PodName string      `json:"podName"`
+	Pool    string      `json:"pool"`
 
-	// LifetimeEnd The end that nothing moves.
-	LifetimeEnd       *time.Time `json:"lifetimeEnd,omitempty"`
-	MinBytesPerMinute *int64     `json:"minBytesPerMinute,omitempty"`
+	// Ports The ports that can be reached from outside; empty for all.
+	Ports []int `json:"ports"`
 
-	// Next The next release without further use.
-	Next *NextRelease `json:"next,omitempty"`
+	// Reason Why it was released.
+	Reason     string     `json:"reason,omitempty"`
+	ReleasedAt *time.Time `json:"releasedAt,omitempty"`
+	SandboxID  string     `json:"sandboxID"`
+	Team       string     `json:"team,omitempty"`
 
-	// Now The leader's wall clock.
-	Now time.Time `json:"now"`
+	// URL The address of its default port.
+	URL  string `json:"url"`
+	User string `json:"user,omitempty"`
+}
 
-	// Open Requests that were open in that report.
-	Open int    `json:"open"`
-	Pool string `json:"pool"`
-
-	// Router The session that has reported it.
-	Router    *string `json:"router,omitempty"`
-	SandboxID string  `json:"sandboxID"`
-
-	// Why What is not known if the kind is Unknown.
-	Why *string `json:"why,omitempty"`
+// SandboxRecords defines model for SandboxRecords.
+type SandboxRecords struct {
+	// NextToken Absent on the last page.
+	NextToken string          `json:"nextToken,omitempty"`
+	Sandboxes []SandboxRecord `json:"sandboxes"`
 }
 
 // Seconds Seconds.
@@ -663,6 +990,9 @@ type Limit = int
 // NextToken defines model for nextToken.
 type NextToken = string
 
+// Order defines model for order.
+type Order string
+
 // SandboxID defines model for sandboxID.
 type SandboxID = string
 
@@ -688,7 +1018,7 @@ type ListSandboxesParams struct {
 	// Limit Entries of a page.
 	Limit *Limit `form:"limit,omitempty" json:"limit,omitempty"`
 
-	// NextToken The header X-Next-Token of the page before.
+	// NextToken The header X-Next-Token, or for a call under /v1 the field nextToken, of the page before.
 	NextToken *NextToken `form:"nextToken,omitempty" json:"nextToken,omitempty"`
 }
 
@@ -745,6 +1075,18 @@ type ClaimBatchParams struct {
 	IdempotencyKey *string `json:"Idempotency-Key,omitempty"`
 }
 
+// StreamEventsParams defines parameters for StreamEvents.
+type StreamEventsParams struct {
+	// Team Only events of this team.
+	Team *string `form:"team,omitempty" json:"team,omitempty"`
+
+	// Pool Only events of this pool.
+	Pool *string `form:"pool,omitempty" json:"pool,omitempty"`
+
+	// LastEventID The id of the last event of the stream before.
+	LastEventID *string `json:"Last-Event-ID,omitempty"`
+}
+
 // ListFencesParams defines parameters for ListFences.
 type ListFencesParams struct {
 	Limit *int `form:"limit,omitempty" json:"limit,omitempty"`
@@ -766,6 +1108,45 @@ type LastActiveParams struct {
 
 // LastActiveParamsFormat defines parameters for LastActive.
 type LastActiveParamsFormat string
+
+// ScalePoolJSONBody defines parameters for ScalePool.
+type ScalePoolJSONBody struct {
+	// Generation The generation of the pool that the caller has read.
+	Generation *int64 `json:"generation,omitempty"`
+
+	// MaxPods spec.maxPods; 0 removes the bound.
+	MaxPods *int `json:"maxPods,omitempty"`
+
+	// Warm spec.warm.
+	Warm *int `json:"warm,omitempty"`
+}
+
+// FindSandboxesParams defines parameters for FindSandboxes.
+type FindSandboxesParams struct {
+	// Team Only sandboxes of this team.
+	Team *string `form:"team,omitempty" json:"team,omitempty"`
+
+	// User Only sandboxes of this user.
+	User *string `form:"user,omitempty" json:"user,omitempty"`
+
+	// Pool Only sandboxes of this pool.
+	Pool *string `form:"pool,omitempty" json:"pool,omitempty"`
+
+	// Phase Phases, separated by commas. The default is starting and running.
+	Phase []RecordPhase `form:"phase,omitempty" json:"phase,omitempty"`
+
+	// Order By the time of the claim; desc: the newest first.
+	Order *FindSandboxesParamsOrder `form:"order,omitempty" json:"order,omitempty"`
+
+	// Limit Entries of a page.
+	Limit *int `form:"limit,omitempty" json:"limit,omitempty"`
+
+	// NextToken The header X-Next-Token, or for a call under /v1 the field nextToken, of the page before.
+	NextToken *NextToken `form:"nextToken,omitempty" json:"nextToken,omitempty"`
+}
+
+// FindSandboxesParamsOrder defines parameters for FindSandboxes.
+type FindSandboxesParamsOrder string
 
 // KeepAliveJSONBody defines parameters for KeepAlive.
 type KeepAliveJSONBody = map[string]interface{}
@@ -797,6 +1178,9 @@ type SetTimeoutJSONRequestBody SetTimeoutJSONBody
 
 // ClaimBatchJSONRequestBody defines body for ClaimBatch for application/json ContentType.
 type ClaimBatchJSONRequestBody = NewClaims
+
+// ScalePoolJSONRequestBody defines body for ScalePool for application/json ContentType.
+type ScalePoolJSONRequestBody ScalePoolJSONBody
 
 // KeepAliveJSONRequestBody defines body for KeepAlive for application/json ContentType.
 type KeepAliveJSONRequestBody = KeepAliveJSONBody
@@ -1021,6 +1405,20 @@ type ClientInterface interface {
 	// Corresponds with POST /v1/claims (the `ClaimBatch` operationId).
 	ClaimBatch(ctx context.Context, params *ClaimBatchParams, body ClaimBatchJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
 
+	// StreamEvents Stream what happens to sandboxes, as server-sent events.
+	//
+	// The events are created, ready and released; data is a SandboxEvent. An id is the term of the
+	// leader and a counter within it. The leader keeps the last 8,192 events of its term. A stream that
+	// continues with Last-Event-ID gets every later event once, in order. Where events may be lost it
+	// gets the event gap first; data is an EventGap. So it is after every change of the leader, because
+	// events are not in the journal: then all events of the new term follow. A stream without
+	// Last-Event-ID begins with the next event. A comment every 15 s keeps the connection open and has
+	// the position as id. A stream ends after 15 minutes, when its leader ends, or when it takes no data
+	// for 10 s; continue it. Each replica serves 200 streams; the next one gets 503.
+	//
+	// Corresponds with GET /v1/events (the `StreamEvents` operationId).
+	StreamEvents(ctx context.Context, params *StreamEventsParams, reqEditors ...RequestEditorFn) (*http.Response, error)
+
 	// ListFences List released sandboxes whose pods are kept, and the routers that they wait for.
 	//
 	// Corresponds with GET /v1/fences (the `ListFences` operationId).
@@ -1031,7 +1429,49 @@ type ClientInterface interface {
 	// Corresponds with GET /v1/last-active (the `LastActive` operationId).
 	LastActive(ctx context.Context, params *LastActiveParams, reqEditors ...RequestEditorFn) (*http.Response, error)
 
-	// ExplainSandbox Say why a sandbox is alive, and until when.
+	// ListPools List the pools, by name.
+	//
+	// Corresponds with GET /v1/pools (the `ListPools` operationId).
+	ListPools(ctx context.Context, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// GetPool Get a pool with its counts and conditions.
+	//
+	// Corresponds with GET /v1/pools/{pool} (the `GetPool` operationId).
+	GetPool(ctx context.Context, pool string, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// ScalePoolWithBody Change how many pods a pool keeps warm, and how many it may have.
+	//
+	// Changes the SandboxPool object. With a generation the call gets 409 if the spec of the pool was
+	// changed since; without one the last call wins.
+	//
+	// Takes any type of body and a specified content type.
+	//
+	// Corresponds with POST /v1/pools/{pool}/scale (the `ScalePool` operationId).
+	ScalePoolWithBody(ctx context.Context, pool string, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// ScalePool Change how many pods a pool keeps warm, and how many it may have.
+	//
+	// Changes the SandboxPool object. With a generation the call gets 409 if the spec of the pool was
+	// changed since; without one the last call wins.
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with POST /v1/pools/{pool}/scale (the `ScalePool` operationId).
+	ScalePool(ctx context.Context, pool string, body ScalePoolJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// FindSandboxes List sandboxes with their pods, teams and ends, a page at a time.
+	//
+	// There is an index by team and pool, so a page costs what it returns. The phases starting and
+	// running, the phases released and ended, and the parameter user are looked up among the live
+	// sandboxes, or among those that are gone. The last 10,000 ended sandboxes are remembered for 24
+	// hours.
+	//
+	// Corresponds with GET /v1/sandboxes (the `FindSandboxes` operationId).
+	FindSandboxes(ctx context.Context, params *FindSandboxesParams, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// ExplainSandbox Say what is known of a sandbox, and why and until when it is alive.
+	//
+	// It also has released and ended sandboxes, as long as they are remembered.
 	//
 	// Corresponds with GET /v1/sandboxes/{sandboxID} (the `ExplainSandbox` operationId).
 	ExplainSandbox(ctx context.Context, sandboxID SandboxID, reqEditors ...RequestEditorFn) (*http.Response, error)
@@ -1049,6 +1489,11 @@ type ClientInterface interface {
 	//
 	// Corresponds with POST /v1/sandboxes/{sandboxID}/keepalive (the `KeepAlive` operationId).
 	KeepAlive(ctx context.Context, sandboxID SandboxID, body KeepAliveJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// ExplainRoute Say whether requests reach a sandbox, which routers know that, and otherwise why not.
+	//
+	// Corresponds with GET /v1/sandboxes/{sandboxID}/route (the `ExplainRoute` operationId).
+	ExplainRoute(ctx context.Context, sandboxID SandboxID, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	// ListSessions List the routers that run, or may still run.
 	//
@@ -1397,6 +1842,30 @@ func (c *Client) ClaimBatch(ctx context.Context, params *ClaimBatchParams, body 
 	return c.Client.Do(req)
 }
 
+// StreamEvents Stream what happens to sandboxes, as server-sent events.
+//
+// The events are created, ready and released; data is a SandboxEvent. An id is the term of the
+// leader and a counter within it. The leader keeps the last 8,192 events of its term. A stream that
+// continues with Last-Event-ID gets every later event once, in order. Where events may be lost it
+// gets the event gap first; data is an EventGap. So it is after every change of the leader, because
+// events are not in the journal: then all events of the new term follow. A stream without
+// Last-Event-ID begins with the next event. A comment every 15 s keeps the connection open and has
+// the position as id. A stream ends after 15 minutes, when its leader ends, or when it takes no data
+// for 10 s; continue it. Each replica serves 200 streams; the next one gets 503.
+//
+// Corresponds with GET /v1/events (the `StreamEvents` operationId).
+func (c *Client) StreamEvents(ctx context.Context, params *StreamEventsParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewStreamEventsRequest(c.Server, params)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
 // ListFences List released sandboxes whose pods are kept, and the routers that they wait for.
 //
 // Corresponds with GET /v1/fences (the `ListFences` operationId).
@@ -1427,7 +1896,99 @@ func (c *Client) LastActive(ctx context.Context, params *LastActiveParams, reqEd
 	return c.Client.Do(req)
 }
 
-// ExplainSandbox Say why a sandbox is alive, and until when.
+// ListPools List the pools, by name.
+//
+// Corresponds with GET /v1/pools (the `ListPools` operationId).
+func (c *Client) ListPools(ctx context.Context, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewListPoolsRequest(c.Server)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// GetPool Get a pool with its counts and conditions.
+//
+// Corresponds with GET /v1/pools/{pool} (the `GetPool` operationId).
+func (c *Client) GetPool(ctx context.Context, pool string, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewGetPoolRequest(c.Server, pool)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// ScalePoolWithBody Change how many pods a pool keeps warm, and how many it may have.
+//
+// Changes the SandboxPool object. With a generation the call gets 409 if the spec of the pool was
+// changed since; without one the last call wins.
+//
+// Takes any type of body and a specified content type.
+//
+// Corresponds with POST /v1/pools/{pool}/scale (the `ScalePool` operationId).
+func (c *Client) ScalePoolWithBody(ctx context.Context, pool string, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewScalePoolRequestWithBody(c.Server, pool, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// ScalePool Change how many pods a pool keeps warm, and how many it may have.
+//
+// Changes the SandboxPool object. With a generation the call gets 409 if the spec of the pool was
+// changed since; without one the last call wins.
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with POST /v1/pools/{pool}/scale (the `ScalePool` operationId).
+func (c *Client) ScalePool(ctx context.Context, pool string, body ScalePoolJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewScalePoolRequest(c.Server, pool, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// FindSandboxes List sandboxes with their pods, teams and ends, a page at a time.
+//
+// There is an index by team and pool, so a page costs what it returns. The phases starting and
+// running, the phases released and ended, and the parameter user are looked up among the live
+// sandboxes, or among those that are gone. The last 10,000 ended sandboxes are remembered for 24
+// hours.
+//
+// Corresponds with GET /v1/sandboxes (the `FindSandboxes` operationId).
+func (c *Client) FindSandboxes(ctx context.Context, params *FindSandboxesParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewFindSandboxesRequest(c.Server, params)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// ExplainSandbox Say what is known of a sandbox, and why and until when it is alive.
+//
+// It also has released and ended sandboxes, as long as they are remembered.
 //
 // Corresponds with GET /v1/sandboxes/{sandboxID} (the `ExplainSandbox` operationId).
 func (c *Client) ExplainSandbox(ctx context.Context, sandboxID SandboxID, reqEditors ...RequestEditorFn) (*http.Response, error) {
@@ -1466,6 +2027,21 @@ func (c *Client) KeepAliveWithBody(ctx context.Context, sandboxID SandboxID, con
 // Corresponds with POST /v1/sandboxes/{sandboxID}/keepalive (the `KeepAlive` operationId).
 func (c *Client) KeepAlive(ctx context.Context, sandboxID SandboxID, body KeepAliveJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
 	req, err := NewKeepAliveRequest(c.Server, sandboxID, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// ExplainRoute Say whether requests reach a sandbox, which routers know that, and otherwise why not.
+//
+// Corresponds with GET /v1/sandboxes/{sandboxID}/route (the `ExplainRoute` operationId).
+func (c *Client) ExplainRoute(ctx context.Context, sandboxID SandboxID, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewExplainRouteRequest(c.Server, sandboxID)
 	if err != nil {
 		return nil, err
 	}
@@ -2109,6 +2685,87 @@ func NewClaimBatchRequestWithBody(server string, params *ClaimBatchParams, conte
 	return req, nil
 }
 
+// NewStreamEventsRequest constructs an http.Request for the StreamEvents method
+func NewStreamEventsRequest(server string, params *StreamEventsParams) (*http.Request, error) {
+	var err error
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/v1/events")
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	if params != nil {
+		// queryValues collects non-styled parameters (passthrough, JSON)
+		// that are safe to round-trip through url.Values.Encode().
+		queryValues := queryURL.Query()
+		// rawQueryFragments collects pre-encoded query fragments from
+		// styled parameters, preserving literal commas as delimiters
+		// per the OpenAPI spec (e.g. "color=blue,black,brown").
+		var rawQueryFragments []string
+
+		if params.Team != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "team", *params.Team, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if params.Pool != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "pool", *params.Pool, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if encoded := queryValues.Encode(); encoded != "" {
+			rawQueryFragments = append(rawQueryFragments, encoded)
+		}
+		queryURL.RawQuery = strings.Join(rawQueryFragments, "&")
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	if params != nil {
+
+		if params.LastEventID != nil {
+			var headerParam0 string
+
+			headerParam0, err = runtime.StyleParamWithOptions("simple", false, "Last-Event-ID", *params.LastEventID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationHeader, Type: "string", Format: ""})
+			if err != nil {
+				return nil, err
+			}
+
+			req.Header.Set("Last-Event-ID", headerParam0)
+		}
+
+	}
+
+	return req, nil
+}
+
 // NewListFencesRequest constructs an http.Request for the ListFences method
 func NewListFencesRequest(server string, params *ListFencesParams) (*http.Request, error) {
 	var err error
@@ -2265,6 +2922,240 @@ func NewLastActiveRequest(server string, params *LastActiveParams) (*http.Reques
 	return req, nil
 }
 
+// NewListPoolsRequest constructs an http.Request for the ListPools method
+func NewListPoolsRequest(server string) (*http.Request, error) {
+	var err error
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/v1/pools")
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewGetPoolRequest constructs an http.Request for the GetPool method
+func NewGetPoolRequest(server string, pool string) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "pool", pool, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/v1/pools/%s", pathParam0)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewScalePoolRequest calls the generic ScalePool builder with application/json body
+func NewScalePoolRequest(server string, pool string, body ScalePoolJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewScalePoolRequestWithBody(server, pool, "application/json", bodyReader)
+}
+
+// NewScalePoolRequestWithBody constructs an http.Request for the ScalePool method, with any body, and a specified content type
+func NewScalePoolRequestWithBody(server string, pool string, contentType string, body io.Reader) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "pool", pool, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/v1/pools/%s/scale", pathParam0)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), body)
+	if err != nil {
+		return nil, err
+	}
+
+	req.Header.Add("Content-Type", contentType)
+
+	return req, nil
+}
+
+// NewFindSandboxesRequest constructs an http.Request for the FindSandboxes method
+func NewFindSandboxesRequest(server string, params *FindSandboxesParams) (*http.Request, error) {
+	var err error
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/v1/sandboxes")
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	if params != nil {
+		// queryValues collects non-styled parameters (passthrough, JSON)
+		// that are safe to round-trip through url.Values.Encode().
+		queryValues := queryURL.Query()
+		// rawQueryFragments collects pre-encoded query fragments from
+		// styled parameters, preserving literal commas as delimiters
+		// per the OpenAPI spec (e.g. "color=blue,black,brown").
+		var rawQueryFragments []string
+
+		if params.Team != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "team", *params.Team, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if params.User != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "user", *params.User, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if params.Pool != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "pool", *params.Pool, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if params.Phase != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", false, "phase", params.Phase, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "array", Format: ""}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if params.Order != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "order", *params.Order, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if params.Limit != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "limit", *params.Limit, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: ""}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if params.NextToken != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "nextToken", *params.NextToken, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if encoded := queryValues.Encode(); encoded != "" {
+			rawQueryFragments = append(rawQueryFragments, encoded)
+		}
+		queryURL.RawQuery = strings.Join(rawQueryFragments, "&")
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
 // NewExplainSandboxRequest constructs an http.Request for the ExplainSandbox method
 func NewExplainSandboxRequest(server string, sandboxID SandboxID) (*http.Request, error) {
 	var err error
@@ -2342,6 +3233,40 @@ func NewKeepAliveRequestWithBody(server string, sandboxID SandboxID, contentType
 	}
 
 	req.Header.Add("Content-Type", contentType)
+
+	return req, nil
+}
+
+// NewExplainRouteRequest constructs an http.Request for the ExplainRoute method
+func NewExplainRouteRequest(server string, sandboxID SandboxID) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "sandboxID", sandboxID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/v1/sandboxes/%s/route", pathParam0)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
 
 	return req, nil
 }
@@ -2646,6 +3571,22 @@ type ClientWithResponsesInterface interface {
 	// Corresponds with POST /v1/claims (the `ClaimBatch` operationId).
 	ClaimBatchWithResponse(ctx context.Context, params *ClaimBatchParams, body ClaimBatchJSONRequestBody, reqEditors ...RequestEditorFn) (*ClaimBatchResponse, error)
 
+	// StreamEventsWithResponse Stream what happens to sandboxes, as server-sent events.
+	//
+	// The events are created, ready and released; data is a SandboxEvent. An id is the term of the
+	// leader and a counter within it. The leader keeps the last 8,192 events of its term. A stream that
+	// continues with Last-Event-ID gets every later event once, in order. Where events may be lost it
+	// gets the event gap first; data is an EventGap. So it is after every change of the leader, because
+	// events are not in the journal: then all events of the new term follow. A stream without
+	// Last-Event-ID begins with the next event. A comment every 15 s keeps the connection open and has
+	// the position as id. A stream ends after 15 minutes, when its leader ends, or when it takes no data
+	// for 10 s; continue it. Each replica serves 200 streams; the next one gets 503.
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with GET /v1/events (the `StreamEvents` operationId).
+	StreamEventsWithResponse(ctx context.Context, params *StreamEventsParams, reqEditors ...RequestEditorFn) (*StreamEventsResponse, error)
+
 	// ListFencesWithResponse List released sandboxes whose pods are kept, and the routers that they wait for.
 	//
 	// Returns a wrapper object for the known response body format(s).
@@ -2660,7 +3601,55 @@ type ClientWithResponsesInterface interface {
 	// Corresponds with GET /v1/last-active (the `LastActive` operationId).
 	LastActiveWithResponse(ctx context.Context, params *LastActiveParams, reqEditors ...RequestEditorFn) (*LastActiveResponse, error)
 
-	// ExplainSandboxWithResponse Say why a sandbox is alive, and until when.
+	// ListPoolsWithResponse List the pools, by name.
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with GET /v1/pools (the `ListPools` operationId).
+	ListPoolsWithResponse(ctx context.Context, reqEditors ...RequestEditorFn) (*ListPoolsResponse, error)
+
+	// GetPoolWithResponse Get a pool with its counts and conditions.
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with GET /v1/pools/{pool} (the `GetPool` operationId).
+	GetPoolWithResponse(ctx context.Context, pool string, reqEditors ...RequestEditorFn) (*GetPoolResponse, error)
+
+	// ScalePoolWithBodyWithResponse Change how many pods a pool keeps warm, and how many it may have.
+	//
+	// Changes the SandboxPool object. With a generation the call gets 409 if the spec of the pool was
+	// changed since; without one the last call wins.
+	//
+	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /v1/pools/{pool}/scale (the `ScalePool` operationId).
+	ScalePoolWithBodyWithResponse(ctx context.Context, pool string, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*ScalePoolResponse, error)
+
+	// ScalePoolWithResponse Change how many pods a pool keeps warm, and how many it may have.
+	//
+	// Changes the SandboxPool object. With a generation the call gets 409 if the spec of the pool was
+	// changed since; without one the last call wins.
+	//
+	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /v1/pools/{pool}/scale (the `ScalePool` operationId).
+	ScalePoolWithResponse(ctx context.Context, pool string, body ScalePoolJSONRequestBody, reqEditors ...RequestEditorFn) (*ScalePoolResponse, error)
+
+	// FindSandboxesWithResponse List sandboxes with their pods, teams and ends, a page at a time.
+	//
+	// There is an index by team and pool, so a page costs what it returns. The phases starting and
+	// running, the phases released and ended, and the parameter user are looked up among the live
+	// sandboxes, or among those that are gone. The last 10,000 ended sandboxes are remembered for 24
+	// hours.
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with GET /v1/sandboxes (the `FindSandboxes` operationId).
+	FindSandboxesWithResponse(ctx context.Context, params *FindSandboxesParams, reqEditors ...RequestEditorFn) (*FindSandboxesResponse, error)
+
+	// ExplainSandboxWithResponse Say what is known of a sandbox, and why and until when it is alive.
+	//
+	// It also has released and ended sandboxes, as long as they are remembered.
 	//
 	// Returns a wrapper object for the known response body format(s).
 	//
@@ -2680,6 +3669,13 @@ type ClientWithResponsesInterface interface {
 	//
 	// Corresponds with POST /v1/sandboxes/{sandboxID}/keepalive (the `KeepAlive` operationId).
 	KeepAliveWithResponse(ctx context.Context, sandboxID SandboxID, body KeepAliveJSONRequestBody, reqEditors ...RequestEditorFn) (*KeepAliveResponse, error)
+
+	// ExplainRouteWithResponse Say whether requests reach a sandbox, which routers know that, and otherwise why not.
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with GET /v1/sandboxes/{sandboxID}/route (the `ExplainRoute` operationId).
+	ExplainRouteWithResponse(ctx context.Context, sandboxID SandboxID, reqEditors ...RequestEditorFn) (*ExplainRouteResponse, error)
 
 	// ListSessionsWithResponse List the routers that run, or may still run.
 	//
@@ -3276,6 +4272,47 @@ func (r ClaimBatchResponse) ContentType() string {
 	return ""
 }
 
+type StreamEventsResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSONDefault the response for an HTTP default `application/json` response
+	JSONDefault *Error
+}
+
+// GetJSONDefault returns the response for an HTTP default `application/json` response
+func (r StreamEventsResponse) GetJSONDefault() *Error {
+	return r.JSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r StreamEventsResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r StreamEventsResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r StreamEventsResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r StreamEventsResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
 type ListFencesResponse struct {
 	Body         []byte
 	HTTPResponse *http.Response
@@ -3372,17 +4409,209 @@ func (r LastActiveResponse) ContentType() string {
 	return ""
 }
 
-type ExplainSandboxResponse struct {
+type ListPoolsResponse struct {
 	Body         []byte
 	HTTPResponse *http.Response
 	// JSON200 the response for an HTTP 200 `application/json` response
-	JSON200 *SandboxActivity
+	JSON200 *Pools
 	// JSONDefault the response for an HTTP default `application/json` response
 	JSONDefault *Error
 }
 
 // GetJSON200 returns the response for an HTTP 200 `application/json` response
-func (r ExplainSandboxResponse) GetJSON200() *SandboxActivity {
+func (r ListPoolsResponse) GetJSON200() *Pools {
+	return r.JSON200
+}
+
+// GetJSONDefault returns the response for an HTTP default `application/json` response
+func (r ListPoolsResponse) GetJSONDefault() *Error {
+	return r.JSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r ListPoolsResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r ListPoolsResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r ListPoolsResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r ListPoolsResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type GetPoolResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *Pool
+	// JSONDefault the response for an HTTP default `application/json` response
+	JSONDefault *Error
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r GetPoolResponse) GetJSON200() *Pool {
+	return r.JSON200
+}
+
+// GetJSONDefault returns the response for an HTTP default `application/json` response
+func (r GetPoolResponse) GetJSONDefault() *Error {
+	return r.JSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r GetPoolResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r GetPoolResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r GetPoolResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r GetPoolResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type ScalePoolResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *Pool
+	// JSONDefault the response for an HTTP default `application/json` response
+	JSONDefault *Error
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r ScalePoolResponse) GetJSON200() *Pool {
+	return r.JSON200
+}
+
+// GetJSONDefault returns the response for an HTTP default `application/json` response
+func (r ScalePoolResponse) GetJSONDefault() *Error {
+	return r.JSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r ScalePoolResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r ScalePoolResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r ScalePoolResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r ScalePoolResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type FindSandboxesResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *SandboxRecords
+	// JSONDefault the response for an HTTP default `application/json` response
+	JSONDefault *Error
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r FindSandboxesResponse) GetJSON200() *SandboxRecords {
+	return r.JSON200
+}
+
+// GetJSONDefault returns the response for an HTTP default `application/json` response
+func (r FindSandboxesResponse) GetJSONDefault() *Error {
+	return r.JSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r FindSandboxesResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r FindSandboxesResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r FindSandboxesResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r FindSandboxesResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type ExplainSandboxResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *SandboxExplanation
+	// JSONDefault the response for an HTTP default `application/json` response
+	JSONDefault *Error
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r ExplainSandboxResponse) GetJSON200() *SandboxExplanation {
 	return r.JSON200
 }
 
@@ -3455,6 +4684,54 @@ func (r KeepAliveResponse) StatusCode() int {
 
 // ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
 func (r KeepAliveResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type ExplainRouteResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *RouteExplanation
+	// JSONDefault the response for an HTTP default `application/json` response
+	JSONDefault *Error
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r ExplainRouteResponse) GetJSON200() *RouteExplanation {
+	return r.JSON200
+}
+
+// GetJSONDefault returns the response for an HTTP default `application/json` response
+func (r ExplainRouteResponse) GetJSONDefault() *Error {
+	return r.JSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r ExplainRouteResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r ExplainRouteResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r ExplainRouteResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r ExplainRouteResponse) ContentType() string {
 	if r.HTTPResponse != nil {
 		return r.HTTPResponse.Header.Get("Content-Type")
 	}
@@ -3820,6 +5097,28 @@ func (c *ClientWithResponses) ClaimBatchWithResponse(ctx context.Context, params
 	return ParseClaimBatchResponse(rsp)
 }
 
+// StreamEventsWithResponse Stream what happens to sandboxes, as server-sent events.
+//
+// The events are created, ready and released; data is a SandboxEvent. An id is the term of the
+// leader and a counter within it. The leader keeps the last 8,192 events of its term. A stream that
+// continues with Last-Event-ID gets every later event once, in order. Where events may be lost it
+// gets the event gap first; data is an EventGap. So it is after every change of the leader, because
+// events are not in the journal: then all events of the new term follow. A stream without
+// Last-Event-ID begins with the next event. A comment every 15 s keeps the connection open and has
+// the position as id. A stream ends after 15 minutes, when its leader ends, or when it takes no data
+// for 10 s; continue it. Each replica serves 200 streams; the next one gets 503.
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with GET /v1/events (the `StreamEvents` operationId).
+func (c *ClientWithResponses) StreamEventsWithResponse(ctx context.Context, params *StreamEventsParams, reqEditors ...RequestEditorFn) (*StreamEventsResponse, error) {
+	rsp, err := c.StreamEvents(ctx, params, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseStreamEventsResponse(rsp)
+}
+
 // ListFencesWithResponse List released sandboxes whose pods are kept, and the routers that they wait for.
 //
 // Returns a wrapper object for the known response body format(s).
@@ -3846,7 +5145,85 @@ func (c *ClientWithResponses) LastActiveWithResponse(ctx context.Context, params
 	return ParseLastActiveResponse(rsp)
 }
 
-// ExplainSandboxWithResponse Say why a sandbox is alive, and until when.
+// ListPoolsWithResponse List the pools, by name.
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with GET /v1/pools (the `ListPools` operationId).
+func (c *ClientWithResponses) ListPoolsWithResponse(ctx context.Context, reqEditors ...RequestEditorFn) (*ListPoolsResponse, error) {
+	rsp, err := c.ListPools(ctx, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseListPoolsResponse(rsp)
+}
+
+// GetPoolWithResponse Get a pool with its counts and conditions.
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with GET /v1/pools/{pool} (the `GetPool` operationId).
+func (c *ClientWithResponses) GetPoolWithResponse(ctx context.Context, pool string, reqEditors ...RequestEditorFn) (*GetPoolResponse, error) {
+	rsp, err := c.GetPool(ctx, pool, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseGetPoolResponse(rsp)
+}
+
+// ScalePoolWithBodyWithResponse Change how many pods a pool keeps warm, and how many it may have.
+//
+// Changes the SandboxPool object. With a generation the call gets 409 if the spec of the pool was
+// changed since; without one the last call wins.
+//
+// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /v1/pools/{pool}/scale (the `ScalePool` operationId).
+func (c *ClientWithResponses) ScalePoolWithBodyWithResponse(ctx context.Context, pool string, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*ScalePoolResponse, error) {
+	rsp, err := c.ScalePoolWithBody(ctx, pool, contentType, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseScalePoolResponse(rsp)
+}
+
+// ScalePoolWithResponse Change how many pods a pool keeps warm, and how many it may have.
+//
+// Changes the SandboxPool object. With a generation the call gets 409 if the spec of the pool was
+// changed since; without one the last call wins.
+//
+// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /v1/pools/{pool}/scale (the `ScalePool` operationId).
+func (c *ClientWithResponses) ScalePoolWithResponse(ctx context.Context, pool string, body ScalePoolJSONRequestBody, reqEditors ...RequestEditorFn) (*ScalePoolResponse, error) {
+	rsp, err := c.ScalePool(ctx, pool, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseScalePoolResponse(rsp)
+}
+
+// FindSandboxesWithResponse List sandboxes with their pods, teams and ends, a page at a time.
+//
+// There is an index by team and pool, so a page costs what it returns. The phases starting and
+// running, the phases released and ended, and the parameter user are looked up among the live
+// sandboxes, or among those that are gone. The last 10,000 ended sandboxes are remembered for 24
+// hours.
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with GET /v1/sandboxes (the `FindSandboxes` operationId).
+func (c *ClientWithResponses) FindSandboxesWithResponse(ctx context.Context, params *FindSandboxesParams, reqEditors ...RequestEditorFn) (*FindSandboxesResponse, error) {
+	rsp, err := c.FindSandboxes(ctx, params, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseFindSandboxesResponse(rsp)
+}
+
+// ExplainSandboxWithResponse Say what is known of a sandbox, and why and until when it is alive.
+//
+// It also has released and ended sandboxes, as long as they are remembered.
 //
 // Returns a wrapper object for the known response body format(s).
 //
@@ -3883,6 +5260,19 @@ func (c *ClientWithResponses) KeepAliveWithResponse(ctx context.Context, sandbox
 		return nil, err
 	}
 	return ParseKeepAliveResponse(rsp)
+}
+
+// ExplainRouteWithResponse Say whether requests reach a sandbox, which routers know that, and otherwise why not.
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with GET /v1/sandboxes/{sandboxID}/route (the `ExplainRoute` operationId).
+func (c *ClientWithResponses) ExplainRouteWithResponse(ctx context.Context, sandboxID SandboxID, reqEditors ...RequestEditorFn) (*ExplainRouteResponse, error) {
+	rsp, err := c.ExplainRoute(ctx, sandboxID, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseExplainRouteResponse(rsp)
 }
 
 // ListSessionsWithResponse List the routers that run, or may still run.
@@ -4338,6 +5728,32 @@ func ParseClaimBatchResponse(rsp *http.Response) (*ClaimBatchResponse, error) {
 	return response, nil
 }
 
+// ParseStreamEventsResponse parses an HTTP response from a StreamEventsWithResponse call
+func ParseStreamEventsResponse(rsp *http.Response) (*StreamEventsResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &StreamEventsResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Error
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
 // ParseListFencesResponse parses an HTTP response from a ListFencesWithResponse call
 func ParseListFencesResponse(rsp *http.Response) (*ListFencesResponse, error) {
 	bodyBytes, err := io.ReadAll(rsp.Body)
@@ -4407,6 +5823,138 @@ func ParseLastActiveResponse(rsp *http.Response) (*LastActiveResponse, error) {
 	return response, nil
 }
 
+// ParseListPoolsResponse parses an HTTP response from a ListPoolsWithResponse call
+func ParseListPoolsResponse(rsp *http.Response) (*ListPoolsResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &ListPoolsResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest Pools
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Error
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseGetPoolResponse parses an HTTP response from a GetPoolWithResponse call
+func ParseGetPoolResponse(rsp *http.Response) (*GetPoolResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &GetPoolResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest Pool
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Error
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseScalePoolResponse parses an HTTP response from a ScalePoolWithResponse call
+func ParseScalePoolResponse(rsp *http.Response) (*ScalePoolResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &ScalePoolResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest Pool
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Error
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseFindSandboxesResponse parses an HTTP response from a FindSandboxesWithResponse call
+func ParseFindSandboxesResponse(rsp *http.Response) (*FindSandboxesResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &FindSandboxesResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest SandboxRecords
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Error
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
 // ParseExplainSandboxResponse parses an HTTP response from a ExplainSandboxWithResponse call
 func ParseExplainSandboxResponse(rsp *http.Response) (*ExplainSandboxResponse, error) {
 	bodyBytes, err := io.ReadAll(rsp.Body)
@@ -4422,7 +5970,7 @@ func ParseExplainSandboxResponse(rsp *http.Response) (*ExplainSandboxResponse, e
 
 	switch {
 	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
-		var dest SandboxActivity
+		var dest SandboxExplanation
 		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
 			return nil, err
 		}
@@ -4456,6 +6004,39 @@ func ParseKeepAliveResponse(rsp *http.Response) (*KeepAliveResponse, error) {
 	switch {
 	case rsp.StatusCode == 204:
 		break // No content-type
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Error
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseExplainRouteResponse parses an HTTP response from a ExplainRouteWithResponse call
+func ParseExplainRouteResponse(rsp *http.Response) (*ExplainRouteResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &ExplainRouteResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest RouteExplanation
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
 
 	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
 		var dest Error

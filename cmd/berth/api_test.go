@@ -79,7 +79,7 @@ func (s *stub) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case path == "/v1/last-active" && r.URL.Query().Get("id") == "nosuch":
 		answer(w, http.StatusOK, openapi.LastActive{Now: noon, Sandboxes: []openapi.Activity{}})
 	case path == "/v1/last-active":
-		answer(w, http.StatusOK, openapi.LastActive{Now: noon, Sandboxes: []openapi.Activity{activityOf(s.why(first)), activityOf(s.why(second))}, Truncated: 2})
+		answer(w, http.StatusOK, openapi.LastActive{Now: noon, Sandboxes: []openapi.Activity{*s.why(first).Activity, *s.why(second).Activity}, Truncated: 2})
 	case path == "/v1/fences":
 		answer(w, http.StatusOK, fencesOf())
 	case path == "/v1/sessions":
@@ -97,9 +97,9 @@ func (s *stub) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-func (s *stub) why(id string) openapi.SandboxActivity {
-	a := openapi.SandboxActivity{
-		SandboxID: id, Pool: "python", Now: noon, LastActive: noon.Add(-12 * time.Second), AgeSeconds: 12, Kind: "open", Open: 2,
+func (s *stub) why(id string) openapi.SandboxExplanation {
+	a := openapi.Activity{
+		SandboxID: id, Pool: "python", LastActive: noon.Add(-12 * time.Second), AgeSeconds: 12, Kind: "open", Open: 2,
 		Router: new("router-a"), IdleTimeout: 60, Awaits: []string{}, Asks: []string{},
 		Next: &openapi.NextRelease{Reason: openapi.Idle, At: noon.Add(48 * time.Second), InSeconds: 48},
 	}
@@ -107,7 +107,8 @@ func (s *stub) why(id string) openapi.SandboxActivity {
 		a.Kind, a.Why, a.Next.InSeconds, a.Router, a.Open = "unknown", new("a router has ended"), 0, nil, 0
 		a.MinBytesPerMinute, a.Awaits = new(int64(2048)), []string{"router-b"}
 	}
-	return a
+	record := openapi.SandboxRecord{SandboxID: id, Pool: "python", Phase: openapi.RecordPhaseRunning, ClaimedAt: noon.Add(-time.Minute), Ports: []int{}}
+	return openapi.SandboxExplanation{Now: noon, Sandbox: record, Activity: &a}
 }
 
 func sessionsOf() openapi.Sessions {
@@ -122,8 +123,8 @@ func fencesOf() openapi.Fences {
 	open := fence
 	open.SandboxID, open.Phase, open.ConnectWindowEndsInSeconds = second, openapi.FencePhaseConnectWindow, new(5.0)
 	fence.WaitsFor = []openapi.AwaitedSession{
-		{SessionID: "router-a", Connected: true, Until: openapi.Acknowledged, LastHeardSeconds: new(0.2), Acknowledged: new(int64(2)), Needed: new(int64(3))},
-		{SessionID: "router-b", Until: openapi.Expired, ExpiresInSeconds: 889},
+		{SessionID: "router-a", Connected: true, Until: openapi.AwaitedSessionUntilAcknowledged, LastHeardSeconds: new(0.2), Acknowledged: new(int64(2)), Needed: new(int64(3))},
+		{SessionID: "router-b", Until: openapi.AwaitedSessionUntilExpired, ExpiresInSeconds: 889},
 	}
 	fence.WaitsForOthers = 4
 	return openapi.Fences{Fences: []openapi.Fence{fence, open}}

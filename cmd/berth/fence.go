@@ -83,7 +83,7 @@ func (c *fenceLsCommand) Run(ctx context.Context, o *output) error {
 
 // why says what a router is waited for to do.
 func why(a openapi.AwaitedSession) string {
-	if a.Until == openapi.Acknowledged {
+	if a.Until == openapi.AwaitedSessionUntilAcknowledged {
 		return fmt.Sprintf("connected, %s; has acknowledged message %d, not yet %d",
 			heard(a.LastHeardSeconds), deref(a.Acknowledged), deref(a.Needed))
 	}

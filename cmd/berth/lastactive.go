@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/berth-sandbox/berth/api/activity"
 	"github.com/berth-sandbox/berth/api/openapi"
@@ -105,8 +106,7 @@ func (c *lastActiveCommand) Run(ctx context.Context, o *output) error {
 	}
 	if len(items) == 0 && c.ID != "" {
 		// Says whether the sandbox is unknown or has ended.
-		_, err := call(ctx, t, func(ctx context.Context) (*openapi.SandboxActivity, error) { return t.api.Why(ctx, c.ID) })
-		if err != nil {
+		if _, err := explain(ctx, t, c.ID); err != nil {
 			return err
 		}
 	}
@@ -139,20 +139,17 @@ func (c *whyCommand) Run(ctx context.Context, o *output) error {
 		return err
 	}
 	var dryRun bool
-	all, err := each(c.IDs, func(id string) (openapi.SandboxActivity, error) {
-		a, err := call(ctx, t, func(ctx context.Context) (*openapi.SandboxActivity, error) { return t.api.Why(ctx, id) })
-		if err != nil {
-			return openapi.SandboxActivity{}, err
-		}
-		dryRun = a.DryRun
-		return *a, nil
+	all, err := each(c.IDs, func(id string) (openapi.SandboxExplanation, error) {
+		e, err := explain(ctx, t, id)
+		dryRun = dryRun || e.DryRun
+		return e, err
 	})
 	if len(all) == 0 {
 		return err
 	}
 	rows := make([]openapi.Activity, len(all))
 	for i, a := range all {
-		rows[i] = activityOf(a)
+		rows[i] = *a.Activity
 	}
 	failed := show(o, c.formatFlags, activities(dryRun), rows, single(c.IDs, all))
 	if err == nil {
@@ -161,12 +158,16 @@ func (c *whyCommand) Run(ctx context.Context, o *output) error {
 	return err
 }
 
-// activityOf drops the fields that SandboxActivity has in addition.
-func activityOf(a openapi.SandboxActivity) openapi.Activity {
-	return openapi.Activity{
-		SandboxID: a.SandboxID, Pool: a.Pool, LastActive: a.LastActive, AgeSeconds: a.AgeSeconds, Kind: a.Kind, Why: a.Why,
-		Router: a.Router, Open: a.Open, IdleTimeout: a.IdleTimeout, Activity: a.Activity,
-		MinBytesPerMinute: a.MinBytesPerMinute, EndAt: a.EndAt, LifetimeEnd: a.LifetimeEnd, Next: a.Next, Asks: a.Asks,
-		Awaits: a.Awaits,
+// explain asks why a live sandbox is alive. For another one it returns an error.
+func explain(ctx context.Context, t *target, id string) (openapi.SandboxExplanation, error) {
+	e, err := call(ctx, t, func(ctx context.Context) (*openapi.SandboxExplanation, error) { return t.api.Why(ctx, id) })
+	if err != nil {
+		return openapi.SandboxExplanation{}, err
 	}
+	if s := e.Sandbox; e.Activity == nil && s.ReleasedAt != nil {
+		return *e, fmt.Errorf("sandbox %s was released at %s: %s", id, s.ReleasedAt.UTC().Format(time.RFC3339), s.Reason)
+	} else if e.Activity == nil {
+		return *e, fmt.Errorf("sandbox %s is being released", id)
+	}
+	return *e, nil
 }

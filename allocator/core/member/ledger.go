@@ -43,6 +43,13 @@ type Session struct {
 	deaths      int // that it has reported and that are not durable yet
 	declaration *Declaration
 	ended       bool
+	routes      []sentRoute // that it has not acknowledged
+}
+
+// sentRoute is a message with the route of a sandbox.
+type sentRoute struct {
+	sequence uint64
+	sandbox  string
 }
 
 // Declaration is an operator's statement that a router and its Envoy have ended, on its way into
@@ -165,7 +172,7 @@ func (l *Ledger) Recorded(s *Session) bool {
 func (l *Ledger) Disconnect(s *Session) (stream uint64) {
 	stream = s.Stream
 	delete(l.streams, stream)
-	s.Stream = 0
+	s.Stream, s.routes = 0, nil
 	return stream
 }
 
@@ -177,8 +184,20 @@ func (l *Ledger) NextSequence(s *Session) uint64 {
 
 // FirstSequence numbers the first message of the stream of a session.
 func (l *Ledger) FirstSequence(s *Session) uint64 {
-	s.Sequence, s.Acked = 1, 0
+	s.Sequence, s.Acked, s.routes = 1, 0, nil
 	return s.Sequence
+}
+
+// SentRoute numbers a message to a session that has the route of a sandbox.
+func (l *Ledger) SentRoute(s *Session, sandbox string) uint64 {
+	s.routes = append(s.routes, sentRoute{l.NextSequence(s), sandbox})
+	return s.Sequence
+}
+
+// Acknowledges reports whether a connected session has acknowledged the latest route of a sandbox,
+// in a message of its own or in the first message of the stream.
+func (s *Session) Acknowledges(sandbox string) bool {
+	return s.Stream != 0 && s.Acked > 0 && !slices.ContainsFunc(s.routes, func(r sentRoute) bool { return r.sandbox == sandbox })
 }
 
 // Acknowledge notes that every message of a stream up to a sequence has taken effect. It returns
@@ -189,6 +208,11 @@ func (l *Ledger) Acknowledge(stream, sequence uint64) *Session {
 		return nil
 	}
 	s.Acked = max(s.Acked, sequence)
+	first := slices.IndexFunc(s.routes, func(r sentRoute) bool { return r.sequence > s.Acked })
+	if first < 0 {
+		first = len(s.routes)
+	}
+	s.routes = slices.Delete(s.routes, 0, first)
 	return s
 }
 

@@ -1,0 +1,117 @@
+package core
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+)
+
+// RouteStatus says whether requests reach a sandbox, and why.
+type RouteStatus struct {
+	Sandbox Sandbox
+	Why     RouteWhy
+	// NotReady is why its pod is not ready, "" if it is ready or gone.
+	NotReady string
+	// Routers are the sessions, by ID and at most maxRouters. Others is how many more there are.
+	Routers []RouterOfRoute
+	Others  int
+	// Fence is set while its fence is not complete.
+	Fence *FenceStatus
+}
+
+// RouterOfRoute is what a session knows of the latest change of a route.
+type RouterOfRoute struct {
+	SessionStatus
+	// Acknowledged: the route, or its release, has taken effect at the router.
+	Acknowledged bool
+}
+
+// RouteWhy is why requests reach a sandbox, or do not.
+type RouteWhy int
+
+// Why requests reach a sandbox: RouteServed and RouteEnding. Why they do not: the others.
+const (
+	RouteServed   RouteWhy = iota + 1 // it runs
+	RouteEnding                       // its release is on its way into the journal
+	RouteStarting                     // its PostStart hook has not succeeded yet
+	RouteReaped                       // it was found idle, and its release is on its way into the journal
+	RouteLost                         // its pod cannot serve it, and its release is on its way into the journal
+	RouteNotBegun                     // it is being released, and did not run before
+	RouteReleased
+	RouteEnded
+)
+
+// Routable reports whether routers may have the route.
+func (w RouteWhy) Routable() bool { return w == RouteServed || w == RouteEnding }
+
+// maxRouters bounds the sessions of a RouteStatus.
+const maxRouters = 100
+
+// Route returns the route of a sandbox, or false if there is no such sandbox within the scope.
+func (v View) Route(id string, scope Scope) (st RouteStatus, ok bool) {
+	sb := v.c.sandboxes.seen(id, scope)
+	if sb == nil {
+		return st, false
+	}
+	st.Sandbox, st.Why = sb.Sandbox, sb.routeWhy()
+	if p := v.c.pods[sb.Pod]; p != nil && !p.seen.Ready {
+		st.NotReady = p.seen.Why
+		if st.NotReady == "" {
+			st.NotReady = "it is not Ready"
+		}
+	}
+	if sb.Phase == Released && !v.c.fences.Complete(id) {
+		fence := v.fenceOf(sb)
+		st.Fence = &fence
+	}
+	if !st.Why.Routable() && st.Fence == nil {
+		return st, true
+	}
+	waiting := maps.Collect(v.c.fences.Waiting(id))
+	all := v.c.routers.members.All()
+	for _, s := range all[:min(maxRouters, len(all))] {
+		router := RouterOfRoute{SessionStatus: v.statusOf(s), Acknowledged: s.Acknowledges(id)}
+		if st.Fence != nil {
+			_, waits := waiting[s.ID]
+			router.Acknowledged = !waits
+		}
+		st.Routers = append(st.Routers, router)
+	}
+	st.Others = len(all) - len(st.Routers)
+	return st, true
+}
+
+func (sb *sandbox) routeWhy() RouteWhy {
+	switch {
+	case sb.Phase == Ended:
+		return RouteEnded
+	case sb.Phase == Released:
+		return RouteReleased
+	case sb.routable() && sb.Phase == Running:
+		return RouteServed
+	case sb.routable():
+		return RouteEnding
+	case sb.lost:
+		return RouteLost
+	case sb.reaped:
+		return RouteReaped
+	case sb.Phase == Starting:
+		return RouteStarting
+	}
+	return RouteNotBegun
+}
+
+// PendingPods lists the pods of a pool that are not ready, at most so many, and first those of which
+// it is known why. It returns how many more there are.
+func (v View) PendingPods(key PoolKey, most int) (list []PodKey, others int) {
+	pool := v.c.pools.byKey[key]
+	if pool == nil {
+		return nil, 0
+	}
+	all := pool.sorted(podPending)
+	slices.SortStableFunc(all, func(a, b *pod) int { return cmp.Compare(min(1, len(b.seen.Why)), min(1, len(a.seen.Why))) })
+	for _, p := range all[:min(most, len(all))] {
+		list = append(list, p.seen.Key)
+	}
+	return list, len(all) - len(list)
+}

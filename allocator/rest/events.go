@@ -1,0 +1,175 @@
+package rest
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/berth-sandbox/berth/allocator/access"
+	"github.com/berth-sandbox/berth/allocator/events"
+	"github.com/berth-sandbox/berth/api/apierror"
+	"github.com/berth-sandbox/berth/api/openapi"
+)
+
+// Bounds of streams of events.
+const (
+	// maxStreams is how many streams a replica serves or forwards.
+	maxStreams = 200
+	// streamLife bounds a stream, so that a key that was revoked does not read on for ever.
+	streamLife = 15 * time.Minute
+	// heartbeat is how often a stream without events sends its position.
+	heartbeat = 15 * time.Second
+	// batch is how many events a stream takes from the ring at a time.
+	batch = 256
+	// lastEventID is the header with which a client continues (HTML standard, server-sent events).
+	lastEventID = "Last-Event-ID"
+)
+
+// streaming is a writer of an answer without an end. A client must read each part within sendWait.
+type streaming struct {
+	http.ResponseWriter
+	connection *http.ResponseController
+}
+
+func (s streaming) Write(b []byte) (int, error) {
+	_ = s.connection.SetWriteDeadline(time.Now().Add(sendWait)) // fails only without a connection, in tests
+	return s.ResponseWriter.Write(b)
+}
+
+// Unwrap is for http.ResponseController.
+func (s streaming) Unwrap() http.ResponseWriter { return s.ResponseWriter }
+
+// stream returns the handler of an operation whose answer is a stream. A stream has a slot of a class
+// of its own for all its life. It holds no other memory: it reads from the ring of events.
+func (a *api) stream(o *openapi.Operation, f func(http.ResponseWriter, *http.Request) error) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		select {
+		case a.streams.slots <- struct{}{}:
+			defer func() { <-a.streams.slots }()
+		default:
+			refuse(w, r, apierror.New(apierror.Overloaded, "%d streams of events are open; end one, or try again", maxStreams))
+			return
+		}
+		s := streaming{w, http.NewResponseController(w)}
+		_ = s.connection.SetReadDeadline(time.Time{})
+		_ = s.connection.SetWriteDeadline(time.Time{})
+		ctx, cancel := context.WithTimeout(r.Context(), a.streams.wait)
+		defer cancel()
+		stop := context.AfterFunc(a.Allocator.Serving(), cancel)
+		defer stop()
+		r = r.WithContext(ctx)
+		if ok, leader := a.Allocator.Leading(); !ok {
+			a.forward(a.streams, s, r, leader)
+			return
+		}
+		err := o.CheckQuery(r.URL.Query())
+		if err == nil {
+			err = f(s, r)
+		}
+		if e := a.toError(r, err); e != nil {
+			refuse(s, r, e)
+		}
+	}
+}
+
+// sendEvents streams events as server-sent events. An error comes before the first byte.
+func (a *api) sendEvents(w http.ResponseWriter, r *http.Request) error {
+	ring, err := a.Allocator.Events()
+	if err != nil {
+		return err
+	}
+	at, ok, err := ring.Continue(r.Header.Get(lastEventID))
+	if err != nil {
+		return invalid("%s: %v", lastEventID, err)
+	}
+	query := r.URL.Query()
+	s := &eventStream{w: w, ring: ring, caller: access.From(r.Context()), team: query.Get("team"), pool: query.Get("pool")}
+	w.Header().Set("Content-Type", "text/event-stream")
+	w.Header().Set("Cache-Control", "no-store")
+	w.Header().Set("X-Accel-Buffering", "no") // for proxies that would collect the answer
+	if !ok {
+		s.gap(at, openapi.LeaderChanged)
+	}
+	s.position(at)
+	tick := time.NewTicker(heartbeat)
+	defer tick.Stop()
+	for s.err == nil {
+		next, lost, changed := ring.After(at, batch)
+		if lost > 0 {
+			s.gap(next[0].Number-1, openapi.Overwritten)
+		}
+		for i := range next {
+			s.send(&next[i])
+			at = next[i].Number
+		}
+		s.flush()
+		if len(next) > 0 {
+			continue
+		}
+		select {
+		case <-changed:
+		case <-tick.C:
+			s.position(at)
+		case <-ring.Over():
+			return nil
+		case <-r.Context().Done():
+			return nil
+		}
+	}
+	return nil
+}
+
+// eventStream writes one stream. err is the first error of the connection.
+type eventStream struct {
+	w      http.ResponseWriter
+	ring   *events.Ring
+	caller access.Caller
+	// team and pool select events, "" for all.
+	team, pool string
+	unsent     bool
+	err        error
+}
+
+// send writes an event that the stream selects and its caller may see.
+func (s *eventStream) send(e *events.Event) {
+	if !s.caller.Sees(e.Team) || s.team != "" && s.team != e.Team || s.pool != "" && s.pool != e.Pool {
+		return
+	}
+	s.write(string(e.Type), e.Number, openapi.SandboxEvent{
+		Type: openapi.SandboxEventType(e.Type), At: e.At, SandboxID: e.SandboxID, Pool: e.Pool, Team: e.Team, User: e.User, Reason: e.Reason,
+	})
+}
+
+// gap says that events before a position may be lost.
+func (s *eventStream) gap(at uint64, why openapi.EventGapReason) {
+	s.write("gap", at, openapi.EventGap{Reason: why, Message: "events may be lost; read GET /v1/sandboxes to see what is now"})
+}
+
+func (s *eventStream) write(name string, number uint64, data any) {
+	raw, err := json.Marshal(data)
+	if s.err == nil {
+		s.err = err
+	}
+	s.print("id: %s\nevent: %s\ndata: %s\n\n", s.ring.ID(number), name, raw)
+}
+
+// position sends a comment that keeps the connection open, and the position without an event. A
+// client that reconnects continues there, although its filter may have selected nothing.
+func (s *eventStream) position(at uint64) { s.print(": heartbeat\nid: %s\n\n", s.ring.ID(at)) }
+
+func (s *eventStream) print(format string, args ...any) {
+	if s.err == nil {
+		_, s.err = fmt.Fprintf(s.w, format, args...)
+		s.unsent = true
+	}
+}
+
+// flush sends what was written.
+func (s *eventStream) flush() {
+	if s.err == nil && s.unsent {
+		s.err = http.NewResponseController(s.w).Flush()
+		s.unsent = false
+	}
+}
