@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -25,41 +26,48 @@ const agentPort = 49983
 func TestStockSDKsWorkOverPlainHTTP(t *testing.T) {
 	onThisMachine(t, "does not depend on the cluster")
 	e := start(t, 0)
-	address := func(dial dialer) string {
-		conn, err := dial(t.Context())
-		require.NoError(t, err)
-		defer conn.Close()
-		return conn.RemoteAddr().String()
-	}
-	_, gatewayPort, err := net.SplitHostPort(address(e.site.front))
+	_, gatewayPort, err := net.SplitHostPort(e.address(e.site.front))
 	require.NoError(t, err)
-	e.runSDKs("E2B_API_URL=http://"+address(e.site.api), "E2B_SANDBOX_URL=http://"+e.site.domain()+":"+gatewayPort)
+	e.runSDKs(append(os.Environ(), "E2B_API_KEY="+e.site.key(), "E2B_API_URL=http://"+e.address(e.site.api),
+		"E2B_SANDBOX_URL=http://"+e.site.domain()+":"+gatewayPort))
 }
 
-// The domain is all that the SDKs know: host names lead to the API and to sandboxes. What is in
-// sdk/resolve makes names below localhost resolvable in Node and Python.
+// The domain is all that the SDKs know: host names lead to the API and to sandboxes.
 func TestStockSDKsOverTLSNeedOnlyTheDomain(t *testing.T) {
-	e := startAlone(t, 0, stack.Options{TLS: true, Domain: "sandbox.localhost"})
+	e := startAlone(t, 0, overTLS)
+	e.runSDKs(e.domainOnly())
+}
+
+// overTLS is a Berth whose gateway serves sandboxes and the API over TLS.
+var overTLS = stack.Options{TLS: true, Domain: "sandbox.localhost"}
+
+// gatewayPort is the port of the gateway of a Berth with these options.
+func (e *env) gatewayPort() uint16 { return e.stack.Gateways[0].Addr.Port() }
+
+// domainOnly returns the environment of a program that knows the domain and the authority of such a
+// Berth, with these folders of Python packages. What is in sdk/resolve makes names below localhost
+// resolvable in Node and Python.
+func (e *env) domainOnly(packages ...string) []string {
 	resolve, err := filepath.Abs(filepath.Join("sdk", "resolve"))
-	require.NoError(t, err)
-	e.runSDKs(fmt.Sprintf("E2B_DOMAIN=%s:%d", e.stack.Domain, e.stack.Gateways[0].Addr.Port()),
+	require.NoError(e.t, err)
+	path := strings.Join(append(packages, resolve), ":")
+	return append(os.Environ(), fmt.Sprintf("E2B_DOMAIN=%s:%d", e.stack.Domain, e.gatewayPort()), "E2B_API_KEY="+e.site.key(),
 		"NODE_EXTRA_CA_CERTS="+e.stack.CAFile, "SSL_CERT_FILE="+e.stack.CAFile,
-		"NODE_OPTIONS=--require="+filepath.Join(resolve, "resolve.cjs"), "PYTHONPATH="+resolve, "PYTHONDONTWRITEBYTECODE=1")
+		"NODE_OPTIONS=--require="+filepath.Join(resolve, "resolve.cjs"), "PYTHONPATH="+path, "PYTHONDONTWRITEBYTECODE=1")
 }
 
 // runSDKs uses a Berth through E2B's SDKs, as their registries have them: the newest releases, and
 // two that call the first generation of the API.
-func (e *env) runSDKs(variables ...string) {
+func (e *env) runSDKs(environment []string) {
 	t := e.t
 	t.Helper()
 	pool := e.newPool(e.pool+"-sdk", 6)
 	pool.Spec.Template.Spec.Containers[0].Args = []string{fmt.Sprintf("--ports=%d,%d", stack.DemoPorts()[0], agentPort)}
 	e.createPool(pool)
-	environment := append(os.Environ(), "POOL="+pool.Name, "E2B_API_KEY="+e.site.key())
-	environment = append(environment, variables...)
+	environment = append(environment, "POOL="+pool.Name)
 	for _, c := range []struct {
 		version string
-		install func(dir, version string) *exec.Cmd
+		install func(dir, name, version string) *exec.Cmd
 		program []string
 	}{
 		{"2.51.0", npm, []string{"node", "agent.cjs"}},
@@ -68,7 +76,7 @@ func (e *env) runSDKs(variables ...string) {
 		{"2.40.0", pip, []string{"python3", "agent.py"}},
 	} {
 		t.Run(c.program[0]+" "+c.version, func(t *testing.T) {
-			dir := installed(t, c.program[0]+"-e2b-"+c.version, func(dir string) *exec.Cmd { return c.install(dir, c.version) })
+			dir := installed(t, c.program[0]+"-e2b-"+c.version, func(dir string) *exec.Cmd { return c.install(dir, "e2b", c.version) })
 			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 			defer cancel()
 			command := exec.CommandContext(ctx, c.program[0], filepath.Join("sdk", c.program[1]), dir)
@@ -79,13 +87,13 @@ func (e *env) runSDKs(variables ...string) {
 	}
 }
 
-func npm(dir, version string) *exec.Cmd {
-	return exec.Command("npm", "install", "--no-audit", "--no-fund", "--ignore-scripts", "--prefix", dir, "e2b@"+version)
+func npm(dir, name, version string) *exec.Cmd {
+	return exec.Command("npm", "install", "--no-audit", "--no-fund", "--ignore-scripts", "--prefix", dir, name+"@"+version)
 }
 
-func pip(dir, version string) *exec.Cmd {
+func pip(dir, name, version string) *exec.Cmd {
 	return exec.Command("python3", "-m", "pip", "install", "--quiet", "--disable-pip-version-check",
-		"--root-user-action=ignore", "--target", dir, "e2b=="+version)
+		"--root-user-action=ignore", "--target", dir, name+"=="+version)
 }
 
 // installed returns a directory in the cache that a command has filled. It runs the command once.

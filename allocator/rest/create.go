@@ -5,10 +5,12 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/berth-sandbox/berth/allocator/access"
@@ -101,7 +103,18 @@ func decode(raw []byte, into any) error {
 	if len(bytes.TrimSpace(raw)) == 0 {
 		return nil
 	}
-	if err := json.Unmarshal(raw, into); err != nil { // a number such as 1.0 or 1e3
+	err := json.Unmarshal(raw, into)
+	if mistake := (*json.UnmarshalTypeError)(nil); errors.As(err, &mistake) && strings.HasPrefix(mistake.Value, "number") {
+		// JSON Schema takes 5.0 and 5e0 for integers, and programs in Python send them. The decoder
+		// does not take them. The encoder writes them without fraction and exponent.
+		var body any
+		if err = json.Unmarshal(raw, &body); err == nil {
+			if raw, err = json.Marshal(body); err == nil {
+				err = json.Unmarshal(raw, into)
+			}
+		}
+	}
+	if err != nil {
 		return invalid("body: %v", err)
 	}
 	return nil

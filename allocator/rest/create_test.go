@@ -56,7 +56,7 @@ func TestTimeoutBounds(t *testing.T) {
 	for timeout, ok := range map[string]bool{
 		"1": true, "300": true, "31536000": true,
 		"0": false, "-1": false, "31536001": false, "9223372036854775807": false, "9223372036854775808": false,
-		"1.5": false, `"60"`: false, "true": false, "[60]": false, "1e2": false,
+		"1.5": false, `"60"`: false, "true": false, "[60]": false, "1e2": true, "60.0": true,
 	} {
 		f := &fake{}
 		w := call(handler(t, f), "POST", "/sandboxes", `{"templateID":"python","timeout":`+timeout+`}`)

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"time"
 	"unicode"
+	"unicode/utf8"
 
 	"go.uber.org/zap"
 
@@ -117,8 +118,8 @@ func decodeReason(r *http.Request) (string, error) {
 		return "", err
 	}
 	reason := strings.TrimSpace(request.Reason)
-	if reason == "" || len(reason) > maxReason || strings.ContainsFunc(reason, unicode.IsControl) {
-		return "", invalid("reason: required: 1 to %d bytes without control characters that say how you know that the router has ended", maxReason)
+	if reason == "" || utf8.RuneCountInString(reason) > maxReason || strings.ContainsFunc(reason, unicode.IsControl) {
+		return "", invalid("reason: required: 1 to %d characters without control characters that say how you know that the router has ended", maxReason)
 	}
 	return reason, nil
 }

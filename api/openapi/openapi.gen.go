@@ -1158,6 +1158,7 @@ type ListSessionsParams struct {
 
 // DeclareDeadJSONBody defines parameters for DeclareDead.
 type DeclareDeadJSONBody struct {
+	// Reason How you know that the router has ended, without control characters.
 	Reason string `json:"reason"`
 }
 
