@@ -86,6 +86,19 @@ func (c *Client) ClaimOnce(ctx context.Context, key string, claim openapi.NewSan
 	})
 }
 
+// ClaimBatch claims several sandboxes of a pool: all, or at least AtLeast of them, or none.
+func (c *Client) ClaimBatch(ctx context.Context, batch openapi.NewClaims) (*openapi.Claims, error) {
+	return c.ClaimBatchOnce(ctx, rand.Text(), batch)
+}
+
+// ClaimBatchOnce is ClaimBatch with an Idempotency-Key of the caller's. The same key and batch return
+// the same sandboxes while one of them is live and for ten minutes after.
+func (c *Client) ClaimBatchOnce(ctx context.Context, key string, batch openapi.NewClaims) (*openapi.Claims, error) {
+	return call[openapi.Claims](ctx, repeatable, func() (*http.Response, error) {
+		return c.api.ClaimBatch(ctx, &openapi.ClaimBatchParams{IdempotencyKey: &key}, batch)
+	})
+}
+
 // Get returns a live sandbox.
 func (c *Client) Get(ctx context.Context, id string) (*openapi.Sandbox, error) {
 	return call[openapi.Sandbox](ctx, repeatable, func() (*http.Response, error) {
@@ -265,8 +278,9 @@ func repeatAfter(err error, repeats int) (time.Duration, bool) {
 	pause -= time.Duration(mathrand.Int64N(int64(pause) / 2))
 	var e *Error
 	if errors.As(err, &e) {
-		switch e.Status {
-		case http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
+		switch {
+		case e.Status == http.StatusBadGateway, e.Status == http.StatusServiceUnavailable,
+			e.Status == http.StatusGatewayTimeout, e.Reason == "rate_limited":
 			return max(pause, e.RetryAfter), true
 		}
 		return 0, false

@@ -95,8 +95,9 @@ func TestClaimIsRepeatedWithTheSameKeyAndBody(t *testing.T) {
 			require.Equal(t, "secret", r.Header.Get("X-API-Key"))
 			require.Equal(t, s.seen[0].ContentLength, r.ContentLength)
 		}
-		_, err = c.Claim(t.Context(), openapi.NewSandbox{TemplateID: "demo"})
+		_, err = c.ClaimBatch(t.Context(), openapi.NewClaims{Pool: "demo", Count: 2})
 		require.NoError(t, err)
+		require.NotEmpty(t, s.seen[4].Header.Get("Idempotency-Key"))
 		require.NotEqual(t, s.seen[0].Header.Get("Idempotency-Key"), s.seen[4].Header.Get("Idempotency-Key"))
 	})
 }
@@ -118,6 +119,7 @@ func TestCallsAreRepeatedOnlyWhereThatHelps(t *testing.T) {
 		{"no leader", get, refuse(503, "not_leader"), 1 + maxRepeats},
 		{"outcome unknown", claim, refuse(504, "timeout", "Should-Retry", "false"), 1 + maxRepeats},
 		{"no warm pod", claim, refuse(429, "pool_empty", "Retry-After", "1"), 1},
+		{"too many claims per second", claim, refuse(429, "rate_limited", "Retry-After", "1"), 1 + maxRepeats},
 		{"key reused", claim, refuse(409, "idempotency_key_reused"), 1},
 		{"unknown", get, refuse(404, "sandbox_not_found"), 1},
 		{"broken server", get, refuse(500, "internal"), 1},

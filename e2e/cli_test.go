@@ -94,6 +94,8 @@ func TestCommandLineRunsAWholeSession(t *testing.T) {
 	require.Contains(t, c.run(3, "get", strings.Repeat("x", 20)), "sandbox_not_found")
 	require.Equal(t, other+" released", c.run(0, "kill", "--all", "--pool", c.pool))
 	require.Empty(t, c.run(0, "ls", "--pool", c.pool))
+	require.Len(t, strings.Split(c.run(0, "claim", c.pool, "--count=2", "--wait=1m", "-o", "name"), "\n"), 2)
+	c.run(0, "kill", "--all", "--pool", c.pool)
 	require.Contains(t, c.run(3, "claim", "nosuch"), "pool_not_found")
 	require.Contains(t, c.run(5, "ls", "--api-url=http://127.0.0.1:1"), "cannot be reached")
 }

@@ -66,6 +66,8 @@ func (s *stub) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch path := r.URL.Path; {
 	case r.Method == http.MethodPost && path == "/sandboxes":
 		answer(w, http.StatusCreated, s.live[0])
+	case path == "/v1/claims":
+		answer(w, http.StatusCreated, openapi.Claims{Sandboxes: s.live, Ended: []string{"gone"}})
 	case path == "/sandboxes":
 		all := []openapi.Sandbox{}
 		for _, one := range s.live {
@@ -144,7 +146,7 @@ func TestOutputOfEveryCommandIsTheGoldenFile(t *testing.T) {
 	_, url := serve(t)
 	var all strings.Builder
 	for _, line := range []string{
-		"claim python", "claim python -o name", "claim python -o json", "ls", "ls --no-headers", "ls -o wide", "ls -o name",
+		"claim python", "claim python -o name", "claim python -o json", "claim python --count=3 --at-least=2", "claim python --count=1 --at-least=2", "ls", "ls --no-headers", "ls -o wide", "ls -o name",
 		"ls -o json", "ls -o yaml", "ls --pool=node", "ls --pool=none", "get " + first, "get " + first + " -o yaml",
 		"get " + first + " " + second + " -o json", "get nosuch", "kill " + first, "kill " + first + " nosuch",
 		"kill --all --pool=node", "timeout " + first + " 10m", "keepalive " + first, "why " + first + " " + second,

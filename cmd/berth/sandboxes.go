@@ -54,7 +54,9 @@ type claimCommand struct {
 	Wait        time.Duration     `default:"10s" help:"How long to wait for a warm pod, at most 5m."`
 	Metadata    map[string]string `short:"m" mapsep:"none" placeholder:"KEY=VALUE" help:"Metadata of the sandbox. Can be repeated."`
 	User        string            `help:"User, kept with the sandbox."`
-	Key         string            `help:"Idempotency key: the same key and claim get the same sandbox."`
+	Key         string            `help:"Idempotency key: the same key and claim get the same sandboxes."`
+	Count       int               `default:"1" placeholder:"SANDBOXES" help:"How many to claim in one call, at most 1000: all, or none."`
+	AtLeast     int               `placeholder:"SANDBOXES" help:"How many of --count are enough when --wait is over. Left out: all."`
 }
 
 // Run implements the command.
@@ -85,6 +87,9 @@ func (c *claimCommand) Run(ctx context.Context, o *output) error {
 	if c.User != "" {
 		claim.User = &c.User
 	}
+	if c.Count < 1 || c.AtLeast < 0 || c.AtLeast > c.Count {
+		return usage("--count %d, --at-least %d: must be 1 or more, and 1 to --count", c.Count, c.AtLeast)
+	}
 	if terminal(o.err) {
 		notice := time.AfterFunc(time.Second, func() {
 			fmt.Fprintf(o.err, "waiting up to %v for a warm pod of %s\n", c.Wait, c.Pool)
@@ -92,6 +97,9 @@ func (c *claimCommand) Run(ctx context.Context, o *output) error {
 		defer notice.Stop()
 	}
 	t.wait += c.Wait
+	if c.Count > 1 {
+		return c.batch(ctx, o, t, claim)
+	}
 	s, err := call(ctx, t, func(ctx context.Context) (*openapi.Sandbox, error) {
 		if c.Key != "" {
 			return t.api.ClaimOnce(ctx, c.Key, claim)
@@ -102,6 +110,30 @@ func (c *claimCommand) Run(ctx context.Context, o *output) error {
 		return err
 	}
 	return show(o, c.formatFlags, o.sandboxes(), []openapi.Sandbox{*s}, s)
+}
+
+// batch claims several sandboxes with the fields of one claim.
+func (c *claimCommand) batch(ctx context.Context, o *output, t *target, claim openapi.NewSandbox) error {
+	batch := openapi.NewClaims{
+		Pool: c.Pool, Count: c.Count, Timeout: claim.Timeout, IdleTimeout: claim.IdleTimeout, WaitTimeout: claim.WaitTimeout,
+		Metadata: claim.Metadata, User: claim.User,
+	}
+	if c.AtLeast > 0 {
+		batch.AtLeast = &c.AtLeast
+	}
+	all, err := call(ctx, t, func(ctx context.Context) (*openapi.Claims, error) {
+		if c.Key != "" {
+			return t.api.ClaimBatchOnce(ctx, c.Key, batch)
+		}
+		return t.api.ClaimBatch(ctx, batch)
+	})
+	if err != nil {
+		return err
+	}
+	if n := len(all.Ended); n > 0 {
+		fmt.Fprintf(o.err, "%d of the batch have ended: %s\n", n, strings.Join(all.Ended, ", "))
+	}
+	return show(o, c.formatFlags, o.sandboxes(), all.Sandboxes, all)
 }
 
 func given(d time.Duration) *time.Duration {
