@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"regexp"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -23,6 +24,7 @@ import (
 	"github.com/berth-sandbox/berth/allocator/pods"
 	"github.com/berth-sandbox/berth/api/openapi"
 	"github.com/berth-sandbox/berth/devcluster/stack"
+	"github.com/berth-sandbox/berth/internal/bootclock"
 )
 
 // callers are keys by themselves: the key is its name.
@@ -44,9 +46,9 @@ type served struct {
 // serveLeader runs a leader with a pool "python" of so many warm pods.
 func serveLeader(t *testing.T, warm int, keys callers) (s served, stop func()) {
 	api := newMemoryAPI()
-	_, end, done := start(t, newReplica(t, api)) // makes the journal, which must come before pods
+	_, end, ended := start(t, newReplica(t, api)) // makes the journal, which must come before pods
 	end()
-	require.NoError(t, <-done)
+	require.NoError(t, <-ended)
 	pool := stack.DemoPool(poolKey.Namespace, poolKey.Name, int32(warm))
 	pool.UID = "pool"
 	api.put(t, "/apis/berth.sh/v1alpha1/namespaces/default/sandboxpools/"+pool.Name, pool)
@@ -60,8 +62,11 @@ func serveLeader(t *testing.T, warm int, keys callers) (s served, stop func()) {
 		p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
 		api.put(t, "/api/v1/namespaces/default/pods/"+p.Name, p)
 	}
-	_, end, done = start(t, a)
+	tm, end, done := start(t, a)
 	return served{t, a.API()}, func() {
+		for tm.headStart.until > bootclock.Now() { // it counts real time, which sleeping does not let pass here
+			runtime.Gosched()
+		}
 		end()
 		require.NoError(t, <-done)
 	}
