@@ -14,6 +14,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -246,6 +247,51 @@ func TestAPIAcceptsOnlyKeysOfItsNamespace(t *testing.T) {
 	require.Equal(t, 200, code, "probes have no key")
 }
 
+func TestReplicasForwardCallsOverTLS(t *testing.T) {
+	ours := authority(t)
+	control := tlsDir(t, ours, controltls.AllocatorName)
+	clients := tlsDir(t, ours, controltls.RouterName) // stands for a certificate for clients, which has another name
+	args := []string{
+		"--api-tls-cert=" + filepath.Join(clients, controltls.CertFile), "--api-tls-key=" + filepath.Join(clients, controltls.KeyFile),
+		"--control-tls-dir=" + control, "--api-keys-namespace=keys",
+	}
+	secured, err := controltls.NewAPI(filepath.Join(clients, controltls.CertFile), filepath.Join(clients, controltls.KeyFile), control)
+	require.NoError(t, err)
+	t.Cleanup(secured.Close)
+	leader := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		fmt.Fprint(w, "the leader saw ", r.Header.Get("X-Api-Key"))
+	}))
+	leader.Listener = tls.NewListener(leader.Listener, secured.Config())
+	leader.Start()
+	t.Cleanup(leader.Close)
+	at := running(t, append(args, apiServer(t, heldBy(leader.Listener.Addr().String()), key))...)
+
+	transport := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true, VerifyConnection: func(s tls.ConnectionState) error {
+		return s.PeerCertificates[0].VerifyHostname(controltls.RouterName)
+	}}}
+	t.Cleanup(transport.CloseIdleConnections)
+	ask := func() (code int, body string, err error) {
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://"+at.API+"/sandboxes", http.NoBody)
+		require.NoError(t, err)
+		r.Header.Set("X-API-Key", key)
+		w, err := transport.RoundTrip(r)
+		if err != nil {
+			return 0, "", err
+		}
+		defer w.Body.Close()
+		read, err := io.ReadAll(w.Body)
+		return w.StatusCode, string(read), err
+	}
+	require.Eventually(t, func() bool {
+		code, body, err := ask()
+		return err == nil && code == 200 && body == "the leader saw "+key
+	}, time.Minute, 10*time.Millisecond)
+	code, _ := get(t, at.API, "/sandboxes", http.Header{"X-Api-Key": {key}})
+	require.Equal(t, 400, code, "plain HTTP")
+	code, _ = get(t, at.Admin, "/healthz", nil)
+	require.Equal(t, 200, code, "probes speak plain HTTP")
+}
+
 func TestReplicaIsNotReadyBeforeItHasKeys(t *testing.T) {
 	at := running(t, "--api-keys-namespace=keys") // there is no API server
 	code, body := get(t, at.API, "/sandboxes", http.Header{"X-Api-Key": {access.NewKey()}})
@@ -317,13 +363,10 @@ func apiServer(t *testing.T, h http.HandlerFunc, keys ...string) (flag string) {
 	return "--kubeconfig=" + kubeconfig(t, s.URL)
 }
 
-func TestFollowerIsReadyAndForwardsToTheLeader(t *testing.T) {
-	leader := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		fmt.Fprint(w, "the leader saw ", r.Header.Get("X-Api-Key"))
-	}))
-	t.Cleanup(leader.Close)
-	holder, seconds := "10.0.0.9:9090_"+leader.Listener.Addr().String()+"_x7k2", int32(60)
-	at := running(t, apiServer(t, func(w http.ResponseWriter, _ *http.Request) {
+// heldBy answers that the replica with this API holds the lease.
+func heldBy(api string) http.HandlerFunc {
+	holder, seconds := "10.0.0.9:9090_"+api+"_x7k2", int32(60)
+	return func(w http.ResponseWriter, _ *http.Request) {
 		now := metav1.NowMicro()
 		w.Header().Set("Content-Type", "application/json")
 		_ = json.NewEncoder(w).Encode(&coordinationv1.Lease{
@@ -331,7 +374,15 @@ func TestFollowerIsReadyAndForwardsToTheLeader(t *testing.T) {
 			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "berth-allocator", ResourceVersion: "1"},
 			Spec:       coordinationv1.LeaseSpec{HolderIdentity: &holder, LeaseDurationSeconds: &seconds, AcquireTime: &now, RenewTime: &now},
 		})
-	}, key), "--api-keys-namespace=keys")
+	}
+}
+
+func TestFollowerIsReadyAndForwardsToTheLeader(t *testing.T) {
+	leader := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		fmt.Fprint(w, "the leader saw ", r.Header.Get("X-Api-Key"))
+	}))
+	t.Cleanup(leader.Close)
+	at := running(t, apiServer(t, heldBy(leader.Listener.Addr().String()), key), "--api-keys-namespace=keys")
 	require.Eventually(t, func() bool {
 		code, _ := get(t, at.Admin, "/readyz", nil)
 		return code == 200

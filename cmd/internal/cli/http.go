@@ -1,13 +1,17 @@
 package cli
 
 import (
+	"bytes"
 	"container/list"
 	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
+	"log"
 	"net"
 	"net/http"
+	"os"
 	"sync"
 	"time"
 )
@@ -87,8 +91,21 @@ func (c *conns) changed(conn net.Conn, state http.ConnState) {
 	}
 }
 
-// UseTLS makes Serve speak TLS. A client has the time for a header for its handshake.
-func (s *HTTPServer) UseTLS(c *tls.Config) { s.listener = tls.NewListener(s.listener, c) }
+// UseTLS makes Serve speak TLS. A client has the time for a header for its handshake. Failed
+// handshakes are not logged, because every client can make any number of them.
+func (s *HTTPServer) UseTLS(c *tls.Config) {
+	s.listener = tls.NewListener(s.listener, c)
+	s.server.ErrorLog = log.New(withoutHandshakes{os.Stderr}, "", log.LstdFlags)
+}
+
+type withoutHandshakes struct{ io.Writer }
+
+func (w withoutHandshakes) Write(line []byte) (int, error) {
+	if bytes.Contains(line, []byte("TLS handshake error")) {
+		return len(line), nil
+	}
+	return w.Writer.Write(line)
+}
 
 // Addr is the bound address.
 func (s *HTTPServer) Addr() net.Addr { return s.listener.Addr() }
