@@ -87,7 +87,11 @@ func TestPagesSpeakToPeopleInChromium(t *testing.T) {
 	e := withBrowser(t, 2)
 	live, ended := e.claim(), e.claim()
 	require.Equal(t, http.StatusNoContent, e.api(http.MethodDelete, "/sandboxes/"+ended.SandboxID, "").code)
+	domain := fmt.Sprintf("https://%s:%d/", browserDomain, e.stack.Gateways[0].Addr.Port())
+	api := fmt.Sprintf("https://api.%s:%d/", browserDomain, e.stack.Gateways[0].Addr.Port())
 	pages, err := json.Marshal([][]any{
+		{domain, http.StatusOK, "Berth"},
+		{api, http.StatusOK, "Berth"},
 		{e.urlOf(8080, "abcdefghijklmnopqrst"), http.StatusNotFound, "no such sandbox"},
 		{e.urlOf(8080, ended.SandboxID), http.StatusGone, "has ended"},
 		{e.urlOf(9, live.SandboxID), http.StatusBadGateway, "listen"},
