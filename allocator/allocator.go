@@ -19,6 +19,7 @@ import (
 	"github.com/berth-sandbox/berth/allocator/kube"
 	"github.com/berth-sandbox/berth/allocator/pools"
 	"github.com/berth-sandbox/berth/allocator/rest"
+	"github.com/berth-sandbox/berth/api/sandboxaccess"
 	"github.com/berth-sandbox/berth/internal/options"
 )
 
@@ -37,6 +38,9 @@ type Options struct {
 	Keys rest.Keys
 	// DialLeader connects to the HTTP API of another replica, for APIs that speak TLS. Optional.
 	DialLeader func(ctx context.Context, network, address string) (net.Conn, error)
+	// AccessKey makes the credentials of sandboxes. Optional: without it every sandbox is public, and
+	// a claim that asks for another access is refused. It must be the same for all replicas.
+	AccessKey *sandboxaccess.Key
 	// LeaseDuration, RenewDeadline and RetryPeriod are the timings of the leader election;
 	// CheckElection checks them. They must be the same for all replicas. Defaults: 4 s, 3 s and 300
 	// ms.
@@ -131,13 +135,14 @@ func New(o Options) (*Allocator, error) {
 	}
 	var err error
 	a.control, err = controlserver.New(controlserver.Options{
-		MaxStale: o.MaxStale, LeaderAddress: func() string { return a.leading().control }, Log: o.Log.Named("control"),
+		MaxStale: o.MaxStale, LeaderAddress: func() string { return a.leading().control }, AccessKey: o.AccessKey,
+		Log: o.Log.Named("control"),
 	})
 	if err != nil {
 		return nil, err
 	}
 	if a.api, err = rest.New(rest.Options{
-		Allocator: a, Keys: o.Keys, DialLeader: o.DialLeader, PublicScheme: o.PublicScheme, PublicHost: o.PublicHost,
+		Allocator: a, Keys: o.Keys, DialLeader: o.DialLeader, AccessKey: o.AccessKey, PublicScheme: o.PublicScheme, PublicHost: o.PublicHost,
 		MinIdleTimeout: o.ConnectWindow, ReapDryRun: o.ReapDryRun, Log: o.Log,
 	}); err != nil {
 		return nil, err

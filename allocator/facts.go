@@ -32,6 +32,7 @@ func toRecord(f core.Fact) (journal.Record, error) {
 			Metadata: s.Metadata, Team: s.Team, User: s.User, IdempotencyKey: s.IdempotencyKey, RequestHash: hashOf(s.Binding), Batch: s.Batch,
 			Phase: phases[s.Phase], Reason: s.Reason, DefaultPort: uint32(s.DefaultPort), Ports: ports(s.Ports), Restarts: uint32(s.Restarts),
 			IdleTimeout: s.IdleTimeout.Microseconds(), MinBytesPerMinute: s.MinBytes, LifetimeEnd: micros(s.LifetimeEnd), StartBy: micros(s.StartBy),
+			Access: journalv1.Access(s.Access), MaskHost: s.MaskHost, HttpsPorts: ports(s.HTTPSPorts),
 		}}
 	case f.Session != "":
 		r.Key = sessionPrefix + f.Session
@@ -69,6 +70,7 @@ func fromRecord(r journal.Record, namespace string) (core.Fact, bool, error) {
 				LifetimeEnd: moment(s.GetLifetimeEnd()), StartBy: moment(s.GetStartBy()),
 				IdleTimeout: time.Duration(s.GetIdleTimeout()) * time.Microsecond, MinBytes: s.GetMinBytesPerMinute(),
 				Team: s.GetTeam(), User: s.GetUser(), IdempotencyKey: s.GetIdempotencyKey(), Batch: s.GetBatch(),
+				MaskHost: s.GetMaskHost(),
 			},
 			Pool:        core.PoolKey{Namespace: namespace, Name: s.GetPool()},
 			Pod:         core.PodKey{Namespace: namespace, Name: s.GetPodName(), UID: s.GetPodUid()},
@@ -77,6 +79,12 @@ func fromRecord(r journal.Record, namespace string) (core.Fact, bool, error) {
 		copy(sandbox.RequestHash[:], s.GetRequestHash())
 		for _, p := range s.GetPorts() {
 			sandbox.Ports = append(sandbox.Ports, uint16(p))
+		}
+		for _, p := range s.GetHttpsPorts() {
+			sandbox.HTTPSPorts = append(sandbox.HTTPSPorts, uint16(p))
+		}
+		if sandbox.Access = core.Access(s.GetAccess()); !sandbox.Access.Known() { // public would open the sandbox
+			return core.Fact{}, false, fmt.Errorf("journal record %s: unknown access %v", r.Key, s.GetAccess())
 		}
 		var err error
 		if sandbox.IP, err = addressOf(r.Key, s.GetPodIp()); err != nil {

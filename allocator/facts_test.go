@@ -48,8 +48,9 @@ func TestFactsSurviveEncodingForTheJournal(t *testing.T) {
 			f.Sandbox = &core.Sandbox{
 				Binding: core.Binding{
 					ID: text.Draw(t, "id"), ClaimedAt: at.Draw(t, "claimed"), EndAt: at.Draw(t, "end"), Team: text.Draw(t, "team"), User: text.Draw(t, "user"),
-					IdempotencyKey: text.Draw(t, "key"),
-					LifetimeEnd:    at.Draw(t, "lifetime"), StartBy: at.Draw(t, "start"), MinBytes: rapid.Uint64Range(0, 1<<30).Draw(t, "bytes"),
+					IdempotencyKey: text.Draw(t, "key"), MaskHost: text.Draw(t, "mask"),
+					Access:      core.Access(rapid.IntRange(0, 2).Draw(t, "access")),
+					LifetimeEnd: at.Draw(t, "lifetime"), StartBy: at.Draw(t, "start"), MinBytes: rapid.Uint64Range(0, 1<<30).Draw(t, "bytes"),
 					IdleTimeout: time.Duration(rapid.Int64Range(0, int64(365*24*time.Hour/time.Microsecond)).Draw(t, "idle")) * time.Microsecond,
 				},
 				Pool: core.PoolKey{Namespace: "ns", Name: text.Draw(t, "pool")}, Pod: core.PodKey{Namespace: "ns", Name: text.Draw(t, "pod"), UID: text.Draw(t, "uid")},
@@ -61,6 +62,9 @@ func TestFactsSurviveEncodingForTheJournal(t *testing.T) {
 			}
 			if p := rapid.SliceOf(rapid.Uint16()).Draw(t, "ports"); len(p) > 0 {
 				f.Sandbox.Ports = p
+			}
+			if p := rapid.SliceOf(rapid.Uint16()).Draw(t, "https"); len(p) > 0 {
+				f.Sandbox.HTTPSPorts = p
 			}
 			if f.Sandbox.IdempotencyKey != "" {
 				f.Sandbox.RequestHash = [32]byte(rapid.SliceOfN(rapid.Byte(), 32, 32).Draw(t, "hash"))
@@ -83,6 +87,7 @@ func TestJournalRecordHoldsEveryFieldOfASandbox(t *testing.T) {
 		Binding: core.Binding{
 			ID: "k3x9", ClaimedAt: at, EndAt: at.Add(1e3), LifetimeEnd: at.Add(2e3), StartBy: at.Add(3e3), IdleTimeout: 90 * time.Second, MinBytes: 2048,
 			Metadata: map[string]string{"k": "v"}, Team: "team", User: "ada", IdempotencyKey: "key", RequestHash: [32]byte{1}, Batch: "b7d2",
+			Access: core.AccessTeam, MaskHost: "localhost:${PORT}", HTTPSPorts: []uint16{443, 8443},
 		},
 		Pool: core.PoolKey{Namespace: "ns", Name: "python"}, Pod: core.PodKey{Namespace: "ns", Name: "python-x7k2", UID: "uid"}, IP: netip.MustParseAddr("10.244.1.7"),
 		DefaultPort: 8080, Ports: []uint16{22, 8080}, Restarts: 3, Phase: core.Released, Reason: core.ReasonIdle, EndedAt: at.Add(4e3),

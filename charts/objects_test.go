@@ -247,7 +247,7 @@ func TestDomainIsThatOfThePublicURL(t *testing.T) {
 // cert-manager makes, or that the values name.
 func TestSecretsOfPodsHaveAMaker(t *testing.T) {
 	forEachValues(t, func(t *testing.T, all []object) {
-		makers := map[string]bool{"my-api": true, "my-allocator": true, "my-router": true, "wildcard": true}
+		makers := map[string]bool{"my-api": true, "my-allocator": true, "my-router": true, "wildcard": true, "my-access-key": true}
 		for _, s := range objectsOf[*corev1.Secret](all) {
 			makers[s.Name] = true
 		}
@@ -274,6 +274,7 @@ func TestSecretsOfPodsHaveAMaker(t *testing.T) {
 		for mount := range mounted {
 			require.Contains(t, []string{
 				"berth-gateway/tls", "berth-gateway/control-tls", "berth-gateway/api-ca", "berth-allocator/control-tls", "berth-allocator/api-tls",
+				"berth-allocator/access-key",
 			}, mount)
 		}
 		require.NotEqual(t, mounted["berth-gateway/control-tls"], mounted["berth-allocator/control-tls"])

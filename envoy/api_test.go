@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"github.com/stretchr/testify/require"
 
@@ -266,4 +267,34 @@ func TestAPIIsVerifiedByTheNewestAuthority(t *testing.T) {
 	require.Eventually(t, answers(http.StatusServiceUnavailable), time.Minute, 10*time.Millisecond, "a false API is believed")
 	trust(ours)
 	require.Eventually(t, answers(http.StatusTeapot), time.Minute, 10*time.Millisecond, "the authority is not read again")
+}
+
+// Invariant: P5
+func TestMaskedHostDoesNotLeadToTheAPI(t *testing.T) {
+	api := newFakeAPI(t)
+	g, _ := apiGateway(t, address(api.Server))
+	for _, clear := range []bool{false, true} {
+		fields := g.admitted("abc")
+		if clear {
+			fields[envoy.MetadataTLS] = text("yes")
+		}
+		g.router.set(func(stream extprocv3.ExternalProcessor_ProcessServer, _ *extprocv3.ProcessingRequest) error {
+			return stream.Send(&extprocv3.ProcessingResponse{
+				Response: &extprocv3.ProcessingResponse_RequestHeaders{RequestHeaders: &extprocv3.HeadersResponse{
+					Response: &extprocv3.CommonResponse{
+						HeaderMutation:  &extprocv3.HeaderMutation{SetHeaders: []*corev3.HeaderValueOption{set(":authority", apiHost)}},
+						ClearRouteCache: clear,
+					},
+				}},
+				DynamicMetadata: metadata(fields),
+			})
+		})
+		a := g.do(g.request(host, "/", nil))
+		if clear {
+			require.Equal(t, http.StatusServiceUnavailable, a.code, a.body)
+		} else {
+			require.Equal(t, http.StatusOK, a.code, a.body)
+		}
+	}
+	require.Zero(t, api.count())
 }

@@ -20,6 +20,8 @@ import (
 	"google.golang.org/protobuf/proto"
 	"sigs.k8s.io/yaml"
 
+	"github.com/berth-sandbox/berth/api/sandboxaccess"
+
 	// The messages that the templates name.
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/access_loggers/filters/cel/v3"
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/common/matching/v3"
@@ -132,7 +134,18 @@ func functions() template.FuncMap {
 	value := func(v any) func() any { return func() any { return v } }
 	seconds := func(d time.Duration) func() any { return value(fmt.Sprint(d.Seconds(), "s")) }
 	return template.FuncMap{
-		"namespace": value(MetadataNamespace), "dst": value(MetadataDst), "id": value(MetadataID), "reply": value(MetadataReply),
+		"namespace": value(MetadataNamespace), "dst": value(MetadataDst), "id": value(MetadataID), "reply": value(MetadataReply), "tls": value(MetadataTLS),
+		"accessToken": value(sandboxaccess.TokenHeader), "agentToken": value(sandboxaccess.AgentHeader),
+		"accessCookie": value(sandboxaccess.CookieName), "accessHeader": value(CookieHeader),
+		"accessPath": value(sandboxaccess.LinkPath), "accessLink": value(LinkHeader),
+		// upstreams are the suffixes of the clusters of pods: TLS to the pod, and none.
+		"upstreams": value([]string{"_tls", ""}),
+		"podTLS": func(suffix, protocol string) any {
+			return struct {
+				TLS      bool
+				Protocol string
+			}{suffix != "", protocol}
+		},
 		"reasonHeader": value(ReasonHeader), "e2bID": value(headerE2BID),
 		"connectTimeout": seconds(ConnectTimeout), "retries": value(Retries),
 		"backOffBase": seconds(retryBackOffBase), "backOffMax": seconds(retryBackOffMax),

@@ -38,6 +38,14 @@ type edge struct {
 	port               int
 	abc, def, stranger *pod
 	router             *recorder
+	routes             *routes
+}
+
+// terms makes id another sandbox in the pod def, with these terms.
+func (e *edge) terms(id string, terms routecache.Terms) {
+	e.routes.mu.Lock()
+	defer e.routes.mu.Unlock()
+	e.routes.at[id] = routecache.Route{Addr: e.def.addr.Addr(), DefaultPort: uint16(e.port), Terms: &terms}
 }
 
 // routes knows where sandboxes are.
@@ -120,13 +128,14 @@ func startEdge(t *testing.T, handler func(name string) http.Handler) *edge {
 	route := func(ip string, ports ...uint16) routecache.Route {
 		return routecache.Route{Addr: netip.MustParseAddr(ip), DefaultPort: uint16(e.port), Ports: routecache.NewPorts(ports)}
 	}
+	e.routes = &routes{at: map[string]routecache.Route{
+		"abc": route("127.1.0.1"), "def": route("127.1.0.2"), "out": route("127.2.0.1"), "private": route("127.1.0.2", 1),
+	}}
 	server, err := extproc.New(extproc.Options{
 		Socket:   "unused", // the test's own server has the socket
 		Hosts:    extproc.Hosts{Domain: sandboxDomain, Gateways: []string{gatewayHost}, Paths: true},
 		PodCIDRs: []netip.Prefix{netip.MustParsePrefix("127.1.0.0/16")},
-		Routes: &routes{at: map[string]routecache.Route{
-			"abc": route("127.1.0.1"), "def": route("127.1.0.2"), "out": route("127.2.0.1"), "private": route("127.1.0.2", 1),
-		}},
+		Routes:   e.routes,
 		Activity: tracker(t, e.abc.addr, e.def.addr), Admissions: extproc.NewAdmissions(), Metrics: prometheus.NewRegistry(), Log: zap.NewNop(),
 	})
 	require.NoError(t, err)

@@ -20,9 +20,17 @@ const (
 	MetadataDst = "dst"
 	// MetadataID is the key of the sandbox ID.
 	MetadataID = "id"
+	// MetadataTLS is the key that makes Envoy speak TLS to the pod. Any text does.
+	MetadataTLS = "tls"
 	// MetadataReply is the key that marks the router's own answers, so that they pass the
 	// local reply mapping unchanged.
 	MetadataReply = "reply"
+	// CookieHeader has the value of each cookie of the name sandboxaccess.CookieName. LinkHeader has
+	// path and query of a request whose path begins with sandboxaccess.LinkPath. Envoy makes both for
+	// the router, and the pod does not see them. No client can send them, because they begin with
+	// x-berth.
+	CookieHeader = "x-berth-cookie"
+	LinkHeader   = "x-berth-link"
 	// ReasonHeader names, in one word, why Berth answered instead of a sandbox.
 	ReasonHeader = "x-berth-reason"
 )

@@ -34,14 +34,19 @@ type Activity interface {
 	Begin(id string, to netip.AddrPort, http2 bool) (use *lastactive.Entry, wait time.Duration)
 }
 
-// admission is a decision to let a request through.
+// admission is a decision to let a request through, or to answer it with a redirect.
 type admission struct {
 	id  string
 	dst netip.AddrPort
-	// path replaces the request's path. Empty: the path stays.
-	path  string
+	// path and host replace those of the request. Empty: they stay. asked is the host
+	// of the request, if host is set.
+	path, host, asked string
+	// tls: Envoy speaks TLS to the pod.
+	tls   bool
 	epoch *Epoch
 	use   *lastactive.Entry
+	// redirect, if set, is the answer to the client. No other field is set then.
+	redirect *redirect
 }
 
 type decider struct {
@@ -144,6 +149,14 @@ func (d *decider) admit(
 	if port == 0 {
 		return nil, target.refuse(apierror.NoRoute, "this sandbox's default port is not known; name the port")
 	}
+	// Access comes first, so that a client without it learns nothing of the sandbox.
+	redirect, refusal := d.access(r, target, port, route.Terms)
+	switch {
+	case refusal != nil:
+		return nil, refusal
+	case redirect != nil:
+		return &admission{redirect: redirect}, nil
+	}
 	if !route.Ports.Allows(port) {
 		refusal := target.refuse(apierror.PortPrivate, portPrivate(port, route.Ports))
 		refusal.Links = d.o.Hosts.links(r, target.ID, route)
@@ -169,7 +182,11 @@ func (d *decider) admit(
 		use.Cancel()
 		return nil, nil
 	}
-	return &admission{id: target.ID, dst: dst, path: target.Path, epoch: epoch, use: use}, nil
+	a := &admission{id: target.ID, dst: dst, path: target.Path, tls: overTLS(route.Terms, port), epoch: epoch, use: use}
+	if a.host = maskedHost(route.Terms, port); a.host != "" {
+		a.asked = r.authority
+	}
+	return a, nil
 }
 
 // awaitVerdict returns true when id may be looked up again, and false if there is no verdict

@@ -14,20 +14,52 @@ import (
 )
 
 // admitted is the answer that tells Envoy where the request goes. It changes nothing in the
-// request but the path, and that only where the path named the sandbox.
+// request but the path, where that named the sandbox, and the host, where the claim masks it.
 func admitted(a *admission) *extprocv3.ProcessingResponse {
 	headers := &extprocv3.HeadersResponse{}
+	var set []*corev3.HeaderValueOption
 	if a.path != "" {
-		headers.Response = &extprocv3.CommonResponse{HeaderMutation: &extprocv3.HeaderMutation{
-			SetHeaders: []*corev3.HeaderValueOption{setHeader(":path", a.path)},
-		}}
+		set = append(set, setHeader(":path", a.path))
+	}
+	if a.host != "" {
+		original := setHeader("x-forwarded-host", a.asked)
+		original.AppendAction = corev3.HeaderValueOption_ADD_IF_ABSENT // a trusted proxy knows better
+		set = append(set, setHeader(":authority", a.host), original)
+	}
+	if set != nil {
+		headers.Response = &extprocv3.CommonResponse{HeaderMutation: &extprocv3.HeaderMutation{SetHeaders: set}}
+	}
+	fields := map[string]*structpb.Value{
+		envoy.MetadataDst: structpb.NewStringValue(envoy.Destination(a.dst)),
+		envoy.MetadataID:  structpb.NewStringValue(a.id),
+	}
+	if a.tls { // Envoy chooses the cluster again, by the metadata
+		fields[envoy.MetadataTLS] = structpb.NewStringValue("yes")
+		if headers.Response == nil {
+			headers.Response = &extprocv3.CommonResponse{}
+		}
+		headers.Response.ClearRouteCache = true
 	}
 	return &extprocv3.ProcessingResponse{
-		Response: &extprocv3.ProcessingResponse_RequestHeaders{RequestHeaders: headers},
-		DynamicMetadata: metadata(map[string]*structpb.Value{
-			envoy.MetadataDst: structpb.NewStringValue(envoy.Destination(a.dst)),
-			envoy.MetadataID:  structpb.NewStringValue(a.id),
-		}),
+		Response:        &extprocv3.ProcessingResponse_RequestHeaders{RequestHeaders: headers},
+		DynamicMetadata: metadata(fields),
+	}
+}
+
+// linkReason marks the answer to a link.
+const linkReason = "link"
+
+// redirected is the answer to a valid link.
+func redirected(r *redirect) *extprocv3.ProcessingResponse {
+	return &extprocv3.ProcessingResponse{
+		Response: &extprocv3.ProcessingResponse_ImmediateResponse{ImmediateResponse: &extprocv3.ImmediateResponse{
+			Status: &typev3.HttpStatus{Code: typev3.StatusCode_SeeOther},
+			Headers: &extprocv3.HeaderMutation{SetHeaders: []*corev3.HeaderValueOption{
+				setHeader("location", r.to), setHeader("set-cookie", r.cookie), setHeader("cache-control", "no-store"),
+			}},
+			Details: "berth_" + linkReason,
+		}},
+		DynamicMetadata: metadata(map[string]*structpb.Value{envoy.MetadataReply: structpb.NewStringValue(linkReason)}),
 	}
 }
 

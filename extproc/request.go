@@ -4,6 +4,9 @@ import (
 	"strings"
 
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+
+	"github.com/berth-sandbox/berth/api/sandboxaccess"
+	"github.com/berth-sandbox/berth/envoy"
 )
 
 // request is the part of a request that the router reads. Package envoy configures Envoy to
@@ -12,6 +15,10 @@ type request struct {
 	authority, method, path, requestID string
 	// Headers that may name a sandbox, with one element for each time they were sent.
 	e2bID, e2bPort, id, port []string
+	// Credentials, with one element for each time they were sent.
+	token, agentToken, cookie []string
+	// link is the path with query of a request for a link.
+	link string
 	// Headers that select the form of a refusal.
 	accept, fetchMode, contentType string
 }
@@ -41,6 +48,14 @@ func readHeaders(h *extprocv3.HttpHeaders) request {
 			r.id = append(r.id, value)
 		case headerPort:
 			r.port = append(r.port, value)
+		case sandboxaccess.TokenHeader:
+			r.token = append(r.token, value)
+		case sandboxaccess.AgentHeader:
+			r.agentToken = append(r.agentToken, value)
+		case envoy.CookieHeader:
+			r.cookie = append(r.cookie, value)
+		case envoy.LinkHeader:
+			r.link = value
 		case "accept":
 			r.accept += value + ","
 		case "sec-fetch-mode":

@@ -207,6 +207,10 @@ func (s *Server) Process(stream extprocv3.ExternalProcessor_ProcessServer) error
 		s.logRefusal(refusal)
 		return stream.Send(refused(refusal, r.client(), s.decider.o.E2BStatuses))
 	}
+	if admission.redirect != nil {
+		s.metrics.requests.WithLabelValues(linkReason).Inc()
+		return stream.Send(redirected(admission.redirect))
+	}
 	s.metrics.requests.WithLabelValues("admitted").Inc()
 	err = stream.Send(admitted(admission))
 	for err == nil {

@@ -30,9 +30,11 @@ func NewPorts(ports []uint16) Ports {
 
 // Allows reports whether requests may reach port. It does not allocate.
 func (p Ports) Allows(port uint16) bool {
-	if p.packed == "" {
-		return true
-	}
+	return p.packed == "" || p.Has(port)
+}
+
+// Has reports whether port is listed in the set. It does not allocate.
+func (p Ports) Has(port uint16) bool {
 	for i := 0; i < len(p.packed); i += 2 {
 		if p.at(i) == port {
 			return true

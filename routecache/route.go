@@ -18,7 +18,37 @@ type Route struct {
 	// connection to count as use of the sandbox. 0: an open connection always counts.
 	// The cache only stores it.
 	MinBytes uint64
+	// Terms say who may send requests, and how Envoy sends them. nil: everybody, as they come. They
+	// are never changed. Two routes with different pointers are different routes.
+	Terms *Terms
 }
+
+// Terms are what a claim fixed about requests to its sandbox. The cache only stores them.
+type Terms struct {
+	Access Access
+	// Secret verifies the sandbox's credentials. Zero: there are none.
+	Secret [32]byte
+	// MaskHost is the host that the pod sees, with "${PORT}" for the port. Empty: that of the
+	// request.
+	MaskHost string
+	// HTTPSPorts are the ports to which Envoy speaks TLS. Unlike Ports, an empty set has no port.
+	HTTPSPorts Ports
+}
+
+// Access says who may send requests to a sandbox.
+type Access int
+
+// The kinds of access. A router of this version refuses all requests to a sandbox of another kind.
+const (
+	// Public: every client that has the ID.
+	Public Access = iota
+	// Token: clients with a credential of the sandbox.
+	Token
+	// Team: clients with an API key of its team, or with any credential of the sandbox but the token.
+	Team
+	// Closed: no client.
+	Closed
+)
 
 // Status is what is known about a sandbox ID.
 type Status int

@@ -13,9 +13,9 @@ import (
 func (s *Server) Deliver(term uint64, e core.Effect) bool {
 	switch e := e.(type) {
 	case core.SendSnapshot:
-		s.push(e.Stream, snapshot(term, e)...)
+		s.push(e.Stream, s.snapshot(term, e)...)
 	case core.SendRoute:
-		s.push(e.Stream, &controlv1.AllocatorMessage{Term: term, Sequence: e.Sequence, Message: &controlv1.AllocatorMessage_Route{Route: route(&e.Sandbox)}})
+		s.push(e.Stream, &controlv1.AllocatorMessage{Term: term, Sequence: e.Sequence, Message: &controlv1.AllocatorMessage_Route{Route: s.route(&e.Sandbox)}})
 	case core.SendRelease:
 		s.push(e.Stream, &controlv1.AllocatorMessage{Term: term, Sequence: e.Sequence, Message: &controlv1.AllocatorMessage_Release{
 			Release: &controlv1.Release{SandboxIds: e.IDs},
@@ -24,7 +24,7 @@ func (s *Server) Deliver(term uint64, e core.Effect) bool {
 		r := &controlv1.Resolved{SandboxId: e.ID}
 		switch {
 		case e.Sandbox != nil:
-			r.Answer = &controlv1.Resolved_Route{Route: route(e.Sandbox)}
+			r.Answer = &controlv1.Resolved_Route{Route: s.route(e.Sandbox)}
 		case e.Starting:
 			r.Answer = &controlv1.Resolved_Starting{Starting: &controlv1.Starting{HoldMillis: uint32(e.Hold.Milliseconds())}}
 		case e.Gone:
@@ -62,14 +62,14 @@ func (s *Server) Deliver(term uint64, e core.Effect) bool {
 	return true
 }
 
-func snapshot(term uint64, e core.SendSnapshot) []*controlv1.AllocatorMessage {
+func (s *Server) snapshot(term uint64, e core.SendSnapshot) []*controlv1.AllocatorMessage {
 	var parts []*controlv1.AllocatorMessage
 	rest := e.Routes
 	for {
 		n := min(len(rest), snapshotPart)
 		part := &controlv1.Snapshot{Routes: make([]*controlv1.Route, 0, n), Last: n == len(rest)}
 		for i := range rest[:n] {
-			part.Routes = append(part.Routes, route(&rest[i]))
+			part.Routes = append(part.Routes, s.route(&rest[i]))
 		}
 		m := &controlv1.AllocatorMessage{Term: term, Message: &controlv1.AllocatorMessage_Snapshot{Snapshot: part}}
 		parts = append(parts, m)
@@ -80,10 +80,22 @@ func snapshot(term uint64, e core.SendSnapshot) []*controlv1.AllocatorMessage {
 	}
 }
 
-func route(s *core.Sandbox) *controlv1.Route {
-	r := &controlv1.Route{SandboxId: s.ID, PodIp: s.IP.String(), DefaultPort: uint32(s.DefaultPort), MinBytesPerMinute: s.MinBytes}
-	for _, port := range s.Ports {
-		r.Ports = append(r.Ports, uint32(port))
+func (s *Server) route(sb *core.Sandbox) *controlv1.Route {
+	r := &controlv1.Route{
+		SandboxId: sb.ID, PodIp: sb.IP.String(), DefaultPort: uint32(sb.DefaultPort), Ports: ports(sb.Ports),
+		MinBytesPerMinute: sb.MinBytes, Access: controlv1.Access(sb.Access), MaskHost: sb.MaskHost, HttpsPorts: ports(sb.HTTPSPorts),
+	}
+	if sb.Access != core.AccessPublic && s.o.AccessKey != nil {
+		secret := s.o.AccessKey.Secret(sb.ID)
+		r.AccessSecret = secret[:]
 	}
 	return r
+}
+
+func ports(all []uint16) []uint32 {
+	var encoded []uint32
+	for _, port := range all {
+		encoded = append(encoded, uint32(port))
+	}
+	return encoded
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/berth-sandbox/berth/allocator/core"
 	controlv1 "github.com/berth-sandbox/berth/api/control/v1"
+	"github.com/berth-sandbox/berth/api/sandboxaccess"
 )
 
 func TestEffectsReachTheRouterInOrder(t *testing.T) {
@@ -72,6 +73,30 @@ func TestEffectsReachTheRouterInOrder(t *testing.T) {
 	})
 }
 
+// The token itself never leaves the allocators on this stream.
+func TestRouteHasTheTermsOfTheClaim(t *testing.T) {
+	key, err := sandboxaccess.NewKey([]byte(strings.Repeat("k", 32)))
+	require.NoError(t, err)
+	s := newServer(t, zap.NewNop())
+	sb := sandbox("k3x9")
+	sb.Access, sb.MaskHost, sb.HTTPSPorts = core.AccessTeam, "localhost:${PORT}", []uint16{443, 8443}
+	want := &controlv1.Route{
+		SandboxId: "k3x9", PodIp: "10.0.0.1", DefaultPort: 8080, Access: controlv1.Access_ACCESS_TEAM,
+		MaskHost: "localhost:${PORT}", HttpsPorts: []uint32{443, 8443},
+	}
+	require.True(t, proto.Equal(want, s.route(&sb)), "without a key no credential is valid")
+	s.o.AccessKey = key
+	secret := key.Secret("k3x9")
+	want.AccessSecret = secret[:]
+	require.True(t, proto.Equal(want, s.route(&sb)))
+	sb.Access = core.AccessToken
+	require.Equal(t, controlv1.Access_ACCESS_TOKEN, s.route(&sb).GetAccess())
+	require.NotContains(t, s.route(&sb).String(), key.Token("k3x9"))
+	sb.Access = core.AccessPublic
+	require.Nil(t, s.route(&sb).GetAccessSecret())
+	require.Equal(t, controlv1.Access_ACCESS_PUBLIC, s.route(&sb).GetAccess())
+}
+
 func TestDeliverIgnoresOtherEffects(t *testing.T) {
 	s := newServer(t, zap.NewNop())
 	require.False(t, s.Deliver(7, core.CreatePod{}))
@@ -84,7 +109,7 @@ func TestOnlyTheLastSnapshotPartIsAcknowledged(t *testing.T) {
 		for i := range e.Routes {
 			e.Routes[i] = sandbox(fmt.Sprint(i))
 		}
-		messages := snapshot(7, e)
+		messages := newServer(t, zap.NewNop()).snapshot(7, e)
 		require.Len(t, messages, parts, "%d routes", size)
 		sent := 0
 		for i, m := range messages {
@@ -106,11 +131,12 @@ func TestSnapshotPartFitsTheGRPCLimit(t *testing.T) {
 	for port := range uint16(64) { // as many as a pool can name
 		longest.Ports = append(longest.Ports, 65535-64+port)
 	}
+	longest.HTTPSPorts, longest.MaskHost = longest.Ports, strings.Repeat("x", 253)
 	e := core.SendSnapshot{Routes: make([]core.Sandbox, snapshotPart)}
 	for i := range e.Routes {
 		e.Routes[i] = longest
 	}
-	require.Less(t, proto.Size(snapshot(1, e)[0]), 2<<20)
+	require.Less(t, proto.Size(newServer(t, zap.NewNop()).snapshot(1, e)[0]), 2<<20)
 }
 
 // A router leaves the journal that it is in for that of a snapshot.
@@ -145,7 +171,7 @@ func TestNoPongWithoutAValidLease(t *testing.T) {
 func TestQueuedPongNeedsAValidLeaseWhenSent(t *testing.T) {
 	run(t, func(w *world) {
 		stream, n := w.joined()
-		big := make([]core.Sandbox, 2*snapshotPart) // more than the stream buffers before the router reads
+		big := make([]core.Sandbox, 5*snapshotPart) // more than the stream buffers before the router reads
 		for i := range big {
 			big[i] = sandbox(strings.Repeat("x", 57))
 		}

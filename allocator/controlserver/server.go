@@ -14,6 +14,7 @@ import (
 
 	"github.com/berth-sandbox/berth/allocator/core"
 	controlv1 "github.com/berth-sandbox/berth/api/control/v1"
+	"github.com/berth-sandbox/berth/api/sandboxaccess"
 	"github.com/berth-sandbox/berth/internal/bootclock"
 	"github.com/berth-sandbox/berth/internal/options"
 )
@@ -25,8 +26,9 @@ const (
 	// meanwhile, and get the new ports with the snapshot.
 	queueSize = 8 << 10
 	// snapshotPart is the number of routes in one message: well below gRPC's default limit of 4 MiB
-	// at about 80 bytes each, or 280 bytes with the most ports that a pool can name.
-	snapshotPart = 5_000
+	// at about 80 bytes each, or 800 bytes with the most ports and the longest host that a claim can
+	// name.
+	snapshotPart = 2_000
 	// maxDead bounds the routers that one message may report as dead.
 	maxDead = 1000
 	// maxActivities bounds the sandboxes in one message.
@@ -53,14 +55,17 @@ type Leader interface {
 	Restored(term uint64)
 }
 
-// Options configure a Server. All are required.
+// Options configure a Server. All are required except AccessKey.
 type Options struct {
 	// MaxStale is how long a fence waits for a router after its last ping. A router that serves
 	// routes for longer is refused.
 	MaxStale time.Duration
 	// LeaderAddress returns the control address of the leader, "" if unknown.
 	LeaderAddress func() string
-	Log           *zap.Logger
+	// AccessKey makes the secrets of sandboxes that are not public. Without it routers refuse all
+	// requests to them.
+	AccessKey *sandboxaccess.Key
+	Log       *zap.Logger
 }
 
 // Server serves the control protocol. All methods may be called concurrently.

@@ -200,6 +200,7 @@ func (c *Core) bind(cl *claim) {
 	if req.minBytes != nil {
 		b.MinBytes = *req.minBytes
 	}
+	b.Access = max(b.Access, pool.Access)
 	if pool.MaxLifetime > 0 {
 		b.LifetimeEnd = c.now.Wall.Add(pool.MaxLifetime)
 	}

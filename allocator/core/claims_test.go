@@ -438,3 +438,19 @@ func TestNewClaimsAreRefusedUnderPressure(t *testing.T) {
 	s.step(Pressure{})
 	s.claim()
 }
+
+func TestClaimOnlyTightensTheAccessOfItsPool(t *testing.T) {
+	for _, c := range []struct{ pool, said, want Access }{
+		{AccessPublic, AccessPublic, AccessPublic}, {AccessPublic, AccessToken, AccessToken}, {AccessPublic, AccessTeam, AccessTeam},
+		{AccessToken, AccessPublic, AccessToken}, {AccessToken, AccessTeam, AccessTeam}, {AccessTeam, AccessToken, AccessTeam},
+	} {
+		t.Run(c.pool.String()+" "+c.said.String(), func(t *testing.T) {
+			s := newSim(t)
+			s.recover([]Pool{changed(specA(1), func(p *Pool) { p.Access = c.pool })}, []Pod{warmPod("a-1")})
+			s.step(Claim{Token: 1, Pool: poolA, Wait: wait, Binding: Binding{Access: c.said}})
+			if got := one[Claimed](s).Sandbox.Access; got != c.want {
+				t.Fatalf("got %v, want %v", got, c.want)
+			}
+		})
+	}
+}

@@ -39,7 +39,7 @@ type (
 	Claim struct {
 		Token   uint64
 		Pool    PoolKey
-		Binding Binding // ID, ClaimedAt and EndAt are filled in by the core
+		Binding Binding // ID, ClaimedAt and EndAt are filled in by the core, and Access is at least that of the pool
 		// Lifetime is how long the sandbox may live. 0: for ever.
 		Lifetime time.Duration
 		// IdleTimeout is after how long without activity it is released; 0: never; nil: the

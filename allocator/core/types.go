@@ -1,8 +1,10 @@
 package core
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/berth-sandbox/berth/allocator/core/idle"
@@ -49,6 +51,8 @@ type Pool struct {
 	// MaxLifetime bounds the life of a sandbox, StartupTimeout the time for which it is starting;
 	// 0: no bound.
 	MaxLifetime, StartupTimeout time.Duration
+	// Access is the least strict access of its sandboxes.
+	Access Access
 	// Refused says why its template may not be used; empty: it may. No pod is created from a
 	// refused one, and idle pods that were are deleted. Warm pods of an earlier template are kept.
 	Refused string
@@ -101,6 +105,14 @@ type Binding struct {
 	Metadata map[string]string
 	// Team claimed it, on behalf of User, as far as the caller said.
 	Team, User string
+	// Access says who may send requests to it.
+	Access Access
+	// MaskHost is the host that its pod sees, with "${PORT}" for the port of the request. Empty: that
+	// of the request.
+	MaskHost string
+	// HTTPSPorts are the ports to which Envoy speaks TLS, in ascending order. The slice is shared and
+	// must not be changed.
+	HTTPSPorts []uint16
 	// IdempotencyKey, if not "", makes every claim of the team with this key and
 	// a body of this hash the same claim.
 	IdempotencyKey string
@@ -125,6 +137,33 @@ type Selection struct {
 	Scope
 	Pool PoolKey
 }
+
+// Access says who may send requests to a sandbox. A higher value admits fewer clients.
+type Access int
+
+// The kinds of access, with the numbers that the journal and the control stream have.
+const (
+	// AccessPublic: every client that has the sandbox ID.
+	AccessPublic Access = iota
+	// AccessToken: clients with a credential of the sandbox.
+	AccessToken
+	// AccessTeam: clients with an API key of its team, or with a link.
+	AccessTeam
+)
+
+var accessWords = [...]string{"public", "token", "team"}
+
+// AccessOf returns the access of a word of the API. The empty word is public.
+func AccessOf(word string) (Access, bool) {
+	i := slices.Index(accessWords[:], cmp.Or(word, accessWords[AccessPublic]))
+	return Access(max(i, 0)), i >= 0
+}
+
+// Known reports whether this version knows the access.
+func (a Access) Known() bool { return a >= 0 && int(a) < len(accessWords) }
+
+// String returns the word for an access that is known.
+func (a Access) String() string { return accessWords[a] }
 
 // Phase is where a sandbox is in its life.
 type Phase int

@@ -138,6 +138,10 @@ func (p *Pools) keep(pool *v1alpha1.SandboxPool) core.Pool {
 	if least := pool.Spec.MinBytesPerMinute; pool.Spec.Activity == v1alpha1.ActivityBytes && least != nil {
 		spec.MinBytes = uint64(*least)
 	}
+	var known bool
+	if spec.Access, known = core.AccessOf(string(pool.Spec.Access)); !known { // the schema refuses such a word
+		spec.Access = core.AccessTeam
+	}
 	if probe := pool.Spec.BusyProbe; probe != nil {
 		spec.BusyProbe = core.BusyProbe{Port: uint16(probe.Port), Path: probe.Path}
 	}

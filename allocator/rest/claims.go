@@ -29,6 +29,7 @@ func (a *api) claimBatch(w *reply, r *http.Request) error {
 	claim, err := a.claimOf(&openapi.NewSandbox{
 		TemplateID: request.Pool, Timeout: request.Timeout, IdleTimeout: request.IdleTimeout, Activity: request.Activity,
 		MinBytesPerMinute: request.MinBytesPerMinute, WaitTimeout: request.WaitTimeout, Metadata: request.Metadata, User: request.User,
+		Access: request.Access,
 	})
 	if err != nil {
 		return err
@@ -53,7 +54,7 @@ func (a *api) claimBatch(w *reply, r *http.Request) error {
 	}
 	answer := openapi.Claims{Sandboxes: make([]openapi.Sandbox, 0, len(live)), Ended: append([]string{}, ended...)}
 	for _, s := range live {
-		answer.Sandboxes = append(answer.Sandboxes, a.toSandbox(s))
+		answer.Sandboxes = append(answer.Sandboxes, a.withCredentials(ctx, a.toSandbox(s), &s))
 	}
 	return writeJSON(w, http.StatusCreated, answer)
 }

@@ -44,7 +44,7 @@ func (a *api) create(w *reply, r *http.Request) error {
 		return err
 	}
 	w.object = sandboxid.Short(s.ID)
-	return writeJSON(w, http.StatusCreated, a.toSandbox(s))
+	return writeJSON(w, http.StatusCreated, a.withCredentials(ctx, a.toSandbox(s), &s))
 }
 
 // idleTimeoutKey is the metadata that sets the idle timeout. Clients that can send metadata only
@@ -83,8 +83,10 @@ func (a *api) claimOf(request *openapi.NewSandbox) (c core.Claim, err error) {
 	if c.Wait = a.Allocator.ClaimWait(); request.WaitTimeout != nil {
 		c.Wait = secondsOf(*request.WaitTimeout)
 	}
-	c.MinBytes, err = minBytesOf(request.Activity, request.MinBytesPerMinute)
-	return c, err
+	if c.MinBytes, err = minBytesOf(request.Activity, request.MinBytesPerMinute); err != nil {
+		return c, err
+	}
+	return c, a.accessOf(request, &c.Binding)
 }
 
 func checkMetadata(metadata map[string]string) error {

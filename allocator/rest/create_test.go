@@ -25,7 +25,7 @@ func TestCreateAnswersInE2BShape(t *testing.T) {
 			"sandboxID": "k3x9", "templateID": "python", "clientID": "berth", "envdVersion": "0.1.0",
 			"domain": "sandbox.example.com:8443", "url": "https://8080-k3x9.sandbox.example.com:8443/",
 			"state": "running", "startedAt": "2030-01-01T12:00:00Z", "endAt": "2030-01-01T12:01:00Z",
-			"metadata": {"user": "ada", "": ""}, "podName": "python-abcdef",
+			"metadata": {"user": "ada", "": ""}, "podName": "python-abcdef", "access": "public",
 			"alias": "python", "phase": "running", "cpuCount": 0, "memoryMB": 0, "diskSizeMB": 0
 		}`, w.Body.String())
 		require.Equal(t, "python", f.pool)
@@ -181,9 +181,9 @@ func TestUnsupportedFieldsAreRefusedByName(t *testing.T) {
 		`"autoPause":true`:                          "autoPause: Berth does not pause",
 		`"autoResume":{"enabled":true}`:             "autoResume.enabled: Berth does not pause",
 		`"allow_internet_access":false`:             "allow_internet_access: Use a NetworkPolicy",
-		`"network":{"allowPublicTraffic":false}`:    "network.allowPublicTraffic: ",
+		`"network":{"allowPublicTraffic":false}`:    "access: token needs a key",
+		`"access":"team"`:                           "access: team needs a key",
 		`"network":{"denyOut":["10.0.0.0/8"]}`:      "network.denyOut: Use a NetworkPolicy",
-		`"network":{"maskRequestHost":"localhost"}`: "network.maskRequestHost: ",
 		`"volumeMounts":[{"name":"a","path":"/a"}]`: "volumeMounts: Put volumes",
 		`"mcp":{"x":{}}`:                            "mcp: ",
 		`"iam":{"x":1}`:                             "iam: ",

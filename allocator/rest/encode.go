@@ -68,7 +68,7 @@ func (a *api) toSandbox(s core.Sandbox) openapi.Sandbox {
 		Domain: a.PublicHost, URL: a.url(s),
 		State: openapi.SandboxStateRunning, Phase: openapi.SandboxPhaseRunning,
 		StartedAt: s.ClaimedAt, EndAt: noEnd, IdleTimeout: seconds(s.IdleTimeout), Metadata: s.Metadata, User: s.User,
-		PodName: s.Pod.Name,
+		PodName: s.Pod.Name, Access: openapi.Access(s.Access.String()), Network: networkOf(&s),
 	}
 	if s.Phase == core.Starting {
 		shown.Phase = openapi.SandboxPhaseStarting

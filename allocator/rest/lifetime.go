@@ -53,7 +53,7 @@ func (a *api) extend(w *reply, r *http.Request, by *openapi.Seconds, code int) e
 	if err != nil || status != core.CallOK || code == http.StatusNoContent {
 		return noContent(w, id, status, err)
 	}
-	return writeJSON(w, code, a.toSandbox(s))
+	return writeJSON(w, code, a.withCredentials(r.Context(), a.toSandbox(s), &s))
 }
 
 // keepAlive records activity of a sandbox.

@@ -13,6 +13,7 @@ import (
 	"github.com/berth-sandbox/berth/allocator/events"
 	"github.com/berth-sandbox/berth/api/apierror"
 	"github.com/berth-sandbox/berth/api/openapi"
+	"github.com/berth-sandbox/berth/api/sandboxaccess"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 	"github.com/berth-sandbox/berth/internal/options"
 )
@@ -112,6 +113,9 @@ type Options struct {
 	// DialLeader connects to the API of another replica, with TLS if it speaks that. Optional: without
 	// it the API of every replica speaks plain HTTP.
 	DialLeader dial
+	// AccessKey makes the credentials of sandboxes. Optional: without it every sandbox is public, and
+	// a claim that asks for another access is refused.
+	AccessKey *sandboxaccess.Key
 	// PublicScheme and PublicHost form the URLs of sandboxes: <scheme>://<port>-<id>.<host>/.
 	// PublicHost may have a port.
 	PublicScheme, PublicHost string

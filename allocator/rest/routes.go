@@ -41,6 +41,7 @@ func (a *api) actions() map[string]action {
 		"explainSandbox":     {class: a.others, f: a.explain},
 		"explainRoute":       {class: a.others, f: a.explainRoute},
 		"keepAlive":          {class: a.others, f: a.keepAlive},
+		"makeLink":           {class: a.others, f: a.makeLink},
 		"streamEvents":       {stream: a.sendEvents},
 		"lastActive":         {class: a.others, f: a.lastActive},
 		"listFences":         {class: a.others, f: a.fences},

@@ -31,7 +31,7 @@ func (a *api) get(w *reply, r *http.Request) error {
 	if !known || s.Phase == core.Released || s.Phase == core.Ended {
 		return notFound(id, s, known)
 	}
-	return writeJSON(w, http.StatusOK, a.toSandbox(s))
+	return writeJSON(w, http.StatusOK, a.withCredentials(r.Context(), a.toSandbox(s), &s))
 }
 
 // filter is what a list selects: of its query, what has all the other properties.

@@ -26,6 +26,7 @@ func toObject(s core.Sandbox, namespace string) *v1alpha1.Sandbox {
 			ClaimedAt: metav1.NewMicroTime(s.ClaimedAt), EndAt: timeToObject(s.EndAt), LifetimeEnd: timeToObject(s.LifetimeEnd), StartBy: timeToObject(s.StartBy),
 			IdleTimeoutSeconds: wholeSeconds(s.IdleTimeout), Metadata: s.Metadata,
 			Team: s.Team, User: s.User, IdempotencyKey: s.IdempotencyKey, Batch: s.Batch,
+			Access: v1alpha1.Access(s.Access.String()), MaskHost: s.MaskHost,
 		},
 		Status: toStatus(s),
 	}
@@ -34,6 +35,9 @@ func toObject(s core.Sandbox, namespace string) *v1alpha1.Sandbox {
 	}
 	for _, port := range s.Ports {
 		o.Spec.Ports = append(o.Spec.Ports, int32(port))
+	}
+	for _, port := range s.HTTPSPorts {
+		o.Spec.HTTPSPorts = append(o.Spec.HTTPSPorts, int32(port))
 	}
 	if s.IdempotencyKey != "" {
 		o.Spec.RequestHash = hex.EncodeToString(s.RequestHash[:])
@@ -97,6 +101,7 @@ func fromObject(o *v1alpha1.Sandbox) (core.Sandbox, error) {
 			EndAt: timeFromObject(o.Spec.EndAt), LifetimeEnd: timeFromObject(o.Spec.LifetimeEnd), StartBy: timeFromObject(o.Spec.StartBy),
 			IdleTimeout: time.Duration(o.Spec.IdleTimeoutSeconds) * time.Second, MinBytes: uint64(o.Spec.MinBytesPerMinute),
 			Team: o.Spec.Team, User: o.Spec.User, IdempotencyKey: o.Spec.IdempotencyKey, Batch: o.Spec.Batch,
+			MaskHost: o.Spec.MaskHost,
 		},
 		Pool:        core.PoolKey{Namespace: o.Namespace, Name: o.Spec.Pool},
 		Pod:         core.PodKey{Namespace: o.Namespace, Name: o.Spec.PodName, UID: o.Spec.PodUID},
@@ -112,6 +117,13 @@ func fromObject(o *v1alpha1.Sandbox) (core.Sandbox, error) {
 	}
 	for _, port := range o.Spec.Ports {
 		s.Ports = append(s.Ports, uint16(port))
+	}
+	for _, port := range o.Spec.HTTPSPorts {
+		s.HTTPSPorts = append(s.HTTPSPorts, uint16(port))
+	}
+	var known bool
+	if s.Access, known = core.AccessOf(string(o.Spec.Access)); !known {
+		return failed(fmt.Errorf("spec.access: unknown access %q", o.Spec.Access))
 	}
 	hash, err := hex.DecodeString(o.Spec.RequestHash)
 	if err != nil || len(hash) != 0 && len(hash) != len(s.RequestHash) {

@@ -136,6 +136,8 @@ func (e *Error) title() string {
 		return "There is no such sandbox"
 	case SandboxGone:
 		return "This sandbox has ended"
+	case AccessDenied:
+		return "This sandbox is private"
 	case PortPrivate:
 		return "This port is private"
 	case SandboxUnreachable:

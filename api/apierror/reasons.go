@@ -27,6 +27,7 @@ const (
 	Unauthorized       Reason = "unauthorized"
 	CrossOrigin        Reason = "cross_origin"
 	Forbidden          Reason = "forbidden"
+	AccessDenied       Reason = "access_denied"
 	PortPrivate        Reason = "port_private"
 	MethodRefused      Reason = "method_refused"
 	NotFound           Reason = "not_found"
@@ -113,6 +114,8 @@ var kinds = []Kind{
 		When: "a web page of another origin calls the API from a browser", Do: "call it from a program"},
 	{Reason: Forbidden, Code: http.StatusForbidden, GRPC: codes.PermissionDenied, By: []Sender{Envoy, API},
 		When: "the role of the key may not make this call; from Envoy: an upgrade other than to WebSocket, or a URL scheme that the listener does not speak", Do: "use a key with the role that the message names; from Envoy: use HTTP or WebSocket, under the listener's scheme"},
+	{Reason: AccessDenied, Code: http.StatusForbidden, GRPC: codes.PermissionDenied, By: []Sender{Router},
+		When: "the sandbox is not public, and the request has no credential, a wrong one, or one that has expired", Do: "send the sandbox's token in `e2b-traffic-access-token`, or ask its owner for a link"},
 	{Reason: PortPrivate, Code: http.StatusForbidden, GRPC: codes.PermissionDenied, By: []Sender{Router},
 		When: "the sandbox's pool does not open this port", Do: "use a port that the message names, or add it to the pool's `spec.ports`"},
 	{Reason: NotFound, Code: http.StatusNotFound, GRPC: codes.Unimplemented, By: []Sender{Router, API, Admin},

@@ -17,6 +17,27 @@ import (
 	"github.com/oapi-codegen/runtime"
 )
 
+// Defines values for Access.
+const (
+	AccessPublic Access = "public"
+	AccessTeam   Access = "team"
+	AccessToken  Access = "token"
+)
+
+// Valid indicates whether the value is a known member of the Access enum.
+func (e Access) Valid() bool {
+	switch e {
+	case AccessPublic:
+		return true
+	case AccessTeam:
+		return true
+	case AccessToken:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for ActivityMode.
 const (
 	Bytes    ActivityMode = "Bytes"
@@ -341,6 +362,9 @@ func (e FindSandboxesParamsOrder) Valid() bool {
 	}
 }
 
+// Access Who may send requests to a sandbox: every client that has its ID, clients with its token or a link, or clients with an API key of its team or a link.
+type Access string
+
 // Activity defines model for Activity.
 type Activity struct {
 	// Activity What an open connection means for the idle timeout.
@@ -507,6 +531,13 @@ type LastActive struct {
 	Truncated int `json:"truncated"`
 }
 
+// Link defines model for Link.
+type Link struct {
+	// ExpiresAt The end of the link and of the cookie that it sets; absent for a public sandbox.
+	ExpiresAt *time.Time `json:"expiresAt,omitempty"`
+	URL       string     `json:"url"`
+}
+
 // ListedSession defines model for ListedSession.
 type ListedSession struct {
 	// Acknowledged The number of the last message that it has acknowledged.
@@ -532,6 +563,9 @@ type ListedSession struct {
 
 // NewClaims defines model for NewClaims.
 type NewClaims struct {
+	// Access As in NewSandbox.
+	Access *Access `json:"access,omitempty"`
+
 	// Activity What an open connection means for the idle timeout.
 	Activity *ActivityMode `json:"activity,omitempty"`
 
@@ -563,8 +597,23 @@ type NewClaims struct {
 	WaitTimeout *int64 `json:"waitTimeout,omitempty"`
 }
 
+// NewLink defines model for NewLink.
+type NewLink struct {
+	// ExpiresIn Seconds from now; 3600 if it is absent.
+	ExpiresIn *int64 `json:"expiresIn,omitempty"`
+
+	// Path Where the browser goes, with a query if any; / if it is absent.
+	Path *string `json:"path,omitempty"`
+
+	// Port The default port if it is absent.
+	Port *int64 `json:"port,omitempty"`
+}
+
 // NewSandbox defines model for NewSandbox.
 type NewSandbox struct {
+	// Access That of the pool, or a stricter one (public, token, team, in that order). The pool's if it is absent.
+	Access *Access `json:"access,omitempty"`
+
 	// Activity The pool's if it is absent.
 	Activity            *ActivityMode `json:"activity,omitempty"`
 	AllowInternetAccess *bool         `json:"allow_internet_access,omitempty"`
@@ -588,17 +637,8 @@ type NewSandbox struct {
 	Metadata map[string]string `json:"metadata,omitempty"`
 
 	// MinBytesPerMinute Needs the activity Bytes; 1024 if it is absent.
-	MinBytesPerMinute *int64 `json:"minBytesPerMinute,omitempty"`
-	Network           *struct {
-		AllowOut           []string    `json:"allowOut,omitempty"`
-		AllowPublicTraffic *bool       `json:"allowPublicTraffic,omitempty"`
-		DenyOut            []string    `json:"denyOut,omitempty"`
-		DNSServers         []string    `json:"dnsServers,omitempty"`
-		EgressProxy        interface{} `json:"egressProxy,omitempty"`
-		HTTPSPorts         []int       `json:"httpsPorts,omitempty"`
-		MaskRequestHost    *string     `json:"maskRequestHost,omitempty"`
-		Rules              interface{} `json:"rules,omitempty"`
-	} `json:"network,omitempty"`
+	MinBytesPerMinute *int64             `json:"minBytesPerMinute,omitempty"`
+	Network           *NewSandboxNetwork `json:"network,omitempty"`
 
 	// Secure Without meaning here. Older E2B SDKs always send it.
 	Secure *bool `json:"secure,omitempty"`
@@ -616,6 +656,25 @@ type NewSandbox struct {
 
 	// WaitTimeout Seconds that the claim waits for a warm pod; 10 if it is absent.
 	WaitTimeout *int64 `json:"waitTimeout,omitempty"`
+}
+
+// NewSandboxNetwork defines model for NewSandboxNetwork.
+type NewSandboxNetwork struct {
+	AllowOut []string `json:"allowOut,omitempty"`
+
+	// AllowPublicTraffic false asks for the access token, or a stricter one if the pool has it; true for the access public.
+	AllowPublicTraffic *bool       `json:"allowPublicTraffic,omitempty"`
+	DenyOut            []string    `json:"denyOut,omitempty"`
+	DNSServers         []string    `json:"dnsServers,omitempty"`
+	EgressProxy        interface{} `json:"egressProxy,omitempty"`
+
+	// HTTPSPorts Ports to which the gateway speaks TLS. It does not verify the certificate.
+	HTTPSPorts []int `json:"httpsPorts,omitempty"`
+
+	// MaskRequestHost The Host header that the pod sees, such as localhost:${PORT}; ${PORT} stands for the port
+	// of the request. X-Forwarded-Host has the host of the request.
+	MaskRequestHost *string     `json:"maskRequestHost,omitempty"`
+	Rules           interface{} `json:"rules,omitempty"`
 }
 
 // NextRelease The next release without further use.
@@ -774,6 +833,9 @@ type RouterOfRouteState string
 
 // Sandbox defines model for Sandbox.
 type Sandbox struct {
+	// Access Who may send requests to a sandbox: every client that has its ID, clients with its token or a link, or clients with an API key of its team or a link.
+	Access Access `json:"access"`
+
 	// Alias The name of its pool.
 	Alias string `json:"alias,omitempty"`
 
@@ -792,6 +854,9 @@ type Sandbox struct {
 	// EndAt The end, in use or not; the year 9999 for none.
 	EndAt time.Time `json:"endAt"`
 
+	// EnvdAccessToken Without public access: what E2B SDKs send to the port 49983, which it opens. Lists do not have it.
+	EnvdAccessToken *string `json:"envdAccessToken,omitempty"`
+
 	// EnvdVersion The version of the agent that its pool promises. SDKs derive features from it.
 	EnvdVersion string `json:"envdVersion"`
 
@@ -801,6 +866,9 @@ type Sandbox struct {
 	// MemoryMB MiB of memory that its pool limits a pod to; 0 for no limit.
 	MemoryMB int               `json:"memoryMB"`
 	Metadata map[string]string `json:"metadata,omitempty"`
+
+	// Network Absent for a public sandbox without the other two.
+	Network *SandboxNetwork `json:"network,omitempty"`
 
 	// Phase Requests for a sandbox that is starting are held until its PostStart hook has succeeded.
 	Phase     SandboxPhase `json:"phase"`
@@ -815,6 +883,9 @@ type Sandbox struct {
 
 	// TemplateID The name of its pool.
 	TemplateID string `json:"templateID"`
+
+	// TrafficAccessToken With the access token: the value of the header e2b-traffic-access-token. Lists do not have it.
+	TrafficAccessToken *string `json:"trafficAccessToken,omitempty"`
 
 	// URL The address of its default port.
 	URL  string `json:"url"`
@@ -856,6 +927,13 @@ type SandboxExplanation struct {
 	// Now The leader's wall clock.
 	Now     time.Time     `json:"now"`
 	Sandbox SandboxRecord `json:"sandbox"`
+}
+
+// SandboxNetwork Absent for a public sandbox without the other two.
+type SandboxNetwork struct {
+	AllowPublicTraffic bool   `json:"allowPublicTraffic"`
+	HTTPSPorts         []int  `json:"httpsPorts,omitempty"`
+	MaskRequestHost    string `json:"maskRequestHost,omitempty"`
 }
 
 // SandboxRecord defines model for SandboxRecord.
@@ -1186,6 +1264,9 @@ type ScalePoolJSONRequestBody ScalePoolJSONBody
 // KeepAliveJSONRequestBody defines body for KeepAlive for application/json ContentType.
 type KeepAliveJSONRequestBody = KeepAliveJSONBody
 
+// MakeLinkJSONRequestBody defines body for MakeLink for application/json ContentType.
+type MakeLinkJSONRequestBody = NewLink
+
 // DeclareDeadJSONRequestBody defines body for DeclareDead for application/json ContentType.
 type DeclareDeadJSONRequestBody DeclareDeadJSONBody
 
@@ -1490,6 +1571,26 @@ type ClientInterface interface {
 	//
 	// Corresponds with POST /v1/sandboxes/{sandboxID}/keepalive (the `KeepAlive` operationId).
 	KeepAlive(ctx context.Context, sandboxID SandboxID, body KeepAliveJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// MakeLinkWithBody Make a link that opens one port of a sandbox in a browser.
+	//
+	// The link opens the port until it expires, for everyone who has it. It sets a cookie that the
+	// pod does not see. A public sandbox needs no link; its plain URL is answered.
+	//
+	// Takes any type of body and a specified content type.
+	//
+	// Corresponds with POST /v1/sandboxes/{sandboxID}/links (the `MakeLink` operationId).
+	MakeLinkWithBody(ctx context.Context, sandboxID SandboxID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// MakeLink Make a link that opens one port of a sandbox in a browser.
+	//
+	// The link opens the port until it expires, for everyone who has it. It sets a cookie that the
+	// pod does not see. A public sandbox needs no link; its plain URL is answered.
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with POST /v1/sandboxes/{sandboxID}/links (the `MakeLink` operationId).
+	MakeLink(ctx context.Context, sandboxID SandboxID, body MakeLinkJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	// ExplainRoute Say whether requests reach a sandbox, which routers know that, and otherwise why not.
 	//
@@ -2028,6 +2129,46 @@ func (c *Client) KeepAliveWithBody(ctx context.Context, sandboxID SandboxID, con
 // Corresponds with POST /v1/sandboxes/{sandboxID}/keepalive (the `KeepAlive` operationId).
 func (c *Client) KeepAlive(ctx context.Context, sandboxID SandboxID, body KeepAliveJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
 	req, err := NewKeepAliveRequest(c.Server, sandboxID, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// MakeLinkWithBody Make a link that opens one port of a sandbox in a browser.
+//
+// The link opens the port until it expires, for everyone who has it. It sets a cookie that the
+// pod does not see. A public sandbox needs no link; its plain URL is answered.
+//
+// Takes any type of body and a specified content type.
+//
+// Corresponds with POST /v1/sandboxes/{sandboxID}/links (the `MakeLink` operationId).
+func (c *Client) MakeLinkWithBody(ctx context.Context, sandboxID SandboxID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewMakeLinkRequestWithBody(c.Server, sandboxID, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// MakeLink Make a link that opens one port of a sandbox in a browser.
+//
+// The link opens the port until it expires, for everyone who has it. It sets a cookie that the
+// pod does not see. A public sandbox needs no link; its plain URL is answered.
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with POST /v1/sandboxes/{sandboxID}/links (the `MakeLink` operationId).
+func (c *Client) MakeLink(ctx context.Context, sandboxID SandboxID, body MakeLinkJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewMakeLinkRequest(c.Server, sandboxID, body)
 	if err != nil {
 		return nil, err
 	}
@@ -3238,6 +3379,53 @@ func NewKeepAliveRequestWithBody(server string, sandboxID SandboxID, contentType
 	return req, nil
 }
 
+// NewMakeLinkRequest calls the generic MakeLink builder with application/json body
+func NewMakeLinkRequest(server string, sandboxID SandboxID, body MakeLinkJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewMakeLinkRequestWithBody(server, sandboxID, "application/json", bodyReader)
+}
+
+// NewMakeLinkRequestWithBody constructs an http.Request for the MakeLink method, with any body, and a specified content type
+func NewMakeLinkRequestWithBody(server string, sandboxID SandboxID, contentType string, body io.Reader) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "sandboxID", sandboxID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/v1/sandboxes/%s/links", pathParam0)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), body)
+	if err != nil {
+		return nil, err
+	}
+
+	req.Header.Add("Content-Type", contentType)
+
+	return req, nil
+}
+
 // NewExplainRouteRequest constructs an http.Request for the ExplainRoute method
 func NewExplainRouteRequest(server string, sandboxID SandboxID) (*http.Request, error) {
 	var err error
@@ -3670,6 +3858,26 @@ type ClientWithResponsesInterface interface {
 	//
 	// Corresponds with POST /v1/sandboxes/{sandboxID}/keepalive (the `KeepAlive` operationId).
 	KeepAliveWithResponse(ctx context.Context, sandboxID SandboxID, body KeepAliveJSONRequestBody, reqEditors ...RequestEditorFn) (*KeepAliveResponse, error)
+
+	// MakeLinkWithBodyWithResponse Make a link that opens one port of a sandbox in a browser.
+	//
+	// The link opens the port until it expires, for everyone who has it. It sets a cookie that the
+	// pod does not see. A public sandbox needs no link; its plain URL is answered.
+	//
+	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /v1/sandboxes/{sandboxID}/links (the `MakeLink` operationId).
+	MakeLinkWithBodyWithResponse(ctx context.Context, sandboxID SandboxID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*MakeLinkResponse, error)
+
+	// MakeLinkWithResponse Make a link that opens one port of a sandbox in a browser.
+	//
+	// The link opens the port until it expires, for everyone who has it. It sets a cookie that the
+	// pod does not see. A public sandbox needs no link; its plain URL is answered.
+	//
+	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /v1/sandboxes/{sandboxID}/links (the `MakeLink` operationId).
+	MakeLinkWithResponse(ctx context.Context, sandboxID SandboxID, body MakeLinkJSONRequestBody, reqEditors ...RequestEditorFn) (*MakeLinkResponse, error)
 
 	// ExplainRouteWithResponse Say whether requests reach a sandbox, which routers know that, and otherwise why not.
 	//
@@ -4691,6 +4899,54 @@ func (r KeepAliveResponse) ContentType() string {
 	return ""
 }
 
+type MakeLinkResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON201 the response for an HTTP 201 `application/json` response
+	JSON201 *Link
+	// JSONDefault the response for an HTTP default `application/json` response
+	JSONDefault *Error
+}
+
+// GetJSON201 returns the response for an HTTP 201 `application/json` response
+func (r MakeLinkResponse) GetJSON201() *Link {
+	return r.JSON201
+}
+
+// GetJSONDefault returns the response for an HTTP default `application/json` response
+func (r MakeLinkResponse) GetJSONDefault() *Error {
+	return r.JSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r MakeLinkResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r MakeLinkResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r MakeLinkResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r MakeLinkResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
 type ExplainRouteResponse struct {
 	Body         []byte
 	HTTPResponse *http.Response
@@ -5261,6 +5517,38 @@ func (c *ClientWithResponses) KeepAliveWithResponse(ctx context.Context, sandbox
 		return nil, err
 	}
 	return ParseKeepAliveResponse(rsp)
+}
+
+// MakeLinkWithBodyWithResponse Make a link that opens one port of a sandbox in a browser.
+//
+// The link opens the port until it expires, for everyone who has it. It sets a cookie that the
+// pod does not see. A public sandbox needs no link; its plain URL is answered.
+//
+// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /v1/sandboxes/{sandboxID}/links (the `MakeLink` operationId).
+func (c *ClientWithResponses) MakeLinkWithBodyWithResponse(ctx context.Context, sandboxID SandboxID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*MakeLinkResponse, error) {
+	rsp, err := c.MakeLinkWithBody(ctx, sandboxID, contentType, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseMakeLinkResponse(rsp)
+}
+
+// MakeLinkWithResponse Make a link that opens one port of a sandbox in a browser.
+//
+// The link opens the port until it expires, for everyone who has it. It sets a cookie that the
+// pod does not see. A public sandbox needs no link; its plain URL is answered.
+//
+// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /v1/sandboxes/{sandboxID}/links (the `MakeLink` operationId).
+func (c *ClientWithResponses) MakeLinkWithResponse(ctx context.Context, sandboxID SandboxID, body MakeLinkJSONRequestBody, reqEditors ...RequestEditorFn) (*MakeLinkResponse, error) {
+	rsp, err := c.MakeLink(ctx, sandboxID, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseMakeLinkResponse(rsp)
 }
 
 // ExplainRouteWithResponse Say whether requests reach a sandbox, which routers know that, and otherwise why not.
@@ -6005,6 +6293,39 @@ func ParseKeepAliveResponse(rsp *http.Response) (*KeepAliveResponse, error) {
 	switch {
 	case rsp.StatusCode == 204:
 		break // No content-type
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Error
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseMakeLinkResponse parses an HTTP response from a MakeLinkWithResponse call
+func ParseMakeLinkResponse(rsp *http.Response) (*MakeLinkResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &MakeLinkResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 201:
+		var dest Link
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON201 = &dest
 
 	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
 		var dest Error

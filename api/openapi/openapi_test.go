@@ -78,16 +78,17 @@ func TestOnlyWhatChangesBehaviourIsRefused(t *testing.T) {
 	for _, fields := range []string{
 		`"secure":true`, `"allow_internet_access":true`, `"autoPause":false`, `"envVars":{}`, `"autoResume":{"enabled":false}`, `"mcp":null`,
 		`"volumeMounts":[]`, `"network":{"allowPublicTraffic":true,"allowOut":[]}`, `"autoPauseMemory":true`,
+		`"network":{"allowPublicTraffic":false,"maskRequestHost":"localhost","httpsPorts":[443]}`,
 	} {
 		require.NoError(t, create.Body.Check([]byte(`{"templateID":"a",`+fields+`}`)), fields)
 	}
 	for fields, field := range map[string]string{
-		`"allow_internet_access":false`:          "allow_internet_access",
-		`"autoPause":true`:                       "autoPause",
-		`"autoResume":{"enabled":true}`:          "autoResume.enabled",
-		`"envVars":{"a":"b"}`:                    "envVars",
-		`"network":{"allowPublicTraffic":false}`: "network.allowPublicTraffic",
-		`"mcp":{"a":{}}`:                         "mcp",
+		`"allow_internet_access":false`:  "allow_internet_access",
+		`"autoPause":true`:               "autoPause",
+		`"autoResume":{"enabled":true}`:  "autoResume.enabled",
+		`"envVars":{"a":"b"}`:            "envVars",
+		`"network":{"allowOut":["a.b"]}`: "network.allowOut",
+		`"mcp":{"a":{}}`:                 "mcp",
 	} {
 		var problem *Problem
 		require.ErrorAs(t, create.Body.Check([]byte(`{"templateID":"a",`+fields+`}`)), &problem, fields)

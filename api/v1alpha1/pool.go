@@ -64,6 +64,17 @@ type SandboxPoolSpec struct {
 	// +kubebuilder:validation:items:Maximum=65535
 	Ports []int32 `json:"ports,omitempty"`
 
+	// Access says who may send requests to the sandboxes of the pool. public: every client that has
+	// the ID of the sandbox. token: a client with the token of the sandbox, which the answer to the
+	// claim has, or with a link to it. team: a client with an API key of the team of the sandbox, or
+	// with a link to it. Others are answered 403.
+	//
+	// A claim may ask for a stricter access (public, token, team, in that order), and not for a
+	// weaker one. The access is fixed for a sandbox when it is claimed.
+	// +kubebuilder:default=public
+	// +optional
+	Access Access `json:"access,omitempty"`
+
 	// PostStart, if set, is called for every sandbox, in its pod, before other
 	// requests can reach it. The claim is answered when it has succeeded, or with a
 	// sandbox that is still starting when its caller has waited for long enough.
@@ -188,6 +199,18 @@ type PostStartHook struct {
 	// +kubebuilder:default=Fail
 	FailurePolicy FailurePolicy `json:"failurePolicy,omitempty"`
 }
+
+// Access says who may send requests to a sandbox.
+//
+// +kubebuilder:validation:Enum=public;token;team
+type Access string
+
+// The kinds of access.
+const (
+	AccessPublic Access = "public"
+	AccessToken  Access = "token"
+	AccessTeam   Access = "team"
+)
 
 // OnRestart is what a restart of a container means for its sandbox.
 //

@@ -83,6 +83,19 @@ type SandboxSpec struct {
 	// +optional
 	// +listType=set
 	Ports []int32 `json:"ports,omitempty"`
+	// Access says who may send requests to it: see the pool's spec.access. Absent: public.
+	// +optional
+	Access Access `json:"access,omitempty"`
+	// MaskHost is the Host header that the pod sees; ${PORT} stands for the port of the request.
+	// Absent: that of the request.
+	// +kubebuilder:validation:MaxLength=253
+	// +optional
+	MaskHost string `json:"maskHost,omitempty"`
+	// HTTPSPorts are the ports to which the gateway speaks TLS.
+	// +kubebuilder:validation:MaxItems=64
+	// +optional
+	// +listType=set
+	HTTPSPorts []int32 `json:"httpsPorts,omitempty"`
 	// Restarts is how often containers of the pod had started again before the
 	// claim.
 	// +kubebuilder:validation:Minimum=0

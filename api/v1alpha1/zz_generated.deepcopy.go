@@ -385,6 +385,11 @@ func (in *SandboxSpec) DeepCopyInto(out *SandboxSpec) {
 		*out = make([]int32, len(*in))
 		copy(*out, *in)
 	}
+	if in.HTTPSPorts != nil {
+		in, out := &in.HTTPSPorts, &out.HTTPSPorts
+		*out = make([]int32, len(*in))
+		copy(*out, *in)
+	}
 	if in.Metadata != nil {
 		in, out := &in.Metadata, &out.Metadata
 		*out = make(map[string]string, len(*in))

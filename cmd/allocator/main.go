@@ -28,6 +28,7 @@ import (
 	"github.com/berth-sandbox/berth/allocator/pools"
 	apirest "github.com/berth-sandbox/berth/allocator/rest"
 	controlv1 "github.com/berth-sandbox/berth/api/control/v1"
+	"github.com/berth-sandbox/berth/api/sandboxaccess"
 	"github.com/berth-sandbox/berth/cmd/internal/cli"
 	"github.com/berth-sandbox/berth/envoy"
 	"github.com/berth-sandbox/berth/internal/adminpages"
@@ -43,6 +44,7 @@ type flags struct {
 	APIKeysNamespace string        `name:"api-keys-namespace" help:"Namespace of the Secrets of type berth.sh/api-key, which \"berth keys\" makes; a change counts at once. Empty: no key is needed."`
 	APITLSCert       string        `name:"api-tls-cert" help:"Certificate of the HTTP API in PEM form; reloaded when it changes. Needs --api-tls-key, and --control-tls-dir, whose certificates replicas use among each other. Empty: plain HTTP."`
 	APITLSKey        string        `name:"api-tls-key" help:"Private key of --api-tls-cert in PEM form; reloaded when it changes."`
+	AccessKeyFile    string        `name:"access-key-file" help:"File with the key of the tokens of sandboxes that are not public: 32 bytes or more, the same for all replicas. Another key makes all tokens and links invalid. Empty: every sandbox is public."`
 	ControlListen    string        `default:"127.0.0.1:9090" help:"Address of the control server for routers. Outside loopback it needs --control-tls-dir."`
 	ControlAdvertise string        `help:"Address at which routers reach this replica's control server. Empty: the address of --control-listen."`
 	ControlTLSDir    string        `name:"control-tls-dir" help:"Directory with tls.crt, tls.key and ca.crt for mutual TLS with routers; reloaded when they change. Empty: no TLS."`
@@ -135,6 +137,12 @@ func (s *service) wire(public *url.URL) (stop func(), err error) {
 			stopAll()
 		}
 	}()
+	var accessKey *sandboxaccess.Key
+	if s.AccessKeyFile != "" {
+		if accessKey, err = sandboxaccess.ReadKey(s.AccessKeyFile); err != nil {
+			return nil, fmt.Errorf("--access-key-file: %w", err)
+		}
+	}
 	security := insecure.NewCredentials()
 	if s.ControlTLSDir != "" {
 		c, stopped, err := controltls.Server(s.ControlTLSDir)
@@ -154,7 +162,7 @@ func (s *service) wire(public *url.URL) (stop func(), err error) {
 	s.metrics = prometheus.NewRegistry()
 	s.metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	if s.allocator, err = allocator.New(allocator.Options{
-		Clients: clients, Namespace: s.Namespace, ControlAddress: s.ControlAdvertise, APIAddress: s.APIAdvertise, Keys: callers.keys, DialLeader: callers.dialLeader,
+		Clients: clients, Namespace: s.Namespace, ControlAddress: s.ControlAdvertise, APIAddress: s.APIAdvertise, Keys: callers.keys, DialLeader: callers.dialLeader, AccessKey: accessKey,
 		LeaseDuration: s.LeaseDuration, RenewDeadline: s.LeaseRenew, RetryPeriod: s.LeaseRetry,
 		ClaimWait: s.ClaimWait, MaxWaiting: s.ClaimQueue, JournalBytesPerSecond: s.JournalBytes,
 		ReapDryRun: s.ReapDryRun, MaxStale: s.MaxStale, ConnectWindow: s.ConnectWindow, Policy: policy,

@@ -3,6 +3,7 @@ package stack
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"net/http"
@@ -143,6 +144,9 @@ func Start(ctx context.Context, c *devcluster.Cluster, o Options) (_ *Stack, err
 		}
 		s.Gateways = append(s.Gateways, g)
 	}
+	if err := writeAccessKey(c); err != nil {
+		return nil, err
+	}
 	for i := range o.Allocators {
 		a, err := newAllocator(c, i, apis[i], fmt.Sprintf("%s://%s:%d", s.Scheme(), o.Domain, s.Gateways[0].Addr.Port()), o)
 		if err != nil {
@@ -165,6 +169,22 @@ func Start(ctx context.Context, c *devcluster.Cluster, o Options) (_ *Stack, err
 		}
 	}
 	return s, nil
+}
+
+// accessKeyFile has the key of the sandboxes' tokens.
+func accessKeyFile(c *devcluster.Cluster) string { return filepath.Join(c.Dir(), "access.key") }
+
+// writeAccessKey makes a key, unless an earlier Stack on the cluster has made one.
+func writeAccessKey(c *devcluster.Cluster) error {
+	f, err := os.OpenFile(accessKeyFile(c), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if errors.Is(err, os.ErrExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(rand.Text() + rand.Text())
+	return errors.Join(err, f.Close())
 }
 
 func newAllocator(c *devcluster.Cluster, i int, api netip.AddrPort, publicURL string, o Options) (*Allocator, error) {
@@ -198,7 +218,7 @@ func newAllocator(c *devcluster.Cluster, i int, api netip.AddrPort, publicURL st
 			"--kubeconfig=" + kubeconfig, "--namespace=default",
 			"--public-url=" + publicURL,
 			"--api-listen=" + addresses[0].String(), "--control-listen=" + addresses[1].String(),
-			"--admin-listen=" + addresses[2].String(),
+			"--admin-listen=" + addresses[2].String(), "--access-key-file=" + accessKeyFile(c),
 			"--control-advertise=" + a.Control.String(),
 			"--max-stale=" + o.MaxStale.String(),
 			"--lease-duration=" + o.LeaseDuration.String(), "--lease-renew=" + (o.LeaseDuration * 2 / 3).String(),

@@ -164,15 +164,50 @@ func toRoute(r *controlv1.Route) (routecache.Route, error) {
 	if r.GetDefaultPort() > 65535 {
 		return routecache.Route{}, fmt.Errorf("route: default_port %d is above 65535", r.GetDefaultPort())
 	}
-	ports := make([]uint16, 0, len(r.GetPorts()))
-	for _, port := range r.GetPorts() {
+	open, err := toPorts("ports", r.GetPorts())
+	if err != nil {
+		return routecache.Route{}, err
+	}
+	terms, err := toTerms(r)
+	return routecache.Route{
+		Addr: addr.Unmap(), DefaultPort: uint16(r.GetDefaultPort()), Ports: open,
+		MinBytes: r.GetMinBytesPerMinute(), Terms: terms,
+	}, err
+}
+
+// toTerms returns nil for a public sandbox without special terms, which most are.
+func toTerms(r *controlv1.Route) (*routecache.Terms, error) {
+	if r.GetAccess() == controlv1.Access_ACCESS_PUBLIC && r.GetMaskHost() == "" && len(r.GetHttpsPorts()) == 0 {
+		return nil, nil
+	}
+	https, err := toPorts("https_ports", r.GetHttpsPorts())
+	if err != nil {
+		return nil, err
+	}
+	terms := &routecache.Terms{MaskHost: r.GetMaskHost(), HTTPSPorts: https}
+	if n := copy(terms.Secret[:], r.GetAccessSecret()); n != 0 && len(r.GetAccessSecret()) != len(terms.Secret) {
+		return nil, fmt.Errorf("route: access_secret: %d bytes, not %d", len(r.GetAccessSecret()), len(terms.Secret))
+	}
+	switch r.GetAccess() {
+	case controlv1.Access_ACCESS_PUBLIC:
+		terms.Access = routecache.Public
+	case controlv1.Access_ACCESS_TOKEN:
+		terms.Access = routecache.Token
+	case controlv1.Access_ACCESS_TEAM:
+		terms.Access = routecache.Team
+	default: // a later version's, whose sandboxes must not be open here
+		terms.Access = routecache.Closed
+	}
+	return terms, nil
+}
+
+func toPorts(field string, all []uint32) (routecache.Ports, error) {
+	ports := make([]uint16, 0, len(all))
+	for _, port := range all {
 		if port == 0 || port > 65535 {
-			return routecache.Route{}, fmt.Errorf("route: ports: %d is not in 1 to 65535", port)
+			return routecache.Ports{}, fmt.Errorf("route: %s: %d is not in 1 to 65535", field, port)
 		}
 		ports = append(ports, uint16(port))
 	}
-	return routecache.Route{
-		Addr: addr.Unmap(), DefaultPort: uint16(r.GetDefaultPort()), Ports: routecache.NewPorts(ports),
-		MinBytes: r.GetMinBytesPerMinute(),
-	}, nil
+	return routecache.NewPorts(ports), nil
 }

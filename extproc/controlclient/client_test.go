@@ -1,6 +1,7 @@
 package controlclient_test
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"strings"
@@ -11,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	controlv1 "github.com/berth-sandbox/berth/api/control/v1"
 	"github.com/berth-sandbox/berth/extproc/controlclient"
@@ -440,5 +442,54 @@ func TestMissingOptionsAreNamed(t *testing.T) {
 	_, err := controlclient.New(controlclient.Options{Allocators: []string{"a:1", ""}})
 	for _, name := range []string{"Allocators", "RouterID", "Cache", "Activity", "Probe", "Dial", "Now", "Log", "MaxStale"} {
 		require.ErrorContains(t, err, "Options."+name)
+	}
+}
+
+func TestTermsOfARouteReachTheCache(t *testing.T) {
+	secret := bytes.Repeat([]byte{7}, 32)
+	for name, c := range map[string]struct {
+		route *controlv1.Route
+		want  *routecache.Terms
+	}{
+		"none":   {&controlv1.Route{}, nil},
+		"masked": {&controlv1.Route{MaskHost: "localhost"}, &routecache.Terms{MaskHost: "localhost"}},
+		"TLS": {
+			&controlv1.Route{HttpsPorts: []uint32{443}}, &routecache.Terms{HTTPSPorts: routecache.NewPorts([]uint16{443})},
+		},
+		"token": {
+			&controlv1.Route{Access: controlv1.Access_ACCESS_TOKEN, AccessSecret: secret},
+			&routecache.Terms{Access: routecache.Token, Secret: [32]byte(secret)},
+		},
+		"team, without a key of the cluster": {
+			&controlv1.Route{Access: controlv1.Access_ACCESS_TEAM}, &routecache.Terms{Access: routecache.Team},
+		},
+		"of a later version": {
+			&controlv1.Route{Access: 9, AccessSecret: secret}, &routecache.Terms{Access: routecache.Closed, Secret: [32]byte(secret)},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			run(t, []string{"a"}, func(w *world) {
+				w.serve("a", nil)
+				r := route("one", "10.0.0.1")
+				proto.Merge(r, c.route)
+				w.joined(r)
+				synctest.Wait()
+				require.Equal(t, c.want, w.cache.Dump()[0].Route.Terms)
+			})
+		})
+	}
+	for name, wrong := range map[string]*controlv1.Route{
+		"secret": {SandboxId: "two", PodIp: "10.0.0.2", Access: controlv1.Access_ACCESS_TOKEN, AccessSecret: secret[1:]},
+		"port":   {SandboxId: "two", PodIp: "10.0.0.2", HttpsPorts: []uint32{65536}},
+	} {
+		t.Run("wrong "+name, func(t *testing.T) {
+			run(t, []string{"a"}, func(w *world) {
+				w.serve("a", nil)
+				p := w.joined()
+				p.send(2, push(wrong))
+				synctest.Wait()
+				require.Empty(t, w.ids())
+			})
+		})
 	}
 }

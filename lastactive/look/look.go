@@ -22,11 +22,11 @@ import (
 // MaxDuration bounds one look.
 const MaxDuration = 2 * time.Second
 
-// clusters are the prefixes of the lines about pods: the HTTP/1.1 and the HTTP/2 cluster.
-var clusters = [2]string{"pods_h1::", "pods_h2::"}
+// clusters are the prefixes of the lines about pods: the HTTP/1.1 and the HTTP/2 clusters, in turn.
+var clusters = [...]string{"pods_h1::", "pods_h2::", "pods_h1_tls::", "pods_h2_tls::"}
 
-// Host is an address and port in one of the two clusters. Envoy can list several entries of one
-// host, because each thread can create one.
+// Host is an address and port in clusters of one protocol. Envoy can list several entries of one
+// host, because each thread can create one, and each cluster.
 type Host struct {
 	netip.AddrPort
 	HTTP2 bool
@@ -136,10 +136,13 @@ func parse(page io.Reader) (map[Host]int, error) {
 	for lines.Scan() {
 		for i, cluster := range clusters {
 			rest, ok := bytes.CutPrefix(lines.Bytes(), []byte(cluster))
-			seen[i] = seen[i] || ok
+			if !ok {
+				continue
+			}
+			seen[i] = true
 			for _, statistic := range [...]string{"::rq_active::", "::rq_pending_active::"} {
 				name, value, is := bytes.Cut(rest, []byte(statistic))
-				if !ok || !is {
+				if !is {
 					continue
 				}
 				at, err := netip.ParseAddrPort(string(name))
@@ -147,7 +150,7 @@ func parse(page io.Reader) (map[Host]int, error) {
 				if err != nil || err2 != nil {
 					return nil, errors.New("the answer of Envoy has an invalid line")
 				}
-				hosts[Host{netip.AddrPortFrom(at.Addr().Unmap(), at.Port()), i == 1}] += int(n)
+				hosts[Host{netip.AddrPortFrom(at.Addr().Unmap(), at.Port()), i%2 == 1}] += int(n)
 			}
 		}
 	}

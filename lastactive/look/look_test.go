@@ -45,7 +45,7 @@ func admin(t testing.TB, socket string, page http.HandlerFunc) (end func()) {
 func clusters(hosts ...string) string {
 	var page strings.Builder
 	page.WriteString("router::observability_name::router\nrouter::10.9.9.9:80::rq_active::7\n")
-	for _, cluster := range []string{"pods_h1", "pods_h2"} {
+	for _, cluster := range []string{"pods_h1", "pods_h2", "pods_h1_tls", "pods_h2_tls"} {
 		fmt.Fprintf(&page, "%[1]s::observability_name::%[1]s\n%[1]s::default_priority::max_connections::1024\n", cluster)
 		for _, h := range hosts {
 			if of, host, _ := strings.Cut(h, " "); of == cluster {
@@ -70,6 +70,7 @@ func TestOpenRequestsAreSummedOverAllEntries(t *testing.T) {
 	page.Store(clusters(
 		"pods_h1 10.0.0.1:80 1+0", "pods_h1 10.0.0.1:80 2+3", "pods_h2 10.0.0.1:80 4+0", "pods_h1 10.0.0.1:81 0+0",
 		"pods_h1 [fd00::1]:80 0+1", "pods_h2 [fd00::]:80 5+0", "pods_h1 [::ffff:10.0.0.2]:80 6+0",
+		"pods_h1_tls 10.0.0.1:80 10+20", "pods_h2_tls 10.0.0.3:443 0+7",
 	))
 	admin(t, socket, func(w http.ResponseWriter, r *http.Request) {
 		require.Equal(t, "/clusters", r.URL.String())
@@ -86,12 +87,13 @@ func TestOpenRequestsAreSummedOverAllEntries(t *testing.T) {
 		return look.Host{AddrPort: netip.MustParseAddrPort(addr), HTTP2: http2}
 	}
 	require.Equal(t, map[look.Host]int{
-		at("10.0.0.1:80", false):  6,
+		at("10.0.0.1:80", false):  36,
 		at("10.0.0.1:80", true):   4,
 		at("10.0.0.1:81", false):  0,
 		at("[fd00::1]:80", false): 1,
 		at("[fd00::]:80", true):   5,
 		at("10.0.0.2:80", false):  6,
+		at("10.0.0.3:443", true):  7,
 	}, l.Hosts)
 	require.LessOrEqual(t, len(l.Gateway), 128)
 
@@ -120,9 +122,9 @@ func TestDoubtfulAnswerIsNoLook(t *testing.T) {
 			c.Close()
 		}, "no length"},
 		"without a cluster": {func(w http.ResponseWriter, _ *http.Request) {
-			part, _, _ := strings.Cut(good, "pods_h2")
+			part, _, _ := strings.Cut(good, "pods_h2_tls")
 			_, _ = w.Write([]byte(part))
-		}, "pods_h2"},
+		}, "pods_h2_tls"},
 		"no number": {func(w http.ResponseWriter, _ *http.Request) {
 			_, _ = w.Write([]byte(good + "pods_h1::10.0.0.1:80::rq_active::many\n"))
 		}, "invalid line"},

@@ -31,6 +31,59 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// Access says who may send requests to a sandbox.
+type Access int32
+
+const (
+	// Every client that has the ID.
+	Access_ACCESS_PUBLIC Access = 0
+	// Clients with a credential of the sandbox.
+	Access_ACCESS_TOKEN Access = 1
+	// The same, and clients with an API key of the sandbox's team.
+	Access_ACCESS_TEAM Access = 2
+)
+
+// Enum value maps for Access.
+var (
+	Access_name = map[int32]string{
+		0: "ACCESS_PUBLIC",
+		1: "ACCESS_TOKEN",
+		2: "ACCESS_TEAM",
+	}
+	Access_value = map[string]int32{
+		"ACCESS_PUBLIC": 0,
+		"ACCESS_TOKEN":  1,
+		"ACCESS_TEAM":   2,
+	}
+)
+
+func (x Access) Enum() *Access {
+	p := new(Access)
+	*p = x
+	return p
+}
+
+func (x Access) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Access) Descriptor() protoreflect.EnumDescriptor {
+	return file_api_control_v1_control_proto_enumTypes[0].Descriptor()
+}
+
+func (Access) Type() protoreflect.EnumType {
+	return &file_api_control_v1_control_proto_enumTypes[0]
+}
+
+func (x Access) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Access.Descriptor instead.
+func (Access) EnumDescriptor() ([]byte, []int) {
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{0}
+}
+
 type RouterMessage struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Types that are valid to be assigned to Message:
@@ -1203,8 +1256,18 @@ type Route struct {
 	// How many bytes per minute must move over an open connection for the connection to count
 	// as use. 0: an open connection always counts.
 	MinBytesPerMinute uint64 `protobuf:"varint,5,opt,name=min_bytes_per_minute,json=minBytesPerMinute,proto3" json:"min_bytes_per_minute,omitempty"`
-	unknownFields     protoimpl.UnknownFields
-	sizeCache         protoimpl.SizeCache
+	// Who may send requests. A router refuses all requests if it does not know the value.
+	Access Access `protobuf:"varint,6,opt,name=access,proto3,enum=berth.control.v1.Access" json:"access,omitempty"`
+	// The 32 bytes that verify the sandbox's credentials (package api/sandboxaccess). Empty: none is
+	// valid. It is set unless the access is public.
+	AccessSecret []byte `protobuf:"bytes,7,opt,name=access_secret,json=accessSecret,proto3" json:"access_secret,omitempty"`
+	// The Host that the pod sees, at most 253 bytes. "${PORT}" stands for the port of the request.
+	// Empty: that of the request.
+	MaskHost string `protobuf:"bytes,8,opt,name=mask_host,json=maskHost,proto3" json:"mask_host,omitempty"`
+	// The ports to which Envoy speaks TLS, without a check of the certificate: 1 to 65535, ascending.
+	HttpsPorts    []uint32 `protobuf:"varint,9,rep,packed,name=https_ports,json=httpsPorts,proto3" json:"https_ports,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Route) Reset() {
@@ -1270,6 +1333,34 @@ func (x *Route) GetMinBytesPerMinute() uint64 {
 		return x.MinBytesPerMinute
 	}
 	return 0
+}
+
+func (x *Route) GetAccess() Access {
+	if x != nil {
+		return x.Access
+	}
+	return Access_ACCESS_PUBLIC
+}
+
+func (x *Route) GetAccessSecret() []byte {
+	if x != nil {
+		return x.AccessSecret
+	}
+	return nil
+}
+
+func (x *Route) GetMaskHost() string {
+	if x != nil {
+		return x.MaskHost
+	}
+	return ""
+}
+
+func (x *Route) GetHttpsPorts() []uint32 {
+	if x != nil {
+		return x.HttpsPorts
+	}
+	return nil
 }
 
 // Release says that these sandboxes are gone for good.
@@ -1929,14 +2020,19 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\x0eleader_address\x18\x01 \x01(\tR\rleaderAddress\"O\n" +
 	"\bSnapshot\x12/\n" +
 	"\x06routes\x18\x01 \x03(\v2\x17.berth.control.v1.RouteR\x06routes\x12\x12\n" +
-	"\x04last\x18\x02 \x01(\bR\x04last\"\xa7\x01\n" +
+	"\x04last\x18\x02 \x01(\bR\x04last\"\xbc\x02\n" +
 	"\x05Route\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x15\n" +
 	"\x06pod_ip\x18\x02 \x01(\tR\x05podIp\x12!\n" +
 	"\fdefault_port\x18\x03 \x01(\rR\vdefaultPort\x12\x14\n" +
 	"\x05ports\x18\x04 \x03(\rR\x05ports\x12/\n" +
-	"\x14min_bytes_per_minute\x18\x05 \x01(\x04R\x11minBytesPerMinute\"*\n" +
+	"\x14min_bytes_per_minute\x18\x05 \x01(\x04R\x11minBytesPerMinute\x120\n" +
+	"\x06access\x18\x06 \x01(\x0e2\x18.berth.control.v1.AccessR\x06access\x12#\n" +
+	"\raccess_secret\x18\a \x01(\fR\faccessSecret\x12\x1b\n" +
+	"\tmask_host\x18\b \x01(\tR\bmaskHost\x12\x1f\n" +
+	"\vhttps_ports\x18\t \x03(\rR\n" +
+	"httpsPorts\"*\n" +
 	"\aRelease\x12\x1f\n" +
 	"\vsandbox_ids\x18\x01 \x03(\tR\n" +
 	"sandboxIds\"\x83\x02\n" +
@@ -1971,7 +2067,11 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\x06number\x18\x05 \x01(\x04R\x06number\")\n" +
 	"\x06Resume\x12\x1f\n" +
 	"\vsandbox_ids\x18\x01 \x03(\tR\n" +
-	"sandboxIds2]\n" +
+	"sandboxIds*>\n" +
+	"\x06Access\x12\x11\n" +
+	"\rACCESS_PUBLIC\x10\x00\x12\x10\n" +
+	"\fACCESS_TOKEN\x10\x01\x12\x0f\n" +
+	"\vACCESS_TEAM\x10\x022]\n" +
 	"\aControl\x12R\n" +
 	"\aSession\x12\x1f.berth.control.v1.RouterMessage\x1a\".berth.control.v1.AllocatorMessage(\x010\x01B9Z7github.com/berth-sandbox/berth/api/control/v1;controlv1b\x06proto3"
 
@@ -1987,68 +2087,71 @@ func file_api_control_v1_control_proto_rawDescGZIP() []byte {
 	return file_api_control_v1_control_proto_rawDescData
 }
 
+var file_api_control_v1_control_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
 var file_api_control_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
 var file_api_control_v1_control_proto_goTypes = []any{
-	(*RouterMessage)(nil),    // 0: berth.control.v1.RouterMessage
-	(*Join)(nil),             // 1: berth.control.v1.Join
-	(*Report)(nil),           // 2: berth.control.v1.Report
-	(*Activity)(nil),         // 3: berth.control.v1.Activity
-	(*Quiesced)(nil),         // 4: berth.control.v1.Quiesced
-	(*Probed)(nil),           // 5: berth.control.v1.Probed
-	(*Dead)(nil),             // 6: berth.control.v1.Dead
-	(*Ack)(nil),              // 7: berth.control.v1.Ack
-	(*Resolve)(nil),          // 8: berth.control.v1.Resolve
-	(*Ping)(nil),             // 9: berth.control.v1.Ping
-	(*Goodbye)(nil),          // 10: berth.control.v1.Goodbye
-	(*AllocatorMessage)(nil), // 11: berth.control.v1.AllocatorMessage
-	(*NotLeader)(nil),        // 12: berth.control.v1.NotLeader
-	(*Snapshot)(nil),         // 13: berth.control.v1.Snapshot
-	(*Route)(nil),            // 14: berth.control.v1.Route
-	(*Release)(nil),          // 15: berth.control.v1.Release
-	(*Resolved)(nil),         // 16: berth.control.v1.Resolved
-	(*Gone)(nil),             // 17: berth.control.v1.Gone
-	(*Unknown)(nil),          // 18: berth.control.v1.Unknown
-	(*Starting)(nil),         // 19: berth.control.v1.Starting
-	(*Pong)(nil),             // 20: berth.control.v1.Pong
-	(*Quiesce)(nil),          // 21: berth.control.v1.Quiesce
-	(*Question)(nil),         // 22: berth.control.v1.Question
-	(*Probe)(nil),            // 23: berth.control.v1.Probe
-	(*Resume)(nil),           // 24: berth.control.v1.Resume
+	(Access)(0),              // 0: berth.control.v1.Access
+	(*RouterMessage)(nil),    // 1: berth.control.v1.RouterMessage
+	(*Join)(nil),             // 2: berth.control.v1.Join
+	(*Report)(nil),           // 3: berth.control.v1.Report
+	(*Activity)(nil),         // 4: berth.control.v1.Activity
+	(*Quiesced)(nil),         // 5: berth.control.v1.Quiesced
+	(*Probed)(nil),           // 6: berth.control.v1.Probed
+	(*Dead)(nil),             // 7: berth.control.v1.Dead
+	(*Ack)(nil),              // 8: berth.control.v1.Ack
+	(*Resolve)(nil),          // 9: berth.control.v1.Resolve
+	(*Ping)(nil),             // 10: berth.control.v1.Ping
+	(*Goodbye)(nil),          // 11: berth.control.v1.Goodbye
+	(*AllocatorMessage)(nil), // 12: berth.control.v1.AllocatorMessage
+	(*NotLeader)(nil),        // 13: berth.control.v1.NotLeader
+	(*Snapshot)(nil),         // 14: berth.control.v1.Snapshot
+	(*Route)(nil),            // 15: berth.control.v1.Route
+	(*Release)(nil),          // 16: berth.control.v1.Release
+	(*Resolved)(nil),         // 17: berth.control.v1.Resolved
+	(*Gone)(nil),             // 18: berth.control.v1.Gone
+	(*Unknown)(nil),          // 19: berth.control.v1.Unknown
+	(*Starting)(nil),         // 20: berth.control.v1.Starting
+	(*Pong)(nil),             // 21: berth.control.v1.Pong
+	(*Quiesce)(nil),          // 22: berth.control.v1.Quiesce
+	(*Question)(nil),         // 23: berth.control.v1.Question
+	(*Probe)(nil),            // 24: berth.control.v1.Probe
+	(*Resume)(nil),           // 25: berth.control.v1.Resume
 }
 var file_api_control_v1_control_proto_depIdxs = []int32{
-	1,  // 0: berth.control.v1.RouterMessage.join:type_name -> berth.control.v1.Join
-	7,  // 1: berth.control.v1.RouterMessage.ack:type_name -> berth.control.v1.Ack
-	8,  // 2: berth.control.v1.RouterMessage.resolve:type_name -> berth.control.v1.Resolve
-	9,  // 3: berth.control.v1.RouterMessage.ping:type_name -> berth.control.v1.Ping
-	10, // 4: berth.control.v1.RouterMessage.goodbye:type_name -> berth.control.v1.Goodbye
-	6,  // 5: berth.control.v1.RouterMessage.dead:type_name -> berth.control.v1.Dead
-	2,  // 6: berth.control.v1.RouterMessage.report:type_name -> berth.control.v1.Report
-	4,  // 7: berth.control.v1.RouterMessage.quiesced:type_name -> berth.control.v1.Quiesced
-	5,  // 8: berth.control.v1.RouterMessage.probed:type_name -> berth.control.v1.Probed
-	3,  // 9: berth.control.v1.Report.activities:type_name -> berth.control.v1.Activity
-	3,  // 10: berth.control.v1.Quiesced.activities:type_name -> berth.control.v1.Activity
-	12, // 11: berth.control.v1.AllocatorMessage.not_leader:type_name -> berth.control.v1.NotLeader
-	13, // 12: berth.control.v1.AllocatorMessage.snapshot:type_name -> berth.control.v1.Snapshot
-	14, // 13: berth.control.v1.AllocatorMessage.route:type_name -> berth.control.v1.Route
-	15, // 14: berth.control.v1.AllocatorMessage.release:type_name -> berth.control.v1.Release
-	16, // 15: berth.control.v1.AllocatorMessage.resolved:type_name -> berth.control.v1.Resolved
-	20, // 16: berth.control.v1.AllocatorMessage.pong:type_name -> berth.control.v1.Pong
-	21, // 17: berth.control.v1.AllocatorMessage.quiesce:type_name -> berth.control.v1.Quiesce
-	24, // 18: berth.control.v1.AllocatorMessage.resume:type_name -> berth.control.v1.Resume
-	23, // 19: berth.control.v1.AllocatorMessage.probe:type_name -> berth.control.v1.Probe
-	14, // 20: berth.control.v1.Snapshot.routes:type_name -> berth.control.v1.Route
-	14, // 21: berth.control.v1.Resolved.route:type_name -> berth.control.v1.Route
-	17, // 22: berth.control.v1.Resolved.gone:type_name -> berth.control.v1.Gone
-	18, // 23: berth.control.v1.Resolved.unknown:type_name -> berth.control.v1.Unknown
-	19, // 24: berth.control.v1.Resolved.starting:type_name -> berth.control.v1.Starting
-	22, // 25: berth.control.v1.Quiesce.questions:type_name -> berth.control.v1.Question
-	0,  // 26: berth.control.v1.Control.Session:input_type -> berth.control.v1.RouterMessage
-	11, // 27: berth.control.v1.Control.Session:output_type -> berth.control.v1.AllocatorMessage
-	27, // [27:28] is the sub-list for method output_type
-	26, // [26:27] is the sub-list for method input_type
-	26, // [26:26] is the sub-list for extension type_name
-	26, // [26:26] is the sub-list for extension extendee
-	0,  // [0:26] is the sub-list for field type_name
+	2,  // 0: berth.control.v1.RouterMessage.join:type_name -> berth.control.v1.Join
+	8,  // 1: berth.control.v1.RouterMessage.ack:type_name -> berth.control.v1.Ack
+	9,  // 2: berth.control.v1.RouterMessage.resolve:type_name -> berth.control.v1.Resolve
+	10, // 3: berth.control.v1.RouterMessage.ping:type_name -> berth.control.v1.Ping
+	11, // 4: berth.control.v1.RouterMessage.goodbye:type_name -> berth.control.v1.Goodbye
+	7,  // 5: berth.control.v1.RouterMessage.dead:type_name -> berth.control.v1.Dead
+	3,  // 6: berth.control.v1.RouterMessage.report:type_name -> berth.control.v1.Report
+	5,  // 7: berth.control.v1.RouterMessage.quiesced:type_name -> berth.control.v1.Quiesced
+	6,  // 8: berth.control.v1.RouterMessage.probed:type_name -> berth.control.v1.Probed
+	4,  // 9: berth.control.v1.Report.activities:type_name -> berth.control.v1.Activity
+	4,  // 10: berth.control.v1.Quiesced.activities:type_name -> berth.control.v1.Activity
+	13, // 11: berth.control.v1.AllocatorMessage.not_leader:type_name -> berth.control.v1.NotLeader
+	14, // 12: berth.control.v1.AllocatorMessage.snapshot:type_name -> berth.control.v1.Snapshot
+	15, // 13: berth.control.v1.AllocatorMessage.route:type_name -> berth.control.v1.Route
+	16, // 14: berth.control.v1.AllocatorMessage.release:type_name -> berth.control.v1.Release
+	17, // 15: berth.control.v1.AllocatorMessage.resolved:type_name -> berth.control.v1.Resolved
+	21, // 16: berth.control.v1.AllocatorMessage.pong:type_name -> berth.control.v1.Pong
+	22, // 17: berth.control.v1.AllocatorMessage.quiesce:type_name -> berth.control.v1.Quiesce
+	25, // 18: berth.control.v1.AllocatorMessage.resume:type_name -> berth.control.v1.Resume
+	24, // 19: berth.control.v1.AllocatorMessage.probe:type_name -> berth.control.v1.Probe
+	15, // 20: berth.control.v1.Snapshot.routes:type_name -> berth.control.v1.Route
+	0,  // 21: berth.control.v1.Route.access:type_name -> berth.control.v1.Access
+	15, // 22: berth.control.v1.Resolved.route:type_name -> berth.control.v1.Route
+	18, // 23: berth.control.v1.Resolved.gone:type_name -> berth.control.v1.Gone
+	19, // 24: berth.control.v1.Resolved.unknown:type_name -> berth.control.v1.Unknown
+	20, // 25: berth.control.v1.Resolved.starting:type_name -> berth.control.v1.Starting
+	23, // 26: berth.control.v1.Quiesce.questions:type_name -> berth.control.v1.Question
+	1,  // 27: berth.control.v1.Control.Session:input_type -> berth.control.v1.RouterMessage
+	12, // 28: berth.control.v1.Control.Session:output_type -> berth.control.v1.AllocatorMessage
+	28, // [28:29] is the sub-list for method output_type
+	27, // [27:28] is the sub-list for method input_type
+	27, // [27:27] is the sub-list for extension type_name
+	27, // [27:27] is the sub-list for extension extendee
+	0,  // [0:27] is the sub-list for field type_name
 }
 
 func init() { file_api_control_v1_control_proto_init() }
@@ -2089,13 +2192,14 @@ func file_api_control_v1_control_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_control_v1_control_proto_rawDesc), len(file_api_control_v1_control_proto_rawDesc)),
-			NumEnums:      0,
+			NumEnums:      1,
 			NumMessages:   25,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
 		GoTypes:           file_api_control_v1_control_proto_goTypes,
 		DependencyIndexes: file_api_control_v1_control_proto_depIdxs,
+		EnumInfos:         file_api_control_v1_control_proto_enumTypes,
 		MessageInfos:      file_api_control_v1_control_proto_msgTypes,
 	}.Build()
 	File_api_control_v1_control_proto = out.File

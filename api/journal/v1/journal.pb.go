@@ -30,6 +30,57 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// Access says who may send requests to a sandbox: every client, those with a credential of the
+// sandbox, or those with an API key of its team.
+type Access int32
+
+const (
+	Access_ACCESS_PUBLIC Access = 0
+	Access_ACCESS_TOKEN  Access = 1
+	Access_ACCESS_TEAM   Access = 2
+)
+
+// Enum value maps for Access.
+var (
+	Access_name = map[int32]string{
+		0: "ACCESS_PUBLIC",
+		1: "ACCESS_TOKEN",
+		2: "ACCESS_TEAM",
+	}
+	Access_value = map[string]int32{
+		"ACCESS_PUBLIC": 0,
+		"ACCESS_TOKEN":  1,
+		"ACCESS_TEAM":   2,
+	}
+)
+
+func (x Access) Enum() *Access {
+	p := new(Access)
+	*p = x
+	return p
+}
+
+func (x Access) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Access) Descriptor() protoreflect.EnumDescriptor {
+	return file_api_journal_v1_journal_proto_enumTypes[0].Descriptor()
+}
+
+func (Access) Type() protoreflect.EnumType {
+	return &file_api_journal_v1_journal_proto_enumTypes[0]
+}
+
+func (x Access) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Access.Descriptor instead.
+func (Access) EnumDescriptor() ([]byte, []int) {
+	return file_api_journal_v1_journal_proto_rawDescGZIP(), []int{0}
+}
+
 // Phase is where a sandbox is in its life.
 type Phase int32
 
@@ -69,11 +120,11 @@ func (x Phase) String() string {
 }
 
 func (Phase) Descriptor() protoreflect.EnumDescriptor {
-	return file_api_journal_v1_journal_proto_enumTypes[0].Descriptor()
+	return file_api_journal_v1_journal_proto_enumTypes[1].Descriptor()
 }
 
 func (Phase) Type() protoreflect.EnumType {
-	return &file_api_journal_v1_journal_proto_enumTypes[0]
+	return &file_api_journal_v1_journal_proto_enumTypes[1]
 }
 
 func (x Phase) Number() protoreflect.EnumNumber {
@@ -82,7 +133,7 @@ func (x Phase) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Phase.Descriptor instead.
 func (Phase) EnumDescriptor() ([]byte, []int) {
-	return file_api_journal_v1_journal_proto_rawDescGZIP(), []int{0}
+	return file_api_journal_v1_journal_proto_rawDescGZIP(), []int{1}
 }
 
 // Batch is what one write commits: all of it or nothing.
@@ -368,7 +419,12 @@ type Sandbox struct {
 	// is activity in any case.
 	MinBytesPerMinute uint64 `protobuf:"varint,22,opt,name=min_bytes_per_minute,json=minBytesPerMinute,proto3" json:"min_bytes_per_minute,omitempty"`
 	// The ID of the batch that it was claimed with; empty: none.
-	Batch         string `protobuf:"bytes,23,opt,name=batch,proto3" json:"batch,omitempty"`
+	Batch  string `protobuf:"bytes,23,opt,name=batch,proto3" json:"batch,omitempty"`
+	Access Access `protobuf:"varint,24,opt,name=access,proto3,enum=berth.journal.v1.Access" json:"access,omitempty"`
+	// The Host that the pod sees; empty: that of the request.
+	MaskHost string `protobuf:"bytes,25,opt,name=mask_host,json=maskHost,proto3" json:"mask_host,omitempty"`
+	// Ports to which Envoy speaks TLS.
+	HttpsPorts    []uint32 `protobuf:"varint,26,rep,packed,name=https_ports,json=httpsPorts,proto3" json:"https_ports,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -555,6 +611,27 @@ func (x *Sandbox) GetBatch() string {
 		return x.Batch
 	}
 	return ""
+}
+
+func (x *Sandbox) GetAccess() Access {
+	if x != nil {
+		return x.Access
+	}
+	return Access_ACCESS_PUBLIC
+}
+
+func (x *Sandbox) GetMaskHost() string {
+	if x != nil {
+		return x.MaskHost
+	}
+	return ""
+}
+
+func (x *Sandbox) GetHttpsPorts() []uint32 {
+	if x != nil {
+		return x.HttpsPorts
+	}
+	return nil
 }
 
 // Retirement is the intent to delete an idle pod. It is final: the pod is never
@@ -784,7 +861,7 @@ const file_api_journal_v1_journal_proto_rawDesc = "" +
 	"RecordHead\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x12\n" +
 	"\x04term\x18\x02 \x01(\x04R\x04term\x12\x18\n" +
-	"\acounter\x18\x03 \x01(\x04R\acounter\"\xf9\x05\n" +
+	"\acounter\x18\x03 \x01(\x04R\acounter\"\xe9\x06\n" +
 	"\aSandbox\x12\x12\n" +
 	"\x04pool\x18\x01 \x01(\tR\x04pool\x12\x19\n" +
 	"\bpod_name\x18\x02 \x01(\tR\apodName\x12\x17\n" +
@@ -809,7 +886,11 @@ const file_api_journal_v1_journal_proto_rawDesc = "" +
 	"\flifetime_end\x18\x14 \x01(\x03R\vlifetimeEnd\x12\x19\n" +
 	"\bstart_by\x18\x15 \x01(\x03R\astartBy\x12/\n" +
 	"\x14min_bytes_per_minute\x18\x16 \x01(\x04R\x11minBytesPerMinute\x12\x14\n" +
-	"\x05batch\x18\x17 \x01(\tR\x05batch\x1a;\n" +
+	"\x05batch\x18\x17 \x01(\tR\x05batch\x120\n" +
+	"\x06access\x18\x18 \x01(\x0e2\x18.berth.journal.v1.AccessR\x06access\x12\x1b\n" +
+	"\tmask_host\x18\x19 \x01(\tR\bmaskHost\x12\x1f\n" +
+	"\vhttps_ports\x18\x1a \x03(\rR\n" +
+	"httpsPorts\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01J\x04\b\x13\x10\x14\"V\n" +
@@ -826,7 +907,11 @@ const file_api_journal_v1_journal_proto_rawDesc = "" +
 	"\vDeclaration\x12\x0e\n" +
 	"\x02by\x18\x01 \x01(\tR\x02by\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x0e\n" +
-	"\x02at\x18\x03 \x01(\x03R\x02at*Y\n" +
+	"\x02at\x18\x03 \x01(\x03R\x02at*>\n" +
+	"\x06Access\x12\x11\n" +
+	"\rACCESS_PUBLIC\x10\x00\x12\x10\n" +
+	"\fACCESS_TOKEN\x10\x01\x12\x0f\n" +
+	"\vACCESS_TEAM\x10\x02*Y\n" +
 	"\x05Phase\x12\x15\n" +
 	"\x11PHASE_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0ePHASE_STARTING\x10\x01\x12\x11\n" +
@@ -845,31 +930,33 @@ func file_api_journal_v1_journal_proto_rawDescGZIP() []byte {
 	return file_api_journal_v1_journal_proto_rawDescData
 }
 
-var file_api_journal_v1_journal_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
+var file_api_journal_v1_journal_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
 var file_api_journal_v1_journal_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
 var file_api_journal_v1_journal_proto_goTypes = []any{
-	(Phase)(0),          // 0: berth.journal.v1.Phase
-	(*Batch)(nil),       // 1: berth.journal.v1.Batch
-	(*Record)(nil),      // 2: berth.journal.v1.Record
-	(*RecordHead)(nil),  // 3: berth.journal.v1.RecordHead
-	(*Sandbox)(nil),     // 4: berth.journal.v1.Sandbox
-	(*Retirement)(nil),  // 5: berth.journal.v1.Retirement
-	(*Session)(nil),     // 6: berth.journal.v1.Session
-	(*Declaration)(nil), // 7: berth.journal.v1.Declaration
-	nil,                 // 8: berth.journal.v1.Sandbox.MetadataEntry
+	(Access)(0),         // 0: berth.journal.v1.Access
+	(Phase)(0),          // 1: berth.journal.v1.Phase
+	(*Batch)(nil),       // 2: berth.journal.v1.Batch
+	(*Record)(nil),      // 3: berth.journal.v1.Record
+	(*RecordHead)(nil),  // 4: berth.journal.v1.RecordHead
+	(*Sandbox)(nil),     // 5: berth.journal.v1.Sandbox
+	(*Retirement)(nil),  // 6: berth.journal.v1.Retirement
+	(*Session)(nil),     // 7: berth.journal.v1.Session
+	(*Declaration)(nil), // 8: berth.journal.v1.Declaration
+	nil,                 // 9: berth.journal.v1.Sandbox.MetadataEntry
 }
 var file_api_journal_v1_journal_proto_depIdxs = []int32{
-	4, // 0: berth.journal.v1.Record.sandbox:type_name -> berth.journal.v1.Sandbox
-	5, // 1: berth.journal.v1.Record.retirement:type_name -> berth.journal.v1.Retirement
-	6, // 2: berth.journal.v1.Record.session:type_name -> berth.journal.v1.Session
-	8, // 3: berth.journal.v1.Sandbox.metadata:type_name -> berth.journal.v1.Sandbox.MetadataEntry
-	0, // 4: berth.journal.v1.Sandbox.phase:type_name -> berth.journal.v1.Phase
-	7, // 5: berth.journal.v1.Session.declared:type_name -> berth.journal.v1.Declaration
-	6, // [6:6] is the sub-list for method output_type
-	6, // [6:6] is the sub-list for method input_type
-	6, // [6:6] is the sub-list for extension type_name
-	6, // [6:6] is the sub-list for extension extendee
-	0, // [0:6] is the sub-list for field type_name
+	5, // 0: berth.journal.v1.Record.sandbox:type_name -> berth.journal.v1.Sandbox
+	6, // 1: berth.journal.v1.Record.retirement:type_name -> berth.journal.v1.Retirement
+	7, // 2: berth.journal.v1.Record.session:type_name -> berth.journal.v1.Session
+	9, // 3: berth.journal.v1.Sandbox.metadata:type_name -> berth.journal.v1.Sandbox.MetadataEntry
+	1, // 4: berth.journal.v1.Sandbox.phase:type_name -> berth.journal.v1.Phase
+	0, // 5: berth.journal.v1.Sandbox.access:type_name -> berth.journal.v1.Access
+	8, // 6: berth.journal.v1.Session.declared:type_name -> berth.journal.v1.Declaration
+	7, // [7:7] is the sub-list for method output_type
+	7, // [7:7] is the sub-list for method input_type
+	7, // [7:7] is the sub-list for extension type_name
+	7, // [7:7] is the sub-list for extension extendee
+	0, // [0:7] is the sub-list for field type_name
 }
 
 func init() { file_api_journal_v1_journal_proto_init() }
@@ -887,7 +974,7 @@ func file_api_journal_v1_journal_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_journal_v1_journal_proto_rawDesc), len(file_api_journal_v1_journal_proto_rawDesc)),
-			NumEnums:      1,
+			NumEnums:      2,
 			NumMessages:   8,
 			NumExtensions: 0,
 			NumServices:   0,

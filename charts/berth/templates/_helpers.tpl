@@ -1,5 +1,9 @@
 {{/* Names. Everything is named after the release alone: <release>-allocator and so on. */}}
 
+{{- define "berth.accessKeySecret" -}}
+{{ default (printf "%s-access-key" .Release.Name) .Values.api.accessKeySecret }}
+{{- end }}
+
 {{- define "berth.allocatorTLSSecret" -}}
 {{ if eq .Values.controlTLS.mode "secret" }}{{ .Values.controlTLS.secret.allocator }}{{ else }}{{ .Release.Name }}-control-allocator{{ end }}
 {{- end }}

@@ -1,0 +1,251 @@
+package envoy_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"net/url"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/coder/websocket"
+	"github.com/stretchr/testify/require"
+
+	"github.com/berth-sandbox/berth/api/sandboxaccess"
+	"github.com/berth-sandbox/berth/envoy"
+	"github.com/berth-sandbox/berth/routecache"
+)
+
+// private makes the sandbox "secret" in the pod def, which its token opens.
+func (e *edge) private(t *testing.T) (token string, secret sandboxaccess.Secret) {
+	t.Helper()
+	key, err := sandboxaccess.NewKey([]byte(strings.Repeat("k", 32)))
+	require.NoError(t, err)
+	e.terms("secret", routecache.Terms{Access: routecache.Token, Secret: key.Secret("secret")})
+	return key.Token("secret"), key.Secret("secret")
+}
+
+// seen is what the pod saw of a request that it answered.
+func (a answer) seen(t *testing.T) echo {
+	t.Helper()
+	require.Equal(t, http.StatusOK, a.code, a.body)
+	var seen echo
+	require.NoError(t, json.Unmarshal([]byte(a.body), &seen), a.body)
+	return seen
+}
+
+// Invariant: P15
+func TestTokenOpensASandboxAndReachesNoPod(t *testing.T) {
+	e := startEdge(t, echoing)
+	token, _ := e.private(t)
+	host := e.host("secret")
+	get := func(host string, headers ...string) string {
+		return "GET /p HTTP/1.1\r\nHost: " + host + "\r\nConnection: close\r\n" + strings.Join(append(headers, ""), "\r\n") + "\r\n"
+	}
+	right := "E2B-Traffic-Access-Token: " + token
+	for name, c := range map[string]struct {
+		request string
+		code    int
+	}{
+		"no token":                     {get(host), 403},
+		"a wrong token":                {get(host, right+"0"), 403},
+		"an empty token":               {get(host, "E2b-Traffic-Access-Token:"), 403},
+		"the token":                    {get(host, right), 200},
+		"in lower case":                {get(host, strings.ToLower(right)), 200},
+		"twice":                        {get(host, right, right), 403},
+		"twice, in two cases":          {get(host, right, strings.ToLower(right)), 403},
+		"a wrong one first":            {get(host, "E2b-Traffic-Access-Token: x", right), 403},
+		"with underscores":             {get(host, strings.ReplaceAll(right[:24], "-", "_")+right[24:]), 403},
+		"folded":                       {get(host, "E2b-Traffic-Access-Token:\r\n "+token), 200},
+		"as a trailer":                 {"POST / HTTP/1.1\r\nHost: " + host + "\r\nConnection: close\r\nTransfer-Encoding: chunked\r\nTrailer: E2b-Traffic-Access-Token\r\n\r\n0\r\n" + right + "\r\n\r\n", 403},
+		"hop by hop":                   {get(host, right, "Connection: e2b-traffic-access-token"), 403},
+		"in the header of Envoy":       {get(host, "X-Berth-Cookie: "+token, "X-Berth-Link: /.berth/access?x"), 403},
+		"at a gateway host, by header": {get(gatewayHost, "X-Sandbox-Id: secret", right), 200},
+		"by header, without the token": {get(gatewayHost, "X-Sandbox-Id: secret"), 403},
+		"by path, without the token":   {strings.Replace(get(gatewayHost), "/p", fmt.Sprintf("/sandboxes/secret/%d/p", e.port), 1), 403},
+		"by path":                      {strings.Replace(get(gatewayHost, right), "/p", fmt.Sprintf("/sandboxes/secret/%d/p", e.port), 1), 200},
+		"a preflight":                  {strings.Replace(get(host, "Access-Control-Request-Method: GET"), "GET /p", "OPTIONS /p", 1), 403},
+		"HEAD":                         {strings.Replace(get(host), "GET", "HEAD", 1), 403},
+		"WebSocket":                    {get(host, upgradeHeaders+webSocketKey[:len(webSocketKey)-2]), 403},
+		"a public sandbox":             {get(e.host("def"), right), 200},
+	} {
+		t.Run(name, func(t *testing.T) {
+			to := ""
+			if c.code == http.StatusOK {
+				to = "def"
+			}
+			e.requireOnly(t, c.code, to, func() answer {
+				a := e.answer(c.request)
+				if a.code == http.StatusOK {
+					require.NotContains(t, a.body, token, "the pod saw the token")
+				} else {
+					require.Equal(t, "access_denied", a.header.Get(envoy.ReasonHeader))
+				}
+				return a
+			})
+		})
+	}
+	t.Run("over HTTP/2", func(t *testing.T) {
+		pseudo := []string{":method", "GET", ":scheme", "http", ":path", "/", ":authority", host}
+		e.requireOnly(t, 403, "", func() answer { return e.h2(pseudo...) })
+		e.requireOnly(t, 200, "def", func() answer { return e.h2(append(pseudo, sandboxaccess.TokenHeader, token)...) })
+		a := e.h2(append(pseudo, "content-type", "application/grpc")...)
+		require.Equal(t, "7", a.header.Get("Grpc-Status"), "permission denied")
+	})
+	t.Run("a page for browsers", func(t *testing.T) {
+		a := e.answer(get(host, "Accept: text/html"))
+		require.Equal(t, 403, a.code)
+		require.Contains(t, a.body, "This sandbox is private")
+	})
+	require.Zero(t, e.counter(`http\.ingress\.ext_proc\.rejected_header_mutations`))
+}
+
+// Invariant: P15
+func TestLinkOpensASandboxInABrowser(t *testing.T) {
+	e := startEdge(t, echoing)
+	_, secret := e.private(t)
+	host, port := e.host("secret"), uint16(e.port)
+	link := secret.Link("secret", port, time.Now().Add(time.Hour), "/a?b=c")
+	e.requireOnly(t, 403, "", func() answer { return e.do(e.request(host, "/", nil)) })
+
+	a := e.do(e.request(host, link, nil))
+	require.Equal(t, http.StatusSeeOther, a.code, a.body)
+	require.Equal(t, "/a?b=c", a.header.Get("Location"))
+	require.Equal(t, "no-store", a.header.Get("Cache-Control"))
+	cookies := (&http.Response{Header: a.header}).Cookies()
+	require.Len(t, cookies, 1)
+	require.True(t, cookies[0].Secure && cookies[0].HttpOnly && cookies[0].Path == "/" && cookies[0].Domain == "", cookies[0])
+	own := cookies[0].Name + "=" + cookies[0].Value
+	require.True(t, strings.HasPrefix(own, "__Host-"))
+
+	for name, c := range map[string]struct{ sent, seen string }{
+		"alone":              {own, ""},
+		"first":              {own + "; a=b", "a=b"},
+		"last":               {"a=b; " + own, "a=b"},
+		"in the middle":      {"a=b; " + own + "; c=d=e; f", "a=b; c=d=e; f"},
+		"without spaces":     {"a=b;" + own + ";c", "a=b; c"},
+		"with similar names": {"x" + own[:10] + "=1; " + own + "; __Host-berth-access2=2", "x" + own[:10] + "=1; __Host-berth-access2=2"},
+		"with empty parts":   {";; " + own + " ;", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			seen := e.do(e.request(host, "/", http.Header{"Cookie": {c.sent}})).seen(t)
+			require.Equal(t, "def", seen.Pod)
+			require.Equal(t, c.seen, strings.Trim(seen.Header.Get("Cookie"), "; "))
+		})
+	}
+	t.Run("in one of two lines", func(t *testing.T) {
+		seen := e.answer("GET / HTTP/1.1\r\nHost: " + host + "\r\nConnection: close\r\nCookie: a=b\r\nCookie: " + own + "\r\n\r\n").seen(t)
+		require.Equal(t, "a=b", seen.Header.Get("Cookie"))
+	})
+	t.Run("over HTTP/2, in crumbs", func(t *testing.T) {
+		seen := e.h2(":method", "GET", ":scheme", "http", ":path", "/", ":authority", host, "cookie", "a=b", "cookie", own, "cookie", "c=d").seen(t)
+		require.Equal(t, "a=b; c=d", seen.Header.Get("Cookie"))
+	})
+	t.Run("twice", func(t *testing.T) {
+		e.requireOnly(t, 403, "", func() answer { return e.do(e.request(host, "/", http.Header{"Cookie": {own + "; " + own}})) })
+	})
+	t.Run("not at another sandbox", func(t *testing.T) {
+		key, err := sandboxaccess.NewKey([]byte(strings.Repeat("k", 32)))
+		require.NoError(t, err)
+		e.terms("other", routecache.Terms{Access: routecache.Token, Secret: key.Secret("other")})
+		e.requireOnly(t, 403, "", func() answer { return e.do(e.request(e.host("other"), "/", http.Header{"Cookie": {own}})) })
+		e.requireOnly(t, 403, "", func() answer { return e.do(e.request(e.host("other"), link, nil)) })
+	})
+	t.Run("not seen by a public sandbox either", func(t *testing.T) {
+		seen := e.do(e.request(e.host("def"), "/", http.Header{"Cookie": {"a=b; " + own}})).seen(t)
+		require.Equal(t, "a=b", seen.Header.Get("Cookie"))
+		require.Equal(t, link, e.do(e.request(e.host("def"), link, nil)).seen(t).Path, "a public sandbox has the path for itself")
+	})
+	for name, target := range map[string]string{
+		"expired":        secret.Link("secret", port, time.Now().Add(-time.Second), "/"),
+		"another port":   secret.Link("secret", port+1, time.Now().Add(time.Hour), "/"),
+		"no signature":   sandboxaccess.LinkPath + "?expires=99999999999",
+		"a longer path":  strings.Replace(link, "?", "/?", 1),
+		"an encoded dot": strings.Replace(link, ".berth", "%2eberth", 1),
+	} {
+		t.Run(name, func(t *testing.T) {
+			e.requireOnly(t, 403, "", func() answer { return e.do(e.request(host, target, nil)) })
+		})
+	}
+	for _, to := range []string{"//evil.example", "https://evil.example/", `/\evil.example`, "/\t/evil.example", "/\r\nSet-Cookie: a=b"} {
+		a := e.do(e.request(host, strings.Replace(link, url.QueryEscape("/a?b=c"), url.QueryEscape(to), 1), nil))
+		require.Equal(t, http.StatusBadRequest, a.code, to)
+		require.Empty(t, a.header.Get("Location"))
+		require.Empty(t, a.header.Get("Set-Cookie"))
+	}
+	require.Zero(t, e.counter(`http\.ingress\.lua\.access\.errors`))
+}
+
+// Invariant: P5
+func TestMaskedHostIsThatOfTheClaim(t *testing.T) {
+	e := startEdge(t, echoing)
+	e.terms("masked", routecache.Terms{MaskHost: "localhost:${PORT}"})
+	want := fmt.Sprint("localhost:", e.port)
+	asked := strings.ToUpper(e.host("masked")) + ":8000"
+	seen := e.do(e.request(asked, "/p?q", http.Header{"X-Forwarded-Host": {"evil.example"}})).seen(t)
+	require.Equal(t, []string{want, "/p?q"}, []string{seen.Host, seen.Path})
+	require.Equal(t, []string{asked}, seen.Header["X-Forwarded-Host"])
+	seen = e.h2(":method", "GET", ":scheme", "http", ":path", "/", ":authority", e.host("masked"), "x-forwarded-host", "evil.example").seen(t)
+	require.Equal(t, want, seen.Host)
+	require.Equal(t, []string{e.host("masked")}, seen.Header["X-Forwarded-Host"])
+	seen = e.do(e.request(gatewayHost, fmt.Sprintf("/sandboxes/masked/%d/x", e.port), nil)).seen(t)
+	require.Equal(t, []string{want, "/x"}, []string{seen.Host, seen.Path})
+	seen = e.do(e.request(e.host("def"), "/", nil)).seen(t)
+	require.Equal(t, e.host("def"), seen.Host)
+	require.Empty(t, seen.Header["X-Forwarded-Host"])
+	require.Zero(t, e.counter(`http\.ingress\.ext_proc\.rejected_header_mutations`))
+}
+
+// Invariant: P5
+func TestEnvoySpeaksTLSToThePortsOfTheClaim(t *testing.T) {
+	e := startEdge(t, echoing)
+	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Upgrade") != "" {
+			serveEchoes(w, r)
+			return
+		}
+		w.Header().Set("X-Server-Name", r.TLS.ServerName)
+		w.Header().Set("X-Protocol", r.Proto)
+		echoing("secure").ServeHTTP(w, r)
+	}))
+	var err error
+	server.Listener, err = net.Listen("tcp", "127.1.0.3:0")
+	require.NoError(t, err)
+	server.EnableHTTP2 = true
+	server.StartTLS() // with a certificate of an unknown authority
+	t.Cleanup(server.Close)
+	at := netip.MustParseAddrPort(server.Listener.Addr().String())
+	route := routecache.Route{Addr: at.Addr(), Terms: &routecache.Terms{MaskHost: "local.test:${PORT}", HTTPSPorts: routecache.NewPorts([]uint16{at.Port()})}}
+	e.routes.mu.Lock()
+	e.routes.at["secure"] = route
+	e.routes.mu.Unlock()
+	host := fmt.Sprintf("%d-secure.%s", at.Port(), sandboxDomain)
+
+	a := e.do(e.request(host, "/", nil))
+	require.Equal(t, "secure", a.seen(t).Pod)
+	require.Equal(t, "HTTP/1.1", a.header.Get("X-Protocol"))
+	require.Equal(t, "local.test", a.header.Get("X-Server-Name"), "servers choose their certificate by it")
+	a = e.h2(":method", "GET", ":scheme", "http", ":path", "/", ":authority", host, "content-type", "application/grpc")
+	require.Equal(t, "HTTP/2.0", a.header.Get("X-Protocol"), a.body)
+
+	client := &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "tcp", e.addr)
+	}}}
+	defer client.CloseIdleConnections()
+	c, _, err := websocket.Dial(t.Context(), "ws://"+host+"/", &websocket.DialOptions{HTTPClient: client}) //nolint:bodyclose // it has none
+	require.NoError(t, err)
+	require.NoError(t, c.Write(t.Context(), websocket.MessageText, []byte("hello")))
+	_, body, err := c.Read(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, "hello", string(body))
+	require.NoError(t, c.CloseNow())
+
+	// The other port of the sandbox, and other sandboxes, are spoken to without TLS.
+	require.Equal(t, "abc", e.do(e.request(e.host("abc"), "/", nil)).seen(t).Pod)
+	require.Zero(t, e.counter(`cluster\.pods_h1_tls\.ssl\.fail_verify_error`))
+}

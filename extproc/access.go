@@ -1,0 +1,86 @@
+package extproc
+
+import (
+	"errors"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/berth-sandbox/berth/api/apierror"
+	"github.com/berth-sandbox/berth/api/sandboxaccess"
+	"github.com/berth-sandbox/berth/routecache"
+)
+
+// redirect is the answer to a valid link.
+type redirect struct {
+	to, cookie string
+}
+
+// access checks whether a request may reach the port. It returns a redirect for a valid link, a
+// refusal for a request that may not, and neither for one that may. The refusal is the same for a
+// missing credential and for every wrong one.
+func (d *decider) access(r *request, t Target, port uint16, terms *routecache.Terms) (*redirect, *apierror.Error) {
+	if terms == nil || terms.Access == routecache.Public {
+		return nil, nil
+	}
+	denied := t.refuse(apierror.AccessDenied, "this sandbox is private: send its token in the header "+
+		sandboxaccess.TokenHeader+", or open a link that was made for this port and has not expired")
+	if terms.Access != routecache.Token && terms.Access != routecache.Team {
+		return nil, denied
+	}
+	secret, now := sandboxaccess.Secret(terms.Secret), time.Now()
+	if link := d.linkOf(r); link != "" {
+		path, expires, err := secret.OpenLink(t.ID, port, link, now)
+		switch {
+		case errors.Is(err, sandboxaccess.ErrDenied):
+			return nil, denied
+		case err != nil:
+			return nil, t.refuse(apierror.BadPath, "parameter to of the link: "+err.Error())
+		}
+		return &redirect{path, cookie(secret.Cookie(t.ID, port, expires), expires.Sub(now))}, nil
+	}
+	// A credential that is sent twice is refused, because other programs may read another one.
+	switch {
+	case len(r.token) > 0:
+		if terms.Access == routecache.Token && len(r.token) == 1 && secret.IsToken(r.token[0]) {
+			return nil, nil
+		}
+	case len(r.cookie) == 1 && secret.IsCookie(t.ID, port, r.cookie[0], now):
+		return nil, nil
+	case port == sandboxaccess.AgentPort && len(r.agentToken) == 1 && secret.IsAgentToken(t.ID, r.agentToken[0]):
+		return nil, nil
+	}
+	return nil, denied
+}
+
+// linkOf returns the path and query of a request for a link, or "". A gateway host has no links:
+// all sandboxes would share the cookie.
+func (d *decider) linkOf(r *request) string {
+	if path, _, _ := strings.Cut(r.link, "?"); path != sandboxaccess.LinkPath || r.method != http.MethodGet && r.method != http.MethodHead {
+		return ""
+	}
+	if host, _ := hostName(r.authority); host == d.o.Hosts.Domain || slices.Contains(d.o.Hosts.Gateways, host) {
+		return ""
+	}
+	return r.link
+}
+
+// cookie returns the Set-Cookie of a value. Lax lets a link from another site open the sandbox, and
+// keeps the cookie from other requests of that site.
+func cookie(value string, age time.Duration) string {
+	return sandboxaccess.CookieName + "=" + value + "; Path=/; Max-Age=" + strconv.Itoa(int(age.Seconds())) +
+		"; Secure; HttpOnly; SameSite=Lax"
+}
+
+// maskedHost returns the host that the pod sees at a port, "" for that of the request.
+func maskedHost(terms *routecache.Terms, port uint16) string {
+	if terms == nil || terms.MaskHost == "" {
+		return ""
+	}
+	return strings.ReplaceAll(terms.MaskHost, "${PORT}", strconv.Itoa(int(port)))
+}
+
+// overTLS reports whether Envoy speaks TLS to a port.
+func overTLS(terms *routecache.Terms, port uint16) bool { return terms != nil && terms.HTTPSPorts.Has(port) }

@@ -1,0 +1,229 @@
+package extproc
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	"github.com/stretchr/testify/require"
+
+	"github.com/berth-sandbox/berth/api/apierror"
+	"github.com/berth-sandbox/berth/api/sandboxaccess"
+	"github.com/berth-sandbox/berth/routecache"
+)
+
+func accessKey(t *testing.T) *sandboxaccess.Key {
+	t.Helper()
+	k, err := sandboxaccess.NewKey([]byte(strings.Repeat("k", 32)))
+	require.NoError(t, err)
+	return k
+}
+
+// private returns an answer with a route of this access for the sandbox abc.
+func private(t *testing.T, access routecache.Access) routecache.Answer {
+	a := routeTo("10.1.2.3", 8080)
+	a.Route.Terms = &routecache.Terms{Access: access, Secret: accessKey(t).Secret("abc")}
+	return a
+}
+
+// Invariant: P15
+func TestOnlyACredentialOfTheSandboxOpensIt(t *testing.T) {
+	k := accessKey(t)
+	secret, later := k.Secret("abc"), time.Now().Add(time.Hour)
+	token, other := k.Token("abc"), k.Token("abd")
+	cookie := secret.Cookie("abc", 8080, later)
+	agent := secret.AgentToken("abc")
+	const open, denied = apierror.Reason(""), apierror.AccessDenied
+	for name, c := range map[string]struct {
+		request                     request
+		token, team, public, closed apierror.Reason
+	}{
+		"nothing":                     {request{}, denied, denied, open, denied},
+		"the token":                   {request{token: one(token)}, open, denied, open, denied},
+		"a wrong token":               {request{token: one(other)}, denied, denied, open, denied},
+		"an empty token":              {request{token: one("")}, denied, denied, open, denied},
+		"the token, then another":     {request{token: []string{token, other}}, denied, denied, open, denied},
+		"the token twice":             {request{token: []string{token, token}}, denied, denied, open, denied},
+		"two tokens in one":           {request{token: one(token + "," + token)}, denied, denied, open, denied},
+		"a wrong token and a cookie":  {request{token: one(other), cookie: one(cookie)}, denied, denied, open, denied},
+		"the cookie":                  {request{cookie: one(cookie)}, open, open, open, denied},
+		"the token as cookie":         {request{cookie: one(token)}, denied, denied, open, denied},
+		"the cookie as token":         {request{token: one(cookie)}, denied, denied, open, denied},
+		"two cookies":                 {request{cookie: []string{cookie, cookie}}, denied, denied, open, denied},
+		"a cookie of another sandbox": {request{cookie: one(k.Secret("abd").Cookie("abd", 8080, later))}, denied, denied, open, denied},
+		"a cookie of another port":    {request{cookie: one(secret.Cookie("abc", 8081, later))}, denied, denied, open, denied},
+		"a cookie that has expired":   {request{cookie: one(secret.Cookie("abc", 8080, time.Now()))}, denied, denied, open, denied},
+		"the agent's token":           {request{agentToken: one(agent)}, denied, denied, open, denied},
+		"the agent's, at its port":    {request{authority: "49983-abc." + domain, agentToken: one(agent)}, open, open, open, denied},
+		"another one, at its port":    {request{authority: "49983-abc." + domain, agentToken: one(k.Secret("abd").AgentToken("abd"))}, denied, denied, open, denied},
+		"the agent's, twice":          {request{authority: "49983-abc." + domain, agentToken: []string{agent, agent}}, denied, denied, open, denied},
+		"a preflight":                 {request{method: "OPTIONS"}, denied, denied, open, denied},
+		"by header, without":          {request{authority: domain, e2bID: one("abc"), e2bPort: one("8080")}, denied, denied, open, denied},
+		"by header, with the token":   {request{authority: domain, e2bID: one("abc"), e2bPort: one("8080"), token: one(token)}, open, denied, open, denied},
+		"the default port":            {request{authority: "abc." + domain, cookie: one(cookie)}, open, open, open, denied},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if c.request.authority == "" {
+				c.request.authority = "8080-abc." + domain
+			}
+			if c.request.method == "" {
+				c.request.method = "GET"
+			}
+			for access, want := range map[routecache.Access]apierror.Reason{
+				routecache.Token: c.token, routecache.Team: c.team, routecache.Public: c.public, routecache.Closed: c.closed, routecache.Closed + 1: c.closed,
+			} {
+				h := always(private(t, access), nil)
+				a, refusal := h.decider().decide(t.Context(), &c.request, unheld)
+				if want == open {
+					require.Nil(t, refusal, access)
+					require.Equal(t, "abc", a.id)
+					continue
+				}
+				require.Nil(t, a)
+				require.Equal(t, denied, refusal.Reason, access)
+				require.Equal(t, 403, refusal.Code)
+				require.NotContains(t, h.events, "begin abc", "a refused request is no activity")
+				_, missing := always(private(t, access), nil).decider().decide(t.Context(), &request{authority: "8080-abc." + domain, method: "GET"}, unheld)
+				require.Equal(t, missing, refusal, "the answer does not tell a wrong credential from none")
+			}
+		})
+	}
+	t.Run("without a secret", func(t *testing.T) {
+		a := private(t, routecache.Token)
+		a.Route.Terms.Secret = [32]byte{}
+		for _, r := range []request{
+			{token: one(token)}, {token: one("")}, {cookie: one(sandboxaccess.Secret{}.Cookie("abc", 8080, later))},
+			{link: sandboxaccess.Secret{}.Link("abc", 8080, later, "/")},
+		} {
+			r.authority, r.method = "8080-abc."+domain, "GET"
+			_, refusal := always(a, nil).decider().decide(t.Context(), &r, unheld)
+			require.Equal(t, denied, refusal.Reason)
+		}
+	})
+}
+
+// A client without access must not learn which ports are open.
+func TestAccessIsCheckedBeforePorts(t *testing.T) {
+	a := opening(private(t, routecache.Token), 9000)
+	_, refusal := always(a, nil).decider().decide(t.Context(), &request{authority: "8080-abc." + domain, method: "GET"}, unheld)
+	require.Equal(t, apierror.AccessDenied, refusal.Reason)
+	require.NotContains(t, refusal.Message, "9000")
+}
+
+func TestLinkIsAnsweredWithACookieForItsPort(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		secret := accessKey(t).Secret("abc")
+		link := secret.Link("abc", 8080, time.Now().Add(time.Hour), "/a?b")
+		decide := func(r request) (*admission, *apierror.Error) {
+			return always(private(t, routecache.Token), nil).decider().decide(t.Context(), &r, unheld)
+		}
+		a, refusal := decide(request{authority: "8080-abc." + domain, method: "GET", link: link})
+		require.Nil(t, refusal)
+		require.Equal(t, "/a?b", a.redirect.to)
+		value, attributes, _ := strings.Cut(strings.TrimPrefix(a.redirect.cookie, sandboxaccess.CookieName+"="), ";")
+		require.Equal(t, " Path=/; Max-Age=3600; Secure; HttpOnly; SameSite=Lax", attributes)
+		reply := redirected(a.redirect)
+		require.EqualValues(t, 303, reply.GetImmediateResponse().GetStatus().GetCode())
+		require.Equal(t, map[string]string{"location": "/a?b", "set-cookie": a.redirect.cookie, "cache-control": "no-store"},
+			headersSet(reply.GetImmediateResponse()))
+		require.NotContains(t, reply.GetDynamicMetadata().GetFields()["berth"].GetStructValue().GetFields(), "dst")
+
+		a, refusal = decide(request{authority: "8080-abc." + domain, method: "GET", cookie: one(value)})
+		require.Nil(t, refusal)
+		require.Nil(t, a.redirect)
+
+		for name, r := range map[string]request{
+			"another port":                  {authority: "8081-abc." + domain, link: link},
+			"at a gateway host":             {authority: domain, e2bID: one("abc"), e2bPort: one("8080"), link: link},
+			"POST":                          {method: "POST", link: link},
+			"a longer path":                 {link: strings.Replace(link, "?", "/x?", 1)},
+			"a wrong link, and the cookie":  {link: strings.Replace(link, "signature=", "signature=x", 1), cookie: one(value)},
+			"a link of another path":        {link: strings.Replace(link, "access", "acces", 1)},
+			"a signature of another moment": {link: strings.Replace(link, "expires=", "expires=1", 1)},
+		} {
+			if r.authority == "" {
+				r.authority = "8080-abc." + domain
+			}
+			if r.method == "" {
+				r.method = "GET"
+			}
+			_, refusal := decide(r)
+			require.NotNil(t, refusal, name)
+			require.Equal(t, apierror.AccessDenied, refusal.Reason, name)
+		}
+		_, refusal = decide(request{authority: "8080-abc." + domain, method: "GET", link: strings.Replace(link, "to=%2Fa", "to=%2F%2Fa", 1)})
+		require.Equal(t, apierror.BadPath, refusal.Reason, "an open redirect")
+
+		time.Sleep(time.Hour)
+		for _, r := range []request{{link: link}, {cookie: one(value)}} {
+			r.authority, r.method = "8080-abc."+domain, "GET"
+			_, refusal := decide(r)
+			require.Equal(t, apierror.AccessDenied, refusal.Reason, "it has expired")
+		}
+	})
+}
+
+// Invariant: P5
+func TestOnlyTheClaimMasksTheHostAndChoosesTLS(t *testing.T) {
+	route := routeTo("10.1.2.3", 8080)
+	route.Route.Terms = &routecache.Terms{MaskHost: "localhost:${PORT}", HTTPSPorts: routecache.NewPorts([]uint16{8443})}
+	for port, tls := range map[string]bool{"8443": true, "8080": false} {
+		asked := port + "-ABC." + domain + ":443"
+		a, refusal := always(route, nil).decider().decide(t.Context(), &request{authority: asked, method: "GET"}, unheld)
+		require.Nil(t, refusal)
+		reply := admitted(a)
+		response := reply.GetRequestHeaders().GetResponse()
+		set := response.GetHeaderMutation().GetSetHeaders()
+		require.Equal(t, ":authority localhost:"+port, text(set[0]))
+		require.Equal(t, "x-forwarded-host "+asked, text(set[1]))
+		require.Equal(t, corev3.HeaderValueOption_ADD_IF_ABSENT, set[1].GetAppendAction(), "a trusted proxy knows better")
+		require.Len(t, set, 2)
+		_, named := reply.GetDynamicMetadata().GetFields()["berth"].GetStructValue().GetFields()["tls"]
+		require.Equal(t, tls, named)
+		require.Equal(t, tls, response.GetClearRouteCache())
+	}
+	a, refusal := always(routeTo("10.1.2.3", 8080), nil).decider().decide(t.Context(), &request{authority: "8443-abc." + domain, method: "GET"}, unheld)
+	require.Nil(t, refusal)
+	require.Nil(t, admitted(a).GetRequestHeaders().GetResponse(), "the request was changed")
+}
+
+func text(h *corev3.HeaderValueOption) string {
+	return fmt.Sprint(h.GetHeader().GetKey(), " ", string(h.GetHeader().GetRawValue()))
+}
+
+// BenchmarkDecide measures one decision for each kind of sandbox.
+func BenchmarkDecide(b *testing.B) {
+	k, err := sandboxaccess.NewKey([]byte(strings.Repeat("k", 32)))
+	require.NoError(b, err)
+	secret := k.Secret("abc")
+	public, private := routeTo("10.1.2.3", 8080), routeTo("10.1.2.3", 8080)
+	private.Route.Terms = &routecache.Terms{Access: routecache.Token, Secret: secret}
+	for name, c := range map[string]struct {
+		route   routecache.Answer
+		request request
+	}{
+		"public": {public, request{}},
+		"token":  {private, request{token: one(k.Token("abc"))}},
+		"cookie": {private, request{cookie: one(secret.Cookie("abc", 8080, time.Now().Add(time.Hour)))}},
+	} {
+		b.Run(name, func(b *testing.B) {
+			h := always(c.route, nil)
+			d := h.decider()
+			c.request.authority, c.request.method = "8080-abc."+domain, "GET"
+			b.ReportAllocs()
+			for b.Loop() {
+				h.events, h.began = h.events[:0], h.began[:0]
+				a, refusal := d.decide(b.Context(), &c.request, unheld)
+				if refusal != nil {
+					b.Fatal(refusal)
+				}
+				a.use.Read()
+				d.o.Admissions.Done(a.epoch)
+				_ = admitted(a)
+			}
+		})
+	}
+}
