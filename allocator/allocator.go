@@ -61,6 +61,9 @@ type Options struct {
 	ClaimWait time.Duration
 	// MaxWaiting bounds the waiting claims of each pool. Default 1,000.
 	MaxWaiting int
+	// TeamLimits is a file with the limits of the teams: see teamLimits. It is read again when it
+	// changes. Optional: without it there are none.
+	TeamLimits string
 	// JournalBytesPerSecond bounds the rate of writes to the journal. etcd keeps every version
 	// until its compaction, five minutes by default. Default 1 MiB.
 	JournalBytesPerSecond int
@@ -90,6 +93,7 @@ type Allocator struct {
 	// serving ends at Close.
 	serving     context.Context
 	stopServing context.CancelFunc
+	limits      *teamLimits
 
 	mu     sync.Mutex
 	leader replica // the holder of the lease, empty if unknown
@@ -146,6 +150,9 @@ func New(o Options) (*Allocator, error) {
 		MinIdleTimeout: o.ConnectWindow, ReapDryRun: o.ReapDryRun, Log: o.Log,
 	}); err != nil {
 		return nil, err
+	}
+	if a.limits, err = newTeamLimits(o.TeamLimits, o.Log.Named("limits")); err != nil {
+		return nil, fmt.Errorf("limits of the teams: %w", err)
 	}
 	if a.watches, err = newWatches(&a.o); err != nil {
 		return nil, err

@@ -61,7 +61,7 @@ func TestNoPodIsCreatedFromARefusedTemplate(t *testing.T) {
 	defer apiServer.Close()
 	clients, err := kube.NewClients(&rest.Config{Host: apiServer.URL, Transport: &http.Transport{DisableKeepAlives: true}}, 0, 0)
 	require.NoError(t, err)
-	a := &Allocator{watches: &watches{}}
+	a := &Allocator{limits: &teamLimits{}, watches: &watches{}}
 	tm := &term{a: a, loop: newTestLoop(t, nil), log: zap.NewNop()}
 	a.watches.pools = newPools(t, clients, tm.Submit)
 	tm.writer = newPodWriter(t, clients, tm)

@@ -25,7 +25,7 @@ import (
 
 // leading is a replica that leads, whose loop the test plays.
 func leading(t *testing.T) (*Allocator, *term) {
-	a := &Allocator{lock: &timedLock{duration: time.Hour}}
+	a := &Allocator{limits: &teamLimits{}, lock: &timedLock{duration: time.Hour}}
 	a.o.Namespace = poolKey.Namespace
 	a.lock.renewed.Store(int64(bootclock.Now()))
 	a.control = newControl(t)

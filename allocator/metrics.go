@@ -119,6 +119,8 @@ const (
 	// summed under otherPools, which is no valid pool name.
 	censusPools = 100
 	otherPools  = "_other"
+	// censusTeams bounds the teams that have series.
+	censusTeams = 100
 )
 
 // census collects the counts of a leader. It returns no values while this replica does not lead or
@@ -130,12 +132,14 @@ var (
 	pongAge          = prometheus.NewDesc("berth_allocator_pong_age_seconds", "Longest time since the last pong, or the join, of a connected router. Routers without pongs serve cached routes until --max-stale.", nil, nil)
 	sandboxesLive    = prometheus.NewDesc("berth_allocator_sandboxes_live", "Sandboxes that are starting or running.", nil, nil)
 	poolPods         = prometheus.NewDesc("berth_allocator_pool_pods", "Pods by pool and state: warm, pending, claimed or releasing. Pools after the first 100 by name are summed as _other.", []string{"pool", "state"}, nil)
+	teamSandboxes    = prometheus.NewDesc("berth_allocator_team_sandboxes", "Sandboxes that are live or being claimed, by team, for teams with limits of their own in --team-limits: the first 100 by name.", []string{"team"}, nil)
+	teamWaiting      = prometheus.NewDesc("berth_allocator_team_claims_waiting", "Claims that wait for a pod, by team, for the same teams.", []string{"team"}, nil)
 	poolWaiting      = prometheus.NewDesc("berth_allocator_pool_claims_waiting", "Claims that wait for a pod, by pool. Pools after the first 100 by name are summed as _other.", []string{"pool"}, nil)
 )
 
 // Describe implements prometheus.Collector.
 func (*census) Describe(all chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{routersConnected, pongAge, sandboxesLive, poolPods, poolWaiting} {
+	for _, d := range []*prometheus.Desc{routersConnected, pongAge, sandboxesLive, poolPods, poolWaiting, teamSandboxes, teamWaiting} {
 		all <- d
 	}
 }
@@ -153,6 +157,14 @@ func (c *census) Collect(all chan<- prometheus.Metric) {
 	value(routersConnected, float64(connected))
 	value(pongAge, age.Seconds())
 
+	if named, _, err := ask(context.Background(), t, func(k core.View) (map[string]core.TeamUse, bool) { return k.NamedTeams(), true }); err == nil {
+		for i, team := range slices.Sorted(maps.Keys(named)) {
+			if i < censusTeams {
+				value(teamSandboxes, float64(named[team].Sandboxes), team)
+				value(teamWaiting, float64(named[team].Waiting), team)
+			}
+		}
+	}
 	live, pools, err := ask(context.Background(), t, func(k core.View) (int, map[string]core.Counts) {
 		pools := map[string]core.Counts{}
 		for key := range t.loop.pools {

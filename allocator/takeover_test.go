@@ -60,7 +60,7 @@ func TestFullJournalTakeoverNeedsHalfTheMemory(t *testing.T) {
 	cluster := devcluster.Start(t, devcluster.Options{CRDs: crd.All()})
 	clients, err := kube.NewClients(cluster.RestConfig(), 0, 0)
 	require.NoError(t, err)
-	a := &Allocator{lock: &timedLock{duration: time.Hour}}
+	a := &Allocator{limits: &teamLimits{}, lock: &timedLock{duration: time.Hour}}
 	a.lock.renewed.Store(int64(bootclock.Now()))
 	a.o.Clients, a.o.Namespace, a.o.Log = clients, "default", zap.NewNop()
 	a.watches = newTestWatches(t, a)

@@ -106,6 +106,7 @@ func (a *Allocator) lead(ctx context.Context) error {
 	all.Go(func() { t.watchPressure(ctx, t.journalBacklog) })
 	all.Go(func() { t.journal.audit(ctx) })
 	all.Go(func() { t.audit(ctx) })
+	all.Go(func() { a.limits.run(ctx, t.Submit) })
 	all.Go(func() { a.watches.pools.Maintain(ctx, t.counts) })
 
 	if ctx.Err() == nil {
@@ -248,6 +249,7 @@ func (t *term) recover(ctx context.Context, facts []core.Fact) error {
 	for _, ev := range records.Deleting {
 		t.loop.step(ev)
 	}
+	t.loop.step(core.TeamLimits{Settings: t.a.limits.current()})
 	if left := t.loop.core.View().Quarantine(); left > 0 {
 		t.log.Error("the journal was begun anew recently: no pod is handed out until no router of the earlier journal can send requests to its address, or until an operator ends the wait, see docs/backup.md", zap.Duration("atMost", left))
 	}

@@ -46,7 +46,7 @@ func TestFailingPodDeletionsBlockNothingElse(t *testing.T) {
 			made <- struct{}{}
 			return 201, corev1.Pod{}
 		}).clients(t)
-		a := &Allocator{watches: &watches{}, control: newControl(t)}
+		a := &Allocator{limits: &teamLimits{}, watches: &watches{}, control: newControl(t)}
 		tm := &term{a: a, loop: newTestLoop(t, nil), log: zap.NewNop(), creates: newWorkers(zap.NewNop()), deletes: newWorkers(zap.NewNop())}
 		tm.writer = newPodWriter(t, clients, tm)
 		a.watches.pools = newPools(t, clients, tm.Submit)

@@ -15,16 +15,23 @@ type desk struct {
 	limits    *teams.Ledger
 }
 
-// admit takes what a new claim costs its team, or says which limit refuses the claim. What the team
-// has is counted from the tables.
+// admit takes what a new claim costs its team, or says which limit refuses the claim.
 func (d *desk) admit(pools *poolTable, team string, sandboxes int, waits bool) teams.Excess {
-	r := teams.Request{Team: team, Sandboxes: sandboxes, Waits: waits, Used: len(d.sandboxes.live.of(Selection{Scope: Scope{Team: team}})) + d.Asked(team)}
-	if waits {
-		for _, pool := range pools.byKey {
-			r.Waiting += pool.line.CallersOf(team)
-		}
+	if d.limits.Settings().Of(team) == (teams.Limits{}) {
+		return teams.Excess{}
 	}
+	r := d.request(pools, team)
+	r.Sandboxes, r.Waits = sandboxes, waits
 	return d.limits.Admit(r, d.now.Boot)
+}
+
+// request counts from the tables what a team has.
+func (d *desk) request(pools *poolTable, team string) teams.Request {
+	r := teams.Request{Team: team, Used: len(d.sandboxes.live.of(Selection{Scope: Scope{Team: team}})) + d.Asked(team)}
+	for _, pool := range pools.byKey {
+		r.Waiting += pool.line.CallersOf(team)
+	}
+	return r
 }
 
 // answer answers the callers of a grant when its sandboxes have started or were released. A caller

@@ -44,6 +44,19 @@ func (v View) Sandbox(id string) (Sandbox, bool) {
 	return sb.Sandbox, true
 }
 
+// TeamUse is what a team has of its limits.
+type TeamUse struct{ Sandboxes, Waiting int }
+
+// NamedTeams returns what the teams have whose limits are set by name.
+func (v View) NamedTeams() map[string]TeamUse {
+	all := map[string]TeamUse{}
+	for team := range v.c.claims.limits.Settings().Teams {
+		r := v.c.claims.request(&v.c.pools, team)
+		all[team] = TeamUse{Sandboxes: r.Used, Waiting: r.Waiting}
+	}
+	return all
+}
+
 // PodKeys lists all known pods, in no order.
 func (v View) PodKeys() []PodKey {
 	keys := make([]PodKey, 0, len(v.c.pods))

@@ -57,6 +57,7 @@ type flags struct {
 	ReapDryRun       bool          `help:"Only log which idle sandboxes would be released. Ends and lifetimes still apply."`
 	ClaimWait        time.Duration `default:"10s" help:"How long a claim waits for a pod if it does not say; 0: not at all."`
 	ClaimQueue       int           `default:"1000" placeholder:"CLAIMS" help:"How many claims of one pool may wait."`
+	TeamLimits       string        `placeholder:"FILE" help:"YAML file with the limits of the teams (docs/api.md); reloaded when it changes. Empty: no limits."`
 	JournalBytes     int           `name:"journal-bytes-per-second" default:"1048576" placeholder:"BYTES-PER-SECOND" help:"Limit of the bytes written to the journal. etcd keeps all of them until its compaction, every 5 minutes by default."`
 	LeaseDuration    time.Duration `default:"4s" help:"How long a leader keeps the lease without renewing it: whole seconds, 1s to 1m. The same for all replicas. A pod that another client deletes serves on for longer than a failover, so a change replaces idle pods."`
 	LeaseRenew       time.Duration `default:"3s" help:"How long a leader retries a renewal before it gives the lease up; less than --lease-duration."`
@@ -164,7 +165,7 @@ func (s *service) wire(public *url.URL) (stop func(), err error) {
 	if s.allocator, err = allocator.New(allocator.Options{
 		Clients: clients, Namespace: s.Namespace, ControlAddress: s.ControlAdvertise, APIAddress: s.APIAdvertise, Keys: callers.keys, DialLeader: callers.dialLeader, AccessKey: accessKey,
 		LeaseDuration: s.LeaseDuration, RenewDeadline: s.LeaseRenew, RetryPeriod: s.LeaseRetry,
-		ClaimWait: s.ClaimWait, MaxWaiting: s.ClaimQueue, JournalBytesPerSecond: s.JournalBytes,
+		ClaimWait: s.ClaimWait, MaxWaiting: s.ClaimQueue, TeamLimits: s.TeamLimits, JournalBytesPerSecond: s.JournalBytes,
 		ReapDryRun: s.ReapDryRun, MaxStale: s.MaxStale, ConnectWindow: s.ConnectWindow, Policy: policy,
 		PublicScheme: public.Scheme, PublicHost: public.Host,
 		WallClock: func() time.Time { return time.Now().Add(s.WallClockOffset) },
