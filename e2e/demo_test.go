@@ -210,7 +210,8 @@ func requirePastedLinesWork(t *testing.T, up string) {
 		pasted[line[1]] = line[2]
 	}
 	require.FileExists(t, pasted["KUBECONFIG"])
-	a, err := do(t.Context(), http.DefaultClient, http.MethodPost, pasted["BERTH_API_URL"]+"/sandboxes", "", `{"templateID":"demo"}`)
+	a, err := do(t.Context(), http.DefaultClient, http.MethodPost, pasted["BERTH_API_URL"]+"/sandboxes", "",
+		`{"templateID":"demo"}`)
 	require.NoError(t, err)
 	require.Equal(t, http.StatusCreated, a.code, a.body)
 	var s openapi.Sandbox

@@ -31,7 +31,8 @@ func TestExamplesRunAndLeaveNothing(t *testing.T) {
 	version, found := strings.CutPrefix(strings.TrimSpace(string(requirement)), "e2b==")
 	require.True(t, found)
 	sdk := installed(t, "python3-e2b-"+version, func(dir string) *exec.Cmd { return pip(dir, "e2b", version) })
-	environment := append(e.domainOnly(sdk), "POOL="+e.pool, "BERTH_API_URL="+e.stack.Allocators[0].API, "BERTH_API_KEY="+e.site.key(),
+	environment := append(e.domainOnly(sdk), "POOL="+e.pool,
+		"BERTH_API_URL="+e.stack.Allocators[0].API, "BERTH_API_KEY="+e.site.key(),
 		"JOB=7", "HTTPS_PROXY="+localProxy(t))
 	run := func(dir string, program ...string) string {
 		t.Helper()
@@ -44,7 +45,8 @@ func TestExamplesRunAndLeaveNothing(t *testing.T) {
 		return string(out)
 	}
 
-	require.Equal(t, "plan: POST /plan\nbuild: POST /build\ntest: POST /test\n", run(compiled(t, from("typescript"), run), "node", "agent.js"))
+	require.Equal(t, "plan: POST /plan\nbuild: POST /build\ntest: POST /test\n",
+		run(compiled(t, from("typescript"), run), "node", "agent.js"))
 
 	out := run(from(".."), "go", "run", "./examples/go")
 	require.Regexp(t, `^sandbox of job-7 ends in 5m0s\n200 OK \{.*"path":"/hello"`, out)

@@ -51,7 +51,8 @@ func (e *env) domainOnly(packages ...string) []string {
 	resolve, err := filepath.Abs(filepath.Join("sdk", "resolve"))
 	require.NoError(e.t, err)
 	path := strings.Join(append(packages, resolve), ":")
-	return append(os.Environ(), fmt.Sprintf("E2B_DOMAIN=%s:%d", e.stack.Domain, e.gatewayPort()), "E2B_API_KEY="+e.site.key(),
+	return append(os.Environ(),
+		fmt.Sprintf("E2B_DOMAIN=%s:%d", e.stack.Domain, e.gatewayPort()), "E2B_API_KEY="+e.site.key(),
 		"NODE_EXTRA_CA_CERTS="+e.stack.CAFile, "SSL_CERT_FILE="+e.stack.CAFile,
 		"NODE_OPTIONS=--require="+filepath.Join(resolve, "resolve.cjs"), "PYTHONPATH="+path, "PYTHONDONTWRITEBYTECODE=1")
 }
@@ -76,7 +77,8 @@ func (e *env) runSDKs(environment []string) {
 		{"2.40.0", pip, []string{"python3", "agent.py"}},
 	} {
 		t.Run(c.program[0]+" "+c.version, func(t *testing.T) {
-			dir := installed(t, c.program[0]+"-e2b-"+c.version, func(dir string) *exec.Cmd { return c.install(dir, "e2b", c.version) })
+			name := c.program[0] + "-e2b-" + c.version
+			dir := installed(t, name, func(dir string) *exec.Cmd { return c.install(dir, "e2b", c.version) })
 			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 			defer cancel()
 			command := exec.CommandContext(ctx, c.program[0], filepath.Join("sdk", c.program[1]), dir)

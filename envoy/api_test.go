@@ -157,7 +157,7 @@ func TestAPIFailuresSayWhetherToRetry(t *testing.T) {
 // A replica breaks every connection that carries a call. Another one has ended.
 func TestCallsToTheAPIAreSentOnce(t *testing.T) {
 	var calls atomic.Int64
-	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		calls.Add(1)
 		c, _, err := http.NewResponseController(w).Hijack()
 		if err == nil {

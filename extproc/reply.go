@@ -66,7 +66,8 @@ func redirected(r *redirect) *extprocv3.ProcessingResponse {
 // refused is the answer to the client in place of the sandbox, in the form that this kind of
 // client reads. With e2bStatuses every client gets the statuses of E2B.
 func refused(e *apierror.Error, to client, e2bStatuses bool) *extprocv3.ProcessingResponse {
-	answer, contentType, body := *e, "application/json", []byte(nil)
+	answer, contentType := *e, "application/json"
+	var body []byte
 	likeE2B := (e2bStatuses || to == e2bSDK) && forE2B(&answer)
 	switch {
 	case to == grpcClient: // becomes grpc-message; Envoy sets the content type

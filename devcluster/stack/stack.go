@@ -134,7 +134,8 @@ func Start(ctx context.Context, c *devcluster.Cluster, o Options) (_ *Stack, err
 		if apis[i], err = c.FreeAddr(); err != nil {
 			return nil, err
 		}
-		settings.API.Endpoints = append(settings.API.Endpoints, envoy.Endpoint{Host: apis[i].Addr().String(), Port: apis[i].Port()})
+		endpoint := envoy.Endpoint{Host: apis[i].Addr().String(), Port: apis[i].Port()}
+		settings.API.Endpoints = append(settings.API.Endpoints, endpoint)
 	}
 	// Envoy first: its port is part of every URL.
 	for i := range o.Gateways {
@@ -268,7 +269,8 @@ func newGateway(
 		return nil, err
 	}
 	settings.Listen = addr
-	settings.RouterSocket, settings.AdminSocket = filepath.Join(sockets, "router.sock"), filepath.Join(sockets, "envoy.sock")
+	settings.RouterSocket = filepath.Join(sockets, "router.sock")
+	settings.AdminSocket = filepath.Join(sockets, "envoy.sock")
 	if settings.TLS != nil {
 		secret, err := envoy.TLSSecret(settings)
 		if err != nil {
