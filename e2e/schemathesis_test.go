@@ -19,15 +19,15 @@ func TestAPIKeepsToItsDocument(t *testing.T) {
 	dir := installed(t, "python3-schemathesis-4.32.5", func(dir string) *exec.Cmd {
 		return pip(dir, "schemathesis", "4.32.5")
 	})
-	config, err := filepath.Abs("schemathesis.toml")
+	settings, err := filepath.Abs("schemathesis")
 	require.NoError(t, err)
 	url := fmt.Sprintf("https://api.%s:%d", e.stack.Domain, e.gatewayPort())
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
-	command := exec.CommandContext(ctx, "python3", "-m", "schemathesis.cli", "--config-file", config,
+	command := exec.CommandContext(ctx, "python3", "-m", "schemathesis.cli", "--config-file", filepath.Join(settings, "config.toml"),
 		"run", url+"/openapi.json", "--url", url, "--tls-verify", e.stack.CAFile, "--header", "X-API-Key: "+e.site.key())
 	command.Dir = t.TempDir() // it keeps what it has found there
-	command.Env = append(e.domainOnly(dir), "NO_COLOR=1")
+	command.Env = append(e.domainOnly(dir, settings), "NO_COLOR=1", "SCHEMATHESIS_HOOKS=waits")
 	out, err := command.CombinedOutput()
 	require.NoError(t, err, "%s", out)
 }

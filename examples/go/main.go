@@ -17,14 +17,14 @@ import (
 )
 
 func main() {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
-	if err := run(ctx, "job-"+os.Getenv("JOB")); err != nil {
+	if err := run(context.Background(), "job-"+os.Getenv("JOB")); err != nil {
 		log.Fatal(err)
 	}
 }
 
 func run(ctx context.Context, job string) (err error) {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
 	pool := os.Getenv("POOL")
 	c, err := client.New(client.Options{URL: os.Getenv("BERTH_API_URL"), Key: os.Getenv("BERTH_API_KEY")})
 	if err != nil {
