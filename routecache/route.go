@@ -44,7 +44,7 @@ const (
 	Public Access = iota
 	// Token: clients with a credential of the sandbox.
 	Token
-	// Team: clients with an API key of its team, or with any credential of the sandbox but the token.
+	// Team: clients with any credential of the sandbox but the token.
 	Team
 	// Closed: no client.
 	Closed

@@ -66,8 +66,8 @@ type SandboxPoolSpec struct {
 
 	// Access says who may send requests to the sandboxes of the pool. public: every client that has
 	// the ID of the sandbox. token: a client with the token of the sandbox, which the answer to the
-	// claim has, or with a link to it. team: a client with an API key of the team of the sandbox, or
-	// with a link to it. Others are answered 403.
+	// claim has, or with a link to it. team: a client with a link to it, which only callers of its
+	// team can make; there is no token. Others are answered 403.
 	//
 	// A claim may ask for a stricter access (public, token, team, in that order), and not for a
 	// weaker one. The access is fixed for a sandbox when it is claimed.

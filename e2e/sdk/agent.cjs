@@ -14,7 +14,7 @@ const run = process.argv[2].split('/').pop() // tells the sandboxes of several r
 
 // get sends a request to a sandbox's host, as a program without the SDK does. Over plain HTTP the
 // name does not resolve, and the request goes to the gateway.
-function get(host) {
+function get(host, headers) {
   return new Promise((resolve, reject) => {
     const read = (answer) => {
       let body = ''
@@ -22,11 +22,11 @@ function get(host) {
       answer.on('end', () => resolve({ code: answer.statusCode, body }))
     }
     if (process.env.E2B_DOMAIN) {
-      https.get(`https://${host}/`, read).on('error', reject)
+      https.get(`https://${host}/`, { headers }, read).on('error', reject)
       return
     }
     const gateway = new URL(process.env.E2B_SANDBOX_URL)
-    http.get({ host: gateway.hostname, port: gateway.port, path: '/', headers: { Host: host } }, read).on('error', reject)
+    http.get({ host: gateway.hostname, port: gateway.port, path: '/', headers: { Host: host, ...headers } }, read).on('error', reject)
   })
 }
 
@@ -35,6 +35,24 @@ async function fails(name, call) {
   assert.ok(error, `no ${name}`)
   assert.equal(error.name, name, error.message)
   return error
+}
+
+// privately uses a private sandbox, whose program sees another host.
+async function privately() {
+  const network = { allowPublicTraffic: false, maskRequestHost: 'localhost:${PORT}' }
+  const sandbox = await Sandbox.create(pool, { timeoutMs: 60_000, network })
+  const host = sandbox.getHost(8080)
+  assert.equal((await get(host)).code, 403)
+  assert.equal((await get(host, { 'e2b-traffic-access-token': 'wrong' })).code, 403)
+  const answer = await get(host, { 'e2b-traffic-access-token': sandbox.trafficAccessToken })
+  assert.equal(answer.code, 200, answer.body)
+  assert.equal(JSON.parse(answer.body).host, 'localhost:8080', answer.body)
+  assert.ok(!answer.body.includes(sandbox.trafficAccessToken), 'the program saw the token')
+  assert.equal(await sandbox.isRunning(), true)
+  const again = await Sandbox.connect(sandbox.sandboxId)
+  assert.equal(again.trafficAccessToken, sandbox.trafficAccessToken)
+  assert.equal((await sandbox.getInfo()).sandboxId, sandbox.sandboxId)
+  await sandbox.kill()
 }
 
 async function main() {
@@ -57,6 +75,8 @@ async function main() {
   assert.equal(answer.code, 200, answer.body)
   assert.ok(JSON.parse(answer.body).pod, answer.body)
   assert.equal(await sandbox.isRunning(), true)
+
+  await privately()
 
   const others = [await Sandbox.create(pool, { metadata: { run } }), await Sandbox.create(pool, { metadata: { run } })]
   const page = Sandbox.list({ query: { metadata: { run } }, limit: 2 })

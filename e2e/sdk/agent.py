@@ -18,7 +18,7 @@ POOL = os.environ["POOL"]
 RUN = os.path.basename(sys.argv[1])  # tells the sandboxes of several runs apart
 
 
-def get(host):
+def get(host, headers=()):
     """Sends a request to a sandbox's host, as a program without the SDK does.
 
     Over plain HTTP the name does not resolve, and the request goes to the gateway.
@@ -27,7 +27,7 @@ def get(host):
         connection = http.client.HTTPSConnection(host, timeout=30, context=ssl.create_default_context())
     else:
         connection = http.client.HTTPConnection(urlsplit(os.environ["E2B_SANDBOX_URL"]).netloc, timeout=30)
-    connection.request("GET", "/", headers={"Host": host})
+    connection.request("GET", "/", headers={"Host": host, **dict(headers)})
     answer = connection.getresponse()
     return answer.status, answer.read()
 
@@ -39,6 +39,21 @@ def fails(name, call, *args, **kwargs):
         assert type(error).__name__ == name, f"{type(error).__name__}, not {name}: {error}"
         return str(error)
     raise AssertionError(f"no {name}")
+
+
+def private():
+    """A private sandbox, whose program sees another host."""
+    network = {"allow_public_traffic": False, "mask_request_host": "localhost:${PORT}"}
+    with Sandbox.create(POOL, timeout=60, network=network) as sandbox:
+        host = sandbox.get_host(8080)
+        assert get(host)[0] == 403
+        assert get(host, {"e2b-traffic-access-token": "wrong"})[0] == 403
+        code, body = get(host, {"e2b-traffic-access-token": sandbox.traffic_access_token})
+        assert code == 200 and json.loads(body)["host"] == "localhost:8080", (code, body)
+        assert sandbox.traffic_access_token not in body.decode()
+        assert sandbox.is_running()
+        assert Sandbox.connect(sandbox.sandbox_id).traffic_access_token == sandbox.traffic_access_token
+        assert sandbox.get_info().sandbox_id == sandbox.sandbox_id
 
 
 def main():
@@ -61,6 +76,8 @@ def main():
     code, body = get(sandbox.get_host(8080))
     assert code == 200 and json.loads(body)["pod"], (code, body)
     assert sandbox.is_running()
+
+    private()
 
     others = [Sandbox.create(POOL, metadata={"run": RUN}) for _ in range(2)]
     everything = sorted(s.sandbox_id for s in [sandbox, *others])

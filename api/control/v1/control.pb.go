@@ -39,7 +39,7 @@ const (
 	Access_ACCESS_PUBLIC Access = 0
 	// Clients with a credential of the sandbox.
 	Access_ACCESS_TOKEN Access = 1
-	// The same, and clients with an API key of the sandbox's team.
+	// The same without the token: clients with a link.
 	Access_ACCESS_TEAM Access = 2
 )
 

@@ -30,8 +30,8 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// Access says who may send requests to a sandbox: every client, those with a credential of the
-// sandbox, or those with an API key of its team.
+// Access says who may send requests to a sandbox: every client, those with its token or a link,
+// or those with a link that its team made.
 type Access int32
 
 const (
