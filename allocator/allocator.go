@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/tools/leaderelection"
 
 	"github.com/berth-sandbox/berth/allocator/controlserver"
+	"github.com/berth-sandbox/berth/allocator/inspect"
 	"github.com/berth-sandbox/berth/allocator/kube"
 	"github.com/berth-sandbox/berth/allocator/pools"
 	"github.com/berth-sandbox/berth/allocator/rest"
@@ -90,6 +91,7 @@ type Allocator struct {
 	api     http.Handler
 	metrics *metrics
 	watches *watches
+	inspect *inspect.Reader
 	// serving ends at Close.
 	serving     context.Context
 	stopServing context.CancelFunc
@@ -129,7 +131,7 @@ func New(o Options) (*Allocator, error) {
 	if o.JournalBytesPerSecond == 0 {
 		o.JournalBytesPerSecond = 1 << 20
 	}
-	a := &Allocator{o: o}
+	a := &Allocator{o: o, inspect: inspect.New(o.Clients.Kubernetes)}
 	a.serving, a.stopServing = context.WithCancel(context.Background())
 	a.lock = newTimedLock(o.Clients.Kubernetes.CoordinationV1(), o.Namespace,
 		a.self().identity(rand.String(10)), o.LeaseDuration)

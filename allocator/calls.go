@@ -329,7 +329,7 @@ func (a *Allocator) ScalePool(ctx context.Context, name string, s rest.PoolScale
 	case apierrors.IsForbidden(err):
 		return nil, apierror.New(apierror.NotImplemented, "the allocator may not change SandboxPools here: %v; use kubectl", err)
 	}
-	return nil, err
+	return nil, unanswered(err)
 }
 
 // Fences implements rest.Allocator.

@@ -1,6 +1,7 @@
 package rest
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -9,6 +10,7 @@ import (
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/api/apierror"
 	"github.com/berth-sandbox/berth/api/openapi"
+	"github.com/berth-sandbox/berth/api/v1alpha1"
 )
 
 func writeJSON(w *reply, code int, v any) error {
@@ -57,7 +59,11 @@ func earliestEnd(s core.Sandbox) *time.Time {
 // noEnd stands for "never": the E2B SDKs cannot read a sandbox without an end.
 var noEnd = time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC)
 
-// agentVersion is the reported envdVersion. The SDKs refuse sandboxes below 0.1.0, and a higher
+func agentVersionOf(pool *v1alpha1.SandboxPool) string {
+	return cmp.Or(pool.Spec.EnvdVersion, agentVersion)
+}
+
+// agentVersion is the reported envdVersion of a pool that names none. The SDKs refuse sandboxes below 0.1.0, and a higher
 // version would promise features of an agent in the pod.
 const agentVersion = "0.1.0"
 
@@ -78,6 +84,7 @@ func (a *api) toSandbox(s core.Sandbox) openapi.Sandbox {
 	}
 	if pool, ok := a.Allocator.Pool(s.Pool.Name); ok {
 		shown.CPUCount, shown.MemoryMB, shown.DiskSizeMB = resourcesOf(pool)
+		shown.EnvdVersion = agentVersionOf(pool)
 	}
 	return shown
 }

@@ -29,7 +29,7 @@ func toPool(p *v1alpha1.SandboxPool, counts core.Counts) openapi.Pool {
 			Warm: int(spec.Warm), MaxPods: int(deref(spec.MaxPods, 0)), Images: []string{}, DefaultPort: int(spec.DefaultPort), Ports: []int{},
 			IdleTimeout: float64(deref(spec.IdleTimeoutSeconds, 0)), Activity: openapi.ActivityMode(spec.Activity),
 			MaxLifetime: float64(deref(spec.MaxLifetimeSeconds, 0)), Hold: float64(deref(spec.HoldSeconds, 0)),
-			PostStart: spec.PostStart != nil, OnRestart: openapi.PoolSpecOnRestart(spec.OnRestart),
+			PostStart: spec.PostStart != nil, EnvdVersion: agentVersionOf(p), OnRestart: openapi.PoolSpecOnRestart(spec.OnRestart),
 		},
 		Counts: openapi.PoolCounts{
 			Warm: counts.Warm, Pending: counts.Pending, Claimed: counts.Claimed, Releasing: counts.Releasing, WaitingClaims: counts.Waiting,

@@ -35,7 +35,7 @@ func TestPoolsShowSpecCountsAndConditions(t *testing.T) {
 	w := call(handler(t, f), "GET", "/v1/pools/python", "")
 	require.Equal(t, http.StatusOK, w.Code, w.Body)
 	require.JSONEq(t, `{"name": "python", "createdAt": "2030-01-01T12:00:00Z", "generation": 4, "deleting": false,
-		"spec": {"warm": 3, "maxPods": 9, "images": ["python:3"], "defaultPort": 8080, "ports": [8080, 9090], "idleTimeout": 3600, "activity": "Bytes", "minBytesPerMinute": 1024,
+		"spec": {"warm": 3, "maxPods": 9, "images": ["python:3"], "envdVersion": "0.1.0", "defaultPort": 8080, "ports": [8080, 9090], "idleTimeout": 3600, "activity": "Bytes", "minBytesPerMinute": 1024,
 			"hold": 30, "postStart": false, "onRestart": "Release", "cpuCount": 0, "memoryMB": 0, "diskSizeMB": 0},
 		"counts": {"warm": 1, "pending": 2, "claimed": 4, "releasing": 5, "waitingClaims": 6},
 		"conditions": [{"type": "Ready", "status": "False", "reason": "Filling", "message": "1 of 3 pods are warm", "since": "2030-01-01T12:00:00Z"}]}`, w.Body.String())

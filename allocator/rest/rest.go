@@ -2,6 +2,7 @@ package rest
 
 import (
 	"context"
+	"io"
 	"net/http"
 	"net/http/httputil"
 	"time"
@@ -11,6 +12,7 @@ import (
 	"github.com/berth-sandbox/berth/allocator/access"
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/allocator/events"
+	"github.com/berth-sandbox/berth/allocator/inspect"
 	"github.com/berth-sandbox/berth/api/apierror"
 	"github.com/berth-sandbox/berth/api/openapi"
 	"github.com/berth-sandbox/berth/api/sandboxaccess"
@@ -77,6 +79,14 @@ type Allocator interface {
 	Counts(ctx context.Context) (map[string]core.Counts, error)
 	// ScalePool changes the size of a pool and returns it.
 	ScalePool(ctx context.Context, name string, s PoolScale) (*v1alpha1.SandboxPool, error)
+	// Pod reads a pod from the API server; the error may be inspect.ErrGone. PendingPods returns at
+	// most `most` pods of a pool that are not ready, and the number of omitted ones.
+	Pod(ctx context.Context, key core.PodKey) (inspect.Pod, error)
+	PendingPods(ctx context.Context, pool string, most int) ([]core.PodKey, int, error)
+	// Logs opens the log of a container; the error may be inspect.ErrNoLogs or ErrGone. Usage returns
+	// what the pods of sandboxes use, by the name of the pod; the error may be inspect.ErrNoMetrics.
+	Logs(ctx context.Context, key core.PodKey, o inspect.LogOptions) (io.ReadCloser, error)
+	Usage(ctx context.Context, sandboxes []string) (map[string]inspect.Usage, error)
 	// Fences and Sessions return at most `most` entries and the number of omitted ones.
 	Fences(ctx context.Context, most int) ([]core.FenceStatus, int, error)
 	Sessions(ctx context.Context, most int) ([]core.SessionStatus, int, error)

@@ -3,8 +3,10 @@ package rest
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -21,6 +23,7 @@ import (
 
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/allocator/events"
+	"github.com/berth-sandbox/berth/allocator/inspect"
 	"github.com/berth-sandbox/berth/api/apierror"
 	"github.com/berth-sandbox/berth/api/openapi"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
@@ -54,6 +57,13 @@ type fake struct {
 	routes     map[string]core.RouteStatus
 	events     *events.Ring
 	serving    context.Context // nil: it serves on
+	inspected  map[string]inspect.Pod
+	log        string
+	logOptions inspect.LogOptions
+	logErr     error
+	usage      map[string]inspect.Usage
+	usageErr   error
+	measured   []string
 
 	mu       sync.Mutex
 	which    []Filter
@@ -194,6 +204,31 @@ func (f *fake) Route(ctx context.Context, id string) (core.RouteStatus, bool, er
 	return st, known, f.wait(ctx)
 }
 
+func (f *fake) Pod(ctx context.Context, key core.PodKey) (inspect.Pod, error) {
+	p, ok := f.inspected[key.Name]
+	if err := f.wait(ctx); err != nil || ok {
+		return p, err
+	}
+	return p, inspect.ErrGone
+}
+
+func (f *fake) PendingPods(ctx context.Context, pool string, most int) (keys []core.PodKey, others int, err error) {
+	for _, name := range slices.Sorted(maps.Keys(f.inspected)) {
+		keys = append(keys, core.PodKey{Name: name})
+	}
+	return keys, 3, f.wait(ctx)
+}
+
+func (f *fake) Logs(ctx context.Context, key core.PodKey, o inspect.LogOptions) (io.ReadCloser, error) {
+	f.logOptions = o
+	return io.NopCloser(strings.NewReader(f.log)), errors.Join(f.logErr, f.wait(ctx))
+}
+
+func (f *fake) Usage(ctx context.Context, sandboxes []string) (map[string]inspect.Usage, error) {
+	f.measured = sandboxes
+	return f.usage, errors.Join(f.usageErr, f.wait(ctx))
+}
+
 func (f *fake) Serving() context.Context {
 	if f.serving == nil {
 		return context.Background()
@@ -307,7 +342,7 @@ func refusal(t *testing.T, w *httptest.ResponseRecorder, code int, reason apierr
 func TestUnservedPathsAreRefusedByName(t *testing.T) {
 	h := handler(t, &fake{})
 	for _, c := range [][2]string{
-		{"POST", "/sandboxes/k3x9/pause"}, {"POST", "/v2/sandboxes/k3x9/fork"}, {"GET", "/volumes"}, {"DELETE", "/templates/a"}, {"GET", "/sandboxes/metrics"},
+		{"POST", "/sandboxes/k3x9/pause"}, {"POST", "/v2/sandboxes/k3x9/fork"}, {"GET", "/volumes"}, {"DELETE", "/templates/a"}, {"GET", "/secrets"},
 	} {
 		require.NotEmpty(t, refusal(t, call(h, c[0], c[1], ""), 501, apierror.NotImplemented).Message)
 	}

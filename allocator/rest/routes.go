@@ -9,6 +9,7 @@ import (
 	"github.com/berth-sandbox/berth/allocator/access"
 	"github.com/berth-sandbox/berth/api/apierror"
 	"github.com/berth-sandbox/berth/api/openapi"
+	"github.com/berth-sandbox/berth/internal/version"
 )
 
 // action is how an operation is carried out.
@@ -22,31 +23,37 @@ type action struct {
 // actions are those of all operations, by ID.
 func (a *api) actions() map[string]action {
 	return map[string]action{
-		"createSandbox":      {class: a.claims, f: a.create},
-		"claimBatch":         {class: a.claims, f: a.claimBatch},
-		"listSandboxes":      {class: a.others, f: a.list},
-		"getSandbox":         {class: a.others, f: a.get},
-		"killSandbox":        {class: a.others, f: a.kill},
-		"connectSandbox":     {class: a.others, f: a.connect},
-		"resumeSandbox":      {class: a.others, f: a.resume},
-		"setTimeout":         {class: a.others, f: a.setTimeout},
-		"refreshSandbox":     {class: a.others, f: a.refresh},
-		"listTemplates":      {class: a.others, f: a.listTemplates},
-		"getTemplateByAlias": {class: a.others, f: a.getTemplateByAlias},
-		"listTeams":          {class: a.others, f: a.listTeams},
-		"listPools":          {class: a.others, f: a.listPools},
-		"getPool":            {class: a.others, f: a.getPool},
-		"scalePool":          {class: a.others, f: a.scale},
-		"findSandboxes":      {class: a.others, f: a.find},
-		"explainSandbox":     {class: a.others, f: a.explain},
-		"explainRoute":       {class: a.others, f: a.explainRoute},
-		"keepAlive":          {class: a.others, f: a.keepAlive},
-		"makeLink":           {class: a.others, f: a.makeLink},
-		"streamEvents":       {stream: a.sendEvents},
-		"lastActive":         {class: a.others, f: a.lastActive},
-		"listFences":         {class: a.others, f: a.fences},
-		"listSessions":       {class: a.others, f: a.sessions},
-		"declareDead":        {class: a.others, f: a.declareDead},
+		"createSandbox":         {class: a.claims, f: a.create},
+		"claimBatch":            {class: a.claims, f: a.claimBatch},
+		"listSandboxes":         {class: a.others, f: a.list},
+		"getSandbox":            {class: a.others, f: a.get},
+		"killSandbox":           {class: a.others, f: a.kill},
+		"connectSandbox":        {class: a.others, f: a.connect},
+		"resumeSandbox":         {class: a.others, f: a.resume},
+		"setTimeout":            {class: a.others, f: a.setTimeout},
+		"refreshSandbox":        {class: a.others, f: a.refresh},
+		"listTemplates":         {class: a.others, f: a.listTemplates},
+		"getTemplateByAlias":    {class: a.others, f: a.getTemplateByAlias},
+		"listTeams":             {class: a.others, f: a.listTeams},
+		"listPools":             {class: a.others, f: a.listPools},
+		"getPool":               {class: a.others, f: a.getPool},
+		"scalePool":             {class: a.others, f: a.scale},
+		"findSandboxes":         {class: a.others, f: a.find},
+		"explainSandbox":        {class: a.others, f: a.explain},
+		"diagnoseSandbox":       {class: a.others, f: a.diagnose},
+		"diagnosePool":          {class: a.others, f: a.diagnosePool},
+		"getSandboxMetrics":     {class: a.others, f: a.metrics},
+		"getMetricsOfSandboxes": {class: a.others, f: a.metricsOfAll},
+		"getSandboxLogs":        {class: a.others, f: a.logs},
+		"getSandboxLogsV2":      {class: a.others, f: a.logsV2},
+		"explainRoute":          {class: a.others, f: a.explainRoute},
+		"keepAlive":             {class: a.others, f: a.keepAlive},
+		"makeLink":              {class: a.others, f: a.makeLink},
+		"streamEvents":          {stream: a.sendEvents},
+		"lastActive":            {class: a.others, f: a.lastActive},
+		"listFences":            {class: a.others, f: a.fences},
+		"listSessions":          {class: a.others, f: a.sessions},
+		"declareDead":           {class: a.others, f: a.declareDead},
 	}
 }
 
@@ -83,6 +90,7 @@ func (a *api) routes(document *openapi.Document) (*http.ServeMux, error) {
 		slices.Sort(methods[path])
 		paths.HandleFunc(path, func(http.ResponseWriter, *http.Request) {})
 	}
+	mux.HandleFunc("GET "+healthPath, a.health)
 	mux.HandleFunc("GET /openapi.json", constant("application/json", document.JSON))
 	mux.HandleFunc("GET /openapi.yaml", constant("application/yaml", openapi.YAML))
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
@@ -94,6 +102,19 @@ func (a *api) routes(document *openapi.Document) (*http.ServeMux, error) {
 		refuse(w, r, apierror.New(apierror.NotFound, "%s: no such path; /openapi.json lists all", r.URL.Path))
 	})
 	return mux, nil
+}
+
+// healthPath is served without a key, for load balancers.
+const healthPath = "/health"
+
+// health answers 200 while this replica leads or knows the leader, and says which version it is.
+func (a *api) health(w http.ResponseWriter, r *http.Request) {
+	if ok, leader := a.Allocator.Leading(); !ok && leader == "" {
+		answer(w, r, apierror.New(apierror.NotLeader, "this replica does not lead, and no leader is known yet; try again"))
+		return
+	}
+	w.Header().Set("Cache-Control", "no-store")
+	constant("application/json", []byte(`{"status":"ok","version":"`+version.Number+`"}`))(w, r)
 }
 
 // refusing answers every request with an error.

@@ -15,18 +15,20 @@ import (
 // resourcesOf returns what a pool limits a pod to: CPUs, MiB of memory and MiB of ephemeral
 // storage. 0: a container has no limit.
 func resourcesOf(pool *v1alpha1.SandboxPool) (cpus, memory, disk int) {
-	sum := func(name corev1.ResourceName, unit float64) int {
-		var all float64
-		for i := range pool.Spec.Template.Spec.Containers {
-			limit, ok := pool.Spec.Template.Spec.Containers[i].Resources.Limits[name]
-			if !ok {
-				return 0
-			}
-			all += limit.AsApproximateFloat64()
-		}
-		return int(math.Ceil(all / unit))
-	}
+	sum := func(name corev1.ResourceName, unit float64) int { return int(math.Ceil(limitOf(pool, name) / unit)) }
 	return sum(corev1.ResourceCPU, 1), sum(corev1.ResourceMemory, 1<<20), sum(corev1.ResourceEphemeralStorage, 1<<20)
+}
+
+// limitOf returns what a pool limits a pod to. 0: a container has no limit.
+func limitOf(pool *v1alpha1.SandboxPool, name corev1.ResourceName) (all float64) {
+	for i := range pool.Spec.Template.Spec.Containers {
+		limit, ok := pool.Spec.Template.Spec.Containers[i].Resources.Limits[name]
+		if !ok {
+			return 0
+		}
+		all += limit.AsApproximateFloat64()
+	}
+	return all
 }
 
 func (a *api) listTemplates(w *reply, _ *http.Request) error {
@@ -35,7 +37,7 @@ func (a *api) listTemplates(w *reply, _ *http.Request) error {
 		shown := openapi.Template{
 			TemplateID: pool.Name, BuildID: string(pool.UID), Aliases: []string{pool.Name}, Names: []string{pool.Name},
 			CreatedAt: pool.CreationTimestamp.UTC(), UpdatedAt: pool.CreationTimestamp.UTC(), BuildCount: 1,
-			EnvdVersion: agentVersion, BuildStatus: openapi.TemplateBuildStatusReady,
+			EnvdVersion: agentVersionOf(pool), BuildStatus: openapi.TemplateBuildStatusReady,
 		}
 		shown.CPUCount, shown.MemoryMB, shown.DiskSizeMB = resourcesOf(pool)
 		if meta.IsStatusConditionFalse(pool.Status.Conditions, v1alpha1.PoolAccepted) {

@@ -74,6 +74,30 @@ func (e AwaitedSessionUntil) Valid() bool {
 	}
 }
 
+// Defines values for ContainerDiagnosticsState.
+const (
+	ContainerDiagnosticsStateRunning    ContainerDiagnosticsState = "running"
+	ContainerDiagnosticsStateTerminated ContainerDiagnosticsState = "terminated"
+	ContainerDiagnosticsStateUnknown    ContainerDiagnosticsState = "unknown"
+	ContainerDiagnosticsStateWaiting    ContainerDiagnosticsState = "waiting"
+)
+
+// Valid indicates whether the value is a known member of the ContainerDiagnosticsState enum.
+func (e ContainerDiagnosticsState) Valid() bool {
+	switch e {
+	case ContainerDiagnosticsStateRunning:
+		return true
+	case ContainerDiagnosticsStateTerminated:
+		return true
+	case ContainerDiagnosticsStateUnknown:
+		return true
+	case ContainerDiagnosticsStateWaiting:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for EventGapReason.
 const (
 	LeaderChanged EventGapReason = "leaderChanged"
@@ -254,6 +278,30 @@ func (e SandboxEventType) Valid() bool {
 	}
 }
 
+// Defines values for SandboxLogEntryLevel.
+const (
+	SandboxLogEntryLevelDebug SandboxLogEntryLevel = "debug"
+	SandboxLogEntryLevelError SandboxLogEntryLevel = "error"
+	SandboxLogEntryLevelInfo  SandboxLogEntryLevel = "info"
+	SandboxLogEntryLevelWarn  SandboxLogEntryLevel = "warn"
+)
+
+// Valid indicates whether the value is a known member of the SandboxLogEntryLevel enum.
+func (e SandboxLogEntryLevel) Valid() bool {
+	switch e {
+	case SandboxLogEntryLevelDebug:
+		return true
+	case SandboxLogEntryLevelError:
+		return true
+	case SandboxLogEntryLevelInfo:
+		return true
+	case SandboxLogEntryLevelWarn:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for TemplateBuildStatus.
 const (
 	TemplateBuildStatusError TemplateBuildStatus = "error"
@@ -362,6 +410,48 @@ func (e FindSandboxesParamsOrder) Valid() bool {
 	}
 }
 
+// Defines values for GetSandboxLogsV2ParamsDirection.
+const (
+	Backward GetSandboxLogsV2ParamsDirection = "backward"
+	Forward  GetSandboxLogsV2ParamsDirection = "forward"
+)
+
+// Valid indicates whether the value is a known member of the GetSandboxLogsV2ParamsDirection enum.
+func (e GetSandboxLogsV2ParamsDirection) Valid() bool {
+	switch e {
+	case Backward:
+		return true
+	case Forward:
+		return true
+	default:
+		return false
+	}
+}
+
+// Defines values for GetSandboxLogsV2ParamsLevel.
+const (
+	GetSandboxLogsV2ParamsLevelDebug GetSandboxLogsV2ParamsLevel = "debug"
+	GetSandboxLogsV2ParamsLevelError GetSandboxLogsV2ParamsLevel = "error"
+	GetSandboxLogsV2ParamsLevelInfo  GetSandboxLogsV2ParamsLevel = "info"
+	GetSandboxLogsV2ParamsLevelWarn  GetSandboxLogsV2ParamsLevel = "warn"
+)
+
+// Valid indicates whether the value is a known member of the GetSandboxLogsV2ParamsLevel enum.
+func (e GetSandboxLogsV2ParamsLevel) Valid() bool {
+	switch e {
+	case GetSandboxLogsV2ParamsLevelDebug:
+		return true
+	case GetSandboxLogsV2ParamsLevelError:
+		return true
+	case GetSandboxLogsV2ParamsLevelInfo:
+		return true
+	case GetSandboxLogsV2ParamsLevelWarn:
+		return true
+	default:
+		return false
+	}
+}
+
 // Access Who may send requests to a sandbox: every client that has its ID, clients with its token or a link, or only clients with a link that its team made.
 type Access string
 
@@ -461,6 +551,28 @@ type Condition struct {
 	Status string `json:"status"`
 	Type   string `json:"type"`
 }
+
+// ContainerDiagnostics defines model for ContainerDiagnostics.
+type ContainerDiagnostics struct {
+	// ExitCode Of a terminated container.
+	ExitCode *int   `json:"exitCode,omitempty"`
+	Image    string `json:"image"`
+	Init     bool   `json:"init"`
+
+	// LastEnd How it ended before its latest start.
+	LastEnd string `json:"lastEnd,omitempty"`
+	Message string `json:"message,omitempty"`
+	Name    string `json:"name"`
+	Ready   bool   `json:"ready"`
+
+	// Reason Of the state.
+	Reason   string                    `json:"reason,omitempty"`
+	Restarts int                       `json:"restarts"`
+	State    ContainerDiagnosticsState `json:"state"`
+}
+
+// ContainerDiagnosticsState defines model for ContainerDiagnostics.State.
+type ContainerDiagnosticsState string
 
 // DeadDeclared defines model for DeadDeclared.
 type DeadDeclared struct {
@@ -689,6 +801,42 @@ type NextRelease struct {
 // NextReleaseReason defines model for NextRelease.Reason.
 type NextReleaseReason string
 
+// PodDiagnostics defines model for PodDiagnostics.
+type PodDiagnostics struct {
+	Conditions []Condition `json:"conditions"`
+
+	// Containers Init containers first.
+	Containers []ContainerDiagnostics `json:"containers"`
+	CreatedAt  time.Time              `json:"createdAt"`
+	Deleting   bool                   `json:"deleting"`
+	Message    string                 `json:"message,omitempty"`
+	Name       string                 `json:"name"`
+
+	// Node Absent before the pod is scheduled.
+	Node string `json:"node,omitempty"`
+
+	// NodeProblem What is wrong with the node, or why that is not known; absent for a ready node.
+	NodeProblem string `json:"nodeProblem,omitempty"`
+	Phase       string `json:"phase"`
+	PodIP       string `json:"podIP,omitempty"`
+	Reason      string `json:"reason,omitempty"`
+	UID         string `json:"uid"`
+
+	// Warnings Its Warning events, the latest first, at most 20.
+	Warnings []PodWarning `json:"warnings"`
+
+	// WarningsProblem Why the events are not known.
+	WarningsProblem string `json:"warningsProblem,omitempty"`
+}
+
+// PodWarning defines model for PodWarning.
+type PodWarning struct {
+	Count    int       `json:"count"`
+	LastSeen time.Time `json:"lastSeen"`
+	Message  string    `json:"message"`
+	Reason   string    `json:"reason"`
+}
+
 // Pool defines model for Pool.
 type Pool struct {
 	Conditions []Condition `json:"conditions"`
@@ -724,6 +872,16 @@ type PoolCounts struct {
 	Warm int `json:"warm"`
 }
 
+// PoolDiagnostics defines model for PoolDiagnostics.
+type PoolDiagnostics struct {
+	// Pods Pods that are not ready.
+	Pods []PodDiagnostics `json:"pods"`
+
+	// PodsOthers How many more there are.
+	PodsOthers int  `json:"podsOthers"`
+	Pool       Pool `json:"pool"`
+}
+
 // PoolSpec What matters to callers of the SandboxPool's spec.
 type PoolSpec struct {
 	// Activity What an open connection means for the idle timeout.
@@ -735,6 +893,9 @@ type PoolSpec struct {
 
 	// DiskSizeMB MiB of ephemeral storage that it limits a pod to; 0 for no limit.
 	DiskSizeMB int `json:"diskSizeMB"`
+
+	// EnvdVersion The version of the agent in its pods.
+	EnvdVersion string `json:"envdVersion"`
 
 	// Hold How long a request waits for a sandbox that is starting, in seconds.
 	Hold float64 `json:"hold"`
@@ -898,6 +1059,15 @@ type SandboxPhase string
 // SandboxState Always running. E2B's shape has no other word for a sandbox that is starting.
 type SandboxState string
 
+// SandboxDiagnostics defines model for SandboxDiagnostics.
+type SandboxDiagnostics struct {
+	Pod *PodDiagnostics `json:"pod,omitempty"`
+
+	// PodProblem Why there is no pod.
+	PodProblem string        `json:"podProblem,omitempty"`
+	Sandbox    SandboxRecord `json:"sandbox"`
+}
+
 // SandboxEvent defines model for SandboxEvent.
 type SandboxEvent struct {
 	// At The leader's wall clock.
@@ -927,6 +1097,63 @@ type SandboxExplanation struct {
 	// Now The leader's wall clock.
 	Now     time.Time     `json:"now"`
 	Sandbox SandboxRecord `json:"sandbox"`
+}
+
+// SandboxLogEntry defines model for SandboxLogEntry.
+type SandboxLogEntry struct {
+	// Fields Has the container.
+	Fields map[string]string `json:"fields"`
+
+	// Level Always info.
+	Level     SandboxLogEntryLevel `json:"level"`
+	Message   string               `json:"message"`
+	Timestamp time.Time            `json:"timestamp"`
+}
+
+// SandboxLogEntryLevel Always info.
+type SandboxLogEntryLevel string
+
+// SandboxLogLine defines model for SandboxLogLine.
+type SandboxLogLine struct {
+	Line      string    `json:"line"`
+	Timestamp time.Time `json:"timestamp"`
+}
+
+// SandboxLogs defines model for SandboxLogs.
+type SandboxLogs struct {
+	LogEntries []SandboxLogEntry `json:"logEntries"`
+	Logs       []SandboxLogLine  `json:"logs"`
+}
+
+// SandboxLogsV2 defines model for SandboxLogsV2.
+type SandboxLogsV2 struct {
+	Logs []SandboxLogEntry `json:"logs"`
+}
+
+// SandboxMetric defines model for SandboxMetric.
+type SandboxMetric struct {
+	// CPUCount CPUs that its pool limits a pod to, rounded up; 0 for no limit.
+	CPUCount int `json:"cpuCount"`
+
+	// CPUUsedPct Percent of cpuCount; of one CPU for no limit.
+	CPUUsedPct float64 `json:"cpuUsedPct"`
+
+	// DiskTotal The limit of ephemeral storage in bytes; 0 for no limit.
+	DiskTotal int64 `json:"diskTotal"`
+
+	// DiskUsed Always 0.
+	DiskUsed int64 `json:"diskUsed"`
+
+	// MemCache Always 0.
+	MemCache int64 `json:"memCache"`
+
+	// MemTotal The limit in bytes; 0 for no limit.
+	MemTotal int64 `json:"memTotal"`
+
+	// MemUsed Bytes.
+	MemUsed       int64     `json:"memUsed"`
+	Timestamp     time.Time `json:"timestamp"`
+	TimestampUnix int64     `json:"timestampUnix"`
 }
 
 // SandboxNetwork Absent for a public sandbox without the other two.
@@ -977,6 +1204,11 @@ type SandboxRecords struct {
 	// NextToken Absent on the last page.
 	NextToken string          `json:"nextToken,omitempty"`
 	Sandboxes []SandboxRecord `json:"sandboxes"`
+}
+
+// SandboxesWithMetrics defines model for SandboxesWithMetrics.
+type SandboxesWithMetrics struct {
+	Sandboxes map[string]SandboxMetric `json:"sandboxes"`
 }
 
 // Seconds Seconds.
@@ -1113,6 +1345,12 @@ type CreateSandboxParams struct {
 	IdempotencyKey *string `json:"Idempotency-Key,omitempty"`
 }
 
+// GetMetricsOfSandboxesParams defines parameters for GetMetricsOfSandboxes.
+type GetMetricsOfSandboxesParams struct {
+	// SandboxIds IDs, separated by commas. Those of unknown sandboxes are left out of the answer.
+	SandboxIds []string `form:"sandbox_ids" json:"sandbox_ids"`
+}
+
 // ConnectSandboxJSONBody defines parameters for ConnectSandbox.
 type ConnectSandboxJSONBody struct {
 	// Memory Of a paused sandbox, and without meaning here.
@@ -1120,6 +1358,24 @@ type ConnectSandboxJSONBody struct {
 
 	// Timeout Seconds.
 	Timeout *Seconds `json:"timeout,omitempty"`
+}
+
+// GetSandboxLogsParams defines parameters for GetSandboxLogs.
+type GetSandboxLogsParams struct {
+	// Start Unix time in milliseconds.
+	Start *int64 `form:"start,omitempty" json:"start,omitempty"`
+
+	// Limit Lines of an answer.
+	Limit *int `form:"limit,omitempty" json:"limit,omitempty"`
+}
+
+// GetSandboxMetricsParams defines parameters for GetSandboxMetrics.
+type GetSandboxMetricsParams struct {
+	// Start Not before this Unix time.
+	Start *int64 `form:"start,omitempty" json:"start,omitempty"`
+
+	// End Not after this Unix time.
+	End *int64 `form:"end,omitempty" json:"end,omitempty"`
 }
 
 // RefreshSandboxJSONBody defines parameters for RefreshSandbox.
@@ -1239,6 +1495,28 @@ type DeclareDeadJSONBody struct {
 	// Reason How you know that the router has ended, without control characters.
 	Reason string `json:"reason"`
 }
+
+// GetSandboxLogsV2Params defines parameters for GetSandboxLogsV2.
+type GetSandboxLogsV2Params struct {
+	// Cursor Unix time in milliseconds: lines from then on, or with the direction backward before it.
+	Cursor *int64 `form:"cursor,omitempty" json:"cursor,omitempty"`
+
+	// Limit Lines of an answer.
+	Limit     *int                             `form:"limit,omitempty" json:"limit,omitempty"`
+	Direction *GetSandboxLogsV2ParamsDirection `form:"direction,omitempty" json:"direction,omitempty"`
+
+	// Level Every line of a container has the level info, so warn and error select none.
+	Level *GetSandboxLogsV2ParamsLevel `form:"level,omitempty" json:"level,omitempty"`
+
+	// Search Only lines that contain this text.
+	Search *string `form:"search,omitempty" json:"search,omitempty"`
+}
+
+// GetSandboxLogsV2ParamsDirection defines parameters for GetSandboxLogsV2.
+type GetSandboxLogsV2ParamsDirection string
+
+// GetSandboxLogsV2ParamsLevel defines parameters for GetSandboxLogsV2.
+type GetSandboxLogsV2ParamsLevel string
 
 // CreateSandboxJSONRequestBody defines body for CreateSandbox for application/json ContentType.
 type CreateSandboxJSONRequestBody = NewSandbox
@@ -1369,6 +1647,11 @@ type ClientInterface interface {
 	// Corresponds with POST /sandboxes (the `CreateSandbox` operationId).
 	CreateSandbox(ctx context.Context, params *CreateSandboxParams, body CreateSandboxJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
 
+	// GetMetricsOfSandboxes Say what several sandboxes use.
+	//
+	// Corresponds with GET /sandboxes/metrics (the `GetMetricsOfSandboxes` operationId).
+	GetMetricsOfSandboxes(ctx context.Context, params *GetMetricsOfSandboxesParams, reqEditors ...RequestEditorFn) (*http.Response, error)
+
 	// KillSandbox Release a sandbox.
 	//
 	// The answer means that the release is durable, and that every router which is connected, or was
@@ -1399,6 +1682,20 @@ type ClientInterface interface {
 	//
 	// Corresponds with POST /sandboxes/{sandboxID}/connect (the `ConnectSandbox` operationId).
 	ConnectSandbox(ctx context.Context, sandboxID SandboxID, body ConnectSandboxJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// GetSandboxLogs Read the log of a live sandbox's first container.
+	//
+	// With start the lines from then on; without it the latest ones. A node without logs answers 501.
+	//
+	// Corresponds with GET /sandboxes/{sandboxID}/logs (the `GetSandboxLogs` operationId).
+	GetSandboxLogs(ctx context.Context, sandboxID SandboxID, params *GetSandboxLogsParams, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// GetSandboxMetrics Say what a sandbox uses.
+	//
+	// The latest measurement of metrics.k8s.io, or none. A cluster without metrics.k8s.io answers 501.
+	//
+	// Corresponds with GET /sandboxes/{sandboxID}/metrics (the `GetSandboxMetrics` operationId).
+	GetSandboxMetrics(ctx context.Context, sandboxID SandboxID, params *GetSandboxMetricsParams, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	// RefreshSandboxWithBody Move the end so that the sandbox lives at least for a duration from now.
 	//
@@ -1521,6 +1818,11 @@ type ClientInterface interface {
 	// Corresponds with GET /v1/pools/{pool} (the `GetPool` operationId).
 	GetPool(ctx context.Context, pool string, reqEditors ...RequestEditorFn) (*http.Response, error)
 
+	// DiagnosePool Show a pool and those of its pods that are not ready, and why.
+	//
+	// Corresponds with GET /v1/pools/{pool}/diagnostics (the `DiagnosePool` operationId).
+	DiagnosePool(ctx context.Context, pool string, reqEditors ...RequestEditorFn) (*http.Response, error)
+
 	// ScalePoolWithBody Change how many pods a pool keeps warm, and how many it may have.
 	//
 	// Changes the SandboxPool object. With a generation the call gets 409 if the spec of the pool was
@@ -1557,6 +1859,11 @@ type ClientInterface interface {
 	//
 	// Corresponds with GET /v1/sandboxes/{sandboxID} (the `ExplainSandbox` operationId).
 	ExplainSandbox(ctx context.Context, sandboxID SandboxID, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// DiagnoseSandbox Show the pod of a sandbox, its containers, its Warning events and its node.
+	//
+	// Corresponds with GET /v1/sandboxes/{sandboxID}/diagnostics (the `DiagnoseSandbox` operationId).
+	DiagnoseSandbox(ctx context.Context, sandboxID SandboxID, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	// KeepAliveWithBody Count as use of a sandbox.
 	//
@@ -1619,6 +1926,11 @@ type ClientInterface interface {
 	//
 	// Corresponds with POST /v1/sessions/{sessionID}/declare-dead (the `DeclareDead` operationId).
 	DeclareDead(ctx context.Context, sessionID string, body DeclareDeadJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// GetSandboxLogsV2 Read the log of a live sandbox's first container, in either direction.
+	//
+	// Corresponds with GET /v2/sandboxes/{sandboxID}/logs (the `GetSandboxLogsV2` operationId).
+	GetSandboxLogsV2(ctx context.Context, sandboxID SandboxID, params *GetSandboxLogsV2Params, reqEditors ...RequestEditorFn) (*http.Response, error)
 }
 
 // ListSandboxes List live sandboxes, a page at a time.
@@ -1666,6 +1978,21 @@ func (c *Client) CreateSandboxWithBody(ctx context.Context, params *CreateSandbo
 // Corresponds with POST /sandboxes (the `CreateSandbox` operationId).
 func (c *Client) CreateSandbox(ctx context.Context, params *CreateSandboxParams, body CreateSandboxJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
 	req, err := NewCreateSandboxRequest(c.Server, params, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// GetMetricsOfSandboxes Say what several sandboxes use.
+//
+// Corresponds with GET /sandboxes/metrics (the `GetMetricsOfSandboxes` operationId).
+func (c *Client) GetMetricsOfSandboxes(ctx context.Context, params *GetMetricsOfSandboxesParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewGetMetricsOfSandboxesRequest(c.Server, params)
 	if err != nil {
 		return nil, err
 	}
@@ -1737,6 +2064,40 @@ func (c *Client) ConnectSandboxWithBody(ctx context.Context, sandboxID SandboxID
 // Corresponds with POST /sandboxes/{sandboxID}/connect (the `ConnectSandbox` operationId).
 func (c *Client) ConnectSandbox(ctx context.Context, sandboxID SandboxID, body ConnectSandboxJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
 	req, err := NewConnectSandboxRequest(c.Server, sandboxID, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// GetSandboxLogs Read the log of a live sandbox's first container.
+//
+// With start the lines from then on; without it the latest ones. A node without logs answers 501.
+//
+// Corresponds with GET /sandboxes/{sandboxID}/logs (the `GetSandboxLogs` operationId).
+func (c *Client) GetSandboxLogs(ctx context.Context, sandboxID SandboxID, params *GetSandboxLogsParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewGetSandboxLogsRequest(c.Server, sandboxID, params)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// GetSandboxMetrics Say what a sandbox uses.
+//
+// The latest measurement of metrics.k8s.io, or none. A cluster without metrics.k8s.io answers 501.
+//
+// Corresponds with GET /sandboxes/{sandboxID}/metrics (the `GetSandboxMetrics` operationId).
+func (c *Client) GetSandboxMetrics(ctx context.Context, sandboxID SandboxID, params *GetSandboxMetricsParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewGetSandboxMetricsRequest(c.Server, sandboxID, params)
 	if err != nil {
 		return nil, err
 	}
@@ -2028,6 +2389,21 @@ func (c *Client) GetPool(ctx context.Context, pool string, reqEditors ...Request
 	return c.Client.Do(req)
 }
 
+// DiagnosePool Show a pool and those of its pods that are not ready, and why.
+//
+// Corresponds with GET /v1/pools/{pool}/diagnostics (the `DiagnosePool` operationId).
+func (c *Client) DiagnosePool(ctx context.Context, pool string, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewDiagnosePoolRequest(c.Server, pool)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
 // ScalePoolWithBody Change how many pods a pool keeps warm, and how many it may have.
 //
 // Changes the SandboxPool object. With a generation the call gets 409 if the spec of the pool was
@@ -2095,6 +2471,21 @@ func (c *Client) FindSandboxes(ctx context.Context, params *FindSandboxesParams,
 // Corresponds with GET /v1/sandboxes/{sandboxID} (the `ExplainSandbox` operationId).
 func (c *Client) ExplainSandbox(ctx context.Context, sandboxID SandboxID, reqEditors ...RequestEditorFn) (*http.Response, error) {
 	req, err := NewExplainSandboxRequest(c.Server, sandboxID)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// DiagnoseSandbox Show the pod of a sandbox, its containers, its Warning events and its node.
+//
+// Corresponds with GET /v1/sandboxes/{sandboxID}/diagnostics (the `DiagnoseSandbox` operationId).
+func (c *Client) DiagnoseSandbox(ctx context.Context, sandboxID SandboxID, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewDiagnoseSandboxRequest(c.Server, sandboxID)
 	if err != nil {
 		return nil, err
 	}
@@ -2237,6 +2628,21 @@ func (c *Client) DeclareDeadWithBody(ctx context.Context, sessionID string, cont
 // Corresponds with POST /v1/sessions/{sessionID}/declare-dead (the `DeclareDead` operationId).
 func (c *Client) DeclareDead(ctx context.Context, sessionID string, body DeclareDeadJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
 	req, err := NewDeclareDeadRequest(c.Server, sessionID, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// GetSandboxLogsV2 Read the log of a live sandbox's first container, in either direction.
+//
+// Corresponds with GET /v2/sandboxes/{sandboxID}/logs (the `GetSandboxLogsV2` operationId).
+func (c *Client) GetSandboxLogsV2(ctx context.Context, sandboxID SandboxID, params *GetSandboxLogsV2Params, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewGetSandboxLogsV2Request(c.Server, sandboxID, params)
 	if err != nil {
 		return nil, err
 	}
@@ -2428,6 +2834,60 @@ func NewCreateSandboxRequestWithBody(server string, params *CreateSandboxParams,
 	return req, nil
 }
 
+// NewGetMetricsOfSandboxesRequest constructs an http.Request for the GetMetricsOfSandboxes method
+func NewGetMetricsOfSandboxesRequest(server string, params *GetMetricsOfSandboxesParams) (*http.Request, error) {
+	var err error
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/sandboxes/metrics")
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	if params != nil {
+		// queryValues collects non-styled parameters (passthrough, JSON)
+		// that are safe to round-trip through url.Values.Encode().
+		queryValues := queryURL.Query()
+		// rawQueryFragments collects pre-encoded query fragments from
+		// styled parameters, preserving literal commas as delimiters
+		// per the OpenAPI spec (e.g. "color=blue,black,brown").
+		var rawQueryFragments []string
+
+		if params.SandboxIds != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", false, "sandbox_ids", params.SandboxIds, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "array", Format: ""}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if encoded := queryValues.Encode(); encoded != "" {
+			rawQueryFragments = append(rawQueryFragments, encoded)
+		}
+		queryURL.RawQuery = strings.Join(rawQueryFragments, "&")
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
 // NewKillSandboxRequest constructs an http.Request for the KillSandbox method
 func NewKillSandboxRequest(server string, sandboxID SandboxID) (*http.Request, error) {
 	var err error
@@ -2539,6 +2999,152 @@ func NewConnectSandboxRequestWithBody(server string, sandboxID SandboxID, conten
 	}
 
 	req.Header.Add("Content-Type", contentType)
+
+	return req, nil
+}
+
+// NewGetSandboxLogsRequest constructs an http.Request for the GetSandboxLogs method
+func NewGetSandboxLogsRequest(server string, sandboxID SandboxID, params *GetSandboxLogsParams) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "sandboxID", sandboxID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/sandboxes/%s/logs", pathParam0)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	if params != nil {
+		// queryValues collects non-styled parameters (passthrough, JSON)
+		// that are safe to round-trip through url.Values.Encode().
+		queryValues := queryURL.Query()
+		// rawQueryFragments collects pre-encoded query fragments from
+		// styled parameters, preserving literal commas as delimiters
+		// per the OpenAPI spec (e.g. "color=blue,black,brown").
+		var rawQueryFragments []string
+
+		if params.Start != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "start", *params.Start, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: "int64"}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if params.Limit != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "limit", *params.Limit, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: ""}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if encoded := queryValues.Encode(); encoded != "" {
+			rawQueryFragments = append(rawQueryFragments, encoded)
+		}
+		queryURL.RawQuery = strings.Join(rawQueryFragments, "&")
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewGetSandboxMetricsRequest constructs an http.Request for the GetSandboxMetrics method
+func NewGetSandboxMetricsRequest(server string, sandboxID SandboxID, params *GetSandboxMetricsParams) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "sandboxID", sandboxID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/sandboxes/%s/metrics", pathParam0)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	if params != nil {
+		// queryValues collects non-styled parameters (passthrough, JSON)
+		// that are safe to round-trip through url.Values.Encode().
+		queryValues := queryURL.Query()
+		// rawQueryFragments collects pre-encoded query fragments from
+		// styled parameters, preserving literal commas as delimiters
+		// per the OpenAPI spec (e.g. "color=blue,black,brown").
+		var rawQueryFragments []string
+
+		if params.Start != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "start", *params.Start, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: "int64"}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if params.End != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "end", *params.End, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: "int64"}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if encoded := queryValues.Encode(); encoded != "" {
+			rawQueryFragments = append(rawQueryFragments, encoded)
+		}
+		queryURL.RawQuery = strings.Join(rawQueryFragments, "&")
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
 
 	return req, nil
 }
@@ -3125,6 +3731,40 @@ func NewGetPoolRequest(server string, pool string) (*http.Request, error) {
 	return req, nil
 }
 
+// NewDiagnosePoolRequest constructs an http.Request for the DiagnosePool method
+func NewDiagnosePoolRequest(server string, pool string) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "pool", pool, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/v1/pools/%s/diagnostics", pathParam0)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
 // NewScalePoolRequest calls the generic ScalePool builder with application/json body
 func NewScalePoolRequest(server string, pool string, body ScalePoolJSONRequestBody) (*http.Request, error) {
 	var bodyReader io.Reader
@@ -3315,6 +3955,40 @@ func NewExplainSandboxRequest(server string, sandboxID SandboxID) (*http.Request
 	}
 
 	operationPath := fmt.Sprintf("/v1/sandboxes/%s", pathParam0)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewDiagnoseSandboxRequest constructs an http.Request for the DiagnoseSandbox method
+func NewDiagnoseSandboxRequest(server string, sandboxID SandboxID) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "sandboxID", sandboxID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/v1/sandboxes/%s/diagnostics", pathParam0)
 	if operationPath[0] == '/' {
 		operationPath = "." + operationPath
 	}
@@ -3561,6 +4235,115 @@ func NewDeclareDeadRequestWithBody(server string, sessionID string, contentType 
 	return req, nil
 }
 
+// NewGetSandboxLogsV2Request constructs an http.Request for the GetSandboxLogsV2 method
+func NewGetSandboxLogsV2Request(server string, sandboxID SandboxID, params *GetSandboxLogsV2Params) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "sandboxID", sandboxID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/v2/sandboxes/%s/logs", pathParam0)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	if params != nil {
+		// queryValues collects non-styled parameters (passthrough, JSON)
+		// that are safe to round-trip through url.Values.Encode().
+		queryValues := queryURL.Query()
+		// rawQueryFragments collects pre-encoded query fragments from
+		// styled parameters, preserving literal commas as delimiters
+		// per the OpenAPI spec (e.g. "color=blue,black,brown").
+		var rawQueryFragments []string
+
+		if params.Cursor != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "cursor", *params.Cursor, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: "int64"}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if params.Limit != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "limit", *params.Limit, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: ""}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if params.Direction != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "direction", *params.Direction, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if params.Level != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "level", *params.Level, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if params.Search != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "search", *params.Search, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if encoded := queryValues.Encode(); encoded != "" {
+			rawQueryFragments = append(rawQueryFragments, encoded)
+		}
+		queryURL.RawQuery = strings.Join(rawQueryFragments, "&")
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
 func (c *Client) applyEditors(ctx context.Context, req *http.Request, additionalEditors []RequestEditorFn) error {
 	for _, r := range c.RequestEditors {
 		if err := r(ctx, req); err != nil {
@@ -3632,6 +4415,13 @@ type ClientWithResponsesInterface interface {
 	// Corresponds with POST /sandboxes (the `CreateSandbox` operationId).
 	CreateSandboxWithResponse(ctx context.Context, params *CreateSandboxParams, body CreateSandboxJSONRequestBody, reqEditors ...RequestEditorFn) (*CreateSandboxResponse, error)
 
+	// GetMetricsOfSandboxesWithResponse Say what several sandboxes use.
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with GET /sandboxes/metrics (the `GetMetricsOfSandboxes` operationId).
+	GetMetricsOfSandboxesWithResponse(ctx context.Context, params *GetMetricsOfSandboxesParams, reqEditors ...RequestEditorFn) (*GetMetricsOfSandboxesResponse, error)
+
 	// KillSandboxWithResponse Release a sandbox.
 	//
 	// The answer means that the release is durable, and that every router which is connected, or was
@@ -3666,6 +4456,24 @@ type ClientWithResponsesInterface interface {
 	//
 	// Corresponds with POST /sandboxes/{sandboxID}/connect (the `ConnectSandbox` operationId).
 	ConnectSandboxWithResponse(ctx context.Context, sandboxID SandboxID, body ConnectSandboxJSONRequestBody, reqEditors ...RequestEditorFn) (*ConnectSandboxResponse, error)
+
+	// GetSandboxLogsWithResponse Read the log of a live sandbox's first container.
+	//
+	// With start the lines from then on; without it the latest ones. A node without logs answers 501.
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with GET /sandboxes/{sandboxID}/logs (the `GetSandboxLogs` operationId).
+	GetSandboxLogsWithResponse(ctx context.Context, sandboxID SandboxID, params *GetSandboxLogsParams, reqEditors ...RequestEditorFn) (*GetSandboxLogsResponse, error)
+
+	// GetSandboxMetricsWithResponse Say what a sandbox uses.
+	//
+	// The latest measurement of metrics.k8s.io, or none. A cluster without metrics.k8s.io answers 501.
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with GET /sandboxes/{sandboxID}/metrics (the `GetSandboxMetrics` operationId).
+	GetSandboxMetricsWithResponse(ctx context.Context, sandboxID SandboxID, params *GetSandboxMetricsParams, reqEditors ...RequestEditorFn) (*GetSandboxMetricsResponse, error)
 
 	// RefreshSandboxWithBodyWithResponse Move the end so that the sandbox lives at least for a duration from now.
 	//
@@ -3804,6 +4612,13 @@ type ClientWithResponsesInterface interface {
 	// Corresponds with GET /v1/pools/{pool} (the `GetPool` operationId).
 	GetPoolWithResponse(ctx context.Context, pool string, reqEditors ...RequestEditorFn) (*GetPoolResponse, error)
 
+	// DiagnosePoolWithResponse Show a pool and those of its pods that are not ready, and why.
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with GET /v1/pools/{pool}/diagnostics (the `DiagnosePool` operationId).
+	DiagnosePoolWithResponse(ctx context.Context, pool string, reqEditors ...RequestEditorFn) (*DiagnosePoolResponse, error)
+
 	// ScalePoolWithBodyWithResponse Change how many pods a pool keeps warm, and how many it may have.
 	//
 	// Changes the SandboxPool object. With a generation the call gets 409 if the spec of the pool was
@@ -3844,6 +4659,13 @@ type ClientWithResponsesInterface interface {
 	//
 	// Corresponds with GET /v1/sandboxes/{sandboxID} (the `ExplainSandbox` operationId).
 	ExplainSandboxWithResponse(ctx context.Context, sandboxID SandboxID, reqEditors ...RequestEditorFn) (*ExplainSandboxResponse, error)
+
+	// DiagnoseSandboxWithResponse Show the pod of a sandbox, its containers, its Warning events and its node.
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with GET /v1/sandboxes/{sandboxID}/diagnostics (the `DiagnoseSandbox` operationId).
+	DiagnoseSandboxWithResponse(ctx context.Context, sandboxID SandboxID, reqEditors ...RequestEditorFn) (*DiagnoseSandboxResponse, error)
 
 	// KeepAliveWithBodyWithResponse Count as use of a sandbox.
 	//
@@ -3910,6 +4732,13 @@ type ClientWithResponsesInterface interface {
 	//
 	// Corresponds with POST /v1/sessions/{sessionID}/declare-dead (the `DeclareDead` operationId).
 	DeclareDeadWithResponse(ctx context.Context, sessionID string, body DeclareDeadJSONRequestBody, reqEditors ...RequestEditorFn) (*DeclareDeadResponse, error)
+
+	// GetSandboxLogsV2WithResponse Read the log of a live sandbox's first container, in either direction.
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with GET /v2/sandboxes/{sandboxID}/logs (the `GetSandboxLogsV2` operationId).
+	GetSandboxLogsV2WithResponse(ctx context.Context, sandboxID SandboxID, params *GetSandboxLogsV2Params, reqEditors ...RequestEditorFn) (*GetSandboxLogsV2Response, error)
 }
 
 // ListSandboxesResponse200Headers the declared response headers of an HTTP 200 response for ListSandboxes
@@ -4009,6 +4838,54 @@ func (r CreateSandboxResponse) StatusCode() int {
 
 // ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
 func (r CreateSandboxResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type GetMetricsOfSandboxesResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *SandboxesWithMetrics
+	// JSONDefault the response for an HTTP default `application/json` response
+	JSONDefault *Error
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r GetMetricsOfSandboxesResponse) GetJSON200() *SandboxesWithMetrics {
+	return r.JSON200
+}
+
+// GetJSONDefault returns the response for an HTTP default `application/json` response
+func (r GetMetricsOfSandboxesResponse) GetJSONDefault() *Error {
+	return r.JSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r GetMetricsOfSandboxesResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r GetMetricsOfSandboxesResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r GetMetricsOfSandboxesResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r GetMetricsOfSandboxesResponse) ContentType() string {
 	if r.HTTPResponse != nil {
 		return r.HTTPResponse.Header.Get("Content-Type")
 	}
@@ -4153,6 +5030,102 @@ func (r ConnectSandboxResponse) StatusCode() int {
 
 // ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
 func (r ConnectSandboxResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type GetSandboxLogsResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *SandboxLogs
+	// JSONDefault the response for an HTTP default `application/json` response
+	JSONDefault *Error
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r GetSandboxLogsResponse) GetJSON200() *SandboxLogs {
+	return r.JSON200
+}
+
+// GetJSONDefault returns the response for an HTTP default `application/json` response
+func (r GetSandboxLogsResponse) GetJSONDefault() *Error {
+	return r.JSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r GetSandboxLogsResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r GetSandboxLogsResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r GetSandboxLogsResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r GetSandboxLogsResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type GetSandboxMetricsResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *[]SandboxMetric
+	// JSONDefault the response for an HTTP default `application/json` response
+	JSONDefault *Error
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r GetSandboxMetricsResponse) GetJSON200() *[]SandboxMetric {
+	return r.JSON200
+}
+
+// GetJSONDefault returns the response for an HTTP default `application/json` response
+func (r GetSandboxMetricsResponse) GetJSONDefault() *Error {
+	return r.JSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r GetSandboxMetricsResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r GetSandboxMetricsResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r GetSandboxMetricsResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r GetSandboxMetricsResponse) ContentType() string {
 	if r.HTTPResponse != nil {
 		return r.HTTPResponse.Header.Get("Content-Type")
 	}
@@ -4714,6 +5687,54 @@ func (r GetPoolResponse) ContentType() string {
 	return ""
 }
 
+type DiagnosePoolResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *PoolDiagnostics
+	// JSONDefault the response for an HTTP default `application/json` response
+	JSONDefault *Error
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r DiagnosePoolResponse) GetJSON200() *PoolDiagnostics {
+	return r.JSON200
+}
+
+// GetJSONDefault returns the response for an HTTP default `application/json` response
+func (r DiagnosePoolResponse) GetJSONDefault() *Error {
+	return r.JSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r DiagnosePoolResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r DiagnosePoolResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r DiagnosePoolResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r DiagnosePoolResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
 type ScalePoolResponse struct {
 	Body         []byte
 	HTTPResponse *http.Response
@@ -4852,6 +5873,54 @@ func (r ExplainSandboxResponse) StatusCode() int {
 
 // ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
 func (r ExplainSandboxResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type DiagnoseSandboxResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *SandboxDiagnostics
+	// JSONDefault the response for an HTTP default `application/json` response
+	JSONDefault *Error
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r DiagnoseSandboxResponse) GetJSON200() *SandboxDiagnostics {
+	return r.JSON200
+}
+
+// GetJSONDefault returns the response for an HTTP default `application/json` response
+func (r DiagnoseSandboxResponse) GetJSONDefault() *Error {
+	return r.JSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r DiagnoseSandboxResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r DiagnoseSandboxResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r DiagnoseSandboxResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r DiagnoseSandboxResponse) ContentType() string {
 	if r.HTTPResponse != nil {
 		return r.HTTPResponse.Header.Get("Content-Type")
 	}
@@ -5091,6 +6160,54 @@ func (r DeclareDeadResponse) ContentType() string {
 	return ""
 }
 
+type GetSandboxLogsV2Response struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *SandboxLogsV2
+	// JSONDefault the response for an HTTP default `application/json` response
+	JSONDefault *Error
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r GetSandboxLogsV2Response) GetJSON200() *SandboxLogsV2 {
+	return r.JSON200
+}
+
+// GetJSONDefault returns the response for an HTTP default `application/json` response
+func (r GetSandboxLogsV2Response) GetJSONDefault() *Error {
+	return r.JSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r GetSandboxLogsV2Response) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r GetSandboxLogsV2Response) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r GetSandboxLogsV2Response) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r GetSandboxLogsV2Response) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
 // ListSandboxesWithResponse List live sandboxes, a page at a time.
 //
 // Returns a wrapper object for the known response body format(s).
@@ -5134,6 +6251,19 @@ func (c *ClientWithResponses) CreateSandboxWithResponse(ctx context.Context, par
 		return nil, err
 	}
 	return ParseCreateSandboxResponse(rsp)
+}
+
+// GetMetricsOfSandboxesWithResponse Say what several sandboxes use.
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with GET /sandboxes/metrics (the `GetMetricsOfSandboxes` operationId).
+func (c *ClientWithResponses) GetMetricsOfSandboxesWithResponse(ctx context.Context, params *GetMetricsOfSandboxesParams, reqEditors ...RequestEditorFn) (*GetMetricsOfSandboxesResponse, error) {
+	rsp, err := c.GetMetricsOfSandboxes(ctx, params, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseGetMetricsOfSandboxesResponse(rsp)
 }
 
 // KillSandboxWithResponse Release a sandbox.
@@ -5193,6 +6323,36 @@ func (c *ClientWithResponses) ConnectSandboxWithResponse(ctx context.Context, sa
 		return nil, err
 	}
 	return ParseConnectSandboxResponse(rsp)
+}
+
+// GetSandboxLogsWithResponse Read the log of a live sandbox's first container.
+//
+// With start the lines from then on; without it the latest ones. A node without logs answers 501.
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with GET /sandboxes/{sandboxID}/logs (the `GetSandboxLogs` operationId).
+func (c *ClientWithResponses) GetSandboxLogsWithResponse(ctx context.Context, sandboxID SandboxID, params *GetSandboxLogsParams, reqEditors ...RequestEditorFn) (*GetSandboxLogsResponse, error) {
+	rsp, err := c.GetSandboxLogs(ctx, sandboxID, params, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseGetSandboxLogsResponse(rsp)
+}
+
+// GetSandboxMetricsWithResponse Say what a sandbox uses.
+//
+// The latest measurement of metrics.k8s.io, or none. A cluster without metrics.k8s.io answers 501.
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with GET /sandboxes/{sandboxID}/metrics (the `GetSandboxMetrics` operationId).
+func (c *ClientWithResponses) GetSandboxMetricsWithResponse(ctx context.Context, sandboxID SandboxID, params *GetSandboxMetricsParams, reqEditors ...RequestEditorFn) (*GetSandboxMetricsResponse, error) {
+	rsp, err := c.GetSandboxMetrics(ctx, sandboxID, params, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseGetSandboxMetricsResponse(rsp)
 }
 
 // RefreshSandboxWithBodyWithResponse Move the end so that the sandbox lives at least for a duration from now.
@@ -5428,6 +6588,19 @@ func (c *ClientWithResponses) GetPoolWithResponse(ctx context.Context, pool stri
 	return ParseGetPoolResponse(rsp)
 }
 
+// DiagnosePoolWithResponse Show a pool and those of its pods that are not ready, and why.
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with GET /v1/pools/{pool}/diagnostics (the `DiagnosePool` operationId).
+func (c *ClientWithResponses) DiagnosePoolWithResponse(ctx context.Context, pool string, reqEditors ...RequestEditorFn) (*DiagnosePoolResponse, error) {
+	rsp, err := c.DiagnosePool(ctx, pool, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseDiagnosePoolResponse(rsp)
+}
+
 // ScalePoolWithBodyWithResponse Change how many pods a pool keeps warm, and how many it may have.
 //
 // Changes the SandboxPool object. With a generation the call gets 409 if the spec of the pool was
@@ -5491,6 +6664,19 @@ func (c *ClientWithResponses) ExplainSandboxWithResponse(ctx context.Context, sa
 		return nil, err
 	}
 	return ParseExplainSandboxResponse(rsp)
+}
+
+// DiagnoseSandboxWithResponse Show the pod of a sandbox, its containers, its Warning events and its node.
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with GET /v1/sandboxes/{sandboxID}/diagnostics (the `DiagnoseSandbox` operationId).
+func (c *ClientWithResponses) DiagnoseSandboxWithResponse(ctx context.Context, sandboxID SandboxID, reqEditors ...RequestEditorFn) (*DiagnoseSandboxResponse, error) {
+	rsp, err := c.DiagnoseSandbox(ctx, sandboxID, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseDiagnoseSandboxResponse(rsp)
 }
 
 // KeepAliveWithBodyWithResponse Count as use of a sandbox.
@@ -5607,6 +6793,19 @@ func (c *ClientWithResponses) DeclareDeadWithResponse(ctx context.Context, sessi
 	return ParseDeclareDeadResponse(rsp)
 }
 
+// GetSandboxLogsV2WithResponse Read the log of a live sandbox's first container, in either direction.
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with GET /v2/sandboxes/{sandboxID}/logs (the `GetSandboxLogsV2` operationId).
+func (c *ClientWithResponses) GetSandboxLogsV2WithResponse(ctx context.Context, sandboxID SandboxID, params *GetSandboxLogsV2Params, reqEditors ...RequestEditorFn) (*GetSandboxLogsV2Response, error) {
+	rsp, err := c.GetSandboxLogsV2(ctx, sandboxID, params, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseGetSandboxLogsV2Response(rsp)
+}
+
 // ParseListSandboxesResponse parses an HTTP response from a ListSandboxesWithResponse call
 func ParseListSandboxesResponse(rsp *http.Response) (*ListSandboxesResponse, error) {
 	bodyBytes, err := io.ReadAll(rsp.Body)
@@ -5673,6 +6872,39 @@ func ParseCreateSandboxResponse(rsp *http.Response) (*CreateSandboxResponse, err
 			return nil, err
 		}
 		response.JSON201 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Error
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseGetMetricsOfSandboxesResponse parses an HTTP response from a GetMetricsOfSandboxesWithResponse call
+func ParseGetMetricsOfSandboxesResponse(rsp *http.Response) (*GetMetricsOfSandboxesResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &GetMetricsOfSandboxesResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest SandboxesWithMetrics
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
 
 	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
 		var dest Error
@@ -5777,6 +7009,72 @@ func ParseConnectSandboxResponse(rsp *http.Response) (*ConnectSandboxResponse, e
 	switch {
 	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
 		var dest Sandbox
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Error
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseGetSandboxLogsResponse parses an HTTP response from a GetSandboxLogsWithResponse call
+func ParseGetSandboxLogsResponse(rsp *http.Response) (*GetSandboxLogsResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &GetSandboxLogsResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest SandboxLogs
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Error
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseGetSandboxMetricsResponse parses an HTTP response from a GetSandboxMetricsWithResponse call
+func ParseGetSandboxMetricsResponse(rsp *http.Response) (*GetSandboxMetricsResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &GetSandboxMetricsResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest []SandboxMetric
 		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
 			return nil, err
 		}
@@ -6178,6 +7476,39 @@ func ParseGetPoolResponse(rsp *http.Response) (*GetPoolResponse, error) {
 	return response, nil
 }
 
+// ParseDiagnosePoolResponse parses an HTTP response from a DiagnosePoolWithResponse call
+func ParseDiagnosePoolResponse(rsp *http.Response) (*DiagnosePoolResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &DiagnosePoolResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest PoolDiagnostics
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Error
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
 // ParseScalePoolResponse parses an HTTP response from a ScalePoolWithResponse call
 func ParseScalePoolResponse(rsp *http.Response) (*ScalePoolResponse, error) {
 	bodyBytes, err := io.ReadAll(rsp.Body)
@@ -6260,6 +7591,39 @@ func ParseExplainSandboxResponse(rsp *http.Response) (*ExplainSandboxResponse, e
 	switch {
 	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
 		var dest SandboxExplanation
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Error
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseDiagnoseSandboxResponse parses an HTTP response from a DiagnoseSandboxWithResponse call
+func ParseDiagnoseSandboxResponse(rsp *http.Response) (*DiagnoseSandboxResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &DiagnoseSandboxResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest SandboxDiagnostics
 		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
 			return nil, err
 		}
@@ -6421,6 +7785,39 @@ func ParseDeclareDeadResponse(rsp *http.Response) (*DeclareDeadResponse, error) 
 	switch {
 	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
 		var dest DeadDeclared
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Error
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseGetSandboxLogsV2Response parses an HTTP response from a GetSandboxLogsV2WithResponse call
+func ParseGetSandboxLogsV2Response(rsp *http.Response) (*GetSandboxLogsV2Response, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &GetSandboxLogsV2Response{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest SandboxLogsV2
 		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
 			return nil, err
 		}

@@ -158,6 +158,14 @@ type SandboxPoolSpec struct {
 	// +optional
 	StartupTimeoutSeconds *int32 `json:"startupTimeoutSeconds,omitempty"`
 
+	// EnvdVersion is the version of the agent that E2B's SDKs find in the pods of this pool. They
+	// derive from it which features they use.
+	// +kubebuilder:default="0.1.0"
+	// +kubebuilder:validation:MaxLength=32
+	// +kubebuilder:validation:Pattern=`^v?(0|[1-9][0-9]{0,8})\.(0|[1-9][0-9]{0,8})\.(0|[1-9][0-9]{0,8})$`
+	// +optional
+	EnvdVersion string `json:"envdVersion,omitempty"`
+
 	// Template is the pod to run. Its labels and annotations are copied to the
 	// pods; keys below berth.sh/ are the allocator's own and are left out.
 	// A pod is handed out once it is Ready, so containers should have a

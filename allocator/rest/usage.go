@@ -1,0 +1,116 @@
+package rest
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/berth-sandbox/berth/allocator/core"
+	"github.com/berth-sandbox/berth/allocator/inspect"
+	"github.com/berth-sandbox/berth/api/openapi"
+)
+
+// unmeasured makes the error of a cluster without metrics the documented one.
+func unmeasured(err error) error {
+	if errors.Is(err, inspect.ErrNoMetrics) {
+		return notImplemented("the cluster does not serve metrics.k8s.io to the allocator; install metrics-server, or measure the pod that podName names")
+	}
+	return err
+}
+
+// metrics answers with the latest measurement of a sandbox.
+func (a *api) metrics(w *reply, r *http.Request) error {
+	from, to, err := span(r)
+	if err != nil {
+		return err
+	}
+	s, err := a.live(r)
+	if err != nil {
+		return err
+	}
+	all, err := a.Allocator.Usage(r.Context(), []string{s.ID})
+	if err != nil {
+		return unmeasured(err)
+	}
+	shown := []openapi.SandboxMetric{}
+	if u, ok := all[s.Pod.Name]; ok && !u.At.Before(from) && !u.At.After(to) {
+		shown = append(shown, a.toMetric(s, u))
+	}
+	return writeJSON(w, http.StatusOK, shown)
+}
+
+// span reads the parameters start and end, in Unix seconds.
+func span(r *http.Request) (from, to time.Time, err error) {
+	query := r.URL.Query()
+	to = noEnd
+	for name, at := range map[string]*time.Time{"start": &from, "end": &to} {
+		if text := query.Get(name); text != "" {
+			n, err := strconv.ParseInt(text, 10, 64)
+			if err != nil {
+				return from, to, invalid("%s: %q: must be an integer", name, text)
+			}
+			*at = time.Unix(n, 0)
+		}
+	}
+	return from, to, nil
+}
+
+// metricsOfAll answers with the latest measurements of several sandboxes.
+func (a *api) metricsOfAll(w *reply, r *http.Request) error {
+	text := r.URL.Query().Get("sandbox_ids")
+	if text == "" {
+		return invalid("sandbox_ids: required: IDs of sandboxes, separated by commas")
+	}
+	var ids []string
+	sandboxes := map[string]core.Sandbox{} // by ID
+	for _, id := range slices.Compact(slices.Sorted(strings.SplitSeq(text, ","))) {
+		s, known, err := a.Allocator.Sandbox(r.Context(), id)
+		if err != nil {
+			return err
+		}
+		if known && s.Phase < core.Released {
+			ids, sandboxes[id] = append(ids, id), s
+		}
+	}
+	shown := openapi.SandboxesWithMetrics{Sandboxes: map[string]openapi.SandboxMetric{}}
+	if len(ids) == 0 {
+		return writeJSON(w, http.StatusOK, shown)
+	}
+	all, err := a.Allocator.Usage(r.Context(), ids)
+	if err != nil {
+		return unmeasured(err)
+	}
+	for id, s := range sandboxes {
+		if u, ok := all[s.Pod.Name]; ok {
+			shown.Sandboxes[id] = a.toMetric(s, u)
+		}
+	}
+	return writeJSON(w, http.StatusOK, shown)
+}
+
+func (a *api) toMetric(s core.Sandbox, u inspect.Usage) openapi.SandboxMetric {
+	shown := openapi.SandboxMetric{Timestamp: u.At.UTC(), TimestampUnix: u.At.Unix(), MemUsed: u.Memory}
+	if pool, ok := a.Allocator.Pool(s.Pool.Name); ok {
+		shown.CPUCount, _, _ = resourcesOf(pool)
+		shown.MemTotal = int64(limitOf(pool, corev1.ResourceMemory))
+		shown.DiskTotal = int64(limitOf(pool, corev1.ResourceEphemeralStorage))
+	}
+	shown.CPUUsedPct = 100 * u.CPU / float64(max(1, shown.CPUCount))
+	return shown
+}
+
+func noLogs(id string, err error) error {
+	switch {
+	case errors.Is(err, inspect.ErrNoLogs):
+		return notImplemented("%v; read the log where the pod runs", err)
+	case errors.Is(err, inspect.ErrGone):
+		return notImplemented("the log of sandbox %s cannot be read: %v", id, err)
+	}
+	return fmt.Errorf("read the log: %w", err)
+}
