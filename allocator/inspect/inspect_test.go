@@ -1,0 +1,56 @@
+package inspect_test
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/berth-sandbox/berth/allocator/core"
+	"github.com/berth-sandbox/berth/allocator/inspect"
+	"github.com/berth-sandbox/berth/allocator/kube"
+	"github.com/berth-sandbox/berth/devcluster"
+)
+
+// The API server has no kubelet and no metrics.k8s.io here.
+func TestReaderShowsAPodItsWarningsAndWhatIsMissing(t *testing.T) {
+	cluster := devcluster.Start(t, devcluster.Options{})
+	clients, err := kube.NewClients(cluster.RestConfig(), 0, 0)
+	require.NoError(t, err)
+	api, ctx := clients.Kubernetes.CoreV1(), t.Context()
+	made, err := api.Pods("default").Create(ctx, &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: "p"}, Spec: corev1.PodSpec{NodeName: "nowhere", Containers: []corev1.Container{{Name: "main", Image: "x"}}},
+	}, metav1.CreateOptions{})
+	require.NoError(t, err)
+	for name, uid := range map[string]string{"mine": string(made.UID), "other": "another-uid"} {
+		for _, kind := range []string{corev1.EventTypeWarning, corev1.EventTypeNormal} {
+			_, err = api.Events("default").Create(ctx, &corev1.Event{
+				ObjectMeta: metav1.ObjectMeta{GenerateName: "e-"}, Type: kind, Reason: name + kind,
+				InvolvedObject: corev1.ObjectReference{Kind: "Pod", Namespace: "default", Name: "p", UID: types.UID(uid)},
+			}, metav1.CreateOptions{})
+			require.NoError(t, err)
+		}
+	}
+	r := inspect.New(clients.Kubernetes)
+	key := core.PodKey{Namespace: "default", Name: "p", UID: string(made.UID)}
+	p, err := r.Pod(ctx, key)
+	require.NoError(t, err)
+	require.Equal(t, made.UID, p.Object.UID)
+	require.NoError(t, p.WarningsErr)
+	require.Len(t, p.Warnings, 1)
+	require.Equal(t, "mineWarning", p.Warnings[0].Reason)
+	require.Error(t, p.NodeErr)
+	require.Nil(t, p.Node)
+	for _, gone := range []core.PodKey{{Namespace: "default", Name: "p", UID: "another-uid"}, {Namespace: "default", Name: "q", UID: key.UID}} {
+		_, err = r.Pod(ctx, gone)
+		require.ErrorIs(t, err, inspect.ErrGone)
+	}
+	_, err = r.Logs(ctx, core.PodKey{Namespace: "default", Name: "q"}, inspect.LogOptions{Container: "main"})
+	require.ErrorIs(t, err, inspect.ErrGone)
+	_, err = r.Logs(ctx, key, inspect.LogOptions{Container: "main"})
+	require.Error(t, err)
+	_, err = r.Usage(ctx, "default", []string{"aa1"})
+	require.ErrorIs(t, err, inspect.ErrNoMetrics)
+}
