@@ -2,7 +2,9 @@ package bench
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
+	"net/http"
 	"slices"
 	"strconv"
 	"strings"
@@ -108,6 +110,60 @@ func BenchmarkClaimsAtOnce(b *testing.B) {
 			b.StopTimer()
 			g.drop(pool)
 		})
+	}
+}
+
+// BenchmarkBatch: 100 sandboxes in one call, in turn with one claim and with another single claim as
+// the control.
+func BenchmarkBatch(b *testing.B) {
+	const count, rounds = 100, 12
+	g := newGround(b)
+	g.pool("batch", 2*count, 0)
+	g.warmUp(1)
+	batch := func() (ids []string) {
+		code, body, err := g.call(http.MethodPost, "/v1/claims", fmt.Sprintf(`{"pool":"batch","count":%d,"timeout":7200}`, count))
+		var all struct {
+			Sandboxes []struct{ SandboxID string }
+		}
+		require.NoError(b, err)
+		require.Equal(b, http.StatusCreated, code, string(body))
+		require.NoError(b, json.Unmarshal(body, &all))
+		require.Len(b, all.Sandboxes, count)
+		for _, s := range all.Sandboxes {
+			ids = append(ids, s.SandboxID)
+		}
+		return ids
+	}
+	b.ResetTimer()
+	for range b.N {
+		var batches, ones, controls []time.Duration
+		for round := range rounds {
+			var ids []string
+			timed := func(into *[]time.Duration, f func()) func() {
+				return func() {
+					began := time.Now()
+					f()
+					*into = append(*into, time.Since(began))
+				}
+			}
+			one := func() {
+				id, err := g.claim("batch")
+				require.NoError(b, err)
+				ids = append(ids, id)
+			}
+			turns := []func(){timed(&batches, func() { ids = append(ids, batch()...) }), timed(&ones, one), timed(&controls, one)}
+			for i := range turns { // whichever is first finds the others' work done
+				turns[(i+round)%len(turns)]()
+				time.Sleep(15 * time.Millisecond)
+			}
+			g.parallel(len(ids), 16, func(i int) error { return g.release(ids[i]) })
+			g.full("batch", 2*count)
+		}
+		p50 := func(all []time.Duration) float64 { return ms(quantile(all, 0.5)) }
+		b.ReportMetric(p50(batches), "batch_p50_ms")
+		b.ReportMetric(p50(ones), "claim_p50_ms")
+		b.ReportMetric(p50(batches)/p50(ones), "ratio_p50")
+		b.ReportMetric(p50(controls)/p50(ones), "control_p50")
 	}
 }
 

@@ -51,10 +51,10 @@ func TestClaimWaitsWhenItsPoolIsEmpty(t *testing.T) {
 func TestRepeatedKeyNamesOneClaimUnderEveryLeader(t *testing.T) {
 	e := startHere(t, 2)
 	e.waitWarm(2)
-	claim := func(key, body string) answer {
+	post := func(path, key, body string) answer {
 		var a answer
 		e.eventually(func() (err error) {
-			a, err = e.callAPI(http.MethodPost, "/sandboxes", body, e.site.key(), "Idempotency-Key", key)
+			a, err = e.callAPI(http.MethodPost, path, body, e.site.key(), "Idempotency-Key", key)
 			if err == nil && a.code == http.StatusServiceUnavailable {
 				err = fmt.Errorf("%d %s", a.code, a.body)
 			}
@@ -62,12 +62,26 @@ func TestRepeatedKeyNamesOneClaimUnderEveryLeader(t *testing.T) {
 		})
 		return a
 	}
+	claim := func(key, body string) answer { return post("/sandboxes", key, body) }
+	batch := func() (ids []string) {
+		var all openapi.Claims
+		a := post("/v1/claims", "batch", `{"pool":"`+e.pool+`","count":3,"waitTimeout":60}`)
+		require.Equal(t, http.StatusCreated, a.code, a.body)
+		require.NoError(t, json.Unmarshal([]byte(a.body), &all))
+		for _, s := range all.Sandboxes {
+			ids = append(ids, s.SandboxID)
+		}
+		require.Len(t, ids, 3)
+		return ids
+	}
 	body := `{"templateID":"` + e.pool + `","timeout":3600,"user":"ada","metadata":{"k":"v"}}`
 	s := sandboxOf(t, claim("one", body))
 	require.Equal(t, s.SandboxID, sandboxOf(t, claim("one", body)).SandboxID)
 	require.Equal(t, apierror.KeyReused, claim("one", `{"templateID":"`+e.pool+`"}`).refusal(t).Reason)
 
+	together := batch()
 	require.NoError(t, e.site.killLeader(t.Context()))
+	require.ElementsMatch(t, together, batch())
 	again := sandboxOf(t, claim("one", body))
 	require.Equal(t, s.SandboxID, again.SandboxID)
 	require.Equal(t, "ada", again.User)
@@ -184,4 +198,36 @@ func TestRequestWaitsForItsStartingSandbox(t *testing.T) {
 	s = slow("refused", 0)
 	require.Equal(t, apierror.SandboxStarting, e.get(client, e.host(8080, s.SandboxID), "/").refusal(t).Reason)
 	e.reaches(client, s)
+}
+
+// Invariant: P3
+func TestBatchIsClaimedAndRepeatedAsOne(t *testing.T) {
+	e := start(t, 3)
+	e.waitWarm(3)
+	key := "batch " + e.pool
+	claim := func(count int) answer {
+		body := fmt.Sprintf(`{"pool":%q,"count":%d,"waitTimeout":30}`, e.pool, count)
+		var a answer
+		e.eventually(func() (err error) {
+			a, err = e.callAPI(http.MethodPost, "/v1/claims", body, e.site.key(), "Idempotency-Key", key)
+			return err
+		})
+		return a
+	}
+	read := func(a answer) (ids []string) {
+		var all openapi.Claims
+		require.Equal(t, http.StatusCreated, a.code, a.body)
+		require.NoError(t, json.Unmarshal([]byte(a.body), &all))
+		for _, s := range all.Sandboxes {
+			ids = append(ids, s.SandboxID)
+		}
+		require.Len(t, append(ids, all.Ended...), 3)
+		return ids
+	}
+	first := claim(3)
+	ids := read(first)
+	require.ElementsMatch(t, ids, read(claim(3)))
+	require.Equal(t, http.StatusConflict, claim(2).code, "another body")
+	require.Equal(t, http.StatusNoContent, e.api(http.MethodDelete, "/sandboxes/"+ids[0], "").code)
+	require.ElementsMatch(t, ids[1:], read(claim(3)))
 }
