@@ -46,6 +46,10 @@ func TestEachMutatingCallIsOneAuditLine(t *testing.T) {
 	}{
 		{"POST", "/sandboxes", `{"templateID":"python"}`, memberKey, core.CallOK,
 			map[string]any{"key": "ci", "team": "search", "role": "member", "operation": "createSandbox", "object": "k3x9", "outcome": "done", "status": int64(201)}},
+		{"POST", "/sandboxes", `{"templateID":"python","timeout":1.5e9}`, memberKey, core.CallOK,
+			map[string]any{"operation": "createSandbox", "outcome": "refused", "status": int64(400)}},
+		{"POST", "/v1/claims", `{"pool":"python","count":1,"atLeast":2}`, memberKey, core.CallOK,
+			map[string]any{"operation": "claimBatch", "object": "python", "outcome": "refused", "status": int64(400)}},
 		{"DELETE", "/v2/sandboxes/k3x9abcdefghij", "", memberKey, core.CallOK,
 			map[string]any{"operation": "killSandbox", "object": "k3x9a...", "outcome": "done", "status": int64(204)}},
 		{"DELETE", "/sandboxes/k3x9abcdefghij", "", memberKey, core.CallUnknown,

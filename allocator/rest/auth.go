@@ -69,6 +69,16 @@ func (a *api) callerOf(r *http.Request) (access.Caller, *apierror.Error) {
 	return access.Caller{}, apierror.New(apierror.Timeout, "this replica has just started: %v; try again", err)
 }
 
+// still reports whether the key of a long call has been neither revoked nor changed since the call
+// began.
+func (a *api) still(r *http.Request) bool {
+	if a.Keys == nil {
+		return true
+	}
+	c, err := a.callerOf(r)
+	return err == nil && c == access.From(r.Context())
+}
+
 // presentedKey returns the key of a request: X-API-Key, as the E2B SDKs send it, or a bearer token
 // (RFC 6750).
 func presentedKey(r *http.Request) string {

@@ -6,10 +6,13 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
+	"strings"
 
 	"github.com/berth-sandbox/berth/allocator/access"
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/api/openapi"
+	"github.com/berth-sandbox/berth/api/sandboxid"
 )
 
 // maxBatchBytes bounds the strings of a caller in the records of a batch. The records of 1,000
@@ -26,6 +29,7 @@ func (a *api) claimBatch(w *reply, r *http.Request) error {
 	if err := decode(raw, &request); err != nil {
 		return err
 	}
+	w.object = audited(request.Pool)
 	claim, err := a.claimOf(&openapi.NewSandbox{
 		TemplateID: request.Pool, Timeout: request.Timeout, IdleTimeout: request.IdleTimeout, Activity: request.Activity,
 		MinBytesPerMinute: request.MinBytesPerMinute, WaitTimeout: request.WaitTimeout, Metadata: request.Metadata, User: request.User,
@@ -53,9 +57,15 @@ func (a *api) claimBatch(w *reply, r *http.Request) error {
 		return err
 	}
 	answer := openapi.Claims{Sandboxes: make([]openapi.Sandbox, 0, len(live)), Ended: append([]string{}, ended...)}
+	ids := slices.Clone(answer.Ended)
 	for _, s := range live {
 		answer.Sandboxes = append(answer.Sandboxes, a.withCredentials(ctx, a.toSandbox(s), &s))
+		ids = append(ids, s.ID)
 	}
+	for i := range ids {
+		ids[i] = sandboxid.Short(ids[i])
+	}
+	w.object = strings.Join(ids, " ")
 	return writeJSON(w, http.StatusCreated, answer)
 }
 

@@ -28,6 +28,7 @@ func (a *api) create(w *reply, r *http.Request) error {
 	if err := decode(raw, &request); err != nil {
 		return err
 	}
+	w.object = audited(request.TemplateID)
 	claim, err := a.claimOf(&request)
 	if err != nil {
 		return err

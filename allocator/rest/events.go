@@ -97,6 +97,9 @@ func (a *api) sendEvents(w http.ResponseWriter, r *http.Request) error {
 	defer tick.Stop()
 	for s.err == nil {
 		next, lost, changed := ring.After(at, batch)
+		if !a.still(r) {
+			return nil // the client is refused when it connects again
+		}
 		if lost > 0 {
 			s.gap(next[0].Number-1, openapi.Overwritten)
 		}

@@ -3,9 +3,12 @@ package rest
 import (
 	"bufio"
 	"context"
+	"errors"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -92,6 +95,44 @@ func TestStreamSelectsByTeamAndPool(t *testing.T) {
 	ring.Publish(events.Event{Type: events.Ready, SandboxID: "x", Pool: "ruby", Team: "red"})
 	require.Contains(t, blue(), `"sandboxID":"b"`)
 	require.Contains(t, ruby(), `"sandboxID":"x"`)
+}
+
+// revocable has one key, which any caller presents, until it is revoked.
+type revocable struct{ revoked atomic.Bool }
+
+func (k *revocable) Caller(string) (access.Caller, error) {
+	if k.revoked.Load() {
+		return access.Caller{}, access.ErrUnknownKey
+	}
+	return access.Caller{Key: "k", Team: "blue", Role: access.Member}, nil
+}
+
+func TestStreamEndsWhenItsKeyIsRevoked(t *testing.T) {
+	ring, keys := events.New(7), &revocable{}
+	server := httptest.NewServer(handlerWithKeys(t, &fake{events: ring}, keys))
+	t.Cleanup(server.Close)
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, server.URL+"/v1/events", http.NoBody)
+	require.NoError(t, err)
+	r.Header.Set("X-API-Key", keyOne)
+	w, err := http.DefaultClient.Do(r)
+	require.NoError(t, err)
+	defer w.Body.Close()
+	published(ring, "a", "blue")
+	lines := bufio.NewReader(w.Body)
+	for line := ""; !strings.Contains(line, `"sandboxID":"a"`); {
+		line, err = lines.ReadString('\n')
+		require.NoError(t, err)
+	}
+	keys.revoked.Store(true)
+	published(ring, "b", "blue")
+	for {
+		line, err := lines.ReadString('\n')
+		require.NotContains(t, line, `"sandboxID":"b"`, "an event after the revocation")
+		if errors.Is(err, io.EOF) {
+			return
+		}
+		require.NoError(t, err)
+	}
 }
 
 func TestStreamHasOnlyEventsThatItsCallerSees(t *testing.T) {
