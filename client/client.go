@@ -169,22 +169,66 @@ func (c *Client) KeepAlive(ctx context.Context, id string) error {
 	return err
 }
 
+// Find returns sandboxes, also those that have ended, a page at a time, as List does.
+func (c *Client) Find(ctx context.Context, filter openapi.FindSandboxesParams) iter.Seq2[openapi.SandboxRecord, error] {
+	return func(yield func(openapi.SandboxRecord, error) bool) {
+		params := filter
+		for {
+			page, err := call[openapi.SandboxRecords](ctx, repeatable, func() (*http.Response, error) {
+				return c.api.FindSandboxes(ctx, &params)
+			})
+			if err != nil {
+				yield(openapi.SandboxRecord{}, err)
+				return
+			}
+			for _, s := range page.Sandboxes {
+				if !yield(s, nil) {
+					return
+				}
+			}
+			if page.NextToken == "" {
+				return
+			}
+			params.NextToken = &page.NextToken
+		}
+	}
+}
+
 // Pools returns the pools, by name.
-func (c *Client) Pools(ctx context.Context) ([]openapi.Template, error) {
-	all, err := call[[]openapi.Template](ctx, repeatable, func() (*http.Response, error) {
-		return c.api.ListTemplates(ctx)
-	})
+func (c *Client) Pools(ctx context.Context) ([]openapi.Pool, error) {
+	all, err := call[openapi.Pools](ctx, repeatable, func() (*http.Response, error) { return c.api.ListPools(ctx) })
 	if err != nil {
 		return nil, err
 	}
-	return *all, nil
+	return all.Pools, nil
 }
 
-// Why says why a sandbox is alive and until when, or when and why it was released: then Activity is
-// nil.
+// Pool returns a pool.
+func (c *Client) Pool(ctx context.Context, name string) (*openapi.Pool, error) {
+	return call[openapi.Pool](ctx, repeatable, func() (*http.Response, error) { return c.api.GetPool(ctx, name) })
+}
+
+// Scale changes how many pods a pool keeps warm, and how many it may have. With a generation it
+// fails if the pool was changed since.
+func (c *Client) Scale(ctx context.Context, name string, to openapi.ScalePoolJSONRequestBody) (*openapi.Pool, error) {
+	p := repeatable
+	if to.Generation != nil {
+		p = once // the first call may have changed it
+	}
+	return call[openapi.Pool](ctx, p, func() (*http.Response, error) { return c.api.ScalePool(ctx, name, to) })
+}
+
+// Why says what is known of a sandbox, and why and until when it is alive.
 func (c *Client) Why(ctx context.Context, id string) (*openapi.SandboxExplanation, error) {
 	return call[openapi.SandboxExplanation](ctx, repeatable, func() (*http.Response, error) {
 		return c.api.ExplainSandbox(ctx, id)
+	})
+}
+
+// Route says whether requests reach a sandbox, and otherwise why not.
+func (c *Client) Route(ctx context.Context, id string) (*openapi.RouteExplanation, error) {
+	return call[openapi.RouteExplanation](ctx, repeatable, func() (*http.Response, error) {
+		return c.api.ExplainRoute(ctx, id)
 	})
 }
 
@@ -217,6 +261,11 @@ func (c *Client) DeclareDead(ctx context.Context, session, reason string) (*open
 	return call[openapi.DeadDeclared](ctx, once, func() (*http.Response, error) {
 		return c.api.DeclareDead(ctx, session, openapi.DeclareDeadJSONRequestBody{Reason: reason})
 	})
+}
+
+// Link makes a link that opens one port of a sandbox in a browser until it expires.
+func (c *Client) Link(ctx context.Context, id string, link openapi.NewLink) (*openapi.Link, error) {
+	return call[openapi.Link](ctx, repeatable, func() (*http.Response, error) { return c.api.MakeLink(ctx, id, link) })
 }
 
 // URL returns the address of a port of a sandbox. 0 is its default port.

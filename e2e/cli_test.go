@@ -89,15 +89,48 @@ func TestCommandLineRunsAWholeSession(t *testing.T) {
 	require.Contains(t, c.run(0, "why", id), "Timeout in")
 	require.Contains(t, c.run(0, "last-active", "--pool", c.pool), other)
 	require.Contains(t, c.run(0, "fence", "sessions"), "router-")
+	require.Contains(t, c.run(0, "diagnose", id), "Routable:      yes")
+	require.Contains(t, c.run(0, "pools", "scale", c.pool, "--warm=1", "--max-pods=5"), "keeps 1 pods warm, at most 5")
+	var pool openapi.Pool
+	require.NoError(t, json.Unmarshal([]byte(c.run(0, "pools", "get", c.pool, "-o", "json")), &pool))
+	require.Equal(t, 5, pool.Spec.MaxPods)
+	require.Contains(t, c.run(0, "pools", "ls", "-o", "name"), c.pool)
 	c.run(0, "kill", id)
+	c.events(id, "created", "ready", "released")
+	require.Contains(t, c.run(0, "why", id), "released at")
+	require.Contains(t, c.run(0, "ls", "--pool", c.pool, "--phase=released,ended", "-o", "wide"), "Killed")
 	require.Contains(t, c.run(3, "kill", id), "sandbox_gone")
 	require.Contains(t, c.run(3, "get", strings.Repeat("x", 20)), "sandbox_not_found")
 	require.Equal(t, other+" released", c.run(0, "kill", "--all", "--pool", c.pool))
 	require.Empty(t, c.run(0, "ls", "--pool", c.pool))
+	private := c.run(0, "claim", c.pool, "--access=token", "--wait=1m", "-o", "name")
+	require.Contains(t, c.run(0, "curl", private+"/x"), `"path":"/x"`)
+	require.Contains(t, c.run(0, "open", "--print", private+"/y"), "/.berth/access?")
+	c.forwards(private, `"path":"/"`)
+	c.run(0, "kill", private)
 	require.Len(t, strings.Split(c.run(0, "claim", c.pool, "--count=2", "--wait=1m", "-o", "name"), "\n"), 2)
 	c.run(0, "kill", "--all", "--pool", c.pool)
 	require.Contains(t, c.run(3, "claim", "nosuch"), "pool_not_found")
 	require.Contains(t, c.run(5, "ls", "--api-url=http://127.0.0.1:1"), "cannot be reached")
+}
+
+// events reads the events of the pool until those of a sandbox have come, in this order.
+func (c *commandLine) events(id string, kinds ...string) {
+	cmd := c.command("events", "--pool", c.pool, "--no-headers", "--since=0.0")
+	out, err := cmd.StdoutPipe()
+	require.NoError(c.t, err)
+	cmd.Stderr = os.Stderr
+	require.NoError(c.t, cmd.Start())
+	lines := bufio.NewScanner(out)
+	for len(kinds) > 0 && lines.Scan() {
+		if fields := strings.Fields(lines.Text()); fields[2] == id {
+			require.Equal(c.t, kinds[0], fields[1])
+			kinds = kinds[1:]
+		}
+	}
+	require.Empty(c.t, kinds)
+	require.NoError(c.t, cmd.Process.Signal(os.Interrupt))
+	require.NoError(c.t, cmd.Wait())
 }
 
 // forwards sends a request and a message over WebSocket through port-forward.

@@ -18,6 +18,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/berth-sandbox/berth/api/openapi"
 	"github.com/berth-sandbox/berth/cmd/internal/cli"
 )
 
@@ -59,31 +60,59 @@ type gatewayFlags struct {
 	Gateway string `env:"BERTH_GATEWAY" help:"host:port to connect to for sandboxes, where their names do not resolve."`
 }
 
-// locate returns the installation and the address of a place.
-func (f *gatewayFlags) locate(ctx context.Context, text string) (*target, *url.URL, error) {
+// located is a place of a sandbox.
+type located struct {
+	*target
+	place   place
+	sandbox *openapi.Sandbox
+	url     *url.URL
+}
+
+// tokenHeader names the header with the token of a sandbox.
+const tokenHeader = "e2b-traffic-access-token"
+
+// token returns the token that requests need, "" for none.
+func (l *located) token() (string, error) {
+	switch l.sandbox.Access {
+	case openapi.AccessTeam:
+		return "", cli.WithExitCode(exitRefused, fmt.Errorf(
+			"%s has the access team, which a link opens and no header: use berth open", l.place.id))
+	case openapi.AccessToken:
+		token := deref(l.sandbox.TrafficAccessToken)
+		if token == "" {
+			return "", cli.WithExitCode(exitRefused, fmt.Errorf(
+				"%s needs a token, which the API does not show to this key; a key with the role member sees it", l.place.id))
+		}
+		return token, nil
+	}
+	return "", nil
+}
+
+// locate finds the installation, the sandbox and the address of a place.
+func (f *gatewayFlags) locate(ctx context.Context, text string) (*located, error) {
 	p, err := parsePlace(text)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	t, err := f.target()
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	if t.Gateway = cmp.Or(f.Gateway, t.Gateway); t.Gateway != "" {
 		if _, _, err := net.SplitHostPort(t.Gateway); err != nil {
-			return nil, nil, usage("--gateway %q: must be host:port", t.Gateway)
+			return nil, usage("--gateway %q: must be host:port", t.Gateway)
 		}
 	}
 	s, err := readOnce(ctx, t, p.id)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	address, err := addressOf(s, p.port, p.path)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	u, err := url.Parse(address)
-	return t, u, err
+	return &located{t, p, s, u}, err
 }
 
 type openCommand struct {
@@ -94,14 +123,20 @@ type openCommand struct {
 
 // Run implements the command.
 func (c *openCommand) Run(ctx context.Context, o *output) error {
-	_, u, err := c.locate(ctx, c.Place)
+	l, err := c.locate(ctx, c.Place)
 	if err != nil {
 		return err
+	}
+	u := l.url.String()
+	if l.sandbox.Access == openapi.AccessToken || l.sandbox.Access == openapi.AccessTeam {
+		if u, err = l.link(ctx); err != nil {
+			return err
+		}
 	}
 	if _, err := fmt.Fprintln(o.out, u); err != nil || c.Print {
 		return err
 	}
-	name, args := "xdg-open", []string{u.String()}
+	name, args := "xdg-open", []string{u}
 	if runtime.GOOS == "darwin" {
 		name = "open"
 	}
@@ -114,6 +149,24 @@ func (c *openCommand) Run(ctx context.Context, o *output) error {
 	return nil
 }
 
+// link makes a link to the place, which a browser can open without a token.
+func (l *located) link(ctx context.Context) (string, error) {
+	var link openapi.NewLink
+	if l.place.port != 0 {
+		link.Port = new(int64(l.place.port))
+	}
+	if l.place.path != "" {
+		link.Path = new(l.place.path)
+	}
+	made, err := call(ctx, l.target, func(ctx context.Context) (*openapi.Link, error) {
+		return l.api.Link(ctx, l.place.id, link)
+	})
+	if err != nil {
+		return "", err
+	}
+	return made.URL, nil
+}
+
 type curlCommand struct {
 	gatewayFlags
 	Place string   `arg:"" name:"sandbox" complete:"sandbox" help:"ID of a sandbox; ID:PORT/PATH for a port and a path."`
@@ -122,16 +175,23 @@ type curlCommand struct {
 
 // Run implements the command. The exit status is curl's.
 func (c *curlCommand) Run(ctx context.Context, o *output) error {
-	t, u, err := c.locate(ctx, c.Place)
+	l, err := c.locate(ctx, c.Place)
+	if err != nil {
+		return err
+	}
+	token, err := l.token()
 	if err != nil {
 		return err
 	}
 	var args []string
-	if t.Gateway != "" {
-		args = append(args, "--connect-to", "::"+t.Gateway)
+	if l.Gateway != "" {
+		args = append(args, "--connect-to", "::"+l.Gateway)
 	}
-	if t.CAFile != "" {
-		args = append(args, "--cacert", t.CAFile)
+	if l.CAFile != "" {
+		args = append(args, "--cacert", l.CAFile)
+	}
+	if token != "" { // not as an argument, which others on the machine can see
+		args = append(args, "--config", "/dev/fd/3")
 	}
 	if !terminal(o.out) || !terminal(o.err) {
 		args = append(args, "--silent", "--show-error")
@@ -140,15 +200,27 @@ func (c *curlCommand) Run(ctx context.Context, o *output) error {
 	if len(rest) > 0 && rest[0] == "--" {
 		rest = rest[1:]
 	}
-	cmd := exec.CommandContext(ctx, "curl", append(append(args, rest...), u.String())...)
+	cmd := exec.CommandContext(ctx, "curl", append(append(args, rest...), l.url.String())...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, o.out, o.err
+	if token != "" {
+		read, write, err := os.Pipe()
+		if err != nil {
+			return err
+		}
+		defer read.Close()
+		cmd.ExtraFiles = []*os.File{read}
+		_, err = fmt.Fprintf(write, "header = \"%s: %s\"\n", tokenHeader, token) // less than a pipe holds
+		if err = errors.Join(err, write.Close()); err != nil {
+			return err
+		}
+	}
 	err = cmd.Run()
 	var failed *exec.ExitError
 	switch {
 	case errors.Is(err, exec.ErrNotFound):
 		return fmt.Errorf("%w; install curl, or use berth port-forward", err)
 	case errors.As(err, &failed):
-		return cli.WithExitCode(failed.ExitCode(), fmt.Errorf("curl %s: %w", u, err))
+		return cli.WithExitCode(failed.ExitCode(), fmt.Errorf("curl %s: %w", l.url, err))
 	}
 	return err
 }
@@ -183,7 +255,11 @@ func (c *portForwardCommand) Run(ctx context.Context, o *output) error {
 			return err
 		}
 	}
-	t, u, err := c.locate(ctx, place)
+	l, err := c.locate(ctx, place)
+	if err != nil {
+		return err
+	}
+	token, err := l.token()
 	if err != nil {
 		return err
 	}
@@ -191,16 +267,16 @@ func (c *portForwardCommand) Run(ctx context.Context, o *output) error {
 	if err != nil {
 		return fmt.Errorf("%w; :PORT takes any local port", err)
 	}
-	transport, err := newTransport(t.CAFile, t.gatewayDialer())
+	transport, err := newTransport(l.CAFile, l.gatewayDialer())
 	if err != nil {
 		return err
 	}
 	transport.DisableKeepAlives = false
 	defer transport.CloseIdleConnections()
-	server := &http.Server{Handler: forwarder(u, transport), ReadHeaderTimeout: forwardHeader, ErrorLog: log.New(io.Discard, "", 0)}
+	server := &http.Server{Handler: forwarder(l.url, token, transport), ReadHeaderTimeout: forwardHeader, ErrorLog: log.New(io.Discard, "", 0)}
 	stop := context.AfterFunc(ctx, func() { server.Close() })
 	defer stop()
-	if _, err := fmt.Fprintf(o.out, "forwarding from http://%s to %s\n", listener.Addr(), u); err != nil {
+	if _, err := fmt.Fprintf(o.out, "forwarding from http://%s to %s\n", listener.Addr(), l.url); err != nil {
 		return errors.Join(err, listener.Close())
 	}
 	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
@@ -218,14 +294,17 @@ func (t *target) gatewayDialer() dial {
 	return func(ctx context.Context, network, _ string) (net.Conn, error) { return direct(ctx, network, t.Gateway) }
 }
 
-// forwarder passes requests on to the origin of u.
-func forwarder(u *url.URL, transport http.RoundTripper) http.Handler {
+// forwarder passes requests on to the origin of u, with a token unless it is "".
+func forwarder(u *url.URL, token string, transport http.RoundTripper) http.Handler {
 	origin := &url.URL{Scheme: u.Scheme, Host: u.Host}
 	proxy := &httputil.ReverseProxy{
 		Transport: transport,
 		Rewrite: func(r *httputil.ProxyRequest) {
 			r.SetURL(origin)
 			r.Out.Host = origin.Host
+			if token != "" {
+				r.Out.Header.Set(tokenHeader, token)
+			}
 		},
 		FlushInterval: -1, // an answer may be a stream
 		ErrorHandler: func(w http.ResponseWriter, _ *http.Request, err error) {

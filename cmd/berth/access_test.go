@@ -13,6 +13,9 @@ import (
 
 	"github.com/coder/websocket"
 	"github.com/stretchr/testify/require"
+
+	"github.com/berth-sandbox/berth/api/openapi"
+	"github.com/berth-sandbox/berth/cmd/internal/cli"
 )
 
 // gateway starts a server that answers with the host, path and body of a request, and echoes over
@@ -33,7 +36,7 @@ func gateway(t *testing.T) (address string) {
 			return
 		}
 		body, _ := io.ReadAll(r.Body)
-		_, _ = io.WriteString(w, r.Method+" "+r.Host+r.URL.String()+" "+string(body))
+		_, _ = io.WriteString(w, r.Method+" "+r.Host+r.URL.String()+" "+string(body)+r.Header.Get(tokenHeader))
 	}))
 	t.Cleanup(server.Close)
 	return host(server.URL)
@@ -51,6 +54,26 @@ func TestCurlReachesTheSandboxThroughTheGateway(t *testing.T) {
 	_, stderr, err := command(t.Context(), "curl", "--api-url="+url, "--gateway=127.0.0.1:1", first)
 	require.ErrorContains(t, err, "exit status 7")
 	require.Contains(t, stderr, "curl: (7)")
+}
+
+// A token is in no argument of curl, because others on the machine can see arguments.
+func TestTokenOfAPrivateSandboxIsSent(t *testing.T) {
+	if _, err := exec.LookPath("curl"); err != nil {
+		t.Skip("no curl on this machine")
+	}
+	s, url := serve(t)
+	at := "--gateway=" + gateway(t)
+	s.live[0].Access, s.live[0].TrafficAccessToken = openapi.AccessToken, new("sesame")
+	stdout, err := berth(t, "curl", "--api-url="+url, at, first)
+	require.NoError(t, err)
+	require.Contains(t, stdout, "sesame")
+	s.live[0].TrafficAccessToken = nil
+	_, err = berth(t, "curl", "--api-url="+url, at, first)
+	require.ErrorContains(t, err, "a key with the role member sees it")
+	s.live[0].Access = openapi.AccessTeam
+	_, err = berth(t, "port-forward", "--api-url="+url, at, first)
+	require.ErrorContains(t, err, "use berth open")
+	require.Equal(t, exitRefused, cli.ExitCode(err))
 }
 
 func TestPortForwardPassesHTTPAndWebSocket(t *testing.T) {

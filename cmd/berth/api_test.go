@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -68,16 +69,31 @@ func (s *stub) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		answer(w, http.StatusCreated, s.live[0])
 	case path == "/v1/claims":
 		answer(w, http.StatusCreated, openapi.Claims{Sandboxes: s.live, Ended: []string{"gone"}})
-	case path == "/sandboxes":
-		all := []openapi.Sandbox{}
+	case path == "/v1/sandboxes":
+		all := []openapi.SandboxRecord{}
 		for _, one := range s.live {
-			if pool := r.URL.Query().Get("template"); pool == "" || pool == one.TemplateID {
-				all = append(all, one)
+			if pool := r.URL.Query().Get("pool"); pool == "" || pool == one.TemplateID {
+				all = append(all, recordOf(one))
 			}
 		}
-		answer(w, http.StatusOK, all)
-	case path == "/templates":
-		answer(w, http.StatusOK, []openapi.Template{{TemplateID: "node"}, {TemplateID: "python"}})
+		if r.URL.Query().Get("phase") == "released,ended" {
+			all = []openapi.SandboxRecord{released(s.live[0])}
+		}
+		answer(w, http.StatusOK, openapi.SandboxRecords{Sandboxes: all})
+	case path == "/v1/pools":
+		answer(w, http.StatusOK, openapi.Pools{Pools: []openapi.Pool{poolOf("node"), poolOf("python")}})
+	case strings.HasPrefix(path, "/v1/pools/"):
+		answer(w, http.StatusOK, poolOf("python"))
+	case path == "/v1/events":
+		if r.Header.Get("Last-Event-ID") != "" {
+			refuse(w, http.StatusUnauthorized, "unauthorized", "the key was revoked")
+			return
+		}
+		at := noon.Format(time.RFC3339)
+		fmt.Fprintf(w, "id: 1.4\nevent: gap\ndata: {\"reason\":\"leaderChanged\",\"message\":\"events may be lost\"}\n\n"+
+			"id: 1.5\nevent: created\ndata: {\"type\":\"created\",\"at\":%q,\"sandboxID\":%q,\"pool\":\"python\",\"team\":\"a\"}\n\n"+
+			"id: 1.6\nevent: released\ndata: {\"type\":\"released\",\"at\":%q,\"sandboxID\":%q,\"pool\":\"python\",\"reason\":\"Killed\"}\n\n",
+			at, first, at, first)
 	case path == "/v1/last-active" && r.URL.Query().Get("id") == "nosuch":
 		answer(w, http.StatusOK, openapi.LastActive{Now: noon, Sandboxes: []openapi.Activity{}})
 	case path == "/v1/last-active":
@@ -92,6 +108,8 @@ func (s *stub) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		refuse(w, http.StatusNotFound, "sandbox_not_found", "there is no such sandbox")
 	case r.Method == http.MethodDelete, rest == "timeout", rest == "keepalive":
 		w.WriteHeader(http.StatusNoContent)
+	case rest == "route":
+		answer(w, http.StatusOK, routeOf(id))
 	case strings.HasPrefix(path, "/v1/"):
 		answer(w, http.StatusOK, s.why(id))
 	default:
@@ -100,17 +118,61 @@ func (s *stub) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 func (s *stub) why(id string) openapi.SandboxExplanation {
-	a := openapi.Activity{
+	a := &openapi.Activity{
 		SandboxID: id, Pool: "python", LastActive: noon.Add(-12 * time.Second), AgeSeconds: 12, Kind: "open", Open: 2,
 		Router: new("router-a"), IdleTimeout: 60, Awaits: []string{}, Asks: []string{},
 		Next: &openapi.NextRelease{Reason: openapi.Idle, At: noon.Add(48 * time.Second), InSeconds: 48},
 	}
+	e := openapi.SandboxExplanation{Sandbox: recordOf(s.live[0]), Now: noon, Activity: a}
 	if id == second {
 		a.Kind, a.Why, a.Next.InSeconds, a.Router, a.Open = "unknown", new("a router has ended"), 0, nil, 0
 		a.MinBytesPerMinute, a.Awaits = new(int64(2048)), []string{"router-b"}
+		e.Sandbox = recordOf(s.live[1])
 	}
-	record := openapi.SandboxRecord{SandboxID: id, Pool: "python", Phase: openapi.RecordPhaseRunning, ClaimedAt: noon.Add(-time.Minute), Ports: []int{}}
-	return openapi.SandboxExplanation{Now: noon, Sandbox: record, Activity: &a}
+	return e
+}
+
+func recordOf(s openapi.Sandbox) openapi.SandboxRecord {
+	r := openapi.SandboxRecord{
+		SandboxID: s.SandboxID, Pool: s.TemplateID, Team: "a", User: s.User, Phase: openapi.RecordPhase(s.Phase),
+		ClaimedAt: s.StartedAt, IdleTimeout: s.IdleTimeout, Metadata: s.Metadata, PodName: s.PodName, PodIP: "10.0.0.1",
+		URL: s.URL, DefaultPort: 8080, Ports: []int{},
+	}
+	if s.EndAt.Year() < 9999 {
+		r.EndAt = &s.EndAt
+	}
+	return r
+}
+
+func released(s openapi.Sandbox) openapi.SandboxRecord {
+	r := recordOf(s)
+	r.Phase, r.ReleasedAt, r.Reason = openapi.RecordPhaseReleased, &noon, "Killed"
+	return r
+}
+
+func routeOf(id string) openapi.RouteExplanation {
+	r := openapi.RouteExplanation{
+		SandboxID: id, Routable: true, Why: "it is live", Phase: openapi.RecordPhaseRunning, PodName: "python-abcdef",
+		PodIP: "10.0.0.1", DefaultPort: 8080, Ports: []int{8080, 3000},
+		Routers: []openapi.RouterOfRoute{{SessionID: "router-a", Address: "10.1.0.1", Connected: true, State: "acknowledged"}},
+	}
+	if id == second {
+		fence := fencesOf().Fences[0]
+		r.Routable, r.Why, r.Fence, r.RoutersOthers, r.PodNotReady = false, "it is starting", &fence, 3, "CrashLoopBackOff"
+	}
+	return r
+}
+
+func poolOf(name string) openapi.Pool {
+	p := openapi.Pool{
+		Name: name, CreatedAt: noon.Add(-time.Hour), Generation: 1, Spec: openapi.PoolSpec{Warm: 3, Images: []string{"image:1"}, IdleTimeout: 3600},
+		Counts:     openapi.PoolCounts{Warm: 2, Pending: 1, Claimed: 4, WaitingClaims: 5},
+		Conditions: []openapi.Condition{{Type: "Accepted", Status: "True"}, {Type: "Ready", Status: "False", Message: "2 of 3 pods are warm"}},
+	}
+	if name == "python" {
+		p.Spec.MaxPods = 10
+	}
+	return p
 }
 
 func sessionsOf() openapi.Sessions {
@@ -146,12 +208,14 @@ func TestOutputOfEveryCommandIsTheGoldenFile(t *testing.T) {
 	_, url := serve(t)
 	var all strings.Builder
 	for _, line := range []string{
-		"claim python", "claim python -o name", "claim python -o json", "claim python --count=3 --at-least=2", "claim python --count=1 --at-least=2", "ls", "ls --no-headers", "ls -o wide", "ls -o name",
-		"ls -o json", "ls -o yaml", "ls --pool=node", "ls --pool=none", "get " + first, "get " + first + " -o yaml",
+		"claim python", "claim python -o name", "claim python -o json", "claim python --count=3 --at-least=2",
+		"claim python --count=1 --at-least=2", "ls", "ls --no-headers", "ls -o wide", "ls -o name",
+		"ls -o json", "ls -o yaml", "ls --pool=node", "ls --pool=none", "ls -m job=17 -o name", "ls --phase=released,ended -o wide", "get " + first, "get " + first + " -o yaml",
 		"get " + first + " " + second + " -o json", "get nosuch", "kill " + first, "kill " + first + " nosuch",
 		"kill --all --pool=node", "timeout " + first + " 10m", "keepalive " + first, "why " + first + " " + second,
 		"why " + first + " -o json", "last-active", "last-active -o wide", "last-active --id=nosuch", "open --print " + first,
-		"open --print " + first + ":3000/a?b=c", "fence ls", "fence ls -o name", "fence sessions", "fence sessions -o yaml",
+		"open --print " + first + ":3000/a?b=c", "diagnose " + first, "diagnose " + second, "diagnose " + first + " -o json", "pools ls", "pools ls -o wide", "pools get python -o yaml",
+		"pools scale python --warm=3 --max-pods=10", "pools scale python", "events", "events -o wide --no-headers", "fence ls", "fence ls -o name", "fence sessions", "fence sessions -o yaml",
 		"fence declare-dead router-b --gone --reason=burnt",
 	} {
 		stdout, stderr, err := command(t.Context(), append(strings.Fields(line), "--api-url="+url)...)
@@ -179,5 +243,5 @@ func TestKillOfAllNeedsAFilterOrYes(t *testing.T) {
 	require.Empty(t, s.seen())
 	_, err := berth(t, "kill", "--all", "-y", "--api-url="+url)
 	require.NoError(t, err)
-	require.Equal(t, []string{"GET /sandboxes", "DELETE /sandboxes/" + first, "DELETE /sandboxes/" + second}, s.seen())
+	require.Equal(t, []string{"GET /v1/sandboxes?limit=1000", "DELETE /sandboxes/" + first, "DELETE /sandboxes/" + second}, s.seen())
 }

@@ -208,14 +208,14 @@ func (s *completion) values(ctx context.Context, v *kong.Value) (all []string) {
 	case "pool":
 		pools, _ := t.api.Pools(ctx)
 		for _, p := range pools {
-			all = append(all, p.TemplateID)
+			all = append(all, p.Name)
 		}
 	case "sandbox":
-		for s, err := range t.api.List(ctx, openapi.ListSandboxesParams{}) {
-			if err != nil {
+		for s, err := range t.api.Find(ctx, openapi.FindSandboxesParams{Limit: new(pageLength)}) {
+			if err != nil || len(all) == pageLength {
 				break
 			}
-			all = append(all, s.SandboxID+"\t"+s.TemplateID)
+			all = append(all, s.SandboxID+"\t"+s.Pool)
 		}
 	case "session":
 		sessions, err := t.api.Sessions(ctx, 1000)

@@ -22,7 +22,9 @@ import (
 func keyed(t *testing.T) (url string) {
 	t.Helper()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		answer(w, http.StatusOK, []openapi.Sandbox{{SandboxID: r.Host + " " + r.Header.Get("X-API-Key")}})
+		answer(w, http.StatusOK, openapi.SandboxRecords{
+			Sandboxes: []openapi.SandboxRecord{{SandboxID: r.Host + " " + r.Header.Get("X-API-Key")}},
+		})
 	}))
 	t.Cleanup(server.Close)
 	return server.URL

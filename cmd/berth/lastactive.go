@@ -8,6 +8,7 @@ import (
 
 	"github.com/berth-sandbox/berth/api/activity"
 	"github.com/berth-sandbox/berth/api/openapi"
+	"github.com/berth-sandbox/berth/cmd/internal/cli"
 )
 
 // activities is the view of the activity of sandboxes.
@@ -106,7 +107,11 @@ func (c *lastActiveCommand) Run(ctx context.Context, o *output) error {
 	}
 	if len(items) == 0 && c.ID != "" {
 		// Says whether the sandbox is unknown or has ended.
-		if _, err := explain(ctx, t, c.ID); err != nil {
+		known, err := explain(ctx, t, c.ID)
+		if err == nil && known.Activity == nil {
+			err = cli.WithExitCode(exitNotFound, fmt.Errorf("%s", ended(&known.Sandbox)))
+		}
+		if err != nil {
 			return err
 		}
 	}
@@ -126,6 +131,52 @@ func nonEmpty(text string) *string {
 	return &text
 }
 
+// explain returns what is known of a sandbox.
+func explain(ctx context.Context, t *target, id string) (*openapi.SandboxExplanation, error) {
+	return call(ctx, t, func(ctx context.Context) (*openapi.SandboxExplanation, error) { return t.api.Why(ctx, id) })
+}
+
+// ended says when and why a sandbox was released.
+func ended(s *openapi.SandboxRecord) string {
+	if s.ReleasedAt == nil {
+		return "it has been released"
+	}
+	return fmt.Sprintf("released at %s: %s", s.ReleasedAt.UTC().Format(time.RFC3339), s.Reason)
+}
+
+var explanations = view[openapi.SandboxExplanation]{
+	name: func(e openapi.SandboxExplanation) string { return e.Sandbox.SandboxID },
+	columns: []column[openapi.SandboxExplanation]{
+		{name: "SANDBOX", text: func(e openapi.SandboxExplanation) string { return e.Sandbox.SandboxID }},
+		{name: "POOL", text: func(e openapi.SandboxExplanation) string { return e.Sandbox.Pool }},
+		{name: "PHASE", colour: true, text: func(e openapi.SandboxExplanation) string { return string(e.Sandbox.Phase) }},
+		{name: "LAST ACTIVE", text: func(e openapi.SandboxExplanation) string {
+			if e.Activity == nil {
+				return ""
+			}
+			return spanSeconds(e.Activity.AgeSeconds) + " ago"
+		}},
+		{name: "BY", text: func(e openapi.SandboxExplanation) string {
+			if e.Activity == nil {
+				return ""
+			}
+			return e.Activity.Kind
+		}},
+		{name: "OPEN", text: func(e openapi.SandboxExplanation) string {
+			if e.Activity == nil {
+				return ""
+			}
+			return fmt.Sprint(e.Activity.Open)
+		}},
+		{name: "NEXT", text: func(e openapi.SandboxExplanation) string {
+			if e.Activity == nil {
+				return ended(&e.Sandbox)
+			}
+			return next(*e.Activity, e.DryRun)
+		}},
+	},
+}
+
 type whyCommand struct {
 	apiFlags
 	formatFlags
@@ -138,36 +189,12 @@ func (c *whyCommand) Run(ctx context.Context, o *output) error {
 	if err != nil {
 		return err
 	}
-	var dryRun bool
 	all, err := each(c.IDs, func(id string) (openapi.SandboxExplanation, error) {
 		e, err := explain(ctx, t, id)
-		dryRun = dryRun || e.DryRun
-		return e, err
+		if err != nil {
+			return openapi.SandboxExplanation{}, err
+		}
+		return *e, nil
 	})
-	if len(all) == 0 {
-		return err
-	}
-	rows := make([]openapi.Activity, len(all))
-	for i, a := range all {
-		rows[i] = *a.Activity
-	}
-	failed := show(o, c.formatFlags, activities(dryRun), rows, single(c.IDs, all))
-	if err == nil {
-		err = failed
-	}
-	return err
-}
-
-// explain asks why a live sandbox is alive. For another one it returns an error.
-func explain(ctx context.Context, t *target, id string) (openapi.SandboxExplanation, error) {
-	e, err := call(ctx, t, func(ctx context.Context) (*openapi.SandboxExplanation, error) { return t.api.Why(ctx, id) })
-	if err != nil {
-		return openapi.SandboxExplanation{}, err
-	}
-	if s := e.Sandbox; e.Activity == nil && s.ReleasedAt != nil {
-		return *e, fmt.Errorf("sandbox %s was released at %s: %s", id, s.ReleasedAt.UTC().Format(time.RFC3339), s.Reason)
-	} else if e.Activity == nil {
-		return *e, fmt.Errorf("sandbox %s is being released", id)
-	}
-	return *e, nil
+	return shown(err, len(all), func() error { return show(o, c.formatFlags, explanations, all, single(c.IDs, all)) })
 }

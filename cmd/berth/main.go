@@ -19,6 +19,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"slices"
 	"time"
 
 	"github.com/alecthomas/kong"
@@ -34,15 +35,18 @@ type commands struct {
 	Timeout     timeoutCommand     `cmd:"" help:"Move the end of a sandbox to a time from now."`
 	Keepalive   keepaliveCommand   `cmd:"" help:"Count as use of sandboxes."`
 	Why         whyCommand         `cmd:"" help:"Say why sandboxes are alive, and until when."`
+	Diagnose    diagnoseCommand    `cmd:"" help:"Say what is known of a sandbox, and why requests do not reach it."`
 	Open        openCommand        `cmd:"" help:"Open a sandbox in the browser."`
 	Curl        curlCommand        `cmd:"" help:"Run curl against a sandbox."`
 	PortForward portForwardCommand `cmd:"" help:"Forward a local port to a port of a sandbox, for HTTP and WebSocket."`
+	Pools       poolsCommand       `cmd:"" help:"Pools of warm pods."`
+	Events      eventsCommand      `cmd:"" help:"Print what happens to sandboxes."`
 	LastActive  lastActiveCommand  `cmd:"" help:"When sandboxes were last used, and what happens next."`
 	Fence       fenceCommand       `cmd:"" help:"What released sandboxes wait for."`
 	Journal     journalCommand     `cmd:"" help:"The allocator's journal."`
+	Keys        keysCommand        `cmd:"" help:"API keys, in the Secrets of a cluster."`
 	EnvoyConfig envoyConfigCommand `cmd:"" help:"Print Envoy's bootstrap configuration."`
 	Certs       certsCommand       `cmd:"" help:"Certificates for the control stream."`
-	Keys        keysCommand        `cmd:"" help:"API keys, in the Secrets of a cluster."`
 	Context     contextCommand     `cmd:"" help:"The installations that this command knows."`
 	Completion  completionCommand  `cmd:"" help:"Print a script that completes arguments in a shell."`
 	Complete    completeCommand    `cmd:"" name:"__complete" hidden:"" passthrough:"" help:"Print completions."`
@@ -60,6 +64,9 @@ type output struct {
 func main() { cli.Main(run) }
 
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	if len(args) > 0 && args[0] == "help" {
+		args = append(slices.Clone(args[1:]), "--help")
+	}
 	var c commands
 	k, err := cli.Parse(&c, "berth", "Sandboxes for AI agents behind one Envoy.", "", args, stdout, stderr)
 	if err != nil {

@@ -96,6 +96,9 @@ func TestVersionIsPrintedByFlagAndCommand(t *testing.T) {
 	stdout, err := berth(t, "version")
 	require.NoError(t, err)
 	require.Equal(t, cli.Version()+"\n", stdout)
+	var out bytes.Buffer
+	require.ErrorIs(t, run(t.Context(), []string{"help", "ls"}, &out, &out), cli.ErrHelp)
+	require.Contains(t, out.String(), "Usage: berth ls")
 	stdout, err = berth(t, "--version")
 	require.ErrorIs(t, err, cli.ErrHelp)
 	require.Equal(t, cli.Version()+"\n", stdout)

@@ -122,18 +122,23 @@ func (v view[T]) table(o *output, f formatFlags, items []T, headers bool, width 
 	return err
 }
 
-// cells are those of one row. A control character from elsewhere must not reach the terminal.
+// cells are those of one row.
 func (v view[T]) cells(columns []column[T], item T) []string {
 	row := make([]string, len(columns))
 	for i, c := range columns {
-		row[i] = cmp.Or(strings.Map(func(r rune) rune {
-			if r < ' ' || r == 0x7f || r >= 0x80 && r < 0xa0 {
-				return '?'
-			}
-			return r
-		}, c.text(item)), "-")
+		row[i] = cmp.Or(clean(c.text(item)), "-")
 	}
 	return row
+}
+
+// clean replaces control characters, because those of others must not reach the terminal.
+func clean(text string) string {
+	return strings.Map(func(r rune) rune {
+		if r < ' ' || r == 0x7f || r >= 0x80 && r < 0xa0 {
+			return '?'
+		}
+		return r
+	}, text)
 }
 
 // terminal reports whether a person sees what is written.
@@ -225,6 +230,17 @@ func showChanged[T any](o *output, f formatFlags, v view[T], changed []T, header
 		}
 	}
 	return nil
+}
+
+// shown prints what there is after some of several calls have failed.
+func shown(err error, n int, print func() error) error {
+	if n == 0 {
+		return err
+	}
+	if failed := print(); err == nil {
+		return failed
+	}
+	return err
 }
 
 // truncated says how many entries the API has left out.

@@ -25,21 +25,11 @@ func (o *output) sandboxes() view[openapi.Sandbox] {
 			{name: "PHASE", colour: true, text: func(s openapi.Sandbox) string { return string(s.Phase) }},
 			{name: "AGE", ticks: true, text: func(s openapi.Sandbox) string { return span(o.now().Sub(s.StartedAt)) }},
 			{name: "ENDS IN", ticks: true, text: func(s openapi.Sandbox) string { return until(o.now(), s.EndAt) }},
-			{name: "IDLE TIMEOUT", wide: true, text: func(s openapi.Sandbox) string {
-				if s.IdleTimeout == 0 {
-					return ""
-				}
-				return spanSeconds(s.IdleTimeout)
-			}},
+			{name: "IDLE TIMEOUT", wide: true, text: func(s openapi.Sandbox) string { return optionalSpan(s.IdleTimeout) }},
+			{name: "ACCESS", wide: true, text: func(s openapi.Sandbox) string { return string(s.Access) }},
 			{name: "USER", wide: true, text: func(s openapi.Sandbox) string { return s.User }},
 			{name: "POD", wide: true, text: func(s openapi.Sandbox) string { return s.PodName }},
-			{name: "METADATA", wide: true, text: func(s openapi.Sandbox) string {
-				pairs := make([]string, 0, len(s.Metadata))
-				for _, k := range slices.Sorted(maps.Keys(s.Metadata)) {
-					pairs = append(pairs, k+"="+s.Metadata[k])
-				}
-				return strings.Join(pairs, ",")
-			}},
+			{name: "METADATA", wide: true, text: func(s openapi.Sandbox) string { return metadataText(s.Metadata) }},
 			{name: "URL", text: func(s openapi.Sandbox) string { return s.URL }},
 		},
 	}
@@ -54,6 +44,7 @@ type claimCommand struct {
 	Wait        time.Duration     `default:"10s" help:"How long to wait for a warm pod, at most 5m."`
 	Metadata    map[string]string `short:"m" mapsep:"none" placeholder:"KEY=VALUE" help:"Metadata of the sandbox. Can be repeated."`
 	User        string            `help:"User, kept with the sandbox."`
+	Access      *string           `enum:"public,token,team" help:"Who may send requests to it: public, token or team. The pool's if it is left out."`
 	Key         string            `help:"Idempotency key: the same key and claim get the same sandboxes."`
 	Count       int               `default:"1" placeholder:"SANDBOXES" help:"How many to claim in one call, at most 1000: all, or none."`
 	AtLeast     int               `placeholder:"SANDBOXES" help:"How many of --count are enough when --wait is over. Left out: all."`
@@ -87,6 +78,9 @@ func (c *claimCommand) Run(ctx context.Context, o *output) error {
 	if c.User != "" {
 		claim.User = &c.User
 	}
+	if c.Access != nil {
+		claim.Access = new(openapi.Access(*c.Access))
+	}
 	if c.Count < 1 || c.AtLeast < 0 || c.AtLeast > c.Count {
 		return usage("--count %d, --at-least %d: must be 1 or more, and 1 to --count", c.Count, c.AtLeast)
 	}
@@ -116,7 +110,7 @@ func (c *claimCommand) Run(ctx context.Context, o *output) error {
 func (c *claimCommand) batch(ctx context.Context, o *output, t *target, claim openapi.NewSandbox) error {
 	batch := openapi.NewClaims{
 		Pool: c.Pool, Count: c.Count, Timeout: claim.Timeout, IdleTimeout: claim.IdleTimeout, WaitTimeout: claim.WaitTimeout,
-		Metadata: claim.Metadata, User: claim.User,
+		Metadata: claim.Metadata, User: claim.User, Access: claim.Access,
 	}
 	if c.AtLeast > 0 {
 		batch.AtLeast = &c.AtLeast
@@ -151,7 +145,7 @@ func onlyPool(ctx context.Context, t *target) (string, error) {
 	}
 	names := make([]string, len(pools))
 	for i, p := range pools {
-		names[i] = p.TemplateID
+		names[i] = p.Name
 	}
 	switch len(names) {
 	case 0:
@@ -165,33 +159,92 @@ func onlyPool(ctx context.Context, t *target) (string, error) {
 // filterFlags select sandboxes.
 type filterFlags struct {
 	Pool     string            `complete:"pool" help:"Only sandboxes of this pool."`
+	Team     string            `help:"Only sandboxes of this team."`
+	User     string            `help:"Only sandboxes of this user."`
 	Metadata map[string]string `short:"m" mapsep:"none" placeholder:"KEY=VALUE" help:"Only sandboxes with this metadata. Can be repeated."`
 }
 
-func (f *filterFlags) empty() bool { return f.Pool == "" && len(f.Metadata) == 0 }
+func (f *filterFlags) empty() bool {
+	return f.Pool == "" && f.Team == "" && f.User == "" && len(f.Metadata) == 0
+}
 
-func (f *filterFlags) list(ctx context.Context, t *target) ([]openapi.Sandbox, error) {
-	var params openapi.ListSandboxesParams
-	if f.Pool != "" {
-		params.Template = &f.Pool
+// pageLength is that of a list that is read to its end.
+const pageLength = 1000
+
+func (f *filterFlags) list(ctx context.Context, t *target, phases []string) ([]openapi.SandboxRecord, error) {
+	params := openapi.FindSandboxesParams{
+		Pool: nonEmpty(f.Pool), Team: nonEmpty(f.Team), User: nonEmpty(f.User), Limit: new(pageLength),
 	}
-	if len(f.Metadata) > 0 {
-		query := url.Values{}
-		for k, v := range f.Metadata {
-			query.Set(k, v)
-		}
-		params.Metadata = new(query.Encode())
+	for _, phase := range phases {
+		params.Phase = append(params.Phase, openapi.RecordPhase(phase))
 	}
-	return call(ctx, t, func(ctx context.Context) ([]openapi.Sandbox, error) {
-		all := []openapi.Sandbox{}
-		for s, err := range t.api.List(ctx, params) {
+	return call(ctx, t, func(ctx context.Context) ([]openapi.SandboxRecord, error) {
+		all := []openapi.SandboxRecord{}
+		for s, err := range t.api.Find(ctx, params) {
 			if err != nil {
 				return nil, err
 			}
-			all = append(all, s)
+			if f.has(s.Metadata) {
+				all = append(all, s)
+			}
 		}
 		return all, nil
 	})
+}
+
+// has reports whether a sandbox has the metadata that is asked for.
+func (f *filterFlags) has(metadata map[string]string) bool {
+	for k, v := range f.Metadata {
+		if got, ok := metadata[k]; !ok || got != v {
+			return false
+		}
+	}
+	return true
+}
+
+// records is the view of sandboxes, also of those that have ended.
+func (o *output) records() view[openapi.SandboxRecord] {
+	return view[openapi.SandboxRecord]{
+		name: func(s openapi.SandboxRecord) string { return s.SandboxID },
+		columns: []column[openapi.SandboxRecord]{
+			{name: "SANDBOX", text: func(s openapi.SandboxRecord) string { return s.SandboxID }},
+			{name: "POOL", text: func(s openapi.SandboxRecord) string { return s.Pool }},
+			{name: "PHASE", colour: true, text: func(s openapi.SandboxRecord) string { return string(s.Phase) }},
+			{name: "AGE", ticks: true, text: func(s openapi.SandboxRecord) string { return span(o.now().Sub(s.ClaimedAt)) }},
+			{name: "ENDS IN", ticks: true, text: func(s openapi.SandboxRecord) string {
+				switch {
+				case s.ReleasedAt != nil:
+					return ""
+				case s.EndAt == nil:
+					return "never"
+				}
+				return until(o.now(), *s.EndAt)
+			}},
+			{name: "IDLE TIMEOUT", wide: true, text: func(s openapi.SandboxRecord) string { return optionalSpan(s.IdleTimeout) }},
+			{name: "TEAM", wide: true, text: func(s openapi.SandboxRecord) string { return s.Team }},
+			{name: "USER", wide: true, text: func(s openapi.SandboxRecord) string { return s.User }},
+			{name: "POD", wide: true, text: func(s openapi.SandboxRecord) string { return s.PodName }},
+			{name: "ADDRESS", wide: true, text: func(s openapi.SandboxRecord) string { return s.PodIP }},
+			{name: "REASON", wide: true, text: func(s openapi.SandboxRecord) string { return s.Reason }},
+			{name: "METADATA", wide: true, text: func(s openapi.SandboxRecord) string { return metadataText(s.Metadata) }},
+			{name: "URL", text: func(s openapi.SandboxRecord) string { return s.URL }},
+		},
+	}
+}
+
+func optionalSpan(seconds float64) string {
+	if seconds == 0 {
+		return ""
+	}
+	return spanSeconds(seconds)
+}
+
+func metadataText(metadata map[string]string) string {
+	all := make([]string, 0, len(metadata))
+	for _, k := range slices.Sorted(maps.Keys(metadata)) {
+		all = append(all, k+"="+metadata[k])
+	}
+	return strings.Join(all, ",")
 }
 
 type lsCommand struct {
@@ -199,6 +252,7 @@ type lsCommand struct {
 	formatFlags
 	watchFlags
 	filterFlags
+	Phase []string `enum:"starting,running,released,ended" default:"starting,running" help:"Phases: starting, running, released, ended. The API remembers the last 10,000 ended sandboxes for 24 hours."`
 }
 
 // Run implements the command.
@@ -207,15 +261,15 @@ func (c *lsCommand) Run(ctx context.Context, o *output) error {
 	if err != nil {
 		return err
 	}
-	list := func() ([]openapi.Sandbox, error) { return c.list(ctx, t) }
+	list := func() ([]openapi.SandboxRecord, error) { return c.list(ctx, t, c.Phase) }
 	if c.Watch {
-		return watch(ctx, o, c.formatFlags, c.watchFlags, o.sandboxes(), list)
+		return watch(ctx, o, c.formatFlags, c.watchFlags, o.records(), list)
 	}
 	all, err := list()
 	if err != nil {
 		return err
 	}
-	return show(o, c.formatFlags, o.sandboxes(), all, all)
+	return show(o, c.formatFlags, o.records(), all, all)
 }
 
 // idsArg are sandboxes.
@@ -265,10 +319,7 @@ func (c *getCommand) Run(ctx context.Context, o *output) error {
 		}
 		return *s, nil
 	})
-	if len(all) > 0 {
-		err = errors.Join(err, show(o, c.formatFlags, o.sandboxes(), all, single(c.IDs, all)))
-	}
-	return err
+	return shown(err, len(all), func() error { return show(o, c.formatFlags, o.sandboxes(), all, single(c.IDs, all)) })
 }
 
 type killCommand struct {
@@ -285,16 +336,16 @@ func (c *killCommand) Run(ctx context.Context, o *output) error {
 	case c.All == (len(c.IDs) > 0):
 		return usage("name sandboxes, or give --all")
 	case !c.All && !c.empty():
-		return usage("--pool and --metadata: need --all")
+		return usage("--pool, --team, --user and --metadata: need --all")
 	case c.All && c.empty() && !c.Yes:
-		return usage("--all: needs a filter, --pool or --metadata, or --yes for every sandbox that this key can see")
+		return usage("--all: needs a filter such as --pool, or --yes for every sandbox that this key can see")
 	}
 	t, err := c.target()
 	if err != nil {
 		return err
 	}
 	if c.All {
-		all, err := c.list(ctx, t)
+		all, err := c.list(ctx, t, nil)
 		if err != nil {
 			return err
 		}
