@@ -129,7 +129,8 @@ func (r *Reader) Logs(ctx context.Context, key core.PodKey, o LogOptions) (io.Re
 		return log, nil
 	case apierrors.IsNotFound(err):
 		return nil, fmt.Errorf("%w: %w", ErrGone, err)
-	case apierrors.IsForbidden(err), apierrors.IsMethodNotSupported(err), strings.Contains(err.Error(), "no such host"):
+	case apierrors.IsForbidden(err), apierrors.IsMethodNotSupported(err), apierrors.IsInternalError(err), apierrors.IsServiceUnavailable(err):
+		// The API server answers so when it cannot connect to the kubelet.
 		return nil, fmt.Errorf("%w: %w", ErrNoLogs, err)
 	}
 	return nil, fmt.Errorf("read the log of pod %s: %w", key.Name, err)

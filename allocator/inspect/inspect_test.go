@@ -49,8 +49,13 @@ func TestReaderShowsAPodItsWarningsAndWhatIsMissing(t *testing.T) {
 	}
 	_, err = r.Logs(ctx, core.PodKey{Namespace: "default", Name: "q"}, inspect.LogOptions{Container: "main"})
 	require.ErrorIs(t, err, inspect.ErrGone)
-	_, err = r.Logs(ctx, key, inspect.LogOptions{Container: "main"})
-	require.Error(t, err)
+	node, err := api.Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "nowhere"}}, metav1.CreateOptions{})
+	require.NoError(t, err)
+	node.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "127.0.0.1"}}
+	_, err = api.Nodes().UpdateStatus(ctx, node, metav1.UpdateOptions{})
+	require.NoError(t, err)
+	_, err = r.Logs(ctx, key, inspect.LogOptions{Container: "main"}) // nothing listens at the kubelet's port
+	require.ErrorIs(t, err, inspect.ErrNoLogs)
 	_, err = r.Usage(ctx, "default", []string{"aa1"})
 	require.ErrorIs(t, err, inspect.ErrNoMetrics)
 }
