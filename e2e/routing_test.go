@@ -205,7 +205,8 @@ func TestBadRequestsAreRefusedAndReachNoPod(t *testing.T) {
 		if want == http.StatusOK {
 			require.Equal(t, s.PodName, a.identity(t).Pod)
 		} else {
-			require.Contains(t, a.refusal(t).Message, "was not found", "what the SDKs look for")
+			require.JSONEq(t, `{"sandboxId":"aaaaaaaaaaaaaaaaaaaa","message":"The sandbox was not found","code":502}`, a.body)
+			require.Equal(t, "sandbox_not_found", a.header.Get("x-berth-reason"))
 		}
 	}
 
