@@ -129,8 +129,9 @@ func (r *Reader) Logs(ctx context.Context, key core.PodKey, o LogOptions) (io.Re
 		return log, nil
 	case apierrors.IsNotFound(err):
 		return nil, fmt.Errorf("%w: %w", ErrGone, err)
-	case apierrors.IsForbidden(err), apierrors.IsMethodNotSupported(err), apierrors.IsInternalError(err), apierrors.IsServiceUnavailable(err):
-		// The API server answers so when it cannot connect to the kubelet.
+	case apierrors.IsForbidden(err), apierrors.IsMethodNotSupported(err), apierrors.IsInternalError(err), apierrors.IsServiceUnavailable(err),
+		apierrors.IsBadRequest(err), apierrors.IsTimeout(err), apierrors.IsServerTimeout(err):
+		// The API server answers so when it cannot connect to the kubelet, or the container has no log yet.
 		return nil, fmt.Errorf("%w: %w", ErrNoLogs, err)
 	}
 	return nil, fmt.Errorf("read the log of pod %s: %w", key.Name, err)
