@@ -138,6 +138,16 @@ func TestLinkOpensASandboxInABrowser(t *testing.T) {
 			require.Equal(t, c.seen, strings.Trim(seen.Header.Get("Cookie"), "; "))
 		})
 	}
+	// A pattern that goes back would take hours, and meanwhile the worker of Envoy serves nothing.
+	spaces := strings.Repeat(" ", 50<<10)
+	for name, sent := range map[string]string{
+		"spaces": own + ";" + spaces + ";b", "a name with spaces": own + ";a" + spaces + "b",
+		"a value with spaces": own + "; k=a" + spaces + "b", "its name and spaces": own + ";" + cookies[0].Name + spaces + "x",
+	} {
+		t.Run(name+" of 50 KiB", func(t *testing.T) {
+			e.do(e.request(host, "/", http.Header{"Cookie": {sent}})).seen(t)
+		})
+	}
 	t.Run("in one of two lines", func(t *testing.T) {
 		seen := e.answer("GET / HTTP/1.1\r\nHost: " + host + "\r\nConnection: close\r\nCookie: a=b\r\nCookie: " + own + "\r\n\r\n").seen(t)
 		require.Equal(t, "a=b", seen.Header.Get("Cookie"))
