@@ -45,6 +45,12 @@ func (s streaming) Unwrap() http.ResponseWriter { return s.ResponseWriter }
 // of its own for all its life. It holds no other memory: it reads from the ring of events.
 func (a *api) stream(o *openapi.Operation, f func(http.ResponseWriter, *http.Request) error) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodHead {
+			// The answer has no body, so a proxy reuses the connection as soon as it has the header.
+			// A handler that went on would block the next call on it.
+			streamHeader(w.Header())
+			return
+		}
 		select {
 		case a.streams.slots <- struct{}{}:
 			defer func() { <-a.streams.slots }()
@@ -74,6 +80,12 @@ func (a *api) stream(o *openapi.Operation, f func(http.ResponseWriter, *http.Req
 	}
 }
 
+func streamHeader(h http.Header) {
+	h.Set("Content-Type", "text/event-stream")
+	h.Set("Cache-Control", "no-store")
+	h.Set("X-Accel-Buffering", "no") // for proxies that would collect the answer
+}
+
 // sendEvents streams events as server-sent events. An error comes before the first byte.
 func (a *api) sendEvents(w http.ResponseWriter, r *http.Request) error {
 	ring, err := a.Allocator.Events()
@@ -86,9 +98,7 @@ func (a *api) sendEvents(w http.ResponseWriter, r *http.Request) error {
 	}
 	query := r.URL.Query()
 	s := &eventStream{w: w, ring: ring, caller: access.From(r.Context()), team: query.Get("team"), pool: query.Get("pool")}
-	w.Header().Set("Content-Type", "text/event-stream")
-	w.Header().Set("Cache-Control", "no-store")
-	w.Header().Set("X-Accel-Buffering", "no") // for proxies that would collect the answer
+	streamHeader(w.Header())
 	if !ok {
 		s.gap(at, openapi.LeaderChanged)
 	}

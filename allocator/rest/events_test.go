@@ -188,6 +188,20 @@ func TestStreamsAreBoundedInNumberAndTime(t *testing.T) {
 	})
 }
 
+// net/http sends no body for HEAD, so a proxy reuses the connection as soon as it has the header.
+func TestHeadOfStreamEndsAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		began := time.Now()
+		for _, f := range []*fake{{events: events.New(7)}, {followers: true}} {
+			w := call(handler(t, f), "HEAD", "/v1/events", "")
+			require.Equal(t, http.StatusOK, w.Code, w.Body)
+			require.Equal(t, "text/event-stream", w.Header().Get("Content-Type"))
+			require.Empty(t, w.Body)
+		}
+		require.Zero(t, time.Since(began))
+	})
+}
+
 func TestWrongStreamsAreRefused(t *testing.T) {
 	h := handler(t, &fake{events: events.New(7)})
 	refusal(t, call(h, "GET", "/v1/events?x=1", ""), 400, apierror.BadRequest)
