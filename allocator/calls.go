@@ -72,11 +72,11 @@ func claim[T core.Effect](ctx context.Context, a *Allocator, pool string, ev cor
 	if err != nil {
 		return answer, err
 	}
-	switch e := e.(type) {
-	case T:
-		return e, nil
-	case core.ClaimRefused:
-		return answer, refused(pool, ev, e)
+	if refusal, ok := e.(core.ClaimRefused); ok {
+		return answer, refused(pool, ev, refusal)
+	}
+	if granted, ok := e.(T); ok {
+		return granted, nil
 	}
 	return answer, fmt.Errorf("allocator: unexpected answer %T to a claim", e)
 }

@@ -82,7 +82,7 @@ func (s served) call(key, method, path, body string) *httptest.ResponseRecorder 
 	w := httptest.NewRecorder()
 	func() {
 		defer func() {
-			if p := recover(); p != nil && p != http.ErrAbortHandler {
+			if p := recover(); p != nil && p != any(http.ErrAbortHandler) {
 				panic(p)
 			}
 		}()

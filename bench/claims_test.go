@@ -121,7 +121,8 @@ func BenchmarkBatch(b *testing.B) {
 	g.pool("batch", 2*count, 0)
 	g.warmUp(1)
 	batch := func() (ids []string) {
-		code, body, err := g.call(http.MethodPost, "/v1/claims", fmt.Sprintf(`{"pool":"batch","count":%d,"timeout":7200}`, count))
+		request := fmt.Sprintf(`{"pool":"batch","count":%d,"timeout":7200}`, count)
+		code, body, err := g.call(http.MethodPost, "/v1/claims", request)
 		var all struct {
 			Sandboxes []struct{ SandboxID string }
 		}
@@ -151,7 +152,8 @@ func BenchmarkBatch(b *testing.B) {
 				require.NoError(b, err)
 				ids = append(ids, id)
 			}
-			turns := []func(){timed(&batches, func() { ids = append(ids, batch()...) }), timed(&ones, one), timed(&controls, one)}
+			many := func() { ids = append(ids, batch()...) }
+			turns := []func(){timed(&batches, many), timed(&ones, one), timed(&controls, one)}
 			for i := range turns { // whichever is first finds the others' work done
 				turns[(i+round)%len(turns)]()
 				time.Sleep(15 * time.Millisecond)

@@ -36,7 +36,7 @@ func TestBadValuesAreRefusedWithTheirNames(t *testing.T) {
 		"unknown log level":             {append(good, "--set", "router.logLevel=verbose"), []string{"logLevel"}},
 		"a flag without dashes":         {append(good, "--set", "router.extraArgs={cache-size=5}"), []string{"extraArgs", "pattern"}},
 		"duration without a unit":       {append(good, "--set-string", "maxStale=15"), []string{"maxStale", "pattern"}},
-		"a value that does not exist": {append(good, "--set", "accessLogFlush=5s"), []string{"accessLogFlush"}},
+		"a value that does not exist":   {append(good, "--set", "accessLogFlush=5s"), []string{"accessLogFlush"}},
 		"dry run that is neither":       {append(good, "--set", "allocator.reapDryRun=some"), []string{"reapDryRun"}},
 		"duration that is too short":    {append(good, "--set", "maxStale=500ms"), []string{"maxStale", "pattern"}},
 		"registry with a slash":         {append(good, "--set", "image.registry=registry.example.com/"), []string{"registry", "pattern"}},

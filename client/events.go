@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"iter"
@@ -48,7 +49,7 @@ func (c *Client) Events(ctx context.Context, filter openapi.StreamEventsParams) 
 				failures++
 			}
 			switch {
-			case err == errStopped || ctx.Err() != nil:
+			case errors.Is(err, errStopped) || ctx.Err() != nil:
 				return
 			case !again || failures > maxRepeats:
 				yield(Event{}, err)

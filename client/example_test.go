@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log"
 	"os"
 	"time"
 
@@ -18,24 +17,29 @@ func Example() {
 	defer cancel()
 	c, err := client.New(client.Options{URL: os.Getenv("BERTH_API_URL"), Key: os.Getenv("BERTH_API_KEY")})
 	if err != nil {
-		log.Fatal(err)
+		fmt.Println(err)
+		return
 	}
 	s, err := c.Claim(ctx, openapi.NewSandbox{
 		TemplateID: "demo", Timeout: new(int64(300)), WaitTimeout: new(int64(30)), Metadata: map[string]string{"job": "17"},
 	})
 	if err != nil {
-		log.Fatal(err)
+		fmt.Println(err)
+		return
 	}
 	address, err := client.URL(s, 3000) // where its port 3000 can be reached
 	if err != nil {
-		log.Fatal(err)
+		fmt.Println(err)
+		return
 	}
 	fmt.Println(s.Phase, s.Metadata["job"], address != "")
 	if err := c.SetTimeout(ctx, s.SandboxID, time.Hour); err != nil {
-		log.Fatal(err)
+		fmt.Println(err)
+		return
 	}
 	if err := c.Kill(ctx, s.SandboxID); err != nil {
-		log.Fatal(err)
+		fmt.Println(err)
+		return
 	}
 	// Output: running 17 true
 }
@@ -45,11 +49,13 @@ func ExampleClient_List() {
 	ctx := context.Background()
 	c, err := client.New(client.Options{URL: os.Getenv("BERTH_API_URL"), Key: os.Getenv("BERTH_API_KEY")})
 	if err != nil {
-		log.Fatal(err)
+		fmt.Println(err)
+		return
 	}
 	for s, err := range c.List(ctx, openapi.ListSandboxesParams{Template: new("demo")}) {
 		if err != nil {
-			log.Fatal(err)
+			fmt.Println(err)
+			return
 		}
 		fmt.Println(s.SandboxID, "ends at", s.EndAt)
 	}
@@ -61,7 +67,8 @@ func ExampleError() {
 	ctx := context.Background()
 	c, err := client.New(client.Options{URL: os.Getenv("BERTH_API_URL"), Key: os.Getenv("BERTH_API_KEY")})
 	if err != nil {
-		log.Fatal(err)
+		fmt.Println(err)
+		return
 	}
 	_, err = c.Get(ctx, "00000000000000000000")
 	var answer *client.Error

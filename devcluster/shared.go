@@ -83,7 +83,8 @@ func (c *Cluster) empty(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	kinds := append([]schema.GroupVersionResource{{Version: "v1", Resource: "pods"}, {Version: "v1", Resource: "events"}}, c.served...)
+	kinds := []schema.GroupVersionResource{{Version: "v1", Resource: "pods"}, {Version: "v1", Resource: "events"}}
+	kinds = append(kinds, c.served...)
 	for _, kind := range kinds {
 		err = errors.Join(err, wait.PollUntilContextCancel(ctx, readyPoll, true, func(ctx context.Context) (bool, error) {
 			return emptied(ctx, client.Resource(kind).Namespace(metav1.NamespaceDefault))
@@ -99,7 +100,8 @@ func emptied(ctx context.Context, objects dynamic.ResourceInterface) (bool, erro
 	}
 	for _, o := range left.Items {
 		if len(o.GetFinalizers()) > 0 {
-			_, _ = objects.Patch(ctx, o.GetName(), types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
+			none := []byte(`{"metadata":{"finalizers":null}}`)
+			_, _ = objects.Patch(ctx, o.GetName(), types.MergePatchType, none, metav1.PatchOptions{})
 		}
 		_ = objects.Delete(ctx, o.GetName(), *metav1.NewDeleteOptions(0)) // the next list says whether it worked
 	}

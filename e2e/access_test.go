@@ -1,11 +1,13 @@
 package e2e
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -23,9 +25,14 @@ func (e *env) newKey(team string, role access.Role) (key string, revoke func()) 
 	}
 	key = access.NewKey()
 	name := fmt.Sprintf("%s-%s-%s", e.pool, team, role)
-	require.NoError(e.t, createKey(e.t.Context(), e.clients, namespace, key, access.Caller{Key: name, Team: e.pool + team, Role: role}))
+	caller := access.Caller{Key: name, Team: e.pool + team, Role: role}
+	require.NoError(e.t, createKey(e.t.Context(), e.clients, namespace, key, caller))
 	secrets := e.clients.Kubernetes.CoreV1().Secrets(namespace)
-	e.t.Cleanup(func() { _ = secrets.Delete(e.t.Context(), name, metav1.DeleteOptions{}) }) // may be revoked
+	e.t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		_ = secrets.Delete(ctx, name, metav1.DeleteOptions{}) // may be revoked
+	})
 	return key, func() { require.NoError(e.t, secrets.Delete(e.t.Context(), name, metav1.DeleteOptions{})) }
 }
 
@@ -33,7 +40,8 @@ func (e *env) newKey(team string, role access.Role) (key string, revoke func()) 
 func (e *env) as(key, method, path, body string) (a answer) {
 	e.t.Helper()
 	e.eventually(func() (err error) {
-		if a, err = e.callAPI(method, path, body, key); err == nil && (a.code == http.StatusUnauthorized || a.code == http.StatusServiceUnavailable) {
+		a, err = e.callAPI(method, path, body, key)
+		if err == nil && (a.code == http.StatusUnauthorized || a.code == http.StatusServiceUnavailable) {
 			err = fmt.Errorf("%d %s", a.code, a.body)
 		}
 		return err
@@ -53,11 +61,13 @@ func TestKeysOfTeamsAreApartUntilRevoked(t *testing.T) {
 		require.NotContains(t, e.as(stranger, http.MethodGet, path, "").body, s.SandboxID)
 	}
 	const never = "zzzzzzzzzzzzzzzzzzzz"
-	theirs, unknown := e.as(stranger, http.MethodDelete, "/sandboxes/"+s.SandboxID, ""), e.as(stranger, http.MethodDelete, "/sandboxes/"+never, "")
+	theirs := e.as(stranger, http.MethodDelete, "/sandboxes/"+s.SandboxID, "")
+	unknown := e.as(stranger, http.MethodDelete, "/sandboxes/"+never, "")
 	require.Equal(t, http.StatusNotFound, theirs.code)
 	require.Equal(t, strings.ReplaceAll(unknown.body, never, s.SandboxID), theirs.body)
 	require.Equal(t, apierror.Forbidden, e.as(reader, http.MethodDelete, "/sandboxes/"+s.SandboxID, "").refusal(t).Reason)
-	require.Equal(t, http.StatusOK, e.as(reader, http.MethodGet, "/sandboxes/"+s.SandboxID, "").code, "it was not released")
+	live := e.as(reader, http.MethodGet, "/sandboxes/"+s.SandboxID, "")
+	require.Equal(t, http.StatusOK, live.code, "it was not released")
 
 	revoke()
 	e.eventually(func() error {
@@ -67,7 +77,8 @@ func TestKeysOfTeamsAreApartUntilRevoked(t *testing.T) {
 		}
 		return err
 	})
-	require.Equal(t, http.StatusNoContent, e.api(http.MethodDelete, "/sandboxes/"+s.SandboxID, "").code, "an admin releases it")
+	byAdmin := e.api(http.MethodDelete, "/sandboxes/"+s.SandboxID, "")
+	require.Equal(t, http.StatusNoContent, byAdmin.code)
 	if e.processes == nil {
 		return
 	}
@@ -79,7 +90,8 @@ func TestKeysOfTeamsAreApartUntilRevoked(t *testing.T) {
 		all.Write(raw)
 	}
 	for _, want := range []string{
-		`"logger":"audit","msg":"call","key":"` + e.pool + `-a-member","team":"` + e.pool + `a","role":"member","operation":"createSandbox","status":201`,
+		`"logger":"audit","msg":"call","key":"` + e.pool + `-a-member","team":"` + e.pool + `a","role":"member",` +
+			`"operation":"createSandbox","status":201`,
 		`"logger":"audit","msg":"call refused","key":"` + e.pool + `-a-read-only"`,
 	} {
 		require.Contains(t, all.String(), want)

@@ -72,7 +72,8 @@ func TestDevServerReloadsInChromiumThroughEnvoy(t *testing.T) {
 	pool := e.newPool(e.pool+"-vite", 2)
 	pool.Spec.DefaultPort = port
 	container := &pool.Spec.Template.Spec.Containers[0]
-	container.Command = []string{"sh", "-c", fmt.Sprintf(`cd %s && exec node node_modules/vite/bin/vite.js --port %d --strictPort --host "$POD_IP"`, project, port)}
+	container.Command = []string{"sh", "-c", fmt.Sprintf(
+		`cd %s && exec node node_modules/vite/bin/vite.js --port %d --strictPort --host "$POD_IP"`, project, port)}
 	container.Args = nil
 	container.ReadinessProbe.HTTPGet = &corev1.HTTPGetAction{Path: "/", Port: intstr.FromInt32(port)}
 	e.createPool(pool)

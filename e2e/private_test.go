@@ -19,7 +19,8 @@ func TestPrivateSandboxOpensWithItsTokenOrLink(t *testing.T) {
 	e := start(t, 1)
 	client := e.client()
 	client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
-	a := e.api(http.MethodPost, "/v2/sandboxes", `{"templateID":"`+e.pool+`","timeout":600,"network":{"allowPublicTraffic":false,"maskRequestHost":"localhost:${PORT}"}}`)
+	a := e.api(http.MethodPost, "/v2/sandboxes", `{"templateID":"`+e.pool+`","timeout":600,`+
+		`"network":{"allowPublicTraffic":false,"maskRequestHost":"localhost:${PORT}"}}`)
 	require.Equal(t, http.StatusCreated, a.code, a.body)
 	var s openapi.Sandbox
 	require.NoError(t, json.Unmarshal([]byte(a.body), &s))

@@ -98,7 +98,8 @@ func (p *processes) start(ctx context.Context, o stack.Options) error {
 	if err != nil {
 		return err
 	}
-	if err := createKey(ctx, clients, p.namespace(), processesKey, access.Caller{Key: "suite", Team: "suite", Role: access.Admin}); err != nil {
+	suite := access.Caller{Key: "suite", Team: "suite", Role: access.Admin}
+	if err := createKey(ctx, clients, p.namespace(), processesKey, suite); err != nil {
 		return err
 	}
 	o.AllocatorArgs, o.RouterArgs = append(allocator, o.AllocatorArgs...), append(router, o.RouterArgs...)

@@ -162,7 +162,8 @@ func (in installation) install(ctx context.Context) (*release, error) {
 		return nil, fmt.Errorf("%w\n%s", err, r.describe(ctx))
 	}
 	r.apiKey = access.NewKey()
-	if err := createKey(ctx, clients, releaseNamespace, r.apiKey, access.Caller{Key: "suite", Team: "suite", Role: access.Admin}); err != nil {
+	suite := access.Caller{Key: "suite", Team: "suite", Role: access.Admin}
+	if err := createKey(ctx, clients, releaseNamespace, r.apiKey, suite); err != nil {
 		return nil, err
 	}
 	return r, r.waitComplete(ctx)

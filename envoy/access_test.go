@@ -247,7 +247,7 @@ func TestEnvoySpeaksTLSToThePortsOfTheClaim(t *testing.T) {
 		return (&net.Dialer{}).DialContext(ctx, "tcp", e.addr)
 	}}}
 	defer client.CloseIdleConnections()
-	c, _, err := websocket.Dial(t.Context(), "ws://"+host+"/", &websocket.DialOptions{HTTPClient: client}) //nolint:bodyclose // it has none
+	c, _, err := websocket.Dial(t.Context(), "ws://"+host+"/", &websocket.DialOptions{HTTPClient: client})
 	require.NoError(t, err)
 	require.NoError(t, c.Write(t.Context(), websocket.MessageText, []byte("hello")))
 	_, body, err := c.Read(t.Context())

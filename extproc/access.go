@@ -83,4 +83,6 @@ func maskedHost(terms *routecache.Terms, port uint16) string {
 }
 
 // overTLS reports whether Envoy speaks TLS to a port.
-func overTLS(terms *routecache.Terms, port uint16) bool { return terms != nil && terms.HTTPSPorts.Has(port) }
+func overTLS(terms *routecache.Terms, port uint16) bool {
+	return terms != nil && terms.HTTPSPorts.Has(port)
+}

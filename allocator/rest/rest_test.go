@@ -212,14 +212,14 @@ func (f *fake) Pod(ctx context.Context, key core.PodKey) (inspect.Pod, error) {
 	return p, inspect.ErrGone
 }
 
-func (f *fake) PendingPods(ctx context.Context, pool string, most int) (keys []core.PodKey, others int, err error) {
+func (f *fake) PendingPods(ctx context.Context, _ string, most int) (keys []core.PodKey, others int, err error) {
 	for _, name := range slices.Sorted(maps.Keys(f.inspected)) {
 		keys = append(keys, core.PodKey{Name: name})
 	}
 	return keys, 3, f.wait(ctx)
 }
 
-func (f *fake) Logs(ctx context.Context, key core.PodKey, o inspect.LogOptions) (io.ReadCloser, error) {
+func (f *fake) Logs(ctx context.Context, _ core.PodKey, o inspect.LogOptions) (io.ReadCloser, error) {
 	f.logOptions = o
 	return io.NopCloser(strings.NewReader(f.log)), errors.Join(f.logErr, f.wait(ctx))
 }
