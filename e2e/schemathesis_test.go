@@ -25,7 +25,8 @@ func TestAPIKeepsToItsDocument(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	command := exec.CommandContext(ctx, "python3", "-m", "schemathesis.cli",
-		"--config-file", filepath.Join(settings, "config.toml"), "run", url+"/openapi.json", "--url", url, "--tls-verify", e.stack.CAFile, "--header", "X-API-Key: "+e.site.key())
+		"--config-file", filepath.Join(settings, "config.toml"), "run", url+"/openapi.json", "--url", url,
+		"--tls-verify", e.stack.CAFile, "--header", "X-API-Key: "+e.site.key())
 	command.Dir = t.TempDir() // it keeps what it has found there
 	command.Env = append(e.domainOnly(dir, settings), "NO_COLOR=1", "SCHEMATHESIS_HOOKS=waits")
 	out, err := command.CombinedOutput()

@@ -212,7 +212,7 @@ func (f *fake) Pod(ctx context.Context, key core.PodKey) (inspect.Pod, error) {
 	return p, inspect.ErrGone
 }
 
-func (f *fake) PendingPods(ctx context.Context, _ string, most int) (keys []core.PodKey, others int, err error) {
+func (f *fake) PendingPods(ctx context.Context, _ string, _ int) (keys []core.PodKey, others int, err error) {
 	for _, name := range slices.Sorted(maps.Keys(f.inspected)) {
 		keys = append(keys, core.PodKey{Name: name})
 	}
