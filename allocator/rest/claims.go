@@ -45,9 +45,6 @@ func (a *api) claimBatch(w *reply, r *http.Request) error {
 	if err := checkBatch(claim); err != nil {
 		return err
 	}
-	if err := w.rows(claim.Count); err != nil {
-		return err
-	}
 	claim.Binding.RequestHash = sha256.Sum256(raw)
 	ctx, cancel := context.WithTimeout(r.Context(), claim.Wait+answerWait)
 	defer cancel()

@@ -1,14 +1,19 @@
 package rest
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/json"
 	"net/http"
+	"net/http/httptest"
 	"strings"
+	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
 
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/api/apierror"
@@ -59,5 +64,48 @@ func TestWrongBatchClaimNamesTheField(t *testing.T) {
 		e := refusal(t, call(handler(t, f), "POST", "/v1/claims", body), http.StatusBadRequest, apierror.BadRequest)
 		require.Contains(t, e.Message, field, body)
 		require.Zero(t, f.claims)
+	}
+}
+
+const largeBatch = `{"pool":"python","count":1000}`
+
+func TestWaitingBatchesReserveNoRoomForAnswers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := handler(t, &fake{blockClaims: true})
+		ctx, cancel := context.WithCancel(t.Context())
+		var waiting sync.WaitGroup
+		for range answerBytes>>20 + 1 {
+			waiting.Go(func() {
+				serve(h, httptest.NewRecorder(), request(ctx, "POST", "/v1/claims", strings.NewReader(largeBatch)))
+			})
+		}
+		synctest.Wait()
+		require.Equal(t, http.StatusOK, call(h, "GET", "/v1/last-active?limit=10000", "").Code)
+		cancel()
+		waiting.Wait()
+	})
+}
+
+func TestBatchIsAnsweredBeyondTheBudget(t *testing.T) {
+	leader := &fake{}
+	at := listen(t, handler(t, leader))
+	for name, f := range map[string]*fake{"leader": {}, "follower": {leader: at}} {
+		a := &api{
+			Options: Options{Allocator: f, PublicScheme: "https", PublicHost: "sandbox.example.com", Log: zap.NewNop()},
+			claims:  newClass(1, answerWait), answers: newBudget(0), audit: newAudit(zap.NewNop()), forwarder: newForwarder(nil, zap.NewNop()),
+		}
+		h := a.handle(action{class: a.claims, f: a.claimBatch, large: true}, operation(t, "claimBatch"))
+		w := call(h, "POST", "/v1/claims", largeBatch)
+		require.Equal(t, http.StatusCreated, w.Code, "%s: %s", name, w.Body)
+		var answer openapi.Claims
+		require.NoError(t, json.Unmarshal(w.Body.Bytes(), &answer))
+		require.Len(t, answer.Sandboxes, 1000)
+		require.Zero(t, a.answers.left.Load(), "%s: its room is returned", name)
+
+		// While such answers are sent, a further batch is refused before it claims anything.
+		a.answers.left.Store(-1)
+		f.claims, leader.claims = 0, 0
+		refusal(t, call(h, "POST", "/v1/claims", largeBatch), http.StatusServiceUnavailable, apierror.Overloaded)
+		require.Zero(t, f.claims+leader.claims)
 	}
 }

@@ -16,6 +16,8 @@ import (
 type action struct {
 	class *class
 	f     func(*reply, *http.Request) error
+	// large: the answer of a claim may be larger than smallAnswer.
+	large bool
 	// stream is set instead for an answer without an end.
 	stream func(http.ResponseWriter, *http.Request) error
 }
@@ -24,7 +26,7 @@ type action struct {
 func (a *api) actions() map[string]action {
 	return map[string]action{
 		"createSandbox":         {class: a.claims, f: a.create},
-		"claimBatch":            {class: a.claims, f: a.claimBatch},
+		"claimBatch":            {class: a.claims, f: a.claimBatch, large: true},
 		"listSandboxes":         {class: a.others, f: a.list},
 		"getSandbox":            {class: a.others, f: a.get},
 		"killSandbox":           {class: a.others, f: a.kill},

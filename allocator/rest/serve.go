@@ -42,9 +42,9 @@ const (
 	bodyBytes   = 16 << 20
 	answerBytes = 32 << 20
 	smallBody   = 4 << 10
-	// smallAnswer is the size of the largest answer with one sandbox, because a successful claim
-	// must not be refused for want of room. JSON escapes a byte to at most six, so 2 KiB of
-	// metadata take 18 KiB in a thousand short pairs, and a user takes 1.5 KiB.
+	// smallAnswer is the size of the largest answer with one sandbox. JSON escapes a byte to at
+	// most six, so 2 KiB of metadata take 18 KiB in a thousand short pairs, and a user takes
+	// 1.5 KiB.
 	smallAnswer = 22 << 10
 )
 
@@ -77,12 +77,18 @@ func (b *budget) take(n int) bool {
 	return false
 }
 
+// overdraw takes n bytes even if the budget does not have them.
+func (b *budget) overdraw(n int) { b.left.Add(int64(-n)) }
+
+func (b *budget) overdrawn() bool { return b.left.Load() < 0 }
+
 // held is a buffer whose bytes count against a budget.
 type held struct {
 	buf    bytes.Buffer
 	budget *budget
 	free   int // bytes that are not counted
 	taken  int
+	owed   bool // its bytes may overdraw the budget
 }
 
 // reserve makes room for n bytes in total.
@@ -90,7 +96,9 @@ func (h *held) reserve(n int) bool {
 	if n -= h.free + h.taken; n <= 0 {
 		return true
 	}
-	if !h.budget.take(n) {
+	if h.owed {
+		h.budget.overdraw(n)
+	} else if !h.budget.take(n) {
 		return false
 	}
 	h.taken += n
@@ -239,7 +247,8 @@ func (a *api) handle(c action, o *openapi.Operation) http.HandlerFunc {
 		_ = connection.SetWriteDeadline(time.Time{})
 		call := r.WithContext(r.Context())
 		call.Body, call.ContentLength, call.TransferEncoding = io.NopCloser(bytes.NewReader(body.buf.Bytes())), int64(body.buf.Len()), nil
-		p := &reply{held: held{budget: a.answers, free: smallAnswer}, header: http.Header{}}
+		// The answer of a claim is owed, because its sandboxes live on: an error would lose their IDs.
+		p := &reply{held: held{budget: a.answers, free: smallAnswer, owed: c.class == a.claims}, header: http.Header{}}
 		defer p.held.settle(0)
 		a.carryOut(c, o, p, call, body.buf.Bytes())
 		p.send(w, r)
@@ -253,6 +262,10 @@ func (a *api) carryOut(c action, o *openapi.Operation, p *reply, r *http.Request
 		defer func() { <-c.class.slots }()
 	default:
 		answer(p, r, apierror.New(apierror.Overloaded, "too many requests are being served; try again"))
+		return
+	}
+	if c.large && a.answers.overdrawn() { // bounds the memory of answers that clients read slowly
+		answer(p, r, tooManyBytes())
 		return
 	}
 	// Checked before forwarding, because the proxy drops malformed parts of a query.
