@@ -64,6 +64,30 @@ func TestClaimWhosePodGoesKeepsItsPlace(t *testing.T) {
 }
 
 // Invariant: I7
+func TestPodMarkedUsedLeavesItsClaim(t *testing.T) {
+	for name, count := range map[string]int{"a batch collects pods": 3, "a claim awaits the writer": 2} {
+		t.Run(name, func(t *testing.T) {
+			s := newSim(t)
+			s.recover([]Pool{specA(2)}, warmPods(2))
+			s.slow = true
+			s.step(PodSeen{with(warmPod("a-7"), func(p *Pod) { p.Finished = true })}) // keeps the writer busy
+			one[Write](s)
+			s.step(batchOf(1, count, 1, wait))
+			s.step(PodSeen{with(warmPod("a-1"), func(p *Pod) { p.Used = true })})
+			if r := one[Repaired](s); r.Pod != key("a-1") {
+				t.Errorf("repaired %+v", r)
+			}
+			s.slow = false
+			s.written()
+			s.pass(wait)
+			if b := one[BatchClaimed](s); len(b.Sandboxes) != 1 || b.Sandboxes[0].Pod != key("a-2") {
+				t.Errorf("answer %+v", b)
+			}
+		})
+	}
+}
+
+// Invariant: I7
 func TestUIDDistinguishesPodsOfOneName(t *testing.T) {
 	s := newSim(t)
 	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})

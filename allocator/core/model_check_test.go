@@ -247,7 +247,7 @@ func checkPod(t fataler, c *Core, p *pool, q *pod) {
 	if (q.claim != nil) != (q.phase == podClaiming) {
 		t.Fatalf("pod %s has a claim: %v, phase %d", q.seen.Key.Name, q.claim != nil, q.phase)
 	}
-	if q.claim != nil && (!slices.Contains(q.claim.Request.pods, q) || q.claim.Waits() && p.filling != q.claim || !q.claim.Request.handed() && !q.usable()) {
+	if q.claim != nil && (!slices.Contains(q.claim.Request.pods, q) || q.claim.Waits() && p.filling != q.claim || !q.claim.Request.handed() && (!q.usable() || q.seen.Used)) {
 		t.Fatalf("pod %s is given to a claim that does not have it: %+v", q.seen.Key.Name, q.claim)
 	}
 	if held := q.phase == podClaimed || q.phase == podReleased; held && q.sandbox == nil {

@@ -215,7 +215,7 @@ func (c *Core) consider(p *pod) {
 			p.enter(podPending, c.now.Boot)
 		}
 	case podClaiming:
-		if !p.claim.Request.handed() && !p.usable() {
+		if !p.claim.Request.handed() && (!p.usable() || seen.Used) {
 			c.takeBack(p)
 			p.enter(podPending, c.now.Boot)
 			c.consider(p)
