@@ -289,7 +289,7 @@ func TestUploadToAClosedPortIsAnswered(t *testing.T) {
 		response.Body.Close()
 		c.Close()
 		sending.Wait()
-		require.Equal(t, apierror.SandboxUnreachable, e.Reason)
+		require.Equal(t, string(apierror.SandboxUnreachable), response.Header.Get("X-Berth-Reason"))
 		require.Equal(t, http.StatusBadGateway, response.StatusCode)
 		require.Contains(t, e.Message, "port is not open")
 	}
