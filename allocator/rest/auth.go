@@ -13,7 +13,8 @@ import (
 
 // knownHost lets calls through whose Host is one of ours. Without keys only the browser's
 // same-origin rule keeps foreign pages out, and a page whose name resolves to a loopback address
-// has the same origin. With keys any Host is accepted.
+// has the same origin. A proxy on this machine, such as a gateway's Envoy, connects from loopback for
+// clients anywhere, so the client that it names must be local too. With keys any call is let through.
 func (a *api) knownHost(next http.Handler) http.Handler {
 	if a.Keys != nil {
 		return next
@@ -25,8 +26,25 @@ func (a *api) knownHost(next http.Handler) http.Handler {
 				"host %q: without keys this API answers only to localhost, loopback addresses, %s and api.%s", r.Host, public, public))
 			return
 		}
+		if !fromHere(r) {
+			refuse(w, r, apierror.New(apierror.HostRefused,
+				"without keys this API answers no client of another machine (the last address in X-Forwarded-For); give it keys"))
+			return
+		}
 		next.ServeHTTP(w, r)
 	})
+}
+
+// fromHere reports whether the client that the nearest proxy saw has a loopback address. A call
+// without X-Forwarded-For came through no proxy. Only the last address counts: the proxy appends it,
+// and the client can make up the others.
+func fromHere(r *http.Request) bool {
+	values := r.Header.Values("X-Forwarded-For")
+	if len(values) == 0 {
+		return true
+	}
+	last := values[len(values)-1]
+	return localhost.Is(strings.TrimSpace(last[strings.LastIndexByte(last, ',')+1:]))
 }
 
 // authenticated lets calls through that have a valid key, and names their caller in the context.

@@ -490,6 +490,24 @@ func TestForeignHostIsRefusedWithoutKeys(t *testing.T) {
 	}
 }
 
+// A gateway on the same machine connects from loopback for clients anywhere.
+//
+// Invariant: P6
+func TestProxiedRemoteClientIsRefusedWithoutKeys(t *testing.T) {
+	ask := func(h http.Handler, from ...string) *httptest.ResponseRecorder {
+		return callWith(h, "POST", "/sandboxes", http.Header{"X-Forwarded-For": from, "X-Api-Key": {keyOne}})
+	}
+	for _, from := range [][]string{{"203.0.113.7"}, {"127.0.0.1, 203.0.113.7"}, {"127.0.0.1", "203.0.113.7"}, {"2001:db8::1"}, {"10.0.0.1"}, {""}, {"127.0.0.1,"}} {
+		f := &fake{}
+		refusal(t, ask(handler(t, f), from...), http.StatusMisdirectedRequest, apierror.HostRefused)
+		require.Empty(t, f.pool, from)
+		require.Equal(t, 201, ask(handlerWithKeys(t, f, keysIn(map[string]string{"team": keyOne})), from...).Code, from)
+	}
+	for _, from := range [][]string{nil, {"127.0.0.1"}, {"203.0.113.7,127.0.0.9"}, {"203.0.113.7", "::1"}} {
+		require.Equal(t, 201, ask(handler(t, &fake{}), from...).Code, from)
+	}
+}
+
 func TestFollowerRefusesForeignHostItself(t *testing.T) {
 	leader := &fake{status: core.CallOK}
 	follower := handler(t, &fake{leader: listen(t, handler(t, leader))})

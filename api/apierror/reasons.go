@@ -143,7 +143,7 @@ var kinds = []Kind{
 	{Reason: BodyTooLarge, Code: http.StatusRequestEntityTooLarge, GRPC: codes.ResourceExhausted, By: []Sender{API},
 		When: "the body is larger than the message says", Do: "send a smaller one"},
 	{Reason: HostRefused, Code: http.StatusMisdirectedRequest, GRPC: codes.PermissionDenied, By: []Sender{API, Admin},
-		When: "the listener does not accept this host: an API without keys accepts `localhost`, loopback addresses, the public host and `api.` before it; a router's admin listener the first two", Do: "use one of these hosts, or give the API keys"},
+		When: "the listener does not accept this host: an API without keys accepts `localhost`, loopback addresses, the public host and `api.` before it, and through a proxy only clients of its own machine; a router's admin listener accepts the first two", Do: "use one of these hosts, or give the API keys"},
 	{Reason: HTTPVersion, Code: http.StatusUpgradeRequired, GRPC: codes.Unknown, By: []Sender{Envoy},
 		When: "the request is HTTP/1.0, or of a version that does not exist", Do: "use HTTP/1.1 or HTTP/2"},
 	{Reason: PoolEmpty, Code: http.StatusTooManyRequests, GRPC: codes.ResourceExhausted, RetryAfter: 1, By: []Sender{API},
