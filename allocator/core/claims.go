@@ -74,6 +74,9 @@ func (c *Core) claim(ev Claim) {
 	if ev.AtLeast > 0 {
 		req.atLeast = min(ev.AtLeast, req.count)
 	}
+	if pool.MaxPods > 0 { // the pool cannot have more, except for a surplus that is not deleted yet
+		req.count = max(req.atLeast, min(req.count, pool.MaxPods))
+	}
 	refused := pool.refusal(ev.Token, 0)
 	refused.Why, refused.Wait = c.hopeless(&req, ev.Wait)
 	waits := ev.Wait > 0 && pool.queue.Len() < req.count
@@ -174,10 +177,17 @@ func (pool *pool) next() *claim {
 	})
 }
 
-// enough reports whether the batch that collects pods takes those that it has.
+// enough reports whether the batch that collects pods takes those that it has, when no pod is warm.
 func (pool *pool) enough(closing bool) bool {
 	cl := pool.filling
-	return cl != nil && len(cl.Request.pods) >= cl.Request.atLeast && (closing || pool.Refused != "" || cl.Request.ends)
+	return cl != nil && len(cl.Request.pods) >= cl.Request.atLeast &&
+		(closing || pool.Refused != "" || cl.Request.ends || pool.exhausted())
+}
+
+// exhausted reports whether a pool at its MaxPods makes no pod before a sandbox is released.
+func (pool *pool) exhausted() bool {
+	n := pool.counts()
+	return pool.MaxPods > 0 && len(pool.pods) >= pool.MaxPods && n.Pending+n.Releasing == 0
 }
 
 // bind gives the pods of a claim to sandboxes with IDs that were never used, and journals them in one

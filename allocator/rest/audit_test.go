@@ -2,6 +2,7 @@ package rest
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -118,4 +119,14 @@ func TestLinesAboutRefusedCallsAreBounded(t *testing.T) {
 		}
 		require.Equal(t, 10*refusedPerSecond, logs.FilterMessage("call").Len(), "no line about a call that was carried out is dropped")
 	})
+}
+
+func TestLogOfFailedCallsShortensSandboxIDs(t *testing.T) {
+	const id = "k3x9k3x9k3x9k3x9k3x9"
+	h, logs := withAudit(t, &fake{err: errors.New("broken")})
+	w := callWith(h, "GET", "/sandboxes/"+id, http.Header{"X-Api-Key": {memberKey}})
+	require.Equal(t, http.StatusInternalServerError, w.Code, w.Body)
+	failed := logs.FilterMessage("request failed").All()
+	require.Len(t, failed, 1)
+	require.Equal(t, map[string]any{"operation": "getSandbox", "object": "k3x9k...", "error": "broken"}, failed[0].ContextMap())
 }
