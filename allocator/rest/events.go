@@ -74,7 +74,7 @@ func (a *api) stream(o *openapi.Operation, f func(http.ResponseWriter, *http.Req
 		if err == nil {
 			err = f(s, r)
 		}
-		if e := a.toError(r, err); e != nil {
+		if e := a.toError(o, r, err); e != nil {
 			refuse(s, r, e)
 		}
 	}

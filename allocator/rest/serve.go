@@ -233,7 +233,7 @@ func (a *api) handle(c action, o *openapi.Operation) http.HandlerFunc {
 		body, err := c.class.body(r)
 		defer body.settle(0)
 		if err != nil {
-			e := a.toError(r, err)
+			e := a.toError(o, r, err)
 			if e == nil {
 				abort()
 			}
@@ -286,7 +286,7 @@ func (a *api) carryOut(c action, o *openapi.Operation, p *reply, r *http.Request
 	if err = check(o, query, body); err == nil {
 		err = c.f(p, r.WithContext(ctx))
 	}
-	if e := a.toError(r, err); e != nil {
+	if e := a.toError(o, r, err); e != nil {
 		answer(p, r, e)
 	} else if err == nil {
 		p.WriteHeader(http.StatusOK) // like net/http: an empty text list writes nothing
@@ -313,7 +313,7 @@ func check(o *openapi.Operation, query url.Values, body []byte) error {
 }
 
 // toError returns the answer to an error: nil for no error, and for a caller that has gone.
-func (a *api) toError(r *http.Request, err error) *apierror.Error {
+func (a *api) toError(o *openapi.Operation, r *http.Request, err error) *apierror.Error {
 	var e *apierror.Error
 	var problem *openapi.Problem
 	switch {
@@ -330,6 +330,6 @@ func (a *api) toError(r *http.Request, err error) *apierror.Error {
 	case errors.Is(err, context.DeadlineExceeded):
 		return unknownOutcome(apierror.Timeout, "the API server did not confirm in time; an unanswered claim is released unless it had an Idempotency-Key; a release goes on")
 	}
-	a.Log.Error("request failed", zap.String("path", r.URL.Path), zap.Error(err))
+	a.Log.Error("request failed", zap.String("operation", o.ID), zap.String("object", objectOf(o, r)), zap.Error(err))
 	return apierror.New(apierror.Internal, "the allocator failed; see its log")
 }
