@@ -179,7 +179,8 @@ func TestHangingHookDoesNotDelayTheTermsEnd(t *testing.T) {
 // acting is a term whose effects are carried out, with nothing behind it.
 func acting(t *testing.T) (*term, func()) {
 	t.Helper()
-	_, tm := leading(t)
+	a, tm := leading(t)
+	a.o.WallClock = time.Now
 	tm.log = zap.NewNop()
 	for _, w := range []**workers{&tm.creates, &tm.deletes, &tm.other, &tm.callbacks, &tm.lines, &tm.found} {
 		*w = newWorkers(tm.log)

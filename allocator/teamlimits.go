@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+	kjson "sigs.k8s.io/json"
 	"sigs.k8s.io/yaml"
 
 	"github.com/berth-sandbox/berth/allocator/core"
@@ -115,11 +116,16 @@ type limitsOf struct {
 // parseLimits reads the content of a file. It names every field that is wrong.
 func parseLimits(raw []byte) (teams.Settings, error) {
 	var file limitsFile
-	if err := yaml.UnmarshalStrict(raw, &file); err != nil {
+	content, err := yaml.YAMLToJSONStrict(raw)
+	if err != nil {
+		return teams.Settings{}, err
+	}
+	unknown, err := kjson.UnmarshalStrict(content, &file)
+	if err = errors.Join(append(unknown, err)...); err != nil {
 		return teams.Settings{}, err
 	}
 	s := teams.Settings{Teams: map[string]teams.Limits{}}
-	err := file.Default.apply("default", &s.Default)
+	err = file.Default.apply("default", &s.Default)
 	for _, team := range slices.Sorted(maps.Keys(file.Named)) {
 		limits := s.Default
 		err = errors.Join(err, file.Named[team].apply(fmt.Sprintf("named.%s", team), &limits))

@@ -95,7 +95,7 @@ func recoverSlowly(t *testing.T, slow time.Duration) {
 		}
 		return 200, corev1.PodList{}
 	}).clients(t)
-	a := &Allocator{o: Options{Clients: clients, Namespace: "default", Log: zap.NewNop()}}
+	a := &Allocator{limits: &teamLimits{}, o: Options{Clients: clients, Namespace: "default", Log: zap.NewNop()}}
 	a.watches = newTestWatches(t, a)
 	c, err := core.New(core.Config{Term: 1, MaxStale: 1, ConnectWindow: 1, Lease: 1, NewID: func() string { return "" }, NewSuffix: func() string { return "" }}, now(time.Now))
 	require.NoError(t, err)
