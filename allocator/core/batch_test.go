@@ -2,6 +2,7 @@ package core
 
 import (
 	"net/netip"
+	"slices"
 	"strconv"
 	"testing"
 	"time"
@@ -159,6 +160,29 @@ func TestBatchThatLosesPodsIsAllOrNone(t *testing.T) {
 		if b := one[BatchClaimed](s); len(b.Sandboxes) != 3 {
 			t.Errorf("answer %+v", b)
 		}
+	}
+}
+
+// Invariant: P3
+func TestIncompleteBatchIsReleasedInOneWrite(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{specA(4)}, warmPods(4))
+	s.slow = true
+	s.step(Claim{Token: 1, Pool: poolA, Count: 3, Wait: wait, Binding: Binding{IdempotencyKey: "k"}})
+	s.step(PodGone{key("a-2")})
+	s.step(PodGone{key("a-3")})
+	s.step(PodSeen{with(warmPod("a-4"), func(p *Pod) { p.Finished = true })}) // another fact of the same Write
+	s.written()
+	var joined []bool
+	for _, f := range one[Write](s).Facts {
+		if f.Sandbox != nil {
+			joined = append(joined, f.Joined)
+		} else if f.Joined {
+			t.Errorf("joined: %+v", f)
+		}
+	}
+	if !slices.Equal(joined, []bool{false, true, true}) {
+		t.Errorf("releases are joined: %v", joined)
 	}
 }
 

@@ -321,7 +321,7 @@ func (c *Core) claimed(cl *claim, f Fact) {
 // its release.
 func (c *Core) grant(cl *claim) {
 	req := &cl.Request
-	got := req.got
+	got, first := req.got, len(c.outbox.pending)
 	req.pods, req.facts, req.got = nil, nil, nil
 	drop := func(sb *sandbox, reason string) {
 		sb.IdempotencyKey, sb.Batch = "", ""
@@ -343,6 +343,10 @@ func (c *Core) grant(cl *claim) {
 	if len(fit) < req.atLeast {
 		for _, sb := range fit {
 			drop(sb, ReasonIncomplete)
+		}
+		// One Write for all: the next leader must not find some of them live under the key.
+		for i, pf := range c.outbox.pending[first:] {
+			pf.fact.Joined = i > 0
 		}
 		switch {
 		case cl.Callers() == 0:
