@@ -6,6 +6,8 @@ import (
 	"strconv"
 	"testing"
 	"time"
+
+	"github.com/berth-sandbox/berth/allocator/core/teams"
 )
 
 // warmPods makes the pods a-1 to a-n.
@@ -129,6 +131,55 @@ func TestBatchTakesEnoughWhenItsWaitIsOver(t *testing.T) {
 				t.Errorf("answer %+v", b)
 			}
 		})
+	}
+}
+
+func TestBatchTakesWhatMaxPodsLeaves(t *testing.T) {
+	for name, c := range map[string]struct{ inUse, count, atLeast, want int }{
+		"more than MaxPods":        {0, 9, 2, 4},
+		"others are in use":        {1, 4, 2, 3},
+		"both":                     {2, 9, 2, 2},
+		"too few until a release":  {3, 4, 2, 0},
+		"all, and others are used": {1, 4, 4, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newSim(t)
+			s.pods = 3 // pods that are created are a-4, a-5 and so on
+			s.recover([]Pool{changed(specA(4), func(p *Pool) { p.MaxPods = 4 })}, warmPods(3))
+			var used []Sandbox
+			for range c.inUse {
+				used = append(used, s.claim())
+			}
+			s.step(batchOf(2, c.count, c.atLeast, wait))
+			none[BatchClaimed](s) // a pod is being created
+			s.step(PodSeen{warmPod("a-4")})
+			if c.want == 0 {
+				none[BatchClaimed](s)
+				none[ClaimRefused](s)
+				for _, sb := range used {
+					s.release(sb.ID)
+					s.step(PodGone{sb.Pod})
+					none[BatchClaimed](s) // its replacement is being created
+				}
+				for i := range used {
+					s.step(PodSeen{warmPod("a-" + strconv.Itoa(5+i))})
+				}
+				c.want = 4
+			}
+			if b := one[BatchClaimed](s); len(b.Sandboxes) != c.want {
+				t.Errorf("%d sandboxes, expected %d", len(b.Sandboxes), c.want)
+			}
+		})
+	}
+}
+
+func TestQuotaCountsABatchOfAtMostMaxPods(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{changed(specA(3), func(p *Pool) { p.MaxPods = 3 })}, warmPods(3))
+	s.step(TeamLimits{teams.Settings{Default: teams.Limits{MaxSandboxes: 3}}})
+	s.step(batchOf(1, 9, 2, wait))
+	if b := one[BatchClaimed](s); len(b.Sandboxes) != 3 {
+		t.Errorf("answer %+v", b)
 	}
 }
 

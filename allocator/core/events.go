@@ -51,9 +51,10 @@ type (
 		// Wait is how long the claim may wait for a pod, and its caller for the
 		// pool's hook.
 		Wait time.Duration
-		// Count, if not 0, asks for a batch of so many sandboxes. BatchClaimed answers it then. When
-		// Wait is over, AtLeast sandboxes are enough; 0: all. Fewer are none. The facts of a batch
-		// must fit into one write of the journal.
+		// Count, if not 0, asks for a batch of so many sandboxes, at most Pool.MaxPods. BatchClaimed
+		// answers it then. When Wait is over, or the pool cannot make a pod before a sandbox is
+		// released, AtLeast sandboxes are enough; 0: all. Fewer are none. The facts of a batch must
+		// fit into one write of the journal.
 		Count, AtLeast int
 	}
 	// TeamLimits replaces the limits of the teams. Without it there are none.
