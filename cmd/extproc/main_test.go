@@ -274,7 +274,9 @@ func envoyAt(t *testing.T, socket string) {
 	l, err := net.Listen("unix", socket)
 	require.NoError(t, err)
 	envoy := &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		_, _ = io.WriteString(w, "pods_h1::observability_name::pods_h1\npods_h1::10.1.2.3:80::rq_active::2\npods_h2::observability_name::pods_h2\n")
+		_, _ = io.WriteString(w, "pods_h1::observability_name::pods_h1\npods_h1::10.1.2.3:80::rq_active::2\n"+
+			"pods_h2::observability_name::pods_h2\npods_h1_tls::observability_name::pods_h1_tls\n"+
+			"pods_h2_tls::observability_name::pods_h2_tls\n")
 	})}
 	served := make(chan struct{})
 	go func() {
