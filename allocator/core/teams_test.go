@@ -104,3 +104,20 @@ func TestWaitingClaimsOfATeamAreBounded(t *testing.T) {
 		t.Errorf("refused %+v", r)
 	}
 }
+
+func TestCallersOfOneKeyAreOneWaitingClaim(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{specA(1)}, nil)
+	s.step(TeamLimits{teams.Settings{Default: teams.Limits{MaxWaiting: 2}}})
+	for token := range uint64(3) {
+		s.step(Claim{Token: token + 1, Pool: poolA, Wait: wait, Binding: Binding{Team: "t", IdempotencyKey: "k"}})
+	}
+	s.step(of1("t", 4))
+	none[ClaimRefused](s)
+	s.step(of1("t", 5))
+	if r := one[ClaimRefused](s); r.Excess.Limit != teams.MaxWaiting || r.Excess.Used != 2 {
+		t.Errorf("refused %+v", r)
+	}
+	s.step(Claim{Token: 6, Pool: poolA, Wait: wait, Binding: Binding{Team: "t", IdempotencyKey: "k"}}) // costs nothing
+	none[ClaimRefused](s)
+}
