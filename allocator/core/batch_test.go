@@ -134,6 +134,37 @@ func TestBatchTakesEnoughWhenItsWaitIsOver(t *testing.T) {
 	}
 }
 
+func TestBatchTakesEnoughWhenOneCallersWaitIsOver(t *testing.T) {
+	for name, atLeast := range map[string]int{"enough": 2, "too few": 3} {
+		t.Run(name, func(t *testing.T) {
+			s := newSim(t)
+			s.recover([]Pool{specA(2)}, warmPods(2))
+			keyed := batchOf(1, 4, atLeast, wait)
+			keyed.Binding.IdempotencyKey = "k"
+			s.step(keyed)
+			keyed.Token, keyed.Wait = 2, 3*wait
+			s.step(keyed)
+			s.pass(wait)
+			if atLeast == 2 {
+				if all := of[BatchClaimed](s.effects); len(all) != 2 || len(all[0].Sandboxes) != 2 {
+					t.Errorf("answers %+v", all)
+				}
+				none[ClaimRefused](s)
+				return
+			}
+			if r := one[ClaimRefused](s); r.Token != 1 || r.Why != PoolEmpty {
+				t.Errorf("refused %+v", r)
+			}
+			s.step(PodSeen{warmPod("a-3")}) // the other caller waits for all
+			none[BatchClaimed](s)
+			s.step(PodSeen{warmPod("a-4")})
+			if b := one[BatchClaimed](s); b.Token != 2 || len(b.Sandboxes) != 4 {
+				t.Errorf("answer %+v", b)
+			}
+		})
+	}
+}
+
 func TestBatchTakesWhatMaxPodsLeaves(t *testing.T) {
 	for name, c := range map[string]struct{ inUse, count, atLeast, want int }{
 		"more than MaxPods":        {0, 9, 2, 4},

@@ -21,11 +21,11 @@ type claimState struct {
 	lifetime time.Duration
 	idle     *time.Duration // nil: what the pool says
 	minBytes *uint64        // the same
-	// A claim gets count pods, or atLeast of them when its wait is over. batch: it may ask for more
+	// A claim gets count pods, or atLeast of them when the wait of a caller is over. batch: it may ask for more
 	// than one, and is answered with a list.
 	count, atLeast int
 	batch          bool
-	ends           bool // its wait is over
+	ends           bool // the wait of a caller is over, and it has enough
 	// pods are those that it has. While it waits it collects them, see pool.filling.
 	pods  []*pod
 	facts []*pendingFact // of the pods, while it is bound
@@ -256,6 +256,7 @@ func (c *Core) takeBack(p *pod) {
 // gives them back, because the claim may come before it.
 func (pool *pool) comesBack(cl *claim) (pods []*pod) {
 	cl.Return()
+	cl.Request.ends = false // the caller that was late may be gone before it has enough again
 	pool.touch()
 	if cl.Request.count > 1 && pool.filling != nil {
 		return pool.filling.Request.callOff()

@@ -245,7 +245,7 @@ func (c *Core) tick() {
 	c.advanceFences()
 	for _, pool := range c.pools.sorted() {
 		filling := pool.filling
-		if filling != nil && filling.Late(c.now.Boot) {
+		if filling != nil && filling.Late(c.now.Boot) && len(filling.Request.pods) >= filling.Request.atLeast {
 			filling.Request.ends = true
 			c.serve(pool)
 		}

@@ -42,9 +42,9 @@ type Claim[R any] struct {
 // Callers is how many callers wait for a claim.
 func (cl *Claim[R]) Callers() int { return len(cl.callers) }
 
-// Late reports whether the deadlines of all its callers have come.
+// Late reports whether the deadline of one of its callers has come.
 func (cl *Claim[R]) Late(now time.Duration) bool {
-	return !slices.ContainsFunc(cl.callers, func(x Caller) bool { return x.Until > now })
+	return slices.ContainsFunc(cl.callers, func(x Caller) bool { return x.Until <= now })
 }
 
 // Holder is what an idempotency key stands for: a claim, or what was granted to it.
