@@ -15,6 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
+	"github.com/berth-sandbox/berth/api/openapi"
 	"github.com/berth-sandbox/berth/devcluster/stack"
 )
 
@@ -82,6 +83,16 @@ func TestDevServerReloadsInChromiumThroughEnvoy(t *testing.T) {
 	e.browse("refused", "URL="+e.urlOf(port, plain.SandboxID))
 	masked, _ := e.claimOf(pool.Name, `"timeout":300,"network":{"maskRequestHost":"localhost:${PORT}"}`)
 	e.browse("reload", "URL="+e.urlOf(port, masked.SandboxID), "FILE="+filepath.Join(project, "greeting.js"))
+}
+
+func TestLinkOpensAPrivateSandboxInChromium(t *testing.T) {
+	e := withBrowser(t, 1)
+	s, _ := e.claimOf(e.pool, `"timeout":300,"access":"token"`)
+	a := e.api(http.MethodPost, "/v1/sandboxes/"+s.SandboxID+"/links", `{"port":8080,"path":"/hello"}`)
+	require.Equal(t, http.StatusCreated, a.code, a.body)
+	var link openapi.Link
+	require.NoError(t, json.Unmarshal([]byte(a.body), &link))
+	e.browse("link", "URL="+e.urlOf(8080, s.SandboxID), "OTHER_PORT="+e.urlOf(8081, s.SandboxID), "LINK="+link.URL)
 }
 
 func TestPagesSpeakToPeopleInChromium(t *testing.T) {

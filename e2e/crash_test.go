@@ -267,6 +267,12 @@ func TestKnownSandboxesKeepTrafficWithoutTheAPIServer(t *testing.T) {
 
 	require.NoError(t, e.cluster.APIServer().Resume())
 	require.NoError(t, leader.Start(t.Context()))
+	e.eventually(func() error { // it reads the API keys first
+		if a := e.api(http.MethodGet, "/sandboxes/"+s.SandboxID, ""); a.code != http.StatusOK {
+			return fmt.Errorf("%d %s", a.code, a.body)
+		}
+		return nil
+	})
 	another := e.claim()
 	e.reaches(client, another)
 	e.reaches(client, s)

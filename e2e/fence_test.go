@@ -90,7 +90,8 @@ func TestOperatorEndsTheWaitForAPausedRouter(t *testing.T) {
 		silent = waitsFor[0]
 		return nil
 	})
-	require.Equal(t, "127.0.0.1", silent.Address)
+	require.NotNil(t, silent.Address)
+	require.Equal(t, "127.0.0.1", *silent.Address)
 	declare := func() error {
 		_, err := e.berth("fence", "declare-dead", silent.SessionID, "--gone", "--reason=the test says so")
 		return err

@@ -130,12 +130,13 @@ func (e *env) seesUse(used openapi.Sandbox) {
 	require.False(e.t, first.DryRun)
 	require.Equal(e.t, e.pool, a.Pool)
 	require.InDelta(e.t, 6, a.IdleTimeout, 0)
-	require.Equal(e.t, v1alpha1.ActivityRequests, a.Activity)
-	require.Equal(e.t, activity.Open, a.Kind)
-	require.NotEmpty(e.t, a.Router)
+	require.NotNil(e.t, a.Activity)
+	require.EqualValues(e.t, v1alpha1.ActivityRequests, *a.Activity)
+	require.EqualValues(e.t, activity.Open, a.Kind)
+	require.NotNil(e.t, a.Router)
 	require.Nil(e.t, a.EndAt)
 	require.NotNil(e.t, a.Next)
-	require.Equal(e.t, core.ReasonIdle, a.Next.Reason)
+	require.EqualValues(e.t, core.ReasonIdle, a.Next.Reason)
 	require.InDelta(e.t, max(0, 6-a.AgeSeconds), a.Next.InSeconds, 0.001)
 
 	open := 0
@@ -159,7 +160,7 @@ func (e *env) seesIdleness(used, silent openapi.Sandbox) {
 	e.t.Helper()
 	before := e.uses("prefix=" + silent.SandboxID[:10]).Sandboxes
 	require.Len(e.t, before, 1)
-	require.Equal(e.t, core.ReasonIdle, before[0].Next.Reason, "which is before its end")
+	require.EqualValues(e.t, core.ReasonIdle, before[0].Next.Reason, "which is before its end")
 	require.NotNil(e.t, before[0].EndAt)
 	e.pass(2 * 6 * time.Second)
 	var after map[string]openapi.Activity

@@ -58,9 +58,9 @@ func TestMovedEndHoldsUnderTheNextLeader(t *testing.T) {
 		json.Unmarshal([]byte(e.api(http.MethodGet, "/v1/last-active?id="+s.SandboxID, "").body), &all))
 	require.Len(t, all.Sandboxes, 1)
 	require.Equal(t, e.pool, all.Sandboxes[0].Pool)
-	require.Equal(t, activity.Keepalive, all.Sandboxes[0].Kind)
+	require.EqualValues(t, activity.Keepalive, all.Sandboxes[0].Kind)
 	require.NotNil(t, all.Sandboxes[0].Next)
-	require.Equal(t, "Idle", all.Sandboxes[0].Next.Reason)
+	require.EqualValues(t, "Idle", all.Sandboxes[0].Next.Reason)
 
 	require.Equal(t, http.StatusNoContent, e.api(http.MethodPost, path+"/timeout", `{"timeout":1}`).code)
 	e.eventually(func() error {

@@ -30,6 +30,25 @@ const scenarios = {
     assert.match(await answer.text(), /not allowed/)
   },
 
+  // A link opens a private sandbox, for one port and until the cookie goes.
+  async link (page) {
+    const plain = await page.goto(env.URL)
+    assert.equal(plain.status(), 403)
+    assert.match(await page.locator('body').innerText(), /private/)
+    const opened = await page.goto(env.LINK)
+    assert.equal(opened.status(), 200)
+    assert.equal(new URL(page.url()).pathname, '/hello')
+    assert.doesNotMatch(await opened.text(), /__Host-berth-access/, 'the pod saw the cookie')
+    assert.equal((await page.goto(env.URL)).status(), 200, 'the cookie opens every path')
+    assert.equal((await page.goto(env.OTHER_PORT)).status(), 403)
+    assert.deepEqual(await page.evaluate(() => document.cookie), '', 'scripts can read the cookie')
+    const cookies = (await page.context().cookies()).filter((c) => c.name === '__Host-berth-access')
+    assert.equal(cookies.length, 1)
+    assert.ok(cookies[0].secure && cookies[0].httpOnly, JSON.stringify(cookies[0]))
+    await page.context().clearCookies()
+    assert.equal((await page.goto(env.URL)).status(), 403)
+  },
+
   // Error pages run no script, load nothing and say what to do.
   async pages (page) {
     const complaints = []
