@@ -61,6 +61,8 @@ func (a *api) stream(o *openapi.Operation, f func(http.ResponseWriter, *http.Req
 		s := streaming{w, http.NewResponseController(w)}
 		_ = s.connection.SetReadDeadline(time.Time{})
 		_ = s.connection.SetWriteDeadline(time.Time{})
+		// Between two heartbeats the deadline of the last write has passed, and the end must be sent.
+		defer func() { _ = s.connection.SetWriteDeadline(time.Now().Add(sendWait)) }()
 		ctx, cancel := context.WithTimeout(r.Context(), a.streams.wait)
 		defer cancel()
 		stop := context.AfterFunc(a.Allocator.Serving(), cancel)

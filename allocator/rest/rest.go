@@ -138,11 +138,12 @@ type Options struct {
 
 type api struct {
 	Options
-	forwarder               *httputil.ReverseProxy
-	claims, others, streams *class
-	answers                 *budget
-	audit                   audit
-	operations              map[string]string // IDs by the mux's pattern
+	forwarder *httputil.ReverseProxy
+	// slow has the calls that ask a kubelet or the API server.
+	claims, others, slow, streams *class
+	answers                       *budget
+	audit                         audit
+	operations                    map[string]string // IDs by the mux's pattern
 }
 
 // New returns the handler, or an error that names the missing options.
@@ -154,7 +155,8 @@ func New(o Options) (http.Handler, error) {
 	o.Log = o.Log.Named("api")
 	a := &api{
 		Options: o, forwarder: newForwarder(o.DialLeader, o.Log), answers: newBudget(answerBytes), audit: trail, operations: map[string]string{},
-		claims: newClass(claimsInFlight, MaxWait+answerWait), others: newClass(inFlight, answerWait), streams: newClass(maxStreams, streamLife),
+		claims: newClass(claimsInFlight, MaxWait+answerWait), others: newClass(inFlight, answerWait),
+		slow: newClass(readsInFlight, answerWait), streams: newClass(maxStreams, streamLife),
 	}
 	document, err := openapi.Load()
 	if err != nil {

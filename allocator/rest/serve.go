@@ -25,9 +25,11 @@ const (
 	// call is in progress from the end of its request until its answer is ready.
 	claimsInFlight = 4_000
 	inFlight       = 1_000
+	// readsInFlight bounds the calls that ask a kubelet or the API server and may take seconds.
+	readsInFlight = 100
 	// MaxConns is the number of connections that a listener needs for these calls and for
 	// connections that are idle, sending or reading.
-	MaxConns = claimsInFlight + inFlight + maxStreams + 1_000
+	MaxConns = claimsInFlight + inFlight + readsInFlight + maxStreams + 1_000
 
 	// bodyWait bounds the time for sending a body, sendWait that for reading the answer.
 	bodyWait = 5 * time.Second
