@@ -105,10 +105,10 @@ func TestOperatorsSeeLastUseAndNextRelease(t *testing.T) {
 	require.NoError(t, err)
 	table := strings.Split(strings.TrimSpace(out), "\n")
 	require.Len(t, table, 3)
-	require.Regexp(t, `^SANDBOX +POOL +IDLE FOR +TIMEOUT +OPEN +LAST ACTIVITY +NEXT$`, table[0])
+	require.Regexp(t, `^SANDBOX +POOL +LAST ACTIVE +BY +OPEN +IDLE TIMEOUT +NEXT$`, table[0])
 	one, err := e.berth("last-active", "--id="+used.SandboxID)
 	require.NoError(t, err)
-	require.Regexp(t, used.SandboxID+` +`+e.pool+` +\S+ +6s +1 +open at \S+ +Idle (in \ds|is due)`, one)
+	require.Regexp(t, used.SandboxID+` +`+e.pool+` +(\S+ ago|now) +open +1 +6s +Idle (in \ds|is due)`, one)
 	require.NotContains(t, one, silent.SandboxID)
 	e.echoes(socket, "still there")
 }
