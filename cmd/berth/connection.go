@@ -225,7 +225,8 @@ func (t *target) explain(ctx context.Context, err error) error {
 	case errors.Is(err, context.DeadlineExceeded) && ctx.Err() != nil:
 		return cli.WithExitCode(exitUnreachable, fmt.Errorf(
 			"no answer of %s (%s) within %v; --request-timeout allows more", t.APIURL, t.from, t.wait))
-	case strings.Contains(err.Error(), "malformed HTTP"):
+	case strings.Contains(err.Error(), "malformed HTTP"), strings.Contains(err.Error(), "readLoopPeekFail"):
+		// The second one is net/http's word if the answer comes before the request was sent.
 		return cli.WithExitCode(exitUnreachable, fmt.Errorf(
 			"%s (%s) is not the HTTP API: it does not speak HTTP/1.1. The control port does not; the API is at the "+
 				"allocator's --api-listen, 8081 by default. An address with TLS needs https://", t.APIURL, t.from))
