@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 
 	"github.com/santhosh-tekuri/jsonschema/v6"
 	"sigs.k8s.io/yaml"
@@ -78,8 +79,13 @@ type parameter struct {
 	} `json:"schema"`
 }
 
-// Load reads the document.
-func Load() (*Document, error) {
+// Load returns the document, which it reads once. The caller must not change it. It may be called
+// concurrently, and so may the methods of the document.
+func Load() (*Document, error) { return load() }
+
+var load = sync.OnceValues(read)
+
+func read() (*Document, error) {
 	raw, err := yaml.YAMLToJSON(YAML)
 	if err != nil {
 		return nil, fmt.Errorf("openapi: %w", err)
