@@ -396,15 +396,17 @@ func (c *Core) running(sb *sandbox) {
 	c.emit(SandboxReady{sb.Sandbox})
 }
 
-// answer answers the callers of a grant, as far as its sandboxes have started. It releases those of a
+// answer answers the callers of grants, as far as its sandboxes have started. It releases those of a
 // batch that has failed.
-func (c *Core) answer(grant string) {
+func (c *Core) answer(grants ...string) {
 	by := c.now.Boot
 	if c.closing {
 		by = claims.All
 	}
-	for _, sb := range c.claims.answer(grant, by) {
-		c.startRelease(sb, ReasonIncomplete)
+	for _, grant := range grants {
+		for _, sb := range c.claims.answer(grant, by) {
+			c.startRelease(sb, ReasonIncomplete)
+		}
 	}
 }
 
@@ -434,11 +436,4 @@ func (c *Core) ready(sb *sandbox, f Fact) {
 	sb.Phase = Running
 	c.running(sb)
 	c.answer(sb.grant())
-}
-
-// answerStarting answers the callers whose wait is over with sandboxes that are still starting.
-func (c *Core) answerStarting() {
-	for _, grant := range c.claims.Awaited() {
-		c.answer(grant)
-	}
 }

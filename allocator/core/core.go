@@ -169,7 +169,7 @@ func (c *Core) Step(now Instant, ev Event) []Effect {
 		for _, pool := range c.pools.byKey {
 			pool.touch()
 		}
-		c.answerStarting()
+		c.answer(c.claims.Awaited()...)
 	case Written:
 		c.outbox.written(ev.At)
 	case WriterReady:
@@ -258,7 +258,7 @@ func (c *Core) tick() {
 		pool.retry(c.now.Boot)
 	}
 	c.retireOrphans()
-	c.answerStarting()
+	c.answer(c.claims.Awaited()...)
 	for _, id := range c.claims.DropKeys(c.now.Boot - c.cfg.KeepKeys) {
 		c.letGo(c.sandboxes.byID[id])
 	}
