@@ -33,7 +33,7 @@ func TestExamplesRunAndLeaveNothing(t *testing.T) {
 	sdk := installed(t, "python3-e2b-"+version, func(dir string) *exec.Cmd { return pip(dir, "e2b", version) })
 	environment := append(e.domainOnly(sdk), "POOL="+e.pool,
 		"BERTH_API_URL="+e.stack.Allocators[0].API, "BERTH_API_KEY="+e.site.key(),
-		"JOB=7", "HTTPS_PROXY="+localProxy(t))
+		"JOB="+e.pool, "HTTPS_PROXY="+localProxy(t))
 	run := func(dir string, program ...string) string {
 		t.Helper()
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
@@ -49,7 +49,7 @@ func TestExamplesRunAndLeaveNothing(t *testing.T) {
 		run(compiled(t, from("typescript"), run), "node", "agent.js"))
 
 	out := run(from(".."), "go", "run", "./examples/go")
-	require.Regexp(t, `^sandbox of job-7 ends in 5m0s\n200 OK \{.*"path":"/hello"`, out)
+	require.Regexp(t, `^sandbox of job-`+e.pool+` ends in 5m0s\n200 OK \{.*"path":"/hello"`, out)
 
 	require.Equal(t, "plan: GET /plan\nbuild: GET /build\ntest: GET /test\n", run(from("python"), "python3", "agent.py"))
 
@@ -89,13 +89,13 @@ func localProxy(t *testing.T) string {
 		}
 		defer server.Close()
 		w.WriteHeader(http.StatusOK)
-		client, _, err := http.NewResponseController(w).Hijack()
+		client, read, err := http.NewResponseController(w).Hijack()
 		if err != nil {
 			return
 		}
 		defer client.Close()
 		go func() {
-			_, _ = io.Copy(server, client)
+			_, _ = io.Copy(server, read) // the server has read a byte of the handshake by now, or not
 			_ = server.(*net.TCPConn).CloseWrite()
 		}()
 		_, _ = io.Copy(client, server)
