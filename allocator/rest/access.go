@@ -98,13 +98,9 @@ func (a *api) makeLink(w *reply, r *http.Request) error {
 	if err := decodeBody(r, &request); err != nil {
 		return err
 	}
-	id := r.PathValue("sandboxID")
-	s, known, err := a.Allocator.Sandbox(r.Context(), id)
+	s, err := a.live(r)
 	if err != nil {
 		return err
-	}
-	if !known || s.Phase == core.Released || s.Phase == core.Ended {
-		return notFound(id, s, known)
 	}
 	port, path := uint16(deref(request.Port, int64(s.DefaultPort))), deref(request.Path, "/")
 	if port == 0 {

@@ -18,13 +18,9 @@ const maxDiagnosed = 10
 
 // diagnose answers with the pod of a sandbox.
 func (a *api) diagnose(w *reply, r *http.Request) error {
-	id := r.PathValue("sandboxID")
-	s, known, err := a.Allocator.Sandbox(r.Context(), id)
+	s, err := a.known(r)
 	if err != nil {
 		return err
-	}
-	if !known {
-		return notFound(id, s, known)
 	}
 	shown := openapi.SandboxDiagnostics{Sandbox: a.toRecord(s)}
 	switch p, err := a.Allocator.Pod(r.Context(), s.Pod); {
@@ -142,13 +138,19 @@ func nodeProblem(p inspect.Pod) string {
 
 // live returns a live sandbox, or the error for another one.
 func (a *api) live(r *http.Request) (core.Sandbox, error) {
+	s, err := a.known(r)
+	if err == nil && (s.Phase == core.Released || s.Phase == core.Ended) {
+		err = notFound(r.PathValue("sandboxID"), s, true)
+	}
+	return s, err
+}
+
+// known returns the sandbox of a call, live or ended.
+func (a *api) known(r *http.Request) (core.Sandbox, error) {
 	id := r.PathValue("sandboxID")
 	s, known, err := a.Allocator.Sandbox(r.Context(), id)
-	if err != nil {
-		return s, err
+	if err == nil && !known {
+		err = notFound(id, s, known)
 	}
-	if !known || s.Phase == core.Released || s.Phase == core.Ended {
-		return s, notFound(id, s, known)
-	}
-	return s, nil
+	return s, err
 }

@@ -85,15 +85,11 @@ func (a *api) find(w *reply, r *http.Request) error {
 
 // explain answers why a sandbox is alive, or when and why it was released.
 func (a *api) explain(w *reply, r *http.Request) error {
-	id := r.PathValue("sandboxID")
-	s, known, err := a.Allocator.Sandbox(r.Context(), id)
+	s, err := a.known(r)
 	if err != nil {
 		return err
 	}
-	if !known {
-		return notFound(id, s, known)
-	}
-	list, _, err := a.Allocator.Activities(r.Context(), Filter{ID: id}, 1)
+	list, _, err := a.Allocator.Activities(r.Context(), Filter{ID: r.PathValue("sandboxID")}, 1)
 	if err != nil {
 		return err
 	}

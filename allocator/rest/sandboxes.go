@@ -23,13 +23,9 @@ const NextTokenHeader = "X-Next-Token"
 const OutstandingHeader = "Berth-Routers-Outstanding"
 
 func (a *api) get(w *reply, r *http.Request) error {
-	id := r.PathValue("sandboxID")
-	s, known, err := a.Allocator.Sandbox(r.Context(), id)
+	s, err := a.live(r)
 	if err != nil {
 		return err
-	}
-	if !known || s.Phase == core.Released || s.Phase == core.Ended {
-		return notFound(id, s, known)
 	}
 	return writeJSON(w, http.StatusOK, a.withCredentials(r.Context(), a.toSandbox(s), &s))
 }

@@ -14,7 +14,7 @@ import (
 )
 
 // API is TLS for the HTTP API of an allocator. Its clients get a certificate of their own. A
-// replica, and whoever else asks for the name AllocatorName, gets the certificate of the control
+// client that asks for the name AllocatorName, as replicas do, gets the certificate of the control
 // stream. So replicas and gateways can verify a replica by its role, at any address and whatever the
 // certificate for clients is.
 type API struct {
