@@ -126,6 +126,17 @@ func ended(pod *corev1.Pod) bool {
 // pass gives each pod that waits a node, in the order in which they were made, and
 // returns when the API server has answered all bindings.
 func (s *Scheduler) pass(ctx context.Context) error {
+	// The watch goes on meanwhile. The assumptions are read first, so that a pod whose
+	// binding it shows now is in the index, and is neither bound again nor left out.
+	placed := map[string]string{}
+	for uid, a := range s.assumed {
+		now, found, _ := s.pods.Get(a.pod)
+		if pod, _ := now.(*corev1.Pod); !found || pod.UID != uid || !waits(pod) {
+			delete(s.assumed, uid) // the watch shows its node or its end
+		} else {
+			placed[cache.MetaObjectToName(a.pod).String()] = a.node
+		}
+	}
 	waiting, _ := s.pods.ByIndex(byNode, "") // an index never fails
 	if len(waiting) == 0 {
 		return nil
@@ -134,18 +145,15 @@ func (s *Scheduler) pass(ctx context.Context) error {
 		return a.(*corev1.Pod).CreationTimestamp.Compare(b.(*corev1.Pod).CreationTimestamp.Time)
 	})
 	all, _ := s.nodes.List(labels.Everything()) // a lister's cache never fails
-	count := map[string]int{}
 	for _, node := range all {
 		bound, _ := s.pods.IndexKeys(byNode, node.Name)
-		count[node.Name] = len(bound)
-	}
-	for uid, a := range s.assumed {
-		now, found, _ := s.pods.Get(a.pod)
-		if pod, _ := now.(*corev1.Pod); !found || pod.UID != uid || !waits(pod) {
-			delete(s.assumed, uid) // the watch shows its node or its end
-		} else {
-			count[a.node]++
+		for _, pod := range bound {
+			placed[pod] = node.Name
 		}
+	}
+	count := map[string]int{}
+	for _, node := range placed {
+		count[node]++
 	}
 	var sends errgroup.Group
 	sends.SetLimit(bindersAtOnce)
