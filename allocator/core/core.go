@@ -71,7 +71,7 @@ type Core struct {
 	orphans     []*pod                 // pods marked as used and on no record, to be deleted
 	taints      *taint.Ledger[PodKey]
 	sandboxes   *sandboxTable
-	deadlines   *deadline.Queue // of sandboxes that may have an end
+	deadlines   *deadline.Queue[string] // of sandboxes that may have an end
 	fences      *fence.Ledger
 	idle        *idle.Ledger // of the running sandboxes and of those that were running until their release
 	routers     *routers
@@ -119,7 +119,7 @@ func New(cfg Config, now Instant) (*Core, error) {
 		step: st, cfg: cfg, started: now, outbox: &outbox{step: st, term: cfg.Term, linger: cfg.Linger, ready: true},
 		pools: poolTable{byKey: map[PoolKey]*pool{}}, pods: map[PodKey]*pod{}, nodes: nodeTable{},
 		retirements: map[PodKey]*retirement{}, taints: taint.New[PodKey](), sandboxes: newSandboxTable(),
-		deadlines: deadline.New(), fences: fence.New(cfg.ConnectWindow), idle: idle.New(cfg.ConnectWindow, cfg.DryRun),
+		deadlines: deadline.New[string](), fences: fence.New(cfg.ConnectWindow), idle: idle.New(cfg.ConnectWindow, cfg.DryRun),
 	}
 	c.claims = &desk{step: st, Ledger: claims.New[claimState](), sandboxes: c.sandboxes, limits: teams.New()}
 	c.routers = &routers{

@@ -1,6 +1,7 @@
 package core
 
 import (
+	"net/netip"
 	"strconv"
 	"testing"
 	"time"
@@ -28,6 +29,71 @@ func TestTeamsAreServedInTurns(t *testing.T) {
 	if want := [5]uint64{1, 1001, 2, 1002, 3}; [5]uint64(order) != want {
 		t.Errorf("served %v, expected %v", order, want)
 	}
+}
+
+// A team keeps many claims waiting at the pool where another one claims. Each step of the other team costs as
+// many allocations as beside few, and it gets every second pod.
+// Invariant: P3
+func TestClaimCostsTheSameBesideManyWaiting(t *testing.T) {
+	allocations := func(waiting int) float64 {
+		s := newSim(t)
+		s.cfg.MaxWaiting = 2 * waiting
+		s.restart()
+		s.recover([]Pool{specA(1)}, nil)
+		token, pods := uint64(0), 0
+		var granted []string
+		do := func(ev Event) {
+			for effects := s.core.Step(s.now, ev); len(effects) > 0; { // without the checks of step, which see every claim
+				writes := false
+				for _, e := range effects {
+					switch e := e.(type) {
+					case Write:
+						writes = true
+					case Claimed:
+						granted = append(granted, e.Sandbox.Team)
+					}
+				}
+				if effects = nil; writes {
+					effects = append(s.core.Step(s.now, Written{}), s.core.Step(s.now, WriterReady{})...)
+				}
+			}
+		}
+		claim := func(team string) {
+			token++
+			do(of1(team, token))
+		}
+		for range waiting {
+			claim("noisy")
+		}
+		const runs = 200
+		n := testing.AllocsPerRun(runs, func() {
+			claim("quiet")
+			for range 2 {
+				pods++
+				do(PodSeen{with(warmPod("a-1"), func(p *Pod) {
+					p.Key, p.IP = key("a-"+strconv.Itoa(pods)), netip.AddrFrom4([4]byte{10, 1, byte(pods >> 8), byte(pods)})
+				})})
+			}
+			claim("noisy")
+			s.now.Boot += time.Millisecond
+			do(Tick{})
+		})
+		for i, team := range granted {
+			if want := []string{"noisy", "quiet"}[i%2]; team != want {
+				t.Fatalf("grant %d of %d beside %d waiting claims goes to %q, expected %q", i, len(granted), waiting, team, want)
+			}
+		}
+		if len(granted) != 2*(runs+1) { // AllocsPerRun makes one run more
+			t.Fatalf("%d grants beside %d waiting claims", len(granted), waiting)
+		}
+		checkTables(t, s.core)
+		return n
+	}
+	few, many := allocations(100), allocations(10_000)
+	if many > 1.1*few+5 {
+		t.Errorf("%v allocations beside 10,000 waiting claims, %v beside 100", many, few)
+	}
+	t.Logf("%v allocations beside 10,000 waiting claims, %v beside 100", many, few)
 }
 
 func TestTeamCannotFillALineAlone(t *testing.T) {

@@ -111,6 +111,7 @@ func (l *Ledger[R]) Join(cl *Claim[R], caller Caller) {
 	l.claims[caller.Token] = cl
 	if cl.Waits() {
 		cl.count(1)
+		cl.line.late.Set(caller.Token, caller.Until)
 	}
 }
 
@@ -132,16 +133,15 @@ func (l *Ledger[R]) Drop(cl *Claim[R]) []Caller {
 	return cl.callers
 }
 
-// Expire removes the callers in a line that are late, and the claims that have no other callers.
+// Expire removes the callers in a line that are late, and the claims that have no other callers. It
+// looks at no other claim.
 func (l *Ledger[R]) Expire(line *Line[R], now time.Duration) (late []Caller) {
-	if line.callers == 0 {
-		return nil
-	}
-	for _, cl := range line.waiting() {
-		left, over := split(cl.callers, now)
-		if len(over) == 0 {
+	for _, token := range line.late.Due(now, line.callers) {
+		cl := l.claims[token]
+		if cl == nil { // removed with another caller of its claim
 			continue
 		}
+		left, over := split(cl.callers, now)
 		for _, x := range over {
 			delete(l.claims, x.Token)
 		}
@@ -164,6 +164,7 @@ func (l *Ledger[R]) Abandon(token uint64) (cl *Claim[R], grant string) {
 		cl.callers = slices.DeleteFunc(cl.callers, is)
 		if cl.Waits() {
 			cl.count(-1)
+			cl.line.late.Remove(token)
 		}
 		if len(cl.callers) == 0 {
 			return cl, ""

@@ -3,6 +3,8 @@ package claims
 import (
 	"container/list"
 	"fmt"
+
+	"github.com/berth-sandbox/berth/allocator/core/deadline"
 )
 
 // Line has the waiting claims of a pool, and whose turn it is. Each team has a queue. Teams take
@@ -11,6 +13,7 @@ type Line[R any] struct {
 	queues  map[string]*queue[R] // by team, those with a claim
 	turns   *list.List           // of *queue; the first is next
 	callers int
+	late    *deadline.Queue[uint64] // tokens of the callers, by the ends of their waits
 }
 
 // queue has the waiting claims of a team, in the order of their arrival.
@@ -22,7 +25,9 @@ type queue[R any] struct {
 }
 
 // NewLine returns an empty line.
-func NewLine[R any]() *Line[R] { return &Line[R]{queues: map[string]*queue[R]{}, turns: list.New()} }
+func NewLine[R any]() *Line[R] {
+	return &Line[R]{queues: map[string]*queue[R]{}, turns: list.New(), late: deadline.New[uint64]()}
+}
 
 // Callers is how many callers wait in a line, CallersOf how many of a team.
 func (l *Line[R]) Callers() int { return l.callers }
@@ -102,21 +107,27 @@ func (cl *Claim[R]) enter() {
 		cl.line.queues[cl.team] = q
 	}
 	cl.count(len(cl.callers))
-	at := q.claims.Back()
-	for at != nil && at.Value.(*Claim[R]).number > cl.number {
-		at = at.Prev()
+	for _, x := range cl.callers {
+		cl.line.late.Set(x.Token, x.Until)
 	}
-	if at == nil {
-		cl.elem = q.claims.PushFront(cl)
-	} else {
-		cl.elem = q.claims.InsertAfter(cl, at)
+	if last := q.claims.Back(); last == nil || last.Value.(*Claim[R]).number < cl.number {
+		cl.elem = q.claims.PushBack(cl)
+		return
 	}
+	at := q.claims.Front() // a claim that returns is older than most
+	for at.Value.(*Claim[R]).number < cl.number {
+		at = at.Next()
+	}
+	cl.elem = q.claims.InsertBefore(cl, at)
 }
 
 // leave takes a claim out of the queue of its team.
 func (cl *Claim[R]) leave() {
 	q := cl.queue()
 	cl.count(-len(cl.callers))
+	for _, x := range cl.callers {
+		cl.line.late.Remove(x.Token)
+	}
 	q.claims.Remove(cl.elem)
 	cl.elem = nil
 	if q.claims.Len() == 0 {
@@ -150,6 +161,11 @@ func (l *Line[R]) check() error {
 			if cl.elem != e || cl.line != l || cl.team != team || cl.number <= last || len(cl.callers) == 0 {
 				return fmt.Errorf("claims: %+v waits after claim %d", *cl, last)
 			}
+			for _, x := range cl.callers {
+				if until, ok := l.late.At(x.Token); !ok || until != x.Until {
+					return fmt.Errorf("claims: caller %+v is late at %v: %v", x, until, ok)
+				}
+			}
 			callers += len(cl.callers)
 			last = cl.number
 		}
@@ -157,6 +173,9 @@ func (l *Line[R]) check() error {
 			return fmt.Errorf("claims: team %q is kept as %+v, with %d callers", team, *q, callers)
 		}
 		all += callers
+	}
+	if err := l.late.Check(); err != nil || l.late.Len() != all {
+		return fmt.Errorf("claims: %d callers wait in a line, %d can be late: %w", all, l.late.Len(), err)
 	}
 	if all != l.callers || len(l.queues) != l.turns.Len() {
 		return fmt.Errorf("claims: %d callers of %d teams wait in a line, counted are %d of %d", all, len(l.queues), l.callers, l.turns.Len())

@@ -13,21 +13,21 @@ import (
 )
 
 // Queue has at most one deadline of each ID.
-type Queue struct{ heap entries }
+type Queue[K comparable] struct{ heap entries[K] }
 
-type entry struct {
-	id string
+type entry[K comparable] struct {
+	id K
 	at time.Duration
 }
 
 // New returns an empty queue.
-func New() *Queue { return &Queue{entries{index: map[string]int{}}} }
+func New[K comparable]() *Queue[K] { return &Queue[K]{entries[K]{index: map[K]int{}}} }
 
 // Set has Due return the ID at that time, or at the earlier time that is set already.
-func (q *Queue) Set(id string, at time.Duration) {
+func (q *Queue[K]) Set(id K, at time.Duration) {
 	switch i, ok := q.heap.index[id]; {
 	case !ok:
-		heap.Push(&q.heap, entry{id, at})
+		heap.Push(&q.heap, entry[K]{id, at})
 	case at < q.heap.list[i].at:
 		q.heap.list[i].at = at
 		heap.Fix(&q.heap, i)
@@ -35,14 +35,14 @@ func (q *Queue) Set(id string, at time.Duration) {
 }
 
 // Remove drops an ID, if it is there.
-func (q *Queue) Remove(id string) {
+func (q *Queue[K]) Remove(id K) {
 	if i, ok := q.heap.index[id]; ok {
 		heap.Remove(&q.heap, i)
 	}
 }
 
 // At returns the deadline that is set for an ID.
-func (q *Queue) At(id string) (at time.Duration, ok bool) {
+func (q *Queue[K]) At(id K) (at time.Duration, ok bool) {
 	i, ok := q.heap.index[id]
 	if ok {
 		at = q.heap.list[i].at
@@ -51,21 +51,21 @@ func (q *Queue) At(id string) (at time.Duration, ok bool) {
 }
 
 // Len is the number of IDs.
-func (q *Queue) Len() int { return len(q.heap.list) }
+func (q *Queue[K]) Len() int { return len(q.heap.list) }
 
 // Due removes the IDs whose deadlines have come, the earliest first and at most so many.
-func (q *Queue) Due(now time.Duration, most int) (ids []string) {
+func (q *Queue[K]) Due(now time.Duration, most int) (ids []K) {
 	for len(ids) < most && len(q.heap.list) > 0 && q.heap.list[0].at <= now {
-		ids = append(ids, heap.Pop(&q.heap).(entry).id)
+		ids = append(ids, heap.Pop(&q.heap).(entry[K]).id)
 	}
 	return ids
 }
 
 // Check returns the first contradiction between the tables. It is for tests.
-func (q *Queue) Check() error {
+func (q *Queue[K]) Check() error {
 	for i, e := range q.heap.list {
 		if at, ok := q.heap.index[e.id]; !ok || at != i || e.at < q.heap.list[max(0, (i-1)/2)].at {
-			return fmt.Errorf("deadline: %s is not at its place", e.id)
+			return fmt.Errorf("deadline: %v is not at its place", e.id)
 		}
 	}
 	if len(q.heap.index) != len(q.heap.list) {
@@ -75,27 +75,27 @@ func (q *Queue) Check() error {
 }
 
 // entries is a heap.Interface.
-type entries struct {
-	list  []entry
-	index map[string]int // by ID
+type entries[K comparable] struct {
+	list  []entry[K]
+	index map[K]int // by ID
 }
 
-func (h *entries) Len() int           { return len(h.list) }
-func (h *entries) Less(i, j int) bool { return h.list[i].at < h.list[j].at }
-func (h *entries) Swap(i, j int) {
+func (h *entries[K]) Len() int           { return len(h.list) }
+func (h *entries[K]) Less(i, j int) bool { return h.list[i].at < h.list[j].at }
+func (h *entries[K]) Swap(i, j int) {
 	h.list[i], h.list[j] = h.list[j], h.list[i]
 	h.index[h.list[i].id], h.index[h.list[j].id] = i, j
 }
 
-func (h *entries) Push(x any) {
-	e := x.(entry)
+func (h *entries[K]) Push(x any) {
+	e := x.(entry[K])
 	h.index[e.id] = len(h.list)
 	h.list = append(h.list, e)
 }
 
-func (h *entries) Pop() any {
+func (h *entries[K]) Pop() any {
 	last := h.list[len(h.list)-1]
-	h.list[len(h.list)-1] = entry{}
+	h.list[len(h.list)-1] = entry[K]{}
 	h.list = h.list[:len(h.list)-1]
 	delete(h.index, last.id)
 	return last

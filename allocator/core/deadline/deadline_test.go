@@ -14,7 +14,7 @@ import (
 // The reference keeps the earliest time of each ID in a map.
 func TestDueReturnsEachDeadlineOnceInOrder(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		q, want, now := deadline.New(), map[string]time.Duration{}, time.Duration(0)
+		q, want, now := deadline.New[string](), map[string]time.Duration{}, time.Duration(0)
 		id := rapid.Custom(func(t *rapid.T) string { return fmt.Sprint(rapid.IntRange(0, 9).Draw(t, "id")) })
 		t.Repeat(map[string]func(*rapid.T){
 			"set": func(t *rapid.T) {

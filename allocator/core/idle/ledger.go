@@ -43,9 +43,9 @@ type Ledger struct {
 
 	sandboxes    map[string]*sandbox
 	lastRouteSeq uint64
-	due          *deadline.Queue // of sandboxes that are neither asked about nor decided
-	turns        *deadline.Queue // of sandboxes with an idle timeout: their next turns
-	persistAt    time.Duration   // the earliest next turn
+	due          *deadline.Queue[string] // of sandboxes that are neither asked about nor decided
+	turns        *deadline.Queue[string] // of sandboxes with an idle timeout: their next turns
+	persistAt    time.Duration           // the earliest next turn
 
 	routers   []*router // by ID
 	leftovers []*leftover
@@ -94,7 +94,7 @@ type sandbox struct {
 func New(connectWindow time.Duration, dryRun bool) *Ledger {
 	return &Ledger{
 		connectWindow: connectWindow, dryRun: dryRun, sandboxes: map[string]*sandbox{},
-		due: deadline.New(), turns: deadline.New(),
+		due: deadline.New[string](), turns: deadline.New[string](),
 	}
 }
 
