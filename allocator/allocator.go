@@ -149,7 +149,7 @@ func New(o Options) (*Allocator, error) {
 	}
 	if a.api, err = rest.New(rest.Options{
 		Allocator: a, Keys: o.Keys, DialLeader: o.DialLeader, AccessKey: o.AccessKey, PublicScheme: o.PublicScheme, PublicHost: o.PublicHost,
-		MinIdleTimeout: o.ConnectWindow, ReapDryRun: o.ReapDryRun, Log: o.Log,
+		MinIdleTimeout: o.ConnectWindow, ReapDryRun: o.ReapDryRun, ClaimQueue: o.MaxWaiting, Log: o.Log,
 	}); err != nil {
 		return nil, err
 	}

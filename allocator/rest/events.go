@@ -51,13 +51,12 @@ func (a *api) stream(o *openapi.Operation, f func(http.ResponseWriter, *http.Req
 			streamHeader(w.Header())
 			return
 		}
-		select {
-		case a.streams.slots <- struct{}{}:
-			defer func() { <-a.streams.slots }()
-		default:
-			refuse(w, r, apierror.New(apierror.Overloaded, "%d streams of events are open; end one, or try again", maxStreams))
+		team := access.From(r.Context()).Team
+		if !a.streams.enter(team) {
+			refuse(w, r, apierror.New(apierror.Overloaded, "too many streams of events are open; end one, or try again"))
 			return
 		}
+		defer a.streams.leave(team)
 		s := streaming{w, http.NewResponseController(w)}
 		_ = s.connection.SetReadDeadline(time.Time{})
 		_ = s.connection.SetWriteDeadline(time.Time{})

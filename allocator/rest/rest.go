@@ -131,6 +131,8 @@ type Options struct {
 	PublicScheme, PublicHost string
 	// MinIdleTimeout is the shortest idle timeout of a claim: the connect window.
 	MinIdleTimeout time.Duration
+	// ClaimQueue is how many claims of one pool may wait. Optional.
+	ClaimQueue int
 	// ReapDryRun is shown in answers: idle sandboxes are not released. Optional.
 	ReapDryRun bool
 	Log        *zap.Logger
@@ -155,7 +157,7 @@ func New(o Options) (http.Handler, error) {
 	o.Log = o.Log.Named("api")
 	a := &api{
 		Options: o, forwarder: newForwarder(o.DialLeader, o.Log), answers: newBudget(answerBytes), audit: trail, operations: map[string]string{},
-		claims: newClass(claimsInFlight, MaxWait+answerWait), others: newClass(inFlight, answerWait),
+		claims: newClass(claimSlots(o.ClaimQueue), MaxWait+answerWait), others: newClass(inFlight, answerWait),
 		slow: newClass(readsInFlight, answerWait), streams: newClass(maxStreams, streamLife),
 	}
 	document, err := openapi.Load()

@@ -8,12 +8,14 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"sync"
 	"sync/atomic"
 	"time"
 	"unicode/utf8"
 
 	"go.uber.org/zap"
 
+	"github.com/berth-sandbox/berth/allocator/access"
 	"github.com/berth-sandbox/berth/api/apierror"
 	"github.com/berth-sandbox/berth/api/openapi"
 )
@@ -27,9 +29,9 @@ const (
 	inFlight       = 1_000
 	// readsInFlight bounds the calls that ask a kubelet or the API server and may take seconds.
 	readsInFlight = 100
-	// MaxConns is the number of connections that a listener needs for these calls and for
-	// connections that are idle, sending or reading.
-	MaxConns = claimsInFlight + inFlight + readsInFlight + maxStreams + 1_000
+	// teamShare is how many slots of a class a team can have for each one that is free. So a team
+	// alone has four fifths of a class at most, and n teams have 4/(4n+1) each.
+	teamShare = 4
 
 	// bodyWait bounds the time for sending a body, sendWait that for reading the answer.
 	bodyWait = 5 * time.Second
@@ -50,16 +52,49 @@ const (
 	smallAnswer = 22 << 10
 )
 
-// class is a kind of calls. Classes share no limit, so waiting claims block no other call.
+// claimSlots is how many claims can be in progress, if so many of them may wait for a pod of one pool.
+// One team has enough slots for these.
+func claimSlots(queue int) int { return max(claimsInFlight, queue+(queue+teamShare-1)/teamShare) }
+
+// MaxConns is the number of connections that a listener needs for all calls, with Options.ClaimQueue, and
+// for connections that are idle, sending or reading.
+func MaxConns(queue int) int { return claimSlots(queue) + inFlight + readsInFlight + maxStreams + 1_000 }
+
+// class is a kind of calls. Classes share no slot, so waiting claims block no other call. The calls of
+// one team never take all slots of a class, so they block no call of another team.
 type class struct {
-	slots  chan struct{}
 	bodies *budget
 	// wait bounds the duration of a call.
 	wait time.Duration
+
+	mu   sync.Mutex
+	free int
+	used map[string]int // by team, those with a slot
 }
 
 func newClass(slots int, wait time.Duration) *class {
-	return &class{slots: make(chan struct{}, slots), bodies: newBudget(bodyBytes), wait: wait}
+	return &class{bodies: newBudget(bodyBytes), wait: wait, free: slots, used: map[string]int{}}
+}
+
+// enter takes a slot for a call of a team. If it returns true, the caller must call leave.
+func (c *class) enter(team string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.used[team] >= teamShare*c.free {
+		return false
+	}
+	c.free--
+	c.used[team]++
+	return true
+}
+
+func (c *class) leave(team string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.free++
+	if c.used[team]--; c.used[team] == 0 {
+		delete(c.used, team)
+	}
 }
 
 // budget is a number of bytes that may be in use at one time. It may be used concurrently.
@@ -259,13 +294,12 @@ func (a *api) handle(c action, o *openapi.Operation) http.HandlerFunc {
 
 // carryOut executes a call in a slot of its class.
 func (a *api) carryOut(c action, o *openapi.Operation, p *reply, r *http.Request, body []byte) {
-	select {
-	case c.class.slots <- struct{}{}:
-		defer func() { <-c.class.slots }()
-	default:
+	team := access.From(r.Context()).Team
+	if !c.class.enter(team) {
 		answer(p, r, apierror.New(apierror.Overloaded, "too many requests are being served; try again"))
 		return
 	}
+	defer c.class.leave(team)
 	if c.large && a.answers.overdrawn() { // bounds the memory of answers that clients read slowly
 		answer(p, r, tooManyBytes())
 		return

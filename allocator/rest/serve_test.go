@@ -89,6 +89,64 @@ func TestWaitingClaimsLeaveRoomForReleases(t *testing.T) {
 	})
 }
 
+// Invariant: P3
+func TestTeamThatWaitsLeavesSlotsToOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fake{status: core.CallOK, blockClaims: true}
+		h := handlerWithKeys(t, f, keysIn(map[string]string{"one": keyOne, "two": keyTwo}))
+		ctx, cancel := context.WithCancel(t.Context())
+		claim := func(ctx context.Context, key string) *httptest.ResponseRecorder {
+			w, r := httptest.NewRecorder(), request(ctx, "POST", "/sandboxes", strings.NewReader(`{"templateID":"python"}`))
+			r.Header.Set("X-API-Key", key)
+			r.Header.Set("X-Request-Id", "req-1")
+			serve(h, w, r)
+			return w
+		}
+		var waiting sync.WaitGroup
+		for range claimsInFlight {
+			waiting.Go(func() { claim(ctx, keyOne) })
+		}
+		synctest.Wait()
+		require.Equal(t, claimsInFlight*teamShare/(teamShare+1), f.claims, "the others were refused")
+		refusal(t, claim(ctx, keyOne), 503, apierror.Overloaded)
+		f.blockClaims = false
+		require.Equal(t, http.StatusCreated, claim(t.Context(), keyTwo).Code)
+		cancel()
+		waiting.Wait()
+	})
+}
+
+func TestSlotsAreSharedBetweenTeams(t *testing.T) {
+	fill := func(c *class, team string) (n int) {
+		for c.enter(team) {
+			n++
+		}
+		return n
+	}
+	c := newClass(1000, 0)
+	require.Equal(t, 800, fill(c, "a"))
+	require.Equal(t, 160, fill(c, "b"))
+	require.Equal(t, 32, fill(c, "c"))
+	require.Zero(t, fill(c, "a"))
+	for range 800 {
+		c.leave("a")
+	}
+	require.Equal(t, 615, fill(c, "b"), "what a team has left")
+	for range 775 {
+		c.leave("b")
+	}
+	for range 32 {
+		c.leave("c")
+	}
+	require.Equal(t, 1000, c.free)
+	require.Empty(t, c.used)
+
+	require.Equal(t, claimsInFlight, claimSlots(1000), "enough for three pools whose places are all taken")
+	for _, queue := range []int{10_000, 10_001, 10_004} {
+		require.GreaterOrEqual(t, fill(newClass(claimSlots(queue), 0), "a"), queue)
+	}
+}
+
 func TestCallsInProgressAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fake{block: true}

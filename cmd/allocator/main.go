@@ -219,7 +219,7 @@ func (s *service) listen() (err error) {
 	if s.controlListener, err = net.Listen("tcp", s.ControlListen); err != nil {
 		return fmt.Errorf("--control-listen: %w", err)
 	}
-	if s.api, err = cli.Listen("--api-listen", s.APIListen, apirest.MaxConns); err != nil {
+	if s.api, err = cli.Listen("--api-listen", s.APIListen, apirest.MaxConns(s.ClaimQueue)); err != nil {
 		return err
 	}
 	if s.admin, err = cli.Listen("--admin-listen", s.AdminListen, cli.AdminConns); err != nil {
