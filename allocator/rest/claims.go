@@ -15,9 +15,12 @@ import (
 	"github.com/berth-sandbox/berth/api/sandboxid"
 )
 
-// maxBatchBytes bounds the strings of a caller in the records of a batch. The records of 1,000
-// sandboxes and these strings fit into one write of the journal.
-const maxBatchBytes = 128 << 10
+const (
+	// maxBatchBytes bounds what the fields of the caller take in the records of a batch. The records of
+	// 1,000 sandboxes and these fields fit into one write of the journal.
+	maxBatchBytes = 128 << 10
+	portBytes     = 3 // the longest port in a record
+)
 
 // claimBatch claims several sandboxes: all, at least so many, or none.
 func (a *api) claimBatch(w *reply, r *http.Request) error {
@@ -30,11 +33,12 @@ func (a *api) claimBatch(w *reply, r *http.Request) error {
 		return err
 	}
 	w.object = audited(request.Pool)
-	claim, err := a.claimOf(&openapi.NewSandbox{
-		TemplateID: request.Pool, Timeout: request.Timeout, IdleTimeout: request.IdleTimeout, Activity: request.Activity,
-		MinBytesPerMinute: request.MinBytesPerMinute, WaitTimeout: request.WaitTimeout, Metadata: request.Metadata, User: request.User,
-		Access: request.Access,
-	})
+	// The document gives both bodies the same options, so all of them are read in one place.
+	one := openapi.NewSandbox{TemplateID: request.Pool}
+	if err := decode(raw, &one); err != nil {
+		return err
+	}
+	claim, err := a.claimOf(&one)
 	if err != nil {
 		return err
 	}
@@ -71,12 +75,14 @@ func checkBatch(c core.Claim) error {
 	if c.AtLeast > c.Count {
 		return invalid("atLeast: %d: must be count (%d) at most", c.AtLeast, c.Count)
 	}
-	size := len(c.Binding.User) + len(c.Binding.IdempotencyKey)
+	size := len(c.Binding.User) + len(c.Binding.IdempotencyKey) +
+		len(c.Binding.MaskHost) + portBytes*len(c.Binding.HTTPSPorts)
 	for k, v := range c.Binding.Metadata {
 		size += len(k) + len(v)
 	}
 	if size*c.Count > maxBatchBytes {
-		return invalid("metadata, user and Idempotency-Key: %d bytes for each of %d sandboxes: at most %d in all", size, c.Count, maxBatchBytes)
+		return invalid("metadata, user, network.maskRequestHost, network.httpsPorts and Idempotency-Key: "+
+			"%d bytes for each of %d sandboxes: at most %d in all", size, c.Count, maxBatchBytes)
 	}
 	return nil
 }

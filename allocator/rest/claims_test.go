@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"net/http"
 	"net/http/httptest"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -22,14 +23,17 @@ import (
 
 func TestBatchClaimCarriesEveryField(t *testing.T) {
 	f := &fake{}
-	body := `{"pool":"python","count":3,"atLeast":2,"timeout":60,"idleTimeout":90,"activity":"Bytes","minBytesPerMinute":7,"waitTimeout":5,"metadata":{"a":"b"},"user":"ada"}`
-	w := call(handler(t, f), "POST", "/v1/claims", body)
+	body := `{"pool":"python","count":3,"atLeast":2,"timeout":60,"idleTimeout":90,"activity":"Bytes","minBytesPerMinute":7,"waitTimeout":5,"metadata":{"a":"b"},"user":"ada","access":"team","secure":true,"network":{"maskRequestHost":"localhost:${PORT}","httpsPorts":[8443,443]}}`
+	w := call(handlerWithAccess(t, f), "POST", "/v1/claims", body)
 	require.Equal(t, http.StatusCreated, w.Code, w.Body)
 	idle, bytes := 90*time.Second, uint64(7)
 	require.Equal(t, "python", f.pool)
 	require.Equal(t, core.Claim{
-		Binding: core.Binding{RequestHash: sha256.Sum256([]byte(body)), Metadata: map[string]string{"a": "b"}, User: "ada"},
-		Count:   3, AtLeast: 2, Lifetime: time.Minute, IdleTimeout: &idle, MinBytes: &bytes, Wait: 5 * time.Second,
+		Binding: core.Binding{
+			RequestHash: sha256.Sum256([]byte(body)), Metadata: map[string]string{"a": "b"}, User: "ada", Access: core.AccessTeam,
+			MaskHost: "localhost:${PORT}", HTTPSPorts: []uint16{443, 8443},
+		},
+		Count: 3, AtLeast: 2, Lifetime: time.Minute, IdleTimeout: &idle, MinBytes: &bytes, Wait: 5 * time.Second,
 	}, f.claim)
 	var answer openapi.Claims
 	require.NoError(t, json.Unmarshal(w.Body.Bytes(), &answer))
@@ -48,6 +52,24 @@ func TestBatchClaimWantsAllUnlessItSays(t *testing.T) {
 	require.Contains(t, w.Body.String(), `"ended":[]`)
 }
 
+// manyPorts is the longest list of ports that a claim may have.
+func manyPorts() string {
+	ports := make([]string, 64)
+	for i := range ports {
+		ports[i] = strconv.Itoa(60000 + i)
+	}
+	return "[" + strings.Join(ports, ",") + "]"
+}
+
+func TestBatchClaimRefusesWhatASingleClaimRefuses(t *testing.T) {
+	for _, fields := range []string{`"autoPause":true`, `"allow_internet_access":false`, `"network":{"allowOut":["a.b"]}`, `"mcp":{"a":{}}`} {
+		h := handler(t, &fake{})
+		one := refusal(t, call(h, "POST", "/sandboxes", `{"templateID":"python",`+fields+`}`), http.StatusNotImplemented, apierror.NotImplemented)
+		batch := refusal(t, call(h, "POST", "/v1/claims", `{"pool":"python","count":2,`+fields+`}`), http.StatusNotImplemented, apierror.NotImplemented)
+		require.Equal(t, one.Message, batch.Message)
+	}
+}
+
 func TestWrongBatchClaimNamesTheField(t *testing.T) {
 	for body, field := range map[string]string{
 		`{"count":1}`:                           "pool",
@@ -57,8 +79,12 @@ func TestWrongBatchClaimNamesTheField(t *testing.T) {
 		`{"pool":"p","count":2,"atLeast":3}`:    "atLeast",
 		`{"pool":"p","count":2,"atLeast":0}`:    "atLeast",
 		`{"pool":"p","count":2,"templateID":1}`: "templateID",
-		`{"pool":"p","count":1000,"metadata":{"k":"` + strings.Repeat("x", 200) + `"}}`: "metadata",
-		`{"pool":"p","count":1,"minBytesPerMinute":5}`:                                  "minBytesPerMinute",
+		`{"pool":"p","count":1000,"metadata":{"k":"` + strings.Repeat("x", 200) + `"}}`:              "metadata",
+		`{"pool":"p","count":1000,"network":{"maskRequestHost":"` + strings.Repeat("x", 200) + `"}}`: "network.maskRequestHost",
+		`{"pool":"p","count":1000,"network":{"httpsPorts":` + manyPorts() + `}}`:                     "network.httpsPorts",
+		`{"pool":"p","count":1,"network":{"maskRequestHost":"a b"}}`:                                 "network.maskRequestHost",
+		`{"pool":"p","count":1,"metadata":{"idle_timeout":"x"}}`:                                     "metadata.idle_timeout",
+		`{"pool":"p","count":1,"minBytesPerMinute":5}`:                                               "minBytesPerMinute",
 	} {
 		f := &fake{}
 		e := refusal(t, call(handler(t, f), "POST", "/v1/claims", body), http.StatusBadRequest, apierror.BadRequest)

@@ -20,6 +20,8 @@ type action struct {
 	large bool
 	// stream is set instead for an answer without an end.
 	stream func(http.ResponseWriter, *http.Request) error
+	// open is set instead for a call that needs no key and is answered by every replica.
+	open http.HandlerFunc
 }
 
 // actions are those of all operations, by ID.
@@ -56,6 +58,7 @@ func (a *api) actions() map[string]action {
 		"listFences":            {class: a.others, f: a.fences},
 		"listSessions":          {class: a.others, f: a.sessions},
 		"declareDead":           {class: a.others, f: a.declareDead},
+		"health":                {open: a.health},
 	}
 }
 
@@ -66,7 +69,10 @@ func (a *api) routes(document *openapi.Document) (*http.ServeMux, error) {
 	methods := map[string][]string{} // by path
 	for _, o := range document.Operations {
 		handler := refusing(apierror.NotImplemented, o.Refused)
-		if c, ok := actions[o.ID]; ok {
+		if c, ok := actions[o.ID]; ok && c.open != nil {
+			handler = c.open
+			delete(actions, o.ID)
+		} else if ok {
 			role, err := access.ParseRole(o.Role)
 			if err != nil {
 				return nil, fmt.Errorf("rest: x-berth-role of operation %s of the OpenAPI document: %w", o.ID, err)
@@ -92,7 +98,6 @@ func (a *api) routes(document *openapi.Document) (*http.ServeMux, error) {
 		slices.Sort(methods[path])
 		paths.HandleFunc(path, func(http.ResponseWriter, *http.Request) {})
 	}
-	mux.HandleFunc("GET "+healthPath, a.health)
 	mux.HandleFunc("GET /openapi.json", constant("application/json", document.JSON))
 	mux.HandleFunc("GET /openapi.yaml", constant("application/yaml", openapi.YAML))
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
@@ -106,7 +111,7 @@ func (a *api) routes(document *openapi.Document) (*http.ServeMux, error) {
 	return mux, nil
 }
 
-// healthPath is served without a key, for load balancers.
+// healthPath is that of the operation health, which needs no key, for load balancers.
 const healthPath = "/health"
 
 // health answers 200 while this replica leads or knows the leader, and says which version it is.

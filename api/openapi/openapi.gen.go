@@ -134,6 +134,21 @@ func (e FencePhase) Valid() bool {
 	}
 }
 
+// Defines values for HealthStatus.
+const (
+	Ok HealthStatus = "ok"
+)
+
+// Valid indicates whether the value is a known member of the HealthStatus enum.
+func (e HealthStatus) Valid() bool {
+	switch e {
+	case Ok:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for NextReleaseReason.
 const (
 	Idle           NextReleaseReason = "Idle"
@@ -630,6 +645,15 @@ type Fences struct {
 	Truncated int `json:"truncated"`
 }
 
+// Health defines model for Health.
+type Health struct {
+	Status  HealthStatus `json:"status"`
+	Version string       `json:"version"`
+}
+
+// HealthStatus defines model for Health.Status.
+type HealthStatus string
+
 // LastActive defines model for LastActive.
 type LastActive struct {
 	// DryRun Idle sandboxes are not released.
@@ -673,39 +697,59 @@ type ListedSession struct {
 	SessionID string `json:"sessionID"`
 }
 
-// NewClaims defines model for NewClaims.
+// NewClaims The options apply to each sandbox. metadata, user, network.maskRequestHost, network.httpsPorts and
+// the Idempotency-Key have at most 128 KiB, count times.
 type NewClaims struct {
-	// Access As in NewSandbox.
+	// Access That of the pool, or a stricter one (public, token, team, in that order). The pool's if it is absent.
 	Access *Access `json:"access,omitempty"`
 
-	// Activity What an open connection means for the idle timeout.
-	Activity *ActivityMode `json:"activity,omitempty"`
+	// Activity The pool's if it is absent.
+	Activity            *ActivityMode `json:"activity,omitempty"`
+	AllowInternetAccess *bool         `json:"allow_internet_access,omitempty"`
 
 	// AtLeast How many are enough when waitTimeout is over. Absent: count.
-	AtLeast *int `json:"atLeast,omitempty"`
+	AtLeast   *int  `json:"atLeast,omitempty"`
+	AutoPause *bool `json:"autoPause,omitempty"`
+
+	// AutoPauseMemory Without meaning, because Berth does not pause sandboxes.
+	AutoPauseMemory *bool `json:"autoPauseMemory,omitempty"`
+	AutoResume      *struct {
+		Enabled *bool `json:"enabled,omitempty"`
+	} `json:"autoResume,omitempty"`
 
 	// Count How many sandboxes.
-	Count int `json:"count"`
+	Count   int               `json:"count"`
+	EnvVars map[string]string `json:"envVars,omitempty"`
+	Iam     interface{}       `json:"iam,omitempty"`
 
-	// IdleTimeout As in NewSandbox.
-	IdleTimeout *int64 `json:"idleTimeout,omitempty"`
+	// IdleTimeout Seconds without use after which the sandbox is released: 0 for never, or 5 and more. The
+	// pool's if it is absent.
+	IdleTimeout *int64      `json:"idleTimeout,omitempty"`
+	Mcp         interface{} `json:"mcp,omitempty"`
 
-	// Metadata Of each sandbox. With user and the Idempotency-Key, count times, at most 128 KiB.
+	// Metadata At most 2 KiB in all. The key idle_timeout sets idleTimeout, for clients that can send
+	// metadata only; its value is a number of seconds.
 	Metadata map[string]string `json:"metadata,omitempty"`
 
-	// MinBytesPerMinute As in NewSandbox.
-	MinBytesPerMinute *int64 `json:"minBytesPerMinute,omitempty"`
+	// MinBytesPerMinute Needs the activity Bytes; 1024 if it is absent.
+	MinBytesPerMinute *int64             `json:"minBytesPerMinute,omitempty"`
+	Network           *NewSandboxNetwork `json:"network,omitempty"`
 
 	// Pool The name of a SandboxPool.
 	Pool string `json:"pool"`
 
-	// Timeout Seconds.
+	// Secure Without meaning here. Older E2B SDKs always send it.
+	Secure *bool `json:"secure,omitempty"`
+
+	// Timeout Seconds from now until the end; 300 if it is absent. A claim with an idle timeout other than 0
+	// and without a timeout has no end.
 	Timeout *Seconds `json:"timeout,omitempty"`
 
-	// User Of each sandbox.
-	User *string `json:"user,omitempty"`
+	// User Kept with the sandbox.
+	User         *string     `json:"user,omitempty"`
+	VolumeMounts interface{} `json:"volumeMounts,omitempty"`
 
-	// WaitTimeout As in NewSandbox.
+	// WaitTimeout Seconds that the claim waits for a warm pod; 10 if it is absent.
 	WaitTimeout *int64 `json:"waitTimeout,omitempty"`
 }
 
@@ -1622,6 +1666,11 @@ func WithRequestEditorFn(fn RequestEditorFn) ClientOption {
 // The interface specification for the client above.
 type ClientInterface interface {
 
+	// Health Say whether this replica can answer calls. Needs no key.
+	//
+	// Corresponds with GET /health (the `Health` operationId).
+	Health(ctx context.Context, reqEditors ...RequestEditorFn) (*http.Response, error)
+
 	// ListSandboxes List live sandboxes, a page at a time.
 	//
 	// Corresponds with GET /sandboxes (the `ListSandboxes` operationId).
@@ -1931,6 +1980,21 @@ type ClientInterface interface {
 	//
 	// Corresponds with GET /v2/sandboxes/{sandboxID}/logs (the `GetSandboxLogsV2` operationId).
 	GetSandboxLogsV2(ctx context.Context, sandboxID SandboxID, params *GetSandboxLogsV2Params, reqEditors ...RequestEditorFn) (*http.Response, error)
+}
+
+// Health Say whether this replica can answer calls. Needs no key.
+//
+// Corresponds with GET /health (the `Health` operationId).
+func (c *Client) Health(ctx context.Context, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewHealthRequest(c.Server)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
 }
 
 // ListSandboxes List live sandboxes, a page at a time.
@@ -2651,6 +2715,33 @@ func (c *Client) GetSandboxLogsV2(ctx context.Context, sandboxID SandboxID, para
 		return nil, err
 	}
 	return c.Client.Do(req)
+}
+
+// NewHealthRequest constructs an http.Request for the Health method
+func NewHealthRequest(server string) (*http.Request, error) {
+	var err error
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/health")
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
 }
 
 // NewListSandboxesRequest constructs an http.Request for the ListSandboxes method
@@ -4388,6 +4479,13 @@ func WithBaseURL(baseURL string) ClientOption {
 // ClientWithResponsesInterface is the interface specification for the client with responses above.
 type ClientWithResponsesInterface interface {
 
+	// HealthWithResponse Say whether this replica can answer calls. Needs no key.
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with GET /health (the `Health` operationId).
+	HealthWithResponse(ctx context.Context, reqEditors ...RequestEditorFn) (*HealthResponse, error)
+
 	// ListSandboxesWithResponse List live sandboxes, a page at a time.
 	//
 	// Returns a wrapper object for the known response body format(s).
@@ -4739,6 +4837,54 @@ type ClientWithResponsesInterface interface {
 	//
 	// Corresponds with GET /v2/sandboxes/{sandboxID}/logs (the `GetSandboxLogsV2` operationId).
 	GetSandboxLogsV2WithResponse(ctx context.Context, sandboxID SandboxID, params *GetSandboxLogsV2Params, reqEditors ...RequestEditorFn) (*GetSandboxLogsV2Response, error)
+}
+
+type HealthResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *Health
+	// JSONDefault the response for an HTTP default `application/json` response
+	JSONDefault *Error
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r HealthResponse) GetJSON200() *Health {
+	return r.JSON200
+}
+
+// GetJSONDefault returns the response for an HTTP default `application/json` response
+func (r HealthResponse) GetJSONDefault() *Error {
+	return r.JSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r HealthResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r HealthResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r HealthResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r HealthResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
 }
 
 // ListSandboxesResponse200Headers the declared response headers of an HTTP 200 response for ListSandboxes
@@ -6208,6 +6354,19 @@ func (r GetSandboxLogsV2Response) ContentType() string {
 	return ""
 }
 
+// HealthWithResponse Say whether this replica can answer calls. Needs no key.
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with GET /health (the `Health` operationId).
+func (c *ClientWithResponses) HealthWithResponse(ctx context.Context, reqEditors ...RequestEditorFn) (*HealthResponse, error) {
+	rsp, err := c.Health(ctx, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseHealthResponse(rsp)
+}
+
 // ListSandboxesWithResponse List live sandboxes, a page at a time.
 //
 // Returns a wrapper object for the known response body format(s).
@@ -6804,6 +6963,39 @@ func (c *ClientWithResponses) GetSandboxLogsV2WithResponse(ctx context.Context, 
 		return nil, err
 	}
 	return ParseGetSandboxLogsV2Response(rsp)
+}
+
+// ParseHealthResponse parses an HTTP response from a HealthWithResponse call
+func ParseHealthResponse(rsp *http.Response) (*HealthResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &HealthResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest Health
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Error
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSONDefault = &dest
+
+	}
+
+	return response, nil
 }
 
 // ParseListSandboxesResponse parses an HTTP response from a ListSandboxesWithResponse call
