@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -27,7 +28,9 @@ const (
 type stub struct {
 	mu    sync.Mutex
 	calls []string
-	live  []openapi.Sandbox
+	// claimed is the body of the latest claim.
+	claimed string
+	live    []openapi.Sandbox
 }
 
 func (s *stub) seen() []string {
@@ -63,6 +66,10 @@ func (s *stub) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.mu.Lock()
 	s.calls = append(s.calls, r.Method+" "+r.URL.String())
 	s.mu.Unlock()
+	if r.URL.Path == "/sandboxes" || r.URL.Path == "/v1/claims" {
+		body, _ := io.ReadAll(r.Body)
+		s.claimed = string(body)
+	}
 	id, rest, _ := strings.Cut(strings.TrimPrefix(strings.TrimPrefix(r.URL.Path, "/v1"), "/sandboxes/"), "/")
 	switch path := r.URL.Path; {
 	case r.Method == http.MethodPost && path == "/sandboxes":
@@ -209,7 +216,7 @@ func TestOutputOfEveryCommandIsTheGoldenFile(t *testing.T) {
 	var all strings.Builder
 	for _, line := range []string{
 		"claim python", "claim python -o name", "claim python -o json", "claim python --count=3 --at-least=2",
-		"claim python --count=1 --at-least=2", "ls", "ls --no-headers", "ls -o wide", "ls -o name",
+		"claim python --count=1 --at-least=2", "claim python --count=0", "ls", "ls --no-headers", "ls -o wide", "ls -o name",
 		"ls -o json", "ls -o yaml", "ls --pool=node", "ls --pool=none", "ls -m job=17 -o name", "ls --phase=released,ended -o wide", "get " + first, "get " + first + " -o yaml",
 		"get " + first + " " + second + " -o json", "get nosuch", "kill " + first, "kill " + first + " nosuch",
 		"kill --all --pool=node", "timeout " + first + " 10m", "keepalive " + first, "why " + first + " " + second,
@@ -232,6 +239,22 @@ func TestOutputOfEveryCommandIsTheGoldenFile(t *testing.T) {
 		all.WriteString("\n")
 	}
 	golden(t, "output", all.String())
+}
+
+func TestClaimAndBatchSendTheSameOptions(t *testing.T) {
+	s, url := serve(t)
+	flags := []string{
+		"--api-url=" + url, "--timeout=1m", "--idle-timeout=30s", "--wait=0s", "-ma=b", "--user=ann", "--access=token",
+		"--mask-host=localhost:${PORT}", "--https-port=443", "--https-port=8443",
+	}
+	options := `"access":"token",%s"idleTimeout":30,"metadata":{"a":"b"},` +
+		`"network":{"httpsPorts":[443,8443],"maskRequestHost":"localhost:${PORT}"},%s"timeout":60,"user":"ann","waitTimeout":0}`
+	_, err := berth(t, append([]string{"claim", "python"}, flags...)...)
+	require.NoError(t, err)
+	require.JSONEq(t, "{"+fmt.Sprintf(options, "", `"templateID":"python",`), s.claimed)
+	_, _, err = command(t.Context(), append([]string{"claim", "python", "--count=3", "--at-least=2"}, flags...)...)
+	require.NoError(t, err)
+	require.JSONEq(t, "{"+fmt.Sprintf(options, `"atLeast":2,"count":3,`, `"pool":"python",`), s.claimed)
 }
 
 func TestKillOfAllNeedsAFilterOrYes(t *testing.T) {

@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -45,6 +46,8 @@ type claimCommand struct {
 	Metadata    map[string]string `short:"m" mapsep:"none" placeholder:"KEY=VALUE" help:"Metadata of the sandbox. Can be repeated."`
 	User        string            `help:"User, kept with the sandbox."`
 	Access      *string           `enum:"public,token,team" help:"Who may send requests to it: public, token or team. The pool's if it is left out."`
+	MaskHost    string            `placeholder:"HOST" help:"Host header that the sandbox sees, such as 'localhost:$${PORT}' (quoted)."`
+	HTTPSPort   []int             `name:"https-port" placeholder:"PORT" help:"Port on which the sandbox speaks TLS. Can be repeated."`
 	Key         string            `help:"Idempotency key: the same key and claim get the same sandboxes."`
 	Count       int               `default:"1" placeholder:"SANDBOXES" help:"How many to claim in one call, at most 1000: all, or none."`
 	AtLeast     int               `placeholder:"SANDBOXES" help:"How many of --count are enough when --wait is over. Left out: all."`
@@ -81,8 +84,14 @@ func (c *claimCommand) Run(ctx context.Context, o *output) error {
 	if c.Access != nil {
 		claim.Access = new(openapi.Access(*c.Access))
 	}
-	if c.Count < 1 || c.AtLeast < 0 || c.AtLeast > c.Count {
-		return usage("--count %d, --at-least %d: must be 1 or more, and 1 to --count", c.Count, c.AtLeast)
+	if c.MaskHost != "" || len(c.HTTPSPort) > 0 {
+		claim.Network = &openapi.NewSandboxNetwork{MaskRequestHost: nonEmpty(c.MaskHost), HTTPSPorts: c.HTTPSPort}
+	}
+	switch {
+	case c.Count < 1:
+		return usage("--count %d: must be 1 or more", c.Count)
+	case c.AtLeast < 0 || c.AtLeast > c.Count:
+		return usage("--at-least %d: must be 1 to %d, which is --count", c.AtLeast, c.Count)
 	}
 	if terminal(o.err) {
 		notice := time.AfterFunc(time.Second, func() {
@@ -108,10 +117,15 @@ func (c *claimCommand) Run(ctx context.Context, o *output) error {
 
 // batch claims several sandboxes with the fields of one claim.
 func (c *claimCommand) batch(ctx context.Context, o *output, t *target, claim openapi.NewSandbox) error {
-	batch := openapi.NewClaims{
-		Pool: c.Pool, Count: c.Count, Timeout: claim.Timeout, IdleTimeout: claim.IdleTimeout, WaitTimeout: claim.WaitTimeout,
-		Metadata: claim.Metadata, User: claim.User, Access: claim.Access,
+	var batch openapi.NewClaims
+	raw, err := json.Marshal(claim)
+	if err == nil {
+		err = json.Unmarshal(raw, &batch) // the API's document gives both the same options
 	}
+	if err != nil {
+		return err
+	}
+	batch.Pool, batch.Count = c.Pool, c.Count
 	if c.AtLeast > 0 {
 		batch.AtLeast = &c.AtLeast
 	}
