@@ -184,7 +184,7 @@ precommit:
 	@[ -z "$(changed)" ] || $(call tool,lint) golangci-lint run $(changed_packages)
 	@$(MAKE) --no-print-directory check-generated check-mutations
 
-## generate: write the generated code: deepcopy, CRDs (also those of the chart), control protocol, journal
+## generate: write the generated code: deepcopy, CRDs (also those of the chart), control protocol, journal, agent
 .PHONY: generate
 generate:
 	tools/generate
@@ -192,7 +192,7 @@ generate:
 ## check-generated: fail if the generated code, docs/reference or docs/invariants.md is stale
 .PHONY: check-generated
 check-generated: generate
-	@git diff --exit-code -- api charts/berth/files || { echo "generated code is out of date: run make generate and commit"; exit 1; }
+	@git diff --exit-code -- agent api charts/berth/files || { echo "generated code is out of date: run make generate and commit"; exit 1; }
 	go test $(REFERENCES) -run GoldenFile
 
 # Tests of several packages write parts of one page: not at the same time.

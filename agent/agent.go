@@ -1,0 +1,220 @@
+package agent
+
+import (
+	"crypto/subtle"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"sync"
+	"sync/atomic"
+
+	"connectrpc.com/connect"
+
+	"github.com/berth-sandbox/berth/agent/accounts"
+	"github.com/berth-sandbox/berth/agent/initbox"
+	"github.com/berth-sandbox/berth/internal/options"
+)
+
+// Port is where E2B's SDKs expect the agent.
+const Port = 49983
+
+// TokenHeader carries the access token of the sandbox.
+const TokenHeader = "X-Access-Token"
+
+// Options are what an Agent is made of.
+type Options struct {
+	Log *slog.Logger
+	// Keys open the box of the sandbox's configuration.
+	Keys *initbox.Keys
+	// Accounts are those of the pod.
+	Accounts *accounts.Directory
+	// WriteFile writes a file of the configuration for an account. Its error may have the path in it,
+	// and must not have the contents.
+	WriteFile func(accounts.Account, initbox.File) error
+}
+
+// Agent serves one sandbox. Its methods may be called concurrently.
+type Agent struct {
+	o      Options
+	mux    *http.ServeMux
+	errors *connect.ErrorWriter
+	// config is nil until the agent is configured. What it points to is never changed.
+	config atomic.Pointer[initbox.Config]
+	// configuring is held while a box is opened and its files are written.
+	configuring sync.Mutex
+}
+
+// New returns an agent that is not configured.
+func New(o Options) (*Agent, error) {
+	if err := options.Require(o, "Log", "Keys", "Accounts", "WriteFile"); err != nil {
+		return nil, err
+	}
+	a := &Agent{o: o, mux: http.NewServeMux(), errors: connect.NewErrorWriter()}
+	a.mux.HandleFunc("GET /health", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })
+	a.mux.HandleFunc("GET "+initbox.Path, a.hello)
+	a.mux.HandleFunc("POST "+initbox.Path, a.configure)
+	a.Handle("GET /envs", http.HandlerFunc(a.envs))
+	return a, nil
+}
+
+// Handle adds a handler that only requests with the access token reach. The pattern is one of
+// http.ServeMux. Call it before the agent serves.
+func (a *Agent) Handle(pattern string, h http.Handler) { a.HandleSigned(pattern, h, nil) }
+
+// HandleSigned is Handle for a handler that requests without the header TokenHeader may reach too: signed
+// judges them, with the access token that the header lacks. Its error is answered with 401.
+func (a *Agent) HandleSigned(pattern string, h http.Handler, signed func(r *http.Request, token string) error) {
+	a.mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
+		if err := a.admit(r, signed); err != nil {
+			a.refuse(w, r, err)
+			return
+		}
+		h.ServeHTTP(w, r)
+	})
+}
+
+// ServeHTTP implements http.Handler.
+func (a *Agent) ServeHTTP(w http.ResponseWriter, r *http.Request) { a.mux.ServeHTTP(w, r) }
+
+// Config returns the configuration of the sandbox, nil before there is one. It must not be changed.
+func (a *Agent) Config() *initbox.Config { return a.config.Load() }
+
+// Account returns the account of this name. "" is the sandbox's default user.
+func (a *Agent) Account(name string) (accounts.Account, error) {
+	if name == "" {
+		name = a.o.Accounts.Default()
+		if c := a.Config(); c != nil && c.DefaultUser != "" {
+			name = c.DefaultUser
+		}
+	}
+	return a.o.Accounts.Lookup(name)
+}
+
+// errUnconfigured is the answer to a call that comes before the configuration.
+var errUnconfigured = errors.New("the sandbox is not configured yet")
+
+// admit returns why a request may not be served, or nil.
+func (a *Agent) admit(r *http.Request, signed func(*http.Request, string) error) error {
+	c := a.Config()
+	if c == nil {
+		return errUnconfigured
+	}
+	if c.Public {
+		return nil
+	}
+	token := r.Header.Get(TokenHeader)
+	switch {
+	case token == "" && signed != nil:
+		return signed(r, c.AccessToken)
+	case token == "":
+		return fmt.Errorf("header %s is missing", TokenHeader)
+	case subtle.ConstantTimeCompare([]byte(token), []byte(c.AccessToken)) != 1:
+		return fmt.Errorf("header %s is not the access token of this sandbox", TokenHeader)
+	}
+	return nil
+}
+
+// refuse answers a request that was not admitted, in the form of its protocol.
+func (a *Agent) refuse(w http.ResponseWriter, r *http.Request, err error) {
+	status, code := http.StatusUnauthorized, connect.CodeUnauthenticated
+	if errors.Is(err, errUnconfigured) {
+		status, code = http.StatusServiceUnavailable, connect.CodeUnavailable
+	}
+	if a.errors.IsSupported(r) {
+		_ = a.errors.Write(w, r, connect.NewError(code, err)) // the client is away
+		return
+	}
+	Error(w, status, err.Error())
+}
+
+// Error answers with a status and the body that E2B's SDKs read.
+func Error(w http.ResponseWriter, status int, message string) {
+	writeJSON(w, status, struct {
+		Code    int    `json:"code"`
+		Message string `json:"message"`
+	}{status, message})
+}
+
+func writeJSON(w http.ResponseWriter, status int, body any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_ = json.NewEncoder(w).Encode(body) // the client is away
+}
+
+// hello answers who the agent is. It needs no token: the allocator asks it before there is one.
+func (a *Agent) hello(w http.ResponseWriter, _ *http.Request) {
+	h := initbox.Hello{Version: initbox.Version, PublicKey: a.o.Keys.PublicKey()}
+	if c := a.Config(); c != nil {
+		h.SandboxID = c.SandboxID
+	}
+	writeJSON(w, http.StatusOK, h)
+}
+
+// configure takes the box with the configuration, once.
+func (a *Agent) configure(w http.ResponseWriter, r *http.Request) {
+	sealed, err := io.ReadAll(http.MaxBytesReader(w, r.Body, initbox.MaxSealed))
+	if err != nil {
+		status := http.StatusBadRequest
+		if errors.As(err, new(*http.MaxBytesError)) {
+			status = http.StatusRequestEntityTooLarge
+		}
+		Error(w, status, fmt.Sprintf("box: %v", err))
+		return
+	}
+	a.configuring.Lock()
+	defer a.configuring.Unlock()
+	c, err := a.o.Keys.Open(sealed)
+	switch {
+	case errors.Is(err, initbox.ErrSealed):
+		Error(w, http.StatusUnauthorized, err.Error())
+		return
+	case err != nil:
+		Error(w, http.StatusBadRequest, err.Error())
+		return
+	}
+	if now := a.Config(); now != nil {
+		if now.SandboxID != c.SandboxID {
+			Error(w, http.StatusConflict, fmt.Sprintf("this agent was configured for sandbox %s", now.SandboxID))
+			return
+		}
+		w.WriteHeader(http.StatusNoContent)
+		return
+	}
+	if err := a.prepare(c); err != nil {
+		Error(w, http.StatusBadRequest, err.Error())
+		return
+	}
+	a.config.Store(c)
+	w.WriteHeader(http.StatusNoContent)
+}
+
+// prepare does what must be done before the agent counts as configured. After an error the sandbox is
+// thrown away: nothing is undone.
+func (a *Agent) prepare(c *initbox.Config) error {
+	name := c.DefaultUser
+	if name == "" {
+		name = a.o.Accounts.Default()
+	}
+	account, err := a.o.Accounts.Lookup(name)
+	if err != nil {
+		return fmt.Errorf("defaultUser: %w", err)
+	}
+	for i, f := range c.Files {
+		if err := a.o.WriteFile(account, f); err != nil {
+			return fmt.Errorf("files[%d]: %w", i, err)
+		}
+	}
+	return nil
+}
+
+// envs answers the environment variables of the configuration, without its secrets.
+func (a *Agent) envs(w http.ResponseWriter, _ *http.Request) {
+	envs := a.Config().Envs
+	if envs == nil {
+		envs = map[string]string{}
+	}
+	writeJSON(w, http.StatusOK, envs)
+}

@@ -1,0 +1,32 @@
+// Package agent is the agent in a sandbox: the HTTP server through which commands run and files move. It
+// speaks what E2B's SDKs expect of the agent in theirs, on port 49983.
+//
+//	GET  /health              204 as soon as the agent serves
+//	GET  /init, POST /init    see package initbox
+//	GET  /envs                the environment variables of the sandbox, without its secrets
+//	GET  /metrics             CPU, memory and disk of the sandbox
+//	/process.Process/*        commands and terminals: package process
+//	/filesystem.Filesystem/*  files and directories, and /files for their contents: package files
+//
+// # States
+//
+// The states are those of package initbox: an agent that is not configured serves /health and /init, and
+// answers every other call with 503. It is configured once, for one sandbox, until its process ends.
+//
+// # Access
+//
+//   - A configured agent serves a call that carries the sandbox's access token in X-Access-Token, a
+//     request to /files with a signature that the token has made, and every call if the configuration says
+//     public. It answers every other call with 401. The token is compared in constant time.
+//   - No address is trusted. A process of the sandbox needs the token too, although it connects from
+//     inside. It needs none to do what its own user may do.
+//   - The token, the secrets and the private key are in the memory of the agent's process only: not in its
+//     environment, its arguments or a file. The process is not dumpable (prctl PR_SET_DUMPABLE), so that
+//     processes of the same user cannot read its memory through /proc or ptrace.
+//
+// What breaks this: a process of the sandbox that has CAP_SYS_PTRACE, as root has in many containers.
+// A call that runs a command as root was made with the token, so that command learns nothing that its
+// caller does not know. But what root runs by itself, such as an image's server that runs as root, can
+// read the token. Everything in one sandbox is one security domain: the boundary that Berth keeps is
+// that of the pod.
+package agent
