@@ -232,6 +232,34 @@ func (c *Client) Route(ctx context.Context, id string) (*openapi.RouteExplanatio
 	})
 }
 
+// Diagnostics returns the pod of a sandbox, live or ended, as the API server has it now.
+func (c *Client) Diagnostics(ctx context.Context, id string) (*openapi.SandboxDiagnostics, error) {
+	return call[openapi.SandboxDiagnostics](ctx, repeatable, func() (*http.Response, error) {
+		return c.api.DiagnoseSandbox(ctx, id)
+	})
+}
+
+// PoolDiagnostics returns a pool and those of its pods that are not ready.
+func (c *Client) PoolDiagnostics(ctx context.Context, name string) (*openapi.PoolDiagnostics, error) {
+	return call[openapi.PoolDiagnostics](ctx, repeatable, func() (*http.Response, error) {
+		return c.api.DiagnosePool(ctx, name)
+	})
+}
+
+// Logs returns lines of the log of a live sandbox's first container: the latest ones, or with a Cursor
+// those from then on. The API bounds an answer to 1,000 lines and 1 MiB.
+func (c *Client) Logs(
+	ctx context.Context, id string, filter openapi.GetSandboxLogsV2Params,
+) ([]openapi.SandboxLogEntry, error) {
+	answer, err := call[openapi.SandboxLogsV2](ctx, repeatable, func() (*http.Response, error) {
+		return c.api.GetSandboxLogsV2(ctx, id, &filter)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return answer.Logs, nil
+}
+
 // LastActive returns when live sandboxes were last used. The API may leave some out, and says how
 // many.
 func (c *Client) LastActive(ctx context.Context, filter openapi.LastActiveParams) (*openapi.LastActive, error) {

@@ -6,6 +6,8 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -31,6 +33,9 @@ type stub struct {
 	// claimed is the body of the latest claim.
 	claimed string
 	live    []openapi.Sandbox
+	// logs is the log of the first sandbox until it has ended.
+	logs  []openapi.SandboxLogEntry
+	ended bool
 }
 
 func (s *stub) seen() []string {
@@ -70,7 +75,8 @@ func (s *stub) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
 		s.claimed = string(body)
 	}
-	id, rest, _ := strings.Cut(strings.TrimPrefix(strings.TrimPrefix(r.URL.Path, "/v1"), "/sandboxes/"), "/")
+	_, path, _ := strings.Cut(r.URL.Path, "/sandboxes/")
+	id, rest, _ := strings.Cut(path, "/")
 	switch path := r.URL.Path; {
 	case r.Method == http.MethodPost && path == "/sandboxes":
 		answer(w, http.StatusCreated, s.live[0])
@@ -89,6 +95,8 @@ func (s *stub) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		answer(w, http.StatusOK, openapi.SandboxRecords{Sandboxes: all})
 	case path == "/v1/pools":
 		answer(w, http.StatusOK, openapi.Pools{Pools: []openapi.Pool{poolOf("node"), poolOf("python")}})
+	case path == "/v1/pools/python/diagnostics":
+		answer(w, http.StatusOK, openapi.PoolDiagnostics{Pool: poolOf("python"), Pods: []openapi.PodDiagnostics{brokenPod()}, PodsOthers: 2})
 	case strings.HasPrefix(path, "/v1/pools/"):
 		answer(w, http.StatusOK, poolOf("python"))
 	case path == "/v1/events":
@@ -115,12 +123,62 @@ func (s *stub) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		refuse(w, http.StatusNotFound, "sandbox_not_found", "there is no such sandbox")
 	case r.Method == http.MethodDelete, rest == "timeout", rest == "keepalive":
 		w.WriteHeader(http.StatusNoContent)
+	case rest == "logs":
+		s.answerLogs(w, r, id)
+	case rest == "diagnostics" && id == second:
+		answer(w, http.StatusOK, openapi.SandboxDiagnostics{Sandbox: recordOf(s.live[1]), Pod: new(brokenPod())})
+	case rest == "diagnostics":
+		answer(w, http.StatusOK, openapi.SandboxDiagnostics{Sandbox: recordOf(s.live[0]), PodProblem: "the pod does not exist any more"})
 	case rest == "route":
 		answer(w, http.StatusOK, routeOf(id))
 	case strings.HasPrefix(path, "/v1/"):
 		answer(w, http.StatusOK, s.why(id))
 	default:
 		answer(w, http.StatusOK, s.live[map[string]int{first: 0, second: 1}[id]])
+	}
+}
+
+// answerLogs answers with the lines of the stub's log as the API does.
+func (s *stub) answerLogs(w http.ResponseWriter, r *http.Request, id string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ended {
+		refuse(w, http.StatusNotFound, "sandbox_gone", "this sandbox has been released")
+		return
+	}
+	if s.logs == nil || id == second {
+		refuse(w, http.StatusNotImplemented, "not_implemented", "the node of the pod serves no logs")
+		return
+	}
+	query := r.URL.Query()
+	limit, err := strconv.Atoi(query.Get("limit"))
+	if err != nil || query.Has("direction") {
+		panic(r.URL.String())
+	}
+	all := s.logs
+	if cursor, err := strconv.ParseInt(query.Get("cursor"), 10, 64); err == nil {
+		all = slices.DeleteFunc(slices.Clone(all), func(l openapi.SandboxLogEntry) bool { return l.Timestamp.UnixMilli() < cursor })
+		all = all[:min(limit, len(all))]
+	}
+	answer(w, http.StatusOK, openapi.SandboxLogsV2{Logs: all[max(0, len(all)-limit):]})
+}
+
+// brokenPod has something of everything that a diagnosis shows.
+func brokenPod() openapi.PodDiagnostics {
+	return openapi.PodDiagnostics{
+		Name: "python-abcdef", UID: "u", Phase: "Pending", PodIP: "10.0.0.1", CreatedAt: noon.Add(-time.Minute), Deleting: true,
+		Conditions: []openapi.Condition{
+			{Type: "PodScheduled", Status: "True"}, {Type: "Ready", Status: "False", Reason: "ContainersNotReady", Message: "containers with unready status: [main]"},
+		},
+		Containers: []openapi.ContainerDiagnostics{
+			{Name: "init", Image: "image:1", Init: true, Ready: true, State: openapi.ContainerDiagnosticsStateTerminated, Reason: "Completed", ExitCode: new(0)},
+			{
+				Name: "main", Image: "image:2", Restarts: 3, State: openapi.ContainerDiagnosticsStateWaiting, Reason: "CrashLoopBackOff",
+				Message: "back-off 40s", LastEnd: "exit code 1 (Error) at 2030-01-01T11:59:30Z",
+			},
+		},
+		Node: "node-1", NodeProblem: "the node is cordoned",
+		Warnings: []openapi.PodWarning{{Reason: "BackOff", Message: "Back-off restarting failed container", Count: 4, LastSeen: noon.Add(-20 * time.Second)}},
 	}
 }
 
@@ -212,7 +270,8 @@ func refuse(w http.ResponseWriter, status int, reason, message string) {
 }
 
 func TestOutputOfEveryCommandIsTheGoldenFile(t *testing.T) {
-	_, url := serve(t)
+	s, url := serve(t)
+	s.logs = logOf(2)
 	var all strings.Builder
 	for _, line := range []string{
 		"claim python", "claim python -o name", "claim python -o json", "claim python --count=3 --at-least=2",

@@ -15,13 +15,22 @@ type diagnoseCommand struct {
 	ID     string `arg:"" name:"sandbox" complete:"sandbox" help:"ID of a sandbox."`
 }
 
-// diagnosis is all that the API knows about a sandbox.
+// diagnosis is all that the API knows about a sandbox. Diagnostics or Log is absent if its Problem says
+// why.
 type diagnosis struct {
-	Explanation *openapi.SandboxExplanation `json:"explanation"`
-	Route       *openapi.RouteExplanation   `json:"route"`
+	Explanation        *openapi.SandboxExplanation `json:"explanation"`
+	Route              *openapi.RouteExplanation   `json:"route"`
+	Diagnostics        *openapi.SandboxDiagnostics `json:"diagnostics,omitempty"`
+	DiagnosticsProblem string                      `json:"diagnosticsProblem,omitempty"`
+	Log                []openapi.SandboxLogEntry   `json:"log,omitempty"`
+	LogProblem         string                      `json:"logProblem,omitempty"`
 }
 
-// Run implements the command.
+// diagnosedLines is how many lines of the log a diagnosis has.
+const diagnosedLines = 10
+
+// Run implements the command. What only the API server or the node knows may be missing: a person
+// diagnoses while something is broken.
 func (c *diagnoseCommand) Run(ctx context.Context, o *output) error {
 	t, err := c.target()
 	if err != nil {
@@ -35,10 +44,64 @@ func (c *diagnoseCommand) Run(ctx context.Context, o *output) error {
 	if err != nil {
 		return err
 	}
+	d.Diagnostics, err = call(ctx, t, func(ctx context.Context) (*openapi.SandboxDiagnostics, error) {
+		return t.api.Diagnostics(ctx, c.ID)
+	})
+	if err != nil {
+		d.DiagnosticsProblem = err.Error()
+	}
+	if d.Explanation.Sandbox.ReleasedAt == nil {
+		d.Log, err = call(ctx, t, func(ctx context.Context) ([]openapi.SandboxLogEntry, error) {
+			return t.api.Logs(ctx, c.ID, openapi.GetSandboxLogsV2Params{Limit: new(diagnosedLines)})
+		})
+		if err != nil {
+			d.LogProblem = err.Error()
+		}
+	}
 	if c.Output != "text" {
 		return encode(o.out, c.Output, d)
 	}
 	return d.print(o)
+}
+
+// report collects lines for people.
+type report struct{ text strings.Builder }
+
+// line adds a line. Control characters in it are replaced.
+func (r *report) line(name, format string, args ...any) {
+	if name != "" {
+		name += ":"
+	}
+	fmt.Fprintf(&r.text, "%-15s%s\n", name, cleanLog(fmt.Sprintf(format, args...)))
+}
+
+func (d *diagnosis) print(o *output) error {
+	s := &d.Explanation.Sandbox
+	var r report
+	r.line("Sandbox", "%s, pool %s, %s", s.SandboxID, s.Pool, s.Phase)
+	if s.ReleasedAt != nil {
+		r.line("Released", "%s", strings.TrimPrefix(ended(s), "released at "))
+	} else if a := d.Explanation.Activity; a != nil {
+		r.line("Last active", "%s ago, by %s, %d open", spanSeconds(a.AgeSeconds), lastText(a), a.Open)
+		r.line("Next", "%s", next(*a, d.Explanation.DryRun))
+	}
+	r.route(d.Route, s.URL)
+	switch {
+	case d.Diagnostics == nil:
+		r.line("Pod", "%s at %s; %s", s.PodName, s.PodIP, d.DiagnosticsProblem)
+	case d.Diagnostics.Pod == nil:
+		r.line("Pod", "%s at %s; %s", s.PodName, s.PodIP, d.Diagnostics.PodProblem)
+	default:
+		r.pod(o, d.Diagnostics.Pod)
+	}
+	if d.LogProblem != "" {
+		r.line("Log", "%s", d.LogProblem)
+	}
+	for _, l := range d.Log {
+		r.line("Log", "%s", l.Message)
+	}
+	_, err := fmt.Fprint(o.out, r.text.String())
+	return err
 }
 
 // lastText is the latest activity and the router that has reported it.
@@ -49,47 +112,134 @@ func lastText(a *openapi.Activity) string {
 	return a.Kind
 }
 
-func (d *diagnosis) print(o *output) error {
-	s, r := &d.Explanation.Sandbox, d.Route
-	var text strings.Builder
-	line := func(name, format string, args ...any) {
-		fmt.Fprintf(&text, "%-15s%s\n", name+":", clean(fmt.Sprintf(format, args...)))
-	}
-	line("Sandbox", "%s, pool %s, %s", s.SandboxID, s.Pool, s.Phase)
-	if s.ReleasedAt != nil {
-		line("Released", "%s", strings.TrimPrefix(ended(s), "released at "))
-	} else if a := d.Explanation.Activity; a != nil {
-		line("Last active", "%s ago, by %s, %d open", spanSeconds(a.AgeSeconds), lastText(a), a.Open)
-		line("Next", "%s", next(*a, d.Explanation.DryRun))
-	}
-	line("Pod", "%s at %s", r.PodName, r.PodIP)
-	if r.PodNotReady != "" {
-		line("Pod not ready", "%s", r.PodNotReady)
-	}
+func (r *report) route(route *openapi.RouteExplanation, url string) {
 	ports := "all"
-	if len(r.Ports) > 0 {
-		ports = strings.Trim(fmt.Sprint(r.Ports), "[]")
+	if len(route.Ports) > 0 {
+		ports = strings.Trim(fmt.Sprint(route.Ports), "[]")
 	}
-	line("Ports", "%s; default %d", ports, r.DefaultPort)
-	line("URL", "%s", s.URL)
+	r.line("Ports", "%s; default %d", ports, route.DefaultPort)
+	r.line("URL", "%s", url)
 	routable := "no"
-	if r.Routable {
+	if route.Routable {
 		routable = "yes"
 	}
-	line("Routable", "%s: %s", routable, r.Why)
-	if f := r.Fence; f != nil {
+	r.line("Routable", "%s: %s", routable, route.Why)
+	if f := route.Fence; f != nil {
 		waits := make([]string, 0, len(f.WaitsFor))
 		for _, a := range f.WaitsFor {
 			waits = append(waits, a.SessionID+" ("+why(a)+")")
 		}
-		line("Fence", "%s; waits for %s", f.Phase, cmp.Or(strings.Join(waits, ", "), "no router"))
+		r.line("Fence", "%s; waits for %s", f.Phase, cmp.Or(strings.Join(waits, ", "), "no router"))
 	}
-	for _, router := range r.Routers {
-		line("Router", "%s %s: %s", router.SessionID, router.Address, router.State)
+	for _, router := range route.Routers {
+		r.line("Router", "%s %s: %s", router.SessionID, router.Address, router.State)
 	}
-	if r.RoutersOthers > 0 {
-		line("Router", "%d more", r.RoutersOthers)
+	if route.RoutersOthers > 0 {
+		r.line("Router", "%d more", route.RoutersOthers)
 	}
-	_, err := fmt.Fprint(o.out, text.String())
+	if route.PodNotReady != "" {
+		r.line("Pod not ready", "%s", route.PodNotReady)
+	}
+}
+
+// pod adds what the API server has of a pod.
+func (r *report) pod(o *output, p *openapi.PodDiagnostics) {
+	state := p.Phase
+	if p.Deleting {
+		state += ", is being deleted"
+	}
+	r.line("Pod", "%s at %s, %s, %s old", p.Name, cmp.Or(p.PodIP, "no address"), state, span(o.now().Sub(p.CreatedAt)))
+	if problem := problemText(p.Reason, p.Message); problem != "" {
+		r.line("", "%s", problem)
+	}
+	for _, c := range p.Conditions {
+		if c.Status != "True" {
+			r.line(c.Type, "%s", cmp.Or(problemText(c.Reason, c.Message), c.Status))
+		}
+	}
+	for _, c := range p.Containers {
+		ready := "ready"
+		if !c.Ready {
+			ready = "not ready"
+		}
+		text := fmt.Sprintf("%s (%s): %s, %s, %d restarts", c.Name, c.Image, c.State, ready, c.Restarts)
+		if c.ExitCode != nil {
+			text += fmt.Sprintf(", exit code %d", *c.ExitCode)
+		}
+		if problem := problemText(c.Reason, c.Message); problem != "" {
+			text += "; " + problem
+		}
+		if c.LastEnd != "" {
+			text += "; before that: " + c.LastEnd
+		}
+		r.line("Container", "%s", text)
+	}
+	if p.Node != "" {
+		r.line("Node", "%s%s", p.Node, prefixed("; ", p.NodeProblem))
+	}
+	for _, w := range p.Warnings {
+		r.line("Warning", "%s: %s (%d times, last %s ago)", w.Reason, w.Message, w.Count, span(o.now().Sub(w.LastSeen)))
+	}
+	if p.WarningsProblem != "" {
+		r.line("Warning", "events: %s", p.WarningsProblem)
+	}
+}
+
+// problemText joins a reason and a message of Kubernetes, of which each may be missing.
+func problemText(reason, message string) string {
+	if reason == "" || message == "" {
+		return reason + message
+	}
+	return reason + ": " + message
+}
+
+// prefixed puts a prefix before a text that is not empty.
+func prefixed(prefix, text string) string {
+	if text == "" {
+		return ""
+	}
+	return prefix + text
+}
+
+type poolsDiagnoseCommand struct {
+	apiFlags
+	Output string `short:"o" default:"text" enum:"text,json,yaml" help:"text, json or yaml."`
+	Name   string `arg:"" name:"pool" complete:"pool" help:"Name of a pool."`
+}
+
+// Run implements the command.
+func (c *poolsDiagnoseCommand) Run(ctx context.Context, o *output) error {
+	t, err := c.target()
+	if err != nil {
+		return err
+	}
+	d, err := call(ctx, t, func(ctx context.Context) (*openapi.PoolDiagnostics, error) {
+		return t.api.PoolDiagnostics(ctx, c.Name)
+	})
+	if err != nil {
+		return err
+	}
+	if c.Output != "text" {
+		return encode(o.out, c.Output, d)
+	}
+	var r report
+	p := &d.Pool
+	r.line("Pool", "%s: %d of %d warm, %d pending, %d claimed, %d releasing, %d claims wait", p.Name, p.Counts.Warm, p.Spec.Warm,
+		p.Counts.Pending, p.Counts.Claimed, p.Counts.Releasing, p.Counts.WaitingClaims)
+	if p.Deleting {
+		r.line("Deleting", "its sandboxes are being released")
+	}
+	for _, condition := range p.Conditions {
+		r.line(condition.Type, "%s%s", condition.Status, prefixed("; ", problemText(condition.Reason, condition.Message)))
+	}
+	for i := range d.Pods {
+		r.text.WriteString("\n")
+		r.pod(o, &d.Pods[i])
+	}
+	if d.PodsOthers > 0 {
+		r.text.WriteString("\n")
+		r.line("Pods", "%d more are not ready", d.PodsOthers)
+	}
+	_, err = fmt.Fprint(o.out, r.text.String())
 	return err
 }

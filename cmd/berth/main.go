@@ -36,6 +36,7 @@ type commands struct {
 	Keepalive   keepaliveCommand   `cmd:"" help:"Count as use of sandboxes."`
 	Why         whyCommand         `cmd:"" help:"Say why sandboxes are alive, and until when."`
 	Diagnose    diagnoseCommand    `cmd:"" help:"Say what is known of a sandbox, and why requests do not reach it."`
+	Logs        logsCommand        `cmd:"" help:"Print the log of a sandbox."`
 	Open        openCommand        `cmd:"" help:"Open a sandbox in the browser."`
 	Curl        curlCommand        `cmd:"" help:"Run curl against a sandbox."`
 	PortForward portForwardCommand `cmd:"" help:"Forward a local port to a port of a sandbox, for HTTP and WebSocket."`

@@ -9,9 +9,10 @@ import (
 )
 
 type poolsCommand struct {
-	Ls    poolsLsCommand    `cmd:"" help:"List pools."`
-	Get   poolsGetCommand   `cmd:"" help:"Show pools."`
-	Scale poolsScaleCommand `cmd:"" help:"Change how many pods a pool keeps warm, and how many it may have."`
+	Ls       poolsLsCommand       `cmd:"" help:"List pools."`
+	Get      poolsGetCommand      `cmd:"" help:"Show pools."`
+	Diagnose poolsDiagnoseCommand `cmd:"" help:"Say why a pool does not fill."`
+	Scale    poolsScaleCommand    `cmd:"" help:"Change how many pods a pool keeps warm, and how many it may have."`
 }
 
 func (o *output) pools() view[openapi.Pool] {
