@@ -122,10 +122,10 @@ chromium:
 bench: ground
 	go test ./bench -run '^$$' -bench Latency -benchtime 1x -timeout 20m -v
 
-## bench-claims: what claims, bursts of them and whole lives cost, against raw patches; on pods without processes
+## bench-claims: what claims, bursts of them, claims beside a noisy team, and whole lives cost; on pods without processes
 .PHONY: bench-claims
 bench-claims: ground
-	go test ./bench -run '^$$' -bench 'Claim|Drain|Lives|Handover|Memory' -benchtime 1x -timeout 60m -v
+	go test ./bench -run '^$$' -bench 'Claim|Batch|NoisyTeam|Drain|Lives|Handover|Memory' -benchtime 1x -timeout 60m -v
 
 ## bench-cache: what a hit in the route cache costs against a bare LRU, and what a route takes
 .PHONY: bench-cache

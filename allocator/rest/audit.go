@@ -51,12 +51,14 @@ func (a audit) refusal(r *http.Request, operation, object string, e *apierror.Er
 		zap.String("client", r.RemoteAddr))...)
 }
 
+// common returns the fields that all lines have, and room for others.
 func common(r *http.Request, operation string, status int) []zap.Field {
 	c := access.From(r.Context())
-	return []zap.Field{
+	const all = 9
+	return append(make([]zap.Field, 0, all),
 		zap.String("key", c.Key), zap.String("team", c.Team), zap.String("role", string(c.Role)), zap.String("operation", operation),
 		zap.Int("status", status), zap.String("requestID", audited(r.Header.Get("X-Request-Id"))),
-	}
+	)
 }
 
 // objectOf returns what the path of a call names, "" for nothing. A sandbox ID opens its sandbox, so

@@ -3,8 +3,6 @@ package rest
 import (
 	"context"
 	"crypto/sha256"
-	"fmt"
-	"io"
 	"net/http"
 	"slices"
 	"strings"
@@ -24,10 +22,7 @@ const (
 
 // claimBatch claims several sandboxes: all, at least so many, or none.
 func (a *api) claimBatch(w *reply, r *http.Request) error {
-	raw, err := io.ReadAll(r.Body)
-	if err != nil {
-		return fmt.Errorf("read body: %w", err)
-	}
+	raw := bodyOf(r)
 	var request openapi.NewClaims
 	if err := decode(raw, &request); err != nil {
 		return err

@@ -6,8 +6,6 @@ import (
 	"crypto/sha256"
 	"encoding/json"
 	"errors"
-	"fmt"
-	"io"
 	"net/http"
 	"strconv"
 	"strings"
@@ -20,10 +18,7 @@ import (
 )
 
 func (a *api) create(w *reply, r *http.Request) error {
-	raw, err := io.ReadAll(r.Body)
-	if err != nil {
-		return fmt.Errorf("read body: %w", err)
-	}
+	raw := bodyOf(r)
 	var request openapi.NewSandbox
 	if err := decode(raw, &request); err != nil {
 		return err
@@ -107,6 +102,9 @@ func decode(raw []byte, into any) error {
 		return nil
 	}
 	err := json.Unmarshal(raw, into)
+	if err == nil {
+		return nil
+	}
 	if mistake := (*json.UnmarshalTypeError)(nil); errors.As(err, &mistake) && strings.HasPrefix(mistake.Value, "number") {
 		// JSON Schema takes 5.0 and 5e0 for integers, and programs in Python send them. The decoder
 		// does not take them. The encoder writes them without fraction and exponent.

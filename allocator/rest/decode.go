@@ -4,8 +4,6 @@ import (
 	"context"
 	"encoding/base64"
 	"errors"
-	"fmt"
-	"io"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -16,13 +14,7 @@ import (
 )
 
 // decodeBody decodes the body of a call, which was checked against its schema.
-func decodeBody(r *http.Request, into any) error {
-	raw, err := io.ReadAll(r.Body)
-	if err != nil {
-		return fmt.Errorf("read body: %w", err)
-	}
-	return decode(raw, into)
-}
+func decodeBody(r *http.Request, into any) error { return decode(bodyOf(r), into) }
 
 // decodeLimit reads the parameter limit, which was checked against its schema.
 func decodeLimit(r *http.Request, absent int) (int, error) {

@@ -48,12 +48,12 @@ func optional(t time.Time) *time.Time {
 	return &t
 }
 
-// earliestEnd returns when s ends at the latest, nil for never.
-func earliestEnd(s core.Sandbox) *time.Time {
+// earliestEnd returns when s ends at the latest, the zero time for never.
+func earliestEnd(s *core.Sandbox) time.Time {
 	if !s.LifetimeEnd.IsZero() && (s.EndAt.IsZero() || s.LifetimeEnd.Before(s.EndAt)) {
-		return &s.LifetimeEnd
+		return s.LifetimeEnd
 	}
-	return optional(s.EndAt)
+	return s.EndAt
 }
 
 // noEnd stands for "never": the E2B SDKs cannot read a sandbox without an end.
@@ -79,8 +79,8 @@ func (a *api) toSandbox(s core.Sandbox) openapi.Sandbox {
 	if s.Phase == core.Starting {
 		shown.Phase = openapi.SandboxPhaseStarting
 	}
-	if end := earliestEnd(s); end != nil {
-		shown.EndAt = *end
+	if end := earliestEnd(&s); !end.IsZero() {
+		shown.EndAt = end
 	}
 	if pool, ok := a.Allocator.Pool(s.Pool.Name); ok {
 		shown.CPUCount, shown.MemoryMB, shown.DiskSizeMB = resourcesOf(pool)

@@ -58,7 +58,9 @@ func claimSlots(queue int) int { return max(claimsInFlight, queue+(queue+teamSha
 
 // MaxConns is the number of connections that a listener needs for all calls, with Options.ClaimQueue, and
 // for connections that are idle, sending or reading.
-func MaxConns(queue int) int { return claimSlots(queue) + inFlight + readsInFlight + maxStreams + 1_000 }
+func MaxConns(queue int) int {
+	return claimSlots(queue) + inFlight + readsInFlight + maxStreams + 1_000
+}
 
 // class is a kind of calls. Classes share no slot, so waiting claims block no other call. The calls of
 // one team never take all slots of a class, so they block no call of another team.
@@ -181,6 +183,17 @@ func (c *class) body(r *http.Request) (*held, error) {
 	}
 }
 
+// whole is a body that was read to its end.
+type whole struct {
+	*bytes.Reader
+	raw []byte
+}
+
+func (whole) Close() error { return nil }
+
+// bodyOf returns the body of a call.
+func bodyOf(r *http.Request) []byte { return r.Body.(whole).raw }
+
 func tooLarge() error {
 	return apierror.New(apierror.BodyTooLarge, "body: at most %d bytes", maxBody)
 }
@@ -283,7 +296,8 @@ func (a *api) handle(c action, o *openapi.Operation) http.HandlerFunc {
 		_ = connection.SetReadDeadline(time.Time{})
 		_ = connection.SetWriteDeadline(time.Time{})
 		call := r.WithContext(r.Context())
-		call.Body, call.ContentLength, call.TransferEncoding = io.NopCloser(bytes.NewReader(body.buf.Bytes())), int64(body.buf.Len()), nil
+		read := whole{bytes.NewReader(body.buf.Bytes()), body.buf.Bytes()}
+		call.Body, call.ContentLength, call.TransferEncoding = read, int64(len(read.raw)), nil
 		// The answer of a claim is owed, because its sandboxes live on: an error would lose their IDs.
 		p := &reply{held: held{budget: a.answers, free: smallAnswer, owed: c.class == a.claims}, header: http.Header{}}
 		defer p.held.settle(0)
@@ -350,11 +364,12 @@ func check(o *openapi.Operation, query url.Values, body []byte) error {
 
 // toError returns the answer to an error: nil for no error, and for a caller that has gone.
 func (a *api) toError(o *openapi.Operation, r *http.Request, err error) *apierror.Error {
+	if err == nil {
+		return nil
+	}
 	var e *apierror.Error
 	var problem *openapi.Problem
 	switch {
-	case err == nil:
-		return nil
 	case errors.As(err, &e):
 		return e
 	case errors.As(err, &problem) && problem.Refused:

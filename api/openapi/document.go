@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 
@@ -199,7 +200,7 @@ func (s *schemas) at(pointer string) (*Schema, error) {
 	if err != nil {
 		return nil, fmt.Errorf("schema at %s: %w", pointer, err)
 	}
-	return &Schema{compiled: compiled, refused: s.refusals(s.lookup("#" + pointer))}, nil
+	return &Schema{compiled: compiled, quick: quickOf(compiled, 0), refused: s.refusals(s.lookup("#" + pointer))}, nil
 }
 
 // lookup returns the value at a reference within the document, nil if there is none.
@@ -225,8 +226,10 @@ func (s *schemas) refusals(schema any) *refusal {
 	for name, property := range properties {
 		if inner := s.refusals(property); inner != nil {
 			r.properties[name] = inner
+			r.names = append(r.names, name)
 		}
 	}
+	slices.Sort(r.names)
 	if r.advice == "" && len(r.properties) == 0 {
 		return nil
 	}

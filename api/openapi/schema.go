@@ -24,6 +24,7 @@ import (
 // Schema checks a JSON value. It may be used concurrently.
 type Schema struct {
 	compiled *jsonschema.Schema
+	quick    *quick
 	refused  *refusal
 }
 
@@ -34,6 +35,7 @@ type refusal struct {
 	advice     string
 	accepted   []any
 	properties map[string]*refusal
+	names      []string // of properties, in order
 }
 
 // Problem is why a value is refused. It is an error.
@@ -54,16 +56,19 @@ func (s *Schema) Check(raw []byte) error {
 	if err != nil {
 		return &Problem{Field: "body", Message: short(fmt.Sprintf("must be one JSON object: %v", err))}
 	}
-	if at, number := excessive(nil, value); number != "" {
+	if at, number := excessive(value); number != "" {
+		slices.Reverse(at)
 		return &Problem{
 			Field:   short(cmp.Or(strings.Join(at, "."), "body")),
 			Message: fmt.Sprintf("%s: must be below %.0e and have at most %d characters", short(number), maxNumber, maxDigits),
 		}
 	}
-	if p := s.problem("body", value); p != nil {
-		return p
+	if !s.quick.accepts(value) {
+		if p := s.problem("body", value); p != nil {
+			return p
+		}
 	}
-	if p := s.refused.of("", value); p != nil {
+	if p := s.refused.of(value); p != nil {
 		return p
 	}
 	return nil
@@ -76,26 +81,26 @@ const (
 	maxDigits = 32
 )
 
-// excessive returns a number within a value that is not within the bounds, and where it is; "" for
-// none.
-func excessive(at []string, value any) (where []string, number string) {
+// excessive returns a number within a value that is not within the bounds, and where it is, from the
+// inside to the outside; "" for none.
+func excessive(value any) (where []string, number string) {
 	switch v := value.(type) {
 	case json.Number:
 		f, err := v.Float64()
 		small := math.Abs(f) < 1/maxNumber && strings.ContainsAny(v.String(), "eE") // it has as many digits as a large one
 		if err != nil || len(v) > maxDigits || math.Abs(f) >= maxNumber || small {
-			return at, v.String()
+			return nil, v.String()
 		}
 	case []any:
 		for i, one := range v {
-			if where, number = excessive(append(at, strconv.Itoa(i)), one); number != "" {
-				return where, number
+			if where, number = excessive(one); number != "" {
+				return append(where, strconv.Itoa(i)), number
 			}
 		}
 	case map[string]any:
 		for name, one := range v {
-			if where, number = excessive(append(at, name), one); number != "" {
-				return where, number
+			if where, number = excessive(one); number != "" {
+				return append(where, name), number
 			}
 		}
 	}
@@ -201,16 +206,17 @@ func words(values []any) []string {
 }
 
 // of returns the first refused property within value, nil for none.
-func (r *refusal) of(path string, value any) *Problem {
+func (r *refusal) of(value any) *Problem {
 	if r == nil || value == nil {
 		return nil
 	}
 	if r.advice != "" && !r.accepts(value) {
-		return &Problem{Field: path, Message: r.advice, Refused: true}
+		return &Problem{Message: r.advice, Refused: true}
 	}
 	object, _ := value.(map[string]any)
-	for _, name := range slices.Sorted(maps.Keys(r.properties)) {
-		if p := r.properties[name].of(strings.TrimPrefix(path+"."+name, "."), object[name]); p != nil {
+	for _, name := range r.names {
+		if p := r.properties[name].of(object[name]); p != nil {
+			p.Field = strings.TrimSuffix(name+"."+p.Field, ".")
 			return p
 		}
 	}
@@ -288,6 +294,9 @@ func distance(a, b string) int {
 
 // CheckQuery checks the parameters of a query. Its error is a *Problem.
 func (o *Operation) CheckQuery(values url.Values) error {
+	if len(values) == 0 {
+		return nil
+	}
 	for _, name := range slices.Sorted(maps.Keys(values)) {
 		i := slices.IndexFunc(o.Query, func(p Parameter) bool { return p.Name == name })
 		if i < 0 {
