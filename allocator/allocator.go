@@ -34,9 +34,9 @@ type Options struct {
 	// APIAddress is the host:port at which other replicas reach this replica's HTTP API. They
 	// forward calls to the leader's.
 	APIAddress string
-	// Keys authenticate callers of the HTTP API. Optional: without them every client that can
-	// connect may call it.
-	Keys rest.Keys
+	// Keys authenticate callers of the HTTP API, and clients of the sandboxes of their teams. Optional:
+	// without them every client that can connect may call the API, and no key opens a sandbox.
+	Keys Keys
 	// DialLeader connects to the HTTP API of another replica, for APIs that speak TLS. Optional.
 	DialLeader func(ctx context.Context, network, address string) (net.Conn, error)
 	// AccessKey makes the credentials of sandboxes. Optional: without it every sandbox is public, and
@@ -81,6 +81,12 @@ type Options struct {
 	WallClock func() time.Time
 	Metrics   prometheus.Registerer
 	Log       *zap.Logger
+}
+
+// Keys are the API keys. *access.Keys implements it.
+type Keys interface {
+	rest.Keys
+	controlserver.Keys
 }
 
 // Allocator is one replica.
@@ -141,7 +147,7 @@ func New(o Options) (*Allocator, error) {
 	}
 	var err error
 	a.control, err = controlserver.New(controlserver.Options{
-		MaxStale: o.MaxStale, LeaderAddress: func() string { return a.leading().control }, AccessKey: o.AccessKey,
+		MaxStale: o.MaxStale, LeaderAddress: func() string { return a.leading().control }, AccessKey: o.AccessKey, Keys: o.Keys,
 		Log: o.Log.Named("control"),
 	})
 	if err != nil {

@@ -2,6 +2,7 @@ package allocator
 
 import (
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -35,6 +36,14 @@ func (c callers) Caller(key string) (access.Caller, error) {
 		return caller, nil
 	}
 	return access.Caller{}, access.ErrUnknownKey
+}
+
+func (c callers) ByTeam() (map[string][][sha256.Size]byte, <-chan struct{}) {
+	byTeam := map[string][][sha256.Size]byte{}
+	for key, caller := range c {
+		byTeam[caller.Team] = append(byTeam[caller.Team], sha256.Sum256([]byte(key)))
+	}
+	return byTeam, nil
 }
 
 // served is a leader with warm pods, called through its HTTP API.

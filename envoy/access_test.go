@@ -2,6 +2,7 @@ package envoy_test
 
 import (
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"fmt"
 	"net"
@@ -103,6 +104,66 @@ func TestTokenOpensASandboxAndReachesNoPod(t *testing.T) {
 		require.Contains(t, a.body, "This sandbox is private")
 	})
 	require.Zero(t, e.counter(`http\.ingress\.ext_proc\.rejected_header_mutations`))
+}
+
+// Invariant: P15
+func TestKeyOfTheTeamOpensItsSandboxesOnly(t *testing.T) {
+	e := startEdge(t, echoing)
+	const own, other = "e2b_0123456789012345678901234567890123456789", "e2b_ffffffffffffffffffffffffffffffffffffffff"
+	e.terms("team", routecache.Terms{Access: routecache.Team, Team: "a"})
+	e.terms("others", routecache.Terms{Access: routecache.Team, Team: "b"})
+	e.terms("secret", routecache.Terms{Access: routecache.Token, Team: "a"})
+	hashOf := func(key string) [][sha256.Size]byte { return [][sha256.Size]byte{sha256.Sum256([]byte(key))} }
+	get := func(host string, headers ...string) string {
+		return "GET /p HTTP/1.1\r\nHost: " + host + "\r\nConnection: close\r\n" + strings.Join(append(headers, ""), "\r\n") + "\r\n"
+	}
+	host, right := e.host("team"), "X-API-Key: "+own
+	a := e.answer(get(host, right))
+	require.Equal(t, http.StatusServiceUnavailable, a.code, "the keys have not been read: %s", a.body)
+	e.keys.Replace(map[string][][sha256.Size]byte{"a": hashOf(own), "b": hashOf(other)})
+	for name, c := range map[string]struct {
+		request string
+		code    int
+		to      string
+		sees    []string // what the pod sees of X-API-Key
+	}{
+		"no key":                       {request: get(host), code: 403},
+		"the key":                      {request: get(host, right), code: 200, to: "def"},
+		"in lower case":                {request: get(host, strings.ToLower(right)), code: 200, to: "def"},
+		"a key of another team":        {request: get(host, "X-API-Key: "+other), code: 403},
+		"a longer one":                 {request: get(host, right+"0"), code: 403},
+		"a key of the sandbox's own":   {request: get(host, "X-API-Key: own"), code: 403},
+		"twice":                        {request: get(host, right, right), code: 403},
+		"two in one line":              {request: get(host, right+","+own), code: 403},
+		"after another one":            {request: get(host, "X-API-Key: own", right), code: 200, to: "def", sees: []string{"own"}},
+		"with underscores":             {request: get(host, "X_API_Key: "+own), code: 403},
+		"in the header of Envoy":       {request: get(host, "X-Berth-Key: "+own), code: 403},
+		"as bearer token":              {request: get(host, "Authorization: Bearer "+own), code: 403},
+		"hop by hop":                   {request: get(host, right, "Connection: x-api-key"), code: 403},
+		"at a gateway host, by header": {request: get(gatewayHost, "X-Sandbox-Id: team", right), code: 200, to: "def"},
+		"by path":                      {request: strings.Replace(get(gatewayHost, right), "/p", fmt.Sprintf("/sandboxes/team/%d/p", e.port), 1), code: 200, to: "def"},
+		"another team's sandbox":       {request: get(e.host("others"), right), code: 403},
+		"a sandbox with a token":       {request: get(e.host("secret"), right), code: 403},
+		"a public sandbox":             {request: get(e.host("abc"), right), code: 200, to: "abc"},
+		"another key, and no of ours":  {request: get(e.host("abc"), "X-API-Key: own", "X-API-Key: e2b"), code: 200, to: "abc", sees: []string{"own", "e2b"}},
+		"inside another key":           {request: get(e.host("abc"), "X-API-Key: own, "+own), code: 200, to: "abc"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e.requireOnly(t, c.code, c.to, func() answer {
+				a := e.answer(c.request)
+				if a.code == http.StatusOK {
+					require.Equal(t, c.sees, a.seen(t).Header["X-Api-Key"])
+					if c.to == "def" || c.sees != nil {
+						require.NotContains(t, a.body, own, "the pod saw the key")
+					}
+				}
+				return a
+			})
+		})
+	}
+	e.keys.Replace(map[string][][sha256.Size]byte{"b": hashOf(other)})
+	e.requireOnly(t, 403, "", func() answer { return e.answer(get(host, right)) })
+	require.Zero(t, e.counter(`http\.ingress\.lua\.access\.errors`))
 }
 
 // Invariant: P15

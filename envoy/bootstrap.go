@@ -137,6 +137,7 @@ func functions() template.FuncMap {
 		"namespace": value(MetadataNamespace), "dst": value(MetadataDst), "id": value(MetadataID), "reply": value(MetadataReply), "tls": value(MetadataTLS),
 		"accessToken": value(sandboxaccess.TokenHeader), "agentToken": value(sandboxaccess.AgentHeader),
 		"accessCookie": value(sandboxaccess.CookieName), "accessHeader": value(CookieHeader),
+		"keyHeader": value(sandboxaccess.KeyHeader), "keyPrefix": value(sandboxaccess.KeyPrefix), "accessKey": value(KeyHeader),
 		"accessPath": value(sandboxaccess.LinkPath), "accessLink": value(LinkHeader),
 		// upstreams are the suffixes of the clusters of pods: TLS to the pod, and none.
 		"upstreams": value([]string{"_tls", ""}),

@@ -39,6 +39,7 @@ type edge struct {
 	abc, def, stranger *pod
 	router             *recorder
 	routes             *routes
+	keys               extproc.TeamKeys
 }
 
 // terms makes id another sandbox in the pod def, with these terms.
@@ -136,7 +137,7 @@ func startEdge(t *testing.T, handler func(name string) http.Handler) *edge {
 		Hosts:    extproc.Hosts{Domain: sandboxDomain, Gateways: []string{gatewayHost}, Paths: true},
 		PodCIDRs: []netip.Prefix{netip.MustParsePrefix("127.1.0.0/16")},
 		Routes:   e.routes,
-		Activity: tracker(t, e.abc.addr, e.def.addr), Admissions: extproc.NewAdmissions(), Metrics: prometheus.NewRegistry(), Log: zap.NewNop(),
+		Activity: tracker(t, e.abc.addr, e.def.addr), Admissions: extproc.NewAdmissions(), TeamKeys: &e.keys, Metrics: prometheus.NewRegistry(), Log: zap.NewNop(),
 	})
 	require.NoError(t, err)
 	e.router = &recorder{Server: server, seen: http.Header{}}

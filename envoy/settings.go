@@ -26,11 +26,12 @@ const (
 	// local reply mapping unchanged.
 	MetadataReply = "reply"
 	// CookieHeader has the value of each cookie of the name sandboxaccess.CookieName. LinkHeader has
-	// path and query of a request whose path begins with sandboxaccess.LinkPath. Envoy makes both for
-	// the router, and the pod does not see them. No client can send them, because they begin with
-	// x-berth.
+	// path and query of a request whose path begins with sandboxaccess.LinkPath. KeyHeader has each
+	// value of sandboxaccess.KeyHeader that contains sandboxaccess.KeyPrefix. Envoy makes them for the
+	// router, and the pod does not see them. No client can send them, because they begin with x-berth.
 	CookieHeader = "x-berth-cookie"
 	LinkHeader   = "x-berth-link"
+	KeyHeader    = "x-berth-key"
 	// ReasonHeader names, in one word, why Berth answered instead of a sandbox.
 	ReasonHeader = "x-berth-reason"
 )

@@ -26,7 +26,8 @@ func (d *decider) access(r *request, t Target, port uint16, terms *routecache.Te
 		return nil, nil
 	}
 	denied := t.refuse(apierror.AccessDenied, "this sandbox is private: send its token in the header "+
-		sandboxaccess.TokenHeader+", or open a link that was made for this port and has not expired")
+		sandboxaccess.TokenHeader+" or, if its access is team, an API key of its team in the header "+
+		sandboxaccess.KeyHeader+", or open a link that was made for this port and has not expired")
 	if terms.Access != routecache.Token && terms.Access != routecache.Team {
 		return nil, denied
 	}
@@ -45,6 +46,14 @@ func (d *decider) access(r *request, t Target, port uint16, terms *routecache.Te
 	switch {
 	case len(r.token) > 0:
 		if terms.Access == routecache.Token && len(r.token) == 1 && secret.IsToken(r.token[0]) {
+			return nil, nil
+		}
+	case terms.Access == routecache.Team && len(r.key) > 0:
+		opens, known := d.o.TeamKeys.Opens(terms.Team, r.key[0])
+		switch {
+		case !known:
+			return nil, t.refuse(apierror.RouterNotReady, "the allocator has not read the API keys yet; try again")
+		case opens && len(r.key) == 1:
 			return nil, nil
 		}
 	case len(r.cookie) == 1 && secret.IsCookie(t.ID, port, r.cookie[0], now):

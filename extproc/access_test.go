@@ -1,6 +1,7 @@
 package extproc
 
 import (
+	"crypto/sha256"
 	"fmt"
 	"strings"
 	"testing"
@@ -25,8 +26,16 @@ func accessKey(t *testing.T) *sandboxaccess.Key {
 // private returns an answer with a route of this access for the sandbox abc.
 func private(t *testing.T, access routecache.Access) routecache.Answer {
 	a := routeTo("10.1.2.3", 8080)
-	a.Route.Terms = &routecache.Terms{Access: access, Secret: accessKey(t).Secret("abc")}
+	a.Route.Terms = &routecache.Terms{Access: access, Secret: accessKey(t).Secret("abc"), Team: "a"}
 	return a
+}
+
+// withKeys reads the API keys "e2b_a1" and "e2b_a2" of team a, and "e2b_b" of team b.
+func (h *history) withKeys() *history {
+	h.keys.Replace(map[string][][sha256.Size]byte{
+		"a": {sha256.Sum256([]byte("e2b_a1")), sha256.Sum256([]byte("e2b_a2"))}, "b": {sha256.Sum256([]byte("e2b_b"))}, "": {sha256.Sum256([]byte("e2b_none"))},
+	})
+	return h
 }
 
 // Invariant: P15
@@ -60,6 +69,17 @@ func TestOnlyACredentialOfTheSandboxOpensIt(t *testing.T) {
 		"the agent's, at its port":    {request{authority: "49983-abc." + domain, agentToken: one(agent)}, open, open, open, denied},
 		"another one, at its port":    {request{authority: "49983-abc." + domain, agentToken: one(k.Secret("abd").AgentToken("abd"))}, denied, denied, open, denied},
 		"the agent's, twice":          {request{authority: "49983-abc." + domain, agentToken: []string{agent, agent}}, denied, denied, open, denied},
+		"a key of the team":           {request{key: one("e2b_a1")}, denied, open, open, denied},
+		"its other key":               {request{key: one("e2b_a2")}, denied, open, open, denied},
+		"a key of another team":       {request{key: one("e2b_b")}, denied, denied, open, denied},
+		"a key of no team":            {request{key: one("e2b_none")}, denied, denied, open, denied},
+		"an unknown key":              {request{key: one("e2b_c")}, denied, denied, open, denied},
+		"an empty key":                {request{key: one("")}, denied, denied, open, denied},
+		"the hash of a key":           {request{key: one(fmt.Sprintf("%x", sha256.Sum256([]byte("e2b_a1"))))}, denied, denied, open, denied},
+		"the key twice":               {request{key: []string{"e2b_a1", "e2b_a1"}}, denied, denied, open, denied},
+		"a wrong key and a cookie":    {request{key: one("e2b_b"), cookie: one(cookie)}, open, denied, open, denied},
+		"the key and a wrong token":   {request{key: one("e2b_a1"), token: one(other)}, denied, denied, open, denied},
+		"by header, with the key":     {request{authority: domain, e2bID: one("abc"), e2bPort: one("8080"), key: one("e2b_a1")}, denied, open, open, denied},
 		"a preflight":                 {request{method: "OPTIONS"}, denied, denied, open, denied},
 		"by header, without":          {request{authority: domain, e2bID: one("abc"), e2bPort: one("8080")}, denied, denied, open, denied},
 		"by header, with the token":   {request{authority: domain, e2bID: one("abc"), e2bPort: one("8080"), token: one(token)}, open, denied, open, denied},
@@ -75,7 +95,7 @@ func TestOnlyACredentialOfTheSandboxOpensIt(t *testing.T) {
 			for access, want := range map[routecache.Access]apierror.Reason{
 				routecache.Token: c.token, routecache.Team: c.team, routecache.Public: c.public, routecache.Closed: c.closed, routecache.Closed + 1: c.closed,
 			} {
-				h := always(private(t, access), nil)
+				h := always(private(t, access), nil).withKeys()
 				a, refusal := h.decider().decide(t.Context(), &c.request, unheld)
 				if want == open {
 					require.Nil(t, refusal, access)
@@ -86,7 +106,7 @@ func TestOnlyACredentialOfTheSandboxOpensIt(t *testing.T) {
 				require.Equal(t, denied, refusal.Reason, access)
 				require.Equal(t, 403, refusal.Code)
 				require.NotContains(t, h.events, "begin abc", "a refused request is no activity")
-				_, missing := always(private(t, access), nil).decider().decide(t.Context(), &request{authority: "8080-abc." + domain, method: "GET"}, unheld)
+				_, missing := always(private(t, access), nil).withKeys().decider().decide(t.Context(), &request{authority: "8080-abc." + domain, method: "GET"}, unheld)
 				require.Equal(t, missing, refusal, "the answer does not tell a wrong credential from none")
 			}
 		})
@@ -103,6 +123,33 @@ func TestOnlyACredentialOfTheSandboxOpensIt(t *testing.T) {
 			require.Equal(t, denied, refusal.Reason)
 		}
 	})
+}
+
+// Invariant: P15
+func TestKeyIsJudgedByTheKeysOfItsMoment(t *testing.T) {
+	h := always(private(t, routecache.Team), nil)
+	reason := func() apierror.Reason {
+		_, refusal := h.decider().decide(t.Context(), &request{authority: "8080-abc." + domain, method: "GET", key: one("e2b_a1")}, unheld)
+		if refusal == nil {
+			return ""
+		}
+		return refusal.Reason
+	}
+	require.Equal(t, apierror.RouterNotReady, reason(), "the keys have not been read")
+	h.withKeys()
+	require.Empty(t, reason())
+	h.keys.Replace(map[string][][sha256.Size]byte{"a": {sha256.Sum256([]byte("e2b_a2"))}})
+	require.Equal(t, apierror.AccessDenied, reason(), "it was revoked")
+	h.withKeys()
+	h.keys.Replace(nil)
+	require.Equal(t, apierror.RouterNotReady, reason(), "the next leader has not read them")
+	without := private(t, routecache.Team)
+	without.Route.Terms.Team = ""
+	h = always(without, nil).withKeys()
+	for _, key := range []string{"e2b_a1", "e2b_none"} {
+		_, refusal := h.decider().decide(t.Context(), &request{authority: "8080-abc." + domain, method: "GET", key: one(key)}, unheld)
+		require.Equal(t, apierror.AccessDenied, refusal.Reason, "no key opens a sandbox without a team")
+	}
 }
 
 // A client without access must not learn which ports are open.
@@ -199,7 +246,8 @@ func BenchmarkDecide(b *testing.B) {
 	k, err := sandboxaccess.NewKey([]byte(strings.Repeat("k", 32)))
 	require.NoError(b, err)
 	secret := k.Secret("abc")
-	public, private := routeTo("10.1.2.3", 8080), routeTo("10.1.2.3", 8080)
+	public, private, team := routeTo("10.1.2.3", 8080), routeTo("10.1.2.3", 8080), routeTo("10.1.2.3", 8080)
+	team.Route.Terms = &routecache.Terms{Access: routecache.Team, Team: "a"}
 	private.Route.Terms = &routecache.Terms{Access: routecache.Token, Secret: secret}
 	for name, c := range map[string]struct {
 		route   routecache.Answer
@@ -208,9 +256,10 @@ func BenchmarkDecide(b *testing.B) {
 		"public": {public, request{}},
 		"token":  {private, request{token: one(k.Token("abc"))}},
 		"cookie": {private, request{cookie: one(secret.Cookie("abc", 8080, time.Now().Add(time.Hour)))}},
+		"key":    {team, request{key: one("e2b_a1")}},
 	} {
 		b.Run(name, func(b *testing.B) {
-			h := always(c.route, nil)
+			h := always(c.route, nil).withKeys()
 			d := h.decider()
 			c.request.authority, c.request.method = "8080-abc."+domain, "GET"
 			b.ReportAllocs()

@@ -7,6 +7,8 @@
 //     failure leads to an answer with a destination.
 //   - Only the host selects the sandbox. No header overrides a sandbox host name. A host
 //     that parsing does not consume completely is refused.
+//   - A request for a sandbox that is not public is admitted only with a credential of that sandbox or
+//     with an API key of its team, by the keys that TeamKeys has at that moment.
 //   - A destination lies in Options.PodCIDRs.
 //   - The activity of an admitted request is recorded before Envoy is answered.
 //   - The number of ports of one sandbox in use at one time is bounded, so that one client

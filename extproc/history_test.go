@@ -23,6 +23,7 @@ type history struct {
 	began  []begun
 	full   time.Time // until then Begin returns nil and wait
 	wait   time.Duration
+	keys   TeamKeys
 	*lastactive.Tracker
 }
 
@@ -98,7 +99,7 @@ func (h *history) decider() *decider {
 	return &decider{
 		o: Options{
 			Hosts: Hosts{Domain: domain}, PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16"), netip.MustParsePrefix("fd00::/8")},
-			LookupTimeout: time.Second, Routes: h, Activity: h, Admissions: NewAdmissions(),
+			LookupTimeout: time.Second, Routes: h, Activity: h, Admissions: NewAdmissions(), TeamKeys: &h.keys,
 		},
 		park: func() (func(), bool) { return func() {}, true }, verdictWait: func(time.Duration) {},
 	}

@@ -16,7 +16,7 @@ type request struct {
 	// Headers that may name a sandbox, with one element for each time they were sent.
 	e2bID, e2bPort, id, port []string
 	// Credentials, with one element for each time they were sent.
-	token, agentToken, cookie []string
+	token, agentToken, cookie, key []string
 	// link is the path with query of a request for a link.
 	link string
 	// Headers that select the form of a refusal.
@@ -54,6 +54,8 @@ func readHeaders(h *extprocv3.HttpHeaders) request {
 			r.agentToken = append(r.agentToken, value)
 		case envoy.CookieHeader:
 			r.cookie = append(r.cookie, value)
+		case envoy.KeyHeader:
+			r.key = append(r.key, value)
 		case envoy.LinkHeader:
 			r.link = value
 		case "accept":

@@ -49,8 +49,10 @@ type Options struct {
 	Activity      Activity
 	// Admissions counts every admitting answer until Envoy has read it.
 	Admissions *Admissions
-	Metrics    prometheus.Registerer
-	Log        *zap.Logger
+	// TeamKeys open sandboxes whose access is that of a team.
+	TeamKeys *TeamKeys
+	Metrics  prometheus.Registerer
+	Log      *zap.Logger
 }
 
 // Server answers Envoy: ext_proc and grpc.health.v1 on one unix socket.
@@ -75,7 +77,7 @@ const maxSocketPath = 107
 
 // New checks the options and returns a Server that does not listen yet.
 func New(o Options) (*Server, error) {
-	err := options.Require(o, "Socket", "PodCIDRs", "Routes", "Activity", "Admissions", "Metrics", "Log")
+	err := options.Require(o, "Socket", "PodCIDRs", "Routes", "Activity", "Admissions", "TeamKeys", "Metrics", "Log")
 	if hostsErr := o.Hosts.Check(); hostsErr != nil {
 		err = errors.Join(err, fmt.Errorf("extproc.Options.Hosts: %w", hostsErr))
 	}

@@ -43,7 +43,7 @@ func newOptions(t *testing.T, socket string) (Options, *routecache.Cache, *lasta
 	tracker := newTracker()
 	return Options{
 		Socket: socket, Hosts: Hosts{Domain: domain}, PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")},
-		Routes: cache, Activity: expecting{tracker}, Admissions: NewAdmissions(), Metrics: prometheus.NewRegistry(), Log: zap.NewNop(),
+		Routes: cache, Activity: expecting{tracker}, Admissions: NewAdmissions(), TeamKeys: &TeamKeys{}, Metrics: prometheus.NewRegistry(), Log: zap.NewNop(),
 	}, cache, tracker
 }
 

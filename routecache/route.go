@@ -28,6 +28,8 @@ type Terms struct {
 	Access Access
 	// Secret verifies the sandbox's credentials. Zero: there are none.
 	Secret [32]byte
+	// Team is the team whose API keys open the sandbox, if Access is Team. Empty: no key does.
+	Team string
 	// MaskHost is the host that the pod sees, with "${PORT}" for the port. Empty: that of the
 	// request.
 	MaskHost string
@@ -44,7 +46,8 @@ const (
 	Public Access = iota
 	// Token: clients with a credential of the sandbox.
 	Token
-	// Team: clients with any credential of the sandbox but the token.
+	// Team: clients with an API key of the sandbox's team, or with any credential of the sandbox but
+	// the token.
 	Team
 	// Closed: no client.
 	Closed

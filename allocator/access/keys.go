@@ -43,8 +43,14 @@ type Keys struct {
 	o        Options
 	informer cache.SharedIndexInformer
 	synced   func() bool
-	changed  chan struct{} // holds one note of a change
-	valid    atomic.Pointer[map[hashed]Caller]
+	noted    chan struct{} // holds one note of a change
+	valid    atomic.Pointer[set]
+}
+
+// set is the valid keys at one time. It is never changed.
+type set struct {
+	callers  map[hashed]Caller // nil: not loaded
+	replaced chan struct{}     // closed when another set is valid
 }
 
 // NewKeys returns keys that are loaded by Run.
@@ -52,7 +58,8 @@ func NewKeys(o Options) (*Keys, error) {
 	if err := options.Require(o, "Client", "Namespace", "Log"); err != nil {
 		return nil, err
 	}
-	k := &Keys{o: o, changed: make(chan struct{}, 1)}
+	k := &Keys{o: o, noted: make(chan struct{}, 1)}
+	k.valid.Store(&set{replaced: make(chan struct{})})
 	k.informer = informers.NewFilteredSecretInformer(o.Client, o.Namespace, 0, nil, func(l *metav1.ListOptions) {
 		l.FieldSelector = fields.OneTermEqualSelector("type", string(SecretType)).String()
 	})
@@ -68,7 +75,7 @@ func NewKeys(o Options) (*Keys, error) {
 
 func (k *Keys) note() {
 	select {
-	case k.changed <- struct{}{}:
+	case k.noted <- struct{}{}:
 	default: // a note is there already, and load reads everything
 	}
 }
@@ -86,7 +93,7 @@ func (k *Keys) Run(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-k.changed:
+		case <-k.noted:
 		}
 	}
 }
@@ -94,14 +101,14 @@ func (k *Keys) Run(ctx context.Context) {
 // Caller returns the caller that presents a key, ErrUnknownKey or ErrNotLoaded. The time that it
 // takes depends on the hash of the key only, which a client cannot choose.
 func (k *Keys) Caller(key string) (Caller, error) {
-	valid := k.valid.Load()
+	valid := k.valid.Load().callers
 	switch {
 	case valid == nil:
 		return Caller{}, ErrNotLoaded
 	case !keyShape.MatchString(key):
 		return Caller{}, ErrUnknownKey
 	}
-	c, ok := (*valid)[sha256.Sum256([]byte(key))]
+	c, ok := valid[sha256.Sum256([]byte(key))]
 	if !ok {
 		return Caller{}, ErrUnknownKey
 	}
@@ -110,10 +117,34 @@ func (k *Keys) Caller(key string) (Caller, error) {
 
 // Ready returns ErrNotLoaded until the keys have been read.
 func (k *Keys) Ready() error {
-	if k.valid.Load() == nil {
+	if k.valid.Load().callers == nil {
 		return ErrNotLoaded
 	}
 	return nil
+}
+
+// ByTeam returns the SHA-256 of each valid key by team, and a channel that is closed when that has
+// changed. The map is nil until the keys have been read.
+func (k *Keys) ByTeam() (map[string][][sha256.Size]byte, <-chan struct{}) {
+	valid := k.valid.Load()
+	if valid.callers == nil {
+		return nil, valid.replaced
+	}
+	byTeam := map[string][][sha256.Size]byte{}
+	for hash, c := range valid.callers {
+		byTeam[c.Team] = append(byTeam[c.Team], hash)
+	}
+	return byTeam, valid.replaced
+}
+
+// replace makes these the valid keys. Equal keys stay, so that routers are not sent them again.
+func (k *Keys) replace(callers map[hashed]Caller) {
+	before := k.valid.Load()
+	if before.callers != nil && maps.Equal(before.callers, callers) {
+		return
+	}
+	k.valid.Store(&set{callers, make(chan struct{})})
+	close(before.replaced)
 }
 
 // load replaces the valid keys by those of the watched Secrets. It logs each Secret that it refuses
@@ -141,7 +172,8 @@ func (k *Keys) load(before map[string]string) (refused map[string]string) {
 			}
 		}
 	}
-	first := k.valid.Swap(&valid) == nil
+	first := k.valid.Load().callers == nil
+	k.replace(valid)
 	for _, name := range slices.Sorted(maps.Keys(refused)) {
 		if before[name] != refused[name] {
 			k.o.Log.Error("the Secret of an API key is refused; it opens nothing", zap.String("secret", name), zap.String("why", refused[name]))

@@ -2,6 +2,7 @@ package access
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"sync"
 	"testing"
@@ -120,6 +121,42 @@ func TestChangesOfSecretsCountAtOnce(t *testing.T) {
 		w.update(dying)
 		require.False(t, w.opens(two), "it is being deleted")
 	})
+}
+
+// Routers get the keys by team.
+func TestKeysByTeamFollowTheSecrets(t *testing.T) {
+	one, two := NewKey(), NewKey()
+	hashOf := func(key string) [][sha256.Size]byte { return [][sha256.Size]byte{sha256.Sum256([]byte(key))} }
+	k, err := NewKeys(Options{Client: fake.NewClientset(), Namespace: "keys", Log: zap.NewNop()})
+	require.NoError(t, err)
+	byTeam, changed := k.ByTeam()
+	require.Nil(t, byTeam, "they have not been read")
+	k.replace(map[hashed]Caller{})
+	<-changed
+	byTeam, _ = k.ByTeam()
+	require.NotNil(t, byTeam)
+	require.Empty(t, byTeam)
+	run(t, func(w world) {
+		byTeam, changed := w.keys.ByTeam()
+		require.Equal(t, map[string][][sha256.Size]byte{"a": hashOf(one)}, byTeam)
+		w.create(secret(t, two, Caller{Key: "two", Team: "b", Role: ReadOnly}))
+		<-changed
+		byTeam, changed = w.keys.ByTeam()
+		require.Equal(t, map[string][][sha256.Size]byte{"a": hashOf(one), "b": hashOf(two)}, byTeam)
+		annotated := secret(t, one, member)
+		annotated.Annotations = map[string]string{"note": "x"}
+		w.update(annotated)
+		synctest.Wait()
+		select {
+		case <-changed:
+			t.Error("no key has changed")
+		default:
+		}
+		w.remove("ci")
+		<-changed
+		byTeam, _ = w.keys.ByTeam()
+		require.Equal(t, map[string][][sha256.Size]byte{"b": hashOf(two)}, byTeam)
+	}, secret(t, one, member))
 }
 
 func TestBrokenSecretOpensNothingAndIsNamed(t *testing.T) {

@@ -14,6 +14,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/berth-sandbox/berth/api/sandboxaccess"
 )
 
 // SecretType is the type of the Secrets that hold API keys, one each.
@@ -32,16 +34,16 @@ const keyBytes = 20
 
 // keyShape is the form of every key: that of the E2B SDKs, and too long for a password that a
 // person made up.
-var keyShape = regexp.MustCompile(`^e2b_[0-9a-f]{40,128}$`)
+var keyShape = regexp.MustCompile("^" + sandboxaccess.KeyPrefix + "[0-9a-f]{40,128}$")
 
 // hashed is the hash of a key.
-type hashed [sha256.Size]byte
+type hashed = [sha256.Size]byte
 
 // NewKey returns a new random key.
 func NewKey() string {
 	var raw [keyBytes]byte
 	_, _ = rand.Read(raw[:]) // never fails
-	return "e2b_" + hex.EncodeToString(raw[:])
+	return sandboxaccess.KeyPrefix + hex.EncodeToString(raw[:])
 }
 
 // NewSecret returns the Secret of a key. Its caller's Key is the name of the Secret.

@@ -1,6 +1,8 @@
 package controlserver
 
 import (
+	"crypto/sha256"
+
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -80,10 +82,44 @@ func (s *Server) snapshot(term uint64, e core.SendSnapshot) []*controlv1.Allocat
 	}
 }
 
+// keys returns the API keys as messages, and a channel that is closed when they have changed; nil: they
+// never do.
+func (s *Server) keys(term uint64) ([]*controlv1.AllocatorMessage, <-chan struct{}) {
+	byTeam, changed := map[string][][sha256.Size]byte{}, (<-chan struct{})(nil)
+	if s.o.Keys != nil {
+		byTeam, changed = s.o.Keys.ByTeam()
+	}
+	part, n := &controlv1.Keys{Unread: byTeam == nil}, 0
+	parts := []*controlv1.Keys{part}
+	for team, hashes := range byTeam {
+		for len(hashes) > 0 {
+			if n == keysPart {
+				part, n = &controlv1.Keys{}, 0
+				parts = append(parts, part)
+			}
+			some := min(len(hashes), keysPart-n)
+			of := &controlv1.TeamKeys{Team: team}
+			for _, hash := range hashes[:some] {
+				of.Hashes = append(of.Hashes, hash[:])
+			}
+			part.Teams, hashes, n = append(part.Teams, of), hashes[some:], n+some
+		}
+	}
+	part.Last = true
+	messages := make([]*controlv1.AllocatorMessage, len(parts))
+	for i, p := range parts {
+		messages[i] = &controlv1.AllocatorMessage{Term: term, Message: &controlv1.AllocatorMessage_Keys{Keys: p}}
+	}
+	return messages, changed
+}
+
 func (s *Server) route(sb *core.Sandbox) *controlv1.Route {
 	r := &controlv1.Route{
 		SandboxId: sb.ID, PodIp: sb.IP.String(), DefaultPort: uint32(sb.DefaultPort), Ports: ports(sb.Ports),
 		MinBytesPerMinute: sb.MinBytes, Access: controlv1.Access(sb.Access), MaskHost: sb.MaskHost, HttpsPorts: ports(sb.HTTPSPorts),
+	}
+	if sb.Access == core.AccessTeam {
+		r.Team = sb.Team
 	}
 	if sb.Access != core.AccessPublic && s.o.AccessKey != nil {
 		secret := s.o.AccessKey.Secret(sb.ID)

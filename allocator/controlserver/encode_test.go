@@ -1,6 +1,7 @@
 package controlserver
 
 import (
+	"crypto/sha256"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -50,6 +51,7 @@ func TestEffectsReachTheRouterInOrder(t *testing.T) {
 		}
 		for _, want := range []*controlv1.AllocatorMessage{
 			{Term: 7, Sequence: 1, Message: &controlv1.AllocatorMessage_Snapshot{Snapshot: &controlv1.Snapshot{Last: true, Routes: []*controlv1.Route{route("k3x9", 8080, 49983)}}}},
+			{Term: 7, Message: &controlv1.AllocatorMessage_Keys{Keys: &controlv1.Keys{Last: true}}},
 			{Term: 7, Message: &controlv1.AllocatorMessage_Pong{Pong: &controlv1.Pong{Nonce: 5}}},
 			{Term: 7, Sequence: 2, Message: &controlv1.AllocatorMessage_Route{Route: route("new")}},
 			{Term: 7, Sequence: 3, Message: &controlv1.AllocatorMessage_Route{Route: route("new", 65535)}},
@@ -79,9 +81,9 @@ func TestRouteHasTheTermsOfTheClaim(t *testing.T) {
 	require.NoError(t, err)
 	s := newServer(t, zap.NewNop())
 	sb := sandbox("k3x9")
-	sb.Access, sb.MaskHost, sb.HTTPSPorts = core.AccessTeam, "localhost:${PORT}", []uint16{443, 8443}
+	sb.Team, sb.Access, sb.MaskHost, sb.HTTPSPorts = "a", core.AccessTeam, "localhost:${PORT}", []uint16{443, 8443}
 	want := &controlv1.Route{
-		SandboxId: "k3x9", PodIp: "10.0.0.1", DefaultPort: 8080, Access: controlv1.Access_ACCESS_TEAM,
+		SandboxId: "k3x9", PodIp: "10.0.0.1", DefaultPort: 8080, Access: controlv1.Access_ACCESS_TEAM, Team: "a",
 		MaskHost: "localhost:${PORT}", HttpsPorts: []uint32{443, 8443},
 	}
 	require.True(t, proto.Equal(want, s.route(&sb)), "without a key no credential is valid")
@@ -92,6 +94,7 @@ func TestRouteHasTheTermsOfTheClaim(t *testing.T) {
 	sb.Access = core.AccessToken
 	require.Equal(t, controlv1.Access_ACCESS_TOKEN, s.route(&sb).GetAccess())
 	require.NotContains(t, s.route(&sb).String(), key.Token("k3x9"))
+	require.Empty(t, s.route(&sb).GetTeam(), "no key opens it")
 	sb.Access = core.AccessPublic
 	require.Nil(t, s.route(&sb).GetAccessSecret())
 	require.Equal(t, controlv1.Access_ACCESS_PUBLIC, s.route(&sb).GetAccess())
@@ -139,6 +142,62 @@ func TestSnapshotPartFitsTheGRPCLimit(t *testing.T) {
 	require.Less(t, proto.Size(newServer(t, zap.NewNop()).snapshot(1, e)[0]), 2<<20)
 }
 
+// Invariant: P15
+func TestEachChangeOfKeysReachesEveryRouter(t *testing.T) {
+	run(t, func(w *world) {
+		hash := func(b byte) [sha256.Size]byte { return [sha256.Size]byte{b} }
+		all := &fakeKeys{changed: make(chan struct{})}
+		w.o.Keys = all
+		stream, n := w.joined()
+		received := make(chan *controlv1.AllocatorMessage, 10)
+		go func() {
+			for m, err := stream.Recv(); err == nil; m, err = stream.Recv() {
+				received <- m
+			}
+		}()
+		receive := func() *controlv1.AllocatorMessage {
+			synctest.Wait()
+			require.NotEmpty(t, received, "nothing was sent")
+			m := <-received
+			require.EqualValues(t, 7, m.GetTerm())
+			require.Equal(t, m.GetSnapshot() != nil, m.GetSequence() > 0, "keys need no acknowledgement")
+			return m
+		}
+		w.Deliver(7, core.SendSnapshot{Stream: n, Sequence: 1})
+		w.Deliver(7, core.SendPong{Stream: n, Nonce: 1})
+		require.True(t, receive().GetSnapshot().GetLast())
+		require.True(t, receive().GetKeys().GetUnread())
+		require.NotNil(t, receive().GetPong(), "the router is fresh only after it has the keys")
+		all.set(map[string][][sha256.Size]byte{"a": {hash(1), hash(2)}})
+		require.True(t, proto.Equal(&controlv1.Keys{Last: true, Teams: []*controlv1.TeamKeys{
+			{Team: "a", Hashes: [][]byte{append([]byte{1}, make([]byte, 31)...), append([]byte{2}, make([]byte, 31)...)}},
+		}}, receive().GetKeys()))
+		all.set(map[string][][sha256.Size]byte{}) // all are revoked
+		require.True(t, proto.Equal(&controlv1.Keys{Last: true}, receive().GetKeys()))
+	})
+}
+
+func TestEveryPartOfTheKeysFitsTheGRPCLimit(t *testing.T) {
+	all := &fakeKeys{byTeam: map[string][][sha256.Size]byte{"many": make([][sha256.Size]byte, keysPart+1)}}
+	for i := range keysPart {
+		all.byTeam[fmt.Sprintf("%063d", i)] = make([][sha256.Size]byte, 1)
+	}
+	s := newServer(t, zap.NewNop())
+	s.o.Keys = all
+	messages, _ := s.keys(7)
+	require.Len(t, messages, 3)
+	sent := map[string]int{}
+	for i, m := range messages {
+		require.Equal(t, i == len(messages)-1, m.GetKeys().GetLast())
+		require.Less(t, proto.Size(m), 3<<20)
+		for _, of := range m.GetKeys().GetTeams() {
+			sent[of.GetTeam()] += len(of.GetHashes())
+		}
+	}
+	require.Len(t, sent, keysPart+1)
+	require.Equal(t, keysPart+1, sent["many"])
+}
+
 // A router leaves the journal that it is in for that of a snapshot.
 func TestNoSnapshotIsSentWithoutAValidLease(t *testing.T) {
 	run(t, func(w *world) {
@@ -155,7 +214,7 @@ func TestNoPongWithoutAValidLease(t *testing.T) {
 		stream, n := w.joined()
 		w.Deliver(7, core.SendSnapshot{Stream: n, Sequence: 1})
 		w.Deliver(7, core.SendPong{Stream: n, Nonce: 1})
-		for range 2 {
+		for range 3 { // the snapshot, the keys and the pong
 			_, err := stream.Recv()
 			require.NoError(t, err)
 		}

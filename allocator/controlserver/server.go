@@ -1,6 +1,7 @@
 package controlserver
 
 import (
+	"crypto/sha256"
 	"errors"
 	"io"
 	"sync"
@@ -29,6 +30,8 @@ const (
 	// at about 80 bytes each, or 800 bytes with the most ports and the longest host that a claim can
 	// name.
 	snapshotPart = 2_000
+	// keysPart is the number of API keys in one message: at most 110 bytes each.
+	keysPart = 20_000
 	// maxDead bounds the routers that one message may report as dead.
 	maxDead = 1000
 	// maxActivities bounds the sandboxes in one message.
@@ -55,7 +58,14 @@ type Leader interface {
 	Restored(term uint64)
 }
 
-// Options configure a Server. All are required except AccessKey.
+// Keys are the API keys. Its methods may be called concurrently.
+type Keys interface {
+	// ByTeam returns the SHA-256 of each valid key by team, nil before the keys have been read, and a
+	// channel that is closed when that has changed.
+	ByTeam() (map[string][][sha256.Size]byte, <-chan struct{})
+}
+
+// Options configure a Server. All are required except AccessKey and Keys.
 type Options struct {
 	// MaxStale is how long a fence waits for a router after its last ping. A router that serves
 	// routes for longer is refused.
@@ -65,7 +75,9 @@ type Options struct {
 	// AccessKey makes the secrets of sandboxes that are not public. Without it routers refuse all
 	// requests to them.
 	AccessKey *sandboxaccess.Key
-	Log       *zap.Logger
+	// Keys open the sandboxes of their teams. Without them no key opens a sandbox.
+	Keys Keys
+	Log  *zap.Logger
 }
 
 // Server serves the control protocol. All methods may be called concurrently.
@@ -267,26 +279,36 @@ func (s *Server) submit(leader Leader, stream uint64, router string, m *controlv
 	return nil
 }
 
-// send sends the stream's queue to the router.
+// send sends the stream's queue to the router, and the API keys after the snapshot and whenever they
+// change. The keys have no place in the queue, so a slow router gets only the newest.
 func (s *Server) send(rpc rpcStream, leader Leader, st *stream) error {
+	var changed <-chan struct{} // nil until the snapshot was sent
 	for {
+		var messages []*controlv1.AllocatorMessage
 		select {
 		case <-st.cut:
 			return st.err
-		case messages := <-st.queue:
-			for _, m := range messages {
-				// Checked at the last moment. A pong of a deposed leader would let a router serve
-				// outdated routes, and its snapshot would move the router to an earlier journal.
-				if (m.GetPong() != nil || m.GetSnapshot() != nil) && !leader.Valid() {
-					return errUnsure
-				}
-				m.Journal, m.Position = leader.Journal(), leader.Position()
-				if err := rpc.Send(m); err != nil {
-					return err
-				}
-				if m.GetPong() != nil {
-					st.ponged.Store(int64(bootclock.Now()))
-				}
+		case <-changed:
+			messages, changed = s.keys(leader.Term())
+		case messages = <-st.queue:
+			if messages[len(messages)-1].GetSnapshot() != nil {
+				var keys []*controlv1.AllocatorMessage
+				keys, changed = s.keys(leader.Term())
+				messages = append(messages, keys...)
+			}
+		}
+		for _, m := range messages {
+			// Checked at the last moment. A pong of a deposed leader would let a router serve
+			// outdated routes, and its snapshot would move the router to an earlier journal.
+			if (m.GetPong() != nil || m.GetSnapshot() != nil) && !leader.Valid() {
+				return errUnsure
+			}
+			m.Journal, m.Position = leader.Journal(), leader.Position()
+			if err := rpc.Send(m); err != nil {
+				return err
+			}
+			if m.GetPong() != nil {
+				st.ponged.Store(int64(bootclock.Now()))
 			}
 		}
 	}

@@ -2,6 +2,7 @@ package controlserver
 
 import (
 	"context"
+	"crypto/sha256"
 	"net"
 	"net/netip"
 	"sync"
@@ -109,6 +110,27 @@ func run(t *testing.T, f func(*world)) {
 		}()
 		f(w)
 	})
+}
+
+// fakeKeys are API keys. Before set they have not been read.
+type fakeKeys struct {
+	mu      sync.Mutex
+	byTeam  map[string][][sha256.Size]byte
+	changed chan struct{}
+}
+
+func (k *fakeKeys) ByTeam() (map[string][][sha256.Size]byte, <-chan struct{}) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.byTeam, k.changed
+}
+
+func (k *fakeKeys) set(byTeam map[string][][sha256.Size]byte) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.byTeam = byTeam
+	close(k.changed)
+	k.changed = make(chan struct{})
 }
 
 // open opens a stream.

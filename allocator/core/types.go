@@ -147,7 +147,7 @@ const (
 	AccessPublic Access = iota
 	// AccessToken: clients with a credential of the sandbox.
 	AccessToken
-	// AccessTeam: clients with a link, which only its team can make.
+	// AccessTeam: clients with an API key of its team, or with a link.
 	AccessTeam
 )
 

@@ -115,7 +115,7 @@ var kinds = []Kind{
 	{Reason: Forbidden, Code: http.StatusForbidden, GRPC: codes.PermissionDenied, By: []Sender{Envoy, API},
 		When: "the role of the key may not make this call; from Envoy: an upgrade other than to WebSocket, or a URL scheme that the listener does not speak", Do: "use a key with the role that the message names; from Envoy: use HTTP or WebSocket, under the listener's scheme"},
 	{Reason: AccessDenied, Code: http.StatusForbidden, GRPC: codes.PermissionDenied, By: []Sender{Router},
-		When: "the sandbox is not public, and the request has no credential, a wrong one, or one that has expired", Do: "send the sandbox's token in `e2b-traffic-access-token`, or ask its owner for a link"},
+		When: "the sandbox is not public, and the request has no credential, a wrong one, or one that has expired", Do: "send the sandbox's token in `e2b-traffic-access-token` or, for the access `team`, an API key of its team in `X-API-Key`, or ask its owner for a link"},
 	{Reason: PortPrivate, Code: http.StatusForbidden, GRPC: codes.PermissionDenied, By: []Sender{Router},
 		When: "the sandbox's pool does not open this port", Do: "use a port that the message names, or add it to the pool's `spec.ports`"},
 	{Reason: NotFound, Code: http.StatusNotFound, GRPC: codes.Unimplemented, By: []Sender{Router, API, Admin},

@@ -467,7 +467,7 @@ func (e GetSandboxLogsV2ParamsLevel) Valid() bool {
 	}
 }
 
-// Access Who may send requests to a sandbox: every client that has its ID, clients with its token or a link, or only clients with a link that its team made.
+// Access Who may send requests to a sandbox: every client that has its ID, clients with its token or a link, or clients with an API key of its team or a link.
 type Access string
 
 // Activity defines model for Activity.
@@ -1038,7 +1038,7 @@ type RouterOfRouteState string
 
 // Sandbox defines model for Sandbox.
 type Sandbox struct {
-	// Access Who may send requests to a sandbox: every client that has its ID, clients with its token or a link, or only clients with a link that its team made.
+	// Access Who may send requests to a sandbox: every client that has its ID, clients with its token or a link, or clients with an API key of its team or a link.
 	Access Access `json:"access"`
 
 	// Alias The name of its pool.

@@ -25,6 +25,10 @@ const (
 	// CookieName has the prefix with which browsers accept a cookie only from this host itself, and
 	// only with Secure.
 	CookieName = "__Host-berth-access"
+	// KeyHeader carries an API key, which opens the sandboxes of its team. Every API key contains
+	// KeyPrefix.
+	KeyHeader = "x-api-key"
+	KeyPrefix = "e2b_"
 	// LinkPath is the path of links at the hosts of sandboxes that are not public.
 	LinkPath = "/.berth/access"
 )

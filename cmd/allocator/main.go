@@ -187,7 +187,7 @@ func (s *service) wire(public *url.URL) (stop func(), err error) {
 
 // apiAccess is who may call the HTTP API, and how replicas reach each other's.
 type apiAccess struct {
-	keys       apirest.Keys // nil: no key is needed
+	keys       allocator.Keys // nil: no key is needed
 	dialLeader func(ctx context.Context, network, address string) (net.Conn, error)
 	stop       func()
 }

@@ -76,7 +76,7 @@ func (l *located) token() (string, error) {
 	switch l.sandbox.Access {
 	case openapi.AccessTeam:
 		return "", cli.WithExitCode(exitRefused, fmt.Errorf(
-			"%s has the access team, which a link opens and no header: use berth open", l.place.id))
+			"%s has the access team: use berth open, or send an API key of its team in the header X-API-Key", l.place.id))
 	case openapi.AccessToken:
 		token := deref(l.sandbox.TrafficAccessToken)
 		if token == "" {

@@ -51,6 +51,7 @@ type router struct {
 	cache      *routecache.Cache
 	tracker    *lastactive.Tracker
 	admissions *extproc.Admissions
+	teamKeys   extproc.TeamKeys
 	client     *controlclient.Client
 	server     *extproc.Server
 	pages      *admin.Pages
@@ -82,7 +83,7 @@ func (r *router) wire(ctx context.Context) error {
 	}
 	r.server, err = extproc.New(extproc.Options{
 		Socket: r.flags.Socket, Hosts: r.flags.hosts(), PodCIDRs: r.podCIDRs, E2BStatuses: r.flags.E2BStatuses,
-		Routes: r.cache, Activity: r.tracker, Admissions: r.admissions, Metrics: metrics, Log: r.log.Named("request"),
+		Routes: r.cache, Activity: r.tracker, Admissions: r.admissions, TeamKeys: &r.teamKeys, Metrics: metrics, Log: r.log.Named("request"),
 	})
 	if err != nil {
 		return err
@@ -125,7 +126,7 @@ func (r *router) wireClient() error {
 	}
 	r.client, err = controlclient.New(controlclient.Options{
 		Allocators: r.flags.Allocator, RouterID: r.lock.ID(), MaxStale: r.flags.MaxStale,
-		Cache: r.cache, Activity: r.tracker, Admissions: r.admissions, DeadRouters: r.lock,
+		Cache: r.cache, Activity: r.tracker, Admissions: r.admissions, Keys: &r.teamKeys, DeadRouters: r.lock,
 		Probe: r.probe, Now: bootclock.Now, Log: r.log.Named("control"),
 		Dial: []grpc.DialOption{
 			grpc.WithTransportCredentials(security),

@@ -2,6 +2,7 @@ package controlclient
 
 import (
 	"context"
+	"crypto/sha256"
 	"fmt"
 	"net/netip"
 	"time"
@@ -59,6 +60,8 @@ func (s *stream) dispatch(ctx context.Context, m *controlv1.AllocatorMessage) er
 		}
 	case *controlv1.AllocatorMessage_Resolved:
 		return s.applyResolved(m.Resolved)
+	case *controlv1.AllocatorMessage_Keys:
+		return s.applyKeys(m.Keys)
 	case *controlv1.AllocatorMessage_Pong:
 		s.applyPong(m.Pong.GetNonce())
 	}
@@ -87,6 +90,28 @@ func (s *stream) applySnapshot(m *controlv1.Snapshot) error {
 	s.snapshot, s.joined = map[string]routecache.Route{}, true
 	c.setCurrent(s)
 	notify(s.snapshotApplied)
+	return nil
+}
+
+// applyKeys collects one part of the API keys, and replaces them after the last.
+func (s *stream) applyKeys(m *controlv1.Keys) error {
+	for _, of := range m.GetTeams() {
+		for _, hash := range of.GetHashes() {
+			if len(hash) != sha256.Size {
+				return fmt.Errorf("keys: hashes: %d bytes, not %d", len(hash), sha256.Size)
+			}
+			s.keys[of.GetTeam()] = append(s.keys[of.GetTeam()], [sha256.Size]byte(hash))
+		}
+	}
+	switch {
+	case m.GetUnread():
+		s.client.o.Keys.Replace(nil)
+	case !m.GetLast():
+		return nil
+	default:
+		s.client.o.Keys.Replace(s.keys)
+	}
+	s.keys = map[string][][sha256.Size]byte{}
 	return nil
 }
 
@@ -184,7 +209,7 @@ func toTerms(r *controlv1.Route) (*routecache.Terms, error) {
 	if err != nil {
 		return nil, err
 	}
-	terms := &routecache.Terms{MaskHost: r.GetMaskHost(), HTTPSPorts: https}
+	terms := &routecache.Terms{Team: r.GetTeam(), MaskHost: r.GetMaskHost(), HTTPSPorts: https}
 	if n := copy(terms.Secret[:], r.GetAccessSecret()); n != 0 && len(r.GetAccessSecret()) != len(terms.Secret) {
 		return nil, fmt.Errorf("route: access_secret: %d bytes, not %d", len(r.GetAccessSecret()), len(terms.Secret))
 	}

@@ -3,6 +3,7 @@ package controlclient
 import (
 	"cmp"
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -70,6 +71,12 @@ type Admissions interface {
 	Unread() int
 }
 
+// Keys are the hashes of the API keys, by team. *extproc.TeamKeys implements it.
+type Keys interface {
+	// Replace replaces all keys. nil: the allocator has not read them.
+	Replace(byTeam map[string][][sha256.Size]byte)
+}
+
 // DeadRouters finds the routers of this gateway whose processes have ended. *lockfile.File
 // implements it.
 type DeadRouters interface {
@@ -97,6 +104,7 @@ type Options struct {
 	// Activity receives a route before the cache, and the end of a route after the cache.
 	Activity   Activity
 	Admissions Admissions
+	Keys       Keys
 	// DeadRouters are reported to the allocator.
 	DeadRouters DeadRouters
 	// Probe asks a sandbox, within 5 s, whether it is busy. busy.Ask implements it.
@@ -171,7 +179,7 @@ const maxRedirects = 3
 
 // New checks the options and returns a Client that is not connected.
 func New(o Options) (*Client, error) {
-	err := options.Require(o, "Allocators", "RouterID", "Cache", "Activity", "Admissions", "DeadRouters",
+	err := options.Require(o, "Allocators", "RouterID", "Cache", "Activity", "Admissions", "Keys", "DeadRouters",
 		"Probe", "Dial", "Now", "Log", "MaxStale")
 	if slices.Contains(o.Allocators, "") {
 		err = errors.Join(err, errors.New("controlclient.Options.Allocators must not have an empty address"))

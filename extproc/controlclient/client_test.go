@@ -3,6 +3,7 @@ package controlclient_test
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"fmt"
 	"strings"
 	"testing"
@@ -335,6 +336,7 @@ func TestInvalidMessagesEndOnlyTheStream(t *testing.T) {
 		"port too high among ports": bad(&controlv1.Route{SandboxId: "bad", PodIp: "10.0.0.1", Ports: []uint32{80, 65536}}),
 		"port wrapping among ports": bad(&controlv1.Route{SandboxId: "bad", PodIp: "10.0.0.1", Ports: []uint32{80, 65536 + 22}}),
 	}
+	messages["a hash of a key that is too short"] = []*controlv1.AllocatorMessage{keys(true, "a", "short")}
 	for name, all := range messages {
 		for _, m := range all {
 			t.Run(name, func(t *testing.T) {
@@ -342,7 +344,7 @@ func TestInvalidMessagesEndOnlyTheStream(t *testing.T) {
 					w.serve("a", nil)
 					p := w.joined(route("one", "10.0.0.1"))
 					m.Term, m.Sequence = 1, 0
-					if m.GetResolved() == nil {
+					if m.GetResolved() == nil && m.GetKeys() == nil {
 						m.Sequence = 2
 					}
 					require.NoError(t, p.Send(m))
@@ -461,7 +463,7 @@ func TestTermsOfARouteReachTheCache(t *testing.T) {
 			&routecache.Terms{Access: routecache.Token, Secret: [32]byte(secret)},
 		},
 		"team, without a key of the cluster": {
-			&controlv1.Route{Access: controlv1.Access_ACCESS_TEAM}, &routecache.Terms{Access: routecache.Team},
+			&controlv1.Route{Access: controlv1.Access_ACCESS_TEAM, Team: "a"}, &routecache.Terms{Access: routecache.Team, Team: "a"},
 		},
 		"of a later version": {
 			&controlv1.Route{Access: 9, AccessSecret: secret}, &routecache.Terms{Access: routecache.Closed, Secret: [32]byte(secret)},
@@ -492,4 +494,47 @@ func TestTermsOfARouteReachTheCache(t *testing.T) {
 			})
 		})
 	}
+}
+
+// keys is a part of the API keys: those of one team.
+func keys(last bool, team string, hashes ...string) *controlv1.AllocatorMessage {
+	of := &controlv1.TeamKeys{Team: team}
+	for _, hash := range hashes {
+		of.Hashes = append(of.Hashes, []byte(hash))
+	}
+	return &controlv1.AllocatorMessage{Message: &controlv1.AllocatorMessage_Keys{
+		Keys: &controlv1.Keys{Last: last, Teams: []*controlv1.TeamKeys{of}},
+	}}
+}
+
+func TestKeysAreReplacedByTheLastPart(t *testing.T) {
+	hashOf := func(key string) string { sum := sha256.Sum256([]byte(key)); return string(sum[:]) }
+	run(t, []string{"a"}, func(w *world) {
+		w.serve("a", nil)
+		opens := func(team, key string) string {
+			synctest.Wait()
+			opens, known := w.keys.Opens(team, key)
+			return fmt.Sprint(opens, " ", known)
+		}
+		const yes, no, unread = "true true", "false true", "false false"
+		p := w.joined()
+		require.Equal(t, unread, opens("a", "one"))
+		p.send(0, keys(false, "a", hashOf("one"), hashOf("two")))
+		require.Equal(t, unread, opens("a", "one"), "a part is missing")
+		p.send(0, keys(true, "b", hashOf("three")))
+		for key, of := range map[string]string{"one": "a", "two": "a", "three": "b"} {
+			for _, team := range []string{"a", "b", ""} {
+				require.Equal(t, team == of, opens(team, key) == yes, "%s for %q", key, team)
+			}
+		}
+		p.send(0, keys(true, "a", hashOf("two")))
+		require.Equal(t, []string{no, yes, no}, []string{opens("a", "one"), opens("a", "two"), opens("b", "three")}, "revoked")
+		p.end <- nil
+		require.Equal(t, yes, opens("a", "two"), "until the next leader sends its keys")
+		p = w.joined()
+		p.send(0, &controlv1.AllocatorMessage{Message: &controlv1.AllocatorMessage_Keys{Keys: &controlv1.Keys{Unread: true, Last: true}}})
+		require.Equal(t, unread, opens("a", "two"))
+		p.send(0, keys(true, "", hashOf("none")))
+		require.Equal(t, no, opens("", "none"), "a sandbox without a team is opened by no key")
+	})
 }

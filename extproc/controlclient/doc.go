@@ -27,6 +27,10 @@
 //     its process must end. Only controlv1.IsDeclaredDead recognises that error. After any
 //     other end of a stream the router tries another one.
 //
+// API keys:
+//
+//   - The keys are those of the newest complete message. They outlast the stream, as the routes do.
+//
 // Activity:
 //
 //   - The router sends a report after every look, and a full report after a snapshot. A

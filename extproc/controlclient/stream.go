@@ -2,6 +2,7 @@ package controlclient
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
@@ -57,9 +58,10 @@ type stream struct {
 	probes   atomic.Int64            // number running
 
 	// Owned by the reader:
-	snapshot map[string]routecache.Route // parts received so far
-	joined   bool                        // a complete snapshot is in effect
-	sequence uint64                      // of the last message that had one
+	snapshot map[string]routecache.Route    // parts received so far
+	keys     map[string][][sha256.Size]byte // the same
+	joined   bool                           // a complete snapshot is in effect
+	sequence uint64                         // of the last message that had one
 }
 
 // ping is the sending of one ping.
@@ -103,6 +105,7 @@ func (c *Client) runStream(
 		pings:           map[uint64]ping{},
 		lastPong:        c.o.Now(),
 		snapshot:        map[string]routecache.Route{},
+		keys:            map[string][][sha256.Size]byte{},
 		quiesces:        make(chan *controlv1.Quiesce, 1),
 	}
 	// The stream outlives ctx, for the Goodbye.

@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc/test/bufconn"
 
 	controlv1 "github.com/berth-sandbox/berth/api/control/v1"
+	"github.com/berth-sandbox/berth/extproc"
 	"github.com/berth-sandbox/berth/extproc/controlclient"
 	"github.com/berth-sandbox/berth/routecache"
 )
@@ -40,6 +41,7 @@ type world struct {
 	activity   *tracker
 	probe      func(context.Context, netip.AddrPort, string) bool
 	admissions *admissions
+	keys       extproc.TeamKeys
 	dead       *deadRouters
 	begin      func()             // starts Run, unless it has been started
 	stop       context.CancelFunc // ends the context of Run
@@ -101,7 +103,7 @@ func runWith(t *testing.T, allocators []string, activityOf func(*world) controlc
 		w.admissions, w.dead = &admissions{}, &deadRouters{}
 		o := controlclient.Options{
 			RouterID: routerID, MaxStale: maxStale, PingInterval: pingInterval,
-			Cache: w.cache, Activity: used, Admissions: w.admissions, DeadRouters: w.dead, Now: w.now, Log: zap.NewNop(),
+			Cache: w.cache, Activity: used, Admissions: w.admissions, Keys: &w.keys, DeadRouters: w.dead, Now: w.now, Log: zap.NewNop(),
 			Probe: func(ctx context.Context, addr netip.AddrPort, path string) bool {
 				return w.probe(ctx, addr, path)
 			},

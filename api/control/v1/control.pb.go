@@ -39,7 +39,8 @@ const (
 	Access_ACCESS_PUBLIC Access = 0
 	// Clients with a credential of the sandbox.
 	Access_ACCESS_TOKEN Access = 1
-	// The same without the token: clients with a link.
+	// Clients with an API key of the sandbox's team or with any credential of the sandbox but the
+	// token.
 	Access_ACCESS_TEAM Access = 2
 )
 
@@ -935,6 +936,7 @@ type AllocatorMessage struct {
 	//	*AllocatorMessage_Quiesce
 	//	*AllocatorMessage_Resume
 	//	*AllocatorMessage_Probe
+	//	*AllocatorMessage_Keys
 	Message       isAllocatorMessage_Message `protobuf_oneof:"message"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1086,6 +1088,15 @@ func (x *AllocatorMessage) GetProbe() *Probe {
 	return nil
 }
 
+func (x *AllocatorMessage) GetKeys() *Keys {
+	if x != nil {
+		if x, ok := x.Message.(*AllocatorMessage_Keys); ok {
+			return x.Keys
+		}
+	}
+	return nil
+}
+
 type isAllocatorMessage_Message interface {
 	isAllocatorMessage_Message()
 }
@@ -1126,6 +1137,10 @@ type AllocatorMessage_Probe struct {
 	Probe *Probe `protobuf:"bytes,13,opt,name=probe,proto3,oneof"`
 }
 
+type AllocatorMessage_Keys struct {
+	Keys *Keys `protobuf:"bytes,14,opt,name=keys,proto3,oneof"`
+}
+
 func (*AllocatorMessage_NotLeader) isAllocatorMessage_Message() {}
 
 func (*AllocatorMessage_Snapshot) isAllocatorMessage_Message() {}
@@ -1143,6 +1158,8 @@ func (*AllocatorMessage_Quiesce) isAllocatorMessage_Message() {}
 func (*AllocatorMessage_Resume) isAllocatorMessage_Message() {}
 
 func (*AllocatorMessage_Probe) isAllocatorMessage_Message() {}
+
+func (*AllocatorMessage_Keys) isAllocatorMessage_Message() {}
 
 // NotLeader says that this replica does not lead.
 type NotLeader struct {
@@ -1265,7 +1282,10 @@ type Route struct {
 	// Empty: that of the request.
 	MaskHost string `protobuf:"bytes,8,opt,name=mask_host,json=maskHost,proto3" json:"mask_host,omitempty"`
 	// The ports to which Envoy speaks TLS, without a check of the certificate: 1 to 65535, ascending.
-	HttpsPorts    []uint32 `protobuf:"varint,9,rep,packed,name=https_ports,json=httpsPorts,proto3" json:"https_ports,omitempty"`
+	HttpsPorts []uint32 `protobuf:"varint,9,rep,packed,name=https_ports,json=httpsPorts,proto3" json:"https_ports,omitempty"`
+	// The team whose API keys open the sandbox. Empty: no key opens it. It is set only if the access
+	// is that of a team.
+	Team          string `protobuf:"bytes,10,opt,name=team,proto3" json:"team,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1363,6 +1383,131 @@ func (x *Route) GetHttpsPorts() []uint32 {
 	return nil
 }
 
+func (x *Route) GetTeam() string {
+	if x != nil {
+		return x.Team
+	}
+	return ""
+}
+
+// Keys is a part of the API keys. All parts follow the snapshot, and again each change of the keys.
+// The parts up to the one with last replace all keys of the router at once. They need no
+// Ack: no caller waits until a revoked key has reached every router.
+type Keys struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Teams []*TeamKeys            `protobuf:"bytes,1,rep,name=teams,proto3" json:"teams,omitempty"`
+	Last  bool                   `protobuf:"varint,2,opt,name=last,proto3" json:"last,omitempty"`
+	// The leader has not read the keys yet, so the router must refuse no key for good.
+	Unread        bool `protobuf:"varint,3,opt,name=unread,proto3" json:"unread,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Keys) Reset() {
+	*x = Keys{}
+	mi := &file_api_control_v1_control_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Keys) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Keys) ProtoMessage() {}
+
+func (x *Keys) ProtoReflect() protoreflect.Message {
+	mi := &file_api_control_v1_control_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Keys.ProtoReflect.Descriptor instead.
+func (*Keys) Descriptor() ([]byte, []int) {
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *Keys) GetTeams() []*TeamKeys {
+	if x != nil {
+		return x.Teams
+	}
+	return nil
+}
+
+func (x *Keys) GetLast() bool {
+	if x != nil {
+		return x.Last
+	}
+	return false
+}
+
+func (x *Keys) GetUnread() bool {
+	if x != nil {
+		return x.Unread
+	}
+	return false
+}
+
+// TeamKeys are API keys of one team. A team may be in several parts.
+type TeamKeys struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Team  string                 `protobuf:"bytes,1,opt,name=team,proto3" json:"team,omitempty"`
+	// The SHA-256 of each key, 32 bytes.
+	Hashes        [][]byte `protobuf:"bytes,2,rep,name=hashes,proto3" json:"hashes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TeamKeys) Reset() {
+	*x = TeamKeys{}
+	mi := &file_api_control_v1_control_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TeamKeys) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TeamKeys) ProtoMessage() {}
+
+func (x *TeamKeys) ProtoReflect() protoreflect.Message {
+	mi := &file_api_control_v1_control_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TeamKeys.ProtoReflect.Descriptor instead.
+func (*TeamKeys) Descriptor() ([]byte, []int) {
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *TeamKeys) GetTeam() string {
+	if x != nil {
+		return x.Team
+	}
+	return ""
+}
+
+func (x *TeamKeys) GetHashes() [][]byte {
+	if x != nil {
+		return x.Hashes
+	}
+	return nil
+}
+
 // Release says that these sandboxes are gone for good.
 type Release struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1373,7 +1518,7 @@ type Release struct {
 
 func (x *Release) Reset() {
 	*x = Release{}
-	mi := &file_api_control_v1_control_proto_msgTypes[15]
+	mi := &file_api_control_v1_control_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1385,7 +1530,7 @@ func (x *Release) String() string {
 func (*Release) ProtoMessage() {}
 
 func (x *Release) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[15]
+	mi := &file_api_control_v1_control_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1398,7 +1543,7 @@ func (x *Release) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Release.ProtoReflect.Descriptor instead.
 func (*Release) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{15}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Release) GetSandboxIds() []string {
@@ -1425,7 +1570,7 @@ type Resolved struct {
 
 func (x *Resolved) Reset() {
 	*x = Resolved{}
-	mi := &file_api_control_v1_control_proto_msgTypes[16]
+	mi := &file_api_control_v1_control_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1437,7 +1582,7 @@ func (x *Resolved) String() string {
 func (*Resolved) ProtoMessage() {}
 
 func (x *Resolved) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[16]
+	mi := &file_api_control_v1_control_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1450,7 +1595,7 @@ func (x *Resolved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resolved.ProtoReflect.Descriptor instead.
 func (*Resolved) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{16}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Resolved) GetSandboxId() string {
@@ -1543,7 +1688,7 @@ type Gone struct {
 
 func (x *Gone) Reset() {
 	*x = Gone{}
-	mi := &file_api_control_v1_control_proto_msgTypes[17]
+	mi := &file_api_control_v1_control_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1555,7 +1700,7 @@ func (x *Gone) String() string {
 func (*Gone) ProtoMessage() {}
 
 func (x *Gone) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[17]
+	mi := &file_api_control_v1_control_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1568,7 +1713,7 @@ func (x *Gone) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Gone.ProtoReflect.Descriptor instead.
 func (*Gone) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{17}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{19}
 }
 
 type Unknown struct {
@@ -1579,7 +1724,7 @@ type Unknown struct {
 
 func (x *Unknown) Reset() {
 	*x = Unknown{}
-	mi := &file_api_control_v1_control_proto_msgTypes[18]
+	mi := &file_api_control_v1_control_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1591,7 +1736,7 @@ func (x *Unknown) String() string {
 func (*Unknown) ProtoMessage() {}
 
 func (x *Unknown) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[18]
+	mi := &file_api_control_v1_control_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1604,7 +1749,7 @@ func (x *Unknown) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Unknown.ProtoReflect.Descriptor instead.
 func (*Unknown) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{18}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{20}
 }
 
 type Starting struct {
@@ -1617,7 +1762,7 @@ type Starting struct {
 
 func (x *Starting) Reset() {
 	*x = Starting{}
-	mi := &file_api_control_v1_control_proto_msgTypes[19]
+	mi := &file_api_control_v1_control_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1629,7 +1774,7 @@ func (x *Starting) String() string {
 func (*Starting) ProtoMessage() {}
 
 func (x *Starting) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[19]
+	mi := &file_api_control_v1_control_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1642,7 +1787,7 @@ func (x *Starting) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Starting.ProtoReflect.Descriptor instead.
 func (*Starting) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{19}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Starting) GetHoldMillis() uint32 {
@@ -1661,7 +1806,7 @@ type Pong struct {
 
 func (x *Pong) Reset() {
 	*x = Pong{}
-	mi := &file_api_control_v1_control_proto_msgTypes[20]
+	mi := &file_api_control_v1_control_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1673,7 +1818,7 @@ func (x *Pong) String() string {
 func (*Pong) ProtoMessage() {}
 
 func (x *Pong) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[20]
+	mi := &file_api_control_v1_control_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1686,7 +1831,7 @@ func (x *Pong) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pong.ProtoReflect.Descriptor instead.
 func (*Pong) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{20}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Pong) GetNonce() uint64 {
@@ -1710,7 +1855,7 @@ type Quiesce struct {
 
 func (x *Quiesce) Reset() {
 	*x = Quiesce{}
-	mi := &file_api_control_v1_control_proto_msgTypes[21]
+	mi := &file_api_control_v1_control_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1722,7 +1867,7 @@ func (x *Quiesce) String() string {
 func (*Quiesce) ProtoMessage() {}
 
 func (x *Quiesce) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[21]
+	mi := &file_api_control_v1_control_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1735,7 +1880,7 @@ func (x *Quiesce) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Quiesce.ProtoReflect.Descriptor instead.
 func (*Quiesce) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{21}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Quiesce) GetNumber() uint64 {
@@ -1764,7 +1909,7 @@ type Question struct {
 
 func (x *Question) Reset() {
 	*x = Question{}
-	mi := &file_api_control_v1_control_proto_msgTypes[22]
+	mi := &file_api_control_v1_control_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1776,7 +1921,7 @@ func (x *Question) String() string {
 func (*Question) ProtoMessage() {}
 
 func (x *Question) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[22]
+	mi := &file_api_control_v1_control_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1789,7 +1934,7 @@ func (x *Question) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Question.ProtoReflect.Descriptor instead.
 func (*Question) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{22}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Question) GetSandboxId() string {
@@ -1826,7 +1971,7 @@ type Probe struct {
 
 func (x *Probe) Reset() {
 	*x = Probe{}
-	mi := &file_api_control_v1_control_proto_msgTypes[23]
+	mi := &file_api_control_v1_control_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1838,7 +1983,7 @@ func (x *Probe) String() string {
 func (*Probe) ProtoMessage() {}
 
 func (x *Probe) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[23]
+	mi := &file_api_control_v1_control_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1851,7 +1996,7 @@ func (x *Probe) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Probe.ProtoReflect.Descriptor instead.
 func (*Probe) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{23}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Probe) GetSandboxId() string {
@@ -1899,7 +2044,7 @@ type Resume struct {
 
 func (x *Resume) Reset() {
 	*x = Resume{}
-	mi := &file_api_control_v1_control_proto_msgTypes[24]
+	mi := &file_api_control_v1_control_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1911,7 +2056,7 @@ func (x *Resume) String() string {
 func (*Resume) ProtoMessage() {}
 
 func (x *Resume) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[24]
+	mi := &file_api_control_v1_control_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1924,7 +2069,7 @@ func (x *Resume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resume.ProtoReflect.Descriptor instead.
 func (*Resume) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{24}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Resume) GetSandboxIds() []string {
@@ -1998,7 +2143,7 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\x04Ping\x12\x14\n" +
 	"\x05nonce\x18\x01 \x01(\x04R\x05nonce\"!\n" +
 	"\aGoodbye\x12\x16\n" +
-	"\x06looked\x18\x01 \x01(\bR\x06looked\"\xe7\x04\n" +
+	"\x06looked\x18\x01 \x01(\bR\x06looked\"\x95\x05\n" +
 	"\x10AllocatorMessage\x12\x12\n" +
 	"\x04term\x18\x01 \x01(\x04R\x04term\x12\x1a\n" +
 	"\bsequence\x18\x02 \x01(\x04R\bsequence\x12\x18\n" +
@@ -2014,13 +2159,14 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	" \x01(\v2\x16.berth.control.v1.PongH\x00R\x04pong\x125\n" +
 	"\aquiesce\x18\v \x01(\v2\x19.berth.control.v1.QuiesceH\x00R\aquiesce\x122\n" +
 	"\x06resume\x18\f \x01(\v2\x18.berth.control.v1.ResumeH\x00R\x06resume\x12/\n" +
-	"\x05probe\x18\r \x01(\v2\x17.berth.control.v1.ProbeH\x00R\x05probeB\t\n" +
+	"\x05probe\x18\r \x01(\v2\x17.berth.control.v1.ProbeH\x00R\x05probe\x12,\n" +
+	"\x04keys\x18\x0e \x01(\v2\x16.berth.control.v1.KeysH\x00R\x04keysB\t\n" +
 	"\amessage\"2\n" +
 	"\tNotLeader\x12%\n" +
 	"\x0eleader_address\x18\x01 \x01(\tR\rleaderAddress\"O\n" +
 	"\bSnapshot\x12/\n" +
 	"\x06routes\x18\x01 \x03(\v2\x17.berth.control.v1.RouteR\x06routes\x12\x12\n" +
-	"\x04last\x18\x02 \x01(\bR\x04last\"\xbc\x02\n" +
+	"\x04last\x18\x02 \x01(\bR\x04last\"\xd0\x02\n" +
 	"\x05Route\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x15\n" +
@@ -2032,7 +2178,16 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\raccess_secret\x18\a \x01(\fR\faccessSecret\x12\x1b\n" +
 	"\tmask_host\x18\b \x01(\tR\bmaskHost\x12\x1f\n" +
 	"\vhttps_ports\x18\t \x03(\rR\n" +
-	"httpsPorts\"*\n" +
+	"httpsPorts\x12\x12\n" +
+	"\x04team\x18\n" +
+	" \x01(\tR\x04team\"d\n" +
+	"\x04Keys\x120\n" +
+	"\x05teams\x18\x01 \x03(\v2\x1a.berth.control.v1.TeamKeysR\x05teams\x12\x12\n" +
+	"\x04last\x18\x02 \x01(\bR\x04last\x12\x16\n" +
+	"\x06unread\x18\x03 \x01(\bR\x06unread\"6\n" +
+	"\bTeamKeys\x12\x12\n" +
+	"\x04team\x18\x01 \x01(\tR\x04team\x12\x16\n" +
+	"\x06hashes\x18\x02 \x03(\fR\x06hashes\"*\n" +
 	"\aRelease\x12\x1f\n" +
 	"\vsandbox_ids\x18\x01 \x03(\tR\n" +
 	"sandboxIds\"\x83\x02\n" +
@@ -2088,7 +2243,7 @@ func file_api_control_v1_control_proto_rawDescGZIP() []byte {
 }
 
 var file_api_control_v1_control_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_api_control_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
+var file_api_control_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
 var file_api_control_v1_control_proto_goTypes = []any{
 	(Access)(0),              // 0: berth.control.v1.Access
 	(*RouterMessage)(nil),    // 1: berth.control.v1.RouterMessage
@@ -2106,16 +2261,18 @@ var file_api_control_v1_control_proto_goTypes = []any{
 	(*NotLeader)(nil),        // 13: berth.control.v1.NotLeader
 	(*Snapshot)(nil),         // 14: berth.control.v1.Snapshot
 	(*Route)(nil),            // 15: berth.control.v1.Route
-	(*Release)(nil),          // 16: berth.control.v1.Release
-	(*Resolved)(nil),         // 17: berth.control.v1.Resolved
-	(*Gone)(nil),             // 18: berth.control.v1.Gone
-	(*Unknown)(nil),          // 19: berth.control.v1.Unknown
-	(*Starting)(nil),         // 20: berth.control.v1.Starting
-	(*Pong)(nil),             // 21: berth.control.v1.Pong
-	(*Quiesce)(nil),          // 22: berth.control.v1.Quiesce
-	(*Question)(nil),         // 23: berth.control.v1.Question
-	(*Probe)(nil),            // 24: berth.control.v1.Probe
-	(*Resume)(nil),           // 25: berth.control.v1.Resume
+	(*Keys)(nil),             // 16: berth.control.v1.Keys
+	(*TeamKeys)(nil),         // 17: berth.control.v1.TeamKeys
+	(*Release)(nil),          // 18: berth.control.v1.Release
+	(*Resolved)(nil),         // 19: berth.control.v1.Resolved
+	(*Gone)(nil),             // 20: berth.control.v1.Gone
+	(*Unknown)(nil),          // 21: berth.control.v1.Unknown
+	(*Starting)(nil),         // 22: berth.control.v1.Starting
+	(*Pong)(nil),             // 23: berth.control.v1.Pong
+	(*Quiesce)(nil),          // 24: berth.control.v1.Quiesce
+	(*Question)(nil),         // 25: berth.control.v1.Question
+	(*Probe)(nil),            // 26: berth.control.v1.Probe
+	(*Resume)(nil),           // 27: berth.control.v1.Resume
 }
 var file_api_control_v1_control_proto_depIdxs = []int32{
 	2,  // 0: berth.control.v1.RouterMessage.join:type_name -> berth.control.v1.Join
@@ -2132,26 +2289,28 @@ var file_api_control_v1_control_proto_depIdxs = []int32{
 	13, // 11: berth.control.v1.AllocatorMessage.not_leader:type_name -> berth.control.v1.NotLeader
 	14, // 12: berth.control.v1.AllocatorMessage.snapshot:type_name -> berth.control.v1.Snapshot
 	15, // 13: berth.control.v1.AllocatorMessage.route:type_name -> berth.control.v1.Route
-	16, // 14: berth.control.v1.AllocatorMessage.release:type_name -> berth.control.v1.Release
-	17, // 15: berth.control.v1.AllocatorMessage.resolved:type_name -> berth.control.v1.Resolved
-	21, // 16: berth.control.v1.AllocatorMessage.pong:type_name -> berth.control.v1.Pong
-	22, // 17: berth.control.v1.AllocatorMessage.quiesce:type_name -> berth.control.v1.Quiesce
-	25, // 18: berth.control.v1.AllocatorMessage.resume:type_name -> berth.control.v1.Resume
-	24, // 19: berth.control.v1.AllocatorMessage.probe:type_name -> berth.control.v1.Probe
-	15, // 20: berth.control.v1.Snapshot.routes:type_name -> berth.control.v1.Route
-	0,  // 21: berth.control.v1.Route.access:type_name -> berth.control.v1.Access
-	15, // 22: berth.control.v1.Resolved.route:type_name -> berth.control.v1.Route
-	18, // 23: berth.control.v1.Resolved.gone:type_name -> berth.control.v1.Gone
-	19, // 24: berth.control.v1.Resolved.unknown:type_name -> berth.control.v1.Unknown
-	20, // 25: berth.control.v1.Resolved.starting:type_name -> berth.control.v1.Starting
-	23, // 26: berth.control.v1.Quiesce.questions:type_name -> berth.control.v1.Question
-	1,  // 27: berth.control.v1.Control.Session:input_type -> berth.control.v1.RouterMessage
-	12, // 28: berth.control.v1.Control.Session:output_type -> berth.control.v1.AllocatorMessage
-	28, // [28:29] is the sub-list for method output_type
-	27, // [27:28] is the sub-list for method input_type
-	27, // [27:27] is the sub-list for extension type_name
-	27, // [27:27] is the sub-list for extension extendee
-	0,  // [0:27] is the sub-list for field type_name
+	18, // 14: berth.control.v1.AllocatorMessage.release:type_name -> berth.control.v1.Release
+	19, // 15: berth.control.v1.AllocatorMessage.resolved:type_name -> berth.control.v1.Resolved
+	23, // 16: berth.control.v1.AllocatorMessage.pong:type_name -> berth.control.v1.Pong
+	24, // 17: berth.control.v1.AllocatorMessage.quiesce:type_name -> berth.control.v1.Quiesce
+	27, // 18: berth.control.v1.AllocatorMessage.resume:type_name -> berth.control.v1.Resume
+	26, // 19: berth.control.v1.AllocatorMessage.probe:type_name -> berth.control.v1.Probe
+	16, // 20: berth.control.v1.AllocatorMessage.keys:type_name -> berth.control.v1.Keys
+	15, // 21: berth.control.v1.Snapshot.routes:type_name -> berth.control.v1.Route
+	0,  // 22: berth.control.v1.Route.access:type_name -> berth.control.v1.Access
+	17, // 23: berth.control.v1.Keys.teams:type_name -> berth.control.v1.TeamKeys
+	15, // 24: berth.control.v1.Resolved.route:type_name -> berth.control.v1.Route
+	20, // 25: berth.control.v1.Resolved.gone:type_name -> berth.control.v1.Gone
+	21, // 26: berth.control.v1.Resolved.unknown:type_name -> berth.control.v1.Unknown
+	22, // 27: berth.control.v1.Resolved.starting:type_name -> berth.control.v1.Starting
+	25, // 28: berth.control.v1.Quiesce.questions:type_name -> berth.control.v1.Question
+	1,  // 29: berth.control.v1.Control.Session:input_type -> berth.control.v1.RouterMessage
+	12, // 30: berth.control.v1.Control.Session:output_type -> berth.control.v1.AllocatorMessage
+	30, // [30:31] is the sub-list for method output_type
+	29, // [29:30] is the sub-list for method input_type
+	29, // [29:29] is the sub-list for extension type_name
+	29, // [29:29] is the sub-list for extension extendee
+	0,  // [0:29] is the sub-list for field type_name
 }
 
 func init() { file_api_control_v1_control_proto_init() }
@@ -2180,8 +2339,9 @@ func file_api_control_v1_control_proto_init() {
 		(*AllocatorMessage_Quiesce)(nil),
 		(*AllocatorMessage_Resume)(nil),
 		(*AllocatorMessage_Probe)(nil),
+		(*AllocatorMessage_Keys)(nil),
 	}
-	file_api_control_v1_control_proto_msgTypes[16].OneofWrappers = []any{
+	file_api_control_v1_control_proto_msgTypes[18].OneofWrappers = []any{
 		(*Resolved_Route)(nil),
 		(*Resolved_Gone)(nil),
 		(*Resolved_Unknown)(nil),
@@ -2193,7 +2353,7 @@ func file_api_control_v1_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_control_v1_control_proto_rawDesc), len(file_api_control_v1_control_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   25,
+			NumMessages:   27,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
