@@ -10,9 +10,49 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/berth-sandbox/berth/allocator/access"
 	"github.com/berth-sandbox/berth/api/apierror"
 	"github.com/berth-sandbox/berth/api/openapi"
 )
+
+// Invariant: P15
+func TestTeamSandboxOpensWithKeysUntilRevoked(t *testing.T) {
+	e := start(t, 1)
+	e.waitWarm(1)
+	member, revoke := e.newKey("a", access.Member)
+	reader, _ := e.newKey("a", access.ReadOnly)
+	stranger, _ := e.newKey("b", access.Admin)
+	s := sandboxOf(t, e.as(member, http.MethodPost, "/sandboxes", `{"templateID":"`+e.pool+`","timeout":600,"access":"team"}`))
+	client, host := e.client(), e.host(8080, s.SandboxID)
+	with := func(key string, code int) (a answer) { // each gateway gets the keys by itself
+		t.Helper()
+		e.eventually(func() (err error) {
+			for range 10 {
+				if a, err = do(t.Context(), client, http.MethodGet, "http://gateway/", host, "", "X-API-Key", key); err == nil && a.code != code {
+					err = fmt.Errorf("%d %s", a.code, a.body)
+				}
+				if err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		return a
+	}
+	for _, key := range []string{member, reader} {
+		a := with(key, http.StatusOK)
+		require.Equal(t, s.PodName, a.identity(t).Pod)
+		require.NotContains(t, a.body, key)
+	}
+	for _, key := range []string{stranger, e.site.key(), access.NewKey(), ""} {
+		require.Equal(t, apierror.AccessDenied, with(key, http.StatusForbidden).refusal(t).Reason)
+	}
+	revoke()
+	with(member, http.StatusForbidden)
+	with(reader, http.StatusOK)
+	e.release(s.SandboxID)
+	require.Equal(t, http.StatusGone, with(reader, http.StatusGone).code)
+}
 
 // Invariant: P15
 func TestPrivateSandboxOpensWithItsTokenOrLink(t *testing.T) {
