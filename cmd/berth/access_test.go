@@ -7,7 +7,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
-	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -42,36 +42,64 @@ func gateway(t *testing.T) (address string) {
 	return host(server.URL)
 }
 
-func TestCurlReachesTheSandboxThroughTheGateway(t *testing.T) {
-	if _, err := exec.LookPath("curl"); err != nil {
-		t.Skip("no curl on this machine")
-	}
+// stubCurl puts a program in the place of curl. It prints its arguments and the file of
+// --config, and fails as curl does if it cannot connect to port 1. The tests in e2e use curl.
+func stubCurl(t *testing.T) {
+	t.Helper()
+	dir := t.TempDir()
+	script := `#!/bin/sh
+config=
+for argument; do
+	printf '%s\n' "$argument"
+	if [ "$config" = next ]; then config=$argument; fi
+	if [ "$argument" = --config ]; then config=next; fi
+	if [ "$argument" = ::127.0.0.1:1 ]; then echo 'curl: (7) refused' >&2; exit 7; fi
+done
+if [ -n "$config" ]; then cat "$config"; fi
+`
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "curl"), []byte(script), 0o755))
+	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
+}
+
+func TestCurlGetsTheAddressAndItsArguments(t *testing.T) {
+	stubCurl(t)
 	_, url := serve(t)
-	at := "--gateway=" + gateway(t)
-	stdout, err := berth(t, "curl", "--api-url="+url, at, first+":3000/a?b=c", "-d", "words", "-H", "A: b")
+	stdout, err := berth(t, "curl", "--api-url="+url, "--gateway=127.0.0.1:9", first+":3000/a?b=c", "-d", "words", "-H", "A: b")
 	require.NoError(t, err)
-	require.Equal(t, "POST 3000-"+first+".sandbox.localhost:8000/a?b=c words", stdout)
+	require.Equal(t, []string{
+		"--connect-to", "::127.0.0.1:9", "--silent", "--show-error", "-d", "words", "-H", "A: b",
+		"http://3000-" + first + ".sandbox.localhost:8000/a?b=c", "",
+	}, strings.Split(stdout, "\n"))
 	_, stderr, err := command(t.Context(), "curl", "--api-url="+url, "--gateway=127.0.0.1:1", first)
 	require.ErrorContains(t, err, "exit status 7")
+	require.Equal(t, 7, cli.ExitCode(err))
 	require.Contains(t, stderr, "curl: (7)")
+}
+
+func TestCurlThatIsNotInstalledIsNamed(t *testing.T) {
+	t.Setenv("PATH", t.TempDir())
+	_, url := serve(t)
+	_, err := berth(t, "curl", "--api-url="+url, first)
+	require.ErrorContains(t, err, "install curl, or use berth port-forward")
 }
 
 // A token is in no argument of curl, because others on the machine can see arguments.
 func TestTokenOfAPrivateSandboxIsSent(t *testing.T) {
-	if _, err := exec.LookPath("curl"); err != nil {
-		t.Skip("no curl on this machine")
-	}
+	stubCurl(t)
 	s, url := serve(t)
-	at := "--gateway=" + gateway(t)
 	s.live[0].Access, s.live[0].TrafficAccessToken = openapi.AccessToken, new("sesame")
-	stdout, err := berth(t, "curl", "--api-url="+url, at, first)
+	stdout, err := berth(t, "curl", "--api-url="+url, first)
 	require.NoError(t, err)
-	require.Contains(t, stdout, "sesame")
+	arguments, config, found := strings.Cut(stdout, "/\n")
+	require.True(t, found)
+	require.Contains(t, arguments, "--config\n/dev/fd/3\n")
+	require.NotContains(t, arguments, "sesame")
+	require.Equal(t, "header = \""+tokenHeader+": sesame\"\n", config[strings.LastIndex(config, "header"):])
 	s.live[0].TrafficAccessToken = nil
-	_, err = berth(t, "curl", "--api-url="+url, at, first)
+	_, err = berth(t, "curl", "--api-url="+url, first)
 	require.ErrorContains(t, err, "a key with the role member sees it")
 	s.live[0].Access = openapi.AccessTeam
-	_, err = berth(t, "port-forward", "--api-url="+url, at, first)
+	_, err = berth(t, "port-forward", "--api-url="+url, first)
 	require.ErrorContains(t, err, "use berth open")
 	require.Equal(t, exitRefused, cli.ExitCode(err))
 }
