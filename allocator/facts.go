@@ -28,7 +28,7 @@ func toRecord(f core.Fact) (journal.Record, error) {
 		r.Key = sandboxPrefix + s.ID
 		r.State = &journalv1.Record_Sandbox{Sandbox: &journalv1.Sandbox{
 			Pool: s.Pool.Name, PodName: s.Pod.Name, PodUid: s.Pod.UID, PodIp: s.IP.AsSlice(),
-			ClaimedAt: micros(s.ClaimedAt), EndAt: micros(s.EndAt), EndedAt: micros(s.EndedAt),
+			ClaimedAt: micros(s.ClaimedAt), EndAt: micros(s.EndAt), ReleasedAt: micros(s.ReleasedAt),
 			Metadata: s.Metadata, Team: s.Team, User: s.User, IdempotencyKey: s.IdempotencyKey, RequestHash: hashOf(s.Binding), Batch: s.Batch,
 			Phase: phases[s.Phase], Reason: s.Reason, DefaultPort: uint32(s.DefaultPort), Ports: ports(s.Ports), Restarts: uint32(s.Restarts),
 			IdleTimeout: s.IdleTimeout.Microseconds(), MinBytesPerMinute: s.MinBytes, LifetimeEnd: micros(s.LifetimeEnd), StartBy: micros(s.StartBy),
@@ -74,7 +74,7 @@ func fromRecord(r journal.Record, namespace string) (core.Fact, bool, error) {
 			},
 			Pool:        core.PoolKey{Namespace: namespace, Name: s.GetPool()},
 			Pod:         core.PodKey{Namespace: namespace, Name: s.GetPodName(), UID: s.GetPodUid()},
-			DefaultPort: uint16(s.GetDefaultPort()), Restarts: int(s.GetRestarts()), Reason: s.GetReason(), EndedAt: moment(s.GetEndedAt()), Revision: f.Revision,
+			DefaultPort: uint16(s.GetDefaultPort()), Restarts: int(s.GetRestarts()), Reason: s.GetReason(), ReleasedAt: moment(s.GetReleasedAt()), Revision: f.Revision,
 		}
 		copy(sandbox.RequestHash[:], s.GetRequestHash())
 		for _, p := range s.GetPorts() {

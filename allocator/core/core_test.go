@@ -166,7 +166,7 @@ func on(name, id string) Fact {
 
 func released(name, id string) Fact {
 	f := on(name, id)
-	f.Sandbox.Phase, f.Sandbox.Reason, f.Sandbox.EndedAt = Released, ReasonKilled, start.Wall.Add(-time.Minute)
+	f.Sandbox.Phase, f.Sandbox.Reason, f.Sandbox.ReleasedAt = Released, ReasonKilled, start.Wall.Add(-time.Minute)
 	return f
 }
 

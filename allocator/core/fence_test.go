@@ -15,7 +15,7 @@ func TestReleaseIsSentOnlyWhenDurable(t *testing.T) {
 	sb := s.claim()
 	s.slow = true
 	s.step(Release{Scope: everyTeam, Token: 2, ID: sb.ID, Reason: ReasonKilled})
-	if f := s.given(); f.Phase != Released || f.Reason != ReasonKilled || !f.EndedAt.Equal(s.now.Wall) {
+	if f := s.given(); f.Phase != Released || f.Reason != ReasonKilled || !f.ReleasedAt.Equal(s.now.Wall) {
 		t.Errorf("written %+v", f)
 	}
 	none[SendRelease](s)

@@ -31,7 +31,7 @@ func (w *world) answerClaim(token uint64) {
 
 // judgeClaimed: what callers are given is durable, and has not been released.
 func (w *world) judgeClaimed(s Sandbox) {
-	if durable, ok := w.disk.sandboxes[s.ID]; !ok || durable.Phase == Released && !s.EndedAt.IsZero() {
+	if durable, ok := w.disk.sandboxes[s.ID]; !ok || durable.Phase == Released && !s.ReleasedAt.IsZero() {
 		w.t.Fatalf("claim answered with %+v, durable is %+v", s, durable)
 	}
 	if s.Phase == Running && !w.ready[s.ID] && !w.inherited(s.ID) {

@@ -175,7 +175,7 @@ func TestWallClockStepDoesNotKeepRecords(t *testing.T) {
 func TestForgottenRecordStaysGoneUnderNewLeader(t *testing.T) {
 	s := newSimAt(t, 2, start)
 	old := released("a-1", "old")
-	old.Sandbox.EndedAt = start.Wall.Add(-3 * 24 * time.Hour) // KeepEndedFor is 24 h
+	old.Sandbox.ReleasedAt = start.Wall.Add(-3 * 24 * time.Hour) // KeepEndedFor is 24 h
 	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-2")}, old)
 	none[WriteObject](s)
 	one[Settle](s)

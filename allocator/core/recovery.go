@@ -114,7 +114,7 @@ func (c *Core) mergeFacts(st State) {
 			continue
 		}
 		sb := c.sandboxes.byID[f.Sandbox.ID]
-		if sb == nil && f.Sandbox.Phase == Released && !there[f.Sandbox.Pod] && c.now.Wall.Sub(f.Sandbox.EndedAt) > c.cfg.KeepEndedFor {
+		if sb == nil && f.Sandbox.Phase == Released && !there[f.Sandbox.Pod] && c.now.Wall.Sub(f.Sandbox.ReleasedAt) > c.cfg.KeepEndedFor {
 			// Its record was dropped, and no later fact has overwritten its slot.
 			c.emit(Settle{ID: f.Sandbox.ID, Revision: f.Revision})
 			continue
@@ -158,8 +158,8 @@ func (c *Core) recoverSandbox(sb *sandbox) {
 	c.claims.Recover(sb.claimKey(), sb.RequestHash, sb.grant())
 	switch sb.Phase {
 	case Released, Ended:
-		sb.endedAt = c.now.Boot - c.now.Wall.Sub(sb.EndedAt)
-		c.claims.Keep(sb.claimKey(), sb.grant(), sb.ID, sb.endedAt)
+		sb.releasedAt = c.now.Boot - c.now.Wall.Sub(sb.ReleasedAt)
+		c.claims.Keep(sb.claimKey(), sb.grant(), sb.ID, sb.releasedAt)
 		if sb.Phase == Ended {
 			c.sandboxes.end(sb)
 		}

@@ -16,7 +16,7 @@ type sandbox struct {
 	ran      bool // it was running before its release began
 	// The times of the same names in Binding and Sandbox, on the boot clock; 0: none. A step of
 	// the wall clock must not end a sandbox, or keep it for ever.
-	endAt, lifetimeEnd, startBy, endedAt time.Duration
+	endAt, lifetimeEnd, startBy, releasedAt time.Duration
 	// pendingTimeouts is how many changes of its end are on their way into the journal. nextEnd is the
 	// end that the last one sets.
 	pendingTimeouts int
@@ -91,7 +91,7 @@ func (c *Core) startRelease(sb *sandbox, reason string) {
 	released := sb.next()
 	sb.ran = sb.Phase == Running
 	sb.Phase = Releasing
-	released.Phase, released.Reason, released.EndedAt = Released, reason, c.now.Wall
+	released.Phase, released.Reason, released.ReleasedAt = Released, reason, c.now.Wall
 	c.outbox.commit(Fact{Sandbox: &released}, true, func(f Fact, at time.Duration) { c.released(sb, f, at) })
 }
 
@@ -111,7 +111,7 @@ func (c *Core) released(sb *sandbox, f Fact, at time.Duration) {
 	c.deadlines.Remove(sb.ID)
 	c.idle.Remove(sb.ID)
 	c.sandboxes.released(sb)
-	sb.Phase, sb.Reason, sb.EndedAt, sb.endedAt, sb.Revision = Released, f.Sandbox.Reason, f.Sandbox.EndedAt, c.now.Boot, f.Revision
+	sb.Phase, sb.Reason, sb.ReleasedAt, sb.releasedAt, sb.Revision = Released, f.Sandbox.Reason, f.Sandbox.ReleasedAt, c.now.Boot, f.Revision
 	p := c.pods[sb.Pod]
 	if p != nil {
 		p.enter(podReleased, c.now.Boot)
@@ -119,7 +119,7 @@ func (c *Core) released(sb *sandbox, f Fact, at time.Duration) {
 	}
 	c.emit(WriteObject{Sandbox: sb.Sandbox})
 	c.emit(SandboxReleased{sb.Sandbox})
-	c.claims.Keep(sb.claimKey(), sb.grant(), sb.ID, sb.endedAt)
+	c.claims.Keep(sb.claimKey(), sb.grant(), sb.ID, sb.releasedAt)
 	c.answer(sb.grant())
 	sb.durableAt = at
 	c.startFence(sb)

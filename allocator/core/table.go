@@ -131,7 +131,7 @@ func (t *sandboxTable) forget(most int, before time.Duration, keep func(*sandbox
 	for e := t.ended.Front(); e != nil && passed < maxPassed; {
 		sb := e.Value.(*sandbox)
 		e = e.Next()
-		if t.ended.Len() <= most && sb.endedAt > before {
+		if t.ended.Len() <= most && sb.releasedAt > before {
 			break
 		}
 		if keep(sb) {
@@ -182,13 +182,13 @@ func (l lists) page(sel Selection, m Mark, order Order) iter.Seq[*sandbox] {
 // byEnd lists the sandboxes in the order in which they ended; those that have not ended come last.
 func (t *sandboxTable) byEnd() []*sandbox {
 	return slices.SortedFunc(maps.Values(t.byID), func(a, b *sandbox) int {
-		if a.EndedAt.IsZero() != b.EndedAt.IsZero() {
-			if b.EndedAt.IsZero() {
+		if a.ReleasedAt.IsZero() != b.ReleasedAt.IsZero() {
+			if b.ReleasedAt.IsZero() {
 				return -1
 			}
 			return 1
 		}
-		return cmp.Or(a.EndedAt.Compare(b.EndedAt), byClaim(a, b.mark()))
+		return cmp.Or(a.ReleasedAt.Compare(b.ReleasedAt), byClaim(a, b.mark()))
 	})
 }
 

@@ -189,10 +189,10 @@ type Sandbox struct {
 	DefaultPort uint16
 	Ports       []uint16
 	// Restarts are those of the pod before the claim.
-	Restarts int
-	Phase    Phase
-	Reason   string
-	EndedAt  time.Time
+	Restarts   int
+	Phase      Phase
+	Reason     string
+	ReleasedAt time.Time
 	// LastActive is a lower bound of its last activity, as its object shows it. It is not in the
 	// journal. Zero: none was written yet.
 	LastActive time.Time

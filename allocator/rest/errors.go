@@ -36,7 +36,7 @@ func notFound(id string, s core.Sandbox, known bool) error {
 	if !known {
 		return missing(id, apierror.SandboxNotFound, "there is no such sandbox")
 	}
-	return missing(id, apierror.SandboxGone, fmt.Sprintf("this sandbox was released at %s: %s", s.EndedAt.UTC().Format(time.RFC3339), s.Reason))
+	return missing(id, apierror.SandboxGone, fmt.Sprintf("this sandbox was released at %s: %s", s.ReleasedAt.UTC().Format(time.RFC3339), s.Reason))
 }
 
 // notLive returns the error for a sandbox that is unknown or gone, nil for a live one.

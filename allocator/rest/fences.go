@@ -56,7 +56,7 @@ func toListed(status core.SessionStatus) openapi.ListedSession {
 func toFence(f core.FenceStatus) openapi.Fence {
 	s := f.Sandbox
 	shown := openapi.Fence{
-		SandboxID: s.ID, Pool: s.Pool.Name, PodName: s.Pod.Name, PodIP: s.IP.String(), ReleasedAt: s.EndedAt, Reason: s.Reason,
+		SandboxID: s.ID, Pool: s.Pool.Name, PodName: s.Pod.Name, PodIP: s.IP.String(), ReleasedAt: s.ReleasedAt, Reason: s.Reason,
 		Phase: openapi.FencePhaseSessions, WaitsFor: []openapi.AwaitedSession{}, WaitsForOthers: f.Others,
 	}
 	for _, a := range f.Waiting {

@@ -22,7 +22,7 @@ var phaseNames = map[core.Phase]openapi.RecordPhase{
 func (a *api) toRecord(s core.Sandbox) openapi.SandboxRecord {
 	return openapi.SandboxRecord{
 		SandboxID: s.ID, Pool: s.Pool.Name, Team: s.Team, User: s.User, Phase: phaseNames[s.Phase], Reason: s.Reason,
-		ClaimedAt: s.ClaimedAt, ReleasedAt: optional(s.EndedAt), EndAt: optional(s.EndAt), LifetimeEnd: optional(s.LifetimeEnd),
+		ClaimedAt: s.ClaimedAt, ReleasedAt: optional(s.ReleasedAt), EndAt: optional(s.EndAt), LifetimeEnd: optional(s.LifetimeEnd),
 		IdleTimeout: seconds(s.IdleTimeout), Metadata: s.Metadata, PodName: s.Pod.Name, PodIP: s.IP.String(),
 		URL: a.url(s), DefaultPort: int(s.DefaultPort), Ports: portsOf(s.Ports),
 	}
@@ -129,11 +129,11 @@ func (a *api) explainRoute(w *reply, r *http.Request) error {
 	s := st.Sandbox
 	shown := openapi.RouteExplanation{
 		SandboxID: s.ID, Routable: st.Why.Routable(), Why: routeWhy[st.Why], Phase: phaseNames[s.Phase], Reason: s.Reason,
-		ReleasedAt: optional(s.EndedAt), PodName: s.Pod.Name, PodIP: s.IP.String(), PodNotReady: st.NotReady,
+		ReleasedAt: optional(s.ReleasedAt), PodName: s.Pod.Name, PodIP: s.IP.String(), PodNotReady: st.NotReady,
 		DefaultPort: int(s.DefaultPort), Ports: portsOf(s.Ports), Routers: []openapi.RouterOfRoute{}, RoutersOthers: st.Others,
 	}
-	if !s.EndedAt.IsZero() {
-		shown.Why += fmt.Sprintf("; released at %s: %s", s.EndedAt.UTC().Format(time.RFC3339), s.Reason)
+	if !s.ReleasedAt.IsZero() {
+		shown.Why += fmt.Sprintf("; released at %s: %s", s.ReleasedAt.UTC().Format(time.RFC3339), s.Reason)
 	}
 	for _, router := range st.Routers {
 		state := openapi.RouterOfRouteStateSent

@@ -23,7 +23,7 @@ func record(id string, phase core.Phase) core.Sandbox {
 		Pool:    core.PoolKey{Name: "python"}, Pod: core.PodKey{Name: "python-x"}, IP: netip.MustParseAddr("10.0.0.7"), DefaultPort: 80, Ports: []uint16{80, 443}, Phase: phase,
 	}
 	if phase >= core.Released {
-		s.Reason, s.EndedAt = core.ReasonIdle, noon.Add(time.Minute)
+		s.Reason, s.ReleasedAt = core.ReasonIdle, noon.Add(time.Minute)
 	}
 	return s
 }

@@ -42,7 +42,7 @@ func TestReleaseOfUnknownOrGoneSandboxIs404(t *testing.T) {
 func TestGetShowsLiveSandboxesOnly(t *testing.T) {
 	live := core.Sandbox{Binding: core.Binding{ID: "k3x9", ClaimedAt: noon}, DefaultPort: 80}
 	ended := live
-	ended.Phase, ended.Reason, ended.EndedAt = core.Ended, "Timeout", noon.Add(time.Hour)
+	ended.Phase, ended.Reason, ended.ReleasedAt = core.Ended, "Timeout", noon.Add(time.Hour)
 	released := ended
 	released.Phase = core.Released
 	releasing := live

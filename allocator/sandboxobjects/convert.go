@@ -68,7 +68,7 @@ func timeFromObject(at *metav1.MicroTime) time.Time {
 func toStatus(s core.Sandbox) v1alpha1.SandboxStatus {
 	status := v1alpha1.SandboxStatus{
 		Reason:     s.Reason,
-		EndedAt:    timeToObject(s.EndedAt),
+		ReleasedAt: timeToObject(s.ReleasedAt),
 		LastActive: timeToObject(s.LastActive),
 		Revision:   fmt.Sprintf("%d.%d", s.Revision.Term, s.Revision.Counter),
 	}
@@ -108,7 +108,7 @@ func fromObject(o *v1alpha1.Sandbox) (core.Sandbox, error) {
 		DefaultPort: uint16(o.Spec.DefaultPort),
 		Restarts:    int(o.Spec.Restarts),
 		Reason:      o.Status.Reason,
-		EndedAt:     timeFromObject(o.Status.EndedAt),
+		ReleasedAt:  timeFromObject(o.Status.ReleasedAt),
 		LastActive:  timeFromObject(o.Status.LastActive),
 		Revision:    revision,
 	}

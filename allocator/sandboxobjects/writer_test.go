@@ -48,7 +48,7 @@ func sandbox(phase core.Phase, term, counter uint64) core.Sandbox {
 		IP: netip.MustParseAddr("127.1.2.3"), Phase: phase, Revision: core.Revision{Term: term, Counter: counter},
 	}
 	if phase == core.Released || phase == core.Ended {
-		s.Reason, s.EndedAt = core.ReasonKilled, time.Unix(1_700_000_100, 0).UTC()
+		s.Reason, s.ReleasedAt = core.ReasonKilled, time.Unix(1_700_000_100, 0).UTC()
 	}
 	return s
 }

@@ -25,7 +25,7 @@ import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 // +kubebuilder:printcolumn:name="Ends",type=string,JSONPath=`.spec.endAt`,priority=1
 // +kubebuilder:printcolumn:name="Idle-Timeout",type=integer,JSONPath=`.spec.idleTimeoutSeconds`,priority=1,description="Seconds without activity after which it is released"
 // +kubebuilder:printcolumn:name="Last-Active",type=date,JSONPath=`.status.lastActive`,priority=1,description="It was active then, or later"
-// +kubebuilder:printcolumn:name="Ended",type=date,JSONPath=`.status.endedAt`
+// +kubebuilder:printcolumn:name="Released",type=date,JSONPath=`.status.releasedAt`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.spec.claimedAt`
 type Sandbox struct {
 	metav1.TypeMeta   `json:",inline"`
@@ -159,9 +159,9 @@ type SandboxStatus struct {
 	// pool's onRestart), PoolDeleted.
 	// +optional
 	Reason string `json:"reason,omitempty"`
-	// EndedAt is when the release was committed.
+	// ReleasedAt is when the release was committed.
 	// +optional
-	EndedAt *metav1.MicroTime `json:"endedAt,omitempty"`
+	ReleasedAt *metav1.MicroTime `json:"releasedAt,omitempty"`
 	// LastActive: the sandbox was active then, or later. It is written while the
 	// sandbox has an idle timeout, at most once a minute, and goes forwards only; "berth
 	// last-active" is more precise.

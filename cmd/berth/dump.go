@@ -191,7 +191,7 @@ func readValue(name, v string) (any, error) {
 	case "requestHash":
 		raw, err := base64.StdEncoding.DecodeString(v)
 		return hex.EncodeToString(raw), err
-	case "claimedAt", "endAt", "endedAt", "lifetimeEnd", "startBy", "at":
+	case "claimedAt", "endAt", "releasedAt", "lifetimeEnd", "startBy", "at":
 		n, err := strconv.ParseInt(v, 10, 64)
 		return time.UnixMicro(n).UTC().Format(time.RFC3339Nano), err
 	case "idleTimeout":

@@ -88,8 +88,8 @@ func (b *Berth) Records(ctx context.Context) (all []history.Event, err error) {
 			IdleTimeout: time.Duration(s.Spec.IdleTimeoutSeconds) * time.Second,
 			Phase:       string(s.Status.Phase), Reason: s.Status.Reason,
 		}
-		if s.Status.EndedAt != nil {
-			e.Released = s.Status.EndedAt.Time
+		if s.Status.ReleasedAt != nil {
+			e.Released = s.Status.ReleasedAt.Time
 		}
 		all = append(all, e)
 	}

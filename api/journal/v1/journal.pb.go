@@ -391,10 +391,10 @@ type Sandbox struct {
 	// 4 or 16 bytes.
 	PodIp []byte `protobuf:"bytes,4,opt,name=pod_ip,json=podIp,proto3" json:"pod_ip,omitempty"`
 	// Moments are microseconds since 1970, 0 for none.
-	ClaimedAt int64             `protobuf:"varint,5,opt,name=claimed_at,json=claimedAt,proto3" json:"claimed_at,omitempty"`
-	EndAt     int64             `protobuf:"varint,6,opt,name=end_at,json=endAt,proto3" json:"end_at,omitempty"`
-	EndedAt   int64             `protobuf:"varint,7,opt,name=ended_at,json=endedAt,proto3" json:"ended_at,omitempty"`
-	Metadata  map[string]string `protobuf:"bytes,8,rep,name=metadata,proto3" json:"metadata,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	ClaimedAt  int64             `protobuf:"varint,5,opt,name=claimed_at,json=claimedAt,proto3" json:"claimed_at,omitempty"`
+	EndAt      int64             `protobuf:"varint,6,opt,name=end_at,json=endAt,proto3" json:"end_at,omitempty"`
+	ReleasedAt int64             `protobuf:"varint,7,opt,name=released_at,json=releasedAt,proto3" json:"released_at,omitempty"`
+	Metadata   map[string]string `protobuf:"bytes,8,rep,name=metadata,proto3" json:"metadata,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// The name of the key that claimed it, and who the caller said it is for.
 	Team string `protobuf:"bytes,9,opt,name=team,proto3" json:"team,omitempty"`
 	User string `protobuf:"bytes,10,opt,name=user,proto3" json:"user,omitempty"`
@@ -501,9 +501,9 @@ func (x *Sandbox) GetEndAt() int64 {
 	return 0
 }
 
-func (x *Sandbox) GetEndedAt() int64 {
+func (x *Sandbox) GetReleasedAt() int64 {
 	if x != nil {
-		return x.EndedAt
+		return x.ReleasedAt
 	}
 	return 0
 }
@@ -861,7 +861,7 @@ const file_api_journal_v1_journal_proto_rawDesc = "" +
 	"RecordHead\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x12\n" +
 	"\x04term\x18\x02 \x01(\x04R\x04term\x12\x18\n" +
-	"\acounter\x18\x03 \x01(\x04R\acounter\"\xe9\x06\n" +
+	"\acounter\x18\x03 \x01(\x04R\acounter\"\xef\x06\n" +
 	"\aSandbox\x12\x12\n" +
 	"\x04pool\x18\x01 \x01(\tR\x04pool\x12\x19\n" +
 	"\bpod_name\x18\x02 \x01(\tR\apodName\x12\x17\n" +
@@ -869,8 +869,9 @@ const file_api_journal_v1_journal_proto_rawDesc = "" +
 	"\x06pod_ip\x18\x04 \x01(\fR\x05podIp\x12\x1d\n" +
 	"\n" +
 	"claimed_at\x18\x05 \x01(\x03R\tclaimedAt\x12\x15\n" +
-	"\x06end_at\x18\x06 \x01(\x03R\x05endAt\x12\x19\n" +
-	"\bended_at\x18\a \x01(\x03R\aendedAt\x12C\n" +
+	"\x06end_at\x18\x06 \x01(\x03R\x05endAt\x12\x1f\n" +
+	"\vreleased_at\x18\a \x01(\x03R\n" +
+	"releasedAt\x12C\n" +
 	"\bmetadata\x18\b \x03(\v2'.berth.journal.v1.Sandbox.MetadataEntryR\bmetadata\x12\x12\n" +
 	"\x04team\x18\t \x01(\tR\x04team\x12\x12\n" +
 	"\x04user\x18\n" +
