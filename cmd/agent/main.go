@@ -4,9 +4,9 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"net"
 	"net/http"
@@ -19,6 +19,7 @@ import (
 
 	"github.com/berth-sandbox/berth/agent"
 	"github.com/berth-sandbox/berth/agent/accounts"
+	"github.com/berth-sandbox/berth/agent/files"
 	"github.com/berth-sandbox/berth/agent/initbox"
 )
 
@@ -67,10 +68,21 @@ func (c *runCommand) serve(ctx context.Context, log *slog.Logger) error {
 		log.Warn("the default user is the agent's own", "error", err)
 	}
 	a, err := agent.New(agent.Options{Log: log, Keys: keys, Accounts: directory,
-		WriteFile: func(accounts.Account, initbox.File) error { return errors.New("not possible with this agent") }})
+		WriteFile: func(account accounts.Account, f initbox.File) error {
+			return files.Write(account, f.Path, f.Data, fs.FileMode(f.Mode))
+		}})
 	if err != nil {
 		return err
 	}
+	fileService, err := files.New(files.Options{Account: a.Account, Dir: func() string { return a.Config().Workdir }})
+	if err != nil {
+		return err
+	}
+	defer func() { _ = fileService.Close() }()
+	a.Handle(fileService.Filesystem())
+	a.HandleSigned(files.Path, fileService.Files(), func(r *http.Request, token string) error {
+		return files.CheckSignature(r, token, time.Now())
+	})
 	listener, err := net.Listen("tcp", c.Listen)
 	if err != nil {
 		return err

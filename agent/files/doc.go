@@ -1,0 +1,68 @@
+// Package files gives the files of a sandbox to E2B's SDKs: the service filesystem.Filesystem, and
+// /files for contents.
+//
+// # Whose rights
+//
+// A call acts for one user of the sandbox: the one in Basic authentication or, at /files, in the
+// parameter username; else the default user. It can do what a process of that user can do, and no
+// more. The kernel decides that: each path is resolved by a thread that has the user's file-system user,
+// groups and no capability ([as]). A path is not confined otherwise, and symbolic links lead where they lead
+// for a process. An agent that is not root acts as its own user.
+//
+//   - A thread that has acted for a user ends afterwards. It never acts for the agent or another user.
+//   - Rights are checked when a file is opened. Bytes are then moved by the agent's own threads, so blocks
+//     that a file system reserves for root count as free.
+//
+// # Paths
+//
+// Absolute, "~", "~/...", or relative to the directory that the configuration names, else to the home of the
+// user. NUL bytes and lengths that the kernel refuses are InvalidArgument. Only regular files are read and
+// written: FIFOs, devices and sockets are refused without being waited for.
+//
+// # Writing
+//
+// An upload is staged beside its file and takes its name when it is complete:
+//
+//   - A reader sees the old contents or the new ones. An upload that fails leaves the old ones.
+//   - The new file has the permissions of the old one, or 0644. It belongs to the user of the call.
+//   - Directories on the way are made. The metadata of the request replaces that of the file.
+//   - A form with several files is not atomic. The error of a later one says how many are written.
+//
+// A file that has several names, is a mount of its own, belongs to another user, or is in a directory in
+// which the user may not make files is written in place instead, so that it stays the same file. Then
+// none of the first promise holds: an upload that fails leaves a part. No upload is synced to the disk.
+//
+// The name of a staged file begins with ".berth-upload-". ListDir and watches do not show such names. One stays
+// behind when the agent is killed.
+//
+// Memory does not depend on the size of a file: one buffer of 256 KiB for each request. A gzip body
+// that becomes more than 64 MiB and a hundredfold is refused with 413.
+//
+// # Watching
+//
+// Events are those of inotify: CREATE (also for what is moved in), WRITE, CHMOD, REMOVE, RENAME (the old
+// name). Names are relative to the watched directory; "." is that directory. Several writes in a row may be one
+// WRITE. An upload is CREATE if the file is new, CHMOD, WRITE.
+//
+//   - Order: as it happened, in one watch.
+//   - Completeness: GetWatcherEvents returns every change that was complete before the call.
+//   - Recursive watches have no gap: what is made in a new directory before it can be watched is reported
+//     as CREATE, and as WRITE if it has contents. What is removed again before that is not reported.
+//   - They leave out directories that the user may not read, the file systems of the kernel, and, without
+//     allow_network_mounts, those of the network.
+//   - Loss: a watch holds 16,384 changes (2 MiB of names) for its client; so does the kernel, by default.
+//     When there are more, the stream ends with DataLoss; GetWatcherEvents answers DataLoss once
+//     and goes on with what happens after that.
+//   - A directory that is removed ends the stream without an error.
+//   - There are 64 watches at most. One that has not been polled for 10 minutes makes room for a new one.
+//
+// # Signatures
+//
+// [CheckSignature] says what a signature covers. It opens one path for one user and one operation. A
+// signature for the empty path opens every path for uploads, because E2B's SDKs sign that for forms.
+//
+// # What breaks this
+//
+// A pod whose root lacks CAP_SETUID or CAP_SETGID: calls for other users are then refused. Programs of the sandbox
+// that change a path while a call uses it get what they would get with any program.
+package files

@@ -1,0 +1,185 @@
+package files
+
+import (
+	"errors"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"connectrpc.com/connect"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/berth-sandbox/berth/agent/accounts"
+	pb "github.com/berth-sandbox/berth/agent/agentpb/filesystem"
+)
+
+// The agent is root in these tests, and acts for nobody.
+func TestCallsHaveTheRightsOfTheirUser(t *testing.T) {
+	s := startFor(t, stranger(t))
+	secret := filepath.Join(filepath.Dir(s.home), "secret")
+	require.NoError(t, os.WriteFile(secret, []byte("secret"), 0o600))
+	require.NoError(t, os.Mkdir(secret+"s", 0o700))
+	require.NoError(t, os.WriteFile(secret+"s/a", nil, 0o644))
+	require.NoError(t, os.WriteFile(s.path("roots"), []byte("x"), 0o644))
+
+	for _, c := range []struct {
+		method, path string
+		status       int
+	}{
+		{http.MethodGet, secret, 403},
+		{http.MethodGet, secret + "s/a", 403},
+		{http.MethodGet, s.path("roots"), 200},
+		{http.MethodGet, "/proc/1/environ", 403},
+		{http.MethodGet, "/proc/self/mem", 403},
+		{http.MethodPost, secret, 403},
+		{http.MethodPost, s.path("roots"), 403},
+		{http.MethodPost, filepath.Dir(s.home) + "/new", 403},
+		{http.MethodPost, "/etc/new/file", 403},
+		{http.MethodPost, s.path("a/b"), 200},
+	} {
+		answer, text := s.do(c.method, pathQuery(c.path), strings.NewReader("x"), "Content-Type", "application/octet-stream")
+		require.Equal(t, c.status, answer.StatusCode, "%s %s: %s", c.method, c.path, text)
+	}
+	for _, path := range []string{s.path("a"), s.path("a/b")} {
+		info, err := os.Stat(path)
+		require.NoError(t, err)
+		require.NotZero(t, info.Sys().(*unixStat).Uid, path)
+		require.NotZero(t, info.Sys().(*unixStat).Gid, path)
+	}
+
+	denied := func(err error) {
+		t.Helper()
+		require.Equal(t, connect.CodePermissionDenied, connect.CodeOf(err), "%v", err)
+	}
+	_, err := call(s, s.calls.ListDir, &pb.ListDirRequest{Path: secret + "s"})
+	denied(err)
+	_, err = call(s, s.calls.Stat, &pb.StatRequest{Path: secret + "s/a"})
+	denied(err)
+	_, err = call(s, s.calls.MakeDir, &pb.MakeDirRequest{Path: "/etc/berth"})
+	denied(err)
+	_, err = call(s, s.calls.Remove, &pb.RemoveRequest{Path: secret})
+	denied(err)
+	_, err = call(s, s.calls.Move, &pb.MoveRequest{Source: secret, Destination: "mine"})
+	denied(err)
+	_, err = call(s, s.calls.CreateWatcher, &pb.CreateWatcherRequest{Path: secret + "s"})
+	denied(err)
+	require.FileExists(t, secret)
+}
+
+func TestFileThatUserMayWriteInForeignDirectoryIsWrittenInPlace(t *testing.T) {
+	s := startFor(t, stranger(t))
+	path := filepath.Join(filepath.Dir(s.home), "shared")
+	require.NoError(t, os.WriteFile(path, []byte("old contents"), 0o666))
+	require.NoError(t, os.Chmod(path, 0o666))
+	answer, text := s.post(path, strings.NewReader("new"))
+	require.Equal(t, http.StatusOK, answer.StatusCode, text)
+	contents, err := os.ReadFile(path)
+	require.NoError(t, err)
+	require.Equal(t, "new", string(contents))
+	info, err := os.Stat(path)
+	require.NoError(t, err)
+	require.Zero(t, info.Sys().(*unixStat).Uid, "it stays root's")
+}
+
+func TestNoThreadKeepsTheRightsOfAUser(t *testing.T) {
+	account := stranger(t)
+	account.Groups = []uint32{account.GID, 12345}
+	groups := func() []int {
+		g, err := unix.Getgroups()
+		require.NoError(t, err)
+		return g
+	}
+	was := groups()
+	var all sync.WaitGroup
+	for range 200 {
+		all.Go(func() {
+			failed := errors.New("what f returns")
+			err := as(&account, func() error {
+				status, _ := os.ReadFile("/proc/thread-self/status")
+				if fields := statusFields(string(status)); fields["Uid"] != "0\t0\t0\t"+fsID(account.UID) ||
+					fields["Gid"] != "0\t0\t0\t"+fsID(account.GID) || fields["CapEff"] != "0000000000000000" ||
+					!strings.Contains(fields["Groups"], "12345") {
+					return errors.New(string(status))
+				}
+				return failed
+			})
+			assert.Equal(t, failed, err)
+		})
+	}
+	all.Wait()
+	require.Panics(t, func() { _ = as(&account, func() error { panic("of f") }) })
+
+	// Every thread that there is, and new ones.
+	var busy sync.WaitGroup
+	for range 4 * runtime.GOMAXPROCS(0) {
+		busy.Go(func() { _ = os.WriteFile("/dev/null", nil, 0); runtime.Gosched() })
+	}
+	busy.Wait()
+	tasks, err := filepath.Glob("/proc/self/task/*/status")
+	require.NoError(t, err)
+	for _, task := range tasks {
+		status, err := os.ReadFile(task)
+		if err != nil {
+			continue // it has ended
+		}
+		// A thread that has ended its goroutine is on its way out; the first one of a process waits.
+		if fields := statusFields(string(status)); fields["Uid"] != "0\t0\t0\t0" {
+			require.Equal(t, "0000000000000000", fields["CapPrm"], "a thread that acted for a user is the agent again")
+		}
+	}
+	require.Equal(t, was, groups())
+}
+
+func statusFields(status string) map[string]string {
+	fields := map[string]string{}
+	for line := range strings.Lines(status) {
+		name, value, _ := strings.Cut(line, ":")
+		fields[name] = strings.TrimSpace(value)
+	}
+	return fields
+}
+
+func fsID(id uint32) string { return strconv.FormatUint(uint64(id), 10) }
+
+// unprivileged is set in a process that runs TestAgentThatIsNotRootActsAsItself.
+const unprivileged = "BERTH_TEST_UNPRIVILEGED"
+
+func TestAgentThatIsNotRootActsAsItself(t *testing.T) {
+	if os.Getenv(unprivileged) == "" && os.Getuid() == 0 {
+		account := stranger(t)
+		program := filepath.Join(account.Home, "test")
+		executable, err := os.Executable()
+		require.NoError(t, err)
+		binary, err := os.ReadFile(executable)
+		require.NoError(t, err)
+		require.NoError(t, os.WriteFile(program, binary, 0o755))
+		command := exec.Command(program, "-test.run=^"+t.Name()+"$", "-test.v")
+		command.Dir, command.Env = account.Home, append(os.Environ(), unprivileged+"=1", "TMPDIR="+account.Home)
+		command.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: account.UID, Gid: account.GID}}
+		out, err := command.CombinedOutput()
+		require.NoError(t, err, "%s", out)
+		require.Contains(t, string(out), "--- PASS")
+		return
+	}
+	s := start(t)
+	answer, text := s.post("a/b", strings.NewReader("x"))
+	require.Equal(t, http.StatusOK, answer.StatusCode, text)
+	answer, _ = s.do(http.MethodGet, pathQuery("/etc/shadow"), nil)
+	require.Equal(t, http.StatusForbidden, answer.StatusCode)
+	// It lacks the capabilities to act for another user, and does not act as itself instead.
+	other := accounts.Account{Name: "other", UID: 4242, GID: 4242, Switched: true}
+	called := false
+	err := as(&other, func() error { called = true; return nil })
+	require.ErrorIs(t, err, unix.EPERM)
+	require.ErrorContains(t, err, `user "other"`)
+	require.False(t, called)
+}
