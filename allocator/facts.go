@@ -33,6 +33,7 @@ func toRecord(f core.Fact) (journal.Record, error) {
 			Phase: phases[s.Phase], Reason: s.Reason, DefaultPort: uint32(s.DefaultPort), Ports: ports(s.Ports), Restarts: uint32(s.Restarts),
 			IdleTimeout: s.IdleTimeout.Microseconds(), MinBytesPerMinute: s.MinBytes, LifetimeEnd: micros(s.LifetimeEnd), StartBy: micros(s.StartBy),
 			Access: journalv1.Access(s.Access), MaskHost: s.MaskHost, HttpsPorts: ports(s.HTTPSPorts),
+			AgentPort: uint32(s.Agent.Port), AgentPublic: s.Agent.Public,
 		}}
 	case f.Session != "":
 		r.Key = sessionPrefix + f.Session
@@ -70,7 +71,7 @@ func fromRecord(r journal.Record, namespace string) (core.Fact, bool, error) {
 				LifetimeEnd: moment(s.GetLifetimeEnd()), StartBy: moment(s.GetStartBy()),
 				IdleTimeout: time.Duration(s.GetIdleTimeout()) * time.Microsecond, MinBytes: s.GetMinBytesPerMinute(),
 				Team: s.GetTeam(), User: s.GetUser(), IdempotencyKey: s.GetIdempotencyKey(), Batch: s.GetBatch(),
-				MaskHost: s.GetMaskHost(),
+				MaskHost: s.GetMaskHost(), Agent: core.Agent{Port: uint16(s.GetAgentPort()), Public: s.GetAgentPublic()},
 			},
 			Pool:        core.PoolKey{Namespace: namespace, Name: s.GetPool()},
 			Pod:         core.PodKey{Namespace: namespace, Name: s.GetPodName(), UID: s.GetPodUid()},

@@ -43,6 +43,10 @@ func (d *desk) answer(grant string, by time.Duration) (failed []*sandbox) {
 	}
 	switch sb := d.sandboxes.byID[grant]; sb.Phase {
 	case Running, Starting:
+		if sb.asking {
+			d.refuse(grant, by, ClaimRefused{Why: NotConfigured, Sandbox: sb.Sandbox})
+			return nil
+		}
 		if sb.Phase == Running {
 			by = claims.All
 		}
@@ -52,17 +56,20 @@ func (d *desk) answer(grant string, by time.Duration) (failed []*sandbox) {
 	case Releasing:
 	case Released, Ended:
 		why := StartFailed
-		if sb.ran {
+		switch {
+		case sb.Reason == ReasonNotConfigured:
+			why = NotConfigured
+		case sb.ran:
 			why = KeyEnded
 		}
-		d.refuse(grant, ClaimRefused{Why: why, Sandbox: sb.Sandbox})
+		d.refuse(grant, claims.All, ClaimRefused{Why: why, Sandbox: sb.Sandbox})
 	}
 	return nil
 }
 
-// refuse answers all callers of a grant.
-func (d *desk) refuse(grant string, e ClaimRefused) {
-	for _, x := range d.Answer(grant, claims.All) {
+// refuse answers the callers of a grant whose wait is over by a time.
+func (d *desk) refuse(grant string, by time.Duration, e ClaimRefused) {
+	for _, x := range d.Answer(grant, by) {
 		e.Token = x.Token
 		d.emit(e)
 	}
@@ -95,6 +102,16 @@ func (b *batch) sandboxesOf() (live []*sandbox, starting, releasing int, gone *s
 	return live, starting, releasing, gone
 }
 
+// asking returns a sandbox whose agent has not answered whether it is configured; nil: there is none.
+func (b *batch) asking() *sandbox {
+	for _, sb := range b.members {
+		if sb.asking && sb.Phase < Releasing {
+			return sb
+		}
+	}
+	return nil
+}
+
 // answerBatch is answer for a batch. All callers get the same sandboxes, those that are live. A batch
 // fails if fewer than atLeast sandboxes start.
 func (d *desk) answerBatch(grant string, b *batch, by time.Duration) (failed []*sandbox) {
@@ -102,12 +119,15 @@ func (d *desk) answerBatch(grant string, b *batch, by time.Duration) (failed []*
 	switch {
 	case gone != nil && len(live) < b.atLeast:
 		b.atLeast = 0
-		d.refuse(grant, ClaimRefused{Why: StartFailed, Sandbox: gone.Sandbox})
+		d.refuse(grant, claims.All, ClaimRefused{Why: StartFailed, Sandbox: gone.Sandbox})
 		return live
 	case releasing > 0:
 		return nil
 	case len(live) == 0:
-		d.refuse(grant, ClaimRefused{Why: KeyEnded, Sandbox: gone.Sandbox})
+		d.refuse(grant, claims.All, ClaimRefused{Why: KeyEnded, Sandbox: gone.Sandbox})
+		return nil
+	case b.asking() != nil:
+		d.refuse(grant, by, ClaimRefused{Why: NotConfigured, Sandbox: b.asking().Sandbox})
 		return nil
 	case starting == 0:
 		by, b.atLeast = claims.All, 0

@@ -25,6 +25,8 @@ type claimState struct {
 	// than one, and is answered with a list.
 	count, atLeast int
 	batch          bool
+	values         Values
+	failures       int  // how often agents of its pods could not be configured
 	ends           bool // the wait of a caller is over, and it has enough
 	// pods are those that it has. While it waits it collects them, see pool.filling.
 	pods  []*pod
@@ -68,7 +70,7 @@ func (c *Core) claim(ev Claim) {
 	}
 	req := claimState{
 		pool: pool, binding: ev.Binding, lifetime: ev.Lifetime, idle: ev.IdleTimeout, minBytes: ev.MinBytes,
-		count: max(1, ev.Count), batch: ev.Count > 0, ends: ev.Wait <= 0,
+		count: max(1, ev.Count), batch: ev.Count > 0, ends: ev.Wait <= 0, values: ev.Values,
 	}
 	req.atLeast = req.count
 	if ev.AtLeast > 0 {
@@ -136,6 +138,9 @@ func (c *Core) claimAgain(ev Claim, caller claims.Caller, k *claims.Holder[claim
 	case c.claims.CountAwaiting(k.Grant) >= c.cfg.MaxWaiting:
 		c.emit(ClaimRefused{Token: ev.Token, Why: Overloaded})
 	default: // wait until its start or release is durable
+		if b := c.sandboxes.batches[k.Grant]; b != nil && b.asking() != nil {
+			b.atLeast = cmp.Or(ev.AtLeast, ev.Count) // the earlier leader has not answered it
+		}
 		c.claims.Await(k.Grant, caller)
 		c.answer(k.Grant)
 	}
@@ -214,6 +219,7 @@ func (c *Core) bind(cl *claim) {
 	if pool.MaxLifetime > 0 {
 		b.LifetimeEnd = c.now.Wall.Add(pool.MaxLifetime)
 	}
+	b.Agent = pool.Agent
 	if pool.PostStart && pool.StartupTimeout > 0 {
 		b.StartBy = c.now.Wall.Add(pool.StartupTimeout)
 	}
@@ -302,28 +308,42 @@ func (c *Core) claimed(cl *claim, f Fact) {
 	if req.pool.known {
 		sb.takePorts(req.pool) // they may have changed while the claim was written
 	}
-	c.sandboxes.add(sb)
+	c.sandboxes.byPod[sb.Pod] = sb
 	c.addRoutes(sb)
-	c.emit(SandboxCreated{sb.Sandbox})
 	if p := c.pods[sb.Pod]; p != nil {
 		p.claim, p.sandbox = nil, sb
 		p.enter(podClaimed, c.now.Boot)
 	}
-	sb.setTimes(c.now)
-	c.schedule(sb)
-	if req.got = append(req.got, sb); len(req.got) == len(req.pods) {
+	switch req.got = append(req.got, sb); {
+	case len(req.got) < len(req.pods):
+	case sb.Agent.Port == 0:
 		c.grant(cl)
+	default:
+		c.configure(cl)
 	}
 }
 
-// grant gives a claim its sandboxes when all of them are durable. Those whose pods have ended
-// meanwhile do not count. If too few are left, the callers get others at their place, and their key
-// stands for those. So a sandbox that is not granted has no key, and its object is written only with
-// its release.
+// decided enters a sandbox into the tables. Until then no caller knows its ID.
+func (c *Core) decided(sb *sandbox) {
+	sb.claim = nil
+	c.sandboxes.add(sb)
+	c.emit(SandboxCreated{sb.Sandbox})
+	sb.setTimes(c.now)
+	c.schedule(sb)
+}
+
+// grant gives a claim its sandboxes when all of them are durable, and their agents have answered. Those
+// whose pods have ended meanwhile, or whose agents are not configured, do not count. If too few are
+// left, the callers get others at their place, and their key stands for those. So a sandbox that is not
+// granted has no key, and its object is written only with its release.
 func (c *Core) grant(cl *claim) {
 	req := &cl.Request
 	got, first := req.got, len(c.outbox.pending)
 	req.pods, req.facts, req.got = nil, nil, nil
+	unconfigured := slices.ContainsFunc(got, func(sb *sandbox) bool { return sb.doomed == ReasonNotConfigured })
+	for _, sb := range got {
+		c.decided(sb)
+	}
 	drop := func(sb *sandbox, reason string) {
 		sb.IdempotencyKey, sb.Batch = "", ""
 		c.lost(sb, reason)
@@ -331,7 +351,7 @@ func (c *Core) grant(cl *claim) {
 	fit := got[:0]
 	for _, sb := range got {
 		p := c.pods[sb.Pod]
-		reason := p.unfit(sb)
+		reason := cmp.Or(sb.doomed, p.unfit(sb))
 		if reason == "" && (p.tainted || p.quarantined) {
 			reason = ReasonAddressShared
 		}
@@ -349,9 +369,14 @@ func (c *Core) grant(cl *claim) {
 		for i, pf := range c.outbox.pending[first:] {
 			pf.fact.Joined = i > 0
 		}
+		if unconfigured {
+			req.failures++
+		}
 		switch {
 		case cl.Callers() == 0:
 			c.claims.Drop(cl)
+		case req.failures == maxFailures:
+			c.refuse(cl, NotConfigured)
 		case !req.pool.known || req.pool.Deleting:
 			c.refuse(cl, NoPool)
 		default:

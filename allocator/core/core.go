@@ -71,6 +71,7 @@ type Core struct {
 	orphans     []*pod                 // pods marked as used and on no record, to be deleted
 	taints      *taint.Ledger[PodKey]
 	sandboxes   *sandboxTable
+	configuring map[string]*sandbox     // durable and not granted, by ID: their agents are being configured
 	deadlines   *deadline.Queue[string] // of sandboxes that may have an end
 	fences      *fence.Ledger
 	idle        *idle.Ledger // of the running sandboxes and of those that were running until their release
@@ -119,7 +120,7 @@ func New(cfg Config, now Instant) (*Core, error) {
 		step: st, cfg: cfg, started: now, outbox: &outbox{step: st, term: cfg.Term, linger: cfg.Linger, ready: true},
 		pools: poolTable{byKey: map[PoolKey]*pool{}}, pods: map[PodKey]*pod{}, nodes: nodeTable{},
 		retirements: map[PodKey]*retirement{}, taints: taint.New[PodKey](), sandboxes: newSandboxTable(),
-		deadlines: deadline.New[string](), fences: fence.New(cfg.ConnectWindow), idle: idle.New(cfg.ConnectWindow, cfg.DryRun),
+		configuring: map[string]*sandbox{}, deadlines: deadline.New[string](), fences: fence.New(cfg.ConnectWindow), idle: idle.New(cfg.ConnectWindow, cfg.DryRun),
 	}
 	c.claims = &desk{step: st, Ledger: claims.New[claimState](), sandboxes: c.sandboxes, limits: teams.New()}
 	c.routers = &routers{
@@ -160,6 +161,8 @@ func (c *Core) Step(now Instant, ev Event) []Effect {
 		}
 	case Started:
 		c.startDone(ev)
+	case Configured:
+		c.configured(ev)
 	case Pressure:
 		c.pressure = ev.On
 	case TeamLimits:

@@ -27,6 +27,7 @@
 //	core.go         Config, Core, Step, Tick
 //	recovery.go     what a new leader learns from the journal, the objects and the pods
 //	claims.go       claims and batches, tied to pods and sandboxes
+//	configure.go    the agents of pods, which are configured before a claim is granted
 //	answers.go      the answers to claims, and what their teams may
 //	sandboxes.go    the life of a sandbox, from running to ended
 //	lifetime.go     end times and keep-alives
@@ -101,6 +102,8 @@
 //   - Every claim is answered once for each of its callers, unless the caller has gone. A
 //     Release is answered once. Claims of one team with one idempotency key are one claim while
 //     the sandbox lives and for Config.KeepKeys after its end, also under the next leader.
+//   - A sandbox whose pod has an agent is granted, and its route is sent, only when its agent is
+//     configured for it, under every leader. A claim tries the agents of 3 pods.
 //   - Pods are handed out ready, from one node after the other, oldest first, and never from a
 //     node that is not ready or is cordoned.
 //   - Core deletes a released pod only after its fence. Every session that could know the route

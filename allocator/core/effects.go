@@ -42,6 +42,14 @@ type (
 		Released bool
 		Restored bool
 	}
+	// Configure has the agent in the pod of a sandbox configured, with the Values of the claim.
+	// Configured answers it. Ask: a leader of an earlier term may have done that, and the agent is asked
+	// whether it is so.
+	Configure struct {
+		Sandbox Sandbox
+		Values  Values
+		Ask     bool
+	}
 	// StartSandbox calls the pool's postStart hook. Started answers it.
 	StartSandbox struct{ Sandbox Sandbox }
 	// WriteObject writes the Sandbox object. ObjectWritten answers it. Only the latest of several for one
@@ -240,6 +248,9 @@ const (
 	LineFull
 	// OverLimit: the team has reached a limit.
 	OverLimit
+	// NotConfigured: the agents of several pods, one after the other, could not be configured, or it is
+	// not known yet whether an earlier leader has configured the agent of the sandbox.
+	NotConfigured
 	// NotAccepted: no pod may be made from the pool's template, and none is warm.
 	NotAccepted
 )
@@ -270,6 +281,7 @@ func (Write) effect()               {}
 func (Settle) effect()              {}
 func (LabelPod) effect()            {}
 func (StartSandbox) effect()        {}
+func (Configure) effect()           {}
 func (SandboxCreated) effect()      {}
 func (SandboxReady) effect()        {}
 func (Repaired) effect()            {}

@@ -56,6 +56,8 @@ type (
 		// released, AtLeast sandboxes are enough; 0: all. Fewer are none. The facts of a batch must
 		// fit into one write of the journal.
 		Count, AtLeast int
+		// Values come back in Configure. Core keeps them until the claim has its answer. nil: there are none.
+		Values Values
 	}
 	// TeamLimits replaces the limits of the teams. Without it there are none.
 	TeamLimits struct{ Settings teams.Settings }
@@ -65,6 +67,12 @@ type (
 	IdleAvailable struct{ Pool PoolKey }
 	// Started is the outcome of a StartSandbox: whether the sandbox may run.
 	Started struct {
+		ID string
+		OK bool
+	}
+	// Configured is the outcome of a Configure: whether the agent is configured for this sandbox. A
+	// Configure with Ask is answered when the agent has answered.
+	Configured struct {
 		ID string
 		OK bool
 	}
@@ -217,6 +225,7 @@ func (TeamLimits) event()     {}
 func (ClaimAbandoned) event() {}
 func (IdleAvailable) event()  {}
 func (Started) event()        {}
+func (Configured) event()     {}
 func (Pressure) event()       {}
 func (Closing) event()        {}
 func (Written) event()        {}

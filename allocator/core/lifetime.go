@@ -129,6 +129,8 @@ func (c *Core) timeoutSet(s *sandbox, token uint64, f Fact) {
 	c.schedule(s)
 	shown := s.Sandbox
 	shown.Phase = f.Sandbox.Phase // not Releasing: the sandbox may never have run
-	c.emit(WriteObject{Sandbox: shown})
+	if !s.asking {
+		c.emit(WriteObject{Sandbox: shown})
+	}
 	c.emit(answer)
 }

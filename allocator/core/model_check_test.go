@@ -116,12 +116,21 @@ func (w *world) checkUnderWay() {
 		}
 	}
 	for _, s := range w.core.sandboxes.byID {
+		if s.asking {
+			if s.Phase < Releasing && w.pod(s.Pod).exists {
+				must("configure %s", s.ID)
+			}
+			continue
+		}
 		if neverShown := s.lost && s.Phase == Releasing && s.objectRevision == (Revision{}); s.objectRevision.Less(s.Revision) && !neverShown {
 			must("record %s", s.ID)
 		}
 		if s.Phase == Starting && !s.readying && !s.lost {
 			must("start %s", s.ID)
 		}
+	}
+	for id := range w.core.configuring {
+		must("configure %s", id)
 	}
 	o := w.core.outbox
 	if writing := w.leader.committing != nil || w.leader.written; writing != (len(o.writing) > 0) || writing && o.ready {
@@ -176,8 +185,14 @@ func checkTables(t fataler, c *Core) {
 			t.Fatalf("%v", err)
 		}
 	}
-	if len(c.outbox.pending)+len(c.outbox.writing) == 0 { // no claim is bound
-		if err := c.claims.CheckAsked(lines, nil); err != nil {
+	if len(c.outbox.pending)+len(c.outbox.writing) == 0 {
+		var bound []*claim
+		for _, s := range c.configuring {
+			if !slices.Contains(bound, s.claim) {
+				bound = append(bound, s.claim)
+			}
+		}
+		if err := c.claims.CheckAsked(lines, bound); err != nil {
 			t.Fatalf("%v", err)
 		}
 	}
@@ -253,7 +268,7 @@ func checkPod(t fataler, c *Core, p *pool, q *pod) {
 	if held := q.phase == podClaimed || q.phase == podReleased; held && q.sandbox == nil {
 		t.Fatalf("pod %s holds no sandbox, phase %d", q.seen.Key.Name, q.phase)
 	}
-	if s := q.sandbox; s != nil && (s.Pod != q.seen.Key || c.sandboxes.byID[s.ID] != s) {
+	if s := q.sandbox; s != nil && (s.Pod != q.seen.Key || (c.sandboxes.byID[s.ID] == s) == (s.claim != nil)) {
 		t.Fatalf("pod %s holds %s, which is on %s", q.seen.Key.Name, s.ID, s.Pod.Name)
 	}
 	if q.phase == podWarm && (q.sandbox != nil || !q.usable() || q.seen.Used) {

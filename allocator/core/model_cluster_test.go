@@ -31,6 +31,8 @@ type simPod struct {
 	// durably to be deleted.
 	bound     []string
 	discarded bool
+	// configured is the sandbox that its agent was configured for, in this life of the agent.
+	configured string
 }
 
 // job is a write under way.
@@ -49,6 +51,8 @@ func (j *job) String() string {
 		return "label " + e.Pod.Name
 	case StartSandbox:
 		return "start " + e.Sandbox.ID
+	case Configure:
+		return "configure " + e.Sandbox.ID
 	case DeletePod:
 		return "delete " + e.Pod.Name
 	case WriteObject:
@@ -292,6 +296,18 @@ func (w *world) attempt(j *job, luck int) bool {
 		}
 		if luck > landsReportedLate {
 			return false
+		}
+	case Configure:
+		p := w.pod(e.Sandbox.Pod)
+		if takesPlace && !e.Ask && p.exists && p.configured == "" {
+			p.configured = e.Sandbox.ID
+		}
+		switch certain := luck <= landsReportedLate; {
+		case e.Ask && (!p.exists || w.released(e.Sandbox.ID)): // the shell stops asking
+		case e.Ask && !certain:
+			return false
+		default:
+			j.report = []Event{Configured{ID: e.Sandbox.ID, OK: certain && p.configured == e.Sandbox.ID}}
 		}
 	case StartSandbox:
 		// The hook may be called any number of times.

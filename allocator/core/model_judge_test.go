@@ -37,7 +37,15 @@ func (w *world) judgeClaimed(s Sandbox) {
 	if s.Phase == Running && !w.ready[s.ID] && !w.inherited(s.ID) {
 		w.t.Fatalf("%s is answered as running, and OnSandboxReady was not called", s.ID)
 	}
+	w.judgeConfigured(s)
 	w.answered[s.ID] = true
+}
+
+// judgeConfigured: before callers or routers learn of a sandbox, its agent is configured for it.
+func (w *world) judgeConfigured(s Sandbox) {
+	if p := w.pod(s.Pod); s.Agent.Port != 0 && p.configured != s.ID {
+		w.t.Fatalf("%s is used, and the agent of its pod %s is configured for %q", s.ID, p.Key.Name, p.configured)
+	}
 }
 
 func (w *world) inherited(id string) bool {
@@ -183,6 +191,7 @@ func (w *world) judgeRoute(s Sandbox) {
 	if !slices.Contains(p.bound, s.ID) {
 		w.t.Fatalf("%s is said to be on pod %s, which holds %v", s.ID, s.Pod.Name, p.bound)
 	}
+	w.judgeConfigured(s)
 	if q := w.core.pods[s.Pod]; q.seen.IP != s.IP {
 		w.t.Fatalf("%s is said to be at %v, its pod is at %v", s.ID, s.IP, q.seen.IP)
 	}
@@ -226,6 +235,8 @@ func (w *world) judgeRelease(s Sandbox) {
 		ok = w.unwanted[s.ID]
 	case ReasonStartFailed:
 		ok = w.failed[s.ID]
+	case ReasonNotConfigured:
+		ok = !w.answered[s.ID]
 	case ReasonRestart:
 		pool := w.pool(p.pool())
 		ok = p.Restarts > s.Restarts && (!pool.KeepOnRestart || pool.everDeleting)

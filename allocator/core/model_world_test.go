@@ -117,7 +117,7 @@ func anyWorld(t tb, draws func(int) int) *world {
 	w := newWorld(t, draws)
 	for _, name := range []string{"a", "b"} {
 		w.addPool(Pool{
-			Key: PoolKey{"ns", name}, Warm: w.draw(4), MaxPods: []int{0, 1, 3, 5}[w.draw(4)], Refused: []string{"", "", "", "refused"}[w.draw(4)], PostStart: w.draw(3) == 2, KeepOnRestart: w.draw(2) == 1,
+			Key: PoolKey{"ns", name}, Warm: w.draw(4), MaxPods: []int{0, 1, 3, 5}[w.draw(4)], Agent: []Agent{{}, {Port: 49983}}[w.draw(2)], Refused: []string{"", "", "", "refused"}[w.draw(4)], PostStart: w.draw(3) == 2, KeepOnRestart: w.draw(2) == 1,
 			IdleTimeout: []time.Duration{0, idleLong}[w.draw(2)],
 			MaxLifetime: []time.Duration{0, 0, 2 * time.Minute}[w.draw(3)], StartupTimeout: []time.Duration{0, 20 * time.Second}[w.draw(2)],
 		})
@@ -364,7 +364,7 @@ func (w *world) do(effects []Effect) {
 				continue
 			}
 			writes = slices.DeleteFunc(writes, same)
-		case CreatePod, DeletePod, PoolDrained, DeleteObject, LabelPod, StartSandbox:
+		case CreatePod, DeletePod, PoolDrained, DeleteObject, LabelPod, StartSandbox, Configure:
 			w.judgeJob(e)
 		case SendSnapshot, SendRoute, SendRelease, SendResolved, SendPong, SendQuiesce, SendResume, CloseStream:
 			w.deliver(e)

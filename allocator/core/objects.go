@@ -23,7 +23,7 @@ func (c *Core) objectSeen(ev ObjectSeen) {
 		c.letGo(sb)
 	case sb != nil && ev.Revision == (Revision{}): // a user has replaced it
 		sb.objectRevision = Revision{}
-		c.emit(WriteObject{Sandbox: sb.Sandbox})
+		c.show(sb)
 	case sb == nil && ev.Revision != (Revision{}) && ev.Revision.Term < c.cfg.Term:
 		c.emit(DeleteObject{Pool: ev.Pool, ID: ev.ID})
 	}
@@ -52,7 +52,14 @@ func (c *Core) objectGone(id string) {
 	// again.
 	sb.objectRevision, sb.deleting = Revision{}, false
 	c.startRelease(sb, ReasonDeleted)
-	c.emit(WriteObject{Sandbox: sb.Sandbox})
+	c.show(sb)
+}
+
+// show writes the object of a sandbox again, unless it must not exist yet.
+func (c *Core) show(sb *sandbox) {
+	if !sb.asking {
+		c.emit(WriteObject{Sandbox: sb.Sandbox})
+	}
 }
 
 // forgetEnded drops the records that are too old or too many. It keeps those whose idempotency key

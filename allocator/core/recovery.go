@@ -37,7 +37,7 @@ func (c *Core) Recover(st State) ([]Effect, error) {
 	}
 	for _, sb := range c.sandboxes.byEnd() {
 		if sb.objectRevision.Less(sb.Revision) {
-			c.emit(WriteObject{Sandbox: sb.Sandbox})
+			c.show(sb)
 		}
 		switch gone := c.pods[sb.Pod] == nil; {
 		case sb.Phase == Ended:
@@ -47,6 +47,8 @@ func (c *Core) Recover(st State) ([]Effect, error) {
 			c.lost(sb, ReasonDuplicate)
 		case gone:
 			c.lost(sb, ReasonPodGone)
+		case sb.asking:
+			c.emit(Configure{Sandbox: sb.Sandbox, Ask: true})
 		case sb.Phase == Starting:
 			c.emit(StartSandbox{sb.Sandbox})
 		}
@@ -165,6 +167,7 @@ func (c *Core) recoverSandbox(sb *sandbox) {
 		}
 	case Starting, Running, Releasing:
 		sb.Phase = max(sb.Phase, Starting)
+		sb.asking = sb.Agent.Port != 0 && sb.objectRevision == Revision{}
 		sb.setTimes(c.now)
 		if sb.Phase == Running {
 			c.recoverActivity(sb)

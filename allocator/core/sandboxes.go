@@ -1,6 +1,7 @@
 package core
 
 import (
+	"cmp"
 	"container/list"
 	"net/netip"
 	"slices"
@@ -23,6 +24,13 @@ type sandbox struct {
 	nextEnd         time.Time
 	// reaped: a verdict has found it idle. From then on no router gets its route.
 	reaped bool
+	// claim is the one that waits until its agent is configured; nil: the claim is decided. doomed is
+	// the reason for which it must be released then.
+	claim  *claim
+	doomed string
+	// asking: it is of an earlier term, and its agent has not answered whether it is configured. No router
+	// gets its route, and its object is not written, because the next leader would not ask then.
+	asking bool
 	// durableAt is when the writer learned that its release is durable, on the boot clock; 0: in
 	// an earlier term, or not yet.
 	durableAt      time.Duration
@@ -83,9 +91,14 @@ func (c *Core) release(ev Release) {
 	c.startRelease(sb, ev.Reason)
 }
 
-// startRelease has the release of a live sandbox journaled.
+// startRelease has the release of a live sandbox journaled. One whose agent is being configured is
+// released when its claim is decided, because those of a batch must be released in one Write.
 func (c *Core) startRelease(sb *sandbox, reason string) {
-	if sb.Phase != Starting && sb.Phase != Running {
+	switch {
+	case sb.claim != nil:
+		sb.doomed = cmp.Or(sb.doomed, reason)
+		return
+	case sb.Phase != Starting && sb.Phase != Running:
 		return
 	}
 	released := sb.next()
@@ -138,7 +151,7 @@ func (c *Core) tryEnd(sb *sandbox) {
 
 // routable reports whether routers may receive its route.
 func (s *sandbox) routable() bool {
-	return (s.Phase == Running || s.Phase == Releasing && s.ran) && !s.lost && !s.reaped
+	return (s.Phase == Running || s.Phase == Releasing && s.ran) && !s.lost && !s.reaped && s.claim == nil && !s.asking
 }
 
 // takePorts gives s the ports of its pool.

@@ -40,6 +40,8 @@ type Pool struct {
 	Version string
 	// PostStart: sandboxes are starting until Started answers StartSandbox.
 	PostStart bool
+	// Agent is that of its pods. With one, a claim is granted when Configured has answered Configure.
+	Agent Agent
 	// KeepOnRestart: a sandbox goes on when a container of its pod restarts.
 	KeepOnRestart bool
 	// Hold is how long a request for a sandbox that is starting may wait for it.
@@ -107,6 +109,8 @@ type Binding struct {
 	Team, User string
 	// Access says who may send requests to it.
 	Access Access
+	// Agent is that of its pod.
+	Agent Agent
 	// MaskHost is the host that its pod sees, with "${PORT}" for the port of the request. Empty: that
 	// of the request.
 	MaskHost string
@@ -119,6 +123,20 @@ type Binding struct {
 	RequestHash    [sha256.Size]byte
 	// Batch, if not "", is the ID of the batch that it was claimed with.
 	Batch string
+}
+
+// Agent is the agent in a pod, which is configured once, for the sandbox that the pod holds. Port 0:
+// there is none.
+type Agent struct {
+	Port uint16
+	// Public: requests to it need no token.
+	Public bool
+}
+
+// Values are what a claim brings for the agent. Core does not look into them.
+type Values interface {
+	// String does not show them, so that no log does.
+	String() string
 }
 
 // Scope is which sandboxes exist for a caller: those of a team, or all. The zero Scope is the team
@@ -255,12 +273,14 @@ const (
 	ReasonDeleted     = "Deleted"     // its Sandbox object was
 	ReasonAbandoned   = "Abandoned"   // every caller had gone before the claim was answered
 	ReasonStartFailed = "StartFailed" // by its pool's postStart hook
-	ReasonPodDeleted  = "PodDeleted"
-	ReasonPodGone     = "PodGone"
-	ReasonPodFailed   = "PodFailed"
-	ReasonPodMoved    = "PodMoved" // its address changed
-	ReasonRestart     = "UnexpectedRestart"
-	ReasonPoolDeleted = "PoolDeleted"
+	// ReasonNotConfigured: the agent in its pod was not configured, so its claim was not answered.
+	ReasonNotConfigured = "NotConfigured"
+	ReasonPodDeleted    = "PodDeleted"
+	ReasonPodGone       = "PodGone"
+	ReasonPodFailed     = "PodFailed"
+	ReasonPodMoved      = "PodMoved" // its address changed
+	ReasonRestart       = "UnexpectedRestart"
+	ReasonPoolDeleted   = "PoolDeleted"
 	// ReasonIncomplete: too few sandboxes of its batch started.
 	ReasonIncomplete = "BatchIncomplete"
 	// ReasonDuplicate: its Sandbox object and the journal name different pods.

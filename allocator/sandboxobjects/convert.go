@@ -26,7 +26,7 @@ func toObject(s core.Sandbox, namespace string) *v1alpha1.Sandbox {
 			ClaimedAt: metav1.NewMicroTime(s.ClaimedAt), EndAt: timeToObject(s.EndAt), LifetimeEnd: timeToObject(s.LifetimeEnd), StartBy: timeToObject(s.StartBy),
 			IdleTimeoutSeconds: wholeSeconds(s.IdleTimeout), Metadata: s.Metadata,
 			Team: s.Team, User: s.User, IdempotencyKey: s.IdempotencyKey, Batch: s.Batch,
-			Access: v1alpha1.Access(s.Access.String()), MaskHost: s.MaskHost,
+			Access: v1alpha1.Access(s.Access.String()), MaskHost: s.MaskHost, AgentPort: int32(s.Agent.Port), AgentPublic: s.Agent.Public,
 		},
 		Status: toStatus(s),
 	}
@@ -101,7 +101,7 @@ func fromObject(o *v1alpha1.Sandbox) (core.Sandbox, error) {
 			EndAt: timeFromObject(o.Spec.EndAt), LifetimeEnd: timeFromObject(o.Spec.LifetimeEnd), StartBy: timeFromObject(o.Spec.StartBy),
 			IdleTimeout: time.Duration(o.Spec.IdleTimeoutSeconds) * time.Second, MinBytes: uint64(o.Spec.MinBytesPerMinute),
 			Team: o.Spec.Team, User: o.Spec.User, IdempotencyKey: o.Spec.IdempotencyKey, Batch: o.Spec.Batch,
-			MaskHost: o.Spec.MaskHost,
+			MaskHost: o.Spec.MaskHost, Agent: core.Agent{Port: uint16(o.Spec.AgentPort), Public: o.Spec.AgentPublic},
 		},
 		Pool:        core.PoolKey{Namespace: o.Namespace, Name: o.Spec.Pool},
 		Pod:         core.PodKey{Namespace: o.Namespace, Name: o.Spec.PodName, UID: o.Spec.PodUID},

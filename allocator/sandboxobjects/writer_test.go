@@ -40,7 +40,7 @@ func sandbox(phase core.Phase, term, counter uint64) core.Sandbox {
 			EndAt: time.Unix(1_700_000_300, 0).UTC(), Metadata: map[string]string{"k": "v"},
 			LifetimeEnd: time.Unix(1_700_086_400, 0).UTC(), StartBy: time.Unix(1_700_000_120, 0).UTC(), IdleTimeout: 90 * time.Second, MinBytes: 2048,
 			Team: "team", User: "user", IdempotencyKey: "key", RequestHash: [32]byte{1, 2, 3}, Batch: "batch",
-			Access: core.AccessTeam, MaskHost: "localhost:${PORT}", HTTPSPorts: []uint16{443, 8443},
+			Access: core.AccessTeam, MaskHost: "localhost:${PORT}", Agent: core.Agent{Port: 49983, Public: true}, HTTPSPorts: []uint16{443, 8443},
 		},
 		LastActive:  time.Unix(1_700_000_060, 0).UTC(),
 		DefaultPort: 8080, Ports: []uint16{80, 8080}, Restarts: 3,

@@ -96,6 +96,14 @@ type SandboxSpec struct {
 	// +optional
 	// +listType=set
 	HTTPSPorts []int32 `json:"httpsPorts,omitempty"`
+	// AgentPort is the port of the agent in the pod; absent: there is none. AgentPublic: requests to it
+	// need no token. What the claim gave to the agent is written nowhere.
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=65535
+	// +optional
+	AgentPort int32 `json:"agentPort,omitempty"`
+	// +optional
+	AgentPublic bool `json:"agentPublic,omitempty"`
 	// Restarts is how often containers of the pod had started again before the
 	// claim.
 	// +kubebuilder:validation:Minimum=0
@@ -153,7 +161,7 @@ type SandboxStatus struct {
 	Phase SandboxPhase `json:"phase,omitempty"`
 	// Reason the sandbox was released: Killed, Timeout (its end came), Idle,
 	// MaxLifetime, StartupTimeout (see the pool's fields), Deleted (this object was),
-	// Abandoned (the caller had gone), StartFailed, PodDeleted, PodGone, PodFailed,
+	// Abandoned (the caller had gone), StartFailed, NotConfigured (its agent), PodDeleted, PodGone, PodFailed,
 	// PodMoved, AddressShared (another pod was seen at its address), Duplicate (the
 	// journal named another pod than this object), UnexpectedRestart (see the
 	// pool's onRestart), PoolDeleted.

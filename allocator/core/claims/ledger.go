@@ -244,6 +244,15 @@ func (l *Ledger[R]) Recover(key Key, hash Hash, grant string) {
 	l.keys[key].holds++
 }
 
+// Free ends the holding of the key for one sandbox of a grant that no caller was given.
+func (l *Ledger[R]) Free(key Key, grant string) {
+	if h := l.keys[key]; h != nil && h.Grant == grant {
+		if h.holds--; h.holds == 0 {
+			delete(l.keys, key)
+		}
+	}
+}
+
 // Keep begins the time for which the key of a released sandbox holds longer, if there is one. since
 // is not before that of the last call.
 func (l *Ledger[R]) Keep(key Key, grant, sandbox string, since time.Duration) {
@@ -261,11 +270,7 @@ func (l *Ledger[R]) DropKeys(since time.Duration) (sandboxes []string) {
 	for e := l.kept.Front(); e != nil && e.Value.(kept).since <= since; e = l.kept.Front() {
 		k := l.kept.Remove(e).(kept)
 		delete(l.keptOf, k.sandbox)
-		if h := l.keys[k.key]; h != nil && h.Grant == k.grant {
-			if h.holds--; h.holds == 0 {
-				delete(l.keys, k.key)
-			}
-		}
+		l.Free(k.key, k.grant)
 		sandboxes = append(sandboxes, k.sandbox)
 	}
 	return sandboxes

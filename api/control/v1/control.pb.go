@@ -1276,7 +1276,7 @@ type Route struct {
 	// Who may send requests. A router refuses all requests if it does not know the value.
 	Access Access `protobuf:"varint,6,opt,name=access,proto3,enum=berth.control.v1.Access" json:"access,omitempty"`
 	// The 32 bytes that verify the sandbox's credentials (package api/sandboxaccess). Empty: none is
-	// valid. It is set unless the access is public.
+	// valid. It is set unless the access is public and there is no agent that needs a token.
 	AccessSecret []byte `protobuf:"bytes,7,opt,name=access_secret,json=accessSecret,proto3" json:"access_secret,omitempty"`
 	// The Host that the pod sees, at most 253 bytes. "${PORT}" stands for the port of the request.
 	// Empty: that of the request.
@@ -1285,7 +1285,11 @@ type Route struct {
 	HttpsPorts []uint32 `protobuf:"varint,9,rep,packed,name=https_ports,json=httpsPorts,proto3" json:"https_ports,omitempty"`
 	// The team whose API keys open the sandbox. Empty: no key opens it. It is set only if the access
 	// is that of a team.
-	Team          string `protobuf:"bytes,10,opt,name=team,proto3" json:"team,omitempty"`
+	Team string `protobuf:"bytes,10,opt,name=team,proto3" json:"team,omitempty"`
+	// The port of the agent in the pod. 0: there is none. Requests to it need the agent token (package
+	// api/sandboxaccess), unless agent_public is set. access_secret is set if there is an agent.
+	AgentPort     uint32 `protobuf:"varint,11,opt,name=agent_port,json=agentPort,proto3" json:"agent_port,omitempty"`
+	AgentPublic   bool   `protobuf:"varint,12,opt,name=agent_public,json=agentPublic,proto3" json:"agent_public,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1388,6 +1392,20 @@ func (x *Route) GetTeam() string {
 		return x.Team
 	}
 	return ""
+}
+
+func (x *Route) GetAgentPort() uint32 {
+	if x != nil {
+		return x.AgentPort
+	}
+	return 0
+}
+
+func (x *Route) GetAgentPublic() bool {
+	if x != nil {
+		return x.AgentPublic
+	}
+	return false
 }
 
 // Keys is a part of the API keys. All parts follow the snapshot, and again each change of the keys.
@@ -2166,7 +2184,7 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\x0eleader_address\x18\x01 \x01(\tR\rleaderAddress\"O\n" +
 	"\bSnapshot\x12/\n" +
 	"\x06routes\x18\x01 \x03(\v2\x17.berth.control.v1.RouteR\x06routes\x12\x12\n" +
-	"\x04last\x18\x02 \x01(\bR\x04last\"\xd0\x02\n" +
+	"\x04last\x18\x02 \x01(\bR\x04last\"\x92\x03\n" +
 	"\x05Route\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x15\n" +
@@ -2180,7 +2198,10 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\vhttps_ports\x18\t \x03(\rR\n" +
 	"httpsPorts\x12\x12\n" +
 	"\x04team\x18\n" +
-	" \x01(\tR\x04team\"d\n" +
+	" \x01(\tR\x04team\x12\x1d\n" +
+	"\n" +
+	"agent_port\x18\v \x01(\rR\tagentPort\x12!\n" +
+	"\fagent_public\x18\f \x01(\bR\vagentPublic\"d\n" +
 	"\x04Keys\x120\n" +
 	"\x05teams\x18\x01 \x03(\v2\x1a.berth.control.v1.TeamKeysR\x05teams\x12\x12\n" +
 	"\x04last\x18\x02 \x01(\bR\x04last\x12\x16\n" +

@@ -424,7 +424,10 @@ type Sandbox struct {
 	// The Host that the pod sees; empty: that of the request.
 	MaskHost string `protobuf:"bytes,25,opt,name=mask_host,json=maskHost,proto3" json:"mask_host,omitempty"`
 	// Ports to which Envoy speaks TLS.
-	HttpsPorts    []uint32 `protobuf:"varint,26,rep,packed,name=https_ports,json=httpsPorts,proto3" json:"https_ports,omitempty"`
+	HttpsPorts []uint32 `protobuf:"varint,26,rep,packed,name=https_ports,json=httpsPorts,proto3" json:"https_ports,omitempty"`
+	// The port of the agent in the pod; 0: there is none. Whether requests to it need no token.
+	AgentPort     uint32 `protobuf:"varint,27,opt,name=agent_port,json=agentPort,proto3" json:"agent_port,omitempty"`
+	AgentPublic   bool   `protobuf:"varint,28,opt,name=agent_public,json=agentPublic,proto3" json:"agent_public,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -632,6 +635,20 @@ func (x *Sandbox) GetHttpsPorts() []uint32 {
 		return x.HttpsPorts
 	}
 	return nil
+}
+
+func (x *Sandbox) GetAgentPort() uint32 {
+	if x != nil {
+		return x.AgentPort
+	}
+	return 0
+}
+
+func (x *Sandbox) GetAgentPublic() bool {
+	if x != nil {
+		return x.AgentPublic
+	}
+	return false
 }
 
 // Retirement is the intent to delete an idle pod. It is final: the pod is never
@@ -861,7 +878,7 @@ const file_api_journal_v1_journal_proto_rawDesc = "" +
 	"RecordHead\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x12\n" +
 	"\x04term\x18\x02 \x01(\x04R\x04term\x12\x18\n" +
-	"\acounter\x18\x03 \x01(\x04R\acounter\"\xef\x06\n" +
+	"\acounter\x18\x03 \x01(\x04R\acounter\"\xb1\a\n" +
 	"\aSandbox\x12\x12\n" +
 	"\x04pool\x18\x01 \x01(\tR\x04pool\x12\x19\n" +
 	"\bpod_name\x18\x02 \x01(\tR\apodName\x12\x17\n" +
@@ -891,7 +908,10 @@ const file_api_journal_v1_journal_proto_rawDesc = "" +
 	"\x06access\x18\x18 \x01(\x0e2\x18.berth.journal.v1.AccessR\x06access\x12\x1b\n" +
 	"\tmask_host\x18\x19 \x01(\tR\bmaskHost\x12\x1f\n" +
 	"\vhttps_ports\x18\x1a \x03(\rR\n" +
-	"httpsPorts\x1a;\n" +
+	"httpsPorts\x12\x1d\n" +
+	"\n" +
+	"agent_port\x18\x1b \x01(\rR\tagentPort\x12!\n" +
+	"\fagent_public\x18\x1c \x01(\bR\vagentPublic\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01J\x04\b\x13\x10\x14\"V\n" +
