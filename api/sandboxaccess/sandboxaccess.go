@@ -2,6 +2,7 @@ package sandboxaccess
 
 import (
 	"bytes"
+	"crypto/hkdf"
 	"crypto/hmac"
 	"crypto/sha256"
 	"crypto/subtle"
@@ -62,6 +63,16 @@ func NewKey(text []byte) (*Key, error) {
 		return nil, fmt.Errorf("%d bytes: a key has at least %d; openssl rand -hex 32 makes one", len(text), minKey)
 	}
 	return &Key{bytes.Clone(text)}, nil
+}
+
+// Derive returns 32 bytes that only a holder of the key can compute. They say nothing of the key, or of
+// what is derived for another label.
+func (k *Key) Derive(label string) (derived [32]byte) {
+	raw, err := hkdf.Key(sha256.New, k.secret, nil, "berth "+label, len(derived))
+	if err != nil {
+		panic(fmt.Sprintf("derive a key: %v", err)) // only a length above 8,160 bytes is an error
+	}
+	return [32]byte(raw)
 }
 
 // Token returns the token of a sandbox.

@@ -119,3 +119,10 @@ func TestRedirectionStaysOnTheHost(t *testing.T) {
 	_, _, err := s.OpenLink("abc", 8080, link+"&to=//evil.example", noon.Add(-time.Hour))
 	require.ErrorContains(t, err, "one slash")
 }
+
+func TestDerivedKeysDifferByLabelAndKey(t *testing.T) {
+	k := key(t, "k")
+	require.Equal(t, k.Derive("a"), key(t, "k").Derive("a"), "every replica derives the same")
+	require.NotEqual(t, k.Derive("a"), k.Derive("b"))
+	require.NotEqual(t, k.Derive("a"), key(t, "l").Derive("a"))
+}
