@@ -23,6 +23,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"net/http"
 	"os"
 	"os/user"
 	"path/filepath"
@@ -166,7 +167,10 @@ func own() Account {
 	uid := os.Getuid()
 	a := Account{Name: strconv.Itoa(uid), UID: uint32(uid), GID: uint32(os.Getgid()), Home: os.Getenv("HOME")}
 	if u, err := user.LookupId(a.Name); err == nil && u.Uid == a.Name {
-		a.Name, a.Home = u.Username, u.HomeDir
+		a.Name = u.Username
+		if a.Home == "" {
+			a.Home = u.HomeDir
+		}
 	}
 	if a.Home == "" {
 		a.Home = "/"
@@ -271,4 +275,18 @@ func addLine(path string, mode fs.FileMode, line string) error {
 	}
 	_, err = f.WriteString(line + "\n")
 	return errors.Join(err, f.Close())
+}
+
+// Named returns the name of the user in the header Authorization of a call, "" if there is none. E2B's
+// SDKs send it as Basic, with an empty password.
+func Named(header http.Header) (string, error) {
+	r := http.Request{Header: header}
+	if len(header.Values("Authorization")) == 0 {
+		return "", nil
+	}
+	name, _, ok := r.BasicAuth()
+	if !ok {
+		return "", &UnknownError{"the header Authorization must be \"Basic\", with the name of a user"}
+	}
+	return name, nil
 }

@@ -19,8 +19,10 @@ import (
 
 	"github.com/berth-sandbox/berth/agent"
 	"github.com/berth-sandbox/berth/agent/accounts"
+	"github.com/berth-sandbox/berth/agent/children"
 	"github.com/berth-sandbox/berth/agent/files"
 	"github.com/berth-sandbox/berth/agent/initbox"
+	"github.com/berth-sandbox/berth/agent/process"
 )
 
 type flags struct {
@@ -83,6 +85,20 @@ func (c *runCommand) serve(ctx context.Context, log *slog.Logger) error {
 	a.HandleSigned(files.Path, fileService.Files(), func(r *http.Request, token string) error {
 		return files.CheckSignature(r, token, time.Now())
 	})
+	table := children.New()
+	processes, err := process.New(process.Options{Sandbox: a, Children: table})
+	if err != nil {
+		return err
+	}
+	a.Handle(processes.Handler())
+	reaped := make(chan error, 1)
+	reaping, stop := context.WithCancel(context.Background())
+	go func() { reaped <- table.Run(reaping) }()
+	defer func() {
+		processes.Close()
+		stop()
+		_ = <-reaped // it has been reported
+	}()
 	listener, err := net.Listen("tcp", c.Listen)
 	if err != nil {
 		return err

@@ -1,0 +1,131 @@
+// Package children starts the processes of the agent and reaps every process that ends.
+//
+// Processes that have lost their parent become children of process 1, or of a subreaper. The agent is
+// one of these, so it has to reap processes that it has not started. wait4(2) for any child would take
+// the status of a child from another goroutine that waits for it. So a [Table] is the only part of the
+// process that waits: it keeps the status of those that it has started, and drops the others.
+//
+// # Guarantees
+//
+//   - The status of a process that [Table.Start] has started is never lost, however soon it ends.
+//   - [Child.Signal] and [Child.SignalGroup] never reach another process that has got the number of an
+//     ended one: a number is free only once its process is reaped, and both keep it from being reaped.
+//   - An orphan is reaped as soon as the agent gets SIGCHLD.
+//
+// Package os/exec in the same process breaks the first: its Wait fails with ECHILD.
+package children
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/signal"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// ErrEnded is the error of a signal to a process that has ended.
+var ErrEnded = errors.New("the process has ended")
+
+// Table holds the processes that were started and are not reaped. Its methods may be called concurrently.
+type Table struct {
+	// starting is held for reading from before a process is started until it is in the table, and while
+	// one is signalled. It is held for writing while processes are reaped.
+	starting sync.RWMutex
+	mu       sync.Mutex
+	// started has the processes by their number.
+	started map[int]*Child
+}
+
+// Child is a process. Its methods may be called concurrently.
+type Child struct {
+	// PID is the number of the process.
+	PID   int
+	table *Table
+	done  chan struct{}
+	// status is set before done is closed.
+	status syscall.WaitStatus
+}
+
+// New returns an empty table.
+func New() *Table { return &Table{started: make(map[int]*Child)} }
+
+// Run reaps until ctx ends. Without it no process is seen to end. It also makes this process the parent
+// of the orphans among its descendants, as process 1 is without being asked.
+func (t *Table) Run(ctx context.Context) error {
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+		return os.NewSyscallError("prctl", err)
+	}
+	ended := make(chan os.Signal, 1)
+	signal.Notify(ended, syscall.SIGCHLD)
+	defer signal.Stop(ended)
+	for {
+		t.reap()
+		select {
+		case <-ended:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// Start starts a process, as syscall.ForkExec does.
+func (t *Table) Start(path string, argv []string, attr *syscall.ProcAttr) (*Child, error) {
+	t.starting.RLock()
+	defer t.starting.RUnlock()
+	pid, err := syscall.ForkExec(path, argv, attr)
+	if err != nil {
+		return nil, err
+	}
+	c := &Child{PID: pid, table: t, done: make(chan struct{})}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.started[pid] = c
+	return c, nil
+}
+
+// reap takes the status of every child that has ended.
+func (t *Table) reap() {
+	t.starting.Lock()
+	defer t.starting.Unlock()
+	for {
+		var status syscall.WaitStatus
+		pid, err := syscall.Wait4(-1, &status, syscall.WNOHANG, nil)
+		if errors.Is(err, syscall.EINTR) {
+			continue
+		}
+		if err != nil || pid <= 0 { // no child, or none that has ended
+			return
+		}
+		if c := t.started[pid]; c != nil {
+			delete(t.started, pid)
+			c.status = status
+			close(c.done)
+		}
+	}
+}
+
+// Done is closed when the process has ended.
+func (c *Child) Done() <-chan struct{} { return c.done }
+
+// Status says how the process has ended. Call it after Done is closed.
+func (c *Child) Status() syscall.WaitStatus { return c.status }
+
+// Signal sends a signal to the process. The error is ErrEnded if it has ended.
+func (c *Child) Signal(s syscall.Signal) error { return c.kill(c.PID, s) }
+
+// SignalGroup sends a signal to the process group that the process leads.
+func (c *Child) SignalGroup(s syscall.Signal) error { return c.kill(-c.PID, s) }
+
+func (c *Child) kill(target int, s syscall.Signal) error {
+	c.table.starting.RLock()
+	defer c.table.starting.RUnlock()
+	select {
+	case <-c.done:
+		return ErrEnded
+	default:
+	}
+	return syscall.Kill(target, s)
+}
