@@ -30,12 +30,13 @@
 //
 // # Duration
 //
-// Two tests have a Berth each. In one, leaders are killed, paused and fail to write, one scenario
-// after another. In the other, pods are deleted and claims wait. Each scenario has a pool of its
-// own, and one judgement is about all pools of a Berth.
+// Three tests have a Berth each. In one, leaders are killed, paused and fail to write, one scenario
+// after another. In the second, pods are deleted and claims wait. Each scenario has a pool of its
+// own, and one judgement is about all pools of a Berth. The third kills leaders while teams claim up to
+// their limits and in batches. It has no history, because the API's list is all that it judges.
 //
-// In make test leaders are killed 6 times and paused once, and fewer callers come. In
-// make test-long leaders are killed 23 times and paused 4 times. A failure that one kill or
+// In make test leaders are killed 11 times and paused once, and fewer callers come. In
+// make test-long leaders are killed 73 times and paused 4 times. A failure that one kill or
 // one wave of callers in ten meets is found by make test-long, or by several runs of
 // make test.
 package chaos

@@ -13,6 +13,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -34,6 +35,7 @@ type faults struct {
 	before atomic.Int64
 	after  atomic.Int64
 	passed atomic.Int64
+	trap   atomic.Pointer[trap]
 
 	mu     sync.Mutex
 	random *rand.Rand
@@ -104,6 +106,10 @@ func (f *faults) RoundTrip(r *http.Request) (*http.Response, error) {
 	default:
 		return f.next.RoundTrip(r)
 	}
+	if t := f.trap.Load(); t != nil && r.Method == http.MethodPut && strings.Contains(r.URL.Path, "/journalslots/") &&
+		f.trap.CompareAndSwap(t, nil) {
+		return t.hold(f.next, r)
+	}
 	switch luck := f.draw(); {
 	case !f.on.Load() || luck >= f.share:
 		f.passed.Add(1)
@@ -112,14 +118,40 @@ func (f *faults) RoundTrip(r *http.Request) (*http.Response, error) {
 		f.before.Add(1)
 		return nil, errFault
 	}
-	// The API server carries it out, also when the client goes away meanwhile.
-	response, err := f.next.RoundTrip(r.WithContext(context.WithoutCancel(r.Context())))
-	if err != nil {
+	if err := carryOut(f.next, r); err != nil {
 		return nil, err
 	}
-	_, _ = io.Copy(io.Discard, response.Body)
-	response.Body.Close()
 	f.after.Add(1)
+	return nil, errFault
+}
+
+// carryOut has the API server carry a write out, also when the client goes away meanwhile.
+func carryOut(by http.RoundTripper, r *http.Request) error {
+	response, err := by.RoundTrip(r.WithContext(context.WithoutCancel(r.Context())))
+	if err != nil {
+		return err
+	}
+	_, _ = io.Copy(io.Discard, response.Body)
+	return response.Body.Close()
+}
+
+// trap keeps the next write to the journal from being answered, before or after the API server has carried
+// it out, until the allocator that has made it ends.
+type trap struct {
+	after  bool
+	sprung chan struct{} // closed with a write in the trap
+}
+
+func (t *trap) hold(next http.RoundTripper, r *http.Request) (*http.Response, error) {
+	if t.after {
+		if err := carryOut(next, r); err != nil {
+			return nil, err
+		}
+	} else if _, err := io.Copy(io.Discard, r.Body); err != nil { // only then the server notices that a client ends
+		return nil, err
+	}
+	close(t.sprung)
+	<-r.Context().Done()
 	return nil, errFault
 }
 

@@ -53,13 +53,16 @@ type pool struct {
 type options struct {
 	replicas int
 	lease    time.Duration
-	proxied  *faults // the proxy between allocators and API server, if set
+	proxied  *faults  // the proxy between allocators and API server, if set
+	args     []string // further flags of allocators
 }
 
 // newGround starts everything.
 func newGround(t *testing.T, o options) *ground {
 	t.Helper()
-	so := stack.Options{BinDir: binDir, Allocators: o.replicas, LeaseDuration: o.lease, MaxStale: maxStale}
+	so := stack.Options{
+		BinDir: binDir, Allocators: o.replicas, LeaseDuration: o.lease, MaxStale: maxStale, AllocatorArgs: o.args,
+	}
 	ho := harness.Options{Hollow: &hollow.Options{Nodes: 4}, Stack: so}
 	if o.proxied != nil {
 		ho.Kubeconfig = func(c *devcluster.Cluster) string { return o.proxied.start(t, c) }
