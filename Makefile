@@ -122,9 +122,11 @@ chromium:
 bench: ground
 	go test ./bench -run '^$$' -bench Latency -benchtime 1x -timeout 20m -v
 
-## bench-claims: what claims, bursts of them, claims beside a noisy team, and whole lives cost; on pods without processes
+## bench-claims: what claims, bursts of them, claims beside a noisy team, lists, and whole lives cost; on pods without processes
 .PHONY: bench-claims
 bench-claims: ground
+	go test ./allocator -run '^$$' -bench 'List$$'
+	go test ./allocator/rest -run '^$$' -bench 'Create$$'
 	go test ./bench -run '^$$' -bench 'Claim|Batch|NoisyTeam|Drain|Lives|Handover|Memory' -benchtime 1x -timeout 60m -v
 
 ## bench-cache: what a hit in the route cache costs against a bare LRU, and what a route takes

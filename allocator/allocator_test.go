@@ -22,7 +22,7 @@ import (
 	"github.com/berth-sandbox/berth/devcluster/stack"
 )
 
-func baseline(t *testing.T) pools.Policy {
+func baseline(t testing.TB) pools.Policy {
 	t.Helper()
 	p, err := pools.NewPolicy(pools.PolicyBaseline)
 	require.NoError(t, err)

@@ -275,19 +275,31 @@ func (a *Allocator) Sandbox(ctx context.Context, id string) (core.Sandbox, bool,
 }
 
 // List implements rest.Allocator.
-func (a *Allocator) List(ctx context.Context, q rest.Query) ([]core.Sandbox, bool, error) {
+func (a *Allocator) List(ctx context.Context, q rest.Query) (all []core.Sandbox, err error) {
 	scope := scopeOf(ctx)
 	if q.Team != "" {
 		if !scope.Sees(q.Team) {
-			return nil, false, nil
+			return nil, nil
 		}
 		scope = core.Scope{Team: q.Team}
 	}
-	page := core.Query{Selection: core.Selection{Scope: scope}, Live: q.Live, Gone: q.Gone, After: q.After, Order: q.Order, Most: q.Most}
-	if q.Pool != "" {
-		page.Pool = core.PoolKey{Namespace: a.o.Namespace, Name: q.Pool}
+	query := core.Query{
+		Selection: core.Selection{Scope: scope}, Live: q.Live, Gone: q.Gone, After: q.After, Order: q.Order, Since: q.Since,
+		Keep: q.Keep, Most: q.Most, Scan: scanned,
 	}
-	return read(ctx, a, func(c core.View) ([]core.Sandbox, bool) { return c.List(page) })
+	if q.Pool != "" {
+		query.Pool = core.PoolKey{Namespace: a.o.Namespace, Name: q.Pool}
+	}
+	for { // a part at a time, so that a filter that selects few of many holds up no other call
+		page, _, err := read(ctx, a, func(c core.View) (core.Page, bool) { return c.List(query), true })
+		if err != nil {
+			return nil, err
+		}
+		if all = append(all, page.List...); !page.More || len(all) == q.Most {
+			return all, nil
+		}
+		query.After, query.Most = page.Next, q.Most-len(all)
+	}
 }
 
 // Pool implements rest.Allocator.

@@ -103,7 +103,7 @@ func TestCallsFailWithNotLeaderWhenTheTermEnds(t *testing.T) {
 			"claim":    func() error { _, err := a.Claim(t.Context(), "python", core.Claim{}); return err },
 			"release":  func() error { _, _, err := a.Release(t.Context(), "k3x9", core.ReasonKilled); return err },
 			"sandbox":  func() error { _, _, err := a.Sandbox(t.Context(), "k3x9"); return err },
-			"list":     func() error { _, _, err := a.List(t.Context(), rest.Query{Live: true}); return err },
+			"list":     func() error { _, err := a.List(t.Context(), rest.Query{Live: true}); return err },
 			"fences":   func() error { _, _, err := a.Fences(t.Context(), 1); return err },
 			"sessions": func() error { _, _, err := a.Sessions(t.Context(), 1); return err },
 			"keep":     func() error { _, err := a.KeepAlive(t.Context(), "k3x9"); return err },

@@ -47,7 +47,7 @@ func (f fakeAPI) RoundTrip(r *http.Request) (*http.Response, error) {
 	}, nil
 }
 
-func (f fakeAPI) clients(t *testing.T) *kube.Clients {
+func (f fakeAPI) clients(t testing.TB) *kube.Clients {
 	t.Helper()
 	c, err := kube.NewClients(&rest.Config{Host: "http://api", Transport: f}, 0, 0)
 	require.NoError(t, err)

@@ -127,7 +127,7 @@ func holder(at string, object map[string]any) (identity string, lease bool) {
 }
 
 // newReplica is a replica at a memoryAPI.
-func newReplica(t *testing.T, api *memoryAPI, options ...func(*Options)) *Allocator {
+func newReplica(t testing.TB, api *memoryAPI, options ...func(*Options)) *Allocator {
 	t.Helper()
 	o := Options{
 		Clients: fakeAPI(api.answer).clients(t), Namespace: "default", ControlAddress: "127.0.0.1:1", APIAddress: "127.0.0.1:2",
@@ -142,7 +142,7 @@ func newReplica(t *testing.T, api *memoryAPI, options ...func(*Options)) *Alloca
 }
 
 // start runs a replica until it leads.
-func start(t *testing.T, a *Allocator) (tm *term, stop func(), done <-chan error) {
+func start(t testing.TB, a *Allocator) (tm *term, stop func(), done <-chan error) {
 	t.Helper()
 	ctx, stop := context.WithCancel(t.Context())
 	t.Cleanup(stop)
@@ -163,7 +163,7 @@ func start(t *testing.T, a *Allocator) (tm *term, stop func(), done <-chan error
 }
 
 // put makes an object, as another client would.
-func (m *memoryAPI) put(t *testing.T, at string, object any) {
+func (m *memoryAPI) put(t testing.TB, at string, object any) {
 	t.Helper()
 	raw, err := json.Marshal(object)
 	require.NoError(t, err)

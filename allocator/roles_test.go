@@ -48,12 +48,12 @@ func (c callers) ByTeam() (map[string][][sha256.Size]byte, <-chan struct{}) {
 
 // served is a leader with warm pods, called through its HTTP API.
 type served struct {
-	*testing.T
+	testing.TB
 	api http.Handler
 }
 
 // serveLeader runs a leader with a pool "python" of so many warm pods.
-func serveLeader(t *testing.T, warm int, keys callers) (s served, stop func()) {
+func serveLeader(t testing.TB, warm int, keys callers) (s served, stop func()) {
 	api := newMemoryAPI()
 	_, end, ended := start(t, newReplica(t, api)) // makes the journal, which must come before pods
 	end()

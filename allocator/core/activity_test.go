@@ -155,9 +155,8 @@ func TestSelectionHasItsTeamAndPoolOnly(t *testing.T) {
 		everything(): all, {Scope: Scope{All: true, Team: "x"}, Pool: poolA}: all, {Scope: one}: all / 3, {Scope: one, Pool: poolA}: all / 3,
 		{Scope: one, Pool: PoolKey{Name: "other"}}: 0, {}: 0, {Scope: Scope{Team: "other"}}: 0,
 	} {
-		list, more := v.List(Query{Selection: sel, Live: true, Most: all})
-		if len(list) != want || more {
-			t.Errorf("%+v: %d sandboxes, %v more; want %d", sel, len(list), more, want)
+		if p := v.List(Query{Selection: sel, Live: true, Most: all}); len(p.List) != want || p.More {
+			t.Errorf("%+v: %d sandboxes, %v more; want %d", sel, len(p.List), p.More, want)
 		}
 		if scanned := v.Activities(sel, Mark{}, everySandbox, all, want); len(scanned.List) != want || !scanned.Done {
 			t.Errorf("%+v: it passes over sandboxes that it does not have: %d, %v", sel, len(scanned.List), scanned.Done)

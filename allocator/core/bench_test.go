@@ -60,8 +60,8 @@ func BenchmarkMemory(b *testing.B) {
 		used := heap()
 		b.ReportMetric((warm-empty)/pods, "bytes/pod")
 		b.ReportMetric((used-warm)/claims, "bytes/sandbox")
-		if list, more := c.View().List(Query{Selection: everything(), Live: true, Most: claims}); len(list) != claims || more {
-			b.Fatalf("%d live", len(list))
+		if p := c.View().List(Query{Selection: everything(), Live: true, Most: claims}); len(p.List) != claims || p.More {
+			b.Fatalf("%d live", len(p.List))
 		}
 		runtime.KeepAlive(c)
 	}

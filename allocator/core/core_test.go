@@ -333,11 +333,11 @@ func TestPagesShowEachLiveSandboxOnceOldestFirst(t *testing.T) {
 		slices.Sort(ids[at : at+3])
 	}
 	page := func(after Mark, most int) (got []string, next Mark, more bool) {
-		list, more := s.core.View().List(Query{Selection: everything(), Live: true, After: after, Most: most})
-		for _, sb := range list {
-			got, next = append(got, sb.ID), Mark{sb.ClaimedAt, sb.ID}
+		p := s.core.View().List(Query{Selection: everything(), Live: true, After: after, Most: most})
+		for _, sb := range p.List {
+			got = append(got, sb.ID)
 		}
-		return got, next, more
+		return got, p.Next, p.More
 	}
 	first, next, more := page(Mark{}, 4)
 	if !slices.Equal(first, ids[:4]) || !more {
@@ -365,11 +365,11 @@ func TestPagesShowEachLiveSandboxOnceOldestFirst(t *testing.T) {
 	// The other way round.
 	var backward []string
 	for next, more := (Mark{}), true; more; {
-		var list []Sandbox
-		list, more = s.core.View().List(Query{Selection: everything(), Live: true, After: next, Order: NewestFirst, Most: 3})
-		for _, sb := range list {
-			backward, next = append(backward, sb.ID), Mark{sb.ClaimedAt, sb.ID}
+		p := s.core.View().List(Query{Selection: everything(), Live: true, After: next, Order: NewestFirst, Most: 3})
+		for _, sb := range p.List {
+			backward = append(backward, sb.ID)
 		}
+		next, more = p.Next, p.More
 	}
 	slices.Reverse(backward)
 	if !slices.Equal(backward, all) {
@@ -428,12 +428,32 @@ func TestListSelectsByPoolTeamAndPhase(t *testing.T) {
 		{Query{Selection: of(PoolKey{}, ""), Most: 9}, "", false},
 	} {
 		var got []string
-		list, more := s.core.View().List(c.query)
-		for i := range list {
-			got = append(got, names[list[i].ID])
+		p := s.core.View().List(c.query)
+		for i := range p.List {
+			got = append(got, names[p.List[i].ID])
 		}
-		if strings.Join(got, " ") != c.want || more != c.more {
-			t.Errorf("%+v: %v, more: %v", c.query, got, more)
+		if strings.Join(got, " ") != c.want || p.More != c.more {
+			t.Errorf("%+v: %v, more: %v", c.query, got, p.More)
+		}
+		// It looks at no other sandbox, and in parts of one it has the same.
+		passed := 0
+		c.query.Keep = func(*Sandbox) bool { passed++; return true }
+		if s.core.View().List(c.query); passed > len(got)+1 || passed > len(got) && !c.more {
+			t.Errorf("%+v: it passes over %d sandboxes", c.query, passed)
+		}
+		c.query.Scan = 1
+		for i, more := 0, true; more && i < len(got); i, more = i+1, p.More {
+			if p = s.core.View().List(c.query); len(p.List) != 1 || names[p.List[0].ID] != got[i] {
+				t.Errorf("%+v: part %d: %+v", c.query, i, p)
+			}
+			c.query.After = p.Next
+		}
+	}
+	at := s.now.Wall.Add(-4 * time.Second) // of the fourth of six pairs of claims
+	for _, order := range []Order{OldestFirst, NewestFirst} {
+		since := s.core.View().List(Query{Selection: everything(), Live: true, Gone: true, Since: at, Order: order, Most: 9})
+		if len(since.List) != 5 || since.More {
+			t.Errorf("since %v: %+v", at, since)
 		}
 	}
 	checkSandboxes(t, s.core)

@@ -155,7 +155,7 @@ type Activities struct {
 // Activities passes over at most scan live sandboxes of a selection that follow a mark. It lists
 // those for which keep returns true, at most so many.
 func (v View) Activities(sel Selection, after Mark, keep func(*Sandbox) bool, most, scan int) (part Activities) {
-	for s := range v.c.sandboxes.live.page(sel, after, OldestFirst) {
+	for _, s := range v.c.sandboxes.live.after(sel, time.Time{}, after, OldestFirst) {
 		if scan--; scan < 0 {
 			return part
 		}

@@ -3,7 +3,6 @@ package core
 import (
 	"cmp"
 	"container/list"
-	"iter"
 	"maps"
 	"slices"
 	"strings"
@@ -152,31 +151,20 @@ func (t *sandboxTable) forget(most int, before time.Duration, keep func(*sandbox
 	return forgotten
 }
 
-// page yields the sandboxes of a selection that follow a mark.
-func (l lists) page(sel Selection, m Mark, order Order) iter.Seq[*sandbox] {
+// after returns the sandboxes of a selection that follow a mark in an order, and were claimed since a time.
+// They are in the order of byClaim.
+func (l lists) after(sel Selection, since time.Time, m Mark, order Order) []*sandbox {
 	list := l.of(sel)
-	at, found := slices.BinarySearchFunc(list, m, byClaim)
-	return func(yield func(*sandbox) bool) {
-		if order == NewestFirst {
-			if m == (Mark{}) {
-				at = len(list)
-			}
-			for _, sb := range slices.Backward(list[:at]) {
-				if !yield(sb) {
-					return
-				}
-			}
-			return
-		}
+	if at, found := slices.BinarySearchFunc(list, m, byClaim); order == NewestFirst && m != (Mark{}) {
+		list = list[:at]
+	} else if order == OldestFirst {
 		if found {
 			at++
 		}
-		for _, sb := range list[at:] {
-			if !yield(sb) {
-				return
-			}
-		}
+		list = list[at:]
 	}
+	at, _ := slices.BinarySearchFunc(list, Mark{ClaimedAt: since}, byClaim)
+	return list[at:]
 }
 
 // byEnd lists the sandboxes in the order in which they ended; those that have not ended come last.

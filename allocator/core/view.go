@@ -1,9 +1,6 @@
 package core
 
-import (
-	"slices"
-	"time"
-)
+import "time"
 
 // View reads a Core. It shows the state after the last Step.
 type View struct{ c *Core }
@@ -112,42 +109,76 @@ type Query struct {
 	Live, Gone bool
 	After      Mark
 	Order      Order
-	// Most bounds the page.
-	Most int
+	// Since selects what was claimed then or later, to a microsecond. Optional.
+	Since time.Time
+	// Keep selects further. Optional.
+	Keep func(*Sandbox) bool
+	// Most bounds the page. Scan bounds how many sandboxes are passed over for it; 0: no bound.
+	Most, Scan int
 }
 
-// List returns a page, and whether there are more. Pages that begin after the last sandbox of the
-// page before have every sandbox once that the query selects throughout. List passes over no
-// sandbox outside of the selection.
-func (v View) List(q Query) (page []Sandbox, more bool) {
+// Page is a part of a list of sandboxes.
+type Page struct {
+	List []Sandbox
+	// More: there may be more after Next; with Query.Most in List, there are.
+	More bool
+	Next Mark
+}
+
+// List returns a page. Pages that begin at Next of the page before have every sandbox once that the query
+// selects throughout. List passes over no sandbox outside of the selection, Since and After.
+func (v View) List(q Query) (page Page) {
+	var live, gone []*sandbox
 	if q.Live {
-		for sb := range v.c.sandboxes.live.page(q.Selection, q.After, q.Order) {
-			if len(page) > q.Most {
-				break
-			}
-			if sb.live() {
-				page = append(page, sb.Sandbox)
-			}
+		live = v.c.sandboxes.live.after(q.Selection, q.Since, q.After, q.Order)
+	}
+	if q.Gone {
+		gone = v.c.sandboxes.gone.after(q.Selection, q.Since, q.After, q.Order)
+	}
+	for passed := 1; ; passed++ {
+		sb := next(&live, &gone, q.Order)
+		if sb == nil {
+			return page
+		}
+		selected := sb.Phase != Releasing && (q.Keep == nil || q.Keep(&sb.Sandbox))
+		if page.More = selected && len(page.List) == q.Most; page.More {
+			return page
+		}
+		page.Next = sb.mark()
+		if selected {
+			page.List = append(page.List, sb.Sandbox)
+		}
+		if page.More = passed == q.Scan; page.More {
+			return page
 		}
 	}
-	if live := len(page); q.Gone {
-		for sb := range v.c.sandboxes.gone.page(q.Selection, q.After, q.Order) {
-			if len(page)-live > q.Most {
-				break
-			}
-			page = append(page, sb.Sandbox)
+}
+
+// next takes the sandbox that comes first out of two lists in the order of byClaim, nil if both are empty.
+func next(a, b *[]*sandbox, order Order) (sb *sandbox) {
+	end := func(list []*sandbox) *sandbox {
+		if order == NewestFirst {
+			return list[len(list)-1]
 		}
-		slices.SortFunc(page, func(a, b Sandbox) int {
-			if q.Order == NewestFirst {
-				return byMark(b.mark(), a.mark())
-			}
-			return byMark(a.mark(), b.mark())
-		})
+		return list[0]
 	}
-	if len(page) > q.Most {
-		return page[:q.Most], true
+	from := a
+	switch {
+	case len(*a)+len(*b) == 0:
+		return nil
+	case len(*a) == 0:
+		from = b
+	case len(*b) > 0:
+		if later := byMark(end(*a).mark(), end(*b).mark()) > 0; later != bool(order) {
+			from = b
+		}
 	}
-	return page, false
+	if sb = end(*from); order == NewestFirst {
+		*from = (*from)[:len(*from)-1]
+	} else {
+		*from = (*from)[1:]
+	}
+	return sb
 }
 
 // CountLive is how many sandboxes start or run.

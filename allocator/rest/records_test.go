@@ -91,11 +91,13 @@ func TestRecordsAreSelectedByTeamPoolUserAndPhase(t *testing.T) {
 func TestIndexedListsReadOnlyOnePage(t *testing.T) {
 	f := &fake{live: someSandboxes(1000)}
 	for query, most := range map[string]int{
-		"": 101, "pool=p&team=t&limit=7": 8, "phase=starting,running": 101, "phase=released,ended": 101, "phase=starting": scanned, "user=x": scanned,
+		"": 101, "pool=p&team=t&limit=7": 8, "phase=starting,running": 101, "phase=released,ended": 101, "phase=starting": 101, "user=x": 101,
 	} {
 		f.queries = nil
 		require.Equal(t, http.StatusOK, call(handler(t, f), "GET", "/v1/sandboxes?"+query, "").Code)
+		require.Len(t, f.queries, 1, query)
 		require.Equal(t, most, f.queries[0].Most, query)
+		require.Equal(t, query == "phase=starting" || query == "user=x", f.queries[0].Keep != nil, query)
 	}
 }
 

@@ -66,10 +66,10 @@ type Allocator interface {
 	Activities(ctx context.Context, filter Filter, most int) ([]core.ActivityStatus, int, error)
 	// Extend is like SetTimeout, and never brings the end forward. It returns the sandbox.
 	Extend(ctx context.Context, id string, lifetime time.Duration) (core.Sandbox, core.CallStatus, error)
-	// Sandbox returns a sandbox, or false if it is unknown. List returns a page of sandboxes, and
-	// whether there are more.
+	// Sandbox returns a sandbox, or false if it is unknown. List returns a page of sandboxes: fewer than
+	// q.Most only if there are no more.
 	Sandbox(ctx context.Context, id string) (core.Sandbox, bool, error)
-	List(ctx context.Context, q Query) ([]core.Sandbox, bool, error)
+	List(ctx context.Context, q Query) ([]core.Sandbox, error)
 	// Route returns whether requests reach a sandbox, or false if it is unknown.
 	Route(ctx context.Context, id string) (core.RouteStatus, bool, error)
 	// Pool returns a pool, or false if there is none. Pools lists all by name. The caller must not
@@ -104,6 +104,10 @@ type Query struct {
 	Live, Gone bool
 	After      core.Mark
 	Order      core.Order
+	// Since selects what was claimed then or later, to a microsecond. Optional.
+	Since time.Time
+	// Keep selects further. Optional. It must not wait, and must not keep its argument.
+	Keep func(*core.Sandbox) bool
 	// Most bounds the page.
 	Most int
 }

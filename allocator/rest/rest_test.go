@@ -151,23 +151,24 @@ func (f *fake) Sandbox(ctx context.Context, id string) (core.Sandbox, bool, erro
 }
 
 // List lists what is in live.
-func (f *fake) List(ctx context.Context, q Query) ([]core.Sandbox, bool, error) {
+func (f *fake) List(ctx context.Context, q Query) ([]core.Sandbox, error) {
 	f.mu.Lock()
 	f.queries = append(f.queries, q)
 	f.mu.Unlock()
-	list := slices.DeleteFunc(slices.Clone(f.live), func(s core.Sandbox) bool {
-		gone := s.Phase == core.Released || s.Phase == core.Ended
-		return q.Pool != "" && q.Pool != s.Pool.Name || q.Team != "" && q.Team != s.Team || gone && !q.Gone || !gone && !q.Live
-	})
+	list := slices.Clone(f.live)
 	if q.Order == core.NewestFirst {
 		slices.Reverse(list)
 	}
-	at := 0
 	if q.After != (core.Mark{}) {
-		at = 1 + slices.IndexFunc(list, func(s core.Sandbox) bool { return s.ID == q.After.ID && s.ClaimedAt.Equal(q.After.ClaimedAt) })
+		at := slices.IndexFunc(list, func(s core.Sandbox) bool { return s.ID == q.After.ID && s.ClaimedAt.Equal(q.After.ClaimedAt) })
+		list = list[1+at:]
 	}
-	page := list[at:min(at+q.Most, len(list))]
-	return page, at+q.Most < len(list), f.wait(ctx)
+	list = slices.DeleteFunc(list, func(s core.Sandbox) bool {
+		gone := s.Phase == core.Released || s.Phase == core.Ended
+		return q.Pool != "" && q.Pool != s.Pool.Name || q.Team != "" && q.Team != s.Team || gone && !q.Gone || !gone && !q.Live ||
+			s.ClaimedAt.Before(q.Since) || q.Keep != nil && !q.Keep(&s)
+	})
+	return list[:min(q.Most, len(list))], f.wait(ctx)
 }
 
 func (f *fake) Extend(ctx context.Context, id string, lifetime time.Duration) (core.Sandbox, core.CallStatus, error) {

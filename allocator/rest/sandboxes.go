@@ -33,19 +33,13 @@ func (a *api) get(w *reply, r *http.Request) error {
 // filter is what a list selects: of its query, what has all the other properties.
 type filter struct {
 	Query
-	metadata     map[string]string
-	user         string
-	phases       []core.Phase // none: all
-	startedAfter time.Time
-}
-
-// indexed reports whether the query alone selects.
-func (f *filter) indexed() bool {
-	return len(f.metadata) == 0 && f.user == "" && len(f.phases) == 0
+	metadata map[string]string
+	user     string
+	phases   []core.Phase // none: all
 }
 
 func (f *filter) matches(s *core.Sandbox) bool {
-	if s.ClaimedAt.Before(f.startedAfter) || f.user != "" && s.User != f.user || len(f.phases) > 0 && !slices.Contains(f.phases, s.Phase) {
+	if s.ClaimedAt.Before(f.Since) || f.user != "" && s.User != f.user || len(f.phases) > 0 && !slices.Contains(f.phases, s.Phase) {
 		return false
 	}
 	for k, v := range f.metadata {
@@ -81,7 +75,7 @@ func (a *api) list(w *reply, r *http.Request) error {
 	filter.Pool = query.Get("template")
 	filter.Live = !query.Has("state") || slices.Contains(strings.Split(query.Get("state"), ","), string(openapi.SandboxStateRunning))
 	if text := query.Get("startedAfter"); text != "" {
-		if filter.startedAfter, err = time.Parse(time.RFC3339Nano, text); err != nil {
+		if filter.Since, err = time.Parse(time.RFC3339Nano, text); err != nil {
 			return invalid("startedAfter: %v", err)
 		}
 	}
@@ -119,43 +113,20 @@ func writeEach[T any](w *reply, entries []T, show func(T) any) error {
 	return nil
 }
 
-// scanned is how many sandboxes a list reads at a time whose filter needs more than an index.
-const scanned = 500
-
-// page returns the sandboxes of a page, and the token of the next page, "" for none. It reads in
-// parts, so that a filter that selects few of many holds up no other call.
+// page returns the sandboxes of a page, and the token of the next page, "" for none.
 func (a *api) page(w *reply, r *http.Request, f filter) (page []core.Sandbox, next string, err error) {
 	if err := w.rows(f.Most); err != nil {
 		return nil, "", err
 	}
 	limit := f.Most
-	if f.Most = limit + 1; !f.indexed() {
-		f.Most = max(scanned, limit+1)
+	f.Most++
+	if len(f.metadata) > 0 || f.user != "" || len(f.phases) > 0 || !f.Since.IsZero() {
+		f.Keep = f.matches
 	}
-	if f.Order == core.OldestFirst && f.After.ClaimedAt.Before(f.startedAfter) {
-		f.After = core.Mark{ClaimedAt: f.startedAfter}
+	if page, err = a.Allocator.List(r.Context(), f.Query); err != nil || len(page) <= limit {
+		return page, "", err
 	}
-	for unread := true; unread; {
-		var part []core.Sandbox
-		if part, unread, err = a.Allocator.List(r.Context(), f.Query); err != nil {
-			return nil, "", err
-		}
-		for i := range part {
-			switch s := &part[i]; {
-			case f.Order == core.NewestFirst && s.ClaimedAt.Before(f.startedAfter):
-				return page, "", nil
-			case !f.matches(s):
-			case len(page) == limit:
-				return page, encodeToken(markOf(&page[limit-1])), nil
-			default:
-				page = append(page, *s)
-			}
-		}
-		if unread {
-			f.After = markOf(&part[len(part)-1])
-		}
-	}
-	return page, "", nil
+	return page[:limit], encodeToken(markOf(&page[limit-1])), nil
 }
 
 func markOf(s *core.Sandbox) core.Mark { return core.Mark{ClaimedAt: s.ClaimedAt, ID: s.ID} }
