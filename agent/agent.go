@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"connectrpc.com/connect"
 
@@ -41,6 +42,7 @@ type Agent struct {
 	o      Options
 	mux    *http.ServeMux
 	errors *connect.ErrorWriter
+	meter  *meter
 	// config is nil until the agent is configured. What it points to is never changed.
 	config atomic.Pointer[initbox.Config]
 	// configuring is held while a box is opened and its files are written.
@@ -52,11 +54,13 @@ func New(o Options) (*Agent, error) {
 	if err := options.Require(o, "Log", "Keys", "Accounts", "WriteFile"); err != nil {
 		return nil, err
 	}
-	a := &Agent{o: o, mux: http.NewServeMux(), errors: connect.NewErrorWriter()}
+	a := &Agent{o: o, mux: http.NewServeMux(), errors: connect.NewErrorWriter(),
+		meter: newMeter("/", time.Now())}
 	a.mux.HandleFunc("GET /health", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })
 	a.mux.HandleFunc("GET "+initbox.Path, a.hello)
 	a.mux.HandleFunc("POST "+initbox.Path, a.configure)
 	a.Handle("GET /envs", http.HandlerFunc(a.envs))
+	a.Handle("GET /metrics", http.HandlerFunc(a.metrics))
 	return a, nil
 }
 
@@ -75,6 +79,9 @@ func (a *Agent) HandleSigned(pattern string, h http.Handler, signed func(r *http
 		h.ServeHTTP(w, r)
 	})
 }
+
+// HandleOpen is Handle for a handler that every request reaches, also before the configuration.
+func (a *Agent) HandleOpen(pattern string, h http.Handler) { a.mux.Handle(pattern, h) }
 
 // ServeHTTP implements http.Handler.
 func (a *Agent) ServeHTTP(w http.ResponseWriter, r *http.Request) { a.mux.ServeHTTP(w, r) }

@@ -3,6 +3,8 @@
 //
 //	GET  /health              204 as soon as the agent serves
 //	GET  /init, POST /init    see package initbox
+//	GET  /busy                200 while a command runs, else 204. It says no more, and needs no token, so
+//	                          that it can be the busyProbe of a pool
 //	GET  /envs                the environment variables of the sandbox, without its secrets
 //	GET  /metrics             CPU, memory and disk of the sandbox
 //	/process.Process/*        commands and terminals: package process
@@ -10,8 +12,8 @@
 //
 // # States
 //
-// The states are those of package initbox: an agent that is not configured serves /health and /init, and
-// answers every other call with 503. It is configured once, for one sandbox, until its process ends.
+// The states are those of package initbox: an agent that is not configured serves /health, /busy and
+// /init, and answers every other call with 503. It is configured once, for one sandbox, until its process ends.
 //
 // # Access
 //

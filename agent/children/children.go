@@ -16,12 +16,16 @@
 package children
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"os"
 	"os/signal"
+	"strconv"
+	"strings"
 	"sync"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -105,6 +109,48 @@ func (t *Table) reap() {
 			close(c.done)
 		}
 	}
+}
+
+// KillAll kills all descendants of this process, and returns when there are none or the limit has passed.
+// Run must run, and Start must not be called any more.
+func (t *Table) KillAll(limit time.Duration) {
+	for until := time.Now().Add(limit); t.killChildren() && time.Now().Before(until); {
+		// Their children become those of this process.
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// killChildren reports whether there were any.
+func (t *Table) killChildren() bool {
+	// None is reaped meanwhile, so that no number becomes that of another process.
+	t.starting.RLock()
+	defer t.starting.RUnlock()
+	entries, _ := os.ReadDir("/proc")
+	found := false
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil || parent(pid) != os.Getpid() {
+			continue
+		}
+		found = true
+		_ = syscall.Kill(pid, syscall.SIGKILL) // it has ended, or has another user
+	}
+	return found
+}
+
+// parent returns the number of the parent of a process, 0 if there is no such process.
+func parent(pid int) int {
+	stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	if err != nil {
+		return 0
+	}
+	// proc_pid_stat(5): the name is in parentheses and can have any byte; state and parent follow.
+	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+	if len(fields) < 2 {
+		return 0
+	}
+	n, _ := strconv.Atoi(fields[1]) // the kernel writes a number
+	return n
 }
 
 // Done is closed when the process has ended.

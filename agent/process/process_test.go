@@ -396,6 +396,20 @@ func TestCommandEndsBeforeItsBackgroundProcess(t *testing.T) {
 	require.Equal(t, "0\n", string(status))
 }
 
+func TestCloseDoesNotWaitForDaemons(t *testing.T) {
+	t.Parallel()
+	s := serve(t)
+	p := s.start(t.Context(), command("setsid sh -c 'echo $$; exec sleep 1000' & exec sleep 1000"))
+	daemon, err := strconv.Atoi(strings.TrimSpace(p.until("\n")))
+	require.NoError(t, err)
+	require.NoError(t, s.signal(p, processpb.Signal_SIGNAL_SIGKILL))
+	p.wait()
+	q := s.start(t.Context(), command("exec sleep 1000"))
+	s.service.Close()
+	q.wait()
+	require.NoError(t, syscall.Kill(daemon, syscall.SIGKILL))
+}
+
 func TestThousandProcessesRunAtOnce(t *testing.T) {
 	t.Parallel()
 	s := serve(t, connect.WithProtoJSON())

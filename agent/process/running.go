@@ -142,6 +142,13 @@ func (p *running) read(raw syscall.RawConn, most int, kind source) error {
 	return nil
 }
 
+// closeSources ends the reading of the output.
+func (p *running) closeSources() {
+	for _, f := range p.sources {
+		f.Close()
+	}
+}
+
 // drop reads to the end.
 func drop(f *os.File) {
 	_, _ = io.CopyBuffer(struct{ io.Writer }{io.Discard}, struct{ io.Reader }{f}, make([]byte, 1<<10))

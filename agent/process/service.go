@@ -52,9 +52,11 @@ type Service struct {
 	mu sync.Mutex
 	// running has the processes that have not ended.
 	running map[*running]struct{}
-	started uint64 // processes so far
-	closed  bool
-	// ended is done when all processes have ended.
+	// dropping has those that have ended and whose output others still write.
+	dropping map[*running]struct{}
+	started  uint64 // processes so far
+	closed   bool
+	// ended is done when both are empty.
 	ended sync.WaitGroup
 }
 
@@ -65,7 +67,7 @@ func New(o Options) (*Service, error) {
 	if err := options.Require(o, "Sandbox", "Children"); err != nil {
 		return nil, err
 	}
-	return &Service{o: o, running: make(map[*running]struct{})}, nil
+	return &Service{o: o, running: make(map[*running]struct{}), dropping: make(map[*running]struct{})}, nil
 }
 
 // Handler returns the pattern and the handler of the service's calls.
@@ -87,10 +89,14 @@ func (s *Service) Signal(signal syscall.Signal) {
 	}
 }
 
-// Close kills all processes and waits until their output has been read. No process is started afterwards.
+// Close kills all processes and waits until their output has been read. No process is started afterwards,
+// and what others write to that output is not read any more.
 func (s *Service) Close() {
 	s.mu.Lock()
 	s.closed = true
+	for p := range s.dropping {
+		p.closeSources()
+	}
 	s.mu.Unlock()
 	s.Signal(syscall.SIGKILL)
 	s.ended.Wait()
@@ -123,7 +129,14 @@ func (s *Service) add(p *running) bool {
 			s.mu.Lock()
 			defer s.mu.Unlock()
 			delete(s.running, p)
+			s.dropping[p] = struct{}{}
+			if s.closed {
+				p.closeSources()
+			}
 		})
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.dropping, p)
 	})
 	return true
 }

@@ -209,9 +209,7 @@ func pipe(reads bool) (ours, theirs *os.File, err error) {
 
 // closeOwn closes what open has made for a process that was not started.
 func (p *running) closeOwn() {
-	for _, f := range p.sources {
-		f.Close()
-	}
+	p.closeSources()
 	if p.input != nil {
 		p.input.abandon()
 	}

@@ -1,115 +1,130 @@
 // Command agent runs in sandboxes, where it is installed as berth-agent. It serves E2B's SDKs, as package
 // agent says.
+//
+//	berth-agent install DIR             copies itself to DIR/berth-agent, for an init container
+//	berth-agent run                     serves, beside the image's own programs
+//	berth-agent run -- COMMAND ARG...   serves, and runs the container's command as its child
+//
+// # With a command
+//
+// The command gets the agent's environment, directory, user and standard streams, and every signal that
+// the agent gets. When it ends, everything in the sandbox ends: the agent exits with its code, or with 128
+// and the number of the signal that has ended it, as if the command were process 1. A command that cannot
+// be started ends the agent with 127, or with 126 if the file is there. What the command leaves running
+// is killed.
+//
+// # Without
+//
+// The agent runs until SIGTERM or SIGINT. It sends SIGTERM to all commands, kills what is left after five
+// seconds, and exits with 0.
+//
+// Either way it reaps orphans. It exits with 1 when it cannot serve, and with 2 for wrong arguments.
 package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"log/slog"
-	"net"
-	"net/http"
 	"os"
 	"os/signal"
-	"syscall"
-	"time"
+	"path/filepath"
 
 	"github.com/alecthomas/kong"
 
-	"github.com/berth-sandbox/berth/agent"
-	"github.com/berth-sandbox/berth/agent/accounts"
-	"github.com/berth-sandbox/berth/agent/children"
-	"github.com/berth-sandbox/berth/agent/files"
 	"github.com/berth-sandbox/berth/agent/initbox"
-	"github.com/berth-sandbox/berth/agent/process"
 )
 
 type flags struct {
-	Run runCommand `cmd:"" help:"Serve the sandbox."`
+	Run     runCommand     `cmd:"" help:"Serve the sandbox."`
+	Install installCommand `cmd:"" help:"Copy this program to a directory, as berth-agent."`
 }
 
 type runCommand struct {
-	Listen string            `default:":49983" help:"Address to serve on."`
-	Key    initbox.PublicKey `required:"" env:"BERTH_ALLOCATOR_KEY" help:"Public key of the allocator that configures the sandbox."`
+	Listen  string            `default:":49983" help:"Address to serve on."`
+	Key     initbox.PublicKey `required:"" env:"BERTH_ALLOCATOR_KEY" help:"Public key of the allocator that configures the sandbox."`
+	Command []string          `arg:"" optional:"" passthrough:"" help:"Command of the container, run as a child. Its end ends the agent."`
+}
+
+type installCommand struct {
+	Dir string `arg:"" help:"Directory. It has to exist."`
+}
+
+// exit is an end with an exit code. A reason is printed.
+type exit struct {
+	code   int
+	reason error
+}
+
+func (e *exit) Error() string {
+	if e.reason == nil {
+		return fmt.Sprintf("exit code %d", e.code)
+	}
+	return e.reason.Error()
 }
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
-	err := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
-	stop()
-	if err != nil {
+	// Before anything that takes time: no signal may find its default action.
+	signals := make(chan os.Signal, 16)
+	signal.Notify(signals)
+	err := run(context.Background(), os.Args[1:], signals, os.Stdout, os.Stderr)
+	var ended *exit
+	switch {
+	case err == nil:
+	case errors.As(err, &ended) && ended.reason == nil:
+		os.Exit(ended.code)
+	default:
 		fmt.Fprintln(os.Stderr, "berth-agent:", err)
-		os.Exit(2)
+		if ended != nil {
+			os.Exit(ended.code)
+		}
+		os.Exit(1)
 	}
 }
 
-func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+func run(ctx context.Context, args []string, signals <-chan os.Signal, stdout, stderr io.Writer) error {
 	var f flags
 	helped := false
 	parser, err := kong.New(&f, kong.Name("berth-agent"), kong.Writers(stdout, stderr),
-		kong.Description("The agent in a sandbox: commands and files for E2B's SDKs."), kong.Exit(func(int) { helped = true }))
+		kong.Description("The agent in a sandbox: commands and files for E2B's SDKs."),
+		kong.Exit(func(int) { helped = true }))
 	if err != nil {
 		return fmt.Errorf("flags: %w", err)
 	}
-	if _, err := parser.Parse(args); helped {
+	k, err := parser.Parse(args)
+	switch {
+	case helped:
 		return nil
-	} else if err != nil {
-		return fmt.Errorf("flags: %w", err)
+	case err != nil:
+		return &exit{2, fmt.Errorf("flags: %w", err)}
+	case k.Selected().Name == "install":
+		return f.Install.install()
 	}
-	return f.Run.serve(ctx, slog.New(slog.NewTextHandler(stderr, nil)))
+	return f.Run.run(ctx, signals, slog.New(slog.NewTextHandler(stderr, nil)))
 }
 
-func (c *runCommand) serve(ctx context.Context, log *slog.Logger) error {
-	keys, err := initbox.NewKeys(c.Key)
+// install replaces DIR/berth-agent, so that a reader sees a whole program.
+func (c *installCommand) install() error {
+	source, err := os.Open("/proc/self/exe")
 	if err != nil {
 		return err
 	}
-	directory, err := accounts.New(os.Getpid() == 1)
-	if err != nil {
-		log.Warn("the default user is the agent's own", "error", err)
-	}
-	a, err := agent.New(agent.Options{Log: log, Keys: keys, Accounts: directory,
-		WriteFile: func(account accounts.Account, f initbox.File) error {
-			return files.Write(account, f.Path, f.Data, fs.FileMode(f.Mode))
-		}})
+	defer source.Close()
+	target, err := os.CreateTemp(c.Dir, ".berth-agent-*")
 	if err != nil {
 		return err
 	}
-	fileService, err := files.New(files.Options{Account: a.Account, Dir: func() string { return a.Config().Workdir }})
-	if err != nil {
+	defer os.Remove(target.Name())
+	defer target.Close()
+	if _, err := io.Copy(target, source); err != nil {
 		return err
 	}
-	defer func() { _ = fileService.Close() }()
-	a.Handle(fileService.Filesystem())
-	a.HandleSigned(files.Path, fileService.Files(), func(r *http.Request, token string) error {
-		return files.CheckSignature(r, token, time.Now())
-	})
-	table := children.New()
-	processes, err := process.New(process.Options{Sandbox: a, Children: table})
-	if err != nil {
+	if err := target.Chmod(0o755); err != nil {
 		return err
 	}
-	a.Handle(processes.Handler())
-	reaped := make(chan error, 1)
-	reaping, stop := context.WithCancel(context.Background())
-	go func() { reaped <- table.Run(reaping) }()
-	defer func() {
-		processes.Close()
-		stop()
-		_ = <-reaped // it has been reported
-	}()
-	listener, err := net.Listen("tcp", c.Listen)
-	if err != nil {
+	if err := target.Close(); err != nil {
 		return err
 	}
-	server := &http.Server{Handler: a, ReadHeaderTimeout: 10 * time.Second}
-	failed := make(chan error, 1)
-	go func() { failed <- server.Serve(listener) }()
-	select {
-	case err := <-failed:
-		return err
-	case <-ctx.Done():
-		return server.Close()
-	}
+	return os.Rename(target.Name(), filepath.Join(c.Dir, "berth-agent"))
 }

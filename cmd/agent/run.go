@@ -1,0 +1,204 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/berth-sandbox/berth/agent"
+	"github.com/berth-sandbox/berth/agent/accounts"
+	"github.com/berth-sandbox/berth/agent/children"
+	"github.com/berth-sandbox/berth/agent/files"
+	"github.com/berth-sandbox/berth/agent/initbox"
+	"github.com/berth-sandbox/berth/agent/process"
+)
+
+// grace is how long commands have to end after SIGTERM, and then the rest after SIGKILL.
+const grace = 5 * time.Second
+
+// run serves until the end that the package's comment describes, or until ctx ends.
+func (c *runCommand) run(ctx context.Context, signals <-chan os.Signal, log *slog.Logger) error {
+	// Processes of the same user could read the access token in this one's memory.
+	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
+		return os.NewSyscallError("prctl PR_SET_DUMPABLE", err)
+	}
+	table := children.New()
+	reaping, stop := context.WithCancel(context.Background())
+	reaped := make(chan error, 1)
+	go func() { reaped <- table.Run(reaping) }()
+	defer func() {
+		stop()
+		<-reaped //nolint:errcheck // it is in the select below
+	}()
+	// Before the reaper ends: it sees that none is left.
+	defer table.KillAll(grace)
+
+	handler, processes, closeFiles, err := c.handler(table, log)
+	if err != nil {
+		return err
+	}
+	defer closeFiles()
+	defer processes.Close()
+	listener, err := net.Listen("tcp", c.Listen)
+	if err != nil {
+		return err
+	}
+	server := &http.Server{Handler: handler, ReadHeaderTimeout: 10 * time.Second,
+		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelWarn)}
+	failed := make(chan error, 1)
+	go func() { failed <- server.Serve(listener) }()
+	defer func() {
+		_ = server.Close()
+		<-failed //nolint:errcheck // http.ErrServerClosed, or it was read
+	}()
+
+	command, err := c.start(table)
+	if err != nil {
+		return err
+	}
+	for {
+		select {
+		case err := <-failed:
+			close(failed)
+			return err
+		case err := <-reaped:
+			close(reaped)
+			return err
+		case <-command.Done():
+			return ended(command.Status())
+		case <-ctx.Done():
+			return nil
+		case s := <-signals:
+			if c.forward(command, s) {
+				end(processes)
+				return nil
+			}
+		}
+	}
+}
+
+// handler wires what serves the sandbox.
+func (c *runCommand) handler(table *children.Table, log *slog.Logger) (
+	handler http.Handler, processes *process.Service, closeFiles func(), err error,
+) {
+	keys, err := initbox.NewKeys(c.Key)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	// Only in a container are the files of the accounts the sandbox's own.
+	directory, err := accounts.New(os.Getpid() == 1)
+	if err != nil {
+		log.Warn("commands run as the agent's own user", "error", err)
+	}
+	a, err := agent.New(agent.Options{Log: log, Keys: keys, Accounts: directory,
+		WriteFile: func(account accounts.Account, f initbox.File) error {
+			return files.Write(account, f.Path, f.Data, fs.FileMode(f.Mode))
+		}})
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	processes, err = process.New(process.Options{Sandbox: a, Children: table})
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	fileService, err := files.New(files.Options{Account: a.Account, Dir: func() string { return a.Config().Workdir }})
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	a.Handle(processes.Handler())
+	a.Handle(fileService.Filesystem())
+	a.HandleSigned(files.Path, fileService.Files(), func(r *http.Request, token string) error {
+		return files.CheckSignature(r, token, time.Now())
+	})
+	a.HandleOpen("GET /busy", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		if processes.Running() == 0 {
+			w.WriteHeader(http.StatusNoContent)
+		}
+	}))
+	return a, processes, func() { _ = fileService.Close() }, nil
+}
+
+// start starts the container's command. Without one it returns a child that never ends.
+func (c *runCommand) start(table *children.Table) (*children.Child, error) {
+	argv := c.Command
+	if len(argv) > 0 && argv[0] == "--" {
+		argv = argv[1:]
+	}
+	if len(argv) == 0 {
+		return &children.Child{}, nil
+	}
+	path, err := exec.LookPath(argv[0])
+	if err == nil || errors.Is(err, exec.ErrDot) {
+		var child *children.Child
+		child, err = table.Start(path, argv, &syscall.ProcAttr{Env: environment(), Files: []uintptr{0, 1, 2}})
+		if err == nil {
+			return child, nil
+		}
+	}
+	code := 126
+	if errors.Is(err, exec.ErrNotFound) || errors.Is(err, fs.ErrNotExist) {
+		code = 127
+	}
+	return nil, &exit{code, fmt.Errorf("the container's command: %w", err)}
+}
+
+// environment returns that of the container, without what is for the agent only.
+func environment() (own []string) {
+	for _, entry := range os.Environ() {
+		if !strings.HasPrefix(entry, initbox.PublicKeyEnv+"=") {
+			own = append(own, entry)
+		}
+	}
+	return own
+}
+
+// forward passes a signal on to the command. It returns true if there is none and the signal ends the
+// agent.
+func (c *runCommand) forward(command *children.Child, s os.Signal) bool {
+	switch {
+	case s == syscall.SIGCHLD || s == syscall.SIGURG || s == syscall.SIGPIPE:
+		return false // about this process: SIGURG is of Go's scheduler
+	case command.PID != 0:
+		_ = command.Signal(s.(syscall.Signal)) // it has ended
+		return false
+	}
+	return s == syscall.SIGTERM || s == os.Interrupt
+}
+
+// end asks all commands to end, and returns when they have or grace has passed.
+func end(processes *process.Service) {
+	processes.Signal(syscall.SIGTERM)
+	limit := time.NewTimer(grace)
+	defer limit.Stop()
+	look := time.NewTicker(10 * time.Millisecond)
+	defer look.Stop()
+	for processes.Running() > 0 {
+		select {
+		case <-look.C:
+		case <-limit.C:
+			return
+		}
+	}
+}
+
+// ended returns the end of the agent after that of its command.
+func ended(status syscall.WaitStatus) error {
+	switch {
+	case status.Signaled():
+		return &exit{code: 128 + int(status.Signal())}
+	case status.ExitStatus() != 0:
+		return &exit{code: status.ExitStatus()}
+	}
+	return nil
+}
