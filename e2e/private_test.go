@@ -51,7 +51,7 @@ func TestTeamSandboxOpensWithKeysUntilRevoked(t *testing.T) {
 	with(member, http.StatusForbidden)
 	with(reader, http.StatusOK)
 	e.release(s.SandboxID)
-	require.Equal(t, http.StatusGone, with(reader, http.StatusGone).code)
+	require.Equal(t, "this sandbox has been released", with(reader, http.StatusGone).refusal(t).Message, "not how it ended")
 }
 
 // Invariant: P15

@@ -219,6 +219,7 @@ func TestBadRequestsAreRefusedAndReachNoPod(t *testing.T) {
 	a = e.get(client, e.host(8080, s.SandboxID), "/")
 	require.Equal(t, http.StatusGone, a.code, a.body)
 	require.Equal(t, "sandbox_gone", string(a.refusal(t).Reason))
+	require.Regexp(t, `^this sandbox was released at 2\S+Z: Killed$`, a.refusal(t).Message)
 }
 
 // Invariant: P1

@@ -309,6 +309,7 @@ func TestRouterAnswersPassUnchanged(t *testing.T) {
 	}{
 		"gone":                       {e.host("gone"), nil, 410, apierror.SandboxGone, false, `"sandboxID":"gone"`},
 		"gone, in a browser":         {e.host("gone"), page, 410, apierror.SandboxGone, true, "This sandbox has ended"},
+		"when and why, in a browser": {e.host("gone"), page, 410, apierror.SandboxGone, true, "This sandbox was released at 2023-11-14T22:13:20Z: Idle."},
 		"gone, for an E2B SDK":       {e.host("gone"), http.Header{"E2b-Sandbox-Id": {"gone"}}, 502, apierror.SandboxGone, false, "was not found"},
 		"unknown":                    {e.host("none"), nil, 404, apierror.SandboxNotFound, false, "no such sandbox"},
 		"unknown, for an E2B SDK":    {gatewayHost, http.Header{"E2b-Sandbox-Id": {"none"}, "E2b-Sandbox-Port": {"49983"}}, 502, apierror.SandboxNotFound, false, "was not found"},

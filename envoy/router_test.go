@@ -59,7 +59,7 @@ func (r *routes) Lookup(_ context.Context, id string) (routecache.Answer, error)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if id == "gone" {
-		return routecache.Answer{Status: routecache.Gone}, nil
+		return routecache.Answer{Status: routecache.Gone, End: routecache.End{Reason: "Idle", AtUnix: 1700000000}}, nil
 	}
 	route, ok := r.at[id]
 	if !ok {

@@ -97,7 +97,7 @@ func (d *decider) decide(ctx context.Context, r *request, hold holder) (*admissi
 		}
 		switch answer.Status {
 		case routecache.Gone:
-			return nil, target.refuse(apierror.SandboxGone, "this sandbox has been released")
+			return nil, target.refuse(apierror.SandboxGone, gone(answer.End))
 		case routecache.Unknown:
 			return nil, target.refuse(apierror.SandboxNotFound, "there is no such sandbox")
 		case routecache.Starting:
@@ -129,6 +129,14 @@ func (d *decider) decide(ctx context.Context, r *request, hold holder) (*admissi
 			}
 		}
 	}
+}
+
+// gone says that a sandbox has ended, and when and why, as far as a client with its ID may know.
+func gone(end routecache.End) string {
+	if end.Reason == "" {
+		return "this sandbox has been released"
+	}
+	return fmt.Sprintf("this sandbox was released at %s: %s", time.Unix(end.AtUnix, 0).UTC().Format(time.RFC3339), end.Reason)
 }
 
 func (d *decider) lookup(ctx context.Context, id string, deadline time.Time) (routecache.Answer, error) {

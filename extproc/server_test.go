@@ -155,7 +155,8 @@ func TestRefusalAnswersInPlaceOfSandbox(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
 	o, cache, tracker := newOptions(t, socket)
 	server := serve(t, o)
-	cache.Release("gone")
+	cache.Release("gone", routecache.End{})
+	cache.Release("idle", routecache.End{Reason: "Idle", AtUnix: 1700000000})
 	conn := dial(t, socket)
 	for host, c := range map[string]struct {
 		code int
@@ -164,6 +165,7 @@ func TestRefusalAnswersInPlaceOfSandbox(t *testing.T) {
 		body string
 	}{
 		"8080-gone." + domain: {410, codes.NotFound, "sandbox_gone", `{"code":410,"reason":"sandbox_gone","message":"this sandbox has been released","sandboxID":"gone","requestID":"req-1"}`},
+		"8080-idle." + domain: {410, codes.NotFound, "sandbox_gone", `{"code":410,"reason":"sandbox_gone","message":"this sandbox was released at 2023-11-14T22:13:20Z: Idle","sandboxID":"idle","requestID":"req-1"}`},
 		// Without a stream the router answers, and never with gRPC's Unavailable, which Envoy retries.
 		"8080-other." + domain:            {503, codes.Unavailable, "router_not_ready", ""},
 		"8080-a." + domain + "," + domain: {400, codes.InvalidArgument, "bad_host", ""},

@@ -63,7 +63,7 @@ func BenchmarkHit(b *testing.B) {
 	cache, withBootclock := filled(b, standstill, ids), filled(b, bootclock.Now, ids)
 	released := filled(b, standstill, nil) // full of tombstones beside the routes
 	for i := range 100_000 {
-		released.Release(fmt.Sprintf("gone%016d", i))
+		released.Release(fmt.Sprintf("gone%016d", i), routecache.End{})
 	}
 	for _, id := range ids {
 		released.Put(id, routeA)
@@ -166,7 +166,7 @@ func BenchmarkMemory(b *testing.B) {
 				Ports: routecache.NewPorts(ports.List()), // as decoded from the stream: a copy for each
 			})
 		},
-		"tombstone": func(c *routecache.Cache, i int) { c.Release(fmt.Sprintf("%020d", i)) },
+		"tombstone": func(c *routecache.Cache, i int) { c.Release(fmt.Sprintf("%020d", i), routecache.End{}) },
 	} {
 		b.Run(name, func(b *testing.B) {
 			var bytes []float64

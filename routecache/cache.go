@@ -40,7 +40,7 @@ type Cache struct {
 	// A stored *Route is never changed, so it may be read without the lock.
 	routes     *simplelru.LRU[string, *Route]
 	negative   *simplelru.LRU[string, negative]
-	tombstones *simplelru.LRU[string, struct{}]
+	tombstones *simplelru.LRU[string, End]
 	questions  map[string]*question
 	awaited    map[string]*awaited
 	quiesced   map[string]struct{}
@@ -91,7 +91,7 @@ func New(o Options) (*Cache, error) {
 	size := cmp.Or(o.Size, 100_000)
 	c.routes, _ = simplelru.NewLRU[string, *Route](size, nil) // fails only for a size below 1
 	c.negative, _ = simplelru.NewLRU[string, negative](size, nil)
-	c.tombstones, _ = simplelru.NewLRU[string, struct{}](size, nil)
+	c.tombstones, _ = simplelru.NewLRU[string, End](size, nil)
 	return c, nil
 }
 
@@ -202,9 +202,8 @@ func (c *Cache) servable(id string, now time.Duration) *Route {
 // lookup answers from the cache alone. c.mu is held.
 func (c *Cache) lookup(id string) (a Answer, known bool, err error) {
 	// A tombstone is final, so it needs no freshness.
-	if c.tombstones.Contains(id) {
-		c.tombstones.Get(id) // marks it as recently used
-		return Answer{Status: Gone}, true, nil
+	if end, ok := c.tombstones.Get(id); ok {
+		return Answer{Status: Gone, End: end}, true, nil
 	}
 	now := c.now()
 	if now >= c.freshUntil {
@@ -259,7 +258,7 @@ func (c *Cache) Resolve(id string, a Answer) {
 }
 
 // Release forgets the route of id for good.
-func (c *Cache) Release(id string) { c.Resolve(id, Answer{Status: Gone}) }
+func (c *Cache) Release(id string, end End) { c.Resolve(id, Answer{Status: Gone, End: end}) }
 
 // Replace drops every route and every quiesced ID, and stores routes instead. An ID that
 // was routable and is not in routes becomes unknown, not gone, because a snapshot does
@@ -290,8 +289,8 @@ func (c *Cache) Disconnected() {
 
 // set stores the newest state of id and answers the open question about it. c.mu is held.
 func (c *Cache) set(id string, a Answer) {
-	if c.tombstones.Contains(id) {
-		a = Answer{Status: Gone} // a late message does not bring the sandbox back
+	if end, ok := c.tombstones.Peek(id); ok {
+		a = Answer{Status: Gone, End: end} // a late message does not bring the sandbox back
 	}
 	switch a.Status {
 	case Routable:
@@ -304,7 +303,7 @@ func (c *Cache) set(id string, a Answer) {
 		c.negative.Remove(id)
 		c.routes.Remove(id)
 		delete(c.quiesced, id)
-		c.tombstones.Add(id, struct{}{})
+		c.tombstones.Add(id, a.End)
 	case Unknown, Starting:
 		c.routes.Remove(id)
 		c.negative.Add(id, negative{a, c.now() + c.negativeTTL})

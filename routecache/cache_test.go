@@ -122,7 +122,7 @@ func TestReleaseIsNeverResurrectedByLateLookup(t *testing.T) {
 		}
 		// The release comes after the answer has woken them and before one of them runs.
 		w.Resolve("a", routable(routeA))
-		w.Release("a")
+		w.Release("a", routecache.End{})
 		for _, done := range lookups {
 			require.Equal(t, result{answer: routecache.Answer{Status: routecache.Gone}}, <-done)
 		}
@@ -140,14 +140,14 @@ func TestReleaseIsFinal(t *testing.T) {
 		"snapshot without":   func(w *world) { w.Replace(nil) },
 		"reconnect":          func(w *world) { w.Disconnected() },
 		"freshness lost":     func(w *world) { w.pass(24 * time.Hour) },
-		"release once more":  func(w *world) { w.Release("a") },
+		"release once more":  func(w *world) { w.Release("a", routecache.End{}) },
 		"answer gone":        func(w *world) { w.Resolve("a", gone) },
 		"push, then unknown": func(w *world) { w.Put("a", routeB); w.Resolve("a", routecache.Answer{}) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t, routecache.Options{})
 			w.Put("a", routeA)
-			w.Release("a")
+			w.Release("a", routecache.End{})
 			later(w)
 			w.knows("a", gone)
 			require.False(t, w.Holds("a", routeA))
@@ -167,8 +167,8 @@ func TestGoneAnswerIsFinal(t *testing.T) {
 func TestDroppedTombstoneNeverRestoresTheRoute(t *testing.T) {
 	w := newWorld(t, routecache.Options{Size: 1})
 	w.Put("a", routeA)
-	w.Release("a")
-	w.Release("b") // takes the only place
+	w.Release("a", routecache.End{})
+	w.Release("b", routecache.End{}) // takes the only place
 	w.asks("a")
 }
 
@@ -192,7 +192,7 @@ func TestNegativeEntry(t *testing.T) {
 	})
 	t.Run("BecomesGoneByARelease", func(t *testing.T) {
 		w := setup(t)
-		w.Release("a")
+		w.Release("a", routecache.End{})
 		w.knows("a", routecache.Answer{Status: routecache.Gone})
 	})
 	t.Run("EndsAfterItsTime", func(t *testing.T) {
@@ -236,7 +236,7 @@ func TestOnlyTombstonesAreServedWhenStale(t *testing.T) {
 	w := newWorld(t, routecache.Options{NegativeTTL: 100 * time.Hour})
 	w.Put("route", routeA)
 	w.Resolve("unknown", routecache.Answer{})
-	w.Release("gone")
+	w.Release("gone", routecache.End{})
 	require.True(t, w.Fresh())
 
 	w.pass(time.Hour - 1) // the last moment of it
@@ -342,7 +342,7 @@ func TestMemoryIsBounded(t *testing.T) {
 	snapshot := map[string]routecache.Route{}
 	for i := range 5 * size {
 		w.Put(fmt.Sprint("route", i), routeA)
-		w.Release(fmt.Sprint("gone", i))
+		w.Release(fmt.Sprint("gone", i), routecache.End{})
 		w.Resolve(fmt.Sprint("unknown", i), routecache.Answer{})
 		snapshot[fmt.Sprint("snapshot", i)] = routeA
 	}
@@ -378,7 +378,7 @@ func TestReleaseHoldsForConcurrentLookups(t *testing.T) {
 	for n := range sandboxes {
 		id := fmt.Sprint(n)
 		w.Put(id, routeA)
-		w.Release(id)
+		w.Release(id, routecache.End{})
 		released[n].Store(true)
 		w.Put(id, routeB)
 		w.Resolve(id, routable(routeB))
@@ -409,7 +409,7 @@ func TestAwaitReturnsWhenTheStatusChanges(t *testing.T) {
 	}{
 		"it runs":               {func(w *world) { w.Put("a", routeA) }, true},
 		"it was asked for":      {func(w *world) { w.Resolve("a", routable(routeA)) }, true},
-		"it is gone":            {func(w *world) { w.Release("a") }, true},
+		"it is gone":            {func(w *world) { w.Release("a", routecache.End{}) }, true},
 		"it is unknown":         {func(w *world) { w.Resolve("a", routecache.Answer{Status: routecache.Unknown}) }, true},
 		"it is quiesced":        {func(w *world) { w.Quiesce("a") }, true},
 		"a snapshot":            {func(w *world) { w.Replace(nil) }, true},
@@ -449,7 +449,7 @@ func TestAwaitReturnsWhenTheStatusChanges(t *testing.T) {
 func TestAwaitNoticesEarlierChanges(t *testing.T) {
 	for name, happens := range map[string]func(*world){
 		"it runs":       func(w *world) { w.Put("a", routeA) },
-		"it is gone":    func(w *world) { w.Release("a") },
+		"it is gone":    func(w *world) { w.Release("a", routecache.End{}) },
 		"it is unknown": func(w *world) { w.Resolve("a", routecache.Answer{Status: routecache.Unknown}) },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -473,7 +473,7 @@ func TestStartingAnswerSaysHowLongToWait(t *testing.T) {
 func TestHitDoesNotAllocate(t *testing.T) {
 	w := newWorld(t, routecache.Options{})
 	w.Put("a", routeA)
-	w.Release("gone")
+	w.Release("gone", routecache.End{})
 	w.Resolve("unknown", routecache.Answer{})
 	for id, want := range map[string]routecache.Status{"a": routecache.Routable, "gone": routecache.Gone, "unknown": routecache.Unknown} {
 		require.Zero(t, testing.AllocsPerRun(1000, func() {

@@ -5,7 +5,8 @@
 //   - Gone stays gone. After Release(id) has returned, no Lookup of id finds a
 //     route, whatever answers and pushes for id are still under way. A Lookup that
 //     found the route earlier may still be returning it to its caller. Sandbox IDs
-//     are never reused, so a tombstone does not expire. The number of tombstones is
+//     are never reused, so a tombstone does not expire. It keeps the End of the first
+//     release. The number of tombstones is
 //     bounded. Without its tombstone an ID is answered with "unknown" or with a new
 //     question, never with a route that was learned before the release.
 //   - No stale route is served. A Lookup finds a route only while the cache is

@@ -45,7 +45,7 @@ func Example() {
 		answer, err := c.Lookup(context.Background(), id)
 		fmt.Println(id, answer.Status, err)
 	}
-	c.Release("k3x9")
+	c.Release("k3x9", routecache.End{})
 	answer, err := c.Lookup(context.Background(), "k3x9")
 	fmt.Println("k3x9", answer.Status, err)
 	// Output:
@@ -77,7 +77,7 @@ func ExampleCache_Holds() {
 	c.Put("k3x9", pod)
 	answer, _ := c.Lookup(context.Background(), "k3x9")
 	fmt.Println(c.Holds("k3x9", answer.Route))
-	c.Release("k3x9") // while the caller was about to use it
+	c.Release("k3x9", routecache.End{}) // while the caller was about to use it
 	fmt.Println(c.Holds("k3x9", answer.Route))
 	// Output:
 	// true
@@ -101,7 +101,7 @@ func ExampleCache_Resolve() {
 
 func ExampleCache_Release() {
 	c := example(nil)
-	c.Release("k3x9")
+	c.Release("k3x9", routecache.End{})
 	c.Put("k3x9", pod) // comes too late
 	answer, _ := c.Lookup(context.Background(), "k3x9")
 	fmt.Println(answer.Status)

@@ -20,6 +20,7 @@ type model struct {
 	routes     map[string]routecache.Route
 	negative   map[string]negative
 	gone       map[string]bool
+	ends       map[string]routecache.End // of those that are gone
 	quiesced   map[string]bool
 	waiting    map[string][]<-chan result // for the answer about an ID
 	deaf       bool
@@ -35,7 +36,7 @@ const modelTTL = 2 * time.Second
 // peek returns the answer of a lookup that needs no question.
 func (m *model) peek(id string) (a routecache.Answer, known bool, err error) {
 	if m.gone[id] {
-		return routecache.Answer{Status: routecache.Gone}, true, nil
+		return routecache.Answer{Status: routecache.Gone, End: m.ends[id]}, true, nil
 	}
 	if m.now >= m.fresh {
 		return a, false, routecache.ErrNotFresh
@@ -63,7 +64,7 @@ func (m *model) set(id string, a routecache.Answer) {
 		delete(m.negative, id)
 		delete(m.routes, id)
 		delete(m.quiesced, id)
-		m.gone[id] = true
+		m.gone[id], m.ends[id] = true, a.End
 	default:
 		delete(m.routes, id)
 		m.negative[id] = negative{a.Status, m.now + modelTTL}
@@ -90,7 +91,7 @@ func TestCacheBehavesAsTheModel(t *testing.T) {
 func runModel(rt *rapid.T, t *testing.T) {
 	m := &model{
 		routes: map[string]routecache.Route{}, negative: map[string]negative{},
-		gone: map[string]bool{}, quiesced: map[string]bool{}, waiting: map[string][]<-chan result{},
+		gone: map[string]bool{}, ends: map[string]routecache.End{}, quiesced: map[string]bool{}, waiting: map[string][]<-chan result{},
 	}
 	var asked []string
 	c, err := routecache.New(routecache.Options{
@@ -142,8 +143,9 @@ func runModel(rt *rapid.T, t *testing.T) {
 		},
 		"release": func(rt *rapid.T) {
 			id := ids.Draw(rt, "id")
-			c.Release(id)
-			arrives(id, routecache.Answer{Status: routecache.Gone})
+			end := rapid.SampledFrom([]routecache.End{{}, {Reason: "Idle", AtUnix: 1}, {Reason: "Killed", AtUnix: 2}}).Draw(rt, "end")
+			c.Release(id, end)
+			arrives(id, routecache.Answer{Status: routecache.Gone, End: end})
 		},
 		"replace": func(rt *rapid.T) {
 			snapshot := rapid.MapOf(ids, routes).Draw(rt, "snapshot")

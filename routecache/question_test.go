@@ -61,7 +61,7 @@ func TestPushAnswersTheOpenQuestion(t *testing.T) {
 		want routecache.Answer
 	}{
 		"route":    {func(w *world) { w.Put("a", routeA) }, routable(routeA)},
-		"release":  {func(w *world) { w.Release("a") }, routecache.Answer{Status: routecache.Gone}},
+		"release":  {func(w *world) { w.Release("a", routecache.End{}) }, routecache.Answer{Status: routecache.Gone}},
 		"snapshot": {func(w *world) { w.Replace(map[string]routecache.Route{"a": routeA}) }, routable(routeA)},
 	} {
 		t.Run(name, func(t *testing.T) {

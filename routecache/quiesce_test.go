@@ -24,7 +24,7 @@ func TestOnlyResumeReleaseAndReplaceEndAQuiesce(t *testing.T) {
 	}{
 		"nothing":              {func(*world) {}, quiesced},
 		"resume":               {func(w *world) { w.Resume("a") }, routable(routeA)},
-		"release":              {func(w *world) { w.Release("a") }, gone},
+		"release":              {func(w *world) { w.Release("a", routecache.End{}) }, gone},
 		"answered as gone":     {func(w *world) { w.Resolve("a", gone) }, gone},
 		"snapshot":             {func(w *world) { w.Replace(map[string]routecache.Route{"a": routeA}) }, routable(routeA)},
 		"resume of another":    {func(w *world) { w.Resume("b") }, quiesced},
@@ -84,7 +84,7 @@ func TestAwaitReturnsWhenAQuiesceEnds(t *testing.T) {
 		wakes   bool
 	}{
 		"resume":            {func(w *world) { w.Resume("a") }, true},
-		"release":           {func(w *world) { w.Release("a") }, true},
+		"release":           {func(w *world) { w.Release("a", routecache.End{}) }, true},
 		"snapshot":          {func(w *world) { w.Replace(nil) }, true},
 		"resume of another": {func(w *world) { w.Resume("b") }, false},
 		"quiesced again":    {func(w *world) { w.Quiesce("a") }, false},
@@ -132,7 +132,7 @@ func TestQuiescedSandboxesAreBounded(t *testing.T) {
 	}
 	require.False(t, w.Quiesce("a"))
 	require.True(t, w.Quiesce("7"), "it is already")
-	w.Release("gone")
+	w.Release("gone", routecache.End{})
 	require.True(t, w.Quiesce("gone"), "it takes no room")
 	require.Equal(t, 10_000, w.Stats().Quiesced)
 	w.Resume("7")

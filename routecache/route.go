@@ -86,4 +86,14 @@ type Answer struct {
 	// Hold is set when Status is Starting: how long a request may wait for the sandbox.
 	// See Await.
 	Hold time.Duration
+	// End is set when Status is Gone.
+	End End
+}
+
+// End is why and when a sandbox ended. Zero: clients may not know it.
+type End struct {
+	// Reason is a word.
+	Reason string
+	// AtUnix is in seconds since 1970, by the allocator's clock.
+	AtUnix int64
 }

@@ -19,9 +19,11 @@ func (s *Server) Deliver(term uint64, e core.Effect) bool {
 	case core.SendRoute:
 		s.push(e.Stream, &controlv1.AllocatorMessage{Term: term, Sequence: e.Sequence, Message: &controlv1.AllocatorMessage_Route{Route: s.route(&e.Sandbox)}})
 	case core.SendRelease:
-		s.push(e.Stream, &controlv1.AllocatorMessage{Term: term, Sequence: e.Sequence, Message: &controlv1.AllocatorMessage_Release{
-			Release: &controlv1.Release{SandboxIds: e.IDs},
-		}})
+		release := &controlv1.Release{SandboxIds: e.IDs}
+		for _, end := range e.Ends {
+			release.Ends = append(release.Ends, endOf(end))
+		}
+		s.push(e.Stream, &controlv1.AllocatorMessage{Term: term, Sequence: e.Sequence, Message: &controlv1.AllocatorMessage_Release{Release: release}})
 	case core.SendResolved:
 		r := &controlv1.Resolved{SandboxId: e.ID}
 		switch {
@@ -30,7 +32,7 @@ func (s *Server) Deliver(term uint64, e core.Effect) bool {
 		case e.Starting:
 			r.Answer = &controlv1.Resolved_Starting{Starting: &controlv1.Starting{HoldMillis: uint32(e.Hold.Milliseconds())}}
 		case e.Gone:
-			r.Answer = &controlv1.Resolved_Gone{Gone: &controlv1.Gone{}}
+			r.Answer = &controlv1.Resolved_Gone{Gone: &controlv1.Gone{End: endOf(e.End)}}
 		default:
 			r.Answer = &controlv1.Resolved_Unknown{Unknown: &controlv1.Unknown{}}
 		}
@@ -126,6 +128,13 @@ func (s *Server) route(sb *core.Sandbox) *controlv1.Route {
 		r.AccessSecret = secret[:]
 	}
 	return r
+}
+
+func endOf(e core.End) *controlv1.End {
+	if e.At.IsZero() {
+		return &controlv1.End{}
+	}
+	return &controlv1.End{Reason: e.Reason, AtUnix: e.At.Unix()}
 }
 
 func ports(all []uint16) []uint32 {

@@ -146,19 +146,21 @@ type (
 		Sequence uint64
 		Sandbox  Sandbox
 	}
-	// SendRelease sends the releases that became durable in one step.
+	// SendRelease sends the releases that became durable in one step. Ends are in the order of IDs.
 	SendRelease struct {
 		Stream   uint64
 		Sequence uint64
 		IDs      []string
+		Ends     []End
 	}
 	// SendResolved answers a Resolve.
 	SendResolved struct {
 		Stream uint64
 		ID     string
-		// Sandbox is set if it is running. Gone: it was released.
+		// Sandbox is set if it is running. Gone: it was released, with this end.
 		Sandbox *Sandbox
 		Gone    bool
+		End     End
 		// Starting: it was claimed, and no request may be sent to it yet. A request may wait
 		// for it for Hold.
 		Starting bool

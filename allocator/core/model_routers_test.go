@@ -393,8 +393,8 @@ func (w *world) toRouter(r *router) {
 		r.cache.Put(e.Sandbox.ID, route(e.Sandbox))
 		sequence = e.Sequence
 	case SendRelease:
-		for _, id := range e.IDs {
-			r.cache.Release(id)
+		for i, id := range e.IDs {
+			r.cache.Release(id, routecache.End{Reason: e.Ends[i].Reason, AtUnix: e.Ends[i].At.Unix()})
 			r.tracker.Forget(id)
 			delete(r.held, id)
 			r.gone[id] = true

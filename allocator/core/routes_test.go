@@ -35,7 +35,8 @@ func TestResolveAnswersRunningGoneAndUnknown(t *testing.T) {
 	running, released := s.claim(), s.claim()
 	s.release(released.ID)
 	for id, want := range map[string]SendResolved{
-		running.ID: {Stream: 1, ID: running.ID, Sandbox: &running}, released.ID: {Stream: 1, ID: released.ID, Gone: true}, "x": {Stream: 1, ID: "x"},
+		running.ID: {Stream: 1, ID: running.ID, Sandbox: &running}, "x": {Stream: 1, ID: "x"},
+		released.ID: {Stream: 1, ID: released.ID, Gone: true, End: End{ReasonKilled, s.now.Wall}},
 	} {
 		s.step(Resolve{Session: "r", Stream: 1, ID: id})
 		if got := one[SendResolved](s); !reflect.DeepEqual(got, want) {
@@ -44,6 +45,31 @@ func TestResolveAnswersRunningGoneAndUnknown(t *testing.T) {
 	}
 	s.step(Resolve{Session: "r", Stream: 9, ID: "x"})
 	none[SendResolved](s)
+}
+
+// The ID of a private sandbox opens nothing, so it must not tell how the sandbox ended either.
+//
+// Invariant: P15
+func TestEndsAreSentForPublicSandboxesOnly(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{specA(3)}, []Pod{warmPod("a-1"), warmPod("a-2"), warmPod("a-3")})
+	s.join("r", 1)
+	for _, access := range []Access{AccessPublic, AccessToken, AccessTeam} {
+		s.step(Claim{Token: 1, Pool: poolA, Wait: wait, Binding: Binding{Access: access}})
+		id := one[Claimed](s).Sandbox.ID
+		want := End{}
+		if access == AccessPublic {
+			want = End{ReasonKilled, s.now.Wall}
+		}
+		s.release(id)
+		if got := one[SendRelease](s); !slices.Equal(got.IDs, []string{id}) || !slices.Equal(got.Ends, []End{want}) {
+			t.Errorf("%v: %+v, want %+v", access, got, want)
+		}
+		s.step(Resolve{Session: "r", Stream: 1, ID: id})
+		if got := one[SendResolved](s); !got.Gone || got.End != want {
+			t.Errorf("%v: %+v, want %+v", access, got, want)
+		}
+	}
 }
 
 func TestResolveOfStartingSandboxNamesTheHold(t *testing.T) {

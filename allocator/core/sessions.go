@@ -246,7 +246,13 @@ func (r *routers) sendReleases() {
 		if ids := r.fences.Unsent(s.ID); len(ids) > 0 {
 			sequence := r.members.NextSequence(s)
 			r.fences.Sent(s.ID, sequence, ids)
-			r.emit(SendRelease{Stream: s.Stream, Sequence: sequence, IDs: ids})
+			ends := make([]End, len(ids))
+			for i, id := range ids {
+				if sb := r.sandboxes.byID[id]; sb != nil {
+					ends[i] = sb.end()
+				}
+			}
+			r.emit(SendRelease{Stream: s.Stream, Sequence: sequence, IDs: ids, Ends: ends})
 		}
 	}
 	r.fences.AllSent()
@@ -292,7 +298,7 @@ func (c *Core) resolve(ev Resolve) {
 			found := s.Sandbox
 			e.Sandbox = &found
 		case s.Phase == Released || s.Phase == Ended:
-			e.Gone = true
+			e.Gone, e.End = true, s.end()
 		default:
 			// It starts, or its release is not durable yet. Gone would be final.
 			e.Starting = true

@@ -218,6 +218,20 @@ type Sandbox struct {
 	Revision Revision
 }
 
+// End is why and when a sandbox ended, as far as every client with its ID may know: zero unless it was
+// public.
+type End struct {
+	Reason string
+	At     time.Time
+}
+
+func (s *Sandbox) end() End {
+	if s.Access != AccessPublic {
+		return End{}
+	}
+	return End{s.Reason, s.ReleasedAt}
+}
+
 // MaxTerm bounds terms that are read from Sandbox objects and routers. Terms count changes
 // of leaders, so a higher one is an error. The next leader has a higher term than any it has
 // read, and a term must fit into an int64.

@@ -139,7 +139,7 @@ var kinds = []Kind{
 	{Reason: PoolNotAccepted, Code: http.StatusConflict, GRPC: codes.FailedPrecondition, By: []Sender{API},
 		When: "the pool has no warm pod, and its template is refused: its condition `Accepted` is false", Do: "mend the pod template of the pool; the message says what is wrong"},
 	{Reason: SandboxGone, Code: http.StatusGone, GRPC: codes.NotFound, By: []Sender{Router, API},
-		When: "the sandbox has been released; the API says so with status 404, but for one that was claimed with the same `Idempotency-Key`", Do: "claim another one"},
+		When: "the sandbox has been released; the message says when and [why](../lifetimes.md), from the router only if the sandbox was public; the API says so with status 404, but for one that was claimed with the same `Idempotency-Key`", Do: "claim another one"},
 	{Reason: BodyTooLarge, Code: http.StatusRequestEntityTooLarge, GRPC: codes.ResourceExhausted, By: []Sender{API},
 		When: "the body is larger than the message says", Do: "send a smaller one"},
 	{Reason: HostRefused, Code: http.StatusMisdirectedRequest, GRPC: codes.PermissionDenied, By: []Sender{API, Admin},

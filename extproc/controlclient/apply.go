@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"time"
+	"unique"
 
 	"go.uber.org/zap"
 
@@ -46,8 +47,12 @@ func (s *stream) dispatch(ctx context.Context, m *controlv1.AllocatorMessage) er
 	case *controlv1.AllocatorMessage_Route:
 		return s.applyRoute(m.Route)
 	case *controlv1.AllocatorMessage_Release:
-		for _, id := range m.Release.GetSandboxIds() {
-			c.o.Cache.Release(id)
+		for i, id := range m.Release.GetSandboxIds() {
+			var end *controlv1.End
+			if ends := m.Release.GetEnds(); i < len(ends) {
+				end = ends[i]
+			}
+			c.o.Cache.Release(id, toEnd(end))
 			c.o.Activity.Forget(id)
 		}
 	case *controlv1.AllocatorMessage_Quiesce:
@@ -138,7 +143,7 @@ func (s *stream) applyResolved(m *controlv1.Resolved) error {
 		s.client.o.Activity.Expect(m.GetSandboxId(), route.Addr, route.MinBytes)
 		answer = routecache.Answer{Status: routecache.Routable, Route: route}
 	case *controlv1.Resolved_Gone:
-		answer.Status = routecache.Gone
+		answer.Status, answer.End = routecache.Gone, toEnd(a.Gone.GetEnd())
 	case *controlv1.Resolved_Starting:
 		answer.Status = routecache.Starting
 		answer.Hold = time.Duration(a.Starting.GetHoldMillis()) * time.Millisecond
@@ -177,6 +182,11 @@ func notify(ch chan<- struct{}) {
 	case ch <- struct{}{}:
 	default:
 	}
+}
+
+// toEnd makes equal reasons share their memory, because many tombstones have one.
+func toEnd(e *controlv1.End) routecache.End {
+	return routecache.End{Reason: unique.Make(e.GetReason()).Value(), AtUnix: e.GetAtUnix()}
 }
 
 func toRoute(r *controlv1.Route) (routecache.Route, error) {

@@ -27,7 +27,7 @@ import (
 type Cache interface {
 	Put(id string, r routecache.Route)
 	Resolve(id string, a routecache.Answer)
-	Release(id string)
+	Release(id string, end routecache.End)
 	Replace(routes map[string]routecache.Route)
 	SetFreshUntil(at time.Duration)
 	Expire()

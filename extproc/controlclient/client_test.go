@@ -50,7 +50,9 @@ func TestAcknowledgementIsCumulativeAndFollowsTheEffect(t *testing.T) {
 		w.serve("a", nil)
 		p := w.joined(route("one", "10.0.0.1"), route("two", "10.0.0.2"))
 		w.cache.events()
-		p.send(2, release("one", "two"))
+		ended := release("one", "two")
+		ended.GetRelease().Ends = []*controlv1.End{{Reason: "Idle", AtUnix: 7}} // fewer than sandboxes
+		p.send(2, ended)
 		p.send(3, push(route("three", "10.0.0.3")))
 		p.send(4, release("three"))
 		var acked uint64
@@ -61,7 +63,7 @@ func TestAcknowledgementIsCumulativeAndFollowsTheEffect(t *testing.T) {
 			if acked >= 2 { // what is acknowledged is in effect already
 				a, err := w.cache.Lookup(w.t.Context(), "one")
 				require.NoError(t, err)
-				require.Equal(t, routecache.Gone, a.Status)
+				require.Equal(t, routecache.Answer{Status: routecache.Gone, End: routecache.End{Reason: "Idle", AtUnix: 7}}, a)
 			}
 		}
 		require.Equal(t, []string{"release one", "forget one", "release two", "forget two", "put three", "release three", "forget three"}, w.cache.events())
@@ -279,7 +281,7 @@ func TestQuestionsAreAnsweredByTheAllocator(t *testing.T) {
 			want     routecache.Status
 		}{
 			"route":    {&controlv1.Resolved{Answer: &controlv1.Resolved_Route{Route: route("route", "10.0.0.1")}}, routecache.Routable},
-			"gone":     {&controlv1.Resolved{Answer: &controlv1.Resolved_Gone{Gone: &controlv1.Gone{}}}, routecache.Gone},
+			"gone":     {&controlv1.Resolved{Answer: &controlv1.Resolved_Gone{Gone: &controlv1.Gone{End: &controlv1.End{Reason: "Idle", AtUnix: 7}}}}, routecache.Gone},
 			"unknown":  {&controlv1.Resolved{Answer: &controlv1.Resolved_Unknown{Unknown: &controlv1.Unknown{}}}, routecache.Unknown},
 			"starting": {&controlv1.Resolved{Answer: &controlv1.Resolved_Starting{Starting: &controlv1.Starting{HoldMillis: 2000}}}, routecache.Starting},
 			"newkind":  {&controlv1.Resolved{}, routecache.Unknown},
@@ -297,6 +299,7 @@ func TestQuestionsAreAnsweredByTheAllocator(t *testing.T) {
 			got := <-found
 			require.Equal(t, c.want, got.Status, id)
 			require.Equal(t, c.want == routecache.Starting, got.Hold == 2*time.Second, id)
+			require.Equal(t, c.want == routecache.Gone, got.End == routecache.End{Reason: "Idle", AtUnix: 7}, id)
 		}
 	})
 }

@@ -54,14 +54,14 @@ func (r *recorder) Resolve(id string, a routecache.Answer) {
 	r.note("resolve %s %v", id, a.Status)
 }
 
-func (r *recorder) Release(id string) {
+func (r *recorder) Release(id string, end routecache.End) {
 	r.mu.Lock()
 	hold := r.hold
 	r.mu.Unlock()
 	if hold != nil {
 		<-hold
 	}
-	r.Cache.Release(id)
+	r.Cache.Release(id, end)
 	r.note("release %s", id)
 }
 

@@ -1528,8 +1528,10 @@ func (x *TeamKeys) GetHashes() [][]byte {
 
 // Release says that these sandboxes are gone for good.
 type Release struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	SandboxIds    []string               `protobuf:"bytes,1,rep,name=sandbox_ids,json=sandboxIds,proto3" json:"sandbox_ids,omitempty"`
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	SandboxIds []string               `protobuf:"bytes,1,rep,name=sandbox_ids,json=sandboxIds,proto3" json:"sandbox_ids,omitempty"`
+	// Why and when each of them ended, in the order of sandbox_ids.
+	Ends          []*End `protobuf:"bytes,2,rep,name=ends,proto3" json:"ends,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1571,6 +1573,69 @@ func (x *Release) GetSandboxIds() []string {
 	return nil
 }
 
+func (x *Release) GetEnds() []*End {
+	if x != nil {
+		return x.Ends
+	}
+	return nil
+}
+
+// End is why and when a sandbox ended, as clients with its ID may know. It is empty unless the sandbox
+// was public.
+type End struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// A word of [A-Za-z], at most 32 characters.
+	Reason string `protobuf:"bytes,1,opt,name=reason,proto3" json:"reason,omitempty"`
+	// In seconds since 1970, by the leader's clock.
+	AtUnix        int64 `protobuf:"varint,2,opt,name=at_unix,json=atUnix,proto3" json:"at_unix,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *End) Reset() {
+	*x = End{}
+	mi := &file_api_control_v1_control_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *End) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*End) ProtoMessage() {}
+
+func (x *End) ProtoReflect() protoreflect.Message {
+	mi := &file_api_control_v1_control_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use End.ProtoReflect.Descriptor instead.
+func (*End) Descriptor() ([]byte, []int) {
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *End) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *End) GetAtUnix() int64 {
+	if x != nil {
+		return x.AtUnix
+	}
+	return 0
+}
+
 // Resolved answers a Resolve.
 type Resolved struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
@@ -1588,7 +1653,7 @@ type Resolved struct {
 
 func (x *Resolved) Reset() {
 	*x = Resolved{}
-	mi := &file_api_control_v1_control_proto_msgTypes[18]
+	mi := &file_api_control_v1_control_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1600,7 +1665,7 @@ func (x *Resolved) String() string {
 func (*Resolved) ProtoMessage() {}
 
 func (x *Resolved) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[18]
+	mi := &file_api_control_v1_control_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1613,7 +1678,7 @@ func (x *Resolved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resolved.ProtoReflect.Descriptor instead.
 func (*Resolved) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{18}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Resolved) GetSandboxId() string {
@@ -1700,13 +1765,14 @@ func (*Resolved_Starting) isResolved_Answer() {}
 
 type Gone struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
+	End           *End                   `protobuf:"bytes,1,opt,name=end,proto3" json:"end,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Gone) Reset() {
 	*x = Gone{}
-	mi := &file_api_control_v1_control_proto_msgTypes[19]
+	mi := &file_api_control_v1_control_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1718,7 +1784,7 @@ func (x *Gone) String() string {
 func (*Gone) ProtoMessage() {}
 
 func (x *Gone) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[19]
+	mi := &file_api_control_v1_control_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1731,7 +1797,14 @@ func (x *Gone) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Gone.ProtoReflect.Descriptor instead.
 func (*Gone) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{19}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *Gone) GetEnd() *End {
+	if x != nil {
+		return x.End
+	}
+	return nil
 }
 
 type Unknown struct {
@@ -1742,7 +1815,7 @@ type Unknown struct {
 
 func (x *Unknown) Reset() {
 	*x = Unknown{}
-	mi := &file_api_control_v1_control_proto_msgTypes[20]
+	mi := &file_api_control_v1_control_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1754,7 +1827,7 @@ func (x *Unknown) String() string {
 func (*Unknown) ProtoMessage() {}
 
 func (x *Unknown) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[20]
+	mi := &file_api_control_v1_control_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1767,7 +1840,7 @@ func (x *Unknown) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Unknown.ProtoReflect.Descriptor instead.
 func (*Unknown) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{20}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{21}
 }
 
 type Starting struct {
@@ -1780,7 +1853,7 @@ type Starting struct {
 
 func (x *Starting) Reset() {
 	*x = Starting{}
-	mi := &file_api_control_v1_control_proto_msgTypes[21]
+	mi := &file_api_control_v1_control_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1792,7 +1865,7 @@ func (x *Starting) String() string {
 func (*Starting) ProtoMessage() {}
 
 func (x *Starting) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[21]
+	mi := &file_api_control_v1_control_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1805,7 +1878,7 @@ func (x *Starting) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Starting.ProtoReflect.Descriptor instead.
 func (*Starting) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{21}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Starting) GetHoldMillis() uint32 {
@@ -1824,7 +1897,7 @@ type Pong struct {
 
 func (x *Pong) Reset() {
 	*x = Pong{}
-	mi := &file_api_control_v1_control_proto_msgTypes[22]
+	mi := &file_api_control_v1_control_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1836,7 +1909,7 @@ func (x *Pong) String() string {
 func (*Pong) ProtoMessage() {}
 
 func (x *Pong) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[22]
+	mi := &file_api_control_v1_control_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1849,7 +1922,7 @@ func (x *Pong) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pong.ProtoReflect.Descriptor instead.
 func (*Pong) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{22}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Pong) GetNonce() uint64 {
@@ -1873,7 +1946,7 @@ type Quiesce struct {
 
 func (x *Quiesce) Reset() {
 	*x = Quiesce{}
-	mi := &file_api_control_v1_control_proto_msgTypes[23]
+	mi := &file_api_control_v1_control_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1885,7 +1958,7 @@ func (x *Quiesce) String() string {
 func (*Quiesce) ProtoMessage() {}
 
 func (x *Quiesce) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[23]
+	mi := &file_api_control_v1_control_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1898,7 +1971,7 @@ func (x *Quiesce) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Quiesce.ProtoReflect.Descriptor instead.
 func (*Quiesce) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{23}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Quiesce) GetNumber() uint64 {
@@ -1927,7 +2000,7 @@ type Question struct {
 
 func (x *Question) Reset() {
 	*x = Question{}
-	mi := &file_api_control_v1_control_proto_msgTypes[24]
+	mi := &file_api_control_v1_control_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1939,7 +2012,7 @@ func (x *Question) String() string {
 func (*Question) ProtoMessage() {}
 
 func (x *Question) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[24]
+	mi := &file_api_control_v1_control_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1952,7 +2025,7 @@ func (x *Question) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Question.ProtoReflect.Descriptor instead.
 func (*Question) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{24}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Question) GetSandboxId() string {
@@ -1989,7 +2062,7 @@ type Probe struct {
 
 func (x *Probe) Reset() {
 	*x = Probe{}
-	mi := &file_api_control_v1_control_proto_msgTypes[25]
+	mi := &file_api_control_v1_control_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2001,7 +2074,7 @@ func (x *Probe) String() string {
 func (*Probe) ProtoMessage() {}
 
 func (x *Probe) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[25]
+	mi := &file_api_control_v1_control_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2014,7 +2087,7 @@ func (x *Probe) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Probe.ProtoReflect.Descriptor instead.
 func (*Probe) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{25}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Probe) GetSandboxId() string {
@@ -2062,7 +2135,7 @@ type Resume struct {
 
 func (x *Resume) Reset() {
 	*x = Resume{}
-	mi := &file_api_control_v1_control_proto_msgTypes[26]
+	mi := &file_api_control_v1_control_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2074,7 +2147,7 @@ func (x *Resume) String() string {
 func (*Resume) ProtoMessage() {}
 
 func (x *Resume) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[26]
+	mi := &file_api_control_v1_control_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2087,7 +2160,7 @@ func (x *Resume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resume.ProtoReflect.Descriptor instead.
 func (*Resume) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{26}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Resume) GetSandboxIds() []string {
@@ -2208,10 +2281,14 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\x06unread\x18\x03 \x01(\bR\x06unread\"6\n" +
 	"\bTeamKeys\x12\x12\n" +
 	"\x04team\x18\x01 \x01(\tR\x04team\x12\x16\n" +
-	"\x06hashes\x18\x02 \x03(\fR\x06hashes\"*\n" +
+	"\x06hashes\x18\x02 \x03(\fR\x06hashes\"U\n" +
 	"\aRelease\x12\x1f\n" +
 	"\vsandbox_ids\x18\x01 \x03(\tR\n" +
-	"sandboxIds\"\x83\x02\n" +
+	"sandboxIds\x12)\n" +
+	"\x04ends\x18\x02 \x03(\v2\x15.berth.control.v1.EndR\x04ends\"6\n" +
+	"\x03End\x12\x16\n" +
+	"\x06reason\x18\x01 \x01(\tR\x06reason\x12\x17\n" +
+	"\aat_unix\x18\x02 \x01(\x03R\x06atUnix\"\x83\x02\n" +
 	"\bResolved\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12/\n" +
@@ -2219,8 +2296,9 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\x04gone\x18\x03 \x01(\v2\x16.berth.control.v1.GoneH\x00R\x04gone\x125\n" +
 	"\aunknown\x18\x04 \x01(\v2\x19.berth.control.v1.UnknownH\x00R\aunknown\x128\n" +
 	"\bstarting\x18\x05 \x01(\v2\x1a.berth.control.v1.StartingH\x00R\bstartingB\b\n" +
-	"\x06answer\"\x06\n" +
-	"\x04Gone\"\t\n" +
+	"\x06answer\"/\n" +
+	"\x04Gone\x12'\n" +
+	"\x03end\x18\x01 \x01(\v2\x15.berth.control.v1.EndR\x03end\"\t\n" +
 	"\aUnknown\"+\n" +
 	"\bStarting\x12\x1f\n" +
 	"\vhold_millis\x18\x01 \x01(\rR\n" +
@@ -2264,7 +2342,7 @@ func file_api_control_v1_control_proto_rawDescGZIP() []byte {
 }
 
 var file_api_control_v1_control_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_api_control_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
+var file_api_control_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
 var file_api_control_v1_control_proto_goTypes = []any{
 	(Access)(0),              // 0: berth.control.v1.Access
 	(*RouterMessage)(nil),    // 1: berth.control.v1.RouterMessage
@@ -2285,15 +2363,16 @@ var file_api_control_v1_control_proto_goTypes = []any{
 	(*Keys)(nil),             // 16: berth.control.v1.Keys
 	(*TeamKeys)(nil),         // 17: berth.control.v1.TeamKeys
 	(*Release)(nil),          // 18: berth.control.v1.Release
-	(*Resolved)(nil),         // 19: berth.control.v1.Resolved
-	(*Gone)(nil),             // 20: berth.control.v1.Gone
-	(*Unknown)(nil),          // 21: berth.control.v1.Unknown
-	(*Starting)(nil),         // 22: berth.control.v1.Starting
-	(*Pong)(nil),             // 23: berth.control.v1.Pong
-	(*Quiesce)(nil),          // 24: berth.control.v1.Quiesce
-	(*Question)(nil),         // 25: berth.control.v1.Question
-	(*Probe)(nil),            // 26: berth.control.v1.Probe
-	(*Resume)(nil),           // 27: berth.control.v1.Resume
+	(*End)(nil),              // 19: berth.control.v1.End
+	(*Resolved)(nil),         // 20: berth.control.v1.Resolved
+	(*Gone)(nil),             // 21: berth.control.v1.Gone
+	(*Unknown)(nil),          // 22: berth.control.v1.Unknown
+	(*Starting)(nil),         // 23: berth.control.v1.Starting
+	(*Pong)(nil),             // 24: berth.control.v1.Pong
+	(*Quiesce)(nil),          // 25: berth.control.v1.Quiesce
+	(*Question)(nil),         // 26: berth.control.v1.Question
+	(*Probe)(nil),            // 27: berth.control.v1.Probe
+	(*Resume)(nil),           // 28: berth.control.v1.Resume
 }
 var file_api_control_v1_control_proto_depIdxs = []int32{
 	2,  // 0: berth.control.v1.RouterMessage.join:type_name -> berth.control.v1.Join
@@ -2311,27 +2390,29 @@ var file_api_control_v1_control_proto_depIdxs = []int32{
 	14, // 12: berth.control.v1.AllocatorMessage.snapshot:type_name -> berth.control.v1.Snapshot
 	15, // 13: berth.control.v1.AllocatorMessage.route:type_name -> berth.control.v1.Route
 	18, // 14: berth.control.v1.AllocatorMessage.release:type_name -> berth.control.v1.Release
-	19, // 15: berth.control.v1.AllocatorMessage.resolved:type_name -> berth.control.v1.Resolved
-	23, // 16: berth.control.v1.AllocatorMessage.pong:type_name -> berth.control.v1.Pong
-	24, // 17: berth.control.v1.AllocatorMessage.quiesce:type_name -> berth.control.v1.Quiesce
-	27, // 18: berth.control.v1.AllocatorMessage.resume:type_name -> berth.control.v1.Resume
-	26, // 19: berth.control.v1.AllocatorMessage.probe:type_name -> berth.control.v1.Probe
+	20, // 15: berth.control.v1.AllocatorMessage.resolved:type_name -> berth.control.v1.Resolved
+	24, // 16: berth.control.v1.AllocatorMessage.pong:type_name -> berth.control.v1.Pong
+	25, // 17: berth.control.v1.AllocatorMessage.quiesce:type_name -> berth.control.v1.Quiesce
+	28, // 18: berth.control.v1.AllocatorMessage.resume:type_name -> berth.control.v1.Resume
+	27, // 19: berth.control.v1.AllocatorMessage.probe:type_name -> berth.control.v1.Probe
 	16, // 20: berth.control.v1.AllocatorMessage.keys:type_name -> berth.control.v1.Keys
 	15, // 21: berth.control.v1.Snapshot.routes:type_name -> berth.control.v1.Route
 	0,  // 22: berth.control.v1.Route.access:type_name -> berth.control.v1.Access
 	17, // 23: berth.control.v1.Keys.teams:type_name -> berth.control.v1.TeamKeys
-	15, // 24: berth.control.v1.Resolved.route:type_name -> berth.control.v1.Route
-	20, // 25: berth.control.v1.Resolved.gone:type_name -> berth.control.v1.Gone
-	21, // 26: berth.control.v1.Resolved.unknown:type_name -> berth.control.v1.Unknown
-	22, // 27: berth.control.v1.Resolved.starting:type_name -> berth.control.v1.Starting
-	25, // 28: berth.control.v1.Quiesce.questions:type_name -> berth.control.v1.Question
-	1,  // 29: berth.control.v1.Control.Session:input_type -> berth.control.v1.RouterMessage
-	12, // 30: berth.control.v1.Control.Session:output_type -> berth.control.v1.AllocatorMessage
-	30, // [30:31] is the sub-list for method output_type
-	29, // [29:30] is the sub-list for method input_type
-	29, // [29:29] is the sub-list for extension type_name
-	29, // [29:29] is the sub-list for extension extendee
-	0,  // [0:29] is the sub-list for field type_name
+	19, // 24: berth.control.v1.Release.ends:type_name -> berth.control.v1.End
+	15, // 25: berth.control.v1.Resolved.route:type_name -> berth.control.v1.Route
+	21, // 26: berth.control.v1.Resolved.gone:type_name -> berth.control.v1.Gone
+	22, // 27: berth.control.v1.Resolved.unknown:type_name -> berth.control.v1.Unknown
+	23, // 28: berth.control.v1.Resolved.starting:type_name -> berth.control.v1.Starting
+	19, // 29: berth.control.v1.Gone.end:type_name -> berth.control.v1.End
+	26, // 30: berth.control.v1.Quiesce.questions:type_name -> berth.control.v1.Question
+	1,  // 31: berth.control.v1.Control.Session:input_type -> berth.control.v1.RouterMessage
+	12, // 32: berth.control.v1.Control.Session:output_type -> berth.control.v1.AllocatorMessage
+	32, // [32:33] is the sub-list for method output_type
+	31, // [31:32] is the sub-list for method input_type
+	31, // [31:31] is the sub-list for extension type_name
+	31, // [31:31] is the sub-list for extension extendee
+	0,  // [0:31] is the sub-list for field type_name
 }
 
 func init() { file_api_control_v1_control_proto_init() }
@@ -2362,7 +2443,7 @@ func file_api_control_v1_control_proto_init() {
 		(*AllocatorMessage_Probe)(nil),
 		(*AllocatorMessage_Keys)(nil),
 	}
-	file_api_control_v1_control_proto_msgTypes[18].OneofWrappers = []any{
+	file_api_control_v1_control_proto_msgTypes[19].OneofWrappers = []any{
 		(*Resolved_Route)(nil),
 		(*Resolved_Gone)(nil),
 		(*Resolved_Unknown)(nil),
@@ -2374,7 +2455,7 @@ func file_api_control_v1_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_control_v1_control_proto_rawDesc), len(file_api_control_v1_control_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   27,
+			NumMessages:   28,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
