@@ -16,24 +16,29 @@ import (
 	"github.com/berth-sandbox/berth/api/apierror"
 )
 
-// newKey stores a key for the test. It returns the key and what takes it away.
+// newKey stores a key for the test, of a team of its own. It returns the key and what takes it away.
 func (e *env) newKey(team string, role access.Role) (key string, revoke func()) {
+	e.t.Helper()
+	name := fmt.Sprintf("%s-%s-%s", e.pool, team, role)
+	return e.storeKey(access.Caller{Key: name, Team: e.pool + team, Role: role})
+}
+
+// storeKey stores a key of a caller.
+func (e *env) storeKey(caller access.Caller) (key string, revoke func()) {
 	e.t.Helper()
 	namespace := releaseNamespace
 	if e.processes != nil {
 		namespace = e.site.namespace()
 	}
 	key = access.NewKey()
-	name := fmt.Sprintf("%s-%s-%s", e.pool, team, role)
-	caller := access.Caller{Key: name, Team: e.pool + team, Role: role}
 	require.NoError(e.t, createKey(e.t.Context(), e.clients, namespace, key, caller))
 	secrets := e.clients.Kubernetes.CoreV1().Secrets(namespace)
 	e.t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
-		_ = secrets.Delete(ctx, name, metav1.DeleteOptions{}) // may be revoked
+		_ = secrets.Delete(ctx, caller.Key, metav1.DeleteOptions{}) // may be revoked
 	})
-	return key, func() { require.NoError(e.t, secrets.Delete(e.t.Context(), name, metav1.DeleteOptions{})) }
+	return key, func() { require.NoError(e.t, secrets.Delete(e.t.Context(), caller.Key, metav1.DeleteOptions{})) }
 }
 
 // as makes a call with a key, once every replica that answers knows it.

@@ -192,7 +192,7 @@ const restoreLimit = time.Minute
 // with the same options has left, or a new one.
 func (g *groundList) take(t *testing.T, o stack.Options) *processes {
 	t.Helper()
-	kind := fmt.Sprint(max(1, o.Allocators), max(1, o.Gateways), o.MaxStale, o.LeaseDuration, o.TLS, o.Domain)
+	kind := fmt.Sprint(max(1, o.Allocators), max(1, o.Gateways), o.MaxStale, o.LeaseDuration, o.TLS, o.APITLS, o.Domain)
 	p := g.pop(kind)
 	var err error
 	if p == nil {

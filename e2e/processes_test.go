@@ -35,8 +35,11 @@ type processes struct {
 // processesKey is the API key of all devclusters, of an admin.
 const processesKey = "e2b_0123456789abcdef0123456789abcdef01234567"
 
-// secure writes certificates to dir, and returns the flags with which allocators and routers use
-// them, and allocators the API keys of the namespace default.
+// limitedTeam is a team of all devclusters that may have one sandbox.
+const limitedTeam = "limited"
+
+// secure writes certificates and limits of teams to dir, and returns the flags with which allocators
+// and routers use them, and allocators the API keys of the namespace default.
 func secure(dir string) (allocator, router []string, err error) {
 	var errs []error
 	write := func(name, file string, content []byte) {
@@ -56,7 +59,9 @@ func secure(dir string) (allocator, router []string, err error) {
 		write(role, controltls.KeyFile, f.Key)
 		write(role, controltls.CAFile, f.CA)
 	}
-	return []string{"--api-keys-namespace=default",
+	limits := filepath.Join(dir, "limits.yaml")
+	errs = append(errs, os.WriteFile(limits, []byte("named: {"+limitedTeam+": {maxSandboxes: 1}}\n"), 0o600))
+	return []string{"--api-keys-namespace=default", "--team-limits=" + limits,
 			"--control-tls-dir=" + filepath.Join(dir, controltls.AllocatorName)},
 		[]string{"--control-tls-dir=" + filepath.Join(dir, controltls.RouterName)}, errors.Join(errs...)
 }

@@ -2,19 +2,27 @@ package e2e
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/berth-sandbox/berth/allocator/access"
+	"github.com/berth-sandbox/berth/api/apierror"
+	"github.com/berth-sandbox/berth/api/openapi"
 	"github.com/berth-sandbox/berth/devcluster"
 	"github.com/berth-sandbox/berth/devcluster/stack"
 )
@@ -28,14 +36,68 @@ func TestStockSDKsWorkOverPlainHTTP(t *testing.T) {
 	e := start(t, 0)
 	_, gatewayPort, err := net.SplitHostPort(e.address(e.site.front))
 	require.NoError(t, err)
-	e.runSDKs(append(os.Environ(), "E2B_API_KEY="+e.site.key(), "E2B_API_URL=http://"+e.address(e.site.api),
-		"E2B_SANDBOX_URL=http://"+e.site.domain()+":"+gatewayPort))
+	environment := append(os.Environ(), "E2B_API_KEY="+e.site.key(), "E2B_API_URL=http://"+e.address(e.site.api),
+		"E2B_SANDBOX_URL=http://"+e.site.domain()+":"+gatewayPort)
+	environment = e.runSDKs(environment)
+	limited, _ := e.storeKey(access.Caller{Key: e.pool + "-limited", Team: limitedTeam, Role: access.Member})
+	e.as(limited, http.MethodGet, "/sandboxes", "") // it is known
+	e.eachSDK(newSDKs, "limited", append(environment, "E2B_API_KEY="+limited))
 }
 
-// The domain is all that the SDKs know: host names lead to the API and to sandboxes.
+// The domain is all that the SDKs know: host names lead to the API and to sandboxes. The API of each replica
+// speaks TLS too. Without an allocator the gateway answers.
 func TestStockSDKsOverTLSNeedOnlyTheDomain(t *testing.T) {
-	e := startAlone(t, 0, overTLS)
-	e.runSDKs(e.domainOnly())
+	all := overTLS
+	all.APITLS, all.Allocators = true, 2
+	e := startAlone(t, 0, all)
+	environment := e.runSDKs(e.domainOnly())
+	e.callsOverTLS()
+	for _, a := range e.stack.Allocators {
+		require.NoError(t, a.Kill())
+	}
+	e.eachSDK(newSDKs, "busy", environment)
+}
+
+// callsOverTLS makes calls to each replica, one of which forwards them, and through the gateway.
+func (e *env) callsOverTLS() {
+	t := e.t
+	t.Helper()
+	authority, err := os.ReadFile(e.stack.CAFile)
+	require.NoError(t, err)
+	roots := x509.NewCertPool()
+	require.True(t, roots.AppendCertsFromPEM(authority))
+	name := fmt.Sprintf("api.%s:%d", e.stack.Domain, e.gatewayPort())
+	dialers := []dialer{e.site.front}
+	for _, a := range e.stack.Allocators {
+		dialers = append(dialers, func(ctx context.Context) (net.Conn, error) { return dialURL(ctx, a.API) })
+	}
+	for i, dial := range dialers {
+		client := e.clientOf(dial, 0)
+		client.Transport.(*http.Transport).TLSClientConfig = &tls.Config{RootCAs: roots, ServerName: "api." + e.stack.Domain}
+		call := func(method, path, body string, headers ...string) answer {
+			headers = append(headers, "X-API-Key", e.site.key(), "X-Forwarded-Host", "evil.example", "X-Forwarded-Proto", "http")
+			a, err := do(t.Context(), client, method, "https://"+name+path, "", body, headers...)
+			require.NoError(t, err)
+			return a
+		}
+		var pool openapi.Pool
+		size := i + 1
+		scaled := call(http.MethodPost, "/v1/pools/"+e.pool+"/scale", fmt.Sprintf(`{"warm":%d}`, size))
+		require.Equal(t, http.StatusOK, scaled.code, scaled.body)
+		require.NoError(t, json.Unmarshal([]byte(scaled.body), &pool))
+		require.Equal(t, size, pool.Spec.Warm)
+		e.waitWarm(int32(size))
+		s := sandboxOf(t, call(http.MethodPost, "/v2/sandboxes", `{"templateID":"`+e.pool+`"}`, "Origin", "https://"+name))
+		host := fmt.Sprintf("%d-%s.%s:%d", stack.DemoPorts()[0], s.SandboxID, e.stack.Domain, e.gatewayPort())
+		require.Equal(t, "https://"+host+"/", s.URL)
+		foreign := call(http.MethodDelete, "/sandboxes/"+s.SandboxID, "",
+			"Origin", "https://evil.example", "Sec-Fetch-Site", "cross-site")
+		require.Equal(t, apierror.CrossOrigin, foreign.refusal(t).Reason)
+		require.Equal(t, http.StatusNoContent, call(http.MethodDelete, "/sandboxes/"+s.SandboxID, "").code)
+	}
+	plain, err := e.callAPI(http.MethodGet, "/sandboxes", "", e.site.key())
+	require.NoError(t, err)
+	require.Equal(t, http.StatusBadRequest, plain.code, "the API answers plain HTTP")
 }
 
 // overTLS is a Berth whose gateway serves sandboxes and the API over TLS.
@@ -57,31 +119,40 @@ func (e *env) domainOnly(packages ...string) []string {
 		"NODE_OPTIONS=--require="+filepath.Join(resolve, "resolve.cjs"), "PYTHONPATH="+path, "PYTHONDONTWRITEBYTECODE=1")
 }
 
-// runSDKs uses a Berth through E2B's SDKs, as their registries have them: the newest releases, and
-// two that call the first generation of the API.
-func (e *env) runSDKs(environment []string) {
-	t := e.t
-	t.Helper()
+// stockSDK is a release of E2B's SDK as its registry has it.
+type stockSDK struct {
+	version string
+	install func(dir, name, version string) *exec.Cmd
+	program []string
+}
+
+// newSDKs are the newest releases, and oldSDKs two that call the first generation of the API.
+var (
+	newSDKs = []stockSDK{{"2.51.0", npm, []string{"node", "agent.cjs"}}, {"2.63.0", pip, []string{"python3", "agent.py"}}}
+	oldSDKs = []stockSDK{{"2.20.1", npm, []string{"node", "agent.cjs"}}, {"2.40.0", pip, []string{"python3", "agent.py"}}}
+)
+
+// runSDKs uses a Berth through E2B's SDKs. It returns the environment of the programs.
+func (e *env) runSDKs(environment []string) []string {
+	e.t.Helper()
 	pool := e.newPool(e.pool+"-sdk", 6)
 	pool.Spec.Template.Spec.Containers[0].Args = []string{fmt.Sprintf("--ports=%d,%d", stack.DemoPorts()[0], agentPort)}
 	e.createPool(pool)
 	environment = append(environment, "POOL="+pool.Name)
-	for _, c := range []struct {
-		version string
-		install func(dir, name, version string) *exec.Cmd
-		program []string
-	}{
-		{"2.51.0", npm, []string{"node", "agent.cjs"}},
-		{"2.20.1", npm, []string{"node", "agent.cjs"}},
-		{"2.63.0", pip, []string{"python3", "agent.py"}},
-		{"2.40.0", pip, []string{"python3", "agent.py"}},
-	} {
-		t.Run(c.program[0]+" "+c.version, func(t *testing.T) {
+	e.eachSDK(slices.Concat(newSDKs, oldSDKs), "", environment)
+	return environment
+}
+
+// eachSDK runs a part of the programs in sdk; "" is the whole life of sandboxes.
+func (e *env) eachSDK(all []stockSDK, part string, environment []string) {
+	e.t.Helper()
+	for _, c := range all {
+		e.t.Run(strings.TrimSpace(c.program[0]+" "+c.version+" "+part), func(t *testing.T) {
 			name := c.program[0] + "-e2b-" + c.version
 			dir := installed(t, name, func(dir string) *exec.Cmd { return c.install(dir, "e2b", c.version) })
 			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 			defer cancel()
-			command := exec.CommandContext(ctx, c.program[0], filepath.Join("sdk", c.program[1]), dir)
+			command := exec.CommandContext(ctx, c.program[0], filepath.Join("sdk", c.program[1]), dir, part)
 			command.Env = environment
 			out, err := command.CombinedOutput()
 			require.NoError(t, err, "%s", out)

@@ -40,6 +40,9 @@ type Options struct {
 	// TLS has the gateways serve HTTPS. The certificate is for Domain, the names below it,
 	// localhost and 127.0.0.1. Stack.CAFile has its authority.
 	TLS bool
+	// APITLS has the HTTP API speak TLS too, with the certificate of the gateways. It needs TLS, and the flag
+	// --control-tls-dir in AllocatorArgs.
+	APITLS bool
 	// GatewayHosts are hosts beside Domain at which headers name the sandbox.
 	GatewayHosts []string
 	// MaxStale is that of routers and allocators. Default 15 min.
@@ -129,6 +132,13 @@ func Start(ctx context.Context, c *devcluster.Cluster, o Options) (_ *Stack, err
 			return nil, err
 		}
 	}
+	if o.APITLS {
+		if settings.API.TLS, err = o.apiTLS(filepath.Join(c.Dir(), "gateway-tls")); err != nil {
+			return nil, err
+		}
+		o.AllocatorArgs = append(slices.Clone(o.AllocatorArgs),
+			"--api-tls-cert="+settings.TLS.CertFile, "--api-tls-key="+settings.TLS.KeyFile)
+	}
 	apis := make([]netip.AddrPort, o.Allocators)
 	for i := range apis {
 		if apis[i], err = c.FreeAddr(); err != nil {
@@ -197,8 +207,12 @@ func newAllocator(c *devcluster.Cluster, i int, api netip.AddrPort, publicURL st
 		}
 	}
 	name := fmt.Sprintf("allocator-%d", i)
+	scheme := "http"
+	if o.APITLS {
+		scheme = "https"
+	}
 	a := &Allocator{
-		API: "http://" + addresses[0].String(), Control: addresses[1], Admin: "http://" + addresses[2].String(),
+		API: scheme + "://" + addresses[0].String(), Control: addresses[1], Admin: "http://" + addresses[2].String(),
 	}
 	var err error
 	if o.ControlOf != nil {
@@ -277,6 +291,15 @@ func newGateway(
 			return nil, err
 		}
 		if err := os.WriteFile(settings.TLS.SecretFile, secret, 0o600); err != nil {
+			return nil, err
+		}
+	}
+	if settings.API.TLS != nil {
+		secret, err := envoy.APISecret(settings)
+		if err != nil {
+			return nil, err
+		}
+		if err := os.WriteFile(settings.API.TLS.SecretFile, secret, 0o600); err != nil {
 			return nil, err
 		}
 	}

@@ -12,10 +12,25 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/berth-sandbox/berth/envoy"
+	"github.com/berth-sandbox/berth/internal/controltls"
 )
+
+// apiTLS is how gateways connect to the API: as replicas connect to each other's.
+func (o *Options) apiTLS(dir string) (*envoy.APITLS, error) {
+	for _, arg := range o.AllocatorArgs {
+		if control, ok := strings.CutPrefix(arg, "--control-tls-dir="); ok {
+			return &envoy.APITLS{
+				CAFile: filepath.Join(control, controltls.CAFile), ServerName: controltls.AllocatorName,
+				SecretFile: filepath.Join(dir, "envoy-api.yaml"),
+			}, nil
+		}
+	}
+	return nil, errors.New("stack: APITLS needs --control-tls-dir in AllocatorArgs")
+}
 
 // newCertificate makes an authority, and a certificate of it for a domain and the names below it. It
 // writes them to dir. The authority's key is not kept.

@@ -1,5 +1,5 @@
 // Uses a Berth through E2B's JavaScript SDK as an agent does, and checks what it gets.
-// node agent.cjs <directory with the SDK>; the pool is in POOL, the rest in the SDK's variables.
+// node agent.cjs <directory with the SDK> [limited|busy]; the pool is in POOL, the rest in the SDK's variables.
 'use strict'
 const assert = require('node:assert/strict')
 const http = require('node:http')
@@ -55,6 +55,20 @@ async function privately() {
   await sandbox.kill()
 }
 
+// limited uses the key of a team that may have one sandbox.
+async function limited() {
+  const sandbox = await Sandbox.create(pool, { timeoutMs: 60_000 })
+  const error = await fails('RateLimitError', Sandbox.create(pool))
+  assert.match(error.message, /maxSandboxes/)
+  await sandbox.kill()
+}
+
+// busy uses a Berth without an allocator.
+async function busy() {
+  await fails('ServiceBusyError', Sandbox.create(pool))
+  await fails('ServiceBusyError', Sandbox.getInfo('zzzzzzzzzzzzzzzzzzzz'))
+}
+
 async function main() {
   const sandbox = await Sandbox.create(pool, { timeoutMs: 60_000, metadata: { run, 'a key': 'é&=%', idle_timeout: '600' } })
   const info = await sandbox.getInfo()
@@ -105,7 +119,9 @@ async function main() {
   assert.match(refused.message, /envVars: A warm pod has started already/)
 }
 
-main().then(() => console.log('ok'), (error) => {
+const modes = { limited, busy }
+const mode = modes[process.argv[3]] || main
+mode().then(() => console.log('ok'), (error) => {
   console.error(error)
   process.exit(1)
 })

@@ -1,6 +1,6 @@
 """Uses a Berth through E2B's Python SDK as an agent does, and checks what it gets.
 
-python3 agent.py <directory with the SDK>; the pool is in POOL, the rest in the SDK's variables.
+python3 agent.py <directory with the SDK> [limited|busy]; the pool is in POOL, the rest in the SDK's variables.
 """
 import http.client
 import json
@@ -56,6 +56,18 @@ def private():
         assert sandbox.get_info().sandbox_id == sandbox.sandbox_id
 
 
+def limited():
+    """Uses the key of a team that may have one sandbox."""
+    with Sandbox.create(POOL, timeout=60):
+        assert "maxSandboxes" in fails("RateLimitException", Sandbox.create, POOL)
+
+
+def busy():
+    """Uses a Berth without an allocator."""
+    fails("ServiceBusyException", Sandbox.create, POOL)
+    fails("ServiceBusyException", Sandbox.get_info, "zzzzzzzzzzzzzzzzzzzz")
+
+
 def main():
     metadata = {"run": RUN, "a key": "é&=%", "idle_timeout": "600"}
     sandbox = Sandbox.create(POOL, timeout=60, metadata=metadata)
@@ -106,5 +118,5 @@ def main():
     assert "envVars: A warm pod has started already" in refused, refused
 
 
-main()
+{"limited": limited, "busy": busy}.get(sys.argv[2] if len(sys.argv) > 2 else "", main)()
 print("ok")
