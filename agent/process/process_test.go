@@ -28,7 +28,7 @@ func TestEachCallWorksInBothCodecs(t *testing.T) {
 			t.Parallel()
 			s := serve(t, options...)
 			tag := "reader"
-			request := command("cat; echo err >&2; exit 3")
+			request := command("cat; exit 3")
 			request.Stdin, request.Tag = nil, &tag
 			p := s.start(t.Context(), request)
 
@@ -65,7 +65,7 @@ func TestEachCallWorksInBothCodecs(t *testing.T) {
 					require.Equal(t, connect.CodeNotFound, connect.CodeOf(err))
 				}
 			}
-			require.Equal(t, "one\ntwo\nthree\nerr\n", p.wait())
+			require.Equal(t, "one\ntwo\nthree\n", p.wait())
 			require.Equal(t, int32(3), p.end.GetExitCode())
 			require.True(t, p.end.GetExited())
 			require.Equal(t, "exit status 3", p.end.GetStatus())
@@ -76,7 +76,7 @@ func TestEachCallWorksInBothCodecs(t *testing.T) {
 				out.WriteString(text(second.Msg().GetEvent().GetData()))
 			}
 			require.NoError(t, second.Err())
-			require.Equal(t, "one\ntwo\nthree\nerr\n", out.String())
+			require.Equal(t, "one\ntwo\nthree\n", out.String())
 		})
 	}
 }
