@@ -214,10 +214,12 @@ func (p *Pools) maintain(ctx context.Context, pool *v1alpha1.SandboxPool, counts
 	} else if known { // an unknown count must not show as 0
 		if status := p.status(pool, counts); !equality.Semantic.DeepEqual(status, pool.Status) {
 			err = p.patch(ctx, pool, map[string]any{"status": status}, "status")
-			if c := meta.FindStatusCondition(status.Conditions, v1alpha1.PoolPodsStable); err == nil && c.Status == metav1.ConditionFalse &&
-				!meta.IsStatusConditionFalse(pool.Status.Conditions, v1alpha1.PoolPodsStable) {
-				// The write was conditional, so this process turned the condition.
-				p.warn(ctx, pool, c)
+			for _, kind := range []string{v1alpha1.PoolAccepted, v1alpha1.PoolPodsCreatable, v1alpha1.PoolPodsStable} {
+				c := meta.FindStatusCondition(status.Conditions, kind)
+				if err == nil && c.Status == metav1.ConditionFalse && !meta.IsStatusConditionFalse(pool.Status.Conditions, kind) {
+					// The write was conditional, so this process turned the condition.
+					p.warn(ctx, pool, c)
+				}
 			}
 		}
 	}
@@ -306,16 +308,8 @@ func (p *Pools) status(pool *v1alpha1.SandboxPool, counts core.Counts) v1alpha1.
 		}
 		meta.SetStatusCondition(&s.Conditions, c)
 	}
-	missing, filling := "", "Filling"
-	if counts.Warm < int(pool.Spec.Warm) {
-		missing = fmt.Sprintf("%d of %d pods are warm", counts.Warm, pool.Spec.Warm)
-		if counts.Stuck != "" {
-			missing += "; " + counts.Stuck
-		}
-	}
 	unstable := ""
 	if t := counts.Trouble; t != (core.Trouble{}) {
-		filling = "BackOff"
 		next := "a replacement is being tried"
 		if !t.Retry.IsZero() {
 			next = "the next attempt is at " + t.Retry.UTC().Format(time.RFC3339)
@@ -329,11 +323,38 @@ func (p *Pools) status(pool *v1alpha1.SandboxPool, counts core.Counts) v1alpha1.
 	p.mu.Lock()
 	createErr := p.createErr[keyOf(pool)]
 	p.mu.Unlock()
-	set(v1alpha1.PoolReady, "Warm", filling, missing)
 	set(v1alpha1.PoolPodsStable, "Stable", "BackOff", unstable)
 	set(v1alpha1.PoolAccepted, "Accepted", by, message(refused))
-	set(v1alpha1.PoolPodsCreatable, "Accepted", "Refused", message(createErr))
+	set(v1alpha1.PoolPodsCreatable, "Creatable", "CreateFailed", message(createErr))
+	meta.SetStatusCondition(&s.Conditions, ready(pool, counts, s.Conditions))
 	return s
+}
+
+// ready returns the condition Ready. If the pool lacks warm pods, its reason is that of the first
+// condition that is false, and else Filling.
+func ready(pool *v1alpha1.SandboxPool, counts core.Counts, others []metav1.Condition) metav1.Condition {
+	c := metav1.Condition{Type: v1alpha1.PoolReady, Status: metav1.ConditionTrue, Reason: "Warm", ObservedGeneration: pool.Generation}
+	if counts.Warm >= int(pool.Spec.Warm) {
+		return c
+	}
+	c.Message = fmt.Sprintf("%d of %d pods are warm", counts.Warm, pool.Spec.Warm)
+	if counts.Stuck != "" {
+		c.Message += "; " + counts.Stuck
+	}
+	c.Reason = "Filling"
+	for _, kind := range []string{v1alpha1.PoolAccepted, v1alpha1.PoolPodsCreatable, v1alpha1.PoolPodsStable} {
+		if meta.IsStatusConditionFalse(others, kind) {
+			c.Reason = meta.FindStatusCondition(others, kind).Reason
+			break
+		}
+	}
+	// A claim takes a warm pod and the pool makes another one, so the counts alone would turn the
+	// condition with every claim.
+	was := meta.FindStatusCondition(pool.Status.Conditions, v1alpha1.PoolReady)
+	if was == nil || was.Status != metav1.ConditionTrue || was.ObservedGeneration != pool.Generation || counts.Warm == 0 {
+		c.Status = metav1.ConditionFalse
+	}
+	return c
 }
 
 // maxMessage bounds the message of a condition, in bytes. A message that names every container of a

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -235,6 +236,27 @@ func (w *watched) until(name, what string, is func(v1alpha1.SandboxPoolStatus) b
 	return pool.Status
 }
 
+// events waits for n Events of a pool, which are written after the status, and returns all of them in
+// the order of their texts.
+func (w *watched) events(name string, n int) (all []string) {
+	w.Helper()
+	require.Eventually(w, func() bool {
+		list, err := w.clients.Kubernetes.CoreV1().Events("default").List(w.Context(), metav1.ListOptions{
+			FieldSelector: "involvedObject.kind=SandboxPool,involvedObject.name=" + name,
+		})
+		if err != nil {
+			return false
+		}
+		all = nil
+		for _, e := range list.Items {
+			all = append(all, e.Type+" "+e.Reason+": "+e.Message)
+		}
+		return len(all) >= n
+	}, time.Minute, 20*time.Millisecond)
+	slices.Sort(all)
+	return all
+}
+
 // told waits until the core knows whether the pool is refused.
 func (w *watched) told(name string, refused bool) core.Pool {
 	w.Helper()
@@ -270,6 +292,8 @@ func TestPools(t *testing.T) {
 		require.Equal(t, "PodSecurity", accepted.Reason)
 		require.Contains(t, accepted.Message, "hostPID=true")
 		require.Contains(t, accepted.Message, "--pod-security")
+		require.Equal(t, "PodSecurity", meta.FindStatusCondition(status.Conditions, v1alpha1.PoolReady).Reason)
+		require.Equal(t, []string{"Warning PodSecurity: " + accepted.Message}, w.events("refused", 1))
 		_, ok := w.pools.Get(key)
 		require.False(t, ok, "a pod can be made from it")
 		listed, _, err := w.pools.List(t.Context()) // as the next leader does
@@ -372,6 +396,10 @@ func TestPools(t *testing.T) {
 		w.until("verbose", "no status is written", condition(v1alpha1.PoolAccepted, metav1.ConditionFalse))
 		w.pools.CreateResult(core.PoolKey{Namespace: "default", Name: "verbose"}, fmt.Errorf("%s", strings.Repeat("\u00e9", 40<<10)))
 		w.until("verbose", "no status is written", condition(v1alpha1.PoolPodsCreatable, metav1.ConditionFalse))
+		events := w.events("verbose", 2)
+		require.Len(t, events, 2)
+		require.Regexp(t, "^Warning CreateFailed: ", events[0])
+		require.Regexp(t, "^Warning PodSecurity: ", events[1])
 	})
 
 	t.Run("nothing is kept of a pool that is gone", func(t *testing.T) {
@@ -446,12 +474,34 @@ func TestFailingPodsShowInOneConditionAndOneEvent(t *testing.T) {
 	status := w.until("ends", "stable again", condition(v1alpha1.PoolPodsStable, "Stable", ""))
 	require.True(t, meta.IsStatusConditionTrue(status.Conditions, v1alpha1.PoolReady))
 
-	events, err := w.clients.Kubernetes.CoreV1().Events("default").List(t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.kind=SandboxPool,involvedObject.name=ends"})
-	require.NoError(t, err)
-	require.Len(t, events.Items, 1)
-	require.Equal(t, first, events.Items[0].Message)
-	require.Equal(t, "BackOff", events.Items[0].Reason)
-	require.Equal(t, corev1.EventTypeWarning, events.Items[0].Type)
+	require.Equal(t, []string{"Warning BackOff: " + first}, w.events("ends", 1))
+}
+
+// Ready is what "kubectl wait" and health checks look at.
+func TestReadyLastsWhilePodsAreClaimed(t *testing.T) {
+	w := watch(t)
+	w.create(stack.DemoPool("default", "ready", 3))
+	expect := func(counts core.Counts, status metav1.ConditionStatus, reason, message string) metav1.Condition {
+		t.Helper()
+		w.counted(counts)
+		got := w.until("ready", message, func(s v1alpha1.SandboxPoolStatus) bool {
+			c := meta.FindStatusCondition(s.Conditions, v1alpha1.PoolReady)
+			return c != nil && c.Message == message && int(s.Warm) == counts.Warm
+		})
+		c := meta.FindStatusCondition(got.Conditions, v1alpha1.PoolReady)
+		require.Equal(t, []any{status, reason}, []any{c.Status, c.Reason}, message)
+		return *c
+	}
+	expect(core.Counts{Warm: 2}, metav1.ConditionFalse, "Filling", "2 of 3 pods are warm")
+	full := expect(core.Counts{Warm: 3}, metav1.ConditionTrue, "Warm", "")
+	after := expect(core.Counts{Warm: 1}, metav1.ConditionTrue, "Filling", "1 of 3 pods are warm")
+	require.Equal(t, full.LastTransitionTime, after.LastTransitionTime)
+	expect(core.Counts{}, metav1.ConditionFalse, "Filling", "0 of 3 pods are warm")
+	expect(core.Counts{Warm: 1}, metav1.ConditionFalse, "Filling", "1 of 3 pods are warm")
+	expect(core.Counts{Warm: 3}, metav1.ConditionTrue, "Warm", "")
+	w.patch("ready", map[string]any{"warm": 4}) // kubectl wait after a change waits for the new number
+	expect(core.Counts{Warm: 3}, metav1.ConditionFalse, "Filling", "3 of 4 pods are warm")
+	require.Empty(t, w.events("ready", 0))
 }
 
 func newPools(t *testing.T, clients *kube.Clients, submit func(core.Event)) *pools.Pools {

@@ -22,25 +22,25 @@ type JournalSlot struct {
 
 // JournalSlotSpec is one batch of the journal. Read one with "berth journal dump".
 type JournalSlotSpec struct {
-	// Slots is how many slots the ring has, the same in all of them.
+	// slots is how many slots the ring has, the same in all of them.
 	// +kubebuilder:validation:Minimum=2
 	Slots int32 `json:"slots"`
-	// Format is the version of the format of data. An allocator that does not
+	// format is the version of the format of data. An allocator that does not
 	// know it does not start.
 	// +kubebuilder:validation:Minimum=1
 	Format int32 `json:"format"`
-	// Position of the batch in the log, counted from 1. 0: nothing was written to
+	// position of the batch in the log, counted from 1. 0: nothing was written to
 	// this slot yet.
 	Position int64 `json:"position"`
-	// Term of the leader that wrote the batch.
+	// term of the leader that wrote the batch.
 	Term int64 `json:"term"`
-	// Nonce tells this write from every other.
+	// nonce tells this write from every other.
 	// +optional
 	Nonce string `json:"nonce,omitempty"`
-	// Records is the number of records in data.
+	// records is the number of records in data.
 	// +optional
 	Records int32 `json:"records,omitempty"`
-	// Data is the batch: a berth.journal.v1.Batch, compressed with zstd.
+	// data is the batch: a berth.journal.v1.Batch, compressed with zstd.
 	// +optional
 	Data []byte `json:"data,omitempty"`
 }

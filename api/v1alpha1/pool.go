@@ -11,11 +11,15 @@ import (
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
 // +kubebuilder:resource:path=sandboxpools,singular=sandboxpool,shortName=sbp,categories=berth
-// +kubebuilder:printcolumn:name="Target",type=integer,JSONPath=`.spec.warm`,description="Pods the pool tries to keep warm"
-// +kubebuilder:printcolumn:name="Warm",type=integer,JSONPath=`.status.warm`
-// +kubebuilder:printcolumn:name="Starting",type=integer,JSONPath=`.status.pending`,description="Pods that are not ready yet"
-// +kubebuilder:printcolumn:name="Claimed",type=integer,JSONPath=`.status.claimed`
+// +kubebuilder:printcolumn:name="Desired",type=integer,JSONPath=`.spec.warm`,description="Pods that the pool keeps warm"
+// +kubebuilder:printcolumn:name="Warm",type=integer,JSONPath=`.status.warm`,description="Pods that can be claimed now"
+// +kubebuilder:printcolumn:name="Pending",type=integer,JSONPath=`.status.pending`,description="Pods that are not ready yet"
+// +kubebuilder:printcolumn:name="Claimed",type=integer,JSONPath=`.status.claimed`,description="Live sandboxes"
+// +kubebuilder:printcolumn:name="Releasing",type=integer,JSONPath=`.status.releasing`,priority=1,description="Pods of released sandboxes"
+// +kubebuilder:printcolumn:name="Max",type=integer,JSONPath=`.spec.maxPods`,priority=1,description="The most pods of any kind"
 // +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`
+// +kubebuilder:printcolumn:name="Reason",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].reason`,description="Why the pool lacks warm pods"
+// +kubebuilder:printcolumn:name="Message",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].message`,priority=1
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 // +kubebuilder:validation:XValidation:rule="size(self.metadata.name) <= 40",message="metadata.name: at most 40 characters, because pod names are made from it"
 type SandboxPool struct {
@@ -34,29 +38,29 @@ type SandboxPool struct {
 // +kubebuilder:validation:XValidation:rule="!has(self.idleTimeoutSeconds) || self.idleTimeoutSeconds == 0 || self.idleTimeoutSeconds >= 5",message="spec.idleTimeoutSeconds: must be 0, for no idle timeout, or at least 5: an admitted request may take so long to connect to its pod"
 // +kubebuilder:validation:XValidation:rule="!has(self.busyProbe) || has(self.maxLifetimeSeconds)",message="spec.busyProbe: needs spec.maxLifetimeSeconds, because a sandbox that always says that it is busy would never end; set it"
 type SandboxPoolSpec struct {
-	// Warm is how many ready, unclaimed pods to keep. 0 drains the pool:
-	// claims are then answered "pool empty".
+	// warm is how many ready pods without a sandbox the pool keeps. With 0 it makes no
+	// pods, and claims get 429 pool_empty.
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=10000
 	Warm int32 `json:"warm"`
 
-	// MaxPods bounds all pods of the pool: starting, warm, claimed and those
-	// released but not yet deleted. Absent: no bound.
+	// maxPods bounds all pods of the pool: pending, warm, claimed and releasing. Default: no
+	// bound.
 	// +optional
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=100000
 	MaxPods *int32 `json:"maxPods,omitempty"`
 
-	// DefaultPort is the port that a host without one, <sandbox id>.<domain>, means.
+	// defaultPort is the port that a host without one, <sandbox id>.<domain>, means. Default:
+	// 8080.
 	// +kubebuilder:default=8080
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=65535
 	DefaultPort int32 `json:"defaultPort,omitempty"`
 
-	// Ports are the ports of sandboxes that can be reached through the gateway,
-	// DefaultPort among them; absent or empty: all. A request for another one is
-	// answered 403 and does not reach the pod. A change counts for the sandboxes
-	// that the pool has already; requests that are open go on.
+	// ports are the ports of sandboxes that can be reached through the gateway. They must
+	// contain defaultPort. Default: all ports. A request for another port is answered 403. A
+	// change also applies to live sandboxes; open requests continue.
 	// +optional
 	// +listType=set
 	// +kubebuilder:validation:MaxItems=64
@@ -64,7 +68,7 @@ type SandboxPoolSpec struct {
 	// +kubebuilder:validation:items:Maximum=65535
 	Ports []int32 `json:"ports,omitempty"`
 
-	// Access says who may send requests to the sandboxes of the pool. public: every client that has
+	// access says who may send requests to the sandboxes of the pool. Default: public. public: every client that has
 	// the ID of the sandbox. token: a client with the token of the sandbox, which the answer to the
 	// claim has, or with a link to it. team: a client with a link to it, which only callers of its
 	// team can make; there is no token. Others are answered 403.
@@ -75,82 +79,79 @@ type SandboxPoolSpec struct {
 	// +optional
 	Access Access `json:"access,omitempty"`
 
-	// PostStart, if set, is called for every sandbox, in its pod, before other
-	// requests can reach it. The claim is answered when it has succeeded, or with a
-	// sandbox that is still starting when its caller has waited for long enough.
+	// postStart is an HTTP request that the allocator sends to each pod that becomes a sandbox,
+	// before other requests can reach it. The claim is answered when it has succeeded, or with a
+	// sandbox in the phase starting when waitTimeout is over. Default: none.
 	// +optional
 	PostStart *PostStartHook `json:"postStart,omitempty"`
 
-	// HoldSeconds is how long a request for a sandbox that is starting waits for it;
-	// then it is answered 503. 0: not at all.
+	// holdSeconds is how long, in seconds, a request waits for a sandbox in the phase starting.
+	// After that it is answered 503. Default: 30. 0: it does not wait.
 	// +kubebuilder:default=30
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=30
 	// +optional
 	HoldSeconds *int32 `json:"holdSeconds,omitempty"`
 
-	// OnRestart is what becomes of a sandbox when a container of its pod starts
-	// again: what it had in memory is gone, and what it had written to its own file
-	// system. Release: it is released, with reason UnexpectedRestart. Keep: it goes
-	// on.
+	// onRestart says what happens to a sandbox when a container of its pod restarts. The
+	// container has lost its memory and the files outside of volumes. Release: the sandbox is
+	// released, with reason UnexpectedRestart. Keep: it stays. Default: Release.
 	// +kubebuilder:default=Release
 	// +optional
 	OnRestart OnRestart `json:"onRestart,omitempty"`
 
-	// IdleTimeoutSeconds is after how long without activity a sandbox is released,
-	// with reason Idle: 5 to 31,536,000 (365 days), or 0: never. A claim may say
-	// otherwise (idleTimeout). It is fixed for a sandbox when it is claimed, and a
-	// change counts for later claims. What counts as activity: see Activity.
+	// idleTimeoutSeconds is the time without activity, in seconds, after which a sandbox is
+	// released, with reason Idle: 5 to 31,536,000 (365 days), or 0 for never. Default: 3600. A
+	// claim can set its own (idleTimeout). A change applies to later claims. The field activity
+	// says what counts as activity.
 	//
-	// Whatever comes first ends a sandbox: its end (timeout), this, or
-	// MaxLifetimeSeconds.
+	// The earliest of three ends releases a sandbox: its timeout, this one, and
+	// maxLifetimeSeconds.
 	// +kubebuilder:default=3600
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=31536000
 	// +optional
 	IdleTimeoutSeconds *int32 `json:"idleTimeoutSeconds,omitempty"`
 
-	// Activity is what keeps a sandbox from being idle. In any case: a request in the
-	// moment in which it arrives, a keep-alive call, a call that moves the end, and a
-	// BusyProbe that is answered 200. Besides, Requests: a request, a stream or a
-	// WebSocket that is open, however silent it is. Bytes: an open connection only
-	// while at least MinBytesPerMinute move over it. With Bytes a request whose answer
-	// takes longer than the idle timeout is cut off when the sandbox is released, and an
-	// idle timeout below 60 seconds counts as 60.
+	// activity says whether an open connection keeps a sandbox from being idle. Requests: each
+	// request, stream or WebSocket does while it is open, even without traffic. Bytes: a
+	// connection does while at least minBytesPerMinute move over it. Default: Requests.
 	//
-	// A claim may say otherwise (activity). Like the idle timeout it is fixed for a
-	// sandbox when it is claimed.
+	// Both count the arrival of a request, a keep-alive call, a call that moves the end, and a
+	// busyProbe that is answered 200. With Bytes a request whose answer takes longer than the idle
+	// timeout is cut off when the sandbox is released, and an idle timeout below 60 seconds counts
+	// as 60. A claim can set its own (activity). A change applies to later claims.
 	// +kubebuilder:default=Requests
 	// +optional
 	Activity Activity `json:"activity,omitempty"`
 
-	// MinBytesPerMinute is how many bytes, both directions together, must move over a
-	// connection in a minute for it to count with activity Bytes. The pings of a
-	// WebSocket are some tens of bytes a minute. Without meaning for Requests. A claim
-	// may say otherwise (minBytesPerMinute).
+	// minBytesPerMinute is how many bytes, in both directions together, must move over a
+	// connection in a minute so that it counts with the activity Bytes. It has no effect with
+	// Requests. Default: 1024. The pings of a WebSocket are some tens of bytes a minute. A claim
+	// can set its own (minBytesPerMinute).
 	// +kubebuilder:default=1024
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=1073741824
 	// +optional
 	MinBytesPerMinute *int32 `json:"minBytesPerMinute,omitempty"`
 
-	// BusyProbe, if set, lets a sandbox say that it works although it receives no requests.
-	// It needs MaxLifetimeSeconds. It counts also for the sandboxes that the pool has
-	// already, if they were claimed with a MaxLifetimeSeconds.
+	// busyProbe lets a sandbox say that it works although it receives no requests. It needs
+	// maxLifetimeSeconds. A change also applies to live sandboxes that were claimed with
+	// maxLifetimeSeconds. Default: none.
 	// +optional
 	BusyProbe *BusyProbe `json:"busyProbe,omitempty"`
 
-	// MaxLifetimeSeconds is after how long a sandbox is released in any case, with
-	// reason MaxLifetime, counted from its claim: 1 to 31,536,000 (365 days). Nothing
-	// moves this end. It is fixed for a sandbox when it is claimed. Absent: no bound.
+	// maxLifetimeSeconds is the time from the claim, in seconds, after which a sandbox is
+	// released, in use or not, with reason MaxLifetime: 1 to 31,536,000 (365 days). No call moves
+	// this end. A change applies to later claims. Default: no bound.
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=31536000
 	// +optional
 	MaxLifetimeSeconds *int32 `json:"maxLifetimeSeconds,omitempty"`
 
-	// StartupTimeoutSeconds is how long a sandbox of a pool with a PostStart hook may
-	// be starting, counted from its claim; then it is released, with reason
-	// StartupTimeout. The hook has a time limit of its own; this one also counts the
+	// startupTimeoutSeconds is the time from the claim, in seconds, that a sandbox of a pool with
+	// a postStart hook may be in the phase starting. After that it is released, with reason
+	// StartupTimeout. Default: 120. The hook has a time limit of its own; this one also counts the
 	// time in which no allocator leads.
 	// +kubebuilder:default=120
 	// +kubebuilder:validation:Minimum=1
@@ -166,7 +167,7 @@ type SandboxPoolSpec struct {
 	// +optional
 	EnvdVersion string `json:"envdVersion,omitempty"`
 
-	// Template is the pod to run. Its labels and annotations are copied to the
+	// template is the pod to run. Its labels and annotations are copied to the
 	// pods; keys below berth.sh/ are the allocator's own and are left out.
 	// A pod is handed out once it is Ready, so containers should have a
 	// readiness probe.
@@ -187,23 +188,23 @@ type SandboxPoolSpec struct {
 // while the pod cannot be connected to, and again by the next leader if this one
 // ends meanwhile: so it may come more than once for a sandbox.
 type PostStartHook struct {
-	// Port of the pod. Absent: spec.defaultPort.
+	// port of the pod. Default: spec.defaultPort.
 	// +optional
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=65535
 	Port int32 `json:"port,omitempty"`
-	// Path of the request, beginning with a slash.
+	// path of the request, which begins with a slash. Default: /.
 	// +kubebuilder:default=/
 	// +kubebuilder:validation:Pattern=`^/[!-~]*$`
 	// +kubebuilder:validation:MaxLength=1024
 	Path string `json:"path,omitempty"`
-	// TimeoutSeconds is how long the hook may take in all.
+	// timeoutSeconds is how long, in seconds, the hook may take with all attempts. Default: 10.
 	// +kubebuilder:default=10
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=120
 	TimeoutSeconds int32 `json:"timeoutSeconds,omitempty"`
-	// FailurePolicy is what a failure means. Fail: the sandbox is released, and the
-	// claim is answered with an error. Ignore: it runs all the same.
+	// failurePolicy says what a failure means. Fail: the sandbox is released, and the claim is
+	// answered with an error. Ignore: the sandbox runs. Default: Fail.
 	// +kubebuilder:default=Fail
 	FailurePolicy FailurePolicy `json:"failurePolicy,omitempty"`
 }
@@ -256,7 +257,7 @@ type BusyProbe struct {
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=65535
 	Port int32 `json:"port"`
-	// Path of the request, beginning with a slash.
+	// path of the request, which begins with a slash. Default: /.
 	// +kubebuilder:default=/
 	// +kubebuilder:validation:Pattern=`^/[!-~]*$`
 	// +kubebuilder:validation:MaxLength=1024
@@ -292,7 +293,9 @@ type PodTemplateMetadata struct {
 
 // Condition types of a SandboxPool.
 const (
-	// PoolReady is True while the pool has as many warm pods as it asks for.
+	// PoolReady becomes True when the pool has as many warm pods as it asks for. It stays True
+	// while the spec stays as it is and a warm pod is left. The reason is Warm, or why pods are
+	// missing: that of the first other condition which is False, else Filling.
 	PoolReady = "Ready"
 	// PoolAccepted is False when the template asks for more than the allocator's
 	// --pod-security allows (reason PodSecurity), or has a preStop action other than
@@ -308,29 +311,30 @@ const (
 	// template has changed. A pod whose containers start again and again is not replaced:
 	// the message of Ready says what it waits for.
 	PoolPodsStable = "PodsStable"
-	// PoolPodsCreatable is False when the API server refused the last pod made
-	// from the template; the message is the server's and names the field.
+	// PoolPodsCreatable is False when the API server refused the last pod made from the template
+	// (reason CreateFailed). The message is the server's and names the field.
 	PoolPodsCreatable = "PodsCreatable"
 )
 
 // SandboxPoolStatus is what the allocator last saw.
 type SandboxPoolStatus struct {
-	// ObservedGeneration is the generation of the spec these counts belong to.
+	// observedGeneration is the generation of the spec that these counts belong to.
 	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
-	// Warm is the number of pods that can be handed out now.
+	// warm is the number of pods that can be claimed now.
 	// +optional
 	Warm int32 `json:"warm"`
-	// Pending is the number of pods that are not ready yet.
+	// pending is the number of pods that are not ready yet.
 	// +optional
 	Pending int32 `json:"pending"`
-	// Claimed is the number of live sandboxes.
+	// claimed is the number of live sandboxes.
 	// +optional
 	Claimed int32 `json:"claimed"`
-	// Releasing is the number of pods that were released and wait until no
-	// router can route to them any more.
+	// releasing is the number of pods whose sandboxes are released. They are deleted when no
+	// router sends requests to them any more.
 	// +optional
 	Releasing int32 `json:"releasing"`
+	// conditions are Ready, Accepted, PodsCreatable and PodsStable.
 	// +optional
 	// +listType=map
 	// +listMapKey=type

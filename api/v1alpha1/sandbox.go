@@ -41,62 +41,64 @@ type Sandbox struct {
 // +kubebuilder:validation:XValidation:rule="self.podUID == oldSelf.podUID",message="spec.podUID: a sandbox never moves to another pod"
 // +kubebuilder:validation:XValidation:rule="self.podIP == oldSelf.podIP || !isIP(oldSelf.podIP)",message="spec.podIP: a sandbox never moves to another address"
 type SandboxSpec struct {
-	// Pool the pod was taken from, in the same namespace.
+	// pool is the one that the pod was taken from, in the same namespace.
 	// +kubebuilder:validation:MinLength=1
 	Pool string `json:"pool"`
-	// PodName and PodUID name the pod that holds, or held, the sandbox.
+	// podName is the pod that holds, or held, the sandbox.
 	// +kubebuilder:validation:MinLength=1
 	PodName string `json:"podName"`
+	// podUID is the UID of that pod.
 	// +kubebuilder:validation:MinLength=1
 	PodUID string `json:"podUID"`
-	// PodIP is the address requests are, or were, routed to.
+	// podIP is the address requests are, or were, routed to.
 	// +kubebuilder:validation:MaxLength=45
 	// +kubebuilder:validation:XValidation:rule="isIP(self)",message="spec.podIP: not an address"
 	PodIP string `json:"podIP"`
-	// ClaimedAt is when the claim was committed, by the allocator's clock.
+	// claimedAt is when the claim was committed, by the allocator's clock.
 	ClaimedAt metav1.MicroTime `json:"claimedAt"`
-	// EndAt is when the sandbox is released at the latest, in use or not, unless it is
-	// moved before. Absent: never.
+	// endAt is when the sandbox is released at the latest, in use or not, unless a call moves it.
+	// Absent: never.
 	// +optional
 	EndAt *metav1.MicroTime `json:"endAt,omitempty"`
-	// LifetimeEnd is the same, by the pool's maxLifetimeSeconds, and is never moved.
+	// lifetimeEnd is when the sandbox is released at the latest by the pool's maxLifetimeSeconds.
+	// No call moves it. Absent: never.
 	// +optional
 	LifetimeEnd *metav1.MicroTime `json:"lifetimeEnd,omitempty"`
-	// StartBy is when it is released if it is starting still, by the pool's
+	// startBy is when the sandbox is released if it is still starting, by the pool's
 	// startupTimeoutSeconds. Absent: never.
 	// +optional
 	StartBy *metav1.MicroTime `json:"startBy,omitempty"`
-	// IdleTimeoutSeconds is after how long without activity it is released. Absent:
-	// never. The earliest of this, EndAt and LifetimeEnd ends the sandbox.
+	// idleTimeoutSeconds is the time without activity, in seconds, after which it is released.
+	// Absent: never.
 	// +kubebuilder:validation:Minimum=1
 	// +optional
 	IdleTimeoutSeconds int32 `json:"idleTimeoutSeconds,omitempty"`
-	// MinBytesPerMinute: an open connection is activity only while so many bytes a
-	// minute move over it. Absent: it is activity in any case.
+	// minBytesPerMinute: an open connection is activity only while so many bytes a minute move
+	// over it. Absent: every open connection is activity.
 	// +kubebuilder:validation:Minimum=1
 	// +optional
 	MinBytesPerMinute int64 `json:"minBytesPerMinute,omitempty"`
-	// DefaultPort and Ports are what the pool said when it was claimed. What
-	// counts is what the pool says now.
+	// defaultPort is the pool's at the time of the claim. Requests go by what the pool says now.
 	// +optional
 	DefaultPort int32 `json:"defaultPort,omitempty"`
+	// ports are the pool's at the time of the claim. Requests go by what the pool says now.
 	// +optional
 	// +listType=set
 	Ports []int32 `json:"ports,omitempty"`
-	// Access says who may send requests to it: see the pool's spec.access. Absent: public.
+	// access says who may send requests to it: see the pool's spec.access. Absent: public.
 	// +optional
 	Access Access `json:"access,omitempty"`
-	// MaskHost is the Host header that the pod sees; ${PORT} stands for the port of the request.
+	// maskHost is the Host header that the pod sees; ${PORT} stands for the port of the request.
 	// Absent: that of the request.
 	// +kubebuilder:validation:MaxLength=253
 	// +optional
 	MaskHost string `json:"maskHost,omitempty"`
-	// HTTPSPorts are the ports to which the gateway speaks TLS.
+	// httpsPorts are the ports to which the gateway speaks TLS.
 	// +kubebuilder:validation:MaxItems=64
 	// +optional
 	// +listType=set
 	HTTPSPorts []int32 `json:"httpsPorts,omitempty"`
-	// AgentPort is the port of the agent in the pod; absent: there is none. AgentPublic: requests to it
+	// agentPort is the port of the agent in the pod; absent: there is none. agentPublic: requests to it
 	// need no token. What the claim gave to the agent is written nowhere.
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=65535
@@ -104,28 +106,29 @@ type SandboxSpec struct {
 	AgentPort int32 `json:"agentPort,omitempty"`
 	// +optional
 	AgentPublic bool `json:"agentPublic,omitempty"`
-	// Restarts is how often containers of the pod had started again before the
+	// restarts is how often containers of the pod had started again before the
 	// claim.
 	// +kubebuilder:validation:Minimum=0
 	// +optional
 	Restarts int32 `json:"restarts,omitempty"`
-	// Metadata is the caller's, at most 2 KB, and not interpreted.
+	// metadata is the caller's, at most 2 KB, and not interpreted.
 	// +optional
 	Metadata map[string]string `json:"metadata,omitempty"`
-	// Team is that of the API key that claimed it.
+	// team is that of the API key that claimed it.
 	// +optional
 	Team string `json:"team,omitempty"`
-	// User is whom it was claimed for, as the caller said.
+	// user is whom it was claimed for, as the caller said.
 	// +optional
 	User string `json:"user,omitempty"`
-	// IdempotencyKey is that of the claim, and RequestHash the SHA-256 of its
-	// body, in hexadecimal: a claim of the team with both is this claim again.
+	// idempotencyKey is that of the claim. A claim of the team with the same key and body gets
+	// this sandbox.
 	// +optional
 	IdempotencyKey string `json:"idempotencyKey,omitempty"`
+	// requestHash is the SHA-256 of the body of the claim, in hexadecimal.
 	// +kubebuilder:validation:Pattern=`^([0-9a-f]{64})?$`
 	// +optional
 	RequestHash string `json:"requestHash,omitempty"`
-	// Batch is the ID of the batch that it was claimed with: sandboxes that one
+	// batch is the ID of the batch that it was claimed with: sandboxes that one
 	// call has claimed have the same.
 	// +optional
 	Batch string `json:"batch,omitempty"`
@@ -157,9 +160,10 @@ const (
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.revision) || !has(self.revision) || self == oldSelf || int(self.revision.split('.')[0]) > int(oldSelf.revision.split('.')[0]) || int(self.revision.split('.')[0]) == int(oldSelf.revision.split('.')[0]) && int(self.revision.split('.')[1]) > int(oldSelf.revision.split('.')[1])",message="status.revision: only a later state overwrites one"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.lastActive) || has(self.lastActive) && self.lastActive >= oldSelf.lastActive",message="status.lastActive: never goes back"
 type SandboxStatus struct {
+	// phase is starting, running, released or ended.
 	// +optional
 	Phase SandboxPhase `json:"phase,omitempty"`
-	// Reason the sandbox was released: Killed, Timeout (its end came), Idle,
+	// reason why the sandbox was released: Killed, Timeout (its end came), Idle,
 	// MaxLifetime, StartupTimeout (see the pool's fields), Deleted (this object was),
 	// Abandoned (the caller had gone), StartFailed, NotConfigured (its agent), PodDeleted, PodGone, PodFailed,
 	// PodMoved, AddressShared (another pod was seen at its address), Duplicate (the
@@ -167,15 +171,15 @@ type SandboxStatus struct {
 	// pool's onRestart), PoolDeleted.
 	// +optional
 	Reason string `json:"reason,omitempty"`
-	// ReleasedAt is when the release was committed.
+	// releasedAt is when the release was committed. The pod may still exist then; the phase says so.
 	// +optional
 	ReleasedAt *metav1.MicroTime `json:"releasedAt,omitempty"`
-	// LastActive: the sandbox was active then, or later. It is written while the
+	// lastActive: the sandbox was active then, or later. It is written while the
 	// sandbox has an idle timeout, at most once a minute, and goes forwards only; "berth
 	// last-active" is more precise.
 	// +optional
 	LastActive *metav1.MicroTime `json:"lastActive,omitempty"`
-	// Revision orders the allocator's writes: term, then a counter in the term.
+	// revision orders the allocator's writes: term, then a counter in the term.
 	// A lower one never overwrites a higher one.
 	// +kubebuilder:validation:MaxLength=37
 	// +kubebuilder:validation:Pattern=`^[0-9]{1,18}\.[0-9]{1,18}$`
