@@ -126,10 +126,10 @@ func TestBatchIsAnsweredBeyondTheBudget(t *testing.T) {
 		var answer openapi.Claims
 		require.NoError(t, json.Unmarshal(w.Body.Bytes(), &answer))
 		require.Len(t, answer.Sandboxes, 1000)
-		require.Zero(t, a.answers.left.Load(), "%s: its room is returned", name)
+		require.Zero(t, a.answers.left, "%s: its room is returned", name)
 
 		// While such answers are sent, a further batch is refused before it claims anything.
-		a.answers.left.Store(-1)
+		a.answers.overdraw("another", 1)
 		f.claims, leader.claims = 0, 0
 		refusal(t, call(h, "POST", "/v1/claims", largeBatch), http.StatusServiceUnavailable, apierror.Overloaded)
 		require.Zero(t, f.claims+leader.claims)

@@ -25,7 +25,7 @@
 //
 //   - No call blocks another one by waiting, sending slowly or reading slowly: each class of
 //     calls has bounds for slots, request bodies and answers.
-//   - The calls of one team leave slots of each class to other teams.
+//   - The calls of one team leave slots, and room for bodies and answers, to other teams.
 //   - A call is forwarded at most once, and an unknown outcome is reported as such.
 //
 // # What breaks them

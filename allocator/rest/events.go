@@ -52,11 +52,11 @@ func (a *api) stream(o *openapi.Operation, f func(http.ResponseWriter, *http.Req
 			return
 		}
 		team := access.From(r.Context()).Team
-		if !a.streams.enter(team) {
+		if !a.streams.slots.take(team, 1) {
 			refuse(w, r, apierror.New(apierror.Overloaded, "too many streams of events are open; end one, or try again"))
 			return
 		}
-		defer a.streams.leave(team)
+		defer a.streams.slots.giveBack(team, 1)
 		s := streaming{w, http.NewResponseController(w)}
 		_ = s.connection.SetReadDeadline(time.Time{})
 		_ = s.connection.SetWriteDeadline(time.Time{})

@@ -186,7 +186,7 @@ func TestSlowReaderHoldsNoSlotOfAFollower(t *testing.T) {
 	p := &reply{held: held{budget: newBudget(100 << 10), free: smallAnswer}, header: http.Header{}}
 	a.carryOut(action{class: a.others}, nil, p, request(t.Context(), "GET", "/sandboxes", nil), nil)
 	require.True(t, p.full, "an answer of %d bytes was taken", p.held.buf.Len())
-	require.Empty(t, a.others.used, "it is not sent yet, and its slot is free")
+	require.Empty(t, a.others.slots.used, "it is not sent yet, and its slot is free")
 	w = httptest.NewRecorder()
 	r := request(t.Context(), "GET", "/sandboxes", nil)
 	r.Header.Set("X-Request-Id", "req-1")

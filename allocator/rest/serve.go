@@ -9,7 +9,6 @@ import (
 	"net/url"
 	"os"
 	"sync"
-	"sync/atomic"
 	"time"
 	"unicode/utf8"
 
@@ -29,8 +28,8 @@ const (
 	inFlight       = 1_000
 	// readsInFlight bounds the calls that ask a kubelet or the API server and may take seconds.
 	readsInFlight = 100
-	// teamShare is how many slots of a class a team can have for each one that is free. So a team
-	// alone has four fifths of a class at most, and n teams have 4/(4n+1) each.
+	// teamShare is how much of a budget a team can use for each unit that is left. So a team alone can
+	// use four fifths of it, and each of n teams 4/(4n+1).
 	teamShare = 4
 
 	// bodyWait bounds the time for sending a body, sendWait that for reading the answer.
@@ -62,69 +61,67 @@ func MaxConns(queue int) int {
 	return claimSlots(queue) + inFlight + readsInFlight + maxStreams + 1_000
 }
 
-// class is a kind of calls. Classes share no slot, so waiting claims block no other call. The calls of
-// one team never take all slots of a class, so they block no call of another team.
+// class is a kind of calls. Classes share no slot, so waiting claims block no other call.
 type class struct {
-	bodies *budget
+	slots, bodies *budget
 	// wait bounds the duration of a call.
 	wait time.Duration
-
-	mu   sync.Mutex
-	free int
-	used map[string]int // by team, those with a slot
 }
 
 func newClass(slots int, wait time.Duration) *class {
-	return &class{bodies: newBudget(bodyBytes), wait: wait, free: slots, used: map[string]int{}}
+	return &class{slots: newBudget(slots), bodies: newBudget(bodyBytes), wait: wait}
 }
 
-// enter takes a slot for a call of a team. If it returns true, the caller must call leave.
-func (c *class) enter(team string) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.used[team] >= teamShare*c.free {
-		return false
+// budget is a number of slots or bytes that may be in use at one time. The calls of one team never use all
+// of it, so they block no call of another team. It may be used concurrently.
+type budget struct {
+	mu   sync.Mutex
+	left int            // below 0: it is overdrawn
+	used map[string]int // by team, what is not 0
+}
+
+func newBudget(n int) *budget { return &budget{left: n, used: map[string]int{}} }
+
+// take reports whether a team gets n. It gets them as long as it uses less than teamShare for each one that
+// is left. The team must give them back.
+func (b *budget) take(team string, n int) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	ok := n <= b.left && b.used[team] < teamShare*b.left
+	if ok {
+		b.add(team, n)
 	}
-	c.free--
-	c.used[team]++
-	return true
+	return ok
 }
 
-func (c *class) leave(team string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.free++
-	if c.used[team]--; c.used[team] == 0 {
-		delete(c.used, team)
+// overdraw takes n even if the team does not get them.
+func (b *budget) overdraw(team string, n int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.add(team, n)
+}
+
+func (b *budget) giveBack(team string, n int) { b.overdraw(team, -n) }
+
+// overdrawn reports whether a team uses more than it gets.
+func (b *budget) overdrawn(team string) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.left < 0 || b.used[team] > teamShare*b.left
+}
+
+func (b *budget) add(team string, n int) {
+	b.left -= n
+	if b.used[team] += n; b.used[team] == 0 {
+		delete(b.used, team)
 	}
 }
-
-// budget is a number of bytes that may be in use at one time. It may be used concurrently.
-type budget struct{ left atomic.Int64 }
-
-func newBudget(bytes int64) *budget {
-	b := &budget{}
-	b.left.Store(bytes)
-	return b
-}
-
-func (b *budget) take(n int) bool {
-	if b.left.Add(int64(-n)) >= 0 {
-		return true
-	}
-	b.left.Add(int64(n))
-	return false
-}
-
-// overdraw takes n bytes even if the budget does not have them.
-func (b *budget) overdraw(n int) { b.left.Add(int64(-n)) }
-
-func (b *budget) overdrawn() bool { return b.left.Load() < 0 }
 
 // held is a buffer whose bytes count against a budget.
 type held struct {
 	buf    bytes.Buffer
 	budget *budget
+	team   string
 	free   int // bytes that are not counted
 	taken  int
 	owed   bool // its bytes may overdraw the budget
@@ -136,8 +133,8 @@ func (h *held) reserve(n int) bool {
 		return true
 	}
 	if h.owed {
-		h.budget.overdraw(n)
-	} else if !h.budget.take(n) {
+		h.budget.overdraw(h.team, n)
+	} else if !h.budget.take(h.team, n) {
 		return false
 	}
 	h.taken += n
@@ -147,7 +144,7 @@ func (h *held) reserve(n int) bool {
 // settle returns the reservation beyond n bytes.
 func (h *held) settle(n int) {
 	if spare := h.taken - max(0, n-h.free); spare > 0 {
-		h.budget.left.Add(int64(spare))
+		h.budget.giveBack(h.team, spare)
 		h.taken -= spare
 	}
 }
@@ -158,7 +155,7 @@ func tooManyBytes() *apierror.Error {
 
 // body reads a request's body, which must arrive within bodyWait. The caller settles the buffer.
 func (c *class) body(r *http.Request) (*held, error) {
-	h := &held{budget: c.bodies, free: smallBody}
+	h := &held{budget: c.bodies, team: access.From(r.Context()).Team, free: smallBody}
 	if r.ContentLength > maxBody {
 		return h, tooLarge()
 	}
@@ -299,7 +296,10 @@ func (a *api) handle(c action, o *openapi.Operation) http.HandlerFunc {
 		read := whole{bytes.NewReader(body.buf.Bytes()), body.buf.Bytes()}
 		call.Body, call.ContentLength, call.TransferEncoding = read, int64(len(read.raw)), nil
 		// The answer of a claim is owed, because its sandboxes live on: an error would lose their IDs.
-		p := &reply{held: held{budget: a.answers, free: smallAnswer, owed: c.class == a.claims}, header: http.Header{}}
+		p := &reply{
+			held:   held{budget: a.answers, team: body.team, free: smallAnswer, owed: c.class == a.claims},
+			header: http.Header{},
+		}
 		defer p.held.settle(0)
 		a.carryOut(c, o, p, call, body.buf.Bytes())
 		p.send(w, r)
@@ -309,12 +309,12 @@ func (a *api) handle(c action, o *openapi.Operation) http.HandlerFunc {
 // carryOut executes a call in a slot of its class.
 func (a *api) carryOut(c action, o *openapi.Operation, p *reply, r *http.Request, body []byte) {
 	team := access.From(r.Context()).Team
-	if !c.class.enter(team) {
+	if !c.class.slots.take(team, 1) {
 		answer(p, r, apierror.New(apierror.Overloaded, "too many requests are being served; try again"))
 		return
 	}
-	defer c.class.leave(team)
-	if c.large && a.answers.overdrawn() { // bounds the memory of answers that clients read slowly
+	defer c.class.slots.giveBack(team, 1)
+	if c.large && a.answers.overdrawn(team) { // bounds the memory of answers that clients read slowly
 		answer(p, r, tooManyBytes())
 		return
 	}

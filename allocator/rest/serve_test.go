@@ -116,34 +116,32 @@ func TestTeamThatWaitsLeavesSlotsToOthers(t *testing.T) {
 	})
 }
 
-func TestSlotsAreSharedBetweenTeams(t *testing.T) {
-	fill := func(c *class, team string) (n int) {
-		for c.enter(team) {
+func TestBudgetIsSharedBetweenTeams(t *testing.T) {
+	fill := func(c *budget, team string) (n int) {
+		for c.take(team, 1) {
 			n++
 		}
 		return n
 	}
-	c := newClass(1000, 0)
+	c := newBudget(1000)
 	require.Equal(t, 800, fill(c, "a"))
 	require.Equal(t, 160, fill(c, "b"))
 	require.Equal(t, 32, fill(c, "c"))
 	require.Zero(t, fill(c, "a"))
-	for range 800 {
-		c.leave("a")
-	}
+	c.giveBack("a", 800)
 	require.Equal(t, 615, fill(c, "b"), "what a team has left")
-	for range 775 {
-		c.leave("b")
-	}
-	for range 32 {
-		c.leave("c")
-	}
-	require.Equal(t, 1000, c.free)
+	c.overdraw("b", 20)
+	require.True(t, c.overdrawn("b"), "more than its share")
+	require.False(t, c.overdrawn("c"))
+	require.False(t, c.take("c", 200), "more than there is")
+	c.giveBack("b", 775+20)
+	c.giveBack("c", 32)
+	require.Equal(t, 1000, c.left)
 	require.Empty(t, c.used)
 
 	require.Equal(t, claimsInFlight, claimSlots(1000), "enough for three pools whose places are all taken")
 	for _, queue := range []int{10_000, 10_001, 10_004} {
-		require.GreaterOrEqual(t, fill(newClass(claimSlots(queue), 0), "a"), queue)
+		require.GreaterOrEqual(t, fill(newBudget(claimSlots(queue)), "a"), queue)
 	}
 }
 
@@ -242,8 +240,8 @@ func TestUnreadAnswersAreBounded(t *testing.T) {
 	onPipes(t, h, func(t *testing.T, send func(string) net.Conn) {
 		for range answerBytes / (size - smallAnswer) {
 			send("GET /sandboxes HTTP/1.1\r\nHost: localhost\r\n\r\n")
+			synctest.Wait()
 		}
-		synctest.Wait()
 		w := call(h, "GET", "/sandboxes", "")
 		refusal(t, w, 503, apierror.Overloaded)
 		require.Equal(t, "1", w.Header().Get("Retry-After"))
@@ -330,7 +328,7 @@ func TestBodiesAreBoundedByClass(t *testing.T) {
 	h := handler(t, f)
 	onPipes(t, h, func(t *testing.T, send func(string) net.Conn) {
 		const sent = 60 << 10
-		for range bodyBytes / (sent - smallBody) {
+		for range bodyBytes * teamShare / (teamShare + 1) / (sent - smallBody) { // what one team gets
 			send(fmt.Sprintf("POST /sandboxes HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s", maxBody, strings.Repeat(" ", sent)))
 		}
 		synctest.Wait()

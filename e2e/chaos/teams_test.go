@@ -77,10 +77,11 @@ type team struct {
 	*ground
 	name, key string
 	limit     int
+	claims    int // that had a key
 }
 
 func (g *ground) newTeam(name string, limit int) *team {
-	t := &team{g, name, access.NewKey(), limit}
+	t := &team{ground: g, name: name, key: access.NewKey(), limit: limit}
 	secret, err := access.NewSecret(t.key, access.Caller{Key: name, Team: name, Role: access.Member})
 	require.NoError(g, err)
 	_, err = g.Clients.Kubernetes.CoreV1().Secrets(harness.Namespace).Create(g.ctx, secret, metav1.CreateOptions{})
@@ -160,7 +161,9 @@ func (t *team) fillsExactly() {
 	}
 	require.LessOrEqual(t, len(ids), t.limit, t.name)
 	claim := func() (id string) {
-		a := t.answered(http.MethodPost, "/sandboxes", `{"templateID":"many","timeout":3600,"waitTimeout":30}`)
+		t.claims++
+		a := t.answered(http.MethodPost, "/sandboxes", `{"templateID":"many","timeout":3600,"waitTimeout":30}`,
+			"Idempotency-Key", fmt.Sprintf("%s-%d", t.name, t.claims))
 		if a.Code == http.StatusCreated {
 			var s openapi.Sandbox
 			require.NoError(t, json.Unmarshal(a.Body, &s))
