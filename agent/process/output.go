@@ -139,7 +139,7 @@ func (o *output) keep(c chunk) {
 	}
 }
 
-// deliver hands a chunk to readers, all at the same time. It reports whether one of them has sent it.
+// deliver hands a chunk to each reader. It reports whether one of them has sent it.
 func deliver(readers []*reader, c chunk) bool {
 	received := readers[:0:0]
 	for _, r := range readers {

@@ -54,7 +54,7 @@ type running struct {
 // start starts an agent with this command of the container, as this user.
 func start(t *testing.T, uid int, command ...string) *running {
 	t.Helper()
-	sealer, err := initbox.NewSealer([32]byte{1})
+	sealer, err := initbox.NewSealer([32]byte{1: 1})
 	require.NoError(t, err)
 	address := freeAddress(t)
 	args := []string{"run", "--listen=" + address}
@@ -313,4 +313,33 @@ func TestProcessesCannotLookIntoTheAgent(t *testing.T) {
 	require.NotContains(t, out, initbox.PublicKeyEnv)
 	require.Contains(t, out, "Permission denied")
 	require.NotZero(t, code)
+}
+
+// The agent holds one read of the output, however much there is.
+func TestLargeOutputNeedsNoMemory(t *testing.T) {
+	t.Parallel()
+	const size, bound = 128 << 20, 100 << 10 // bytes, KiB; the race detector needs most of it
+	r := start(t, 0)
+	r.configure(initbox.Config{})
+	binary := processpb.NewProcessClient(http.DefaultClient, r.url, connect.WithInterceptors(withToken{}))
+	no := false
+	stream, err := binary.Start(t.Context(), connect.NewRequest(&processpb.StartRequest{Stdin: &no,
+		Process: &processpb.ProcessConfig{Cmd: "head", Args: []string{"-c", strconv.Itoa(size), "/dev/zero"}}}))
+	require.NoError(t, err)
+	defer stream.Close()
+	read := 0
+	for stream.Receive() {
+		read += len(stream.Msg().GetEvent().GetData().GetStdout())
+	}
+	require.NoError(t, stream.Err())
+	require.Equal(t, size, read)
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", r.cmd.Process.Pid))
+	require.NoError(t, err)
+	_, peak, found := strings.Cut(string(status), "VmHWM:")
+	require.True(t, found)
+	var kib int
+	_, err = fmt.Sscan(peak, &kib)
+	require.NoError(t, err)
+	require.Less(t, kib, bound)
+	t.Logf("%d MiB, at most %d KiB of memory", size>>20, kib)
 }
