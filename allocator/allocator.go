@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/rand"
 	"k8s.io/client-go/tools/leaderelection"
 
+	"github.com/berth-sandbox/berth/allocator/agents"
 	"github.com/berth-sandbox/berth/allocator/controlserver"
 	"github.com/berth-sandbox/berth/allocator/inspect"
 	"github.com/berth-sandbox/berth/allocator/kube"
@@ -42,6 +43,10 @@ type Options struct {
 	// AccessKey makes the credentials of sandboxes. Optional: without it every sandbox is public, and
 	// a claim that asks for another access is refused. It must be the same for all replicas.
 	AccessKey *sandboxaccess.Key
+	// AgentImage has the agent's program, for pools that ask for an agent and name no image. Optional.
+	AgentImage string
+	// agentKey is the text of the public key with which agents know this allocator; empty without AccessKey.
+	agentKey string
 	// LeaseDuration, RenewDeadline and RetryPeriod are the timings of the leader election;
 	// CheckElection checks them. They must be the same for all replicas. Defaults: 4 s, 3 s and 300
 	// ms.
@@ -136,6 +141,13 @@ func New(o Options) (*Allocator, error) {
 	}
 	if o.JournalBytesPerSecond == 0 {
 		o.JournalBytesPerSecond = 1 << 20
+	}
+	if o.AccessKey != nil {
+		sealer, err := agents.SealerOf(o.AccessKey)
+		if err != nil {
+			return nil, fmt.Errorf("allocator: Options.AccessKey: %w", err)
+		}
+		o.agentKey = sealer.PublicKey().String()
 	}
 	a := &Allocator{o: o, inspect: inspect.New(o.Clients.Kubernetes)}
 	a.serving, a.stopServing = context.WithCancel(context.Background())

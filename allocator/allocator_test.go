@@ -84,7 +84,7 @@ func TestNoPodIsCreatedFromARefusedTemplate(t *testing.T) {
 
 func newPodWriter(t *testing.T, clients *kube.Clients, tm *term) *pods.Writer {
 	t.Helper()
-	w, err := pods.NewWriter(pods.WriterOptions{ServeOn: time.Second, Options: kube.Options{
+	w, err := pods.NewWriter(pods.WriterOptions{Settings: pods.Settings{ServeOn: time.Second}, Options: kube.Options{
 		Clients: clients, Namespace: poolKey.Namespace, Submit: tm.Submit, Log: zap.NewNop(),
 	}})
 	require.NoError(t, err)
@@ -95,7 +95,7 @@ func newPools(t *testing.T, clients *kube.Clients, submit func(core.Event)) *poo
 	t.Helper()
 	p, err := pools.New(pools.Options{
 		Options: kube.Options{Clients: clients, Namespace: poolKey.Namespace, Submit: submit, Log: zap.NewNop()},
-		Policy:  baseline(t), ServeOn: time.Second,
+		Policy:  baseline(t), Settings: pods.Settings{ServeOn: time.Second},
 	})
 	require.NoError(t, err)
 	return p

@@ -112,6 +112,13 @@ func refused(pool string, ev core.Claim, e core.ClaimRefused) *apierror.Error {
 		return err
 	case core.Ending:
 		return apierror.New(apierror.NotLeader, "the pool has no warm pod, and this replica is shutting down; try again")
+	case core.NotConfigured:
+		if e.Sandbox.ID == "" {
+			return apierror.New(apierror.StartFailed, "pool %q: the agents of several pods, one after the other, did not take the configuration within %v each; their logs say why", pool, configureWait)
+		}
+		err := apierror.New(apierror.Timeout, "the leader changed during the claim, and it is not known yet whether its sandbox is configured; try again with the same Idempotency-Key")
+		err.SandboxID = e.Sandbox.ID
+		return err
 	case core.StartFailed:
 		err := apierror.New(apierror.StartFailed, "the sandbox was released before it was running: %s", e.Sandbox.Reason)
 		err.SandboxID = e.Sandbox.ID

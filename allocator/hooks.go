@@ -12,53 +12,56 @@ import (
 // code and may use its whole timeout, so the hooks of one pool must not delay those of another.
 const maxHooksPerPool = 256
 
-// hooks calls the postStart hooks of sandboxes, those of each pool in order. Its methods may be
-// called concurrently.
-type hooks struct {
-	call func(context.Context, core.Sandbox)
+// hooks makes one kind of call to the pods of sandboxes, those of each pool in order: postStart hooks, or
+// the configuration of agents. J says what a call is about. Its methods may be called concurrently.
+type hooks[J any] struct {
+	call func(context.Context, J)
+	of   func(J) core.Sandbox
 
 	mu     sync.Mutex
 	ctx    context.Context // of run; nil before it and after its end
-	lines  map[core.PoolKey]*hookLine
+	lines  map[core.PoolKey]*hookLine[J]
 	cancel map[string]context.CancelFunc // of the hooks under way, by sandbox ID
 	all    sync.WaitGroup
 }
 
-type hookLine struct {
+type hookLine[J any] struct {
 	running int
-	waiting []core.Sandbox
+	waiting []J
 }
 
-func newHooks(call func(context.Context, core.Sandbox)) *hooks {
-	return &hooks{call: call, lines: map[core.PoolKey]*hookLine{}, cancel: map[string]context.CancelFunc{}}
+// newHooks returns hooks. of returns the sandbox that a call is about.
+func newHooks[J any](call func(context.Context, J), of func(J) core.Sandbox) *hooks[J] {
+	return &hooks[J]{call: call, of: of, lines: map[core.PoolKey]*hookLine[J]{}, cancel: map[string]context.CancelFunc{}}
 }
 
 // add queues the hook of a sandbox. It never blocks.
-func (h *hooks) add(s core.Sandbox) {
+func (h *hooks[J]) add(j J) {
+	pool := h.of(j).Pool
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	line := h.lines[s.Pool]
+	line := h.lines[pool]
 	if line == nil {
-		line = &hookLine{}
-		h.lines[s.Pool] = line
+		line = &hookLine[J]{}
+		h.lines[pool] = line
 	}
-	line.waiting = append(line.waiting, s)
-	h.advance(s.Pool)
+	line.waiting = append(line.waiting, j)
+	h.advance(pool)
 }
 
 // drop cancels the hook of a released sandbox, or removes it from the queue.
-func (h *hooks) drop(s core.Sandbox) {
+func (h *hooks[J]) drop(s core.Sandbox) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if cancel := h.cancel[s.ID]; cancel != nil {
 		cancel()
 	} else if line := h.lines[s.Pool]; line != nil {
-		line.waiting = slices.DeleteFunc(line.waiting, func(w core.Sandbox) bool { return w.ID == s.ID })
+		line.waiting = slices.DeleteFunc(line.waiting, func(j J) bool { return h.of(j).ID == s.ID })
 	}
 }
 
 // waiting returns the number of hooks that are queued.
-func (h *hooks) waiting() (n int) {
+func (h *hooks[J]) waiting() (n int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, line := range h.lines {
@@ -68,7 +71,7 @@ func (h *hooks) waiting() (n int) {
 }
 
 // run calls hooks until ctx ends, and waits for the running ones, whose contexts end with ctx.
-func (h *hooks) run(ctx context.Context) {
+func (h *hooks[J]) run(ctx context.Context) {
 	h.mu.Lock()
 	h.ctx = ctx
 	for pool := range h.lines {
@@ -83,20 +86,22 @@ func (h *hooks) run(ctx context.Context) {
 }
 
 // advance starts as many queued hooks of a pool as allowed.
-func (h *hooks) advance(pool core.PoolKey) {
+func (h *hooks[J]) advance(pool core.PoolKey) {
 	line := h.lines[pool]
 	for len(line.waiting) > 0 && line.running < maxHooksPerPool && h.ctx != nil {
-		s := line.waiting[0]
+		j := line.waiting[0]
+		id := h.of(j).ID
+		line.waiting[0] = *new(J) // it may have the values of a claim
 		line.waiting = line.waiting[1:]
 		line.running++
 		ctx, cancel := context.WithCancel(h.ctx)
-		h.cancel[s.ID] = cancel
+		h.cancel[id] = cancel
 		h.all.Go(func() {
-			h.call(ctx, s)
+			h.call(ctx, j)
 			cancel()
 			h.mu.Lock()
 			defer h.mu.Unlock()
-			delete(h.cancel, s.ID)
+			delete(h.cancel, id)
 			line.running--
 			h.advance(pool)
 		})

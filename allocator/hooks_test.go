@@ -15,9 +15,11 @@ func starting(pool, id string) core.Sandbox {
 	return core.Sandbox{Pool: core.PoolKey{Name: pool}, Binding: core.Binding{ID: id}}
 }
 
+func itself(s core.Sandbox) core.Sandbox { return s }
+
 // runHooks calls what is added until the test ends; called gets the IDs, and the
 // calls end when their context does, or when answer is closed.
-func runHooks(t *testing.T) (h *hooks, called chan string, answer chan struct{}, stop func()) {
+func runHooks(t *testing.T) (h *hooks[core.Sandbox], called chan string, answer chan struct{}, stop func()) {
 	called, answer = make(chan string, 10*maxHooksPerPool), make(chan struct{})
 	h = newHooks(func(ctx context.Context, s core.Sandbox) {
 		called <- s.ID
@@ -26,7 +28,7 @@ func runHooks(t *testing.T) (h *hooks, called chan string, answer chan struct{},
 			called <- s.ID + " ended"
 		case <-answer:
 		}
-	})
+	}, itself)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})
 	go func() { h.run(ctx); close(ended) }()
@@ -60,7 +62,7 @@ func TestHangingHooksDoNotBlockOtherPools(t *testing.T) {
 func TestHooksQueuedBeforeTheStartAreCalled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		called := make(chan string, 1)
-		h := newHooks(func(_ context.Context, s core.Sandbox) { called <- s.ID })
+		h := newHooks(func(_ context.Context, s core.Sandbox) { called <- s.ID }, itself)
 		h.add(starting("p", "a"))
 		synctest.Wait()
 		require.Empty(t, called)

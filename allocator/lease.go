@@ -150,6 +150,11 @@ func (o *Options) serveOn() time.Duration {
 	return pods.ServeOn(failover(o.LeaseDuration, o.RetryPeriod), o.ConnectWindow)
 }
 
+// podSettings are those with which pods are made.
+func (o *Options) podSettings() pods.Settings {
+	return pods.Settings{ServeOn: o.serveOn(), AgentImage: o.AgentImage, AgentKey: o.agentKey}
+}
+
 // replica holds the addresses of one replica, host:port each.
 type replica struct{ control, api string }
 

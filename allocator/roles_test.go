@@ -65,7 +65,7 @@ func serveLeader(t testing.TB, warm int, keys callers) (s served, stop func()) {
 	api.put(t, "/api/v1/nodes/n", corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n"}, Status: corev1.NodeStatus{Conditions: ready}})
 	a := newReplica(t, api, func(o *Options) { o.Keys = keys })
 	for i := range warm {
-		p := pods.Build(pool, fmt.Sprintf("python-%03d", i), a.o.serveOn())
+		p := pods.Build(pool, fmt.Sprintf("python-%03d", i), a.o.podSettings())
 		p.UID, p.Spec.NodeName = types.UID(p.Name), "n"
 		p.Status.PodIP, p.Status.Phase = fmt.Sprintf("10.0.%d.%d", i/250, i%250+1), corev1.PodRunning
 		p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}

@@ -185,13 +185,15 @@ func acting(t *testing.T) (*term, func()) {
 	for _, w := range []**workers{&tm.creates, &tm.deletes, &tm.other, &tm.callbacks, &tm.lines, &tm.found} {
 		*w = newWorkers(tm.log)
 	}
-	tm.hooks = newHooks(tm.start)
+	tm.hooks = newHooks(tm.start, itself)
+	tm.inits = newHooks(tm.configure, func(e core.Configure) core.Sandbox { return e.Sandbox })
 	ctx, cancel := context.WithCancel(t.Context())
 	var all sync.WaitGroup
 	for _, w := range []*workers{tm.creates, tm.deletes, tm.other, tm.callbacks, tm.lines, tm.found} {
 		all.Go(func() { w.run(ctx, 1) })
 	}
 	all.Go(func() { tm.hooks.run(ctx) })
+	all.Go(func() { tm.inits.run(ctx) })
 	return tm, func() { cancel(); all.Wait() }
 }
 

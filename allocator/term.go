@@ -14,6 +14,7 @@ import (
 	"go.uber.org/zap"
 	"k8s.io/apimachinery/pkg/util/rand"
 
+	"github.com/berth-sandbox/berth/allocator/agents"
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/allocator/events"
 	"github.com/berth-sandbox/berth/allocator/journal"
@@ -49,7 +50,8 @@ type term struct {
 	labeler   *pods.Labeler
 	objects   *sandboxobjects.Writer
 	headStart headStart
-	hooks     *hooks
+	hooks     *hooks[core.Sandbox]
+	inits     *hooks[core.Configure]
 	creates   *workers
 	deletes   *workers
 	other     *workers
@@ -57,6 +59,7 @@ type term struct {
 	lines     *workers // log lines of releases: writing one takes longer than a release
 	found     *workers // delayed log lines, see report
 	caller    *poststart.Caller
+	agents    *agents.Caller // nil without a cluster's key: no pool has agents then
 	events    *events.Ring
 	log       *zap.Logger
 }
@@ -101,6 +104,7 @@ func (a *Allocator) lead(ctx context.Context) error {
 	all.Go(func() { t.lines.finish(ctx, 1) })
 	all.Go(func() { t.found.run(ctx, 1) })
 	all.Go(func() { t.hooks.run(ctx) })
+	all.Go(func() { t.inits.run(ctx) })
 	all.Go(func() { t.labeler.Run(ctx, labelWorkers) })
 	all.Go(func() { t.objects.Run(ctx, objectWorkers) })
 	all.Go(func() { t.watchPressure(ctx, t.journalBacklog) })
@@ -194,18 +198,22 @@ func (a *Allocator) newTerm(log *journal.Log) (*term, error) {
 	for _, w := range []**workers{&t.creates, &t.deletes, &t.other, &t.callbacks, &t.lines, &t.found} {
 		*w = newWorkers(t.log)
 	}
-	t.hooks = newHooks(t.start)
+	t.hooks = newHooks(t.start, func(s core.Sandbox) core.Sandbox { return s })
+	t.inits = newHooks(t.configure, func(e core.Configure) core.Sandbox { return e.Sandbox })
 	t.loop = newLoop(c, a.o.WallClock, t.do)
 	k := a.o.Clients
 	t.journal = newJournalWriter(log, a.o.JournalBytesPerSecond, t.Submit, a.metrics, t.log.Named("journal"))
 	named := func(name string) kube.Options {
 		return kube.Options{Clients: k, Namespace: a.o.Namespace, Submit: t.Submit, Log: t.log.Named(name)}
 	}
-	var errs [4]error
+	var errs [5]error
 	t.caller, errs[0] = poststart.New(poststart.Options{Leads: a.lock.valid})
-	t.writer, errs[1] = pods.NewWriter(pods.WriterOptions{Options: named("pods"), ServeOn: a.o.serveOn()})
+	t.writer, errs[1] = pods.NewWriter(pods.WriterOptions{Options: named("pods"), Settings: a.o.podSettings()})
 	t.objects, errs[2] = sandboxobjects.NewWriter(sandboxobjects.WriterOptions{Options: named("objects"), Yield: t.headStart.wait})
 	t.labeler, errs[3] = pods.NewLabeler(pods.LabelerOptions{Client: k.Kubernetes, Yield: t.headStart.wait, Log: t.log.Named("pods")})
+	if a.o.AccessKey != nil {
+		t.agents, errs[4] = agents.New(agents.Options{Key: a.o.AccessKey, Leads: a.lock.valid})
+	}
 	return t, errors.Join(errs[:]...)
 }
 
@@ -323,6 +331,8 @@ func (t *term) do(e core.Effect) {
 		t.labeler.Label(e)
 	case core.StartSandbox:
 		t.hooks.add(e.Sandbox)
+	case core.Configure:
+		t.inits.add(e)
 	case core.Claimed:
 		if !t.answers.deliver(e.Token, e) {
 			// The caller was cancelled at this moment.
@@ -355,6 +365,7 @@ func (t *term) do(e core.Effect) {
 		t.callBack(t.a.o.OnSandboxReady, e.Sandbox.ID)
 	case core.SandboxReleased:
 		t.hooks.drop(e.Sandbox)
+		t.inits.drop(e.Sandbox)
 		t.publish(events.Released, e.Sandbox)
 		t.a.metrics.releases.WithLabelValues(e.Sandbox.Reason).Inc()
 		t.lines.add("log", func(ctx context.Context) error {

@@ -403,7 +403,7 @@ func (s *server) testPools(t *testing.T) {
 			rules, err := pools.NewPolicy(pools.PolicyBaseline)
 			require.NoError(t, err)
 			require.NoError(t, rules.Check(&pool))
-			pod := pods.Build(&pool, "x", envoy.ConnectWindow)
+			pod := pods.Build(&pool, "x", pods.Settings{ServeOn: envoy.ConnectWindow})
 			result := policy.AggregateCheckResults(evaluator.EvaluatePod(api.LevelVersion{Level: c.level, Version: api.LatestVersion()}, &pod.ObjectMeta, &pod.Spec))
 			require.True(t, result.Allowed, result.ForbiddenDetail())
 			require.Equal(t, "berth-sandbox", pod.Spec.ServiceAccountName)

@@ -72,7 +72,7 @@ func TestBuildFillsInDefaultsForUntrustedCode(t *testing.T) {
 			pool := poolOf(c.template)
 			before := pool.DeepCopy()
 			c.want.Containers = pool.DeepCopy().Spec.Template.Spec.Containers
-			require.Equal(t, sleeping(c.want), pods.Build(pool, "pool-1", serveOn).Spec)
+			require.Equal(t, sleeping(c.want), pods.Build(pool, "pool-1", pods.Settings{ServeOn: serveOn}).Spec)
 			require.Equal(t, before, pool, "the pool was changed")
 		})
 	}
@@ -84,7 +84,7 @@ func TestBuildKeepsWhatTheTemplateSays(t *testing.T) {
 		AutomountServiceAccountToken: &yes, EnableServiceLinks: &yes, RuntimeClassName: &class, ServiceAccountName: "somebody",
 		SecurityContext: &corev1.PodSecurityContext{SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeLocalhost, LocalhostProfile: &profile}},
 	})
-	require.Equal(t, sleeping(pool.DeepCopy().Spec.Template.Spec), pods.Build(pool, "pool-1", serveOn).Spec)
+	require.Equal(t, sleeping(pool.DeepCopy().Spec.Template.Spec), pods.Build(pool, "pool-1", pods.Settings{ServeOn: serveOn}).Spec)
 }
 
 func TestBuildAddsLabelsAndOwnerToTheTemplate(t *testing.T) {
@@ -94,12 +94,12 @@ func TestBuildAddsLabelsAndOwnerToTheTemplate(t *testing.T) {
 		Annotations: map[string]string{"note": "y", "berth.sh/anything": "x"},
 	}
 	before := pool.DeepCopy()
-	p := pods.Build(pool, "pool-1", serveOn)
+	p := pods.Build(pool, "pool-1", pods.Settings{ServeOn: serveOn})
 	require.Equal(t, before, pool, "the pool was changed")
 	require.Equal(t, "sandboxes", p.Namespace)
 	require.Equal(t, "pool-1", p.Name)
 	require.Equal(t, map[string]string{
-		"app": "x", v1alpha1.LabelPool: "pool", v1alpha1.LabelPhase: v1alpha1.PhaseWarm, v1alpha1.LabelTemplate: pods.TemplateHash(pool, serveOn),
+		"app": "x", v1alpha1.LabelPool: "pool", v1alpha1.LabelPhase: v1alpha1.PhaseWarm, v1alpha1.LabelTemplate: pods.TemplateHash(pool, pods.Settings{ServeOn: serveOn}),
 	}, p.Labels)
 	require.Equal(t, map[string]string{"note": "y"}, p.Annotations)
 	require.Len(t, p.OwnerReferences, 1)
@@ -108,14 +108,14 @@ func TestBuildAddsLabelsAndOwnerToTheTemplate(t *testing.T) {
 
 func TestTemplateHashDependsOnTheTemplateAlone(t *testing.T) {
 	pool := poolOf(corev1.PodSpec{})
-	hash := pods.TemplateHash(pool, serveOn)
+	hash := pods.TemplateHash(pool, pods.Settings{ServeOn: serveOn})
 	pool.Spec.Warm, pool.Generation, pool.Name = 7, 3, "other"
-	require.Equal(t, hash, pods.TemplateHash(pool, serveOn))
+	require.Equal(t, hash, pods.TemplateHash(pool, pods.Settings{ServeOn: serveOn}))
 	pool.Spec.Template.Metadata.Labels = map[string]string{"app": "x"}
-	require.NotEqual(t, hash, pods.TemplateHash(pool, serveOn))
+	require.NotEqual(t, hash, pods.TemplateHash(pool, pods.Settings{ServeOn: serveOn}))
 	pool = poolOf(corev1.PodSpec{HostPID: true})
-	require.NotEqual(t, hash, pods.TemplateHash(pool, serveOn))
-	require.NotEqual(t, pods.TemplateHash(pool, serveOn), pods.TemplateHash(pool, 2*serveOn), "the sleep has changed")
+	require.NotEqual(t, hash, pods.TemplateHash(pool, pods.Settings{ServeOn: serveOn}))
+	require.NotEqual(t, pods.TemplateHash(pool, pods.Settings{ServeOn: serveOn}), pods.TemplateHash(pool, pods.Settings{ServeOn: 2 * serveOn}), "the sleep has changed")
 	require.LessOrEqual(t, len(hash), 63, "it is a label's value")
 }
 
@@ -123,12 +123,12 @@ func TestTemplateHashDependsOnTheTemplateAlone(t *testing.T) {
 // makes: whoever changes that also counts buildVersion up, and both lines here.
 func TestTemplateHashChangesWithServeOn(t *testing.T) {
 	pool := poolOf(corev1.PodSpec{})
-	made, err := json.Marshal(pods.Build(pool, "pool-1", serveOn).Spec)
+	made, err := json.Marshal(pods.Build(pool, "pool-1", pods.Settings{ServeOn: serveOn}).Spec)
 	require.NoError(t, err)
 	require.JSONEq(t, `{
 		"automountServiceAccountToken": false, "enableServiceLinks": false, "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
 		"terminationGracePeriodSeconds": 36,
 		"containers": [{"name": "sandbox", "image": "none", "resources": {}, "lifecycle": {"preStop": {"sleep": {"seconds": 6}}}}]
 	}`, string(made))
-	require.Equal(t, "94a8b9743a52", pods.TemplateHash(pool, serveOn))
+	require.Equal(t, "94a8b9743a52", pods.TemplateHash(pool, pods.Settings{ServeOn: serveOn}))
 }

@@ -112,13 +112,26 @@ func why(p *corev1.Pod) string {
 // pods made before are replaced.
 const buildVersion = "4\n"
 
-// TemplateHash identifies a pool's pod template and what Build makes of it for this serveOn.
-func TemplateHash(pool *v1alpha1.SandboxPool, serveOn time.Duration) string {
+// Settings are what Build needs beside the pool.
+type Settings struct {
+	// ServeOn is how long a pod that another client deletes serves on: see the function of this name.
+	ServeOn time.Duration
+	// AgentImage has the agent's program, for pools that name no image. AgentKey is the text of the
+	// allocator's public key. Empty: there is none.
+	AgentImage, AgentKey string
+}
+
+// TemplateHash identifies a pool's pod template and what Build makes of it with these settings.
+func TemplateHash(pool *v1alpha1.SandboxPool, settings Settings) string {
 	raw, err := json.Marshal(pool.Spec.Template)
 	if err != nil {
 		panic(fmt.Sprintf("encode pod template: %v", err)) // it was decoded from JSON
 	}
-	sum := sha256.Sum256(append(fmt.Appendf(nil, "%s%d\n", buildVersion, preStopSeconds(serveOn)), raw...))
+	made := fmt.Appendf(nil, "%s%d\n", buildVersion, preStopSeconds(settings.ServeOn))
+	if a := pool.Spec.AgentEnabled(); a != nil {
+		made = fmt.Appendf(made, "agent %d %q %q %q\n", a.Port, a.Image, settings.AgentImage, settings.AgentKey)
+	}
+	sum := sha256.Sum256(append(made, raw...))
 	return hex.EncodeToString(sum[:6])
 }
 
@@ -127,13 +140,13 @@ func TemplateHash(pool *v1alpha1.SandboxPool, serveOn time.Duration) string {
 // no environment variables that list the namespace's services.
 //
 // Another client may delete or evict the pod with a grace period of its own choice. All containers
-// then serve on for serveOn, which is ServeOn. By the end of that time the leader has released the
+// then serve on for settings.ServeOn. By the end of that time the leader has released the
 // sandbox, even if one failover happened meanwhile, and no request can be on its way to the pod.
-func Build(pool *v1alpha1.SandboxPool, name string, serveOn time.Duration) *corev1.Pod {
+func Build(pool *v1alpha1.SandboxPool, name string, settings Settings) *corev1.Pod {
 	labels := foreignOnly(pool.Spec.Template.Metadata.Labels)
 	labels[v1alpha1.LabelPool] = pool.Name
 	labels[v1alpha1.LabelPhase] = v1alpha1.PhaseWarm
-	labels[v1alpha1.LabelTemplate] = TemplateHash(pool, serveOn)
+	labels[v1alpha1.LabelTemplate] = TemplateHash(pool, settings)
 	p := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
 			Name: name, Namespace: pool.Namespace, Labels: labels, Annotations: foreignOnly(pool.Spec.Template.Metadata.Annotations),
@@ -156,7 +169,10 @@ func Build(pool *v1alpha1.SandboxPool, name string, serveOn time.Duration) *core
 			p.Spec.SecurityContext.SeccompProfile = &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault}
 		}
 	}
-	addStopDelay(&p.Spec, preStopSeconds(serveOn))
+	if a := pool.Spec.AgentEnabled(); a != nil {
+		addAgent(&p.Spec, a, settings)
+	}
+	addStopDelay(&p.Spec, preStopSeconds(settings.ServeOn))
 	return p
 }
 

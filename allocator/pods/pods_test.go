@@ -98,7 +98,7 @@ func setUp(t *testing.T) *fixture {
 	var err error
 	f.clients, err = kube.NewClients(config, 0, 0)
 	require.NoError(t, err)
-	f.writer, err = pods.NewWriter(pods.WriterOptions{ServeOn: serveOn, Options: kube.Options{
+	f.writer, err = pods.NewWriter(pods.WriterOptions{Settings: pods.Settings{ServeOn: serveOn}, Options: kube.Options{
 		Clients: f.clients, Namespace: "default", Submit: f.sink.Submit, Log: zaptest.NewLogger(t),
 	}})
 	require.NoError(t, err)
@@ -120,7 +120,7 @@ func (f *fixture) create(name string) core.PodKey {
 	pod := seen[0].(core.PodSeen).Pod
 	require.Equal(f, name, pod.Key.Name)
 	require.False(f, pod.Used)
-	require.Equal(f, pods.TemplateHash(f.pool, serveOn), pod.Template)
+	require.Equal(f, pods.TemplateHash(f.pool, pods.Settings{ServeOn: serveOn}), pod.Template)
 	return pod.Key
 }
 

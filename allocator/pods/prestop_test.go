@@ -66,7 +66,7 @@ func TestEveryListeningContainerServesOnAfterADeletion(t *testing.T) {
 			pool.Spec.Template.Spec = c.spec
 			before := pool.DeepCopy()
 			require.NoError(t, pods.CheckPreStop(pool))
-			made := pods.Build(pool, "pool-1", serveOn).Spec
+			made := pods.Build(pool, "pool-1", pods.Settings{ServeOn: serveOn}).Spec
 			require.Equal(t, before, pool, "the pool was changed")
 			require.Equal(t, c.grace, *made.TerminationGracePeriodSeconds)
 			for i, container := range append(made.InitContainers, made.Containers...) {
@@ -89,7 +89,7 @@ func TestPreStopSleepIsRoundedUpToSeconds(t *testing.T) {
 	for serve, want := range map[time.Duration]int64{
 		6 * time.Second: 6, 6001 * time.Millisecond: 7, 6999 * time.Millisecond: 7, 7 * time.Second: 7, time.Minute: 60, time.Millisecond: 1,
 	} {
-		made := pods.Build(poolOf(corev1.PodSpec{}), "pool-1", serve).Spec
+		made := pods.Build(poolOf(corev1.PodSpec{}), "pool-1", pods.Settings{ServeOn: serve}).Spec
 		require.Equal(t, want, made.Containers[0].Lifecycle.PreStop.Sleep.Seconds, serve)
 		require.Equal(t, 30+want, *made.TerminationGracePeriodSeconds, serve)
 	}

@@ -30,13 +30,13 @@ type Writer struct{ o WriterOptions }
 // WriterOptions configure a Writer. All are required.
 type WriterOptions struct {
 	kube.Options
-	// ServeOn is passed on to Build.
-	ServeOn time.Duration
+	// Settings are passed on to Build.
+	Settings Settings
 }
 
 // NewWriter returns a Writer, or an error that names the missing options.
 func NewWriter(o WriterOptions) (*Writer, error) {
-	return &Writer{o}, errors.Join(o.Check(), options.Require(o, "ServeOn"))
+	return &Writer{o}, errors.Join(o.Check(), options.Require(o, "Settings"))
 }
 
 // Delete deletes a pod. The caller repeats it until it returns nil, which means that the deletion
@@ -70,7 +70,7 @@ func (w *Writer) Delete(ctx context.Context, e core.DeletePod) error {
 func (w *Writer) Create(ctx context.Context, pool *v1alpha1.SandboxPool, e core.CreatePod) error {
 	call, cancel := context.WithTimeout(ctx, kube.CallTimeout)
 	defer cancel()
-	p, err := w.o.Clients.Kubernetes.CoreV1().Pods(pool.Namespace).Create(call, Build(pool, e.Name, w.o.ServeOn), metav1.CreateOptions{})
+	p, err := w.o.Clients.Kubernetes.CoreV1().Pods(pool.Namespace).Create(call, Build(pool, e.Name, w.o.Settings), metav1.CreateOptions{})
 	if err != nil {
 		// If the pod was created despite the error, the watch reports it.
 		w.o.Submit(core.CreateFailed(e))

@@ -64,7 +64,7 @@ func (p Policy) checkSecurity(pool *v1alpha1.SandboxPool) error {
 	if p.level == api.LevelPrivileged {
 		return nil
 	}
-	pod := pods.Build(pool, "", 0) // serveOn does not affect security
+	pod := pods.Build(pool, "", pods.Settings{}) // they do not affect security
 	var refused []string
 	result := policy.AggregateCheckResults(p.evaluator.EvaluatePod(api.LevelVersion{Level: p.level, Version: api.LatestVersion()}, &pod.ObjectMeta, &pod.Spec))
 	if !result.Allowed {

@@ -203,7 +203,7 @@ func TestOrdinaryTemplatesAreAccepted(t *testing.T) {
 func TestPodsOfAcceptedTemplatesHaveSeccompAndNoToken(t *testing.T) {
 	pool := stack.DemoPool("default", "pool", 1)
 	require.NoError(t, policy(t, pools.PolicyBaseline).Check(pool))
-	made := pods.Build(pool, "pool-1", time.Second)
+	made := pods.Build(pool, "pool-1", pods.Settings{ServeOn: time.Second})
 	require.False(t, *made.Spec.AutomountServiceAccountToken)
 	require.Equal(t, corev1.SeccompProfileTypeRuntimeDefault, made.Spec.SecurityContext.SeccompProfile.Type)
 }

@@ -35,8 +35,8 @@ const statusEvery = time.Second
 type Options struct {
 	kube.Options
 	Policy Policy
-	// ServeOn is passed on to pods.TemplateHash.
-	ServeOn time.Duration
+	// Settings are those with which pods are made.
+	Settings pods.Settings
 }
 
 // Pools watches and maintains the pools of one namespace. Its methods may be called
@@ -52,7 +52,7 @@ type Pools struct {
 
 // New returns Pools, or an error that names the missing options.
 func New(o Options) (*Pools, error) {
-	if err := errors.Join(o.Check(), options.Require(o, "Policy", "ServeOn")); err != nil {
+	if err := errors.Join(o.Check(), options.Require(o, "Policy", "Settings")); err != nil {
 		return nil, err
 	}
 	r := kube.Resource{Client: o.Clients.Berth, Name: resource, Namespace: o.Namespace}
@@ -125,8 +125,8 @@ func (p *Pools) CreateResult(key core.PoolKey, err error) {
 func (p *Pools) keep(pool *v1alpha1.SandboxPool) core.Pool {
 	spec := core.Pool{
 		Key: keyOf(pool), Warm: int(pool.Spec.Warm), DefaultPort: uint16(pool.Spec.DefaultPort),
-		Template: pods.TemplateHash(pool, p.o.ServeOn), PostStart: pool.Spec.PostStart != nil, KeepOnRestart: pool.Spec.OnRestart == v1alpha1.KeepOnRestart, Version: pool.ResourceVersion,
-		Refused: message(p.o.Policy.Check(pool)), Deleting: pool.DeletionTimestamp != nil,
+		Template: pods.TemplateHash(pool, p.o.Settings), PostStart: pool.Spec.PostStart != nil, KeepOnRestart: pool.Spec.OnRestart == v1alpha1.KeepOnRestart, Version: pool.ResourceVersion,
+		Refused: message(p.check(pool)), Deleting: pool.DeletionTimestamp != nil,
 	}
 	for _, port := range pool.Spec.Ports {
 		spec.Ports = append(spec.Ports, uint16(port))
@@ -145,6 +145,15 @@ func (p *Pools) keep(pool *v1alpha1.SandboxPool) core.Pool {
 	if probe := pool.Spec.BusyProbe; probe != nil {
 		spec.BusyProbe = core.BusyProbe{Port: uint16(probe.Port), Path: probe.Path}
 	}
+	if a := pool.Spec.AgentEnabled(); a != nil {
+		spec.Agent = core.Agent{Port: uint16(a.Port), Public: a.Public}
+		if at, listed := slices.BinarySearch(spec.Ports, spec.Agent.Port); !listed && len(spec.Ports) > 0 {
+			spec.Ports = slices.Insert(spec.Ports, at, spec.Agent.Port)
+		}
+		if a.Busy == v1alpha1.BusyCommands {
+			spec.BusyProbe = core.BusyProbe{Port: spec.Agent.Port, Path: busyPath}
+		}
+	}
 	if pool.Spec.MaxPods != nil {
 		spec.MaxPods = int(*pool.Spec.MaxPods)
 	}
@@ -152,6 +161,14 @@ func (p *Pools) keep(pool *v1alpha1.SandboxPool) core.Pool {
 	defer p.mu.Unlock()
 	p.pools[spec.Key] = seen{pool, spec.Refused != ""}
 	return spec
+}
+
+// busyPath is where the agent answers a busyProbe.
+const busyPath = "/busy"
+
+// check returns nil, or an error that says why no pod may be made from a pool's template.
+func (p *Pools) check(pool *v1alpha1.SandboxPool) error {
+	return errors.Join(pods.CheckAgent(pool, p.o.Settings), p.o.Policy.Check(pool))
 }
 
 // secondsOf is 0 for a field that is not set.
@@ -316,8 +333,11 @@ func (p *Pools) status(pool *v1alpha1.SandboxPool, counts core.Counts) v1alpha1.
 		}
 		unstable = fmt.Sprintf("pod %s ended before it could be used: %s; %s", t.Pod, t.Why, next)
 	}
-	refused, by := p.o.Policy.Check(pool), "PodSecurity"
-	if errors.Is(refused, pods.ErrPreStop) {
+	refused, by := p.check(pool), "PodSecurity"
+	switch {
+	case errors.Is(refused, pods.ErrAgent):
+		by = "Agent"
+	case errors.Is(refused, pods.ErrPreStop):
 		by = "PreStop"
 	}
 	p.mu.Lock()

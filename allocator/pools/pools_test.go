@@ -27,6 +27,7 @@ import (
 
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/allocator/kube"
+	"github.com/berth-sandbox/berth/allocator/pods"
 	"github.com/berth-sandbox/berth/allocator/pools"
 	"github.com/berth-sandbox/berth/api/crd"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
@@ -508,7 +509,7 @@ func newPools(t *testing.T, clients *kube.Clients, submit func(core.Event)) *poo
 	t.Helper()
 	p, err := pools.New(pools.Options{
 		Options: kube.Options{Clients: clients, Namespace: "default", Submit: submit, Log: zaptest.NewLogger(t)},
-		Policy:  policy(t, pools.PolicyBaseline), ServeOn: time.Second,
+		Policy:  policy(t, pools.PolicyBaseline), Settings: pods.Settings{ServeOn: time.Second},
 	})
 	require.NoError(t, err)
 	return p

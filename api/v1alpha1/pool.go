@@ -37,6 +37,9 @@ type SandboxPool struct {
 // +kubebuilder:validation:XValidation:rule="!has(self.ports) || size(self.ports) == 0 || self.defaultPort in self.ports",message="spec.ports: must contain spec.defaultPort, which is 8080 if it is not set; add it, or set spec.defaultPort to one of them"
 // +kubebuilder:validation:XValidation:rule="!has(self.idleTimeoutSeconds) || self.idleTimeoutSeconds == 0 || self.idleTimeoutSeconds >= 5",message="spec.idleTimeoutSeconds: must be 0, for no idle timeout, or at least 5: an admitted request may take so long to connect to its pod"
 // +kubebuilder:validation:XValidation:rule="!has(self.busyProbe) || has(self.maxLifetimeSeconds)",message="spec.busyProbe: needs spec.maxLifetimeSeconds, because a sandbox that always says that it is busy would never end; set it"
+// +kubebuilder:validation:XValidation:rule="!has(self.agent) || !self.agent.enabled || self.agent.busy != 'Commands' || has(self.maxLifetimeSeconds)",message="spec.agent.busy: Commands needs spec.maxLifetimeSeconds, because a sandbox whose command never ends would never end; set it"
+// +kubebuilder:validation:XValidation:rule="!has(self.agent) || !self.agent.enabled || self.agent.busy != 'Commands' || !has(self.busyProbe)",message="spec.agent.busy: Commands is a busyProbe that the agent answers; remove spec.busyProbe, or set busy to None"
+// +kubebuilder:validation:XValidation:rule="!has(self.agent) || !self.agent.enabled || self.onRestart == 'Release'",message="spec.agent: needs spec.onRestart Release, because an agent that starts again is not configured for its sandbox any more"
 type SandboxPoolSpec struct {
 	// warm is how many ready pods without a sandbox the pool keeps. With 0 it makes no
 	// pods, and claims get 429 pool_empty.
@@ -159,9 +162,14 @@ type SandboxPoolSpec struct {
 	// +optional
 	StartupTimeoutSeconds *int32 `json:"startupTimeoutSeconds,omitempty"`
 
+	// Agent, if enabled, puts Berth's agent into the first container of the pods: the program through which
+	// E2B's SDKs run commands and move files, and which takes the envVars, secrets and files of a claim. A
+	// change replaces idle pods.
+	// +optional
+	Agent *PoolAgent `json:"agent,omitempty"`
+
 	// EnvdVersion is the version of the agent that E2B's SDKs find in the pods of this pool. They
-	// derive from it which features they use.
-	// +kubebuilder:default="0.1.0"
+	// derive from it which features they use. Absent: that of Berth's agent, or 0.1.0 without one.
 	// +kubebuilder:validation:MaxLength=32
 	// +kubebuilder:validation:Pattern=`^v?(0|[1-9][0-9]{0,8})\.(0|[1-9][0-9]{0,8})\.(0|[1-9][0-9]{0,8})$`
 	// +optional
@@ -180,6 +188,59 @@ type SandboxPoolSpec struct {
 	// clean up on SIGTERM. The sleep also comes before the end of a container whose
 	// liveness or startup probe failed. The allocator's own deletions cut it to 1 s.
 	Template PodTemplate `json:"template"`
+}
+
+// PoolAgent is Berth's agent in the pods of a pool. An init container copies its program to
+// /berth/berth-agent, and the first container of the template runs it. With a command it starts that
+// command. Without a command and args it is the only program: the entrypoint of the image does not run,
+// because it is not known. The agent runs as the user of the container.
+//
+// A pod takes a sandbox only when its agent has been configured for it. An agent that starts again is not,
+// so onRestart must be Release.
+//
+// +kubebuilder:validation:XValidation:rule="!self.enabled || !has(self.image) || size(self.image) > 0",message="spec.agent.image: must not be empty; leave it out for the image of the allocators' --agent-image"
+type PoolAgent struct {
+	// Enabled: the pods have the agent.
+	Enabled bool `json:"enabled"`
+	// Port of the agent. It can be reached from outside also if ports does not list it. E2B's SDKs know no
+	// other port than the default.
+	// +kubebuilder:default=49983
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=65535
+	// +optional
+	Port int32 `json:"port,omitempty"`
+	// Image has the agent's program. Absent: that of the allocators' --agent-image.
+	// +optional
+	Image string `json:"image,omitempty"`
+	// Public: requests to the agent need no token, for SDKs that send none. Every client that may send
+	// requests to the sandbox can run commands in it then.
+	// +optional
+	Public bool `json:"public,omitempty"`
+	// Busy is what keeps a sandbox from being released for being idle, as a busyProbe that the agent answers.
+	// Commands: a command or terminal that was started through the agent runs. It needs
+	// maxLifetimeSeconds, as busyProbe does. None: nothing.
+	// +kubebuilder:default=None
+	// +optional
+	Busy AgentBusy `json:"busy,omitempty"`
+}
+
+// AgentBusy is what the agent counts as work.
+//
+// +kubebuilder:validation:Enum=None;Commands
+type AgentBusy string
+
+// What the agent can count as work.
+const (
+	BusyNone     AgentBusy = "None"
+	BusyCommands AgentBusy = "Commands"
+)
+
+// AgentEnabled returns the agent of the pods, nil if they have none.
+func (s *SandboxPoolSpec) AgentEnabled() *PoolAgent {
+	if s.Agent == nil || !s.Agent.Enabled {
+		return nil
+	}
+	return s.Agent
 }
 
 // PostStartHook is an HTTP request to a pod that has become a sandbox: POST, with
@@ -298,8 +359,8 @@ const (
 	// missing: that of the first other condition which is False, else Filling.
 	PoolReady = "Ready"
 	// PoolAccepted is False when the template asks for more than the allocator's
-	// --pod-security allows (reason PodSecurity), or has a preStop action other than
-	// sleep (reason PreStop). No pod is made from it then; the message names what is
+	// --pod-security allows (reason PodSecurity), has a preStop action other than
+	// sleep (reason PreStop), or leaves no room for the agent (reason Agent). No pod is made from it then; the message names what is
 	// refused.
 	PoolAccepted = "Accepted"
 	// PoolPodsStable is False while pods of the pool end before they can be used: before

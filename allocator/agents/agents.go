@@ -1,0 +1,186 @@
+package agents
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+
+	"github.com/berth-sandbox/berth/agent/initbox"
+	"github.com/berth-sandbox/berth/allocator/core"
+	"github.com/berth-sandbox/berth/api/sandboxaccess"
+	"github.com/berth-sandbox/berth/internal/options"
+)
+
+// maxAnswer bounds the bytes that are read of an answer, headers and body together.
+const maxAnswer = 8 << 10
+
+// ErrDeposed is returned if this process is not certain to hold the lease.
+var ErrDeposed = errors.New("this process may no longer hold the lease")
+
+// Values are what a claim brings. The core carries them from the claim to the configuration.
+type Values struct {
+	Envs, Secrets map[string]string
+	Files         []initbox.File
+}
+
+// Check returns the error of initbox.CheckValues.
+func (v *Values) Check() error { return initbox.CheckValues(v.Envs, v.Secrets, v.Files) }
+
+// String does not show the values. GoString does not either.
+func (v *Values) String() string   { return "values of a claim" }
+func (v *Values) GoString() string { return v.String() }
+
+// Options configure a Caller.
+type Options struct {
+	// Key is the cluster's key. Required.
+	Key *sandboxaccess.Key
+	// Dial connects to a pod's address. Optional: the default uses the network of this machine.
+	Dial func(ctx context.Context, network, address string) (net.Conn, error)
+	// Leads reports whether this process certainly holds the lease. Required.
+	Leads func() bool
+}
+
+// Caller calls agents. Its methods may be called concurrently.
+type Caller struct {
+	o      Options
+	sealer *initbox.Sealer
+}
+
+// New returns a Caller, or an error that names the missing options.
+func New(o Options) (*Caller, error) {
+	if err := options.Require(o, "Key", "Leads"); err != nil {
+		return nil, err
+	}
+	if o.Dial == nil {
+		o.Dial = (&net.Dialer{}).DialContext
+	}
+	sealer, err := SealerOf(o.Key)
+	return &Caller{o, sealer}, err
+}
+
+// SealerOf returns the sealer of the cluster with this key.
+func SealerOf(key *sandboxaccess.Key) (*initbox.Sealer, error) {
+	return initbox.NewSealer(key.Derive("agent configuration 1"))
+}
+
+// Configure has the agent of a sandbox configured with the values of its claim, which may be nil. It
+// returns nil when the agent has answered that it is configured for this sandbox.
+func (c *Caller) Configure(ctx context.Context, s core.Sandbox, values *Values) error {
+	if values == nil {
+		values = &Values{}
+	}
+	config := &initbox.Config{
+		SandboxID: s.ID, AccessToken: c.o.Key.Secret(s.ID).AgentToken(s.ID), Public: s.Agent.Public,
+		Envs: values.Envs, Secrets: values.Secrets, Files: values.Files,
+	}
+	return c.call(ctx, s, func(l *line) error {
+		hello, err := l.hello()
+		switch {
+		case err != nil:
+			return err
+		case hello.Version != initbox.Version:
+			return fmt.Errorf("the agent speaks version %d of the configuration, this allocator %d", hello.Version, initbox.Version)
+		}
+		sealed, err := c.sealer.Seal(config, hello.PublicKey)
+		if err != nil {
+			return err
+		}
+		code, _, err := l.exchange(http.MethodPost, sealed)
+		if err == nil && code != http.StatusNoContent {
+			err = fmt.Errorf("the agent answered %d to its configuration", code)
+		}
+		return err
+	})
+}
+
+// Configured asks the agent of a sandbox whether it is configured for that sandbox.
+func (c *Caller) Configured(ctx context.Context, s core.Sandbox) (configured bool, err error) {
+	err = c.call(ctx, s, func(l *line) error {
+		hello, err := l.hello()
+		configured = hello.SandboxID == s.ID
+		return err
+	})
+	return configured && err == nil, err
+}
+
+// call connects to the agent of a sandbox and has f speak with it.
+func (c *Caller) call(ctx context.Context, s core.Sandbox, f func(*line) error) error {
+	if !c.o.Leads() {
+		return ErrDeposed
+	}
+	address := netip.AddrPortFrom(s.IP, s.Agent.Port).String()
+	conn, err := c.o.Dial(ctx, "tcp", address)
+	if err != nil {
+		return fmt.Errorf("connect to the agent at %s: %w", address, err)
+	}
+	defer conn.Close() //nolint:errcheck // the answers were read, or the attempt failed
+	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
+	defer stop()
+	if !c.o.Leads() { // the process was paused in between
+		return ErrDeposed
+	}
+	err = f(&line{conn: conn, from: bufio.NewReader(conn), host: address})
+	switch {
+	case !c.o.Leads():
+		return ErrDeposed
+	case err != nil && ctx.Err() != nil: // the end of ctx closed the connection
+		return fmt.Errorf("the agent at %s did not answer in time: %w", address, ctx.Err())
+	}
+	return err
+}
+
+// line is one connection to an agent. It carries one call after the other.
+type line struct {
+	conn net.Conn
+	from *bufio.Reader
+	host string
+}
+
+func (l *line) hello() (h initbox.Hello, err error) {
+	code, body, err := l.exchange(http.MethodGet, nil)
+	switch {
+	case err != nil:
+		return h, err
+	case code != http.StatusOK:
+		return h, fmt.Errorf("the agent answered %d when it was asked for its key", code)
+	}
+	if json.Unmarshal(body, &h) != nil {
+		return h, errors.New("the agent's key cannot be read")
+	}
+	return h, nil
+}
+
+// exchange makes one call and reads its answer. It returns no error of package http, because those
+// can quote the answer.
+func (l *line) exchange(method string, body []byte) (code int, answer []byte, err error) {
+	r, err := http.NewRequest(method, "http://"+l.host+initbox.Path, bytes.NewReader(body)) //nolint:noctx // the end of the context closes the connection
+	if err != nil {
+		return 0, nil, fmt.Errorf("request to the agent: %w", err)
+	}
+	r.Header.Set("User-Agent", "berth-allocator")
+	if body != nil {
+		r.Header.Set("Content-Type", "application/octet-stream")
+	}
+	if err := r.Write(l.conn); err != nil {
+		return 0, nil, fmt.Errorf("write to the agent: %w", err)
+	}
+	limited := &io.LimitedReader{R: l.from, N: maxAnswer}
+	from := bufio.NewReader(limited)
+	response, err := http.ReadResponse(from, r)
+	if err != nil {
+		return 0, nil, errors.New("the agent's answer cannot be read")
+	}
+	defer response.Body.Close() //nolint:errcheck // read below
+	answer, err = io.ReadAll(response.Body)
+	if err != nil {
+		return 0, nil, errors.New("the agent's answer cannot be read")
+	}
+	return response.StatusCode, answer, nil
+}

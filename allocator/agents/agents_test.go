@@ -1,0 +1,166 @@
+package agents_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/berth-sandbox/berth/agent/initbox"
+	"github.com/berth-sandbox/berth/allocator/agents"
+	"github.com/berth-sandbox/berth/allocator/core"
+	"github.com/berth-sandbox/berth/api/sandboxaccess"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func clusterKey(t *testing.T) *sandboxaccess.Key {
+	key, err := sandboxaccess.NewKey([]byte(strings.Repeat("k", 32)))
+	require.NoError(t, err)
+	return key
+}
+
+// pod is a server at the address of an agent.
+func pod(t *testing.T, h http.HandlerFunc) core.Sandbox {
+	server := httptest.NewServer(h)
+	t.Cleanup(server.Close)
+	at := netip.MustParseAddrPort(server.Listener.Addr().String())
+	return core.Sandbox{Binding: core.Binding{ID: "k3x9", Agent: core.Agent{Port: at.Port(), Public: true}}, IP: at.Addr()}
+}
+
+func caller(t *testing.T, leads func() bool) *agents.Caller {
+	c, err := agents.New(agents.Options{Key: clusterKey(t), Leads: leads})
+	require.NoError(t, err)
+	return c
+}
+
+func always() bool { return true }
+
+// agentOf is an agent as the protocol says. It sends what it was configured with.
+func agentOf(t *testing.T) (http.HandlerFunc, chan *initbox.Config) {
+	sealer, err := agents.SealerOf(clusterKey(t))
+	require.NoError(t, err)
+	keys, err := initbox.NewKeys(sealer.PublicKey())
+	require.NoError(t, err)
+	configs := make(chan *initbox.Config, 1)
+	var id atomic.Value
+	id.Store("")
+	return func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodGet {
+			_ = json.NewEncoder(w).Encode(initbox.Hello{Version: initbox.Version, PublicKey: keys.PublicKey(), SandboxID: id.Load().(string)})
+			return
+		}
+		raw, _ := io.ReadAll(r.Body)
+		c, err := keys.Open(raw)
+		if err != nil {
+			w.WriteHeader(http.StatusUnauthorized)
+			return
+		}
+		id.Store(c.SandboxID)
+		configs <- c
+		w.WriteHeader(http.StatusNoContent)
+	}, configs
+}
+
+// Invariant: P16
+func TestAgentIsConfiguredWithValuesAndToken(t *testing.T) {
+	h, configs := agentOf(t)
+	s, c := pod(t, h), caller(t, always)
+	configured, err := c.Configured(t.Context(), s)
+	require.NoError(t, err)
+	require.False(t, configured)
+	values := &agents.Values{
+		Envs: map[string]string{"A": "1"}, Secrets: map[string]string{"KEY": "canary"}, Files: []initbox.File{{Path: "/a", Data: []byte("b")}},
+	}
+	require.NoError(t, c.Configure(t.Context(), s, values))
+	require.Equal(t, &initbox.Config{
+		SandboxID: "k3x9", AccessToken: clusterKey(t).Secret("k3x9").AgentToken("k3x9"), Public: true,
+		Envs: values.Envs, Secrets: values.Secrets, Files: values.Files,
+	}, <-configs)
+	configured, err = c.Configured(t.Context(), s)
+	require.NoError(t, err)
+	require.True(t, configured)
+	s.ID = "other"
+	configured, err = c.Configured(t.Context(), s)
+	require.NoError(t, err)
+	require.False(t, configured, "an earlier sandbox of the pod")
+	require.NoError(t, caller(t, always).Configure(t.Context(), s, nil))
+	require.Empty(t, (<-configs).Secrets)
+}
+
+func TestBadAnswersAreErrorsWithoutTheirText(t *testing.T) {
+	hello := `{"version":1,"publicKey":"` + initbox.PublicKey{9}.String() + `"}`
+	for want, h := range map[string]http.HandlerFunc{
+		"answered 503 when it was asked": func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "canary", 503) },
+		"answered 302 when it was asked": func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "/canary", 302) },
+		"the agent's key cannot be read": func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, `"canary"`) },
+		"version 2 of the configuration": func(w http.ResponseWriter, _ *http.Request) {
+			_, _ = io.WriteString(w, `{"version":2,"publicKey":"`+initbox.PublicKey{9}.String()+`"}`)
+		},
+		"the agent's answer cannot be": func(w http.ResponseWriter, _ *http.Request) {
+			_, _ = io.WriteString(w, strings.Repeat("canary", 1<<20))
+		},
+		"answered 401 to its configurati": func(w http.ResponseWriter, r *http.Request) {
+			if r.Method == http.MethodGet {
+				_, _ = io.WriteString(w, hello)
+				return
+			}
+			http.Error(w, "canary", 401)
+		},
+	} {
+		err := caller(t, always).Configure(t.Context(), pod(t, h), &agents.Values{Secrets: map[string]string{"KEY": "canary"}})
+		require.ErrorContains(t, err, want)
+		require.NotContains(t, err.Error(), "canary")
+	}
+}
+
+func TestHangingPodsEndWithTheContext(t *testing.T) {
+	release := make(chan struct{})
+	defer close(release)
+	s := pod(t, func(http.ResponseWriter, *http.Request) { <-release })
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	require.ErrorIs(t, caller(t, always).Configure(ctx, s, nil), context.DeadlineExceeded)
+	_, err := caller(t, always).Configured(ctx, s)
+	require.Error(t, err)
+}
+
+func TestDeposedLeaderConfiguresAndReportsNothing(t *testing.T) {
+	h, configs := agentOf(t)
+	s := pod(t, h)
+	// It is asked before and after the connection is made, and when the agent has answered.
+	for asked, configures := range map[int32]int{1: 0, 2: 0, 3: 1} {
+		var n atomic.Int32
+		err := caller(t, func() bool { return n.Add(1) < asked }).Configure(t.Context(), s, nil)
+		require.ErrorIs(t, err, agents.ErrDeposed)
+		require.Len(t, configs, configures)
+		if configures > 0 {
+			<-configs
+		}
+	}
+	c, err := agents.New(agents.Options{Key: clusterKey(t), Leads: always, Dial: func(context.Context, string, string) (net.Conn, error) {
+		return nil, errors.New("no way")
+	}})
+	require.NoError(t, err)
+	require.ErrorContains(t, c.Configure(t.Context(), s, nil), "no way")
+}
+
+func TestValuesAreNotPrinted(t *testing.T) {
+	v := &agents.Values{Secrets: map[string]string{"KEY": "canary"}}
+	ev := core.Claim{Values: v}
+	for _, text := range []string{fmt.Sprint(v), fmt.Sprintf("%+v", v), fmt.Sprintf("%#v", v), fmt.Sprintf("%+v", ev), fmt.Sprintf("%+v", core.Configure{Values: v})} {
+		require.NotContains(t, text, "canary")
+	}
+}
