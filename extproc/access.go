@@ -3,6 +3,7 @@ package extproc
 import (
 	"errors"
 	"net/http"
+	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -22,7 +23,12 @@ type redirect struct {
 // refusal for a request that may not, and neither for one that may. The refusal is the same for a
 // missing credential and for every wrong one.
 func (d *decider) access(r *request, t Target, port uint16, terms *routecache.Terms) (*redirect, *apierror.Error) {
-	if terms == nil || terms.Access == routecache.Public {
+	switch {
+	case terms == nil:
+		return nil, nil
+	case terms.AgentPort == port && !terms.AgentPublic && terms.Access < routecache.Closed:
+		return nil, d.agentAccess(r, t, terms)
+	case terms.Access == routecache.Public:
 		return nil, nil
 	}
 	denied := t.refuse(apierror.AccessDenied, "this sandbox is private: send its token in the header "+
@@ -62,6 +68,31 @@ func (d *decider) access(r *request, t Target, port uint16, terms *routecache.Te
 		return nil, nil
 	}
 	return nil, denied
+}
+
+// agentAccess checks whether a request may reach the agent. No other credential of the sandbox opens its
+// port: the agent accepts the agent token only. It checks signatures itself.
+func (d *decider) agentAccess(r *request, t Target, terms *routecache.Terms) *apierror.Error {
+	secret := sandboxaccess.Secret(terms.Secret)
+	path := t.Path
+	if path == "" {
+		path = r.path
+	}
+	path, query, _ := strings.Cut(path, "?")
+	switch {
+	case len(r.agentToken) > 0:
+		if len(r.agentToken) == 1 && secret.IsAgentToken(t.ID, r.agentToken[0]) {
+			return nil
+		}
+	case path == "/files":
+		if q, err := url.ParseQuery(query); err == nil && len(q["signature"]) == 1 {
+			return nil
+		}
+	case path == "/health" && terms.Access == routecache.Public && r.method == http.MethodGet:
+		return nil
+	}
+	return t.refuse(apierror.AgentToken, "the agent of this sandbox serves requests with its token: send envdAccessToken of the "+
+		"answer to the claim in the header "+sandboxaccess.AgentHeader)
 }
 
 // linkOf returns the path and query of a request for a link, or "". A gateway host has no links:

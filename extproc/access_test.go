@@ -125,6 +125,66 @@ func TestOnlyACredentialOfTheSandboxOpensIt(t *testing.T) {
 	})
 }
 
+// Invariant: P16
+func TestAgentServesRequestsWithItsTokenOnly(t *testing.T) {
+	k := accessKey(t)
+	agent, token := k.Secret("abc").AgentToken("abc"), k.Token("abc")
+	cookie := k.Secret("abc").Cookie("abc", 49983, time.Now().Add(time.Hour))
+	const open, refused, denied = apierror.Reason(""), apierror.AgentToken, apierror.AccessDenied
+	for name, c := range map[string]struct {
+		request                      request
+		public, token, agentIsPublic apierror.Reason
+	}{
+		"nothing":                     {request{}, refused, refused, open},
+		"its token":                   {request{agentToken: one(agent)}, open, open, open},
+		"an empty token":              {request{agentToken: one("")}, refused, refused, open},
+		"that of another sandbox":     {request{agentToken: one(k.Secret("abd").AgentToken("abd"))}, refused, refused, open},
+		"its token twice":             {request{agentToken: []string{agent, agent}}, refused, refused, open},
+		"the sandbox's token":         {request{token: one(token)}, refused, refused, open},
+		"both":                        {request{token: one(token), agentToken: one(agent)}, open, open, open},
+		"the cookie of a link":        {request{cookie: one(cookie)}, refused, refused, open},
+		"a signature":                 {request{path: "/files?path=a&signature=v1_x"}, open, open, open},
+		"two signatures":              {request{path: "/files?signature=a&signature=b"}, refused, refused, open},
+		"a signature, a wrong token":  {request{path: "/files?signature=v1_x", agentToken: one("x")}, refused, refused, open},
+		"no signature":                {request{path: "/files?path=a"}, refused, refused, open},
+		"a malformed query":           {request{path: "/files?signature=a&%zz"}, refused, refused, open},
+		"a signature elsewhere":       {request{path: "/process.Process/Start?signature=a"}, refused, refused, open},
+		"below files":                 {request{path: "/files/../init?signature=a"}, refused, refused, open},
+		"health":                      {request{path: "/health"}, open, refused, open},
+		"health with a body":          {request{path: "/health", method: "POST"}, refused, refused, open},
+		"the configuration":           {request{path: "/init"}, refused, refused, open},
+		"by header":                   {request{authority: domain, e2bID: one("abc"), e2bPort: one("49983")}, refused, refused, open},
+		"by header, with its token":   {request{authority: domain, e2bID: one("abc"), e2bPort: one("49983"), agentToken: one(agent)}, open, open, open},
+		"another port":                {request{authority: "8080-abc." + domain}, open, denied, open},
+		"another port with its token": {request{authority: "8080-abc." + domain, agentToken: one(agent)}, open, denied, open},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if c.request.authority == "" {
+				c.request.authority = "49983-abc." + domain
+			}
+			if c.request.method == "" {
+				c.request.method = "GET"
+			}
+			for i, want := range []apierror.Reason{c.public, c.token, c.agentIsPublic} {
+				answer := private(t, []routecache.Access{routecache.Public, routecache.Token, routecache.Public}[i])
+				answer.Route.Terms.AgentPort, answer.Route.Terms.AgentPublic = 49983, i == 2
+				a, refusal := always(answer, nil).decider().decide(t.Context(), &c.request, unheld)
+				if want == open {
+					require.Nil(t, refusal, i)
+					require.Equal(t, "abc", a.id)
+					continue
+				}
+				require.Nil(t, a, i)
+				require.Equal(t, want, refusal.Reason, i)
+			}
+		})
+	}
+	closed := private(t, routecache.Closed)
+	closed.Route.Terms.AgentPort = 49983
+	_, refusal := always(closed, nil).decider().decide(t.Context(), &request{authority: "49983-abc." + domain, method: "GET", agentToken: one(agent)}, unheld)
+	require.Equal(t, denied, refusal.Reason)
+}
+
 // Invariant: P15
 func TestKeyIsJudgedByTheKeysOfItsMoment(t *testing.T) {
 	h := always(private(t, routecache.Team), nil)

@@ -30,6 +30,10 @@ type Terms struct {
 	Secret [32]byte
 	// Team is the team whose API keys open the sandbox, if Access is Team. Empty: no key does.
 	Team string
+	// AgentPort is the port of the agent in the pod; 0: there is none. Requests to it need the agent token,
+	// unless AgentPublic is set.
+	AgentPort   uint16
+	AgentPublic bool
 	// MaskHost is the host that the pod sees, with "${PORT}" for the port. Empty: that of the
 	// request.
 	MaskHost string

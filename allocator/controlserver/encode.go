@@ -123,7 +123,8 @@ func (s *Server) route(sb *core.Sandbox) *controlv1.Route {
 	if sb.Access == core.AccessTeam {
 		r.Team = sb.Team
 	}
-	if sb.Access != core.AccessPublic && s.o.AccessKey != nil {
+	r.AgentPort, r.AgentPublic = uint32(sb.Agent.Port), sb.Agent.Public
+	if needed := sb.Access != core.AccessPublic || sb.Agent.Port != 0 && !sb.Agent.Public; needed && s.o.AccessKey != nil {
 		secret := s.o.AccessKey.Secret(sb.ID)
 		r.AccessSecret = secret[:]
 	}

@@ -62,10 +62,11 @@ func validMask(mask string) bool {
 	return len(longest) <= 253 && maskedHost.MatchString(longest)
 }
 
-// withCredentials adds to an answer what opens a sandbox that is not public. A caller that may only
+// withCredentials adds to an answer what opens a sandbox that is not public, and its agent. A caller that may only
 // read gets none, because requests can change a sandbox.
 func (a *api) withCredentials(ctx context.Context, shown openapi.Sandbox, s *core.Sandbox) openapi.Sandbox {
-	if s.Access == core.AccessPublic || a.AccessKey == nil || !access.From(ctx).Role.May(access.Member) {
+	needed := s.Access != core.AccessPublic || s.Agent.Port != 0 && !s.Agent.Public
+	if !needed || a.AccessKey == nil || !access.From(ctx).Role.May(access.Member) {
 		return shown
 	}
 	if s.Access == core.AccessToken {

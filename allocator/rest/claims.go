@@ -2,7 +2,6 @@ package rest
 
 import (
 	"context"
-	"crypto/sha256"
 	"net/http"
 	"slices"
 	"strings"
@@ -44,7 +43,13 @@ func (a *api) claimBatch(w *reply, r *http.Request) error {
 	if err := checkBatch(claim); err != nil {
 		return err
 	}
-	claim.Binding.RequestHash = sha256.Sum256(raw)
+	values, err := a.valuesOf(&one)
+	if err != nil {
+		return err
+	}
+	if claim.Binding.RequestHash = a.hashOf(raw, values); values != nil {
+		claim.Values = values
+	}
 	ctx, cancel := context.WithTimeout(r.Context(), claim.Wait+answerWait)
 	defer cancel()
 	claim.Binding.Team = access.From(ctx).Team

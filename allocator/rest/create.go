@@ -3,7 +3,6 @@ package rest
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"net/http"
@@ -31,7 +30,13 @@ func (a *api) create(w *reply, r *http.Request) error {
 	if claim.Binding.IdempotencyKey, err = idempotencyKey(r.Header); err != nil {
 		return err
 	}
-	claim.Binding.RequestHash = sha256.Sum256(raw)
+	values, err := a.valuesOf(&request)
+	if err != nil {
+		return err
+	}
+	if claim.Binding.RequestHash = a.hashOf(raw, values); values != nil {
+		claim.Values = values
+	}
 	ctx, cancel := context.WithTimeout(r.Context(), claim.Wait+answerWait)
 	defer cancel()
 	claim.Binding.Team = access.From(ctx).Team

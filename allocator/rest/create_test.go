@@ -177,7 +177,6 @@ func TestMetadataAndBodyMayReachTheirLimits(t *testing.T) {
 
 func TestUnsupportedFieldsAreRefusedByName(t *testing.T) {
 	for body, says := range map[string]string{
-		`"envVars":{"A":"1"}`:                       "envVars: A warm pod",
 		`"autoPause":true`:                          "autoPause: Berth does not pause",
 		`"autoResume":{"enabled":true}`:             "autoResume.enabled: Berth does not pause",
 		`"allow_internet_access":false`:             "allow_internet_access: Use a NetworkPolicy",

@@ -60,12 +60,18 @@ func earliestEnd(s *core.Sandbox) time.Time {
 var noEnd = time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC)
 
 func agentVersionOf(pool *v1alpha1.SandboxPool) string {
+	if pool.Spec.AgentEnabled() != nil {
+		return cmp.Or(pool.Spec.EnvdVersion, berthAgentVersion)
+	}
 	return cmp.Or(pool.Spec.EnvdVersion, agentVersion)
 }
 
 // agentVersion is the reported envdVersion of a pool that names none. The SDKs refuse sandboxes below 0.1.0, and a higher
 // version would promise features of an agent in the pod.
 const agentVersion = "0.1.0"
+
+// berthAgentVersion is that of a pool with Berth's agent: the newest version whose features it has.
+const berthAgentVersion = "0.6.4"
 
 // toSandbox returns the API's form of a sandbox.
 func (a *api) toSandbox(s core.Sandbox) openapi.Sandbox {

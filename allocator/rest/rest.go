@@ -22,7 +22,7 @@ import (
 
 // Bounds of what a client may send.
 const (
-	maxBody     = 64 << 10
+	maxBody     = 512 << 10 // initbox.MaxValues in base64, and everything else
 	maxMetadata = 2 << 10
 	// defaultTimeout applies to a claim without a timeout, as E2B documents it.
 	defaultTimeout    = 300 * time.Second

@@ -28,6 +28,7 @@ const (
 	CrossOrigin        Reason = "cross_origin"
 	Forbidden          Reason = "forbidden"
 	AccessDenied       Reason = "access_denied"
+	AgentToken         Reason = "agent_token"
 	PortPrivate        Reason = "port_private"
 	MethodRefused      Reason = "method_refused"
 	NotFound           Reason = "not_found"
@@ -110,6 +111,8 @@ var kinds = []Kind{
 		When: "the path is not `/sandboxes/<id>/<port>/...`, or has dot segments", Do: "mend the path"},
 	{Reason: Unauthorized, Code: http.StatusUnauthorized, GRPC: codes.Unauthenticated, By: []Sender{API},
 		When: "the key is missing or not known", Do: "send it as `X-API-Key` or as a bearer token"},
+	{Reason: AgentToken, Code: http.StatusUnauthorized, GRPC: codes.Unauthenticated, By: []Sender{Router},
+		When: "the request is for the agent of a sandbox, and has no token of the agent, or a wrong one", Do: "send `envdAccessToken` of the claim's answer in `X-Access-Token`; for `/files`, a signature will do"},
 	{Reason: CrossOrigin, Code: http.StatusForbidden, GRPC: codes.PermissionDenied, By: []Sender{API},
 		When: "a web page of another origin calls the API from a browser", Do: "call it from a program"},
 	{Reason: Forbidden, Code: http.StatusForbidden, GRPC: codes.PermissionDenied, By: []Sender{Envoy, API},

@@ -149,6 +149,24 @@ func (e HealthStatus) Valid() bool {
 	}
 }
 
+// Defines values for NewFileEncoding.
+const (
+	Base64 NewFileEncoding = "base64"
+	UTF8   NewFileEncoding = "utf-8"
+)
+
+// Valid indicates whether the value is a known member of the NewFileEncoding enum.
+func (e NewFileEncoding) Valid() bool {
+	switch e {
+	case Base64:
+		return true
+	case UTF8:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for NextReleaseReason.
 const (
 	Idle           NextReleaseReason = "Idle"
@@ -718,9 +736,16 @@ type NewClaims struct {
 	} `json:"autoResume,omitempty"`
 
 	// Count How many sandboxes.
-	Count   int               `json:"count"`
+	Count int `json:"count"`
+
+	// EnvVars Environment variables of everything that the agent starts. They need a pool with an agent.
+	// envVars, secrets and files have 256 KiB in all, names and paths included. They are kept nowhere
+	// but in the sandbox.
 	EnvVars map[string]string `json:"envVars,omitempty"`
-	Iam     interface{}       `json:"iam,omitempty"`
+
+	// Files Files that are there when the claim is answered. They need a pool with an agent.
+	Files []NewFile   `json:"files,omitempty"`
+	Iam   interface{} `json:"iam,omitempty"`
 
 	// IdleTimeout Seconds without use after which the sandbox is released: 0 for never, or 5 and more. The
 	// pool's if it is absent.
@@ -738,7 +763,10 @@ type NewClaims struct {
 	// Pool The name of a SandboxPool.
 	Pool string `json:"pool"`
 
-	// Secure Without meaning here. Older E2B SDKs always send it.
+	// Secrets Like envVars, and the agent shows them in no answer. They need a pool with an agent.
+	Secrets map[string]string `json:"secrets,omitempty"`
+
+	// Secure Without meaning here. Whether the agent needs a token says the pool (spec.agent.public). Older E2B SDKs always send it.
 	Secure *bool `json:"secure,omitempty"`
 
 	// Timeout Seconds from now until the end; 300 if it is absent. A claim with an idle timeout other than 0
@@ -752,6 +780,23 @@ type NewClaims struct {
 	// WaitTimeout Seconds that the claim waits for a warm pod; 10 if it is absent.
 	WaitTimeout *int64 `json:"waitTimeout,omitempty"`
 }
+
+// NewFile defines model for NewFile.
+type NewFile struct {
+	Content string `json:"content"`
+
+	// Encoding That of content. Absent: utf-8.
+	Encoding *NewFileEncoding `json:"encoding,omitempty"`
+
+	// Mode Permission bits in octal. Absent: 0644.
+	Mode *string `json:"mode,omitempty"`
+
+	// Path Absolute, or relative to the home of the default user. Directories are made.
+	Path string `json:"path"`
+}
+
+// NewFileEncoding That of content. Absent: utf-8.
+type NewFileEncoding string
 
 // NewLink defines model for NewLink.
 type NewLink struct {
@@ -780,8 +825,15 @@ type NewSandbox struct {
 	AutoResume      *struct {
 		Enabled *bool `json:"enabled,omitempty"`
 	} `json:"autoResume,omitempty"`
+
+	// EnvVars Environment variables of everything that the agent starts. They need a pool with an agent.
+	// envVars, secrets and files have 256 KiB in all, names and paths included. They are kept nowhere
+	// but in the sandbox.
 	EnvVars map[string]string `json:"envVars,omitempty"`
-	Iam     interface{}       `json:"iam,omitempty"`
+
+	// Files Files that are there when the claim is answered. They need a pool with an agent.
+	Files []NewFile   `json:"files,omitempty"`
+	Iam   interface{} `json:"iam,omitempty"`
 
 	// IdleTimeout Seconds without use after which the sandbox is released: 0 for never, or 5 and more. The
 	// pool's if it is absent.
@@ -796,7 +848,10 @@ type NewSandbox struct {
 	MinBytesPerMinute *int64             `json:"minBytesPerMinute,omitempty"`
 	Network           *NewSandboxNetwork `json:"network,omitempty"`
 
-	// Secure Without meaning here. Older E2B SDKs always send it.
+	// Secrets Like envVars, and the agent shows them in no answer. They need a pool with an agent.
+	Secrets map[string]string `json:"secrets,omitempty"`
+
+	// Secure Without meaning here. Whether the agent needs a token says the pool (spec.agent.public). Older E2B SDKs always send it.
 	Secure *bool `json:"secure,omitempty"`
 
 	// TemplateID The name of a SandboxPool.

@@ -86,7 +86,6 @@ func TestOnlyWhatChangesBehaviourIsRefused(t *testing.T) {
 		`"allow_internet_access":false`:  "allow_internet_access",
 		`"autoPause":true`:               "autoPause",
 		`"autoResume":{"enabled":true}`:  "autoResume.enabled",
-		`"envVars":{"a":"b"}`:            "envVars",
 		`"network":{"allowOut":["a.b"]}`: "network.allowOut",
 		`"mcp":{"a":{}}`:                 "mcp",
 	} {

@@ -212,14 +212,20 @@ func toRoute(r *controlv1.Route) (routecache.Route, error) {
 
 // toTerms returns nil for a public sandbox without special terms, which most are.
 func toTerms(r *controlv1.Route) (*routecache.Terms, error) {
-	if r.GetAccess() == controlv1.Access_ACCESS_PUBLIC && r.GetMaskHost() == "" && len(r.GetHttpsPorts()) == 0 {
+	if r.GetAccess() == controlv1.Access_ACCESS_PUBLIC && r.GetMaskHost() == "" && len(r.GetHttpsPorts()) == 0 && r.GetAgentPort() == 0 {
 		return nil, nil
+	}
+	if r.GetAgentPort() > 65535 {
+		return nil, fmt.Errorf("route: agent_port: %d is not in 0 to 65535", r.GetAgentPort())
 	}
 	https, err := toPorts("https_ports", r.GetHttpsPorts())
 	if err != nil {
 		return nil, err
 	}
-	terms := &routecache.Terms{Team: r.GetTeam(), MaskHost: r.GetMaskHost(), HTTPSPorts: https}
+	terms := &routecache.Terms{
+		Team: r.GetTeam(), MaskHost: r.GetMaskHost(), HTTPSPorts: https,
+		AgentPort: uint16(r.GetAgentPort()), AgentPublic: r.GetAgentPublic(),
+	}
 	if n := copy(terms.Secret[:], r.GetAccessSecret()); n != 0 && len(r.GetAccessSecret()) != len(terms.Secret) {
 		return nil, fmt.Errorf("route: access_secret: %d bytes, not %d", len(r.GetAccessSecret()), len(terms.Secret))
 	}

@@ -1,0 +1,69 @@
+package rest
+
+import (
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/base64"
+	"errors"
+	"strconv"
+
+	"github.com/berth-sandbox/berth/agent/initbox"
+	"github.com/berth-sandbox/berth/allocator/agents"
+	"github.com/berth-sandbox/berth/api/apierror"
+	"github.com/berth-sandbox/berth/api/openapi"
+)
+
+// valuesOf reads what a claim brings for the agent, nil if that is nothing. No error quotes a value.
+func (a *api) valuesOf(request *openapi.NewSandbox) (*agents.Values, error) {
+	field := ""
+	switch {
+	case len(request.EnvVars) > 0:
+		field = "envVars"
+	case len(request.Secrets) > 0:
+		field = "secrets"
+	case len(request.Files) > 0:
+		field = "files"
+	default:
+		return nil, nil
+	}
+	if pool, ok := a.Allocator.Pool(request.TemplateID); ok && pool.Spec.AgentEnabled() == nil {
+		return nil, notImplemented("%s: the pods of this pool have no agent that takes them; enable spec.agent of the pool, put variables into its pod template, or send them to a postStart hook as metadata", field)
+	}
+	v := &agents.Values{Envs: request.EnvVars, Secrets: request.Secrets}
+	for i, f := range request.Files {
+		file := initbox.File{Path: f.Path, Data: []byte(f.Content)}
+		if f.Encoding != nil && *f.Encoding == openapi.Base64 {
+			data, err := base64.StdEncoding.DecodeString(f.Content)
+			if err != nil {
+				return nil, invalid("files[%d].content: not standard base64", i)
+			}
+			file.Data = data
+		}
+		if f.Mode != nil {
+			mode, err := strconv.ParseUint(*f.Mode, 8, 32)
+			if err != nil {
+				return nil, invalid("files[%d].mode: must be octal digits", i)
+			}
+			file.Mode = uint32(mode)
+		}
+		v.Files = append(v.Files, file)
+	}
+	if err := v.Check(); errors.As(err, new(*initbox.TooLargeError)) {
+		return nil, apierror.New(apierror.BodyTooLarge, "%v", err)
+	} else if err != nil {
+		return nil, invalid("%v", err)
+	}
+	return v, nil
+}
+
+// hashOf returns the hash of the body of a claim, which is kept with its idempotency key. That of a body with
+// values is made with the cluster's key, so that nobody who reads it can try which values it fits.
+func (a *api) hashOf(raw []byte, values *agents.Values) [sha256.Size]byte {
+	if values == nil || a.AccessKey == nil {
+		return sha256.Sum256(raw)
+	}
+	key := a.AccessKey.Derive("hash of a claim 1")
+	h := hmac.New(sha256.New, key[:])
+	_, _ = h.Write(raw) // never fails, see hash.Hash
+	return [sha256.Size]byte(h.Sum(nil))
+}
