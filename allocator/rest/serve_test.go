@@ -329,7 +329,7 @@ func TestBodiesAreBoundedByClass(t *testing.T) {
 	onPipes(t, h, func(t *testing.T, send func(string) net.Conn) {
 		const sent = 60 << 10
 		for range bodyBytes * teamShare / (teamShare + 1) / (sent - smallBody) { // what one team gets
-			send(fmt.Sprintf("POST /sandboxes HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s", maxBody, strings.Repeat(" ", sent)))
+			send(fmt.Sprintf("POST /sandboxes HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s", sent+1, strings.Repeat(" ", sent)))
 		}
 		synctest.Wait()
 		large := `{"templateID":"python"}` + strings.Repeat(" ", sent)
@@ -355,7 +355,7 @@ func TestRefusedCallIsNotReadAndIsClosed(t *testing.T) {
 		"cross-origin":   {handler(t, &fake{}), "POST /sandboxes HTTP/1.1\r\nHost: localhost\r\nOrigin: http://evil.example\r\nContent-Length: 100\r\n\r\n", 403},
 		"no such page":   {handler(t, &fake{}), "POST /none HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n", 404},
 		"not served":     {handler(t, &fake{}), "PUT /sandboxes HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n", 405},
-		"too large":      {handler(t, &fake{}), "POST /sandboxes HTTP/1.1\r\nHost: localhost\r\nContent-Length: 65537\r\n\r\n", 413},
+		"too large":      {handler(t, &fake{}), fmt.Sprintf("POST /sandboxes HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n", maxBody+1), 413},
 	} {
 		t.Run(name, func(t *testing.T) {
 			onPipes(t, c.h, func(t *testing.T, send func(string) net.Conn) {

@@ -74,9 +74,9 @@ func TestValuesAreRefusedByNameWithoutTheirText(t *testing.T) {
 		`"secrets":{"A":["canary"]}`:                                      {400, "secrets.A"},
 		`"files":[{"path":"/a/","content":"canary"}]`:                     {400, `files[0].path: "/a/" names a directory`},
 		`"files":[{"path":"/a","content":"canary!","encoding":"base64"}]`: {400, "files[0].content: not standard base64"},
-		`"files":[{"path":"/a","content":"canary","encoding":"gzip"}]`:    {400, "files[0].encoding"},
-		`"files":[{"path":"/a","content":"canary","mode":"4755"}]`:        {400, "files[0].mode"},
-		`"files":[{"path":"/a","content":"canary","owner":"root"}]`:       {400, "files[0].owner: unknown field"},
+		`"files":[{"path":"/a","content":"canary","encoding":"gzip"}]`:    {400, "files.0.encoding"},
+		`"files":[{"path":"/a","content":"canary","mode":"4755"}]`:        {400, "files.0.mode"},
+		`"files":[{"path":"/a","content":"canary","owner":"root"}]`:       {400, "files.0.owner"},
 		`"secrets":{"A":"` + many + `","B":"canary` + many + `"}`:         {413, "secrets and files: "},
 	} {
 		f := withAgent(true)
