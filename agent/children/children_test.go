@@ -49,8 +49,8 @@ func TestReaperKeepsEachStatusBesideOrphans(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	living := start(t, table, "trap '' TERM; exec sleep 1000")
-	require.NoError(t, living.SignalGroup(syscall.SIGTERM))
+	living := start(t, table, "exec sleep 1000")
+	require.NoError(t, living.SignalGroup(0))
 	table.KillAll(time.Minute)
 	<-living.Done()
 	require.Equal(t, syscall.SIGKILL, living.Status().Signal())

@@ -31,7 +31,7 @@ type Config struct {
 	// Envs are environment variables of every process that the agent starts. A request for a process
 	// can override them. Clients that have the token can read them.
 	Envs map[string]string `json:"envs,omitempty"`
-	// Secrets are environment variables like Envs, and come before Envs of the same name. The agent
+	// Secrets are environment variables like Envs, and win over Envs of the same name. The agent
 	// shows them in no answer and writes them to no file. Processes of the sandbox can read them.
 	Secrets map[string]string `json:"secrets,omitempty"`
 	// Files are written before the agent answers.

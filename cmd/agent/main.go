@@ -7,7 +7,7 @@
 //
 // # With a command
 //
-// The command gets the agent's environment, directory, user and standard streams, and every signal that
+// The command gets the agent's environment, directory, user and standard streams, and the signals that
 // the agent gets. When it ends, everything in the sandbox ends: the agent exits with its code, or with 128
 // and the number of the signal that has ended it, as if the command were process 1. A command that cannot
 // be started ends the agent with 127, or with 126 if the file is there. What the command leaves running
@@ -30,6 +30,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"syscall"
 
 	"github.com/alecthomas/kong"
 
@@ -51,6 +52,13 @@ type installCommand struct {
 	Dir string `arg:"" help:"Directory. It has to exist."`
 }
 
+// forwarded are the signals that the container's command gets. SIGCHLD, SIGURG and SIGPIPE are about the
+// agent's own process, and would crowd out the others.
+var forwarded = []os.Signal{
+	syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGUSR1, syscall.SIGUSR2,
+	syscall.SIGALRM, syscall.SIGCONT, syscall.SIGTSTP, syscall.SIGTTIN, syscall.SIGTTOU, syscall.SIGWINCH,
+}
+
 // exit is an end with an exit code. A reason is printed.
 type exit struct {
 	code   int
@@ -66,8 +74,8 @@ func (e *exit) Error() string {
 
 func main() {
 	// Before anything that takes time: no signal may find its default action.
-	signals := make(chan os.Signal, 16)
-	signal.Notify(signals)
+	signals := make(chan os.Signal, len(forwarded))
+	signal.Notify(signals, forwarded...)
 	err := run(context.Background(), os.Args[1:], signals, os.Stdout, os.Stderr)
 	var ended *exit
 	switch {

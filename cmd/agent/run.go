@@ -166,14 +166,11 @@ func environment() (own []string) {
 // forward passes a signal on to the command. It returns true if there is none and the signal ends the
 // agent.
 func (c *runCommand) forward(command *children.Child, s os.Signal) bool {
-	switch {
-	case s == syscall.SIGCHLD || s == syscall.SIGURG || s == syscall.SIGPIPE:
-		return false // about this process: SIGURG is of Go's scheduler
-	case command.PID != 0:
-		_ = command.Signal(s.(syscall.Signal)) // it has ended
-		return false
+	if command.PID == 0 {
+		return s == syscall.SIGTERM || s == os.Interrupt
 	}
-	return s == syscall.SIGTERM || s == os.Interrupt
+	_ = command.Signal(s.(syscall.Signal)) // it has ended
+	return false
 }
 
 // end asks all commands to end, and returns when they have or grace has passed.
