@@ -36,7 +36,8 @@ type run struct {
 // start runs the container's command with the pod's address in its environment.
 func (w *worker) start() (*run, error) {
 	path := slices.Concat(w.node.o.Path, filepath.SplitList(os.Getenv("PATH")))
-	command, err := lookUp(w.spec.Command[0], path)
+	argv := commandOf(w.spec, w.address)
+	command, err := lookUp(argv[0], path)
 	if err != nil {
 		return nil, err
 	}
@@ -51,7 +52,7 @@ func (w *worker) start() (*run, error) {
 	defer log.Close()
 	r := &run{id: newContainerID(), startedAt: time.Now(), passed: w.spec.ReadinessProbe == nil}
 	r.cmd = &exec.Cmd{
-		Path: command, Args: slices.Concat(w.spec.Command, w.spec.Args), Dir: home, Stdout: log, Stderr: log,
+		Path: command, Args: argv, Dir: home, Stdout: log, Stderr: log,
 		// A later variable of one name wins.
 		Env: append([]string{"PATH=" + strings.Join(path, string(os.PathListSeparator)), "HOSTNAME=" + w.pod.Name},
 			environment(w.pod, w.spec, w.address.String())...),

@@ -1,6 +1,7 @@
 package processnode
 
 import (
+	"net/netip"
 	"testing"
 	"time"
 
@@ -85,9 +86,19 @@ func TestSupportedPodIsNotRefused(t *testing.T) {
 	require.Empty(t, rejection(supported(func(*corev1.Container) {})))
 }
 
+func TestAgentListensOnTheAddressOfItsPod(t *testing.T) {
+	c := corev1.Container{Command: []string{"/berth/berth-agent", "run", "--listen=:49983", "--", "server"}, Args: []string{"--listen=:80"}}
+	want := []string{"agent", "run", "--listen=127.1.2.3:49983", "--", "server", "--listen=:80"}
+	require.Equal(t, want, commandOf(&c, netip.MustParseAddr("127.1.2.3")))
+	c.Command = []string{"server"}
+	require.Equal(t, []string{"server", "--listen=:80"}, commandOf(&c, netip.MustParseAddr("127.1.2.3")))
+}
+
 func TestRefusalNamesEveryUnsupportedField(t *testing.T) {
 	for field, change := range map[string]func(*corev1.PodSpec){
-		"spec.initContainers":        func(s *corev1.PodSpec) { s.InitContainers = []corev1.Container{{}} },
+		"spec.initContainers[1] (only the one that installs Berth's agent)": func(s *corev1.PodSpec) {
+			s.InitContainers = []corev1.Container{{Command: []string{"berth-agent", "install", "/berth"}}, {Command: []string{"true"}}}
+		},
 		"spec.readinessGates":        func(s *corev1.PodSpec) { s.ReadinessGates = []corev1.PodReadinessGate{{}} },
 		"spec.activeDeadlineSeconds": func(s *corev1.PodSpec) { s.ActiveDeadlineSeconds = new(int64) },
 		"spec.hostNetwork":           func(s *corev1.PodSpec) { s.HostNetwork = true },

@@ -31,7 +31,9 @@ func unsupported(spec *corev1.PodSpec) []string {
 		}
 	}
 	refuse(spec.RestartPolicy == corev1.RestartPolicyOnFailure, "spec.restartPolicy (only Always and Never)")
-	refuse(len(spec.InitContainers) > 0, "spec.initContainers")
+	for i := range spec.InitContainers {
+		refuse(!installsAgent(&spec.InitContainers[i]), "spec.initContainers[%d] (only the one that installs Berth's agent)", i)
+	}
 	refuse(len(spec.ReadinessGates) > 0, "spec.readinessGates")
 	refuse(spec.ActiveDeadlineSeconds != nil, "spec.activeDeadlineSeconds")
 	refuse(spec.HostNetwork, "spec.hostNetwork")

@@ -182,6 +182,9 @@ func Start(ctx context.Context, c *devcluster.Cluster, o Options) (_ *Stack, err
 	return s, nil
 }
 
+// agentImage is that of the agent in pods. A process node runs no image.
+const agentImage = "berth.sh/agent:dev"
+
 // accessKeyFile has the key of the sandboxes' tokens.
 func accessKeyFile(c *devcluster.Cluster) string { return filepath.Join(c.Dir(), "access.key") }
 
@@ -234,6 +237,7 @@ func newAllocator(c *devcluster.Cluster, i int, api netip.AddrPort, publicURL st
 			"--public-url=" + publicURL,
 			"--api-listen=" + addresses[0].String(), "--control-listen=" + addresses[1].String(),
 			"--admin-listen=" + addresses[2].String(), "--access-key-file=" + accessKeyFile(c),
+			"--agent-image=" + agentImage,
 			"--control-advertise=" + a.Control.String(),
 			"--max-stale=" + o.MaxStale.String(),
 			"--lease-duration=" + o.LeaseDuration.String(), "--lease-renew=" + (o.LeaseDuration * 2 / 3).String(),
