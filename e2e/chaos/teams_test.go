@@ -23,6 +23,7 @@ import (
 	"github.com/berth-sandbox/berth/api/apierror"
 	"github.com/berth-sandbox/berth/api/openapi"
 	"github.com/berth-sandbox/berth/e2e/harness"
+	"github.com/berth-sandbox/berth/internal/wait"
 )
 
 // Leaders are killed while two teams claim up to their limits and release, and while a third one claims a
@@ -53,7 +54,6 @@ func TestKilledLeadersKeepQuotasAndBatches(t *testing.T) {
 		outcomes[batches.killInBatch(f, i)]++
 		stop()
 		all.Wait()
-		g.leader()
 		small.fillsExactly()
 		large.fillsExactly()
 	}
@@ -146,6 +146,7 @@ func (t *team) churn(ctx context.Context, all *sync.WaitGroup, round int) {
 					_, _ = t.call(random, http.MethodDelete, "/sandboxes/"+own[0], "")
 					own = own[1:]
 				}
+				wait.Sleep(ctx, harness.Within(random, pauseMost/5)) // without a leader every call is refused at once
 			}
 		})
 	}
@@ -245,7 +246,6 @@ func (t *team) killInBatch(f *faults, round int) (outcome string) {
 	require.NoError(t, leader.Kill())
 	f.trap.Store(nil)
 	all.Wait()
-	t.leader()
 
 	var found []string
 	for _, s := range t.live(claim) {
