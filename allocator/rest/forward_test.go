@@ -156,13 +156,15 @@ func TestForwardedClaimsBlockNoOtherCalls(t *testing.T) {
 	const many = 300
 	for range many {
 		claims.Go(func() {
-			serve(follower, httptest.NewRecorder(), request(ctx, "POST", "/sandboxes", strings.NewReader(`{"templateID":"python","waitTimeout":300}`)))
+			for ctx.Err() == nil { // on a busy machine the leader may not be reached within leaderDialWait
+				serve(follower, httptest.NewRecorder(), request(ctx, "POST", "/sandboxes", strings.NewReader(`{"templateID":"python","waitTimeout":300}`)))
+			}
 		})
 	}
 	require.Eventually(t, func() bool {
 		leader.mu.Lock()
 		defer leader.mu.Unlock()
-		return leader.claims == many
+		return leader.claims >= many
 	}, time.Minute, time.Millisecond, "claims wait for one another")
 	for _, c := range [][2]string{{"DELETE", "/sandboxes/x"}, {"POST", "/v1/sandboxes/x/keepalive"}} {
 		within, cancel := context.WithTimeout(t.Context(), time.Minute)
