@@ -45,9 +45,18 @@ type Agent struct {
 	meter  *meter
 	// config is nil until the agent is configured. What it points to is never changed.
 	config atomic.Pointer[initbox.Config]
+	// boxes bounds the boxes that are read at one time.
+	boxes chan struct{}
 	// configuring is held while a box is opened and its files are written.
 	configuring sync.Mutex
 }
+
+// A client needs no token to send a box, so these bound what boxes take: how many are read at one time, and
+// the time for reading one. The allocator gives an agent 1 s.
+const (
+	maxBoxes = 2
+	boxWait  = 10 * time.Second
+)
 
 // New returns an agent that is not configured.
 func New(o Options) (*Agent, error) {
@@ -55,7 +64,7 @@ func New(o Options) (*Agent, error) {
 		return nil, err
 	}
 	a := &Agent{o: o, mux: http.NewServeMux(), errors: connect.NewErrorWriter(),
-		meter: newMeter("/", time.Now())}
+		meter: newMeter("/", time.Now()), boxes: make(chan struct{}, maxBoxes)}
 	a.mux.HandleFunc("GET /health", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })
 	a.mux.HandleFunc("GET "+initbox.Path, a.hello)
 	a.mux.HandleFunc("POST "+initbox.Path, a.configure)
@@ -162,6 +171,15 @@ func (a *Agent) hello(w http.ResponseWriter, _ *http.Request) {
 
 // configure takes the box with the configuration, once.
 func (a *Agent) configure(w http.ResponseWriter, r *http.Request) {
+	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(boxWait)) // fails only without a connection, in tests
+	select {
+	case a.boxes <- struct{}{}:
+		defer func() { <-a.boxes }()
+	default:
+		w.Header().Set("Connection", "close") // its body is still on the way
+		Error(w, http.StatusServiceUnavailable, "box: others are being read; try again")
+		return
+	}
 	sealed, err := io.ReadAll(http.MaxBytesReader(w, r.Body, initbox.MaxSealed))
 	if err != nil {
 		status := http.StatusBadRequest

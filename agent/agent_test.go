@@ -1,10 +1,12 @@
 package agent
 
 import (
+	"bufio"
 	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
@@ -12,12 +14,14 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/berth-sandbox/berth/agent/accounts"
 	"github.com/berth-sandbox/berth/agent/initbox"
+	"github.com/berth-sandbox/berth/internal/pipetest"
 )
 
 // harness is an agent without processes and files, and the allocator that configures it.
@@ -168,6 +172,47 @@ func TestAgentIsConfiguredOnce(t *testing.T) {
 	status, body = h.call(http.MethodGet, "/envs", nil, TokenHeader, "t1")
 	require.Equal(t, http.StatusOK, status)
 	require.JSONEq(t, `{"E":"1"}`, body)
+}
+
+// A client needs no token to send a box.
+func TestBoxesThatAreReadAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t)
+		listener := pipetest.Listen()
+		server := &http.Server{Handler: h}
+		served := make(chan error, 1)
+		go func() { served <- server.Serve(listener) }()
+		send := func(n int, body []byte) *bufio.Reader {
+			c := listener.Connect()
+			_, err := fmt.Fprintf(c, "POST /init HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%s", n, body)
+			require.NoError(t, err)
+			return bufio.NewReader(c)
+		}
+		status := func(from *bufio.Reader) int {
+			answer, err := http.ReadResponse(from, nil)
+			require.NoError(t, err)
+			_, _ = io.Copy(io.Discard, answer.Body)
+			return answer.StatusCode
+		}
+		var slow []*bufio.Reader
+		for range maxBoxes {
+			slow = append(slow, send(100, []byte("x")))
+			synctest.Wait()
+		}
+		refused := send(100, nil)
+		require.Equal(t, http.StatusServiceUnavailable, status(refused))
+		_, err := refused.ReadByte()
+		require.ErrorIs(t, err, io.EOF, "it is closed when its body does not arrive")
+		for _, from := range slow {
+			require.Equal(t, http.StatusBadRequest, status(from), "it did not arrive in time")
+		}
+		synctest.Wait()
+		box := h.box(initbox.Config{SandboxID: "a", AccessToken: "t"})
+		require.Equal(t, http.StatusNoContent, status(send(len(box), box)))
+		listener.HangUp()
+		require.NoError(t, server.Close())
+		<-served
+	})
 }
 
 func TestConfigurationsThatAreRefusedLeaveTheAgentUnconfigured(t *testing.T) {

@@ -15,6 +15,9 @@
 // The states are those of package initbox: an agent that is not configured serves /health, /busy and
 // /init, and answers every other call with 503. It is configured once, for one sandbox, until its process ends.
 //
+// Two boxes are read at one time, each for 10 s at most, and others are answered with 503: a box is up to 1.6 MiB
+// of a client that has no token.
+//
 // # Access
 //
 //   - A configured agent serves a call that carries the sandbox's access token in X-Access-Token, a
