@@ -9,6 +9,9 @@
 // groups and no capability ([as]). A path is not confined otherwise, and symbolic links lead where they lead
 // for a process. An agent that is not root acts as its own user.
 //
+//   - A path that leads into the agent's own process in /proc, as /proc/self does, is refused: the kernel shows
+//     the memory map and the open files of a process to each of its threads. /proc/mounts and /proc/net, which
+//     are alike for every process, are served.
 //   - A thread that has acted for a user ends afterwards. It never acts for the agent or another user.
 //   - Rights are checked when a file is opened. Bytes are then moved by the agent's own threads, so blocks
 //     that a file system reserves for root count as free.
@@ -24,13 +27,15 @@
 // An upload is staged beside its file and takes its name when it is complete:
 //
 //   - A reader sees the old contents or the new ones. An upload that fails leaves the old ones.
-//   - The new file has the permissions of the old one, or 0644. It belongs to the user of the call.
+//   - The new file has the permissions, the owner and the group of the old one. A new name has 0644 and belongs
+//     to the user of the call.
 //   - Directories on the way are made. The metadata of the request replaces that of the file.
 //   - A form with several files is not atomic. The error of a later one says how many are written.
 //
-// A file that has several names, is a mount of its own, belongs to another user, or is in a directory in
-// which the user may not make files is written in place instead, so that it stays the same file. Then
-// none of the first promise holds: an upload that fails leaves a part. No upload is synced to the disk.
+// A file is written in place instead, so that it stays the same file, if it has several names or an access
+// control list, is a mount of its own, has an owner or a group that the user cannot give a file, or is in a
+// directory in which the user may not make files. Then the first promise does not hold: an upload that fails
+// leaves a part. No upload is synced to the disk.
 //
 // The name of a staged file begins with ".berth-upload-". ListDir and watches do not show such names. One stays
 // behind when the agent is killed.
@@ -64,5 +69,6 @@
 // # What breaks this
 //
 // A pod whose root lacks CAP_SETUID or CAP_SETGID: calls for other users are then refused. Programs of the sandbox
-// that change a path while a call uses it get what they would get with any program.
+// that change a path while a call uses it get what they would get with any program; they can also have the call
+// follow a link into the agent's process.
 package files

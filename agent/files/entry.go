@@ -52,7 +52,7 @@ func (d *describer) entry(name string) (*filesystempb.EntryInfo, error) {
 }
 
 func describeTarget(name string, e *filesystempb.EntryInfo) {
-	if to, err := filepath.EvalSymlinks(name); err == nil {
+	if to, err := filepath.EvalSymlinks(name); err == nil && !inAgent(name) {
 		if info, err := os.Stat(to); err == nil {
 			e.SymlinkTarget, e.Type, e.Mode = proto.String(to), entryType(info.Mode()), uint32(info.Mode().Perm())
 			return

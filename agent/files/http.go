@@ -45,7 +45,12 @@ func (s *Service) Files() http.Handler {
 			fail(w, err)
 			return
 		}
-		account, err := s.account(fileUser(r, q))
+		name, err := fileUser(r, q)
+		if err != nil {
+			fail(w, err)
+			return
+		}
+		account, err := s.account(name)
 		if err != nil {
 			fail(w, err)
 			return
@@ -68,11 +73,11 @@ func (s *Service) Files() http.Handler {
 
 // fileUser returns the name of the user for whom a request of /files is. Where the request is signed it
 // is the one that the signature covers, so that a link for one user serves no other.
-func fileUser(r *http.Request, q query) string {
-	if basic, _, ok := r.BasicAuth(); ok && q.user == "" && !q.signed {
-		return basic
+func fileUser(r *http.Request, q query) (string, error) {
+	if q.user != "" || q.signed {
+		return q.user, nil
 	}
-	return q.user
+	return accounts.Named(r.Header)
 }
 
 // download answers a file. An error is returned only while nothing has been answered.
@@ -86,7 +91,7 @@ func (s *Service) download(w http.ResponseWriter, r *http.Request, q query, acco
 	if err := as(account, func() (err error) {
 		file, info, err = openRegular(name, unix.O_RDONLY)
 		return err
-	}); err != nil {
+	}, name); err != nil {
 		return err
 	}
 	defer file.Close()

@@ -1,8 +1,13 @@
 package files
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
 	"runtime"
+	"strings"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -11,14 +16,23 @@ import (
 )
 
 // as runs f with the rights of an account. Everything in f that resolves a path belongs here; reading
-// and writing an open file does not.
+// and writing an open file does not. If one of the paths leads into the agent's own process ([inAgent]), f
+// does not run and the error is fs.ErrPermission.
 //
 // The kernel checks paths against the file-system user of the calling thread, so f has a thread to
 // itself. The thread ends with f: no thread that was somebody else goes on as the agent. It also loses
 // all capabilities, because some (CAP_SYS_PTRACE for /proc) would count for f.
-func as(account *accounts.Account, f func() error) error {
-	if !account.Switched {
+func as(account *accounts.Account, f func() error, paths ...string) error {
+	guarded := func() error {
+		for _, path := range paths {
+			if inAgent(path) {
+				return &fs.PathError{Op: "open", Path: path, Err: unix.EACCES}
+			}
+		}
 		return f()
+	}
+	if !account.Switched {
+		return guarded()
 	}
 	type outcome struct {
 		err      error
@@ -34,7 +48,7 @@ func as(account *accounts.Account, f func() error) error {
 			done <- o
 		}()
 		if o.err = become(account); o.err == nil {
-			o.err = f()
+			o.err = guarded()
 		}
 	}()
 	o := <-done
@@ -72,4 +86,35 @@ func become(account *accounts.Account) error {
 		return fmt.Errorf("giving up capabilities for user %q: %w", account.Name, err)
 	}
 	return nil
+}
+
+// inAgent reports whether a path leads through what /proc has of the agent's own process: its memory map, its
+// open files. The kernel lets each thread of a process see those, whatever the rights of the thread are. The
+// mounts and the network belong to every process alike, so /proc/mounts and /proc/net lead there.
+func inAgent(path string) bool {
+	at, rest, links := "/", path, 0
+	for rest != "" {
+		var name string
+		name, rest, _ = strings.Cut(rest, "/")
+		// Not cleaned before: ".." after a symbolic link is the parent of where it leads.
+		at = filepath.Join(at, name)
+		if part := strings.SplitN(at, "/", 5); len(part) > 3 && part[1] == "proc" && part[3] != "mounts" && part[3] != "net" {
+			// Not listed in /proc, but there: the agent's other threads.
+			if _, err := os.Lstat("/proc/self/task/" + part[2]); err == nil {
+				return true
+			}
+		}
+		link, err := os.Readlink(at)
+		if errors.Is(err, unix.EINVAL) {
+			continue
+		}
+		if links++; err != nil || links > maxLinks {
+			return false // it leads nowhere
+		}
+		if at = filepath.Dir(at); filepath.IsAbs(link) {
+			at = "/"
+		}
+		rest = link + "/" + rest
+	}
+	return false
 }

@@ -2,6 +2,7 @@ package files
 
 import (
 	"errors"
+	"fmt"
 	"net/http"
 	"os"
 	"os/exec"
@@ -73,6 +74,107 @@ func TestCallsHaveTheRightsOfTheirUser(t *testing.T) {
 	_, err = call(s, s.calls.CreateWatcher, &pb.CreateWatcherRequest{Path: secret + "s"})
 	denied(err)
 	require.FileExists(t, secret)
+}
+
+// The kernel shows a process to its own threads, whatever their rights are.
+func TestCallsSeeNothingOfTheAgentsProcess(t *testing.T) {
+	for name, account := range map[string]func(*testing.T) accounts.Account{
+		"as itself":      func(t *testing.T) accounts.Account { return self(t.TempDir()) },
+		"as another one": stranger,
+	} {
+		t.Run(name, func(t *testing.T) {
+			runtime.LockOSThread() // it lives as long as its number is used
+			defer runtime.UnlockOSThread()
+			s := startFor(t, account(t))
+			hidden, err := os.Create(filepath.Join(t.TempDir(), "file"))
+			require.NoError(t, err)
+			defer hidden.Close()
+			fd := fmt.Sprintf("/proc/self/fd/%d", hidden.Fd())
+			require.NoError(t, os.Symlink("/proc", s.path("proc")))
+			require.NoError(t, os.Symlink("proc/self/net/../maps", s.path("maps")))
+			require.NoError(t, os.Symlink(fd, s.path("open")))
+			for _, path := range []string{
+				"/proc/self/maps", "/proc/thread-self/maps", fmt.Sprintf("/proc/%d/maps", os.Getpid()),
+				fmt.Sprintf("/proc/%d/maps", unix.Gettid()), "proc/self/maps", "maps", fd, "open",
+				fmt.Sprintf("/dev/fd/%d", hidden.Fd()), "/proc/self/root/etc/passwd", "/proc/self/cwd/identity.go",
+			} {
+				for _, method := range []string{http.MethodGet, http.MethodPost} {
+					answer, text := s.do(method, pathQuery(path), nil, "Content-Type", "application/octet-stream")
+					require.Equal(t, http.StatusForbidden, answer.StatusCode, "%s %s: %s", method, path, text)
+				}
+			}
+			for _, path := range []string{"/proc/self/fd", "/dev/fd"} {
+				_, err = call(s, s.calls.ListDir, &pb.ListDirRequest{Path: path})
+				require.Equal(t, connect.CodePermissionDenied, connect.CodeOf(err), "%v", err)
+			}
+			_, err = call(s, s.calls.Stat, &pb.StatRequest{Path: fd})
+			require.Equal(t, connect.CodePermissionDenied, connect.CodeOf(err), "%v", err)
+			list, err := call(s, s.calls.ListDir, &pb.ListDirRequest{Path: "/proc/self", Depth: 2})
+			require.NoError(t, err)
+			require.NotEmpty(t, list.GetEntries())
+			for _, e := range list.GetEntries() {
+				require.NotContains(t, e.GetPath(), "/fd/")
+			}
+
+			for _, path := range []string{"/proc/mounts", "/proc/net/dev", "/proc/version"} {
+				answer, text := s.do(http.MethodGet, pathQuery(path), nil)
+				require.Equal(t, http.StatusOK, answer.StatusCode, "%s: %s", path, text)
+			}
+			entry, err := call(s, s.calls.Stat, &pb.StatRequest{Path: "open"})
+			require.NoError(t, err)
+			require.Equal(t, fd, entry.GetEntry().GetSymlinkTarget(), "what the link says, not where it leads")
+			_, err = call(s, s.calls.Remove, &pb.RemoveRequest{Path: "open"})
+			require.NoError(t, err)
+			require.NoFileExists(t, s.path("open"))
+		})
+	}
+}
+
+func TestUploadKeepsOwnerAndGroupOfTheFile(t *testing.T) {
+	user, root := stranger(t), self(t.TempDir())
+	for name, c := range map[string]struct {
+		by         *accounts.Account
+		group      uint32
+		list, same bool // the file has an access control list; it stays the same file
+	}{
+		"of another user":                   {by: &root, group: user.GID},
+		"of another user and another group": {by: &root, group: 33},
+		"of a group of the user":            {by: &user, group: 34},
+		"of a foreign group":                {by: &user, group: 33, same: true},
+		"with an access control list":       {by: &user, group: user.GID, list: true, same: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(user.Home, "file")
+			require.NoError(t, os.WriteFile(path, []byte("old"), 0o640))
+			defer os.Remove(path)
+			require.NoError(t, os.Chown(path, int(user.UID), int(c.group)))
+			if c.list {
+				// Version 2; the owner, user 1, the group, the mask and others.
+				list := "\x02\x00\x00\x00" + "\x01\x00\x06\x00\xff\xff\xff\xff" + "\x02\x00\x06\x00\x01\x00\x00\x00" +
+					"\x04\x00\x04\x00\xff\xff\xff\xff" + "\x10\x00\x06\x00\xff\xff\xff\xff" + "\x20\x00\x00\x00\xff\xff\xff\xff"
+				if err := unix.Setxattr(path, "system.posix_acl_access", []byte(list), 0); err != nil {
+					t.Skipf("the file system keeps no access control lists: %v", err)
+				}
+			}
+			before, err := os.Stat(path)
+			require.NoError(t, err)
+			by := *c.by
+			by.Groups = []uint32{34}
+			require.NoError(t, Write(by, path, []byte("new"), 0))
+			after, err := os.Stat(path)
+			require.NoError(t, err)
+			stat := after.Sys().(*unixStat)
+			require.Equal(t, []uint32{user.UID, c.group}, []uint32{stat.Uid, stat.Gid})
+			require.Equal(t, before.Mode(), after.Mode())
+			require.Equal(t, c.same, os.SameFile(before, after))
+			contents, err := os.ReadFile(path)
+			require.NoError(t, err)
+			require.Equal(t, "new", string(contents))
+			left, err := os.ReadDir(user.Home)
+			require.NoError(t, err)
+			require.Len(t, left, 1)
+		})
+	}
 }
 
 func TestFileThatUserMayWriteInForeignDirectoryIsWrittenInPlace(t *testing.T) {

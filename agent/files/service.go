@@ -74,21 +74,12 @@ func (s *Service) account(name string) (*accounts.Account, error) {
 	return &account, nil
 }
 
-func basicUser(header string) (string, bool) {
-	name, _, ok := (&http.Request{Header: http.Header{"Authorization": {header}}}).BasicAuth()
-	return name, ok
-}
-
 // begin returns the account and the path of a call. The user of a call is that of Basic authentication;
 // the password is not looked at, because the access token has opened the agent.
-
 func begin[T any](s *Service, r *connect.Request[T], text string) (*accounts.Account, string, error) {
-	name := ""
-	if header := r.Header().Get("Authorization"); header != "" {
-		var ok bool
-		if name, ok = basicUser(header); !ok {
-			return nil, "", problem(connect.CodeUnauthenticated, "Authorization is not Basic with the name of a user")
-		}
+	name, err := accounts.Named(r.Header())
+	if err != nil {
+		return nil, "", coded(err)
 	}
 	account, err := s.account(name)
 	if err != nil {
@@ -103,7 +94,7 @@ func describe(account *accounts.Account, path string) (e *filesystempb.EntryInfo
 	err = as(account, func() (err error) {
 		e, err = newDescriber().entry(path)
 		return err
-	})
+	}, filepath.Dir(path))
 	return e, coded(err)
 }
 
@@ -144,7 +135,7 @@ func (s *Service) MakeDir(_ context.Context, r *connect.Request[filesystempb.Mak
 		}
 		e, err = newDescriber().entry(path)
 		return err
-	})
+	}, path)
 	if err != nil {
 		return nil, coded(err)
 	}
@@ -185,7 +176,7 @@ func (s *Service) Move(_ context.Context, r *connect.Request[filesystempb.MoveRe
 		}
 		e, err = newDescriber().entry(to)
 		return err
-	})
+	}, filepath.Dir(from), filepath.Dir(to))
 	if err != nil {
 		return nil, coded(err)
 	}
@@ -223,7 +214,7 @@ func (s *Service) Remove(_ context.Context, r *connect.Request[filesystempb.Remo
 			return err
 		}
 		return nil
-	})
+	}, filepath.Dir(path))
 	if err != nil {
 		return nil, coded(err)
 	}
@@ -250,7 +241,7 @@ func (s *Service) ListDir(ctx context.Context, r *connect.Request[filesystempb.L
 		}
 		entries, err = list(ctx, newDescriber(), path, depth, nil)
 		return err
-	})
+	}, path)
 	if err != nil {
 		return nil, coded(err)
 	}
@@ -285,7 +276,7 @@ func list(ctx context.Context, d *describer, dir string, depth int, found []*fil
 				"more than %d entries: list with a smaller depth, or run find as a command", maxEntries)
 		}
 		found = append(found, e)
-		if child.IsDir() && depth > 1 {
+		if child.IsDir() && depth > 1 && !inAgent(path) {
 			below, err := list(ctx, d, path, depth-1, found)
 			switch {
 			case err == nil:

@@ -8,7 +8,10 @@ import (
 	"testing"
 	"time"
 
+	"connectrpc.com/connect"
 	"github.com/stretchr/testify/require"
+
+	pb "github.com/berth-sandbox/berth/agent/agentpb/filesystem"
 )
 
 const testToken = "0123456789abcdef"
@@ -96,8 +99,26 @@ func TestSignedRequestTakesNoUserFromElsewhere(t *testing.T) {
 		r.SetBasicAuth("basic", "")
 		q, err := parseQuery(r.URL.RawQuery)
 		require.NoError(t, err)
-		require.Equal(t, c.want, fileUser(r, q), c.query)
+		user, err := fileUser(r, q)
+		require.NoError(t, err)
+		require.Equal(t, c.want, user, c.query)
 	}
+}
+
+func TestUserThatCannotBeReadIsRefused(t *testing.T) {
+	s := start(t)
+	s.put("a", "x")
+	for _, c := range []struct {
+		query  string
+		status int
+	}{{"", 401}, {"&username=me", 200}, {"&signature=v1_x", 200}} {
+		answer, text := s.do(http.MethodGet, pathQuery("a")+c.query, nil, "Authorization", "Bearer me")
+		require.Equal(t, c.status, answer.StatusCode, "%q: %s", c.query, text)
+	}
+	r := connect.NewRequest(&pb.StatRequest{Path: "a"})
+	r.Header().Set("Authorization", "Bearer me")
+	_, err := s.calls.Stat(t.Context(), r)
+	require.Equal(t, connect.CodeUnauthenticated, connect.CodeOf(err))
 }
 
 func FuzzCheckSignature(f *testing.F) {

@@ -107,7 +107,7 @@ func (t *tree) begin() error {
 			return nil
 		}
 		return t.scan(t.top, t.root, false)
-	})
+	}, t.root)
 }
 
 func watchError(path string, err error) error {

@@ -94,9 +94,9 @@ func writeFile(account *accounts.Account, name string, body io.Reader, metadata 
 ) error {
 	var t *target
 	err := as(account, func() (err error) {
-		t, err = openTarget(name, account)
+		t, err = openTarget(name)
 		return err
-	})
+	}, name)
 	if err != nil {
 		return err
 	}
@@ -115,7 +115,7 @@ func writeFile(account *accounts.Account, name string, body io.Reader, metadata 
 }
 
 // openTarget prepares the writing of a file.
-func openTarget(name string, account *accounts.Account) (*target, error) {
+func openTarget(name string) (*target, error) {
 	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
 		if errors.Is(err, unix.ENOTDIR) {
 			return nil, invalid("%s has a parent that is not a directory", name)
@@ -134,7 +134,7 @@ func openTarget(name string, account *accounts.Account) (*target, error) {
 		if err := regular(name, info.Mode()); err != nil {
 			return nil, err
 		}
-		if !replaceable(name, info, account) {
+		if !replaceable(name, info) {
 			return t, t.openInPlace()
 		}
 		prefix, t.mode = replacedPrefix, info.Mode().Perm()
@@ -143,11 +143,32 @@ func openTarget(name string, account *accounts.Account) (*target, error) {
 	}
 	t.staged = filepath.Join(filepath.Dir(name), prefix+rand.Text())
 	t.file, err = os.OpenFile(t.staged, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if errors.Is(err, fs.ErrPermission) && prefix == replacedPrefix {
-		// A file in a directory in which the user may make none.
+	if prefix == newPrefix {
+		return t, err
+	}
+	if err == nil {
+		if err = keepOwner(t.file, info.Sys().(*unixStat)); err != nil {
+			_ = t.file.Close()
+			t.discard()
+		}
+	}
+	if errors.Is(err, fs.ErrPermission) {
+		// The user may make no files in that directory, or none with this owner and group.
 		return t, t.openInPlace()
 	}
 	return t, err
+}
+
+// keepOwner gives a staged file the owner and the group of the file whose place it takes.
+func keepOwner(staged *os.File, old *unixStat) error {
+	info, err := staged.Stat()
+	if err != nil {
+		return err
+	}
+	if now := info.Sys().(*unixStat); now.Uid == old.Uid && now.Gid == old.Gid {
+		return nil
+	}
+	return staged.Chown(int(old.Uid), int(old.Gid))
 }
 
 // followLinks returns the path of what name leads to. The last part need not exist.
@@ -174,11 +195,13 @@ func followLinks(name string) (string, error) {
 	return "", &fs.PathError{Op: "open", Path: name, Err: unix.ELOOP}
 }
 
-// replaceable reports whether another file may take the place of this one: not if it has other names, is
-// a mount of its own, or belongs to another user, for whom it would be lost.
-func replaceable(name string, info fs.FileInfo, account *accounts.Account) bool {
-	stat := info.Sys().(*unixStat)
-	if stat.Nlink > 1 || stat.Uid != account.UID && account.UID != 0 {
+// replaceable reports whether another file may take the place of this one: not if it has other names, has an
+// access control list, or is a mount of its own.
+func replaceable(name string, info fs.FileInfo) bool {
+	if info.Sys().(*unixStat).Nlink > 1 {
+		return false
+	}
+	if _, err := unix.Lgetxattr(name, "system.posix_acl_access", nil); err == nil {
 		return false
 	}
 	var x unix.Statx_t
