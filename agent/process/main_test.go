@@ -9,6 +9,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"connectrpc.com/connect"
 	"github.com/stretchr/testify/require"
@@ -29,6 +30,7 @@ func TestMain(m *testing.M) {
 	ended := make(chan error)
 	go func() { ended <- table.Run(ctx) }()
 	code := m.Run()
+	table.KillAll(time.Minute) // background processes of the tests
 	cancel()
 	if err := <-ended; err != nil {
 		fmt.Fprintln(os.Stderr, err)

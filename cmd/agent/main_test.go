@@ -76,7 +76,7 @@ func start(t *testing.T, uid int, command ...string) *running {
 	require.NoError(t, r.cmd.Start())
 	theirs.Close()
 	t.Cleanup(func() {
-		_ = r.cmd.Process.Kill()
+		_ = r.cmd.Process.Signal(syscall.SIGTERM) // so that it leaves no process behind
 		_ = r.cmd.Wait()
 		out.Close()
 	})
