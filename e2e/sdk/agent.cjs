@@ -116,7 +116,7 @@ async function main() {
   await fails('AuthenticationError', Sandbox.create(pool, { apiKey: 'e2b_00000000000000000000' }))
   await fails('SandboxError', Sandbox.create('no-such-pool'))
   const refused = await fails('SandboxError', Sandbox.create(pool, { envs: { A: 'b' } }))
-  assert.match(refused.message, /envVars: A warm pod has started already/)
+  assert.match(refused.message, /envVars: the pods of this pool have no agent/)
 }
 
 const modes = { limited, busy }

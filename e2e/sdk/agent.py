@@ -115,7 +115,7 @@ def main():
     fails("AuthenticationException", Sandbox.create, POOL, api_key="e2b_00000000000000000000")
     fails("SandboxException", Sandbox.create, "no-such-pool")
     refused = fails("SandboxException", Sandbox.create, POOL, envs={"A": "b"})
-    assert "envVars: A warm pod has started already" in refused, refused
+    assert "envVars: the pods of this pool have no agent" in refused, refused
 
 
 {"limited": limited, "busy": busy}.get(sys.argv[2] if len(sys.argv) > 2 else "", main)()
