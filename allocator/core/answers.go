@@ -29,7 +29,7 @@ func (d *desk) admit(pools *poolTable, team string, sandboxes int, waits bool) t
 func (d *desk) request(pools *poolTable, team string) teams.Request {
 	r := teams.Request{Team: team, Used: len(d.sandboxes.live.of(Selection{Scope: Scope{Team: team}})) + d.Asked(team)}
 	for _, pool := range pools.byKey {
-		r.Waiting += pool.line.ClaimsOf(team)
+		r.Waiting += pool.line.CallersOf(team)
 	}
 	return r
 }

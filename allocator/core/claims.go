@@ -82,26 +82,35 @@ func (c *Core) claim(ev Claim) {
 	refused := pool.refusal(ev.Token, 0)
 	refused.Why, refused.Wait = c.hopeless(&req, ev.Wait)
 	waits := ev.Wait > 0 && pool.queue.Len() < req.count
+	if !c.admit(pool, ev.Binding.Team, req.count, waits, refused) {
+		return
+	}
+	c.claims.Add(pool.line, caller, ev.Binding.claimKey(), ev.Binding.RequestHash, req.count, req)
+	pool.touch()
+}
+
+// admit takes what a call costs its team, and a place in the line of the pool if it waits. It emits a
+// refusal, with what refused has already, if a limit refuses the call.
+func (c *Core) admit(pool *pool, team string, sandboxes int, waits bool, refused ClaimRefused) bool {
 	var crowding *claim
 	if refused.Why == 0 && waits && pool.line.Callers() >= c.cfg.MaxWaiting {
-		if crowding = pool.line.Crowding(ev.Binding.Team); crowding == nil {
+		if crowding = pool.line.Crowding(team); crowding == nil {
 			refused.Why = LineFull
 		}
 	}
 	if refused.Why == 0 {
-		if refused.Excess = c.claims.admit(&c.pools, ev.Binding.Team, req.count, waits); refused.Excess.Limit != "" {
+		if refused.Excess = c.claims.admit(&c.pools, team, sandboxes, waits); refused.Excess.Limit != "" {
 			refused.Why = OverLimit
 		}
 	}
 	if refused.Why != 0 {
 		c.emit(refused)
-		return
+		return false
 	}
 	if crowding != nil {
 		c.refuse(crowding, LineFull)
 	}
-	c.claims.Add(pool.line, caller, ev.Binding.claimKey(), ev.Binding.RequestHash, req.count, req)
-	pool.touch()
+	return true
 }
 
 // hopeless says why a new claim cannot get its pods within a wait; 0: it may.
@@ -126,8 +135,10 @@ func (c *Core) claimAgain(ev Claim, caller claims.Caller, k *claims.Holder[claim
 	switch sb := c.sandboxes.byID[k.Grant]; {
 	case k.Hash != ev.Binding.RequestHash:
 		c.emit(ClaimRefused{Token: ev.Token, Why: KeyReused})
-	case k.Claim != nil && k.Claim.Waits() && k.Claim.Request.pool.line.Callers() >= c.cfg.MaxWaiting:
-		c.emit(k.Claim.Request.pool.refusal(ev.Token, LineFull))
+	case k.Claim != nil && k.Claim.Waits():
+		if pool := k.Claim.Request.pool; c.admit(pool, ev.Binding.Team, 0, true, pool.refusal(ev.Token, 0)) {
+			c.claims.Join(k.Claim, caller)
+		}
 	case k.Claim != nil && !k.Claim.Waits() && k.Claim.Callers() >= c.cfg.MaxWaiting:
 		// Claims that have a pod are as many as pods at most. So only their callers are bounded.
 		c.emit(ClaimRefused{Token: ev.Token, Why: Overloaded})

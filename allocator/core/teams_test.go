@@ -171,19 +171,48 @@ func TestWaitingClaimsOfATeamAreBounded(t *testing.T) {
 	}
 }
 
-func TestCallersOfOneKeyAreOneWaitingClaim(t *testing.T) {
+// Otherwise a team without places would wait with any number of calls of one claim.
+func TestCallersOfOneKeyCountAsWaiting(t *testing.T) {
 	s := newSim(t)
 	s.recover([]Pool{specA(1)}, nil)
-	s.step(TeamLimits{teams.Settings{Default: teams.Limits{MaxWaiting: 2}}})
-	for token := range uint64(3) {
-		s.step(Claim{Token: token + 1, Pool: poolA, Wait: wait, Binding: Binding{Team: "t", IdempotencyKey: "k"}})
+	s.step(TeamLimits{teams.Settings{Default: teams.Limits{MaxWaiting: 2, MaxSandboxes: 1, ClaimsPerSecond: 1}}})
+	again := func(token uint64) {
+		s.step(Claim{Token: token, Pool: poolA, Wait: wait, Binding: Binding{Team: "t", IdempotencyKey: "k"}})
 	}
-	s.step(of1("t", 4))
+	again(1)
+	again(2) // costs neither a sandbox nor a token
 	none[ClaimRefused](s)
-	s.step(of1("t", 5))
-	if r := one[ClaimRefused](s); r.Excess.Limit != teams.MaxWaiting || r.Excess.Used != 2 {
+	again(3)
+	if r := one[ClaimRefused](s); r.Token != 3 || r.Excess != (teams.Excess{Team: "t", Limit: teams.MaxWaiting, Value: 2, Used: 2}) {
 		t.Errorf("refused %+v", r)
 	}
-	s.step(Claim{Token: 6, Pool: poolA, Wait: wait, Binding: Binding{Team: "t", IdempotencyKey: "k"}}) // costs nothing
+	s.step(ClaimAbandoned{Token: 1})
+	again(4)
 	none[ClaimRefused](s)
+	s.step(PodSeen{warmPod("a-1")})
+	if got := of[Claimed](s.effects); len(got) != 2 {
+		t.Errorf("answered %+v", got)
+	}
+}
+
+func TestCallersOfOneKeyCrowdNoOtherTeam(t *testing.T) {
+	s := newSim(t)
+	s.cfg.MaxWaiting = 4
+	s.restart()
+	s.recover([]Pool{specA(1)}, nil)
+	again := func(team string, token uint64) {
+		s.step(Claim{Token: token, Pool: poolA, Wait: wait, Binding: Binding{Team: team, IdempotencyKey: "k"}})
+	}
+	again("quiet", 1)
+	for token := range uint64(3) {
+		s.step(of1("noisy", 10+token))
+	}
+	again("quiet", 2)
+	if r := one[ClaimRefused](s); r.Token != 12 || r.Why != LineFull {
+		t.Errorf("refused %+v", r)
+	}
+	again("quiet", 3)
+	if r := one[ClaimRefused](s); r.Token != 3 || r.Why != LineFull {
+		t.Errorf("refused %+v", r)
+	}
 }

@@ -40,14 +40,6 @@ func (l *Line[R]) CallersOf(team string) int {
 	return 0
 }
 
-// ClaimsOf is how many claims of a team wait in a line.
-func (l *Line[R]) ClaimsOf(team string) int {
-	if q := l.queues[team]; q != nil {
-		return q.claims.Len()
-	}
-	return 0
-}
-
 // First returns the claim that is next; nil: none waits.
 func (l *Line[R]) First() *Claim[R] { return l.Next(func(*Claim[R]) bool { return true }) }
 

@@ -9,7 +9,7 @@
 // # The limits
 //
 //	MaxSandboxes     the sandboxes of a team that are not released, with those that its claims ask for
-//	MaxWaiting       the claims of a team that wait for a pod, in all pools
+//	MaxWaiting       the calls of a team that wait for a pod, in all pools
 //	ClaimsPerSecond  the sandboxes that a team claims, on average
 //
 // 0 is no limit. ClaimsPerSecond is a token bucket. It holds the tokens of one second, at least one.

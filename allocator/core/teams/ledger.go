@@ -52,12 +52,12 @@ type Excess struct {
 // Request is a claim of a team.
 type Request struct {
 	Team string
-	// Sandboxes is how many it asks for, 1 or more.
+	// Sandboxes is how many it asks for. 0: the call joins a claim that waits, which has paid for them.
 	Sandboxes int
 	// Waits: it has to wait for a pod.
 	Waits bool
 	// Used are the sandboxes of the team that are not released, and those that its other claims ask
-	// for. Waiting is how many claims of the team wait.
+	// for. Waiting is how many calls of the team wait.
 	Used, Waiting int
 }
 
@@ -96,11 +96,11 @@ func (l *Ledger) Settings() Settings { return l.settings }
 func (l *Ledger) Admit(r Request, now time.Duration) Excess {
 	limits := l.settings.Of(r.Team)
 	switch rate := limits.ClaimsPerSecond; {
-	case limits.MaxSandboxes > 0 && r.Used+r.Sandboxes > limits.MaxSandboxes:
+	case r.Sandboxes > 0 && limits.MaxSandboxes > 0 && r.Used+r.Sandboxes > limits.MaxSandboxes:
 		return Excess{Team: r.Team, Limit: MaxSandboxes, Value: float64(limits.MaxSandboxes), Used: r.Used}
 	case r.Waits && limits.MaxWaiting > 0 && r.Waiting >= limits.MaxWaiting:
 		return Excess{Team: r.Team, Limit: MaxWaiting, Value: float64(limits.MaxWaiting), Used: r.Waiting}
-	case rate > 0:
+	case r.Sandboxes > 0 && rate > 0:
 		b := l.bucket(r.Team, now)
 		if missing := min(float64(r.Sandboxes), size(rate)) - b.tokens; missing > 1e-9 {
 			wait := time.Duration(math.Ceil(missing / rate * float64(time.Second)))
