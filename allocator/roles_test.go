@@ -38,6 +38,8 @@ func (c callers) Caller(key string) (access.Caller, error) {
 	return access.Caller{}, access.ErrUnknownKey
 }
 
+func (callers) Current() context.Context { return context.Background() }
+
 func (c callers) ByTeam() (map[string][][sha256.Size]byte, <-chan struct{}) {
 	byTeam := map[string][][sha256.Size]byte{}
 	for key, caller := range c {

@@ -16,7 +16,7 @@
 // # Guarantees
 //
 //   - A change of a Secret counts as soon as the watch has delivered it, without a restart.
-//   - A replacement is visible to all waiters of ByTeam. Equal keys replace nothing.
+//   - A replacement is visible to all waiters of ByTeam and Current. Equal keys replace nothing.
 //   - While the API server is away the last set stays valid.
 //   - A Secret that is incomplete, that has unknown data, that is being deleted, or whose key another
 //     Secret holds too, opens nothing.

@@ -49,8 +49,14 @@ type Keys struct {
 
 // set is the valid keys at one time. It is never changed.
 type set struct {
-	callers  map[hashed]Caller // nil: not loaded
-	replaced chan struct{}     // closed when another set is valid
+	callers map[hashed]Caller // nil: not loaded
+	valid   context.Context   // ends when another set is valid
+	end     context.CancelFunc
+}
+
+func newSet(callers map[hashed]Caller) *set {
+	valid, end := context.WithCancel(context.Background())
+	return &set{callers, valid, end}
 }
 
 // NewKeys returns keys that are loaded by Run.
@@ -59,7 +65,7 @@ func NewKeys(o Options) (*Keys, error) {
 		return nil, err
 	}
 	k := &Keys{o: o, noted: make(chan struct{}, 1)}
-	k.valid.Store(&set{replaced: make(chan struct{})})
+	k.valid.Store(newSet(nil))
 	k.informer = informers.NewFilteredSecretInformer(o.Client, o.Namespace, 0, nil, func(l *metav1.ListOptions) {
 		l.FieldSelector = fields.OneTermEqualSelector("type", string(SecretType)).String()
 	})
@@ -128,14 +134,17 @@ func (k *Keys) Ready() error {
 func (k *Keys) ByTeam() (map[string][][sha256.Size]byte, <-chan struct{}) {
 	valid := k.valid.Load()
 	if valid.callers == nil {
-		return nil, valid.replaced
+		return nil, valid.valid.Done()
 	}
 	byTeam := map[string][][sha256.Size]byte{}
 	for hash, c := range valid.callers {
 		byTeam[c.Team] = append(byTeam[c.Team], hash)
 	}
-	return byTeam, valid.replaced
+	return byTeam, valid.valid.Done()
 }
+
+// Current returns a context that ends when a key is made, changed or revoked.
+func (k *Keys) Current() context.Context { return k.valid.Load().valid }
 
 // replace makes these the valid keys. Equal keys stay, so that routers are not sent them again.
 func (k *Keys) replace(callers map[hashed]Caller) {
@@ -143,8 +152,8 @@ func (k *Keys) replace(callers map[hashed]Caller) {
 	if before.callers != nil && maps.Equal(before.callers, callers) {
 		return
 	}
-	k.valid.Store(&set{callers, make(chan struct{})})
-	close(before.replaced)
+	k.valid.Store(newSet(callers))
+	before.end()
 }
 
 // load replaces the valid keys by those of the watched Secrets. It logs each Secret that it refuses

@@ -131,8 +131,10 @@ func TestKeysByTeamFollowTheSecrets(t *testing.T) {
 	require.NoError(t, err)
 	byTeam, changed := k.ByTeam()
 	require.Nil(t, byTeam, "they have not been read")
+	current := k.Current()
 	k.replace(map[hashed]Caller{})
 	<-changed
+	require.Error(t, current.Err())
 	byTeam, _ = k.ByTeam()
 	require.NotNil(t, byTeam)
 	require.Empty(t, byTeam)

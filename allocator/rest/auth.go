@@ -1,9 +1,11 @@
 package rest
 
 import (
+	"context"
 	"errors"
 	"net/http"
 	"strings"
+	"time"
 
 	"github.com/berth-sandbox/berth/allocator/access"
 	"github.com/berth-sandbox/berth/api/apierror"
@@ -84,7 +86,7 @@ func (a *api) callerOf(r *http.Request) (access.Caller, *apierror.Error) {
 	case errors.Is(err, access.ErrUnknownKey):
 		return access.Caller{}, apierror.New(apierror.Unauthorized, "unknown key")
 	}
-	return access.Caller{}, apierror.New(apierror.Timeout, "this replica has just started: %v; try again", err)
+	return access.Caller{}, apierror.New(apierror.APINotReady, "this replica has just started: %v; try again", err)
 }
 
 // still reports whether the key of a long call has been neither revoked nor changed since the call
@@ -95,6 +97,45 @@ func (a *api) still(r *http.Request) bool {
 	}
 	c, err := a.callerOf(r)
 	return err == nil && c == access.From(r.Context())
+}
+
+// claimContext returns the context of a claim that may wait for a pod. It also ends when the key of its
+// caller is revoked or changed; its cause is the refusal then, see whyEnded.
+func (a *api) claimContext(r *http.Request, wait time.Duration) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithTimeout(r.Context(), wait+answerWait)
+	if a.Keys == nil {
+		return ctx, cancel
+	}
+	ctx, refuse := context.WithCancelCause(ctx)
+	revoked := apierror.New(apierror.Unauthorized, "the key was revoked or changed during the call")
+	judge := func() {
+		for {
+			keys := a.Keys.Current()
+			if !a.still(r) {
+				refuse(revoked)
+				return
+			}
+			select {
+			case <-keys.Done():
+			case <-ctx.Done():
+				return
+			}
+		}
+	}
+	stop := context.AfterFunc(a.Keys.Current(), judge) // no claim has a goroutine before the keys change
+	if !a.still(r) {
+		refuse(revoked)
+	}
+	return ctx, func() { stop(); refuse(nil); cancel() }
+}
+
+// whyEnded returns the refusal of a call whose context ended with one, else err.
+func whyEnded(ctx context.Context, err error) error {
+	var refusal *apierror.Error
+	if errors.Is(err, context.Canceled) && errors.As(context.Cause(ctx), &refusal) {
+		return refusal
+	}
+	return err
 }
 
 // presentedKey returns the key of a request: X-API-Key, as the E2B SDKs send it, or a bearer token

@@ -1,7 +1,6 @@
 package rest
 
 import (
-	"context"
 	"net/http"
 	"slices"
 	"strings"
@@ -50,12 +49,12 @@ func (a *api) claimBatch(w *reply, r *http.Request) error {
 	if claim.Binding.RequestHash = a.hashOf(raw, values); values != nil {
 		claim.Values = values
 	}
-	ctx, cancel := context.WithTimeout(r.Context(), claim.Wait+answerWait)
+	ctx, cancel := a.claimContext(r, claim.Wait)
 	defer cancel()
 	claim.Binding.Team = access.From(ctx).Team
 	live, ended, err := a.Allocator.ClaimBatch(ctx, request.Pool, claim)
 	if err != nil {
-		return err
+		return whyEnded(ctx, err)
 	}
 	answer := openapi.Claims{Sandboxes: make([]openapi.Sandbox, 0, len(live)), Ended: append([]string{}, ended...)}
 	ids := slices.Clone(answer.Ended)

@@ -2,7 +2,6 @@ package rest
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"errors"
 	"net/http"
@@ -37,12 +36,12 @@ func (a *api) create(w *reply, r *http.Request) error {
 	if claim.Binding.RequestHash = a.hashOf(raw, values); values != nil {
 		claim.Values = values
 	}
-	ctx, cancel := context.WithTimeout(r.Context(), claim.Wait+answerWait)
+	ctx, cancel := a.claimContext(r, claim.Wait)
 	defer cancel()
 	claim.Binding.Team = access.From(ctx).Team
 	s, err := a.Allocator.Claim(ctx, request.TemplateID, claim)
 	if err != nil {
-		return err
+		return whyEnded(ctx, err)
 	}
 	w.object = sandboxid.Short(s.ID)
 	return writeJSON(w, http.StatusCreated, a.withCredentials(ctx, a.toSandbox(s), &s))

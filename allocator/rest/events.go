@@ -17,6 +17,9 @@ import (
 const (
 	// maxStreams is how many streams a replica serves or forwards.
 	maxStreams = 200
+	// teamStreams is how many of them one team can have. Streams last, unlike calls, so the share of a
+	// budget would leave little to a third team.
+	teamStreams = maxStreams / 4
 	// streamLife bounds a stream, so that a key that was revoked does not read on for ever.
 	streamLife = 15 * time.Minute
 	// heartbeat is how often a stream without events sends its position.
@@ -53,7 +56,11 @@ func (a *api) stream(o *openapi.Operation, f func(http.ResponseWriter, *http.Req
 		}
 		team := access.From(r.Context()).Team
 		if !a.streams.slots.take(team, 1) {
-			refuse(w, r, apierror.New(apierror.Overloaded, "too many streams of events are open; end one, or try again"))
+			err := apierror.New(apierror.Overloaded, "too many streams of events are open; end one, or try again")
+			if a.streams.slots.atMost(team) {
+				err = apierror.New(apierror.QuotaExceeded, "team %q: %d streams of events are open, the most that one team can have; end one", team, teamStreams)
+			}
+			refuse(w, r, err)
 			return
 		}
 		defer a.streams.slots.giveBack(team, 1)

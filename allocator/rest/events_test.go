@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -98,7 +99,33 @@ func TestStreamSelectsByTeamAndPool(t *testing.T) {
 }
 
 // revocable has one key, which any caller presents, until it is revoked.
-type revocable struct{ revoked atomic.Bool }
+type revocable struct {
+	revoked atomic.Bool
+	mu      sync.Mutex
+	current context.Context // until the next change
+	end     context.CancelFunc
+}
+
+func newRevocable() *revocable {
+	k := &revocable{}
+	k.current, k.end = context.WithCancel(context.Background())
+	return k
+}
+
+func (k *revocable) Current() context.Context {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.current
+}
+
+// change changes the keys: this one, or others.
+func (k *revocable) change(revoked bool) {
+	k.revoked.Store(revoked)
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.end()
+	k.current, k.end = context.WithCancel(context.Background())
+}
 
 func (k *revocable) Caller(string) (access.Caller, error) {
 	if k.revoked.Load() {
@@ -108,7 +135,7 @@ func (k *revocable) Caller(string) (access.Caller, error) {
 }
 
 func TestStreamEndsWhenItsKeyIsRevoked(t *testing.T) {
-	ring, keys := events.New(7), &revocable{}
+	ring, keys := events.New(7), newRevocable()
 	server := httptest.NewServer(handlerWithKeys(t, &fake{events: ring}, keys))
 	t.Cleanup(server.Close)
 	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, server.URL+"/v1/events", http.NoBody)
@@ -123,7 +150,7 @@ func TestStreamEndsWhenItsKeyIsRevoked(t *testing.T) {
 		line, err = lines.ReadString('\n')
 		require.NoError(t, err)
 	}
-	keys.revoked.Store(true)
+	keys.change(true)
 	published(ring, "b", "blue")
 	for {
 		line, err := lines.ReadString('\n')
@@ -185,6 +212,33 @@ func TestStreamsAreBoundedInNumberAndTime(t *testing.T) {
 		refusal(t, call(h, "GET", "/v1/events", ""), 503, apierror.Overloaded)
 		<-first
 		require.Equal(t, streamLife, time.Since(began))
+	})
+}
+
+func TestStreamsOfATeamAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := &api{Options: Options{Allocator: &fake{events: events.New(7)}}, streams: newClass(maxStreams, streamLife)}
+		a.streams.slots.most = teamStreams
+		h := a.stream(operation(t, "streamEvents"), a.sendEvents)
+		open := func(team string) *httptest.ResponseRecorder {
+			w := httptest.NewRecorder()
+			r := request(access.With(t.Context(), access.Caller{Team: team, Role: access.ReadOnly}), "GET", "/v1/events", nil)
+			r.Header.Set("X-Request-Id", "req-1")
+			h.ServeHTTP(w, r)
+			return w
+		}
+		var all sync.WaitGroup
+		for range teamStreams {
+			all.Go(func() { open("noisy") })
+		}
+		synctest.Wait()
+		e := refusal(t, open("noisy"), http.StatusTooManyRequests, apierror.QuotaExceeded)
+		require.Contains(t, e.Message, `team "noisy": 50 streams of events`)
+		for range teamStreams {
+			all.Go(func() { require.Equal(t, http.StatusOK, open("quiet").Code) })
+		}
+		all.Wait()
+		require.Equal(t, http.StatusOK, open("noisy").Code)
 	})
 }
 

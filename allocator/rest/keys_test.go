@@ -6,6 +6,8 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -33,6 +35,8 @@ func (k knownKeys) Caller(key string) (access.Caller, error) {
 	}
 	return c, nil
 }
+
+func (knownKeys) Current() context.Context { return context.Background() }
 
 // keysIn are the keys of admins, each the only one of a team of its name.
 func keysIn(keys map[string]string) knownKeys {
@@ -90,6 +94,34 @@ func TestCallsWithoutAKeyAreRefused(t *testing.T) {
 func TestUnloadedKeysAreNotUnknown(t *testing.T) {
 	h := handlerWithKeys(t, &fake{}, knownKeys{})
 	w := callWith(h, "POST", "/sandboxes", http.Header{"X-Api-Key": {notLoaded}})
-	refusal(t, w, http.StatusServiceUnavailable, apierror.Timeout)
+	refusal(t, w, http.StatusServiceUnavailable, apierror.APINotReady)
 	require.Equal(t, "1", w.Header().Get("Retry-After"))
+}
+
+// Invariant: P6
+func TestWaitingClaimEndsWithItsKey(t *testing.T) {
+	for _, c := range [][2]string{{"/sandboxes", `{"templateID":"python"}`}, {"/v1/claims", `{"pool":"python","count":2}`}} {
+		synctest.Test(t, func(t *testing.T) {
+			keys := newRevocable()
+			f := &fake{block: true, blockClaims: true}
+			h := handlerWithKeys(t, f, keys)
+			answered := make(chan *httptest.ResponseRecorder, 1)
+			go func() {
+				w := httptest.NewRecorder()
+				r := request(context.Background(), "POST", c[0], strings.NewReader(c[1]))
+				r.Header.Set("X-Request-Id", "req-1")
+				r.Header.Set("X-API-Key", keyOne)
+				h.ServeHTTP(w, r)
+				answered <- w
+			}()
+			synctest.Wait()
+			keys.change(false)
+			synctest.Wait()
+			require.Empty(t, answered, "another key has changed")
+			began := time.Now()
+			keys.change(true)
+			require.Contains(t, refusal(t, <-answered, http.StatusUnauthorized, apierror.Unauthorized).Message, "revoked")
+			require.Equal(t, began, time.Now(), "it did not wait")
+		})
+	}
 }

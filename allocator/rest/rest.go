@@ -116,6 +116,8 @@ type Query struct {
 type Keys interface {
 	// Caller returns who presents a key, access.ErrUnknownKey, or another error if it cannot tell yet.
 	Caller(key string) (access.Caller, error)
+	// Current returns a context that ends when a key is made, changed or revoked.
+	Current() context.Context
 }
 
 // Options configure the handler. All are required unless their comment says otherwise.
@@ -164,6 +166,7 @@ func New(o Options) (http.Handler, error) {
 		claims: newClass(claimSlots(o.ClaimQueue), MaxWait+answerWait), others: newClass(inFlight, answerWait),
 		slow: newClass(readsInFlight, answerWait), streams: newClass(maxStreams, streamLife),
 	}
+	a.streams.slots.most = teamStreams
 	document, err := openapi.Load()
 	if err != nil {
 		return nil, err

@@ -75,6 +75,7 @@ func newClass(slots int, wait time.Duration) *class {
 // budget is a number of slots or bytes that may be in use at one time. The calls of one team never use all
 // of it, so they block no call of another team. It may be used concurrently.
 type budget struct {
+	most int // what one team can use; 0: what teamShare leaves it
 	mu   sync.Mutex
 	left int            // below 0: it is overdrawn
 	used map[string]int // by team, what is not 0
@@ -87,11 +88,18 @@ func newBudget(n int) *budget { return &budget{left: n, used: map[string]int{}} 
 func (b *budget) take(team string, n int) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	ok := n <= b.left && b.used[team] < teamShare*b.left
+	ok := n <= b.left && b.used[team] < teamShare*b.left && (b.most == 0 || b.used[team]+n <= b.most)
 	if ok {
 		b.add(team, n)
 	}
 	return ok
+}
+
+// atMost reports whether a team uses the most that one team can.
+func (b *budget) atMost(team string) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.most > 0 && b.used[team] >= b.most
 }
 
 // overdraw takes n even if the team does not get them.

@@ -56,6 +56,7 @@ const (
 	RouterUnavailable  Reason = "router_unavailable"
 	NoRoute            Reason = "no_route"
 	NotLeader          Reason = "not_leader"
+	APINotReady        Reason = "api_not_ready"
 	Timeout            Reason = "timeout"
 	Overloaded         Reason = "overloaded"
 	Internal           Reason = "internal"
@@ -152,7 +153,7 @@ var kinds = []Kind{
 	{Reason: PoolEmpty, Code: http.StatusTooManyRequests, GRPC: codes.ResourceExhausted, RetryAfter: 1, By: []Sender{API},
 		When: "the pool had no warm pod for as long as the claim waited for one, or too many claims wait; the message says what is missing", Do: "try again, or raise the pool's `spec.warm` or `spec.maxPods`"},
 	{Reason: QuotaExceeded, Code: http.StatusTooManyRequests, GRPC: codes.ResourceExhausted, RetryAfter: 1, By: []Sender{API},
-		When: "the team has as many sandboxes, or as many claims that wait, as its limits allow; the message names the limit", Do: "release sandboxes, or wait for claims; operators: raise the limit"},
+		When: "the team has as many sandboxes, calls that wait for a pod, or streams of events as its limits allow; the message names the limit", Do: "release sandboxes, or wait for claims; operators: raise the limit"},
 	{Reason: RateLimited, Code: http.StatusTooManyRequests, GRPC: codes.ResourceExhausted, RetryAfter: 1, By: []Sender{API},
 		When: "the team claims more sandboxes per second than its limits allow", Do: "try again after `Retry-After`"},
 	{Reason: TooManyPorts, Code: http.StatusTooManyRequests, GRPC: codes.ResourceExhausted, RetryAfter: 1, By: []Sender{Router},
@@ -178,13 +179,15 @@ var kinds = []Kind{
 	{Reason: SandboxQuiesced, Code: http.StatusServiceUnavailable, GRPC: codes.Unavailable, RetryAfter: 1, By: []Sender{Router},
 		When: "the sandbox seemed idle, and for 2 s the allocator has not decided whether it is released, or too many requests wait for that", Do: "try again"},
 	{Reason: RouterNotReady, Code: http.StatusServiceUnavailable, GRPC: codes.Unavailable, RetryAfter: 1, By: []Sender{Router},
-		When: "the router cannot tell at the moment where the sandbox is: it has just started, or the allocator is away", Do: "try again"},
+		When: "the router cannot tell at the moment where the sandbox is: it has just started, the allocator is away, or the allocator has not read the API keys, of which the request has one", Do: "try again"},
 	{Reason: RouterUnavailable, Code: http.StatusServiceUnavailable, GRPC: codes.Unavailable, RetryAfter: 1, By: []Sender{Envoy},
 		When: "the router did not answer Envoy", Do: "try again; operators: is the router running?"},
 	{Reason: NoRoute, Code: http.StatusServiceUnavailable, GRPC: codes.Unavailable, RetryAfter: 1, By: []Sender{Envoy, Router},
 		When: "a limit on requests in progress is reached, the sandbox's default port is not known, or its address may not be used", Do: "try again; operators: see the message"},
 	{Reason: NotLeader, Code: http.StatusServiceUnavailable, GRPC: codes.Unavailable, RetryAfter: 1, By: []Sender{API},
 		When: "no replica of the allocator leads at the moment, or the leader ended during the call: a claim without an `Idempotency-Key` may then have taken place, and ends at its `timeout`", Do: "try again"},
+	{Reason: APINotReady, Code: http.StatusServiceUnavailable, GRPC: codes.Unavailable, RetryAfter: 1, By: []Sender{API},
+		When: "the replica has just started and has not read the API keys yet", Do: "try again; operators: may the allocators list Secrets in the namespace of the keys?"},
 	{Reason: Timeout, Code: http.StatusServiceUnavailable, GRPC: codes.Unavailable, RetryAfter: 1, By: []Sender{API},
 		When: "the Kubernetes API server did not confirm in time; a claim that was not answered is given back, unless it had an `Idempotency-Key`, a release goes on", Do: "try again"},
 	{Reason: Overloaded, Code: http.StatusServiceUnavailable, GRPC: codes.Unavailable, RetryAfter: 1, By: []Sender{Envoy, API},

@@ -1897,7 +1897,8 @@ type ClientInterface interface {
 	// events are not in the journal: then all events of the new term follow. A stream without
 	// Last-Event-ID begins with the next event. A comment every 15 s keeps the connection open and has
 	// the position as id. A stream ends after 15 minutes, when its leader ends, or when it takes no data
-	// for 10 s; continue it. Each replica serves 200 streams; the next one gets 503.
+	// for 10 s; continue it. Each replica serves 200 streams, the next one gets 503, and 50 of one team, the
+	// next one gets 429.
 	//
 	// Corresponds with GET /v1/events (the `StreamEvents` operationId).
 	StreamEvents(ctx context.Context, params *StreamEventsParams, reqEditors ...RequestEditorFn) (*http.Response, error)
@@ -2433,7 +2434,8 @@ func (c *Client) ClaimBatch(ctx context.Context, params *ClaimBatchParams, body 
 // events are not in the journal: then all events of the new term follow. A stream without
 // Last-Event-ID begins with the next event. A comment every 15 s keeps the connection open and has
 // the position as id. A stream ends after 15 minutes, when its leader ends, or when it takes no data
-// for 10 s; continue it. Each replica serves 200 streams; the next one gets 503.
+// for 10 s; continue it. Each replica serves 200 streams, the next one gets 503, and 50 of one team, the
+// next one gets 429.
 //
 // Corresponds with GET /v1/events (the `StreamEvents` operationId).
 func (c *Client) StreamEvents(ctx context.Context, params *StreamEventsParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
@@ -4730,7 +4732,8 @@ type ClientWithResponsesInterface interface {
 	// events are not in the journal: then all events of the new term follow. A stream without
 	// Last-Event-ID begins with the next event. A comment every 15 s keeps the connection open and has
 	// the position as id. A stream ends after 15 minutes, when its leader ends, or when it takes no data
-	// for 10 s; continue it. Each replica serves 200 streams; the next one gets 503.
+	// for 10 s; continue it. Each replica serves 200 streams, the next one gets 503, and 50 of one team, the
+	// next one gets 429.
 	//
 	// Returns a wrapper object for the known response body format(s).
 	//
@@ -6737,7 +6740,8 @@ func (c *ClientWithResponses) ClaimBatchWithResponse(ctx context.Context, params
 // events are not in the journal: then all events of the new term follow. A stream without
 // Last-Event-ID begins with the next event. A comment every 15 s keeps the connection open and has
 // the position as id. A stream ends after 15 minutes, when its leader ends, or when it takes no data
-// for 10 s; continue it. Each replica serves 200 streams; the next one gets 503.
+// for 10 s; continue it. Each replica serves 200 streams, the next one gets 503, and 50 of one team, the
+// next one gets 429.
 //
 // Returns a wrapper object for the known response body format(s).
 //
