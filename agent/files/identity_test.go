@@ -130,6 +130,7 @@ func TestCallsSeeNothingOfTheAgentsProcess(t *testing.T) {
 	}
 }
 
+// Invariant: P17
 func TestUploadKeepsOwnerAndGroupOfTheFile(t *testing.T) {
 	user, root := stranger(t), self(t.TempDir())
 	for name, c := range map[string]struct {

@@ -287,6 +287,7 @@ func TestBusyAnswersWhetherACommandRuns(t *testing.T) {
 	require.Equal(t, http.StatusOK, busy())
 }
 
+// Invariant: P17
 func TestCommandsRunAsTheUserOfTheCall(t *testing.T) {
 	t.Parallel()
 	if os.Getuid() != 0 {
