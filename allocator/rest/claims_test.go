@@ -118,7 +118,7 @@ func TestBatchIsAnsweredBeyondTheBudget(t *testing.T) {
 	for name, f := range map[string]*fake{"leader": {}, "follower": {leader: at}} {
 		a := &api{
 			Options: Options{Allocator: f, PublicScheme: "https", PublicHost: "sandbox.example.com", Log: zap.NewNop()},
-			claims:  newClass(1, answerWait), answers: newBudget(0), audit: newAudit(zap.NewNop()), forwarder: newForwarder(nil, zap.NewNop()),
+			claims:  newClass(2, answerWait), answers: newBudget(0), audit: newAudit(zap.NewNop()), forwarder: newForwarder(nil, zap.NewNop()),
 		}
 		h := a.handle(action{class: a.claims, f: a.claimBatch, large: true}, operation(t, "claimBatch"))
 		w := call(h, "POST", "/v1/claims", largeBatch)

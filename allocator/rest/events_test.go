@@ -198,7 +198,7 @@ func TestFollowerForwardsStreamsEventByEvent(t *testing.T) {
 
 func TestStreamsAreBoundedInNumberAndTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		a := &api{Options: Options{Allocator: &fake{events: events.New(7)}}, streams: newClass(1, streamLife)}
+		a := &api{Options: Options{Allocator: &fake{events: events.New(7)}}, streams: newClass(2, streamLife)}
 		h := a.stream(operation(t, "streamEvents"), a.sendEvents)
 		began := time.Now()
 		first := make(chan struct{})

@@ -184,7 +184,7 @@ func TestSlowReaderHoldsNoSlotOfAFollower(t *testing.T) {
 	w := call(h, "GET", "/sandboxes", "")
 	require.Equal(t, call(handler(t, leader), "GET", "/sandboxes", "").Body.String(), w.Body.String())
 	require.Equal(t, 200, w.Code)
-	a := &api{Options: Options{Allocator: &fake{leader: at}}, forwarder: newForwarder(nil, zap.NewNop()), others: newClass(1, answerWait)}
+	a := &api{Options: Options{Allocator: &fake{leader: at}}, forwarder: newForwarder(nil, zap.NewNop()), others: newClass(2, answerWait)}
 	p := &reply{held: held{budget: newBudget(100 << 10), free: smallAnswer}, header: http.Header{}}
 	a.carryOut(action{class: a.others}, nil, p, request(t.Context(), "GET", "/sandboxes", nil), nil)
 	require.True(t, p.full, "an answer of %d bytes was taken", p.held.buf.Len())

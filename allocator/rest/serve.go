@@ -83,12 +83,12 @@ type budget struct {
 
 func newBudget(n int) *budget { return &budget{left: n, used: map[string]int{}} }
 
-// take reports whether a team gets n. It gets them as long as it uses less than teamShare for each one that
-// is left. The team must give them back.
+// take reports whether a team gets n. It gets them if it uses at most teamShare then for each one that is left
+// then. The team must give them back.
 func (b *budget) take(team string, n int) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	ok := n <= b.left && b.used[team] < teamShare*b.left && (b.most == 0 || b.used[team]+n <= b.most)
+	ok := b.used[team]+n <= teamShare*(b.left-n) && (b.most == 0 || b.used[team]+n <= b.most)
 	if ok {
 		b.add(team, n)
 	}

@@ -129,15 +129,18 @@ func TestBudgetIsSharedBetweenTeams(t *testing.T) {
 	require.Equal(t, 32, fill(c, "c"))
 	require.Zero(t, fill(c, "a"))
 	c.giveBack("a", 800)
-	require.Equal(t, 615, fill(c, "b"), "what a team has left")
+	require.Equal(t, 614, fill(c, "b"), "what a team has left")
 	c.overdraw("b", 20)
 	require.True(t, c.overdrawn("b"), "more than its share")
 	require.False(t, c.overdrawn("c"))
 	require.False(t, c.take("c", 200), "more than there is")
-	c.giveBack("b", 775+20)
+	c.giveBack("b", 774+20)
 	c.giveBack("c", 32)
 	require.Equal(t, 1000, c.left)
 	require.Empty(t, c.used)
+	require.True(t, c.take("a", 500))
+	require.False(t, c.take("a", 500), "the rest at once")
+	require.True(t, c.take("b", 400))
 
 	require.Equal(t, claimsInFlight, claimSlots(1000), "enough for three pools whose places are all taken")
 	for _, queue := range []int{10_000, 10_001, 10_004} {
@@ -291,7 +294,7 @@ func TestClaimIsAnsweredEvenWhenTheBudgetIsUsed(t *testing.T) {
 	}}
 	a := &api{
 		Options: Options{Allocator: f, PublicScheme: "https", PublicHost: longest(253) + ":65535", Log: zap.NewNop()},
-		claims:  newClass(1, answerWait), answers: newBudget(0), audit: newAudit(zap.NewNop()),
+		claims:  newClass(2, answerWait), answers: newBudget(0), audit: newAudit(zap.NewNop()),
 	}
 	body, err := json.Marshal(map[string]any{"templateID": "python", "user": strings.Repeat("\x00", 256), "metadata": worstMetadata()})
 	require.NoError(t, err)
