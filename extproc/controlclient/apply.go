@@ -116,6 +116,7 @@ func (s *stream) applyKeys(m *controlv1.Keys) error {
 	default:
 		s.client.o.Keys.Replace(s.keys)
 	}
+	s.hasKeys = true
 	s.keys = map[string][][sha256.Size]byte{}
 	return nil
 }
@@ -161,6 +162,10 @@ func (s *stream) applyPong(nonce uint64) {
 		return
 	}
 	c := s.client
+	if !s.hasKeys {
+		// The leader sends none, so it would not say which of the earlier ones are revoked.
+		c.o.Keys.Replace(nil)
+	}
 	c.o.Cache.SetFreshUntil(p.sent + c.o.MaxStale)
 	c.closeReady()
 	if err := c.o.DeadRouters.Forget(p.dead); err != nil {

@@ -535,6 +535,10 @@ func TestKeysAreReplacedByTheLastPart(t *testing.T) {
 		p.end <- nil
 		require.Equal(t, yes, opens("a", "two"), "until the next leader sends its keys")
 		p = w.joined()
+		require.Equal(t, unread, opens("a", "two"), "that leader sends none")
+		p.send(0, keys(true, "a", hashOf("two")))
+		p.pong(p.ping())
+		require.Equal(t, yes, opens("a", "two"))
 		p.send(0, &controlv1.AllocatorMessage{Message: &controlv1.AllocatorMessage_Keys{Keys: &controlv1.Keys{Unread: true, Last: true}}})
 		require.Equal(t, unread, opens("a", "two"))
 		p.send(0, keys(true, "", hashOf("none")))

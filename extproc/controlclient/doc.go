@@ -30,6 +30,7 @@
 // API keys:
 //
 //   - The keys are those of the newest complete message. They outlast the stream, as the routes do.
+//   - A leader sends its keys before its first pong. If it does not, as one of an earlier version, no key is known.
 //
 // Activity:
 //

@@ -61,6 +61,7 @@ type stream struct {
 	snapshot map[string]routecache.Route    // parts received so far
 	keys     map[string][][sha256.Size]byte // the same
 	joined   bool                           // a complete snapshot is in effect
+	hasKeys  bool                           // this leader's keys are in effect
 	sequence uint64                         // of the last message that had one
 }
 

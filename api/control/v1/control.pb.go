@@ -1408,7 +1408,8 @@ func (x *Route) GetAgentPublic() bool {
 	return false
 }
 
-// Keys is a part of the API keys. All parts follow the snapshot, and again each change of the keys.
+// Keys is a part of the API keys. All parts follow the snapshot, before the first Pong, and again each
+// change of the keys.
 // The parts up to the one with last replace all keys of the router at once. They need no
 // Ack: no caller waits until a revoked key has reached every router.
 type Keys struct {
