@@ -114,9 +114,9 @@ func refused(pool string, ev core.Claim, e core.ClaimRefused) *apierror.Error {
 		return apierror.New(apierror.NotLeader, "the pool has no warm pod, and this replica is shutting down; try again")
 	case core.NotConfigured:
 		if e.Sandbox.ID == "" {
-			return apierror.New(apierror.StartFailed, "pool %q: the agents of several pods, one after the other, did not take the configuration within %v each; their logs say why", pool, configureWait)
+			return apierror.New(apierror.StartFailed, "pool %q: no agent of the pods that were tried took the configuration within %v, or the pod is of an older template without an agent; the logs of the pods say why, try again", pool, configureWait)
 		}
-		err := apierror.New(apierror.Timeout, "the leader changed during the claim, and it is not known yet whether its sandbox is configured; try again with the same Idempotency-Key")
+		err := apierror.New(apierror.Timeout, "the leader changed during the claim, and the sandbox is not known to be configured; try again with the same Idempotency-Key")
 		err.SandboxID = e.Sandbox.ID
 		return err
 	case core.StartFailed:

@@ -33,7 +33,7 @@ func toRecord(f core.Fact) (journal.Record, error) {
 			Phase: phases[s.Phase], Reason: s.Reason, DefaultPort: uint32(s.DefaultPort), Ports: ports(s.Ports), Restarts: uint32(s.Restarts),
 			IdleTimeout: s.IdleTimeout.Microseconds(), MinBytesPerMinute: s.MinBytes, LifetimeEnd: micros(s.LifetimeEnd), StartBy: micros(s.StartBy),
 			Access: journalv1.Access(s.Access), MaskHost: s.MaskHost, HttpsPorts: ports(s.HTTPSPorts),
-			AgentPort: uint32(s.Agent.Port), AgentPublic: s.Agent.Public,
+			AgentPort: uint32(s.Agent.Port), AgentPublic: s.Agent.Public, Ungranted: uint32(f.Ungranted),
 		}}
 	case f.Session != "":
 		r.Key = sessionPrefix + f.Session
@@ -77,6 +77,7 @@ func fromRecord(r journal.Record, namespace string) (core.Fact, bool, error) {
 			Pod:         core.PodKey{Namespace: namespace, Name: s.GetPodName(), UID: s.GetPodUid()},
 			DefaultPort: uint16(s.GetDefaultPort()), Restarts: int(s.GetRestarts()), Reason: s.GetReason(), ReleasedAt: moment(s.GetReleasedAt()), Revision: f.Revision,
 		}
+		f.Ungranted = int(s.GetUngranted())
 		copy(sandbox.RequestHash[:], s.GetRequestHash())
 		for _, p := range s.GetPorts() {
 			sandbox.Ports = append(sandbox.Ports, uint16(p))

@@ -98,12 +98,13 @@ func TestJournalRecordHoldsEveryFieldOfASandbox(t *testing.T) {
 			require.False(t, v.Field(i).IsZero(), "%s: this test does not know it yet", v.Type().Field(i).Name)
 		}
 	}
-	r, err := toRecord(core.Fact{Revision: full.Revision, Sandbox: &full})
+	r, err := toRecord(core.Fact{Revision: full.Revision, Sandbox: &full, Ungranted: 2})
 	require.NoError(t, err)
 	back, _, err := fromRecord(r, "ns")
 	require.NoError(t, err)
 	full.LastActive = time.Time{} // no fact
 	require.Equal(t, full, *back.Sandbox)
+	require.Equal(t, 2, back.Ungranted)
 }
 
 // What a later version adds must not stop this one, and must not be lost.

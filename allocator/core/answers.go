@@ -1,6 +1,7 @@
 package core
 
 import (
+	"slices"
 	"time"
 
 	"github.com/berth-sandbox/berth/allocator/core/claims"
@@ -124,7 +125,11 @@ func (d *desk) answerBatch(grant string, b *batch, by time.Duration) (failed []*
 	case releasing > 0:
 		return nil
 	case len(live) == 0:
-		d.refuse(grant, claims.All, ClaimRefused{Why: KeyEnded, Sandbox: gone.Sandbox})
+		why := NotConfigured
+		if slices.ContainsFunc(b.members, func(sb *sandbox) bool { return sb.IdempotencyKey != "" }) {
+			why = KeyEnded
+		}
+		d.refuse(grant, claims.All, ClaimRefused{Why: why, Sandbox: gone.Sandbox})
 		return nil
 	case b.asking() != nil:
 		d.refuse(grant, by, ClaimRefused{Why: NotConfigured, Sandbox: b.asking().Sandbox})

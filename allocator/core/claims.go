@@ -26,7 +26,7 @@ type claimState struct {
 	count, atLeast int
 	batch          bool
 	values         Values
-	failures       int  // how often agents of its pods could not be configured
+	failures       int  // how often it was not granted after agents of its pods were to be configured
 	ends           bool // the wait of a caller is over, and it has enough
 	// pods are those that it has. While it waits it collects them, see pool.filling.
 	pods  []*pod
@@ -149,9 +149,6 @@ func (c *Core) claimAgain(ev Claim, caller claims.Caller, k *claims.Holder[claim
 	case c.claims.CountAwaiting(k.Grant) >= c.cfg.MaxWaiting:
 		c.emit(ClaimRefused{Token: ev.Token, Why: Overloaded})
 	default: // wait until its start or release is durable
-		if b := c.sandboxes.batches[k.Grant]; b != nil && b.asking() != nil {
-			b.atLeast = cmp.Or(ev.AtLeast, ev.Count) // the earlier leader has not answered it
-		}
 		c.claims.Await(k.Grant, caller)
 		c.answer(k.Grant)
 	}
@@ -162,6 +159,8 @@ func (c *Core) claimAgain(ev Claim, caller claims.Caller, k *claims.Holder[claim
 func (c *Core) serve(pool *pool) {
 	for cl := pool.next(); cl != nil; cl = pool.next() {
 		switch key, ok := pool.queue.Next(); {
+		case ok && cl.Request.values != nil && c.pods[key].seen.AgentPort == 0: // of an older template
+			c.refuse(cl, NotConfigured)
 		case ok:
 			p := c.pods[key]
 			pool.queue.Passed(key)
@@ -230,15 +229,22 @@ func (c *Core) bind(cl *claim) {
 	if pool.MaxLifetime > 0 {
 		b.LifetimeEnd = c.now.Wall.Add(pool.MaxLifetime)
 	}
-	b.Agent = pool.Agent
 	if pool.PostStart && pool.StartupTimeout > 0 {
 		b.StartBy = c.now.Wall.Add(pool.StartupTimeout)
 	}
 	if req.batch {
 		b.Batch = c.cfg.NewID()
 	}
+	ungranted := 0
+	if slices.ContainsFunc(req.pods, func(p *pod) bool { return p.seen.AgentPort != 0 }) {
+		ungranted = req.atLeast
+	}
 	for i, p := range req.pods {
 		b.ID = c.cfg.NewID()
+		b.Agent = Agent{}
+		if p.seen.AgentPort != 0 {
+			b.Agent = Agent{Port: p.seen.AgentPort, Public: pool.Agent.Public}
+		}
 		sb := &Sandbox{
 			Binding: b, Pool: pool.Key, Pod: p.seen.Key, IP: p.seen.IP,
 			DefaultPort: pool.DefaultPort, Ports: pool.Ports, Restarts: p.seen.Restarts, Phase: Running,
@@ -246,7 +252,8 @@ func (c *Core) bind(cl *claim) {
 		if pool.PostStart {
 			sb.Phase = Starting
 		}
-		pf := c.outbox.commit(Fact{Sandbox: sb, Joined: i > 0}, true, func(f Fact, _ time.Duration) { c.claimed(cl, f) })
+		fact := Fact{Sandbox: sb, Joined: i > 0, Ungranted: ungranted}
+		pf := c.outbox.commit(fact, true, func(f Fact, _ time.Duration) { c.claimed(cl, f) })
 		req.facts = append(req.facts, pf)
 	}
 }
@@ -327,7 +334,7 @@ func (c *Core) claimed(cl *claim, f Fact) {
 	}
 	switch req.got = append(req.got, sb); {
 	case len(req.got) < len(req.pods):
-	case sb.Agent.Port == 0:
+	case f.Ungranted == 0:
 		c.grant(cl)
 	default:
 		c.configure(cl)
@@ -351,12 +358,13 @@ func (c *Core) grant(cl *claim) {
 	req := &cl.Request
 	got, first := req.got, len(c.outbox.pending)
 	req.pods, req.facts, req.got = nil, nil, nil
-	unconfigured := slices.ContainsFunc(got, func(sb *sandbox) bool { return sb.doomed == ReasonNotConfigured })
+	configured := slices.ContainsFunc(got, func(sb *sandbox) bool { return sb.Agent.Port != 0 })
 	for _, sb := range got {
 		c.decided(sb)
 	}
 	drop := func(sb *sandbox, reason string) {
 		sb.IdempotencyKey, sb.Batch = "", ""
+		c.sandboxes.live.remove(sb) // the claim counts for its team, or others of it do
 		c.lost(sb, reason)
 	}
 	fit := got[:0]
@@ -376,12 +384,12 @@ func (c *Core) grant(cl *claim) {
 		for _, sb := range fit {
 			drop(sb, ReasonIncomplete)
 		}
-		// One Write for all: the next leader must not find some of them live under the key.
-		for i, pf := range c.outbox.pending[first:] {
-			pf.fact.Joined = i > 0
-		}
-		if unconfigured {
+		c.outbox.join(first) // the next leader must not find some of them live under the key
+		if configured {
 			req.failures++
+			for _, x := range c.claims.ExpireBound(cl, c.now.Boot) {
+				c.emit(req.pool.refusal(x.Token, NotConfigured))
+			}
 		}
 		switch {
 		case cl.Callers() == 0:
@@ -390,6 +398,8 @@ func (c *Core) grant(cl *claim) {
 			c.refuse(cl, NotConfigured)
 		case !req.pool.known || req.pool.Deleting:
 			c.refuse(cl, NoPool)
+		case configured && c.closing:
+			c.refuse(cl, Ending)
 		default:
 			c.free(req.pool.comesBack(cl))
 		}

@@ -1,11 +1,22 @@
 package core
 
-import "cmp"
+import (
+	"cmp"
+	"slices"
+
+	"github.com/berth-sandbox/berth/api/activity"
+)
 
 // The agents of pods. A pod with an agent is handed out in three steps: the claim is durable, then the
-// agent is configured for the sandbox, then the claim is granted. Between the first two the journal says
-// has the sandbox, and there is no Sandbox object. That an agent is configured is no fact: the next
-// leader asks the agents of the sandboxes without an object. It sends their routes to no router before.
+// agent is configured for the sandbox, then the claim is granted. Between the first two the journal
+// has the sandbox, and there is no Sandbox object. That an agent is configured is no fact. So the next
+// leader asks the agents of the sandboxes that the journal has as Fact.Ungranted and that have no object.
+// It sends their routes to no router before.
+//
+// The next leader does not know whether such a claim was answered. Only one answer proves that it was not:
+// that of an agent that is not configured, in a pod whose containers have not restarted. Any other end of a
+// sandbox ends that sandbox alone, and its key holds as that of every sandbox that was claimed.
+// Not covered: an agent that restarts while the leader changes, before the restart is observed.
 
 // maxFailures is how often agents of the pods of a claim may fail to be configured, each time with
 // other pods, until the claim is refused.
@@ -14,8 +25,11 @@ const maxFailures = 3
 // configure has the agents of a claim's pods configured.
 func (c *Core) configure(cl *claim) {
 	for _, sb := range cl.Request.got {
-		sb.claim, c.configuring[sb.ID] = cl, sb
-		c.emit(Configure{Sandbox: sb.Sandbox, Values: cl.Request.values})
+		sb.claim = cl
+		if sb.Agent.Port != 0 { // else its pod is of another template
+			c.configuring[sb.ID] = sb
+			c.emit(Configure{Sandbox: sb.Sandbox, Values: cl.Request.values})
+		}
 	}
 }
 
@@ -41,26 +55,64 @@ func (c *Core) configured(ev Configured) {
 	c.grant(sb.claim)
 }
 
-// asked acts on the answer of an agent that an earlier leader may have configured. If it has not, it has
-// not answered the claim either. Then the key of the claim is free again.
+// asked acts on the answer of an agent that an earlier leader may have configured.
 func (c *Core) asked(sb *sandbox, configured bool) {
-	sb.asking = false
 	switch {
-	case sb.Phase >= Released:
+	case sb.Phase >= Releasing:
 		return
 	case !configured:
-		if sb.Phase != Releasing {
-			c.claims.Free(sb.claimKey(), sb.grant())
-			sb.IdempotencyKey = ""
-		}
-		c.lost(sb, ReasonNotConfigured)
+		c.unanswered(sb)
 		return
 	}
-	c.emit(WriteObject{Sandbox: sb.Sandbox})
+	sb.asking = false
 	if sb.Phase == Starting {
 		c.emit(StartSandbox{sb.Sandbox})
 	} else {
-		c.routers.sendRoute(sb) // the earlier leader may have said that it is ready
+		c.markRunning(sb, c.now.Boot, activity.Claim) // no request was admitted while the agent was asked
+		c.routers.sendRoute(sb)                       // the earlier leader may have said that it is ready
 	}
-	c.answer(sb.grant())
+	c.adopt(sb.grant())
+}
+
+// unanswered releases a sandbox of an earlier term whose agent is not configured. So its claim was not
+// answered, unless it needs fewer sandboxes. If too few are left, they are released too: none of the
+// claim was granted, and its key is free.
+func (c *Core) unanswered(sb *sandbox) {
+	members, first := c.sandboxes.granted(sb.grant()), len(c.outbox.pending)
+	withdraw := func(sb *sandbox, reason string) {
+		c.claims.Free(sb.claimKey(), sb.grant())
+		sb.IdempotencyKey = ""
+		c.lost(sb, reason)
+	}
+	withdraw(sb, ReasonNotConfigured)
+	var left []*sandbox
+	for _, other := range members {
+		if other.ungranted == 0 { // it was granted, so the claim was
+			return
+		}
+		if other.Phase < Releasing {
+			left = append(left, other)
+		}
+	}
+	if len(left) < sb.ungranted {
+		for _, other := range left {
+			withdraw(other, ReasonIncomplete)
+		}
+		c.outbox.join(first)
+	}
+}
+
+// adopt writes the objects of a grant of an earlier term when no agent of it is asked any more, and answers
+// its callers.
+func (c *Core) adopt(grant string) {
+	members := c.sandboxes.granted(grant)
+	if !slices.ContainsFunc(members, func(sb *sandbox) bool { return sb.asking && sb.Phase < Releasing }) {
+		for _, sb := range members {
+			if sb.ungranted > 0 && sb.Phase < Releasing {
+				sb.ungranted = 0
+				c.show(sb)
+			}
+		}
+	}
+	c.answer(grant)
 }

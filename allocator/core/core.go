@@ -263,7 +263,7 @@ func (c *Core) tick() {
 	c.retireOrphans()
 	c.answer(c.claims.Awaited()...)
 	for _, id := range c.claims.DropKeys(c.now.Boot - c.cfg.KeepKeys) {
-		c.letGo(c.sandboxes.byID[id])
+		c.claims.letGo(c.sandboxes.byID[id])
 	}
 	c.forgetEnded()
 }

@@ -103,7 +103,10 @@
 //     Release is answered once. Claims of one team with one idempotency key are one claim while
 //     the sandbox lives and for Config.KeepKeys after its end, also under the next leader.
 //   - A sandbox whose pod has an agent is granted, and its route is sent, only when its agent is
-//     configured for it, under every leader. A claim tries the agents of 3 pods.
+//     configured for it, under every leader. A claim tries the agents of 3 pods. When a container of
+//     such a pod restarts, the sandbox is released.
+//   - A leader releases no sandbox because of the change of leaders, unless its agent is not
+//     configured, or a claim that was granted to none of its callers would get too few: see configure.go.
 //   - Pods are handed out ready, from one node after the other, oldest first, and never from a
 //     node that is not ready or is cordoned.
 //   - Core deletes a released pod only after its fence. Every session that could know the route

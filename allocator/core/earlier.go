@@ -47,7 +47,7 @@ func (c *Core) earlierLives(journal string) {
 	c.fences.Await(s.ID)
 	for _, pool := range c.pools.sorted() {
 		for _, p := range sortedPods(pool.pods) {
-			p.quarantined = p.quarantined || p.seen.IP.IsValid() && p.sandbox == nil
+			p.quarantined = p.quarantined || p.seen.IP.IsValid() && !p.granted()
 			c.consider(p)
 		}
 	}

@@ -250,8 +250,9 @@ const (
 	LineFull
 	// OverLimit: the team has reached a limit.
 	OverLimit
-	// NotConfigured: the agents of several pods, one after the other, could not be configured, or it is
-	// not known yet whether an earlier leader has configured the agent of the sandbox.
+	// NotConfigured: the agents of several pods, one after the other, could not be configured; the pod that
+	// is next has no agent for the values of the claim; or it is not known yet whether an earlier leader has
+	// configured the agent of the sandbox.
 	NotConfigured
 	// NotAccepted: no pod may be made from the pool's template, and none is warm.
 	NotAccepted

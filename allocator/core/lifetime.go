@@ -102,7 +102,7 @@ func (c *Core) setTimeout(ev SetTimeout) {
 	s.pendingTimeouts++
 	s.nextEnd = end
 	next := s.next()
-	c.outbox.commit(Fact{Sandbox: &next}, true, func(f Fact, _ time.Duration) { c.timeoutSet(s, ev.Token, f) })
+	c.outbox.commit(Fact{Sandbox: &next, Ungranted: s.ungranted}, true, func(f Fact, _ time.Duration) { c.timeoutSet(s, ev.Token, f) })
 }
 
 // next returns the state that the next fact of a sandbox starts from: its state, with the changes
@@ -129,7 +129,7 @@ func (c *Core) timeoutSet(s *sandbox, token uint64, f Fact) {
 	c.schedule(s)
 	shown := s.Sandbox
 	shown.Phase = f.Sandbox.Phase // not Releasing: the sandbox may never have run
-	if !s.asking {
+	if s.ungranted == 0 {
 		c.emit(WriteObject{Sandbox: shown})
 	}
 	c.emit(answer)

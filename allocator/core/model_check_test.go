@@ -116,9 +116,12 @@ func (w *world) checkUnderWay() {
 		}
 	}
 	for _, s := range w.core.sandboxes.byID {
-		if s.asking {
-			if s.Phase < Releasing && w.pod(s.Pod).exists {
-				must("configure %s", s.ID)
+		if s.asking && s.Phase < Releasing && w.pod(s.Pod).exists {
+			must("configure %s", s.ID)
+		}
+		if s.ungranted > 0 && s.Phase < Released {
+			if !slices.ContainsFunc(w.core.sandboxes.granted(s.grant()), func(o *sandbox) bool { return o.asking || o.Phase == Releasing }) {
+				w.t.Fatalf("%s has no object, and no agent of its claim is asked", s.ID)
 			}
 			continue
 		}
@@ -278,12 +281,14 @@ func checkPod(t fataler, c *Core, p *pool, q *pod) {
 
 func checkSandboxes(t fataler, c *Core) {
 	holds := map[PodKey]string{}
-	live, ended, deadlines := 0, 0, 0
+	live, withdrawn, ended, deadlines := 0, 0, 0, 0
 	for id, s := range c.sandboxes.byID {
 		if s.ID != id {
 			t.Fatalf("%s is kept as %s", s.ID, id)
 		}
-		if s.Phase < Released {
+		if _, listed := slices.BinarySearchFunc(c.sandboxes.live.of(everything()), s.mark(), byClaim); !listed && s.Phase == Releasing && s.lost {
+			withdrawn++ // grant has dropped it
+		} else if s.Phase < Released {
 			live++
 		}
 		if _, queued := c.deadlines.At(id); queued {
@@ -300,7 +305,7 @@ func checkSandboxes(t fataler, c *Core) {
 	checkLists(t, c, c.sandboxes.live, false)
 	checkLists(t, c, c.sandboxes.gone, true)
 	all, gone := len(c.sandboxes.live.of(everything())), len(c.sandboxes.gone.of(everything()))
-	if live != all || len(c.sandboxes.byID)-live != gone || ended != c.sandboxes.ended.Len() || deadlines != c.deadlines.Len() {
+	if live != all || len(c.sandboxes.byID)-live-withdrawn != gone || ended != c.sandboxes.ended.Len() || deadlines != c.deadlines.Len() {
 		t.Fatalf("%d live, %d ended and %d deadlines, kept are %d, %d and %d",
 			live, ended, deadlines, all, c.sandboxes.ended.Len(), c.deadlines.Len())
 	}
@@ -358,7 +363,7 @@ func checkSandbox(t fataler, c *Core, s *sandbox) {
 		t.Fatalf("%s ends at %v (%s), and is looked at: %v, at %v", id, end, reason, queued, deadline)
 	}
 	use, known := c.idle.Use(id)
-	if known && s.Phase != Running && s.Phase != Releasing || !known && s.Phase == Running {
+	if known && s.Phase != Running && s.Phase != Releasing || !known && s.Phase == Running && !s.asking {
 		t.Fatalf("%s in phase %d, reaped: %v, has the activity %+v: %v", id, s.Phase, s.reaped, use, known)
 	}
 	if s.reaped && s.Phase < Releasing {

@@ -31,8 +31,9 @@ type simPod struct {
 	// durably to be deleted.
 	bound     []string
 	discarded bool
-	// configured is the sandbox that its agent was configured for, in this life of the agent.
-	configured string
+	// configured is the sandbox that its agent was configured for, in this life of the agent. forgot is the
+	// same for an earlier life.
+	configured, forgot string
 }
 
 // job is a write under way.
@@ -111,6 +112,14 @@ func (w *world) write(p *simPod, change func(*Pod)) {
 	w.versions++
 	p.Version = strconv.Itoa(w.versions)
 	p.watch = append(p.watch, PodSeen{p.Pod})
+}
+
+// restart: an agent that starts again is not configured any more.
+func (w *world) restart(p *simPod) {
+	if p != nil && p.configured != "" {
+		p.forgot, p.configured = p.configured, ""
+	}
+	w.write(p, func(p *Pod) { p.Restarts++ })
 }
 
 func (w *world) remove(p *simPod) {
@@ -218,7 +227,7 @@ func (w *world) changePool() {
 	case n < 4:
 		p.Warm = n
 	case n < 7:
-		p.Template = "t" + strconv.Itoa(n-3)
+		p.Template, p.Agent.Port = "t"+strconv.Itoa(n-3), []uint16{0, 49983}[w.draw(2)]
 	case n < 9:
 		p.Template, p.Refused = "t"+strconv.Itoa(n-6), "refused"
 	case n < 11: // the same template under another policy, or one that was mended
@@ -377,7 +386,7 @@ func (w *world) create(e CreatePod, luck int) Event {
 		w.extra++ // made twice, removed in between: too rare to be worth a rule
 	}
 	uid := fmt.Sprintf("uid%02d", len(w.pods))
-	made := &simPod{exists: true, Pod: Pod{Key: PodKey{e.Pool.Namespace, e.Name, uid}, Pool: e.Pool.Name, Template: p.shown.Template, CreatedAt: w.now.Wall}}
+	made := &simPod{exists: true, Pod: Pod{Key: PodKey{e.Pool.Namespace, e.Name, uid}, Pool: e.Pool.Name, Template: p.shown.Template, AgentPort: p.shown.Agent.Port, CreatedAt: w.now.Wall}}
 	w.pods = append(w.pods, made)
 	w.write(made, func(*Pod) {})
 	if luck > landsReportedLate {

@@ -390,6 +390,10 @@ func (w *world) doOld(p *process, effects []Effect) {
 				w.t.Fatalf("a deposed leader answers with %s, which is not durable", e.Sandbox.ID)
 			}
 			w.answered[e.Sandbox.ID] = true
+		case BatchClaimed:
+			for _, s := range e.Sandboxes {
+				w.answered[s.ID], w.complete[s.Batch] = true, true
+			}
 		case SandboxReady:
 			if w.ready[e.Sandbox.ID] {
 				w.t.Fatalf("%s is said to be ready twice", e.Sandbox.ID)

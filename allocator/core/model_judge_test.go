@@ -43,7 +43,12 @@ func (w *world) judgeClaimed(s Sandbox) {
 
 // judgeConfigured: before callers or routers learn of a sandbox, its agent is configured for it.
 func (w *world) judgeConfigured(s Sandbox) {
-	if p := w.pod(s.Pod); s.Agent.Port != 0 && p.configured != s.ID {
+	p, q := w.pod(s.Pod), w.core.pods[s.Pod]
+	seen := q == nil || q.seen.Restarts == p.Restarts || p.forgot != s.ID // else the core does not know of the restart
+	if known := w.core.sandboxes.byID[s.ID]; known != nil && known.Phase == Releasing && p.forgot == s.ID {
+		seen = false // the restart is why
+	}
+	if s.Agent.Port != 0 && p.configured != s.ID && seen {
 		w.t.Fatalf("%s is used, and the agent of its pod %s is configured for %q", s.ID, p.Key.Name, p.configured)
 	}
 }
@@ -72,8 +77,13 @@ func (w *world) judgeBatch(e BatchClaimed) {
 	}
 	id := e.Sandboxes[0].Batch
 	members := w.batches[id]
-	ended := slices.ContainsFunc(members, func(s Sandbox) bool { return w.released(s.ID) })
-	if !w.complete[id] && (asks.Binding.IdempotencyKey == "" || !ended) && len(e.Sandboxes) < cmp.Or(asks.AtLeast, asks.Count) || len(all) > asks.Count {
+	ended := 0 // for another reason than that the batch was not granted
+	for _, s := range members {
+		if r := w.disk.sandboxes[s.ID].Reason; asks.Binding.IdempotencyKey != "" && w.released(s.ID) && (r != ReasonNotConfigured && r != ReasonIncomplete || w.pod(s.Pod).forgot == s.ID) {
+			ended++
+		}
+	}
+	if !w.complete[id] && len(e.Sandboxes)+ended < cmp.Or(asks.AtLeast, asks.Count) || len(all) > asks.Count {
 		w.t.Fatalf("batch claim %+v is answered with %+v", asks, e)
 	}
 	w.complete[id] = true
@@ -222,7 +232,9 @@ func (w *world) judgeRelease(s Sandbox) {
 	case ReasonAbandoned:
 		ok = !w.answered[s.ID]
 	case ReasonIncomplete:
-		ok = s.Batch == "" && !w.answered[s.ID] || slices.ContainsFunc(w.batches[s.Batch], func(other Sandbox) bool { return w.released(other.ID) && !w.ready[other.ID] })
+		ok = s.Batch == "" && !w.answered[s.ID] || slices.ContainsFunc(w.batches[s.Batch], func(other Sandbox) bool {
+			return w.released(other.ID) && !w.ready[other.ID] && !w.answered[s.ID] || w.pod(other.Pod).forgot == other.ID
+		})
 	case ReasonPodDeleted:
 		ok = p.Deleting || !p.exists
 	case ReasonPodGone:
@@ -236,10 +248,10 @@ func (w *world) judgeRelease(s Sandbox) {
 	case ReasonStartFailed:
 		ok = w.failed[s.ID]
 	case ReasonNotConfigured:
-		ok = !w.answered[s.ID]
+		ok = !w.answered[s.ID] || p.forgot == s.ID
 	case ReasonRestart:
 		pool := w.pool(p.pool())
-		ok = p.Restarts > s.Restarts && (!pool.KeepOnRestart || pool.everDeleting)
+		ok = p.Restarts > s.Restarts && (!pool.KeepOnRestart || pool.everDeleting || s.Agent.Port != 0)
 	case ReasonAddressShared:
 		ok = len(w.hadAddress[s.IP]) > 1
 	case ReasonDuplicate:
@@ -318,6 +330,12 @@ func (w *world) judge(e Effect) {
 func (w *world) judgeJob(e Effect) {
 	t := w.t
 	switch e := e.(type) {
+	case Configure:
+		if v, ok := e.Values.(*valuesOfModel); ok {
+			if v.tried++; v.tried > maxFailures*v.count {
+				t.Fatalf("%d agents are configured for a claim of %d sandboxes", v.tried, v.count)
+			}
+		}
 	case CreatePod:
 		if p := w.pool(e.Pool); p.told.Refused != "" {
 			t.Fatalf("pod %s is to be made from a template that is refused", e.Name)

@@ -205,7 +205,15 @@ func (w *world) table(p profile) []action {
 		{"pod changes", func() { w.write(pick(w, w.pods, exists), func(*Pod) {}) }},
 		{"pod unready", func() { w.write(pick(w, w.pods, exists), func(p *Pod) { p.Ready = false }) }},
 		{"pod ends", func() { w.write(pick(w, w.pods, exists), func(p *Pod) { p.Ready, p.Finished = false, true }) }},
-		{"pod restarts", func() { w.write(pick(w, w.pods, exists), func(p *Pod) { p.Restarts++ }) }},
+		{"pod restarts", func() { w.restart(pick(w, w.pods, exists)) }},
+		{"pod being configured restarts", func() {
+			w.restart(pick(w, w.pods, func(p *simPod) bool { return p.exists && len(p.bound) > 0 && !w.answered[p.bound[0]] }))
+		}},
+		{"leader changes during configuration", func() {
+			if len(w.core.configuring) > 0 {
+				w.changeLeader()
+			}
+		}},
 		{"pod deleted", func() { w.write(pick(w, w.pods, exists), func(p *Pod) { p.Deleting = true }) }},
 		{"pod removed", func() { w.remove(pick(w, w.pods, exists)) }},
 		{"pod moves", w.move},
@@ -342,9 +350,17 @@ func (w *world) claim() {
 		ev.Binding.IdempotencyKey = "k" + strconv.Itoa(n)
 		ev.Binding.RequestHash = [32]byte{byte(w.draw(2)), byte(ev.Count), byte(ev.AtLeast)}
 	}
+	if w.draw(2) == 1 {
+		ev.Values = &valuesOfModel{count: max(1, ev.Count)}
+	}
 	w.claims[token] = &simClaim{asks: ev}
 	w.step(ev)
 }
+
+// valuesOfModel counts how many agents they were brought to.
+type valuesOfModel struct{ count, tried int }
+
+func (*valuesOfModel) String() string { return "values" }
 
 // teamsOfModel: the second one has a limit.
 var teamsOfModel = []string{"", "limited", "other"}

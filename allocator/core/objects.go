@@ -7,7 +7,7 @@ func (c *Core) objectWritten(ev ObjectWritten) {
 	}
 	sb.objectRevision = ev.Revision
 	c.emit(Settle{ID: sb.ID, Revision: ev.Revision})
-	c.letGo(sb)
+	c.claims.letGo(sb)
 }
 
 // objectSeen acts on an observed Sandbox object. The deletion of an object releases its sandbox. A
@@ -20,7 +20,7 @@ func (c *Core) objectSeen(ev ObjectSeen) {
 	case sb != nil && ev.Deleting:
 		sb.deleting = true
 		c.startRelease(sb, ReasonDeleted)
-		c.letGo(sb)
+		c.claims.letGo(sb)
 	case sb != nil && ev.Revision == (Revision{}): // a user has replaced it
 		sb.objectRevision = Revision{}
 		c.show(sb)
@@ -31,10 +31,10 @@ func (c *Core) objectSeen(ev ObjectSeen) {
 
 // letGo removes the object of an ended sandbox that a user has deleted, when its idempotency key
 // holds no longer. For a sandbox without a key the write of its end does that.
-func (c *Core) letGo(sb *sandbox) {
-	if sb.deleting && sb.Phase == Ended && !sb.objectRevision.Less(sb.Revision) && sb.IdempotencyKey != "" && !c.claims.Keeps(sb.ID) {
+func (d *desk) letGo(sb *sandbox) {
+	if sb.deleting && sb.Phase == Ended && !sb.objectRevision.Less(sb.Revision) && sb.IdempotencyKey != "" && !d.Keeps(sb.ID) {
 		sb.dropped = true
-		c.emit(DeleteObject{Pool: sb.Pool, ID: sb.ID})
+		d.emit(DeleteObject{Pool: sb.Pool, ID: sb.ID})
 	}
 }
 
@@ -56,9 +56,9 @@ func (c *Core) objectGone(id string) {
 }
 
 // show writes the object of a sandbox again, unless it must not exist yet.
-func (c *Core) show(sb *sandbox) {
-	if !sb.asking {
-		c.emit(WriteObject{Sandbox: sb.Sandbox})
+func (s *step) show(sb *sandbox) {
+	if sb.ungranted == 0 || sb.Phase >= Released {
+		s.emit(WriteObject{Sandbox: sb.Sandbox})
 	}
 }
 
@@ -75,7 +75,7 @@ func (c *Core) forgetEnded() {
 
 // revise writes the object of a sandbox after a change that is no fact, because every recovery
 // observes it again.
-func (c *Core) revise(sb *sandbox) {
-	sb.Revision = c.outbox.revision()
-	c.emit(WriteObject{Sandbox: sb.Sandbox})
+func (o *outbox) revise(sb *sandbox) {
+	sb.Revision = o.revision()
+	o.emit(WriteObject{Sandbox: sb.Sandbox})
 }

@@ -69,6 +69,13 @@ func (o *outbox) commit(fact Fact, urgent bool, then committed) *pendingFact {
 	return pf
 }
 
+// join has the pending facts from an index on written in one Write.
+func (o *outbox) join(first int) {
+	for i, pf := range o.pending[first:] {
+		pf.fact.Joined = i > 0
+	}
+}
+
 // flush hands the pending facts to the writer if it is free. A fact that no caller waits for is
 // held back for linger.
 func (o *outbox) flush() {

@@ -60,11 +60,14 @@ func (p *pod) usable() bool {
 		!p.addr.Contested()
 }
 
-// restarted reports whether a container of the pod has restarted since the claim, and the pool
-// ends sandboxes for that.
+// restarted reports whether a container of the pod has restarted since the claim, and the sandbox ends
+// for that: an agent that starts again is not configured any more.
 func (p *pod) restarted(sb *sandbox) bool {
-	return p.seen.Restarts > sb.Restarts && !p.pool.KeepOnRestart
+	return p.seen.Restarts > sb.Restarts && (!p.pool.KeepOnRestart || sb.Agent.Port != 0)
 }
+
+// granted reports whether a claim was granted that got the pod.
+func (p *pod) granted() bool { return p.sandbox != nil && p.sandbox.claim == nil }
 
 // recount runs f, which changes a field that the pool counts its pods by.
 func (p *pod) recount(f func()) {
@@ -270,7 +273,7 @@ func (c *Core) hold(p *pod, sb *sandbox) {
 	if sb.elem != nil { // it had ended, but its pod exists
 		c.sandboxes.revive(sb)
 		sb.Phase = Released
-		c.revise(sb)
+		c.outbox.revise(sb)
 		c.addRoutes(sb)
 	}
 	c.startFence(sb)

@@ -47,7 +47,7 @@ func (c *Core) Recover(st State) ([]Effect, error) {
 			c.lost(sb, ReasonDuplicate)
 		case gone:
 			c.lost(sb, ReasonPodGone)
-		case sb.asking:
+		case sb.asking && sb.Phase < Releasing:
 			c.emit(Configure{Sandbox: sb.Sandbox, Ask: true})
 		case sb.Phase == Starting:
 			c.emit(StartSandbox{sb.Sandbox})
@@ -135,7 +135,7 @@ func (c *Core) mergeFacts(st State) {
 		}
 		if sb.Revision.Less(f.Revision) {
 			shown := sb.LastActive // the journal does not have it
-			sb.Sandbox = *f.Sandbox
+			sb.Sandbox, sb.ungranted = *f.Sandbox, f.Ungranted
 			sb.LastActive = shown
 		} else {
 			c.emit(Settle{ID: sb.ID, Revision: f.Revision})
@@ -167,9 +167,9 @@ func (c *Core) recoverSandbox(sb *sandbox) {
 		}
 	case Starting, Running, Releasing:
 		sb.Phase = max(sb.Phase, Starting)
-		sb.asking = sb.Agent.Port != 0 && sb.objectRevision == Revision{}
+		sb.asking = sb.ungranted > 0 && sb.Agent.Port != 0
 		sb.setTimes(c.now)
-		if sb.Phase == Running {
+		if sb.Phase == Running && !sb.asking {
 			c.recoverActivity(sb)
 		}
 		c.schedule(sb)

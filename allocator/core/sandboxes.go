@@ -28,9 +28,11 @@ type sandbox struct {
 	// the reason for which it must be released then.
 	claim  *claim
 	doomed string
-	// asking: it is of an earlier term, and its agent has not answered whether it is configured. No router
-	// gets its route, and its object is not written, because the next leader would not ask then.
-	asking bool
+	// ungranted is Fact.Ungranted of an earlier term: it is not known whether the claim was granted. The object
+	// is not written then, because it says that the claim was. asking: the agent has not answered whether it
+	// is configured. No router gets the route before.
+	ungranted int
+	asking    bool
 	// durableAt is when the writer learned that its release is durable, on the boot clock; 0: in
 	// an earlier term, or not yet.
 	durableAt      time.Duration
@@ -124,6 +126,7 @@ func (c *Core) released(sb *sandbox, f Fact, at time.Duration) {
 	c.deadlines.Remove(sb.ID)
 	c.idle.Remove(sb.ID)
 	c.sandboxes.released(sb)
+	sb.asking = false
 	sb.Phase, sb.Reason, sb.ReleasedAt, sb.releasedAt, sb.Revision = Released, f.Sandbox.Reason, f.Sandbox.ReleasedAt, c.now.Boot, f.Revision
 	p := c.pods[sb.Pod]
 	if p != nil {
@@ -133,7 +136,7 @@ func (c *Core) released(sb *sandbox, f Fact, at time.Duration) {
 	c.emit(WriteObject{Sandbox: sb.Sandbox})
 	c.emit(SandboxReleased{sb.Sandbox})
 	c.claims.Keep(sb.claimKey(), sb.grant(), sb.ID, sb.releasedAt)
-	c.answer(sb.grant())
+	c.adopt(sb.grant())
 	sb.durableAt = at
 	c.startFence(sb)
 }
@@ -146,7 +149,7 @@ func (c *Core) tryEnd(sb *sandbox) {
 	}
 	sb.Phase = Ended
 	c.sandboxes.end(sb)
-	c.revise(sb)
+	c.outbox.revise(sb)
 }
 
 // routable reports whether routers may receive its route.

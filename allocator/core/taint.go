@@ -17,7 +17,7 @@ func (c *Core) locate(p *pod) {
 	tainted, others := c.taints.Seen(p.addr, taint.Observation{
 		IP: p.seen.IP, Used: p.sandbox != nil, Ending: p.seen.Deleting || p.seen.Finished,
 	})
-	p.quarantined = p.quarantined || p.sandbox == nil && p.seen.IP.IsValid() && c.routers.members.HasEarlier()
+	p.quarantined = p.quarantined || !p.granted() && p.seen.IP.IsValid() && c.routers.members.HasEarlier()
 	if tainted {
 		p.recount(func() { p.tainted = true })
 	}

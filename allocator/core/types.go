@@ -40,9 +40,9 @@ type Pool struct {
 	Version string
 	// PostStart: sandboxes are starting until Started answers StartSandbox.
 	PostStart bool
-	// Agent is that of its pods. With one, a claim is granted when Configured has answered Configure.
+	// Agent is what new pods get. A pod of an older template may have another one, or none.
 	Agent Agent
-	// KeepOnRestart: a sandbox goes on when a container of its pod restarts.
+	// KeepOnRestart: a sandbox goes on when a container of its pod restarts, unless the pod has an agent.
 	KeepOnRestart bool
 	// Hold is how long a request for a sandbox that is starting may wait for it.
 	Hold time.Duration
@@ -87,6 +87,9 @@ type Pod struct {
 	Finished bool
 	// Restarts is how often its containers have restarted.
 	Restarts int
+	// AgentPort is that of its agent; 0: it has none. With one, a claim is granted when Configured has
+	// answered Configure.
+	AgentPort uint16
 	// Why says for people why it is not ready or has ended; empty: not known.
 	Why string
 }
@@ -251,6 +254,9 @@ type Fact struct {
 	Revision Revision
 	// Sandbox is set for a sandbox. Its Revision is this one.
 	Sandbox *Sandbox
+	// Ungranted is set for a sandbox whose claim was not granted yet, because agents are configured first.
+	// It is how many sandboxes the claim needs.
+	Ungranted int
 	// Joined: it is durable together with the fact before it, or not at all.
 	Joined bool
 	// Session is set for a session. From is the address it joined from. Left: its router can

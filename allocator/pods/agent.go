@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"path"
 	"slices"
+	"strconv"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -20,6 +21,7 @@ const (
 	agentName    = "berth-agent" // of the program, the volume and the init container
 	agentDir     = "/berth"
 	agentProgram = agentDir + "/" + agentName
+	agentListen  = "--listen=:"
 )
 
 // CheckAgent returns nil, or an error that wraps ErrAgent and lists what keeps the agent out of the pods of a
@@ -93,7 +95,7 @@ func addAgent(spec *corev1.PodSpec, a *v1alpha1.PoolAgent, settings Settings) {
 	mount.ReadOnly = true
 	c.VolumeMounts = append(c.VolumeMounts, mount)
 	c.Env = append(c.Env, corev1.EnvVar{Name: initbox.PublicKeyEnv, Value: settings.AgentKey})
-	run := []string{agentProgram, "run", fmt.Sprintf("--listen=:%d", a.Port)}
+	run := []string{agentProgram, "run", agentListen + strconv.Itoa(int(a.Port))}
 	if len(c.Command) > 0 {
 		run = append(append(run, "--"), c.Command...)
 	}
@@ -104,4 +106,21 @@ func addAgent(spec *corev1.PodSpec, a *v1alpha1.PoolAgent, settings Settings) {
 			PeriodSeconds: 1,
 		}
 	}
+}
+
+// agentPort returns the port of the agent in a pod, 0: it has none. The pod says it in the command of its first
+// container, which cannot be changed. The pool may ask for another agent by now.
+func agentPort(p *corev1.Pod) uint16 {
+	if len(p.Spec.Containers) == 0 {
+		return 0
+	}
+	run := p.Spec.Containers[0].Command
+	if len(run) < 3 || run[0] != agentProgram {
+		return 0
+	}
+	port, err := strconv.ParseUint(strings.TrimPrefix(run[2], agentListen), 10, 16)
+	if err != nil {
+		return 0
+	}
+	return uint16(port)
 }

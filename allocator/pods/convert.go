@@ -49,6 +49,7 @@ func observe(p *corev1.Pod, log *zap.Logger) core.Pod {
 		Pool:      poolOf(p),
 		Node:      p.Spec.NodeName,
 		Template:  p.Labels[v1alpha1.LabelTemplate],
+		AgentPort: agentPort(p),
 		CreatedAt: p.CreationTimestamp.Time,
 		Version:   p.ResourceVersion,
 		Deleting:  p.DeletionTimestamp != nil,

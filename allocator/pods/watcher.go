@@ -61,6 +61,9 @@ func slim(p *corev1.Pod) *corev1.Pod {
 		Spec:   corev1.PodSpec{NodeName: p.Spec.NodeName, HostNetwork: p.Spec.HostNetwork},
 		Status: corev1.PodStatus{Phase: p.Status.Phase, PodIP: p.Status.PodIP, Message: why(p)},
 	}
+	if agentPort(p) != 0 {
+		slim.Spec.Containers = []corev1.Container{{Command: p.Spec.Containers[0].Command}}
+	}
 	for _, name := range []string{v1alpha1.LabelPool, v1alpha1.LabelTemplate, v1alpha1.LabelPhase} {
 		if value, ok := p.Labels[name]; ok {
 			slim.Labels[name] = value

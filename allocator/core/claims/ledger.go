@@ -141,16 +141,21 @@ func (l *Ledger[R]) Expire(line *Line[R], now time.Duration) (late []Caller) {
 		if cl == nil { // removed with another caller of its claim
 			continue
 		}
-		left, over := split(cl.callers, now)
-		for _, x := range over {
-			delete(l.claims, x.Token)
-		}
-		cl.callers = left
+		over := l.ExpireBound(cl, now)
 		cl.count(-len(over))
 		late = append(late, over...)
-		if len(left) == 0 {
+		if cl.Callers() == 0 {
 			l.Drop(cl)
 		}
+	}
+	return late
+}
+
+// ExpireBound removes and returns the callers of a bound claim that are late. The claim stays without callers.
+func (l *Ledger[R]) ExpireBound(cl *Claim[R], now time.Duration) (late []Caller) {
+	cl.callers, late = split(cl.callers, now)
+	for _, x := range late {
+		delete(l.claims, x.Token)
 	}
 	return late
 }

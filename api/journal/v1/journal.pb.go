@@ -426,8 +426,11 @@ type Sandbox struct {
 	// Ports to which Envoy speaks TLS.
 	HttpsPorts []uint32 `protobuf:"varint,26,rep,packed,name=https_ports,json=httpsPorts,proto3" json:"https_ports,omitempty"`
 	// The port of the agent in the pod; 0: there is none. Whether requests to it need no token.
-	AgentPort     uint32 `protobuf:"varint,27,opt,name=agent_port,json=agentPort,proto3" json:"agent_port,omitempty"`
-	AgentPublic   bool   `protobuf:"varint,28,opt,name=agent_public,json=agentPublic,proto3" json:"agent_public,omitempty"`
+	AgentPort   uint32 `protobuf:"varint,27,opt,name=agent_port,json=agentPort,proto3" json:"agent_port,omitempty"`
+	AgentPublic bool   `protobuf:"varint,28,opt,name=agent_public,json=agentPublic,proto3" json:"agent_public,omitempty"`
+	// Not 0: its claim was not granted yet, because agents are configured first. How many sandboxes the
+	// claim needs.
+	Ungranted     uint32 `protobuf:"varint,29,opt,name=ungranted,proto3" json:"ungranted,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -649,6 +652,13 @@ func (x *Sandbox) GetAgentPublic() bool {
 		return x.AgentPublic
 	}
 	return false
+}
+
+func (x *Sandbox) GetUngranted() uint32 {
+	if x != nil {
+		return x.Ungranted
+	}
+	return 0
 }
 
 // Retirement is the intent to delete an idle pod. It is final: the pod is never
@@ -878,7 +888,7 @@ const file_api_journal_v1_journal_proto_rawDesc = "" +
 	"RecordHead\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x12\n" +
 	"\x04term\x18\x02 \x01(\x04R\x04term\x12\x18\n" +
-	"\acounter\x18\x03 \x01(\x04R\acounter\"\xb1\a\n" +
+	"\acounter\x18\x03 \x01(\x04R\acounter\"\xcf\a\n" +
 	"\aSandbox\x12\x12\n" +
 	"\x04pool\x18\x01 \x01(\tR\x04pool\x12\x19\n" +
 	"\bpod_name\x18\x02 \x01(\tR\apodName\x12\x17\n" +
@@ -911,7 +921,8 @@ const file_api_journal_v1_journal_proto_rawDesc = "" +
 	"httpsPorts\x12\x1d\n" +
 	"\n" +
 	"agent_port\x18\x1b \x01(\rR\tagentPort\x12!\n" +
-	"\fagent_public\x18\x1c \x01(\bR\vagentPublic\x1a;\n" +
+	"\fagent_public\x18\x1c \x01(\bR\vagentPublic\x12\x1c\n" +
+	"\tungranted\x18\x1d \x01(\rR\tungranted\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01J\x04\b\x13\x10\x14\"V\n" +
