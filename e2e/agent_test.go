@@ -25,7 +25,8 @@ func TestClaimConfiguresItsAgentBeforeTheAnswer(t *testing.T) {
 	})
 	const canary = "c4n4ry-5ecret"
 	file := filepath.Join(t.TempDir(), "a", "b")
-	s, _ := e.claimOf(pool, fmt.Sprintf(`"envVars":{"A":"1=2"},"secrets":{"KEY":%q},"files":[{"path":%q,"content":"text","mode":"0600"}]`, canary, file))
+	s, _ := e.claimOf(pool, fmt.Sprintf(`"envVars":{"A":"1=2"},"secrets":{"KEY":%q},`+
+		`"files":[{"path":%q,"content":"text","mode":"0600"}]`, canary, file))
 	require.NotNil(t, s.EnvdAccessToken)
 	require.Equal(t, "0.6.4", s.EnvdVersion)
 	raw, err := os.ReadFile(file)
@@ -44,7 +45,9 @@ func TestClaimConfiguresItsAgentBeforeTheAnswer(t *testing.T) {
 	require.Equal(t, http.StatusOK, envs.code, envs.body)
 	require.JSONEq(t, `{"A":"1=2"}`, envs.body)
 	require.Equal(t, http.StatusNoContent, get("/health").code)
-	for _, a := range []answer{get("/envs"), get("/init"), get("/envs", sandboxaccess.AgentHeader, "wrong"), get("/files?path=/etc/hostname")} {
+	for _, a := range []answer{
+		get("/envs"), get("/init"), get("/envs", sandboxaccess.AgentHeader, "wrong"), get("/files?path=/etc/hostname"),
+	} {
 		require.Equal(t, http.StatusUnauthorized, a.code, a.body)
 		require.Equal(t, apierror.AgentToken, a.refusal(t).Reason)
 	}
@@ -55,7 +58,8 @@ func TestClaimConfiguresItsAgentBeforeTheAnswer(t *testing.T) {
 
 	other, _ := e.claimOf(pool, `"envVars":{"A":"3"}`)
 	require.NotEqual(t, *s.EnvdAccessToken, *other.EnvdAccessToken)
-	a, err := do(t.Context(), client, http.MethodGet, "http://gateway/envs", e.host(sandboxaccess.AgentPort, other.SandboxID), "", token...)
+	a, err := do(t.Context(), client, http.MethodGet, "http://gateway/envs",
+		e.host(sandboxaccess.AgentPort, other.SandboxID), "", token...)
 	require.NoError(t, err)
 	require.Equal(t, http.StatusUnauthorized, a.code, "the token of another sandbox")
 

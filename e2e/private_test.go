@@ -22,13 +22,15 @@ func TestTeamSandboxOpensWithKeysUntilRevoked(t *testing.T) {
 	member, revoke := e.newKey("a", access.Member)
 	reader, _ := e.newKey("a", access.ReadOnly)
 	stranger, _ := e.newKey("b", access.Admin)
-	s := sandboxOf(t, e.as(member, http.MethodPost, "/sandboxes", `{"templateID":"`+e.pool+`","timeout":600,"access":"team"}`))
+	s := sandboxOf(t, e.as(member, http.MethodPost, "/sandboxes",
+		`{"templateID":"`+e.pool+`","timeout":600,"access":"team"}`))
 	client, host := e.client(), e.host(8080, s.SandboxID)
 	with := func(key string, code int) (a answer) { // each gateway gets the keys by itself
 		t.Helper()
 		e.eventually(func() (err error) {
 			for range 10 {
-				if a, err = do(t.Context(), client, http.MethodGet, "http://gateway/", host, "", "X-API-Key", key); err == nil && a.code != code {
+				a, err = do(t.Context(), client, http.MethodGet, "http://gateway/", host, "", "X-API-Key", key)
+				if err == nil && a.code != code {
 					err = fmt.Errorf("%d %s", a.code, a.body)
 				}
 				if err != nil {
@@ -51,7 +53,8 @@ func TestTeamSandboxOpensWithKeysUntilRevoked(t *testing.T) {
 	with(member, http.StatusForbidden)
 	with(reader, http.StatusOK)
 	e.release(s.SandboxID)
-	require.Equal(t, "this sandbox has been released", with(reader, http.StatusGone).refusal(t).Message, "not how it ended")
+	require.Equal(t, "this sandbox has been released", with(reader, http.StatusGone).refusal(t).Message,
+		"not how it ended")
 }
 
 // Invariant: P15

@@ -33,8 +33,10 @@ type Values struct {
 // Check returns the error of initbox.CheckValues.
 func (v *Values) Check() error { return initbox.CheckValues(v.Envs, v.Secrets, v.Files) }
 
-// String does not show the values. GoString does not either.
-func (v *Values) String() string   { return "values of a claim" }
+// String does not show the values.
+func (v *Values) String() string { return "values of a claim" }
+
+// GoString does not show the values.
 func (v *Values) GoString() string { return v.String() }
 
 // Options configure a Caller.
@@ -177,7 +179,7 @@ func (l *line) exchange(method string, body []byte) (code int, answer []byte, er
 	if err != nil {
 		return 0, nil, errors.New("the agent's answer cannot be read")
 	}
-	defer response.Body.Close() //nolint:errcheck // read below
+	defer response.Body.Close()
 	answer, err = io.ReadAll(response.Body)
 	if err != nil {
 		return 0, nil, errors.New("the agent's answer cannot be read")

@@ -103,8 +103,12 @@ func TestAgentIsConfiguredWithValuesAndToken(t *testing.T) {
 func TestBadAnswersAreErrorsWithoutTheirText(t *testing.T) {
 	hello := `{"version":1,"publicKey":"` + initbox.PublicKey{9}.String() + `"}`
 	for want, h := range map[string]http.HandlerFunc{
-		"answered 503 when it was asked": func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "canary", 503) },
-		"answered 302 when it was asked": func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "/canary", 302) },
+		"answered 503 when it was asked": func(w http.ResponseWriter, _ *http.Request) {
+			http.Error(w, "canary", http.StatusServiceUnavailable)
+		},
+		"answered 302 when it was asked": func(w http.ResponseWriter, r *http.Request) {
+			http.Redirect(w, r, "/canary", http.StatusFound)
+		},
 		"the agent's key cannot be read": func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, `"canary"`) },
 		"version 2 of the configuration": func(w http.ResponseWriter, _ *http.Request) {
 			_, _ = io.WriteString(w, `{"version":2,"publicKey":"`+initbox.PublicKey{9}.String()+`"}`)
@@ -117,7 +121,7 @@ func TestBadAnswersAreErrorsWithoutTheirText(t *testing.T) {
 				_, _ = io.WriteString(w, hello)
 				return
 			}
-			http.Error(w, "canary", 401)
+			http.Error(w, "canary", http.StatusUnauthorized)
 		},
 	} {
 		err := caller(t, always).Configure(t.Context(), pod(t, h), &agents.Values{Secrets: map[string]string{"KEY": "canary"}})

@@ -15,7 +15,7 @@ import (
 
 // valuesOf reads what a claim brings for the agent, nil if that is nothing. No error quotes a value.
 func (a *api) valuesOf(request *openapi.NewSandbox) (*agents.Values, error) {
-	field := ""
+	var field string
 	switch {
 	case len(request.EnvVars) > 0:
 		field = "envVars"

@@ -32,7 +32,8 @@ func unsupported(spec *corev1.PodSpec) []string {
 	}
 	refuse(spec.RestartPolicy == corev1.RestartPolicyOnFailure, "spec.restartPolicy (only Always and Never)")
 	for i := range spec.InitContainers {
-		refuse(!installsAgent(&spec.InitContainers[i]), "spec.initContainers[%d] (only the one that installs Berth's agent)", i)
+		refuse(!installsAgent(&spec.InitContainers[i]),
+			"spec.initContainers[%d] (only the one that installs Berth's agent)", i)
 	}
 	refuse(len(spec.ReadinessGates) > 0, "spec.readinessGates")
 	refuse(spec.ActiveDeadlineSeconds != nil, "spec.activeDeadlineSeconds")
