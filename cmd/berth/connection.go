@@ -266,6 +266,8 @@ func (t *target) explainAnswer(e *client.Error) error {
 		return cli.WithExitCode(exitNotFound, fmt.Errorf("%w; berth ls lists the sandboxes", e))
 	case client.IsNotFound(e):
 		return cli.WithExitCode(exitNotFound, e)
+	case e.Reason == "pool_empty":
+		return cli.WithExitCode(exitRefused, fmt.Errorf("%w; berth pools diagnose shows what its pods wait for", e))
 	case client.IsRefused(e) || client.IsLimit(e) || e.Status == http.StatusConflict:
 		return cli.WithExitCode(exitRefused, e)
 	case e.Status == http.StatusBadRequest:

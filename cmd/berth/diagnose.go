@@ -72,7 +72,7 @@ func (r *report) line(name, format string, args ...any) {
 	if name != "" {
 		name += ":"
 	}
-	fmt.Fprintf(&r.text, "%-15s%s\n", name, cleanLog(fmt.Sprintf(format, args...)))
+	fmt.Fprintf(&r.text, "%-16s%s\n", name, cleanLog(fmt.Sprintf(format, args...)))
 }
 
 func (d *diagnosis) print(o *output) error {
@@ -152,9 +152,12 @@ func (r *report) pod(o *output, p *openapi.PodDiagnostics) {
 	if problem := problemText(p.Reason, p.Message); problem != "" {
 		r.line("", "%s", problem)
 	}
+	said := ""
 	for _, c := range p.Conditions {
-		if c.Status != "True" {
-			r.line(c.Type, "%s", cmp.Or(problemText(c.Reason, c.Message), c.Status))
+		text := cmp.Or(problemText(c.Reason, c.Message), c.Status)
+		if c.Status != "True" && text != said { // ContainersReady repeats Ready
+			r.line(c.Type, "%s", text)
+			said = text
 		}
 	}
 	for _, c := range p.Containers {
