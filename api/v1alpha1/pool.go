@@ -10,6 +10,7 @@ import (
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
+// +kubebuilder:subresource:scale:specpath=.spec.warm,statuspath=.status.warm
 // +kubebuilder:resource:path=sandboxpools,singular=sandboxpool,shortName=sbp,categories=berth
 // +kubebuilder:printcolumn:name="Desired",type=integer,JSONPath=`.spec.warm`,description="Pods that the pool keeps warm"
 // +kubebuilder:printcolumn:name="Warm",type=integer,JSONPath=`.status.warm`,description="Pods that can be claimed now"

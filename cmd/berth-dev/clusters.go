@@ -186,7 +186,9 @@ func show(o *output, s devcluster.State) error {
 		fmt.Fprintf(o.out, "  export %s=%s\n", name, s.Environment[name])
 	}
 	fmt.Fprintf(o.out, `
-  curl -d '{"templateID":%q}' $BERTH_API_URL/sandboxes        # claims a sandbox; "url" is its address
+  berth claim %[1]s                      # claims a sandbox; berth is beside berth-dev
+  berth curl <sandboxID>/hello           # sends a request to it
+  curl -d '{"templateID":%[1]q}' $BERTH_API_URL/sandboxes   # the same without berth; "url" is the address
   curl -X DELETE $BERTH_API_URL/sandboxes/<sandboxID>
 
 curl and browsers resolve names below localhost. Node, Python and others may not: they reach a sandbox at $E2B_SANDBOX_URL

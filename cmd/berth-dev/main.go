@@ -7,6 +7,8 @@ import (
 	"context"
 	"io"
 
+	"github.com/alecthomas/kong"
+
 	"github.com/berth-sandbox/berth/cmd/internal/cli"
 )
 
@@ -17,6 +19,8 @@ type commands struct {
 	Status statusCommand `cmd:"" help:"List the running clusters and their parts. Fails when a part is down."`
 	Serve  serveCommand  `cmd:"" hidden:"" help:"Be the background process of a cluster."`
 	Build  buildCommand  `cmd:"" help:"Build or fetch etcd, kube-apiserver and Envoy if the cache lacks them."`
+
+	Version kong.VersionFlag `help:"Print the version."`
 }
 
 // output is where commands write.
