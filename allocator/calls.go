@@ -146,6 +146,9 @@ func poolEmpty(pool string, ev core.Claim, e core.ClaimRefused) *apierror.Error 
 	default:
 		why = fmt.Sprintf("%d of %d are starting, %s", n.Pending, e.Warm, counted)
 	}
+	if n.Trouble.Pod != "" {
+		why += fmt.Sprintf(", pods end before they can be used (%s: %s)", n.Trouble.Pod, n.Trouble.Why)
+	}
 	return apierror.New(apierror.PoolEmpty, "%s: %s, %d claims waiting; try again", what, why, n.Waiting)
 }
 

@@ -234,8 +234,10 @@ func (pool *pool) toRetire(plan warm.Plan, pods map[PodKey]*pod) (chosen []*pod)
 
 // refusal is the answer to a caller whose claim is refused.
 func (pool *pool) refusal(token uint64, why Refusal) ClaimRefused {
+	counts := pool.counts()
+	counts.Trouble = pool.backOff.trouble
 	return ClaimRefused{
-		Token: token, Why: why, Counts: pool.counts(), Warm: pool.Warm, MaxPods: pool.MaxPods, Problem: pool.Refused,
+		Token: token, Why: why, Counts: counts, Warm: pool.Warm, MaxPods: pool.MaxPods, Problem: pool.Refused,
 	}
 }
 

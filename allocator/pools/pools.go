@@ -364,7 +364,8 @@ func ready(pool *v1alpha1.SandboxPool, counts core.Counts, others []metav1.Condi
 	c.Reason = "Filling"
 	for _, kind := range []string{v1alpha1.PoolAccepted, v1alpha1.PoolPodsCreatable, v1alpha1.PoolPodsStable} {
 		if meta.IsStatusConditionFalse(others, kind) {
-			c.Reason = meta.FindStatusCondition(others, kind).Reason
+			why := meta.FindStatusCondition(others, kind)
+			c.Reason, c.Message = why.Reason, kube.Bounded(c.Message+"; "+why.Message, maxMessage)
 			break
 		}
 	}
