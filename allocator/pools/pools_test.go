@@ -389,9 +389,9 @@ func TestPools(t *testing.T) {
 	t.Run("whatever there is to say, the status is written", func(t *testing.T) {
 		w := w.in(t)
 		pool := stack.DemoPool("default", "verbose", 1)
-		for i := range 700 {
+		for i := range 530 {
 			pool.Spec.Template.Spec.Containers = append(pool.Spec.Template.Spec.Containers, container(
-				fmt.Sprintf("%s-%d", strings.Repeat("c", 50), i), corev1.Container{SecurityContext: privileged()}))
+				fmt.Sprintf("%s-%d", strings.Repeat("c", 58), i), corev1.Container{SecurityContext: privileged()}))
 		}
 		w.create(pool)
 		w.until("verbose", "no status is written", condition(v1alpha1.PoolAccepted, metav1.ConditionFalse))
