@@ -20,8 +20,6 @@ const (
 // are left to the kernel. Errors are InvalidArgument.
 func resolve(text string, account *accounts.Account, dir string) (string, error) {
 	switch {
-	case strings.IndexByte(text, 0) >= 0:
-		return "", invalid("the path has a NUL byte")
 	case text == "~" || strings.HasPrefix(text, "~/"):
 		text = account.Home + text[1:]
 	case strings.HasPrefix(text, "~"):
@@ -32,6 +30,10 @@ func resolve(text string, account *accounts.Account, dir string) (string, error)
 			dir = account.Home
 		}
 		text = dir + "/" + text
+	}
+	// The home and dir are part of it by now: nothing else checks them.
+	if strings.IndexByte(text, 0) >= 0 {
+		return "", invalid("the path has a NUL byte")
 	}
 	// A relative home or directory must not depend on where the agent was started.
 	text = path.Clean("/" + text)
