@@ -130,7 +130,9 @@ func holder(at string, object map[string]any) (identity string, lease bool) {
 func newReplica(t testing.TB, api *memoryAPI, options ...func(*Options)) *Allocator {
 	t.Helper()
 	o := Options{
-		Clients: fakeAPI(api.answer).clients(t), Namespace: "default", ControlAddress: "127.0.0.1:1", APIAddress: "127.0.0.1:2",
+		// The lease counts real time, and its renewals wait for the time of a test that may stand still.
+		LeaseDuration: maxLease,
+		Clients:       fakeAPI(api.answer).clients(t), Namespace: "default", ControlAddress: "127.0.0.1:1", APIAddress: "127.0.0.1:2",
 		MaxStale: time.Minute, ConnectWindow: time.Second, Policy: baseline(t), Metrics: prometheus.NewRegistry(), Log: zap.NewNop(), PublicScheme: "http", PublicHost: "x",
 	}
 	for _, set := range options {

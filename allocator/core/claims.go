@@ -341,15 +341,6 @@ func (c *Core) claimed(cl *claim, f Fact) {
 	}
 }
 
-// decided enters a sandbox into the tables. Until then no caller knows its ID.
-func (c *Core) decided(sb *sandbox) {
-	sb.claim = nil
-	c.sandboxes.add(sb)
-	c.emit(SandboxCreated{sb.Sandbox})
-	sb.setTimes(c.now)
-	c.schedule(sb)
-}
-
 // grant gives a claim its sandboxes when all of them are durable, and their agents have answered. Those
 // whose pods have ended meanwhile, or whose agents are not configured, do not count. If too few are
 // left, the callers get others at their place, and their key stands for those. So a sandbox that is not
@@ -360,7 +351,11 @@ func (c *Core) grant(cl *claim) {
 	req.pods, req.facts, req.got = nil, nil, nil
 	configured := slices.ContainsFunc(got, func(sb *sandbox) bool { return sb.Agent.Port != 0 })
 	for _, sb := range got {
-		c.decided(sb)
+		sb.claim = nil
+		c.sandboxes.add(sb) // until now no caller could know its ID
+		c.emit(SandboxCreated{sb.Sandbox})
+		sb.setTimes(c.now)
+		c.sandboxes.schedule(sb)
 	}
 	drop := func(sb *sandbox, reason string) {
 		sb.IdempotencyKey, sb.Batch = "", ""
@@ -468,18 +463,15 @@ func (c *Core) startDone(ev Started) {
 	}
 	sb.readying = true
 	ready := sb.next()
-	c.outbox.commit(Fact{Sandbox: &ready}, true, func(f Fact, _ time.Duration) { c.ready(sb, f) })
-}
-
-// ready acts on a committed start.
-func (c *Core) ready(sb *sandbox, f Fact) {
-	sb.readying = false
-	sb.Revision, sb.EndAt = f.Revision, f.Sandbox.EndAt
-	if sb.Phase != Starting { // it is being released
-		c.emit(WriteObject{Sandbox: sb.Sandbox})
-		return
-	}
-	sb.Phase = Running
-	c.running(sb)
-	c.answer(sb.grant())
+	c.outbox.commit(Fact{Sandbox: &ready}, true, func(f Fact, _ time.Duration) {
+		sb.readying = false
+		sb.Revision, sb.EndAt = f.Revision, f.Sandbox.EndAt
+		if sb.Phase != Starting { // it is being released
+			c.emit(WriteObject{Sandbox: sb.Sandbox})
+			return
+		}
+		sb.Phase = Running
+		c.running(sb)
+		c.answer(sb.grant())
+	})
 }

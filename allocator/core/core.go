@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/berth-sandbox/berth/allocator/core/claims"
-	"github.com/berth-sandbox/berth/allocator/core/deadline"
 	"github.com/berth-sandbox/berth/allocator/core/fence"
 	"github.com/berth-sandbox/berth/allocator/core/idle"
 	"github.com/berth-sandbox/berth/allocator/core/member"
@@ -71,8 +70,7 @@ type Core struct {
 	orphans     []*pod                 // pods marked as used and on no record, to be deleted
 	taints      *taint.Ledger[PodKey]
 	sandboxes   *sandboxTable
-	configuring map[string]*sandbox     // durable and not granted, by ID: their agents are being configured
-	deadlines   *deadline.Queue[string] // of sandboxes that may have an end
+	configuring map[string]*sandbox // durable and not granted, by ID: their agents are being configured
 	fences      *fence.Ledger
 	idle        *idle.Ledger // of the running sandboxes and of those that were running until their release
 	routers     *routers
@@ -120,7 +118,7 @@ func New(cfg Config, now Instant) (*Core, error) {
 		step: st, cfg: cfg, started: now, outbox: &outbox{step: st, term: cfg.Term, linger: cfg.Linger, ready: true},
 		pools: poolTable{byKey: map[PoolKey]*pool{}}, pods: map[PodKey]*pod{}, nodes: nodeTable{},
 		retirements: map[PodKey]*retirement{}, taints: taint.New[PodKey](), sandboxes: newSandboxTable(),
-		configuring: map[string]*sandbox{}, deadlines: deadline.New[string](), fences: fence.New(cfg.ConnectWindow), idle: idle.New(cfg.ConnectWindow, cfg.DryRun),
+		configuring: map[string]*sandbox{}, fences: fence.New(cfg.ConnectWindow), idle: idle.New(cfg.ConnectWindow, cfg.DryRun),
 	}
 	c.claims = &desk{step: st, Ledger: claims.New[claimState](), sandboxes: c.sandboxes, limits: teams.New()}
 	c.routers = &routers{
@@ -206,7 +204,9 @@ func (c *Core) Step(now Instant, ev Event) []Effect {
 	case Report:
 		c.routers.report(ev)
 	case Quiesced:
-		c.quiesced(ev)
+		if s := c.routers.members.OfStream(ev.Stream); s != nil {
+			c.decide(c.idle.Answer(s.ID, ev.Number, ev.Activities, ev.Blind, c.now.Boot))
+		}
 	case Probed:
 		c.routers.probed(ev)
 	case KeepAlive:

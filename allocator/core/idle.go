@@ -30,7 +30,7 @@ const (
 // markRunning notes that a sandbox runs. Routers may have its route from now on.
 func (c *Core) markRunning(s *sandbox, usedAt time.Duration, kind activity.Kind) {
 	c.idle.Add(idle.Sandbox{ID: s.ID, Timeout: s.IdleTimeout, MinBytes: s.MinBytes}, usedAt, kind, c.now.Boot)
-	c.schedule(s)
+	c.sandboxes.schedule(s)
 }
 
 // recoverActivity reads the activity of a running sandbox from its object. It may have been used
@@ -43,19 +43,11 @@ func (c *Core) recoverActivity(s *sandbox) {
 	c.markRunning(s, min(c.now.Boot, c.now.bootOf(last)+recoveryMargin+2*c.cfg.expiry()), kind)
 }
 
-// quiesced records the answer of a router to a question.
-func (c *Core) quiesced(ev Quiesced) {
-	if s := c.routers.members.OfStream(ev.Stream); s != nil {
-		c.decide(c.idle.Answer(s.ID, ev.Number, ev.Activities, ev.Blind, c.now.Boot))
-	}
-}
-
 // busyProbeOf is where the pod of a sandbox is probed. The pool may have got its probe after the
 // claim. A sandbox without a lifetime is not probed then, because a pod that is always busy would
 // keep it for ever.
-func (c *Core) busyProbeOf(id string) (probe BusyProbe, ok bool) {
-	s := c.sandboxes.byID[id]
-	if p := c.pools.byKey[s.Pool]; p != nil && !s.LifetimeEnd.IsZero() {
+func (t *poolTable) busyProbeOf(s *sandbox) (probe BusyProbe, ok bool) {
+	if p := t.byKey[s.Pool]; p != nil && !s.LifetimeEnd.IsZero() {
 		probe = p.BusyProbe
 	}
 	return probe, probe.Port != 0
@@ -68,10 +60,14 @@ func (c *Core) reapIdle() {
 	if c.closing || c.outbox.stands() {
 		return
 	}
-	probes, ask, verdict := c.idle.Ask(c.now.Boot, func(id string) bool { _, ok := c.busyProbeOf(id); return ok })
+	probes, ask, verdict := c.idle.Ask(c.now.Boot, func(id string) bool {
+		_, ok := c.pools.busyProbeOf(c.sandboxes.byID[id])
+		return ok
+	})
 	for _, p := range probes {
-		probe, _ := c.busyProbeOf(p.Sandbox)
-		to := netip.AddrPortFrom(c.sandboxes.byID[p.Sandbox].IP, probe.Port)
+		sb := c.sandboxes.byID[p.Sandbox]
+		probe, _ := c.pools.busyProbeOf(sb)
+		to := netip.AddrPortFrom(sb.IP, probe.Port)
 		c.emit(SendProbe{
 			Stream: c.routers.members.Get(p.Router).Stream, Number: p.Number, ID: p.Sandbox, To: to, Path: probe.Path,
 		})

@@ -44,21 +44,14 @@ func (s *sandbox) ends() (at time.Duration, reason string) {
 	return at, reason
 }
 
-// schedule has expireEnds look at a sandbox when its earliest end has come.
-func (c *Core) schedule(s *sandbox) {
-	if at, reason := s.ends(); reason != "" && (s.Phase == Starting || s.Phase == Running) {
-		c.deadlines.Set(s.ID, at)
-	}
-}
-
 // expireEnds releases the sandboxes whose end has come.
 func (c *Core) expireEnds() {
-	for _, id := range c.deadlines.Due(c.now.Boot, maxDeadlines) {
+	for _, id := range c.sandboxes.deadlines.Due(c.now.Boot, maxDeadlines) {
 		s := c.sandboxes.byID[id]
 		if at, reason := s.ends(); reason != "" && at <= c.now.Boot {
 			c.startRelease(s, reason)
 		} else {
-			c.schedule(s)
+			c.sandboxes.schedule(s)
 		}
 	}
 }
@@ -126,7 +119,7 @@ func (c *Core) timeoutSet(s *sandbox, token uint64, f Fact) {
 	if s.Phase != Starting && s.Phase != Running {
 		answer.Status = CallGone
 	}
-	c.schedule(s)
+	c.sandboxes.schedule(s)
 	shown := s.Sandbox
 	shown.Phase = f.Sandbox.Phase // not Releasing: the sandbox may never have run
 	if s.ungranted == 0 {

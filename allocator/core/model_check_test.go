@@ -182,7 +182,7 @@ func checkTables(t fataler, c *Core) {
 	located, lines := checkPools(t, c)
 	checkSandboxes(t, c)
 	for _, err := range []error{
-		c.fences.Check(), c.routers.members.Check(), c.deadlines.Check(), c.idle.Check(), c.taints.Check(located), c.claims.Check(lines), c.claims.limits.Check(c.now.Boot),
+		c.fences.Check(), c.routers.members.Check(), c.sandboxes.deadlines.Check(), c.idle.Check(), c.taints.Check(located), c.claims.Check(lines), c.claims.limits.Check(c.now.Boot),
 	} {
 		if err != nil {
 			t.Fatalf("%v", err)
@@ -291,7 +291,7 @@ func checkSandboxes(t fataler, c *Core) {
 		} else if s.Phase < Released {
 			live++
 		}
-		if _, queued := c.deadlines.At(id); queued {
+		if _, queued := c.sandboxes.deadlines.At(id); queued {
 			deadlines++
 		}
 		if s.Phase == Ended {
@@ -305,9 +305,9 @@ func checkSandboxes(t fataler, c *Core) {
 	checkLists(t, c, c.sandboxes.live, false)
 	checkLists(t, c, c.sandboxes.gone, true)
 	all, gone := len(c.sandboxes.live.of(everything())), len(c.sandboxes.gone.of(everything()))
-	if live != all || len(c.sandboxes.byID)-live-withdrawn != gone || ended != c.sandboxes.ended.Len() || deadlines != c.deadlines.Len() {
+	if live != all || len(c.sandboxes.byID)-live-withdrawn != gone || ended != c.sandboxes.ended.Len() || deadlines != c.sandboxes.deadlines.Len() {
 		t.Fatalf("%d live, %d ended and %d deadlines, kept are %d, %d and %d",
-			live, ended, deadlines, all, c.sandboxes.ended.Len(), c.deadlines.Len())
+			live, ended, deadlines, all, c.sandboxes.ended.Len(), c.sandboxes.deadlines.Len())
 	}
 }
 
@@ -354,7 +354,7 @@ func checkSandbox(t fataler, c *Core, s *sandbox) {
 		}
 	case Ended:
 	}
-	deadline, queued := c.deadlines.At(id)
+	deadline, queued := c.sandboxes.deadlines.At(id)
 	if queued && s.Phase >= Released {
 		t.Fatalf("%s still has a deadline in phase %d", id, s.Phase)
 	}

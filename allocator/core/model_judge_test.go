@@ -45,8 +45,8 @@ func (w *world) judgeClaimed(s Sandbox) {
 func (w *world) judgeConfigured(s Sandbox) {
 	p, q := w.pod(s.Pod), w.core.pods[s.Pod]
 	seen := q == nil || q.seen.Restarts == p.Restarts || p.forgot != s.ID // else the core does not know of the restart
-	if known := w.core.sandboxes.byID[s.ID]; known != nil && known.Phase == Releasing && p.forgot == s.ID {
-		seen = false // the restart is why
+	if known := w.core.sandboxes.byID[s.ID]; known != nil && known.Phase >= Releasing && p.forgot == s.ID {
+		seen = false // the restart is why; the step that made the release durable may have sent the route before
 	}
 	if s.Agent.Port != 0 && p.configured != s.ID && seen {
 		w.t.Fatalf("%s is used, and the agent of its pod %s is configured for %q", s.ID, p.Key.Name, p.configured)

@@ -172,7 +172,7 @@ func (c *Core) recoverSandbox(sb *sandbox) {
 		if sb.Phase == Running && !sb.asking {
 			c.recoverActivity(sb)
 		}
-		c.schedule(sb)
+		c.sandboxes.schedule(sb)
 	}
 }
 

@@ -123,7 +123,7 @@ func (c *Core) lost(sb *sandbox, reason string) {
 
 // released acts on a committed release. at is when that was known.
 func (c *Core) released(sb *sandbox, f Fact, at time.Duration) {
-	c.deadlines.Remove(sb.ID)
+	c.sandboxes.deadlines.Remove(sb.ID)
 	c.idle.Remove(sb.ID)
 	c.sandboxes.released(sb)
 	sb.asking = false

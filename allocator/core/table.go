@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/berth-sandbox/berth/allocator/core/deadline"
 )
 
 // sandboxTable has the sandboxes, in the orders in which they are asked for.
@@ -17,12 +19,21 @@ type sandboxTable struct {
 	gone    lists               // those that are
 	ended   *list.List          // of *sandbox, in the order in which they ended
 	batches map[string]*batch   // those with a sandbox on record, by ID
+	// deadlines has the sandboxes that may have an end.
+	deadlines *deadline.Queue[string]
 }
 
 func newSandboxTable() *sandboxTable {
 	return &sandboxTable{
 		byID: map[string]*sandbox{}, byPod: map[PodKey]*sandbox{}, live: lists{}, gone: lists{}, ended: list.New(),
-		batches: map[string]*batch{},
+		batches: map[string]*batch{}, deadlines: deadline.New[string](),
+	}
+}
+
+// schedule has expireEnds look at a sandbox when its earliest end has come.
+func (t *sandboxTable) schedule(s *sandbox) {
+	if at, reason := s.ends(); reason != "" && (s.Phase == Starting || s.Phase == Running) {
+		t.deadlines.Set(s.ID, at)
 	}
 }
 
