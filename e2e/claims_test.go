@@ -65,7 +65,8 @@ func TestRepeatedKeyNamesOneClaimUnderEveryLeader(t *testing.T) {
 	claim := func(key, body string) answer { return post("/sandboxes", key, body) }
 	batch := func() (ids []string) {
 		var all openapi.Claims
-		a := post("/v1/claims", "batch", `{"pool":"`+e.pool+`","count":3,"waitTimeout":60,"network":{"maskRequestHost":"localhost:${PORT}"}}`)
+		a := post("/v1/claims", "batch", `{"pool":"`+e.pool+`","count":3,"waitTimeout":60,`+
+			`"network":{"maskRequestHost":"localhost:${PORT}"}}`)
 		require.Equal(t, http.StatusCreated, a.code, a.body)
 		require.NoError(t, json.Unmarshal([]byte(a.body), &all))
 		for _, s := range all.Sandboxes {
