@@ -322,7 +322,7 @@ func (c *Core) refuse(cl *claim, why Refusal) {
 
 // claimed acts on one durable fact of a claim. All of them are in one Write.
 func (c *Core) claimed(cl *claim, f Fact) {
-	req, sb := &cl.Request, &sandbox{Sandbox: *f.Sandbox}
+	req, sb := &cl.Request, &sandbox{Sandbox: *f.Sandbox, claim: cl}
 	if req.pool.known {
 		sb.takePorts(req.pool) // they may have changed while the claim was written
 	}

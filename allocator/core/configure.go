@@ -25,7 +25,6 @@ const maxFailures = 3
 // configure has the agents of a claim's pods configured.
 func (c *Core) configure(cl *claim) {
 	for _, sb := range cl.Request.got {
-		sb.claim = cl
 		if sb.Agent.Port != 0 { // else its pod is of another template
 			c.configuring[sb.ID] = sb
 			c.emit(Configure{Sandbox: sb.Sandbox, Values: cl.Request.values})

@@ -143,6 +143,30 @@ func TestPodThatEndsDuringConfigurationIsReplaced(t *testing.T) {
 	}
 }
 
+// A pod of a batch moves to the address of another one before the record is durable. The core knows that
+// its sandbox is lost while it reads the record, before its agent is asked.
+func TestPodThatMovesBeforeConfigurationIsReplaced(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{changed(specA(3), agents)}, agentPods(3))
+	s.slow = true
+	s.step(Claim{Token: 1, Pool: poolA, Wait: wait, Count: 2, Binding: Binding{IdempotencyKey: "k"}})
+	s.step(PodSeen{with(agentPod("a-1"), func(p *Pod) { p.IP = agentPod("a-2").IP })})
+	s.written()
+	asked := of[Configure](s.effects)
+	s.written() // what the leader wrote of the lost one, if it did
+	none[SandboxReleased](s)
+	s.slow = false
+	for _, c := range asked {
+		s.step(Configured{ID: c.Sandbox.ID, OK: true})
+	}
+	for _, r := range of[SandboxReleased](s.effects) {
+		if r.Sandbox.IdempotencyKey != "" || r.Sandbox.Batch != "" {
+			t.Errorf("released %+v", r)
+		}
+	}
+	none[BatchClaimed](s) // one pod is left, and two were asked for
+}
+
 func TestSandboxBeingConfiguredCountsOnceForItsTeam(t *testing.T) {
 	s := newSim(t)
 	s.recover([]Pool{changed(specA(3), agents)}, agentPods(3))
