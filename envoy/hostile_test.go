@@ -232,6 +232,8 @@ func TestWaitingRequestNeverDialsAgain(t *testing.T) {
 				waits(waiting)
 			} else {
 				asking.Wait() // the answers come by themselves
+				// The first failure answers all of them. The other connections are given up one by one.
+				require.Eventually(t, func() bool { return pods("upstream_cx_active") == 0 }, time.Minute, 10*time.Millisecond)
 			}
 			if c.shared {
 				require.Equal(t, 1, h.accepted())
