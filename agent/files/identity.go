@@ -20,7 +20,7 @@ import (
 // does not run and the error is fs.ErrPermission.
 //
 // The kernel checks paths against the file-system user of the calling thread, so f has a thread to
-// itself. The thread ends with f: no thread that was somebody else goes on as the agent. It also loses
+// itself. The thread ends with f, so that the agent never goes on with the rights of a user. It also loses
 // all capabilities, because some (CAP_SYS_PTRACE for /proc) would count for f.
 func as(account *accounts.Account, f func() error, paths ...string) error {
 	guarded := func() error {
