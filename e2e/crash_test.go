@@ -32,10 +32,17 @@ func (e *env) reaches(client *http.Client, s openapi.Sandbox) {
 	})
 }
 
+// gone requires that a sandbox is gone. Like reaches, it waits for a router without a session.
 func (e *env) gone(client *http.Client, s openapi.Sandbox) {
 	e.t.Helper()
-	a := e.get(client, e.host(8080, s.SandboxID), "/")
-	require.Equal(e.t, http.StatusGone, a.code, a.body)
+	e.eventually(func() error {
+		a := e.get(client, e.host(8080, s.SandboxID), "/")
+		if a.code == http.StatusServiceUnavailable {
+			return fmt.Errorf("%d %s", a.code, a.body)
+		}
+		require.Equal(e.t, http.StatusGone, a.code, a.body)
+		return nil
+	})
 }
 
 // Invariant: I5
