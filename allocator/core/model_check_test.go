@@ -13,7 +13,7 @@ import (
 
 func (w *world) check() {
 	w.checkTruth()
-	w.checkTold()
+	w.checkSent()
 	checkTables(w.t, w.core)
 	w.checkUnderWay()
 }
@@ -58,18 +58,18 @@ func (w *world) checkTruth() {
 // checkKnown: a router that has heard everything knows all routes, and no others.
 func (w *world) checkKnown(r *router) {
 	for _, e := range r.entries {
-		if told, ok := r.told[e.ID]; !ok || routeTo(told) != e.Route {
-			w.t.Fatalf("%s knows the route %+v to %s; it was sent: %v, %+v", r.id, e.Route, e.ID, ok, told)
+		if sent, ok := r.sent[e.ID]; !ok || routeTo(sent) != e.Route {
+			w.t.Fatalf("%s knows the route %+v to %s; it was sent: %v, %+v", r.id, e.Route, e.ID, ok, sent)
 		}
 	}
-	if len(r.entries) != len(r.told) {
-		w.t.Fatalf("%s knows %d routes, it was told %d", r.id, len(r.entries), len(r.told))
+	if len(r.entries) != len(r.sent) {
+		w.t.Fatalf("%s knows %d routes, it was sent %d", r.id, len(r.entries), len(r.sent))
 	}
 }
 
-// checkTold: every connected router was last told, of each sandbox that may be
+// checkSent: every connected router was last sent, of each sandbox that may be
 // routed to, where it is and the ports that its pool asks for now.
-func (w *world) checkTold() {
+func (w *world) checkSent() {
 	for _, s := range w.core.View().Running() {
 		pool := w.pool(s.Pool)
 		if !pool.seen {
@@ -79,10 +79,10 @@ func (w *world) checkTold() {
 			if s := w.core.routers.members.Get(r.id); !connected(r) || s == nil || !s.Durable { // the last two: it was sent nothing yet
 				continue
 			}
-			told, ok := r.told[s.ID]
-			if !ok || told.IP != s.IP || told.DefaultPort != pool.told.DefaultPort || !slices.Equal(told.Ports, pool.told.Ports) {
+			sent, ok := r.sent[s.ID]
+			if !ok || sent.IP != s.IP || sent.DefaultPort != pool.sent.DefaultPort || !slices.Equal(sent.Ports, pool.sent.Ports) {
 				w.t.Fatalf("%s was last sent %s: %v, at %v with default port %d and ports %v; it is at %v, and pool %s asks for %d and %v",
-					r.id, s.ID, ok, told.IP, told.DefaultPort, told.Ports, s.IP, s.Pool.Name, pool.told.DefaultPort, pool.told.Ports)
+					r.id, s.ID, ok, sent.IP, sent.DefaultPort, sent.Ports, s.IP, s.Pool.Name, pool.sent.DefaultPort, pool.sent.Ports)
 			}
 		}
 	}

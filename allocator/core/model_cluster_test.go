@@ -19,7 +19,7 @@ type simPool struct {
 	exists, everDeleting bool
 	watch                []Event
 	shown                Pool // as the shell last saw it: pods are made from its template
-	told                 Pool // as the core was last told of it
+	sent                 Pool // that the core was sent last
 	seen                 bool // the last event about it was an observation, not its end
 }
 
@@ -194,7 +194,7 @@ func (w *world) watchPool(p *simPool) {
 		p.show(ev)
 		seen, ok := ev.(PoolSeen)
 		if p.seen = ok; ok {
-			p.told = seen.Pool
+			p.sent = seen.Pool
 		}
 		w.step(ev)
 	}

@@ -167,10 +167,10 @@ func (w *world) judgeDiscards() {
 		}
 		w.judged[key] = true
 		known, pool := q.pool, w.pool(q.pool.Key)
-		if !known.known || known.Refused == "" || known.Deleting || !q.usable() || q.seen.Used || q.seen.Template == pool.told.Template {
+		if !known.known || known.Refused == "" || known.Deleting || !q.usable() || q.seen.Used || q.seen.Template == pool.sent.Template {
 			continue
 		}
-		if want := wanted(pool.told, inUse(known)); known.sum(podWarm) < want {
+		if want := wanted(pool.sent, inUse(known)); known.sum(podWarm) < want {
 			w.t.Fatalf("pod %s of an earlier template deleted, %d are left, %d are asked for, and the present one is refused", key.Name, known.sum(podWarm), want)
 		}
 	}
@@ -337,7 +337,7 @@ func (w *world) judgeJob(e Effect) {
 			}
 		}
 	case CreatePod:
-		if p := w.pool(e.Pool); p.told.Refused != "" {
+		if p := w.pool(e.Pool); p.sent.Refused != "" {
 			t.Fatalf("pod %s is to be made from a template that is refused", e.Name)
 		}
 	case DeletePod:

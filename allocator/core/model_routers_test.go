@@ -47,7 +47,7 @@ type router struct {
 	out        []Event
 	term       uint64
 	joined     bool
-	told       map[string]Sandbox // what was last said on the stream of each sandbox
+	sent       map[string]Sandbox // what was last said on the stream of each sandbox
 	sequence   uint64             // of the last message
 	applied    uint64             // of the last one that is in effect for good
 	acked      uint64             // of the last one that it has acknowledged
@@ -182,20 +182,20 @@ func (w *world) overBy(e Effect) (ids []string) {
 func (r *router) hear(e Effect) {
 	switch e := e.(type) {
 	case SendSnapshot:
-		r.told = map[string]Sandbox{}
+		r.sent = map[string]Sandbox{}
 		for _, s := range e.Routes {
-			r.told[s.ID] = s
+			r.sent[s.ID] = s
 		}
 	case SendRoute:
-		r.told[e.Sandbox.ID] = e.Sandbox
+		r.sent[e.Sandbox.ID] = e.Sandbox
 	case SendRelease:
 		for _, id := range e.IDs {
-			delete(r.told, id)
+			delete(r.sent, id)
 		}
 	case SendResolved:
-		delete(r.told, e.ID)
+		delete(r.sent, e.ID)
 		if e.Sandbox != nil {
-			r.told[e.ID] = *e.Sandbox
+			r.sent[e.ID] = *e.Sandbox
 		}
 	}
 }
@@ -209,7 +209,7 @@ func (w *world) join(r *router) {
 	}
 	w.lastStream++
 	r.stream, r.cut, r.joined, r.sequence, r.applied, r.acked, r.in, r.out, r.pings = w.lastStream, false, false, 0, 0, 0, nil, nil, map[uint64]time.Duration{}
-	r.told, r.ending, r.asking, r.ponged = map[string]Sandbox{}, nil, nil, 0
+	r.sent, r.ending, r.asking, r.ponged = map[string]Sandbox{}, nil, nil, 0
 	w.step(SessionJoined{Session: r.id, Stream: r.stream})
 	w.ping(r)
 }

@@ -220,7 +220,7 @@ func (w *world) first(fits func(*simPod) bool, do func(*simPod)) bool {
 // tellShown tells the core of a pool that the shell has seen already.
 func (w *world) tellShown() bool {
 	for _, p := range w.pools {
-		if !reflect.DeepEqual(p.shown, p.told) && len(p.watch) > 0 {
+		if !reflect.DeepEqual(p.shown, p.sent) && len(p.watch) > 0 {
 			w.watchPool(p)
 			return true
 		}

@@ -170,7 +170,7 @@ func (w *world) table(p profile) []action {
 				w.deleteObject(ids[w.draw(len(ids))])
 			}
 		}},
-		{"somebody writes on an object, and the leader changes", func() {
+		{"a user writes on an object, and the leader changes", func() {
 			// The journal still has it: what only an object says must be believed.
 			ids := slices.DeleteFunc(sorted(w.records), func(id string) bool {
 				durable := w.disk.sandboxes[id]

@@ -204,7 +204,7 @@ func (w *world) readState() (st State) {
 		p.watch, p.seen = nil, p.exists
 		if p.exists {
 			st.Pools = append(st.Pools, p.Pool)
-			p.shown, p.told = p.Pool, p.Pool
+			p.shown, p.sent = p.Pool, p.Pool
 		}
 	}
 	w.nodeWatch = nil

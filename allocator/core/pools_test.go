@@ -44,19 +44,19 @@ func TestChangedPortsReachSandboxesAndRouters(t *testing.T) {
 
 	spec := opens(specA(5), 8080, 22, 8080)
 	s.step(PoolSeen{spec})
-	type told struct {
+	type answered struct {
 		stream, sequence uint64
 		id               string
 	}
-	var got []told
+	var got []answered
 	for _, r := range of[SendRoute](s.effects) {
 		ported(t, r.Sandbox, 8080, 22, 8080)
-		got = append(got, told{r.Stream, r.Sequence, r.Sandbox.ID})
+		got = append(got, answered{r.Stream, r.Sequence, r.Sandbox.ID})
 	}
-	slices.SortFunc(got, func(a, b told) int {
+	slices.SortFunc(got, func(a, b answered) int {
 		return cmp.Or(cmp.Compare(a.stream, b.stream), cmp.Compare(a.sequence, b.sequence))
 	})
-	if want := []told{{1, 6, running.ID}, {1, 7, releasing.ID}, {2, 2, running.ID}, {2, 3, releasing.ID}}; !slices.Equal(got, want) {
+	if want := []answered{{1, 6, running.ID}, {1, 7, releasing.ID}, {2, 2, running.ID}, {2, 3, releasing.ID}}; !slices.Equal(got, want) {
 		t.Errorf("sent %+v, expected %+v", got, want)
 	}
 	none[WriteObject](s) // ports are the pool's, and not on record

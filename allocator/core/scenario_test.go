@@ -150,7 +150,7 @@ var sentences = []sentence{
 	says(`the next pod gets the address of (\w+)`, func(s *scenario, a []string) {
 		s.w.nextAddress = s.w.disk.sandboxes[s.id(a[0])].IP
 	}),
-	says(`somebody writes on the object of (\w+) that it is on an idle pod`, func(s *scenario, a []string) {
+	says(`a user writes on the object of (\w+) that it is on an idle pod`, func(s *scenario, a []string) {
 		i := slices.IndexFunc(s.w.pods, unused)
 		if i < 0 {
 			s.tb.Fatal("there is no idle pod")

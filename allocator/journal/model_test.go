@@ -141,7 +141,7 @@ func newWorld(t *rapid.T) *world {
 		for i := range modelSlots {
 			w.put(Slot{Index: i, Slots: modelSlots, Format: format})
 		}
-	} else { // one was made, by somebody who died
+	} else { // one was made, by a leader that died
 		w.put(Slot{Index: modelSlots - 1, Slots: modelSlots, Format: format})
 	}
 	return w
@@ -253,7 +253,7 @@ func (l *leader) resume() {
 	}
 	l.pending = nil
 	if l.log != nil && errors.Is(l.err, ErrDeposed) && !l.w.overtaken(l) {
-		l.w.t.Fatalf("leader %d ended, but nobody else has written: %v", l.id, l.err)
+		l.w.t.Fatalf("leader %d ended, but no other leader has written: %v", l.id, l.err)
 	}
 }
 

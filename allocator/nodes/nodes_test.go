@@ -40,13 +40,13 @@ func TestReadyUncordonedNodesAreReportedAsUsable(t *testing.T) {
 	defer watching.Wait()
 	defer stop()
 
-	told := func(want core.Event) {
+	receives := func(want core.Event) {
 		t.Helper()
 		select {
 		case got := <-events:
 			require.Equal(t, want, got)
 		case <-time.After(time.Minute):
-			t.Fatalf("not told within a minute: %+v", want)
+			t.Fatalf("not received within a minute: %+v", want)
 		}
 	}
 	listed := func(want ...string) {
@@ -75,22 +75,22 @@ func TestReadyUncordonedNodesAreReportedAsUsable(t *testing.T) {
 
 	_, err = api.Create(t.Context(), node, metav1.CreateOptions{})
 	require.NoError(t, err)
-	told(core.NodeSeen{Name: "n1"}) // nothing is known of it yet
+	receives(core.NodeSeen{Name: "n1"}) // nothing is known of it yet
 	listed()
 	ready(corev1.ConditionTrue)
-	told(core.NodeSeen{Name: "n1", Usable: true})
+	receives(core.NodeSeen{Name: "n1", Usable: true})
 	listed("n1")
 	change(func() { node.Labels = map[string]string{"a": "b"} }) // says nothing
 	change(func() { node.Spec.Unschedulable = true })
-	told(core.NodeSeen{Name: "n1"})
+	receives(core.NodeSeen{Name: "n1"})
 	listed()
 	change(func() { node.Spec.Unschedulable = false })
-	told(core.NodeSeen{Name: "n1", Usable: true})
+	receives(core.NodeSeen{Name: "n1", Usable: true})
 	ready(corev1.ConditionUnknown)
-	told(core.NodeSeen{Name: "n1"})
+	receives(core.NodeSeen{Name: "n1"})
 	ready(corev1.ConditionTrue)
-	told(core.NodeSeen{Name: "n1", Usable: true})
+	receives(core.NodeSeen{Name: "n1", Usable: true})
 	require.NoError(t, api.Delete(t.Context(), "n1", metav1.DeleteOptions{}))
-	told(core.NodeGone{Name: "n1"})
+	receives(core.NodeGone{Name: "n1"})
 	listed()
 }

@@ -120,7 +120,7 @@ func TestTemplateHashDependsOnTheTemplateAlone(t *testing.T) {
 }
 
 // Pods made by an earlier version are replaced because the hash counts what Build
-// makes: whoever changes that also counts buildVersion up, and both lines here.
+// makes: a change of that counts buildVersion up too, and changes both lines here.
 func TestTemplateHashChangesWithServeOn(t *testing.T) {
 	pool := poolOf(corev1.PodSpec{})
 	made, err := json.Marshal(pods.Build(pool, "pool-1", pods.Settings{ServeOn: serveOn}).Spec)

@@ -360,7 +360,7 @@ func TestOwnerReferenceDecidesThePoolOfAPod(t *testing.T) {
 	}, metav1.CreateOptions{})
 	require.NoError(t, err)
 
-	told := func(name, version string) core.Pod {
+	seenAt := func(name, version string) core.Pod {
 		t.Helper()
 		var seen core.Pod
 		require.Eventually(t, func() bool {
@@ -376,12 +376,12 @@ func TestOwnerReferenceDecidesThePoolOfAPod(t *testing.T) {
 	}
 	for _, label := range []string{`null`, `"other"`, `"pool"`} { // each differs from the one before
 		mislabelled := label != `"pool"`
-		seen := told("owned", f.patch("owned", `{"metadata":{"labels":{"berth.sh/pool":`+label+`}}}`))
+		seen := seenAt("owned", f.patch("owned", `{"metadata":{"labels":{"berth.sh/pool":`+label+`}}}`))
 		require.Equal(t, owned, seen.Key)
 		require.Equal(t, "pool", seen.Pool)
 		require.Equal(t, mislabelled, seen.Mislabelled, label)
 	}
-	seen := told("foreign", f.get("foreign").ResourceVersion)
+	seen := seenAt("foreign", f.get("foreign").ResourceVersion)
 	require.Empty(t, seen.Pool)
 	require.False(t, seen.Mislabelled)
 

@@ -39,7 +39,7 @@ var shared = devcluster.Shared{Options: devcluster.Options{CRDs: crd.All()}}
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(shared.Tests(m)) }
 
-// sink is a core that remembers what it is told and has no pods.
+// sink is a core that remembers the events it gets and has no pods.
 type sink struct {
 	mu     sync.Mutex
 	events []core.Event
@@ -258,8 +258,8 @@ func (w *watched) events(name string, n int) (all []string) {
 	return all
 }
 
-// told waits until the core knows whether the pool is refused.
-func (w *watched) told(name string, refused bool) core.Pool {
+// known waits until the core knows whether the pool is refused.
+func (w *watched) known(name string, refused bool) core.Pool {
 	w.Helper()
 	var pool core.Pool
 	require.Eventually(w, func() bool {
@@ -279,16 +279,16 @@ func condition(kind string, status metav1.ConditionStatus) func(v1alpha1.Sandbox
 func TestPools(t *testing.T) {
 	w := watch(t)
 
-	t.Run("a refused template is told to the core and to the pool's owner, and so is its mend", func(t *testing.T) {
+	t.Run("a refused template reaches the core and the status of the pool, and so does its mend", func(t *testing.T) {
 		w := w.in(t)
 		pool := stack.DemoPool("default", "refused", 2)
 		pool.Spec.Template.Spec.HostPID = true
 		w.create(pool)
 		key := core.PoolKey{Namespace: "default", Name: "refused"}
-		refused := w.told("refused", true)
+		refused := w.known("refused", true)
 		require.Equal(t, key, refused.Key)
 		require.Equal(t, 2, refused.Warm)
-		status := w.until("refused", "the owner is not told", condition(v1alpha1.PoolAccepted, metav1.ConditionFalse))
+		status := w.until("refused", "the status does not say it", condition(v1alpha1.PoolAccepted, metav1.ConditionFalse))
 		accepted := meta.FindStatusCondition(status.Conditions, v1alpha1.PoolAccepted)
 		require.Equal(t, "PodSecurity", accepted.Reason)
 		require.Contains(t, accepted.Message, "hostPID=true")
@@ -303,7 +303,7 @@ func TestPools(t *testing.T) {
 		require.Contains(t, listed[0].Refused, "hostPID=true")
 
 		w.change("refused", map[string]any{"hostPID": nil})
-		require.NotEqual(t, refused.Template, w.told("refused", false).Template)
+		require.NotEqual(t, refused.Template, w.known("refused", false).Template)
 		status = w.until("refused", "the mend is not seen", condition(v1alpha1.PoolAccepted, metav1.ConditionTrue))
 		accepted = meta.FindStatusCondition(status.Conditions, v1alpha1.PoolAccepted)
 		require.Empty(t, accepted.Message)
@@ -314,17 +314,17 @@ func TestPools(t *testing.T) {
 		w.change("refused", map[string]any{"containers": []any{map[string]any{
 			"name": "sandbox", "image": "none", "lifecycle": map[string]any{"preStop": map[string]any{"exec": map[string]any{"command": []any{"true"}}}},
 		}}})
-		w.told("refused", true)
-		status = w.until("refused", "the owner is not told of the handler", condition(v1alpha1.PoolAccepted, metav1.ConditionFalse))
+		w.known("refused", true)
+		status = w.until("refused", "the status does not name the handler", condition(v1alpha1.PoolAccepted, metav1.ConditionFalse))
 		accepted = meta.FindStatusCondition(status.Conditions, v1alpha1.PoolAccepted)
 		require.Equal(t, "PreStop", accepted.Reason)
 		require.Contains(t, accepted.Message, "containers[0].lifecycle.preStop.exec")
 
 		w.change("refused", map[string]any{"containers": []any{map[string]any{"name": "sandbox", "image": "none"}}})
-		w.told("refused", false)
+		w.known("refused", false)
 		w.change("refused", map[string]any{"automountServiceAccountToken": true})
-		w.told("refused", true)
-		w.until("refused", "the owner is not told again", condition(v1alpha1.PoolAccepted, metav1.ConditionFalse))
+		w.known("refused", true)
+		w.until("refused", "the status does not say it again", condition(v1alpha1.PoolAccepted, metav1.ConditionFalse))
 		_, ok = w.pools.Get(key)
 		require.False(t, ok, "a pod can be made from it")
 	})
@@ -332,21 +332,21 @@ func TestPools(t *testing.T) {
 	t.Run("bounds of a life reach the core", func(t *testing.T) {
 		w := w.in(t)
 		w.create(stack.DemoPool("default", "bounds", 1))
-		seen := w.told("bounds", false)
+		seen := w.known("bounds", false)
 		require.Equal(t, bounds{idle: time.Hour, startup: 2 * time.Minute}, boundsOf(seen), "the defaults")
 		w.patch("bounds", map[string]any{
 			"idleTimeoutSeconds": 0, "activity": "Bytes", "maxLifetimeSeconds": 86400, "startupTimeoutSeconds": 5, "busyProbe": map[string]any{"port": 9000},
 		})
 		require.Eventually(t, func() bool {
-			return boundsOf(w.told("bounds", false)) == (bounds{minBytes: 1024, lifetime: 24 * time.Hour, startup: 5 * time.Second, busy: core.BusyProbe{Port: 9000, Path: "/"}})
+			return boundsOf(w.known("bounds", false)) == (bounds{minBytes: 1024, lifetime: 24 * time.Hour, startup: 5 * time.Second, busy: core.BusyProbe{Port: 9000, Path: "/"}})
 		}, time.Minute, 10*time.Millisecond)
 		w.patch("bounds", map[string]any{"minBytesPerMinute": 2048, "busyProbe": map[string]any{"port": 9001, "path": "/busy"}})
 		require.Eventually(t, func() bool {
-			return boundsOf(w.told("bounds", false)) == (bounds{minBytes: 2048, lifetime: 24 * time.Hour, startup: 5 * time.Second, busy: core.BusyProbe{Port: 9001, Path: "/busy"}})
+			return boundsOf(w.known("bounds", false)) == (bounds{minBytes: 2048, lifetime: 24 * time.Hour, startup: 5 * time.Second, busy: core.BusyProbe{Port: 9001, Path: "/busy"}})
 		}, time.Minute, 10*time.Millisecond)
 		w.patch("bounds", map[string]any{"idleTimeoutSeconds": 60, "activity": "Requests", "maxLifetimeSeconds": nil, "startupTimeoutSeconds": nil, "busyProbe": nil})
 		require.Eventually(t, func() bool {
-			return boundsOf(w.told("bounds", false)) == (bounds{idle: time.Minute, startup: 2 * time.Minute})
+			return boundsOf(w.known("bounds", false)) == (bounds{idle: time.Minute, startup: 2 * time.Minute})
 		}, time.Minute, 10*time.Millisecond)
 	})
 
@@ -409,7 +409,7 @@ func TestPools(t *testing.T) {
 		w.create(stack.DemoPool("default", "again", 1))
 		w.until("again", "no status is written", condition(v1alpha1.PoolAccepted, metav1.ConditionTrue))
 		w.pools.CreateResult(key, apierrors.NewBadRequest("of the first one"))
-		w.until("again", "the error is not told", condition(v1alpha1.PoolPodsCreatable, metav1.ConditionFalse))
+		w.until("again", "the status does not show the error", condition(v1alpha1.PoolPodsCreatable, metav1.ConditionFalse))
 		require.NoError(t, w.clients.Berth.Delete().Namespace("default").Resource("sandboxpools").Name("again").Do(t.Context()).Error())
 		_, ok := w.pools.Get(key)
 		require.True(t, ok, "it is there until it is drained")

@@ -57,7 +57,7 @@ func TestHookRequestNamesTheSandbox(t *testing.T) {
 
 func TestHookFailsOnAnyAnswerBut2xx(t *testing.T) {
 	var calls atomic.Int32
-	elsewhere := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { t.Error("the allocator went where the pod told it to") }))
+	elsewhere := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { t.Error("the allocator followed a redirect of the pod") }))
 	defer elsewhere.Close()
 	for _, code := range []int{302, 404, 500, 503} {
 		calls.Store(0)
@@ -101,7 +101,7 @@ func TestHookWithoutAnswerTimesOut(t *testing.T) {
 }
 
 func TestNoHookIsCalledWithoutACertainLease(t *testing.T) {
-	s, hook := pod(t, func(http.ResponseWriter, *http.Request) { t.Error("the pod of somebody else was called") })
+	s, hook := pod(t, func(http.ResponseWriter, *http.Request) { t.Error("the pod of another sandbox was called") })
 	var asked, dialed int
 	dial := func(ctx context.Context, network, address string) (net.Conn, error) {
 		dialed++

@@ -57,7 +57,7 @@ func (a *api) valuesOf(request *openapi.NewSandbox) (*agents.Values, error) {
 }
 
 // hashOf returns the hash of the body of a claim, which is kept with its idempotency key. That of a body with
-// values is made with the cluster's key, so that nobody who reads it can try which values it fits.
+// values is made with the cluster's key, so that a reader of the journal cannot test guesses of the values against it.
 func (a *api) hashOf(raw []byte, values *agents.Values) [sha256.Size]byte {
 	if values == nil || a.AccessKey == nil {
 		return sha256.Sum256(raw)

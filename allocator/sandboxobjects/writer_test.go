@@ -73,7 +73,7 @@ func newWriter(t *testing.T, cluster *devcluster.Cluster) *writer {
 	return p
 }
 
-// write has a state written and returns what the core is told.
+// write has a state written and returns the event that the core gets.
 func (p *writer) write(s core.Sandbox) core.ObjectWritten {
 	p.Helper()
 	p.Record(core.WriteObject{Sandbox: s})
@@ -137,7 +137,7 @@ func TestObjectsOnlyMoveForwardsAndCanBeRead(t *testing.T) {
 	require.Empty(t, p.list().Sandboxes)
 	require.NoError(t, p.Forget(t.Context(), ended.ID)) // once more is no error
 
-	// One that a leader wrote late, and that nobody knows, still has its finalizer.
+	// One that a leader wrote late, and that no leader knows, still has its finalizer.
 	write(sandbox(core.Running, 3, 100))
 	require.NoError(t, p.Forget(t.Context(), running.ID))
 	require.Empty(t, p.list().Sandboxes)
@@ -201,8 +201,8 @@ func TestObjectHoldsEveryFieldOfASandbox(t *testing.T) {
 	require.Equal(t, 2*time.Second, p.list().Sandboxes[0].IdleTimeout, "a whole number, and not less")
 }
 
-// The end can be moved; the last activity goes forwards only, whoever writes it and
-// whatever that one knew.
+// The end can be moved. The last activity goes forwards only, also when a leader that knows
+// an earlier one writes it.
 func TestObjectShowsTheMovedEndAndLatestActivity(t *testing.T) {
 	cluster := shared.Start(t)
 	p := newWriter(t, cluster)
@@ -233,7 +233,7 @@ func TestObjectShowsTheMovedEndAndLatestActivity(t *testing.T) {
 	require.Equal(t, later, s.LastActive)
 }
 
-// Whoever edits an object must not be able to keep every leader from beginning.
+// A user who edits an object must not be able to keep every leader from beginning.
 func TestSchemaRejectsUnreadableObjects(t *testing.T) {
 	cluster := shared.Start(t)
 	p := newWriter(t, cluster)
@@ -271,7 +271,7 @@ func TestSchemaRejectsUnreadableObjects(t *testing.T) {
 	p.write(sandbox(core.Released, 10, 1))
 }
 
-// An API server without our schema, or whoever writes past it.
+// An API server without our schema, or a writer past it.
 func TestUnreadableObjectsAreListedByState(t *testing.T) {
 	whole := v1alpha1.Sandbox{
 		Spec:   v1alpha1.SandboxSpec{Pool: "p", PodName: "p-1", PodUID: "u", PodIP: "10.0.0.1"},

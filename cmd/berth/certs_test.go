@@ -244,7 +244,7 @@ func TestCertsEnsure(t *testing.T) {
 			require.ErrorContains(t, err, "delete it", name)
 			require.Equal(t, before, c.versions(), name)
 		}
-		require.NoError(t, c.secrets.Delete(t.Context(), c.ca, metav1.DeleteOptions{})) // as it was told
+		require.NoError(t, c.secrets.Delete(t.Context(), c.ca, metav1.DeleteOptions{})) // as the error advised
 		_, err = c.ensure()
 		require.NoError(t, err)
 		c.good(time.Now())

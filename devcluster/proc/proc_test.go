@@ -85,7 +85,7 @@ func awaitDone(t *testing.T, p *proc.Process) {
 	}
 }
 
-// alive reports whether pid runs. A zombie that nobody reaps does not.
+// alive reports whether pid runs. A zombie that its parent does not reap does not.
 func alive(pid int) bool {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {

@@ -15,9 +15,9 @@ import (
 // recorder is a route cache that records the calls of its methods.
 type recorder struct {
 	*routecache.Cache
-	mu   sync.Mutex
-	told []string
-	hold chan struct{} // if not nil, Release blocks until it is closed
+	mu    sync.Mutex
+	calls []string
+	hold  chan struct{} // if not nil, Release blocks until it is closed
 }
 
 func (r *recorder) holdReleases() (unhold func()) {
@@ -31,7 +31,7 @@ func (r *recorder) holdReleases() (unhold func()) {
 func (r *recorder) note(format string, args ...any) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.told = append(r.told, fmt.Sprintf(format, args...))
+	r.calls = append(r.calls, fmt.Sprintf(format, args...))
 }
 
 // events returns the calls since the previous events.
@@ -39,9 +39,9 @@ func (r *recorder) events() []string {
 	synctest.Wait()
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	told := r.told
-	r.told = nil
-	return told
+	calls := r.calls
+	r.calls = nil
+	return calls
 }
 
 func (r *recorder) Put(id string, route routecache.Route) {

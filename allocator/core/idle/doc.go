@@ -5,7 +5,7 @@
 // Reports of routers, calls and earlier answers give a lower bound of the last use of a sandbox.
 // The bound only says when to ask. When the idle timeout has passed since the bound, the caller
 // asks every router about all sandboxes that are due, in one round at a time. A router that was
-// asked admits no request for these sandboxes until it is told the outcome, takes two looks at
+// asked admits no request for these sandboxes until it learns the outcome, takes two looks at
 // what its Envoy holds open, and answers.
 //
 // # States
