@@ -160,7 +160,7 @@ image-archives:
 .PHONY: images
 images: image-archives
 	@docker version >/dev/null 2>&1 || { echo "not loaded: there is no Docker here, or it does not run. The images are in bin/images, for docker load or kind load image-archive" >&2; exit 1; }
-	@for image in allocator router demo-sandbox envoy; do docker load --input "bin/images/$$image.tar" || exit 1; done
+	@for image in allocator router agent demo-sandbox envoy; do docker load --input "bin/images/$$image.tar" || exit 1; done
 
 ## lint: formatting, vet and golangci-lint
 .PHONY: lint

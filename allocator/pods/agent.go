@@ -89,7 +89,7 @@ func addAgent(spec *corev1.PodSpec, a *v1alpha1.PoolAgent, settings Settings) {
 	})
 	// It is the first, so that init containers of the template find the agent installed.
 	spec.InitContainers = slices.Insert(spec.InitContainers, 0, corev1.Container{
-		Name: agentName, Image: image, ImagePullPolicy: c.ImagePullPolicy, Command: []string{agentName, "install", agentDir},
+		Name: agentName, Image: image, Command: []string{agentName, "install", agentDir},
 		Resources: *c.Resources.DeepCopy(), SecurityContext: c.SecurityContext.DeepCopy(), VolumeMounts: []corev1.VolumeMount{mount},
 	})
 	mount.ReadOnly = true

@@ -10,17 +10,17 @@ import (
 )
 
 // The agent of Berth, as allocator/pods puts it into a pod. A process node has no volumes, so it does not run
-// the init container that copies the program, and looks the program up under the name that go build gives
-// it.
+// the init container that copies the program, and looks the program up like a command without a slash.
 const (
-	agentProgram = "/berth/berth-agent"
-	agentBuilt   = "agent"
+	agentName    = "berth-agent"
+	agentDir     = "/berth"
+	agentProgram = agentDir + "/" + agentName
 	agentListen  = "--listen=:"
 )
 
 // installsAgent reports whether an init container only copies the agent to where the pod starts it.
 func installsAgent(c *corev1.Container) bool {
-	return slices.Equal(c.Command, []string{"berth-agent", "install", "/berth"}) && len(c.Args) == 0
+	return slices.Equal(c.Command, []string{agentName, "install", agentDir}) && len(c.Args) == 0
 }
 
 // commandOf returns the command line of a container. Pods share the ports of this machine, so an agent that
@@ -30,7 +30,7 @@ func commandOf(c *corev1.Container, address netip.Addr) []string {
 	if command[0] != agentProgram {
 		return command
 	}
-	command[0] = agentBuilt
+	command[0] = agentName
 	for i, arg := range command {
 		if port, ok := strings.CutPrefix(arg, agentListen); ok {
 			command[i] = fmt.Sprintf("--listen=%s:%s", address, port)

@@ -89,7 +89,7 @@ func TestSupportedPodIsNotRefused(t *testing.T) {
 func TestAgentListensOnTheAddressOfItsPod(t *testing.T) {
 	c := corev1.Container{Command: []string{"/berth/berth-agent", "run", "--listen=:49983", "--", "server"},
 		Args: []string{"--listen=:80"}}
-	want := []string{"agent", "run", "--listen=127.1.2.3:49983", "--", "server", "--listen=:80"}
+	want := []string{"berth-agent", "run", "--listen=127.1.2.3:49983", "--", "server", "--listen=:80"}
 	require.Equal(t, want, commandOf(&c, netip.MustParseAddr("127.1.2.3")))
 	c.Command = []string{"server"}
 	require.Equal(t, []string{"server", "--listen=:80"}, commandOf(&c, netip.MustParseAddr("127.1.2.3")))

@@ -37,13 +37,14 @@ func recipes() map[string]recipe {
 	return map[string]recipe{
 		"allocator":    {"Berth's control plane", []string{"berth", "allocator"}},
 		"router":       {"Berth's router", []string{"berth", "extproc"}},
+		"agent":        {"The agent in sandboxes of Berth", []string{"berth-agent"}},
 		"demo-sandbox": {"A sandbox for demos and tests of Berth", []string{"demo-sandbox"}},
 		envoyImage: {"Envoy with the libraries of the machine that built this image, for tests of Berth",
 			[]string{"envoy"}},
 	}
 }
 
-func imageNames() []string { return []string{"allocator", "router", "demo-sandbox", envoyImage} }
+func imageNames() []string { return []string{"allocator", "router", "agent", "demo-sandbox", envoyImage} }
 
 // spec is all that an image depends on, the content of the files included.
 type spec struct {
