@@ -111,7 +111,7 @@ func why(p *corev1.Pod) string {
 
 // buildVersion changes whenever Build makes a different pod from the same template, so that idle
 // pods made before are replaced.
-const buildVersion = "5\n"
+const buildVersion = "4\n"
 
 // Settings are what Build needs beside the pool.
 type Settings struct {
