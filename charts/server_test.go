@@ -24,6 +24,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/discovery/cached/memory"
@@ -376,19 +377,27 @@ func (s *server) rules(t *testing.T, user, namespace string) []authorizationv1.R
 // testPools offers the pools that the chart shows people to the API server, and
 // to the allocator's own rules.
 func (s *server) testPools(t *testing.T) {
-	example, err := os.ReadFile("berth/examples/pool.yaml")
-	require.NoError(t, err)
 	inNotes := regexp.MustCompile(`(?s)kubectl apply -f - <<'END'\n(.*?)\n  END\n`).FindStringSubmatch(s.notes)
 	require.NotNil(t, inNotes, s.notes)
 	evaluator, err := policy.NewEvaluator(policy.DefaultChecks(), nil)
 	require.NoError(t, err)
-	for name, c := range map[string]struct {
+	type shown struct {
 		text  string
 		level api.Level
-	}{
-		"example": {string(example), api.LevelRestricted},
-		"notes":   {inNotes[1], api.LevelBaseline},
-	} {
+	}
+	all := map[string]shown{"notes": {inNotes[1], api.LevelBaseline}}
+	files, err := filepath.Glob("berth/examples/*.yaml")
+	require.NoError(t, err)
+	require.Len(t, files, 3)
+	for _, file := range files {
+		example, err := os.ReadFile(file)
+		require.NoError(t, err)
+		all[filepath.Base(file)] = shown{string(example), api.LevelRestricted}
+	}
+	image := flagsOf(findWorkload(t, render(t, "minimal"), "berth-allocator").container(t, "allocator"))["agent-image"]
+	settings := pods.Settings{ServeOn: envoy.ConnectWindow, AgentImage: image, AgentKey: "key"}
+	berthPools := s.dynamic.Resource(v1alpha1.GroupVersion().WithResource("sandboxpools")).Namespace(sandboxes)
+	for name, c := range all {
 		t.Run(name, func(t *testing.T) {
 			o := &unstructured.Unstructured{}
 			require.NoError(t, yaml.Unmarshal([]byte(c.text), &o.Object), c.text)
@@ -396,14 +405,20 @@ func (s *server) testPools(t *testing.T) {
 				o.SetNamespace(sandboxes)
 			}
 			require.Equal(t, sandboxes, o.GetNamespace())
-			require.NoError(t, s.apply(t.Context(), o, true))
-
+			if c.level == api.LevelRestricted {
+				require.Equal(t, name, o.GetName()+".yaml")
+			}
+			made, err := berthPools.Create(t.Context(), o,
+				metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}, FieldValidation: metav1.FieldValidationStrict})
+			require.NoError(t, err)
 			var pool v1alpha1.SandboxPool
-			require.NoError(t, yaml.UnmarshalStrict([]byte(c.text), &pool))
+			require.NoError(t, runtime.DefaultUnstructuredConverter.FromUnstructured(made.Object, &pool))
+			require.NotNil(t, pool.Spec.AgentEnabled())
+			require.NoError(t, pods.CheckAgent(&pool, settings))
 			rules, err := pools.NewPolicy(pools.PolicyBaseline)
 			require.NoError(t, err)
 			require.NoError(t, rules.Check(&pool))
-			pod := pods.Build(&pool, "x", pods.Settings{ServeOn: envoy.ConnectWindow})
+			pod := pods.Build(&pool, "x", settings)
 			result := policy.AggregateCheckResults(evaluator.EvaluatePod(api.LevelVersion{Level: c.level, Version: api.LatestVersion()}, &pod.ObjectMeta, &pod.Spec))
 			require.True(t, result.Allowed, result.ForbiddenDetail())
 			require.Equal(t, "berth-sandbox", pod.Spec.ServiceAccountName)

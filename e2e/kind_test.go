@@ -46,7 +46,7 @@ func createKind(ctx context.Context) (in installation, remove func() error, err 
 		archives = filepath.Join("..", "bin", "images")
 	}
 	images := map[string]name.Tag{}
-	for _, program := range []string{"allocator", "router", "demo-sandbox", "envoy"} {
+	for _, program := range []string{"allocator", "router", "agent", "demo-sandbox", "envoy"} {
 		if images[program], err = tagOf(filepath.Join(archives, program+".tar")); err != nil {
 			return in, remove, fmt.Errorf("%w; \"make image-archives\" makes them", err)
 		}
@@ -101,6 +101,7 @@ func createKind(ctx context.Context) (in installation, remove func() error, err 
 	in.values = values([]string{kindPodSubnet})
 	in.values["image"] = map[string]any{"tag": images["allocator"].TagStr(), "pullPolicy": "Never"}
 	in.values["allocator"].(map[string]any)["image"] = map[string]any{"repository": short(images["allocator"])}
+	in.values["agent"] = map[string]any{"image": map[string]any{"repository": short(images["agent"])}}
 	in.values["router"] = map[string]any{"image": map[string]any{"repository": short(images["router"])}}
 	in.values["envoy"] = map[string]any{"image": map[string]any{"repository": short(images["envoy"]),
 		"tag": images["envoy"].TagStr()}}

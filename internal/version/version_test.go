@@ -21,7 +21,7 @@ func TestChartHasTheVersionOfThePrograms(t *testing.T) {
 }
 
 func TestImagesHaveTheVersionOfThePrograms(t *testing.T) {
-	for _, file := range []string{"tools/images/Dockerfile", "charts/berth/examples/pool.yaml"} {
+	for _, file := range []string{"tools/images/Dockerfile", "charts/berth/examples/own-image.yaml"} {
 		raw, err := os.ReadFile("../../" + file)
 		require.NoError(t, err)
 		require.Regexp(t, `(VERSION=|demo-sandbox:)`+regexp.QuoteMeta(version.Number)+"\n", string(raw), file)

@@ -34,16 +34,15 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
 {{- end }}
 
-{{/* An image, and when to pull it. Arguments: root, repository, tag. */}}
-{{- define "berth.image" -}}
-{{- $image := .root.Values.image -}}
-image: {{ printf "%s%s:%s" (ternary (printf "%s/" $image.registry) "" (ne $image.registry "")) .repository .tag | quote }}
-imagePullPolicy: {{ $image.pullPolicy }}
+{{/* The name of an image. Arguments: root, image. */}}
+{{- define "berth.imageName" -}}
+{{ with .root.Values.image.registry }}{{ . }}/{{ end }}{{ .image.repository }}:{{ coalesce .image.tag .root.Values.image.tag .root.Chart.AppVersion }}
 {{- end }}
 
-{{/* One of Berth's own programs. Arguments: root, repository. */}}
-{{- define "berth.programImage" -}}
-{{ include "berth.image" (dict "root" .root "repository" .repository "tag" (default .root.Chart.AppVersion .root.Values.image.tag)) }}
+{{/* The image of a container, and when to pull it. Arguments: those of berth.imageName. */}}
+{{- define "berth.image" -}}
+image: {{ include "berth.imageName" . | quote }}
+imagePullPolicy: {{ .root.Values.image.pullPolicy }}
 {{- end }}
 
 {{/*
