@@ -1,0 +1,157 @@
+// Command hop measures what the hop through Berth costs, beside other ways to the same sandboxes, in one run: the
+// ways take turns, in rounds of rotating order. Each figure comes with its ratio to a stock ext_proc server that
+// does nothing (package stock), and with the spread over the rounds. The reference runs twice: how far its two
+// rows are apart is the noise of the run.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"log"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/berth-sandbox/berth/devcluster"
+	"github.com/berth-sandbox/berth/devcluster/proc"
+)
+
+// options are the flags.
+type options struct {
+	out            string
+	rounds         int
+	warm, duration time.Duration
+	cells          []cell
+	only           string
+}
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	err := run(ctx)
+	stop()
+	if err != nil {
+		log.Fatal(err)
+	}
+}
+
+// quick is one cell that answers in three minutes.
+const quick = "get/16/1000,get/64/1000"
+
+// whole is the default: every workload, number of connections and number of sandboxes, but not every product.
+const whole = "get/16/1000,get/64/1000,get/1/1000,get/64/1,get/16/100,get/64/100,get/16/10000,get/64/10000," +
+	"post/1/1000,post/16/1000,post/64/1000,websocket/1/100,websocket/16/100,websocket/64/100"
+
+func run(ctx context.Context) error {
+	var o options
+	var cells string
+	flag.StringVar(&o.out, "out", "", "directory for the report; empty: standard output only")
+	flag.IntVar(&o.rounds, "rounds", 5, "rounds of each cell")
+	flag.DurationVar(&o.warm, "warm", 300*time.Millisecond,
+		"least warm-up of each turn; it visits each sandbox in any case")
+	flag.DurationVar(&o.duration, "duration", time.Second, "how long each turn is measured")
+	flag.StringVar(&cells, "cells", whole, "work/connections/sandboxes, comma-separated")
+	flag.StringVar(&o.only, "only", "", "scenarios, comma-separated; empty: all. The reference and its control always run")
+	flag.Parse()
+	if cells == "quick" {
+		cells = quick
+	}
+	var err error
+	if o.cells, err = parseCells(cells); err != nil {
+		return err
+	}
+	s, err := newSite(ctx, o)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = s.sup.Close() }()
+	defer s.leader.server.Stop()
+	return s.compare(o)
+}
+
+func parseCells(text string) (all []cell, err error) {
+	for one := range strings.SplitSeq(text, ",") {
+		parts := strings.Split(one, "/")
+		if len(parts) != 3 || !slices.Contains([]string{workGet, workPost, workWebSocket}, parts[0]) {
+			return nil, fmt.Errorf("cell %q: must be work/connections/sandboxes", one)
+		}
+		connections, err1 := strconv.Atoi(parts[1])
+		sandboxes, err2 := strconv.Atoi(parts[2])
+		if err := errors.Join(err1, err2); err != nil || connections < 1 || sandboxes < 1 {
+			return nil, fmt.Errorf("cell %q: must have numbers above 0: %w", one, err)
+		}
+		all = append(all, cell{parts[0], connections, sandboxes})
+	}
+	return all, nil
+}
+
+// newSite builds the programs and starts the leader.
+func newSite(ctx context.Context, o options) (*site, error) {
+	s := &site{ctx: ctx}
+	for _, c := range o.cells {
+		s.sandbox = max(s.sandbox, c.Sandboxes)
+	}
+	var err error
+	if s.envoyBin, err = devcluster.EnvoyBinary(ctx, os.Stderr); err != nil {
+		return nil, err
+	}
+	if s.sup, err = proc.New(); err != nil {
+		return nil, err
+	}
+	if s.dir, err = s.sup.TempDir("", "hop-"); err != nil {
+		return nil, err
+	}
+	s.bin = filepath.Join(s.dir, "bin")
+	if err := os.Mkdir(s.bin, 0o700); err != nil {
+		return nil, err
+	}
+	fmt.Fprintln(os.Stderr, "building the programs")
+	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-o", s.bin+"/",
+		"./cmd/extproc", "./bench/hop/stock", "./bench/hop/proxy", "./bench/hop/backend")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		return nil, fmt.Errorf("build: %w: %s", err, out)
+	}
+	s.leader, err = startLeader(s.sandbox)
+	return s, err
+}
+
+// compare runs all scenarios over all cells.
+func (s *site) compare(o options) error {
+	var all []*scenario
+	for _, c := range scenarios() {
+		always := c.name == nameReference || c.name == nameControl
+		if o.only == "" || always || slices.Contains(strings.Split(o.only, ","), c.name) {
+			all = append(all, c)
+		}
+	}
+	report := newReport(s, o, all)
+	for _, c := range all {
+		if err := s.start(c); err != nil {
+			return err
+		}
+	}
+	for _, at := range o.cells {
+		began := time.Now()
+		samples, err := s.rounds(all, at, o)
+		if err != nil {
+			return err
+		}
+		report.add(at, samples)
+		fmt.Fprintf(os.Stderr, "%s: %v\n", at, time.Since(began).Round(time.Second))
+	}
+	for i, c := range all {
+		n, err := s.streams(c)
+		if err != nil {
+			return err
+		}
+		report.Scenarios[i].Streams = n
+	}
+	return report.write(o.out)
+}

@@ -1,0 +1,248 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"time"
+)
+
+// report is the result of a run, and its JSON form.
+type report struct {
+	Machine   machine     `json:"machine"`
+	Rounds    int         `json:"rounds"`
+	Seconds   float64     `json:"secondsPerTurn"`
+	Scenarios []described `json:"scenarios"`
+	Cells     []result    `json:"cells"`
+	title     string
+}
+
+// machine is where and with what a run was made.
+type machine struct {
+	Date     string            `json:"date"`
+	Commit   string            `json:"commit"`
+	CPU      string            `json:"cpu"`
+	Cores    int               `json:"cores"`
+	Kernel   string            `json:"kernel"`
+	Versions map[string]string `json:"versions"`
+	// Load is how many tasks ran or waited, in the minute before the run and in its last minute.
+	LoadBefore string `json:"loadBefore"`
+	LoadAfter  string `json:"loadAfter"`
+}
+
+type described struct {
+	Name    string  `json:"name"`
+	About   string  `json:"about"`
+	Streams streams `json:"extProcStreams"`
+}
+
+// result is one cell. Rows are those of the scenarios, in their order.
+type result struct {
+	cell
+	Rows []row `json:"rows"`
+}
+
+type row struct {
+	Scenario string   `json:"scenario"`
+	Samples  []sample `json:"samples"`
+	// Median has the median of each figure, Ratio the ratios to the reference of the same round.
+	Median sample            `json:"median"`
+	Ratio  map[string]spread `json:"ratio"`
+}
+
+// figures are the ratios of a row.
+var figures = []struct {
+	name string
+	of   func(sample) float64
+}{
+	{"cpu", func(s sample) float64 { return s.CPU }},
+	{"envoyCPU", func(s sample) float64 { return s.EnvoyCPU }},
+	{"routerCPU", func(s sample) float64 { return s.RouterCPU }},
+	{"p50", func(s sample) float64 { return s.P50 }},
+	{"p99", func(s sample) float64 { return s.P99 }},
+	{"perSecond", func(s sample) float64 { return s.PerSecond }},
+}
+
+func newReport(s *site, o options, all []*scenario) *report {
+	r := &report{
+		title: "The hop", Rounds: o.rounds, Seconds: o.duration.Seconds(),
+		Machine: machine{
+			Date: time.Now().UTC().Format(time.DateOnly), Kernel: output("uname", "-sr"), LoadBefore: loadAverage(),
+			Commit: output("git", "describe", "--always", "--dirty", "--abbrev=12"),
+			CPU:    cpuModel(), Cores: runtime.NumCPU(),
+			Versions: map[string]string{"go": runtime.Version(), "envoy": envoyVersion(s.envoyBin)},
+		},
+	}
+	if info, ok := debug.ReadBuildInfo(); ok {
+		for _, m := range info.Deps {
+			if m.Path == "google.golang.org/grpc" {
+				r.Machine.Versions["grpc-go"] = m.Version
+			}
+		}
+	}
+	for _, c := range all {
+		r.Scenarios = append(r.Scenarios, described{Name: c.name, About: c.about})
+	}
+	return r
+}
+
+// output is what a program prints, "" if it fails.
+func output(program string, args ...string) string {
+	raw, err := exec.Command(program, args...).Output()
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(raw))
+}
+
+func envoyVersion(bin string) string {
+	parts := strings.Split(output(bin, "--version"), "/")
+	if len(parts) < 2 {
+		return ""
+	}
+	return parts[len(parts)-4]
+}
+
+func cpuModel() string {
+	raw, _ := os.ReadFile("/proc/cpuinfo")
+	for line := range strings.Lines(string(raw)) {
+		if name, ok := strings.CutPrefix(line, "model name"); ok {
+			return strings.TrimSpace(strings.TrimLeft(name, "\t :"))
+		}
+	}
+	return runtime.GOARCH
+}
+
+func loadAverage() string {
+	raw, _ := os.ReadFile("/proc/loadavg")
+	one, _, _ := strings.Cut(string(raw), " ")
+	return one
+}
+
+// add adds a cell. samples are by scenario and round.
+func (r *report) add(at cell, samples [][]sample) {
+	reference := slices.IndexFunc(r.Scenarios, func(d described) bool { return d.Name == nameReference })
+	one := result{cell: at}
+	for i, of := range samples {
+		row := row{Scenario: r.Scenarios[i].Name, Samples: of, Median: medians(of), Ratio: map[string]spread{}}
+		for _, f := range figures {
+			ratios := make([]float64, len(of))
+			for round := range of {
+				if to := f.of(samples[reference][round]); to > 0 {
+					ratios[round] = f.of(of[round]) / to
+				}
+			}
+			row.Ratio[f.name] = spreadOf(ratios)
+		}
+		one.Rows = append(one.Rows, row)
+	}
+	r.Cells = append(r.Cells, one)
+}
+
+func medians(of []sample) sample {
+	median := func(f func(sample) float64) float64 {
+		numbers := make([]float64, len(of))
+		for i := range of {
+			numbers[i] = f(of[i])
+		}
+		return spreadOf(numbers).Median
+	}
+	m := sample{
+		Requests: int(median(func(s sample) float64 { return float64(s.Requests) })), PerSecond: median(figures[5].of),
+		P50: median(figures[3].of), P99: median(figures[4].of), EnvoyCPU: median(figures[1].of),
+		RouterCPU: median(figures[2].of), CPU: median(figures[0].of),
+		EnvoyMainCPU: median(func(s sample) float64 { return s.EnvoyMainCPU }),
+		RouterAllocs: median(func(s sample) float64 { return s.RouterAllocs }),
+		EnvoyRSS:     int64(median(func(s sample) float64 { return float64(s.EnvoyRSS) })),
+		RouterRSS:    int64(median(func(s sample) float64 { return float64(s.RouterRSS) })),
+	}
+	for i := range of {
+		m.Failed += of[i].Failed
+	}
+	return m
+}
+
+// noise is how far the control is from the reference at most, as a share, by the medians of the sum of CPU.
+func (r *report) noise() float64 {
+	worst := 0.0
+	for _, c := range r.Cells {
+		for _, w := range c.Rows {
+			if w.Scenario == nameControl {
+				worst = max(worst, math.Abs(w.Ratio["cpu"].Median-1))
+			}
+		}
+	}
+	return worst
+}
+
+// noisy is the noise above which a run must not be quoted.
+const noisy = 0.05
+
+func (r *report) write(dir string) error {
+	r.Machine.LoadAfter = loadAverage()
+	var text strings.Builder
+	r.markdown(&text)
+	fmt.Println(text.String())
+	if dir == "" {
+		return nil
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	raw, err := json.MarshalIndent(r, "", " ")
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(dir, "hop.json"), append(raw, '\n'), 0o644); err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(dir, "README.md"), []byte(text.String()), 0o644)
+}
+
+// markdown writes the report for readers.
+func (r *report) markdown(w *strings.Builder) {
+	fmt.Fprintf(w, "# %s\n\n", r.title)
+	r.head(w)
+	for _, c := range r.Cells {
+		fmt.Fprintf(w, "\n## %s\n\n", c.cell)
+		fmt.Fprintln(w, "| scenario | requests/s | p50 us | p99 us | CPU us: Envoy | its main thread | router | sum "+
+			"| CPU ratio | router CPU ratio | p50 ratio | p99 ratio | router allocs |")
+		w.WriteString("|---|---|---|---|---|---|---|---|---|---|---|---|---|\n")
+		for _, x := range c.Rows {
+			m := x.Median
+			fmt.Fprintf(w, "| %s | %.0f | %.0f | %.0f | %.1f | %.1f | %.1f | %.1f | %s | %.2f | %s | %s | %.1f |\n",
+				x.Scenario, m.PerSecond, m.P50, m.P99, m.EnvoyCPU, m.EnvoyMainCPU, m.RouterCPU, m.CPU,
+				x.Ratio["cpu"], x.Ratio["routerCPU"].Median, x.Ratio["p50"], x.Ratio["p99"], m.RouterAllocs)
+			if m.Failed > 0 {
+				fmt.Fprintf(w, "| **%d exchanges of %s failed** | | | | | | | | | | | | |\n", m.Failed, x.Scenario)
+			}
+		}
+	}
+}
+
+func (r *report) head(w *strings.Builder) {
+	m := r.Machine
+	fmt.Fprintf(w, "%s, commit %s. %d cores of %s, %s. Envoy %s, grpc-go %s, %s. Load average %s before, %s after.\n",
+		m.Date, m.Commit, m.Cores, m.CPU, m.Kernel, m.Versions["envoy"], m.Versions["grpc-go"], m.Versions["go"],
+		m.LoadBefore, m.LoadAfter)
+	fmt.Fprintf(w, "%d rounds of rotating order, %.1f s for each turn. Ratios are "+
+		"to `%s` in the same round: the median, and the range in brackets.\n\n", r.Rounds, r.Seconds, nameReference)
+	fmt.Fprintf(w, "**Noise:** the control `%s` differs by at most %.0f %% in CPU.", nameControl, 100*r.noise())
+	if r.noise() > noisy {
+		fmt.Fprintf(w, " That is above %.0f %%: **do not quote this run.**", 100*noisy)
+	}
+	w.WriteString("\n\n| scenario | | ext_proc streams | failed | spurious messages |\n|---|---|---|---|---|\n")
+	for _, d := range r.Scenarios {
+		n := d.Streams
+		fmt.Fprintf(w, "| %s | %s | %d | %d | %d |\n", d.Name, d.About, n.Started, n.Failed, n.Spurious)
+	}
+}
+
+func (s spread) String() string { return fmt.Sprintf("%.2f (%.2f-%.2f)", s.Median, s.Least, s.Most) }
