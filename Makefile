@@ -59,11 +59,18 @@ test-packages:
 test-short:
 	go test -short ./...
 
+# Package below ./agent, and target.
+AGENT_FUZZ := ./FuzzRequestsWithoutToken accounts/FuzzAddDefault accounts/FuzzLookup accounts/FuzzNamed \
+	files/FuzzCalls files/FuzzCheckSignature files/FuzzDownload files/FuzzResolve files/FuzzUpload \
+	initbox/FuzzOpen initbox/FuzzOpenContents process/FuzzCalls process/FuzzStart
+
 ## test-long: fuzz the parsers, run the model tests for longer, take the control plane away for longer; not part of CI
 .PHONY: test-long
 test-long: ground
 	go test ./extproc -run '^$$' -fuzz FuzzHost -fuzztime 5m
 	go test ./extproc -run '^$$' -fuzz FuzzPath -fuzztime 5m
+	@set -e; for fuzz in $(AGENT_FUZZ); do \
+		set -x; go test ./agent/$${fuzz%/*} -run '^$$' -fuzz "^$${fuzz#*/}\$$" -fuzztime 5m; { set +x; } 2>/dev/null; done
 	go test ./allocator/core -count=1 -timeout 90m -run AnyHistory -rapid.checks=3000
 	go test ./routecache -count=1 -timeout 30m -rapid.checks=20000
 	go test ./envoy -count=1 -timeout 20m -run TestThousandsOfWebSocketsStayOpen -envoy.websockets=5m
@@ -155,6 +162,11 @@ bench-reap: ground
 .PHONY: bench-fence
 bench-fence: ground
 	go test ./bench -run '^$$' -bench 'Fence' -benchtime 1x -timeout 30m -v
+
+## bench-agent: what a command costs through Envoy, how fast files move, what configuration adds to a claim, how fast agents start
+.PHONY: bench-agent
+bench-agent: ground
+	go test ./bench -run '^$$' -bench 'Agent' -benchtime 1x -timeout 40m -v
 
 ## image-archives: build the container images as archives in bin/images, as VERSION (default: that of internal/version); needs no Docker
 .PHONY: image-archives

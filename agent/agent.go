@@ -45,8 +45,8 @@ type Agent struct {
 	meter  *meter
 	// config is nil until the agent is configured. What it points to is never changed.
 	config atomic.Pointer[initbox.Config]
-	// boxes bounds the boxes that are read at one time.
-	boxes chan struct{}
+	// boxes bounds the boxes that are read at one time, calls what is served with the access token.
+	boxes, calls chan struct{}
 	// configuring is held while a box is opened and its files are written.
 	configuring sync.Mutex
 }
@@ -58,13 +58,24 @@ const (
 	boxWait  = 10 * time.Second
 )
 
+const (
+	// maxCalls is the number of calls with the access token at one time. Each can hold a thread, of which Go's
+	// runtime allows 10,000.
+	maxCalls = 4096
+	// bodyWait is how long a client may send nothing while its request is read.
+	bodyWait = 5 * time.Minute
+	// restWait is how long net/http may wait for the rest of a body that was not read to its end.
+	restWait = 10 * time.Second
+)
+
 // New returns an agent that is not configured.
 func New(o Options) (*Agent, error) {
 	if err := options.Require(o, "Log", "Keys", "Accounts", "WriteFile"); err != nil {
 		return nil, err
 	}
 	a := &Agent{o: o, mux: http.NewServeMux(), errors: connect.NewErrorWriter(),
-		meter: newMeter("/", time.Now()), boxes: make(chan struct{}, maxBoxes)}
+		meter: newMeter("/", time.Now()), boxes: make(chan struct{}, maxBoxes),
+		calls: make(chan struct{}, maxCalls)}
 	a.mux.HandleFunc("GET /health", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })
 	a.mux.HandleFunc("GET "+initbox.Path, a.hello)
 	a.mux.HandleFunc("POST "+initbox.Path, a.configure)
@@ -85,15 +96,41 @@ func (a *Agent) HandleSigned(pattern string, h http.Handler, signed func(r *http
 			a.refuse(w, r, err)
 			return
 		}
+		select {
+		case a.calls <- struct{}{}:
+			defer func() { <-a.calls }()
+		default:
+			a.refuse(w, r, errBusy)
+			return
+		}
+		r.Body = &body{r.Body, http.NewResponseController(w)}
 		h.ServeHTTP(w, r)
 	})
+}
+
+// body is that of a request. A client that sends nothing for bodyWait ends it.
+type body struct {
+	io.ReadCloser
+	control *http.ResponseController
+}
+
+// Read has a deadline only while it waits: one that passes later would end the context of the request, and
+// thereby a stream that is silent.
+func (b *body) Read(p []byte) (int, error) {
+	_ = b.control.SetReadDeadline(time.Now().Add(bodyWait)) // fails only without a connection, in tests
+	defer b.control.SetReadDeadline(time.Time{})            //nolint:errcheck // as above
+	return b.ReadCloser.Read(p)
 }
 
 // HandleOpen is Handle for a handler that every request reaches, also before the configuration.
 func (a *Agent) HandleOpen(pattern string, h http.Handler) { a.mux.Handle(pattern, h) }
 
 // ServeHTTP implements http.Handler.
-func (a *Agent) ServeHTTP(w http.ResponseWriter, r *http.Request) { a.mux.ServeHTTP(w, r) }
+func (a *Agent) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	// net/http reads on after the handler, also for a client without token.
+	defer func() { _ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(restWait)) }()
+	a.mux.ServeHTTP(w, r)
+}
 
 // Config returns the configuration of the sandbox, nil before there is one. It must not be changed.
 func (a *Agent) Config() *initbox.Config { return a.config.Load() }
@@ -111,6 +148,9 @@ func (a *Agent) Account(name string) (accounts.Account, error) {
 
 // errUnconfigured is the answer to a call that comes before the configuration.
 var errUnconfigured = errors.New("the sandbox is not configured yet")
+
+// errBusy is the answer to a call beyond maxCalls.
+var errBusy = fmt.Errorf("%d calls are being served: end some of them and try again", maxCalls)
 
 // admit returns why a request may not be served, or nil.
 func (a *Agent) admit(r *http.Request, signed func(*http.Request, string) error) error {
@@ -136,8 +176,11 @@ func (a *Agent) admit(r *http.Request, signed func(*http.Request, string) error)
 // refuse answers a request that was not admitted, in the form of its protocol.
 func (a *Agent) refuse(w http.ResponseWriter, r *http.Request, err error) {
 	status, code := http.StatusUnauthorized, connect.CodeUnauthenticated
-	if errors.Is(err, errUnconfigured) {
+	switch {
+	case errors.Is(err, errUnconfigured):
 		status, code = http.StatusServiceUnavailable, connect.CodeUnavailable
+	case errors.Is(err, errBusy):
+		status, code = http.StatusTooManyRequests, connect.CodeResourceExhausted
 	}
 	if a.errors.IsSupported(r) {
 		_ = a.errors.Write(w, r, connect.NewError(code, err)) // the client is away

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -308,5 +309,92 @@ func TestMetricsAreThoseOfTheSandboxsCgroup(t *testing.T) {
 		"ts", "cpu_count", "cpu_used_pct", "mem_total", "mem_used", "mem_cache", "disk_total", "disk_used",
 	} {
 		require.Contains(t, shape, name)
+	}
+}
+
+// listening serves an agent in memory, for tests in a bubble. The result connects.
+func (h *harness) listening(t *testing.T) func() net.Conn {
+	listener := pipetest.Listen()
+	server := &http.Server{Handler: h}
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(listener) }()
+	t.Cleanup(func() {
+		listener.HangUp()
+		require.NoError(t, server.Close())
+		<-served
+	})
+	return listener.Connect
+}
+
+// Neither a client without the token nor one with it holds a connection by a body that does not come.
+func TestSilentBodiesEndTheirConnections(t *testing.T) {
+	for name, c := range map[string]struct {
+		token string
+		wait  time.Duration
+	}{"without token": {wait: restWait}, "with token": {"X-Access-Token: t\r\n", bodyWait + restWait}} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				h := newHarness(t)
+				h.configure(initbox.Config{SandboxID: "a", AccessToken: "t"})
+				h.Handle("/read", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					_, err := io.ReadAll(r.Body)
+					require.ErrorIs(t, err, os.ErrDeadlineExceeded)
+				}))
+				conn := h.listening(t)()
+				began := time.Now()
+				_, err := fmt.Fprintf(conn, "POST /read HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n%s\r\nx", c.token)
+				require.NoError(t, err)
+				_, err = io.Copy(io.Discard, conn)
+				require.NoError(t, err)
+				require.LessOrEqual(t, time.Since(began), c.wait)
+			})
+		})
+	}
+}
+
+func TestSilentStreamsOutliveTheDeadlineOfBodies(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t)
+		h.configure(initbox.Config{SandboxID: "a", AccessToken: "t"})
+		h.Handle("/stream", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			_, err := io.ReadAll(r.Body)
+			require.NoError(t, err)
+			select {
+			case <-time.After(3 * bodyWait):
+			case <-r.Context().Done():
+			}
+			_, _ = io.WriteString(w, fmt.Sprint(r.Context().Err()))
+		}))
+		conn := h.listening(t)()
+		_, err := io.WriteString(conn, "POST /stream HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nX-Access-Token: t\r\n\r\nx")
+		require.NoError(t, err)
+		answer, err := http.ReadResponse(bufio.NewReader(conn), nil)
+		require.NoError(t, err)
+		text, err := io.ReadAll(answer.Body)
+		require.NoError(t, err)
+		require.Equal(t, "<nil>", string(text))
+	})
+}
+
+func TestCallsBeyondTheBoundAreRefused(t *testing.T) {
+	h := newHarness(t)
+	h.configure(initbox.Config{SandboxID: "a", AccessToken: "t"})
+	for range maxCalls {
+		h.calls <- struct{}{}
+	}
+	call := func(target string) (int, string) {
+		return h.call(http.MethodPost, target, []byte("{}"), TokenHeader, "t", "Content-Type", "application/json")
+	}
+	status, body := call("/process.Process/List")
+	require.Equal(t, http.StatusTooManyRequests, status)
+	require.Contains(t, body, `"code":"resource_exhausted","message":"4096 calls are being served`)
+	status, body = call("/files")
+	require.Equal(t, http.StatusTooManyRequests, status, body)
+	status, _ = h.call(http.MethodGet, "/health", nil)
+	require.Equal(t, http.StatusNoContent, status)
+	<-h.calls
+	for range 2 {
+		status, body = call("/files")
+		require.Equal(t, http.StatusOK, status, body)
 	}
 }

@@ -18,6 +18,10 @@
 // Two boxes are read at one time, each for 10 s at most, and others are answered with 503: a box is up to 1.6 MiB
 // of a client that has no token.
 //
+// 4,096 calls with the token are served at one time, and more are answered with resource_exhausted (429). A
+// client that sends nothing of a request for 5 minutes ends it, so a stream of requests needs keepalives. A
+// body that is not read to its end may take 10 s more. A stream of answers may be silent.
+//
 // # Access
 //
 //   - A configured agent serves a call that carries the sandbox's access token in X-Access-Token, a

@@ -42,10 +42,14 @@ func newGround(b *testing.B) *ground {
 }
 
 func newGroundOf(b *testing.B, o stack.Options) *ground {
+	return newGroundWith(b, o, hollow.Options{Nodes: 10})
+}
+
+func newGroundWith(b *testing.B, o stack.Options, nodes hollow.Options) *ground {
 	o.BinDir = b.TempDir()
 	require.NoError(b, stack.Build(b.Context(), o.BinDir, false, "allocator", "extproc"))
 	run := harness.NewRun(b, history.Settings{}, "")
-	berth := run.Start(harness.Options{Hollow: &hollow.Options{Nodes: 10}, Stack: o})
+	berth := run.Start(harness.Options{Hollow: &nodes, Stack: o})
 	transport := &http.Transport{MaxIdleConnsPerHost: callers, DisableCompression: true}
 	b.Cleanup(transport.CloseIdleConnections)
 	first := berth.Stack.Allocators[0]
@@ -150,9 +154,12 @@ func (g *ground) patch(p *corev1.Pod, claim int) error {
 	return err
 }
 
-func (g *ground) claim(pool string) (id string, err error) {
+func (g *ground) claim(pool string) (id string, err error) { return g.claimWith(pool, "") }
+
+// claimWith claims with further fields in the request.
+func (g *ground) claimWith(pool, fields string) (id string, err error) {
 	var s struct{ SandboxID string }
-	code, body, err := g.call(http.MethodPost, "/sandboxes", `{"templateID":"`+pool+`","timeout":7200}`)
+	code, body, err := g.call(http.MethodPost, "/sandboxes", `{"templateID":"`+pool+`","timeout":7200`+fields+`}`)
 	if err != nil || code != http.StatusCreated {
 		return "", fmt.Errorf("claim: %d %s %w", code, body, err)
 	}

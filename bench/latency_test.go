@@ -137,7 +137,12 @@ func client(b *testing.B, addr string) *http.Client {
 
 // claim makes a pool and takes a sandbox from it.
 func claim(b *testing.B, berth *harness.Berth) (s openapi.Sandbox, ip string) {
-	berth.CreatePool("pool", 1, nil)
+	return claimOf(b, berth, nil)
+}
+
+// claimOf is claim for a pool that is changed before.
+func claimOf(b *testing.B, berth *harness.Berth, change func(*v1alpha1.SandboxPool)) (s openapi.Sandbox, ip string) {
+	berth.CreatePool("pool", 1, change)
 	require.Eventually(b, func() bool {
 		response, err := http.Post(berth.Stack.Allocators[0].API+"/sandboxes", "application/json",
 			strings.NewReader(`{"templateID":"pool","timeout":7200}`))

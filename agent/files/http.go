@@ -205,9 +205,7 @@ func (s *Service) upload(w http.ResponseWriter, r *http.Request, q query, accoun
 	if u.metadata, err = metadataOf(r.Header); err != nil {
 		return err
 	}
-	idle := &idleReader{body: r.Body, control: http.NewResponseController(w)}
-	defer idle.done()
-	body, err := decoded(r.Header, idle)
+	body, err := decoded(r.Header, clientReader{r.Body})
 	if err != nil {
 		return err
 	}

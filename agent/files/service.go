@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -254,11 +256,11 @@ func list(ctx context.Context, d *describer, dir string, depth int, found []*fil
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	children, err := os.ReadDir(dir)
+	entries, err := readDir(dir, maxEntries-len(found))
 	if err != nil {
 		return nil, err
 	}
-	for _, child := range children {
+	for _, child := range entries {
 		if strings.HasPrefix(child.Name(), stagingPrefix) {
 			continue
 		}
@@ -272,8 +274,7 @@ func list(ctx context.Context, d *describer, dir string, depth int, found []*fil
 			return nil, err
 		}
 		if len(found) == maxEntries {
-			return nil, problem(connect.CodeResourceExhausted,
-				"more than %d entries: list with a smaller depth, or run find as a command", maxEntries)
+			return nil, errTooMany
 		}
 		found = append(found, e)
 		if child.IsDir() && depth > 1 && !inAgent(path) {
@@ -289,4 +290,26 @@ func list(ctx context.Context, d *describer, dir string, depth int, found []*fil
 		}
 	}
 	return found, nil
+}
+
+var errTooMany = problem(connect.CodeResourceExhausted,
+	"more than %d entries: list with a smaller depth, or run find as a command", maxEntries)
+
+// readDir is os.ReadDir for a directory with at most this many entries. Of a larger one it reads no more than
+// that, and returns errTooMany.
+func readDir(dir string, most int) ([]fs.DirEntry, error) {
+	f, err := os.Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	entries, err := f.ReadDir(most + 1)
+	switch {
+	case err != nil && !errors.Is(err, io.EOF):
+		return nil, err
+	case len(entries) > most:
+		return nil, errTooMany
+	}
+	slices.SortFunc(entries, func(a, b fs.DirEntry) int { return strings.Compare(a.Name(), b.Name()) })
+	return entries, nil
 }

@@ -195,6 +195,21 @@ func TestListGoesAsDeepAsAsked(t *testing.T) {
 	require.Equal(t, []string{"link/c", "link/c/d"}, list("link", 2), "the path of the request goes through links")
 }
 
+func TestLargeDirectoryIsRefusedBeforeItIsRead(t *testing.T) {
+	s := start(t)
+	for _, name := range []string{"c", "a", "b"} {
+		s.put(name, "")
+	}
+	entries, err := readDir(s.home, 3)
+	require.NoError(t, err)
+	require.Len(t, entries, 3)
+	require.Equal(t, "a", entries[0].Name())
+	for _, most := range []int{2, 0} {
+		_, err = readDir(s.home, most)
+		require.ErrorIs(t, err, errTooMany)
+	}
+}
+
 func TestClosedServiceRefusesWatches(t *testing.T) {
 	s, err := New(Options{Account: start(t).o.Account})
 	require.NoError(t, err)

@@ -11,7 +11,6 @@ import (
 	"net/http"
 	"path"
 	"strings"
-	"time"
 
 	"connectrpc.com/connect"
 
@@ -31,8 +30,6 @@ const (
 	gzipFree  = 64 << 20
 	gzipRatio = 100
 	gzipMost  = 16 << 30
-	// idleUpload is how long a client may send nothing.
-	idleUpload = 5 * time.Minute
 	// maxFiles is the number of files in one form.
 	maxFiles = 10_000
 )
@@ -246,20 +243,13 @@ func badBody(err error) error {
 	return invalid("the body cannot be read: %w", err)
 }
 
-// idleReader ends an upload whose client sends nothing.
-type idleReader struct {
-	body    io.Reader
-	control *http.ResponseController
-}
+// clientReader gives the errors of a body that does not arrive their code.
+type clientReader struct{ body io.Reader }
 
-func (i *idleReader) Read(p []byte) (int, error) {
-	// Not every server has deadlines. Then the client's connection is the only bound.
-	_ = i.control.SetReadDeadline(time.Now().Add(idleUpload))
-	n, err := i.body.Read(p)
+func (c clientReader) Read(p []byte) (int, error) {
+	n, err := c.body.Read(p)
 	if err != nil && !errors.Is(err, io.EOF) {
 		err = badBody(fmt.Errorf("reading from the client: %w", err))
 	}
 	return n, err
 }
-
-func (i *idleReader) done() { _ = i.control.SetReadDeadline(time.Time{}) }

@@ -3,9 +3,11 @@ package files
 import (
 	"context"
 	"fmt"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -16,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	pb "github.com/berth-sandbox/berth/agent/agentpb/filesystem"
+	"github.com/berth-sandbox/berth/internal/pipetest"
 )
 
 // watcher is one of CreateWatcher.
@@ -179,6 +182,59 @@ func TestLossIsReportedOnceAndTheWatchGoesOn(t *testing.T) {
 	require.Equal(t, connect.CodeDataLoss, connect.CodeOf(err), "%v", err)
 	s.put("dir/a", "")
 	require.Equal(t, []string{"CREATE dir/a"}, w.events())
+}
+
+// The client reads nothing while the changes happen, and its connection has no buffer.
+func TestSlowStreamGetsEachChangeInOrderOrALoss(t *testing.T) {
+	s := start(t)
+	for _, c := range []struct {
+		pairs int // of two changes
+		lost  bool
+	}{{5000, false}, {3 * maxQueued / 4, true}} {
+		listener := pipetest.Listen()
+		mux := http.NewServeMux()
+		mux.Handle(s.Filesystem())
+		server := &http.Server{Handler: mux}
+		served := make(chan error, 1)
+		go func() { served <- server.Serve(listener) }()
+		transport := &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) {
+			return listener.Connect(), nil
+		}}
+		calls := pb.NewFilesystemClient(&http.Client{Transport: transport}, "http://pipe")
+		stream, err := calls.WatchDir(t.Context(), connect.NewRequest(&pb.WatchDirRequest{}))
+		require.NoError(t, err)
+		require.True(t, stream.Receive())
+		for i := range c.pairs {
+			s.put(strconv.Itoa(i), "")
+			require.NoError(t, os.Remove(s.path(strconv.Itoa(i))))
+		}
+		n := 0
+		for (n < 2*c.pairs || c.lost) && stream.Receive() {
+			if e := stream.Msg().GetFilesystem(); e != nil {
+				kind := []string{"CREATE", "REMOVE"}[n%2]
+				require.Equal(t, []string{fmt.Sprintf("%s %d", kind, n/2)}, eventLines([]*pb.FilesystemEvent{e}))
+				n++
+			}
+		}
+		if c.lost {
+			require.Equal(t, connect.CodeDataLoss, connect.CodeOf(stream.Err()), "%v", stream.Err())
+			require.Less(t, n, 2*c.pairs)
+		} else {
+			require.NoError(t, stream.Err())
+			require.Equal(t, 2*c.pairs, n)
+		}
+		t.Logf("%d changes, %d were sent", 2*c.pairs, n)
+		_ = stream.Close()
+		transport.CloseIdleConnections()
+		listener.HangUp()
+		require.NoError(t, server.Close())
+		<-served
+	}
+	require.Eventually(t, func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.watches == 0
+	}, time.Minute, time.Millisecond)
 }
 
 func TestEventsCarryTheEntryThatIsStillThere(t *testing.T) {

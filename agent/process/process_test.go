@@ -156,6 +156,14 @@ func TestRefusedCallsNameTheReason(t *testing.T) {
 			start(func(r *startRequest) { r.Msg.Process.Cwd = &file }),
 			connect.CodeInvalidArgument, "is not a directory",
 		},
+		"long tag": {
+			start(func(r *startRequest) { r.Msg.Tag = new(strings.Repeat("a", 1025)) }),
+			connect.CodeInvalidArgument, "tag: 1025 bytes, at most 1024",
+		},
+		"long command": {
+			start(func(r *startRequest) { r.Msg.Process.Cmd = strings.Repeat("a", 4097) }),
+			connect.CodeInvalidArgument, "at most 4096 bytes",
+		},
 		"no command": {
 			start(func(r *startRequest) { r.Msg.Process = nil }),
 			connect.CodeInvalidArgument, "process.cmd",

@@ -24,6 +24,8 @@ import (
 const (
 	// maxMessage bounds a request, or a message of a stream of requests.
 	maxMessage = 16 << 20
+	// maxTag bounds a tag in bytes. It is kept as long as its process.
+	maxTag = 1 << 10
 	// keepaliveHeader has the seconds of silence after which a stream sends a keepalive.
 	keepaliveHeader  = "Keepalive-Ping-Interval"
 	defaultKeepalive = 90 * time.Second
@@ -149,7 +151,7 @@ func (s *Service) find(selector *processpb.ProcessSelector) (*running, error) {
 	case *processpb.ProcessSelector_Pid:
 		matches, name = func(p *running) bool { return p.child.PID == int(by.Pid) }, fmt.Sprintf("number %d", by.Pid)
 	case *processpb.ProcessSelector_Tag:
-		matches, name = func(p *running) bool { return p.tag != nil && *p.tag == by.Tag }, fmt.Sprintf("tag %q", by.Tag)
+		matches, name = func(p *running) bool { return p.tag != nil && *p.tag == by.Tag }, fmt.Sprintf("tag %.*q", maxTag, by.Tag)
 	default:
 		return nil, connect.NewError(connect.CodeInvalidArgument, errors.New("process: must have a pid or a tag"))
 	}

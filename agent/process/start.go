@@ -59,8 +59,13 @@ func (s *Service) start(r *processpb.StartRequest, account accounts.Account) (*r
 // check returns the first field of a request that no process can be started with.
 func check(r *processpb.StartRequest) error {
 	config := r.GetProcess()
-	if config.GetCmd() == "" {
+	switch {
+	case config.GetCmd() == "":
 		return errors.New("process.cmd: must be set")
+	case len(config.GetCmd()) > unix.PathMax || len(config.GetCwd()) > unix.PathMax:
+		return fmt.Errorf("process.cmd and cwd: at most %d bytes", unix.PathMax)
+	case len(r.GetTag()) > maxTag:
+		return fmt.Errorf("tag: %d bytes, at most %d", len(r.GetTag()), maxTag)
 	}
 	for _, text := range append([]string{config.GetCmd(), config.GetCwd()}, config.GetArgs()...) {
 		if strings.ContainsRune(text, 0) {
@@ -69,7 +74,7 @@ func check(r *processpb.StartRequest) error {
 	}
 	for name, value := range config.GetEnvs() {
 		if name == "" || strings.ContainsAny(name, "=\x00") || strings.ContainsRune(value, 0) {
-			return fmt.Errorf("process.envs: %q: a name must not be empty or have a =, and there must be no zero byte", name)
+			return fmt.Errorf("process.envs: %.100q: a name must not be empty or have a =, and there must be no zero byte", name)
 		}
 	}
 	_, err := size(r.GetPty().GetSize())

@@ -27,6 +27,13 @@ import (
 // grace is how long commands have to end after SIGTERM, and then the rest after SIGKILL.
 const grace = 5 * time.Second
 
+// Bounds of a connection. Envoy closes its connections sooner than idle, so that no request finds one that the
+// agent is about to close, and passes on smaller headers.
+const (
+	idle      = 2 * time.Minute
+	maxHeader = 128 << 10
+)
+
 // run serves until the end that the package's comment describes, or until ctx ends.
 func (c *runCommand) run(ctx context.Context, signals <-chan os.Signal, log *slog.Logger) error {
 	// Processes of the same user could read the access token in this one's memory.
@@ -54,7 +61,7 @@ func (c *runCommand) run(ctx context.Context, signals <-chan os.Signal, log *slo
 	if err != nil {
 		return err
 	}
-	server := &http.Server{Handler: handler, ReadHeaderTimeout: 10 * time.Second,
+	server := &http.Server{Handler: handler, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: idle, MaxHeaderBytes: maxHeader,
 		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelWarn)}
 	failed := make(chan error, 1)
 	go func() { failed <- server.Serve(listener) }()
