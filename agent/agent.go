@@ -73,9 +73,11 @@ func New(o Options) (*Agent, error) {
 	if err := options.Require(o, "Log", "Keys", "Accounts", "WriteFile"); err != nil {
 		return nil, err
 	}
-	a := &Agent{o: o, mux: http.NewServeMux(), errors: connect.NewErrorWriter(),
-		meter: newMeter("/", time.Now()), boxes: make(chan struct{}, maxBoxes),
-		calls: make(chan struct{}, maxCalls)}
+	a := &Agent{o: o, mux: http.NewServeMux(),
+		// Without the option, requests for /files count as calls of Connect.
+		errors: connect.NewErrorWriter(connect.WithRequireConnectProtocolHeader()),
+		meter:  newMeter("/", time.Now()), boxes: make(chan struct{}, maxBoxes),
+		calls:  make(chan struct{}, maxCalls)}
 	a.mux.HandleFunc("GET /health", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })
 	a.mux.HandleFunc("GET "+initbox.Path, a.hello)
 	a.mux.HandleFunc("POST "+initbox.Path, a.configure)

@@ -137,15 +137,19 @@ func TestRefusedCallsSpeakTheProtocolOfTheCall(t *testing.T) {
 	t.Parallel()
 	h := newHarness(t)
 	h.configure(initbox.Config{SandboxID: "a", AccessToken: "secret"})
-	status, body := h.call(http.MethodPost, "/process.Process/Start", nil, "Content-Type", "application/connect+json")
+	status, body := h.call(http.MethodPost, "/process.Process/Start", nil,
+		"Connect-Protocol-Version", "1", "Content-Type", "application/connect+json")
 	require.Equal(t, http.StatusOK, status)
 	require.Contains(t, body, `"code":"unauthenticated"`)
-	status, body = h.call(http.MethodPost, "/process.Process/List", nil, "Content-Type", "application/json")
+	status, body = h.call(http.MethodPost, "/process.Process/List", nil,
+		"Connect-Protocol-Version", "1", "Content-Type", "application/json")
 	require.Equal(t, http.StatusUnauthorized, status)
 	require.Contains(t, body, `"code":"unauthenticated"`)
-	status, body = h.call(http.MethodPut, "/files", nil)
-	require.Equal(t, http.StatusUnauthorized, status)
-	require.Contains(t, body, `"code":401`)
+	for _, method := range []string{http.MethodGet, http.MethodPost, http.MethodPut} {
+		status, body = h.call(method, "/files?signature=x", nil, "Content-Type", "application/octet-stream")
+		require.Equal(t, http.StatusUnauthorized, status)
+		require.Contains(t, body, `"code":401`)
+	}
 }
 
 func TestAgentIsConfiguredOnce(t *testing.T) {

@@ -9,6 +9,8 @@ import (
 	"net/url"
 	"strconv"
 	"time"
+
+	"connectrpc.com/connect"
 )
 
 // HasSignature reports whether a request asks to be judged by [CheckSignature].
@@ -27,7 +29,7 @@ func CheckSignature(r *http.Request, token string, now time.Time) error {
 	q, err := parseQuery(r.URL.RawQuery)
 	switch {
 	case err != nil:
-		return err
+		return errors.New(err.(*connect.Error).Message())
 	case token == "":
 		return errors.New("the sandbox has no access token, so it has no signatures")
 	case !q.signed:
