@@ -34,11 +34,7 @@ const agentPort = 49983
 func TestStockSDKsWorkOverPlainHTTP(t *testing.T) {
 	onThisMachine(t, "does not depend on the cluster")
 	e := start(t, 0)
-	_, gatewayPort, err := net.SplitHostPort(e.address(e.site.front))
-	require.NoError(t, err)
-	environment := append(os.Environ(), "E2B_API_KEY="+e.site.key(), "E2B_API_URL=http://"+e.address(e.site.api),
-		"E2B_SANDBOX_URL=http://"+e.site.domain()+":"+gatewayPort)
-	environment = e.runSDKs(environment)
+	environment := e.runSDKs(e.overHTTP())
 	limited, _ := e.storeKey(access.Caller{Key: e.pool + "-limited", Team: limitedTeam, Role: access.Member})
 	e.as(limited, http.MethodGet, "/sandboxes", "") // it is known
 	e.eachSDK(newSDKs, "limited", append(environment, "E2B_API_KEY="+limited))
@@ -51,11 +47,20 @@ func TestStockSDKsOverTLSNeedOnlyTheDomain(t *testing.T) {
 	all.APITLS, all.Allocators = true, 2
 	e := startAlone(t, 0, all)
 	environment := e.runSDKs(e.domainOnly())
+	e.useTools("signed", environment)
 	e.callsOverTLS()
 	for _, a := range e.stack.Allocators {
 		require.NoError(t, a.Kill())
 	}
 	e.eachSDK(newSDKs, "busy", environment)
+}
+
+// overHTTP returns the environment of a program that knows the URLs of the API and of the gateway.
+func (e *env) overHTTP() []string {
+	_, gatewayPort, err := net.SplitHostPort(e.address(e.site.front))
+	require.NoError(e.t, err)
+	return append(os.Environ(), "E2B_API_KEY="+e.site.key(), "E2B_API_URL=http://"+e.address(e.site.api),
+		"E2B_SANDBOX_URL=http://"+e.site.domain()+":"+gatewayPort, "PYTHONDONTWRITEBYTECODE=1")
 }
 
 // callsOverTLS makes calls to each replica, one of which forwards them, and through the gateway.
@@ -119,7 +124,8 @@ func (e *env) domainOnly(packages ...string) []string {
 		"NODE_OPTIONS=--require="+filepath.Join(resolve, "resolve.cjs"), "PYTHONPATH="+path, "PYTHONDONTWRITEBYTECODE=1")
 }
 
-// stockSDK is a release of E2B's SDK as its registry has it.
+// stockSDK is a release of E2B's SDK as its registry has it, and a program in sdk that uses it. What follows
+// the names is the program's second argument.
 type stockSDK struct {
 	version string
 	install func(dir, name, version string) *exec.Cmd
@@ -148,16 +154,27 @@ func (e *env) eachSDK(all []stockSDK, part string, environment []string) {
 	e.t.Helper()
 	for _, c := range all {
 		e.t.Run(strings.TrimSpace(c.program[0]+" "+c.version+" "+part), func(t *testing.T) {
-			name := c.program[0] + "-e2b-" + c.version
-			dir := installed(t, name, func(dir string) *exec.Cmd { return c.install(dir, "e2b", c.version) })
-			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
-			defer cancel()
-			command := exec.CommandContext(ctx, c.program[0], filepath.Join("sdk", c.program[1]), dir, part)
-			command.Env = environment
-			out, err := command.CombinedOutput()
-			require.NoError(t, err, "%s", out)
+			c.run(t, c.installed(t), part, environment)
 		})
 	}
+}
+
+// installed returns the directory with the SDK.
+func (c stockSDK) installed(t *testing.T) string {
+	name := c.program[0] + "-e2b-" + c.version
+	return installed(t, name, func(dir string) *exec.Cmd { return c.install(dir, "e2b", c.version) })
+}
+
+// run runs a part of the program with the SDK in a directory.
+func (c stockSDK) run(t *testing.T, dir, part string, environment []string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	defer cancel()
+	args := append([]string{filepath.Join("sdk", c.program[1]), dir}, c.program[2:]...)
+	command := exec.CommandContext(ctx, c.program[0], append(args, part)...)
+	command.Env = environment
+	out, err := command.CombinedOutput()
+	require.NoError(t, err, "%s", out)
 }
 
 func npm(dir, name, version string) *exec.Cmd {
