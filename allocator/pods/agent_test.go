@@ -21,3 +21,24 @@ func TestPodNamesTheAgentThatItWasMadeWith(t *testing.T) {
 		require.EqualValues(t, 49983, observe(slim(built), zap.NewNop()).AgentPort, "the watch keeps less of a pod")
 	}
 }
+
+func TestPortOfTheAgentIsThatOfTheCommand(t *testing.T) {
+	for _, c := range []struct {
+		port    uint16
+		command []string
+	}{
+		{0, nil},
+		{0, []string{"serve"}},
+		{0, []string{"berth-agent", "run", "--listen=:49983"}}, // that of the image: not one that the allocator put there
+		{0, []string{"/berth/berth-agent", "run"}},
+		{0, []string{"/berth/berth-agent", "run", "--listen=:x"}},
+		{0, []string{"/berth/berth-agent", "run", "--listen=:65536"}},
+		{1, []string{"/berth/berth-agent", "run", "--listen=:1"}},
+		{49983, []string{"/berth/berth-agent", "run", "--listen=:49983", "--", "serve", "--listen=:80"}},
+	} {
+		pod := &corev1.Pod{Spec: corev1.PodSpec{Containers: []corev1.Container{{Command: c.command}, {
+			Command: []string{"/berth/berth-agent", "run", "--listen=:2"}}}}}
+		require.Equal(t, c.port, agentPort(pod), c.command)
+	}
+	require.Zero(t, agentPort(&corev1.Pod{}))
+}
