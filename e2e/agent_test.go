@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -8,9 +9,12 @@ import (
 	"path/filepath"
 	"testing"
 
+	"connectrpc.com/connect"
 	"github.com/stretchr/testify/require"
 
+	"github.com/berth-sandbox/berth/agent/agentpb/process"
 	"github.com/berth-sandbox/berth/api/apierror"
+	"github.com/berth-sandbox/berth/api/openapi"
 	"github.com/berth-sandbox/berth/api/sandboxaccess"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 )
@@ -72,4 +76,52 @@ func TestClaimConfiguresItsAgentBeforeTheAnswer(t *testing.T) {
 	shown, err := json.Marshal(record)
 	require.NoError(t, err)
 	require.NotContains(t, string(shown), canary)
+}
+
+// agentOf is the agent of a sandbox, which is called through Envoy with its token.
+func (e *env) agentOf(s openapi.Sandbox) processpb.ProcessClient {
+	e.t.Helper()
+	require.NotNil(e.t, s.EnvdAccessToken)
+	token := connect.WithInterceptors(withHeader{sandboxaccess.AgentHeader, *s.EnvdAccessToken})
+	return processpb.NewProcessClient(e.streaming(), "http://"+e.host(sandboxaccess.AgentPort, s.SandboxID), token)
+}
+
+// runs starts a script in a sandbox. Its client stays until stop or the end of the test.
+func (e *env) runs(s openapi.Sandbox, script string) (pid uint32, stop func()) {
+	e.t.Helper()
+	ctx, cancel := context.WithCancel(e.t.Context())
+	e.t.Cleanup(cancel)
+	stream, err := e.agentOf(s).Start(ctx, connect.NewRequest(&processpb.StartRequest{
+		Process: &processpb.ProcessConfig{Cmd: "/bin/sh", Args: []string{"-c", script}},
+	}))
+	require.NoError(e.t, err)
+	require.True(e.t, stream.Receive(), "%v", stream.Err())
+	pid = stream.Msg().GetEvent().GetStart().GetPid()
+	require.NotZero(e.t, pid)
+	return pid, func() {
+		cancel()
+		_ = stream.Close()
+	}
+}
+
+// withHeader adds a header to each call.
+type withHeader struct{ name, value string }
+
+func (h withHeader) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
+	return func(ctx context.Context, r connect.AnyRequest) (connect.AnyResponse, error) {
+		r.Header().Set(h.name, h.value)
+		return next(ctx, r)
+	}
+}
+
+func (h withHeader) WrapStreamingClient(next connect.StreamingClientFunc) connect.StreamingClientFunc {
+	return func(ctx context.Context, spec connect.Spec) connect.StreamingClientConn {
+		c := next(ctx, spec)
+		c.RequestHeader().Set(h.name, h.value)
+		return c
+	}
+}
+
+func (withHeader) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
+	return next
 }
