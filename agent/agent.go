@@ -77,7 +77,7 @@ func New(o Options) (*Agent, error) {
 		// Without the option, requests for /files count as calls of Connect.
 		errors: connect.NewErrorWriter(connect.WithRequireConnectProtocolHeader()),
 		meter:  newMeter("/", time.Now()), boxes: make(chan struct{}, maxBoxes),
-		calls:  make(chan struct{}, maxCalls)}
+		calls: make(chan struct{}, maxCalls)}
 	a.mux.HandleFunc("GET /health", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })
 	a.mux.HandleFunc("GET "+initbox.Path, a.hello)
 	a.mux.HandleFunc("POST "+initbox.Path, a.configure)

@@ -387,7 +387,8 @@ func TestCallsBeyondTheBoundAreRefused(t *testing.T) {
 		h.calls <- struct{}{}
 	}
 	call := func(target string) (int, string) {
-		return h.call(http.MethodPost, target, []byte("{}"), TokenHeader, "t", "Content-Type", "application/json")
+		return h.call(http.MethodPost, target, []byte("{}"), TokenHeader, "t",
+			"Connect-Protocol-Version", "1", "Content-Type", "application/json")
 	}
 	status, body := call("/process.Process/List")
 	require.Equal(t, http.StatusTooManyRequests, status)
