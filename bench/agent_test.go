@@ -79,7 +79,7 @@ const filesPort = 9000
 
 func newSandboxed(b *testing.B) *sandboxed {
 	bin := b.TempDir()
-	require.NoError(b, stack.Build(b.Context(), bin, false, "allocator", "extproc", "demo-sandbox", "agent"))
+	require.NoError(b, stack.Build(b.Context(), bin, false, "allocator", "extproc", "demo-sandbox", "berth-agent"))
 	berth := harness.NewRun(b, history.Settings{}, "").Start(harness.Options{
 		Cluster: devcluster.Options{Nodes: 1, NodePath: []string{bin}}, Stack: stack.Options{BinDir: bin},
 	})
@@ -288,7 +288,7 @@ func newRequest(b *testing.B, method, url, host string, body []byte) (*http.Requ
 func BenchmarkAgentStart(b *testing.B) {
 	const times, idling = 100, 10
 	bin := b.TempDir()
-	require.NoError(b, stack.Build(b.Context(), bin, false, "agent"))
+	require.NoError(b, stack.Build(b.Context(), bin, false, "berth-agent"))
 	sealer, err := initbox.NewSealer([32]byte{1})
 	require.NoError(b, err)
 	http := client(b, "127.0.0.1:49999")
@@ -296,7 +296,7 @@ func BenchmarkAgentStart(b *testing.B) {
 		var took []time.Duration
 		var idle []float64
 		for i := range times {
-			a := exec.Command(filepath.Join(bin, "agent"), "run", "--listen=127.0.0.1:49999",
+			a := exec.Command(filepath.Join(bin, "berth-agent"), "run", "--listen=127.0.0.1:49999",
 				"--key="+sealer.PublicKey().String())
 			began := time.Now()
 			require.NoError(b, a.Start())
