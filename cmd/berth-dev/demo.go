@@ -10,10 +10,15 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"strconv"
 	"strings"
 	"time"
 
+	"connectrpc.com/connect"
+
+	"github.com/berth-sandbox/berth/agent/agentpb/process"
 	"github.com/berth-sandbox/berth/api/openapi"
+	"github.com/berth-sandbox/berth/api/sandboxaccess"
 	"github.com/berth-sandbox/berth/devcluster/stack"
 )
 
@@ -102,6 +107,16 @@ func (d *demo) show(ctx context.Context) error {
 		return fmt.Errorf("expected an answer of pod %s, got %d %s", s.PodName, code, body)
 	}
 
+	d.begin("run a command in it, through its agent")
+	output, err := d.run(ctx, s, "/bin/sh", "-c", "echo hello from $E2B_SANDBOX_ID, as $(id -un)")
+	if err != nil {
+		return err
+	}
+	d.printf("\n  output       %s\n\n", output)
+	if !strings.Contains(output, "hello from "+s.SandboxID) {
+		return fmt.Errorf("expected the ID of the sandbox, got %q", output)
+	}
+
 	d.begin("read the last-active dump of the router")
 	_, dump, err := d.call(ctx, http.MethodGet, d.env.stack.Gateways[0].Admin+"/admin/last-active?format=text", "",
 		http.DefaultClient)
@@ -167,6 +182,43 @@ func (d *demo) claim(ctx context.Context) (openapi.Sandbox, time.Duration, error
 	}
 	var s openapi.Sandbox
 	return s, took, json.Unmarshal([]byte(answer), &s)
+}
+
+// run runs a command in a sandbox as E2B's SDKs do, and returns what it prints.
+func (d *demo) run(ctx context.Context, s openapi.Sandbox, command string, args ...string) (string, error) {
+	if s.EnvdAccessToken == nil {
+		return "", errors.New("the answer to the claim has no token for the agent")
+	}
+	noInput := false
+	r := connect.NewRequest(&processpb.StartRequest{Stdin: &noInput,
+		Process: &processpb.ProcessConfig{Cmd: command, Args: args}})
+	for name, value := range map[string]string{"E2b-Sandbox-Id": s.SandboxID,
+		"E2b-Sandbox-Port": strconv.Itoa(sandboxaccess.AgentPort), sandboxaccess.AgentHeader: *s.EnvdAccessToken} {
+		r.Header().Set(name, value)
+	}
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	stream, err := processpb.NewProcessClient(d.client, d.env.gatewayURL()).Start(ctx, r)
+	if err != nil {
+		return "", err
+	}
+	defer stream.Close()
+	var output []byte
+	code := int32(-1)
+	for stream.Receive() {
+		event := stream.Msg().GetEvent()
+		output = append(append(output, event.GetData().GetStdout()...), event.GetData().GetStderr()...)
+		if end := event.GetEnd(); end != nil {
+			code = end.GetExitCode()
+		}
+	}
+	if err := stream.Err(); err != nil {
+		return "", err
+	}
+	if code != 0 {
+		return "", fmt.Errorf("expected exit code 0, got %d: %s", code, output)
+	}
+	return string(bytes.TrimSpace(output)), nil
 }
 
 func (d *demo) get(ctx context.Context, url string) (int, string, error) {

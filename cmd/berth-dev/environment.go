@@ -14,6 +14,7 @@ import (
 
 	"github.com/berth-sandbox/berth/allocator/kube"
 	"github.com/berth-sandbox/berth/api/crd"
+	"github.com/berth-sandbox/berth/api/sandboxaccess"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 	"github.com/berth-sandbox/berth/devcluster"
 	"github.com/berth-sandbox/berth/devcluster/stack"
@@ -40,7 +41,7 @@ func binDir() (string, error) {
 		return "", err
 	}
 	dir := filepath.Dir(self)
-	for _, name := range []string{"allocator", "extproc", "demo-sandbox"} {
+	for _, name := range []string{"allocator", "extproc", "demo-sandbox", "berth-agent"} {
 		if _, err := os.Stat(filepath.Join(dir, name)); err != nil {
 			return "", fmt.Errorf("%s: not found beside %s; build all programs with \"make build\"", name, self)
 		}
@@ -122,6 +123,7 @@ func (e *environment) createPool(ctx context.Context) error {
 		return err
 	}
 	pool := stack.DemoPool(namespace, demoPool, demoWarm)
+	pool.Spec.Agent = &v1alpha1.PoolAgent{Enabled: true, Port: sandboxaccess.AgentPort}
 	if err := clients.Berth.Post().Namespace(namespace).Resource("sandboxpools").Body(pool).Do(ctx).Error(); err != nil {
 		return fmt.Errorf("create pool: %w", err)
 	}
