@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -22,6 +24,7 @@ import (
 	"github.com/berth-sandbox/berth/agent/files"
 	"github.com/berth-sandbox/berth/agent/initbox"
 	"github.com/berth-sandbox/berth/agent/process"
+	"github.com/berth-sandbox/berth/internal/bootclock"
 )
 
 // grace is how long commands have to end after SIGTERM, and then the rest after SIGKILL.
@@ -70,6 +73,8 @@ func (c *runCommand) run(ctx context.Context, signals <-chan os.Signal, log *slo
 		<-failed //nolint:errcheck // http.ErrServerClosed, or it was read
 	}()
 
+	c.sayServing(log, listener.Addr())
+
 	command, err := c.start(table)
 	if err != nil {
 		return err
@@ -93,6 +98,21 @@ func (c *runCommand) run(ctx context.Context, signals <-chan os.Signal, log *slo
 			}
 		}
 	}
+}
+
+// sayServing logs that the agent serves, and how long after the begin of its process.
+func (c *runCommand) sayServing(log *slog.Logger, at net.Addr) {
+	attributes := []any{"address", at}
+	// The fields behind the name of the program, which is in parentheses. The 20th of these is the begin, in
+	// hundredths of a second since the machine's start: proc_pid_stat(5).
+	const begin = 20
+	text, err := os.ReadFile("/proc/self/stat")
+	if fields := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:])); err == nil && len(fields) > begin {
+		if ticks, err := strconv.ParseInt(fields[begin-1], 10, 64); err == nil {
+			attributes = append(attributes, "after", bootclock.Now()-time.Duration(ticks)*10*time.Millisecond)
+		}
+	}
+	log.Info("the agent serves", attributes...)
 }
 
 // handler wires what serves the sandbox.
