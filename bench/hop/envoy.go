@@ -39,12 +39,13 @@ func berthConfig(s sockets) (node, error) {
 	return config, nil
 }
 
-// plainConfig is the least configuration of an Envoy in front of the sandboxes. With a router ext_proc names the
-// destination; without one the client names it in a header.
-func plainConfig(s sockets, router bool) (config node, err error) {
+// plainConfig is the least configuration of an Envoy in front of the sandboxes. With a namespace ext_proc names the
+// destination there; without one the client names it in a header.
+func plainConfig(s sockets, namespace string) (config node, err error) {
 	filters, destination, clusters := "", `"use_http_header": true`, ""
-	if router {
-		filters, destination, clusters = stockFilter, stockDestination, fmt.Sprintf(stockCluster, s.router)
+	if namespace != "" {
+		filters, destination = fmt.Sprintf(stockFilter, namespace), fmt.Sprintf(stockDestination, namespace)
+		clusters = fmt.Sprintf(stockCluster, s.router)
 	}
 	text := fmt.Sprintf(plainTemplate, s.admin, filters, limits, destination, clusters)
 	if err := json.Unmarshal([]byte(text), &config); err != nil {
@@ -89,7 +90,7 @@ const plainTemplate = `{
 
 const connectionManager = "envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager"
 
-const stockDestination = `"metadata_key": {"key": "stock", "path": [{"key": "dst"}]}`
+const stockDestination = `"metadata_key": {"key": %q, "path": [{"key": "dst"}]}`
 
 const stockFilter = `{
             "name": "envoy.filters.http.ext_proc",
@@ -97,7 +98,7 @@ const stockFilter = `{
               "@type": "type.googleapis.com/envoy.extensions.filters.http.ext_proc.v3.ExternalProcessor",
               "message_timeout": "5s",
               "processing_mode": {"request_header_mode": "SEND", "response_header_mode": "SKIP"},
-              "metadata_options": {"receiving_namespaces": {"untyped": ["stock"]}},
+              "metadata_options": {"receiving_namespaces": {"untyped": [%q]}},
               "grpc_service": {"envoy_grpc": {"cluster_name": "router"}}
             }
           }, `

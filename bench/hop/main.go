@@ -30,6 +30,7 @@ type options struct {
 	warm, duration time.Duration
 	cells          []cell
 	only           string
+	ablate         bool
 }
 
 func main() {
@@ -58,6 +59,7 @@ func run(ctx context.Context) error {
 	flag.DurationVar(&o.duration, "duration", time.Second, "how long each turn is measured")
 	flag.StringVar(&cells, "cells", whole, "work/connections/sandboxes, comma-separated")
 	flag.StringVar(&o.only, "only", "", "scenarios, comma-separated; empty: all. The reference and its control always run")
+	flag.BoolVar(&o.ablate, "ablate", false, "Berth without one part each, beside the whole")
 	flag.Parse()
 	if cells == "quick" {
 		cells = quick
@@ -72,6 +74,9 @@ func run(ctx context.Context) error {
 	}
 	defer func() { _ = s.sup.Close() }()
 	defer s.leader.server.Stop()
+	if o.ablate {
+		return s.ablate(o)
+	}
 	return s.compare(o)
 }
 
@@ -131,7 +136,8 @@ func (s *site) compare(o options) error {
 			all = append(all, c)
 		}
 	}
-	report := newReport(s, o, all)
+	report := newReport(s, o, "The hop")
+	report.reference, report.control = nameReference, nameControl
 	for _, c := range all {
 		if err := s.start(c); err != nil {
 			return err
@@ -143,15 +149,55 @@ func (s *site) compare(o options) error {
 		if err != nil {
 			return err
 		}
-		report.add(at, samples)
+		report.add(at, all, samples)
 		fmt.Fprintf(os.Stderr, "%s: %v\n", at, time.Since(began).Round(time.Second))
 	}
-	for i, c := range all {
-		n, err := s.streams(c)
-		if err != nil {
+	for _, c := range all {
+		if err := report.describe(s, c); err != nil {
 			return err
 		}
-		report.Scenarios[i].Streams = n
 	}
-	return report.write(o.out)
+	return report.write(o.out, "hop")
+}
+
+// ablate runs Berth without one part each. They take turns in groups, each with the whole, because many idle
+// Envoys and routers would disturb one another.
+func (s *site) ablate(o options) error {
+	const groupSize = 6
+	var chosen []*scenario
+	for _, c := range ablations() {
+		if o.only == "" || slices.Contains(strings.Split(o.only, ","), c.name) {
+			chosen = append(chosen, c)
+		}
+	}
+	report := newReport(s, o, "The hop without one part")
+	report.reference, report.control = nameBerth, nameBerth+"-again"
+	for group := range slices.Chunk(chosen, groupSize) {
+		all := append([]*scenario{
+			{name: nameBerth, about: "Berth's bootstrap and router", kind: kindBerth},
+			{name: report.control, about: "the same in other processes: the control", kind: kindBerth},
+			{name: nameReference, about: "the stock configuration and server", kind: kindStock},
+		}, group...)
+		for _, c := range all {
+			if err := s.start(c); err != nil {
+				return err
+			}
+		}
+		for _, at := range o.cells {
+			began := time.Now()
+			samples, err := s.rounds(all, at, o)
+			if err != nil {
+				return err
+			}
+			report.add(at, all, samples)
+			fmt.Fprintf(os.Stderr, "%s: %v\n", at, time.Since(began).Round(time.Second))
+		}
+		for _, c := range all {
+			if err := report.describe(s, c); err != nil {
+				return err
+			}
+			s.stop(c)
+		}
+	}
+	return report.write(o.out, "ablation")
 }

@@ -21,7 +21,8 @@ type report struct {
 	Seconds   float64     `json:"secondsPerTurn"`
 	Scenarios []described `json:"scenarios"`
 	Cells     []result    `json:"cells"`
-	title     string
+	// reference and control are names of scenarios.
+	title, reference, control string
 }
 
 // machine is where and with what a run was made.
@@ -70,9 +71,9 @@ var figures = []struct {
 	{"perSecond", func(s sample) float64 { return s.PerSecond }},
 }
 
-func newReport(s *site, o options, all []*scenario) *report {
+func newReport(s *site, o options, title string) *report {
 	r := &report{
-		title: "The hop", Rounds: o.rounds, Seconds: o.duration.Seconds(),
+		title: title, Rounds: o.rounds, Seconds: o.duration.Seconds(),
 		Machine: machine{
 			Date: time.Now().UTC().Format(time.DateOnly), Kernel: output("uname", "-sr"), LoadBefore: loadAverage(),
 			Commit: output("git", "describe", "--always", "--dirty", "--abbrev=12"),
@@ -87,10 +88,20 @@ func newReport(s *site, o options, all []*scenario) *report {
 			}
 		}
 	}
-	for _, c := range all {
-		r.Scenarios = append(r.Scenarios, described{Name: c.name, About: c.about})
-	}
 	return r
+}
+
+// describe adds a scenario and what its Envoy has counted. If it is there, the counts are added.
+func (r *report) describe(s *site, c *scenario) error {
+	n, err := s.streams(c)
+	i := slices.IndexFunc(r.Scenarios, func(d described) bool { return d.Name == c.name })
+	if i < 0 {
+		r.Scenarios = append(r.Scenarios, described{Name: c.name, About: c.about, Streams: n})
+		return err
+	}
+	all := &r.Scenarios[i].Streams
+	all.Started, all.Failed, all.Spurious = all.Started+n.Started, all.Failed+n.Failed, all.Spurious+n.Spurious
+	return err
 }
 
 // output is what a program prints, "" if it fails.
@@ -127,11 +138,11 @@ func loadAverage() string {
 }
 
 // add adds a cell. samples are by scenario and round.
-func (r *report) add(at cell, samples [][]sample) {
-	reference := slices.IndexFunc(r.Scenarios, func(d described) bool { return d.Name == nameReference })
+func (r *report) add(at cell, all []*scenario, samples [][]sample) {
+	reference := slices.IndexFunc(all, func(c *scenario) bool { return c.name == r.reference })
 	one := result{cell: at}
 	for i, of := range samples {
-		row := row{Scenario: r.Scenarios[i].Name, Samples: of, Median: medians(of), Ratio: map[string]spread{}}
+		row := row{Scenario: all[i].name, Samples: of, Median: medians(of), Ratio: map[string]spread{}}
 		for _, f := range figures {
 			ratios := make([]float64, len(of))
 			for round := range of {
@@ -174,7 +185,7 @@ func (r *report) noise() float64 {
 	worst := 0.0
 	for _, c := range r.Cells {
 		for _, w := range c.Rows {
-			if w.Scenario == nameControl {
+			if w.Scenario == r.control {
 				worst = max(worst, math.Abs(w.Ratio["cpu"].Median-1))
 			}
 		}
@@ -185,7 +196,7 @@ func (r *report) noise() float64 {
 // noisy is the noise above which a run must not be quoted.
 const noisy = 0.05
 
-func (r *report) write(dir string) error {
+func (r *report) write(dir, name string) error {
 	r.Machine.LoadAfter = loadAverage()
 	var text strings.Builder
 	r.markdown(&text)
@@ -200,10 +211,10 @@ func (r *report) write(dir string) error {
 	if err != nil {
 		return err
 	}
-	if err := os.WriteFile(filepath.Join(dir, "hop.json"), append(raw, '\n'), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, name+".json"), append(raw, '\n'), 0o644); err != nil {
 		return err
 	}
-	return os.WriteFile(filepath.Join(dir, "README.md"), []byte(text.String()), 0o644)
+	return os.WriteFile(filepath.Join(dir, name+".md"), []byte(text.String()), 0o644)
 }
 
 // markdown writes the report for readers.
@@ -233,8 +244,8 @@ func (r *report) head(w *strings.Builder) {
 		m.Date, m.Commit, m.Cores, m.CPU, m.Kernel, m.Versions["envoy"], m.Versions["grpc-go"], m.Versions["go"],
 		m.LoadBefore, m.LoadAfter)
 	fmt.Fprintf(w, "%d rounds of rotating order, %.1f s for each turn. Ratios are "+
-		"to `%s` in the same round: the median, and the range in brackets.\n\n", r.Rounds, r.Seconds, nameReference)
-	fmt.Fprintf(w, "**Noise:** the control `%s` differs by at most %.0f %% in CPU.", nameControl, 100*r.noise())
+		"to `%s` in the same round: the median, and the range in brackets.\n\n", r.Rounds, r.Seconds, r.reference)
+	fmt.Fprintf(w, "**Noise:** the control `%s` differs by at most %.0f %% in CPU.", r.control, 100*r.noise())
 	if r.noise() > noisy {
 		fmt.Fprintf(w, " That is above %.0f %%: **do not quote this run.**", 100*noisy)
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/berth-sandbox/berth/bench/hop/table"
 	"github.com/berth-sandbox/berth/devcluster/proc"
 	"github.com/berth-sandbox/berth/devcluster/stack"
+	"github.com/berth-sandbox/berth/envoy"
 )
 
 // The kinds of scenarios.
@@ -35,15 +36,17 @@ type scenario struct {
 	one         bool // the router names one address for all sandboxes
 	// change takes a part away from Berth's Envoy configuration, or adds one to the stock configuration.
 	change func(config node) error
+	// crossed: Berth's router with the stock configuration, or the reverse.
+	crossed bool
 	// env and args are added to those of the router.
 	env, args []string
 	// concurrency of Envoy; 0: the default of the chart.
 	concurrency int
 
-	target        target
-	envoy, router *proc.Process
-	adminSocket   string
-	metrics       string // URL of the router's metrics
+	target                 target
+	envoy, router, backend *proc.Process
+	adminSocket            string
+	metrics                string // URL of the router's metrics
 }
 
 const (
@@ -87,7 +90,7 @@ func (s *site) start(c *scenario) error {
 	if err != nil {
 		return err
 	}
-	if _, err := s.run(c, "backend", nil, listener, filepath.Join(s.bin, "backend")); err != nil {
+	if c.backend, err = s.run(c, "backend", nil, listener, filepath.Join(s.bin, "backend")); err != nil {
 		return err
 	}
 	c.target = target{port: port, byHeader: c.kind == kindEnvoy}
@@ -106,7 +109,8 @@ func (s *site) start(c *scenario) error {
 		c.metrics = "http://" + admin + "/metrics"
 	}
 	in := sockets{filepath.Join(s.dir, c.name, "router.sock"), filepath.Join(s.dir, c.name, "envoy.sock")}
-	if err := os.Mkdir(filepath.Dir(in.router), 0o700); err != nil {
+	err = errors.Join(os.RemoveAll(filepath.Dir(in.router)), os.Mkdir(filepath.Dir(in.router), 0o700))
+	if err != nil {
 		return err
 	}
 	var config node
@@ -125,13 +129,14 @@ func (s *site) start(c *scenario) error {
 		}
 		return s.await(c, func() error { return s.get(http.DefaultClient, c.metrics, nil) })
 	case kindEnvoy:
-		config, err = plainConfig(in, false)
+		config, err = plainConfig(in, "")
 	case kindStock:
 		args := append([]string{
-			"-table=" + file, "-admin=" + admin, "-socket=" + in.router, fmt.Sprintf("-one=%t", c.one),
+			"-table=" + file, "-admin=" + admin, "-socket=" + in.router,
+			fmt.Sprintf("-one=%t", c.one), "-namespace=" + namespaceOf(c),
 		}, c.args...)
 		if c.router, err = s.run(c, "router", c.env, nil, filepath.Join(s.bin, "stock"), args...); err == nil {
-			config, err = plainConfig(in, true)
+			config, err = s.config(c, in)
 		}
 	case kindBerth:
 		args := append([]string{
@@ -139,7 +144,7 @@ func (s *site) start(c *scenario) error {
 			"--socket=" + in.router, "--envoy-admin=" + in.admin, "--admin-listen=" + admin, "--log-level=warn",
 		}, c.args...)
 		if c.router, err = s.run(c, "router", c.env, nil, filepath.Join(s.bin, "extproc"), args...); err == nil {
-			config, err = berthConfig(in)
+			config, err = s.config(c, in)
 		}
 	}
 	if err != nil {
@@ -151,6 +156,21 @@ func (s *site) start(c *scenario) error {
 		}
 	}
 	return s.startEnvoy(c, in.admin, config)
+}
+
+// namespaceOf is where the router of a scenario names the destination.
+func namespaceOf(c *scenario) string {
+	if (c.kind == kindBerth) != (c.kind == kindStock && c.crossed) {
+		return envoy.MetadataNamespace
+	}
+	return "stock"
+}
+
+func (*site) config(c *scenario, in sockets) (node, error) {
+	if (c.kind == kindBerth) != c.crossed {
+		return berthConfig(in)
+	}
+	return plainConfig(in, namespaceOf(c))
 }
 
 func (s *site) startEnvoy(c *scenario, admin string, config node) error {
@@ -206,6 +226,15 @@ func readyPage(c *scenario) string {
 		return "/readyz"
 	}
 	return "/metrics"
+}
+
+// stop ends the processes of a scenario.
+func (s *site) stop(c *scenario) {
+	for _, p := range []*proc.Process{c.envoy, c.router, c.backend} {
+		if p != nil {
+			_ = p.Stop(s.ctx, 0)
+		}
+	}
 }
 
 // run starts a process. listener becomes its file descriptor 3 and is closed here.

@@ -22,16 +22,17 @@ func main() {
 	admin := flag.String("admin", "", "address of /metrics")
 	file := flag.String("table", "", "file with a host and a destination in each line")
 	one := flag.Bool("one", false, "answer the destination of the first line to every request")
+	namespace := flag.String("namespace", "stock", "namespace of the metadata")
 	flag.Parse()
-	log.Fatal(run(*socket, *admin, *file, *one))
+	log.Fatal(run(*socket, *admin, *file, *namespace, *one))
 }
 
-func run(socket, admin, file string, one bool) error {
+func run(socket, admin, file, namespace string, one bool) error {
 	all, first, err := table.Read(file)
 	if err != nil {
 		return err
 	}
-	s := &server{first: first}
+	s := &server{namespace: namespace, first: first}
 	if !one {
 		s.all = all
 	}
@@ -51,8 +52,9 @@ func run(socket, admin, file string, one bool) error {
 
 type server struct {
 	extprocv3.UnimplementedExternalProcessorServer
-	all   map[string]string // nil: every request gets first
-	first string
+	all       map[string]string // nil: every request gets first
+	first     string
+	namespace string
 }
 
 func (s *server) Process(stream extprocv3.ExternalProcessor_ProcessServer) error {
@@ -68,8 +70,8 @@ func (s *server) Process(stream extprocv3.ExternalProcessor_ProcessServer) error
 		err = stream.Send(&extprocv3.ProcessingResponse{
 			Response: &extprocv3.ProcessingResponse_RequestHeaders{RequestHeaders: &extprocv3.HeadersResponse{}},
 			DynamicMetadata: &structpb.Struct{Fields: map[string]*structpb.Value{
-				"stock": structpb.NewStructValue(&structpb.Struct{Fields: map[string]*structpb.Value{
-					"dst": structpb.NewStringValue(dst),
+				s.namespace: structpb.NewStructValue(&structpb.Struct{Fields: map[string]*structpb.Value{
+					"dst": structpb.NewStringValue(dst), "id": structpb.NewStringValue("one"),
 				}}),
 			}},
 		})
