@@ -42,7 +42,7 @@ func main() {
 	}
 }
 
-// quick is one cell that answers in three minutes.
+// quick are the cells of the requirements. They answer in three minutes.
 const quick = "get/16/1000,get/64/1000"
 
 // whole is the default: every workload, number of connections and number of sandboxes, but not every product.
@@ -57,12 +57,15 @@ func run(ctx context.Context) error {
 	flag.DurationVar(&o.warm, "warm", 300*time.Millisecond,
 		"least warm-up of each turn; it visits each sandbox in any case")
 	flag.DurationVar(&o.duration, "duration", time.Second, "how long each turn is measured")
-	flag.StringVar(&cells, "cells", whole, "work/connections/sandboxes, comma-separated")
+	flag.StringVar(&cells, "cells", "", "work/connections/sandboxes, comma-separated; or quick; empty: the default")
 	flag.StringVar(&o.only, "only", "", "scenarios, comma-separated; empty: all. The reference and its control always run")
 	flag.BoolVar(&o.ablate, "ablate", false, "Berth without one part each, beside the whole")
 	flag.Parse()
-	if cells == "quick" {
+	switch {
+	case cells == "quick", cells == "" && o.ablate:
 		cells = quick
+	case cells == "":
+		cells = whole
 	}
 	var err error
 	if o.cells, err = parseCells(cells); err != nil {
