@@ -209,7 +209,7 @@ func writeJSON(w http.ResponseWriter, status int, body any) {
 func (a *Agent) hello(w http.ResponseWriter, _ *http.Request) {
 	h := initbox.Hello{Version: initbox.Version, PublicKey: a.o.Keys.PublicKey()}
 	if c := a.Config(); c != nil {
-		h.SandboxID = c.SandboxID
+		h.Sandbox = initbox.SandboxDigest(c.SandboxID)
 	}
 	writeJSON(w, http.StatusOK, h)
 }

@@ -116,7 +116,7 @@ func TestCallsNeedTheAccessToken(t *testing.T) {
 		"signature elsewhere": {h, "/envs?signature=of+secret", nil, 401, "X-Access-Token"},
 		"metrics":             {h, "/metrics", nil, 401, "X-Access-Token"},
 		"health":              {h, "/health", nil, 204, ""},
-		"hello":               {h, "/init", nil, 200, `"sandboxID":"a"`},
+		"hello":               {h, "/init", nil, 200, `"sandbox":"` + initbox.SandboxDigest("a") + `"`},
 		"public":              {public, "/envs", nil, 200, "{}"},
 		"unconfigured":        {unconfigured, "/envs", []string{TokenHeader, ""}, 503, "not configured"},
 		"unconfigured files":  {unconfigured, "/files?signature=of+", nil, 503, "not configured"},

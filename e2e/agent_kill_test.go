@@ -259,8 +259,8 @@ func (k *configureKills) unconfigured() error {
 		}
 		var hello initbox.Hello
 		require.NoError(k.t, json.Unmarshal([]byte(a.body), &hello), a.body)
-		if hello.SandboxID != "" {
-			return fmt.Errorf("the agent of the warm pod %s is configured for %s", p.Name, hello.SandboxID)
+		if hello.Sandbox != "" {
+			return fmt.Errorf("the agent of the warm pod %s is configured", p.Name)
 		}
 	}
 	return nil

@@ -4,7 +4,7 @@
 // # Protocol
 //
 //   - The agent makes a key pair when it starts. GET /init answers its public key, the version of
-//     the box, and the ID of the sandbox that it was configured for: [Hello].
+//     the box, and a digest of the ID of the sandbox that it was configured for: [Hello].
 //   - The allocator has a static key pair, derived from the cluster's key ([NewSealer]). Every replica
 //     has the same one. Its public key is in the environment of the agent ([PublicKeyEnv]).
 //   - POST /init carries one box ([Sealer.Seal]): a version byte, a random nonce, and a NaCl box (X25519,

@@ -3,7 +3,9 @@ package initbox
 import (
 	"bytes"
 	"crypto/rand"
+	"crypto/sha256"
 	"encoding/base64"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -34,8 +36,15 @@ const (
 type Hello struct {
 	Version   int       `json:"version"`
 	PublicKey PublicKey `json:"publicKey"`
-	// SandboxID is the sandbox that the agent was configured for, empty if it was not.
-	SandboxID string `json:"sandboxID,omitempty"`
+	// Sandbox is the SandboxDigest of the sandbox that the agent was configured for, empty if it was not.
+	Sandbox string `json:"sandbox,omitempty"`
+}
+
+// SandboxDigest names a sandbox to those who know its ID. Everyone who reaches an agent can ask it, and the
+// ID opens a public sandbox.
+func SandboxDigest(id string) string {
+	digest := sha256.Sum256([]byte(id))
+	return hex.EncodeToString(digest[:])
 }
 
 // PublicKey is the public half of a key pair. Its text is standard base64.

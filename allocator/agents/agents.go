@@ -106,7 +106,7 @@ func (c *Caller) Configure(ctx context.Context, s core.Sandbox, values *Values) 
 func (c *Caller) Configured(ctx context.Context, s core.Sandbox) (configured bool, err error) {
 	err = c.call(ctx, s, func(l *line) error {
 		hello, err := l.hello()
-		configured = hello.SandboxID == s.ID
+		configured = hello.Sandbox == initbox.SandboxDigest(s.ID)
 		return err
 	})
 	return configured && err == nil, err

@@ -59,7 +59,7 @@ func agentOf(t *testing.T) (http.HandlerFunc, chan *initbox.Config) {
 	id.Store("")
 	return func(w http.ResponseWriter, r *http.Request) {
 		if r.Method == http.MethodGet {
-			_ = json.NewEncoder(w).Encode(initbox.Hello{Version: initbox.Version, PublicKey: keys.PublicKey(), SandboxID: id.Load().(string)})
+			_ = json.NewEncoder(w).Encode(initbox.Hello{Version: initbox.Version, PublicKey: keys.PublicKey(), Sandbox: id.Load().(string)})
 			return
 		}
 		raw, _ := io.ReadAll(r.Body)
@@ -68,7 +68,7 @@ func agentOf(t *testing.T) (http.HandlerFunc, chan *initbox.Config) {
 			w.WriteHeader(http.StatusUnauthorized)
 			return
 		}
-		id.Store(c.SandboxID)
+		id.Store(initbox.SandboxDigest(c.SandboxID))
 		configs <- c
 		w.WriteHeader(http.StatusNoContent)
 	}, configs
