@@ -59,7 +59,10 @@ func coded(err error) error {
 // words leaves out the name of the system call, which says nothing to a caller.
 func words(err error) error {
 	var p *fs.PathError
-	if errors.As(err, &p) {
+	if errors.As(err, &p) && p.Op == "mkdir" {
+		return fmt.Errorf("directory %s cannot be made: %w", p.Path, p.Err)
+	}
+	if p != nil {
 		return fmt.Errorf("%s: %w", p.Path, p.Err)
 	}
 	return err

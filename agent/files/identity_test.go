@@ -286,3 +286,16 @@ func TestAgentThatIsNotRootActsAsItself(t *testing.T) {
 	require.ErrorContains(t, err, `user "other"`)
 	require.False(t, called)
 }
+
+func TestRefusedUploadNamesTheFileThatWasAsked(t *testing.T) {
+	s := startFor(t, stranger(t))
+	s.put("theirs/file", "")
+	for name, says := range map[string]string{
+		"theirs/new":     s.path("theirs/new") + ": permission denied",
+		"theirs/dir/new": "directory " + s.path("theirs/dir") + " cannot be made: permission denied",
+	} {
+		answer, text := s.post(name, strings.NewReader("x"))
+		require.Equal(t, http.StatusForbidden, answer.StatusCode, text)
+		require.JSONEq(t, fmt.Sprintf(`{"code":403,"message":%q}`, says), text)
+	}
+}

@@ -98,7 +98,7 @@ func writeFile(account *accounts.Account, name string, body io.Reader, metadata 
 		return err
 	}, name)
 	if err != nil {
-		return err
+		return t.named(err)
 	}
 	if mode != 0 {
 		t.mode = mode.Perm()
@@ -111,7 +111,15 @@ func writeFile(account *accounts.Account, name string, body io.Reader, metadata 
 		t.discard()
 		return copyErr
 	})
-	return errors.Join(err, t.file.Close())
+	return t.named(errors.Join(err, t.file.Close()))
+}
+
+// named returns an error with the file's own path in place of the staged one, which a caller does not know.
+func (t *target) named(err error) error {
+	if p := (*fs.PathError)(nil); t != nil && errors.As(err, &p) && p.Path == t.staged {
+		p.Path = t.name
+	}
+	return err
 }
 
 // openTarget prepares the writing of a file.

@@ -21,6 +21,9 @@ import (
 // defaultPath is PATH where neither the pod nor the call sets it.
 const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
+// sdkShell is what E2B's SDKs start to run a command.
+const sdkShell = "/bin/bash"
+
 // start starts a process that nothing reads from yet. Its error is a *connect.Error.
 func (s *Service) start(r *processpb.StartRequest, account accounts.Account) (*running, error) {
 	config := r.GetProcess()
@@ -227,7 +230,10 @@ func startError(command, dir, account string, err error) error {
 	code, text := connect.CodeInternal, ""
 	switch errno {
 	case syscall.ENOENT:
-		code, text = connect.CodeInvalidArgument, "neither the command nor its interpreter may be missing"
+		code, text = connect.CodeInvalidArgument, "the image lacks it, or the interpreter that it names"
+		if command == sdkShell {
+			text += "; E2B's SDKs run every command with it"
+		}
 	case syscall.ENOTDIR, syscall.ENOEXEC, syscall.E2BIG, syscall.EISDIR, syscall.ELOOP, syscall.ENAMETOOLONG:
 		code = connect.CodeInvalidArgument
 	case syscall.EACCES, syscall.EPERM:
