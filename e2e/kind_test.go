@@ -92,9 +92,15 @@ func createKind(ctx context.Context) (in installation, remove func() error, err 
 	if err := command(ctx, create...); err != nil {
 		return in, remove, err
 	}
+	load, err := writeImages(dir, filepath.Join(archives, "demo-sandbox.tar"))
+	if err != nil {
+		return in, remove, err
+	}
 	for program := range images {
-		if err := command(ctx, "kind", "load", "image-archive", filepath.Join(archives, program+".tar"), "--name",
-			cluster); err != nil {
+		load = append(load, filepath.Join(archives, program+".tar"))
+	}
+	for _, archive := range load {
+		if err := command(ctx, "kind", "load", "image-archive", archive, "--name", cluster); err != nil {
 			return in, remove, err
 		}
 	}
