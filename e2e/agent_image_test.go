@@ -263,6 +263,6 @@ func TestRestartedAgentEndsItsSandbox(t *testing.T) {
 	keeps := e.newPool(e.pool+"-keeps", 0)
 	keeps.Spec.Agent = &v1alpha1.PoolAgent{Enabled: true}
 	keeps.Spec.OnRestart = v1alpha1.KeepOnRestart
-	err := e.clients.Berth.Post().Namespace(e.site.namespace()).Resource("sandboxpools").Body(keeps).Do(t.Context()).Error()
-	require.ErrorContains(t, err, "spec.agent: needs spec.onRestart Release")
+	create := e.clients.Berth.Post().Namespace(e.site.namespace()).Resource("sandboxpools").Body(keeps)
+	require.ErrorContains(t, create.Do(t.Context()).Error(), "spec.agent: needs spec.onRestart Release")
 }
