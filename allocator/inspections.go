@@ -4,6 +4,10 @@ import (
 	"context"
 	"errors"
 	"io"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/allocator/inspect"
@@ -28,10 +32,66 @@ func (a *Allocator) Logs(ctx context.Context, key core.PodKey, o inspect.LogOpti
 	return log, unanswered(err)
 }
 
-// Usage implements rest.Allocator.
-func (a *Allocator) Usage(ctx context.Context, sandboxes []string) (map[string]inspect.Usage, error) {
-	all, err := a.inspect.Usage(ctx, a.o.Namespace, sandboxes)
+// maxMeasuring is how many agents a call asks at one time what their sandboxes use.
+const maxMeasuring = 16
+
+// Usage implements rest.Allocator. Agents measure their own sandboxes: they know more, such as the disk. The
+// cluster is asked about those without an agent, and those whose agent does not answer.
+func (a *Allocator) Usage(ctx context.Context, sandboxes []core.Sandbox) (map[string]inspect.Usage, error) {
+	t, err := a.leadingTerm()
+	if err != nil {
+		return nil, notLeading(err)
+	}
+	all := t.measure(ctx, sandboxes)
+	var others []string
+	for _, s := range sandboxes {
+		if _, ok := all[s.ID]; !ok {
+			others = append(others, s.ID)
+		}
+	}
+	if len(others) == 0 {
+		return all, nil
+	}
+	byPod, err := a.inspect.Usage(ctx, a.o.Namespace, others)
+	if errors.Is(err, inspect.ErrNoMetrics) && len(all) > 0 {
+		return all, nil
+	}
+	for _, s := range sandboxes {
+		if u, ok := byPod[s.Pod.Name]; ok {
+			all[s.ID] = u
+		}
+	}
 	return all, unanswered(err)
+}
+
+// measure returns what those sandboxes use whose agents answer.
+func (t *term) measure(ctx context.Context, sandboxes []core.Sandbox) map[string]inspect.Usage {
+	all := map[string]inspect.Usage{}
+	var mu sync.Mutex
+	var asking errgroup.Group
+	asking.SetLimit(maxMeasuring)
+	for _, s := range sandboxes {
+		if s.Agent.Port == 0 || t.agents == nil {
+			continue
+		}
+		asking.Go(func() error {
+			call, cancel := context.WithTimeout(ctx, configureWait)
+			defer cancel()
+			m, err := t.agents.Measure(call, s)
+			if err != nil {
+				return nil
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			all[s.ID] = inspect.Usage{
+				At: time.Unix(m.Unix, 0), CPU: m.CPUUsedPct / 100 * float64(m.CPUCount), Memory: m.MemUsed,
+				CPUs: m.CPUCount, MemoryTotal: m.MemTotal, Cache: m.MemCache, Disk: m.DiskUsed, DiskTotal: m.DiskTotal,
+			}
+			return nil
+		})
+	}
+	_ = asking.Wait() // none has an error
+	return all
 }
 
 // unanswered makes an error of the API server one of the API. Those of package inspect stay.

@@ -94,7 +94,7 @@ func (c *Caller) Configure(ctx context.Context, s core.Sandbox, values *Values) 
 		if err != nil {
 			return err
 		}
-		code, _, err := l.exchange(http.MethodPost, sealed)
+		code, _, err := l.exchange(http.MethodPost, initbox.Path, "", sealed)
 		if err == nil && code != http.StatusNoContent {
 			err = fmt.Errorf("the agent answered %d to its configuration", code)
 		}
@@ -110,6 +110,36 @@ func (c *Caller) Configured(ctx context.Context, s core.Sandbox) (configured boo
 		return err
 	})
 	return configured && err == nil, err
+}
+
+// Measurement is what an agent says that its sandbox uses. Sizes are in bytes. Nothing vouches for it: the
+// sandbox may have replaced its agent.
+type Measurement struct {
+	Unix       int64   `json:"ts"`
+	CPUCount   int     `json:"cpu_count"`
+	CPUUsedPct float64 `json:"cpu_used_pct"`
+	MemTotal   int64   `json:"mem_total"`
+	MemUsed    int64   `json:"mem_used"`
+	MemCache   int64   `json:"mem_cache"`
+	DiskTotal  int64   `json:"disk_total"`
+	DiskUsed   int64   `json:"disk_used"`
+}
+
+// Measure asks the agent of a sandbox what the sandbox uses.
+func (c *Caller) Measure(ctx context.Context, s core.Sandbox) (m Measurement, err error) {
+	err = c.call(ctx, s, func(l *line) error {
+		code, body, err := l.exchange(http.MethodGet, "/metrics", c.o.Key.Secret(s.ID).AgentToken(s.ID), nil)
+		switch {
+		case err != nil:
+			return err
+		case code != http.StatusOK:
+			return fmt.Errorf("the agent answered %d when it was asked what its sandbox uses", code)
+		case json.Unmarshal(body, &m) != nil:
+			return errors.New("the agent's measurement cannot be read")
+		}
+		return nil
+	})
+	return m, err
 }
 
 // call connects to the agent of a sandbox and has f speak with it.
@@ -146,7 +176,7 @@ type line struct {
 }
 
 func (l *line) hello() (h initbox.Hello, err error) {
-	code, body, err := l.exchange(http.MethodGet, nil)
+	code, body, err := l.exchange(http.MethodGet, initbox.Path, "", nil)
 	switch {
 	case err != nil:
 		return h, err
@@ -160,13 +190,16 @@ func (l *line) hello() (h initbox.Hello, err error) {
 }
 
 // exchange makes one call and reads its answer. It returns no error of package http, because those
-// can quote the answer.
-func (l *line) exchange(method string, body []byte) (code int, answer []byte, err error) {
-	r, err := http.NewRequest(method, "http://"+l.host+initbox.Path, bytes.NewReader(body)) //nolint:noctx // the end of the context closes the connection
+// can quote the answer. An empty token is none.
+func (l *line) exchange(method, path, token string, body []byte) (code int, answer []byte, err error) {
+	r, err := http.NewRequest(method, "http://"+l.host+path, bytes.NewReader(body)) //nolint:noctx // the end of the context closes the connection
 	if err != nil {
 		return 0, nil, fmt.Errorf("request to the agent: %w", err)
 	}
 	r.Header.Set("User-Agent", "berth-allocator")
+	if token != "" {
+		r.Header.Set(sandboxaccess.AgentHeader, token)
+	}
 	if body != nil {
 		r.Header.Set("Content-Type", "application/octet-stream")
 	}

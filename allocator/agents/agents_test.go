@@ -130,6 +130,26 @@ func TestBadAnswersAreErrorsWithoutTheirText(t *testing.T) {
 	}
 }
 
+func TestMeasurementIsAskedForWithTheToken(t *testing.T) {
+	answer := `{"ts":5,"cpu_count":2,"cpu_used_pct":50,"mem_total":4,"mem_used":3,"mem_cache":1,"disk_total":9,"disk_used":8}`
+	s := pod(t, func(w http.ResponseWriter, r *http.Request) {
+		require.Equal(t, "/metrics", r.URL.Path)
+		require.Equal(t, clusterKey(t).Secret("k3x9").AgentToken("k3x9"), r.Header.Get(sandboxaccess.AgentHeader))
+		_, _ = io.WriteString(w, answer)
+	})
+	m, err := caller(t, always).Measure(t.Context(), s)
+	require.NoError(t, err)
+	require.Equal(t, agents.Measurement{
+		Unix: 5, CPUCount: 2, CPUUsedPct: 50, MemTotal: 4, MemUsed: 3, MemCache: 1, DiskTotal: 9, DiskUsed: 8,
+	}, m)
+	answer = `"canary"`
+	_, err = caller(t, always).Measure(t.Context(), s)
+	require.ErrorContains(t, err, "cannot be read")
+	require.NotContains(t, err.Error(), "canary")
+	_, err = caller(t, func() bool { return false }).Measure(t.Context(), s)
+	require.ErrorIs(t, err, agents.ErrDeposed)
+}
+
 func TestHangingPodsEndWithTheContext(t *testing.T) {
 	release := make(chan struct{})
 	defer close(release)

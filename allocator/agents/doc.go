@@ -6,8 +6,8 @@
 //   - An agent is configured only while this process holds the lease. Success is reported only if it
 //     held the lease when the agent had answered: the next leader asks the agent later than that, so it
 //     finds it configured.
-//   - [Caller.Configure] and [Caller.Configured] return when their context ends, whatever the pod sends
-//     or does not send. They read at most 8 KiB of an answer and follow no redirect.
+//   - The methods of [Caller] return when their context ends, whatever the pod sends or does not send.
+//     They read at most 8 KiB of an answer and follow no redirect.
 //   - No error has a value of a claim in it, nor what a pod has answered: a pod could send back what it
 //     was given.
 //

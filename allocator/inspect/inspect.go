@@ -143,6 +143,10 @@ type Usage struct {
 	// CPU is in cores, Memory in bytes.
 	CPU    float64
 	Memory int64
+	// What only an agent measures, in bytes; 0 if there is none. CPUs and the totals are what the sandbox may
+	// use.
+	CPUs                                int
+	MemoryTotal, Cache, Disk, DiskTotal int64
 }
 
 // podMetrics is the part of a PodMetricsList that Usage reads.

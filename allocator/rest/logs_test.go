@@ -108,7 +108,7 @@ func TestMetricsAreThoseOfThePod(t *testing.T) {
 	}
 	f := logged(0)
 	f.pools = []*v1alpha1.SandboxPool{pool}
-	f.usage = map[string]inspect.Usage{"python-x": {At: noon, CPU: 0.5, Memory: 1 << 20}}
+	f.usage = map[string]inspect.Usage{"aa1": {At: noon, CPU: 0.5, Memory: 1 << 20}}
 	const item = `{"timestamp":"2030-01-01T12:00:00Z","timestampUnix":1893499200,"cpuCount":2,"cpuUsedPct":25,"memUsed":1048576,"memTotal":1073741824,"memCache":0,"diskUsed":0,"diskTotal":0}`
 	require.JSONEq(t, "["+item+"]", call(handler(t, f), "GET", "/v2/sandboxes/aa1/metrics?start=1893499200&end=1893499200", "").Body.String())
 	for _, query := range []string{"start=1893499201", "end=1893499199"} {
@@ -119,6 +119,10 @@ func TestMetricsAreThoseOfThePod(t *testing.T) {
 	require.JSONEq(t, `{"sandboxes":{}}`, call(handler(t, f), "GET", "/sandboxes/metrics?sandbox_ids=none", "").Body.String())
 	refusal(t, call(handler(t, f), "GET", "/sandboxes/metrics", ""), 400, apierror.BadRequest)
 	refusal(t, call(handler(t, f), "GET", "/sandboxes/gone/metrics", ""), 404, apierror.SandboxGone)
+	f.usage["aa1"] = inspect.Usage{At: noon, CPU: 1, Memory: 1, CPUs: 4, MemoryTotal: 2, Cache: 3, Disk: 5, DiskTotal: 6}
+	require.JSONEq(t, `[{"timestamp":"2030-01-01T12:00:00Z","timestampUnix":1893499200,"cpuCount":4,"cpuUsedPct":25,`+
+		`"memUsed":1,"memTotal":2,"memCache":3,"diskUsed":5,"diskTotal":6}]`,
+		call(handler(t, f), "GET", "/sandboxes/aa1/metrics", "").Body.String(), "an agent has measured it")
 	f.usageErr = inspect.ErrNoMetrics
 	require.Contains(t, refusal(t, call(handler(t, f), "GET", "/sandboxes/aa1/metrics", ""), 501, apierror.NotImplemented).Message, "metrics-server")
 }

@@ -84,9 +84,9 @@ type Allocator interface {
 	Pod(ctx context.Context, key core.PodKey) (inspect.Pod, error)
 	PendingPods(ctx context.Context, pool string, most int) ([]core.PodKey, int, error)
 	// Logs opens the log of a container; the error may be inspect.ErrNoLogs or ErrGone. Usage returns
-	// what the pods of sandboxes use, by the name of the pod; the error may be inspect.ErrNoMetrics.
+	// what sandboxes use, by their IDs; the error may be inspect.ErrNoMetrics.
 	Logs(ctx context.Context, key core.PodKey, o inspect.LogOptions) (io.ReadCloser, error)
-	Usage(ctx context.Context, sandboxes []string) (map[string]inspect.Usage, error)
+	Usage(ctx context.Context, sandboxes []core.Sandbox) (map[string]inspect.Usage, error)
 	// Fences and Sessions return at most `most` entries and the number of omitted ones.
 	Fences(ctx context.Context, most int) ([]core.FenceStatus, int, error)
 	Sessions(ctx context.Context, most int) ([]core.SessionStatus, int, error)

@@ -225,8 +225,11 @@ func (f *fake) Logs(ctx context.Context, _ core.PodKey, o inspect.LogOptions) (i
 	return io.NopCloser(strings.NewReader(f.log)), errors.Join(f.logErr, f.wait(ctx))
 }
 
-func (f *fake) Usage(ctx context.Context, sandboxes []string) (map[string]inspect.Usage, error) {
-	f.measured = sandboxes
+func (f *fake) Usage(ctx context.Context, sandboxes []core.Sandbox) (map[string]inspect.Usage, error) {
+	f.measured = nil
+	for _, s := range sandboxes {
+		f.measured = append(f.measured, s.ID)
+	}
 	return f.usage, errors.Join(f.usageErr, f.wait(ctx))
 }
 

@@ -19,7 +19,8 @@ import (
 // unmeasured makes the error of a cluster without metrics the documented one.
 func unmeasured(err error) error {
 	if errors.Is(err, inspect.ErrNoMetrics) {
-		return notImplemented("the cluster does not serve metrics.k8s.io to the allocator; install metrics-server, or measure the pod that podName names")
+		return notImplemented("the sandbox has no agent that answers, and the cluster does not serve metrics.k8s.io to the allocator; " +
+			"give its pool an agent, install metrics-server, or measure the pod that podName names")
 	}
 	return err
 }
@@ -34,12 +35,12 @@ func (a *api) metrics(w *reply, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	all, err := a.Allocator.Usage(r.Context(), []string{s.ID})
+	all, err := a.Allocator.Usage(r.Context(), []core.Sandbox{s})
 	if err != nil {
 		return unmeasured(err)
 	}
 	shown := []openapi.SandboxMetric{}
-	if u, ok := all[s.Pod.Name]; ok && !u.At.Before(from) && !u.At.After(to) {
+	if u, ok := all[s.ID]; ok && !u.At.Before(from) && !u.At.After(to) {
 		shown = append(shown, a.toMetric(s, u))
 	}
 	return writeJSON(w, http.StatusOK, shown)
@@ -67,36 +68,38 @@ func (a *api) metricsOfAll(w *reply, r *http.Request) error {
 	if text == "" {
 		return invalid("sandbox_ids: required: IDs of sandboxes, separated by commas")
 	}
-	var ids []string
-	sandboxes := map[string]core.Sandbox{} // by ID
+	var sandboxes []core.Sandbox
 	for _, id := range slices.Compact(slices.Sorted(strings.SplitSeq(text, ","))) {
 		s, known, err := a.Allocator.Sandbox(r.Context(), id)
 		if err != nil {
 			return err
 		}
 		if known && s.Phase < core.Released {
-			ids, sandboxes[id] = append(ids, id), s
+			sandboxes = append(sandboxes, s)
 		}
 	}
 	shown := openapi.SandboxesWithMetrics{Sandboxes: map[string]openapi.SandboxMetric{}}
-	if len(ids) == 0 {
+	if len(sandboxes) == 0 {
 		return writeJSON(w, http.StatusOK, shown)
 	}
-	all, err := a.Allocator.Usage(r.Context(), ids)
+	all, err := a.Allocator.Usage(r.Context(), sandboxes)
 	if err != nil {
 		return unmeasured(err)
 	}
-	for id, s := range sandboxes {
-		if u, ok := all[s.Pod.Name]; ok {
-			shown.Sandboxes[id] = a.toMetric(s, u)
+	for _, s := range sandboxes {
+		if u, ok := all[s.ID]; ok {
+			shown.Sandboxes[s.ID] = a.toMetric(s, u)
 		}
 	}
 	return writeJSON(w, http.StatusOK, shown)
 }
 
 func (a *api) toMetric(s core.Sandbox, u inspect.Usage) openapi.SandboxMetric {
-	shown := openapi.SandboxMetric{Timestamp: u.At.UTC(), TimestampUnix: u.At.Unix(), MemUsed: u.Memory}
-	if pool, ok := a.Allocator.Pool(s.Pool.Name); ok {
+	shown := openapi.SandboxMetric{
+		Timestamp: u.At.UTC(), TimestampUnix: u.At.Unix(), CPUCount: u.CPUs, MemUsed: u.Memory, MemTotal: u.MemoryTotal,
+		MemCache: u.Cache, DiskUsed: u.Disk, DiskTotal: u.DiskTotal,
+	}
+	if pool, ok := a.Allocator.Pool(s.Pool.Name); ok && u.CPUs == 0 {
 		shown.CPUCount, _, _ = resourcesOf(pool)
 		shown.MemTotal = int64(limitOf(pool, corev1.ResourceMemory))
 		shown.DiskTotal = int64(limitOf(pool, corev1.ResourceEphemeralStorage))

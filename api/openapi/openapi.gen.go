@@ -1102,7 +1102,7 @@ type Sandbox struct {
 	// ClientID Always "berth".
 	ClientID string `json:"clientID"`
 
-	// CPUCount CPUs that its pool limits a pod to, rounded up; 0 for no limit.
+	// CPUCount CPUs that the sandbox may use, rounded up. Without an agent those that its pool limits a pod to, 0 for no limit.
 	CPUCount int `json:"cpuCount"`
 
 	// DiskSizeMB MiB of ephemeral storage that its pool limits a pod to; 0 for no limit.
@@ -1231,22 +1231,22 @@ type SandboxLogsV2 struct {
 
 // SandboxMetric defines model for SandboxMetric.
 type SandboxMetric struct {
-	// CPUCount CPUs that its pool limits a pod to, rounded up; 0 for no limit.
+	// CPUCount CPUs that the sandbox may use, rounded up. Without an agent those that its pool limits a pod to, 0 for no limit.
 	CPUCount int `json:"cpuCount"`
 
 	// CPUUsedPct Percent of cpuCount; of one CPU for no limit.
 	CPUUsedPct float64 `json:"cpuUsedPct"`
 
-	// DiskTotal The limit of ephemeral storage in bytes; 0 for no limit.
+	// DiskTotal The size of the root file system in bytes; without an agent the limit of ephemeral storage, 0 for no limit.
 	DiskTotal int64 `json:"diskTotal"`
 
-	// DiskUsed Always 0.
+	// DiskUsed Bytes of the root file system; 0 without an agent.
 	DiskUsed int64 `json:"diskUsed"`
 
-	// MemCache Always 0.
+	// MemCache Bytes; 0 without an agent.
 	MemCache int64 `json:"memCache"`
 
-	// MemTotal The limit in bytes; 0 for no limit.
+	// MemTotal The limit in bytes; without one the memory of the machine, or 0 without an agent.
 	MemTotal int64 `json:"memTotal"`
 
 	// MemUsed Bytes.
@@ -1796,7 +1796,7 @@ type ClientInterface interface {
 
 	// GetSandboxMetrics Say what a sandbox uses.
 	//
-	// The latest measurement of metrics.k8s.io, or none. A cluster without metrics.k8s.io answers 501.
+	// What the agent of the sandbox measures now. Without an agent the latest measurement of metrics.k8s.io, or none; a cluster without metrics.k8s.io answers 501.
 	//
 	// Corresponds with GET /sandboxes/{sandboxID}/metrics (the `GetSandboxMetrics` operationId).
 	GetSandboxMetrics(ctx context.Context, sandboxID SandboxID, params *GetSandboxMetricsParams, reqEditors ...RequestEditorFn) (*http.Response, error)
@@ -2213,7 +2213,7 @@ func (c *Client) GetSandboxLogs(ctx context.Context, sandboxID SandboxID, params
 
 // GetSandboxMetrics Say what a sandbox uses.
 //
-// The latest measurement of metrics.k8s.io, or none. A cluster without metrics.k8s.io answers 501.
+// What the agent of the sandbox measures now. Without an agent the latest measurement of metrics.k8s.io, or none; a cluster without metrics.k8s.io answers 501.
 //
 // Corresponds with GET /sandboxes/{sandboxID}/metrics (the `GetSandboxMetrics` operationId).
 func (c *Client) GetSandboxMetrics(ctx context.Context, sandboxID SandboxID, params *GetSandboxMetricsParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
@@ -4623,7 +4623,7 @@ type ClientWithResponsesInterface interface {
 
 	// GetSandboxMetricsWithResponse Say what a sandbox uses.
 	//
-	// The latest measurement of metrics.k8s.io, or none. A cluster without metrics.k8s.io answers 501.
+	// What the agent of the sandbox measures now. Without an agent the latest measurement of metrics.k8s.io, or none; a cluster without metrics.k8s.io answers 501.
 	//
 	// Returns a wrapper object for the known response body format(s).
 	//
@@ -6559,7 +6559,7 @@ func (c *ClientWithResponses) GetSandboxLogsWithResponse(ctx context.Context, sa
 
 // GetSandboxMetricsWithResponse Say what a sandbox uses.
 //
-// The latest measurement of metrics.k8s.io, or none. A cluster without metrics.k8s.io answers 501.
+// What the agent of the sandbox measures now. Without an agent the latest measurement of metrics.k8s.io, or none; a cluster without metrics.k8s.io answers 501.
 //
 // Returns a wrapper object for the known response body format(s).
 //

@@ -428,6 +428,9 @@ async function git() {
 
 async function about() {
   assert.equal(await sandbox.isRunning(), true)
+  const [metrics] = await sandbox.getMetrics()
+  assert.ok(metrics.cpuCount > 0 && metrics.memUsed > 0 && metrics.memUsed < metrics.memTotal, JSON.stringify(metrics))
+  assert.ok(metrics.diskUsed > 0 && metrics.diskUsed < metrics.diskTotal, JSON.stringify(metrics))
   const again = await Sandbox.connect(sandbox.sandboxId)
   assert.equal((await again.commands.run('echo $GLOBAL')).stdout, 'everywhere\n')
   const open = await Sandbox.create(process.env.POOL, { secure: false, timeoutMs: 300_000 })

@@ -440,6 +440,9 @@ async def git(root):
 
 async def about(_):
     assert await do(sandbox.is_running()) is True
+    metrics = (await do(sandbox.get_metrics()))[0]
+    assert metrics.cpu_count > 0 and 0 < metrics.mem_used < metrics.mem_total, metrics
+    assert 0 < metrics.disk_used < metrics.disk_total, metrics
     again = await do(Sandbox.connect(sandbox.sandbox_id))
     assert (await do(again.commands.run("echo $GLOBAL"))).stdout == "everywhere\n"
     open = await do(Sandbox.create(POOL, secure=False, timeout=300))
