@@ -76,6 +76,7 @@ test-long: ground
 	go test ./envoy -count=1 -timeout 20m -run TestThousandsOfWebSocketsStayOpen -envoy.websockets=5m
 	go test $(RACE) -timeout 60m -count=5 ./devcluster/...
 	go test $(RACE) -timeout 60m -count=3 ./e2e -e2e.long
+	go test -timeout 30m -count=1 -v ./e2e -run TestAgentDoesNotGrowUnderTheSDKs -e2e.loops=10m
 	go test $(RACE) -timeout 60m -count=1 ./e2e/chaos -chaos.long
 	go test $(RACE) -timeout 60m -count=1 ./e2e/reaping -reaping.duration=5m -reaping.reaps=500
 	go test $(RACE) -timeout 60m -count=1 ./e2e/soak -soak.duration=10m
