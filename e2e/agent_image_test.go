@@ -177,7 +177,7 @@ func (e *env) agentBesidePython() {
 func (e *env) restartsItsAgent(s openapi.Sandbox, user string) {
 	e.t.Helper()
 	r := e.command(s, user, false, "/bin/sh", "-c", "kill $PPID; sleep 1000")
-	e.t.Logf("a command whose agent ends: %+v", r)
+	e.t.Logf("a command whose agent ends: %+v (%v)", r, r.err)
 	e.endedByARestart(s)
 }
 

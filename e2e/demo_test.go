@@ -109,8 +109,8 @@ func TestDemoOnceShowsEveryStepAndLeavesNothing(t *testing.T) {
 	d := startDemo(t, "--once")
 	require.NoError(t, d.wait(), d.output.String())
 	out := d.output.String()
-	for _, want := range []string{"URL          http://8080-", "curl --resolve", "answer       200", "output       hello from ",
-		"last active",
+	for _, want := range []string{"URL          http://8080-", "curl --resolve", "answer       200",
+		"output       hello from ", "last active",
 		"released     204", "answer       410", "sandbox_gone"} {
 		require.Contains(t, out, want)
 	}

@@ -202,7 +202,7 @@ func (d *demo) run(ctx context.Context, s openapi.Sandbox, command string, args 
 	if err != nil {
 		return "", err
 	}
-	defer stream.Close()
+	defer stream.Close() //nolint:errcheck // Err says what was wrong with it
 	var output []byte
 	code := int32(-1)
 	for stream.Receive() {
