@@ -112,32 +112,39 @@ func TestNoFormOfARequestReachesTheAgentWithoutToken(t *testing.T) {
 		"a parameter of the path":     "GET /files;/../envs?signature=v1_x HTTP/1.1\r\nHost: " + host,
 		"absolute form":               "GET http://" + host + "/envs HTTP/1.1\r\nHost: " + host,
 		"absolute form, other host":   "GET http://" + host + "/envs HTTP/1.1\r\nHost: " + e.host(8080, s.SandboxID),
-		"another host, then this":     "GET /envs HTTP/1.1\r\nHost: " + e.host(8080, s.SandboxID) + "\r\nHost: " + host,
-		"port in another form":        "GET /envs HTTP/1.1\r\nHost: 0" + host,
-		"port with a sign":            "GET /envs HTTP/1.1\r\nHost: +" + host,
-		"upper case":                  "GET /envs HTTP/1.1\r\nHost: " + strings.ToUpper(host),
-		"trailing dot":                "GET /envs HTTP/1.1\r\nHost: " + host + ".",
-		"a port of the host":          "GET /envs HTTP/1.1\r\nHost: " + e.host(8080, s.SandboxID) + ":49983",
-		"headers name the port": "GET /envs HTTP/1.1\r\nHost: " + e.site.domain() + "\r\nX-Sandbox-Id: " + s.SandboxID +
+		"another host, then this": "GET /envs HTTP/1.1\r\nHost: " + e.host(8080, s.SandboxID) +
+			"\r\nHost: " + host,
+		"port in another form": "GET /envs HTTP/1.1\r\nHost: 0" + host,
+		"port with a sign":     "GET /envs HTTP/1.1\r\nHost: +" + host,
+		"upper case":           "GET /envs HTTP/1.1\r\nHost: " + strings.ToUpper(host),
+		"trailing dot":         "GET /envs HTTP/1.1\r\nHost: " + host + ".",
+		"a port of the host":   "GET /envs HTTP/1.1\r\nHost: " + e.host(8080, s.SandboxID) + ":49983",
+		"headers name the port": "GET /envs HTTP/1.1\r\nHost: " + e.site.domain() +
+			"\r\nX-Sandbox-Id: " + s.SandboxID +
 			"\r\nX-Sandbox-Port: 49983",
-		"headers against the host": "GET /envs HTTP/1.1\r\nHost: " + e.host(8080, s.SandboxID) + "\r\nX-Sandbox-Port: 49983",
+		"headers against the host": "GET /envs HTTP/1.1\r\nHost: " + e.host(8080, s.SandboxID) +
+			"\r\nX-Sandbox-Port: 49983",
 		"HTTP/2 upgrade": "GET /envs HTTP/1.1\r\nHost: " + host + upgrade + ", HTTP2-Settings\r\nUpgrade: h2c" +
 			"\r\nHTTP2-Settings: AAMAAABkAAQAAP__",
-		"WebSocket": "GET /envs HTTP/1.1\r\nHost: " + host + upgrade + "\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13" +
+		"WebSocket": "GET /envs HTTP/1.1\r\nHost: " + host + upgrade +
+			"\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13" +
 			"\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
-		"WebSocket to the files": "GET /files?signature=v1_x HTTP/1.1\r\nHost: " + host + upgrade + "\r\nUpgrade: websocket" +
+		"WebSocket to the files": "GET /files?signature=v1_x HTTP/1.1\r\nHost: " + host + upgrade +
+			"\r\nUpgrade: websocket" +
 			"\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\nGET /envs HTTP/1.1\r\nHost: " + host,
-		"tunnel":                "CONNECT " + host + ":80 HTTP/1.1\r\nHost: " + host,
-		"no version":            "GET /envs HTTP/1.0\r\nHost: " + host,
-		"another's token":       "GET /envs HTTP/1.1\r\nHost: " + host + wrong,
-		"both tokens":           "GET /envs HTTP/1.1\r\nHost: " + host + header + token + wrong,
-		"both, reversed":        "GET /envs HTTP/1.1\r\nHost: " + host + wrong + header + token,
-		"two in one":            "GET /envs HTTP/1.1\r\nHost: " + host + header + token + ", " + token,
-		"underscores":           "GET /envs HTTP/1.1\r\nHost: " + host + "\r\nX_Access_Token: " + token,
-		"as a cookie":           "GET /envs HTTP/1.1\r\nHost: " + host + "\r\nCookie: X-Access-Token=" + token,
-		"in the query":          "GET /envs?X-Access-Token=" + token + " HTTP/1.1\r\nHost: " + host,
-		"hidden by a body":      "POST /files?signature=v1_x HTTP/1.1\r\nHost: " + host + "\r\nContent-Length: 3\r\nTransfer-Encoding: chunked",
-		"ended by a connection": "GET /envs HTTP/1.1\r\nHost: " + host + header + token + "\r\nConnection: close, X-Access-Token",
+		"tunnel":          "CONNECT " + host + ":80 HTTP/1.1\r\nHost: " + host,
+		"no version":      "GET /envs HTTP/1.0\r\nHost: " + host,
+		"another's token": "GET /envs HTTP/1.1\r\nHost: " + host + wrong,
+		"both tokens":     "GET /envs HTTP/1.1\r\nHost: " + host + header + token + wrong,
+		"both, reversed":  "GET /envs HTTP/1.1\r\nHost: " + host + wrong + header + token,
+		"two in one":      "GET /envs HTTP/1.1\r\nHost: " + host + header + token + ", " + token,
+		"underscores":     "GET /envs HTTP/1.1\r\nHost: " + host + "\r\nX_Access_Token: " + token,
+		"as a cookie":     "GET /envs HTTP/1.1\r\nHost: " + host + "\r\nCookie: X-Access-Token=" + token,
+		"in the query":    "GET /envs?X-Access-Token=" + token + " HTTP/1.1\r\nHost: " + host,
+		"hidden by a body": "POST /files?signature=v1_x HTTP/1.1\r\nHost: " + host +
+			"\r\nContent-Length: 3\r\nTransfer-Encoding: chunked",
+		"ended by a connection": "GET /envs HTTP/1.1\r\nHost: " + host + header + token +
+			"\r\nConnection: close, X-Access-Token",
 	}
 	require.Contains(t, e.raw("GET /envs HTTP/1.1\r\nHost: "+host+header+token), secret, "a plain request")
 	for name, form := range forms {

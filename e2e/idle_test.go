@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"connectrpc.com/connect"
 	"github.com/coder/websocket"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -22,9 +23,11 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
+	"github.com/berth-sandbox/berth/agent/agentpb/process"
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/api/apierror"
 	"github.com/berth-sandbox/berth/api/openapi"
+	"github.com/berth-sandbox/berth/api/sandboxaccess"
 	"github.com/berth-sandbox/berth/api/sandboxid"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 	"github.com/berth-sandbox/berth/devcluster/stack"
@@ -249,6 +252,39 @@ func TestBusyProbeKeepsAComputingSandbox(t *testing.T) {
 	e.pass(busy - 8*time.Second)
 	require.True(t, e.live(s))
 	e.ends(s, core.ReasonIdle, until)
+}
+
+// The client of the command disconnects, so the command alone keeps the sandbox, where the pool says so.
+//
+// It takes more than 20 s because the command must outlast an idle timeout of 5 s.
+// Invariant: I4
+func TestRunningCommandKeepsTheSandboxOfAPool(t *testing.T) {
+	onThisMachine(t, "the agent of a real cluster is in an image")
+	e := start(t, 0)
+	longest := int32(3600)
+	pool := func(busy v1alpha1.AgentBusy) string {
+		return e.otherPool(strings.ToLower(string(busy)), 1, func(p *v1alpha1.SandboxPoolSpec) {
+			p.Agent = &v1alpha1.PoolAgent{Enabled: true, Port: sandboxaccess.AgentPort, Busy: busy}
+			p.MaxLifetimeSeconds = &longest
+		})
+	}
+	kept, _ := e.claimOf(pool(v1alpha1.BusyCommands), `"idleTimeout":5`)
+	reaped, _ := e.claimOf(pool(v1alpha1.BusyNone), `"idleTimeout":5`)
+	pid, leave := e.runs(kept, "sleep 3600")
+	leave()
+	used := time.Now()
+	_, leave = e.runs(reaped, "sleep 3600")
+	leave()
+	e.reaped(reaped, used)
+	e.pass(2 * leastIdle)
+	require.True(t, e.live(kept), "a command runs")
+	ended := time.Now()
+	_, err := e.agentOf(kept).SendSignal(t.Context(), connect.NewRequest(&processpb.SendSignalRequest{
+		Process: &processpb.ProcessSelector{Selector: &processpb.ProcessSelector_Pid{Pid: pid}},
+		Signal:  processpb.Signal_SIGNAL_SIGKILL,
+	}))
+	require.NoError(t, err)
+	e.ends(kept, core.ReasonIdle, ended)
 }
 
 // A request that comes at the moment of the release is answered by the sandbox's own pod, or
