@@ -3,6 +3,9 @@
 //
 // A Client holds no state but its connections. Its methods may be called concurrently.
 //
+// An Agent runs commands and moves files in a sandbox whose pool has the agent. It calls the agent through the
+// gateway, each call once.
+//
 // # Guarantees
 //
 //   - An answer other than success is an *Error with the status, the reason and the message of the

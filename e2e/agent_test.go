@@ -131,7 +131,8 @@ func TestNoFormOfARequestReachesTheAgentWithoutToken(t *testing.T) {
 			"\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
 		"WebSocket to the files": "GET /files?signature=v1_x HTTP/1.1\r\nHost: " + host + upgrade +
 			"\r\nUpgrade: websocket" +
-			"\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\nGET /envs HTTP/1.1\r\nHost: " + host,
+			"\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==" +
+			"\r\n\r\nGET /envs HTTP/1.1\r\nHost: " + host,
 		"tunnel":          "CONNECT " + host + ":80 HTTP/1.1\r\nHost: " + host,
 		"no version":      "GET /envs HTTP/1.0\r\nHost: " + host,
 		"another's token": "GET /envs HTTP/1.1\r\nHost: " + host + wrong,

@@ -3,7 +3,10 @@ package e2e
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -11,12 +14,17 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/coder/websocket"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/berth-sandbox/berth/api/openapi"
+	"github.com/berth-sandbox/berth/api/sandboxaccess"
+	"github.com/berth-sandbox/berth/api/v1alpha1"
+	"github.com/berth-sandbox/berth/client"
 )
 
 // commandLine runs the program berth with a configuration of the test's own.
@@ -112,6 +120,157 @@ func TestCommandLineRunsAWholeSession(t *testing.T) {
 	c.run(0, "kill", "--all", "--pool", c.pool)
 	require.Contains(t, c.run(3, "claim", "nosuch"), "pool_not_found")
 	require.Contains(t, c.run(5, "ls", "--api-url=http://127.0.0.1:1"), "cannot be reached")
+}
+
+func TestCommandLineRunsCommandsAndCopiesFiles(t *testing.T) {
+	onThisMachine(t, "the agent of a real cluster is in an image")
+	e := start(t, 1)
+	c := e.commandLine()
+	pool := e.otherPool("agents", 1, func(s *v1alpha1.SandboxPoolSpec) {
+		s.Agent = &v1alpha1.PoolAgent{Enabled: true, Port: sandboxaccess.AgentPort}
+	})
+	dir := t.TempDir()
+	write := func(name, text string) string {
+		file := filepath.Join(dir, name)
+		require.NoError(t, os.WriteFile(file, []byte(text), 0o600))
+		return file
+	}
+	inside := filepath.Join(dir, "in", "side")
+	id := c.run(0, "claim", pool, "--wait=1m", "-o", "name", "--env=A=1=2", "--env-file="+write("env", "# text\n\nB=3\n"),
+		"--secret=KEY="+write("secret", "hidden\n"), "--file="+write("here", "text")+":"+inside+":0600")
+	raw, err := os.ReadFile(inside)
+	require.NoError(t, err)
+	require.Equal(t, "text", string(raw))
+	require.Equal(t, "1=2 3 hidden 4", c.run(0, "exec", "-e", "C=4", id, "--", "/bin/sh", "-c", `echo $A $B $KEY $C`))
+	require.Equal(t, "/", c.run(0, "exec", "-w", "/", id, "pwd"))
+	failed := c.run(7, "exec", id, "--", "/bin/sh", "-c", "echo wrong >&2; exit 7")
+	require.Contains(t, failed, "wrong\nerror: the command ended with exit status 7")
+	require.Contains(t, c.run(143, "exec", id, "--", "/bin/sh", "-c", "kill $$"), "exit status 143")
+	require.Contains(t, c.run(1, "exec", id, "--", "/no/such/program"), "no such file")
+	require.Contains(t, c.run(2, "exec", "-t", id, "sh"), "standard input is not a terminal")
+
+	cat := c.command("exec", "-i", id, "cat")
+	input := strings.Repeat("0123456789", 20_000)
+	cat.Stdin = strings.NewReader(input)
+	out, err := cat.Output()
+	require.NoError(t, err)
+	require.Equal(t, input, string(out))
+
+	sleep := c.command("exec", id, "--", "/bin/sh", "-c", "echo started; exec sleep 3600")
+	lines, err := sleep.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, sleep.Start())
+	_, err = bufio.NewReader(lines).ReadString('\n')
+	require.NoError(t, err)
+	require.NoError(t, sleep.Process.Signal(os.Interrupt))
+	require.Error(t, sleep.Wait())
+	require.Equal(t, 143, sleep.ProcessState.ExitCode())
+
+	there := filepath.Join(dir, "there")
+	c.run(0, "cp", write("up", "up"), id+":"+there+"/")
+	c.run(0, "cp", id+":"+there+"/up", filepath.Join(dir, "down"))
+	raw, err = os.ReadFile(filepath.Join(dir, "down"))
+	require.NoError(t, err)
+	require.Equal(t, "up", string(raw))
+	require.Equal(t, "up", c.run(0, "cp", id+":"+there+"/up", "-"))
+	require.Contains(t, c.run(3, "cp", id+":"+there+"/none", "-"), "none")
+	require.Contains(t, c.run(2, "cp", dir, id+":/tmp/x"), "is a directory: tar c")
+	require.Contains(t, c.run(2, "cp", "a", "b"), "must be ID:PATH")
+
+	c.terminal(id)
+	var s openapi.Sandbox
+	require.NoError(t, json.Unmarshal([]byte(c.run(0, "get", id, "-o", "json")), &s))
+	c.goClient(&s, filepath.Join(dir, "go"))
+	without := c.run(0, "claim", c.pool, "--wait=1m", "-o", "name")
+	require.Contains(t, c.run(4, "exec", without, "true"), "the sandbox has no agent: enable spec.agent of its pool")
+}
+
+// terminal runs a command in a terminal, changes its size and interrupts it.
+func (c *commandLine) terminal(id string) {
+	t := c.t
+	outer, err := os.OpenFile("/dev/ptmx", os.O_RDWR|syscall.O_NOCTTY, 0)
+	require.NoError(t, err)
+	defer outer.Close()
+	require.NoError(t, unix.IoctlSetPointerInt(int(outer.Fd()), unix.TIOCSPTLCK, 0))
+	number, err := unix.IoctlGetInt(int(outer.Fd()), unix.TIOCGPTN)
+	require.NoError(t, err)
+	inner, err := os.OpenFile(fmt.Sprintf("/dev/pts/%d", number), os.O_RDWR|syscall.O_NOCTTY, 0)
+	require.NoError(t, err)
+	defer inner.Close()
+	resize := func(rows, columns uint16) {
+		require.NoError(t, unix.IoctlSetWinsize(int(outer.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: rows, Col: columns}))
+	}
+	resize(30, 100)
+	cmd := c.command("exec", "-t", id, "--", "/bin/sh", "-c", "while true; do stty size; read -r _; done")
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = inner, inner, os.Stderr
+	require.NoError(t, cmd.Start())
+	lines := bufio.NewScanner(outer)
+	until := func(size string) {
+		for lines.Scan() && strings.TrimSpace(lines.Text()) != size {
+			_, err := outer.WriteString("\r")
+			require.NoError(t, err)
+		}
+		require.NoError(t, lines.Err())
+	}
+	until("30 100")
+	resize(40, 120)
+	require.NoError(t, cmd.Process.Signal(syscall.SIGWINCH)) // it is not in the foreground of the terminal
+	_, err = outer.WriteString("\r")
+	require.NoError(t, err)
+	until("40 120")
+	_, err = outer.WriteString("\x03")
+	require.NoError(t, err)
+	require.Error(t, cmd.Wait())
+	require.Equal(t, 128+int(syscall.SIGINT), cmd.ProcessState.ExitCode())
+}
+
+// goClient uses the agent as a program does.
+func (c *commandLine) goClient(s *openapi.Sandbox, file string) {
+	t := c.t
+	a, err := client.NewAgent(s, client.AgentOptions{HTTP: c.streaming()})
+	require.NoError(t, err)
+	out, err := a.Run(t.Context(), "/bin/sh", "-c", "echo out; echo err >&2; exit 3")
+	require.NoError(t, err)
+	require.Equal(t, &client.Output{Stdout: []byte("out\n"), Stderr: []byte("err\n"), ExitCode: 3}, out)
+	require.NoError(t, a.WriteFile(t.Context(), file, strings.NewReader("contents")))
+	raw, err := a.ReadFile(t.Context(), file)
+	require.NoError(t, err)
+	require.Equal(t, "contents", string(raw))
+	_, err = a.ReadFile(t.Context(), file+"-none")
+	require.True(t, client.IsNotFound(err), "%v", err)
+	_, err = a.Run(t.Context(), "/no/such/program")
+	require.Error(t, err)
+
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() {
+		_, err := a.Run(ctx, "/bin/sh", "-c", "echo $$ > "+file+"; exec sleep 3600")
+		ended <- err
+	}()
+	c.eventually(func() error {
+		raw, err := os.ReadFile(file)
+		if err == nil && !strings.HasSuffix(string(raw), "\n") || string(raw) == "contents" {
+			err = errors.New("it has not started")
+		}
+		return err
+	})
+	cancel()
+	require.ErrorIs(t, <-ended, context.Canceled)
+	raw, err = os.ReadFile(file)
+	require.NoError(t, err)
+	c.eventually(func() error {
+		if _, err := os.Stat("/proc/" + strings.TrimSpace(string(raw))); err == nil {
+			return errors.New("the command runs")
+		}
+		return nil
+	})
+
+	s.EnvdAccessToken = new("wrong")
+	a, err = client.NewAgent(s, client.AgentOptions{HTTP: c.streaming()})
+	require.NoError(t, err)
+	_, err = a.Run(t.Context(), "true")
+	require.True(t, client.IsRefused(err), "%v", err)
+	require.ErrorContains(t, err, "agent_token")
 }
 
 // events reads the events of the pool until those of a sandbox have come, in this order.

@@ -38,6 +38,8 @@ type commands struct {
 	Diagnose    diagnoseCommand    `cmd:"" help:"Say what is known of a sandbox, and why requests do not reach it."`
 	Logs        logsCommand        `cmd:"" help:"Print the log of a sandbox."`
 	Open        openCommand        `cmd:"" help:"Open a sandbox in the browser."`
+	Exec        execCommand        `cmd:"" help:"Run a command in a sandbox that has the agent."`
+	Cp          cpCommand          `cmd:"" help:"Copy a file to or from a sandbox that has the agent."`
 	Curl        curlCommand        `cmd:"" help:"Run curl against a sandbox."`
 	PortForward portForwardCommand `cmd:"" help:"Forward a local port to a port of a sandbox, for HTTP and WebSocket."`
 	Pools       poolsCommand       `cmd:"" help:"Pools of warm pods."`

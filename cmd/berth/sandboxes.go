@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"maps"
 	"net/url"
+	"os"
 	"slices"
 	"strings"
 	"time"
@@ -51,6 +52,7 @@ type claimCommand struct {
 	Key         string            `help:"Idempotency key: the same key and claim get the same sandboxes."`
 	Count       int               `default:"1" placeholder:"SANDBOXES" help:"How many to claim in one call, at most 1000: all, or none."`
 	AtLeast     int               `placeholder:"SANDBOXES" help:"How many of --count are enough when --wait is over. Left out: all."`
+	valueFlags
 }
 
 // Run implements the command.
@@ -77,6 +79,9 @@ func (c *claimCommand) Run(ctx context.Context, o *output) error {
 			return cli.WithExitCode(cli.ExitUsage, fmt.Errorf("%s %v: must be whole seconds", d.flag, *d.from))
 		}
 		*d.into = new(int64(*d.from / time.Second))
+	}
+	if err := c.into(&claim, os.Stdin); err != nil {
+		return err
 	}
 	if c.User != "" {
 		claim.User = &c.User
