@@ -56,7 +56,8 @@ func (a *attached) stream(
 				return err
 			}
 		case <-a.p.drained:
-			if a.p.expired.Load() && ctx.Err() != nil {
+			// The timer of the process can be earlier than that of ctx, so ctx.Err does not tell.
+			if deadline, ok := ctx.Deadline(); ok && a.p.expired.Load() && !time.Now().Before(deadline) {
 				return expired()
 			}
 			return send(a.p.end())
