@@ -47,7 +47,7 @@ func TestStockSDKsOverTLSNeedOnlyTheDomain(t *testing.T) {
 	all.APITLS, all.Allocators = true, 2
 	e := startAlone(t, 0, all)
 	environment := e.runSDKs(e.domainOnly())
-	e.useTools("signed", environment)
+	e.useTools("", environment)
 	e.callsOverTLS()
 	for _, a := range e.stack.Allocators {
 		require.NoError(t, a.Kill())

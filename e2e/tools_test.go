@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/berth-sandbox/berth/api/v1alpha1"
+	"github.com/berth-sandbox/berth/devcluster/stack"
 )
 
 // toolSDKs use commands, files, watches, terminals and git.
@@ -65,7 +66,8 @@ func TestAgentDoesNotGrowUnderTheSDKs(t *testing.T) {
 	if *loopsFlag == 0 {
 		t.Skip("takes minutes: -e2e.loops says how many")
 	}
-	e := start(t, 0)
+	// A busy machine must not end the allocators: this is about the agent.
+	e := startLongAlone(t, 0, stack.Options{LeaseDuration: time.Minute})
 	e.eachTool(e.overHTTP(), func(t *testing.T, c stockSDK, dir string, environment []string) {
 		all := c.loop(t, dir, environment)
 		require.Greater(t, len(all), 8, "too few rounds for a comparison")
