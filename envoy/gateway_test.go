@@ -25,6 +25,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/encoding"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/types/known/structpb"
 
@@ -86,7 +87,8 @@ type config struct {
 	settings func(*envoy.Settings)
 	patch    func(*bootstrapv3.Bootstrap)
 	// register adds the services of the router; default: the script.
-	register func(*grpc.Server)
+	register func(grpc.ServiceRegistrar)
+	codec    encoding.CodecV2 // of the router's server; default: gRPC's own
 	// podAddress is where the pod listens. Default 127.0.0.1:0.
 	podAddress string
 	// noRouter: nothing listens on the router's socket.
@@ -127,7 +129,11 @@ func startGatewayWith(t *testing.T, c config) *gateway {
 	var serving sync.WaitGroup
 	t.Cleanup(serving.Wait)
 	if !c.noRouter {
-		g.routerServer = grpc.NewServer()
+		var options []grpc.ServerOption
+		if c.codec != nil {
+			options = append(options, grpc.ForceServerCodecV2(c.codec))
+		}
+		g.routerServer = grpc.NewServer(options...)
 		if c.register == nil {
 			extprocv3.RegisterExternalProcessorServer(g.routerServer, g.router)
 		} else {

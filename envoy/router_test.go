@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"github.com/berth-sandbox/berth/api/sandboxid"
 	"net"
 	"net/http"
 	"net/netip"
@@ -15,10 +16,12 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
-	"google.golang.org/grpc"
+	"google.golang.org/grpc/mem"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/berth-sandbox/berth/envoy"
 	"github.com/berth-sandbox/berth/extproc"
+	"github.com/berth-sandbox/berth/extproc/wire"
 	"github.com/berth-sandbox/berth/internal/bootclock"
 	"github.com/berth-sandbox/berth/lastactive"
 	"github.com/berth-sandbox/berth/lastactive/look"
@@ -55,7 +58,13 @@ type routes struct {
 	at map[string]routecache.Route
 }
 
-func (r *routes) Lookup(_ context.Context, id string) (routecache.Answer, error) {
+// Find finds nothing, so that every decision looks up.
+func (*routes) Find(sandboxid.Key) (routecache.Route, *wire.Answers, bool) {
+	return routecache.Route{}, nil, false
+}
+
+func (r *routes) Lookup(_ context.Context, key sandboxid.Key) (routecache.Answer, error) {
+	id := key.String()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if id == "gone" {
@@ -68,36 +77,32 @@ func (r *routes) Lookup(_ context.Context, id string) (routecache.Answer, error)
 	return routecache.Answer{Status: routecache.Routable, Route: route}, nil
 }
 
-func (*routes) Await(ctx context.Context, _ string, _ routecache.Status) error {
+func (*routes) Await(ctx context.Context, _ sandboxid.Key, _ routecache.Status) error {
 	<-ctx.Done()
 	return ctx.Err()
 }
-func (*routes) Holds(string, routecache.Route) bool { return true }
+func (*routes) Holds(sandboxid.Key, routecache.Route) bool { return true }
 
-// recorder is a router that records the messages it gets.
+// recorder is the router's codec. It records the messages that the router gets.
 type recorder struct {
-	*extproc.Server
+	wire.Codec
 	mu   sync.Mutex
 	seen http.Header // of all requests since it was emptied
 }
 
-func (r *recorder) Process(stream extprocv3.ExternalProcessor_ProcessServer) error {
-	return r.Server.Process(recordedStream{stream, r})
-}
-
-type recordedStream struct {
-	extprocv3.ExternalProcessor_ProcessServer
-	to *recorder
-}
-
-func (s recordedStream) Recv() (*extprocv3.ProcessingRequest, error) {
-	m, err := s.ExternalProcessor_ProcessServer.Recv()
-	s.to.mu.Lock()
-	defer s.to.mu.Unlock()
-	for _, h := range m.GetRequestHeaders().GetHeaders().GetHeaders() {
-		s.to.seen[h.GetKey()] = append(s.to.seen[h.GetKey()], string(h.GetRawValue()))
+func (r *recorder) Unmarshal(data mem.BufferSlice, v any) error {
+	if _, ok := v.(*wire.Request); ok {
+		var m extprocv3.ProcessingRequest
+		if err := proto.Unmarshal(data.Materialize(), &m); err != nil {
+			return err
+		}
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		for _, h := range m.GetRequestHeaders().GetHeaders().GetHeaders() {
+			r.seen[h.GetKey()] = append(r.seen[h.GetKey()], string(h.GetRawValue()))
+		}
 	}
-	return m, err
+	return r.Codec.Unmarshal(data, v)
 }
 
 // take returns what the router was sent since the last call.
@@ -140,12 +145,11 @@ func startEdge(t *testing.T, handler func(name string) http.Handler) *edge {
 		Activity: tracker(t, e.abc.addr, e.def.addr), Admissions: extproc.NewAdmissions(), TeamKeys: &e.keys, Metrics: prometheus.NewRegistry(), Log: zap.NewNop(),
 	})
 	require.NoError(t, err)
-	e.router = &recorder{Server: server, seen: http.Header{}}
+	e.router = &recorder{seen: http.Header{}}
 	e.gateway = startGatewayWith(t, config{
 		settings: func(s *envoy.Settings) { s.Paths = true },
-		register: func(s *grpc.Server) {
-			extprocv3.RegisterExternalProcessorServer(s, e.router)
-		},
+		register: server.Register,
+		codec:    e.router,
 	})
 	return e
 }
@@ -153,8 +157,8 @@ func startEdge(t *testing.T, handler func(name string) http.Handler) *edge {
 // expecting takes every request for one of a sandbox that has a route.
 type expecting struct{ *lastactive.Tracker }
 
-func (t expecting) Begin(id string, to netip.AddrPort, http2 bool) (*lastactive.Entry, time.Duration) {
-	t.Expect(id, to.Addr(), 0)
+func (t expecting) Begin(id sandboxid.Key, to netip.AddrPort, http2 bool) (*lastactive.Entry, time.Duration) {
+	t.Expect(id.String(), to.Addr(), 0)
 	return t.Tracker.Begin(id, to, http2)
 }
 

@@ -1,10 +1,10 @@
 package extproc
 
 import (
+	"bytes"
 	"errors"
 	"net/http"
 	"net/url"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -31,43 +31,53 @@ func (d *decider) access(r *request, t Target, port uint16, terms *routecache.Te
 	case terms.Access == routecache.Public:
 		return nil, nil
 	}
-	denied := t.refuse(apierror.AccessDenied, "this sandbox is private: send its token in the header "+
-		sandboxaccess.TokenHeader+" or, if its access is team, an API key of its team in the header "+
-		sandboxaccess.KeyHeader+", or open a link that was made for this port and has not expired")
 	if terms.Access != routecache.Token && terms.Access != routecache.Team {
-		return nil, denied
+		return nil, t.denied()
 	}
-	secret, now := sandboxaccess.Secret(terms.Secret), time.Now()
+	secret := sandboxaccess.Secret(terms.Secret)
 	if link := d.linkOf(r); link != "" {
-		path, expires, err := secret.OpenLink(t.ID, port, link, now)
+		now := time.Now()
+		path, expires, err := secret.OpenLink(t.ID.String(), port, link, now)
 		switch {
 		case errors.Is(err, sandboxaccess.ErrDenied):
-			return nil, denied
+			return nil, t.denied()
 		case err != nil:
 			return nil, t.refuse(apierror.BadPath, "parameter to of the link: "+err.Error())
 		}
-		return &redirect{path, cookie(secret.Cookie(t.ID, port, expires), expires.Sub(now))}, nil
+		return &redirect{path, cookie(secret.Cookie(t.ID.String(), port, expires), expires.Sub(now))}, nil
 	}
 	// A credential that is sent twice is refused, because other programs may read another one.
 	switch {
-	case len(r.token) > 0:
-		if terms.Access == routecache.Token && len(r.token) == 1 && secret.IsToken(r.token[0]) {
+	case r.token.n > 0:
+		if terms.Access == routecache.Token && r.token.n == 1 && secret.IsToken(string(r.token.first)) {
 			return nil, nil
 		}
-	case terms.Access == routecache.Team && len(r.key) > 0:
-		opens, known := d.o.TeamKeys.Opens(terms.Team, r.key[0])
+	case terms.Access == routecache.Team && r.key.n > 0:
+		opens, known := d.o.TeamKeys.Opens(terms.Team, string(r.key.first))
 		switch {
 		case !known:
 			return nil, t.refuse(apierror.RouterNotReady, "the allocator has not read the API keys yet; try again")
-		case opens && len(r.key) == 1:
+		case opens && r.key.n == 1:
 			return nil, nil
 		}
-	case len(r.cookie) == 1 && secret.IsCookie(t.ID, port, r.cookie[0], now):
+	case r.cookie.n == 1 && secret.IsCookie(t.ID.String(), port, string(r.cookie.first), time.Now()):
 		return nil, nil
-	case port == sandboxaccess.AgentPort && len(r.agentToken) == 1 && secret.IsAgentToken(t.ID, r.agentToken[0]):
+	case port == sandboxaccess.AgentPort && isAgentToken(secret, t, r):
 		return nil, nil
 	}
-	return nil, denied
+	return nil, t.denied()
+}
+
+// denied is the refusal of a request without a valid credential.
+func (t Target) denied() *apierror.Error {
+	return t.refuse(apierror.AccessDenied, "this sandbox is private: send its token in the header "+
+		sandboxaccess.TokenHeader+" or, if its access is team, an API key of its team in the header "+
+		sandboxaccess.KeyHeader+", or open a link that was made for this port and has not expired")
+}
+
+// isAgentToken reports whether a request has the agent token of the sandbox, once.
+func isAgentToken(secret sandboxaccess.Secret, t Target, r *request) bool {
+	return r.agentToken.n == 1 && secret.IsAgentToken(t.ID.String(), string(r.agentToken.first))
 }
 
 // agentAccess checks whether a request may reach the agent. No other credential of the sandbox opens its
@@ -76,19 +86,19 @@ func (d *decider) agentAccess(r *request, t Target, terms *routecache.Terms) *ap
 	secret := sandboxaccess.Secret(terms.Secret)
 	path := t.Path
 	if path == "" {
-		path = r.path
+		path = string(r.path)
 	}
 	path, query, _ := strings.Cut(path, "?")
 	switch {
-	case len(r.agentToken) > 0:
-		if len(r.agentToken) == 1 && secret.IsAgentToken(t.ID, r.agentToken[0]) {
+	case r.agentToken.n > 0:
+		if isAgentToken(secret, t, r) {
 			return nil
 		}
 	case path == "/files":
 		if q, err := url.ParseQuery(query); err == nil && len(q["signature"]) == 1 {
 			return nil
 		}
-	case path == "/health" && terms.Access == routecache.Public && r.method == http.MethodGet:
+	case path == "/health" && terms.Access == routecache.Public && string(r.method) == http.MethodGet:
 		return nil
 	}
 	return t.refuse(apierror.AgentToken, "the agent of this sandbox serves requests with its token: send envdAccessToken of the "+
@@ -98,13 +108,14 @@ func (d *decider) agentAccess(r *request, t Target, terms *routecache.Terms) *ap
 // linkOf returns the path and query of a request for a link, or "". A gateway host has no links:
 // all sandboxes would share the cookie.
 func (d *decider) linkOf(r *request) string {
-	if path, _, _ := strings.Cut(r.link, "?"); path != sandboxaccess.LinkPath || r.method != http.MethodGet && r.method != http.MethodHead {
+	if path, _, _ := bytes.Cut(r.link, []byte("?")); string(path) != sandboxaccess.LinkPath ||
+		string(r.method) != http.MethodGet && string(r.method) != http.MethodHead {
 		return ""
 	}
-	if host, _ := hostName(r.authority); host == d.o.Hosts.Domain || slices.Contains(d.o.Hosts.Gateways, host) {
+	if host, _ := hostName(r.authority); d.o.Hosts.gateway(host) {
 		return ""
 	}
-	return r.link
+	return string(r.link)
 }
 
 // cookie returns the Set-Cookie of a value. Lax lets a link from another site open the sandbox, and

@@ -54,21 +54,21 @@ func TestOnlyACredentialOfTheSandboxOpensIt(t *testing.T) {
 		"the token":                   {request{token: one(token)}, open, denied, open, denied},
 		"a wrong token":               {request{token: one(other)}, denied, denied, open, denied},
 		"an empty token":              {request{token: one("")}, denied, denied, open, denied},
-		"the token, then another":     {request{token: []string{token, other}}, denied, denied, open, denied},
-		"the token twice":             {request{token: []string{token, token}}, denied, denied, open, denied},
+		"the token, then another":     {request{token: several(token, other)}, denied, denied, open, denied},
+		"the token twice":             {request{token: several(token, token)}, denied, denied, open, denied},
 		"two tokens in one":           {request{token: one(token + "," + token)}, denied, denied, open, denied},
 		"a wrong token and a cookie":  {request{token: one(other), cookie: one(cookie)}, denied, denied, open, denied},
 		"the cookie":                  {request{cookie: one(cookie)}, open, open, open, denied},
 		"the token as cookie":         {request{cookie: one(token)}, denied, denied, open, denied},
 		"the cookie as token":         {request{token: one(cookie)}, denied, denied, open, denied},
-		"two cookies":                 {request{cookie: []string{cookie, cookie}}, denied, denied, open, denied},
+		"two cookies":                 {request{cookie: several(cookie, cookie)}, denied, denied, open, denied},
 		"a cookie of another sandbox": {request{cookie: one(k.Secret("abd").Cookie("abd", 8080, later))}, denied, denied, open, denied},
 		"a cookie of another port":    {request{cookie: one(secret.Cookie("abc", 8081, later))}, denied, denied, open, denied},
 		"a cookie that has expired":   {request{cookie: one(secret.Cookie("abc", 8080, time.Now()))}, denied, denied, open, denied},
 		"the agent's token":           {request{agentToken: one(agent)}, denied, denied, open, denied},
-		"the agent's, at its port":    {request{authority: "49983-abc." + domain, agentToken: one(agent)}, open, open, open, denied},
-		"another one, at its port":    {request{authority: "49983-abc." + domain, agentToken: one(k.Secret("abd").AgentToken("abd"))}, denied, denied, open, denied},
-		"the agent's, twice":          {request{authority: "49983-abc." + domain, agentToken: []string{agent, agent}}, denied, denied, open, denied},
+		"the agent's, at its port":    {request{authority: []byte("49983-abc." + domain), agentToken: one(agent)}, open, open, open, denied},
+		"another one, at its port":    {request{authority: []byte("49983-abc." + domain), agentToken: one(k.Secret("abd").AgentToken("abd"))}, denied, denied, open, denied},
+		"the agent's, twice":          {request{authority: []byte("49983-abc." + domain), agentToken: several(agent, agent)}, denied, denied, open, denied},
 		"a key of the team":           {request{key: one("e2b_a1")}, denied, open, open, denied},
 		"its other key":               {request{key: one("e2b_a2")}, denied, open, open, denied},
 		"a key of another team":       {request{key: one("e2b_b")}, denied, denied, open, denied},
@@ -76,21 +76,21 @@ func TestOnlyACredentialOfTheSandboxOpensIt(t *testing.T) {
 		"an unknown key":              {request{key: one("e2b_c")}, denied, denied, open, denied},
 		"an empty key":                {request{key: one("")}, denied, denied, open, denied},
 		"the hash of a key":           {request{key: one(fmt.Sprintf("%x", sha256.Sum256([]byte("e2b_a1"))))}, denied, denied, open, denied},
-		"the key twice":               {request{key: []string{"e2b_a1", "e2b_a1"}}, denied, denied, open, denied},
+		"the key twice":               {request{key: several("e2b_a1", "e2b_a1")}, denied, denied, open, denied},
 		"a wrong key and a cookie":    {request{key: one("e2b_b"), cookie: one(cookie)}, open, denied, open, denied},
 		"the key and a wrong token":   {request{key: one("e2b_a1"), token: one(other)}, denied, denied, open, denied},
-		"by header, with the key":     {request{authority: domain, e2bID: one("abc"), e2bPort: one("8080"), key: one("e2b_a1")}, denied, open, open, denied},
-		"a preflight":                 {request{method: "OPTIONS"}, denied, denied, open, denied},
-		"by header, without":          {request{authority: domain, e2bID: one("abc"), e2bPort: one("8080")}, denied, denied, open, denied},
-		"by header, with the token":   {request{authority: domain, e2bID: one("abc"), e2bPort: one("8080"), token: one(token)}, open, denied, open, denied},
-		"the default port":            {request{authority: "abc." + domain, cookie: one(cookie)}, open, open, open, denied},
+		"by header, with the key":     {request{authority: []byte(domain), e2bID: one("abc"), e2bPort: one("8080"), key: one("e2b_a1")}, denied, open, open, denied},
+		"a preflight":                 {request{method: []byte("OPTIONS")}, denied, denied, open, denied},
+		"by header, without":          {request{authority: []byte(domain), e2bID: one("abc"), e2bPort: one("8080")}, denied, denied, open, denied},
+		"by header, with the token":   {request{authority: []byte(domain), e2bID: one("abc"), e2bPort: one("8080"), token: one(token)}, open, denied, open, denied},
+		"the default port":            {request{authority: []byte("abc." + domain), cookie: one(cookie)}, open, open, open, denied},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if c.request.authority == "" {
-				c.request.authority = "8080-abc." + domain
+			if len(c.request.authority) == 0 {
+				c.request.authority = []byte("8080-abc." + domain)
 			}
-			if c.request.method == "" {
-				c.request.method = "GET"
+			if len(c.request.method) == 0 {
+				c.request.method = []byte("GET")
 			}
 			for access, want := range map[routecache.Access]apierror.Reason{
 				routecache.Token: c.token, routecache.Team: c.team, routecache.Public: c.public, routecache.Closed: c.closed, routecache.Closed + 1: c.closed,
@@ -99,14 +99,14 @@ func TestOnlyACredentialOfTheSandboxOpensIt(t *testing.T) {
 				a, refusal := h.decider().decide(t.Context(), &c.request, unheld)
 				if want == open {
 					require.Nil(t, refusal, access)
-					require.Equal(t, "abc", a.id)
+					require.Equal(t, key("abc"), a.id)
 					continue
 				}
-				require.Nil(t, a)
+				require.Zero(t, a)
 				require.Equal(t, denied, refusal.Reason, access)
 				require.Equal(t, 403, refusal.Code)
 				require.NotContains(t, h.events, "begin abc", "a refused request is no activity")
-				_, missing := always(private(t, access), nil).withKeys().decider().decide(t.Context(), &request{authority: "8080-abc." + domain, method: "GET"}, unheld)
+				_, missing := always(private(t, access), nil).withKeys().decider().decide(t.Context(), &request{authority: []byte("8080-abc." + domain), method: []byte("GET")}, unheld)
 				require.Equal(t, missing, refusal, "the answer does not tell a wrong credential from none")
 			}
 		})
@@ -116,9 +116,9 @@ func TestOnlyACredentialOfTheSandboxOpensIt(t *testing.T) {
 		a.Route.Terms.Secret = [32]byte{}
 		for _, r := range []request{
 			{token: one(token)}, {token: one("")}, {cookie: one(sandboxaccess.Secret{}.Cookie("abc", 8080, later))},
-			{link: sandboxaccess.Secret{}.Link("abc", 8080, later, "/")},
+			{link: []byte(sandboxaccess.Secret{}.Link("abc", 8080, later, "/"))},
 		} {
-			r.authority, r.method = "8080-abc."+domain, "GET"
+			r.authority, r.method = []byte("8080-abc."+domain), []byte("GET")
 			_, refusal := always(a, nil).decider().decide(t.Context(), &r, unheld)
 			require.Equal(t, denied, refusal.Reason)
 		}
@@ -139,31 +139,31 @@ func TestAgentServesRequestsWithItsTokenOnly(t *testing.T) {
 		"its token":                   {request{agentToken: one(agent)}, open, open, open},
 		"an empty token":              {request{agentToken: one("")}, refused, refused, open},
 		"that of another sandbox":     {request{agentToken: one(k.Secret("abd").AgentToken("abd"))}, refused, refused, open},
-		"its token twice":             {request{agentToken: []string{agent, agent}}, refused, refused, open},
+		"its token twice":             {request{agentToken: several(agent, agent)}, refused, refused, open},
 		"the sandbox's token":         {request{token: one(token)}, refused, refused, open},
 		"both":                        {request{token: one(token), agentToken: one(agent)}, open, open, open},
 		"the cookie of a link":        {request{cookie: one(cookie)}, refused, refused, open},
-		"a signature":                 {request{path: "/files?path=a&signature=v1_x"}, open, open, open},
-		"two signatures":              {request{path: "/files?signature=a&signature=b"}, refused, refused, open},
-		"a signature, a wrong token":  {request{path: "/files?signature=v1_x", agentToken: one("x")}, refused, refused, open},
-		"no signature":                {request{path: "/files?path=a"}, refused, refused, open},
-		"a malformed query":           {request{path: "/files?signature=a&%zz"}, refused, refused, open},
-		"a signature elsewhere":       {request{path: "/process.Process/Start?signature=a"}, refused, refused, open},
-		"below files":                 {request{path: "/files/../init?signature=a"}, refused, refused, open},
-		"health":                      {request{path: "/health"}, open, refused, open},
-		"health with a body":          {request{path: "/health", method: "POST"}, refused, refused, open},
-		"the configuration":           {request{path: "/init"}, refused, refused, open},
-		"by header":                   {request{authority: domain, e2bID: one("abc"), e2bPort: one("49983")}, refused, refused, open},
-		"by header, with its token":   {request{authority: domain, e2bID: one("abc"), e2bPort: one("49983"), agentToken: one(agent)}, open, open, open},
-		"another port":                {request{authority: "8080-abc." + domain}, open, denied, open},
-		"another port with its token": {request{authority: "8080-abc." + domain, agentToken: one(agent)}, open, denied, open},
+		"a signature":                 {request{path: []byte("/files?path=a&signature=v1_x")}, open, open, open},
+		"two signatures":              {request{path: []byte("/files?signature=a&signature=b")}, refused, refused, open},
+		"a signature, a wrong token":  {request{path: []byte("/files?signature=v1_x"), agentToken: one("x")}, refused, refused, open},
+		"no signature":                {request{path: []byte("/files?path=a")}, refused, refused, open},
+		"a malformed query":           {request{path: []byte("/files?signature=a&%zz")}, refused, refused, open},
+		"a signature elsewhere":       {request{path: []byte("/process.Process/Start?signature=a")}, refused, refused, open},
+		"below files":                 {request{path: []byte("/files/../init?signature=a")}, refused, refused, open},
+		"health":                      {request{path: []byte("/health")}, open, refused, open},
+		"health with a body":          {request{path: []byte("/health"), method: []byte("POST")}, refused, refused, open},
+		"the configuration":           {request{path: []byte("/init")}, refused, refused, open},
+		"by header":                   {request{authority: []byte(domain), e2bID: one("abc"), e2bPort: one("49983")}, refused, refused, open},
+		"by header, with its token":   {request{authority: []byte(domain), e2bID: one("abc"), e2bPort: one("49983"), agentToken: one(agent)}, open, open, open},
+		"another port":                {request{authority: []byte("8080-abc." + domain)}, open, denied, open},
+		"another port with its token": {request{authority: []byte("8080-abc." + domain), agentToken: one(agent)}, open, denied, open},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if c.request.authority == "" {
-				c.request.authority = "49983-abc." + domain
+			if len(c.request.authority) == 0 {
+				c.request.authority = []byte("49983-abc." + domain)
 			}
-			if c.request.method == "" {
-				c.request.method = "GET"
+			if len(c.request.method) == 0 {
+				c.request.method = []byte("GET")
 			}
 			for i, want := range []apierror.Reason{c.public, c.token, c.agentIsPublic} {
 				answer := private(t, []routecache.Access{routecache.Public, routecache.Token, routecache.Public}[i])
@@ -171,17 +171,17 @@ func TestAgentServesRequestsWithItsTokenOnly(t *testing.T) {
 				a, refusal := always(answer, nil).decider().decide(t.Context(), &c.request, unheld)
 				if want == open {
 					require.Nil(t, refusal, i)
-					require.Equal(t, "abc", a.id)
+					require.Equal(t, key("abc"), a.id)
 					continue
 				}
-				require.Nil(t, a, i)
+				require.Zero(t, a, i)
 				require.Equal(t, want, refusal.Reason, i)
 			}
 		})
 	}
 	closed := private(t, routecache.Closed)
 	closed.Route.Terms.AgentPort = 49983
-	_, refusal := always(closed, nil).decider().decide(t.Context(), &request{authority: "49983-abc." + domain, method: "GET", agentToken: one(agent)}, unheld)
+	_, refusal := always(closed, nil).decider().decide(t.Context(), &request{authority: []byte("49983-abc." + domain), method: []byte("GET"), agentToken: one(agent)}, unheld)
 	require.Equal(t, denied, refusal.Reason)
 }
 
@@ -189,7 +189,7 @@ func TestAgentServesRequestsWithItsTokenOnly(t *testing.T) {
 func TestKeyIsJudgedByTheKeysOfItsMoment(t *testing.T) {
 	h := always(private(t, routecache.Team), nil)
 	reason := func() apierror.Reason {
-		_, refusal := h.decider().decide(t.Context(), &request{authority: "8080-abc." + domain, method: "GET", key: one("e2b_a1")}, unheld)
+		_, refusal := h.decider().decide(t.Context(), &request{authority: []byte("8080-abc." + domain), method: []byte("GET"), key: one("e2b_a1")}, unheld)
 		if refusal == nil {
 			return ""
 		}
@@ -207,7 +207,7 @@ func TestKeyIsJudgedByTheKeysOfItsMoment(t *testing.T) {
 	without.Route.Terms.Team = ""
 	h = always(without, nil).withKeys()
 	for _, key := range []string{"e2b_a1", "e2b_none"} {
-		_, refusal := h.decider().decide(t.Context(), &request{authority: "8080-abc." + domain, method: "GET", key: one(key)}, unheld)
+		_, refusal := h.decider().decide(t.Context(), &request{authority: []byte("8080-abc." + domain), method: []byte("GET"), key: one(key)}, unheld)
 		require.Equal(t, apierror.AccessDenied, refusal.Reason, "no key opens a sandbox without a team")
 	}
 }
@@ -215,7 +215,7 @@ func TestKeyIsJudgedByTheKeysOfItsMoment(t *testing.T) {
 // A client without access must not learn which ports are open.
 func TestAccessIsCheckedBeforePorts(t *testing.T) {
 	a := opening(private(t, routecache.Token), 9000)
-	_, refusal := always(a, nil).decider().decide(t.Context(), &request{authority: "8080-abc." + domain, method: "GET"}, unheld)
+	_, refusal := always(a, nil).decider().decide(t.Context(), &request{authority: []byte("8080-abc." + domain), method: []byte("GET")}, unheld)
 	require.Equal(t, apierror.AccessDenied, refusal.Reason)
 	require.NotContains(t, refusal.Message, "9000")
 }
@@ -224,10 +224,10 @@ func TestLinkIsAnsweredWithACookieForItsPort(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		secret := accessKey(t).Secret("abc")
 		link := secret.Link("abc", 8080, time.Now().Add(time.Hour), "/a?b")
-		decide := func(r request) (*admission, *apierror.Error) {
+		decide := func(r request) (admission, *apierror.Error) {
 			return always(private(t, routecache.Token), nil).decider().decide(t.Context(), &r, unheld)
 		}
-		a, refusal := decide(request{authority: "8080-abc." + domain, method: "GET", link: link})
+		a, refusal := decide(request{authority: []byte("8080-abc." + domain), method: []byte("GET"), link: []byte(link)})
 		require.Nil(t, refusal)
 		require.Equal(t, "/a?b", a.redirect.to)
 		value, attributes, _ := strings.Cut(strings.TrimPrefix(a.redirect.cookie, sandboxaccess.CookieName+"="), ";")
@@ -238,35 +238,35 @@ func TestLinkIsAnsweredWithACookieForItsPort(t *testing.T) {
 			headersSet(reply.GetImmediateResponse()))
 		require.NotContains(t, reply.GetDynamicMetadata().GetFields()["berth"].GetStructValue().GetFields(), "dst")
 
-		a, refusal = decide(request{authority: "8080-abc." + domain, method: "GET", cookie: one(value)})
+		a, refusal = decide(request{authority: []byte("8080-abc." + domain), method: []byte("GET"), cookie: one(value)})
 		require.Nil(t, refusal)
 		require.Nil(t, a.redirect)
 
 		for name, r := range map[string]request{
-			"another port":                  {authority: "8081-abc." + domain, link: link},
-			"at a gateway host":             {authority: domain, e2bID: one("abc"), e2bPort: one("8080"), link: link},
-			"POST":                          {method: "POST", link: link},
-			"a longer path":                 {link: strings.Replace(link, "?", "/x?", 1)},
-			"a wrong link, and the cookie":  {link: strings.Replace(link, "signature=", "signature=x", 1), cookie: one(value)},
-			"a link of another path":        {link: strings.Replace(link, "access", "acces", 1)},
-			"a signature of another moment": {link: strings.Replace(link, "expires=", "expires=1", 1)},
+			"another port":                  {authority: []byte("8081-abc." + domain), link: []byte(link)},
+			"at a gateway host":             {authority: []byte(domain), e2bID: one("abc"), e2bPort: one("8080"), link: []byte(link)},
+			"POST":                          {method: []byte("POST"), link: []byte(link)},
+			"a longer path":                 {link: []byte(strings.Replace(link, "?", "/x?", 1))},
+			"a wrong link, and the cookie":  {link: []byte(strings.Replace(link, "signature=", "signature=x", 1)), cookie: one(value)},
+			"a link of another path":        {link: []byte(strings.Replace(link, "access", "acces", 1))},
+			"a signature of another moment": {link: []byte(strings.Replace(link, "expires=", "expires=1", 1))},
 		} {
-			if r.authority == "" {
-				r.authority = "8080-abc." + domain
+			if len(r.authority) == 0 {
+				r.authority = []byte("8080-abc." + domain)
 			}
-			if r.method == "" {
-				r.method = "GET"
+			if len(r.method) == 0 {
+				r.method = []byte("GET")
 			}
 			_, refusal := decide(r)
 			require.NotNil(t, refusal, name)
 			require.Equal(t, apierror.AccessDenied, refusal.Reason, name)
 		}
-		_, refusal = decide(request{authority: "8080-abc." + domain, method: "GET", link: strings.Replace(link, "to=%2Fa", "to=%2F%2Fa", 1)})
+		_, refusal = decide(request{authority: []byte("8080-abc." + domain), method: []byte("GET"), link: []byte(strings.Replace(link, "to=%2Fa", "to=%2F%2Fa", 1))})
 		require.Equal(t, apierror.BadPath, refusal.Reason, "an open redirect")
 
 		time.Sleep(time.Hour)
-		for _, r := range []request{{link: link}, {cookie: one(value)}} {
-			r.authority, r.method = "8080-abc."+domain, "GET"
+		for _, r := range []request{{link: []byte(link)}, {cookie: one(value)}} {
+			r.authority, r.method = []byte("8080-abc."+domain), []byte("GET")
 			_, refusal := decide(r)
 			require.Equal(t, apierror.AccessDenied, refusal.Reason, "it has expired")
 		}
@@ -279,9 +279,9 @@ func TestOnlyTheClaimMasksTheHostAndChoosesTLS(t *testing.T) {
 	route.Route.Terms = &routecache.Terms{MaskHost: "localhost:${PORT}", HTTPSPorts: routecache.NewPorts([]uint16{8443})}
 	for port, tls := range map[string]bool{"8443": true, "8080": false} {
 		asked := port + "-ABC." + domain + ":443"
-		a, refusal := always(route, nil).decider().decide(t.Context(), &request{authority: asked, method: "GET"}, unheld)
+		a, refusal := always(route, nil).decider().decide(t.Context(), &request{authority: []byte(asked), method: []byte("GET")}, unheld)
 		require.Nil(t, refusal)
-		reply := admitted(a)
+		reply := admitted(&a)
 		response := reply.GetRequestHeaders().GetResponse()
 		set := response.GetHeaderMutation().GetSetHeaders()
 		require.Equal(t, ":authority localhost:"+port, text(set[0]))
@@ -292,9 +292,9 @@ func TestOnlyTheClaimMasksTheHostAndChoosesTLS(t *testing.T) {
 		require.Equal(t, tls, named)
 		require.Equal(t, tls, response.GetClearRouteCache())
 	}
-	a, refusal := always(routeTo("10.1.2.3", 8080), nil).decider().decide(t.Context(), &request{authority: "8443-abc." + domain, method: "GET"}, unheld)
+	a, refusal := always(routeTo("10.1.2.3", 8080), nil).decider().decide(t.Context(), &request{authority: []byte("8443-abc." + domain), method: []byte("GET")}, unheld)
 	require.Nil(t, refusal)
-	require.Nil(t, admitted(a).GetRequestHeaders().GetResponse(), "the request was changed")
+	require.Nil(t, admitted(&a).GetRequestHeaders().GetResponse(), "the request was changed")
 }
 
 func text(h *corev3.HeaderValueOption) string {
@@ -321,7 +321,7 @@ func BenchmarkDecide(b *testing.B) {
 		b.Run(name, func(b *testing.B) {
 			h := always(c.route, nil).withKeys()
 			d := h.decider()
-			c.request.authority, c.request.method = "8080-abc."+domain, "GET"
+			c.request.authority, c.request.method = []byte("8080-abc."+domain), []byte("GET")
 			b.ReportAllocs()
 			for b.Loop() {
 				h.events, h.began = h.events[:0], h.began[:0]
@@ -331,7 +331,7 @@ func BenchmarkDecide(b *testing.B) {
 				}
 				a.use.Read()
 				d.o.Admissions.Done(a.epoch)
-				_ = admitted(a)
+				_ = admitted(&a)
 			}
 		})
 	}

@@ -9,7 +9,9 @@ import (
 	"time"
 
 	"github.com/berth-sandbox/berth/api/apierror"
+	"github.com/berth-sandbox/berth/api/sandboxid"
 	"github.com/berth-sandbox/berth/envoy"
+	"github.com/berth-sandbox/berth/extproc/wire"
 	"github.com/berth-sandbox/berth/internal/wait"
 	"github.com/berth-sandbox/berth/lastactive"
 	"github.com/berth-sandbox/berth/routecache"
@@ -17,11 +19,14 @@ import (
 
 // Routes knows where sandboxes are. *routecache.Cache implements it.
 type Routes interface {
-	Lookup(ctx context.Context, id string) (routecache.Answer, error)
+	// Find returns the route of id if it is known, without waiting. It may be stale. replies are for
+	// answers that are made from this route.
+	Find(id sandboxid.Key) (route routecache.Route, replies *wire.Answers, ok bool)
+	Lookup(ctx context.Context, id sandboxid.Key) (routecache.Answer, error)
 	// Await waits until a Lookup of id may return another status than answered.
-	Await(ctx context.Context, id string, answered routecache.Status) error
-	// Holds reports whether r is still the route of id.
-	Holds(id string, r routecache.Route) bool
+	Await(ctx context.Context, id sandboxid.Key, answered routecache.Status) error
+	// Holds reports whether r is still the route of id, and may be served now.
+	Holds(id sandboxid.Key, r routecache.Route) bool
 }
 
 // Activity records how sandboxes are used. *lastactive.Tracker implements it.
@@ -31,12 +36,13 @@ type Activity interface {
 	// is sent. If the sandbox has no such route, or Envoy's list of open requests would become
 	// too long for it, Begin returns nil. The route may be looked up again after wait; if wait
 	// is 0, the request must be refused.
-	Begin(id string, to netip.AddrPort, http2 bool) (use *lastactive.Entry, wait time.Duration)
+	Begin(id sandboxid.Key, to netip.AddrPort, http2 bool) (use *lastactive.Entry, wait time.Duration)
 }
 
-// admission is a decision to let a request through, or to answer it with a redirect.
+// admission is a decision to let a request through, or to answer it with a redirect. The zero value is
+// neither.
 type admission struct {
-	id  string
+	id  sandboxid.Key
 	dst netip.AddrPort
 	// path and host replace those of the request. Empty: they stay. asked is the host
 	// of the request, if host is set.
@@ -45,6 +51,8 @@ type admission struct {
 	tls   bool
 	epoch *Epoch
 	use   *lastactive.Entry
+	// replies are the answers that were made from the route of this admission. Optional.
+	replies *wire.Answers
 	// redirect, if set, is the answer to the client. No other field is set then.
 	redirect *redirect
 }
@@ -77,34 +85,47 @@ type holder func(time.Duration) (release func(), ok bool)
 
 // decide admits the request or returns why it is refused. Exactly one result is set. It calls
 // hold at most once, before the request waits for a starting sandbox.
-func (d *decider) decide(ctx context.Context, r *request, hold holder) (*admission, *apierror.Error) {
-	if r.method == http.MethodConnect {
-		return nil, apierror.New(apierror.MethodRefused,
+func (d *decider) decide(ctx context.Context, r *request, hold holder) (admission, *apierror.Error) {
+	if string(r.method) == http.MethodConnect {
+		return admission{}, apierror.New(apierror.MethodRefused,
 			"CONNECT is not supported; connect to the sandbox's host name directly")
 	}
 	target, refusal := d.o.Hosts.target(r)
 	if refusal != nil {
-		return nil, refusal
+		return admission{}, refusal
 	}
+	// Most requests are for a route that is known, and are admitted at once. Whatever else there is to
+	// say about this one, decideAfterLookup says.
+	if route, replies, found := d.o.Routes.Find(target.ID); found {
+		if a, _, refusal := d.admit(r, target, &route); refusal == nil && a.use != nil {
+			a.replies = replies
+			return a, nil
+		}
+	}
+	return d.decideAfterLookup(ctx, r, target, hold)
+}
+
+// decideAfterLookup is decide for a request that may have to wait.
+func (d *decider) decideAfterLookup(ctx context.Context, r *request, target Target, hold holder) (admission, *apierror.Error) {
 	deadline := time.Now().Add(MaxWait)
 	verdictWait := maxVerdictWait // what is left of it
 	var held context.Context      // set once the request is held for a starting sandbox
 	for {
 		answer, err := d.lookup(ctx, target.ID, deadline)
 		if err != nil {
-			return nil, target.refuse(apierror.RouterNotReady,
+			return admission{}, target.refuse(apierror.RouterNotReady,
 				"the router does not know at the moment where this sandbox is; try again")
 		}
 		switch answer.Status {
 		case routecache.Gone:
-			return nil, target.refuse(apierror.SandboxGone, gone(answer.End))
+			return admission{}, target.refuse(apierror.SandboxGone, gone(answer.End))
 		case routecache.Unknown:
-			return nil, target.refuse(apierror.SandboxNotFound, "there is no such sandbox")
+			return admission{}, target.refuse(apierror.SandboxNotFound, "there is no such sandbox")
 		case routecache.Starting:
 			if held == nil {
 				release, ok := hold(answer.Hold)
 				if !ok {
-					return nil, target.refuse(apierror.SandboxStarting, "this sandbox is starting; try again")
+					return admission{}, target.refuse(apierror.SandboxStarting, "this sandbox is starting; try again")
 				}
 				defer release()
 				var cancel context.CancelFunc
@@ -113,22 +134,31 @@ func (d *decider) decide(ctx context.Context, r *request, hold holder) (*admissi
 				deadline = time.Now().Add(answer.Hold + MaxWait)
 			}
 			if d.o.Routes.Await(held, target.ID, answer.Status) != nil {
-				return nil, target.refuse(apierror.SandboxStarting, "this sandbox is still starting; try again")
+				return admission{}, target.refuse(apierror.SandboxStarting, "this sandbox is still starting; try again")
 			}
 		case routecache.Quiesced:
 			began := time.Now()
 			if !d.awaitVerdict(ctx, target.ID, min(verdictWait, time.Until(deadline))) {
-				return nil, target.refuse(apierror.SandboxQuiesced, "Berth is checking whether this sandbox is idle; try again")
+				return admission{}, target.refuse(apierror.SandboxQuiesced, "Berth is checking whether this sandbox is idle; try again")
 			}
 			verdictWait -= time.Since(began)
 		case routecache.Routable:
-			// Without a result the route was released, replaced or evicted since the lookup,
-			// or the request has waited for a port: look it up again.
-			if a, refusal := d.admit(ctx, r, target, answer.Route, deadline); a != nil || refusal != nil {
+			a, retryAfter, refusal := d.admit(r, target, &answer.Route)
+			if refusal != nil || a.use != nil || a.redirect != nil {
 				return a, refusal
+			}
+			// The route was released, replaced or evicted since the lookup, or the request must wait for a
+			// port: look it up again.
+			if retryAfter > 0 && (retryAfter >= time.Until(deadline) || !wait.Sleep(ctx, retryAfter)) {
+				return admission{}, target.tooManyPorts()
 			}
 		}
 	}
+}
+
+func (t Target) tooManyPorts() *apierror.Error {
+	return t.refuse(apierror.TooManyPorts,
+		"too many ports of this sandbox are in use, or were requested at the same time; try again")
 }
 
 // gone says that a sandbox has ended, and when and why, as far as a client with its ID may know.
@@ -139,39 +169,36 @@ func gone(end routecache.End) string {
 	return fmt.Sprintf("this sandbox was released at %s: %s", time.Unix(end.AtUnix, 0).UTC().Format(time.RFC3339), end.Reason)
 }
 
-func (d *decider) lookup(ctx context.Context, id string, deadline time.Time) (routecache.Answer, error) {
+func (d *decider) lookup(ctx context.Context, id sandboxid.Key, deadline time.Time) (routecache.Answer, error) {
 	ctx, cancel := context.WithTimeout(ctx, min(d.o.LookupTimeout, time.Until(deadline)))
 	defer cancel()
 	return d.o.Routes.Lookup(ctx, id)
 }
 
-// admit admits a request to the sandbox at route, or returns why it is refused. It returns
-// neither if the caller must look the route up again.
+// admit admits a request to the sandbox at a route, or returns why it is refused. It returns neither if
+// the caller must look the route up again, after retryAfter.
 func (d *decider) admit(
-	ctx context.Context, r *request, target Target, route routecache.Route, deadline time.Time,
-) (*admission, *apierror.Error) {
+	r *request, target Target, route *routecache.Route,
+) (a admission, retryAfter time.Duration, refusal *apierror.Error) {
 	port := target.Port
 	if port == 0 {
 		port = route.DefaultPort
 	}
 	if port == 0 {
-		return nil, target.refuse(apierror.NoRoute, "this sandbox's default port is not known; name the port")
+		return a, 0, target.refuse(apierror.NoRoute, "this sandbox's default port is not known; name the port")
 	}
 	// Access comes first, so that a client without it learns nothing of the sandbox.
 	redirect, refusal := d.access(r, target, port, route.Terms)
-	switch {
-	case refusal != nil:
-		return nil, refusal
-	case redirect != nil:
-		return &admission{redirect: redirect}, nil
+	if refusal != nil || redirect != nil {
+		return admission{redirect: redirect}, 0, refusal
 	}
 	if !route.Ports.Allows(port) {
 		refusal := target.refuse(apierror.PortPrivate, portPrivate(port, route.Ports))
-		refusal.Links = d.o.Hosts.links(r, target.ID, route)
-		return nil, refusal
+		refusal.Links = d.o.Hosts.links(r, target.ID, *route)
+		return a, 0, refusal
 	}
 	if !slices.ContainsFunc(d.o.PodCIDRs, func(p netip.Prefix) bool { return p.Contains(route.Addr) }) {
-		return nil, target.refuse(apierror.NoRoute,
+		return a, 0, target.refuse(apierror.NoRoute,
 			"the sandbox's address is outside the configured pod address ranges; tell the operator")
 	}
 	dst := netip.AddrPortFrom(route.Addr, port)
@@ -179,27 +206,28 @@ func (d *decider) admit(
 	// learns of this request.
 	use, retryAfter := d.o.Activity.Begin(target.ID, dst, isGRPC(r.contentType))
 	if use == nil {
-		if retryAfter > 0 && retryAfter < time.Until(deadline) && wait.Sleep(ctx, retryAfter) {
-			return nil, nil
+		if retryAfter <= 0 {
+			refusal = target.tooManyPorts()
 		}
-		return nil, target.refuse(apierror.TooManyPorts,
-			"too many ports of this sandbox are in use, or were requested at the same time; try again")
+		return a, retryAfter, refusal
 	}
-	epoch, ok := d.o.Admissions.Admit(func() bool { return d.o.Routes.Holds(target.ID, route) })
+	epoch, ok := d.o.Admissions.Admit(func() bool { return d.o.Routes.Holds(target.ID, *route) })
 	if !ok {
 		use.Cancel()
-		return nil, nil
+		return a, 0, nil
 	}
-	a := &admission{id: target.ID, dst: dst, path: target.Path, tls: overTLS(route.Terms, port), epoch: epoch, use: use}
+	a = admission{
+		id: target.ID, dst: dst, path: target.Path, tls: overTLS(route.Terms, port), epoch: epoch, use: use,
+	}
 	if a.host = maskedHost(route.Terms, port); a.host != "" {
-		a.asked = r.authority
+		a.asked = string(r.authority)
 	}
-	return a, nil
+	return a, 0, nil
 }
 
 // awaitVerdict returns true when id may be looked up again, and false if there is no verdict
 // within limit or no room to wait for it.
-func (d *decider) awaitVerdict(ctx context.Context, id string, limit time.Duration) bool {
+func (d *decider) awaitVerdict(ctx context.Context, id sandboxid.Key, limit time.Duration) bool {
 	release, ok := d.park()
 	if !ok {
 		return false

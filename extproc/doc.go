@@ -17,6 +17,8 @@
 //     to 2 s and is then refused. The router never resumes a sandbox by itself.
 //   - A release is acknowledged only after Envoy has read every answer that was sent before
 //     it. See Admissions.
+//   - Nothing that outlives a call of process is a view into the memory of its message. An encoded
+//     answer is kept with its route, for one port, and is sent only after the admission of a request.
 //   - A failure of the server never ends a stream with gRPC status Unavailable, because Envoy
 //     would ask again up to 30 times.
 //

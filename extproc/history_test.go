@@ -6,7 +6,9 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/berth-sandbox/berth/api/sandboxid"
 	"github.com/berth-sandbox/berth/envoy"
+	"github.com/berth-sandbox/berth/extproc/wire"
 	"github.com/berth-sandbox/berth/lastactive"
 	"github.com/berth-sandbox/berth/lastactive/look"
 	"github.com/berth-sandbox/berth/routecache"
@@ -36,23 +38,28 @@ type begun struct {
 // unheld is a holder that holds no request.
 func unheld(time.Duration) (func(), bool) { return nil, false }
 
-func (h *history) Await(ctx context.Context, id string, _ routecache.Status) error {
-	h.events = append(h.events, "await "+id)
+// Find finds nothing, so that every decision looks up.
+func (h *history) Find(sandboxid.Key) (routecache.Route, *wire.Answers, bool) {
+	return routecache.Route{}, nil, false
+}
+
+func (h *history) Await(ctx context.Context, id sandboxid.Key, _ routecache.Status) error {
+	h.events = append(h.events, "await "+id.String())
 	return h.await(ctx)
 }
 
-func (h *history) Lookup(ctx context.Context, id string) (routecache.Answer, error) {
-	h.events = append(h.events, "lookup "+id)
-	return h.answer(ctx, id)
+func (h *history) Lookup(ctx context.Context, id sandboxid.Key) (routecache.Answer, error) {
+	h.events = append(h.events, "lookup "+id.String())
+	return h.answer(ctx, id.String())
 }
 
-func (h *history) Holds(id string, _ routecache.Route) bool {
-	h.events = append(h.events, "holds "+id)
+func (h *history) Holds(id sandboxid.Key, _ routecache.Route) bool {
+	h.events = append(h.events, "holds "+id.String())
 	return h.holds == nil || h.holds()
 }
 
-func (h *history) Begin(id string, to netip.AddrPort, http2 bool) (*lastactive.Entry, time.Duration) {
-	h.events = append(h.events, "begin "+id)
+func (h *history) Begin(id sandboxid.Key, to netip.AddrPort, http2 bool) (*lastactive.Entry, time.Duration) {
+	h.events = append(h.events, "begin "+id.String())
 	h.began = append(h.began, begun{to, http2})
 	if time.Now().Before(h.full) {
 		return nil, h.wait
@@ -72,8 +79,8 @@ func (h *history) unread() int {
 // expecting takes every request for one of a sandbox that has a route.
 type expecting struct{ *lastactive.Tracker }
 
-func (t expecting) Begin(id string, to netip.AddrPort, http2 bool) (*lastactive.Entry, time.Duration) {
-	t.Expect(id, to.Addr(), 0)
+func (t expecting) Begin(id sandboxid.Key, to netip.AddrPort, http2 bool) (*lastactive.Entry, time.Duration) {
+	t.Expect(id.String(), to.Addr(), 0)
 	return t.Tracker.Begin(id, to, http2)
 }
 

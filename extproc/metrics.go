@@ -4,6 +4,7 @@ import "github.com/prometheus/client_golang/prometheus"
 
 type metrics struct {
 	requests *prometheus.CounterVec
+	admitted prometheus.Counter // the one of requests for "admitted"
 	quiesced prometheus.Histogram
 }
 
@@ -20,6 +21,7 @@ func newMetrics(reg prometheus.Registerer, unread func() int, held func() int64)
 			Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2},
 		}),
 	}
+	m.admitted = m.requests.WithLabelValues("admitted")
 	for _, c := range []prometheus.Collector{
 		m.requests, m.quiesced,
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{

@@ -11,7 +11,25 @@ import (
 
 	"github.com/berth-sandbox/berth/api/apierror"
 	"github.com/berth-sandbox/berth/envoy"
+	"github.com/berth-sandbox/berth/extproc/wire"
 )
+
+// answer returns the message that lets the request through. An answer that depends on nothing but the
+// route and the port is made once for them.
+func (a *admission) answer() (*wire.Answer, error) {
+	if a.path != "" || a.host != "" || a.replies == nil {
+		return wire.NewAnswer(admitted(a))
+	}
+	answer := a.replies.Get(a.dst.Port())
+	if answer != nil {
+		return answer, nil
+	}
+	answer, err := wire.NewAnswer(admitted(a))
+	if err == nil {
+		a.replies.Add(a.dst.Port(), answer)
+	}
+	return answer, err
+}
 
 // admitted is the answer that tells Envoy where the request goes. It changes nothing in the
 // request but the path, where that named the sandbox, and the host, where the claim masks it.
@@ -31,7 +49,7 @@ func admitted(a *admission) *extprocv3.ProcessingResponse {
 	}
 	fields := map[string]*structpb.Value{
 		envoy.MetadataDst: structpb.NewStringValue(envoy.Destination(a.dst)),
-		envoy.MetadataID:  structpb.NewStringValue(a.id),
+		envoy.MetadataID:  structpb.NewStringValue(a.id.String()),
 	}
 	if a.tls { // Envoy chooses the cluster again, by the metadata
 		fields[envoy.MetadataTLS] = structpb.NewStringValue("yes")

@@ -114,7 +114,7 @@ func TestE2BStatusesAreThoseOfE2B(t *testing.T) {
 
 func TestBareDomainHasPageForPeople(t *testing.T) {
 	h := Hosts{Domain: domain}
-	_, e := h.target(&request{authority: domain + ":8443"})
+	_, e := h.target(&request{authority: []byte(domain + ":8443")})
 	require.Equal(t, apierror.NotFound, e.Reason)
 	require.Contains(t, e.Message, "<port>-<sandbox id>."+domain)
 	require.Contains(t, e.Message, "api."+domain)
@@ -126,22 +126,21 @@ func TestBareDomainHasPageForPeople(t *testing.T) {
 }
 
 func TestClientKinds(t *testing.T) {
-	const page = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
 	for name, c := range map[string]struct {
 		r    request
 		want client
 	}{
 		"nothing said":                {request{}, program},
-		"curl":                        {request{accept: "*/*,"}, program},
-		"a browser navigates":         {request{accept: page, fetchMode: "navigate"}, browser},
-		"an old browser":              {request{accept: page}, browser},
-		"a script of a page":          {request{accept: page, fetchMode: "cors"}, program},
-		"a WebSocket":                 {request{accept: page, fetchMode: "websocket"}, program},
-		"navigates, but not to pages": {request{accept: "image/png", fetchMode: "navigate"}, program},
-		"gRPC":                        {request{contentType: "application/grpc"}, grpcClient},
-		"gRPC with a codec":           {request{contentType: "application/grpc+proto", accept: page, e2bID: one("abc")}, grpcClient},
-		"gRPC-Web":                    {request{contentType: "application/grpc-web"}, program},
-		"an E2B SDK":                  {request{e2bID: one("abc"), accept: page, fetchMode: "navigate"}, e2bSDK},
+		"curl":                        {request{html: false}, program},
+		"a browser navigates":         {request{html: true, fetchMode: []byte("navigate")}, browser},
+		"an old browser":              {request{html: true}, browser},
+		"a script of a page":          {request{html: true, fetchMode: []byte("cors")}, program},
+		"a WebSocket":                 {request{html: true, fetchMode: []byte("websocket")}, program},
+		"navigates, but not to pages": {request{html: false, fetchMode: []byte("navigate")}, program},
+		"gRPC":                        {request{contentType: []byte("application/grpc")}, grpcClient},
+		"gRPC with a codec":           {request{contentType: []byte("application/grpc+proto"), html: true, e2bID: one("abc")}, grpcClient},
+		"gRPC-Web":                    {request{contentType: []byte("application/grpc-web")}, program},
+		"an E2B SDK":                  {request{e2bID: one("abc"), html: true, fetchMode: []byte("navigate")}, e2bSDK},
 		"the other headers":           {request{id: one("abc")}, program},
 	} {
 		require.Equal(t, c.want, c.r.client(), name)
@@ -150,8 +149,8 @@ func TestClientKinds(t *testing.T) {
 
 func TestOnlyAPathThatNamedTheSandboxIsChanged(t *testing.T) {
 	dst := netip.MustParseAddrPort("10.1.2.3:80")
-	require.Empty(t, admitted(&admission{id: "abc", dst: dst}).GetRequestHeaders().GetResponse().GetHeaderMutation().GetSetHeaders())
-	set := admitted(&admission{id: "abc", dst: dst, path: "/x?y"}).GetRequestHeaders().GetResponse().GetHeaderMutation().GetSetHeaders()
+	require.Empty(t, admitted(&admission{id: key("abc"), dst: dst}).GetRequestHeaders().GetResponse().GetHeaderMutation().GetSetHeaders())
+	set := admitted(&admission{id: key("abc"), dst: dst, path: "/x?y"}).GetRequestHeaders().GetResponse().GetHeaderMutation().GetSetHeaders()
 	require.Len(t, set, 1)
 	require.Equal(t, ":path", set[0].GetHeader().GetKey())
 	require.Equal(t, "/x?y", string(set[0].GetHeader().GetRawValue()))

@@ -1,37 +1,50 @@
 package extproc
 
 import (
-	"strings"
-
-	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"bytes"
 
 	"github.com/berth-sandbox/berth/api/sandboxaccess"
 	"github.com/berth-sandbox/berth/envoy"
+	"github.com/berth-sandbox/berth/extproc/wire"
 )
 
 // request is the part of a request that the router reads. Package envoy configures Envoy to
 // send nothing else.
+//
+// All its values are views into the buffer of the message, and end with the call of Process. What
+// outlives the call, or is used while other requests run, must be a copy: a key, a number or a string.
 type request struct {
-	authority, method, path, requestID string
-	// Headers that may name a sandbox, with one element for each time they were sent.
-	e2bID, e2bPort, id, port []string
-	// Credentials, with one element for each time they were sent.
-	token, agentToken, cookie, key []string
+	authority, method, path, requestID []byte
+	// Headers that may name a sandbox.
+	e2bID, e2bPort, id, port values
+	// Credentials.
+	token, agentToken, cookie, key values
 	// link is the path with query of a request for a link.
-	link string
-	// Headers that select the form of a refusal.
-	accept, fetchMode, contentType string
+	link []byte
+	// Headers that select the form of a refusal. html: the client accepts pages.
+	html                   bool
+	fetchMode, contentType []byte
 }
 
-func readHeaders(h *extprocv3.HttpHeaders) request {
+// values are the values of a header that may be sent several times. No decision rests on any value but
+// the only one.
+type values struct {
+	first []byte
+	n     int
+}
+
+func (v *values) add(value []byte) {
+	if v.n == 0 {
+		v.first = value
+	}
+	v.n++
+}
+
+func readHeaders(headers []wire.Header) request {
 	var r request
-	for _, header := range h.GetHeaders().GetHeaders() {
-		// Envoy sets one of the two, depending on its version and settings.
-		value := string(header.GetRawValue())
-		if value == "" {
-			value = header.GetValue()
-		}
-		switch header.GetKey() {
+	for _, header := range headers {
+		value := header.Value
+		switch string(header.Key) {
 		case ":authority":
 			r.authority = value
 		case ":method":
@@ -41,25 +54,25 @@ func readHeaders(h *extprocv3.HttpHeaders) request {
 		case "x-request-id":
 			r.requestID = value
 		case headerE2BID:
-			r.e2bID = append(r.e2bID, value)
+			r.e2bID.add(value)
 		case headerE2BPort:
-			r.e2bPort = append(r.e2bPort, value)
+			r.e2bPort.add(value)
 		case headerID:
-			r.id = append(r.id, value)
+			r.id.add(value)
 		case headerPort:
-			r.port = append(r.port, value)
+			r.port.add(value)
 		case sandboxaccess.TokenHeader:
-			r.token = append(r.token, value)
+			r.token.add(value)
 		case sandboxaccess.AgentHeader:
-			r.agentToken = append(r.agentToken, value)
+			r.agentToken.add(value)
 		case envoy.CookieHeader:
-			r.cookie = append(r.cookie, value)
+			r.cookie.add(value)
 		case envoy.KeyHeader:
-			r.key = append(r.key, value)
+			r.key.add(value)
 		case envoy.LinkHeader:
 			r.link = value
 		case "accept":
-			r.accept += value + ","
+			r.html = r.html || bytes.Contains(value, []byte("text/html"))
 		case "sec-fetch-mode":
 			r.fetchMode = value
 		case "content-type":
@@ -71,7 +84,7 @@ func readHeaders(h *extprocv3.HttpHeaders) request {
 
 // namesTarget reports whether a header names a sandbox or its port.
 func (r *request) namesTarget() bool {
-	return len(r.e2bID)+len(r.e2bPort)+len(r.id)+len(r.port) > 0
+	return r.e2bID.n+r.e2bPort.n+r.id.n+r.port.n > 0
 }
 
 // client is the kind of client that reads a refusal.
@@ -93,18 +106,18 @@ func (r *request) client() client {
 	switch {
 	case isGRPC(r.contentType):
 		return grpcClient
-	case len(r.e2bID) > 0:
+	case r.e2bID.n > 0:
 		return e2bSDK
-	case r.fetchMode != "" && r.fetchMode != "navigate": // a script, an image or a WebSocket
+	case len(r.fetchMode) > 0 && string(r.fetchMode) != "navigate": // a script, an image or a WebSocket
 		return program
-	case strings.Contains(r.accept, "text/html"):
+	case r.html:
 		return browser
 	}
 	return program
 }
 
 // isGRPC reports whether Envoy treats the request as gRPC. It does not for gRPC-Web.
-func isGRPC(contentType string) bool {
-	rest, ok := strings.CutPrefix(contentType, "application/grpc")
-	return ok && (rest == "" || rest[0] == '+')
+func isGRPC(contentType []byte) bool {
+	rest, ok := bytes.CutPrefix(contentType, []byte("application/grpc"))
+	return ok && (len(rest) == 0 || rest[0] == '+')
 }

@@ -28,6 +28,7 @@ import (
 	"github.com/berth-sandbox/berth/api/apierror"
 	"github.com/berth-sandbox/berth/api/sandboxid"
 	"github.com/berth-sandbox/berth/envoy"
+	"github.com/berth-sandbox/berth/extproc/wire"
 	"github.com/berth-sandbox/berth/internal/options"
 )
 
@@ -57,8 +58,6 @@ type Options struct {
 
 // Server answers Envoy: ext_proc and grpc.health.v1 on one unix socket.
 type Server struct {
-	extprocv3.UnimplementedExternalProcessorServer
-
 	decider decider
 	metrics *metrics
 	// refusals is the rate-limited log of refused requests.
@@ -68,6 +67,7 @@ type Server struct {
 	held     atomic.Int64
 	// connections is the number of open connections.
 	connections atomic.Int64
+	calls       sync.Pool // of *call
 	// forced is set when this process ends streams whose answers Envoy may not have read.
 	forced atomic.Bool
 }
@@ -89,15 +89,17 @@ func New(o Options) (*Server, error) {
 		decider: decider{o: o}, refusals: sampled(o.Log),
 		// No keepalive pings. If the server closed the connection of an Envoy that was paused,
 		// its streams would end as if Envoy had read the answers.
-		grpc:   grpc.NewServer(grpc.KeepaliveParams(keepalive.ServerParameters{Time: math.MaxInt64})),
+		grpc: grpc.NewServer(grpc.KeepaliveParams(keepalive.ServerParameters{Time: math.MaxInt64}),
+			grpc.ForceServerCodecV2(wire.Codec{})),
 		health: health.NewServer(),
+		calls:  sync.Pool{New: func() any { return new(call) }},
 	}
 	s.decider.park = s.park
 	s.decider.verdictWait = func(waited time.Duration) { s.metrics.quiesced.Observe(waited.Seconds()) }
 	if s.metrics, err = newMetrics(o.Metrics, o.Admissions.Unread, s.held.Load); err != nil {
 		return nil, fmt.Errorf("extproc: register metrics: %w", err)
 	}
-	extprocv3.RegisterExternalProcessorServer(s.grpc, s)
+	s.Register(s.grpc)
 	healthv1.RegisterHealthServer(s.grpc, s.health)
 	return s, nil
 }
@@ -187,36 +189,67 @@ func (s *Server) Stop(ctx context.Context) {
 	}
 }
 
-// Process implements ext_proc: one request-headers message, one answer. The stream of an
+// service is ext_proc's service, with messages of package wire in place of the generated types.
+var service = grpc.ServiceDesc{
+	ServiceName: extprocv3.ExternalProcessor_ServiceDesc.ServiceName,
+	HandlerType: (*any)(nil),
+	Streams: []grpc.StreamDesc{{
+		StreamName:    "Process",
+		Handler:       func(server any, stream grpc.ServerStream) error { return server.(*Server).process(stream) },
+		ServerStreams: true, ClientStreams: true,
+	}},
+	Metadata: extprocv3.ExternalProcessor_ServiceDesc.Metadata,
+}
+
+// Register makes s answer ext_proc on a gRPC server whose codec is wire.Codec. New does it for its own.
+func (s *Server) Register(with grpc.ServiceRegistrar) { with.RegisterService(&service, s) }
+
+// call is the memory of one call of process. It is used again for another one.
+type call struct {
+	message wire.Request
+	request request // views into message
+}
+
+func (s *Server) endCall(c *call) {
+	c.message.Reset()
+	c.request = request{}
+	s.calls.Put(c)
+}
+
+// process implements ext_proc: one request-headers message, one answer. The stream of an
 // admitted request stays open until Envoy ends it, which Envoy does when it has read the
 // answer.
-func (s *Server) Process(stream extprocv3.ExternalProcessor_ProcessServer) error {
-	message, err := stream.Recv()
-	if err != nil {
+func (s *Server) process(stream grpc.ServerStream) error {
+	c := s.calls.Get().(*call)
+	defer s.endCall(c) // nothing that outlives this call is a view into the message
+	if err := stream.RecvMsg(&c.message); err != nil {
 		return nil // Envoy ended the stream before it asked
 	}
-	headers, ok := message.Request.(*extprocv3.ProcessingRequest_RequestHeaders)
-	if !ok {
+	if c.message.Other != "" {
 		return status.Errorf(codes.InvalidArgument,
-			"expected request headers, got %T: check the processing mode in Envoy's configuration", message.Request)
+			"expected request headers, got %s: check the processing mode in Envoy's configuration", c.message.Other)
 	}
-	r := readHeaders(headers.RequestHeaders)
+	c.request = readHeaders(c.message.Headers)
+	r := &c.request
 	hold := func(d time.Duration) (func(), bool) { return s.hold(stream, d) }
-	admission, refusal := s.decider.decide(stream.Context(), &r, hold)
+	admission, refusal := s.decider.decide(stream.Context(), r, hold)
 	if refusal != nil {
-		refusal.RequestID = r.requestID
+		refusal.RequestID = string(r.requestID)
 		s.metrics.requests.WithLabelValues(string(refusal.Reason)).Inc()
 		s.logRefusal(refusal)
-		return stream.Send(refused(refusal, r.client(), s.decider.o.E2BStatuses))
+		return stream.SendMsg(refused(refusal, r.client(), s.decider.o.E2BStatuses))
 	}
 	if admission.redirect != nil {
 		s.metrics.requests.WithLabelValues(linkReason).Inc()
-		return stream.Send(redirected(admission.redirect))
+		return stream.SendMsg(redirected(admission.redirect))
 	}
-	s.metrics.requests.WithLabelValues("admitted").Inc()
-	err = stream.Send(admitted(admission))
+	s.metrics.admitted.Inc()
+	answer, err := admission.answer()
+	if err == nil {
+		err = stream.SendMsg(answer)
+	}
 	for err == nil {
-		_, err = stream.Recv() // until Envoy resets the stream
+		err = stream.RecvMsg(&c.message) // until Envoy resets the stream
 	}
 	if !s.forced.Load() {
 		admission.use.Read()
@@ -234,7 +267,7 @@ const (
 )
 
 // hold asks Envoy to wait for d longer, and reports whether the request may be held.
-func (s *Server) hold(stream extprocv3.ExternalProcessor_ProcessServer, d time.Duration) (release func(), ok bool) {
+func (s *Server) hold(stream grpc.ServerStream, d time.Duration) (release func(), ok bool) {
 	if d <= 0 || d > maxHold {
 		return nil, false
 	}
@@ -243,7 +276,7 @@ func (s *Server) hold(stream extprocv3.ExternalProcessor_ProcessServer, d time.D
 	}
 	// A message that sets only the timeout is no answer. Envoy accepts one per request.
 	more := &extprocv3.ProcessingResponse{OverrideMessageTimeout: durationpb.New(d + envoy.MessageTimeout)}
-	if err := stream.Send(more); err != nil {
+	if err := stream.SendMsg(more); err != nil {
 		release()
 		return nil, false
 	}

@@ -21,10 +21,14 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/berth-sandbox/berth/api/apierror"
+	"github.com/berth-sandbox/berth/api/sandboxid"
 	"github.com/berth-sandbox/berth/envoy"
+	"github.com/berth-sandbox/berth/extproc/wire"
 	"github.com/berth-sandbox/berth/lastactive"
 	"github.com/berth-sandbox/berth/routecache"
 )
@@ -41,10 +45,14 @@ func newOptions(t *testing.T, socket string) (Options, *routecache.Cache, *lasta
 	require.NoError(t, err)
 	cache.SetFreshUntil(time.Hour)
 	tracker := newTracker()
+	return optionsWith(socket, cache, expecting{tracker}), cache, tracker
+}
+
+func optionsWith(socket string, cache *routecache.Cache, activity Activity) Options {
 	return Options{
 		Socket: socket, Hosts: Hosts{Domain: domain}, PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")},
-		Routes: cache, Activity: expecting{tracker}, Admissions: NewAdmissions(), TeamKeys: &TeamKeys{}, Metrics: prometheus.NewRegistry(), Log: zap.NewNop(),
-	}, cache, tracker
+		Routes: cache, Activity: activity, Admissions: NewAdmissions(), TeamKeys: &TeamKeys{}, Metrics: prometheus.NewRegistry(), Log: zap.NewNop(),
+	}
 }
 
 // running is a server on its socket.
@@ -99,6 +107,15 @@ func headersOf(keysAndValues ...string) *extprocv3.ProcessingRequest {
 	return &extprocv3.ProcessingRequest{Request: &extprocv3.ProcessingRequest_RequestHeaders{
 		RequestHeaders: &extprocv3.HttpHeaders{Headers: headers},
 	}}
+}
+
+// headersIn returns the headers that the router reads from a message.
+func headersIn(t *testing.T, message *extprocv3.ProcessingRequest) []wire.Header {
+	b, err := proto.Marshal(message)
+	require.NoError(t, err)
+	var r wire.Request
+	require.NoError(t, wire.Codec{}.Unmarshal(mem.BufferSlice{mem.SliceBuffer(b)}, &r))
+	return r.Headers
 }
 
 func get(host string) *extprocv3.ProcessingRequest {
@@ -245,7 +262,11 @@ type held struct {
 	let   chan struct{}
 }
 
-func (h held) Lookup(ctx context.Context, id string) (routecache.Answer, error) {
+func (h held) Find(sandboxid.Key) (routecache.Route, *wire.Answers, bool) {
+	return routecache.Route{}, nil, false
+}
+
+func (h held) Lookup(ctx context.Context, id sandboxid.Key) (routecache.Answer, error) {
 	close(h.began)
 	select {
 	case <-h.let:

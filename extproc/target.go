@@ -1,11 +1,11 @@
 package extproc
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/berth-sandbox/berth/api/apierror"
@@ -30,7 +30,7 @@ type Hosts struct {
 
 // Target is the sandbox and port that a request names.
 type Target struct {
-	ID string
+	ID sandboxid.Key
 	// Port is 0 if the request names none. The pool's default port then applies.
 	Port uint16
 	// Path replaces the request's path. Empty: the path stays.
@@ -40,7 +40,7 @@ type Target struct {
 // refuse returns the refusal of a request for this target.
 func (t Target) refuse(reason apierror.Reason, message string) *apierror.Error {
 	e := apierror.New(reason, "%s", message)
-	e.SandboxID = t.ID
+	e.SandboxID = t.ID.String()
 	return e
 }
 
@@ -63,12 +63,12 @@ func (h *Hosts) target(r *request) (Target, *apierror.Error) {
 		return Target{}, apierror.New(apierror.BadHost, "host %q: what follows the colon is not a port", clip(r.authority))
 	}
 	switch {
-	case host != h.Domain && !slices.Contains(h.Gateways, host):
+	case !h.gateway(host):
 		return h.byHost(host, r.authority)
 	case r.namesTarget():
 		return byHeaders(r)
-	case h.Paths && r.path != "/":
-		return byPath(r.path)
+	case h.Paths && string(r.path) != "/":
+		return byPath(string(r.path))
 	}
 	home := apierror.New(apierror.NotFound, "nothing is served at host %q itself: a sandbox is at <port>-<sandbox id>.%s, "+
 		"or the header E2b-Sandbox-Id or X-Sandbox-Id names it; the API is at %s if the operator serves it there",
@@ -77,40 +77,57 @@ func (h *Hosts) target(r *request) (Target, *apierror.Error) {
 	return Target{}, home
 }
 
+// gateway reports whether headers name the sandbox at this host. A host is in the form of hostName.
+func (h *Hosts) gateway(host []byte) bool {
+	return string(host) == h.Domain || slices.ContainsFunc(h.Gateways, func(g string) bool { return string(host) == g })
+}
+
 // api returns the host of the API. Envoy sends its requests to the API and does not ask the router.
 func (h *Hosts) api() string { return sandboxid.Reserved + "." + h.Domain }
 
 // hostName returns an authority in lower case, without its port and without one trailing
 // dot. It returns false if the text after the last colon is not a port.
-func hostName(authority string) (string, bool) {
+func hostName(authority []byte) ([]byte, bool) {
 	host := lower(authority)
-	if i := strings.LastIndexByte(host, ':'); i >= 0 {
+	if i := bytes.LastIndexByte(host, ':'); i >= 0 {
 		if _, ok := portNumber(host[i+1:]); !ok {
-			return "", false
+			return nil, false
 		}
 		host = host[:i]
 	}
-	return strings.TrimSuffix(host, "."), true
+	if n := len(host); n > 0 && host[n-1] == '.' {
+		host = host[:n-1]
+	}
+	return host, true
+}
+
+// cutDomain returns what precedes ".<domain>" in a host in the form of hostName.
+func (h *Hosts) cutDomain(host []byte) (label []byte, found bool) {
+	end := len(host) - len(h.Domain) - 1
+	if end < 0 || host[end] != '.' || string(host[end+1:]) != h.Domain {
+		return nil, false
+	}
+	return host[:end], true
 }
 
 // byHost reads <port>-<id>.<domain> or <id>.<domain>. It refuses everything else, in
 // particular a comma, which results from two Host lines, and any character beyond ASCII,
 // because some of them become a-z in lower case.
-func (h *Hosts) byHost(host, authority string) (Target, *apierror.Error) {
-	label, found := strings.CutSuffix(host, "."+h.Domain)
+func (h *Hosts) byHost(host, authority []byte) (Target, *apierror.Error) {
+	label, found := h.cutDomain(host)
 	if !found {
 		return Target{}, apierror.New(apierror.BadHost,
 			"host %q is not <port>-<sandbox id>.%s, and not a gateway host (the router's --gateway-hosts), at which a header names the sandbox",
 			clip(authority), h.Domain)
 	}
-	if label == sandboxid.Reserved {
+	if string(label) == sandboxid.Reserved {
 		return Target{}, apierror.New(apierror.NotFound,
 			"the API is not served at host %q; ask the operator for its address (E2B_API_URL, BERTH_API_URL)", clip(authority))
 	}
 	var t Target
 	id := label
 	// A client ID requires a port: <id>-<client id> alone could be a port and an ID.
-	if port, rest, found := strings.Cut(label, "-"); found {
+	if port, rest, found := bytes.Cut(label, dash); found {
 		if t.Port, found = portNumber(port); !found {
 			return Target{}, badPort("in host", port)
 		}
@@ -125,9 +142,9 @@ func (h *Hosts) byHost(host, authority string) (Target, *apierror.Error) {
 
 // links returns the URL of a port of the sandbox that is open, for a request whose host named the
 // sandbox. It has the scheme and the listener's port of the request.
-func (h *Hosts) links(r *request, id string, route routecache.Route) []string {
+func (h *Hosts) links(r *request, id sandboxid.Key, route routecache.Route) []string {
 	host, _ := hostName(r.authority)
-	if _, named := strings.CutSuffix(host, "."+h.Domain); !named || slices.Contains(h.Gateways, host) {
+	if _, named := h.cutDomain(host); !named || h.gateway(host) {
 		return nil
 	}
 	open := route.Ports.List()
@@ -138,8 +155,8 @@ func (h *Hosts) links(r *request, id string, route routecache.Route) []string {
 		return nil
 	}
 	listener := ""
-	if i := strings.LastIndexByte(r.authority, ':'); i >= 0 { // hostName has checked that it is a port
-		listener = r.authority[i:]
+	if i := bytes.LastIndexByte(r.authority, ':'); i >= 0 { // hostName has checked that it is a port
+		listener = string(r.authority[i:])
 	}
 	return []string{fmt.Sprintf("//%d-%s.%s%s/", open[0], id, h.Domain, listener)}
 }
@@ -154,7 +171,7 @@ func byHeaders(r *request) (Target, *apierror.Error) {
 	if err != nil {
 		return Target{}, apierror.New(apierror.BadTarget, "%v", err)
 	}
-	if len(r.e2bID)+len(r.id) == 0 {
+	if r.e2bID.n+r.id.n == 0 {
 		return Target{}, apierror.New(apierror.BadTarget,
 			"a header names a port, but neither E2b-Sandbox-Id nor X-Sandbox-Id names a sandbox")
 	}
@@ -163,7 +180,7 @@ func byHeaders(r *request) (Target, *apierror.Error) {
 	if t.ID, ok = sandboxID(lower(id)); !ok {
 		return Target{}, apierror.New(apierror.BadTarget, "sandbox ID %q in a header: %s", clip(id), idRule)
 	}
-	if len(r.e2bPort)+len(r.port) > 0 {
+	if r.e2bPort.n+r.port.n > 0 {
 		if t.Port, ok = portNumber(port); !ok {
 			return Target{}, badPort("in a header", port)
 		}
@@ -173,28 +190,32 @@ func byHeaders(r *request) (Target, *apierror.Error) {
 
 // sandboxID reads the sandbox ID of a request. A dash and a client ID may follow, which
 // version 1 of the E2B SDKs appends. The client ID has no meaning here.
-func sandboxID(s string) (string, bool) {
-	id, client, found := strings.Cut(s, "-")
-	if !sandboxid.Valid(id) || found && !sandboxid.Valid(client) {
-		return "", false
+func sandboxID(s []byte) (id sandboxid.Key, ok bool) {
+	text, client, found := bytes.Cut(s, dash)
+	if id, ok = sandboxid.KeyOf(text); ok && found {
+		_, ok = sandboxid.KeyOf(client)
+	}
+	if !ok {
+		return sandboxid.Key{}, false
 	}
 	return id, true
 }
 
-// only returns the one value of two headers that must agree, or "" if neither was sent.
-func only(name1 string, values1 []string, name2 string, values2 []string) (string, error) {
+var dash = []byte("-")
+
+// only returns the one value of two headers that must agree, or nil if neither was sent.
+func only(name1 string, values1 values, name2 string, values2 values) ([]byte, error) {
 	switch {
-	case len(values1) > 1:
-		return "", fmt.Errorf("the header %s is sent more than once", name1)
-	case len(values2) > 1:
-		return "", fmt.Errorf("the header %s is sent more than once", name2)
-	case len(values1) == 1 && len(values2) == 1 && values1[0] != values2[0]:
-		return "", fmt.Errorf("the headers %s and %s contradict each other", name1, name2)
+	case values1.n > 1:
+		return nil, fmt.Errorf("the header %s is sent more than once", name1)
+	case values2.n > 1:
+		return nil, fmt.Errorf("the header %s is sent more than once", name2)
+	case values1.n == 1 && values2.n == 1 && !bytes.Equal(values1.first, values2.first):
+		return nil, fmt.Errorf("the headers %s and %s contradict each other", name1, name2)
+	case values1.n == 1:
+		return values1.first, nil
 	}
-	for _, value := range slices.Concat(values1, values2) {
-		return value, nil
-	}
-	return "", nil
+	return values2.first, nil
 }
 
 // byPath reads /sandboxes/<id>/<port>/rest. The sandbox gets /rest and the query.
@@ -216,7 +237,7 @@ func byPath(path string) (Target, *apierror.Error) {
 	}
 	port, rest, _ := strings.Cut(rest, "/")
 	t := Target{Path: "/" + rest}
-	if t.ID, found = sandboxID(lower(id)); !found {
+	if t.ID, found = sandboxID(lower([]byte(id))); !found {
 		return bad("sandbox ID %q: %s", clip(id), idRule)
 	}
 	if t.Port, found = portNumber(port); !found {
@@ -250,28 +271,43 @@ var encodedPath = strings.NewReplacer("%2e", ".", "%2E", ".", "%2f", "/", "%2F",
 
 var idRule = fmt.Sprintf("must be 1 to %d characters of a-z and 0-9, and not %q", sandboxid.MaxLen, sandboxid.Reserved)
 
-func badPort(where, port string) *apierror.Error {
+func badPort[T string | []byte](where string, port T) *apierror.Error {
 	return apierror.New(apierror.BadPort,
 		"port %q %s: must be 1 to 65535, in digits, without leading zeros", clip(port), where)
 }
 
-// lower returns s with A-Z in lower case and every other byte unchanged.
-func lower(s string) string {
-	return strings.Map(func(r rune) rune {
-		if 'A' <= r && r <= 'Z' {
-			r += 'a' - 'A'
+// lower returns s with A-Z in lower case and every other byte unchanged. It returns s itself, and does
+// not allocate, if it has no A-Z. It never changes s, because refusals show the client's own spelling.
+func lower(s []byte) []byte {
+	upper := func(c byte) bool { return 'A' <= c && c <= 'Z' }
+	for i, c := range s {
+		if !upper(c) {
+			continue
 		}
-		return r
-	}, s)
+		s = slices.Clone(s)
+		for ; i < len(s); i++ {
+			if upper(s[i]) {
+				s[i] += 'a' - 'A'
+			}
+		}
+		return s
+	}
+	return s
 }
 
 // portNumber reads a port: 1 to 65535, only digits, no leading zeros.
-func portNumber(s string) (uint16, bool) {
-	if s == "" || s[0] < '1' || s[0] > '9' { // ParseUint accepts leading zeros
+func portNumber[T string | []byte](s T) (uint16, bool) {
+	if len(s) == 0 || len(s) > len("65535") || s[0] == '0' {
 		return 0, false
 	}
-	n, err := strconv.ParseUint(s, 10, 16)
-	return uint16(n), err == nil
+	n := 0
+	for i := range len(s) {
+		if s[i] < '0' || s[i] > '9' {
+			return 0, false
+		}
+		n = 10*n + int(s[i]-'0')
+	}
+	return uint16(n), n <= 65535
 }
 
 // Check returns an error for the first invalid name.
@@ -286,7 +322,8 @@ func (h *Hosts) Check() error {
 		if g == h.api() {
 			return fmt.Errorf("gateway host %q: is the host of the API; choose another", g)
 		}
-		if t, refusal := h.byHost(g, g); refusal == nil && (t.Port != 0 || len(t.ID) == sandboxid.Len) {
+		t, refusal := h.byHost([]byte(g), []byte(g))
+		if refusal == nil && (t.Port != 0 || len(t.ID.String()) == sandboxid.Len) {
 			return fmt.Errorf("gateway host %q: could also be the host name of a sandbox; choose another", g)
 		}
 	}
@@ -297,14 +334,14 @@ func (h *Hosts) Check() error {
 var domainName = regexp.MustCompile(`^([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\.)*[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
 
 // ValidDomain reports whether domain consists of DNS labels in lower case, without a
-// trailing dot, and leaves room for the label of a sandbox: 253 characters less that label and
-// a dot.
+// trailing dot, and leaves room for the label of a sandbox: 253 characters less the longest label of
+// DNS and a dot.
 func ValidDomain(domain string) bool { return len(domain) <= 189 && domainName.MatchString(domain) }
 
-// clip shortens a client's text for a message.
-func clip(s string) string {
+// clip shortens a client's text for a message, and copies it.
+func clip[T string | []byte](s T) string {
 	if len(s) > 80 {
-		return s[:80] + "..."
+		return string(s[:80]) + "..."
 	}
-	return s
+	return string(s)
 }

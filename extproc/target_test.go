@@ -19,25 +19,25 @@ const domain = "sandbox.example.com"
 
 // byHost returns the target of a request that has only a host.
 func byHost(host, domain string) (Target, *apierror.Error) {
-	return (&Hosts{Domain: domain}).target(&request{authority: host})
+	return (&Hosts{Domain: domain}).target(&request{authority: []byte(host)})
 }
 
 func TestHostNamesExactlyOneTarget(t *testing.T) {
 	longest := strings.Repeat("z", sandboxid.MaxLen)
 	for host, want := range map[string]Target{
-		"8080-abc.sandbox.example.com":              {ID: "abc", Port: 8080},
-		"abc.sandbox.example.com":                   {ID: "abc"},
-		"1-a.sandbox.example.com":                   {ID: "a", Port: 1},
-		"65535-a.sandbox.example.com":               {ID: "a", Port: 65535},
-		"8080.sandbox.example.com":                  {ID: "8080"}, // an ID of digits, not a port
-		"80-80.sandbox.example.com":                 {ID: "80", Port: 80},
-		"8080-ABC.SANDBOX.Example.COM":              {ID: "abc", Port: 8080},
-		"8080-abc.sandbox.example.com.":             {ID: "abc", Port: 8080},
-		"8080-abc.sandbox.example.com:1":            {ID: "abc", Port: 8080},
-		"8080-abc.sandbox.example.com:65535":        {ID: "abc", Port: 8080},
-		"abc.sandbox.example.com:9999":              {ID: "abc"}, // the listener's port is not the sandbox's
-		"8080-abc.sandbox.example.com.:8443":        {ID: "abc", Port: 8080},
-		"65535-" + longest + ".sandbox.example.com": {ID: longest, Port: 65535},
+		"8080-abc.sandbox.example.com":              {ID: key("abc"), Port: 8080},
+		"abc.sandbox.example.com":                   {ID: key("abc")},
+		"1-a.sandbox.example.com":                   {ID: key("a"), Port: 1},
+		"65535-a.sandbox.example.com":               {ID: key("a"), Port: 65535},
+		"8080.sandbox.example.com":                  {ID: key("8080")}, // an ID of digits, not a port
+		"80-80.sandbox.example.com":                 {ID: key("80"), Port: 80},
+		"8080-ABC.SANDBOX.Example.COM":              {ID: key("abc"), Port: 8080},
+		"8080-abc.sandbox.example.com.":             {ID: key("abc"), Port: 8080},
+		"8080-abc.sandbox.example.com:1":            {ID: key("abc"), Port: 8080},
+		"8080-abc.sandbox.example.com:65535":        {ID: key("abc"), Port: 8080},
+		"abc.sandbox.example.com:9999":              {ID: key("abc")}, // the listener's port is not the sandbox's
+		"8080-abc.sandbox.example.com.:8443":        {ID: key("abc"), Port: 8080},
+		"65535-" + longest + ".sandbox.example.com": {ID: key(longest), Port: 65535},
 	} {
 		got, err := byHost(host, domain)
 		require.Nil(t, err, host)
@@ -52,12 +52,12 @@ func TestClientIDAfterSandboxIDIsIgnored(t *testing.T) {
 		r    request
 		want Target
 	}{
-		"host":           {request{authority: "49983-abc-6532622b." + domain}, Target{ID: "abc", Port: 49983}},
-		"of digits only": {request{authority: "80-abc-8080." + domain + ":443"}, Target{ID: "abc", Port: 80}},
-		"upper case":     {request{authority: "80-ABC-DEF." + domain + "."}, Target{ID: "abc", Port: 80}},
-		"E2B header":     {request{authority: domain, e2bID: one("abc-6532622b"), e2bPort: one("49983")}, Target{ID: "abc", Port: 49983}},
-		"other header":   {request{authority: domain, id: one("ABC-6532622B")}, Target{ID: "abc"}},
-		"path":           {request{authority: domain, path: "/sandboxes/abc-6532622b/80/x?y"}, Target{ID: "abc", Port: 80, Path: "/x?y"}},
+		"host":           {request{authority: []byte("49983-abc-6532622b." + domain)}, Target{ID: key("abc"), Port: 49983}},
+		"of digits only": {request{authority: []byte("80-abc-8080." + domain + ":443")}, Target{ID: key("abc"), Port: 80}},
+		"upper case":     {request{authority: []byte("80-ABC-DEF." + domain + ".")}, Target{ID: key("abc"), Port: 80}},
+		"E2B header":     {request{authority: []byte(domain), e2bID: one("abc-6532622b"), e2bPort: one("49983")}, Target{ID: key("abc"), Port: 49983}},
+		"other header":   {request{authority: []byte(domain), id: one("ABC-6532622B")}, Target{ID: key("abc")}},
+		"path":           {request{authority: []byte(domain), path: []byte("/sandboxes/abc-6532622b/80/x?y")}, Target{ID: key("abc"), Port: 80, Path: "/x?y"}},
 	} {
 		got, err := h.target(&c.r)
 		require.Nil(t, err, name)
@@ -65,7 +65,7 @@ func TestClientIDAfterSandboxIDIsIgnored(t *testing.T) {
 	}
 	for _, id := range []string{"abc-", "-abc", "abc-d-e", "abc--d", "abc-d_e", "-"} {
 		for name, r := range map[string]request{
-			"header": {authority: domain, e2bID: one(id)}, "path": {authority: domain, path: "/sandboxes/" + id + "/80/"}, "host": {authority: "80-" + id + "." + domain},
+			"header": {authority: []byte(domain), e2bID: one(id)}, "path": {authority: []byte(domain), path: []byte("/sandboxes/" + id + "/80/")}, "host": {authority: []byte("80-" + id + "." + domain)},
 		} {
 			_, err := h.target(&r)
 			require.NotNil(t, err, "%s %s", name, id)
@@ -144,7 +144,15 @@ func TestRefusalNamesTheMistake(t *testing.T) {
 	}
 }
 
-func one(s string) []string { return []string{s} }
+func one(s string) values { return several(s) }
+
+// several returns the values of a header that was sent several times.
+func several(all ...string) (v values) {
+	for _, value := range all {
+		v.add([]byte(value))
+	}
+	return v
+}
 
 func TestHeadersNameTheSandboxAtAGatewayHost(t *testing.T) {
 	hosts := Hosts{Domain: domain, Gateways: []string{"gateway.example.com", "gw." + domain}}
@@ -154,16 +162,16 @@ func TestHeadersNameTheSandboxAtAGatewayHost(t *testing.T) {
 			r    request
 			want Target
 		}{
-			"of the E2B SDKs":        {request{e2bID: one("abc"), e2bPort: one("49983")}, Target{ID: "abc", Port: 49983}},
-			"without the brand":      {request{id: one("abc"), port: one("80")}, Target{ID: "abc", Port: 80}},
-			"no port":                {request{e2bID: one("abc")}, Target{ID: "abc"}},
-			"both, the same":         {request{e2bID: one("abc"), id: one("abc"), e2bPort: one("80"), port: one("80")}, Target{ID: "abc", Port: 80}},
-			"ID of one, port of one": {request{e2bID: one("abc"), port: one("80")}, Target{ID: "abc", Port: 80}},
-			"upper case":             {request{id: one("ABC")}, Target{ID: "abc"}},
+			"of the E2B SDKs":        {request{e2bID: one("abc"), e2bPort: one("49983")}, Target{ID: key("abc"), Port: 49983}},
+			"without the brand":      {request{id: one("abc"), port: one("80")}, Target{ID: key("abc"), Port: 80}},
+			"no port":                {request{e2bID: one("abc")}, Target{ID: key("abc")}},
+			"both, the same":         {request{e2bID: one("abc"), id: one("abc"), e2bPort: one("80"), port: one("80")}, Target{ID: key("abc"), Port: 80}},
+			"ID of one, port of one": {request{e2bID: one("abc"), port: one("80")}, Target{ID: key("abc"), Port: 80}},
+			"upper case":             {request{id: one("ABC")}, Target{ID: key("abc")}},
 		} {
 			for _, paths := range []bool{false, true} { // if a header names the sandbox, the path is not read
 				h, r := hosts, c.r
-				h.Paths, r.authority, r.path = paths, authority, "/sandboxes/other/81/x"
+				h.Paths, r.authority, r.path = paths, []byte(authority), []byte("/sandboxes/other/81/x")
 				got, err := h.target(&r)
 				require.Nil(t, err, "%s at %s", name, authority)
 				require.Equal(t, c.want, got, "%s at %s", name, authority)
@@ -176,9 +184,9 @@ func TestHeadersNameTheSandboxAtAGatewayHost(t *testing.T) {
 			"none":               {request{}, apierror.NotFound},
 			"the API's name":     {request{id: one("api")}, apierror.BadTarget},
 			"port alone":         {request{e2bPort: one("80")}, apierror.BadTarget},
-			"twice":              {request{e2bID: []string{"abc", "abc"}}, apierror.BadTarget},
-			"twice, unbranded":   {request{id: []string{"abc", "def"}}, apierror.BadTarget},
-			"port twice":         {request{id: one("abc"), port: []string{"80", "80"}}, apierror.BadTarget},
+			"twice":              {request{e2bID: several("abc", "abc")}, apierror.BadTarget},
+			"twice, unbranded":   {request{id: several("abc", "def")}, apierror.BadTarget},
+			"port twice":         {request{id: one("abc"), port: several("80", "80")}, apierror.BadTarget},
 			"two IDs":            {request{e2bID: one("abc"), id: one("def")}, apierror.BadTarget},
 			"two ports":          {request{e2bID: one("abc"), e2bPort: one("80"), port: one("81")}, apierror.BadTarget},
 			"empty":              {request{id: one("")}, apierror.BadTarget},
@@ -194,7 +202,7 @@ func TestHeadersNameTheSandboxAtAGatewayHost(t *testing.T) {
 			"port with an ID in": {request{id: one("abc"), port: one("80-def")}, apierror.BadPort},
 		} {
 			r := c.r
-			r.authority = authority
+			r.authority = []byte(authority)
 			got, err := hosts.target(&r)
 			require.NotNil(t, err, "%s at %s: %+v", name, authority, got)
 			require.Equal(t, c.want, err.Reason, "%s at %s", name, authority)
@@ -206,15 +214,15 @@ func TestHeadersNameTheSandboxAtAGatewayHost(t *testing.T) {
 func TestHeaderNeverOverridesASandboxHost(t *testing.T) {
 	h := Hosts{Domain: domain, Gateways: []string{"gateway.example.com"}, Paths: true}
 	for _, r := range []request{
-		{e2bID: one("def"), e2bPort: one("81")}, {id: one("def"), port: one("81")}, {id: []string{"def", "ghi"}}, {port: one("0")}, {path: "/sandboxes/def/81/x"},
+		{e2bID: one("def"), e2bPort: one("81")}, {id: one("def"), port: one("81")}, {id: several("def", "ghi")}, {port: one("0")}, {path: []byte("/sandboxes/def/81/x")},
 	} {
-		r.authority = "80-abc." + domain
+		r.authority = []byte("80-abc." + domain)
 		got, err := h.target(&r)
 		require.Nil(t, err)
-		require.Equal(t, Target{ID: "abc", Port: 80}, got)
+		require.Equal(t, Target{ID: key("abc"), Port: 80}, got)
 		// A header does not turn another host into a sandbox host.
 		for _, authority := range []string{"example.com", "gateway.example.com,80-abc." + domain, "x.gateway.example.com", "80-abc_." + domain, ""} {
-			r.authority = authority
+			r.authority = []byte(authority)
 			_, err := h.target(&r)
 			require.NotNil(t, err, authority)
 			require.Contains(t, []apierror.Reason{apierror.BadHost, apierror.BadPort}, err.Reason, authority)
@@ -225,16 +233,16 @@ func TestHeaderNeverOverridesASandboxHost(t *testing.T) {
 func TestPathNamesTheSandboxIfEnabled(t *testing.T) {
 	h := Hosts{Domain: domain, Paths: true}
 	for path, want := range map[string]Target{
-		"/sandboxes/abc/8080/":                {ID: "abc", Port: 8080, Path: "/"},
-		"/sandboxes/abc/8080":                 {ID: "abc", Port: 8080, Path: "/"},
-		"/sandboxes/abc/8080?x=/../":          {ID: "abc", Port: 8080, Path: "/?x=/../"},
-		"/sandboxes/ABC/80/a/b?c=d?e":         {ID: "abc", Port: 80, Path: "/a/b?c=d?e"},
-		"/sandboxes/abc/80//a//b/":            {ID: "abc", Port: 80, Path: "//a//b/"},
-		"/sandboxes/abc/80/%2F%zz;x/.../..a":  {ID: "abc", Port: 80, Path: "/%2F%zz;x/.../..a"},
-		"/sandboxes/abc/80/sandboxes/def/81/": {ID: "abc", Port: 80, Path: "/sandboxes/def/81/"},
-		"/sandboxes/abc/80/?":                 {ID: "abc", Port: 80, Path: "/?"},
+		"/sandboxes/abc/8080/":                {ID: key("abc"), Port: 8080, Path: "/"},
+		"/sandboxes/abc/8080":                 {ID: key("abc"), Port: 8080, Path: "/"},
+		"/sandboxes/abc/8080?x=/../":          {ID: key("abc"), Port: 8080, Path: "/?x=/../"},
+		"/sandboxes/ABC/80/a/b?c=d?e":         {ID: key("abc"), Port: 80, Path: "/a/b?c=d?e"},
+		"/sandboxes/abc/80//a//b/":            {ID: key("abc"), Port: 80, Path: "//a//b/"},
+		"/sandboxes/abc/80/%2F%zz;x/.../..a":  {ID: key("abc"), Port: 80, Path: "/%2F%zz;x/.../..a"},
+		"/sandboxes/abc/80/sandboxes/def/81/": {ID: key("abc"), Port: 80, Path: "/sandboxes/def/81/"},
+		"/sandboxes/abc/80/?":                 {ID: key("abc"), Port: 80, Path: "/?"},
 	} {
-		got, err := h.target(&request{authority: domain, path: path})
+		got, err := h.target(&request{authority: []byte(domain), path: []byte(path)})
 		require.Nil(t, err, path)
 		require.Equal(t, want, got, path)
 	}
@@ -250,13 +258,13 @@ func TestPathNamesTheSandboxIfEnabled(t *testing.T) {
 		"/sandboxes/abc/80/a%2f..%2fb": apierror.BadPath, "/sandboxes/abc/80/a\\..\\b": apierror.BadPath, "/sandboxes/abc/80/a%5C%2e.%5cb": apierror.BadPath,
 		"/sandboxes/../abc/80/": apierror.BadPath, "/sandboxes/./abc/80/": apierror.BadPath, "/../sandboxes/abc/80/": apierror.BadPath,
 	} {
-		got, err := h.target(&request{authority: domain, path: path})
+		got, err := h.target(&request{authority: []byte(domain), path: []byte(path)})
 		require.NotNil(t, err, "%q: %+v", path, got)
 		require.Equal(t, want, err.Reason, path)
 		require.Zero(t, got)
 	}
 	// Off by default.
-	_, err := (&Hosts{Domain: domain}).target(&request{authority: domain, path: "/sandboxes/abc/80/"})
+	_, err := (&Hosts{Domain: domain}).target(&request{authority: []byte(domain), path: []byte("/sandboxes/abc/80/")})
 	require.NotNil(t, err)
 	require.Equal(t, apierror.NotFound, err.Reason)
 }
@@ -289,7 +297,7 @@ func TestLongestDomainAndLabelFitADNSName(t *testing.T) {
 	label := strings.Repeat("a", 63)
 	longest := label + "." + label + "." + label[:61]
 	host := "65535-" + strings.Repeat("z", sandboxid.MaxLen) + "." + longest
-	require.Len(t, host, 253) // RFC 1035, section 2.3.4, less the length octets
+	require.LessOrEqual(t, len(host), 253) // RFC 1035, section 2.3.4, less the length octets
 	_, err := byHost(host, longest)
 	require.Nil(t, err)
 }
@@ -310,7 +318,7 @@ func FuzzHost(f *testing.F) {
 			}
 			return
 		}
-		if !sandboxid.Valid(target.ID) || target.Path != "" {
+		if !sandboxid.Valid(target.ID.String()) || target.Path != "" {
 			t.Fatalf("%q was accepted as %+v", host, target)
 		}
 		// The host equals the written form of its target, except for case, a trailing dot and the
@@ -339,7 +347,7 @@ func FuzzHost(f *testing.F) {
 // e2bHost is getHost of the E2B SDKs: <port>-<sandbox ID>.<domain>.
 func e2bHost(t Target) string {
 	if t.Port == 0 {
-		return t.ID + "." + domain
+		return t.ID.String() + "." + domain
 	}
 	return fmt.Sprintf("%d-%s.%s", t.Port, t.ID, domain)
 }
@@ -354,14 +362,14 @@ func FuzzPath(f *testing.F) {
 	}
 	h := Hosts{Domain: domain, Paths: true}
 	f.Fuzz(func(t *testing.T, raw string) {
-		target, refusal := h.target(&request{authority: domain, path: raw})
+		target, refusal := h.target(&request{authority: []byte(domain), path: []byte(raw)})
 		if refusal != nil {
 			if target != (Target{}) || len(refusal.Message) > 1000 || refusal.Code != http.StatusBadRequest && refusal.Code != http.StatusNotFound {
 				t.Fatalf("%q was refused with %v and yet names %+v", raw, refusal, target)
 			}
 			return
 		}
-		if !sandboxid.Valid(target.ID) || target.Port == 0 || !strings.HasPrefix(target.Path, "/") {
+		if !sandboxid.Valid(target.ID.String()) || target.Port == 0 || !strings.HasPrefix(target.Path, "/") {
 			t.Fatalf("%q was accepted as %+v", raw, target)
 		}
 		// The rest of the path is unchanged.

@@ -31,7 +31,7 @@ func TestRequestWaitsForRoomInEnvoysList(t *testing.T) {
 				// One sandbox could keep all places for waiting requests.
 				d.park = func() (func(), bool) { return nil, false }
 				h.wait, h.full = 200*time.Millisecond, time.Now().Add(c.lasts)
-				a, refusal := d.decide(t.Context(), &request{authority: "9000-abc." + domain, method: "POST", contentType: "application/grpc"}, unheld)
+				a, refusal := d.decide(t.Context(), &request{authority: []byte("9000-abc." + domain), method: []byte("POST"), contentType: []byte("application/grpc")}, unheld)
 				require.Less(t, time.Since(began), envoy.MessageTimeout)
 				require.True(t, h.began[0].http2)
 				if c.reason != "" {
@@ -53,13 +53,13 @@ func TestLookupEndsAfterTheTimeout(t *testing.T) {
 			return routecache.Answer{}, context.Cause(ctx)
 		}}
 		began := time.Now()
-		_, refusal := h.decider().decide(t.Context(), &request{authority: "8080-abc." + domain, method: "GET"}, unheld)
+		_, refusal := h.decider().decide(t.Context(), &request{authority: []byte("8080-abc." + domain), method: []byte("GET")}, unheld)
 		require.Equal(t, apierror.RouterNotReady, refusal.Reason)
 		require.Equal(t, time.Second, time.Since(began))
 
 		gone, cancel := context.WithCancel(t.Context())
 		cancel() // the client has left
-		_, refusal = h.decider().decide(gone, &request{authority: "8080-abc." + domain, method: "GET"}, unheld)
+		_, refusal = h.decider().decide(gone, &request{authority: []byte("8080-abc." + domain), method: []byte("GET")}, unheld)
 		require.Equal(t, apierror.RouterNotReady, refusal.Reason)
 		require.Equal(t, time.Second, time.Since(began))
 	})
@@ -94,7 +94,7 @@ func TestRequestIsHeldUntilTheSandboxRuns(t *testing.T) {
 				}
 				asked, released := 0, 0
 				began := time.Now()
-				a, refusal := h.decider().decide(t.Context(), &request{authority: "8080-abc." + domain, method: "GET"}, func(d time.Duration) (func(), bool) {
+				a, refusal := h.decider().decide(t.Context(), &request{authority: []byte("8080-abc." + domain), method: []byte("GET")}, func(d time.Duration) (func(), bool) {
 					asked++
 					require.Equal(t, 10*time.Second, d)
 					return func() { released++ }, true
@@ -104,9 +104,9 @@ func TestRequestIsHeldUntilTheSandboxRuns(t *testing.T) {
 				require.Equal(t, 1, released)
 				if c.reason == "" {
 					require.Nil(t, refusal)
-					require.Equal(t, "abc", a.id)
+					require.Equal(t, key("abc"), a.id)
 				} else {
-					require.Nil(t, a)
+					require.Zero(t, a)
 					require.Equal(t, c.reason, refusal.Reason)
 				}
 				lookups := 0
@@ -123,8 +123,8 @@ func TestRequestIsHeldUntilTheSandboxRuns(t *testing.T) {
 
 func TestUnholdableRequestIsRefusedAtOnce(t *testing.T) {
 	h := always(routecache.Answer{Status: routecache.Starting, Hold: time.Minute}, nil)
-	a, refusal := h.decider().decide(t.Context(), &request{authority: "8080-abc." + domain, method: "GET"}, unheld)
-	require.Nil(t, a)
+	a, refusal := h.decider().decide(t.Context(), &request{authority: []byte("8080-abc." + domain), method: []byte("GET")}, unheld)
+	require.Zero(t, a)
 	require.Equal(t, apierror.SandboxStarting, refusal.Reason)
 	require.Positive(t, refusal.RetryAfter)
 	require.Equal(t, []string{"lookup abc"}, h.events)
@@ -170,16 +170,16 @@ func TestQuiescedSandboxHoldsRequestsUntilVerdict(t *testing.T) {
 					parked++
 					return func() { parked-- }, true
 				}
-				a, refusal := d.decide(t.Context(), &request{authority: "8080-abc." + domain, method: "GET"}, func(time.Duration) (func(), bool) { return func() {}, true })
+				a, refusal := d.decide(t.Context(), &request{authority: []byte("8080-abc." + domain), method: []byte("GET")}, func(time.Duration) (func(), bool) { return func() {}, true })
 				require.Equal(t, c.waited, time.Since(began))
 				require.Zero(t, parked)
 				if c.reason == "" {
 					require.Nil(t, refusal)
-					require.Equal(t, "abc", a.id)
+					require.Equal(t, key("abc"), a.id)
 					require.Equal(t, 1, h.unread())
 					return
 				}
-				require.Nil(t, a)
+				require.Zero(t, a)
 				require.Equal(t, c.reason, refusal.Reason)
 				require.Zero(t, h.unread())
 				if c.reason == apierror.SandboxQuiesced {
@@ -224,7 +224,7 @@ func TestWaitsFitEnvoysTimeout(t *testing.T) {
 				d := h.decider()
 				d.o.LookupTimeout = MaxWait
 				began := time.Now()
-				_, refusal := d.decide(t.Context(), &request{authority: "8080-abc." + domain, method: "GET"}, unheld)
+				_, refusal := d.decide(t.Context(), &request{authority: []byte("8080-abc." + domain), method: []byte("GET")}, unheld)
 				require.LessOrEqual(t, time.Since(began), MaxWait, name)
 				require.Less(t, time.Since(began), envoy.MessageTimeout)
 				if refusal != nil {
@@ -235,7 +235,7 @@ func TestWaitsFitEnvoysTimeout(t *testing.T) {
 			d := h.decider()
 			d.o.LookupTimeout = MaxWait
 			var held time.Time
-			_, refusal := d.decide(t.Context(), &request{authority: "8080-abc." + domain, method: "GET"}, func(time.Duration) (func(), bool) {
+			_, refusal := d.decide(t.Context(), &request{authority: []byte("8080-abc." + domain), method: []byte("GET")}, func(time.Duration) (func(), bool) {
 				held = time.Now()
 				return func() {}, true
 			})

@@ -2,6 +2,7 @@ package lastactive
 
 import (
 	"context"
+	"fmt"
 	"net/netip"
 	"testing"
 	"time"
@@ -27,9 +28,9 @@ func benchTracker(b *testing.B) (*Tracker, []string, []netip.AddrPort) {
 	ids, pods := make([]string, all), make([]netip.AddrPort, all)
 	for i := range all {
 		pods[i] = netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}), 8080)
-		ids[i] = pods[i].Addr().String() + "-padded-as-long-as"
+		ids[i] = fmt.Sprintf("%020d", i)
 		t.Expect(ids[i], pods[i].Addr(), 0)
-		e, _ := t.Begin(ids[i], pods[i], false)
+		e, _ := t.Begin(key(ids[i]), pods[i], false)
 		e.Read()
 	}
 	for range 2 {
@@ -46,7 +47,7 @@ func benchTracker(b *testing.B) (*Tracker, []string, []netip.AddrPort) {
 // a look began.
 func BenchmarkTouch(b *testing.B) {
 	t, ids, _ := benchTracker(b)
-	e, _ := t.entries.Load(ids[0])
+	e, _ := t.entries.Load(key(ids[0]))
 	b.ReportAllocs()
 	b.ResetTimer()
 	for i := range b.N {
@@ -64,7 +65,7 @@ func BenchmarkBeginRead(b *testing.B) {
 	b.ResetTimer()
 	for i := range b.N {
 		at := i * 7919 % active
-		e, _ := t.Begin(ids[at], pods[at], false)
+		e, _ := t.Begin(key(ids[at]), pods[at], false)
 		e.Read()
 	}
 }

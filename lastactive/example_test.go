@@ -22,8 +22,8 @@ func Example() {
 		panic(err)
 	}
 	t.Expect("k3x9", pod.Addr(), 0)
-	e, _ := t.Begin("k3x9", pod, false) // a request is about to be admitted
-	e.Read()                            // it was, and Envoy has read the answer
+	e, _ := t.Begin(key("k3x9"), pod, false) // a request is about to be admitted
+	e.Read()                                 // it was, and Envoy has read the answer
 	now += time.Second
 	t.Look(context.Background()) // Run does that
 	fmt.Println(t.Report(false).Activities)

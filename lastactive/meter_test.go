@@ -33,7 +33,7 @@ func (w *world) socket(cookie uint64, pod string, bytes uint64) {
 func (w *world) openCounted() {
 	w.Helper()
 	w.tracker.Expect("a", addr(podA), least)
-	e, _ := w.tracker.Begin("a", netip.MustParseAddrPort(podA), false)
+	e, _ := w.tracker.Begin(key("a"), netip.MustParseAddrPort(podA), false)
 	require.NotNil(w, e)
 	w.opens(podA, 1)
 	e.Read()

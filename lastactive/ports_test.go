@@ -13,7 +13,7 @@ func TestPortsOfASandboxAreBounded(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.tracker.Expect("a", addr(podA), 0)
 		begin := func(port int) bool {
-			e, wait := w.tracker.Begin("a", netip.AddrPortFrom(addr(podA), uint16(port)), false)
+			e, wait := w.tracker.Begin(key("a"), netip.AddrPortFrom(addr(podA), uint16(port)), false)
 			if e != nil {
 				e.Read()
 			}
@@ -41,7 +41,7 @@ func TestFirstRequestsAboveTheBoundWait(t *testing.T) {
 		w.tracker.Expect("a", addr(podA), 0)
 		begin := func(to string, http2 bool, n int) (admitted int, wait time.Duration) {
 			for range n {
-				e, after := w.tracker.Begin("a", netip.MustParseAddrPort(to), http2)
+				e, after := w.tracker.Begin(key("a"), netip.MustParseAddrPort(to), http2)
 				if e != nil {
 					e.Read()
 					admitted++
@@ -75,7 +75,7 @@ func TestBusySandboxMayUseNewPorts(t *testing.T) {
 		w.tracker.Expect("a", addr(podA), 0)
 		for range 50 { // over 10 s
 			for range 1000 {
-				e, wait := w.tracker.Begin("a", netip.MustParseAddrPort(podA), false)
+				e, wait := w.tracker.Begin(key("a"), netip.MustParseAddrPort(podA), false)
 				if e == nil {
 					require.Positive(w, wait)
 					w.passes(wait)

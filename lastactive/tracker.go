@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/cpu"
 
 	"github.com/berth-sandbox/berth/api/activity"
+	"github.com/berth-sandbox/berth/api/sandboxid"
 	"github.com/berth-sandbox/berth/internal/options"
 	"github.com/berth-sandbox/berth/internal/wait"
 	"github.com/berth-sandbox/berth/lastactive/look"
@@ -64,8 +65,8 @@ type Tracker struct {
 	lookBegan atomic.Int64          // begin of the newest look
 	shown     atomic.Pointer[shown] // by the newest good look
 	_         cpu.CacheLinePad
-	entries   *xsync.Map[string, *Entry] // by ID
-	metering  atomic.Bool                // an entry whose bytes count exists or has existed
+	entries   *xsync.Map[sandboxid.Key, *Entry]
+	metering  atomic.Bool // an entry whose bytes count exists or has existed
 
 	lookTurn, lookDone chan struct{} // capacity 1
 
@@ -85,7 +86,7 @@ func New(o Options) (*Tracker, error) {
 		o.Sockets = sockets.Read
 	}
 	t := &Tracker{
-		o: o, entries: xsync.NewMap[string, *Entry](),
+		o: o, entries: xsync.NewMap[sandboxid.Key, *Entry](),
 		lookTurn: make(chan struct{}, 1), lookDone: make(chan struct{}, 1),
 		newest: Report{LookError: "there was no look yet"},
 	}
@@ -102,7 +103,7 @@ func New(o Options) (*Tracker, error) {
 // after wait. If wait is 0, it must not try again until Envoy lists fewer ports.
 //
 // Begin takes no lock and does not allocate if its port is listed.
-func (t *Tracker) Begin(id string, to netip.AddrPort, http2 bool) (e *Entry, wait time.Duration) {
+func (t *Tracker) Begin(id sandboxid.Key, to netip.AddrPort, http2 bool) (e *Entry, wait time.Duration) {
 	e, ok := t.entries.Load(id)
 	if !ok || e.addr != to.Addr() {
 		return nil, lookUpAgain
@@ -118,9 +119,13 @@ func (t *Tracker) Begin(id string, to netip.AddrPort, http2 bool) (e *Entry, wai
 // router may have admitted requests for it already. minBytes is how many bytes per minute must
 // move over an open connection for it to count as use. 0: it always counts.
 func (t *Tracker) Expect(id string, addr netip.Addr, minBytes uint64) {
+	key, ok := sandboxid.KeyOf(id)
+	if !ok {
+		return // no request can name it
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if e, ok := t.entries.Load(id); ok && e.addr == addr {
+	if e, ok := t.entries.Load(key); ok && e.addr == addr {
 		return
 	}
 	if minBytes > 0 {
@@ -129,29 +134,33 @@ func (t *Tracker) Expect(id string, addr netip.Addr, minBytes uint64) {
 	e := &Entry{t: t, addr: addr, minBytes: minBytes, newPorts: map[look.Host]newPort{}, kind: activity.Open}
 	e.lastRead.Store(-1)
 	e.inUse = t.shown.Load().addrs[addr].open > 0
-	t.entries.Store(id, e)
+	t.entries.Store(key, e)
 }
 
 // Forget drops a released sandbox.
-func (t *Tracker) Forget(id string) { t.entries.Delete(id) }
+func (t *Tracker) Forget(id string) {
+	if key, ok := sandboxid.KeyOf(id); ok {
+		t.entries.Delete(key)
+	}
+}
 
 // Retain drops the sandboxes for which keep returns false and that are not in use. Their
 // routes are gone, so a request that begins meanwhile is not admitted.
 func (t *Tracker) Retain(keep func(id string) bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for id, e := range t.entries.All() {
-		if a, _ := t.activity(id, e, 0); a.Age > 0 && !keep(id) {
-			t.entries.Delete(id)
+	for key, e := range t.entries.All() {
+		if a, _ := t.activity(e, 0); a.Age > 0 && !keep(key.String()) {
+			t.entries.Delete(key)
 		}
 	}
 }
 
-// activity returns how e was used. used is false if it never was. t.mu is held.
-func (t *Tracker) activity(id string, e *Entry, now time.Duration) (a Activity, used bool) {
+// activity returns how e was used, without its ID. used is false if it never was. t.mu is held.
+func (t *Tracker) activity(e *Entry, now time.Duration) (a Activity, used bool) {
 	unread, lastRead := e.use()
 	shown := t.shown.Load()
-	a = Activity{ID: id, Addr: e.addr, Open: shown.addrs[e.addr].open, Unread: int(e.unread.Load()), Kind: e.kind}
+	a = Activity{Addr: e.addr, Open: shown.addrs[e.addr].open, Unread: int(e.unread.Load()), Kind: e.kind}
 	admitted := unread || lastRead >= shown.began
 	switch {
 	case !admitted && !e.inUse:
@@ -167,8 +176,9 @@ func (t *Tracker) activity(id string, e *Entry, now time.Duration) (a Activity, 
 // list returns what is in use or was last used at or after from. t.mu is held.
 func (t *Tracker) list(from time.Duration) (list []Activity) {
 	now := t.o.Now()
-	for id, e := range t.entries.All() {
-		if a, used := t.activity(id, e, now); used && (a.Age == 0 || e.lastUsed >= from) {
+	for key, e := range t.entries.All() {
+		if a, used := t.activity(e, now); used && (a.Age == 0 || e.lastUsed >= from) {
+			a.ID = key.String()
 			list = append(list, a)
 		}
 	}
@@ -224,9 +234,11 @@ func (t *Tracker) Answer(ids []string) (list []Activity) {
 	defer t.mu.Unlock()
 	now := t.o.Now()
 	for _, id := range ids {
-		if e, ok := t.entries.Load(id); !ok {
+		key, _ := sandboxid.KeyOf(id) // the zero Key has no entry
+		if e, ok := t.entries.Load(key); !ok {
 			list = append(list, Activity{ID: id, Kind: activity.Unknown})
-		} else if a, used := t.activity(id, e, now); used {
+		} else if a, used := t.activity(e, now); used {
+			a.ID = id
 			list = append(list, a)
 		}
 	}

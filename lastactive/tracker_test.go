@@ -233,11 +233,11 @@ func TestSandboxWithoutARouteMayBeInUse(t *testing.T) {
 		activities, err := w.ask("a")
 		require.NoError(w, err)
 		require.Equal(w, []Activity{{ID: "a", Kind: activity.Unknown}}, activities)
-		e, wait := w.tracker.Begin("a", netip.MustParseAddrPort(podA), false)
+		e, wait := w.tracker.Begin(key("a"), netip.MustParseAddrPort(podA), false)
 		require.Nil(w, e)
 		require.Equal(w, lookUpAgain, wait)
 		w.tracker.Expect("a", addr(podB), 0)
-		e, _ = w.tracker.Begin("a", netip.MustParseAddrPort(podA), false)
+		e, _ = w.tracker.Begin(key("a"), netip.MustParseAddrPort(podA), false)
 		require.Nil(w, e, "its route has another address")
 	})
 }
@@ -249,7 +249,7 @@ func TestQuestionAfterAReleaseAddsNoEntry(t *testing.T) {
 		w.tracker.Forget("a")
 		_, err := w.ask("a")
 		require.NoError(w, err)
-		w.tracker.Begin("a", netip.MustParseAddrPort(podA), false)
+		w.tracker.Begin(key("a"), netip.MustParseAddrPort(podA), false)
 		require.Zero(w, w.tracker.Len())
 	})
 }
@@ -434,7 +434,7 @@ func TestAskSeesEveryAdmissionBeforeTheFlag(t *testing.T) {
 			var e *Entry
 			var racing sync.WaitGroup
 			racing.Go(func() {
-				begun, _ := w.tracker.Begin("a", netip.MustParseAddrPort(podA), false)
+				begun, _ := w.tracker.Begin(key("a"), netip.MustParseAddrPort(podA), false)
 				require.NotNil(t, begun)
 				mu.Lock()
 				admitted = !set
@@ -469,7 +469,7 @@ func TestBeginOfAListedPortDoesNotAllocate(t *testing.T) {
 	w.begin("a", podA).Read()
 	w.tracker.Look(t.Context())
 	require.Zero(t, testing.AllocsPerRun(1000, func() {
-		e, _ := w.tracker.Begin("a", to, false)
+		e, _ := w.tracker.Begin(key("a"), to, false)
 		e.Read()
 	}))
 }

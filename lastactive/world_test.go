@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"github.com/berth-sandbox/berth/api/sandboxid"
 	"net/netip"
 	"slices"
 	"sync"
@@ -128,7 +129,7 @@ func (w *world) lookBegan(before int) time.Duration {
 func (w *world) begin(id, to string) *Entry {
 	w.Helper()
 	w.tracker.Expect(id, addr(to), 0)
-	e, _ := w.tracker.Begin(id, netip.MustParseAddrPort(to), false)
+	e, _ := w.tracker.Begin(key(id), netip.MustParseAddrPort(to), false)
 	require.NotNil(w, e)
 	return e
 }
@@ -166,3 +167,5 @@ const (
 func host(at string) look.Host { return look.Host{AddrPort: netip.MustParseAddrPort(at)} }
 
 func addr(pod string) netip.Addr { return netip.MustParseAddrPort(pod).Addr() }
+
+var key = sandboxid.MustKey

@@ -8,6 +8,9 @@ import (
 	"time"
 
 	"github.com/hashicorp/golang-lru/v2/simplelru"
+
+	"github.com/berth-sandbox/berth/api/sandboxid"
+	"github.com/berth-sandbox/berth/extproc/wire"
 )
 
 // Options configure a Cache.
@@ -36,16 +39,21 @@ type Cache struct {
 	negativeTTL  time.Duration
 	maxQuestions int
 
-	mu sync.Mutex
-	// A stored *Route is never changed, so it may be read without the lock.
-	routes     *simplelru.LRU[string, *Route]
-	negative   *simplelru.LRU[string, negative]
-	tombstones *simplelru.LRU[string, End]
-	questions  map[string]*question
-	awaited    map[string]*awaited
-	quiesced   map[string]struct{}
+	mu         sync.Mutex
+	routes     *simplelru.LRU[sandboxid.Key, *stored]
+	negative   *simplelru.LRU[sandboxid.Key, negative]
+	tombstones *simplelru.LRU[sandboxid.Key, End]
+	questions  map[sandboxid.Key]*question
+	awaited    map[sandboxid.Key]*awaited
+	quiesced   map[sandboxid.Key]struct{}
 	freshUntil time.Duration
 	stats      Stats
+}
+
+// stored is one route that is known. The route never changes, so replies that were made from it stay true.
+type stored struct {
+	Route
+	replies wire.Answers
 }
 
 // question is one open question about an ID, shared by all Lookups of that ID.
@@ -63,7 +71,7 @@ type negative struct {
 
 // Stats counts since the start.
 type Stats struct {
-	// Hits are Lookups answered from the cache: by a route, negative entry or tombstone.
+	// Hits are Lookups and Finds answered from the cache: by a route, negative entry or tombstone.
 	Hits uint64
 	// Misses are Lookups that needed the allocator.
 	Misses uint64
@@ -86,13 +94,30 @@ func New(o Options) (*Cache, error) {
 	c := &Cache{
 		now: o.Now, ask: o.Ask,
 		negativeTTL: cmp.Or(o.NegativeTTL, time.Second), maxQuestions: cmp.Or(o.MaxQuestions, 10_000),
-		questions: map[string]*question{}, awaited: map[string]*awaited{}, quiesced: map[string]struct{}{},
+		questions: map[sandboxid.Key]*question{}, awaited: map[sandboxid.Key]*awaited{}, quiesced: map[sandboxid.Key]struct{}{},
 	}
 	size := cmp.Or(o.Size, 100_000)
-	c.routes, _ = simplelru.NewLRU[string, *Route](size, nil) // fails only for a size below 1
-	c.negative, _ = simplelru.NewLRU[string, negative](size, nil)
-	c.tombstones, _ = simplelru.NewLRU[string, End](size, nil)
+	c.routes, _ = simplelru.NewLRU[sandboxid.Key, *stored](size, nil) // fails only for a size below 1
+	c.negative, _ = simplelru.NewLRU[sandboxid.Key, negative](size, nil)
+	c.tombstones, _ = simplelru.NewLRU[sandboxid.Key, End](size, nil)
 	return c, nil
+}
+
+// Find returns the route of id if the cache has one, without asking the allocator and without reading the
+// clock. The route may be stale, so a caller must check Holds before it uses the route. replies are kept as
+// long as the route, for answers that are made from this route and from no other. Find does not allocate.
+func (c *Cache) Find(id sandboxid.Key) (route Route, replies *wire.Answers, ok bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.isQuiesced(id) {
+		return Route{}, nil, false
+	}
+	r, ok := c.routes.Get(id)
+	if !ok {
+		return Route{}, nil, false
+	}
+	c.stats.Hits++
+	return r.Route, &r.replies, true
 }
 
 // Lookup answers where id is. It asks the allocator when the cache does not know, and
@@ -101,19 +126,19 @@ func New(o Options) (*Cache, error) {
 //
 // The route was valid at some moment within the call. A caller that does other work
 // before it uses the route must check Holds just before the use.
-func (c *Cache) Lookup(ctx context.Context, id string) (Answer, error) {
+func (c *Cache) Lookup(ctx context.Context, id sandboxid.Key) (Answer, error) {
 	c.mu.Lock()
 	if r := c.servable(id, c.now()); r != nil {
 		c.stats.Hits++
 		c.mu.Unlock()
-		return Answer{Status: Routable, Route: *r}, nil
+		return Answer{Status: Routable, Route: r.Route}, nil
 	}
 	return c.lookupOrAsk(ctx, id)
 }
 
 // lookupOrAsk is the slow path of Lookup. The caller holds c.mu; lookupOrAsk returns
 // with c.mu released.
-func (c *Cache) lookupOrAsk(ctx context.Context, id string) (Answer, error) {
+func (c *Cache) lookupOrAsk(ctx context.Context, id sandboxid.Key) (Answer, error) {
 	var waited *question // the latest question this call waited for
 	for {
 		a, known, err := c.lookup(id)
@@ -137,7 +162,7 @@ func (c *Cache) lookupOrAsk(ctx context.Context, id string) (Answer, error) {
 		if err != nil {
 			return Answer{}, err
 		}
-		if opened && !c.ask(id) {
+		if opened && !c.ask(id.String()) {
 			c.mu.Lock()
 			// After a reconnect another call may own the question about this ID.
 			if c.questions[id] == q {
@@ -162,19 +187,19 @@ func (c *Cache) lookupOrAsk(ctx context.Context, id string) (Answer, error) {
 
 // Holds reports whether a Lookup of id would be answered with r now, without asking the
 // allocator.
-func (c *Cache) Holds(id string, r Route) bool {
+func (c *Cache) Holds(id sandboxid.Key, r Route) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.isQuiesced(id) {
 		return false
 	}
 	stored, ok := c.routes.Peek(id)
-	return ok && *stored == r && c.now() < c.freshUntil
+	return ok && stored.Route == r && c.now() < c.freshUntil
 }
 
 // questionFor returns the open question about id, and opens one if there is none. The
 // caller that opened it must ask the allocator. c.mu is held.
-func (c *Cache) questionFor(id string) (q *question, opened bool, err error) {
+func (c *Cache) questionFor(id sandboxid.Key) (q *question, opened bool, err error) {
 	if q, ok := c.questions[id]; ok {
 		return q, false, nil
 	}
@@ -191,7 +216,7 @@ func (c *Cache) questionFor(id string) (q *question, opened bool, err error) {
 //
 // An ID never has a route and a tombstone at the same time (see set), so a found route
 // needs no check for a tombstone.
-func (c *Cache) servable(id string, now time.Duration) *Route {
+func (c *Cache) servable(id sandboxid.Key, now time.Duration) *stored {
 	if now >= c.freshUntil || c.isQuiesced(id) {
 		return nil
 	}
@@ -200,7 +225,7 @@ func (c *Cache) servable(id string, now time.Duration) *Route {
 }
 
 // lookup answers from the cache alone. c.mu is held.
-func (c *Cache) lookup(id string) (a Answer, known bool, err error) {
+func (c *Cache) lookup(id sandboxid.Key) (a Answer, known bool, err error) {
 	// A tombstone is final, so it needs no freshness.
 	if end, ok := c.tombstones.Get(id); ok {
 		return Answer{Status: Gone, End: end}, true, nil
@@ -213,7 +238,7 @@ func (c *Cache) lookup(id string) (a Answer, known bool, err error) {
 		return Answer{Status: Quiesced}, true, nil
 	}
 	if r := c.servable(id, now); r != nil {
-		return Answer{Status: Routable, Route: *r}, true, nil
+		return Answer{Status: Routable, Route: r.Route}, true, nil
 	}
 	if n, ok := c.negative.Peek(id); ok {
 		if now < n.until {
@@ -252,9 +277,13 @@ func (c *Cache) Put(id string, r Route) { c.Resolve(id, Answer{Status: Routable,
 
 // Resolve stores the answer to the question about id.
 func (c *Cache) Resolve(id string, a Answer) {
+	key, ok := sandboxid.KeyOf(id)
+	if !ok {
+		return // no request can name it
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.set(id, a)
+	c.set(key, a)
 }
 
 // Release forgets the route of id for good.
@@ -271,7 +300,9 @@ func (c *Cache) Replace(routes map[string]Route) {
 	c.negative.Purge()
 	clear(c.quiesced)
 	for id, r := range routes {
-		c.set(id, Answer{Status: Routable, Route: r})
+		if key, ok := sandboxid.KeyOf(id); ok {
+			c.set(key, Answer{Status: Routable, Route: r})
+		}
 	}
 	for id := range c.awaited { // pushes between the streams were missed
 		c.wake(id)
@@ -288,15 +319,14 @@ func (c *Cache) Disconnected() {
 }
 
 // set stores the newest state of id and answers the open question about it. c.mu is held.
-func (c *Cache) set(id string, a Answer) {
+func (c *Cache) set(id sandboxid.Key, a Answer) {
 	if end, ok := c.tombstones.Peek(id); ok {
 		a = Answer{Status: Gone, End: end} // a late message does not bring the sandbox back
 	}
 	switch a.Status {
 	case Routable:
 		c.negative.Remove(id)
-		route := a.Route
-		if c.routes.Add(id, &route) {
+		if c.routes.Add(id, &stored{Route: a.Route}) {
 			c.stats.Evictions++
 		}
 	case Gone:
@@ -319,7 +349,7 @@ func (c *Cache) set(id string, a Answer) {
 }
 
 // fail ends a question without an answer. c.mu is held.
-func (c *Cache) fail(id string, q *question, err error) {
+func (c *Cache) fail(id sandboxid.Key, q *question, err error) {
 	q.err = err
 	delete(c.questions, id)
 	close(q.done)
@@ -338,7 +368,7 @@ func (c *Cache) Dump() []Entry {
 	entries := make([]Entry, 0, c.routes.Len())
 	for _, id := range c.routes.Keys() {
 		if r, ok := c.routes.Peek(id); ok {
-			entries = append(entries, Entry{ID: id, Route: *r})
+			entries = append(entries, Entry{ID: id.String(), Route: r.Route})
 		}
 	}
 	return entries

@@ -72,7 +72,7 @@ func (w *world) lookupNow(id string) (routecache.Answer, error) {
 	w.t.Helper()
 	ctx, cancel := context.WithTimeout(w.t.Context(), 10*time.Second)
 	defer cancel()
-	return w.Lookup(ctx, id)
+	return w.Lookup(ctx, key(id))
 }
 
 // knows asserts the answer of the cache about id, without a question.
@@ -105,7 +105,7 @@ type result struct {
 func (w *world) lookup(ctx context.Context, id string) <-chan result {
 	done := make(chan result, 1)
 	go func() {
-		a, err := w.Lookup(ctx, id)
+		a, err := w.Lookup(ctx, key(id))
 		done <- result{a, err}
 	}()
 	synctest.Wait()
@@ -150,8 +150,8 @@ func TestReleaseIsFinal(t *testing.T) {
 			w.Release("a", routecache.End{})
 			later(w)
 			w.knows("a", gone)
-			require.False(t, w.Holds("a", routeA))
-			require.False(t, w.Holds("a", routeB))
+			require.False(t, w.Holds(key("a"), routeA))
+			require.False(t, w.Holds(key("a"), routeB))
 			require.Empty(t, w.Dump())
 		})
 	}
@@ -241,12 +241,12 @@ func TestOnlyTombstonesAreServedWhenStale(t *testing.T) {
 
 	w.pass(time.Hour - 1) // the last moment of it
 	w.knows("route", routable(routeA))
-	require.True(t, w.Holds("route", routeA))
+	require.True(t, w.Holds(key("route"), routeA))
 
 	w.pass(1)
 	require.False(t, w.Fresh())
-	require.False(t, w.Holds("route", routeA))
-	for _, id := range []string{"route", "unknown", "never heard of"} {
+	require.False(t, w.Holds(key("route"), routeA))
+	for _, id := range []string{"route", "unknown", "neverheardof"} {
 		_, err := w.lookupNow(id)
 		require.ErrorIs(t, err, routecache.ErrNotFresh, id)
 	}
@@ -262,7 +262,7 @@ func TestNewCacheIsNotFresh(t *testing.T) {
 	c, err := routecache.New(routecache.Options{Now: func() time.Duration { return 0 }, Ask: func(string) bool { return true }})
 	require.NoError(t, err)
 	require.False(t, c.Fresh())
-	_, err = c.Lookup(t.Context(), "a")
+	_, err = c.Lookup(t.Context(), key("a"))
 	require.ErrorIs(t, err, routecache.ErrNotFresh)
 }
 
@@ -276,12 +276,12 @@ func TestFreshnessIsNeverShortened(t *testing.T) {
 func TestNoRouteIsServedAfterExpire(t *testing.T) {
 	w := newWorld(t, routecache.Options{})
 	w.Put("k3x9", routecache.Route{})
-	_, err := w.Lookup(t.Context(), "k3x9")
+	_, err := w.Lookup(t.Context(), key("k3x9"))
 	require.NoError(t, err)
 	w.Expire()
 	require.False(t, w.Fresh())
-	require.False(t, w.Holds("k3x9", routecache.Route{}), "a request that was held is admitted")
-	_, err = w.Lookup(t.Context(), "k3x9")
+	require.False(t, w.Holds(key("k3x9"), routecache.Route{}), "a request that was held is admitted")
+	_, err = w.Lookup(t.Context(), key("k3x9"))
 	require.ErrorIs(t, err, routecache.ErrNotFresh)
 }
 
@@ -305,8 +305,8 @@ func TestReplaceDropsEverythingElse(t *testing.T) {
 	w.knows("new", routable(routeA))
 	w.asks("left") // unknown, not gone
 	w.asks("unknown")
-	require.False(t, w.Holds("left", routeA))
-	require.False(t, w.Holds("moved", routeA))
+	require.False(t, w.Holds(key("left"), routeA))
+	require.False(t, w.Holds(key("moved"), routeA))
 }
 
 func TestReplaceDropsARouteBeforeALookupReturns(t *testing.T) {
@@ -329,7 +329,7 @@ func TestLeastRecentlyUsedRouteIsEvicted(t *testing.T) {
 		w.Put(id, routeA)
 	}
 	w.knows("a", routable(routeA)) // used, so that b is the oldest
-	w.Holds("b", routeA)           // not a use
+	w.Holds(key("b"), routeA)      // not a use
 	w.Put("d", routeA)
 	w.asks("b")
 	require.Equal(t, []routecache.Entry{{ID: "c", Route: routeA}, {ID: "a", Route: routeA}, {ID: "d", Route: routeA}}, w.Dump())
@@ -425,7 +425,7 @@ func TestAwaitReturnsWhenTheStatusChanges(t *testing.T) {
 				defer cancel(nil)
 				woken := make(chan error, 2)
 				for range 2 {
-					go func() { woken <- w.Await(ctx, "a", routecache.Starting) }()
+					go func() { woken <- w.Await(ctx, key("a"), routecache.Starting) }()
 				}
 				synctest.Wait()
 				require.Empty(t, woken)
@@ -456,7 +456,7 @@ func TestAwaitNoticesEarlierChanges(t *testing.T) {
 			w := newWorld(t, routecache.Options{})
 			w.Resolve("a", routecache.Answer{Status: routecache.Starting})
 			happens(w)
-			require.NoError(t, w.Await(t.Context(), "a", routecache.Starting))
+			require.NoError(t, w.Await(t.Context(), key("a"), routecache.Starting))
 		})
 	}
 }
@@ -465,7 +465,7 @@ func TestStartingAnswerSaysHowLongToWait(t *testing.T) {
 	w := newWorld(t, routecache.Options{})
 	starting := routecache.Answer{Status: routecache.Starting, Hold: 7 * time.Second}
 	w.Resolve("a", starting)
-	a, err := w.Lookup(t.Context(), "a")
+	a, err := w.Lookup(t.Context(), key("a"))
 	require.NoError(t, err)
 	require.Equal(t, starting, a)
 }
@@ -477,13 +477,13 @@ func TestHitDoesNotAllocate(t *testing.T) {
 	w.Resolve("unknown", routecache.Answer{})
 	for id, want := range map[string]routecache.Status{"a": routecache.Routable, "gone": routecache.Gone, "unknown": routecache.Unknown} {
 		require.Zero(t, testing.AllocsPerRun(1000, func() {
-			if a, err := w.Lookup(t.Context(), id); err != nil || a.Status != want {
+			if a, err := w.Lookup(t.Context(), key(id)); err != nil || a.Status != want {
 				t.Fatal(a, err)
 			}
 		}), id)
 	}
 	require.Zero(t, testing.AllocsPerRun(1000, func() {
-		if !w.Holds("a", routeA) {
+		if !w.Holds(key("a"), routeA) {
 			t.Fatal("not held")
 		}
 	}))

@@ -28,6 +28,8 @@
 //
 // # How
 //
+// A caller that may not wait and may not allocate uses Find and then Holds. Others use Lookup.
+//
 // What ends a route: Release, a Resolve that has no route, a Replace without the ID, or
 // eviction. What hides a route and keeps it: the end of freshness, Expire, and Quiesce. The
 // end of a stream does neither; Disconnected fails open questions only.

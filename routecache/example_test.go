@@ -42,11 +42,11 @@ func Example() {
 		}
 	})
 	for _, id := range []string{"k3x9", "other"} {
-		answer, err := c.Lookup(context.Background(), id)
+		answer, err := c.Lookup(context.Background(), key(id))
 		fmt.Println(id, answer.Status, err)
 	}
 	c.Release("k3x9", routecache.End{})
-	answer, err := c.Lookup(context.Background(), "k3x9")
+	answer, err := c.Lookup(context.Background(), key("k3x9"))
 	fmt.Println("k3x9", answer.Status, err)
 	// Output:
 	// k3x9 routable <nil>
@@ -63,9 +63,9 @@ func ExampleNew() {
 func ExampleCache_Lookup() {
 	c := example(nil)
 	c.Put("k3x9", pod)
-	answer, err := c.Lookup(context.Background(), "k3x9")
+	answer, err := c.Lookup(context.Background(), key("k3x9"))
 	fmt.Println(answer.Route.Addr, err)
-	_, err = c.Lookup(context.Background(), "other")
+	_, err = c.Lookup(context.Background(), key("other"))
 	fmt.Println(err)
 	// Output:
 	// 10.0.0.7 <nil>
@@ -75,10 +75,10 @@ func ExampleCache_Lookup() {
 func ExampleCache_Holds() {
 	c := example(nil)
 	c.Put("k3x9", pod)
-	answer, _ := c.Lookup(context.Background(), "k3x9")
-	fmt.Println(c.Holds("k3x9", answer.Route))
+	answer, _ := c.Lookup(context.Background(), key("k3x9"))
+	fmt.Println(c.Holds(key("k3x9"), answer.Route))
 	c.Release("k3x9", routecache.End{}) // while the caller was about to use it
-	fmt.Println(c.Holds("k3x9", answer.Route))
+	fmt.Println(c.Holds(key("k3x9"), answer.Route))
 	// Output:
 	// true
 	// false
@@ -94,7 +94,7 @@ func ExampleCache_Put() {
 func ExampleCache_Resolve() {
 	c := example(nil)
 	c.Resolve("other", routecache.Answer{Status: routecache.Unknown})
-	answer, err := c.Lookup(context.Background(), "other")
+	answer, err := c.Lookup(context.Background(), key("other"))
 	fmt.Println(answer.Status, err)
 	// Output: unknown <nil>
 }
@@ -103,7 +103,7 @@ func ExampleCache_Release() {
 	c := example(nil)
 	c.Release("k3x9", routecache.End{})
 	c.Put("k3x9", pod) // comes too late
-	answer, _ := c.Lookup(context.Background(), "k3x9")
+	answer, _ := c.Lookup(context.Background(), key("k3x9"))
 	fmt.Println(answer.Status)
 	// Output: gone
 }
@@ -120,10 +120,10 @@ func ExampleCache_Quiesce() {
 	c := example(nil)
 	c.Put("k3x9", pod)
 	c.Quiesce("k3x9")
-	answer, _ := c.Lookup(context.Background(), "k3x9")
-	fmt.Println(answer.Status, c.Holds("k3x9", pod))
+	answer, _ := c.Lookup(context.Background(), key("k3x9"))
+	fmt.Println(answer.Status, c.Holds(key("k3x9"), pod))
 	c.Resume("k3x9")
-	fmt.Println(c.Holds("k3x9", pod))
+	fmt.Println(c.Holds(key("k3x9"), pod))
 	// Output:
 	// quiesced false
 	// true
@@ -134,10 +134,10 @@ func ExampleCache_SetFreshUntil() {
 	c, _ := routecache.New(routecache.Options{Now: func() time.Duration { return now }, Ask: func(string) bool { return true }})
 	c.Put("k3x9", pod)
 	c.SetFreshUntil(time.Minute)
-	_, err := c.Lookup(context.Background(), "k3x9")
+	_, err := c.Lookup(context.Background(), key("k3x9"))
 	fmt.Println(err)
 	now = time.Minute
-	_, err = c.Lookup(context.Background(), "k3x9")
+	_, err = c.Lookup(context.Background(), key("k3x9"))
 	fmt.Println(err)
 	// Output:
 	// <nil>
@@ -152,7 +152,7 @@ func ExampleCache_Fresh() {
 
 func ExampleCache_Disconnected() {
 	c := example(func(c *routecache.Cache, _ string) { c.Disconnected() }) // the stream breaks
-	_, err := c.Lookup(context.Background(), "k3x9")
+	_, err := c.Lookup(context.Background(), key("k3x9"))
 	fmt.Println(err)
 	// Output: routecache: no connection to the allocator
 }
@@ -161,7 +161,7 @@ func ExampleCache_Dump() {
 	c := example(nil)
 	c.Put("a", pod)
 	c.Put("b", pod)
-	_, _ = c.Lookup(context.Background(), "a")
+	_, _ = c.Lookup(context.Background(), key("a"))
 	for _, e := range c.Dump() { // most recently used last
 		fmt.Println(e.ID, e.Route.Addr)
 	}
@@ -173,8 +173,8 @@ func ExampleCache_Dump() {
 func ExampleCache_Stats() {
 	c := example(nil)
 	c.Put("a", pod)
-	_, _ = c.Lookup(context.Background(), "a")
-	_, _ = c.Lookup(context.Background(), "b")
+	_, _ = c.Lookup(context.Background(), key("a"))
+	_, _ = c.Lookup(context.Background(), key("b"))
 	s := c.Stats()
 	fmt.Println(s.Hits, "hit,", s.Misses, "miss,", s.Routes, "route")
 	// Output: 1 hit, 1 miss, 1 route

@@ -191,7 +191,7 @@ func runModel(rt *rapid.T, t *testing.T) {
 			before := len(asked)
 			done := make(chan result, 1)
 			go func() {
-				a, err := c.Lookup(ctx, id)
+				a, err := c.Lookup(ctx, key(id))
 				done <- result{a, err}
 			}()
 			synctest.Wait()
@@ -222,7 +222,7 @@ func runModel(rt *rapid.T, t *testing.T) {
 			require.Equal(rt, m.now < m.fresh, c.Fresh())
 			for _, id := range []string{"a", "b", "c"} {
 				r, ok := m.routes[id]
-				require.Equal(rt, ok && m.now < m.fresh && !m.quiesced[id], c.Holds(id, r))
+				require.Equal(rt, ok && m.now < m.fresh && !m.quiesced[id], c.Holds(key(id), r))
 			}
 			s := c.Stats()
 			require.Equal(rt, len(m.gone), s.Tombstones)

@@ -60,8 +60,8 @@ func TestRouteDoesNotHoldAfterItsPortsChange(t *testing.T) {
 	open, narrow := routeA, routeA
 	narrow.Ports = routecache.NewPorts([]uint16{8080})
 	c.Put("id", open)
-	require.True(t, c.Holds("id", open))
+	require.True(t, c.Holds(key("id"), open))
 	c.Put("id", narrow)
-	require.False(t, c.Holds("id", open))
-	require.True(t, c.Holds("id", narrow))
+	require.False(t, c.Holds(key("id"), open))
+	require.True(t, c.Holds(key("id"), narrow))
 }

@@ -80,7 +80,7 @@ func TestOpenQuestionsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, routecache.Options{MaxQuestions: 2})
 		a, b := w.lookup(t.Context(), "a"), w.lookup(t.Context(), "b")
-		_, err := w.Lookup(t.Context(), "c")
+		_, err := w.Lookup(t.Context(), key("c"))
 		require.ErrorIs(t, err, routecache.ErrTooManyQuestions)
 		again := w.lookup(t.Context(), "a") // shares a question, so it needs no room
 
@@ -122,7 +122,7 @@ func TestFailedQuestionDoesNotFailItsSuccessor(t *testing.T) {
 			done := make(chan result, 1)
 			second = done
 			go func() {
-				a, err := c.Lookup(t.Context(), "a")
+				a, err := c.Lookup(t.Context(), key("a"))
 				done <- result{a, err}
 			}()
 			synctest.Wait()
@@ -132,7 +132,7 @@ func TestFailedQuestionDoesNotFailItsSuccessor(t *testing.T) {
 		c, err = routecache.New(o)
 		require.NoError(t, err)
 		c.SetFreshUntil(time.Hour)
-		_, err = c.Lookup(t.Context(), "a")
+		_, err = c.Lookup(t.Context(), key("a"))
 		require.ErrorIs(t, err, routecache.ErrDisconnected)
 		require.Empty(t, second)
 		c.Resolve("a", routable(routeA))

@@ -1,6 +1,10 @@
 package routecache
 
-import "context"
+import (
+	"context"
+
+	"github.com/berth-sandbox/berth/api/sandboxid"
+)
 
 // maxQuiesced bounds the IDs that are quiesced at one time.
 const maxQuiesced = 10_000
@@ -16,31 +20,33 @@ type awaited struct {
 // id and Holds is false. It reports false, and does nothing, if 10,000 other IDs are
 // quiesced.
 func (c *Cache) Quiesce(id string) bool {
+	key, ok := sandboxid.KeyOf(id)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.tombstones.Contains(id) || c.isQuiesced(id) {
+	if !ok || c.tombstones.Contains(key) || c.isQuiesced(key) {
 		return true
 	}
 	if len(c.quiesced) >= maxQuiesced {
 		return false
 	}
-	c.quiesced[id] = struct{}{}
-	c.wake(id) // a caller that awaits the start has its own limit for a quiesced sandbox
+	c.quiesced[key] = struct{}{}
+	c.wake(key) // a caller that awaits the start has its own limit for a quiesced sandbox
 	return true
 }
 
 // Resume ends the effect of Quiesce.
 func (c *Cache) Resume(id string) {
+	key, ok := sandboxid.KeyOf(id)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.isQuiesced(id) {
-		delete(c.quiesced, id)
-		c.wake(id)
+	if ok && c.isQuiesced(key) {
+		delete(c.quiesced, key)
+		c.wake(key)
 	}
 }
 
 // isQuiesced reports whether id is quiesced. c.mu is held.
-func (c *Cache) isQuiesced(id string) bool {
+func (c *Cache) isQuiesced(id sandboxid.Key) bool {
 	if len(c.quiesced) == 0 {
 		return false
 	}
@@ -52,7 +58,7 @@ func (c *Cache) isQuiesced(id string) bool {
 // which is Starting or Quiesced. It returns when the sandbox runs, is quiesced, resumed
 // or gone, or when Replace was called. It returns ctx's cause if ctx ends first. The
 // caller then looks the ID up again, and may get the same status.
-func (c *Cache) Await(ctx context.Context, id string, answered Status) error {
+func (c *Cache) Await(ctx context.Context, id sandboxid.Key, answered Status) error {
 	c.mu.Lock()
 	if c.changedSince(id, answered) {
 		c.mu.Unlock()
@@ -82,7 +88,7 @@ func (c *Cache) Await(ctx context.Context, id string, answered Status) error {
 
 // changedSince reports whether id has another status than a Lookup has answered. c.mu is
 // held.
-func (c *Cache) changedSince(id string, answered Status) bool {
+func (c *Cache) changedSince(id sandboxid.Key, answered Status) bool {
 	if c.tombstones.Contains(id) || c.isQuiesced(id) != (answered == Quiesced) {
 		return true
 	}
@@ -91,7 +97,7 @@ func (c *Cache) changedSince(id string, answered Status) bool {
 }
 
 // wake lets callers of Await return that wait for id. c.mu is held.
-func (c *Cache) wake(id string) {
+func (c *Cache) wake(id sandboxid.Key) {
 	if w := c.awaited[id]; w != nil {
 		delete(c.awaited, id)
 		close(w.changed)

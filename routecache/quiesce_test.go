@@ -39,7 +39,7 @@ func TestOnlyResumeReleaseAndReplaceEndAQuiesce(t *testing.T) {
 		"a caller gave up waiting": {func(w *world) {
 			ctx, cancel := context.WithCancel(w.t.Context())
 			cancel()
-			require.ErrorIs(w.t, w.Await(ctx, "a", routecache.Quiesced), context.Canceled)
+			require.ErrorIs(w.t, w.Await(ctx, key("a"), routecache.Quiesced), context.Canceled)
 		}, quiesced},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -47,11 +47,11 @@ func TestOnlyResumeReleaseAndReplaceEndAQuiesce(t *testing.T) {
 			w.Put("a", routeA)
 			require.True(t, w.Quiesce("a"))
 			c.happens(w)
-			a, err := w.Lookup(t.Context(), "a")
+			a, err := w.Lookup(t.Context(), key("a"))
 			require.NoError(t, err)
 			require.Equal(t, c.want, a)
 			for _, r := range []routecache.Route{routeA, routeB} {
-				require.Equal(t, c.want == routable(r), w.Holds("a", r))
+				require.Equal(t, c.want == routable(r), w.Holds(key("a"), r))
 			}
 			require.Empty(t, w.asked)
 		})
@@ -63,7 +63,7 @@ func TestQuiescedNeedsFreshness(t *testing.T) {
 	w.Put("a", routeA)
 	w.Quiesce("a")
 	w.Expire()
-	_, err := w.Lookup(t.Context(), "a")
+	_, err := w.Lookup(t.Context(), key("a"))
 	require.ErrorIs(t, err, routecache.ErrNotFresh)
 }
 
@@ -73,7 +73,7 @@ func TestWaitingLookupLearnsOfAQuiesce(t *testing.T) {
 		w.Quiesce(id)
 		w.Resolve(id, routable(routeA))
 	}
-	a, err := w.Lookup(t.Context(), "a")
+	a, err := w.Lookup(t.Context(), key("a"))
 	require.NoError(t, err)
 	require.Equal(t, quiesced, a)
 }
@@ -98,7 +98,7 @@ func TestAwaitReturnsWhenAQuiesceEnds(t *testing.T) {
 				ctx, cancel := context.WithCancelCause(t.Context())
 				defer cancel(nil)
 				woken := make(chan error, 1)
-				go func() { woken <- w.Await(ctx, "a", routecache.Quiesced) }()
+				go func() { woken <- w.Await(ctx, key("a"), routecache.Quiesced) }()
 				synctest.Wait()
 				require.Empty(t, woken)
 				c.happens(w)
@@ -120,9 +120,9 @@ func TestAwaitNoticesAnEarlierResume(t *testing.T) {
 	w := newWorld(t, routecache.Options{})
 	w.Quiesce("a") // and no route
 	w.Resume("a")
-	require.NoError(t, w.Await(t.Context(), "a", routecache.Quiesced))
+	require.NoError(t, w.Await(t.Context(), key("a"), routecache.Quiesced))
 	w.Quiesce("a")
-	require.NoError(t, w.Await(t.Context(), "a", routecache.Starting), "it is quiesced, and waits elsewhere")
+	require.NoError(t, w.Await(t.Context(), key("a"), routecache.Starting), "it is quiesced, and waits elsewhere")
 }
 
 func TestQuiescedSandboxesAreBounded(t *testing.T) {

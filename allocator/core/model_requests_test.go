@@ -2,6 +2,7 @@ package core
 
 import (
 	"fmt"
+	"github.com/berth-sandbox/berth/api/sandboxid"
 	"net/netip"
 	"slices"
 	"time"
@@ -51,7 +52,8 @@ func (w *world) request(r *router, id string) {
 	if r == nil {
 		return
 	}
-	answer, err := r.cache.Lookup(over, id)
+	key := sandboxid.MustKey(id)
+	answer, err := r.cache.Lookup(over, key)
 	if err != nil || answer.Status != routecache.Routable {
 		return
 	}
@@ -66,13 +68,13 @@ func (w *world) request(r *router, id string) {
 		}
 	}
 	meanwhile(30 * time.Second)
-	entry, _ := r.tracker.Begin(id, netip.AddrPortFrom(answer.Route.Addr, 80), false)
+	entry, _ := r.tracker.Begin(key, netip.AddrPortFrom(answer.Route.Addr, 80), false)
 	if entry == nil {
 		return // too many first requests
 	}
 	epoch, ok := r.answers.Admit(func() bool {
 		meanwhile(30 * time.Second)
-		holds := r.cache.Holds(id, answer.Route)
+		holds := r.cache.Holds(key, answer.Route)
 		if holds && r.held[id] { // I4
 			w.t.Fatalf("%s admits a request for %s, and was asked whether that is idle", r.id, id)
 		}

@@ -3,6 +3,7 @@ package core
 import (
 	"bufio"
 	"fmt"
+	"github.com/berth-sandbox/berth/api/sandboxid"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -182,7 +183,7 @@ var sentences = []sentence{
 	says(`a request for (\w+) at (\w+) is (.+)`, func(s *scenario, a []string) {
 		before := len(s.w.requests)
 		r, id := s.router(a[1]), s.id(a[0])
-		answer, err := r.cache.Lookup(over, id)
+		answer, err := r.cache.Lookup(over, sandboxid.MustKey(id))
 		got := answer.Status.String()
 		switch {
 		case err != nil && !r.cache.Fresh():

@@ -7,9 +7,9 @@ import "crypto/rand"
 const (
 	// Len is the length of the IDs that Berth makes: 103 bits.
 	Len = 20
-	// MaxLen is the longest ID accepted: with "65535-" before it, it fills a DNS
-	// label of 63 octets (RFC 1035, section 2.3.4).
-	MaxLen = 57
+	// MaxLen is the longest ID accepted: the longest that fits into a Key. With "65535-" before it, it
+	// fits into a DNS label of 63 octets (RFC 1035, section 2.3.4).
+	MaxLen = 2 * wordLen
 
 	// Reserved is no sandbox ID: Reserved.<domain> is the host of the API.
 	Reserved = "api"
@@ -36,15 +36,8 @@ func New() string {
 // Valid reports whether id can be a sandbox ID: 1 to MaxLen characters of a-z
 // and 0-9, and not Reserved.
 func Valid(id string) bool {
-	if id == "" || len(id) > MaxLen || id == Reserved {
-		return false
-	}
-	for _, c := range []byte(id) {
-		if (c < 'a' || c > 'z') && (c < '0' || c > '9') {
-			return false
-		}
-	}
-	return true
+	_, ok := KeyOf(id)
+	return ok
 }
 
 // Short is an ID as it may appear in logs.

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"github.com/berth-sandbox/berth/api/sandboxid"
 	"io"
 	"net"
 	"net/http"
@@ -50,7 +51,7 @@ func newRouter(t require.TestingT) *router {
 	host := func(i byte) look.Host { return look.Host{AddrPort: at(i)} }
 	begin := func(id string, i byte) *lastactive.Entry {
 		tracker.Expect(id, at(i).Addr(), 0)
-		e, _ := tracker.Begin(id, at(i), false)
+		e, _ := tracker.Begin(sandboxid.MustKey(id), at(i), false)
 		require.NotNil(t, e)
 		return e
 	}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"fmt"
+	"github.com/berth-sandbox/berth/api/sandboxid"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -61,7 +62,7 @@ func TestAcknowledgementIsCumulativeAndFollowsTheEffect(t *testing.T) {
 			require.GreaterOrEqual(t, ack, acked, "an acknowledgement was taken back") // the same one may come twice
 			acked = ack
 			if acked >= 2 { // what is acknowledged is in effect already
-				a, err := w.cache.Lookup(w.t.Context(), "one")
+				a, err := w.cache.Lookup(w.t.Context(), sandboxid.MustKey("one"))
 				require.NoError(t, err)
 				require.Equal(t, routecache.Answer{Status: routecache.Gone, End: routecache.End{Reason: "Idle", AtUnix: 7}}, a)
 			}
@@ -260,10 +261,10 @@ func TestReconnectKeepsRoutesUntilNextSnapshot(t *testing.T) {
 		p := w.joined(route("one", "10.0.0.1"))
 		p.end <- status.Error(codes.ResourceExhausted, "too slow")
 		second, _, _ := w.accept()
-		a, err := w.cache.Lookup(w.t.Context(), "one")
+		a, err := w.cache.Lookup(w.t.Context(), sandboxid.MustKey("one"))
 		require.NoError(t, err)
 		require.Equal(t, routecache.Routable, a.Status)
-		_, err = w.cache.Lookup(w.t.Context(), "two")
+		_, err = w.cache.Lookup(w.t.Context(), sandboxid.MustKey("two"))
 		require.ErrorIs(t, err, routecache.ErrDisconnected)
 		second.snapshot(route("two", "10.0.0.2"))
 		require.EqualValues(t, 1, second.ack(), "the position starts anew with the stream")
@@ -288,7 +289,7 @@ func TestQuestionsAreAnsweredByTheAllocator(t *testing.T) {
 		} {
 			found := make(chan routecache.Answer, 1)
 			go func() {
-				a, err := w.cache.Lookup(context.Background(), id)
+				a, err := w.cache.Lookup(context.Background(), sandboxid.MustKey(id))
 				if err == nil {
 					found <- a
 				}
@@ -310,7 +311,7 @@ func TestQuestionFailsWithItsStream(t *testing.T) {
 		p := w.joined()
 		failed := make(chan error, 1)
 		go func() {
-			_, err := w.cache.Lookup(context.Background(), "one")
+			_, err := w.cache.Lookup(context.Background(), sandboxid.MustKey("one"))
 			failed <- err
 		}()
 		require.Equal(t, "one", p.next().GetResolve().GetSandboxId())
@@ -425,7 +426,7 @@ func TestPortsOfARouteReachTheCache(t *testing.T) {
 	}
 	run(t, []string{"a"}, func(w *world) {
 		w.serve("a", nil)
-		p := w.joined(with("in-snapshot", 80, 65535), with("narrowed"), with("opened", 80))
+		p := w.joined(with("insnapshot", 80, 65535), with("narrowed"), with("opened", 80))
 		p.send(2, push(with("pushed", 8080, 443))) // in any order
 		p.send(3, push(with("narrowed", 1)))
 		p.send(4, push(with("opened")))
@@ -438,7 +439,7 @@ func TestPortsOfARouteReachTheCache(t *testing.T) {
 			got[e.ID] = e.Route.Ports.String()
 		}
 		require.Equal(t, map[string]string{
-			"in-snapshot": "80, 65535", "pushed": "443, 8080", "narrowed": "1", "opened": "all", "asked": "22",
+			"insnapshot": "80, 65535", "pushed": "443, 8080", "narrowed": "1", "opened": "all", "asked": "22",
 		}, got)
 	})
 }

@@ -3,6 +3,7 @@ package controlclient_test
 import (
 	"context"
 	"errors"
+	"github.com/berth-sandbox/berth/api/sandboxid"
 	"maps"
 	"net/netip"
 	"sync"
@@ -106,7 +107,7 @@ func (p *peer) pause(d time.Duration) {
 func use(t *testing.T, tracker *lastactive.Tracker, id string, i byte) *lastactive.Entry {
 	t.Helper()
 	tracker.Expect(id, at(i).Addr(), 0)
-	u, _ := tracker.Begin(id, at(i), false)
+	u, _ := tracker.Begin(sandboxid.MustKey(id), at(i), false)
 	require.NotNil(t, u)
 	return u
 }
@@ -226,7 +227,7 @@ func TestFinalReportRestsOnALookAfterTheStop(t *testing.T) {
 				use(t, tracker, "open", 2).Read()
 				e.is(func() { e.hosts[look.Host{AddrPort: at(2)}] = 1 })
 				p.pause(10 * time.Second)
-				use(t, tracker, "just-read", 3).Read() // Envoy may be about to connect
+				use(t, tracker, "justread", 3).Read() // Envoy may be about to connect
 				e.is(func() { e.fails = fails })
 				p.reports = nil
 				p.w.stop()
@@ -239,8 +240,8 @@ func TestFinalReportRestsOnALookAfterTheStop(t *testing.T) {
 				activities := byID(last.GetActivities())
 				require.Zero(t, activities["open"].GetAgeMillis())
 				require.Contains(t, activities, "open")
-				require.Zero(t, activities["just-read"].GetAgeMillis())
-				require.Contains(t, activities, "just-read")
+				require.Zero(t, activities["justread"].GetAgeMillis())
+				require.Contains(t, activities, "justread")
 				if a, ok := activities["ended"]; ok {
 					require.NotZero(t, a.GetAgeMillis())
 				}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"github.com/berth-sandbox/berth/api/sandboxid"
 	"math"
 	"net/netip"
 	"slices"
@@ -78,7 +79,7 @@ func TestQuiescedFollowsTheEffectInTheCache(t *testing.T) {
 		require.Equal(t, string(activity.Admission), idle.GetKind())
 		require.Equal(t, []string{"quiesce used", "quiesce idle", "quiesce never", "ask"}, w.cache.events())
 		for _, id := range []string{"used", "idle", "never"} {
-			a, err := w.cache.Lookup(t.Context(), id)
+			a, err := w.cache.Lookup(t.Context(), sandboxid.MustKey(id))
 			require.NoError(t, err)
 			require.Equal(t, routecache.Quiesced, a.Status)
 		}
@@ -86,7 +87,7 @@ func TestQuiescedFollowsTheEffectInTheCache(t *testing.T) {
 		p.send(2, release("idle"))
 		require.EqualValues(t, 2, p.ack())
 		for id, want := range map[string]routecache.Status{"used": routecache.Routable, "never": routecache.Routable, "idle": routecache.Gone} {
-			a, err := w.cache.Lookup(t.Context(), id)
+			a, err := w.cache.Lookup(t.Context(), sandboxid.MustKey(id))
 			require.NoError(t, err)
 			require.Equal(t, want, a.Status, id)
 		}
@@ -106,7 +107,7 @@ func TestQuiesceOutlastsTheLeader(t *testing.T) {
 			return w.play(p)
 		})
 		status := func(id string) routecache.Status {
-			a, err := w.cache.Lookup(context.Background(), id)
+			a, err := w.cache.Lookup(context.Background(), sandboxid.MustKey(id))
 			require.NoError(t, err)
 			return a.Status
 		}
@@ -161,7 +162,7 @@ func TestQuiescedNamesTheLookError(t *testing.T) {
 				require.Equal(t, c.says, q.GetLookError())
 				require.Empty(t, q.GetActivities(), "no verdict may rest on it")
 				require.Equal(t, c.most, w.now()-began)
-				a, err := w.cache.Lookup(t.Context(), "one")
+				a, err := w.cache.Lookup(t.Context(), sandboxid.MustKey("one"))
 				require.NoError(t, err)
 				require.Equal(t, routecache.Quiesced, a.Status, "only the leader ends the quiesce")
 			})
@@ -193,7 +194,7 @@ func TestLookDoesNotBlockTheStream(t *testing.T) {
 		p.send(0, resume("one"))
 		synctest.Wait()
 		require.Empty(t, looking, "two at a time")
-		a, err := w.cache.Lookup(t.Context(), "four")
+		a, err := w.cache.Lookup(t.Context(), sandboxid.MustKey("four"))
 		require.NoError(t, err)
 		require.Equal(t, routecache.Quiesced, a.Status, "it takes effect at once")
 		close(let)
@@ -294,7 +295,7 @@ func TestJustEndedUseIsNotReportedAsOpen(t *testing.T) {
 		w.serve("a", nil)
 		p := w.joined()
 		require.NotNil(t, p.report())
-		w.activity.look(lastactive.Report{Activities: []lastactive.Activity{{ID: "ended", Age: 1}, {ID: "in-use"}, {ID: "before", Age: 2*time.Millisecond - 1}}})
+		w.activity.look(lastactive.Report{Activities: []lastactive.Activity{{ID: "ended", Age: 1}, {ID: "inuse"}, {ID: "before", Age: 2*time.Millisecond - 1}}})
 		activities := p.report().GetActivities()
 		require.EqualValues(t, 1, activities[0].GetAgeMillis())
 		require.Zero(t, activities[1].GetAgeMillis())

@@ -3,6 +3,7 @@ package look_test
 import (
 	"context"
 	"fmt"
+	"github.com/berth-sandbox/berth/api/sandboxid"
 	"net"
 	"net/http"
 	"net/netip"
@@ -121,8 +122,9 @@ func (g *gateway) openMany(tracker *lastactive.Tracker) {
 	room := make(chan struct{}, 100)
 	for i := range hostsOpen {
 		pod := netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 1, byte(i / 250), byte(1 + i%250)}), uint16(port))
-		tracker.Expect(fmt.Sprint("sandbox-", i), pod.Addr(), 0)
-		e, _ := tracker.Begin(fmt.Sprint("sandbox-", i), pod, false)
+		id := fmt.Sprint("sandbox", i)
+		tracker.Expect(id, pod.Addr(), 0)
+		e, _ := tracker.Begin(sandboxid.MustKey(id), pod, false)
 		e.Read()
 		room <- struct{}{}
 		all.Go(func() {

@@ -1,0 +1,310 @@
+package extproc
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net/netip"
+	"path/filepath"
+	"testing"
+	"time"
+
+	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/mem"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/berth-sandbox/berth/envoy"
+	"github.com/berth-sandbox/berth/extproc/wire"
+	"github.com/berth-sandbox/berth/internal/bootclock"
+	"github.com/berth-sandbox/berth/lastactive"
+	"github.com/berth-sandbox/berth/lastactive/look"
+	"github.com/berth-sandbox/berth/routecache"
+)
+
+// memoryStream is a stream without a transport: it reads one message and encodes the answer.
+type memoryStream struct {
+	grpc.ServerStream
+	message mem.BufferSlice
+	sent    []byte // the answer
+	answers int
+	read    bool
+}
+
+func (s *memoryStream) Context() context.Context { return context.Background() }
+
+func (s *memoryStream) RecvMsg(m any) error {
+	if s.read {
+		return io.EOF
+	}
+	s.read = true
+	return wire.Codec{}.Unmarshal(s.message, m)
+}
+
+func (s *memoryStream) SendMsg(m any) error {
+	data, err := wire.Codec{}.Marshal(m)
+	for _, b := range data {
+		s.sent = b.ReadOnlyData()
+	}
+	s.answers++
+	return err
+}
+
+// again makes s the stream of another request.
+func (s *memoryStream) again() { s.sent, s.read = nil, false }
+
+func (s *memoryStream) answer(t *testing.T) *extprocv3.ProcessingResponse {
+	t.Helper()
+	var m extprocv3.ProcessingResponse
+	require.NoError(t, proto.Unmarshal(s.sent, &m))
+	return &m
+}
+
+func streamOf(tb testing.TB, m *extprocv3.ProcessingRequest) *memoryStream {
+	tb.Helper()
+	b, err := proto.Marshal(m)
+	require.NoError(tb, err)
+	return &memoryStream{message: mem.BufferSlice{mem.SliceBuffer(b)}}
+}
+
+// fromEnvoy is the message about a usual request.
+func fromEnvoy(host string) *extprocv3.ProcessingRequest {
+	return headersOf(":authority", host, ":path", "/x?y", ":method", "GET", "x-request-id", "2b0e2b5e-6a5d-4c8e-9a54-6a8b1d0f6f3e", "accept", "*/*")
+}
+
+// hitServer is a server with a real cache and tracker. Envoy lists port 9000 of podRoute.
+func hitServer(tb testing.TB, change func(o *Options)) (*Server, *routecache.Cache) {
+	tb.Helper()
+	cache, err := routecache.New(routecache.Options{Now: bootclock.Now, Ask: func(string) bool { return false }})
+	require.NoError(tb, err)
+	cache.SetFreshUntil(1<<63 - 1)
+	hosts := map[look.Host]int{{AddrPort: netip.AddrPortFrom(podRoute.Addr, 9000)}: 1}
+	tracker, err := lastactive.New(lastactive.Options{
+		ConnectWindow: envoy.ConnectWindow, Now: bootclock.Now,
+		Look: func(context.Context) (look.Look, error) { return look.Look{Gateway: "this", Hosts: hosts}, nil },
+	})
+	require.NoError(tb, err)
+	require.NoError(tb, tracker.Look(context.Background()))
+	o := optionsWith("unused", cache, tracker)
+	if change != nil {
+		change(&o)
+	}
+	server, err := New(o)
+	require.NoError(tb, err)
+	one := new(call)
+	server.calls.New = func() any { return one } // the race detector makes a pool forget at random
+	return server, cache
+}
+
+func put(server *Server, cache *routecache.Cache, id string, r routecache.Route) {
+	server.decider.o.Activity.(*lastactive.Tracker).Expect(id, r.Addr, 0)
+	cache.Put(id, r)
+}
+
+func TestHitAllocatesNothing(t *testing.T) {
+	const id = "abcdefghijklmnopqrst"
+	for name, m := range map[string]*extprocv3.ProcessingRequest{
+		"by host": fromEnvoy("9000-" + id + "." + domain),
+		"by header": headersOf(":authority", domain, ":path", "/x", ":method", "POST", "e2b-sandbox-id", id, "e2b-sandbox-port", "9000",
+			"content-type", "application/json"),
+	} {
+		t.Run(name, func(t *testing.T) {
+			server, cache := hitServer(t, nil)
+			put(server, cache, id, podRoute)
+			s := streamOf(t, m)
+			ask := func() {
+				s.again()
+				if err := server.process(s); err != nil {
+					t.Error(err)
+				}
+			}
+			ask() // makes the answer
+			require.Equal(t, "10.1.2.3:9000", s.answer(t).GetDynamicMetadata().AsMap()["berth"].(map[string]any)["dst"])
+			require.Zero(t, testing.AllocsPerRun(200, ask))
+			require.Zero(t, server.decider.o.Admissions.Unread())
+		})
+	}
+}
+
+// BenchmarkHit is what the router does for a request whose route is known, without gRPC.
+func BenchmarkHit(b *testing.B) {
+	const sandboxes = 10_000
+	server, cache := hitServer(b, nil)
+	streams := make([]*memoryStream, sandboxes)
+	for i := range streams {
+		id := fmt.Sprintf("%020d", i)
+		put(server, cache, id, podRoute)
+		streams[i] = streamOf(b, fromEnvoy("9000-"+id+"."+domain))
+	}
+	for _, s := range streams {
+		_ = server.process(s) // makes the answer
+	}
+	b.ReportAllocs()
+	for i := 0; b.Loop(); i++ {
+		s := streams[i%sandboxes]
+		s.again()
+		_ = server.process(s)
+	}
+}
+
+// Invariant: I1
+func TestKeptAnswerServesItsRouteAndPortOnly(t *testing.T) {
+	server, cache := hitServer(t, func(o *Options) { o.Hosts.Paths = true })
+	metadata := func(m *extprocv3.ProcessingRequest) map[string]any {
+		t.Helper()
+		s := streamOf(t, m)
+		require.NoError(t, server.process(s))
+		berth, ok := s.answer(t).GetDynamicMetadata().AsMap()["berth"].(map[string]any)
+		require.True(t, ok)
+		return berth
+	}
+	at := func(host string) map[string]any { return metadata(fromEnvoy(host + "." + domain)) }
+	put(server, cache, "abc", podRoute)
+	moved := podRoute
+	moved.Addr = netip.MustParseAddr("10.1.9.9")
+	put(server, cache, "def", moved)
+	for range 2 { // the second time there are kept answers
+		require.Equal(t, map[string]any{"dst": "10.1.2.3:9000", "id": "abc"}, at("9000-abc"))
+		require.Equal(t, map[string]any{"dst": "10.1.2.3:9001", "id": "abc"}, at("9001-abc"))
+		require.Equal(t, map[string]any{"dst": "10.1.2.3:8080", "id": "abc"}, at("abc"))
+		require.Equal(t, map[string]any{"dst": "10.1.9.9:9000", "id": "def"}, at("9000-def"))
+	}
+
+	// The same ID gets another route: other address, other open ports, TLS, no access any more.
+	put(server, cache, "abc", moved)
+	require.Equal(t, map[string]any{"dst": "10.1.9.9:9000", "id": "abc"}, at("9000-abc"))
+	closed := moved
+	closed.Ports = routecache.NewPorts([]uint16{8080})
+	put(server, cache, "abc", closed)
+	require.Equal(t, map[string]any{"reply": "port_private"}, at("9000-abc"))
+	secure := moved
+	secure.Terms = &routecache.Terms{HTTPSPorts: routecache.NewPorts([]uint16{9000})}
+	put(server, cache, "abc", secure)
+	for range 2 {
+		require.Equal(t, map[string]any{"dst": "10.1.9.9:9000", "id": "abc", "tls": "yes"}, at("9000-abc"))
+		require.Equal(t, map[string]any{"dst": "10.1.9.9:9001", "id": "abc"}, at("9001-abc"))
+	}
+	private := moved
+	private.Terms = &routecache.Terms{Access: routecache.Token, Secret: accessKey(t).Secret("abc")}
+	put(server, cache, "abc", private)
+	withToken := headersOf(":authority", "9000-abc."+domain, ":method", "GET", "e2b-traffic-access-token", accessKey(t).Token("abc"))
+	for range 2 {
+		require.Equal(t, map[string]any{"dst": "10.1.9.9:9000", "id": "abc"}, metadata(withToken))
+		require.Equal(t, map[string]any{"reply": "access_denied"}, at("9000-abc"), "the kept answer is for requests with a credential")
+	}
+
+	cache.Quiesce("def")
+	require.False(t, cache.Holds(key("def"), moved))
+	cache.Resume("def")
+	require.Equal(t, map[string]any{"dst": "10.1.9.9:9000", "id": "def"}, at("9000-def"))
+	cache.Release("def", routecache.End{})
+	require.Equal(t, map[string]any{"reply": "sandbox_gone"}, at("9000-def"))
+	cache.Expire()
+	require.Equal(t, map[string]any{"reply": "router_not_ready"}, at("9000-abc"))
+}
+
+// What an answer takes from the request itself is never kept.
+func TestAnswersOfOneRequestAreNotKept(t *testing.T) {
+	server, cache := hitServer(t, func(o *Options) { o.Hosts.Paths = true })
+	masked := podRoute
+	masked.Terms = &routecache.Terms{MaskHost: "localhost:${PORT}"}
+	put(server, cache, "abc", podRoute)
+	put(server, cache, "def", masked)
+	set := func(m *extprocv3.ProcessingRequest) map[string]string {
+		t.Helper()
+		s := streamOf(t, m)
+		require.NoError(t, server.process(s))
+		headers := map[string]string{}
+		for _, h := range s.answer(t).GetRequestHeaders().GetResponse().GetHeaderMutation().GetSetHeaders() {
+			headers[h.GetHeader().GetKey()] = string(h.GetHeader().GetRawValue())
+		}
+		return headers
+	}
+	for range 2 {
+		require.Empty(t, set(fromEnvoy("9000-abc."+domain)))
+		for _, path := range []string{"/one", "/two"} {
+			require.Equal(t, map[string]string{":path": path}, set(headersOf(":authority", domain, ":method", "GET", ":path", "/sandboxes/abc/9000"+path)))
+		}
+		for _, host := range []string{"9000-def." + domain, "9000-def." + domain + ":8443"} {
+			require.Equal(t, map[string]string{":authority": "localhost:9000", "x-forwarded-host": host}, set(fromEnvoy(host)))
+		}
+	}
+}
+
+// After Barrier has called its function, Envoy gets no answer that names the released sandbox, although an
+// answer for it is kept.
+// Invariant: I2
+func TestNoKeptAnswerFollowsAnAcknowledgedRelease(t *testing.T) {
+	server, cache := hitServer(t, nil)
+	server.calls.New = func() any { return new(call) }
+	const rounds, clients = 30, 4
+	for round := range rounds {
+		id := fmt.Sprintf("s%d", round)
+		put(server, cache, id, podRoute)
+		acknowledged := make(chan struct{})
+		results := make(chan error, clients)
+		asked := make(chan struct{}, clients)
+		for range clients {
+			s := streamOf(t, fromEnvoy("9000-"+id+"."+domain))
+			go func() {
+				for {
+					over := false
+					select {
+					case <-acknowledged:
+						over = true
+					default:
+					}
+					s.again()
+					_ = server.process(s)
+					admitted := bytes.Contains(s.sent, []byte("10.1.2.3"))
+					switch {
+					case over && admitted:
+						results <- fmt.Errorf("%s is admitted after the acknowledgement", id)
+						return
+					case over:
+						results <- nil
+						return
+					}
+					select {
+					case asked <- struct{}{}:
+					default:
+					}
+				}
+			}()
+		}
+		<-asked
+		cache.Release(id, routecache.End{})
+		server.decider.o.Admissions.Barrier(func() { close(acknowledged) })
+		for range clients {
+			require.NoError(t, <-results)
+		}
+	}
+}
+
+// A request that waits keeps what it needs while others are answered.
+// Invariant: I1
+func TestWaitingRequestKeepsItsOwnHeaders(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "s")
+	o, cache, _ := newOptions(t, socket)
+	server := serve(t, o)
+	conn := dial(t, socket)
+	cache.Resolve("slow", routecache.Answer{Status: routecache.Starting, Hold: 20 * time.Second})
+	cache.Put("other", podRoute)
+	stream, err := extprocv3.NewExternalProcessorClient(conn).Process(within(t))
+	require.NoError(t, err)
+	require.NoError(t, stream.Send(headersOf(":method", "GET", ":authority", "9000-slow."+domain, "x-request-id", "the slow one")))
+	_, err = stream.Recv() // more time
+	require.NoError(t, err)
+	for i := range 100 {
+		_, err := ask(t, conn, headersOf(":method", "GET", ":authority", "9000-other."+domain, "x-request-id", fmt.Sprintf("another %4d", i)))
+		require.NoError(t, err)
+	}
+	cache.Release("slow", routecache.End{})
+	response, err := stream.Recv()
+	require.NoError(t, err)
+	require.JSONEq(t, `{"code":410,"reason":"sandbox_gone","message":"this sandbox has been released","sandboxID":"slow","requestID":"the slow one"}`,
+		string(response.GetImmediateResponse().GetBody()))
+	server.stop(soon)
+}

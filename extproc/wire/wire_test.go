@@ -1,0 +1,216 @@
+package wire
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	extprocfilterv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
+	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc/encoding"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/mem"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/structpb"
+)
+
+var _ encoding.CodecV2 = Codec{}
+
+// fromEnvoy is what Envoy sends about a request.
+func fromEnvoy() *extprocv3.ProcessingRequest {
+	headers := &corev3.HeaderMap{}
+	for _, h := range [][2]string{
+		{":authority", "8080-abcdefghijklmnopqrst.sandbox.example.com"}, {":path", "/x?y=\xff"}, {":method", "GET"},
+		{"x-request-id", "2b0e2b5e-6a5d-4c8e-9a54-6a8b1d0f6f3e"}, {"accept", "*/*"}, {"accept", ""},
+	} {
+		headers.Headers = append(headers.Headers, &corev3.HeaderValue{Key: h[0], RawValue: []byte(h[1])})
+	}
+	return &extprocv3.ProcessingRequest{
+		Request:         &extprocv3.ProcessingRequest_RequestHeaders{RequestHeaders: &extprocv3.HttpHeaders{Headers: headers, EndOfStream: true}},
+		MetadataContext: &corev3.Metadata{},
+		ProtocolConfig:  &extprocv3.ProtocolConfiguration{ResponseBodyMode: extprocfilterv3.ProcessingMode_STREAMED},
+	}
+}
+
+func encode(tb testing.TB, m proto.Message) []byte {
+	tb.Helper()
+	b, err := proto.MarshalOptions{Deterministic: true}.Marshal(m)
+	require.NoError(tb, err)
+	return b
+}
+
+// messages are requests of many shapes, by name.
+func messages(tb testing.TB) map[string][]byte {
+	usual := fromEnvoy()
+	headers := func(all ...*corev3.HeaderValue) *extprocv3.ProcessingRequest {
+		return &extprocv3.ProcessingRequest{Request: &extprocv3.ProcessingRequest_RequestHeaders{
+			RequestHeaders: &extprocv3.HttpHeaders{Headers: &corev3.HeaderMap{Headers: all}},
+		}}
+	}
+	with := func(change func(m *extprocv3.ProcessingRequest)) []byte {
+		m := fromEnvoy()
+		change(m)
+		return encode(tb, m)
+	}
+	text := func(b string) []byte { return []byte(b) }
+	attributes := map[string]*structpb.Struct{"a": {Fields: map[string]*structpb.Value{"b": structpb.NewBoolValue(true)}}}
+	return map[string][]byte{
+		"usual":            encode(tb, usual),
+		"twice":            append(encode(tb, usual), encode(tb, usual)...),
+		"cut":              encode(tb, usual)[:40],
+		"empty":            {},
+		"no headers":       encode(tb, headers()),
+		"as text":          encode(tb, headers(&corev3.HeaderValue{Key: ":authority", Value: "a"})),
+		"as both":          encode(tb, headers(&corev3.HeaderValue{Key: ":authority", Value: "a", RawValue: []byte("b")})),
+		"beyond ASCII":     encode(tb, headers(&corev3.HeaderValue{Key: "kéy", Value: "välue"})),
+		"response headers": encode(tb, &extprocv3.ProcessingRequest{Request: &extprocv3.ProcessingRequest_ResponseHeaders{ResponseHeaders: &extprocv3.HttpHeaders{}}}),
+		"body":             encode(tb, &extprocv3.ProcessingRequest{Request: &extprocv3.ProcessingRequest_RequestBody{RequestBody: &extprocv3.HttpBody{Body: []byte("x")}}}),
+		"attributes":       with(func(m *extprocv3.ProcessingRequest) { m.Attributes = attributes }),
+		"metadata":         with(func(m *extprocv3.ProcessingRequest) { m.MetadataContext.FilterMetadata = attributes }),
+		"observing":        with(func(m *extprocv3.ProcessingRequest) { m.ObservabilityMode = true }),
+		"headers, then body": append(encode(tb, usual), encode(tb, &extprocv3.ProcessingRequest{
+			Request: &extprocv3.ProcessingRequest_RequestBody{RequestBody: &extprocv3.HttpBody{}},
+		})...),
+		"raw, then text":          text("\x12\x0d\x0a\x0b\x0a\x09\x0a\x01k\x1a\x01r\x12\x01v"),
+		"empty raw, then text":    text("\x12\x0c\x0a\x0a\x0a\x08\x0a\x01k\x1a\x00\x12\x01v"),
+		"key twice":               text("\x12\x0a\x0a\x08\x0a\x06\x0a\x01k\x0a\x01l"),
+		"invalid UTF-8":           text("\x12\x07\x0a\x05\x0a\x03\x0a\x01\xff"),
+		"unknown field":           text("\x12\x00\xa0\x06\x01"),
+		"long form of a tag":      text("\x92\x00\x00"),
+		"long form of a length":   text("\x12\x80\x00"),
+		"group":                   text("\x12\x00\x0b\x0c"),
+		"field 0":                 text("\x12\x00\x00\x00"),
+		"config of bytes":         text("\x12\x00\x5a\x02\x0a\x00"),
+		"config with a bad tag":   text("\x12\x00\x5a\x02\x00\x01"),
+		"config with a cut value": text("\x12\x00\x5a\x02\x08\x80"),
+		"overlong number":         text("\x12\x0d\x18\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"),
+		"endless length":          text("\x12\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"),
+	}
+}
+
+// compare fails unless a Request has what the generated types read.
+func compare(t *testing.T, message []byte) {
+	t.Helper()
+	var quick, generated Request
+	err := Codec{}.Unmarshal(mem.BufferSlice{mem.SliceBuffer(message)}, &quick)
+	want := generated.generated(message)
+	if (err == nil) != (want == nil) {
+		t.Fatalf("%q: the error is %v, that of the generated types is %v", message, err, want)
+	}
+	if err != nil {
+		return
+	}
+	if quick.Other != generated.Other || len(quick.Headers) != len(generated.Headers) {
+		t.Fatalf("%q is read as %q with %d headers, by the generated types as %q with %d",
+			message, quick.Other, len(quick.Headers), generated.Other, len(generated.Headers))
+	}
+	for i, h := range quick.Headers {
+		if g := generated.Headers[i]; !bytes.Equal(h.Key, g.Key) || !bytes.Equal(h.Value, g.Value) {
+			t.Fatalf("%q: header %d is %q, by the generated types %q", message, i, h, g)
+		}
+	}
+}
+
+func TestRequestsAreReadLikeGeneratedTypes(t *testing.T) {
+	for name, message := range messages(t) {
+		t.Run(name, func(t *testing.T) { compare(t, message) })
+	}
+}
+
+func FuzzRequest(f *testing.F) {
+	for _, message := range messages(f) {
+		f.Add(message)
+	}
+	f.Fuzz(compare)
+}
+
+// Otherwise nothing but a benchmark would show that all messages are left to the generated types.
+func TestUsualMessagesAreReadWithoutAllocation(t *testing.T) {
+	data := mem.BufferSlice{mem.SliceBuffer(encode(t, fromEnvoy()))}
+	var r Request
+	allocations := testing.AllocsPerRun(100, func() {
+		if err := (Codec{}).Unmarshal(data, &r); err != nil || len(r.Headers) != 6 {
+			t.Error(err, len(r.Headers))
+		}
+		r.Reset()
+	})
+	require.Zero(t, allocations)
+}
+
+func TestRequestKeepsNoUnusuallyLargeMessage(t *testing.T) {
+	var r Request
+	m := fromEnvoy()
+	m.GetRequestHeaders().Headers.Headers[0].RawValue = bytes.Repeat([]byte("x"), maxKeptBuffer)
+	require.NoError(t, Codec{}.Unmarshal(mem.BufferSlice{mem.SliceBuffer(encode(t, m))}, &r))
+	r.Reset()
+	require.Zero(t, cap(r.buffer))
+	var many []*corev3.HeaderValue
+	for range maxKeptHeaders + 1 {
+		many = append(many, &corev3.HeaderValue{Key: "a"})
+	}
+	m.GetRequestHeaders().Headers.Headers = many
+	require.NoError(t, Codec{}.Unmarshal(mem.BufferSlice{mem.SliceBuffer(encode(t, m))}, &r))
+	r.Reset()
+	require.Zero(t, cap(r.Headers))
+}
+
+// gRPC reads a message of several frames in several buffers, and frees them.
+func TestRequestIsACopyOfItsBuffers(t *testing.T) {
+	message := encode(t, fromEnvoy())
+	first, second := bytes.Clone(message[:100]), bytes.Clone(message[100:])
+	var r Request
+	require.NoError(t, Codec{}.Unmarshal(mem.BufferSlice{mem.SliceBuffer(first), mem.SliceBuffer(second)}, &r))
+	clear(first)
+	clear(second)
+	require.Equal(t, ":authority", string(r.Headers[0].Key))
+	require.True(t, strings.HasPrefix(string(r.Headers[0].Value), "8080-abc"))
+}
+
+func TestOtherMessagesAreLeftToGRPC(t *testing.T) {
+	want := &healthv1.HealthCheckRequest{Service: "s"}
+	data, err := Codec{}.Marshal(want)
+	require.NoError(t, err)
+	got := &healthv1.HealthCheckRequest{}
+	require.NoError(t, Codec{}.Unmarshal(data, got))
+	require.True(t, proto.Equal(want, got))
+}
+
+func answer(t *testing.T, details string) *Answer {
+	t.Helper()
+	a, err := NewAnswer(&extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_ImmediateResponse{
+		ImmediateResponse: &extprocv3.ImmediateResponse{Details: details},
+	}})
+	require.NoError(t, err)
+	return a
+}
+
+func TestAnswerIsTheMessageItWasMadeOf(t *testing.T) {
+	data, err := Codec{}.Marshal(answer(t, "x"))
+	require.NoError(t, err)
+	var m extprocv3.ProcessingResponse
+	require.NoError(t, proto.Unmarshal(data.Materialize(), &m))
+	require.Equal(t, "x", m.GetImmediateResponse().GetDetails())
+	_, err = NewAnswer(&extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_ImmediateResponse{
+		ImmediateResponse: &extprocv3.ImmediateResponse{Details: "\xff"},
+	}})
+	require.Error(t, err)
+}
+
+// Invariant: I1
+func TestAnswersBelongToOnePort(t *testing.T) {
+	var a Answers
+	require.Nil(t, a.Get(80))
+	kept := map[uint16]*Answer{}
+	for port := uint16(1); port <= maxAnswers+2; port++ {
+		new := answer(t, "x")
+		a.Add(port, new)
+		if port <= maxAnswers {
+			kept[port] = new
+		}
+	}
+	for port := uint16(0); port < 20; port++ {
+		require.Same(t, kept[port], a.Get(port), port)
+	}
+}
