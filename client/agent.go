@@ -107,7 +107,9 @@ func (w *withToken) RoundTrip(r *http.Request) (*http.Response, error) {
 		Reason, Message, SandboxID string
 	}
 	if json.Unmarshal(raw, &refusal) == nil && refusal.Reason != "" { // the agent gives no reasons
-		return nil, &Error{Status: response.StatusCode, Reason: refusal.Reason, Message: refusal.Message, SandboxID: refusal.SandboxID}
+		return nil, &Error{
+			Status: response.StatusCode, Reason: refusal.Reason, Message: refusal.Message, SandboxID: refusal.SandboxID,
+		}
 	}
 	response.Body = io.NopCloser(bytes.NewReader(raw))
 	return response, nil
@@ -136,7 +138,8 @@ func (t *TerminalSize) pty() *processpb.PTY {
 	if t == nil {
 		return nil
 	}
-	return &processpb.PTY{Size: &processpb.PTY_Size{Cols: uint32(t.Columns), Rows: uint32(t.Rows)}} //nolint:gosec // the agent bounds them
+	size := &processpb.PTY_Size{Cols: uint32(t.Columns), Rows: uint32(t.Rows)} //nolint:gosec // the agent bounds them
+	return &processpb.PTY{Size: size}
 }
 
 // Process is a command that was started.
@@ -154,9 +157,10 @@ func (a *Agent) Start(ctx context.Context, c Command) (*Process, error) {
 	if len(c.Args) == 0 {
 		return nil, errors.New("a command has a program at least")
 	}
-	request := &processpb.StartRequest{Pty: c.Terminal.pty(), Stdin: new(c.Stdin != nil), Process: &processpb.ProcessConfig{
-		Cmd: c.Args[0], Args: c.Args[1:], Envs: c.Envs,
-	}}
+	request := &processpb.StartRequest{
+		Process: &processpb.ProcessConfig{Cmd: c.Args[0], Args: c.Args[1:], Envs: c.Envs},
+		Pty:     c.Terminal.pty(), Stdin: new(c.Stdin != nil),
+	}
 	if c.Dir != "" {
 		request.Process.Cwd = &c.Dir
 	}
@@ -252,13 +256,15 @@ func (p *Process) Terminate(ctx context.Context, kill bool) error {
 	if kill {
 		signal = processpb.Signal_SIGNAL_SIGKILL
 	}
-	_, err := p.a.processes.SendSignal(ctx, connect.NewRequest(&processpb.SendSignalRequest{Process: p.selector(), Signal: signal}))
+	request := &processpb.SendSignalRequest{Process: p.selector(), Signal: signal}
+	_, err := p.a.processes.SendSignal(ctx, connect.NewRequest(request))
 	return problem("signal", err)
 }
 
 // Resize changes the size of the command's terminal.
 func (p *Process) Resize(ctx context.Context, size TerminalSize) error {
-	_, err := p.a.processes.Update(ctx, connect.NewRequest(&processpb.UpdateRequest{Process: p.selector(), Pty: size.pty()}))
+	request := &processpb.UpdateRequest{Process: p.selector(), Pty: size.pty()}
+	_, err := p.a.processes.Update(ctx, connect.NewRequest(request))
 	return problem("resize", err)
 }
 
