@@ -16,8 +16,7 @@ type node = map[string]any
 // sockets are the unix sockets of one Envoy and its router.
 type sockets struct{ router, admin string }
 
-// berthConfig is Berth's own bootstrap. Its admin interface shows the statistics in addition, which the benchmark
-// reads.
+// berthConfig is Berth's own bootstrap. Its admin interface shows in addition what the benchmark reads.
 func berthConfig(s sockets) (node, error) {
 	bootstrap, err := envoy.Bootstrap(envoy.Settings{
 		Listen:       netip.MustParseAddrPort("127.0.0.1:0"),
@@ -35,7 +34,8 @@ func berthConfig(s sockets) (node, error) {
 		return nil, err
 	}
 	paths := config["admin"].(node)["allow_paths"].([]any)
-	config["admin"].(node)["allow_paths"] = append(paths, node{"prefix": "/listeners"}, node{"prefix": "/stats"})
+	config["admin"].(node)["allow_paths"] = append(paths,
+		node{"prefix": "/listeners"}, node{"prefix": "/stats"}, node{"prefix": "/clusters?"}, node{"exact": "/memory"})
 	return config, nil
 }
 

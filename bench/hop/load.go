@@ -57,20 +57,28 @@ type load struct {
 	target    target
 	work      string
 	sandboxes int
-	phase     atomic.Int32
-	warm      sync.WaitGroup // the connections that have not visited each of their sandboxes
-	running   sync.WaitGroup
+	// rate is how many requests begin in a second, each at the sandbox that was visited least recently. 0: a
+	// closed loop.
+	rate    int
+	next    atomic.Int64
+	phase   atomic.Int32
+	warm    sync.WaitGroup // the connections that have not visited each of their sandboxes
+	running sync.WaitGroup
 
 	mu  sync.Mutex
 	all outcome
 }
 
 // start begins the warm-up. The connections share out the sandboxes, as the connections of clients do.
-func start(t target, work string, connections, sandboxes int) *load {
-	l := &load{target: t, work: work, sandboxes: sandboxes}
+func start(t target, work string, connections, sandboxes, rate int) *load {
+	l := &load{target: t, work: work, sandboxes: sandboxes, rate: rate}
 	l.warm.Add(connections)
 	for c := range connections {
-		l.running.Go(func() { l.run(c, connections) })
+		if rate > 0 {
+			l.running.Go(func() { l.paced(c, connections) })
+		} else {
+			l.running.Go(func() { l.run(c, connections) })
+		}
 	}
 	return l
 }
@@ -81,6 +89,28 @@ func (l *load) end() outcome {
 	l.running.Wait()
 	slices.Sort(l.all.took)
 	return l.all
+}
+
+// paced is a connection of a load with a rate. What it takes counts from the time at which a request should begin.
+func (l *load) paced(number, connections int) {
+	w := &worker{load: l, took: make([]uint32, 0, 1<<12)}
+	defer w.hangUp()
+	l.warm.Done()
+	pause := time.Duration(connections) * time.Second / time.Duration(l.rate)
+	next := time.Now().Add(pause * time.Duration(number) / time.Duration(connections))
+	for l.phase.Load() != phaseEnd {
+		time.Sleep(time.Until(next))
+		i := int(l.next.Add(1)) % l.sandboxes
+		if err := w.exchange(i); err != nil {
+			w.fail(fmt.Errorf("%s to %s: %w", l.work, table.Host(i, l.target.port), err))
+		} else if l.phase.Load() == phaseMeasured {
+			w.took = append(w.took, uint32(min(time.Since(next), math.MaxUint32)))
+		}
+		next = next.Add(pause)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.all.took = append(l.all.took, w.took...)
 }
 
 func (l *load) run(number, connections int) {
@@ -160,13 +190,7 @@ func (w *worker) exchange(i int) error {
 	if w.load.work == workWebSocket && !fresh {
 		return w.message()
 	}
-	if w.requests == nil {
-		w.requests = make([][]byte, w.load.sandboxes)
-	}
-	if w.requests[i] == nil {
-		w.requests[i] = w.load.request(i)
-	}
-	if _, err := w.conn.Write(w.requests[i]); err != nil {
+	if _, err := w.conn.Write(w.request(i)); err != nil {
 		return err
 	}
 	if w.load.work == workPost {
@@ -178,6 +202,19 @@ func (w *worker) exchange(i int) error {
 }
 
 var zeros [postSize]byte
+
+func (w *worker) request(i int) []byte {
+	if w.load.rate > 0 {
+		return w.load.request(i) // most sandboxes are visited once
+	}
+	if w.requests == nil {
+		w.requests = make([][]byte, w.load.sandboxes)
+	}
+	if w.requests[i] == nil {
+		w.requests[i] = w.load.request(i)
+	}
+	return w.requests[i]
+}
 
 // request is the head of a request to a sandbox, with the headers of an ordinary client.
 func (l *load) request(i int) []byte {

@@ -31,6 +31,7 @@ type options struct {
 	cells          []cell
 	only           string
 	ablate         bool
+	addresses      bool
 }
 
 func main() {
@@ -60,6 +61,7 @@ func run(ctx context.Context) error {
 	flag.StringVar(&cells, "cells", "", "work/connections/sandboxes, comma-separated; or quick; empty: the default")
 	flag.StringVar(&o.only, "only", "", "scenarios, comma-separated; empty: all. The reference and its control always run")
 	flag.BoolVar(&o.ablate, "ablate", false, "Berth without one part each, beside the whole")
+	flag.BoolVar(&o.addresses, "addresses", false, "what addresses cost that Envoy does not know yet")
 	flag.Parse()
 	switch {
 	case cells == "quick", cells == "" && o.ablate:
@@ -77,8 +79,11 @@ func run(ctx context.Context) error {
 	}
 	defer func() { _ = s.sup.Close() }()
 	defer s.leader.server.Stop()
-	if o.ablate {
+	switch {
+	case o.ablate:
 		return s.ablate(o)
+	case o.addresses:
+		return s.addresses(o)
 	}
 	return s.compare(o)
 }
@@ -94,7 +99,7 @@ func parseCells(text string) (all []cell, err error) {
 		if err := errors.Join(err1, err2); err != nil || connections < 1 || sandboxes < 1 {
 			return nil, fmt.Errorf("cell %q: must have numbers above 0: %w", one, err)
 		}
-		all = append(all, cell{parts[0], connections, sandboxes})
+		all = append(all, cell{Work: parts[0], Connections: connections, Sandboxes: sandboxes})
 	}
 	return all, nil
 }
@@ -104,6 +109,9 @@ func newSite(ctx context.Context, o options) (*site, error) {
 	s := &site{ctx: ctx}
 	for _, c := range o.cells {
 		s.sandbox = max(s.sandbox, c.Sandboxes)
+	}
+	if o.addresses {
+		s.sandbox = rotation
 	}
 	var err error
 	if s.envoyBin, err = devcluster.EnvoyBinary(ctx, os.Stderr); err != nil {

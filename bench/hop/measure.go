@@ -21,9 +21,14 @@ type cell struct {
 	Work        string `json:"work"`
 	Connections int    `json:"connections"`
 	Sandboxes   int    `json:"sandboxes"`
+	// Rate is how many sandboxes that Envoy does not know are visited in a second. 0: a closed loop.
+	Rate int `json:"rate,omitempty"`
 }
 
 func (c cell) String() string {
+	if c.Rate > 0 {
+		return fmt.Sprintf("%d new addresses a second", c.Rate)
+	}
 	return fmt.Sprintf("%s, %d connections, %d sandboxes", c.Work, c.Connections, c.Sandboxes)
 }
 
@@ -38,6 +43,8 @@ type sample struct {
 	EnvoyCPU     float64 `json:"envoyCPU"`
 	EnvoyMainCPU float64 `json:"envoyMainCPU"`
 	RouterCPU    float64 `json:"routerCPU"`
+	// EnvoyMainShare is the part of a core that the main thread of Envoy uses.
+	EnvoyMainShare float64 `json:"envoyMainShare"`
 	// CPU is the sum of Envoy and router.
 	CPU          float64 `json:"cpu"`
 	RouterAllocs float64 `json:"routerAllocs"`
@@ -54,7 +61,7 @@ type counters struct {
 
 // turn measures one scenario once.
 func (s *site) turn(c *scenario, at cell, warm, duration time.Duration) (sample, error) {
-	l := start(c.target, at.Work, at.Connections, at.Sandboxes)
+	l := start(c.target, at.Work, at.Connections, at.Sandboxes, at.Rate)
 	least := time.After(warm)
 	l.warm.Wait()
 	<-least
@@ -87,6 +94,7 @@ func (s *site) turn(c *scenario, at cell, warm, duration time.Duration) (sample,
 		RouterCPU: per(after.router - before.router), RouterAllocs: (after.mallocs - before.mallocs) / float64(n),
 		EnvoyRSS: rss(c.envoy), RouterRSS: rss(c.router),
 	}
+	r.EnvoyMainShare = (after.envoyMain - before.envoyMain).Seconds() / took.Seconds()
 	r.CPU = r.EnvoyCPU + r.RouterCPU
 	return r, nil
 }

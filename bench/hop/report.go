@@ -23,6 +23,8 @@ type report struct {
 	Cells     []result    `json:"cells"`
 	// reference and control are names of scenarios.
 	title, reference, control string
+	// notes are lines of a table about first requests.
+	notes []string
 }
 
 // machine is where and with what a run was made.
@@ -169,10 +171,11 @@ func medians(of []sample) sample {
 		Requests: int(median(func(s sample) float64 { return float64(s.Requests) })), PerSecond: median(figures[5].of),
 		P50: median(figures[3].of), P99: median(figures[4].of), EnvoyCPU: median(figures[1].of),
 		RouterCPU: median(figures[2].of), CPU: median(figures[0].of),
-		EnvoyMainCPU: median(func(s sample) float64 { return s.EnvoyMainCPU }),
-		RouterAllocs: median(func(s sample) float64 { return s.RouterAllocs }),
-		EnvoyRSS:     int64(median(func(s sample) float64 { return float64(s.EnvoyRSS) })),
-		RouterRSS:    int64(median(func(s sample) float64 { return float64(s.RouterRSS) })),
+		EnvoyMainCPU:   median(func(s sample) float64 { return s.EnvoyMainCPU }),
+		EnvoyMainShare: median(func(s sample) float64 { return s.EnvoyMainShare }),
+		RouterAllocs:   median(func(s sample) float64 { return s.RouterAllocs }),
+		EnvoyRSS:       int64(median(func(s sample) float64 { return float64(s.EnvoyRSS) })),
+		RouterRSS:      int64(median(func(s sample) float64 { return float64(s.RouterRSS) })),
 	}
 	for i := range of {
 		m.Failed += of[i].Failed
@@ -214,6 +217,14 @@ func (r *report) write(dir, name string) error {
 	if err := os.WriteFile(filepath.Join(dir, name+".json"), append(raw, '\n'), 0o644); err != nil {
 		return err
 	}
+	if r.reference == nameReference && r.notes == nil {
+		for file, svg := range r.charts() {
+			if err := os.WriteFile(filepath.Join(dir, file), []byte(svg), 0o644); err != nil {
+				return err
+			}
+			fmt.Fprintf(&text, "\n![%s](%s)\n", strings.TrimSuffix(file, ".svg"), file)
+		}
+	}
 	return os.WriteFile(filepath.Join(dir, name+".md"), []byte(text.String()), 0o644)
 }
 
@@ -223,19 +234,30 @@ func (r *report) markdown(w *strings.Builder) {
 	r.head(w)
 	for _, c := range r.Cells {
 		fmt.Fprintf(w, "\n## %s\n\n", c.cell)
-		fmt.Fprintln(w, "| scenario | requests/s | p50 us | p99 us | CPU us: Envoy | its main thread | router | sum "+
-			"| CPU ratio | router CPU ratio | p50 ratio | p99 ratio | router allocs |")
-		w.WriteString("|---|---|---|---|---|---|---|---|---|---|---|---|---|\n")
+		fmt.Fprintln(w, "| scenario | requests/s | p50 us | p99 us | CPU us: Envoy | its main thread (of a core) | router | sum "+
+			"| CPU ratio | router CPU ratio | p50 ratio | p99 ratio | router allocs | Envoy MB | router MB |")
+		w.WriteString("|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|\n")
 		for _, x := range c.Rows {
 			m := x.Median
-			fmt.Fprintf(w, "| %s | %.0f | %.0f | %.0f | %.1f | %.1f | %.1f | %.1f | %s | %.2f | %s | %s | %.1f |\n",
-				x.Scenario, m.PerSecond, m.P50, m.P99, m.EnvoyCPU, m.EnvoyMainCPU, m.RouterCPU, m.CPU,
-				x.Ratio["cpu"], x.Ratio["routerCPU"].Median, x.Ratio["p50"], x.Ratio["p99"], m.RouterAllocs)
+			fmt.Fprintf(w, "| %s | %.0f | %.0f | %.0f | %.1f | %.1f (%.0f %%) | %.1f | %.1f | %s | %.2f | %s | %s | %.1f | %d | %d |\n",
+				x.Scenario, m.PerSecond, m.P50, m.P99, m.EnvoyCPU, m.EnvoyMainCPU, 100*m.EnvoyMainShare, m.RouterCPU, m.CPU,
+				x.Ratio["cpu"], x.Ratio["routerCPU"].Median, x.Ratio["p50"], x.Ratio["p99"], m.RouterAllocs,
+				m.EnvoyRSS>>20, m.RouterRSS>>20)
 			if m.Failed > 0 {
-				fmt.Fprintf(w, "| **%d exchanges of %s failed** | | | | | | | | | | | | |\n", m.Failed, x.Scenario)
+				fmt.Fprintf(w, "| **%d exchanges of %s failed** | | | | | | | | | | | | | | |\n", m.Failed, x.Scenario)
 			}
 		}
 	}
+	r.firstRequests(w)
+}
+
+func (r *report) firstRequests(w *strings.Builder) {
+	if r.notes == nil {
+		return
+	}
+	fmt.Fprintf(w, "\n## First requests to a new sandbox at once\n\n%d sandboxes in turn.\n\n", bursts)
+	w.WriteString("| scenario | clients at once | host objects a sandbox | bytes of Envoy a sandbox | p50 ms | p99 ms |\n")
+	w.WriteString("|---|---|---|---|---|---|\n" + strings.Join(r.notes, "\n") + "\n")
 }
 
 func (r *report) head(w *strings.Builder) {

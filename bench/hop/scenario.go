@@ -38,6 +38,8 @@ type scenario struct {
 	change func(config node) error
 	// crossed: Berth's router with the stock configuration, or the reverse.
 	crossed bool
+	// once: sandboxes close each connection after one answer.
+	once bool
 	// env and args are added to those of the router.
 	env, args []string
 	// concurrency of Envoy; 0: the default of the chart.
@@ -90,7 +92,7 @@ func (s *site) start(c *scenario) error {
 	if err != nil {
 		return err
 	}
-	if c.backend, err = s.run(c, "backend", nil, listener, filepath.Join(s.bin, "backend")); err != nil {
+	if c.backend, err = s.run(c, "backend", nil, listener, filepath.Join(s.bin, "backend"), fmt.Sprintf("-once=%t", c.once)); err != nil {
 		return err
 	}
 	c.target = target{port: port, byHeader: c.kind == kindEnvoy}

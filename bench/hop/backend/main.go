@@ -7,6 +7,7 @@ import (
 	"crypto/sha1"
 	"encoding/base64"
 	"errors"
+	"flag"
 	"io"
 	"log"
 	"net"
@@ -14,8 +15,14 @@ import (
 	"strconv"
 )
 
+var once = flag.Bool("once", false, "close each connection after one answer")
+
 // main serves on file descriptor 3, which the parent has bound.
 func main() {
+	flag.Parse()
+	if *once {
+		answer = bytes.Replace(answer, []byte("\r\n\r\n"), []byte("\r\nConnection: close\r\n\r\n"), 1)
+	}
 	l, err := net.FileListener(os.NewFile(3, "listener"))
 	if err != nil {
 		log.Fatal(err)
@@ -28,7 +35,7 @@ func main() {
 		go func() {
 			err := serve(c)
 			_ = c.Close()
-			if !errors.Is(err, io.EOF) && !errors.Is(err, net.ErrClosed) {
+			if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, net.ErrClosed) {
 				log.Print(err)
 			}
 		}()
@@ -37,7 +44,7 @@ func main() {
 
 var answer = []byte("HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 2\r\n\r\nok")
 
-// serve answers requests until the peer closes the connection, and returns the error that ended it.
+// serve answers requests until the peer closes the connection, and returns what ended it.
 func serve(c net.Conn) error {
 	buf := make([]byte, 4<<10)
 	have := 0
@@ -74,7 +81,7 @@ func serve(c net.Conn) error {
 			}
 			have = n
 		}
-		if _, err := c.Write(answer); err != nil {
+		if _, err := c.Write(answer); err != nil || *once {
 			return err
 		}
 	}
