@@ -133,7 +133,7 @@ bench: ground
 
 ## bench-hop: what the hop costs beside other ways to the same sandboxes, into docs/benchmarks/hop; 15 minutes; HOP_QUICK=1: 3 minutes and no files; ABLATE=1: without one part each; ADDRESSES=1: new addresses
 .PHONY: bench-hop
-bench-hop: ground
+bench-hop:
 	go run ./bench/hop $(if $(HOP_QUICK),-cells=quick,-out=docs/benchmarks/hop) $(if $(ABLATE),-ablate) $(if $(ADDRESSES),-addresses -rounds=3 -duration=5s) $(HOP_FLAGS)
 
 ## bench-claims: what claims, bursts of them, claims beside a noisy team, lists, and whole lives cost; on pods without processes

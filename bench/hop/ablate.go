@@ -25,7 +25,8 @@ func ablations() []*scenario {
 	processor := func(fields ...string) func(node) error {
 		return func(c node) error { return drop(filterOf(c, "ext_proc"), fields...) }
 	}
-	without("early-mutations", "no removal of request headers before the filters", manager("early_header_mutation_extensions"))
+	without("early-mutations", "no removal of request headers before the filters",
+		manager("early_header_mutation_extensions"))
 	without("mutations", "no removal of headers of answers and trailers by expression", filter("header_mutation"))
 	without("scripts", "no script for credentials, none for cookies", filter("lua"))
 	without("guard", "no guard behind ext_proc", filter("rbac"))
@@ -76,7 +77,8 @@ func ablations() []*scenario {
 		return setRuntime(c, "envoy.reloadable_features.ext_proc_graceful_grpc_close", true)
 	})
 	all = append(all, &scenario{
-		name: "looks", about: "the router does not look at Envoy's open requests", kind: kindBerth, args: []string{"--envoy-admin=/nowhere"},
+		name: "looks", about: "the router does not look at Envoy's open requests", kind: kindBerth,
+		args: []string{"--envoy-admin=/nowhere"},
 	})
 	all = append(all, &scenario{name: "one-worker", about: "Envoy with one worker", kind: kindBerth, concurrency: 1})
 	withEnv("gogc-100", "the router with GOGC=100", "GOGC=100")
@@ -135,7 +137,9 @@ func drop(from node, fields ...string) error {
 func dropFilter(c node, name string) error {
 	manager := connectionManagerOf(c)
 	all := manager["http_filters"].([]any)
-	kept := slices.DeleteFunc(slices.Clone(all), func(f any) bool { return f.(node)["name"] == "envoy.filters.http."+name })
+	kept := slices.DeleteFunc(slices.Clone(all), func(f any) bool {
+		return f.(node)["name"] == "envoy.filters.http."+name
+	})
 	if len(kept) == len(all) {
 		return fmt.Errorf("the configuration has no filter %s", name)
 	}

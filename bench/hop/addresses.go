@@ -119,7 +119,8 @@ func (s *site) firstRequests(c *scenario, clients int) (string, error) {
 		err = l.all.err
 	}
 	slices.Sort(took)
-	return fmt.Sprintf("| %s | %d | %.1f | %d | %.1f | %.1f |", c.name, clients, float64(hosts)/bursts, (after-before)/bursts,
+	return fmt.Sprintf("| %s | %d | %.1f | %d | %.1f | %.1f |",
+		c.name, clients, float64(hosts)/bursts, (after-before)/bursts,
 		float64(took[len(took)/2].Microseconds())/1000, float64(took[len(took)*99/100].Microseconds())/1000), err
 }
 

@@ -234,12 +234,13 @@ func (r *report) markdown(w *strings.Builder) {
 	r.head(w)
 	for _, c := range r.Cells {
 		fmt.Fprintf(w, "\n## %s\n\n", c.cell)
-		fmt.Fprintln(w, "| scenario | requests/s | p50 us | p99 us | CPU us: Envoy | its main thread (of a core) | router | sum "+
-			"| CPU ratio | router CPU ratio | p50 ratio | p99 ratio | router allocs | Envoy MB | router MB |")
+		fmt.Fprintln(w, "| scenario | requests/s | p50 us | p99 us | CPU us: Envoy | its main thread (of a core) "+
+			"| router | sum | CPU ratio | router CPU ratio | p50 ratio | p99 ratio | router allocs | Envoy MB | router MB |")
 		w.WriteString("|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|\n")
 		for _, x := range c.Rows {
 			m := x.Median
-			fmt.Fprintf(w, "| %s | %.0f | %.0f | %.0f | %.1f | %.1f (%.0f %%) | %.1f | %.1f | %s | %.2f | %s | %s | %.1f | %d | %d |\n",
+			fmt.Fprintf(w, "| %s | %.0f | %.0f | %.0f | %.1f | %.1f (%.0f %%) | %.1f | %.1f "+
+				"| %s | %.2f | %s | %s | %.1f | %d | %d |\n",
 				x.Scenario, m.PerSecond, m.P50, m.P99, m.EnvoyCPU, m.EnvoyMainCPU, 100*m.EnvoyMainShare, m.RouterCPU, m.CPU,
 				x.Ratio["cpu"], x.Ratio["routerCPU"].Median, x.Ratio["p50"], x.Ratio["p99"], m.RouterAllocs,
 				m.EnvoyRSS>>20, m.RouterRSS>>20)

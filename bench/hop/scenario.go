@@ -92,7 +92,8 @@ func (s *site) start(c *scenario) error {
 	if err != nil {
 		return err
 	}
-	if c.backend, err = s.run(c, "backend", nil, listener, filepath.Join(s.bin, "backend"), fmt.Sprintf("-once=%t", c.once)); err != nil {
+	once := fmt.Sprintf("-once=%t", c.once)
+	if c.backend, err = s.run(c, "backend", nil, listener, filepath.Join(s.bin, "backend"), once); err != nil {
 		return err
 	}
 	c.target = target{port: port, byHeader: c.kind == kindEnvoy}

@@ -29,8 +29,8 @@ func chart(title string, legend []string, bars []bar) string {
 	}
 	var s strings.Builder
 	height := headHeight + barPitch*len(bars)
-	fmt.Fprintf(&s, `<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" font-family="sans-serif" font-size="12">`,
-		chartWidth, height)
+	fmt.Fprintf(&s, `<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" `+
+		`font-family="sans-serif" font-size="12">`, chartWidth, height)
 	s.WriteString("\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n")
 	fmt.Fprintf(&s, `<text x="8" y="18" font-size="14">%s</text>`+"\n", html.EscapeString(title))
 	for i, name := range legend {
