@@ -112,17 +112,17 @@ func (e *env) agentPool(name, image string, change func(*corev1.PodSpec, *corev1
 		}
 		return nil
 	})
-	e.t.Logf("%s: %s", image, e.serving(s))
+	e.t.Logf("%s: %s", image, e.logged(s, "the agent serves"))
 	return s
 }
 
-// serving returns the line that the agent logs when it serves.
-func (e *env) serving(s openapi.Sandbox) string {
+// logged returns the line in the log of a sandbox that has these words.
+func (e *env) logged(s openapi.Sandbox, words string) string {
 	e.t.Helper()
 	log, err := e.clients.Kubernetes.CoreV1().Pods(e.site.namespace()).GetLogs(s.PodName,
 		&corev1.PodLogOptions{Container: "sandbox"}).DoRaw(e.t.Context())
 	require.NoError(e.t, err)
-	line := regexp.MustCompile(`(?m)^.*the agent serves.*$`).FindString(string(log))
+	line := regexp.MustCompile(`(?m)^.*` + words + `.*$`).FindString(string(log))
 	require.NotEmpty(e.t, line, string(log))
 	return line
 }
@@ -137,6 +137,7 @@ func TestAgentWorksInImagesOfEveryKind(t *testing.T) {
 		"Python":                (*env).agentBesidePython,
 		"one static program":    (*env).agentBesideOneProgram,
 		"neither root nor disk": (*env).agentWithoutRights,
+		"root with less":        (*env).agentOfBoundRoot,
 	})
 }
 
@@ -247,6 +248,28 @@ func (e *env) agentWithoutRights() {
 	r = e.bash(s, "", "echo > /file")
 	e.says("read-only file system, of a command", r.out, "Read-only file system")
 	e.restartsItsAgent(s, "")
+}
+
+// Root cannot make the default user on a read-only disk, and acts for no other user without capabilities.
+func (e *env) agentOfBoundRoot() {
+	yes := true
+	s := e.agentPool("readonly", pythonImage, func(_ *corev1.PodSpec, c *corev1.Container) {
+		c.SecurityContext = &corev1.SecurityContext{ReadOnlyRootFilesystem: &yes}
+	})
+	require.Equal(e.t, "root\n", e.bash(s, "", "id -un").out)
+	require.Equal(e.t, "root\n", e.bash(s, "user", "id -un").out)
+	require.Equal(e.t, "guest\n", e.bash(s, "guest", "id -un").out)
+	e.says("no default user", e.logged(s, "commands run as the agent's own user"), "read-only file system")
+
+	s = e.agentPool("dropped", pythonImage, func(_ *corev1.PodSpec, c *corev1.Container) {
+		c.SecurityContext = &corev1.SecurityContext{Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}}}
+	})
+	require.Equal(e.t, "root\n", e.bash(s, "", "id -un").out)
+	require.Equal(e.t, "root\n", e.bash(s, "user", "id -un").out)
+	r := e.bash(s, "guest", "id -un")
+	require.Equal(e.t, connect.CodeUnauthenticated, connect.CodeOf(r.err))
+	e.says("root without capabilities", r.err.Error(), `its agent may not act as "guest"`)
+	e.keepsFiles(s, "/root/file")
 }
 
 // An agent that starts again has lost its configuration.
