@@ -85,7 +85,7 @@ func (c stockSDK) loop(t *testing.T, dir string, environment []string) (all []he
 	defer cancel()
 	args := append([]string{filepath.Join("sdk", c.program[1]), dir}, c.program[2:]...)
 	command := exec.CommandContext(ctx, c.program[0], append(args, "loop")...)
-	command.Env = append(environment, fmt.Sprintf("SECONDS=%d", *loopsFlag/time.Second))
+	command.Env = slices.Concat(environment, []string{fmt.Sprintf("SECONDS=%d", *loopsFlag/time.Second)})
 	var errors strings.Builder
 	command.Stderr = &errors
 	out, err := command.StdoutPipe()

@@ -27,9 +27,12 @@ func HasSignature(r *http.Request) bool {
 // nowhere else than the query that was checked.
 func CheckSignature(r *http.Request, token string, now time.Time) error {
 	q, err := parseQuery(r.URL.RawQuery)
+	var refused *connect.Error
 	switch {
+	case errors.As(err, &refused):
+		return errors.New(refused.Message()) // without its code
 	case err != nil:
-		return errors.New(err.(*connect.Error).Message())
+		return err
 	case token == "":
 		return errors.New("the sandbox has no access token, so it has no signatures")
 	case !q.signed:
