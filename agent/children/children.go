@@ -12,7 +12,8 @@
 //     ended one: a number is free only once its process is reaped, and both keep it from being reaped.
 //   - An orphan is reaped as soon as the agent gets SIGCHLD.
 //
-// Package os/exec in the same process breaks the first: its Wait fails with ECHILD.
+// Package os/exec in the same process breaks the first: its Wait fails with ECHILD. A file system that does not
+// answer stalls everything here while a program on it is started: nothing is reaped or signalled then.
 package children
 
 import (
