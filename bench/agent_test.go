@@ -80,7 +80,7 @@ const filesPort = 9000
 
 func newSandboxed(b *testing.B) *sandboxed {
 	bin := b.TempDir()
-	require.NoError(b, stack.Build(b.Context(), bin, false, "allocator", "extproc", "demo-sandbox", "berth-agent"))
+	require.NoError(b, stack.Build(b.Context(), bin, false, "allocator", "extproc", "demo-sandbox", "agent"))
 	berth := harness.NewRun(b, history.Settings{}, "").Start(harness.Options{
 		Cluster: devcluster.Options{Nodes: 1, NodePath: []string{bin}}, Stack: stack.Options{BinDir: bin},
 	})
@@ -291,7 +291,7 @@ func newRequest(b *testing.B, method, url, host string, body []byte) (*http.Requ
 func BenchmarkAgentStart(b *testing.B) {
 	const times, idling = 100, 10
 	bin := b.TempDir()
-	require.NoError(b, stack.Build(b.Context(), bin, false, "berth-agent"))
+	require.NoError(b, stack.Build(b.Context(), bin, false, "agent"))
 	sealer, err := initbox.NewSealer([32]byte{1})
 	require.NoError(b, err)
 	http := client(b, "127.0.0.1:49999")
@@ -299,7 +299,7 @@ func BenchmarkAgentStart(b *testing.B) {
 		var took []time.Duration
 		var idle []float64
 		for i := range times {
-			a := exec.Command(filepath.Join(bin, "berth-agent"), "run", "--listen=127.0.0.1:49999",
+			a := exec.Command(filepath.Join(bin, "agent"), "run", "--listen=127.0.0.1:49999",
 				"--key="+sealer.PublicKey().String())
 			began := time.Now()
 			require.NoError(b, a.Start())

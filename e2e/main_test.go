@@ -66,7 +66,7 @@ func testMain(m *testing.M) (code int) {
 			defer os.RemoveAll(dir)
 			err = errors.Join(
 				stack.Build(context.Background(), dir, harness.Race, "allocator", "extproc", "berth", "berth-dev"),
-				stack.Build(context.Background(), dir, false, "demo-sandbox", "berth-agent")) // there are many
+				stack.Build(context.Background(), dir, false, "demo-sandbox", "agent")) // there are many
 		}
 		if err != nil {
 			return fail(fmt.Errorf("build the programs under test: %w", err))

@@ -18,7 +18,8 @@ import (
 // The agent in a pod: an init container copies its program into a volume, which the first container
 // mounts, and whose command the agent becomes.
 const (
-	agentName    = "berth-agent" // of the program, the volume and the init container
+	agentName    = "berth-agent" // of the installed program, the volume and the init container
+	agentInImage = "agent"       // the program in its image
 	agentDir     = "/berth"
 	agentProgram = agentDir + "/" + agentName
 	agentListen  = "--listen=:"
@@ -89,7 +90,7 @@ func addAgent(spec *corev1.PodSpec, a *v1alpha1.PoolAgent, settings Settings) {
 	})
 	// It is the first, so that init containers of the template find the agent installed.
 	spec.InitContainers = slices.Insert(spec.InitContainers, 0, corev1.Container{
-		Name: agentName, Image: image, Command: []string{agentName, "install", agentDir},
+		Name: agentName, Image: image, Command: []string{agentInImage, "install", agentDir},
 		Resources: *c.Resources.DeepCopy(), SecurityContext: c.SecurityContext.DeepCopy(), VolumeMounts: []corev1.VolumeMount{mount},
 	})
 	mount.ReadOnly = true

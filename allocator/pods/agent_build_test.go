@@ -112,7 +112,7 @@ func TestAgentBecomesTheCommandOfTheFirstContainer(t *testing.T) {
 	require.Len(t, spec.InitContainers, 2)
 	install, first := spec.InitContainers[0], spec.Containers[0]
 	require.Equal(t, corev1.Container{
-		Name: "berth-agent", Image: "berth/agent:1", Command: []string{"berth-agent", "install", "/berth"},
+		Name: "berth-agent", Image: "berth/agent:1", Command: []string{"agent", "install", "/berth"},
 		Resources: limits, SecurityContext: first.SecurityContext,
 		VolumeMounts: []corev1.VolumeMount{{Name: "berth-agent", MountPath: "/berth"}},
 	}, install, "its pull policy is the default, because that of the first container is about another image")

@@ -45,7 +45,7 @@ type flags struct {
 	APITLSCert       string        `name:"api-tls-cert" help:"Certificate of the HTTP API in PEM form; reloaded when it changes. Needs --api-tls-key, and --control-tls-dir, whose certificates replicas use among each other. Empty: plain HTTP."`
 	APITLSKey        string        `name:"api-tls-key" help:"Private key of --api-tls-cert in PEM form; reloaded when it changes."`
 	AccessKeyFile    string        `name:"access-key-file" help:"File with the key of the tokens of sandboxes that are not public: 32 bytes or more, the same for all replicas. Another key makes all tokens and links invalid. Empty: every sandbox is public."`
-	AgentImage       string        `placeholder:"IMAGE" help:"Image with the program berth-agent, for pools that ask for an agent and name no image. Empty: such pools are refused. A change replaces their idle pods."`
+	AgentImage       string        `placeholder:"IMAGE" help:"Image of Berth's agent, for pools that ask for an agent and name no image. Empty: such pools are refused. A change replaces their idle pods."`
 	ControlListen    string        `default:"127.0.0.1:9090" help:"Address of the control server for routers. Outside loopback it needs --control-tls-dir."`
 	ControlAdvertise string        `help:"Address at which routers reach this replica's control server. Empty: the address of --control-listen."`
 	ControlTLSDir    string        `name:"control-tls-dir" help:"Directory with tls.crt, tls.key and ca.crt for mutual TLS with routers; reloaded when they change. Empty: no TLS."`

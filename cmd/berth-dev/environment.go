@@ -41,7 +41,7 @@ func binDir() (string, error) {
 		return "", err
 	}
 	dir := filepath.Dir(self)
-	for _, name := range []string{"allocator", "extproc", "demo-sandbox", "berth-agent"} {
+	for _, name := range []string{"allocator", "extproc", "demo-sandbox", "agent"} {
 		if _, err := os.Stat(filepath.Join(dir, name)); err != nil {
 			return "", fmt.Errorf("%s: not found beside %s; build all programs with \"make build\"", name, self)
 		}

@@ -10,11 +10,12 @@ import (
 )
 
 // The agent of Berth, as allocator/pods puts it into a pod. A process node has no volumes, so it does not run
-// the init container that copies the program, and looks the program up like a command without a slash.
+// the init container that copies the program, and looks the program up under the name that it has in its
+// image.
 const (
-	agentName    = "berth-agent"
+	agentName    = "agent"
 	agentDir     = "/berth"
-	agentProgram = agentDir + "/" + agentName
+	agentProgram = agentDir + "/berth-agent"
 	agentListen  = "--listen=:"
 )
 

@@ -25,7 +25,7 @@
 //   - preStop sleep within the grace period, SIGTERM, SIGKILL at its end.
 //   - Graceful and forced deletion, and eviction through the API.
 //   - Environment variables with fieldRef.
-//   - The agent of Berth. The init container that installs it does not run: the program berth-agent is
+//   - The agent of Berth. The init container that installs it does not run: the program agent is
 //     looked up like a command without a slash, and listens on the pod's address only.
 //
 // As in a kubelet, neither a shorter grace period nor a forced deletion affects a

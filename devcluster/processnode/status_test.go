@@ -89,7 +89,7 @@ func TestSupportedPodIsNotRefused(t *testing.T) {
 func TestAgentListensOnTheAddressOfItsPod(t *testing.T) {
 	c := corev1.Container{Command: []string{"/berth/berth-agent", "run", "--listen=:49983", "--", "server"},
 		Args: []string{"--listen=:80"}}
-	want := []string{"berth-agent", "run", "--listen=127.1.2.3:49983", "--", "server", "--listen=:80"}
+	want := []string{"agent", "run", "--listen=127.1.2.3:49983", "--", "server", "--listen=:80"}
 	require.Equal(t, want, commandOf(&c, netip.MustParseAddr("127.1.2.3")))
 	c.Command = []string{"server"}
 	require.Equal(t, []string{"server", "--listen=:80"}, commandOf(&c, netip.MustParseAddr("127.1.2.3")))
@@ -99,7 +99,7 @@ func TestRefusalNamesEveryUnsupportedField(t *testing.T) {
 	for field, change := range map[string]func(*corev1.PodSpec){
 		"spec.initContainers[1] (only the one that installs Berth's agent)": func(s *corev1.PodSpec) {
 			s.InitContainers = []corev1.Container{
-				{Command: []string{"berth-agent", "install", "/berth"}}, {Command: []string{"true"}}}
+				{Command: []string{"agent", "install", "/berth"}}, {Command: []string{"true"}}}
 		},
 		"spec.readinessGates":        func(s *corev1.PodSpec) { s.ReadinessGates = []corev1.PodReadinessGate{{}} },
 		"spec.activeDeadlineSeconds": func(s *corev1.PodSpec) { s.ActiveDeadlineSeconds = new(int64) },

@@ -49,7 +49,7 @@ func TestProgramsRunInTheirImages(t *testing.T) {
 	for image, prints := range map[string]map[string]string{
 		"allocator":    {"allocator --version": "1.2.3-test\n", "berth version": "1.2.3-test\n"},
 		"router":       {"extproc --version": "1.2.3-test\n", "berth version": "1.2.3-test\n"},
-		"agent":        {"berth-agent --help": "Usage: berth-agent"},
+		"agent":        {"agent --help": "Usage: berth-agent"},
 		"demo-sandbox": {"demo-sandbox --help": "Usage: demo-sandbox"},
 		"envoy":        {"envoy --version": "envoy  version: "},
 	} {

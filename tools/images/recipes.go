@@ -37,7 +37,7 @@ func recipes() map[string]recipe {
 	return map[string]recipe{
 		"allocator":    {"Berth's control plane", []string{"berth", "allocator"}},
 		"router":       {"Berth's router", []string{"berth", "extproc"}},
-		"agent":        {"The agent in sandboxes of Berth", []string{"berth-agent"}},
+		"agent":        {"The agent in sandboxes of Berth", []string{"agent"}},
 		"demo-sandbox": {"A sandbox for demos and tests of Berth", []string{"demo-sandbox"}},
 		envoyImage: {"Envoy with the libraries of the machine that built this image, for tests of Berth",
 			[]string{"envoy"}},

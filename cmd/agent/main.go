@@ -1,4 +1,4 @@
-// Command berth-agent runs in sandboxes. It serves E2B's SDKs, as package
+// Command agent runs in sandboxes, where it is installed as berth-agent. It serves E2B's SDKs, as package
 // agent says.
 //
 //	berth-agent install DIR             copies itself to DIR/berth-agent, for an init container
