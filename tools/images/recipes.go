@@ -44,7 +44,9 @@ func recipes() map[string]recipe {
 	}
 }
 
-func imageNames() []string { return []string{"allocator", "router", "agent", "demo-sandbox", envoyImage} }
+func imageNames() []string {
+	return []string{"allocator", "router", "agent", "demo-sandbox", envoyImage}
+}
 
 // spec is all that an image depends on, the content of the files included.
 type spec struct {
