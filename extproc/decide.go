@@ -94,6 +94,9 @@ func (d *decider) decide(ctx context.Context, r *request, hold holder) (admissio
 	if refusal != nil {
 		return admission{}, refusal
 	}
+	if target.foreign != "" {
+		return admission{}, target.noSuchSandbox()
+	}
 	// Most requests are for a route that is known, and are admitted at once. Whatever else there is to
 	// say about this one, decideAfterLookup says.
 	if route, replies, found := d.o.Routes.Find(target.ID); found {
@@ -120,7 +123,7 @@ func (d *decider) decideAfterLookup(ctx context.Context, r *request, target Targ
 		case routecache.Gone:
 			return admission{}, target.refuse(apierror.SandboxGone, gone(answer.End))
 		case routecache.Unknown:
-			return admission{}, target.refuse(apierror.SandboxNotFound, "there is no such sandbox")
+			return admission{}, target.noSuchSandbox()
 		case routecache.Starting:
 			if held == nil {
 				release, ok := hold(answer.Hold)
@@ -154,6 +157,10 @@ func (d *decider) decideAfterLookup(ctx context.Context, r *request, target Targ
 			}
 		}
 	}
+}
+
+func (t Target) noSuchSandbox() *apierror.Error {
+	return t.refuse(apierror.SandboxNotFound, "there is no such sandbox")
 }
 
 func (t Target) tooManyPorts() *apierror.Error {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -12,6 +13,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/berth-sandbox/berth/api/apierror"
+	"github.com/berth-sandbox/berth/api/sandboxid"
 	"github.com/berth-sandbox/berth/routecache"
 )
 
@@ -47,6 +49,7 @@ func TestUseBeginsBeforeTheRouteIsChecked(t *testing.T) {
 // Invariant: P1
 func TestRefusalsNameReasonAndNoDestination(t *testing.T) {
 	const host = "8080-abc.sandbox.example.com"
+	longer := strings.Repeat("a", sandboxid.MaxLen)
 	for name, c := range map[string]struct {
 		request request
 		answer  routecache.Answer
@@ -67,6 +70,7 @@ func TestRefusalsNameReasonAndNoDestination(t *testing.T) {
 		"gone":               {answer: routecache.Answer{Status: routecache.Gone}, code: 410, reason: apierror.SandboxGone, id: "abc", asks: true},
 		"starting":           {answer: routecache.Answer{Status: routecache.Starting}, code: 503, reason: apierror.SandboxStarting, id: "abc", retry: true, asks: true},
 		"unknown":            {answer: routecache.Answer{Status: routecache.Unknown}, code: 404, reason: apierror.SandboxNotFound, id: "abc", asks: true},
+		"longer than any ID": {request: request{method: []byte("GET"), authority: []byte(longer + "." + domain)}, code: 404, reason: apierror.SandboxNotFound, id: longer},
 		"not fresh":          {err: routecache.ErrNotFresh, code: 503, reason: apierror.RouterNotReady, id: "abc", retry: true, asks: true},
 		"disconnected":       {err: routecache.ErrDisconnected, code: 503, reason: apierror.RouterNotReady, id: "abc", retry: true, asks: true},
 		"too many questions": {err: routecache.ErrTooManyQuestions, code: 503, reason: apierror.RouterNotReady, id: "abc", retry: true, asks: true},

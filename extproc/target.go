@@ -2,6 +2,7 @@ package extproc
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"regexp"
@@ -30,7 +31,10 @@ type Hosts struct {
 
 // Target is the sandbox and port that a request names.
 type Target struct {
+	// ID is zero if no sandbox can have the ID that the request names.
 	ID sandboxid.Key
+	// foreign is that ID then.
+	foreign string
 	// Port is 0 if the request names none. The pool's default port then applies.
 	Port uint16
 	// Path replaces the request's path. Empty: the path stays.
@@ -40,9 +44,12 @@ type Target struct {
 // refuse returns the refusal of a request for this target.
 func (t Target) refuse(reason apierror.Reason, message string) *apierror.Error {
 	e := apierror.New(reason, "%s", message)
-	e.SandboxID = t.ID.String()
+	e.SandboxID = t.name()
 	return e
 }
+
+// name is the ID that the request names.
+func (t Target) name() string { return cmp.Or(t.foreign, t.ID.String()) }
 
 // The headers that name a sandbox at a gateway host: those of the E2B SDKs, and the same
 // without the brand.
@@ -133,8 +140,7 @@ func (h *Hosts) byHost(host, authority []byte) (Target, *apierror.Error) {
 		}
 		id = rest
 	}
-	var ok bool
-	if t.ID, ok = sandboxID(id); !ok {
+	if !t.setID(id) {
 		return Target{}, apierror.New(apierror.BadHost, "sandbox ID %q in host %q: %s", clip(id), clip(authority), idRule)
 	}
 	return t, nil
@@ -176,11 +182,11 @@ func byHeaders(r *request) (Target, *apierror.Error) {
 			"a header names a port, but neither E2b-Sandbox-Id nor X-Sandbox-Id names a sandbox")
 	}
 	var t Target
-	var ok bool
-	if t.ID, ok = sandboxID(lower(id)); !ok {
+	if !t.setID(lower(id)) {
 		return Target{}, apierror.New(apierror.BadTarget, "sandbox ID %q in a header: %s", clip(id), idRule)
 	}
 	if r.e2bPort.n+r.port.n > 0 {
+		var ok bool
 		if t.Port, ok = portNumber(port); !ok {
 			return Target{}, badPort("in a header", port)
 		}
@@ -188,17 +194,18 @@ func byHeaders(r *request) (Target, *apierror.Error) {
 	return t, nil
 }
 
-// sandboxID reads the sandbox ID of a request. A dash and a client ID may follow, which
+// setID reads the sandbox ID of a request. A dash and a client ID may follow, which
 // version 1 of the E2B SDKs appends. The client ID has no meaning here.
-func sandboxID(s []byte) (id sandboxid.Key, ok bool) {
-	text, client, found := bytes.Cut(s, dash)
-	if id, ok = sandboxid.KeyOf(text); ok && found {
-		_, ok = sandboxid.KeyOf(client)
+func (t *Target) setID(s []byte) (valid bool) {
+	id, client, found := bytes.Cut(s, dash)
+	if !sandboxid.Valid(id) || found && !sandboxid.Valid(client) {
+		return false
 	}
-	if !ok {
-		return sandboxid.Key{}, false
+	var ok bool
+	if t.ID, ok = sandboxid.KeyOf(id); !ok {
+		t.foreign = string(id)
 	}
-	return id, true
+	return true
 }
 
 var dash = []byte("-")
@@ -237,7 +244,7 @@ func byPath(path string) (Target, *apierror.Error) {
 	}
 	port, rest, _ := strings.Cut(rest, "/")
 	t := Target{Path: "/" + rest}
-	if t.ID, found = sandboxID(lower([]byte(id))); !found {
+	if !t.setID(lower([]byte(id))) {
 		return bad("sandbox ID %q: %s", clip(id), idRule)
 	}
 	if t.Port, found = portNumber(port); !found {

@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"net/url"
 	"path"
+	"regexp"
 	"strconv"
 	"strings"
 	"testing"
@@ -23,7 +24,7 @@ func byHost(host, domain string) (Target, *apierror.Error) {
 }
 
 func TestHostNamesExactlyOneTarget(t *testing.T) {
-	longest := strings.Repeat("z", sandboxid.MaxLen)
+	longest, longer := strings.Repeat("z", sandboxid.MaxKeyLen), strings.Repeat("z", sandboxid.MaxLen)
 	for host, want := range map[string]Target{
 		"8080-abc.sandbox.example.com":              {ID: key("abc"), Port: 8080},
 		"abc.sandbox.example.com":                   {ID: key("abc")},
@@ -38,6 +39,7 @@ func TestHostNamesExactlyOneTarget(t *testing.T) {
 		"abc.sandbox.example.com:9999":              {ID: key("abc")}, // the listener's port is not the sandbox's
 		"8080-abc.sandbox.example.com.:8443":        {ID: key("abc"), Port: 8080},
 		"65535-" + longest + ".sandbox.example.com": {ID: key(longest), Port: 65535},
+		"65535-" + longer + ".sandbox.example.com":  {foreign: longer, Port: 65535}, // of no sandbox
 	} {
 		got, err := byHost(host, domain)
 		require.Nil(t, err, host)
@@ -302,10 +304,16 @@ func TestLongestDomainAndLabelFitADNSName(t *testing.T) {
 	require.Nil(t, err)
 }
 
+// A client ID, which has no meaning.
+var (
+	hostClient = regexp.MustCompile(`^([0-9]+-[a-zA-Z0-9]+)-[a-zA-Z0-9]+\.`)
+	pathClient = regexp.MustCompile(`^(/sandboxes/[a-zA-Z0-9]+)-[a-zA-Z0-9]+/`)
+)
+
 // Invariant: P5
 func FuzzHost(f *testing.F) {
 	for _, seed := range []string{
-		"8080-abc.sandbox.example.com", "abc.sandbox.example.com.:443", "8080-ABC.SANDBOX.example.com", "80-a.sandbox.example.com,b",
+		"8080-abc.sandbox.example.com", "abc.sandbox.example.com.:443", "8080-ABC.SANDBOX.example.com", "80-a.sandbox.example.com,b", "80-a-B.sandbox.example.com",
 		"0-a.sandbox.example.com", "65536-a.sandbox.example.com", "\u212a.sandbox.example.com", "a.sandbox.example.com:0", "[::1]:80", "", domain,
 	} {
 		f.Add(seed)
@@ -318,9 +326,10 @@ func FuzzHost(f *testing.F) {
 			}
 			return
 		}
-		if !sandboxid.Valid(target.ID.String()) || target.Path != "" {
+		if !sandboxid.Valid(target.name()) || target.Path != "" {
 			t.Fatalf("%q was accepted as %+v", host, target)
 		}
+		host = hostClient.ReplaceAllString(host, "$1.")
 		// The host equals the written form of its target, except for case, a trailing dot and the
 		// listener's port.
 		composed := e2bHost(target)
@@ -347,15 +356,15 @@ func FuzzHost(f *testing.F) {
 // e2bHost is getHost of the E2B SDKs: <port>-<sandbox ID>.<domain>.
 func e2bHost(t Target) string {
 	if t.Port == 0 {
-		return t.ID.String() + "." + domain
+		return t.name() + "." + domain
 	}
-	return fmt.Sprintf("%d-%s.%s", t.Port, t.ID, domain)
+	return fmt.Sprintf("%d-%s.%s", t.Port, t.name(), domain)
 }
 
 // Invariant: P5
 func FuzzPath(f *testing.F) {
 	for _, seed := range []string{
-		"/sandboxes/abc/8080/", "/sandboxes/abc/8080?x", "/sandboxes/ABC/80/a/b?c=d", "/sandboxes/abc/80/%2e%2e/x", "/sandboxes/abc/80/a%2f../b",
+		"/sandboxes/abc/8080/", "/sandboxes/abc/8080?x", "/sandboxes/ABC/80/a/b?c=d", "/sandboxes/a-B/80/", "/sandboxes/abc/80/%2e%2e/x", "/sandboxes/abc/80/a%2f../b",
 		"/sandboxes/abc/80/a\\..\\b", "/sandboxes/abc/80/..;x/", "/sandboxes/abc/080/", "/sandboxes//80/", "/sandboxes/../abc/80/", "*", "",
 	} {
 		f.Add(seed)
@@ -369,11 +378,12 @@ func FuzzPath(f *testing.F) {
 			}
 			return
 		}
-		if !sandboxid.Valid(target.ID.String()) || target.Port == 0 || !strings.HasPrefix(target.Path, "/") {
+		if !sandboxid.Valid(target.name()) || target.Port == 0 || !strings.HasPrefix(target.Path, "/") {
 			t.Fatalf("%q was accepted as %+v", raw, target)
 		}
+		raw = pathClient.ReplaceAllString(raw, "$1/")
 		// The rest of the path is unchanged.
-		named := fmt.Sprintf("/sandboxes/%s/%d", target.ID, target.Port)
+		named := fmt.Sprintf("/sandboxes/%s/%d", target.name(), target.Port)
 		if len(raw) < len(named) || !asciiEqualFold(raw[:len(named)], named) {
 			t.Fatalf("%q was accepted as %q", raw, named)
 		}

@@ -19,10 +19,10 @@ var digits = func() (all [256]uint8) {
 	return all
 }()
 
-// KeyOf returns the key of an ID, and false if id is no valid ID. It does not allocate and does not keep
-// id.
+// KeyOf returns the key of an ID, and false if id is not valid or longer than MaxKeyLen. It does not
+// allocate and does not keep id.
 func KeyOf[T string | []byte](id T) (k Key, ok bool) {
-	if len(id) == 0 || len(id) > MaxLen || string(id) == Reserved {
+	if len(id) == 0 || len(id) > MaxKeyLen || string(id) == Reserved {
 		return Key{}, false
 	}
 	for i := range len(id) {
@@ -50,7 +50,7 @@ func MustKey(id string) Key {
 
 // String returns the ID.
 func (k Key) String() string {
-	var id [MaxLen]byte
+	var id [MaxKeyLen]byte
 	at := len(id)
 	for _, word := range [...]uint64{k.low, k.high} {
 		for ; word > 0; word /= base {

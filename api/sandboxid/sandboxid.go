@@ -7,9 +7,11 @@ import "crypto/rand"
 const (
 	// Len is the length of the IDs that Berth makes: 103 bits.
 	Len = 20
-	// MaxLen is the longest ID accepted: the longest that fits into a Key. With "65535-" before it, it
-	// fits into a DNS label of 63 octets (RFC 1035, section 2.3.4).
-	MaxLen = 2 * wordLen
+	// MaxLen is the longest valid ID: with "65535-" before it, it fills a DNS label of 63 octets
+	// (RFC 1035, section 2.3.4).
+	MaxLen = 57
+	// MaxKeyLen is the longest ID that a sandbox can have, because it must fit into a Key.
+	MaxKeyLen = 2 * wordLen
 
 	// Reserved is no sandbox ID: Reserved.<domain> is the host of the API.
 	Reserved = "api"
@@ -33,11 +35,18 @@ func New() string {
 	return string(id)
 }
 
-// Valid reports whether id can be a sandbox ID: 1 to MaxLen characters of a-z
-// and 0-9, and not Reserved.
-func Valid(id string) bool {
-	_, ok := KeyOf(id)
-	return ok
+// Valid reports whether id has the form of a sandbox ID: 1 to MaxLen characters of a-z and 0-9, and not
+// Reserved. It does not keep id.
+func Valid[T string | []byte](id T) bool {
+	if len(id) == 0 || len(id) > MaxLen || string(id) == Reserved {
+		return false
+	}
+	for i := range len(id) {
+		if digits[id[i]] == 0 {
+			return false
+		}
+	}
+	return true
 }
 
 // Short is an ID as it may appear in logs.

@@ -33,8 +33,8 @@ func TestShortHidesMostOfAnID(t *testing.T) {
 }
 
 func TestKeyStandsForExactlyOneID(t *testing.T) {
-	ids := []string{"a", "b", "9", "aa", "aaa", "a9", "9a", strings.Repeat("9", MaxLen), strings.Repeat("a", MaxLen)}
-	for n := 1; n <= MaxLen; n++ {
+	ids := []string{"a", "b", "9", "aa", "aaa", "a9", "9a", strings.Repeat("9", MaxKeyLen), strings.Repeat("a", MaxKeyLen)}
+	for n := 1; n <= MaxKeyLen; n++ {
 		ids = append(ids, strings.Repeat("z", n), strings.Repeat("0", n))
 	}
 	for range 1000 {
@@ -60,7 +60,7 @@ func FuzzKey(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, id string) {
 		k, ok := KeyOf(id)
-		valid := id != "" && id != Reserved && len(id) <= MaxLen && strings.Trim(id, alphabet) == ""
+		valid := Valid(id) && len(id) <= MaxKeyLen
 		if ok != valid || ok && k.String() != id || !ok && k != (Key{}) {
 			t.Fatalf("%q has the key %v, %q, %v", id, k, k, ok)
 		}
