@@ -340,7 +340,7 @@ func TestSilentBodiesEndTheirConnections(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				h := newHarness(t)
 				h.configure(initbox.Config{SandboxID: "a", AccessToken: "t"})
-				h.Handle("/read", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				h.Handle("/read", http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 					_, err := io.ReadAll(r.Body)
 					require.ErrorIs(t, err, os.ErrDeadlineExceeded)
 				}))

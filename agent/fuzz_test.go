@@ -29,8 +29,8 @@ func FuzzRequestsWithoutToken(f *testing.F) {
 		if err != nil || token == "secret" || u.Query().Get("signature") == "of secret" {
 			return
 		}
-		r := &http.Request{Method: method, URL: u, Host: u.Host, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1, Header: http.Header{},
-			Body: http.NoBody}
+		r := &http.Request{Method: method, URL: u, Host: u.Host, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
+			Header: http.Header{}, Body: http.NoBody}
 		if len(body) > 0 {
 			r = httptest.NewRequest(http.MethodPost, "/", bytes.NewReader(body))
 			r.Method, r.URL = method, u

@@ -199,7 +199,7 @@ func (s *sandboxed) commands(address, host string) func() error {
 		if err != nil {
 			return err
 		}
-		defer stream.Close() //nolint:errcheck // it was read to its end
+		defer stream.Close() // it was read to its end
 		for stream.Receive() {
 			if end := stream.Msg().GetEvent().GetEnd(); end != nil && end.GetExitCode() != 0 {
 				return fmt.Errorf("exit code %d", end.GetExitCode())
@@ -417,8 +417,8 @@ func BenchmarkAgentClaims(b *testing.B) {
 				g.parallel(burst, 64, func(i int) error { return g.release(ids[i]) })
 				g.full(w.pool, warm)
 				w.p50, w.p99 = append(w.p50, ms(quantile(took, 0.5))), append(w.p99, ms(quantile(took, 0.99)))
-				b.Logf("round %d, %s: p50 %.1f p99 %.1f ms, allocator's CPU %.2f ms/claim", round, w.name, w.p50[round], w.p99[round],
-					w.cpu[round])
+				b.Logf("round %d, %s: p50 %.1f p99 %.1f ms, allocator's CPU %.2f ms/claim",
+					round, w.name, w.p50[round], w.p99[round], w.cpu[round])
 			}
 		}
 	}

@@ -137,25 +137,40 @@ func (c *canaries) succeed() {
 // takeAnotherPod claims while the agent of the first pod does not answer.
 func (c *canaries) takeAnotherPod() {
 	c.t.Helper()
-	agents := c.stopAgents()
-	var all sync.WaitGroup
-	all.Go(func() { // the others go on when the first pod is taken
-		for first := (*agentProcess)(nil); first == nil && !c.t.Failed(); time.Sleep(time.Millisecond) {
-			if first = connected(agents); first != nil {
-				for _, a := range agents {
-					if a != first {
-						a.goOn()
-					}
+	c.eventually(func() error {
+		agents := c.stopAgents()
+		var first *agentProcess
+		answered, watched := make(chan struct{}), make(chan struct{})
+		go func() { // the others go on when the first pod is taken
+			defer close(watched)
+			for first = connected(agents); first == nil; first = connected(agents) {
+				select {
+				case <-answered:
+					return
+				case <-time.After(time.Millisecond):
 				}
 			}
+			for _, a := range agents {
+				if a != first {
+					a.goOn()
+				}
+			}
+		}()
+		s := c.claim(c.single(c.values()))
+		close(answered)
+		<-watched
+		for _, a := range agents {
+			a.goOn()
 		}
+		return c.thrownAway(s)
 	})
-	s := c.claim(c.single(c.values()))
-	all.Wait()
-	for _, a := range agents {
-		a.goOn()
-	}
-	c.eventually(func() error {
+}
+
+// thrownAway returns an error if no claim has taken another pod than s before it took that of s. A probe may
+// have made the connection to an agent, or a pod may have come after the others were stopped.
+func (c *canaries) thrownAway(s openapi.Sandbox) error {
+	c.t.Helper()
+	for range 100 {
 		var list v1alpha1.SandboxList
 		err := c.clients.Berth.Get().Namespace(c.site.namespace()).Resource("sandboxes").Do(c.t.Context()).Into(&list)
 		if err != nil || slices.ContainsFunc(list.Items, func(one v1alpha1.Sandbox) bool {
@@ -163,8 +178,9 @@ func (c *canaries) takeAnotherPod() {
 		}) {
 			return err
 		}
-		return errors.New("no pod was thrown away")
-	})
+		time.Sleep(50 * time.Millisecond)
+	}
+	return errors.New("no pod was thrown away")
 }
 
 // stopAgents waits for the warm pods and stops their agents.
@@ -221,14 +237,22 @@ func (c *canaries) beRefused(limited string) {
 // fail makes a claim that no agent answers.
 func (c *canaries) fail() {
 	c.t.Helper()
-	agents := c.stopAgents()
-	path, body := c.batch(c.values())
-	a := c.as(c.site.key(), http.MethodPost, path, body)
-	require.GreaterOrEqual(c.t, a.code, http.StatusBadRequest, a.body)
-	c.requireNone(a)
-	for _, one := range agents {
-		one.goOn()
-	}
+	c.eventually(func() error {
+		agents := c.stopAgents()
+		path, body := c.batch(c.values())
+		a := c.as(c.site.key(), http.MethodPost, path, body)
+		for _, one := range agents {
+			one.goOn()
+		}
+		if a.code == http.StatusCreated {
+			s := (&keyed{batch: true}).answered(a)
+			c.tokens, c.own = append(c.tokens, *s[0].EnvdAccessToken), append(c.own, s...)
+			return errors.New("a pod was taken that came after the others were stopped")
+		}
+		require.GreaterOrEqual(c.t, a.code, http.StatusBadRequest, a.body)
+		c.requireNone(a)
+		return nil
+	})
 }
 
 // requireNone requires that an answer has no secret in it.

@@ -33,7 +33,9 @@ func below(paths ...string) error {
 	return nil
 }
 
-func (s fenced) Stat(ctx context.Context, r *connect.Request[pb.StatRequest]) (*connect.Response[pb.StatResponse], error) {
+func (s fenced) Stat(
+	ctx context.Context, r *connect.Request[pb.StatRequest],
+) (*connect.Response[pb.StatResponse], error) {
 	if err := below(r.Msg.GetPath()); err != nil {
 		return nil, err
 	}
@@ -48,7 +50,9 @@ func (s fenced) MakeDir(ctx context.Context, r *connect.Request[pb.MakeDirReques
 	return s.Service.MakeDir(ctx, r)
 }
 
-func (s fenced) Move(ctx context.Context, r *connect.Request[pb.MoveRequest]) (*connect.Response[pb.MoveResponse], error) {
+func (s fenced) Move(
+	ctx context.Context, r *connect.Request[pb.MoveRequest],
+) (*connect.Response[pb.MoveResponse], error) {
 	if err := below(r.Msg.GetSource(), r.Msg.GetDestination()); err != nil {
 		return nil, err
 	}
@@ -120,7 +124,8 @@ func FuzzCalls(f *testing.F) {
 	s := homeOf(f)
 	_, handler := pb.NewFilesystemHandler(fenced{s}, connect.WithReadMaxBytes(maxRequest))
 	f.Fuzz(func(t *testing.T, call, form uint8, coding, user string, body []byte) {
-		r := httptest.NewRequest(http.MethodPost, "/filesystem.Filesystem/"+calls[int(call)%len(calls)], bytes.NewReader(body))
+		path := "/filesystem.Filesystem/" + calls[int(call)%len(calls)]
+		r := httptest.NewRequest(http.MethodPost, path, bytes.NewReader(body))
 		r.Header.Set("Content-Type", forms[int(form)%len(forms)])
 		r.Header.Set("Content-Encoding", coding)
 		r.Header.Set("Connect-Content-Encoding", coding)
@@ -134,7 +139,8 @@ func FuzzCalls(f *testing.F) {
 		require.NoError(t, err)
 		require.NotEqual(t, http.StatusInternalServerError, w.Code, "%s", answer)
 		if text := string(answer); strings.Contains(text, `"code":"internal"`) {
-			require.Regexp(t, `"message":"(protocol error|corrupt response|unmarshal end stream message): `, text, "only package connect's, for a bad envelope")
+			require.Regexp(t, `"message":"(protocol error|corrupt response|unmarshal end stream message): `, text,
+				"only package connect's, for a bad envelope")
 		}
 		s.mu.Lock()
 		defer s.mu.Unlock()

@@ -181,7 +181,9 @@ func TestLargestConfigurationFitsTheBox(t *testing.T) {
 }
 
 func TestHelloCarriesThePublicKey(t *testing.T) {
-	want := initbox.Hello{Version: initbox.Version, PublicKey: sealer(t, 1).PublicKey(), Sandbox: initbox.SandboxDigest("abc")}
+	want := initbox.Hello{
+		Version: initbox.Version, PublicKey: sealer(t, 1).PublicKey(), Sandbox: initbox.SandboxDigest("abc"),
+	}
 	raw, err := json.Marshal(want)
 	require.NoError(t, err)
 	var got initbox.Hello

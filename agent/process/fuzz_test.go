@@ -40,11 +40,13 @@ func FuzzCalls(f *testing.F) {
 	forms := []string{"application/json", "application/proto", "application/connect+json", "application/connect+proto",
 		"application/grpc", "application/grpc-web+json"}
 	f.Add(uint8(0), uint8(0), "", "50", []byte(`{}`))
-	f.Add(uint8(1), uint8(2), "", "50", envelope(0, `{"process":{"cmd":"/bin/bash","args":["-l"],"envs":{"A":"b"}},"pty":{"size":{}}}`))
+	f.Add(uint8(1), uint8(2), "", "50",
+		envelope(0, `{"process":{"cmd":"/bin/bash","args":["-l"],"envs":{"A":"b"}},"pty":{"size":{}}}`))
 	f.Add(uint8(2), uint8(2), "", "x", envelope(0, `{"process":{"tag":"a"}}`))
 	f.Add(uint8(3), uint8(0), "", "1", []byte(`{"process":{"pid":1},"pty":{"size":{"cols":70000}}}`))
 	f.Add(uint8(4), uint8(0), "gzip", "0", []byte(`{"process":{"pid":1},"input":{"stdin":"YQ=="}}`))
-	f.Add(uint8(5), uint8(2), "", "", append(envelope(0, `{"start":{"process":{"pid":1}}}`), envelope(0, `{"keepalive":{}}`)...))
+	f.Add(uint8(5), uint8(2), "", "",
+		append(envelope(0, `{"start":{"process":{"pid":1}}}`), envelope(0, `{"keepalive":{}}`)...))
 	f.Add(uint8(5), uint8(3), "", "", envelope(3, "\xff\xff"))
 	f.Add(uint8(7), uint8(1), "", "", []byte{0x0a, 2, 8, 1, 0x10, 15})
 	s, err := New(Options{Sandbox: noSandbox{}, Children: children.New()})
@@ -62,7 +64,8 @@ func FuzzCalls(f *testing.F) {
 		require.NoError(t, err)
 		require.NotEqual(t, http.StatusInternalServerError, w.Code, "%s", answer)
 		if text := string(answer); strings.Contains(text, `"code":"internal"`) {
-			require.Regexp(t, `"message":"(protocol error|corrupt response|unmarshal end stream message): `, text, "only package connect's, for a bad envelope")
+			require.Regexp(t, `"message":"(protocol error|corrupt response|unmarshal end stream message): `, text,
+				"only package connect's, for a bad envelope")
 		}
 		require.Zero(t, s.Running())
 	})
@@ -79,7 +82,8 @@ func FuzzStart(f *testing.F) {
 			return
 		}
 		account := accounts.Account{Name: "me", Home: "/home/me"}
-		env := environment([]string{"PATH=/bin", "A"}, account, &initbox.Config{SandboxID: "s"}, r.GetProcess().GetEnvs(), true)
+		config := &initbox.Config{SandboxID: "s"}
+		env := environment([]string{"PATH=/bin", "A"}, account, config, r.GetProcess().GetEnvs(), true)
 		entries := list(env)
 		names := map[string]bool{}
 		for _, entry := range entries {

@@ -151,7 +151,8 @@ func (s *Service) find(selector *processpb.ProcessSelector) (*running, error) {
 	case *processpb.ProcessSelector_Pid:
 		matches, name = func(p *running) bool { return p.child.PID == int(by.Pid) }, fmt.Sprintf("number %d", by.Pid)
 	case *processpb.ProcessSelector_Tag:
-		matches, name = func(p *running) bool { return p.tag != nil && *p.tag == by.Tag }, fmt.Sprintf("tag %.*q", maxTag, by.Tag)
+		matches = func(p *running) bool { return p.tag != nil && *p.tag == by.Tag }
+		name = fmt.Sprintf("tag %.*q", maxTag, by.Tag)
 	default:
 		return nil, connect.NewError(connect.CodeInvalidArgument, errors.New("process: must have a pid or a tag"))
 	}
