@@ -35,6 +35,9 @@ func (a *Allocator) Logs(ctx context.Context, key core.PodKey, o inspect.LogOpti
 // maxMeasuring is how many agents a call asks at one time what their sandboxes use.
 const maxMeasuring = 16
 
+// measureWait bounds the time that a call spends on all agents. Those that do not answer use configureWait each.
+const measureWait = 3 * time.Second
+
 // Usage implements rest.Allocator. Agents measure their own sandboxes: they know more, such as the disk. The
 // cluster is asked about those without an agent, and those whose agent does not answer.
 func (a *Allocator) Usage(ctx context.Context, sandboxes []core.Sandbox) (map[string]inspect.Usage, error) {
@@ -53,8 +56,8 @@ func (a *Allocator) Usage(ctx context.Context, sandboxes []core.Sandbox) (map[st
 		return all, nil
 	}
 	byPod, err := a.inspect.Usage(ctx, a.o.Namespace, others)
-	if errors.Is(err, inspect.ErrNoMetrics) && len(all) > 0 {
-		return all, nil
+	if err != nil && len(all) > 0 {
+		return all, nil // what was measured is worth an answer
 	}
 	for _, s := range sandboxes {
 		if u, ok := byPod[s.Pod.Name]; ok {
@@ -66,6 +69,8 @@ func (a *Allocator) Usage(ctx context.Context, sandboxes []core.Sandbox) (map[st
 
 // measure returns what those sandboxes use whose agents answer.
 func (t *term) measure(ctx context.Context, sandboxes []core.Sandbox) map[string]inspect.Usage {
+	ctx, cancel := context.WithTimeout(ctx, measureWait)
+	defer cancel()
 	all := map[string]inspect.Usage{}
 	var mu sync.Mutex
 	var asking errgroup.Group

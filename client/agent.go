@@ -10,9 +10,9 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
 	"connectrpc.com/connect"
@@ -33,7 +33,16 @@ const (
 	maxInput = 32 << 10
 	// maxRefusal bounds the bytes that are read of a refusal.
 	maxRefusal = 64 << 10
+	// maxAgentMessage bounds a message of the agent. It sends output in pieces of 32 KiB.
+	maxAgentMessage = 4 << 20
+	// maxKept bounds what Run and ReadFile keep in memory.
+	maxKept = 64 << 20
+	// reasonHeader is in refusals of the gateway, which takes it out of what a sandbox answers.
+	reasonHeader = "X-Berth-Reason"
 )
+
+// ErrTooLarge is in the error of Run and ReadFile for more than 64 MiB.
+var ErrTooLarge = errors.New("more than 64 MiB")
 
 // ErrNoAgent is in the error of NewAgent for a sandbox without an agent.
 var ErrNoAgent = errors.New("the sandbox has no agent: enable spec.agent of its pool")
@@ -42,12 +51,14 @@ var ErrNoAgent = errors.New("the sandbox has no agent: enable spec.agent of its 
 type AgentOptions struct {
 	// User runs the commands and owns the files. "": the default user of the sandbox.
 	User string
-	// HTTP sends the requests. It needs no Timeout, because commands last.
+	// HTTP sends the requests. It needs no Timeout, because commands last. Redirects are not followed,
+	// because a sandbox could lead the caller anywhere with them.
 	HTTP *http.Client
 }
 
 // Agent runs commands and moves files in one sandbox. It speaks to the agent of the pod on port 49983, through
-// the gateway.
+// the gateway. What runs in the sandbox may have replaced the agent, so its answers are bounded and not
+// trusted. All methods may be called concurrently.
 type Agent struct {
 	processes processpb.ProcessClient
 	files     *url.URL
@@ -77,8 +88,10 @@ func NewAgent(s *openapi.Sandbox, o AgentOptions) (*Agent, error) {
 		own.Transport = http.DefaultTransport
 	}
 	own.Transport = &withToken{own.Transport, a}
+	own.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	a.o.HTTP = &own
-	a.processes = processpb.NewProcessClient(a.o.HTTP, strings.TrimSuffix(base, "/"))
+	a.processes = processpb.NewProcessClient(a.o.HTTP, strings.TrimSuffix(base, "/"),
+		connect.WithReadMaxBytes(maxAgentMessage), connect.WithAcceptCompression("gzip", nil, nil))
 	return a, nil
 }
 
@@ -106,7 +119,8 @@ func (w *withToken) RoundTrip(r *http.Request) (*http.Response, error) {
 	var refusal struct {
 		Reason, Message, SandboxID string
 	}
-	if json.Unmarshal(raw, &refusal) == nil && refusal.Reason != "" { // the agent gives no reasons
+	named := response.Header.Get(reasonHeader)
+	if named != "" && json.Unmarshal(raw, &refusal) == nil && refusal.Reason == named {
 		return nil, &Error{
 			Status: response.StatusCode, Reason: refusal.Reason, Message: refusal.Message, SandboxID: refusal.SandboxID,
 		}
@@ -230,24 +244,44 @@ func (p *Process) Wait() (exitCode int, err error) {
 			}
 		}
 		if end := event.GetEnd(); end != nil {
-			if end.GetExited() {
-				return int(end.GetExitCode()), nil
+			switch code := end.GetExitCode(); {
+			case !end.GetExited():
+				return 128 + signalOf(end.GetStatus()), nil
+			case code < 0 || code > 255:
+				return 0, fmt.Errorf("the agent says that the command has exited with %d", code)
+			default:
+				return int(code), nil
 			}
-			return 128 + signalOf(end.GetStatus()), nil
 		}
 	}
 	return 0, problem("output", cmp.Or(p.stream.Err(), io.ErrUnexpectedEOF))
 }
 
-// signalOf is the number of a signal, by the status of the process that it has ended.
+// signals are the names that Linux has for signals, from number 1 on. Those of the caller's system may have
+// other numbers.
+var signals = []string{
+	"hangup", "interrupt", "quit", "illegal instruction", "trace/breakpoint trap", "aborted", "bus error",
+	"floating point exception", "killed", "user defined signal 1", "segmentation fault", "user defined signal 2",
+	"broken pipe", "alarm clock", "terminated", "stack fault", "child exited", "continued", "stopped (signal)",
+	"stopped", "stopped (tty input)", "stopped (tty output)", "urgent I/O condition", "CPU time limit exceeded",
+	"file size limit exceeded", "virtual timer expired", "profiling timer expired", "window changed",
+	"I/O possible", "power failure", "bad system call",
+}
+
+// signalOf is the number of a signal, by the status of the process that it has ended, 0: it is unknown.
 func signalOf(status string) int {
-	const last = 64
-	for n := 1; n <= last; n++ {
-		if status == "signal: "+syscall.Signal(n).String() {
-			return n
-		}
+	name, ok := strings.CutPrefix(strings.TrimSuffix(status, " (core dumped)"), "signal: ")
+	if !ok {
+		return 0
 	}
-	return 0
+	if number, unnamed := strings.CutPrefix(name, "signal "); unnamed {
+		n, err := strconv.ParseUint(number, 10, 6)
+		if err != nil {
+			return 0
+		}
+		return int(n) //nolint:gosec // of six bits
+	}
+	return slices.Index(signals, name) + 1
 }
 
 // Terminate sends SIGTERM to the command, or SIGKILL.
@@ -274,19 +308,46 @@ type Output struct {
 	ExitCode       int
 }
 
-// Run runs a command to its end and keeps its output in memory. An exit code is no error. When ctx ends, the
-// command is killed.
-func (a *Agent) Run(ctx context.Context, args ...string) (*Output, error) {
-	var stdout, stderr bytes.Buffer
-	p, err := a.Start(ctx, Command{Args: args, Stdout: &stdout, Stderr: &stderr})
-	if err != nil {
-		return nil, err
+// kept keeps output up to a bound.
+type kept struct{ bytes.Buffer }
+
+func (k *kept) Write(b []byte) (int, error) {
+	if k.Len()+len(b) > maxKept {
+		return 0, ErrTooLarge
 	}
-	code, err := p.Wait()
-	if err != nil && ctx.Err() != nil {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killWait)
+	return k.Buffer.Write(b)
+}
+
+// Run runs a command to its end and keeps its output in memory. An exit code is no error. When ctx ends, or
+// Stdout or Stderr have more than 64 MiB, the command is killed. Run then returns within 10 seconds.
+func (a *Agent) Run(ctx context.Context, args ...string) (*Output, error) {
+	// A command that was asked for may run already when ctx ends, so the answer that names it is awaited.
+	attached, cut := context.WithCancel(context.WithoutCancel(ctx))
+	defer cut()
+	defer context.AfterFunc(ctx, func() {
+		select {
+		case <-time.After(2 * killWait):
+			cut()
+		case <-attached.Done():
+		}
+	})()
+	var stdout, stderr kept
+	p, err := a.Start(attached, Command{Args: args, Stdout: &stdout, Stderr: &stderr})
+	if err != nil {
+		return nil, cmp.Or(context.Cause(ctx), err)
+	}
+	kill := func() error {
+		call, cancel := context.WithTimeout(attached, killWait)
 		defer cancel()
-		err = errors.Join(err, p.Terminate(ctx, true))
+		return p.Terminate(call, true)
+	}
+	defer context.AfterFunc(ctx, func() { _ = kill() })() // if that fails, cut ends Wait
+	code, err := p.Wait()
+	switch {
+	case ctx.Err() != nil:
+		err = context.Cause(ctx)
+	case err != nil:
+		err = errors.Join(err, kill())
 	}
 	return &Output{stdout.Bytes(), stderr.Bytes(), code}, err
 }
@@ -297,14 +358,18 @@ func (a *Agent) Open(ctx context.Context, path string) (io.ReadCloser, error) {
 	return a.file(ctx, http.MethodGet, path, nil)
 }
 
-// ReadFile returns the contents of a file of the sandbox.
+// ReadFile returns the contents of a file of the sandbox of at most 64 MiB. Use Open for larger ones.
 func (a *Agent) ReadFile(ctx context.Context, path string) ([]byte, error) {
 	file, err := a.Open(ctx, path)
 	if err != nil {
 		return nil, err
 	}
 	defer file.Close()
-	return io.ReadAll(file)
+	raw, err := io.ReadAll(io.LimitReader(file, maxKept+1))
+	if err == nil && len(raw) > maxKept {
+		return nil, fmt.Errorf("%s: %w", path, ErrTooLarge)
+	}
+	return raw, err
 }
 
 // WriteFile writes a file of the sandbox, and makes its directories. A reader of the file sees the old contents

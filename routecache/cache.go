@@ -47,7 +47,9 @@ type Cache struct {
 	awaited    map[sandboxid.Key]*awaited
 	quiesced   map[sandboxid.Key]struct{}
 	freshUntil time.Duration
-	stats      Stats
+	// stale: Holds has found that freshUntil is over, so that Find need not read the clock.
+	stale bool
+	stats Stats
 }
 
 // stored is one route that is known. The route never changes, so replies that were made from it stay true.
@@ -109,7 +111,7 @@ func New(o Options) (*Cache, error) {
 func (c *Cache) Find(id sandboxid.Key) (route Route, replies *wire.Answers, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.isQuiesced(id) {
+	if c.stale || c.isQuiesced(id) {
 		return Route{}, nil, false
 	}
 	r, ok := c.routes.Get(id)
@@ -194,7 +196,11 @@ func (c *Cache) Holds(id sandboxid.Key, r Route) bool {
 		return false
 	}
 	stored, ok := c.routes.Peek(id)
-	return ok && stored.Route == r && c.now() < c.freshUntil
+	if !ok || stored.Route != r {
+		return false
+	}
+	c.stale = c.now() >= c.freshUntil
+	return !c.stale
 }
 
 // questionFor returns the open question about id, and opens one if there is none. The
@@ -254,7 +260,9 @@ func (c *Cache) lookup(id sandboxid.Key) (a Answer, known bool, err error) {
 func (c *Cache) SetFreshUntil(at time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.freshUntil = max(c.freshUntil, at)
+	if at > c.freshUntil {
+		c.freshUntil, c.stale = at, false
+	}
 }
 
 // Expire makes the cache stale at once. The router calls it when the allocator no longer
@@ -262,7 +270,7 @@ func (c *Cache) SetFreshUntil(at time.Duration) {
 func (c *Cache) Expire() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.freshUntil = c.now()
+	c.freshUntil, c.stale = c.now(), true
 }
 
 // Fresh reports whether routes may be served now.

@@ -245,7 +245,11 @@ func TestOnlyTombstonesAreServedWhenStale(t *testing.T) {
 
 	w.pass(1)
 	require.False(t, w.Fresh())
+	_, _, found := w.Find(key("route"))
+	require.True(t, found, "Find does not read the clock")
 	require.False(t, w.Holds(key("route"), routeA))
+	_, _, found = w.Find(key("route"))
+	require.False(t, found, "Holds has found the cache stale")
 	for _, id := range []string{"route", "unknown", "neverheardof"} {
 		_, err := w.lookupNow(id)
 		require.ErrorIs(t, err, routecache.ErrNotFresh, id)
@@ -256,6 +260,13 @@ func TestOnlyTombstonesAreServedWhenStale(t *testing.T) {
 	w.SetFreshUntil(2 * time.Hour)
 	w.knows("route", routable(routeA))
 	w.knows("unknown", routecache.Answer{})
+
+	w.SetFreshUntil(w.now + time.Hour)
+	_, _, found = w.Find(key("route"))
+	require.True(t, found)
+	w.Expire()
+	_, _, found = w.Find(key("route"))
+	require.False(t, found, "the allocator waits no more")
 }
 
 func TestNewCacheIsNotFresh(t *testing.T) {

@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"time"
 
 	"github.com/berth-sandbox/berth/agent/initbox"
 	"github.com/berth-sandbox/berth/allocator/core"
@@ -125,6 +126,19 @@ type Measurement struct {
 	DiskUsed   int64   `json:"disk_used"`
 }
 
+// maxSkew is how far the clock of an agent may be from that of the allocator.
+const maxSkew = time.Hour
+
+// plausible reports whether a sandbox can have measured this at now. What runs in it may have replaced the
+// agent.
+func (m *Measurement) plausible(now time.Time) bool {
+	const maxCPUs, maxPct = 1 << 16, 1e4
+	at := time.Unix(m.Unix, 0)
+	return at.After(now.Add(-maxSkew)) && at.Before(now.Add(maxSkew)) &&
+		m.CPUCount >= 1 && m.CPUCount <= maxCPUs && m.CPUUsedPct >= 0 && m.CPUUsedPct <= maxPct &&
+		min(m.MemTotal, m.MemUsed, m.MemCache, m.DiskTotal, m.DiskUsed) >= 0
+}
+
 // Measure asks the agent of a sandbox what the sandbox uses.
 func (c *Caller) Measure(ctx context.Context, s core.Sandbox) (m Measurement, err error) {
 	err = c.call(ctx, s, func(l *line) error {
@@ -136,6 +150,8 @@ func (c *Caller) Measure(ctx context.Context, s core.Sandbox) (m Measurement, er
 			return fmt.Errorf("the agent answered %d when it was asked what its sandbox uses", code)
 		case json.Unmarshal(body, &m) != nil:
 			return errors.New("the agent's measurement cannot be read")
+		case !m.plausible(time.Now()):
+			return errors.New("the agent's measurement is impossible")
 		}
 		return nil
 	})

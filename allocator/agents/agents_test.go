@@ -131,7 +131,9 @@ func TestBadAnswersAreErrorsWithoutTheirText(t *testing.T) {
 }
 
 func TestMeasurementIsAskedForWithTheToken(t *testing.T) {
-	answer := `{"ts":5,"cpu_count":2,"cpu_used_pct":50,"mem_total":4,"mem_used":3,"mem_cache":1,"disk_total":9,"disk_used":8}`
+	now := time.Now().Unix()
+	rest := `,"mem_total":4,"mem_used":3,"mem_cache":1,"disk_total":9,"disk_used":8}`
+	answer := fmt.Sprintf(`{"ts":%d,"cpu_count":2,"cpu_used_pct":50`, now) + rest
 	s := pod(t, func(w http.ResponseWriter, r *http.Request) {
 		require.Equal(t, "/metrics", r.URL.Path)
 		require.Equal(t, clusterKey(t).Secret("k3x9").AgentToken("k3x9"), r.Header.Get(sandboxaccess.AgentHeader))
@@ -140,8 +142,18 @@ func TestMeasurementIsAskedForWithTheToken(t *testing.T) {
 	m, err := caller(t, always).Measure(t.Context(), s)
 	require.NoError(t, err)
 	require.Equal(t, agents.Measurement{
-		Unix: 5, CPUCount: 2, CPUUsedPct: 50, MemTotal: 4, MemUsed: 3, MemCache: 1, DiskTotal: 9, DiskUsed: 8,
+		Unix: now, CPUCount: 2, CPUUsedPct: 50, MemTotal: 4, MemUsed: 3, MemCache: 1, DiskTotal: 9, DiskUsed: 8,
 	}, m)
+	for _, impossible := range []string{
+		`{"ts":999999999999,"cpu_count":2,"cpu_used_pct":50`, `{"ts":5,"cpu_count":2,"cpu_used_pct":50`,
+		fmt.Sprintf(`{"ts":%d,"cpu_count":9223372036854775807,"cpu_used_pct":1e308`, now),
+		fmt.Sprintf(`{"ts":%d,"cpu_count":0,"cpu_used_pct":1`, now), fmt.Sprintf(`{"ts":%d,"cpu_count":1,"cpu_used_pct":-1`, now),
+		fmt.Sprintf(`{"disk_used":-8,"ts":%d,"cpu_count":1,"cpu_used_pct":1,"mem_total":-1`, now),
+	} {
+		answer = impossible + strings.Replace(rest, `"mem_total":4,`, "", 1)
+		_, err = caller(t, always).Measure(t.Context(), s)
+		require.ErrorContains(t, err, "impossible", answer)
+	}
 	answer = `"canary"`
 	_, err = caller(t, always).Measure(t.Context(), s)
 	require.ErrorContains(t, err, "cannot be read")

@@ -62,6 +62,9 @@ func span(r *http.Request) (from, to time.Time, err error) {
 	return from, to, nil
 }
 
+// maxMeasured is how many sandboxes one call measures, as the document says.
+const maxMeasured = 100
+
 // metricsOfAll answers with the latest measurements of several sandboxes.
 func (a *api) metricsOfAll(w *reply, r *http.Request) error {
 	text := r.URL.Query().Get("sandbox_ids")
@@ -69,7 +72,11 @@ func (a *api) metricsOfAll(w *reply, r *http.Request) error {
 		return invalid("sandbox_ids: required: IDs of sandboxes, separated by commas")
 	}
 	var sandboxes []core.Sandbox
-	for _, id := range slices.Compact(slices.Sorted(strings.SplitSeq(text, ","))) {
+	ids := slices.Compact(slices.Sorted(strings.SplitSeq(text, ",")))
+	if len(ids) > maxMeasured {
+		return invalid("sandbox_ids: has %d IDs, at most %d are possible", len(ids), maxMeasured)
+	}
+	for _, id := range ids {
 		s, known, err := a.Allocator.Sandbox(r.Context(), id)
 		if err != nil {
 			return err

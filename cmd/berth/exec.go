@@ -70,7 +70,7 @@ type execCommand struct {
 // Help implements kong.HelpProvider.
 func (*execCommand) Help() string {
 	return "The exit status is that of the command, or 128 and the number of the signal that has ended it. The first interrupt " +
-		"sends SIGTERM to the command, the next one SIGKILL. With --tty, Ctrl-C is input of the terminal."
+		"sends SIGTERM to the command, the next one SIGKILL, and a third one leaves it. With --tty, Ctrl-C is input of the terminal."
 }
 
 // terminateWait bounds the call that ends a command.
@@ -100,19 +100,24 @@ func (c *execCommand) Run(ctx context.Context, o *output) error {
 			return usage("--tty: standard input is not a terminal")
 		}
 		command.Terminal = &size
+	}
+	attached, cut := context.WithCancel(context.WithoutCancel(ctx)) // its output is read to the end
+	defer cut()
+	started := context.AfterFunc(ctx, cut)
+	p, err := a.Start(attached, command)
+	switch {
+	case !started():
+		return errors.New("interrupted before the agent had answered; the command may run")
+	case err != nil:
+		return fromAgent(err)
+	}
+	defer context.AfterFunc(ctx, func() { c.interrupt(attached, cut, o, p) })()
+	if c.TTY {
 		state, err := term.MakeRaw(local)
 		if err != nil {
 			return fmt.Errorf("--tty: %w", err)
 		}
 		defer func() { _ = term.Restore(local, state) }()
-	}
-	attached := context.WithoutCancel(ctx) // its output is read to the end
-	p, err := a.Start(attached, command)
-	if err != nil {
-		return fromAgent(err)
-	}
-	defer context.AfterFunc(ctx, func() { c.interrupt(attached, o, p) })()
-	if c.TTY {
 		defer resizes(attached, p, local)()
 	}
 	code, err := p.Wait()
@@ -125,17 +130,25 @@ func (c *execCommand) Run(ctx context.Context, o *output) error {
 	return nil
 }
 
-// interrupt ends a command, and kills it at the next signal. The command's end ends berth meanwhile.
-func (c *execCommand) interrupt(ctx context.Context, o *output, p *client.Process) {
+// interrupt ends a command, kills it at the next signal, and gives up at the one after that. The command's end
+// ends berth meanwhile.
+func (c *execCommand) interrupt(ctx context.Context, cut func(), o *output, p *client.Process) {
+	defer cut()
 	again := make(chan os.Signal, 1)
 	signal.Notify(again, os.Interrupt, syscall.SIGTERM)
-	for kill := false; ; kill = true {
+	defer signal.Stop(again)
+	for _, kill := range []bool{false, true} {
 		call, cancel := context.WithTimeout(ctx, terminateWait)
-		if err := p.Terminate(call, kill); err != nil {
-			fmt.Fprintf(o.err, "the command was not ended: %v\n", err)
+		go func() {
+			if err := p.Terminate(call, kill); err != nil && call.Err() == nil {
+				fmt.Fprintf(o.err, "the command was not ended: %v\n", err)
+			}
+		}()
+		select {
+		case <-again:
+		case <-ctx.Done():
 		}
 		cancel()
-		<-again
 	}
 }
 
@@ -241,10 +254,36 @@ func (c *cpCommand) download(ctx context.Context, o *output, a *client.Agent, fr
 		_, err = io.Copy(o.out, file)
 		return err
 	}
-	local, err := os.Create(to)
+	if info, err := os.Stat(to); err == nil && !info.Mode().IsRegular() { // such as a named pipe
+		local, err := os.OpenFile(to, os.O_WRONLY, 0)
+		if err != nil {
+			return err
+		}
+		_, err = io.Copy(local, file)
+		return errors.Join(err, local.Close())
+	}
+	return replace(to, file)
+}
+
+// replace writes a file. One that exists keeps its mode and, if that fails, its contents.
+func replace(to string, contents io.Reader) error {
+	mode := os.FileMode(0o644)
+	if target, err := filepath.EvalSymlinks(to); err == nil {
+		to = target
+		if info, err := os.Stat(to); err == nil {
+			mode = info.Mode().Perm()
+		}
+	}
+	local, err := os.CreateTemp(filepath.Dir(to), "."+filepath.Base(to)+"-*")
 	if err != nil {
 		return err
 	}
-	_, err = io.Copy(local, file)
-	return errors.Join(err, local.Close())
+	_, err = io.Copy(local, contents)
+	if err = errors.Join(err, local.Chmod(mode), local.Close()); err == nil {
+		err = os.Rename(local.Name(), to)
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(local.Name()))
+	}
+	return nil
 }

@@ -54,6 +54,11 @@ func (a *Answers) Add(port uint16, answer *Answer) {
 	if newest != nil {
 		count = newest.count
 	}
+	for p := newest; p != nil; p = p.older {
+		if p.port == port {
+			return // concurrent first requests for a port take one place
+		}
+	}
 	if count < maxAnswers {
 		a.newest.CompareAndSwap(newest, &portAnswer{answer, port, count + 1, newest})
 	}

@@ -34,6 +34,17 @@ func fromEnvoy() *extprocv3.ProcessingRequest {
 	}
 }
 
+func TestOnePortTakesOnePlaceOfTheAnswers(t *testing.T) {
+	var all Answers
+	first, second := &Answer{}, &Answer{}
+	for range maxAnswers {
+		all.Add(8080, first)
+	}
+	all.Add(9090, second)
+	require.Same(t, first, all.Get(8080))
+	require.Same(t, second, all.Get(9090))
+}
+
 func encode(tb testing.TB, m proto.Message) []byte {
 	tb.Helper()
 	b, err := proto.MarshalOptions{Deterministic: true}.Marshal(m)
