@@ -31,7 +31,7 @@ func FuzzNamed(f *testing.F) {
 	})
 }
 
-// FuzzLookup looks up any name: it is that of an account in /etc/passwd, or nobody's.
+// FuzzLookup looks up any name. It is the name of an account in /etc/passwd, or it is refused.
 func FuzzLookup(f *testing.F) {
 	for _, name := range []string{"root", "nobody", "user", "", "root:x", "0", "root\n", "\x00", "../root", "-"} {
 		f.Add(name)

@@ -149,6 +149,14 @@ func (s *site) compare(o options) error {
 	}
 	report := newReport(s, o, "The hop")
 	report.reference, report.control = nameReference, nameControl
+	if err := s.measure(all, o, report); err != nil {
+		return err
+	}
+	return report.write(o.out, "hop")
+}
+
+// measure starts scenarios, and adds to the report what they do in each cell and what they are.
+func (s *site) measure(all []*scenario, o options, report *report) error {
 	for _, c := range all {
 		if err := s.start(c); err != nil {
 			return err
@@ -168,7 +176,7 @@ func (s *site) compare(o options) error {
 			return err
 		}
 	}
-	return report.write(o.out, "hop")
+	return nil
 }
 
 // ablate runs Berth without one part each. They take turns in groups, each with the whole, because many idle
@@ -189,24 +197,10 @@ func (s *site) ablate(o options) error {
 			{name: report.control, about: "the same in other processes: the control", kind: kindBerth},
 			{name: nameReference, about: "the stock configuration and server", kind: kindStock},
 		}, group...)
-		for _, c := range all {
-			if err := s.start(c); err != nil {
-				return err
-			}
-		}
-		for _, at := range o.cells {
-			began := time.Now()
-			samples, err := s.rounds(all, at, o)
-			if err != nil {
-				return err
-			}
-			report.add(at, all, samples)
-			fmt.Fprintf(os.Stderr, "%s: %v\n", at, time.Since(began).Round(time.Second))
+		if err := s.measure(all, o, report); err != nil {
+			return err
 		}
 		for _, c := range all {
-			if err := report.describe(s, c); err != nil {
-				return err
-			}
 			s.stop(c)
 		}
 	}
