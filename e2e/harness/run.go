@@ -1,8 +1,11 @@
 package harness
 
 import (
+	"fmt"
 	"math/rand/v2"
 	"path/filepath"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -20,6 +23,45 @@ type Run struct {
 	History *history.Log
 
 	kept bool // the evidence of a failed test
+
+	mu       sync.Mutex
+	failures []string // what failed the test, for repeatFailures
+}
+
+// Error, Errorf and Fatalf keep what they print for repeatFailures.
+
+func (r *Run) Error(args ...any) {
+	r.Helper()
+	r.failed(fmt.Sprint(args...))
+	r.TB.Error(args...)
+}
+
+func (r *Run) Errorf(format string, args ...any) {
+	r.Helper()
+	r.failed(fmt.Sprintf(format, args...))
+	r.TB.Errorf(format, args...)
+}
+
+func (r *Run) Fatalf(format string, args ...any) {
+	r.Helper()
+	r.failed(fmt.Sprintf(format, args...))
+	r.TB.Fatalf(format, args...)
+}
+
+func (r *Run) failed(why string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.failures = append(r.failures, why)
+}
+
+// repeatFailures prints why the test failed once more. The logs of all programs stand between
+// the failures and the end of the output, and CI shows the end alone.
+func (r *Run) repeatFailures() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.failures) > 0 {
+		r.Logf("the test failed, because:\n%s", strings.Join(r.failures, "\n"))
+	}
 }
 
 // NewRun begins a run: it draws a seed if s.Seed is 0, prints it, and begins a history in
@@ -47,6 +89,7 @@ func NewRun(t testing.TB, s history.Settings, file string) *Run {
 		if s.Suite != "" {
 			r.keep(nil)
 		}
+		r.repeatFailures()
 	})
 	return r
 }

@@ -1,7 +1,7 @@
 package soak
 
 import (
-	"bufio"
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -10,7 +10,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"strings"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -24,6 +24,7 @@ import (
 	"github.com/berth-sandbox/berth/e2e/harness"
 	"github.com/berth-sandbox/berth/e2e/history"
 	"github.com/berth-sandbox/berth/envoy"
+	"github.com/berth-sandbox/berth/internal/wait"
 )
 
 const (
@@ -72,7 +73,11 @@ func newGround(t *testing.T) *ground {
 	return g
 }
 
-// It takes more than 20 s because a round of faults does.
+// mostDurations bounds how long faults are made when too little happens, in *durationFlag.
+const mostDurations = 5
+
+// It takes more than 20 s because a round of faults does. On a busy machine faults take longer and
+// fewer requests are sent: the faults go on until enough has happened for the verdict to mean anything.
 // Invariant: I1, I2, I3
 func TestNoRequestReachesTheWrongSandboxUnderFaults(t *testing.T) {
 	require.GreaterOrEqual(t, *durationFlag, 20*time.Second)
@@ -87,7 +92,7 @@ func TestNoRequestReachesTheWrongSandboxUnderFaults(t *testing.T) {
 	// Allocators are kept running to the end of the test. Faults stop first, then the load.
 	g.KeepAllocators()
 	working, stopWorking := context.WithCancel(t.Context())
-	disturbing, stopDisturbing := context.WithTimeout(t.Context(), *durationFlag)
+	disturbing, stopDisturbing := context.WithTimeout(t.Context(), mostDurations**durationFlag)
 	var disturbed, worked sync.WaitGroup
 	t.Cleanup(func() {
 		stopDisturbing()
@@ -105,16 +110,43 @@ func TestNoRequestReachesTheWrongSandboxUnderFaults(t *testing.T) {
 		}
 	})
 	disturbed.Go(func() { g.churn(disturbing) })
+	disturbed.Go(func() {
+		wait.Sleep(disturbing, *durationFlag)
+		for g.lacks(disturbing) && wait.Sleep(disturbing, lackEvery) {
+		}
+		stopDisturbing()
+	})
 	disturbed.Wait()
 	g.recovers(l)
 	stopWorking()
 	worked.Wait()
 	g.writeRecords()
-	g.writeReceived()
+	received, err := g.received()
+	require.NoError(t, err)
+	for _, r := range received {
+		g.History.Add(r)
+	}
 	h := g.Judge()
 	for _, lack := range tooFew(history.Count(h), *durationFlag) {
 		g.Error(lack)
 	}
+}
+
+// lackEvery is the pause between two counts of what has happened.
+const lackEvery = 5 * time.Second
+
+// lacks reports whether too little has happened so far.
+func (g *ground) lacks(ctx context.Context) bool {
+	records, err := g.Records(ctx)
+	if err != nil {
+		return true
+	}
+	received, err := g.received()
+	if err != nil {
+		return true
+	}
+	h := history.New(slices.Concat(g.History.All(), records, received))
+	return len(tooFew(history.Count(h), *durationFlag)) > 0
 }
 
 // recovers waits until every gateway serves a sandbox again that it could not have
@@ -174,32 +206,36 @@ func (g *ground) writeRecords() {
 	}
 }
 
-// writeReceived records what the pods have received.
-func (g *ground) writeReceived() {
-	g.Helper()
+// received returns what the pods have received. A pod that is killed while it writes may leave the
+// last line of its file unfinished.
+func (g *ground) received() (all []history.Event, err error) {
 	files, err := filepath.Glob(filepath.Join(g.records, "*.jsonl"))
-	require.NoError(g, err)
+	if err != nil {
+		return nil, err
+	}
 	for _, name := range files {
 		raw, err := os.ReadFile(name)
-		require.NoError(g, err)
-		lines := bufio.NewScanner(strings.NewReader(string(raw)))
-		for lines.Scan() {
+		if err != nil {
+			return nil, err
+		}
+		for line := range bytes.Lines(raw) {
+			if !bytes.HasSuffix(line, []byte("\n")) {
+				break
+			}
 			var r struct {
 				At                                       int64
 				Pod, PodUID, Host, Method, Path, Request string
 			}
-			if err := json.Unmarshal(lines.Bytes(), &r); err != nil {
-				// A pod that is killed while it writes may leave the last line unfinished.
-				require.True(g, !lines.Scan() && !strings.HasSuffix(string(raw), "\n"), "%s: %v", name, err)
-				break
+			if err := json.Unmarshal(line, &r); err != nil {
+				return nil, fmt.Errorf("%s: %w", name, err)
 			}
-			g.History.Add(history.Event{
+			all = append(all, history.Event{
 				Kind: history.Received, Began: time.Duration(r.At), Sandbox: harness.SandboxOf(r.Host), Request: r.Request,
 				Pod: r.Pod, PodUID: r.PodUID, What: r.Method + " " + r.Path,
 			})
 		}
-		require.NoError(g, lines.Err())
 	}
+	return all, nil
 }
 
 // tooFew says what has not happened often enough for the verdict to mean anything.
