@@ -128,6 +128,20 @@ func TestHitAllocatesNothing(t *testing.T) {
 	}
 }
 
+func TestEachRequestCountsAsOneHit(t *testing.T) {
+	server, cache := hitServer(t, nil)
+	closed := podRoute
+	closed.Ports = routecache.NewPorts([]uint16{8080})
+	put(server, cache, "abc", podRoute)
+	put(server, cache, "def", closed)
+	put(server, cache, "ghi", podRoute)
+	cache.Release("ghi", routecache.End{})
+	for i, host := range []string{"9000-abc", "9000-abc", "9000-def", "9000-ghi"} {
+		require.NoError(t, server.process(streamOf(t, fromEnvoy(host+"."+domain))))
+		require.Equal(t, uint64(i+1), cache.Stats().Hits, host)
+	}
+}
+
 // BenchmarkHit is what the router does for a request whose route is known, without gRPC.
 func BenchmarkHit(b *testing.B) {
 	const sandboxes = 10_000

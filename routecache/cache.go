@@ -73,7 +73,8 @@ type negative struct {
 
 // Stats counts since the start.
 type Stats struct {
-	// Hits are Lookups and Finds answered from the cache: by a route, negative entry or tombstone.
+	// Hits are Finds that returned a route, and Lookups answered by a negative entry, a tombstone or a
+	// quiesced ID. A Lookup answered by a route does not count, because a Find of the same request did.
 	Hits uint64
 	// Misses are Lookups that needed the allocator.
 	Misses uint64
@@ -131,7 +132,6 @@ func (c *Cache) Find(id sandboxid.Key) (route Route, replies *wire.Answers, ok b
 func (c *Cache) Lookup(ctx context.Context, id sandboxid.Key) (Answer, error) {
 	c.mu.Lock()
 	if r := c.servable(id, c.now()); r != nil {
-		c.stats.Hits++
 		c.mu.Unlock()
 		return Answer{Status: Routable, Route: r.Route}, nil
 	}
@@ -145,10 +145,11 @@ func (c *Cache) lookupOrAsk(ctx context.Context, id sandboxid.Key) (Answer, erro
 	for {
 		a, known, err := c.lookup(id)
 		if waited == nil {
-			if known {
-				c.stats.Hits++
-			} else if err == nil {
+			switch {
+			case !known && err == nil:
 				c.stats.Misses++
+			case known && a.Status != Routable:
+				c.stats.Hits++
 			}
 		}
 		if known || err != nil {

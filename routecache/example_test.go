@@ -173,7 +173,8 @@ func ExampleCache_Dump() {
 func ExampleCache_Stats() {
 	c := example(nil)
 	c.Put("a", pod)
-	_, _ = c.Lookup(context.Background(), key("a"))
+	_, _, _ = c.Find(key("a"))
+	_, _ = c.Lookup(context.Background(), key("a")) // the same request
 	_, _ = c.Lookup(context.Background(), key("b"))
 	s := c.Stats()
 	fmt.Println(s.Hits, "hit,", s.Misses, "miss,", s.Routes, "route")

@@ -34,9 +34,9 @@ func registerCacheMetrics(reg prometheus.Registerer, cache *routecache.Cache, tr
 	gauge := func(name, help string, value func() float64) {
 		errs = append(errs, reg.Register(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, value)))
 	}
-	counter("berth_routecache_hits_total", "Lookups answered from the cache.",
+	counter("berth_routecache_hits_total", "Requests answered from the cache, with a route or a refusal.",
 		func(s routecache.Stats) uint64 { return s.Hits })
-	counter("berth_routecache_misses_total", "Lookups that waited for the allocator.",
+	counter("berth_routecache_misses_total", "Requests that waited for the allocator.",
 		func(s routecache.Stats) uint64 { return s.Misses })
 	counter("berth_routecache_questions_total", "Resolve messages sent to the allocator, one for each sandbox ID that was not known.",
 		func(s routecache.Stats) uint64 { return s.Questions })
