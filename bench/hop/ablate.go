@@ -36,7 +36,12 @@ func ablations() []*scenario {
 		return eachRoute(c, func(r node) { delete(r["route"].(node), "retry_policy") })
 	})
 	without("question-retries", "no retries of a question to the router", func(c node) error {
-		return drop(filterOf(c, "ext_proc")["grpc_service"].(node), "retry_policy")
+		return drop(optionsOf(c, "router"), "retry_policy")
+	})
+	without("question-retries-at-filter", "the retry policy of a question is at the filter, not at the cluster", func(c node) error {
+		options := optionsOf(c, "router")
+		filterOf(c, "ext_proc")["grpc_service"].(node)["retry_policy"] = options["retry_policy"]
+		return drop(options, "retry_policy")
 	})
 	without("forward-rules", "the router gets all headers", processor("forward_rules"))
 	without("mutation-rules", "no rules for what the router may change", processor("mutation_rules"))
@@ -61,11 +66,7 @@ func ablations() []*scenario {
 	without("pod-options", "the default connection options of pods", eachPods(
 		"upstream_connection_options", "typed_extension_protocol_options"))
 	without("router-options", "the default HTTP/2 options of the router's cluster", func(c node) error {
-		for _, of := range clusters(c) {
-			if of["name"] == "router" {
-				of["typed_extension_protocol_options"] = http2Default
-			}
-		}
+		optionsOf(c, "router")["explicit_http_config"] = node{"http2_protocol_options": node{}}
 		return nil
 	})
 	without("overload", "no overload manager", func(c node) error { return drop(c, "overload_manager") })
@@ -91,11 +92,6 @@ func ablations() []*scenario {
 	return all
 }
 
-var http2Default = node{"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": node{
-	"@type":                "type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions",
-	"explicit_http_config": node{"http2_protocol_options": node{}},
-}}
-
 // The parts of a configuration. They panic if it has another shape, which is an error in this program.
 
 func nodes(list any) (all []node) {
@@ -117,6 +113,14 @@ func filterOf(c node, name string) node {
 	all := nodes(connectionManagerOf(c)["http_filters"])
 	i := slices.IndexFunc(all, func(f node) bool { return f["name"] == "envoy.filters.http."+name })
 	return all[i]["typed_config"].(node)
+}
+
+// optionsOf are the HTTP options of a cluster.
+func optionsOf(c node, cluster string) node {
+	all := clusters(c)
+	i := slices.IndexFunc(all, func(of node) bool { return of["name"] == cluster })
+	const options = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
+	return all[i]["typed_extension_protocol_options"].(node)[options].(node)
 }
 
 func virtualHost(c node) node {
