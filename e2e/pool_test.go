@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 )
 
@@ -124,24 +125,24 @@ func TestBadPoolIsRefusedNamingItsField(t *testing.T) {
 
 	// What the API server cannot refuse stands in a condition.
 	for name, c := range map[string]struct {
-		change    func(*corev1.PodSpec)
-		condition string
-		want      string
+		change func(*corev1.PodSpec)
+		reason string
+		want   string
 	}{
 		"host-port": {func(s *corev1.PodSpec) {
 			s.Containers[0].Ports = []corev1.ContainerPort{{ContainerPort: 8080, HostPort: 8080}}
-		}, v1alpha1.PoolAccepted, "hostPort"},
+		}, v1alpha1.PoolPodSecurity, "hostPort"},
 		"privileged": {func(s *corev1.PodSpec) {
 			yes := true
 			s.Containers[0].SecurityContext = &corev1.SecurityContext{Privileged: &yes}
-		}, v1alpha1.PoolAccepted, "privileged"},
+		}, v1alpha1.PoolPodSecurity, "privileged"},
 		"host-path": {func(s *corev1.PodSpec) {
 			s.Volumes = []corev1.Volume{{Name: "root",
 				VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/"}}}}
-		}, v1alpha1.PoolAccepted, "hostPath"},
-		"token": {func(s *corev1.PodSpec) { yes := true; s.AutomountServiceAccountToken = &yes }, v1alpha1.PoolAccepted,
+		}, v1alpha1.PoolPodSecurity, "hostPath"},
+		"token": {func(s *corev1.PodSpec) { yes := true; s.AutomountServiceAccountToken = &yes }, v1alpha1.PoolPodSecurity,
 			"automountServiceAccountToken"},
-		"bad-name": {func(s *corev1.PodSpec) { s.Containers[0].Name = "Not A Name" }, v1alpha1.PoolPodsCreatable,
+		"bad-name": {func(s *corev1.PodSpec) { s.Containers[0].Name = "Not A Name" }, v1alpha1.PoolCreateFailed,
 			"spec.containers[0].name"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -150,7 +151,7 @@ func TestBadPoolIsRefusedNamingItsField(t *testing.T) {
 			e.createPool(p)
 			e.eventually(func() error {
 				for _, got := range e.readPool(p.Name).Status.Conditions {
-					if got.Type == c.condition && got.Status == metav1.ConditionFalse && strings.Contains(got.Message, c.want) {
+					if got.Type == v1alpha1.PoolDegraded && got.Reason == c.reason && strings.Contains(got.Message, c.want) {
 						return nil
 					}
 				}
@@ -173,8 +174,8 @@ func TestPoolOfFailingPodsSaysWhyAndWaits(t *testing.T) {
 	e.createPool(p)
 	var said string
 	e.eventually(func() error {
-		c := meta.FindStatusCondition(e.readPool(p.Name).Status.Conditions, v1alpha1.PoolPodsStable)
-		if c == nil || c.Reason != "BackOff" || !strings.Contains(c.Message, "exit code") {
+		c := meta.FindStatusCondition(e.readPool(p.Name).Status.Conditions, v1alpha1.PoolDegraded)
+		if c == nil || c.Reason != core.PodFailed || !strings.Contains(c.Message, "exit code") {
 			return fmt.Errorf("condition: %+v", c)
 		}
 		said = c.Message
@@ -182,7 +183,7 @@ func TestPoolOfFailingPodsSaysWhyAndWaits(t *testing.T) {
 	})
 	e.eventually(func() error {
 		events, err := e.clients.Kubernetes.CoreV1().Events(p.Namespace).List(t.Context(),
-			metav1.ListOptions{FieldSelector: "reason=BackOff,involvedObject.kind=SandboxPool,involvedObject.name=" + p.Name})
+			metav1.ListOptions{FieldSelector: "reason=Failed,involvedObject.kind=SandboxPool,involvedObject.name=" + p.Name})
 		if err != nil || len(events.Items) == 1 {
 			return err
 		}

@@ -31,8 +31,8 @@ type backOff struct {
 // Trouble says why a pool delays the creation of pods, in text for people. The zero value means
 // that it does not.
 type Trouble struct {
-	// Pod is the last one that ended early, Why what is known of its end.
-	Pod, Why string
+	// Pod is the last one that ended early, Reason one of PodReasons, Why what is known of its end.
+	Pod, Reason, Why string
 	// Retry is when the replacement is created, in whole seconds; zero: it was.
 	Retry time.Time
 }
@@ -40,20 +40,32 @@ type Trouble struct {
 // deletedEarly is why the pod of a pool ended early that was deleted.
 const deletedEarly = "it was deleted before it was ready"
 
+// ends returns why an idle pod ends that is seen to.
+func (p *pod) ends() (reason, why string) {
+	switch {
+	case p.seen.Finished:
+		return cmp.Or(p.seen.Reason, PodFailed), cmp.Or(p.seen.Why, "its containers have ended")
+	case p.seen.Reason == PodEvicted || p.seen.Reason == PodPreempted || p.seen.Reason == PodNodeLost:
+		return p.seen.Reason, p.seen.Why
+	}
+	return PodDeleted, deletedEarly
+}
+
 // mayHaveEndedEarly acts on an idle pod that is seen to end. A pod that was warm for stableAfter, or
 // was deleted after it was warm, has not ended early.
 func (p *pod) mayHaveEndedEarly(now Instant) {
 	switch {
 	case p.seen.Finished && (p.warmAt == 0 || now.Boot-p.warmAt < stableAfter):
-		p.endedEarly(now, cmp.Or(p.seen.Why, "its containers have ended"))
+		p.endedEarly(now)
 	case p.seen.Deleting && p.warmAt == 0:
-		p.endedEarly(now, deletedEarly)
+		p.endedEarly(now)
 	}
 }
 
 // endedEarly notes that an idle pod has ended early. Pods that end during one pause count once. A
 // stranded pod does not count: its replacement was created when it was stranded.
-func (p *pod) endedEarly(now Instant, why string) {
+func (p *pod) endedEarly(now Instant) {
+	reason, why := p.ends()
 	b := &p.pool.backOff
 	if p.outdated || p.stranded() || !p.pool.known || p.pool.Deleting {
 		return
@@ -65,7 +77,7 @@ func (p *pod) endedEarly(now Instant, why string) {
 		b.retryAt = now.Boot + b.pause
 		b.trouble.Retry = now.Wall.Add(b.pause).Truncate(time.Second)
 	}
-	b.trouble.Pod, b.trouble.Why = p.seen.Key.Name, why
+	b.trouble.Pod, b.trouble.Reason, b.trouble.Why = p.seen.Key.Name, reason, why
 }
 
 // becameWarm notes when a pod was warm for the first time.
@@ -97,16 +109,25 @@ func (pool *pool) retry(now time.Duration) {
 	pool.touch()
 }
 
-// stuck says for people which pod of the pool is not ready, and why. It is empty if no pod says
-// why.
-func (pool *pool) stuck() string {
+// stuck returns the most frequent reason for which pods are not ready. The scan of the pool's pods is
+// acceptable once a second, and is left out while all are ready.
+func (pool *pool) stuck() (most Stuck) {
 	if pool.sum(podPending) == 0 {
-		return ""
+		return most
 	}
+	byReason := map[string]Stuck{}
 	for _, p := range pool.sorted(podPending) {
-		if p.seen.Why != "" {
-			return "pod " + p.seen.Key.Name + " is not ready: " + p.seen.Why
+		s := byReason[p.seen.Reason]
+		if s.Pods == 0 {
+			s = Stuck{Reason: p.seen.Reason, Pod: p.seen.Key.Name, Why: p.seen.Why}
+		}
+		s.Pods++
+		byReason[s.Reason] = s
+	}
+	for _, s := range byReason {
+		if s.Reason != "" && (s.Pods > most.Pods || s.Pods == most.Pods && s.Reason < most.Reason) {
+			most = s
 		}
 	}
-	return ""
+	return most
 }

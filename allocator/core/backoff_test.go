@@ -198,16 +198,16 @@ func TestDeletedPodsCountAsEarlyBeforeReady(t *testing.T) {
 
 func TestCountsNameOnePodThatIsStuck(t *testing.T) {
 	s := newSim(t)
-	stuck := func(p *Pod) { p.Ready, p.Why = false, "container sandbox: ImagePullBackOff" }
+	stuck := func(p *Pod) { p.Ready, p.Reason, p.Why = false, PodImagePull, "container sandbox: ImagePullBackOff" }
 	s.recover([]Pool{specA(3)}, []Pod{with(warmPod("a-1"), unready), with(warmPod("a-2"), stuck), with(warmPod("a-3"), stuck)})
-	if counts, _ := s.core.View().Counts(poolA); counts.Stuck != "pod a-2 is not ready: container sandbox: ImagePullBackOff" {
-		t.Errorf("stuck %q", counts.Stuck)
+	if counts, _ := s.core.View().Counts(poolA); counts.Stuck != (Stuck{PodImagePull, "a-2", "container sandbox: ImagePullBackOff", 2}) {
+		t.Errorf("stuck %+v", counts.Stuck)
 	}
 	for range 2 {
 		s.step(PodSeen{warmPod("a-2")})
 		s.step(PodSeen{warmPod("a-3")})
 	}
-	if counts, _ := s.core.View().Counts(poolA); counts.Stuck != "" {
-		t.Errorf("stuck %q", counts.Stuck)
+	if counts, _ := s.core.View().Counts(poolA); counts.Stuck != (Stuck{}) {
+		t.Errorf("stuck %+v", counts.Stuck)
 	}
 }

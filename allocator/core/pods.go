@@ -292,7 +292,7 @@ func (c *Core) podGone(key PodKey) {
 	}
 	sb := p.sandbox
 	if p.phase == podPending && p.warmAt == 0 {
-		p.endedEarly(c.now, deletedEarly)
+		p.endedEarly(c.now)
 	}
 	p.enter(podDeleting, c.now.Boot) // out of the queue
 	p.pool.count(p, -1)

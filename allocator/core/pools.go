@@ -55,6 +55,8 @@ func (pool *pool) counts() Counts {
 		Claimed:   pool.sum(podClaiming) + pool.sum(podClaimed),
 		Releasing: pool.sum(podReleased) + pool.sum(podDeleting),
 		Waiting:   pool.line.Callers(),
+		Outdated:  pool.outdated(podPending) + pool.outdated(podWarm),
+		Stranded:  pool.n[podPending][0][1] + pool.n[podPending][1][1],
 	}
 }
 

@@ -90,8 +90,30 @@ type Pod struct {
 	// AgentPort is that of its agent; 0: it has none. With one, a claim is granted when Configured has
 	// answered Configure.
 	AgentPort uint16
-	// Why says for people why it is not ready or has ended; empty: not known.
-	Why string
+	// Reason is why it is not ready or has ended: one of PodReasons; empty: not known. Why says it for
+	// people, in the words of the kubelet, the scheduler or the API server.
+	Reason, Why string
+}
+
+// Why a pod is not ready or has ended.
+const (
+	PodUnschedulable = "Unschedulable"   // the scheduler finds no node for it
+	PodImagePull     = "ImagePullFailed" // a container waits for its image
+	PodNotStarted    = "StartFailed"     // a container cannot be created or started
+	PodCrashLoop     = "CrashLoop"       // a container ends again and again
+	PodOOMKilled     = "OOMKilled"       // a container needed more memory than its limit
+	PodFailed        = "Failed"          // its containers have ended, or its node refused it
+	PodEvicted       = "Evicted"         // by its kubelet, or through the eviction API
+	PodPreempted     = "Preempted"       // by a pod of higher priority
+	PodNodeLost      = "NodeLost"        // its node was not reachable, is gone or shuts down
+	PodDeleted       = "Deleted"         // by another client before it was ready
+	PodNeverReady    = "NeverReady"      // it was not ready in time
+)
+
+// PodReasons are all of them.
+var PodReasons = []string{
+	PodUnschedulable, PodImagePull, PodNotStarted, PodCrashLoop, PodOOMKilled, PodFailed, PodEvicted, PodPreempted, PodNodeLost,
+	PodDeleted, PodNeverReady,
 }
 
 // Binding is what a claim asks for and gets.
@@ -327,8 +349,21 @@ type Question struct {
 // Counts are a pool's pods by state, and the claims that wait for one.
 type Counts struct {
 	Pending, Warm, Claimed, Releasing, Waiting int
-	// Stuck says which of the pending pods is not ready, and why. Trouble is set while
-	// pods end early. Both are what Core.Counts adds.
-	Stuck   string
+	// Outdated are those of Pending and Warm that were created from an older template. Stranded are those
+	// of Pending that the pool has replaced already, because their nodes are not usable.
+	Outdated, Stranded int
+	// Target is how many warm pods the pool asks for, Wanted how many of them there is room for. Stuck says
+	// why pending pods are not ready, Trouble why the creation of others is delayed. View.Counts adds these.
+	Target  int
+	Wanted  int
+	Stuck   Stuck
 	Trouble Trouble
+}
+
+// Stuck is the most frequent reason for which pending pods of a pool are not ready. The zero value: there is
+// none.
+type Stuck struct {
+	// Reason is one of PodReasons. Pod is one of Pods pods that have it, Why is that pod's.
+	Reason, Pod, Why string
+	Pods             int
 }

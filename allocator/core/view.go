@@ -20,10 +20,12 @@ func (v View) Counts(key PoolKey) (Counts, bool) {
 	}
 	counts := pool.counts()
 	counts.Stuck, counts.Trouble = pool.stuck(), pool.backOff.trouble
+	spec := pool.spec()
+	counts.Target, counts.Wanted = spec.Warm, spec.Wanted(pool.warmCounts().InUse)
 	return counts, true
 }
 
-// AllCounts returns the pods of all pools by state, without Stuck and Trouble.
+// AllCounts returns the pods of all pools by state, without Target, Wanted, Stuck and Trouble.
 func (v View) AllCounts() map[PoolKey]Counts {
 	all := make(map[PoolKey]Counts, len(v.c.pools.byKey))
 	for key, pool := range v.c.pools.byKey {

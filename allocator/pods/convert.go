@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/netip"
-	"slices"
 	"strings"
 	"time"
 
@@ -16,7 +15,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/berth-sandbox/berth/allocator/core"
-	"github.com/berth-sandbox/berth/allocator/kube"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 )
 
@@ -65,8 +63,8 @@ func observe(p *corev1.Pod, log *zap.Logger) core.Pod {
 			seen.Ready = c.Status == corev1.ConditionTrue
 		}
 	}
-	if !seen.Ready {
-		seen.Why = why(p)
+	if !seen.Ready || seen.Deleting {
+		seen.Reason, seen.Why = why(p)
 	}
 	if p.Status.PodIP != "" && !p.Spec.HostNetwork {
 		ip, err := netip.ParseAddr(p.Status.PodIP)
@@ -76,37 +74,6 @@ func observe(p *corev1.Pod, log *zap.Logger) core.Pod {
 		seen.IP = ip.Unmap()
 	}
 	return seen
-}
-
-// maxWhy bounds the explanation taken from a pod's status, in bytes.
-const maxWhy = 256
-
-// why explains why a pod is not ready, or how it ended: from its first container that gives a
-// reason, else from the pod's own status. It is "" for a pod that is only starting.
-func why(p *corev1.Pod) string {
-	for _, c := range slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses) {
-		ended, waits := c.State.Terminated, c.State.Waiting
-		if ended == nil && waits != nil {
-			ended = c.LastTerminationState.Terminated // its previous run
-		}
-		var parts []string
-		if waits != nil && waits.Reason != "" && waits.Reason != "ContainerCreating" && waits.Reason != "PodInitializing" {
-			parts = append(parts, waits.Reason)
-		}
-		if ended != nil && (ended.ExitCode != 0 || p.Status.Phase == corev1.PodSucceeded) {
-			parts = append(parts, strings.TrimSpace(fmt.Sprintf("exit code %d %s", ended.ExitCode, ended.Reason)))
-		}
-		if len(parts) > 0 {
-			return kube.Bounded(fmt.Sprintf("container %s: %s", c.Name, strings.Join(parts, ", ")), maxWhy)
-		}
-	}
-	parts := []string{p.Status.Reason, p.Status.Message}
-	for _, c := range p.Status.Conditions {
-		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse {
-			parts = append(parts, c.Reason, c.Message)
-		}
-	}
-	return kube.Bounded(strings.Join(slices.DeleteFunc(parts, func(s string) bool { return s == "" }), ": "), maxWhy)
 }
 
 // buildVersion changes whenever Build makes a different pod from the same template, so that idle

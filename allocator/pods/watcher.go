@@ -52,6 +52,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 
 // slim keeps only the fields that this package reads, so that the cache stays small.
 func slim(p *corev1.Pod) *corev1.Pod {
+	reason, words := why(p)
 	slim := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
 			Name: p.Name, Namespace: p.Namespace, UID: p.UID, ResourceVersion: p.ResourceVersion,
@@ -59,7 +60,7 @@ func slim(p *corev1.Pod) *corev1.Pod {
 			Labels: map[string]string{},
 		},
 		Spec:   corev1.PodSpec{NodeName: p.Spec.NodeName, HostNetwork: p.Spec.HostNetwork},
-		Status: corev1.PodStatus{Phase: p.Status.Phase, PodIP: p.Status.PodIP, Message: why(p)},
+		Status: corev1.PodStatus{Phase: p.Status.Phase, PodIP: p.Status.PodIP, Reason: reason, Message: words},
 	}
 	if agentPort(p) != 0 {
 		slim.Spec.Containers = []corev1.Container{{Command: p.Spec.Containers[0].Command}}

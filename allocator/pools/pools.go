@@ -12,12 +12,10 @@ import (
 	"time"
 
 	"go.uber.org/zap"
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/record"
 
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/allocator/kube"
@@ -48,6 +46,8 @@ type Pools struct {
 	mu        sync.Mutex
 	pools     map[core.PoolKey]seen
 	createErr map[core.PoolKey]error // of the last pod creation
+
+	correlator *record.EventCorrelator // used by Maintain alone
 }
 
 // New returns Pools, or an error that names the missing options.
@@ -56,7 +56,10 @@ func New(o Options) (*Pools, error) {
 		return nil, err
 	}
 	r := kube.Resource{Client: o.Clients.Berth, Name: resource, Namespace: o.Namespace}
-	return &Pools{o: o, resource: r, pools: map[core.PoolKey]seen{}, createErr: map[core.PoolKey]error{}}, nil
+	return &Pools{
+		o: o, resource: r, pools: map[core.PoolKey]seen{}, createErr: map[core.PoolKey]error{},
+		correlator: record.NewEventCorrelatorWithOptions(record.CorrelatorOptions{}),
+	}, nil
 }
 
 // seen is the latest observation of a pool.
@@ -110,7 +113,7 @@ func (p *Pools) All() []*v1alpha1.SandboxPool {
 	return all
 }
 
-// CreateResult records how the latest creation of a pod went, for the condition PodsCreatable.
+// CreateResult records how the latest creation of a pod went, for the condition Degraded.
 func (p *Pools) CreateResult(key core.PoolKey, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -231,11 +234,9 @@ func (p *Pools) maintain(ctx context.Context, pool *v1alpha1.SandboxPool, counts
 	} else if known { // an unknown count must not show as 0
 		if status := p.status(pool, counts); !equality.Semantic.DeepEqual(status, pool.Status) {
 			err = p.patch(ctx, pool, map[string]any{"status": status}, "status")
-			for _, kind := range []string{v1alpha1.PoolAccepted, v1alpha1.PoolPodsCreatable, v1alpha1.PoolPodsStable} {
-				c := meta.FindStatusCondition(status.Conditions, kind)
-				if err == nil && c.Status == metav1.ConditionFalse && !meta.IsStatusConditionFalse(pool.Status.Conditions, kind) {
-					// The write was conditional, so this process turned the condition.
-					p.warn(ctx, pool, c)
+			if err == nil { // the write was conditional, so this process has changed the conditions
+				for _, e := range transitions(pool.Status.Conditions, status.Conditions) {
+					p.emit(ctx, pool, e)
 				}
 			}
 		}
@@ -245,24 +246,6 @@ func (p *Pools) maintain(ctx context.Context, pool *v1alpha1.SandboxPool, counts
 	}
 	if err != nil && ctx.Err() == nil {
 		p.o.Log.Warn("pool not updated, retrying", zap.String("pool", pool.Name), zap.Error(err))
-	}
-}
-
-// warn emits an Event for a condition. It makes one attempt, because the condition stays visible.
-func (p *Pools) warn(ctx context.Context, pool *v1alpha1.SandboxPool, c *metav1.Condition) {
-	call, cancel := context.WithTimeout(ctx, kube.CallTimeout)
-	defer cancel()
-	now := metav1.Now()
-	_, err := p.o.Clients.Kubernetes.CoreV1().Events(pool.Namespace).Create(call, &corev1.Event{
-		ObjectMeta: metav1.ObjectMeta{GenerateName: pool.Name + "-", Namespace: pool.Namespace},
-		InvolvedObject: corev1.ObjectReference{
-			APIVersion: v1alpha1.GroupVersion().String(), Kind: "SandboxPool", Namespace: pool.Namespace, Name: pool.Name, UID: pool.UID,
-		},
-		Type: corev1.EventTypeWarning, Reason: c.Reason, Message: kube.Bounded(c.Message, maxEventMessage), Source: corev1.EventSource{Component: "berth-allocator"},
-		FirstTimestamp: now, LastTimestamp: now, Count: 1,
-	}, metav1.CreateOptions{})
-	if err != nil && ctx.Err() == nil {
-		p.o.Log.Warn("Event not created", zap.String("pool", pool.Name), zap.String("reason", c.Reason), zap.Error(err))
 	}
 }
 
@@ -315,75 +298,14 @@ func (p *Pools) status(pool *v1alpha1.SandboxPool, counts core.Counts) v1alpha1.
 		ObservedGeneration: pool.Generation,
 		Warm:               int32(counts.Warm), Pending: int32(counts.Pending),
 		Claimed: int32(counts.Claimed), Releasing: int32(counts.Releasing),
-		Conditions: slices.Clone(pool.Status.Conditions),
-	}
-	// A condition is true for the reason good. With a problem it is false for the reason bad.
-	set := func(kind, good, bad, problem string) {
-		c := metav1.Condition{Type: kind, Status: metav1.ConditionTrue, Reason: good, ObservedGeneration: pool.Generation}
-		if problem != "" {
-			c.Status, c.Reason, c.Message = metav1.ConditionFalse, bad, problem
-		}
-		meta.SetStatusCondition(&s.Conditions, c)
-	}
-	unstable := ""
-	if t := counts.Trouble; t != (core.Trouble{}) {
-		next := "a replacement is being tried"
-		if !t.Retry.IsZero() {
-			next = "the next attempt is at " + t.Retry.UTC().Format(time.RFC3339)
-		}
-		unstable = fmt.Sprintf("pod %s ended before it could be used: %s; %s", t.Pod, t.Why, next)
-	}
-	refused, by := p.check(pool), "PodSecurity"
-	switch {
-	case errors.Is(refused, pods.ErrAgent):
-		by = "Agent"
-	case errors.Is(refused, pods.ErrPreStop):
-		by = "PreStop"
+		Waiting: int32(counts.Waiting), Outdated: int32(counts.Outdated),
 	}
 	p.mu.Lock()
 	createErr := p.createErr[keyOf(pool)]
 	p.mu.Unlock()
-	set(v1alpha1.PoolPodsStable, "Stable", "BackOff", unstable)
-	set(v1alpha1.PoolAccepted, "Accepted", by, message(refused))
-	set(v1alpha1.PoolPodsCreatable, "Creatable", "CreateFailed", message(createErr))
-	meta.SetStatusCondition(&s.Conditions, ready(pool, counts, s.Conditions))
+	s.Conditions = known{pool: pool, counts: counts, refused: p.check(pool), createErr: createErr}.conditions()
 	return s
 }
-
-// ready returns the condition Ready. If the pool lacks warm pods, its reason is that of the first
-// condition that is false, and else Filling.
-func ready(pool *v1alpha1.SandboxPool, counts core.Counts, others []metav1.Condition) metav1.Condition {
-	c := metav1.Condition{Type: v1alpha1.PoolReady, Status: metav1.ConditionTrue, Reason: "Warm", ObservedGeneration: pool.Generation}
-	if counts.Warm >= int(pool.Spec.Warm) {
-		return c
-	}
-	c.Message = fmt.Sprintf("%d of %d pods are warm", counts.Warm, pool.Spec.Warm)
-	if counts.Stuck != "" {
-		c.Message += "; " + counts.Stuck
-	}
-	c.Reason = "Filling"
-	for _, kind := range []string{v1alpha1.PoolAccepted, v1alpha1.PoolPodsCreatable, v1alpha1.PoolPodsStable} {
-		if meta.IsStatusConditionFalse(others, kind) {
-			why := meta.FindStatusCondition(others, kind)
-			c.Reason, c.Message = why.Reason, kube.Bounded(c.Message+"; "+why.Message, maxMessage)
-			break
-		}
-	}
-	// A claim takes a warm pod and the pool makes another one, so the counts alone would turn the
-	// condition with every claim.
-	was := meta.FindStatusCondition(pool.Status.Conditions, v1alpha1.PoolReady)
-	if was == nil || was.Status != metav1.ConditionTrue || was.ObservedGeneration != pool.Generation || counts.Warm == 0 {
-		c.Status = metav1.ConditionFalse
-	}
-	return c
-}
-
-// maxMessage bounds the message of a condition, in bytes. A message that names every container of a
-// template could exceed the API server's limit, and then no status would be written at all.
-const maxMessage = 4 << 10
-
-// maxEventMessage bounds the message of an Event, in bytes.
-const maxEventMessage = 1000
 
 // message is empty for no error.
 func message(err error) string {

@@ -152,22 +152,27 @@ type watched struct {
 	clients *kube.Clients
 	pools   *pools.Pools
 	sink    *sink
-	mu      sync.Mutex
-	counts  core.Counts // of every pool
+	said    *said
+}
+
+// said is what the core says of every pool.
+type said struct {
+	mu     sync.Mutex
+	counts core.Counts
 }
 
 // counted says what the core counts from now on.
 func (w *watched) counted(c core.Counts) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.counts = c
+	w.said.mu.Lock()
+	defer w.said.mu.Unlock()
+	w.said.counts = c
 }
 
 func watch(t *testing.T) *watched {
 	cluster := shared.Start(t)
 	clients, err := kube.NewClients(cluster.RestConfig(), 0, 0)
 	require.NoError(t, err)
-	w := &watched{T: t, clients: clients, sink: &sink{}}
+	w := &watched{T: t, clients: clients, sink: &sink{}, said: &said{}}
 	w.pools = newPools(t, clients, w.sink.Submit)
 	_, _, err = w.pools.List(t.Context())
 	require.NoError(t, err)
@@ -176,9 +181,9 @@ func watch(t *testing.T) *watched {
 	running.Go(func() error { return w.pools.Run(ctx) })
 	running.Go(func() error {
 		w.pools.Maintain(ctx, func(context.Context, core.PoolKey) (core.Counts, bool) {
-			w.mu.Lock()
-			defer w.mu.Unlock()
-			return w.counts, true
+			w.said.mu.Lock()
+			defer w.said.mu.Unlock()
+			return w.said.counts, true
 		})
 		return nil
 	})
@@ -188,7 +193,7 @@ func watch(t *testing.T) *watched {
 
 // in is the same for a subtest.
 func (w *watched) in(t *testing.T) *watched {
-	return &watched{T: t, clients: w.clients, pools: w.pools, sink: w.sink}
+	return &watched{T: t, clients: w.clients, pools: w.pools, sink: w.sink, said: w.said}
 }
 
 func (w *watched) create(pool *v1alpha1.SandboxPool) {
@@ -270,9 +275,11 @@ func (w *watched) known(name string, refused bool) core.Pool {
 	return pool
 }
 
-func condition(kind string, status metav1.ConditionStatus) func(v1alpha1.SandboxPoolStatus) bool {
+// degraded is the condition Degraded with that reason.
+func degraded(reason string) func(v1alpha1.SandboxPoolStatus) bool {
 	return func(s v1alpha1.SandboxPoolStatus) bool {
-		return meta.IsStatusConditionPresentAndEqual(s.Conditions, kind, status)
+		c := meta.FindStatusCondition(s.Conditions, v1alpha1.PoolDegraded)
+		return c != nil && c.Reason == reason && (c.Status == metav1.ConditionFalse) == (reason == v1alpha1.PoolHealthy)
 	}
 }
 
@@ -281,6 +288,7 @@ func TestPools(t *testing.T) {
 
 	t.Run("a refused template reaches the core and the status of the pool, and so does its mend", func(t *testing.T) {
 		w := w.in(t)
+		w.counted(core.Counts{Target: 2, Wanted: 2})
 		pool := stack.DemoPool("default", "refused", 2)
 		pool.Spec.Template.Spec.HostPID = true
 		w.create(pool)
@@ -288,8 +296,8 @@ func TestPools(t *testing.T) {
 		refused := w.known("refused", true)
 		require.Equal(t, key, refused.Key)
 		require.Equal(t, 2, refused.Warm)
-		status := w.until("refused", "the status does not say it", condition(v1alpha1.PoolAccepted, metav1.ConditionFalse))
-		accepted := meta.FindStatusCondition(status.Conditions, v1alpha1.PoolAccepted)
+		status := w.until("refused", "the status does not say it", degraded(v1alpha1.PoolPodSecurity))
+		accepted := meta.FindStatusCondition(status.Conditions, v1alpha1.PoolDegraded)
 		require.Equal(t, "PodSecurity", accepted.Reason)
 		require.Contains(t, accepted.Message, "hostPID=true")
 		require.Contains(t, accepted.Message, "--pod-security")
@@ -304,8 +312,8 @@ func TestPools(t *testing.T) {
 
 		w.change("refused", map[string]any{"hostPID": nil})
 		require.NotEqual(t, refused.Template, w.known("refused", false).Template)
-		status = w.until("refused", "the mend is not seen", condition(v1alpha1.PoolAccepted, metav1.ConditionTrue))
-		accepted = meta.FindStatusCondition(status.Conditions, v1alpha1.PoolAccepted)
+		status = w.until("refused", "the mend is not seen", degraded(v1alpha1.PoolHealthy))
+		accepted = meta.FindStatusCondition(status.Conditions, v1alpha1.PoolDegraded)
 		require.Empty(t, accepted.Message)
 		got, ok := w.pools.Get(key)
 		require.True(t, ok)
@@ -315,8 +323,8 @@ func TestPools(t *testing.T) {
 			"name": "sandbox", "image": "none", "lifecycle": map[string]any{"preStop": map[string]any{"exec": map[string]any{"command": []any{"true"}}}},
 		}}})
 		w.known("refused", true)
-		status = w.until("refused", "the status does not name the handler", condition(v1alpha1.PoolAccepted, metav1.ConditionFalse))
-		accepted = meta.FindStatusCondition(status.Conditions, v1alpha1.PoolAccepted)
+		status = w.until("refused", "the status does not name the handler", degraded(v1alpha1.PoolPreStop))
+		accepted = meta.FindStatusCondition(status.Conditions, v1alpha1.PoolDegraded)
 		require.Equal(t, "PreStop", accepted.Reason)
 		require.Contains(t, accepted.Message, "containers[0].lifecycle.preStop.exec")
 
@@ -324,7 +332,7 @@ func TestPools(t *testing.T) {
 		w.known("refused", false)
 		w.change("refused", map[string]any{"automountServiceAccountToken": true})
 		w.known("refused", true)
-		w.until("refused", "the status does not say it again", condition(v1alpha1.PoolAccepted, metav1.ConditionFalse))
+		w.until("refused", "the status does not say it again", degraded(v1alpha1.PoolPodSecurity))
 		_, ok = w.pools.Get(key)
 		require.False(t, ok, "a pod can be made from it")
 	})
@@ -394,9 +402,11 @@ func TestPools(t *testing.T) {
 				fmt.Sprintf("%s-%d", strings.Repeat("c", 58), i), corev1.Container{SecurityContext: privileged()}))
 		}
 		w.create(pool)
-		w.until("verbose", "no status is written", condition(v1alpha1.PoolAccepted, metav1.ConditionFalse))
+		w.until("verbose", "no status is written", degraded(v1alpha1.PoolPodSecurity))
+		w.change("verbose", map[string]any{"containers": []any{map[string]any{"name": "sandbox", "image": "none"}}})
+		w.counted(core.Counts{Target: 1, Wanted: 1})
 		w.pools.CreateResult(core.PoolKey{Namespace: "default", Name: "verbose"}, fmt.Errorf("%s", strings.Repeat("\u00e9", 40<<10)))
-		w.until("verbose", "no status is written", condition(v1alpha1.PoolPodsCreatable, metav1.ConditionFalse))
+		w.until("verbose", "no status is written", degraded(v1alpha1.PoolCreateFailed))
 		events := w.events("verbose", 2)
 		require.Len(t, events, 2)
 		require.Regexp(t, "^Warning CreateFailed: ", events[0])
@@ -407,9 +417,10 @@ func TestPools(t *testing.T) {
 		w := w.in(t)
 		key := core.PoolKey{Namespace: "default", Name: "again"}
 		w.create(stack.DemoPool("default", "again", 1))
-		w.until("again", "no status is written", condition(v1alpha1.PoolAccepted, metav1.ConditionTrue))
+		w.until("again", "no status is written", degraded(v1alpha1.PoolHealthy))
+		w.counted(core.Counts{Target: 1, Wanted: 1})
 		w.pools.CreateResult(key, apierrors.NewBadRequest("of the first one"))
-		w.until("again", "the status does not show the error", condition(v1alpha1.PoolPodsCreatable, metav1.ConditionFalse))
+		w.until("again", "the status does not show the error", degraded(v1alpha1.PoolCreateFailed))
 		require.NoError(t, w.clients.Berth.Delete().Namespace("default").Resource("sandboxpools").Name("again").Do(t.Context()).Error())
 		_, ok := w.pools.Get(key)
 		require.True(t, ok, "it is there until it is drained")
@@ -419,8 +430,8 @@ func TestPools(t *testing.T) {
 		require.False(t, ok, "a pod can be made from it")
 
 		w.create(stack.DemoPool("default", "again", 1))
-		status := w.until("again", "no status is written", condition(v1alpha1.PoolAccepted, metav1.ConditionTrue))
-		require.True(t, condition(v1alpha1.PoolPodsCreatable, metav1.ConditionTrue)(status), "the error of another pool of that name: %+v", status.Conditions)
+		status := w.until("again", "no status is written", degraded(v1alpha1.PoolHealthy))
+		require.False(t, degraded(v1alpha1.PoolCreateFailed)(status), "the error of another pool of that name: %+v", status.Conditions)
 	})
 }
 
@@ -449,41 +460,57 @@ func TestFinalizerIsRemovedFromAChangedPool(t *testing.T) {
 	require.EqualValues(t, 2, patches.Load(), "the finalizer is still there")
 }
 
-func TestFailingPodsShowInOneConditionAndOneEvent(t *testing.T) {
+func TestTroubleOfAPoolMakesFewEvents(t *testing.T) {
 	w := watch(t)
 	w.create(stack.DemoPool("default", "ends", 3))
-	condition := func(name, reason, text string) func(v1alpha1.SandboxPoolStatus) bool {
-		return func(s v1alpha1.SandboxPoolStatus) bool {
-			c := meta.FindStatusCondition(s.Conditions, name)
+	n := core.Counts{Target: 3, Wanted: 3}
+	expect := func(c core.Counts, kind, reason, text string) v1alpha1.SandboxPoolStatus {
+		t.Helper()
+		w.counted(c)
+		return w.until("ends", text, func(s v1alpha1.SandboxPoolStatus) bool {
+			c := meta.FindStatusCondition(s.Conditions, kind)
 			return c != nil && c.Reason == reason && strings.Contains(c.Message, text)
-		}
+		})
 	}
-	w.until("ends", "stable at first", condition(v1alpha1.PoolPodsStable, "Stable", ""))
-	w.until("ends", "filling at first", condition(v1alpha1.PoolReady, "Filling", "0 of 3 pods are warm"))
-	w.counted(core.Counts{Stuck: "pod ends-x is not ready: container sandbox: ImagePullBackOff"})
-	w.until("ends", "what is stuck", condition(v1alpha1.PoolReady, "Filling", "0 of 3 pods are warm; pod ends-x is not ready: container sandbox: ImagePullBackOff"))
-
-	trouble := core.Trouble{Pod: "ends-1", Why: "container sandbox: exit code 1 Error", Retry: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)}
+	expect(n, v1alpha1.PoolReady, v1alpha1.PoolFilling, "0 of 3 pods are warm")
+	stuck := n
+	stuck.Stuck = core.Stuck{Reason: core.PodImagePull, Pod: "ends-x", Pods: 2, Why: "container sandbox: ImagePullBackOff: not found"}
+	const pull = "2 pods are not ready, such as pod ends-x: container sandbox: ImagePullBackOff: not found"
+	for range 2 {
+		expect(stuck, v1alpha1.PoolReady, core.PodImagePull, "0 of 3 pods are warm; "+pull)
+	}
+	failing := n
+	failing.Trouble = core.Trouble{
+		Pod: "ends-1", Reason: core.PodFailed, Why: "container sandbox: exit code 1 Error", Retry: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC),
+	}
 	const first = "pod ends-1 ended before it could be used: container sandbox: exit code 1 Error; the next attempt is at 2026-01-02T03:04:05Z"
-	w.counted(core.Counts{Trouble: trouble})
-	w.until("ends", "the end", condition(v1alpha1.PoolPodsStable, "BackOff", first))
-	w.until("ends", "not only filling", condition(v1alpha1.PoolReady, "BackOff", "0 of 3"))
-	trouble.Pod, trouble.Retry = "ends-2", time.Time{}
-	w.counted(core.Counts{Trouble: trouble})
-	w.until("ends", "an attempt", condition(v1alpha1.PoolPodsStable, "BackOff", "a replacement is being tried"))
-	w.counted(core.Counts{Warm: 3})
-	status := w.until("ends", "stable again", condition(v1alpha1.PoolPodsStable, "Stable", ""))
+	expect(failing, v1alpha1.PoolDegraded, core.PodFailed, first)
+	failing.Trouble.Pod, failing.Trouble.Retry = "ends-2", time.Time{}
+	expect(failing, v1alpha1.PoolDegraded, core.PodFailed, "a replacement is being tried")
+	n.Warm = 3
+	status := expect(n, v1alpha1.PoolDegraded, v1alpha1.PoolHealthy, "")
 	require.True(t, meta.IsStatusConditionTrue(status.Conditions, v1alpha1.PoolReady))
-
-	require.Equal(t, []string{"Warning BackOff: " + first}, w.events("ends", 1))
+	want := []string{"Normal Recovered: it was: Failed", "Warning Failed: " + first, "Warning ImagePullFailed: " + pull}
+	require.Equal(t, want, w.events("ends", 3))
+	expect(stuck, v1alpha1.PoolDegraded, core.PodImagePull, pull) // the same again counts in the first Event
+	expect(n, v1alpha1.PoolDegraded, v1alpha1.PoolHealthy, "")
+	n.Outdated = 3
+	expect(n, v1alpha1.PoolProgressing, v1alpha1.PoolRollingOut, "3 idle pods are of an older template")
+	n.Outdated = 0
+	expect(n, v1alpha1.PoolProgressing, v1alpha1.PoolSettled, "")
+	want = append([]string{want[0], "Normal Recovered: it was: ImagePullFailed", "Normal RolledOut: all idle pods are of the current template", "Normal RollingOut: 3 idle pods are of an older template"}, want[1:]...)
+	require.Equal(t, want, w.events("ends", len(want)))
 }
 
 // Ready is what "kubectl wait" and health checks look at.
 func TestReadyLastsWhilePodsAreClaimed(t *testing.T) {
 	w := watch(t)
 	w.create(stack.DemoPool("default", "ready", 3))
+	target := 3
 	expect := func(counts core.Counts, status metav1.ConditionStatus, reason, message string) metav1.Condition {
 		t.Helper()
+		counts.Target = target
+		counts.Wanted = target
 		w.counted(counts)
 		got := w.until("ready", message, func(s v1alpha1.SandboxPoolStatus) bool {
 			c := meta.FindStatusCondition(s.Conditions, v1alpha1.PoolReady)
@@ -500,6 +527,7 @@ func TestReadyLastsWhilePodsAreClaimed(t *testing.T) {
 	expect(core.Counts{}, metav1.ConditionFalse, "Filling", "0 of 3 pods are warm")
 	expect(core.Counts{Warm: 1}, metav1.ConditionFalse, "Filling", "1 of 3 pods are warm")
 	expect(core.Counts{Warm: 3}, metav1.ConditionTrue, "Warm", "")
+	target = 4
 	w.patch("ready", map[string]any{"warm": 4}) // kubectl wait after a change waits for the new number
 	expect(core.Counts{Warm: 3}, metav1.ConditionFalse, "Filling", "3 of 4 pods are warm")
 	require.Empty(t, w.events("ready", 0))

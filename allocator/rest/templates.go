@@ -5,7 +5,6 @@ import (
 	"net/http"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/meta"
 
 	"github.com/berth-sandbox/berth/allocator/access"
 	"github.com/berth-sandbox/berth/api/openapi"
@@ -40,7 +39,7 @@ func (a *api) listTemplates(w *reply, _ *http.Request) error {
 			EnvdVersion: agentVersionOf(pool), BuildStatus: openapi.TemplateBuildStatusReady,
 		}
 		shown.CPUCount, shown.MemoryMB, shown.DiskSizeMB = resourcesOf(pool)
-		if meta.IsStatusConditionFalse(pool.Status.Conditions, v1alpha1.PoolAccepted) {
+		if pool.Status.TemplateRefused() {
 			shown.BuildStatus = openapi.TemplateBuildStatusError
 		}
 		all = append(all, shown)

@@ -40,7 +40,7 @@ func TestSandboxShowsLimitsOfItsPool(t *testing.T) {
 
 func TestPoolsAreShownAsTemplates(t *testing.T) {
 	refused := poolOf("node")
-	refused.Status.Conditions = []metav1.Condition{{Type: v1alpha1.PoolAccepted, Status: metav1.ConditionFalse}}
+	refused.Status.Conditions = []metav1.Condition{{Type: v1alpha1.PoolDegraded, Status: metav1.ConditionTrue, Reason: v1alpha1.PoolPodSecurity}}
 	h := handler(t, &fake{pools: []*v1alpha1.SandboxPool{refused, poolOf("python")}})
 	w := call(h, "GET", "/templates", "")
 	require.JSONEq(t, `[

@@ -16,12 +16,14 @@ import (
 // +kubebuilder:printcolumn:name="Warm",type=integer,JSONPath=`.status.warm`,description="Pods that can be claimed now"
 // +kubebuilder:printcolumn:name="Pending",type=integer,JSONPath=`.status.pending`,description="Pods that are not ready yet"
 // +kubebuilder:printcolumn:name="Claimed",type=integer,JSONPath=`.status.claimed`,description="Live sandboxes"
-// +kubebuilder:printcolumn:name="Releasing",type=integer,JSONPath=`.status.releasing`,priority=1,description="Pods of released sandboxes"
-// +kubebuilder:printcolumn:name="Max",type=integer,JSONPath=`.spec.maxPods`,priority=1,description="The most pods of any kind"
+// +kubebuilder:printcolumn:name="Waiting",type=integer,JSONPath=`.status.waiting`,description="Claims that wait for a pod"
 // +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`
 // +kubebuilder:printcolumn:name="Reason",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].reason`,description="Why the pool lacks warm pods"
-// +kubebuilder:printcolumn:name="Message",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].message`,priority=1
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+// +kubebuilder:printcolumn:name="Releasing",type=integer,JSONPath=`.status.releasing`,priority=1,description="Pods of released sandboxes"
+// +kubebuilder:printcolumn:name="Outdated",type=integer,JSONPath=`.status.outdated`,priority=1,description="Idle pods of an older template"
+// +kubebuilder:printcolumn:name="Max",type=integer,JSONPath=`.spec.maxPods`,priority=1,description="The most pods of any kind"
+// +kubebuilder:printcolumn:name="Message",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].message`,priority=1
 // +kubebuilder:validation:XValidation:rule="size(self.metadata.name) <= 40",message="metadata.name: at most 40 characters, because pod names are made from it"
 type SandboxPool struct {
 	metav1.TypeMeta   `json:",inline"`
@@ -357,26 +359,55 @@ type PodTemplateMetadata struct {
 const (
 	// PoolReady becomes True when the pool has as many warm pods as it asks for. It stays True
 	// while the spec stays as it is and a warm pod is left. The reason is Warm, or why pods are
-	// missing: that of the first other condition which is False, else Filling.
+	// missing: that of Degraded, MaxPods or Filling.
 	PoolReady = "Ready"
-	// PoolAccepted is False when the template asks for more than the allocator's
-	// --pod-security allows (reason PodSecurity), has a preStop action other than
-	// sleep (reason PreStop), or leaves no room for the agent (reason Agent). No pod is made from it then; the message names what is
-	// refused.
-	PoolAccepted = "Accepted"
-	// PoolPodsStable is False while pods of the pool end before they can be used: before
-	// they were ready, or within 10 s of that. Their replacements are then made after a
-	// pause (reason BackOff), of 1 s at first, twice as long each time, 60 s at most; the
-	// message says how the last pod ended and when the next one is made. Pods that were
-	// claimed are replaced at once, also when their sandboxes end soon. It is True again
-	// when a pod has been ready for 10 s and none has ended early meanwhile, and when the
-	// template has changed. A pod whose containers start again and again is not replaced:
-	// the message of Ready says what it waits for.
-	PoolPodsStable = "PodsStable"
-	// PoolPodsCreatable is False when the API server refused the last pod made from the template
-	// (reason CreateFailed). The message is the server's and names the field.
-	PoolPodsCreatable = "PodsCreatable"
+	// PoolProgressing is True while the pool creates, replaces or deletes pods: reasons Filling,
+	// RollingOut, Shrinking and Draining. Else the reason is Settled, or that of Degraded if pods are
+	// missing.
+	PoolProgressing = "Progressing"
+	// PoolDegraded is True while something keeps the pool from what it asks for. The message quotes
+	// the API server, the scheduler or the kubelet. Reasons:
+	//   - PodSecurity, PreStop, Agent: no pod is made from the template, because it asks for more than
+	//     the allocator's --pod-security allows, has a preStop action other than sleep, or leaves no
+	//     room for the agent;
+	//   - QuotaExceeded, CreateFailed: the API server refused the last pod;
+	//   - Unschedulable, ImagePullFailed, StartFailed, CrashLoop, OOMKilled, Failed, Evicted, Preempted,
+	//     NodeLost, Deleted, NeverReady: pods do not become ready, or end before they can be used:
+	//     before they were ready, or within 10 s of that. The replacements of pods that end are then made
+	//     after a pause, of 1 s at first, twice as long each time, 60 s at most;
+	//   - NodesUnusable: idle pods are on nodes that are cordoned or not ready, and their replacements
+	//     are missing.
+	// Pods that were claimed are replaced at once, also when their sandboxes end soon.
+	PoolDegraded = "Degraded"
 )
+
+// Reasons of the conditions, beside those of pods.
+const (
+	PoolWarm          = "Warm"
+	PoolFilling       = "Filling"
+	PoolMaxPods       = "MaxPods"
+	PoolRollingOut    = "RollingOut"
+	PoolShrinking     = "Shrinking"
+	PoolDraining      = "Draining"
+	PoolSettled       = "Settled"
+	PoolHealthy       = "Healthy"
+	PoolPodSecurity   = "PodSecurity"
+	PoolPreStop       = "PreStop"
+	PoolAgentRefused  = "Agent"
+	PoolQuotaExceeded = "QuotaExceeded"
+	PoolCreateFailed  = "CreateFailed"
+	PoolNodesUnusable = "NodesUnusable"
+)
+
+// TemplateRefused reports whether the conditions say that no pod is made from the template.
+func (s *SandboxPoolStatus) TemplateRefused() bool {
+	for _, c := range s.Conditions {
+		if c.Type == PoolDegraded && c.Status == metav1.ConditionTrue {
+			return c.Reason == PoolPodSecurity || c.Reason == PoolPreStop || c.Reason == PoolAgentRefused
+		}
+	}
+	return false
+}
 
 // SandboxPoolStatus is what the allocator last saw.
 type SandboxPoolStatus struct {
@@ -396,7 +427,13 @@ type SandboxPoolStatus struct {
 	// router sends requests to them any more.
 	// +optional
 	Releasing int32 `json:"releasing"`
-	// conditions are Ready, Accepted, PodsCreatable and PodsStable.
+	// waiting is the number of claims that wait for a pod.
+	// +optional
+	Waiting int32 `json:"waiting"`
+	// outdated is the number of idle pods that were made from an older template.
+	// +optional
+	Outdated int32 `json:"outdated"`
+	// conditions are Ready, Progressing and Degraded.
 	// +optional
 	// +listType=map
 	// +listMapKey=type

@@ -232,7 +232,9 @@ func poolOf(name string) openapi.Pool {
 	p := openapi.Pool{
 		Name: name, CreatedAt: noon.Add(-time.Hour), Generation: 1, Spec: openapi.PoolSpec{Warm: 3, Images: []string{"image:1"}, IdleTimeout: 3600},
 		Counts:     openapi.PoolCounts{Warm: 2, Pending: 1, Claimed: 4, WaitingClaims: 5},
-		Conditions: []openapi.Condition{{Type: "Accepted", Status: "True"}, {Type: "Ready", Status: "False", Message: "2 of 3 pods are warm"}},
+		Conditions: []openapi.Condition{
+			{Type: "Ready", Status: "False", Reason: "Filling", Message: "2 of 3 pods are warm"}, {Type: "Degraded", Status: "False", Reason: "Healthy"},
+		},
 	}
 	if name == "python" {
 		p.Spec.MaxPods = 10

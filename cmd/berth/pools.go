@@ -31,8 +31,8 @@ func (o *output) pools() view[openapi.Pool] {
 				return fmt.Sprint(p.Spec.MaxPods)
 			}},
 			{name: "WAITING", text: func(p openapi.Pool) string { return fmt.Sprint(p.Counts.WaitingClaims) }},
-			{name: "ACCEPTED", colour: true, text: func(p openapi.Pool) string { return condition(p, "Accepted").Status }},
 			{name: "READY", colour: true, text: func(p openapi.Pool) string { return condition(p, "Ready").Status }},
+			{name: "REASON", text: func(p openapi.Pool) string { return condition(p, "Ready").Reason }},
 			{name: "AGE", ticks: true, text: func(p openapi.Pool) string { return span(o.now().Sub(p.CreatedAt)) }},
 			{name: "IMAGES", wide: true, text: func(p openapi.Pool) string { return strings.Join(p.Spec.Images, ",") }},
 			{name: "IDLE TIMEOUT", wide: true, text: func(p openapi.Pool) string { return optionalSpan(p.Spec.IdleTimeout) }},
@@ -50,15 +50,16 @@ func condition(p openapi.Pool, kind string) openapi.Condition {
 	return openapi.Condition{}
 }
 
-// poolMessage is the message of the first condition that is not true.
+// poolMessage says why a pool is not ready, or what keeps it from what it asks for.
 func poolMessage(p openapi.Pool) string {
 	if p.Deleting {
 		return "it is being deleted"
 	}
-	for _, c := range p.Conditions {
-		if c.Status != "True" {
-			return c.Message
-		}
+	if c := condition(p, "Ready"); c.Status != "True" {
+		return c.Message
+	}
+	if c := condition(p, "Degraded"); c.Status == "True" {
+		return c.Message
 	}
 	return ""
 }
