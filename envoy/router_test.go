@@ -4,10 +4,12 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"github.com/berth-sandbox/berth/api/sandboxid"
+	"io"
 	"net"
 	"net/http"
 	"net/netip"
+	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -19,6 +21,8 @@ import (
 	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/berth-sandbox/berth/api/sandboxaccess"
+	"github.com/berth-sandbox/berth/api/sandboxid"
 	"github.com/berth-sandbox/berth/envoy"
 	"github.com/berth-sandbox/berth/extproc"
 	"github.com/berth-sandbox/berth/extproc/wire"
@@ -86,18 +90,28 @@ func (*routes) Holds(sandboxid.Key, routecache.Route) bool { return true }
 // recorder is the router's codec. It records the messages that the router gets.
 type recorder struct {
 	wire.Codec
-	mu   sync.Mutex
-	seen http.Header // of all requests since it was emptied
+	mu     sync.Mutex
+	seen   http.Header // of all requests since it was emptied
+	newest mem.SliceBuffer
+}
+
+// last returns the newest message.
+func (r *recorder) last() mem.SliceBuffer {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.newest
 }
 
 func (r *recorder) Unmarshal(data mem.BufferSlice, v any) error {
 	if _, ok := v.(*wire.Request); ok {
 		var m extprocv3.ProcessingRequest
-		if err := proto.Unmarshal(data.Materialize(), &m); err != nil {
+		message := data.Materialize()
+		if err := proto.Unmarshal(message, &m); err != nil {
 			return err
 		}
 		r.mu.Lock()
 		defer r.mu.Unlock()
+		r.newest = message
 		for _, h := range m.GetRequestHeaders().GetHeaders().GetHeaders() {
 			r.seen[h.GetKey()] = append(r.seen[h.GetKey()], string(h.GetRawValue()))
 		}
@@ -152,6 +166,41 @@ func startEdge(t *testing.T, handler func(name string) http.Handler) *edge {
 		codec:    e.router,
 	})
 	return e
+}
+
+// Only the generated types allocate, so a message that allocates has taken the slow way.
+func TestMessagesOfEnvoyTakeTheQuickWay(t *testing.T) {
+	e := startEdge(t, echoing)
+	post := e.request(e.host("abc"), "/upload?x=%C3%A9", http.Header{"Content-Type": {"application/json"}})
+	post.Method, post.Body = http.MethodPost, io.NopCloser(strings.NewReader("{}"))
+	all := map[string]*http.Request{
+		"a browser": e.request(e.host("abc"), "/", http.Header{"Accept": {"text/html"}, "Sec-Fetch-Mode": {"navigate"}}),
+		"an SDK":    e.request(gatewayHost, "/", http.Header{"E2b-Sandbox-Id": {"abc"}, "E2b-Sandbox-Port": {strconv.Itoa(e.port)}}),
+		"a body":    post,
+		"credentials": e.request(e.host("abc"), "/", http.Header{
+			"Cookie": {sandboxaccess.CookieName + "=x; other=y"}, "E2b-Traffic-Access-Token": {"z"}, "X-Api-Key": {sandboxaccess.KeyPrefix + "x"},
+		}),
+		"a WebSocket": e.request(e.host("abc"), "/", http.Header{
+			"Connection": {"Upgrade"}, "Upgrade": {"websocket"}, "Sec-Websocket-Version": {"13"}, "Sec-Websocket-Key": {"dGhlIHNhbXBsZSBub25jZQ=="},
+		}),
+		"bytes beyond ASCII": e.request(e.host("abc"), "/", http.Header{"Accept": {"\xff\xc3\xa9"}}),
+		"an unknown sandbox": e.request(e.host("unknown"), "/", nil),
+	}
+	var request wire.Request
+	for name, r := range all {
+		t.Run(name, func(t *testing.T) {
+			e.do(r)
+			message := mem.BufferSlice{e.router.last()}
+			read := func() {
+				if err := (wire.Codec{}).Unmarshal(message, &request); err != nil {
+					t.Error(err)
+				}
+			}
+			read() // takes memory for the largest message so far
+			require.NotEmpty(t, request.Headers)
+			require.Zero(t, testing.AllocsPerRun(1000, read))
+		})
+	}
 }
 
 // expecting takes every request for one of a sandbox that has a route.
