@@ -132,10 +132,10 @@ chromium:
 bench: ground
 	go test ./bench -run '^$$' -bench Latency -benchtime 1x -timeout 20m -v
 
-## bench-hop: what the hop costs beside other ways to the same sandboxes, into docs/benchmarks/hop; 15 minutes; HOP_QUICK=1: 3 minutes and no files; ABLATE=1: without one part each; ADDRESSES=1: new addresses
+## bench-hop: what the hop costs beside other ways to the same sandboxes, into docs/benchmarks/hop; 15 minutes; HOP_QUICK=1: 3 minutes and no files; ABLATE=1: without one part each; ADDRESSES=1: new addresses; MILLION=1: a million requests, none of which may fail
 .PHONY: bench-hop
 bench-hop:
-	go run ./bench/hop $(if $(HOP_QUICK),-cells=quick,-out=docs/benchmarks/hop) $(if $(ABLATE),-ablate) $(if $(ADDRESSES),-addresses -rounds=3 -duration=5s) $(HOP_FLAGS)
+	go run ./bench/hop $(if $(HOP_QUICK),-cells=quick,-out=docs/benchmarks/hop) $(if $(ABLATE),-ablate) $(if $(ADDRESSES),-addresses -rounds=3 -duration=5s) $(if $(MILLION),-requests=1000000 -duration=10s) $(HOP_FLAGS)
 
 ## bench-claims: what claims, bursts of them, claims beside a noisy team, lists, and whole lives cost; on pods without processes
 .PHONY: bench-claims

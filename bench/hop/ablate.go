@@ -38,7 +38,7 @@ func ablations() []*scenario {
 	without("question-retries", "no retries of a question to the router", func(c node) error {
 		return drop(optionsOf(c, "router"), "retry_policy")
 	})
-	without("question-retries-at-filter", "the retry policy of a question is at the filter, not at the cluster", func(c node) error {
+	without("question-retries-at-filter", "the retry policy of a question is at the filter", func(c node) error {
 		options := optionsOf(c, "router")
 		filterOf(c, "ext_proc")["grpc_service"].(node)["retry_policy"] = options["retry_policy"]
 		return drop(options, "retry_policy")

@@ -32,6 +32,7 @@ type options struct {
 	only           string
 	ablate         bool
 	addresses      bool
+	requests       int
 }
 
 func main() {
@@ -62,8 +63,12 @@ func run(ctx context.Context) error {
 	flag.StringVar(&o.only, "only", "", "scenarios, comma-separated; empty: all. The reference and its control always run")
 	flag.BoolVar(&o.ablate, "ablate", false, "Berth without one part each, beside the whole")
 	flag.BoolVar(&o.addresses, "addresses", false, "what addresses cost that Envoy does not know yet")
+	flag.IntVar(&o.requests, "requests", 0,
+		"instead of the comparison, this many requests through Berth, of whose ext_proc streams none may fail")
 	flag.Parse()
 	switch {
+	case o.requests > 0:
+		cells = "get/64/1000"
 	case cells == "quick", cells == "" && o.ablate:
 		cells = quick
 	case cells == "":
@@ -84,8 +89,48 @@ func run(ctx context.Context) error {
 		return s.ablate(o)
 	case o.addresses:
 		return s.addresses(o)
+	case o.requests > 0:
+		return s.count(o)
 	}
 	return s.compare(o)
+}
+
+// count sends requests through Berth, and fails if Envoy has counted a failed ext_proc stream, a message that it
+// did not expect, or a timeout.
+func (s *site) count(o options) error {
+	berth := &scenario{name: nameBerth, about: "Berth's bootstrap and router", kind: kindBerth}
+	if err := s.start(berth); err != nil {
+		return err
+	}
+	report := newReport(s, o, fmt.Sprintf("%d requests through Berth", o.requests))
+	report.reference = nameBerth
+	var samples []sample
+	var n streams
+	for n.Started < o.requests {
+		one, err := s.turn(berth, o.cells[0], o.warm, o.duration)
+		if err != nil {
+			return err
+		}
+		samples = append(samples, one)
+		if n, err = s.streams(berth); err != nil {
+			return err
+		}
+	}
+	report.Rounds = len(samples)
+	report.add(o.cells[0], []*scenario{berth}, [][]sample{samples})
+	if err := report.describe(s, berth); err != nil {
+		return err
+	}
+	if err := report.write(o.out, "requests"); err != nil {
+		return err
+	}
+	if failed := report.Cells[0].Rows[0].Median.Failed; failed+n.Failed+n.Spurious+n.TimedOut > 0 {
+		return fmt.Errorf("%d requests failed; Envoy counts %+v", failed, n)
+	}
+	if n.Sent != n.Started || n.Received != n.Started {
+		return fmt.Errorf("not one message each way for each stream: Envoy counts %+v", n)
+	}
+	return nil
 }
 
 func parseCells(text string) (all []cell, err error) {

@@ -172,8 +172,11 @@ func (s *site) mallocs(url string) (float64, error) {
 // streams are Envoy's counters of ext_proc since it began.
 type streams struct {
 	Started  int `json:"started"`
+	Sent     int `json:"messagesSent"`
+	Received int `json:"messagesReceived"`
 	Failed   int `json:"failed"`
 	Spurious int `json:"spurious"`
+	TimedOut int `json:"timedOut"`
 }
 
 func (s *site) streams(c *scenario) (n streams, err error) {
@@ -187,17 +190,24 @@ func (s *site) streams(c *scenario) (n streams, err error) {
 		}
 	}
 	err = s.get(stack.EnvoyAdmin(c.adminSocket), "http://envoy/stats?format=json&filter=ext_proc", &all)
+	counts := map[string]*int{
+		"streams_started": &n.Started, "stream_msgs_sent": &n.Sent, "stream_msgs_received": &n.Received,
+		"streams_failed": &n.Failed, "spurious_msgs_received": &n.Spurious, "message_timeouts": &n.TimedOut,
+	}
 	for _, stat := range all.Stats {
-		switch {
-		case strings.HasSuffix(stat.Name, "ext_proc.streams_started"):
-			n.Started += stat.Value
-		case strings.HasSuffix(stat.Name, "ext_proc.streams_failed"):
-			n.Failed += stat.Value
-		case strings.HasSuffix(stat.Name, "ext_proc.spurious_msgs_received"):
-			n.Spurious += stat.Value
+		if count, ok := counts[stat.Name[strings.LastIndexByte(stat.Name, '.')+1:]]; ok {
+			*count += stat.Value
 		}
 	}
 	return n, err
+}
+
+// add adds the counts of another Envoy.
+func (n streams) add(other streams) streams {
+	return streams{
+		n.Started + other.Started, n.Sent + other.Sent, n.Received + other.Received,
+		n.Failed + other.Failed, n.Spurious + other.Spurious, n.TimedOut + other.TimedOut,
+	}
 }
 
 // rounds lets the scenarios take turns, in rounds of rotating order, and returns the samples by scenario.

@@ -101,8 +101,7 @@ func (r *report) describe(s *site, c *scenario) error {
 		r.Scenarios = append(r.Scenarios, described{Name: c.name, About: c.about, Streams: n})
 		return err
 	}
-	all := &r.Scenarios[i].Streams
-	all.Started, all.Failed, all.Spurious = all.Started+n.Started, all.Failed+n.Failed, all.Spurious+n.Spurious
+	r.Scenarios[i].Streams = r.Scenarios[i].Streams.add(n)
 	return err
 }
 
@@ -268,14 +267,19 @@ func (r *report) head(w *strings.Builder) {
 		m.LoadBefore, m.LoadAfter)
 	fmt.Fprintf(w, "%d rounds of rotating order, %.1f s for each turn. Ratios are "+
 		"to `%s` in the same round: the median, and the range in brackets.\n\n", r.Rounds, r.Seconds, r.reference)
-	fmt.Fprintf(w, "**Noise:** the control `%s` differs by at most %.0f %% in CPU.", r.control, 100*r.noise())
-	if r.noise() > noisy {
-		fmt.Fprintf(w, " That is above %.0f %%: **do not quote this run.**", 100*noisy)
+	if r.control != "" {
+		fmt.Fprintf(w, "**Noise:** the control `%s` differs by at most %.0f %% in CPU.", r.control, 100*r.noise())
+		if r.noise() > noisy {
+			fmt.Fprintf(w, " That is above %.0f %%: **do not quote this run.**", 100*noisy)
+		}
+		w.WriteString("\n\n")
 	}
-	w.WriteString("\n\n| scenario | | ext_proc streams | failed | spurious messages |\n|---|---|---|---|---|\n")
+	w.WriteString("| scenario | | ext_proc streams | messages sent | received | streams failed | " +
+		"spurious messages | timeouts |\n|---|---|---|---|---|---|---|---|\n")
 	for _, d := range r.Scenarios {
 		n := d.Streams
-		fmt.Fprintf(w, "| %s | %s | %d | %d | %d |\n", d.Name, d.About, n.Started, n.Failed, n.Spurious)
+		fmt.Fprintf(w, "| %s | %s | %d | %d | %d | %d | %d | %d |\n",
+			d.Name, d.About, n.Started, n.Sent, n.Received, n.Failed, n.Spurious, n.TimedOut)
 	}
 }
 
