@@ -36,8 +36,8 @@
 //   - Only Expect creates an entry. Releases (Forget) and snapshots (Retain) drop entries. So
 //     memory grows with the sandboxes that have routes.
 //   - Begin and Read take no lock and do not allocate if Envoy lists the port.
-//   - One sandbox cannot make looks slow. Envoy lists at most 64 ports of it, with about 8
-//     entries each, and at most twice as many entries between two looks.
+//   - One sandbox cannot make looks slow. Envoy lists at most 64 ports of it, and at most about
+//     1,000 new entries between two looks, which a look reads in 10 ms.
 //
 // # What breaks them
 //

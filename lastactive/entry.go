@@ -14,9 +14,12 @@ import (
 const (
 	// maxPorts bounds the ports of one sandbox that Envoy lists.
 	maxPorts = 64
-	// maxFirst bounds the first requests to one port. Envoy lists a new entry for each request
-	// to a port that the thread of the request does not know yet.
-	maxFirst = 8
+	// maxFirst bounds the first requests to all new ports of one sandbox between two good looks. Envoy
+	// may list an entry for each request to a port that the thread of the request does not know
+	// yet. A look takes about 10 us for each entry.
+	maxFirst = 512
+	// minFirst is how many first requests each new port has in any case.
+	minFirst = 8
 	// firstRequestTime is how long threads of Envoy may not know a port after its first request.
 	firstRequestTime = 200 * time.Millisecond
 	// lookUpAgain is the pause before a request of a sandbox without a route is tried again.
@@ -45,8 +48,8 @@ type Entry struct {
 
 // newPort is a port since its first request.
 type newPort struct {
-	at       time.Duration
-	requests int
+	at    time.Duration
+	first int // requests until firstRequestTime later
 }
 
 // Read records that Envoy has read the answer that admitted the request, or has given up
@@ -95,10 +98,20 @@ func (e *Entry) room(port look.Host) (wait time.Duration, ok bool) {
 		return 0, false
 	case !requested:
 		p.at = now
-	case p.requests >= maxFirst && now-p.at < firstRequestTime:
+	case now-p.at >= firstRequestTime:
+		return 0, true // all threads know the port
+	case p.first >= minFirst && e.first() >= maxFirst:
 		return firstRequestTime - (now - p.at), false
 	}
-	p.requests++
+	p.first++
 	e.newPorts[port] = p
 	return 0, true
+}
+
+// first is how many first requests the new ports have had. e.mu is held.
+func (e *Entry) first() (n int) {
+	for _, p := range e.newPorts {
+		n += p.first
+	}
+	return n
 }
