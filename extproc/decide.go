@@ -86,26 +86,39 @@ type holder func(time.Duration) (release func(), ok bool)
 // decide admits the request or returns why it is refused. Exactly one result is set. It calls
 // hold at most once, before the request waits for a starting sandbox.
 func (d *decider) decide(ctx context.Context, r *request, hold holder) (admission, *apierror.Error) {
-	if string(r.method) == http.MethodConnect {
-		return admission{}, apierror.New(apierror.MethodRefused,
-			"CONNECT is not supported; connect to the sandbox's host name directly")
-	}
-	target, refusal := d.o.Hosts.target(r)
+	target, refusal := d.target(r)
 	if refusal != nil {
 		return admission{}, refusal
 	}
-	if target.foreign != "" {
-		return admission{}, target.noSuchSandbox()
+	if a := d.admitAtOnce(r, target); a.use != nil {
+		return a, nil
 	}
-	// Most requests are for a route that is known, and are admitted at once. Whatever else there is to
-	// say about this one, decideAfterLookup says.
+	return d.decideAfterLookup(ctx, r, target, hold)
+}
+
+// target returns the sandbox that the request is for, or why it is refused.
+func (d *decider) target(r *request) (Target, *apierror.Error) {
+	if string(r.method) == http.MethodConnect {
+		return Target{}, apierror.New(apierror.MethodRefused,
+			"CONNECT is not supported; connect to the sandbox's host name directly")
+	}
+	target, refusal := d.o.Hosts.target(r)
+	if refusal == nil && target.foreign != "" {
+		refusal = target.noSuchSandbox()
+	}
+	return target, refusal
+}
+
+// admitAtOnce admits a request if its route is known and nothing is to be said about it, as is so for
+// most requests. Otherwise it returns no admission, and decideAfterLookup decides. It does not wait.
+func (d *decider) admitAtOnce(r *request, target Target) admission {
 	if route, replies, found := d.o.Routes.Find(target.ID); found {
 		if a, _, refusal := d.admit(r, target, &route); refusal == nil && a.use != nil {
 			a.replies = replies
-			return a, nil
+			return a
 		}
 	}
-	return d.decideAfterLookup(ctx, r, target, hold)
+	return admission{}
 }
 
 // decideAfterLookup is decide for a request that may have to wait.

@@ -93,7 +93,7 @@ func hitServer(tb testing.TB, change func(o *Options)) (*Server, *routecache.Cac
 	}
 	server, err := New(o)
 	require.NoError(tb, err)
-	one := new(call)
+	one := &call{server: server}
 	server.calls.New = func() any { return one } // the race detector makes a pool forget at random
 	return server, cache
 }
@@ -252,7 +252,7 @@ func TestAnswersOfOneRequestAreNotKept(t *testing.T) {
 // Invariant: I2
 func TestNoKeptAnswerFollowsAnAcknowledgedRelease(t *testing.T) {
 	server, cache := hitServer(t, nil)
-	server.calls.New = func() any { return new(call) }
+	server.calls.New = func() any { return &call{server: server} }
 	const rounds, clients = 30, 4
 	for round := range rounds {
 		id := fmt.Sprintf("s%d", round)

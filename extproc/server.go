@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"net"
 	"net/netip"
 	"os"
@@ -18,11 +17,7 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/health"
-	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
-	"google.golang.org/grpc/keepalive"
-	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/berth-sandbox/berth/api/apierror"
@@ -52,8 +47,10 @@ type Options struct {
 	Admissions *Admissions
 	// TeamKeys open sandboxes whose access is that of a team.
 	TeamKeys *TeamKeys
-	Metrics  prometheus.Registerer
-	Log      *zap.Logger
+	// GRPCGo has grpc-go serve the socket, instead of package h2. Both answer the same. Optional.
+	GRPCGo  bool
+	Metrics prometheus.Registerer
+	Log     *zap.Logger
 }
 
 // Server answers Envoy: ext_proc and grpc.health.v1 on one unix socket.
@@ -61,15 +58,25 @@ type Server struct {
 	decider decider
 	metrics *metrics
 	// refusals is the rate-limited log of refused requests.
-	refusals *zap.Logger
-	grpc     *grpc.Server
-	health   *health.Server
-	held     atomic.Int64
+	refusals  *zap.Logger
+	transport transport
+	health    *health.Server
+	held      atomic.Int64
 	// connections is the number of open connections.
 	connections atomic.Int64
 	calls       sync.Pool // of *call
 	// forced is set when this process ends streams whose answers Envoy may not have read.
 	forced atomic.Bool
+}
+
+// transport is a gRPC server.
+type transport interface {
+	// Serve serves l until GracefulStop or Stop.
+	Serve(l net.Listener) error
+	// GracefulStop takes no new calls and waits until the present ones have ended.
+	GracefulStop()
+	// Stop closes all connections.
+	Stop()
 }
 
 // maxSocketPath is what fits into a unix socket address (sockaddr_un).
@@ -86,21 +93,19 @@ func New(o Options) (*Server, error) {
 	}
 	o.LookupTimeout = cmp.Or(o.LookupTimeout, 2*time.Second)
 	s := &Server{
-		decider: decider{o: o}, refusals: sampled(o.Log),
-		// No keepalive pings. If the server closed the connection of an Envoy that was paused,
-		// its streams would end as if Envoy had read the answers.
-		grpc: grpc.NewServer(grpc.KeepaliveParams(keepalive.ServerParameters{Time: math.MaxInt64}),
-			grpc.ForceServerCodecV2(wire.Codec{})),
-		health: health.NewServer(),
-		calls:  sync.Pool{New: func() any { return new(call) }},
+		decider: decider{o: o}, refusals: sampled(o.Log), health: health.NewServer(),
 	}
+	s.calls.New = func() any { return &call{server: s} }
 	s.decider.park = s.park
 	s.decider.verdictWait = func(waited time.Duration) { s.metrics.quiesced.Observe(waited.Seconds()) }
 	if s.metrics, err = newMetrics(o.Metrics, o.Admissions.Unread, s.held.Load); err != nil {
 		return nil, fmt.Errorf("extproc: register metrics: %w", err)
 	}
-	s.Register(s.grpc)
-	healthv1.RegisterHealthServer(s.grpc, s.health)
+	if o.GRPCGo {
+		s.transport = s.overGRPCGo()
+	} else {
+		s.transport = s.overH2()
+	}
 	return s, nil
 }
 
@@ -136,7 +141,7 @@ func temporaryName(socket string) string { return fmt.Sprintf("%s.%d", socket, o
 
 // Serve answers on l until Stop, and then returns nil.
 func (s *Server) Serve(l net.Listener) error {
-	if err := s.grpc.Serve(counting{l, s}); !errors.Is(err, grpc.ErrServerStopped) { // Stop came before Serve
+	if err := s.transport.Serve(counting{l, s}); !errors.Is(err, grpc.ErrServerStopped) { // Stop came before Serve
 		return err
 	}
 	return nil
@@ -168,6 +173,15 @@ func (c *counted) Close() error {
 	return c.Conn.Close()
 }
 
+// CloseWrite ends the direction to the peer.
+func (c *counted) CloseWrite() error {
+	half, ok := c.Conn.(interface{ CloseWrite() error })
+	if !ok {
+		return errors.ErrUnsupported
+	}
+	return half.CloseWrite()
+}
+
 // Connections returns how many connections Envoy has to this server.
 func (s *Server) Connections() int { return int(s.connections.Load()) }
 
@@ -178,84 +192,74 @@ func (s *Server) Stop(ctx context.Context) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		s.grpc.GracefulStop()
+		s.transport.GracefulStop()
 	}()
 	select {
 	case <-done:
 	case <-ctx.Done():
 		s.forced.Store(true)
-		s.grpc.Stop()
+		s.transport.Stop()
 		<-done
 	}
 }
 
-// service is ext_proc's service, with messages of package wire in place of the generated types.
-var service = grpc.ServiceDesc{
-	ServiceName: extprocv3.ExternalProcessor_ServiceDesc.ServiceName,
-	HandlerType: (*any)(nil),
-	Streams: []grpc.StreamDesc{{
-		StreamName:    "Process",
-		Handler:       func(server any, stream grpc.ServerStream) error { return server.(*Server).process(stream) },
-		ServerStreams: true, ClientStreams: true,
-	}},
-	Metadata: extprocv3.ExternalProcessor_ServiceDesc.Metadata,
-}
-
-// Register makes s answer ext_proc on a gRPC server whose codec is wire.Codec. New does it for its own.
-func (s *Server) Register(with grpc.ServiceRegistrar) { with.RegisterService(&service, s) }
-
-// call is the memory of one call of process. It is used again for another one.
+// call is the memory of one call of ext_proc. It is used again for another one.
 type call struct {
-	message wire.Request
-	request request // views into message
+	server    *Server
+	message   wire.Request
+	request   request // views into message
+	admission admission
 }
 
-func (s *Server) endCall(c *call) {
+func (s *Server) newCall() *call { return s.calls.Get().(*call) }
+
+// free ends the call. Nothing that outlives it is a view into its message.
+func (c *call) free() {
 	c.message.Reset()
-	c.request = request{}
-	s.calls.Put(c)
+	c.request, c.admission = request{}, admission{}
+	c.server.calls.Put(c)
 }
 
-// process implements ext_proc: one request-headers message, one answer. The stream of an
-// admitted request stays open until Envoy ends it, which Envoy does when it has read the
-// answer.
-func (s *Server) process(stream grpc.ServerStream) error {
-	c := s.calls.Get().(*call)
-	defer s.endCall(c) // nothing that outlives this call is a view into the message
-	if err := stream.RecvMsg(&c.message); err != nil {
-		return nil // Envoy ended the stream before it asked
+// Ended ends the call of an admitted request. Only an end by Envoy shows that it has read the answer.
+func (c *call) Ended(byEnvoy bool) {
+	if byEnvoy {
+		c.admission.use.Read()
+		c.server.decider.o.Admissions.Done(c.admission.epoch)
 	}
-	if c.message.Other != "" {
-		return status.Errorf(codes.InvalidArgument,
-			"expected request headers, got %s: check the processing mode in Envoy's configuration", c.message.Other)
-	}
-	c.request = readHeaders(c.message.Headers)
-	r := &c.request
-	hold := func(d time.Duration) (func(), bool) { return s.hold(stream, d) }
-	admission, refusal := s.decider.decide(stream.Context(), r, hold)
+	c.free()
+}
+
+// wrongMessage is why a message gets no answer.
+func (c *call) wrongMessage() string {
+	return fmt.Sprintf("expected request headers, got %s: check the processing mode in Envoy's configuration", c.message.Other)
+}
+
+// decide decides about the request, which may wait until ctx ends. It returns the answer. If the request
+// is admitted, Envoy may read the answer until the stream ends, and Ended must be called then.
+func (c *call) decide(ctx context.Context, hold holder) (answer *wire.Answer, admitted bool, err error) {
+	s, r := c.server, &c.request
+	admission, refusal := s.decider.decide(ctx, r, hold)
 	if refusal != nil {
 		refusal.RequestID = string(r.requestID)
 		s.metrics.requests.WithLabelValues(string(refusal.Reason)).Inc()
 		s.logRefusal(refusal)
-		return stream.SendMsg(refused(refusal, r.client(), s.decider.o.E2BStatuses))
+		answer, err = wire.NewAnswer(refused(refusal, r.client(), s.decider.o.E2BStatuses))
+		return answer, false, err
 	}
 	if admission.redirect != nil {
 		s.metrics.requests.WithLabelValues(linkReason).Inc()
-		return stream.SendMsg(redirected(admission.redirect))
+		answer, err = wire.NewAnswer(redirected(admission.redirect))
+		return answer, false, err
 	}
-	s.metrics.admitted.Inc()
-	answer, err := admission.answer()
-	if err == nil {
-		err = stream.SendMsg(answer)
-	}
-	for err == nil {
-		err = stream.RecvMsg(&c.message) // until Envoy resets the stream
-	}
-	if !s.forced.Load() {
-		admission.use.Read()
-		s.decider.o.Admissions.Done(admission.epoch)
-	}
-	return nil
+	answer, err = c.admit(admission)
+	return answer, true, err
+}
+
+// admit counts an admission and returns its answer.
+func (c *call) admit(a admission) (*wire.Answer, error) {
+	c.admission = a
+	c.server.metrics.admitted.Inc()
+	return c.admission.answer()
 }
 
 const (
@@ -266,21 +270,26 @@ const (
 	maxHold = envoy.MaxHold
 )
 
-// hold asks Envoy to wait for d longer, and reports whether the request may be held.
-func (s *Server) hold(stream grpc.ServerStream, d time.Duration) (release func(), ok bool) {
-	if d <= 0 || d > maxHold {
-		return nil, false
+// holderOf returns how a request is held whose messages to Envoy go through send.
+func (s *Server) holderOf(send func(*wire.Answer) error) holder {
+	return func(d time.Duration) (release func(), ok bool) {
+		if d <= 0 || d > maxHold {
+			return nil, false
+		}
+		if release, ok = s.park(); !ok {
+			return nil, false
+		}
+		// A message that sets only the timeout is no answer. Envoy accepts one per request.
+		more, err := wire.NewAnswer(&extprocv3.ProcessingResponse{OverrideMessageTimeout: durationpb.New(d + envoy.MessageTimeout)})
+		if err == nil {
+			err = send(more)
+		}
+		if err != nil {
+			release()
+			return nil, false
+		}
+		return release, true
 	}
-	if release, ok = s.park(); !ok {
-		return nil, false
-	}
-	// A message that sets only the timeout is no answer. Envoy accepts one per request.
-	more := &extprocv3.ProcessingResponse{OverrideMessageTimeout: durationpb.New(d + envoy.MessageTimeout)}
-	if err := stream.SendMsg(more); err != nil {
-		release()
-		return nil, false
-	}
-	return release, true
 }
 
 // park reports whether one more request may wait, and counts it until release is called. Envoy

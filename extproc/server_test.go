@@ -51,7 +51,7 @@ func newOptions(t *testing.T, socket string) (Options, *routecache.Cache, *lasta
 func optionsWith(socket string, cache *routecache.Cache, activity Activity) Options {
 	return Options{
 		Socket: socket, Hosts: Hosts{Domain: domain}, PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")},
-		Routes: cache, Activity: activity, Admissions: NewAdmissions(), TeamKeys: &TeamKeys{}, Metrics: prometheus.NewRegistry(), Log: zap.NewNop(),
+		GRPCGo: grpcGo, Routes: cache, Activity: activity, Admissions: NewAdmissions(), TeamKeys: &TeamKeys{}, Metrics: prometheus.NewRegistry(), Log: zap.NewNop(),
 	}
 }
 

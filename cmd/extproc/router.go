@@ -82,7 +82,7 @@ func (r *router) wire(ctx context.Context) error {
 		return err
 	}
 	r.server, err = extproc.New(extproc.Options{
-		Socket: r.flags.Socket, Hosts: r.flags.hosts(), PodCIDRs: r.podCIDRs, E2BStatuses: r.flags.E2BStatuses,
+		Socket: r.flags.Socket, GRPCGo: r.flags.GRPCGo, Hosts: r.flags.hosts(), PodCIDRs: r.podCIDRs, E2BStatuses: r.flags.E2BStatuses,
 		Routes: r.cache, Activity: r.tracker, Admissions: r.admissions, TeamKeys: &r.teamKeys, Metrics: metrics, Log: r.log.Named("request"),
 	})
 	if err != nil {

@@ -20,6 +20,9 @@ func NewAnswer(m *extprocv3.ProcessingResponse) (*Answer, error) {
 	return &Answer{mem.BufferSlice{mem.SliceBuffer(b)}}, err
 }
 
+// Bytes returns the encoded message. The caller must not change it.
+func (a *Answer) Bytes() []byte { return a.message[0].ReadOnlyData() }
+
 // maxAnswers bounds the ports of one sandbox for which answers are kept.
 const maxAnswers = 8
 

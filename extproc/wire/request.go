@@ -40,6 +40,12 @@ func (r *Request) Reset() {
 	}
 }
 
+// Read reads a message, which may change then.
+func (r *Request) Read(message []byte) error {
+	r.buffer = append(r.buffer[:0], message...)
+	return r.parse()
+}
+
 // read reads a message. data may be freed then.
 func (r *Request) read(data mem.BufferSlice) error {
 	r.buffer = slices.Grow(r.buffer[:0], data.Len())[:data.Len()]

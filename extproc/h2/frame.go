@@ -1,0 +1,282 @@
+package h2
+
+import (
+	"strings"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+)
+
+const protocolError = http2.ConnectionError(http2.ErrCodeProtocol)
+
+// frame acts on a frame. An error ends the connection.
+func (c *conn) frame(f http2.Frame) error {
+	switch f := f.(type) {
+	case *http2.DataFrame:
+		return c.data(f)
+	case *http2.HeadersFrame:
+		c.block.begin(f.StreamID, f.StreamEnded())
+		return c.fragment(f.HeaderBlockFragment(), f.HeadersEnded())
+	case *http2.ContinuationFrame:
+		return c.fragment(f.HeaderBlockFragment(), f.HeadersEnded())
+	case *http2.RSTStreamFrame:
+		return c.reset(f.StreamID)
+	case *http2.WindowUpdateFrame:
+		return c.moreWindow(f.StreamID, int64(f.Increment))
+	case *http2.SettingsFrame:
+		return c.newSettings(f)
+	case *http2.PingFrame:
+		c.pinged(f)
+	case *http2.PushPromiseFrame:
+		return protocolError
+	}
+	return nil // PRIORITY, GOAWAY and unknown frames
+}
+
+// block is the header block that is being read.
+type block struct {
+	stream        uint32
+	ends          bool // the stream, in the direction of the peer
+	bytes, frames int
+	path          string
+	post, grpc    bool
+	// malformed: it has a field that a request must not have.
+	malformed bool
+}
+
+func (b *block) begin(stream uint32, ends bool) { *b = block{stream: stream, ends: ends} }
+
+// field receives the fields of the block.
+func (b *block) field(f hpack.HeaderField) {
+	switch f.Name {
+	case ":path":
+		b.malformed = b.malformed || b.path != "" || f.Value == ""
+		b.path = f.Value
+	case ":method":
+		b.post = f.Value == "POST"
+	case "content-type":
+		rest, ok := strings.CutPrefix(f.Value, "application/grpc")
+		b.grpc = ok && (rest == "" || rest[0] == '+' || rest[0] == ';')
+	case "connection", "transfer-encoding", "upgrade", "keep-alive", "proxy-connection":
+		b.malformed = true
+	}
+}
+
+// fragment reads a part of a header block. Every block must be decoded, whatever becomes of its stream,
+// because blocks share a table.
+func (c *conn) fragment(fragment []byte, last bool) error {
+	b := &c.block
+	b.bytes += len(fragment)
+	if b.frames++; b.bytes > maxBlock || b.frames > maxBlockFrames {
+		return http2.ConnectionError(http2.ErrCodeEnhanceYourCalm)
+	}
+	if _, err := c.decoder.Write(fragment); err != nil {
+		return http2.ConnectionError(http2.ErrCodeCompression)
+	}
+	if !last {
+		return nil
+	}
+	if err := c.decoder.Close(); err != nil {
+		return http2.ConnectionError(http2.ErrCodeCompression)
+	}
+	return c.headers()
+}
+
+// headers acts on a complete header block: the begin of a stream, or its trailers.
+func (c *conn) headers() error {
+	s, begins, err := c.streamOf(&c.block)
+	switch {
+	case s == nil || err != nil:
+		return err
+	case begins:
+		c.open(s, &c.block)
+	default:
+		c.halfClose(s, !s.asked)
+	}
+	return nil
+}
+
+// streamOf returns the stream of a header block. It is nil if the block has no effect.
+func (c *conn) streamOf(b *block) (s *stream, begins bool, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if s = c.streams[b.stream]; s != nil {
+		if !b.ends || s.halfClosed {
+			return nil, false, protocolError
+		}
+		return s, false, nil
+	}
+	switch {
+	case b.stream%2 == 0:
+		return nil, false, protocolError
+	case b.stream <= c.last:
+		if !b.ends {
+			return nil, false, http2.ConnectionError(http2.ErrCodeStreamClosed)
+		}
+		return nil, false, nil // trailers of a stream that has ended here
+	case c.closing:
+		return nil, false, nil // the peer learns of it from GOAWAY
+	}
+	c.last = b.stream
+	switch {
+	case len(c.streams) >= maxStreams || c.later >= maxStreams:
+		c.rst(b.stream, http2.ErrCodeRefusedStream)
+		return nil, false, nil
+	case b.malformed || b.path == "":
+		c.rst(b.stream, http2.ErrCodeProtocol)
+		return nil, false, nil
+	}
+	s = c.newStream(b.stream)
+	c.streams[s.id] = s
+	return s, true, nil
+}
+
+// reset ends a stream that the peer has reset.
+func (c *conn) reset(id uint32) error {
+	c.mu.Lock()
+	s := c.streams[id]
+	if s == nil {
+		defer c.mu.Unlock()
+		if id > c.last && !c.closing {
+			return protocolError // it was never opened
+		}
+		return nil
+	}
+	c.remove(s)
+	reusable := s.cancel == nil && !s.waits // no other goroutine refers to it
+	c.mu.Unlock()
+	s.end(true)
+	if reusable && len(c.free) < maxFree {
+		c.free = append(c.free, s)
+	}
+	return nil
+}
+
+// data reads a part of a stream's message.
+func (c *conn) data(f *http2.DataFrame) error {
+	size := int(f.Length)
+	c.mu.Lock()
+	s := c.streams[f.StreamID]
+	idle := s == nil && f.StreamID > c.last && !c.closing
+	if c.received += size; c.received > connWindow/2 {
+		c.windowUpdate(0, uint32(c.received)) // what has arrived is dealt with
+		c.received = 0
+	}
+	c.mu.Unlock()
+	switch {
+	case idle:
+		return protocolError
+	case s == nil:
+		return nil // the stream has ended here
+	case s.halfClosed:
+		return http2.ConnectionError(http2.ErrCodeStreamClosed)
+	}
+	if s.room -= size; s.room < 0 {
+		return http2.ConnectionError(http2.ErrCodeFlowControl)
+	}
+	early := !s.asked
+	if f.StreamEnded() {
+		c.mu.Lock()
+		s.halfClosed = true
+		c.mu.Unlock()
+	}
+	c.take(s, f.Data())
+	if f.StreamEnded() {
+		c.halfClose(s, early)
+	}
+	return nil
+}
+
+// moreWindow gives this server more room to send.
+func (c *conn) moreWindow(id uint32, n int64) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	window := &c.window
+	if id != 0 {
+		s := c.streams[id]
+		if s == nil {
+			if id > c.last && !c.closing {
+				return protocolError
+			}
+			return nil
+		}
+		window = &s.window
+	}
+	if *window += n; *window > maxWindow {
+		return http2.ConnectionError(http2.ErrCodeFlowControl)
+	}
+	c.resume()
+	return nil
+}
+
+// newSettings takes over the peer's settings.
+func (c *conn) newSettings(f *http2.SettingsFrame) error {
+	if f.IsAck() {
+		return nil
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	err := f.ForeachSetting(func(s http2.Setting) error {
+		if err := s.Valid(); err != nil {
+			return err
+		}
+		switch s.ID {
+		case http2.SettingInitialWindowSize:
+			change := int64(s.Val) - c.firstWindow
+			c.firstWindow = int64(s.Val)
+			for _, stream := range c.streams {
+				if stream.window += change; stream.window > maxWindow {
+					return http2.ConnectionError(http2.ErrCodeFlowControl)
+				}
+			}
+		case http2.SettingMaxFrameSize:
+			c.maxFrame = int(s.Val)
+		}
+		return nil // HEADER_TABLE_SIZE: no table is used for sending
+	})
+	if err == nil {
+		c.settingsAck()
+		c.resume()
+	}
+	return err
+}
+
+// drainPing is the content of the ping that ends the first part of draining.
+var drainPing = [8]byte{'d', 'r', 'a', 'i', 'n'}
+
+// drain asks the peer to open no new streams. Streams that are on their way are served: they arrive
+// before the answer to the ping. When that is here, the last stream is known.
+func (c *conn) drain() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.ready {
+		c.broken = true
+		_ = c.net.Close()
+		return
+	}
+	c.goAway(maxWindow, http2.ErrCodeNo)
+	c.ping(false, drainPing)
+	c.flush()
+}
+
+func (c *conn) pinged(f *http2.PingFrame) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case !f.IsAck():
+		c.ping(true, f.Data)
+	case f.Data == drainPing && !c.closing:
+		c.closing = true
+		c.goAway(c.last, http2.ErrCodeNo)
+		c.closeIfDone()
+	}
+}
+
+// closeIfDone closes a drained connection.
+func (c *conn) closeIfDone() {
+	if c.closing && len(c.streams) == 0 && !c.broken {
+		c.flush()
+		c.broken = true
+		_ = c.net.Close() // serve ends
+	}
+}

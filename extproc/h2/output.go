@@ -1,0 +1,233 @@
+package h2
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net"
+	"strconv"
+
+	"golang.org/x/net/http2"
+	"google.golang.org/grpc/codes"
+)
+
+// output is what a connection has to send. All its methods need the connection's lock.
+type output struct {
+	conn   net.Conn
+	buffer []byte
+	// broken: nothing is written any more.
+	broken bool
+	begun  bool // a header block was sent
+
+	window      int64 // of the connection
+	firstWindow int64 // of a new stream
+	maxFrame    int
+	// waiting are the streams whose DATA waits for a window, in the order of their messages.
+	waiting []*stream
+}
+
+// flush writes the output. A peer that does not read makes it wait.
+func (o *output) flush() {
+	if len(o.buffer) > 0 && !o.broken {
+		if _, err := o.conn.Write(o.buffer); err != nil {
+			o.broken = true // the reader finds out why
+		}
+	}
+	if o.buffer = o.buffer[:0]; cap(o.buffer) > 2*maxOutput {
+		o.buffer = nil
+	}
+}
+
+// frame appends the header of a frame.
+func (o *output) header(kind http2.FrameType, flags http2.Flags, stream uint32, length int) {
+	if len(o.buffer) > maxOutput {
+		o.flush()
+	}
+	o.buffer = append(o.buffer, byte(length>>16), byte(length>>8), byte(length), byte(kind), byte(flags))
+	o.buffer = binary.BigEndian.AppendUint32(o.buffer, stream)
+}
+
+func (o *output) settings(all ...http2.Setting) {
+	o.header(http2.FrameSettings, 0, 0, 6*len(all))
+	for _, s := range all {
+		o.buffer = binary.BigEndian.AppendUint16(o.buffer, uint16(s.ID))
+		o.buffer = binary.BigEndian.AppendUint32(o.buffer, s.Val)
+	}
+}
+
+func (o *output) settingsAck() { o.header(http2.FrameSettings, http2.FlagSettingsAck, 0, 0) }
+
+func (o *output) windowUpdate(stream, n uint32) {
+	o.header(http2.FrameWindowUpdate, 0, stream, 4)
+	o.buffer = binary.BigEndian.AppendUint32(o.buffer, n)
+}
+
+func (o *output) rst(stream uint32, code http2.ErrCode) {
+	o.header(http2.FrameRSTStream, 0, stream, 4)
+	o.buffer = binary.BigEndian.AppendUint32(o.buffer, uint32(code))
+}
+
+func (o *output) ping(ack bool, data [8]byte) {
+	flags := http2.Flags(0)
+	if ack {
+		flags = http2.FlagPingAck
+	}
+	o.header(http2.FramePing, flags, 0, len(data))
+	o.buffer = append(o.buffer, data[:]...)
+}
+
+func (o *output) goAway(last uint32, code http2.ErrCode) {
+	o.header(http2.FrameGoAway, 0, 0, 8)
+	o.buffer = binary.BigEndian.AppendUint32(o.buffer, last)
+	o.buffer = binary.BigEndian.AppendUint32(o.buffer, uint32(code))
+}
+
+// headers appends a header block, which fits into one frame.
+func (o *output) headers(stream uint32, flags http2.Flags, block []byte) {
+	if !o.begun {
+		// The first block says that no table is used. So the peer may change the size of the table
+		// without an answer (RFC 7541, section 4.2).
+		o.begun = true
+		o.header(http2.FrameHeaders, flags|http2.FlagHeadersEndHeaders, stream, len(block)+1)
+		o.buffer = append(o.buffer, 0x20)
+	} else {
+		o.header(http2.FrameHeaders, flags|http2.FlagHeadersEndHeaders, stream, len(block))
+	}
+	o.buffer = append(o.buffer, block...)
+}
+
+// send sends a message, or has it wait for a window.
+func (c *conn) send(s *stream, message []byte) {
+	if !s.begun {
+		s.begun = true
+		c.output.headers(s.id, 0, answerHeaders)
+	}
+	var prefix [prefixLength]byte
+	binary.BigEndian.PutUint32(prefix[1:], uint32(len(message)))
+	length := prefixLength + len(message)
+	if len(s.pending) == 0 && int64(length) <= min(c.window, s.window) && length <= c.maxFrame {
+		c.output.data(s, length)
+		c.buffer = append(append(c.buffer, prefix[:]...), message...)
+		return
+	}
+	s.pending = append(append(s.pending, prefix[:]...), message...)
+	if !s.waits {
+		s.waits = true
+		c.waiting = append(c.waiting, s)
+	}
+	c.resume()
+}
+
+// data appends the header of a DATA frame and takes its length from the windows.
+func (o *output) data(s *stream, length int) {
+	o.window -= int64(length)
+	s.window -= int64(length)
+	o.header(http2.FrameData, 0, s.id, length)
+}
+
+// endWith ends a stream with a header block, after its DATA.
+func (c *conn) endWith(s *stream, block []byte) {
+	if len(s.pending) > 0 {
+		s.trailers = block
+		return
+	}
+	c.output.headers(s.id, http2.FlagHeadersEndStream, block)
+	if !s.halfClosed {
+		c.rst(s.id, http2.ErrCodeNo) // the peer need not end it
+	}
+	c.remove(s)
+}
+
+// resume sends DATA that has waited, as far as the windows allow.
+func (c *conn) resume() {
+	left := c.waiting[:0]
+	for _, s := range c.waiting {
+		for !s.gone && len(s.pending) > 0 {
+			n := int(min(int64(len(s.pending)), int64(c.maxFrame), c.window, s.window))
+			if n <= 0 {
+				break
+			}
+			c.output.data(s, n)
+			c.buffer = append(c.buffer, s.pending[:n]...)
+			s.pending = s.pending[n:]
+		}
+		switch {
+		case s.gone:
+		case len(s.pending) > 0:
+			left = append(left, s)
+			continue
+		case s.trailers != nil:
+			c.endWith(s, s.trailers)
+		}
+		s.waits, s.pending = false, nil
+	}
+	clear(c.waiting[len(left):])
+	c.waiting = left
+}
+
+// Header blocks: fields of the static table, and literals that enter no table.
+var (
+	answerHeaders = append([]byte{0x88}, literal(31, "application/grpc")...) // :status 200, content-type
+	// notGRPC is the answer to what is no gRPC call: :status 415.
+	notGRPC = literal(8, "415")
+)
+
+// literal encodes a field whose name is in the static table.
+func literal(name byte, value string) []byte {
+	b := []byte{name}
+	if name >= 15 { // more than fits into the prefix
+		b = []byte{15, name - 15}
+	}
+	return appendText(b, value)
+}
+
+// newLiteral encodes a field whose name is in no table.
+func newLiteral(b []byte, name, value string) []byte {
+	return appendText(appendText(append(b, 0), name), value)
+}
+
+// appendText appends a text without Huffman's code.
+func appendText(b []byte, text string) []byte {
+	n := len(text)
+	if n < 127 {
+		return append(append(b, byte(n)), text...)
+	}
+	b = append(b, 127)
+	for n -= 127; n >= 128; n >>= 7 {
+		b = append(b, byte(n)|128)
+	}
+	return append(append(b, byte(n)), text...)
+}
+
+var trailersOK = newLiteral(nil, "grpc-status", "0")
+
+// statusBlock returns the header block that ends a call. begun: the call has sent one before.
+func statusBlock(begun bool, code codes.Code, text string) []byte {
+	if begun && code == codes.OK {
+		return trailersOK
+	}
+	var b []byte
+	if !begun {
+		b = append(b, answerHeaders...)
+	}
+	b = newLiteral(b, "grpc-status", strconv.Itoa(int(code)))
+	if text != "" {
+		b = newLiteral(b, "grpc-message", percent(text))
+	}
+	return b
+}
+
+// maxText bounds the text of a status. It keeps a header block within one frame.
+const maxText = 1 << 10
+
+// percent encodes a text as gRPC asks for.
+func percent(text string) string {
+	b := make([]byte, 0, len(text))
+	for _, c := range []byte(text[:min(len(text), maxText)]) {
+		if c < ' ' || c > '~' || c == '%' {
+			b = fmt.Appendf(b, "%%%02X", c)
+		} else {
+			b = append(b, c)
+		}
+	}
+	return string(b)
+}

@@ -1,0 +1,150 @@
+package h2
+
+import (
+	"context"
+	"errors"
+	"net"
+	"sync"
+
+	"google.golang.org/grpc/codes"
+)
+
+// Handler answers the messages of one gRPC method.
+type Handler interface {
+	// Now answers a message if that needs no wait. The goroutine that calls it serves the whole
+	// connection. message is valid during the call only.
+	Now(message []byte) (reply Reply, ok bool)
+	// Later answers a message that Now did not answer. It runs in a goroutine of its own, and may wait
+	// until ctx ends, which it does when the stream or the server ends. send sends a message before the
+	// reply. message belongs to Later.
+	Later(ctx context.Context, message []byte, send func(message []byte) error) Reply
+}
+
+// Reply is the answer to a message.
+type Reply struct {
+	// Message is sent unless it is nil. It must not change afterwards.
+	Message []byte
+	// Open, if set, keeps the stream open until the peer ends it. Otherwise the stream ends with Status.
+	Open Open
+	// Status and Text are the status of the call. Text is for errors.
+	Status codes.Code
+	Text   string
+}
+
+// Open is what remains of a call whose stream stays open.
+type Open interface {
+	// Ended is called once, when the stream is over. byPeer: the peer has ended it. Otherwise this
+	// server has, in Stop. It must not block.
+	Ended(byPeer bool)
+}
+
+// Server serves methods by their paths, such as "/package.Service/Method". Other calls are answered with
+// UNIMPLEMENTED. All methods of a Server may be called concurrently.
+type Server struct {
+	methods map[string]Handler
+	// ctx ends when Stop is called.
+	ctx    context.Context
+	cancel context.CancelFunc
+	// running counts connections and the goroutines of Later.
+	running sync.WaitGroup
+
+	mu       sync.Mutex
+	listener net.Listener
+	conns    map[*conn]struct{}
+	stopping bool // no further connection is served
+	forced   bool // Stop was called
+}
+
+// NewServer returns a Server that does not listen yet.
+func NewServer(methods map[string]Handler) *Server {
+	s := &Server{methods: methods, conns: map[*conn]struct{}{}}
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+	return s
+}
+
+// Serve serves the connections of l until GracefulStop or Stop, and then returns nil. It closes l. It is
+// called once.
+func (s *Server) Serve(l net.Listener) error {
+	defer l.Close()
+	s.mu.Lock()
+	s.listener = l
+	stopping := s.stopping
+	s.mu.Unlock()
+	if stopping {
+		return nil
+	}
+	for {
+		accepted, err := l.Accept()
+		if err != nil {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			if s.stopping && errors.Is(err, net.ErrClosed) {
+				return nil
+			}
+			return err
+		}
+		s.start(accepted)
+	}
+}
+
+// start serves a connection in a goroutine of its own.
+func (s *Server) start(accepted net.Conn) {
+	c := newConn(s, accepted)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.stopping {
+		_ = accepted.Close()
+		return
+	}
+	s.conns[c] = struct{}{}
+	s.running.Go(c.serve)
+}
+
+// ended forgets a connection.
+func (s *Server) ended(c *conn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.conns, c)
+}
+
+func (s *Server) isForced() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.forced
+}
+
+// stop takes no further connection and returns the present ones.
+func (s *Server) stop(forced bool) (conns []*conn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.stopping, s.forced = true, s.forced || forced
+	if s.listener != nil {
+		_ = s.listener.Close()
+	}
+	for c := range s.conns {
+		conns = append(conns, c)
+	}
+	return conns
+}
+
+// GracefulStop takes no new connections, asks the peers to open no new streams, and returns when all
+// streams have ended.
+func (s *Server) GracefulStop() {
+	for _, c := range s.stop(false) {
+		// A connection whose peer does not read blocks here.
+		s.running.Go(c.drain)
+	}
+	s.running.Wait()
+	s.cancel()
+}
+
+// Stop closes all connections and returns when all goroutines have ended. The streams end without their
+// peers.
+func (s *Server) Stop() {
+	conns := s.stop(true)
+	s.cancel()
+	for _, c := range conns {
+		_ = c.net.Close()
+	}
+	s.running.Wait()
+}

@@ -1,0 +1,282 @@
+package h2
+
+import (
+	"io"
+	"math/rand/v2"
+	"net"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/net/http2"
+)
+
+// A half-close before the answer is no sign that the answer was read.
+func TestEarlyHalfCloseDoesNotEndAKeptCall(t *testing.T) {
+	for _, text := range []string{"keep", "keep later"} {
+		s := newService()
+		p := connect(t, serve(t, s.own()))
+		p.begin(1)
+		require.NoError(t, p.WriteData(1, true, message(text)))
+		if text == "keep later" {
+			<-s.blocked
+			p.sync()
+			close(s.let)
+		}
+		p.until(func() bool { return len(p.of(1).messages()) == 1 })
+		p.sync()
+		require.False(t, p.of(1).over())
+		s.awaitOpen(t, 1)
+		require.NoError(t, p.WriteRSTStream(1, http2.ErrCodeNo))
+		s.awaitOpen(t, 0)
+	}
+}
+
+// One call that waits delays no other one of its connection.
+func TestWaitingCallDelaysNoOther(t *testing.T) {
+	overBoth(t, func(t *testing.T, s *service, socket string) {
+		p := connect(t, socket)
+		p.call(1, "later")
+		<-s.blocked
+		p.call(3, "hello")
+		p.until(func() bool { return p.of(3).over() })
+		require.Empty(t, p.of(1).messages())
+		close(s.let)
+		p.until(func() bool { return p.of(1).over() })
+		require.Equal(t, []string{"later"}, p.of(1).messages())
+	})
+}
+
+// A call that the peer resets while its answer is made ends at once, and its answer is not sent.
+func TestResetEndsACallThatWaits(t *testing.T) {
+	overBoth(t, func(t *testing.T, s *service, socket string) {
+		p := connect(t, socket)
+		p.call(1, "keep later")
+		<-s.blocked
+		require.NoError(t, p.WriteRSTStream(1, http2.ErrCodeCancel))
+		require.Eventually(t, func() bool { _, byPeer, _ := s.open(); return byPeer == 1 }, soon, time.Millisecond)
+		p.sync()
+		require.Empty(t, p.of(1).messages())
+	})
+}
+
+func TestConnectionHoldsABoundedNumberOfStreams(t *testing.T) {
+	s := newService()
+	p := connect(t, serve(t, s.own()))
+	id := uint32(1)
+	block := p.request()
+	for ; id < 2*maxStreams; id += 2 {
+		p.headers(id, block, false)
+		if id == 1 {
+			block = p.request() // by the table
+		}
+	}
+	p.call(id, "hello")
+	p.until(func() bool { return p.of(id).over() })
+	require.Equal(t, "reset "+http2.ErrCodeRefusedStream.String(), p.of(id).String())
+	require.NoError(t, p.WriteRSTStream(1, http2.ErrCodeCancel))
+	p.call(id+2, "hello")
+	p.until(func() bool { return p.of(id + 2).over() })
+	require.Equal(t, []string{"hello"}, p.of(id+2).messages())
+}
+
+// A peer that resets each call at once gets no more goroutines than it may have streams.
+func TestResetStreamsCountWhileTheirGoroutinesRun(t *testing.T) {
+	s := newService()
+	s.deaf = true
+	defer func() { close(s.let) }()
+	p := connect(t, serve(t, s.own()))
+	refused := uint32(0)
+	for id := uint32(1); id < 2*maxStreams+200; id += 2 {
+		p.call(id, "later")
+		require.NoError(t, p.WriteRSTStream(id, http2.ErrCodeCancel))
+		if id%1000 == 1 {
+			p.sync()
+		}
+	}
+	p.sync()
+	for _, s := range p.streams {
+		if s.wasReset && s.reset == http2.ErrCodeRefusedStream {
+			refused++
+		}
+	}
+	require.EqualValues(t, 100, refused)
+	require.LessOrEqual(t, runtime.NumGoroutine(), maxStreams+100)
+}
+
+// A peer that does not read its answers is not read either, so it cannot make the server remember them.
+func TestPeerThatDoesNotReadIsNotRead(t *testing.T) {
+	s := newService()
+	server := s.own()
+	p := connect(t, serve(t, server))
+	ping := []byte("\x00\x00\x08\x06\x00\x00\x00\x00\x0012345678")
+	flood := []byte(strings.Repeat(string(ping), 1000))
+	require.NoError(t, p.conn.SetWriteDeadline(time.Now().Add(time.Second)))
+	sent, err := 0, error(nil)
+	for err == nil {
+		var n int
+		n, err = p.conn.Write(flood)
+		sent += n
+		require.Less(t, sent, 100<<20, "the server takes everything")
+	}
+	require.ErrorContains(t, err, "timeout")
+	server.Stop() // does not wait for the peer
+}
+
+func TestGracefulStopServesWhatIsOnItsWay(t *testing.T) {
+	for name, of := range map[string]func(*service) server{"own": (*service).own, "grpc-go": (*service).reference} {
+		t.Run(name, func(t *testing.T) {
+			s := newService()
+			server := of(s)
+			socket := serve(t, server)
+			p, idle := connect(t, socket), connect(t, socket)
+			if name == "own" { // grpc-go waits for its preface
+				silent := connectRaw(t, socket)
+				defer silent.untilClosed()
+			}
+			p.call(1, "keep")
+			p.call(3, "later")
+			<-s.blocked
+			p.until(func() bool { return len(p.of(1).messages()) == 1 })
+			stopped := make(chan struct{})
+			go func() { defer close(stopped); server.GracefulStop() }()
+			// The first GOAWAY and a ping are here, but the peer has opened a stream before it read them.
+			for len(p.goAways) == 0 {
+				f, err := p.ReadFrame()
+				require.NoError(t, err)
+				if g, ok := f.(*http2.GoAwayFrame); ok {
+					require.EqualValues(t, maxWindow, g.LastStreamID)
+					p.goAways = append(p.goAways, "first")
+				}
+			}
+			p.call(5, "hello")
+			p.until(func() bool { return len(p.goAways) == 2 && p.of(5).over() })
+			require.Equal(t, "NO_ERROR after 5", p.goAways[1])
+			require.Equal(t, []string{"hello"}, p.of(5).messages())
+			p.call(7, "too late")
+			close(s.let)
+			p.until(func() bool { return p.of(3).over() })
+			require.Empty(t, p.of(7).messages())
+			idle.untilClosed()
+			select {
+			case <-stopped:
+				t.Fatal("a call is open")
+			default:
+			}
+			require.NoError(t, p.WriteRSTStream(1, http2.ErrCodeNo))
+			p.untilClosed()
+			<-stopped
+			open, byPeer, byServer := s.open()
+			require.Equal(t, [3]int{0, 1, 0}, [3]int{open, byPeer, byServer})
+			_, err := net.Dial("unix", socket)
+			require.Error(t, err)
+		})
+	}
+}
+
+func TestStopEndsCallsWithoutTheirPeers(t *testing.T) {
+	s := newService()
+	server := s.own()
+	p := connect(t, serve(t, server))
+	p.call(1, "keep")
+	p.call(3, "keep later")
+	<-s.blocked
+	p.until(func() bool { return len(p.of(1).messages()) == 1 })
+	server.Stop()
+	p.untilClosed()
+	open, byPeer, byServer := s.open()
+	require.Equal(t, [3]int{0, 0, 2}, [3]int{open, byPeer, byServer})
+	server.Stop()
+	server.GracefulStop()
+}
+
+// Invariant: I2
+func TestEndOfConnectionEndsEveryCallOnce(t *testing.T) {
+	overBoth(t, func(t *testing.T, s *service, socket string) {
+		p := connect(t, socket)
+		for id := uint32(1); id < 200; id += 2 {
+			p.call(id, []string{"keep", "keep later", "later"}[id%3])
+		}
+		p.until(func() bool { return len(p.of(199).messages()) == 1 || len(p.of(195).messages()) == 1 })
+		p.conn.Close()
+		s.awaitOpen(t, 0)
+		require.Eventually(t, func() bool { _, byPeer, byServer := s.open(); return byPeer > 60 && byServer == 0 }, soon, time.Millisecond)
+	})
+}
+
+// Many connections do everything at once: every call that stays open is ended once, and none is mixed up.
+func TestCallsOfManyConnectionsAreNotMixedUp(t *testing.T) {
+	overBoth(t, func(t *testing.T, s *service, socket string) {
+		close(s.let)
+		done := make(chan error, 8)
+		for n := range cap(done) {
+			random := rand.New(rand.NewPCG(uint64(n), 1))
+			p := connect(t, socket)
+			go func() {
+				done <- func() error {
+					texts := map[uint32]string{}
+					for id := uint32(1); id < 600; id += 2 {
+						texts[id] = strings.Join([]string{[]string{"", "keep ", "later ", "keep later ", "more "}[random.IntN(5)], strings.Repeat("x", random.IntN(50))}, "")
+						p.call(id, texts[id])
+						for len(p.of(id).messages()) < 1 || strings.Contains(texts[id], "more") && len(p.of(id).messages()) < 2 {
+							if err := p.read(); err != nil {
+								return err
+							}
+						}
+						all := p.of(id).messages()
+						require.Equal(t, texts[id], all[len(all)-1])
+						if strings.Contains(texts[id], "keep") && random.IntN(3) > 0 {
+							if err := p.WriteRSTStream(id, http2.ErrCodeNo); err != nil {
+								return err
+							}
+						}
+					}
+					return p.conn.Close()
+				}()
+			}()
+		}
+		for range cap(done) {
+			require.NoError(t, <-done)
+		}
+		s.awaitOpen(t, 0)
+	})
+}
+
+// FuzzConnection sends anything to the server. It must end no call twice, and must stop.
+func FuzzConnection(f *testing.F) {
+	for _, seed := range []string{
+		"",
+		"\x00\x00\x00\x04\x00\x00\x00\x00\x00",
+		"\x00\x00\x01\x01\x04\x00\x00\x00\x01\x82",
+		"\x00\x00\x06\x00\x00\x00\x00\x00\x01\x00\x00\x00\x00\x01k",
+		"\x00\x00\x04\x03\x00\x00\x00\x00\x01\x00\x00\x00\x08",
+		"\x00\x00\x04\x08\x00\x00\x00\x00\x00\x00\x00\x00\x08",
+		"\x00\x00\x06\x04\x00\x00\x00\x00\x00\x00\x04\x00\x00\x00\x01",
+	} {
+		f.Add([]byte(seed), uint8(1))
+	}
+	s := newService()
+	close(s.let)
+	server := NewServer(map[string]Handler{testMethod: s})
+	defer server.Stop()
+	f.Fuzz(func(t *testing.T, frames []byte, open uint8) {
+		ours, theirs := net.Pipe()
+		server.start(ours)
+		read := make(chan struct{})
+		go func() { defer close(read); _, _ = io.Copy(io.Discard, theirs) }()
+		p := &peer{Framer: http2.NewFramer(theirs, nil), t: t}
+		p.encoder = newEncoder(&p.block)
+		_, _ = io.WriteString(theirs, http2.ClientPreface)
+		_ = p.WriteSettings()
+		for n := range uint32(open % 8) { // some calls are open when the frames come
+			_ = p.WriteHeaders(http2.HeadersFrameParam{StreamID: 2*n + 1, BlockFragment: p.request(), EndHeaders: true})
+			_ = p.WriteData(2*n+1, false, message([]string{"keep", "keep later", "big", "more keep"}[n%4]))
+		}
+		_, _ = theirs.Write(frames)
+		theirs.Close()
+		<-read
+		s.awaitOpen(t, 0)
+	})
+}

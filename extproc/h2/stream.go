@@ -1,0 +1,203 @@
+package h2
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+
+	"google.golang.org/grpc/codes"
+)
+
+// stream is a call.
+type stream struct {
+	id uint32
+
+	// Those of the reading goroutine alone.
+	handler Handler
+	message []byte // what has arrived of a message that came in several frames
+	room    int    // what the peer may still send
+	asked   bool   // the message is complete, or the call has failed
+
+	// Those under the lock of the connection.
+	halfClosed bool // by the peer. Only the reading goroutine sets it.
+	window     int64
+	begun      bool   // its header block was sent
+	pending    []byte // DATA that waits for a window
+	trailers   []byte // header block that follows pending and ends the stream
+	waits      bool   // it is in output.waiting
+	open       Open
+	cancel     context.CancelFunc // ends Later
+	gone       bool
+}
+
+// end tells those that work for the stream that it is over. It must be called once, without the lock,
+// by the one who has removed the stream.
+func (s *stream) end(byPeer bool) {
+	if s.cancel != nil {
+		s.cancel()
+	}
+	if s.open != nil {
+		s.open.Ended(byPeer)
+	}
+}
+
+// remove forgets a stream.
+func (c *conn) remove(s *stream) {
+	s.gone = true
+	delete(c.streams, s.id)
+	c.closeIfDone()
+}
+
+// newStream returns a stream in the state opened.
+func (c *conn) newStream(id uint32) *stream {
+	s := &stream{}
+	if n := len(c.free); n > 0 {
+		s, c.free = c.free[n-1], c.free[:n-1]
+	}
+	*s = stream{id: id, window: c.firstWindow, room: maxMessage}
+	return s
+}
+
+// prefixLength is the length of what stands before each message: whether it is compressed, and its length.
+const prefixLength = 5
+
+// open begins a stream.
+func (c *conn) open(s *stream, b *block) {
+	switch s.handler = c.server.methods[b.path]; {
+	case !b.grpc || !b.post:
+		s.asked = true
+		c.finish(s, notGRPC)
+	case s.handler == nil:
+		c.fail(s, codes.Unimplemented, "unknown method "+b.path)
+	case b.ends:
+		c.halfClose(s, true)
+	}
+}
+
+// take reads a part of the stream's message.
+func (c *conn) take(s *stream, data []byte) {
+	if s.asked || len(data) == 0 {
+		return
+	}
+	if len(s.message) > 0 {
+		s.message = append(s.message, data...)
+		data = s.message
+	}
+	if len(data) >= prefixLength {
+		length := uint64(binary.BigEndian.Uint32(data[1:prefixLength]))
+		switch {
+		case data[0] != 0:
+			c.fail(s, codes.Unimplemented, "compressed messages are not supported")
+			return
+		case length > maxMessage-prefixLength:
+			c.fail(s, codes.ResourceExhausted, "the message is longer than 256 KiB")
+			return
+		case uint64(len(data)) >= prefixLength+length:
+			s.asked, s.message = true, nil
+			c.ask(s, data[prefixLength:prefixLength+length])
+			return
+		}
+	}
+	if len(s.message) == 0 {
+		s.message = bytes.Clone(data)
+	}
+}
+
+// ask has a complete message answered.
+func (c *conn) ask(s *stream, message []byte) {
+	if reply, ok := s.handler.Now(message); ok {
+		c.reply(s, reply)
+		return
+	}
+	message = bytes.Clone(message)
+	ctx, cancel := context.WithCancel(c.server.ctx)
+	c.mu.Lock()
+	s.cancel = cancel
+	c.later++
+	c.mu.Unlock()
+	c.server.running.Go(func() {
+		reply := s.handler.Later(ctx, message, func(m []byte) error { return c.sendMore(s, m) })
+		cancel()
+		c.reply(s, reply)
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.later--
+		c.flush()
+	})
+}
+
+// reply sends a reply. The caller flushes.
+func (c *conn) reply(s *stream, r Reply) {
+	c.mu.Lock()
+	if s.gone {
+		c.mu.Unlock()
+		if r.Open != nil {
+			r.Open.Ended(!c.server.isForced())
+		}
+		return
+	}
+	defer c.mu.Unlock()
+	if r.Message != nil {
+		c.send(s, r.Message)
+	}
+	if s.open = r.Open; r.Open == nil {
+		c.endWith(s, statusBlock(s.begun, r.Status, r.Text))
+	}
+}
+
+var errStreamEnded = errors.New("the peer has ended the stream")
+
+// sendMore sends a message that is not the last one.
+func (c *conn) sendMore(s *stream, message []byte) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if s.gone {
+		return errStreamEnded
+	}
+	c.send(s, message)
+	c.flush()
+	return nil
+}
+
+// fail ends a stream with an error, before its message was answered.
+func (c *conn) fail(s *stream, code codes.Code, text string) {
+	s.asked, s.message = true, nil
+	c.finish(s, statusBlock(false, code, text))
+}
+
+// finish ends a stream with a header block.
+func (c *conn) finish(s *stream, block []byte) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !s.gone {
+		c.endWith(s, block)
+	}
+}
+
+// halfClose notes that the peer sends nothing more for a stream. early: it said so before or with its
+// message.
+func (c *conn) halfClose(s *stream, early bool) {
+	c.mu.Lock()
+	s.halfClosed = true
+	if s.gone {
+		c.mu.Unlock()
+		return
+	}
+	if !s.asked { // the peer left before it asked
+		s.asked = true
+		c.endWith(s, statusBlock(false, codes.OK, ""))
+		c.mu.Unlock()
+		return
+	}
+	answered := s.open
+	if early || answered == nil || len(s.pending) > 0 {
+		// The answer was not sent before. So this is no sign that it was read: RST_STREAM will be.
+		c.mu.Unlock()
+		return
+	}
+	s.open = nil
+	c.endWith(s, statusBlock(true, codes.OK, ""))
+	c.mu.Unlock()
+	answered.Ended(true)
+}

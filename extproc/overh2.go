@@ -1,0 +1,141 @@
+package extproc
+
+import (
+	"context"
+
+	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/berth-sandbox/berth/extproc/h2"
+	"github.com/berth-sandbox/berth/extproc/wire"
+)
+
+// overH2 serves by means of package h2.
+func (s *Server) overH2() transport {
+	return h2.NewServer(map[string]h2.Handler{
+		extprocv3.ExternalProcessor_Process_FullMethodName: asker{s},
+		healthv1.Health_Check_FullMethodName:               healthCheck{s.health},
+		healthv1.Health_Watch_FullMethodName:               healthWatch{s.health},
+	})
+}
+
+// asker answers ext_proc's messages.
+type asker struct{ server *Server }
+
+// Now admits a request whose route is known. Every other answer is for Later, because it may wait, or
+// writes to the log.
+func (h asker) Now(message []byte) (h2.Reply, bool) {
+	c := h.server.newCall()
+	if c.message.Read(message) == nil && c.message.Other == "" {
+		c.request = readHeaders(c.message.Headers)
+		if target, refusal := h.server.decider.target(&c.request); refusal == nil {
+			if a := h.server.decider.admitAtOnce(&c.request, target); a.use != nil {
+				answer, err := c.admit(a)
+				return c.replyAdmitted(answer, err), true
+			}
+		}
+	}
+	c.free()
+	return h2.Reply{}, false
+}
+
+// Later answers what Now did not.
+func (h asker) Later(ctx context.Context, message []byte, send func([]byte) error) h2.Reply {
+	c := h.server.newCall()
+	if err := c.message.Read(message); err != nil {
+		c.free()
+		return h2.Reply{Status: codes.Internal, Text: "the message is no ProcessingRequest: " + err.Error()}
+	}
+	if c.message.Other != "" {
+		defer c.free()
+		return h2.Reply{Status: codes.InvalidArgument, Text: c.wrongMessage()}
+	}
+	c.request = readHeaders(c.message.Headers)
+	answer, admitted, err := c.decide(ctx, h.server.holderOf(func(a *wire.Answer) error { return send(a.Bytes()) }))
+	switch {
+	case admitted:
+		return c.replyAdmitted(answer, err)
+	case err != nil:
+		c.free()
+		return h2.Reply{Status: codes.Internal, Text: err.Error()}
+	}
+	c.free()
+	return h2.Reply{Message: answer.Bytes()}
+}
+
+// replyAdmitted is the reply for an admitted request. An answer that cannot be encoded is not sent, so
+// nothing remains to be read.
+func (c *call) replyAdmitted(answer *wire.Answer, err error) h2.Reply {
+	if err != nil {
+		c.Ended(true)
+		return h2.Reply{Status: codes.Internal, Text: err.Error()}
+	}
+	return h2.Reply{Message: answer.Bytes(), Open: c}
+}
+
+// healthCheck answers Check of grpc.health.v1.
+type healthCheck struct{ server healthv1.HealthServer }
+
+func (healthCheck) Now([]byte) (h2.Reply, bool) { return h2.Reply{}, false }
+
+func (h healthCheck) Later(ctx context.Context, message []byte, _ func([]byte) error) h2.Reply {
+	request, err := healthRequest(message)
+	if err != nil {
+		return failed(err)
+	}
+	response, err := h.server.Check(ctx, request)
+	if err != nil {
+		return failed(err)
+	}
+	answer, err := proto.Marshal(response)
+	if err != nil {
+		return failed(err)
+	}
+	return h2.Reply{Message: answer}
+}
+
+// healthWatch answers Watch of grpc.health.v1, until the client ends it.
+type healthWatch struct{ server healthv1.HealthServer }
+
+func (healthWatch) Now([]byte) (h2.Reply, bool) { return h2.Reply{}, false }
+
+func (h healthWatch) Later(ctx context.Context, message []byte, send func([]byte) error) h2.Reply {
+	request, err := healthRequest(message)
+	if err == nil {
+		err = h.server.Watch(request, healthStream{ctx: ctx, send: send})
+	}
+	return failed(err)
+}
+
+func healthRequest(message []byte) (*healthv1.HealthCheckRequest, error) {
+	var request healthv1.HealthCheckRequest
+	if err := proto.Unmarshal(message, &request); err != nil {
+		return nil, status.Errorf(codes.Internal, "the message is no HealthCheckRequest: %v", err)
+	}
+	return &request, nil
+}
+
+func failed(err error) h2.Reply {
+	return h2.Reply{Status: status.Code(err), Text: status.Convert(err).Message()}
+}
+
+// healthStream is where Watch sends its answers.
+type healthStream struct {
+	grpc.ServerStream // its other methods are not called
+	ctx               context.Context
+	send              func([]byte) error
+}
+
+func (s healthStream) Context() context.Context { return s.ctx }
+
+func (s healthStream) Send(r *healthv1.HealthCheckResponse) error {
+	b, err := proto.Marshal(r)
+	if err != nil {
+		return err
+	}
+	return s.send(b)
+}
