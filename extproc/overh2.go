@@ -106,7 +106,7 @@ func (healthWatch) Now([]byte) (h2.Reply, bool) { return h2.Reply{}, false }
 func (h healthWatch) Later(ctx context.Context, message []byte, send func([]byte) error) h2.Reply {
 	request, err := healthRequest(message)
 	if err == nil {
-		err = h.server.Watch(request, healthStream{ctx: ctx, send: send})
+		err = h.server.Watch(request, &healthStream{ctx: ctx, send: send})
 	}
 	return failed(err)
 }
@@ -130,9 +130,9 @@ type healthStream struct {
 	send              func([]byte) error
 }
 
-func (s healthStream) Context() context.Context { return s.ctx }
+func (s *healthStream) Context() context.Context { return s.ctx }
 
-func (s healthStream) Send(r *healthv1.HealthCheckResponse) error {
+func (s *healthStream) Send(r *healthv1.HealthCheckResponse) error {
 	b, err := proto.Marshal(r)
 	if err != nil {
 		return err

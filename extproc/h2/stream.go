@@ -51,9 +51,11 @@ func (c *conn) remove(s *stream) {
 
 // newStream returns a stream in the state opened.
 func (c *conn) newStream(id uint32) *stream {
-	s := &stream{}
+	var s *stream
 	if n := len(c.free); n > 0 {
 		s, c.free = c.free[n-1], c.free[:n-1]
+	} else {
+		s = new(stream)
 	}
 	*s = stream{id: id, window: c.firstWindow, room: maxMessage}
 	return s
