@@ -73,7 +73,8 @@ func scenarios() []*scenario {
 		{name: nameControl, about: "the same in other processes: the control", kind: kindStock},
 		{name: "proxy", about: "httputil.ReverseProxy with a table, no Envoy", kind: kindProxy},
 		{name: nameBerth, about: "Berth's bootstrap and router", kind: kindBerth},
-		{name: "berth-grpc-go", about: "the same with grpc-go on the router's socket", kind: kindBerth, args: []string{"--grpc-go"}},
+		{name: "berth-grpc-go", about: "the same with grpc-go on the router's socket", kind: kindBerth,
+			args: []string{"--grpc-go"}},
 	}
 }
 

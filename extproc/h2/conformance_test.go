@@ -261,7 +261,7 @@ func TestConnectionBeginsWithPrefaceAndSettings(t *testing.T) {
 		"no settings": http2.ClientPreface + "\x00\x00\x08\x06\x00\x00\x00\x00\x0012345678",
 	} {
 		t.Run(name, func(t *testing.T) {
-			overBoth(t, func(t *testing.T, s *service, socket string) {
+			overBoth(t, func(t *testing.T, _ *service, socket string) {
 				p := connectRaw(t, socket)
 				_, err := p.conn.Write([]byte(first))
 				require.NoError(t, err)
@@ -328,7 +328,7 @@ func TestResetEndsAnAnswerThatWaitsForAWindow(t *testing.T) {
 
 // The peer may send many messages over one connection, and long ones, because the server makes room again.
 func TestServerMakesRoomForFurtherMessages(t *testing.T) {
-	overBoth(t, func(t *testing.T, s *service, socket string) {
+	overBoth(t, func(t *testing.T, _ *service, socket string) {
 		p := connect(t, socket)
 		sent, id := 0, uint32(1)
 		long := message(strings.Repeat("x", minFrame-prefixLength))

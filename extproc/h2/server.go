@@ -65,7 +65,7 @@ func NewServer(methods map[string]Handler) *Server {
 // Serve serves the connections of l until GracefulStop or Stop, and then returns nil. It closes l. It is
 // called once.
 func (s *Server) Serve(l net.Listener) error {
-	defer l.Close()
+	defer l.Close() //nolint:errcheck // it may be closed already
 	s.mu.Lock()
 	s.listener = l
 	stopping := s.stopping

@@ -1,6 +1,7 @@
 package h2
 
 import (
+	"fmt"
 	"io"
 	"math/rand/v2"
 	"net"
@@ -60,6 +61,31 @@ func TestResetEndsACallThatWaits(t *testing.T) {
 		p.sync()
 		require.Empty(t, p.of(1).messages())
 	})
+}
+
+// The goroutine of a call that was reset may still run when the peer has opened the next ones.
+// Invariant: I1
+func TestAnswerOfAResetCallReachesNoOther(t *testing.T) {
+	s := newService()
+	s.deaf = true
+	p := connect(t, serve(t, s.own()))
+	const calls = 40
+	for id := uint32(1); id < 2*calls; id += 2 {
+		p.call(id, fmt.Sprintf("later %d", id))
+		<-s.blocked
+	}
+	for id := uint32(1); id < 2*calls; id += 2 {
+		require.NoError(t, p.WriteRSTStream(id, http2.ErrCodeCancel))
+	}
+	for id := uint32(2*calls + 1); id < 4*calls; id += 2 {
+		p.call(id, fmt.Sprintf("later %d", id))
+		<-s.blocked
+	}
+	close(s.let)
+	for id := uint32(2*calls + 1); id < 4*calls; id += 2 {
+		p.until(func() bool { return p.of(id).over() })
+		require.Equal(t, []string{fmt.Sprintf("later %d", id)}, p.of(id).messages())
+	}
 }
 
 func TestConnectionHoldsABoundedNumberOfStreams(t *testing.T) {
