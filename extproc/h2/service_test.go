@@ -165,7 +165,8 @@ func (s *service) own() server { return NewServer(map[string]Handler{testMethod:
 
 func (s *service) reference() server {
 	g := grpc.NewServer(grpc.ForceServerCodecV2(rawCodec{}), grpc.MaxRecvMsgSize(maxMessage-prefixLength),
-		grpc.KeepaliveParams(keepalive.ServerParameters{Time: math.MaxInt64}))
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: math.MaxInt64}),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 1, PermitWithoutStream: true})) // any pings
 	g.RegisterService(&grpc.ServiceDesc{
 		ServiceName: "berth.test.Test", HandlerType: (*any)(nil),
 		Streams: []grpc.StreamDesc{{StreamName: "Call", Handler: s.stream, ServerStreams: true, ClientStreams: true}},
