@@ -149,7 +149,7 @@ func (e *edge) clients() map[string]*http.Client {
 func (e *edge) url(path string) string { return "http://" + e.host("abc") + path }
 
 // flat requires that Envoy's memory grows by little while f runs. Buffers of a
-// stream are 32 KiB; what was sent is much more.
+// stream are 128 KiB; what was sent is much more.
 func (e *edge) flat(f func()) {
 	e.Helper()
 	const most = 32 << 20

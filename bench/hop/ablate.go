@@ -74,6 +74,9 @@ func ablations() []*scenario {
 		c["stats_config"] = node{"stats_matcher": node{"reject_all": true}}
 		return nil
 	})
+	without("code-statistics", "with statistics of pods by status code", func(c node) error {
+		return drop(filterOf(c, "router"), "dynamic_stats")
+	})
 	without("graceful-close", "Envoy half-closes ext_proc streams instead of resetting them", func(c node) error {
 		return setRuntime(c, "envoy.reloadable_features.ext_proc_graceful_grpc_close", true)
 	})
