@@ -184,8 +184,9 @@ func (w *worker) exchange(i int) error {
 			w.conn = nil
 			return err
 		}
-		// One deadline for the whole life, because a deadline for each request costs a timer.
-		_ = w.conn.SetDeadline(time.Now().Add(10 * time.Minute))
+		// One deadline for the whole life, because a deadline for each request costs a timer. It is longer than a
+		// turn.
+		_ = w.conn.SetDeadline(time.Now().Add(2 * time.Minute))
 	}
 	if w.load.work == workWebSocket && !fresh {
 		return w.message()
