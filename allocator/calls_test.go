@@ -88,7 +88,7 @@ func TestClaimAnsweredDuringCancellationIsReleased(t *testing.T) {
 				require.True(t, delivered)
 				require.Empty(t, tm.loop.in)
 			case delivered:
-				require.Equal(t, core.Release{Scope: core.Scope{All: true}, ID: "k3x9", Reason: core.ReasonAbandoned}, <-tm.loop.in)
+				require.Equal(t, core.Release{Scope: core.Scope{All: true}, ID: "k3x9", Reason: core.ReasonCanceled}, <-tm.loop.in)
 			default: // the loop releases it
 				require.Equal(t, core.ClaimAbandoned{Token: claim.Token}, <-tm.loop.in)
 			}
@@ -226,7 +226,7 @@ func TestKeyedClaimSurvivesItsCancelledCaller(t *testing.T) {
 		tm.releaseUncollected(core.Sandbox{Binding: core.Binding{ID: "k3x9", IdempotencyKey: "k"}})
 		require.Empty(t, tm.loop.in)
 		tm.releaseUncollected(core.Sandbox{Binding: core.Binding{ID: "k3x9"}})
-		require.Equal(t, core.Release{Scope: core.Scope{All: true}, ID: "k3x9", Reason: core.ReasonAbandoned}, <-tm.loop.in)
+		require.Equal(t, core.Release{Scope: core.Scope{All: true}, ID: "k3x9", Reason: core.ReasonCanceled}, <-tm.loop.in)
 	})
 }
 
@@ -271,7 +271,7 @@ func TestCloseAnswersWaitingClaims(t *testing.T) {
 }
 
 func TestRefusedClaimsNameTheReason(t *testing.T) {
-	gone := core.Sandbox{Binding: core.Binding{ID: "k3x9"}, Reason: core.ReasonTimeout}
+	gone := core.Sandbox{Binding: core.Binding{ID: "k3x9"}, Cause: core.Cause{Reason: core.ReasonEndTime}}
 	for _, c := range []struct {
 		refused core.ClaimRefused
 		code    int
@@ -303,10 +303,10 @@ func TestRefusedClaimsNameTheReason(t *testing.T) {
 			429, apierror.RateLimited, `team "ann": claimsPerSecond 0.5 is reached; try again in 1.2s`, "", 2,
 		},
 		{core.ClaimRefused{Why: core.KeyReused}, 409, apierror.KeyReused, "Idempotency-Key", "", 0},
-		{core.ClaimRefused{Why: core.KeyEnded, Sandbox: gone}, 410, apierror.SandboxGone, "Timeout", "k3x9", 0},
+		{core.ClaimRefused{Why: core.KeyEnded, Sandbox: gone}, 410, apierror.SandboxGone, "EndTime", "k3x9", 0},
 		{core.ClaimRefused{Why: core.Overloaded}, 503, apierror.Overloaded, "try again", "", 1},
 		{core.ClaimRefused{Why: core.Ending}, 503, apierror.NotLeader, "shutting down", "", 1},
-		{core.ClaimRefused{Why: core.StartFailed, Sandbox: gone}, 502, apierror.StartFailed, "Timeout", "k3x9", 0},
+		{core.ClaimRefused{Why: core.StartFailed, Sandbox: gone}, 502, apierror.StartFailed, "EndTime", "k3x9", 0},
 	} {
 		e := refused("python", core.Claim{Wait: 7 * time.Second}, c.refused)
 		require.Equal(t, c.code, e.Code)

@@ -34,6 +34,7 @@ func toRecord(f core.Fact) (journal.Record, error) {
 			IdleTimeout: s.IdleTimeout.Microseconds(), MinBytesPerMinute: s.MinBytes, LifetimeEnd: micros(s.LifetimeEnd), StartBy: micros(s.StartBy),
 			Access: journalv1.Access(s.Access), MaskHost: s.MaskHost, HttpsPorts: ports(s.HTTPSPorts),
 			AgentPort: uint32(s.Agent.Port), AgentPublic: s.Agent.Public, Ungranted: uint32(f.Ungranted),
+			StartedAt: micros(s.StartedAt), Message: s.Message, ExitCode: s.ExitCode,
 		}}
 	case f.Session != "":
 		r.Key = sessionPrefix + f.Session
@@ -75,7 +76,9 @@ func fromRecord(r journal.Record, namespace string) (core.Fact, bool, error) {
 			},
 			Pool:        core.PoolKey{Namespace: namespace, Name: s.GetPool()},
 			Pod:         core.PodKey{Namespace: namespace, Name: s.GetPodName(), UID: s.GetPodUid()},
-			DefaultPort: uint16(s.GetDefaultPort()), Restarts: int(s.GetRestarts()), Reason: s.GetReason(), ReleasedAt: moment(s.GetReleasedAt()), Revision: f.Revision,
+			DefaultPort: uint16(s.GetDefaultPort()), Restarts: int(s.GetRestarts()), Revision: f.Revision,
+			StartedAt: moment(s.GetStartedAt()), ReleasedAt: moment(s.GetReleasedAt()),
+			Cause: core.Cause{Reason: s.GetReason(), Message: s.GetMessage(), ExitCode: s.ExitCode},
 		}
 		f.Ungranted = int(s.GetUngranted())
 		copy(sandbox.RequestHash[:], s.GetRequestHash())

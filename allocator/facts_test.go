@@ -54,8 +54,10 @@ func TestFactsSurviveEncodingForTheJournal(t *testing.T) {
 					IdleTimeout: time.Duration(rapid.Int64Range(0, int64(365*24*time.Hour/time.Microsecond)).Draw(t, "idle")) * time.Microsecond,
 				},
 				Pool: core.PoolKey{Namespace: "ns", Name: text.Draw(t, "pool")}, Pod: core.PodKey{Namespace: "ns", Name: text.Draw(t, "pod"), UID: text.Draw(t, "uid")},
-				IP: addr.Draw(t, "ip"), DefaultPort: rapid.Uint16().Draw(t, "port"), Restarts: rapid.IntRange(0, 1<<31-1).Draw(t, "restarts"), Reason: text.Draw(t, "reason"), ReleasedAt: at.Draw(t, "ended"), Revision: revision,
-				Phase: rapid.SampledFrom([]core.Phase{core.Starting, core.Running, core.Released}).Draw(t, "phase"),
+				IP: addr.Draw(t, "ip"), DefaultPort: rapid.Uint16().Draw(t, "port"), Restarts: rapid.IntRange(0, 1<<31-1).Draw(t, "restarts"), ReleasedAt: at.Draw(t, "ended"), Revision: revision,
+				StartedAt: at.Draw(t, "started"),
+				Cause:     core.Cause{Reason: text.Draw(t, "reason"), Message: text.Draw(t, "message"), ExitCode: rapid.Ptr(rapid.Int32(), true).Draw(t, "exit")},
+				Phase:     rapid.SampledFrom([]core.Phase{core.Starting, core.Running, core.Released}).Draw(t, "phase"),
 			}
 			if m := rapid.MapOf(text, text).Draw(t, "metadata"); len(m) > 0 {
 				f.Sandbox.Metadata = m
@@ -90,7 +92,8 @@ func TestJournalRecordHoldsEveryFieldOfASandbox(t *testing.T) {
 			Access: core.AccessTeam, MaskHost: "localhost:${PORT}", Agent: core.Agent{Port: 49983, Public: true}, HTTPSPorts: []uint16{443, 8443},
 		},
 		Pool: core.PoolKey{Namespace: "ns", Name: "python"}, Pod: core.PodKey{Namespace: "ns", Name: "python-x7k2", UID: "uid"}, IP: netip.MustParseAddr("10.244.1.7"),
-		DefaultPort: 8080, Ports: []uint16{22, 8080}, Restarts: 3, Phase: core.Released, Reason: core.ReasonIdle, ReleasedAt: at.Add(4e3),
+		DefaultPort: 8080, Ports: []uint16{22, 8080}, Restarts: 3, Phase: core.Released, StartedAt: at.Add(2e3), ReleasedAt: at.Add(4e3),
+		Cause:      core.Cause{Reason: core.ReasonOOMKilled, Message: "container main: exit code 137 OOMKilled", ExitCode: new(int32(137))},
 		LastActive: at.Add(5e3), Revision: core.Revision{Term: 3, Counter: 41},
 	}
 	for _, v := range []reflect.Value{reflect.ValueOf(full), reflect.ValueOf(full.Binding)} {
@@ -154,7 +157,7 @@ func storedFacts() []core.Fact {
 	}
 	released := running
 	released.IP, released.Ports, released.Metadata, released.IdempotencyKey, released.RequestHash = netip.MustParseAddr("fd00::7"), nil, nil, "", [32]byte{}
-	released.Phase, released.Reason, released.ReleasedAt = core.Released, core.ReasonTimeout, time.UnixMicro(1_800_000_300_000_100).UTC()
+	released.Phase, released.Reason, released.ReleasedAt = core.Released, core.ReasonEndTime, time.UnixMicro(1_800_000_300_000_100).UTC()
 	released.Revision.Counter = 42
 	starting := released
 	starting.Phase, starting.Reason, starting.ReleasedAt, starting.EndAt = core.Starting, "", time.Time{}, time.Time{}

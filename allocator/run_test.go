@@ -235,7 +235,7 @@ func TestUncollectedClaimIsReleased(t *testing.T) {
 		tm.do(core.Claimed{Token: token, Sandbox: starting("python", "k3x9")})
 		synctest.Wait()
 		require.Len(t, tm.loop.in, 1, "it lives without an owner until its end")
-		require.Equal(t, core.Release{Scope: core.Scope{All: true}, ID: "k3x9", Reason: core.ReasonAbandoned}, <-tm.loop.in)
+		require.Equal(t, core.Release{Scope: core.Scope{All: true}, ID: "k3x9", Reason: core.ReasonCanceled}, <-tm.loop.in)
 	})
 }
 

@@ -370,8 +370,16 @@ func (t *term) do(e core.Effect) {
 		t.a.metrics.releases.WithLabelValues(e.Sandbox.Reason).Inc()
 		t.lines.add("log", func(ctx context.Context) error {
 			t.headStart.wait(ctx)
-			t.log.Info("sandbox released", zap.String("sandboxID", sandboxid.Short(e.Sandbox.ID)),
-				zap.String("pod", e.Sandbox.Pod.Name), zap.String("reason", e.Sandbox.Reason))
+			fields := []zap.Field{
+				zap.String("sandboxID", sandboxid.Short(e.Sandbox.ID)), zap.String("pod", e.Sandbox.Pod.Name), zap.String("reason", e.Sandbox.Reason),
+			}
+			if e.Sandbox.Message != "" {
+				fields = append(fields, zap.String("message", e.Sandbox.Message))
+			}
+			if e.Sandbox.ExitCode != nil {
+				fields = append(fields, zap.Int32("exitCode", *e.Sandbox.ExitCode))
+			}
+			t.log.Info("sandbox released", fields...)
 			return nil
 		})
 		t.callBack(t.a.o.OnSandboxReleased, e.Sandbox.ID)
@@ -421,7 +429,7 @@ func (t *term) callBack(f func(context.Context, string), sandboxID string) {
 func (t *term) releaseUncollected(all ...core.Sandbox) {
 	for _, s := range all {
 		if s.IdempotencyKey == "" {
-			t.Submit(core.Release{Scope: core.Scope{All: true}, ID: s.ID, Reason: core.ReasonAbandoned})
+			t.Submit(core.Release{Scope: core.Scope{All: true}, ID: s.ID, Reason: core.ReasonCanceled})
 		}
 	}
 }

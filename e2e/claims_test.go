@@ -124,7 +124,7 @@ func TestDeletingTheSandboxObjectReleasesTheSandbox(t *testing.T) {
 	e.gone(client, s)
 	e.eventually(func() error {
 		r, err := e.record(s.SandboxID)
-		if err == nil && r.Status.Reason != "Deleted" {
+		if err == nil && r.Status.Reason != "ObjectDeleted" {
 			return fmt.Errorf("reason %q, phase %q", r.Status.Reason, r.Status.Phase)
 		}
 		return nil // it says why it was released, or is gone already

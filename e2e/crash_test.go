@@ -120,7 +120,7 @@ func TestPodDeletedByForceIsReplaced(t *testing.T) {
 		if record.Status.Phase != v1alpha1.SandboxEnded {
 			return fmt.Errorf("%+v", record.Status)
 		}
-		require.Contains(t, []string{"PodGone", "PodDeleted"}, record.Status.Reason)
+		require.Equal(t, "PodDeleted", record.Status.Reason)
 		return nil
 	})
 }

@@ -136,7 +136,7 @@ func (e *env) seesUse(used openapi.Sandbox) {
 	require.NotNil(e.t, a.Router)
 	require.Nil(e.t, a.EndAt)
 	require.NotNil(e.t, a.Next)
-	require.EqualValues(e.t, core.ReasonIdle, a.Next.Reason)
+	require.EqualValues(e.t, core.ReasonIdleTimeout, a.Next.Reason)
 	require.InDelta(e.t, max(0, 6-a.AgeSeconds), a.Next.InSeconds, 0.001)
 
 	open := 0
@@ -160,7 +160,7 @@ func (e *env) seesIdleness(used, silent openapi.Sandbox) {
 	e.t.Helper()
 	before := e.uses("prefix=" + silent.SandboxID[:10]).Sandboxes
 	require.Len(e.t, before, 1)
-	require.EqualValues(e.t, core.ReasonIdle, before[0].Next.Reason, "which is before its end")
+	require.EqualValues(e.t, core.ReasonIdleTimeout, before[0].Next.Reason, "which is before its end")
 	require.NotNil(e.t, before[0].EndAt)
 	e.pass(2 * 6 * time.Second)
 	var after map[string]openapi.Activity

@@ -60,7 +60,7 @@ func TestMovedEndHoldsUnderTheNextLeader(t *testing.T) {
 	require.Equal(t, e.pool, all.Sandboxes[0].Pool)
 	require.EqualValues(t, activity.Keepalive, all.Sandboxes[0].Kind)
 	require.NotNil(t, all.Sandboxes[0].Next)
-	require.EqualValues(t, "Idle", all.Sandboxes[0].Next.Reason)
+	require.EqualValues(t, "IdleTimeout", all.Sandboxes[0].Next.Reason)
 
 	require.Equal(t, http.StatusNoContent, e.api(http.MethodPost, path+"/timeout", `{"timeout":1}`).code)
 	e.eventually(func() error {
@@ -78,7 +78,7 @@ func TestMovedEndHoldsUnderTheNextLeader(t *testing.T) {
 	}
 	e.eventually(func() error {
 		r, err := e.record(s.SandboxID)
-		if err == nil && r.Status.Reason != "Timeout" {
+		if err == nil && r.Status.Reason != "EndTime" {
 			err = fmt.Errorf("reason %q", r.Status.Reason)
 		}
 		return err
@@ -107,22 +107,22 @@ func TestFirstBoundOfALifeCounts(t *testing.T) {
 		"the end, though it is in use": func(e *env) {
 			s, asked := e.claimOf(e.pool, `"timeout":4,"idleTimeout":3600`)
 			e.echoes(e.open(s), "in use")
-			e.ends(s, core.ReasonTimeout, asked.Add(4*time.Second))
+			e.ends(s, core.ReasonEndTime, asked.Add(4*time.Second))
 		},
 		"an end that was moved to sooner": func(e *env) {
 			s, _ := e.claimOf(e.pool, `"timeout":3600`)
-			e.ends(s, core.ReasonTimeout, setTimeout(e, s, 3))
+			e.ends(s, core.ReasonEndTime, setTimeout(e, s, 3))
 		},
 		"an end that was moved to later": func(e *env) {
 			s, _ := e.claimOf(e.pool, `"timeout":4`)
 			at := setTimeout(e, s, 10)
 			require.Equal(e.t, http.StatusOK, e.get(e.client(), e.host(8080, s.SandboxID), "/").code)
-			e.ends(s, core.ReasonTimeout, at)
+			e.ends(s, core.ReasonEndTime, at)
 		},
 		"silence, long before the end": func(e *env) {
 			s, asked := e.claimOf(e.pool, `"timeout":3600,"idleTimeout":5`)
 			require.WithinDuration(e.t, s.StartedAt.Add(time.Hour), s.EndAt, time.Minute)
-			e.ends(s, core.ReasonIdle, asked.Add(leastIdle))
+			e.ends(s, core.ReasonIdleTimeout, asked.Add(leastIdle))
 		},
 		"the longest life, though it is in use and its end was moved": func(e *env) {
 			s, asked := e.claimOf(short, `"timeout":4`)

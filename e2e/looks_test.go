@@ -155,11 +155,11 @@ func (e *env) replaceRouter(g *stack.Gateway, end func(*proc.Server) error, succ
 		require.NoError(e.t, router.Launch())
 		e.eventually(func() error { return router.Check(e.t.Context()) })
 	}
-	e.ends(ends, core.ReasonIdle, ended.Add(leastIdle-time.Second))
+	e.ends(ends, core.ReasonIdleTimeout, ended.Add(leastIdle-time.Second))
 	e.pass(3 * leastIdle)
 	require.True(e.t, e.live(stays))
 	e.echoes(lasting, "still there")
 	used := time.Now()
 	require.NoError(e.t, lasting.CloseNow())
-	e.ends(stays, core.ReasonIdle, used.Add(leastIdle-time.Second))
+	e.ends(stays, core.ReasonIdleTimeout, used.Add(leastIdle-time.Second))
 }

@@ -133,7 +133,7 @@ func (e *env) live(s openapi.Sandbox) bool {
 func (e *env) reaped(s openapi.Sandbox, used time.Time) {
 	e.t.Helper()
 	idle := time.Duration(s.IdleTimeout * float64(time.Second))
-	e.ends(s, core.ReasonIdle, used.Add(idle))
+	e.ends(s, core.ReasonIdleTimeout, used.Add(idle))
 }
 
 // ends waits until a sandbox is released for a reason, and fails if that happens before a

@@ -58,7 +58,7 @@ func (d *desk) answer(grant string, by time.Duration) (failed []*sandbox) {
 	case Released, Ended:
 		why := StartFailed
 		switch {
-		case sb.Reason == ReasonNotConfigured:
+		case sb.Reason == ReasonConfigurationFailed:
 			why = NotConfigured
 		case sb.ran:
 			why = KeyEnded

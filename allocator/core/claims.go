@@ -247,10 +247,11 @@ func (c *Core) bind(cl *claim) {
 		}
 		sb := &Sandbox{
 			Binding: b, Pool: pool.Key, Pod: p.seen.Key, IP: p.seen.IP,
-			DefaultPort: pool.DefaultPort, Ports: pool.Ports, Restarts: p.seen.Restarts, Phase: Running,
+			DefaultPort: pool.DefaultPort, Ports: pool.Ports, Restarts: p.seen.Restarts, Phase: Running, StartedAt: b.ClaimedAt,
+			Workload: p.seen.Workload,
 		}
 		if pool.PostStart {
-			sb.Phase = Starting
+			sb.Phase, sb.StartedAt = Starting, time.Time{}
 		}
 		fact := Fact{Sandbox: sb, Joined: i > 0, Ungranted: ungranted}
 		pf := c.outbox.commit(fact, true, func(f Fact, _ time.Duration) { c.claimed(cl, f) })
@@ -306,7 +307,7 @@ func (c *Core) claimAbandoned(token uint64) {
 	case grant != "":
 		for _, sb := range c.sandboxes.granted(grant) {
 			if sb.IdempotencyKey == "" {
-				c.startRelease(sb, ReasonAbandoned)
+				c.startRelease(sb, because(ReasonCanceled))
 			}
 		}
 	}
@@ -357,27 +358,30 @@ func (c *Core) grant(cl *claim) {
 		sb.setTimes(c.now)
 		c.sandboxes.schedule(sb)
 	}
-	drop := func(sb *sandbox, reason string) {
+	drop := func(sb *sandbox, cause Cause) {
 		sb.IdempotencyKey, sb.Batch = "", ""
 		c.sandboxes.live.remove(sb) // the claim counts for its team, or others of it do
-		c.lost(sb, reason)
+		c.lost(sb, cause)
 	}
 	fit := got[:0]
 	for _, sb := range got {
 		p := c.pods[sb.Pod]
-		reason := cmp.Or(sb.doomed, p.unfit(sb))
-		if reason == "" && (p.tainted || p.quarantined) {
-			reason = ReasonAddressShared
+		cause, _ := p.unfit(sb)
+		if sb.doomed != nil {
+			cause = *sb.doomed
 		}
-		if reason != "" {
-			drop(sb, reason)
+		if cause == (Cause{}) && (p.tainted || p.quarantined) {
+			cause = because(ReasonAddressShared)
+		}
+		if cause != (Cause{}) {
+			drop(sb, cause)
 			continue
 		}
 		fit = append(fit, sb)
 	}
 	if len(fit) < req.atLeast {
 		for _, sb := range fit {
-			drop(sb, ReasonIncomplete)
+			drop(sb, because(ReasonIncomplete))
 		}
 		c.outbox.join(first) // the next leader must not find some of them live under the key
 		if configured {
@@ -422,7 +426,7 @@ func (c *Core) grant(cl *claim) {
 	}
 	if abandoned {
 		for _, sb := range fit {
-			c.startRelease(sb, ReasonAbandoned)
+			c.startRelease(sb, because(ReasonCanceled))
 		}
 		return
 	}
@@ -446,7 +450,7 @@ func (c *Core) answer(grants ...string) {
 	}
 	for _, grant := range grants {
 		for _, sb := range c.claims.answer(grant, by) {
-			c.startRelease(sb, ReasonIncomplete)
+			c.startRelease(sb, because(ReasonIncomplete))
 		}
 	}
 }
@@ -458,10 +462,10 @@ func (c *Core) startDone(ev Started) {
 		return
 	}
 	if !ev.OK {
-		c.startRelease(sb, ReasonStartFailed)
+		c.startRelease(sb, because(ReasonStartFailed))
 		return
 	}
-	sb.readying = true
+	sb.readying, sb.StartedAt = true, c.now.Wall
 	ready := sb.next()
 	c.outbox.commit(Fact{Sandbox: &ready}, true, func(f Fact, _ time.Duration) {
 		sb.readying = false

@@ -154,7 +154,7 @@ func TestAbandonedClaimIsReleasedAfterItsWrite(t *testing.T) {
 	s.step(ClaimAbandoned{Token: 1})
 	s.written()
 	none[Claimed](s)
-	if f := s.given(); f.ID != given.ID || f.Reason != ReasonAbandoned {
+	if f := s.given(); f.ID != given.ID || f.Reason != ReasonCanceled {
 		t.Errorf("written %+v", f)
 	}
 }

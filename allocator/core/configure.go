@@ -44,7 +44,7 @@ func (c *Core) configured(ev Configured) {
 	}
 	delete(c.configuring, ev.ID)
 	if !ev.OK {
-		sb.doomed = cmp.Or(sb.doomed, ReasonNotConfigured)
+		sb.doomed = cmp.Or(sb.doomed, &Cause{Reason: ReasonConfigurationFailed})
 	}
 	for _, other := range sb.claim.Request.got {
 		if c.configuring[other.ID] != nil {
@@ -81,9 +81,9 @@ func (c *Core) unanswered(sb *sandbox) {
 	withdraw := func(sb *sandbox, reason string) {
 		c.claims.Free(sb.claimKey(), sb.grant())
 		sb.IdempotencyKey = ""
-		c.lost(sb, reason)
+		c.lost(sb, because(reason))
 	}
-	withdraw(sb, ReasonNotConfigured)
+	withdraw(sb, ReasonConfigurationFailed)
 	var left []*sandbox
 	for _, other := range members {
 		if other.ungranted == 0 { // it was granted, so the claim was

@@ -82,7 +82,7 @@ func TestClaimTriesThreePodsWhoseAgentsFail(t *testing.T) {
 		none[ClaimRefused](s)
 		used[asked[0].Sandbox.Pod] = true
 		s.step(Configured{ID: asked[0].Sandbox.ID})
-		if r := one[SandboxReleased](s); r.Sandbox.Reason != ReasonNotConfigured || r.Sandbox.IdempotencyKey != "" {
+		if r := one[SandboxReleased](s); r.Sandbox.Reason != ReasonConfigurationFailed || r.Sandbox.IdempotencyKey != "" {
 			t.Errorf("released %+v", r)
 		}
 		asked = of[Configure](s.effects)
@@ -120,8 +120,8 @@ func TestBatchWaitsForAllOfItsAgents(t *testing.T) {
 
 func TestPodThatEndsDuringConfigurationIsReplaced(t *testing.T) {
 	for name, ev := range map[string]Event{
-		ReasonPodGone:     PodGone{key("a-1")},
-		ReasonPodFailed:   PodSeen{with(agentPod("a-1"), func(p *Pod) { p.Finished = true })},
+		ReasonPodDeleted:  PodGone{key("a-1")},
+		ReasonFailed:      PodSeen{with(agentPod("a-1"), func(p *Pod) { p.Finished = true })},
 		ReasonRestart:     PodSeen{with(agentPod("a-1"), func(p *Pod) { p.Restarts = 1 })},
 		ReasonPoolDeleted: PoolSeen{changed(specA(2), func(p *Pool) { p.Deleting = true })},
 	} {
@@ -237,7 +237,7 @@ func TestNewLeaderAsksAgentsWithoutAnObject(t *testing.T) {
 			continue
 		}
 		none[SendRoute](s)
-		if r := one[ClaimRefused](s); r.Why != NotConfigured || one[SandboxReleased](s).Sandbox.Reason != ReasonNotConfigured {
+		if r := one[ClaimRefused](s); r.Why != NotConfigured || one[SandboxReleased](s).Sandbox.Reason != ReasonConfigurationFailed {
 			t.Errorf("refused %+v", r)
 		}
 		again.Token = 4
@@ -307,9 +307,9 @@ func TestEarlierBatchIsAnsweredWithEnoughOrNone(t *testing.T) {
 
 func TestAnsweredBatchOutlivesOneOfItsSandboxes(t *testing.T) {
 	for name, ev := range map[string]Event{
-		ReasonPodGone:       PodGone{key("a-2")},
-		ReasonKilled:        Release{Scope: everyTeam, Token: 9, ID: "y", Reason: ReasonKilled},
-		ReasonNotConfigured: Configured{ID: "y"},
+		ReasonPodDeleted:          PodGone{key("a-2")},
+		ReasonKilled:              Release{Scope: everyTeam, Token: 9, ID: "y", Reason: ReasonKilled},
+		ReasonConfigurationFailed: Configured{ID: "y"},
 	} {
 		s := earlier(t, 2, "x")
 		s.step(repeated)
@@ -426,7 +426,7 @@ func TestIdleTimeBeginsWhenTheAgentHasAnswered(t *testing.T) {
 	s.pass(59 * time.Second)
 	none[SandboxReleased](s)
 	s.pass(time.Minute)
-	if r := one[SandboxReleased](s); r.Sandbox.Reason != ReasonIdle {
+	if r := one[SandboxReleased](s); r.Sandbox.Reason != ReasonIdleTimeout {
 		t.Errorf("released %+v", r)
 	}
 }

@@ -92,7 +92,7 @@ func (c *Core) decide(v idle.Verdict) {
 		switch s := c.sandboxes.byID[id]; {
 		case !c.cfg.DryRun:
 			s.reaped = true
-			c.startRelease(s, ReasonIdle)
+			c.startRelease(s, because(ReasonIdleTimeout))
 		case s.Phase == Running:
 			use, _ := c.idle.Use(id)
 			c.emit(WouldReap{Sandbox: s.Sandbox, Idle: c.now.Boot - use.At})

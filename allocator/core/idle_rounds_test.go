@@ -119,7 +119,7 @@ func TestNoRouterGetsTheRouteAfterTheVerdict(t *testing.T) {
 	q := s.asks(1)
 	s.slow = true
 	s.says(q, 1)
-	if f := s.given(); f.Phase != Released || f.Reason != ReasonIdle {
+	if f := s.given(); f.Phase != Released || f.Reason != ReasonIdleTimeout {
 		t.Fatalf("written: %+v", f)
 	}
 	s.step(SessionJoined{Session: "r", Stream: 2})

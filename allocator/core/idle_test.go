@@ -119,7 +119,7 @@ func TestSilentSandboxIsReleasedWhenAllRoutersAnswered(t *testing.T) {
 	s.says(q, 1)
 	none[SandboxReleased](s)
 	s.says(q, 2, Activity{ID: sb.ID, Age: idleFor})
-	if r := one[SandboxReleased](s); r.Sandbox.Reason != ReasonIdle {
+	if r := one[SandboxReleased](s); r.Sandbox.Reason != ReasonIdleTimeout {
 		t.Errorf("released: %+v", r.Sandbox)
 	}
 	none[SendResume](s)

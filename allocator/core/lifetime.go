@@ -35,7 +35,7 @@ func (s *sandbox) ends() (at time.Duration, reason string) {
 		}
 	}
 	if s.pendingTimeouts == 0 { // else timeoutSet schedules it again
-		earlier(s.endAt, ReasonTimeout)
+		earlier(s.endAt, ReasonEndTime)
 	}
 	earlier(s.lifetimeEnd, ReasonMaxLifetime)
 	if s.Phase == Starting && !s.readying {
@@ -49,7 +49,7 @@ func (c *Core) expireEnds() {
 	for _, id := range c.sandboxes.deadlines.Due(c.now.Boot, maxDeadlines) {
 		s := c.sandboxes.byID[id]
 		if at, reason := s.ends(); reason != "" && at <= c.now.Boot {
-			c.startRelease(s, reason)
+			c.startRelease(s, because(reason))
 		} else {
 			c.sandboxes.schedule(s)
 		}
@@ -121,7 +121,7 @@ func (c *Core) timeoutSet(s *sandbox, token uint64, f Fact) {
 	}
 	c.sandboxes.schedule(s)
 	shown := s.Sandbox
-	shown.Phase = f.Sandbox.Phase // not Releasing: the sandbox may never have run
+	shown.Phase, shown.StartedAt = f.Sandbox.Phase, f.Sandbox.StartedAt // not Releasing: the sandbox may never have run
 	if s.ungranted == 0 {
 		c.emit(WriteObject{Sandbox: shown})
 	}

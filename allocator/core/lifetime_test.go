@@ -14,9 +14,9 @@ func TestEarliestEndReleasesTheSandbox(t *testing.T) {
 		want     string
 		after    time.Duration
 	}{
-		"end time":         {func(p *Pool) { p.MaxLifetime, p.IdleTimeout = time.Hour, time.Hour }, time.Minute, ReasonTimeout, time.Minute},
+		"end time":         {func(p *Pool) { p.MaxLifetime, p.IdleTimeout = time.Hour, time.Hour }, time.Minute, ReasonEndTime, time.Minute},
 		"maximal lifetime": {func(p *Pool) { p.MaxLifetime, p.IdleTimeout = 30*time.Second, time.Hour }, time.Minute, ReasonMaxLifetime, 30 * time.Second},
-		"idle":             {func(p *Pool) { p.MaxLifetime = time.Hour }, time.Hour, ReasonIdle, idleFor},
+		"idle":             {func(p *Pool) { p.MaxLifetime = time.Hour }, time.Hour, ReasonIdleTimeout, idleFor},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newSim(t)
@@ -94,7 +94,7 @@ func TestSetTimeoutMovesTheEndOnceDurable(t *testing.T) {
 	s.pass(10*time.Second - time.Millisecond)
 	none[SandboxReleased](s)
 	s.pass(time.Millisecond)
-	if r := one[SandboxReleased](s); r.Sandbox.Reason != ReasonTimeout {
+	if r := one[SandboxReleased](s); r.Sandbox.Reason != ReasonEndTime {
 		t.Errorf("released for %s", r.Sandbox.Reason)
 	}
 	s.step(SetTimeout{Scope: everyTeam, Token: 11, ID: sb.ID, Lifetime: time.Minute})

@@ -79,7 +79,7 @@ func (w *world) judgeBatch(e BatchClaimed) {
 	members := w.batches[id]
 	ended := 0 // for another reason than that the batch was not granted
 	for _, s := range members {
-		if r := w.disk.sandboxes[s.ID].Reason; asks.Binding.IdempotencyKey != "" && w.released(s.ID) && (r != ReasonNotConfigured && r != ReasonIncomplete || w.pod(s.Pod).forgot == s.ID) {
+		if r := w.disk.sandboxes[s.ID].Reason; asks.Binding.IdempotencyKey != "" && w.released(s.ID) && (r != ReasonConfigurationFailed && r != ReasonIncomplete || w.pod(s.Pod).forgot == s.ID) {
 			ended++
 		}
 	}
@@ -221,15 +221,15 @@ func (w *world) judgeRelease(s Sandbox) {
 	switch s.Reason {
 	case ReasonKilled:
 		ok = w.asked[s.ID]
-	case ReasonTimeout:
+	case ReasonEndTime:
 		ok = !s.EndAt.IsZero() && !s.EndAt.After(w.now.Wall)
-	case ReasonIdle:
+	case ReasonIdleTimeout:
 		ok = s.IdleTimeout > 0 // judgeIdle has judged it
 	case ReasonMaxLifetime:
 		ok = !s.LifetimeEnd.IsZero() && !s.LifetimeEnd.After(w.now.Wall)
 	case ReasonStartup:
 		ok = !s.StartBy.IsZero() && !s.StartBy.After(w.now.Wall) && !w.ready[s.ID]
-	case ReasonAbandoned:
+	case ReasonCanceled:
 		ok = !w.answered[s.ID]
 	case ReasonIncomplete:
 		ok = s.Batch == "" && !w.answered[s.ID] || slices.ContainsFunc(w.batches[s.Batch], func(other Sandbox) bool {
@@ -237,17 +237,15 @@ func (w *world) judgeRelease(s Sandbox) {
 		})
 	case ReasonPodDeleted:
 		ok = p.Deleting || !p.exists
-	case ReasonPodGone:
-		ok = !p.exists
-	case ReasonPodFailed:
+	case ReasonFailed:
 		ok = p.Finished
 	case ReasonPodMoved:
 		ok = p.moved
-	case ReasonDeleted:
+	case ReasonObjectDeleted:
 		ok = w.unwanted[s.ID]
 	case ReasonStartFailed:
 		ok = w.failed[s.ID]
-	case ReasonNotConfigured:
+	case ReasonConfigurationFailed:
 		ok = !w.answered[s.ID] || p.forgot == s.ID
 	case ReasonRestart:
 		pool := w.pool(p.pool())

@@ -19,7 +19,7 @@ func (c *Core) objectSeen(ev ObjectSeen) {
 		c.emit(DeleteObject{Pool: ev.Pool, ID: ev.ID})
 	case sb != nil && ev.Deleting:
 		sb.deleting = true
-		c.startRelease(sb, ReasonDeleted)
+		c.startRelease(sb, because(ReasonObjectDeleted))
 		c.claims.letGo(sb)
 	case sb != nil && ev.Revision == (Revision{}): // a user has replaced it
 		sb.objectRevision = Revision{}
@@ -51,7 +51,7 @@ func (c *Core) objectGone(id string) {
 	// The journal may have dropped what the object recorded, such as the key. So it is written
 	// again.
 	sb.objectRevision, sb.deleting = Revision{}, false
-	c.startRelease(sb, ReasonDeleted)
+	c.startRelease(sb, because(ReasonObjectDeleted))
 	c.show(sb)
 }
 

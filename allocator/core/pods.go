@@ -1,6 +1,7 @@
 package core
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 	"strings"
@@ -224,43 +225,68 @@ func (c *Core) consider(p *pod) {
 			c.consider(p)
 		}
 	case podClaimed:
-		switch sb, reason := p.sandbox, p.unfit(p.sandbox); reason {
-		case "":
-			sb.Restarts = max(sb.Restarts, seen.Restarts) // they were kept
-		case ReasonRestart:
-			c.startRelease(sb, reason)
+		switch cause, lost := p.unfit(p.sandbox); {
+		case lost:
+			c.lost(p.sandbox, cause)
+		case cause != (Cause{}):
+			c.startRelease(p.sandbox, cause)
 		default:
-			c.lost(sb, reason)
+			p.sandbox.Restarts = max(p.sandbox.Restarts, seen.Restarts) // they were kept
 		}
 	case podReleased, podDeleting:
 	}
 }
 
-// unfit returns the reason for which a pod can no longer serve its sandbox; empty: it can. q may be
-// nil.
-func (p *pod) unfit(sb *sandbox) string {
+// unfit returns the cause for which a sandbox must end, as far as its pod is concerned; zero: there is none.
+// lost: the pod cannot serve it any more. p may be nil.
+func (p *pod) unfit(sb *sandbox) (cause Cause, lost bool) {
 	switch {
 	case p == nil:
-		return ReasonPodGone
+		return because(ReasonPodDeleted), true
 	case p.seen.Deleting:
-		return ReasonPodDeleted
+		return p.removed(), true
 	case p.seen.Finished:
-		return ReasonPodFailed
+		cause = p.seen.Cause
+		cause.Reason = cmp.Or(cause.Reason, ReasonFailed)
+		cause.Message = cmp.Or(cause.Message, p.seen.Why)
+		return cause, true
 	case p.seen.IP != sb.IP:
 		// The address of the route may belong to another pod already, even if this pod has none
 		// at the moment.
-		return ReasonPodMoved
+		return because(ReasonPodMoved), true
 	case p.addr.Contested():
-		return ReasonAddressShared
+		return because(ReasonAddressShared), true
 	case p.restarted(sb):
-		return ReasonRestart
+		if cause = p.seen.Cause; cause.Reason != ReasonOOMKilled {
+			cause.Reason = ReasonRestart
+		}
+		return cause, false
 	}
-	return ""
+	return Cause{}, false
 }
+
+// removed returns why a pod that is being deleted, or is gone, was deleted. The cluster writes that into the
+// status before it deletes a pod. Otherwise another client did, for reasons of its own.
+func (p *pod) removed() Cause {
+	cause := p.seen.Cause
+	switch {
+	case p.seen.NoExecute && (p.seen.Ready || p.node.usable):
+		cause.Reason = ReasonEvicted
+	case p.seen.NoExecute: // Kubernetes marks the pods of a node that does not answer as not ready
+		cause.Reason = ReasonNodeLost
+	case cause.Reason != ReasonEvicted && cause.Reason != ReasonNodeLost:
+		return because(ReasonPodDeleted)
+	}
+	return cause
+}
+
+// goneBefore is the message of a PodDeleted that no leader has observed.
+const goneBefore = "the pod did not exist any more when this allocator began to lead"
 
 // hold ties a pod that was found again to its sandbox.
 func (c *Core) hold(p *pod, sb *sandbox) {
 	p.sandbox = sb
+	sb.Workload = cmp.Or(sb.Workload, p.seen.Workload)
 	if p.pool.known {
 		sb.takePorts(p.pool)
 	}
@@ -294,6 +320,7 @@ func (c *Core) podGone(key PodKey) {
 	if p.phase == podPending && p.warmAt == 0 {
 		p.endedEarly(c.now)
 	}
+	cause := p.removed()             // while it is on its node
 	p.enter(podDeleting, c.now.Boot) // out of the queue
 	p.pool.count(p, -1)
 	delete(p.pool.pods, p)
@@ -302,7 +329,7 @@ func (c *Core) podGone(key PodKey) {
 	others, done := c.taints.Gone(p.addr)
 	c.reconsider(others)
 	if sb != nil {
-		c.lost(sb, ReasonPodGone)
+		c.lost(sb, cause)
 	}
 	c.advanceRetirement(key)
 	for _, id := range done {

@@ -276,7 +276,7 @@ func (c *Core) drain(pool *pool) {
 	if pool.sum(podPending)+pool.sum(podWarm)+pool.sum(podClaimed) > 0 {
 		for _, p := range pool.sorted(podPending, podWarm, podClaimed) {
 			if p.phase == podClaimed {
-				c.startRelease(p.sandbox, ReasonPoolDeleted)
+				c.startRelease(p.sandbox, because(ReasonPoolDeleted))
 			} else {
 				c.retire(p)
 			}

@@ -19,7 +19,7 @@ func TestSandboxIsReleasedWhenItsObjectIsDeleted(t *testing.T) {
 		s.step(ObjectSeen{ID: "term1-id1", Revision: Revision{1, 1}})
 		none[SandboxReleased](s)
 		s.step(ev)
-		if r := one[SandboxReleased](s); r.Sandbox.Reason != ReasonDeleted {
+		if r := one[SandboxReleased](s); r.Sandbox.Reason != ReasonObjectDeleted {
 			t.Errorf("%s: released %+v", name, r)
 		}
 		if records := of[WriteObject](s.effects); len(records) == 0 || records[len(records)-1].Sandbox.Phase != Released {

@@ -44,9 +44,9 @@ func (c *Core) Recover(st State) ([]Effect, error) {
 		case sb.Phase == Released && gone:
 			c.startFence(sb)
 		case sb.Phase != Released && len(sb.conflicts) > 0:
-			c.lost(sb, ReasonDuplicate)
+			c.lost(sb, because(ReasonDuplicate))
 		case gone:
-			c.lost(sb, ReasonPodGone)
+			c.lost(sb, Cause{Reason: ReasonPodDeleted, Message: goneBefore})
 		case sb.asking && sb.Phase < Releasing:
 			c.emit(Configure{Sandbox: sb.Sandbox, Ask: true})
 		case sb.Phase == Starting:

@@ -25,9 +25,9 @@ type sandbox struct {
 	// reaped: a verdict has found it idle. From then on no router gets its route.
 	reaped bool
 	// claim is the one that waits until its agent is configured; nil: the claim is decided. doomed is
-	// the reason for which it must be released then.
+	// the cause for which it must be released then.
 	claim  *claim
-	doomed string
+	doomed *Cause
 	// ungranted is Fact.Ungranted of an earlier term: it is not known whether the claim was granted. The object
 	// is not written then, because it says that the claim was. asking: the agent has not answered whether it
 	// is configured. No router gets the route before.
@@ -90,15 +90,15 @@ func (c *Core) release(ev Release) {
 	if ev.Token != 0 {
 		sb.waiters = append(sb.waiters, ev.Token)
 	}
-	c.startRelease(sb, ev.Reason)
+	c.startRelease(sb, because(ev.Reason))
 }
 
 // startRelease has the release of a live sandbox journaled. One whose agent is being configured is
 // released when its claim is decided, because those of a batch must be released in one Write.
-func (c *Core) startRelease(sb *sandbox, reason string) {
+func (c *Core) startRelease(sb *sandbox, cause Cause) {
 	switch {
 	case sb.claim != nil:
-		sb.doomed = cmp.Or(sb.doomed, reason)
+		sb.doomed = cmp.Or(sb.doomed, &cause)
 		return
 	case sb.Phase != Starting && sb.Phase != Running:
 		return
@@ -106,19 +106,19 @@ func (c *Core) startRelease(sb *sandbox, reason string) {
 	released := sb.next()
 	sb.ran = sb.Phase == Running
 	sb.Phase = Releasing
-	released.Phase, released.Reason, released.ReleasedAt = Released, reason, c.now.Wall
+	released.Phase, released.Cause, released.ReleasedAt = Released, cause, c.now.Wall
 	c.outbox.commit(Fact{Sandbox: &released}, true, func(f Fact, at time.Duration) { c.released(sb, f, at) })
 }
 
 // lost releases a sandbox whose pod cannot serve it any more. From now on no router gets its
 // route.
-func (c *Core) lost(sb *sandbox, reason string) {
+func (c *Core) lost(sb *sandbox, cause Cause) {
 	if sb.Phase == Released {
 		c.tryEnd(sb)
 		return
 	}
 	sb.lost = true
-	c.startRelease(sb, reason)
+	c.startRelease(sb, cause)
 }
 
 // released acts on a committed release. at is when that was known.
@@ -127,7 +127,8 @@ func (c *Core) released(sb *sandbox, f Fact, at time.Duration) {
 	c.idle.Remove(sb.ID)
 	c.sandboxes.released(sb)
 	sb.asking = false
-	sb.Phase, sb.Reason, sb.ReleasedAt, sb.releasedAt, sb.Revision = Released, f.Sandbox.Reason, f.Sandbox.ReleasedAt, c.now.Boot, f.Revision
+	sb.Phase, sb.releasedAt, sb.Revision = Released, c.now.Boot, f.Revision
+	sb.Cause, sb.ReleasedAt, sb.StartedAt = f.Sandbox.Cause, f.Sandbox.ReleasedAt, f.Sandbox.StartedAt
 	p := c.pods[sb.Pod]
 	if p != nil {
 		p.enter(podReleased, c.now.Boot)

@@ -92,7 +92,7 @@ func TestCallersOfStartingSandboxMayLeave(t *testing.T) {
 	none[SandboxReleased](s) // the retry must find it
 	s.step(Claim{Token: 2, Pool: poolA, Wait: wait})
 	s.step(ClaimAbandoned{Token: 2})
-	if r := one[SandboxReleased](s); r.Sandbox.Reason != ReasonAbandoned {
+	if r := one[SandboxReleased](s); r.Sandbox.Reason != ReasonCanceled {
 		t.Errorf("released %+v", r)
 	}
 }

@@ -187,7 +187,7 @@ func (v View) activityOf(s *sandbox) ActivityStatus {
 	end, reason := s.ends()
 	if q, ok := v.c.idle.Question(s.ID, maxAwaited); ok && s.Phase == Running {
 		if reason == "" || q.At < end {
-			end, reason = q.At, ReasonIdle
+			end, reason = q.At, ReasonIdleTimeout
 		}
 		st.Asks, st.Awaits, st.Why = q.Asks, q.Awaits, cmp.Or(st.Why, q.Why)
 	}

@@ -93,6 +93,12 @@ type Pod struct {
 	// Reason is why it is not ready or has ended: one of PodReasons; empty: not known. Why says it for
 	// people, in the words of the kubelet, the scheduler or the API server.
 	Reason, Why string
+	// Cause is what its status says of its end, or of the latest end of one of its containers; zero: nothing.
+	Cause Cause
+	// NoExecute: it is deleted for a taint of its node.
+	NoExecute bool
+	// Workload is what runs in it; nil: not known. It is shared and must not be changed.
+	Workload *Workload
 }
 
 // Why a pod is not ready or has ended.
@@ -115,6 +121,18 @@ var PodReasons = []string{
 	PodUnschedulable, PodImagePull, PodNotStarted, PodCrashLoop, PodOOMKilled, PodFailed, PodEvicted, PodPreempted, PodNodeLost,
 	PodDeleted, PodNeverReady,
 }
+
+// Workload is what runs in a pod, for people.
+type Workload struct {
+	// Images are those of the containers.
+	Images []string
+	// Requests and Limits are the sums over the containers. A limit that one container does not have is
+	// empty.
+	Requests, Limits Resources
+}
+
+// Resources are quantities in the notation of Kubernetes; empty: none.
+type Resources struct{ CPU, Memory string }
 
 // Binding is what a claim asks for and gets.
 type Binding struct {
@@ -232,10 +250,16 @@ type Sandbox struct {
 	DefaultPort uint16
 	Ports       []uint16
 	// Restarts are those of the pod before the claim.
-	Restarts   int
-	Phase      Phase
-	Reason     string
+	Restarts int
+	Phase    Phase
+	// StartedAt is when it began to run; zero: it has not.
+	StartedAt time.Time
+	// Cause and ReleasedAt are set from Released on.
+	Cause
 	ReleasedAt time.Time
+	// Workload is what its pod runs. Objects show it, and it is not in the journal: the next leader takes it
+	// from the pod if the object does not exist. nil: not known.
+	Workload *Workload
 	// LastActive is a lower bound of its last activity, as its object shows it. It is not in the
 	// journal. Zero: none was written yet.
 	LastActive time.Time
@@ -304,32 +328,6 @@ type Declaration struct {
 	By, Reason string
 	At         time.Time
 }
-
-// Reasons a sandbox is released.
-const (
-	ReasonKilled      = "Killed"
-	ReasonTimeout     = "Timeout"     // its end time came
-	ReasonIdle        = "Idle"        // it was not used for its idle timeout
-	ReasonMaxLifetime = "MaxLifetime" // its pool's bound
-	ReasonStartup     = "StartupTimeout"
-	ReasonDeleted     = "Deleted"     // its Sandbox object was
-	ReasonAbandoned   = "Abandoned"   // every caller had gone before the claim was answered
-	ReasonStartFailed = "StartFailed" // by its pool's postStart hook
-	// ReasonNotConfigured: the agent in its pod was not configured, so its claim was not answered.
-	ReasonNotConfigured = "NotConfigured"
-	ReasonPodDeleted    = "PodDeleted"
-	ReasonPodGone       = "PodGone"
-	ReasonPodFailed     = "PodFailed"
-	ReasonPodMoved      = "PodMoved" // its address changed
-	ReasonRestart       = "UnexpectedRestart"
-	ReasonPoolDeleted   = "PoolDeleted"
-	// ReasonIncomplete: too few sandboxes of its batch started.
-	ReasonIncomplete = "BatchIncomplete"
-	// ReasonDuplicate: its Sandbox object and the journal name different pods.
-	ReasonDuplicate = "Duplicate"
-	// ReasonAddressShared: another pod was seen at its address.
-	ReasonAddressShared = "AddressShared"
-)
 
 // BusyProbe is where a pod answers whether it is busy: port 0 for none.
 type BusyProbe struct {

@@ -16,19 +16,23 @@ func TestSandboxIsReleasedAtItsEndTime(t *testing.T) {
 	s.pass(59 * time.Second)
 	none[SandboxReleased](s)
 	s.pass(time.Second)
-	if r := one[SandboxReleased](s); r.Sandbox.Reason != ReasonTimeout {
+	if r := one[SandboxReleased](s); r.Sandbox.Reason != ReasonEndTime {
 		t.Errorf("release %+v", r)
 	}
 }
 
 func TestLostSandboxIsReleasedAndNotRouted(t *testing.T) {
-	for reason, ev := range map[string]Event{
-		ReasonPodDeleted: PodSeen{with(warmPod("a-1"), func(p *Pod) { p.Deleting = true })},
-		ReasonPodFailed:  PodSeen{with(warmPod("a-1"), func(p *Pod) { p.Finished = true })},
-		ReasonPodGone:    PodGone{key("a-1")},
-		ReasonPodMoved:   PodSeen{with(warmPod("a-1"), func(p *Pod) { p.IP = netip.MustParseAddr("10.9.9.9") })},
+	for name, c := range map[string]struct {
+		reason string
+		ev     Event
+	}{
+		"its pod is being deleted":    {ReasonPodDeleted, PodSeen{with(warmPod("a-1"), func(p *Pod) { p.Deleting = true })}},
+		"its pod has failed":          {ReasonFailed, PodSeen{with(warmPod("a-1"), func(p *Pod) { p.Finished = true })}},
+		"its pod is gone":             {ReasonPodDeleted, PodGone{key("a-1")}},
+		"its pod has another address": {ReasonPodMoved, PodSeen{with(warmPod("a-1"), func(p *Pod) { p.IP = netip.MustParseAddr("10.9.9.9") })}},
 	} {
-		t.Run(reason, func(t *testing.T) {
+		reason, ev := c.reason, c.ev
+		t.Run(name, func(t *testing.T) {
 			s := newSim(t)
 			s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})
 			s.join("r", 1)

@@ -66,6 +66,8 @@ func observe(p *corev1.Pod, log *zap.Logger) core.Pod {
 	if !seen.Ready || seen.Deleting {
 		seen.Reason, seen.Why = why(p)
 	}
+	seen.Cause, seen.NoExecute = causeOf(p)
+	seen.Workload = workloadOf(p)
 	if p.Status.PodIP != "" && !p.Spec.HostNetwork {
 		ip, err := netip.ParseAddr(p.Status.PodIP)
 		if err != nil {

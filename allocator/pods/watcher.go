@@ -52,18 +52,24 @@ func (w *Watcher) Run(ctx context.Context) error {
 
 // slim keeps only the fields that this package reads, so that the cache stays small.
 func slim(p *corev1.Pod) *corev1.Pod {
-	reason, words := why(p)
 	slim := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
 			Name: p.Name, Namespace: p.Namespace, UID: p.UID, ResourceVersion: p.ResourceVersion,
 			CreationTimestamp: p.CreationTimestamp, DeletionTimestamp: p.DeletionTimestamp,
 			Labels: map[string]string{},
 		},
-		Spec:   corev1.PodSpec{NodeName: p.Spec.NodeName, HostNetwork: p.Spec.HostNetwork},
-		Status: corev1.PodStatus{Phase: p.Status.Phase, PodIP: p.Status.PodIP, Reason: reason, Message: words},
+		Spec: corev1.PodSpec{NodeName: p.Spec.NodeName, HostNetwork: p.Spec.HostNetwork, Resources: p.Spec.Resources},
+		Status: corev1.PodStatus{
+			Phase: p.Status.Phase, PodIP: p.Status.PodIP, Reason: p.Status.Reason, Message: kube.Bounded(p.Status.Message, maxWhy),
+			InitContainerStatuses: slimStatuses(p.Status.InitContainerStatuses), ContainerStatuses: slimStatuses(p.Status.ContainerStatuses),
+		},
+	}
+	for i := range p.Spec.Containers {
+		c := &p.Spec.Containers[i]
+		slim.Spec.Containers = append(slim.Spec.Containers, corev1.Container{Image: c.Image, Resources: c.Resources})
 	}
 	if agentPort(p) != 0 {
-		slim.Spec.Containers = []corev1.Container{{Command: p.Spec.Containers[0].Command}}
+		slim.Spec.Containers[0].Command = p.Spec.Containers[0].Command
 	}
 	for _, name := range []string{v1alpha1.LabelPool, v1alpha1.LabelTemplate, v1alpha1.LabelPhase} {
 		if value, ok := p.Labels[name]; ok {
@@ -73,15 +79,41 @@ func slim(p *corev1.Pod) *corev1.Pod {
 	if owner := metav1.GetControllerOf(p); owner != nil {
 		slim.OwnerReferences = []metav1.OwnerReference{*owner}
 	}
-	for _, c := range p.Status.ContainerStatuses {
-		if c.RestartCount > 0 {
-			slim.Status.ContainerStatuses = append(slim.Status.ContainerStatuses, corev1.ContainerStatus{Name: c.Name, RestartCount: c.RestartCount})
-		}
-	}
 	for _, c := range p.Status.Conditions {
-		if c.Type == corev1.PodReady {
-			slim.Status.Conditions = []corev1.PodCondition{{Type: c.Type, Status: c.Status}}
+		switch c.Type {
+		case corev1.PodReady:
+			slim.Status.Conditions = append(slim.Status.Conditions, corev1.PodCondition{Type: c.Type, Status: c.Status})
+		case corev1.PodScheduled, corev1.DisruptionTarget:
+			slim.Status.Conditions = append(slim.Status.Conditions, corev1.PodCondition{
+				Type: c.Type, Status: c.Status, Reason: c.Reason, Message: kube.Bounded(c.Message, maxWhy),
+			})
 		}
 	}
 	return slim
+}
+
+// slimStatuses keeps how containers wait and have ended. Most containers run and have never ended.
+func slimStatuses(all []corev1.ContainerStatus) (kept []corev1.ContainerStatus) {
+	for i := range all {
+		c := &all[i]
+		if c.RestartCount == 0 && c.State.Waiting == nil && c.State.Terminated == nil && c.LastTerminationState.Terminated == nil {
+			continue
+		}
+		kept = append(kept, corev1.ContainerStatus{
+			Name: c.Name, RestartCount: c.RestartCount, State: slimState(c.State), LastTerminationState: slimState(c.LastTerminationState),
+		})
+	}
+	return kept
+}
+
+func slimState(s corev1.ContainerState) (kept corev1.ContainerState) {
+	if w := s.Waiting; w != nil {
+		kept.Waiting = &corev1.ContainerStateWaiting{Reason: w.Reason, Message: kube.Bounded(w.Message, maxWhy)}
+	}
+	if t := s.Terminated; t != nil {
+		kept.Terminated = &corev1.ContainerStateTerminated{
+			ExitCode: t.ExitCode, Reason: t.Reason, Message: kube.Bounded(t.Message, maxWhy), FinishedAt: t.FinishedAt,
+		}
+	}
+	return kept
 }

@@ -66,7 +66,7 @@ func ofPod(p *corev1.Pod) (reason, words string) {
 		return core.PodNodeLost, p.Status.Message
 	case r == "Preempting":
 		return core.PodPreempted, p.Status.Message
-	case slices.Contains(core.PodReasons, r): // also what slim has written
+	case slices.Contains(core.PodReasons, r):
 		return r, p.Status.Message
 	default: // the kubelet refused the pod, for example OutOfcpu
 		return core.PodFailed, strings.TrimSuffix(r+": "+p.Status.Message, ": ")

@@ -116,7 +116,7 @@ func nextText(a openapi.Activity, dryRun bool) string {
 	if a.Next.InSeconds == 0 {
 		text = string(a.Next.Reason) + " is due"
 	}
-	if a.Next.Reason != openapi.Idle {
+	if a.Next.Reason != openapi.IdleTimeout {
 		return text
 	}
 	if dryRun {

@@ -180,10 +180,10 @@ func activities() []core.ActivityStatus {
 	}
 	at := time.Date(2000, 1, 1, 1, 0, 0, 0, time.UTC) // an hour from now in a synctest bubble
 	return []core.ActivityStatus{
-		{Sandbox: sandbox("aa1", core.Binding{IdleTimeout: time.Minute}), Age: 12345678 * time.Microsecond, Kind: activity.Open, Router: "router-a", Open: 2, Next: core.ReasonIdle, In: 47654 * time.Millisecond, Asks: []string{"router-a", "router-b", "router-c"}, Awaits: []string{"router-b", "router-c"}},
-		{Sandbox: sandbox("aa2", core.Binding{IdleTimeout: time.Minute, MinBytes: 2048, EndAt: at, LifetimeEnd: at.Add(time.Hour)}), Kind: activity.Bytes, Router: "router-a", Next: core.ReasonTimeout, In: time.Hour},
+		{Sandbox: sandbox("aa1", core.Binding{IdleTimeout: time.Minute}), Age: 12345678 * time.Microsecond, Kind: activity.Open, Router: "router-a", Open: 2, Next: core.ReasonIdleTimeout, In: 47654 * time.Millisecond, Asks: []string{"router-a", "router-b", "router-c"}, Awaits: []string{"router-b", "router-c"}},
+		{Sandbox: sandbox("aa2", core.Binding{IdleTimeout: time.Minute, MinBytes: 2048, EndAt: at, LifetimeEnd: at.Add(time.Hour)}), Kind: activity.Bytes, Router: "router-a", Next: core.ReasonEndTime, In: time.Hour},
 		{Sandbox: sandbox("ab1", core.Binding{MinBytes: 1024}), Age: time.Hour, Kind: activity.Claim},
-		{Sandbox: sandbox("ab2", core.Binding{IdleTimeout: time.Minute}), Age: time.Hour, Kind: activity.Unknown, Why: "a router has ended", Next: core.ReasonIdle},
+		{Sandbox: sandbox("ab2", core.Binding{IdleTimeout: time.Minute}), Age: time.Hour, Kind: activity.Unknown, Why: "a router has ended", Next: core.ReasonIdleTimeout},
 	}
 }
 
@@ -194,13 +194,13 @@ func TestLastActiveIsTheDocumentedJSON(t *testing.T) {
 		require.Equal(t, http.StatusOK, w.Code, w.Body)
 		require.JSONEq(t, `{"now": "2000-01-01T00:00:00Z", "dryRun": false, "truncated": 3, "sandboxes": [
 			{"sandboxID": "aa1", "pool": "python", "lastActive": "1999-12-31T23:59:47.654322Z", "ageSeconds": 12.346, "kind": "open", "router": "router-a", "open": 2,
-			 "idleTimeout": 60, "activity": "Requests", "next": {"reason": "Idle", "at": "2000-01-01T00:00:47.654Z", "inSeconds": 47.654}, "asks": ["router-a", "router-b", "router-c"], "awaits": ["router-b", "router-c"]},
+			 "idleTimeout": 60, "activity": "Requests", "next": {"reason": "IdleTimeout", "at": "2000-01-01T00:00:47.654Z", "inSeconds": 47.654}, "asks": ["router-a", "router-b", "router-c"], "awaits": ["router-b", "router-c"]},
 			{"sandboxID": "aa2", "pool": "python", "lastActive": "2000-01-01T00:00:00Z", "ageSeconds": 0, "kind": "bytes", "router": "router-a", "open": 0,
 			 "idleTimeout": 60, "activity": "Bytes", "minBytesPerMinute": 2048, "endAt": "2000-01-01T01:00:00Z", "lifetimeEnd": "2000-01-01T02:00:00Z",
-			 "next": {"reason": "Timeout", "at": "2000-01-01T01:00:00Z", "inSeconds": 3600}, "asks": [], "awaits": []},
+			 "next": {"reason": "EndTime", "at": "2000-01-01T01:00:00Z", "inSeconds": 3600}, "asks": [], "awaits": []},
 			{"sandboxID": "ab1", "pool": "python", "lastActive": "1999-12-31T23:00:00Z", "ageSeconds": 3600, "kind": "claim", "open": 0, "asks": [], "awaits": []},
 			{"sandboxID": "ab2", "pool": "python", "lastActive": "1999-12-31T23:00:00Z", "ageSeconds": 3600, "kind": "unknown", "why": "a router has ended", "open": 0,
-			 "idleTimeout": 60, "activity": "Requests", "next": {"reason": "Idle", "at": "2000-01-01T00:00:00Z", "inSeconds": 0}, "asks": [], "awaits": []}
+			 "idleTimeout": 60, "activity": "Requests", "next": {"reason": "IdleTimeout", "at": "2000-01-01T00:00:00Z", "inSeconds": 0}, "asks": [], "awaits": []}
 		]}`, w.Body.String())
 		require.Contains(t, call(handler(t, &fake{}), "GET", "/v1/last-active", "").Body.String(), `"sandboxes":[]`, "no list is an empty one")
 	})
@@ -214,10 +214,10 @@ func TestLastActiveHasATextForm(t *testing.T) {
 		w := call(h, "GET", "/v1/last-active?format=text", "")
 		require.Equal(t, "text/plain; charset=utf-8", w.Header().Get("Content-Type"))
 		require.Equal(t, `dry run: nothing is released for being idle
-aa1  python  1999-12-31T23:59:47.654322Z  12.346s ago  open at router-a  2 open  Idle in 48s (dry run), waits for router-b, router-c
-aa2  python  2000-01-01T00:00:00Z  0.000s ago  bytes at router-a  0 open  Timeout in 1h0m0s
+aa1  python  1999-12-31T23:59:47.654322Z  12.346s ago  open at router-a  2 open  IdleTimeout in 48s (dry run), waits for router-b, router-c
+aa2  python  2000-01-01T00:00:00Z  0.000s ago  bytes at router-a  0 open  EndTime in 1h0m0s
 ab1  python  1999-12-31T23:00:00Z  3600.000s ago  claim  0 open  stays
-ab2  python  1999-12-31T23:00:00Z  3600.000s ago  unknown (a router has ended)  0 open  Idle is due (dry run)
+ab2  python  1999-12-31T23:00:00Z  3600.000s ago  unknown (a router has ended)  0 open  IdleTimeout is due (dry run)
 3 more
 `, w.Body.String())
 		require.Contains(t, call(h, "GET", "/v1/last-active", "").Body.String(), `"dryRun":true`)

@@ -22,10 +22,22 @@ var phaseNames = map[core.Phase]openapi.RecordPhase{
 func (a *api) toRecord(s core.Sandbox) openapi.SandboxRecord {
 	return openapi.SandboxRecord{
 		SandboxID: s.ID, Pool: s.Pool.Name, Team: s.Team, User: s.User, Phase: phaseNames[s.Phase], Reason: s.Reason,
-		ClaimedAt: s.ClaimedAt, ReleasedAt: optional(s.ReleasedAt), EndAt: optional(s.EndAt), LifetimeEnd: optional(s.LifetimeEnd),
+		Message: s.Message, ExitCode: s.ExitCode, Workload: toWorkload(s.Workload),
+		ClaimedAt: s.ClaimedAt, StartedAt: optional(s.StartedAt), ReleasedAt: optional(s.ReleasedAt), EndAt: optional(s.EndAt), LifetimeEnd: optional(s.LifetimeEnd),
 		IdleTimeout: seconds(s.IdleTimeout), Metadata: s.Metadata, PodName: s.Pod.Name, PodIP: s.IP.String(),
 		URL: a.url(s), DefaultPort: int(s.DefaultPort), Ports: portsOf(s.Ports),
 	}
+}
+
+func toWorkload(w *core.Workload) *openapi.Workload {
+	if w == nil {
+		return nil
+	}
+	images := w.Images
+	if images == nil {
+		images = []string{}
+	}
+	return &openapi.Workload{Images: images, Requests: openapi.Resources(w.Requests), Limits: openapi.Resources(w.Limits)}
 }
 
 func portsOf(ports []uint16) []int {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"sigs.k8s.io/yaml"
 
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/api/apierror"
@@ -23,7 +24,7 @@ func record(id string, phase core.Phase) core.Sandbox {
 		Pool:    core.PoolKey{Name: "python"}, Pod: core.PodKey{Name: "python-x"}, IP: netip.MustParseAddr("10.0.0.7"), DefaultPort: 80, Ports: []uint16{80, 443}, Phase: phase,
 	}
 	if phase >= core.Released {
-		s.Reason, s.ReleasedAt = core.ReasonIdle, noon.Add(time.Minute)
+		s.Reason, s.ReleasedAt = core.ReasonIdleTimeout, noon.Add(time.Minute)
 	}
 	return s
 }
@@ -39,13 +40,13 @@ func TestSandboxExplainsWhyItIsAliveOrGone(t *testing.T) {
 		require.Equal(t, http.StatusOK, w.Code, w.Body)
 		require.JSONEq(t, `{"now": "2000-01-01T00:00:00Z", "dryRun": false, "sandbox": {"phase": "running", `+recordJSON+`}, "activity": {
 			"sandboxID": "aa1", "pool": "python", "lastActive": "1999-12-31T23:59:47.654322Z", "ageSeconds": 12.346, "kind": "open", "router": "router-a", "open": 2,
-			"idleTimeout": 60, "activity": "Requests", "endAt": "2030-01-01T13:00:00Z", "next": {"reason": "Idle", "at": "2000-01-01T00:00:47.654Z", "inSeconds": 47.654},
+			"idleTimeout": 60, "activity": "Requests", "endAt": "2030-01-01T13:00:00Z", "next": {"reason": "IdleTimeout", "at": "2000-01-01T00:00:47.654Z", "inSeconds": 47.654},
 			"asks": ["router-a", "router-b", "router-c"], "awaits": ["router-b", "router-c"]}}`, w.Body.String())
 		require.Equal(t, []Filter{{ID: "aa1"}}, f.which)
 
 		f = &fake{sandboxes: map[string]core.Sandbox{"aa1": record("aa1", core.Ended)}}
 		w = call(handler(t, f), "GET", "/v1/sandboxes/aa1", "")
-		require.JSONEq(t, `{"now": "2000-01-01T00:00:00Z", "dryRun": false, "sandbox": {"phase": "ended", "reason": "Idle", "releasedAt": "2030-01-01T12:01:00Z", `+recordJSON+`}}`, w.Body.String())
+		require.JSONEq(t, `{"now": "2000-01-01T00:00:00Z", "dryRun": false, "sandbox": {"phase": "ended", "reason": "IdleTimeout", "releasedAt": "2030-01-01T12:01:00Z", `+recordJSON+`}}`, w.Body.String())
 		refusal(t, call(handler(t, f), "GET", "/v1/sandboxes/none", ""), 404, apierror.SandboxNotFound)
 		refusal(t, call(handler(t, f), "GET", "/v1/sandboxes/aa1?format=text", ""), 400, apierror.BadRequest)
 	})
@@ -145,10 +146,30 @@ func TestRouteSaysWhyItIsNotRoutable(t *testing.T) {
 	require.False(t, r.Routable)
 	require.Contains(t, r.Why, "PostStart")
 	r = explained("gone")
-	require.Equal(t, "it was released; released at 2030-01-01T12:01:00Z: Idle", r.Why)
+	require.Equal(t, "it was released; released at 2030-01-01T12:01:00Z: IdleTimeout", r.Why)
 	require.Equal(t, openapi.FencePhaseConnectWindow, r.Fence.Phase)
 	refusal(t, call(handler(t, f), "GET", "/v1/sandboxes/none/route", ""), 404, apierror.SandboxNotFound)
 	for why := core.RouteServed; why <= core.RouteEnded; why++ {
 		require.NotEmpty(t, routeWhy[why])
 	}
+}
+
+func TestDocumentHasEveryReasonOfAnEnd(t *testing.T) {
+	var document struct {
+		Components struct {
+			Schemas struct {
+				SandboxRecord struct {
+					Properties struct {
+						Reason struct{ Enum []string }
+					}
+				}
+			}
+		}
+	}
+	require.NoError(t, yaml.Unmarshal(openapi.YAML, &document))
+	var want []string
+	for _, r := range core.Reasons {
+		want = append(want, r.Reason)
+	}
+	require.Equal(t, want, document.Components.Schemas.SandboxRecord.Properties.Reason.Enum)
 }

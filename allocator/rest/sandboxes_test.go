@@ -42,7 +42,7 @@ func TestReleaseOfUnknownOrGoneSandboxIs404(t *testing.T) {
 func TestGetShowsLiveSandboxesOnly(t *testing.T) {
 	live := core.Sandbox{Binding: core.Binding{ID: "k3x9", ClaimedAt: noon}, DefaultPort: 80}
 	ended := live
-	ended.Phase, ended.Reason, ended.ReleasedAt = core.Ended, "Timeout", noon.Add(time.Hour)
+	ended.Phase, ended.Reason, ended.ReleasedAt = core.Ended, "EndTime", noon.Add(time.Hour)
 	released := ended
 	released.Phase = core.Released
 	releasing := live
@@ -55,7 +55,7 @@ func TestGetShowsLiveSandboxesOnly(t *testing.T) {
 	}
 	for _, id := range []string{"ended", "released"} {
 		e := refusal(t, call(h, "GET", "/v2/sandboxes/"+id, ""), 404, apierror.SandboxGone)
-		require.Equal(t, "this sandbox was released at 2030-01-01T13:00:00Z: Timeout", e.Message)
+		require.Equal(t, "this sandbox was released at 2030-01-01T13:00:00Z: EndTime", e.Message)
 		require.Equal(t, id, e.SandboxID)
 	}
 	require.Equal(t, "unknown", refusal(t, call(h, "GET", "/sandboxes/unknown", ""), 404, apierror.SandboxNotFound).SandboxID)

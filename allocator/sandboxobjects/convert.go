@@ -24,7 +24,7 @@ func toObject(s core.Sandbox, namespace string) *v1alpha1.Sandbox {
 		Spec: v1alpha1.SandboxSpec{
 			Pool: s.Pool.Name, PodName: s.Pod.Name, PodUID: s.Pod.UID, PodIP: s.IP.String(), DefaultPort: int32(s.DefaultPort), Restarts: int32(s.Restarts),
 			ClaimedAt: metav1.NewMicroTime(s.ClaimedAt), EndAt: timeToObject(s.EndAt), LifetimeEnd: timeToObject(s.LifetimeEnd), StartBy: timeToObject(s.StartBy),
-			IdleTimeoutSeconds: wholeSeconds(s.IdleTimeout), Metadata: s.Metadata,
+			IdleTimeoutSeconds: wholeSeconds(s.IdleTimeout), Metadata: s.Metadata, Workload: workloadToObject(s.Workload),
 			Team: s.Team, User: s.User, IdempotencyKey: s.IdempotencyKey, Batch: s.Batch,
 			Access: v1alpha1.Access(s.Access.String()), MaskHost: s.MaskHost, AgentPort: int32(s.Agent.Port), AgentPublic: s.Agent.Public,
 		},
@@ -65,9 +65,28 @@ func timeFromObject(at *metav1.MicroTime) time.Time {
 	return at.UTC()
 }
 
+func workloadToObject(w *core.Workload) *v1alpha1.Workload {
+	if w == nil {
+		return nil
+	}
+	return &v1alpha1.Workload{
+		Images: w.Images, Requests: v1alpha1.WorkloadResources(w.Requests), Limits: v1alpha1.WorkloadResources(w.Limits),
+	}
+}
+
+func workloadFromObject(w *v1alpha1.Workload) *core.Workload {
+	if w == nil {
+		return nil
+	}
+	return &core.Workload{Images: w.Images, Requests: core.Resources(w.Requests), Limits: core.Resources(w.Limits)}
+}
+
 func toStatus(s core.Sandbox) v1alpha1.SandboxStatus {
 	status := v1alpha1.SandboxStatus{
 		Reason:     s.Reason,
+		Message:    s.Message,
+		ExitCode:   s.ExitCode,
+		StartedAt:  timeToObject(s.StartedAt),
 		ReleasedAt: timeToObject(s.ReleasedAt),
 		LastActive: timeToObject(s.LastActive),
 		Revision:   fmt.Sprintf("%d.%d", s.Revision.Term, s.Revision.Counter),
@@ -107,7 +126,9 @@ func fromObject(o *v1alpha1.Sandbox) (core.Sandbox, error) {
 		Pod:         core.PodKey{Namespace: o.Namespace, Name: o.Spec.PodName, UID: o.Spec.PodUID},
 		DefaultPort: uint16(o.Spec.DefaultPort),
 		Restarts:    int(o.Spec.Restarts),
-		Reason:      o.Status.Reason,
+		Workload:    workloadFromObject(o.Spec.Workload),
+		Cause:       core.Cause{Reason: o.Status.Reason, Message: o.Status.Message, ExitCode: o.Status.ExitCode},
+		StartedAt:   timeFromObject(o.Status.StartedAt),
 		ReleasedAt:  timeFromObject(o.Status.ReleasedAt),
 		LastActive:  timeFromObject(o.Status.LastActive),
 		Revision:    revision,

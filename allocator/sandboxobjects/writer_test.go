@@ -45,10 +45,16 @@ func sandbox(phase core.Phase, term, counter uint64) core.Sandbox {
 		LastActive:  time.Unix(1_700_000_060, 0).UTC(),
 		DefaultPort: 8080, Ports: []uint16{80, 8080}, Restarts: 3,
 		Pool: core.PoolKey{Namespace: "default", Name: "pool"}, Pod: core.PodKey{Namespace: "default", Name: "pod", UID: "uid"},
+		StartedAt: time.Unix(1_700_000_010, 0).UTC(),
+		Workload: &core.Workload{
+			Images:   []string{"python:3", "proxy"},
+			Requests: core.Resources{CPU: "500m", Memory: "1Gi"}, Limits: core.Resources{Memory: "2Gi"},
+		},
 		IP: netip.MustParseAddr("127.1.2.3"), Phase: phase, Revision: core.Revision{Term: term, Counter: counter},
 	}
 	if phase == core.Released || phase == core.Ended {
-		s.Reason, s.ReleasedAt = core.ReasonKilled, time.Unix(1_700_000_100, 0).UTC()
+		s.Cause = core.Cause{Reason: core.ReasonFailed, Message: "container main: exit code 3 Error", ExitCode: new(int32(3))}
+		s.ReleasedAt = time.Unix(1_700_000_100, 0).UTC()
 	}
 	return s
 }

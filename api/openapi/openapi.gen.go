@@ -169,22 +169,22 @@ func (e NewFileEncoding) Valid() bool {
 
 // Defines values for NextReleaseReason.
 const (
-	Idle           NextReleaseReason = "Idle"
+	EndTime        NextReleaseReason = "EndTime"
+	IdleTimeout    NextReleaseReason = "IdleTimeout"
 	MaxLifetime    NextReleaseReason = "MaxLifetime"
 	StartupTimeout NextReleaseReason = "StartupTimeout"
-	Timeout        NextReleaseReason = "Timeout"
 )
 
 // Valid indicates whether the value is a known member of the NextReleaseReason enum.
 func (e NextReleaseReason) Valid() bool {
 	switch e {
-	case Idle:
+	case EndTime:
+		return true
+	case IdleTimeout:
 		return true
 	case MaxLifetime:
 		return true
 	case StartupTimeout:
-		return true
-	case Timeout:
 		return true
 	default:
 		return false
@@ -1040,6 +1040,15 @@ type Pools struct {
 // its pod is gone, and no router can send requests to where it was.
 type RecordPhase string
 
+// Resources The sum over the containers. A limit that one container does not have is absent.
+type Resources struct {
+	// CPU Such as 500m.
+	CPU string `json:"cpu,omitempty"`
+
+	// Memory Such as 1Gi.
+	Memory string `json:"memory,omitempty"`
+}
+
 // RouteExplanation defines model for RouteExplanation.
 type RouteExplanation struct {
 	DefaultPort int    `json:"defaultPort"`
@@ -1270,12 +1279,18 @@ type SandboxRecord struct {
 	// EndAt The end that a call can move; absent for none.
 	EndAt *time.Time `json:"endAt,omitempty"`
 
+	// ExitCode Of the container whose end is the reason.
+	ExitCode *int32 `json:"exitCode,omitempty"`
+
 	// IdleTimeout In seconds; absent for none.
 	IdleTimeout float64 `json:"idleTimeout,omitempty"`
 
 	// LifetimeEnd The end that nothing moves; absent for none.
-	LifetimeEnd *time.Time        `json:"lifetimeEnd,omitempty"`
-	Metadata    map[string]string `json:"metadata,omitempty"`
+	LifetimeEnd *time.Time `json:"lifetimeEnd,omitempty"`
+
+	// Message Details of the reason, such as the words of the kubelet.
+	Message  string            `json:"message,omitempty"`
+	Metadata map[string]string `json:"metadata,omitempty"`
 
 	// Phase starting: its PostStart hook has not succeeded yet. released: its pod may still exist. ended:
 	// its pod is gone, and no router can send requests to where it was.
@@ -1287,15 +1302,23 @@ type SandboxRecord struct {
 	// Ports The ports that can be reached from outside; empty for all.
 	Ports []int `json:"ports"`
 
-	// Reason Why it was released.
-	Reason     string     `json:"reason,omitempty"`
+	// Reason Why it was released. docs/reference/reasons.md explains the words. A later version may have more of them.
+	Reason string `json:"reason,omitempty"`
+
+	// ReleasedAt When it ended. Its pod may still exist; the phase says so.
 	ReleasedAt *time.Time `json:"releasedAt,omitempty"`
 	SandboxID  string     `json:"sandboxID"`
-	Team       string     `json:"team,omitempty"`
+
+	// StartedAt When it began to run; absent if it has not.
+	StartedAt *time.Time `json:"startedAt,omitempty"`
+	Team      string     `json:"team,omitempty"`
 
 	// URL The address of its default port.
 	URL  string `json:"url"`
 	User string `json:"user,omitempty"`
+
+	// Workload What its pod ran when it was claimed. Absent if that is not known.
+	Workload *Workload `json:"workload,omitempty"`
 }
 
 // SandboxRecords defines model for SandboxRecords.
@@ -1391,6 +1414,18 @@ type TemplateAlias struct {
 	// Public Always false.
 	Public     bool   `json:"public"`
 	TemplateID string `json:"templateID"`
+}
+
+// Workload What its pod ran when it was claimed. Absent if that is not known.
+type Workload struct {
+	// Images Those of the containers, at most 16.
+	Images []string `json:"images"`
+
+	// Limits The sum over the containers. A limit that one container does not have is absent.
+	Limits Resources `json:"limits"`
+
+	// Requests The sum over the containers. A limit that one container does not have is absent.
+	Requests Resources `json:"requests"`
 }
 
 // Limit defines model for limit.

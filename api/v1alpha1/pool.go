@@ -107,7 +107,7 @@ type SandboxPoolSpec struct {
 	OnRestart OnRestart `json:"onRestart,omitempty"`
 
 	// idleTimeoutSeconds is the time without activity, in seconds, after which a sandbox is
-	// released, with reason Idle: 5 to 31,536,000 (365 days), or 0 for never. Default: 3600. A
+	// released, with reason IdleTimeout: 5 to 31,536,000 (365 days), or 0 for never. Default: 3600. A
 	// claim can set its own (idleTimeout). A change applies to later claims. The field activity
 	// says what counts as activity.
 	//

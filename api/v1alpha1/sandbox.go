@@ -132,6 +132,32 @@ type SandboxSpec struct {
 	// call has claimed have the same.
 	// +optional
 	Batch string `json:"batch,omitempty"`
+	// workload is what its pod ran when it was claimed. Absent: not known, because the allocator ended
+	// before it wrote this object, and the pod was gone when the next one began to lead.
+	// +optional
+	Workload *Workload `json:"workload,omitempty"`
+}
+
+// Workload is what runs in a pod.
+type Workload struct {
+	// images are those of the containers, at most 16.
+	// +optional
+	// +listType=atomic
+	Images []string `json:"images,omitempty"`
+	// requests are the sums over the containers.
+	// +optional
+	Requests WorkloadResources `json:"requests,omitzero"`
+	// limits are the sums over the containers. One that a container does not have is absent.
+	// +optional
+	Limits WorkloadResources `json:"limits,omitzero"`
+}
+
+// WorkloadResources are quantities, such as 500m and 1Gi.
+type WorkloadResources struct {
+	// +optional
+	CPU string `json:"cpu,omitempty"`
+	// +optional
+	Memory string `json:"memory,omitempty"`
 }
 
 // SandboxPhase is where a sandbox is in its life.
@@ -163,14 +189,20 @@ type SandboxStatus struct {
 	// phase is starting, running, released or ended.
 	// +optional
 	Phase SandboxPhase `json:"phase,omitempty"`
-	// reason why the sandbox was released: Killed, Timeout (its end came), Idle,
-	// MaxLifetime, StartupTimeout (see the pool's fields), Deleted (this object was),
-	// Abandoned (the caller had gone), StartFailed, NotConfigured (its agent), PodDeleted, PodGone, PodFailed,
-	// PodMoved, AddressShared (another pod was seen at its address), Duplicate (the
-	// journal named another pod than this object), UnexpectedRestart (see the
-	// pool's onRestart), PoolDeleted.
+	// reason why the sandbox was released: Killed, IdleTimeout, EndTime, OOMKilled and so on.
+	// docs/reference/reasons.md explains all of them.
 	// +optional
 	Reason string `json:"reason,omitempty"`
+	// message has details of the reason, such as the words of the kubelet.
+	// +kubebuilder:validation:MaxLength=1024
+	// +optional
+	Message string `json:"message,omitempty"`
+	// exitCode is that of the container whose end is the reason.
+	// +optional
+	ExitCode *int32 `json:"exitCode,omitempty"`
+	// startedAt is when it began to run.
+	// +optional
+	StartedAt *metav1.MicroTime `json:"startedAt,omitempty"`
 	// releasedAt is when the release was committed. The pod may still exist then; the phase says so.
 	// +optional
 	ReleasedAt *metav1.MicroTime `json:"releasedAt,omitempty"`

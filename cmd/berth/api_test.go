@@ -186,7 +186,7 @@ func (s *stub) why(id string) openapi.SandboxExplanation {
 	a := &openapi.Activity{
 		SandboxID: id, Pool: "python", LastActive: noon.Add(-12 * time.Second), AgeSeconds: 12, Kind: "open", Open: 2,
 		Router: new("router-a"), IdleTimeout: 60, Awaits: []string{}, Asks: []string{},
-		Next: &openapi.NextRelease{Reason: openapi.Idle, At: noon.Add(48 * time.Second), InSeconds: 48},
+		Next: &openapi.NextRelease{Reason: openapi.IdleTimeout, At: noon.Add(48 * time.Second), InSeconds: 48},
 	}
 	e := openapi.SandboxExplanation{Sandbox: recordOf(s.live[0]), Now: noon, Activity: a}
 	if id == second {

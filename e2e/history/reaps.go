@@ -79,7 +79,7 @@ func NeverReaped(h *History) []Violation {
 func OtherReason(h *History) []Violation {
 	var all found
 	for _, s := range h.sorted {
-		if s.over() && !s.idle() && (s.claim != nil || s.record.Reason != core.ReasonAbandoned) {
+		if s.over() && !s.idle() && (s.claim != nil || s.record.Reason != core.ReasonCanceled) {
 			all.add("other reason", "sandbox %s was released: %s", s.id, s.record.Reason)
 		}
 	}

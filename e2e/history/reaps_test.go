@@ -48,7 +48,7 @@ func turnedAway(from, to float64, name, id string, code int, reason string) Even
 // reapedAt is the record of a release for being idle, by a clock that is off.
 func reapedAt(at float64, offset time.Duration, id string) Event {
 	return Event{
-		Kind: Record, Sandbox: id, Address: address, IdleTimeout: idle, Reason: "Idle",
+		Kind: Record, Sandbox: id, Address: address, IdleTimeout: idle, Reason: "IdleTimeout",
 		Released: wall.Add(step(at) - boot + offset),
 	}
 }
@@ -135,7 +135,7 @@ func TestSilentSandboxThatStaysIsFound(t *testing.T) {
 	killed := reapedAt(8, tenMin, "a")
 	killed.Reason = "Killed"
 	abandoned := reapedAt(8, tenMin, "a")
-	abandoned.Reason = "Abandoned"
+	abandoned.Reason = "Canceled"
 	unanswered := abandoned
 	unanswered.Sandbox = "b"
 	live := reapedAt(8, tenMin, "a")

@@ -108,7 +108,7 @@ func CameBack(h *History) []Violation {
 
 // causes are the reasons of an end whose cause the history shows, so that it is known since
 // when the sandbox may have been over.
-var causes = []string{"", "Killed", "Timeout", "PodDeleted", "PodGone"}
+var causes = []string{"", "Killed", "EndTime", "PodDeleted"}
 
 // EarlyReuse finds addresses that had another sandbox before the connect window had passed
 // since the first event that can have ended the sandbox before it.

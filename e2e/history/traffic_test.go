@@ -117,9 +117,9 @@ func good() []Event {
 		{Kind: Fault, What: "router-kill", Process: "router-0", Began: time.Second, Ended: 2 * time.Second},
 		{Kind: Fault, What: "router-kill", Process: "router-0", Error: "cannot"},
 		{Kind: Fault, What: EnvoyPaused, Process: "envoy-0", Began: time.Second, Ended: 2 * time.Second},
-		record("a", "pod-a", "uid-a", "127.0.0.1", "Killed"), record("b", "pod-b", "uid-b", "127.0.0.2", "PodGone"),
+		record("a", "pod-a", "uid-a", "127.0.0.1", "Killed"), record("b", "pod-b", "uid-b", "127.0.0.2", "PodDeleted"),
 		record("c", "pod-c", "uid-c", "127.0.0.1", ""), record("d", "pod-d", "uid-d", "127.0.0.2", "Killed"),
-		record("e", "pod-e", "uid-e", "127.0.0.3", "Timeout"), // of a claim without an answer
+		record("e", "pod-e", "uid-e", "127.0.0.3", "EndTime"), // of a claim without an answer
 	}
 }
 

@@ -430,7 +430,12 @@ type Sandbox struct {
 	AgentPublic bool   `protobuf:"varint,28,opt,name=agent_public,json=agentPublic,proto3" json:"agent_public,omitempty"`
 	// Not 0: its claim was not granted yet, because agents are configured first. How many sandboxes the
 	// claim needs.
-	Ungranted     uint32 `protobuf:"varint,29,opt,name=ungranted,proto3" json:"ungranted,omitempty"`
+	Ungranted uint32 `protobuf:"varint,29,opt,name=ungranted,proto3" json:"ungranted,omitempty"`
+	// When it began to run.
+	StartedAt int64 `protobuf:"varint,30,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"`
+	// Details of the reason, for people, and the exit code of the container whose end it is.
+	Message       string `protobuf:"bytes,31,opt,name=message,proto3" json:"message,omitempty"`
+	ExitCode      *int32 `protobuf:"varint,32,opt,name=exit_code,json=exitCode,proto3,oneof" json:"exit_code,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -657,6 +662,27 @@ func (x *Sandbox) GetAgentPublic() bool {
 func (x *Sandbox) GetUngranted() uint32 {
 	if x != nil {
 		return x.Ungranted
+	}
+	return 0
+}
+
+func (x *Sandbox) GetStartedAt() int64 {
+	if x != nil {
+		return x.StartedAt
+	}
+	return 0
+}
+
+func (x *Sandbox) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+func (x *Sandbox) GetExitCode() int32 {
+	if x != nil && x.ExitCode != nil {
+		return *x.ExitCode
 	}
 	return 0
 }
@@ -888,7 +914,7 @@ const file_api_journal_v1_journal_proto_rawDesc = "" +
 	"RecordHead\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x12\n" +
 	"\x04term\x18\x02 \x01(\x04R\x04term\x12\x18\n" +
-	"\acounter\x18\x03 \x01(\x04R\acounter\"\xcf\a\n" +
+	"\acounter\x18\x03 \x01(\x04R\acounter\"\xb8\b\n" +
 	"\aSandbox\x12\x12\n" +
 	"\x04pool\x18\x01 \x01(\tR\x04pool\x12\x19\n" +
 	"\bpod_name\x18\x02 \x01(\tR\apodName\x12\x17\n" +
@@ -922,10 +948,16 @@ const file_api_journal_v1_journal_proto_rawDesc = "" +
 	"\n" +
 	"agent_port\x18\x1b \x01(\rR\tagentPort\x12!\n" +
 	"\fagent_public\x18\x1c \x01(\bR\vagentPublic\x12\x1c\n" +
-	"\tungranted\x18\x1d \x01(\rR\tungranted\x1a;\n" +
+	"\tungranted\x18\x1d \x01(\rR\tungranted\x12\x1d\n" +
+	"\n" +
+	"started_at\x18\x1e \x01(\x03R\tstartedAt\x12\x18\n" +
+	"\amessage\x18\x1f \x01(\tR\amessage\x12 \n" +
+	"\texit_code\x18  \x01(\x05H\x00R\bexitCode\x88\x01\x01\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01J\x04\b\x13\x10\x14\"V\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\f\n" +
+	"\n" +
+	"_exit_codeJ\x04\b\x13\x10\x14\"V\n" +
 	"\n" +
 	"Retirement\x12\x19\n" +
 	"\bpod_name\x18\x01 \x01(\tR\apodName\x12\x14\n" +
@@ -1001,6 +1033,7 @@ func file_api_journal_v1_journal_proto_init() {
 		(*Record_Retirement)(nil),
 		(*Record_Session)(nil),
 	}
+	file_api_journal_v1_journal_proto_msgTypes[3].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{

@@ -1,0 +1,95 @@
+package core
+
+import (
+	"reflect"
+	"testing"
+)
+
+func TestEndOfPodNamesWhatItsStatusSays(t *testing.T) {
+	seen := func(f func(*Pod)) []Event { return []Event{PodSeen{with(warmPod("a-1"), f)}} }
+	code := int32(137)
+	oom := Cause{ReasonOOMKilled, "container main: exit code 137 OOMKilled", &code}
+	failed := Cause{ReasonFailed, "container main: exit code 137 Error", &code}
+	restart := failed
+	restart.Reason = ReasonRestart
+	evicted := Cause{Reason: ReasonEvicted, Message: "EvictionByEvictionAPI: Eviction API: evicting"}
+	lost := Cause{Reason: ReasonNodeLost, Message: "DeletionByPodGC: PodGC: node no longer exists"}
+	tainted := Cause{Reason: ReasonEvicted, Message: "DeletionByTaintManager: Taint manager: deleting due to NoExecute taint"}
+	unreachable := tainted
+	unreachable.Reason = ReasonNodeLost
+	for name, c := range map[string]struct {
+		events []Event
+		want   Cause
+	}{
+		"a container ended for good":    {seen(func(p *Pod) { p.Finished, p.Cause = true, failed }), failed},
+		"out of memory for good":        {seen(func(p *Pod) { p.Finished, p.Cause = true, oom }), oom},
+		"all containers completed":      {seen(func(p *Pod) { p.Finished, p.Cause.Reason = true, ReasonCompleted }), because(ReasonCompleted)},
+		"failed without a container":    {seen(func(p *Pod) { p.Finished, p.Why = true, "DeadlineExceeded" }), Cause{Reason: ReasonFailed, Message: "DeadlineExceeded"}},
+		"evicted by its kubelet":        {seen(func(p *Pod) { p.Finished, p.Cause = true, evicted }), evicted},
+		"a container restarted":         {seen(func(p *Pod) { p.Restarts, p.Cause = 1, failed }), restart},
+		"restarted as out of memory":    {seen(func(p *Pod) { p.Restarts, p.Cause = 1, oom }), oom},
+		"the eviction API":              {seen(func(p *Pod) { p.Deleting, p.Cause = true, evicted }), evicted},
+		"its node is gone":              {append(seen(func(p *Pod) { p.Cause = lost }), PodGone{key("a-1")}), lost},
+		"a taint of a ready node":       {seen(func(p *Pod) { p.Deleting, p.NoExecute, p.Cause = true, true, tainted }), tainted},
+		"a taint of a node in a drain":  {append([]Event{NodeSeen{Name: "n1"}}, seen(func(p *Pod) { p.Deleting, p.NoExecute, p.Cause = true, true, tainted })...), tainted},
+		"a taint of an unreachable one": {append([]Event{NodeSeen{Name: "n1"}}, seen(func(p *Pod) { p.Ready, p.Deleting, p.NoExecute, p.Cause = false, true, true, tainted })...), unreachable},
+		"deleted after an old failure":  {seen(func(p *Pod) { p.Deleting, p.Cause = true, oom }), because(ReasonPodDeleted)},
+		"deleted by a client":           {seen(func(p *Pod) { p.Deleting = true }), because(ReasonPodDeleted)},
+		"deleted by force":              {[]Event{PodGone{key("a-1")}}, because(ReasonPodDeleted)},
+		"evicted, and a later failure":  {append(seen(func(p *Pod) { p.Deleting, p.Cause = true, evicted }), seen(func(p *Pod) { p.Finished, p.Cause = true, failed })...), evicted},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newSim(t)
+			s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})
+			id := s.claim().ID
+			for _, ev := range c.events {
+				s.step(ev)
+			}
+			got, _ := s.core.View().Sandbox(id)
+			if got.Phase < Released || !reflect.DeepEqual(got.Cause, c.want) {
+				t.Errorf("phase %v, %+v", got.Phase, got.Cause)
+			}
+		})
+	}
+}
+
+func TestNextLeaderKnowsWhyASandboxEnded(t *testing.T) {
+	code := int32(3)
+	want := Cause{ReasonFailed, "container main: exit code 3 Error", &code}
+	s := newSim(t)
+	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})
+	sb := s.claim()
+	s.step(PodSeen{with(warmPod("a-1"), func(p *Pod) { p.Finished, p.Cause = true, want })})
+	released := one[SandboxReleased](s).Sandbox
+
+	s = newSimAt(t, 2, start)
+	s.recover([]Pool{specA(1)}, nil, Fact{Revision: released.Revision, Sandbox: &released})
+	got, ok := s.core.View().Sandbox(sb.ID)
+	if !ok || !reflect.DeepEqual(got.Cause, want) || !got.StartedAt.Equal(sb.ClaimedAt) {
+		t.Errorf("%+v", got)
+	}
+
+	// Its pod went while no allocator led.
+	s = newSimAt(t, 2, start)
+	s.recover([]Pool{specA(1)}, nil, on("a-1", "x"))
+	if got, _ := s.core.View().Sandbox("x"); got.Cause != (Cause{Reason: ReasonPodDeleted, Message: goneBefore}) {
+		t.Errorf("%+v", got.Cause)
+	}
+}
+
+func TestNextLeaderTakesTheWorkloadFromThePod(t *testing.T) {
+	w := &Workload{Images: []string{"python:3"}}
+	s := newSim(t)
+	s.recover([]Pool{specA(1)}, []Pod{with(warmPod("a-1"), func(p *Pod) { p.Workload = w })})
+	if sb := s.claim(); sb.Workload != w {
+		t.Errorf("claimed %+v", sb)
+	}
+	s = newSimAt(t, 2, start)
+	s.recover([]Pool{specA(1)}, []Pod{with(warmPod("a-1"), func(p *Pod) { p.Used, p.Workload = true, w })}, on("a-1", "x"))
+	if sb, _ := s.core.View().Sandbox("x"); sb.Workload != w {
+		t.Errorf("recovered %+v", sb)
+	}
+	if o := of[WriteObject](s.effects); len(o) == 0 || o[0].Sandbox.Workload != w {
+		t.Errorf("objects %+v", o)
+	}
+}
