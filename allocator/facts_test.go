@@ -94,7 +94,7 @@ func TestJournalRecordHoldsEveryFieldOfASandbox(t *testing.T) {
 		Pool: core.PoolKey{Namespace: "ns", Name: "python"}, Pod: core.PodKey{Namespace: "ns", Name: "python-x7k2", UID: "uid"}, IP: netip.MustParseAddr("10.244.1.7"),
 		DefaultPort: 8080, Ports: []uint16{22, 8080}, Restarts: 3, Phase: core.Released, StartedAt: at.Add(2e3), ReleasedAt: at.Add(4e3),
 		Cause:      core.Cause{Reason: core.ReasonOOMKilled, Message: "container main: exit code 137 OOMKilled", ExitCode: new(int32(137))},
-		LastActive: at.Add(5e3), Revision: core.Revision{Term: 3, Counter: 41},
+		LastActive: at.Add(5e3), Workload: &core.Workload{Images: []string{"python:3"}}, Revision: core.Revision{Term: 3, Counter: 41},
 	}
 	for _, v := range []reflect.Value{reflect.ValueOf(full), reflect.ValueOf(full.Binding)} {
 		for i := range v.NumField() {
@@ -105,7 +105,7 @@ func TestJournalRecordHoldsEveryFieldOfASandbox(t *testing.T) {
 	require.NoError(t, err)
 	back, _, err := fromRecord(r, "ns")
 	require.NoError(t, err)
-	full.LastActive = time.Time{} // no fact
+	full.LastActive, full.Workload = time.Time{}, nil // no facts
 	require.Equal(t, full, *back.Sandbox)
 	require.Equal(t, 2, back.Ungranted)
 }
@@ -157,7 +157,7 @@ func storedFacts() []core.Fact {
 	}
 	released := running
 	released.IP, released.Ports, released.Metadata, released.IdempotencyKey, released.RequestHash = netip.MustParseAddr("fd00::7"), nil, nil, "", [32]byte{}
-	released.Phase, released.Reason, released.ReleasedAt = core.Released, core.ReasonEndTime, time.UnixMicro(1_800_000_300_000_100).UTC()
+	released.Phase, released.Reason, released.ReleasedAt = core.Released, "Timeout", time.UnixMicro(1_800_000_300_000_100).UTC()
 	released.Revision.Counter = 42
 	starting := released
 	starting.Phase, starting.Reason, starting.ReleasedAt, starting.EndAt = core.Starting, "", time.Time{}, time.Time{}

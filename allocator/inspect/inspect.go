@@ -64,17 +64,31 @@ type Pod struct {
 	NodeErr error
 }
 
-// Pod reads a pod, its Warning events and its node. The error is ErrGone or the API server's.
+// Pod reads a pod, its Warning events and its node. The error is ErrGone, with the events that are left of
+// the pod, or the API server's.
 func (r *Reader) Pod(ctx context.Context, key core.PodKey) (p Pod, err error) {
 	ctx, cancel := context.WithTimeout(ctx, kube.CallTimeout)
 	defer cancel()
 	p.Object, err = r.client.CoreV1().Pods(key.Namespace).Get(ctx, key.Name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err) || err == nil && string(p.Object.UID) != key.UID:
-		return Pod{}, ErrGone
+		p.Object = nil
+		r.warnings(ctx, key, &p)
+		return p, ErrGone
 	case err != nil:
 		return Pod{}, fmt.Errorf("read pod %s: %w", key.Name, err)
 	}
+	r.warnings(ctx, key, &p)
+	if name := p.Object.Spec.NodeName; name != "" {
+		if p.Node, p.NodeErr = r.client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{}); p.NodeErr != nil {
+			p.Node = nil
+		}
+	}
+	return p, nil
+}
+
+// warnings reads the Warning events of a pod. They outlive it, by an hour by default.
+func (r *Reader) warnings(ctx context.Context, key core.PodKey, p *Pod) {
 	selector := fields.Set{"involvedObject.kind": "Pod", "involvedObject.uid": key.UID, "type": corev1.EventTypeWarning}
 	list, err := r.client.CoreV1().Events(key.Namespace).List(ctx, metav1.ListOptions{FieldSelector: selector.String(), Limit: 10 * MaxWarnings})
 	if p.WarningsErr = err; err == nil {
@@ -82,12 +96,6 @@ func (r *Reader) Pod(ctx context.Context, key core.PodKey) (p Pod, err error) {
 		slices.SortStableFunc(p.Warnings, func(a, b corev1.Event) int { return LastSeen(&b).Compare(LastSeen(&a)) })
 		p.Warnings = p.Warnings[:min(len(p.Warnings), MaxWarnings)]
 	}
-	if name := p.Object.Spec.NodeName; name != "" {
-		if p.Node, p.NodeErr = r.client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{}); p.NodeErr != nil {
-			p.Node = nil
-		}
-	}
-	return p, nil
 }
 
 // LastSeen is when an event happened last.

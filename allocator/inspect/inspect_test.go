@@ -44,9 +44,11 @@ func TestReaderShowsAPodItsWarningsAndWhatIsMissing(t *testing.T) {
 	require.Error(t, p.NodeErr)
 	require.Nil(t, p.Node)
 	for _, gone := range []core.PodKey{{Namespace: "default", Name: "p", UID: "another-uid"}, {Namespace: "default", Name: "q", UID: key.UID}} {
-		_, err = r.Pod(ctx, gone)
+		p, err = r.Pod(ctx, gone)
 		require.ErrorIs(t, err, inspect.ErrGone)
+		require.Nil(t, p.Object)
 	}
+	require.Len(t, p.Warnings, 1, "events outlive their pod")
 	_, err = r.Logs(ctx, core.PodKey{Namespace: "default", Name: "q"}, inspect.LogOptions{Container: "main"})
 	require.ErrorIs(t, err, inspect.ErrGone)
 	node, err := api.Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "nowhere"}}, metav1.CreateOptions{})

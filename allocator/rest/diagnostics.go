@@ -26,6 +26,7 @@ func (a *api) diagnose(w *reply, r *http.Request) error {
 	switch p, err := a.Allocator.Pod(r.Context(), s.Pod); {
 	case errors.Is(err, inspect.ErrGone):
 		shown.PodProblem = "the pod does not exist any more"
+		shown.Warnings, shown.WarningsProblem = toWarnings(p)
 	case err != nil:
 		return err
 	default:
@@ -70,8 +71,8 @@ func toDiagnostics(p inspect.Pod) openapi.PodDiagnostics {
 		Name: o.Name, UID: string(o.UID), Phase: string(o.Status.Phase), Reason: o.Status.Reason, Message: o.Status.Message,
 		PodIP: o.Status.PodIP, CreatedAt: o.CreationTimestamp.UTC(), Deleting: o.DeletionTimestamp != nil,
 		Conditions: []openapi.Condition{}, Containers: []openapi.ContainerDiagnostics{}, Node: o.Spec.NodeName, NodeProblem: nodeProblem(p),
-		Warnings: []openapi.PodWarning{},
 	}
+	shown.Warnings, shown.WarningsProblem = toWarnings(p)
 	for _, c := range o.Status.Conditions {
 		shown.Conditions = append(shown.Conditions, openapi.Condition{
 			Type: string(c.Type), Status: string(c.Status), Reason: c.Reason, Message: c.Message, Since: optional(c.LastTransitionTime.UTC()),
@@ -83,16 +84,22 @@ func toDiagnostics(p inspect.Pod) openapi.PodDiagnostics {
 	for i := range o.Status.ContainerStatuses {
 		shown.Containers = append(shown.Containers, toContainer(&o.Status.ContainerStatuses[i], false))
 	}
+	return shown
+}
+
+// toWarnings returns the Warning events of a pod, or why they are not known.
+func toWarnings(p inspect.Pod) (all []openapi.PodWarning, problem string) {
+	all = []openapi.PodWarning{}
 	for i := range p.Warnings {
 		e := &p.Warnings[i]
-		shown.Warnings = append(shown.Warnings, openapi.PodWarning{
+		all = append(all, openapi.PodWarning{
 			Reason: e.Reason, Message: e.Message, Count: max(1, int(e.Count)), LastSeen: inspect.LastSeen(e).UTC(),
 		})
 	}
 	if p.WarningsErr != nil {
-		shown.WarningsProblem = p.WarningsErr.Error()
+		problem = p.WarningsErr.Error()
 	}
-	return shown
+	return all, problem
 }
 
 func toContainer(c *corev1.ContainerStatus, init bool) openapi.ContainerDiagnostics {

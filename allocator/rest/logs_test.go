@@ -150,8 +150,10 @@ func TestDiagnosticsShowPodContainersWarningsAndNode(t *testing.T) {
 	require.Len(t, all.Pods, 1)
 	require.Equal(t, 3, all.PodsOthers)
 	require.Equal(t, "ImagePullBackOff", all.Pods[0].Containers[0].Reason)
-	f.inspected = nil
-	require.Contains(t, call(handler(t, f), "GET", "/v1/sandboxes/gone/diagnostics", "").Body.String(), "does not exist any more")
+	f.inspected, f.warnings = nil, p.Warnings
+	body := call(handler(t, f), "GET", "/v1/sandboxes/gone/diagnostics", "").Body.String()
+	require.Contains(t, body, "does not exist any more")
+	require.Contains(t, body, `"warnings":[{"count":4,"lastSeen":"2030-01-01T12:00:00Z","message":"pull","reason":"Failed"}]`)
 	refusal(t, call(handler(t, f), "GET", "/v1/sandboxes/none/diagnostics", ""), 404, apierror.SandboxNotFound)
 	refusal(t, call(handler(t, f), "GET", "/v1/pools/ruby/diagnostics", ""), 404, apierror.PoolNotFound)
 }

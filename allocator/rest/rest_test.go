@@ -20,6 +20,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
+	corev1 "k8s.io/api/core/v1"
 
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/allocator/events"
@@ -58,6 +59,7 @@ type fake struct {
 	events     *events.Ring
 	serving    context.Context // nil: it serves on
 	inspected  map[string]inspect.Pod
+	warnings   []corev1.Event // of pods that are gone
 	log        string
 	logOptions inspect.LogOptions
 	logErr     error
@@ -210,6 +212,7 @@ func (f *fake) Pod(ctx context.Context, key core.PodKey) (inspect.Pod, error) {
 	if err := f.wait(ctx); err != nil || ok {
 		return p, err
 	}
+	p.Warnings = f.warnings
 	return p, inspect.ErrGone
 }
 

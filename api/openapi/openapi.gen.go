@@ -1174,6 +1174,12 @@ type SandboxDiagnostics struct {
 	// PodProblem Why there is no pod.
 	PodProblem string        `json:"podProblem,omitempty"`
 	Sandbox    SandboxRecord `json:"sandbox"`
+
+	// Warnings What is left of the Warning events of a pod that does not exist any more, the latest first, at most 20.
+	Warnings []PodWarning `json:"warnings,omitempty"`
+
+	// WarningsProblem Why these events are not known.
+	WarningsProblem string `json:"warningsProblem,omitempty"`
 }
 
 // SandboxEvent defines model for SandboxEvent.
@@ -2000,7 +2006,9 @@ type ClientInterface interface {
 	// Corresponds with GET /v1/sandboxes/{sandboxID} (the `ExplainSandbox` operationId).
 	ExplainSandbox(ctx context.Context, sandboxID SandboxID, reqEditors ...RequestEditorFn) (*http.Response, error)
 
-	// DiagnoseSandbox Show the pod of a sandbox, its containers, its Warning events and its node.
+	// DiagnoseSandbox Show the record of a sandbox, and its pod with containers, Warning events and node.
+	//
+	// It also has released and ended sandboxes, as long as they are remembered.
 	//
 	// Corresponds with GET /v1/sandboxes/{sandboxID}/diagnostics (the `DiagnoseSandbox` operationId).
 	DiagnoseSandbox(ctx context.Context, sandboxID SandboxID, reqEditors ...RequestEditorFn) (*http.Response, error)
@@ -2637,7 +2645,9 @@ func (c *Client) ExplainSandbox(ctx context.Context, sandboxID SandboxID, reqEdi
 	return c.Client.Do(req)
 }
 
-// DiagnoseSandbox Show the pod of a sandbox, its containers, its Warning events and its node.
+// DiagnoseSandbox Show the record of a sandbox, and its pod with containers, Warning events and node.
+//
+// It also has released and ended sandboxes, as long as they are remembered.
 //
 // Corresponds with GET /v1/sandboxes/{sandboxID}/diagnostics (the `DiagnoseSandbox` operationId).
 func (c *Client) DiagnoseSandbox(ctx context.Context, sandboxID SandboxID, reqEditors ...RequestEditorFn) (*http.Response, error) {
@@ -4851,7 +4861,9 @@ type ClientWithResponsesInterface interface {
 	// Corresponds with GET /v1/sandboxes/{sandboxID} (the `ExplainSandbox` operationId).
 	ExplainSandboxWithResponse(ctx context.Context, sandboxID SandboxID, reqEditors ...RequestEditorFn) (*ExplainSandboxResponse, error)
 
-	// DiagnoseSandboxWithResponse Show the pod of a sandbox, its containers, its Warning events and its node.
+	// DiagnoseSandboxWithResponse Show the record of a sandbox, and its pod with containers, Warning events and node.
+	//
+	// It also has released and ended sandboxes, as long as they are remembered.
 	//
 	// Returns a wrapper object for the known response body format(s).
 	//
@@ -6919,7 +6931,9 @@ func (c *ClientWithResponses) ExplainSandboxWithResponse(ctx context.Context, sa
 	return ParseExplainSandboxResponse(rsp)
 }
 
-// DiagnoseSandboxWithResponse Show the pod of a sandbox, its containers, its Warning events and its node.
+// DiagnoseSandboxWithResponse Show the record of a sandbox, and its pod with containers, Warning events and node.
+//
+// It also has released and ended sandboxes, as long as they are remembered.
 //
 // Returns a wrapper object for the known response body format(s).
 //

@@ -23,6 +23,7 @@ import (
 const (
 	first  = "k3x9k3x9k3x9k3x9k3x9"
 	second = "p7q2p7q2p7q2p7q2p7q2"
+	third  = "m4t6m4t6m4t6m4t6m4t6"
 )
 
 // stub answers calls with fixed values of the API's types. The commands are tested with a real API
@@ -119,12 +120,16 @@ func (s *stub) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		answer(w, http.StatusOK, sessionsOf())
 	case strings.HasPrefix(path, "/v1/sessions/"):
 		answer(w, http.StatusOK, openapi.DeadDeclared{SessionID: "router-b", Fences: 1})
-	case id != first && id != second:
+	case id != first && id != second && id != third:
 		refuse(w, http.StatusNotFound, "sandbox_not_found", "there is no such sandbox")
 	case r.Method == http.MethodDelete, rest == "timeout", rest == "keepalive":
 		w.WriteHeader(http.StatusNoContent)
 	case rest == "logs":
 		s.answerLogs(w, r, id)
+	case rest == "diagnostics" && id == third:
+		answer(w, http.StatusOK, openapi.SandboxDiagnostics{
+			Sandbox: killed(), PodProblem: "the pod does not exist any more", Warnings: brokenPod().Warnings,
+		})
 	case rest == "diagnostics" && id == second:
 		answer(w, http.StatusOK, openapi.SandboxDiagnostics{Sandbox: recordOf(s.live[1]), Pod: new(brokenPod())})
 	case rest == "diagnostics":
@@ -189,6 +194,9 @@ func (s *stub) why(id string) openapi.SandboxExplanation {
 		Next: &openapi.NextRelease{Reason: openapi.IdleTimeout, At: noon.Add(48 * time.Second), InSeconds: 48},
 	}
 	e := openapi.SandboxExplanation{Sandbox: recordOf(s.live[0]), Now: noon, Activity: a}
+	if id == third {
+		return openapi.SandboxExplanation{Sandbox: killed(), Now: noon}
+	}
 	if id == second {
 		a.Kind, a.Why, a.Next.InSeconds, a.Router, a.Open = "unknown", new("a router has ended"), 0, nil, 0
 		a.MinBytesPerMinute, a.Awaits = new(int64(2048)), []string{"router-b"}
@@ -215,6 +223,19 @@ func released(s openapi.Sandbox) openapi.SandboxRecord {
 	return r
 }
 
+// killed is the record of a sandbox that the kernel has killed.
+func killed() openapi.SandboxRecord {
+	return openapi.SandboxRecord{
+		SandboxID: third, Pool: "python", Team: "a", User: "ann", Phase: openapi.RecordPhaseEnded, ClaimedAt: noon.Add(-time.Hour),
+		StartedAt: new(noon.Add(-59 * time.Minute)), ReleasedAt: new(noon.Add(-time.Minute)), PodName: "python-abcdef", PodIP: "10.0.0.1",
+		Reason: "OOMKilled", Message: "container main: exit code 137 OOMKilled", ExitCode: new(int32(137)),
+		Workload: &openapi.Workload{
+			Images:   []string{"python:3", "proxy:1"},
+			Requests: openapi.Resources{CPU: "500m"}, Limits: openapi.Resources{CPU: "1", Memory: "1Gi"},
+		},
+	}
+}
+
 func routeOf(id string) openapi.RouteExplanation {
 	r := openapi.RouteExplanation{
 		SandboxID: id, Routable: true, Why: "it is live", Phase: openapi.RecordPhaseRunning, PodName: "python-abcdef",
@@ -231,7 +252,7 @@ func routeOf(id string) openapi.RouteExplanation {
 func poolOf(name string) openapi.Pool {
 	p := openapi.Pool{
 		Name: name, CreatedAt: noon.Add(-time.Hour), Generation: 1, Spec: openapi.PoolSpec{Warm: 3, Images: []string{"image:1"}, IdleTimeout: 3600},
-		Counts:     openapi.PoolCounts{Warm: 2, Pending: 1, Claimed: 4, WaitingClaims: 5},
+		Counts: openapi.PoolCounts{Warm: 2, Pending: 1, Claimed: 4, WaitingClaims: 5},
 		Conditions: []openapi.Condition{
 			{Type: "Ready", Status: "False", Reason: "Filling", Message: "2 of 3 pods are warm"}, {Type: "Degraded", Status: "False", Reason: "Healthy"},
 		},
@@ -282,7 +303,7 @@ func TestOutputOfEveryCommandIsTheGoldenFile(t *testing.T) {
 		"get " + first + " " + second + " -o json", "get nosuch", "kill " + first, "kill " + first + " nosuch",
 		"kill --all --pool=node", "timeout " + first + " 10m", "keepalive " + first, "why " + first + " " + second,
 		"why " + first + " -o json", "last-active", "last-active -o wide", "last-active --id=nosuch", "open --print " + first,
-		"open --print " + first + ":3000/a?b=c", "diagnose " + first, "diagnose " + second, "diagnose " + first + " -o json", "pools ls", "pools ls -o wide", "pools get python -o yaml",
+		"open --print " + first + ":3000/a?b=c", "diagnose " + first, "diagnose " + second, "diagnose " + third, "diagnose " + first + " -o json", "pools ls", "pools ls -o wide", "pools get python -o yaml",
 		"pools scale python --warm=3 --max-pods=10", "pools scale python", "events", "events -o wide --no-headers", "fence ls", "fence ls -o name", "fence sessions", "fence sessions -o yaml",
 		"fence declare-dead router-b --gone --reason=burnt",
 	} {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/berth-sandbox/berth/api/openapi"
 )
@@ -79,8 +80,9 @@ func (d *diagnosis) print(o *output) error {
 	s := &d.Explanation.Sandbox
 	var r report
 	r.line("Sandbox", "%s, pool %s, %s", s.SandboxID, s.Pool, s.Phase)
+	r.record(s)
 	if s.ReleasedAt != nil {
-		r.line("Released", "%s", strings.TrimPrefix(ended(s), "released at "))
+		r.end(s)
 	} else if a := d.Explanation.Activity; a != nil {
 		r.line("Last active", "%s ago, by %s, %d open", spanSeconds(a.AgeSeconds), lastText(a), a.Open)
 		r.line("Next", "%s", next(*a, d.Explanation.DryRun))
@@ -91,6 +93,7 @@ func (d *diagnosis) print(o *output) error {
 		r.line("Pod", "%s at %s; %s", s.PodName, s.PodIP, d.DiagnosticsProblem)
 	case d.Diagnostics.Pod == nil:
 		r.line("Pod", "%s at %s; %s", s.PodName, s.PodIP, d.Diagnostics.PodProblem)
+		r.warnings(o, d.Diagnostics.Warnings, d.Diagnostics.WarningsProblem)
 	default:
 		r.pod(o, d.Diagnostics.Pod)
 	}
@@ -102,6 +105,35 @@ func (d *diagnosis) print(o *output) error {
 	}
 	_, err := fmt.Fprint(o.out, r.text.String())
 	return err
+}
+
+// record adds what was fixed by the claim.
+func (r *report) record(s *openapi.SandboxRecord) {
+	owner := ""
+	if s.Team != "" || s.User != "" {
+		owner = "; team " + cmp.Or(s.Team, "-") + ", user " + cmp.Or(s.User, "-")
+	}
+	r.line("Claimed", "%s%s", s.ClaimedAt.UTC().Format(time.RFC3339), owner)
+	if s.StartedAt != nil {
+		r.line("Started", "%s, after %s", s.StartedAt.UTC().Format(time.RFC3339), span(s.StartedAt.Sub(s.ClaimedAt)))
+	}
+	if w := s.Workload; w != nil {
+		r.line("Images", "%s", strings.Join(w.Images, " "))
+		r.line("CPU", "%s requested, %s at most", cmp.Or(w.Requests.CPU, "none"), cmp.Or(w.Limits.CPU, "no limit"))
+		r.line("Memory", "%s requested, %s at most", cmp.Or(w.Requests.Memory, "none"), cmp.Or(w.Limits.Memory, "no limit"))
+	}
+}
+
+// end adds why a sandbox ended.
+func (r *report) end(s *openapi.SandboxRecord) {
+	text := strings.TrimPrefix(ended(s), "released at ") + ", after " + span(s.ReleasedAt.Sub(s.ClaimedAt))
+	if s.ExitCode != nil {
+		text += fmt.Sprintf("; exit code %d", *s.ExitCode)
+	}
+	r.line("Released", "%s", text)
+	if s.Message != "" {
+		r.line("", "%s", s.Message)
+	}
 }
 
 // lastText is the latest activity and the router that has reported it.
@@ -180,11 +212,15 @@ func (r *report) pod(o *output, p *openapi.PodDiagnostics) {
 	if p.Node != "" {
 		r.line("Node", "%s%s", p.Node, prefixed("; ", p.NodeProblem))
 	}
-	for _, w := range p.Warnings {
+	r.warnings(o, p.Warnings, p.WarningsProblem)
+}
+
+func (r *report) warnings(o *output, all []openapi.PodWarning, problem string) {
+	for _, w := range all {
 		r.line("Warning", "%s: %s (%d times, last %s ago)", w.Reason, w.Message, w.Count, span(o.now().Sub(w.LastSeen)))
 	}
-	if p.WarningsProblem != "" {
-		r.line("Warning", "events: %s", p.WarningsProblem)
+	if problem != "" {
+		r.line("Warning", "events: %s", problem)
 	}
 }
 
