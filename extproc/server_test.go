@@ -380,6 +380,28 @@ func TestHeldRequestContinuesWhenSandboxRuns(t *testing.T) {
 	server.stop(soon)
 }
 
+// Envoy repeats a question that got no answer, and its successor answers it.
+func TestForcedStopRefusesNoHeldRequest(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "s")
+	o, cache, _ := newOptions(t, socket)
+	server := serve(t, o)
+	cache.Resolve("abc", routecache.Answer{Status: routecache.Starting, Hold: 20 * time.Second})
+	var streams []extprocv3.ExternalProcessor_ProcessClient
+	for range 16 {
+		stream, err := extprocv3.NewExternalProcessorClient(dial(t, socket)).Process(within(t))
+		require.NoError(t, err)
+		require.NoError(t, stream.Send(get("9000-abc."+domain)))
+		_, err = stream.Recv() // more time
+		require.NoError(t, err)
+		streams = append(streams, stream)
+	}
+	server.stop(10 * time.Millisecond)
+	for _, stream := range streams {
+		_, err := stream.Recv()
+		require.Equal(t, codes.Unavailable, status.Code(err))
+	}
+}
+
 func TestStopCutsOffSlowRequests(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
 	o, cache, _ := newOptions(t, socket)

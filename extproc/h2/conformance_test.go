@@ -11,15 +11,21 @@ import (
 	"golang.org/x/net/http2"
 )
 
-// overBoth runs a test with the server of this package and with grpc-go, which is the reference.
-func overBoth(t *testing.T, test func(t *testing.T, s *service, socket string)) {
+// overServers runs a test with the server of this package and with grpc-go, which is the reference.
+func overServers(t *testing.T, test func(t *testing.T, s *service, server server, socket string)) {
 	t.Helper()
 	for name, of := range map[string]func(*service) server{"own": (*service).own, "grpc-go": (*service).reference} {
 		t.Run(name, func(t *testing.T) {
 			s := newService()
-			test(t, s, serve(t, of(s)))
+			server := of(s)
+			test(t, s, server, serve(t, server))
 		})
 	}
+}
+
+func overBoth(t *testing.T, test func(t *testing.T, s *service, socket string)) {
+	t.Helper()
+	overServers(t, func(t *testing.T, s *service, _ server, socket string) { test(t, s, socket) })
 }
 
 func TestCallsAreAnsweredAsGRPCAsks(t *testing.T) {

@@ -22,6 +22,8 @@ const (
 	connWindow = 1 << 20
 	// maxBlock and maxBlockFrames bound a header block.
 	maxBlock, maxBlockFrames = 64 << 10, 16
+	// maxPartial bounds the messages of a connection that are not complete.
+	maxPartial = 16 << 20
 	// maxFree bounds the streams that are kept to be used again.
 	maxFree = 256
 	// maxOutput is how much output is collected before it is written.
@@ -47,6 +49,7 @@ type conn struct {
 	decoder *hpack.Decoder
 	// Those of the reading goroutine alone.
 	block    block
+	over     bool      // nothing more can be read from the socket
 	received int       // DATA since the last WINDOW_UPDATE of the connection
 	free     []*stream // to be used again
 
@@ -54,9 +57,12 @@ type conn struct {
 	streams map[uint32]*stream
 	last    uint32 // the highest stream of the peer
 	later   int    // goroutines of Later
+	partial int    // bytes of messages that are not complete
 	output
 	// ready: the peer's preface was read.
 	ready bool
+	// draining: a ping is on its way whose answer makes the last stream known.
+	draining bool
 	// closing: the peer knows which streams are served. The ones after last are ignored, and the
 	// connection is closed after the last stream.
 	closing bool
@@ -86,9 +92,18 @@ type flushing struct{ c *conn }
 func (f flushing) Read(p []byte) (int, error) {
 	f.c.mu.Lock()
 	f.c.flush()
+	broken := f.c.broken
 	f.c.mu.Unlock()
-	return f.c.net.Read(p)
+	if broken {
+		return 0, errNotWritten
+	}
+	n, err := f.c.net.Read(p)
+	f.c.over = err != nil
+	return n, err
 }
+
+// errNotWritten ends a connection to which nothing can be written.
+var errNotWritten = errors.New("the connection takes no output")
 
 // serve serves the connection until it ends, and then ends its streams.
 func (c *conn) serve() {
@@ -99,8 +114,8 @@ func (c *conn) serve() {
 			err = c.frame(f)
 		}
 	}
-	if code, violation := violationOf(err); violation {
-		c.quit(code)
+	if !c.over {
+		c.quit(codeOf(err))
 	}
 	_ = c.net.Close()
 	c.server.ended(c)
@@ -118,22 +133,23 @@ func (c *conn) serve() {
 	}
 }
 
-// violationOf returns the code of an error of the peer. Other errors are those of the socket.
-func violationOf(err error) (code http2.ErrCode, ok bool) {
+// codeOf returns the code of an error that ends the connection, but of those of the socket.
+func codeOf(err error) http2.ErrCode {
 	var connection http2.ConnectionError
 	var stream http2.StreamError
 	switch {
 	case errors.As(err, &connection):
-		return http2.ErrCode(connection), true
+		return http2.ErrCode(connection)
 	case errors.As(err, &stream):
-		return stream.Code, true
-	case errors.Is(err, http2.ErrFrameTooLarge):
-		return http2.ErrCodeFrameSize, true
+		return stream.Code
+	case errors.Is(err, http2.ErrFrameTooLarge), errors.Is(err, io.ErrUnexpectedEOF): // too short for its fields
+		return http2.ErrCodeFrameSize
 	}
-	return 0, false
+	return http2.ErrCodeProtocol
 }
 
-// quit tells the peer of its error and waits until it closes the connection.
+// quit tells the peer why nothing more is answered, and waits until it closes the connection: until then
+// it may read answers.
 func (c *conn) quit(code http2.ErrCode) {
 	c.mu.Lock()
 	c.goAway(c.last, code)

@@ -20,8 +20,9 @@
 //	ended     the stream is forgotten
 //
 // [Open.Ended] is called once for each Reply.Open. It says whether the peer has ended the stream: by
-// RST_STREAM, by half-closing it after the answer was sent, or by closing the connection. A half-close
-// before the answer proves nothing, so such a stream waits for RST_STREAM.
+// RST_STREAM, by half-closing it after the answer was written, or by closing the connection. A peer that
+// half-closes a stream before its answer is known gets no answer that stays open. A half-close that arrives
+// with the question, before the answer was written, proves nothing: such a stream waits for RST_STREAM.
 //
 // # Limits
 //
@@ -29,7 +30,8 @@
 //     runs. A further stream is refused with REFUSED_STREAM, which clients may retry.
 //   - 256 KiB per message, and as much window per stream. A longer message is answered with
 //     RESOURCE_EXHAUSTED.
-//   - 64 KiB and 16 frames per header block. A longer one ends the connection.
+//   - 16 MiB of incomplete messages per connection, and 64 KiB and 16 frames per header block. More ends the
+//     connection.
 //   - Output beyond 64 KiB is written before more input is read. A peer that does not read its answers is
 //     not read either. No deadline ends such a connection: the peer may be paused, and its streams must
 //     not look as if it had read the answers.

@@ -91,7 +91,7 @@ func (c *conn) headers() error {
 	case begins:
 		c.open(s, &c.block)
 	default:
-		c.halfClose(s, !s.asked)
+		c.halfClose(s)
 	}
 	return nil
 }
@@ -143,6 +143,7 @@ func (c *conn) reset(id uint32) error {
 		return nil
 	}
 	c.remove(s)
+	c.partial -= len(s.message)
 	reusable := s.cancel == nil && !s.waits // no other goroutine refers to it
 	c.mu.Unlock()
 	s.end(true)
@@ -174,15 +175,16 @@ func (c *conn) data(f *http2.DataFrame) error {
 	if s.room -= size; s.room < 0 {
 		return http2.ConnectionError(http2.ErrCodeFlowControl)
 	}
-	early := !s.asked
 	if f.StreamEnded() {
 		c.mu.Lock()
-		s.halfClosed = true
+		s.halfClosed = true // its message is answered with that in mind
 		c.mu.Unlock()
 	}
-	c.take(s, f.Data())
+	if err := c.take(s, f.Data()); err != nil {
+		return err
+	}
 	if f.StreamEnded() {
-		c.halfClose(s, early)
+		c.halfClose(s)
 	}
 	return nil
 }
@@ -191,21 +193,24 @@ func (c *conn) data(f *http2.DataFrame) error {
 func (c *conn) moreWindow(id uint32, n int64) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	window := &c.window
-	if id != 0 {
-		s := c.streams[id]
-		if s == nil {
-			if id > c.last && !c.closing {
-				return protocolError
-			}
-			return nil
+	if id == 0 {
+		if c.window += n; c.window > maxWindow {
+			return http2.ConnectionError(http2.ErrCodeFlowControl)
 		}
-		window = &s.window
+		c.resume()
+		return nil
 	}
-	if *window += n; *window > maxWindow {
+	s := c.streams[id]
+	switch {
+	case s == nil && id > c.last && !c.closing:
+		return protocolError
+	case s == nil:
+		return nil
+	}
+	if s.window += n; s.window > maxWindow {
 		return http2.ConnectionError(http2.ErrCodeFlowControl)
 	}
-	c.resume()
+	c.push(s)
 	return nil
 }
 
@@ -216,29 +221,30 @@ func (c *conn) newSettings(f *http2.SettingsFrame) error {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	before := c.firstWindow
 	err := f.ForeachSetting(func(s http2.Setting) error {
-		if err := s.Valid(); err != nil {
-			return err
-		}
 		switch s.ID {
 		case http2.SettingInitialWindowSize:
-			change := int64(s.Val) - c.firstWindow
-			c.firstWindow = int64(s.Val)
-			for _, stream := range c.streams {
-				if stream.window += change; stream.window > maxWindow {
-					return http2.ConnectionError(http2.ErrCodeFlowControl)
-				}
-			}
+			c.firstWindow = int64(s.Val) // the last one of a frame counts
 		case http2.SettingMaxFrameSize:
 			c.maxFrame = int(s.Val)
 		}
-		return nil // HEADER_TABLE_SIZE: no table is used for sending
+		return s.Valid() // HEADER_TABLE_SIZE has no effect: no table is used for sending
 	})
-	if err == nil {
-		c.settingsAck()
-		c.resume()
+	if err != nil {
+		return err
 	}
-	return err
+	c.settingsAck()
+	if c.firstWindow == before {
+		return nil
+	}
+	for _, s := range c.streams {
+		if s.window += c.firstWindow - before; s.window > maxWindow {
+			return http2.ConnectionError(http2.ErrCodeFlowControl)
+		}
+	}
+	c.resume()
+	return nil
 }
 
 // drainPing is the content of the ping that ends the first part of draining.
@@ -254,6 +260,7 @@ func (c *conn) drain() {
 		_ = c.net.Close()
 		return
 	}
+	c.draining = true
 	c.goAway(maxWindow, http2.ErrCodeNo)
 	c.ping(false, drainPing)
 	c.flush()
@@ -265,7 +272,7 @@ func (c *conn) pinged(f *http2.PingFrame) {
 	switch {
 	case !f.IsAck():
 		c.ping(true, f.Data)
-	case f.Data == drainPing && !c.closing:
+	case f.Data == drainPing && c.draining && !c.closing:
 		c.closing = true
 		c.goAway(c.last, http2.ErrCodeNo)
 		c.closeIfDone()

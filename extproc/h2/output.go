@@ -16,7 +16,8 @@ type output struct {
 	buffer []byte
 	// broken: nothing is written any more.
 	broken bool
-	begun  bool // a header block was sent
+	begun  bool   // a header block was sent
+	writes uint64 // of buffer
 
 	window      int64 // of the connection
 	firstWindow int64 // of a new stream
@@ -28,6 +29,7 @@ type output struct {
 // flush writes the output. A peer that does not read makes it wait.
 func (o *output) flush() {
 	if len(o.buffer) > 0 && !o.broken {
+		o.writes++
 		if _, err := o.conn.Write(o.buffer); err != nil {
 			o.broken = true // the reader finds out why
 		}
@@ -112,9 +114,11 @@ func (c *conn) send(s *stream, message []byte) {
 	s.pending = append(append(s.pending, prefix[:]...), message...)
 	if !s.waits {
 		s.waits = true
-		c.waiting = append(c.waiting, s)
+		if c.waiting = append(c.waiting, s); len(c.waiting) > 2*len(c.streams)+maxFree {
+			c.resume() // drops those that wait no longer
+		}
 	}
-	c.resume()
+	c.push(s)
 }
 
 // data appends the header of a DATA frame and takes its length from the windows.
@@ -122,6 +126,7 @@ func (o *output) data(s *stream, length int) {
 	o.window -= int64(length)
 	s.window -= int64(length)
 	o.header(http2.FrameData, 0, s.id, length)
+	s.written = o.writes
 }
 
 // endWith ends a stream with a header block, after its DATA.
@@ -137,28 +142,38 @@ func (c *conn) endWith(s *stream, block []byte) {
 	c.remove(s)
 }
 
-// resume sends DATA that has waited, as far as the windows allow.
+// push sends DATA of a stream that has waited, as far as the windows allow.
+func (c *conn) push(s *stream) {
+	if len(s.pending) == 0 {
+		return
+	}
+	for len(s.pending) > 0 {
+		n := int(min(int64(len(s.pending)), int64(c.maxFrame), c.window, s.window))
+		if n <= 0 {
+			return
+		}
+		c.output.data(s, n)
+		c.buffer = append(c.buffer, s.pending[:n]...)
+		s.pending = s.pending[n:]
+	}
+	s.pending = nil
+	if s.trailers != nil {
+		c.endWith(s, s.trailers)
+	}
+}
+
+// resume sends DATA of all streams that have waited, as far as the windows allow.
 func (c *conn) resume() {
 	left := c.waiting[:0]
 	for _, s := range c.waiting {
-		for !s.gone && len(s.pending) > 0 {
-			n := int(min(int64(len(s.pending)), int64(c.maxFrame), c.window, s.window))
-			if n <= 0 {
-				break
-			}
-			c.output.data(s, n)
-			c.buffer = append(c.buffer, s.pending[:n]...)
-			s.pending = s.pending[n:]
+		if !s.gone && c.window > 0 {
+			c.push(s)
 		}
-		switch {
-		case s.gone:
-		case len(s.pending) > 0:
+		if s.gone || len(s.pending) == 0 {
+			s.waits = false
+		} else {
 			left = append(left, s)
-			continue
-		case s.trailers != nil:
-			c.endWith(s, s.trailers)
 		}
-		s.waits, s.pending = false, nil
 	}
 	clear(c.waiting[len(left):])
 	c.waiting = left

@@ -5,8 +5,12 @@ import (
 	"errors"
 	"net"
 	"sync"
+	"syscall"
+	"time"
 
 	"google.golang.org/grpc/codes"
+
+	"github.com/berth-sandbox/berth/internal/wait"
 )
 
 // Handler answers the messages of one gRPC method.
@@ -62,6 +66,9 @@ func NewServer(methods map[string]Handler) *Server {
 	return s
 }
 
+// acceptPause is the pause after an error of Accept that may pass.
+const acceptPause = 10 * time.Millisecond
+
 // Serve serves the connections of l until GracefulStop or Stop, and then returns nil. It closes l. It is
 // called once.
 func (s *Server) Serve(l net.Listener) error {
@@ -75,6 +82,10 @@ func (s *Server) Serve(l net.Listener) error {
 	}
 	for {
 		accepted, err := l.Accept()
+		if errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) || errors.Is(err, syscall.ECONNABORTED) {
+			wait.Sleep(s.ctx, acceptPause) // the process has too many files open for the moment
+			continue
+		}
 		if err != nil {
 			s.mu.Lock()
 			defer s.mu.Unlock()
@@ -123,6 +134,9 @@ func (s *Server) stop(forced bool) (conns []*conn) {
 	}
 	for c := range s.conns {
 		conns = append(conns, c)
+		if !forced {
+			s.running.Go(c.drain) // under the lock: while c is in conns, its serve counts
+		}
 	}
 	return conns
 }
@@ -130,21 +144,17 @@ func (s *Server) stop(forced bool) (conns []*conn) {
 // GracefulStop takes no new connections, asks the peers to open no new streams, and returns when all
 // streams have ended.
 func (s *Server) GracefulStop() {
-	for _, c := range s.stop(false) {
-		// A connection whose peer does not read blocks here.
-		s.running.Go(c.drain)
-	}
+	s.stop(false)
 	s.running.Wait()
 	s.cancel()
 }
 
 // Stop closes all connections and returns when all goroutines have ended. The streams end without their
-// peers.
+// peers, and without an answer. A client that gets none may ask another server.
 func (s *Server) Stop() {
-	conns := s.stop(true)
-	s.cancel()
-	for _, c := range conns {
+	for _, c := range s.stop(true) {
 		_ = c.net.Close()
 	}
+	s.cancel()
 	s.running.Wait()
 }

@@ -1,12 +1,15 @@
 package h2
 
 import (
+	"bytes"
 	"fmt"
 	"io"
 	"math/rand/v2"
 	"net"
+	"path/filepath"
 	"runtime"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -14,8 +17,10 @@ import (
 	"golang.org/x/net/http2"
 )
 
-// A half-close before the answer is no sign that the answer was read.
-func TestEarlyHalfCloseDoesNotEndAKeptCall(t *testing.T) {
+// A peer that has left before it could know of the answer gets none. So there is nothing that it could read
+// after the call was counted as ended.
+// Invariant: I2
+func TestEarlyHalfCloseGetsNoAnswerThatStaysOpen(t *testing.T) {
 	for _, text := range []string{"keep", "keep later"} {
 		s := newService()
 		p := connect(t, serve(t, s.own()))
@@ -23,16 +28,179 @@ func TestEarlyHalfCloseDoesNotEndAKeptCall(t *testing.T) {
 		require.NoError(t, p.WriteData(1, true, message(text)))
 		if text == "keep later" {
 			<-s.blocked
-			p.sync()
 			close(s.let)
 		}
-		p.until(func() bool { return len(p.of(1).messages()) == 1 })
-		p.sync()
-		require.False(t, p.of(1).over())
-		s.awaitOpen(t, 1)
-		require.NoError(t, p.WriteRSTStream(1, http2.ErrCodeNo))
+		p.until(func() bool { return p.of(1).over() })
+		require.Empty(t, p.of(1).messages())
+		require.Contains(t, p.of(1).header, "grpc-status 1")
 		s.awaitOpen(t, 0)
 	}
+}
+
+// The half-close was on its way before the answer was written, so it is no sign that the answer was read.
+// Invariant: I2
+func TestHalfCloseBeforeTheAnswerIsWrittenProvesNothing(t *testing.T) {
+	s := newService()
+	p := connect(t, serve(t, s.own()))
+	var out bytes.Buffer
+	all := http2.NewFramer(&out, nil)
+	require.NoError(t, all.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: p.request(), EndHeaders: true}))
+	require.NoError(t, all.WriteData(1, false, message("keep")))
+	require.NoError(t, all.WriteData(1, true, nil))
+	_, err := p.conn.Write(out.Bytes()) // read with one read
+	require.NoError(t, err)
+	p.until(func() bool { return len(p.of(1).messages()) == 1 })
+	p.sync()
+	s.awaitOpen(t, 1)
+	require.NoError(t, p.WriteRSTStream(1, http2.ErrCodeNo))
+	s.awaitOpen(t, 0)
+}
+
+func TestHalfCloseEndsAnAnswerThatWaitsForAWindow(t *testing.T) {
+	s := newService()
+	p := connect(t, serve(t, s.own()), http2.Setting{ID: http2.SettingInitialWindowSize, Val: 2})
+	p.call(1, "keep")
+	p.until(func() bool { return len(p.of(1).data) == 2 })
+	require.NoError(t, p.WriteData(1, true, nil))
+	s.awaitOpen(t, 0)
+	require.NoError(t, p.WriteWindowUpdate(1, 100))
+	p.sync()
+	require.Len(t, p.of(1).data, 2)
+	require.Equal(t, http2.ErrCodeCancel, p.of(1).reset)
+}
+
+// The framer does not tell these from the end of the socket.
+func TestFramesThatAreTooShortEndTheConnectionInOrder(t *testing.T) {
+	for name, c := range map[string]struct {
+		kind    http2.FrameType
+		flags   http2.Flags
+		payload []byte
+	}{
+		"padded DATA":             {http2.FrameData, http2.FlagDataPadded, nil},
+		"padded HEADERS":          {http2.FrameHeaders, http2.FlagHeadersPadded, nil},
+		"HEADERS with a priority": {http2.FrameHeaders, http2.FlagHeadersPriority, []byte{1, 2}},
+		"PUSH_PROMISE":            {http2.FramePushPromise, 0, []byte{1, 2}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newService()
+			p := connect(t, serve(t, s.own()))
+			p.call(1, "keep")
+			p.until(func() bool { return len(p.of(1).messages()) == 1 })
+			require.NoError(t, p.WriteRawFrame(c.kind, c.flags, 1, c.payload))
+			p.untilClosed()
+			require.Equal(t, []string{"FRAME_SIZE_ERROR after 1"}, p.goAways)
+			s.awaitOpen(t, 1)
+			p.conn.Close()
+			s.awaitOpen(t, 0)
+		})
+	}
+}
+
+// full is a listener that once has no file for a connection.
+type full struct {
+	net.Listener
+	failed bool
+}
+
+func (l *full) Accept() (net.Conn, error) {
+	if !l.failed {
+		l.failed = true
+		return nil, &net.OpError{Op: "accept", Net: "unix", Err: syscall.EMFILE}
+	}
+	return l.Listener.Accept()
+}
+
+func TestServerGoesOnWhenFilesRunOut(t *testing.T) {
+	server := newService().own()
+	l, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
+	require.NoError(t, err)
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(&full{Listener: l}) }()
+	p := connect(t, l.Addr().String())
+	p.call(1, "hello")
+	p.until(func() bool { return p.of(1).over() })
+	server.Stop()
+	require.NoError(t, <-served)
+}
+
+// A client that gets no answer may ask another server. One that is refused may not.
+func TestStopAnswersNoCallThatWaits(t *testing.T) {
+	overServers(t, func(t *testing.T, s *service, server server, socket string) {
+		var peers []*peer
+		for range 20 {
+			p := connect(t, socket)
+			p.call(1, "later")
+			<-s.blocked
+			peers = append(peers, p)
+		}
+		server.Stop()
+		for _, p := range peers {
+			p.untilClosed()
+			require.Empty(t, p.of(1).messages())
+			require.Empty(t, p.of(1).header)
+		}
+	})
+}
+
+func TestStopMayOvertakeAGracefulStop(t *testing.T) {
+	for range 20 {
+		s := newService()
+		server := s.own()
+		p := connect(t, serve(t, server))
+		p.call(1, "keep")
+		p.until(func() bool { return len(p.of(1).messages()) == 1 })
+		stopped := make(chan struct{})
+		go func() { defer close(stopped); server.GracefulStop() }()
+		server.Stop()
+		<-stopped
+		_, _, byServer := s.open()
+		require.Equal(t, 1, byServer)
+	}
+}
+
+// dumb is a connection that takes no output any more.
+type dumb struct{ *net.UnixConn }
+
+func (dumb) Write([]byte) (int, error) { return 0, syscall.ENOBUFS }
+
+func TestConnectionThatTakesNoOutputEnds(t *testing.T) {
+	s := newService()
+	server := NewServer(map[string]Handler{testMethod: s})
+	t.Cleanup(server.Stop)
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(t.TempDir(), "s"), Net: "unix"})
+	require.NoError(t, err)
+	defer l.Close()
+	p := connectRaw(t, l.Addr().String())
+	accepted, err := l.AcceptUnix()
+	require.NoError(t, err)
+	server.start(dumb{accepted})
+	p.untilClosed()
+}
+
+func TestMessagesThatAreNotCompleteAreBounded(t *testing.T) {
+	p := connect(t, serve(t, newService().own()))
+	part := message(strings.Repeat("x", maxMessage-prefixLength))[:minFrame]
+	for id := uint32(1); len(p.goAways) == 0; id += 2 {
+		require.Less(t, int(id), 4*maxPartial/minFrame)
+		p.begin(id)
+		_ = p.WriteData(id, false, part)
+		if id%64 == 1 {
+			_ = p.WritePing(false, [8]byte{})
+			require.NoError(t, p.conn.SetReadDeadline(time.Now().Add(soon)))
+			for before := p.pings; p.pings == before && len(p.goAways) == 0; {
+				require.NoError(t, p.read())
+			}
+		}
+	}
+	require.Contains(t, p.goAways[0], "ENHANCE_YOUR_CALM")
+}
+
+func TestUnaskedAnswerToThePingOfDrainingIsIgnored(t *testing.T) {
+	p := connect(t, serve(t, newService().own()))
+	require.NoError(t, p.WritePing(true, drainPing))
+	p.call(1, "hello")
+	p.until(func() bool { return p.of(1).over() })
+	require.Empty(t, p.goAways)
 }
 
 // One call that waits delays no other one of its connection.
@@ -152,54 +320,49 @@ func TestPeerThatDoesNotReadIsNotRead(t *testing.T) {
 }
 
 func TestGracefulStopServesWhatIsOnItsWay(t *testing.T) {
-	for name, of := range map[string]func(*service) server{"own": (*service).own, "grpc-go": (*service).reference} {
-		t.Run(name, func(t *testing.T) {
-			s := newService()
-			server := of(s)
-			socket := serve(t, server)
-			p, idle := connect(t, socket), connect(t, socket)
-			if name == "own" { // grpc-go waits for its preface
-				silent := connectRaw(t, socket)
-				defer silent.untilClosed()
+	overServers(t, func(t *testing.T, s *service, server server, socket string) {
+		p, idle := connect(t, socket), connect(t, socket)
+		if strings.HasSuffix(t.Name(), "own") { // grpc-go waits for its preface
+			silent := connectRaw(t, socket)
+			defer silent.untilClosed()
+		}
+		p.call(1, "keep")
+		p.call(3, "later")
+		<-s.blocked
+		p.until(func() bool { return len(p.of(1).messages()) == 1 })
+		stopped := make(chan struct{})
+		go func() { defer close(stopped); server.GracefulStop() }()
+		// The first GOAWAY and a ping are here, but the peer has opened a stream before it read them.
+		for len(p.goAways) == 0 {
+			f, err := p.ReadFrame()
+			require.NoError(t, err)
+			if g, ok := f.(*http2.GoAwayFrame); ok {
+				require.EqualValues(t, maxWindow, g.LastStreamID)
+				p.goAways = append(p.goAways, "first")
 			}
-			p.call(1, "keep")
-			p.call(3, "later")
-			<-s.blocked
-			p.until(func() bool { return len(p.of(1).messages()) == 1 })
-			stopped := make(chan struct{})
-			go func() { defer close(stopped); server.GracefulStop() }()
-			// The first GOAWAY and a ping are here, but the peer has opened a stream before it read them.
-			for len(p.goAways) == 0 {
-				f, err := p.ReadFrame()
-				require.NoError(t, err)
-				if g, ok := f.(*http2.GoAwayFrame); ok {
-					require.EqualValues(t, maxWindow, g.LastStreamID)
-					p.goAways = append(p.goAways, "first")
-				}
-			}
-			p.call(5, "hello")
-			p.until(func() bool { return len(p.goAways) == 2 && p.of(5).over() })
-			require.Equal(t, "NO_ERROR after 5", p.goAways[1])
-			require.Equal(t, []string{"hello"}, p.of(5).messages())
-			p.call(7, "too late")
-			close(s.let)
-			p.until(func() bool { return p.of(3).over() })
-			require.Empty(t, p.of(7).messages())
-			idle.untilClosed()
-			select {
-			case <-stopped:
-				t.Fatal("a call is open")
-			default:
-			}
-			require.NoError(t, p.WriteRSTStream(1, http2.ErrCodeNo))
-			p.untilClosed()
-			<-stopped
-			open, byPeer, byServer := s.open()
-			require.Equal(t, [3]int{0, 1, 0}, [3]int{open, byPeer, byServer})
-			_, err := net.Dial("unix", socket)
-			require.Error(t, err)
-		})
-	}
+		}
+		p.call(5, "hello")
+		p.until(func() bool { return len(p.goAways) == 2 && p.of(5).over() })
+		require.Equal(t, "NO_ERROR after 5", p.goAways[1])
+		require.Equal(t, []string{"hello"}, p.of(5).messages())
+		p.call(7, "too late")
+		close(s.let)
+		p.until(func() bool { return p.of(3).over() })
+		require.Empty(t, p.of(7).messages())
+		idle.untilClosed()
+		select {
+		case <-stopped:
+			t.Fatal("a call is open")
+		default:
+		}
+		require.NoError(t, p.WriteRSTStream(1, http2.ErrCodeNo))
+		p.untilClosed()
+		<-stopped
+		open, byPeer, byServer := s.open()
+		require.Equal(t, [3]int{0, 1, 0}, [3]int{open, byPeer, byServer})
+		_, err := net.Dial("unix", socket)
+		require.Error(t, err)
+	})
 }
 
 func TestStopEndsCallsWithoutTheirPeers(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 
+	"golang.org/x/net/http2"
 	"google.golang.org/grpc/codes"
 )
 
@@ -26,6 +27,7 @@ type stream struct {
 	pending    []byte // DATA that waits for a window
 	trailers   []byte // header block that follows pending and ends the stream
 	waits      bool   // it is in output.waiting
+	written    uint64 // output.writes when its last DATA was appended: a later write sends it
 	open       Open
 	cancel     context.CancelFunc // ends Later
 	gone       bool
@@ -73,17 +75,18 @@ func (c *conn) open(s *stream, b *block) {
 	case s.handler == nil:
 		c.fail(s, codes.Unimplemented, "unknown method "+b.path)
 	case b.ends:
-		c.halfClose(s, true)
+		c.halfClose(s)
 	}
 }
 
 // take reads a part of the stream's message.
-func (c *conn) take(s *stream, data []byte) {
+func (c *conn) take(s *stream, data []byte) error {
 	if s.asked || len(data) == 0 {
-		return
+		return nil
 	}
 	if len(s.message) > 0 {
 		s.message = append(s.message, data...)
+		c.partial += len(data)
 		data = s.message
 	}
 	if len(data) >= prefixLength {
@@ -91,19 +94,30 @@ func (c *conn) take(s *stream, data []byte) {
 		switch {
 		case data[0] != 0:
 			c.fail(s, codes.Unimplemented, "compressed messages are not supported")
-			return
+			return nil
 		case length > maxMessage-prefixLength:
 			c.fail(s, codes.ResourceExhausted, "the message is longer than 256 KiB")
-			return
+			return nil
 		case uint64(len(data)) >= prefixLength+length:
-			s.asked, s.message = true, nil
+			c.complete(s)
 			c.ask(s, data[prefixLength:prefixLength+length])
-			return
+			return nil
 		}
 	}
 	if len(s.message) == 0 {
 		s.message = bytes.Clone(data)
+		c.partial += len(data)
 	}
+	if c.partial > maxPartial {
+		return http2.ConnectionError(http2.ErrCodeEnhanceYourCalm)
+	}
+	return nil
+}
+
+// complete forgets what was read of a message.
+func (c *conn) complete(s *stream) {
+	c.partial -= len(s.message)
+	s.asked, s.message = true, nil
 }
 
 // ask has a complete message answered.
@@ -139,6 +153,13 @@ func (c *conn) reply(s *stream, r Reply) {
 		}
 		return
 	}
+	if r.Open != nil && s.halfClosed {
+		// The peer has left before it could know of the answer, so it does not get one.
+		c.endWith(s, statusBlock(s.begun, codes.Canceled, "the call was half-closed before it was answered"))
+		c.mu.Unlock()
+		r.Open.Ended(true)
+		return
+	}
 	defer c.mu.Unlock()
 	if r.Message != nil {
 		c.send(s, r.Message)
@@ -164,7 +185,7 @@ func (c *conn) sendMore(s *stream, message []byte) error {
 
 // fail ends a stream with an error, before its message was answered.
 func (c *conn) fail(s *stream, code codes.Code, text string) {
-	s.asked, s.message = true, nil
+	c.complete(s)
 	c.finish(s, statusBlock(false, code, text))
 }
 
@@ -177,29 +198,37 @@ func (c *conn) finish(s *stream, block []byte) {
 	}
 }
 
-// halfClose notes that the peer sends nothing more for a stream. early: it said so before or with its
-// message.
-func (c *conn) halfClose(s *stream, early bool) {
+// halfClose acts on the end of what the peer sends for a stream.
+func (c *conn) halfClose(s *stream) {
+	if open := c.endOpen(s); open != nil {
+		open.Ended(true)
+	}
+}
+
+// endOpen is halfClose under the lock. It returns what has ended by it.
+func (c *conn) endOpen(s *stream) (ended Open) {
 	c.mu.Lock()
+	defer c.mu.Unlock()
 	s.halfClosed = true
-	if s.gone {
-		c.mu.Unlock()
-		return
-	}
-	if !s.asked { // the peer left before it asked
-		s.asked = true
+	switch {
+	case s.gone:
+		return nil
+	case !s.asked: // the peer has left before it asked
+		c.complete(s)
 		c.endWith(s, statusBlock(false, codes.OK, ""))
-		c.mu.Unlock()
-		return
+		return nil
+	case s.open == nil: // its last answer comes, or waits for a window
+		return nil
+	case len(s.pending) > 0: // at most a part of the answer was sent, and the rest never will be
+		c.rst(s.id, http2.ErrCodeCancel)
+		c.remove(s)
+	case s.written == c.writes:
+		// The answer was not written when the peer sent this. So this is no sign that the answer was read:
+		// RST_STREAM will be.
+		return nil
+	default:
+		c.endWith(s, trailersOK)
 	}
-	answered := s.open
-	if early || answered == nil || len(s.pending) > 0 {
-		// The answer was not sent before. So this is no sign that it was read: RST_STREAM will be.
-		c.mu.Unlock()
-		return
-	}
-	s.open = nil
-	c.endWith(s, statusBlock(true, codes.OK, ""))
-	c.mu.Unlock()
-	answered.Ended(true)
+	ended, s.open = s.open, nil
+	return ended
 }
