@@ -78,7 +78,7 @@ func TestNoPodIsCreatedFromARefusedTemplate(t *testing.T) {
 	_, _, err = a.watches.pools.List(t.Context())
 	require.NoError(t, err)
 	tm.create(t.Context(), asked)
-	require.Equal(t, core.CreateFailed(asked), <-tm.loop.in)
+	require.Equal(t, core.CreateFailed{Pool: asked.Pool, Name: asked.Name}, <-tm.loop.in)
 	require.Empty(t, made)
 }
 

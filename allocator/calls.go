@@ -141,8 +141,10 @@ func poolEmpty(pool string, ev core.Claim, e core.ClaimRefused) *apierror.Error 
 	switch counted := fmt.Sprintf("%d claimed, %d being released", n.Claimed, n.Releasing); {
 	case e.MaxPods > 0 && n.Pending+n.Warm+n.Claimed+n.Releasing >= e.MaxPods:
 		why = fmt.Sprintf("maxPods %d is reached: %d starting, %s", e.MaxPods, n.Pending, counted)
+	case e.Paused:
+		why = fmt.Sprintf("it is paused: %s", counted)
 	case e.Warm == 0:
-		why = "the pool is paused: warm is 0"
+		why = "it creates none: warm is 0"
 	default:
 		why = fmt.Sprintf("%d of %d are starting, %s", n.Pending, e.Warm, counted)
 	}

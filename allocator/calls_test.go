@@ -287,7 +287,8 @@ func TestRefusedClaimsNameTheReason(t *testing.T) {
 			core.ClaimRefused{Why: core.PoolEmpty, Counts: core.Counts{Trouble: core.Trouble{Pod: "a-1", Why: "exit code 1"}}, Warm: 2},
 			429, apierror.PoolEmpty, "0 of 2 are starting, 0 claimed, 0 being released, pods end before they can be used (a-1: exit code 1), 0 claims waiting", "", 1,
 		},
-		{core.ClaimRefused{Why: core.PoolEmpty}, 429, apierror.PoolEmpty, "the pool is paused: warm is 0", "", 1},
+		{core.ClaimRefused{Why: core.PoolEmpty}, 429, apierror.PoolEmpty, "it creates none: warm is 0", "", 1},
+		{core.ClaimRefused{Why: core.PoolEmpty, Warm: 2, Paused: true}, 429, apierror.PoolEmpty, "it is paused: 0 claimed", "", 1},
 		{core.ClaimRefused{Why: core.LineFull, Counts: core.Counts{Waiting: 5}}, 429, apierror.PoolEmpty, "5 wait (--claim-queue)", "", 1},
 		{core.ClaimRefused{Why: core.NotAccepted, Problem: "hostNetwork is set"}, 409, apierror.PoolNotAccepted, "hostNetwork is set", "", 0},
 		{

@@ -18,6 +18,7 @@ type metrics struct {
 	claimed       prometheus.Histogram
 	batches       *prometheus.CounterVec
 	releases      *prometheus.CounterVec
+	podFailures   *prometheus.CounterVec
 	repairs       prometheus.Counter
 	declaredDead  prometheus.Counter
 	wouldReap     prometheus.Counter
@@ -40,6 +41,9 @@ func newMetrics(reg prometheus.Registerer, a *Allocator) (*metrics, error) {
 			Name: "berth_allocator_releases_total", Help: "Sandboxes released, by reason.",
 		}, []string{"reason"}),
 	}
+	m.podFailures = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "berth_allocator_pod_failures_total", Help: "Idle pods that ended, were deleted by others or did not become ready in time, by reason (the reasons of a pool's condition Degraded).",
+	}, []string{"reason"})
 	m.claimed = prometheus.NewHistogram(prometheus.HistogramOpts{
 		Name: "berth_allocator_claim_seconds", Help: "Time from the call to the answer of successful claims, including the wait for a warm pod.",
 		Buckets: []float64{.002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5, 10, 30, 60, 120, 300},
@@ -89,7 +93,7 @@ func newMetrics(reg prometheus.Registerer, a *Allocator) (*metrics, error) {
 		})
 	}
 	for _, c := range []prometheus.Collector{
-		m.claims, m.claimed, m.batches, m.releases, m.repairs, m.declaredDead, m.wouldReap, m.commits, m.acknowledged, m.heldBack, m.slotsRepaired, m.journalWrong,
+		m.claims, m.claimed, m.batches, m.releases, m.podFailures, m.repairs, m.declaredDead, m.wouldReap, m.commits, m.acknowledged, m.heldBack, m.slotsRepaired, m.journalWrong,
 		counter("berth_allocator_journal_batches_total", "Batches written to the journal.", func(s journal.Stats) uint64 { return s.Batches }),
 		counter("berth_allocator_journal_records_total", "New records written to the journal.", func(s journal.Stats) uint64 { return s.Records }),
 		counter("berth_allocator_journal_carried_total", "Records carried into another batch because no Sandbox object showed them yet.", func(s journal.Stats) uint64 { return s.Carried }),

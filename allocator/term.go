@@ -321,6 +321,14 @@ func (t *term) do(e core.Effect) {
 			t.create(ctx, e)
 			return nil // the core creates another one
 		})
+	case core.IdlePodFailed:
+		t.a.metrics.podFailures.WithLabelValues(e.Failure.Reason).Inc()
+		t.lines.add("log", func(ctx context.Context) error {
+			t.headStart.wait(ctx)
+			t.log.Warn("idle pod failed and is replaced", zap.String("pool", e.Pool.Name), zap.String("pod", e.Pod.Name),
+				zap.String("reason", e.Failure.Reason), zap.String("why", e.Failure.Why))
+			return nil
+		})
 	case core.PoolDrained:
 		t.other.add("remove finalizer of a pool", func(ctx context.Context) error { return t.a.watches.pools.Drained(ctx, e.Key) })
 	case core.DeleteObject:
@@ -437,7 +445,7 @@ func (t *term) releaseUncollected(all ...core.Sandbox) {
 func (t *term) create(ctx context.Context, e core.CreatePod) {
 	pool, ok := t.a.watches.pools.Get(e.Pool)
 	if !ok { // its object is gone, or its template is refused now
-		t.Submit(core.CreateFailed(e))
+		t.Submit(core.CreateFailed{Pool: e.Pool, Name: e.Name})
 		return
 	}
 	err := t.writer.Create(ctx, pool, e)

@@ -2,6 +2,7 @@ package core
 
 import (
 	"cmp"
+	"fmt"
 	"time"
 )
 
@@ -51,21 +52,53 @@ func (p *pod) ends() (reason, why string) {
 	return PodDeleted, deletedEarly
 }
 
-// mayHaveEndedEarly acts on an idle pod that is seen to end. A pod that was warm for stableAfter, or
-// was deleted after it was warm, has not ended early.
-func (p *pod) mayHaveEndedEarly(now Instant) {
-	switch {
-	case p.seen.Finished && (p.warmAt == 0 || now.Boot-p.warmAt < stableAfter):
-		p.endedEarly(now)
-	case p.seen.Deleting && p.warmAt == 0:
-		p.endedEarly(now)
+// failed acts on an idle pod that is seen to end. A pod that was warm for stableAfter, or was deleted after
+// it was warm, has not ended early.
+func (c *Core) failed(p *pod) {
+	reason, why := p.ends()
+	if p.warmAt == 0 || p.seen.Finished && c.now.Boot-p.warmAt < stableAfter {
+		p.endedEarly(c.now, reason, why)
+	}
+	c.recordFailure(p, reason, why)
+}
+
+// recordFailure notes why the pool replaces an idle pod.
+func (c *Core) recordFailure(p *pod, reason, why string) {
+	if !p.pool.known || p.pool.Deleting {
+		return
+	}
+	p.pool.failed = PodFailure{Pod: p.seen.Key.Name, Reason: reason, Why: why, At: c.now.Wall.Truncate(time.Second)}
+	c.emit(IdlePodFailed{Pod: p.seen.Key, Pool: p.pool.Key, Failure: p.pool.failed})
+}
+
+// lateCheckEvery is how often pods that do not become ready are looked for.
+const lateCheckEvery = time.Second
+
+// replaceLate replaces the pods of a pool that were not ready in time, each after the pause of a pod that ends
+// early. A pod that no node has is left to the scheduler: another one would wait like it.
+func (c *Core) replaceLate(pool *pool) {
+	if c.recovering || !pool.known || pool.Deleting || pool.Paused || pool.ReadyWithin == 0 || c.now.Boot < pool.lateCheckAt ||
+		pool.sum(podPending) == 0 {
+		return
+	}
+	pool.lateCheckAt = c.now.Boot + lateCheckEvery
+	for _, p := range pool.sorted(podPending) {
+		if p.unreadySince == 0 || c.now.Boot-p.unreadySince < pool.ReadyWithin || p.stranded() || p.quarantined {
+			continue
+		}
+		reason, why := cmp.Or(p.seen.Reason, PodNeverReady), fmt.Sprintf("it was not ready within %v", pool.ReadyWithin)
+		if p.seen.Why != "" {
+			why += ": " + p.seen.Why
+		}
+		p.endedEarly(c.now, reason, why)
+		c.recordFailure(p, reason, why)
+		c.retire(p)
 	}
 }
 
 // endedEarly notes that an idle pod has ended early. Pods that end during one pause count once. A
 // stranded pod does not count: its replacement was created when it was stranded.
-func (p *pod) endedEarly(now Instant) {
-	reason, why := p.ends()
+func (p *pod) endedEarly(now Instant, reason, why string) {
 	b := &p.pool.backOff
 	if p.outdated || p.stranded() || !p.pool.known || p.pool.Deleting {
 		return

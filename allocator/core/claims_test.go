@@ -149,27 +149,40 @@ func TestPodsThatCannotServeAreNotHandedOut(t *testing.T) {
 	}
 }
 
-func TestPodsOfCordonedNodeAreReplacedAndReturn(t *testing.T) {
+func TestIdlePodsLeaveACordonedNodeOnceReplaced(t *testing.T) {
 	s := newSim(t)
-	s.recover([]Pool{specA(2)}, []Pod{warmPod("a-1"), warmPod("a-2")})
+	s.recover([]Pool{specA(2)}, []Pod{warmPod("a-1"), warmPod("a-2"), warmPod("a-9")}, on("a-9", "x"))
 	s.step(NodeSeen{Name: "n1"})
 	if made := of[CreatePod](s.effects); len(made) != 2 {
 		t.Errorf("made %+v", made)
 	}
-	none[DeletePod](s) // the drain of the node does that
-	if counts, _ := s.core.View().Counts(poolA); counts.Warm != 0 {
+	none[DeletePod](s)
+	none[SandboxReleased](s) // the eviction of its pod does that
+	if counts, _ := s.core.View().Counts(poolA); counts.Warm != 0 || counts.Stranded != 2 {
 		t.Errorf("counts %+v", counts)
 	}
 	other := func(name string) Pod { return with(warmPod(name), func(p *Pod) { p.Node = "n2" }) }
 	s.step(NodeSeen{Name: "n2", Usable: true})
 	s.step(PodSeen{other("a-3")})
+	none[DeletePod](s) // they return if the node does
 	s.step(PodSeen{other("a-4")})
-	s.step(NodeSeen{Name: "n1", Usable: true})
-	if gone := of[DeletePod](s.effects); len(gone) != 2 || gone[0].Pod.Name != "a-3" || gone[1].Pod.Name != "a-4" {
-		t.Errorf("deleted %+v, expected the two youngest", gone)
+	if gone := of[DeletePod](s.effects); len(gone) != 2 || gone[0].Pod.Name != "a-1" || gone[1].Pod.Name != "a-2" {
+		t.Errorf("deleted %+v, expected those of the node", gone)
 	}
-	s.step(NodeGone{Name: "n1"})
-	if counts, _ := s.core.View().Counts(poolA); counts.Warm != 0 {
+	if given := s.claim(); given.Pod.Name != "a-3" {
+		t.Errorf("given %v", given.Pod)
+	}
+	s.step(NodeSeen{Name: "n1", Usable: true})
+	none[SandboxReleased](s)
+}
+
+func TestPodsOfANodeThatReturnsAreWarmAgain(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{specA(2)}, []Pod{warmPod("a-1"), warmPod("a-2")})
+	s.step(NodeSeen{Name: "n1"})
+	s.step(NodeSeen{Name: "n1", Usable: true})
+	none[DeletePod](s)
+	if counts, _ := s.core.View().Counts(poolA); counts.Warm != 2 || counts.Stranded != 0 {
 		t.Errorf("counts %+v", counts)
 	}
 }

@@ -116,7 +116,7 @@ func New(cfg Config, now Instant) (*Core, error) {
 	st := &step{now: now}
 	c := &Core{
 		step: st, cfg: cfg, started: now, outbox: &outbox{step: st, term: cfg.Term, linger: cfg.Linger, ready: true},
-		pools: poolTable{byKey: map[PoolKey]*pool{}}, pods: map[PodKey]*pod{}, nodes: nodeTable{},
+		pools: poolTable{byKey: map[PoolKey]*pool{}, window: minWindow}, pods: map[PodKey]*pod{}, nodes: nodeTable{},
 		retirements: map[PodKey]*retirement{}, taints: taint.New[PodKey](), sandboxes: newSandboxTable(),
 		configuring: map[string]*sandbox{}, fences: fence.New(cfg.ConnectWindow), idle: idle.New(cfg.ConnectWindow, cfg.DryRun),
 	}
@@ -147,7 +147,7 @@ func (c *Core) Step(now Instant, ev Event) []Effect {
 		c.nodeSeen(ev.Name, false)
 	case CreateFailed:
 		if pool := c.pools.byKey[ev.Pool]; pool != nil {
-			pool.createFailed(ev.Name, c.now.Boot)
+			pool.createFailed(ev, c.now.Boot)
 		}
 	case Claim:
 		c.claim(ev)
@@ -259,6 +259,7 @@ func (c *Core) tick() {
 			c.free(filling.Request.callOff())
 		}
 		pool.retry(c.now.Boot)
+		c.replaceLate(pool)
 	}
 	c.retireOrphans()
 	c.answer(c.claims.Awaited()...)

@@ -64,6 +64,12 @@ type (
 		Pool PoolKey
 		ID   string
 	}
+	// IdlePodFailed: an idle pod has failed, and the pool replaces it.
+	IdlePodFailed struct {
+		Pod     PodKey
+		Pool    PoolKey
+		Failure PodFailure
+	}
 	// PoolDrained: a pool that is being deleted has no pods left.
 	PoolDrained struct{ Key PoolKey }
 
@@ -83,10 +89,11 @@ type (
 	ClaimRefused struct {
 		Token uint64
 		Why   Refusal
-		// Counts are the pool's. Warm, MaxPods and Problem are what it asks for, and why it is
+		// Counts are the pool's. Warm, MaxPods, Paused and Problem are what it asks for, and why it is
 		// refused: see Pool.
 		Counts        Counts
 		Warm, MaxPods int
+		Paused        bool
 		Problem       string
 		// Excess is the limit of the team, for OverLimit.
 		Excess teams.Excess
@@ -289,6 +296,7 @@ func (SandboxCreated) effect()      {}
 func (SandboxReady) effect()        {}
 func (Repaired) effect()            {}
 func (DeletePod) effect()           {}
+func (IdlePodFailed) effect()       {}
 func (WriteObject) effect()         {}
 func (DeleteObject) effect()        {}
 func (PoolDrained) effect()         {}

@@ -29,10 +29,11 @@ type (
 	// NodeGone: the node's object was deleted.
 	NodeGone struct{ Name string }
 	// CreateFailed: a CreatePod failed. The pod may exist all the same, so it is created again
-	// under the same name.
+	// under the same name. Taken: a pod that is not of the pool has the name, so another one is used.
 	CreateFailed struct {
-		Pool PoolKey
-		Name string
+		Pool  PoolKey
+		Name  string
+		Taken bool
 	}
 
 	// Claim asks for a pod. Token comes back in Claimed or ClaimRefused.

@@ -17,6 +17,7 @@ type simRecord struct {
 type simPool struct {
 	Pool
 	exists, everDeleting bool
+	everReleasing        bool // its deletion releases its sandboxes
 	watch                []Event
 	shown                Pool // as the shell last saw it: pods are made from its template
 	sent                 Pool // that the core was sent last
@@ -219,9 +220,12 @@ func (w *world) audit() {
 
 func (w *world) changePool() {
 	p := pick(w, w.pools, func(*simPool) bool { return true })
-	switch n := w.draw(16); {
+	switch n := w.draw(20); {
 	case !p.exists: // another of the same name
-		p.exists, p.Deleting, p.Template, p.Refused, p.Ports = true, false, "t1", "", nil
+		p.exists, p.Deleting, p.KeepSandboxes, p.Template, p.Refused, p.Ports = true, false, false, "t1", "", nil
+	case n < 2 && p.Deleting: // which sandboxes go on can change until the end
+		p.KeepSandboxes = n == 1
+		p.everReleasing = p.everReleasing || n == 0
 	case p.Deleting:
 		return
 	case n < 4:
@@ -236,8 +240,13 @@ func (w *world) changePool() {
 		p.Ports = w.ports(p.Ports)
 	case n < 15:
 		p.DefaultPort = []uint16{80, 8080}[n-13]
+	case n < 16:
+		p.MaxSurge, p.MaxUnavailable = w.draw(3), w.draw(3)
+	case n < 18:
+		p.Paused = n == 17
 	default:
-		p.Deleting, p.everDeleting = true, true
+		p.Deleting, p.everDeleting, p.KeepSandboxes = true, true, n == 19
+		p.everReleasing = p.everReleasing || !p.KeepSandboxes
 	}
 	p.watch = append(p.watch, PoolSeen{p.Pool})
 }
@@ -379,7 +388,7 @@ func (w *world) create(e CreatePod, luck int) Event {
 	p := w.pool(e.Pool)
 	taken := slices.ContainsFunc(w.pods, func(o *simPod) bool { return o.exists && o.Key.Name == e.Name })
 	if luck == lost || luck == refused || !p.exists || taken || p.shown.Refused != "" { // the last is allocator/pools.Pools.Get
-		return CreateFailed(e)
+		return CreateFailed{Pool: e.Pool, Name: e.Name}
 	}
 	again := slices.ContainsFunc(w.pods, func(o *simPod) bool { return o.Key.Name == e.Name })
 	if again {
@@ -390,7 +399,7 @@ func (w *world) create(e CreatePod, luck int) Event {
 	w.pods = append(w.pods, made)
 	w.write(made, func(*Pod) {})
 	if luck > landsReportedLate {
-		return CreateFailed(e)
+		return CreateFailed{Pool: e.Pool, Name: e.Name}
 	}
 	return PodSeen{made.Pod}
 }

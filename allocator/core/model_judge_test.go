@@ -255,7 +255,7 @@ func (w *world) judgeRelease(s Sandbox) {
 	case ReasonDuplicate:
 		ok = w.tampered[s.ID]
 	case ReasonPoolDeleted:
-		ok = w.pool(p.pool()).everDeleting
+		ok = w.pool(p.pool()).everReleasing
 	}
 	if !ok {
 		w.t.Fatalf("%s released for no good reason: %q", s.ID, s.Reason)
@@ -268,6 +268,10 @@ func (w *world) judge(e Effect) {
 	switch e := e.(type) {
 	case Write:
 		w.leader.commit(e.Facts)
+	case IdlePodFailed:
+		if p := w.pod(e.Pod); len(p.bound) > 0 && p.exists {
+			t.Fatalf("pod %s holds %v and is said to have failed idle: %+v", e.Pod.Name, p.bound, e.Failure)
+		}
 	case Settle:
 		w.settleFact(w.leader, e)
 	case Repaired:

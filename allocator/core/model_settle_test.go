@@ -17,6 +17,13 @@ func (w *world) settle() {
 			w.nodeWatch = append(w.nodeWatch, NodeSeen{Name: name, Usable: true})
 		}
 	}
+	for _, p := range w.pools {
+		if p.exists && (p.Paused || p.Deleting && p.KeepSandboxes) {
+			p.Paused, p.KeepSandboxes = false, false
+			p.everReleasing = p.everReleasing || p.Deleting
+			p.watch = append(p.watch, PoolSeen{p.Pool})
+		}
+	}
 	for _, p := range w.pods {
 		if p.exists {
 			w.write(p, func(*Pod) {}) // whatever was refused is looked at again
@@ -104,7 +111,7 @@ func (w *world) checkPodsSettled() {
 		}
 		counts, _ := w.core.View().Counts(p.Key)
 		// A pod may have been deleted a moment ago. The templates of the pods were checked above.
-		counts.Target, counts.Wanted, counts.Outdated, counts.Trouble = 0, 0, 0, Trouble{}
+		counts.Target, counts.Wanted, counts.Outdated, counts.Trouble, counts.Failed = 0, 0, 0, Trouble{}, PodFailure{}
 		if warm[p.Key] != want || counts != (Counts{Warm: want, Claimed: used[p.Key]}) {
 			t.Fatalf("pool %s: %d warm pods, expected %d; counts %+v", p.Key.Name, warm[p.Key], want, counts)
 		}

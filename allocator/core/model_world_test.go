@@ -118,7 +118,7 @@ func anyWorld(t tb, draws func(int) int) *world {
 	for _, name := range []string{"a", "b"} {
 		w.addPool(Pool{
 			Key: PoolKey{"ns", name}, Warm: w.draw(4), MaxPods: []int{0, 1, 3, 5}[w.draw(4)], Agent: []Agent{{}, {Port: 49983}}[w.draw(2)], Refused: []string{"", "", "", "refused"}[w.draw(4)], PostStart: w.draw(3) == 2, KeepOnRestart: w.draw(2) == 1,
-			IdleTimeout: []time.Duration{0, idleLong}[w.draw(2)],
+			IdleTimeout: []time.Duration{0, idleLong}[w.draw(2)], ReadyWithin: []time.Duration{0, 0, 30 * time.Second}[w.draw(3)],
 			MaxLifetime: []time.Duration{0, 0, 2 * time.Minute}[w.draw(3)], StartupTimeout: []time.Duration{0, 20 * time.Second}[w.draw(2)],
 		})
 	}

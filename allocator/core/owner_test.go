@@ -11,8 +11,8 @@ func mislabelled(p *Pod) { p.Mislabelled = true }
 
 func TestRemovedPoolLabelIsRestored(t *testing.T) {
 	s := newSim(t)
-	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1"), with(warmPod("a-2"), mislabelled)})
-	if l := one[LabelPod](s); l != (LabelPod{Pod: key("a-2"), Pool: "a", Restored: true}) {
+	s.recover([]Pool{specA(1)}, []Pod{with(warmPod("a-0"), mislabelled), warmPod("a-1")})
+	if l := one[LabelPod](s); l != (LabelPod{Pod: key("a-0"), Pool: "a", Restored: true}) {
 		t.Errorf("label %+v", l)
 	}
 	one[DeletePod](s) // one is too many, labelled or not

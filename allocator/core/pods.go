@@ -40,9 +40,12 @@ type pod struct {
 	// the session of that journal ends.
 	quarantined bool
 	warmAt      time.Duration // boot clock: when it was warm for the first time; 0: never
-	addr        *taint.Pod[PodKey]
-	claim       *claim   // while claiming
-	sandbox     *sandbox // from claimed on
+	// unreadySince is when a node got it, or it was ready last, on the boot clock; 0: it is ready, or no node
+	// has it.
+	unreadySince time.Duration
+	addr         *taint.Pod[PodKey]
+	claim        *claim   // while claiming
+	sandbox      *sandbox // from claimed on
 }
 
 // node is a node. One that pods name and that was not seen is not usable.
@@ -83,9 +86,20 @@ func (p *pod) enter(phase podPhase, now time.Duration) {
 		p.pool.queue.Remove(p.seen.Key)
 	}
 	p.recount(func() { p.phase = phase })
+	p.unreadySince = 0
+	if phase == podPending {
+		p.waits(now)
+	}
 	if phase == podWarm {
 		p.becameWarm(now)
 		p.pool.queue.Put(warm.Pod[PodKey]{Key: p.seen.Key, Node: p.seen.Node, CreatedAt: p.seen.CreatedAt, Name: p.seen.Key.Name})
+	}
+}
+
+// waits notes since when a pod could become ready.
+func (p *pod) waits(now time.Duration) {
+	if p.phase == podPending && p.seen.Node != "" && p.unreadySince == 0 {
+		p.unreadySince = now
 	}
 }
 
@@ -125,6 +139,8 @@ func (c *Core) nodeSeen(name string, usable bool) {
 		n.usable = usable
 		for _, p := range there {
 			p.recount(func() { p.away = !usable })
+			p.unreadySince = 0
+			p.waits(c.now.Boot)
 		}
 		for _, p := range there {
 			c.consider(p)
@@ -175,6 +191,7 @@ func (c *Core) podSeen(seen Pod) {
 		c.nodes.join(p, seen.Node)
 	}
 	p.seen = seen
+	p.waits(c.now.Boot)
 	c.locate(p)
 	if seen.Mislabelled && !seen.Deleting {
 		c.emit(p.label())
@@ -200,7 +217,7 @@ func (c *Core) consider(p *pod) {
 		switch {
 		case seen.Deleting || seen.Finished || p.addr.Contested():
 			if !c.recovering {
-				p.mayHaveEndedEarly(c.now)
+				c.failed(p)
 			}
 			c.retire(p)
 		case p.tainted && !p.addr.AddressTainted():
@@ -317,8 +334,8 @@ func (c *Core) podGone(key PodKey) {
 		}
 	}
 	sb := p.sandbox
-	if p.phase == podPending && p.warmAt == 0 {
-		p.endedEarly(c.now)
+	if p.phase == podPending || p.phase == podWarm {
+		c.failed(p)
 	}
 	cause := p.removed()             // while it is on its node
 	p.enter(podDeleting, c.now.Boot) // out of the queue

@@ -17,10 +17,18 @@ const (
 	maxRetry   = 30 * time.Second
 )
 
+// The creations under way of a pool: at first and after a failure, and at most, which keeps the writers of the
+// leader busy.
+const (
+	minWindow = 1
+	maxWindow = 128
+)
+
 // poolTable has the pools, and those that this step has changed.
 type poolTable struct {
 	byKey     map[PoolKey]*pool
 	unsettled []*pool
+	window    int // of a new pool
 }
 
 // pool is a pool and its pods. A pool that has pods is kept while its object does not exist, or was
@@ -42,6 +50,15 @@ type pool struct {
 	again []string
 	// n counts pods by phase, by whether they are outdated, and stranded.
 	n [podPhases][2][2]int
+	// inPhase has the pods of each phase, so that nothing has to look at all pods of the pool.
+	inPhase [podPhases]map[*pod]struct{}
+
+	// window bounds the creations under way. It grows by 1 with each pod that is created, so that it doubles
+	// with each round of calls, and begins anew when a creation fails: a quota, or a webhook that refuses,
+	// costs few calls.
+	window      int
+	lateCheckAt time.Duration // boot clock: when late pods are looked for next
+	failed      PodFailure    // the last one
 
 	createPause time.Duration
 	retryAt     time.Duration // boot clock; 0: no retry pending
@@ -108,16 +125,25 @@ func (pool *pool) count(p *pod, d int) {
 		stranded = 1
 	}
 	pool.n[p.phase][outdated][stranded] += d
+	if d > 0 {
+		pool.inPhase[p.phase][p] = struct{}{}
+	} else {
+		delete(pool.inPhase[p.phase], p)
+	}
 }
 
 // of returns the pool of that name. It creates an entry for a pool whose object was not seen,
 // because the pods of such a pool must be kept.
 func (t *poolTable) of(key PoolKey) *pool {
 	if t.byKey[key] == nil {
-		t.byKey[key] = &pool{
+		made := &pool{
 			Pool: Pool{Key: key}, pods: map[*pod]struct{}{}, queue: warm.NewQueue[PodKey](), line: claims.NewLine[claimState](),
-			creating: map[string]struct{}{}, list: &t.unsettled,
+			creating: map[string]struct{}{}, list: &t.unsettled, window: t.window,
 		}
+		for phase := range made.inPhase {
+			made.inPhase[phase] = map[*pod]struct{}{}
+		}
+		t.byKey[key] = made
 	}
 	return t.byKey[key]
 }
@@ -173,8 +199,10 @@ func (c *Core) settle(pool *pool) {
 		return
 	}
 	plan := warm.PlanFor(pool.spec(), pool.warmCounts())
-	for _, p := range pool.toRetire(plan, c.pods) {
-		c.retire(p)
+	if plan.Retires() {
+		for _, p := range pool.toRetire(plan, c.pods) {
+			c.retire(p)
+		}
 	}
 	for range plan.Create {
 		if name := pool.nextName(c.cfg.NewSuffix); name != "" {
@@ -186,8 +214,8 @@ func (c *Core) settle(pool *pool) {
 // spec is what the plan of a pool is made for.
 func (pool *pool) spec() warm.Spec {
 	return warm.Spec{
-		Warm: pool.Warm, MaxPods: pool.MaxPods, Held: pool.backOff.held,
-		Paused: pool.retryAt != 0, Refused: pool.Refused != "",
+		Warm: pool.Warm, MaxPods: pool.MaxPods, MaxSurge: pool.MaxSurge, MaxUnavailable: pool.MaxUnavailable, Window: pool.window,
+		Held: pool.backOff.held, Retrying: pool.retryAt != 0, Paused: pool.Paused, Refused: pool.Refused != "",
 	}
 }
 
@@ -220,18 +248,20 @@ func (pool *pool) toRetire(plan warm.Plan, pods map[PodKey]*pod) (chosen []*pod)
 			chosen = append(chosen, p)
 		}
 	}
-	if plan.OutdatedWarm+plan.Warm == 0 {
-		return chosen
-	}
-	var outdated, current []*pod
-	for _, key := range pool.queue.ByAge() {
-		if p := pods[key]; p.outdated {
-			outdated = append(outdated, p)
-		} else {
-			current = append(current, p)
+	for key := range pool.queue.ByAge() {
+		p, left := pods[key], &plan.Warm
+		if p.outdated {
+			left = &plan.OutdatedWarm
+		}
+		if *left > 0 {
+			*left--
+			chosen = append(chosen, p)
+		}
+		if plan.OutdatedWarm+plan.Warm == 0 {
+			break
 		}
 	}
-	return slices.Concat(chosen, outdated[:plan.OutdatedWarm], current[len(current)-plan.Warm:])
+	return chosen
 }
 
 // refusal is the answer to a caller whose claim is refused.
@@ -239,7 +269,7 @@ func (pool *pool) refusal(token uint64, why Refusal) ClaimRefused {
 	counts := pool.counts()
 	counts.Trouble = pool.backOff.trouble
 	return ClaimRefused{
-		Token: token, Why: why, Counts: counts, Warm: pool.Warm, MaxPods: pool.MaxPods, Problem: pool.Refused,
+		Token: token, Why: why, Counts: counts, Warm: pool.Warm, MaxPods: pool.MaxPods, Paused: pool.Paused, Problem: pool.Refused,
 	}
 }
 
@@ -259,27 +289,26 @@ func (pool *pool) nextName(suffix func() string) string {
 
 // sorted lists the pods in these phases by UID, so that the same events choose the same pods.
 func (pool *pool) sorted(phases ...podPhase) []*pod {
-	found := map[*pod]struct{}{}
-	for p := range pool.pods {
-		if slices.Contains(phases, p.phase) {
-			found[p] = struct{}{}
-		}
+	var found []*pod
+	for _, phase := range phases {
+		found = slices.AppendSeq(found, maps.Keys(pool.inPhase[phase]))
 	}
-	return sortedPods(found)
+	slices.SortFunc(found, func(a, b *pod) int { return comparePods(a.seen.Key, b.seen.Key) })
+	return found
 }
 
-// drain refuses the claims, releases the sandboxes and retires the pods of a pool that is deleted.
+// drain refuses the claims, releases the sandboxes, unless they are kept, and retires the idle pods of a pool
+// that is deleted.
 func (c *Core) drain(pool *pool) {
 	for cl := pool.line.First(); cl != nil; cl = pool.line.First() {
 		c.refuse(cl, NoPool)
 	}
-	if pool.sum(podPending)+pool.sum(podWarm)+pool.sum(podClaimed) > 0 {
-		for _, p := range pool.sorted(podPending, podWarm, podClaimed) {
-			if p.phase == podClaimed {
-				c.startRelease(p.sandbox, because(ReasonPoolDeleted))
-			} else {
-				c.retire(p)
-			}
+	for _, p := range pool.sorted(podPending, podWarm) {
+		c.retire(p)
+	}
+	if !pool.KeepSandboxes || !pool.known { // without the object the garbage collector deletes the pods
+		for _, p := range pool.sorted(podClaimed) {
+			c.startRelease(p.sandbox, because(ReasonPoolDeleted))
 		}
 	}
 	pool.again, pool.backOff = nil, backOff{}
@@ -295,18 +324,26 @@ func (c *Core) drain(pool *pool) {
 
 // made notes that a pod of that name exists.
 func (pool *pool) made(name string) {
+	if _, asked := pool.creating[name]; asked {
+		pool.window = min(pool.window+1, maxWindow)
+	}
 	delete(pool.creating, name)
 	pool.again = slices.DeleteFunc(pool.again, func(n string) bool { return n == name })
 	pool.createPause = 0
 }
 
 // createFailed has a pod created again under the same name, after a pause.
-func (pool *pool) createFailed(name string, now time.Duration) {
-	if _, asked := pool.creating[name]; !asked {
+func (pool *pool) createFailed(ev CreateFailed, now time.Duration) {
+	if _, asked := pool.creating[ev.Name]; !asked {
 		return // the pod was created all the same, and was seen
 	}
-	delete(pool.creating, name)
-	pool.again = append(pool.again, name)
+	delete(pool.creating, ev.Name)
+	if ev.Taken {
+		pool.touch()
+		return
+	}
+	pool.again = append(pool.again, ev.Name)
+	pool.window = minWindow
 	if pool.retryAt == 0 { // failures side by side count once
 		pool.createPause = min(max(2*pool.createPause, firstRetry), maxRetry)
 		pool.retryAt = now + pool.createPause

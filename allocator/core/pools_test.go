@@ -277,7 +277,7 @@ func TestRefusedTemplateIsNotRetriedUntilItChanges(t *testing.T) {
 	s := newSim(t)
 	s.recover([]Pool{specA(1)}, nil)
 	name := one[CreatePod](s).Name
-	s.step(CreateFailed{poolA, name})
+	s.step(CreateFailed{Pool: poolA, Name: name})
 	bad := changed(specA(1), notAllowed)
 	s.step(PoolSeen{bad})
 	s.pass(maxRetry)
@@ -302,8 +302,8 @@ func TestScalingDownIgnoresPodsUnderCreation(t *testing.T) {
 	s := newSim(t)
 	s.recover([]Pool{specA(4)}, []Pod{warmPod("a-1"), warmPod("a-2")})
 	s.step(PoolSeen{specA(1)})
-	if d := of[DeletePod](s.effects); len(d) != 1 || d[0].Pod != key("a-2") {
-		t.Errorf("deleted %+v, expected the youngest only", d)
+	if d := of[DeletePod](s.effects); len(d) != 1 || d[0].Pod != key("a-1") {
+		t.Errorf("deleted %+v, expected the oldest only", d)
 	}
 }
 
@@ -316,21 +316,28 @@ func TestFailedCreationIsRetriedUnderItsName(t *testing.T) {
 	for _, c := range of[CreatePod](s.effects) {
 		names = append(names, c.Name)
 	}
+	if len(names) != 3 {
+		t.Fatalf("made %v", names)
+	}
+	for _, name := range names { // side by side: that is one failure
+		s.step(CreateFailed{Pool: poolA, Name: name})
+		none[CreatePod](s)
+	}
 	for pause := firstRetry; pause <= 8*firstRetry; pause *= 2 {
-		for _, name := range names { // side by side: that is one failure
-			s.step(CreateFailed{poolA, name})
-			none[CreatePod](s)
-		}
 		s.pass(pause - time.Millisecond)
 		none[CreatePod](s)
 		s.pass(time.Millisecond)
-		var again []string
-		for _, c := range of[CreatePod](s.effects) {
-			again = append(again, c.Name)
+		again := one[CreatePod](s).Name // alone, until one has succeeded
+		if again != names[0] {
+			t.Fatalf("tried %v again, expected %v", again, names[0])
 		}
-		if !slices.Equal(again, names) {
-			t.Fatalf("tried again %v, expected %v", again, names)
-		}
+		names = append(names[1:], again)
+		s.step(CreateFailed{Pool: poolA, Name: again})
+	}
+	s.pass(maxRetry)
+	s.step(PodSeen{warmPod(one[CreatePod](s).Name)})
+	if again := of[CreatePod](s.effects); len(again) != 2 || again[0].Name != names[1] || again[1].Name != names[2] {
+		t.Errorf("tried %v again, expected %v", again, names[1:])
 	}
 }
 
@@ -339,14 +346,14 @@ func TestSeenPodOverridesItsFailedCreation(t *testing.T) {
 	s.recover([]Pool{specA(1)}, nil)
 	name := one[CreatePod](s).Name
 	s.step(PodSeen{with(warmPod(name), func(p *Pod) { p.Ready = false })})
-	s.step(CreateFailed{poolA, name})
+	s.step(CreateFailed{Pool: poolA, Name: name})
 	s.pass(time.Minute)
 	none[CreatePod](s)
 	s.step(PoolSeen{specA(2)})
 	if again := one[CreatePod](s).Name; again == name {
 		t.Errorf("%s is made twice", again)
 	}
-	s.step(CreateFailed{PoolKey{"ns", "other"}, "x"})
+	s.step(CreateFailed{Pool: PoolKey{"ns", "other"}, Name: "x"})
 }
 
 func TestPoolBeingDeletedIsDrainedThroughItsFences(t *testing.T) {
@@ -367,7 +374,7 @@ func TestPoolBeingDeletedIsDrainedThroughItsFences(t *testing.T) {
 	one[DeletePod](s)
 	s.step(PodGone{sb.Pod})
 	none[PoolDrained](s) // a creation is still open
-	s.step(CreateFailed{poolA, "a-1"})
+	s.step(CreateFailed{Pool: poolA, Name: "a-1"})
 	one[PoolDrained](s)
 	s.step(PoolSeen{p})
 	none[PoolDrained](s)
@@ -415,4 +422,15 @@ func TestStrandedPodsMakeRoomForOthers(t *testing.T) {
 	}
 	s.step(PodGone{key("a-1")})
 	one[CreatePod](s)
+}
+
+func TestNameOfAForeignPodIsNotUsedAgain(t *testing.T) {
+	s := newSim(t)
+	s.slowly()
+	s.recover([]Pool{specA(1)}, nil)
+	name := one[CreatePod](s).Name
+	s.step(CreateFailed{Pool: poolA, Name: name, Taken: true})
+	if again := one[CreatePod](s).Name; again == name {
+		t.Errorf("%s is tried again", name)
+	}
 }

@@ -26,9 +26,17 @@ type Instant struct {
 
 // Pool is what a SandboxPool asks for.
 type Pool struct {
-	Key         PoolKey
-	Warm        int
-	MaxPods     int // 0: no bound
+	Key     PoolKey
+	Warm    int
+	MaxPods int // 0: no bound
+	// MaxSurge bounds the pods that start; 0: no bound. MaxUnavailable is how many warm pods may be missing
+	// while a change of the template replaces them.
+	MaxSurge, MaxUnavailable int
+	// Paused: idle pods are neither created nor deleted.
+	Paused bool
+	// ReadyWithin is how long a pod may take to become ready after it was scheduled, until the pool replaces
+	// it; 0: no bound.
+	ReadyWithin time.Duration
 	DefaultPort uint16
 	// Ports can be reached from outside, in ascending order; empty: all. The slice is shared
 	// and must not be changed, like that of a Sandbox.
@@ -58,8 +66,9 @@ type Pool struct {
 	// Refused says why its template may not be used; empty: it may. No pod is created from a
 	// refused one, and idle pods that were are deleted. Warm pods of an earlier template are kept.
 	Refused string
-	// Deleting: release its sandboxes and delete its pods.
-	Deleting bool
+	// Deleting: release its sandboxes and delete its pods. KeepSandboxes: the sandboxes go on until they end,
+	// while the pool's object exists.
+	Deleting, KeepSandboxes bool
 }
 
 // Pod is an observation of a pod.
@@ -356,6 +365,15 @@ type Counts struct {
 	Wanted  int
 	Stuck   Stuck
 	Trouble Trouble
+	// Failed is the last idle pod that failed; View.Counts adds it.
+	Failed PodFailure
+}
+
+// PodFailure is an idle pod that ended by itself, was deleted by another client, or did not become ready in
+// time. Reason is one of PodReasons. At is the time of the leader that saw it, in whole seconds.
+type PodFailure struct {
+	Pod, Reason, Why string
+	At               time.Time
 }
 
 // Stuck is the most frequent reason for which pending pods of a pool are not ready. The zero value: there is

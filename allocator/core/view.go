@@ -19,13 +19,13 @@ func (v View) Counts(key PoolKey) (Counts, bool) {
 		return Counts{}, false
 	}
 	counts := pool.counts()
-	counts.Stuck, counts.Trouble = pool.stuck(), pool.backOff.trouble
+	counts.Stuck, counts.Trouble, counts.Failed = pool.stuck(), pool.backOff.trouble, pool.failed
 	spec := pool.spec()
 	counts.Target, counts.Wanted = spec.Warm, spec.Wanted(pool.warmCounts().InUse)
 	return counts, true
 }
 
-// AllCounts returns the pods of all pools by state, without Target, Wanted, Stuck and Trouble.
+// AllCounts returns the pods of all pools by state, without what Counts adds.
 func (v View) AllCounts() map[PoolKey]Counts {
 	all := make(map[PoolKey]Counts, len(v.c.pools.byKey))
 	for key, pool := range v.c.pools.byKey {

@@ -177,6 +177,17 @@ func TestWriter(t *testing.T) {
 		require.ErrorContains(t, err, "spec.containers[0].name")
 		require.Equal(t, []core.Event{core.CreateFailed{Pool: pool, Name: "bad"}}, f.sink.take())
 	})
+
+	t.Run("a pod that an earlier attempt created is found", func(t *testing.T) {
+		first := f.create("twice")
+		again := core.CreatePod{Pool: core.PoolKey{Namespace: "default", Name: "pool"}, Name: "twice"}
+		require.NoError(t, f.writer.Create(t.Context(), f.pool, again))
+		require.Equal(t, first, f.sink.take()[0].(core.PodSeen).Pod.Key)
+		other := f.pool.DeepCopy() // of another object with that name
+		other.UID = "other"
+		require.ErrorContains(t, f.writer.Create(t.Context(), other, again), "another pod has the name")
+		require.Equal(t, []core.Event{core.CreateFailed{Pool: again.Pool, Name: "twice", Taken: true}}, f.sink.take())
+	})
 }
 
 // Invariant: I7

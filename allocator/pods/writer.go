@@ -66,14 +66,21 @@ func (w *Writer) Delete(ctx context.Context, e core.DeletePod) error {
 }
 
 // Create makes a pod from the pool's template and submits the outcome to the core. The returned
-// error is for the pool's condition.
+// error is for the pool's condition. If a pod has the name, an earlier attempt may have created it, and no
+// watch has shown it yet: so the API server is asked whose pod it is.
 func (w *Writer) Create(ctx context.Context, pool *v1alpha1.SandboxPool, e core.CreatePod) error {
 	call, cancel := context.WithTimeout(ctx, kube.CallTimeout)
 	defer cancel()
 	p, err := w.o.Clients.Kubernetes.CoreV1().Pods(pool.Namespace).Create(call, Build(pool, e.Name, w.o.Settings), metav1.CreateOptions{})
+	failed := core.CreateFailed{Pool: e.Pool, Name: e.Name}
+	if apierrors.IsAlreadyExists(err) {
+		if p, err = w.o.Clients.Kubernetes.CoreV1().Pods(pool.Namespace).Get(call, e.Name, metav1.GetOptions{}); err == nil && !metav1.IsControlledBy(p, pool) {
+			failed.Taken, err = true, errors.New("another pod has the name")
+		}
+	}
 	if err != nil {
-		// If the pod was created despite the error, the watch reports it.
-		w.o.Submit(core.CreateFailed(e))
+		// If the pod was created despite the error, the watch or the next attempt shows it.
+		w.o.Submit(failed)
 		return fmt.Errorf("create pod %s: %w", e.Name, err)
 	}
 	w.o.Submit(core.PodSeen{Pod: observe(p, w.o.Log)})

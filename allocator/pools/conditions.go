@@ -20,6 +20,9 @@ import (
 // template could exceed the API server's limit, and then no status would be written at all.
 const maxMessage = 4 << 10
 
+// paused is the message of a pool that is paused.
+const paused = "spec.paused is set: no idle pod is created or deleted"
+
 // known is what the conditions of a pool follow from.
 type known struct {
 	pool   *v1alpha1.SandboxPool
@@ -93,6 +96,8 @@ func (k known) ready(degraded metav1.Condition) metav1.Condition {
 	}
 	c.Reason, c.Message = v1alpha1.PoolFilling, fmt.Sprintf("%d of %d pods are warm", n.Warm, n.Target)
 	switch {
+	case k.pool.Spec.Paused:
+		c.Reason, c.Message = v1alpha1.PoolPaused, c.Message+"; "+paused
 	case degraded.Status == metav1.ConditionTrue:
 		c.Reason, c.Message = degraded.Reason, c.Message+"; "+degraded.Message
 	case !k.lacks():
@@ -114,6 +119,8 @@ func (k known) progressing(degraded metav1.Condition) metav1.Condition {
 	case k.pool.DeletionTimestamp != nil:
 		c.Reason = v1alpha1.PoolDraining
 		c.Message = fmt.Sprintf("%d sandboxes run, %d pods end", n.Claimed, n.Releasing)
+	case k.pool.Spec.Paused:
+		c.Status, c.Reason, c.Message = metav1.ConditionFalse, v1alpha1.PoolPaused, paused
 	case degraded.Status == metav1.ConditionTrue && (k.lacks() || k.refused != nil):
 		c.Status, c.Reason, c.Message = metav1.ConditionFalse, degraded.Reason, degraded.Message
 	case n.Outdated > 0:

@@ -14,6 +14,7 @@ import (
 	"go.uber.org/zap"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/record"
 
@@ -160,6 +161,11 @@ func (p *Pools) keep(pool *v1alpha1.SandboxPool) core.Pool {
 	if pool.Spec.MaxPods != nil {
 		spec.MaxPods = int(*pool.Spec.MaxPods)
 	}
+	if pool.Spec.MaxSurge != nil {
+		spec.MaxSurge = int(*pool.Spec.MaxSurge)
+	}
+	spec.MaxUnavailable, spec.Paused, spec.ReadyWithin = int(pool.Spec.MaxUnavailable), pool.Spec.Paused, secondsOf(pool.Spec.ReadyWithinSeconds)
+	spec.KeepSandboxes = pool.Spec.DeletionPolicy == v1alpha1.OrphanSandboxes
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.pools[spec.Key] = seen{pool, spec.Refused != ""}
@@ -299,6 +305,10 @@ func (p *Pools) status(pool *v1alpha1.SandboxPool, counts core.Counts) v1alpha1.
 		Warm:               int32(counts.Warm), Pending: int32(counts.Pending),
 		Claimed: int32(counts.Claimed), Releasing: int32(counts.Releasing),
 		Waiting: int32(counts.Waiting), Outdated: int32(counts.Outdated),
+	}
+	s.LastFailure = pool.Status.LastFailure // also of an earlier leader
+	if f := counts.Failed; f != (core.PodFailure{}) {
+		s.LastFailure = &v1alpha1.PodFailure{Pod: f.Pod, Reason: f.Reason, Message: f.Why, Time: metav1.NewTime(f.At)}
 	}
 	p.mu.Lock()
 	createErr := p.createErr[keyOf(pool)]

@@ -57,6 +57,45 @@ type SandboxPoolSpec struct {
 	// +kubebuilder:validation:Maximum=100000
 	MaxPods *int32 `json:"maxPods,omitempty"`
 
+	// maxSurge bounds the pods of the pool that start at the same time: that are created and not ready
+	// yet. It spares the nodes and the registry when many pods are missing, or when a change of the
+	// template replaces them. Default: no bound. In any case the first pods after a failed creation are
+	// created one by one.
+	// +optional
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=10000
+	MaxSurge *int32 `json:"maxSurge,omitempty"`
+
+	// maxUnavailable is how many of the warm pods may be missing while a change of the template
+	// replaces them. Default: 0: a pod is deleted when its replacement is ready. Where maxPods leaves
+	// no room for a replacement, one pod at a time is deleted before.
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=10000
+	// +optional
+	MaxUnavailable int32 `json:"maxUnavailable,omitempty"`
+
+	// paused keeps the pool from creating, replacing and deleting idle pods. Claims get the warm pods
+	// that are left. Pods of a template that is not allowed are deleted nevertheless.
+	// +optional
+	Paused bool `json:"paused,omitempty"`
+
+	// readyWithinSeconds is how long, in seconds, a pod may take from when a node got it until it is
+	// ready, or be not ready later on. After that the pool replaces it, and its condition Degraded says
+	// why. A pod that no node has waits. Default: 600. 0: no bound.
+	// +kubebuilder:default=600
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=86400
+	// +optional
+	ReadyWithinSeconds *int32 `json:"readyWithinSeconds,omitempty"`
+
+	// deletionPolicy says what the deletion of the pool does to its sandboxes. Delete: they are
+	// released, with reason PoolDeleted. Orphan: they go on until they end. In both cases claims are
+	// refused, idle pods are deleted, and the object of the pool stays until its last pod is gone. It
+	// can be changed while the pool is being deleted. Default: Delete.
+	// +kubebuilder:default=Delete
+	// +optional
+	DeletionPolicy DeletionPolicy `json:"deletionPolicy,omitempty"`
+
 	// defaultPort is the port that a host without one, <sandbox id>.<domain>, means. Default:
 	// 8080.
 	// +kubebuilder:default=8080
@@ -296,6 +335,17 @@ const (
 	KeepOnRestart    OnRestart = "Keep"
 )
 
+// DeletionPolicy is what the deletion of a pool does to its sandboxes.
+//
+// +kubebuilder:validation:Enum=Delete;Orphan
+type DeletionPolicy string
+
+// What the deletion of a pool can do to its sandboxes.
+const (
+	DeleteSandboxes DeletionPolicy = "Delete"
+	OrphanSandboxes DeletionPolicy = "Orphan"
+)
+
 // Activity is what keeps a sandbox from being idle.
 //
 // +kubebuilder:validation:Enum=Requests;Bytes
@@ -359,11 +409,11 @@ type PodTemplateMetadata struct {
 const (
 	// PoolReady becomes True when the pool has as many warm pods as it asks for. It stays True
 	// while the spec stays as it is and a warm pod is left. The reason is Warm, or why pods are
-	// missing: that of Degraded, MaxPods or Filling.
+	// missing: that of Degraded, Paused, MaxPods or Filling.
 	PoolReady = "Ready"
 	// PoolProgressing is True while the pool creates, replaces or deletes pods: reasons Filling,
-	// RollingOut, Shrinking and Draining. Else the reason is Settled, or that of Degraded if pods are
-	// missing.
+	// RollingOut, Shrinking and Draining. Else the reason is Settled or Paused, or that of Degraded if
+	// pods are missing.
 	PoolProgressing = "Progressing"
 	// PoolDegraded is True while something keeps the pool from what it asks for. The message quotes
 	// the API server, the scheduler or the kubelet. Reasons:
@@ -390,6 +440,7 @@ const (
 	PoolShrinking     = "Shrinking"
 	PoolDraining      = "Draining"
 	PoolSettled       = "Settled"
+	PoolPaused        = "Paused"
 	PoolHealthy       = "Healthy"
 	PoolPodSecurity   = "PodSecurity"
 	PoolPreStop       = "PreStop"
@@ -433,11 +484,25 @@ type SandboxPoolStatus struct {
 	// outdated is the number of idle pods that were made from an older template.
 	// +optional
 	Outdated int32 `json:"outdated"`
+	// lastFailure is the last idle pod that ended by itself, was deleted by another client, or was not
+	// ready in time.
+	// +optional
+	LastFailure *PodFailure `json:"lastFailure,omitempty"`
 	// conditions are Ready, Progressing and Degraded.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
+}
+
+// PodFailure says why the pool has replaced a pod.
+type PodFailure struct {
+	Pod string `json:"pod"`
+	// Reason is one of those of the condition Degraded.
+	Reason  string `json:"reason"`
+	Message string `json:"message,omitempty"`
+	// Time is when the leader saw it.
+	Time metav1.Time `json:"time"`
 }
 
 // SandboxPoolList is a list of SandboxPool.

@@ -16,9 +16,11 @@
 //
 // # Guarantees of a Plan
 //
-//   - It creates no pod beyond MaxPods, and none while Refused or Paused.
+//   - It creates no pod beyond MaxPods, MaxSurge and Window, and none while Refused, Paused or Retrying.
 //   - It deletes no current warm pod that is wanted, unless Refused. It deletes an outdated warm
-//     pod only when another warm pod replaces it, or when MaxPods leaves no room for that.
+//     pod only when another warm pod replaces it, within MaxUnavailable, or when MaxPods leaves no room
+//     for a replacement.
+//   - It deletes nothing while Paused, unless Refused.
 //   - When it has been carried out and nothing else happens, the next plan is empty.
 //
 // # What breaks them

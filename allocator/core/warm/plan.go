@@ -6,9 +6,17 @@ type Spec struct {
 	Warm int
 	// MaxPods bounds its pods in all states; 0: no bound.
 	MaxPods int
+	// MaxSurge bounds the pods that start: created and not ready; 0: no bound.
+	MaxSurge int
+	// MaxUnavailable is how many warm pods may be missing while others replace outdated ones.
+	MaxUnavailable int
+	// Window bounds the creations under way.
+	Window int
 	// Held is how many pods ended early and are not replaced yet.
 	Held int
-	// Paused: no pod is created now, because a creation failed a short while ago.
+	// Retrying: no pod is created now, because a creation failed a short while ago.
+	Retrying bool
+	// Paused: idle pods are neither created nor deleted.
 	Paused bool
 	// Refused: no pod may be created from the current template.
 	Refused bool
@@ -42,8 +50,13 @@ type Plan struct {
 	OutdatedWarm int
 	// Coming is how many current pods are deleted that are neither ready nor stranded.
 	Coming int
-	// Warm is how many current warm pods are deleted, the youngest first.
+	// Warm is how many current warm pods are deleted, the oldest first.
 	Warm int
+}
+
+// Retires reports whether the plan deletes pods.
+func (p Plan) Retires() bool {
+	return p.OutdatedPending || p.AllPending || p.Stranded+p.OutdatedWarm+p.Coming+p.Warm > 0
 }
 
 // Wanted is how many warm pods a pool should have, as far as MaxPods leaves room beside the pods
@@ -57,15 +70,20 @@ func (s Spec) Wanted(inUse int) int {
 
 // PlanFor decides what a pool does. After the plan is carried out, the plan for the new counts is
 // empty. Surplus pods go in this order: outdated pods that are not ready; outdated warm pods as far
-// as current warm pods replace them; current pods that are not ready; the youngest warm pods.
+// as current warm pods replace them; current pods that are not ready; the oldest warm pods. Claims take
+// the oldest pods too, so what is left is as far as possible from what ages in a pod: its memory, its
+// image, what it has cached. Stranded pods go when enough others are warm.
 func PlanFor(s Spec, n Counts) (p Plan) {
 	wanted, warm := s.Wanted(n.InUse), n.Warm+n.OutdatedWarm
 	if s.Refused { // warm pods of an earlier template are kept as far as they are wanted
 		return Plan{AllPending: n.Pending > 0, OutdatedWarm: max(0, n.OutdatedWarm-wanted), Warm: n.Warm}
 	}
-	// Stranded pods do not count. They may come back with their node and are a surplus then.
+	if s.Paused {
+		return p
+	}
+	// Stranded pods do not count.
 	idle := n.Creating + n.Coming + n.Warm
-	if !s.Paused {
+	if !s.Retrying {
 		missing := s.Warm - idle - s.Held
 		if room := s.MaxPods - n.Total - n.Creating; s.MaxPods > 0 && missing > room {
 			if wanted > warm {
@@ -73,11 +91,17 @@ func PlanFor(s Spec, n Counts) (p Plan) {
 			}
 			missing = room
 		}
-		p.Create = max(0, missing)
+		if s.MaxSurge > 0 {
+			missing = min(missing, s.MaxSurge-n.Creating-n.Coming)
+		}
+		p.Create = max(0, min(missing, s.Window-n.Creating))
+	}
+	if n.Stranded > 0 && warm >= wanted {
+		p.Stranded = n.Stranded
 	}
 	p.OutdatedPending = n.OutdatedPending > 0
 	if n.OutdatedWarm > 0 {
-		p.OutdatedWarm = max(0, min(warm-wanted, n.OutdatedWarm))
+		p.OutdatedWarm = max(0, min(warm-wanted+s.MaxUnavailable, n.OutdatedWarm))
 		full := s.MaxPods > 0 && n.Total+n.Creating+p.Create >= s.MaxPods
 		underWay := n.Creating + p.Create + p.Stranded + n.Coming + n.OutdatedPending + n.Deleting
 		if p.OutdatedWarm == 0 && full && underWay == 0 {

@@ -15,40 +15,61 @@ func TestPlanReachesWhatThePoolAsksFor(t *testing.T) {
 		counts warm.Counts
 		want   warm.Plan
 	}{
-		"nothing there": {warm.Spec{Warm: 3}, warm.Counts{}, warm.Plan{Create: 3}},
+		"nothing there": {warm.Spec{Warm: 3, Window: 9}, warm.Counts{}, warm.Plan{Create: 3}},
 		"on its way": {
-			warm.Spec{Warm: 3}, warm.Counts{Creating: 1, Pending: 1, Coming: 1, Warm: 1, Total: 2}, warm.Plan{},
+			warm.Spec{Warm: 3, Window: 9}, warm.Counts{Creating: 1, Pending: 1, Coming: 1, Warm: 1, Total: 2}, warm.Plan{},
 		},
-		"a creation failed": {warm.Spec{Warm: 3, Paused: true}, warm.Counts{}, warm.Plan{}},
-		"pods ended early":  {warm.Spec{Warm: 3, Held: 2}, warm.Counts{}, warm.Plan{Create: 1}},
-		"stranded":          {warm.Spec{Warm: 1}, warm.Counts{Pending: 1, Stranded: 1, Total: 1}, warm.Plan{Create: 1}},
-		"no room":           {warm.Spec{Warm: 2, MaxPods: 3}, warm.Counts{InUse: 2, Total: 2}, warm.Plan{Create: 1}},
+		"a creation failed":     {warm.Spec{Warm: 3, Window: 9, Retrying: true}, warm.Counts{}, warm.Plan{}},
+		"pods ended early":      {warm.Spec{Warm: 3, Window: 9, Held: 2}, warm.Counts{}, warm.Plan{Create: 1}},
+		"stranded":              {warm.Spec{Warm: 1, Window: 9}, warm.Counts{Pending: 1, Stranded: 1, Total: 1}, warm.Plan{Create: 1}},
+		"the first one":         {warm.Spec{Warm: 3, Window: 1}, warm.Counts{}, warm.Plan{Create: 1}},
+		"its answer is awaited": {warm.Spec{Warm: 3, Window: 1}, warm.Counts{Creating: 1}, warm.Plan{}},
+		"as many start as may": {
+			warm.Spec{Warm: 9, Window: 9, MaxSurge: 3}, warm.Counts{Creating: 1, Pending: 3, Coming: 1, Stranded: 2, Total: 4}, warm.Plan{Create: 1},
+		},
+		"paused": {
+			warm.Spec{Warm: 3, Window: 9, Paused: true}, warm.Counts{Pending: 1, OutdatedPending: 1, Warm: 5, OutdatedWarm: 4, Total: 10}, warm.Plan{},
+		},
+		"paused, and the template is refused": {
+			warm.Spec{Warm: 3, Window: 9, Paused: true, Refused: true}, warm.Counts{Warm: 2, OutdatedWarm: 4, Total: 6}, warm.Plan{OutdatedWarm: 1, Warm: 2},
+		},
+		"scaled to zero": {warm.Spec{Window: 9}, warm.Counts{Pending: 1, Coming: 1, Warm: 2, Total: 3}, warm.Plan{Coming: 1, Warm: 2}},
+		"two may be missing in a rollout": {
+			warm.Spec{Warm: 5, Window: 9, MaxUnavailable: 2}, warm.Counts{OutdatedWarm: 5, Total: 5}, warm.Plan{Create: 5, OutdatedWarm: 2},
+		},
+		"two are missing in a rollout": {
+			warm.Spec{Warm: 5, Window: 9, MaxUnavailable: 2}, warm.Counts{Pending: 2, Coming: 2, Creating: 3, OutdatedWarm: 3, Total: 5}, warm.Plan{},
+		},
+		"enough are warm beside stranded ones": {
+			warm.Spec{Warm: 2, Window: 9}, warm.Counts{Pending: 2, Stranded: 2, Warm: 2, Total: 4}, warm.Plan{Stranded: 2},
+		},
+		"no room": {warm.Spec{Warm: 2, Window: 9, MaxPods: 3}, warm.Counts{InUse: 2, Total: 2}, warm.Plan{Create: 1}},
 		"a stranded pod in the way": {
-			warm.Spec{Warm: 1, MaxPods: 1}, warm.Counts{Pending: 1, Stranded: 1, Total: 1}, warm.Plan{Stranded: 1},
+			warm.Spec{Warm: 1, Window: 9, MaxPods: 1}, warm.Counts{Pending: 1, Stranded: 1, Total: 1}, warm.Plan{Stranded: 1},
 		},
 		"a stranded pod is being deleted": {
-			warm.Spec{Warm: 1, MaxPods: 2}, warm.Counts{Pending: 1, Stranded: 1, Deleting: 1, Total: 2}, warm.Plan{},
+			warm.Spec{Warm: 1, Window: 9, MaxPods: 2}, warm.Counts{Pending: 1, Stranded: 1, Deleting: 1, Total: 2}, warm.Plan{},
 		},
 		"too many": {
-			warm.Spec{Warm: 1}, warm.Counts{Pending: 1, Coming: 1, Warm: 2, Total: 3}, warm.Plan{Coming: 1, Warm: 1},
+			warm.Spec{Warm: 1, Window: 9}, warm.Counts{Pending: 1, Coming: 1, Warm: 2, Total: 3}, warm.Plan{Coming: 1, Warm: 1},
 		},
-		"too many are being created": {warm.Spec{Warm: 1}, warm.Counts{Creating: 3, Warm: 1, Total: 1}, warm.Plan{}},
+		"too many are being created": {warm.Spec{Warm: 1, Window: 9}, warm.Counts{Creating: 3, Warm: 1, Total: 1}, warm.Plan{}},
 		"the template has changed": {
-			warm.Spec{Warm: 2}, warm.Counts{Pending: 1, OutdatedPending: 1, OutdatedWarm: 2, Total: 3},
+			warm.Spec{Warm: 2, Window: 9}, warm.Counts{Pending: 1, OutdatedPending: 1, OutdatedWarm: 2, Total: 3},
 			warm.Plan{Create: 2, OutdatedPending: true},
 		},
 		"a replacement is warm": {
-			warm.Spec{Warm: 2}, warm.Counts{Pending: 1, Coming: 1, Warm: 1, OutdatedWarm: 2, Total: 4},
+			warm.Spec{Warm: 2, Window: 9}, warm.Counts{Pending: 1, Coming: 1, Warm: 1, OutdatedWarm: 2, Total: 4},
 			warm.Plan{OutdatedWarm: 1},
 		},
 		"no room for a replacement": {
-			warm.Spec{Warm: 2, MaxPods: 2}, warm.Counts{OutdatedWarm: 2, Total: 2}, warm.Plan{OutdatedWarm: 1},
+			warm.Spec{Warm: 2, Window: 9, MaxPods: 2}, warm.Counts{OutdatedWarm: 2, Total: 2}, warm.Plan{OutdatedWarm: 1},
 		},
 		"room for a replacement is being made": {
-			warm.Spec{Warm: 2, MaxPods: 2}, warm.Counts{OutdatedWarm: 1, Deleting: 1, Total: 2}, warm.Plan{},
+			warm.Spec{Warm: 2, Window: 9, MaxPods: 2}, warm.Counts{OutdatedWarm: 1, Deleting: 1, Total: 2}, warm.Plan{},
 		},
 		"the template is refused": {
-			warm.Spec{Warm: 2, Refused: true}, warm.Counts{Pending: 1, Coming: 1, Warm: 2, OutdatedWarm: 3, Total: 6},
+			warm.Spec{Warm: 2, Window: 9, Refused: true}, warm.Counts{Pending: 1, Coming: 1, Warm: 2, OutdatedWarm: 3, Total: 6},
 			warm.Plan{AllPending: true, OutdatedWarm: 1, Warm: 2},
 		},
 	} {
@@ -127,7 +148,8 @@ func TestPlanIsCarriedOutOnceAndConverges(t *testing.T) {
 		p := &planned{
 			spec: warm.Spec{
 				Warm: few("warm"), Held: rapid.IntRange(0, 1).Draw(t, "held"),
-				Paused: rapid.Bool().Draw(t, "paused"), Refused: rapid.Bool().Draw(t, "refused"),
+				MaxSurge: few("surge"), MaxUnavailable: few("unavailable"), Window: 1 + few("window"),
+				Retrying: rapid.Bool().Draw(t, "retrying"), Paused: rapid.Bool().Draw(t, "paused"), Refused: rapid.Bool().Draw(t, "refused"),
 			},
 			idle: map[kind]int{}, creating: few("creating"), inUse: few("in use"), deleting: few("deleting"),
 		}
@@ -152,20 +174,24 @@ func TestPlanIsCarriedOutOnceAndConverges(t *testing.T) {
 			wanted := p.spec.Wanted(p.inUse)
 			warmBefore, warmAfter := before.Warm+before.OutdatedWarm, after.Warm+after.OutdatedWarm
 			switch {
-			case plan.Create > 0 && (p.spec.Refused || p.spec.Paused):
+			case p.spec.Paused && !p.spec.Refused && plan != (warm.Plan{}):
+				t.Fatalf("%+v of a pool that is paused", plan)
+			case plan.Create > 0 && (after.Creating > p.spec.Window || p.spec.MaxSurge > 0 && after.Creating+after.Coming > p.spec.MaxSurge):
+				t.Fatalf("%+v creates too many at once: %+v, %+v", plan, p.spec, before)
+			case plan.Create > 0 && (p.spec.Refused || p.spec.Retrying):
 				t.Fatalf("%+v creates pods: %+v", plan, p.spec)
 			case plan.Create > 0 && p.spec.MaxPods > 0 && after.Total+after.Creating > p.spec.MaxPods:
 				t.Fatalf("%+v creates too many: %+v, %+v", plan, p.spec, before)
 			case !p.spec.Refused && after.Warm < min(before.Warm, wanted):
 				t.Fatalf("%+v deletes pods that are wanted: %+v, %+v", plan, p.spec, before)
-			case !p.spec.Refused && warmAfter < min(warmBefore, wanted)-1:
+			case !p.spec.Refused && warmAfter < min(warmBefore, wanted)-max(1, p.spec.MaxUnavailable):
 				t.Fatalf("%+v deletes too many outdated pods: %+v, %+v", plan, p.spec, before)
 			}
 			// Deletions end, pods are created and become warm.
 			p.deleting = 0
 			p.idle[kind{phase: true}] += p.idle[kind{}]
 			p.idle[kind{}], p.creating = p.creating, 0
-			p.spec.Held, p.spec.Paused = 0, false
+			p.spec.Held, p.spec.Retrying, p.spec.Paused = 0, false, false
 		}
 		if n := p.counts(); !p.spec.Refused && (n.Warm != p.spec.Wanted(p.inUse) || n.OutdatedWarm > 0) {
 			t.Fatalf("it ends with %+v, %+v", n, p.spec)

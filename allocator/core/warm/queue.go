@@ -2,9 +2,10 @@ package warm
 
 import (
 	"cmp"
+	"container/heap"
 	"container/list"
 	"fmt"
-	"slices"
+	"iter"
 	"time"
 )
 
@@ -93,18 +94,46 @@ func (q *Queue[K]) Has(key K) bool { return q.pods[key] != nil }
 // Len is the number of pods.
 func (q *Queue[K]) Len() int { return len(q.pods) }
 
-// ByAge lists the pods, oldest first.
-func (q *Queue[K]) ByAge() []K {
-	all := make([]Pod[K], 0, len(q.pods))
-	for _, e := range q.pods {
-		all = append(all, e.Value.(Pod[K]))
+// ByAge returns the pods, oldest first. The queue must not change meanwhile. It costs what sorting the nodes
+// does, and for each pod as much as the logarithm of their number.
+func (q *Queue[K]) ByAge() iter.Seq[K] {
+	return func(yield func(K) bool) {
+		var next heads[K]
+		for _, n := range q.nodes {
+			next = append(next, n.pods.Front())
+		}
+		heap.Init(&next)
+		for len(next) > 0 {
+			e := next[0]
+			if !yield(e.Value.(Pod[K]).Key) {
+				return
+			}
+			if next[0] = e.Next(); next[0] == nil {
+				heap.Pop(&next)
+			} else {
+				heap.Fix(&next, 0)
+			}
+		}
 	}
-	slices.SortFunc(all, byAge)
-	keys := make([]K, len(all))
-	for i, p := range all {
-		keys[i] = p.Key
+}
+
+// heads has the next pod of each node; the oldest is the first.
+type heads[K comparable] []*list.Element
+
+func (h heads[K]) Len() int { return len(h) }
+func (h heads[K]) Less(i, j int) bool {
+	if h[i] == nil || h[j] == nil { // a node that has no more: heap.Pop moves it to the end
+		return h[j] == nil && h[i] != nil
 	}
-	return keys
+	return byAge(h[i].Value.(Pod[K]), h[j].Value.(Pod[K])) < 0
+}
+func (h heads[K]) Swap(i, j int) { h[i], h[j] = h[j], h[i] }
+func (h *heads[K]) Push(e any)   { *h = append(*h, e.(*list.Element)) }
+func (h *heads[K]) Pop() any {
+	last := len(*h) - 1
+	e := (*h)[last]
+	*h = (*h)[:last]
+	return e
 }
 
 // byAge orders pods: the oldest first.

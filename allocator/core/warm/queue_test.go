@@ -89,7 +89,7 @@ func TestQueueAgreesWithItsModel(t *testing.T) {
 			"": func(t *rapid.T) {
 				require.NoError(t, q.Check())
 				require.Equal(t, len(there), q.Len())
-				keys := q.ByAge()
+				keys := slices.Collect(q.ByAge())
 				require.ElementsMatch(t, slices.Collect(maps.Keys(there)), keys)
 				require.True(t, slices.IsSortedFunc(keys, func(a, b string) int { return there[a].CreatedAt.Compare(there[b].CreatedAt) }))
 			},

@@ -1,0 +1,389 @@
+package core
+
+import (
+	"flag"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+)
+
+// slowly begins with one creation at a time, as every pool does outside of the tests.
+func (s *sim) slowly() { s.core.pools.window = minWindow }
+
+// names are those of the pods to be created.
+func (s *sim) names() (all []string) {
+	for _, c := range of[CreatePod](s.effects) {
+		all = append(all, c.Name)
+	}
+	return all
+}
+
+func TestCreationsStartSlowlyAndDouble(t *testing.T) {
+	s := newSim(t)
+	s.slowly()
+	s.recover([]Pool{specA(1000)}, nil)
+	names := s.names()
+	for _, want := range []int{1, 2, 4, 8, 16, 32, 64, 128, 128} {
+		if len(names) != want {
+			t.Fatalf("%d creations in a round, expected %d", len(names), want)
+		}
+		var next []string
+		for _, name := range names {
+			s.step(PodSeen{with(warmPod(name), func(p *Pod) { p.Ready, p.IP = false, netip.Addr{} })})
+			next = append(next, s.names()...)
+		}
+		names = next
+	}
+}
+
+func TestQuotaCostsOneCallForEachPause(t *testing.T) {
+	s := newSim(t)
+	s.slowly()
+	s.recover([]Pool{specA(5000)}, nil)
+	calls, names := 0, s.names()
+	for range 600 { // a minute
+		for _, name := range names {
+			calls++
+			s.step(CreateFailed{Pool: poolA, Name: name})
+		}
+		s.pass(100 * time.Millisecond)
+		names = s.names()
+	}
+	if calls != 6 { // at 0, 1, 3, 7, 15 and 31 s
+		t.Errorf("%d calls in a minute", calls)
+	}
+}
+
+func TestMaxSurgeBoundsPodsThatStart(t *testing.T) {
+	s := newSim(t)
+	p := specA(10)
+	p.MaxSurge = 3
+	s.recover([]Pool{p}, nil)
+	names := s.names()
+	if len(names) != 3 {
+		t.Fatalf("made %v", names)
+	}
+	for _, name := range names {
+		s.step(PodSeen{with(warmPod(name), unready)})
+		none[CreatePod](s) // created, and not ready
+	}
+	s.step(PodSeen{warmPod(names[0])})
+	one[CreatePod](s)
+}
+
+func TestPausedPoolKeepsItsPods(t *testing.T) {
+	s := newSim(t)
+	p := specA(2)
+	p.Paused = true
+	s.recover([]Pool{p}, []Pod{warmPod("a-1"), warmPod("a-2"), with(warmPod("a-3"), old), with(warmPod("a-4"), unready)})
+	none[CreatePod](s)
+	none[DeletePod](s)
+	s.claim()
+	none[CreatePod](s)
+	p.Paused = false
+	s.step(PoolSeen{p})
+	s.step(PodSeen{warmPod("a-4")})
+	if d := one[DeletePod](s); d.Pod != key("a-3") {
+		t.Errorf("deleted %+v", d)
+	}
+}
+
+func TestPoolScaledToZeroKeepsItsSandboxes(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{specA(3)}, []Pod{warmPod("a-1"), warmPod("a-2"), with(warmPod("a-3"), unready)})
+	given := s.claim()
+	s.step(PoolSeen{specA(0)})
+	if gone := of[DeletePod](s.effects); len(gone) != 2 {
+		t.Errorf("deleted %+v", gone)
+	}
+	none[SandboxReleased](s)
+	s.release(given.ID)
+	s.step(PodGone{given.Pod})
+	none[CreatePod](s)
+}
+
+func TestRolloutMayMissMaxUnavailablePods(t *testing.T) {
+	s := newSim(t)
+	p := specA(4)
+	p.MaxUnavailable = 2
+	s.recover([]Pool{p}, []Pod{warmPod("a-1"), warmPod("a-2"), warmPod("a-3"), warmPod("a-4")})
+	p.Template = "t2"
+	s.step(PoolSeen{p})
+	if gone := of[DeletePod](s.effects); len(gone) != 2 || gone[0].Pod.Name != "a-1" || gone[1].Pod.Name != "a-2" {
+		t.Errorf("deleted %+v, expected the two oldest", gone)
+	}
+}
+
+func TestPodThatIsNotReadyInTimeIsReplaced(t *testing.T) {
+	for name, c := range map[string]struct {
+		pod    func(*Pod)
+		reason string // "": it stays
+	}{
+		"no reason": {unready, PodNeverReady},
+		"no image":  {func(p *Pod) { p.Ready, p.Reason, p.Why = false, PodImagePull, "ErrImagePull" }, PodImagePull},
+		"no node":   {func(p *Pod) { p.Ready, p.Node, p.Reason, p.Why = false, "", PodUnschedulable, "0/1 nodes" }, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newSim(t)
+			p := specA(1)
+			p.ReadyWithin = time.Minute
+			s.recover([]Pool{p}, []Pod{with(warmPod("a-1"), c.pod)})
+			s.pass(time.Minute - time.Millisecond)
+			none[DeletePod](s)
+			s.pass(lateCheckEvery)
+			if c.reason == "" {
+				none[DeletePod](s)
+				return
+			}
+			one[DeletePod](s)
+			counts, _ := s.core.View().Counts(poolA)
+			if got := counts.Failed; got.Reason != c.reason || got.Pod != "a-1" {
+				t.Errorf("failed %+v", got)
+			}
+			if s.trouble().Reason != c.reason {
+				t.Errorf("trouble %+v", s.trouble())
+			}
+			none[CreatePod](s) // after a pause, as for a pod that ends early
+			s.step(PodGone{key("a-1")})
+			s.pass(firstEndPause)
+			one[CreatePod](s)
+		})
+	}
+}
+
+func TestReasonOfAnIdlePodsEndIsRecorded(t *testing.T) {
+	for reason, change := range map[string]func(*Pod){
+		PodOOMKilled: func(p *Pod) { p.Finished, p.Reason, p.Why = true, PodOOMKilled, "exit code 137" },
+		PodFailed:    func(p *Pod) { p.Finished = true },
+		PodEvicted:   func(p *Pod) { p.Deleting, p.Reason, p.Why = true, PodEvicted, "low on memory" },
+		PodNodeLost:  func(p *Pod) { p.Deleting, p.Reason, p.Why = true, PodNodeLost, "deleting due to NoExecute taint" },
+		PodDeleted:   func(p *Pod) { p.Deleting, p.Reason = true, PodCrashLoop },
+	} {
+		t.Run(reason, func(t *testing.T) {
+			s := newSim(t)
+			s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})
+			s.step(PodSeen{with(warmPod("a-1"), change)})
+			if got := one[IdlePodFailed](s); got.Failure.Reason != reason || got.Pod != key("a-1") || got.Pool != poolA {
+				t.Errorf("%+v", got)
+			}
+			s.step(PodGone{key("a-1")})
+			none[IdlePodFailed](s)
+		})
+	}
+}
+
+func TestOrphanedSandboxesOutliveTheDeletionOfTheirPool(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{specA(2)}, []Pod{warmPod("a-1"), warmPod("a-2")})
+	given := s.claim()
+	p := specA(2)
+	p.Deleting, p.KeepSandboxes = true, true
+	s.step(PoolSeen{p})
+	if gone := of[DeletePod](s.effects); len(gone) != 1 || gone[0].Pod != key("a-2") {
+		t.Errorf("deleted %+v", gone)
+	}
+	none[SandboxReleased](s)
+	s.step(Claim{Token: 9, Pool: poolA, Wait: wait})
+	if r := one[ClaimRefused](s); r.Why != NoPool {
+		t.Errorf("refused %+v", r)
+	}
+	s.step(CreateFailed{Pool: poolA, Name: "a-1"})
+	s.step(PodGone{key("a-2")})
+	none[PoolDrained](s)
+	s.release(given.ID)
+	s.pass(window)
+	s.step(PodGone{given.Pod})
+	one[PoolDrained](s)
+}
+
+func TestPolicyOfADeletedPoolCanChange(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})
+	s.claim()
+	p := specA(1)
+	p.Deleting, p.KeepSandboxes = true, true
+	s.step(PoolSeen{p})
+	none[SandboxReleased](s)
+	p.KeepSandboxes = false
+	s.step(PoolSeen{p})
+	one[SandboxReleased](s)
+}
+
+// lagging has an API server that creates pods at once, and a watch that shows each change 2 s later.
+type lagging struct {
+	*sim
+	exist map[PodKey]bool
+	later []struct {
+		at time.Duration
+		ev Event
+	}
+}
+
+// ipOf is the address of the pod of that number.
+func ipOf(n int) netip.Addr {
+	return netip.AddrFrom4([4]byte{10, byte(1 + n>>16), byte(n >> 8), byte(n)})
+}
+
+func (l *lagging) show(ev Event) {
+	l.later = append(l.later, struct {
+		at time.Duration
+		ev Event
+	}{l.now.Boot + 2*time.Second, ev})
+}
+
+// do carries out effects and those that follow.
+func (l *lagging) do(effects []Effect) {
+	for queue := effects; len(queue) > 0; {
+		e := queue[0]
+		queue = queue[1:]
+		switch e := e.(type) {
+		case CreatePod:
+			k := key(e.Name)
+			l.exist[k] = true
+			pod := Pod{Key: k, Pool: "a", Node: "n1", Template: "t1", IP: ipOf(len(l.exist)), CreatedAt: l.now.Wall}
+			queue = append(queue, l.step(PodSeen{pod})...) // the answer
+			l.show(PodSeen{pod})
+			pod.Ready = true
+			l.show(PodSeen{pod})
+		case DeletePod:
+			delete(l.exist, e.Pod)
+			l.show(PodGone{e.Pod})
+		}
+	}
+}
+
+// to lets time pass until nothing is on its way.
+func (l *lagging) drain(check func()) {
+	for len(l.later) > 0 {
+		l.now.Boot, l.now.Wall = l.now.Boot+100*time.Millisecond, l.now.Wall.Add(100*time.Millisecond)
+		l.do(l.step(Tick{}))
+		for len(l.later) > 0 && l.later[0].at <= l.now.Boot {
+			ev := l.later[0].ev
+			l.later = l.later[1:]
+			l.do(l.step(ev))
+			check()
+		}
+	}
+}
+
+// An informer that lags makes ReplicaSets create too many pods, unless they remember what they asked for.
+func TestLaggingWatchCreatesNoPodTooMany(t *testing.T) {
+	const warm = 5000
+	l := &lagging{sim: newSim(t), exist: map[PodKey]bool{}}
+	l.unchecked = true
+	l.slowly()
+	l.recover([]Pool{specA(warm)}, nil)
+	most := warm
+	check := func() {
+		if len(l.exist) > most {
+			t.Fatalf("%d pods, at most %d are asked for", len(l.exist), most)
+		}
+	}
+	l.do(l.effects)
+	l.drain(check)
+	if counts, _ := l.core.View().Counts(poolA); len(l.exist) != warm || counts.Warm != warm {
+		t.Fatalf("%d pods, counts %+v", len(l.exist), counts)
+	}
+	for range 100 { // claims are replaced one for one
+		most++
+		l.do(l.step(Claim{Token: uint64(most), Pool: poolA}))
+		check()
+	}
+	l.drain(check)
+	l.do(l.step(PoolSeen{specA(10)}))
+	if len(l.exist) != 110 {
+		t.Fatalf("%d pods after the pool was scaled down", len(l.exist))
+	}
+	l.drain(check)
+	if counts, _ := l.core.View().Counts(poolA); len(l.exist) != 110 || counts.Warm != 10 || counts.Claimed != 100 {
+		t.Fatalf("%d pods, counts %+v", len(l.exist), counts)
+	}
+}
+
+var rounds = flag.Int("rounds", 300, "rounds of claims against scale-downs and rollouts")
+
+// In each round a claim, a change of scale or template and a deletion's way into the journal cross each other.
+func TestNoClaimedPodIsEverDeleted(t *testing.T) {
+	s := newSim(t)
+	s.unchecked = *rounds > 5000
+	random := rand.New(rand.NewPCG(1, 2))
+	p := specA(6)
+	s.recover([]Pool{p}, nil)
+	exist := map[PodKey]Pod{}
+	held := map[PodKey]string{}
+	token, template, made, deleted, claimed := uint64(0), 1, 1, 0, 0
+	writing := false
+	do := func(effects []Effect) {
+		for queue := effects; len(queue) > 0; {
+			e := queue[0]
+			queue = queue[1:]
+			switch e := e.(type) {
+			case Write:
+				writing = s.slow
+			case CreatePod:
+				pod := Pod{Key: key(e.Name), Pool: "a", Node: "n1", Template: p.Template, IP: ipOf(made), CreatedAt: s.now.Wall, Ready: random.IntN(4) > 0}
+				made++
+				exist[pod.Key] = pod
+				queue = append(queue, s.step(PodSeen{pod})...)
+			case DeletePod:
+				if id := held[e.Pod]; id != "" {
+					t.Fatalf("pod %s is deleted while it holds %s", e.Pod.Name, id)
+				}
+				deleted++
+				delete(exist, e.Pod)
+				queue = append(queue, s.step(PodGone{e.Pod})...)
+			case Claimed:
+				claimed++
+				held[e.Sandbox.Pod] = e.Sandbox.ID
+			case SandboxReleased:
+				delete(held, e.Sandbox.Pod)
+			}
+		}
+	}
+	do(s.effects)
+	for range *rounds {
+		s.slow = random.IntN(2) == 0 // what is written in this round is durable at its end
+		for _, n := range random.Perm(4) {
+			switch n {
+			case 0:
+				token++
+				do(s.step(Claim{Token: token, Pool: poolA, Wait: wait}))
+			case 1:
+				if p.Warm = random.IntN(7); random.IntN(3) == 0 {
+					template++
+					p.Template = fmt.Sprint("t", template)
+				}
+				p.MaxUnavailable, p.MaxSurge = random.IntN(3), random.IntN(4)
+				do(s.step(PoolSeen{p}))
+			case 2:
+				for _, k := range slices.SortedFunc(maps.Keys(exist), comparePods) {
+					if pod := exist[k]; !pod.Ready && random.IntN(2) == 0 {
+						pod.Ready = true
+						exist[k] = pod
+						do(s.step(PodSeen{pod}))
+					}
+				}
+			case 3:
+				if len(held) > 3 {
+					k := slices.SortedFunc(maps.Keys(held), comparePods)[0]
+					do(s.step(Release{Scope: everyTeam, ID: held[k], Reason: ReasonKilled}))
+				}
+			}
+		}
+		for writing {
+			writing = false
+			do(s.step(Written{}))
+			do(s.step(WriterReady{}))
+		}
+		s.now.Boot, s.now.Wall = s.now.Boot+time.Second, s.now.Wall.Add(time.Second)
+		do(s.step(Tick{}))
+	}
+	if claimed < *rounds/10 || deleted < *rounds/10 {
+		t.Errorf("%d claims and %d deletions in %d rounds", claimed, deleted, *rounds)
+	}
+	t.Logf("%d rounds: %d claims, %d deletions", *rounds, claimed, deleted)
+}
