@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"strings"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -57,7 +58,7 @@ func (a *Allocator) ClaimBatch(ctx context.Context, pool string, ev core.Claim) 
 func claim[T core.Effect](ctx context.Context, a *Allocator, pool string, ev core.Claim) (answer T, err error) {
 	e, err := call[core.Effect](ctx, a, func(t *term, token uint64) core.Event {
 		t.headStart.call()
-		ev.Token, ev.Pool = token, core.PoolKey{Namespace: a.o.Namespace, Name: pool}
+		ev.Token, ev.Pool = token, a.poolOf(pool)
 		return ev
 	}, func(t *term, token uint64, late core.Effect) {
 		switch e := late.(type) {
@@ -88,7 +89,7 @@ func refused(pool string, ev core.Claim, e core.ClaimRefused) *apierror.Error {
 		if ev.Count > 0 {
 			field = "pool"
 		}
-		return apierror.New(apierror.PoolNotFound, "%s %q: there is no such SandboxPool", field, pool)
+		return apierror.New(apierror.PoolNotFound, "%s %q: there is no such SandboxPool in namespace %q, which this API serves", field, pool, ev.Pool.Namespace)
 	case core.PoolEmpty:
 		return poolEmpty(pool, ev, e)
 	case core.LineFull:
@@ -316,7 +317,13 @@ func (a *Allocator) List(ctx context.Context, q rest.Query) (all []core.Sandbox,
 
 // Pool implements rest.Allocator.
 func (a *Allocator) Pool(name string) (*v1alpha1.SandboxPool, bool) {
-	return a.watches.pools.Seen(core.PoolKey{Namespace: a.o.Namespace, Name: name})
+	return a.watches.pools.Seen(a.poolOf(name))
+}
+
+// poolOf returns the pool that a caller means with "name" or "namespace/name". The allocators serve one
+// namespace, so a name is never ambiguous. No pool has the name of another namespace, because it has a slash.
+func (a *Allocator) poolOf(name string) core.PoolKey {
+	return core.PoolKey{Namespace: a.o.Namespace, Name: strings.TrimPrefix(name, a.o.Namespace+"/")}
 }
 
 // Pools implements rest.Allocator.

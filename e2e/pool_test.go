@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/http"
@@ -9,8 +10,10 @@ import (
 
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
+	schedulingv1 "k8s.io/api/scheduling/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -215,4 +218,68 @@ func TestBadClaimsAreRefused(t *testing.T) {
 		require.Contains(t, refusal.Message, c.want)
 	}
 	require.Equal(t, int32(1), e.readPool(e.pool).Status.Warm, "no refused claim took a pod")
+}
+
+// What keeps a pool empty stands in its condition, in the words of the part that refuses.
+func TestPoolQuotesQuotaAndScheduler(t *testing.T) {
+	e := start(t, 0)
+	degraded := func(pool, reason, words string) {
+		t.Helper()
+		e.eventually(func() error {
+			status := e.readPool(pool).Status
+			for _, kind := range []string{v1alpha1.PoolReady, v1alpha1.PoolDegraded, v1alpha1.PoolProgressing} {
+				if c := meta.FindStatusCondition(status.Conditions, kind); c == nil || c.Reason != reason || !strings.Contains(c.Message, words) {
+					return fmt.Errorf("%s: %+v", kind, c)
+				}
+			}
+			return nil
+		})
+	}
+	healthy := func(pool string, warm int32) {
+		t.Helper()
+		e.eventually(func() error {
+			if s := e.readPool(pool).Status; !meta.IsStatusConditionFalse(s.Conditions, v1alpha1.PoolDegraded) || s.Warm != warm {
+				return fmt.Errorf("status: %+v", s)
+			}
+			return nil
+		})
+	}
+
+	// A quota for the pods of one priority class, so that it holds for this pool alone.
+	quotas := e.clients.Kubernetes.CoreV1().ResourceQuotas(e.site.namespace())
+	name := e.pool + "-quota"
+	_, err := e.clients.Kubernetes.SchedulingV1().PriorityClasses().Create(t.Context(),
+		&schedulingv1.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: name}, Value: 1}, metav1.CreateOptions{})
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		_ = e.clients.Kubernetes.SchedulingV1().PriorityClasses().Delete(context.Background(), name, metav1.DeleteOptions{})
+		_ = quotas.Delete(context.Background(), name, metav1.DeleteOptions{})
+	})
+	limits := corev1.ResourceList{corev1.ResourcePods: resource.MustParse("2")}
+	quota, err := quotas.Create(t.Context(), &corev1.ResourceQuota{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: corev1.ResourceQuotaSpec{Hard: limits, ScopeSelector: &corev1.ScopeSelector{MatchExpressions: []corev1.ScopedResourceSelectorRequirement{
+			{ScopeName: corev1.ResourceQuotaScopePriorityClass, Operator: corev1.ScopeSelectorOpIn, Values: []string{name}},
+		}}},
+	}, metav1.CreateOptions{})
+	require.NoError(t, err)
+	// The controller that does this is a part of kube-controller-manager, which devcluster does not have.
+	quota.Status = corev1.ResourceQuotaStatus{Hard: limits, Used: corev1.ResourceList{corev1.ResourcePods: resource.MustParse("0")}}
+	quota, err = quotas.UpdateStatus(t.Context(), quota, metav1.UpdateOptions{})
+	require.NoError(t, err)
+	p := e.newPool(name, 3)
+	p.Spec.Template.Spec.PriorityClassName = name
+	e.createPool(p)
+	degraded(name, v1alpha1.PoolQuotaExceeded, "exceeded quota: "+name)
+	require.EqualValues(t, 2, len(e.pods(map[string]string{v1alpha1.LabelPool: name})))
+	require.NoError(t, quotas.Delete(t.Context(), quota.Name, metav1.DeleteOptions{}))
+	healthy(name, 3)
+
+	name = e.pool + "-nowhere"
+	p = e.newPool(name, 1)
+	p.Spec.Template.Spec.NodeSelector = map[string]string{"no-such": "node"}
+	e.createPool(p)
+	degraded(name, "Unschedulable", "nodeSelector")
+	e.patchPool(name, `{"spec":{"template":{"spec":{"nodeSelector":null}}}}`)
+	healthy(name, 1)
 }

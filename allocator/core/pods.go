@@ -216,7 +216,7 @@ func (c *Core) consider(p *pod) {
 	case podPending, podWarm:
 		switch {
 		case seen.Deleting || seen.Finished || p.addr.Contested():
-			if !c.recovering {
+			if !c.recovering && (seen.Deleting || seen.Finished) {
 				c.failed(p)
 			}
 			c.retire(p)

@@ -760,7 +760,7 @@ type NewClaims struct {
 	MinBytesPerMinute *int64             `json:"minBytesPerMinute,omitempty"`
 	Network           *NewSandboxNetwork `json:"network,omitempty"`
 
-	// Pool The name of a SandboxPool.
+	// Pool The name of a SandboxPool
 	Pool string `json:"pool"`
 
 	// Secrets Like envVars, and the agent shows them in no answer. They need a pool with an agent.
@@ -854,7 +854,7 @@ type NewSandbox struct {
 	// Secure Without meaning here. Whether the agent needs a token says the pool (spec.agent.public). Older E2B SDKs always send it.
 	Secure *bool `json:"secure,omitempty"`
 
-	// TemplateID The name of a SandboxPool.
+	// TemplateID The name of a SandboxPool
 	TemplateID string `json:"templateID"`
 
 	// Timeout Seconds from now until the end; 300 if it is absent. A claim with an idle timeout other than 0
