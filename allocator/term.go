@@ -31,7 +31,7 @@ import (
 // Numbers of concurrent writes. Sandbox objects get the most, because the journal must carry every
 // state that they do not show yet; labels get the fewest.
 const (
-	createWorkers     = 8
+	createWorkers     = 16
 	deleteWorkers     = 8
 	backgroundWorkers = 8
 	callbackWorkers   = 8
