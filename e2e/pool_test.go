@@ -65,7 +65,7 @@ func TestPoolFollowsItsChangedSpec(t *testing.T) {
 	// An empty pool says so, and when to come back.
 	e.patchPool(e.pool, `{"spec":{"warm":0}}`)
 	e.eventually(settled(0))
-	a := e.api(http.MethodPost, "/sandboxes", `{"templateID":"`+e.pool+`","waitTimeout":1}`)
+	a := e.api(http.MethodPost, "/sandboxes", `{"templateID":"`+e.pool+`","waitTimeout":0}`)
 	require.Equal(t, http.StatusTooManyRequests, a.code, a.body)
 	require.Equal(t, "pool_empty", string(a.refusal(t).Reason))
 	require.Equal(t, "1", a.header.Get("Retry-After"))

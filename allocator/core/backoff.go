@@ -119,6 +119,9 @@ func (p *pod) becameWarm(now time.Duration) {
 		return
 	}
 	p.warmAt = now
+	if p.askedAt != 0 {
+		p.pool.demand.Started(now - p.askedAt)
+	}
 	if b := &p.pool.backOff; b.pause != 0 && b.warmAt == 0 {
 		b.warmAt = now
 	}

@@ -82,7 +82,12 @@ func (c *Core) claim(ev Claim) {
 	refused := pool.refusal(ev.Token, 0)
 	refused.Why, refused.Wait = c.hopeless(&req, ev.Wait)
 	waits := ev.Wait > 0 && pool.queue.Len() < req.count
-	if !c.admit(pool, ev.Binding.Team, req.count, waits, refused) {
+	admitted := c.admit(pool, ev.Binding.Team, req.count, waits, refused)
+	if possible := pool.MaxPods == 0 || req.atLeast <= pool.MaxPods; possible && (admitted || refused.Why == PoolEmpty) {
+		pool.demand.Claimed(c.ticked, req.count)
+		pool.touch()
+	}
+	if !admitted {
 		return
 	}
 	c.claims.Add(pool.line, caller, ev.Binding.claimKey(), ev.Binding.RequestHash, req.count, req)

@@ -57,6 +57,9 @@ type Core struct {
 	*step
 	cfg     Config
 	started Instant
+	// ticked is the boot clock at the last Tick. The demand goes by it, so that what a pool asks for changes with
+	// events only.
+	ticked time.Duration
 	// recovering: Recover has not read everything yet, so nothing is decided about pools.
 	recovering bool
 	pressure   bool
@@ -115,7 +118,7 @@ func New(cfg Config, now Instant) (*Core, error) {
 	}
 	st := &step{now: now}
 	c := &Core{
-		step: st, cfg: cfg, started: now, outbox: &outbox{step: st, term: cfg.Term, linger: cfg.Linger, ready: true},
+		step: st, cfg: cfg, started: now, ticked: now.Boot, outbox: &outbox{step: st, term: cfg.Term, linger: cfg.Linger, ready: true},
 		pools: poolTable{byKey: map[PoolKey]*pool{}, window: minWindow}, pods: map[PodKey]*pod{}, nodes: nodeTable{},
 		retirements: map[PodKey]*retirement{}, taints: taint.New[PodKey](), sandboxes: newSandboxTable(),
 		configuring: map[string]*sandbox{}, fences: fence.New(cfg.ConnectWindow), idle: idle.New(cfg.ConnectWindow, cfg.DryRun),
@@ -241,6 +244,7 @@ func (c *Core) take() []Effect {
 
 // tick acts on what is due.
 func (c *Core) tick() {
+	c.ticked = c.now.Boot
 	c.expireEnds()
 	c.reapIdle()
 	c.persistActivity()
@@ -260,6 +264,9 @@ func (c *Core) tick() {
 		}
 		pool.retry(c.now.Boot)
 		c.replaceLate(pool)
+		if pool.known {
+			pool.aim(c.ticked)
+		}
 	}
 	c.retireOrphans()
 	c.answer(c.claims.Awaited()...)

@@ -39,6 +39,7 @@ type pod struct {
 	// quarantined: the same for sandboxes of an earlier journal. The pool creates no other pod until
 	// the session of that journal ends.
 	quarantined bool
+	askedAt     time.Duration // boot clock: when its creation was asked for; 0: not known
 	warmAt      time.Duration // boot clock: when it was warm for the first time; 0: never
 	// unreadySince is when a node got it, or it was ready last, on the boot clock; 0: it is ready, or no node
 	// has it.
@@ -170,8 +171,8 @@ func (c *Core) podSeen(seen Pod) {
 			return
 		}
 		pool := c.pools.of(owner)
+		p = &pod{pool: pool, seen: seen, askedAt: pool.creating[seen.Key.Name], outdated: pool.known && seen.Template != pool.Template, addr: &taint.Pod[PodKey]{Key: seen.Key}}
 		pool.made(seen.Key.Name)
-		p = &pod{pool: pool, seen: seen, outdated: pool.known && seen.Template != pool.Template, addr: &taint.Pod[PodKey]{Key: seen.Key}}
 		c.nodes.join(p, seen.Node)
 		p.away = c.recovering && seen.Node != "" && !p.node.usable
 		c.pods[seen.Key] = p

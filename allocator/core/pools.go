@@ -8,8 +8,12 @@ import (
 	"time"
 
 	"github.com/berth-sandbox/berth/allocator/core/claims"
+	"github.com/berth-sandbox/berth/allocator/core/demand"
 	"github.com/berth-sandbox/berth/allocator/core/warm"
 )
+
+// maxLacking bounds the pods that are being created for waiting claims.
+const maxLacking = 1000
 
 // Back-off of pod creation after a failure.
 const (
@@ -44,7 +48,7 @@ type pool struct {
 	line    *claims.Line[claimState] // the claims that wait
 	// filling is the claim of line that collects pods for its batch.
 	filling  *claim
-	creating map[string]struct{}
+	creating map[string]time.Duration // when on the boot clock, by name
 	// again are the names of pods whose creation failed. They are used before new names, so that
 	// a pod that was created although the call failed is not created twice.
 	again []string
@@ -63,6 +67,9 @@ type pool struct {
 	createPause time.Duration
 	retryAt     time.Duration // boot clock; 0: no retry pending
 	backOff     backOff       // of pods that were made
+
+	demand demand.Tracker
+	target demand.Target // of the last settling
 }
 
 func (pool *pool) counts() Counts {
@@ -138,7 +145,7 @@ func (t *poolTable) of(key PoolKey) *pool {
 	if t.byKey[key] == nil {
 		made := &pool{
 			Pool: Pool{Key: key}, pods: map[*pod]struct{}{}, queue: warm.NewQueue[PodKey](), line: claims.NewLine[claimState](),
-			creating: map[string]struct{}{}, list: &t.unsettled, window: t.window,
+			creating: map[string]time.Duration{}, list: &t.unsettled, window: t.window,
 		}
 		for phase := range made.inPhase {
 			made.inPhase[phase] = map[*pod]struct{}{}
@@ -198,6 +205,7 @@ func (c *Core) settle(pool *pool) {
 		}
 		return
 	}
+	pool.aim(c.ticked)
 	plan := warm.PlanFor(pool.spec(), pool.warmCounts())
 	if plan.Retires() {
 		for _, p := range pool.toRetire(plan, c.pods) {
@@ -205,16 +213,35 @@ func (c *Core) settle(pool *pool) {
 		}
 	}
 	for range plan.Create {
-		if name := pool.nextName(c.cfg.NewSuffix); name != "" {
+		if name := pool.nextName(c.cfg.NewSuffix, c.now.Boot); name != "" {
 			c.emit(CreatePod{Pool: pool.Key, Name: name})
 		}
 	}
 }
 
+// aim finds how many warm pods the demand asks for.
+func (pool *pool) aim(now time.Duration) {
+	target := pool.demand.Target(now, demand.Limits{Min: pool.Warm, Max: pool.MaxWarm}, pool.lacking())
+	if target != pool.target {
+		pool.target = target
+		pool.touch()
+	}
+}
+
+// lacking is how many pods the waiting claims still need. It is bounded, so that one step has few effects.
+func (pool *pool) lacking() int {
+	lacking := pool.line.Pods()
+	if f := pool.filling; f != nil {
+		lacking -= len(f.Request.pods)
+	}
+	return min(lacking, maxLacking)
+}
+
 // spec is what the plan of a pool is made for.
 func (pool *pool) spec() warm.Spec {
 	return warm.Spec{
-		Warm: pool.Warm, MaxPods: pool.MaxPods, MaxSurge: pool.MaxSurge, MaxUnavailable: pool.MaxUnavailable, Window: pool.window,
+		Warm: pool.target.Warm, Lacking: pool.target.Lacking, Spare: pool.target.Spare,
+		MaxPods: pool.MaxPods, MaxSurge: pool.MaxSurge, MaxUnavailable: pool.MaxUnavailable, Window: pool.window,
 		Held: pool.backOff.held, Retrying: pool.retryAt != 0, Paused: pool.Paused, Refused: pool.Refused != "",
 	}
 }
@@ -275,7 +302,7 @@ func (pool *pool) refusal(token uint64, why Refusal) ClaimRefused {
 
 // nextName returns the name of a pod to be created. Names whose creation failed come first. It is
 // empty after a name collision; the next settling tries another suffix.
-func (pool *pool) nextName(suffix func() string) string {
+func (pool *pool) nextName(suffix func() string, now time.Duration) string {
 	name := pool.Key.Name + "-" + suffix()
 	if len(pool.again) > 0 {
 		name, pool.again = pool.again[0], pool.again[1:]
@@ -283,7 +310,7 @@ func (pool *pool) nextName(suffix func() string) string {
 	if _, taken := pool.creating[name]; taken {
 		return ""
 	}
-	pool.creating[name] = struct{}{}
+	pool.creating[name] = now
 	return name
 }
 

@@ -63,6 +63,7 @@ func (c *Core) Recover(st State) ([]Effect, error) {
 		if !pool.known { // its object is gone, only its pods are left
 			pool.Deleting = true
 		}
+		pool.demand.Found(c.ticked, pool.sum(podPending)+pool.sum(podWarm))
 		pool.touch()
 	}
 	return c.take(), nil

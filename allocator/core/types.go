@@ -28,6 +28,7 @@ type Instant struct {
 type Pool struct {
 	Key     PoolKey
 	Warm    int
+	MaxWarm int // how many warm pods the demand may ask for; at most Warm: the pool has Warm
 	MaxPods int // 0: no bound
 	// MaxSurge bounds the pods that start; 0: no bound. MaxUnavailable is how many warm pods may be missing
 	// while a change of the template replaces them.

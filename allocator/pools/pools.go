@@ -158,6 +158,9 @@ func (p *Pools) keep(pool *v1alpha1.SandboxPool) core.Pool {
 			spec.BusyProbe = core.BusyProbe{Port: spec.Agent.Port, Path: busyPath}
 		}
 	}
+	if pool.Spec.MaxWarm != nil {
+		spec.MaxWarm = int(*pool.Spec.MaxWarm)
+	}
 	if pool.Spec.MaxPods != nil {
 		spec.MaxPods = int(*pool.Spec.MaxPods)
 	}

@@ -37,6 +37,8 @@ type SandboxPool struct {
 // SandboxPoolSpec is what the pool's owner asks for.
 //
 // +kubebuilder:validation:XValidation:rule="!has(self.maxPods) || self.maxPods >= self.warm",message="spec.maxPods: must be at least spec.warm"
+// +kubebuilder:validation:XValidation:rule="!has(self.maxWarm) || self.maxWarm >= self.warm",message="spec.maxWarm: must be at least spec.warm"
+// +kubebuilder:validation:XValidation:rule="!has(self.maxWarm) || !has(self.maxPods) || self.maxPods >= self.maxWarm",message="spec.maxWarm: must be at most spec.maxPods"
 // +kubebuilder:validation:XValidation:rule="!has(self.ports) || size(self.ports) == 0 || self.defaultPort in self.ports",message="spec.ports: must contain spec.defaultPort, which is 8080 if it is not set; add it, or set spec.defaultPort to one of them"
 // +kubebuilder:validation:XValidation:rule="!has(self.idleTimeoutSeconds) || self.idleTimeoutSeconds == 0 || self.idleTimeoutSeconds >= 5",message="spec.idleTimeoutSeconds: must be 0, for no idle timeout, or at least 5: an admitted request may take so long to connect to its pod"
 // +kubebuilder:validation:XValidation:rule="!has(self.busyProbe) || has(self.maxLifetimeSeconds)",message="spec.busyProbe: needs spec.maxLifetimeSeconds, because a sandbox that always says that it is busy would never end; set it"
@@ -44,11 +46,21 @@ type SandboxPool struct {
 // +kubebuilder:validation:XValidation:rule="!has(self.agent) || !self.agent.enabled || self.agent.busy != 'Commands' || !has(self.busyProbe)",message="spec.agent.busy: Commands is a busyProbe that the agent answers; remove spec.busyProbe, or set busy to None"
 // +kubebuilder:validation:XValidation:rule="!has(self.agent) || !self.agent.enabled || self.onRestart == 'Release'",message="spec.agent: needs spec.onRestart Release, because an agent that starts again is not configured for its sandbox any more"
 type SandboxPoolSpec struct {
-	// warm is how many ready pods without a sandbox the pool keeps. With 0 it makes no
-	// pods, and claims get 429 pool_empty.
+	// warm is how many ready pods without a sandbox the pool keeps. In addition it makes a pod for
+	// each waiting claim that finds none. With 0 every claim waits for its pod to start, and a
+	// claim without waitTimeout gets 429 pool_empty.
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=10000
 	Warm int32 `json:"warm"`
+
+	// maxWarm lets the pool keep up to so many warm pods when claims come faster. It keeps as many
+	// as were claimed within one pod start in the busiest moment of the last 15 minutes, at least
+	// warm. The start time is measured. Default: the pool keeps warm. With an autoscaler that
+	// writes warm, through the scale subresource, leave it out: warm must not exceed it.
+	// +optional
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=10000
+	MaxWarm *int32 `json:"maxWarm,omitempty"`
 
 	// maxPods bounds all pods of the pool: pending, warm, claimed and releasing. Default: no
 	// bound.

@@ -13,6 +13,7 @@ type Line[R any] struct {
 	queues  map[string]*queue[R] // by team, those with a claim
 	turns   *list.List           // of *queue; the first is next
 	callers int
+	pods    int                     // that the claims ask for
 	late    *deadline.Queue[uint64] // tokens of the callers, by the ends of their waits
 }
 
@@ -39,6 +40,9 @@ func (l *Line[R]) CallersOf(team string) int {
 	}
 	return 0
 }
+
+// Pods is how many pods the claims in a line ask for.
+func (l *Line[R]) Pods() int { return l.pods }
 
 // First returns the claim that is next; nil: none waits.
 func (l *Line[R]) First() *Claim[R] { return l.Next(func(*Claim[R]) bool { return true }) }
@@ -98,6 +102,7 @@ func (cl *Claim[R]) enter() {
 		q.turn = cl.line.turns.PushBack(q)
 		cl.line.queues[cl.team] = q
 	}
+	cl.line.pods += cl.pods
 	cl.count(len(cl.callers))
 	for _, x := range cl.callers {
 		cl.line.late.Set(x.Token, x.Until)
@@ -116,6 +121,7 @@ func (cl *Claim[R]) enter() {
 // leave takes a claim out of the queue of its team.
 func (cl *Claim[R]) leave() {
 	q := cl.queue()
+	cl.line.pods -= cl.pods
 	cl.count(-len(cl.callers))
 	for _, x := range cl.callers {
 		cl.line.late.Remove(x.Token)
@@ -145,7 +151,7 @@ func (l *Line[R]) waiting() (all []*Claim[R]) {
 }
 
 func (l *Line[R]) check() error {
-	all := 0
+	all, pods := 0, 0
 	for team, q := range l.queues {
 		last, callers := uint64(0), 0
 		for e := q.claims.Front(); e != nil; e = e.Next() {
@@ -159,6 +165,7 @@ func (l *Line[R]) check() error {
 				}
 			}
 			callers += len(cl.callers)
+			pods += cl.pods
 			last = cl.number
 		}
 		if q.team != team || last == 0 || callers != q.callers || q.turn.Value.(*queue[R]) != q {
@@ -168,6 +175,9 @@ func (l *Line[R]) check() error {
 	}
 	if err := l.late.Check(); err != nil || l.late.Len() != all {
 		return fmt.Errorf("claims: %d callers wait in a line, %d can be late: %w", all, l.late.Len(), err)
+	}
+	if pods != l.pods {
+		return fmt.Errorf("claims: the claims of a line ask for %d pods, counted are %d", pods, l.pods)
 	}
 	if all != l.callers || len(l.queues) != l.turns.Len() {
 		return fmt.Errorf("claims: %d callers of %d teams wait in a line, counted are %d of %d", all, len(l.queues), l.callers, l.turns.Len())

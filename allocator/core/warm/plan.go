@@ -4,6 +4,10 @@ package warm
 type Spec struct {
 	// Warm is how many warm pods it should have.
 	Warm int
+	// Lacking is how many pods its waiting claims still need. It creates them in addition.
+	Lacking int
+	// Spare is how many pods more it does not delete, although it does not create them.
+	Spare int
 	// MaxPods bounds its pods in all states; 0: no bound.
 	MaxPods int
 	// MaxSurge bounds the pods that start: created and not ready; 0: no bound.
@@ -62,10 +66,15 @@ func (p Plan) Retires() bool {
 // Wanted is how many warm pods a pool should have, as far as MaxPods leaves room beside the pods
 // in use.
 func (s Spec) Wanted(inUse int) int {
+	return s.room(s.Warm, inUse)
+}
+
+// room is how many of these pods there is room for beside the pods in use.
+func (s Spec) room(pods, inUse int) int {
 	if s.MaxPods == 0 {
-		return s.Warm
+		return pods
 	}
-	return max(0, min(s.Warm, s.MaxPods-inUse))
+	return max(0, min(pods, s.MaxPods-inUse))
 }
 
 // PlanFor decides what a pool does. After the plan is carried out, the plan for the new counts is
@@ -74,9 +83,9 @@ func (s Spec) Wanted(inUse int) int {
 // the oldest pods too, so what is left is as far as possible from what ages in a pod: its memory, its
 // image, what it has cached. Stranded pods go when enough others are warm.
 func PlanFor(s Spec, n Counts) (p Plan) {
-	wanted, warm := s.Wanted(n.InUse), n.Warm+n.OutdatedWarm
+	wanted, warm := s.room(s.Warm+s.Lacking, n.InUse), n.Warm+n.OutdatedWarm
 	if s.Refused { // warm pods of an earlier template are kept as far as they are wanted
-		return Plan{AllPending: n.Pending > 0, OutdatedWarm: max(0, n.OutdatedWarm-wanted), Warm: n.Warm}
+		return Plan{AllPending: n.Pending > 0, OutdatedWarm: max(0, n.OutdatedWarm-s.Wanted(n.InUse)), Warm: n.Warm}
 	}
 	if s.Paused {
 		return p
@@ -84,7 +93,7 @@ func PlanFor(s Spec, n Counts) (p Plan) {
 	// Stranded pods do not count.
 	idle := n.Creating + n.Coming + n.Warm
 	if !s.Retrying {
-		missing := s.Warm - idle - s.Held
+		missing := s.Warm + s.Lacking - idle - s.Held
 		if room := s.MaxPods - n.Total - n.Creating; s.MaxPods > 0 && missing > room {
 			if wanted > warm {
 				p.Stranded = max(0, min(n.Stranded, missing-room-n.Deleting))
@@ -113,10 +122,11 @@ func PlanFor(s Spec, n Counts) (p Plan) {
 			}
 		}
 	}
-	if surplus := idle - wanted; surplus > 0 {
+	kept := s.room(s.Warm+s.Lacking+s.Spare, n.InUse)
+	if surplus := idle - kept; surplus > 0 {
 		p.Coming = min(surplus, n.Coming)
 		// Pods that are still being created cannot be deleted.
-		p.Warm = max(0, min(surplus-p.Coming, n.Warm-wanted))
+		p.Warm = max(0, min(surplus-p.Coming, n.Warm-kept))
 	}
 	return p
 }

@@ -1,0 +1,77 @@
+package core
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/berth-sandbox/berth/allocator/core/demand"
+)
+
+func TestWaitingClaimGetsPodOfColdPool(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{specA(0)}, nil)
+	s.step(Claim{Token: 1, Pool: poolA, Wait: wait})
+	created := one[CreatePod](s)
+	s.step(PodSeen{warmPod(created.Name)})
+	require.EqualValues(t, 1, one[Claimed](s).Token)
+	none[CreatePod](s)
+}
+
+func TestPodOfClaimThatGaveUpIsKept(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{specA(0)}, nil)
+	s.step(Claim{Token: 1, Pool: poolA, Wait: time.Second})
+	created := one[CreatePod](s)
+	s.pass(time.Second)
+	require.Equal(t, PoolEmpty, one[ClaimRefused](s).Why)
+	s.step(PodSeen{warmPod(created.Name)})
+	counts, _ := s.core.View().Counts(poolA)
+	require.Equal(t, 1, counts.Warm)
+	s.step(Claim{Token: 2, Pool: poolA}) // it comes again, and does not wait
+	require.EqualValues(t, 2, one[Claimed](s).Token)
+}
+
+func TestSparePodIsDeletedWhenUnused(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{specA(0)}, nil)
+	s.step(Claim{Token: 1, Pool: poolA, Wait: time.Second})
+	created := one[CreatePod](s)
+	s.pass(time.Second)
+	s.step(PodSeen{warmPod(created.Name)})
+	s.pass(2 * demand.Spare)
+	counts, _ := s.core.View().Counts(poolA)
+	require.Zero(t, counts.Warm)
+}
+
+func TestWarmTargetFollowsTheBusiestStretch(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{changed(specA(1), func(p *Pool) { p.MaxWarm = 3 })}, nil)
+	target := func() int { return s.core.pools.byKey[poolA].target.Warm }
+	require.Equal(t, 1, target())
+	for token := range uint64(2) {
+		s.step(Claim{Token: token + 1, Pool: poolA}) // refused at once, and wanted all the same
+		require.Equal(t, PoolEmpty, one[ClaimRefused](s).Why)
+	}
+	require.Equal(t, 2, target())
+	for token := range uint64(5) {
+		s.step(Claim{Token: token + 10, Pool: poolA})
+	}
+	require.Equal(t, 3, target(), "maxWarm")
+	s.step(Tick{})
+	s.pass(demand.History - time.Minute)
+	require.Equal(t, 3, target())
+	s.pass(2 * time.Minute)
+	require.Equal(t, 1, target())
+}
+
+func TestNewLeaderKeepsTheIdlePodsItFinds(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{changed(specA(1), func(p *Pool) { p.MaxWarm = 10 })}, warmPods(4))
+	counts, _ := s.core.View().Counts(poolA)
+	require.Equal(t, 4, counts.Warm)
+	s.pass(demand.History)
+	counts, _ = s.core.View().Counts(poolA)
+	require.Equal(t, 1, counts.Warm)
+}
