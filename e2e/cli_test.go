@@ -94,7 +94,7 @@ func TestCommandLineRunsAWholeSession(t *testing.T) {
 
 	c.run(0, "timeout", id, "20m")
 	c.run(0, "keepalive", id, other)
-	require.Contains(t, c.run(0, "why", id), "Timeout in")
+	require.Contains(t, c.run(0, "why", id), "EndTime in")
 	require.Contains(t, c.run(0, "last-active", "--pool", c.pool), other)
 	require.Contains(t, c.run(0, "fence", "sessions"), "router-")
 	require.Regexp(t, "Routable: +yes", c.run(0, "diagnose", id))

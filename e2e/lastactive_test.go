@@ -100,7 +100,7 @@ func TestOperatorsSeeLastUseAndNextRelease(t *testing.T) {
 
 	text := e.api(http.MethodGet, "/v1/last-active?format=text&id="+used.SandboxID, "").body
 	require.Regexp(t, `^`+used.SandboxID+`  `+e.pool+
-		`  \S+  \d+\.\d{3}s ago  open at \S+  1 open  Idle (in \ds|is due)(, waits for .*)?\n$`, text)
+		`  \S+  \d+\.\d{3}s ago  open at \S+  1 open  IdleTimeout (in \ds|is due)(, waits for .*)?\n$`, text)
 	out, err := e.berth("last-active", "--pool="+e.pool)
 	require.NoError(t, err)
 	table := strings.Split(strings.TrimSpace(out), "\n")
@@ -108,7 +108,7 @@ func TestOperatorsSeeLastUseAndNextRelease(t *testing.T) {
 	require.Regexp(t, `^SANDBOX +POOL +LAST ACTIVE +BY +OPEN +IDLE TIMEOUT +NEXT$`, table[0])
 	one, err := e.berth("last-active", "--id="+used.SandboxID)
 	require.NoError(t, err)
-	require.Regexp(t, used.SandboxID+` +`+e.pool+` +(\S+ ago|now) +open +1 +6s +Idle (in \ds|is due)`, one)
+	require.Regexp(t, used.SandboxID+` +`+e.pool+` +(\S+ ago|now) +open +1 +6s +IdleTimeout (in \ds|is due)`, one)
 	require.NotContains(t, one, silent.SandboxID)
 	e.echoes(socket, "still there")
 }

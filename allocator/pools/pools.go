@@ -308,6 +308,7 @@ func (p *Pools) status(pool *v1alpha1.SandboxPool, counts core.Counts) v1alpha1.
 		Warm:               int32(counts.Warm), Pending: int32(counts.Pending),
 		Claimed: int32(counts.Claimed), Releasing: int32(counts.Releasing),
 		Waiting: int32(counts.Waiting), Outdated: int32(counts.Outdated),
+		Selector: v1alpha1.LabelPool + "=" + pool.Name + "," + v1alpha1.LabelPhase + "=" + v1alpha1.PhaseWarm,
 	}
 	s.LastFailure = pool.Status.LastFailure // also of an earlier leader
 	if f := counts.Failed; f != (core.PodFailure{}) {

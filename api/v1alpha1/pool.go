@@ -10,7 +10,7 @@ import (
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
-// +kubebuilder:subresource:scale:specpath=.spec.warm,statuspath=.status.warm
+// +kubebuilder:subresource:scale:specpath=.spec.warm,statuspath=.status.warm,selectorpath=.status.selector
 // +kubebuilder:resource:path=sandboxpools,singular=sandboxpool,shortName=sbp,categories=berth
 // +kubebuilder:printcolumn:name="Desired",type=integer,JSONPath=`.spec.warm`,description="Pods that the pool keeps warm"
 // +kubebuilder:printcolumn:name="Warm",type=integer,JSONPath=`.status.warm`,description="Pods that can be claimed now"
@@ -496,6 +496,9 @@ type SandboxPoolStatus struct {
 	// outdated is the number of idle pods that were made from an older template.
 	// +optional
 	Outdated int32 `json:"outdated"`
+	// selector selects the pods that the scale subresource counts: the warm ones. Autoscalers ask for it.
+	// +optional
+	Selector string `json:"selector,omitempty"`
 	// lastFailure is the last idle pod that ended by itself, was deleted by another client, or was not
 	// ready in time.
 	// +optional
