@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -9,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	autoscalingv1 "k8s.io/api/autoscaling/v1"
 	corev1 "k8s.io/api/core/v1"
 	schedulingv1 "k8s.io/api/scheduling/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -42,7 +44,17 @@ func TestPoolFollowsItsChangedSpec(t *testing.T) {
 	e.eventually(settled(2))
 	e.patchPool(e.pool, `{"spec":{"warm":4}}`)
 	e.eventually(settled(4))
-	e.patchPool(e.pool, `{"spec":{"warm":1}}`)
+	// As an autoscaler does: it asks for the pods that are counted, and writes their number.
+	scale := e.clients.Berth.Get().Namespace(e.site.namespace()).Resource("sandboxpools").Name(e.pool).SubResource("scale")
+	raw, err := scale.DoRaw(e.t.Context())
+	require.NoError(e.t, err)
+	var scaled autoscalingv1.Scale
+	require.NoError(e.t, json.Unmarshal(raw, &scaled))
+	require.EqualValues(e.t, 4, scaled.Status.Replicas)
+	require.Equal(e.t, "berth.sh/pool="+e.pool+",berth.sh/phase=warm", scaled.Status.Selector)
+	require.NoError(e.t, e.clients.Berth.Patch(types.MergePatchType).Namespace(e.site.namespace()).
+		Resource("sandboxpools").Name(e.pool).SubResource("scale").Body([]byte(`{"spec":{"replicas":1}}`)).
+		Do(e.t.Context()).Error())
 	e.eventually(settled(1))
 	e.eventually(func() error {
 		if n := len(e.pods(nil)); n != 2 {
