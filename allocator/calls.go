@@ -144,10 +144,10 @@ func poolEmpty(pool string, ev core.Claim, e core.ClaimRefused) *apierror.Error 
 		why = fmt.Sprintf("maxPods %d is reached: %d starting, %s", e.MaxPods, n.Pending, counted)
 	case e.Paused:
 		why = fmt.Sprintf("it is paused: %s", counted)
-	case e.Warm == 0:
-		why = "it creates none: warm is 0"
+	case e.Warm == 0 && n.Pending == 0:
+		why = "warm is 0, and none is starting"
 	default:
-		why = fmt.Sprintf("%d of %d are starting, %s", n.Pending, e.Warm, counted)
+		why = fmt.Sprintf("%d are starting, %s", n.Pending, counted)
 	}
 	if n.Trouble.Pod != "" {
 		why += fmt.Sprintf(", pods end before they can be used (%s: %s)", n.Trouble.Pod, n.Trouble.Why)

@@ -267,31 +267,46 @@ func TestPoolQuotesQuotaAndScheduler(t *testing.T) {
 		_ = e.clients.Kubernetes.SchedulingV1().PriorityClasses().Delete(context.Background(), name, metav1.DeleteOptions{})
 		_ = quotas.Delete(context.Background(), name, metav1.DeleteOptions{})
 	})
-	limits := corev1.ResourceList{corev1.ResourcePods: resource.MustParse("2")}
-	quota, err := quotas.Create(t.Context(), &corev1.ResourceQuota{
+	none := corev1.ResourceList{corev1.ResourcePods: resource.MustParse("0")}
+	_, err = quotas.Create(t.Context(), &corev1.ResourceQuota{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
-		Spec: corev1.ResourceQuotaSpec{Hard: limits, ScopeSelector: &corev1.ScopeSelector{MatchExpressions: []corev1.ScopedResourceSelectorRequirement{
+		Spec: corev1.ResourceQuotaSpec{Hard: none, ScopeSelector: &corev1.ScopeSelector{MatchExpressions: []corev1.ScopedResourceSelectorRequirement{
 			{ScopeName: corev1.ResourceQuotaScopePriorityClass, Operator: corev1.ScopeSelectorOpIn, Values: []string{name}},
 		}}},
 	}, metav1.CreateOptions{})
 	require.NoError(t, err)
-	// The controller that does this is a part of kube-controller-manager, which devcluster does not have.
-	quota.Status = corev1.ResourceQuotaStatus{Hard: limits, Used: corev1.ResourceList{corev1.ResourcePods: resource.MustParse("0")}}
-	quota, err = quotas.UpdateStatus(t.Context(), quota, metav1.UpdateOptions{})
-	require.NoError(t, err)
 	p := e.newPool(name, 3)
 	p.Spec.Template.Spec.PriorityClassName = name
+	// The API server applies a quota once it has watched its status.
+	e.eventually(func() error {
+		quota, err := quotas.Get(t.Context(), name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if quota.Status.Hard == nil { // kube-controller-manager writes it, which devcluster does not have
+			quota.Status = corev1.ResourceQuotaStatus{Hard: none, Used: none}
+			if _, err := quotas.UpdateStatus(t.Context(), quota, metav1.UpdateOptions{}); err != nil {
+				return err
+			}
+		}
+		_, err = e.clients.Kubernetes.CoreV1().Pods(e.site.namespace()).Create(t.Context(),
+			&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: p.Spec.Template.Spec}, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		if err == nil || !strings.Contains(err.Error(), "exceeded quota: "+name) {
+			return fmt.Errorf("a pod in spite of the quota: %v", err)
+		}
+		return nil
+	})
 	e.createPool(p)
 	degraded(name, v1alpha1.PoolQuotaExceeded, "exceeded quota: "+name)
-	require.EqualValues(t, 2, len(e.pods(map[string]string{v1alpha1.LabelPool: name})))
-	require.NoError(t, quotas.Delete(t.Context(), quota.Name, metav1.DeleteOptions{}))
+	require.Empty(t, e.pods(map[string]string{v1alpha1.LabelPool: name}))
+	require.NoError(t, quotas.Delete(t.Context(), name, metav1.DeleteOptions{}))
 	healthy(name, 3)
 
 	name = e.pool + "-nowhere"
 	p = e.newPool(name, 1)
 	p.Spec.Template.Spec.NodeSelector = map[string]string{"no-such": "node"}
 	e.createPool(p)
-	degraded(name, "Unschedulable", "nodeSelector")
+	degraded(name, core.PodUnschedulable, "nodes are available") // devcluster and kube-scheduler word the rest differently
 	e.patchPool(name, `{"spec":{"template":{"spec":{"nodeSelector":null}}}}`)
 	healthy(name, 1)
 }

@@ -38,16 +38,23 @@ type Trouble struct {
 	Retry time.Time
 }
 
-// deletedEarly is why the pod of a pool ended early that was deleted.
-const deletedEarly = "it was deleted before it was ready"
+// Why an idle pod ended that was deleted.
+const (
+	deletedEarly = "it was deleted before it was ready"
+	deletedWarm  = "it was deleted, and not by its pool"
+)
 
 // ends returns why an idle pod ends that is seen to.
 func (p *pod) ends() (reason, why string) {
 	switch {
 	case p.seen.Finished:
 		return cmp.Or(p.seen.Reason, PodFailed), cmp.Or(p.seen.Why, "its containers have ended")
+	case p.seen.NoExecute && (p.seen.Ready || p.node.usable): // as for a sandbox: see removed
+		return PodEvicted, p.seen.Why
 	case p.seen.Reason == PodEvicted || p.seen.Reason == PodPreempted || p.seen.Reason == PodNodeLost:
 		return p.seen.Reason, p.seen.Why
+	case p.warmAt != 0:
+		return PodDeleted, deletedWarm
 	}
 	return PodDeleted, deletedEarly
 }

@@ -67,7 +67,7 @@ func (c *Core) asked(sb *sandbox, configured bool) {
 	if sb.Phase == Starting {
 		c.emit(StartSandbox{sb.Sandbox})
 	} else {
-		c.markRunning(sb, c.now.Boot, activity.Claim) // no request was admitted while the agent was asked
+		c.markRunning(sb, c.now.Boot, activity.Claim) // routers of the earlier leader are waited for: see idle.Expect
 		c.routers.sendRoute(sb)                       // the earlier leader may have said that it is ready
 	}
 	c.adopt(sb.grant())

@@ -44,6 +44,24 @@ func TestNewLeaderAllowsForUnwrittenActivity(t *testing.T) {
 	}
 }
 
+// The leader before may have granted the claim and sent the route, and the object does not show it yet.
+// Invariant: I4
+func TestNewLeaderWaitsForRoutersOfAGrantWithoutObject(t *testing.T) {
+	s := newSimAt(t, 2, start)
+	f := on("a-1", "x")
+	f.Sandbox.IdleTimeout, f.Sandbox.ClaimedAt, f.Sandbox.Agent = idleFor, start.Wall, Agent{Port: 49983}
+	f.Ungranted = 1
+	s.recoverState(State{
+		Pools: []Pool{idlePool(0)}, Nodes: []string{"n1"}, Pods: []Pod{with(agentPod("a-1"), func(p *Pod) { p.Used = true })},
+		Facts: []Fact{f, {Revision: Revision{1, 1}, Session: "r"}},
+	})
+	s.step(Configured{ID: "x", OK: true})
+	s.pass(idleFor) // r is not connected, and may have requests open
+	none[SandboxReleased](s)
+	s.pass(lease + expiry - idleFor)
+	none[SandboxReleased](s)
+}
+
 // One ten minutes behind and the other ten minutes ahead are twenty minutes apart. A short
 // idle timeout adds nothing to the margin.
 func TestNewLeaderAllowsForTwentyMinutesOfClockSkew(t *testing.T) {

@@ -32,6 +32,8 @@ type use struct {
 	id    string
 	at    netip.AddrPort
 	envoy int
+	// router has admitted it.
+	router *router
 	// began is when its answer was read, shows when looks show it, ends when it ends; 0: it
 	// is open until endUse ends it.
 	began, shows, ends time.Duration
@@ -165,7 +167,7 @@ func (w *world) quiesced(r *router, e SendQuiesce) {
 // begins lets a request reach its pod: for a moment, for less than a second, or until
 // endUse ends it. Its Envoy may show it as late as it may connect.
 func (w *world) begins(q *request, at time.Duration) {
-	u := &use{id: q.id, at: netip.AddrPortFrom(q.at, 80), envoy: q.router.envoy, began: at, shows: at}
+	u := &use{id: q.id, at: netip.AddrPortFrom(q.at, 80), envoy: q.router.envoy, router: q.router, began: at, shows: at}
 	switch w.draw(4) {
 	case 0, 1:
 		u.ends = at
@@ -175,7 +177,7 @@ func (w *world) begins(q *request, at time.Duration) {
 	if w.draw(3) == 2 {
 		u.shows = max(at, q.until-time.Millisecond)
 	}
-	if w.seen(u.envoy) {
+	if w.seen(u.envoy) && w.showsOpen(u) {
 		w.active(u.id, min(at, w.now.Boot))
 	}
 	w.uses = append(w.uses, u)
@@ -205,11 +207,19 @@ func (w *world) passUses() {
 			until = min(now, u.ends)
 		}
 		// What ends before a look can show it, a router only knows from its admission.
-		if w.seen(u.envoy) && u.shows <= until {
+		if w.seen(u.envoy) && u.shows <= until && w.showsOpen(u) {
 			w.active(u.id, until)
 		}
 	}
 	w.uses = slices.DeleteFunc(w.uses, func(u *use) bool { return !u.open(now) || w.podless(u.id) })
+}
+
+// showsOpen reports whether a router knows of a use. When the one that has admitted it must have gone stale,
+// what it has left open counts only as far as another router has seen it.
+func (w *world) showsOpen(u *use) bool {
+	return w.now.Boot < u.router.heardAt+maxStale || slices.ContainsFunc(w.routers, func(r *router) bool {
+		return r.envoy == u.envoy && w.isKnown(r) && r.lookedAt >= u.shows
+	})
 }
 
 // podless reports whether there is nothing any more that a request for id could go to.

@@ -170,7 +170,11 @@ func (c *Core) recoverSandbox(sb *sandbox) {
 		sb.Phase = max(sb.Phase, Starting)
 		sb.asking = sb.ungranted > 0 && sb.Agent.Port != 0
 		sb.setTimes(c.now)
-		if sb.Phase == Running && !sb.asking {
+		switch {
+		case sb.Phase != Running:
+		case sb.asking: // the earlier leader may have granted it, and sent its route
+			c.idle.Expect(sb.ID)
+		default:
 			c.recoverActivity(sb)
 		}
 		c.sandboxes.schedule(sb)

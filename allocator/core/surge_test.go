@@ -176,6 +176,26 @@ func TestReasonOfAnIdlePodsEndIsRecorded(t *testing.T) {
 	}
 }
 
+func TestTaintOfANodeThatWorksIsNoLossOfTheNode(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})
+	s.step(PodSeen{with(warmPod("a-1"), func(p *Pod) { p.Deleting, p.NoExecute, p.Reason, p.Why = true, true, PodNodeLost, "NoExecute" })})
+	if got := one[IdlePodFailed](s).Failure; got.Reason != PodEvicted || got.Why != "NoExecute" {
+		t.Errorf("%+v", got)
+	}
+}
+
+func TestDeletionOfAWarmPodIsNotSaidToBeEarly(t *testing.T) {
+	for want, change := range map[string]func(*Pod){deletedWarm: func(*Pod) {}, deletedEarly: unready} {
+		s := newSim(t)
+		s.recover([]Pool{specA(1)}, []Pod{with(warmPod("a-1"), change)})
+		s.step(PodSeen{with(warmPod("a-1"), func(p *Pod) { p.Deleting = true })})
+		if got := one[IdlePodFailed](s).Failure; got.Reason != PodDeleted || got.Why != want {
+			t.Errorf("%+v, expected %q", got, want)
+		}
+	}
+}
+
 func TestOrphanedSandboxesOutliveTheDeletionOfTheirPool(t *testing.T) {
 	s := newSim(t)
 	s.recover([]Pool{specA(2)}, []Pod{warmPod("a-1"), warmPod("a-2")})

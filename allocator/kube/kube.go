@@ -110,10 +110,11 @@ func Work[T comparable](
 	all.Wait()
 }
 
-// Bounded cuts a text for people to at most limit bytes and a mark.
+// Bounded cuts a text for people to at most limit bytes and a mark. It drops what is not UTF-8, which the journal
+// cannot hold: the API server stores what a node says, in protobuf, without a look at it.
 func Bounded(text string, limit int) string {
 	if len(text) <= limit {
-		return text
+		return strings.ToValidUTF8(text, "")
 	}
 	return strings.ToValidUTF8(text[:limit], "") + "..."
 }

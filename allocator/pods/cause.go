@@ -65,13 +65,26 @@ func causeOf(p *corev1.Pod) (cause core.Cause, noExecute bool) {
 		reason = core.ReasonCompleted
 	}
 	code := end.ExitCode
-	cause = said(reason, fmt.Sprintf("container %s: exit code %d %s", end.container, code, end.Reason), end.Message)
+	words := fmt.Sprintf("container %s: exit code %d %s", end.container, code, end.Reason)
+	if p.Status.Phase == corev1.PodFailed && p.Status.Reason != "" { // the kubelet gave the pod up, such as DeadlineExceeded
+		words = joined(p.Status.Reason, p.Status.Message) + "; " + words
+	}
+	message := "" // a container that ran may have written it, also with secrets of its claim
+	if end.Reason == startError || end.Reason == cannotRun {
+		message = end.Message
+	}
+	cause = said(reason, words, message)
 	cause.ExitCode = &code
 	return cause, false
 }
 
-// oomKilled is the reason of a container that the kernel has killed for its use of memory.
-const oomKilled = "OOMKilled"
+// Reasons of ended containers.
+const (
+	oomKilled = "OOMKilled" // by the kernel, for its use of memory
+	// The container runtime could not start it.
+	startError = "StartError"
+	cannotRun  = "ContainerCannotRun"
+)
 
 // ended is the end of a container.
 type ended struct {

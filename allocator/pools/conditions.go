@@ -45,6 +45,10 @@ func (k known) conditions() []metav1.Condition {
 // lacks reports whether the pool has fewer warm pods than there is room for.
 func (k known) lacks() bool { return k.counts.Warm < k.counts.Wanted }
 
+// short reports whether it lacks warm pods, or pods for claims that wait. A pool of which none are to be warm has
+// only the latter.
+func (k known) short() bool { return k.lacks() || k.counts.Waiting > 0 }
+
 // degraded returns the condition Degraded: the first cause in this order that keeps the pool from what it asks
 // for.
 func (k known) degraded() metav1.Condition {
@@ -59,26 +63,26 @@ func (k known) degraded() metav1.Condition {
 		case errors.Is(k.refused, pods.ErrPreStop):
 			c.Reason = v1alpha1.PoolPreStop
 		}
-	case k.createErr != nil && k.lacks():
+	case k.createErr != nil && k.short():
 		c.Message, c.Reason = k.createErr.Error(), v1alpha1.PoolCreateFailed
 		// The API server has no reason of its own for a quota (plugin/pkg/admission/resourcequota).
 		if apierrors.IsForbidden(k.createErr) && strings.Contains(c.Message, "exceeded quota") {
 			c.Reason = v1alpha1.PoolQuotaExceeded
 		}
-	case n.Trouble != (core.Trouble{}):
+	case n.Trouble != (core.Trouble{}) && (n.Target > 0 || n.Waiting > 0): // else none is tried
 		next := "a replacement is being tried"
 		if !n.Trouble.Retry.IsZero() {
 			next = "the next attempt is at " + n.Trouble.Retry.UTC().Format(time.RFC3339)
 		}
 		c.Reason = n.Trouble.Reason
 		c.Message = fmt.Sprintf("pod %s ended before it could be used: %s; %s", n.Trouble.Pod, n.Trouble.Why, next)
-	case n.Stuck.Pods > 0 && k.lacks():
+	case n.Stuck.Pods > 0 && k.short():
 		c.Reason = n.Stuck.Reason
 		c.Message = fmt.Sprintf("pod %s is not ready: %s", n.Stuck.Pod, n.Stuck.Why)
 		if n.Stuck.Pods > 1 {
 			c.Message = fmt.Sprintf("%d pods are not ready, such as pod %s: %s", n.Stuck.Pods, n.Stuck.Pod, n.Stuck.Why)
 		}
-	case n.Stranded > 0 && k.lacks():
+	case n.Stranded > 0 && k.short():
 		c.Reason, c.Message = v1alpha1.PoolNodesUnusable, fmt.Sprintf("%d pods are on nodes that are cordoned or not ready", n.Stranded)
 	default:
 		c.Status, c.Reason = metav1.ConditionFalse, v1alpha1.PoolHealthy
@@ -121,7 +125,7 @@ func (k known) progressing(degraded metav1.Condition) metav1.Condition {
 		c.Message = fmt.Sprintf("%d sandboxes run, %d pods end", n.Claimed, n.Releasing)
 	case k.pool.Spec.Paused:
 		c.Status, c.Reason, c.Message = metav1.ConditionFalse, v1alpha1.PoolPaused, paused
-	case degraded.Status == metav1.ConditionTrue && (k.lacks() || k.refused != nil):
+	case degraded.Status == metav1.ConditionTrue && (k.short() || k.refused != nil):
 		c.Status, c.Reason, c.Message = metav1.ConditionFalse, degraded.Reason, degraded.Message
 	case n.Outdated > 0:
 		c.Reason, c.Message = v1alpha1.PoolRollingOut, fmt.Sprintf("%d idle pods are of an older template", n.Outdated)

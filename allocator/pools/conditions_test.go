@@ -45,6 +45,8 @@ func TestConditionsQuoteWhatKeepsAPoolEmpty(t *testing.T) {
 			progressing: "False QuotaExceeded create pod demo-x: " + quota.Error(), degraded: "True QuotaExceeded create pod demo-x: " + quota.Error()},
 		"another error of the API server": {counts: missing, createErr: errors.New("no"), ready: "False CreateFailed 1 of 3 pods are warm; no",
 			progressing: "False CreateFailed no", degraded: "True CreateFailed no"},
+		"quota, and only claims wait": {counts: core.Counts{Waiting: 1}, createErr: fmt.Errorf("create pod demo-x: %w", quota), ready: "True Warm ",
+			progressing: "False QuotaExceeded create pod demo-x: " + quota.Error(), degraded: "True QuotaExceeded create pod demo-x: " + quota.Error()},
 		"an error that no pod waits for": {counts: full, createErr: errors.New("no"), ready: "True Warm ", progressing: "False Settled ",
 			degraded: "False Healthy "},
 		"unschedulable": {
@@ -63,6 +65,8 @@ func TestConditionsQuoteWhatKeepsAPoolEmpty(t *testing.T) {
 			progressing: "False OOMKilled pod demo-x ended before it could be used: exit code 137; a replacement is being tried",
 			degraded:    "True OOMKilled pod demo-x ended before it could be used: exit code 137; a replacement is being tried",
 		},
+		"pods ended, and none is wanted now": {counts: core.Counts{Trouble: core.Trouble{Pod: "demo-x", Reason: core.PodOOMKilled, Why: "exit code 137"}},
+			ready: "True Warm ", progressing: "False Settled ", degraded: "False Healthy "},
 		"nodes": {counts: with(func(n *core.Counts) { n.Stranded = 2 }),
 			ready:       "False NodesUnusable 1 of 3 pods are warm; 2 pods are on nodes that are cordoned or not ready",
 			progressing: "False NodesUnusable 2 pods are on nodes that are cordoned or not ready",

@@ -42,6 +42,7 @@ type Ledger struct {
 	dryRun        bool
 
 	sandboxes    map[string]*sandbox
+	expected     map[string]uint64 // the numbers of sandboxes that were expected, see Expect
 	lastRouteSeq uint64
 	due          *deadline.Queue[string] // of sandboxes that are neither asked about nor decided
 	turns        *deadline.Queue[string] // of sandboxes with an idle timeout: their next turns
@@ -93,15 +94,25 @@ type sandbox struct {
 // open its connection. dryRun: idle sandboxes stay and are asked about again.
 func New(connectWindow time.Duration, dryRun bool) *Ledger {
 	return &Ledger{
-		connectWindow: connectWindow, dryRun: dryRun, sandboxes: map[string]*sandbox{},
+		connectWindow: connectWindow, dryRun: dryRun, sandboxes: map[string]*sandbox{}, expected: map[string]uint64{},
 		due: deadline.New[string](), turns: deadline.New[string](),
 	}
 }
 
-// Add adds a sandbox that was in use at that time. Routers may learn its route from now on.
-func (l *Ledger) Add(added Sandbox, at time.Duration, kind activity.Kind, now time.Duration) {
+// Expect notes that routers may have learned the route of a sandbox that is added later, if at all.
+func (l *Ledger) Expect(id string) {
 	l.lastRouteSeq++
-	s := &sandbox{Sandbox: added, Use: Use{At: at, Kind: kind}, routeSeq: l.lastRouteSeq}
+	l.expected[id] = l.lastRouteSeq
+}
+
+// Add adds a sandbox that was in use at that time. Routers may learn its route from now on, unless it was expected.
+func (l *Ledger) Add(added Sandbox, at time.Duration, kind activity.Kind, now time.Duration) {
+	seq, expected := l.expected[added.ID]
+	if delete(l.expected, added.ID); !expected {
+		l.lastRouteSeq++
+		seq = l.lastRouteSeq
+	}
+	s := &sandbox{Sandbox: added, Use: Use{At: at, Kind: kind}, routeSeq: seq}
 	l.sandboxes[s.ID] = s
 	if s.Timeout > 0 {
 		l.turns.Set(s.ID, now+PersistEvery)
@@ -112,6 +123,7 @@ func (l *Ledger) Add(added Sandbox, at time.Duration, kind activity.Kind, now ti
 // Remove drops a sandbox that was released. Its release ends a question about it.
 func (l *Ledger) Remove(id string) {
 	delete(l.sandboxes, id)
+	delete(l.expected, id)
 	l.due.Remove(id)
 	l.turns.Remove(id)
 }
