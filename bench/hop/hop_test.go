@@ -33,7 +33,7 @@ func TestRatiosAreToTheReferenceOfTheRound(t *testing.T) {
 	all := []*scenario{{name: nameReference}, {name: nameControl}}
 	r.add(cell{Work: workGet}, all, [][]sample{{{CPU: 100}, {CPU: 200}, {CPU: 50}}, {{CPU: 110}, {CPU: 200}, {CPU: 60}}})
 	require.Equal(t, spread{Median: 1.1, Least: 1, Most: 1.2}, r.Cells[0].Rows[1].Ratio["cpu"])
-	require.InDelta(t, 0.1, r.noise(), 1e-9)
+	require.InDelta(t, 0.1, r.noise(r.Cells[0]), 1e-9)
 }
 
 func TestAnswersOfEveryServerAreRead(t *testing.T) {

@@ -182,20 +182,17 @@ func medians(of []sample) sample {
 	return m
 }
 
-// noise is how far the control is from the reference at most, as a share, by the medians of the sum of CPU.
-func (r *report) noise() float64 {
-	worst := 0.0
-	for _, c := range r.Cells {
-		for _, w := range c.Rows {
-			if w.Scenario == r.control {
-				worst = max(worst, math.Abs(w.Ratio["cpu"].Median-1))
-			}
+// noise is how far the control is from the reference in a cell, as a share, by the medians of the sum of CPU.
+func (r *report) noise(of result) float64 {
+	for _, w := range of.Rows {
+		if w.Scenario == r.control {
+			return math.Abs(w.Ratio["cpu"].Median - 1)
 		}
 	}
-	return worst
+	return 0
 }
 
-// noisy is the noise above which a run must not be quoted.
+// noisy is the noise above which a cell must not be quoted.
 const noisy = 0.05
 
 func (r *report) write(dir, name string) error {
@@ -233,6 +230,13 @@ func (r *report) markdown(w *strings.Builder) {
 	r.head(w)
 	for _, c := range r.Cells {
 		fmt.Fprintf(w, "\n## %s\n\n", c.cell)
+		if n := r.noise(c); r.control != "" {
+			fmt.Fprintf(w, "The control differs by %.0f %% in CPU.", 100*n)
+			if n > noisy {
+				w.WriteString(" **Do not quote this cell.**")
+			}
+			w.WriteString("\n\n")
+		}
 		fmt.Fprintln(w, "| scenario | requests/s | p50 us | p99 us | CPU us: Envoy | its main thread (of a core) "+
 			"| router | sum | CPU ratio | router CPU ratio | p50 ratio | p99 ratio | router allocs | Envoy MB | router MB |")
 		w.WriteString("|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|\n")
@@ -268,11 +272,8 @@ func (r *report) head(w *strings.Builder) {
 	fmt.Fprintf(w, "%d rounds of rotating order, %.1f s for each turn. Ratios are "+
 		"to `%s` in the same round: the median, and the range in brackets.\n\n", r.Rounds, r.Seconds, r.reference)
 	if r.control != "" {
-		fmt.Fprintf(w, "**Noise:** the control `%s` differs by at most %.0f %% in CPU.", r.control, 100*r.noise())
-		if r.noise() > noisy {
-			fmt.Fprintf(w, " That is above %.0f %%: **do not quote this run.**", 100*noisy)
-		}
-		w.WriteString("\n\n")
+		fmt.Fprintf(w, "The control is `%s`: how far it is from `%s` is the noise of a cell. ", r.control, r.reference)
+		fmt.Fprintf(w, "A cell in which that is above %.0f %% must not be quoted.\n\n", 100*noisy)
 	}
 	w.WriteString("| scenario | | ext_proc streams | messages sent | received | streams failed | " +
 		"spurious messages | timeouts |\n|---|---|---|---|---|---|---|---|\n")
