@@ -66,7 +66,8 @@ func (g *ground) warm(name string, pods int) {
 // ready waits until so many pods are ready, and no others exist.
 func (g *ground) ready(selector string, pods int) {
 	require.Eventually(g, func() bool {
-		list, err := g.berth.Clients.Kubernetes.CoreV1().Pods(harness.Namespace).List(g.Context(), metav1.ListOptions{LabelSelector: selector})
+		list, err := g.berth.Clients.Kubernetes.CoreV1().Pods(harness.Namespace).
+			List(g.Context(), metav1.ListOptions{LabelSelector: selector})
 		if err != nil || len(list.Items) != pods {
 			return false
 		}

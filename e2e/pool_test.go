@@ -240,7 +240,8 @@ func TestPoolQuotesQuotaAndScheduler(t *testing.T) {
 		e.eventually(func() error {
 			status := e.readPool(pool).Status
 			for _, kind := range []string{v1alpha1.PoolReady, v1alpha1.PoolDegraded, v1alpha1.PoolProgressing} {
-				if c := meta.FindStatusCondition(status.Conditions, kind); c == nil || c.Reason != reason || !strings.Contains(c.Message, words) {
+				c := meta.FindStatusCondition(status.Conditions, kind)
+				if c == nil || c.Reason != reason || !strings.Contains(c.Message, words) {
 					return fmt.Errorf("%s: %+v", kind, c)
 				}
 			}
@@ -250,7 +251,8 @@ func TestPoolQuotesQuotaAndScheduler(t *testing.T) {
 	healthy := func(pool string, warm int32) {
 		t.Helper()
 		e.eventually(func() error {
-			if s := e.readPool(pool).Status; !meta.IsStatusConditionFalse(s.Conditions, v1alpha1.PoolDegraded) || s.Warm != warm {
+			s := e.readPool(pool).Status
+			if !meta.IsStatusConditionFalse(s.Conditions, v1alpha1.PoolDegraded) || s.Warm != warm {
 				return fmt.Errorf("status: %+v", s)
 			}
 			return nil
@@ -270,9 +272,10 @@ func TestPoolQuotesQuotaAndScheduler(t *testing.T) {
 	none := corev1.ResourceList{corev1.ResourcePods: resource.MustParse("0")}
 	_, err = quotas.Create(t.Context(), &corev1.ResourceQuota{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
-		Spec: corev1.ResourceQuotaSpec{Hard: none, ScopeSelector: &corev1.ScopeSelector{MatchExpressions: []corev1.ScopedResourceSelectorRequirement{
-			{ScopeName: corev1.ResourceQuotaScopePriorityClass, Operator: corev1.ScopeSelectorOpIn, Values: []string{name}},
-		}}},
+		Spec: corev1.ResourceQuotaSpec{Hard: none, ScopeSelector: &corev1.ScopeSelector{
+			MatchExpressions: []corev1.ScopedResourceSelectorRequirement{
+				{ScopeName: corev1.ResourceQuotaScopePriorityClass, Operator: corev1.ScopeSelectorOpIn, Values: []string{name}},
+			}}},
 	}, metav1.CreateOptions{})
 	require.NoError(t, err)
 	p := e.newPool(name, 3)
@@ -290,9 +293,13 @@ func TestPoolQuotesQuotaAndScheduler(t *testing.T) {
 			}
 		}
 		_, err = e.clients.Kubernetes.CoreV1().Pods(e.site.namespace()).Create(t.Context(),
-			&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: p.Spec.Template.Spec}, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
-		if err == nil || !strings.Contains(err.Error(), "exceeded quota: "+name) {
-			return fmt.Errorf("a pod in spite of the quota: %v", err)
+			&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: p.Spec.Template.Spec},
+			metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		if err == nil {
+			return errors.New("a pod is accepted in spite of the quota")
+		}
+		if !strings.Contains(err.Error(), "exceeded quota: "+name) {
+			return err
 		}
 		return nil
 	})

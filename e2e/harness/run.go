@@ -28,20 +28,21 @@ type Run struct {
 	failures []string // what failed the test, for repeatFailures
 }
 
-// Error, Errorf and Fatalf keep what they print for repeatFailures.
-
+// Error fails the test, and keeps why for repeatFailures.
 func (r *Run) Error(args ...any) {
 	r.Helper()
 	r.failed(fmt.Sprint(args...))
 	r.TB.Error(args...)
 }
 
+// Errorf is Error with a format.
 func (r *Run) Errorf(format string, args ...any) {
 	r.Helper()
 	r.failed(fmt.Sprintf(format, args...))
 	r.TB.Errorf(format, args...)
 }
 
+// Fatalf is Errorf, and ends the test.
 func (r *Run) Fatalf(format string, args ...any) {
 	r.Helper()
 	r.failed(fmt.Sprintf(format, args...))
