@@ -59,7 +59,7 @@ func causeOf(p *corev1.Pod) (cause core.Cause, noExecute bool) {
 	}
 	reason := core.ReasonFailed
 	switch {
-	case end.Reason == oomKilled:
+	case end.Reason == oomKilled && end.ExitCode != 0: // with 0 the kernel has killed one of its children
 		reason = core.ReasonOOMKilled
 	case p.Status.Phase == corev1.PodSucceeded:
 		reason = core.ReasonCompleted
