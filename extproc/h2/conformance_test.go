@@ -236,11 +236,7 @@ func TestFramesAgainstTheRulesEndTheConnection(t *testing.T) {
 		"frame beyond the limit": {raw(http2.FrameData, 0, 1, make([]byte, minFrame+1)...), http2.ErrCodeFrameSize, true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			overBoth(t, func(t *testing.T, s *service, socket string) {
-				own := strings.HasSuffix(t.Name(), "/own")
-				if !own && c.lenient {
-					t.Skip("grpc-go goes on, or ends the stream only")
-				}
+			ends := func(t *testing.T, s *service, socket string, own bool) {
 				p := connect(t, socket)
 				p.call(1, "keep")
 				p.until(func() bool { return len(p.of(1).messages()) == 1 })
@@ -256,7 +252,13 @@ func TestFramesAgainstTheRulesEndTheConnection(t *testing.T) {
 				s.awaitOpen(t, 0)
 				_, _, byServer := s.open()
 				require.Zero(t, byServer)
-			})
+			}
+			s := newService()
+			ends(t, s, serve(t, s.own()), true)
+			if !c.lenient {
+				s := newService()
+				ends(t, s, serve(t, s.reference()), false)
+			}
 		})
 	}
 }

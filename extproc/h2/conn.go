@@ -51,13 +51,13 @@ type conn struct {
 	block    block
 	over     bool      // nothing more can be read from the socket
 	received int       // DATA since the last WINDOW_UPDATE of the connection
+	partial  int       // bytes of messages that are not complete
 	free     []*stream // to be used again
 
 	mu      sync.Mutex
 	streams map[uint32]*stream
 	last    uint32 // the highest stream of the peer
 	later   int    // goroutines of Later
-	partial int    // bytes of messages that are not complete
 	output
 	// ready: the peer's preface was read.
 	ready bool
