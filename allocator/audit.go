@@ -78,7 +78,7 @@ func (t *term) list(ctx context.Context) (l listing, err error) {
 	if l.pools, l.version, err = w.pools.List(ctx); err != nil {
 		return l, err
 	}
-	if l.nodes, err = w.nodes.List(ctx); err != nil {
+	if l.nodes, _, err = w.nodes.List(ctx); err != nil {
 		return l, err
 	}
 	l.pods, _, err = w.pods.List(ctx)

@@ -231,7 +231,7 @@ func (t *term) recover(ctx context.Context, facts []core.Fact) error {
 	if st.Pools, t.loop.poolsListed, err = w.pools.List(ctx); err != nil {
 		return err
 	}
-	if st.Nodes, err = w.nodes.List(ctx); err != nil {
+	if st.Nodes, st.Cordoned, err = w.nodes.List(ctx); err != nil {
 		return err
 	}
 	if st.Pods, t.loop.listed, err = w.pods.List(ctx); err != nil {
@@ -332,7 +332,7 @@ func (t *term) do(e core.Effect) {
 	case core.PoolDrained:
 		t.other.add("remove finalizer of a pool", func(ctx context.Context) error { return t.a.watches.pools.Drained(ctx, e.Key) })
 	case core.DeleteObject:
-		t.other.add("delete Sandbox object", func(ctx context.Context) error { return t.objects.Forget(ctx, e.ID) })
+		t.other.add("delete Sandbox object", func(ctx context.Context) error { return t.objects.Forget(ctx, e) })
 	case core.WriteObject:
 		t.objects.Record(e)
 	case core.LabelPod:

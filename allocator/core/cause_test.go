@@ -33,6 +33,7 @@ func TestEndOfPodNamesWhatItsStatusSays(t *testing.T) {
 		"a taint of a ready node":       {seen(func(p *Pod) { p.Deleting, p.NoExecute, p.Cause = true, true, tainted }), tainted},
 		"a taint of a node in a drain":  {append([]Event{NodeSeen{Name: "n1"}}, seen(func(p *Pod) { p.Deleting, p.NoExecute, p.Cause = true, true, tainted })...), tainted},
 		"a taint of an unreachable one": {append([]Event{NodeSeen{Name: "n1"}}, seen(func(p *Pod) { p.Ready, p.Deleting, p.NoExecute, p.Cause = false, true, true, tainted })...), unreachable},
+		"a taint in a drain, not ready": {append([]Event{NodeSeen{Name: "n1", Cordoned: true}}, seen(func(p *Pod) { p.Ready, p.Deleting, p.NoExecute, p.Cause = false, true, true, tainted })...), tainted},
 		"deleted after an old failure":  {seen(func(p *Pod) { p.Deleting, p.Cause = true, oom }), because(ReasonPodDeleted)},
 		"deleted by a client":           {seen(func(p *Pod) { p.Deleting = true }), because(ReasonPodDeleted)},
 		"deleted by force":              {[]Event{PodGone{key("a-1")}}, because(ReasonPodDeleted)},
@@ -91,5 +92,34 @@ func TestNextLeaderTakesTheWorkloadFromThePod(t *testing.T) {
 	}
 	if o := of[WriteObject](s.effects); len(o) == 0 || o[0].Sandbox.Workload != w {
 		t.Errorf("objects %+v", o)
+	}
+}
+
+func TestNextLeaderKeepsTheWorkloadOfTheObject(t *testing.T) {
+	w := &Workload{Images: []string{"python:3"}}
+	shown := *on("a-1", "x").Sandbox
+	shown.Workload, shown.Revision = w, Revision{1, 1}
+	released := shown
+	released.Workload, released.Phase, released.ReleasedAt, released.Revision = nil, Released, start.Wall, Revision{1, 2}
+	s := newSimAt(t, 2, start)
+	s.recoverState(State{
+		Pools: []Pool{specA(1)}, Facts: []Fact{{Revision: released.Revision, Sandbox: &released}}, Objects: []Sandbox{shown},
+	})
+	if sb, _ := s.core.View().Sandbox("x"); sb.Phase < Released || sb.Workload != w {
+		t.Errorf("recovered %+v", sb)
+	}
+}
+
+func TestNextLeaderTellsCordonedNodesFromLostOnes(t *testing.T) {
+	tainted := with(warmPod("a-1"), func(p *Pod) {
+		p.Used, p.Ready, p.Deleting, p.NoExecute, p.Cause = true, false, true, true, because(ReasonEvicted)
+	})
+	for want, st := range map[string]State{ReasonEvicted: {Cordoned: []string{"n1"}}, ReasonNodeLost: {}} {
+		st.Pools, st.Pods, st.Facts = []Pool{specA(1)}, []Pod{tainted}, []Fact{on("a-1", "x")}
+		s := newSimAt(t, 2, start)
+		s.recoverState(st)
+		if sb, _ := s.core.View().Sandbox("x"); sb.Phase < Released || sb.Reason != want {
+			t.Errorf("%s: recovered %+v", want, sb)
+		}
 	}
 }

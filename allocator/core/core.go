@@ -145,9 +145,9 @@ func (c *Core) Step(now Instant, ev Event) []Effect {
 	case PodGone:
 		c.podGone(ev.Key)
 	case NodeSeen:
-		c.nodeSeen(ev.Name, ev.Usable)
+		c.nodeSeen(ev)
 	case NodeGone:
-		c.nodeSeen(ev.Name, false)
+		c.nodeSeen(NodeSeen{Name: ev.Name})
 	case CreateFailed:
 		if pool := c.pools.byKey[ev.Pool]; pool != nil {
 			pool.createFailed(ev, c.now.Boot)

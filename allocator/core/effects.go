@@ -59,10 +59,12 @@ type (
 		Sandbox Sandbox
 		Touch   bool
 	}
-	// DeleteObject deletes the Sandbox object of a sandbox that ended long ago.
+	// DeleteObject deletes the Sandbox object of a sandbox that ended long ago, unless it shows a later
+	// revision.
 	DeleteObject struct {
-		Pool PoolKey
-		ID   string
+		Pool     PoolKey
+		ID       string
+		Revision Revision
 	}
 	// IdlePodFailed: an idle pod has failed, and the pool replaces it.
 	IdlePodFailed struct {

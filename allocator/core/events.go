@@ -21,10 +21,11 @@ type (
 	PodSeen struct{ Pod Pod }
 	// PodGone: the pod's object was deleted.
 	PodGone struct{ Key PodKey }
-	// NodeSeen is an observation of a node. Usable: it is ready and not cordoned.
+	// NodeSeen is an observation of a node. Usable: it is ready and not cordoned. Cordoned: it is ready, and
+	// it is cordoned or being deleted.
 	NodeSeen struct {
-		Name   string
-		Usable bool
+		Name             string
+		Usable, Cordoned bool
 	}
 	// NodeGone: the node's object was deleted.
 	NodeGone struct{ Name string }

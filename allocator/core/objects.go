@@ -16,7 +16,7 @@ func (c *Core) objectWritten(ev ObjectWritten) {
 func (c *Core) objectSeen(ev ObjectSeen) {
 	switch sb := c.sandboxes.byID[ev.ID]; {
 	case sb != nil && sb.dropped:
-		c.emit(DeleteObject{Pool: ev.Pool, ID: ev.ID})
+		c.emit(DeleteObject{Pool: ev.Pool, ID: ev.ID, Revision: sb.Revision})
 	case sb != nil && ev.Deleting:
 		sb.deleting = true
 		c.startRelease(sb, because(ReasonObjectDeleted))
@@ -25,7 +25,7 @@ func (c *Core) objectSeen(ev ObjectSeen) {
 		sb.objectRevision = Revision{}
 		c.show(sb)
 	case sb == nil && ev.Revision != (Revision{}) && ev.Revision.Term < c.cfg.Term:
-		c.emit(DeleteObject{Pool: ev.Pool, ID: ev.ID})
+		c.emit(DeleteObject{Pool: ev.Pool, ID: ev.ID, Revision: ev.Revision})
 	}
 }
 
@@ -34,7 +34,7 @@ func (c *Core) objectSeen(ev ObjectSeen) {
 func (d *desk) letGo(sb *sandbox) {
 	if sb.deleting && sb.Phase == Ended && !sb.objectRevision.Less(sb.Revision) && sb.IdempotencyKey != "" && !d.Keeps(sb.ID) {
 		sb.dropped = true
-		d.emit(DeleteObject{Pool: sb.Pool, ID: sb.ID})
+		d.emit(DeleteObject{Pool: sb.Pool, ID: sb.ID, Revision: sb.Revision})
 	}
 }
 
@@ -69,7 +69,7 @@ func (c *Core) forgetEnded() {
 		return sb.objectRevision.Less(sb.Revision) || c.claims.Keeps(sb.ID)
 	}) {
 		c.fences.Forget(sb.ID)
-		c.emit(DeleteObject{Pool: sb.Pool, ID: sb.ID})
+		c.emit(DeleteObject{Pool: sb.Pool, ID: sb.ID, Revision: sb.Revision})
 	}
 }
 

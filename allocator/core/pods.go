@@ -51,9 +51,10 @@ type pod struct {
 
 // node is a node. One that pods name and that was not seen is not usable.
 type node struct {
-	name   string
-	usable bool
-	pods   map[*pod]struct{}
+	name     string
+	usable   bool
+	cordoned bool // ready, and not usable because of that alone
+	pods     map[*pod]struct{}
 }
 
 // stranded reports whether the pod is idle and the pool creates another pod for it.
@@ -126,20 +127,21 @@ func (t nodeTable) leave(p *pod) {
 	t.prune(p.node)
 }
 
-// prune drops a node that has no pods and is not usable.
+// prune drops a node that has no pods and is not ready.
 func (t nodeTable) prune(n *node) {
-	if len(n.pods) == 0 && !n.usable {
+	if len(n.pods) == 0 && !n.usable && !n.cordoned {
 		delete(t, n.name)
 	}
 }
 
-func (c *Core) nodeSeen(name string, usable bool) {
-	n := c.nodes.of(name)
-	if n.usable != usable {
+func (c *Core) nodeSeen(ev NodeSeen) {
+	n := c.nodes.of(ev.Name)
+	n.cordoned = ev.Cordoned
+	if n.usable != ev.Usable {
 		there := sortedPods(n.pods)
-		n.usable = usable
+		n.usable = ev.Usable
 		for _, p := range there {
-			p.recount(func() { p.away = !usable })
+			p.recount(func() { p.away = !n.usable })
 			p.unreadySince = 0
 			p.waits(c.now.Boot)
 		}
@@ -288,7 +290,7 @@ func (p *pod) unfit(sb *sandbox) (cause Cause, lost bool) {
 func (p *pod) removed() Cause {
 	cause := p.seen.Cause
 	switch {
-	case p.seen.NoExecute && (p.seen.Ready || p.node.usable):
+	case p.seen.NoExecute && (p.seen.Ready || p.node.usable || p.node.cordoned):
 		cause.Reason = ReasonEvicted
 	case p.seen.NoExecute: // Kubernetes marks the pods of a node that does not answer as not ready
 		cause.Reason = ReasonNodeLost

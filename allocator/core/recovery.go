@@ -14,9 +14,9 @@ type State struct {
 	// Objects are the Sandbox objects.
 	Objects []Sandbox
 	Pools   []Pool
-	// Nodes are those that are usable.
-	Nodes []string
-	Pods  []Pod
+	// Nodes are those that are usable, Cordoned those that would be if they were not cordoned.
+	Nodes, Cordoned []string
+	Pods            []Pod
 }
 
 // Recover gives a new Core the state that exists. It is called once, before Step. An error means
@@ -27,7 +27,10 @@ func (c *Core) Recover(st State) ([]Effect, error) {
 		return nil, err
 	}
 	for _, n := range st.Nodes {
-		c.nodeSeen(n, true)
+		c.nodeSeen(NodeSeen{Name: n, Usable: true})
+	}
+	for _, n := range st.Cordoned {
+		c.nodeSeen(NodeSeen{Name: n, Cordoned: true})
 	}
 	for _, p := range st.Pools {
 		c.poolSeen(p)
@@ -135,9 +138,9 @@ func (c *Core) mergeFacts(st State) {
 			c.emit(Repaired{Pod: other.Pod, What: "the journal and a Sandbox object name different pods, or addresses, for one sandbox: none of them is used any more"})
 		}
 		if sb.Revision.Less(f.Revision) {
-			shown := sb.LastActive // the journal does not have it
+			shown := sb.Sandbox
 			sb.Sandbox, sb.ungranted = *f.Sandbox, f.Ungranted
-			sb.LastActive = shown
+			sb.LastActive, sb.Workload = shown.LastActive, shown.Workload // the journal does not have them
 		} else {
 			c.emit(Settle{ID: sb.ID, Revision: f.Revision})
 		}

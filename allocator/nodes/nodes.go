@@ -24,40 +24,44 @@ func NewWatcher(o kube.Options) (*Watcher, error) {
 	return &Watcher{o, kube.Resource{Client: o.Clients.Kubernetes.CoreV1().RESTClient(), Name: "nodes"}}, nil
 }
 
-// List returns the names of the usable nodes, read from the API server's store. It retries until
-// ctx ends.
-func (w *Watcher) List(ctx context.Context) ([]string, error) {
-	names, _, err := kube.List(ctx, w.resource, w.o.Log, func(page *corev1.NodeList) (names []string) {
+// List returns the names of the usable nodes and of the cordoned ones, read from the API server's store. It
+// retries until ctx ends.
+func (w *Watcher) List(ctx context.Context) (usable, cordoned []string, err error) {
+	all, _, err := kube.List(ctx, w.resource, w.o.Log, func(page *corev1.NodeList) (all []core.NodeSeen) {
 		for i := range page.Items {
-			if usable(&page.Items[i]) {
-				names = append(names, page.Items[i].Name)
-			}
+			all = append(all, observe(&page.Items[i]))
 		}
-		return names
+		return all
 	})
-	return names, err
+	for _, n := range all {
+		switch {
+		case n.Usable:
+			usable = append(usable, n.Name)
+		case n.Cordoned:
+			cordoned = append(cordoned, n.Name)
+		}
+	}
+	return usable, cordoned, err
 }
 
 // Run submits every change until ctx ends.
 func (w *Watcher) Run(ctx context.Context) error {
 	return kube.Watch(ctx, w.resource, &corev1.Node{}, slim, func(was, is *corev1.Node) {
 		// The kubelet renews a node's status every few seconds.
-		if was == nil || usable(was) != usable(is) {
-			w.o.Submit(core.NodeSeen{Name: is.Name, Usable: usable(is)})
+		if was == nil || observe(was) != observe(is) {
+			w.o.Submit(observe(is))
 		}
 	}, func(n *corev1.Node) { w.o.Submit(core.NodeGone{Name: n.Name}) })
 }
 
-func usable(n *corev1.Node) bool {
-	if n.Spec.Unschedulable || n.DeletionTimestamp != nil {
-		return false
-	}
+func observe(n *corev1.Node) core.NodeSeen {
+	cordoned := n.Spec.Unschedulable || n.DeletionTimestamp != nil
 	for _, c := range n.Status.Conditions {
-		if c.Type == corev1.NodeReady {
-			return c.Status == corev1.ConditionTrue
+		if c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue {
+			return core.NodeSeen{Name: n.Name, Usable: !cordoned, Cordoned: cordoned}
 		}
 	}
-	return false
+	return core.NodeSeen{Name: n.Name}
 }
 
 // slim keeps only the fields that this package reads, so that the cache stays small.

@@ -51,9 +51,12 @@ func TestReadyUncordonedNodesAreReportedAsUsable(t *testing.T) {
 	}
 	listed := func(want ...string) {
 		t.Helper()
-		all, err := w.List(t.Context())
+		usable, cordoned, err := w.List(t.Context())
 		require.NoError(t, err)
-		require.ElementsMatch(t, want, all)
+		for _, name := range cordoned {
+			usable = append(usable, name+" cordoned")
+		}
+		require.ElementsMatch(t, want, usable)
 	}
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}
 	change := func(f func()) {
@@ -82,8 +85,8 @@ func TestReadyUncordonedNodesAreReportedAsUsable(t *testing.T) {
 	listed("n1")
 	change(func() { node.Labels = map[string]string{"a": "b"} }) // says nothing
 	change(func() { node.Spec.Unschedulable = true })
-	receives(core.NodeSeen{Name: "n1"})
-	listed()
+	receives(core.NodeSeen{Name: "n1", Cordoned: true})
+	listed("n1 cordoned")
 	change(func() { node.Spec.Unschedulable = false })
 	receives(core.NodeSeen{Name: "n1", Usable: true})
 	ready(corev1.ConditionUnknown)

@@ -59,7 +59,7 @@ func causeOf(p *corev1.Pod) (cause core.Cause, noExecute bool) {
 	}
 	reason := core.ReasonFailed
 	switch {
-	case end.Reason == oomKilled && end.ExitCode != 0: // with 0 the kernel has killed one of its children
+	case end.outOfMemory():
 		reason = core.ReasonOOMKilled
 	case p.Status.Phase == corev1.PodSucceeded:
 		reason = core.ReasonCompleted
@@ -93,8 +93,8 @@ type ended struct {
 }
 
 // endOf returns the end of a container that explains the state of a pod: of a pod that has ended, the first
-// failure, because the ends of other containers may follow from it; of another pod the latest end. nil: no
-// container has ended.
+// failure, because the ends of other containers may follow from it; of another pod the latest end. Times are
+// whole seconds, and of two ends in one second the one for lack of memory counts. nil: no container has ended.
 func endOf(p *corev1.Pod) *ended {
 	finished := p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
 	var found *ended
@@ -108,14 +108,25 @@ func endOf(p *corev1.Pod) *ended {
 			found = &end
 			continue
 		}
-		later := found.FinishedAt.Before(&end.FinishedAt)
-		failed, other := end.ExitCode != 0, found.ExitCode != 0
-		if !finished && later || finished && (failed && !other || failed == other && end.FinishedAt.Before(&found.FinishedAt)) {
+		order := found.FinishedAt.Compare(end.FinishedAt.Time)
+		if failed := end.ExitCode != 0; finished && failed != (found.ExitCode != 0) {
+			order = -1
+			if failed {
+				order = 1
+			}
+		} else if !finished {
+			order = -order
+		}
+		if order > 0 || order == 0 && end.outOfMemory() {
 			found = &end
 		}
 	}
 	return found
 }
+
+// outOfMemory reports whether the kernel has killed the container's first process. With the exit code 0 it has
+// killed a child of that.
+func (e *ended) outOfMemory() bool { return e.Reason == oomKilled && e.ExitCode != 0 }
 
 // joined joins a reason and a message of Kubernetes, of which each may be missing.
 func joined(reason, message string) string {

@@ -12,6 +12,7 @@ import (
 
 	"go.uber.org/zap"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/util/workqueue"
@@ -300,38 +301,40 @@ func (p *Writer) forget(id string) {
 	delete(p.written, id)
 }
 
-// Forget deletes the object of a sandbox that ended long ago, or of one that a deposed leader
-// wrote. The caller repeats it until it returns nil.
-func (p *Writer) Forget(ctx context.Context, id string) error {
+// Forget deletes the object of a sandbox that ended long ago, or of one that a deposed leader wrote. It keeps
+// an object that shows a later revision: another leader has written it. The caller repeats it until it returns
+// nil.
+func (p *Writer) Forget(ctx context.Context, e core.DeleteObject) error {
 	ctx, cancel := context.WithTimeout(ctx, kube.CallTimeout)
 	defer cancel()
-	err := p.named(p.o.Clients.Berth.Delete(), id).Do(ctx).Error()
-	if err == nil {
-		err = p.removeFinalizer(ctx, id)
-	}
-	if apierrors.IsNotFound(err) {
-		return nil
-	}
-	if err != nil {
+	if err := p.forgetObject(ctx, e); err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("delete sandbox object: %w", err)
 	}
 	return nil
 }
 
-// errCreatedAgain is returned when a deleted object has been created again before its
-// finalizer could be removed.
-var errCreatedAgain = errors.New("sandbox objects: the deleted object was created again")
-
-// removeFinalizer removes the finalizer of a deleted object, if it still has one.
-func (p *Writer) removeFinalizer(ctx context.Context, id string) error {
+// forgetObject removes the finalizer of the object, and deletes the object. Both are conditional on what it has
+// read.
+func (p *Writer) forgetObject(ctx context.Context, e core.DeleteObject) error {
 	var object v1alpha1.Sandbox
-	if err := p.named(p.o.Clients.Berth.Get(), id).Do(ctx).Into(&object); err != nil {
+	if err := p.named(p.o.Clients.Berth.Get(), e.ID).Do(ctx).Into(&object); err != nil {
 		return err
 	}
-	if object.DeletionTimestamp == nil {
-		return errCreatedAgain
+	if shown, err := ParseRevision(object.Status.Revision); err == nil && e.Revision.Less(shown) {
+		return nil
 	}
-	patch := patchOf(core.Sandbox{Phase: core.Ended}, versionOf(&object, core.Revision{}))
-	_, err := p.patch(ctx, id, map[string]any{"metadata": patch["metadata"]})
-	return err
+	at := versionOf(&object, core.Revision{})
+	if slices.Contains(at.finalizers, v1alpha1.SandboxFinalizer) {
+		patch := patchOf(core.Sandbox{Phase: core.Ended}, at)
+		changed, err := p.patch(ctx, e.ID, map[string]any{"metadata": patch["metadata"]})
+		if err != nil {
+			return err
+		}
+		at = versionOf(changed, core.Revision{})
+	}
+	raw, err := json.Marshal(metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &at.uid, ResourceVersion: &at.version}})
+	if err != nil {
+		return fmt.Errorf("encode precondition: %w", err)
+	}
+	return p.named(p.o.Clients.Berth.Delete(), e.ID).SetHeader("Content-Type", "application/json").Body(raw).Do(ctx).Error()
 }

@@ -139,13 +139,18 @@ func TestObjectsOnlyMoveForwardsAndCanBeRead(t *testing.T) {
 	for last := (core.Revision{Term: 3, Counter: 50}); (<-p.recorded).Revision != last; {
 	}
 	require.Equal(t, core.Revision{Term: 3, Counter: 50}, read().Revision)
-	require.NoError(t, p.Forget(t.Context(), ended.ID))
+	forget := func(counter uint64) error {
+		return p.Forget(t.Context(), core.DeleteObject{ID: ended.ID, Revision: core.Revision{Term: 3, Counter: counter}})
+	}
+	require.NoError(t, forget(49)) // the request of a deposed leader
+	require.Equal(t, core.Revision{Term: 3, Counter: 50}, read().Revision)
+	require.NoError(t, forget(50))
 	require.Empty(t, p.list().Sandboxes)
-	require.NoError(t, p.Forget(t.Context(), ended.ID)) // once more is no error
+	require.NoError(t, forget(50)) // once more is no error
 
 	// One that a leader wrote late, and that no leader knows, still has its finalizer.
 	write(sandbox(core.Running, 3, 100))
-	require.NoError(t, p.Forget(t.Context(), running.ID))
+	require.NoError(t, forget(100))
 	require.Empty(t, p.list().Sandboxes)
 }
 
@@ -169,7 +174,7 @@ func TestFinalizerKeepsDeletedObjectsWhileNeeded(t *testing.T) {
 			write(core.Ended, 3)
 			if key != "" {
 				require.Len(t, p.list().Deleting, 1)
-				require.NoError(t, p.Forget(t.Context(), id))
+				require.NoError(t, p.Forget(t.Context(), core.DeleteObject{ID: id, Revision: core.Revision{Term: 1, Counter: 3}}))
 			}
 			require.Empty(t, p.list().Sandboxes)
 		})
